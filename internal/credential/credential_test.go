@@ -1,0 +1,111 @@
+package credential
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"testing"
+	"time"
+)
+
+func mint(t *testing.T, secret string) *Mint {
+	t.Helper()
+	m, err := New([]byte(secret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+const secret = "a secret of the test fleet"
+
+func TestAdminTokenIsPlainHMAC(t *testing.T) {
+	h := hmac.New(sha256.New, []byte(secret))
+	h.Write([]byte("admin"))
+	m := mint(t, secret)
+	if want := hex.EncodeToString(h.Sum(nil)); m.AdminToken() != want || !m.IsAdmin(want) {
+		t.Errorf("admin token %s, want %s", m.AdminToken(), want)
+	}
+	if m.IsAdmin("") || m.IsAdmin(mint(t, secret+"x").AdminToken()) {
+		t.Error("another token passes as admin")
+	}
+}
+
+func TestDeviceTokenBindsEveryField(t *testing.T) {
+	m := mint(t, secret)
+	token := m.DeviceToken("aa:bb:cc:dd:ee:ff", "client", 0)
+	if !m.IsDevice(token, "aa:bb:cc:dd:ee:ff", "client", 0) {
+		t.Fatal("own token refused")
+	}
+	if len(token) != 43 {
+		t.Errorf("token has %d characters, want 43", len(token))
+	}
+	for _, c := range []struct {
+		device, client string
+		generation     int64
+	}{{"aa:bb:cc:dd:ee:fe", "client", 0}, {"aa:bb:cc:dd:ee:ff", "clienT", 0}, {"aa:bb:cc:dd:ee:ff", "client", 1}, {"aa:bb:cc:dd:ee:ffc", "lient", 0}} {
+		if m.IsDevice(token, c.device, c.client, c.generation) {
+			t.Errorf("token passes for %+v", c)
+		}
+	}
+	if mint(t, secret+"2").IsDevice(token, "aa:bb:cc:dd:ee:ff", "client", 0) {
+		t.Error("token passes in another fleet")
+	}
+}
+
+func TestExpiringTokens(t *testing.T) {
+	m := mint(t, secret)
+	now := time.Unix(1_800_000_000, 0)
+	upload := m.UploadToken("d", now.Add(time.Hour))
+	snapshot := m.SnapshotToken("aa:bb:cc:dd:ee:ff", "photo-1", now.Add(time.Hour))
+	if err := m.VerifyUpload(upload, "d", now); err != nil {
+		t.Error(err)
+	}
+	if err := m.VerifyUpload(upload, "e", now); !errors.Is(err, ErrInvalid) {
+		t.Errorf("another device: %v", err)
+	}
+	if err := m.VerifyUpload(upload, "d", now.Add(time.Hour)); !errors.Is(err, ErrExpired) {
+		t.Errorf("expired: %v", err)
+	}
+	device, photo, err := m.VerifySnapshot(snapshot, now)
+	if err != nil || device != "aa:bb:cc:dd:ee:ff" || photo != "photo-1" {
+		t.Errorf("snapshot: %s %s %v", device, photo, err)
+	}
+	for _, bad := range []string{"", ".", "a.b", upload, snapshot[:len(snapshot)-1], "!" + snapshot} {
+		if _, _, err := m.VerifySnapshot(bad, now); !errors.Is(err, ErrInvalid) {
+			t.Errorf("snapshot %q: %v", bad, err)
+		}
+		if bad != upload {
+			if err := m.VerifyUpload(bad, "d", now); !errors.Is(err, ErrInvalid) {
+				t.Errorf("upload %q: %v", bad, err)
+			}
+		}
+	}
+}
+
+func TestShortSecretRefused(t *testing.T) {
+	if _, err := New([]byte("short")); !errors.Is(err, ErrSecretShort) {
+		t.Error(err)
+	}
+	if s := NewSecret(); len(s) != 64 || s == NewSecret() {
+		t.Errorf("bad new secret %q", s)
+	}
+}
+
+func FuzzVerify(f *testing.F) {
+	m, err := New([]byte(secret))
+	if err != nil {
+		f.Fatal(err)
+	}
+	now := time.Unix(1_800_000_000, 0)
+	f.Add("AAAA.BBBB")
+	f.Fuzz(func(t *testing.T, token string) {
+		if _, _, err := m.VerifySnapshot(token, now); err == nil {
+			t.Errorf("%q passes", token)
+		}
+		if m.VerifyUpload(token, "d", now) == nil || m.IsDevice(token, "d", "c", 0) || m.IsAdmin(token) {
+			t.Errorf("%q passes", token)
+		}
+	})
+}

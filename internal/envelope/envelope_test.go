@@ -1,0 +1,182 @@
+package envelope
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"fleetd/internal/jsonspan"
+)
+
+func vector(t *testing.T, name string, into any) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("..", "..", "testdata", "vectors", name+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+}
+
+func TestParseDeviceMessages(t *testing.T) {
+	var v struct{ Messages map[string]string }
+	vector(t, "device_text_messages", &v)
+	for name, text := range v.Messages {
+		m, err := Parse([]byte(text))
+		if strings.Contains(name, "invalid_json") {
+			if !errors.Is(err, jsonspan.ErrSyntax) {
+				t.Errorf("%s: got %v, want ErrSyntax", name, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		var want struct {
+			Type      string
+			SessionID string `json:"session_id"`
+			Payload   json.RawMessage
+		}
+		if err := json.Unmarshal([]byte(text), &want); err != nil {
+			t.Fatal(err)
+		}
+		if string(m.Type) != want.Type || string(m.SessionID) != want.SessionID || !bytes.Equal(m.Payload, want.Payload) {
+			t.Errorf("%s: got %s %s %s", name, m.Type, m.SessionID, m.Payload)
+		}
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for text, want := range map[string]error{
+		`{}`: ErrNoType, `{"type":1}`: ErrNoType, `[]`: jsonspan.ErrType, `"mcp"`: jsonspan.ErrType,
+		`{"type":"mcp"`: jsonspan.ErrSyntax, "{\"type\":\"m\xffcp\"}": jsonspan.ErrUTF8,
+		`{"type":"mcp","payload":` + strings.Repeat(`{"a":`, 10000): jsonspan.ErrDepth,
+	} {
+		if _, err := Parse([]byte(text)); !errors.Is(err, want) {
+			t.Errorf("%.40s: got %v, want %v", text, err, want)
+		}
+	}
+}
+
+func TestFirstOfDuplicateKeysCounts(t *testing.T) {
+	m, err := Parse([]byte(`{"type":"mcp","type":"tts","payload":1,"payload":2}`))
+	if err != nil || string(m.Type) != "mcp" || string(m.Payload) != "1" {
+		t.Errorf("got %s %s, %v", m.Type, m.Payload, err)
+	}
+}
+
+func TestAppendMCPMatchesVectors(t *testing.T) {
+	var v struct {
+		Exchanges []struct {
+			Sends string `json:"server_sends"`
+		}
+	}
+	vector(t, "mcp_initialize", &v)
+	for _, x := range v.Exchanges {
+		m, err := Parse([]byte(x.Sends))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := AppendMCP(nil, string(m.SessionID), m.Payload); string(got) != x.Sends {
+			t.Errorf("got %s\nwant %s", got, x.Sends)
+		}
+	}
+}
+
+func TestFrameVectors(t *testing.T) {
+	for framing, name := range map[Framing]string{1: "ws_binary_v1", 2: "ws_binary_v2", 3: "ws_binary_v3"} {
+		var v struct {
+			Frames []struct {
+				Timestamp  uint32
+				OpusHex    string `json:"opus_hex"`
+				MessageHex string `json:"message_hex"`
+			}
+		}
+		vector(t, name, &v)
+		if len(v.Frames) == 0 {
+			t.Fatalf("%s has no frames", name)
+		}
+		for i, f := range v.Frames {
+			opus, _ := hex.DecodeString(f.OpusHex)
+			msg, _ := hex.DecodeString(f.MessageHex)
+			stamp := f.Timestamp
+			if framing != Framing2 {
+				stamp = 0
+			}
+			got, err := framing.ParseFrame(msg)
+			if err != nil || got.Timestamp != stamp || !bytes.Equal(got.Opus, opus) {
+				t.Errorf("%s frame %d: got %+v, %v", name, i, got, err)
+			}
+			if out, err := framing.AppendFrame(nil, Frame{f.Timestamp, opus}); err != nil || !bytes.Equal(out, msg) {
+				t.Errorf("%s frame %d: wrote %x, %v", name, i, out, err)
+			}
+		}
+	}
+}
+
+func TestFrameMalformed(t *testing.T) {
+	var v struct {
+		Cases []struct {
+			Protocol   int
+			MessageHex string `json:"message_hex"`
+			Reason     string
+		}
+	}
+	vector(t, "ws_binary_malformed", &v)
+	for _, c := range v.Cases {
+		msg, _ := hex.DecodeString(c.MessageHex)
+		if f, err := FramingOf(c.Protocol).ParseFrame(msg); err == nil {
+			t.Errorf("%s: accepted as %+v", c.Reason, f)
+		}
+	}
+	for _, f := range []Framing{1, 2, 3} {
+		if _, err := f.ParseFrame(nil); err == nil {
+			t.Errorf("framing %d accepts an empty message", f)
+		}
+		if _, err := f.AppendFrame(nil, Frame{}); !errors.Is(err, ErrFrameEmpty) {
+			t.Errorf("framing %d writes an empty packet: %v", f, err)
+		}
+	}
+	if FramingOf(4) != Framing1 {
+		t.Error("version 4 is framed like 1")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(`{"session_id":"a","type":"mcp","payload":{"id":1}}`))
+	f.Add([]byte(`{"type":"listen","text":"say "hi""}`))
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		if m, err := Parse(msg); err == nil && (!json.Valid(msg) || m.Payload != nil && !json.Valid(m.Payload)) {
+			t.Errorf("accepted %q", msg)
+		}
+	})
+}
+
+func FuzzFrame(f *testing.F) {
+	f.Add(uint8(2), []byte("\x00\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01a"))
+	f.Fuzz(func(t *testing.T, version uint8, msg []byte) {
+		framing := FramingOf(int(version % 4))
+		frame, err := framing.ParseFrame(msg)
+		if err != nil {
+			return
+		}
+		out, err := framing.AppendFrame(nil, frame)
+		if err != nil {
+			if len(frame.Opus) <= MaxDeviceMessage {
+				t.Fatalf("accepted %x but cannot write it: %v", msg, err)
+			}
+			return
+		}
+		again, err := framing.ParseFrame(out)
+		if err != nil || !bytes.Equal(again.Opus, frame.Opus) || again.Timestamp != frame.Timestamp {
+			t.Fatalf("round trip of %x gave %+v, %v", msg, again, err)
+		}
+	})
+}

@@ -1,0 +1,255 @@
+// Package hello is the handshake that opens a conversation: one JSON document
+// from the device, one from the server.
+//
+// The device speaks first (websocket_protocol.cc:198-222, version 3 with
+// transport "udp" over MQTT, mqtt_protocol.cc:351-375):
+//
+//	{"type":"hello","version":1,"features":{"mcp":true,"glyph_push":true},
+//	 "text_font":{...},"transport":"websocket",
+//	 "audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}
+//
+// The server answers once, promptly, and always with a string `transport`:
+// without it every firmware up to today reboots
+// (websocket_protocol.cc:226-227). A second answer, or one after 10 s, spoils
+// the device's next connection.
+package hello
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"fleetd/internal/jsonspan"
+)
+
+// Transports as they stand in hello documents.
+const (
+	TransportWebSocket = "websocket"
+	TransportUDP       = "udp"
+)
+
+// Errors of ParseDevice; all but those of jsonspan wrap ErrInvalid.
+var ErrInvalid = errors.New("not a valid hello")
+
+// AudioParams describe one direction of audio. FrameDuration is in
+// milliseconds, SampleRate in hertz.
+type AudioParams struct {
+	SampleRate    int
+	Channels      int
+	FrameDuration int
+}
+
+// DeviceAudio is what firmware sends (audio_service.h:65-76) and what stands
+// in for an audio_params that is absent.
+var DeviceAudio = AudioParams{SampleRate: 16000, Channels: 1, FrameDuration: 60}
+
+// ServerAudio is the downlink fleetd announces unless told otherwise.
+var ServerAudio = AudioParams{SampleRate: 24000, Channels: 1, FrameDuration: 60}
+
+// Device is a device's hello.
+type Device struct {
+	Version   int    // as in the Protocol-Version header; 0 if absent
+	Transport string // "websocket", "udp"; a fork's "mqtt" counts as "udp"; empty if absent
+	MCP       bool   // features.mcp
+	AEC       bool   // features.aec: a server-AEC build
+	GlyphPush bool   // features.glyph_push: present from v2.4.0 on
+	TextFont  []byte // the raw object, copied; nil if absent
+	Audio     AudioParams
+}
+
+// ParseDevice reads a device's hello. Unknown members are passed over, absent
+// ones take the firmware's values, but a member of the wrong type or an
+// impossible value is refused, since it tells of a broken sender.
+func ParseDevice(msg []byte) (Device, error) {
+	d := Device{Audio: DeviceAudio}
+	seen := member(0)
+	walk := jsonspan.Object(msg)
+	for walk.Next() {
+		which := memberOf(walk.Key())
+		if which == 0 || seen&which != 0 {
+			continue // of duplicate keys the first counts, as in cJSON
+		}
+		seen |= which
+		if err := d.set(which, walk.Value()); err != nil {
+			return Device{}, err
+		}
+	}
+	if err := walk.Err(); err != nil {
+		return Device{}, fmt.Errorf("hello: %w", err)
+	}
+	if seen&memberType == 0 {
+		return Device{}, fmt.Errorf("%w: no member \"type\"", ErrInvalid)
+	}
+	return d, nil
+}
+
+type member uint8
+
+const (
+	memberType member = 1 << iota
+	memberVersion
+	memberTransport
+	memberFeatures
+	memberTextFont
+	memberAudio
+)
+
+func memberOf(key []byte) member {
+	switch string(key) {
+	case "type":
+		return memberType
+	case "version":
+		return memberVersion
+	case "transport":
+		return memberTransport
+	case "features":
+		return memberFeatures
+	case "text_font":
+		return memberTextFont
+	case "audio_params":
+		return memberAudio
+	}
+	return 0
+}
+
+func (d *Device) set(which member, value []byte) error {
+	switch which {
+	case memberType:
+		if text, ok := jsonspan.StringBytes(value); !ok || string(text) != "hello" {
+			return fmt.Errorf("%w: the first message must have \"type\":\"hello\", this has %.40s", ErrInvalid, value)
+		}
+	case memberVersion:
+		n, ok := jsonspan.Int(value)
+		if !ok || n < 0 || n > 1000 {
+			return fmt.Errorf("%w: \"version\" must be a small number, this is %.40s", ErrInvalid, value)
+		}
+		d.Version = int(n)
+	case memberTransport:
+		text, ok := jsonspan.StringBytes(value)
+		switch {
+		case ok && string(text) == TransportWebSocket:
+			d.Transport = TransportWebSocket
+		case ok && (string(text) == TransportUDP || string(text) == "mqtt"):
+			d.Transport = TransportUDP
+		default:
+			return fmt.Errorf("%w: \"transport\" must be \"websocket\" or \"udp\", this is %.40s", ErrInvalid, value)
+		}
+	case memberFeatures:
+		return d.features(value)
+	case memberTextFont:
+		if jsonspan.KindOf(value) == jsonspan.KindObject {
+			d.TextFont = append([]byte(nil), value...)
+		}
+	case memberAudio:
+		return d.Audio.set(value)
+	}
+	return nil
+}
+
+// features reads the feature flags. Only JSON true counts, as on the device.
+func (d *Device) features(value []byte) error {
+	walk := jsonspan.Object(value)
+	for walk.Next() {
+		on := jsonspan.KindOf(walk.Value()) == jsonspan.KindTrue
+		switch string(walk.Key()) {
+		case "mcp":
+			d.MCP = d.MCP || on
+		case "aec":
+			d.AEC = d.AEC || on
+		case "glyph_push":
+			d.GlyphPush = d.GlyphPush || on
+		}
+	}
+	if walk.Err() != nil {
+		return fmt.Errorf("%w: \"features\" must be an object, this is %.40s", ErrInvalid, value)
+	}
+	return nil
+}
+
+func (a *AudioParams) set(value []byte) error {
+	walk := jsonspan.Object(value)
+	for walk.Next() {
+		var field *int
+		switch string(walk.Key()) {
+		case "sample_rate":
+			field = &a.SampleRate
+		case "channels":
+			field = &a.Channels
+		case "frame_duration":
+			field = &a.FrameDuration
+		default:
+			continue
+		}
+		n, ok := jsonspan.Int(walk.Value())
+		if !ok || n < 0 || n > 1_000_000 {
+			return fmt.Errorf("%w: audio_params.%s is %.40s", ErrInvalid, walk.Key(), walk.Value())
+		}
+		*field = int(n)
+	}
+	if walk.Err() != nil {
+		return fmt.Errorf("%w: \"audio_params\" must be an object, this is %.40s", ErrInvalid, value)
+	}
+	return a.Check()
+}
+
+// Check refuses what Opus cannot carry: rates other than 8, 12, 16, 24 and
+// 48 kHz, durations the firmware's decoder does not take
+// (audio_service.h:55-63), more than two channels.
+func (a AudioParams) Check() error {
+	switch a.SampleRate {
+	case 8000, 12000, 16000, 24000, 48000:
+	default:
+		return fmt.Errorf("%w: Opus has no sample rate of %d Hz", ErrInvalid, a.SampleRate)
+	}
+	switch a.FrameDuration {
+	case 5, 10, 20, 40, 60, 80, 100, 120:
+	default:
+		return fmt.Errorf("%w: frame_duration of %d ms; 5, 10, 20, 40, 60, 80, 100 and 120 exist", ErrInvalid, a.FrameDuration)
+	}
+	if a.Channels != 1 && a.Channels != 2 {
+		return fmt.Errorf("%w: %d channels", ErrInvalid, a.Channels)
+	}
+	return nil
+}
+
+// Server is the server's answer.
+type Server struct {
+	Transport string // TransportWebSocket or TransportUDP
+	SessionID string // fresh for each hello, [A-Za-z0-9_-]+: the device echoes it unescaped
+	Audio     AudioParams
+}
+
+// Append appends the answer. It fails on a document that firmware would crash
+// on or misread, so that no caller can send one.
+func (s Server) Append(dst []byte) ([]byte, error) {
+	if s.Transport != TransportWebSocket && s.Transport != TransportUDP {
+		return dst, fmt.Errorf("%w: server hello with transport %q reboots the device", ErrInvalid, s.Transport)
+	}
+	if !plain(s.SessionID) {
+		return dst, fmt.Errorf("%w: session id %q must be 1 to 64 of [A-Za-z0-9_-]", ErrInvalid, s.SessionID)
+	}
+	if err := s.Audio.Check(); err != nil {
+		return dst, err
+	}
+	dst = append(dst, `{"type":"hello","transport":"`...)
+	dst = append(dst, s.Transport...)
+	dst = append(dst, `","session_id":"`...)
+	dst = append(dst, s.SessionID...)
+	dst = append(dst, `","audio_params":{"format":"opus","sample_rate":`...)
+	dst = strconv.AppendInt(dst, int64(s.Audio.SampleRate), 10)
+	dst = append(dst, `,"channels":`...)
+	dst = strconv.AppendInt(dst, int64(s.Audio.Channels), 10)
+	dst = append(dst, `,"frame_duration":`...)
+	dst = strconv.AppendInt(dst, int64(s.Audio.FrameDuration), 10)
+	return append(dst, "}}"...), nil
+}
+
+func plain(id string) bool {
+	for i := 0; i < len(id); i++ {
+		c := id[i]
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-') {
+			return false
+		}
+	}
+	return len(id) > 0 && len(id) <= 64
+}

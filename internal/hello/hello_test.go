@@ -1,0 +1,129 @@
+package hello
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"fleetd/internal/jsonspan"
+)
+
+func vector(t *testing.T, name string, into any) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("..", "..", "testdata", "vectors", name+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+}
+
+func TestWebSocketVectors(t *testing.T) {
+	for version, name := range map[int]string{1: "hello_ws_v1", 2: "hello_ws_v2", 3: "hello_ws_v3"} {
+		var v struct {
+			Sends string `json:"device_sends_text"`
+			Reply string `json:"server_reply_ok"`
+		}
+		vector(t, name, &v)
+		d, err := ParseDevice([]byte(v.Sends))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if d.Version != version || !d.MCP || !d.GlyphPush || d.AEC || d.Transport != TransportWebSocket || d.Audio != DeviceAudio || !json.Valid(d.TextFont) {
+			t.Errorf("%s: %+v", name, d)
+		}
+		var reply struct {
+			SessionID string `json:"session_id"`
+		}
+		if err := json.Unmarshal([]byte(v.Reply), &reply); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Server{Transport: TransportWebSocket, SessionID: reply.SessionID, Audio: ServerAudio}.Append(nil)
+		if err != nil || string(got) != v.Reply {
+			t.Errorf("%s: wrote %s, %v\nwant %s", name, got, err, v.Reply)
+		}
+	}
+}
+
+func TestVariantVectors(t *testing.T) {
+	var v struct {
+		Cases []struct{ Name, Text string }
+	}
+	vector(t, "hello_variants", &v)
+	if len(v.Cases) < 6 {
+		t.Fatal("vectors are missing")
+	}
+	for _, c := range v.Cases {
+		d, err := ParseDevice([]byte(c.Text))
+		if err != nil {
+			t.Errorf("%s: %v", c.Name, err)
+			continue
+		}
+		if want := strings.Contains(c.Text, `"mcp":true`); d.MCP != want {
+			t.Errorf("%s: mcp %v, want %v", c.Name, d.MCP, want)
+		}
+		if want := strings.Contains(c.Text, `"aec":true`); d.AEC != want {
+			t.Errorf("%s: aec %v, want %v", c.Name, d.AEC, want)
+		}
+	}
+}
+
+func TestMQTTVector(t *testing.T) {
+	var v struct {
+		Publishes string `json:"device_publishes"`
+	}
+	vector(t, "hello_mqtt", &v)
+	d, err := ParseDevice([]byte(v.Publishes))
+	if err != nil || d.Version != 3 || d.Transport != TransportUDP || !d.MCP {
+		t.Errorf("%+v, %v", d, err)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want error
+	}{
+		{`{"type":"listen"}`, ErrInvalid}, {`{}`, ErrInvalid}, {`{"type":1}`, ErrInvalid},
+		{`{"type":"hello","version":"1"}`, ErrInvalid}, {`{"type":"hello","version":-1}`, ErrInvalid},
+		{`{"type":"hello","transport":1}`, ErrInvalid}, {`{"type":"hello","transport":"tcp"}`, ErrInvalid},
+		{`{"type":"hello","features":[]}`, ErrInvalid}, {`{"type":"hello","features":null}`, ErrInvalid},
+		{`{"type":"hello","audio_params":{"sample_rate":"16000"}}`, ErrInvalid},
+		{`{"type":"hello","audio_params":{"sample_rate":44100}}`, ErrInvalid},
+		{`{"type":"hello","audio_params":{"frame_duration":61}}`, ErrInvalid},
+		{`{"type":"hello"`, jsonspan.ErrSyntax}, {`[1]`, jsonspan.ErrType}, {"{\"type\":\"hello\",\"x\":\"\xff\"}", jsonspan.ErrUTF8},
+		{strings.Repeat(`{"type":`, 10000), jsonspan.ErrDepth},
+	} {
+		if d, err := ParseDevice([]byte(c.text)); !errors.Is(err, c.want) {
+			t.Errorf("%.50s: got %+v, %v; want %v", c.text, d, err, c.want)
+		}
+	}
+}
+
+// A reply that crashes or misleads a device must be impossible to build.
+func TestInvalidServerHelloCannotBeWritten(t *testing.T) {
+	for _, s := range []Server{
+		{SessionID: "x", Audio: ServerAudio}, {Transport: "1", SessionID: "x", Audio: ServerAudio},
+		{Transport: TransportWebSocket, Audio: ServerAudio}, {Transport: TransportWebSocket, SessionID: `a"b`, Audio: ServerAudio},
+		{Transport: TransportWebSocket, SessionID: "x"},
+	} {
+		if out, err := s.Append(nil); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%+v: wrote %s, %v", s, out, err)
+		}
+	}
+}
+
+func FuzzParseDevice(f *testing.F) {
+	f.Add([]byte(`{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`))
+	f.Add([]byte(`{"type":"hello","version": 3,"transport":"udp"}`))
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		d, err := ParseDevice(msg)
+		if err == nil && (!json.Valid(msg) || d.Audio.Check() != nil) {
+			t.Errorf("accepted %q as %+v", msg, d)
+		}
+	})
+}

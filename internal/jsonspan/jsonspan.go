@@ -1,0 +1,444 @@
+// Package jsonspan reads JSON without copying it: it walks the members of one
+// object or the elements of one array and hands each value out as the span of
+// bytes it occupies. Everything passed over is checked against RFC 8259, UTF-8
+// and the nesting limit included, so a walk that ends without an error has
+// seen a valid document.
+//
+// It exists because the device path needs three things at once that the
+// standard library does not give together: values kept byte for byte (tool
+// lists are named by their hash), the first of duplicate keys (as the
+// firmware's own reader, cJSON, takes it), and no allocation per message.
+package jsonspan
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"unicode/utf8"
+)
+
+// MaxDepth is the deepest nesting accepted. The firmware's messages need six.
+const MaxDepth = 64
+
+// Errors of a walk.
+var (
+	ErrSyntax = errors.New("not valid JSON")
+	ErrDepth  = fmt.Errorf("JSON nested deeper than %d levels", MaxDepth)
+	ErrUTF8   = errors.New("JSON text is not valid UTF-8")
+	ErrType   = errors.New("JSON value is of another type")
+)
+
+// Walk is a position in one object or array. It is a value: copy it to
+// remember a place. The zero Walk has nothing in it.
+type Walk struct {
+	data  []byte
+	pos   int
+	end   byte // '}' or ']'
+	first bool
+	done  bool
+	key   []byte
+	value []byte
+	err   error
+}
+
+// Object starts a walk over the members of the object in data, which may have
+// white space around it and nothing else.
+func Object(data []byte) Walk { return open(data, '{', '}') }
+
+// Array starts a walk over the elements of the array in data.
+func Array(data []byte) Walk { return open(data, '[', ']') }
+
+func open(data []byte, start, end byte) Walk {
+	w := Walk{data: data, pos: space(data, 0), end: end, first: true}
+	switch {
+	case w.pos >= len(data):
+		w.err = ErrSyntax
+	case data[w.pos] != start:
+		w.err = ErrType
+		if _, err := Value(data); err != nil {
+			w.err = err
+		}
+	}
+	w.pos++
+	return w
+}
+
+// Next moves to the next member or element. It returns false at the end and
+// at the first error; Err tells which.
+func (w *Walk) Next() bool {
+	if w.err != nil || w.done || w.data == nil {
+		return false
+	}
+	w.pos = space(w.data, w.pos)
+	if w.pos >= len(w.data) {
+		return w.fail(ErrSyntax)
+	}
+	if w.data[w.pos] == w.end {
+		if trailing := space(w.data, w.pos+1); trailing != len(w.data) {
+			return w.fail(ErrSyntax)
+		}
+		w.done = true
+		return false
+	}
+	if !w.first {
+		if w.data[w.pos] != ',' {
+			return w.fail(ErrSyntax)
+		}
+		w.pos = space(w.data, w.pos+1)
+	}
+	w.first = false
+	if w.end == '}' {
+		end, err := stringEnd(w.data, w.pos)
+		if err != nil {
+			return w.fail(err)
+		}
+		w.key = w.data[w.pos:end]
+		w.pos = space(w.data, end)
+		if w.pos >= len(w.data) || w.data[w.pos] != ':' {
+			return w.fail(ErrSyntax)
+		}
+		w.pos = space(w.data, w.pos+1)
+	}
+	end, err := valueEnd(w.data, w.pos)
+	if err != nil {
+		return w.fail(err)
+	}
+	w.value = w.data[w.pos:end]
+	w.pos = end
+	return true
+}
+
+func (w *Walk) fail(err error) bool {
+	w.err = err
+	return false
+}
+
+// Err is nil after a walk that reached the end of a valid document.
+func (w *Walk) Err() error { return w.err }
+
+// Value is the current value's bytes, without white space around it. It
+// points into the data of the walk.
+func (w *Walk) Value() []byte { return w.value }
+
+// Key is the current member's name, unescaped. It points into the data unless
+// the name has escapes.
+func (w *Walk) Key() []byte { return unquote(w.key) }
+
+// Value checks that data is one JSON value with white space around it at most,
+// and returns it without that.
+func Value(data []byte) ([]byte, error) {
+	start := space(data, 0)
+	end, err := valueEnd(data, start)
+	if err != nil {
+		return nil, err
+	}
+	if space(data, end) != len(data) {
+		return nil, ErrSyntax
+	}
+	return data[start:end], nil
+}
+
+// Kind is the first byte of a value of each JSON type.
+type Kind byte
+
+// Kinds.
+const (
+	KindNone   Kind = 0
+	KindObject Kind = '{'
+	KindArray  Kind = '['
+	KindString Kind = '"'
+	KindNumber Kind = '0'
+	KindTrue   Kind = 't'
+	KindFalse  Kind = 'f'
+	KindNull   Kind = 'n'
+)
+
+// KindOf tells the type of a value returned by a walk; KindNone for no bytes.
+func KindOf(value []byte) Kind {
+	if len(value) == 0 {
+		return KindNone
+	}
+	if c := value[0]; c != '-' && (c < '0' || c > '9') {
+		return Kind(c)
+	}
+	return KindNumber
+}
+
+// String returns the text of a string value; ok is false for other types.
+func String(value []byte) (text string, ok bool) {
+	if KindOf(value) != KindString {
+		return "", false
+	}
+	return string(unquote(value)), true
+}
+
+// StringBytes is String without a copy where the text has no escapes.
+func StringBytes(value []byte) (text []byte, ok bool) {
+	if KindOf(value) != KindString {
+		return nil, false
+	}
+	return unquote(value), true
+}
+
+// Int returns an integer value within 18 digits; ok is false for anything
+// else. A fraction or exponent that leaves an integer is accepted (1.0, 1e3),
+// since devices that are not written in C send such numbers.
+func Int(value []byte) (n int64, ok bool) {
+	if KindOf(value) != KindNumber {
+		return 0, false
+	}
+	digits := value
+	negative := digits[0] == '-'
+	if negative {
+		digits = digits[1:]
+	}
+	if len(digits) > 18 {
+		return 0, false
+	}
+	for _, c := range digits {
+		if c < '0' || c > '9' {
+			return slowInt(value)
+		}
+		n = n*10 + int64(c-'0')
+	}
+	if negative {
+		n = -n
+	}
+	return n, true
+}
+
+func slowInt(value []byte) (int64, bool) {
+	var f float64
+	if json.Unmarshal(value, &f) != nil || f != float64(int64(f)) || f > 1e15 || f < -1e15 {
+		return 0, false
+	}
+	return int64(f), true
+}
+
+// unquote takes a checked string literal apart.
+func unquote(literal []byte) []byte {
+	if len(literal) < 2 {
+		return nil
+	}
+	inner := literal[1 : len(literal)-1]
+	for _, c := range inner {
+		if c == '\\' {
+			var text string
+			if json.Unmarshal(literal, &text) != nil {
+				return nil
+			}
+			return []byte(text)
+		}
+	}
+	return inner
+}
+
+func space(b []byte, i int) int {
+	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
+		i++
+	}
+	return i
+}
+
+// valueEnd returns the end of the valid value that starts at i. It keeps the
+// open brackets in two words instead of a stack: bit d says whether level d is
+// an object.
+func valueEnd(b []byte, i int) (int, error) {
+	var objects uint64
+	depth := 0
+	for {
+		i = space(b, i)
+		if i >= len(b) {
+			return 0, ErrSyntax
+		}
+		var err error
+		switch c := b[i]; {
+		case c == '{' || c == '[':
+			if depth == MaxDepth {
+				return 0, ErrDepth
+			}
+			closer := byte(']')
+			objects &^= 1 << depth
+			if c == '{' {
+				closer = '}'
+				objects |= 1 << depth
+			}
+			depth++
+			i = space(b, i+1)
+			if i < len(b) && b[i] == closer {
+				i++
+				depth--
+				break
+			}
+			if c == '{' {
+				if i, err = memberName(b, i); err != nil {
+					return 0, err
+				}
+			}
+			continue
+		case c == '"':
+			i, err = stringEnd(b, i)
+		case c == '-' || c >= '0' && c <= '9':
+			i, err = numberEnd(b, i)
+		case c == 't':
+			i, err = literalEnd(b, i, "true")
+		case c == 'f':
+			i, err = literalEnd(b, i, "false")
+		case c == 'n':
+			i, err = literalEnd(b, i, "null")
+		default:
+			err = ErrSyntax
+		}
+		if err != nil {
+			return 0, err
+		}
+		// A value has ended: close every level that ends here, then go on to
+		// the next element.
+		for {
+			if depth == 0 {
+				return i, nil
+			}
+			i = space(b, i)
+			if i >= len(b) {
+				return 0, ErrSyntax
+			}
+			object := objects>>(depth-1)&1 == 1
+			if b[i] == ',' {
+				i++
+				if object {
+					if i, err = memberName(b, space(b, i)); err != nil {
+						return 0, err
+					}
+				}
+				break
+			}
+			if object != (b[i] == '}') || b[i] != '}' && b[i] != ']' {
+				return 0, ErrSyntax
+			}
+			i++
+			depth--
+		}
+	}
+}
+
+// memberName passes over `"name":`.
+func memberName(b []byte, i int) (int, error) {
+	end, err := stringEnd(b, i)
+	if err != nil {
+		return 0, err
+	}
+	end = space(b, end)
+	if end >= len(b) || b[end] != ':' {
+		return 0, ErrSyntax
+	}
+	return end + 1, nil
+}
+
+func stringEnd(b []byte, i int) (int, error) {
+	if i >= len(b) || b[i] != '"' {
+		return 0, ErrSyntax
+	}
+	ascii := true
+	start := i + 1
+	for i = start; i < len(b); i++ {
+		switch c := b[i]; {
+		case c == '"':
+			if !ascii && !utf8.Valid(b[start:i]) {
+				return 0, ErrUTF8
+			}
+			return i + 1, nil
+		case c == '\\':
+			i++
+			if i >= len(b) {
+				return 0, ErrSyntax
+			}
+			switch b[i] {
+			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+			case 'u':
+				if i+4 >= len(b) || !hex4(b[i+1:i+5]) {
+					return 0, ErrSyntax
+				}
+				i += 4
+			default:
+				return 0, ErrSyntax
+			}
+		case c < 0x20:
+			return 0, ErrSyntax
+		case c >= utf8.RuneSelf:
+			ascii = false
+		}
+	}
+	return 0, ErrSyntax
+}
+
+func hex4(b []byte) bool {
+	for _, c := range b {
+		if !(c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'f') {
+			return false
+		}
+	}
+	return true
+}
+
+func numberEnd(b []byte, i int) (int, error) {
+	if b[i] == '-' {
+		i++
+	}
+	switch {
+	case i < len(b) && b[i] == '0':
+		i++
+	case i < len(b) && b[i] >= '1' && b[i] <= '9':
+		i = digits(b, i)
+	default:
+		return 0, ErrSyntax
+	}
+	if i < len(b) && b[i] == '.' {
+		end := digits(b, i+1)
+		if end == i+1 {
+			return 0, ErrSyntax
+		}
+		i = end
+	}
+	if i < len(b) && b[i]|0x20 == 'e' {
+		i++
+		if i < len(b) && (b[i] == '+' || b[i] == '-') {
+			i++
+		}
+		end := digits(b, i)
+		if end == i {
+			return 0, ErrSyntax
+		}
+		i = end
+	}
+	return i, nil
+}
+
+func digits(b []byte, i int) int {
+	for i < len(b) && b[i] >= '0' && b[i] <= '9' {
+		i++
+	}
+	return i
+}
+
+func literalEnd(b []byte, i int, word string) (int, error) {
+	if len(b)-i < len(word) || string(b[i:i+len(word)]) != word {
+		return 0, ErrSyntax
+	}
+	return i + len(word), nil
+}
+
+// AppendString appends text as a JSON string. Invalid UTF-8 becomes U+FFFD.
+func AppendString(dst []byte, text string) []byte {
+	for i := 0; i < len(text); i++ {
+		if c := text[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' {
+			quoted, err := json.Marshal(text)
+			if err != nil { // no string fails to marshal
+				return append(dst, `""`...)
+			}
+			return append(dst, quoted...)
+		}
+	}
+	dst = append(dst, '"')
+	dst = append(dst, text...)
+	return append(dst, '"')
+}

@@ -1,0 +1,102 @@
+package jsonspan
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+func TestWalkObject(t *testing.T) {
+	w := Object([]byte(" {\"a\" : 1, \"b\\u0063\":[1,{\"x\":\"}\"}] ,\"d\":\"\\\"\"} \n"))
+	var got []string
+	for w.Next() {
+		got = append(got, string(w.Key())+"="+string(w.Value()))
+	}
+	if err := w.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if want := `a=1 bc=[1,{"x":"}"}] d="\""`; strings.Join(got, " ") != want {
+		t.Errorf("got %q, want %q", strings.Join(got, " "), want)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want error
+	}{
+		{``, ErrSyntax}, {`{`, ErrSyntax}, {`{}x`, ErrSyntax}, {`{"a"}`, ErrSyntax}, {`{"a":}`, ErrSyntax},
+		{`{"a":1,}`, ErrSyntax}, {`{,}`, ErrSyntax}, {`{"a":01}`, ErrSyntax}, {`{"a":[1,]}`, ErrSyntax},
+		{`{"a":[1}`, ErrSyntax}, {`{"a":tru}`, ErrSyntax}, {"{\"a\":\"\n\"}", ErrSyntax}, {`{"a":"\x"}`, ErrSyntax},
+		{"{\"a\":\"\xff\"}", ErrUTF8}, {`[]`, ErrType}, {`null`, ErrType}, {`nul`, ErrSyntax},
+		{`{"a":` + strings.Repeat("[", 10000) + strings.Repeat("]", 10000) + `}`, ErrDepth},
+		{`{"error":{"message":"no "film" left"}}`, ErrSyntax},
+	} {
+		w := Object([]byte(c.text))
+		for w.Next() {
+			_ = w.Value()
+		}
+		if !errors.Is(w.Err(), c.want) {
+			t.Errorf("%.40q: got %v, want %v", c.text, w.Err(), c.want)
+		}
+	}
+}
+
+func TestInt(t *testing.T) {
+	for text, want := range map[string]int64{"0": 0, "-1": -1, "2147483647": 2147483647, "1.0": 1, "1e3": 1000} {
+		if n, ok := Int([]byte(text)); !ok || n != want {
+			t.Errorf("Int(%s) = %d, %v", text, n, ok)
+		}
+	}
+	for _, text := range []string{`"1"`, "1.5", "99999999999999999999", "null", "1e40", ""} {
+		if n, ok := Int([]byte(text)); ok {
+			t.Errorf("Int(%s) = %d, want refusal", text, n)
+		}
+	}
+}
+
+func TestNoAllocation(t *testing.T) {
+	msg := []byte(`{"session_id":"s","type":"mcp","payload":{"jsonrpc":"2.0","id":7,"result":{"content":[{"type":"text","text":"true"}],"isError":false}}}`)
+	var n int
+	if got := testing.AllocsPerRun(100, func() {
+		w := Object(msg)
+		for w.Next() {
+			if string(w.Key()) == "payload" {
+				n += len(w.Value())
+			}
+		}
+	}); got != 0 {
+		t.Errorf("%v allocations per walk, want none", got)
+	}
+}
+
+// FuzzValue holds the scanner against encoding/json: whatever one accepts, the
+// other does, except for what only this one limits (depth, UTF-8).
+func FuzzValue(f *testing.F) {
+	for _, s := range []string{`{"a":[1,2.5e-3,"x\u00e9",null,true,{}]}`, `[]`, `"\ud83d"`, `-0`, `{"a":1,"a":2}`, ` [ ] `, `1 2`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		span, err := Value(data)
+		switch {
+		case err == nil && !json.Valid(span):
+			t.Errorf("accepted %q, which encoding/json refuses", data)
+		case err != nil && !errors.Is(err, ErrDepth) && utf8.Valid(data) && json.Valid(data):
+			t.Errorf("refused %q: %v", data, err)
+		}
+	})
+}
+
+func FuzzAppendString(f *testing.F) {
+	f.Add("plain")
+	f.Add("\"\\\n\x00\u2028é\xff")
+	f.Fuzz(func(t *testing.T, text string) {
+		out := AppendString(nil, text)
+		got, ok := String(out)
+		if _, err := Value(out); err != nil || !ok || got != strings.ToValidUTF8(text, "\uFFFD") && utf8.ValidString(text) {
+			t.Errorf("%q became %q", text, out)
+		}
+	})
+}
