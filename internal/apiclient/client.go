@@ -1,0 +1,218 @@
+// Package apiclient speaks the REST side of a fleetd node: JSON over HTTP under /v1, server-sent events, and errors as
+// RFC 9457 problems. It is what the command line uses, and it knows nothing of the server's own types: a member the
+// server adds later is kept in the Raw bytes of an answer and otherwise ignored.
+package apiclient
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// requestTimeout bounds every request but calls and events.
+	requestTimeout = 30 * time.Second
+	// longestCall is what the server allows one call to take, waiting included.
+	longestCall = 300 * time.Second
+	// answerSlack is what the network may add to the time given to a call: the server's answer that a call timed
+	// out says more than ours would.
+	answerSlack = 15 * time.Second
+	// maxAnswer bounds an answer held in memory; photos are streamed and do not count.
+	maxAnswer = 64 << 20
+)
+
+// ErrNoNode means that there is no running node where one was looked for.
+var ErrNoNode = errors.New("no running node")
+
+// Client calls one node. It is safe for concurrent use.
+type Client struct {
+	base  string // scheme://host[:port][/path], without a trailing slash
+	token string
+	http  *http.Client
+	// local is the data directory the address came from, empty if the user gave it.
+	local string
+}
+
+// New returns a client of the node whose internal side is at baseURL, such as "http://127.0.0.1:8080". An empty token
+// sends none.
+func New(baseURL, token string) (*Client, error) {
+	u, err := url.Parse(baseURL)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return nil, errors.New("the address of the API must be a URL such as http://127.0.0.1:8080, without user, query or fragment")
+	}
+	return &Client{base: strings.TrimRight(u.String(), "/"), token: token, http: &http.Client{}}, nil
+}
+
+// Base returns the URL the client calls, without a trailing slash.
+func (c *Client) Base() string { return c.base }
+
+// do sends a request and returns the answer to a 2xx status; every other status becomes a [*Problem]. The caller
+// closes the body.
+func (c *Client) do(ctx context.Context, method, path string, query url.Values, body any, header http.Header) (*http.Response, error) {
+	target := c.base + path
+	if len(query) > 0 {
+		target += "?" + query.Encode()
+	}
+	var content io.Reader
+	if body != nil {
+		encoded, err := json.Marshal(body)
+		if err != nil {
+			return nil, fmt.Errorf("encode the request: %w", err)
+		}
+		content = bytes.NewReader(encoded)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, target, content)
+	if err != nil {
+		return nil, fmt.Errorf("make the request: %w", err)
+	}
+	for name, values := range header {
+		req.Header[name] = values
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.unreachable(ctx, err)
+	}
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		defer resp.Body.Close()
+		return nil, readProblem(resp)
+	}
+	return resp, nil
+}
+
+// unreachable words a failure to get any answer.
+func (c *Client) unreachable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s did not answer: %w", c.base, context.Cause(ctx))
+	}
+	if c.local != "" && errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%w found in %s: the one that ran there does not answer at %s any more; start one with `fleetd serve`, or give --api URL and --token",
+			ErrNoNode, c.local, c.base)
+	}
+	// The URL stands in our own sentence; what http wraps around the cause would repeat it.
+	var wrapped *url.Error
+	if errors.As(err, &wrapped) {
+		err = wrapped.Err
+	}
+	return fmt.Errorf("cannot reach the API at %s: %w", c.base, err)
+}
+
+// exchange sends a request within the timeout and returns the whole answer.
+func (c *Client) exchange(ctx context.Context, timeout time.Duration, method, path string, query url.Values, body any) ([]byte, http.Header, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	resp, err := c.do(ctx, method, path, query, body, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer resp.Body.Close()
+	content, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if err != nil {
+		return nil, nil, fmt.Errorf("the answer of %s broke off: %w", c.base, err)
+	}
+	if len(content) > maxAnswer {
+		return nil, nil, fmt.Errorf("the answer of %s to %s %s is over %d MiB", c.base, method, path, maxAnswer>>20)
+	}
+	return content, resp.Header, nil
+}
+
+// into sends a request and decodes the answer; a nil target drops it.
+func (c *Client) into(ctx context.Context, timeout time.Duration, method, path string, query url.Values, body, target any) error {
+	content, _, err := c.exchange(ctx, timeout, method, path, query, body)
+	if err != nil || target == nil {
+		return err
+	}
+	return c.decode(content, target)
+}
+
+func (c *Client) decode(content []byte, target any) error {
+	if err := json.Unmarshal(content, target); err != nil {
+		return fmt.Errorf("%s answered something else than fleetd's JSON (is it the API of a fleetd node?): %w", c.base, err)
+	}
+	return nil
+}
+
+// list walks all pages of a list.
+func list[T any](ctx context.Context, c *Client, path string, query url.Values) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		query := cloneQuery(query)
+		if query.Get("limit") == "" {
+			query.Set("limit", "1000")
+		}
+		var none T
+		for {
+			var page struct {
+				Items      []T    `json:"items"`
+				NextCursor string `json:"next_cursor"`
+			}
+			if err := c.into(ctx, requestTimeout, http.MethodGet, path, query, nil, &page); err != nil {
+				yield(none, err)
+				return
+			}
+			for _, item := range page.Items {
+				if !yield(item, nil) {
+					return
+				}
+			}
+			if page.NextCursor == "" {
+				return
+			}
+			if page.NextCursor == query.Get("cursor") {
+				yield(none, fmt.Errorf("%s sent the same page of %s twice", c.base, path))
+				return
+			}
+			query.Set("cursor", page.NextCursor)
+		}
+	}
+}
+
+func cloneQuery(query url.Values) url.Values {
+	clone := make(url.Values, len(query)+2)
+	for name, values := range query {
+		clone[name] = values
+	}
+	return clone
+}
+
+// setIf sets a query parameter that has a value.
+func setIf(query url.Values, name, value string) {
+	if value != "" {
+		query.Set(name, value)
+	}
+}
+
+// pathOf joins path elements below /v1, each escaped.
+func pathOf(elements ...string) string {
+	var path strings.Builder
+	path.WriteString("/v1")
+	for _, element := range elements {
+		path.WriteString("/" + url.PathEscape(element))
+	}
+	return path.String()
+}
+
+// Collect gathers a list, stopping at its first error.
+func Collect[T any](items iter.Seq2[T, error]) ([]T, error) {
+	var all []T
+	for item, err := range items {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, item)
+	}
+	return all, nil
+}

@@ -1,0 +1,103 @@
+package apiclient
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Photos returns the stored photos of a device, or of all devices if device is empty, each as the server sends it.
+func (c *Client) Photos(ctx context.Context, device string) iter.Seq2[json.RawMessage, error] {
+	query := make(url.Values)
+	setIf(query, "device", device)
+	return list[json.RawMessage](ctx, c, pathOf("photos"), query)
+}
+
+// Photo copies the JPEG of a photo to w and returns how many bytes it has.
+func (c *Client) Photo(ctx context.Context, id string, w io.Writer) (int64, error) {
+	resp, err := c.do(ctx, http.MethodGet, pathOf("photos", id), nil, nil, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	n, err := io.Copy(w, resp.Body)
+	if err != nil {
+		return n, fmt.Errorf("copy photo %s: %w", id, err)
+	}
+	return n, nil
+}
+
+// DeletePhoto removes a photo.
+func (c *Client) DeletePhoto(ctx context.Context, id string) error {
+	return c.into(ctx, requestTimeout, http.MethodDelete, pathOf("photos", id), nil, nil, nil)
+}
+
+// Nodes returns the nodes of the fleet and what they carry, each as the server sends it.
+func (c *Client) Nodes(ctx context.Context) iter.Seq2[json.RawMessage, error] {
+	return list[json.RawMessage](ctx, c, pathOf("nodes"), nil)
+}
+
+// logLevel is the body of both log level calls.
+type logLevel struct {
+	Level string `json:"level"`
+}
+
+// LogLevel returns the level of the node's log: "debug", "info", "warn" or "error".
+func (c *Client) LogLevel(ctx context.Context) (string, error) {
+	var answer logLevel
+	err := c.into(ctx, requestTimeout, http.MethodGet, pathOf("log-level"), nil, nil, &answer)
+	return answer.Level, err
+}
+
+// SetLogLevel changes the level of the node's log until it stops.
+func (c *Client) SetLogLevel(ctx context.Context, level string) error {
+	return c.into(ctx, requestTimeout, http.MethodPut, pathOf("log-level"), nil, logLevel{level}, nil)
+}
+
+// Diagnosis is the world as a device sees it.
+type Diagnosis struct {
+	// OTAURL is the URL to type into a device.
+	OTAURL string `json:"ota_url"`
+	// Device is the device the reply is for.
+	Device string `json:"device"`
+	// Status and Reply are the exact answer to its OTA check.
+	Status int             `json:"status"`
+	Reply  json.RawMessage `json:"reply"`
+	// Findings are the settings that would strand a device, as far as the server can tell.
+	Findings []Finding `json:"findings"`
+	// ServerTime is the server's clock when it answered, in whole seconds; zero if it did not say.
+	ServerTime time.Time `json:"-"`
+	// Raw is the answer as received.
+	Raw json.RawMessage `json:"-"`
+}
+
+// Finding is one thing wrong, or worth knowing, about a setting.
+type Finding struct {
+	// Severity is "error", "warning" or "info".
+	Severity string `json:"severity"`
+	// Setting is the flag it is about, such as "--public-host"; empty if it is about none.
+	Setting string `json:"setting"`
+	// Message is the sentence for people.
+	Message string `json:"message"`
+}
+
+// Diagnose asks what a device would be told at its OTA check. An empty device takes one that does not exist.
+func (c *Client) Diagnose(ctx context.Context, device string) (Diagnosis, error) {
+	query := make(url.Values)
+	setIf(query, "device", device)
+	content, header, err := c.exchange(ctx, requestTimeout, http.MethodGet, pathOf("diagnosis"), query, nil)
+	if err != nil {
+		return Diagnosis{}, err
+	}
+	answer := Diagnosis{Raw: bytes.TrimSpace(content)}
+	if date, err := http.ParseTime(header.Get("Date")); err == nil {
+		answer.ServerTime = date
+	}
+	return answer, c.decode(content, &answer)
+}

@@ -1,0 +1,362 @@
+// Package cluster carries calls between nodes, and from services to devices,
+// over NATS. Interest is the directory: the node that holds a device's session
+// subscribes to `<prefix>.cmd.<device>.*`, so that a request nobody serves is
+// answered at once ("no responders") and means that the device is not
+// connected. A call goes one hop to the holder and never two: the far side
+// runs it locally or fails.
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+// Limits of a Link.
+const (
+	inboxLimit = 65_536 // requests waiting for the dispatcher, over all devices
+	MaxServing = 4_096  // requests being served; more are refused as unavailable
+	maxBody    = 64 << 10
+	queueGroup = "owner"
+)
+
+// Headers of requests.
+const (
+	HeaderToken  = "Fleetd-Token"  // a service's API token
+	HeaderHop    = "Fleetd-Hop"    // another node's signature
+	HeaderCaller = "Fleetd-Caller" // who asked the other node
+)
+
+// Options of a Link.
+type Options struct {
+	Conn   *nats.Conn
+	Prefix string
+	Mint   *credential.Mint
+	// Open accepts requests without a token (--api-auth none).
+	Open bool
+	Log  *slog.Logger
+}
+
+// Link is the devices.Directory of a node. It is safe for concurrent use.
+type Link struct {
+	opt     Options
+	inbox   chan *nats.Msg
+	serving chan struct{}
+	service atomic.Pointer[devices.Service]
+
+	mu    sync.Mutex
+	holds map[devices.ID]*hold
+	ctx   context.Context
+	stop  context.CancelFunc
+	tasks sync.WaitGroup
+
+	// Requests counts served requests by verb, Refused by code.
+	Requests devices.CounterMap[string]
+	Refused  devices.CounterMap[devices.Code]
+}
+
+type hold struct {
+	count int
+	sub   *nats.Subscription
+}
+
+// New returns a Link; Serve makes it answer.
+func New(opt Options) *Link {
+	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), serving: make(chan struct{}, MaxServing), holds: map[devices.ID]*hold{}}
+	l.ctx, l.stop = context.WithCancel(context.Background())
+	return l
+}
+
+// Attach starts serving requests with the service's devices. Call it once.
+func (l *Link) Attach(s *devices.Service) {
+	l.service.Store(s)
+	l.tasks.Go(l.dispatch)
+}
+
+// Close stops serving; requests in progress end first.
+func (l *Link) Close() {
+	l.stop()
+	l.tasks.Wait()
+}
+
+func (l *Link) subject(id devices.ID, verb string) string {
+	return l.opt.Prefix + ".cmd." + id.Token() + "." + verb
+}
+
+// Hold subscribes to the device's commands. All subscriptions share one
+// channel, which costs a fraction of a goroutine each.
+func (l *Link) Hold(id devices.ID) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.holds[id]
+	if h == nil {
+		h = &hold{}
+		l.holds[id] = h
+	}
+	h.count++
+	if h.sub != nil {
+		return nil
+	}
+	sub, err := l.opt.Conn.ChanQueueSubscribe(l.subject(id, "*"), queueGroup, l.inbox)
+	if err != nil {
+		return fmt.Errorf("subscribe to commands of %s: %w", id, err)
+	}
+	h.sub = sub
+	return nil
+}
+
+// Release ends the subscription with the last Hold.
+func (l *Link) Release(id devices.ID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.holds[id]
+	if h == nil {
+		return
+	}
+	if h.count--; h.count > 0 {
+		return
+	}
+	delete(l.holds, id)
+	if h.sub != nil {
+		if err := h.sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
+			l.opt.Log.Debug("unsubscribe", "device", id, "error", err)
+		}
+	}
+}
+
+// dispatch only hands requests on, so that one slow device delays no other.
+func (l *Link) dispatch() {
+	for {
+		select {
+		case <-l.ctx.Done():
+			return
+		case msg := <-l.inbox:
+			select {
+			case l.serving <- struct{}{}:
+				l.tasks.Go(func() {
+					defer func() { <-l.serving }()
+					l.serve(msg)
+				})
+			default:
+				l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "too many requests are being served"})
+			}
+		}
+	}
+}
+
+func (l *Link) refuse(msg *nats.Msg, e *devices.Error) {
+	l.Refused.Add(e.Code, 1)
+	l.reply(msg, e.AppendProblem(nil))
+}
+
+func (l *Link) reply(msg *nats.Msg, body []byte) {
+	if msg.Reply == "" {
+		return
+	}
+	if err := msg.Respond(body); err != nil {
+		l.opt.Log.Debug("answer not sent", "subject", msg.Subject, "error", err)
+	}
+}
+
+func (l *Link) serve(msg *nats.Msg) {
+	token, verb, _ := strings.Cut(strings.TrimPrefix(msg.Subject, l.opt.Prefix+".cmd."), ".")
+	id, err := devices.ParseID(token)
+	if err != nil {
+		l.refuse(msg, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()})
+		return
+	}
+	caller, ok := l.authenticate(msg, id, verb)
+	if !ok {
+		l.refuse(msg, &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token"})
+		return
+	}
+	if len(msg.Data) > maxBody {
+		l.refuse(msg, &devices.Error{Code: devices.CodeTooLarge, Detail: fmt.Sprintf("the request has %d bytes, at most %d are allowed", len(msg.Data), maxBody)})
+		return
+	}
+	l.Requests.Add(verb, 1)
+	var answer []byte
+	switch verb {
+	case "call":
+		answer, err = l.call(id, caller, msg.Data)
+	case "rpc":
+		answer, err = l.rpc(id, caller, msg.Data)
+	default:
+		err = &devices.Error{Code: devices.CodeBadRequest, Detail: fmt.Sprintf("no command %q; there is call", verb)}
+	}
+	if err != nil {
+		l.refuse(msg, devices.AsError(err))
+		return
+	}
+	l.reply(msg, answer)
+}
+
+// authenticate accepts an API token, or another node of this fleet.
+func (l *Link) authenticate(msg *nats.Msg, id devices.ID, verb string) (caller string, ok bool) {
+	if signature := msg.Header.Get(HeaderHop); signature != "" {
+		caller = msg.Header.Get(HeaderCaller)
+		return caller, l.opt.Mint.IsHop(signature, string(id), verb, append([]byte(caller+"\n"), msg.Data...))
+	}
+	return "nats", l.opt.Open || l.opt.Mint.IsAdmin(msg.Header.Get(HeaderToken))
+}
+
+// command is the body of a call or raw request.
+type command struct {
+	Tool      string          `json:"tool,omitempty"`
+	Arguments json.RawMessage `json:"arguments,omitempty"`
+	Method    string          `json:"method,omitempty"`
+	Params    json.RawMessage `json:"params,omitempty"`
+	Timeout   string          `json:"timeout,omitempty"`
+}
+
+func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc, error) {
+	var c command
+	walk := jsonspan.Object(data)
+	for walk.Next() {
+		value := walk.Value()
+		switch string(walk.Key()) {
+		case "tool":
+			c.Tool, _ = jsonspan.String(value)
+		case "arguments":
+			c.Arguments = value
+		case "method":
+			c.Method, _ = jsonspan.String(value)
+		case "params":
+			c.Params = value
+		case "timeout":
+			c.Timeout, _ = jsonspan.String(value)
+		}
+	}
+	if err := walk.Err(); err != nil {
+		return c, nil, nil, &devices.Error{Code: devices.CodeBadRequest, Detail: "the request must be a JSON object: " + err.Error()}
+	}
+	timeout := devices.TimeoutFor(c.Tool)
+	if c.Timeout != "" {
+		given, err := time.ParseDuration(c.Timeout)
+		if err != nil || given <= 0 || given > devices.MaxTimeout {
+			return c, nil, nil, &devices.Error{Code: devices.CodeBadRequest,
+				Detail: fmt.Sprintf("timeout %q must be a duration such as \"10s\", at most %v", c.Timeout, devices.MaxTimeout)}
+		}
+		timeout = given
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, timeout)
+	return c, ctx, cancel, nil
+}
+
+func (l *Link) call(id devices.ID, caller string, data []byte) ([]byte, error) {
+	c, ctx, cancel, err := l.parse(data)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	if c.Tool == "" {
+		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: `a call needs {"tool":"...","arguments":{...}}`}
+	}
+	r, err := l.service.Load().CallLocal(ctx, devices.ToolCall{Device: id, Tool: c.Tool, Arguments: c.Arguments, Caller: caller})
+	if err != nil {
+		return nil, err
+	}
+	return r.AppendResult(nil), nil
+}
+
+func (l *Link) rpc(id devices.ID, caller string, data []byte) ([]byte, error) {
+	c, ctx, cancel, err := l.parse(data)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	r, err := l.service.Load().CallRPCLocal(ctx, devices.RPCCall{Device: id, Method: c.Method, Params: c.Params, Caller: caller})
+	if err != nil {
+		return nil, err
+	}
+	if r.Error != nil {
+		return append(append([]byte(`{"error":`), r.Error...), '}'), nil
+	}
+	return append(append([]byte(`{"result":`), r.Result...), '}'), nil
+}
+
+// Forward sends a call to the node that holds the device.
+func (l *Link) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
+	data, err := l.request(ctx, c.Device, "call", c.Caller, command{Tool: c.Tool, Arguments: c.Arguments})
+	if err != nil {
+		return devices.ToolResult{}, err
+	}
+	if r, ok := devices.ParseResult(data); ok {
+		return r, nil
+	}
+	return devices.ToolResult{}, remoteError(data)
+}
+
+// ForwardRPC sends a raw MCP request to the node that holds the device.
+func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+	data, err := l.request(ctx, c.Device, "rpc", c.Caller, command{Method: c.Method, Params: c.Params})
+	if err != nil {
+		return devices.RPCResult{}, err
+	}
+	walk := jsonspan.Object(data)
+	for walk.Next() {
+		switch string(walk.Key()) {
+		case "result":
+			return devices.RPCResult{Result: walk.Value()}, nil
+		case "error":
+			return devices.RPCResult{Error: walk.Value()}, nil
+		}
+	}
+	return devices.RPCResult{}, remoteError(data)
+}
+
+func remoteError(data []byte) error {
+	if e, ok := devices.ParseProblem(data); ok {
+		return e
+	}
+	return &devices.Error{Code: devices.CodeInternal, Detail: fmt.Sprintf("another node answered %.80q", data), Sent: true, Outcome: devices.OutcomeUnknown}
+}
+
+// request makes one hop with the time that remains.
+func (l *Link) request(ctx context.Context, id devices.ID, verb, caller string, c command) ([]byte, error) {
+	if !l.opt.Conn.IsConnected() {
+		return nil, away(false)
+	}
+	timeout := devices.DefaultTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		timeout = time.Until(deadline)
+	}
+	c.Timeout = max(timeout, time.Millisecond).String()
+	body, err := json.Marshal(c)
+	if err != nil {
+		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
+	}
+	msg := &nats.Msg{Subject: l.subject(id, verb), Data: body, Header: nats.Header{
+		HeaderHop:    []string{l.opt.Mint.HopSignature(string(id), verb, append([]byte(caller+"\n"), body...))},
+		HeaderCaller: []string{caller}}}
+	answer, err := l.opt.Conn.RequestMsgWithContext(ctx, msg)
+	switch {
+	case err == nil:
+		return answer.Data, nil
+	case errors.Is(err, nats.ErrNoResponders):
+		return nil, devices.ErrNoHolder
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Sent: true, Outcome: devices.OutcomeUnknown, Detail: "the node that holds the device did not answer in time"}
+	}
+	return nil, away(true)
+}
+
+func away(sent bool) error {
+	e := &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Sent: sent, Detail: "NATS does not answer, so devices on other nodes cannot be reached"}
+	if sent {
+		e.Outcome = devices.OutcomeUnknown
+	}
+	return e
+}

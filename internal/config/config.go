@@ -1,0 +1,243 @@
+// Package config turns flags and environment variables into one validated [Config].
+//
+// Every setting is one line of the table in table.go: flag, default, help and check. The command line, the
+// environment and `fleetd serve --help` are all made from that table, so they cannot disagree. The flag --x-y
+// equals the environment variable FLEETD_X_Y; the flag wins. An empty environment variable counts as not set,
+// because compose files pass unset variables on as empty ones.
+//
+// No other package reads the environment.
+package config
+
+import (
+	"crypto/rand"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mattn/go-isatty"
+)
+
+// Config holds the settings of one node. It is complete and valid once [Load] returned it, and nothing changes it
+// afterwards, except that the command sets Version; it is then safe for concurrent use. It carries secrets: do not
+// print it.
+type Config struct {
+	// DataDir is the directory that holds everything the node writes.
+	DataDir string
+	// Database is "sqlite" (a file in DataDir), "sqlite:PATH" or a postgres:// URL.
+	Database string
+
+	// NATS is "embedded" or a comma-separated list of nats:// or tls:// URLs.
+	NATS string
+	// NATSListen is the host:port of the embedded server's client port; empty keeps it inside the process.
+	NATSListen string
+	// NATSPrefix is the root of all subjects, one to five tokens of [A-Za-z0-9_-] joined by dots.
+	NATSPrefix string
+
+	// DeviceListen is the host:port of the HTTP listener for devices.
+	DeviceListen string
+	// APIListen is the host:port of the internal HTTP listener.
+	APIListen string
+	// PublicHost is the IPv4 address or name devices are told to dial; empty means that the node picks its first
+	// address that is not loopback.
+	PublicHost string
+	// PublicDeviceURL is the http(s) URL under which devices reach DeviceListen, without a trailing slash; empty
+	// means PublicHost and the listener's own port.
+	PublicDeviceURL string
+	// DeviceTLSCert and DeviceTLSKey are PEM files; both are empty or both are given.
+	DeviceTLSCert string
+	DeviceTLSKey  string
+	// TrustedProxies are the addresses whose X-Forwarded-For and X-Forwarded-Proto are believed.
+	TrustedProxies []netip.Prefix
+
+	// Transport is what the OTA reply offers a device: "websocket".
+	Transport string
+	// WebSocketVersion is the binary framing told to devices, 1 to 3.
+	WebSocketVersion int
+	// WebSocketIdle is "keep" or "close".
+	WebSocketIdle string
+	// CallsPerDevice is how many tool calls may be in flight on one device, 1 to 16.
+	CallsPerDevice int
+	// Timezone is the IANA name sent to devices, such as "Europe/Berlin".
+	Timezone string
+
+	// DeviceAuth is "token" or "none".
+	DeviceAuth string
+	// Admission is "open" or "approve".
+	Admission string
+	// APIAuth is "token" or "none"; "none" implies that APIListen is a loopback address.
+	APIAuth string
+	// Secret is the fleet's key without surrounding white space, from --secret or read from SecretFile; empty means
+	// that the node keeps one of its own in DataDir.
+	Secret string
+	// SecretFile is the file Secret was read from, or empty.
+	SecretFile string
+	// OTARate is how many OTA and activation requests one client address may make in a minute; 0 is no limit.
+	OTARate int
+	// OTABurst is how many of them may come at once.
+	OTABurst int
+
+	// DrainWindow is the time over which device sessions are closed at shutdown.
+	DrainWindow time.Duration
+	// PhotoRetention and PhotoLimit bound the stored photos by age and by bytes.
+	PhotoRetention time.Duration
+	PhotoLimit     int64
+	// EventRetention and EventLimit bound the stored events by age and by bytes.
+	EventRetention time.Duration
+	EventLimit     int64
+
+	// Node names this node in logs, metrics and answers.
+	Node string
+	// LogLevel is "debug", "info", "warn" or "error"; it is the level at the start.
+	LogLevel string
+	// LogFormat is "text" or "json"; "auto" has been resolved by looking at standard error.
+	LogFormat string
+
+	// Version is the version of the program, set by the command that runs the node.
+	Version string
+
+	given map[string]bool
+}
+
+// Given reports whether the user gave the setting, as a flag or in the environment, rather than leaving its default.
+// The name is the flag's, without dashes in front, such as "device-listen".
+func (c *Config) Given(name string) bool { return c.given[name] }
+
+// Load makes a Config. The flags map holds the flags that were given, by name without leading dashes; environ has the
+// form of [os.Environ]. Settings absent from both take their defaults. The error is one sentence that names the
+// setting, and never holds a secret.
+func Load(flags map[string]string, environ []string) (*Config, error) {
+	env, err := fromEnvironment(environ)
+	if err != nil {
+		return nil, err
+	}
+	for name := range flags {
+		if !slices.ContainsFunc(settings, func(s setting) bool { return s.name == name }) {
+			return nil, fmt.Errorf("there is no setting --%s", name)
+		}
+	}
+	c := &Config{given: make(map[string]bool)}
+	for _, s := range settings {
+		value, given := flags[s.name]
+		if !given {
+			value, given = env[s.name]
+		}
+		if given {
+			c.given[s.name] = true
+		} else {
+			value = s.def
+		}
+		if err := s.set(c, value); err != nil {
+			return nil, s.fault(value, err)
+		}
+	}
+	if err := c.checkTogether(); err != nil {
+		return nil, err
+	}
+	if err := c.readSecret(); err != nil {
+		return nil, err
+	}
+	c.resolve(environ)
+	return c, nil
+}
+
+// checkTogether holds the rules that concern more than one setting.
+func (c *Config) checkTogether() error {
+	if c.NATSListen != "" && c.NATS != "embedded" {
+		return fmt.Errorf("%s opens a port of the embedded NATS, so it needs %s to be embedded", mention("nats-listen"), mention("nats"))
+	}
+	if c.APIAuth == "none" && !isLoopback(c.APIListen) {
+		return fmt.Errorf("%s may be none only while %s is a loopback address such as 127.0.0.1:8080, not %q: anybody who reaches the port could command every device",
+			mention("api-auth"), mention("api-listen"), c.APIListen)
+	}
+	if (c.DeviceTLSCert == "") != (c.DeviceTLSKey == "") {
+		missing, present := "device-tls-key", "device-tls-cert"
+		if c.DeviceTLSCert == "" {
+			missing, present = present, missing
+		}
+		return fmt.Errorf("%s needs %s as well: TLS takes both the certificate and its key", mention(present), mention(missing))
+	}
+	if c.Secret != "" && c.SecretFile != "" {
+		return fmt.Errorf("%s and %s are two ways to give the same key: give one of them", mention("secret"), mention("secret-file"))
+	}
+	listeners := []struct{ name, address string }{
+		{"device-listen", c.DeviceListen}, {"api-listen", c.APIListen}, {"nats-listen", c.NATSListen},
+	}
+	for i, a := range listeners {
+		for _, b := range listeners[i+1:] {
+			if overlap(a.address, b.address) {
+				return fmt.Errorf("%s and %s both listen on %q: give one of them another port", mention(a.name), mention(b.name), b.address)
+			}
+		}
+	}
+	return nil
+}
+
+// readSecret loads the secret file, if one was given. Surrounding white space is cut off because editors and
+// `echo` end files with a newline, which must not make two nodes of one fleet differ.
+func (c *Config) readSecret() error {
+	if c.SecretFile == "" {
+		return nil
+	}
+	content, err := os.ReadFile(c.SecretFile)
+	if err != nil {
+		return fmt.Errorf("%s cannot be read: %w", mention("secret-file"), err)
+	}
+	c.Secret = strings.TrimSpace(string(content))
+	if len(c.Secret) < minSecret {
+		return fmt.Errorf("%s names the file %s, which holds %d characters; a secret needs at least %d",
+			mention("secret-file"), c.SecretFile, len(c.Secret), minSecret)
+	}
+	return nil
+}
+
+// resolve fills the values whose default depends on the machine or on chance.
+func (c *Config) resolve(environ []string) {
+	if c.Node == "" {
+		c.Node = "n-" + strings.ToLower(rand.Text()[:6])
+	}
+	if c.Timezone == "" {
+		c.Timezone = systemTimezone(environ)
+	}
+	if c.LogFormat == "auto" {
+		c.LogFormat = "json"
+		if isatty.IsTerminal(os.Stderr.Fd()) {
+			c.LogFormat = "text"
+		}
+	}
+}
+
+// mention writes a setting the way errors name it: the flag, then its environment variable.
+func mention(name string) string {
+	return "--" + name + " (" + envName(name) + ")"
+}
+
+// isLoopback reports whether a host:port is reachable from this machine only.
+func isLoopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	if strings.EqualFold(host, "localhost") {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// overlap reports whether two host:port addresses cannot both be listened on. Port 0 is a different port each time.
+func overlap(a, b string) bool {
+	hostA, portA, errA := net.SplitHostPort(a)
+	hostB, portB, errB := net.SplitHostPort(b)
+	if errA != nil || errB != nil || portA != portB || portA == "0" {
+		return false
+	}
+	return hostA == hostB || isWildcard(hostA) || isWildcard(hostB)
+}
+
+func isWildcard(host string) bool {
+	return host == "" || host == "0.0.0.0" || host == "::"
+}

@@ -1,0 +1,168 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// envPrefix starts every environment variable that belongs to fleetd.
+const envPrefix = "FLEETD_"
+
+// clientNames are read by the client commands only; a node ignores them.
+var clientNames = []string{"FLEETD_API", "FLEETD_TOKEN"}
+
+// ignoredPrefixes are variables that others set: our tests, and Kubernetes for a service called fleetd.
+var ignoredPrefixes = []string{"FLEETD_TEST_", "FLEETD_SERVICE_", "FLEETD_PORT"}
+
+// Environ returns the process environment for [Load] and [LoadClient].
+func Environ() []string { return os.Environ() }
+
+// Client is what a client command needs to find a node.
+type Client struct {
+	// DataDir is where a local node left its addresses and its admin token.
+	DataDir string
+	// API is the base URL of a node's internal side; empty means the node of DataDir.
+	API string
+	// Token is the bearer token; empty means the admin token of DataDir.
+	Token string
+}
+
+// LoadClient fills what the flags left empty from FLEETD_DATA_DIR, FLEETD_API and FLEETD_TOKEN, then from the
+// default data directory.
+func LoadClient(flags Client, environ []string) Client {
+	env := variables(environ)
+	pick := func(flag, name string) string {
+		if flag != "" {
+			return flag
+		}
+		return env[name]
+	}
+	c := Client{
+		DataDir: pick(flags.DataDir, envName("data-dir")),
+		API:     pick(flags.API, "FLEETD_API"),
+		Token:   pick(flags.Token, "FLEETD_TOKEN"),
+	}
+	if c.DataDir == "" {
+		c.DataDir = defaultDataDir
+	}
+	return c
+}
+
+// envName derives the environment variable of a flag.
+func envName(flag string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// variables returns fleetd's variables that have a value. Where a name stands twice, the later one holds.
+func variables(environ []string) map[string]string {
+	found := make(map[string]string)
+	for _, entry := range environ {
+		name, value, _ := strings.Cut(entry, "=")
+		if strings.HasPrefix(name, envPrefix) {
+			found[name] = value
+		}
+	}
+	return found
+}
+
+// fromEnvironment returns the settings given in the environment, by flag name. A misspelled name is an error: a
+// setting that silently does nothing is worse than a node that does not start.
+func fromEnvironment(environ []string) (map[string]string, error) {
+	known := make(map[string]string, len(settings))
+	for _, s := range settings {
+		known[envName(s.name)] = s.name
+	}
+	given := make(map[string]string)
+	found := variables(environ)
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		flag, ok := known[name]
+		switch {
+		case ok && found[name] != "":
+			given[flag] = found[name]
+		case ok || isIgnored(name):
+		default:
+			candidates := slices.Concat(slices.Sorted(maps.Keys(known)), clientNames)
+			return nil, fmt.Errorf("the environment variable %s is not a setting of fleetd; the nearest one is %s (remove it, or see fleetd serve --help)",
+				name, nearest(name, candidates))
+		}
+	}
+	return given, nil
+}
+
+func isIgnored(name string) bool {
+	return slices.Contains(clientNames, name) ||
+		slices.ContainsFunc(ignoredPrefixes, func(p string) bool { return strings.HasPrefix(name, p) })
+}
+
+// nearest returns the candidate with the smallest edit distance, the first of equals.
+func nearest(name string, candidates []string) string {
+	best, bestDistance := "", 0
+	for _, candidate := range candidates {
+		if d := levenshtein(name, candidate); best == "" || d < bestDistance {
+			best, bestDistance = candidate, d
+		}
+	}
+	return best
+}
+
+// levenshtein counts the insertions, deletions and replacements of bytes that turn a into b.
+func levenshtein(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// systemTimezone finds the IANA name of this machine's zone, which Go itself does not tell ([time.Local] is called
+// "Local"): TZ, then the link /etc/localtime, then Debian's /etc/timezone. Without any of them the machine runs in UTC.
+func systemTimezone(environ []string) string {
+	for _, entry := range slices.Backward(environ) {
+		if tz, ok := strings.CutPrefix(entry, "TZ="); ok {
+			return firstZone(strings.TrimPrefix(tz, ":"))
+		}
+	}
+	target, _ := os.Readlink("/etc/localtime")
+	_, linked, _ := strings.Cut(target, "zoneinfo/")
+	written, _ := os.ReadFile("/etc/timezone")
+	return firstZone(linked, strings.TrimSpace(string(written)))
+}
+
+// firstZone returns the first name that is a loadable zone, else UTC.
+func firstZone(names ...string) string {
+	for _, name := range names {
+		// TZ may hold an absolute path into the zone database.
+		if _, after, found := strings.Cut(name, "zoneinfo/"); found {
+			name = after
+		}
+		if validateZone(name) == nil {
+			return name
+		}
+	}
+	return "UTC"
+}
+
+// validateZone refuses what [time.LoadLocation] accepts without naming a zone: the empty name and "Local".
+func validateZone(name string) error {
+	if name == "" || name == "Local" {
+		return fmt.Errorf("%q is no zone name", name)
+	}
+	_, err := time.LoadLocation(name)
+	return err
+}

@@ -1,0 +1,192 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+const (
+	defaultDataDir = "./fleetd-data"
+	minSecret      = 16
+
+	kib = 1 << 10
+	mib = 1 << 20
+)
+
+// The groups of `fleetd serve --help`, in the order of the table.
+const (
+	groupNode    = "Node"
+	groupListen  = "Addresses"
+	groupDevices = "Devices"
+	groupAccess  = "Access"
+	groupKeep    = "Retention"
+	groupLog     = "Logs"
+)
+
+// setting is one line of the table. Its set function checks a value and stores it; its error completes the sentence
+// "--flag (FLEETD_FLAG) ..." and does not repeat the value.
+type setting struct {
+	name  string
+	group string
+	def   string
+	help  string
+	// private values never appear in an error: they may hold a password.
+	private bool
+	set     func(*Config, string) error
+}
+
+// settings is the one table of everything a node can be told.
+var settings = []setting{
+	{name: "data-dir", group: groupNode, def: defaultDataDir,
+		help: "Everything the node writes; locked while in use.",
+		set:  text(func(c *Config) *string { return &c.DataDir })},
+	{name: "database", group: groupNode, def: "sqlite", private: true,
+		help: "sqlite (a file in the data dir), sqlite:PATH, or postgres://...",
+		set:  checked(func(c *Config) *string { return &c.Database }, checkDatabase)},
+	{name: "nats", group: groupNode, def: "embedded", private: true,
+		help: "embedded, or nats://...[,nats://...].",
+		set:  checked(func(c *Config) *string { return &c.NATS }, checkNATS)},
+	{name: "nats-listen", group: groupNode, def: "",
+		help: "Client port of the embedded NATS, so that other programs can attach, as host:port; empty: in-process only.",
+		set:  optional(func(c *Config) *string { return &c.NATSListen }, checkListen)},
+	{name: "nats-prefix", group: groupNode, def: "fleetd.v1",
+		help: "Root of all subjects and, upper-cased with _, of stream names.",
+		set:  checked(func(c *Config) *string { return &c.NATSPrefix }, checkPrefix)},
+	{name: "node", group: groupNode, def: "",
+		help: "Node name in logs, metrics and answers; empty: random per start.",
+		set:  optional(func(c *Config) *string { return &c.Node }, checkNode)},
+	{name: "drain-window", group: groupNode, def: "20s",
+		help: "Time over which device sessions are closed at shutdown while another node lives.",
+		set:  duration(func(c *Config) *time.Duration { return &c.DrainWindow }, 0, time.Hour)},
+
+	{name: "device-listen", group: groupListen, def: ":8000",
+		help: "HTTP for devices: OTA, WebSocket, photos.",
+		set:  checked(func(c *Config) *string { return &c.DeviceListen }, checkListen)},
+	{name: "api-listen", group: groupListen, def: "127.0.0.1:8080",
+		help: "REST, events, metrics, pprof: the internal side.",
+		set:  checked(func(c *Config) *string { return &c.APIListen }, checkListen)},
+	{name: "public-host", group: groupListen, def: "",
+		help: "Host that devices are told to dial; empty: the first non-loopback IPv4 address.",
+		set:  optional(func(c *Config) *string { return &c.PublicHost }, checkPublicHost)},
+	{name: "public-device-url", group: groupListen, def: "",
+		help: "URL under which devices reach the device listener through a reverse proxy, such as https://devices.example.com; empty: the public host and the listener's port.",
+		set: func(c *Config, value string) error {
+			c.PublicDeviceURL = strings.TrimRight(value, "/")
+			if value == "" {
+				return nil
+			}
+			return checkPublicURL(c.PublicDeviceURL)
+		}},
+	{name: "device-tls-cert", group: groupListen, def: "",
+		help: "Certificate chain (PEM file) of the device listener; devices trust public certificate authorities only.",
+		set:  optional(func(c *Config) *string { return &c.DeviceTLSCert }, nil)},
+	{name: "device-tls-key", group: groupListen, def: "",
+		help: "Private key (PEM file) for the certificate.",
+		set:  optional(func(c *Config) *string { return &c.DeviceTLSKey }, nil)},
+	{name: "trusted-proxies", group: groupListen, def: "",
+		help: "Networks (CIDR, comma-separated) whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+		set:  setProxies},
+
+	{name: "transport", group: groupDevices, def: "websocket",
+		help: "What the OTA reply offers a device by default: websocket.",
+		set: func(c *Config, value string) error {
+			if value == "mqtt" {
+				return errors.New("must be websocket: this version has no MQTT listener")
+			}
+			c.Transport = value
+			return among(value, "websocket")
+		}},
+	{name: "websocket-version", group: groupDevices, def: "1",
+		help: "Binary framing told to WebSocket devices: 1, 2 or 3.",
+		set:  integer(func(c *Config) *int { return &c.WebSocketVersion }, 1, 3)},
+	{name: "websocket-idle", group: groupDevices, def: "keep",
+		help: "keep: refresh the device's 120 s clock so that it stays reachable; close: close the socket at 110 s.",
+		set:  choice(func(c *Config) *string { return &c.WebSocketIdle }, "keep", "close")},
+	{name: "calls-per-device", group: groupDevices, def: "1",
+		help: "Tool calls in flight on one device, 1 to 16; 16 more wait.",
+		set:  integer(func(c *Config) *int { return &c.CallsPerDevice }, 1, 16)},
+	{name: "timezone", group: groupDevices, def: "",
+		help: "IANA name of the zone sent to devices, such as Europe/Berlin; empty: the system's.",
+		set:  optional(func(c *Config) *string { return &c.Timezone }, checkTimezone)},
+	// A device that is refused tries again after 10, 20, 40 ... 2560 s and gives up after ten attempts (main/ota.cc,
+	// main/application.cc:417 of xiaozhi-esp32 v2.4.2), so the limit must let a whole site behind one address boot
+	// after a power cut. At 3000 a minute and 5000 at once, 5000 devices pass immediately and 10,000 within 150 s.
+	{name: "ota-rate", group: groupDevices, def: "3000",
+		help: "OTA and activation requests per minute from one client address, so a whole site behind one NAT counts as one; 0: no limit.",
+		set:  integer(func(c *Config) *int { return &c.OTARate }, 0, 10_000_000)},
+	{name: "ota-burst", group: groupDevices, def: "5000",
+		help: "OTA and activation requests that one client address may make at once.",
+		set:  integer(func(c *Config) *int { return &c.OTABurst }, 1, 10_000_000)},
+
+	{name: "device-auth", group: groupAccess, def: "token",
+		help: "token: devices must present what the OTA reply gave them; none: any device may connect (loopback and lab use).",
+		set:  choice(func(c *Config) *string { return &c.DeviceAuth }, "token", "none")},
+	{name: "admission", group: groupAccess, def: "open",
+		help: "open: an unknown device becomes a fleet member at its first OTA check; approve: it gets an activation code and waits.",
+		set:  choice(func(c *Config) *string { return &c.Admission }, "open", "approve")},
+	{name: "api-auth", group: groupAccess, def: "token",
+		help: "token, or none (refused unless the API listens on loopback).",
+		set:  choice(func(c *Config) *string { return &c.APIAuth }, "token", "none")},
+	{name: "secret", group: groupAccess, def: "", private: true,
+		help: "Key from which device credentials and the admin token derive, at least 16 characters; all nodes of one fleet share it; empty: kept in the data dir. Flags show in process lists: prefer the variable or the file.",
+		set:  setSecret},
+	{name: "secret-file", group: groupAccess, def: "",
+		help: "File that holds the secret.",
+		set:  optional(func(c *Config) *string { return &c.SecretFile }, nil)},
+
+	{name: "photo-retention", group: groupKeep, def: "168h",
+		help: "Age at which a stored photo is deleted.",
+		set:  duration(func(c *Config) *time.Duration { return &c.PhotoRetention }, time.Minute, maxRetention)},
+	{name: "photo-limit", group: groupKeep, def: "10GiB",
+		help: "Size of all stored photos; the oldest go first.",
+		set:  size(func(c *Config) *int64 { return &c.PhotoLimit }, mib)},
+	{name: "event-retention", group: groupKeep, def: "24h",
+		help: "Age at which a stored event is deleted.",
+		set:  duration(func(c *Config) *time.Duration { return &c.EventRetention }, time.Minute, maxRetention)},
+	{name: "event-limit", group: groupKeep, def: "1GiB",
+		help: "Size of all stored events; the oldest go first.",
+		set:  size(func(c *Config) *int64 { return &c.EventLimit }, mib)},
+
+	{name: "log-level", group: groupLog, def: "info",
+		help: "debug, info, warn or error; changeable at run time through the API.",
+		set:  choice(func(c *Config) *string { return &c.LogLevel }, "debug", "info", "warn", "error")},
+	{name: "log-format", group: groupLog, def: "auto",
+		help: "text, json, or auto: text on a terminal, else json.",
+		set:  choice(func(c *Config) *string { return &c.LogFormat }, "auto", "text", "json")},
+}
+
+// maxRetention is ten years: more than anybody means, and far from overflowing a time.Duration.
+const maxRetention = 10 * 365 * 24 * time.Hour
+
+// Flag describes one setting for a command line.
+type Flag struct {
+	// Name is the flag without leading dashes, such as "device-listen".
+	Name string
+	// Env is its environment variable, such as "FLEETD_DEVICE_LISTEN".
+	Env string
+	// Group is the heading under which help lists it.
+	Group string
+	// Default is the value it has when not given; empty where the help text says what happens then.
+	Default string
+	// Help is one line or two for people.
+	Help string
+}
+
+// Flags returns all settings in the order in which help lists them.
+func Flags() []Flag {
+	flags := make([]Flag, len(settings))
+	for i, s := range settings {
+		flags[i] = Flag{Name: s.name, Env: envName(s.name), Group: s.group, Default: s.def, Help: s.help}
+	}
+	return flags
+}
+
+// fault writes the sentence for a value that was refused. A value with an @ may be a URL with a password in it.
+func (s setting) fault(value string, reason error) error {
+	if s.private || value == "" || strings.Contains(value, "@") {
+		return fmt.Errorf("%s %w", mention(s.name), reason)
+	}
+	return fmt.Errorf("%s is %q but %w", mention(s.name), value, reason)
+}

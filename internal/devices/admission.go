@@ -1,0 +1,274 @@
+package devices
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"fleetd/internal/jsonspan"
+)
+
+// Limits of activation.
+const (
+	CodeLife      = 10 * time.Minute // of one spoken code
+	MaxPending    = 10_000           // devices waiting with a code at once
+	MaxWrongCodes = 10               // per wrongCodeSpan, over all callers
+	wrongCodeSpan = time.Minute
+	maxClientID   = 128
+)
+
+// CheckIn is what a device says at its OTA check.
+type CheckIn struct {
+	Device     ID
+	ClientID   string
+	Board      string
+	Firmware   string
+	ELF        string
+	Chip       string
+	Language   string
+	Serial     string
+	ActivateV2 bool
+}
+
+// Welcome is what the OTA reply is made of.
+type Welcome struct {
+	Admitted   bool
+	Generation int64     // of its credentials
+	Prefer     Transport // empty for the node's default
+	Code       string    // six digits to speak while not admitted
+	Challenge  string
+}
+
+// CheckIn admits a device or makes it wait, from memory alone. Under open
+// admission an unknown device becomes a member; a known one with another
+// Client-Id waits for approval under either. CodeUnavailable: the node does
+// not know its members yet, or too many devices wait.
+func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
+	if len(c.ClientID) > maxClientID {
+		return Welcome{}, fail(CodeBadRequest, "Client-Id has %d bytes, at most %d are allowed", len(c.ClientID), maxClientID)
+	}
+	if !s.loaded.Load() {
+		return Welcome{}, &Error{Code: CodeUnavailable, Part: "database", Detail: "this node has not read its members yet; ask again"}
+	}
+	now := time.Now().UTC()
+	describe := func(d *Device) {
+		d.Board, d.Firmware, d.ELF = s.strings.get(clip(c.Board)), s.strings.get(clip(c.Firmware)), s.strings.get(clip(c.ELF))
+		d.Chip, d.Language, d.Serial = s.strings.get(clip(c.Chip)), s.strings.get(clip(c.Language)), clip(c.Serial)
+		d.ActivateV2, d.CheckedAt = c.ActivateV2, now
+	}
+	e, created := s.hub.ensure(c.Device, func() *Device {
+		d := &Device{ID: c.Device, ClientID: c.ClientID, Admission: AdmissionMember, FirstSeen: now}
+		if s.cfg.Approve {
+			d.ClientID, d.PendingID, d.Admission = "", c.ClientID, AdmissionPending
+		}
+		describe(d)
+		return d
+	})
+	e.mu.Lock()
+	d := e.device.Load()
+	foreign := d.ClientID != "" && d.ClientID != c.ClientID
+	admitted := d.Admission == AdmissionMember && !foreign && !e.revoked
+	if !created || e.revoked {
+		d = e.updateLocked(func(d *Device) {
+			if admitted {
+				describe(d)
+				d.ClientID = c.ClientID
+				return
+			}
+			d.PendingID, d.CheckedAt = c.ClientID, now
+			if !foreign {
+				describe(d)
+			}
+		})
+	}
+	welcome := Welcome{Admitted: admitted, Generation: e.generation, Prefer: d.Prefer}
+	e.mu.Unlock()
+	s.ports.Records.SaveDevice(*d)
+	if admitted {
+		return welcome, nil
+	}
+	p, fresh, err := s.pending.get(c.Device, c.ClientID, now)
+	if err != nil {
+		return Welcome{}, err
+	}
+	if fresh {
+		fields := jsonspan.AppendString([]byte(`"client_id":`), c.ClientID)
+		fields = strconv.AppendBool(append(fields, `,"known":`...), foreign)
+		s.ports.Publisher.Publish(Event{Kind: EventPending, Device: c.Device, Time: now, Fields: fields,
+			MsgID: c.Device.Token() + "-pending-" + p.challenge})
+		s.log.Info("device waits for approval", "device", c.Device, "client", c.ClientID, "known", foreign)
+	}
+	welcome.Code, welcome.Challenge = p.code, p.challenge
+	return welcome, nil
+}
+
+// Activated tells whether a device that waited is admitted now.
+func (s *Service) Activated(id ID, clientID string) bool {
+	e := s.hub.get(id)
+	if e == nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	d := e.device.Load()
+	return d.Admission == AdmissionMember && !e.revoked && d.ClientID == clientID
+}
+
+// Generation is the generation of a device's credentials; ok is false if none
+// are valid.
+func (s *Service) Generation(id ID) (generation int64, ok bool) {
+	e := s.hub.get(id)
+	if e == nil { // known to another node, forgotten, or the database was not read yet
+		x, _ := s.hub.orphans.Load(id)
+		exception, _ := x.(Exception)
+		return exception.Generation, !exception.Revoked
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.generation, !e.revoked
+}
+
+// Approve admits the device, or the other Client-Id of a known device, that
+// waits. name is a device id or the code the device speaks; wrong codes are
+// limited. The credentials of a replaced client die.
+func (s *Service) Approve(name string) (ID, error) {
+	id, err := s.resolve(name)
+	if err != nil {
+		return "", err
+	}
+	e := s.hub.get(id)
+	if e == nil {
+		return "", fail(CodeDeviceUnknown, "no device %s is known", id)
+	}
+	e.mu.Lock()
+	d := e.device.Load()
+	if d.Admission == AdmissionMember && d.PendingID == "" && !e.revoked {
+		e.mu.Unlock()
+		return id, nil
+	}
+	replaced := d.ClientID != "" && d.PendingID != "" && d.PendingID != d.ClientID
+	d = e.updateLocked(func(d *Device) {
+		d.Admission = AdmissionMember
+		if d.PendingID != "" {
+			d.ClientID, d.PendingID = d.PendingID, ""
+		}
+	})
+	wasRevoked := e.revoked
+	e.revoked = false
+	if replaced {
+		e.generation++
+	}
+	x := Exception{Device: id, Generation: e.generation, Reason: "approved", ChangedAt: time.Now().UTC()}
+	e.mu.Unlock()
+	s.pending.drop(id)
+	s.ports.Records.SaveDevice(*d)
+	if replaced || wasRevoked {
+		s.ports.Keeper.SaveException(x)
+	}
+	if session := e.session.Load(); replaced && session != nil {
+		session.Close(CloseRevoked)
+	}
+	s.log.Info("device approved", "device", id, "client", d.ClientID)
+	return id, nil
+}
+
+// resolve finds the device that name means: its id, else its spoken code.
+func (s *Service) resolve(name string) (ID, error) {
+	if id, err := ParseID(name); err == nil && s.hub.get(id) != nil {
+		return id, nil
+	} else if err == nil && !isCode(name) {
+		return "", fail(CodeDeviceUnknown, "no device %s is known", id)
+	} else if !isCode(name) {
+		return "", fail(CodeBadRequest, "%v", err)
+	}
+	return s.pending.byCode(name, time.Now())
+}
+
+func isCode(name string) bool {
+	_, err := strconv.ParseUint(name, 10, 32)
+	return err == nil && len(name) == 6
+}
+
+// Revoke makes the device's credentials invalid and ends its session; it waits
+// for approval at its next check.
+func (s *Service) Revoke(id ID) error {
+	e := s.hub.get(id)
+	if e == nil {
+		return fail(CodeDeviceUnknown, "no device %s is known", id)
+	}
+	e.mu.Lock()
+	d := e.updateLocked(func(d *Device) { d.Admission = AdmissionRevoked })
+	e.revoked = true
+	e.generation++
+	x := Exception{Device: id, Generation: e.generation, Revoked: true, Reason: "revoked", ChangedAt: time.Now().UTC()}
+	e.mu.Unlock()
+	s.ports.Keeper.SaveException(x)
+	s.ports.Records.SaveDevice(*d)
+	if session := e.session.Load(); session != nil {
+		session.Close(CloseRevoked)
+	}
+	s.log.Info("device revoked", "device", id)
+	return nil
+}
+
+// Forget removes a device and its history. Its generation goes up, so that
+// credentials it still holds stay dead.
+func (s *Service) Forget(ctx context.Context, id ID) error {
+	e := s.hub.get(id)
+	if e == nil {
+		return fail(CodeDeviceUnknown, "no device %s is known", id)
+	}
+	e.mu.Lock()
+	e.generation++
+	x := Exception{Device: id, Generation: e.generation, Reason: "forgotten", ChangedAt: time.Now().UTC()}
+	e.mu.Unlock()
+	s.ports.Keeper.SaveException(x)
+	if session := e.session.Load(); session != nil {
+		session.Close(CloseRevoked)
+	}
+	s.pending.drop(id)
+	if err := s.ports.Keeper.Forget(ctx, id); err != nil {
+		return fmt.Errorf("forget %s: %w", id, err)
+	}
+	s.hub.orphans.Store(id, x)
+	s.hub.remove(id)
+	s.log.Info("device forgotten", "device", id)
+	return nil
+}
+
+// applyException brings a stored exception into force.
+func (s *Service) applyException(x Exception) {
+	e := s.hub.get(x.Device)
+	if e == nil {
+		s.hub.orphans.Store(x.Device, x)
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if x.Generation >= e.generation {
+		e.generation, e.revoked = x.Generation, x.Revoked
+	}
+}
+
+// Welcome is what CheckIn would answer the device's admitted client now; it
+// changes nothing.
+func (s *Service) Welcome(id ID) Welcome {
+	e := s.hub.get(id)
+	if e == nil {
+		generation, ok := s.Generation(id)
+		return Welcome{Admitted: ok && !s.cfg.Approve, Generation: generation}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	d := e.device.Load()
+	return Welcome{Admitted: d.Admission == AdmissionMember && !e.revoked, Generation: e.generation, Prefer: d.Prefer}
+}
+
+// ClientOf is the admitted Client-Id of a device; empty if there is none.
+func (s *Service) ClientOf(id ID) string {
+	if e := s.hub.get(id); e != nil {
+		return e.device.Load().ClientID
+	}
+	return ""
+}

@@ -1,0 +1,288 @@
+package devices
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+
+	"fleetd/internal/jsonspan"
+)
+
+// schema is a tool's inputSchema, prepared for checking. What the firmware
+// emits (an object of boolean, integer and string properties with default,
+// minimum, maximum and required; mcp_server.h:125-165) is checked by hand
+// without allocating; anything beyond goes through a JSON Schema validator,
+// compiled when first needed.
+type schema struct {
+	raw        []byte
+	properties []property
+	complex    *compiled // nil if the simple checker is enough
+}
+
+type property struct {
+	name      string
+	kind      propertyKind
+	required  bool
+	min, max  int64
+	hasBounds bool
+	defaulted bool
+}
+
+type propertyKind uint8
+
+const (
+	anyKind propertyKind = iota
+	booleanKind
+	integerKind
+	stringKind
+)
+
+type compiled struct {
+	once   sync.Once
+	schema *jsonschema.Schema
+	err    error
+}
+
+// parseSchema never fails: what the simple checker does not know makes the
+// schema complex.
+func parseSchema(raw []byte) schema {
+	s := schema{raw: raw}
+	simple := true
+	var required []byte
+	walk := jsonspan.Object(raw)
+	for walk.Next() {
+		value := walk.Value()
+		switch string(walk.Key()) {
+		case "type":
+			text, _ := jsonspan.StringBytes(value)
+			simple = simple && string(text) == "object"
+		case "properties":
+			simple = s.parseProperties(value) && simple
+		case "required":
+			required = value
+		case "description", "title", "$schema":
+		default:
+			simple = false
+		}
+	}
+	if required != nil {
+		names := jsonspan.Array(required)
+		for names.Next() {
+			name, _ := jsonspan.StringBytes(names.Value())
+			simple = s.require(string(name)) && simple
+		}
+		simple = simple && names.Err() == nil
+	}
+	if walk.Err() != nil || !simple || len(s.properties) > 64 {
+		s.complex = &compiled{}
+	}
+	return s
+}
+
+func (s *schema) require(name string) bool {
+	for i := range s.properties {
+		if s.properties[i].name == name {
+			s.properties[i].required = true
+			return true
+		}
+	}
+	return false
+}
+
+func (s *schema) parseProperties(raw []byte) (simple bool) {
+	simple = true
+	walk := jsonspan.Object(raw)
+	for walk.Next() {
+		p := property{name: string(walk.Key()), min: math.MinInt32, max: math.MaxInt32}
+		inner := jsonspan.Object(walk.Value())
+		for inner.Next() {
+			value := inner.Value()
+			switch string(inner.Key()) {
+			case "type":
+				text, _ := jsonspan.StringBytes(value)
+				switch string(text) {
+				case "boolean":
+					p.kind = booleanKind
+				case "integer":
+					p.kind = integerKind
+				case "string":
+					p.kind = stringKind
+				default:
+					simple = false
+				}
+			case "minimum", "maximum":
+				n, ok := jsonspan.Int(value)
+				simple = simple && ok
+				p.hasBounds = true
+				if string(inner.Key()) == "minimum" {
+					p.min = n
+				} else {
+					p.max = n
+				}
+			case "default":
+				p.defaulted = true
+			case "description", "title":
+			default:
+				simple = false
+			}
+		}
+		simple = simple && inner.Err() == nil && (p.kind != anyKind) && (!p.hasBounds || p.kind == integerKind)
+		s.properties = append(s.properties, p)
+	}
+	return simple && walk.Err() == nil
+}
+
+// check returns every fault of args, which must be a JSON object or empty.
+// The firmware's own checks are weaker: a wrong type on an argument that has a
+// default silently becomes the default (mcp_server.cc:524-542).
+func (s *schema) check(args []byte) ([]Fault, error) {
+	if len(args) == 0 {
+		args = []byte("{}")
+	}
+	if s.complex != nil {
+		return s.checkComplex(args)
+	}
+	var faults []Fault
+	var seen uint64
+	walk := jsonspan.Object(args)
+	for walk.Next() {
+		for i := range s.properties {
+			if p := &s.properties[i]; p.name == string(walk.Key()) {
+				seen |= 1 << i
+				if detail := p.fault(walk.Value()); detail != "" {
+					faults = append(faults, Fault{pointer(p.name), detail})
+				}
+			}
+		}
+	}
+	if err := walk.Err(); err != nil {
+		return nil, err
+	}
+	for i := range s.properties {
+		if p := &s.properties[i]; p.required && seen>>i&1 == 0 {
+			faults = append(faults, Fault{pointer(p.name), "is required"})
+		}
+	}
+	return faults, nil
+}
+
+func (p *property) fault(value []byte) string {
+	switch p.kind {
+	case booleanKind:
+		if k := jsonspan.KindOf(value); k != jsonspan.KindTrue && k != jsonspan.KindFalse {
+			return fmt.Sprintf("must be true or false, not %.40s", value)
+		}
+	case stringKind:
+		if jsonspan.KindOf(value) != jsonspan.KindString {
+			return fmt.Sprintf("must be a string, not %.40s", value)
+		}
+	case integerKind:
+		n, ok := jsonspan.Int(value)
+		switch {
+		case !ok:
+			return fmt.Sprintf("must be an integer, not %.40s", value)
+		case n < p.min:
+			return fmt.Sprintf("must be at least %d, not %d", p.min, n)
+		case n > p.max:
+			return fmt.Sprintf("must be at most %d, not %d", p.max, n)
+		}
+	}
+	return ""
+}
+
+// pointer is the RFC 6901 pointer of a top-level member.
+func pointer(name string) string {
+	return "/" + strings.ReplaceAll(strings.ReplaceAll(name, "~", "~0"), "/", "~1")
+}
+
+// denyLoader refuses every reference to another document: a device must not
+// make fleetd read files or dial hosts.
+type denyLoader struct{}
+
+func (denyLoader) Load(url string) (any, error) {
+	return nil, fmt.Errorf("schema refers to %s; references to other documents are not followed", url)
+}
+
+func (s *schema) checkComplex(args []byte) ([]Fault, error) {
+	s.complex.once.Do(func() {
+		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(s.raw))
+		if err != nil {
+			s.complex.err = err
+			return
+		}
+		compiler := jsonschema.NewCompiler()
+		compiler.UseLoader(denyLoader{})
+		if s.complex.err = compiler.AddResource("mem:tool", doc); s.complex.err == nil {
+			s.complex.schema, s.complex.err = compiler.Compile("mem:tool")
+		}
+	})
+	if s.complex.err != nil {
+		return nil, nil // the device's schema is no schema: let the device judge
+	}
+	instance, err := jsonschema.UnmarshalJSON(bytes.NewReader(args))
+	if err != nil {
+		return nil, err
+	}
+	var invalid *jsonschema.ValidationError
+	if err := s.complex.schema.Validate(instance); errors.As(err, &invalid) {
+		return leaves(invalid, nil), nil
+	}
+	return nil, nil
+}
+
+var english = message.NewPrinter(language.English)
+
+func leaves(e *jsonschema.ValidationError, faults []Fault) []Fault {
+	if len(e.Causes) == 0 {
+		at := ""
+		for _, step := range e.InstanceLocation {
+			at += pointer(step)
+		}
+		return append(faults, Fault{at, e.ErrorKind.LocalizedString(english)})
+	}
+	for _, cause := range e.Causes {
+		faults = leaves(cause, faults)
+	}
+	return faults
+}
+
+// checkCall refuses a call whose arguments the tool's schema does not allow,
+// or that the firmware would misunderstand.
+func (t *Tool) checkCall(args json.RawMessage) *Error {
+	faults, err := t.schema.check(args)
+	if err != nil {
+		return fail(CodeBadRequest, "arguments must be a JSON object: %v", err)
+	}
+	// The description of this tool's url stands where its default should
+	// (mcp_server.cc:152-155): called without one, the device stops its audio
+	// and tries to download that sentence.
+	if t.Name == toolUpgradeFirmware && !hasMember(args, "url") {
+		faults = append(faults, Fault{"/url", "is required"})
+	}
+	if len(faults) > 0 {
+		return &Error{Code: CodeInvalidArguments, Faults: faults,
+			Detail: fmt.Sprintf("%s %s%s", t.Name, faults[0].Pointer, " "+faults[0].Detail)}
+	}
+	return nil
+}
+
+func hasMember(object []byte, name string) bool {
+	if len(object) == 0 {
+		return false
+	}
+	walk := jsonspan.Object(object)
+	for walk.Next() {
+		if string(walk.Key()) == name {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,426 @@
+package devices
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"fleetd/internal/jsonspan"
+	"fleetd/internal/mcpclient"
+)
+
+// Timeouts of calls, waiting included.
+const (
+	DefaultTimeout = 30 * time.Second
+	CameraTimeout  = 75 * time.Second // the upload alone may take 30 + 30 s
+	MaxTimeout     = 300 * time.Second
+	restartSilence = 5 * time.Second
+)
+
+// Tools the firmware treats in a way of their own.
+const (
+	toolUpgradeFirmware = "self.upgrade_firmware"
+	toolSnapshot        = "self.screen.snapshot"
+)
+
+// restarts are tools after which the device reboots or leaves the network, so
+// that its answer is lost (firmware v2.1.0 on): a disconnect, or silence, is
+// their success.
+var restarts = map[string]bool{"self.reboot": true, "self.res.esp_restart": true, "self.system.reconfigure_wifi": true, "self.disp.network": true}
+
+// disconnects are tools after which a WebSocket device first closes its
+// channel: a disconnect is their success, silence is not.
+var disconnects = map[string]bool{"self.system.set_aec": true, "self.AEC.set_mode": true}
+
+// OutcomeRestarting is the outcome of a call whose tool restarts the device.
+const OutcomeRestarting = "restarting"
+
+func isCamera(tool string) bool {
+	return strings.HasPrefix(tool, "self.camera.") || strings.HasSuffix(tool, ".take_photo")
+}
+
+// TimeoutFor is the timeout of a call that names none.
+func TimeoutFor(tool string) time.Duration {
+	switch {
+	case isCamera(tool):
+		return CameraTimeout
+	case tool == toolUpgradeFirmware:
+		return MaxTimeout
+	}
+	return DefaultTimeout
+}
+
+// CallTool calls a tool of a device, wherever it is connected: on this node,
+// else one hop to the node that holds it. ctx carries the deadline, waiting
+// included. Errors are *Error. A call is repeated only if a takeover ended it
+// before a byte left, and only once.
+func (s *Service) CallTool(ctx context.Context, c ToolCall) (ToolResult, error) {
+	r, err := s.callOnce(ctx, c)
+	var e *Error
+	if errors.As(err, &e) && e.Code == CodeSuperseded && !e.Sent {
+		r, err = s.callOnce(ctx, c)
+	}
+	return r, err
+}
+
+func (s *Service) callOnce(ctx context.Context, c ToolCall) (ToolResult, error) {
+	if x := s.hub.session(c.Device); x != nil {
+		return x.call(ctx, c)
+	}
+	r, err := s.ports.Directory.Forward(ctx, c)
+	if errors.Is(err, ErrNoHolder) {
+		return r, s.absent(ctx, c.Device)
+	}
+	return r, err
+}
+
+// CallLocal calls a tool of a device on this node and never routes.
+func (s *Service) CallLocal(ctx context.Context, c ToolCall) (ToolResult, error) {
+	if x := s.hub.session(c.Device); x != nil {
+		return x.call(ctx, c)
+	}
+	return ToolResult{}, s.absent(ctx, c.Device)
+}
+
+// absent tells a device that is offline from one nobody knows. It asks the
+// database once, briefly, and only if this node does not know the device.
+func (s *Service) absent(ctx context.Context, id ID) error {
+	if s.hub.get(id) != nil {
+		return fail(CodeDeviceOffline, "device %s is not connected", id)
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	switch _, err := s.ports.Records.Find(ctx, id); {
+	case err == nil:
+		return fail(CodeDeviceOffline, "device %s is not connected", id)
+	case errors.Is(err, ErrNotFound):
+		return fail(CodeDeviceUnknown, "no device %s is known", id)
+	default:
+		return &Error{Code: CodeUnavailable, Part: "database", Detail: "the database does not answer, so an unknown device cannot be told from an offline one"}
+	}
+}
+
+// call runs one call on this session's device and counts its outcome.
+func (x *Session) call(ctx context.Context, c ToolCall) (ToolResult, error) {
+	begun := time.Now()
+	r, err := x.tryCall(ctx, c)
+	r.Duration, r.Node = time.Since(begun), x.svc.cfg.Node
+	stats := &x.svc.stats
+	stats.CallTime.Observe(r.Duration)
+	switch {
+	case err != nil:
+		stats.Calls.Add(string(AsError(err).Code), 1)
+	case r.IsError:
+		stats.Calls.Add("tool_error", 1)
+	default:
+		stats.Calls.Add("ok", 1)
+	}
+	return r, err
+}
+
+func (x *Session) tryCall(ctx context.Context, c ToolCall) (ToolResult, error) {
+	if err := x.admit(c); err != nil {
+		return ToolResult{}, err
+	}
+	if err := x.acquire(ctx); err != nil {
+		return ToolResult{}, err
+	}
+	defer x.release()
+	if isCamera(c.Tool) {
+		x.mu.Lock()
+		due := !x.grantExpires.IsZero() && time.Until(x.grantExpires) < grantReserve
+		x.mu.Unlock()
+		if due {
+			if err := x.initialize(ctx); err != nil {
+				return ToolResult{}, x.callError(c.Tool, err)
+			}
+		}
+	}
+	photo := ""
+	if c.Tool == toolSnapshot && !hasMember(c.Arguments, "url") {
+		c.Arguments, photo = x.snapshotArguments(c.Arguments)
+	}
+	if restarts[c.Tool] {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, restartSilence)
+		defer cancel()
+	}
+	r, err := x.client.CallTool(ctx, c.Tool, c.Arguments)
+	if err != nil {
+		return x.failedCall(c, err)
+	}
+	if c.Tool == toolUpgradeFirmware {
+		// The firmware restarts instead of answering when it succeeds.
+		return ToolResult{Content: textContent("the device answered instead of restarting: the upgrade failed"), IsError: true}, nil
+	}
+	if photo != "" && !r.IsError {
+		r.Content = textContent(`{"success":true,"photo":"` + photo + `"}`)
+	}
+	return ToolResult{Content: r.Content, IsError: r.IsError}, nil
+}
+
+// snapshotArguments adds an upload address of our own to a snapshot call that
+// names none; the device would have nowhere to send the picture.
+func (x *Session) snapshotArguments(args json.RawMessage) (out json.RawMessage, photo string) {
+	url, photo := x.svc.ports.Vision.Snapshot(x.who.Device, time.Now())
+	out = jsonspan.AppendString([]byte(`{"url":`), url)
+	walk := jsonspan.Object(args)
+	for walk.Next() {
+		out = append(out, ',')
+		out = append(jsonspan.AppendString(out, string(walk.Key())), ':')
+		out = append(out, walk.Value()...)
+	}
+	return append(out, '}'), photo
+}
+
+// admit checks the call against what is known of the device's tools, before
+// the device is bothered. A list that is stale, partial or not read yet
+// refuses nothing by name: the device itself knows better.
+func (x *Session) admit(c ToolCall) error {
+	x.mu.Lock()
+	cat, state, partial, mcp := x.catalog, x.catalogState, x.partial, x.mcp
+	x.mu.Unlock()
+	if mcp == MCPNone {
+		return fail(CodeToolUnknown, "device %s does not speak MCP", c.Device)
+	}
+	if cat == nil {
+		if c.Tool == toolUpgradeFirmware {
+			return (&Tool{Name: c.Tool}).checkCall(c.Arguments).asError()
+		}
+		return nil
+	}
+	tool := cat.Tool(c.Tool)
+	if tool == nil {
+		if state == CatalogReady && !partial {
+			return fail(CodeToolUnknown, "device %s has no tool %q", c.Device, c.Tool)
+		}
+		tool = &Tool{Name: c.Tool}
+	}
+	if c.Tool == toolSnapshot && !hasMember(c.Arguments, "url") {
+		c.Arguments, _ = x.snapshotArguments(c.Arguments)
+	}
+	return tool.checkCall(c.Arguments).asError()
+}
+
+// asError avoids the typed nil.
+func (e *Error) asError() error {
+	if e == nil {
+		return nil
+	}
+	return e
+}
+
+// acquire waits for one of the device's slots, first come first served.
+func (x *Session) acquire(ctx context.Context) error {
+	x.mu.Lock()
+	switch {
+	case x.closed != "":
+		defer x.mu.Unlock()
+		return closedCall(x.closed, false)
+	case x.inFlight < x.svc.cfg.CallsPerDevice:
+		x.inFlight++
+		x.mu.Unlock()
+		x.svc.stats.InFlight.Add(1)
+		return nil
+	case len(x.queue) >= MaxWaitingCalls:
+		defer x.mu.Unlock()
+		return fail(CodeDeviceBusy, "%d calls wait for device %s already; it runs one after another", MaxWaitingCalls, x.who.Device)
+	}
+	turn := make(chan struct{}, 1)
+	x.queue = append(x.queue, turn)
+	x.mu.Unlock()
+	x.svc.stats.Waiting.Add(1)
+	defer x.svc.stats.Waiting.Add(-1)
+	select {
+	case _, ok := <-turn:
+		if !ok {
+			return closedCall(x.closeReason(), false)
+		}
+		x.svc.stats.InFlight.Add(1)
+		return nil
+	case <-ctx.Done():
+	}
+	x.mu.Lock()
+	for i, ch := range x.queue {
+		if ch == turn {
+			x.queue = append(x.queue[:i], x.queue[i+1:]...)
+			x.mu.Unlock()
+			return timeoutCall(ctx, false)
+		}
+	}
+	x.mu.Unlock()
+	if _, ok := <-turn; ok { // the turn came in the same moment: pass it on
+		x.svc.stats.InFlight.Add(1)
+		x.release()
+	}
+	return timeoutCall(ctx, false)
+}
+
+// release hands the slot to the next caller.
+func (x *Session) release() {
+	x.svc.stats.InFlight.Add(-1)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if len(x.queue) > 0 {
+		x.queue[0] <- struct{}{}
+		x.queue = x.queue[1:]
+		return
+	}
+	x.queue = nil
+	x.inFlight--
+}
+
+func (x *Session) closeReason() CloseReason {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.closed
+}
+
+func closedCall(reason CloseReason, sent bool) *Error {
+	e := &Error{Code: CodeConnectionLost, Sent: sent, Detail: "the device's connection ended: " + string(reason)}
+	if reason == CloseSuperseded {
+		e.Code, e.Detail = CodeSuperseded, "the device connected again during the call"
+	}
+	if sent {
+		e.Outcome = OutcomeUnknown
+	}
+	return e
+}
+
+func timeoutCall(ctx context.Context, sent bool) *Error {
+	e := &Error{Code: CodeDeviceTimeout, Sent: sent, Detail: "the device did not answer in time"}
+	if !sent {
+		e.Detail = "the call's turn did not come in time: earlier calls still run on the device"
+	}
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		e.Detail = "the caller gave up"
+	}
+	if sent {
+		e.Outcome = OutcomeUnknown
+	}
+	return e
+}
+
+// failedCall turns a failed call of a tool into its result or error.
+func (x *Session) failedCall(c ToolCall, err error) (ToolResult, error) {
+	gone := errors.Is(err, mcpclient.ErrClosed) && !errors.Is(err, mcpclient.ErrNotSent)
+	silent := errors.Is(err, context.DeadlineExceeded)
+	if restarts[c.Tool] && (gone || silent) || gone && (disconnects[c.Tool] || c.Tool == toolUpgradeFirmware) {
+		return ToolResult{Content: json.RawMessage("[]"), Outcome: OutcomeRestarting}, nil
+	}
+	rpc := (*mcpclient.RPCError)(nil)
+	if errors.As(err, &rpc) && rpc.Refusal() == mcpclient.RefusalOther {
+		return ToolResult{Content: textContent(rpc.Message), IsError: true}, nil
+	}
+	return ToolResult{}, x.callError(c.Tool, err)
+}
+
+// callError is the one table from the MCP client's errors to codes.
+func (x *Session) callError(what string, err error) *Error {
+	rpc := (*mcpclient.RPCError)(nil)
+	var closed closedError
+	switch {
+	case errors.As(err, &rpc):
+		switch rpc.Refusal() {
+		case mcpclient.RefusalTool:
+			x.startHandshake() // our list is out of date
+			return fail(CodeToolUnknown, "the device has no tool %q: %s", what, rpc.Message)
+		case mcpclient.RefusalArguments:
+			return &Error{Code: CodeInvalidArguments, Detail: rpc.Message, Sent: true, Faults: []Fault{{"", rpc.Message}}}
+		}
+		return &Error{Code: CodeDeviceError, Detail: rpc.Message, Sent: true}
+	case errors.Is(err, mcpclient.ErrMalformed):
+		return &Error{Code: CodeDeviceError, Detail: err.Error(), Sent: true, Outcome: OutcomeUnknown}
+	case errors.As(err, &closed):
+		return closedCall(closed.reason, !errors.Is(err, mcpclient.ErrNotSent))
+	case errors.Is(err, mcpclient.ErrNotSent):
+		return &Error{Code: CodeConnectionLost, Detail: "the device's connection takes no more bytes: " + err.Error()}
+	case errors.Is(err, context.DeadlineExceeded):
+		x.svc.run(x.probe)
+		return &Error{Code: CodeDeviceTimeout, Detail: "the device did not answer in time", Sent: true, Outcome: OutcomeUnknown}
+	case errors.Is(err, context.Canceled):
+		return &Error{Code: CodeDeviceTimeout, Detail: "the caller gave up", Sent: true, Outcome: OutcomeUnknown}
+	}
+	return &Error{Code: CodeInternal, Detail: err.Error(), Sent: true, Outcome: OutcomeUnknown}
+}
+
+func textContent(text string) json.RawMessage {
+	out := jsonspan.AppendString([]byte(`[{"type":"text","text":`), text)
+	return append(out, "}]"...)
+}
+
+// CallRPC sends any MCP request but `initialize` to a device. tools/call takes
+// the path of CallTool, its schema check and special tools included.
+func (s *Service) CallRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
+	switch {
+	case c.Method == "":
+		return RPCResult{}, fail(CodeBadRequest, "method is missing")
+	case c.Method == "initialize":
+		return RPCResult{}, fail(CodeForbidden, "initialize belongs to fleetd: it carries the photo address and token")
+	case strings.HasPrefix(c.Method, "notifications"):
+		return RPCResult{}, fail(CodeBadRequest, "%q is a notification: devices never answer those", c.Method)
+	case c.Method == "tools/call":
+		return s.callByRPC(ctx, c)
+	}
+	if len(c.Params) > 0 && jsonspan.KindOf(c.Params) != jsonspan.KindObject {
+		return RPCResult{}, fail(CodeBadRequest, "params must be a JSON object or absent: devices drop anything else without an answer")
+	}
+	if x := s.hub.session(c.Device); x != nil {
+		return x.rpc(ctx, c)
+	}
+	r, err := s.ports.Directory.ForwardRPC(ctx, c)
+	if errors.Is(err, ErrNoHolder) {
+		return r, s.absent(ctx, c.Device)
+	}
+	return r, err
+}
+
+func (s *Service) callByRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
+	call := ToolCall{Device: c.Device, Caller: c.Caller}
+	walk := jsonspan.Object(c.Params)
+	for walk.Next() {
+		switch string(walk.Key()) {
+		case "name":
+			call.Tool, _ = jsonspan.String(walk.Value())
+		case "arguments":
+			call.Arguments = walk.Value()
+		}
+	}
+	if walk.Err() != nil || call.Tool == "" {
+		return RPCResult{}, fail(CodeBadRequest, `tools/call needs params {"name":"...","arguments":{...}}`)
+	}
+	r, err := s.CallTool(ctx, call)
+	if err != nil {
+		return RPCResult{}, err
+	}
+	result := fmt.Appendf(nil, `{"content":%s,"isError":%t}`, r.Content, r.IsError)
+	return RPCResult{Result: result}, nil
+}
+
+// CallRPCLocal is CallRPC for a device on this node; it never routes.
+func (s *Service) CallRPCLocal(ctx context.Context, c RPCCall) (RPCResult, error) {
+	if x := s.hub.session(c.Device); x != nil {
+		return x.rpc(ctx, c)
+	}
+	return RPCResult{}, s.absent(ctx, c.Device)
+}
+
+func (x *Session) rpc(ctx context.Context, c RPCCall) (RPCResult, error) {
+	if err := x.acquire(ctx); err != nil {
+		return RPCResult{}, err
+	}
+	defer x.release()
+	result, err := x.client.Request(ctx, c.Method, c.Params)
+	rpc := (*mcpclient.RPCError)(nil)
+	if errors.As(err, &rpc) {
+		raw := fmt.Appendf(nil, `{"code":%d,"message":%s}`, rpc.Code, jsonspan.AppendString(nil, rpc.Message))
+		return RPCResult{Error: raw}, nil
+	}
+	if err != nil {
+		return RPCResult{}, x.callError(c.Method, err)
+	}
+	return RPCResult{Result: result}, nil
+}

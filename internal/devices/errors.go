@@ -1,0 +1,129 @@
+package devices
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Code is the stable name of a refusal or failure, as REST and NATS show it.
+type Code string
+
+// Codes. Each adapter maps them to its own statuses in one table.
+const (
+	CodeBadRequest       Code = "bad_request"
+	CodeTooLarge         Code = "too_large"
+	CodeNotFound         Code = "not_found"
+	CodeInvalidArguments Code = "invalid_arguments"
+	CodeUnauthorized     Code = "unauthorized"
+	CodeForbidden        Code = "forbidden"
+	CodeToolDenied       Code = "tool_denied"
+	CodeConfirmation     Code = "confirmation_required"
+	CodeDeviceUnknown    Code = "device_unknown"
+	CodeToolUnknown      Code = "tool_unknown"
+	CodeDeviceOffline    Code = "device_offline"
+	CodeSuperseded       Code = "superseded"
+	CodeConnectionLost   Code = "connection_lost"
+	CodeDeviceBusy       Code = "device_busy"
+	CodeDeviceError      Code = "device_error"
+	CodeDeviceTimeout    Code = "device_timeout"
+	CodeUnavailable      Code = "unavailable"
+	CodeInternal         Code = "internal"
+)
+
+// OutcomeUnknown is the outcome of a call whose bytes left while its answer
+// never came: the device may or may not have acted.
+const OutcomeUnknown = "unknown"
+
+// Fault is one thing wrong with a call's arguments.
+type Fault struct {
+	Pointer string `json:"pointer"` // RFC 6901, into the arguments
+	Detail  string `json:"detail"`
+}
+
+// Error is a refusal or failure with its stable code. Sent and Outcome are set
+// where a call got as far as the connection.
+type Error struct {
+	Code    Code
+	Detail  string // one sentence for people, naming what to do where there is something
+	Part    string // with CodeUnavailable: the part that is down
+	Sent    bool   // whether bytes left for the device
+	Outcome string // OutcomeUnknown if they did and no answer came
+	Faults  []Fault
+}
+
+// Error is the code and the detail.
+func (e *Error) Error() string { return string(e.Code) + ": " + e.Detail }
+
+// Is reports equality by code, so that errors.Is works across a hop.
+func (e *Error) Is(target error) bool {
+	t, ok := target.(*Error)
+	return ok && t.Code == e.Code
+}
+
+func fail(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Detail: fmt.Sprintf(format, args...)}
+}
+
+// AsError returns err as *Error; anything else becomes CodeInternal, a
+// database failure CodeUnavailable.
+func AsError(err error) *Error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.Is(err, ErrDatabase):
+		return &Error{Code: CodeUnavailable, Part: "database", Detail: "the database does not answer; try again later"}
+	case errors.Is(err, ErrNotFound):
+		return &Error{Code: CodeNotFound, Detail: "no such thing"}
+	default:
+		return &Error{Code: CodeInternal, Detail: err.Error()}
+	}
+}
+
+// ErrOverloaded is returned by Conn.SendControl when too much waits already.
+var ErrOverloaded = errors.New("too many bytes wait for this connection")
+
+// ErrNoHolder is returned by Directory.Forward when no node holds the device.
+var ErrNoHolder = errors.New("no node holds the device")
+
+// ToolCall asks for one tool of one device. The context given with it carries
+// the deadline, waiting included.
+type ToolCall struct {
+	Device    ID
+	Tool      string
+	Arguments json.RawMessage // a JSON object, or nil for none
+	Caller    string          // who asks, for logs; never sent to the device
+}
+
+// ToolResult is what a tool answered.
+type ToolResult struct {
+	Content  json.RawMessage // a JSON array of MCP content items
+	IsError  bool
+	Outcome  string // `restarting` for tools that restart the device, else empty
+	Duration time.Duration
+	Node     string
+}
+
+// RPCCall asks for one MCP request other than initialize.
+type RPCCall struct {
+	Device ID
+	Method string
+	Params json.RawMessage // a JSON object, or nil for none
+	Caller string
+}
+
+// RPCResult is the device's answer: exactly one of Result and Error is set.
+type RPCResult struct {
+	Result json.RawMessage
+	Error  json.RawMessage // the device's error object, with a code synthesised where it sent none
+}
+
+// ToolList is the answer to the question for a device's tools.
+type ToolList struct {
+	Catalog Hash
+	State   CatalogState
+	Partial bool
+	Tools   []json.RawMessage // each exactly as the device sent it
+}

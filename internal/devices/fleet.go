@@ -1,0 +1,275 @@
+package devices
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// State is a device's state as lists show it.
+type State string
+
+// States.
+const (
+	StateOnline    State = "online"
+	StateOffline   State = "offline"
+	StatePending   State = "pending"
+	StateContested State = "contested"
+)
+
+// View is all there is to say about one device.
+type View struct {
+	Device       Device
+	Presence     Presence
+	State        State
+	CatalogState CatalogState
+	AudioOpen    bool
+	AudioPackets uint64
+	AudioDropped uint64
+}
+
+// Get describes one device: from memory if this node knows it, with what the
+// database adds when it answers.
+func (s *Service) Get(ctx context.Context, id ID) (View, error) {
+	if e := s.hub.get(id); e != nil {
+		if x := e.session.Load(); x != nil {
+			return x.view(), nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	row, err := s.ports.Records.Find(ctx, id)
+	switch {
+	case err == nil:
+		return s.view(row), nil
+	case s.hub.get(id) != nil: // not written yet, or the database is away
+		return s.view(Row{Device: *s.hub.get(id).device.Load()}), nil
+	case errors.Is(err, ErrNotFound):
+		return View{}, fail(CodeDeviceUnknown, "no device %s is known", id)
+	}
+	return View{}, err
+}
+
+// List describes devices in id order, at most q.Limit; more tells whether
+// others follow.
+func (s *Service) List(ctx context.Context, q Query) (views []View, more bool, err error) {
+	limit := q.Limit
+	q.Limit++ // one more row than asked for tells whether a page follows
+	rows, err := s.ports.Records.List(ctx, q)
+	if err != nil {
+		return nil, false, fmt.Errorf("list devices: %w", err)
+	}
+	if more = len(rows) > limit; more {
+		rows = rows[:limit]
+	}
+	for _, row := range rows {
+		views = append(views, s.view(row))
+	}
+	return views, more, nil
+}
+
+// view overlays a stored row with what this node knows better.
+func (s *Service) view(row Row) View {
+	e := s.hub.get(row.Device.ID)
+	if e == nil {
+		return View{Device: row.Device, Presence: row.Presence, State: StateOffline, CatalogState: catalogStateOf(row.Presence)}
+	}
+	if x := e.session.Load(); x != nil {
+		return x.view()
+	}
+	v := View{Device: *e.device.Load(), Presence: row.Presence, State: StateOffline}
+	e.mu.Lock()
+	v.Presence.Catalog, v.Presence.Partial = e.catalog, e.partial
+	contested := time.Now().UnixNano() < e.takeovers.refusedUntil
+	e.mu.Unlock()
+	if cat := s.catalogs.get(v.Presence.Catalog); cat != nil {
+		v.Presence.Tools = len(cat.Tools)
+	}
+	v.CatalogState = catalogStateOf(v.Presence)
+	switch {
+	case contested:
+		v.State = StateContested
+	case v.Device.Admission != AdmissionMember || v.Device.PendingID != "":
+		v.State = StatePending
+	}
+	v.Presence.Online, v.Presence.Transport, v.Presence.Session = false, TransportNone, ""
+	if v.Presence.LastSeen.Before(v.Device.CheckedAt) {
+		v.Presence.LastSeen = v.Device.CheckedAt
+	}
+	return v
+}
+
+// catalogStateOf is the catalog state of a device without a session.
+func catalogStateOf(p Presence) CatalogState {
+	switch {
+	case p.Catalog != (Hash{}):
+		return CatalogStale
+	case p.MCP == MCPNone:
+		return CatalogNone
+	case p.MCP == MCPError || p.MCP == MCPUnresponsive:
+		return CatalogError
+	}
+	return CatalogUnknown
+}
+
+func (x *Session) view() View {
+	e := x.entry
+	e.mu.Lock()
+	contested := time.Now().UnixNano() < e.takeovers.refusedUntil
+	e.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	seq := x.seq
+	v := View{Device: *e.device.Load(), Presence: x.presenceLocked(x.closed == ""), State: StateOnline, CatalogState: x.catalogState,
+		AudioOpen: x.audioOpen, AudioPackets: x.audioCount, AudioDropped: x.audioCount}
+	x.seq = seq // a look takes no place in the order of effects
+	if contested {
+		v.State = StateContested
+	}
+	return v
+}
+
+// Edit is what an operator may write on a device; nil leaves a field alone.
+type Edit struct {
+	Name   *string
+	Labels *map[string]string
+	Prefer *Transport
+}
+
+// Limits of an Edit.
+const (
+	MaxName   = 128
+	MaxLabels = 32
+)
+
+// Edit changes a device's name, labels or preferred transport.
+func (s *Service) Edit(id ID, edit Edit) error {
+	e := s.hub.get(id)
+	if e == nil {
+		return fail(CodeDeviceUnknown, "no device %s is known", id)
+	}
+	if edit.Name != nil && len(*edit.Name) > MaxName {
+		return fail(CodeBadRequest, "name has %d bytes, at most %d are allowed", len(*edit.Name), MaxName)
+	}
+	if edit.Labels != nil {
+		if len(*edit.Labels) > MaxLabels {
+			return fail(CodeBadRequest, "%d labels, at most %d are allowed", len(*edit.Labels), MaxLabels)
+		}
+		for k, v := range *edit.Labels {
+			if k == "" || SubjectTokens(k) != k || len(k) > 63 || len(v) > MaxName {
+				return fail(CodeBadRequest, "label %q: keys are 1 to 63 of [A-Za-z0-9_-], values at most %d bytes", k, MaxName)
+			}
+		}
+	}
+	d := e.update(func(d *Device) {
+		if edit.Name != nil {
+			d.Name = *edit.Name
+		}
+		if edit.Labels != nil {
+			d.Labels = *edit.Labels
+		}
+		if edit.Prefer != nil {
+			d.Prefer = *edit.Prefer
+		}
+	})
+	s.ports.Records.SaveDevice(*d)
+	return nil
+}
+
+// Tools lists a device's tools: verified if it is connected and ready, else
+// what is known from before. User-only tools only if user.
+func (s *Service) Tools(ctx context.Context, id ID, user bool) (ToolList, error) {
+	v, err := s.Get(ctx, id)
+	if err != nil {
+		return ToolList{}, err
+	}
+	list := ToolList{Catalog: v.Presence.Catalog, State: v.CatalogState, Partial: v.Presence.Partial, Tools: []json.RawMessage{}}
+	if v.Presence.Catalog == (Hash{}) {
+		return list, nil
+	}
+	cat, err := s.Catalog(ctx, v.Presence.Catalog)
+	if err != nil {
+		return ToolList{}, err
+	}
+	for i := range cat.Tools {
+		if t := &cat.Tools[i]; user || !t.UserOnly {
+			list.Tools = append(list.Tools, t.Raw)
+		}
+	}
+	return list, nil
+}
+
+// Catalog returns one tool list, from memory if some device of this node has
+// had it.
+func (s *Service) Catalog(ctx context.Context, h Hash) (*Catalog, error) {
+	if cat := s.catalogs.get(h); cat != nil {
+		return cat, nil
+	}
+	text, err := s.ports.Catalogs.Catalog(ctx, h)
+	if errors.Is(err, ErrNotFound) {
+		return nil, fail(CodeNotFound, "no catalog %s is stored", h)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read catalog: %w", err)
+	}
+	return NewCatalog(text.Tools)
+}
+
+// History returns which catalogs a device had, newest first.
+func (s *Service) History(ctx context.Context, id ID, epoch Epoch, seq int64, limit int) ([]HistoryEntry, error) {
+	entries, err := s.ports.Catalogs.History(ctx, id, epoch, seq, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read history: %w", err)
+	}
+	return entries, nil
+}
+
+// refreshPoll is how often Refresh looks whether the handshake has ended.
+const refreshPoll = 20 * time.Millisecond
+
+// Refresh reads a connected device's tools again and returns them. ctx bounds
+// the wait.
+func (s *Service) Refresh(ctx context.Context, id ID) (ToolList, error) {
+	x := s.hub.session(id)
+	if x == nil {
+		return ToolList{}, s.absent(ctx, id)
+	}
+	x.startHandshake()
+	ticker := time.NewTicker(refreshPoll)
+	defer ticker.Stop()
+	for {
+		x.mu.Lock()
+		busy, closed, failed, reason := x.handshaking, x.closed, x.mcp != MCPReady, x.mcpError
+		x.mu.Unlock()
+		switch {
+		case closed != "":
+			return ToolList{}, closedCall(closed, true)
+		case !busy && failed:
+			return ToolList{}, &Error{Code: CodeDeviceError, Detail: "the device's tools could not be read: " + reason, Sent: true}
+		case !busy:
+			return s.Tools(ctx, id, true)
+		}
+		select {
+		case <-ctx.Done():
+			return ToolList{}, timeoutCall(ctx, true)
+		case <-ticker.C:
+		}
+	}
+}
+
+// Publish sends an event that an adapter made, e.g. of an uploaded photo.
+func (s *Service) Publish(e Event) { s.ports.Publisher.Publish(e) }
+
+// MemberOf tells whether the device is known and admitted, for adapters that
+// act on its behalf.
+func (s *Service) MemberOf(id ID) bool {
+	e := s.hub.get(id)
+	if e == nil {
+		return !s.loaded.Load()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.device.Load().Admission == AdmissionMember && !e.revoked
+}

@@ -1,0 +1,285 @@
+package devices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"fleetd/internal/jsonspan"
+	"fleetd/internal/mcpclient"
+)
+
+// Retries of a failed handshake double from the first to the last pause.
+const (
+	retryFirst = 5 * time.Second
+	retryLast  = 5 * time.Minute
+)
+
+// Renewal of the upload token: at half of its life by the sweeper, and before
+// a camera call with less than grantReserve left.
+const (
+	grantRenew   = 12 * time.Hour
+	grantReserve = time.Hour
+)
+
+// lookupTimeout bounds what a session waits for the database.
+const lookupTimeout = 250 * time.Millisecond
+
+// StartMCP begins to read the device's tools. announced is features.mcp of its
+// hello: without it the device has no MCP server, which is not the same as an
+// empty list. Call it once the hello is answered.
+func (x *Session) StartMCP(announced bool) {
+	if announced {
+		x.startHandshake()
+		return
+	}
+	x.mu.Lock()
+	x.setMCPLocked(MCPNone, "")
+	x.catalog, x.catalogState = nil, CatalogNone
+	presence := x.presenceLocked(x.closed == "")
+	x.mu.Unlock()
+	x.svc.ports.Records.SavePresence(presence)
+}
+
+// startHandshake runs one handshake in its own goroutine unless one runs
+// already.
+func (x *Session) startHandshake() {
+	x.mu.Lock()
+	if x.handshaking || x.closed != "" {
+		x.mu.Unlock()
+		return
+	}
+	x.handshaking = true
+	x.mu.Unlock()
+	if !x.svc.run(x.handshake) {
+		x.mu.Lock()
+		x.handshaking = false
+		x.mu.Unlock()
+	}
+}
+
+func (x *Session) handshake() {
+	s := x.svc
+	select {
+	case s.handshakes <- struct{}{}:
+	case <-s.ctx.Done():
+		return
+	}
+	s.stats.Handshakes.Add(1)
+	begun := time.Now()
+	x.mu.Lock()
+	x.setMCPLocked(MCPListing, "")
+	x.mu.Unlock()
+	list, err := x.initializeAndList(s.ctx)
+	<-s.handshakes
+	s.stats.Handshakes.Add(-1)
+
+	x.mu.Lock()
+	x.handshaking = false
+	open := x.closed == ""
+	x.mu.Unlock()
+	if !open {
+		return
+	}
+	if err == nil {
+		err = x.listed(list)
+	}
+	if err != nil {
+		x.handshakeFailed(err)
+		return
+	}
+	s.stats.HandshakeTime.Observe(time.Since(begun))
+}
+
+func (x *Session) initializeAndList(ctx context.Context) (mcpclient.ToolList, error) {
+	if err := x.initialize(ctx); err != nil {
+		return mcpclient.ToolList{}, err
+	}
+	return x.client.ListTools(ctx)
+}
+
+// initialize tells the device where to send photos and learns what it is.
+func (x *Session) initialize(ctx context.Context) error {
+	s := x.svc
+	url, token, expires := s.ports.Vision.Grant(x.who.Device, time.Now())
+	info, err := x.client.Initialize(ctx, mcpclient.InitParams{VisionURL: url, VisionToken: token, Version: s.cfg.Version})
+	if err != nil {
+		return err
+	}
+	board, firmware := s.strings.get(clip(info.Name)), s.strings.get(clip(info.Version))
+	x.mu.Lock()
+	x.firmware, x.extras, x.grantExpires = firmware, info.Prompts || info.Resources, expires
+	x.mu.Unlock()
+	// A device that connects without an OTA check (credentials from an earlier
+	// boot, or none asked) tells its board and version only here.
+	if d := x.entry.device.Load(); firmware != "" && (d.Firmware != firmware || d.Board == "") {
+		changed := x.entry.update(func(d *Device) {
+			if d.Firmware != firmware {
+				d.ELF = "" // of another image
+			}
+			d.Firmware = firmware
+			if d.Board == "" {
+				d.Board = board
+			}
+		})
+		s.ports.Records.SaveDevice(*changed)
+	}
+	return nil
+}
+
+// clip bounds what a device may say of itself.
+func clip(text string) string { return text[:min(len(text), 128)] }
+
+// listed takes a fresh list: it becomes the session's catalog, the device's
+// record, and, if it differs from before, a history entry and an event once
+// that entry is committed.
+func (x *Session) listed(list mcpclient.ToolList) error {
+	s, e := x.svc, x.entry
+	cat, isNew, err := s.catalogs.intern(list.JSON)
+	if err != nil {
+		return fmt.Errorf("%w: %w", mcpclient.ErrMalformed, err)
+	}
+	if isNew {
+		s.stats.CatalogNew.Add(1)
+	} else {
+		s.stats.CatalogHits.Add(1)
+	}
+	device := e.device.Load()
+	if !list.Partial {
+		s.catalogs.learn(device.ELF, cat)
+	}
+	e.mu.Lock()
+	before := s.catalogs.get(e.catalog)
+	changed := e.catalog != cat.Hash || e.partial != list.Partial
+	enter := changed || e.listedFW != device.Firmware
+	e.catalog, e.partial, e.listedFW = cat.Hash, list.Partial, device.Firmware
+	e.mu.Unlock()
+
+	x.mu.Lock()
+	x.catalog, x.catalogState, x.partial = cat, CatalogReady, list.Partial
+	x.attempts = 0
+	x.setMCPLocked(MCPReady, list.Reason)
+	presence := x.presenceLocked(x.closed == "")
+	x.mu.Unlock()
+	s.ports.Records.SavePresence(presence)
+	if !enter {
+		return nil
+	}
+	now := time.Now()
+	entry := HistoryEntry{Device: e.id, Epoch: x.epoch, Seq: presence.Seq, Catalog: cat.Hash, Firmware: device.Firmware,
+		ELF: device.ELF, Partial: list.Partial, At: now.UTC()}
+	committed := func() {}
+	if changed {
+		committed = func() { x.publish(EventCatalog, "", catalogFields(before, cat, list.Partial), true) }
+	}
+	s.ports.Catalogs.SaveCatalog(entry, cat.text(now), committed)
+	return nil
+}
+
+// MaxDiffNames bounds each list of names in a catalog event; the true sizes
+// are in the catalogs themselves.
+const MaxDiffNames = 200
+
+func catalogFields(before, after *Catalog, partial bool) []byte {
+	added, removed, changed := Diff(before, after)
+	fields := jsonspan.AppendString([]byte(`"catalog":`), after.Hash.String())
+	for _, part := range []struct {
+		name  string
+		names []string
+	}{{"added", added}, {"removed", removed}, {"changed", changed}} {
+		fields = append(fields, `,"`+part.name+`":[`...)
+		for i, name := range part.names[:min(len(part.names), MaxDiffNames)] {
+			if i > 0 {
+				fields = append(fields, ',')
+			}
+			fields = jsonspan.AppendString(fields, name)
+		}
+		fields = append(fields, ']')
+	}
+	if partial {
+		return append(fields, `,"partial":true`...)
+	}
+	return append(fields, `,"partial":false`...)
+}
+
+// handshakeFailed keeps the session and tries again later.
+func (x *Session) handshakeFailed(err error) {
+	state := MCPError
+	if errors.Is(err, context.DeadlineExceeded) {
+		state = MCPUnresponsive
+	}
+	x.mu.Lock()
+	if x.closed != "" {
+		x.mu.Unlock()
+		return
+	}
+	reason := clip(strings.ToValidUTF8(err.Error(), "\uFFFD"))
+	x.setMCPLocked(state, reason)
+	if x.catalog == nil {
+		x.catalogState = CatalogError
+	} else {
+		x.catalogState = CatalogStale
+	}
+	pause := min(retryFirst<<min(x.attempts, 10), retryLast)
+	x.attempts++
+	x.retry = time.AfterFunc(pause, x.startHandshake)
+	presence := x.presenceLocked(true)
+	x.mu.Unlock()
+	x.svc.ports.Records.SavePresence(presence)
+	x.svc.log.Warn("MCP handshake failed", "device", x.who.Device, "session", x.id, "state", state, "retry", pause, "error", reason)
+}
+
+func (x *Session) setMCPLocked(state MCPState, reason string) {
+	x.mcpError = reason
+	if x.mcp == state {
+		return
+	}
+	if x.closed == "" {
+		x.svc.stats.States.Add(x.mcp, -1)
+		x.svc.stats.States.Add(state, 1)
+	}
+	x.mcp = state
+}
+
+// probe finds out whether a device that let a call time out still answers
+// anything; if not, it counts as unresponsive until a handshake succeeds.
+func (x *Session) probe() {
+	ctx, cancel := context.WithTimeout(x.svc.ctx, mcpclient.StepTimeout)
+	defer cancel()
+	if err := x.client.Probe(ctx); err != nil && x.svc.ctx.Err() == nil {
+		x.handshakeFailed(fmt.Errorf("probe: %w", err))
+	}
+}
+
+// sweep is the node's one timer: it renews upload tokens before they expire.
+func (s *Service) sweep() {
+	ticker := time.NewTicker(time.Minute)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case now := <-ticker.C:
+			s.Sessions(func(x *Session) {
+				x.mu.Lock()
+				due := x.mcp == MCPReady && !x.grantExpires.IsZero() && x.grantExpires.Sub(now) < grantRenew
+				x.mu.Unlock()
+				if due {
+					x.startRenewal()
+				}
+			})
+		}
+	}
+}
+
+// startRenewal re-initializes a ready device in the background; a failure
+// leaves the old token until the next sweep.
+func (x *Session) startRenewal() {
+	x.svc.run(func() {
+		if err := x.initialize(x.svc.ctx); err != nil {
+			x.svc.log.Debug("upload token not renewed", "device", x.who.Device, "error", err)
+		}
+	})
+}

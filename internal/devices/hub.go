@@ -1,0 +1,124 @@
+package devices
+
+import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+)
+
+// hub is everything this node knows of devices, and who holds a session: one
+// entry per known device, in shards so that fleets of connecting devices do
+// not queue at one lock.
+type hub struct {
+	seed    maphash.Seed
+	shards  [64]shard
+	orphans sync.Map // ID to the Exception of a device that has no entry
+}
+
+type shard struct {
+	mu      sync.RWMutex
+	entries map[ID]*entry
+}
+
+// entry is one known device. device and session are read without a lock;
+// writers hold mu.
+type entry struct {
+	id      ID
+	device  atomic.Pointer[Device] // immutable snapshot; never nil
+	session atomic.Pointer[Session]
+
+	mu         sync.Mutex
+	lastEpoch  Epoch
+	generation int64
+	revoked    bool
+	catalog    Hash // of the last listing; zero if never listed
+	listedFW   string
+	partial    bool
+	takeovers  takeovers
+}
+
+func newHub() *hub {
+	h := &hub{seed: maphash.MakeSeed()}
+	for i := range h.shards {
+		h.shards[i].entries = map[ID]*entry{}
+	}
+	return h
+}
+
+func (h *hub) shard(id ID) *shard {
+	return &h.shards[maphash.String(h.seed, string(id))%uint64(len(h.shards))]
+}
+
+// get returns the entry of a known device, else nil.
+func (h *hub) get(id ID) *entry {
+	s := h.shard(id)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.entries[id]
+}
+
+// session returns the session a device has on this node, else nil.
+func (h *hub) session(id ID) *Session {
+	if e := h.get(id); e != nil {
+		return e.session.Load()
+	}
+	return nil
+}
+
+// ensure returns the entry of a device, made with first if there was none.
+func (h *hub) ensure(id ID, first func() *Device) (e *entry, created bool) {
+	if e := h.get(id); e != nil {
+		return e, false
+	}
+	s := h.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[id]; e != nil {
+		return e, false
+	}
+	e = &entry{id: id}
+	if x, ok := h.orphans.LoadAndDelete(id); ok {
+		e.generation, e.revoked = x.(Exception).Generation, x.(Exception).Revoked
+	}
+	e.device.Store(first())
+	s.entries[id] = e
+	return e, true
+}
+
+func (h *hub) remove(id ID) {
+	s := h.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.entries, id)
+}
+
+// each calls f for every entry of one shard after another, with no lock held.
+func (h *hub) each(f func(*entry)) {
+	var batch []*entry
+	for i := range h.shards {
+		s := &h.shards[i]
+		s.mu.RLock()
+		batch = batch[:0]
+		for _, e := range s.entries {
+			batch = append(batch, e)
+		}
+		s.mu.RUnlock()
+		for _, e := range batch {
+			f(e)
+		}
+	}
+}
+
+// update replaces the device's snapshot by what change makes of a copy.
+func (e *entry) update(change func(*Device)) *Device {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.updateLocked(change)
+}
+
+func (e *entry) updateLocked(change func(*Device)) *Device {
+	d := *e.device.Load()
+	change(&d)
+	e.device.Store(&d)
+	return &d
+}

@@ -1,0 +1,128 @@
+package devices
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+)
+
+// Records reads and writes devices and their presence. Reads go to the
+// database and wrap ErrDatabase when it is away; writes are queued, coalesced
+// per device and committed in groups, and never block or fail.
+type Records interface {
+	// Find returns one device, or ErrNotFound.
+	Find(ctx context.Context, id ID) (Row, error)
+	// List returns at most q.Limit rows in id order.
+	List(ctx context.Context, q Query) ([]Row, error)
+	// SaveDevice queues the row; a newer one for the same device replaces one
+	// still waiting. Name, Labels and Prefer are part of it.
+	SaveDevice(d Device)
+	// SavePresence queues the row; it is written only if (Epoch, Seq) is above
+	// the stored pair.
+	SavePresence(p Presence)
+}
+
+// Catalogs keeps tool lists by content, and who had which when.
+type Catalogs interface {
+	// Catalog returns one stored list, or ErrNotFound.
+	Catalog(ctx context.Context, h Hash) (CatalogText, error)
+	// History returns the entries of one device, newest first, at most limit,
+	// older than the pair (epoch, seq) unless that is zero.
+	History(ctx context.Context, id ID, epoch Epoch, seq int64, limit int) ([]HistoryEntry, error)
+	// SaveCatalog queues a history entry with the text of its catalog (text may
+	// be shared and must not change; its Tools may be nil if the catalog is
+	// known to be stored) and calls committed once both are in the database.
+	// Entries are never coalesced. committed runs on the writer's goroutine and
+	// must not block; it is not called if the node stops first or the entry is
+	// dropped because MaxHistoryQueue entries already wait.
+	SaveCatalog(e HistoryEntry, text CatalogText, committed func())
+}
+
+// Keeper holds what a node must know at start and operators change: who is a
+// member, and whose credentials are exceptional.
+type Keeper interface {
+	// LoadDevices calls f for every row, in id order.
+	LoadDevices(ctx context.Context, f func(Row) error) error
+	// LoadExceptions returns all exceptions.
+	LoadExceptions(ctx context.Context) ([]Exception, error)
+	// SaveException queues the exception; the higher generation wins, on equal
+	// generations the later ChangedAt.
+	SaveException(e Exception)
+	// Forget removes the device, its presence and its history (catalogs stay).
+	Forget(ctx context.Context, id ID) error
+}
+
+// Publisher takes events for the outside. Publish never blocks; an event that
+// cannot be taken is counted by the publisher and dropped.
+type Publisher interface {
+	Publish(e Event)
+}
+
+// Directory tells the other nodes which devices this node holds, and carries
+// a call to the node that holds one.
+type Directory interface {
+	// Hold announces the device; calls for it now arrive at this node.
+	Hold(id ID) error
+	// Release takes the announcement back. Hold and Release of one device may
+	// overlap; they are counted, not toggled.
+	Release(id ID)
+	// Forward sends the call one hop to its holder. It fails with
+	// ErrNoHolder at once if no node holds the device.
+	Forward(ctx context.Context, c ToolCall) (ToolResult, error)
+	// ForwardRPC is Forward for a raw MCP request.
+	ForwardRPC(ctx context.Context, c RPCCall) (RPCResult, error)
+}
+
+// Vision grants devices the right to upload photos.
+type Vision interface {
+	// Grant returns the URL and bearer token for `initialize`, and when the
+	// token expires. An empty URL means photos are not offered.
+	Grant(id ID, now time.Time) (url, token string, expires time.Time)
+	// Snapshot returns a URL that takes one upload of the device, and the id
+	// its photo will have.
+	Snapshot(id ID, now time.Time) (url, photo string)
+}
+
+// Conn is one live transport connection to one device. Implementations accept
+// calls from any goroutine.
+type Conn interface {
+	// SendControl writes one envelope, or queues it behind others, within a
+	// bounded time, and does not keep msg. ErrOverloaded means that too much
+	// waits already; the session is then closed as slow. Any error means that
+	// no byte of msg reaches the device.
+	SendControl(msg []byte) error
+	// Close ends the connection for this reason; any number of times, by
+	// anyone. It unblocks the reader and does not wait for it.
+	Close(reason CloseReason)
+}
+
+// Event is something that happened to a device. Publisher adds the node.
+type Event struct {
+	Kind    EventKind
+	Device  ID
+	Subject string // further subject tokens behind the kind, e.g. the notification's method; already safe
+	Session string
+	Epoch   Epoch
+	Seq     int64
+	Time    time.Time
+	// MsgID deduplicates the event in the stream; empty for kinds that are not stored.
+	MsgID string
+	// Fields are the members the kind adds, as `"name":value` pairs joined by
+	// commas, valid JSON.
+	Fields json.RawMessage
+}
+
+// EventKind is the last fixed token of an event's subject.
+type EventKind string
+
+// Event kinds. Messages are never stored in the stream.
+const (
+	EventOnline       EventKind = "online"
+	EventOffline      EventKind = "offline"
+	EventCatalog      EventKind = "catalog"
+	EventNotification EventKind = "notifications"
+	EventMessage      EventKind = "messages"
+	EventPhoto        EventKind = "photo"
+	EventPending      EventKind = "pending"
+	EventContested    EventKind = "contested"
+)

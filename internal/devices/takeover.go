@@ -1,0 +1,37 @@
+package devices
+
+import "time"
+
+// Fighters: an id that this many sessions of different clients took from each
+// other within fightWindow is cloned. The incumbent stays, newcomers are
+// refused for fightPause.
+const (
+	maxTakeovers = 5
+	fightWindow  = time.Minute
+	fightPause   = 30 * time.Second
+)
+
+// takeovers remembers the latest changes of hand of one device.
+type takeovers struct {
+	times        [maxTakeovers]int64 // unix nanoseconds, a ring
+	next         int8
+	refusedUntil int64
+}
+
+// contested notes that a session of another client takes the device over, and
+// returns true if that makes, or keeps, the id contested.
+func (t *takeovers) contested(now time.Time) bool {
+	at := now.UnixNano()
+	if at < t.refusedUntil {
+		return true
+	}
+	oldest := t.times[t.next]
+	t.times[t.next] = at
+	t.next = (t.next + 1) % maxTakeovers
+	if oldest == 0 || at-oldest > int64(fightWindow) {
+		return false
+	}
+	t.refusedUntil = at + int64(fightPause)
+	t.times = [maxTakeovers]int64{}
+	return true
+}

@@ -1,0 +1,199 @@
+package provision
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"fleetd/internal/jsonspan"
+)
+
+// Limits of an OTA reply. The device's HTTP client hangs for ever at 8,192
+// bytes (esp-ml307 http_client.cc:258-276); its flash refuses longer keys and
+// values, which aborts it at every boot (settings.cc:40-68).
+const (
+	MaxReply  = 6 << 10
+	MaxKey    = 15
+	MaxString = 4000
+)
+
+// ErrUnsafe is wrapped by every refusal of Check.
+var ErrUnsafe = errors.New("OTA reply would harm a device")
+
+func unsafe(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrUnsafe, fmt.Sprintf(format, args...))
+}
+
+// Check passes only replies that every firmware survives: each rule names the
+// way in which breaking it strands a device or sends it into a boot loop. It
+// sees every reply before it is sent.
+func Check(reply []byte) error {
+	if len(reply) > MaxReply {
+		return unsafe("%d bytes; the device hangs at 8,192, the limit is %d", len(reply), MaxReply)
+	}
+	sections := map[string]bool{}
+	walk := jsonspan.Object(reply)
+	for walk.Next() {
+		name := string(walk.Key())
+		if sections[name] {
+			return unsafe("section %q stands twice", name)
+		}
+		sections[name] = true
+		if err := checkSection(name, walk.Value()); err != nil {
+			return err
+		}
+	}
+	if err := walk.Err(); err != nil {
+		return unsafe("%v", err)
+	}
+	if sections["mqtt"] && sections["websocket"] {
+		return unsafe("it has both mqtt and websocket: the device takes mqtt")
+	}
+	return nil
+}
+
+func checkSection(name string, section []byte) error {
+	walk := jsonspan.Object(section)
+	for walk.Next() {
+		key, value := string(walk.Key()), walk.Value()
+		stored := name == "mqtt" || name == "websocket"
+		if stored && len(key) > MaxKey {
+			return unsafe("%s.%s has %d characters; the flash takes %d: boot loop", name, key, len(key), MaxKey)
+		}
+		text, isText := jsonspan.String(value)
+		if isText && len(text) >= MaxString {
+			return unsafe("%s.%s has %d bytes; the flash takes under %d: boot loop", name, key, len(text), MaxString)
+		}
+		if err := checkMember(name+"."+key, text, isText, value); err != nil {
+			return err
+		}
+	}
+	if err := walk.Err(); err != nil {
+		return unsafe("section %q: %v", name, err)
+	}
+	return nil
+}
+
+func checkMember(path, text string, isText bool, value []byte) error {
+	switch path {
+	case "mqtt.endpoint":
+		if !isText {
+			return unsafe("%s is no string", path)
+		}
+		return checkEndpoint(text)
+	case "websocket.url":
+		if !isText {
+			return unsafe("%s is no string", path)
+		}
+		return checkDialURL(path, text, "ws", "wss")
+	case "firmware.url":
+		if text == "" {
+			return nil
+		}
+		return checkDialURL(path, text, "http", "https")
+	case "firmware.version":
+		if !isText || !isVersion(text) {
+			return unsafe("%s is %s; only numbers and dots survive std::stoi: boot loop", path, value)
+		}
+	case "websocket.version", "mqtt.keepalive":
+		if _, ok := jsonspan.Int(value); !ok {
+			return unsafe("%s must be a number, a string is read as 0", path)
+		}
+	case "firmware.force":
+		if n, ok := jsonspan.Int(value); !ok || n != 0 && n != 1 {
+			return unsafe("%s must be the number 0 or 1", path)
+		}
+	}
+	return nil
+}
+
+// checkEndpoint wants `host` or `host:port`: what follows the first colon goes
+// through an unguarded std::stoi (mqtt_protocol.cc:148-157).
+func checkEndpoint(endpoint string) error {
+	host, port, found := strings.Cut(endpoint, ":")
+	if host == "" || strings.ContainsAny(host, "/[] ") {
+		return unsafe("mqtt.endpoint %q must be host:port without a scheme: boot loop", endpoint)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); found && (err != nil || n == 0) {
+		return unsafe("mqtt.endpoint %q must end in a port: boot loop", endpoint)
+	}
+	return nil
+}
+
+// checkDialURL knows the device's own URL parser: the first colon anywhere
+// after the scheme starts the port (web_socket.cc:69-112), there are no IPv6
+// literals and no user info.
+func checkDialURL(path, text string, schemes ...string) error {
+	u, err := url.Parse(text)
+	if err != nil {
+		return unsafe("%s %q: %v", path, text, err)
+	}
+	if u.Scheme != schemes[0] && u.Scheme != schemes[1] {
+		return unsafe("%s %q must start with %s:// or %s://", path, text, schemes[0], schemes[1])
+	}
+	if ip := net.ParseIP(u.Hostname()); u.Hostname() == "" || ip != nil && ip.To4() == nil {
+		return unsafe("%s %q needs a name or IPv4 address; the device knows no IPv6 literals", path, text)
+	}
+	if u.User != nil {
+		return unsafe("%s %q must not contain user info", path, text)
+	}
+	if rest := strings.TrimPrefix(text, u.Scheme+"://"+u.Host); strings.Contains(rest, ":") {
+		return unsafe("%s %q has a colon behind the host, which the device takes for a port: it aborts", path, text)
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return unsafe("%s %q: port %s does not exist", path, text, port)
+		}
+	}
+	return nil
+}
+
+// isVersion is ^\d+(\.\d+)*$, each part small enough for std::stoi.
+func isVersion(text string) bool {
+	for part := range strings.SplitSeq(text, ".") {
+		if _, err := strconv.ParseUint(part, 10, 31); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// reply is the OTA reply; sections left out are not sent. Order and names are
+// what the firmware reads (ota.cc:103-245).
+type reply struct {
+	Activation *activation `json:"activation,omitempty"`
+	WebSocket  *webSocket  `json:"websocket,omitempty"`
+	ServerTime serverTime  `json:"server_time"`
+}
+
+type activation struct {
+	Message   string `json:"message"`
+	Code      string `json:"code"`
+	Challenge string `json:"challenge"`
+	TimeoutMS int    `json:"timeout_ms"`
+}
+
+type webSocket struct {
+	URL     string `json:"url"`
+	Token   string `json:"token"` // empty clears one stored earlier
+	Version int    `json:"version"`
+}
+
+type serverTime struct {
+	Timestamp      int64  `json:"timestamp"` // milliseconds since 1970
+	TimeZone       string `json:"timeZone"`
+	TimezoneOffset int    `json:"timezone_offset"` // minutes; the device's clock runs in local time
+}
+
+// encode is the only way from a reply to bytes.
+func (r reply) encode() ([]byte, error) {
+	out, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encode OTA reply: %w", err)
+	}
+	return out, Check(out)
+}

@@ -1,0 +1,292 @@
+// Package provision answers the first question of every device: where to go.
+// At boot the firmware asks the OTA address once (application.cc:417-509); the
+// reply carries its transport, address and credentials, or, while it waits for
+// approval, a code to speak. Every reply passes Check before it is sent,
+// because a wrong one is stored in the device's flash and can keep it from
+// ever booting again.
+package provision
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+)
+
+// Paths of the device side.
+const (
+	PathOTA       = "/xiaozhi/ota/"
+	PathOTAWS     = "/xiaozhi/ota/ws/"
+	PathOTAMQTT   = "/xiaozhi/ota/mqtt/"
+	PathWebSocket = "/xiaozhi/v1/"
+)
+
+// Options of a Server.
+type Options struct {
+	Service *devices.Service
+	Mint    *credential.Mint
+	// PublicURL is the http or https base under which devices reach this node.
+	PublicURL string
+	// Framing is websocket.version in the reply, 1 to 3.
+	Framing  int
+	Location *time.Location
+	// RatePerMinute and Burst bound the checks from one address; 0 is no limit.
+	RatePerMinute int
+	Burst         int
+	// TrustedProxies are believed about the address behind them.
+	TrustedProxies []netip.Prefix
+	// Settings are judged by Diagnose.
+	Settings Settings
+	Log      *slog.Logger
+}
+
+// Server serves the OTA check and activation. It is safe for concurrent use.
+type Server struct {
+	opt    Options
+	limits limits
+
+	// Replies counts answers by kind: member, waiting, bad_request,
+	// rate_limited, unavailable, unsafe.
+	Replies devices.CounterMap[string]
+}
+
+// New returns a Server.
+func New(opt Options) *Server {
+	s := &Server{opt: opt}
+	s.limits.byAddr = map[netip.Addr]*rate.Limiter{}
+	return s
+}
+
+// Register adds the routes. The variants pin a transport for devices
+// configured with that address; the firmware appends `activate` to whichever
+// it has.
+func (s *Server) Register(mux *http.ServeMux) {
+	for _, path := range []string{PathOTA, PathOTAWS} {
+		mux.HandleFunc("POST "+path+"{$}", s.check)
+		mux.HandleFunc("GET "+path+"{$}", s.check)
+		mux.HandleFunc("POST "+path+"activate", s.activate)
+	}
+	mux.HandleFunc(PathOTAMQTT, func(w http.ResponseWriter, _ *http.Request) {
+		s.refuse(w, "unavailable", http.StatusServiceUnavailable, errors.New("this node does not serve MQTT; use "+PathOTA))
+	})
+}
+
+// refuse answers with a status that makes the firmware try again later: only
+// 200 is read as a reply (ota.cc:103-107).
+func (s *Server) refuse(w http.ResponseWriter, kind string, status int, err error) {
+	s.Replies.Add(kind, 1)
+	if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", "10")
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	body, _ := json.Marshal(struct { // two strings always marshal
+		Error string `json:"error"`
+	}{err.Error()})
+	_, _ = w.Write(body) // the device is gone if this fails
+}
+
+func (s *Server) check(w http.ResponseWriter, r *http.Request) {
+	if !s.limits.allow(s.address(r), s.opt.RatePerMinute, s.opt.Burst) {
+		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many checks from this address; try again"))
+		return
+	}
+	c, err := parseRequest(r)
+	if err != nil {
+		if r.Method == http.MethodGet && r.Header.Get("Device-Id") == "" {
+			s.greet(w)
+			return
+		}
+		s.refuse(w, "bad_request", http.StatusBadRequest, err)
+		return
+	}
+	welcome, err := s.opt.Service.CheckIn(c)
+	if err != nil {
+		e := devices.AsError(err)
+		status := http.StatusBadRequest
+		kind := "bad_request"
+		if e.Code == devices.CodeUnavailable {
+			status, kind = http.StatusServiceUnavailable, "unavailable"
+		}
+		s.refuse(w, kind, status, e)
+		return
+	}
+	body, err := s.reply(c.Device, c.ClientID, welcome, time.Now()).encode()
+	if err != nil {
+		s.opt.Log.Error("OTA reply refused by its checker; run `fleetd doctor`", "device", c.Device, "error", err)
+		s.refuse(w, "unsafe", http.StatusInternalServerError, errors.New("this node's settings make no safe reply; see its log"))
+		return
+	}
+	kind := "member"
+	if !welcome.Admitted {
+		kind = "waiting"
+	}
+	s.Replies.Add(kind, 1)
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(body) // the device asks again if this fails
+}
+
+// greet answers a person who opens the address in a browser.
+func (s *Server) greet(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = fmt.Fprintf(w, "fleetd is here. Devices ask this address (POST) and are sent to %s.\n", s.webSocketURL())
+}
+
+func (s *Server) webSocketURL() string {
+	return "ws" + strings.TrimPrefix(s.opt.PublicURL, "http") + PathWebSocket
+}
+
+func (s *Server) reply(id devices.ID, clientID string, welcome devices.Welcome, now time.Time) reply {
+	_, offset := now.In(s.opt.Location).Zone()
+	r := reply{ServerTime: serverTime{Timestamp: now.UnixMilli(), TimeZone: s.opt.Location.String(), TimezoneOffset: offset / 60}}
+	ws := &webSocket{URL: s.webSocketURL(), Version: s.opt.Framing}
+	if welcome.Admitted {
+		ws.Token = s.opt.Mint.DeviceToken(string(id), clientID, welcome.Generation)
+	} else {
+		r.Activation = &activation{Message: "Approve this device with the code " + welcome.Code, Code: welcome.Code,
+			Challenge: welcome.Challenge, TimeoutMS: int(devices.CodeLife / time.Millisecond)}
+	}
+	r.WebSocket = ws // also while waiting: without a section the device falls back to MQTT (application.cc:502-509)
+	return r
+}
+
+// activate tells a waiting device whether it is admitted now: 200 done, 202
+// ask again (ota.cc:421-492). The body is an HMAC with a key only the chip
+// knows, so there is nothing here to check it against.
+func (s *Server) activate(w http.ResponseWriter, r *http.Request) {
+	id, err := devices.ParseID(r.Header.Get("Device-Id"))
+	if err != nil {
+		s.refuse(w, "bad_request", http.StatusBadRequest, fmt.Errorf("header Device-Id: %w", err))
+		return
+	}
+	if !s.limits.allow(s.address(r), s.opt.RatePerMinute, s.opt.Burst) {
+		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many requests from this address; try again"))
+		return
+	}
+	if !s.opt.Service.Activated(id, r.Header.Get("Client-Id")) {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	_, _ = w.Write([]byte("success")) // the device asks again if this fails
+}
+
+// address is the peer's, or the one a trusted proxy names behind it.
+func (s *Server) address(r *http.Request) netip.Addr {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Addr{}
+	}
+	addr := peer.Addr().Unmap()
+	for _, proxy := range s.opt.TrustedProxies {
+		if !proxy.Contains(addr) {
+			continue
+		}
+		list := strings.Split(r.Header.Get("X-Forwarded-For"), ",")
+		if behind, err := netip.ParseAddr(strings.TrimSpace(list[len(list)-1])); err == nil {
+			return behind.Unmap()
+		}
+	}
+	return addr
+}
+
+// maxAddresses bounds the limiters kept; beyond it the table starts anew.
+const maxAddresses = 20_000
+
+type limits struct {
+	mu     sync.Mutex
+	byAddr map[netip.Addr]*rate.Limiter
+}
+
+func (l *limits) allow(addr netip.Addr, perMinute, burst int) bool {
+	if perMinute == 0 {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	limiter := l.byAddr[addr]
+	if limiter == nil {
+		if len(l.byAddr) >= maxAddresses {
+			clear(l.byAddr)
+		}
+		limiter = rate.NewLimiter(rate.Limit(float64(perMinute)/60), max(burst, 1))
+		l.byAddr[addr] = limiter
+	}
+	return limiter.Allow()
+}
+
+// Settings are what Diagnose judges beside the reply itself.
+type Settings struct {
+	DeviceListen string // the address the listener really has
+	PublicHost   string // as given, empty if chosen by the node
+	PortMoved    bool   // the default port was taken
+	TLSHere      bool
+	Open         bool // --device-auth none
+	InContainer  bool
+}
+
+// Diagnose shows the world as the device sees it: the reply it would get, and
+// every setting that would strand it. It changes nothing.
+func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
+	d := devices.Diagnosis{OTAURL: s.opt.PublicURL + PathOTA, Device: id, Status: http.StatusOK, Findings: []devices.Finding{}}
+	add := func(severity devices.Severity, setting, format string, args ...any) {
+		d.Findings = append(d.Findings, devices.Finding{Severity: severity, Setting: setting, Message: fmt.Sprintf(format, args...)})
+	}
+	welcome := s.opt.Service.Welcome(id)
+	clientID := s.opt.Service.ClientOf(id)
+	reply := s.reply(id, clientID, welcome, time.Now())
+	body, err := reply.encode()
+	if d.Reply = body; err != nil {
+		d.Status = http.StatusInternalServerError
+		add(devices.SeverityError, "--public-host", "%v", err)
+	}
+	if !welcome.Admitted {
+		add(devices.SeverityWarning, "--admission", "the device waits for approval; run `fleetd devices approve %s` or use the code it speaks", id)
+	}
+	s.diagnoseHost(add)
+	if s.opt.Settings.PortMoved {
+		add(devices.SeverityWarning, "--device-listen", "the default port was taken, devices are told %s; give --device-listen to choose the port yourself", s.opt.Settings.DeviceListen)
+	}
+	if strings.HasPrefix(s.opt.PublicURL, "https") {
+		add(devices.SeverityInfo, "--public-device-url", "devices check certificates against public authorities; a private or self-signed one makes them fail silently")
+	} else if s.opt.Settings.TLSHere {
+		add(devices.SeverityError, "--public-device-url", "the listener speaks TLS but devices are told http; give an https URL")
+	}
+	if s.opt.Settings.Open {
+		add(devices.SeverityWarning, "--device-auth", "any device may connect without credentials; meant for a lab")
+	}
+	if year := time.Now().Year(); year < 2025 {
+		add(devices.SeverityError, "clock", "this machine's clock says %d; devices take their time from it", year)
+	}
+	return d
+}
+
+func (s *Server) diagnoseHost(add func(devices.Severity, string, string, ...any)) {
+	host := strings.TrimPrefix(strings.TrimPrefix(s.opt.PublicURL, "https://"), "http://")
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	ip, err := netip.ParseAddr(host)
+	switch {
+	case host == "localhost" || err == nil && ip.IsLoopback():
+		add(devices.SeverityError, "--public-host", "devices are told %s, which is themselves; give this machine's address in their network", host)
+	case err == nil && s.opt.Settings.InContainer && s.opt.Settings.PublicHost == "":
+		add(devices.SeverityError, "--public-host", "devices are told %s, the address of this container; give the host's address", host)
+	case err == nil && ip.IsLinkLocalUnicast():
+		add(devices.SeverityWarning, "--public-host", "%s is a link-local address; it changes and does not cross routers", host)
+	}
+	listen, _, err := net.SplitHostPort(s.opt.Settings.DeviceListen)
+	if bound, parseErr := netip.ParseAddr(listen); err == nil && parseErr == nil && bound.IsLoopback() {
+		add(devices.SeverityError, "--device-listen", "the listener is bound to %s; no device can reach it", listen)
+	}
+}

@@ -1,0 +1,113 @@
+package provision
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+// MaxRequest is the longest OTA body read, in bytes; the firmware's has some
+// 900, a large partition table included.
+const MaxRequest = 32 << 10
+
+// parseRequest makes a check-in of a request. Headers suffice to identify the
+// device (ota.cc:55-72). The body only describes it and is read as far as it
+// can be: the firmware escapes nothing in it (board.cc:110-177), so that an
+// SSID with a quote makes it invalid JSON.
+func parseRequest(r *http.Request) (devices.CheckIn, error) {
+	c := devices.CheckIn{
+		ClientID:   r.Header.Get("Client-Id"),
+		Language:   r.Header.Get("Accept-Language"),
+		Serial:     r.Header.Get("Serial-Number"),
+		ActivateV2: r.Header.Get("Activation-Version") == "2",
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, MaxRequest+1))
+	if err != nil {
+		return c, fmt.Errorf("read body: %w", err)
+	}
+	if len(body) > MaxRequest {
+		return c, fmt.Errorf("body is over %d bytes", MaxRequest)
+	}
+	mac := describe(body, &c)
+	if board, firmware, found := strings.Cut(r.Header.Get("User-Agent"), "/"); found && c.Firmware == "" && isVersion(firmware) {
+		c.Board, c.Firmware = board, firmware
+	}
+	id := r.Header.Get("Device-Id")
+	if id == "" {
+		id = mac
+	}
+	if id == "" {
+		return c, errors.New("header Device-Id is missing")
+	}
+	c.Device, err = devices.ParseID(id)
+	if err != nil {
+		return c, fmt.Errorf("header Device-Id: %w", err)
+	}
+	return c, nil
+}
+
+// describe fills in what the body says, and returns its MAC address.
+func describe(body []byte, c *devices.CheckIn) (mac string) {
+	walk := jsonspan.Object(body)
+	for walk.Next() {
+		value := walk.Value()
+		switch string(walk.Key()) {
+		case "mac_address":
+			mac, _ = jsonspan.String(value)
+		case "uuid":
+			if c.ClientID == "" {
+				c.ClientID, _ = jsonspan.String(value)
+			}
+		case "chip_model_name":
+			c.Chip, _ = jsonspan.String(value)
+		case "application":
+			c.Firmware, c.ELF = member(value, "version"), member(value, "elf_sha256")
+		case "board":
+			c.Board = member(value, "name")
+			if c.Board == "" {
+				c.Board = member(value, "type")
+			}
+		}
+	}
+	if walk.Err() == nil {
+		return mac
+	}
+	// Not JSON: look for the members by the text around them, which the
+	// firmware concatenates in a fixed order.
+	c.Chip = after(body, `"chip_model_name":"`)
+	c.ELF = after(body, `"elf_sha256":"`)
+	if _, application, found := bytes.Cut(body, []byte(`"application":{`)); found {
+		c.Firmware = after(application, `"version":"`)
+	}
+	if _, board, found := bytes.Cut(body, []byte(`"board":{`)); found {
+		c.Board = after(board, `"name":"`)
+	}
+	return after(body, `"mac_address":"`)
+}
+
+func member(object []byte, name string) string {
+	walk := jsonspan.Object(object)
+	for walk.Next() {
+		if string(walk.Key()) == name {
+			text, _ := jsonspan.String(walk.Value())
+			return text
+		}
+	}
+	return ""
+}
+
+// after returns the plain text between mark and the next quote.
+func after(body []byte, mark string) string {
+	_, rest, found := bytes.Cut(body, []byte(mark))
+	text, _, ended := bytes.Cut(rest, []byte(`"`))
+	if !found || !ended || len(text) > 128 || bytes.ContainsAny(text, "\\\x00\n") {
+		return ""
+	}
+	return strings.ToValidUTF8(string(text), "\uFFFD")
+}

@@ -1,0 +1,323 @@
+package wsdevice
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/envelope"
+	"fleetd/internal/hello"
+)
+
+// conn is one upgraded connection. It is the devices.Conn of its session.
+type conn struct {
+	front   *Front
+	ws      *websocket.Conn
+	framing envelope.Framing
+	session atomic.Pointer[devices.Session]
+
+	lastSent   atomic.Int64 // unix nanoseconds of the last data frame written
+	lastPing   atomic.Int64
+	unanswered atomic.Int32 // pings
+
+	mu      sync.Mutex
+	closed  bool
+	writing bool     // someone owns the write side
+	queue   [][]byte // waits for it
+	queued  int      // bytes in queue
+}
+
+var errClosed = errors.New("connection is closed")
+
+// closeCodes are the WebSocket close codes of our own reasons.
+var closeCodes = map[devices.CloseReason]int{
+	devices.CloseNoHello:    websocket.ClosePolicyViolation,
+	devices.CloseProtocol:   websocket.CloseProtocolError,
+	devices.CloseTooLarge:   websocket.CloseMessageTooBig,
+	devices.CloseDraining:   websocket.CloseServiceRestart,
+	devices.CloseContested:  websocket.ClosePolicyViolation,
+	devices.CloseRevoked:    websocket.ClosePolicyViolation,
+	devices.CloseSlow:       websocket.CloseTryAgainLater,
+	devices.CloseIdle:       websocket.CloseNormalClosure,
+	devices.CloseSuperseded: websocket.CloseNormalClosure,
+}
+
+// run is the life of the connection, on its reader's goroutine.
+func (c *conn) run(who devices.Identity, begun time.Time) {
+	defer c.front.remove(c)
+	defer func() { _ = c.ws.Close() }()
+	c.lastSent.Store(begun.UnixNano())
+	c.lastPing.Store(begun.UnixNano())
+	session, reason := c.open(who, begun)
+	if session == nil {
+		c.Close(reason)
+		c.front.opt.Service.Stats().Closed.Add(reason, 1)
+		return
+	}
+	session.Close(c.read(session))
+}
+
+// open waits for the hello and answers it, once, from local state.
+func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, devices.CloseReason) {
+	log := c.front.opt.Log
+	c.ws.SetReadLimit(HelloLimit)
+	_ = c.ws.SetReadDeadline(time.Now().Add(HelloTimeout)) // an error shows at the read
+	kind, buf, err := c.next()
+	if err != nil {
+		log.Debug("no hello", "device", who.Device, "remote", who.Remote, "error", err)
+		if errors.Is(err, websocket.ErrReadLimit) {
+			return nil, devices.CloseTooLarge
+		}
+		return nil, devices.CloseNoHello
+	}
+	defer putBuffer(buf)
+	if kind != websocket.TextMessage {
+		log.Debug("binary frame before hello", "device", who.Device, "remote", who.Remote)
+		return nil, devices.CloseProtocol
+	}
+	h, err := hello.ParseDevice(*buf)
+	if err == nil && h.Transport == hello.TransportUDP {
+		err = errors.New("hello for another transport on a WebSocket")
+	}
+	if err != nil {
+		log.Debug("bad hello", "device", who.Device, "remote", who.Remote, "error", err)
+		return nil, devices.CloseNoHello
+	}
+	session, err := c.front.opt.Service.Accept(who, c)
+	if err != nil {
+		log.Debug("not accepted", "device", who.Device, "remote", who.Remote, "error", err)
+		if devices.AsError(err).Code == devices.CodeUnavailable {
+			return nil, devices.CloseDraining
+		}
+		return nil, devices.CloseContested
+	}
+	c.session.Store(session)
+	answer, err := session.OpenAudio(h, hello.TransportWebSocket).Append(nil)
+	if err != nil { // only a fault of ours can make an unusable hello
+		log.Error("server hello", "device", who.Device, "error", err)
+		session.Close(devices.CloseInternal)
+		return nil, devices.CloseInternal
+	}
+	if err := c.SendControl(answer); err != nil {
+		session.Close(devices.CloseGone)
+		return nil, devices.CloseGone
+	}
+	c.front.opt.Service.Stats().HelloTime.Observe(time.Since(begun))
+	c.ws.SetReadLimit(MessageLimit)
+	_ = c.ws.SetReadDeadline(time.Time{}) // pings find the dead from here on
+	c.ws.SetPongHandler(c.pong)
+	session.StartMCP(h.MCP)
+	return session, ""
+}
+
+func (c *conn) pong(string) error {
+	c.unanswered.Store(0)
+	return nil
+}
+
+// read feeds the session until the connection ends, and tells why it ended.
+func (c *conn) read(session *devices.Session) devices.CloseReason {
+	bad := 0
+	for {
+		kind, buf, err := c.next()
+		if err != nil {
+			if errors.Is(err, websocket.ErrReadLimit) {
+				return devices.CloseTooLarge
+			}
+			if closeErr := (*websocket.CloseError)(nil); errors.As(err, &closeErr) || errors.Is(err, io.EOF) || isNetwork(err) {
+				return devices.CloseGone
+			}
+			return devices.CloseProtocol
+		}
+		c.unanswered.Store(0)
+		if kind == websocket.TextMessage {
+			err = session.HandleControl(*buf)
+		} else {
+			var frame envelope.Frame
+			if frame, err = c.framing.ParseFrame(*buf); err == nil {
+				session.HandleAudio(frame)
+			}
+		}
+		putBuffer(buf)
+		if err == nil {
+			continue
+		}
+		if bad++; bad == 1 || bad == MaxBad {
+			c.front.opt.Log.Debug("unusable message", "session", session.ID(), "count", bad, "error", err)
+		}
+		if bad >= MaxBad {
+			return devices.CloseProtocol
+		}
+	}
+}
+
+func isNetwork(err error) bool {
+	var network net.Error
+	return errors.As(err, &network) || errors.Is(err, net.ErrClosed)
+}
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 1024); return &b }}
+
+// putBuffer keeps no buffer that one large message has grown.
+func putBuffer(b *[]byte) {
+	if cap(*b) <= 64<<10 {
+		buffers.Put(b)
+	}
+}
+
+// next waits for a message and reads it into a pooled buffer, which is the
+// caller's to put back. It is taken only when bytes have come: an idle
+// connection holds none.
+func (c *conn) next() (kind int, buf *[]byte, err error) {
+	kind, r, err := c.ws.NextReader()
+	if err != nil {
+		return 0, nil, err
+	}
+	buf = buffers.Get().(*[]byte)
+	b := (*buf)[:0]
+	for {
+		if len(b) == cap(b) {
+			b = append(b, 0)[:len(b)]
+		}
+		n, err := r.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		*buf = b
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF):
+			return kind, buf, nil
+		default:
+			putBuffer(buf)
+			return 0, nil, err
+		}
+	}
+}
+
+// SendControl writes msg on the caller's goroutine if nobody else is writing,
+// else queues it. See devices.Conn.
+func (c *conn) SendControl(msg []byte) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return errClosed
+	}
+	if c.writing {
+		defer c.mu.Unlock()
+		if c.queued+len(msg) > QueueLimit {
+			return devices.ErrOverloaded
+		}
+		c.queue = append(c.queue, bytes.Clone(msg))
+		c.queued += len(msg)
+		return nil
+	}
+	c.writing = true
+	c.mu.Unlock()
+	err := c.write(msg)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil || c.closed || len(c.queue) == 0 {
+		c.writing = false
+		return err
+	}
+	c.front.tasks.Go(c.flush) // what came meanwhile is not this caller's to wait for
+	return nil
+}
+
+// flush writes what is queued and gives the write side back.
+func (c *conn) flush() {
+	for {
+		c.mu.Lock()
+		queue := c.queue
+		c.queue, c.queued = nil, 0
+		if len(queue) == 0 || c.closed {
+			c.writing = false
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+		for _, msg := range queue {
+			if c.write(msg) != nil {
+				break // the reader sees the broken connection and ends the session
+			}
+		}
+	}
+}
+
+// write sends one text message in one frame: fragments deafen firmware up to
+// v2.1.0. The caller owns the write side.
+func (c *conn) write(msg []byte) error {
+	now := time.Now()
+	_ = c.ws.SetWriteDeadline(now.Add(WriteTimeout)) // never fails (gorilla/websocket)
+	err := c.ws.WriteMessage(websocket.TextMessage, msg)
+	if err != nil {
+		c.expire() // wakes the reader, which closes the connection
+		return err
+	}
+	c.lastSent.Store(now.UnixNano())
+	return nil
+}
+
+func (c *conn) expire() { _ = c.ws.SetReadDeadline(time.Now()) }
+
+// Close ends the connection. A reason of ours is told in a Close frame; the
+// firmware neither answers that nor closes TCP (web_socket.cc:383-388), so the
+// reader waits for it one second at most.
+func (c *conn) Close(reason devices.CloseReason) {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return
+	}
+	c.closed = true
+	c.queue, c.queued = nil, 0
+	c.mu.Unlock()
+	code, ours := closeCodes[reason]
+	if !ours {
+		c.expire()
+		return
+	}
+	frame := websocket.FormatCloseMessage(code, string(reason))
+	if c.ws.WriteControl(websocket.CloseMessage, frame, time.Now().Add(100*time.Millisecond)) != nil {
+		c.expire()
+		return
+	}
+	_ = c.ws.SetReadDeadline(time.Now().Add(time.Second)) // an error shows at the read
+}
+
+var noop = []byte(`{"type":"noop"}`)
+
+// sweep does what is due on this connection.
+func (c *conn) sweep(now time.Time) {
+	session := c.session.Load()
+	if session == nil {
+		return // the hello's deadline is running
+	}
+	if now.Sub(time.Unix(0, c.lastPing.Load())) >= PingEvery {
+		c.lastPing.Store(now.UnixNano())
+		if c.unanswered.Add(1) > MaxUnanswered {
+			c.front.tasks.Go(func() { session.Close(devices.CloseDead) })
+			return
+		}
+		c.front.tasks.Go(func() { // the deadline bounds it, and a failure shows as an unanswered ping
+			_ = c.ws.WriteControl(websocket.PingMessage, nil, time.Now().Add(WriteTimeout))
+		})
+	}
+	idle := now.Sub(time.Unix(0, c.lastSent.Load()))
+	switch {
+	case c.front.opt.CloseIdle && idle >= IdleAfter:
+		c.front.tasks.Go(func() { session.Close(devices.CloseIdle) })
+	case !c.front.opt.CloseIdle && idle >= KeepAfter:
+		c.front.tasks.Go(func() {
+			if errors.Is(c.SendControl(noop), devices.ErrOverloaded) {
+				session.Close(devices.CloseSlow)
+			}
+		})
+	}
+}

@@ -1,0 +1,224 @@
+// Package wsdevice is the WebSocket front end: it lets devices in at
+// `GET /xiaozhi/v1/`, and turns one connection into one devices.Session.
+//
+// The upgrade request carries Authorization, Device-Id, Client-Id and
+// Protocol-Version (websocket_protocol.cc:97-106). Credentials are checked
+// before the upgrade, from memory. The handler starts the connection's one
+// goroutine, its reader, and returns, so that net/http frees what it holds for
+// the request; there is no parked writer, no timer and no queue per idle
+// connection. One sweeper serves all of them.
+package wsdevice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"golang.org/x/time/rate"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/envelope"
+)
+
+// Limits of the front end.
+const (
+	AcceptRate    = 10_000 // connections per second
+	AcceptBurst   = 4_000
+	MaxWaiting    = 4_096           // connections waiting for their turn; more get 503
+	AcceptWait    = 8 * time.Second // longest wait: a device gives up after 10 s and may not come back
+	HelloTimeout  = 5 * time.Second
+	HelloLimit    = 16 << 10  // bytes of the first message
+	MessageLimit  = 256 << 10 // bytes of any other; the firmware sends at most 65,535
+	QueueLimit    = 64 << 10  // bytes waiting to be written
+	WriteTimeout  = 5 * time.Second
+	PingEvery     = 30 * time.Second
+	MaxUnanswered = 2                // pings
+	KeepAfter     = 50 * time.Second // the device's own clock runs out at 120 s (protocol.cc:100-109)
+	IdleAfter     = 110 * time.Second
+	MaxBad        = 100 // unusable messages on one connection
+	sweepEvery    = 5 * time.Second
+)
+
+// Options of a Front.
+type Options struct {
+	Service *devices.Service
+	Mint    *credential.Mint
+	// Open lets every device in without credentials (--device-auth none).
+	Open bool
+	// CloseIdle closes a connection on which nothing was sent for IdleAfter;
+	// otherwise a `noop` message after KeepAfter keeps it usable.
+	CloseIdle bool
+	Log       *slog.Logger
+}
+
+// Front is the WebSocket front end of one node: an http.Handler for the device
+// path. Close it after its listener.
+type Front struct {
+	opt      Options
+	upgrader websocket.Upgrader
+	limit    *rate.Limiter
+	waiting  atomic.Int32
+
+	mu     sync.Mutex
+	conns  map[*conn]struct{}
+	closed bool
+	tasks  sync.WaitGroup
+	ctx    context.Context
+	stop   context.CancelFunc
+
+	// Refused counts refusals before the upgrade, by status.
+	Refused devices.CounterMap[int]
+}
+
+// New returns a running front end.
+func New(opt Options) *Front {
+	f := &Front{opt: opt, limit: rate.NewLimiter(AcceptRate, AcceptBurst), conns: map[*conn]struct{}{}}
+	f.upgrader = websocket.Upgrader{
+		ReadBufferSize:   512, // a steady connection holds this for ever
+		WriteBufferSize:  1024,
+		WriteBufferPool:  &sync.Pool{},
+		HandshakeTimeout: HelloTimeout,
+	}
+	f.ctx, f.stop = context.WithCancel(context.Background())
+	f.tasks.Go(f.sweep)
+	return f
+}
+
+// Close refuses new connections and waits for every reader to end. Sessions
+// are closed by the devices.Service.
+func (f *Front) Close() {
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	f.stop()
+	f.tasks.Wait()
+}
+
+// ServeHTTP upgrades one device's request, or refuses it with a status and one
+// sentence: 400 bad id or no WebSocket request, 401 credentials, 503 too many
+// at once or stopping.
+func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	begun := time.Now()
+	who, status, err := f.identify(r)
+	if err == nil {
+		status, err = http.StatusServiceUnavailable, f.wait(r.Context())
+	}
+	if err != nil {
+		f.Refused.Add(status, 1)
+		f.opt.Log.Debug("device refused", "remote", r.RemoteAddr, "device", r.Header.Get("Device-Id"), "status", status, "error", err)
+		if status == http.StatusUnauthorized {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+		}
+		http.Error(w, err.Error(), status)
+		return
+	}
+	ws, err := f.upgrader.Upgrade(w, r, nil)
+	if err != nil {
+		f.Refused.Add(http.StatusBadRequest, 1) // gorilla has answered
+		return
+	}
+	version, _ := strconv.Atoi(r.Header.Get("Protocol-Version")) // absent or odd counts as 1
+	c := &conn{front: f, ws: ws, framing: envelope.FramingOf(version)}
+	if !f.add(c) {
+		_ = ws.Close()
+		return
+	}
+	go func() { // owned by f.tasks since add
+		defer f.tasks.Done()
+		c.run(who, begun)
+	}()
+}
+
+func (f *Front) add(c *conn) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return false
+	}
+	f.conns[c] = struct{}{}
+	f.tasks.Add(1)
+	return true
+}
+
+func (f *Front) remove(c *conn) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.conns, c)
+}
+
+// identify checks the request's headers.
+func (f *Front) identify(r *http.Request) (devices.Identity, int, error) {
+	id, err := devices.ParseID(r.Header.Get("Device-Id"))
+	if err != nil {
+		return devices.Identity{}, http.StatusBadRequest, fmt.Errorf("header Device-Id: %w", err)
+	}
+	who := devices.Identity{Device: id, ClientID: r.Header.Get("Client-Id"), Transport: devices.TransportWebSocket, Remote: r.RemoteAddr}
+	if len(who.ClientID) > 128 {
+		return who, http.StatusBadRequest, errors.New("header Client-Id is longer than 128 bytes")
+	}
+	if f.opt.Open {
+		return who, 0, nil
+	}
+	// The firmware sends the token as `Bearer <token>`, or as it is if it has a
+	// space in it (websocket_protocol.cc:97-101).
+	token := r.Header.Get("Authorization")
+	token = strings.TrimPrefix(token, "Bearer ")
+	generation, ok := f.opt.Service.Generation(id)
+	if !f.opt.Mint.IsDevice(token, string(id), who.ClientID, generation) || !ok {
+		return who, http.StatusUnauthorized, errors.New("credentials are not valid for this device; restart it so that it asks the OTA address again")
+	}
+	return who, 0, nil
+}
+
+// wait lets connections in at AcceptRate. Above it a connection waits
+// unanswered: a refused device may not come back until someone wakes it.
+func (f *Front) wait(ctx context.Context) error {
+	if f.limit.Allow() {
+		return nil
+	}
+	if f.waiting.Add(1) > MaxWaiting {
+		f.waiting.Add(-1)
+		return errors.New("too many devices connect at once; try again")
+	}
+	defer f.waiting.Add(-1)
+	ctx, cancel := context.WithTimeout(ctx, AcceptWait)
+	defer cancel()
+	if err := f.limit.Wait(ctx); err != nil {
+		return errors.New("too many devices connect at once; try again")
+	}
+	return nil
+}
+
+// sweep pings, keeps alive or closes every connection when it is due. What it
+// starts runs in goroutines of its own, so that one stuck socket delays nobody.
+func (f *Front) sweep() {
+	ticker := time.NewTicker(sweepEvery)
+	defer ticker.Stop()
+	var batch []*conn
+	for {
+		select {
+		case <-f.ctx.Done():
+			return
+		case now := <-ticker.C:
+			f.mu.Lock()
+			batch = batch[:0]
+			for c := range f.conns {
+				batch = append(batch, c)
+			}
+			f.mu.Unlock()
+			for _, c := range batch {
+				c.sweep(now)
+			}
+			clear(batch)
+		}
+	}
+}
