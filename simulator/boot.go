@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+const (
+	checkAttempts      = 10
+	firstRetry         = 10 * time.Second
+	activationRounds   = 10
+	activationWait     = 3 * time.Second
+	activationLongWait = 10 * time.Second
+)
+
+// boot is the activation task (main/application.cc:340-355, 417-509): check, activation, choice of transport. It runs
+// once per start and ends with the first conversation.
+func (d *device) boot(ctx context.Context) {
+	d.setLife(lifeBooting, "")
+	answer, err := d.checkNewVersion(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case errors.Is(err, errRestarting):
+		return
+	case errors.Is(err, errHang):
+		d.halt(lifeHung, fmt.Errorf("ota_too_large: %w", err))
+		return
+	case errors.Is(err, errNVS), errors.Is(err, errStoi):
+		d.halt(lifeBootLoop, err)
+		return
+	case err != nil:
+		d.halt(lifeFailed, fmt.Errorf("gave up after %d OTA checks and fell back to MQTT: %w", checkAttempts, err))
+		return
+	case answer.mqtt:
+		d.mu.Lock()
+		endpoint := d.settings.text("mqtt", "endpoint")
+		d.mu.Unlock()
+		if err := checkEndpoint(endpoint); err != nil {
+			d.halt(lifeBootLoop, err)
+			return
+		}
+		d.halt(lifeMQTT, fmt.Errorf("the OTA answer selects MQTT (%s); this simulator speaks WebSocket only", endpoint))
+		return
+	case !answer.websocket:
+		d.halt(lifeMQTT, errors.New("the OTA answer names no transport: the device falls back to MQTT"))
+		return
+	}
+	d.mu.Lock()
+	d.clock = answer.clock
+	d.mu.Unlock()
+	d.setLife(lifeIdle, "")
+	d.armWake()
+	d.armNotify()
+	d.wake()
+}
+
+// errRestarting ends a boot that led to another one.
+var errRestarting = errors.New("restarting")
+
+// checkNewVersion is Application::CheckNewVersion with its retries and the activation loop.
+func (d *device) checkNewVersion(ctx context.Context) (otaAnswer, error) {
+	failures, pause := 0, firstRetry
+	for {
+		answer, err := d.checkOnce(ctx)
+		switch {
+		case err == nil:
+		case errors.Is(err, errHang), errors.Is(err, errNVS), errors.Is(err, errStoi):
+			return answer, err
+		default:
+			d.note(err.Error())
+			if failures++; failures >= checkAttempts || !d.sleep(pause) {
+				return answer, err
+			}
+			pause *= 2
+			continue
+		}
+		failures, pause = 0, firstRetry
+		if answer.upgrade && d.upgrade(ctx, answer.firmwareURL, answer.firmware) {
+			return answer, errRestarting
+		}
+		if !answer.hasCode && !answer.hasChallenge {
+			return answer, nil
+		}
+		d.setLife(lifeWaiting, "waits for activation, code "+answer.code)
+		if !d.activate(ctx, answer) {
+			return answer, ctx.Err()
+		}
+	}
+}
+
+func (d *device) checkOnce(ctx context.Context) (otaAnswer, error) {
+	d.mu.Lock()
+	d.stats.otaChecks++
+	d.mu.Unlock()
+	body, err := fetchOTA(ctx, d.fleet.dialer, d.index, d.fleet.options.ota, d.identity(), d.systemInfo().json())
+	if err != nil {
+		return otaAnswer{}, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.problem = ""
+	return readOTA(body, &d.settings, d.version)
+}
+
+// activate is one turn of the activation loop; false means that the simulation ends.
+func (d *device) activate(ctx context.Context, answer otaAnswer) bool {
+	for range activationRounds {
+		pause := activationLongWait
+		if answer.hasChallenge {
+			body := activationBody(d.serial, d.efuseKey(), answer.challenge)
+			d.mu.Lock()
+			d.stats.activations++
+			d.mu.Unlock()
+			status, err := postActivation(ctx, d.fleet.dialer, d.index, d.fleet.options.ota, d.identity(), body)
+			switch {
+			case err == nil && status == 200:
+				return true
+			case err == nil && status == 202:
+				pause = activationWait
+			}
+		}
+		if !d.sleep(pause) {
+			return false
+		}
+	}
+	return true
+}
+
+// upgrade is Application::UpgradeFirmware: the open channel is closed first, the image needs a Content-Length, and
+// success ends in a restart under the new version. A version the caller does not know stays as it is.
+func (d *device) upgrade(ctx context.Context, url, version string) bool {
+	d.closeChannel()
+	if !d.sleep(4 * time.Second) {
+		return false
+	}
+	if _, err := d.get(ctx, url); err != nil {
+		d.note("firmware upgrade failed: " + err.Error())
+		d.sleep(3 * time.Second)
+		return false
+	}
+	d.mu.Lock()
+	if version != "" {
+		d.version = version
+	}
+	d.stats.upgrades++
+	d.mu.Unlock()
+	d.reboot()
+	return true
+}
+
+// get downloads url the way images and firmware are fetched and returns its length.
+func (d *device) get(ctx context.Context, url string) (int64, error) {
+	call, err := openHTTP(ctx, d.fleet.dialer, d.index, "GET", url, nil, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = call.close() }()
+	status, err := call.status()
+	if err != nil {
+		return 0, err
+	}
+	if status != 200 {
+		return 0, toolError("Unexpected status code: " + strconv.Itoa(status))
+	}
+	return call.download()
+}

@@ -1,0 +1,269 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// lifeState is where a device is in its life, as the report names it.
+type lifeState string
+
+const (
+	lifeBooting    lifeState = "booting"
+	lifeWaiting    lifeState = "waiting_activation"
+	lifeIdle       lifeState = "idle"
+	lifeConnected  lifeState = "connected"
+	lifeBootLoop   lifeState = "boot_loop"
+	lifeHung       lifeState = "hung"
+	lifeCrashed    lifeState = "crashed"
+	lifeMQTT       lifeState = "mqtt_unsupported_yet"
+	lifeFailed     lifeState = "failed"
+	lifeConnecting lifeState = "connecting"
+)
+
+// appState is the part of the firmware's state machine that audio depends on (main/device_state_machine.cc).
+type appState uint8
+
+const (
+	appIdle appState = iota
+	appListening
+	appSpeaking
+)
+
+// errCrash marks what makes a real chip abort or read foreign memory in the middle of its work.
+var errCrash = errors.New("crash")
+
+// device is one virtual device. It has no goroutine of its own while it waits: a reader exists while a socket is open,
+// a main loop while it has something slow to do, everything else runs on timers.
+type device struct {
+	fleet    *fleet
+	profile  *profile
+	tools    *toolset
+	index    int
+	id       string
+	clientID string
+	serial   string
+	faults   fault
+	clone    bool
+
+	// mu guards all fields below. It is never held while sending or running a tool.
+	mu sync.Mutex
+
+	life    lifeState
+	problem string
+	stopped bool
+
+	settings nvs
+	version  string
+	rng      *rand.Rand
+
+	// RAM, lost at every restart.
+	conn        *wsConn
+	out         link
+	opened      bool // the device waits for nothing more on this socket
+	errored     bool // SetError was called since the socket was opened
+	wsVersion   int32
+	sessionID   string
+	helloSeen   bool
+	helloWait   chan struct{}
+	lastData    time.Time
+	app         appState
+	mode        string
+	visionURL   string
+	visionToken string
+	clock       float64
+
+	// main loop
+	jobs    []job
+	spare   []job
+	looping bool
+	restart bool
+
+	// board
+	volume, brightness int32
+	theme              string
+	trims              []trim
+	frame              uint64
+
+	talkTimer  *time.Timer
+	audioQueue int
+	presses    uint64
+	notifying  bool
+	waking     bool
+
+	stats deviceStats
+}
+
+type trim struct {
+	servo string
+	value int32
+}
+
+// newDevice makes device number index of the fleet; a clone shares the address of the device it copies but has an
+// identity of its own.
+func newDevice(f *fleet, index, model int, clone bool) *device {
+	o := f.options
+	mac := formatMAC(o.macBase + uint64(model))
+	who := mac
+	if clone {
+		who += "/clone"
+	}
+	p := o.profiles[model%len(o.profiles)]
+	d := &device{
+		fleet: f, profile: p, tools: p.tools, index: index, id: mac, clientID: uuid4(derive(o.seed, who, "uuid")),
+		faults: faultsOf(o.faults, model), clone: clone, life: lifeBooting, version: p.version,
+		volume: 70, brightness: 75, theme: "light", wsVersion: 1,
+	}
+	if clone {
+		d.faults &^= faultClone
+	}
+	if p.serials && model%2 == 0 {
+		d.serial = serialNumber(derive(o.seed, who, "serial"))
+	}
+	if d.faults.has(faultOversizeTool) {
+		d.tools = p.oversize
+	}
+	d.rng = derivedRand(o.seed, who, "behaviour")
+	return d
+}
+
+// efuseKey is the HMAC key burnt into the chip.
+func (d *device) efuseKey() [32]byte { return derive(d.fleet.options.seed, d.id, "efuse") }
+
+// ssid is the name of the device's network. One robot in eight sits in one whose quote breaks the OTA body.
+func (d *device) ssid() string {
+	if d.profile.quotedSSID && d.index%8 == 7 {
+		return `Anna"s \ lab`
+	}
+	return "lab-" + strconv.Itoa(d.index%16)
+}
+
+func (d *device) rssi() int { return -45 - d.index%40 }
+
+func (d *device) systemInfo() systemInfo {
+	d.mu.Lock()
+	version := d.version
+	d.mu.Unlock()
+	elf := derive(0, d.profile.name, version)
+	return systemInfo{
+		profile: d.profile, version: version, mac: d.id, clientID: d.clientID, ssid: d.ssid(), elf: hex.EncodeToString(elf[:]),
+		rssi: d.rssi(), channel: 1 + d.index%13, ip: "192.0.2." + strconv.Itoa(1+d.index%254),
+	}
+}
+
+func (d *device) identity() otaIdentity {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return otaIdentity{serial: d.serial, deviceID: d.id, clientID: d.clientID,
+		agent: d.profile.board + "/" + d.version, language: d.profile.language}
+}
+
+// random draws from the device's own stream.
+func (d *device) random(draw func(*rand.Rand) time.Duration) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return draw(d.rng)
+}
+
+func (d *device) jittered(t time.Duration) time.Duration {
+	return d.random(func(r *rand.Rand) time.Duration { return jitter(r, t) })
+}
+
+// sleep is a pause of the firmware; false means that the simulation ends.
+func (d *device) sleep(t time.Duration) bool {
+	t = d.fleet.scaled(t)
+	if t <= 0 {
+		return d.fleet.ctx.Err() == nil
+	}
+	timer := time.NewTimer(t)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-d.fleet.ctx.Done():
+		return false
+	}
+}
+
+// setLife notes a state and, when problem is not empty, why.
+func (d *device) setLife(s lifeState, problem string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.setLifeLocked(s, problem)
+}
+
+func (d *device) setLifeLocked(s lifeState, problem string) {
+	if d.stopped {
+		return
+	}
+	d.fleet.count(d.life, s)
+	d.life = s
+	if problem != "" {
+		d.problem = problem
+	}
+}
+
+// halt ends the device's life in a state it cannot leave: what a person would have to repair or what repeats for ever.
+func (d *device) halt(s lifeState, cause error) {
+	d.mu.Lock()
+	d.setLifeLocked(s, cause.Error())
+	d.stopped = true
+	conn := d.conn
+	d.conn, d.out, d.opened = nil, nil, false
+	d.jobs = nil
+	d.stopTalkLocked()
+	d.mu.Unlock()
+	if conn != nil {
+		conn.drop()
+	}
+}
+
+// fail turns an error of the device's own making into the state it leads to.
+func (d *device) fail(err error) {
+	switch {
+	case errors.Is(err, errHang):
+		d.halt(lifeHung, err)
+	default:
+		d.mu.Lock()
+		d.stats.crashes++
+		d.mu.Unlock()
+		d.halt(lifeCrashed, err)
+	}
+}
+
+// note keeps the last thing that went wrong without ending anything.
+func (d *device) note(problem string) {
+	d.mu.Lock()
+	d.problem = problem
+	d.mu.Unlock()
+}
+
+// reboot is esp_restart: everything in RAM is gone, flash stays.
+func (d *device) reboot() {
+	d.mu.Lock()
+	conn := d.conn
+	d.conn, d.out, d.opened, d.errored = nil, nil, false, false
+	d.sessionID, d.helloSeen, d.wsVersion = "", false, 1
+	d.visionURL, d.visionToken = "", ""
+	d.app, d.mode = appIdle, ""
+	d.jobs, d.spare, d.audioQueue, d.restart = nil, nil, 0, d.looping
+	d.stats.reboots++
+	d.stopTalkLocked()
+	stopped := d.stopped
+	d.mu.Unlock()
+	if conn != nil {
+		conn.drop()
+	}
+	if !stopped {
+		d.fleet.spawn(func(ctx context.Context) {
+			if d.sleep(time.Second) {
+				d.boot(ctx)
+			}
+		})
+	}
+}

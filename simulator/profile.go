@@ -1,0 +1,160 @@
+package main
+
+import (
+	"fmt"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// glyphMode is what a hello says about pushed glyphs: nothing before v2.4.0, then always true or false.
+type glyphMode uint8
+
+const (
+	glyphAbsent glyphMode = iota
+	glyphOff
+	glyphOn
+)
+
+// profile is one kind of device: board, firmware generation and tools. Profiles are shared and never change.
+type profile struct {
+	name     string
+	board    string
+	maker    string
+	version  string
+	language string
+	chip     string
+	idf      string
+	compiled string
+	// withDisplay and withMaker: the OTA body grew with the firmware (v2.0.1 and v2.4.2).
+	withDisplay, withMaker bool
+	width, height          int
+	glyph                  glyphMode
+	// serverAEC: builds with echo cancelling on the server announce it first.
+	serverAEC bool
+	// overtaking is the reply order since v2.1.0: everything but tool results passes waiting tool calls.
+	overtaking bool
+	// userTools: v1.9 knows neither user-only tools nor withUserTools.
+	userTools bool
+	// cameraText: v1.9 reports camera failures as a successful text.
+	cameraText bool
+	// ttsNeedsState: up to v2.3.0 a tts message without state is a null dereference.
+	ttsNeedsState bool
+	// serials: devices with an even index carry an eFuse serial number.
+	serials bool
+	// quotedSSID: one device in eight sits in a network whose name breaks the unescaped OTA body.
+	quotedSSID bool
+	// foreignEvery: after so many tool calls a reply nobody asked for is sent, as robots with a local control port do.
+	foreignEvery int
+	tools        *toolset
+	oversize     *toolset
+}
+
+// catalog holds all profiles by name.
+type catalog map[string]*profile
+
+// newCatalog builds every profile once; all devices share them.
+func newCatalog() catalog {
+	c := catalog{}
+	for _, p := range []*profile{
+		{
+			name: "fw-2.4", board: "lichuang-dev", version: "2.4.2", language: "zh-CN", chip: "esp32s3", idf: "v5.5.2",
+			compiled: "Aug  8 2026T08:40:00Z", withDisplay: true, withMaker: true, width: 320, height: 240,
+			glyph: glyphOn, overtaking: true, userTools: true, serials: true,
+			tools: newToolset(tools24()),
+		},
+		{
+			name: "fw-2.1", board: "esp-box-3", version: "2.1.0", language: "en-US", chip: "esp32s3", idf: "v5.5.1",
+			compiled: "Dec 17 2025T10:02:31Z", withDisplay: true, width: 320, height: 240,
+			overtaking: true, userTools: true, ttsNeedsState: true,
+			tools: newToolset(tools21()),
+		},
+		{
+			name: "fw-1.9", board: "esp-sparkbot", version: "1.9.4", language: "zh-CN", chip: "esp32s3", idf: "v5.4.1",
+			compiled: "Oct 12 2025T03:11:09Z", width: 240, height: 240,
+			cameraText: true, ttsNeedsState: true,
+			tools: newToolset(tools19()),
+		},
+		{
+			name: "robot", board: "otto-robot", version: "2.2.6", language: "zh-CN", chip: "esp32s3", idf: "v5.5.2",
+			compiled: "Mar  3 2026T16:20:45Z", withDisplay: true, width: 240, height: 240,
+			overtaking: true, userTools: true, ttsNeedsState: true, quotedSSID: true, foreignEvery: 8,
+			tools: newToolset(toolsRobot()),
+		},
+	} {
+		p.oversize = newToolset(withOversizeTool(p.tools.list))
+		c[p.name] = p
+	}
+	return c
+}
+
+// pick resolves a comma separated list of profile names.
+func (c catalog) pick(list string) ([]*profile, error) {
+	var out []*profile
+	for name := range strings.SplitSeq(list, ",") {
+		p, ok := c[strings.TrimSpace(name)]
+		if !ok {
+			known := make([]string, 0, len(c))
+			for n := range c {
+				known = append(known, n)
+			}
+			sort.Strings(known)
+			return nil, fmt.Errorf("--profile: %q is unknown; known are %s", name, strings.Join(known, ", "))
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// helloText is GetHelloMessage (main/protocols/websocket_protocol.cc:198-222, protocol.cc:8-24).
+func (p *profile) helloText(version int32) string {
+	b := []byte(`{"type":"hello","version":`)
+	b = strconv.AppendInt(b, int64(version), 10)
+	b = append(b, `,"features":{`...)
+	if p.serverAEC {
+		b = append(b, `"aec":true,`...)
+	}
+	b = append(b, `"mcp":true`...)
+	switch p.glyph {
+	case glyphOff:
+		b = append(b, `,"glyph_push":false`...)
+	case glyphOn:
+		b = append(b, `,"glyph_push":true},"text_font":{"bundle":"noto-v1","charset":"common","size":20,"bpp":4`...)
+	}
+	return string(append(b, `},"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`...))
+}
+
+// systemInfo describes one device for the OTA body.
+type systemInfo struct {
+	profile  *profile
+	version  string
+	mac      string
+	clientID string
+	ssid     string
+	elf      string
+	rssi     int
+	channel  int
+	ip       string
+}
+
+// json is Board::GetSystemInfoJson (main/boards/common/board.cc:110-177) with WifiBoard::GetBoardJson. It is a plain
+// concatenation: a quote in the SSID makes it invalid JSON, as on the device.
+func (s systemInfo) json() string {
+	p := s.profile
+	b := make([]byte, 0, 1024)
+	b = append(b, `{"version":2,"language":"`+p.language+`","flash_size":16777216,"minimum_free_heap_size":"123456","mac_address":"`...)
+	b = append(b, s.mac+`","uuid":"`+s.clientID+`","chip_model_name":"`+p.chip+`",`...)
+	b = append(b, `"chip_info":{"model":9,"cores":2,"revision":2,"features":18},"application":{"name":"xiaozhi","version":"`...)
+	b = append(b, s.version+`","compile_time":"`+p.compiled+`","idf_version":"`+p.idf+`","elf_sha256":"`+s.elf+`"},`...)
+	b = append(b, `"partition_table": [{"label":"nvs","type":1,"subtype":2,"address":36864,"size":16384},`...)
+	b = append(b, `{"label":"ota_0","type":0,"subtype":16,"address":131072,"size":4128768}],"ota":{"label":"ota_0"},`...)
+	if p.withDisplay {
+		b = append(b, `"display":{"monochrome":false,"width":`+strconv.Itoa(p.width)+`,"height":`+strconv.Itoa(p.height)+`},`...)
+	}
+	b = append(b, `"board":{"type":"`+p.board+`","name":"`+p.board+`",`...)
+	if p.withMaker {
+		b = append(b, `"manufacturer":"`+p.maker+`",`...)
+	}
+	b = append(b, `"ssid":"`+s.ssid+`","rssi":`+strconv.Itoa(s.rssi)+`,"channel":`+strconv.Itoa(s.channel)+`,"ip":"`+s.ip+`",`...)
+	return string(append(b, `"mac":"`+s.mac+`"}}`...))
+}
