@@ -1,0 +1,258 @@
+// Package devicetest holds what tests of the core and of its front ends share:
+// ports that record instead of acting, a device made of a script, and the
+// suite of behaviours every front end must show. Production never imports it.
+package devicetest
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"fleetd/internal/devices"
+)
+
+// Ports records everything the core sends out. It is safe for concurrent use.
+type Ports struct {
+	mu         sync.Mutex
+	Devices    map[devices.ID]devices.Device
+	Presences  map[devices.ID]devices.Presence
+	Texts      map[devices.Hash]devices.CatalogText
+	Entries    []devices.HistoryEntry
+	Exceptions []devices.Exception
+	Events     []devices.Event
+	Held       map[devices.ID]int
+	Away       bool // reads fail as if the database were down
+	Expires    time.Duration
+}
+
+// New returns empty ports.
+func New() *Ports {
+	return &Ports{Devices: map[devices.ID]devices.Device{}, Presences: map[devices.ID]devices.Presence{},
+		Texts: map[devices.Hash]devices.CatalogText{}, Held: map[devices.ID]int{}, Expires: 24 * time.Hour}
+}
+
+// Service returns a core over these ports that is closed with the test.
+func (p *Ports) Service(t testing.TB, cfg devices.Config) *devices.Service {
+	t.Helper()
+	if cfg.Node == "" {
+		cfg.Node = "n-test"
+	}
+	cfg.CallsPerDevice, cfg.Handshakes = max(cfg.CallsPerDevice, 1), max(cfg.Handshakes, 8)
+	s := devices.New(cfg, devices.Ports{Records: p, Catalogs: p, Keeper: p, Publisher: p, Directory: p, Vision: p, Log: slog.New(slog.DiscardHandler)})
+	t.Cleanup(s.Close)
+	if err := s.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (p *Ports) away() error {
+	if p.Away {
+		return devices.ErrDatabase
+	}
+	return nil
+}
+
+// Find implements devices.Records.
+func (p *Ports) Find(_ context.Context, id devices.ID) (devices.Row, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.away(); err != nil {
+		return devices.Row{}, err
+	}
+	d, ok := p.Devices[id]
+	if !ok {
+		return devices.Row{}, devices.ErrNotFound
+	}
+	return devices.Row{Device: d, Presence: p.Presences[id]}, nil
+}
+
+// List implements devices.Records; it knows no filters.
+func (p *Ports) List(_ context.Context, q devices.Query) ([]devices.Row, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var rows []devices.Row
+	for id, d := range p.Devices {
+		if id > q.After {
+			rows = append(rows, devices.Row{Device: d, Presence: p.Presences[id]})
+		}
+	}
+	slices.SortFunc(rows, func(a, b devices.Row) int {
+		if a.Device.ID < b.Device.ID {
+			return -1
+		}
+		return 1
+	})
+	return rows[:min(len(rows), q.Limit)], p.away()
+}
+
+// SaveDevice implements devices.Records.
+func (p *Ports) SaveDevice(d devices.Device) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Devices[d.ID] = d
+}
+
+// SavePresence implements devices.Records, fence included.
+func (p *Ports) SavePresence(n devices.Presence) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	old := p.Presences[n.Device]
+	if old.Epoch < n.Epoch || old.Epoch == n.Epoch && old.Seq < n.Seq {
+		p.Presences[n.Device] = n
+	}
+}
+
+// Catalog implements devices.Catalogs.
+func (p *Ports) Catalog(_ context.Context, h devices.Hash) (devices.CatalogText, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if text, ok := p.Texts[h]; ok {
+		return text, p.away()
+	}
+	return devices.CatalogText{}, devices.ErrNotFound
+}
+
+// History implements devices.Catalogs.
+func (p *Ports) History(_ context.Context, id devices.ID, _ devices.Epoch, _ int64, limit int) ([]devices.HistoryEntry, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var found []devices.HistoryEntry
+	for _, e := range slices.Backward(p.Entries) {
+		if e.Device == id && len(found) < limit {
+			found = append(found, e)
+		}
+	}
+	return found, p.away()
+}
+
+// SaveCatalog implements devices.Catalogs and commits at once.
+func (p *Ports) SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, committed func()) {
+	p.mu.Lock()
+	p.Entries = append(p.Entries, e)
+	p.Texts[text.Hash] = text
+	p.mu.Unlock()
+	committed()
+}
+
+// LoadDevices implements devices.Keeper.
+func (p *Ports) LoadDevices(ctx context.Context, f func(devices.Row) error) error {
+	rows, err := p.List(ctx, devices.Query{Limit: 1 << 30})
+	for _, row := range rows {
+		if err := f(row); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// LoadExceptions implements devices.Keeper.
+func (p *Ports) LoadExceptions(context.Context) ([]devices.Exception, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.Exceptions), p.away()
+}
+
+// SaveException implements devices.Keeper.
+func (p *Ports) SaveException(e devices.Exception) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Exceptions = append(p.Exceptions, e)
+}
+
+// Forget implements devices.Keeper.
+func (p *Ports) Forget(_ context.Context, id devices.ID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.Devices, id)
+	delete(p.Presences, id)
+	return p.away()
+}
+
+// Publish implements devices.Publisher.
+func (p *Ports) Publish(e devices.Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.Fields = slices.Clone(e.Fields)
+	p.Events = append(p.Events, e)
+}
+
+// Hold implements devices.Directory.
+func (p *Ports) Hold(id devices.ID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Held[id]++
+	return nil
+}
+
+// Release implements devices.Directory.
+func (p *Ports) Release(id devices.ID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Held[id]--
+}
+
+// Forward implements devices.Directory: there is no other node.
+func (p *Ports) Forward(context.Context, devices.ToolCall) (devices.ToolResult, error) {
+	return devices.ToolResult{}, devices.ErrNoHolder
+}
+
+// ForwardRPC implements devices.Directory.
+func (p *Ports) ForwardRPC(context.Context, devices.RPCCall) (devices.RPCResult, error) {
+	return devices.RPCResult{}, devices.ErrNoHolder
+}
+
+// Grant implements devices.Vision.
+func (p *Ports) Grant(id devices.ID, now time.Time) (url, token string, expires time.Time) {
+	return "http://192.0.2.1:8000/xiaozhi/vision/explain", "token-of-" + id.Token(), now.Add(p.Expires)
+}
+
+// Snapshot implements devices.Vision.
+func (p *Ports) Snapshot(id devices.ID, _ time.Time) (url, photo string) {
+	return "http://192.0.2.1:8000/xiaozhi/snapshot/" + id.Token(), "photo-of-" + id.Token()
+}
+
+// Seen returns the recorded events of one kind, oldest first.
+func (p *Ports) Seen(kind devices.EventKind) []devices.Event {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var found []devices.Event
+	for _, e := range p.Events {
+		if e.Kind == kind {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// Of returns copies of what is recorded of one device.
+func (p *Ports) Of(id devices.ID) (d devices.Device, n devices.Presence, history []devices.HistoryEntry, held int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.Entries {
+		if e.Device == id {
+			history = append(history, e)
+		}
+	}
+	return p.Devices[id], p.Presences[id], history, p.Held[id]
+}
+
+// Eventually waits until done, looking every few milliseconds, and fails the
+// test after ten seconds.
+func Eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(10 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(3 * time.Millisecond)
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-deadline.C:
+			t.Fatalf("did not come true within 10 s: %s", what)
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package wsdevice_test
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"go.uber.org/goleak"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/envelope"
+	"fleetd/internal/wsdevice"
+)
+
+const hello = `{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`
+
+const id = devices.ID("02:00:00:00:00:01")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bench is a front end behind a real HTTP server.
+type bench struct {
+	*devicetest.Ports
+	service *devices.Service
+	mint    *credential.Mint
+	url     string
+}
+
+func open(t *testing.T) bench {
+	t.Helper()
+	mint, err := credential.New([]byte("a secret for tests only"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := bench{Ports: devicetest.New(), mint: mint}
+	b.service = b.Service(t, devices.Config{})
+	front := wsdevice.New(wsdevice.Options{Service: b.service, Mint: mint, Log: slog.New(slog.DiscardHandler)})
+	server := httptest.NewServer(front)
+	t.Cleanup(func() {
+		server.Close()
+		b.service.Close()
+		front.Close()
+		http.DefaultClient.CloseIdleConnections()
+	})
+	b.url = "ws" + strings.TrimPrefix(server.URL, "http")
+	return b
+}
+
+func (b bench) header(id devices.ID, client string, generation int64) http.Header {
+	return http.Header{"Device-Id": {string(id)}, "Client-Id": {client}, "Protocol-Version": {"2"},
+		"Authorization": {"Bearer " + b.mint.DeviceToken(string(id), client, generation)}}
+}
+
+// device is a gorilla client: another implementation than the simulator's.
+type device struct {
+	ws *websocket.Conn
+	mu sync.Mutex
+}
+
+func (b bench) dial(t testing.TB, id devices.ID, client string) devicetest.Device {
+	t.Helper()
+	ws, _, err := websocket.DefaultDialer.Dial(b.url, b.header(id, client, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &device{ws: ws}
+}
+
+func (d *device) Send(text string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.ws.WriteMessage(websocket.TextMessage, []byte(text))
+}
+
+func (d *device) SendAudio(opus []byte) error {
+	frame, err := envelope.Framing2.AppendFrame(nil, envelope.Frame{Opus: opus})
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.ws.WriteMessage(websocket.BinaryMessage, frame)
+}
+
+func (d *device) Receive() (string, error) {
+	_, data, err := d.ws.ReadMessage()
+	return string(data), err
+}
+
+func (d *device) Close() { _ = d.ws.Close() }
+
+func TestFrontEndSuite(t *testing.T) {
+	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
+		b := open(t)
+		return devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello}
+	})
+}
+
+func TestRefusedBeforeUpgrade(t *testing.T) {
+	b := open(t)
+	good := b.header(id, "c1", 0)
+	change := func(key, value string) http.Header {
+		h := good.Clone()
+		h.Set(key, value)
+		return h
+	}
+	for name, c := range map[string]struct {
+		header http.Header
+		status int
+	}{
+		"no device id":       {change("Device-Id", ""), 400},
+		"hostile device id":  {change("Device-Id", "../../etc/passwd"), 400},
+		"wildcard device id": {change("Device-Id", "*"), 400},
+		"long client id":     {change("Client-Id", strings.Repeat("x", 129)), 400},
+		"no token":           {change("Authorization", ""), 401},
+		"wrong token":        {change("Authorization", "Bearer x"), 401},
+		"another device":     {change("Device-Id", "02:00:00:00:00:02"), 401},
+		"another client":     {change("Client-Id", "c2"), 401},
+		"dead generation":    {b.header(id, "c1", 1), 401},
+		"token of the admin": {change("Authorization", "Bearer "+b.mint.AdminToken()), 401},
+	} {
+		_, response, err := websocket.DefaultDialer.Dial(b.url, c.header)
+		if err == nil || response == nil || response.StatusCode != c.status {
+			t.Errorf("%s: %v %v, want status %d", name, response, err, c.status)
+		}
+	}
+	if _, _, err := websocket.DefaultDialer.Dial(b.url, good); err != nil {
+		t.Errorf("good credentials: %v", err)
+	}
+}
+
+func TestRevokedCredentialsAreRefused(t *testing.T) {
+	b := open(t)
+	d := b.dial(t, id, "c1")
+	defer d.Close()
+	if err := d.Send(hello); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Receive(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.service.Revoke(id); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := d.Receive(); err != nil {
+			break // the session ended
+		}
+	}
+	if _, response, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0)); err == nil || response.StatusCode != 401 {
+		t.Errorf("old credentials after revocation: %v", err)
+	}
+}
+
+// What comes instead of a hello ends the connection, soon and with a reason.
+func TestBadFirstMessages(t *testing.T) {
+	b := open(t)
+	for name, c := range map[string]struct {
+		kind int
+		data string
+		code int
+	}{
+		"binary before hello": {websocket.BinaryMessage, "\x00\x02", websocket.CloseProtocolError},
+		"no JSON":             {websocket.TextMessage, "GET /", websocket.ClosePolicyViolation},
+		"another message":     {websocket.TextMessage, `{"type":"listen"}`, websocket.ClosePolicyViolation},
+		"another transport":   {websocket.TextMessage, `{"type":"hello","transport":"udp"}`, websocket.ClosePolicyViolation},
+		"over 16 KiB":         {websocket.TextMessage, `{"type":"hello","x":"` + strings.Repeat("x", 17<<10) + `"}`, websocket.CloseMessageTooBig},
+	} {
+		ws, _, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ws.WriteMessage(c.kind, []byte(c.data)); err != nil {
+			t.Fatal(err)
+		}
+		_ = ws.SetReadDeadline(time.Now().Add(4 * time.Second))
+		if _, _, err := ws.ReadMessage(); !websocket.IsCloseError(err, c.code) {
+			t.Errorf("%s: %v, want close code %d", name, err, c.code)
+		}
+		_ = ws.Close()
+	}
+	devicetest.Eventually(t, "no session was made", func() bool { return b.service.Stats().Connects.Load() == 0 })
+}
+
+func TestMessageOverLimitClosesOnlyItsSender(t *testing.T) {
+	b := open(t)
+	other := b.dial(t, "02:00:00:00:00:02", "c2")
+	defer other.Close()
+	d := b.dial(t, id, "c1")
+	defer d.Close()
+	for _, x := range []devicetest.Device{other, d} {
+		if err := x.Send(hello); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = d.Send(`{"type":"x","y":"` + strings.Repeat("y", wsdevice.MessageLimit) + `"}`) // may fail half way
+	devicetest.Eventually(t, "the sender is closed", func() bool { return b.service.Stats().Closed.Get(devices.CloseTooLarge) == 1 })
+	if err := other.Send(`{"type":"mcp","payload":{"jsonrpc":"2.0","id":1,"method":"ping"}}`); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		text, err := other.Receive()
+		if err != nil {
+			t.Fatalf("the other device: %v", err)
+		}
+		if strings.Contains(text, `"id":1,"result":{}`) {
+			return
+		}
+	}
+}
