@@ -84,7 +84,7 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 	}
 	welcome := Welcome{Admitted: admitted, Generation: e.generation, Prefer: d.Prefer}
 	e.mu.Unlock()
-	s.ports.Records.SaveDevice(*d)
+	s.saveDevice(d)
 	if admitted {
 		return welcome, nil
 	}
@@ -162,7 +162,7 @@ func (s *Service) Approve(name string) (ID, error) {
 	x := Exception{Device: id, Generation: e.generation, Reason: "approved", ChangedAt: time.Now().UTC()}
 	e.mu.Unlock()
 	s.pending.drop(id)
-	s.ports.Records.SaveDevice(*d)
+	s.saveDevice(d)
 	if replaced || wasRevoked {
 		s.ports.Keeper.SaveException(x)
 	}
@@ -204,7 +204,7 @@ func (s *Service) Revoke(id ID) error {
 	x := Exception{Device: id, Generation: e.generation, Revoked: true, Reason: "revoked", ChangedAt: time.Now().UTC()}
 	e.mu.Unlock()
 	s.ports.Keeper.SaveException(x)
-	s.ports.Records.SaveDevice(*d)
+	s.saveDevice(d)
 	if session := e.session.Load(); session != nil {
 		session.Close(CloseRevoked)
 	}

@@ -174,7 +174,7 @@ func (s *Service) Edit(id ID, edit Edit) error {
 			d.Prefer = *edit.Prefer
 		}
 	})
-	s.ports.Records.SaveDevice(*d)
+	s.saveDevice(d)
 	return nil
 }
 

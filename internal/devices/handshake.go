@@ -124,7 +124,7 @@ func (x *Session) initialize(ctx context.Context) error {
 				d.Board = board
 			}
 		})
-		s.ports.Records.SaveDevice(*changed)
+		s.saveDevice(changed)
 	}
 	return nil
 }

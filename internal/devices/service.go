@@ -49,6 +49,7 @@ type Service struct {
 
 	handshakes chan struct{}
 	loaded     atomic.Bool
+	unsaved    sync.Map // ID of rows that wait for the members to be known
 	ctx        context.Context
 	stop       context.CancelFunc
 	tasks      sync.WaitGroup
@@ -130,10 +131,10 @@ func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 	}
 	now := time.Now()
 	e, created := s.hub.ensure(who.Device, func() *Device {
-		return &Device{ID: who.Device, ClientID: who.ClientID, Admission: AdmissionMember, FirstSeen: now.UTC(), CheckedAt: now.UTC()}
+		return &Device{ID: who.Device, ClientID: who.ClientID, Admission: AdmissionMember, FirstSeen: now.UTC()}
 	})
 	if created {
-		s.ports.Records.SaveDevice(*e.device.Load())
+		s.saveDevice(e.device.Load())
 	}
 	session := &Session{svc: s, entry: e, conn: conn, who: who, id: newSessionID(), connected: now}
 	session.init()
@@ -225,10 +226,6 @@ func (s *Service) Load(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("load exceptions: %w", err)
 	}
-	forgotten := map[ID]Exception{}
-	for _, x := range exceptions {
-		forgotten[x.Device] = x
-	}
 	wanted := map[Hash]string{}
 	err = s.ports.Keeper.LoadDevices(ctx, func(row Row) error {
 		s.restore(row)
@@ -240,7 +237,7 @@ func (s *Service) Load(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("load devices: %w", err)
 	}
-	for _, x := range forgotten {
+	for _, x := range exceptions {
 		s.applyException(x)
 	}
 	for h, elf := range wanted {
@@ -249,7 +246,28 @@ func (s *Service) Load(ctx context.Context) error {
 		}
 	}
 	s.loaded.Store(true)
+	s.unsaved.Range(func(id, _ any) bool {
+		s.unsaved.Delete(id)
+		if e := s.hub.get(id.(ID)); e != nil {
+			s.ports.Records.SaveDevice(*e.device.Load())
+		}
+		return true
+	})
 	return nil
+}
+
+// saveDevice queues the device's row. Before the members are known that would
+// overwrite what the database holds of it (its name, its labels, its
+// Client-Id), so the row then waits until both are merged.
+func (s *Service) saveDevice(d *Device) {
+	if s.loaded.Load() {
+		s.ports.Records.SaveDevice(*d)
+		return
+	}
+	s.unsaved.Store(d.ID, nil)
+	if s.loaded.Load() { // Load may have looked for unsaved rows just before
+		s.ports.Records.SaveDevice(*d)
+	}
 }
 
 // Restore is Load from the node's own notes, for a start without a database.
@@ -273,7 +291,13 @@ func (s *Service) restore(row Row) {
 	e, created := s.hub.ensure(d.ID, func() *Device { return &d })
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !created && !e.device.Load().CheckedAt.After(d.CheckedAt) {
+	// A node that started from its own notes knows better than the database,
+	// which was away; one that started with nothing knows only what the device
+	// said of itself since.
+	if !created && !s.loaded.Load() {
+		if heard := e.device.Load(); heard.Firmware != "" {
+			d.Board, d.Firmware, d.ELF = heard.Board, heard.Firmware, heard.ELF
+		}
 		e.device.Store(&d)
 	}
 	p := row.Presence

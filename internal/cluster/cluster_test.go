@@ -1,0 +1,225 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+const id = devices.ID("02:00:00:00:00:01")
+
+// fleet is two nodes on one real NATS server.
+type fleet struct {
+	mint         *credential.Mint
+	client       *nats.Conn
+	holder, far  *Link
+	holding, fwd *devices.Service
+}
+
+// linked puts a Link in the place of the recorded directory.
+type linked struct {
+	*devicetest.Ports
+	*Link
+}
+
+func (l linked) Hold(id devices.ID) error { return l.Link.Hold(id) }
+func (l linked) Release(id devices.ID)    { l.Link.Release(id) }
+func (l linked) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
+	return l.Link.Forward(ctx, c)
+}
+func (l linked) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+	return l.Link.ForwardRPC(ctx, c)
+}
+
+func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS did not start")
+	}
+	connect := func() *nats.Conn {
+		nc, err := nats.Connect(s.ClientURL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	f := &fleet{client: connect()}
+	if f.mint, err = credential.New([]byte("a secret for tests only")); err != nil {
+		t.Fatal(err)
+	}
+	node := func(name string) (*Link, *devices.Service) {
+		log := slog.New(slog.DiscardHandler)
+		link := New(Options{Conn: connect(), Prefix: "test.v1", Mint: f.mint, Log: log})
+		ports := devicetest.New()
+		service := devices.New(devices.Config{Node: name, CallsPerDevice: 1, Handshakes: 4}, devices.Ports{Records: ports, Catalogs: ports,
+			Keeper: ports, Publisher: ports, Directory: linked{ports, link}, Vision: ports, Log: log})
+		link.Attach(service)
+		t.Cleanup(func() { service.Close(); link.Close() })
+		return link, service
+	}
+	f.holder, f.holding = node("holder")
+	f.far, f.fwd = node("far")
+	return f
+}
+
+// script is a connection that answers at once.
+type script struct {
+	*devicetest.Script
+	session *devices.Session
+}
+
+func (c *script) SendControl(msg []byte) error {
+	if answer := c.Answer(msg); answer != "" {
+		_ = c.session.HandleControl([]byte(answer)) // odd answers are the test's
+	}
+	return nil
+}
+func (c *script) Close(devices.CloseReason) {}
+
+func (f *fleet) connect(t *testing.T, s *devicetest.Script) *devices.Session {
+	t.Helper()
+	c := &script{Script: s}
+	session, err := f.holding.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.session = session
+	session.StartMCP(true)
+	devicetest.Eventually(t, "tools are ready", func() bool {
+		v, err := f.holding.Get(t.Context(), id)
+		return err == nil && v.CatalogState == devices.CatalogReady
+	})
+	if err := f.holder.opt.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return session
+}
+
+func code(err error) devices.Code {
+	if err == nil {
+		return ""
+	}
+	return devices.AsError(err).Code
+}
+
+// Every outcome is the same on the holder and one hop away.
+func TestRoutedAnswersEqualLocalOnes(t *testing.T) {
+	f := newFleet(t)
+	s := devicetest.NewScript()
+	answers := map[string]string{"fails": `"error":{"message":"a \"quoted\" reason"}`, "unknown": `"error":{"message":"Unknown tool: x"}`,
+		"odd": `"result":{}`, "errs": `"result":{"content":[{"type":"text","text":"no"}],"isError":true}`}
+	s.Tools = `[` + devicetest.Volume + `,{"name":"fails"},{"name":"unknown"},{"name":"odd"},{"name":"errs"},{"name":"silent"},{"name":"self.reboot"}]`
+	s.Call = func(tool string, _ json.RawMessage) string {
+		if tool == "silent" {
+			return ""
+		}
+		if rest, ok := answers[tool]; ok {
+			return rest
+		}
+		return devicetest.True
+	}
+	f.connect(t, s)
+	for _, c := range []struct{ tool, args string }{{"self.audio_speaker.set_volume", `{"volume":5}`}, {"self.audio_speaker.set_volume", `{"volume":500}`},
+		{"nope", `{}`}, {"fails", `{}`}, {"odd", `{}`}, {"errs", `{}`}, {"silent", `{}`}, {"unknown", `{}`}} {
+		timeout := 5 * time.Second
+		if c.tool == "silent" {
+			timeout = 200 * time.Millisecond
+		}
+		run := func(s *devices.Service) (devices.ToolResult, error) {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			defer cancel()
+			return s.CallTool(ctx, devices.ToolCall{Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args), Caller: "test"})
+		}
+		local, localErr := run(f.holding)
+		routed, routedErr := run(f.fwd)
+		if string(local.Content) != string(routed.Content) || local.IsError != routed.IsError || local.Outcome != routed.Outcome || code(localErr) != code(routedErr) {
+			t.Errorf("%s: local %s %v %v, routed %s %v %v", c.tool, local.Content, local.IsError, localErr, routed.Content, routed.IsError, routedErr)
+		}
+		if localErr != nil {
+			l, r := devices.AsError(localErr), devices.AsError(routedErr)
+			if l.Sent != r.Sent || l.Outcome != r.Outcome || len(l.Faults) != len(r.Faults) {
+				t.Errorf("%s: local %+v, routed %+v", c.tool, l, r)
+			}
+		} else if routed.Node != "holder" {
+			t.Errorf("%s: answered by %q", c.tool, routed.Node)
+		}
+	}
+	rpc, err := f.fwd.CallRPC(t.Context(), devices.RPCCall{Device: id, Method: "ping"})
+	if err != nil || string(rpc.Error) != `{"code":-32000,"message":"Method not implemented: ping"}` {
+		t.Errorf("%s, %v", rpc.Error, err)
+	}
+}
+
+func TestNobodyHoldsTheDevice(t *testing.T) {
+	f := newFleet(t)
+	if _, err := f.far.Forward(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
+		t.Errorf("before: %v", err)
+	}
+	session := f.connect(t, devicetest.NewScript())
+	session.Close(devices.CloseGone)
+	if err := f.holder.opt.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.far.Forward(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
+		t.Errorf("after: %v", err)
+	}
+	if _, err := f.fwd.CallTool(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); code(err) != devices.CodeDeviceUnknown {
+		t.Errorf("call: %v", err)
+	}
+}
+
+func TestServicesNeedAToken(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, devicetest.NewScript())
+	body := []byte(`{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5},"timeout":"5s"}`)
+	ask := func(verb string, header nats.Header, body []byte) string {
+		msg, err := f.client.RequestMsg(&nats.Msg{Subject: "test.v1.cmd." + id.Token() + "." + verb, Header: header, Data: body}, 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, ok := devices.ParseProblem(msg.Data); ok {
+			return string(p.Code)
+		}
+		return string(msg.Data)
+	}
+	admin := nats.Header{HeaderToken: {f.mint.AdminToken()}}
+	for _, c := range []struct {
+		name, verb string
+		header     nats.Header
+		body, want string
+	}{
+		{"no token", "call", nil, string(body), "unauthorized"},
+		{"wrong token", "call", nats.Header{HeaderToken: {"x"}}, string(body), "unauthorized"},
+		{"forged hop", "call", nats.Header{HeaderHop: {"x"}}, string(body), "unauthorized"},
+		{"hop for another verb", "call", nats.Header{HeaderHop: {f.mint.HopSignature(string(id), "rpc", []byte("\n"+string(body)))}}, string(body), "unauthorized"},
+		{"no JSON", "call", admin, "x", "bad_request"},
+		{"no tool", "call", admin, "{}", "bad_request"},
+		{"bad timeout", "call", admin, `{"tool":"x","timeout":"1h"}`, "bad_request"},
+		{"unknown command", "dance", admin, "{}", "bad_request"},
+	} {
+		if got := ask(c.verb, c.header, []byte(c.body)); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+	r, ok := devices.ParseResult([]byte(ask("call", admin, body)))
+	if !ok || string(r.Content) != `[{"type":"text","text":"true"}]` || r.Node != "holder" {
+		t.Errorf("%+v", r)
+	}
+}

@@ -1,0 +1,137 @@
+package devices_test
+
+import (
+	"testing"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+func check(t *testing.T, s *devices.Service, client string) devices.Welcome {
+	t.Helper()
+	w, err := s.CheckIn(devices.CheckIn{Device: id, ClientID: client, Board: "b", Firmware: "2.4.2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func TestOpenAdmission(t *testing.T) {
+	bubble(t, devices.Config{}, func(t *testing.T, p *devicetest.Ports, s *devices.Service) {
+		if w := check(t, s, "c1"); !w.Admitted || w.Code != "" {
+			t.Errorf("unknown device: %+v", w)
+		}
+		w := check(t, s, "c2")
+		if w.Admitted || len(w.Code) != 6 || w.Challenge == "" {
+			t.Errorf("known device, another client: %+v", w)
+		}
+		if again := check(t, s, "c2"); again.Code != w.Code {
+			t.Error("the code changes between checks")
+		}
+		if w := check(t, s, "c1"); !w.Admitted {
+			t.Error("the waiting clone locked the member out")
+		}
+		if events := p.Seen(devices.EventPending); len(events) != 1 {
+			t.Errorf("%d pending events, want 1", len(events))
+		}
+		if got, err := s.Approve(w.Code); err != nil || got != id {
+			t.Fatalf("approve by code: %s, %v", got, err)
+		}
+		if w := check(t, s, "c2"); !w.Admitted || w.Generation != 1 {
+			t.Errorf("approved: %+v", w)
+		}
+		if w := check(t, s, "c1"); w.Admitted {
+			t.Error("the replaced client is still admitted")
+		}
+	})
+}
+
+func TestApproveAdmission(t *testing.T) {
+	bubble(t, devices.Config{Approve: true}, func(t *testing.T, _ *devicetest.Ports, s *devices.Service) {
+		w := check(t, s, "c1")
+		if w.Admitted || s.Activated(id, "c1") {
+			t.Fatalf("%+v", w)
+		}
+		if v := state(t, s); v.State != devices.StatePending || v.Device.PendingID != "c1" {
+			t.Errorf("%+v", v)
+		}
+		time.Sleep(devices.CodeLife)
+		if again := check(t, s, "c1"); again.Code == w.Code {
+			t.Error("the code outlives its life")
+		}
+		if _, err := s.Approve(w.Code); err == nil {
+			t.Error("an expired code is accepted")
+		}
+		if _, err := s.Approve(string(id)); err != nil {
+			t.Fatal(err)
+		}
+		if w := check(t, s, "c1"); !w.Admitted || w.Generation != 0 || !s.Activated(id, "c1") || s.Activated(id, "c2") {
+			t.Errorf("%+v", w)
+		}
+	})
+}
+
+func TestWrongCodesAreLimited(t *testing.T) {
+	bubble(t, devices.Config{Approve: true}, func(t *testing.T, _ *devicetest.Ports, s *devices.Service) {
+		w := check(t, s, "c1")
+		wrong := "000000"
+		if w.Code == wrong {
+			wrong = "000001"
+		}
+		for range devices.MaxWrongCodes {
+			if _, err := s.Approve(wrong); devices.AsError(err).Code != devices.CodeDeviceUnknown {
+				t.Fatal(err)
+			}
+		}
+		if _, err := s.Approve(w.Code); err == nil || devices.AsError(err).Code != devices.CodeForbidden {
+			t.Errorf("the right code after %d wrong ones: %v", devices.MaxWrongCodes, err)
+		}
+		time.Sleep(2 * time.Minute)
+		if _, err := s.Approve(w.Code); err != nil {
+			t.Errorf("a minute later: %v", err)
+		}
+	})
+}
+
+func TestRevokeAndForgetKillCredentials(t *testing.T) {
+	bubble(t, devices.Config{}, func(t *testing.T, p *devicetest.Ports, s *devices.Service) {
+		check(t, s, "c1")
+		conn := connect(t, s, "c1", devicetest.NewScript())
+		if err := s.Revoke(id); err != nil {
+			t.Fatal(err)
+		}
+		if conn.reason() != devices.CloseRevoked {
+			t.Errorf("the session was closed as %q", conn.reason())
+		}
+		if _, ok := s.Generation(id); ok {
+			t.Error("credentials are valid after revocation")
+		}
+		if w := check(t, s, "c1"); w.Admitted {
+			t.Error("a revoked device is welcome")
+		}
+		if _, err := s.Approve(string(id)); err != nil {
+			t.Fatal(err)
+		}
+		if generation, ok := s.Generation(id); !ok || generation != 1 {
+			t.Errorf("generation %d, %v", generation, ok)
+		}
+		if err := s.Forget(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if generation, _ := s.Generation(id); generation != 2 {
+			t.Errorf("a forgotten device has generation %d, want 2", generation)
+		}
+		if w := check(t, s, "c9"); !w.Admitted || w.Generation != 2 {
+			t.Errorf("it may come back with new credentials: %+v", w)
+		}
+		// A node that starts from the records knows all of it.
+		next := devicetest.New()
+		next.Exceptions = p.Exceptions
+		again := next.Service(t, devices.Config{})
+		defer again.Close()
+		if generation, ok := again.Generation(id); generation != 2 || !ok {
+			t.Errorf("after a restart: generation %d, %v", generation, ok)
+		}
+	})
+}

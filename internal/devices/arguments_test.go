@@ -1,0 +1,91 @@
+package devices
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+func tool(t testing.TB, schema string) *Tool {
+	t.Helper()
+	c, err := NewCatalog([]byte(`[{"name":"t","inputSchema":` + schema + `}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Tool("t")
+}
+
+const otto = `{"type":"object","properties":{"action":{"type":"string","default":"sit"},"steps":{"type":"integer","default":3,"minimum":1,"maximum":100},"on":{"type":"boolean"}},"required":["on"]}`
+
+func TestArguments(t *testing.T) {
+	nested := `{"type":"object","properties":{"list":{"type":"array","items":{"type":"integer"}},"mode":{"enum":["a","b"]}},"required":["mode"]}`
+	for _, c := range []struct {
+		schema, args string
+		pointers     string
+	}{
+		{otto, `{"on":true}`, ""}, {otto, `{"on":false,"steps":100,"action":"x","extra":1}`, ""},
+		{otto, ``, "/on"}, {otto, `{"ON":true}`, "/on"}, {otto, `{"on":1}`, "/on"}, {otto, `{"on":true,"steps":0}`, "/steps"},
+		{otto, `{"on":"yes","steps":101,"action":5}`, "/on /steps /action"}, {otto, `{"on":true,"steps":3.0}`, ""},
+		{otto, `{"on":true,"steps":1.5}`, "/steps"}, {`{"type":"object","properties":{"n":{"type":"integer"}}}`, `{"n":2147483648}`, "/n"},
+		{nested, `{"mode":"a","list":[1,2]}`, ""}, {nested, `{"mode":"c","list":[1,"x"]}`, "/list/1 /mode"}, {nested, `{}`, ""},
+		{`{"type":"object","properties":{"a/b~c":{"type":"string"}},"required":["a/b~c"]}`, `{}`, "/a~1b~0c"},
+		{`{}`, `{"any":1}`, ""}, {`"nonsense"`, `{"any":1}`, ""}, {`{"$ref":"file:///etc/passwd"}`, `{}`, ""},
+		{`{"type":"object","properties":{"x":{"$ref":"http://192.0.2.1/s"}}}`, `{"x":1}`, ""},
+	} {
+		err := tool(t, c.schema).checkCall(json.RawMessage(c.args))
+		if c.schema == nested && c.args == `{}` {
+			if err == nil || len(err.Faults) != 1 || !strings.Contains(err.Faults[0].Detail, "mode") {
+				t.Errorf("missing property: %+v", err)
+			}
+			continue
+		}
+		var got []string
+		if err != nil {
+			for _, f := range err.Faults {
+				got = append(got, f.Pointer)
+				if f.Detail == "" {
+					t.Errorf("%s: no detail", c.args)
+				}
+			}
+		}
+		want := strings.Fields(c.pointers)
+		if len(got) != len(want) {
+			t.Errorf("%s: faults %v, want %v", c.args, got, want)
+			continue
+		}
+		for _, w := range want {
+			if !strings.Contains(" "+strings.Join(got, " ")+" ", " "+w+" ") {
+				t.Errorf("%s: faults %v, want %v", c.args, got, want)
+			}
+		}
+	}
+	if err := tool(t, otto).checkCall(json.RawMessage(`[1]`)); err == nil || err.Code != CodeBadRequest {
+		t.Errorf("array: %v", err)
+	}
+}
+
+func TestCheckDoesNotAllocate(t *testing.T) {
+	s := tool(t, otto)
+	args := json.RawMessage(`{"on":true,"steps":5}`)
+	if got := testing.AllocsPerRun(100, func() {
+		if s.checkCall(args) != nil {
+			t.Fatal("refused")
+		}
+	}); got != 0 {
+		t.Errorf("%v allocations per check", got)
+	}
+}
+
+func FuzzSchemaAndArguments(f *testing.F) {
+	f.Add([]byte(otto), []byte(`{"on":true}`))
+	f.Add([]byte(`{"type":"object","properties":{"x":{"anyOf":[{"type":"null"}],"pattern":"("}}}`), []byte(`{"x":[1]}`))
+	f.Fuzz(func(t *testing.T, schema, args []byte) {
+		if !json.Valid(schema) {
+			return
+		}
+		c, err := NewCatalog([]byte(`[{"name":"t","inputSchema":` + string(schema) + `}]`))
+		if err == nil {
+			_ = c.Tool("t").checkCall(args) // must not panic
+		}
+	})
+}

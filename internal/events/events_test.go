@@ -1,0 +1,165 @@
+package events
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// natsServer runs a real server with JetStream for one test.
+func natsServer(t *testing.T, dir string, port int) *server.Server {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoLog: true, NoSigs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS did not start")
+	}
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	return s
+}
+
+func connect(t *testing.T, url string) *nats.Conn {
+	t.Helper()
+	nc, err := nats.Connect(url, nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+func newBus(t *testing.T, nc *nats.Conn) *Bus {
+	t.Helper()
+	b, err := New(Options{Conn: nc, Prefix: "test.v1", Node: "n1", Retention: time.Hour, Limit: 10 << 20, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	devicetest.Eventually(t, "the stream exists", func() bool {
+		_, err := b.js.Stream(t.Context(), b.stream)
+		return err == nil
+	})
+	return b
+}
+
+const dev = devices.ID("aa:bb:cc:dd:ee:ff")
+
+func online(seq int64) devices.Event {
+	return devices.Event{Kind: devices.EventOnline, Device: dev, Session: "s", Epoch: 7, Seq: seq, Time: time.UnixMilli(1_800_000_000_123),
+		MsgID: "aabbccddeeff-7-" + string(rune('0'+seq)), Fields: json.RawMessage(`"transport":"websocket","client_id":"c"`)}
+}
+
+func TestPayloadAndSubject(t *testing.T) {
+	nc := connect(t, natsServer(t, t.TempDir(), -1).ClientURL())
+	b := newBus(t, nc)
+	watcher, err := nc.SubscribeSync("test.v1.devices.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Publish(online(1))
+	b.Publish(devices.Event{Kind: devices.EventNotification, Subject: "button.up", Device: dev, Seq: 2, Time: time.Now(), MsgID: "x", Fields: json.RawMessage(`"method":"m"`)})
+	msg, err := watcher.NextMsg(5 * time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"device":"aa:bb:cc:dd:ee:ff","node":"n1","session":"s","epoch":7,"seq":1,"time":"2027-01-15T08:00:00.123Z","transport":"websocket","client_id":"c"}`
+	if msg.Subject != "test.v1.devices.aabbccddeeff.online" || string(msg.Data) != want {
+		t.Errorf("%s %s", msg.Subject, msg.Data)
+	}
+	if msg, err = watcher.NextMsg(5 * time.Second); err != nil || msg.Subject != "test.v1.devices.aabbccddeeff.notifications.button.up" {
+		t.Errorf("%v %v", msg, err)
+	}
+}
+
+func TestStreamKeepsLastingKindsOnce(t *testing.T) {
+	nc := connect(t, natsServer(t, t.TempDir(), -1).ClientURL())
+	b := newBus(t, nc)
+	for range 3 {
+		b.Publish(online(1)) // the same message id
+	}
+	b.Publish(devices.Event{Kind: devices.EventMessage, Subject: "listen", Device: dev, Time: time.Now()})
+	b.Publish(online(2))
+	b.Close()
+	stream, err := b.js.Stream(t.Context(), "TEST_V1_EVENTS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := stream.CachedInfo().State.Msgs; n != 2 {
+		t.Errorf("%d messages stored, want 2", n)
+	}
+	// A request on a subject of the root must not be answered by the stream.
+	if _, err := nc.Request("test.v1.cmd.aabbccddeeff.call", nil, time.Second); !errors.Is(err, nats.ErrNoResponders) {
+		t.Errorf("request: %v", err)
+	}
+}
+
+func TestFollowResumesAndTellsOfGaps(t *testing.T) {
+	nc := connect(t, natsServer(t, t.TempDir(), -1).ClientURL())
+	b := newBus(t, nc)
+	for seq := range int64(5) {
+		b.Publish(online(seq + 1))
+	}
+	stream, err := b.js.Stream(t.Context(), b.stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "five are stored", func() bool {
+		info, err := stream.Info(t.Context())
+		return err == nil && info.State.Msgs == 5
+	})
+	read := func(q devices.EventQuery, n int) (got []devices.StreamEvent) {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		enough := errors.New("enough")
+		if err := b.Follow(ctx, q, func(e devices.StreamEvent) error {
+			if got = append(got, e); len(got) == n {
+				return enough
+			}
+			return nil
+		}); !errors.Is(err, enough) {
+			t.Errorf("%+v: %v after %d events", q, err, len(got))
+		}
+		return got
+	}
+	if got := read(devices.EventQuery{After: 3}, 2); got[0].Seq != 4 || got[1].Seq != 5 || got[0].Device != dev || got[0].Kind != devices.EventOnline {
+		t.Errorf("%+v", got)
+	}
+	if err := stream.Purge(t.Context(), jetstream.WithPurgeSequence(4)); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(devices.EventQuery{After: 1, Device: dev}, 2); !got[0].Gap || string(got[0].Data) != `{"from":2,"to":3}` || got[1].Seq != 4 {
+		t.Errorf("%+v", got)
+	}
+	if got := read(devices.EventQuery{After: 99}, 1); !got[0].Gap {
+		t.Errorf("a sequence of another stream: %+v", got)
+	}
+}
+
+func TestAwayIsCountedAndNeverBlocks(t *testing.T) {
+	dir := t.TempDir()
+	s := natsServer(t, dir, -1)
+	nc := connect(t, s.ClientURL())
+	b := newBus(t, nc)
+	s.Shutdown()
+	devicetest.Eventually(t, "the connection is lost", func() bool { return !nc.IsConnected() })
+	for seq := range int64(5) {
+		b.Publish(online(seq))
+	}
+	devicetest.Eventually(t, "five drops are counted", func() bool { return b.Dropped.Get(DropAway) == 5 })
+	if err := b.Follow(t.Context(), devices.EventQuery{}, nil); devices.AsError(err).Code != devices.CodeUnavailable {
+		t.Errorf("follow: %v", err)
+	}
+}

@@ -1,0 +1,42 @@
+// Package store keeps devices, their presence, their tool lists and the
+// exceptions of their credentials in SQL: SQLite or Postgres, with the same
+// statements on both.
+//
+// # Writes
+//
+// Nobody waits for a write. Rows go to a queue; one goroutine commits them in
+// groups: up to GroupRows rows per table, or what came within Linger. Device
+// rows and presence are coalesced, the newest per device; history entries,
+// catalogs and exceptions never are. Inside a statement rows are sorted by key
+// and unique, and tables are always written in the same order, so that two
+// nodes cannot deadlock. A group that the database refuses is halved until the
+// row at fault is alone; that one is logged, counted and dropped. While the
+// database cannot be reached, rows wait.
+//
+// Every statement may be repeated without harm, since a connection can break
+// between a commit and its answer.
+//
+// # Durability
+//
+// A row whose commit was reported survives the death of the process. On SQLite
+// (WAL, synchronous=NORMAL) the last commits before a power cut may be lost,
+// but never in part; on Postgres the server's synchronous_commit decides.
+//
+// # Which write wins
+//
+// Devices: name, labels, preferred transport, admission and both client ids
+// are decisions of this node or its operator, and the last write wins. Board,
+// firmware, ELF hash, chip, language, serial, activation version and
+// checked_at are what the device said at an OTA check, and an older checked_at
+// never replaces a newer one. first_seen only ever goes down. The same rules
+// hold between two rows in the queue and between a row and the table.
+//
+// Presence: a pair (epoch, seq) that is not above the stored one changes
+// nothing. Exceptions: the higher generation, then the later change.
+//
+// # Text
+//
+// Postgres refuses NUL and invalid UTF-8 in text. U+FFFD takes their place in
+// plain columns, on both databases. A tool list is kept to the byte: one that
+// is not valid text is stored as base64 and says so in its encoding column.
+package store

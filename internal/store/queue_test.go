@@ -1,0 +1,143 @@
+package store
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fleetd/internal/devices"
+)
+
+func TestHistoryQueueIsBounded(t *testing.T) {
+	var stats Stats
+	q := newQueue(&stats)
+	for i := range MaxHistoryQueue {
+		q.putHistory(historyRow{HistoryEntry: devices.HistoryEntry{Device: "x", Seq: int64(i)}})
+	}
+	taken := q.take() // on their way: they still count
+	q.putHistory(historyRow{})
+	if dropped, waiting := stats.DroppedHistory.Load(), stats.HistoryWaiting.Load(); dropped != 1 || waiting != MaxHistoryQueue {
+		t.Errorf("%d dropped, %d wait; want 1 and %d", dropped, waiting, MaxHistoryQueue)
+	}
+	q.settle(len(taken.history))
+	q.putHistory(historyRow{})
+	if dropped := stats.DroppedHistory.Load(); dropped != 1 {
+		t.Errorf("%d dropped after room was made, want 1", dropped)
+	}
+}
+
+func TestGroupsAreBoundedAndInOrder(t *testing.T) {
+	q := newQueue(new(Stats))
+	next := 0
+	id := func(i int) devices.ID { return devices.ID(rune('一' + i)) }
+	for i := range 2*GroupRows + 7 {
+		q.putPresence(devices.Presence{Device: id(i), Epoch: 1})
+	}
+	q.putPresence(devices.Presence{Device: id(3), Epoch: 2}) // keeps its place
+	for _, want := range []int{GroupRows, GroupRows, 7, 0} {
+		g := q.take()
+		if g.rows() != want {
+			t.Fatalf("a group of %d, want %d", g.rows(), want)
+		}
+		for _, p := range g.presence {
+			if p.Device != id(next) {
+				t.Fatalf("row %d is of %s", next, p.Device)
+			}
+			next++
+		}
+	}
+}
+
+func TestWaitLingers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := newQueue(new(Stats))
+		begin := time.Now()
+		took := func() time.Duration { d := time.Since(begin); begin = time.Now(); return d }
+		go func() {
+			time.Sleep(time.Hour) // the fake clock of synctest
+			q.putDevice(deviceRow{Device: devices.Device{ID: "x"}})
+		}()
+		if !q.wait(t.Context()) || took() != time.Hour+Linger {
+			t.Error("the first row does not linger")
+		}
+		for i := range GroupRows {
+			q.putHistory(historyRow{HistoryEntry: devices.HistoryEntry{Seq: int64(i)}})
+		}
+		if !q.wait(t.Context()) || took() != 0 {
+			t.Error("a whole group lingers")
+		}
+		q.take()
+		q.putForget(&forget{})
+		if !q.wait(t.Context()) || took() != 0 {
+			t.Error("an order lingers")
+		}
+		q.takeForgets()
+		q.putException(devices.Exception{})
+		q.close()
+		if !q.wait(t.Context()) || took() != 0 {
+			t.Error("rows linger while closing")
+		}
+		q.take()
+		if q.wait(t.Context()) {
+			t.Error("an empty closed queue promises more")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if newQueue(new(Stats)).wait(ctx) || took() != time.Second {
+			t.Error("wait outlives its context")
+		}
+	})
+}
+
+func TestPutBackIsOlder(t *testing.T) {
+	q := newQueue(new(Stats))
+	at := func(minute int) time.Time { return time.Unix(int64(60*minute), 0) }
+	q.putDevice(deviceRow{Device: devices.Device{ID: "x", Name: "old", Board: "old", CheckedAt: at(1), FirstSeen: at(1)}})
+	q.putPresence(devices.Presence{Device: "x", Epoch: 1, Seq: 5})
+	q.putHistory(historyRow{HistoryEntry: devices.HistoryEntry{Device: "x", Seq: 1}})
+	q.putHistory(historyRow{HistoryEntry: devices.HistoryEntry{Device: "y", Seq: 2}})
+	out := q.cut("x")
+	if out.rows() != 3 {
+		t.Fatalf("%d rows cut, want 3", out.rows())
+	}
+	q.putDevice(deviceRow{Device: devices.Device{ID: "x", Name: "new", Board: "new", CheckedAt: at(2), FirstSeen: at(2)}})
+	q.putPresence(devices.Presence{Device: "x", Epoch: 1, Seq: 4})
+	q.putBack(out)
+	g := q.take()
+	if len(g.devices) != 1 || g.devices[0].Name != "new" || g.devices[0].Board != "new" || !g.devices[0].FirstSeen.Equal(at(1)) {
+		t.Errorf("devices %+v", g.devices)
+	}
+	if len(g.presence) != 1 || g.presence[0].Seq != 5 {
+		t.Errorf("presence %+v", g.presence)
+	}
+	if len(g.history) != 2 || g.history[0].Seq != 1 || g.history[1].Seq != 2 {
+		t.Errorf("history %+v", g.history)
+	}
+}
+
+func TestSplitLosesNothing(t *testing.T) {
+	var count func(g group) int
+	count = func(g group) int {
+		if g.rows() < 2 {
+			return g.rows()
+		}
+		a, b := g.split()
+		if a.rows() == 0 || b.rows() == 0 {
+			t.Fatalf("%d rows were not split", g.rows())
+		}
+		n := count(a) + count(b)
+		a.join(b)
+		if a.rows() != g.rows() {
+			t.Fatalf("%d rows joined, want %d", a.rows(), g.rows())
+		}
+		return n
+	}
+	for n := range 40 {
+		g := group{devices: make([]deviceRow, n%5), presence: make([]devices.Presence, n/3),
+			history: make([]historyRow, n%7), exceptions: make([]devices.Exception, n%2)}
+		if got := count(g); got != g.rows() {
+			t.Errorf("%d single rows, want %d", got, g.rows())
+		}
+	}
+}

@@ -1,0 +1,25 @@
+package store
+
+import "sync/atomic"
+
+// Stats are the store's counters and gauges since Open. Every field may be
+// read at any time by anyone.
+type Stats struct {
+	// Rows committed, by table; a presence row that the fence refused is in
+	// StalePresence instead.
+	DeviceRows, PresenceRows, HistoryRows, ExceptionRows atomic.Int64
+	// CatalogWrites are tool lists stored for the first time; CatalogHits are
+	// history entries whose list was stored already.
+	CatalogWrites, CatalogHits atomic.Int64
+	// StalePresence are presence rows that changed nothing, because the stored
+	// pair was not below theirs.
+	StalePresence atomic.Int64
+	// Groups are transactions committed; Retries are those that failed through
+	// no fault of a row and were tried again.
+	Groups, Retries atomic.Int64
+	// DroppedHistory are entries that came while MaxHistoryQueue waited;
+	// BadRows those that the database refused; Late those saved after Close.
+	DroppedHistory, BadRows, Late atomic.Int64
+	// Rows that wait now, by table.
+	DevicesWaiting, PresenceWaiting, HistoryWaiting, ExceptionsWaiting atomic.Int64
+}

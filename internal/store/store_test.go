@@ -1,0 +1,39 @@
+package store_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"fleetd/internal/store/storetest"
+)
+
+func TestMain(m *testing.M) {
+	if url := os.Getenv(childURL); url != "" {
+		if err := runChild(url); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func TestSQLite(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, storetest.SQLite)
+}
+
+func TestPostgres(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, storetest.Postgres)
+}
+
+func TestPostgresNetwork(t *testing.T) {
+	t.Parallel()
+	storetest.RunNetwork(t, storetest.Postgres)
+}
+
+func BenchmarkSQLite(b *testing.B)   { storetest.Benchmark(b, storetest.SQLite) }
+func BenchmarkPostgres(b *testing.B) { storetest.Benchmark(b, storetest.Postgres) }

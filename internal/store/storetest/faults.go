@@ -1,0 +1,294 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/pressly/goose/v3"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/store"
+	"fleetd/migrations"
+)
+
+func testBadDevice(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	s.SaveDevice(devices.Device{ID: "first", Name: "taken"})
+	settle(t, s)
+	db.Exec(t, `CREATE UNIQUE INDEX poison ON devices (name)`)
+	release := holdWriter(t, s)
+	const n = 510 // more than a group
+	bad := map[int]bool{0: true, 123: true, 124: true, n - 1: true}
+	for i := range n {
+		name := fmt.Sprint("device ", i)
+		if bad[i] {
+			name = "taken"
+		}
+		s.SaveDevice(devices.Device{ID: mac(i), Name: name})
+		s.SavePresence(devices.Presence{Device: mac(i), Epoch: 1})
+	}
+	release()
+	settle(t, s)
+	if n := s.Stats().BadRows.Load(); n != int64(len(bad)) {
+		t.Errorf("%d rows refused, want %d", n, len(bad))
+	}
+	for i := range n {
+		_, err := s.Find(t.Context(), mac(i))
+		if missing := errors.Is(err, devices.ErrNotFound); missing != bad[i] {
+			t.Errorf("device %d: %v", i, err)
+		}
+	}
+	if got := db.Count(t, `SELECT count(*) FROM presence`); got != n {
+		t.Errorf("%d presence rows, want %d", got, n)
+	}
+}
+
+func testBadHistory(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	settle(t, s)
+	db.Exec(t, `CREATE UNIQUE INDEX poison ON catalog_history (device, firmware)`)
+	text := catalogOf(`[{"name":"a"}]`)
+	release := holdWriter(t, s)
+	var calls atomic.Int64
+	const n = 100
+	for i := range n {
+		firmware := fmt.Sprint(i)
+		if i >= 98 {
+			firmware = "7" // taken by the eighth
+		}
+		s.SaveCatalog(devices.HistoryEntry{Device: "x", Epoch: devices.Epoch(i + 1), Catalog: text.Hash, Firmware: firmware}, text,
+			func() { calls.Add(1) })
+	}
+	release()
+	settle(t, s)
+	if got := len(history(t, s, "x")); got != 98 || calls.Load() != 98 {
+		t.Errorf("%d entries stored and %d reported, want 98", got, calls.Load())
+	}
+	if n := s.Stats().BadRows.Load(); n != 2 {
+		t.Errorf("%d rows refused, want 2", n)
+	}
+	if n := s.Stats().HistoryWaiting.Load(); n != 0 {
+		t.Errorf("%d entries still wait", n)
+	}
+}
+
+func testBadText(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	release := holdWriter(t, s)
+	s.SaveDevice(devices.Device{ID: "x", Name: "a\x00b\xffc", Board: "\xc3", Labels: map[string]string{"k\x00": "v\xff"}})
+	s.SavePresence(devices.Presence{Device: "x", Epoch: 1, MCPError: "bad \xe4\xb8 text\x00"})
+	s.SaveCatalog(devices.HistoryEntry{Device: "x", Epoch: 1, Firmware: "\x00"}, devices.CatalogText{}, nil)
+	s.SaveException(devices.Exception{Device: "x", Generation: 1, Reason: "\xff"})
+	s.SaveDevice(devices.Device{ID: "y", Name: "untouched"})
+	s.SaveDevice(devices.Device{ID: "bad\x00id"})
+	s.SavePresence(devices.Presence{Device: "bad\xffid", Epoch: 1})
+	s.SaveException(devices.Exception{})
+	release()
+	settle(t, s)
+	row := find(t, s, "x")
+	if row.Device.Name != "a\uFFFDb\uFFFDc" || row.Device.Board != "\uFFFD" || row.Device.Labels["k\x00"] != "v\uFFFD" {
+		t.Errorf("device %+v", row.Device)
+	}
+	if row.Presence.MCPError != "bad \uFFFD text\uFFFD" {
+		t.Errorf("presence %+q", row.Presence.MCPError)
+	}
+	if e := history(t, s, "x"); len(e) != 1 || e[0].Firmware != "\uFFFD" {
+		t.Errorf("history %+v", e)
+	}
+	if find(t, s, "y").Device.Name != "untouched" {
+		t.Error("another row was changed")
+	}
+	if n := s.Stats().BadRows.Load(); n != 3 {
+		t.Errorf("%d rows refused, want the 3 without a usable id", n)
+	}
+	_, err := s.Find(t.Context(), "bad\x00id")
+	mustBe(t, err, devices.ErrNotFound)
+}
+
+func testClose(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	text := catalogOf(`[{"name":"a"}]`)
+	const n = 1200 // more than two groups
+	for i := range n {
+		s.SaveDevice(devices.Device{ID: mac(i)})
+		s.SavePresence(devices.Presence{Device: mac(i), Epoch: 1})
+		s.SaveCatalog(devices.HistoryEntry{Device: mac(i), Epoch: 1, Catalog: text.Hash}, text, nil)
+	}
+	s.SaveException(devices.Exception{Device: "x", Generation: 1})
+	closeStore(t, s)
+	for table, want := range map[string]int{"devices": n, "presence": n, "catalog_history": n, "catalogs": 1, "credential_exceptions": 1} {
+		if got := db.Count(t, `SELECT count(*) FROM `+table); got != want {
+			t.Errorf("%s: %d rows, want %d", table, got, want)
+		}
+	}
+	s.SaveDevice(devices.Device{ID: "late"})
+	if late := s.Stats().Late.Load(); late != 1 {
+		t.Errorf("%d late rows counted, want 1", late)
+	}
+	mustBe(t, s.Forget(t.Context(), "x"), devices.ErrDatabase)
+}
+
+func testFingerprint(t *testing.T, db Database) {
+	s, other := openStore(t, db.URL), openStore(t, db.URL)
+	for _, each := range []*store.Store{s, other, s} {
+		if err := each.Fingerprint(t.Context(), "fleet-1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := other.Fingerprint(t.Context(), "fleet-2")
+	mustBe(t, err, store.ErrConfig)
+	if !strings.Contains(err.Error(), "another secret") {
+		t.Errorf("the sentence does not say what is wrong: %v", err)
+	}
+}
+
+// refused is the sentence with which a store is not opened.
+func refused(t *testing.T, url string) string {
+	t.Helper()
+	s, err := store.Open(t.Context(), url, t.TempDir(), slog.New(slog.DiscardHandler))
+	if err == nil {
+		closeStore(t, s)
+		t.Fatal("it was opened")
+	}
+	mustBe(t, err, store.ErrConfig)
+	if strings.Contains(err.Error(), "\n") {
+		t.Errorf("not one line: %q", err)
+	}
+	return err.Error()
+}
+
+func testNewerSchema(t *testing.T, db Database) {
+	closeStore(t, openStore(t, db.URL))
+	db.Exec(t, `INSERT INTO goose_db_version (version_id, is_applied) VALUES (9001, TRUE)`)
+	if text := refused(t, db.URL); !strings.Contains(text, "9001") {
+		t.Errorf("the sentence does not name the version: %s", text)
+	}
+}
+
+func testForeignSchema(t *testing.T, db Database) {
+	db.Exec(t, `CREATE TABLE devices (something TEXT)`)
+	if text := refused(t, db.URL); !strings.Contains(text, "devices") {
+		t.Errorf("the sentence does not name the table: %s", text)
+	}
+}
+
+// testFirstSchema migrates a database that the first release left behind.
+func testFirstSchema(t *testing.T, db Database) {
+	const name = "0001_devices.sql"
+	frozen, err := firstSchema.ReadFile("testdata/first/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now, err := migrations.FS.ReadFile(name); err != nil || string(now) != string(frozen) {
+		t.Errorf("%s was changed after it was frozen; put the change in a new file (error %v)", name, err)
+	}
+	dialect := goose.DialectSQLite3
+	if db.Postgres {
+		dialect = goose.DialectPostgres
+		db.Exec(t, `CREATE COLLATION "binary" (provider = libc, locale = 'C')`)
+	}
+	provider, err := goose.NewProvider(dialect, db.Raw, firstFS(t), goose.WithLogger(goose.NopLogger()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := provider.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	text := catalogOf(`[{"name":"a"}]`)
+	db.Exec(t, `INSERT INTO devices VALUES ('x', 'client', '', 'member', 'Name', 'name', '{"k":"v"}', '', 'board', '2.4', 'elf',
+ 'chip', 'en', '', TRUE, 1, 2)`)
+	db.Exec(t, `INSERT INTO presence VALUES ('x', 5, 6, TRUE, 'n', 's', 'client', 'mqtt', '', 3, 4, 'ready', '', $1, FALSE, 2)`, text.Hash.String())
+	db.Exec(t, `INSERT INTO catalogs VALUES ($1, $2, 'text', 1, 14, 1)`, text.Hash.String(), string(text.Tools))
+	db.Exec(t, `INSERT INTO catalog_history VALUES ('x', 5, 6, $1, '2.4', 'elf', FALSE, 7)`, text.Hash.String())
+	db.Exec(t, `INSERT INTO credential_exceptions VALUES ('x', 2, TRUE, 'lost', 8)`)
+	db.Exec(t, `INSERT INTO fleet VALUES ('secret_fingerprint', 'fp')`)
+
+	s := openStore(t, db.URL)
+	row := find(t, s, "x")
+	if row.Device.Labels["k"] != "v" || !row.Device.ActivateV2 || row.Presence.Epoch != 5 || row.Presence.Catalog != text.Hash || !row.Presence.Online {
+		t.Errorf("row %+v", row)
+	}
+	if got, err := s.Catalog(t.Context(), text.Hash); err != nil || string(got.Tools) != string(text.Tools) {
+		t.Errorf("catalog %q, error %v", got.Tools, err)
+	}
+	if e := history(t, s, "x"); len(e) != 1 || e[0].At.UnixMicro() != 7 {
+		t.Errorf("history %+v", e)
+	}
+	if e, err := s.LoadExceptions(t.Context()); err != nil || len(e) != 1 || !e[0].Revoked {
+		t.Errorf("exceptions %+v, error %v", e, err)
+	}
+	if err := s.Fingerprint(t.Context(), "fp"); err != nil {
+		t.Error(err)
+	}
+	s.SaveDevice(fullDevice("x"))
+	settle(t, s)
+	if got := find(t, s, "x").Device; got.Board != "bread-compact-wifi" || got.FirstSeen.UnixMicro() != 1 {
+		t.Errorf("saved over it: %+v", got)
+	}
+}
+
+func testOpenAtOnce(t *testing.T, db Database) {
+	errs := make(chan error)
+	const nodes = 3
+	for i := range nodes {
+		go func() {
+			s, err := store.Open(t.Context(), db.URL, "", slog.New(slog.DiscardHandler))
+			if err == nil {
+				s.SaveDevice(devices.Device{ID: mac(i)})
+				err = errors.Join(s.WaitReady(t.Context()), s.Close(t.Context()))
+			}
+			errs <- err
+		}()
+	}
+	for range nodes {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := db.Count(t, `SELECT count(*) FROM devices`); n != nodes {
+		t.Errorf("%d devices, want %d", n, nodes)
+	}
+}
+
+func testTwoNodes(t *testing.T, db Database) {
+	stores := []*store.Store{openStore(t, db.URL), openStore(t, db.URL)}
+	const n, rounds = 300, 6
+	done := make(chan struct{})
+	for which, s := range stores {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			for round := range rounds {
+				for i := range n {
+					if which == 1 {
+						i = n - 1 - i // the other way round, to deadlock if it can
+					}
+					s.SaveDevice(devices.Device{ID: mac(i), Name: fmt.Sprint(which)})
+					s.SavePresence(devices.Presence{Device: mac(i), Epoch: devices.Epoch(2*round + which + 1), Node: fmt.Sprint(which)})
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				_, err := s.Find(ctx, mac(0)) // lets groups pass between rounds
+				cancel()
+				if err != nil && !errors.Is(err, devices.ErrNotFound) {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	for range stores {
+		<-done
+	}
+	for _, s := range stores {
+		settle(t, s)
+		if retries, bad := s.Stats().Retries.Load(), s.Stats().BadRows.Load(); retries != 0 || bad != 0 {
+			t.Errorf("%d retries, %d bad rows: two nodes got in each other's way", retries, bad)
+		}
+	}
+	if wrong := db.Count(t, `SELECT count(*) FROM presence WHERE epoch <> $1 OR node <> '1'`, 2*rounds); wrong != 0 {
+		t.Errorf("%d devices do not have the highest epoch", wrong)
+	}
+}

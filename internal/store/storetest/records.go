@@ -1,0 +1,339 @@
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/devices"
+)
+
+func testRoundTrip(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	device, presence := fullDevice(mac(1)), fullPresence(mac(1), 1<<60, 9)
+	bare := devices.Device{ID: "bare"}
+	s.SaveDevice(device)
+	s.SavePresence(presence)
+	s.SaveDevice(bare)
+	settle(t, s)
+	if got, want := find(t, s, mac(1)), (devices.Row{Device: device, Presence: presence}); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if got, want := find(t, s, "bare"), (devices.Row{Device: bare}); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func testNotFound(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	s.SavePresence(fullPresence("only-presence", 1, 1))
+	settle(t, s)
+	for _, id := range []devices.ID{"nobody", "only-presence"} {
+		_, err := s.Find(t.Context(), id)
+		mustBe(t, err, devices.ErrNotFound)
+	}
+	_, err := s.Catalog(t.Context(), devices.Hash{1})
+	mustBe(t, err, devices.ErrNotFound)
+	if entries := history(t, s, "nobody"); len(entries) != 0 {
+		t.Errorf("history of nobody: %v", entries)
+	}
+}
+
+func testPresenceFence(t *testing.T, db Database) {
+	type pair struct {
+		epoch devices.Epoch
+		seq   int64
+	}
+	s := openStore(t, db.URL)
+	steps := []struct{ save, want pair }{
+		{pair{5, 3}, pair{5, 3}},
+		{pair{5, 2}, pair{5, 3}}, // older seq
+		{pair{4, 9}, pair{5, 3}}, // older epoch, higher seq
+		{pair{5, 3}, pair{5, 3}}, // the same pair
+		{pair{5, 4}, pair{5, 4}},
+		{pair{6, 0}, pair{6, 0}}, // newer epoch, lower seq
+	}
+	for i, step := range steps {
+		for _, way := range []string{"table", "queue"} {
+			id := devices.ID(way)
+			p := fullPresence(id, step.save.epoch, step.save.seq)
+			p.Node = fmt.Sprintf("step-%d", i)
+			if way == "table" {
+				s.SaveDevice(devices.Device{ID: id})
+				s.SavePresence(p)
+				settle(t, s)
+				got := find(t, s, id).Presence
+				if (pair{got.Epoch, got.Seq}) != step.want {
+					t.Errorf("step %d: stored %d/%d, want %v", i, got.Epoch, got.Seq, step.want)
+				}
+				if applied := got.Node == p.Node; applied != (step.save == step.want && i != 3) {
+					t.Errorf("step %d: applied %v: %+v", i, applied, got)
+				}
+			}
+		}
+	}
+	if n := s.Stats().StalePresence.Load(); n != 3 {
+		t.Errorf("%d stale rows counted, want 3", n)
+	}
+
+	release := holdWriter(t, s)
+	s.SaveDevice(devices.Device{ID: "queued"})
+	for _, step := range steps {
+		s.SavePresence(fullPresence("queued", step.save.epoch, step.save.seq))
+	}
+	s.SavePresence(fullPresence("queued", 5, 100))
+	release()
+	settle(t, s)
+	if got := find(t, s, "queued").Presence; got.Epoch != 6 || got.Seq != 0 {
+		t.Errorf("queued: stored %d/%d, want 6/0", got.Epoch, got.Seq)
+	}
+}
+
+func testDeviceMerge(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	newer := fullDevice("x")
+	older := newer
+	older.CheckedAt, older.FirstSeen = newer.CheckedAt.Add(-time.Minute), newer.FirstSeen.Add(-time.Hour)
+	older.Board, older.Firmware, older.ELF, older.Chip = "old", "old", "old", "old"
+	older.Language, older.Serial, older.ActivateV2 = "old", "old", false
+	older.Name, older.Labels, older.Prefer = "renamed", map[string]string{"a": "b"}, devices.TransportMQTT
+	older.ClientID, older.PendingID, older.Admission = "approved", "", devices.AdmissionRevoked
+
+	// What was decided comes from the last write, what was reported from the
+	// newest check, and first_seen is the lowest.
+	want := newer
+	want.Name, want.Labels, want.Prefer = older.Name, older.Labels, older.Prefer
+	want.ClientID, want.PendingID, want.Admission = older.ClientID, older.PendingID, older.Admission
+	want.FirstSeen = older.FirstSeen
+
+	for _, way := range []string{"table", "queue"} {
+		id := devices.ID(way)
+		newer.ID, older.ID, want.ID = id, id, id
+		release := func() {}
+		if way == "queue" {
+			release = holdWriter(t, s)
+		}
+		s.SaveDevice(newer)
+		if way == "table" {
+			settle(t, s)
+		}
+		s.SaveDevice(older)
+		release()
+		settle(t, s)
+		if got := find(t, s, id).Device; !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got  %+v\nwant %+v", way, got, want)
+		}
+		again := newer
+		again.FirstSeen = time.Time{}
+		s.SaveDevice(again)
+		settle(t, s)
+		again.FirstSeen = older.FirstSeen
+		if got := find(t, s, id).Device; !reflect.DeepEqual(got, again) {
+			t.Errorf("%s, saved again: got  %+v\nwant %+v", way, got, again)
+		}
+	}
+}
+
+func testCoalescing(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	release := holdWriter(t, s)
+	before := s.Stats().DeviceRows.Load() + s.Stats().PresenceRows.Load()
+	for n := range 1000 {
+		d := fullDevice("busy")
+		d.Labels = map[string]string{"n": fmt.Sprint(n)}
+		s.SaveDevice(d)
+		clear(d.Labels) // the store has read them
+		s.SavePresence(fullPresence("busy", 1, int64(n+1)))
+	}
+	if waiting := s.Stats().DevicesWaiting.Load() + s.Stats().PresenceWaiting.Load(); waiting != 2 {
+		t.Errorf("%d rows wait, want 2", waiting)
+	}
+	release()
+	eventually(t, "rows written", func() bool {
+		return s.Stats().DeviceRows.Load()+s.Stats().PresenceRows.Load() > before
+	})
+	if row := find(t, s, "busy"); row.Presence.Seq != 1000 || row.Device.Labels["n"] != "999" {
+		t.Errorf("not the newest: %+v", row)
+	}
+	if n := s.Stats().DeviceRows.Load() + s.Stats().PresenceRows.Load() - before; n != 2 {
+		t.Errorf("%d rows written, want 2", n)
+	}
+}
+
+func testPaging(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	ids := []devices.ID{"a-b", "a_b", "ab", "a0", "a", "b", "a-", "a_", mac(1), mac(2), mac(3), "robot-10", "robot-9", "robot1"}
+	for _, id := range ids {
+		s.SaveDevice(devices.Device{ID: id})
+	}
+	settle(t, s)
+	slices.Sort(ids)
+	for _, limit := range []int{1, 3, len(ids), 1000, 0} {
+		var got []devices.ID
+		q := devices.Query{Limit: limit}
+		for {
+			page, err := s.List(t.Context(), q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if limit > 0 && len(page) > limit {
+				t.Fatalf("a page of %d, limit %d", len(page), limit)
+			}
+			if len(page) == 0 {
+				break
+			}
+			for _, row := range page {
+				got = append(got, row.Device.ID)
+			}
+			q.After = got[len(got)-1]
+		}
+		if !slices.Equal(got, ids) {
+			t.Errorf("limit %d: got %q, want %q", limit, got, ids)
+		}
+	}
+}
+
+// list is the ids that a query selects.
+func list(t *testing.T, s devices.Records, q devices.Query) string {
+	t.Helper()
+	rows, err := s.List(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, row := range rows {
+		ids = append(ids, string(row.Device.ID))
+	}
+	return strings.Join(ids, " ")
+}
+
+func testFilters(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	save := func(id devices.ID, admission devices.Admission, pending, name, board, firmware string, online bool, transport devices.Transport) {
+		s.SaveDevice(devices.Device{ID: id, Admission: admission, PendingID: pending, Name: name, Board: board, Firmware: firmware})
+		if transport != "" {
+			s.SavePresence(devices.Presence{Device: id, Epoch: 1, Online: online, Transport: transport})
+		}
+	}
+	save("a", devices.AdmissionMember, "", "Küche", "Bread-Compact", "2.4.2", true, devices.TransportMQTT)
+	save("b", devices.AdmissionMember, "other", "100%_sure", "box", "2.4.2", true, devices.TransportWebSocket)
+	save("c", devices.AdmissionMember, "", "ÖLRAUM", "box", "2.4.1", false, devices.TransportMQTT)
+	save("d", devices.AdmissionPending, "", "", "box", "2.4.1", false, "")
+	save("e", devices.AdmissionRevoked, "", "客厅", "bread", "1.9", false, "")
+	settle(t, s)
+	for _, test := range []struct {
+		q    devices.Query
+		want string
+	}{
+		{devices.Query{}, "a b c d e"},
+		{devices.Query{State: "online"}, "a b"},
+		{devices.Query{State: "offline"}, "c e"},
+		{devices.Query{State: "pending"}, "b d"},
+		{devices.Query{Transport: "mqtt"}, "a c"},
+		{devices.Query{Board: "box"}, "b c d"},
+		{devices.Query{Firmware: "2.4.2", Board: "box"}, "b"},
+		{devices.Query{Text: "küche"}, "a"},
+		{devices.Query{Text: "ölraum"}, "c"},
+		{devices.Query{Text: "ÖLR"}, "c"},
+		{devices.Query{Text: "bread"}, "a e"},
+		{devices.Query{Text: "%"}, "b"},
+		{devices.Query{Text: "_"}, "b"},
+		{devices.Query{Text: "厅"}, "e"},
+		{devices.Query{Text: "x\x00"}, ""},
+		{devices.Query{Text: "a", After: "a"}, "c e"},
+		{devices.Query{State: "online", Transport: "mqtt", Text: "K"}, "a"},
+	} {
+		if got := list(t, s, test.q); got != test.want {
+			t.Errorf("%+v: got %q, want %q", test.q, got, test.want)
+		}
+	}
+	if _, err := s.List(t.Context(), devices.Query{State: "asleep"}); err == nil {
+		t.Error("an unknown state was accepted")
+	}
+}
+
+func testLabelFilters(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	for id, labels := range map[devices.ID]map[string]string{
+		"a": {"room": "kitchen", "floor": "1"},
+		"b": {"room": "Kitchen"},
+		"c": {"room": "kitchen2", "note": `room":"kitchen`},
+		"d": {`x"room`: "kitchen"},
+		"e": {"%": "_", "owner": "a&b <c>"},
+		"f": {"a,": ":", "x": "y"},
+		"g": {"back\\": "slash\\", "room": ""},
+		"h": {"nul": "a\x00b", "房间": "厨房"},
+		"i": nil,
+	} {
+		s.SaveDevice(devices.Device{ID: id, Labels: labels})
+	}
+	settle(t, s)
+	for _, test := range []struct{ label, want string }{
+		{"room", "a b c g"},
+		{"room=kitchen", "a"},
+		{"room=Kitchen", "b"},
+		{"ROOM", ""},
+		{"room=", "g"},
+		{`x"room=kitchen`, "d"},
+		{"%=_", "e"},
+		{"%", "e"},
+		{"_", ""},
+		{"owner=a&b <c>", "e"},
+		{":=,", ""},
+		{"a,=:", "f"},
+		{`back\=slash\`, "g"},
+		{"nul=a\x00b", "h"},
+		{"房间=厨房", "h"},
+		{"floor=1=1", ""},
+	} {
+		if got := list(t, s, devices.Query{Label: test.label}); got != test.want {
+			t.Errorf("%q: got %q, want %q", test.label, got, test.want)
+		}
+	}
+	// Rows that the text matches and the labels do not must not end a page early.
+	for n := range 30 {
+		s.SaveDevice(devices.Device{ID: mac(n), Labels: map[string]string{fmt.Sprintf(`%d"trap`, n): "v"}})
+	}
+	s.SaveDevice(devices.Device{ID: "z", Labels: map[string]string{"trap": "v"}})
+	settle(t, s)
+	if got := list(t, s, devices.Query{Label: "trap=v", Limit: 2}); got != "z" {
+		t.Errorf("behind traps: got %q, want z", got)
+	}
+}
+
+func testLoadDevices(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	const n = 2300 // more than two pages
+	for i := range n {
+		s.SaveDevice(devices.Device{ID: mac(i), Name: fmt.Sprint(i)})
+		s.SavePresence(devices.Presence{Device: mac(i), Epoch: 7, Seq: int64(i)})
+	}
+	settle(t, s)
+	i := 0
+	if err := s.LoadDevices(t.Context(), func(row devices.Row) error {
+		if row.Device.ID != mac(i) || row.Presence.Seq != int64(i) {
+			return fmt.Errorf("row %d is %+v", i, row)
+		}
+		i++
+		return nil
+	}); err != nil || i != n {
+		t.Errorf("%d rows, error %v", i, err)
+	}
+	enough := fmt.Errorf("enough")
+	mustBe(t, s.LoadDevices(t.Context(), func(devices.Row) error { return enough }), enough)
+}
+
+func testCancelled(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := s.Find(ctx, "x")
+	mustBe(t, err, context.Canceled)
+	if err := s.Ready(); err != nil {
+		t.Errorf("not ready because a caller left: %v", err)
+	}
+}

@@ -1,0 +1,197 @@
+package storetest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/store"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 20 * time.Second
+
+// start is the time that tests count from.
+var start = time.Date(2026, 3, 1, 12, 0, 0, 123456000, time.UTC)
+
+// Run runs the whole suite; every test gets a database of its own. The caller's
+// TestMain should verify that no goroutine is left.
+func Run(t *testing.T, makeDatabase Maker) {
+	for _, test := range []struct {
+		name string
+		run  func(t *testing.T, db Database)
+	}{
+		{"every field comes back", testRoundTrip},
+		{"what is not there is ErrNotFound", testNotFound},
+		{"a stale epoch changes nothing", testPresenceFence},
+		{"an older OTA check replaces nothing it reports", testDeviceMerge},
+		{"rows of a device are coalesced", testCoalescing},
+		{"history is never coalesced", testHistory},
+		{"pages come in byte order", testPaging},
+		{"filters", testFilters},
+		{"label filters", testLabelFilters},
+		{"all devices are loaded", testLoadDevices},
+		{"forget removes what is stored and what waits", testForget},
+		{"forget that fails loses nothing", testForgetFails},
+		{"the strongest exception wins", testExceptions},
+		{"a bad device poisons nobody", testBadDevice},
+		{"a bad history entry poisons nobody", testBadHistory},
+		{"text that Postgres refuses", testBadText},
+		{"catalogs keep every byte", testCatalogBytes},
+		{"a known catalog is written once", testKnownCatalog},
+		{"committed means visible", testCommitted},
+		{"close writes what waits", testClose},
+		{"fingerprint", testFingerprint},
+		{"a newer schema is refused", testNewerSchema},
+		{"a foreign schema is refused", testForeignSchema},
+		{"from the first schema", testFirstSchema},
+		{"three nodes open at once", testOpenAtOnce},
+		{"two nodes write the same devices", testTwoNodes},
+		{"a caller that leaves is not an outage", testCancelled},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, makeDatabase(t)) })
+	}
+}
+
+// openStore opens a store that is closed with the test.
+func openStore(t testing.TB, url string, options ...store.Option) *store.Store {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	s, err := store.Open(ctx, url, "", slog.New(slog.DiscardHandler), options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeStore(t, s) })
+	return s
+}
+
+func closeStore(t testing.TB, s *store.Store) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := s.Close(ctx); err != nil {
+		t.Errorf("closing the store: %v", err)
+	}
+}
+
+// eventually polls until the condition holds.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(patience)
+	for !condition() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("%s: not within %s", what, patience)
+		}
+	}
+}
+
+var markers atomic.Int64
+
+// settle returns once everything saved before is in the database: rows come
+// out of the queue in order, and a marker behind them is there.
+func settle(t testing.TB, s *store.Store) {
+	t.Helper()
+	eventually(t, "queues empty", func() bool {
+		st := s.Stats()
+		return st.DevicesWaiting.Load()+st.PresenceWaiting.Load()+st.HistoryWaiting.Load()+st.ExceptionsWaiting.Load() == 0
+	})
+	marker := devices.ID(fmt.Sprintf("zz-marker-%d", markers.Add(1)))
+	s.SaveDevice(devices.Device{ID: marker, Name: string(marker)})
+	eventually(t, "marker written", func() bool { _, err := s.Find(t.Context(), marker); return err == nil })
+	if err := s.Forget(t.Context(), marker); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// holdWriter stops the writer until release is called: the callback of a
+// commit runs on its goroutine.
+func holdWriter(t testing.TB, s *store.Store) (release func()) {
+	t.Helper()
+	held, open := make(chan struct{}), make(chan struct{})
+	s.SaveCatalog(devices.HistoryEntry{Device: "zz-hold", Epoch: devices.Epoch(markers.Add(1))}, devices.CatalogText{}, func() {
+		close(held)
+		<-open
+	})
+	select {
+	case <-held:
+	case <-time.After(patience):
+		t.Fatal("the writer does not commit")
+	}
+	return func() { close(open) }
+}
+
+// find is Find of a device that must be there.
+func find(t testing.TB, s *store.Store, id devices.ID) devices.Row {
+	t.Helper()
+	row, err := s.Find(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return row
+}
+
+// history is all of a device's history.
+func history(t testing.TB, s *store.Store, id devices.ID) (all []devices.HistoryEntry) {
+	t.Helper()
+	var epoch devices.Epoch
+	var seq int64
+	for {
+		page, err := s.History(t.Context(), id, epoch, seq, 700)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, page...)
+		if len(page) < 700 {
+			return all
+		}
+		epoch, seq = page[len(page)-1].Epoch, page[len(page)-1].Seq
+	}
+}
+
+// mac is the n-th device.
+func mac(n int) devices.ID {
+	return devices.ID(fmt.Sprintf("02:00:00:%02x:%02x:%02x", n>>16&255, n>>8&255, n&255))
+}
+
+// fullDevice is a device with every field set.
+func fullDevice(id devices.ID) devices.Device {
+	return devices.Device{
+		ID: id, ClientID: "client-" + string(id), PendingID: "pending", Admission: devices.AdmissionMember,
+		Name: "Küche " + string(id), Labels: map[string]string{"room": "kitchen", "floor": "1"},
+		Prefer: devices.TransportWebSocket, Board: "bread-compact-wifi", Firmware: "2.4.2", ELF: "e1f", Chip: "esp32s3",
+		Language: "zh-CN", Serial: "serial", ActivateV2: true, FirstSeen: start, CheckedAt: start.Add(time.Hour),
+	}
+}
+
+// fullPresence is a presence with every field set.
+func fullPresence(id devices.ID, epoch devices.Epoch, seq int64) devices.Presence {
+	return devices.Presence{
+		Device: id, Epoch: epoch, Seq: seq, Online: true, Node: "node-1", Session: "session", ClientID: "client",
+		Transport: devices.TransportMQTT, Reason: "gone", ConnectedAt: start, LastSeen: start.Add(time.Minute),
+		MCP: devices.MCPReady, MCPError: "none", Catalog: sha256.Sum256([]byte("x")), Partial: true, Tools: 17,
+	}
+}
+
+// catalogOf is a tool list as the service would save it.
+func catalogOf(tools string) devices.CatalogText {
+	return devices.CatalogText{Hash: sha256.Sum256([]byte(tools)), Tools: json.RawMessage(tools), Count: 2, FirstSeen: start}
+}
+
+func mustBe(t testing.TB, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Fatalf("got error %v, want %v", err, target)
+	}
+}

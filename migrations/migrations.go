@@ -1,0 +1,15 @@
+// Package migrations holds the database schema as numbered SQL files in the
+// format of goose v3: one sequence and one text for Postgres and SQLite.
+//
+// A file that was released never changes; what comes later is a new file.
+// Columns are TEXT, BIGINT or BOOLEAN. Times are microseconds since 1970 UTC,
+// 0 if unknown. The collation "binary", byte order, is built into SQLite; on
+// Postgres whoever applies the files creates it first.
+package migrations
+
+import "embed"
+
+// FS holds the files, named NNNN_what.sql, in its root.
+//
+//go:embed *.sql
+var FS embed.FS
