@@ -1,0 +1,209 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"fleetd/internal/apiclient"
+)
+
+type callCmd struct {
+	Device  string        `arg:"" help:"Device id."`
+	Tool    string        `arg:"" help:"Name of the tool, as fleetd tools lists it."`
+	Values  []string      `arg:"" optional:"" name:"key=value" help:"Arguments, typed as the tool wants them; key:=JSON passes JSON as it is."`
+	Args    string        `help:"Arguments as one JSON object; key=value adds to it." placeholder:"JSON"`
+	Timeout time.Duration `help:"How long the call may take, waiting included (at most 300s; default: 30s, camera tools 75s)." placeholder:"10s"`
+	Output  string        `short:"o" help:"File for the image in the answer; further images get -2, -3 ... before the extension." placeholder:"FILE"`
+	JSON    bool          `name:"json" help:"Print the server's JSON."`
+	clientFlags
+}
+
+// errTool is the end of a call that the device answered with a failure.
+var errTool = exitError{errors.New("the tool failed on the device"), exitTool}
+
+// Run calls the tool and prints what it answers.
+func (call *callCmd) Run(ctx context.Context, a *app) error {
+	if call.Timeout < 0 {
+		return failed("--timeout must be above zero, not %s", call.Timeout)
+	}
+	given, err := splitValues(call.Values)
+	if err != nil {
+		return err
+	}
+	arguments := make(map[string]json.RawMessage)
+	if call.Args != "" {
+		if err := json.Unmarshal([]byte(call.Args), &arguments); err != nil || arguments == nil {
+			return failed("--args must be one JSON object, such as '{\"volume\":50}'")
+		}
+	}
+	c, err := call.client(a)
+	if err != nil {
+		return err
+	}
+	if err := call.typed(ctx, c, given, arguments); err != nil {
+		return err
+	}
+	request := apiclient.CallRequest{Timeout: call.Timeout}
+	if request.Arguments, err = json.Marshal(arguments); err != nil {
+		return failed("encode the arguments: %w", err)
+	}
+	result, err := c.Call(ctx, call.Device, call.Tool, request)
+	if err != nil {
+		return err
+	}
+	if err := call.print(a, result); err != nil {
+		return err
+	}
+	if result.IsError {
+		return errTool
+	}
+	return nil
+}
+
+// given is one key=value of the command line.
+type given struct {
+	key, value string
+	isJSON     bool
+}
+
+// splitValues reads key=value and key:=JSON.
+func splitValues(values []string) ([]given, error) {
+	var all []given
+	for _, text := range values {
+		key, value, found := strings.Cut(text, "=")
+		key, isJSON := strings.CutSuffix(key, ":")
+		if !found || key == "" {
+			return nil, failed("%q is not key=value or key:=JSON", text)
+		}
+		if isJSON && !json.Valid([]byte(value)) {
+			return nil, failed("the argument %s is not JSON: %q", key, value)
+		}
+		if slices.ContainsFunc(all, func(g given) bool { return g.key == key }) {
+			return nil, failed("the argument %s is given twice", key)
+		}
+		all = append(all, given{key, value, isJSON})
+	}
+	return all, nil
+}
+
+// typed adds the values to the arguments, each in the type the tool's schema names. The schema is asked for only if a
+// value needs it.
+func (call *callCmd) typed(ctx context.Context, c *apiclient.Client, values []given, arguments map[string]json.RawMessage) error {
+	var schema *tool
+	if slices.ContainsFunc(values, func(g given) bool { return !g.isJSON }) {
+		list, err := c.Tools(ctx, call.Device, true)
+		if err != nil {
+			return err
+		}
+		schema = findTool(list.Items, call.Tool)
+	}
+	for _, g := range values {
+		value, err := json.RawMessage(g.value), error(nil)
+		switch {
+		case g.isJSON:
+		case schema == nil:
+			// A list may be partial or not known yet; the node that holds the device has the last word.
+			value, err = guess(g.value)
+		default:
+			p := schema.InputSchema.Properties.find(g.key)
+			if p == nil {
+				return failed("the tool %s has no argument %s; %s", call.Tool, g.key, schema.known())
+			}
+			value, err = p.value(g.value)
+		}
+		if err != nil {
+			return err
+		}
+		arguments[g.key] = value
+	}
+	return nil
+}
+
+// known lists the arguments of a tool for an error.
+func (t *tool) known() string {
+	if len(t.InputSchema.Properties) == 0 {
+		return "it takes none"
+	}
+	var names []string
+	for _, p := range t.InputSchema.Properties {
+		names = append(names, p.name)
+	}
+	return "it takes " + strings.Join(names, ", ")
+}
+
+func findTool(items []json.RawMessage, name string) *tool {
+	for _, raw := range items {
+		var t tool
+		if json.Unmarshal(raw, &t) == nil && t.Name == name {
+			return &t
+		}
+	}
+	return nil
+}
+
+// print writes text to standard output and images to files.
+func (call *callCmd) print(a *app, result apiclient.CallResult) error {
+	if call.JSON {
+		if err := printJSON(a.stdout, result.Raw); err != nil {
+			return err
+		}
+	}
+	images := 0
+	for _, item := range result.Content {
+		switch {
+		case item.Type == "image":
+			images++
+			if err := call.image(a, item, images); err != nil {
+				return err
+			}
+		case call.JSON:
+		case item.Type == "text":
+			fmt.Fprintln(a.stdout, strings.TrimRight(manyLines(item.Text), "\n"))
+		default:
+			if err := printJSONLine(a.stdout, item.Raw); err != nil {
+				return err
+			}
+		}
+	}
+	if result.Outcome == "restarting" && !call.JSON {
+		fmt.Fprintln(a.stdout, "the device is restarting")
+	}
+	if call.Output != "" && images == 0 && !result.IsError {
+		return failed("the answer holds no image, so %s was not written", call.Output)
+	}
+	return nil
+}
+
+// image writes the n-th image of an answer to its file, or says that there is one.
+func (call *callCmd) image(a *app, item apiclient.Content, n int) error {
+	data, mimeType, err := item.ImageBytes()
+	if err != nil {
+		return err
+	}
+	if call.Output == "" {
+		if !call.JSON {
+			fmt.Fprintf(a.stdout, "(image, %s, %d bytes: give -o FILE to keep it)\n", cmp.Or(oneLine(mimeType), "of unknown type"), len(data))
+		}
+		return nil
+	}
+	path := call.Output
+	if n > 1 {
+		extension := filepath.Ext(path)
+		path = fmt.Sprintf("%s-%d%s", strings.TrimSuffix(path, extension), n, extension)
+	}
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		return failed("write the image: %w", err)
+	}
+	if !call.JSON {
+		fmt.Fprintf(a.stdout, "%s: %s, %d bytes\n", path, cmp.Or(oneLine(mimeType), "image"), len(data))
+	}
+	return nil
+}

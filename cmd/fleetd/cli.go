@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"fleetd/internal/apiclient"
+	"fleetd/internal/config"
+)
+
+// Exit statuses.
+const (
+	exitOK          = 0
+	exitFailed      = 1 // wrong usage, or a node that could not start
+	exitRefused     = 2 // refused, offline, not reachable
+	exitTool        = 3 // the tool failed on the device
+	exitTimeout     = 4
+	exitInterrupted = 130
+)
+
+// app is what commands share: where they write and what they know of the process.
+type app struct {
+	environ        []string
+	stdout, stderr io.Writer
+	now            func() time.Time
+	// refresh is the pause between two looks of `devices --watch`.
+	refresh time.Duration
+	// inContainer says whether this process runs in a container.
+	inContainer bool
+}
+
+// commands is the command line.
+type commands struct {
+	Serve   serveCmd   `cmd:"" default:"withargs" help:"Run one node until it is told to stop (the default command)."`
+	Devices devicesCmd `cmd:"" help:"List the devices, or approve, revoke or forget one."`
+	Tools   toolsCmd   `cmd:"" help:"List the tools of a device."`
+	Call    callCmd    `cmd:"" help:"Call a tool of a device."`
+	Events  eventsCmd  `cmd:"" help:"Follow live events."`
+	Doctor  doctorCmd  `cmd:"" help:"Show the world as a device sees it, and what would strand one."`
+	Version versionCmd `cmd:"" help:"Print version, commit and Go version."`
+}
+
+// clientFlags are those of every command that talks to a node.
+type clientFlags struct {
+	DataDir string `help:"Data directory of the local node ($FLEETD_DATA_DIR)." placeholder:"./fleetd-data" group:"Node"`
+	API     string `name:"api" help:"Base URL of a node's API instead ($FLEETD_API)." placeholder:"URL" group:"Node"`
+	Token   string `help:"Bearer token for it ($FLEETD_TOKEN)." placeholder:"TOKEN" group:"Node"`
+}
+
+// client finds the node.
+func (f clientFlags) client(a *app) (*apiclient.Client, error) {
+	c := config.LoadClient(config.Client(f), a.environ)
+	return apiclient.Discover(c.DataDir, c.API, c.Token)
+}
+
+// exitError carries the exit status of an error that does not show it by itself.
+type exitError struct {
+	error
+	code int
+}
+
+func (e exitError) Unwrap() error { return e.error }
+
+// failed makes an error of the command line or of this machine, as opposed to one of the server.
+func failed(format string, args ...any) error {
+	return exitError{fmt.Errorf(format, args...), exitFailed}
+}
+
+// run executes one command and returns its exit status.
+func (a *app) run(ctx context.Context, args []string) int {
+	cli := commands{Serve: newServeCmd()}
+	helped := false
+	parser, err := kong.New(&cli,
+		kong.Name("fleetd"),
+		kong.Description("The control plane of a fleet of ESP32 devices that offer tools over MCP."),
+		kong.Writers(a.stdout, a.stderr),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Exit(func(int) { helped = true }),
+	)
+	if err != nil {
+		return a.report(ctx, failed("build the command line: %w", err))
+	}
+	command, err := parser.Parse(args)
+	if helped {
+		// kong has printed the help, and goes on to find out that arguments are missing.
+		return exitOK
+	}
+	if err != nil {
+		return a.report(ctx, failed("%w (see fleetd --help)", err))
+	}
+	command.BindTo(ctx, (*context.Context)(nil))
+	return a.report(ctx, command.Run(a))
+}
+
+// report prints an error as one line and returns the exit status.
+func (a *app) report(ctx context.Context, err error) int {
+	if err == nil {
+		return exitOK
+	}
+	// A server behind a failed request is not to blame for what the user stopped.
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		fmt.Fprintln(a.stderr, "fleetd: interrupted")
+		return exitInterrupted
+	}
+	fmt.Fprintln(a.stderr, "fleetd: "+oneLine(err.Error()))
+	return exitCode(err)
+}
+
+func exitCode(err error) int {
+	var exit exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
+	var problem *apiclient.Problem
+	if errors.Is(err, context.DeadlineExceeded) || (errors.As(err, &problem) && problem.Code == "device_timeout") {
+		return exitTimeout
+	}
+	return exitRefused
+}

@@ -1,0 +1,323 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/signal"
+	"reflect"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"fleetd/internal/apiclient"
+	"fleetd/internal/config"
+)
+
+var testNow = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
+
+// api is a fake node: answers by "METHOD /path?query", and a record of what was asked.
+type api struct {
+	t       *testing.T
+	url     string
+	answers map[string]string
+	status  map[string]int
+
+	mu    sync.Mutex
+	asked []string
+}
+
+func newAPI(t *testing.T, answers map[string]string) *api {
+	t.Helper()
+	f := &api{t: t, answers: answers, status: make(map[string]int)}
+	server := httptest.NewServer(http.HandlerFunc(f.serve))
+	t.Cleanup(server.Close)
+	f.url = server.URL
+	return f
+}
+
+func (f *api) serve(w http.ResponseWriter, r *http.Request) {
+	var body bytes.Buffer
+	if _, err := body.ReadFrom(r.Body); err != nil {
+		f.t.Error(err)
+	}
+	key := r.Method + " " + r.RequestURI
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = append(f.asked, strings.TrimSpace(key+" "+body.String()))
+	answer, ok := f.answers[key]
+	if r.Header.Get("Authorization") != "Bearer t0ken" {
+		f.t.Errorf("%s came with %q", key, r.Header.Get("Authorization"))
+	}
+	w.Header().Set("Date", testNow.Format(http.TimeFormat))
+	if strings.HasPrefix(r.RequestURI, "/v1/events") {
+		w.Header().Set("Content-Type", "text/event-stream")
+	}
+	switch {
+	case !ok:
+		f.t.Errorf("asked for %s, which this test does not expect", key)
+		w.WriteHeader(http.StatusNotFound)
+	case f.status[key] != 0:
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(f.status[key])
+	case answer == "":
+		w.WriteHeader(http.StatusNoContent)
+	}
+	fmt.Fprint(w, answer)
+}
+
+func (f *api) requests() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]string(nil), f.asked...)
+}
+
+// buffer is an output that a test may read while the command writes.
+type buffer struct {
+	mu      sync.Mutex
+	content bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.content.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.content.String()
+}
+
+// outcome is what a command left behind.
+type outcome struct {
+	code           int
+	stdout, stderr string
+}
+
+func newApp() (*app, *buffer, *buffer) {
+	var stdout, stderr buffer
+	return &app{stdout: &stdout, stderr: &stderr, now: func() time.Time { return testNow }, refresh: time.Millisecond}, &stdout, &stderr
+}
+
+// run executes a command against the fake node.
+func (f *api) run(args ...string) outcome {
+	a, stdout, stderr := newApp()
+	a.environ = []string{"FLEETD_API=" + f.url, "FLEETD_TOKEN=t0ken"}
+	code := a.run(f.t.Context(), args)
+	return outcome{code, stdout.String(), stderr.String()}
+}
+
+// is compares an outcome whole.
+func (o outcome) is(t *testing.T, code int, stdout, stderr string) {
+	t.Helper()
+	if want := (outcome{code, stdout, stderr}); o != want {
+		t.Errorf("status %d\n--- stdout\n%s--- stderr\n%s\nwant status %d\n--- stdout\n%s--- stderr\n%s",
+			o.code, o.stdout, o.stderr, want.code, want.stdout, want.stderr)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	cases := []struct {
+		args []string
+		want string // in the sentence
+	}{
+		{[]string{"bogus"}, "unexpected argument bogus"},
+		{[]string{"--device-listn", ":1"}, `did you mean "--device-listen"?`},
+		{[]string{"call"}, `expected "<device> <tool>`},
+		{[]string{"call", "d"}, `expected "<tool>`},
+		{[]string{"call", "d", "t", "--timeout", "soon"}, "--timeout"},
+		{[]string{"call", "d", "t", "--timeout=-1s"}, "--timeout must be above zero, not -1s"},
+		{[]string{"call", "d", "t", "volume"}, `"volume" is not key=value or key:=JSON`},
+		{[]string{"call", "d", "t", "=5"}, `"=5" is not key=value`},
+		{[]string{"call", "d", "t", "a:={"}, `the argument a is not JSON: "{"`},
+		{[]string{"call", "d", "t", "a=1", "a:=2"}, "the argument a is given twice"},
+		{[]string{"call", "d", "t", "--args", "[1]"}, "--args must be one JSON object"},
+		{[]string{"call", "d", "t", "--args", "null"}, "--args must be one JSON object"},
+		{[]string{"devices", "approve"}, `expected "<device>"`},
+		{[]string{"serve", "--websocket-version", "4"}, `--websocket-version (FLEETD_WEBSOCKET_VERSION) is "4" but must be`},
+		{[]string{"--websocket-version=4"}, `--websocket-version (FLEETD_WEBSOCKET_VERSION) is "4" but must be`},
+	}
+	for _, tc := range cases {
+		t.Run(strings.Join(tc.args, " "), func(t *testing.T) {
+			a, stdout, stderr := newApp()
+			code := a.run(t.Context(), tc.args)
+			got := stderr.String()
+			if code != exitFailed || stdout.String() != "" || !strings.HasPrefix(got, "fleetd: ") || strings.Count(got, "\n") != 1 || !strings.Contains(got, tc.want) {
+				t.Errorf("status %d, stdout %q, stderr %q; want %q", code, stdout, got, tc.want)
+			}
+		})
+	}
+	a, _, stderr := newApp()
+	a.environ = []string{"FLEETD_LOGLEVEL=debug"}
+	if code := a.run(t.Context(), nil); code != exitFailed || !strings.Contains(stderr.String(), "FLEETD_LOG_LEVEL") {
+		t.Errorf("an unknown variable: status %d, %q", code, stderr)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, args := range [][]string{{"--help"}, {"serve", "--help"}, {"call", "--help"}, {"devices", "approve", "--help"}} {
+		a, stdout, stderr := newApp()
+		if code := a.run(t.Context(), args); code != exitOK || !strings.HasPrefix(stdout.String(), "Usage: fleetd") || stderr.String() != "" {
+			t.Errorf("%v: status %d, stdout %q, stderr %q", args, code, stdout, stderr)
+		}
+	}
+	a, stdout, _ := newApp()
+	a.run(t.Context(), []string{"serve", "--help"})
+	for _, f := range config.Flags() {
+		if !strings.Contains(stdout.String(), "--"+f.Name+"=") || !strings.Contains(stdout.String(), "($"+f.Env+")") {
+			t.Errorf("serve --help does not show --%s with $%s", f.Name, f.Env)
+		}
+		if f.Default != "" && !strings.Contains(stdout.String(), "--"+f.Name+"="+f.Default) {
+			t.Errorf("serve --help does not show the default %s of --%s", f.Default, f.Name)
+		}
+	}
+}
+
+// TestServeFlags checks that every setting of the table can be given to the default command, and only what was given
+// counts as given.
+func TestServeFlags(t *testing.T) {
+	parse := func(args ...string) map[string]string {
+		t.Helper()
+		cli := commands{Serve: newServeCmd()}
+		parser, err := kong.New(&cli)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parser.Parse(args); err != nil {
+			t.Fatal(err)
+		}
+		return cli.Serve.given()
+	}
+	for _, prefix := range [][]string{nil, {"serve"}} {
+		if got := parse(prefix...); len(got) != 0 {
+			t.Errorf("%v gives %v", prefix, got)
+		}
+		args, want := prefix, make(map[string]string)
+		for i, f := range config.Flags() {
+			want[f.Name] = fmt.Sprintf("value %d", i)
+			args = append(args, "--"+f.Name, want[f.Name])
+		}
+		if got := parse(args...); !reflect.DeepEqual(got, want) {
+			t.Errorf("%v gives %v", prefix, got)
+		}
+		if got := parse(append(prefix, "--public-host=")...); !reflect.DeepEqual(got, map[string]string{"public-host": ""}) {
+			t.Errorf("an empty flag gives %v", got)
+		}
+	}
+}
+
+func TestNoNode(t *testing.T) {
+	dir := t.TempDir()
+	a, stdout, stderr := newApp()
+	code := a.run(t.Context(), []string{"devices", "--data-dir", dir})
+	outcome{code, stdout.String(), stderr.String()}.is(t, exitRefused, "",
+		"fleetd: no running node found in "+dir+"; start one with `fleetd serve`, or give --api URL and --token\n")
+
+	// A node announces itself; its token is found beside it.
+	f := newAPI(t, map[string]string{"GET /v1/devices?limit=1000": `{"items":[],"next_cursor":""}`})
+	if err := apiclient.WriteRunInfo(dir, apiclient.RunInfo{API: f.url}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/admin-token", []byte("t0ken\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a, stdout, stderr = newApp()
+	a.environ = []string{"FLEETD_DATA_DIR=" + dir}
+	code = a.run(t.Context(), []string{"devices"})
+	outcome{code, stdout.String(), stderr.String()}.is(t, exitOK, "no devices yet; `fleetd doctor` shows the OTA URL to type into one\n", "")
+}
+
+func TestExitCode(t *testing.T) {
+	cases := []struct {
+		err  error
+		want int
+	}{
+		{nil, exitOK},
+		{failed("x"), exitFailed},
+		{fmt.Errorf("call: %w", errTool), exitTool},
+		{&apiclient.Problem{Code: "device_offline"}, exitRefused},
+		{fmt.Errorf("call: %w", &apiclient.Problem{Code: "device_timeout"}), exitTimeout},
+		{context.DeadlineExceeded, exitTimeout},
+		{apiclient.ErrNoNode, exitRefused},
+		{errors.New("anything else"), exitRefused},
+		{context.Canceled, exitRefused},
+	}
+	for _, tc := range cases {
+		a, _, _ := newApp()
+		if got := a.report(t.Context(), tc.err); got != tc.want {
+			t.Errorf("%v: %d, want %d", tc.err, got, tc.want)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	a, _, stderr := newApp()
+	if got := a.report(ctx, fmt.Errorf("x: %w", context.Canceled)); got != exitInterrupted || stderr.String() != "fleetd: interrupted\n" {
+		t.Errorf("interrupted: %d %q", got, stderr)
+	}
+	a, _, stderr = newApp()
+	a.report(t.Context(), errors.New("two\nlines \x1b[31mred"))
+	if stderr.String() != "fleetd: two lines [31mred\n" {
+		t.Errorf("got %q", stderr)
+	}
+}
+
+func TestWait(t *testing.T) {
+	signals, done := make(chan os.Signal, 2), make(chan int, 1)
+	signal.Notify(signals, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+
+	// The first signal cancels; the command then ends with its own status.
+	go func() {
+		<-ctx.Done()
+		done <- 7
+	}()
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := wait(done, signals, cancel); code != 7 {
+		t.Errorf("status %d, want the command's own", code)
+	}
+
+	// A command that does not end is left behind at the second.
+	cancelled := 0
+	signals <- syscall.SIGTERM
+	signals <- syscall.SIGINT
+	if code := wait(done, signals, func() { cancelled++ }); code != exitFailed || cancelled != 1 {
+		t.Errorf("status %d after %d cancellations", code, cancelled)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	a, stdout, stderr := newApp()
+	code := a.run(t.Context(), []string{"version"})
+	lines := strings.Split(stdout.String(), "\n")
+	if code != exitOK || stderr.String() != "" || len(lines) != 4 || !strings.HasPrefix(lines[0], "fleetd ") ||
+		!strings.HasPrefix(lines[1], "commit ") || !strings.HasPrefix(lines[2], "go     go1.") {
+		t.Errorf("status %d, %q", code, stdout)
+	}
+	info := &debug.BuildInfo{Main: debug.Module{Version: "v1.2.3"}, Settings: []debug.BuildSetting{
+		{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "true"}}}
+	if got := (build{}).completed(info); got != (build{"v1.2.3", "abc", true}) {
+		t.Errorf("from the record: %+v", got)
+	}
+	if got := (build{version: "v2", commit: "def"}).completed(info); got != (build{"v2", "def", false}) {
+		t.Errorf("the linker wins: %+v", got)
+	}
+	info.Main.Version = "(devel)"
+	if got := (build{}).completed(info); got.version != "" {
+		t.Errorf("(devel) counts as the version %q", got.version)
+	}
+}

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"fleetd/internal/apiclient"
+)
+
+const (
+	dialTimeout = 3 * time.Second
+	// clockTolerance is far above what a request takes and what the whole seconds of an HTTP date hide.
+	clockTolerance = 10 * time.Second
+)
+
+// Severities of a finding.
+const (
+	severityError   = "error"
+	severityWarning = "warning"
+)
+
+type doctorCmd struct {
+	MAC  string `name:"mac" help:"Device to ask for; without it, one that does not exist." placeholder:"MAC"`
+	JSON bool   `name:"json" help:"Print the server's JSON, without the checks made here."`
+	clientFlags
+}
+
+// errStranding is the end of a diagnosis with errors in it.
+var errStranding = exitError{errors.New("devices cannot work with these settings; see the errors above"), exitRefused}
+
+// Run prints what a device is told and what is wrong with it.
+func (d *doctorCmd) Run(ctx context.Context, a *app) error {
+	c, err := d.client(a)
+	if err != nil {
+		return err
+	}
+	asked := a.now()
+	diagnosis, err := c.Diagnose(ctx, d.MAC)
+	if err != nil {
+		return err
+	}
+	answered := a.now()
+	findings := diagnosis.Findings
+	if d.JSON {
+		if err := printJSON(a.stdout, diagnosis.Raw); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintf(a.stdout, "OTA URL  %s\nDevice   %s\nStatus   %d\n\nReply to its OTA check:\n",
+			oneLine(diagnosis.OTAURL), oneLine(diagnosis.Device), diagnosis.Status)
+		if err := printJSON(a.stdout, diagnosis.Reply); err != nil {
+			return err
+		}
+		findings = append(slices.Clone(findings), clientFindings(ctx, a, diagnosis, asked, answered)...)
+		if err := printFindings(a, findings); err != nil {
+			return err
+		}
+	}
+	if slices.ContainsFunc(findings, func(f apiclient.Finding) bool { return f.Severity == severityError }) {
+		return errStranding
+	}
+	return nil
+}
+
+func printFindings(a *app, findings []apiclient.Finding) error {
+	if len(findings) == 0 {
+		fmt.Fprintln(a.stdout, "\nNothing found that would strand a device.")
+		return nil
+	}
+	fmt.Fprintln(a.stdout, "\nFindings:")
+	var rows [][]string
+	for _, f := range findings {
+		rows = append(rows, []string{f.Severity, f.Setting, f.Message})
+	}
+	return table(a.stdout, "  ", rows)
+}
+
+// clientFindings are the checks made from here: another place than the server, though not yet a device.
+func clientFindings(ctx context.Context, a *app, d apiclient.Diagnosis, asked, answered time.Time) []apiclient.Finding {
+	var findings []apiclient.Finding
+	add := func(f apiclient.Finding, ok bool) {
+		// What the server said about a setting is not said twice.
+		known := func(other apiclient.Finding) bool {
+			return other.Setting == f.Setting && other.Severity != "info"
+		}
+		if ok && !slices.ContainsFunc(d.Findings, known) && !slices.Contains(findings, f) {
+			findings = append(findings, f)
+		}
+	}
+	for _, target := range targets(d) {
+		add(checkAddress(target.host, a.inContainer))
+		add(checkReach(ctx, target))
+	}
+	add(checkClock(d.ServerTime, asked, answered))
+	return findings
+}
+
+// target is an address that devices are told to dial.
+type target struct {
+	host, port string
+	tls        bool
+}
+
+// targets returns where the device checks for updates and where it connects, each once.
+func targets(d apiclient.Diagnosis) []target {
+	var reply struct {
+		WebSocket struct {
+			URL string `json:"url"`
+		} `json:"websocket"`
+	}
+	// A reply that is no object has no address; it is shown as it is.
+	_ = json.Unmarshal(d.Reply, &reply)
+	var found []target
+	for _, address := range []string{d.OTAURL, reply.WebSocket.URL} {
+		u, err := url.Parse(address)
+		if err != nil || u.Hostname() == "" {
+			continue
+		}
+		t := target{host: u.Hostname(), port: u.Port(), tls: u.Scheme == "https" || u.Scheme == "wss"}
+		switch {
+		case t.port != "":
+		case t.tls:
+			t.port = "443"
+		default:
+			t.port = "80"
+		}
+		if !slices.Contains(found, t) {
+			found = append(found, t)
+		}
+	}
+	return found
+}
+
+var (
+	dockerRange  = netip.MustParsePrefix("172.16.0.0/12")
+	notDocker    = netip.MustParsePrefix("172.16.0.0/16") // Docker starts at 172.17
+	overlayRange = netip.MustParsePrefix("10.0.0.0/8")
+)
+
+// checkAddress finds addresses that exist on one machine only.
+func checkAddress(host string, inContainer bool) (apiclient.Finding, bool) {
+	finding := apiclient.Finding{Severity: severityError, Setting: "--public-host"}
+	ip, err := netip.ParseAddr(host)
+	if strings.EqualFold(host, "localhost") || (err == nil && ip.IsLoopback()) {
+		finding.Message = fmt.Sprintf("devices are told to dial %s, which is the device itself; give --public-host the address of this machine in the devices' network", host)
+		return finding, true
+	}
+	if err != nil {
+		return apiclient.Finding{}, false
+	}
+	finding.Severity = severityWarning
+	docker := dockerRange.Contains(ip) && !notDocker.Contains(ip)
+	if docker || (inContainer && overlayRange.Contains(ip)) {
+		finding.Message = fmt.Sprintf("devices are told to dial %s, which looks like the address of a container; if devices cannot reach it, give --public-host the address of the machine the container runs on", host)
+		return finding, true
+	}
+	return apiclient.Finding{}, false
+}
+
+// checkReach dials the address. A refusal means that nothing listens there; other failures may come from the network
+// between here and there, which the devices need not share.
+func checkReach(ctx context.Context, t target) (apiclient.Finding, bool) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	address := net.JoinHostPort(t.host, t.port)
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		finding := apiclient.Finding{Severity: severityWarning, Setting: "--device-listen",
+			Message: fmt.Sprintf("%s, which devices are told to dial, cannot be reached from here: %v", address, err)}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			finding.Severity = severityError
+			finding.Message = fmt.Sprintf("nothing listens on %s, which devices are told to dial; if the port moved or a proxy stands in front, give --public-device-url", address)
+		}
+		return finding, true
+	}
+	defer conn.Close()
+	if !t.tls {
+		return apiclient.Finding{}, false
+	}
+	if err := tls.Client(conn, &tls.Config{ServerName: t.host}).HandshakeContext(ctx); err != nil {
+		return apiclient.Finding{Severity: severityError, Setting: "--public-device-url",
+			Message: fmt.Sprintf("TLS with %s fails, and devices trust public certificate authorities only: %v", address, err)}, true
+	}
+	return apiclient.Finding{}, false
+}
+
+// checkClock compares the server's clock with ours: devices take theirs from the server, and TLS fails on a device
+// with a wrong clock. The server's time is between two of ours, and cut to whole seconds.
+func checkClock(server, asked, answered time.Time) (apiclient.Finding, bool) {
+	if server.IsZero() {
+		return apiclient.Finding{}, false
+	}
+	var off time.Duration
+	switch {
+	case server.After(answered.Add(clockTolerance)):
+		off = server.Sub(answered)
+	case server.Before(asked.Add(-clockTolerance)):
+		off = server.Sub(asked)
+	default:
+		return apiclient.Finding{}, false
+	}
+	direction := "ahead of"
+	if off < 0 {
+		direction, off = "behind", -off
+	}
+	return apiclient.Finding{Severity: severityWarning, Message: fmt.Sprintf(
+		"the server's clock is %s %s the clock here; devices take their time from the server", off.Round(time.Second), direction)}, true
+}
+
+// isContainer looks for the file Docker puts into every container.
+func isContainer(root string) bool {
+	_, err := os.Stat(filepath.Join(root, ".dockerenv"))
+	return err == nil
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"fleetd/internal/apiclient"
+)
+
+type eventsCmd struct {
+	Device string `arg:"" optional:"" help:"Only events of this device."`
+	Type   string `help:"Only events of this type, such as online or notifications." placeholder:"TYPE"`
+	JSON   bool   `name:"json" help:"Print one JSON object per line: id, type, and the server's data."`
+	clientFlags
+}
+
+// Run prints events until interrupted.
+func (e *eventsCmd) Run(ctx context.Context, a *app) error {
+	c, err := e.client(a)
+	if err != nil {
+		return err
+	}
+	options := apiclient.EventOptions{Device: e.Device, Type: e.Type, OnRetry: func(cause error, wait time.Duration) {
+		fmt.Fprintf(a.stderr, "fleetd: %s; trying again in %s\n", oneLine(cause.Error()), wait)
+	}}
+	show := printEvent
+	if e.JSON {
+		show = printEventJSON
+	}
+	for event, err := range c.Events(ctx, options) {
+		if err != nil {
+			return err
+		}
+		if err := show(a, event); err != nil {
+			return failed("write: %w", err)
+		}
+	}
+	return nil
+}
+
+// printEventJSON adds what is not in the data: the id to resume after, and the type.
+func printEventJSON(a *app, event apiclient.Event) error {
+	data := json.RawMessage(event.Data)
+	if !json.Valid(data) {
+		text, err := jsonString(string(event.Data))
+		if err != nil {
+			return err
+		}
+		data = text
+	}
+	line, err := json.Marshal(struct {
+		ID   string          `json:"id,omitempty"`
+		Type string          `json:"type"`
+		Data json.RawMessage `json:"data"`
+	}{event.ID, event.Type, data})
+	if err != nil {
+		return err
+	}
+	return printJSONLine(a.stdout, line)
+}
+
+// printEvent writes time, device, type, and what the type adds. Members that order events among machines are left out.
+func printEvent(a *app, event apiclient.Event) error {
+	var at, device string
+	var rest []string
+	members, err := orderedMembers(event.Data)
+	if err != nil {
+		rest = []string{string(event.Data)}
+	}
+	for _, m := range members {
+		text := strings.Trim(string(m.value), `"`)
+		switch m.name {
+		case "time":
+			at = text
+		case "device":
+			device = text
+		case "node", "session", "epoch", "seq", "type":
+		default:
+			rest = append(rest, m.name+"="+string(m.value))
+		}
+	}
+	_, err = fmt.Fprintf(a.stdout, "%-24s  %-17s  %-10s  %s\n", cmp.Or(oneLine(at), a.now().UTC().Format("2006-01-02T15:04:05.000Z")),
+		cmp.Or(oneLine(device), "-"), oneLine(event.Type), oneLine(strings.Join(rest, " ")))
+	return err
+}

@@ -1,0 +1,52 @@
+// Command fleetd runs one node of a device fleet, and talks to a running one.
+//
+// It parses the command line, calls the node or the API client, and turns an error into one line on standard error
+// and an exit status: 0 fine, 1 a wrong command line or a node that could not start, 2 refused, offline or not
+// reachable, 3 a tool failed on its device, 4 no answer in time, 130 interrupted.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	// Time zones are found by name on machines and in images that have no zone database.
+	_ "time/tzdata"
+
+	"fleetd/internal/config"
+)
+
+func main() {
+	ctx, cancel := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	a := &app{
+		environ:     config.Environ(),
+		stdout:      os.Stdout,
+		stderr:      os.Stderr,
+		now:         time.Now,
+		refresh:     2 * time.Second,
+		inContainer: isContainer("/"),
+	}
+	done := make(chan int, 1)
+	go func() { done <- a.run(ctx, os.Args[1:]) }()
+	os.Exit(wait(done, signals, cancel))
+}
+
+// wait returns the exit status of the command. The first signal asks it to end, which drains a node; whoever sends a
+// second one does not want to wait for that.
+func wait(done <-chan int, signals <-chan os.Signal, cancel context.CancelFunc) int {
+	for asked := false; ; asked = true {
+		select {
+		case code := <-done:
+			return code
+		case <-signals:
+			if asked {
+				return exitFailed
+			}
+			cancel()
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/restapi"
+)
+
+// parts names what is down; none means that the node is ready.
+func (n *node) parts() map[string]error {
+	down := map[string]error{}
+	if err := n.store.Ready(); err != nil {
+		down["database"] = err
+	}
+	if !n.bus.conn.IsConnected() {
+		down["nats"] = errors.New("not connected")
+	}
+	if n.draining.get() {
+		down["node"] = errors.New("stopping")
+	}
+	return down
+}
+
+// health adds the load balancers' routes to the devices' side. A node without
+// its database still serves devices, so only stopping makes it unfit there.
+func (n *node) health(mux *http.ServeMux) {
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		answer := struct {
+			Ready bool              `json:"ready"`
+			Down  map[string]string `json:"down,omitempty"`
+		}{Ready: true, Down: map[string]string{}}
+		for part, err := range n.parts() {
+			answer.Ready, answer.Down[part] = false, err.Error()
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if !answer.Ready {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		body, _ := json.Marshal(answer) // strings always marshal
+		_, _ = w.Write(body)            // nobody to tell if the prober is gone
+	})
+}
+
+// startAPI opens the people's side.
+func (n *node) startAPI() error {
+	api := restapi.New(restapi.Options{Service: n.service, Mint: n.mint, AuthNone: n.cfg.APIAuth == "none", Events: n.events,
+		Photos: n.vision, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.parts, Draining: n.draining.get,
+		LogLevel: &n.level, Log: n.log, Version: n.cfg.Version})
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{
+		version: n.cfg.Version, node: n.cfg.Node, service: n.service, front: n.front, provision: n.provision, events: n.events,
+		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus})
+	api.HandlePublic("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	api.Handle("GET /debug/pprof/", http.HandlerFunc(pprof.Index))
+	api.Handle("GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))
+	api.Handle("GET /debug/pprof/trace", http.HandlerFunc(pprof.Trace))
+	n.api = &http.Server{Handler: api, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
+	n.serve("api-listen", n.api, n.apiNet)
+	return nil
+}
+
+func (n *node) nodes() []devices.Node {
+	held := 0
+	n.service.Stats().States.Each(func(_ devices.MCPState, count int64) { held += int(count) })
+	return []devices.Node{{Name: n.cfg.Node, Version: n.cfg.Version, Started: n.started, Devices: held, API: localURL(n.apiNet)}}
+}

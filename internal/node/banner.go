@@ -1,0 +1,55 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+
+	"fleetd/internal/apiclient"
+)
+
+// reservedFiles are the descriptors a node needs beside those of its devices.
+const reservedFiles = 200
+
+// announce prints the start-up block, notes where the node is, and warns of
+// what would surprise later.
+func (n *node) announce() {
+	info := n.runInfo()
+	if err := apiclient.WriteRunInfo(n.cfg.DataDir, info); err != nil {
+		n.log.Warn("client commands on this machine will not find this node", "error", err)
+	}
+	n.onStop(func() { _ = apiclient.RemoveRunInfo(n.cfg.DataDir) }) // a stale file is noticed by its pid
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n  fleetd %s, node %s\n\n", n.cfg.Version, n.cfg.Node)
+	fmt.Fprintf(&b, "  Devices   type this OTA URL into the device's Wi-Fi page\n            %s\n", info.OTA)
+	fmt.Fprintf(&b, "  People    %s/docs   REST at /v1, token in %s\n", info.API, n.dir.file(fileToken))
+	fmt.Fprintf(&b, "            fleetd devices%s\n", n.dataDirFlag())
+	services := "in this process only; --nats-listen opens a port"
+	switch {
+	case n.bus.server == nil:
+		services = n.bus.conn.ConnectedUrlRedacted()
+		if services == "" {
+			services = "not connected yet"
+		}
+	case n.bus.url != "":
+		services = n.bus.url
+	}
+	fmt.Fprintf(&b, "  Services  NATS %s, subjects %s.devices.>\n\n", services, n.cfg.NATSPrefix)
+	fmt.Fprint(os.Stderr, b.String())
+	if strings.HasPrefix(n.publicURL, "http://127.") || strings.Contains(n.publicURL, "//localhost") {
+		n.log.Warn("devices are told a loopback address; only the simulator on this machine can connect; give --public-host")
+	}
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Cur < devicesWanted+reservedFiles {
+		n.log.Warn("the open-file limit bounds the devices of this node; raise it with ulimit -n or LimitNOFILE", "limit", limit.Cur, "devices", limit.Cur-min(limit.Cur, reservedFiles))
+	}
+}
+
+// dataDirFlag is what client commands need to find this node.
+func (n *node) dataDirFlag() string {
+	if n.cfg.Given("data-dir") {
+		return " --data-dir " + n.cfg.DataDir
+	}
+	return ""
+}

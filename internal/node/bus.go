@@ -1,0 +1,157 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/config"
+)
+
+// bus is the node's NATS: a server in this process or a connection elsewhere.
+type bus struct {
+	server *server.Server // nil if external
+	conn   *nats.Conn
+	url    string // for other programs; empty if in process only
+	lost   atomic.Uint64
+}
+
+const natsStart = 10 * time.Second
+
+// openBus starts the embedded server, or connects. A wrong URL or login is an
+// error; a server that is merely away is not: the connection keeps trying.
+func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (*bus, error) {
+	b := &bus{}
+	options := []nats.Option{
+		nats.Name("fleetd " + cfg.Node),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(500 * time.Millisecond),
+		nats.ReconnectBufSize(-1), // fail visibly instead of buffering 8 MB
+		nats.PingInterval(2 * time.Second),
+		nats.MaxPingsOutstanding(2),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			b.lost.Add(1)
+			log.Warn("NATS", "error", err)
+		}),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil { // not our own Close
+				log.Warn("NATS connection lost", "error", err)
+			}
+		}),
+		nats.ReconnectHandler(func(c *nats.Conn) { log.Info("NATS connection is back", "server", c.ConnectedUrlRedacted()) }),
+	}
+	if cfg.NATS != "embedded" {
+		return b, b.dial(cfg.NATS, options)
+	}
+	if err := b.embed(cfg, dir, token, log); err != nil {
+		return nil, err
+	}
+	conn, err := nats.Connect("", append(options, nats.InProcessServer(b.server), nats.Token(token))...)
+	if err != nil {
+		b.server.Shutdown()
+		return nil, fmt.Errorf("embedded NATS: %w", err)
+	}
+	b.conn = conn
+	return b, nil
+}
+
+func (b *bus) dial(urls string, options []nats.Option) error {
+	conn, err := nats.Connect(urls, append(options, nats.Timeout(3*time.Second))...)
+	switch {
+	case err == nil:
+		b.conn = conn
+		return nil
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked):
+		return fmt.Errorf("--nats: the server refuses the login: %w", err)
+	}
+	if b.conn, err = nats.Connect(urls, append(options, nats.Timeout(3*time.Second), nats.RetryOnFailedConnect(true))...); err != nil {
+		return fmt.Errorf("--nats: %w", err)
+	}
+	return nil
+}
+
+// embed starts the server. Other programs attach only if --nats-listen is
+// given: freely on loopback, elsewhere with the admin token.
+func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) error {
+	opts := &server.Options{
+		ServerName: "fleetd-" + cfg.Node,
+		DontListen: cfg.NATSListen == "",
+		JetStream:  true,
+		StoreDir:   dir.file(dirNATS),
+		// The streams reserve their limits; the default (a share of the free
+		// disk) would refuse them on small machines.
+		JetStreamMaxStore: cfg.EventLimit + cfg.PhotoLimit + 1<<30,
+		NoSigs:            true,
+		PingInterval:      5 * time.Second,
+	}
+	if cfg.NATSListen != "" {
+		host, portText, err := net.SplitHostPort(cfg.NATSListen)
+		if err != nil {
+			return fmt.Errorf("--nats-listen: %w", err)
+		}
+		opts.Host = host
+		if opts.Port, err = strconv.Atoi(portText); err != nil {
+			return fmt.Errorf("--nats-listen: port %q is no number", portText)
+		}
+		if opts.Port == 0 {
+			opts.Port = server.RANDOM_PORT
+		}
+		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
+			opts.Authorization = token
+		}
+	}
+	s, err := server.NewServer(opts)
+	if err != nil {
+		return fmt.Errorf("embedded NATS: %w", err)
+	}
+	s.SetLoggerV2(natsLog{log}, false, false, false)
+	s.Start()
+	if !s.ReadyForConnections(natsStart) {
+		s.Shutdown()
+		if cfg.NATSListen != "" {
+			return fmt.Errorf("--nats-listen: %s cannot be opened; is the port taken?", cfg.NATSListen)
+		}
+		return errors.New("embedded NATS did not start within 10 s")
+	}
+	b.server = s
+	if cfg.NATSListen != "" {
+		b.url = s.ClientURL()
+	}
+	return nil
+}
+
+func (b *bus) close() {
+	if b.conn != nil {
+		b.conn.Close()
+	}
+	if b.server != nil {
+		b.server.Shutdown()
+		b.server.WaitForShutdown()
+	}
+}
+
+// natsLog passes the embedded server's warnings on; its notices are about
+// itself and only shown when debugging.
+type natsLog struct{ log *slog.Logger }
+
+func (l natsLog) Noticef(format string, v ...any) { l.log.Debug("nats: " + fmt.Sprintf(format, v...)) }
+func (l natsLog) Warnf(format string, v ...any) {
+	text := fmt.Sprintf(format, v...)
+	if strings.Contains(text, "Plaintext passwords") || strings.Contains(text, "not protected by TLS") {
+		return // about the token, which protects a port the operator opened
+	}
+	l.log.Warn("nats: " + text)
+}
+func (l natsLog) Fatalf(format string, v ...any) { l.log.Error("nats: " + fmt.Sprintf(format, v...)) }
+func (l natsLog) Errorf(format string, v ...any) { l.log.Error("nats: " + fmt.Sprintf(format, v...)) }
+func (l natsLog) Debugf(string, ...any)          {}
+func (l natsLog) Tracef(string, ...any)          {}

@@ -1,0 +1,116 @@
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+)
+
+// Files of the data directory. run.json and admin-token belong to apiclient,
+// which reads them.
+const (
+	fileLock   = "lock"
+	fileSecret = "secret"
+	fileToken  = "admin-token"
+	filePorts  = "ports.json"
+	fileKnown  = "known.json"
+	dirNATS    = "nats"
+)
+
+// dataDir is the node's directory, locked while in use.
+type dataDir struct {
+	path string
+	lock *os.File
+}
+
+// openDataDir makes the directory if need be and locks it.
+func openDataDir(path string) (*dataDir, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("--data-dir: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(path, fileLock), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("--data-dir: %w", err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("--data-dir %s is in use by another fleetd; stop it or choose another directory", path)
+	}
+	return &dataDir{path, lock}, nil
+}
+
+func (d *dataDir) close() { _ = d.lock.Close() }
+
+// file names a file of the directory.
+func (d *dataDir) file(name string) string { return filepath.Join(d.path, name) }
+
+// write replaces a file in one step, readable by its owner only.
+func (d *dataDir) write(name string, content []byte) error {
+	temp, err := os.CreateTemp(d.path, name+".*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	_, err = temp.Write(content)
+	if err = errors.Join(err, temp.Close()); err == nil {
+		err = os.Rename(temp.Name(), d.file(name))
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, errors.Join(err, os.Remove(temp.Name())))
+	}
+	return nil
+}
+
+// secret returns the given secret, else the directory's own, made at the first
+// start.
+func (d *dataDir) secret(given string) (string, error) {
+	if given != "" {
+		return given, nil
+	}
+	content, err := os.ReadFile(d.file(fileSecret))
+	if err == nil {
+		return strings.TrimSpace(string(content)), nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("read secret: %w", err)
+	}
+	secret := credential.NewSecret()
+	return secret, d.write(fileSecret, []byte(secret+"\n"))
+}
+
+// readJSON fills into from a file; a file that does not exist changes nothing.
+func (d *dataDir) readJSON(name string, into any) error {
+	content, err := os.ReadFile(d.file(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", name, err)
+	}
+	if err := json.Unmarshal(content, into); err != nil {
+		return fmt.Errorf("%s is damaged: %w; remove it", d.file(name), err)
+	}
+	return nil
+}
+
+func (d *dataDir) writeJSON(name string, content any) error {
+	text, err := json.Marshal(content)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return d.write(name, text)
+}
+
+// known is the node's note of its members, so that it can answer devices after
+// a start without a database.
+type known struct {
+	Devices    []devices.Row       `json:"devices"`
+	Exceptions []devices.Exception `json:"exceptions"`
+}

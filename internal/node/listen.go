@@ -1,0 +1,95 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"syscall"
+
+	"fleetd/internal/config"
+)
+
+// listeners opens the node's ports by the port rule: a default port that is
+// taken moves to a free one while the fleet has no device yet; ports once
+// chosen, or given, stop the start if they are taken.
+type listeners struct {
+	cfg    *config.Config
+	dir    *dataDir
+	log    *slog.Logger
+	stored map[string]string // flag to host:port, as chosen at an earlier start
+	fresh  bool              // no device is known
+	moved  map[string]bool
+}
+
+func newListeners(cfg *config.Config, dir *dataDir, log *slog.Logger, fresh bool) (*listeners, error) {
+	l := &listeners{cfg: cfg, dir: dir, log: log, stored: map[string]string{}, fresh: fresh, moved: map[string]bool{}}
+	return l, dir.readJSON(filePorts, &l.stored)
+}
+
+// open listens on address, the value of the flag.
+func (l *listeners) open(flag, address string) (net.Listener, error) {
+	given := l.cfg.Given(flag)
+	if stored, ok := l.stored[flag]; ok && !given {
+		address, given = stored, true
+	}
+	listener, err := net.Listen("tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) && !given && l.fresh {
+		host, _, splitErr := net.SplitHostPort(address)
+		if splitErr != nil {
+			return nil, fmt.Errorf("--%s: %w", flag, splitErr)
+		}
+		if listener, err = net.Listen("tcp", net.JoinHostPort(host, "0")); err == nil {
+			l.moved[flag] = true
+			l.log.Warn("default port is taken, using a free one from now on", "flag", "--"+flag, "wanted", address, "using", listener.Addr().String())
+		}
+	}
+	if err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return nil, fmt.Errorf("--%s: %s is taken by another program; stop it or choose another port", flag, address)
+		}
+		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	if !l.cfg.Given(flag) {
+		host, _, _ := net.SplitHostPort(address) // it was listened on
+		l.stored[flag] = net.JoinHostPort(host, strconv.Itoa(port(listener)))
+	}
+	return listener, nil
+}
+
+// save stores the ports chosen.
+func (l *listeners) save() error { return l.dir.writeJSON(filePorts, l.stored) }
+
+func port(listener net.Listener) int { return listener.Addr().(*net.TCPAddr).Port }
+
+// publicHost is the host devices are told to dial: as given, else the first
+// IPv4 address that is not loopback, else loopback.
+func publicHost(given string) string {
+	if given != "" {
+		return given
+	}
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		return "127.0.0.1"
+	}
+	for _, a := range addresses {
+		if network, ok := a.(*net.IPNet); ok {
+			if ip, ok := netip.AddrFromSlice(network.IP); ok && ip.Unmap().Is4() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
+				return ip.Unmap().String()
+			}
+		}
+	}
+	return "127.0.0.1"
+}
+
+// localURL is the URL under which programs on this machine reach a listener.
+func localURL(listener net.Listener) string {
+	addr := listener.Addr().(*net.TCPAddr)
+	host := addr.IP.String()
+	if addr.IP.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return "http://" + net.JoinHostPort(host, strconv.Itoa(addr.Port))
+}

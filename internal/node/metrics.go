@@ -1,0 +1,165 @@
+package node
+
+import (
+	"runtime"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"fleetd/internal/cluster"
+	"fleetd/internal/devices"
+	"fleetd/internal/events"
+	"fleetd/internal/provision"
+	"fleetd/internal/store"
+	"fleetd/internal/vision"
+	"fleetd/internal/wsdevice"
+)
+
+// collector turns the counters of every part into Prometheus metrics when
+// asked; no part knows the library. Labels never hold device ids.
+type collector struct {
+	version, node string
+	service       *devices.Service
+	front         *wsdevice.Front
+	provision     *provision.Server
+	events        *events.Bus
+	cluster       *cluster.Link
+	store         *store.Store
+	vision        *vision.Server
+	bus           *bus
+}
+
+// metric is one description; made once.
+type metric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+}
+
+func newMetric(kind prometheus.ValueType, name, help string, labels ...string) metric {
+	return metric{prometheus.NewDesc("fleetd_"+name, help, labels, nil), kind}
+}
+
+func counter(name, help string, labels ...string) metric {
+	return newMetric(prometheus.CounterValue, name, help, labels...)
+}
+
+func gauge(name, help string, labels ...string) metric {
+	return newMetric(prometheus.GaugeValue, name, help, labels...)
+}
+
+var (
+	buildInfo      = gauge("build_info", "1, with the version as labels.", "version", "node", "goversion")
+	sessions       = gauge("devices", "Connected devices by transport and MCP state.", "transport", "mcp_state")
+	connects       = counter("device_connects_total", "Sessions accepted.", "transport")
+	disconnects    = counter("device_disconnects_total", "Connections ended, by reason; those without a session included.", "reason")
+	refusals       = counter("device_refusals_total", "Upgrade requests refused, by HTTP status.", "status")
+	checks         = counter("ota_checks_total", "OTA checks answered, by kind of answer.", "kind")
+	helloSeconds   = newMetric(0, "hello_seconds", "From the upgrade request to the server hello.")
+	listSeconds    = newMetric(0, "handshake_seconds", "From the start of the MCP handshake to the verified tool list.")
+	callSeconds    = newMetric(0, "call_seconds", "Tool calls on this node's devices, waiting included.")
+	calls          = counter("calls_total", "Tool calls on this node's devices, by outcome.", "outcome")
+	callQueue      = gauge("calls_waiting", "Tool calls waiting for a device's slot.")
+	callsRunning   = gauge("calls_in_flight", "Tool calls on a device.")
+	handshakes     = gauge("handshakes", "MCP handshakes in progress.")
+	deviations     = counter("envelope_deviations_total", "Departures from JSON-RPC or MCP, by kind and firmware version.", "kind", "firmware")
+	badMessages    = counter("bad_messages_total", "Device messages refused as unusable.")
+	audioPackets   = counter("audio_packets_total", "Audio packets by verdict.", "verdict")
+	notifications  = counter("notifications_total", "Notifications and messages of devices, by verdict.", "verdict")
+	lists          = counter("catalog_lists_total", "Tool lists read, by whether their hash was known.", "result")
+	published      = counter("events_published_total", "Events handed to NATS, by kind.", "kind")
+	eventDrops     = counter("events_dropped_total", "Events dropped, by reason.", "reason")
+	eventQueue     = gauge("event_queue", "Events waiting for the publisher.")
+	requests       = counter("nats_requests_total", "Requests served over NATS, by verb.", "verb")
+	requestErrors  = counter("nats_requests_refused_total", "Requests over NATS answered with a problem, by code.", "code")
+	natsErrors     = counter("nats_errors_total", "Asynchronous errors of the NATS connection.")
+	natsUp         = gauge("nats_connected", "Whether NATS answers.")
+	databaseUp     = gauge("database_connected", "Whether the database answers.")
+	databaseWrites = counter("database_writes_total", "Rows written, by table.", "table")
+	databaseGroups = counter("database_groups_total", "Groups of rows committed.")
+	databaseErrors = counter("database_errors_total", "Failed groups and lost rows, by kind.", "kind")
+	databaseQueue  = gauge("database_queue", "Rows waiting to be written, by table.", "table")
+	uploads        = counter("uploads_total", "Photo uploads, by outcome.", "outcome")
+	uploadBytes    = counter("upload_bytes_total", "Bytes of photos stored.")
+	uploadsRunning = gauge("uploads_in_progress", "Photo uploads in progress.")
+	databaseHits   = counter("catalog_hits_total", "History entries whose tool list was stored already.")
+	databaseStale  = counter("presence_stale_total", "Presence rows that a newer session had overtaken.")
+)
+
+// Describe sends no descriptions: which label values exist is known only when
+// collecting, and this registry has one such collector.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect reads every counter.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	put := func(m metric, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
+	}
+	histogram := func(m metric, h *devices.Histogram) {
+		count, sum, buckets := h.Snapshot()
+		ch <- prometheus.MustNewConstHistogram(m.desc, count, sum, buckets)
+	}
+	put(buildInfo, 1, c.version, c.node, runtime.Version())
+	s := c.service.Stats()
+	s.States.Each(func(state devices.MCPState, n int64) {
+		put(sessions, float64(n), string(devices.TransportWebSocket), string(state))
+	})
+	put(connects, float64(s.Connects.Load()), string(devices.TransportWebSocket))
+	for _, reason := range devices.CloseReasons {
+		put(disconnects, float64(s.Closed.Get(reason)), string(reason))
+	}
+	c.front.Refused.Each(func(status int, n int64) { put(refusals, float64(n), strconv.Itoa(status)) })
+	c.provision.Replies.Each(func(kind string, n int64) { put(checks, float64(n), kind) })
+	histogram(helloSeconds, &s.HelloTime)
+	histogram(listSeconds, &s.HandshakeTime)
+	histogram(callSeconds, &s.CallTime)
+	s.Calls.Each(func(outcome string, n int64) { put(calls, float64(n), outcome) })
+	put(callQueue, float64(s.Waiting.Load()))
+	put(callsRunning, float64(s.InFlight.Load()))
+	put(handshakes, float64(s.Handshakes.Load()))
+	s.Deviations.Each(func(k devices.DeviationKey, n int64) { put(deviations, float64(n), string(k.Kind), k.Firmware) })
+	put(badMessages, float64(s.BadMessages.Load()))
+	put(audioPackets, float64(s.AudioFrames.Load()), "no_voice_service")
+	put(notifications, float64(s.Notified.Load()), "published")
+	put(notifications, float64(s.NotifyDrops.Load()), "over_rate")
+	put(lists, float64(s.CatalogHits.Load()), "hit")
+	put(lists, float64(s.CatalogNew.Load()), "new")
+	c.collectParts(put)
+}
+
+func (c *collector) collectParts(put func(metric, float64, ...string)) {
+	c.events.Published.Each(func(kind devices.EventKind, n int64) { put(published, float64(n), string(kind)) })
+	c.events.Dropped.Each(func(reason string, n int64) { put(eventDrops, float64(n), reason) })
+	put(eventQueue, float64(c.events.Depth()))
+	c.cluster.Requests.Each(func(verb string, n int64) { put(requests, float64(n), verb) })
+	c.cluster.Refused.Each(func(code devices.Code, n int64) { put(requestErrors, float64(n), string(code)) })
+	put(natsErrors, float64(c.bus.lost.Load()))
+	put(natsUp, truth(c.bus.conn.IsConnected()))
+	put(databaseUp, truth(c.store.Ready() == nil))
+	c.vision.Uploads.Each(func(outcome string, n int64) { put(uploads, float64(n), outcome) })
+	put(uploadBytes, float64(c.vision.Bytes.Load()))
+	put(uploadsRunning, float64(c.vision.InProgress.Load()))
+	db := c.store.Stats()
+	put(databaseWrites, float64(db.DeviceRows.Load()), "devices")
+	put(databaseWrites, float64(db.PresenceRows.Load()), "presence")
+	put(databaseWrites, float64(db.HistoryRows.Load()), "catalog_history")
+	put(databaseWrites, float64(db.ExceptionRows.Load()), "credential_exceptions")
+	put(databaseWrites, float64(db.CatalogWrites.Load()), "catalogs")
+	put(databaseHits, float64(db.CatalogHits.Load()))
+	put(databaseStale, float64(db.StalePresence.Load()))
+	put(databaseGroups, float64(db.Groups.Load()))
+	put(databaseErrors, float64(db.Retries.Load()), "retried_group")
+	put(databaseErrors, float64(db.BadRows.Load()), "bad_row")
+	put(databaseErrors, float64(db.DroppedHistory.Load()), "dropped_history")
+	put(databaseErrors, float64(db.Late.Load()), "after_close")
+	put(databaseQueue, float64(db.DevicesWaiting.Load()), "devices")
+	put(databaseQueue, float64(db.PresenceWaiting.Load()), "presence")
+	put(databaseQueue, float64(db.HistoryWaiting.Load()), "catalog_history")
+	put(databaseQueue, float64(db.ExceptionsWaiting.Load()), "credential_exceptions")
+}
+
+func truth(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,371 @@
+// Package node builds one fleetd node from its configuration, in dependency
+// order, and stops it in reverse.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"runtime/pprof"
+	"time"
+
+	"fleetd/internal/apiclient"
+	"fleetd/internal/cluster"
+	"fleetd/internal/config"
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/events"
+	"fleetd/internal/provision"
+	"fleetd/internal/store"
+	"fleetd/internal/vision"
+	"fleetd/internal/wsdevice"
+)
+
+// Bounds of starting and stopping.
+const (
+	openTimeout   = 10 * time.Second
+	callGrace     = 10 * time.Second // for calls in progress
+	storeGrace    = 10 * time.Second
+	stopLimit     = 40 * time.Second // after which something hangs
+	notesEvery    = time.Minute
+	maxHandshakes = 256 // MCP handshakes in progress at once
+	devicesWanted = 20_000
+)
+
+// Run runs one node until ctx ends, then drains it. It returns an error, in
+// one sentence, if the node cannot start, or did not stop in time.
+func Run(ctx context.Context, cfg *config.Config) error {
+	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1)}
+	n.logging()
+	err := n.start(ctx)
+	if err == nil {
+		n.announce()
+		select {
+		case <-ctx.Done():
+			n.log.Info("stopping")
+		case err = <-n.serveErr:
+		}
+	}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		n.stop()
+	}()
+	select {
+	case <-stopped:
+		return err
+	case <-time.After(stopLimit):
+		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1) // the last resort says what hangs
+		return errors.Join(err, fmt.Errorf("the node did not stop within %v; its goroutines are listed above", stopLimit))
+	}
+}
+
+// node is one running node. Its parts stand in the order in which they start.
+type node struct {
+	cfg     *config.Config
+	started time.Time
+	level   slog.LevelVar
+	log     *slog.Logger
+
+	dir       *dataDir
+	mint      *credential.Mint
+	bus       *bus
+	store     *store.Store
+	listeners *listeners
+	deviceNet net.Listener
+	apiNet    net.Listener
+	publicURL string
+
+	events    *events.Bus
+	cluster   *cluster.Link
+	vision    *vision.Server
+	service   *devices.Service
+	front     *wsdevice.Front
+	provision *provision.Server
+	device    *http.Server
+	api       *http.Server
+
+	ready    chan struct{} // the database became usable
+	serveErr chan error
+	notes    *notes
+	stops    []func() // in starting order, run in reverse
+	draining drainFlag
+}
+
+func (n *node) logging() {
+	// config has checked the name
+	_ = n.level.UnmarshalText([]byte(n.cfg.LogLevel))
+	options := &slog.HandlerOptions{Level: &n.level}
+	var handler slog.Handler = slog.NewJSONHandler(os.Stderr, options)
+	if n.cfg.LogFormat == "text" {
+		handler = slog.NewTextHandler(os.Stderr, options)
+	}
+	n.log = slog.New(handler).With("node", n.cfg.Node)
+}
+
+// onStop adds a step that runs when everything started later has stopped.
+func (n *node) onStop(step func()) { n.stops = append(n.stops, step) }
+
+func (n *node) stop() {
+	n.draining.set()
+	for i := len(n.stops) - 1; i >= 0; i-- {
+		n.stops[i]()
+	}
+}
+
+// start brings the parts up: data directory, NATS, database, ports, core,
+// front ends, and last what people use.
+func (n *node) start(ctx context.Context) error {
+	var err error
+	if n.dir, err = openDataDir(n.cfg.DataDir); err != nil {
+		return err
+	}
+	n.onStop(n.dir.close)
+	secret, err := n.dir.secret(n.cfg.Secret)
+	if err != nil {
+		return err
+	}
+	if n.mint, err = credential.New([]byte(secret)); err != nil {
+		return fmt.Errorf("--secret: %w", err)
+	}
+	if err := n.dir.write(fileToken, []byte(n.mint.AdminToken()+"\n")); err != nil {
+		return err
+	}
+	if n.bus, err = openBus(n.cfg, n.dir, n.mint.AdminToken(), n.log); err != nil {
+		return err
+	}
+	n.onStop(n.bus.close)
+	if err := n.openStore(ctx); err != nil {
+		return err
+	}
+	if err := n.listen(ctx); err != nil {
+		return err
+	}
+	if err := n.startCore(ctx); err != nil {
+		return err
+	}
+	if err := n.startFrontEnds(); err != nil {
+		return err
+	}
+	return n.startAPI()
+}
+
+func (n *node) openStore(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	var err error
+	n.store, err = store.Open(ctx, n.cfg.Database, n.cfg.DataDir, n.log, store.OnReady(func() {
+		select {
+		case n.ready <- struct{}{}:
+		default: // one wake-up is enough
+		}
+	}))
+	if err != nil {
+		return fmt.Errorf("--database: %w", err)
+	}
+	n.onStop(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), storeGrace)
+		defer cancel()
+		if err := n.store.Close(ctx); err != nil {
+			n.log.Error("the database did not take the last rows", "error", err)
+		}
+	})
+	if err := n.store.Fingerprint(ctx, n.mint.Fingerprint()); err != nil && !errors.Is(err, devices.ErrDatabase) {
+		return fmt.Errorf("--secret: %w", err)
+	}
+	return nil
+}
+
+// listen opens the ports, so that the addresses told to devices are known.
+func (n *node) listen(ctx context.Context) error {
+	notes, err := newNotes(n.dir)
+	if err != nil {
+		return err
+	}
+	n.notes = notes
+	fresh := len(notes.last.Devices) == 0
+	if fresh && n.store.Ready() == nil {
+		rows, err := n.store.List(ctx, devices.Query{Limit: 1})
+		fresh = err == nil && len(rows) == 0
+	}
+	if n.listeners, err = newListeners(n.cfg, n.dir, n.log, fresh); err != nil {
+		return err
+	}
+	if n.deviceNet, err = n.listeners.open("device-listen", n.cfg.DeviceListen); err != nil {
+		return err
+	}
+	n.onStop(func() { _ = n.deviceNet.Close() }) // the servers close them first
+	if n.apiNet, err = n.listeners.open("api-listen", n.cfg.APIListen); err != nil {
+		return err
+	}
+	n.onStop(func() { _ = n.apiNet.Close() })
+	if n.publicURL = n.cfg.PublicDeviceURL; n.publicURL == "" {
+		scheme := "http"
+		if n.cfg.DeviceTLSCert != "" {
+			scheme = "https"
+		}
+		n.publicURL = fmt.Sprintf("%s://%s:%d", scheme, publicHost(n.cfg.PublicHost), port(n.deviceNet))
+	}
+	return n.listeners.save()
+}
+
+// startCore builds the core with its ways out, and reads the members.
+func (n *node) startCore(ctx context.Context) error {
+	var err error
+	n.events, err = events.New(events.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Node: n.cfg.Node,
+		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, Log: n.log})
+	if err != nil {
+		return err
+	}
+	n.onStop(n.events.Close)
+	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Open: n.cfg.APIAuth == "none", Log: n.log})
+	n.onStop(n.cluster.Close)
+	if err := n.openVision(); err != nil {
+		return err
+	}
+	n.service = devices.New(
+		devices.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
+			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes},
+		devices.Ports{Records: n.store, Catalogs: n.store, Keeper: n.store, Publisher: n.events, Directory: n.cluster, Vision: n.vision, Log: n.log})
+	n.onStop(n.service.Close)
+	n.vision.Attach(n.service)
+	n.cluster.Attach(n.service)
+	if n.store.Ready() == nil {
+		if err := n.service.Load(ctx); err != nil && !errors.Is(err, devices.ErrDatabase) {
+			return err
+		}
+	}
+	if !n.service.Loaded() {
+		n.log.Warn("the database does not answer; serving what this node noted", "devices", len(n.notes.last.Devices))
+		if len(n.notes.last.Devices)+len(n.notes.last.Exceptions) > 0 {
+			n.service.Restore(n.notes.last.Devices, n.notes.last.Exceptions)
+		}
+	}
+	keep, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.keep(keep)
+	}()
+	n.onStop(func() {
+		stop()
+		<-done
+	})
+	return nil
+}
+
+// keep reads the members when the database comes up after a start without it,
+// and writes the node's own notes of them.
+func (n *node) keep(ctx context.Context) {
+	ticker := time.NewTicker(notesEvery)
+	defer ticker.Stop()
+	read := n.store.Ready() == nil && n.service.Loaded()
+	refused := make(chan error, 1)
+	go func() { refused <- n.store.WaitReady(ctx) }() // ends with ctx
+	for {
+		select {
+		case <-ctx.Done():
+			n.notes.write(n.service, n.log)
+			return
+		case <-ticker.C:
+			n.notes.write(n.service, n.log)
+		case err := <-refused:
+			// A database of another fleet, or newer than this program, shows
+			// only when it answers.
+			if errors.Is(err, store.ErrConfig) {
+				n.serveErr <- fmt.Errorf("--database: %w", err)
+			}
+		case <-n.ready:
+			if read {
+				continue
+			}
+			if err := n.service.Load(ctx); err != nil {
+				n.log.Warn("members could not be read", "error", err)
+				continue
+			}
+			read = true
+			n.log.Info("the database answers; members are read")
+		}
+	}
+}
+
+// startFrontEnds opens the devices' side.
+func (n *node) startFrontEnds() error {
+	n.front = wsdevice.New(wsdevice.Options{Service: n.service, Mint: n.mint, Open: n.cfg.DeviceAuth == "none",
+		CloseIdle: n.cfg.WebSocketIdle == "close", Log: n.log})
+	n.onStop(func() {
+		n.service.Close() // ends the sessions, whose readers the front end waits for
+		n.front.Close()
+	})
+	location, err := time.LoadLocation(n.cfg.Timezone)
+	if err != nil {
+		return fmt.Errorf("--timezone: %w", err)
+	}
+	n.provision = provision.New(provision.Options{Service: n.service, Mint: n.mint, PublicURL: n.publicURL,
+		Framing: n.cfg.WebSocketVersion, Location: location, RatePerMinute: n.cfg.OTARate, Burst: n.cfg.OTABurst,
+		TrustedProxies: n.cfg.TrustedProxies, Log: n.log,
+		Settings: provision.Settings{DeviceListen: n.deviceNet.Addr().String(), PublicHost: n.cfg.PublicHost,
+			PortMoved: n.listeners.moved["device-listen"], TLSHere: n.cfg.DeviceTLSCert != "", Open: n.cfg.DeviceAuth == "none", InContainer: inContainer()}})
+	mux := http.NewServeMux()
+	n.provision.Register(mux)
+	mux.Handle("GET "+provision.PathWebSocket, n.front)
+	n.vision.Register(mux)
+	n.health(mux)
+	n.device = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
+		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
+	if n.cfg.DeviceTLSCert != "" {
+		cert, err := newCertificate(n.cfg.DeviceTLSCert, n.cfg.DeviceTLSKey, n.log)
+		if err != nil {
+			return err
+		}
+		n.device.TLSConfig = cert.config()
+	}
+	n.serve("device-listen", n.device, n.deviceNet)
+	return nil
+}
+
+// serve runs an HTTP server until it is shut down; anything else ends the node.
+func (n *node) serve(flag string, s *http.Server, l net.Listener) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var err error
+		if s.TLSConfig != nil {
+			err = s.ServeTLS(l, "", "")
+		} else {
+			err = s.Serve(l)
+		}
+		if !errors.Is(err, http.ErrServerClosed) {
+			n.serveErr <- fmt.Errorf("--%s: %w", flag, err)
+		}
+	}()
+	n.onStop(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), callGrace)
+		defer cancel()
+		if err := s.Shutdown(ctx); err != nil {
+			_ = s.Close() // what did not end by itself in time
+		}
+		<-done
+	})
+}
+
+// inContainer tells whether the address this machine sees is one that devices
+// outside cannot.
+func inContainer() bool {
+	for _, mark := range []string{"/.dockerenv", "/run/.containerenv"} {
+		if _, err := os.Stat(mark); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// runInfo is what client commands on this machine find.
+func (n *node) runInfo() apiclient.RunInfo {
+	return apiclient.RunInfo{PID: os.Getpid(), Node: n.cfg.Node, Version: n.cfg.Version, API: localURL(n.apiNet), Device: n.publicURL,
+		OTA: n.publicURL + provision.PathOTA, NATS: n.bus.url, Started: n.started}
+}

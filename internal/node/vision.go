@@ -1,0 +1,23 @@
+package node
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"fleetd/internal/vision"
+)
+
+// openVision makes the photo receiver. Its object store is named like the
+// event stream, after the prefix.
+func (n *node) openVision() error {
+	js, err := jetstream.New(n.bus.conn)
+	if err != nil {
+		return fmt.Errorf("photos: %w", err)
+	}
+	n.vision = vision.New(vision.Options{Mint: n.mint, JetStream: js,
+		Bucket:    strings.ToUpper(strings.ReplaceAll(n.cfg.NATSPrefix, ".", "_")) + "_PHOTOS",
+		Retention: n.cfg.PhotoRetention, Limit: n.cfg.PhotoLimit, PublicURL: n.publicURL, Log: n.log})
+	return nil
+}
