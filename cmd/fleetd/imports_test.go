@@ -25,26 +25,27 @@ type rule struct {
 // importRules cover every package that is part of the product. The core owns the interfaces; adapters stand around it
 // and do not know each other.
 var importRules = []rule{
-	{pkg: "internal/hello", why: "the handshake documents are pure wire formats, which any side must be able to use"},
-	{pkg: "internal/envelope", why: "the outer message and its frames are pure wire formats, which any side must be able to use"},
-	{pkg: "internal/mcpclient", why: "it speaks MCP to one peer over a function and knows no device, session or socket"},
+	{pkg: "internal/jsonspan", why: "it reads JSON text and knows nothing of what stands in it; every wire package builds on it"},
+	{pkg: "internal/hello", may: []string{"internal/jsonspan"}, why: "the handshake documents are pure wire formats, which any side must be able to use"},
+	{pkg: "internal/envelope", may: []string{"internal/jsonspan"}, why: "the outer message and its frames are pure wire formats, which any side must be able to use"},
+	{pkg: "internal/mcpclient", may: []string{"internal/jsonspan"}, why: "it speaks MCP to one peer over a function and knows no device, session or socket"},
 	{pkg: "internal/credential", why: "tokens are minted and verified from bytes; who owns them is decided elsewhere"},
 	{pkg: "internal/config", why: "everything is configured by it, so it can depend on nothing it configures"},
 	{pkg: "internal/apiclient", why: "a client that shares types with the server would hide every change of the protocol between them"},
 	{pkg: "migrations", why: "the schema is data; old migrations must not change with today's code"},
 	{pkg: "simulator", why: "a simulator that shares code with the server can only agree with it"},
-	{pkg: "internal/devices", may: []string{"internal/hello", "internal/envelope", "internal/mcpclient"},
+	{pkg: "internal/devices", may: []string{"internal/hello", "internal/envelope", "internal/mcpclient", "internal/jsonspan"},
 		never: []string{"database/sql", "net/http", "github.com/nats-io", "github.com/eclipse-paho", "github.com/eclipse", "github.com/gorilla",
 			"github.com/jackc", "modernc.org/sqlite"},
 		why: "the core states what it needs as interfaces; no transport, broker or database shows through it"},
 	{pkg: "internal/wsdevice", may: []string{"internal/devices", "internal/envelope", "internal/hello", "internal/credential"},
 		why: "an adapter knows the core and the wire, never another adapter"},
-	{pkg: "internal/provision", may: []string{"internal/devices", "internal/credential"}, why: "an adapter knows the core, never another adapter"},
-	{pkg: "internal/vision", may: []string{"internal/devices", "internal/credential"}, why: "an adapter knows the core, never another adapter"},
-	{pkg: "internal/restapi", may: []string{"internal/devices", "internal/credential"}, why: "an adapter knows the core, never another adapter"},
+	{pkg: "internal/provision", may: []string{"internal/devices", "internal/credential", "internal/jsonspan"}, why: "an adapter knows the core, never another adapter"},
+	{pkg: "internal/vision", may: []string{"internal/devices", "internal/credential", "internal/jsonspan"}, why: "an adapter knows the core, never another adapter"},
+	{pkg: "internal/restapi", may: []string{"internal/devices", "internal/credential", "internal/jsonspan"}, why: "an adapter knows the core, never another adapter"},
 	{pkg: "internal/store", may: []string{"internal/devices", "migrations"}, why: "an adapter knows the core, never another adapter"},
-	{pkg: "internal/cluster", may: []string{"internal/devices"}, why: "an adapter knows the core, never another adapter"},
-	{pkg: "internal/events", may: []string{"internal/devices"}, why: "an adapter knows the core, never another adapter"},
+	{pkg: "internal/cluster", may: []string{"internal/devices", "internal/credential", "internal/jsonspan"}, why: "an adapter knows the core, never another adapter"},
+	{pkg: "internal/events", may: []string{"internal/devices", "internal/jsonspan"}, why: "an adapter knows the core, never another adapter"},
 	{pkg: "internal/node", may: []string{"internal/config", "internal/hello", "internal/envelope", "internal/mcpclient", "internal/credential",
 		"internal/devices", "internal/wsdevice", "internal/provision", "internal/vision", "internal/restapi", "internal/store",
 		"internal/cluster", "internal/events", "internal/apiclient", "migrations"},
@@ -53,8 +54,8 @@ var importRules = []rule{
 		why: "the command parses, calls and reports; what it needs of the rest, the node gives it"},
 }
 
-// testSupport are the packages that only tests use. They may import anything; nothing above may import them.
-var testSupport = []string{"internal/devicetest", "internal/store/storetest", "internal/fleettest"}
+// testSupport are the packages that only tests and benchmarks use. They may import anything; nothing above may import them.
+var testSupport = []string{"internal/devicetest", "internal/store/storetest", "internal/fleettest", "internal/fleetbench"}
 
 // goPackage is what `go list -json` says of a package. Imports and Deps leave tests out.
 type goPackage struct {

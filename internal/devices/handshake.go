@@ -172,7 +172,8 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 		ELF: device.ELF, Partial: list.Partial, At: now.UTC()}
 	committed := func() {}
 	if changed {
-		committed = func() { x.publish(EventCatalog, "", catalogFields(before, cat, list.Partial), true) }
+		partial := list.Partial // the list itself must not wait for the database
+		committed = func() { x.publish(EventCatalog, "", catalogFields(before, cat, partial), true) }
 	}
 	s.ports.Catalogs.SaveCatalog(entry, cat.text(now), committed)
 	return nil

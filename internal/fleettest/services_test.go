@@ -32,7 +32,7 @@ func TestPostgresOutage(t *testing.T) {
 		return db.Count(t, "SELECT count(*) FROM catalog_history") == 12 && db.Count(t, "SELECT count(*) FROM devices") == 12
 	})
 
-	proxy.Refuse()
+	proxy.Stop()
 	call := func(id string) {
 		t.Helper()
 		r, err := node.Call(t.Context(), id, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`), Timeout: 5 * time.Second})
@@ -84,7 +84,7 @@ func TestDegradedStart(t *testing.T) {
 	sim := programs.Simulate(t, node.Info.OTA, "--devices", "3", "--profile", "fw-2.4", "--wake", "1s")
 	node.AwaitReady(t, 3)
 	node.Stop(t)
-	proxy.Refuse()
+	proxy.Stop()
 	node.Run(t)
 	devicetest.Eventually(t, "the fleet is back without the database", func() bool {
 		d, err := node.Device(t.Context(), "02:f1:ee:00:00:02")

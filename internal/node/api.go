@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/pprof"
+	"runtime/debug"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -65,6 +66,12 @@ func (n *node) startAPI() error {
 	api.Handle("GET /debug/pprof/", http.HandlerFunc(pprof.Index))
 	api.Handle("GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))
 	api.Handle("GET /debug/pprof/trace", http.HandlerFunc(pprof.Trace))
+	// What a node needs shows only when what it needed has been given back,
+	// which the runtime otherwise does at its leisure.
+	api.Handle("POST /debug/free-memory", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		debug.FreeOSMemory()
+		w.WriteHeader(http.StatusNoContent)
+	}))
 	n.api = &http.Server{Handler: api, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
 	n.serve("api-listen", n.api, n.apiNet)

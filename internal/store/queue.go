@@ -300,13 +300,23 @@ func (q *queue) take() (g group) {
 	defer q.mu.Unlock()
 	g.devices = q.devices.take(GroupRows)
 	g.presence = q.presence.take(GroupRows)
-	n := min(GroupRows, len(q.history))
-	g.history, q.history = slices.Clone(q.history[:n]), q.history[n:]
-	q.inFlight += n
-	n = min(GroupRows, len(q.exceptions))
-	g.exceptions, q.exceptions = slices.Clone(q.exceptions[:n]), q.exceptions[n:]
+	g.history, q.history = cutHead(q.history)
+	q.inFlight += len(g.history)
+	g.exceptions, q.exceptions = cutHead(q.exceptions)
 	q.size()
 	return g
+}
+
+// cutHead splits off up to GroupRows elements. What is left must not keep them
+// alive: an entry holds on to whatever its callback needs.
+func cutHead[R any](rows []R) (head, rest []R) {
+	n := min(GroupRows, len(rows))
+	head = slices.Clone(rows[:n])
+	if n == len(rows) {
+		return head, nil
+	}
+	clear(rows[:n])
+	return head, rows[n:]
 }
 
 func (q *queue) hasForgets() bool {

@@ -3,6 +3,7 @@ package wsdevice
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -34,6 +35,12 @@ type conn struct {
 	queued  int      // bytes in queue
 }
 
+// How long a connection stays open behind our Close frame.
+const (
+	closeLinger = time.Second
+	drainLinger = 300 * time.Millisecond // Ctrl-C shall not take a second
+)
+
 var errClosed = errors.New("connection is closed")
 
 // closeCodes are the WebSocket close codes of our own reasons.
@@ -49,19 +56,27 @@ var closeCodes = map[devices.CloseReason]int{
 	devices.CloseSuperseded: websocket.CloseNormalClosure,
 }
 
-// run is the life of the connection, on its reader's goroutine.
+// run opens the session on the goroutine that the upgrade started, and leaves
+// the rest of the connection's life to a fresh one: opening needs a stack of
+// 8 KB, which a goroutine parked in a read would keep for ever.
 func (c *conn) run(who devices.Identity, begun time.Time) {
-	defer c.front.remove(c)
-	defer func() { _ = c.ws.Close() }()
 	c.lastSent.Store(begun.UnixNano())
 	c.lastPing.Store(begun.UnixNano())
 	session, reason := c.open(who, begun)
-	if session == nil {
-		c.Close(reason)
-		c.front.opt.Service.Stats().Closed.Add(reason, 1)
+	if session != nil {
+		go c.serve(session)
 		return
 	}
-	session.Close(c.read(session))
+	c.Close(reason)
+	c.front.opt.Service.Stats().Closed.Add(reason, 1)
+	c.end()
+}
+
+// end gives up the place that Front.add took.
+func (c *conn) end() {
+	_ = c.ws.Close() // the peer may have closed it
+	c.front.remove(c)
+	c.front.tasks.Done()
 }
 
 // open waits for the hello and answers it, once, from local state.
@@ -69,7 +84,11 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, de
 	log := c.front.opt.Log
 	c.ws.SetReadLimit(HelloLimit)
 	_ = c.ws.SetReadDeadline(time.Now().Add(HelloTimeout)) // an error shows at the read
-	kind, buf, err := c.next()
+	kind, r, err := c.ws.NextReader()
+	var buf *[]byte
+	if err == nil {
+		buf, err = readAll(r)
+	}
 	if err != nil {
 		log.Debug("no hello", "device", who.Device, "remote", who.Remote, "error", err)
 		if errors.Is(err, websocket.ErrReadLimit) {
@@ -122,40 +141,67 @@ func (c *conn) pong(string) error {
 	return nil
 }
 
-// read feeds the session until the connection ends, and tells why it ended.
-func (c *conn) read(session *devices.Session) devices.CloseReason {
+// serve feeds the session until the connection ends. Its frame stays small
+// for the same reason: it is there, parked, for every idle device.
+func (c *conn) serve(session *devices.Session) {
 	bad := 0
 	for {
-		kind, buf, err := c.next()
-		if err != nil {
-			if errors.Is(err, websocket.ErrReadLimit) {
-				return devices.CloseTooLarge
-			}
-			if closeErr := (*websocket.CloseError)(nil); errors.As(err, &closeErr) || errors.Is(err, io.EOF) || isNetwork(err) {
-				return devices.CloseGone
-			}
-			return devices.CloseProtocol
-		}
-		c.unanswered.Store(0)
-		if kind == websocket.TextMessage {
-			err = session.HandleControl(*buf)
-		} else {
-			var frame envelope.Frame
-			if frame, err = c.framing.ParseFrame(*buf); err == nil {
-				session.HandleAudio(frame)
-			}
-		}
-		putBuffer(buf)
+		kind, r, err := c.ws.NextReader()
 		if err == nil {
-			continue
+			err = c.handle(session, kind, r, &bad)
 		}
-		if bad++; bad == 1 || bad == MaxBad {
-			c.front.opt.Log.Debug("unusable message", "session", session.ID(), "count", bad, "error", err)
-		}
-		if bad >= MaxBad {
-			return devices.CloseProtocol
+		if err != nil {
+			c.finish(session, err)
+			return
 		}
 	}
+}
+
+// finish ends the session for the reason that the error of its reader tells.
+func (c *conn) finish(session *devices.Session, err error) {
+	closed := (*websocket.CloseError)(nil)
+	switch {
+	case errors.Is(err, websocket.ErrReadLimit):
+		session.Close(devices.CloseTooLarge)
+	case errors.As(err, &closed), errors.Is(err, io.EOF), isNetwork(err):
+		session.Close(devices.CloseGone)
+	default:
+		session.Close(devices.CloseProtocol)
+	}
+	c.end()
+}
+
+var errTooBad = fmt.Errorf("%d unusable messages on one connection", MaxBad)
+
+// handle passes one message on. An error ends the connection; an unusable
+// message does not, until there have been MaxBad.
+//
+//go:noinline
+func (c *conn) handle(session *devices.Session, kind int, r io.Reader, bad *int) error {
+	buf, err := readAll(r)
+	if err != nil {
+		return err
+	}
+	c.unanswered.Store(0)
+	if kind == websocket.TextMessage {
+		err = session.HandleControl(*buf)
+	} else {
+		var frame envelope.Frame
+		if frame, err = c.framing.ParseFrame(*buf); err == nil {
+			session.HandleAudio(frame)
+		}
+	}
+	putBuffer(buf)
+	if err == nil {
+		return nil
+	}
+	if *bad++; *bad == 1 || *bad == MaxBad {
+		c.front.opt.Log.Debug("unusable message", "session", session.ID(), "count", *bad, "error", err)
+	}
+	if *bad >= MaxBad {
+		return errTooBad
+	}
+	return nil
 }
 
 func isNetwork(err error) bool {
@@ -172,15 +218,10 @@ func putBuffer(b *[]byte) {
 	}
 }
 
-// next waits for a message and reads it into a pooled buffer, which is the
-// caller's to put back. It is taken only when bytes have come: an idle
-// connection holds none.
-func (c *conn) next() (kind int, buf *[]byte, err error) {
-	kind, r, err := c.ws.NextReader()
-	if err != nil {
-		return 0, nil, err
-	}
-	buf = buffers.Get().(*[]byte)
+// readAll reads a message into a pooled buffer, which is the caller's to put
+// back. It is taken only when bytes have come: an idle connection holds none.
+func readAll(r io.Reader) (*[]byte, error) {
+	buf := buffers.Get().(*[]byte)
 	b := (*buf)[:0]
 	for {
 		if len(b) == cap(b) {
@@ -192,10 +233,10 @@ func (c *conn) next() (kind int, buf *[]byte, err error) {
 		switch {
 		case err == nil:
 		case errors.Is(err, io.EOF):
-			return kind, buf, nil
+			return buf, nil
 		default:
 			putBuffer(buf)
-			return 0, nil, err
+			return nil, err
 		}
 	}
 }
@@ -268,7 +309,7 @@ func (c *conn) expire() { _ = c.ws.SetReadDeadline(time.Now()) }
 
 // Close ends the connection. A reason of ours is told in a Close frame; the
 // firmware neither answers that nor closes TCP (web_socket.cc:383-388), so the
-// reader waits for it one second at most.
+// reader waits for it a short while at most.
 func (c *conn) Close(reason devices.CloseReason) {
 	c.mu.Lock()
 	if c.closed {
@@ -288,7 +329,11 @@ func (c *conn) Close(reason devices.CloseReason) {
 		c.expire()
 		return
 	}
-	_ = c.ws.SetReadDeadline(time.Now().Add(time.Second)) // an error shows at the read
+	linger := closeLinger
+	if reason == devices.CloseDraining {
+		linger = drainLinger
+	}
+	_ = c.ws.SetReadDeadline(time.Now().Add(linger)) // an error shows at the read
 }
 
 var noop = []byte(`{"type":"noop"}`)

@@ -132,10 +132,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = ws.Close()
 		return
 	}
-	go func() { // owned by f.tasks since add
-		defer f.tasks.Done()
-		c.run(who, begun)
-	}()
+	go c.run(who, begun) // owned by f.tasks since add
 }
 
 func (f *Front) add(c *conn) bool {

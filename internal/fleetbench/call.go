@@ -1,0 +1,189 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+// Figures of tool calls.
+const (
+	figureCalls     = "calls/s"
+	figureHalf      = "p50, µs"
+	figureTail      = "p99, µs"
+	figureServerCPU = "server CPU per call, µs"
+	figureClientCPU = "load CPU per call, µs"
+	figureMallocs   = "allocations per call"
+)
+
+var callWanted = []wanted{
+	{figure: figureCalls, before: ": ", after: " calls/s"},
+	{figure: figureHalf, before: "p50 ", after: " us"},
+	{figure: figureTail, before: "p99 ", after: " us"},
+	{figure: figureServerCPU, before: "server cpu ", after: " us/call"},
+	{figure: figureClientCPU, before: "client cpu ", after: " us"},
+	{figure: figureMallocs, before: "allocs "},
+}
+
+var callLines = []line{
+	{name: figureCalls, goal: &goal{Ratio: 0.75}}, {name: figureHalf}, {name: figureTail},
+	{name: figureServerCPU, precision: 1}, {name: figureClientCPU, precision: 1}, {name: figureMallocs, precision: 1},
+}
+
+// measureCalls measures REST calls to WebSocket devices with everything on: credentials on both sides, argument check,
+// events, store.
+func (b *bench) measureCalls(ctx context.Context) error {
+	o := b.opt
+	arguments := []string{"-http", "net", "-json", "append", "-callers", strconv.Itoa(o.callers), "-devices", strconv.Itoa(o.devices), "-d", o.duration.String()}
+	m := measurement{Name: "call", Title: fmt.Sprintf("Tool calls over REST: %d callers, %d devices, all embedded", o.callers, o.devices)}
+	fleetd, baseline := samples{}, samples{}
+	for run := range o.runs {
+		if b.baselines != nil {
+			m.Baseline = commandLine("toolcall", arguments)
+			if err := b.baselines.measure(ctx, baseline, callWanted, "toolcall", arguments...); err != nil {
+				return err
+			}
+		}
+		if err := b.callRun(ctx, run, fleetd); err != nil {
+			return fmt.Errorf("calls, run %d: %w", run+1, err)
+		}
+		b.progress("call", run, fleetd, baseline, figureCalls)
+	}
+	m.tabulate(fleetd, baseline, callLines)
+	b.add(m)
+	return nil
+}
+
+func (b *bench) callRun(ctx context.Context, run int, into samples) (err error) {
+	lists, err := toolLists(true)
+	if err != nil {
+		return err
+	}
+	d, err := startDaemon(ctx, b.opt.program, "--nats-prefix", "bench."+randomName())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.stop()) }()
+	f, err := newFleet(ctx, d, b.opt.devices, lists)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.close()) }()
+	if _, err := f.connect(ctx, 0, b.opt.devices, true); err != nil {
+		return err
+	}
+	if err := errors.Join(d.awaitReady(ctx, b.opt.devices, startLimit), d.awaitQuiet(ctx, startLimit)); err != nil {
+		return err
+	}
+	if _, err := callLoad(ctx, d, b.opt.callers, b.opt.devices, b.opt.duration); err != nil { // warms up
+		return err
+	}
+	before, err := d.metrics(ctx)
+	if err != nil {
+		return err
+	}
+	saved := d.profile(ctx, b.profileFile("call", run), max(1, int(b.opt.duration.Seconds())))
+	meter, err := startMeter(d.pid())
+	if err != nil {
+		return err
+	}
+	latencies, err := callLoad(ctx, d, b.opt.callers, b.opt.devices, b.opt.duration)
+	if err != nil {
+		return err
+	}
+	s, err := meter.stop(runtime.NumCPU())
+	if err != nil {
+		return err
+	}
+	after, err := d.metrics(ctx)
+	if err := errors.Join(err, saved()); err != nil {
+		return err
+	}
+	n := float64(len(latencies))
+	slices.Sort(latencies)
+	into.add(figureCalls, n/s.wall.Seconds())
+	into.add(figureHalf, quantile(latencies, 0.5).Seconds()*1e6)
+	into.add(figureTail, quantile(latencies, 0.99).Seconds()*1e6)
+	into.add(figureServerCPU, s.daemon.Seconds()*1e6/n)
+	into.add(figureClientCPU, s.own.Seconds()*1e6/n)
+	into.add(figureMallocs, (after[seriesMallocs]-before[seriesMallocs])/n)
+	into.add(figureOthers, s.others*100)
+	return nil
+}
+
+// quantile of sorted durations.
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+}
+
+// callLoad lets callers call one device after another over keep-alive connections until the time is over, and returns
+// how long each call took. A call that does not succeed ends it.
+func callLoad(ctx context.Context, d *daemon, callers, devices int, duration time.Duration) ([]time.Duration, error) {
+	api, err := url.Parse(d.api)
+	if err != nil {
+		return nil, err
+	}
+	var sequence atomic.Int64
+	parts := make([][]time.Duration, callers)
+	stop := time.Now().Add(duration)
+	err = inParallel(callers, callers, func() (func(k int) error, func(), error) {
+		c, err := net.Dial("tcp", api.Host)
+		if err != nil {
+			return nil, nil, err
+		}
+		caller := caller{conn: c, br: bufio.NewReaderSize(c, 4096), head: " HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer " + d.token +
+			"\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(len(callBody)) + "\r\n\r\n" + callBody}
+		return func(k int) error {
+			for time.Now().Before(stop) && ctx.Err() == nil {
+				begun := time.Now()
+				if err := caller.call(int(sequence.Add(1)) % devices); err != nil {
+					return err
+				}
+				parts[k] = append(parts[k], time.Since(begun))
+			}
+			return ctx.Err()
+		}, func() { _ = c.Close() }, nil
+	})
+	return slices.Concat(parts...), err
+}
+
+const callBody = `{"arguments":{"volume":50}}`
+
+var callSuccess = []byte(`"isError":false`)
+
+type caller struct {
+	conn    net.Conn
+	br      *bufio.Reader
+	head    string // what follows the path
+	request []byte
+}
+
+func (c *caller) call(device int) error {
+	c.request = append(c.request[:0], "POST /v1/devices/"...)
+	c.request = append(c.request, deviceID(device)...)
+	c.request = append(c.request, "/tools/"+toolSetVolume+"/call"...)
+	c.request = append(c.request, c.head...)
+	if _, err := c.conn.Write(c.request); err != nil {
+		return err
+	}
+	status, body, err := readResponse(c.br)
+	if err != nil {
+		return fmt.Errorf("call: %w", err)
+	}
+	if status != 200 || !bytes.Contains(body, callSuccess) {
+		return fmt.Errorf("call: status %d, %.300q", status, body)
+	}
+	return nil
+}

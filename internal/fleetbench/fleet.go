@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// fleet is the devices of one run. A device is a number; its firmware is that number modulo the number of lists.
+type fleet struct {
+	address string // of the node's device side
+	lists   [][]string
+	tokens  []string
+
+	mu    sync.Mutex
+	conns []net.Conn
+	live  sync.WaitGroup
+	lost  atomic.Int64 // connections that ended before close
+	ended atomic.Bool
+}
+
+// dialers is how many devices connect at the same time.
+const dialers = 64
+
+func deviceID(i int) string { return fmt.Sprintf("02:00:00:%02x:%02x:%02x", i>>16, i>>8&255, i&255) }
+
+func clientID(i int) string { return fmt.Sprintf("36c98363-3656-43cb-a00f-%012x", i) }
+
+// newFleet makes n devices members, by the check that a device makes at boot; the answer gives its token.
+func newFleet(ctx context.Context, d *daemon, n int, lists [][]string) (*fleet, error) {
+	f := &fleet{address: d.device, lists: lists, tokens: make([]string, n)}
+	return f, inParallel(16, n, func() (func(i int) error, func(), error) {
+		c, err := dial(ctx, f.address, 0)
+		if err != nil {
+			return nil, nil, err
+		}
+		br := bufio.NewReaderSize(c, 8192)
+		return func(i int) error { return f.check(c, br, i) }, func() { _ = c.Close() }, nil
+	})
+}
+
+var tokenMark = []byte(`"token":"`)
+
+func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
+	firmware := i % len(f.lists)
+	body := fmt.Sprintf(`{"version":2,"language":"en-US","flash_size":16777216,"minimum_free_heap_size":"8318916","mac_address":"%s",`+
+		`"uuid":"%s","chip_model_name":"esp32s3","chip_info":{"model":9,"cores":2,"revision":2,"features":18},`+
+		`"application":{"name":"xiaozhi","version":"2.%d.0","compile_time":"Jul  9 2026T10:00:00Z","idf_version":"v5.5.2","elf_sha256":"%064x"},`+
+		`"partition_table":[],"ota":{"label":"ota_0"},"board":{"type":"bread-compact-wifi","name":"bread-compact-wifi","ssid":"bench","rssi":-50,`+
+		`"channel":1,"ip":"127.0.0.1","mac":"%s"}}`, deviceID(i), clientID(i), firmware, firmware+1, deviceID(i))
+	request := fmt.Sprintf("POST /xiaozhi/ota/ HTTP/1.1\r\nHost: bench\r\nDevice-Id: %s\r\nClient-Id: %s\r\nUser-Agent: bread-compact-wifi/2.%d.0\r\n"+
+		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", deviceID(i), clientID(i), firmware, len(body), body)
+	if _, err := c.Write([]byte(request)); err != nil {
+		return err
+	}
+	status, answer, err := readResponse(br)
+	if err != nil {
+		return fmt.Errorf("OTA check: %w", err)
+	}
+	_, rest, found := bytes.Cut(answer, tokenMark)
+	token, _, ended := bytes.Cut(rest, []byte(`"`))
+	if status != 200 || !found || !ended {
+		return fmt.Errorf("OTA check: status %d, no token in %.300q", status, answer)
+	}
+	f.tokens[i] = string(token)
+	return nil
+}
+
+var helloFrame = appendFrame(nil, opText, []byte(`{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket",`+
+	`"audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`))
+
+// connect brings devices from (included) to to (excluded) from dial to the last page of their tools, and returns how
+// long each took. Live devices then go on answering; the others fall silent, which the daemon notices after a minute.
+func (f *fleet) connect(ctx context.Context, from, to int, live bool) ([]time.Duration, error) {
+	took := make([]time.Duration, to-from)
+	err := inParallel(dialers, to-from, func() (func(i int) error, func(), error) {
+		w := dancer{br: bufio.NewReaderSize(nil, 4096), buf: make([]byte, 4096)}
+		return func(i int) error {
+			begun := time.Now()
+			c, err := w.dance(ctx, f, from+i)
+			if err != nil {
+				return fmt.Errorf("device %s: %w", deviceID(from+i), err)
+			}
+			took[i] = time.Since(begun)
+			f.keep(c, live)
+			return nil
+		}, func() {}, nil
+	})
+	return took, err
+}
+
+// keep notes a connection, and lets it answer if live.
+func (f *fleet) keep(c net.Conn, live bool) {
+	f.mu.Lock()
+	f.conns = append(f.conns, c)
+	f.mu.Unlock()
+	if !live {
+		return
+	}
+	f.live.Go(func() {
+		answerCalls(c)
+		if !f.ended.Load() {
+			f.lost.Add(1)
+		}
+	})
+}
+
+// close ends all connections. An error says that some had ended before.
+func (f *fleet) close() error {
+	f.ended.Store(true)
+	f.mu.Lock()
+	for _, c := range f.conns {
+		_ = c.Close() // it served its purpose
+	}
+	f.mu.Unlock()
+	f.live.Wait()
+	if n := f.lost.Load(); n > 0 {
+		return fmt.Errorf("%d devices lost their connection during the run", n)
+	}
+	return nil
+}
+
+// inParallel does n numbered things with some workers. make prepares a worker and names what it does and how it ends.
+func inParallel(workers, n int, make func() (do func(i int) error, end func(), err error)) error {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	var once sync.Once
+	var first error
+	fail := func(err error) {
+		once.Do(func() { first = err })
+		next.Store(int64(n))
+	}
+	for range min(workers, n) {
+		wg.Go(func() {
+			do, end, err := make()
+			if err != nil {
+				fail(err)
+				return
+			}
+			defer end()
+			for i := int(next.Add(1) - 1); i < n; i = int(next.Add(1) - 1) {
+				if err := do(i); err != nil {
+					fail(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return first
+}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"strconv"
+	"time"
+)
+
+// Figures of idle devices.
+const (
+	figureResident   = "RSS per device, KB"
+	figureAsIs       = "RSS per device with what the heap keeps in reserve, KB"
+	figureHeap       = "heap per device, KB"
+	figureStack      = "stack per device, KB"
+	figureGoroutines = "goroutines per device"
+)
+
+var idleWanted = []wanted{{figure: figureResident, before: "after GC ", after: " B", scale: 1e-3}}
+
+func idleLines(kilobytes float64) []line {
+	return []line{
+		{name: figureResident, precision: 2, goal: &goal{Value: kilobytes}}, {name: figureAsIs, precision: 2},
+		{name: figureHeap, precision: 2}, {name: figureStack, precision: 2},
+		{name: figureGoroutines, precision: 4, goal: &goal{Value: 1}},
+	}
+}
+
+// variant is a way to run the daemon.
+type variant struct {
+	name, title string
+	kilobytes   float64 // goal per idle device
+	postgres    bool
+	nats        bool // external
+}
+
+// measureIdle measures what an idle device costs: the slope between two numbers of ready devices.
+func (b *bench) measureIdle(ctx context.Context) error {
+	variants := []variant{{name: "idle-embedded", title: "SQLite and NATS embedded", kilobytes: 12.5}}
+	if b.postgres != nil {
+		variants = append(variants, variant{name: "idle-external", title: "external NATS and Postgres", kilobytes: 9.5, postgres: true, nats: true})
+	}
+	arguments := []string{"-n", strconv.Itoa(b.opt.idleHigh - b.opt.idleLow), "-mode", "tuned"}
+	fleetd, baseline := make([]samples, len(variants)), samples{}
+	for i := range fleetd {
+		fleetd[i] = samples{}
+	}
+	for run := range b.opt.runs {
+		if b.baselines != nil {
+			if err := b.baselines.measure(ctx, baseline, idleWanted, "wsidle", arguments...); err != nil {
+				return err
+			}
+		}
+		for i, v := range variants {
+			if err := b.idleRun(ctx, run, v, fleetd[i]); err != nil {
+				return fmt.Errorf("%s, run %d: %w", v.name, run+1, err)
+			}
+			b.progress(v.name, run, fleetd[i], baseline, figureResident)
+		}
+	}
+	for i, v := range variants {
+		m := measurement{Name: v.name, Title: fmt.Sprintf("Idle devices, %d to %d, %s", b.opt.idleLow, b.opt.idleHigh, v.title)}
+		if b.baselines != nil {
+			m.Baseline = commandLine("wsidle", arguments)
+		}
+		m.tabulate(fleetd[i], baseline, idleLines(v.kilobytes))
+		b.add(m)
+	}
+	return nil
+}
+
+// state is what a number of idle devices costs the daemon.
+type state struct {
+	resident float64 // as the kernel says
+	kept     float64 // of it, freed memory that the runtime has not given back
+	heap     float64
+	stack    float64
+	routines float64
+}
+
+func (b *bench) idleRun(ctx context.Context, run int, v variant, into samples) (err error) {
+	lists, err := toolLists(true)
+	if err != nil {
+		return err
+	}
+	d, stop, err := b.start(ctx, v)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	f, err := newFleet(ctx, d, b.opt.idleHigh, lists)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.close()) }()
+	if _, err := f.connect(ctx, 0, b.opt.idleLow, true); err != nil {
+		return err
+	}
+	low, _, err := b.settled(ctx, d, b.opt.idleLow)
+	if err != nil {
+		return err
+	}
+	if _, err := f.connect(ctx, b.opt.idleLow, b.opt.idleHigh, true); err != nil {
+		return err
+	}
+	high, s, err := b.settled(ctx, d, b.opt.idleHigh)
+	if err != nil {
+		return err
+	}
+	if file := b.profileFile(v.name+"-heap", run); file != "" {
+		if err := d.save(ctx, "/debug/pprof/heap?gc=1", file); err != nil {
+			return err
+		}
+	}
+	n := float64(b.opt.idleHigh - b.opt.idleLow)
+	into.add(figureResident, (high.resident-high.kept-low.resident+low.kept)/n/1000)
+	into.add(figureAsIs, (high.resident-low.resident)/n/1000)
+	into.add(figureHeap, (high.heap-low.heap)/n/1000)
+	into.add(figureStack, (high.stack-low.stack)/n/1000)
+	into.add(figureGoroutines, (high.routines-low.routines)/n)
+	into.add(figureOthers, s.others*100)
+	return nil
+}
+
+// settled waits until n devices are ready and everything about them is written, collects garbage and reads what is
+// left. The runtime keeps freed pages for its next heap cycle, as many again as are in use, so the resident size alone
+// says more about the collector than about devices: what it keeps is told apart. A goroutine that only serves this
+// moment may be alive, so the lowest count of some is taken.
+func (b *bench) settled(ctx context.Context, d *daemon, n int) (state, spent, error) {
+	meter, err := startMeter(d.pid())
+	if err != nil {
+		return state{}, spent{}, err
+	}
+	if err := errors.Join(d.awaitReady(ctx, n, b.opt.limitReady), d.awaitQuiet(ctx, startLimit)); err != nil {
+		return state{}, spent{}, err
+	}
+	select {
+	case <-ctx.Done():
+		return state{}, spent{}, ctx.Err()
+	case <-time.After(b.opt.settle):
+	}
+	if err := d.collect(ctx); err != nil {
+		return state{}, spent{}, err
+	}
+	x := state{routines: math.Inf(1)}
+	for i := range 20 {
+		resident, err := residentSize(d.cmd.Process.Pid)
+		if err != nil {
+			return state{}, spent{}, err
+		}
+		m, err := d.metrics(ctx)
+		if err != nil {
+			return state{}, spent{}, err
+		}
+		if i == 0 {
+			x.resident, x.kept, x.heap, x.stack = float64(resident), m[seriesIdle]-m[seriesReleased], m[seriesHeap], m[seriesStack]
+		}
+		x.routines = min(x.routines, m[seriesGoroutines])
+		time.Sleep(10 * time.Millisecond)
+	}
+	s, err := meter.stop(runtime.NumCPU())
+	return x, s, err
+}

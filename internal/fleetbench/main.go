@@ -1,0 +1,271 @@
+// Command fleetbench measures fleetd: tool calls over REST, what an idle device costs, and how fast a fleet connects.
+//
+//	make bench                                  everything, fleetd alone
+//	make bench BENCH="-baselines DIR"           beside the baseline programs in DIR, pair by pair
+//	make bench BENCH="-only call -profile DIR"  one measurement, with CPU profiles
+//
+// It runs the real program with a data directory, ports, NATS subjects and a database of its own, and removes all of
+// them. Load and server share the machine's processors, as the baselines do, so figures of different machines do not
+// compare, and ratios within one run do. It needs Linux, whose /proc it reads; Postgres is taken from
+// FLEETD_TEST_POSTGRES, else from the local machine, else its variants are left out and the report says so.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// options are the flags.
+type options struct {
+	program, baselines  string
+	only                []string
+	runs                int
+	duration            time.Duration
+	callers, devices    int
+	idleLow, idleHigh   int
+	settle              time.Duration
+	storm               int
+	embedded            bool
+	jsonFile, mdFile    string
+	profiles            string
+	limit, limitReady   time.Duration
+	baselineEnvironment string
+}
+
+// measurements, in the order in which they run.
+var measurements = []string{"call", "idle", "storm"}
+
+// reserveFiles are what a process needs beside one file per device.
+const reserveFiles = 500
+
+func parseOptions(arguments []string, environ func(string) string, stderr io.Writer) (options, error) {
+	o := options{baselineEnvironment: "FLEETD_BENCH_BASELINES", limitReady: time.Minute}
+	only := ""
+	flags := flag.NewFlagSet("fleetbench", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&o.program, "fleetd", "bin/fleetd", "the program to measure")
+	flags.StringVar(&o.baselines, "baselines", environ(o.baselineEnvironment), "`directory` of the baseline programs (also "+o.baselineEnvironment+"); empty: fleetd alone")
+	flags.StringVar(&only, "only", strings.Join(measurements, ","), "what to measure, comma-separated")
+	flags.IntVar(&o.runs, "runs", 5, "repetitions of each measurement")
+	flags.DurationVar(&o.duration, "d", 5*time.Second, "measured time of one run of calls")
+	flags.IntVar(&o.callers, "callers", 64, "concurrent callers")
+	flags.IntVar(&o.devices, "devices", 1000, "devices that are called")
+	flags.IntVar(&o.idleLow, "idle-low", 5000, "idle devices at the first reading")
+	flags.IntVar(&o.idleHigh, "idle-high", 15000, "idle devices at the second reading")
+	flags.DurationVar(&o.settle, "settle", 2*time.Second, "rest before a reading of idle devices")
+	flags.IntVar(&o.storm, "storm", 15000, "devices of the connect storm")
+	flags.BoolVar(&o.embedded, "embedded", false, "leave the variants with external services out")
+	flags.StringVar(&o.jsonFile, "json", "", "write the report as JSON to this `file`")
+	flags.StringVar(&o.mdFile, "md", "", "write the tables as Markdown to this `file`")
+	flags.StringVar(&o.profiles, "profile", "", "save CPU profiles of calls and storm and heap profiles of idle devices in this `directory`")
+	flags.DurationVar(&o.limit, "limit", 45*time.Minute, "end the whole run after this time")
+	if err := flags.Parse(arguments); err != nil {
+		return o, err
+	}
+	o.only = strings.Split(only, ",")
+	for _, name := range o.only {
+		if !slices.Contains(measurements, name) {
+			return o, fmt.Errorf("-only has %q; there are %s", name, strings.Join(measurements, ", "))
+		}
+	}
+	if flags.NArg() > 0 {
+		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow {
+		return o, errors.New("-runs, -callers, -devices, -storm and -idle-low must be positive, -idle-high above -idle-low")
+	}
+	return o, nil
+}
+
+// fit reduces the numbers of devices to what the file limit allows, keeping proportions, and says what it did.
+func (o *options) fit(files int) (changes []string) {
+	most := max(1, files-reserveFiles)
+	if o.storm > most {
+		changes = append(changes, fmt.Sprintf("storm with %d devices instead of %d", most, o.storm))
+		o.storm = most
+	}
+	if o.idleHigh > most {
+		changes = append(changes, fmt.Sprintf("idle devices up to %d instead of %d", most, o.idleHigh))
+		o.idleLow, o.idleHigh = most*o.idleLow/o.idleHigh, most
+	}
+	if o.devices > most {
+		changes = append(changes, fmt.Sprintf("calls to %d devices instead of %d", most, o.devices))
+		o.devices = most
+	}
+	for i := range changes {
+		changes[i] += fmt.Sprintf(": the open-file limit is %d", files)
+	}
+	return changes
+}
+
+// bench is one run of this program.
+type bench struct {
+	opt       options
+	baselines *baselines // nil: none
+	postgres  *postgres  // nil: none
+	nats      external   // only if postgres is there
+	report    report
+	out       io.Writer
+}
+
+func main() {
+	if len(os.Args) == 3 && os.Args[1] == natsCommand {
+		exitOn(serveNATS(os.Args[2]))
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	exitOn(err)
+}
+
+func exitOn(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "fleetbench:", err)
+		os.Exit(1)
+	}
+}
+
+// run measures what the arguments ask for and prints the tables. Whatever happens, what it started is stopped.
+func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err error) {
+	o, err := parseOptions(arguments, os.Getenv, stderr)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, o.limit, fmt.Errorf("the limit of %v is over (-limit)", o.limit))
+	defer cancel()
+	b := &bench{opt: o, out: stderr}
+	for _, change := range b.opt.fit(fileLimit()) {
+		b.report.LeftOut = append(b.report.LeftOut, change)
+		fmt.Fprintln(stderr, change)
+	}
+	version, err := exec.CommandContext(ctx, o.program, "version").Output()
+	if err != nil {
+		return fmt.Errorf("%s version (run `make build` first): %w", o.program, err)
+	}
+	first, _, _ := strings.Cut(string(version), "\n")
+	b.report.Time, b.report.Version, b.report.Machine, b.report.Runs = time.Now().UTC(), first, machine(), o.runs
+	b.report.Profiled = o.profiles != ""
+	dir, err := os.MkdirTemp("", "fleetbench")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if b.baselines, err = buildBaselines(ctx, o.baselines, dir); err != nil {
+		return err
+	}
+	if b.baselines == nil {
+		b.leaveOut("the baselines: no directory is given (-baselines, " + o.baselineEnvironment + ")")
+	}
+	if !o.embedded {
+		if err := b.services(ctx); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, b.nats.stop()) }()
+	}
+	if o.profiles != "" {
+		if err := os.MkdirAll(o.profiles, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, name := range o.only {
+		measure := map[string]func(context.Context) error{"call": b.measureCalls, "idle": b.measureIdle, "storm": b.measureStorm}[name]
+		if err := measure(ctx); err != nil {
+			return err
+		}
+	}
+	return errors.Join(b.report.markdown(stdout), b.report.save(o.jsonFile, o.mdFile))
+}
+
+func (b *bench) leaveOut(what string) {
+	b.report.LeftOut = append(b.report.LeftOut, what)
+	fmt.Fprintln(b.out, "left out:", what)
+}
+
+// services finds what the external variants need.
+func (b *bench) services(ctx context.Context) error {
+	b.nats.stop = func() error { return nil }
+	p, err := findPostgres(ctx)
+	if err != nil {
+		b.leaveOut("variants with Postgres: " + err.Error())
+		return nil
+	}
+	b.postgres = p
+	if slices.Contains(b.opt.only, "idle") {
+		b.nats, err = startNATS(ctx)
+	}
+	return err
+}
+
+// start runs the daemon as the variant says. stop removes everything it left.
+func (b *bench) start(ctx context.Context, v variant) (d *daemon, stop func() error, err error) {
+	prefix := "bench" + randomName()
+	settings := []string{"--nats-prefix", prefix}
+	var steps []func() error
+	stop = func() (err error) {
+		for _, step := range slices.Backward(steps) {
+			err = errors.Join(err, step())
+		}
+		return err
+	}
+	if v.postgres {
+		database, drop, err := b.postgres.create(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		steps = append(steps, drop)
+		settings = append(settings, "--database", database)
+	}
+	if v.nats {
+		steps = append(steps, func() error { return b.nats.removeStreams(ctx, prefix) })
+		settings = append(settings, "--nats", b.nats.url)
+	}
+	if d, err = startDaemon(ctx, b.opt.program, settings...); err != nil {
+		return nil, nil, errors.Join(err, stop())
+	}
+	steps = append(steps, d.stop)
+	return d, stop, nil
+}
+
+func (b *bench) add(m measurement) { b.report.Measurements = append(b.report.Measurements, m) }
+
+// profileFile names the profile of one run, empty if none is wanted.
+func (b *bench) profileFile(name string, run int) string {
+	if b.opt.profiles == "" {
+		return ""
+	}
+	return filepath.Join(b.opt.profiles, fmt.Sprintf("%s-%d.pprof", name, run+1))
+}
+
+// progress says what the last run of one figure was.
+func (b *bench) progress(name string, run int, fleetd, baseline samples, figure string) {
+	last := func(s samples, figure string) float64 {
+		if v := s[figure]; len(v) > 0 {
+			return v[len(v)-1]
+		}
+		return 0
+	}
+	fmt.Fprintf(b.out, "%s run %d: fleetd %.5g %s (others took %.0f %%)", name, run+1, last(fleetd, figure), figure, last(fleetd, figureOthers))
+	if base := last(baseline, figure); base > 0 {
+		fmt.Fprintf(b.out, ", baseline %.5g (others %.0f %%), ratio %.2f", base, last(baseline, figureOthers), last(fleetd, figure)/base)
+	}
+	fmt.Fprintln(b.out)
+}
+
+func commandLine(name string, arguments []string) string {
+	return name + " " + strings.Join(arguments, " ")
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// tick is the unit of CPU time in /proc: 1/100 s on every Linux port of Go.
+const tick = 10 * time.Millisecond
+
+// processCPU is the user and system time that a process has used, to the tick. With reaped, the time of its children
+// that have ended is added. pid is a number or "self".
+func processCPU(pid string, reaped bool) (time.Duration, error) {
+	content, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return 0, fmt.Errorf("CPU time of a process (fleetbench needs Linux's /proc): %w", err)
+	}
+	// The name before the last parenthesis may hold anything; utime is the 14th field, the third being the first behind it.
+	fields := strings.Fields(string(content[strings.LastIndexByte(string(content), ')')+1:]))
+	if len(fields) < 15 {
+		return 0, fmt.Errorf("/proc/%s/stat has %d fields", pid, len(fields))
+	}
+	last := 12
+	if reaped {
+		last = 14
+	}
+	return sumTicks(fields[11 : last+1])
+}
+
+// machineCPU is the time that all processors have spent doing anything.
+func machineCPU() (time.Duration, error) {
+	content, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, fmt.Errorf("CPU time of the machine: %w", err)
+	}
+	line, _, _ := strings.Cut(string(content), "\n")
+	fields := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, fmt.Errorf("/proc/stat begins with %q", line)
+	}
+	return sumTicks([]string{fields[1], fields[2], fields[3], fields[6], fields[7], fields[8]})
+}
+
+func sumTicks(fields []string) (time.Duration, error) {
+	sum := int64(0)
+	for _, f := range fields {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("ticks: %w", err)
+		}
+		sum += n
+	}
+	return time.Duration(sum) * tick, nil
+}
+
+// residentSize is the resident set of a process in bytes.
+func residentSize(pid int) (int64, error) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, fmt.Errorf("resident size: %w", err)
+	}
+	for line := range strings.Lines(string(content)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmRSS:" {
+			n, err := strconv.ParseInt(f[1], 10, 64)
+			return n << 10, err
+		}
+	}
+	return 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
+}
+
+// meter measures CPU time over a period: the daemon's, this program's, and what other programs took meanwhile, which
+// tells how far the figures of that period can be trusted.
+type meter struct {
+	pid                  string // of the daemon; empty for none
+	started              time.Time
+	daemon, own, machine time.Duration
+}
+
+// spent is what a meter saw.
+type spent struct {
+	wall, daemon, own time.Duration
+	others            float64 // share of the machine that other programs took, 0 to 1
+}
+
+func startMeter(daemon string) (meter, error) {
+	m := meter{pid: daemon, started: time.Now()}
+	err := m.read()
+	return m, err
+}
+
+func (m *meter) read() (err error) {
+	if m.pid != "" {
+		if m.daemon, err = processCPU(m.pid, false); err != nil {
+			return err
+		}
+	}
+	if m.own, err = processCPU("self", true); err != nil {
+		return err
+	}
+	m.machine, err = machineCPU()
+	return err
+}
+
+func (m *meter) stop(processors int) (spent, error) {
+	now := *m
+	err := now.read()
+	s := spent{wall: time.Since(m.started), daemon: now.daemon - m.daemon, own: now.own - m.own}
+	rest := now.machine - m.machine - s.daemon - s.own
+	s.others = max(0, rest.Seconds()/(s.wall.Seconds()*float64(processors)))
+	return s, err
+}

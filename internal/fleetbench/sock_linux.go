@@ -1,0 +1,32 @@
+package main
+
+import (
+	"os/exec"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// lateBind lets the kernel choose the source port at connect time, so that a bound source address does not reserve the
+// port for itself alone.
+func lateBind(_, _ string, c syscall.RawConn) error {
+	var err error
+	if outer := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+	}); outer != nil {
+		return outer
+	}
+	return err
+}
+
+// dieWithParent ends the child if this program is killed.
+func dieWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+
+// fileLimit is how many files a process may open; Go raises its own limit, and so the daemon's, to the hard one.
+func fileLimit() int {
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
+		return 1024
+	}
+	return int(min(limit.Max, 1<<20))
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// Figures of a connect storm.
+const (
+	figureDevices   = "devices/s"
+	figureDeviceP99 = "p99 from dial to last page, ms"
+	figureDeviceCPU = "server CPU per device, µs"
+	figureLoadCPU   = "load CPU per device, µs"
+	figureSettle    = "rows and events written after the last, ms"
+	figureStored    = "devices/s until rows and events are written"
+)
+
+var stormWanted = []wanted{
+	{figure: figureDevices, before: ": ", after: " devices/s"},
+	{figure: figureDeviceP99, before: "p99 ", after: " ms"},
+	{figure: figureDeviceCPU, before: "server cpu ", after: " us/device"},
+	{figure: figureLoadCPU, before: "client cpu ", after: " us"},
+}
+
+var stormLines = []line{
+	{name: figureDevices, goal: &goal{Ratio: 0.65}}, {name: figureDeviceP99, precision: 1}, {name: figureDeviceCPU},
+	{name: figureLoadCPU}, {name: figureSettle}, {name: figureStored},
+}
+
+// measureStorm measures how fast a fleet whose tool lists are known gets from dial to ready.
+func (b *bench) measureStorm(ctx context.Context) error {
+	variants := []variant{{name: "storm-sqlite", title: "SQLite"}}
+	if b.postgres != nil {
+		variants = append(variants, variant{name: "storm-postgres", title: "Postgres", postgres: true})
+	}
+	arguments := []string{"-n", strconv.Itoa(b.opt.storm), "-parse", "hash", "-store", "mem"}
+	fleetd, baseline := make([]samples, len(variants)), samples{}
+	for i := range fleetd {
+		fleetd[i] = samples{}
+	}
+	for run := range b.opt.runs {
+		if b.baselines != nil {
+			if err := b.baselines.measure(ctx, baseline, stormWanted, "storm", arguments...); err != nil {
+				return err
+			}
+		}
+		for i, v := range variants {
+			if err := b.stormRun(ctx, run, v, fleetd[i]); err != nil {
+				return fmt.Errorf("%s, run %d: %w", v.name, run+1, err)
+			}
+			b.progress(v.name, run, fleetd[i], baseline, figureDevices)
+		}
+	}
+	for i, v := range variants {
+		m := measurement{Name: v.name, Title: fmt.Sprintf("Connect storm: %d devices, %d at a time, %d known tool lists, %s", b.opt.storm, dialers, firmwares, v.title)}
+		if b.baselines != nil {
+			m.Baseline = commandLine("storm", arguments)
+		}
+		m.tabulate(fleetd[i], baseline, stormLines)
+		b.add(m)
+	}
+	return nil
+}
+
+func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) (err error) {
+	lists, err := toolLists(false)
+	if err != nil {
+		return err
+	}
+	d, stop, err := b.start(ctx, v)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	// The first devices, one of each firmware, make the lists known.
+	n := b.opt.storm
+	f, err := newFleet(ctx, d, firmwares+n, lists)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.close()) }()
+	if _, err := f.connect(ctx, 0, firmwares, false); err != nil {
+		return err
+	}
+	if err := errors.Join(d.awaitReady(ctx, firmwares, startLimit), d.awaitQuiet(ctx, startLimit), d.collect(ctx)); err != nil {
+		return err
+	}
+	saved := d.profile(ctx, b.profileFile(v.name, run), 1+n/5000)
+	meter, err := startMeter(d.pid())
+	if err != nil {
+		return err
+	}
+	took, err := f.connect(ctx, firmwares, firmwares+n, false)
+	if err != nil {
+		return err
+	}
+	if err := d.awaitReady(ctx, firmwares+n, b.opt.limitReady); err != nil {
+		return err
+	}
+	s, err := meter.stop(runtime.NumCPU())
+	if err != nil {
+		return err
+	}
+	ready := time.Now()
+	if err := d.awaitQuiet(ctx, b.opt.limitReady); err != nil {
+		return err
+	}
+	written := time.Since(ready)
+	slices.Sort(took)
+	into.add(figureDevices, float64(n)/s.wall.Seconds())
+	into.add(figureDeviceP99, quantile(took, 0.99).Seconds()*1e3)
+	into.add(figureDeviceCPU, s.daemon.Seconds()*1e6/float64(n))
+	into.add(figureLoadCPU, s.own.Seconds()*1e6/float64(n))
+	into.add(figureSettle, written.Seconds()*1e3)
+	into.add(figureStored, float64(n)/(s.wall+written).Seconds())
+	into.add(figureOthers, s.others*100)
+	return saved()
+}

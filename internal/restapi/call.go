@@ -1,0 +1,309 @@
+package restapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+const (
+	pathCall = "/v1/devices/{device}/tools/{tool}/call"
+	pathMCP  = "/v1/devices/{device}/mcp"
+)
+
+// caller is what the core's log calls whoever comes this way.
+const caller = "rest"
+
+func (s *Server) callRoutes() {
+	s.mux.HandleFunc("POST "+pathCall, s.call)
+	s.mux.HandleFunc("POST "+pathMCP, s.mcp)
+}
+
+// exchange holds what one request and its answer are made of. Nothing of it
+// is referred to once the handler has returned.
+type exchange struct{ in, out []byte }
+
+var exchanges = sync.Pool{New: func() any { return &exchange{in: make([]byte, 0, 2048), out: make([]byte, 0, 2048)} }}
+
+// maxPooled is the largest buffer kept for the next request.
+const maxPooled = 2 * BodyLimit
+
+func (x *exchange) free() {
+	if cap(x.in) <= maxPooled && cap(x.out) <= maxPooled {
+		exchanges.Put(x)
+	}
+}
+
+var errTooLarge = newProblem(&devices.Error{Code: devices.CodeTooLarge, Detail: "a request body may have " + strconv.Itoa(BodyLimit) + " bytes"})
+
+// read reads the whole body: only then does net/http notice that the client
+// goes away.
+func (x *exchange) read(r *http.Request) error {
+	if r.ContentLength > BodyLimit {
+		return errTooLarge
+	}
+	x.in = x.in[:0]
+	for {
+		if len(x.in) == cap(x.in) {
+			x.in = append(x.in, 0)[:len(x.in)]
+		}
+		n, err := r.Body.Read(x.in[len(x.in):cap(x.in)])
+		x.in = x.in[:len(x.in)+n]
+		switch {
+		case len(x.in) > BodyLimit:
+			return errTooLarge
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return badRequest("the body broke off: " + err.Error())
+		}
+	}
+}
+
+// send answers 200 with x.out.
+func (x *exchange) send(w http.ResponseWriter) {
+	h := w.Header()
+	h["Content-Type"] = valueJSON
+	if len(x.out) > 2048 { // net/http counts shorter ones itself
+		h.Set("Content-Length", strconv.Itoa(len(x.out)))
+	}
+	_, _ = w.Write(x.out) // the client is gone if this fails
+}
+
+// callRequest is the body of a tool call. It points into the bytes it was
+// decoded from.
+type callRequest struct {
+	arguments []byte // a JSON object, or nil
+	timeout   string
+}
+
+// decodeCall reads a tool call strictly. No bytes at all are a call without
+// arguments.
+func decodeCall(body []byte) (c callRequest, err error) {
+	var seen [2]bool
+	err = members(body, func(key, value []byte) error {
+		switch string(key) {
+		case "arguments":
+			if c.arguments, err = object(value, "arguments"); err != nil {
+				return err
+			}
+			return once(&seen[0], "arguments")
+		case "timeout":
+			if c.timeout, err = text(value, "timeout"); err != nil {
+				return err
+			}
+			return once(&seen[1], "timeout")
+		}
+		return unknownMember(key, "arguments, timeout")
+	})
+	return c, err
+}
+
+// rpcRequest is the body of a raw request.
+type rpcRequest struct {
+	method  string
+	params  []byte // a JSON object, or nil
+	timeout string
+}
+
+func decodeRPC(body []byte) (c rpcRequest, err error) {
+	var seen [3]bool
+	err = members(body, func(key, value []byte) error {
+		switch string(key) {
+		case "method":
+			if c.method, err = text(value, "method"); err != nil {
+				return err
+			}
+			return once(&seen[0], "method")
+		case "params":
+			if c.params, err = object(value, "params"); err != nil {
+				return err
+			}
+			return once(&seen[1], "params")
+		case "timeout":
+			if c.timeout, err = text(value, "timeout"); err != nil {
+				return err
+			}
+			return once(&seen[2], "timeout")
+		}
+		return unknownMember(key, "method, params, timeout")
+	})
+	return c, err
+}
+
+// members calls f for every member of the object in body.
+func members(body []byte, f func(key, value []byte) error) error {
+	if len(bytes.TrimSpace(body)) == 0 {
+		return nil
+	}
+	walk := jsonspan.Object(body)
+	for walk.Next() {
+		if err := f(walk.Key(), walk.Value()); err != nil {
+			return err
+		}
+	}
+	switch err := walk.Err(); {
+	case errors.Is(err, jsonspan.ErrType):
+		return badRequest("the body must be a JSON object")
+	case err != nil:
+		return badRequest("the body is not usable: " + err.Error())
+	}
+	return nil
+}
+
+func once(seen *bool, name string) error {
+	if *seen {
+		return badRequest(name + " is given twice")
+	}
+	*seen = true
+	return nil
+}
+
+func unknownMember(key []byte, known string) error {
+	return badRequest("the body has no member " + strconv.Quote(string(key)) + "; it takes " + known)
+}
+
+func object(value []byte, name string) ([]byte, error) {
+	switch jsonspan.KindOf(value) {
+	case jsonspan.KindObject:
+		return value, nil
+	case jsonspan.KindNull:
+		return nil, nil
+	}
+	return nil, badRequest(name + " must be a JSON object")
+}
+
+func text(value []byte, name string) (string, error) {
+	t, ok := jsonspan.String(value)
+	if !ok {
+		return "", badRequest(name + " must be a string")
+	}
+	return t, nil
+}
+
+// call is the hot path: one tool call.
+func (s *Server) call(w http.ResponseWriter, r *http.Request) {
+	x := exchanges.Get().(*exchange)
+	defer x.free()
+	if err := s.runCall(x, r); err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	x.send(w)
+}
+
+func (s *Server) runCall(x *exchange, r *http.Request) error {
+	id, err := parseDevice(r.PathValue("device"))
+	if err != nil {
+		return err
+	}
+	if err := x.read(r); err != nil {
+		return err
+	}
+	req, err := decodeCall(x.in)
+	if err != nil {
+		return err
+	}
+	c := devices.ToolCall{Device: id, Tool: r.PathValue("tool"), Arguments: req.arguments, Caller: caller}
+	timeout, err := parseTimeout(req.timeout, devices.TimeoutFor(c.Tool))
+	if err != nil {
+		return err
+	}
+	if err := s.draining(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	defer cancel()
+	result, err := s.opt.Service.CallTool(ctx, c)
+	if err != nil {
+		return err
+	}
+	x.out = appendResult(x.out[:0], &result)
+	return nil
+}
+
+// appendResult writes the answer to a tool call; content stays as the device
+// sent it.
+func appendResult(dst []byte, r *devices.ToolResult) []byte {
+	dst = append(dst, `{"content":`...)
+	if len(r.Content) == 0 {
+		dst = append(dst, "[]"...)
+	}
+	dst = append(dst, r.Content...)
+	dst = strconv.AppendBool(append(dst, `,"isError":`...), r.IsError)
+	if r.Outcome != "" {
+		dst = jsonspan.AppendString(append(dst, `,"outcome":`...), r.Outcome)
+	}
+	micros := r.Duration / time.Microsecond
+	dst = strconv.AppendFloat(append(dst, `,"duration_ms":`...), float64(micros)/1000, 'f', -1, 64)
+	dst = jsonspan.AppendString(append(dst, `,"node":`...), r.Node)
+	return append(dst, "}\n"...)
+}
+
+// mcp sends any MCP request but initialize.
+func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
+	x := exchanges.Get().(*exchange)
+	defer x.free()
+	if err := s.runRPC(x, r); err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	x.send(w)
+}
+
+func (s *Server) runRPC(x *exchange, r *http.Request) error {
+	id, err := parseDevice(r.PathValue("device"))
+	if err != nil {
+		return err
+	}
+	if err := x.read(r); err != nil {
+		return err
+	}
+	req, err := decodeRPC(x.in)
+	if err != nil {
+		return err
+	}
+	timeout, err := parseTimeout(req.timeout, devices.TimeoutFor(toolOf(req)))
+	if err != nil {
+		return err
+	}
+	if err := s.draining(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	defer cancel()
+	result, err := s.opt.Service.CallRPC(ctx, devices.RPCCall{Device: id, Method: req.method, Params: req.params, Caller: caller})
+	if err != nil {
+		return err
+	}
+	x.out = append(x.out[:0], `{"result":`...)
+	answer := result.Result
+	if answer == nil {
+		x.out = append(x.out[:0], `{"error":`...)
+		answer = result.Error
+	}
+	x.out = append(append(x.out, answer...), "}\n"...)
+	return nil
+}
+
+// toolOf is the tool that a raw request calls, empty if it calls none.
+func toolOf(req rpcRequest) (tool string) {
+	if req.method != "tools/call" {
+		return ""
+	}
+	walk := jsonspan.Object(req.params)
+	for walk.Next() {
+		if string(walk.Key()) == "name" {
+			tool, _ = jsonspan.String(walk.Value())
+		}
+	}
+	return tool
+}

@@ -1,0 +1,195 @@
+package restapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/devices"
+)
+
+// Timing of event streams.
+const (
+	streamTick  = 250 * time.Millisecond // looks for the start, for a drain and for a heartbeat that is due
+	heartbeat   = 15 * time.Second
+	streamWrite = 10 * time.Second // a reader this slow is let go; it can resume
+)
+
+const pathEvents = "/v1/events"
+
+// streamKinds can be asked for; messages are never stored.
+var streamKinds = []devices.EventKind{devices.EventOnline, devices.EventOffline, devices.EventCatalog, devices.EventNotification,
+	devices.EventPhoto, devices.EventPending, devices.EventContested}
+
+func (s *Server) eventRoutes() {
+	s.mux.HandleFunc("GET "+pathEvents, s.events)
+	var kinds []any
+	for _, kind := range streamKinds {
+		kinds = append(kinds, string(kind))
+	}
+	s.describe(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", tag: tagEvents, summary: "Follow events",
+		text: "Server-sent events: id is the sequence in the stream, event the kind, data the payload on one line. With Last-Event-ID the stream " +
+			"resumes behind that event; if some behind it are gone already, it begins with one `gap` event. A comment every 15 s keeps proxies patient.",
+		answer: "Events until the client goes away, reads too slowly, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),
+		"text/event-stream", &huma.Schema{Type: huma.TypeString}),
+		queryParam("device", "Only events of this device."), queryParam("type", "Only events of this kind.", kinds...),
+		queryParam("last_event_id", "As the header, which wins."),
+		&huma.Param{Name: "Last-Event-ID", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
+}
+
+func (s *Server) events(w http.ResponseWriter, r *http.Request) {
+	q, err := eventQuery(r)
+	if err == nil {
+		err = s.draining()
+	}
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	out := &eventStream{w: w, control: http.NewResponseController(w), patience: s.patience}
+	var keeper sync.WaitGroup
+	keeper.Go(func() {
+		defer cancel()
+		out.keep(ctx, s.opt.Draining)
+	})
+	err = s.opt.Events.Follow(ctx, q, out.event)
+	cancel()
+	keeper.Wait()
+	switch {
+	case out.started:
+		_ = out.control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
+	case err != nil:
+		s.fail(w, r, err)
+	}
+}
+
+func eventQuery(r *http.Request) (q devices.EventQuery, err error) {
+	values := r.URL.Query()
+	if device := values.Get("device"); device != "" {
+		if q.Device, err = parseDevice(device); err != nil {
+			return q, err
+		}
+	}
+	if kind := devices.EventKind(values.Get("type")); kind != "" {
+		if !slices.Contains(streamKinds, kind) {
+			return q, badRequest("type must be one of online, offline, catalog, notifications, photo, pending, contested")
+		}
+		q.Kind = kind
+	}
+	last := r.Header.Get("Last-Event-ID")
+	if last == "" {
+		last = values.Get("last_event_id")
+	}
+	if last != "" {
+		if q.After, err = strconv.ParseUint(last, 10, 64); err != nil {
+			return q, badRequest("Last-Event-ID must be an id that this stream sent: a number")
+		}
+	}
+	return q, nil
+}
+
+// eventStream writes one answer from two goroutines: the follower's and its
+// keeper's. Nothing queues: a write that does not pass in time ends it.
+type eventStream struct {
+	control  *http.ResponseController
+	patience time.Duration
+
+	mu      sync.Mutex
+	w       http.ResponseWriter
+	started bool
+	last    time.Time // of a write
+	buf     []byte
+}
+
+// keep starts the answer if the follower has not failed by the first tick,
+// sends heartbeats, and returns once the stream has to end.
+func (e *eventStream) keep(ctx context.Context, draining func() bool) {
+	ticker := time.NewTicker(streamTick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-ticker.C:
+			if draining() || e.beat(now) != nil {
+				return
+			}
+		}
+	}
+}
+
+// beat writes a comment if there is reason to.
+func (e *eventStream) beat(now time.Time) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.started && now.Sub(e.last) < heartbeat {
+		return nil
+	}
+	return e.writeLocked([]byte(":\n\n"))
+}
+
+// event writes one event.
+func (e *eventStream) event(event devices.StreamEvent) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.buf = appendEvent(e.buf[:0], event)
+	return e.writeLocked(e.buf)
+}
+
+var errSlowReader = errors.New("the reader of the event stream is gone or too slow")
+
+func (e *eventStream) writeLocked(b []byte) error {
+	if !e.started {
+		e.started = true
+		h := e.w.Header()
+		h.Set("Content-Type", "text/event-stream; charset=utf-8")
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Accel-Buffering", "no") // or nginx holds events back
+	}
+	e.last = time.Now()
+	if err := e.control.SetWriteDeadline(e.last.Add(e.patience)); err != nil {
+		return err
+	}
+	if _, err := e.w.Write(b); err != nil {
+		return errSlowReader
+	}
+	if err := e.control.Flush(); err != nil {
+		return errSlowReader
+	}
+	return nil
+}
+
+// appendEvent writes an event in the format of the HTML standard, 9.2.6. A
+// line break in a payload is white space of JSON: inside strings it is
+// escaped.
+func appendEvent(dst []byte, e devices.StreamEvent) []byte {
+	if e.Seq > 0 {
+		dst = append(strconv.AppendUint(append(dst, "id: "...), e.Seq, 10), '\n')
+	}
+	kind := string(e.Kind)
+	if e.Gap {
+		kind = "gap"
+	}
+	dst = append(append(dst, "event: "...), kind...)
+	dst = append(dst, "\ndata: "...)
+	start := len(dst)
+	dst = append(dst, e.Data...)
+	for line := dst[start:]; ; {
+		i := bytes.IndexAny(line, "\r\n")
+		if i < 0 {
+			break
+		}
+		line[i] = ' '
+		line = line[i+1:]
+	}
+	return append(dst, "\n\n"...)
+}

@@ -1,0 +1,171 @@
+package restapi
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+// nodeView is one node and what it carries.
+type nodeView struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	Started stamp  `json:"started"`
+	Devices int    `json:"devices" doc:"Connected devices."`
+	API     string `json:"api" doc:"Where its API is."`
+}
+
+type diagnosisInput struct {
+	Device string `query:"device" doc:"Device id; without it, a device that does not exist."`
+}
+
+// diagnosis describes an answer that is appended by hand.
+type diagnosis struct {
+	OTAURL   string            `json:"ota_url" doc:"The URL to type into a device."`
+	Device   string            `json:"device"`
+	Status   int               `json:"status" doc:"The HTTP status of the reply."`
+	Reply    json.RawMessage   `json:"reply" doc:"The exact answer to its OTA check."`
+	Findings []devices.Finding `json:"findings" nullable:"false" doc:"Settings that would strand a device, and others worth knowing."`
+}
+
+type logLevel struct {
+	Level string `json:"level" enum:"debug,info,warn,error"`
+}
+
+type logLevelInput struct{ Body logLevel }
+
+// readiness is the answer of /readyz.
+type readiness struct {
+	Ready bool              `json:"ready"`
+	Down  map[string]string `json:"down" nullable:"false" doc:"What is down, and why."`
+}
+
+func (s *Server) nodeRoutes() {
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/nodes", about{id: "listNodes", tag: tagNodes, summary: "List nodes",
+		answer: "A page, in order of name."}), s.listNodes)
+	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/diagnosis", about{id: "diagnose", tag: tagNodes,
+		summary: "See the world as a device does", answer: "The exact OTA reply, and what is wrong with it."}),
+		"application/json", schemaOf[diagnosis](s)), s.diagnose)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/log-level", about{id: "getLogLevel", tag: tagNodes, summary: "Get the log level",
+		answer: "The level."}), func(context.Context, *struct{}) (*answer[logLevel], error) { return s.level(), nil })
+	huma.Register(s.api, s.operation(http.MethodPut, "/v1/log-level", about{id: "setLogLevel", tag: tagNodes, summary: "Set the log level",
+		text: "Of this node, until it stops.", answer: "The level."}), s.setLevel)
+	live := s.publicOperation(http.MethodGet, "/livez", about{id: "live", tag: tagNodes, summary: "Tell whether the node runs", answer: "It runs."})
+	s.HandlePublic("GET /livez", http.HandlerFunc(serveLive))
+	s.describe(withAnswer(live, "text/plain", &huma.Schema{Type: huma.TypeString}))
+	ready := withAnswer(s.publicOperation(http.MethodGet, "/readyz", about{id: "ready", tag: tagNodes, summary: "Tell whether the node wants traffic",
+		answer: "It does."}), "application/json", schemaOf[readiness](s))
+	ready.Responses["503"] = &huma.Response{Description: "It does not, and why.", Content: ready.Responses["200"].Content}
+	s.HandlePublic("GET /readyz", http.HandlerFunc(s.serveReady))
+	s.describe(ready)
+	metrics := s.publicOperation(http.MethodGet, "/metrics", about{id: "metrics", tag: tagNodes, summary: "Get metrics for Prometheus",
+		answer: "Its text format."})
+	s.describe(withAnswer(metrics, "text/plain", &huma.Schema{Type: huma.TypeString}))
+}
+
+// publicOperation is one that needs no token and does not fail.
+func (s *Server) publicOperation(method, path string, a about) huma.Operation {
+	op := s.operation(method, path, a)
+	delete(op.Responses, "default")
+	op.Security = []map[string][]string{}
+	return op
+}
+
+func (s *Server) listNodes(_ context.Context, in *Page) (*answer[list[nodeView]], error) {
+	after, err := parseCursor(in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	nodes := slices.SortedFunc(slices.Values(s.opt.Nodes()), func(a, b devices.Node) int { return cmp.Compare(a.Name, b.Name) })
+	page := list[nodeView]{Items: []nodeView{}}
+	for _, n := range nodes {
+		if n.Name <= after {
+			continue
+		}
+		if len(page.Items) == in.Limit {
+			page.NextCursor = newCursor(page.Items[len(page.Items)-1].Name)
+			break
+		}
+		page.Items = append(page.Items, nodeView{n.Name, n.Version, stamp(n.Started), n.Devices, n.API})
+	}
+	return &answer[list[nodeView]]{page}, nil
+}
+
+func (s *Server) diagnose(_ context.Context, in *diagnosisInput) (*raw, error) {
+	var id devices.ID
+	if in.Device != "" {
+		var err error
+		if id, err = parseDevice(in.Device); err != nil {
+			return nil, err
+		}
+	}
+	d := s.opt.Diagnoser.Diagnose(id)
+	b := jsonspan.AppendString([]byte(`{"ota_url":`), d.OTAURL)
+	b = jsonspan.AppendString(append(b, `,"device":`...), string(d.Device))
+	b = strconv.AppendInt(append(b, `,"status":`...), int64(d.Status), 10)
+	b = append(b, `,"reply":`...)
+	if len(d.Reply) == 0 {
+		b = append(b, "null"...)
+	}
+	b = append(b, d.Reply...)
+	b = append(b, `,"findings":[`...)
+	for i, f := range d.Findings {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = jsonspan.AppendString(append(b, `{"severity":`...), string(f.Severity))
+		b = jsonspan.AppendString(append(b, `,"setting":`...), f.Setting)
+		b = append(jsonspan.AppendString(append(b, `,"message":`...), f.Message), '}')
+	}
+	return newRaw(append(b, "]}\n"...)), nil
+}
+
+func (s *Server) level() *answer[logLevel] {
+	return &answer[logLevel]{logLevel{strings.ToLower(s.opt.LogLevel.Level().String())}}
+}
+
+func (s *Server) setLevel(_ context.Context, in *logLevelInput) (*answer[logLevel], error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(in.Body.Level)); err != nil {
+		return nil, badRequest("level is debug, info, warn or error")
+	}
+	s.opt.LogLevel.Set(level)
+	s.opt.Log.Info("log level set", "level", level)
+	return s.level(), nil
+}
+
+// serveLive answers as long as the process serves requests.
+func serveLive(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = w.Write([]byte("ok\n")) // nobody to tell if the prober is gone
+}
+
+// serveReady answers 503 while some part is down or the node stops.
+func (s *Server) serveReady(w http.ResponseWriter, _ *http.Request) {
+	answer := readiness{Ready: true, Down: map[string]string{}}
+	for part, err := range s.opt.Ready() {
+		if err != nil {
+			answer.Ready, answer.Down[part] = false, err.Error()
+		}
+	}
+	if s.opt.Draining() {
+		answer.Ready, answer.Down["node"] = false, "stopping"
+	}
+	h := w.Header()
+	h["Content-Type"] = valueJSON
+	h.Set("Cache-Control", "no-store")
+	if !answer.Ready {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	_ = marshal(w, answer) // strings encode
+}

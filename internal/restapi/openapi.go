@@ -1,0 +1,225 @@
+package restapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"fleetd/internal/devices"
+)
+
+// Tags group the operations.
+const (
+	tagDevices = "devices"
+	tagTools   = "tools"
+	tagEvents  = "events"
+	tagPhotos  = "photos"
+	tagNodes   = "nodes"
+)
+
+// newAPI sets huma up without its own routes: the document is served by us,
+// and its page would load scripts from another host.
+func (s *Server) newAPI() {
+	format := huma.Format{Marshal: marshal, Unmarshal: json.Unmarshal}
+	s.api = humago.New(s.mux, huma.Config{
+		OpenAPI: &huma.OpenAPI{
+			OpenAPI: "3.1.0",
+			Info: &huma.Info{Title: "fleetd", Version: s.opt.Version,
+				Description: "The control plane of a fleet of devices that run the xiaozhi-esp32 firmware. Lists take `limit` and `cursor`; " +
+					"errors are problem documents (RFC 9457) with a stable `code`; request bodies may have 64 KiB."},
+			Components: &huma.Components{SecuritySchemes: map[string]*huma.SecurityScheme{
+				"token": {Type: "http", Scheme: "bearer", Description: "The admin token, the same on every node of a fleet."}}},
+			Security: []map[string][]string{{"token": {}}},
+			Tags: []*huma.Tag{
+				{Name: tagDevices, Description: "Who belongs to the fleet, and how they are."},
+				{Name: tagTools, Description: "What devices can do, and making them do it."},
+				{Name: tagEvents, Description: "What happens, as it happens."},
+				{Name: tagPhotos, Description: "What cameras and screens uploaded."},
+				{Name: tagNodes, Description: "The nodes themselves."},
+			},
+		},
+		Formats:                      map[string]huma.Format{"application/json": format, "json": format},
+		DefaultFormat:                "application/json",
+		RejectUnknownQueryParameters: true,
+		Transformers:                 []huma.Transformer{refusals},
+	})
+	s.api.UseMiddleware(wrapContext)
+}
+
+// marshal writes one JSON value. It encodes first and does not report a write
+// that fails: the client is gone, which is no fault of the operation.
+func marshal(w io.Writer, v any) error {
+	var b bytes.Buffer
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(v); err != nil {
+		return err
+	}
+	_, _ = w.Write(b.Bytes())
+	return nil
+}
+
+// schemaOf is a reference to the schema of a type.
+func schemaOf[T any](s *Server) *huma.Schema {
+	return s.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[T](), true, "")
+}
+
+// about describes an operation.
+type about struct {
+	id, tag, summary, text string
+	status                 int    // of success, 200 if zero
+	answer                 string // what success is
+	codes                  []devices.Code
+}
+
+// operation is the part that every operation has.
+func (s *Server) operation(method, path string, a about) huma.Operation {
+	if a.status == 0 {
+		a.status = http.StatusOK
+	}
+	responses := map[string]*huma.Response{
+		strconv.Itoa(a.status): {Description: a.answer},
+		"default": {Description: "A problem; code is one of " + codeList(a.codes) + ".", Content: map[string]*huma.MediaType{
+			valueProblem[0]: {Schema: schemaOf[problem](s)}}},
+	}
+	return huma.Operation{Method: method, Path: path, OperationID: a.id, Tags: []string{a.tag}, Summary: a.summary,
+		Description: a.text, DefaultStatus: a.status, Responses: responses, MaxBodyBytes: BodyLimit + 1}
+}
+
+// Codes that any operation may answer with.
+var generalCodes = []devices.Code{devices.CodeBadRequest, devices.CodeUnauthorized, devices.CodeInternal}
+
+func codeList(codes []devices.Code) string {
+	var names []string
+	for _, code := range append(codes[:len(codes):len(codes)], generalCodes...) {
+		names = append(names, "`"+string(code)+"` ("+strconv.Itoa(statuses[code])+")")
+	}
+	return strings.Join(names, ", ")
+}
+
+// withAnswer sets what a success carries, where huma cannot know.
+func withAnswer(op huma.Operation, contentType string, schema *huma.Schema) huma.Operation {
+	op.Responses[strconv.Itoa(op.DefaultStatus)].Content = map[string]*huma.MediaType{contentType: {Schema: schema}}
+	return op
+}
+
+// describe adds an operation that huma does not serve.
+func (s *Server) describe(op huma.Operation, params ...*huma.Param) {
+	op.Parameters = params
+	s.api.OpenAPI().AddOperation(&op)
+}
+
+func (s *Server) jsonBody(schema *huma.Schema, required bool) *huma.RequestBody {
+	return &huma.RequestBody{Required: required, Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}
+}
+
+func pathParam(name, doc string) *huma.Param {
+	return &huma.Param{Name: name, In: "path", Required: true, Description: doc, Schema: &huma.Schema{Type: huma.TypeString}}
+}
+
+func queryParam(name, doc string, values ...any) *huma.Param {
+	return &huma.Param{Name: name, In: "query", Description: doc, Schema: &huma.Schema{Type: huma.TypeString, Enum: values}}
+}
+
+// raw is an answer that is encoded already, because it holds JSON that must
+// not change by a byte.
+type raw struct {
+	ContentType string `header:"Content-Type" hidden:"true"`
+	Body        []byte
+}
+
+func newRaw(body []byte) *raw { return &raw{valueJSON[0], body} }
+
+// documentRoutes renders the document: after this no operation can be added.
+func (s *Server) documentRoutes() {
+	s.describeCalls()
+	document := s.api.OpenAPI()
+	schemas := document.Components.Schemas.Map()
+	delete(schemas, "ErrorModel") // huma registers its own, which nothing here sends
+	delete(schemas, "ErrorDetail")
+	openAnswers(document)
+	var b bytes.Buffer
+	if err := marshal(&b, document); err != nil {
+		panic("the OpenAPI document does not encode: " + err.Error()) // a fault of the program, found by any test
+	}
+	s.document = b.Bytes()
+	s.page, s.policy = renderPage(document)
+	s.HandlePublic("GET /openapi.json", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Content-Type"] = valueJSON
+		_, _ = w.Write(s.document)
+	}))
+	s.HandlePublic("GET /docs", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		w.Header().Set("Content-Security-Policy", s.policy)
+		w.Header().Set("Referrer-Policy", "no-referrer")
+		_, _ = w.Write(s.page)
+	}))
+}
+
+// openAnswers lets answers have members that are not described yet: requests
+// are strict, but a client must live with a newer server.
+func openAnswers(document *huma.OpenAPI) {
+	strict := map[string]bool{}
+	for _, item := range document.Paths {
+		for _, op := range []*huma.Operation{item.Post, item.Put, item.Patch} {
+			if op != nil && op.RequestBody != nil {
+				strict[op.RequestBody.Content[valueJSON[0]].Schema.Ref] = true
+			}
+		}
+	}
+	for name, schema := range document.Components.Schemas.Map() {
+		if !strict["#/components/schemas/"+name] {
+			schema.AdditionalProperties = nil
+		}
+	}
+}
+
+// The types below exist for the document; their JSON is appended by hand.
+
+type toolCallBody struct {
+	Arguments map[string]json.RawMessage `json:"arguments,omitempty" doc:"The tool's arguments, by the tool's inputSchema."`
+	Timeout   string                     `json:"timeout,omitempty" example:"10s" doc:"A Go duration, waiting included: 30s by default, 75s for camera tools, at most 300s."`
+}
+
+type toolResult struct {
+	Content    []json.RawMessage `json:"content" nullable:"false" doc:"MCP content items, as the device sent them."`
+	IsError    bool              `json:"isError" doc:"The tool failed on the device; the content says why."`
+	Outcome    string            `json:"outcome,omitempty" doc:"restarting: the tool restarts the device, which therefore never answers."`
+	DurationMS float64           `json:"duration_ms" doc:"Milliseconds, waiting included."`
+	Node       string            `json:"node" doc:"The node that held the device."`
+}
+
+type rpcBody struct {
+	Method  string                     `json:"method" example:"tools/list"`
+	Params  map[string]json.RawMessage `json:"params,omitempty"`
+	Timeout string                     `json:"timeout,omitempty" example:"10s"`
+}
+
+type rpcResult struct {
+	Result json.RawMessage `json:"result,omitempty" doc:"What the device answered; or"`
+	Error  json.RawMessage `json:"error,omitempty" doc:"the error object it answered with."`
+}
+
+func (s *Server) describeCalls() {
+	codes := []devices.Code{devices.CodeTooLarge, devices.CodeInvalidArguments, devices.CodeForbidden, devices.CodeToolDenied, devices.CodeConfirmation,
+		devices.CodeDeviceUnknown, devices.CodeToolUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded, devices.CodeConnectionLost,
+		devices.CodeDeviceBusy, devices.CodeDeviceError, devices.CodeDeviceTimeout, devices.CodeUnavailable}
+	call := withAnswer(s.operation(http.MethodPost, pathCall, about{id: "callTool", tag: tagTools, summary: "Call a tool",
+		text: "A tool that fails on the device is 200 with isError. A call is never repeated after a timeout: the device may have acted. " +
+			"A client that goes away ends its call.",
+		answer: "What the tool answered.", codes: codes}), "application/json", schemaOf[toolResult](s))
+	call.RequestBody = s.jsonBody(schemaOf[toolCallBody](s), false)
+	s.describe(call, pathParam("device", "Device id."), pathParam("tool", "Tool name, such as `self.audio_speaker.set_volume`."))
+	rpc := withAnswer(s.operation(http.MethodPost, pathMCP, about{id: "sendRequest", tag: tagTools, summary: "Send any MCP request",
+		text:   "Any method but initialize; tools/call takes the path of a tool call, checks included.",
+		answer: "Exactly one of result and error.", codes: codes}), "application/json", schemaOf[rpcResult](s))
+	rpc.RequestBody = s.jsonBody(schemaOf[rpcBody](s), true)
+	s.describe(rpc, pathParam("device", "Device id."))
+}

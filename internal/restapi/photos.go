@@ -1,0 +1,119 @@
+package restapi
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/devices"
+)
+
+const pathPhoto = "/v1/photos/{id}"
+
+// photo is one stored upload.
+type photo struct {
+	ID       string `json:"id"`
+	Device   string `json:"device"`
+	Question string `json:"question" doc:"What the device was asked to look for."`
+	Bytes    int64  `json:"bytes"`
+	SHA256   string `json:"sha256"`
+	Kind     string `json:"kind" enum:"camera,snapshot"`
+	TakenAt  stamp  `json:"taken_at" doc:"When it arrived."`
+}
+
+type listPhotosInput struct {
+	Page
+	Device string `query:"device" doc:"Only photos of this device."`
+}
+
+type photoPath struct {
+	ID string `path:"id"`
+}
+
+func (s *Server) photoRoutes() {
+	gone := []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/photos", about{id: "listPhotos", tag: tagPhotos, summary: "List photos",
+		answer: "A page, newest first.", codes: gone[1:]}), s.listPhotos)
+	huma.Register(s.api, s.operation(http.MethodDelete, pathPhoto, about{id: "deletePhoto", tag: tagPhotos, summary: "Delete a photo",
+		status: http.StatusNoContent, answer: "Deleted.", codes: gone}), s.deletePhoto)
+	s.mux.HandleFunc("GET "+pathPhoto, s.photo)
+	s.describe(withAnswer(s.operation(http.MethodGet, pathPhoto, about{id: "getPhoto", tag: tagPhotos, summary: "Get a photo",
+		answer: "The JPEG itself; its ETag is its SHA-256.", codes: gone}), "image/jpeg", &huma.Schema{Type: huma.TypeString, Format: "binary"}),
+		pathParam("id", "Photo id."))
+}
+
+func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[list[photo]], error) {
+	before, err := parseCursor(in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	var id devices.ID
+	if in.Device != "" {
+		if id, err = parseDevice(in.Device); err != nil {
+			return nil, err
+		}
+	}
+	photos, more, err := s.opt.Photos.List(ctx, id, before, in.Limit)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	page := list[photo]{Items: []photo{}}
+	for _, p := range photos {
+		page.Items = append(page.Items, photo{p.ID, string(p.Device), p.Question, p.Bytes, p.SHA256, p.Kind, stamp(p.TakenAt)})
+	}
+	if more {
+		page.NextCursor = newCursor(photos[len(photos)-1].ID)
+	}
+	return &answer[list[photo]]{page}, nil
+}
+
+func (s *Server) deletePhoto(ctx context.Context, in *photoPath) (*struct{}, error) {
+	if err := s.opt.Photos.Delete(ctx, in.ID); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return nil, nil
+}
+
+// photo streams the JPEG. A store that breaks off midway leaves a short body,
+// which the client sees by its Content-Length.
+func (s *Server) photo(w http.ResponseWriter, r *http.Request) {
+	p, content, err := s.opt.Photos.Open(r.Context(), r.PathValue("id"))
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	defer content.Close()
+	tag := `"` + p.SHA256 + `"`
+	h := w.Header()
+	h.Set("ETag", tag)
+	h.Set("Cache-Control", "private, no-cache")
+	if matches(r.Header.Get("If-None-Match"), tag) {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	h.Set("Content-Type", "image/jpeg")
+	h.Set("Content-Length", strconv.FormatInt(p.Bytes, 10))
+	h.Set("Last-Modified", p.TakenAt.UTC().Format(http.TimeFormat))
+	h.Set("Content-Disposition", `inline; filename="`+p.ID+`.jpg"`)
+	if r.Method == http.MethodHead {
+		return
+	}
+	if _, err := io.Copy(w, content); err != nil && r.Context().Err() == nil {
+		s.opt.Log.Warn("photo not served to its end", "photo", p.ID, "error", err)
+	}
+}
+
+// matches implements If-None-Match (RFC 9110, 13.1.2).
+func matches(header, tag string) bool {
+	for candidate := range strings.SplitSeq(header, ",") {
+		candidate = strings.TrimSpace(candidate)
+		if candidate == "*" || strings.TrimPrefix(candidate, "W/") == tag {
+			return true
+		}
+	}
+	return false
+}

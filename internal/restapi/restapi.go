@@ -1,0 +1,224 @@
+// Package restapi serves the API of a node: JSON over HTTP under /v1 onto
+// devices.Service, server-sent events, the OpenAPI 3.1 document that describes
+// both, and a page that shows it.
+//
+// Most operations are declared with huma on the standard library's mux. The
+// two that carry calls to devices are plain handlers which decode spans of the
+// request and append the answer: a framework's work per request would cost
+// half of what such a call costs altogether. They are described in the same
+// document.
+//
+// Every failure is one problem document (RFC 9457), and one table gives each
+// code its status.
+package restapi
+
+import (
+	"context"
+	"crypto/subtle"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+)
+
+// Limits of requests.
+const (
+	BodyLimit    = 64 << 10 // bytes
+	DefaultLimit = 100      // items of a list
+	MaxLimit     = 1000
+)
+
+// Events reads the event stream.
+type Events interface {
+	// Follow calls deliver for the stored events that q selects, from one
+	// goroutine, until ctx ends or deliver fails. It fails with
+	// devices.CodeUnavailable, at once, if the stream does not answer.
+	Follow(ctx context.Context, q devices.EventQuery, deliver func(devices.StreamEvent) error) error
+}
+
+// Photos reads stored photos. Errors are *devices.Error, CodeNotFound and
+// CodeUnavailable among them.
+type Photos interface {
+	// List returns at most limit photos, newest first, of one device or of all
+	// if device is empty; before is the id behind which the page starts. more
+	// tells whether others follow.
+	List(ctx context.Context, device devices.ID, before string, limit int) (photos []devices.Photo, more bool, err error)
+	// Open returns a photo and its JPEG, which the caller closes.
+	Open(ctx context.Context, id string) (devices.Photo, io.ReadCloser, error)
+	// Delete removes a photo.
+	Delete(ctx context.Context, id string) error
+}
+
+// Diagnoser tells what a device would be told; id may be empty.
+type Diagnoser interface {
+	Diagnose(id devices.ID) devices.Diagnosis
+}
+
+// Options of a Server. All fields are required but AuthNone.
+type Options struct {
+	Service *devices.Service
+	Mint    *credential.Mint
+	// AuthNone asks for no token. Requests that a web page may have caused are
+	// then refused: the listener is on loopback, and so are browsers.
+	AuthNone  bool
+	Events    Events
+	Photos    Photos
+	Diagnoser Diagnoser
+	// Nodes are the nodes of the fleet, this one included.
+	Nodes func() []devices.Node
+	// Ready names the parts that are down; none means ready.
+	Ready func() map[string]error
+	// Draining tells whether the node stops: calls are then refused, and event
+	// streams end.
+	Draining func() bool
+	// LogLevel is what /v1/log-level shows and sets.
+	LogLevel *slog.LevelVar
+	Log      *slog.Logger
+	Version  string
+}
+
+// Server is the API of one node: an http.Handler. Event streams and calls take
+// their time, so its http.Server must have neither a ReadTimeout nor a
+// WriteTimeout.
+type Server struct {
+	opt      Options
+	mux      *http.ServeMux
+	api      huma.API
+	token    []byte
+	public   map[string]bool // exact paths that need no token
+	browsers *http.CrossOriginProtection
+	document []byte        // OpenAPI, JSON
+	page     []byte        // the same for people
+	policy   string        // of the page
+	patience time.Duration // streamWrite, less in tests
+}
+
+// New returns a Server.
+func New(opt Options) *Server {
+	s := &Server{opt: opt, mux: http.NewServeMux(), token: []byte(opt.Mint.AdminToken()), public: map[string]bool{},
+		browsers: http.NewCrossOriginProtection(), patience: streamWrite}
+	s.newAPI()
+	s.deviceRoutes()
+	s.toolRoutes()
+	s.callRoutes()
+	s.eventRoutes()
+	s.photoRoutes()
+	s.nodeRoutes()
+	s.documentRoutes()
+	s.mux.HandleFunc("/", s.unknown)
+	return s
+}
+
+// Handle adds a handler behind the token, such as pprof. Call it before the
+// first request; pattern is one of http.ServeMux.
+func (s *Server) Handle(pattern string, h http.Handler) { s.mux.Handle(pattern, h) }
+
+// HandlePublic adds a handler that needs no token, such as metrics; pattern is
+// `METHOD /exact/path`.
+func (s *Server) HandlePublic(pattern string, h http.Handler) {
+	_, path, _ := strings.Cut(pattern, " ")
+	s.public[path] = true
+	s.mux.Handle(pattern, h)
+}
+
+// Shared header values; net/http copies them and nobody writes to them.
+var (
+	valueNosniff = []string{"nosniff"}
+	valueJSON    = []string{"application/json"}
+	valueProblem = []string{"application/problem+json"}
+)
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header()["X-Content-Type-Options"] = valueNosniff
+	if !s.public[r.URL.Path] {
+		if p := s.admit(r); p != nil {
+			if p.Code == devices.CodeUnauthorized {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="fleetd"`)
+			}
+			p.write(w)
+			return
+		}
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+// admit returns why a request may not pass, nil if it may.
+func (s *Server) admit(r *http.Request) *problem {
+	if s.opt.AuthNone {
+		return s.admitLocal(r)
+	}
+	token, found := bearer(r.Header)
+	var given [64]byte // on the stack: a conversion would allocate for every request
+	if n := copy(given[:], token); !found || len(token) != len(s.token) || subtle.ConstantTimeCompare(given[:n], s.token) != 1 {
+		return newProblem(&devices.Error{Code: devices.CodeUnauthorized,
+			Detail: "give the admin token as `Authorization: Bearer ...`; the node keeps it in its data directory, in the file admin-token"})
+	}
+	return nil
+}
+
+func bearer(h http.Header) (token string, found bool) {
+	const scheme = "Bearer "
+	values := h["Authorization"]
+	if len(values) != 1 || len(values[0]) <= len(scheme) || !strings.EqualFold(values[0][:len(scheme)], scheme) {
+		return "", false
+	}
+	return values[0][len(scheme):], true
+}
+
+// admitLocal stands in for the token where there is none: a web page open in a
+// browser on this machine could otherwise send requests here, directly or by
+// giving its own host name this address.
+func (s *Server) admitLocal(r *http.Request) *problem {
+	host := r.Host
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.Trim(host, "[]")
+	if net.ParseIP(host) == nil && !strings.EqualFold(host, "localhost") {
+		return newProblem(&devices.Error{Code: devices.CodeForbidden,
+			Detail: "without a token the API answers only to localhost or an IP address in the Host header"})
+	}
+	if err := s.browsers.Check(r); err != nil {
+		return newProblem(&devices.Error{Code: devices.CodeForbidden, Detail: "this request came from another site's page: " + err.Error()})
+	}
+	return nil
+}
+
+// methods are tried to tell a wrong method from an unknown path.
+var methods = []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
+
+// unknown answers what no route took.
+func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
+	var allowed []string
+	probe := r.Clone(r.Context())
+	for _, method := range methods {
+		probe.Method = method
+		if _, pattern := s.mux.Handler(probe); pattern != "/" {
+			allowed = append(allowed, method)
+		}
+	}
+	if len(allowed) == 0 {
+		newProblem(&devices.Error{Code: devices.CodeNotFound, Detail: "there is nothing at " + r.URL.Path + "; /docs lists what there is"}).write(w)
+		return
+	}
+	w.Header().Set("Allow", strings.Join(allowed, ", "))
+	p := newProblem(&devices.Error{Code: devices.CodeBadRequest, Detail: r.URL.Path + " takes " + strings.Join(allowed, ", ") + ", not " + r.Method})
+	p.Status, p.Title = http.StatusMethodNotAllowed, http.StatusText(http.StatusMethodNotAllowed)
+	p.write(w)
+}
+
+// draining is the refusal of calls while the node stops.
+func (s *Server) draining() error {
+	if !s.opt.Draining() {
+		return nil
+	}
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; ask another one"}
+}

@@ -1,0 +1,166 @@
+package restapi
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+type listToolsInput struct {
+	DevicePath
+	User bool `query:"user" doc:"Also the tools that the device keeps for its user."`
+}
+
+type catalogPath struct {
+	SHA256 string `path:"sha256" doc:"64 hex digits."`
+}
+
+type historyInput struct {
+	DevicePath
+	Page
+}
+
+// historyEntry says that from some time on a device had this catalog.
+type historyEntry struct {
+	Catalog  string `json:"catalog" doc:"SHA-256 of the tool list."`
+	Firmware string `json:"firmware"`
+	ELF      string `json:"elf_sha256" doc:"SHA-256 of the firmware image."`
+	Partial  bool   `json:"partial"`
+	Since    stamp  `json:"since"`
+}
+
+// toolList and storedCatalog describe answers that are appended by hand.
+type toolList struct {
+	Catalog string               `json:"catalog" doc:"SHA-256 of the whole list."`
+	State   devices.CatalogState `json:"state" enum:"ready,stale,unknown,none,error"`
+	Partial bool                 `json:"partial"`
+	Items   []json.RawMessage    `json:"items" nullable:"false" doc:"The tools, exactly as the device sent them."`
+}
+
+type storedCatalog struct {
+	Catalog string            `json:"catalog"`
+	Items   []json.RawMessage `json:"items" nullable:"false" doc:"The tools, exactly as the device sent them."`
+}
+
+func (s *Server) toolRoutes() {
+	tools := schemaOf[toolList](s)
+	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/devices/{device}/tools", about{id: "listTools", tag: tagTools,
+		summary: "List a device's tools", answer: "The tools, and how sure they are.",
+		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), "application/json", tools), s.listTools)
+	huma.Register(s.api, withAnswer(s.operation(http.MethodPost, "/v1/devices/{device}/tools/refresh", about{id: "refreshTools", tag: tagTools,
+		summary: "Read a device's tools again", text: "Takes as long as the device does.", answer: "All its tools, verified.",
+		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded, devices.CodeConnectionLost,
+			devices.CodeDeviceError, devices.CodeDeviceTimeout, devices.CodeUnavailable}}), "application/json", tools), s.refreshTools)
+	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/catalogs/{sha256}", about{id: "getCatalog", tag: tagTools,
+		summary: "Get a stored tool list", answer: "The list.",
+		codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), "application/json", schemaOf[storedCatalog](s)), s.getCatalog)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/catalogs", about{id: "listDeviceCatalogs", tag: tagTools,
+		summary: "List the tool lists a device had", answer: "A page, newest first.",
+		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.listDeviceCatalogs)
+}
+
+func (s *Server) listTools(ctx context.Context, in *listToolsInput) (*raw, error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	tools, err := s.opt.Service.Tools(ctx, id, in.User)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return newRaw(encodeTools(tools)), nil
+}
+
+func (s *Server) refreshTools(ctx context.Context, in *DevicePath) (*raw, error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.draining(); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, devices.MaxTimeout)
+	defer cancel()
+	tools, err := s.opt.Service.Refresh(ctx, id)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return newRaw(encodeTools(tools)), nil
+}
+
+// encodeTools keeps every byte of the tools, white space included.
+func encodeTools(t devices.ToolList) []byte {
+	size := 160
+	for _, tool := range t.Tools {
+		size += len(tool) + 1
+	}
+	b := make([]byte, 0, size)
+	b = append(b, `{"catalog":"`...)
+	b = append(b, t.Catalog.String()...)
+	b = append(b, `","state":"`...)
+	b = append(b, t.State...)
+	b = strconv.AppendBool(append(b, `","partial":`...), t.Partial)
+	b = append(b, `,"items":[`...)
+	for i, tool := range t.Tools {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, tool...)
+	}
+	return append(b, "]}\n"...)
+}
+
+func (s *Server) getCatalog(ctx context.Context, in *catalogPath) (*raw, error) {
+	hash, err := devices.ParseHash(in.SHA256)
+	if err != nil {
+		return nil, badRequest(err.Error())
+	}
+	cat, err := s.opt.Service.Catalog(ctx, hash)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	b := jsonspan.AppendString([]byte(`{"catalog":`), cat.Hash.String())
+	b = append(b, `,"items":`...)
+	b = append(b, cat.JSON...)
+	return newRaw(append(b, "}\n"...)), nil
+}
+
+func (s *Server) listDeviceCatalogs(ctx context.Context, in *historyInput) (*answer[list[historyEntry]], error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	place, err := parseCursor(in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	epoch, seq, err := parseHistoryPlace(place)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := s.opt.Service.History(ctx, id, epoch, seq, min(in.Limit+1, MaxLimit))
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	if len(entries) == 0 && place == "" {
+		if _, err := s.opt.Service.Get(ctx, id); err != nil { // nobody has no history
+			return nil, s.problem(ctx, err)
+		}
+	}
+	page := list[historyEntry]{Items: []historyEntry{}}
+	more := len(entries) > in.Limit
+	entries = entries[:min(len(entries), in.Limit)]
+	for _, e := range entries {
+		page.Items = append(page.Items, historyEntry{e.Catalog.String(), e.Firmware, e.ELF, e.Partial, stamp(e.At)})
+	}
+	if hasMore(len(entries), in.Limit, more) {
+		page.NextCursor = newCursor(historyPlace(entries[len(entries)-1]))
+	}
+	return &answer[list[historyEntry]]{page}, nil
+}

@@ -1,0 +1,119 @@
+package vision
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"fleetd/internal/devices"
+)
+
+// readTime bounds what the object store may take for one answer.
+const readTime = 15 * time.Second
+
+// errAway is what readers get while the store does not answer.
+func errAway(err error) error {
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Detail: "the photo store does not answer: " + err.Error()}
+}
+
+// readError words an error of the store; a photo that is not there is
+// CodeNotFound.
+func readError(id string, err error) error {
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return &devices.Error{Code: devices.CodeNotFound, Detail: "no photo " + id + " is stored"}
+	}
+	return errAway(err)
+}
+
+// List returns at most limit photos, newest first, of one device or of all if
+// device is empty; before is the id behind which the page starts, empty for
+// the newest. more tells whether others follow.
+func (s *Server) List(ctx context.Context, device devices.ID, before string, limit int) (photos []devices.Photo, more bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
+	o, err := s.bucket.store(ctx)
+	if err != nil {
+		return nil, false, errAway(err)
+	}
+	newest := newestPhotos{limit: limit + 1}
+	err = s.bucket.scan(ctx, o, func(info *jetstream.ObjectInfo) {
+		if (device == "" || info.Metadata[metaDevice] == string(device)) && (before == "" || info.Name < before) {
+			newest.add(photoOf(info))
+		}
+	})
+	if err != nil {
+		return nil, false, errAway(err)
+	}
+	photos = newest.sorted()
+	return photos[:min(len(photos), limit)], len(photos) > limit, nil
+}
+
+// newestPhotos keeps the newest of many, in memory for twice as many as asked
+// for.
+type newestPhotos struct {
+	limit  int
+	photos []devices.Photo
+}
+
+func (n *newestPhotos) add(p devices.Photo) {
+	n.photos = append(n.photos, p)
+	if len(n.photos) >= 2*n.limit {
+		n.photos = n.sorted()
+	}
+}
+
+func (n *newestPhotos) sorted() []devices.Photo {
+	slices.SortFunc(n.photos, func(a, b devices.Photo) int { return strings.Compare(b.ID, a.ID) })
+	return n.photos[:min(len(n.photos), n.limit)]
+}
+
+// Open returns a photo and its JPEG. It was read to its end and agrees with
+// its digest.
+func (s *Server) Open(ctx context.Context, id string) (devices.Photo, io.ReadCloser, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
+	o, info, err := s.find(ctx, id)
+	if err != nil {
+		return devices.Photo{}, nil, err
+	}
+	content, err := o.objects.GetBytes(ctx, id)
+	if err != nil {
+		return devices.Photo{}, nil, readError(id, err)
+	}
+	return photoOf(info), io.NopCloser(bytes.NewReader(content)), nil
+}
+
+// Delete removes a photo.
+func (s *Server) Delete(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
+	o, _, err := s.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	if err := o.objects.Delete(ctx, id); err != nil {
+		return readError(id, err)
+	}
+	return nil
+}
+
+func (s *Server) find(ctx context.Context, id string) (*opened, *jetstream.ObjectInfo, error) {
+	if !isPhotoID(id) {
+		return nil, nil, readError(id, jetstream.ErrObjectNotFound)
+	}
+	o, err := s.bucket.store(ctx)
+	if err != nil {
+		return nil, nil, errAway(err)
+	}
+	info, err := o.objects.GetInfo(ctx, id)
+	if err != nil {
+		return nil, nil, readError(id, err)
+	}
+	return o, info, nil
+}

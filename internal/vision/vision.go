@@ -1,0 +1,287 @@
+// Package vision receives what devices photograph. A camera tool makes the
+// device POST a JPEG to the address that `initialize` gave it, with the bearer
+// token it got there (esp32_camera.cc:172-339 of xiaozhi-esp32 v2.4.2); the
+// answer's body, word for word, becomes the result of the tool. A screen
+// snapshot goes to an address of one use, which carries its own proof
+// (mcp_server.cc:204-250).
+//
+// Uploads stream into a JetStream object store, one chunk in memory each, and
+// are checked on the way: a picture becomes visible with its last step or not
+// at all. Any node can take one and any node can serve it.
+package vision
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+// Paths of the device side.
+const (
+	PathExplain  = "/xiaozhi/vision/explain"
+	PathSnapshot = "/xiaozhi/snapshot/"
+)
+
+// Limits of uploads. The device waits 30 s for its answer, doing nothing else
+// meanwhile, and hangs for ever on one of 8 KiB (http_client.cc:258-276).
+const (
+	MaxUpload    = 4 << 20          // bytes of the JPEG
+	MaxQuestion  = 4 << 10          // bytes
+	MaxSide      = 8192             // pixels
+	MaxUploads   = 32               // in progress; more get 503
+	UploadTime   = 30 * time.Second // from the request to its last byte
+	GrantLife    = 24 * time.Hour   // of an upload token
+	SnapshotLife = 10 * time.Minute // of a snapshot address
+	chunkSize    = 128 << 10        // of the object store, and memory per upload
+	overhead     = 64 << 10         // of multipart, beyond the parts
+	storeTime    = 8 * time.Second  // for one step of the object store: two fit behind the last byte
+)
+
+// Kinds of photos.
+const (
+	KindCamera   = "camera"
+	KindSnapshot = "snapshot"
+)
+
+// Options of a Server.
+type Options struct {
+	Mint      *credential.Mint
+	JetStream jetstream.JetStream
+	Bucket    string // object store, made when first needed
+	// Retention and Limit bound the stored photos by age and bytes; when they
+	// are full the oldest make room.
+	Retention time.Duration
+	Limit     int64
+	Replicas  int // of the bucket; 0 means 1
+	// PublicURL is the http or https base under which devices reach this node,
+	// without a slash at its end. Empty: photos are not offered.
+	PublicURL string
+	Log       *slog.Logger
+}
+
+// Core is what the receiver needs of devices.Service.
+type Core interface {
+	MemberOf(id devices.ID) bool
+	Publish(e devices.Event)
+}
+
+// Server receives and serves photos. It is devices.Vision for the core, and
+// safe for concurrent use.
+type Server struct {
+	opt      Options
+	core     atomic.Pointer[Core]
+	bucket   *bucket
+	slots    chan struct{}
+	patience time.Duration // UploadTime, less in tests
+
+	// Uploads counts them by outcome: stored, or the reason they were refused.
+	Uploads devices.CounterMap[string]
+	// Bytes counts those of stored photos, InProgress uploads now.
+	Bytes      atomic.Uint64
+	InProgress atomic.Int64
+}
+
+// New returns a Server. It refuses uploads until Attach.
+func New(opt Options) *Server {
+	return &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), patience: UploadTime}
+}
+
+// Attach gives the server its core, which needs the server to be built.
+func (s *Server) Attach(core Core) { s.core.Store(&core) }
+
+// Register adds the devices' routes.
+func (s *Server) Register(mux *http.ServeMux) {
+	mux.HandleFunc("POST "+PathExplain, s.explain)
+	mux.HandleFunc("POST "+PathSnapshot+"{token}", s.snapshot)
+}
+
+// Grant implements devices.Vision: an address, and a token for GrantLife.
+func (s *Server) Grant(id devices.ID, now time.Time) (url, token string, expires time.Time) {
+	if s.opt.PublicURL == "" {
+		return "", "", time.Time{}
+	}
+	expires = now.Add(GrantLife).Truncate(time.Second)
+	return s.opt.PublicURL + PathExplain, s.opt.Mint.UploadToken(string(id), expires), expires
+}
+
+// Snapshot implements devices.Vision: an address that takes one upload within
+// SnapshotLife, and the id its photo will have.
+func (s *Server) Snapshot(id devices.ID, now time.Time) (url, photo string) {
+	photo = newPhotoID(now)
+	return s.opt.PublicURL + PathSnapshot + s.opt.Mint.SnapshotToken(string(id), photo, now.Add(SnapshotLife)), photo
+}
+
+const (
+	idLength   = 20
+	idTime     = 9 // characters of milliseconds: enough for three thousand years
+	idAlphabet = "0123456789abcdefghijklmnopqrstuvwxyz"
+)
+
+// newPhotoID returns idLength characters of [a-z0-9] that sort by time.
+func newPhotoID(now time.Time) string {
+	id := []byte(fmt.Sprintf("%0*s", idTime, strconv.FormatInt(now.UnixMilli(), len(idAlphabet))))
+	var b [idLength - idTime]byte
+	rand.Read(b[:]) // never fails (crypto/rand)
+	for _, c := range b {
+		id = append(id, idAlphabet[int(c)%len(idAlphabet)]) // 57 bits less a hair: the time stands before them
+	}
+	return string(id)
+}
+
+func isPhotoID(id string) bool {
+	return len(id) == idLength && strings.Trim(id, idAlphabet) == ""
+}
+
+// Reasons of refusals. The list is closed: every value has a counter.
+const (
+	reasonBadRequest   = "bad_request"
+	reasonUnauthorized = "unauthorized"
+	reasonTooLarge     = "too_large"
+	reasonNotJPEG      = "not_jpeg"
+	reasonUsed         = "used"
+	reasonSlow         = "slow"
+	reasonBroken       = "broken"
+	reasonBusy         = "busy"
+	reasonUnavailable  = "unavailable"
+	outcomeStored      = "stored"
+)
+
+// refusal is why an upload was not taken. The device hands the message to
+// whoever asked for the photo.
+type refusal struct {
+	status          int
+	reason, message string
+	cause           error // for the log; nil if the device alone is to blame
+}
+
+func (r *refusal) Error() string { return r.message }
+
+func (r *refusal) Unwrap() error { return r.cause }
+
+func refuse(status int, reason, format string, args ...any) *refusal {
+	return &refusal{status: status, reason: reason, message: fmt.Sprintf(format, args...)}
+}
+
+func unavailable(cause error) *refusal {
+	return &refusal{http.StatusServiceUnavailable, reasonUnavailable, "the photo store does not answer; try again later", cause}
+}
+
+// explain takes a camera's upload.
+func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
+	id, err := devices.ParseID(r.Header.Get("Device-Id"))
+	if err != nil {
+		s.answer(w, r, upload{}, refuse(http.StatusBadRequest, reasonBadRequest, "the Device-Id header is unusable: %v", err))
+		return
+	}
+	now := time.Now()
+	token, found := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if err := s.opt.Mint.VerifyUpload(token, string(id), now); !found || err != nil {
+		s.answer(w, r, upload{}, refuse(http.StatusUnauthorized, reasonUnauthorized, "the upload token is not valid"))
+		return
+	}
+	s.receive(w, r, upload{device: id, photo: newPhotoID(now), kind: KindCamera, taken: now})
+}
+
+// snapshot takes a screen's upload.
+func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) {
+	now := time.Now()
+	device, photo, err := s.opt.Mint.VerifySnapshot(r.PathValue("token"), now)
+	if err != nil || !isPhotoID(photo) {
+		s.answer(w, r, upload{}, refuse(http.StatusUnauthorized, reasonUnauthorized, "this address is not valid, or not any more"))
+		return
+	}
+	s.receive(w, r, upload{device: devices.ID(device), photo: photo, kind: KindSnapshot, taken: now})
+}
+
+// upload is one that may begin: who sends it, and what it will be.
+type upload struct {
+	device   devices.ID
+	photo    string
+	kind     string
+	taken    time.Time
+	question string
+}
+
+func (s *Server) receive(w http.ResponseWriter, r *http.Request, u upload) {
+	core := s.core.Load()
+	if core == nil {
+		s.answer(w, r, u, refuse(http.StatusServiceUnavailable, reasonUnavailable, "this node is starting; try again"))
+		return
+	}
+	if !(*core).MemberOf(u.device) {
+		s.answer(w, r, u, refuse(http.StatusUnauthorized, reasonUnauthorized, "the device is not a member of this fleet"))
+		return
+	}
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	default:
+		s.answer(w, r, u, refuse(http.StatusServiceUnavailable, reasonBusy, "%d uploads are in progress already; try again", MaxUploads))
+		return
+	}
+	s.InProgress.Add(1)
+	defer s.InProgress.Add(-1)
+	size, question, err := s.store(w, r, u)
+	if err == nil {
+		s.Uploads.Add(outcomeStored, 1)
+		s.Bytes.Add(uint64(size))
+		(*core).Publish(photoEvent(u, question, size))
+	}
+	s.answer(w, r, u, err)
+}
+
+func photoEvent(u upload, question string, size int64) devices.Event {
+	fields := jsonspan.AppendString([]byte(`"photo":`), u.photo)
+	fields = jsonspan.AppendString(append(fields, `,"question":`...), question)
+	fields = strconv.AppendInt(append(fields, `,"bytes":`...), size, 10)
+	return devices.Event{Kind: devices.EventPhoto, Device: u.device, Time: u.taken, MsgID: u.device.Token() + "-photo-" + u.photo, Fields: fields}
+}
+
+// answer ends an upload; the refusals are counted here, and only faults of our
+// own side are logged.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, u upload, err error) {
+	body := struct {
+		Success bool   `json:"success"`
+		Photo   string `json:"photo,omitempty"`
+		Message string `json:"message,omitempty"`
+	}{Success: true, Photo: u.photo}
+	status := http.StatusOK
+	if err != nil {
+		no := (*refusal)(nil)
+		if !errors.As(err, &no) {
+			no = unavailable(err)
+		}
+		s.Uploads.Add(no.reason, 1)
+		if no.cause != nil && !errors.Is(no.cause, context.Canceled) {
+			s.opt.Log.Warn("photo upload failed", "device", u.device, "remote", r.RemoteAddr, "reason", no.reason, "error", no.cause)
+		}
+		body.Success, body.Photo, body.Message, status = false, "", no.message, no.status
+		switch status {
+		case http.StatusUnauthorized:
+			w.Header().Set("WWW-Authenticate", `Bearer realm="fleetd"`)
+		case http.StatusServiceUnavailable:
+			w.Header().Set("Retry-After", "10")
+		}
+	}
+	text, err := json.Marshal(body)
+	if err != nil { // two strings and a bool marshal
+		status = http.StatusInternalServerError
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(text) // the device is gone if this fails
+}
