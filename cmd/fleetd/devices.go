@@ -14,7 +14,7 @@ import (
 type devicesCmd struct {
 	List    devicesListCmd `cmd:"" default:"withargs" help:"List the devices (the default)."`
 	Approve approveCmd     `cmd:"" help:"Admit a waiting device, or the waiting client id of a known one."`
-	Revoke  revokeCmd      `cmd:"" help:"Make a device's credentials worthless; it gets new ones at its next OTA check."`
+	Revoke  revokeCmd      `cmd:"" help:"Make a device's credentials worthless; it waits for approval from its next OTA check on."`
 	Forget  forgetCmd      `cmd:"" help:"Remove a device and make its credentials worthless."`
 }
 
@@ -127,7 +127,7 @@ func (d *devicesListCmd) seenCell(device apiclient.Device, now time.Time) string
 }
 
 type approveCmd struct {
-	Device string `arg:"" help:"Device id."`
+	Device string `arg:"" help:"Device id, or the six-digit code that the device speaks."`
 	clientFlags
 }
 
@@ -143,7 +143,7 @@ type revokeCmd struct {
 
 // Run revokes.
 func (cmd *revokeCmd) Run(ctx context.Context, a *app) error {
-	return a.change(ctx, cmd.clientFlags, (*apiclient.Client).Revoke, cmd.Device, "revoked; it must restart to get new credentials")
+	return a.change(ctx, cmd.clientFlags, (*apiclient.Client).Revoke, cmd.Device, "revoked; it waits for approval from its next OTA check on")
 }
 
 type forgetCmd struct {

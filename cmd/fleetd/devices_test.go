@@ -84,7 +84,7 @@ func TestDeviceChanges(t *testing.T) {
 	f.status["DELETE /v1/devices/nobody"] = 404
 	const id = "aa:bb:cc:dd:ee:01"
 	f.run("devices", "approve", id).is(t, exitOK, id+" approved; it takes effect at its next OTA check\n", "")
-	f.run("devices", "revoke", id).is(t, exitOK, id+" revoked; it must restart to get new credentials\n", "")
+	f.run("devices", "revoke", id).is(t, exitOK, id+" revoked; it waits for approval from its next OTA check on\n", "")
 	f.run("devices", "forget", id).is(t, exitOK, id+" forgotten\n", "")
 	f.run("devices", "forget", "nobody").is(t, exitRefused, "", "fleetd: no device is called nobody (device_unknown)\n")
 	want := []string{"POST /v1/devices/" + id + "/approve", "POST /v1/devices/" + id + "/revoke", "DELETE /v1/devices/" + id, "DELETE /v1/devices/nobody"}

@@ -50,7 +50,7 @@ type Config struct {
 	// DeviceTLSCert and DeviceTLSKey are PEM files; both are empty or both are given.
 	DeviceTLSCert string
 	DeviceTLSKey  string
-	// TrustedProxies are the addresses whose X-Forwarded-For and X-Forwarded-Proto are believed.
+	// TrustedProxies are the addresses whose X-Forwarded-For is believed.
 	TrustedProxies []netip.Prefix
 
 	// Transport is what the OTA reply offers a device: "websocket".
@@ -80,8 +80,6 @@ type Config struct {
 	// OTABurst is how many of them may come at once.
 	OTABurst int
 
-	// DrainWindow is the time over which device sessions are closed at shutdown.
-	DrainWindow time.Duration
 	// PhotoRetention and PhotoLimit bound the stored photos by age and by bytes.
 	PhotoRetention time.Duration
 	PhotoLimit     int64

@@ -39,7 +39,6 @@ func TestDefaults(t *testing.T) {
 		DeviceListen: ":8000", APIListen: "127.0.0.1:8080",
 		Transport: "websocket", WebSocketVersion: 1, WebSocketIdle: "keep", CallsPerDevice: 1, Timezone: "Asia/Shanghai",
 		DeviceAuth: "token", Admission: "open", APIAuth: "token", OTARate: 3000, OTABurst: 5000,
-		DrainWindow:    20 * time.Second,
 		PhotoRetention: 168 * time.Hour, PhotoLimit: 10 << 30, EventRetention: 24 * time.Hour, EventLimit: 1 << 30,
 		Node: c.Node, LogLevel: "info", LogFormat: c.LogFormat,
 		given: map[string]bool{},
@@ -59,7 +58,7 @@ func TestEveryField(t *testing.T) {
 	}
 	given := flags{
 		"data-dir": "/var/lib/fleetd", "database": "postgres://u:p@db/fleetd", "nats": "nats://a:4222,nats://b:4222",
-		"nats-listen": "", "nats-prefix": "acme.fleet_1", "node": "rack-7", "drain-window": "0s",
+		"nats-listen": "", "nats-prefix": "acme.fleet_1", "node": "rack-7",
 		"device-listen": "0.0.0.0:80", "api-listen": "[::1]:9090", "public-host": "devices.example.com",
 		"public-device-url": "https://devices.example.com/fleet/", "device-tls-cert": "c.pem", "device-tls-key": "k.pem",
 		"trusted-proxies": "10.1.2.3/8, 192.0.2.7,2001:db8::/32",

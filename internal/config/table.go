@@ -57,9 +57,6 @@ var settings = []setting{
 	{name: "node", group: groupNode, def: "",
 		help: "Node name in logs, metrics and answers; empty: random per start.",
 		set:  optional(func(c *Config) *string { return &c.Node }, checkNode)},
-	{name: "drain-window", group: groupNode, def: "20s",
-		help: "Time over which device sessions are closed at shutdown while another node lives.",
-		set:  duration(func(c *Config) *time.Duration { return &c.DrainWindow }, 0, time.Hour)},
 
 	{name: "device-listen", group: groupListen, def: ":8000",
 		help: "HTTP for devices: OTA, WebSocket, photos.",
@@ -86,7 +83,7 @@ var settings = []setting{
 		help: "Private key (PEM file) for the certificate.",
 		set:  optional(func(c *Config) *string { return &c.DeviceTLSKey }, nil)},
 	{name: "trusted-proxies", group: groupListen, def: "",
-		help: "Networks (CIDR, comma-separated) whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+		help: "Networks (CIDR, comma-separated) whose X-Forwarded-For is believed.",
 		set:  setProxies},
 
 	{name: "transport", group: groupDevices, def: "websocket",

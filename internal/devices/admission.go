@@ -133,7 +133,7 @@ func (s *Service) Generation(id ID) (generation int64, ok bool) {
 // waits. name is a device id or the code the device speaks; wrong codes are
 // limited. The credentials of a replaced client die.
 func (s *Service) Approve(name string) (ID, error) {
-	id, err := s.resolve(name)
+	id, spoken, err := s.resolve(name)
 	if err != nil {
 		return "", err
 	}
@@ -147,11 +147,15 @@ func (s *Service) Approve(name string) (ID, error) {
 		e.mu.Unlock()
 		return id, nil
 	}
-	replaced := d.ClientID != "" && d.PendingID != "" && d.PendingID != d.ClientID
+	client := d.PendingID // the last to ask, unless a code says which
+	if spoken != "" {
+		client = spoken
+	}
+	replaced := d.ClientID != "" && client != "" && client != d.ClientID
 	d = e.updateLocked(func(d *Device) {
-		d.Admission = AdmissionMember
-		if d.PendingID != "" {
-			d.ClientID, d.PendingID = d.PendingID, ""
+		d.Admission, d.PendingID = AdmissionMember, ""
+		if client != "" {
+			d.ClientID = client
 		}
 	})
 	wasRevoked := e.revoked
@@ -173,16 +177,19 @@ func (s *Service) Approve(name string) (ID, error) {
 	return id, nil
 }
 
-// resolve finds the device that name means: its id, else its spoken code.
-func (s *Service) resolve(name string) (ID, error) {
-	if id, err := ParseID(name); err == nil && s.hub.get(id) != nil {
-		return id, nil
-	} else if err == nil && !isCode(name) {
-		return "", fail(CodeDeviceUnknown, "no device %s is known", id)
-	} else if !isCode(name) {
-		return "", fail(CodeBadRequest, "%v", err)
+// resolve finds the device that name means: its id, else its spoken code, and
+// then the client that speaks it.
+func (s *Service) resolve(name string) (id ID, spoken string, err error) {
+	if id, err = ParseID(name); err == nil && s.hub.get(id) != nil {
+		return id, "", nil
 	}
-	return s.pending.byCode(name, time.Now())
+	switch {
+	case isCode(name):
+		return s.pending.byCode(name, time.Now())
+	case err != nil:
+		return "", "", fail(CodeBadRequest, "%v", err)
+	}
+	return "", "", fail(CodeDeviceUnknown, "no device %s is known", id)
 }
 
 func isCode(name string) bool {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -55,6 +56,9 @@ func (s *Service) Get(ctx context.Context, id ID) (View, error) {
 // List describes devices in id order, at most q.Limit; more tells whether
 // others follow.
 func (s *Service) List(ctx context.Context, q Query) (views []View, more bool, err error) {
+	if q.State == string(StateContested) {
+		return s.listContested(ctx, q)
+	}
 	limit := q.Limit
 	q.Limit++ // one more row than asked for tells whether a page follows
 	rows, err := s.ports.Records.List(ctx, q)
@@ -68,6 +72,29 @@ func (s *Service) List(ctx context.Context, q Query) (views []View, more bool, e
 		views = append(views, s.view(row))
 	}
 	return views, more, nil
+}
+
+// listContested finds the contested devices in memory, where alone that state
+// is kept; they are few, so each is looked up and the other filters do not
+// apply.
+func (s *Service) listContested(ctx context.Context, q Query) (views []View, more bool, err error) {
+	var ids []ID
+	s.hub.each(func(e *entry) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.id > q.After && time.Now().UnixNano() < e.takeovers.refusedUntil {
+			ids = append(ids, e.id)
+		}
+	})
+	slices.Sort(ids)
+	for _, id := range ids[:min(len(ids), q.Limit)] {
+		v, err := s.Get(ctx, id)
+		if err != nil {
+			return nil, false, err
+		}
+		views = append(views, v)
+	}
+	return views, len(ids) > q.Limit, nil
 }
 
 // view overlays a stored row with what this node knows better.

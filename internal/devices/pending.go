@@ -9,14 +9,19 @@ import (
 	"time"
 )
 
-// pendings holds the activation codes of devices that wait for approval. They
-// live in memory only: a device repeats its check every half minute and speaks
-// a new code after a restart.
+// maxPendingClients bounds the clients that wait under one device id; the
+// newest take the place of the oldest.
+const maxPendingClients = 4
+
+// pendings holds the activation codes of devices that wait for approval. A
+// code belongs to one client: whoever asks under the same id cannot take
+// another's place. They live in memory only: a device repeats its check every
+// half minute and speaks a new code after a restart.
 type pendings struct {
 	mu       sync.Mutex
-	byDevice map[ID]*pending
+	byDevice map[ID][]pending // oldest first
 	codes    map[string]ID
-	wrong    int // codes tried in vain since wrongFrom
+	wrong    int // codes tried in vain since wrongAt
 	wrongAt  time.Time
 }
 
@@ -28,34 +33,49 @@ type pending struct {
 }
 
 func newPendings() *pendings {
-	return &pendings{byDevice: map[ID]*pending{}, codes: map[string]ID{}}
+	return &pendings{byDevice: map[ID][]pending{}, codes: map[string]ID{}}
 }
 
-// get returns the code of a waiting device, a fresh one if it has none, an
-// expired one, or another client asks.
+// get returns the code of a waiting client, a fresh one if it has none.
 func (p *pendings) get(id ID, clientID string, now time.Time) (found pending, fresh bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if old := p.byDevice[id]; old != nil {
-		if old.clientID == clientID && now.Before(old.expires) {
-			return *old, false, nil
+	p.expireLocked(id, now)
+	for _, old := range p.byDevice[id] {
+		if old.clientID == clientID {
+			return old, false, nil
 		}
-		p.dropLocked(id)
 	}
-	if len(p.byDevice) >= MaxPending {
-		for other, old := range p.byDevice {
-			if !now.Before(old.expires) {
-				p.dropLocked(other)
-			}
+	if len(p.codes) >= MaxPending {
+		for other := range p.byDevice {
+			p.expireLocked(other, now)
 		}
-		if len(p.byDevice) >= MaxPending {
+		if len(p.codes) >= MaxPending {
 			return pending{}, false, fail(CodeUnavailable, "%d devices wait for approval already", MaxPending)
 		}
 	}
-	next := &pending{clientID: clientID, code: p.unusedCode(), challenge: newChallenge(), expires: now.Add(CodeLife)}
-	p.byDevice[id] = next
+	if waiting := p.byDevice[id]; len(waiting) >= maxPendingClients {
+		delete(p.codes, waiting[0].code)
+		p.byDevice[id] = waiting[1:]
+	}
+	next := pending{clientID: clientID, code: p.unusedCode(), challenge: newChallenge(), expires: now.Add(CodeLife)}
+	p.byDevice[id] = append(p.byDevice[id], next)
 	p.codes[next.code] = id
-	return *next, true, nil
+	return next, true, nil
+}
+
+// expireLocked removes the codes of one device that are past their life.
+func (p *pendings) expireLocked(id ID, now time.Time) {
+	waiting := p.byDevice[id]
+	for len(waiting) > 0 && !now.Before(waiting[0].expires) {
+		delete(p.codes, waiting[0].code)
+		waiting = waiting[1:]
+	}
+	if len(waiting) == 0 {
+		delete(p.byDevice, id)
+		return
+	}
+	p.byDevice[id] = waiting
 }
 
 // unusedCode draws until the code is free: with MaxPending of a million taken
@@ -79,33 +99,33 @@ func newChallenge() string {
 	return hex.EncodeToString(b[:])
 }
 
-// byCode finds the device that speaks this code.
-func (p *pendings) byCode(code string, now time.Time) (ID, error) {
+// byCode finds the device and client that speak this code.
+func (p *pendings) byCode(code string, now time.Time) (ID, string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now.Sub(p.wrongAt) > wrongCodeSpan {
 		p.wrong, p.wrongAt = 0, now
 	}
 	if p.wrong >= MaxWrongCodes {
-		return "", fail(CodeForbidden, "too many wrong codes; wait a minute, or approve the device by its id")
+		return "", "", fail(CodeForbidden, "too many wrong codes; wait a minute, or approve the device by its id")
 	}
-	id, ok := p.codes[code]
-	if !ok || !now.Before(p.byDevice[id].expires) {
-		p.wrong++
-		return "", fail(CodeDeviceUnknown, "no device waits with the code %s; codes live %v", code, CodeLife)
+	id := p.codes[code]
+	p.expireLocked(id, now)
+	for _, waiting := range p.byDevice[id] {
+		if waiting.code == code {
+			return id, waiting.clientID, nil
+		}
 	}
-	return id, nil
+	p.wrong++
+	return "", "", fail(CodeDeviceUnknown, "no device waits with the code %s; codes live %v", code, CodeLife)
 }
 
+// drop forgets every client that waits under the id.
 func (p *pendings) drop(id ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.dropLocked(id)
-}
-
-func (p *pendings) dropLocked(id ID) {
-	if old := p.byDevice[id]; old != nil {
-		delete(p.codes, old.code)
-		delete(p.byDevice, id)
+	for _, waiting := range p.byDevice[id] {
+		delete(p.codes, waiting.code)
 	}
+	delete(p.byDevice, id)
 }

@@ -7,31 +7,60 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// statuses is the one table from codes to HTTP statuses, which problem objects
-// carry over REST and NATS alike.
-var statuses = map[Code]int{
-	CodeBadRequest: 400, CodeUnauthorized: 401, CodeForbidden: 403, CodeToolDenied: 403, CodeNotFound: 404, CodeDeviceUnknown: 404,
-	CodeToolUnknown: 404, CodeDeviceOffline: 409, CodeSuperseded: 409, CodeTooLarge: 413, CodeInvalidArguments: 422,
-	CodeConfirmation: 428, CodeDeviceBusy: 429, CodeInternal: 500, CodeConnectionLost: 502, CodeDeviceError: 502,
-	CodeUnavailable: 503, CodeDeviceTimeout: 504,
+// statuses is the one table from codes to HTTP statuses and their phrases,
+// which problem objects carry over REST and NATS alike.
+var statuses = map[Code]struct {
+	status int
+	phrase string
+}{
+	CodeBadRequest:       {400, "Bad Request"},
+	CodeUnauthorized:     {401, "Unauthorized"},
+	CodeForbidden:        {403, "Forbidden"},
+	CodeToolDenied:       {403, "Forbidden"},
+	CodeNotFound:         {404, "Not Found"},
+	CodeDeviceUnknown:    {404, "Not Found"},
+	CodeToolUnknown:      {404, "Not Found"},
+	CodeDeviceOffline:    {409, "Conflict"},
+	CodeSuperseded:       {409, "Conflict"},
+	CodeTooLarge:         {413, "Request Entity Too Large"},
+	CodeInvalidArguments: {422, "Unprocessable Entity"},
+	CodeConfirmation:     {428, "Precondition Required"},
+	CodeDeviceBusy:       {429, "Too Many Requests"},
+	CodeInternal:         {500, "Internal Server Error"},
+	CodeConnectionLost:   {502, "Bad Gateway"},
+	CodeDeviceError:      {502, "Bad Gateway"},
+	CodeUnavailable:      {503, "Service Unavailable"},
+	CodeDeviceTimeout:    {504, "Gateway Timeout"},
 }
 
-// Status is the HTTP status of the code; 500 for one that is not in the table.
-func (c Code) Status() int {
-	if status, ok := statuses[c]; ok {
-		return status
+// Status is the HTTP status of the code, and its phrase.
+func (c Code) Status() (status int, phrase string) {
+	s, ok := statuses[c]
+	if !ok {
+		s = statuses[CodeInternal]
 	}
-	return 500
+	return s.status, s.phrase
 }
 
-// AppendProblem appends the error as a problem object (RFC 9457): type, title,
-// status, code and detail, and where they apply part, sent, outcome and the
-// faults as errors.
+// TellsSent says whether a problem with this error states if bytes left for
+// the device.
+func (e *Error) TellsSent() bool {
+	switch e.Code {
+	case CodeSuperseded, CodeConnectionLost, CodeDeviceTimeout, CodeDeviceError:
+		return true
+	}
+	return e.Sent
+}
+
+// AppendProblem appends the error as a problem object (RFC 9457) without a
+// type: title, status, code and detail, and where they apply part, sent,
+// outcome and the faults as errors.
 func (e *Error) AppendProblem(dst []byte) []byte {
-	dst = append(dst, `{"type":"about:blank","title":`...)
-	dst = jsonspan.AppendString(dst, title(e.Code))
+	status, phrase := e.Code.Status()
+	dst = append(dst, `{"title":`...)
+	dst = jsonspan.AppendString(dst, phrase)
 	dst = append(dst, `,"status":`...)
-	dst = strconv.AppendInt(dst, int64(e.Code.Status()), 10)
+	dst = strconv.AppendInt(dst, int64(status), 10)
 	dst = append(dst, `,"code":`...)
 	dst = jsonspan.AppendString(dst, string(e.Code))
 	dst = append(dst, `,"detail":`...)
@@ -40,8 +69,7 @@ func (e *Error) AppendProblem(dst []byte) []byte {
 		dst = append(dst, `,"part":`...)
 		dst = jsonspan.AppendString(dst, e.Part)
 	}
-	switch e.Code {
-	case CodeSuperseded, CodeConnectionLost, CodeDeviceTimeout, CodeDeviceError:
+	if e.TellsSent() {
 		dst = append(dst, `,"sent":`...)
 		dst = strconv.AppendBool(dst, e.Sent)
 	}
@@ -65,17 +93,6 @@ func (e *Error) AppendProblem(dst []byte) []byte {
 		dst = append(dst, ']')
 	}
 	return append(dst, '}')
-}
-
-// title is the code in words.
-func title(c Code) string {
-	b := []byte(c)
-	for i := range b {
-		if b[i] == '_' {
-			b[i] = ' '
-		}
-	}
-	return string(b)
 }
 
 // ParseProblem reads a problem object back; ok is false if data is none.

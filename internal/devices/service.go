@@ -136,6 +136,11 @@ func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 	if created {
 		s.saveDevice(e.device.Load())
 	}
+	remote := who.Remote
+	who.Remote, who.Device = "", e.id // a session keeps no second copy of what its entry has
+	if known := e.device.Load().ClientID; known == who.ClientID {
+		who.ClientID = known
+	}
 	session := &Session{svc: s, entry: e, conn: conn, who: who, id: newSessionID(), connected: now}
 	session.init()
 
@@ -168,7 +173,7 @@ func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 	fields = jsonspan.AppendString(fields, string(who.Transport))
 	fields = append(fields, `,"client_id":`...)
 	session.publish(EventOnline, "", jsonspan.AppendString(fields, who.ClientID), true)
-	s.log.Info("device connected", "device", who.Device, "session", session.id, "epoch", session.epoch, "transport", who.Transport, "remote", who.Remote)
+	s.log.Info("device connected", "device", who.Device, "session", session.id, "epoch", session.epoch, "transport", who.Transport, "remote", remote)
 	return session, nil
 }
 

@@ -143,6 +143,9 @@ func callLoad(ctx context.Context, d *daemon, callers, devices int, duration tim
 		if err != nil {
 			return nil, nil, err
 		}
+		if err := c.SetDeadline(stop.Add(exchangeLimit)); err != nil {
+			return nil, nil, errors.Join(err, c.Close())
+		}
 		caller := caller{conn: c, br: bufio.NewReaderSize(c, 4096), head: " HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer " + d.token +
 			"\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(len(callBody)) + "\r\n\r\n" + callBody}
 		return func(k int) error {

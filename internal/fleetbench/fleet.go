@@ -87,20 +87,22 @@ func (f *fleet) connect(ctx context.Context, from, to int, live bool) ([]time.Du
 				return fmt.Errorf("device %s: %w", deviceID(from+i), err)
 			}
 			took[i] = time.Since(begun)
-			f.keep(c, live)
-			return nil
+			return f.keep(c, live)
 		}, func() {}, nil
 	})
 	return took, err
 }
 
 // keep notes a connection, and lets it answer if live.
-func (f *fleet) keep(c net.Conn, live bool) {
+func (f *fleet) keep(c net.Conn, live bool) error {
 	f.mu.Lock()
 	f.conns = append(f.conns, c)
 	f.mu.Unlock()
 	if !live {
-		return
+		return nil
+	}
+	if err := c.SetDeadline(time.Time{}); err != nil {
+		return err
 	}
 	f.live.Go(func() {
 		answerCalls(c)
@@ -108,6 +110,7 @@ func (f *fleet) keep(c net.Conn, live bool) {
 			f.lost.Add(1)
 		}
 	})
+	return nil
 }
 
 // close ends all connections. An error says that some had ended before.

@@ -90,7 +90,7 @@ func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) 
 	if err := errors.Join(d.awaitReady(ctx, firmwares, startLimit), d.awaitQuiet(ctx, startLimit), d.collect(ctx)); err != nil {
 		return err
 	}
-	saved := d.profile(ctx, b.profileFile(v.name, run), 1+n/5000)
+	saved := d.profile(ctx, b.profileFile(v.name, run), 1+n/2500)
 	meter, err := startMeter(d.pid())
 	if err != nil {
 		return err

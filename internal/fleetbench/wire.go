@@ -17,11 +17,19 @@ import (
 // and leaves everything else out.
 
 // dial connects as client number i. Clients are spread over 127.0.0.2 and up, 1500 each: beyond that the kernel's
-// search for a free port takes longer than the connect.
+// search for a free port takes longer than the connect. The connection works for exchangeLimit, so that a server that
+// falls silent ends the run.
 func dial(ctx context.Context, address string, i int) (net.Conn, error) {
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i/1500))}, Timeout: 30 * time.Second, Control: lateBind}
-	return d.DialContext(ctx, "tcp", address)
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i/1500))}, Timeout: exchangeLimit, Control: lateBind}
+	c, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.SetDeadline(time.Now().Add(exchangeLimit))
 }
+
+// exchangeLimit bounds what is said on one connection until the device is ready.
+const exchangeLimit = time.Minute
 
 // readResponse reads one HTTP response with a Content-Length. The body is valid until the next read.
 func readResponse(br *bufio.Reader) (status int, body []byte, err error) {

@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/pprof"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,17 +35,15 @@ func (n *node) parts() map[string]error {
 }
 
 // health adds the load balancers' routes to the devices' side. A node without
-// its database still serves devices, so only stopping makes it unfit there.
+// its database or NATS still serves devices, so only stopping makes it unfit
+// there; what is down is named, and no more, since anybody can ask.
 func (n *node) health(mux *http.ServeMux) {
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		answer := struct {
-			Ready bool              `json:"ready"`
-			Down  map[string]string `json:"down,omitempty"`
-		}{Ready: true, Down: map[string]string{}}
-		for part, err := range n.parts() {
-			answer.Ready, answer.Down[part] = false, err.Error()
-		}
+			Ready bool     `json:"ready"`
+			Down  []string `json:"down,omitempty"`
+		}{Ready: !n.draining.get(), Down: slices.Sorted(maps.Keys(n.parts()))}
 		w.Header().Set("Content-Type", "application/json")
 		if !answer.Ready {
 			w.WriteHeader(http.StatusServiceUnavailable)

@@ -29,6 +29,7 @@ import (
 const (
 	openTimeout   = 10 * time.Second
 	callGrace     = 10 * time.Second // for calls in progress
+	answerGrace   = time.Second      // for them to say that they were cut short
 	storeGrace    = 10 * time.Second
 	stopLimit     = 40 * time.Second // after which something hangs
 	notesEvery    = time.Minute
@@ -330,6 +331,8 @@ func (n *node) startFrontEnds() error {
 
 // serve runs an HTTP server until it is shut down; anything else ends the node.
 func (n *node) serve(flag string, s *http.Server, l net.Listener) {
+	requests, end := context.WithCancel(context.Background())
+	s.BaseContext = func(net.Listener) context.Context { return requests }
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -344,12 +347,18 @@ func (n *node) serve(flag string, s *http.Server, l net.Listener) {
 		}
 	}()
 	n.onStop(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), callGrace)
-		defer cancel()
-		if err := s.Shutdown(ctx); err != nil {
-			_ = s.Close() // what did not end by itself in time
+		for _, grace := range []time.Duration{callGrace, answerGrace} {
+			ctx, cancel := context.WithTimeout(context.Background(), grace)
+			err := s.Shutdown(ctx)
+			cancel()
+			if err == nil {
+				break
+			}
+			end() // requests that did not end by themselves say so in their answers
 		}
+		_ = s.Close()
 		<-done
+		end()
 	})
 }
 

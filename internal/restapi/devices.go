@@ -71,7 +71,7 @@ type DevicePath struct {
 
 type listDevicesInput struct {
 	Page
-	State     string `query:"state" enum:"online,offline,pending" doc:"pending: waits for approval, itself or with another Client-Id."`
+	State     string `query:"state" enum:"online,offline,pending,contested" doc:"pending: waits for approval, itself or with another Client-Id. contested: a cloned id, fought over now; other filters do not apply then."`
 	Transport string `query:"transport" enum:"websocket,mqtt"`
 	Board     string `query:"board"`
 	Firmware  string `query:"firmware"`

@@ -99,7 +99,8 @@ var generalCodes = []devices.Code{devices.CodeBadRequest, devices.CodeUnauthoriz
 func codeList(codes []devices.Code) string {
 	var names []string
 	for _, code := range append(codes[:len(codes):len(codes)], generalCodes...) {
-		names = append(names, "`"+string(code)+"` ("+strconv.Itoa(statuses[code])+")")
+		status, _ := code.Status()
+		names = append(names, "`"+string(code)+"` ("+strconv.Itoa(status)+")")
 	}
 	return strings.Join(names, ", ")
 }

@@ -12,28 +12,6 @@ import (
 	"fleetd/internal/devices"
 )
 
-// statuses is the one table from codes to HTTP statuses.
-var statuses = map[devices.Code]int{
-	devices.CodeBadRequest:       http.StatusBadRequest,
-	devices.CodeTooLarge:         http.StatusRequestEntityTooLarge,
-	devices.CodeNotFound:         http.StatusNotFound,
-	devices.CodeInvalidArguments: http.StatusUnprocessableEntity,
-	devices.CodeUnauthorized:     http.StatusUnauthorized,
-	devices.CodeForbidden:        http.StatusForbidden,
-	devices.CodeToolDenied:       http.StatusForbidden,
-	devices.CodeConfirmation:     http.StatusPreconditionRequired,
-	devices.CodeDeviceUnknown:    http.StatusNotFound,
-	devices.CodeToolUnknown:      http.StatusNotFound,
-	devices.CodeDeviceOffline:    http.StatusConflict,
-	devices.CodeSuperseded:       http.StatusConflict,
-	devices.CodeConnectionLost:   http.StatusBadGateway,
-	devices.CodeDeviceBusy:       http.StatusTooManyRequests,
-	devices.CodeDeviceError:      http.StatusBadGateway,
-	devices.CodeDeviceTimeout:    http.StatusGatewayTimeout,
-	devices.CodeUnavailable:      http.StatusServiceUnavailable,
-	devices.CodeInternal:         http.StatusInternalServerError,
-}
-
 // problem is every failure of the API: a problem document of RFC 9457 without
 // `type`, which then counts as about:blank.
 type problem struct {
@@ -49,18 +27,10 @@ type problem struct {
 
 // newProblem words a refusal.
 func newProblem(e *devices.Error) *problem {
-	status, known := statuses[e.Code]
-	if !known {
-		status = http.StatusInternalServerError
-	}
-	p := &problem{Title: http.StatusText(status), Status: status, Code: e.Code, Detail: e.Detail, Part: e.Part, Outcome: e.Outcome, Errors: e.Faults}
-	switch e.Code {
-	case devices.CodeSuperseded, devices.CodeConnectionLost, devices.CodeDeviceTimeout, devices.CodeDeviceError:
+	status, phrase := e.Code.Status()
+	p := &problem{Title: phrase, Status: status, Code: e.Code, Detail: e.Detail, Part: e.Part, Outcome: e.Outcome, Errors: e.Faults}
+	if e.TellsSent() {
 		p.Sent = &e.Sent
-	default:
-		if e.Sent {
-			p.Sent = &e.Sent
-		}
 	}
 	return p
 }

@@ -16,8 +16,9 @@ import (
 const (
 	// readTimeout bounds a read where its caller does not.
 	readTimeout = 5 * time.Second
-	// MaxPage is the most rows of one List.
-	MaxPage = 1000
+	// MaxPage is the most rows of one List: one more than an API page, which
+	// tells whether another follows.
+	MaxPage = 1001
 )
 
 // rowColumns are a device with its presence, in the order of scanRow.

@@ -83,7 +83,7 @@ type Front struct {
 func New(opt Options) *Front {
 	f := &Front{opt: opt, limit: rate.NewLimiter(AcceptRate, AcceptBurst), conns: map[*conn]struct{}{}}
 	f.upgrader = websocket.Upgrader{
-		ReadBufferSize:   512, // a steady connection holds this for ever
+		ReadBufferSize:   256, // every connection holds this for ever; longer messages are read past it
 		WriteBufferSize:  1024,
 		WriteBufferPool:  &sync.Pool{},
 		HandshakeTimeout: HelloTimeout,

@@ -1,0 +1,373 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A whole run with tiny numbers against the real program: every table has plausible figures, and nothing is left.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "fleetd")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "fleetd/cmd/fleetd")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build fleetd: %v\n%s", err, output)
+	}
+	temporary := filepath.Join(dir, "tmp")
+	if err := os.Mkdir(temporary, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", temporary)
+	jsonFile, mdFile, profiles := filepath.Join(dir, "report.json"), filepath.Join(dir, "report.md"), filepath.Join(dir, "profiles")
+	var stdout, stderr strings.Builder
+	err := run(t.Context(), []string{"-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
+		"-idle-high", "20", "-settle", "50ms", "-storm", "40", "-embedded", "-json", jsonFile, "-md", mdFile, "-profile", profiles}, &stdout, &stderr)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, &stderr)
+	}
+	content, err := os.ReadFile(jsonFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r report
+	if err := json.Unmarshal(content, &r); err != nil {
+		t.Fatal(err)
+	}
+	checkFigure(t, r, "call", figureCalls, 100, 1e6)
+	checkFigure(t, r, "call", figureServerCPU, 1, 10_000)
+	checkFigure(t, r, "call", figureMallocs, 10, 500)
+	checkFigure(t, r, "idle-embedded", figureGoroutines, 1, 1)
+	checkFigure(t, r, "storm-sqlite", figureDevices, 10, 1e5)
+	checkFigure(t, r, "storm-sqlite", figureDeviceP99, 0.1, 10_000)
+	if markdown, err := os.ReadFile(mdFile); err != nil || string(markdown) != stdout.String() || !strings.Contains(stdout.String(), "| "+figureCalls+" |") {
+		t.Errorf("Markdown %q, %v; printed %q", markdown, err, &stdout)
+	}
+	for _, name := range []string{"call-1.pprof", "idle-embedded-heap-1.pprof", "storm-sqlite-1.pprof"} {
+		if info, err := os.Stat(filepath.Join(profiles, name)); err != nil || info.Size() == 0 {
+			t.Errorf("profile %s: %v", name, err)
+		}
+	}
+	if left, err := filepath.Glob(filepath.Join(temporary, "fleetbench*")); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %q, %v", left, err)
+	}
+}
+
+func checkFigure(t *testing.T, r report, table, name string, low, high float64) {
+	t.Helper()
+	for _, m := range r.Measurements {
+		if m.Name != table {
+			continue
+		}
+		for _, f := range m.Figures {
+			if f.Name == name {
+				if f.Fleetd.Median < low || f.Fleetd.Median > high {
+					t.Errorf("%s, %s is %v, want %v to %v", table, name, f.Fleetd.Median, low, high)
+				}
+				return
+			}
+		}
+	}
+	t.Errorf("the report has no %q in %q", name, table)
+}
+
+func TestOptions(t *testing.T) {
+	given := func(name string) string {
+		if name == "FLEETD_BENCH_BASELINES" {
+			return "from-environment"
+		}
+		return ""
+	}
+	o, err := parseOptions(nil, given, io.Discard)
+	if err != nil || o.baselines != "from-environment" || !slices.Equal(o.only, []string{"call", "idle", "storm"}) || o.runs != 5 {
+		t.Errorf("defaults: %+v, %v", o, err)
+	}
+	o, err = parseOptions([]string{"-baselines", "other", "-only", "storm,call", "-runs", "3"}, given, io.Discard)
+	if err != nil || o.baselines != "other" || !slices.Equal(o.only, []string{"storm", "call"}) || o.runs != 3 {
+		t.Errorf("given: %+v, %v", o, err)
+	}
+	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"extra"}, {"-no-such"}} {
+		if _, err := parseOptions(bad, given, io.Discard); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
+func TestFit(t *testing.T) {
+	o := options{devices: 1000, idleLow: 5000, idleHigh: 15000, storm: 15000}
+	if changes := o.fit(20_000); len(changes) != 0 || o.storm != 15000 {
+		t.Errorf("enough files: %q, %+v", changes, o)
+	}
+	changes := o.fit(4000 + reserveFiles)
+	if len(changes) != 2 || o.storm != 4000 || o.idleHigh != 4000 || o.idleLow != 1333 || o.devices != 1000 {
+		t.Errorf("few files: %q, %+v", changes, o)
+	}
+}
+
+func TestSpread(t *testing.T) {
+	cases := []struct {
+		values           []float64
+		low, mid, high   float64
+		text             string
+		precision        int
+		ratiosOf, ratios []float64
+	}{
+		{values: []float64{3, 1, 2}, low: 1, mid: 2, high: 3, text: "1 / 2 / 3", ratiosOf: []float64{6, 2, 1}, ratios: []float64{0.5, 0.5, 2}},
+		{values: []float64{4, 1}, low: 1, mid: 2.5, high: 4, text: "1.0 / 2.5 / 4.0", precision: 1, ratiosOf: []float64{8, 0}, ratios: []float64{0.5}},
+	}
+	for _, tc := range cases {
+		s := spreadOf(tc.values)
+		if *s != (spread{tc.low, tc.mid, tc.high}) || s.text(tc.precision) != tc.text {
+			t.Errorf("%v: %+v, %q", tc.values, s, s.text(tc.precision))
+		}
+		if r := ratios(tc.values, tc.ratiosOf); !slices.Equal(r, tc.ratios) {
+			t.Errorf("%v over %v: %v", tc.values, tc.ratiosOf, r)
+		}
+	}
+	if spreadOf(nil) != nil || (*spread)(nil).text(1) != "" {
+		t.Error("no values must make no text")
+	}
+}
+
+func TestJudge(t *testing.T) {
+	cases := []struct {
+		fleetd, baseline []float64
+		goal             goal
+		want             string
+	}{
+		{[]float64{76}, []float64{100}, goal{Ratio: 0.75}, "ratio at least 0.75: met"},
+		{[]float64{74}, []float64{100}, goal{Ratio: 0.75}, "ratio at least 0.75: missed"},
+		{[]float64{74}, nil, goal{Ratio: 0.75}, "ratio at least 0.75"},
+		{[]float64{9.4}, nil, goal{Value: 9.5}, "at most 9.5: met"},
+		{[]float64{9.6}, nil, goal{Value: 9.5}, "at most 9.5: missed"},
+	}
+	for _, tc := range cases {
+		m := measurement{}
+		m.tabulate(samples{"x": tc.fleetd}, samples{"x": tc.baseline}, []line{{name: "x", goal: &tc.goal}})
+		if len(m.Figures) != 1 || m.Figures[0].goalText() != tc.want {
+			t.Errorf("%v beside %v: %+v", tc.fleetd, tc.baseline, m.Figures)
+		}
+	}
+}
+
+func TestReading(t *testing.T) {
+	const output = "  run 0: goroutines 7\nhttp=net json=append: 30000 / 31000 / 32000 calls/s | p50 1.5 / 1.6 / 1.7 us | allocs 43.0 / 43.1 / 43.2\n"
+	for _, tc := range []struct {
+		before, after string
+		want          float64
+	}{{": ", " calls/s", 31000}, {"p50 ", " us", 1.6}, {"allocs ", "", 43.1}} {
+		if got, err := reading(output, tc.before, tc.after); err != nil || got != tc.want {
+			t.Errorf("%q: %v, %v, want %v", tc.before, got, err, tc.want)
+		}
+	}
+	if _, err := reading(output, "p99 ", " us"); err == nil {
+		t.Error("a figure that is not printed is read")
+	}
+}
+
+func TestParseMetrics(t *testing.T) {
+	m, err := parseMetrics("# HELP x y\nx{a=\"1 2\"} 3\nx{a=\"4\"} 4.5\ngo_goroutines 1.2e+03\n")
+	if err != nil || m["x"] != 7.5 || m[`x{a="1 2"}`] != 3 || m["go_goroutines"] != 1200 {
+		t.Errorf("%v, %v", m, err)
+	}
+	if _, err := parseMetrics("x one\n"); err == nil {
+		t.Error("a value that is no number is accepted")
+	}
+}
+
+// Both sides of the lists have the same shape as the firmware's pages.
+func TestToolPages(t *testing.T) {
+	for _, callable := range []bool{false, true} {
+		pages, err := toolPages(7, callable)
+		if err != nil || len(pages) != 3 {
+			t.Fatalf("%d pages, %v", len(pages), err)
+		}
+		var names []string
+		cursor := ""
+		for i, text := range pages {
+			var page struct {
+				Tools      []tool
+				NextCursor string
+			}
+			if err := json.Unmarshal([]byte(text), &page); err != nil || len(text) > 8000 {
+				t.Fatalf("page %d of %d bytes: %v", i, len(text), err)
+			}
+			if cursor != "" && page.Tools[0].Name != cursor {
+				t.Errorf("page %d begins with %s, not %s", i, page.Tools[0].Name, cursor)
+			}
+			for _, tool := range page.Tools {
+				names = append(names, tool.Name)
+			}
+			cursor = page.NextCursor
+		}
+		if len(names) != listLength || cursor != "" || slices.Contains(names, toolSetVolume) != callable {
+			t.Errorf("callable %v: %d tools, last cursor %q, %q", callable, len(names), cursor, names[:2])
+		}
+	}
+}
+
+func TestReadResponse(t *testing.T) {
+	good := bufio.NewReader(strings.NewReader("HTTP/1.1 429 Too Many Requests\r\nContent-Length: 5\r\nX: y\r\n\r\nhelloHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"))
+	for _, want := range []struct {
+		status int
+		body   string
+	}{{429, "hello"}, {200, "hi"}} {
+		if status, body, err := readResponse(good); err != nil || status != want.status || string(body) != want.body {
+			t.Errorf("%d %q, %v, want %+v", status, body, err, want)
+		}
+	}
+	for _, bad := range []string{"", "HTTP/1.1 abc\r\n\r\n", "HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"} {
+		if _, _, err := readResponse(bufio.NewReader(strings.NewReader(bad))); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
+// Frames of every length form come through, and larger buffers are made when needed.
+func TestFrames(t *testing.T) {
+	for _, n := range []int{0, 1, 125, 126, 127, 300, 65535} {
+		payload := strings.Repeat("x", n)
+		client := appendFrame(nil, opText, []byte(payload))
+		header := 2
+		if n >= 126 {
+			header = 4
+		}
+		if client[1]&0x80 == 0 {
+			t.Fatalf("%d bytes: a client's frame must be masked", n)
+		}
+		server := append(slices.Clone(client[:header]), client[header+4:]...) // without the mask, as a server sends it
+		server[1] &^= 0x80
+		op, got, err := readFrame(bufio.NewReader(strings.NewReader(string(server))), make([]byte, 16))
+		if err != nil || op != opText || string(got) != payload {
+			t.Errorf("%d bytes: opcode %d, %d bytes, %v", n, op, len(got), err)
+		}
+	}
+	if _, _, err := readFrame(bufio.NewReader(strings.NewReader("\x81\x7f\x00\x00\x00\x00\x00\x01\x00\x00")), nil); err == nil {
+		t.Error("a frame over 64 KiB is accepted")
+	}
+}
+
+// A device answers calls and pings on a real connection.
+func TestAnswerCalls(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	c, err := dial(t.Context(), listener.Addr().String(), 3001)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if host, _, _ := net.SplitHostPort(server.RemoteAddr().String()); host != "127.0.0.4" {
+		t.Errorf("device 3001 dials from %s", host)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		answerCalls(c)
+	}()
+	const request = `{"session_id":"abc","type":"mcp","payload":{"jsonrpc":"2.0","method":"tools/call","params":{"name":"x","arguments":{"id":9}},"id":41}}`
+	frames := append([]byte{0x89, 2, 'h', 'i', 0x81, 15}, `{"type":"noop"}`...)
+	frames = append(append(frames, 0x81, 126, 0, byte(len(request))), request...)
+	if _, err := server.Write(frames); err != nil {
+		t.Fatal(err)
+	}
+	br := bufio.NewReader(server)
+	if op, payload := readMasked(t, br); op != opPong || payload != "hi" {
+		t.Errorf("a ping is answered with opcode %d, %q", op, payload)
+	}
+	want := `{"session_id":"abc","type":"mcp","payload":{"jsonrpc":"2.0","id":41,"result":{"content":[{"type":"text","text":"true"}],"isError":false}}}`
+	if op, payload := readMasked(t, br); op != opText || payload != want {
+		t.Errorf("opcode %d, %s", op, payload)
+	}
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+}
+
+// readMasked reads a client's frame below 64 KiB that is masked with zeros.
+func readMasked(t *testing.T, br *bufio.Reader) (op byte, payload string) {
+	t.Helper()
+	head := make([]byte, 2)
+	if _, err := io.ReadFull(br, head); err != nil {
+		t.Fatal(err)
+	}
+	n := int(head[1] & 127)
+	if n == 126 {
+		long := make([]byte, 2)
+		if _, err := io.ReadFull(br, long); err != nil {
+			t.Fatal(err)
+		}
+		n = int(long[0])<<8 | int(long[1])
+	}
+	body := make([]byte, 4+n)
+	if _, err := io.ReadFull(br, body); err != nil {
+		t.Fatal(err)
+	}
+	return head[0] & 15, string(body[4:])
+}
+
+// A daemon that ends by itself is reported with what it said, and leaves nothing.
+func TestDaemonThatFails(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	program := filepath.Join(dir, "failing")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\necho the port is taken >&2\nexit 3\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err := startDaemon(t.Context(), program)
+	if err == nil || !strings.Contains(err.Error(), "the port is taken") {
+		t.Errorf("error %v", err)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "fleetbench*")); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %q, %v", left, err)
+	}
+}
+
+func TestInParallel(t *testing.T) {
+	done := make([]bool, 100)
+	err := inParallel(7, len(done), func() (func(int) error, func(), error) {
+		return func(i int) error { done[i] = true; return nil }, func() {}, nil
+	})
+	if err != nil || slices.Contains(done, false) {
+		t.Errorf("%v, %v", done, err)
+	}
+	broken := errors.New("broken")
+	err = inParallel(7, 100, func() (func(int) error, func(), error) {
+		return func(int) error { return broken }, func() {}, nil
+	})
+	if !errors.Is(err, broken) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// The run's end reaches callers that have nobody to call.
+func TestCallLoadEnds(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	d := &daemon{api: (&url.URL{Scheme: "http", Host: listener.Addr().String()}).String()}
+	if _, err := callLoad(ctx, d, 2, 2, time.Minute); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}

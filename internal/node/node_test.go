@@ -1,0 +1,168 @@
+package node
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/config"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+func open(t *testing.T, path string) *dataDir {
+	t.Helper()
+	d, err := openDataDir(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.close)
+	return d
+}
+
+func load(t *testing.T, flags map[string]string) *config.Config {
+	t.Helper()
+	cfg, err := config.Load(flags, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+func TestDataDirIsLockedAndPrivate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	d := open(t, path)
+	if _, err := openDataDir(path); err == nil || !strings.Contains(err.Error(), "in use by another fleetd") {
+		t.Errorf("second node: %v", err)
+	}
+	first, err := d.secret("")
+	if err != nil || len(first) != 64 {
+		t.Fatal(first, err)
+	}
+	if again, err := d.secret(""); err != nil || again != first {
+		t.Error("the secret changes between starts")
+	}
+	if given, err := d.secret("given secret"); err != nil || given != "given secret" {
+		t.Error("a given secret does not win")
+	}
+	info, err := os.Stat(d.file(fileSecret))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}
+
+// taken is an address that somebody else listens on.
+func taken(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l.Addr().String()
+}
+
+func TestPortRule(t *testing.T) {
+	d := open(t, t.TempDir())
+	address := taken(t)
+	listen := func(flags map[string]string, fresh bool, address string) (net.Listener, *listeners, error) {
+		l, err := newListeners(load(t, flags), d, quiet, fresh)
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener, err := l.open("device-listen", address)
+		return listener, l, err
+	}
+	if _, _, err := listen(map[string]string{"device-listen": address}, true, address); err == nil || !strings.Contains(err.Error(), "--device-listen") {
+		t.Errorf("a given port that is taken: %v", err)
+	}
+	if _, _, err := listen(nil, false, address); err == nil {
+		t.Error("a default port moved although devices know it")
+	}
+	moved, l, err := listen(nil, true, address)
+	if err != nil || !l.moved["device-listen"] || moved.Addr().String() == address {
+		t.Fatalf("a default port that is taken does not move: %v", err)
+	}
+	if err := l.save(); err != nil {
+		t.Fatal(err)
+	}
+	// The chosen port counts as given from now on.
+	if _, _, err := listen(nil, true, address); err == nil || !strings.Contains(err.Error(), strconv.Itoa(port(moved))) {
+		t.Errorf("the stored port, taken: %v", err)
+	}
+	_ = moved.Close()
+	again, _, err := listen(nil, true, address)
+	if err != nil || port(again) != port(moved) {
+		t.Errorf("the stored port is not used: %v", err)
+	}
+	_ = again.Close()
+}
+
+// pair writes a self-signed certificate named after serial.
+func pair(t *testing.T, dir string, serial int64) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, block := range map[string]*pem.Block{"c.pem": {Type: "CERTIFICATE", Bytes: der}, "k.pem": {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Unix(1_800_000_000+serial, 0)
+		if err := os.Chtimes(file, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestCertificateReload(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := newCertificate(filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem"), quiet); err == nil {
+		t.Error("files that do not exist are accepted")
+	}
+	pair(t, dir, 1)
+	c, err := newCertificate(filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem"), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serial := func() int64 {
+		c.checked = time.Time{} // as if the interval had passed
+		leaf, err := x509.ParseCertificate(c.current().Certificate[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return leaf.SerialNumber.Int64()
+	}
+	pair(t, dir, 2)
+	if got := serial(); got != 2 {
+		t.Errorf("certificate %d is served after the change", got)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "c.pem"), []byte("broken"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := serial(); got != 2 {
+		t.Errorf("certificate %d is served after a broken change", got)
+	}
+}

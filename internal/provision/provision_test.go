@@ -1,0 +1,303 @@
+package provision
+
+import (
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+func vector(t testing.TB, name string, into any) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("..", "..", "testdata", "vectors", name+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+}
+
+// Every recorded reply that harms a device is refused; the others pass, except
+// where our rules are stricter.
+func TestCheckVectors(t *testing.T) {
+	var v struct {
+		Cases []struct{ Body, Device string }
+	}
+	vector(t, "ota_responses", &v)
+	seen := 0
+	for _, c := range v.Cases {
+		if c.Body == "" {
+			continue
+		}
+		seen++
+		err := Check([]byte(c.Body))
+		harmful := strings.Contains(c.Device, "ABORT") || strings.Contains(c.Device, "stored as a string") ||
+			strings.Contains(c.Device, "MQTT wins") || strings.Contains(c.Device, "force ignored")
+		if harmful != (err != nil) || err != nil && !errors.Is(err, ErrUnsafe) {
+			t.Errorf("%s\n%s: %v", c.Body, c.Device, err)
+		}
+	}
+	if seen < 10 {
+		t.Fatalf("%d cases", seen)
+	}
+}
+
+func TestCheckRefuses(t *testing.T) {
+	for name, body := range map[string]string{
+		"too long":          `{"server_time":{"x":"` + strings.Repeat("x", 3999) + `","y":"` + strings.Repeat("y", 3000) + `"}}`,
+		"long string":       `{"websocket":{"token":"` + strings.Repeat("x", 4000) + `"}}`,
+		"long key":          `{"mqtt":{"sixteen_chars_xx":"v"}}`,
+		"IPv6 endpoint":     `{"mqtt":{"endpoint":"[::1]:1883"}}`,
+		"IPv6 url":          `{"websocket":{"url":"ws://[::1]:8000/"}}`,
+		"http url":          `{"websocket":{"url":"http://h/"}}`,
+		"user info":         `{"websocket":{"url":"ws://u:p@h/"}}`,
+		"bad port":          `{"websocket":{"url":"ws://h:0/"}}`,
+		"endpoint port":     `{"mqtt":{"endpoint":"h:x"}}`,
+		"version":           `{"firmware":{"version":"2..1","url":""}}`,
+		"version v":         `{"firmware":{"version":"v2.1","url":""}}`,
+		"huge version":      `{"firmware":{"version":"99999999999","url":""}}`,
+		"keepalive text":    `{"mqtt":{"keepalive":"120"}}`,
+		"no object":         `[]`,
+		"section no object": `{"websocket":[]}`,
+		"twice":             `{"websocket":{},"websocket":{}}`,
+	} {
+		if err := Check([]byte(body)); !errors.Is(err, ErrUnsafe) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := Check([]byte(`{"mqtt":{"endpoint":"192.0.2.1:1883","keepalive":120},"firmware":{"version":"2.4.2","url":"http://192.0.2.5/f.bin","force":1}}`)); err != nil {
+		t.Error(err)
+	}
+}
+
+type bench struct {
+	*devicetest.Ports
+	service *devices.Service
+	mint    *credential.Mint
+	server  *Server
+	mux     *http.ServeMux
+}
+
+func newBench(t *testing.T, cfg devices.Config, change func(*Options)) *bench {
+	t.Helper()
+	mint, err := credential.New([]byte("a secret for tests only"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{Ports: devicetest.New(), mint: mint, mux: http.NewServeMux()}
+	b.service = b.Service(t, cfg)
+	opt := Options{Service: b.service, Mint: mint, PublicURL: "http://192.0.2.1:8000", Framing: 1, Location: time.FixedZone("X", 8*3600), Log: slog.New(slog.DiscardHandler)}
+	if change != nil {
+		change(&opt)
+	}
+	b.server = New(opt)
+	b.server.Register(b.mux)
+	return b
+}
+
+func (b *bench) do(method, path, body string, header map[string]string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	for k, v := range header {
+		r.Header.Set(k, v)
+	}
+	w := httptest.NewRecorder()
+	b.mux.ServeHTTP(w, r)
+	return w
+}
+
+type otaReply struct {
+	Activation *struct{ Code, Challenge, Message string }
+	WebSocket  *struct {
+		URL, Token string
+		Version    int
+	}
+	MQTT       json.RawMessage
+	Firmware   json.RawMessage
+	ServerTime struct {
+		Timestamp int64
+		Offset    int `json:"timezone_offset"`
+	} `json:"server_time"`
+}
+
+func decode(t *testing.T, w *httptest.ResponseRecorder) otaReply {
+	t.Helper()
+	var r otaReply
+	if w.Code != 200 {
+		t.Fatalf("status %d: %s", w.Code, w.Body)
+	}
+	if err := Check(w.Body.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+const mac = "aa:bb:cc:dd:ee:ff"
+
+func TestRequestVector(t *testing.T) {
+	var v struct {
+		Request struct {
+			Headers [][2]string `json:"headers_in_wire_order"`
+			Body    string
+		}
+	}
+	vector(t, "ota_request", &v)
+	header := map[string]string{}
+	for _, h := range v.Request.Headers {
+		header[h[0]] = h[1]
+	}
+	b := newBench(t, devices.Config{}, nil)
+	r := decode(t, b.do("POST", PathOTA, v.Request.Body, header))
+	if r.WebSocket == nil || r.WebSocket.URL != "ws://192.0.2.1:8000/xiaozhi/v1/" || r.WebSocket.Version != 1 || r.Activation != nil || r.MQTT != nil || r.Firmware != nil ||
+		!b.mint.IsDevice(r.WebSocket.Token, mac, "5f0c1d3e-0000-4000-8000-000000000001", 0) || r.ServerTime.Offset != 480 {
+		t.Errorf("%+v", r)
+	}
+	d, _, _, _ := b.Of(mac)
+	if d.Board != "bread-compact-wifi" || d.Firmware != "2.4.2" || d.Chip != "esp32s3" || len(d.ELF) != 64 || d.Language != "zh-CN" || d.ActivateV2 {
+		t.Errorf("%+v", d)
+	}
+	if again := decode(t, b.do("POST", PathOTAWS, v.Request.Body, header)); again.WebSocket.Token != r.WebSocket.Token {
+		t.Error("the token changes between checks and wears the device's flash")
+	}
+}
+
+func TestBodiesThatAreNoJSON(t *testing.T) {
+	b := newBench(t, devices.Config{}, nil)
+	header := map[string]string{"Device-Id": mac, "Client-Id": "c1", "User-Agent": "esp-box-3/2.1.0"}
+	for name, body := range map[string]string{
+		"quote in the SSID": `{"version":2,"mac_address":"` + mac + `","chip_model_name":"esp32s3","application":{"name":"xiaozhi","version":"2.2.6","elf_sha256":"ab"},"board":{"type":"t","name":"otto","ssid":"my "home"","csq":"21"}}`,
+		"nothing":           "", "text": "hello", "array": "[1,2]", "numbers as strings": `{"minimum_free_heap_size":"123","flash_size":"16"}`,
+		"NUL": "\x00\x00", "invalid UTF-8": "{\"board\":{\"name\":\"\xff\"}}", "deep": strings.Repeat("[", 10000),
+	} {
+		decode(t, b.do("POST", PathOTA, body, header))
+		d, _, _, _ := b.Of(mac)
+		if name == "quote in the SSID" && (d.Board != "otto" || d.Firmware != "2.2.6") {
+			t.Errorf("%s: %+v", name, d)
+		}
+		if name == "nothing" && (d.Board != "esp-box-3" || d.Firmware != "2.1.0") {
+			t.Errorf("headers alone: %+v", d)
+		}
+	}
+	if w := b.do("POST", PathOTA, strings.Repeat("x", MaxRequest+1), header); w.Code != 400 {
+		t.Errorf("a body over the limit: %d", w.Code)
+	}
+	for _, id := range []string{"", "a b", "../x", strings.Repeat("x", 65)} {
+		if w := b.do("POST", PathOTA, "{}", map[string]string{"Device-Id": id}); w.Code != 400 {
+			t.Errorf("id %q: %d", id, w.Code)
+		}
+	}
+	if w := b.do("GET", PathOTA, "", nil); w.Code != 200 || !strings.Contains(w.Body.String(), "fleetd") {
+		t.Errorf("a person's look: %d %s", w.Code, w.Body)
+	}
+}
+
+func TestActivation(t *testing.T) {
+	var v struct {
+		Body string `json:"request_body"`
+	}
+	vector(t, "activation_v2", &v)
+	b := newBench(t, devices.Config{Approve: true}, nil)
+	header := map[string]string{"Device-Id": mac, "Client-Id": "c1", "Activation-Version": "2", "Serial-Number": "SN0123456789ABCDEF0123456789ABCD"}
+	r := decode(t, b.do("POST", PathOTA, "{}", header))
+	if r.Activation == nil || len(r.Activation.Code) != 6 || r.Activation.Challenge == "" || r.WebSocket == nil || r.WebSocket.Token != "" {
+		t.Fatalf("%+v", r)
+	}
+	for _, body := range []string{v.Body, "{}", "", "x"} {
+		if w := b.do("POST", PathOTA+"activate", body, header); w.Code != http.StatusAccepted {
+			t.Errorf("waiting: %d", w.Code)
+		}
+	}
+	if _, err := b.service.Approve(r.Activation.Code); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{PathOTA, PathOTAWS} {
+		if w := b.do("POST", path+"activate", v.Body, header); w.Code != http.StatusOK {
+			t.Errorf("approved: %d", w.Code)
+		}
+	}
+	if r := decode(t, b.do("POST", PathOTA, "{}", header)); r.Activation != nil || r.WebSocket.Token == "" {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestRateLimitPerAddress(t *testing.T) {
+	b := newBench(t, devices.Config{}, func(o *Options) {
+		o.RatePerMinute, o.Burst = 1, 3
+		o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")} // httptest's peer
+	})
+	ask := func(from string) int {
+		return b.do("POST", PathOTA, "{}", map[string]string{"Device-Id": mac, "Client-Id": "c", "X-Forwarded-For": "203.0.113.9, " + from}).Code
+	}
+	for range 3 {
+		if got := ask("198.51.100.1"); got != 200 {
+			t.Fatal(got)
+		}
+	}
+	if got := ask("198.51.100.1"); got != http.StatusTooManyRequests {
+		t.Errorf("the fourth: %d", got)
+	}
+	if got := ask("198.51.100.2"); got != 200 {
+		t.Errorf("another address: %d", got)
+	}
+}
+
+func TestUnsafeSettingsNeverReachADevice(t *testing.T) {
+	b := newBench(t, devices.Config{}, func(o *Options) { o.PublicURL = "http://[::1]:8000" })
+	if w := b.do("POST", PathOTA, "{}", map[string]string{"Device-Id": mac}); w.Code != 500 {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	d := b.server.Diagnose(mac)
+	if len(d.Findings) == 0 || d.Findings[0].Severity != devices.SeverityError {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestDiagnoseChangesNothing(t *testing.T) {
+	b := newBench(t, devices.Config{Approve: true}, nil)
+	if d := b.server.Diagnose(mac); d.Status != 200 || !json.Valid(d.Reply) {
+		t.Errorf("%+v", d)
+	}
+	if d, _, _, _ := b.Of(mac); d.ID != "" {
+		t.Error("the diagnosis made a device")
+	}
+}
+
+func FuzzOTA(f *testing.F) {
+	f.Add([]byte(`{"board":{"name":"x","ssid":"a"b"}}`), "aa:bb:cc:dd:ee:ff", "c", "x/1.0")
+	f.Fuzz(func(t *testing.T, body []byte, id, client, agent string) {
+		r := httptest.NewRequest("POST", PathOTA, strings.NewReader(string(body)))
+		r.Header.Set("Device-Id", id)
+		r.Header.Set("Client-Id", client)
+		r.Header.Set("User-Agent", agent)
+		c, err := parseRequest(r)
+		if err != nil {
+			return
+		}
+		if _, err := devices.ParseID(string(c.Device)); err != nil {
+			t.Errorf("%q accepted", c.Device)
+		}
+	})
+}
+
+func FuzzCheck(f *testing.F) {
+	f.Add([]byte(`{"websocket":{"url":"ws://192.0.2.1:8000/","version":1}}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if Check(body) == nil && (!json.Valid(body) || len(body) > MaxReply) {
+			t.Errorf("%q passes", body)
+		}
+	})
+}
