@@ -51,9 +51,10 @@ const volume = "self.audio_speaker.set_volume"
 // Fifty devices of four firmware generations: boot, connect, list, call,
 // photograph, notify, and agree with the node about all of it.
 func TestFleetEndToEnd(t *testing.T) {
+	const fleet = 48
 	node := programs.Start(t)
-	sim := programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", "48", "--profile", "fw-1.9,fw-2.1,fw-2.4,robot", "--notify", "3s", "--seed", "7")
-	node.AwaitReady(t, 48)
+	sim := programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", fmt.Sprint(fleet), "--profile", "fw-1.9,fw-2.1,fw-2.4,robot", "--notify", "3s", "--seed", "7")
+	node.AwaitReady(t, fleet)
 	list := node.List(t)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -135,8 +136,8 @@ func TestFleetEndToEnd(t *testing.T) {
 			taken++
 		}
 	}
-	if taken != 24 { // of the profiles fw-1.9 and fw-2.4
-		t.Errorf("%d photos, want 24", taken)
+	if taken != fleet/2 { // of the profiles fw-1.9 and fw-2.4
+		t.Errorf("%d photos, want %d", taken, fleet/2)
 	}
 	node.Await(t, "all devices are offline and keep their tools", 20*time.Second, func() bool {
 		for _, d := range node.List(t) {
