@@ -85,7 +85,18 @@ func (l *Link) Attach(s *devices.Service) {
 	l.tasks.Go(l.dispatch)
 }
 
-// Close stops serving; requests in progress end first.
+// Drain waits until no request is being served, or ctx ends.
+func (l *Link) Drain(ctx context.Context) {
+	for range cap(l.serving) {
+		select {
+		case l.serving <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Close stops serving.
 func (l *Link) Close() {
 	l.stop()
 	l.tasks.Wait()
@@ -177,7 +188,7 @@ func (l *Link) serve(msg *nats.Msg) {
 		l.refuse(msg, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()})
 		return
 	}
-	caller, ok := l.authenticate(msg, id, verb)
+	caller, node, ok := l.authenticate(msg, id, verb)
 	if !ok {
 		l.refuse(msg, &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token"})
 		return
@@ -186,12 +197,13 @@ func (l *Link) serve(msg *nats.Msg) {
 		l.refuse(msg, &devices.Error{Code: devices.CodeTooLarge, Detail: fmt.Sprintf("the request has %d bytes, at most %d are allowed", len(msg.Data), maxBody)})
 		return
 	}
-	l.Requests.Add(verb, 1)
 	var answer []byte
-	switch verb {
-	case "call":
+	switch {
+	case verb == "call":
+		l.Requests.Add(verb, 1)
 		answer, err = l.call(id, caller, msg.Data)
-	case "rpc":
+	case verb == "rpc" && node: // between nodes alone; services have REST for it
+		l.Requests.Add(verb, 1)
 		answer, err = l.rpc(id, caller, msg.Data)
 	default:
 		err = &devices.Error{Code: devices.CodeBadRequest, Detail: fmt.Sprintf("no command %q; there is call", verb)}
@@ -204,12 +216,12 @@ func (l *Link) serve(msg *nats.Msg) {
 }
 
 // authenticate accepts an API token, or another node of this fleet.
-func (l *Link) authenticate(msg *nats.Msg, id devices.ID, verb string) (caller string, ok bool) {
+func (l *Link) authenticate(msg *nats.Msg, id devices.ID, verb string) (caller string, node, ok bool) {
 	if signature := msg.Header.Get(HeaderHop); signature != "" {
 		caller = msg.Header.Get(HeaderCaller)
-		return caller, l.opt.Mint.IsHop(signature, string(id), verb, append([]byte(caller+"\n"), msg.Data...))
+		return caller, true, l.opt.Mint.IsHop(signature, string(id), verb, append([]byte(caller+"\n"), msg.Data...))
 	}
-	return "nats", l.opt.Open || l.opt.Mint.IsAdmin(msg.Header.Get(HeaderToken))
+	return "nats", false, l.opt.Open || l.opt.Mint.IsAdmin(msg.Header.Get(HeaderToken))
 }
 
 // command is the body of a call or raw request.
@@ -230,13 +242,17 @@ func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc,
 		case "tool":
 			c.Tool, _ = jsonspan.String(value)
 		case "arguments":
-			c.Arguments = value
+			if jsonspan.KindOf(value) != jsonspan.KindNull {
+				c.Arguments = value
+			}
 		case "method":
 			c.Method, _ = jsonspan.String(value)
 		case "params":
 			c.Params = value
 		case "timeout":
-			c.Timeout, _ = jsonspan.String(value)
+			if c.Timeout, _ = jsonspan.String(value); c.Timeout == "" {
+				c.Timeout = string(value) // refused below, by its own words
+			}
 		}
 	}
 	if err := walk.Err(); err != nil {

@@ -223,3 +223,21 @@ func TestServicesNeedAToken(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+func FuzzParse(f *testing.F) {
+	l := New(Options{})
+	f.Add([]byte(`{"tool":"x","arguments":{"a":1},"timeout":"5s"}`))
+	f.Add([]byte(`{"arguments":null,"timeout":5}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, _, cancel, err := l.parse(data)
+		if err != nil {
+			return
+		}
+		cancel()
+		if c.Arguments != nil && !json.Valid(c.Arguments) {
+			t.Errorf("%q gave arguments %q", data, c.Arguments)
+		}
+		devices.ParseResult(data)
+		devices.ParseProblem(data)
+	})
+}

@@ -52,6 +52,11 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 		return Welcome{}, &Error{Code: CodeUnavailable, Part: "database", Detail: "this node has not read its members yet; ask again"}
 	}
 	now := time.Now().UTC()
+	if s.hub.get(c.Device) == nil {
+		if err := s.room(c); err != nil {
+			return Welcome{}, err
+		}
+	}
 	describe := func(d *Device) {
 		d.Board, d.Firmware, d.ELF = s.strings.get(clip(c.Board)), s.strings.get(clip(c.Firmware)), s.strings.get(clip(c.ELF))
 		d.Chip, d.Language, d.Serial = s.strings.get(clip(c.Chip)), s.strings.get(clip(c.Language)), clip(c.Serial)
@@ -101,6 +106,55 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 	}
 	welcome.Code, welcome.Challenge = p.code, p.challenge
 	return welcome, nil
+}
+
+// MaxKnown bounds the devices that a node knows: with open admission anybody
+// can invent more.
+const MaxKnown = 500_000
+
+// room refuses an unknown device for which there is none.
+func (s *Service) room(c CheckIn) error {
+	if s.hub.count.Load() >= MaxKnown {
+		return fail(CodeUnavailable, "%d devices are known; forget some", MaxKnown)
+	}
+	if !s.cfg.Approve {
+		return nil
+	}
+	_, _, err := s.pending.get(c.Device, c.ClientID, time.Now())
+	return err
+}
+
+// pendingLife is how long a device that was never approved is remembered.
+const pendingLife = 24 * time.Hour
+
+// expirePending ends what nobody approved: another client's claim on a member
+// with its code, a device that never was one after a day.
+func (s *Service) expirePending(e *entry, now time.Time) {
+	d := e.device.Load()
+	if d.PendingID == "" || s.pending.waits(e.id, now) {
+		return
+	}
+	if d.Admission == AdmissionPending {
+		if now.Sub(d.CheckedAt) > pendingLife {
+			ctx, cancel := context.WithTimeout(s.ctx, lookupTimeout)
+			defer cancel()
+			if err := s.Forget(ctx, e.id); err != nil {
+				s.log.Debug("device not forgotten", "device", e.id, "error", err)
+			}
+		}
+		return
+	}
+	if d.Admission == AdmissionMember {
+		s.saveDevice(e.update(func(d *Device) { d.PendingID = "" }))
+	}
+}
+
+// excepted passes a change of exceptional credentials on.
+func (s *Service) excepted(x Exception) {
+	s.ports.Keeper.SaveException(x)
+	if s.cfg.Excepted != nil {
+		s.cfg.Excepted()
+	}
 }
 
 // Activated tells whether a device that waited is admitted now.
@@ -168,7 +222,7 @@ func (s *Service) Approve(name string) (ID, error) {
 	s.pending.drop(id)
 	s.saveDevice(d)
 	if replaced || wasRevoked {
-		s.ports.Keeper.SaveException(x)
+		s.excepted(x)
 	}
 	if session := e.session.Load(); replaced && session != nil {
 		session.Close(CloseRevoked)
@@ -210,7 +264,7 @@ func (s *Service) Revoke(id ID) error {
 	e.generation++
 	x := Exception{Device: id, Generation: e.generation, Revoked: true, Reason: "revoked", ChangedAt: time.Now().UTC()}
 	e.mu.Unlock()
-	s.ports.Keeper.SaveException(x)
+	s.excepted(x)
 	s.saveDevice(d)
 	if session := e.session.Load(); session != nil {
 		session.Close(CloseRevoked)
@@ -230,7 +284,7 @@ func (s *Service) Forget(ctx context.Context, id ID) error {
 	e.generation++
 	x := Exception{Device: id, Generation: e.generation, Reason: "forgotten", ChangedAt: time.Now().UTC()}
 	e.mu.Unlock()
-	s.ports.Keeper.SaveException(x)
+	s.excepted(x)
 	if session := e.session.Load(); session != nil {
 		session.Close(CloseRevoked)
 	}
@@ -238,8 +292,17 @@ func (s *Service) Forget(ctx context.Context, id ID) error {
 	if err := s.ports.Keeper.Forget(ctx, id); err != nil {
 		return fmt.Errorf("forget %s: %w", id, err)
 	}
+	e.mu.Lock()
+	e.forgotten = true
+	e.mu.Unlock()
 	s.hub.orphans.Store(id, x)
 	s.hub.remove(id)
+	if session := e.session.Load(); session != nil { // it came while the records were removed
+		session.Close(CloseRevoked)
+	}
+	if s.cfg.Excepted != nil {
+		s.cfg.Excepted()
+	}
 	s.log.Info("device forgotten", "device", id)
 	return nil
 }

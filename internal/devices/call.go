@@ -47,8 +47,6 @@ func TimeoutFor(tool string) time.Duration {
 	switch {
 	case isCamera(tool):
 		return CameraTimeout
-	case tool == toolUpgradeFirmware:
-		return MaxTimeout
 	}
 	return DefaultTimeout
 }
@@ -131,7 +129,7 @@ func (x *Session) tryCall(ctx context.Context, c ToolCall) (ToolResult, error) {
 	defer x.release()
 	if isCamera(c.Tool) {
 		x.mu.Lock()
-		due := !x.grantExpires.IsZero() && time.Until(x.grantExpires) < grantReserve
+		due := !x.initialized || !x.grantExpires.IsZero() && time.Until(x.grantExpires) < grantReserve
 		x.mu.Unlock()
 		if due {
 			if err := x.initialize(ctx); err != nil {
@@ -143,14 +141,17 @@ func (x *Session) tryCall(ctx context.Context, c ToolCall) (ToolResult, error) {
 	if c.Tool == toolSnapshot && !hasMember(c.Arguments, "url") {
 		c.Arguments, photo = x.snapshotArguments(c.Arguments)
 	}
+	answer := ctx
 	if restarts[c.Tool] {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, restartSilence)
+		answer, cancel = context.WithTimeout(ctx, restartSilence)
 		defer cancel()
 	}
-	r, err := x.client.CallTool(ctx, c.Tool, c.Arguments)
+	r, err := x.client.CallTool(answer, c.Tool, c.Arguments)
 	if err != nil {
-		return x.failedCall(c, err)
+		// Silence counts from the call itself, not from the caller's deadline.
+		silent := errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
+		return x.failedCall(c, err, silent)
 	}
 	if c.Tool == toolUpgradeFirmware {
 		// The firmware restarts instead of answering when it succeeds.
@@ -305,9 +306,9 @@ func timeoutCall(ctx context.Context, sent bool) *Error {
 }
 
 // failedCall turns a failed call of a tool into its result or error.
-func (x *Session) failedCall(c ToolCall, err error) (ToolResult, error) {
-	gone := errors.Is(err, mcpclient.ErrClosed) && !errors.Is(err, mcpclient.ErrNotSent)
-	silent := errors.Is(err, context.DeadlineExceeded)
+func (x *Session) failedCall(c ToolCall, err error, silent bool) (ToolResult, error) {
+	var closed closedError
+	gone := errors.As(err, &closed) && !errors.Is(err, mcpclient.ErrNotSent) && closed.byDevice()
 	if restarts[c.Tool] && (gone || silent) || gone && (disconnects[c.Tool] || c.Tool == toolUpgradeFirmware) {
 		return ToolResult{Content: json.RawMessage("[]"), Outcome: OutcomeRestarting}, nil
 	}
@@ -326,7 +327,7 @@ func (x *Session) callError(what string, err error) *Error {
 	case errors.As(err, &rpc):
 		switch rpc.Refusal() {
 		case mcpclient.RefusalTool:
-			x.startHandshake() // our list is out of date
+			x.relist() // our list is out of date
 			return fail(CodeToolUnknown, "the device has no tool %q: %s", what, rpc.Message)
 		case mcpclient.RefusalArguments:
 			return &Error{Code: CodeInvalidArguments, Detail: rpc.Message, Sent: true, Faults: []Fault{{"", rpc.Message}}}
@@ -355,21 +356,8 @@ func textContent(text string) json.RawMessage {
 // CallRPC sends any MCP request but `initialize` to a device. tools/call takes
 // the path of CallTool, its schema check and special tools included.
 func (s *Service) CallRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
-	switch {
-	case c.Method == "":
-		return RPCResult{}, fail(CodeBadRequest, "method is missing")
-	case c.Method == "initialize":
-		return RPCResult{}, fail(CodeForbidden, "initialize belongs to fleetd: it carries the photo address and token")
-	case strings.HasPrefix(c.Method, "notifications"):
-		return RPCResult{}, fail(CodeBadRequest, "%q is a notification: devices never answer those", c.Method)
-	case c.Method == "tools/call":
-		return s.callByRPC(ctx, c)
-	}
-	if len(c.Params) > 0 && jsonspan.KindOf(c.Params) != jsonspan.KindObject {
-		return RPCResult{}, fail(CodeBadRequest, "params must be a JSON object or absent: devices drop anything else without an answer")
-	}
 	if x := s.hub.session(c.Device); x != nil {
-		return x.rpc(ctx, c)
+		return x.checkedRPC(ctx, c)
 	}
 	r, err := s.ports.Directory.ForwardRPC(ctx, c)
 	if errors.Is(err, ErrNoHolder) {
@@ -378,7 +366,38 @@ func (s *Service) CallRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
 	return r, err
 }
 
-func (s *Service) callByRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
+// CallRPCLocal is CallRPC for a device on this node; it never routes.
+func (s *Service) CallRPCLocal(ctx context.Context, c RPCCall) (RPCResult, error) {
+	if x := s.hub.session(c.Device); x != nil {
+		return x.checkedRPC(ctx, c)
+	}
+	return RPCResult{}, s.absent(ctx, c.Device)
+}
+
+// checkedRPC is where every way in ends: what a raw request may be is decided
+// by the owner of the device.
+func (x *Session) checkedRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
+	x.mu.Lock()
+	none := x.mcp == MCPNone
+	x.mu.Unlock()
+	switch {
+	case none:
+		return RPCResult{}, fail(CodeDeviceError, "device %s does not speak MCP", c.Device)
+	case c.Method == "":
+		return RPCResult{}, fail(CodeBadRequest, "method is missing")
+	case c.Method == "initialize":
+		return RPCResult{}, fail(CodeForbidden, "initialize belongs to fleetd: it carries the photo address and token")
+	case strings.HasPrefix(c.Method, "notifications"):
+		return RPCResult{}, fail(CodeBadRequest, "%q is a notification: devices never answer those", c.Method)
+	case c.Method == "tools/call":
+		return x.callByRPC(ctx, c)
+	case len(c.Params) > 0 && jsonspan.KindOf(c.Params) != jsonspan.KindObject:
+		return RPCResult{}, fail(CodeBadRequest, "params must be a JSON object or absent: devices drop anything else without an answer")
+	}
+	return x.rpc(ctx, c)
+}
+
+func (x *Session) callByRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
 	call := ToolCall{Device: c.Device, Caller: c.Caller}
 	walk := jsonspan.Object(c.Params)
 	for walk.Next() {
@@ -392,20 +411,11 @@ func (s *Service) callByRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
 	if walk.Err() != nil || call.Tool == "" {
 		return RPCResult{}, fail(CodeBadRequest, `tools/call needs params {"name":"...","arguments":{...}}`)
 	}
-	r, err := s.CallTool(ctx, call)
+	r, err := x.call(ctx, call)
 	if err != nil {
 		return RPCResult{}, err
 	}
-	result := fmt.Appendf(nil, `{"content":%s,"isError":%t}`, r.Content, r.IsError)
-	return RPCResult{Result: result}, nil
-}
-
-// CallRPCLocal is CallRPC for a device on this node; it never routes.
-func (s *Service) CallRPCLocal(ctx context.Context, c RPCCall) (RPCResult, error) {
-	if x := s.hub.session(c.Device); x != nil {
-		return x.rpc(ctx, c)
-	}
-	return RPCResult{}, s.absent(ctx, c.Device)
+	return RPCResult{Result: fmt.Appendf(nil, `{"content":%s,"isError":%t}`, r.Content, r.IsError)}, nil
 }
 
 func (x *Session) rpc(ctx context.Context, c RPCCall) (RPCResult, error) {

@@ -149,6 +149,44 @@ func (c *catalogs) intern(text []byte) (cat *Catalog, isNew bool, err error) {
 	return cat, true, nil
 }
 
+// maxCatalogs is how many lists are kept before those that nobody has any more
+// are dropped.
+const maxCatalogs = 2000
+
+// drop forgets the lists that inUse does not name, once there are many.
+func (c *catalogs) drop(inUse func() map[Hash]bool) {
+	c.mu.RLock()
+	many := len(c.byHash) > maxCatalogs
+	c.mu.RUnlock()
+	if !many {
+		return
+	}
+	used := inUse()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for h := range c.byHash {
+		if !used[h] {
+			delete(c.byHash, h)
+		}
+	}
+	for elf, cat := range c.byELF {
+		if !used[cat.Hash] {
+			delete(c.byELF, elf)
+		}
+	}
+}
+
+// catalogsInUse names the last list of every device.
+func (s *Service) catalogsInUse() map[Hash]bool {
+	used := map[Hash]bool{}
+	s.hub.each(func(e *entry) {
+		e.mu.Lock()
+		used[e.catalog] = true
+		e.mu.Unlock()
+	})
+	return used
+}
+
 func (c *Catalog) text(now time.Time) CatalogText {
 	return CatalogText{Hash: c.Hash, Tools: c.JSON, Count: len(c.Tools), FirstSeen: now}
 }

@@ -131,10 +131,10 @@ func (s *Service) view(row Row) View {
 // catalogStateOf is the catalog state of a device without a session.
 func catalogStateOf(p Presence) CatalogState {
 	switch {
-	case p.Catalog != (Hash{}):
-		return CatalogStale
 	case p.MCP == MCPNone:
 		return CatalogNone
+	case p.Catalog != (Hash{}):
+		return CatalogStale
 	case p.MCP == MCPError || p.MCP == MCPUnresponsive:
 		return CatalogError
 	}
@@ -152,6 +152,9 @@ func (x *Session) view() View {
 	v := View{Device: *e.device.Load(), Presence: x.presenceLocked(x.closed == ""), State: StateOnline, CatalogState: x.catalogState,
 		AudioOpen: x.audioOpen, AudioPackets: x.audioCount, AudioDropped: x.audioCount}
 	x.seq = seq // a look takes no place in the order of effects
+	if x.catalog != nil {
+		v.Presence.Catalog, v.Presence.Partial, v.Presence.Tools = x.catalog.Hash, x.partial, len(x.catalog.Tools)
+	}
 	if contested {
 		v.State = StateContested
 	}
@@ -256,9 +259,9 @@ func (s *Service) History(ctx context.Context, id ID, epoch Epoch, seq int64, li
 // refreshPoll is how often Refresh looks whether the handshake has ended.
 const refreshPoll = 20 * time.Millisecond
 
-// Refresh reads a connected device's tools again and returns them. ctx bounds
-// the wait.
-func (s *Service) Refresh(ctx context.Context, id ID) (ToolList, error) {
+// Refresh reads a connected device's tools again and returns them as Tools
+// does. ctx bounds the wait.
+func (s *Service) Refresh(ctx context.Context, id ID, user bool) (ToolList, error) {
 	x := s.hub.session(id)
 	if x == nil {
 		return ToolList{}, s.absent(ctx, id)
@@ -276,7 +279,7 @@ func (s *Service) Refresh(ctx context.Context, id ID) (ToolList, error) {
 		case !busy && failed:
 			return ToolList{}, &Error{Code: CodeDeviceError, Detail: "the device's tools could not be read: " + reason, Sent: true}
 		case !busy:
-			return s.Tools(ctx, id, true)
+			return s.Tools(ctx, id, user)
 		}
 		select {
 		case <-ctx.Done():
@@ -286,8 +289,17 @@ func (s *Service) Refresh(ctx context.Context, id ID) (ToolList, error) {
 	}
 }
 
-// Publish sends an event that an adapter made, e.g. of an uploaded photo.
-func (s *Service) Publish(e Event) { s.ports.Publisher.Publish(e) }
+// Publish sends an event that an adapter made, e.g. of an uploaded photo, as
+// one of the device's session if it has one here.
+func (s *Service) Publish(e Event) {
+	if x := s.hub.session(e.Device); x != nil {
+		x.mu.Lock()
+		x.seq++
+		e.Session, e.Epoch, e.Seq = x.id, x.epoch, x.seq
+		x.mu.Unlock()
+	}
+	s.ports.Publisher.Publish(e)
+}
 
 // MemberOf tells whether the device is known and admitted, for adapters that
 // act on its behalf.

@@ -27,6 +27,9 @@ const (
 // lookupTimeout bounds what a session waits for the database.
 const lookupTimeout = 250 * time.Millisecond
 
+// relistEvery bounds how often a device can make fleetd read its list again.
+const relistEvery = 30 * time.Second
+
 // StartMCP begins to read the device's tools. announced is features.mcp of its
 // hello: without it the device has no MCP server, which is not the same as an
 // empty list. Call it once the hello is answered.
@@ -35,67 +38,91 @@ func (x *Session) StartMCP(announced bool) {
 		x.startHandshake()
 		return
 	}
+	x.entry.mu.Lock()
+	x.entry.catalog, x.entry.partial, x.entry.listedFW = Hash{}, false, ""
+	x.entry.mu.Unlock()
 	x.mu.Lock()
 	x.setMCPLocked(MCPNone, "")
-	x.catalog, x.catalogState = nil, CatalogNone
+	x.catalog, x.catalogState, x.partial = nil, CatalogNone, false
+	x.own, x.ownPartial = Hash{}, false
 	presence := x.presenceLocked(x.closed == "")
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
 }
 
-// startHandshake runs one handshake in its own goroutine unless one runs
-// already.
+// relist reads the list again because the device says that it changed, or
+// refused a tool that ours has.
+func (x *Session) relist() {
+	x.mu.Lock()
+	now := time.Now()
+	due := now.Sub(x.relistAt) >= relistEvery
+	if due {
+		x.relistAt = now
+	}
+	x.mu.Unlock()
+	if due {
+		x.startHandshake()
+	}
+}
+
+// startHandshake runs one handshake in its own goroutine; if one runs already,
+// another follows it, since that one may have read too early.
 func (x *Session) startHandshake() {
 	x.mu.Lock()
-	if x.handshaking || x.closed != "" {
-		x.mu.Unlock()
-		return
+	defer x.mu.Unlock()
+	x.startHandshakeLocked()
+}
+
+func (x *Session) startHandshakeLocked() {
+	switch {
+	case x.closed != "":
+	case x.handshaking:
+		x.again = true
+	default:
+		x.handshaking = x.svc.run(x.handshake)
 	}
-	x.handshaking = true
-	x.mu.Unlock()
-	if !x.svc.run(x.handshake) {
-		x.mu.Lock()
-		x.handshaking = false
-		x.mu.Unlock()
+}
+
+// handshakeEndedLocked is called where the outcome of a handshake is noted, so
+// that nobody sees it ended without one.
+func (x *Session) handshakeEndedLocked() {
+	x.handshaking = false
+	if x.again {
+		x.again = false
+		x.startHandshakeLocked()
 	}
 }
 
 func (x *Session) handshake() {
 	s := x.svc
-	select {
-	case s.handshakes <- struct{}{}:
-	case <-s.ctx.Done():
-		return
-	}
-	s.stats.Handshakes.Add(1)
 	begun := time.Now()
+	s.stats.Handshakes.Add(1)
+	defer s.stats.Handshakes.Add(-1)
 	x.mu.Lock()
 	x.setMCPLocked(MCPListing, "")
 	x.mu.Unlock()
 	list, err := x.initializeAndList(s.ctx)
-	<-s.handshakes
-	s.stats.Handshakes.Add(-1)
-
-	x.mu.Lock()
-	x.handshaking = false
-	open := x.closed == ""
-	x.mu.Unlock()
-	if !open {
-		return
-	}
 	if err == nil {
 		err = x.listed(list)
 	}
 	if err != nil {
-		x.handshakeFailed(err)
+		x.failed(err, true)
 		return
 	}
 	s.stats.HandshakeTime.Observe(time.Since(begun))
 }
 
+// initializeAndList takes a slot for the list only: a device that answers
+// nothing keeps no slot from others.
 func (x *Session) initializeAndList(ctx context.Context) (mcpclient.ToolList, error) {
 	if err := x.initialize(ctx); err != nil {
 		return mcpclient.ToolList{}, err
+	}
+	select {
+	case x.svc.handshakes <- struct{}{}:
+		defer func() { <-x.svc.handshakes }()
+	case <-ctx.Done():
+		return mcpclient.ToolList{}, context.Cause(ctx)
 	}
 	return x.client.ListTools(ctx)
 }
@@ -110,7 +137,7 @@ func (x *Session) initialize(ctx context.Context) error {
 	}
 	board, firmware := s.strings.get(clip(info.Name)), s.strings.get(clip(info.Version))
 	x.mu.Lock()
-	x.firmware, x.extras, x.grantExpires = firmware, info.Prompts || info.Resources, expires
+	x.initialized, x.grantExpires = true, expires
 	x.mu.Unlock()
 	// A device that connects without an OTA check (credentials from an earlier
 	// boot, or none asked) tells its board and version only here.
@@ -162,6 +189,7 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	x.attempts = 0
 	x.setMCPLocked(MCPReady, list.Reason)
 	presence := x.presenceLocked(x.closed == "")
+	x.handshakeEndedLocked()
 	x.mu.Unlock()
 	s.ports.Records.SavePresence(presence)
 	if !enter {
@@ -170,13 +198,22 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	now := time.Now()
 	entry := HistoryEntry{Device: e.id, Epoch: x.epoch, Seq: presence.Seq, Catalog: cat.Hash, Firmware: device.Firmware,
 		ELF: device.ELF, Partial: list.Partial, At: now.UTC()}
-	committed := func() {}
-	if changed {
-		partial := list.Partial // the list itself must not wait for the database
-		committed = func() { x.publish(EventCatalog, "", catalogFields(before, cat, partial), true) }
-	}
-	s.ports.Catalogs.SaveCatalog(entry, cat.text(now), committed)
+	partial := list.Partial // the list itself must not wait for the database
+	s.ports.Catalogs.SaveCatalog(entry, cat.text(now), func() { x.stored(before, cat, partial, changed) })
 	return nil
+}
+
+// stored runs when the list and its history entry are in the database. Only
+// now may the device's row name the list: a node killed between the two would
+// otherwise believe at its next start that the entry exists.
+func (x *Session) stored(before, cat *Catalog, partial, changed bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.own, x.ownPartial = cat.Hash, partial
+	x.svc.ports.Records.SavePresence(x.presenceLocked(x.closed == ""))
+	if changed {
+		x.publishLocked(EventCatalog, "", catalogFields(before, cat, partial), true)
+	}
 }
 
 // MaxDiffNames bounds each list of names in a catalog event; the true sizes
@@ -205,14 +242,16 @@ func catalogFields(before, after *Catalog, partial bool) []byte {
 	return append(fields, `,"partial":false`...)
 }
 
-// handshakeFailed keeps the session and tries again later.
-func (x *Session) handshakeFailed(err error) {
+// failed keeps the session and tries a handshake again later. ended says that
+// it was one that failed.
+func (x *Session) failed(err error, ended bool) {
 	state := MCPError
 	if errors.Is(err, context.DeadlineExceeded) {
 		state = MCPUnresponsive
 	}
 	x.mu.Lock()
 	if x.closed != "" {
+		x.handshaking = x.handshaking && !ended
 		x.mu.Unlock()
 		return
 	}
@@ -225,7 +264,13 @@ func (x *Session) handshakeFailed(err error) {
 	}
 	pause := min(retryFirst<<min(x.attempts, 10), retryLast)
 	x.attempts++
+	if x.retry != nil {
+		x.retry.Stop()
+	}
 	x.retry = time.AfterFunc(pause, x.startHandshake)
+	if ended {
+		x.handshakeEndedLocked()
+	}
 	presence := x.presenceLocked(true)
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
@@ -237,7 +282,7 @@ func (x *Session) setMCPLocked(state MCPState, reason string) {
 	if x.mcp == state {
 		return
 	}
-	if x.closed == "" {
+	if x.closed == "" && x.announced {
 		x.svc.stats.States.Add(x.mcp, -1)
 		x.svc.stats.States.Add(state, 1)
 	}
@@ -250,7 +295,7 @@ func (x *Session) probe() {
 	ctx, cancel := context.WithTimeout(x.svc.ctx, mcpclient.StepTimeout)
 	defer cancel()
 	if err := x.client.Probe(ctx); err != nil && x.svc.ctx.Err() == nil {
-		x.handshakeFailed(fmt.Errorf("probe: %w", err))
+		x.failed(fmt.Errorf("probe: %w", err), false)
 	}
 }
 
@@ -263,6 +308,8 @@ func (s *Service) sweep() {
 		case <-s.ctx.Done():
 			return
 		case now := <-ticker.C:
+			s.hub.each(func(e *entry) { s.expirePending(e, now) })
+			s.catalogs.drop(s.catalogsInUse)
 			s.Sessions(func(x *Session) {
 				x.mu.Lock()
 				due := x.mcp == MCPReady && !x.grantExpires.IsZero() && x.grantExpires.Sub(now) < grantRenew

@@ -12,6 +12,7 @@ import (
 type hub struct {
 	seed    maphash.Seed
 	shards  [64]shard
+	count   atomic.Int64
 	orphans sync.Map // ID to the Exception of a device that has no entry
 }
 
@@ -31,6 +32,7 @@ type entry struct {
 	lastEpoch  Epoch
 	generation int64
 	revoked    bool
+	forgotten  bool // removed from the hub; nobody may hold on to it
 	catalog    Hash // of the last listing; zero if never listed
 	listedFW   string
 	partial    bool
@@ -82,6 +84,7 @@ func (h *hub) ensure(id ID, first func() *Device) (e *entry, created bool) {
 	}
 	e.device.Store(first())
 	s.entries[id] = e
+	h.count.Add(1)
 	return e, true
 }
 
@@ -89,7 +92,10 @@ func (h *hub) remove(id ID) {
 	s := h.shard(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.entries, id)
+	if _, ok := s.entries[id]; ok {
+		delete(s.entries, id)
+		h.count.Add(-1)
+	}
 }
 
 // each calls f for every entry of one shard after another, with no lock held.

@@ -120,6 +120,14 @@ func (p *pendings) byCode(code string, now time.Time) (ID, string, error) {
 	return "", "", fail(CodeDeviceUnknown, "no device waits with the code %s; codes live %v", code, CodeLife)
 }
 
+// waits tells whether a client of the device has a code that is still good.
+func (p *pendings) waits(id ID, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.expireLocked(id, now)
+	return len(p.byDevice[id]) > 0
+}
+
 // drop forgets every client that waits under the id.
 func (p *pendings) drop(id ID) {
 	p.mu.Lock()

@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base32"
+	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -21,7 +23,10 @@ type Config struct {
 	Version        string // of fleetd, told to devices in `initialize`
 	CallsPerDevice int    // calls in flight on one device, 1 to 16
 	Approve        bool   // unknown devices wait for approval
-	Handshakes     int    // MCP handshakes in progress at once
+	Handshakes     int    // tool lists being read at once
+	// Excepted is called, if set, after each change of a device's exceptional
+	// credentials, so that the node can note it at once; it must not block.
+	Excepted func()
 }
 
 // Ports are the core's ways out. All are required.
@@ -71,7 +76,11 @@ func (s *Service) Stats() *Stats { return &s.stats }
 
 // run starts a task that Close waits for; false if the service is closing.
 func (s *Service) run(task func()) bool {
-	s.drainMu.RLock()
+	// Callers may hold a session's lock, so this never waits: the lock is only
+	// taken from us by Close.
+	if !s.drainMu.TryRLock() {
+		return false
+	}
 	defer s.drainMu.RUnlock()
 	if s.draining {
 		return false
@@ -115,9 +124,18 @@ type Identity struct {
 	ClientID  string
 	Transport Transport
 	Remote    string // address, for logs
+	// Verified says that credentials of Generation were presented. They are
+	// held against the device once more when it is accepted, since they may
+	// have been revoked while the connection was being opened.
+	Verified   bool
+	Generation int64
 }
 
-var errDraining = fail(CodeUnavailable, "this node is stopping; connect again")
+var (
+	errDraining  = fail(CodeUnavailable, "this node is stopping; connect again")
+	errOutdated  = fail(CodeUnauthorized, "the credentials were revoked while the device connected")
+	errOvertaken = fail(CodeSuperseded, "the device connected again while this connection was accepted")
+)
 
 // Accept makes the connection the device's session: the newest wins, the old
 // one is closed. Unknown devices become members here only if the front end
@@ -128,6 +146,9 @@ func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 	defer s.drainMu.RUnlock()
 	if s.draining {
 		return nil, errDraining
+	}
+	if generation, ok := s.Generation(who.Device); who.Verified && (!ok || generation != who.Generation) {
+		return nil, errOutdated
 	}
 	now := time.Now()
 	e, created := s.hub.ensure(who.Device, func() *Device {
@@ -141,46 +162,71 @@ func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 	if known := e.device.Load().ClientID; known == who.ClientID {
 		who.ClientID = known
 	}
-	session := &Session{svc: s, entry: e, conn: conn, who: who, id: newSessionID(), connected: now}
-	session.init()
-
-	e.mu.Lock()
-	old := e.session.Load()
-	if old != nil && old.who.ClientID != who.ClientID && e.takeovers.contested(now) {
-		e.mu.Unlock()
-		s.publishContested(e, who, now)
-		return nil, fail(CodeForbidden, "device id %s is cloned: another client holds it", who.Device)
-	}
-	session.epoch = max(Epoch(now.UnixMicro()), e.lastEpoch+1)
-	e.lastEpoch = session.epoch
-	session.startCatalog(e, s.catalogs)
-	e.session.Store(session)
-	e.mu.Unlock()
-
-	if old != nil {
-		old.Close(CloseSuperseded)
-	}
-	s.stats.Connects.Add(1)
-	s.stats.States.Add(MCPUnknown, 1)
+	x := &Session{svc: s, entry: e, conn: conn, who: who, id: newSessionID(), connected: now}
+	x.init()
+	// Held before the session can be seen: whoever ends it releases.
 	if err := s.ports.Directory.Hold(who.Device); err != nil {
 		s.log.Warn("device cannot be announced to other nodes", "device", who.Device, "error", err)
 	}
-	session.mu.Lock()
-	presence := session.presenceLocked(true)
-	session.mu.Unlock()
-	s.ports.Records.SavePresence(presence)
-	fields := []byte(`"transport":`)
-	fields = jsonspan.AppendString(fields, string(who.Transport))
-	fields = append(fields, `,"client_id":`...)
-	session.publish(EventOnline, "", jsonspan.AppendString(fields, who.ClientID), true)
-	s.log.Info("device connected", "device", who.Device, "session", session.id, "epoch", session.epoch, "transport", who.Transport, "remote", remote)
-	return session, nil
+	old, err := s.install(e, x)
+	if err != nil {
+		s.ports.Directory.Release(who.Device)
+		if errors.Is(err, errContested) {
+			s.publishContested(e, who.ClientID, remote, now)
+		}
+		return nil, err
+	}
+	if old != nil {
+		old.Close(CloseSuperseded)
+	}
+	if !x.announce() {
+		return nil, errOvertaken
+	}
+	s.stats.Connects.Add(1)
+	s.log.Info("device connected", "device", who.Device, "session", x.id, "epoch", x.epoch, "transport", who.Transport, "remote", remote)
+	return x, nil
 }
 
-func (s *Service) publishContested(e *entry, who Identity, now time.Time) {
-	s.log.Warn("device id is contested", "device", e.id, "client", who.ClientID, "remote", who.Remote)
+var errContested = fail(CodeForbidden, "the device id is cloned: another client holds it")
+
+// install puts the session in the hub and returns the one it replaces.
+func (s *Service) install(e *entry, x *Session) (old *Session, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.forgotten || x.who.Verified && (e.revoked || e.generation != x.who.Generation) {
+		return nil, errOutdated
+	}
+	old = e.session.Load()
+	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.contested(x.connected) {
+		return nil, errContested
+	}
+	x.epoch = max(Epoch(x.connected.UnixMicro()), e.lastEpoch+1)
+	e.lastEpoch = x.epoch
+	x.startCatalog(e, s.catalogs)
+	e.session.Store(x)
+	return old, nil
+}
+
+// announce makes the session known outside, unless it was closed meanwhile.
+// Holding the lock keeps `online` in front of the `offline` of whoever closes.
+func (x *Session) announce() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed != "" {
+		return false
+	}
+	x.announced = true
+	x.svc.stats.States.Add(x.mcp, 1)
+	x.svc.ports.Records.SavePresence(x.presenceLocked(true))
+	fields := jsonspan.AppendString([]byte(`"transport":`), string(x.who.Transport))
+	x.publishLocked(EventOnline, "", jsonspan.AppendString(append(fields, `,"client_id":`...), x.who.ClientID), true)
+	return true
+}
+
+func (s *Service) publishContested(e *entry, clientID, remote string, now time.Time) {
+	s.log.Warn("device id is contested", "device", e.id, "client", clientID, "remote", remote)
 	fields := []byte(`"client_id":`)
-	s.ports.Publisher.Publish(Event{Kind: EventContested, Device: e.id, Time: now, Fields: jsonspan.AppendString(fields, who.ClientID),
+	s.ports.Publisher.Publish(Event{Kind: EventContested, Device: e.id, Time: now, Fields: jsonspan.AppendString(fields, clientID),
 		MsgID: e.id.Token() + "-contested-" + strconv.FormatInt(now.Unix()/int64(fightPause/time.Second), 10)})
 }
 
@@ -210,15 +256,27 @@ func (x *Session) CloseAudio() {
 	x.audioOpen = false
 }
 
+// maxInterned bounds what devices can make an interner keep.
+const maxInterned = 10_000
+
 // interner keeps one copy of strings that whole fleets share (boards,
 // firmware versions, image hashes).
-type interner struct{ m sync.Map }
+type interner struct {
+	m sync.Map
+	n atomic.Int32
+}
 
 func (i *interner) get(text string) string {
 	if v, ok := i.m.Load(text); ok {
 		return v.(string)
 	}
-	v, _ := i.m.LoadOrStore(text, text)
+	if i.n.Load() >= maxInterned {
+		return text
+	}
+	v, loaded := i.m.LoadOrStore(text, text)
+	if !loaded {
+		i.n.Add(1)
+	}
 	return v.(string)
 }
 
@@ -231,11 +289,15 @@ func (s *Service) Load(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("load exceptions: %w", err)
 	}
-	wanted := map[Hash]string{}
+	images := map[Hash][]string{} // firmware images known to have a list
 	err = s.ports.Keeper.LoadDevices(ctx, func(row Row) error {
 		s.restore(row)
-		if p := row.Presence; p.Catalog != (Hash{}) && !p.Partial {
-			wanted[p.Catalog] = row.Device.ELF
+		if p := row.Presence; p.Catalog != (Hash{}) {
+			elfs := images[p.Catalog]
+			if elf := row.Device.ELF; !p.Partial && !slices.Contains(elfs, elf) {
+				elfs = append(elfs, elf)
+			}
+			images[p.Catalog] = elfs
 		}
 		return nil
 	})
@@ -245,8 +307,8 @@ func (s *Service) Load(ctx context.Context) error {
 	for _, x := range exceptions {
 		s.applyException(x)
 	}
-	for h, elf := range wanted {
-		if err := s.loadCatalog(ctx, h, elf); err != nil {
+	for h, elfs := range images {
+		if err := s.loadCatalog(ctx, h, elfs); err != nil {
 			s.log.Warn("stored catalog is not usable", "catalog", h, "error", err)
 		}
 	}
@@ -308,7 +370,10 @@ func (s *Service) restore(row Row) {
 	p := row.Presence
 	e.lastEpoch = max(e.lastEpoch, p.Epoch)
 	if e.catalog == (Hash{}) {
-		e.catalog, e.partial, e.listedFW = p.Catalog, p.Partial, d.Firmware
+		e.catalog, e.partial = p.Catalog, p.Partial
+		if !d.CheckedAt.After(p.LastSeen) { // else its firmware may have changed since it was listed
+			e.listedFW = d.Firmware
+		}
 	}
 	if p.Online && e.session.Load() == nil {
 		p.Online, p.Reason, p.Seq = false, string(reasonNodeLost), p.Seq+1
@@ -325,16 +390,19 @@ func offlineID(id ID, epoch Epoch) string {
 	return id.Token() + "-" + strconv.FormatInt(int64(epoch), 10) + "-offline"
 }
 
-func (s *Service) loadCatalog(ctx context.Context, h Hash, elf string) error {
+func (s *Service) loadCatalog(ctx context.Context, h Hash, elfs []string) error {
 	text, err := s.ports.Catalogs.Catalog(ctx, h)
 	if err != nil {
 		return err
 	}
 	cat, _, err := s.catalogs.intern(text.Tools)
-	if err == nil {
+	if err != nil {
+		return err
+	}
+	for _, elf := range elfs {
 		s.catalogs.learn(elf, cat)
 	}
-	return err
+	return nil
 }
 
 // Known returns what Restore takes: the node's notes for a start without a
@@ -348,6 +416,10 @@ func (s *Service) Known() (rows []Row, exceptions []Exception) {
 		if e.generation > 0 || e.revoked {
 			exceptions = append(exceptions, Exception{Device: e.id, Generation: e.generation, Revoked: e.revoked, ChangedAt: time.Now().UTC()})
 		}
+	})
+	s.hub.orphans.Range(func(_, x any) bool {
+		exceptions = append(exceptions, x.(Exception))
+		return true
 	})
 	return rows, exceptions
 }

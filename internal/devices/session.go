@@ -27,19 +27,23 @@ type Session struct {
 	mu        sync.Mutex
 	seq       int64
 	closed    CloseReason // empty while open
+	announced bool        // `online` was published
 	audioOpen bool
 
 	mcp          MCPState
 	mcpError     string
 	handshaking  bool
+	again        bool // another handshake was asked for while one runs
+	relistAt     time.Time
 	attempts     int
 	retry        *time.Timer
-	firmware     string // from initialize
-	extras       bool   // announces prompts or resources
-	catalog      *Catalog
+	initialized  bool // on this connection
+	grantExpires time.Time
+	catalog      *Catalog // shown and called by; may be a guess while stale
 	catalogState CatalogState
 	partial      bool
-	grantExpires time.Time
+	own          Hash // the device's last list whose history entry is stored
+	ownPartial   bool
 
 	inFlight int
 	queue    []chan struct{} // callers waiting for a slot, first come first served
@@ -65,6 +69,7 @@ func (x *Session) init() {
 // startCatalog shows the device's own last catalog, else the one its firmware
 // image is known for, until the list is verified. The caller holds e.mu.
 func (x *Session) startCatalog(e *entry, known *catalogs) {
+	x.own, x.ownPartial = e.catalog, e.partial
 	if cat := known.get(e.catalog); cat != nil {
 		x.catalog, x.partial = cat, e.partial
 	} else if cat := known.forELF(e.device.Load().ELF); cat != nil {
@@ -86,6 +91,11 @@ type closedError struct{ reason CloseReason }
 
 func (e closedError) Error() string { return "session closed: " + string(e.reason) }
 
+// byDevice tells whether the device's own going ended the session.
+func (e closedError) byDevice() bool {
+	return e.reason == CloseGone || e.reason == CloseDead || e.reason == CloseSuperseded
+}
+
 // Close ends the session: pending calls fail, the connection is closed, the
 // device goes offline unless a newer session has taken over. The first reason
 // counts; further calls do nothing.
@@ -101,7 +111,7 @@ func (x *Session) Close(reason CloseReason) {
 	if x.retry != nil {
 		x.retry.Stop()
 	}
-	state := x.mcp
+	state, announced := x.mcp, x.announced
 	presence := x.presenceLocked(false)
 	x.mu.Unlock()
 
@@ -113,8 +123,11 @@ func (x *Session) Close(reason CloseReason) {
 	x.client.Close(closedError{reason})
 	x.conn.Close(reason)
 	s.ports.Directory.Release(x.who.Device)
-	s.ports.Records.SavePresence(presence)
 	s.stats.Closed.Add(reason, 1)
+	if !announced {
+		return // nobody was told that it is there
+	}
+	s.ports.Records.SavePresence(presence)
 	s.stats.States.Add(state, -1)
 	fields := jsonspan.AppendString([]byte(`"reason":`), string(reason))
 	s.ports.Publisher.Publish(Event{Kind: EventOffline, Device: x.who.Device, Session: x.id, Epoch: x.epoch, Seq: presence.Seq,
@@ -127,9 +140,9 @@ func (x *Session) presenceLocked(online bool) Presence {
 	x.seq++
 	p := Presence{Device: x.who.Device, Epoch: x.epoch, Seq: x.seq, Online: online, Node: x.svc.cfg.Node, Session: x.id,
 		ClientID: x.who.ClientID, Transport: x.who.Transport, Reason: string(x.closed), ConnectedAt: x.connected.UTC(),
-		LastSeen: time.Now().UTC(), MCP: x.mcp, MCPError: x.mcpError, Partial: x.partial}
-	if x.catalog != nil {
-		p.Catalog, p.Tools = x.catalog.Hash, len(x.catalog.Tools)
+		LastSeen: time.Now().UTC(), MCP: x.mcp, MCPError: x.mcpError, Catalog: x.own, Partial: x.ownPartial}
+	if x.catalog != nil && x.catalog.Hash == x.own {
+		p.Tools = len(x.catalog.Tools)
 	}
 	return p
 }
@@ -137,12 +150,16 @@ func (x *Session) presenceLocked(online bool) Presence {
 // publish sends an event of this session. Stored events carry a message id.
 func (x *Session) publish(kind EventKind, subject string, fields []byte, stored bool) {
 	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.publishLocked(kind, subject, fields, stored)
+}
+
+// publishLocked is publish for those who hold the lock; publishers never block.
+func (x *Session) publishLocked(kind EventKind, subject string, fields []byte, stored bool) {
 	x.seq++
-	seq := x.seq
-	x.mu.Unlock()
-	e := Event{Kind: kind, Device: x.who.Device, Subject: subject, Session: x.id, Epoch: x.epoch, Seq: seq, Time: time.Now(), Fields: fields}
+	e := Event{Kind: kind, Device: x.who.Device, Subject: subject, Session: x.id, Epoch: x.epoch, Seq: x.seq, Time: time.Now(), Fields: fields}
 	if stored {
-		e.MsgID = x.who.Device.Token() + "-" + strconv.FormatInt(int64(x.epoch), 10) + "-" + strconv.FormatInt(seq, 10)
+		e.MsgID = x.who.Device.Token() + "-" + strconv.FormatInt(int64(x.epoch), 10) + "-" + strconv.FormatInt(x.seq, 10)
 	}
 	x.svc.ports.Publisher.Publish(e)
 }
@@ -151,6 +168,9 @@ func (x *Session) publish(kind EventKind, subject string, fields []byte, stored 
 // goroutine at a time; msg is not kept. An error says that the message was
 // unusable and why; the session goes on.
 func (x *Session) HandleControl(msg []byte) error {
+	if reason := x.closeReason(); reason != "" {
+		return closedError{reason} // the connection lingers; its device has moved on
+	}
 	m, err := envelope.Parse(msg)
 	if err != nil {
 		// A broken envelope is most often the firmware's unescaped error text.
@@ -245,7 +265,7 @@ func (p *sessionPeer) NotifyMCP(n mcpclient.Notification) {
 	}
 	x.publish(EventNotification, NotificationTokens(n.Method), fields, true)
 	if n.Method == "notifications/tools/list_changed" {
-		x.startHandshake()
+		x.relist()
 	}
 }
 

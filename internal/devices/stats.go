@@ -13,7 +13,6 @@ import (
 // nanoseconds.
 type Stats struct {
 	Connects    atomic.Uint64
-	Unknown     atomic.Uint64 // envelopes that are no JSON and no MCP answer
 	BadMessages atomic.Uint64 // envelopes refused
 	AudioFrames atomic.Uint64 // received and dropped: no voice service is attached
 	Notified    atomic.Uint64 // notifications and messages published

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/mcpclient"
 )
 
 // Device is the far end of one connection, as a front end's test makes it.
@@ -373,6 +374,18 @@ func strayReplies(t *testing.T, f Frontend) {
 	if err := <-slow; err != nil {
 		t.Errorf("the slow request: %v", err)
 	}
+	Eventually(t, "both strays are counted", func() bool {
+		var late, foreign int64
+		f.Service.Stats().Deviations.Each(func(k devices.DeviationKey, n int64) {
+			switch k.Kind {
+			case mcpclient.DeviationLateReply:
+				late += n
+			case mcpclient.DeviationForeignReply:
+				foreign += n
+			}
+		})
+		return late == 1 && foreign == 1
+	})
 }
 
 func flood(t *testing.T, f Frontend) {

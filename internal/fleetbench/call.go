@@ -49,11 +49,13 @@ func (b *bench) measureCalls(ctx context.Context) error {
 	for run := range o.runs {
 		if b.baselines != nil {
 			m.Baseline = commandLine("toolcall", arguments)
-			if err := b.baselines.measure(ctx, baseline, callWanted, "toolcall", arguments...); err != nil {
+			if err := b.quietly("toolcall", baseline, func(into samples) error {
+				return b.baselines.measure(ctx, into, callWanted, "toolcall", arguments...)
+			}); err != nil {
 				return err
 			}
 		}
-		if err := b.callRun(ctx, run, fleetd); err != nil {
+		if err := b.quietly("call", fleetd, func(into samples) error { return b.callRun(ctx, run, into) }); err != nil {
 			return fmt.Errorf("calls, run %d: %w", run+1, err)
 		}
 		b.progress("call", run, fleetd, baseline, figureCalls)

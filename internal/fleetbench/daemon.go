@@ -92,7 +92,7 @@ func (d *daemon) await(ctx context.Context) error {
 		return true, json.Unmarshal(content, &info)
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("no usable run.json: %w", err)
 	}
 	device, err := url.Parse(info.Device)
 	if err != nil {
@@ -103,13 +103,21 @@ func (d *daemon) await(ctx context.Context) error {
 		return err
 	}
 	d.api, d.device, d.token = info.API, device.Host, strings.TrimSpace(string(token))
-	return d.poll(ctx, 20*time.Millisecond, func() (bool, error) {
+	answer := ""
+	err = d.poll(ctx, 20*time.Millisecond, func() (bool, error) {
 		response, err := d.client.Get(d.api + "/readyz")
 		if err != nil {
 			return false, err
 		}
-		return response.StatusCode == http.StatusOK, response.Body.Close()
+		defer func() { _ = response.Body.Close() }() // read to its end below
+		body, err := io.ReadAll(response.Body)
+		answer = string(body)
+		return response.StatusCode == http.StatusOK, err
 	})
+	if err != nil {
+		return fmt.Errorf("not ready, says %q: %w", answer, err)
+	}
+	return nil
 }
 
 // poll calls done until it says so, fails, or ctx or the daemon ends.
@@ -178,6 +186,7 @@ const (
 	seriesReady      = `fleetd_devices{mcp_state="ready",transport="websocket"}`
 	seriesGoroutines = "go_goroutines"
 	seriesMallocs    = "go_memstats_mallocs_total"
+	seriesAllocated  = "go_memstats_alloc_bytes_total"
 	seriesIdle       = "go_memstats_heap_idle_bytes"
 	seriesReleased   = "go_memstats_heap_released_bytes"
 	seriesHeap       = "go_memstats_heap_alloc_bytes"

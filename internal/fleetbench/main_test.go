@@ -33,7 +33,7 @@ func TestRun(t *testing.T) {
 	jsonFile, mdFile, profiles := filepath.Join(dir, "report.json"), filepath.Join(dir, "report.md"), filepath.Join(dir, "profiles")
 	var stdout, stderr strings.Builder
 	err := run(t.Context(), []string{"-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
-		"-idle-high", "20", "-settle", "50ms", "-storm", "40", "-embedded", "-json", jsonFile, "-md", mdFile, "-profile", profiles}, &stdout, &stderr)
+		"-idle-high", "20", "-settle", "50ms", "-storm", "40", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles}, &stdout, &stderr)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
@@ -100,6 +100,27 @@ func TestOptions(t *testing.T) {
 	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"extra"}, {"-no-such"}} {
 		if _, err := parseOptions(bad, given, io.Discard); err == nil {
 			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
+// A disturbed run is repeated, and the least disturbed one counts.
+func TestQuietly(t *testing.T) {
+	for _, tc := range []struct {
+		others []float64
+		runs   int
+		want   float64
+	}{{[]float64{3}, 1, 0}, {[]float64{40, 5}, 2, 1}, {[]float64{40, 20, 30}, 3, 1}} {
+		b := &bench{opt: options{quiet: 15}, out: io.Discard}
+		runs, into := 0, samples{}
+		err := b.quietly("x", into, func(s samples) error {
+			s.add("run", float64(runs))
+			s.add(figureOthers, tc.others[runs])
+			runs++
+			return nil
+		})
+		if err != nil || runs != tc.runs || !slices.Equal(into["run"], []float64{tc.want}) {
+			t.Errorf("%v: %d runs, kept %v, %v", tc.others, runs, into["run"], err)
 		}
 	}
 }

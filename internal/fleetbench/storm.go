@@ -16,6 +16,7 @@ const (
 	figureDeviceP99 = "p99 from dial to last page, ms"
 	figureDeviceCPU = "server CPU per device, µs"
 	figureLoadCPU   = "load CPU per device, µs"
+	figureGarbage   = "allocated per device, KB"
 	figureSettle    = "rows and events written after the last, ms"
 	figureStored    = "devices/s until rows and events are written"
 )
@@ -29,7 +30,7 @@ var stormWanted = []wanted{
 
 var stormLines = []line{
 	{name: figureDevices, goal: &goal{Ratio: 0.65}}, {name: figureDeviceP99, precision: 1}, {name: figureDeviceCPU},
-	{name: figureLoadCPU}, {name: figureSettle}, {name: figureStored},
+	{name: figureLoadCPU}, {name: figureGarbage}, {name: figureSettle}, {name: figureStored},
 }
 
 // measureStorm measures how fast a fleet whose tool lists are known gets from dial to ready.
@@ -45,12 +46,14 @@ func (b *bench) measureStorm(ctx context.Context) error {
 	}
 	for run := range b.opt.runs {
 		if b.baselines != nil {
-			if err := b.baselines.measure(ctx, baseline, stormWanted, "storm", arguments...); err != nil {
+			if err := b.quietly("storm", baseline, func(into samples) error {
+				return b.baselines.measure(ctx, into, stormWanted, "storm", arguments...)
+			}); err != nil {
 				return err
 			}
 		}
 		for i, v := range variants {
-			if err := b.stormRun(ctx, run, v, fleetd[i]); err != nil {
+			if err := b.quietly(v.name, fleetd[i], func(into samples) error { return b.stormRun(ctx, run, v, into) }); err != nil {
 				return fmt.Errorf("%s, run %d: %w", v.name, run+1, err)
 			}
 			b.progress(v.name, run, fleetd[i], baseline, figureDevices)
@@ -90,6 +93,10 @@ func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) 
 	if err := errors.Join(d.awaitReady(ctx, firmwares, startLimit), d.awaitQuiet(ctx, startLimit), d.collect(ctx)); err != nil {
 		return err
 	}
+	before, err := d.metrics(ctx)
+	if err != nil {
+		return err
+	}
 	saved := d.profile(ctx, b.profileFile(v.name, run), 1+n/2500)
 	meter, err := startMeter(d.pid())
 	if err != nil {
@@ -107,6 +114,10 @@ func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) 
 		return err
 	}
 	ready := time.Now()
+	after, err := d.metrics(ctx)
+	if err != nil {
+		return err
+	}
 	if err := d.awaitQuiet(ctx, b.opt.limitReady); err != nil {
 		return err
 	}
@@ -116,8 +127,14 @@ func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) 
 	into.add(figureDeviceP99, quantile(took, 0.99).Seconds()*1e3)
 	into.add(figureDeviceCPU, s.daemon.Seconds()*1e6/float64(n))
 	into.add(figureLoadCPU, s.own.Seconds()*1e6/float64(n))
+	into.add(figureGarbage, (after[seriesAllocated]-before[seriesAllocated])/float64(n)/1000)
 	into.add(figureSettle, written.Seconds()*1e3)
 	into.add(figureStored, float64(n)/(s.wall+written).Seconds())
 	into.add(figureOthers, s.others*100)
+	if file := b.profileFile(v.name+"-allocs", run); file != "" {
+		if err := d.save(ctx, "/debug/pprof/allocs", file); err != nil {
+			return err
+		}
+	}
 	return saved()
 }

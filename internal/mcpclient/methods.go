@@ -113,8 +113,7 @@ type ToolList struct {
 	Reason  string // why, for people
 }
 
-// errEmptyTool and errNamedTool are the firmware's two meanings of one
-// sentence (mcp_server.cc:492-497): with an empty name, the cursor was not
+// failedToAdd… are the firmware's two meanings of one sentence (mcp_server.cc:492-497): with an empty name, the cursor was not
 // found; with a name, that tool alone is over the page size.
 const (
 	failedToAddPrefix = "Failed to add tool "
@@ -123,8 +122,8 @@ const (
 
 // ListTools reads the whole list, user-only tools included
 // (`withUserTools:true`; firmware before v2.0.0 ignores it), each page within
-// StepTimeout. What cannot be read to its end is returned as Partial, as long
-// as there is something; an error means that nothing usable came. Guards: a
+// StepTimeout. What the device itself cannot list to its end is returned as
+// Partial; an error means that a page got no answer, or no usable one. Guards: a
 // cursor seen before, MaxPages, MaxListBytes, MaxTools. An empty-name error on
 // a cursor the device gave restarts the list once, since the device may have
 // changed its tools meanwhile.
@@ -153,14 +152,13 @@ func (c *Client) listOnce(ctx context.Context) (ToolList, error) {
 		rpc := (*RPCError)(nil)
 		switch {
 		case err == nil:
-		case errors.As(err, &rpc) && page > 1:
-			name, failed := strings.CutPrefix(rpc.Message, failedToAddPrefix)
-			name, limited := strings.CutSuffix(name, failedToAddSuffix)
-			if failed && limited && name == "" {
+		case errors.As(err, &rpc) && (page > 1 || isNamed(oversizeTool(rpc.Message))):
+			switch oversizeTool(rpc.Message) {
+			case "":
+			case unnamed:
 				list.end()
 				return list, errCursorRefused
-			}
-			if failed && limited {
+			default:
 				c.peer.DeviateMCP(DeviationOversizeTool)
 			}
 			return list.cut("the device fails on page " + fmt.Sprint(page) + ": " + rpc.Message), nil
@@ -186,6 +184,25 @@ func (c *Client) listOnce(ctx context.Context) (ToolList, error) {
 		cursor = next
 	}
 }
+
+// unnamed is what oversizeTool returns for the sentence without a name.
+const unnamed = " "
+
+// oversizeTool returns the name in the firmware's sentence about a tool that
+// does not fit, empty for any other text.
+func oversizeTool(message string) string {
+	name, failed := strings.CutPrefix(message, failedToAddPrefix)
+	name, limited := strings.CutSuffix(name, failedToAddSuffix)
+	switch {
+	case !failed || !limited:
+		return ""
+	case name == "":
+		return unnamed
+	}
+	return name
+}
+
+func isNamed(tool string) bool { return tool != "" && tool != unnamed }
 
 func (l *ToolList) end() { l.JSON = append(l.JSON, ']') }
 

@@ -9,6 +9,7 @@ import (
 	"net/http/pprof"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/provision"
 	"fleetd/internal/restapi"
 )
 
@@ -50,6 +52,19 @@ func (n *node) health(mux *http.ServeMux) {
 		}
 		body, _ := json.Marshal(answer) // strings always marshal
 		_, _ = w.Write(body)            // nobody to tell if the prober is gone
+	})
+}
+
+// whileServing sends devices elsewhere, or away for a moment, once the node
+// stops: uploads of calls in progress still come through.
+func (n *node) whileServing(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if n.draining.get() && (r.URL.Path == provision.PathWebSocket || strings.HasPrefix(r.URL.Path, provision.PathOTA)) {
+			w.Header().Set("Retry-After", "10")
+			http.Error(w, "this node is stopping; try again", http.StatusServiceUnavailable)
+			return
+		}
+		next.ServeHTTP(w, r)
 	})
 }
 

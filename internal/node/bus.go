@@ -35,7 +35,8 @@ func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (
 		nats.Name("fleetd " + cfg.Node),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(500 * time.Millisecond),
-		nats.ReconnectBufSize(-1), // fail visibly instead of buffering 8 MB
+		nats.IgnoreAuthErrorAbort(), // a login that fails for a while must not end the connection for good
+		nats.ReconnectBufSize(-1),   // fail visibly instead of buffering 8 MB
 		nats.PingInterval(2 * time.Second),
 		nats.MaxPingsOutstanding(2),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {

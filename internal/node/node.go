@@ -33,14 +33,15 @@ const (
 	storeGrace    = 10 * time.Second
 	stopLimit     = 40 * time.Second // after which something hangs
 	notesEvery    = time.Minute
-	maxHandshakes = 256 // MCP handshakes in progress at once
+	loadEvery     = 5 * time.Second // tries to read the members
+	maxHandshakes = 256             // tool lists being read at once
 	devicesWanted = 20_000
 )
 
 // Run runs one node until ctx ends, then drains it. It returns an error, in
 // one sentence, if the node cannot start, or did not stop in time.
 func Run(ctx context.Context, cfg *config.Config) error {
-	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1)}
+	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), excepted: make(chan struct{}, 1)}
 	n.logging()
 	err := n.start(ctx)
 	if err == nil {
@@ -75,13 +76,13 @@ type node struct {
 	dir       *dataDir
 	mint      *credential.Mint
 	bus       *bus
+	events    *events.Bus
 	store     *store.Store
 	listeners *listeners
 	deviceNet net.Listener
 	apiNet    net.Listener
 	publicURL string
 
-	events    *events.Bus
 	cluster   *cluster.Link
 	vision    *vision.Server
 	service   *devices.Service
@@ -91,6 +92,7 @@ type node struct {
 	api       *http.Server
 
 	ready    chan struct{} // the database became usable
+	excepted chan struct{} // exceptional credentials changed
 	serveErr chan error
 	notes    *notes
 	stops    []func() // in starting order, run in reverse
@@ -140,6 +142,11 @@ func (n *node) start(ctx context.Context) error {
 		return err
 	}
 	n.onStop(n.bus.close)
+	if n.events, err = events.New(events.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Node: n.cfg.Node,
+		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, Log: n.log}); err != nil {
+		return err
+	}
+	n.onStop(n.events.Close) // behind the store, whose last rows still make events
 	if err := n.openStore(ctx); err != nil {
 		return err
 	}
@@ -216,13 +223,6 @@ func (n *node) listen(ctx context.Context) error {
 
 // startCore builds the core with its ways out, and reads the members.
 func (n *node) startCore(ctx context.Context) error {
-	var err error
-	n.events, err = events.New(events.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Node: n.cfg.Node,
-		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, Log: n.log})
-	if err != nil {
-		return err
-	}
-	n.onStop(n.events.Close)
 	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Open: n.cfg.APIAuth == "none", Log: n.log})
 	n.onStop(n.cluster.Close)
 	if err := n.openVision(); err != nil {
@@ -230,7 +230,12 @@ func (n *node) startCore(ctx context.Context) error {
 	}
 	n.service = devices.New(
 		devices.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
-			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes},
+			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, Excepted: func() {
+				select {
+				case n.excepted <- struct{}{}:
+				default: // one wake-up is enough
+				}
+			}},
 		devices.Ports{Records: n.store, Catalogs: n.store, Keeper: n.store, Publisher: n.events, Directory: n.cluster, Vision: n.vision, Log: n.log})
 	n.onStop(n.service.Close)
 	n.vision.Attach(n.service)
@@ -264,6 +269,8 @@ func (n *node) startCore(ctx context.Context) error {
 func (n *node) keep(ctx context.Context) {
 	ticker := time.NewTicker(notesEvery)
 	defer ticker.Stop()
+	again := time.NewTicker(loadEvery)
+	defer again.Stop()
 	read := n.store.Ready() == nil && n.service.Loaded()
 	refused := make(chan error, 1)
 	go func() { refused <- n.store.WaitReady(ctx) }() // ends with ctx
@@ -274,6 +281,8 @@ func (n *node) keep(ctx context.Context) {
 			return
 		case <-ticker.C:
 			n.notes.write(n.service, n.log)
+		case <-n.excepted:
+			n.notes.write(n.service, n.log) // a revocation must survive a kill without a database
 		case err := <-refused:
 			// A database of another fleet, or newer than this program, shows
 			// only when it answers.
@@ -281,17 +290,21 @@ func (n *node) keep(ctx context.Context) {
 				n.serveErr <- fmt.Errorf("--database: %w", err)
 			}
 		case <-n.ready:
-			if read {
-				continue
-			}
-			if err := n.service.Load(ctx); err != nil {
-				n.log.Warn("members could not be read", "error", err)
-				continue
-			}
-			read = true
-			n.log.Info("the database answers; members are read")
+			read = read || n.load(ctx)
+		case <-again.C:
+			read = read || n.store.Ready() == nil && n.load(ctx)
 		}
 	}
+}
+
+// load reads the members of a database that came up late.
+func (n *node) load(ctx context.Context) bool {
+	if err := n.service.Load(ctx); err != nil {
+		n.log.Warn("members could not be read", "error", err)
+		return false
+	}
+	n.log.Info("the database answers; members are read")
+	return true
 }
 
 // startFrontEnds opens the devices' side.
@@ -299,6 +312,9 @@ func (n *node) startFrontEnds() error {
 	n.front = wsdevice.New(wsdevice.Options{Service: n.service, Mint: n.mint, Open: n.cfg.DeviceAuth == "none",
 		CloseIdle: n.cfg.WebSocketIdle == "close", Log: n.log})
 	n.onStop(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), callGrace)
+		defer cancel()
+		n.cluster.Drain(ctx)
 		n.service.Close() // ends the sessions, whose readers the front end waits for
 		n.front.Close()
 	})
@@ -316,7 +332,7 @@ func (n *node) startFrontEnds() error {
 	mux.Handle("GET "+provision.PathWebSocket, n.front)
 	n.vision.Register(mux)
 	n.health(mux)
-	n.device = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
+	n.device = &http.Server{Handler: n.whileServing(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
 		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
 	if n.cfg.DeviceTLSCert != "" {
 		cert, err := newCertificate(n.cfg.DeviceTLSCert, n.cfg.DeviceTLSKey, n.log)

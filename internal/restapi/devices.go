@@ -94,7 +94,7 @@ type deviceEdit struct {
 // patchedDevice is the device, and when the change reaches it.
 type patchedDevice struct {
 	device
-	Applies string `json:"applies,omitempty" doc:"next boot, if the transport changed."`
+	Applies string `json:"applies,omitempty" doc:"next boot, if the transport was given."`
 }
 
 type answer[T any] struct{ Body T }
@@ -160,10 +160,6 @@ func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*answer[
 	if err != nil {
 		return nil, err
 	}
-	before, err := s.opt.Service.Get(ctx, id)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
 	edit := devices.Edit{Name: in.Body.Name}
 	if in.Body.Labels != nil {
 		edit.Labels = &in.Body.Labels
@@ -172,9 +168,7 @@ func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*answer[
 	if t := in.Body.Transport; t != nil {
 		prefer := devices.Transport(*t)
 		edit.Prefer = &prefer
-		if prefer != before.Device.Prefer {
-			applies = "next boot"
-		}
+		applies = "next boot"
 	}
 	if err := s.opt.Service.Edit(id, edit); err != nil {
 		return nil, s.problem(ctx, err)

@@ -149,7 +149,7 @@ func TestEdit(t *testing.T) {
 		{`{"labels":{"room":"hall"}}`, `"labels":{"room":"hall"}`, ""},
 		{`{}`, `"labels":{"room":"hall"}`, ""},
 		{`{"transport":"mqtt"}`, `"name":"arm é <1>"`, "next boot"},
-		{`{"transport":"mqtt"}`, `"id"`, ""},
+		{`{"transport":"mqtt"}`, `"id"`, "next boot"},
 		{`{"transport":"","labels":{}}`, `"labels":{}`, "next boot"},
 		{`{"name":""}`, `"name":""`, ""},
 	} {
@@ -223,7 +223,8 @@ func TestTools(t *testing.T) {
 		{"GET", devicePath + "/tools", prefix + odd + "]}\n"},
 		{"GET", devicePath + "/tools?user=false", prefix + odd + "]}\n"},
 		{"GET", devicePath + "/tools?user=true", prefix + odd + "," + devicetest.Reboot + "]}\n"},
-		{"POST", devicePath + "/tools/refresh", prefix + odd + "," + devicetest.Reboot + "]}\n"},
+		{"POST", devicePath + "/tools/refresh", prefix + odd + "]}\n"},
+		{"POST", devicePath + "/tools/refresh?user=true", prefix + odd + "," + devicetest.Reboot + "]}\n"},
 		{"GET", "/v1/catalogs/" + hash, `{"catalog":"` + hash + `","items":` + script.Tools + "}\n"},
 	} {
 		r := f.do(t, tc.method, tc.path, "")

@@ -54,7 +54,7 @@ func (s *Server) toolRoutes() {
 		summary: "List a device's tools", answer: "The tools, and how sure they are.",
 		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), "application/json", tools), s.listTools)
 	huma.Register(s.api, withAnswer(s.operation(http.MethodPost, "/v1/devices/{device}/tools/refresh", about{id: "refreshTools", tag: tagTools,
-		summary: "Read a device's tools again", text: "Takes as long as the device does.", answer: "All its tools, verified.",
+		summary: "Read a device's tools again", text: "Takes as long as the device does.", answer: "The tools, verified.",
 		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded, devices.CodeConnectionLost,
 			devices.CodeDeviceError, devices.CodeDeviceTimeout, devices.CodeUnavailable}}), "application/json", tools), s.refreshTools)
 	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/catalogs/{sha256}", about{id: "getCatalog", tag: tagTools,
@@ -77,7 +77,7 @@ func (s *Server) listTools(ctx context.Context, in *listToolsInput) (*raw, error
 	return newRaw(encodeTools(tools)), nil
 }
 
-func (s *Server) refreshTools(ctx context.Context, in *DevicePath) (*raw, error) {
+func (s *Server) refreshTools(ctx context.Context, in *listToolsInput) (*raw, error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func (s *Server) refreshTools(ctx context.Context, in *DevicePath) (*raw, error)
 	}
 	ctx, cancel := context.WithTimeout(ctx, devices.MaxTimeout)
 	defer cancel()
-	tools, err := s.opt.Service.Refresh(ctx, id)
+	tools, err := s.opt.Service.Refresh(ctx, id, in.User)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}

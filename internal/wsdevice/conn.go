@@ -56,6 +56,14 @@ var closeCodes = map[devices.CloseReason]int{
 	devices.CloseSuperseded: websocket.CloseNormalClosure,
 }
 
+// refusals are the close reasons of what Accept refuses.
+var refusals = map[devices.Code]devices.CloseReason{
+	devices.CodeUnavailable:  devices.CloseDraining,
+	devices.CodeUnauthorized: devices.CloseRevoked,
+	devices.CodeForbidden:    devices.CloseContested,
+	devices.CodeSuperseded:   devices.CloseSuperseded,
+}
+
 // run opens the session on the goroutine that the upgrade started, and leaves
 // the rest of the connection's life to a fresh one: opening needs a stack of
 // 8 KB, which a goroutine parked in a read would keep for ever.
@@ -67,8 +75,10 @@ func (c *conn) run(who devices.Identity, begun time.Time) {
 		go c.serve(session)
 		return
 	}
-	c.Close(reason)
-	c.front.opt.Service.Stats().Closed.Add(reason, 1)
+	if c.session.Load() == nil { // a session counts its own end
+		c.Close(reason)
+		c.front.opt.Service.Stats().Closed.Add(reason, 1)
+	}
 	c.end()
 }
 
@@ -112,10 +122,7 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, de
 	session, err := c.front.opt.Service.Accept(who, c)
 	if err != nil {
 		log.Debug("not accepted", "device", who.Device, "remote", who.Remote, "error", err)
-		if devices.AsError(err).Code == devices.CodeUnavailable {
-			return nil, devices.CloseDraining
-		}
-		return nil, devices.CloseContested
+		return nil, refusals[devices.AsError(err).Code]
 	}
 	c.session.Store(session)
 	answer, err := session.OpenAudio(h, hello.TransportWebSocket).Append(nil)
@@ -130,7 +137,11 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, de
 	}
 	c.front.opt.Service.Stats().HelloTime.Observe(time.Since(begun))
 	c.ws.SetReadLimit(MessageLimit)
-	_ = c.ws.SetReadDeadline(time.Time{}) // pings find the dead from here on
+	c.mu.Lock()
+	if !c.closed { // whoever closed has set a deadline that must stay
+		_ = c.ws.SetReadDeadline(time.Time{}) // pings find the dead from here on
+	}
+	c.mu.Unlock()
 	c.ws.SetPongHandler(c.pong)
 	session.StartMCP(h.MCP)
 	return session, ""

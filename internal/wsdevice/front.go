@@ -173,6 +173,7 @@ func (f *Front) identify(r *http.Request) (devices.Identity, int, error) {
 	if !f.opt.Mint.IsDevice(token, string(id), who.ClientID, generation) || !ok {
 		return who, http.StatusUnauthorized, errors.New("credentials are not valid for this device; restart it so that it asks the OTA address again")
 	}
+	who.Verified, who.Generation = true, generation
 	return who, 0, nil
 }
 
