@@ -117,6 +117,36 @@ func TestInvalidServerHelloCannotBeWritten(t *testing.T) {
 	}
 }
 
+// Whatever fleetd can write differs from every recorded answer that crashes,
+// misleads or is ignored: it has a transport and a session id, both strings.
+func TestInvalidServerHelloVectors(t *testing.T) {
+	var v struct {
+		WebSocket, MQTT []struct{ Text, Device string }
+	}
+	vector(t, "server_hello_invalid", &v)
+	complete := func(text string) bool {
+		var h struct {
+			Type, Transport string
+			SessionID       string `json:"session_id"`
+			UDP             json.RawMessage
+		}
+		return json.Unmarshal([]byte(text), &h) == nil && h.Type == "hello" && h.SessionID != "" &&
+			(h.Transport == TransportWebSocket || h.Transport == TransportUDP && h.UDP != nil)
+	}
+	written, err := Server{Transport: TransportWebSocket, SessionID: "x", Audio: ServerAudio}.Append(nil)
+	if err != nil || !complete(string(written)) {
+		t.Errorf("fleetd's own hello %s, %v", written, err)
+	}
+	if len(v.WebSocket) < 5 {
+		t.Fatal("vectors are missing")
+	}
+	for _, c := range v.WebSocket {
+		if complete(c.Text) {
+			t.Errorf("%s counts as complete, yet: %s", c.Text, c.Device)
+		}
+	}
+}
+
 func FuzzParseDevice(f *testing.F) {
 	f.Add([]byte(`{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`))
 	f.Add([]byte(`{"type":"hello","version": 3,"transport":"udp"}`))

@@ -309,18 +309,82 @@ func TestNothingSentIsSilentlyDropped(t *testing.T) {
 		t.Fatalf("%d messages sent", len(s.sent))
 	}
 	for _, payload := range s.sent {
-		r := parse(t, payload)
-		if !bytes.HasPrefix(payload, []byte(`{"jsonrpc":"2.0","method":"`)) || r.Params != nil && r.Params[0] != '{' {
+		if r := parse(t, payload); dropped(payload) != (r.Method == "notifications/initialized") {
 			t.Errorf("the device would drop %s", payload)
 		}
-		if r.ID == nil {
-			if r.Method != "notifications/initialized" {
-				t.Errorf("no id in %s", payload)
-			}
-			continue
+	}
+	// The rule itself finds every recorded request that is dropped.
+	var v struct {
+		Requests []struct {
+			Reason string
+			Sends  string `json:"server_sends"`
 		}
-		if n, err := strconv.ParseInt(string(r.ID), 10, 32); err != nil || n < 1 {
-			t.Errorf("id %s is no positive int32", r.ID)
+	}
+	vector(t, "mcp_silent_drops", &v)
+	if len(v.Requests) < 11 {
+		t.Fatal("vectors are missing")
+	}
+	for _, r := range v.Requests {
+		if !dropped([]byte(payloadOf(t, r.Sends, true))) {
+			t.Errorf("%s: %s counts as answered", r.Reason, r.Sends)
+		}
+	}
+}
+
+// dropped is the firmware's rule for requests it never answers
+// (mcp_server.cc:350-382).
+func dropped(payload []byte) bool {
+	var r struct {
+		JSONRPC, Method, ID, Params json.RawMessage
+	}
+	if json.Unmarshal(payload, &r) != nil || string(r.JSONRPC) != `"2.0"` || len(r.Method) == 0 || r.Method[0] != '"' {
+		return true
+	}
+	if bytes.HasPrefix(r.Method, []byte(`"notifications`)) || r.Params != nil && r.Params[0] != '{' {
+		return true
+	}
+	n, err := strconv.ParseInt(string(r.ID), 10, 32)
+	return err != nil || n < 1
+}
+
+// Ids come back as the firmware's C ints; those that fit find their request.
+func TestIDVectors(t *testing.T) {
+	var v struct {
+		Cases []struct {
+			Request string `json:"request_id"`
+			Reply   int64  `json:"reply_id"`
+		}
+	}
+	vector(t, "mcp_ids", &v)
+	for _, c := range v.Cases {
+		s := newScripted(func([]byte) []string {
+			return []string{fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":{}}`, c.Reply)}
+		})
+		id, err := strconv.ParseInt(c.Request, 10, 32)
+		if err != nil || id < 1 {
+			if err := s.client.Handle(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%d,"result":{}}`, c.Reply)); err != nil || s.count(DeviationForeignReply) != 1 {
+				t.Errorf("reply id %d matches something: %v", c.Reply, s.deviations)
+			}
+			continue // never sent by us
+		}
+		s.client.nextID = int32(id)
+		if _, err := s.client.Request(t.Context(), "x", nil); err != nil {
+			t.Errorf("id %d: %v", id, err)
+		}
+	}
+}
+
+func TestListEdgeVectors(t *testing.T) {
+	var v struct{ Exchanges []exchange }
+	vector(t, "mcp_tools_list_edge", &v)
+	for _, x := range v.Exchanges {
+		s := newScripted(func(payload []byte) []string {
+			return []string{payloadOf(t, withID(*x.Reply, parse(t, payload).ID), x.Valid)}
+		})
+		_, err := call(t, s.client, x.Sends)
+		rpc := (*RPCError)(nil)
+		if failed := strings.Contains(*x.Reply, `"error"`); failed != errors.As(err, &rpc) || failed && oversizeTool(rpc.Message) != unnamed {
+			t.Errorf("%s: %v", x.Note, err)
 		}
 	}
 }
