@@ -158,6 +158,9 @@ func (l *Link) dispatch() {
 			case l.serving <- struct{}{}:
 				l.tasks.Go(func() {
 					defer func() { <-l.serving }()
+					defer devices.Contain(l.opt.Log, func() {
+						l.refuse(msg, &devices.Error{Code: devices.CodeInternal, Detail: "a fault of the node; its log says more"})
+					})
 					l.serve(msg)
 				})
 			default:

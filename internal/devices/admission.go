@@ -201,9 +201,12 @@ func (s *Service) Approve(name string) (ID, error) {
 		e.mu.Unlock()
 		return id, nil
 	}
-	client := d.PendingID // the last to ask, unless a code says which
+	client := d.PendingID
 	if spoken != "" {
 		client = spoken
+	} else if n := s.pending.clients(id); n > 1 {
+		e.mu.Unlock()
+		return "", fail(CodeForbidden, "%d clients wait under the id %s; approve the code that the right one speaks", n, id)
 	}
 	replaced := d.ClientID != "" && client != "" && client != d.ClientID
 	d = e.updateLocked(func(d *Device) {

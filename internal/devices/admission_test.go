@@ -72,6 +72,20 @@ func TestApproveAdmission(t *testing.T) {
 	})
 }
 
+// Whoever asks last under a waiting device's id gets nothing by it.
+func TestApproveByIDWantsOneClient(t *testing.T) {
+	bubble(t, devices.Config{Approve: true}, func(t *testing.T, _ *devicetest.Ports, s *devices.Service) {
+		owner := check(t, s, "owner")
+		check(t, s, "attacker")
+		if _, err := s.Approve(string(id)); err == nil || devices.AsError(err).Code != devices.CodeForbidden {
+			t.Errorf("approval by id: %v", err)
+		}
+		if _, err := s.Approve(owner.Code); err != nil || !s.Activated(id, "owner") || s.Activated(id, "attacker") {
+			t.Errorf("approval by code: %v", err)
+		}
+	})
+}
+
 func TestWrongCodesAreLimited(t *testing.T) {
 	bubble(t, devices.Config{Approve: true}, func(t *testing.T, _ *devicetest.Ports, s *devices.Service) {
 		w := check(t, s, "c1")

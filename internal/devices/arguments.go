@@ -73,19 +73,23 @@ func parseSchema(raw []byte) schema {
 			simple = false
 		}
 	}
-	if required != nil {
+	simple = simple && len(s.properties) <= maxSimple // one bit each
+	if required != nil && simple {
 		names := jsonspan.Array(required)
-		for names.Next() {
+		for names.Next() && simple {
 			name, _ := jsonspan.StringBytes(names.Value())
-			simple = s.require(string(name)) && simple
+			simple = s.require(string(name))
 		}
 		simple = simple && names.Err() == nil
 	}
-	if walk.Err() != nil || !simple || len(s.properties) > 64 {
+	if walk.Err() != nil || !simple {
 		s.complex = &compiled{}
 	}
 	return s
 }
+
+// maxSimple is the most properties of a schema that is checked by hand.
+const maxSimple = 64
 
 func (s *schema) require(name string) bool {
 	for i := range s.properties {
@@ -146,6 +150,9 @@ func (s *schema) parseProperties(raw []byte) (simple bool) {
 func (s *schema) check(args []byte) ([]Fault, error) {
 	if len(args) == 0 {
 		args = []byte("{}")
+	}
+	if jsonspan.KindOf(args) != jsonspan.KindObject {
+		return nil, jsonspan.ErrType
 	}
 	if s.complex != nil {
 		return s.checkComplex(args)
@@ -211,8 +218,91 @@ func (denyLoader) Load(url string) (any, error) {
 	return nil, fmt.Errorf("schema refers to %s; references to other documents are not followed", url)
 }
 
-func (s *schema) checkComplex(args []byte) ([]Fault, error) {
+// Limits of what a device's schema may cost its callers. A schema beyond them
+// is not checked here: the device judges the arguments itself.
+const (
+	maxSchema      = 16 << 10 // bytes
+	maxFaults      = 20
+	maxFaultDetail = 200 // bytes
+)
+
+var errCostly = errors.New("schema may cost too much to check")
+
+// affordable refuses what lets a short schema cost unbounded time or memory:
+// references (which multiply), patterns (whose counted repetitions expand),
+// and numbers too long for exact arithmetic.
+func affordable(value []byte) bool {
+	switch jsonspan.KindOf(value) {
+	case jsonspan.KindNumber:
+		return plainNumber(value)
+	case jsonspan.KindArray:
+		walk := jsonspan.Array(value)
+		for walk.Next() {
+			if !affordable(walk.Value()) {
+				return false
+			}
+		}
+	case jsonspan.KindObject:
+		walk := jsonspan.Object(value)
+		for walk.Next() {
+			switch string(walk.Key()) {
+			case "$ref", "$dynamicRef", "$recursiveRef", "pattern":
+				if jsonspan.KindOf(walk.Value()) == jsonspan.KindString {
+					return false
+				}
+			case "patternProperties", "multipleOf":
+				return false
+			}
+			if !affordable(walk.Value()) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// plainNumbers tells whether every number in a value is plain.
+func plainNumbers(value []byte) bool {
+	switch jsonspan.KindOf(value) {
+	case jsonspan.KindNumber:
+		return plainNumber(value)
+	case jsonspan.KindArray, jsonspan.KindObject:
+		walk := jsonspan.Array(value)
+		if value[0] == '{' {
+			walk = jsonspan.Object(value)
+		}
+		for walk.Next() {
+			if !plainNumbers(walk.Value()) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// plainNumber tells whether exact arithmetic with the number is cheap.
+func plainNumber(literal []byte) bool {
+	mantissa, exponent, found := bytes.Cut(literal, []byte("e"))
+	if !found {
+		mantissa, exponent, _ = bytes.Cut(literal, []byte("E"))
+	}
+	return len(mantissa) <= 64 && len(exponent) <= 4
+}
+
+func (s *schema) checkComplex(args []byte) (faults []Fault, err error) {
+	if !plainNumbers(args) {
+		return []Fault{{"", "holds a number too long to check"}}, nil
+	}
+	defer func() {
+		if recover() != nil { // a fault of the validator's must not be the caller's
+			faults, err = nil, nil
+		}
+	}()
 	s.complex.once.Do(func() {
+		s.complex.err = errCostly
+		if len(s.raw) > maxSchema || !affordable(s.raw) {
+			return
+		}
 		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(s.raw))
 		if err != nil {
 			s.complex.err = err
@@ -224,7 +314,7 @@ func (s *schema) checkComplex(args []byte) ([]Fault, error) {
 			s.complex.schema, s.complex.err = compiler.Compile("mem:tool")
 		}
 	})
-	if s.complex.err != nil {
+	if s.complex.err != nil || s.complex.schema == nil {
 		return nil, nil // the device's schema is no schema: let the device judge
 	}
 	instance, err := jsonschema.UnmarshalJSON(bytes.NewReader(args))
@@ -241,12 +331,16 @@ func (s *schema) checkComplex(args []byte) ([]Fault, error) {
 var english = message.NewPrinter(language.English)
 
 func leaves(e *jsonschema.ValidationError, faults []Fault) []Fault {
+	if len(faults) >= maxFaults {
+		return faults
+	}
 	if len(e.Causes) == 0 {
 		at := ""
 		for _, step := range e.InstanceLocation {
 			at += pointer(step)
 		}
-		return append(faults, Fault{at, e.ErrorKind.LocalizedString(english)})
+		detail := e.ErrorKind.LocalizedString(english)
+		return append(faults, Fault{at, strings.ToValidUTF8(detail[:min(len(detail), maxFaultDetail)], "\uFFFD")})
 	}
 	for _, cause := range e.Causes {
 		faults = leaves(cause, faults)

@@ -2,6 +2,7 @@ package devices
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -61,6 +62,41 @@ func TestArguments(t *testing.T) {
 	}
 	if err := tool(t, otto).checkCall(json.RawMessage(`[1]`)); err == nil || err.Code != CodeBadRequest {
 		t.Errorf("array: %v", err)
+	}
+}
+
+// What a hostile device can put into a schema, and a caller into arguments,
+// costs nothing: such schemas are left to the device, such numbers refused.
+func TestCostlySchemas(t *testing.T) {
+	defs := ""
+	for i := range 32 {
+		defs += fmt.Sprintf(`"d%d":{"allOf":[{"$ref":"#/$defs/d%d"},{"$ref":"#/$defs/d%d"}]},`, i, i+1, i+1)
+	}
+	for name, schema := range map[string]string{
+		"tiny multiple": `{"properties":{"a":{"multipleOf":1e-9999999}}}`,
+		"bomb":          `{"$ref":"#/$defs/d0","$defs":{` + defs + `"d32":{}}}`,
+		"pattern":       `{"properties":{"a":{"pattern":"` + strings.Repeat("(.?){999}", 400) + `"}}}`,
+		"long":          `{"anyOf":[` + strings.Repeat(`{"const":1},`, 2000) + `{}]}`,
+		"huge minimum":  `{"properties":{"a":{"type":"number","minimum":1e99999999999}}}`,
+		"many required": `{"properties":{},"required":[` + strings.Repeat(`"x",`, 20000) + `"x"]}`,
+	} {
+		if err := tool(t, schema).checkCall(json.RawMessage(`{"a":5}`)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	number := tool(t, `{"type":"object","properties":{"a":{"type":"number","minimum":1}}}`)
+	for args, bad := range map[string]bool{`{"a":1e99999999999}`: true, `{"a":` + strings.Repeat("9", 1000) + `}`: true, `{"a":1.5e3}`: false, `{"a":0.5}`: true} {
+		if err := number.checkCall(json.RawMessage(args)); (err != nil) != bad {
+			t.Errorf("%.30s: %v", args, err)
+		}
+	}
+	many := tool(t, `{"type":"object","properties":{"l":{"type":"array","items":{"type":"boolean"}}}}`)
+	err := many.checkCall(json.RawMessage(`{"l":[` + strings.Repeat(`"`+strings.Repeat("x", 500)+`",`, 100) + `1]}`))
+	if err == nil || len(err.Faults) > maxFaults || len(err.Faults[0].Detail) > maxFaultDetail+8 {
+		t.Errorf("%d faults", len(err.Faults))
+	}
+	if err := tool(t, `null`).checkCall(json.RawMessage(`[1]`)); err == nil || err.Code != CodeBadRequest {
+		t.Errorf("an array as arguments: %v", err)
 	}
 }
 

@@ -18,6 +18,7 @@ type Catalog struct {
 	JSON  []byte // the array as received, page borders left out
 	Tools []Tool
 	index map[string]int
+	first func() []byte // fields of the event that a device has this as its first list
 }
 
 // Tool is one element of a catalog.
@@ -42,6 +43,7 @@ func NewCatalog(text []byte) (*Catalog, error) {
 		}
 		c.Tools = append(c.Tools, tool)
 	}
+	c.first = sync.OnceValue(func() []byte { return diffFields(nil, c, false) })
 	return c, walk.Err()
 }
 
@@ -97,7 +99,7 @@ func isUserOnly(annotations []byte) bool {
 type catalogs struct {
 	mu     sync.RWMutex
 	byHash map[Hash]*Catalog
-	byELF  map[string]*Catalog // the last complete list of a firmware image
+	byELF  map[string]*Catalog // the complete list of a firmware image; nil if devices with it disagree
 }
 
 func newCatalogs() *catalogs {
@@ -119,13 +121,19 @@ func (c *catalogs) forELF(elf string) *Catalog {
 	return c.byELF[elf]
 }
 
-// learn remembers that a firmware image had this list.
+// learn remembers that a firmware image had this list. What devices with the
+// same image do not agree on is never shown for another: the image is what a
+// device says of itself, and one could say it to put words into the others'
+// mouths.
 func (c *catalogs) learn(elf string, cat *Catalog) {
-	if elf == "" || c.forELF(elf) == cat {
+	if elf == "" {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if known, ok := c.byELF[elf]; ok && known != cat {
+		cat = nil
+	}
 	c.byELF[elf] = cat
 }
 
@@ -170,7 +178,7 @@ func (c *catalogs) drop(inUse func() map[Hash]bool) {
 		}
 	}
 	for elf, cat := range c.byELF {
-		if !used[cat.Hash] {
+		if cat != nil && !used[cat.Hash] {
 			delete(c.byELF, elf)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"fleetd/internal/jsonspan"
@@ -104,6 +105,7 @@ func (x *Session) handshake() {
 	list, err := x.initializeAndList(s.ctx)
 	if err == nil {
 		err = x.listed(list)
+		list.Release()
 	}
 	if err != nil {
 		x.failed(err, true)
@@ -112,18 +114,30 @@ func (x *Session) handshake() {
 	s.stats.HandshakeTime.Observe(time.Since(begun))
 }
 
-// initializeAndList takes a slot for the list only: a device that answers
-// nothing keeps no slot from others.
+// Bounds of reading one list: in all, and for how long it may keep a slot from
+// others. Slots smooth a storm of devices that answer at once; a slow device
+// goes on without one.
+const (
+	listTimeout = time.Minute
+	slotTime    = 3 * time.Second
+)
+
+// initializeAndList takes a slot for the list only.
 func (x *Session) initializeAndList(ctx context.Context) (mcpclient.ToolList, error) {
 	if err := x.initialize(ctx); err != nil {
 		return mcpclient.ToolList{}, err
 	}
 	select {
 	case x.svc.handshakes <- struct{}{}:
-		defer func() { <-x.svc.handshakes }()
+		giveBack := sync.OnceFunc(func() { <-x.svc.handshakes })
+		timer := time.AfterFunc(slotTime, giveBack)
+		defer timer.Stop()
+		defer giveBack()
 	case <-ctx.Done():
 		return mcpclient.ToolList{}, context.Cause(ctx)
 	}
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
 	return x.client.ListTools(ctx)
 }
 
@@ -198,7 +212,7 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	now := time.Now()
 	entry := HistoryEntry{Device: e.id, Epoch: x.epoch, Seq: presence.Seq, Catalog: cat.Hash, Firmware: device.Firmware,
 		ELF: device.ELF, Partial: list.Partial, At: now.UTC()}
-	partial := list.Partial // the list itself must not wait for the database
+	partial := list.Partial // the list itself is not there any more then
 	s.ports.Catalogs.SaveCatalog(entry, cat.text(now), func() { x.stored(before, cat, partial, changed) })
 	return nil
 }
@@ -221,6 +235,13 @@ func (x *Session) stored(before, cat *Catalog, partial, changed bool) {
 const MaxDiffNames = 200
 
 func catalogFields(before, after *Catalog, partial bool) []byte {
+	if before == nil && !partial { // the same for every device that is new
+		return after.first()
+	}
+	return diffFields(before, after, partial)
+}
+
+func diffFields(before, after *Catalog, partial bool) []byte {
 	added, removed, changed := Diff(before, after)
 	fields := jsonspan.AppendString([]byte(`"catalog":`), after.Hash.String())
 	for _, part := range []struct {

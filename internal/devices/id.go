@@ -28,9 +28,12 @@ func ParseID(text string) (ID, error) {
 	if text == "" || len(text) > MaxIDLength {
 		return "", fmt.Errorf("%w: it has %d bytes, 1 to %d are allowed", ErrBadID, len(text), MaxIDLength)
 	}
-	lower := strings.ToLower(text)
-	for i := 0; i < len(lower); i++ {
-		c := lower[i]
+	lower := []byte(text)
+	for i, c := range lower {
+		if c >= 'A' && c <= 'Z' { // ASCII alone: other letters must not become it
+			c |= 0x20
+			lower[i] = c
+		}
 		if c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || i > 0 && (c == '_' || c == '-') {
 			continue
 		}

@@ -128,6 +128,13 @@ func (p *pendings) waits(id ID, now time.Time) bool {
 	return len(p.byDevice[id]) > 0
 }
 
+// clients is how many wait under an id.
+func (p *pendings) clients(id ID) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.byDevice[id])
+}
+
 // drop forgets every client that waits under the id.
 func (p *pendings) drop(id ID) {
 	p.mu.Lock()

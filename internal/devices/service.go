@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -85,8 +86,23 @@ func (s *Service) run(task func()) bool {
 	if s.draining {
 		return false
 	}
-	s.tasks.Go(task)
+	s.tasks.Go(func() {
+		defer Contain(s.log, nil)
+		task()
+	})
 	return true
+}
+
+// Contain ends a panic of the goroutine that defers it, logs it, and calls
+// after if there is one: a fault that one device's bytes set off must not end
+// the sessions of all others.
+func Contain(log *slog.Logger, after func()) {
+	if fault := recover(); fault != nil {
+		log.Error("a fault of fleetd's, please report it", "panic", fault, "stack", string(debug.Stack()))
+		if after != nil {
+			after()
+		}
+	}
 }
 
 // Close ends every session as draining and waits for the core's own

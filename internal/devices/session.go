@@ -58,6 +58,9 @@ const (
 	MaxWaitingCalls   = 16 // behind the calls in flight
 	notificationRate  = 20 // per second and device
 	notificationBurst = 40
+	// MaxNotification bounds the bytes of a notification's method and params;
+	// the stream that keeps them is everybody's.
+	MaxNotification = 16 << 10
 )
 
 func (x *Session) init() {
@@ -254,6 +257,10 @@ var sendBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 1024); return
 // NotifyMCP publishes a notification of the device.
 func (p *sessionPeer) NotifyMCP(n mcpclient.Notification) {
 	x := (*Session)(p)
+	if len(n.Params)+len(n.Method) > MaxNotification {
+		x.svc.stats.NotifyDrops.Add(1)
+		return
+	}
 	if !x.takeToken() {
 		return
 	}

@@ -540,10 +540,19 @@ func TestDeviceRequestsAndNotifications(t *testing.T) {
 	if len(s.notes) != 1 || s.notes[0] != `notifications/button {"n":1}` {
 		t.Errorf("notifications %q", s.notes)
 	}
-	for _, bad := range []string{`[]`, `"x"`, `null`, `{}`, `{"jsonrpc":"2.0","id":1}`, `{"method":5}`, `{"jsonrpc":"2.0","id":{},"method":"ping"}`, `{`} {
+	for _, bad := range []string{`[]`, `"x"`, `null`, `{}`, `{"method":5}`, `{"jsonrpc":"2.0","id":{},"method":"ping"}`, `{`} {
 		if err := s.client.Handle([]byte(bad)); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %v", bad, err)
 		}
+	}
+}
+
+func TestAnswerWithNeitherResultNorError(t *testing.T) {
+	s := newScripted(func(payload []byte) []string {
+		return []string{`{"jsonrpc":"2.0","id":` + string(parse(t, payload).ID) + `,"error":null}`}
+	})
+	if _, err := s.client.Request(t.Context(), "x", nil); !errors.Is(err, ErrMalformed) {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 
 	"fleetd/internal/jsonspan"
 )
@@ -28,7 +29,7 @@ func (c *Client) Handle(payload []byte) error {
 	case m.method != nil:
 		c.peer.NotifyMCP(Notification{Method: string(m.method), Params: m.params})
 		return nil
-	case m.hasID() && (m.result != nil || m.err != nil):
+	case m.hasID():
 		c.deliver(m)
 		return nil
 	}
@@ -103,7 +104,33 @@ func (c *Client) deliver(m message) {
 		ch <- answer{err: c.rpcError(m.err)}
 		return
 	}
-	ch <- answer{result: bytes.Clone(m.result)}
+	if m.result == nil {
+		c.peer.DeviateMCP(DeviationMalformed)
+		ch <- answer{err: fmt.Errorf("%w: neither result nor error", ErrMalformed)}
+		return
+	}
+	ch <- answer{result: copyResult(m.result)}
+}
+
+// pages holds the buffers of large results. Only listPage gives them back;
+// others' results are their callers' to keep.
+var pages = sync.Pool{New: func() any { return new([pageSize]byte) }}
+
+// pageSize is a little over the firmware's page of tools, and no size that
+// bytes.Clone makes.
+const pageSize = 9 << 10
+
+func copyResult(result []byte) []byte {
+	if len(result) < pageSize/4 || len(result) > pageSize {
+		return bytes.Clone(result)
+	}
+	return append(pages.Get().(*[pageSize]byte)[:0], result...)
+}
+
+func releasePage(result []byte) {
+	if cap(result) == pageSize {
+		pages.Put((*[pageSize]byte)(result[:pageSize]))
+	}
 }
 
 // answerID reads the id of an answer. Devices that are not stock firmware

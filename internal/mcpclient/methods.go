@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	"fleetd/internal/jsonspan"
 )
@@ -17,6 +18,9 @@ const (
 	MaxPages     = 128
 	MaxListBytes = 1 << 20
 	MaxTools     = 2000
+	MaxCursor    = 1024             // bytes; the firmware's is a tool name
+	maxPageBytes = 2 * MaxListBytes // of all pages of a list, whatever is in them
+	maxBadTools  = 100
 )
 
 // InitParams are what `initialize` tells the device. Without a vision URL its
@@ -111,6 +115,22 @@ type ToolList struct {
 	Count   int
 	Partial bool   // the list could not be read to its end
 	Reason  string // why, for people
+
+	read, bad int // bytes of all pages, elements that are no tools
+	buf       *[]byte
+}
+
+// lists holds the buffers of lists being read: most turn out to be known by
+// their hash and are never kept.
+var lists = sync.Pool{New: func() any { b := make([]byte, 0, 32<<10); return &b }}
+
+// Release gives the list's memory back; JSON is invalid from then on.
+func (l *ToolList) Release() {
+	if l.buf != nil && cap(l.JSON) <= 256<<10 {
+		*l.buf = l.JSON[:0]
+		lists.Put(l.buf)
+	}
+	l.buf, l.JSON = nil, nil
 }
 
 // failedToAdd… are the firmware's two meanings of one sentence (mcp_server.cc:492-497): with an empty name, the cursor was not
@@ -126,7 +146,7 @@ const (
 // Partial; an error means that a page got no answer, or no usable one. Guards: a
 // cursor seen before, MaxPages, MaxListBytes, MaxTools. An empty-name error on
 // a cursor the device gave restarts the list once, since the device may have
-// changed its tools meanwhile.
+// changed its tools meanwhile. The caller releases the list.
 func (c *Client) ListTools(ctx context.Context) (ToolList, error) {
 	for attempt := 0; ; attempt++ {
 		list, err := c.listOnce(ctx)
@@ -134,7 +154,9 @@ func (c *Client) ListTools(ctx context.Context) (ToolList, error) {
 			return list, err
 		}
 		c.peer.DeviateMCP(DeviationCursorRefused)
-		if attempt > 0 {
+		if attempt == 0 {
+			list.Release()
+		} else {
 			list.Partial, list.Reason = true, "the device refuses a cursor it gave itself"
 			return list, nil
 		}
@@ -144,7 +166,8 @@ func (c *Client) ListTools(ctx context.Context) (ToolList, error) {
 var errCursorRefused = errors.New("device refuses its own cursor")
 
 func (c *Client) listOnce(ctx context.Context) (ToolList, error) {
-	list := ToolList{JSON: []byte{'['}}
+	list := ToolList{buf: lists.Get().(*[]byte)}
+	list.JSON = append((*list.buf)[:0], '[')
 	seen := map[string]struct{}{}
 	cursor := ""
 	for page := 1; ; page++ {
@@ -166,11 +189,16 @@ func (c *Client) listOnce(ctx context.Context) (ToolList, error) {
 			c.peer.DeviateMCP(DeviationListTooLong)
 			return list.cut(err.Error()), nil
 		default:
+			list.Release()
 			return ToolList{}, fmt.Errorf("tools/list page %d: %w", page, err)
 		}
 		if next == "" {
 			list.end()
 			return list, nil
+		}
+		if len(next) > MaxCursor || list.read > maxPageBytes || list.bad > maxBadTools {
+			c.peer.DeviateMCP(DeviationListTooLong)
+			return list.cut("the device's pages hold too much that is no tool"), nil
 		}
 		if _, again := seen[next]; again {
 			c.peer.DeviateMCP(DeviationCursorLoop)
@@ -224,6 +252,8 @@ func (c *Client) listPage(ctx context.Context, cursor string, list *ToolList) (n
 	if err != nil {
 		return "", err
 	}
+	defer releasePage(result)
+	list.read += len(result)
 	var tools []byte
 	walk := jsonspan.Object(result)
 	for walk.Next() {
@@ -241,6 +271,9 @@ func (c *Client) listPage(ctx context.Context, cursor string, list *ToolList) (n
 	for elements.Next() {
 		tool := elements.Value()
 		if !isTool(tool) {
+			if list.bad++; list.bad > maxBadTools {
+				return "", errListTooLong
+			}
 			c.peer.DeviateMCP(DeviationBadTool)
 			list.Partial, list.Reason = true, "an element of the list is no tool"
 			continue

@@ -1,8 +1,10 @@
 package node
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"log"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -55,6 +57,19 @@ func (n *node) health(mux *http.ServeMux) {
 	})
 }
 
+// httpLog takes what net/http logs: panics are faults of ours, the rest is
+// clients that came and went.
+type httpLog struct{ log *slog.Logger }
+
+func (l httpLog) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte("panic serving")) {
+		l.log.Error("a fault of fleetd's, please report it", "http", string(line))
+	} else {
+		l.log.Debug("http", "message", string(bytes.TrimSpace(line)))
+	}
+	return len(line), nil
+}
+
 // whileServing sends devices elsewhere, or away for a moment, once the node
 // stops: uploads of calls in progress still come through.
 func (n *node) whileServing(next http.Handler) http.Handler {
@@ -88,7 +103,7 @@ func (n *node) startAPI() error {
 		w.WriteHeader(http.StatusNoContent)
 	}))
 	n.api = &http.Server{Handler: api, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
+		ErrorLog: log.New(httpLog{n.log}, "", 0)}
 	n.serve("api-listen", n.api, n.apiNet)
 	return nil
 }

@@ -92,7 +92,10 @@ func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Lo
 		// disk) would refuse them on small machines.
 		JetStreamMaxStore: cfg.EventLimit + cfg.PhotoLimit + 1<<30,
 		NoSigs:            true,
-		PingInterval:      5 * time.Second,
+		// Every device that comes or goes would otherwise make the server search
+		// its cache of subjects for what the device's wildcard changes.
+		NoSublistCache: true,
+		PingInterval:   5 * time.Second,
 	}
 	if cfg.NATSListen != "" {
 		host, portText, err := net.SplitHostPort(cfg.NATSListen)

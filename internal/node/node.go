@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -333,7 +334,7 @@ func (n *node) startFrontEnds() error {
 	n.vision.Register(mux)
 	n.health(mux)
 	n.device = &http.Server{Handler: n.whileServing(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
-		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
+		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: log.New(httpLog{n.log}, "", 0)}
 	if n.cfg.DeviceTLSCert != "" {
 		cert, err := newCertificate(n.cfg.DeviceTLSCert, n.cfg.DeviceTLSKey, n.log)
 		if err != nil {

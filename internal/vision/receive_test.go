@@ -135,8 +135,38 @@ func TestSlowUpload(t *testing.T) {
 	}
 }
 
-func TestTooManyUploads(t *testing.T) {
+// No device takes the places of the others.
+func TestTooManyUploadsOfOneDevice(t *testing.T) {
 	c := newCamp(t)
+	body := cameraBody("q", picture(t, 64))
+	results := make(chan result, MaxOfDevice)
+	var writers []*io.PipeWriter
+	for range MaxOfDevice {
+		reader, writer := io.Pipe()
+		writers = append(writers, writer)
+		go func() { results <- c.camera(t, robot, reader) }()
+		if _, err := io.WriteString(writer, body[:100]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	devicetest.Eventually(t, "all are in progress", func() bool { return c.vision.InProgress.Load() == MaxOfDevice })
+	if r := c.camera(t, robot, strings.NewReader(body)); r.status != http.StatusServiceUnavailable {
+		t.Errorf("%d %s", r.status, r.raw)
+	}
+	c.camera(t, other, strings.NewReader(body)).must(t)
+	for _, w := range writers {
+		go func() {
+			_, _ = io.WriteString(w, body[100:])
+			_ = w.Close()
+		}()
+	}
+	for range MaxOfDevice {
+		(<-results).must(t)
+	}
+}
+
+func TestTooManyUploads(t *testing.T) {
+	c := newCamp(t, func(o *Options) { o.PerDevice = MaxUploads })
 	jpeg := picture(t, 64)
 	body := cameraBody("q", jpeg)
 	results := make(chan result, MaxUploads)

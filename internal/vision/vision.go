@@ -11,6 +11,7 @@
 package vision
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -20,6 +21,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -43,6 +45,7 @@ const (
 	MaxQuestion  = 4 << 10          // bytes
 	MaxSide      = 8192             // pixels
 	MaxUploads   = 32               // in progress; more get 503
+	MaxOfDevice  = 2                // of them, of one device
 	UploadTime   = 30 * time.Second // from the request to its last byte
 	GrantLife    = 24 * time.Hour   // of an upload token
 	SnapshotLife = 10 * time.Minute // of a snapshot address
@@ -67,6 +70,7 @@ type Options struct {
 	Retention time.Duration
 	Limit     int64
 	Replicas  int // of the bucket; 0 means 1
+	PerDevice int // uploads of one device at once; 0 means MaxOfDevice
 	// PublicURL is the http or https base under which devices reach this node,
 	// without a slash at its end. Empty: photos are not offered.
 	PublicURL string
@@ -82,11 +86,14 @@ type Core interface {
 // Server receives and serves photos. It is devices.Vision for the core, and
 // safe for concurrent use.
 type Server struct {
-	opt      Options
-	core     atomic.Pointer[Core]
-	bucket   *bucket
-	slots    chan struct{}
-	patience time.Duration // UploadTime, less in tests
+	opt    Options
+	core   atomic.Pointer[Core]
+	bucket *bucket
+	slots  chan struct{}
+
+	mu        sync.Mutex
+	uploading map[devices.ID]int // in progress
+	patience  time.Duration      // UploadTime, less in tests
 
 	// Uploads counts them by outcome: stored, or the reason they were refused.
 	Uploads devices.CounterMap[string]
@@ -97,7 +104,7 @@ type Server struct {
 
 // New returns a Server. It refuses uploads until Attach.
 func New(opt Options) *Server {
-	return &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), patience: UploadTime}
+	return &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), uploading: map[devices.ID]int{}, patience: UploadTime}
 }
 
 // Attach gives the server its core, which needs the server to be built.
@@ -226,6 +233,11 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, u upload) {
 		s.answer(w, r, u, refuse(http.StatusUnauthorized, reasonUnauthorized, "the device is not a member of this fleet"))
 		return
 	}
+	if !s.enter(u.device) {
+		s.answer(w, r, u, refuse(http.StatusServiceUnavailable, reasonBusy, "other uploads of this device are in progress already"))
+		return
+	}
+	defer s.leave(u.device)
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
@@ -242,6 +254,26 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, u upload) {
 		(*core).Publish(photoEvent(u, question, size))
 	}
 	s.answer(w, r, u, err)
+}
+
+// enter counts an upload of the device, if it has not enough already: no
+// device may take the slots of all others.
+func (s *Server) enter(id devices.ID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.uploading[id] >= cmp.Or(s.opt.PerDevice, MaxOfDevice) {
+		return false
+	}
+	s.uploading[id]++
+	return true
+}
+
+func (s *Server) leave(id devices.ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.uploading[id]--; s.uploading[id] == 0 {
+		delete(s.uploading, id)
+	}
 }
 
 func photoEvent(u upload, question string, size int64) devices.Event {

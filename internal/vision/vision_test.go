@@ -135,7 +135,7 @@ func TestSnapshotUpload(t *testing.T) {
 // TestSnapshotRace: an address of one use takes one upload, even if several
 // arrive at once.
 func TestSnapshotRace(t *testing.T) {
-	c := newCamp(t)
+	c := newCamp(t, func(o *Options) { o.PerDevice = MaxUploads })
 	jpeg := picture(t, 64)
 	url, photo := c.vision.Snapshot(robot, time.Now())
 	const racers = 8

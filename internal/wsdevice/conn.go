@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -69,7 +70,8 @@ var refusals = map[devices.Code]devices.CloseReason{
 // 8 KB, which a goroutine parked in a read would keep for ever.
 func (c *conn) run(who devices.Identity, begun time.Time) {
 	c.lastSent.Store(begun.UnixNano())
-	c.lastPing.Store(begun.UnixNano())
+	// Devices that connect together shall not be pinged together for ever.
+	c.lastPing.Store(begun.Add(-rand.N(PingEvery / 2)).UnixNano())
 	session, reason := c.open(who, begun)
 	if session != nil {
 		go c.serve(session)
@@ -155,6 +157,10 @@ func (c *conn) pong(string) error {
 // serve feeds the session until the connection ends. Its frame stays small
 // for the same reason: it is there, parked, for every idle device.
 func (c *conn) serve(session *devices.Session) {
+	defer devices.Contain(c.front.opt.Log, func() {
+		session.Close(devices.CloseInternal)
+		c.end()
+	})
 	bad := 0
 	for {
 		kind, r, err := c.ws.NextReader()
