@@ -26,7 +26,7 @@ check: ## formatting, vet, staticcheck
 test: ## everything: check, unit, integration, end to end, race, short fuzz
 	@STATICCHECK='$(STATICCHECK)' scripts/test
 
-bench: build ## the figures of docs/benchmarks.md (BASELINES=dir runs their baselines beside them)
+bench: build ## the figures of docs/benchmarks.md (BENCH="-baselines DIR" runs their baselines beside them)
 	go run ./internal/fleetbench $(BENCH)
 
 clean:

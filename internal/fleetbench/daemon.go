@@ -244,6 +244,16 @@ func (d *daemon) awaitReady(ctx context.Context, n int, limit time.Duration) err
 	return nil
 }
 
+// awaitGone waits until no device is left.
+func (d *daemon) awaitGone(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return d.poll(ctx, 20*time.Millisecond, func() (bool, error) {
+		m, err := d.metrics(ctx)
+		return m[seriesReady] == 0, err
+	})
+}
+
 // awaitQuiet waits until rows and events are written.
 func (d *daemon) awaitQuiet(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -113,14 +113,20 @@ func (f *fleet) keep(c net.Conn, live bool) error {
 	return nil
 }
 
-// close ends all connections. An error says that some had ended before.
-func (f *fleet) close() error {
-	f.ended.Store(true)
+// drop ends all connections, so that the devices can come back.
+func (f *fleet) drop() {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	for _, c := range f.conns {
 		_ = c.Close() // it served its purpose
 	}
-	f.mu.Unlock()
+	f.conns = nil
+}
+
+// close ends all connections. An error says that some had ended before.
+func (f *fleet) close() error {
+	f.ended.Store(true)
+	f.drop()
 	f.live.Wait()
 	if n := f.lost.Load(); n > 0 {
 		return fmt.Errorf("%d devices lost their connection during the run", n)

@@ -19,6 +19,7 @@ const (
 	figureGarbage   = "allocated per device, KB"
 	figureSettle    = "rows and events written after the last, ms"
 	figureStored    = "devices/s until rows and events are written"
+	figureFirst     = "devices/s, devices that come for the first time"
 )
 
 var stormWanted = []wanted{
@@ -30,10 +31,11 @@ var stormWanted = []wanted{
 
 var stormLines = []line{
 	{name: figureDevices, goal: &goal{Ratio: 0.65}}, {name: figureDeviceP99, precision: 1}, {name: figureDeviceCPU},
-	{name: figureLoadCPU}, {name: figureGarbage}, {name: figureSettle}, {name: figureStored},
+	{name: figureLoadCPU}, {name: figureGarbage}, {name: figureSettle}, {name: figureStored}, {name: figureFirst},
 }
 
-// measureStorm measures how fast a fleet whose tool lists are known gets from dial to ready.
+// measureStorm measures how fast a fleet whose tool lists are known gets from dial to ready: one that returns, as
+// after a restart, and beside it one that comes for the first time.
 func (b *bench) measureStorm(ctx context.Context) error {
 	variants := []variant{{name: "storm-sqlite", title: "SQLite"}}
 	if b.postgres != nil {
@@ -91,6 +93,26 @@ func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) 
 		return err
 	}
 	if err := errors.Join(d.awaitReady(ctx, firmwares, startLimit), d.awaitQuiet(ctx, startLimit), d.collect(ctx)); err != nil {
+		return err
+	}
+	// Devices that come for the first time, with lists that are known.
+	begun := time.Now()
+	if _, err := f.connect(ctx, firmwares, firmwares+n, false); err != nil {
+		return err
+	}
+	if err := d.awaitReady(ctx, firmwares+n, b.opt.limitReady); err != nil {
+		return err
+	}
+	into.add(figureFirst, float64(n)/time.Since(begun).Seconds())
+	// The storm itself: the same devices return.
+	f.drop()
+	if err := errors.Join(d.awaitGone(ctx, b.opt.limitReady), d.awaitQuiet(ctx, b.opt.limitReady), d.collect(ctx)); err != nil {
+		return err
+	}
+	if _, err := f.connect(ctx, 0, firmwares, false); err != nil {
+		return err
+	}
+	if err := errors.Join(d.awaitReady(ctx, firmwares, startLimit), d.awaitQuiet(ctx, startLimit)); err != nil {
 		return err
 	}
 	before, err := d.metrics(ctx)

@@ -11,6 +11,7 @@
 package jsonspan
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -32,14 +33,16 @@ var (
 // Walk is a position in one object or array. It is a value: copy it to
 // remember a place. The zero Walk has nothing in it.
 type Walk struct {
-	data  []byte
-	pos   int
-	end   byte // '}' or ']'
-	first bool
-	done  bool
-	key   []byte
-	value []byte
-	err   error
+	data    []byte
+	pos     int
+	end     byte // '}' or ']'
+	first   bool
+	done    bool
+	checked bool // data is known to be valid: pass over values quickly
+	nested  bool // what follows the end belongs to an outer walk
+	key     []byte
+	value   []byte
+	err     error
 }
 
 // Object starts a walk over the members of the object in data, which may have
@@ -48,6 +51,18 @@ func Object(data []byte) Walk { return open(data, '{', '}') }
 
 // Array starts a walk over the elements of the array in data.
 func Array(data []byte) Walk { return open(data, '[', ']') }
+
+// CheckedObject is Object for data that a walk has passed over already: it
+// looks for the ends of values without checking them again. On other data it
+// returns nonsense, but stays within it.
+func CheckedObject(data []byte) Walk {
+	w := Walk{data: data, pos: space(data, 0), end: '}', first: true, checked: true}
+	if w.pos >= len(data) || data[w.pos] != '{' {
+		w.err = ErrType
+	}
+	w.pos++
+	return w
+}
 
 func open(data []byte, start, end byte) Walk {
 	w := Walk{data: data, pos: space(data, 0), end: end, first: true}
@@ -67,6 +82,55 @@ func open(data []byte, start, end byte) Walk {
 // Next moves to the next member or element. It returns false at the end and
 // at the first error; Err tells which.
 func (w *Walk) Next() bool {
+	if !w.NextKey() {
+		return false
+	}
+	w.Skip()
+	return w.err == nil
+}
+
+// Skip passes over the value that NextKey stopped at; Value returns it.
+func (w *Walk) Skip() {
+	var end int
+	var err error
+	if w.checked {
+		end, err = skipEnd(w.data, w.pos)
+	} else {
+		end, err = valueEnd(w.data, w.pos)
+	}
+	if err != nil {
+		w.fail(err)
+		return
+	}
+	w.value = w.data[w.pos:end]
+	w.pos = end
+}
+
+// Enter starts a walk over the elements of the array that NextKey stopped at,
+// so that they are passed over once and not twice. Leave must follow.
+func (w *Walk) Enter() Walk {
+	inner := Walk{data: w.data, pos: w.pos + 1, end: ']', first: true, checked: w.checked, nested: true}
+	if w.pos >= len(w.data) || w.data[w.pos] != '[' {
+		inner.err = ErrType
+	}
+	return inner
+}
+
+// Leave goes on behind the inner walk of Enter, wherever that stopped.
+func (w *Walk) Leave(inner *Walk) {
+	for inner.Next() {
+		continue
+	}
+	if inner.err != nil {
+		w.fail(inner.err)
+		return
+	}
+	w.value = w.data[w.pos:inner.pos]
+	w.pos = inner.pos
+}
+
+// NextKey is Next up to the value itself: Skip or Enter must follow.
+func (w *Walk) NextKey() bool {
 	if w.err != nil || w.done || w.data == nil {
 		return false
 	}
@@ -75,9 +139,10 @@ func (w *Walk) Next() bool {
 		return w.fail(ErrSyntax)
 	}
 	if w.data[w.pos] == w.end {
-		if trailing := space(w.data, w.pos+1); trailing != len(w.data) {
+		if trailing := space(w.data, w.pos+1); !w.nested && trailing != len(w.data) {
 			return w.fail(ErrSyntax)
 		}
+		w.pos++
 		w.done = true
 		return false
 	}
@@ -100,12 +165,6 @@ func (w *Walk) Next() bool {
 		}
 		w.pos = space(w.data, w.pos+1)
 	}
-	end, err := valueEnd(w.data, w.pos)
-	if err != nil {
-		return w.fail(err)
-	}
-	w.value = w.data[w.pos:end]
-	w.pos = end
 	return true
 }
 
@@ -320,6 +379,67 @@ func valueEnd(b []byte, i int) (int, error) {
 			depth--
 		}
 	}
+}
+
+// skipEnd is valueEnd for values known to be valid: it only looks for their
+// ends.
+func skipEnd(b []byte, i int) (int, error) {
+	depth := 0
+	for i < len(b) {
+		switch b[i] {
+		case '"':
+			i++
+			for {
+				n := bytes.IndexByte(b[min(i, len(b)):], '"')
+				if n < 0 {
+					return 0, ErrSyntax
+				}
+				i += n + 1
+				if !escaped(b, i-1) {
+					break
+				}
+			}
+			if depth == 0 {
+				return i, nil
+			}
+		case '{', '[':
+			depth++
+			i++
+		case '}', ']':
+			depth--
+			i++
+			if depth == 0 {
+				return i, nil
+			}
+			if depth < 0 {
+				return 0, ErrSyntax
+			}
+		default:
+			if depth > 0 {
+				i++
+				continue
+			}
+			start := i
+			for i < len(b) && b[i] != ',' && b[i] != '}' && b[i] != ']' && b[i] > ' ' {
+				i++
+			}
+			if i == start {
+				return 0, ErrSyntax
+			}
+			return i, nil
+		}
+	}
+	return 0, ErrSyntax
+}
+
+// escaped tells whether the quote at i stands behind an odd number of
+// backslashes.
+func escaped(b []byte, i int) bool {
+	odd := false
+	for i--; i >= 0 && b[i] == '\\'; i-- {
+		odd = !odd
+	}
+	return odd
 }
 
 // memberName passes over `"name":`.

@@ -89,6 +89,30 @@ func FuzzValue(f *testing.F) {
 	})
 }
 
+// FuzzChecked holds the quick walk against the thorough one on valid objects,
+// and within its bounds on everything.
+func FuzzChecked(f *testing.F) {
+	for _, s := range []string{`{"a":[1,"]\\\"",{"b":"}"}],"c":-1.5e3 ,"d":true}`, `{}`, `{"a":"\\"}`, `{"a":[[],{}]}`, `{"a`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		quick := CheckedObject(data)
+		thorough := Object(data)
+		valid := Object(data)
+		for valid.Next() {
+			continue
+		}
+		for quick.Next() {
+			if valid.Err() == nil && (!thorough.Next() || string(quick.Value()) != string(thorough.Value()) || string(quick.Key()) != string(thorough.Key())) {
+				t.Fatalf("%q: %q is %q", data, quick.Key(), quick.Value())
+			}
+		}
+		if valid.Err() == nil && (quick.Err() != nil || thorough.Next()) {
+			t.Fatalf("%q: the quick walk ends early: %v", data, quick.Err())
+		}
+	})
+}
+
 func FuzzAppendString(f *testing.F) {
 	f.Add("plain")
 	f.Add("\"\\\n\x00\u2028é\xff")

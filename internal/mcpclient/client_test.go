@@ -613,7 +613,11 @@ func FuzzHandle(f *testing.F) {
 			t.Fatal(err)
 		}
 		s.client.nextID, s.client.firstID, s.client.pending[0].id = 2, 1, 1
-		_ = s.client.Handle(payload)
+		if json.Valid(payload) { // else it must only stay within its bounds
+			_ = s.client.Handle(payload)
+		} else {
+			_ = newScripted(nil).client.Handle(payload)
+		}
 		s.client.HandleBroken(payload)
 		select {
 		case a := <-ch:

@@ -10,8 +10,8 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Handle takes one payload from the device. Call it from one goroutine at a
-// time; it does not keep payload. It blocks no longer than Peer.SendMCP, and
+// Handle takes one payload from the device: valid JSON, as envelope.Parse
+// returns it. Call it from one goroutine at a time; it does not keep payload. It blocks no longer than Peer.SendMCP, and
 // only to answer a request of the device's. The error says that the payload
 // was unusable; the connection is fine.
 func (c *Client) Handle(payload []byte) error {
@@ -52,7 +52,7 @@ func (m *message) hasID() bool {
 }
 
 func (m *message) parse(payload []byte) error {
-	walk := jsonspan.Object(payload)
+	walk := jsonspan.CheckedObject(payload)
 	for walk.Next() {
 		value := walk.Value()
 		switch string(walk.Key()) {

@@ -254,32 +254,44 @@ func (c *Client) listPage(ctx context.Context, cursor string, list *ToolList) (n
 	}
 	defer releasePage(result)
 	list.read += len(result)
-	var tools []byte
-	walk := jsonspan.Object(result)
-	for walk.Next() {
+	listed := false
+	walk := jsonspan.CheckedObject(result)
+	for walk.NextKey() {
 		switch string(walk.Key()) {
 		case "tools":
-			tools = walk.Value()
+			elements := walk.Enter()
+			if err := c.addTools(list, &elements); err != nil {
+				return "", err
+			}
+			walk.Leave(&elements)
+			listed = true
 		case "nextCursor":
+			walk.Skip()
 			next, _ = jsonspan.String(walk.Value())
+		default:
+			walk.Skip()
 		}
 	}
-	if walk.Err() != nil || jsonspan.KindOf(tools) != jsonspan.KindArray {
+	if walk.Err() != nil || !listed {
 		return "", fmt.Errorf("%w: no array \"tools\" in %.80s", ErrMalformed, result)
 	}
-	elements := jsonspan.Array(tools)
+	return next, nil
+}
+
+// addTools appends the tools of one page.
+func (c *Client) addTools(list *ToolList, elements *jsonspan.Walk) error {
 	for elements.Next() {
 		tool := elements.Value()
 		if !isTool(tool) {
 			if list.bad++; list.bad > maxBadTools {
-				return "", errListTooLong
+				return errListTooLong
 			}
 			c.peer.DeviateMCP(DeviationBadTool)
 			list.Partial, list.Reason = true, "an element of the list is no tool"
 			continue
 		}
 		if len(list.JSON)+len(tool) > MaxListBytes || list.Count == MaxTools {
-			return "", errListTooLong
+			return errListTooLong
 		}
 		if list.Count > 0 {
 			list.JSON = append(list.JSON, ',')
@@ -287,7 +299,7 @@ func (c *Client) listPage(ctx context.Context, cursor string, list *ToolList) (n
 		list.JSON = append(list.JSON, tool...)
 		list.Count++
 	}
-	return next, elements.Err()
+	return nil
 }
 
 // isTool tells whether an element has what makes it callable: a name.
@@ -295,7 +307,7 @@ func isTool(element []byte) bool {
 	if jsonspan.KindOf(element) != jsonspan.KindObject {
 		return false
 	}
-	walk := jsonspan.Object(element)
+	walk := jsonspan.CheckedObject(element)
 	for walk.Next() {
 		if string(walk.Key()) == "name" {
 			name, ok := jsonspan.StringBytes(walk.Value())
