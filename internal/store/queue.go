@@ -13,8 +13,10 @@ import (
 const (
 	// GroupRows is the most rows of one table that are committed together.
 	GroupRows = 500
-	// Linger is how long the first row of a group waits for others.
-	Linger = 10 * time.Millisecond
+	// Linger is how long the first row of a group waits for others. When a fleet
+	// returns, a device's `online` and `ready` rows come about this far apart,
+	// so that most of them become one.
+	Linger = 25 * time.Millisecond
 	// MaxHistoryQueue is how many history entries may wait; more are dropped
 	// and counted. The rows of other tables are bounded by their devices.
 	MaxHistoryQueue = 100_000
