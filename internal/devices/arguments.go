@@ -363,7 +363,7 @@ func (t *Tool) checkCall(args json.RawMessage) *Error {
 	}
 	if len(faults) > 0 {
 		return &Error{Code: CodeInvalidArguments, Faults: faults,
-			Detail: fmt.Sprintf("%s %s%s", t.Name, faults[0].Pointer, " "+faults[0].Detail)}
+			Detail: fmt.Sprintf("the arguments of %s are not valid", t.Name)}
 	}
 	return nil
 }
