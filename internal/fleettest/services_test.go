@@ -1,6 +1,7 @@
 package fleettest
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -121,13 +122,18 @@ func natsServer(t *testing.T) (url, prefix string, js jetstream.JetStream, nc *n
 }
 
 func removeStreams(t *testing.T, js jetstream.JetStream, mark string) {
-	names := js.StreamNames(t.Context())
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the test's own has ended
+	defer cancel()
+	names := js.StreamNames(ctx)
 	for name := range names.Name() {
 		if strings.Contains(name, mark) {
-			if err := js.DeleteStream(t.Context(), name); err != nil {
+			if err := js.DeleteStream(ctx, name); err != nil {
 				t.Errorf("stream %s stays behind: %v", name, err)
 			}
 		}
+	}
+	if err := names.Err(); err != nil {
+		t.Errorf("streams may stay behind: %v", err)
 	}
 }
 
