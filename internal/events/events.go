@@ -70,7 +70,7 @@ type Bus struct {
 // New returns a running Bus; Close flushes and ends it. The stream is made, or
 // brought to these options, as soon as NATS allows.
 func New(opt Options) (*Bus, error) {
-	b := &Bus{opt: opt, stream: StreamName(opt.Prefix), queue: make(chan *nats.Msg, queueLimit)}
+	b := &Bus{opt: opt, stream: StreamName(opt.Prefix, "EVENTS"), queue: make(chan *nats.Msg, queueLimit)}
 	js, err := jetstream.New(opt.Conn, jetstream.WithPublishAsyncMaxPending(maxPending),
 		jetstream.WithPublishAsyncErrHandler(func(jetstream.JetStream, *nats.Msg, error) { b.Dropped.Add(DropStream, 1) }))
 	if err != nil {
@@ -83,9 +83,10 @@ func New(opt Options) (*Bus, error) {
 	return b, nil
 }
 
-// StreamName is the stream of a prefix: upper case, `_` for `.`.
-func StreamName(prefix string) string {
-	return strings.ToUpper(strings.ReplaceAll(prefix, ".", "_")) + "_EVENTS"
+// StreamName names what a fleet keeps in JetStream, after its prefix: upper
+// case, `_` for `.`, and what it is, such as EVENTS or PHOTOS.
+func StreamName(prefix, what string) string {
+	return strings.ToUpper(strings.ReplaceAll(prefix, ".", "_")) + "_" + what
 }
 
 // storedKinds are the kinds the stream keeps. Its subjects are named singly: a

@@ -2,10 +2,10 @@ package node
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"fleetd/internal/events"
 	"fleetd/internal/vision"
 )
 
@@ -17,7 +17,7 @@ func (n *node) openVision() error {
 		return fmt.Errorf("photos: %w", err)
 	}
 	n.vision = vision.New(vision.Options{Mint: n.mint, JetStream: js,
-		Bucket:    strings.ToUpper(strings.ReplaceAll(n.cfg.NATSPrefix, ".", "_")) + "_PHOTOS",
+		Bucket:    events.StreamName(n.cfg.NATSPrefix, "PHOTOS"),
 		Retention: n.cfg.PhotoRetention, Limit: n.cfg.PhotoLimit, PublicURL: n.publicURL, Log: n.log})
 	return nil
 }
