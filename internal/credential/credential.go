@@ -36,6 +36,7 @@ var (
 // use and holds no state but the secret.
 type Mint struct {
 	secret []byte
+	admin  string
 }
 
 // New returns the mint of a fleet with this secret.
@@ -43,7 +44,9 @@ func New(secret []byte) (*Mint, error) {
 	if len(secret) < MinSecret {
 		return nil, ErrSecretShort
 	}
-	return &Mint{secret: append([]byte(nil), secret...)}, nil
+	h := hmac.New(sha256.New, secret)
+	h.Write([]byte("admin"))
+	return &Mint{secret: append([]byte(nil), secret...), admin: hex.EncodeToString(h.Sum(nil))}, nil
 }
 
 // NewSecret returns 32 random bytes as 64 hex digits, for a fleet that has
@@ -56,15 +59,11 @@ func NewSecret() string {
 
 // AdminToken is HMAC-SHA256(secret, "admin") in 64 hex digits: the same on
 // every node.
-func (m *Mint) AdminToken() string {
-	h := hmac.New(sha256.New, m.secret)
-	h.Write([]byte("admin"))
-	return hex.EncodeToString(h.Sum(nil))
-}
+func (m *Mint) AdminToken() string { return m.admin }
 
 // IsAdmin tells whether token is the admin token.
 func (m *Mint) IsAdmin(token string) bool {
-	return subtle.ConstantTimeCompare([]byte(token), []byte(m.AdminToken())) == 1
+	return subtle.ConstantTimeCompare([]byte(token), []byte(m.admin)) == 1
 }
 
 // Fingerprint names the secret without revealing it: nodes compare it to find
@@ -83,6 +82,19 @@ func (m *Mint) DeviceToken(device, clientID string, generation int64) string {
 // IsDevice tells whether token is DeviceToken of the other arguments.
 func (m *Mint) IsDevice(token, device, clientID string, generation int64) bool {
 	return subtle.ConstantTimeCompare([]byte(token), []byte(m.DeviceToken(device, clientID, generation))) == 1
+}
+
+// userMark stands in front of a Client-Id, which may be empty, in an MQTT user
+// name, which must not be where there is a password (MQTT 3.1.1, 3.1.2.9).
+const userMark = "client:"
+
+// MQTTUser is the MQTT user name of a device with this Client-Id. Its client id
+// is the device's, its password DeviceToken.
+func MQTTUser(clientID string) string { return userMark + clientID }
+
+// ClientOfUser is the Client-Id in an MQTT user name made by MQTTUser.
+func ClientOfUser(username string) (clientID string, ok bool) {
+	return strings.CutPrefix(username, userMark)
 }
 
 // UploadToken is the bearer token of one device's photo uploads, valid until

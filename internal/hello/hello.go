@@ -15,8 +15,10 @@
 package hello
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strconv"
 
 	"fleetd/internal/jsonspan"
@@ -53,6 +55,7 @@ type Device struct {
 	MCP       bool   // features.mcp
 	AEC       bool   // features.aec: a server-AEC build
 	GlyphPush bool   // features.glyph_push: present from v2.4.0 on
+	Features  []byte // the raw object, copied; nil if absent
 	TextFont  []byte // the raw object, copied; nil if absent
 	Audio     AudioParams
 }
@@ -148,6 +151,7 @@ func (d *Device) set(which member, value []byte) error {
 
 // features reads the feature flags. Only JSON true counts, as on the device.
 func (d *Device) features(value []byte) error {
+	d.Features = append([]byte(nil), value...)
 	walk := jsonspan.Object(value)
 	for walk.Next() {
 		on := jsonspan.KindOf(walk.Value()) == jsonspan.KindTrue
@@ -217,6 +221,14 @@ type Server struct {
 	Transport string // TransportWebSocket or TransportUDP
 	SessionID string // fresh for each hello, [A-Za-z0-9_-]+: the device echoes it unescaped
 	Audio     AudioParams
+	UDP       *UDP // with TransportUDP, and only then
+}
+
+// UDP tells the device where its audio goes and how it is sealed.
+type UDP struct {
+	Server     string   // IPv4 address or host name: the device knows no IPv6 (esp_udp.cc)
+	Port       uint16   // never 0
+	Key, Nonce [16]byte // AES-128-CTR
 }
 
 // Append appends the answer. It fails on a document that firmware would crash
@@ -231,6 +243,14 @@ func (s Server) Append(dst []byte) ([]byte, error) {
 	if err := s.Audio.Check(); err != nil {
 		return dst, err
 	}
+	if (s.Transport == TransportUDP) != (s.UDP != nil) {
+		return dst, fmt.Errorf("%w: a hello for %s with or without udp section", ErrInvalid, s.Transport)
+	}
+	if s.UDP != nil {
+		if err := s.UDP.check(); err != nil {
+			return dst, err
+		}
+	}
 	dst = append(dst, `{"type":"hello","transport":"`...)
 	dst = append(dst, s.Transport...)
 	dst = append(dst, `","session_id":"`...)
@@ -241,7 +261,50 @@ func (s Server) Append(dst []byte) ([]byte, error) {
 	dst = strconv.AppendInt(dst, int64(s.Audio.Channels), 10)
 	dst = append(dst, `,"frame_duration":`...)
 	dst = strconv.AppendInt(dst, int64(s.Audio.FrameDuration), 10)
-	return append(dst, "}}"...), nil
+	dst = append(dst, '}')
+	if s.UDP != nil {
+		dst = s.UDP.append(dst)
+	}
+	return append(dst, '}'), nil
+}
+
+// check refuses an address that firmware would ignore, or crash on before
+// v2.4.0 (mqtt_protocol.cc:377-467).
+func (u *UDP) check() error {
+	ip, err := netip.ParseAddr(u.Server)
+	if err == nil && !ip.Is4() {
+		return fmt.Errorf("%w: udp.server %s must be an IPv4 address or a name", ErrInvalid, u.Server)
+	}
+	if err != nil && !isHostName(u.Server) {
+		return fmt.Errorf("%w: udp.server %q is no host name", ErrInvalid, u.Server)
+	}
+	if u.Port == 0 {
+		return fmt.Errorf("%w: udp.port is 0", ErrInvalid)
+	}
+	return nil
+}
+
+func (u *UDP) append(dst []byte) []byte {
+	dst = append(dst, `,"udp":{"server":"`...)
+	dst = append(dst, u.Server...)
+	dst = append(dst, `","port":`...)
+	dst = strconv.AppendUint(dst, uint64(u.Port), 10)
+	dst = append(dst, `,"encryption":"aes-128-ctr","key":"`...)
+	dst = hex.AppendEncode(dst, u.Key[:])
+	dst = append(dst, `","nonce":"`...)
+	dst = hex.AppendEncode(dst, u.Nonce[:])
+	return append(dst, `"}`...)
+}
+
+// isHostName allows what needs no escaping and no more than DNS does.
+func isHostName(name string) bool {
+	for i := 0; i < len(name); i++ {
+		c := name[i]
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '.' || c == '_') {
+			return false
+		}
+	}
+	return len(name) > 0 && len(name) <= 253
 }
 
 func plain(id string) bool {

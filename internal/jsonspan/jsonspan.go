@@ -305,3 +305,31 @@ func AppendString(dst []byte, text string) []byte {
 	dst = append(dst, text...)
 	return append(dst, '"')
 }
+
+// Member is the first value of that name in an object, nil if there is none or
+// the object is broken before it.
+func Member(object []byte, name string) []byte {
+	walk := Object(object)
+	for walk.Next() {
+		if string(walk.Key()) == name {
+			return walk.Value()
+		}
+	}
+	return nil
+}
+
+// WithString is the object with that string member in front, in place of any it
+// has of the name. What follows a fault in the object is left out.
+func WithString(object []byte, name, text string) []byte {
+	out := make([]byte, 0, len(object)+len(name)+len(text)+8)
+	out = AppendString(append(AppendString(append(out, '{'), name), ':'), text)
+	walk := Object(object)
+	for walk.Next() {
+		if string(walk.Key()) == name {
+			continue
+		}
+		out = append(AppendString(append(out, ','), string(walk.Key())), ':')
+		out = append(out, walk.Value()...)
+	}
+	return append(out, '}')
+}

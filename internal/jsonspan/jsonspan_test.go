@@ -124,3 +124,34 @@ func FuzzAppendString(f *testing.F) {
 		}
 	})
 }
+
+func TestMember(t *testing.T) {
+	for _, c := range []struct{ object, name, want string }{
+		{`{"a":1,"b":"x"}`, "b", `"x"`},
+		{`{"a":1,"a":2}`, "a", `1`},
+		{`{"\u0061":1}`, "a", `1`},
+		{`{"a":1,"b":`, "a", `1`},
+		{`{"a":1,"b":`, "b", ``},
+		{`{"b":{"a":1}}`, "a", ``},
+		{`["a"]`, "a", ``},
+		{``, "a", ``},
+	} {
+		if got := string(Member([]byte(c.object), c.name)); got != c.want {
+			t.Errorf("%s: %s is %q, want %q", c.object, c.name, got, c.want)
+		}
+	}
+}
+
+func TestWithString(t *testing.T) {
+	for _, c := range []struct{ object, want string }{
+		{``, `{"id":"n\"w"}`},
+		{`{}`, `{"id":"n\"w"}`},
+		{`{"type":"tts", "deep":{"id":1}}`, `{"id":"n\"w","type":"tts","deep":{"id":1}}`},
+		{`{"a":1,"id":"old","b":[],"id":2}`, `{"id":"n\"w","a":1,"b":[]}`},
+		{`{"a":1,"b":tru}`, `{"id":"n\"w","a":1}`},
+	} {
+		if got := string(WithString([]byte(c.object), "id", `n"w`)); got != c.want {
+			t.Errorf("%s: %s, want %s", c.object, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package outbox
+
+import (
+	"bytes"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+)
+
+// wire is a connection whose writes wait until they may go on.
+type wire struct {
+	mu      sync.Mutex
+	written []string
+	gate    chan error // one value per write, if set
+	tasks   sync.WaitGroup
+}
+
+func (w *wire) Write(kind int, msg []byte) error {
+	if w.gate != nil {
+		if err := <-w.gate; err != nil {
+			return err
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.written = append(w.written, string(rune('0'+kind))+string(msg))
+	return nil
+}
+
+func (w *wire) Go(task func()) { w.tasks.Go(task) }
+
+func (w *wire) all() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(bytes.Join(func() (b [][]byte) {
+		for _, m := range w.written {
+			b = append(b, []byte(m))
+		}
+		return b
+	}(), []byte(" ")))
+}
+
+// Everything is written once and in order, whoever writes, and nobody but the
+// first waits.
+func TestOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, b := &wire{gate: make(chan error)}, &Box{}
+		first := make(chan error, 1)
+		go func() { first <- b.Send(w, 1, []byte("a"), 10) }()
+		synctest.Wait()
+		buf := []byte("b")
+		if err := b.Send(w, 2, buf, 10); err != nil {
+			t.Fatal(err)
+		}
+		buf[0] = 'x' // a queued message is a copy
+		if err := b.Send(w, 1, []byte("c"), 10); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Send(w, 1, []byte("too long!"), 10); !errors.Is(err, ErrFull) {
+			t.Errorf("over the limit: %v", err)
+		}
+		w.gate <- nil
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		if err := b.Send(w, 1, []byte("d"), 10); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			w.gate <- nil
+		}
+		w.tasks.Wait()
+		if got := w.all(); got != "1a 2b 1c 1d" {
+			t.Errorf("written %s", got)
+		}
+	})
+}
+
+// What is held back comes after what opens it.
+func TestHold(t *testing.T) {
+	w, b := &wire{}, &Box{}
+	b.Hold()
+	if err := b.Send(w, 1, []byte("b"), 10); err != nil || w.all() != "" {
+		t.Fatal(err, w.all())
+	}
+	_ = w.Write(0, []byte("a"))
+	b.Flush(w)
+	if err := b.Send(w, 1, []byte("c"), 10); err != nil || w.all() != "0a 1b 1c" {
+		t.Error(err, w.all())
+	}
+}
+
+// A write that failed may have left half a message: nothing may follow it.
+func TestBrokenWrite(t *testing.T) {
+	for _, queued := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w, b := &wire{gate: make(chan error)}, &Box{}
+			broken := errors.New("broken")
+			first := make(chan error, 1)
+			go func() { first <- b.Send(w, 1, []byte("a"), 10) }()
+			synctest.Wait()
+			if queued {
+				if err := b.Send(w, 1, []byte("b"), 10); err != nil {
+					t.Fatal(err)
+				}
+				w.gate <- nil
+				<-first
+				w.gate <- broken
+				w.tasks.Wait()
+			} else {
+				w.gate <- broken
+				if err := <-first; !errors.Is(err, broken) {
+					t.Errorf("got %v", err)
+				}
+			}
+			if err := b.Send(w, 1, []byte("c"), 10); !errors.Is(err, ErrClosed) {
+				t.Errorf("after a broken write: %v", err)
+			}
+			b.IfOpen(func() { t.Error("it counts as open") })
+			if !b.Close() || b.Close() {
+				t.Error("the first Close is not told from the second")
+			}
+		})
+	}
+}
