@@ -1,0 +1,175 @@
+package udpaudio
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// forger sends forged packets; next is the sequence the device will use next.
+type forger struct {
+	name  string
+	ports int // addresses it sends from
+	seq   func(w *world, i int, next uint32) uint32
+}
+
+var aims = map[string]func(w *world, i int, next uint32) uint32{
+	"random":    func(w *world, _ int, _ uint32) uint32 { return w.rng.Uint32() },
+	"maximum":   func(*world, int, uint32) uint32 { return math.MaxUint32 },
+	"ascending": func(_ *world, i int, _ uint32) uint32 { return uint32(i + 1) },
+	"next":      func(w *world, _ int, next uint32) uint32 { return next + w.rng.Uint32N(maxJump) },
+	"steady":    func(_ *world, i int, next uint32) uint32 { return next + uint32(i/50)%maxJump },
+}
+
+var attacker = netip.MustParseAddr("198.51.100.66")
+
+func (f *forger) flood(w *world, n int, next uint32) {
+	for i := range n {
+		from := netip.AddrPortFrom(attacker, uint16(1024+w.fed%uint64(f.ports)))
+		w.forge(from, f.seq(w, i, next))
+	}
+	if at := w.c.Remote(); at.Addr() == attacker {
+		w.t.Fatalf("downlink goes to the attacker; %s", w.story())
+	}
+}
+
+// TestFlood runs 50,000 forged packets per second of simulated time before the
+// device's first packet, between all of its packets, in a pause, and while its
+// address changes.
+func TestFlood(t *testing.T) {
+	const rate = 50_000
+	for _, k := range []struct {
+		aim   string
+		ports int
+		frame time.Duration
+		full  bool
+	}{
+		{"random", 1, frame, false}, {"random", 60_000, frame, false},
+		{"maximum", 1, frame, false}, {"maximum", 3, frame, false},
+		{"ascending", 1, frame, false}, {"ascending", 60_000, frame, false},
+		{"next", 1, frame, true}, {"next", 3, frame, false}, {"next", 60_000, frame, true},
+		{"steady", 1, frame, false}, {"steady", 5, frame, false},
+		{"next", 1, 20 * time.Millisecond, false}, {"next", 60_000, 20 * time.Millisecond, false},
+	} {
+		t.Run(fmt.Sprintf("%s from %d at %v", k.aim, k.ports, k.frame), func(t *testing.T) {
+			w := newWorld(t, Params{FrameDuration: k.frame, Channels: 1})
+			f := forger{k.aim, k.ports, aims[k.aim]}
+			perFrame := int(rate * k.frame / time.Second)
+			frames := uint32(40)
+			switch {
+			case raceDetector: // it slows down everything tenfold
+				perFrame /= 10
+			case k.full:
+				frames = 180 // over a million forged packets
+			}
+			say := func(from netip.AddrPort, seq uint32) {
+				p := speak(seq)
+				if k.frame != frame {
+					p[0] = 9 << 3 // SILK 20 ms
+				}
+				w.feed(from, w.uplink(seq, p))
+				w.wait(k.frame)
+			}
+			before := frames / 4
+			for range before {
+				f.flood(w, perFrame, 1)
+				w.wait(k.frame)
+			}
+			for seq := uint32(1); seq <= frames; seq++ {
+				say(home, seq)
+				f.flood(w, perFrame, seq+1)
+			}
+			if w.c.Remote() != home {
+				t.Fatalf("address is %v; %s", w.c.Remote(), w.story())
+			}
+			w.wait(aliveFor)
+			f.flood(w, perFrame*5, frames+1) // the device pauses
+			for seq := frames + 1; seq <= 2*frames; seq++ {
+				f.flood(w, perFrame, seq)
+				say(home, seq)
+			}
+			last := 2*frames + 80
+			for seq := 2*frames + 1; seq <= last; seq++ { // its NAT rebinds
+				f.flood(w, perFrame/10, seq)
+				say(away, seq)
+			}
+			if w.c.Remote() != away {
+				t.Errorf("address is %v, not the new one", w.c.Remote())
+			}
+			wantInOrder(t, w.ear.frames)
+			if got := len(w.ear.frames); float64(got) < 0.99*float64(last) {
+				t.Errorf("%d of %d frames arrived", got, last)
+			}
+			if w.ear.noise > 1 {
+				t.Errorf("%d forged frames were heard", w.ear.noise)
+			}
+			w.wantCounted()
+			t.Logf("%d packets, %d of %d frames, %d noise: %s", w.fed, len(w.ear.frames), last, w.ear.noise, w.story())
+		})
+	}
+}
+
+// TestFloodWithForgedSource floods with the device's own source address. Aimed
+// blindly it changes nothing; aimed at the sequence it spoils audio, but the
+// window stays within the device's reach, and the downlink where it is.
+func TestFloodWithForgedSource(t *testing.T) {
+	for _, aim := range []string{"random", "maximum"} {
+		w := newWorld(t, speech60)
+		w.start(10)
+		for seq := uint32(11); seq <= 100; seq++ {
+			for i := range 1000 {
+				w.forge(home, aims[aim](w, i, seq))
+			}
+			w.say(home, seq)
+			w.wait(frame)
+		}
+		w.wantFrames(1, 100)
+		w.wantCounted()
+	}
+	w := newWorld(t, speech60)
+	w.start(10)
+	seq := uint32(11)
+	for ; seq <= 60; seq++ {
+		for i := range 3000 {
+			w.forge(home, aims["next"](w, i, w.c.path.window.high))
+		}
+		w.say(home, seq)
+		w.wait(frame)
+	}
+	if ahead := w.c.path.window.high - seq; ahead > windowSize {
+		t.Fatalf("the window ran %d ahead", ahead)
+	}
+	heard := len(w.ear.frames)
+	for range 200 {
+		w.say(home, seq)
+		seq++
+		w.wait(frame)
+	}
+	if got := len(w.ear.frames) - heard; got < 200-windowSize {
+		t.Errorf("%d of 200 frames arrived after the flood; %s", got, w.story())
+	}
+	if w.c.Remote() != home {
+		t.Errorf("address is %v", w.c.Remote())
+	}
+}
+
+// TestControlAddressIsPreferred fills the claims and then some.
+func TestControlAddressIsPreferred(t *testing.T) {
+	p := speech60
+	p.Remote = home.Addr()
+	w := newWorld(t, p)
+	w.forge(netip.AddrPortFrom(attacker, 1), 1)
+	for seq := uint32(1); seq <= 20; seq++ {
+		w.say(home, seq)
+		for i := range 2 * maxClaims { // every one of them plausible
+			w.feed(netip.AddrPortFrom(attacker, uint16(1000*seq)+uint16(i)), w.uplink(seq, []byte{11 << 3, 1}))
+		}
+		w.wait(frame)
+	}
+	w.wantFrames(1, 20)
+	if w.c.Remote() != home {
+		t.Errorf("address is %v; %s", w.c.Remote(), w.story())
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package udpaudio
+
+const raceDetector = false
