@@ -19,6 +19,9 @@ const (
 // boot is the activation task (main/application.cc:340-355, 417-509): check, activation, choice of transport. It runs
 // once per start and ends with the first conversation.
 func (d *device) boot(ctx context.Context) {
+	d.mu.Lock()
+	d.bootedAt = time.Now()
+	d.mu.Unlock()
 	d.setLife(lifeBooting, "")
 	answer, err := d.checkNewVersion(ctx)
 	switch {
@@ -32,26 +35,37 @@ func (d *device) boot(ctx context.Context) {
 	case errors.Is(err, errNVS), errors.Is(err, errStoi):
 		d.halt(lifeBootLoop, err)
 		return
-	case err != nil:
-		d.halt(lifeFailed, fmt.Errorf("gave up after %d OTA checks and fell back to MQTT: %w", checkAttempts, err))
-		return
-	case answer.mqtt:
-		d.mu.Lock()
-		endpoint := d.settings.text("mqtt", "endpoint")
-		d.mu.Unlock()
-		if err := checkEndpoint(endpoint); err != nil {
-			d.halt(lifeBootLoop, err)
-			return
-		}
-		d.halt(lifeMQTT, fmt.Errorf("the OTA answer selects MQTT (%s); this simulator speaks WebSocket only", endpoint))
-		return
-	case !answer.websocket:
-		d.halt(lifeMQTT, errors.New("the OTA answer names no transport: the device falls back to MQTT"))
-		return
 	}
 	d.mu.Lock()
+	endpoint := d.settings.text("mqtt", "endpoint")
 	d.clock = answer.clock
 	d.mu.Unlock()
+	// MQTT wins when both are offered, and is the fallback when neither is (main/application.cc:502-509).
+	if answer.mqtt || !answer.websocket {
+		_, parseErr := parseEndpoint(endpoint)
+		switch {
+		case parseErr != nil:
+			d.halt(lifeBootLoop, parseErr)
+			return
+		case endpoint == "" && err != nil:
+			d.halt(lifeFailed, fmt.Errorf("gave up after %d OTA checks and fell back to MQTT without an endpoint: %w", checkAttempts, err))
+			return
+		case endpoint == "" && answer.mqtt:
+			d.halt(lifeNoEndpoint, errors.New("the OTA answer selects MQTT but names no endpoint: the device never connects"))
+			return
+		case endpoint == "":
+			d.halt(lifeNoEndpoint, errors.New("the OTA answer names no transport: the device falls back to MQTT without an endpoint and never connects"))
+			return
+		}
+		d.setLife(lifeIdle, "")
+		d.startMQTT(ctx)
+		d.armWake()
+		d.armNotify()
+		if d.fleet.options.talk {
+			d.wake()
+		}
+		return
+	}
 	d.setLife(lifeIdle, "")
 	d.armWake()
 	d.armNotify()

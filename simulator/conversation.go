@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"strings"
 	"time"
@@ -55,23 +54,32 @@ func (d *device) wake() {
 	d.pump(false)
 }
 
-// channelOpenLocked is WebsocketProtocol::IsAudioChannelOpened.
+// channelOpenLocked is IsAudioChannelOpened of either protocol.
 func (d *device) channelOpenLocked() bool {
+	if d.mqtt != nil {
+		return d.mqtt.channel != nil && !d.errored && time.Since(d.lastData) <= channelTimeout
+	}
 	return d.conn != nil && !d.conn.closed.Load() && !d.errored && time.Since(d.lastData) <= channelTimeout
 }
 
 // converse runs in the main loop and blocks it while it connects, as on the device.
 func (d *device) converse() {
 	d.mu.Lock()
-	open, talking := d.channelOpenLocked(), d.app != appIdle
+	open, talking, udp := d.channelOpenLocked(), d.app != appIdle, d.mqtt != nil
+	stopped := d.stopped
 	d.mu.Unlock()
-	if talking {
+	if talking || stopped {
 		return
 	}
 	stale := false
 	if !open {
 		var err error
-		if stale, err = d.openChannel(d.fleet.ctx); err != nil {
+		if udp {
+			err = d.openUDPChannel(d.fleet.ctx)
+		} else {
+			stale, err = d.openChannel(d.fleet.ctx)
+		}
+		if err != nil {
 			if errors.Is(err, errStoi) {
 				d.fail(fmt.Errorf("%w: %w", errCrash, err))
 				return
@@ -204,20 +212,21 @@ func (d *device) afterOpen(conn *wsConn) {
 	if !d.faults.has(faultFlap) {
 		return
 	}
-	pause := func() time.Duration {
-		return d.fleet.scaled(d.random(func(r *rand.Rand) time.Duration {
-			return time.Second + time.Duration(r.Int64N(int64(4*time.Second)))
-		}))
-	}
+	pause := func() time.Duration { return d.fleet.scaled(d.random(flapPause)) }
 	d.fleet.after(pause(), func() {
 		d.closeChannel()
 		d.fleet.after(pause(), d.wake)
 	})
 }
 
-// closeChannel destroys the socket: TCP ends without a Close frame.
+// closeChannel destroys the socket: TCP ends without a Close frame. With MQTT only the audio channel ends.
 func (d *device) closeChannel() {
 	d.mu.Lock()
+	if d.mqtt != nil {
+		d.mu.Unlock()
+		d.closeUDPChannel(true)
+		return
+	}
 	conn := d.conn
 	d.conn, d.out, d.opened = nil, nil, false
 	d.mu.Unlock()
@@ -231,8 +240,8 @@ func (d *device) closeChannel() {
 func (d *device) goIdle() {
 	d.mu.Lock()
 	d.app = appIdle
-	d.stopTalkLocked()
-	if d.life == lifeConnected || d.life == lifeConnecting {
+	d.hushLocked()
+	if d.mqtt == nil && (d.life == lifeConnected || d.life == lifeConnecting) {
 		d.setLifeLocked(lifeIdle, "")
 	}
 	d.mu.Unlock()

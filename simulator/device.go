@@ -21,7 +21,7 @@ const (
 	lifeBootLoop   lifeState = "boot_loop"
 	lifeHung       lifeState = "hung"
 	lifeCrashed    lifeState = "crashed"
-	lifeMQTT       lifeState = "mqtt_unsupported_yet"
+	lifeNoEndpoint lifeState = "no_endpoint"
 	lifeFailed     lifeState = "failed"
 	lifeConnecting lifeState = "connecting"
 )
@@ -77,6 +77,9 @@ type device struct {
 	visionURL   string
 	visionToken string
 	clock       float64
+	mqtt        *mqttState // nil on a device that uses WebSocket
+	playFrame   time.Duration
+	bootedAt    time.Time
 
 	// main loop
 	jobs    []job
@@ -88,8 +91,8 @@ type device struct {
 	volume, brightness int32
 	theme              string
 	trims              []trim
-	frame              uint64
 
+	talk       talkState
 	talkTimer  *time.Timer
 	audioQueue int
 	presses    uint64
@@ -117,7 +120,7 @@ func newDevice(f *fleet, index, model int, clone bool) *device {
 	d := &device{
 		fleet: f, profile: p, tools: p.tools, index: index, id: mac, clientID: uuid4(derive(o.seed, who, "uuid")),
 		faults: faultsOf(o.faults, model), clone: clone, life: lifeBooting, version: p.version,
-		volume: 70, brightness: 75, theme: "light", wsVersion: 1,
+		volume: 70, brightness: 75, theme: "light", wsVersion: 1, playFrame: frameDuration,
 	}
 	if clone {
 		d.faults &^= faultClone
@@ -175,8 +178,10 @@ func (d *device) jittered(t time.Duration) time.Duration {
 }
 
 // sleep is a pause of the firmware; false means that the simulation ends.
-func (d *device) sleep(t time.Duration) bool {
-	t = d.fleet.scaled(t)
+func (d *device) sleep(t time.Duration) bool { return d.pause(d.fleet.scaled(t)) }
+
+// pause is a sleep that --time-scale leaves alone.
+func (d *device) pause(t time.Duration) bool {
 	if t <= 0 {
 		return d.fleet.ctx.Err() == nil
 	}
@@ -213,14 +218,40 @@ func (d *device) halt(s lifeState, cause error) {
 	d.mu.Lock()
 	d.setLifeLocked(s, cause.Error())
 	d.stopped = true
-	conn := d.conn
-	d.conn, d.out, d.opened = nil, nil, false
+	drop := d.detachLocked()
 	d.jobs = nil
-	d.stopTalkLocked()
 	d.mu.Unlock()
-	if conn != nil {
-		conn.drop()
+	drop()
+}
+
+// detachLocked takes everything that is connected or armed away from the device and returns how to end it.
+func (d *device) detachLocked() (drop func()) {
+	conn, m := d.conn, d.mqtt
+	d.conn, d.out, d.opened, d.mqtt = nil, nil, false, nil
+	d.hushLocked()
+	if m != nil {
+		m.stopTimers()
 	}
+	return func() {
+		if conn != nil {
+			conn.drop()
+		}
+		if m != nil && m.conn != nil {
+			m.conn.drop()
+		}
+		if m != nil && m.channel != nil {
+			m.channel.close()
+		}
+	}
+}
+
+// resetProtocol destroys the protocol object: no socket is left, nobody connects again before the next start.
+func (d *device) resetProtocol() {
+	d.mu.Lock()
+	drop := d.detachLocked()
+	d.setLifeLocked(lifeIdle, "")
+	d.mu.Unlock()
+	drop()
 }
 
 // fail turns an error of the device's own making into the state it leads to.
@@ -246,24 +277,28 @@ func (d *device) note(problem string) {
 // reboot is esp_restart: everything in RAM is gone, flash stays.
 func (d *device) reboot() {
 	d.mu.Lock()
-	conn := d.conn
-	d.conn, d.out, d.opened, d.errored = nil, nil, false, false
+	drop := d.detachLocked()
+	d.errored, d.playFrame = false, frameDuration
 	d.sessionID, d.helloSeen, d.wsVersion = "", false, 1
 	d.visionURL, d.visionToken = "", ""
 	d.app, d.mode = appIdle, ""
 	d.jobs, d.spare, d.audioQueue, d.restart = nil, nil, 0, d.looping
 	d.stats.reboots++
-	d.stopTalkLocked()
 	stopped := d.stopped
 	d.mu.Unlock()
-	if conn != nil {
-		conn.drop()
-	}
+	drop()
 	if !stopped {
 		d.fleet.spawn(func(ctx context.Context) {
 			if d.sleep(time.Second) {
 				d.boot(ctx)
 			}
 		})
+	}
+}
+
+// log writes one line for --log debug.
+func (d *device) log(what string, args ...any) {
+	if d.fleet.options.debug {
+		d.fleet.logger.Debug(what, append([]any{"device", d.id}, args...)...)
 	}
 }

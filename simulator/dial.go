@@ -84,6 +84,19 @@ func (d *dialer) dial(ctx context.Context, index int, u deviceURL) (net.Conn, er
 	return secure, nil
 }
 
+// dialUDP makes a UDP socket that hears this address only, as the device's is connected.
+func (d *dialer) dialUDP(ctx context.Context, index int, host string, port int) (*net.UDPConn, error) {
+	addr, err := d.resolve(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	var local *net.UDPAddr
+	if source := loopbackSource(addr, index); source.IsValid() {
+		local = &net.UDPAddr{IP: source.AsSlice()}
+	}
+	return net.DialUDP("udp4", local, net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, uint16(port))))
+}
+
 // loopbackSource is 127.0.0.2 and up for devices behind the first block, and no address otherwise.
 func loopbackSource(target netip.Addr, index int) netip.Addr {
 	block := index / devicesPerSource

@@ -182,8 +182,8 @@ func TestBadBrainStates(t *testing.T) {
 		{"token of 4000 bytes", func(s *fakeServer) string { return ws(s, `,"token":"`+strings.Repeat("t", 4000)+`"}}`) }, lifeBootLoop, "4000 bytes"},
 		{"firmware v2.5.0", func(s *fakeServer) string { return ws(s, `},"firmware":{"version":"v2.5.0","url":"http://x/"}}`) }, lifeBootLoop, "v2.5.0"},
 		{"endpoint with scheme", func(*fakeServer) string { return `{"mqtt":{"endpoint":"mqtt://192.0.2.5:1883"}}` }, lifeBootLoop, "mqtt://"},
-		{"mqtt", func(s *fakeServer) string { return ws(s, `},"mqtt":{}}`) }, lifeMQTT, "selects MQTT"},
-		{"nothing", func(*fakeServer) string { return `{}` }, lifeMQTT, "no transport"},
+		{"mqtt without endpoint", func(s *fakeServer) string { return ws(s, `},"mqtt":{}}`) }, lifeNoEndpoint, "selects MQTT"},
+		{"nothing", func(*fakeServer) string { return `{}` }, lifeNoEndpoint, "no transport"},
 		{"8192 bytes", func(s *fakeServer) string { return ws(s, `},"pad":"`+strings.Repeat("x", 8192)+`"}`) }, lifeHung, "ota_too_large"},
 		{"colon in the path", func(*fakeServer) string { return `{"websocket":{"url":"ws://192.0.2.5/v1?d=aa:bb"}}` }, lifeCrashed, "aa:bb"},
 	}

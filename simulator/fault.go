@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -23,12 +22,13 @@ const (
 	faultBadFrame
 	faultUDPLoss
 	faultUDPReorder
+	faultNAT
 )
 
 // faultNames is in the order of the documentation.
 func faultNames() []string {
 	return []string{"silent", "slow", "late-reply", "unescaped-error", "cursor-loop", "oversize-tool",
-		"dup-hello", "clone", "flap", "bad-frame", "udp-loss", "udp-reorder"}
+		"dup-hello", "clone", "flap", "bad-frame", "udp-loss", "udp-reorder", "nat"}
 }
 
 func (f fault) has(x fault) bool { return f&x != 0 }
@@ -38,9 +38,6 @@ type faultRule struct {
 	fault fault
 	n     int
 }
-
-// errNoUDP is the answer to the two faults of a transport that this run does not have.
-var errNoUDP = errors.New("loses or reorders UDP packets and needs --transport mqtt, which this simulator does not speak yet")
 
 // parseFaults reads a list like silent,slow:10.
 func parseFaults(list string) ([]faultRule, error) {
@@ -57,11 +54,8 @@ func parseFaults(list string) ([]faultRule, error) {
 				rule.fault = 1 << i
 			}
 		}
-		switch {
-		case rule.fault == 0:
+		if rule.fault == 0 {
 			return nil, fmt.Errorf("--fault: %q is unknown; known are %s", name, strings.Join(names, ", "))
-		case rule.fault.has(faultUDPLoss | faultUDPReorder):
-			return nil, fmt.Errorf("--fault: %s %w", name, errNoUDP)
 		}
 		if limited {
 			n, err := strconv.Atoi(count)

@@ -39,6 +39,14 @@ type options struct {
 	maxCalls   int
 	photoW     int
 	photoH     int
+
+	transport       string
+	utterance       time.Duration
+	reconnect       time.Duration
+	reconnectJitter time.Duration
+	subscribe       bool
+	debug           bool
+	attack          attackOptions
 }
 
 // parseFlags reads the arguments. flag.ErrHelp means that help was printed.
@@ -49,13 +57,19 @@ func parseFlags(args []string, stderr io.Writer) (*options, error) {
 	fs.SetOutput(io.Discard)
 	fs.StringVar(&o.ota, "ota", "http://127.0.0.1:8000/xiaozhi/ota/", "OTA `URL` the devices ask at boot")
 	fs.IntVar(&o.devices, "devices", 3, "`number` of devices")
-	transport := fs.String("transport", "", "websocket pins the /ws/ variant of the OTA URL; empty: what the OTA answer says; mqtt is not built in yet")
+	fs.StringVar(&o.transport, "transport", "", "websocket or mqtt asks the /ws/ or /mqtt/ variant of a plain OTA URL; empty: the URL as it is. The answer decides")
 	profiles := fs.String("profile", "fw-2.4", "comma separated `list` of fw-2.4, fw-2.1, fw-1.9, robot, dealt out in turn")
 	ramp := fs.String("ramp", "", "devices started per second, as `N/s` or N; empty: 500/s")
 	fs.DurationVar(&o.wake, "wake", 0, "a device without an open socket is woken about every `D`; 0: it connects once after boot and never again by itself")
 	fs.DurationVar(&o.notify, "notify", 0, "each connected device sends the MCP notification notifications/button_pressed about every `D`")
 	fs.BoolVar(&o.talk, "talk", false, "open conversations with listen messages and Opus frames of 60 ms")
 	fs.DurationVar(&o.talkFor, "talk-for", 0, "with --talk: say listen stop after `D`; 0: keep streaming while the server lets the device listen")
+	fs.DurationVar(&o.utterance, "utterance", 3*time.Second, "with --talk: each conversation begins with `D` of speech, then silence")
+	fs.DurationVar(&o.reconnect, "reconnect", 10*time.Second, "an MQTT device comes back `D` after a loss, as esp-mqtt does")
+	fs.DurationVar(&o.reconnectJitter, "reconnect-jitter", 0, "spread of --reconnect: up to `D` more")
+	fs.BoolVar(&o.subscribe, "subscribe", false, "SUBSCRIBE to mqtt.subscribe_topic, for plain brokers; the firmware never does")
+	level := fs.String("log", "", "`level`: debug writes connections and conversations to standard error")
+	o.attack.flags(fs)
 	faults := fs.String("fault", "", "comma separated `list` of "+strings.Join(faultNames(), ", ")+"; name:N gives it to the first N devices only")
 	fs.DurationVar(&o.slow, "slow", 3*time.Second, "delay `D` of the fault slow")
 	fs.DurationVar(&o.late, "late", 40*time.Second, "delay `D` of the fault late-reply")
@@ -79,14 +93,14 @@ func parseFlags(args []string, stderr io.Writer) (*options, error) {
 		}
 		return nil, fmt.Errorf("%w: %w", errUsage, err)
 	}
-	if err := o.resolve(fs.Args(), *transport, *profiles, *ramp, *faults, *mac, *report, *photo); err != nil {
+	if err := o.resolve(fs.Args(), *profiles, *ramp, *faults, *mac, *report, *photo, *level); err != nil {
 		return nil, fmt.Errorf("%w: %w", errUsage, err)
 	}
 	return o, nil
 }
 
 // resolve checks the flags and turns their texts into values.
-func (o *options) resolve(rest []string, transport, profiles, ramp, faults, mac, report, photo string) error {
+func (o *options) resolve(rest []string, profiles, ramp, faults, mac, report, photo, level string) error {
 	if len(rest) > 0 {
 		return fmt.Errorf("unexpected argument %q; every setting is a flag", rest[0])
 	}
@@ -114,6 +128,13 @@ func (o *options) resolve(rest []string, transport, profiles, ramp, faults, mac,
 	default:
 		return fmt.Errorf("--report: %q is unknown; known is json", report)
 	}
+	switch level {
+	case "":
+	case "debug":
+		o.debug = true
+	default:
+		return fmt.Errorf("--log: %q is unknown; known is debug", level)
+	}
 	if _, err := fmt.Sscanf(photo, "%dx%d", &o.photoW, &o.photoH); err != nil || o.photoW < 16 || o.photoH < 16 || o.photoW > 1600 || o.photoH > 1600 {
 		return fmt.Errorf("--photo-size: %q is not a size like 320x240, sides from 16 to 1600", photo)
 	}
@@ -122,29 +143,45 @@ func (o *options) resolve(rest []string, transport, profiles, ramp, faults, mac,
 		return errors.New("--devices: at least 1")
 	case !(o.timeScale > 0):
 		return errors.New("--time-scale: above 0")
+	case o.utterance < 0 || o.reconnect < 0 || o.reconnectJitter < 0:
+		return errors.New("--utterance, --reconnect and --reconnect-jitter: not below 0")
 	case o.maxCalls < 0:
 		return errors.New("--max-calls-recorded: not below 0")
 	}
-	return o.pinTransport(transport)
+	if err := o.attack.resolve(); err != nil {
+		return err
+	}
+	return o.pinTransport()
 }
 
-// pinTransport picks the variant of the OTA URL that offers one transport only.
-func (o *options) pinTransport(transport string) error {
+// pinTransport picks the variant of a plain OTA URL that offers one transport only.
+func (o *options) pinTransport() error {
 	u, err := url.Parse(o.ota)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return fmt.Errorf("--ota: %q is not an http or https URL", o.ota)
 	}
-	switch transport {
+	variant := ""
+	switch o.transport {
 	case "":
+		return nil
 	case "websocket":
-		if strings.HasSuffix(u.Path, "/xiaozhi/ota/") {
-			u.Path += "ws/"
-			o.ota = u.String()
-		}
+		variant = "ws/"
 	case "mqtt":
-		return errors.New("--transport: mqtt is not built into this simulator yet; use websocket")
+		variant = "mqtt/"
 	default:
-		return fmt.Errorf("--transport: %q is unknown; known are websocket and mqtt", transport)
+		return fmt.Errorf("--transport: %q is unknown; known are websocket and mqtt", o.transport)
+	}
+	if strings.HasSuffix(u.Path, "/xiaozhi/ota/") {
+		u.Path += variant
+		o.ota = u.String()
 	}
 	return nil
+}
+
+// sockets is how many sockets a device holds at a time: MQTT devices in conversation have one for audio as well.
+func (o *options) sockets() int {
+	if o.transport == "mqtt" && (o.talk || o.wake > 0) {
+		return 2
+	}
+	return 1
 }

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
 	"io"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,8 +26,12 @@ const (
 type fleet struct {
 	options *options
 	dialer  *dialer
-	devices []*device
-	started time.Time
+	logger  *slog.Logger
+	voice   recording
+	// hashSeed makes the hashes that echoes are recognised by.
+	hashSeed maphash.Seed
+	devices  []*device
+	started  time.Time
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -40,7 +46,9 @@ type fleet struct {
 
 	mu        sync.Mutex
 	states    map[lifeState]int
-	latencies []uint32 // microseconds from dial to server hello
+	latencies []uint32 // microseconds from dial, with MQTT from the hello's publish, to the server's hello
+	connects  []uint32 // microseconds from the start of a device to its first CONNACK
+	returns   []uint32 // microseconds from the loss of an MQTT session to the next CONNACK
 }
 
 // newFleet makes the devices; nothing runs before run.
@@ -49,7 +57,11 @@ func newFleet(o *options) (*fleet, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet{options: o, dialer: d, started: time.Now(), states: make(map[lifeState]int)}
+	voice, err := openRecording(voiceFile)
+	if err != nil {
+		return nil, err
+	}
+	f := &fleet{options: o, dialer: d, logger: slog.New(slog.DiscardHandler), voice: voice, hashSeed: maphash.MakeSeed(), started: time.Now(), states: make(map[lifeState]int)}
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	f.callsLeft.Store(int64(o.maxCalls))
 	for i := range o.devices {
@@ -64,8 +76,9 @@ func newFleet(o *options) (*fleet, error) {
 	return f, nil
 }
 
-// raiseFileLimit lifts the soft limit to the hard one and says when the fleet does not fit.
-func raiseFileLimit(devices int) error {
+// raiseFileLimit lifts the soft limit to the hard one and says when the fleet does not fit. sockets is how many a device
+// holds at a time.
+func raiseFileLimit(devices, sockets int) error {
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
 		return fmt.Errorf("file limit: %w", err)
@@ -76,9 +89,9 @@ func raiseFileLimit(devices int) error {
 			return fmt.Errorf("raise the file limit: %w", err)
 		}
 	}
-	if need := uint64(devices) + spareFiles; need > lim.Cur {
+	if need := uint64(devices*sockets) + spareFiles; need > lim.Cur {
 		return fmt.Errorf("%d devices need %d open files, the limit is %d: start at most %d, or raise it with ulimit -Hn",
-			devices, need, lim.Cur, lim.Cur-spareFiles)
+			devices, need, lim.Cur, (lim.Cur-spareFiles)/uint64(sockets))
 	}
 	return nil
 }
@@ -112,12 +125,9 @@ func (f *fleet) close() {
 	f.stop()
 	for _, d := range f.devices {
 		d.mu.Lock()
-		conn := d.conn
-		d.stopTalkLocked()
+		drop := d.detachLocked()
 		d.mu.Unlock()
-		if conn != nil {
-			conn.drop()
-		}
+		drop()
 	}
 	f.wg.Wait()
 }
@@ -165,11 +175,22 @@ func (f *fleet) count(from, to lifeState) {
 	f.mu.Unlock()
 }
 
-// hello notes how long one device waited from dial to server hello.
-func (f *fleet) hello(t time.Duration) {
+// hello notes how long one device waited for the server's hello.
+func (f *fleet) hello(t time.Duration) { f.keep(&f.latencies, t) }
+
+// waited notes how long one device was without an MQTT session, again after it had one.
+func (f *fleet) waited(again bool, t time.Duration) {
+	if again {
+		f.keep(&f.returns, t)
+		return
+	}
+	f.keep(&f.connects, t)
+}
+
+func (f *fleet) keep(list *[]uint32, t time.Duration) {
 	f.mu.Lock()
-	if len(f.latencies) < maxLatencies {
-		f.latencies = append(f.latencies, uint32(min(t.Microseconds(), 1<<32-1)))
+	if len(*list) < maxLatencies {
+		*list = append(*list, uint32(min(t.Microseconds(), 1<<32-1)))
 	}
 	f.mu.Unlock()
 }
@@ -199,7 +220,7 @@ func (f *fleet) progressLine() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	line := fmt.Sprintf("devices %d connected %d", len(f.devices), f.states[lifeConnected])
-	for _, s := range []lifeState{lifeBooting, lifeConnecting, lifeIdle, lifeWaiting, lifeBootLoop, lifeHung, lifeCrashed, lifeMQTT, lifeFailed} {
+	for _, s := range []lifeState{lifeBooting, lifeConnecting, lifeIdle, lifeWaiting, lifeBootLoop, lifeHung, lifeCrashed, lifeNoEndpoint, lifeFailed} {
 		if n := f.states[s]; n > 0 {
 			line += fmt.Sprintf(" %s %d", s, n)
 		}

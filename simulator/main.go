@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
@@ -37,12 +38,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if o.attack.kind != "" {
+		return runAttack(ctx, o, stdout)
+	}
 	f, err := newFleet(o)
 	if err != nil {
 		return err
 	}
-	if err := raiseFileLimit(len(f.devices)); err != nil {
+	if err := raiseFileLimit(len(f.devices), o.sockets()); err != nil {
 		return err
+	}
+	if o.debug {
+		f.logger = slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	progress := stderr
 	if o.quiet {

@@ -13,7 +13,8 @@ const (
 	jobResult
 	jobError
 	jobText
-	jobAudio
+	jobSpeech
+	jobSilence
 	jobDo
 )
 
@@ -104,8 +105,8 @@ func (d *device) run(j *job) {
 		d.sendMCP(j.id, `,"error":{"message":"`, j.text, `"}}}`)
 	case jobText:
 		d.sendText(j.text)
-	case jobAudio:
-		d.sendMicrophone()
+	case jobSpeech, jobSilence:
+		d.sendMicrophone(j.kind == jobSpeech)
 	case jobDo:
 		j.do()
 	}

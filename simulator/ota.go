@@ -121,18 +121,6 @@ func readOTA(body []byte, settings *nvs, current string) (otaAnswer, error) {
 	return a, nil
 }
 
-// checkEndpoint is the part of MqttProtocol that runs at boot and aborts on a bad port (main/protocols/mqtt_protocol.cc:148-157).
-func checkEndpoint(endpoint string) error {
-	_, port, ok := strings.Cut(endpoint, ":")
-	if !ok {
-		return nil
-	}
-	if _, err := stoi(port); err != nil {
-		return fmt.Errorf("MQTT endpoint %q: %w", endpoint, err)
-	}
-	return nil
-}
-
 // activationBody is Ota::GetActivationPayload (main/ota.cc:421-450).
 func activationBody(serial string, key [32]byte, challenge string) string {
 	if serial == "" {

@@ -40,6 +40,14 @@ type profile struct {
 	cameraText bool
 	// ttsNeedsState: up to v2.3.0 a tts message without state is a null dereference.
 	ttsNeedsState bool
+	// laxUDP: up to v2.3.0 a server hello is not validated and packets are checked less.
+	laxUDP bool
+	// laxGoodbye: before v2.3.0 a server goodbye needs no session id.
+	laxGoodbye bool
+	// echoGoodbye: up to v2.1.0 a server goodbye is answered with one.
+	echoGoodbye bool
+	// cutsTail: up to v2.1.0 tts stop throws queued audio away; waitsTail: v2.2 and v2.3 block the main loop for it.
+	cutsTail, waitsTail bool
 	// serials: devices with an even index carry an eFuse serial number.
 	serials bool
 	// quotedSSID: one device in eight sits in a network whose name breaks the unescaped OTA body.
@@ -67,18 +75,21 @@ func newCatalog() catalog {
 			name: "fw-2.1", board: "esp-box-3", version: "2.1.0", language: "en-US", chip: "esp32s3", idf: "v5.5.1",
 			compiled: "Dec 17 2025T10:02:31Z", withDisplay: true, width: 320, height: 240,
 			overtaking: true, userTools: true, ttsNeedsState: true,
+			laxUDP: true, laxGoodbye: true, echoGoodbye: true, cutsTail: true,
 			tools: newToolset(tools21()),
 		},
 		{
 			name: "fw-1.9", board: "esp-sparkbot", version: "1.9.4", language: "zh-CN", chip: "esp32s3", idf: "v5.4.1",
 			compiled: "Oct 12 2025T03:11:09Z", width: 240, height: 240,
 			cameraText: true, ttsNeedsState: true,
+			laxUDP: true, laxGoodbye: true, echoGoodbye: true, cutsTail: true,
 			tools: newToolset(tools19()),
 		},
 		{
 			name: "robot", board: "otto-robot", version: "2.2.6", language: "zh-CN", chip: "esp32s3", idf: "v5.5.2",
 			compiled: "Mar  3 2026T16:20:45Z", withDisplay: true, width: 240, height: 240,
 			overtaking: true, userTools: true, ttsNeedsState: true, quotedSSID: true, foreignEvery: 8,
+			laxUDP: true, laxGoodbye: true, waitsTail: true,
 			tools: newToolset(toolsRobot()),
 		},
 	} {
@@ -110,7 +121,21 @@ func (c catalog) pick(list string) ([]*profile, error) {
 func (p *profile) helloText(version int32) string {
 	b := []byte(`{"type":"hello","version":`)
 	b = strconv.AppendInt(b, int64(version), 10)
-	b = append(b, `,"features":{`...)
+	b = p.appendFeatures(append(b, ','))
+	return string(append(b, `,"transport":"websocket",`+micParams+`}`...))
+}
+
+// helloUDP is GetHelloMessage of the MQTT protocol (main/protocols/mqtt_protocol.cc:351-375): the version is fixed and
+// the members stand in another order.
+func (p *profile) helloUDP() string {
+	b := p.appendFeatures([]byte(`{"type":"hello","version":3,"transport":"udp",`))
+	return string(append(b, `,`+micParams+`}`...))
+}
+
+const micParams = `"audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}`
+
+func (p *profile) appendFeatures(b []byte) []byte {
+	b = append(b, `"features":{`...)
 	if p.serverAEC {
 		b = append(b, `"aec":true,`...)
 	}
@@ -121,7 +146,7 @@ func (p *profile) helloText(version int32) string {
 	case glyphOn:
 		b = append(b, `,"glyph_push":true},"text_font":{"bundle":"noto-v1","charset":"common","size":20,"bpp":4`...)
 	}
-	return string(append(b, `},"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`...))
+	return append(b, '}')
 }
 
 // systemInfo describes one device for the OTA body.

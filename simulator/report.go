@@ -23,6 +23,10 @@ type deviceStats struct {
 	photos                               []photoRecord
 	snapshots                            []snapshotRecord
 	audio                                *audioStats
+	// What only devices with MQTT have.
+	conversations, goodbyesSent, goodbyesObeyed uint64
+	mqtt                                        *mqttStats
+	udp                                         *udpStats
 }
 
 type messageCount struct {
@@ -50,14 +54,6 @@ type snapshotRecord struct {
 	SHA256 string `json:"sha256"`
 	Bytes  int    `json:"bytes"`
 	Status int    `json:"status"`
-}
-
-type audioReport struct {
-	FramesSent     uint64 `json:"frames_sent"`
-	SentSHA256     string `json:"sent_sha256"`
-	FramesReceived uint64 `json:"frames_received"`
-	FramesPlayed   uint64 `json:"frames_played"`
-	ReceivedSHA256 string `json:"received_sha256"`
 }
 
 // deviceReport is one device in the report; README.md explains every field.
@@ -98,6 +94,15 @@ type deviceReport struct {
 	Pings               uint64            `json:"pings"`
 	Noops               uint64            `json:"noops"`
 	ServerMessages      map[string]uint64 `json:"server_messages"`
+	Transport           string            `json:"transport"`
+	Conversations       uint64            `json:"conversations"`
+	GoodbyesSent        uint64            `json:"goodbyes_sent"`
+	GoodbyesReceived    uint64            `json:"goodbyes_received"`
+	CONNACKCodes        map[string]uint64 `json:"connack_codes,omitempty"`
+	MQTTReconnects      uint64            `json:"mqtt_reconnects"`
+	KeepalivePings      uint64            `json:"keepalive_pings"`
+	UDPSSRC             string            `json:"udp_ssrc,omitempty"`
+	UDP                 *udpReport        `json:"udp,omitempty"`
 	Volume              int32             `json:"volume"`
 	ClockMS             int64             `json:"clock_ms"`
 }
@@ -131,6 +136,17 @@ type totals struct {
 	Pings            uint64            `json:"pings"`
 	Noops            uint64            `json:"noops"`
 	HelloMS          percentiles       `json:"hello_ms"`
+	Transports       map[string]int    `json:"transports"`
+	Conversations    uint64            `json:"conversations"`
+	GoodbyesSent     uint64            `json:"goodbyes_sent"`
+	GoodbyesReceived uint64            `json:"goodbyes_received"`
+	CONNACKCodes     map[string]uint64 `json:"connack_codes"`
+	MQTTReconnects   uint64            `json:"mqtt_reconnects"`
+	KeepalivePings   uint64            `json:"keepalive_pings"`
+	ConnectWait      percentiles       `json:"connect_wait"`
+	ReconnectWait    percentiles       `json:"reconnect_wait"`
+	UDP              udpReport         `json:"udp"`
+	audioCounts
 }
 
 // runReport is the whole report.
@@ -181,10 +197,8 @@ func (d *device) report() deviceReport {
 			r.Noops = m.n
 		}
 	}
-	if a := s.audio; a != nil {
-		r.Audio = audioReport{FramesSent: a.sent, SentSHA256: hexSum(a.sentSum), FramesReceived: a.received,
-			FramesPlayed: a.played, ReceivedSHA256: hexSum(a.receivedSum)}
-	}
+	d.reportAudioLocked(&r)
+	d.reportMQTTLocked(&r)
 	return r
 }
 
@@ -193,6 +207,7 @@ func (f *fleet) snapshot() *runReport {
 	r := &runReport{seed: f.options.seed, started: f.started, ended: time.Now(), devices: make([]deviceReport, len(f.devices))}
 	t := &r.totals
 	t.Devices, t.States = len(f.devices), make(map[lifeState]int)
+	t.Transports, t.CONNACKCodes = make(map[string]int), make(map[string]uint64)
 	for i, d := range f.devices {
 		r.devices[i] = d.report()
 		v := &r.devices[i]
@@ -212,12 +227,14 @@ func (f *fleet) snapshot() *runReport {
 		t.Snapshots += len(v.Snapshots)
 		t.FramesSent += v.Audio.FramesSent
 		t.FramesReceived += v.Audio.FramesReceived
+		t.addMQTT(v)
 		t.Pings += v.Pings
 		t.Noops += v.Noops
 	}
 	t.Connected = t.States[lifeConnected]
 	f.mu.Lock()
 	t.HelloMS = percentilesOf(slices.Clone(f.latencies))
+	t.ConnectWait, t.ReconnectWait = percentilesOf(slices.Clone(f.connects)), percentilesOf(slices.Clone(f.returns))
 	f.mu.Unlock()
 	return r
 }
@@ -276,9 +293,10 @@ func (r *runReport) writeText(w *bufio.Writer) error {
 	}
 	fmt.Fprintf(w, "OTA checks %d, connects %d (%d failed), disconnects %d, reboots %d, crashes %d\n",
 		t.OTAChecks, t.Connects, t.ConnectFailures, t.Disconnects, t.Reboots, t.Crashes)
-	fmt.Fprintf(w, "dial to server hello: p50 %.1f ms, p99 %.1f ms, max %.1f ms\n", t.HelloMS.P50, t.HelloMS.P99, t.HelloMS.Max)
+	fmt.Fprintf(w, "wait for server hello: p50 %.1f ms, p99 %.1f ms, max %.1f ms\n", t.HelloMS.P50, t.HelloMS.P99, t.HelloMS.Max)
 	fmt.Fprintf(w, "calls %d (%d ids twice), notifications %d, photos %d, snapshots %d, audio frames %d up %d down\n",
 		t.CallsTotal, t.DuplicateCallIDs, t.Notifications, t.Photos, t.Snapshots, t.FramesSent, t.FramesReceived)
+	t.writeMQTT(w)
 	problems := map[string]int{}
 	for i := range r.devices {
 		if p := r.devices[i].Error; p != "" {

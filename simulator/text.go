@@ -11,17 +11,30 @@ import (
 var documents = sync.Pool{New: func() any { return new(jsonDoc) }}
 
 // onText is the text half of WebsocketProtocol's data callback and Application's OnIncomingJson. The caller pumps the
-// main loop afterwards. session_id is checked nowhere.
-func (d *device) onText(doc *jsonDoc, data []byte) {
+// main loop afterwards. session_id is checked in the goodbye of MQTT only. False means that it is no JSON with a type.
+func (d *device) onText(doc *jsonDoc, data []byte) bool {
 	root, err := doc.parse(data)
 	kind := root.get("type")
 	if err != nil || !kind.is(jsonString) {
 		d.countMessage("(invalid)")
-		return
+		return false
 	}
+	d.mu.Lock()
+	udp := d.mqtt != nil
+	d.mu.Unlock()
 	switch name := string(kind.bytes()); name {
 	case "hello":
-		d.onServerHello(root)
+		if udp {
+			d.onUDPHello(root)
+		} else {
+			d.onServerHello(root)
+		}
+	case "goodbye":
+		if udp {
+			d.onGoodbye(root)
+		} else {
+			d.countMessage(name)
+		}
 	case "mcp":
 		if payload := root.get("payload"); payload.is(jsonObject) {
 			d.onMCP(payload)
@@ -37,6 +50,7 @@ func (d *device) onText(doc *jsonDoc, data []byte) {
 	default:
 		d.countMessage(name)
 	}
+	return true
 }
 
 // restartSoon is Application::Reboot: the channel goes first, the chip a second later.
@@ -60,20 +74,26 @@ func (d *device) onServerHello(root value) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.stats.serverHellos++
 	if id := root.get("session_id"); id.is(jsonString) {
 		d.sessionID = id.string()
 	}
+	d.takeAudioParamsLocked(root.get("audio_params"))
+	seen := d.helloWait == nil
+	d.acceptHelloLocked()
+	d.helloSeen = d.helloSeen || seen
+}
+
+// acceptHelloLocked notes the session of an accepted server hello and ends the wait for it.
+func (d *device) acceptHelloLocked() {
+	d.stats.serverHellos++
 	if n := len(d.stats.sessions); n == keepSessions {
 		d.stats.sessions = slices.Delete(d.stats.sessions, 0, 1)
 	}
 	d.stats.sessions = append(d.stats.sessions, d.sessionID)
-	if d.helloWait == nil {
-		d.helloSeen = true
-		return
+	if d.helloWait != nil {
+		close(d.helloWait)
+		d.helloWait = nil
 	}
-	close(d.helloWait)
-	d.helloWait = nil
 }
 
 // countMessage counts a message from the server by type.
@@ -122,9 +142,10 @@ func (d *device) write(out link, opcode byte, room *[]byte) {
 	d.errored = true
 	d.stats.sendErrors++
 	d.app = appIdle
-	d.stopTalkLocked()
+	d.hushLocked()
+	udp := d.mqtt != nil
 	d.mu.Unlock()
-	if err == errTooLong {
-		d.note(err.Error())
+	if udp || err == errTooLong {
+		d.note("send: " + err.Error())
 	}
 }

@@ -98,6 +98,7 @@ func robotLosers() []*tool {
 				d.post(job{kind: jobDo, do: func() {
 					// Somebody sets the network up again within five seconds.
 					d.closeChannel()
+					d.resetProtocol()
 					if d.sleep(5 * time.Second) {
 						d.reboot()
 					}

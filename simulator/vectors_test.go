@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -82,7 +83,11 @@ func vectorDevice(t *testing.T) (*device, *recorder) {
 	p := &profile{name: "vector", board: "bread-compact-wifi", version: "2.4.2", language: "zh-CN", chip: "esp32s3", idf: "v5.5.2",
 		compiled: "Aug  8 2026T08:40:00Z", withDisplay: true, withMaker: true, width: 320, height: 240, glyph: glyphOn,
 		overtaking: true, userTools: true, tools: vectorTools()}
-	f := &fleet{options: &options{profiles: []*profile{p}}, states: map[lifeState]int{}}
+	voice, err := openRecording(voiceFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fleet{options: &options{profiles: []*profile{p}}, states: map[lifeState]int{}, hashSeed: maphash.MakeSeed(), voice: voice}
 	f.ctx, f.stop = context.WithCancel(t.Context())
 	t.Cleanup(f.stop)
 	f.callsLeft.Store(100)
@@ -427,7 +432,7 @@ func TestVectorsOTAResponses(t *testing.T) {
 		},
 		func(_ *testing.T, _ otaAnswer, _ *nvs, err error) bool { return errors.Is(err, errNVS) },
 		func(_ *testing.T, a otaAnswer, n *nvs, err error) bool {
-			return err == nil && a.mqtt && errors.Is(checkEndpoint(n.text("mqtt", "endpoint")), errStoi)
+			return err == nil && a.mqtt && badEndpoint(n.text("mqtt", "endpoint"))
 		},
 		func(_ *testing.T, _ otaAnswer, n *nvs, err error) bool {
 			_, abort := parseWSURL(n.text("websocket", "url"))
@@ -448,6 +453,11 @@ func TestVectorsOTAResponses(t *testing.T) {
 	if len(v.Cases) != len(wants)+1 {
 		t.Errorf("%d cases, %d checks", len(v.Cases), len(wants))
 	}
+}
+
+func badEndpoint(endpoint string) bool {
+	_, err := parseEndpoint(endpoint)
+	return errors.Is(err, errStoi)
 }
 
 func TestVectorsActivation(t *testing.T) {

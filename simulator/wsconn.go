@@ -120,7 +120,7 @@ func (c *wsConn) handshake(request []byte) error {
 		return fmt.Errorf("%w: %s", errHandshake, line)
 	}
 	rest := answer[end:]
-	c.reader = frameReader{src: c.tcp, buf: make([]byte, max(idleBuffer, len(rest))), w: len(rest)}
+	c.reader = frameReader{byteReader{src: c.tcp, buf: make([]byte, max(idleBuffer, len(rest))), w: len(rest)}}
 	copy(c.reader.buf, rest)
 	return c.tcp.SetDeadline(time.Time{})
 }

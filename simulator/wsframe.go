@@ -59,17 +59,20 @@ type frame struct {
 	payload []byte
 }
 
-// frameReader splits a byte stream into frames the way WebSocket::OnTcpData does: reserved bits are ignored, a mask is
-// tolerated, unknown opcodes are passed up. One goroutine at a time.
-type frameReader struct {
+// byteReader reads a stream through a small buffer and borrows from a pool what does not fit. One goroutine at a time.
+type byteReader struct {
 	src  io.Reader
 	buf  []byte
 	r, w int
 	big  *[]byte
 }
 
+// frameReader splits a byte stream into frames the way WebSocket::OnTcpData does: reserved bits are ignored, a mask is
+// tolerated, unknown opcodes are passed up.
+type frameReader struct{ byteReader }
+
 // need makes n bytes available at buf[r:], n at most len(buf).
-func (f *frameReader) need(n int) error {
+func (f *byteReader) need(n int) error {
 	if f.w-f.r >= n {
 		return nil
 	}
@@ -88,12 +91,17 @@ func (f *frameReader) need(n int) error {
 	return nil
 }
 
-// next returns the next frame.
-func (f *frameReader) next() (frame, error) {
+// release gives back what the last take borrowed.
+func (f *byteReader) release() {
 	if f.big != nil {
 		putBuffer(f.big)
 		f.big = nil
 	}
+}
+
+// next returns the next frame.
+func (f *frameReader) next() (frame, error) {
+	f.release()
 	if err := f.need(2); err != nil {
 		return frame{}, err
 	}
@@ -139,7 +147,7 @@ func (f *frameReader) next() (frame, error) {
 }
 
 // take returns n payload bytes, from the small buffer when they fit there.
-func (f *frameReader) take(n int) ([]byte, error) {
+func (f *byteReader) take(n int) ([]byte, error) {
 	if n <= len(f.buf) {
 		if err := f.need(n); err != nil {
 			return nil, err

@@ -1,0 +1,298 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	dripEvery     = time.Second
+	probeLogin    = 5 * time.Second
+	hugePayload   = 1 << 20
+	garbageLength = 4096
+)
+
+// probe is one kind of bad input on a connection of its own.
+type probe struct {
+	name string
+	// login: first a CONNECT with the device's own credentials.
+	login bool
+	// alone: it takes over the sessions of others with these credentials, and they its own.
+	alone bool
+	send  func(*probeRun) error
+}
+
+// probeRun is a probe at work. The reader owns result until its channel is closed.
+type probeRun struct {
+	conn   net.Conn
+	target mqttTarget
+	ended  chan struct{} // the server closed
+	acked  chan struct{} // CONNACK came
+
+	mu     sync.Mutex
+	result probeResult
+}
+
+// probeResult is what the server did.
+type probeResult struct {
+	Name    string `json:"name"`
+	CONNACK *int   `json:"connack"`
+	Closed  bool   `json:"closed"`
+	// AfterMS is the time from the bad input to the end of the connection or of the attack.
+	AfterMS  float64 `json:"after_ms"`
+	Received []int   `json:"packet_types_received"`
+	Error    string  `json:"error,omitempty"`
+}
+
+// mqttAttack is the report of --attack mqtt.
+type mqttAttack struct {
+	Attack string        `json:"attack"`
+	Target string        `json:"target"`
+	Login  bool          `json:"login"` // the OTA answer gave credentials
+	Probes []probeResult `json:"probes"`
+}
+
+func (m *mqttAttack) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d bad inputs against %s, credentials from the OTA answer: %v\n", len(m.Probes), m.Target, m.Login)
+	for _, p := range m.Probes {
+		ack, end := "no CONNACK", "still open"
+		if p.CONNACK != nil {
+			ack = "CONNACK " + strconv.Itoa(*p.CONNACK)
+		}
+		if p.Closed {
+			end = "closed"
+		}
+		fmt.Fprintf(&b, "  %-24s %-11s %-10s after %9.1f ms  %s\n", p.Name, ack, end, p.AfterMS, p.Error)
+	}
+	return b.String()
+}
+
+func probes() []probe {
+	raw := func(name string, bytes ...byte) probe {
+		return probe{name: name, send: func(p *probeRun) error { return p.write(bytes) }}
+	}
+	publish := func(name, topic string, payload func() []byte) probe {
+		return probe{name: name, login: true, alone: true, send: func(p *probeRun) error {
+			to := topic
+			if to == "" {
+				to = p.target.publish
+			}
+			return p.write(appendPublish(nil, to, payload()))
+		}}
+	}
+	word := func() []byte { return []byte(`{"type":"hello","version":3,"transport":"udp"}`) }
+	return []probe{
+		raw("five-byte-length", mqttConnect<<4, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F),
+		raw("largest-length", mqttConnect<<4, 0xFF, 0xFF, 0xFF, 0x7F),
+		{name: "one-byte-drip", send: func(p *probeRun) error { return p.drip(appendConnect(nil, p.target.login)) }},
+		raw("never-connect"),
+		{name: "publish-before-connect", send: func(p *probeRun) error { return p.write(appendPublish(nil, p.target.publish, word())) }},
+		{name: "subscribe-before-connect", send: func(p *probeRun) error { return p.write(appendSubscribe(nil, 1, "#")) }},
+		{name: "wrong-password", alone: true, send: func(p *probeRun) error {
+			l := p.target.login
+			l.password = "not the password"
+			return p.write(appendConnect(nil, l))
+		}},
+		{name: "no-credentials", alone: true, send: func(p *probeRun) error {
+			return p.write(appendConnect(nil, mqttLogin{clientID: p.target.login.clientID, keepalive: 60}))
+		}},
+		{name: "unknown-level", send: func(p *probeRun) error {
+			b := appendConnect(nil, p.target.login)
+			b[len(b)-remaining(b)+6] = 9
+			return p.write(b)
+		}},
+		{name: "garbage", send: func(p *probeRun) error {
+			r, b := derivedRand(1, "garbage", "attack"), make([]byte, garbageLength)
+			for i := range b {
+				b[i] = byte(r.Uint32())
+			}
+			return p.write(b)
+		}},
+		raw("reserved-type", 0x00, 0x00),
+		publish("wildcard-topic", "fleetd/+/up", word),
+		publish("foreign-topic", "fleetd/000000000000/up", word),
+		publish("system-topic", "$SYS/broker", word),
+		publish("one-megabyte", "", func() []byte { return make([]byte, hugePayload) }),
+		publish("not-utf8-topic", "fleetd/\xff\xfe/up", word),
+		{name: "second-connect", login: true, alone: true, send: func(p *probeRun) error { return p.write(appendConnect(nil, p.target.login)) }},
+		{name: "subscribe-all", login: true, alone: true, send: func(p *probeRun) error { return p.write(appendSubscribe(nil, 1, "#")) }},
+	}
+}
+
+// remaining is the number of bytes behind the fixed header of a sound packet.
+func remaining(packet []byte) int {
+	n := 0
+	for i, c := range packet[1:5] {
+		n |= int(c&0x7F) << (7 * i)
+		if c&0x80 == 0 {
+			break
+		}
+	}
+	return n
+}
+
+// attackMQTT runs every probe on a connection of its own: all at once, except that those with credentials take turns
+// and share the time.
+func attackMQTT(ctx context.Context, o *options, duration time.Duration) (*mqttAttack, error) {
+	target, login, err := attackTarget(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	dialer, err := newDialer(o.caFile, o.insecure)
+	if err != nil {
+		return nil, err
+	}
+	list := probes()
+	r := &mqttAttack{Attack: "mqtt", Target: net.JoinHostPort(target.to.host, strconv.Itoa(target.to.port)), Login: login,
+		Probes: make([]probeResult, len(list))}
+	var wg sync.WaitGroup
+	alone := 0
+	for _, p := range list {
+		if p.alone {
+			alone++
+		}
+	}
+	turn := make(chan struct{}, 1)
+	for i, p := range list {
+		wg.Go(func() {
+			watch := duration
+			if p.alone {
+				turn <- struct{}{}
+				defer func() { <-turn }()
+				watch = duration / time.Duration(alone)
+			}
+			r.Probes[i] = p.run(ctx, dialer, target, watch)
+		})
+	}
+	wg.Wait()
+	return r, nil
+}
+
+// attackTarget asks for a device's credentials as a device does; with --target the attack goes on without them.
+func attackTarget(ctx context.Context, o *options) (t mqttTarget, login bool, err error) {
+	f, err := newFleet(o)
+	if err != nil {
+		return t, false, err
+	}
+	defer f.close()
+	d := f.devices[0]
+	answer, err := d.checkOnce(ctx)
+	d.mu.Lock()
+	if err == nil && answer.mqtt {
+		login = true
+		t, err = d.mqttTargetLocked()
+	}
+	d.mu.Unlock()
+	if !login {
+		id := strings.ReplaceAll(d.id, ":", "")
+		t = mqttTarget{publish: "fleetd/" + id + "/up", login: mqttLogin{clientID: id, username: "client:" + d.clientID, password: "guess", keepalive: 60}}
+	}
+	if o.attack.target != "" {
+		t.to, err = parseEndpoint(o.attack.target)
+		return t, login, err
+	}
+	if !login {
+		return t, false, fmt.Errorf("--attack mqtt needs --target host:port, or an OTA answer with an mqtt section: %w", err)
+	}
+	return t, login, err
+}
+
+func (p probe) run(ctx context.Context, d *dialer, t mqttTarget, watch time.Duration) probeResult {
+	ctx, cancel := context.WithTimeout(ctx, watch)
+	defer cancel()
+	tcp, err := d.dial(ctx, 0, t.to)
+	if err != nil {
+		return probeResult{Name: p.name, Error: err.Error()}
+	}
+	r := &probeRun{conn: tcp, target: t, ended: make(chan struct{}), acked: make(chan struct{}), result: probeResult{Name: p.name, Received: []int{}}}
+	defer func() { _ = tcp.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = tcp.SetDeadline(time.Now()) })
+	defer stop()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.read(ctx)
+	}()
+	started := time.Now()
+	if p.login {
+		err = r.write(appendConnect(nil, t.login))
+		select {
+		case <-r.acked:
+		case <-r.ended:
+			err = errors.Join(errors.New("closed at the login"), err)
+		case <-time.After(probeLogin):
+			err = errors.Join(errors.New("no CONNACK at the login"), err)
+		case <-ctx.Done():
+		}
+		started = time.Now()
+	}
+	if err == nil {
+		err = p.send(r)
+	}
+	<-done
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.result.AfterMS = float64(time.Since(started).Microseconds()) / 1000
+	if err != nil && !r.result.Closed {
+		r.result.Error = err.Error()
+	}
+	return r.result
+}
+
+func (r *probeRun) write(b []byte) error {
+	_, err := r.conn.Write(b)
+	return err
+}
+
+// drip sends one byte a second until the server has had enough or all are sent.
+func (r *probeRun) drip(b []byte) error {
+	for i := range b {
+		if err := r.write(b[i : i+1]); err != nil {
+			return err
+		}
+		select {
+		case <-r.ended:
+			return nil
+		case <-time.After(dripEvery):
+		}
+	}
+	return nil
+}
+
+// read notes what comes until the connection ends or ctx does.
+func (r *probeRun) read(ctx context.Context) {
+	in := mqttReader{byteReader{src: r.conn, buf: make([]byte, idleBuffer)}}
+	for {
+		p, err := in.next()
+		r.mu.Lock()
+		switch {
+		case err != nil && ctx.Err() == nil:
+			r.result.Closed = true
+			if err != io.EOF && !strings.Contains(err.Error(), "reset") {
+				r.result.Error = err.Error()
+			}
+		case err == nil:
+			if len(r.result.Received) < 100 {
+				r.result.Received = append(r.result.Received, int(p.kind))
+			}
+			if p.kind == mqttConnAck && len(p.body) == 2 && r.result.CONNACK == nil {
+				code := int(p.body[1])
+				r.result.CONNACK = &code
+				close(r.acked)
+			}
+		}
+		r.mu.Unlock()
+		if err != nil {
+			close(r.ended)
+			return
+		}
+	}
+}
