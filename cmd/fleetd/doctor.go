@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -107,10 +108,11 @@ func clientFindings(ctx context.Context, a *app, d apiclient.Diagnosis, asked, a
 	return findings
 }
 
-// target is an address that devices are told to dial.
+// target is an address that devices are told to dial, and the settings that decide it.
 type target struct {
-	host, port string
-	tls        bool
+	host, port       string
+	tls              bool
+	listen, announce string
 }
 
 // targets returns where the device checks for updates and where it connects, each once.
@@ -119,6 +121,9 @@ func targets(d apiclient.Diagnosis) []target {
 		WebSocket struct {
 			URL string `json:"url"`
 		} `json:"websocket"`
+		MQTT struct {
+			Endpoint string `json:"endpoint"`
+		} `json:"mqtt"`
 	}
 	// A reply that is no object has no address; it is shown as it is.
 	_ = json.Unmarshal(d.Reply, &reply)
@@ -128,7 +133,8 @@ func targets(d apiclient.Diagnosis) []target {
 		if err != nil || u.Hostname() == "" {
 			continue
 		}
-		t := target{host: u.Hostname(), port: u.Port(), tls: u.Scheme == "https" || u.Scheme == "wss"}
+		t := target{host: u.Hostname(), port: u.Port(), tls: u.Scheme == "https" || u.Scheme == "wss",
+			listen: "--device-listen", announce: "--public-device-url"}
 		switch {
 		case t.port != "":
 		case t.tls:
@@ -140,8 +146,16 @@ func targets(d apiclient.Diagnosis) []target {
 			found = append(found, t)
 		}
 	}
+	if host, port, _ := strings.Cut(reply.MQTT.Endpoint, ":"); host != "" {
+		port = cmp.Or(port, mqttTLSPort)
+		// The port alone decides (esp_mqtt.cc:27-32).
+		found = append(found, target{host: host, port: port, tls: port == mqttTLSPort, listen: "--mqtt-listen", announce: "--public-mqtt"})
+	}
 	return found
 }
+
+// mqttTLSPort is where devices use TLS, and where they go if no port is named.
+const mqttTLSPort = "8883"
 
 var (
 	dockerRange  = netip.MustParsePrefix("172.16.0.0/12")
@@ -177,11 +191,11 @@ func checkReach(ctx context.Context, t target) (apiclient.Finding, bool) {
 	address := net.JoinHostPort(t.host, t.port)
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
-		finding := apiclient.Finding{Severity: severityWarning, Setting: "--device-listen",
+		finding := apiclient.Finding{Severity: severityWarning, Setting: t.listen,
 			Message: fmt.Sprintf("%s, which devices are told to dial, cannot be reached from here: %v", address, err)}
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			finding.Severity = severityError
-			finding.Message = fmt.Sprintf("nothing listens on %s, which devices are told to dial; if the port moved or a proxy stands in front, give --public-device-url", address)
+			finding.Message = fmt.Sprintf("nothing listens on %s, which devices are told to dial; if the port moved or a proxy stands in front, give %s", address, t.announce)
 		}
 		return finding, true
 	}
@@ -190,7 +204,7 @@ func checkReach(ctx context.Context, t target) (apiclient.Finding, bool) {
 		return apiclient.Finding{}, false
 	}
 	if err := tls.Client(conn, &tls.Config{ServerName: t.host}).HandshakeContext(ctx); err != nil {
-		return apiclient.Finding{Severity: severityError, Setting: "--public-device-url",
+		return apiclient.Finding{Severity: severityError, Setting: t.announce,
 			Message: fmt.Sprintf("TLS with %s fails, and devices trust public certificate authorities only: %v", address, err)}, true
 	}
 	return apiclient.Finding{}, false

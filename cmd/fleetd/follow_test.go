@@ -103,12 +103,22 @@ func TestDoctor(t *testing.T) {
 
 func TestTargets(t *testing.T) {
 	d := apiclient.Diagnosis{OTAURL: "https://h/xiaozhi/ota/", Reply: []byte(`{"websocket":{"url":"wss://h:443/xiaozhi/v1/"}}`)}
-	if got := targets(d); len(got) != 1 || got[0] != (target{"h", "443", true}) {
+	if got := targets(d); len(got) != 1 || got[0] != (target{"h", "443", true, "--device-listen", "--public-device-url"}) {
 		t.Errorf("got %+v", got)
 	}
 	d = apiclient.Diagnosis{OTAURL: "http://a:8000/", Reply: []byte(`{"websocket":{"url":"ws://b/"}}`)}
-	if got := targets(d); len(got) != 2 || got[0] != (target{"a", "8000", false}) || got[1] != (target{"b", "80", false}) {
+	if got := targets(d); len(got) != 2 || got[0].host != "a" || got[0].port != "8000" || got[1].host != "b" || got[1].port != "80" || got[0].tls || got[1].tls {
 		t.Errorf("got %+v", got)
+	}
+	d = apiclient.Diagnosis{OTAURL: "http://a:8000/", Reply: []byte(`{"mqtt":{"endpoint":"b:1883"}}`)}
+	if got := targets(d); len(got) != 2 || got[1] != (target{"b", "1883", false, "--mqtt-listen", "--public-mqtt"}) {
+		t.Errorf("got %+v", got)
+	}
+	for _, endpoint := range []string{"b", "b:8883"} {
+		d.Reply = []byte(`{"mqtt":{"endpoint":"` + endpoint + `"}}`)
+		if got := targets(d); len(got) != 2 || got[1].port != "8883" || !got[1].tls {
+			t.Errorf("%s: got %+v", endpoint, got)
+		}
 	}
 	if got := targets(apiclient.Diagnosis{OTAURL: "::", Reply: []byte(`null`)}); len(got) != 0 {
 		t.Errorf("got %+v", got)
@@ -163,7 +173,7 @@ func TestCheckReach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, found := checkReach(t.Context(), target{u.Hostname(), u.Port(), true}); !found || got.Severity != "error" || got.Setting != "--public-device-url" {
+	if got, found := checkReach(t.Context(), target{u.Hostname(), u.Port(), true, "--device-listen", "--public-device-url"}); !found || got.Severity != "error" || got.Setting != "--public-device-url" {
 		t.Errorf("a certificate of its own: %+v", got)
 	}
 }

@@ -7,6 +7,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,6 +31,8 @@ const (
 	MaxServing = 4_096  // requests being served; more are refused as unavailable
 	maxBody    = 64 << 10
 	queueGroup = "owner"
+
+	attachTimeout = 2 * time.Second
 )
 
 // Headers of requests.
@@ -44,17 +47,22 @@ type Options struct {
 	Conn   *nats.Conn
 	Prefix string
 	Mint   *credential.Mint
+	Node   string
+	// Alone says that there can be no other node: nothing is claimed or told.
+	Alone bool
 	// Open accepts requests without a token (--api-auth none).
 	Open bool
 	Log  *slog.Logger
 }
 
-// Link is the devices.Directory of a node. It is safe for concurrent use.
+// Link is the devices.Directory and devices.Router of a node. It is safe for concurrent use.
 type Link struct {
 	opt     Options
 	inbox   chan *nats.Msg
 	serving chan struct{}
 	service atomic.Pointer[devices.Service]
+
+	ownClaims string // subject
 
 	mu    sync.Mutex
 	holds map[devices.ID]*hold
@@ -65,6 +73,8 @@ type Link struct {
 	// Requests counts served requests by verb, Refused by code.
 	Requests devices.CounterMap[string]
 	Refused  devices.CounterMap[devices.Code]
+	// ClaimsLost counts claims and news that NATS did not take.
+	ClaimsLost atomic.Uint64
 }
 
 type hold struct {
@@ -75,14 +85,33 @@ type hold struct {
 // New returns a Link; Serve makes it answer.
 func New(opt Options) *Link {
 	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), serving: make(chan struct{}, MaxServing), holds: map[devices.ID]*hold{}}
+	l.ownClaims = l.claims(opt.Node)
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	return l
 }
 
-// Attach starts serving requests with the service's devices. Call it once.
-func (l *Link) Attach(s *devices.Service) {
+// Attach starts serving requests with the service's devices, and hearing the
+// claims of other nodes. Call it once.
+func (l *Link) Attach(s *devices.Service) error {
 	l.service.Store(s)
 	l.tasks.Go(l.dispatch)
+	// One after the other, on a goroutine of the subscription's own.
+	if l.opt.Alone {
+		return nil
+	}
+	_, claims := l.opt.Conn.Subscribe(l.claims("*"), l.claimed)
+	_, news := l.opt.Conn.Subscribe(l.news("*"), l.learn)
+	if err := errors.Join(claims, news); err != nil {
+		return fmt.Errorf("subscribe to other nodes: %w", err)
+	}
+	// What is read from the database after this is complemented by what is
+	// heard from now on. A server that is away is subscribed to when it is back.
+	if l.opt.Conn.IsConnected() {
+		if err := l.opt.Conn.FlushTimeout(attachTimeout); err != nil {
+			l.opt.Log.Warn("NATS did not confirm the subscriptions", "error", err)
+		}
+	}
+	return nil
 }
 
 // Drain waits until no request is being served, or ctx ends.
@@ -154,6 +183,9 @@ func (l *Link) dispatch() {
 		case <-l.ctx.Done():
 			return
 		case msg := <-l.inbox:
+			if l.inOrder(msg) {
+				continue
+			}
 			select {
 			case l.serving <- struct{}{}:
 				l.tasks.Go(func() {
@@ -184,22 +216,68 @@ func (l *Link) reply(msg *nats.Msg, body []byte) {
 	}
 }
 
-func (l *Link) serve(msg *nats.Msg) {
+// request is what a message's subject and headers say.
+type request struct {
+	device devices.ID
+	verb   string
+	caller string
+	node   bool // another node of this fleet asks
+}
+
+// open checks who asks for what.
+func (l *Link) open(msg *nats.Msg) (r request, err error) {
 	token, verb, _ := strings.Cut(strings.TrimPrefix(msg.Subject, l.opt.Prefix+".cmd."), ".")
-	id, err := devices.ParseID(token)
-	if err != nil {
-		l.refuse(msg, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()})
-		return
+	r.verb = verb
+	if r.device, err = devices.ParseID(token); err != nil {
+		return r, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
 	}
-	caller, node, ok := l.authenticate(msg, id, verb)
-	if !ok {
-		l.refuse(msg, &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token"})
-		return
+	var ok bool
+	if r.caller, r.node, ok = l.authenticate(msg, r.device, verb); !ok {
+		return r, &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token"}
 	}
 	if len(msg.Data) > maxBody {
-		l.refuse(msg, &devices.Error{Code: devices.CodeTooLarge, Detail: fmt.Sprintf("the request has %d bytes, at most %d are allowed", len(msg.Data), maxBody)})
+		return r, &devices.Error{Code: devices.CodeTooLarge, Detail: fmt.Sprintf("the request has %d bytes, at most %d are allowed", len(msg.Data), maxBody)}
+	}
+	return r, nil
+}
+
+// inOrder serves what belongs to a conversation, right here: audio and
+// messages must reach the device as they were sent. Neither blocks.
+func (l *Link) inOrder(msg *nats.Msg) bool {
+	audio := strings.HasSuffix(msg.Subject, ".audio")
+	if !audio && !strings.HasSuffix(msg.Subject, ".send") {
+		return false
+	}
+	defer devices.Contain(l.opt.Log, nil)
+	r, err := l.open(msg)
+	switch {
+	case err != nil:
+		l.refuse(msg, devices.AsError(err))
+	case audio:
+		l.Requests.Add(r.verb, 1)
+		l.service.Load().Say(r.device, msg.Data)
+	default:
+		l.Requests.Add(r.verb, 1)
+		l.service.Load().QueueMessage(devices.Message{Device: r.device, Body: msg.Data, Caller: r.caller}, func(err error) {
+			if err != nil {
+				l.refuse(msg, devices.AsError(err))
+				return
+			}
+			l.reply(msg, sent)
+		})
+	}
+	return true
+}
+
+var sent = []byte(`{"ok":true}`)
+
+func (l *Link) serve(msg *nats.Msg) {
+	r, err := l.open(msg)
+	if err != nil {
+		l.refuse(msg, devices.AsError(err))
 		return
 	}
+	id, verb, caller, node := r.device, r.verb, r.caller, r.node
 	var answer []byte
 	switch {
 	case verb == "call":
@@ -209,7 +287,7 @@ func (l *Link) serve(msg *nats.Msg) {
 		l.Requests.Add(verb, 1)
 		answer, err = l.rpc(id, caller, msg.Data)
 	default:
-		err = &devices.Error{Code: devices.CodeBadRequest, Detail: fmt.Sprintf("no command %q; there is call", verb)}
+		err = &devices.Error{Code: devices.CodeBadRequest, Detail: fmt.Sprintf("no command %q; there are call, send and audio", verb)}
 	}
 	if err != nil {
 		l.refuse(msg, devices.AsError(err))
@@ -336,6 +414,18 @@ func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCRe
 	return devices.RPCResult{}, remoteError(data)
 }
 
+// ForwardMessage sends a message to the node that holds the device.
+func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
+	data, err := l.hop(ctx, m.Device, "send", m.Caller, m.Body)
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(data, sent) {
+		return nil
+	}
+	return remoteError(data)
+}
+
 func remoteError(data []byte) error {
 	if e, ok := devices.ParseProblem(data); ok {
 		return e
@@ -345,9 +435,6 @@ func remoteError(data []byte) error {
 
 // request makes one hop with the time that remains.
 func (l *Link) request(ctx context.Context, id devices.ID, verb, caller string, c command) ([]byte, error) {
-	if !l.opt.Conn.IsConnected() {
-		return nil, away(false)
-	}
 	timeout := devices.DefaultTimeout
 	if deadline, ok := ctx.Deadline(); ok {
 		timeout = time.Until(deadline)
@@ -356,6 +443,14 @@ func (l *Link) request(ctx context.Context, id devices.ID, verb, caller string, 
 	body, err := json.Marshal(c)
 	if err != nil {
 		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
+	}
+	return l.hop(ctx, id, verb, caller, body)
+}
+
+// hop asks the node that holds the device, and signs for the caller.
+func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body []byte) ([]byte, error) {
+	if !l.opt.Conn.IsConnected() {
+		return nil, away(false)
 	}
 	msg := &nats.Msg{Subject: l.subject(id, verb), Data: body, Header: nats.Header{
 		HeaderHop:    []string{l.opt.Mint.HopSignature(string(id), verb, append([]byte(caller+"\n"), body...))},

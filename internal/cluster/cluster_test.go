@@ -1,10 +1,13 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,22 +29,12 @@ type fleet struct {
 	holding, fwd *devices.Service
 }
 
-// linked puts a Link in the place of the recorded directory.
-type linked struct {
-	*devicetest.Ports
-	*Link
-}
-
-func (l linked) Hold(id devices.ID) error { return l.Link.Hold(id) }
-func (l linked) Release(id devices.ID)    { l.Link.Release(id) }
-func (l linked) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	return l.Link.Forward(ctx, c)
-}
-func (l linked) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	return l.Link.ForwardRPC(ctx, c)
-}
-
 func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	return newFleetWith(t, devices.Config{CallsPerDevice: 1, Handshakes: 4})
+}
+
+func newFleetWith(t *testing.T, cfg devices.Config) *fleet {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true})
 	if err != nil {
@@ -66,11 +59,14 @@ func newFleet(t *testing.T) *fleet {
 	}
 	node := func(name string) (*Link, *devices.Service) {
 		log := slog.New(slog.DiscardHandler)
-		link := New(Options{Conn: connect(), Prefix: "test.v1", Mint: f.mint, Log: log})
+		link := New(Options{Conn: connect(), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
 		ports := devicetest.New()
-		service := devices.New(devices.Config{Node: name, CallsPerDevice: 1, Handshakes: 4}, devices.Ports{Records: ports, Catalogs: ports,
-			Keeper: ports, Publisher: ports, Directory: linked{ports, link}, Vision: ports, Log: log})
-		link.Attach(service)
+		cfg.Node = name
+		service := devices.New(cfg, devices.Ports{Records: ports, Catalogs: ports,
+			Keeper: ports, Publisher: ports, Directory: link, Router: link, Audio: ports, Vision: ports, Log: log})
+		if err := errors.Join(link.Attach(service), service.Load(t.Context())); err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() { service.Close(); link.Close() })
 		return link, service
 	}
@@ -83,9 +79,39 @@ func newFleet(t *testing.T) *fleet {
 type script struct {
 	*devicetest.Script
 	session *devices.Session
+
+	mu   sync.Mutex
+	got  []string // messages and audio, as they came
+	made time.Time
+}
+
+// age is how long the connection has been there.
+func (c *script) age() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made.IsZero() {
+		c.made = time.Now()
+	}
+	return time.Since(c.made)
+}
+
+func (c *script) note(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.got = append(c.got, what)
+}
+
+func (c *script) received() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.got)
 }
 
 func (c *script) SendControl(msg []byte) error {
+	if !bytes.Contains(msg, []byte(`"type":"mcp"`)) {
+		c.note(string(msg))
+		return nil
+	}
 	if answer := c.Answer(msg); answer != "" {
 		_ = c.session.HandleControl([]byte(answer)) // odd answers are the test's
 	}
@@ -95,13 +121,18 @@ func (c *script) Close(devices.CloseReason) {}
 
 func (f *fleet) connect(t *testing.T, s *devicetest.Script) *devices.Session {
 	t.Helper()
+	return f.dial(t, s).session
+}
+
+func (f *fleet) dial(t *testing.T, s *devicetest.Script) *script {
+	t.Helper()
 	c := &script{Script: s}
 	session, err := f.holding.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.session = session
-	session.StartMCP(true)
+	session.StartMCP(devices.FeaturesMCP)
 	devicetest.Eventually(t, "tools are ready", func() bool {
 		v, err := f.holding.Get(t.Context(), id)
 		return err == nil && v.CatalogState == devices.CatalogReady
@@ -109,7 +140,7 @@ func (f *fleet) connect(t *testing.T, s *devicetest.Script) *devices.Session {
 	if err := f.holder.opt.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	return session
+	return c
 }
 
 func code(err error) devices.Code {

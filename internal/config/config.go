@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -37,8 +38,16 @@ type Config struct {
 	// NATSPrefix is the root of all subjects, one to five tokens of [A-Za-z0-9_-] joined by dots.
 	NATSPrefix string
 
+	// MQTT is "embedded", "off", or the tcp:// or ssl:// URL of an external broker.
+	MQTT string
+
 	// DeviceListen is the host:port of the HTTP listener for devices.
 	DeviceListen string
+	// MQTTListen, MQTTTLSListen and UDPListen are the host:port of the MQTT listeners and of the audio socket. The TLS
+	// listener is opened only with a certificate.
+	MQTTListen    string
+	MQTTTLSListen string
+	UDPListen     string
 	// APIListen is the host:port of the internal HTTP listener.
 	APIListen string
 	// PublicHost is the IPv4 address or name devices are told to dial; empty means that the node picks its first
@@ -47,14 +56,20 @@ type Config struct {
 	// PublicDeviceURL is the http(s) URL under which devices reach DeviceListen, without a trailing slash; empty
 	// means PublicHost and the listener's own port.
 	PublicDeviceURL string
+	// PublicMQTT is the host or host:port devices are told for MQTT, PublicUDP the host:port for audio; empty means
+	// PublicHost and the listener's own port.
+	PublicMQTT string
+	PublicUDP  string
 	// DeviceTLSCert and DeviceTLSKey are PEM files; both are empty or both are given.
 	DeviceTLSCert string
 	DeviceTLSKey  string
 	// TrustedProxies are the addresses whose X-Forwarded-For is believed.
 	TrustedProxies []netip.Prefix
 
-	// Transport is what the OTA reply offers a device: "websocket".
+	// Transport is what the OTA reply offers a device: "mqtt" or "websocket".
 	Transport string
+	// MQTTKeepalive is told to MQTT devices, in seconds.
+	MQTTKeepalive int
 	// WebSocketVersion is the binary framing told to devices, 1 to 3.
 	WebSocketVersion int
 	// WebSocketIdle is "keep" or "close".
@@ -80,6 +95,16 @@ type Config struct {
 	// OTABurst is how many of them may come at once.
 	OTABurst int
 
+	// VoiceUpstream is the ws:// or wss:// URL of a chat server, or empty.
+	VoiceUpstream string
+	// GatewayAPIListen is the host:port of the drop-in gateway API, or empty.
+	GatewayAPIListen string
+	// GatewaySignatureKey and GatewayServerSecret are the keys of the gateway that this node replaces, or empty.
+	GatewaySignatureKey string
+	GatewayServerSecret string
+	// GatewayTimeout bounds a command of the gateway API.
+	GatewayTimeout time.Duration
+
 	// PhotoRetention and PhotoLimit bound the stored photos by age and by bytes.
 	PhotoRetention time.Duration
 	PhotoLimit     int64
@@ -87,6 +112,8 @@ type Config struct {
 	EventRetention time.Duration
 	EventLimit     int64
 
+	// DrainWindow is the time over which a stopping node lets its devices go.
+	DrainWindow time.Duration
 	// Node names this node in logs, metrics and answers.
 	Node string
 	// LogLevel is "debug", "info", "warn" or "error"; it is the level at the start.
@@ -161,8 +188,26 @@ func (c *Config) checkTogether() error {
 	if c.Secret != "" && c.SecretFile != "" {
 		return fmt.Errorf("%s and %s are two ways to give the same key: give one of them", mention("secret"), mention("secret-file"))
 	}
+	if c.MQTT == "off" && c.Transport == "mqtt" {
+		if c.given["transport"] {
+			return fmt.Errorf("%s is off, so %s must be websocket", mention("mqtt"), mention("transport"))
+		}
+		c.Transport = "websocket"
+	}
+	if u, err := url.Parse(c.MQTT); err == nil && u.Host != "" && c.PublicMQTT == "" && checkPublicMQTT(u.Host) != nil {
+		return fmt.Errorf("%s names a broker that devices cannot dial, since they know no IPv6 address: give %s", mention("mqtt"), mention("public-mqtt"))
+	}
+	if c.GatewayAPIListen != "" && c.GatewaySignatureKey == "" {
+		return fmt.Errorf("%s needs %s: the tokens of its callers are made with that key", mention("gateway-api-listen"), mention("gateway-signature-key"))
+	}
 	listeners := []struct{ name, address string }{
-		{"device-listen", c.DeviceListen}, {"api-listen", c.APIListen}, {"nats-listen", c.NATSListen},
+		{"device-listen", c.DeviceListen}, {"api-listen", c.APIListen}, {"nats-listen", c.NATSListen}, {"gateway-api-listen", c.GatewayAPIListen},
+	}
+	if c.MQTT == "embedded" {
+		listeners = append(listeners, struct{ name, address string }{"mqtt-listen", c.MQTTListen})
+		if c.DeviceTLSCert != "" {
+			listeners = append(listeners, struct{ name, address string }{"mqtt-tls-listen", c.MQTTTLSListen})
+		}
 	}
 	for i, a := range listeners {
 		for _, b := range listeners[i+1:] {

@@ -36,8 +36,8 @@ func TestDefaults(t *testing.T) {
 	}
 	want := Config{
 		DataDir: "./fleetd-data", Database: "sqlite", NATS: "embedded", NATSPrefix: "fleetd.v1",
-		DeviceListen: ":8000", APIListen: "127.0.0.1:8080",
-		Transport: "websocket", WebSocketVersion: 1, WebSocketIdle: "keep", CallsPerDevice: 1, Timezone: "Asia/Shanghai",
+		MQTT: "embedded", DeviceListen: ":8000", MQTTListen: ":1883", MQTTTLSListen: ":8883", UDPListen: ":8884", APIListen: "127.0.0.1:8080",
+		DrainWindow: 20 * time.Second, Transport: "mqtt", MQTTKeepalive: 120, GatewayTimeout: 5 * time.Second, WebSocketVersion: 1, WebSocketIdle: "keep", CallsPerDevice: 1, Timezone: "Asia/Shanghai",
 		DeviceAuth: "token", Admission: "open", APIAuth: "token", OTARate: 3000, OTABurst: 5000,
 		PhotoRetention: 168 * time.Hour, PhotoLimit: 10 << 30, EventRetention: 24 * time.Hour, EventLimit: 1 << 30,
 		Node: c.Node, LogLevel: "info", LogFormat: c.LogFormat,
@@ -58,6 +58,9 @@ func TestEveryField(t *testing.T) {
 	}
 	given := flags{
 		"data-dir": "/var/lib/fleetd", "database": "postgres://u:p@db/fleetd", "nats": "nats://a:4222,nats://b:4222",
+		"drain-window": "5s", "mqtt": "ssl://u:p@broker:8883", "mqtt-listen": ":2883", "mqtt-tls-listen": ":8883", "udp-listen": ":9884", "public-mqtt": "mqtt.example.com:8883",
+		"public-udp": "192.0.2.9:9884", "mqtt-keepalive": "30", "voice-upstream": "ws://voice:8000/xiaozhi/v1/", "gateway-api-listen": ":8007",
+		"gateway-signature-key": "Gq7Tz9mKfleet", "gateway-server-secret": "Te1st12134", "gateway-timeout": "3s",
 		"nats-listen": "", "nats-prefix": "acme.fleet_1", "node": "rack-7",
 		"device-listen": "0.0.0.0:80", "api-listen": "[::1]:9090", "public-host": "devices.example.com",
 		"public-device-url": "https://devices.example.com/fleet/", "device-tls-cert": "c.pem", "device-tls-key": "k.pem",
@@ -71,6 +74,9 @@ func TestEveryField(t *testing.T) {
 	c := mustLoad(t, given, nil)
 	want := Config{
 		DataDir: "/var/lib/fleetd", Database: "postgres://u:p@db/fleetd", NATS: "nats://a:4222,nats://b:4222",
+		DrainWindow: 5 * time.Second, MQTT: "ssl://u:p@broker:8883", MQTTListen: ":2883", MQTTTLSListen: ":8883", UDPListen: ":9884", PublicMQTT: "mqtt.example.com:8883",
+		PublicUDP: "192.0.2.9:9884", MQTTKeepalive: 30, VoiceUpstream: "ws://voice:8000/xiaozhi/v1/", GatewayAPIListen: ":8007",
+		GatewaySignatureKey: "Gq7Tz9mKfleet", GatewayServerSecret: "Te1st12134", GatewayTimeout: 3 * time.Second,
 		NATSPrefix: "acme.fleet_1", Node: "rack-7",
 		DeviceListen: "0.0.0.0:80", APIListen: "[::1]:9090", PublicHost: "devices.example.com",
 		PublicDeviceURL: "https://devices.example.com/fleet", DeviceTLSCert: "c.pem", DeviceTLSKey: "k.pem",

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -20,6 +19,7 @@ const (
 	groupNode    = "Node"
 	groupListen  = "Addresses"
 	groupDevices = "Devices"
+	groupVoice   = "Voice and gateway"
 	groupAccess  = "Access"
 	groupKeep    = "Retention"
 	groupLog     = "Logs"
@@ -54,6 +54,12 @@ var settings = []setting{
 	{name: "nats-prefix", group: groupNode, def: "fleetd.v1",
 		help: "Root of all subjects and, upper-cased with _, of stream names.",
 		set:  checked(func(c *Config) *string { return &c.NATSPrefix }, checkPrefix)},
+	{name: "mqtt", group: groupNode, def: "embedded", private: true,
+		help: "embedded, off, or tcp:// or ssl:// URL of a broker that subscribes on the devices' behalf (one node; see docs/emqx.md).",
+		set:  checked(func(c *Config) *string { return &c.MQTT }, checkMQTT)},
+	{name: "drain-window", group: groupNode, def: "20s",
+		help: "Time over which a stopping node lets its devices go to others; without another node they end at once.",
+		set:  duration(func(c *Config) *time.Duration { return &c.DrainWindow }, 0, 5*time.Minute)},
 	{name: "node", group: groupNode, def: "",
 		help: "Node name in logs, metrics and answers; empty: random per start.",
 		set:  optional(func(c *Config) *string { return &c.Node }, checkNode)},
@@ -61,6 +67,15 @@ var settings = []setting{
 	{name: "device-listen", group: groupListen, def: ":8000",
 		help: "HTTP for devices: OTA, WebSocket, photos.",
 		set:  checked(func(c *Config) *string { return &c.DeviceListen }, checkListen)},
+	{name: "mqtt-listen", group: groupListen, def: ":1883",
+		help: "MQTT for devices.",
+		set:  checked(func(c *Config) *string { return &c.MQTTListen }, checkListen)},
+	{name: "mqtt-tls-listen", group: groupListen, def: ":8883",
+		help: "MQTT over TLS, open when a certificate is given; devices use TLS at port 8883 and at no other.",
+		set:  checked(func(c *Config) *string { return &c.MQTTTLSListen }, checkListen)},
+	{name: "udp-listen", group: groupListen, def: ":8884",
+		help: "UDP audio of MQTT devices.",
+		set:  checked(func(c *Config) *string { return &c.UDPListen }, checkListen)},
 	{name: "api-listen", group: groupListen, def: "127.0.0.1:8080",
 		help: "REST, events, metrics, pprof: the internal side.",
 		set:  checked(func(c *Config) *string { return &c.APIListen }, checkListen)},
@@ -76,8 +91,14 @@ var settings = []setting{
 			}
 			return checkPublicURL(c.PublicDeviceURL)
 		}},
+	{name: "public-mqtt", group: groupListen, def: "",
+		help: "host[:port] that devices are told for MQTT; empty: the public host and the listener's port.",
+		set:  optional(func(c *Config) *string { return &c.PublicMQTT }, checkPublicMQTT)},
+	{name: "public-udp", group: groupListen, def: "",
+		help: "host:port that devices are told for audio, of this very node: UDP is never balanced; empty: the public host and the listener's port.",
+		set:  optional(func(c *Config) *string { return &c.PublicUDP }, checkPublicUDP)},
 	{name: "device-tls-cert", group: groupListen, def: "",
-		help: "Certificate chain (PEM file) of the device listener; devices trust public certificate authorities only.",
+		help: "Certificate chain (PEM file) of the device and MQTT listeners; devices trust public certificate authorities only.",
 		set:  optional(func(c *Config) *string { return &c.DeviceTLSCert }, nil)},
 	{name: "device-tls-key", group: groupListen, def: "",
 		help: "Private key (PEM file) for the certificate.",
@@ -86,15 +107,12 @@ var settings = []setting{
 		help: "Networks (CIDR, comma-separated) whose X-Forwarded-For is believed.",
 		set:  setProxies},
 
-	{name: "transport", group: groupDevices, def: "websocket",
-		help: "What the OTA reply offers a device by default: websocket.",
-		set: func(c *Config, value string) error {
-			if value == "mqtt" {
-				return errors.New("must be websocket: this version has no MQTT listener")
-			}
-			c.Transport = value
-			return among(value, "websocket")
-		}},
+	{name: "transport", group: groupDevices, def: "mqtt",
+		help: "What the OTA reply offers a device by default: mqtt (always reachable) or websocket (connected around conversations).",
+		set:  choice(func(c *Config) *string { return &c.Transport }, "mqtt", "websocket")},
+	{name: "mqtt-keepalive", group: groupDevices, def: "120",
+		help: "Seconds after which an idle MQTT device shows a sign of life, given to devices through OTA, 10 to 3600.",
+		set:  integer(func(c *Config) *int { return &c.MQTTKeepalive }, 10, 3600)},
 	{name: "websocket-version", group: groupDevices, def: "1",
 		help: "Binary framing told to WebSocket devices: 1, 2 or 3.",
 		set:  integer(func(c *Config) *int { return &c.WebSocketVersion }, 1, 3)},
@@ -132,6 +150,22 @@ var settings = []setting{
 	{name: "secret-file", group: groupAccess, def: "",
 		help: "File that holds the secret.",
 		set:  optional(func(c *Config) *string { return &c.SecretFile }, nil)},
+
+	{name: "voice-upstream", group: groupVoice, def: "", private: true,
+		help: "ws:// or wss:// URL of a xiaozhi-compatible chat server that takes every conversation; empty: voice services attach over NATS.",
+		set:  optional(func(c *Config) *string { return &c.VoiceUpstream }, checkUpstream)},
+	{name: "gateway-api-listen", group: groupVoice, def: "",
+		help: "HTTP API of xiaozhi-mqtt-gateway, such as :8007, for consoles made for it; empty: none. Needs the signature key.",
+		set:  optional(func(c *Config) *string { return &c.GatewayAPIListen }, checkListen)},
+	{name: "gateway-signature-key", group: groupVoice, def: "", private: true,
+		help: "MQTT_SIGNATURE_KEY of the gateway: lets devices in with the logins it gave them.",
+		set:  optional(func(c *Config) *string { return &c.GatewaySignatureKey }, nil)},
+	{name: "gateway-server-secret", group: groupVoice, def: "", private: true,
+		help: "SERVER_SECRET of the gateway: signs the token for the voice upstream.",
+		set:  optional(func(c *Config) *string { return &c.GatewayServerSecret }, nil)},
+	{name: "gateway-timeout", group: groupVoice, def: "5s",
+		help: "How long the gateway API waits for a device.",
+		set:  duration(func(c *Config) *time.Duration { return &c.GatewayTimeout }, 100*time.Millisecond, 5*time.Minute)},
 
 	{name: "photo-retention", group: groupKeep, def: "168h",
 		help: "Age at which a stored photo is deleted.",

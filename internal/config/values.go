@@ -202,6 +202,45 @@ func checkNATS(value string) error {
 	return nil
 }
 
+func checkMQTT(value string) error {
+	if value == "embedded" || value == "off" {
+		return nil
+	}
+	u, err := url.Parse(value)
+	if err != nil || u.Scheme != "tcp" && u.Scheme != "ssl" || u.Hostname() == "" || u.Port() == "" || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
+		return errors.New("must be embedded, off, or a URL such as tcp://user:password@broker:1883 or ssl://broker:8883")
+	}
+	return nil
+}
+
+// checkPublicMQTT wants what the device's parser takes: everything behind the first colon is the port.
+func checkPublicMQTT(value string) error {
+	reason := errors.New("must be host or host:port without a scheme, with an IPv4 address or a name as host")
+	host, port, found := strings.Cut(value, ":")
+	if checkPublicHost(host) != nil {
+		return reason
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); found && (err != nil || n == 0) {
+		return reason
+	}
+	return nil
+}
+
+func checkPublicUDP(value string) error {
+	if !strings.Contains(value, ":") || checkPublicMQTT(value) != nil {
+		return errors.New("must be host:port, with an IPv4 address or a name as host")
+	}
+	return nil
+}
+
+func checkUpstream(value string) error {
+	u, err := url.Parse(value)
+	if err != nil || u.Scheme != "ws" && u.Scheme != "wss" || u.Hostname() == "" || u.Fragment != "" {
+		return errors.New("must be a URL such as ws://host:8000/xiaozhi/v1/")
+	}
+	return nil
+}
+
 func checkPrefix(value string) error {
 	if len(value) <= 64 && prefixPattern.MatchString(value) {
 		return nil

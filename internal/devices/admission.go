@@ -52,8 +52,10 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 		return Welcome{}, &Error{Code: CodeUnavailable, Part: "database", Detail: "this node has not read its members yet; ask again"}
 	}
 	now := time.Now().UTC()
+	minted := false
 	if s.hub.get(c.Device) == nil {
-		if err := s.room(c); err != nil {
+		var err error
+		if minted, err = s.room(c); err != nil {
 			return Welcome{}, err
 		}
 	}
@@ -72,6 +74,7 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 	})
 	e.mu.Lock()
 	d := e.device.Load()
+	before := *d
 	foreign := d.ClientID != "" && d.ClientID != c.ClientID
 	admitted := d.Admission == AdmissionMember && !foreign && !e.revoked
 	if !created || e.revoked {
@@ -90,6 +93,9 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 	welcome := Welcome{Admitted: admitted, Generation: e.generation, Prefer: d.Prefer}
 	e.mu.Unlock()
 	s.saveDevice(d)
+	if created || before.Admission != d.Admission || before.ClientID != d.ClientID || before.PendingID != d.PendingID {
+		s.ports.Directory.Tell(News{Device: d})
+	}
 	if admitted {
 		return welcome, nil
 	}
@@ -97,7 +103,8 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 	if err != nil {
 		return Welcome{}, err
 	}
-	if fresh {
+	if fresh || minted {
+		s.ports.Directory.Tell(News{Spoken: &Spoken{c.Device, c.ClientID, p.code, p.challenge}})
 		fields := jsonspan.AppendString([]byte(`"client_id":`), c.ClientID)
 		fields = strconv.AppendBool(append(fields, `,"known":`...), foreign)
 		s.ports.Publisher.Publish(Event{Kind: EventPending, Device: c.Device, Time: now, Fields: fields,
@@ -108,20 +115,38 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 	return welcome, nil
 }
 
+// Recognize is CheckIn for a device that proves who it is in another way than
+// by asking where to go, and says nothing else of itself. An empty clientID is
+// that of a member, if there is one.
+func (s *Service) Recognize(id ID, clientID string) (Welcome, error) {
+	if e := s.hub.get(id); e != nil {
+		d := e.device.Load()
+		if clientID == "" {
+			clientID = d.ClientID
+		}
+		if d.Admission == AdmissionMember && (d.ClientID == "" || d.ClientID == clientID) {
+			generation, ok := s.Generation(id)
+			return Welcome{Admitted: ok && s.loaded.Load(), Generation: generation, Prefer: d.Prefer}, nil
+		}
+	}
+	return s.CheckIn(CheckIn{Device: id, ClientID: clientID})
+}
+
 // MaxKnown bounds the devices that a node knows: with open admission anybody
 // can invent more.
 const MaxKnown = 500_000
 
-// room refuses an unknown device for which there is none.
-func (s *Service) room(c CheckIn) error {
+// room refuses an unknown device for which there is none. One that will wait
+// gets its code here; minted tells whether it is a new one.
+func (s *Service) room(c CheckIn) (minted bool, err error) {
 	if s.hub.count.Load() >= MaxKnown {
-		return fail(CodeUnavailable, "%d devices are known; forget some", MaxKnown)
+		return false, fail(CodeUnavailable, "%d devices are known; forget some", MaxKnown)
 	}
 	if !s.cfg.Approve {
-		return nil
+		return false, nil
 	}
-	_, _, err := s.pending.get(c.Device, c.ClientID, time.Now())
-	return err
+	_, minted, err = s.pending.get(c.Device, c.ClientID, time.Now())
+	return minted, err
 }
 
 // pendingLife is how long a device that was never approved is remembered.
@@ -152,6 +177,7 @@ func (s *Service) expirePending(e *entry, now time.Time) {
 // excepted passes a change of exceptional credentials on.
 func (s *Service) excepted(x Exception) {
 	s.ports.Keeper.SaveException(x)
+	s.ports.Directory.Tell(News{Exception: &x})
 	if s.cfg.Excepted != nil {
 		s.cfg.Excepted()
 	}
@@ -224,11 +250,12 @@ func (s *Service) Approve(name string) (ID, error) {
 	e.mu.Unlock()
 	s.pending.drop(id)
 	s.saveDevice(d)
+	s.ports.Directory.Tell(News{Device: d})
 	if replaced || wasRevoked {
 		s.excepted(x)
 	}
-	if session := e.session.Load(); replaced && session != nil {
-		session.Close(CloseRevoked)
+	if replaced {
+		e.evict()
 	}
 	s.log.Info("device approved", "device", id, "client", d.ClientID)
 	return id, nil
@@ -269,9 +296,8 @@ func (s *Service) Revoke(id ID) error {
 	e.mu.Unlock()
 	s.excepted(x)
 	s.saveDevice(d)
-	if session := e.session.Load(); session != nil {
-		session.Close(CloseRevoked)
-	}
+	s.ports.Directory.Tell(News{Device: d})
+	e.evict()
 	s.log.Info("device revoked", "device", id)
 	return nil
 }
@@ -288,9 +314,7 @@ func (s *Service) Forget(ctx context.Context, id ID) error {
 	x := Exception{Device: id, Generation: e.generation, Reason: "forgotten", ChangedAt: time.Now().UTC()}
 	e.mu.Unlock()
 	s.excepted(x)
-	if session := e.session.Load(); session != nil {
-		session.Close(CloseRevoked)
-	}
+	e.evict()
 	s.pending.drop(id)
 	if err := s.ports.Keeper.Forget(ctx, id); err != nil {
 		return fmt.Errorf("forget %s: %w", id, err)
@@ -300,9 +324,8 @@ func (s *Service) Forget(ctx context.Context, id ID) error {
 	e.mu.Unlock()
 	s.hub.orphans.Store(id, x)
 	s.hub.remove(id)
-	if session := e.session.Load(); session != nil { // it came while the records were removed
-		session.Close(CloseRevoked)
-	}
+	s.ports.Directory.Tell(News{Exception: &x, Forgotten: true})
+	e.evict() // it may have come while the records were removed
 	if s.cfg.Excepted != nil {
 		s.cfg.Excepted()
 	}
@@ -336,6 +359,12 @@ func (s *Service) Welcome(id ID) Welcome {
 	defer e.mu.Unlock()
 	d := e.device.Load()
 	return Welcome{Admitted: d.Admission == AdmissionMember && !e.revoked, Generation: e.generation, Prefer: d.Prefer}
+}
+
+// IsMember tells whether the device is known and admitted.
+func (s *Service) IsMember(id ID) bool {
+	e := s.hub.get(id)
+	return e != nil && e.device.Load().Admission == AdmissionMember
 }
 
 // ClientOf is the admitted Client-Id of a device; empty if there is none.

@@ -48,10 +48,14 @@ func TestOpenAdmission(t *testing.T) {
 }
 
 func TestApproveAdmission(t *testing.T) {
-	bubble(t, devices.Config{Approve: true}, func(t *testing.T, _ *devicetest.Ports, s *devices.Service) {
+	bubble(t, devices.Config{Approve: true}, func(t *testing.T, p *devicetest.Ports, s *devices.Service) {
 		w := check(t, s, "c1")
 		if w.Admitted || s.Activated(id, "c1") {
 			t.Fatalf("%+v", w)
+		}
+		check(t, s, "c1")
+		if events := p.Seen(devices.EventPending); len(events) != 1 || string(events[0].Fields) != `"client_id":"c1","known":false` {
+			t.Errorf("events %+v", events)
 		}
 		if v := state(t, s); v.State != devices.StatePending || v.Device.PendingID != "c1" {
 			t.Errorf("%+v", v)

@@ -289,9 +289,16 @@ func plainNumber(literal []byte) bool {
 	return len(mantissa) <= 64 && len(exponent) <= 4
 }
 
+// maxCheck bounds the product of the lengths of a schema and of arguments, in
+// square bytes: 2 KB of schema and 2 KB of arguments, say.
+const maxCheck = 4 << 20
+
 func (s *schema) checkComplex(args []byte) (faults []Fault, err error) {
 	if !plainNumbers(args) {
 		return []Fault{{"", "holds a number too long to check"}}, nil
+	}
+	if len(s.raw)*len(args) > maxCheck {
+		return nil, nil // the validator may hold each part of the one against each of the other: let the device judge
 	}
 	defer func() {
 		if recover() != nil { // a fault of the validator's must not be the caller's
@@ -358,7 +365,7 @@ func (t *Tool) checkCall(args json.RawMessage) *Error {
 	// The description of this tool's url stands where its default should
 	// (mcp_server.cc:152-155): called without one, the device stops its audio
 	// and tries to download that sentence.
-	if t.Name == toolUpgradeFirmware && !hasMember(args, "url") {
+	if t.Name == toolUpgradeFirmware && jsonspan.Member(args, "url") == nil {
 		faults = append(faults, Fault{"/url", "is required"})
 	}
 	if len(faults) > 0 {
@@ -366,17 +373,4 @@ func (t *Tool) checkCall(args json.RawMessage) *Error {
 			Detail: fmt.Sprintf("the arguments of %s are not valid", t.Name)}
 	}
 	return nil
-}
-
-func hasMember(object []byte, name string) bool {
-	if len(object) == 0 {
-		return false
-	}
-	walk := jsonspan.Object(object)
-	for walk.Next() {
-		if string(walk.Key()) == name {
-			return true
-		}
-	}
-	return false
 }

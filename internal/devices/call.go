@@ -68,7 +68,7 @@ func (s *Service) callOnce(ctx context.Context, c ToolCall) (ToolResult, error) 
 	if x := s.hub.session(c.Device); x != nil {
 		return x.call(ctx, c)
 	}
-	r, err := s.ports.Directory.Forward(ctx, c)
+	r, err := s.ports.Router.Forward(ctx, c)
 	if errors.Is(err, ErrNoHolder) {
 		return r, s.absent(ctx, c.Device)
 	}
@@ -138,7 +138,7 @@ func (x *Session) tryCall(ctx context.Context, c ToolCall) (ToolResult, error) {
 		}
 	}
 	photo := ""
-	if c.Tool == toolSnapshot && !hasMember(c.Arguments, "url") {
+	if c.Tool == toolSnapshot && jsonspan.Member(c.Arguments, "url") == nil {
 		c.Arguments, photo = x.snapshotArguments(c.Arguments)
 	}
 	answer := ctx
@@ -167,14 +167,7 @@ func (x *Session) tryCall(ctx context.Context, c ToolCall) (ToolResult, error) {
 // names none; the device would have nowhere to send the picture.
 func (x *Session) snapshotArguments(args json.RawMessage) (out json.RawMessage, photo string) {
 	url, photo := x.svc.ports.Vision.Snapshot(x.who.Device, time.Now())
-	out = jsonspan.AppendString([]byte(`{"url":`), url)
-	walk := jsonspan.Object(args)
-	for walk.Next() {
-		out = append(out, ',')
-		out = append(jsonspan.AppendString(out, string(walk.Key())), ':')
-		out = append(out, walk.Value()...)
-	}
-	return append(out, '}'), photo
+	return jsonspan.WithString(args, "url", url), photo
 }
 
 // admit checks the call against what is known of the device's tools, before
@@ -200,7 +193,7 @@ func (x *Session) admit(c ToolCall) error {
 		}
 		tool = &Tool{Name: c.Tool}
 	}
-	if c.Tool == toolSnapshot && !hasMember(c.Arguments, "url") {
+	if c.Tool == toolSnapshot && jsonspan.Member(c.Arguments, "url") == nil {
 		c.Arguments, _ = x.snapshotArguments(c.Arguments)
 	}
 	return tool.checkCall(c.Arguments).asError()
@@ -359,7 +352,7 @@ func (s *Service) CallRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
 	if x := s.hub.session(c.Device); x != nil {
 		return x.checkedRPC(ctx, c)
 	}
-	r, err := s.ports.Directory.ForwardRPC(ctx, c)
+	r, err := s.ports.Router.ForwardRPC(ctx, c)
 	if errors.Is(err, ErrNoHolder) {
 		return r, s.absent(ctx, c.Device)
 	}

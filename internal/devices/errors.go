@@ -85,7 +85,11 @@ func AsError(err error) *Error {
 // ErrOverloaded is returned by Conn.SendControl when too much waits already.
 var ErrOverloaded = errors.New("too many bytes wait for this connection")
 
-// ErrNoHolder is returned by Directory.Forward when no node holds the device.
+// ErrHello is returned by Session.HandleControl for a hello: the front end
+// answers it where its transport allows more than one.
+var ErrHello = errors.New("hello on a session that is open")
+
+// ErrNoHolder is returned by a Router when no node holds the device.
 var ErrNoHolder = errors.New("no node holds the device")
 
 // ToolCall asks for one tool of one device. The context given with it carries
@@ -118,6 +122,13 @@ type RPCCall struct {
 type RPCResult struct {
 	Result json.RawMessage
 	Error  json.RawMessage // the device's error object, with a code synthesised where it sent none
+}
+
+// Message is a JSON message for a device, other than MCP and hello.
+type Message struct {
+	Device ID
+	Body   json.RawMessage // an object with a string member `type`
+	Caller string
 }
 
 // ToolList is the answer to the question for a device's tools.

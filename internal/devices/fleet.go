@@ -100,6 +100,13 @@ func (s *Service) listContested(ctx context.Context, q Query) (views []View, mor
 // view overlays a stored row with what this node knows better.
 func (s *Service) view(row Row) View {
 	e := s.hub.get(row.Device.ID)
+	if p := row.Presence; s.cfg.Alive != nil && p.Online && p.Node != s.cfg.Node && (e == nil || e.session.Load() == nil) {
+		v := View{Device: row.Device, Presence: p, State: StateOnline, CatalogState: catalogStateOf(p)}
+		if p.MCP == MCPReady {
+			v.CatalogState = CatalogReady
+		}
+		return v // another node holds it
+	}
 	if e == nil {
 		return View{Device: row.Device, Presence: row.Presence, State: StateOffline, CatalogState: catalogStateOf(row.Presence)}
 	}
@@ -150,7 +157,12 @@ func (x *Session) view() View {
 	defer x.mu.Unlock()
 	seq := x.seq
 	v := View{Device: *e.device.Load(), Presence: x.presenceLocked(x.closed == ""), State: StateOnline, CatalogState: x.catalogState,
-		AudioOpen: x.audioOpen, AudioPackets: x.audioCount, AudioDropped: x.audioCount}
+		AudioPackets: x.audioPackets, AudioDropped: x.audioDropped}
+	if c := e.conversation.Load(); c != nil {
+		v.AudioOpen = true
+		v.AudioPackets += c.received.Load()
+		v.AudioDropped += c.dropped.Load()
+	}
 	x.seq = seq // a look takes no place in the order of effects
 	if x.catalog != nil {
 		v.Presence.Catalog, v.Presence.Partial, v.Presence.Tools = x.catalog.Hash, x.partial, len(x.catalog.Tools)
@@ -205,6 +217,7 @@ func (s *Service) Edit(id ID, edit Edit) error {
 		}
 	})
 	s.saveDevice(d)
+	s.ports.Directory.Tell(News{Device: d})
 	return nil
 }
 

@@ -31,11 +31,42 @@ const lookupTimeout = 250 * time.Millisecond
 // relistEvery bounds how often a device can make fleetd read its list again.
 const relistEvery = 30 * time.Second
 
-// StartMCP begins to read the device's tools. announced is features.mcp of its
-// hello: without it the device has no MCP server, which is not the same as an
-// empty list. Call it once the hello is answered.
-func (x *Session) StartMCP(announced bool) {
-	if announced {
+// Features is what is known of a device's MCP server: its hello tells, and over
+// MQTT that may come long after the connection, or never.
+type Features uint8
+
+// Features.
+const (
+	FeaturesUnknown Features = iota
+	FeaturesMCP
+	FeaturesNone
+)
+
+// FeaturesOf reads features.mcp of a hello.
+func FeaturesOf(mcp bool) Features {
+	if mcp {
+		return FeaturesMCP
+	}
+	return FeaturesNone
+}
+
+// Retries of a handshake with a device that has not said what it can.
+var unannouncedPauses = [...]time.Duration{5 * time.Second, 25 * time.Second, time.Hour}
+
+// StartMCP begins to read the device's tools: at the connection where nothing
+// is announced there, and at each hello, once that is answered. Without
+// features.mcp the device has no MCP server, which is not the same as an empty
+// list. A hello that tells nothing new starts nothing.
+func (x *Session) StartMCP(f Features) {
+	x.mu.Lock()
+	again := x.features == f
+	x.features = f
+	settled := x.mcp == MCPReady || x.handshaking
+	x.mu.Unlock()
+	switch {
+	case f != FeaturesNone && settled, f == FeaturesNone && again:
+		return
+	case f != FeaturesNone:
 		x.startHandshake()
 		return
 	}
@@ -43,6 +74,9 @@ func (x *Session) StartMCP(announced bool) {
 	x.entry.catalog, x.entry.partial, x.entry.listedFW = Hash{}, false, ""
 	x.entry.mu.Unlock()
 	x.mu.Lock()
+	if x.retry != nil {
+		x.retry.Stop()
+	}
 	x.setMCPLocked(MCPNone, "")
 	x.catalog, x.catalogState, x.partial = nil, CatalogNone, false
 	x.own, x.ownPartial = Hash{}, false
@@ -100,9 +134,18 @@ func (x *Session) handshake() {
 	s.stats.Handshakes.Add(1)
 	defer s.stats.Handshakes.Add(-1)
 	x.mu.Lock()
+	if x.features == FeaturesNone { // its hello came meanwhile
+		x.handshaking, x.again = false, false
+		x.mu.Unlock()
+		return
+	}
 	x.setMCPLocked(MCPListing, "")
 	x.mu.Unlock()
 	list, err := x.initializeAndList(s.ctx)
+	if err == nil && x.isWithoutMCP() {
+		list.Release()
+		err = errWithoutMCP
+	}
 	if err == nil {
 		err = x.listed(list)
 		list.Release()
@@ -112,6 +155,14 @@ func (x *Session) handshake() {
 		return
 	}
 	s.stats.HandshakeTime.Observe(time.Since(begun))
+}
+
+var errWithoutMCP = errors.New("the device says that it has no MCP")
+
+func (x *Session) isWithoutMCP() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.features == FeaturesNone
 }
 
 // Bounds of reading one list: in all, and for how long it may keep a slot from
@@ -170,8 +221,15 @@ func (x *Session) initialize(ctx context.Context) error {
 	return nil
 }
 
-// clip bounds what a device may say of itself.
-func clip(text string) string { return text[:min(len(text), 128)] }
+// clip bounds what a device may say of itself. What is cut off is let go.
+func clip(text string) string {
+	if len(text) <= maxSaid {
+		return text
+	}
+	return strings.Clone(strings.ToValidUTF8(text[:maxSaid], ""))
+}
+
+const maxSaid = 128
 
 // listed takes a fresh list: it becomes the session's catalog, the device's
 // record, and, if it differs from before, a history entry and an event once
@@ -201,7 +259,7 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	x.mu.Lock()
 	x.catalog, x.catalogState, x.partial = cat, CatalogReady, list.Partial
 	x.attempts = 0
-	x.setMCPLocked(MCPReady, list.Reason)
+	x.setMCPLocked(MCPReady, clip(list.Reason))
 	presence := x.presenceLocked(x.closed == "")
 	x.handshakeEndedLocked()
 	x.mu.Unlock()
@@ -210,7 +268,7 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 		return nil
 	}
 	now := time.Now()
-	entry := HistoryEntry{Device: e.id, Epoch: x.epoch, Seq: presence.Seq, Catalog: cat.Hash, Firmware: device.Firmware,
+	entry := HistoryEntry{Device: e.id, Epoch: presence.Epoch, Seq: presence.Seq, Catalog: cat.Hash, Firmware: device.Firmware,
 		ELF: device.ELF, Partial: list.Partial, At: now.UTC()}
 	partial := list.Partial // the list itself is not there any more then
 	s.ports.Catalogs.SaveCatalog(entry, cat.text(now), func() { x.stored(before, cat, partial, changed) })
@@ -271,7 +329,7 @@ func (x *Session) failed(err error, ended bool) {
 		state = MCPUnresponsive
 	}
 	x.mu.Lock()
-	if x.closed != "" {
+	if x.closed != "" || x.features == FeaturesNone {
 		x.handshaking = x.handshaking && !ended
 		x.mu.Unlock()
 		return
@@ -284,6 +342,9 @@ func (x *Session) failed(err error, ended bool) {
 		x.catalogState = CatalogStale
 	}
 	pause := min(retryFirst<<min(x.attempts, 10), retryLast)
+	if x.features == FeaturesUnknown {
+		pause = unannouncedPauses[min(x.attempts, len(unannouncedPauses)-1)]
+	}
 	x.attempts++
 	if x.retry != nil {
 		x.retry.Stop()
@@ -304,8 +365,8 @@ func (x *Session) setMCPLocked(state MCPState, reason string) {
 		return
 	}
 	if x.closed == "" && x.announced {
-		x.svc.stats.States.Add(x.mcp, -1)
-		x.svc.stats.States.Add(state, 1)
+		x.svc.stats.States.Add(SessionState{x.who.Transport, x.mcp}, -1)
+		x.svc.stats.States.Add(SessionState{x.who.Transport, state}, 1)
 	}
 	x.mcp = state
 }
@@ -320,6 +381,21 @@ func (x *Session) probe() {
 	}
 }
 
+// Alive asks the device for a sign of life and waits for it until ctx ends, at
+// most the time of one step. A device that runs a tool is let alone: it answers
+// nothing meanwhile.
+func (x *Session) Alive(ctx context.Context) bool {
+	x.mu.Lock()
+	running := x.inFlight > 0
+	x.mu.Unlock()
+	if running {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, mcpclient.StepTimeout)
+	defer cancel()
+	return x.client.Probe(ctx) == nil
+}
+
 // sweep is the node's one timer: it renews upload tokens before they expire.
 func (s *Service) sweep() {
 	ticker := time.NewTicker(time.Minute)
@@ -329,9 +405,15 @@ func (s *Service) sweep() {
 		case <-s.ctx.Done():
 			return
 		case now := <-ticker.C:
-			s.hub.each(func(e *entry) { s.expirePending(e, now) })
+			s.hub.each(func(e *entry) {
+				s.expirePending(e, now)
+				if c := e.conversation.Load(); c != nil {
+					c.sweep()
+				}
+			})
 			s.catalogs.drop(s.catalogsInUse)
 			s.Sessions(func(x *Session) {
+				x.claim(ClaimReassert)
 				x.mu.Lock()
 				due := x.mcp == MCPReady && !x.grantExpires.IsZero() && x.grantExpires.Sub(now) < grantRenew
 				x.mu.Unlock()

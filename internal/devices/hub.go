@@ -27,6 +27,8 @@ type entry struct {
 	id      ID
 	device  atomic.Pointer[Device] // immutable snapshot; never nil
 	session atomic.Pointer[Session]
+	// conversation is the open audio channel; over UDP it outlives a session.
+	conversation atomic.Pointer[Conversation]
 
 	mu         sync.Mutex
 	lastEpoch  Epoch
@@ -37,6 +39,8 @@ type entry struct {
 	listedFW   string
 	partial    bool
 	takeovers  takeovers
+	reconnects bucket // a device that fights itself makes two events and two log lines each time
+	chatter    bucket // of notifications and messages, over all its connections
 }
 
 func newHub() *hub {
@@ -127,4 +131,15 @@ func (e *entry) updateLocked(change func(*Device)) *Device {
 	change(&d)
 	e.device.Store(&d)
 	return &d
+}
+
+// evict ends what the device has on this node: its session, and a conversation
+// that waits for its connection to come back.
+func (e *entry) evict() {
+	if session := e.session.Load(); session != nil {
+		session.Close(CloseRevoked)
+	}
+	if c := e.conversation.Load(); c != nil {
+		c.end()
+	}
 }

@@ -81,3 +81,13 @@ func parseMAC(text string) (ID, bool) {
 // colons. The mapping is one to one, because an id that is not a MAC address
 // is never twelve hex digits.
 func (id ID) Token() string { return strings.ReplaceAll(string(id), ":", "") }
+
+// MQTT topics of a device: it publishes to one, and takes whatever comes on its
+// connection (mqtt_protocol.cc:113); the other is for clients that subscribe,
+// and for brokers that do on a device's behalf.
+
+// TopicUp is where the device publishes, `fleetd/<d>/up`.
+func TopicUp(id ID) string { return "fleetd/" + id.Token() + "/up" }
+
+// TopicDown is where fleetd publishes for the device, `fleetd/<d>/down`.
+func TopicDown(id ID) string { return "fleetd/" + id.Token() + "/down" }

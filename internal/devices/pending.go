@@ -64,6 +64,35 @@ func (p *pendings) get(id ID, clientID string, now time.Time) (found pending, fr
 	return next, true, nil
 }
 
+// learn takes a code that another node gave out: the device may ask any node
+// next, and the operator too. One that is taken here belongs to another device
+// and is passed over; its device gets a new one within the half minute.
+func (p *pendings) learn(id ID, next pending, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.expireLocked(id, now)
+	if other, taken := p.codes[next.code]; taken && other != id || len(p.codes) >= MaxPending {
+		return
+	}
+	waiting := p.byDevice[id]
+	for i, old := range waiting {
+		if old.clientID == next.clientID {
+			if old.code <= next.code {
+				return // both nodes gave one out at once; both keep the lower
+			}
+			delete(p.codes, old.code)
+			waiting = append(waiting[:i:i], waiting[i+1:]...)
+			break
+		}
+	}
+	if len(waiting) >= maxPendingClients {
+		delete(p.codes, waiting[0].code)
+		waiting = waiting[1:]
+	}
+	p.byDevice[id] = append(waiting, next)
+	p.codes[next.code] = id
+}
+
 // expireLocked removes the codes of one device that are past their life.
 func (p *pendings) expireLocked(id ID, now time.Time) {
 	waiting := p.byDevice[id]

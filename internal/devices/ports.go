@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"time"
+
+	"fleetd/internal/envelope"
 )
 
 // Records reads and writes devices and their presence. Reads go to the
@@ -58,19 +60,66 @@ type Publisher interface {
 	Publish(e Event)
 }
 
-// Directory tells the other nodes which devices this node holds, and carries
-// a call to the node that holds one.
+// Directory tells the other nodes which devices this node holds.
 type Directory interface {
 	// Hold announces the device; calls for it now arrive at this node.
 	Hold(id ID) error
 	// Release takes the announcement back. Hold and Release of one device may
 	// overlap; they are counted, not toggled.
 	Release(id ID)
-	// Forward sends the call one hop to its holder. It fails with
-	// ErrNoHolder at once if no node holds the device.
+	// Claim tells every other node, which answer through Service.Claimed. It
+	// never blocks; a claim that cannot be sent is made again within a minute.
+	Claim(c Claim)
+	// Tell passes news on to every other node, which take them by
+	// Service.Learn. It never blocks; what is lost is made good by
+	// Service.Reload.
+	Tell(n News)
+}
+
+// Router carries what is meant for a device one hop to the node that holds it.
+// Every method fails with ErrNoHolder at once if no node does.
+type Router interface {
+	// Forward carries a tool call.
 	Forward(ctx context.Context, c ToolCall) (ToolResult, error)
-	// ForwardRPC is Forward for a raw MCP request.
+	// ForwardRPC carries a raw MCP request.
 	ForwardRPC(ctx context.Context, c RPCCall) (RPCResult, error)
+	// ForwardMessage carries a message other than MCP.
+	ForwardMessage(ctx context.Context, m Message) error
+}
+
+// AudioBus takes what devices say to whoever listens. Its methods never block
+// and keep nothing of a frame.
+type AudioBus interface {
+	// Topic names where the frames of one device go, for PublishAudio.
+	Topic(id ID) string
+	// PublishAudio passes one frame on; false if it had to be dropped. seq
+	// counts the frames of the conversation with this session id, from 1.
+	PublishAudio(topic, session string, seq uint64, f envelope.Frame) bool
+}
+
+// Voice takes part in conversations inside this process, such as a bridge to a
+// voice server. Its methods must not block. Each conversation has at most one
+// Begin and exactly one End. The device does not wait for Begin: by a hair,
+// Audio, Message and even End may come before it.
+type Voice interface {
+	// Begin is called once the device's hello was answered.
+	Begin(c *Conversation)
+	// Message is a message of the device other than hello and MCP.
+	Message(c *Conversation, kind string, msg []byte)
+	// Audio is one frame of the device, valid during the call only.
+	Audio(c *Conversation, f envelope.Frame)
+	// End says that the conversation is over, whoever ended it.
+	End(c *Conversation)
+}
+
+// AudioPath carries frames to one device: its WebSocket, or a UDP channel.
+type AudioPath interface {
+	// SendAudio writes one Opus packet within a bounded time and keeps nothing
+	// of it. An error means that this packet is lost; the path may live on.
+	SendAudio(f envelope.Frame) error
+	// Close gives the path up; no frame of the device comes from it afterwards.
+	// It may be called any number of times.
+	Close()
 }
 
 // Vision grants devices the right to upload photos.
@@ -115,7 +164,7 @@ type Event struct {
 // EventKind is the last fixed token of an event's subject.
 type EventKind string
 
-// Event kinds. Messages are never stored in the stream.
+// Event kinds. Messages and silent channels are never stored in the stream.
 const (
 	EventOnline       EventKind = "online"
 	EventOffline      EventKind = "offline"
@@ -125,4 +174,5 @@ const (
 	EventPhoto        EventKind = "photo"
 	EventPending      EventKind = "pending"
 	EventContested    EventKind = "contested"
+	EventSilent       EventKind = "udp.silent"
 )

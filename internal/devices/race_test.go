@@ -111,7 +111,7 @@ func TestAcceptRacesWithClose(t *testing.T) {
 			t.Errorf("epoch %d went online and never offline", epoch)
 		}
 	}
-	if n := s.Stats().States.Get(devices.MCPUnknown); n != 0 {
+	if n := s.Stats().States.Get(devices.SessionState{Transport: devices.TransportWebSocket, MCP: devices.MCPUnknown}); n != 0 {
 		t.Errorf("%d sessions are counted, none is there", n)
 	}
 }

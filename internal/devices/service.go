@@ -2,11 +2,13 @@ package devices
 
 import (
 	"context"
-	"crypto/rand"
+	crand "crypto/rand"
 	"encoding/base32"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"net/netip"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -14,7 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"fleetd/internal/hello"
 	"fleetd/internal/jsonspan"
 )
 
@@ -25,19 +26,26 @@ type Config struct {
 	CallsPerDevice int    // calls in flight on one device, 1 to 16
 	Approve        bool   // unknown devices wait for approval
 	Handshakes     int    // tool lists being read at once
+	Reconnects     int    // connections of one device at once, then one a second; 0: no limit
+	// Alive tells whether another node holds a lease; what it has online is then
+	// left alone. Nil if there can be no other node.
+	Alive func(node string) bool
 	// Excepted is called, if set, after each change of a device's exceptional
 	// credentials, so that the node can note it at once; it must not block.
 	Excepted func()
 }
 
-// Ports are the core's ways out. All are required.
+// Ports are the core's ways out. All but Voice are required.
 type Ports struct {
 	Records   Records
 	Catalogs  Catalogs
 	Keeper    Keeper
 	Publisher Publisher
 	Directory Directory
+	Router    Router
 	Vision    Vision
+	Audio     AudioBus
+	Voice     Voice // may be nil
 	Log       *slog.Logger
 }
 
@@ -61,6 +69,7 @@ type Service struct {
 	tasks      sync.WaitGroup
 	drainMu    sync.RWMutex // no task starts once draining is set
 	draining   bool
+	leaving    bool // accepts nobody, serves who is here
 }
 
 // New returns a running core; Close ends it.
@@ -116,14 +125,54 @@ func (s *Service) Close() {
 	s.tasks.Wait()
 }
 
+// Leave sends the devices to other nodes: no more come in, and those that are
+// here are let go one by one over the window, in no order, so that they do not
+// all knock at the same door at once. Calls go on meanwhile. It returns early
+// with ctx.
+func (s *Service) Leave(ctx context.Context, window time.Duration) {
+	s.drainMu.Lock()
+	s.leaving = true
+	s.drainMu.Unlock()
+	var leaving []*Session
+	s.Sessions(func(x *Session) { leaving = append(leaving, x) })
+	rand.Shuffle(len(leaving), func(i, j int) { leaving[i], leaving[j] = leaving[j], leaving[i] })
+	begun := time.Now()
+	for i, x := range leaving {
+		due := begun.Add(window * time.Duration(i) / time.Duration(len(leaving)))
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Until(due)):
+		}
+		x.Close(CloseDraining)
+	}
+}
+
 // CloseAll ends every session of this node.
 func (s *Service) CloseAll(reason CloseReason) {
+	// Closing may write a last word, which a stuck connection does not take.
+	var closing sync.WaitGroup
+	places := make(chan struct{}, closeAtOnce)
 	s.hub.each(func(e *entry) {
-		if session := e.session.Load(); session != nil {
-			session.Close(reason)
+		if e.session.Load() == nil && e.conversation.Load() == nil {
+			return
 		}
+		places <- struct{}{}
+		closing.Go(func() {
+			defer func() { <-places }()
+			if session := e.session.Load(); session != nil {
+				session.Close(reason)
+			}
+			if c := e.conversation.Load(); c != nil {
+				c.end() // its connection was lost before
+			}
+		})
 	})
+	closing.Wait()
 }
+
+// closeAtOnce bounds the sessions that CloseAll ends at one time.
+const closeAtOnce = 256
 
 // Sessions calls f for every session of this node.
 func (s *Service) Sessions(f func(*Session)) {
@@ -150,6 +199,7 @@ type Identity struct {
 var (
 	errDraining  = fail(CodeUnavailable, "this node is stopping; connect again")
 	errOutdated  = fail(CodeUnauthorized, "the credentials were revoked while the device connected")
+	errTooOften  = fail(CodeDeviceBusy, "the device connects again and again; it may once a second")
 	errOvertaken = fail(CodeSuperseded, "the device connected again while this connection was accepted")
 )
 
@@ -160,7 +210,7 @@ var (
 func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 	s.drainMu.RLock()
 	defer s.drainMu.RUnlock()
-	if s.draining {
+	if s.draining || s.leaving {
 		return nil, errDraining
 	}
 	if generation, ok := s.Generation(who.Device); who.Verified && (!ok || generation != who.Generation) {
@@ -179,6 +229,9 @@ func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 		who.ClientID = known
 	}
 	x := &Session{svc: s, entry: e, conn: conn, who: who, id: newSessionID(), connected: now}
+	if addr, err := netip.ParseAddrPort(remote); err == nil {
+		x.remote = addr.Addr().Unmap()
+	}
 	x.init()
 	// Held before the session can be seen: whoever ends it releases.
 	if err := s.ports.Directory.Hold(who.Device); err != nil {
@@ -195,11 +248,13 @@ func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 	if old != nil {
 		old.Close(CloseSuperseded)
 	}
+	x.adopt()
 	if !x.announce() {
 		return nil, errOvertaken
 	}
-	s.stats.Connects.Add(1)
-	s.log.Info("device connected", "device", who.Device, "session", x.id, "epoch", x.epoch, "transport", who.Transport, "remote", remote)
+	x.claim(ClaimConnect)
+	s.stats.Connects.Add(who.Transport, 1)
+	s.log.Info("device connected", "device", who.Device, "session", x.id, "epoch", x.Epoch(), "transport", who.Transport, "remote", remote)
 	return x, nil
 }
 
@@ -209,8 +264,11 @@ var errContested = fail(CodeForbidden, "the device id is cloned: another client 
 func (s *Service) install(e *entry, x *Session) (old *Session, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.forgotten || x.who.Verified && (e.revoked || e.generation != x.who.Generation) {
+	if e.forgotten || e.outdatedLocked(x) {
 		return nil, errOutdated
+	}
+	if !e.reconnects.take(x.connected, 1, s.cfg.Reconnects) {
+		return nil, errTooOften
 	}
 	old = e.session.Load()
 	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.contested(x.connected) {
@@ -232,7 +290,7 @@ func (x *Session) announce() bool {
 		return false
 	}
 	x.announced = true
-	x.svc.stats.States.Add(x.mcp, 1)
+	x.svc.stats.States.Add(SessionState{x.who.Transport, x.mcp}, 1)
 	x.svc.ports.Records.SavePresence(x.presenceLocked(true))
 	fields := jsonspan.AppendString([]byte(`"transport":`), string(x.who.Transport))
 	x.publishLocked(EventOnline, "", jsonspan.AppendString(append(fields, `,"client_id":`...), x.who.ClientID), true)
@@ -250,27 +308,11 @@ func (s *Service) publishContested(e *entry, clientID, remote string, now time.T
 // without escaping it.
 func newSessionID() string {
 	var b [10]byte
-	rand.Read(b[:]) // never fails (crypto/rand)
+	crand.Read(b[:]) // never fails (crypto/rand)
 	return sessionEncoding.EncodeToString(b[:])
 }
 
 var sessionEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
-
-// OpenAudio opens a conversation: the answer to the device's hello. It is
-// made from local state alone.
-func (x *Session) OpenAudio(h hello.Device, transport string) hello.Server {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.audioOpen = true
-	return hello.Server{Transport: transport, SessionID: x.id, Audio: hello.ServerAudio}
-}
-
-// CloseAudio ends the conversation; the session lives on.
-func (x *Session) CloseAudio() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.audioOpen = false
-}
 
 // maxInterned bounds what devices can make an interner keep.
 const maxInterned = 10_000
@@ -391,11 +433,8 @@ func (s *Service) restore(row Row) {
 			e.listedFW = d.Firmware
 		}
 	}
-	if p.Online && e.session.Load() == nil {
-		p.Online, p.Reason, p.Seq = false, string(reasonNodeLost), p.Seq+1
-		s.ports.Records.SavePresence(p)
-		s.ports.Publisher.Publish(Event{Kind: EventOffline, Device: d.ID, Session: p.Session, Epoch: p.Epoch, Seq: p.Seq, Time: time.Now(),
-			MsgID: offlineID(d.ID, p.Epoch), Fields: []byte(`"reason":"` + string(reasonNodeLost) + `"`)})
+	if p.Online && (s.cfg.Alive == nil || p.Node == s.cfg.Node || !s.cfg.Alive(p.Node)) {
+		s.lose(p)
 	}
 }
 

@@ -29,6 +29,7 @@ type pipe struct {
 	closed devices.CloseReason
 	full   bool
 	broken bool
+	path   path
 }
 
 func (p *pipe) SendControl(msg []byte) error {
@@ -41,6 +42,7 @@ func (p *pipe) SendControl(msg []byte) error {
 	case closed != "" || broken:
 		return errors.New("closed")
 	}
+	p.path.note(msg)
 	if answer := p.script.Answer(msg); answer != "" {
 		_ = p.session.HandleControl([]byte(answer)) // unusable answers are part of the script
 	}
@@ -69,8 +71,11 @@ func connect(t *testing.T, s *devices.Service, client string, script *devicetest
 		t.Fatal(err)
 	}
 	p.session = session
-	session.OpenAudio(hello.Device{}, hello.TransportWebSocket)
-	session.StartMCP(true)
+	if _, err := session.OpenAudio(hello.Device{}, hello.TransportWebSocket,
+		func(*devices.Conversation) (devices.AudioPath, error) { return &p.path, nil }); err != nil {
+		t.Fatal(err)
+	}
+	session.StartMCP(devices.FeaturesMCP)
 	return p
 }
 

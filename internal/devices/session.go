@@ -3,6 +3,7 @@ package devices
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"sync"
 	"time"
@@ -23,12 +24,13 @@ type Session struct {
 	id        string
 	epoch     Epoch
 	connected time.Time
+	remote    netip.Addr // of the connection, if it has one
 
 	mu        sync.Mutex
 	seq       int64
 	closed    CloseReason // empty while open
 	announced bool        // `online` was published
-	audioOpen bool
+	hellos    int         // answered on this connection
 
 	mcp          MCPState
 	mcpError     string
@@ -38,6 +40,7 @@ type Session struct {
 	attempts     int
 	retry        *time.Timer
 	initialized  bool // on this connection
+	features     Features
 	grantExpires time.Time
 	catalog      *Catalog // shown and called by; may be a guess while stale
 	catalogState CatalogState
@@ -48,9 +51,10 @@ type Session struct {
 	inFlight int
 	queue    []chan struct{} // callers waiting for a slot, first come first served
 
-	tokens     float32 // of the notification bucket
-	tokensAt   time.Time
-	audioCount uint64
+	messages []waiting // for the device, while it has no conversation
+
+	audioPackets uint64 // of conversations that have ended
+	audioDropped uint64
 }
 
 // Limits of a session.
@@ -65,7 +69,6 @@ const (
 
 func (x *Session) init() {
 	x.mcp, x.catalogState = MCPUnknown, CatalogUnknown
-	x.tokens, x.tokensAt = notificationBurst, x.connected
 	x.client = mcpclient.New((*sessionPeer)(x))
 }
 
@@ -86,8 +89,13 @@ func (x *Session) startCatalog(e *entry, known *catalogs) {
 // ID is the session id that the device was told.
 func (x *Session) ID() string { return x.id }
 
-// Epoch orders the sessions of one device.
-func (x *Session) Epoch() Epoch { return x.epoch }
+// Epoch orders the sessions of one device. It rises once if another node gave
+// the device up with a higher one.
+func (x *Session) Epoch() Epoch {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.epoch
+}
 
 // closedError is what requests pending on a closed session fail with.
 type closedError struct{ reason CloseReason }
@@ -124,6 +132,7 @@ func (x *Session) Close(reason CloseReason) {
 	s := x.svc
 	x.entry.session.CompareAndSwap(x, nil)
 	x.client.Close(closedError{reason})
+	x.closeConversation(reason)
 	x.conn.Close(reason)
 	s.ports.Directory.Release(x.who.Device)
 	s.stats.Closed.Add(reason, 1)
@@ -131,11 +140,11 @@ func (x *Session) Close(reason CloseReason) {
 		return // nobody was told that it is there
 	}
 	s.ports.Records.SavePresence(presence)
-	s.stats.States.Add(state, -1)
+	s.stats.States.Add(SessionState{x.who.Transport, state}, -1)
 	fields := jsonspan.AppendString([]byte(`"reason":`), string(reason))
-	s.ports.Publisher.Publish(Event{Kind: EventOffline, Device: x.who.Device, Session: x.id, Epoch: x.epoch, Seq: presence.Seq,
-		Time: time.Now(), MsgID: offlineID(x.who.Device, x.epoch), Fields: fields})
-	s.log.Info("device disconnected", "device", x.who.Device, "session", x.id, "epoch", x.epoch, "transport", x.who.Transport, "reason", reason)
+	s.ports.Publisher.Publish(Event{Kind: EventOffline, Device: x.who.Device, Session: x.id, Epoch: presence.Epoch, Seq: presence.Seq,
+		Time: time.Now(), MsgID: offlineID(x.who.Device, presence.Epoch), Fields: fields})
+	s.log.Info("device disconnected", "device", x.who.Device, "session", x.id, "epoch", presence.Epoch, "transport", x.who.Transport, "reason", reason)
 }
 
 // presenceLocked takes the next sequence number and describes the session.
@@ -193,19 +202,33 @@ func (x *Session) HandleControl(msg []byte) error {
 		}
 		return x.client.Handle(m.Payload)
 	case "hello":
-		// On WebSocket a second answer would poison the device's next
-		// connection (websocket_protocol.cc:182-184), so it stays unanswered.
-		return fmt.Errorf("second hello on one connection")
+		return ErrHello
 	default:
-		x.message(string(m.Type), msg)
+		x.message(string(m.Type), m, msg)
 		return nil
 	}
 }
 
-// message publishes a message other than MCP for whoever listens.
-func (x *Session) message(kind string, msg []byte) {
+// message does what a message means for the conversation, and publishes it for
+// whoever listens.
+func (x *Session) message(kind string, m envelope.Message, msg []byte) {
+	c := x.entry.conversation.Load()
+	if c != nil {
+		c.other.Add(1)
+		switch kind {
+		case "abort":
+			c.abort()
+		case "goodbye":
+			if c.owner == nil && string(m.SessionID) == c.id { // else of an earlier one, late
+				c.end()
+			}
+		}
+	}
 	if !x.takeToken() {
 		return
+	}
+	if c != nil && x.svc.ports.Voice != nil && !c.isEnded() {
+		x.svc.ports.Voice.Message(c, kind, msg)
 	}
 	x.svc.stats.Notified.Add(1)
 	fields := append([]byte(`"message":`), msg...)
@@ -214,27 +237,13 @@ func (x *Session) message(kind string, msg []byte) {
 
 // takeToken is the bucket of notifications and messages.
 func (x *Session) takeToken() bool {
-	x.mu.Lock()
-	now := time.Now()
-	x.tokens = min(notificationBurst, x.tokens+float32(now.Sub(x.tokensAt).Seconds()*notificationRate))
-	x.tokensAt = now
-	ok := x.tokens >= 1
-	if ok {
-		x.tokens--
-	}
-	x.mu.Unlock()
+	x.entry.mu.Lock()
+	ok := x.entry.chatter.take(time.Now(), notificationRate, notificationBurst)
+	x.entry.mu.Unlock()
 	if !ok {
 		x.svc.stats.NotifyDrops.Add(1)
 	}
 	return ok
-}
-
-// HandleAudio takes one Opus packet; it is not kept.
-func (x *Session) HandleAudio(envelope.Frame) {
-	x.svc.stats.AudioFrames.Add(1)
-	x.mu.Lock()
-	x.audioCount++
-	x.mu.Unlock()
 }
 
 // sessionPeer is the session as its MCP client sees it.
@@ -244,10 +253,19 @@ type sessionPeer Session
 func (p *sessionPeer) SendMCP(payload []byte) error {
 	buf := sendBuffers.Get().(*[]byte)
 	*buf = envelope.AppendMCP((*buf)[:0], p.id, payload)
-	err := p.conn.SendControl(*buf)
+	err := (*Session)(p).sendControl(*buf)
 	sendBuffers.Put(buf)
+	return err
+}
+
+// Answer writes the front end's answer to a hello.
+func (x *Session) Answer(msg []byte) error { return x.sendControl(msg) }
+
+// sendControl writes one message; a device that takes none is ended as slow.
+func (x *Session) sendControl(msg []byte) error {
+	err := x.conn.SendControl(msg)
 	if errors.Is(err, ErrOverloaded) {
-		(*Session)(p).Close(CloseSlow)
+		x.Close(CloseSlow)
 	}
 	return err
 }

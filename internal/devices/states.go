@@ -33,7 +33,7 @@ type CloseReason string
 // Close reasons.
 const (
 	CloseGone       CloseReason = "gone"       // the device closed or its connection broke: the normal end
-	CloseDead       CloseReason = "dead"       // two pings unanswered
+	CloseDead       CloseReason = "dead"       // silent too long: two pings unanswered, or one and a half MQTT keepalives
 	CloseIdle       CloseReason = "idle"       // 110 s without a data frame and --websocket-idle close
 	CloseSuperseded CloseReason = "superseded" // the device connected again
 	CloseSlow       CloseReason = "slow"       // it reads too slowly: 64 KiB waited
@@ -43,9 +43,10 @@ const (
 	CloseContested  CloseReason = "contested"  // a cloned id: the incumbent stays
 	CloseRevoked    CloseReason = "revoked"    // revoked or forgotten by the operator
 	CloseDraining   CloseReason = "draining"   // the node stops
+	CloseCrowded    CloseReason = "crowded"    // too many came at once; it had no turn in time
 	CloseInternal   CloseReason = "internal"   // a fault of ours
 )
 
 // CloseReasons lists every reason, for counters.
 var CloseReasons = []CloseReason{CloseGone, CloseDead, CloseIdle, CloseSuperseded, CloseSlow, CloseNoHello,
-	CloseProtocol, CloseTooLarge, CloseContested, CloseRevoked, CloseDraining, CloseInternal}
+	CloseProtocol, CloseTooLarge, CloseContested, CloseRevoked, CloseDraining, CloseCrowded, CloseInternal}

@@ -12,25 +12,37 @@ import (
 // plain atomics so that the core depends on no metrics library and a call pays
 // nanoseconds.
 type Stats struct {
-	Connects    atomic.Uint64
 	BadMessages atomic.Uint64 // envelopes refused
-	AudioFrames atomic.Uint64 // received and dropped: no voice service is attached
-	Notified    atomic.Uint64 // notifications and messages published
-	NotifyDrops atomic.Uint64 // over the per-device rate
-	CatalogHits atomic.Uint64 // lists known by their hash
-	CatalogNew  atomic.Uint64 // lists parsed and stored
-	Handshakes  atomic.Int64  // in progress
-	Waiting     atomic.Int64  // calls waiting for a device's slot
-	InFlight    atomic.Int64  // calls on a device
+	AudioFrames atomic.Uint64 // received from devices
+	AudioSent   atomic.Uint64 // sent to devices
+	// MessageDrops counts messages of a conversation that found no connection.
+	MessageDrops   atomic.Uint64
+	SilentChannels atomic.Uint64 // opened, and nothing came
+	Conversations  atomic.Int64  // open now
+	Notified       atomic.Uint64 // notifications and messages published
+	NotifyDrops    atomic.Uint64 // over the per-device rate
+	CatalogHits    atomic.Uint64 // lists known by their hash
+	CatalogNew     atomic.Uint64 // lists parsed and stored
+	Handshakes     atomic.Int64  // in progress
+	Waiting        atomic.Int64  // calls waiting for a device's slot
+	InFlight       atomic.Int64  // calls on a device
 
 	Closed     CounterMap[CloseReason]
-	Calls      CounterMap[string]   // by outcome: ok, tool_error or an error code
-	States     CounterMap[MCPState] // sessions now in this state (a gauge)
+	Calls      CounterMap[string] // by outcome: ok, tool_error or an error code
+	Connects   CounterMap[Transport]
+	States     CounterMap[SessionState] // sessions now in this state (a gauge)
 	Deviations CounterMap[DeviationKey]
+	AudioDrops CounterMap[AudioDrop]
 
 	HelloTime     Histogram
 	HandshakeTime Histogram
 	CallTime      Histogram
+}
+
+// SessionState is a session's transport and how far its tools are read.
+type SessionState struct {
+	Transport Transport
+	MCP       MCPState
 }
 
 // DeviationKey names a deviation and the firmware version that shows it.

@@ -2,6 +2,27 @@ package devices
 
 import "time"
 
+// bucket allows so many of a thing at once, and then so many a second. The zero
+// value is full.
+type bucket struct {
+	spent float32 // of the burst
+	at    int64   // unix nanoseconds
+}
+
+// take tells whether another is allowed; a burst of 0 is no limit.
+func (b *bucket) take(now time.Time, rate float32, burst int) bool {
+	if burst == 0 {
+		return true
+	}
+	b.spent = max(0, b.spent-rate*float32(now.UnixNano()-b.at)/float32(time.Second))
+	b.at = now.UnixNano()
+	if b.spent+1 > float32(burst) {
+		return false
+	}
+	b.spent++
+	return true
+}
+
 // Fighters: an id that this many sessions of different clients took from each
 // other within fightWindow is cloned. The incumbent stays, newcomers are
 // refused for fightPause.

@@ -4,6 +4,7 @@
 package devicetest
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/envelope"
 )
 
 // Ports records everything the core sends out. It is safe for concurrent use.
@@ -23,6 +25,8 @@ type Ports struct {
 	Entries    []devices.HistoryEntry
 	Exceptions []devices.Exception
 	Events     []devices.Event
+	Audio      []Audio
+	Claims     []devices.Claim
 	Held       map[devices.ID]int
 	Away       bool // reads fail as if the database were down
 	Expires    time.Duration
@@ -41,7 +45,7 @@ func (p *Ports) Service(t testing.TB, cfg devices.Config) *devices.Service {
 		cfg.Node = "n-test"
 	}
 	cfg.CallsPerDevice, cfg.Handshakes = max(cfg.CallsPerDevice, 1), max(cfg.Handshakes, 8)
-	s := devices.New(cfg, devices.Ports{Records: p, Catalogs: p, Keeper: p, Publisher: p, Directory: p, Vision: p, Log: slog.New(slog.DiscardHandler)})
+	s := devices.New(cfg, devices.Ports{Records: p, Catalogs: p, Keeper: p, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(s.Close)
 	if err := s.Load(t.Context()); err != nil {
 		t.Fatal(err)
@@ -195,14 +199,59 @@ func (p *Ports) Release(id devices.ID) {
 	p.Held[id]--
 }
 
-// Forward implements devices.Directory: there is no other node.
+// Claim implements devices.Directory.
+func (p *Ports) Claim(c devices.Claim) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Claims = append(p.Claims, c)
+}
+
+// Claimed returns the claims made so far.
+func (p *Ports) Claimed() []devices.Claim {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.Claims)
+}
+
+// Tell implements devices.Directory.
+func (p *Ports) Tell(devices.News) {}
+
+// Forward implements devices.Router: there is no other node.
 func (p *Ports) Forward(context.Context, devices.ToolCall) (devices.ToolResult, error) {
 	return devices.ToolResult{}, devices.ErrNoHolder
 }
 
-// ForwardRPC implements devices.Directory.
+// ForwardRPC implements devices.Router.
 func (p *Ports) ForwardRPC(context.Context, devices.RPCCall) (devices.RPCResult, error) {
 	return devices.RPCResult{}, devices.ErrNoHolder
+}
+
+// ForwardMessage implements devices.Router.
+func (p *Ports) ForwardMessage(context.Context, devices.Message) error { return devices.ErrNoHolder }
+
+// Topic implements devices.AudioBus.
+func (p *Ports) Topic(id devices.ID) string { return "audio." + id.Token() }
+
+// PublishAudio implements devices.AudioBus and keeps the packets.
+func (p *Ports) PublishAudio(topic, session string, seq uint64, f envelope.Frame) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Audio = append(p.Audio, Audio{topic, session, seq, bytes.Clone(f.Opus)})
+	return true
+}
+
+// Heard returns the frames of devices published so far, oldest first.
+func (p *Ports) Heard() []Audio {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.Audio)
+}
+
+// Audio is one frame of a device.
+type Audio struct {
+	Topic, Session string
+	Seq            uint64
+	Opus           []byte
 }
 
 // Grant implements devices.Vision.

@@ -3,6 +3,7 @@ package devicetest
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -44,6 +45,21 @@ type Script struct {
 
 	mu       sync.Mutex
 	received []Request
+	messages []string
+}
+
+// note keeps a message other than MCP and hello.
+func (s *Script) note(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.messages = append(s.messages, text)
+}
+
+// Messages returns what the device received besides MCP and hello.
+func (s *Script) Messages() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.messages)
 }
 
 // Volume is the tool most tests call.

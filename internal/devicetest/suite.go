@@ -18,7 +18,9 @@ import (
 type Device interface {
 	Send(text string) error
 	SendAudio(opus []byte) error
-	Receive() (text string, err error) // the next text message; an error at the end
+	Receive() (text string, err error)      // the next text message; an error at the end
+	ReceiveAudio() (opus []byte, err error) // the next packet; an error at the end
+	Hear(hello string) error                // takes the server's hello, where audio needs what it says
 	Close()
 }
 
@@ -30,6 +32,9 @@ type Frontend struct {
 	Dial func(t testing.TB, id devices.ID, clientID string) Device
 	// Hello is the device's first message.
 	Hello string
+	// Lacks names the behaviours of the suite that this source of devices
+	// cannot have, each with the reason.
+	Lacks map[string]string
 }
 
 const testID = devices.ID("02:00:00:00:00:01")
@@ -43,22 +48,35 @@ func (f Frontend) online(t testing.TB, id devices.ID, clientID string, script *S
 	if err := d.Send(f.Hello); err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		for {
-			text, err := d.Receive()
-			if err != nil {
-				return
-			}
-			if answer := script.Answer([]byte(text)); answer != "" && d.Send(answer) != nil {
-				return
-			}
-		}
-	}()
+	go f.answer(d, script)
 	Eventually(t, "the device's tools are ready", func() bool {
 		v, err := f.Service.Get(context.Background(), id)
 		return err == nil && v.CatalogState == devices.CatalogReady && v.Presence.ClientID == clientID
 	})
 	return d
+}
+
+// answer plays the device until its connection ends.
+func (f Frontend) answer(d Device, script *Script) {
+	for {
+		text, err := d.Receive()
+		if err != nil {
+			return
+		}
+		if strings.Contains(text, `"type":"hello"`) {
+			if d.Hear(text) != nil {
+				return
+			}
+			continue
+		}
+		if !strings.Contains(text, `"type":"mcp"`) {
+			script.note(text)
+			continue
+		}
+		if answer := script.Answer([]byte(text)); answer != "" && d.Send(answer) != nil {
+			return
+		}
+	}
 }
 
 func call(s *devices.Service, tool, args string, timeout time.Duration) (devices.ToolResult, *devices.Error) {
@@ -75,17 +93,18 @@ const volume = "self.audio_speaker.set_volume"
 
 // Run runs every behaviour against front ends that open makes, one each.
 func Run(t *testing.T, open func(t *testing.T) Frontend) {
+	known := map[string]bool{}
 	for _, b := range []struct {
 		name string
 		test func(t *testing.T, f Frontend)
 	}{
-		{"hello is answered once with transport and session", oneHello},
+		{OneHello, oneHello},
 		{"a call reaches the tool and returns", callReturns},
 		{"vision address comes with initialize", visionGranted},
 		{"an unescaped error fails its call", unescapedError},
 		{"arguments are checked before the device is bothered", argumentsChecked},
-		{"the newest connection wins", newestWins},
-		{"calls end when the connection does", callsEnd},
+		{NewestWins, newestWins},
+		{CallsEnd, callsEnd},
 		{"a silent tool times out and frees its slot", silentTool},
 		{"seventeen calls wait, the next is refused", busy},
 		{"reboot without an answer is success", reboot},
@@ -95,12 +114,42 @@ func Run(t *testing.T, open func(t *testing.T) Frontend) {
 		{"a notification flood is dropped, not queued", flood},
 		{"device requests are answered", deviceRequests},
 		{"a device without MCP has no tools, not unknown ones", withoutMCP},
-		{"online and offline events pair up", onlineOffline},
-		{"audio is counted", audio},
+		{OnlineOffline, onlineOffline},
+		{"audio is heard as it was said", audio},
+		{"speech reaches the device whole and in order", speech},
+		{"an interruption is answered", interruption},
+		{"messages reach the device", messages},
+		{ToolsBeforeHello, toolsBeforeHello},
+		{HelloAgain, helloAgain},
+		{GoodbyeEndsAudio, goodbye},
 	} {
-		t.Run(b.name, func(t *testing.T) { b.test(t, open(t)) })
+		known[b.name] = true
+		t.Run(b.name, func(t *testing.T) {
+			f := open(t)
+			if reason := f.Lacks[b.name]; reason != "" {
+				t.Logf("this source cannot have it: %s", reason)
+				return
+			}
+			b.test(t, f)
+		})
+	}
+	for name := range open(t).Lacks {
+		if !known[name] {
+			t.Errorf("lacks %q, which is no behaviour", name)
+		}
 	}
 }
+
+// Names of behaviours that not every source of devices has.
+const (
+	OneHello         = "hello is answered once with transport and session"
+	NewestWins       = "the newest connection wins"
+	CallsEnd         = "calls end when the connection does"
+	OnlineOffline    = "online and offline events pair up"
+	ToolsBeforeHello = "tools work before any hello"
+	HelloAgain       = "a new hello replaces the conversation"
+	GoodbyeEndsAudio = "goodbye ends the conversation and not the session"
+)
 
 func oneHello(t *testing.T, f Frontend) {
 	d := f.Dial(t, testID, "c1")
@@ -402,68 +451,4 @@ func flood(t *testing.T, f Frontend) {
 	if got := len(f.Ports.Seen(devices.EventNotification)); got < 40 || got > 140 {
 		t.Errorf("%d of 300 published; the burst is 40 and the rate 20 a second", got)
 	}
-}
-
-func deviceRequests(t *testing.T, f Frontend) {
-	d := f.Dial(t, testID, "c1")
-	defer d.Close()
-	if err := errors.Join(d.Send(f.Hello), d.Send(`{"type":"mcp","payload":{"jsonrpc":"2.0","id":"r1","method":"roots/list"}}`),
-		d.Send(`{"type":"mcp","payload":{"jsonrpc":"2.0","id":2,"method":"sampling/createMessage"}}`)); err != nil {
-		t.Fatal(err)
-	}
-	want := []string{`"id":"r1","result":{"roots":[]}`, `"id":2,"error":{"code":-32601`}
-	for len(want) > 0 {
-		text, err := d.Receive()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(text, want[0]) {
-			want = want[1:]
-		}
-	}
-}
-
-func withoutMCP(t *testing.T, f Frontend) {
-	d := f.Dial(t, testID, "c1")
-	defer d.Close()
-	if err := d.Send(strings.Replace(f.Hello, `"mcp":true`, `"aec":true`, 1)); err != nil {
-		t.Fatal(err)
-	}
-	Eventually(t, "state none", func() bool {
-		v, err := f.Service.Get(t.Context(), testID)
-		return err == nil && v.CatalogState == devices.CatalogNone && v.Presence.MCP == devices.MCPNone
-	})
-	if _, err := call(f.Service, volume, `{"volume":1}`, time.Second); err == nil || err.Code != devices.CodeToolUnknown {
-		t.Errorf("%v", err)
-	}
-}
-
-func onlineOffline(t *testing.T, f Frontend) {
-	d := f.online(t, testID, "c1", NewScript())
-	d.Close()
-	Eventually(t, "the offline event", func() bool { return len(f.Ports.Seen(devices.EventOffline)) == 1 })
-	on, off := f.Ports.Seen(devices.EventOnline)[0], f.Ports.Seen(devices.EventOffline)[0]
-	if on.Epoch != off.Epoch || on.Session != off.Session || on.Seq >= off.Seq || string(off.Fields) != `"reason":"gone"` {
-		t.Errorf("online %+v, offline %+v", on, off)
-	}
-	catalog := f.Ports.Seen(devices.EventCatalog)
-	if len(catalog) != 1 || !strings.Contains(string(catalog[0].Fields), `"added":["self.audio_speaker.set_volume","self.reboot"],"removed":[],"changed":[],"partial":false`) {
-		t.Errorf("catalog events %v", catalog)
-	}
-	if _, n, history, held := f.Ports.Of(testID); n.Online || len(history) != 1 || history[0].Firmware != "2.4.2" || held != 0 {
-		t.Errorf("presence %+v, history %+v, held %d", n, history, held)
-	}
-}
-
-func audio(t *testing.T, f Frontend) {
-	d := f.online(t, testID, "c1", NewScript())
-	for range 3 {
-		if err := d.SendAudio([]byte{0xf8, 0xff, 0xfe}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	Eventually(t, "three packets are counted", func() bool {
-		v, err := f.Service.Get(t.Context(), testID)
-		return err == nil && v.AudioPackets == 3 && v.AudioOpen
-	})
 }

@@ -38,6 +38,7 @@ const (
 	DropAway      = "nats_away"
 	DropStream    = "stream_refused"
 	DropOversized = "too_large"
+	DropAudio     = "audio_queue_full"
 )
 
 // Options of a Bus.
@@ -50,12 +51,13 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// Bus is the devices.Publisher of a node. It is safe for concurrent use.
+// Bus is the devices.Publisher and devices.AudioBus of a node. It is safe for concurrent use.
 type Bus struct {
 	opt    Options
 	js     jetstream.JetStream
 	stream string
 	queue  chan *nats.Msg
+	live   chan *frame
 	mu     sync.RWMutex // guards closed against Publish
 	closed bool
 	stop   context.CancelFunc
@@ -70,7 +72,8 @@ type Bus struct {
 // New returns a running Bus; Close flushes and ends it. The stream is made, or
 // brought to these options, as soon as NATS allows.
 func New(opt Options) (*Bus, error) {
-	b := &Bus{opt: opt, stream: StreamName(opt.Prefix, "EVENTS"), queue: make(chan *nats.Msg, queueLimit)}
+	b := &Bus{opt: opt, stream: StreamName(opt.Prefix, "EVENTS"), queue: make(chan *nats.Msg, queueLimit),
+		live: make(chan *frame, liveQueue)}
 	js, err := jetstream.New(opt.Conn, jetstream.WithPublishAsyncMaxPending(maxPending),
 		jetstream.WithPublishAsyncErrHandler(func(jetstream.JetStream, *nats.Msg, error) { b.Dropped.Add(DropStream, 1) }))
 	if err != nil {
@@ -79,6 +82,7 @@ func New(opt Options) (*Bus, error) {
 	b.js = js
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.tasks.Go(b.publish)
+	b.tasks.Go(b.publishLive)
 	b.tasks.Go(b.setUp)
 	return b, nil
 }
@@ -144,6 +148,18 @@ func (b *Bus) Publish(e devices.Event) {
 		b.Dropped.Add(DropAway, 1)
 		return
 	}
+	if e.MsgID == "" { // keeps its place between the frames of its device
+		f := frames.Get().(*frame)
+		f.msg = msg
+		select {
+		case b.live <- f:
+			b.Published.Add(e.Kind, 1)
+		default:
+			b.Dropped.Add(DropQueue, 1)
+			f.free()
+		}
+		return
+	}
 	select {
 	case b.queue <- msg:
 		b.Published.Add(e.Kind, 1)
@@ -173,23 +189,23 @@ func (b *Bus) publish() {
 			b.Dropped.Add(DropAway, 1)
 			continue
 		}
-		var err error
-		if msg.Header == nil {
-			err = b.opt.Conn.PublishMsg(msg)
-		} else {
-			_, err = b.js.PublishMsgAsync(msg)
-		}
-		switch {
-		case errors.Is(err, nats.ErrMaxPayload):
-			b.Dropped.Add(DropOversized, 1)
-		case err != nil:
-			b.Dropped.Add(DropAway, 1)
-		}
+		_, err := b.js.PublishMsgAsync(msg)
+		b.count(err)
+	}
+}
+
+// count notes what became of one event.
+func (b *Bus) count(err error) {
+	switch {
+	case errors.Is(err, nats.ErrMaxPayload):
+		b.Dropped.Add(DropOversized, 1)
+	case err != nil:
+		b.Dropped.Add(DropAway, 1)
 	}
 }
 
 // Depth is the number of events waiting.
-func (b *Bus) Depth() int { return len(b.queue) }
+func (b *Bus) Depth() int { return len(b.queue) + len(b.live) }
 
 // Close publishes what waits and ends the bus.
 func (b *Bus) Close() {
@@ -200,6 +216,7 @@ func (b *Bus) Close() {
 	}
 	b.closed = true
 	close(b.queue)
+	close(b.live)
 	b.mu.Unlock()
 	b.stop()
 	b.tasks.Wait()

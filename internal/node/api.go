@@ -32,6 +32,9 @@ func (n *node) parts() map[string]error {
 	if !n.bus.conn.IsConnected() {
 		down["nats"] = errors.New("not connected")
 	}
+	if n.mqtt.broker != nil && !n.mqtt.broker.Up() {
+		down["mqtt"] = errors.New("the broker is not connected")
+	}
 	if n.draining.get() {
 		down["node"] = errors.New("stopping")
 	}
@@ -87,11 +90,11 @@ func (n *node) whileServing(next http.Handler) http.Handler {
 func (n *node) startAPI() error {
 	api := restapi.New(restapi.Options{Service: n.service, Mint: n.mint, AuthNone: n.cfg.APIAuth == "none", Events: n.events,
 		Photos: n.vision, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.parts, Draining: n.draining.get,
-		LogLevel: &n.level, Log: n.log, Version: n.cfg.Version})
+		Authenticate: n.mqtt.authenticate, LogLevel: &n.level, Log: n.log, Version: n.cfg.Version})
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{
 		version: n.cfg.Version, node: n.cfg.Node, service: n.service, front: n.front, provision: n.provision, events: n.events,
-		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus})
+		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, upstream: n.upstream})
 	api.HandlePublic("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	api.Handle("GET /debug/pprof/", http.HandlerFunc(pprof.Index))
 	api.Handle("GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))
@@ -109,7 +112,17 @@ func (n *node) startAPI() error {
 }
 
 func (n *node) nodes() []devices.Node {
-	held := 0
-	n.service.Stats().States.Each(func(_ devices.MCPState, count int64) { held += int(count) })
-	return []devices.Node{{Name: n.cfg.Node, Version: n.cfg.Version, Started: n.started, Devices: held, API: localURL(n.apiNet)}}
+	if n.members != nil {
+		return n.members.nodes()
+	}
+	return []devices.Node{{Name: n.cfg.Node, Version: n.cfg.Version, Started: n.started, Devices: n.held(), API: n.apiURL()}}
 }
+
+// held is the number of devices connected here.
+func (n *node) held() (held int) {
+	n.service.Stats().States.Each(func(_ devices.SessionState, count int64) { held += int(count) })
+	return held
+}
+
+// apiURL is where this node's API is.
+func (n *node) apiURL() string { return localURL(n.apiNet) }

@@ -23,6 +23,12 @@ func (n *node) announce() {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n  fleetd %s, node %s\n\n", n.cfg.Version, n.cfg.Node)
 	fmt.Fprintf(&b, "  Devices   type this OTA URL into the device's Wi-Fi page\n            %s\n", info.OTA)
+	switch {
+	case n.mqtt.front != nil:
+		fmt.Fprintf(&b, "            MQTT %s, audio over UDP %s\n", n.mqtt.told.Endpoint, n.mqtt.udp)
+	case n.mqtt.broker != nil:
+		fmt.Fprintf(&b, "            MQTT broker %s, audio over UDP %s\n", n.mqtt.told.Endpoint, n.mqtt.udp)
+	}
 	fmt.Fprintf(&b, "  People    %s/docs   REST at /v1, token in %s\n", info.API, n.dir.file(fileToken))
 	fmt.Fprintf(&b, "            fleetd devices%s\n", n.dataDirFlag())
 	services := "in this process only; --nats-listen opens a port"

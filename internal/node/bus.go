@@ -48,7 +48,6 @@ func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (
 				log.Warn("NATS connection lost", "error", err)
 			}
 		}),
-		nats.ReconnectHandler(func(c *nats.Conn) { log.Info("NATS connection is back", "server", c.ConnectedUrlRedacted()) }),
 	}
 	if cfg.NATS != "embedded" {
 		return b, b.dial(cfg.NATS, options)

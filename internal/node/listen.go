@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"syscall"
 
 	"fleetd/internal/config"
+	"fleetd/internal/udpaudio"
 )
 
 // listeners opens the node's ports by the port rule: a default port that is
@@ -31,32 +33,64 @@ func newListeners(cfg *config.Config, dir *dataDir, log *slog.Logger, fresh bool
 
 // open listens on address, the value of the flag.
 func (l *listeners) open(flag, address string) (net.Listener, error) {
+	var listener net.Listener
+	err := l.choose(flag, address, func(address string) (net.Addr, error) {
+		var err error
+		if listener, err = net.Listen("tcp", address); err != nil {
+			return nil, err
+		}
+		return listener.Addr(), nil
+	})
+	return listener, err
+}
+
+// openAudio is open for the UDP socket.
+func (l *listeners) openAudio(ctx context.Context, address string) (*udpaudio.Table, error) {
+	var table *udpaudio.Table
+	err := l.choose("udp-listen", address, func(address string) (net.Addr, error) {
+		var err error
+		if table, err = udpaudio.Listen(ctx, address, l.log); err != nil {
+			return nil, err
+		}
+		return net.UDPAddrFromAddrPort(table.Addr()), nil
+	})
+	return table, err
+}
+
+// choose binds the flag's address by the port rule.
+func (l *listeners) choose(flag, address string, bind func(address string) (net.Addr, error)) error {
 	given := l.cfg.Given(flag)
 	if stored, ok := l.stored[flag]; ok && !given {
 		address, given = stored, true
 	}
-	listener, err := net.Listen("tcp", address)
-	if errors.Is(err, syscall.EADDRINUSE) && !given && l.fresh {
+	bound, err := bind(address)
+	// At any other port than 8883 devices would not speak TLS (esp_mqtt.cc:27-32).
+	if errors.Is(err, syscall.EADDRINUSE) && !given && l.fresh && flag != "mqtt-tls-listen" {
 		host, _, splitErr := net.SplitHostPort(address)
 		if splitErr != nil {
-			return nil, fmt.Errorf("--%s: %w", flag, splitErr)
+			return fmt.Errorf("--%s: %w", flag, splitErr)
 		}
-		if listener, err = net.Listen("tcp", net.JoinHostPort(host, "0")); err == nil {
+		if bound, err = bind(net.JoinHostPort(host, "0")); err == nil {
 			l.moved[flag] = true
-			l.log.Warn("default port is taken, using a free one from now on", "flag", "--"+flag, "wanted", address, "using", listener.Addr().String())
+			l.log.Warn("default port is taken, using a free one from now on", "flag", "--"+flag, "wanted", address, "using", bound.String())
 		}
 	}
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, fmt.Errorf("--%s: %s is taken by another program; stop it or choose another port", flag, address)
+			return fmt.Errorf("--%s: %s is taken by another program; stop it or choose another port", flag, address)
 		}
-		return nil, fmt.Errorf("--%s: %w", flag, err)
+		return fmt.Errorf("--%s: %w", flag, err)
 	}
 	if !l.cfg.Given(flag) {
 		host, _, _ := net.SplitHostPort(address) // it was listened on
-		l.stored[flag] = net.JoinHostPort(host, strconv.Itoa(port(listener)))
+		l.stored[flag] = net.JoinHostPort(host, portOf(bound))
 	}
-	return listener, nil
+	return nil
+}
+
+func portOf(addr net.Addr) string {
+	_, port, _ := net.SplitHostPort(addr.String()) // the address of a socket
+	return port
 }
 
 // save stores the ports chosen.

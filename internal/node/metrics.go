@@ -11,6 +11,7 @@ import (
 	"fleetd/internal/events"
 	"fleetd/internal/provision"
 	"fleetd/internal/store"
+	"fleetd/internal/upstream"
 	"fleetd/internal/vision"
 	"fleetd/internal/wsdevice"
 )
@@ -27,6 +28,8 @@ type collector struct {
 	store         *store.Store
 	vision        *vision.Server
 	bus           *bus
+	mqtt          *mqttSide
+	upstream      *upstream.Bridge
 }
 
 // metric is one description; made once.
@@ -54,7 +57,7 @@ var (
 	disconnects    = counter("device_disconnects_total", "Connections ended, by reason; those without a session included.", "reason")
 	refusals       = counter("device_refusals_total", "Upgrade requests refused, by HTTP status.", "status")
 	checks         = counter("ota_checks_total", "OTA checks answered, by kind of answer.", "kind")
-	helloSeconds   = newMetric(0, "hello_seconds", "From the upgrade request to the server hello.")
+	helloSeconds   = newMetric(0, "hello_seconds", "From the upgrade request, or the MQTT hello, to the server hello.")
 	listSeconds    = newMetric(0, "handshake_seconds", "From the start of the MCP handshake to the verified tool list.")
 	callSeconds    = newMetric(0, "call_seconds", "Tool calls on this node's devices, waiting included.")
 	calls          = counter("calls_total", "Tool calls on this node's devices, by outcome.", "outcome")
@@ -64,6 +67,10 @@ var (
 	deviations     = counter("envelope_deviations_total", "Departures from JSON-RPC or MCP, by kind and firmware version.", "kind", "firmware")
 	badMessages    = counter("bad_messages_total", "Device messages refused as unusable.")
 	audioPackets   = counter("audio_packets_total", "Audio packets by verdict.", "verdict")
+	audioDrops     = counter("audio_dropped_total", "Audio packets that went no further, by reason.", "reason")
+	conversations  = gauge("conversations", "Open audio channels.")
+	silentChannels = counter("udp_silent_channels_total", "UDP channels that opened and stayed silent.")
+	messageDrops   = counter("messages_dropped_total", "Messages of a conversation that found no connection.")
 	notifications  = counter("notifications_total", "Notifications and messages of devices, by verdict.", "verdict")
 	lists          = counter("catalog_lists_total", "Tool lists read, by whether their hash was known.", "result")
 	published      = counter("events_published_total", "Events handed to NATS, by kind.", "kind")
@@ -100,10 +107,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	put(buildInfo, 1, c.version, c.node, runtime.Version())
 	s := c.service.Stats()
-	s.States.Each(func(state devices.MCPState, n int64) {
-		put(sessions, float64(n), string(devices.TransportWebSocket), string(state))
-	})
-	put(connects, float64(s.Connects.Load()), string(devices.TransportWebSocket))
+	s.States.Each(func(k devices.SessionState, n int64) { put(sessions, float64(n), string(k.Transport), string(k.MCP)) })
+	s.Connects.Each(func(transport devices.Transport, n int64) { put(connects, float64(n), string(transport)) })
 	for _, reason := range devices.CloseReasons {
 		put(disconnects, float64(s.Closed.Get(reason)), string(reason))
 	}
@@ -118,12 +123,19 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put(handshakes, float64(s.Handshakes.Load()))
 	s.Deviations.Each(func(k devices.DeviationKey, n int64) { put(deviations, float64(n), string(k.Kind), k.Firmware) })
 	put(badMessages, float64(s.BadMessages.Load()))
-	put(audioPackets, float64(s.AudioFrames.Load()), "no_voice_service")
+	put(audioPackets, float64(s.AudioFrames.Load()), "received")
+	put(audioPackets, float64(s.AudioSent.Load()), "sent")
+	s.AudioDrops.Each(func(reason devices.AudioDrop, n int64) { put(audioDrops, float64(n), string(reason)) })
+	put(conversations, float64(s.Conversations.Load()))
+	put(silentChannels, float64(s.SilentChannels.Load()))
+	put(messageDrops, float64(s.MessageDrops.Load()))
 	put(notifications, float64(s.Notified.Load()), "published")
 	put(notifications, float64(s.NotifyDrops.Load()), "over_rate")
 	put(lists, float64(s.CatalogHits.Load()), "hit")
 	put(lists, float64(s.CatalogNew.Load()), "new")
 	c.collectParts(put)
+	c.mqtt.collect(put, histogram)
+	collectUpstream(c.upstream, put)
 }
 
 func (c *collector) collectParts(put func(metric, float64, ...string)) {

@@ -12,7 +12,10 @@ import (
 	"net/http"
 	"os"
 	"runtime/pprof"
+	"sync"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cluster"
@@ -22,6 +25,7 @@ import (
 	"fleetd/internal/events"
 	"fleetd/internal/provision"
 	"fleetd/internal/store"
+	"fleetd/internal/upstream"
 	"fleetd/internal/vision"
 	"fleetd/internal/wsdevice"
 )
@@ -32,10 +36,11 @@ const (
 	callGrace     = 10 * time.Second // for calls in progress
 	answerGrace   = time.Second      // for them to say that they were cut short
 	storeGrace    = 10 * time.Second
-	stopLimit     = 40 * time.Second // after which something hangs
+	stopLimit     = 30 * time.Second // beyond the drain window, after which something hangs
 	notesEvery    = time.Minute
 	loadEvery     = 5 * time.Second // tries to read the members
 	maxHandshakes = 256             // tool lists being read at once
+	maxReconnects = 20              // of one device at once, then one a second
 	devicesWanted = 20_000
 )
 
@@ -61,9 +66,9 @@ func Run(ctx context.Context, cfg *config.Config) error {
 	select {
 	case <-stopped:
 		return err
-	case <-time.After(stopLimit):
+	case <-time.After(stopLimit + cfg.DrainWindow):
 		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1) // the last resort says what hangs
-		return errors.Join(err, fmt.Errorf("the node did not stop within %v; its goroutines are listed above", stopLimit))
+		return errors.Join(err, fmt.Errorf("the node did not stop within %v; its goroutines are listed above", stopLimit+cfg.DrainWindow))
 	}
 }
 
@@ -84,20 +89,25 @@ type node struct {
 	apiNet    net.Listener
 	publicURL string
 
-	cluster   *cluster.Link
-	vision    *vision.Server
-	service   *devices.Service
-	front     *wsdevice.Front
-	provision *provision.Server
-	device    *http.Server
-	api       *http.Server
+	cluster     *cluster.Link
+	vision      *vision.Server
+	upstream    *upstream.Bridge // nil without --voice-upstream
+	service     *devices.Service
+	front       *wsdevice.Front
+	mqtt        *mqttSide
+	provision   *provision.Server
+	device      *http.Server
+	api         *http.Server
+	certificate *certificate // nil without TLS
 
 	ready    chan struct{} // the database became usable
 	excepted chan struct{} // exceptional credentials changed
 	serveErr chan error
 	notes    *notes
+	members  *members // nil where no other node can be: the database is a file
 	stops    []func() // in starting order, run in reverse
 	draining drainFlag
+	ended    sync.Once // the devices' sessions
 }
 
 func (n *node) logging() {
@@ -157,7 +167,10 @@ func (n *node) start(ctx context.Context) error {
 	if err := n.startCore(ctx); err != nil {
 		return err
 	}
-	if err := n.startFrontEnds(); err != nil {
+	if err := n.startFrontEnds(ctx); err != nil {
+		return err
+	}
+	if err := n.startGatewayAPI(); err != nil {
 		return err
 	}
 	return n.startAPI()
@@ -224,23 +237,38 @@ func (n *node) listen(ctx context.Context) error {
 
 // startCore builds the core with its ways out, and reads the members.
 func (n *node) startCore(ctx context.Context) error {
-	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Open: n.cfg.APIAuth == "none", Log: n.log})
+	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, Alone: !n.shared(),
+		Open: n.cfg.APIAuth == "none", Log: n.log})
 	n.onStop(n.cluster.Close)
 	if err := n.openVision(); err != nil {
 		return err
 	}
+	voice, err := n.openUpstream()
+	if err != nil {
+		return err
+	}
 	n.service = devices.New(
 		devices.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
-			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, Excepted: func() {
+			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, Reconnects: maxReconnects, Alive: n.alive(), Excepted: func() {
 				select {
 				case n.excepted <- struct{}{}:
 				default: // one wake-up is enough
 				}
 			}},
-		devices.Ports{Records: n.store, Catalogs: n.store, Keeper: n.store, Publisher: n.events, Directory: n.cluster, Vision: n.vision, Log: n.log})
+		devices.Ports{Records: n.store, Catalogs: n.store, Keeper: n.store, Publisher: n.events, Directory: n.cluster, Router: n.cluster,
+			Audio: n.events, Voice: voice, Vision: n.vision, Log: n.log})
 	n.onStop(n.service.Close)
+	if n.upstream != nil {
+		n.upstream.Attach(n.service)
+	}
 	n.vision.Attach(n.service)
-	n.cluster.Attach(n.service)
+	if err := n.cluster.Attach(n.service); err != nil {
+		return err
+	}
+	n.bus.conn.SetReconnectHandler(func(c *nats.Conn) {
+		n.log.Info("NATS connection is back", "server", c.ConnectedUrlRedacted())
+		n.rejoin()
+	})
 	if n.store.Ready() == nil {
 		if err := n.service.Load(ctx); err != nil && !errors.Is(err, devices.ErrDatabase) {
 			return err
@@ -253,14 +281,14 @@ func (n *node) startCore(ctx context.Context) error {
 		}
 	}
 	keep, stop := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		n.keep(keep)
-	}()
+	var done sync.WaitGroup
+	done.Go(func() { n.keep(keep) })
+	if n.members != nil {
+		done.Go(func() { n.members.run(keep) })
+	}
 	n.onStop(func() {
 		stop()
-		<-done
+		done.Wait()
 	})
 	return nil
 }
@@ -309,42 +337,51 @@ func (n *node) load(ctx context.Context) bool {
 }
 
 // startFrontEnds opens the devices' side.
-func (n *node) startFrontEnds() error {
+func (n *node) startFrontEnds(ctx context.Context) error {
+	if n.cfg.DeviceTLSCert != "" {
+		var err error
+		if n.certificate, err = newCertificate(n.cfg.DeviceTLSCert, n.cfg.DeviceTLSKey, n.log); err != nil {
+			return err
+		}
+	}
+	if err := n.startMQTT(ctx); err != nil {
+		return err
+	}
 	n.front = wsdevice.New(wsdevice.Options{Service: n.service, Mint: n.mint, Open: n.cfg.DeviceAuth == "none",
 		CloseIdle: n.cfg.WebSocketIdle == "close", Log: n.log})
 	n.onStop(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), callGrace)
-		defer cancel()
-		n.cluster.Drain(ctx)
-		n.service.Close() // ends the sessions, whose readers the front end waits for
+		n.endSessions()
 		n.front.Close()
 	})
 	location, err := time.LoadLocation(n.cfg.Timezone)
 	if err != nil {
 		return fmt.Errorf("--timezone: %w", err)
 	}
+	offered := &n.mqtt.told
+	if n.cfg.MQTT == "off" {
+		offered = nil
+	}
 	n.provision = provision.New(provision.Options{Service: n.service, Mint: n.mint, PublicURL: n.publicURL,
-		Framing: n.cfg.WebSocketVersion, Location: location, RatePerMinute: n.cfg.OTARate, Burst: n.cfg.OTABurst,
+		MQTT: offered, Transport: devices.Transport(n.cfg.Transport), Framing: n.cfg.WebSocketVersion, Location: location, RatePerMinute: n.cfg.OTARate, Burst: n.cfg.OTABurst,
 		TrustedProxies: n.cfg.TrustedProxies, Log: n.log,
 		Settings: provision.Settings{DeviceListen: n.deviceNet.Addr().String(), PublicHost: n.cfg.PublicHost,
-			PortMoved: n.listeners.moved["device-listen"], TLSHere: n.cfg.DeviceTLSCert != "", Open: n.cfg.DeviceAuth == "none", InContainer: inContainer()}})
+			PortMoved: n.listeners.moved["device-listen"], TLSHere: n.cfg.DeviceTLSCert != "", Open: n.cfg.DeviceAuth == "none", InContainer: inContainer(),
+			MQTTMoved: n.listeners.moved["mqtt-listen"], UDPMoved: n.listeners.moved["udp-listen"], UDP: n.mqtt.udp}})
 	mux := http.NewServeMux()
 	n.provision.Register(mux)
 	mux.Handle("GET "+provision.PathWebSocket, n.front)
 	n.vision.Register(mux)
 	n.health(mux)
 	n.device = &http.Server{Handler: n.whileServing(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
-		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: log.New(httpLog{n.log}, "", 0)}
-	if n.cfg.DeviceTLSCert != "" {
-		cert, err := newCertificate(n.cfg.DeviceTLSCert, n.cfg.DeviceTLSKey, n.log)
-		if err != nil {
-			return err
-		}
-		n.device.TLSConfig = cert.config()
+		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors()}
+	if n.certificate != nil {
+		n.device.TLSConfig = n.certificate.config()
 	}
 	n.serve("device-listen", n.device, n.deviceNet)
 	return nil
 }
+
+func (n *node) httpErrors() *log.Logger { return log.New(httpLog{n.log}, "", 0) }
 
 // serve runs an HTTP server until it is shut down; anything else ends the node.
 func (n *node) serve(flag string, s *http.Server, l net.Listener) {

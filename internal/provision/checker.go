@@ -111,14 +111,15 @@ func checkMember(path, text string, isText bool, value []byte) error {
 	return nil
 }
 
-// checkEndpoint wants `host` or `host:port`: what follows the first colon goes
-// through an unguarded std::stoi (mqtt_protocol.cc:148-157).
+// checkEndpoint wants `host:port`: what follows the first colon goes through an
+// unguarded std::stoi (mqtt_protocol.cc:148-157), and without a port devices use
+// TLS at 8883, whatever was meant.
 func checkEndpoint(endpoint string) error {
 	host, port, found := strings.Cut(endpoint, ":")
 	if host == "" || strings.ContainsAny(host, "/[] ") {
 		return unsafe("mqtt.endpoint %q must be host:port without a scheme: boot loop", endpoint)
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); found && (err != nil || n == 0) {
+	if n, err := strconv.ParseUint(port, 10, 16); !found || err != nil || n == 0 {
 		return unsafe("mqtt.endpoint %q must end in a port: boot loop", endpoint)
 	}
 	return nil
@@ -166,6 +167,7 @@ func isVersion(text string) bool {
 // what the firmware reads (ota.cc:103-245).
 type reply struct {
 	Activation *activation `json:"activation,omitempty"`
+	MQTT       *mqtt       `json:"mqtt,omitempty"`
 	WebSocket  *webSocket  `json:"websocket,omitempty"`
 	ServerTime serverTime  `json:"server_time"`
 }
@@ -175,6 +177,18 @@ type activation struct {
 	Code      string `json:"code"`
 	Challenge string `json:"challenge"`
 	TimeoutMS int    `json:"timeout_ms"`
+}
+
+// mqtt has names of at most 15 characters, as many as subscribe_topic; the
+// firmware reads all but that one (mqtt_protocol.cc:77-83).
+type mqtt struct {
+	Endpoint       string `json:"endpoint"`
+	ClientID       string `json:"client_id"`
+	Username       string `json:"username"` // empty clears one stored earlier
+	Password       string `json:"password"`
+	PublishTopic   string `json:"publish_topic"`
+	SubscribeTopic string `json:"subscribe_topic"` // for clients that subscribe
+	Keepalive      int    `json:"keepalive"`       // seconds
 }
 
 type webSocket struct {

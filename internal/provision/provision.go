@@ -38,6 +38,10 @@ type Options struct {
 	Mint    *credential.Mint
 	// PublicURL is the http or https base under which devices reach this node.
 	PublicURL string
+	// MQTT is what devices are told of the MQTT side; nil if there is none.
+	MQTT *MQTT
+	// Transport is what a device is offered that has no setting of its own.
+	Transport devices.Transport
 	// Framing is websocket.version in the reply, 1 to 3.
 	Framing  int
 	Location *time.Location
@@ -49,6 +53,13 @@ type Options struct {
 	// Settings are judged by Diagnose.
 	Settings Settings
 	Log      *slog.Logger
+}
+
+// MQTT is what devices are told of the MQTT side. It may be written until the
+// server is served.
+type MQTT struct {
+	Endpoint  string // host:port; TLS if and only if the port is 8883 (esp_mqtt.cc:27-32)
+	Keepalive int    // seconds
 }
 
 // Server serves the OTA check and activation. It is safe for concurrent use.
@@ -72,14 +83,28 @@ func New(opt Options) *Server {
 // configured with that address; the firmware appends `activate` to whichever
 // it has.
 func (s *Server) Register(mux *http.ServeMux) {
-	for _, path := range []string{PathOTA, PathOTAWS} {
-		mux.HandleFunc("POST "+path+"{$}", s.check)
-		mux.HandleFunc("GET "+path+"{$}", s.check)
+	for path, pinned := range map[string]devices.Transport{PathOTA: devices.TransportNone, PathOTAWS: devices.TransportWebSocket, PathOTAMQTT: devices.TransportMQTT} {
+		check := func(w http.ResponseWriter, r *http.Request) { s.check(w, r, pinned) }
+		if pinned == devices.TransportMQTT && s.opt.MQTT == nil {
+			check = func(w http.ResponseWriter, _ *http.Request) {
+				s.refuse(w, "unavailable", http.StatusServiceUnavailable, errors.New("this node does not serve MQTT; use "+PathOTA))
+			}
+		}
+		mux.HandleFunc("POST "+path+"{$}", check)
+		mux.HandleFunc("GET "+path+"{$}", check)
 		mux.HandleFunc("POST "+path+"activate", s.activate)
 	}
-	mux.HandleFunc(PathOTAMQTT, func(w http.ResponseWriter, _ *http.Request) {
-		s.refuse(w, "unavailable", http.StatusServiceUnavailable, errors.New("this node does not serve MQTT; use "+PathOTA))
-	})
+}
+
+// transport decides what a device is offered: what its address pins, else what
+// the operator set for it, else the node's default.
+func (s *Server) transport(pinned, preferred devices.Transport) devices.Transport {
+	for _, t := range []devices.Transport{pinned, preferred, s.opt.Transport} {
+		if t == devices.TransportWebSocket || t == devices.TransportMQTT && s.opt.MQTT != nil {
+			return t
+		}
+	}
+	return devices.TransportWebSocket
 }
 
 // refuse answers with a status that makes the firmware try again later: only
@@ -97,7 +122,7 @@ func (s *Server) refuse(w http.ResponseWriter, kind string, status int, err erro
 	_, _ = w.Write(body) // the device is gone if this fails
 }
 
-func (s *Server) check(w http.ResponseWriter, r *http.Request) {
+func (s *Server) check(w http.ResponseWriter, r *http.Request, pinned devices.Transport) {
 	if !s.limits.allow(s.address(r), s.opt.RatePerMinute, s.opt.Burst) {
 		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many checks from this address; try again"))
 		return
@@ -105,7 +130,7 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request) {
 	c, err := parseRequest(r)
 	if err != nil {
 		if r.Method == http.MethodGet && r.Header.Get("Device-Id") == "" {
-			s.greet(w)
+			s.greet(w, pinned)
 			return
 		}
 		s.refuse(w, "bad_request", http.StatusBadRequest, err)
@@ -122,7 +147,7 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, kind, status, e)
 		return
 	}
-	body, err := s.reply(c.Device, c.ClientID, welcome, time.Now()).encode()
+	body, err := s.reply(c.Device, c.ClientID, welcome, pinned, time.Now()).encode()
 	if err != nil {
 		s.opt.Log.Error("OTA reply refused by its checker; run `fleetd doctor`", "device", c.Device, "error", err)
 		s.refuse(w, "unsafe", http.StatusInternalServerError, errors.New("this node's settings make no safe reply; see its log"))
@@ -138,26 +163,40 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request) {
 }
 
 // greet answers a person who opens the address in a browser.
-func (s *Server) greet(w http.ResponseWriter) {
+func (s *Server) greet(w http.ResponseWriter, pinned devices.Transport) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = fmt.Fprintf(w, "fleetd is here. Devices ask this address (POST) and are sent to %s.\n", s.webSocketURL())
+	where := s.webSocketURL()
+	if s.transport(pinned, devices.TransportNone) == devices.TransportMQTT {
+		where = "MQTT at " + s.opt.MQTT.Endpoint
+	}
+	_, _ = fmt.Fprintf(w, "fleetd is here. Devices ask this address (POST) and are sent to %s.\n", where)
 }
 
 func (s *Server) webSocketURL() string {
 	return "ws" + strings.TrimPrefix(s.opt.PublicURL, "http") + PathWebSocket
 }
 
-func (s *Server) reply(id devices.ID, clientID string, welcome devices.Welcome, now time.Time) reply {
+func (s *Server) reply(id devices.ID, clientID string, welcome devices.Welcome, pinned devices.Transport, now time.Time) reply {
 	_, offset := now.In(s.opt.Location).Zone()
 	r := reply{ServerTime: serverTime{Timestamp: now.UnixMilli(), TimeZone: s.opt.Location.String(), TimezoneOffset: offset / 60}}
-	ws := &webSocket{URL: s.webSocketURL(), Version: s.opt.Framing}
+	token := ""
 	if welcome.Admitted {
-		ws.Token = s.opt.Mint.DeviceToken(string(id), clientID, welcome.Generation)
+		token = s.opt.Mint.DeviceToken(string(id), clientID, welcome.Generation)
 	} else {
 		r.Activation = &activation{Message: "Approve this device with the code " + welcome.Code, Code: welcome.Code,
 			Challenge: welcome.Challenge, TimeoutMS: int(devices.CodeLife / time.Millisecond)}
 	}
-	r.WebSocket = ws // also while waiting: without a section the device falls back to MQTT (application.cc:502-509)
+	// Also while waiting: without a section the device falls back to what its
+	// flash still holds (application.cc:502-509).
+	if s.transport(pinned, welcome.Prefer) == devices.TransportWebSocket {
+		r.WebSocket = &webSocket{URL: s.webSocketURL(), Token: token, Version: s.opt.Framing}
+		return r
+	}
+	r.MQTT = &mqtt{Endpoint: s.opt.MQTT.Endpoint, ClientID: id.Token(), Password: token, PublishTopic: devices.TopicUp(id),
+		SubscribeTopic: devices.TopicDown(id), Keepalive: s.opt.MQTT.Keepalive}
+	if token != "" {
+		r.MQTT.Username = credential.MQTTUser(clientID)
+	}
 	return r
 }
 
@@ -231,9 +270,15 @@ type Settings struct {
 	PublicHost   string // as given, empty if chosen by the node
 	PortMoved    bool   // the default port was taken
 	TLSHere      bool
-	Open         bool // --device-auth none
+	MQTTMoved    bool   // the default MQTT port was taken
+	UDPMoved     bool   // the default UDP port was taken
+	UDP          string // host:port that devices are told for audio
+	Open         bool   // --device-auth none
 	InContainer  bool
 }
+
+// exampleID is a locally administered address, which no device has.
+const exampleID devices.ID = "02:00:00:00:00:00"
 
 // Diagnose shows the world as the device sees it: the reply it would get, and
 // every setting that would strand it. It changes nothing.
@@ -242,9 +287,12 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 	add := func(severity devices.Severity, setting, format string, args ...any) {
 		d.Findings = append(d.Findings, devices.Finding{Severity: severity, Setting: setting, Message: fmt.Sprintf(format, args...)})
 	}
+	if id == "" { // the reply to a device like any other
+		id = exampleID
+	}
 	welcome := s.opt.Service.Welcome(id)
 	clientID := s.opt.Service.ClientOf(id)
-	reply := s.reply(id, clientID, welcome, time.Now())
+	reply := s.reply(id, clientID, welcome, devices.TransportNone, time.Now())
 	body, err := reply.encode()
 	if d.Reply = body; err != nil {
 		d.Status = http.StatusInternalServerError
@@ -262,6 +310,9 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 	} else if s.opt.Settings.TLSHere {
 		add(devices.SeverityError, "--public-device-url", "the listener speaks TLS but devices are told http; give an https URL")
 	}
+	if s.opt.MQTT != nil {
+		s.diagnoseMQTT(add)
+	}
 	if s.opt.Settings.Open {
 		add(devices.SeverityWarning, "--device-auth", "any device may connect without credentials; meant for a lab")
 	}
@@ -269,6 +320,35 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 		add(devices.SeverityError, "clock", "this machine's clock says %d; devices take their time from it", year)
 	}
 	return d
+}
+
+// diagnoseMQTT knows that the port alone decides whether a device uses TLS
+// (esp_mqtt.cc:27-32).
+func (s *Server) diagnoseMQTT(add func(devices.Severity, string, string, ...any)) {
+	host, port, _ := strings.Cut(s.opt.MQTT.Endpoint, ":")
+	secure := port == "" || port == "8883"
+	switch {
+	case secure && !s.opt.Settings.TLSHere:
+		add(devices.SeverityWarning, "--public-mqtt", "devices use TLS at %s because of its port; whatever answers there needs a certificate of a public authority", s.opt.MQTT.Endpoint)
+	case !secure && s.opt.Settings.TLSHere:
+		add(devices.SeverityError, "--mqtt-tls-listen", "devices are told %s and use TLS at port 8883 alone", s.opt.MQTT.Endpoint)
+	}
+	ip, err := netip.ParseAddr(host)
+	if err == nil && s.opt.Settings.TLSHere {
+		add(devices.SeverityError, "--public-host", "devices are told the address %s for MQTT over TLS, which the certificate cannot name; give the name that it has", host)
+	}
+	if host == "localhost" || err == nil && ip.IsLoopback() {
+		add(devices.SeverityError, "--public-mqtt", "devices are told %s for MQTT, which is themselves", host)
+	}
+	if s.opt.Settings.MQTTMoved {
+		add(devices.SeverityWarning, "--mqtt-listen", "the default port was taken, devices are told %s; give --mqtt-listen to choose the port yourself", s.opt.MQTT.Endpoint)
+	}
+	if s.opt.Settings.UDPMoved {
+		add(devices.SeverityWarning, "--udp-listen", "the default port was taken, devices are told %s for audio; give --udp-listen to choose the port yourself", s.opt.Settings.UDP)
+	}
+	if s.opt.Settings.InContainer && s.opt.Settings.UDP != "" {
+		add(devices.SeverityInfo, "--udp-listen", "audio goes to UDP %s: publish that port with /udp, or conversations stay silent", s.opt.Settings.UDP)
+	}
 }
 
 func (s *Server) diagnoseHost(add func(devices.Severity, string, string, ...any)) {

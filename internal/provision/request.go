@@ -92,14 +92,8 @@ func describe(body []byte, c *devices.CheckIn) (mac string) {
 }
 
 func member(object []byte, name string) string {
-	walk := jsonspan.Object(object)
-	for walk.Next() {
-		if string(walk.Key()) == name {
-			text, _ := jsonspan.String(walk.Value())
-			return text
-		}
-	}
-	return ""
+	text, _ := jsonspan.String(jsonspan.Member(object, name))
+	return text
 }
 
 // after returns the plain text between mark and the next quote.

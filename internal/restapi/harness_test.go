@@ -87,7 +87,7 @@ func newFleet(t testing.TB, change ...func(*Options)) *fleet {
 	t.Helper()
 	f := &fleet{ports: &records{Ports: devicetest.New()}, events: &fakeEvents{}, photos: &fakePhotos{}, log: &logBuffer{}}
 	f.service = devices.New(devices.Config{Node: "n-test", CallsPerDevice: 1, Handshakes: 4, Approve: true},
-		devices.Ports{Records: f.ports, Catalogs: f.ports, Keeper: f.ports, Publisher: f.ports, Directory: f.ports, Vision: f.ports,
+		devices.Ports{Records: f.ports, Catalogs: f.ports, Keeper: f.ports, Publisher: f.ports, Directory: f.ports, Router: f.ports, Audio: f.ports, Vision: f.ports,
 			Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(f.service.Close)
 	if err := f.service.Load(t.Context()); err != nil {
@@ -151,7 +151,7 @@ func (f *fleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) 
 	if l.session, err = f.service.Accept(devices.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, l); err != nil {
 		t.Fatal(err)
 	}
-	l.session.StartMCP(true)
+	l.session.StartMCP(devices.FeaturesMCP)
 	devicetest.Eventually(t, "tools are listed", func() bool {
 		v, err := f.service.Get(t.Context(), id)
 		return err == nil && v.Presence.MCP == devices.MCPReady

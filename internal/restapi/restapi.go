@@ -73,6 +73,9 @@ type Options struct {
 	Diagnoser Diagnoser
 	// Nodes are the nodes of the fleet, this one included.
 	Nodes func() []devices.Node
+	// Authenticate judges what an MQTT client of an external broker presents;
+	// nil if there is no such broker.
+	Authenticate func(clientID, username, password string) error
 	// Ready names the parts that are down; none means ready.
 	Ready func() map[string]error
 	// Draining tells whether the node stops: calls are then refused, and event
@@ -108,6 +111,7 @@ func New(opt Options) *Server {
 	s.deviceRoutes()
 	s.toolRoutes()
 	s.callRoutes()
+	s.messageRoutes()
 	s.eventRoutes()
 	s.photoRoutes()
 	s.nodeRoutes()

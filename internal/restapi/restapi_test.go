@@ -17,7 +17,7 @@ var table = []string{
 	"GET /v1/devices", "GET /v1/devices/{device}", "PATCH /v1/devices/{device}", "DELETE /v1/devices/{device}",
 	"POST /v1/devices/{device}/approve", "POST /v1/devices/{device}/revoke",
 	"GET /v1/devices/{device}/tools", "POST /v1/devices/{device}/tools/refresh", "POST /v1/devices/{device}/tools/{tool}/call",
-	"POST /v1/devices/{device}/mcp", "GET /v1/events", "GET /v1/catalogs/{sha256}", "GET /v1/devices/{device}/catalogs",
+	"POST /v1/devices/{device}/mcp", "POST /v1/devices/{device}/messages", "GET /v1/events", "GET /v1/catalogs/{sha256}", "GET /v1/devices/{device}/catalogs",
 	"GET /v1/photos", "GET /v1/photos/{id}", "DELETE /v1/photos/{id}", "GET /v1/nodes", "GET /v1/diagnosis",
 	"GET /v1/log-level", "PUT /v1/log-level", "GET /livez", "GET /readyz", "GET /metrics",
 }

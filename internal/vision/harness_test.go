@@ -106,7 +106,7 @@ func newCampOn(t testing.TB, js jetstream.JetStream, change ...func(*Options)) *
 	c.vision = New(opt)
 	c.vision.Register(mux)
 	c.service = devices.New(devices.Config{Node: "n-test", CallsPerDevice: 1, Handshakes: 1},
-		devices.Ports{Records: c.ports, Catalogs: c.ports, Keeper: c.ports, Publisher: c.ports, Directory: c.ports, Vision: c.vision, Log: opt.Log})
+		devices.Ports{Records: c.ports, Catalogs: c.ports, Keeper: c.ports, Publisher: c.ports, Directory: c.ports, Router: c.ports, Audio: c.ports, Vision: c.vision, Log: opt.Log})
 	t.Cleanup(c.service.Close)
 	if err := c.service.Load(t.Context()); err != nil {
 		t.Fatal(err)

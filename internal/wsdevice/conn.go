@@ -1,12 +1,12 @@
 package wsdevice
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +16,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
 	"fleetd/internal/hello"
+	"fleetd/internal/outbox"
 )
 
 // conn is one upgraded connection. It is the devices.Conn of its session.
@@ -28,12 +29,9 @@ type conn struct {
 	lastSent   atomic.Int64 // unix nanoseconds of the last data frame written
 	lastPing   atomic.Int64
 	unanswered atomic.Int32 // pings
+	slow       atomic.Bool  // it took nothing for WriteTimeout
 
-	mu      sync.Mutex
-	closed  bool
-	writing bool     // someone owns the write side
-	queue   [][]byte // waits for it
-	queued  int      // bytes in queue
+	out outbox.Box
 }
 
 // How long a connection stays open behind our Close frame.
@@ -42,8 +40,6 @@ const (
 	drainLinger = 300 * time.Millisecond // Ctrl-C shall not take a second
 )
 
-var errClosed = errors.New("connection is closed")
-
 // closeCodes are the WebSocket close codes of our own reasons.
 var closeCodes = map[devices.CloseReason]int{
 	devices.CloseNoHello:    websocket.ClosePolicyViolation,
@@ -51,6 +47,7 @@ var closeCodes = map[devices.CloseReason]int{
 	devices.CloseTooLarge:   websocket.CloseMessageTooBig,
 	devices.CloseDraining:   websocket.CloseServiceRestart,
 	devices.CloseContested:  websocket.ClosePolicyViolation,
+	devices.CloseCrowded:    websocket.CloseTryAgainLater,
 	devices.CloseRevoked:    websocket.ClosePolicyViolation,
 	devices.CloseSlow:       websocket.CloseTryAgainLater,
 	devices.CloseIdle:       websocket.CloseNormalClosure,
@@ -62,6 +59,7 @@ var refusals = map[devices.Code]devices.CloseReason{
 	devices.CodeUnavailable:  devices.CloseDraining,
 	devices.CodeUnauthorized: devices.CloseRevoked,
 	devices.CodeForbidden:    devices.CloseContested,
+	devices.CodeDeviceBusy:   devices.CloseCrowded,
 	devices.CodeSuperseded:   devices.CloseSuperseded,
 }
 
@@ -69,6 +67,7 @@ var refusals = map[devices.Code]devices.CloseReason{
 // the rest of the connection's life to a fresh one: opening needs a stack of
 // 8 KB, which a goroutine parked in a read would keep for ever.
 func (c *conn) run(who devices.Identity, begun time.Time) {
+	defer devices.Contain(c.front.opt.Log, c.fault)
 	c.lastSent.Store(begun.UnixNano())
 	// Devices that connect together shall not be pinged together for ever.
 	c.lastPing.Store(begun.Add(-rand.N(PingEvery / 2)).UnixNano())
@@ -79,16 +78,25 @@ func (c *conn) run(who devices.Identity, begun time.Time) {
 	}
 	if c.session.Load() == nil { // a session counts its own end
 		c.Close(reason)
-		c.front.opt.Service.Stats().Closed.Add(reason, 1)
+		if reason != devices.CloseSuperseded { // so does one that was overtaken at once
+			c.front.opt.Service.Stats().Closed.Add(reason, 1)
+		}
 	}
 	c.end()
 }
 
-// end gives up the place that Front.add took.
+// fault ends what a fault of ours has left behind.
+func (c *conn) fault() {
+	if session := c.session.Load(); session != nil {
+		session.Close(devices.CloseInternal)
+	}
+	c.end()
+}
+
+// end gives up the place that Front.conns took.
 func (c *conn) end() {
 	_ = c.ws.Close() // the peer may have closed it
-	c.front.remove(c)
-	c.front.tasks.Done()
+	c.front.conns.Remove(c)
 }
 
 // open waits for the hello and answers it, once, from local state.
@@ -127,8 +135,11 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, de
 		return nil, refusals[devices.AsError(err).Code]
 	}
 	c.session.Store(session)
-	answer, err := session.OpenAudio(h, hello.TransportWebSocket).Append(nil)
-	if err != nil { // only a fault of ours can make an unusable hello
+	reply, err := session.OpenAudio(h, hello.TransportWebSocket, func(*devices.Conversation) (devices.AudioPath, error) {
+		return (*audioPath)(c), nil
+	})
+	answer, appendErr := reply.Append(nil)
+	if err = errors.Join(err, appendErr); err != nil { // only a fault of ours can make an unusable hello
 		log.Error("server hello", "device", who.Device, "error", err)
 		session.Close(devices.CloseInternal)
 		return nil, devices.CloseInternal
@@ -139,13 +150,12 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, de
 	}
 	c.front.opt.Service.Stats().HelloTime.Observe(time.Since(begun))
 	c.ws.SetReadLimit(MessageLimit)
-	c.mu.Lock()
-	if !c.closed { // whoever closed has set a deadline that must stay
+	c.out.IfOpen(func() { // whoever closed has set a deadline that must stay
 		_ = c.ws.SetReadDeadline(time.Time{}) // pings find the dead from here on
-	}
-	c.mu.Unlock()
+	})
 	c.ws.SetPongHandler(c.pong)
-	session.StartMCP(h.MCP)
+	session.BeginConversation()
+	session.StartMCP(devices.FeaturesOf(h.MCP))
 	return session, ""
 }
 
@@ -157,10 +167,7 @@ func (c *conn) pong(string) error {
 // serve feeds the session until the connection ends. Its frame stays small
 // for the same reason: it is there, parked, for every idle device.
 func (c *conn) serve(session *devices.Session) {
-	defer devices.Contain(c.front.opt.Log, func() {
-		session.Close(devices.CloseInternal)
-		c.end()
-	})
+	defer devices.Contain(c.front.opt.Log, c.fault)
 	bad := 0
 	for {
 		kind, r, err := c.ws.NextReader()
@@ -178,6 +185,8 @@ func (c *conn) serve(session *devices.Session) {
 func (c *conn) finish(session *devices.Session, err error) {
 	closed := (*websocket.CloseError)(nil)
 	switch {
+	case c.slow.Load():
+		session.Close(devices.CloseSlow)
 	case errors.Is(err, websocket.ErrReadLimit):
 		session.Close(devices.CloseTooLarge)
 	case errors.As(err, &closed), errors.Is(err, io.EOF), isNetwork(err):
@@ -260,61 +269,47 @@ func readAll(r io.Reader) (*[]byte, error) {
 
 // SendControl writes msg on the caller's goroutine if nobody else is writing,
 // else queues it. See devices.Conn.
-func (c *conn) SendControl(msg []byte) error {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return errClosed
-	}
-	if c.writing {
-		defer c.mu.Unlock()
-		if c.queued+len(msg) > QueueLimit {
-			return devices.ErrOverloaded
-		}
-		c.queue = append(c.queue, bytes.Clone(msg))
-		c.queued += len(msg)
-		return nil
-	}
-	c.writing = true
-	c.mu.Unlock()
-	err := c.write(msg)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err != nil || c.closed || len(c.queue) == 0 {
-		c.writing = false
+func (c *conn) SendControl(msg []byte) error { return c.send(websocket.TextMessage, msg) }
+
+// audioPath is the connection as its conversation sees it.
+type audioPath conn
+
+// SendAudio frames one packet as the device was told. See devices.AudioPath.
+func (p *audioPath) SendAudio(f envelope.Frame) error {
+	c := (*conn)(p)
+	buf := buffers.Get().(*[]byte)
+	defer putBuffer(buf)
+	msg, err := c.framing.AppendFrame((*buf)[:0], f)
+	*buf = msg
+	if err != nil {
 		return err
 	}
-	c.front.tasks.Go(c.flush) // what came meanwhile is not this caller's to wait for
-	return nil
+	return c.send(websocket.BinaryMessage, msg)
 }
 
-// flush writes what is queued and gives the write side back.
-func (c *conn) flush() {
-	for {
-		c.mu.Lock()
-		queue := c.queue
-		c.queue, c.queued = nil, 0
-		if len(queue) == 0 || c.closed {
-			c.writing = false
-			c.mu.Unlock()
-			return
-		}
-		c.mu.Unlock()
-		for _, msg := range queue {
-			if c.write(msg) != nil {
-				break // the reader sees the broken connection and ends the session
-			}
-		}
+// Close does nothing: the connection goes on, or ends with its session.
+func (p *audioPath) Close() {}
+
+// send maps a full outbox to what the core knows.
+func (c *conn) send(kind int, msg []byte) error {
+	err := c.out.Send(c, kind, msg, QueueLimit)
+	if errors.Is(err, outbox.ErrFull) {
+		return devices.ErrOverloaded
 	}
+	return err
 }
 
-// write sends one text message in one frame: fragments deafen firmware up to
-// v2.1.0. The caller owns the write side.
-func (c *conn) write(msg []byte) error {
+// Go implements outbox.Writer.
+func (c *conn) Go(task func()) { c.front.conns.Go(task) }
+
+// Write implements outbox.Writer: one message in one frame, since fragments
+// deafen firmware up to v2.1.0.
+func (c *conn) Write(kind int, msg []byte) error {
 	now := time.Now()
 	_ = c.ws.SetWriteDeadline(now.Add(WriteTimeout)) // never fails (gorilla/websocket)
-	err := c.ws.WriteMessage(websocket.TextMessage, msg)
+	err := c.ws.WriteMessage(kind, msg)
 	if err != nil {
+		c.slow.Store(errors.Is(err, os.ErrDeadlineExceeded))
 		c.expire() // wakes the reader, which closes the connection
 		return err
 	}
@@ -328,14 +323,9 @@ func (c *conn) expire() { _ = c.ws.SetReadDeadline(time.Now()) }
 // firmware neither answers that nor closes TCP (web_socket.cc:383-388), so the
 // reader waits for it a short while at most.
 func (c *conn) Close(reason devices.CloseReason) {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
+	if !c.out.Close() {
 		return
 	}
-	c.closed = true
-	c.queue, c.queued = nil, 0
-	c.mu.Unlock()
 	code, ours := closeCodes[reason]
 	if !ours {
 		c.expire()
@@ -364,19 +354,19 @@ func (c *conn) sweep(now time.Time) {
 	if now.Sub(time.Unix(0, c.lastPing.Load())) >= PingEvery {
 		c.lastPing.Store(now.UnixNano())
 		if c.unanswered.Add(1) > MaxUnanswered {
-			c.front.tasks.Go(func() { session.Close(devices.CloseDead) })
+			c.front.conns.Go(func() { session.Close(devices.CloseDead) })
 			return
 		}
-		c.front.tasks.Go(func() { // the deadline bounds it, and a failure shows as an unanswered ping
+		c.front.conns.Go(func() { // the deadline bounds it, and a failure shows as an unanswered ping
 			_ = c.ws.WriteControl(websocket.PingMessage, nil, time.Now().Add(WriteTimeout))
 		})
 	}
 	idle := now.Sub(time.Unix(0, c.lastSent.Load()))
 	switch {
 	case c.front.opt.CloseIdle && idle >= IdleAfter:
-		c.front.tasks.Go(func() { session.Close(devices.CloseIdle) })
+		c.front.conns.Go(func() { session.Close(devices.CloseIdle) })
 	case !c.front.opt.CloseIdle && idle >= KeepAfter:
-		c.front.tasks.Go(func() {
+		c.front.conns.Go(func() {
 			if errors.Is(c.SendControl(noop), devices.ErrOverloaded) {
 				session.Close(devices.CloseSlow)
 			}

@@ -18,15 +18,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/gorilla/websocket"
-	"golang.org/x/time/rate"
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
+	"fleetd/internal/lobby"
 )
 
 // Limits of the front end.
@@ -65,15 +64,10 @@ type Options struct {
 type Front struct {
 	opt      Options
 	upgrader websocket.Upgrader
-	limit    *rate.Limiter
-	waiting  atomic.Int32
-
-	mu     sync.Mutex
-	conns  map[*conn]struct{}
-	closed bool
-	tasks  sync.WaitGroup
-	ctx    context.Context
-	stop   context.CancelFunc
+	room     *lobby.Room
+	conns    lobby.List[*conn]
+	ctx      context.Context
+	stop     context.CancelFunc
 
 	// Refused counts refusals before the upgrade, by status.
 	Refused devices.CounterMap[int]
@@ -81,7 +75,7 @@ type Front struct {
 
 // New returns a running front end.
 func New(opt Options) *Front {
-	f := &Front{opt: opt, limit: rate.NewLimiter(AcceptRate, AcceptBurst), conns: map[*conn]struct{}{}}
+	f := &Front{opt: opt, room: lobby.NewRoom(lobby.Limits{Rate: AcceptRate, Burst: AcceptBurst, Waiting: MaxWaiting, Patience: AcceptWait})}
 	f.upgrader = websocket.Upgrader{
 		ReadBufferSize:   256, // every connection holds this for ever; longer messages are read past it
 		WriteBufferSize:  1024,
@@ -89,18 +83,16 @@ func New(opt Options) *Front {
 		HandshakeTimeout: HelloTimeout,
 	}
 	f.ctx, f.stop = context.WithCancel(context.Background())
-	f.tasks.Go(f.sweep)
+	f.conns.Go(f.sweep)
 	return f
 }
 
 // Close refuses new connections and waits for every reader to end. Sessions
 // are closed by the devices.Service.
 func (f *Front) Close() {
-	f.mu.Lock()
-	f.closed = true
-	f.mu.Unlock()
+	f.conns.Close()
 	f.stop()
-	f.tasks.Wait()
+	f.conns.Wait()
 }
 
 // ServeHTTP upgrades one device's request, or refuses it with a status and one
@@ -110,7 +102,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	who, status, err := f.identify(r)
 	if err == nil {
-		status, err = http.StatusServiceUnavailable, f.wait(r.Context())
+		status, err = http.StatusServiceUnavailable, f.room.Enter(r.Context())
 	}
 	if err != nil {
 		f.Refused.Add(status, 1)
@@ -128,28 +120,11 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	version, _ := strconv.Atoi(r.Header.Get("Protocol-Version")) // absent or odd counts as 1
 	c := &conn{front: f, ws: ws, framing: envelope.FramingOf(version)}
-	if !f.add(c) {
+	if !f.conns.Add(c) {
 		_ = ws.Close()
 		return
 	}
-	go c.run(who, begun) // owned by f.tasks since add
-}
-
-func (f *Front) add(c *conn) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.closed {
-		return false
-	}
-	f.conns[c] = struct{}{}
-	f.tasks.Add(1)
-	return true
-}
-
-func (f *Front) remove(c *conn) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.conns, c)
+	go c.run(who, begun) // owned by f.conns since Add
 }
 
 // identify checks the request's headers.
@@ -177,25 +152,6 @@ func (f *Front) identify(r *http.Request) (devices.Identity, int, error) {
 	return who, 0, nil
 }
 
-// wait lets connections in at AcceptRate. Above it a connection waits
-// unanswered: a refused device may not come back until someone wakes it.
-func (f *Front) wait(ctx context.Context) error {
-	if f.limit.Allow() {
-		return nil
-	}
-	if f.waiting.Add(1) > MaxWaiting {
-		f.waiting.Add(-1)
-		return errors.New("too many devices connect at once; try again")
-	}
-	defer f.waiting.Add(-1)
-	ctx, cancel := context.WithTimeout(ctx, AcceptWait)
-	defer cancel()
-	if err := f.limit.Wait(ctx); err != nil {
-		return errors.New("too many devices connect at once; try again")
-	}
-	return nil
-}
-
 // sweep pings, keeps alive or closes every connection when it is due. What it
 // starts runs in goroutines of its own, so that one stuck socket delays nobody.
 func (f *Front) sweep() {
@@ -207,12 +163,7 @@ func (f *Front) sweep() {
 		case <-f.ctx.Done():
 			return
 		case now := <-ticker.C:
-			f.mu.Lock()
-			batch = batch[:0]
-			for c := range f.conns {
-				batch = append(batch, c)
-			}
-			f.mu.Unlock()
+			batch = f.conns.Append(batch[:0], func(*conn) bool { return true })
 			for _, c := range batch {
 				c.sweep(now)
 			}

@@ -1,0 +1,111 @@
+package cluster
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+// claimMessage is a claim on the wire, on `<prefix>.claims.<node>`, signed like a
+// hop. The subject lets a node pass over its own without a look at them: there
+// is one for every connection.
+type claimMessage struct {
+	Kind         devices.ClaimKind `json:"kind"`
+	Device       devices.ID        `json:"device"`
+	Node         string            `json:"node"`
+	Epoch        devices.Epoch     `json:"epoch"`
+	Conversation string            `json:"conversation,omitempty"`
+}
+
+const (
+	verbClaim = "claim"
+	verbNews  = "news"
+)
+
+func (l *Link) claims(node string) string { return l.opt.Prefix + ".claims." + node }
+
+func (l *Link) news(node string) string { return l.opt.Prefix + ".news." + node }
+
+// Claim tells every other node. NATS away loses the claim; Service.Reassert
+// makes it good.
+func (l *Link) Claim(c devices.Claim) {
+	if l.opt.Alone {
+		return
+	}
+	body := appendClaim(make([]byte, 0, 192), c)
+	msg := &nats.Msg{Subject: l.claims(l.opt.Node), Data: body, Header: nats.Header{
+		HeaderHop: []string{l.opt.Mint.HopSignature(string(c.Device), verbClaim, body)}}}
+	if err := l.opt.Conn.PublishMsg(msg); err != nil {
+		l.ClaimsLost.Add(1)
+	}
+}
+
+func appendClaim(dst []byte, c devices.Claim) []byte {
+	dst = jsonspan.AppendString(append(dst, `{"kind":`...), string(c.Kind))
+	dst = jsonspan.AppendString(append(dst, `,"device":`...), string(c.Device))
+	dst = jsonspan.AppendString(append(dst, `,"node":`...), c.Node)
+	dst = strconv.AppendInt(append(dst, `,"epoch":`...), int64(c.Epoch), 10)
+	if c.Conversation != "" {
+		dst = jsonspan.AppendString(append(dst, `,"conversation":`...), c.Conversation)
+	}
+	return append(dst, '}')
+}
+
+// claimed takes a claim.
+func (l *Link) claimed(msg *nats.Msg) {
+	if msg.Subject == l.ownClaims {
+		return
+	}
+	defer devices.Contain(l.opt.Log, nil)
+	var c claimMessage
+	if err := json.Unmarshal(msg.Data, &c); err != nil || c.Node == l.opt.Node {
+		return
+	}
+	if !l.opt.Mint.IsHop(msg.Header.Get(HeaderHop), string(c.Device), verbClaim, msg.Data) {
+		l.Refused.Add(devices.CodeUnauthorized, 1)
+		return
+	}
+	l.Requests.Add(verbClaim, 1)
+	l.service.Load().Claimed(devices.Claim{Device: c.Device, Kind: c.Kind, Node: c.Node, Epoch: c.Epoch, Conversation: c.Conversation})
+}
+
+// newsMessage is news on the wire, on `<prefix>.news`.
+type newsMessage struct {
+	Node string `json:"node"`
+	devices.News
+}
+
+// Tell passes news on to every other node.
+func (l *Link) Tell(n devices.News) {
+	if l.opt.Alone {
+		return
+	}
+	body, err := json.Marshal(newsMessage{l.opt.Node, n})
+	if err != nil {
+		l.opt.Log.Error("news", "error", err)
+		return
+	}
+	msg := &nats.Msg{Subject: l.news(l.opt.Node), Data: body, Header: nats.Header{HeaderHop: []string{l.opt.Mint.HopSignature("", verbNews, body)}}}
+	if err := l.opt.Conn.PublishMsg(msg); err != nil {
+		l.ClaimsLost.Add(1)
+	}
+}
+
+// learn takes another node's news.
+func (l *Link) learn(msg *nats.Msg) {
+	defer devices.Contain(l.opt.Log, nil)
+	var n newsMessage
+	if err := json.Unmarshal(msg.Data, &n); err != nil || n.Node == l.opt.Node {
+		return
+	}
+	if !l.opt.Mint.IsHop(msg.Header.Get(HeaderHop), "", verbNews, msg.Data) {
+		l.Refused.Add(devices.CodeUnauthorized, 1)
+		return
+	}
+	l.Requests.Add(verbNews, 1)
+	l.service.Load().Learn(n.News)
+}

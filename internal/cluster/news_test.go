@@ -1,0 +1,68 @@
+package cluster
+
+import (
+	"testing"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// What one node decides holds on the other: a device known to one is known to
+// both, a revocation ends the session wherever it is, and a forgotten device is
+// nobody's.
+func TestNewsReachEveryNode(t *testing.T) {
+	f := newFleet(t)
+	if _, err := f.holding.CheckIn(devices.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "the other node knows the device", func() bool { return f.fwd.IsMember(id) && f.fwd.ClientOf(id) == "c" })
+	c := &script{Script: devicetest.NewScript()}
+	session, err := f.fwd.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.session = session
+	name := "lamp"
+	if err := f.fwd.Edit(id, devices.Edit{Name: &name}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.holding.Revoke(id); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "the session on the other node ends", func() bool { return !online(f.fwd) && !f.fwd.IsMember(id) })
+	if generation, ok := f.fwd.Generation(id); ok || generation != 1 {
+		t.Errorf("the other node gives generation %d, %t", generation, ok)
+	}
+	if _, err := f.fwd.Approve(string(id)); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "both admit it again", func() bool { _, ok := f.holding.Generation(id); return ok && f.holding.IsMember(id) })
+	if err := f.holding.Forget(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "nobody knows it", func() bool { return !f.fwd.IsMember(id) && !f.holding.IsMember(id) })
+	if generation, _ := f.fwd.Generation(id); generation != 2 {
+		t.Errorf("its credentials live on with generation %d", generation)
+	}
+}
+
+// A device that waits speaks one code, whichever node it asks, and any node
+// takes it.
+func TestCodesAreShared(t *testing.T) {
+	f := newFleetWith(t, devices.Config{CallsPerDevice: 1, Handshakes: 4, Approve: true})
+	first, err := f.holding.CheckIn(devices.CheckIn{Device: id, ClientID: "c"})
+	if err != nil || first.Admitted || first.Code == "" {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	var code string
+	devicetest.Eventually(t, "both nodes give the same code", func() bool {
+		a, errA := f.holding.CheckIn(devices.CheckIn{Device: id, ClientID: "c"})
+		b, errB := f.fwd.CheckIn(devices.CheckIn{Device: id, ClientID: "c"})
+		code = a.Code
+		return errA == nil && errB == nil && a.Code == b.Code
+	})
+	if _, err := f.fwd.Approve(code); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "both admit it", func() bool { return f.holding.Activated(id, "c") && f.fwd.Activated(id, "c") })
+}

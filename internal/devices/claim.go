@@ -1,0 +1,175 @@
+package devices
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"fleetd/internal/jsonspan"
+)
+
+// ClaimKind says why a node claims a device.
+type ClaimKind string
+
+// Claims. The clocks of two nodes differ, so that of two connections the newer
+// one may have the lower epoch; a connect claim therefore wins over whatever is
+// held, and the loser's epoch comes back for the winner to rise above.
+const (
+	ClaimConnect  ClaimKind = "connect"  // the device has just connected here
+	ClaimReassert ClaimKind = "reassert" // it still is; the lower epoch gives way
+	ClaimAnswer   ClaimKind = "answer"   // a connect claim was obeyed
+)
+
+// closeCalls is how close to each other two connections count as simultaneous:
+// then the higher epoch wins, since neither node knows which was first.
+const closeCalls = 2 * time.Second
+
+// Claim says that a node holds a device's session, or gave it up.
+type Claim struct {
+	Device ID
+	Kind   ClaimKind
+	Node   string
+	Epoch  Epoch
+	// Conversation is, in an answer, the id of the UDP conversation that ended
+	// with the session: the device must be told goodbye with it.
+	Conversation string
+}
+
+func (x *Session) claim(kind ClaimKind) {
+	x.svc.ports.Directory.Claim(Claim{Device: x.who.Device, Kind: kind, Node: x.svc.cfg.Node, Epoch: x.Epoch()})
+}
+
+// Claimed takes a claim of another node.
+func (s *Service) Claimed(c Claim) {
+	e := s.hub.get(c.Device)
+	if e == nil {
+		return
+	}
+	e.mu.Lock()
+	e.lastEpoch = max(e.lastEpoch, c.Epoch) // a later connection here stands above it
+	e.mu.Unlock()
+	x := e.session.Load()
+	if x == nil {
+		return
+	}
+	switch mine := x.Epoch(); c.Kind {
+	case ClaimConnect:
+		if x.stands(mine, c) {
+			x.claim(ClaimConnect) // they hear it, and give way
+			return
+		}
+		x.yield(c, true)
+	case ClaimReassert:
+		switch {
+		case mine > c.Epoch:
+			x.claim(ClaimReassert)
+		case mine < c.Epoch:
+			x.yield(c, false)
+		}
+	case ClaimAnswer:
+		x.rise(c)
+	}
+}
+
+// stands tells whether the session stands against a connect claim: if both
+// connections are close calls, the higher epoch does, for both nodes the same.
+// Either sign of closeness may be missing: the epochs are apart if the clocks
+// are, and the claim may have been long on its way.
+func (x *Session) stands(mine Epoch, c Claim) bool {
+	if mine == c.Epoch {
+		return x.svc.cfg.Node > c.Node
+	}
+	return mine > c.Epoch && (mine-c.Epoch < Epoch(closeCalls.Microseconds()) || time.Since(x.connected) < closeCalls)
+}
+
+// yield ends the session in favour of another node's.
+func (x *Session) yield(c Claim, answer bool) {
+	conversation := ""
+	if open := x.entry.conversation.Load(); open != nil && open.owner == nil {
+		conversation = open.id
+		defer open.end()
+	}
+	x.svc.log.Info("device is held by another node", "device", c.Device, "session", x.id, "epoch", x.Epoch(), "other", c.Node)
+	x.Close(CloseSuperseded)
+	if answer {
+		x.svc.ports.Directory.Claim(Claim{Device: c.Device, Kind: ClaimAnswer, Node: x.svc.cfg.Node, Epoch: x.Epoch(), Conversation: conversation})
+	}
+}
+
+// rise puts the session above one that gave way with a higher epoch, whose rows
+// would otherwise stand in front of ours, and ends what the device still has
+// open with the other node.
+func (x *Session) rise(c Claim) {
+	if c.Conversation != "" && x.who.Transport == TransportMQTT {
+		x.sayGoodbye(c.Conversation)
+	}
+	x.entry.mu.Lock()
+	x.mu.Lock()
+	behind := c.Epoch >= x.epoch && x.closed == ""
+	if behind {
+		x.epoch = max(c.Epoch, x.entry.lastEpoch) + 1
+		x.entry.lastEpoch = x.epoch
+	}
+	x.entry.mu.Unlock()
+	if !behind {
+		x.mu.Unlock()
+		return
+	}
+	presence := x.presenceLocked(true)
+	x.mu.Unlock()
+	x.svc.ports.Records.SavePresence(presence)
+	x.claim(ClaimReassert)
+}
+
+// Reassert claims everything that this node holds: after a partition, and every
+// now and then in case a claim was lost.
+func (s *Service) Reassert() { s.Sessions(func(x *Session) { x.claim(ClaimReassert) }) }
+
+// Lease is a node's sign of life in the database.
+type Lease struct {
+	Node     string
+	Instance string // of one start
+	Beat     int64  // counts up while it lives
+	Started  time.Time
+	Version  string
+	API      string
+	Devices  int
+}
+
+// losePage bounds what LoseNode marks at a time.
+const losePage = 500
+
+// LoseNode marks what a dead node left online as offline, and says so: every
+// node that finds out does it, and the stream keeps one event of each.
+// online reads the rows that are left.
+func (s *Service) LoseNode(ctx context.Context, node string, online func(ctx context.Context, node string, limit int) ([]Presence, error)) (int, error) {
+	lost := 0
+	for {
+		rows, err := online(ctx, node, losePage)
+		if err != nil {
+			return lost, fmt.Errorf("read devices of node %s: %w", node, err)
+		}
+		for _, p := range rows {
+			s.lose(p)
+		}
+		if lost += len(rows); len(rows) < losePage {
+			return lost, nil
+		}
+		select { // for the rows to be written
+		case <-ctx.Done():
+			return lost, ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// lose marks one device as offline, unless it is connected here meanwhile.
+func (s *Service) lose(p Presence) {
+	if s.hub.session(p.Device) != nil {
+		return
+	}
+	p.Online, p.Reason, p.Seq = false, string(reasonNodeLost), p.Seq+1
+	s.ports.Records.SavePresence(p)
+	s.ports.Publisher.Publish(Event{Kind: EventOffline, Device: p.Device, Session: p.Session, Epoch: p.Epoch, Seq: p.Seq, Time: time.Now(),
+		MsgID: offlineID(p.Device, p.Epoch), Fields: jsonspan.AppendString([]byte(`"reason":`), string(reasonNodeLost))})
+}

@@ -1,0 +1,107 @@
+package devices_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// A node that leaves lets nobody in and its devices go one by one.
+func TestLeaveSpreadsTheDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := devicetest.New().Service(t, devices.Config{})
+		const fleet = 40
+		accept := func(n int) error {
+			_, err := s.Accept(devices.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", n)), ClientID: "c", Transport: devices.TransportMQTT}, &pipe{script: devicetest.NewScript()})
+			return err
+		}
+		for n := range fleet {
+			if err := accept(n); err != nil {
+				t.Fatal(err)
+			}
+		}
+		held := func() (n int) { s.Sessions(func(*devices.Session) { n++ }); return n }
+		done := make(chan struct{})
+		go func() { defer close(done); s.Leave(t.Context(), 20*time.Second) }()
+		time.Sleep(10*time.Second - time.Millisecond)
+		if n := held(); n < fleet/2-1 || n > fleet/2+1 {
+			t.Errorf("%d of %d devices are left at half time", n, fleet)
+		}
+		if err := accept(99); devices.AsError(err).Code != devices.CodeUnavailable {
+			t.Errorf("a device that comes now: %v", err)
+		}
+		<-done
+		if n := held(); n != 0 {
+			t.Errorf("%d devices are left", n)
+		}
+	})
+}
+
+// What a dead node left online goes offline once; a device that is here by now
+// is left alone.
+func TestLoseNode(t *testing.T) {
+	ports := devicetest.New()
+	s := ports.Service(t, devices.Config{Alive: func(string) bool { return true }})
+	p := overMQTT(t, s)
+	rows := []devices.Presence{{Device: id, Epoch: 5, Seq: 1, Online: true, Node: "dead"}, {Device: "02:00:00:00:00:09", Epoch: 7, Seq: 3, Online: true, Node: "dead", Session: "s"}}
+	lost, err := s.LoseNode(t.Context(), "dead", func(_ context.Context, node string, _ int) ([]devices.Presence, error) {
+		if node != "dead" {
+			t.Errorf("asked for %s", node)
+		}
+		return rows, nil
+	})
+	if err != nil || lost != 2 {
+		t.Errorf("%d, %v", lost, err)
+	}
+	events := ports.Seen(devices.EventOffline)
+	if len(events) != 1 || events[0].Device != "02:00:00:00:00:09" || events[0].MsgID != "020000000009-7-offline" || string(events[0].Fields) != `"reason":"node_lost"` {
+		t.Errorf("events %+v", events)
+	}
+	if _, n, _, _ := ports.Of(id); !n.Online || n.Session != p.session.ID() {
+		t.Errorf("the device that is here is %+v", n)
+	}
+	if _, n, _, _ := ports.Of("02:00:00:00:00:09"); n.Online || n.Seq != 4 || n.Reason != "node_lost" {
+		t.Errorf("the lost one is %+v", n)
+	}
+}
+
+// Every connection is claimed, and the claims of others are obeyed or not.
+func TestClaims(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ports := devicetest.New()
+		s := ports.Service(t, devices.Config{Node: "b"})
+		p := overMQTT(t, s)
+		mine := p.session.Epoch()
+		claims := func() []devices.Claim { return ports.Claimed() }
+		if c := claims(); len(c) != 1 || c[0] != (devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "b", Epoch: mine}) {
+			t.Fatalf("claims %+v", c)
+		}
+		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: mine - 1})
+		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: mine})
+		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "a", Epoch: mine - 1})
+		if p.reason() != "" || len(claims()) != 4 {
+			t.Fatalf("closed as %q after %+v", p.reason(), claims())
+		}
+		time.Sleep(time.Minute)
+		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: mine - devices.Epoch(time.Hour/time.Microsecond)})
+		if p.reason() != devices.CloseSuperseded {
+			t.Fatal("a connection elsewhere did not end this one: the other clock is behind")
+		}
+		if last := claims()[len(claims())-1]; last.Kind != devices.ClaimAnswer || last.Epoch != mine {
+			t.Errorf("answered by %+v", last)
+		}
+		again := overMQTT(t, s)
+		if again.session.Epoch() <= mine {
+			t.Error("the next session is below the one before")
+		}
+		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "a", Epoch: again.session.Epoch() + 1})
+		if again.reason() != devices.CloseSuperseded {
+			t.Error("a higher epoch did not end this session")
+		}
+	})
+}

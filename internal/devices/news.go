@@ -1,0 +1,110 @@
+package devices
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// News is what one node decided about a device and every other must know at
+// once: whom it admits, whose credentials are worth nothing any more, and what
+// the operator wrote. The database has it too, but is asked only at the start.
+type News struct {
+	Device    *Device    `json:"device,omitempty"`
+	Exception *Exception `json:"exception,omitempty"`
+	Forgotten bool       `json:"forgotten,omitempty"` // the device of Exception is no member any more
+	Spoken    *Spoken    `json:"spoken,omitempty"`
+}
+
+// Spoken is the activation code that a waiting client speaks.
+type Spoken struct {
+	Device    ID     `json:"device"`
+	ClientID  string `json:"client_id"`
+	Code      string `json:"code"`
+	Challenge string `json:"challenge"`
+}
+
+// Learn takes another node's news. Nothing is written: who decides writes.
+func (s *Service) Learn(n News) {
+	if n.Device != nil {
+		s.learnDevice(*n.Device)
+	}
+	if c := n.Spoken; c != nil {
+		now := time.Now() // its life is counted by our own clock
+		s.pending.learn(c.Device, pending{clientID: c.ClientID, code: c.Code, challenge: c.Challenge, expires: now.Add(CodeLife)}, now)
+	}
+	if n.Exception == nil {
+		return
+	}
+	s.applyException(*n.Exception)
+	e := s.hub.get(n.Exception.Device)
+	if e == nil {
+		return
+	}
+	if n.Forgotten {
+		e.mu.Lock()
+		e.forgotten = true
+		e.mu.Unlock()
+		s.hub.orphans.Store(e.id, *n.Exception)
+		s.hub.remove(e.id)
+		s.pending.drop(e.id)
+		e.evict()
+	} else if e.holdsOutdated() {
+		e.evict()
+	}
+	if s.cfg.Excepted != nil {
+		s.cfg.Excepted()
+	}
+}
+
+func (e *entry) holdsOutdated() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	x := e.session.Load()
+	return x != nil && e.outdatedLocked(x)
+}
+
+// outdatedLocked tells whether the session came in with credentials that are
+// worth nothing any more.
+func (e *entry) outdatedLocked(x *Session) bool {
+	return x.who.Verified && (e.revoked || e.generation != x.who.Generation)
+}
+
+func (s *Service) learnDevice(d Device) {
+	d.Board, d.Firmware, d.ELF = s.strings.get(d.Board), s.strings.get(d.Firmware), s.strings.get(d.ELF)
+	e, created := s.hub.ensure(d.ID, func() *Device { return &d })
+	if created {
+		return
+	}
+	e.update(func(mine *Device) {
+		said := *mine
+		*mine = d
+		if said.CheckedAt.After(d.CheckedAt) { // what it said here is newer
+			mine.Board, mine.Firmware, mine.ELF, mine.Chip = said.Board, said.Firmware, said.ELF, said.Chip
+			mine.Language, mine.Serial, mine.ActivateV2, mine.CheckedAt = said.Language, said.Serial, said.ActivateV2, said.CheckedAt
+		}
+	})
+	if d.PendingID == "" {
+		s.pending.drop(d.ID)
+	}
+}
+
+// Reload learns everything anew from the database: after the node was cut off
+// from the others.
+func (s *Service) Reload(ctx context.Context) error {
+	exceptions, err := s.ports.Keeper.LoadExceptions(ctx)
+	if err != nil {
+		return fmt.Errorf("load exceptions: %w", err)
+	}
+	for i := range exceptions {
+		s.Learn(News{Exception: &exceptions[i]})
+	}
+	err = s.ports.Keeper.LoadDevices(ctx, func(row Row) error {
+		s.learnDevice(row.Device)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("load devices: %w", err)
+	}
+	return nil
+}

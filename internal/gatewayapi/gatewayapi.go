@@ -1,0 +1,235 @@
+// Package gatewayapi serves the HTTP API of xiaozhi-mqtt-gateway (its app.js,
+// on Express) onto devices.Service, so that consoles and scripts written for it
+// go on working: the same routes, tokens, statuses and bodies, byte for byte,
+// as its commit 93f026a answers them.
+//
+// What it adds stays out of their way: the headers X-Fleetd-Code and
+// X-Fleetd-Operation, statuses that tell failures apart with `?strict=1`, and
+// the admin token of the fleet beside the daily one. What it changes is what no
+// caller can want back: requests are authenticated before their body is read,
+// refusals of Express itself are JSON and not HTML pages, and a device is found
+// by its MAC address alone, since GID and uuid differ between those who make
+// client ids.
+package gatewayapi
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+)
+
+// DefaultTimeout is the gateway's fixed one: from the request to the device's
+// answer, waiting included.
+const DefaultTimeout = 5 * time.Second
+
+// Headers of every answer.
+const (
+	HeaderCode      = "X-Fleetd-Code"      // `ok`, `ignored`, or the stable name of what went wrong
+	HeaderOperation = "X-Fleetd-Operation" // an opaque id that the log has too
+)
+
+// Codes beyond those of the core.
+const (
+	CodeOK             devices.Code = "ok"
+	CodeIgnored        devices.Code = "ignored" // a notification: devices do nothing with it, so it was not sent
+	CodeNotImplemented devices.Code = "not_implemented"
+)
+
+// Route names a route in metrics and log.
+type Route string
+
+// Routes.
+const (
+	RouteCommands Route = "commands"
+	RouteStatus   Route = "status"
+	RouteCalls    Route = "calls" // between two devices: not offered
+	RouteOther    Route = "other"
+)
+
+// Service is what the API needs of the core.
+type Service interface {
+	// Get describes a device; only whether it is connected, and whether a
+	// conversation is open, is used.
+	Get(ctx context.Context, id devices.ID) (devices.View, error)
+	// CallRPC sends an MCP request to a device wherever it is connected.
+	// tools/call takes the one checked path of all calls.
+	CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error)
+}
+
+// Options of a Server. All fields but Timeout are required.
+type Options struct {
+	Service Service
+	Gateway *credential.Gateway
+	Timeout time.Duration    // of one request; 0 means DefaultTimeout
+	Mint    *credential.Mint // whose admin token is accepted, too
+	Log     *slog.Logger
+}
+
+// RequestKey is what requests are counted by.
+type RequestKey struct {
+	Route Route
+	Code  devices.Code
+}
+
+// Server is the API: an http.Handler for plain HTTP. Every answer is given
+// within Timeout once the body is read, so its http.Server should have a
+// ReadTimeout of some seconds.
+type Server struct {
+	opt Options
+	mux *http.ServeMux
+
+	// Requests counts answers. Keys are a closed set.
+	Requests devices.CounterMap[RequestKey]
+}
+
+// New returns a Server.
+func New(opt Options) *Server {
+	opt.Timeout = cmp.Or(opt.Timeout, DefaultTimeout)
+	s := &Server{opt: opt, mux: http.NewServeMux()}
+	for pattern, route := range map[string]struct {
+		name   Route
+		handle func(*exchange)
+	}{
+		"POST /api/commands/{clientId}": {RouteCommands, s.command},
+		"POST /api/devices/status":      {RouteStatus, s.status},
+		"POST /api/call/request":        {RouteCalls, refuseCalls},
+		"POST /api/call/accept":         {RouteCalls, refuseCalls},
+	} {
+		handler := s.serve(route.name, s.admitted(route.handle))
+		s.mux.Handle(pattern, handler)
+		s.mux.Handle(pattern+"/{$}", handler) // Express takes a slash at the end, too
+	}
+	s.mux.Handle("/", s.serve(RouteOther, unknown))
+	return s
+}
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+
+// exchange is one request and what becomes of it. A handler sets the last four.
+type exchange struct {
+	w         http.ResponseWriter
+	r         *http.Request
+	operation string
+	strict    bool   // failures have statuses of their own
+	caller    string // by which token, for the log
+	device    devices.ID
+	method    string
+
+	status int
+	code   devices.Code
+	body   []byte
+	fault  error // of ours, for the log
+}
+
+// maxLoggedMethod bounds what a caller can write into a line of the log.
+const maxLoggedMethod = 64
+
+func (s *Server) serve(route Route, handle func(*exchange)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		begun := time.Now()
+		x := &exchange{w: w, r: r, operation: rand.Text(), strict: r.URL.RawQuery != "" && r.URL.Query().Get("strict") == "1"}
+		handle(x)
+		h := w.Header()
+		h.Set("Content-Type", "application/json; charset=utf-8")
+		h.Set("Content-Length", strconv.Itoa(len(x.body)))
+		h.Set(HeaderCode, string(x.code))
+		h.Set(HeaderOperation, x.operation)
+		w.WriteHeader(x.status)
+		_, _ = w.Write(x.body) // the client is gone if this fails
+		s.Requests.Add(RequestKey{route, x.code}, 1)
+		s.log(route, x, time.Since(begun))
+	})
+}
+
+// log writes one line per request: calls act on devices, and a caller who
+// reports an operation wants it found. Status queries, which consoles repeat
+// all day, are only told to those who debug.
+func (s *Server) log(route Route, x *exchange, took time.Duration) {
+	level := slog.LevelInfo
+	switch {
+	case x.fault != nil:
+		level = slog.LevelError
+	case route == RouteStatus && x.code == CodeOK:
+		level = slog.LevelDebug
+	}
+	if !s.opt.Log.Enabled(x.r.Context(), level) {
+		return
+	}
+	attrs := []slog.Attr{slog.String("route", string(route)), slog.String("operation", x.operation), slog.String("code", string(x.code)),
+		slog.Int("status", x.status), slog.String("remote", x.r.RemoteAddr), slog.Duration("took", took)}
+	if x.caller != "" {
+		attrs = append(attrs, slog.String("caller", x.caller))
+	}
+	if x.device != "" {
+		attrs = append(attrs, slog.String("device", string(x.device)))
+	}
+	if x.method != "" {
+		attrs = append(attrs, slog.String("method", x.method[:min(len(x.method), maxLoggedMethod)]))
+	}
+	if x.fault != nil {
+		attrs = append(attrs, slog.Any("error", x.fault))
+	}
+	s.opt.Log.LogAttrs(x.r.Context(), level, "gateway API request", attrs...)
+}
+
+// The gateway's own sentences.
+const (
+	textNoToken      = "未提供有效的Authorization头"
+	textWrongToken   = "无效的授权令牌"
+	textNotConnected = "设备未连接"
+	textBadCommand   = "指令类型无效"
+	textNoList       = "clientIds必须是一个数组"
+	textTimeout      = "timeout"
+	textClosed       = "Connection closed"
+)
+
+// admitted calls handle for requests with a token that is good. Like the
+// gateway it takes `Bearer ` in no other case, and what stands between the
+// first blank and the second.
+func (s *Server) admitted(handle func(*exchange)) func(*exchange) {
+	return func(x *exchange) {
+		rest, found := strings.CutPrefix(x.r.Header.Get("Authorization"), "Bearer ")
+		if !found {
+			x.refuse(http.StatusUnauthorized, devices.CodeUnauthorized, textNoToken)
+			return
+		}
+		token, _, _ := strings.Cut(rest, " ")
+		daily, admin := s.opt.Gateway.IsDaily(token, time.Now()), s.opt.Mint.IsAdmin(token)
+		switch {
+		case daily:
+			x.caller = "daily token"
+		case admin:
+			x.caller = "admin token"
+		default:
+			x.refuse(http.StatusUnauthorized, devices.CodeUnauthorized, textWrongToken)
+			return
+		}
+		handle(x)
+	}
+}
+
+// refuseCalls stands where the gateway connects the audio of two devices.
+func refuseCalls(x *exchange) {
+	x.refuse(http.StatusNotImplemented, CodeNotImplemented,
+		"fleetd does not bridge calls between devices; keep the gateway for these, or use another service")
+}
+
+func unknown(x *exchange) {
+	x.refuse(http.StatusNotFound, devices.CodeNotFound,
+		"there is nothing here: POST to /api/commands/{clientId} or /api/devices/status")
+}
+
+// refuse answers like the gateway's middleware: the error alone.
+func (x *exchange) refuse(status int, code devices.Code, text string) {
+	x.status, x.code = status, code
+	x.body = append(appendString([]byte(`{"error":`), text), '}')
+}

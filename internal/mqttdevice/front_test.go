@@ -1,0 +1,218 @@
+package mqttdevice_test
+
+import (
+	"crypto/rand"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/mqttdevice"
+	"fleetd/internal/udpaudio"
+)
+
+const id = devices.ID("02:00:00:00:00:01")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bench is a front end behind a real listener and a real UDP socket.
+type bench struct {
+	*devicetest.Ports
+	service *devices.Service
+	mint    *credential.Mint
+	gateway *credential.Gateway
+	front   *mqttdevice.Front
+	options mqttdevice.Options
+	address string
+}
+
+func open(t *testing.T) *bench {
+	t.Helper()
+	b := ground(t)
+	b.listen(t)
+	return b
+}
+
+func (b *bench) listen(t *testing.T) {
+	t.Helper()
+	b.front = mqttdevice.New(b.options)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		b.front.Serve(l)
+	}()
+	b.address = l.Addr().String()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-served
+		b.service.Close()
+		b.front.Close()
+	})
+}
+
+// ground is what both sources stand on.
+func ground(t *testing.T) *bench { return groundWith(t, devices.Config{}) }
+
+func groundWith(t *testing.T, cfg devices.Config) *bench {
+	t.Helper()
+	mint, err := credential.New([]byte("a secret for tests only"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	udp, err := udpaudio.Listen(t.Context(), "127.0.0.1:0", log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(udp.Close)
+	b := &bench{Ports: devicetest.New(), mint: mint}
+	if b.gateway, err = credential.NewGateway("Gq7Tz9mKfleet"); err != nil {
+		t.Fatal(err)
+	}
+	b.service = b.Service(t, cfg)
+	b.options = mqttdevice.Options{Service: b.service, Mint: mint, Gateway: b.gateway, UDP: udp, Server: "127.0.0.1", Port: udp.Addr().Port(), Log: log}
+	return b
+}
+
+func (b *bench) login(id devices.ID, client string) login {
+	return login{id.Token(), credential.MQTTUser(client), b.mint.DeviceToken(string(id), client, 0)}
+}
+
+func (b *bench) dial(t testing.TB, id devices.ID, client string) devicetest.Device {
+	t.Helper()
+	d, err := connect("tcp://"+b.address, b.login(id, client), id, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestFrontEndSuiteOwnListener(t *testing.T) {
+	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
+		b := open(t)
+		return devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello, Lacks: map[string]string{
+			devicetest.OneHello: "each hello opens a conversation of its own"}}
+	})
+}
+
+// clientID is one that no other run of the tests uses at the same broker.
+func clientID() string { return "fleetd-test-" + rand.Text() }
+
+// broker is a real one, such as Mosquitto.
+func broker(t *testing.T) string {
+	t.Helper()
+	address := os.Getenv("FLEETD_TEST_MQTT")
+	if address == "" {
+		address = "tcp://127.0.0.1:1883"
+	}
+	c, err := net.DialTimeout("tcp", strings.TrimPrefix(address, "tcp://"), time.Second)
+	if err != nil {
+		t.Skipf("no MQTT broker at %s (FLEETD_TEST_MQTT): %v", address, err)
+	}
+	_ = c.Close()
+	return address
+}
+
+func TestFrontEndSuiteExternalBroker(t *testing.T) {
+	address := broker(t)
+	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
+		b := ground(t)
+		b.become(t, id, "c1") // devices ask the OTA address first
+		b.become(t, "02:00:00:00:00:02", "other")
+		source, err := mqttdevice.NewBroker(b.options, address, clientID(), time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			b.service.Close()
+			source.Close()
+		})
+		devicetest.Eventually(t, "the broker is connected", source.Up)
+		return devicetest.Frontend{Service: b.service, Ports: b.Ports, Hello: hello,
+			Dial: func(t testing.TB, id devices.ID, client string) devicetest.Device {
+				d, err := connect(address, b.login(id, client), id, true)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := d.publish("fleetd/"+id.Token()+"/connected", ""); err != nil { // as the broker would
+					t.Fatal(err)
+				}
+				return d
+			},
+			Lacks: map[string]string{
+				devicetest.OneHello:      "each hello opens a conversation of its own",
+				devicetest.NewestWins:    "the broker changes connections behind one session",
+				devicetest.CallsEnd:      "a broker without events tells nobody that a device left",
+				devicetest.OnlineOffline: "the end shows only in a probe, so its reason is another",
+			}}
+	})
+}
+
+// become makes the device a member, as its OTA check does.
+func (b *bench) become(t *testing.T, id devices.ID, client string) {
+	t.Helper()
+	if _, err := b.service.CheckIn(devices.CheckIn{Device: id, ClientID: client}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A device that goes without a word is found out by its silence and a probe;
+// one that the broker reports gone is gone at once.
+func TestBrokerNoticesAbsence(t *testing.T) {
+	address := broker(t)
+	b := ground(t)
+	b.become(t, id, "c1")
+	source, err := mqttdevice.NewBroker(b.options, address, clientID(), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.service.Close(); source.Close() })
+	devicetest.Eventually(t, "the broker is connected", source.Up)
+	for _, reported := range []bool{false, true} {
+		d, err := connect(address, b.login(id, "c1"), id, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Send(`{"type":"noop"}`); err != nil {
+			t.Fatal(err)
+		}
+		devicetest.Eventually(t, "the first message opens a session", func() bool {
+			v, err := b.service.Get(t.Context(), id)
+			return err == nil && v.State == devices.StateOnline
+		})
+		if reported {
+			if err := d.publish("fleetd/"+id.Token()+"/disconnected", ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d.Close()
+		devicetest.Eventually(t, "the session ends", func() bool {
+			v, err := b.service.Get(t.Context(), id)
+			return err == nil && v.State == devices.StateOffline
+		})
+	}
+	reasons := b.Seen(devices.EventOffline)
+	if len(reasons) != 2 || string(reasons[0].Fields) != `"reason":"dead"` || string(reasons[1].Fields) != `"reason":"gone"` {
+		t.Errorf("offline events %+v", reasons)
+	}
+	stranger, err := connect(address, login{client: "stranger"}, "02:00:00:00:00:77", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	if err := stranger.Send(hello); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "a stranger is refused", func() bool { return source.Stats().Connacks.Get("refused") > 0 })
+}

@@ -1,0 +1,177 @@
+package mqttdevice
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/eclipse/paho.mqtt.golang/packets"
+)
+
+// Errors of a fixed header (MQTT 3.1.1, section 2.2).
+var (
+	errLength   = errors.New("remaining length has more than four bytes")
+	errType     = errors.New("packet type does not exist or is not for servers")
+	errFlags    = errors.New("flags of the fixed header are not as they must be")
+	errTooLarge = errors.New("packet is over the limit")
+)
+
+// header is a fixed header: the first byte and the length of what follows.
+type header struct {
+	first  byte
+	length int
+	size   int // its own bytes
+}
+
+func (h header) kind() byte { return h.first >> 4 }
+
+// parseHeader reads a fixed header at the beginning of b. ok is false while
+// bytes are missing. The length is checked before anybody reads, or makes room
+// for, the body: paho's ReadPacket would do that first, and take a fifth byte.
+func parseHeader(b []byte, limit int) (h header, ok bool, err error) {
+	if len(b) == 0 {
+		return h, false, nil
+	}
+	h.first = b[0]
+	if err := checkFirst(h.first); err != nil {
+		return h, false, err
+	}
+	for i := 0; ; i++ {
+		if i == 4 {
+			return h, false, errLength
+		}
+		if len(b) < i+2 {
+			return h, false, nil
+		}
+		h.length |= int(b[i+1]&0x7f) << (7 * i)
+		if b[i+1]&0x80 == 0 {
+			h.size = i + 2
+			break
+		}
+	}
+	if h.length > limit {
+		return h, false, fmt.Errorf("%w: %d bytes announced, at most %d are taken", errTooLarge, h.length, limit)
+	}
+	return h, true, nil
+}
+
+// checkFirst allows the packets a client may send, with the flags they must
+// have (table 2.2; SUBSCRIBE and UNSUBSCRIBE came with 0 from some 3.1 clients).
+func checkFirst(first byte) error {
+	flags := first & 0x0f
+	switch first >> 4 {
+	case packets.Publish:
+		if flags&0x06 == 0x06 {
+			return errFlags
+		}
+	case packets.Subscribe, packets.Unsubscribe:
+		if flags != 2 && flags != 0 && flags != 0x0a {
+			return errFlags
+		}
+	case packets.Connect, packets.Puback, packets.Pingreq, packets.Disconnect:
+		if flags != 0 {
+			return errFlags
+		}
+	default:
+		return errType
+	}
+	return nil
+}
+
+// decode hands a body to paho. The packet keeps nothing of it.
+func decode(h header, body []byte) (packets.ControlPacket, error) {
+	p, err := packets.NewControlPacketWithHeader(packets.FixedHeader{MessageType: h.kind(), Dup: h.first&8 != 0,
+		Qos: h.first >> 1 & 3, Retain: h.first&1 != 0, RemainingLength: h.length})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errType, err)
+	}
+	r := bytes.NewReader(body)
+	if err := p.Unpack(r); err != nil {
+		return nil, fmt.Errorf("packet does not hold what it must: %w", err)
+	}
+	if r.Len() > 0 {
+		return nil, fmt.Errorf("%d bytes behind the end of the packet's contents", r.Len())
+	}
+	return p, nil
+}
+
+// publish is what a device's PUBLISH holds. It points into the packet.
+type publish struct {
+	topic, payload []byte
+	qos            byte
+	dup            bool
+	id             uint16
+}
+
+var errPublish = errors.New("PUBLISH is shorter than its topic and id")
+
+// parsePublish takes a PUBLISH apart without copying (section 3.3): it is all
+// that devices send in their steady state.
+func parsePublish(h header, body []byte) (p publish, err error) {
+	p.qos, p.dup = h.first>>1&3, h.first&8 != 0
+	if len(body) < 2 {
+		return p, errPublish
+	}
+	n := int(binary.BigEndian.Uint16(body))
+	if body = body[2:]; len(body) < n {
+		return p, errPublish
+	}
+	p.topic, body = body[:n], body[n:]
+	if p.qos > 0 {
+		if len(body) < 2 {
+			return p, errPublish
+		}
+		p.id, body = binary.BigEndian.Uint16(body), body[2:]
+		if p.id == 0 {
+			return p, errors.New("PUBLISH with packet id 0")
+		}
+	}
+	p.payload = body
+	return p, nil
+}
+
+// appendPublish appends a PUBLISH of QoS 0: the device ignores its topic
+// (mqtt_protocol.cc:113), and QoS 1 could repeat a hello, which would reset
+// its sequences.
+func appendPublish(dst []byte, topic string, payload []byte) []byte {
+	dst = append(dst, packets.Publish<<4)
+	n := 2 + len(topic) + len(payload)
+	for {
+		b := byte(n & 0x7f)
+		if n >>= 7; n > 0 {
+			dst = append(dst, b|0x80)
+			continue
+		}
+		dst = append(dst, b)
+		break
+	}
+	dst = binary.BigEndian.AppendUint16(dst, uint16(len(topic)))
+	dst = append(dst, topic...)
+	return append(dst, payload...)
+}
+
+func connack(code byte) []byte { return []byte{packets.Connack << 4, 2, 0, code} }
+
+func acknowledge(kind byte, id uint16) []byte {
+	return []byte{kind << 4, 2, byte(id >> 8), byte(id)}
+}
+
+var pingresp = []byte{packets.Pingresp << 4, 0}
+
+// suback answers a SUBSCRIBE: QoS 0 for the topic fleetd publishes to, refusal
+// for all others (0x80, which MQTT 3.1 does not know: QoS 0 and silence).
+func suback(p *packets.SubscribePacket, topic string, level byte) []byte {
+	out := []byte{packets.Suback << 4, byte(2 + len(p.Topics)), byte(p.MessageID >> 8), byte(p.MessageID)}
+	for _, asked := range p.Topics {
+		code := byte(0)
+		if asked != topic && level >= 4 {
+			code = 0x80
+		}
+		out = append(out, code)
+	}
+	return out
+}
+
+// maxTopics bounds one SUBSCRIBE; the answer's length then fits one byte.
+const maxTopics = 100

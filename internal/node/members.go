@@ -1,0 +1,184 @@
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"fleetd/internal/devices"
+)
+
+// The lease of a node: it beats in the database, and whoever sees the beat
+// stand still for leaseTime by a clock of its own declares the node lost.
+const (
+	beatEvery  = 3 * time.Second
+	leaseTime  = 15 * time.Second
+	loseAtMost = time.Minute // for one lost node, before it is tried again
+)
+
+// members are the nodes of the fleet as this node sees them.
+type members struct {
+	node  *node
+	lease devices.Lease
+
+	mu     sync.Mutex
+	latest []devices.Lease
+	seen   map[string]sight // by node
+}
+
+// sight is when a beat was first seen.
+type sight struct {
+	instance string
+	beat     int64
+	at       time.Time
+}
+
+func newMembers(n *node) *members {
+	return &members{node: n, seen: map[string]sight{}, lease: devices.Lease{Node: n.cfg.Node, Instance: rand.Text(), Started: n.started, Version: n.cfg.Version}}
+}
+
+// run keeps the lease until ctx ends, and then gives it back.
+func (m *members) run(ctx context.Context) {
+	ticker := time.NewTicker(beatEvery)
+	defer ticker.Stop()
+	twice := false
+	for {
+		lost, err := m.beat(ctx)
+		switch {
+		case errors.Is(err, errNodeTwice):
+			if !twice {
+				m.node.log.Error("another node of the fleet has this node's name; give each its own --node")
+			}
+			twice = true
+		case err == nil:
+			twice = false
+		}
+		for _, l := range lost {
+			m.lose(ctx, l)
+		}
+		select {
+		case <-ctx.Done():
+			end, cancel := context.WithTimeout(context.Background(), beatEvery)
+			defer cancel()
+			if err := m.node.store.DropNode(end, m.lease); err != nil {
+				m.node.log.Debug("lease not given back", "error", err)
+			}
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+var errNodeTwice = errors.New("another node has this name")
+
+// beat renews the lease and returns those that stood still.
+func (m *members) beat(ctx context.Context) (lost []devices.Lease, err error) {
+	m.lease.Beat++
+	m.lease.Devices, m.lease.API = m.node.held(), m.node.apiURL()
+	leases, err := m.node.store.Beat(ctx, m.lease)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.latest = leases
+	for _, l := range leases {
+		s := m.seen[l.Node]
+		if s.instance != l.Instance || s.beat != l.Beat {
+			m.seen[l.Node] = sight{l.Instance, l.Beat, now}
+			if l.Node == m.lease.Node && l.Instance != m.lease.Instance && s.instance == l.Instance {
+				err = errNodeTwice // it lives: its beat went on while we looked
+			}
+			continue
+		}
+		if now.Sub(s.at) >= leaseTime && l.Instance != m.lease.Instance {
+			lost = append(lost, l)
+		}
+	}
+	return lost, err
+}
+
+// lose marks the devices of a dead node, then forgets it.
+func (m *members) lose(ctx context.Context, l devices.Lease) {
+	ctx, cancel := context.WithTimeout(ctx, loseAtMost)
+	defer cancel()
+	devices, err := m.node.service.LoseNode(ctx, l.Node, m.node.store.OnlineOf)
+	if err == nil {
+		err = m.node.store.DropNode(ctx, l)
+	}
+	if err != nil {
+		m.node.log.Warn("lost node not cleared away yet", "lost", l.Node, "error", err)
+		return
+	}
+	m.node.log.Warn("node lost", "lost", l.Node, "devices", devices)
+}
+
+// others tells whether another node lived lately.
+func (m *members) others() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for node, s := range m.seen {
+		if node != m.lease.Node && time.Since(s.at) < leaseTime {
+			return true
+		}
+	}
+	return false
+}
+
+// nodes are those with a lease, this one always among them.
+func (m *members) nodes() []devices.Node {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	own := devices.Node{Name: m.lease.Node, Version: m.lease.Version, Started: m.lease.Started, Devices: m.node.held(), API: m.node.apiURL()}
+	out := []devices.Node{own}
+	for _, l := range m.latest {
+		if l.Node != own.Name {
+			out = append(out, devices.Node{Name: l.Node, Version: l.Version, Started: l.Started, Devices: l.Devices, API: l.API})
+		}
+	}
+	return out
+}
+
+// shared tells whether there can be other nodes: they share a database.
+func (n *node) shared() bool { return strings.HasPrefix(n.cfg.Database, "postgres") }
+
+// rejoin makes good what was missed while the node was cut off from the others:
+// they may have taken devices over, admitted some and revoked others.
+func (n *node) rejoin() {
+	if !n.shared() {
+		return
+	}
+	n.service.Reassert()
+	ctx, cancel := context.WithTimeout(context.Background(), loseAtMost)
+	defer cancel()
+	if err := n.service.Reload(ctx); err != nil {
+		n.log.Warn("news of other nodes could not be read", "error", err)
+	}
+}
+
+// alive tells the core which other nodes there may be; nil if none.
+func (n *node) alive() func(string) bool {
+	if !n.shared() {
+		return nil
+	}
+	n.members = newMembers(n)
+	return func(name string) bool {
+		ctx, cancel := context.WithTimeout(context.Background(), beatEvery)
+		defer cancel()
+		n.members.mu.Lock()
+		defer n.members.mu.Unlock()
+		if n.members.latest == nil {
+			leases, err := n.store.Leases(ctx)
+			if err != nil {
+				return true // rather a device too many than one too few
+			}
+			n.members.latest = leases
+		}
+		return slices.ContainsFunc(n.members.latest, func(l devices.Lease) bool { return l.Node == name })
+	}
+}

@@ -1,0 +1,183 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/gatewayapi"
+	"fleetd/internal/mqttdevice"
+	"fleetd/internal/provision"
+	"fleetd/internal/udpaudio"
+)
+
+// mqttSide is what serves MQTT devices: a listener of ours or an external
+// broker, and the audio socket of either.
+type mqttSide struct {
+	front   *mqttdevice.Front
+	broker  *mqttdevice.Broker
+	audio   *udpaudio.Table
+	told    provision.MQTT // what the OTA reply says
+	udp     string         // where devices are told to send audio
+	gateway *credential.Gateway
+	// authenticate judges clients of an external broker; nil without one.
+	authenticate func(clientID, username, password string) error
+	gatewayAPI   *gatewayapi.Server
+}
+
+// startMQTT opens the MQTT side, unless it is off.
+func (n *node) startMQTT(ctx context.Context) error {
+	m := &mqttSide{}
+	if n.cfg.GatewaySignatureKey != "" {
+		var err error
+		if m.gateway, err = credential.NewGateway(n.cfg.GatewaySignatureKey); err != nil {
+			return fmt.Errorf("--gateway-signature-key: %w", err)
+		}
+	}
+	n.mqtt = m
+	if n.cfg.MQTT == "off" {
+		return nil
+	}
+	var err error
+	if m.audio, err = n.listeners.openAudio(context.WithoutCancel(ctx), n.cfg.UDPListen); err != nil {
+		return err
+	}
+	n.onStop(m.audio.Close)
+	server, port, err := n.audioAddress()
+	if err != nil {
+		return err
+	}
+	options := mqttdevice.Options{Service: n.service, Mint: n.mint, Gateway: m.gateway, Open: n.cfg.DeviceAuth == "none",
+		UDP: m.audio, Server: server, Port: port, Log: n.log}
+	m.udp = net.JoinHostPort(server, strconv.Itoa(int(port)))
+	if n.cfg.MQTT == "embedded" {
+		err = n.openMQTT(m, options)
+	} else {
+		err = n.joinBroker(m, options)
+	}
+	if err != nil {
+		return err
+	}
+	m.told.Keepalive = n.cfg.MQTTKeepalive
+	return n.listeners.save()
+}
+
+// audioAddress is where devices are told to send audio.
+func (n *node) audioAddress() (server string, port uint16, err error) {
+	if n.cfg.PublicUDP == "" {
+		return publicHost(n.cfg.PublicHost), n.mqtt.audio.Addr().Port(), nil
+	}
+	server, text, err := net.SplitHostPort(n.cfg.PublicUDP)
+	if err != nil {
+		return "", 0, fmt.Errorf("--public-udp: %w", err)
+	}
+	number, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return "", 0, fmt.Errorf("--public-udp: %w", err)
+	}
+	return server, uint16(number), nil
+}
+
+// openMQTT listens for devices. With a certificate they are sent to the TLS
+// listener.
+func (n *node) openMQTT(m *mqttSide, options mqttdevice.Options) error {
+	told, err := n.listeners.open("mqtt-listen", n.cfg.MQTTListen)
+	if err != nil {
+		return err
+	}
+	listeners := []net.Listener{told}
+	if n.certificate != nil {
+		overTLS, err := n.listeners.open("mqtt-tls-listen", n.cfg.MQTTTLSListen)
+		if err != nil {
+			_ = told.Close()
+			return err
+		}
+		told = overTLS
+		listeners = append(listeners, tls.NewListener(overTLS, n.certificate.config()))
+	}
+	m.told.Endpoint = endpoint(n.cfg.PublicMQTT, publicHost(n.cfg.PublicHost), portOf(told.Addr()))
+	m.front = mqttdevice.New(options)
+	n.onStop(func() {
+		n.endSessions()
+		m.front.Close()
+	})
+	for _, l := range listeners {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			m.front.Serve(l)
+		}()
+		n.onStop(func() {
+			_ = l.Close() // which ends Serve
+			<-done
+		})
+	}
+	return nil
+}
+
+// endpoint is what devices are told: as given, the port included where it was
+// left out.
+func endpoint(given, host, port string) string {
+	if given == "" {
+		return net.JoinHostPort(host, port)
+	}
+	if strings.Contains(given, ":") {
+		return given
+	}
+	return net.JoinHostPort(given, port)
+}
+
+// joinBroker connects to an external broker.
+func (n *node) joinBroker(m *mqttSide, options mqttdevice.Options) error {
+	u, err := url.Parse(n.cfg.MQTT)
+	if err != nil {
+		return fmt.Errorf("--mqtt: %w", err)
+	}
+	m.told.Endpoint = endpoint(n.cfg.PublicMQTT, u.Hostname(), u.Port())
+	m.broker, err = mqttdevice.NewBroker(options, n.cfg.MQTT, "fleetd-"+n.cfg.Node, time.Duration(n.cfg.MQTTKeepalive)*time.Second)
+	if err != nil {
+		return fmt.Errorf("--mqtt: %w", err)
+	}
+	m.authenticate = m.broker.Authenticate
+	n.onStop(func() {
+		n.endSessions()
+		m.broker.Close()
+	})
+	return nil
+}
+
+// endSessions lets calls in progress finish and ends the devices' sessions;
+// the front ends wait for their readers afterwards.
+func (n *node) endSessions() {
+	n.ended.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), n.cfg.DrainWindow+callGrace)
+		defer cancel()
+		if n.members != nil && n.members.others() {
+			n.service.Leave(ctx, n.cfg.DrainWindow)
+		}
+		n.cluster.Drain(ctx)
+		n.service.Close()
+	})
+}
+
+// startGatewayAPI opens the drop-in API of xiaozhi-mqtt-gateway.
+func (n *node) startGatewayAPI() error {
+	if n.cfg.GatewayAPIListen == "" {
+		return nil
+	}
+	l, err := n.listeners.open("gateway-api-listen", n.cfg.GatewayAPIListen)
+	if err != nil {
+		return err
+	}
+	n.mqtt.gatewayAPI = gatewayapi.New(gatewayapi.Options{Service: n.service, Gateway: n.mqtt.gateway, Timeout: n.cfg.GatewayTimeout, Mint: n.mint, Log: n.log})
+	n.serve("gateway-api-listen", &http.Server{Handler: n.mqtt.gatewayAPI, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
+		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors()}, l)
+	return nil
+}

@@ -1,0 +1,113 @@
+package restapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/envelope"
+)
+
+const (
+	pathMessages     = "/v1/devices/{device}/messages"
+	pathAuthenticate = "/v1/mqtt/authenticate"
+	messageTimeout   = 10 * time.Second
+)
+
+// messageTypes may be sent here. What belongs to a conversation (tts, stt, llm)
+// needs the order of a voice service, which attaches over NATS.
+var messageTypes = []string{"alert", "notify", "custom", "system"}
+
+// message describes the body, which is passed on as it is.
+type message struct {
+	Type    string `json:"type" enum:"alert,notify,custom,system"`
+	Status  string `json:"status,omitempty" doc:"alert: the headline."`
+	Message string `json:"message,omitempty" doc:"alert: the text."`
+	Emotion string `json:"emotion,omitempty" doc:"alert: the face, such as happy or neutral."`
+	Command string `json:"command,omitempty" doc:"system: reboot."`
+}
+
+type sent struct {
+	OK bool `json:"ok"`
+}
+
+// credentials are what an MQTT client presents.
+type credentials struct {
+	ClientID string `json:"clientid"`
+	Username string `json:"username,omitempty"`
+	Password string `json:"password,omitempty"`
+}
+
+// judgement is the answer in the words of EMQX's HTTP authentication.
+type judgement struct {
+	Result string `json:"result" enum:"allow,deny"`
+}
+
+func (s *Server) messageRoutes() {
+	s.mux.HandleFunc("POST "+pathMessages, s.sendMessage)
+	op := withAnswer(s.operation(http.MethodPost, pathMessages, about{id: "sendMessage", tag: tagDevices, summary: "Send a message to a device",
+		text: "alert makes any stock device speak up; notify, custom and system do what its firmware knows. Further members are passed on untouched. " +
+			"Devices answer no message: ok says that it was written, or waits in its place behind what is being said.",
+		answer: "It was taken.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded,
+			devices.CodeConnectionLost, devices.CodeDeviceBusy, devices.CodeTooLarge, devices.CodeUnavailable}}), "application/json", schemaOf[sent](s))
+	op.RequestBody = s.jsonBody(schemaOf[message](s), true)
+	s.describe(op, pathParam("device", "Device id."))
+	if s.opt.Authenticate != nil {
+		huma.Register(s.api, s.operation(http.MethodPost, pathAuthenticate, about{id: "authenticateMQTT", tag: tagDevices,
+			summary: "Tell a broker whether a client may come in",
+			text:    "For the HTTP authentication of an external MQTT broker; see docs/emqx.md.",
+			answer:  "The judgement; a refusal is 200 as well."}), s.authenticate)
+	}
+}
+
+func (s *Server) sendMessage(w http.ResponseWriter, r *http.Request) {
+	x := exchanges.Get().(*exchange)
+	defer x.free()
+	if err := s.runMessage(x, r); err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	x.out = append(x.out[:0], "{\"ok\":true}\n"...)
+	x.send(w)
+}
+
+func (s *Server) runMessage(x *exchange, r *http.Request) error {
+	id, err := parseDevice(r.PathValue("device"))
+	if err != nil {
+		return err
+	}
+	if err := x.read(r); err != nil {
+		return err
+	}
+	m, err := envelope.Parse(x.in)
+	if err != nil {
+		return badRequest(`the body must be a JSON object with a string "type": ` + err.Error())
+	}
+	if !slices.Contains(messageTypes, string(m.Type)) {
+		return badRequest("messages of type " + strings.ToValidUTF8(string(m.Type[:min(len(m.Type), 40)]), "?") + " cannot be sent here; these can: " + strings.Join(messageTypes, ", "))
+	}
+	if err := s.draining(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), messageTimeout)
+	defer cancel()
+	// The core may still hold the message when the buffer serves another request.
+	return s.opt.Service.SendMessage(ctx, devices.Message{Device: id, Body: json.RawMessage(bytes.Clone(x.in)), Caller: caller})
+}
+
+type authenticateInput struct{ Body credentials }
+
+func (s *Server) authenticate(_ context.Context, in *authenticateInput) (*answer[judgement], error) {
+	if err := s.opt.Authenticate(in.Body.ClientID, in.Body.Username, in.Body.Password); err != nil {
+		s.opt.Log.Debug("MQTT client refused", "client_id", in.Body.ClientID, "error", err)
+		return &answer[judgement]{judgement{"deny"}}, nil
+	}
+	return &answer[judgement]{judgement{"allow"}}, nil
+}

@@ -1,0 +1,75 @@
+package store
+
+import (
+	"context"
+
+	"fleetd/internal/devices"
+)
+
+// Beat writes the node's lease, one beat on, and returns the leases of all
+// nodes, in order of name. The row of another instance with the same name is
+// left alone: it belongs to a node that lives, or will be found lost.
+func (s *Store) Beat(ctx context.Context, l devices.Lease) ([]devices.Lease, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	_, err = s.backend.write.ExecContext(ctx, `INSERT INTO nodes (node, instance, beat, started_at, version, api, devices) VALUES ($1, $2, $3, $4, $5, $6, $7)
+ ON CONFLICT (node) DO UPDATE SET beat = excluded.beat, devices = excluded.devices, api = excluded.api WHERE nodes.instance = excluded.instance`,
+		clean(l.Node), l.Instance, l.Beat, micros(l.Started), clean(l.Version), clean(l.API), l.Devices)
+	if err != nil {
+		return nil, s.useError(ctx, "renewing the node's lease", err)
+	}
+	return s.Leases(ctx)
+}
+
+// Leases returns the leases of all nodes, in order of name.
+func (s *Store) Leases(ctx context.Context) ([]devices.Lease, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	leases, err := collect(ctx, s.backend.read, func(scan func(...any) error) (l devices.Lease, err error) {
+		var started int64
+		err = scan(&l.Node, &l.Instance, &l.Beat, &started, &l.Version, &l.API, &l.Devices)
+		l.Started = instant(started)
+		return l, err
+	}, `SELECT node, instance, beat, started_at, version, api, devices FROM nodes ORDER BY node`)
+	if err != nil {
+		return nil, s.useError(ctx, "reading the nodes", err)
+	}
+	return leases, nil
+}
+
+// OnlineOf returns what a node left online, at most limit devices.
+func (s *Store) OnlineOf(ctx context.Context, node string, limit int) ([]devices.Presence, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	rows, err := collect(ctx, s.backend.read, scanRow, "SELECT "+rowColumns+" WHERE p.node = $1 AND p.online ORDER BY d.device LIMIT $2", clean(node), limit)
+	if err != nil {
+		return nil, s.useError(ctx, "reading a node's devices", err)
+	}
+	out := make([]devices.Presence, len(rows))
+	for i, row := range rows {
+		out[i] = row.Presence
+	}
+	return out, nil
+}
+
+// DropNode removes a lease, unless it went on since it was read.
+func (s *Store) DropNode(ctx context.Context, l devices.Lease) error {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	if _, err := s.backend.write.ExecContext(ctx, `DELETE FROM nodes WHERE node = $1 AND instance = $2 AND beat = $3`, clean(l.Node), l.Instance, l.Beat); err != nil {
+		return s.useError(ctx, "removing a lease", err)
+	}
+	return nil
+}

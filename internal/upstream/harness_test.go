@@ -1,0 +1,374 @@
+package upstream
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"go.uber.org/goleak"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/envelope"
+	"fleetd/internal/hello"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	id     = devices.ID("aa:bb:cc:dd:ee:ff")
+	uuid   = "36c98363-3656-43cb-a00f-8bced2391a90"
+	volume = "self.audio_speaker.set_volume"
+)
+
+// deviceHello is what the device of the tests says.
+const deviceHello = `{"type":"hello","version":3,"transport":"udp","features":{"mcp":true,"glyph_push":true},"text_font":{"name":"puhui","size":20},` +
+	`"audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`
+
+// upstreamHello is what the chat server gets to hear of it.
+const upstreamHello = `{"type":"hello","version":2,"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60},` +
+	`"features":{"mcp":true,"glyph_push":true},"text_font":{"name":"puhui","size":20}}`
+
+// chat is a chat server: every connection waits in peers for the test to play it.
+type chat struct {
+	listener net.Listener
+	dial     func(ctx context.Context, network, addr string) (net.Conn, error) // nil for the real one
+	url      string
+	peers    chan *peer
+	refuse   func() int // status of the next request; 0 or nil lets it in
+}
+
+// peer is one connection as the chat server sees it.
+type peer struct {
+	t       testing.TB
+	ws      *websocket.Conn
+	request *http.Request
+}
+
+// serve plays a chat server on the listener until the test ends.
+func serve(t testing.TB, listener net.Listener) *chat {
+	c := &chat{listener: listener, url: "ws://" + listener.Addr().String() + "/xiaozhi/v1/", peers: make(chan *peer, 16)}
+	var conns sync.WaitGroup
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c.refuse != nil {
+			if status := c.refuse(); status != 0 {
+				http.Error(w, "no", status)
+				return
+			}
+		}
+		ws, err := (&websocket.Upgrader{}).Upgrade(w, r, nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		p := &peer{t, ws, r}
+		t.Cleanup(func() { ws.Close() })
+		c.peers <- p
+	})}
+	conns.Go(func() { _ = server.Serve(listener) })
+	t.Cleanup(func() { server.Close(); conns.Wait() })
+	return c
+}
+
+// server plays a chat server on a real socket.
+func server(t testing.TB) *chat {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serve(t, listener)
+}
+
+// next is the next connection, its hello read and checked.
+func (c *chat) next(t testing.TB) *peer {
+	t.Helper()
+	select {
+	case p := <-c.peers:
+		if text := p.text(); text != upstreamHello {
+			t.Fatalf("hello is %s\nwant %s", text, upstreamHello)
+		}
+		return p
+	case <-time.After(30 * time.Second):
+		t.Fatal("nobody dials")
+	}
+	return nil
+}
+
+// open is next, answered with the chat server's hello.
+func (c *chat) open(t testing.TB) *peer {
+	t.Helper()
+	p := c.next(t)
+	p.say(`{"type":"hello","transport":"websocket","session_id":"theirs","audio_params":{"sample_rate":24000}}`)
+	return p
+}
+
+func (p *peer) say(text string) {
+	p.t.Helper()
+	if err := p.ws.WriteMessage(websocket.TextMessage, []byte(text)); err != nil {
+		p.t.Error(err)
+	}
+}
+
+// play sends one packet with the header of xiaozhi-server.
+func (p *peer) play(opus []byte) {
+	p.t.Helper()
+	n := len(opus)
+	header := []byte{1, 0, byte(n >> 8), byte(n), 0, 0, 0, 7, 0, 0, 0, 60, 0, 0, byte(n >> 8), byte(n)}
+	if err := p.ws.WriteMessage(websocket.BinaryMessage, append(header, opus...)); err != nil {
+		p.t.Error(err)
+	}
+}
+
+// read is the next message; text has kind text, a packet has its header.
+func (p *peer) read() (kind int, data []byte) {
+	p.t.Helper()
+	_ = p.ws.SetReadDeadline(time.Now().Add(20 * time.Second))
+	kind, data, err := p.ws.ReadMessage()
+	if err != nil {
+		p.t.Fatalf("chat server reads: %v", err)
+	}
+	return kind, data
+}
+
+func (p *peer) text() string {
+	p.t.Helper()
+	kind, data := p.read()
+	if kind != websocket.TextMessage {
+		p.t.Fatalf("a packet instead of a message: %q", data)
+	}
+	return string(data)
+}
+
+// frame is the next message, which must be a packet with a header of framing 2.
+func (p *peer) frame() envelope.Frame {
+	p.t.Helper()
+	kind, data := p.read()
+	f, err := envelope.Framing2.ParseFrame(data)
+	if kind != websocket.BinaryMessage || err != nil {
+		p.t.Fatalf("%q instead of a packet: %v", data, err)
+	}
+	return f
+}
+
+// ended waits for the end of the connection.
+func (p *peer) ended() {
+	p.t.Helper()
+	_ = p.ws.SetReadDeadline(time.Now().Add(20 * time.Second))
+	for {
+		if _, _, err := p.ws.ReadMessage(); err != nil {
+			if isTimeout(err) {
+				p.t.Fatal("the connection to the chat server stays open")
+			}
+			return
+		}
+	}
+}
+
+// device is a device behind no transport: what it receives is noted in order,
+// and MCP answered by its script.
+type device struct {
+	script  *devicetest.Script
+	via     devices.Transport
+	session *devices.Session
+	c       *devices.Conversation
+
+	mu     sync.Mutex
+	log    []string // messages, and packets as they are
+	closed bool     // its audio path
+}
+
+func (d *device) SendControl(msg []byte) error {
+	if m, err := envelope.Parse(msg); err == nil && string(m.Type) != envelope.TypeMCP {
+		d.note(string(msg))
+	}
+	if answer := d.script.Answer(msg); answer != "" {
+		_ = d.session.HandleControl([]byte(answer)) // fails on a session that has ended
+	}
+	return nil
+}
+
+func (d *device) Close(devices.CloseReason) {}
+
+func (d *device) note(what string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.log = append(d.log, what)
+}
+
+func (d *device) received() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]string(nil), d.log...)
+}
+
+// path is the device's audio path.
+type path struct{ d *device }
+
+func (p path) SendAudio(f envelope.Frame) error { p.d.note(string(f.Opus)); return nil }
+
+func (p path) Close() {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	p.d.closed = true
+}
+
+func (d *device) isClosed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.closed
+}
+
+// fleet is a core with a bridge to a chat server.
+type fleet struct {
+	t      testing.TB
+	bridge *Bridge
+	svc    *devices.Service
+	ports  *devicetest.Ports
+}
+
+func newFleet(t testing.TB, c *chat) *fleet {
+	t.Helper()
+	b, err := New(Options{URL: c.url, Version: "1.2.3", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.dial != nil {
+		b.dialNet = c.dial
+	}
+	p := devicetest.New()
+	p.Devices[id] = devices.Device{ID: id, ClientID: uuid, Admission: devices.AdmissionMember, Board: "bread-compact-wifi", Firmware: "2.4.2"}
+	s := devices.New(devices.Config{Node: "n-test", CallsPerDevice: 1, Handshakes: 8},
+		devices.Ports{Records: p, Catalogs: p, Keeper: p, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Voice: b, Log: slog.New(slog.DiscardHandler)})
+	b.Attach(s)
+	t.Cleanup(func() { s.Close(); b.Close() })
+	if err := s.Load(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	return &fleet{t, b, s, p}
+}
+
+// connect brings a device online that has said nothing yet.
+func (f *fleet) connect(transport devices.Transport, script *devicetest.Script) *device {
+	f.t.Helper()
+	d := &device{script: script, via: transport}
+	session, err := f.svc.Accept(devices.Identity{Device: id, ClientID: uuid, Transport: transport, Remote: "203.0.113.9:4711"}, d)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	d.session = session
+	return d
+}
+
+// hello opens a conversation as a front end does.
+func (f *fleet) hello(d *device) {
+	f.t.Helper()
+	transport := hello.TransportUDP
+	if d.via == devices.TransportWebSocket {
+		transport = hello.TransportWebSocket
+	}
+	if _, err := d.session.OpenAudio(helloOf(f.t), transport, func(c *devices.Conversation) (devices.AudioPath, error) {
+		d.c = c
+		return path{d}, nil
+	}); err != nil {
+		f.t.Fatal(err)
+	}
+	d.session.BeginConversation()
+	d.session.StartMCP(devices.FeaturesMCP)
+}
+
+func helloOf(t testing.TB) hello.Device {
+	t.Helper()
+	h, err := hello.ParseDevice([]byte(deviceHello))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// talking is a device over this transport whose conversation the chat server
+// has taken.
+func (f *fleet) talking(c *chat, transport devices.Transport) (*device, *peer) {
+	f.t.Helper()
+	d := f.connect(transport, devicetest.NewScript())
+	f.hello(d)
+	return d, c.open(f.t)
+}
+
+// say is a message of the device.
+func (f *fleet) say(d *device, text string) {
+	f.t.Helper()
+	if err := d.session.HandleControl([]byte(text)); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// hear is a packet of the device.
+func (d *device) hear(n int) {
+	d.c.HandleAudio(envelope.Frame{Timestamp: uint32(60 * n), Opus: devicetest.Packet(n)})
+}
+
+// awaits waits until the device has received these and nothing else.
+func (d *device) awaits(t testing.TB, want ...string) {
+	t.Helper()
+	devicetest.Eventually(t, "the device receives "+strings.Join(want, " "), func() bool { return len(d.received()) >= len(want) })
+	if got := d.received(); strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Fatalf("the device received\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+const (
+	listenStart = `{"session_id":"","type":"listen","state":"start","mode":"auto"}`
+	theirListen = `{"session_id":"theirs","type":"listen","state":"start","mode":"auto"}`
+	theirStart  = `{"type":"tts","state":"start","session_id":"theirs"}`
+	theirStop   = `{"type":"tts","state":"stop","session_id":"theirs"}`
+)
+
+// ours is a message as the device gets it.
+func (d *device) ours(rest string) string {
+	return fmt.Sprintf(`{"session_id":"%s",%s}`, d.c.ID(), rest)
+}
+
+// pipes is a listener whose connections exist in memory, for tests in fake time.
+type pipes struct {
+	conns chan net.Conn
+	once  sync.Once
+	done  chan struct{}
+}
+
+func (l *pipes) Accept() (net.Conn, error) {
+	select {
+	case conn := <-l.conns:
+		return conn, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipes) Close() error   { l.once.Do(func() { close(l.done) }); return nil }
+func (l *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 8000} }
+
+// pipeServer plays a chat server in fake time.
+func pipeServer(t testing.TB) *chat {
+	l := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
+	c := serve(t, l)
+	c.dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		select {
+		case l.conns <- theirs:
+			return ours, nil
+		case <-l.done:
+			return nil, net.ErrClosed
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return c
+}

@@ -1,0 +1,293 @@
+package upstream
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/envelope"
+)
+
+var transports = []devices.Transport{devices.TransportMQTT, devices.TransportWebSocket}
+
+func TestURL(t *testing.T) {
+	for given, want := range map[string]string{
+		"ws://h:8000/xiaozhi/v1/":       "ws://h:8000/xiaozhi/v1/?from=mqtt_gateway",
+		"wss://h/v1/?from=mqtt_gateway": "wss://h/v1/?from=mqtt_gateway",
+		"ws://h/?a=b":                   "ws://h/?a=b&from=mqtt_gateway",
+		"ws://h/?from=mqtt_gateway&a=b": "ws://h/?from=mqtt_gateway&a=b",
+		"http://h/":                     "", "ws:///x": "", "h:8000": "", "": "", "ws://u:p@h/": "", "ws://h/#x": "", "ws://h/?from=x": "", "ws://h/%zz": "",
+	} {
+		b, err := New(Options{URL: given, Log: slog.New(slog.DiscardHandler)})
+		switch {
+		case err == nil && b.url != want:
+			t.Errorf("%s becomes %s, want %s", given, b.url, want)
+		case err != nil && want != "", err != nil && !strings.HasPrefix(err.Error(), "--voice-upstream: "):
+			t.Errorf("%s: %v", given, err)
+		}
+		if err == nil {
+			b.Close()
+		}
+	}
+}
+
+// The request is the gateway's, byte for byte where a chat server looks.
+func TestHeaderIsTheGateways(t *testing.T) {
+	token := func(clientID, device string, now time.Time) string {
+		return credential.UpstreamToken("Te1st12134", clientID, device, now)
+	}
+	b, err := New(Options{URL: "ws://h/", Token: token, Version: "1.2.3", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	for remote, ip := range map[string]string{"203.0.113.9:4711": "203.0.113.9", "[::ffff:203.0.113.9]:1": "203.0.113.9", "[2001:db8::1%eth0]:1": "2001:db8::1", "203.0.113.9": "203.0.113.9", "": "", "broker": ""} {
+		h := b.header(devices.Identity{Device: id, ClientID: uuid, Remote: remote}, time.Unix(1754640000, 0))
+		for name, want := range map[string]string{"device-id": "aa:bb:cc:dd:ee:ff", "client-id": uuid, "protocol-version": "2", "x-forwarded-for": ip,
+			"authorization": "Bearer syQ4C037HBT7oiD1DGUGV36J6wFRooVF4uFF3wIz7QE.1754640000"} {
+			if got := h.Get(name); got != want {
+				t.Errorf("%s is %q, want %q", name, got, want)
+			}
+		}
+		if _, there := h["X-Forwarded-For"]; there && ip == "" {
+			t.Error("an empty X-Forwarded-For")
+		}
+	}
+}
+
+// The hello of TestHello and of every other test is checked by chat.next.
+func TestConversationIsDialled(t *testing.T) {
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			c := server(t)
+			f := newFleet(t, c)
+			d, p := f.talking(c, transport)
+			if uri := p.request.RequestURI; uri != "/xiaozhi/v1/?from=mqtt_gateway" {
+				t.Errorf("it asks for %s", uri)
+			}
+			for name, want := range map[string]string{"Device-Id": string(id), "Client-Id": uuid, "Protocol-Version": "2", "Authorization": "Bearer test-token", "User-Agent": "fleetd/1.2.3"} {
+				if got := p.request.Header.Get(name); got != want {
+					t.Errorf("%s is %q, want %q", name, got, want)
+				}
+			}
+			d.session.Close(devices.CloseRevoked)
+			p.ended()
+			devicetest.Eventually(t, "the end is counted", func() bool { return f.bridge.Connections.Get(Ended) == 1 })
+			if n := f.bridge.Connections.Get(Dialled); n != 1 {
+				t.Errorf("%d dials", n)
+			}
+		})
+	}
+}
+
+func TestAudioPassesBothWays(t *testing.T) {
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			c := server(t)
+			f := newFleet(t, c)
+			d, p := f.talking(c, transport)
+			const packets = 50
+			for n := range packets {
+				d.hear(n)
+			}
+			for n := range packets {
+				if f := p.frame(); !bytes.Equal(f.Opus, devicetest.Packet(n)) || f.Timestamp != uint32(60*n) {
+					t.Fatalf("packet %d is %+v", n, f)
+				}
+			}
+			p.say(theirStart)
+			want := []string{d.ours(`"type":"tts","state":"start"`)}
+			for n := range 10 {
+				p.play(devicetest.Packet(100 + n))
+				want = append(want, string(devicetest.Packet(100+n)))
+			}
+			p.say(theirStop)
+			d.awaits(t, append(want, d.ours(`"type":"tts","state":"stop"`))...)
+			if up, down := f.bridge.Frames.Get(Up), f.bridge.Frames.Get(Down); up != packets || down != 10 {
+				t.Errorf("%d frames up, %d down", up, down)
+			}
+		})
+	}
+}
+
+// The device speaks right behind its hello; the chat server takes its time.
+func TestNothingIsLostBeforeTheServerIsReady(t *testing.T) {
+	c := server(t)
+	f := newFleet(t, c)
+	d := f.connect(devices.TransportMQTT, devicetest.NewScript())
+	f.hello(d)
+	const burst = 40
+	for n := range burst {
+		d.hear(n)
+	}
+	f.say(d, `{"session_id":"`+d.c.ID()+`","type":"listen","state":"detect","text":"你好小智"}`)
+	f.say(d, listenStart)
+	d.hear(burst)
+	p := c.next(t)
+	d.hear(burst + 1)
+	p.say(`{"type":"stt","text":"before hello"}`)
+	p.say(`{"type":"hello","transport":"websocket","session_id":"the\"irs"}`)
+	d.hear(burst + 2)
+	for n := range burst {
+		if f := p.frame(); !bytes.Equal(f.Opus, devicetest.Packet(n)) {
+			t.Fatalf("packet %d is %q", n, f.Opus)
+		}
+	}
+	for _, want := range []string{`{"session_id":"the\"irs","type":"listen","state":"detect","text":"你好小智"}`, strings.Replace(theirListen, "theirs", `the\"irs`, 1)} {
+		if got := p.text(); got != want {
+			t.Errorf("message %s, want %s", got, want)
+		}
+	}
+	for n := range 3 {
+		if f := p.frame(); !bytes.Equal(f.Opus, devicetest.Packet(burst+n)) {
+			t.Fatalf("packet %d is %q", burst+n, f.Opus)
+		}
+	}
+	d.awaits(t, d.ours(`"type":"stt","text":"before hello"`))
+}
+
+// What does not fit is refused, the newest first, and counted.
+func TestQueueIsBounded(t *testing.T) {
+	c := server(t)
+	f := newFleet(t, c)
+	d := f.connect(devices.TransportMQTT, devicetest.NewScript())
+	f.hello(d)
+	p := c.next(t)
+	for n := range MaxQueuedFrames + 100 {
+		d.hear(n)
+	}
+	if n := f.bridge.Dropped.Get(DropFull); n != 100 {
+		t.Errorf("%d packets were refused, want 100", n)
+	}
+	talk := f.bridge.talk(d.c)
+	for range MaxQueuedMessages + 5 {
+		talk.message("custom", []byte(`{"type":"custom"}`))
+	}
+	if n := f.bridge.Dropped.Get(DropFull); n != 105 {
+		t.Errorf("%d things were refused, want 105", n)
+	}
+	p.say(`{"type":"hello","session_id":"theirs"}`)
+	for n := range MaxQueuedFrames {
+		if f := p.frame(); !bytes.Equal(f.Opus, devicetest.Packet(n)) {
+			t.Fatalf("packet %d is %q", n, f.Opus)
+		}
+	}
+	for range MaxQueuedMessages {
+		if text := p.text(); text != `{"session_id":"theirs","type":"custom"}` {
+			t.Fatal(text)
+		}
+	}
+	talk.message("custom", fmt.Appendf(nil, `{"type":"custom","payload":"%s"}`, strings.Repeat("x", MaxQueuedBytes)))
+	if n := f.bridge.Dropped.Get(DropFull); n != 106 {
+		t.Errorf("%d things were refused, want 106", n)
+	}
+}
+
+func TestMessagesPassBothWays(t *testing.T) {
+	c := server(t)
+	f := newFleet(t, c)
+	d, p := f.talking(c, devices.TransportMQTT)
+	f.say(d, `{"type":"custom","payload":{"session_id":"inner","é\u0041":[1.0,null]}}`)
+	if got := p.text(); got != `{"session_id":"theirs","type":"custom","payload":{"session_id":"inner","é\u0041":[1.0,null]}}` {
+		t.Error(got)
+	}
+	f.say(d, `{"session_id":"x","type":"abort","session_id":"y","reason":"wake_word_detected"}`)
+	if got := p.text(); got != `{"session_id":"theirs","type":"abort","reason":"wake_word_detected"}` {
+		t.Error(got)
+	}
+	stop := fmt.Sprintf(`{"type":"tts","state":"stop","session_id":"%s"}`, d.c.ID()) // the core's answer to abort
+	d.awaits(t, stop)
+	p.say(`{"type":"hello","session_id":"again"}`)
+	p.say(`{"type":"stt","text":"hi","session_id":"theirs"}`)
+	p.say(`{"type":"llm","emotion":"happy","text":"😀"}`)
+	p.say(`{"session_id":"theirs","type":"tts","state":"start","session_id":"twice"}`)
+	p.say(`{"type":"tts","state":"sentence_start","text":"Hello"}`)
+	d.awaits(t, stop, d.ours(`"type":"stt","text":"hi"`), d.ours(`"type":"llm","emotion":"happy","text":"😀"`),
+		d.ours(`"type":"tts","state":"start"`), d.ours(`"type":"tts","state":"sentence_start","text":"Hello"`))
+	f.say(d, listenStart)
+	if got := p.text(); got != theirListen {
+		t.Errorf("the chat server's second hello changed the session: %s", got)
+	}
+}
+
+// The device's goodbye ends the connection, and no goodbye answers it.
+func TestGoodbyeOfTheDevice(t *testing.T) {
+	c := server(t)
+	f := newFleet(t, c)
+	d, p := f.talking(c, devices.TransportMQTT)
+	f.say(d, `{"session_id":"`+d.c.ID()+`","type":"goodbye"}`)
+	p.ended()
+	devicetest.Eventually(t, "the end is counted", func() bool { return f.bridge.Connections.Get(Ended) == 1 })
+	d.awaits(t)
+	f.hello(d)
+	c.open(t)
+	if n := f.bridge.Connections.Get(Dialled); n != 2 {
+		t.Errorf("%d dials", n)
+	}
+	kept := 0
+	f.bridge.talks.Range(func(any, any) bool { kept++; return true })
+	if kept != 1 {
+		t.Errorf("%d conversations are kept, one goes on", kept)
+	}
+}
+
+// A hello without goodbye replaces the conversation and its chat server.
+func TestHelloReplaces(t *testing.T) {
+	c := server(t)
+	f := newFleet(t, c)
+	d, first := f.talking(c, devices.TransportMQTT)
+	f.hello(d)
+	second := c.open(t)
+	first.ended()
+	d.hear(7)
+	if f := second.frame(); !bytes.Equal(f.Opus, devicetest.Packet(7)) {
+		t.Errorf("%q", f.Opus)
+	}
+	d.awaits(t)
+}
+
+// Over UDP a frame or the end may overtake Begin.
+func TestAnyOrder(t *testing.T) {
+	c := server(t)
+	f := newFleet(t, c)
+	d := f.connect(devices.TransportMQTT, devicetest.NewScript())
+	opened := func() *devices.Conversation {
+		t.Helper()
+		if _, err := d.session.OpenAudio(helloOf(t), "udp", func(c *devices.Conversation) (devices.AudioPath, error) { d.c = c; return path{d}, nil }); err != nil {
+			t.Fatal(err)
+		}
+		return d.c
+	}
+	ended := opened()
+	d.hear(0)
+	opened() // replaces it before it began
+	f.bridge.Begin(ended)
+	d.hear(1)
+	d.hear(2)
+	d.session.BeginConversation()
+	d.session.BeginConversation()
+	p := c.open(t)
+	for n := 1; n <= 2; n++ {
+		if f := p.frame(); !bytes.Equal(f.Opus, devicetest.Packet(n)) {
+			t.Errorf("packet %d is %q", n, f.Opus)
+		}
+	}
+	for range 2 * maxStrays {
+		f.bridge.Audio(opened(), envelope.Frame{Opus: devicetest.Packet(3)})
+	}
+	p.ended()
+	f.bridge.mu.Lock()
+	defer f.bridge.mu.Unlock()
+	if n := len(f.bridge.strays); n != maxStrays {
+		t.Errorf("%d strays are kept", n)
+	}
+	if n := f.bridge.Connections.Get(Dialled); n != 1 {
+		t.Errorf("%d dials", n)
+	}
+}
