@@ -20,7 +20,7 @@ import (
 type baselines struct{ programs string }
 
 // baselineNames are those that this program runs.
-var baselineNames = []string{"toolcall", "wsidle", "storm"}
+var baselineNames = []string{"toolcall", "wsidle", "storm", "mqttbench", "udpaudio"}
 
 // buildBaselines compiles the programs in source into a directory below dir.
 func buildBaselines(ctx context.Context, source, dir string) (*baselines, error) {
@@ -52,7 +52,7 @@ func (b *baselines) run(ctx context.Context, name string, arguments ...string) (
 	dieWithParent(cmd) // its own server ends when its input does
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 5 * time.Second
-	m, err := startMeter("")
+	m, err := startMeter("", "")
 	if err != nil {
 		return "", 0, err
 	}

@@ -55,7 +55,7 @@ func (b *bench) measureCalls(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := b.quietly("call", fleetd, func(into samples) error { return b.callRun(ctx, run, into) }); err != nil {
+		if err := b.quietly("call", fleetd, func(into samples) error { return b.callRun(ctx, run, overWebSocket, into) }); err != nil {
 			return fmt.Errorf("calls, run %d: %w", run+1, err)
 		}
 		b.progress("call", run, fleetd, baseline, figureCalls)
@@ -65,7 +65,36 @@ func (b *bench) measureCalls(ctx context.Context) error {
 	return nil
 }
 
-func (b *bench) callRun(ctx context.Context, run int, into samples) (err error) {
+// callNames are the measurements of calls.
+var callNames = map[string]string{overWebSocket: "call", overMQTT: "mqtt-call"}
+
+var mqttCallLines = append([]line{{name: figureCalls, goal: &goal{Ratio: 0.9}}}, callLines[1:]...)
+
+// measureMQTTCalls measures the same calls to MQTT devices, in turn with WebSocket devices, either of them first in
+// every other run.
+func (b *bench) measureMQTTCalls(ctx context.Context) error {
+	o := b.opt
+	m := measurement{Name: callNames[overMQTT], Title: fmt.Sprintf("Tool calls over REST to MQTT devices: %d callers, %d devices, all embedded", o.callers, o.devices),
+		Baseline: "fleetd with as many WebSocket devices"}
+	sides := map[string]samples{overMQTT: {}, overWebSocket: {}}
+	for run := range o.runs {
+		order := []string{overWebSocket, overMQTT}
+		if run%2 == 1 {
+			slices.Reverse(order)
+		}
+		for _, transport := range order {
+			if err := b.quietly(callNames[transport], sides[transport], func(into samples) error { return b.callRun(ctx, run, transport, into) }); err != nil {
+				return fmt.Errorf("calls over %s, run %d: %w", transport, run+1, err)
+			}
+		}
+		b.progress(m.Name, run, sides[overMQTT], sides[overWebSocket], figureCalls)
+	}
+	m.tabulate(sides[overMQTT], sides[overWebSocket], mqttCallLines)
+	b.add(m)
+	return nil
+}
+
+func (b *bench) callRun(ctx context.Context, run int, transport string, into samples) (err error) {
 	lists, err := toolLists(true)
 	if err != nil {
 		return err
@@ -75,7 +104,7 @@ func (b *bench) callRun(ctx context.Context, run int, into samples) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, d.stop()) }()
-	f, err := newFleet(ctx, d, b.opt.devices, lists)
+	f, err := newFleet(ctx, d, transport, b.opt.devices, lists)
 	if err != nil {
 		return err
 	}
@@ -93,8 +122,8 @@ func (b *bench) callRun(ctx context.Context, run int, into samples) (err error) 
 	if err != nil {
 		return err
 	}
-	saved := d.profile(ctx, b.profileFile("call", run), max(1, int(b.opt.duration.Seconds())))
-	meter, err := startMeter(d.pid())
+	saved := d.profile(ctx, b.profileFile(callNames[transport], run), max(1, int(b.opt.duration.Seconds())))
+	meter, err := startMeter(d.pid(), "")
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ type daemon struct {
 	api    string // base URL
 	device string // host:port
 	token  string
+	prefix string // of its NATS subjects
 	exited chan error
 	client http.Client
 }
@@ -43,7 +44,7 @@ func startDaemon(ctx context.Context, program string, settings ...string) (*daem
 	}
 	d := &daemon{dir: dir, exited: make(chan error, 1)}
 	arguments := append([]string{"serve", "--data-dir", dir, "--device-listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0",
-		"--public-host", "127.0.0.1", "--ota-rate", "0", "--log-level", "warn"}, settings...)
+		"--mqtt-listen", "127.0.0.1:0", "--udp-listen", "127.0.0.1:0", "--public-host", "127.0.0.1", "--ota-rate", "0", "--log-level", "warn"}, settings...)
 	d.cmd = exec.Command(program, arguments...)
 	// Freed memory must leave the resident set at once.
 	d.cmd.Env = append(withoutFleetd(os.Environ()), "GODEBUG=madvdontneed=1")
@@ -183,7 +184,6 @@ func (d *daemon) get(ctx context.Context, path string) ([]byte, error) {
 
 // Series of the daemon's metrics.
 const (
-	seriesReady      = `fleetd_devices{mcp_state="ready",transport="websocket"}`
 	seriesGoroutines = "go_goroutines"
 	seriesMallocs    = "go_memstats_mallocs_total"
 	seriesAllocated  = "go_memstats_alloc_bytes_total"
@@ -228,6 +228,11 @@ func parseMetrics(text string) (metrics, error) {
 	return m, lines.Err()
 }
 
+// ready is the number of devices whose tools are listed, whatever their transport.
+func (m metrics) ready() float64 {
+	return m[`fleetd_devices{mcp_state="ready",transport="`+overWebSocket+`"}`] + m[`fleetd_devices{mcp_state="ready",transport="`+overMQTT+`"}`]
+}
+
 // awaitReady waits until n devices have their tools listed.
 func (d *daemon) awaitReady(ctx context.Context, n int, limit time.Duration) error {
 	have := 0.0
@@ -235,7 +240,7 @@ func (d *daemon) awaitReady(ctx context.Context, n int, limit time.Duration) err
 	defer cancel()
 	err := d.poll(ctx, 5*time.Millisecond, func() (bool, error) {
 		m, err := d.metrics(ctx)
-		have = m[seriesReady]
+		have = m.ready()
 		return have >= float64(n), err
 	})
 	if err != nil {
@@ -250,7 +255,7 @@ func (d *daemon) awaitGone(ctx context.Context, limit time.Duration) error {
 	defer cancel()
 	return d.poll(ctx, 20*time.Millisecond, func() (bool, error) {
 		m, err := d.metrics(ctx)
-		return m[seriesReady] == 0, err
+		return m.ready() == 0, err
 	})
 }
 

@@ -2,10 +2,10 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,9 +13,11 @@ import (
 
 // fleet is the devices of one run. A device is a number; its firmware is that number modulo the number of lists.
 type fleet struct {
-	address string // of the node's device side
-	lists   [][]string
-	tokens  []string
+	address   string // of the node's device side
+	transport string
+	lists     [][]string
+	logins    []login
+	channels  []channel // of devices that speak; nil for a fleet that does not
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -31,9 +33,21 @@ func deviceID(i int) string { return fmt.Sprintf("02:00:00:%02x:%02x:%02x", i>>1
 
 func clientID(i int) string { return fmt.Sprintf("36c98363-3656-43cb-a00f-%012x", i) }
 
-// newFleet makes n devices members, by the check that a device makes at boot; the answer gives its token.
-func newFleet(ctx context.Context, d *daemon, n int, lists [][]string) (*fleet, error) {
-	f := &fleet{address: d.device, lists: lists, tokens: make([]string, n)}
+// deviceToken is a device's id as it stands in topics.
+func deviceToken(i int) string { return strings.ReplaceAll(deviceID(i), ":", "") }
+
+// Transports as metrics name them.
+const (
+	overWebSocket = "websocket"
+	overMQTT      = "mqtt"
+)
+
+// otaPaths are the OTA addresses that pin a transport.
+var otaPaths = map[string]string{overWebSocket: "/xiaozhi/ota/ws/", overMQTT: "/xiaozhi/ota/mqtt/"}
+
+// newFleet makes n devices members, by the check that a device makes at boot; the answer gives its login.
+func newFleet(ctx context.Context, d *daemon, transport string, n int, lists [][]string) (*fleet, error) {
+	f := &fleet{address: d.device, transport: transport, lists: lists, logins: make([]login, n)}
 	return f, inParallel(16, n, func() (func(i int) error, func(), error) {
 		c, err := dial(ctx, f.address, 0)
 		if err != nil {
@@ -44,7 +58,8 @@ func newFleet(ctx context.Context, d *daemon, n int, lists [][]string) (*fleet, 
 	})
 }
 
-var tokenMark = []byte(`"token":"`)
+// framing is how messages of device i travel.
+func (f *fleet) framing(i int) framing { return framing{f.logins[i].topic} }
 
 func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
 	firmware := i % len(f.lists)
@@ -53,8 +68,8 @@ func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
 		`"application":{"name":"xiaozhi","version":"2.%d.0","compile_time":"Jul  9 2026T10:00:00Z","idf_version":"v5.5.2","elf_sha256":"%064x"},`+
 		`"partition_table":[],"ota":{"label":"ota_0"},"board":{"type":"bread-compact-wifi","name":"bread-compact-wifi","ssid":"bench","rssi":-50,`+
 		`"channel":1,"ip":"127.0.0.1","mac":"%s"}}`, deviceID(i), clientID(i), firmware, firmware+1, deviceID(i))
-	request := fmt.Sprintf("POST /xiaozhi/ota/ HTTP/1.1\r\nHost: bench\r\nDevice-Id: %s\r\nClient-Id: %s\r\nUser-Agent: bread-compact-wifi/2.%d.0\r\n"+
-		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", deviceID(i), clientID(i), firmware, len(body), body)
+	request := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: bench\r\nDevice-Id: %s\r\nClient-Id: %s\r\nUser-Agent: bread-compact-wifi/2.%d.0\r\n"+
+		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", otaPaths[f.transport], deviceID(i), clientID(i), firmware, len(body), body)
 	if _, err := c.Write([]byte(request)); err != nil {
 		return err
 	}
@@ -62,17 +77,19 @@ func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
 	if err != nil {
 		return fmt.Errorf("OTA check: %w", err)
 	}
-	_, rest, found := bytes.Cut(answer, tokenMark)
-	token, _, ended := bytes.Cut(rest, []byte(`"`))
-	if status != 200 || !found || !ended {
-		return fmt.Errorf("OTA check: status %d, no token in %.300q", status, answer)
+	if status != 200 {
+		return fmt.Errorf("OTA check: status %d, %.300q", status, answer)
 	}
-	f.tokens[i] = string(token)
-	return nil
+	return f.logins[i].read(f.transport, answer)
 }
 
-var helloFrame = appendFrame(nil, opText, []byte(`{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket",`+
-	`"audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`))
+const audioParams = `"audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`
+
+// What devices say: over WebSocket when they connect, over MQTT when they are woken.
+var (
+	helloFrame = appendFrame(nil, opText, []byte(`{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket",`+audioParams))
+	helloUDP   = []byte(`{"type":"hello","version":3,"features":{"mcp":true},"transport":"udp",` + audioParams)
+)
 
 // connect brings devices from (included) to to (excluded) from dial to the last page of their tools, and returns how
 // long each took. Live devices then go on answering; the others fall silent, which the daemon notices after a minute.
@@ -87,14 +104,14 @@ func (f *fleet) connect(ctx context.Context, from, to int, live bool) ([]time.Du
 				return fmt.Errorf("device %s: %w", deviceID(from+i), err)
 			}
 			took[i] = time.Since(begun)
-			return f.keep(c, live)
+			return f.keep(c, f.framing(from+i), live)
 		}, func() {}, nil
 	})
 	return took, err
 }
 
 // keep notes a connection, and lets it answer if live.
-func (f *fleet) keep(c net.Conn, live bool) error {
+func (f *fleet) keep(c net.Conn, wire framing, live bool) error {
 	f.mu.Lock()
 	f.conns = append(f.conns, c)
 	f.mu.Unlock()
@@ -105,7 +122,7 @@ func (f *fleet) keep(c net.Conn, live bool) error {
 		return err
 	}
 	f.live.Go(func() {
-		answerCalls(c)
+		answerCalls(c, wire)
 		if !f.ended.Load() {
 			f.lost.Add(1)
 		}

@@ -35,36 +35,56 @@ type variant struct {
 	kilobytes   float64 // goal per idle device
 	postgres    bool
 	nats        bool // external
+	settings    []string
 }
 
-// measureIdle measures what an idle device costs: the slope between two numbers of ready devices.
+// idle is a measurement of idle devices of one transport, and the baseline beside it.
+type idle struct {
+	name, title, transport string
+	embedded, external     float64 // goals in KB
+	baseline               string
+	arguments              []string
+}
+
+// measureIdle measures what an idle WebSocket device costs.
 func (b *bench) measureIdle(ctx context.Context) error {
-	variants := []variant{{name: "idle-embedded", title: "SQLite and NATS embedded", kilobytes: 12.5}}
+	return b.idleDevices(ctx, idle{name: "idle", title: "Idle devices", transport: overWebSocket, embedded: 12.5, external: 9.5, baseline: "wsidle",
+		arguments: []string{"-n", strconv.Itoa(b.opt.idleHigh - b.opt.idleLow), "-mode", "tuned"}})
+}
+
+// measureMQTTIdle measures what an idle MQTT device costs.
+func (b *bench) measureMQTTIdle(ctx context.Context) error {
+	return b.idleDevices(ctx, idle{name: "mqtt-idle", title: "Idle MQTT devices", transport: overMQTT, embedded: 10.5, external: 7.5, baseline: "mqttbench",
+		arguments: []string{"-idle", strconv.Itoa(b.opt.idleHigh - b.opt.idleLow), "-broker", "mini"}})
+}
+
+// idleDevices measures the slope between two numbers of ready devices.
+func (b *bench) idleDevices(ctx context.Context, kind idle) error {
+	variants := []variant{{name: kind.name + "-embedded", title: "SQLite and NATS embedded", kilobytes: kind.embedded}}
 	if b.postgres != nil {
-		variants = append(variants, variant{name: "idle-external", title: "external NATS and Postgres", kilobytes: 9.5, postgres: true, nats: true})
+		variants = append(variants, variant{name: kind.name + "-external", title: "external NATS and Postgres", kilobytes: kind.external, postgres: true, nats: true})
 	}
-	arguments := []string{"-n", strconv.Itoa(b.opt.idleHigh - b.opt.idleLow), "-mode", "tuned"}
 	fleetd, baseline := make([]samples, len(variants)), samples{}
 	for i := range fleetd {
 		fleetd[i] = samples{}
 	}
 	for run := range b.opt.runs {
 		if b.baselines != nil {
-			if err := b.baselines.measure(ctx, baseline, idleWanted, "wsidle", arguments...); err != nil {
+			if err := b.baselines.measure(ctx, baseline, idleWanted, kind.baseline, kind.arguments...); err != nil {
 				return err
 			}
 		}
 		for i, v := range variants {
-			if err := b.idleRun(ctx, run, v, fleetd[i]); err != nil {
+			if err := b.idleRun(ctx, run, v, kind.transport, fleetd[i]); err != nil {
 				return fmt.Errorf("%s, run %d: %w", v.name, run+1, err)
 			}
 			b.progress(v.name, run, fleetd[i], baseline, figureResident)
 		}
 	}
 	for i, v := range variants {
-		m := measurement{Name: v.name, Title: fmt.Sprintf("Idle devices, %d to %d, %s", b.opt.idleLow, b.opt.idleHigh, v.title)}
+		m := measurement{Name: v.name, Title: fmt.Sprintf("%s, %d to %d, %s", kind.title, b.opt.idleLow, b.opt.idleHigh, v.title)}
 		if b.baselines != nil {
-			m.Baseline = commandLine("wsidle", arguments)
+			m.Baseline = commandLine(kind.baseline, kind.arguments)
 		}
 		m.tabulate(fleetd[i], baseline, idleLines(v.kilobytes))
 		b.add(m)
@@ -81,7 +101,7 @@ type state struct {
 	routines float64
 }
 
-func (b *bench) idleRun(ctx context.Context, run int, v variant, into samples) (err error) {
+func (b *bench) idleRun(ctx context.Context, run int, v variant, transport string, into samples) (err error) {
 	lists, err := toolLists(true)
 	if err != nil {
 		return err
@@ -91,7 +111,7 @@ func (b *bench) idleRun(ctx context.Context, run int, v variant, into samples) (
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	f, err := newFleet(ctx, d, b.opt.idleHigh, lists)
+	f, err := newFleet(ctx, d, transport, b.opt.idleHigh, lists)
 	if err != nil {
 		return err
 	}
@@ -131,7 +151,7 @@ func (b *bench) idleRun(ctx context.Context, run int, v variant, into samples) (
 // goroutine that only serves this moment may be alive, so the lowest count of some is taken. All this must end before
 // the daemon's first pings, 30 s after the first connection.
 func (b *bench) settled(ctx context.Context, d *daemon, n int) (state, spent, error) {
-	meter, err := startMeter(d.pid())
+	meter, err := startMeter(d.pid(), b.nats.pid)
 	if err != nil {
 		return state{}, spent{}, err
 	}

@@ -1,4 +1,5 @@
-// Command fleetbench measures fleetd: tool calls over REST, what an idle device costs, and how fast a fleet connects.
+// Command fleetbench measures fleetd: tool calls over REST, what an idle device costs, how fast a fleet connects, and what
+// a packet of audio costs.
 //
 //	make bench                                  everything, fleetd alone
 //	make bench BENCH="-baselines DIR"           beside the baseline programs in DIR, pair by pair
@@ -36,6 +37,8 @@ type options struct {
 	idleLow, idleHigh   int
 	settle              time.Duration
 	storm               int
+	udpDevices, udpRate int
+	udpLow, udpHigh     int
 	embedded            bool
 	jsonFile, mdFile    string
 	profiles            string
@@ -45,7 +48,7 @@ type options struct {
 }
 
 // measurements, in the order in which they run.
-var measurements = []string{"call", "idle", "storm"}
+var measurements = []string{"call", "idle", "storm", "mqtt-call", "mqtt-idle", "udp", "udp-scale"}
 
 // reserveFiles are what a process needs beside one file per device.
 const reserveFiles = 500
@@ -66,6 +69,10 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	flags.IntVar(&o.idleHigh, "idle-high", 15000, "idle devices at the second reading")
 	flags.DurationVar(&o.settle, "settle", 4*time.Second, "rest before and after the garbage collection of a reading of idle devices")
 	flags.IntVar(&o.storm, "storm", 15000, "devices of the connect storm")
+	flags.IntVar(&o.udpDevices, "udp-devices", 4096, "devices that speak over UDP, an even number for the baseline")
+	flags.IntVar(&o.udpRate, "udp-rate", 60_000, "UDP packets per second offered by all devices; 0: as many as go")
+	flags.IntVar(&o.udpLow, "udp-low", 100, "speaking devices beside which -udp-high are measured")
+	flags.IntVar(&o.udpHigh, "udp-high", 5000, "speaking devices whose packets should cost the same as those of -udp-low")
 	flags.BoolVar(&o.embedded, "embedded", false, "leave the variants with external services out")
 	flags.StringVar(&o.jsonFile, "json", "", "write the report as JSON to this `file`")
 	flags.StringVar(&o.mdFile, "md", "", "write the tables as Markdown to this `file`")
@@ -84,8 +91,10 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow {
-		return o, errors.New("-runs, -callers, -devices, -storm and -idle-low must be positive, -idle-high above -idle-low")
+	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow || o.udpDevices < 1 || o.udpRate < 0 ||
+		o.udpLow < 1 || o.udpHigh <= o.udpLow {
+		return o, errors.New("-runs, -callers, -devices, -storm, -udp-devices, -udp-low and -idle-low must be positive, -idle-high above -idle-low, " +
+			"-udp-high above -udp-low, -udp-rate not negative")
 	}
 	return o, nil
 }
@@ -100,6 +109,14 @@ func (o *options) fit(files int) (changes []string) {
 	if o.idleHigh > most {
 		changes = append(changes, fmt.Sprintf("idle devices up to %d instead of %d", most, o.idleHigh))
 		o.idleLow, o.idleHigh = most*o.idleLow/o.idleHigh, most
+	}
+	if o.udpHigh > most {
+		changes = append(changes, fmt.Sprintf("audio of up to %d devices instead of %d", most, o.udpHigh))
+		o.udpLow, o.udpHigh = max(1, most*o.udpLow/o.udpHigh), most
+	}
+	if o.udpDevices > most {
+		changes = append(changes, fmt.Sprintf("audio of %d devices instead of %d", most, o.udpDevices))
+		o.udpDevices = most
 	}
 	if o.devices > most {
 		changes = append(changes, fmt.Sprintf("calls to %d devices instead of %d", most, o.devices))
@@ -116,7 +133,7 @@ type bench struct {
 	opt       options
 	baselines *baselines // nil: none
 	postgres  *postgres  // nil: none
-	nats      external   // only if postgres is there
+	nats      external   // only if something measured wants it
 	report    report
 	out       io.Writer
 }
@@ -185,12 +202,17 @@ func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err
 		}
 	}
 	for _, name := range o.only {
-		measure := map[string]func(context.Context) error{"call": b.measureCalls, "idle": b.measureIdle, "storm": b.measureStorm}[name]
-		if err := measure(ctx); err != nil {
+		if err := b.measure(name)(ctx); err != nil {
 			return err
 		}
 	}
 	return errors.Join(b.report.markdown(stdout), b.report.save(o.jsonFile, o.mdFile))
+}
+
+// measure is the function of a measurement.
+func (b *bench) measure(name string) func(context.Context) error {
+	return map[string]func(context.Context) error{"call": b.measureCalls, "idle": b.measureIdle, "storm": b.measureStorm,
+		"mqtt-call": b.measureMQTTCalls, "mqtt-idle": b.measureMQTTIdle, "udp": b.measureUDP, "udp-scale": b.measureUDPScale}[name]
 }
 
 func (b *bench) leaveOut(what string) {
@@ -204,19 +226,23 @@ func (b *bench) services(ctx context.Context) error {
 	p, err := findPostgres(ctx)
 	if err != nil {
 		b.leaveOut("variants with Postgres: " + err.Error())
-		return nil
+	} else {
+		b.postgres = p
 	}
-	b.postgres = p
-	if slices.Contains(b.opt.only, "idle") {
+	needNATS := func(name string) bool {
+		return strings.HasPrefix(name, "udp") || b.postgres != nil && strings.HasSuffix(name, "idle")
+	}
+	if slices.ContainsFunc(b.opt.only, needNATS) {
 		b.nats, err = startNATS(ctx)
+		return err
 	}
-	return err
+	return nil
 }
 
 // start runs the daemon as the variant says. stop removes everything it left.
 func (b *bench) start(ctx context.Context, v variant) (d *daemon, stop func() error, err error) {
 	prefix := "bench" + randomName()
-	settings := []string{"--nats-prefix", prefix}
+	settings := append([]string{"--nats-prefix", prefix}, v.settings...)
 	var steps []func() error
 	stop = func() (err error) {
 		for _, step := range slices.Backward(steps) {
@@ -239,6 +265,7 @@ func (b *bench) start(ctx context.Context, v variant) (d *daemon, stop func() er
 	if d, err = startDaemon(ctx, b.opt.program, settings...); err != nil {
 		return nil, nil, errors.Join(err, stop())
 	}
+	d.prefix = prefix
 	steps = append(steps, d.stop)
 	return d, stop, nil
 }

@@ -33,7 +33,8 @@ func TestRun(t *testing.T) {
 	jsonFile, mdFile, profiles := filepath.Join(dir, "report.json"), filepath.Join(dir, "report.md"), filepath.Join(dir, "profiles")
 	var stdout, stderr strings.Builder
 	err := run(t.Context(), []string{"-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
-		"-idle-high", "20", "-settle", "50ms", "-storm", "40", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles}, &stdout, &stderr)
+		"-idle-high", "20", "-settle", "50ms", "-storm", "40",
+		"-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles}, &stdout, &stderr)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
@@ -48,13 +49,20 @@ func TestRun(t *testing.T) {
 	checkFigure(t, r, "call", figureCalls, 100, 1e6)
 	checkFigure(t, r, "call", figureServerCPU, 1, 10_000)
 	checkFigure(t, r, "call", figureMallocs, 10, 500)
-	checkFigure(t, r, "idle-embedded", figureGoroutines, 1, 1)
+	checkFigure(t, r, "idle-embedded", figureGoroutines, 0.7, 1.4) // ten devices: one task of the moment is a tenth
 	checkFigure(t, r, "storm-sqlite", figureDevices, 10, 1e5)
 	checkFigure(t, r, "storm-sqlite", figureDeviceP99, 0.1, 10_000)
+	checkFigure(t, r, "mqtt-call", figureCalls, 100, 1e6)
+	checkFigure(t, r, "mqtt-idle-embedded", figureGoroutines, 0.7, 1.4)
+	for _, table := range []string{"udp-embedded", "udp-scale"} {
+		checkFigure(t, r, table, figurePerCPU, 100, 1e7)
+		checkFigure(t, r, table, figureUnpublished, 0, 0)
+		checkFigure(t, r, table, figureRejected, 0, 0)
+	}
 	if markdown, err := os.ReadFile(mdFile); err != nil || string(markdown) != stdout.String() || !strings.Contains(stdout.String(), "| "+figureCalls+" |") {
 		t.Errorf("Markdown %q, %v; printed %q", markdown, err, &stdout)
 	}
-	for _, name := range []string{"call-1.pprof", "idle-embedded-heap-1.pprof", "storm-sqlite-1.pprof"} {
+	for _, name := range []string{"call-1.pprof", "idle-embedded-heap-1.pprof", "storm-sqlite-1.pprof", "mqtt-call-1.pprof", "udp-embedded-1.pprof"} {
 		if info, err := os.Stat(filepath.Join(profiles, name)); err != nil || info.Size() == 0 {
 			t.Errorf("profile %s: %v", name, err)
 		}
@@ -90,14 +98,14 @@ func TestOptions(t *testing.T) {
 		return ""
 	}
 	o, err := parseOptions(nil, given, io.Discard)
-	if err != nil || o.baselines != "from-environment" || !slices.Equal(o.only, []string{"call", "idle", "storm"}) || o.runs != 5 {
+	if err != nil || o.baselines != "from-environment" || !slices.Equal(o.only, []string{"call", "idle", "storm", "mqtt-call", "mqtt-idle", "udp", "udp-scale"}) || o.runs != 5 {
 		t.Errorf("defaults: %+v, %v", o, err)
 	}
 	o, err = parseOptions([]string{"-baselines", "other", "-only", "storm,call", "-runs", "3"}, given, io.Discard)
 	if err != nil || o.baselines != "other" || !slices.Equal(o.only, []string{"storm", "call"}) || o.runs != 3 {
 		t.Errorf("given: %+v, %v", o, err)
 	}
-	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"extra"}, {"-no-such"}} {
+	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-no-such"}} {
 		if _, err := parseOptions(bad, given, io.Discard); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
@@ -126,12 +134,12 @@ func TestQuietly(t *testing.T) {
 }
 
 func TestFit(t *testing.T) {
-	o := options{devices: 1000, idleLow: 5000, idleHigh: 15000, storm: 15000}
+	o := options{devices: 1000, idleLow: 5000, idleHigh: 15000, storm: 15000, udpDevices: 4096, udpLow: 100, udpHigh: 5000}
 	if changes := o.fit(20_000); len(changes) != 0 || o.storm != 15000 {
 		t.Errorf("enough files: %q, %+v", changes, o)
 	}
 	changes := o.fit(4000 + reserveFiles)
-	if len(changes) != 2 || o.storm != 4000 || o.idleHigh != 4000 || o.idleLow != 1333 || o.devices != 1000 {
+	if len(changes) != 4 || o.storm != 4000 || o.idleHigh != 4000 || o.idleLow != 1333 || o.devices != 1000 || o.udpDevices != 4000 || o.udpLow != 80 || o.udpHigh != 4000 {
 		t.Errorf("few files: %q, %+v", changes, o)
 	}
 }
@@ -300,7 +308,7 @@ func TestAnswerCalls(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		answerCalls(c)
+		answerCalls(c, framing{})
 	}()
 	const request = `{"session_id":"abc","type":"mcp","payload":{"jsonrpc":"2.0","method":"tools/call","params":{"name":"x","arguments":{"id":9}},"id":41}}`
 	frames := append([]byte{0x89, 2, 'h', 'i', 0x81, 15}, `{"type":"noop"}`...)

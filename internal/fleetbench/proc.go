@@ -71,22 +71,22 @@ func residentSize(pid int) (int64, error) {
 	return 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
 }
 
-// meter measures CPU time over a period: the daemon's, this program's, and what other programs took meanwhile, which
+// meter measures CPU time over a period: the daemon's and its NATS server's, this program's, and what other programs took meanwhile, which
 // tells how far the figures of that period can be trusted.
 type meter struct {
-	pid                  string // of the daemon; empty for none
-	started              time.Time
-	daemon, own, machine time.Duration
+	pid, server                string // of the daemon and its NATS server; empty for none
+	started                    time.Time
+	daemon, nats, own, machine time.Duration
 }
 
 // spent is what a meter saw.
 type spent struct {
-	wall, daemon, own time.Duration
-	others            float64 // share of the machine that other programs took, 0 to 1
+	wall, daemon, nats, own time.Duration
+	others                  float64 // share of the machine that other programs took, 0 to 1
 }
 
-func startMeter(daemon string) (meter, error) {
-	m := meter{pid: daemon, started: time.Now()}
+func startMeter(daemon, server string) (meter, error) {
+	m := meter{pid: daemon, server: server, started: time.Now()}
 	err := m.read()
 	return m, err
 }
@@ -100,6 +100,11 @@ func (m *meter) read() (err error) {
 	if m.own, err = processCPU("self", true); err != nil {
 		return err
 	}
+	if m.server != "" {
+		if m.nats, err = processCPU(m.server, false); err != nil {
+			return err
+		}
+	}
 	m.machine, err = machineCPU()
 	return err
 }
@@ -107,8 +112,8 @@ func (m *meter) read() (err error) {
 func (m *meter) stop(processors int) (spent, error) {
 	now := *m
 	err := now.read()
-	s := spent{wall: time.Since(m.started), daemon: now.daemon - m.daemon, own: now.own - m.own}
-	rest := now.machine - m.machine - s.daemon - s.own
+	s := spent{wall: time.Since(m.started), daemon: now.daemon - m.daemon, nats: now.nats - m.nats, own: now.own - m.own}
+	rest := now.machine - m.machine - s.daemon - s.nats - s.own
 	s.others = max(0, rest.Seconds()/(s.wall.Seconds()*float64(processors)))
 	return s, err
 }

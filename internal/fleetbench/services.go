@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -98,13 +99,14 @@ func serveNATS(dir string) error {
 // external is a NATS server outside the daemon.
 type external struct {
 	url  string
+	pid  string // empty: not a process of this program
 	stop func() error
 }
 
 // startNATS takes the server of FLEETD_TEST_NATS, else runs one in a process of its own.
 func startNATS(ctx context.Context) (external, error) {
 	if given := os.Getenv("FLEETD_TEST_NATS"); given != "" {
-		return external{given, func() error { return nil }}, nil
+		return external{url: given, stop: func() error { return nil }}, nil
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -123,7 +125,7 @@ func startNATS(ctx context.Context) (external, error) {
 	if err != nil {
 		return external{}, errors.Join(err, os.RemoveAll(dir))
 	}
-	x := external{stop: func() error {
+	x := external{pid: strconv.Itoa(cmd.Process.Pid), stop: func() error {
 		_ = stdin.Close() // ends it
 		timer := time.AfterFunc(stopLimit, func() { _ = cmd.Process.Kill() })
 		defer timer.Stop()

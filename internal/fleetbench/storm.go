@@ -84,7 +84,7 @@ func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) 
 	defer func() { err = errors.Join(err, stop()) }()
 	// The first devices, one of each firmware, make the lists known.
 	n := b.opt.storm
-	f, err := newFleet(ctx, d, firmwares+n, lists)
+	f, err := newFleet(ctx, d, overWebSocket, firmwares+n, lists)
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) 
 		return err
 	}
 	saved := d.profile(ctx, b.profileFile(v.name, run), 1+n/2500)
-	meter, err := startMeter(d.pid())
+	meter, err := startMeter(d.pid(), "")
 	if err != nil {
 		return err
 	}
