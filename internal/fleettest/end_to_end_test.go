@@ -245,6 +245,7 @@ func TestKillAndReturn(t *testing.T) {
 	node := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--profile", "fw-2.4,robot", "--wake", "1s", "--seed", "3")
 	node.AwaitReady(t, fleet)
+	node.AwaitStored(t)
 	var hashes []string
 	for _, d := range node.List(t) {
 		hashes = append(hashes, d.ID+d.MCP.Catalog)

@@ -4,14 +4,17 @@
 package fleettest
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,20 +25,20 @@ import (
 	"fleetd/internal/devicetest"
 )
 
-// Programs are the two binaries, built once per test process.
+// Programs are the binaries, built once per test process.
 type Programs struct {
-	Fleetd, Simulator string
+	Fleetd, Simulator, EchoService string
 }
 
 // Build compiles the programs into dir, with the race detector if the test has
 // it.
 func Build(dir string) (Programs, error) {
-	p := Programs{filepath.Join(dir, "fleetd"), filepath.Join(dir, "simulator")}
+	p := Programs{filepath.Join(dir, "fleetd"), filepath.Join(dir, "simulator"), filepath.Join(dir, "echo")}
 	args := []string{"build", "-o", dir}
 	if raceEnabled {
 		args = append(args, "-race")
 	}
-	out, err := exec.Command("go", append(args, "fleetd/cmd/fleetd", "fleetd/simulator")...).CombinedOutput()
+	out, err := exec.Command("go", append(args, "fleetd/cmd/fleetd", "fleetd/simulator", "fleetd/examples/echo")...).CombinedOutput()
 	if err != nil {
 		return p, fmt.Errorf("build: %w\n%s", err, out)
 	}
@@ -90,8 +93,10 @@ func (n *Node) Run(t testing.TB) {
 	n.Log = &Output{}
 	args := append([]string{"serve", "--data-dir", n.Dir, "--public-host", "127.0.0.1", "--log-level", "debug", "--ota-rate", "0"}, n.args...)
 	if n.Info.API == "" { // the first start chooses ports, which the data directory keeps
-		args = append(args, "--device-listen", freePort(t), "--api-listen", freePort(t))
-		n.args = append(n.args, args[len(args)-4:]...)
+		for _, flag := range []string{"--device-listen", "--api-listen", "--mqtt-listen", "--udp-listen"} {
+			args = append(args, flag, freePort(t))
+		}
+		n.args = append(n.args, args[len(args)-8:]...)
 	}
 	n.process = exec.Command(n.programs.Fleetd, args...)
 	n.process.Env = append(os.Environ(), "GORACE=halt_on_error=0")
@@ -115,20 +120,93 @@ func (n *Node) Run(t testing.TB) {
 		n.Info = info
 		return err == nil && info.PID == pid
 	})
+	if n.Client != nil {
+		return // ports and token outlive a restart, and others may be calling
+	}
 	var err error
 	if n.Client, err = apiclient.Discover(n.Dir, "", ""); err != nil {
 		t.Fatal(err)
 	}
 }
 
+// The ports of nodes lie below those that the system gives to outgoing
+// connections: one that is free now is then still free when the node opens it,
+// or opens it again. Test processes start at different places.
+const firstPort, lastPort = 16_000, 32_000
+
+var nextPort = struct {
+	sync.Mutex
+	port int
+}{port: firstPort + os.Getpid()*61%(lastPort-firstPort)}
+
+// freePort returns an address of this machine on which nothing listens, TCP or
+// UDP.
 func freePort(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	nextPort.Lock()
+	defer nextPort.Unlock()
+	for range lastPort - firstPort {
+		if nextPort.port++; nextPort.port > lastPort {
+			nextPort.port = firstPort
+		}
+		address := fmt.Sprintf("127.0.0.1:%d", nextPort.port)
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			continue
+		}
+		_ = l.Close()
+		c, err := net.ListenPacket("udp4", address)
+		if err != nil {
+			continue
+		}
+		_ = c.Close()
+		return address
+	}
+	t.Fatal("no port is free")
+	return ""
+}
+
+// Setting is the last value that the node was given for a flag, such as a port.
+func (n *Node) Setting(flag string) string {
+	for i := len(n.args) - 2; i >= 0; i-- {
+		if n.args[i] == flag {
+			return n.args[i+1]
+		}
+	}
+	return ""
+}
+
+// Metric is the sum of the samples of a metric whose labels contain all of
+// these, such as `verdict="accepted"`. It is 0 while there are none.
+func (n *Node) Metric(t testing.TB, name string, labels ...string) (sum float64) {
+	t.Helper()
+	response, err := http.Get(n.Info.API + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	defer func() { _ = response.Body.Close() }()
+	lines := bufio.NewScanner(response.Body)
+next:
+	for lines.Scan() {
+		rest, found := strings.CutPrefix(lines.Text(), name)
+		if !found || rest == "" || rest[0] != ' ' && rest[0] != '{' {
+			continue
+		}
+		for _, label := range labels {
+			if !strings.Contains(rest, label) {
+				continue next
+			}
+		}
+		value, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
+		if err != nil {
+			t.Fatalf("%s: %v", lines.Text(), err)
+		}
+		sum += value
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return sum
 }
 
 // Kill ends the node with SIGKILL.
@@ -152,7 +230,7 @@ func (n *Node) Stop(t testing.TB) {
 		t.Errorf("the node did not stop within 30 s:\n%s", n.Log)
 	}
 	log := n.Log.String()
-	for _, sign := range []string{"DATA RACE", "panic:", "fatal error:"} {
+	for _, sign := range []string{"DATA RACE", "panic:", "panic serving", "fatal error:", "a fault of fleetd's"} {
 		if strings.Contains(log, sign) {
 			t.Errorf("the node's log has %q:\n%s", sign, log)
 		}
@@ -208,6 +286,21 @@ func (n *Node) Ready(t testing.TB) (ready int) {
 	return ready
 }
 
+// AwaitStored waits until the database has every row: what the API shows is
+// ahead of it by the length of a group.
+func (n *Node) AwaitStored(t testing.TB) {
+	t.Helper()
+	empty := 0 // looks; a group that has left the queue is on its way for one
+	n.Await(t, "every row is stored", 20*time.Second, func() bool {
+		if n.Metric(t, "fleetd_database_queue") != 0 {
+			empty = 0
+			return false
+		}
+		empty++
+		return empty > 3
+	})
+}
+
 // Await waits until done, looking ten times a second.
 func (n *Node) Await(t testing.TB, what string, limit time.Duration, done func() bool) {
 	t.Helper()
@@ -222,6 +315,27 @@ func (n *Node) Await(t testing.TB, what string, limit time.Duration, done func()
 		case <-tick.C:
 		}
 	}
+}
+
+// Echo runs the voice service that repeats what devices say, attached to the
+// NATS of a node that was started with --nats-listen. It is ended with the
+// test.
+func (p Programs) Echo(t testing.TB, n *Node) {
+	t.Helper()
+	log := &Output{}
+	process := exec.Command(p.EchoService, "--data-dir", n.Dir)
+	process.Stdout, process.Stderr = log, log
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = process.Process.Kill()
+		_ = process.Wait() // killed
+		if t.Failed() {
+			t.Logf("log of the echo service:\n%s", tail(log.String(), 2000))
+		}
+	})
+	devicetest.Eventually(t, "the echo service listens", func() bool { return strings.Contains(log.String(), "listening") })
 }
 
 // Simulation is one running simulator.
@@ -266,47 +380,4 @@ func (s *Simulation) Report(t testing.TB) Report {
 		t.Fatalf("simulator report: %v\n%s\n%s", err, tail(s.out.String(), 500), tail(s.log.String(), 2000))
 	}
 	return r
-}
-
-// Report is the part of the simulator's report that tests assert on; its
-// README describes all of it.
-type Report struct {
-	Devices []ReportDevice `json:"devices"`
-	Totals  struct {
-		DuplicateCallIDs int `json:"duplicate_call_ids"`
-		Crashes          int `json:"crashes"`
-		CallsTotal       int `json:"calls_total"`
-	} `json:"totals"`
-}
-
-// ReportDevice is one simulated device.
-type ReportDevice struct {
-	ID            string `json:"id"`
-	ClientID      string `json:"client_id"`
-	Profile       string `json:"profile"`
-	Firmware      string `json:"firmware"`
-	Board         string `json:"board"`
-	State         string `json:"state"`
-	Error         string `json:"error"`
-	Connects      int    `json:"connects"`
-	Tools         int    `json:"tools"`
-	CatalogSHA256 string `json:"catalog_sha256"`
-	PublicSHA256  string `json:"catalog_public_sha256"`
-	Calls         []struct {
-		ID   int    `json:"id"`
-		Tool string `json:"tool"`
-	} `json:"calls"`
-	CallsTotal       int `json:"calls_total"`
-	DuplicateCallIDs int `json:"duplicate_call_ids"`
-	Notifications    int `json:"notifications_sent"`
-	Photos           []struct {
-		SHA256 string `json:"sha256"`
-		Bytes  int64  `json:"bytes"`
-		Status int    `json:"status"`
-		Answer string `json:"answer"`
-	} `json:"photos"`
-	Snapshots []struct {
-		SHA256 string `json:"sha256"`
-		Status int    `json:"status"`
-	} `json:"snapshots"`
 }

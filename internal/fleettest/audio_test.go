@@ -1,0 +1,220 @@
+package fleettest
+
+import (
+	"encoding/json"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/devicetest"
+	"fleetd/internal/store/storetest"
+)
+
+// setting is a number from the environment for full-size runs.
+func setting(t testing.TB, name string, normal int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return normal
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n <= 0 {
+		t.Fatalf("%s=%q is no number", name, text)
+	}
+	return n
+}
+
+// A forger who reads ssrc off the wire floods the port from before the first
+// packet of the device on. The conversation goes on, both ways, and no packet
+// goes to the forger.
+func TestForgerCannotStealAudio(t *testing.T) {
+	normal := 50_000
+	if raceEnabled {
+		normal = 5_000
+	}
+	rate := setting(t, "FLEETD_TEST_ATTACK_RATE", normal)
+	const id, frames = "02:00:00:00:04:01", 60
+	node := programs.Start(t, natsFlag, natsAnyPort)
+	bus := attach(t, node)
+	heard := bus.hear(t, id)
+	d := boot(t, node.Info.OTA, id).dial(t, devicetest.NewScript())
+	c := d.hello(t)
+
+	attack := func() (report chan UDPAttack) {
+		report = make(chan UDPAttack, 1)
+		before := node.Metric(t, "fleetd_udp_packets_total")
+		go func() {
+			report <- Attack[UDPAttack](t, programs, "--attack", "udp", "--target", c.server, "--ssrc", c.ssrc(),
+				"--rate", strconv.Itoa(rate), "--duration", (frames*frameTime + 2*time.Second).String())
+		}()
+		node.Await(t, "the flood arrives", 10*time.Second, func() bool {
+			return node.Metric(t, "fleetd_udp_packets_total") > before+float64(rate/10)
+		})
+		return report
+	}
+	answered := 0
+	for round := range 2 { // before the first packet, and again
+		report := attack()
+		every(t, frameTime, frames, func(i int) {
+			c.say(t)
+			if i == frames/2 { // the device is known by now: it can be spoken to
+				bus.publish(t, id, "send", `{"type":"tts","state":"start"}`)
+				for n := range 20 {
+					bus.publish(t, id, "audio", string(frame(uint32(1000*(round+1)+n))))
+				}
+				bus.publish(t, id, "send", `{"type":"tts","state":"stop"}`)
+			}
+		})
+		r := <-report
+		t.Logf("round %d: %d forged packets at %.0f/s", round, r.Sent, float64(r.Sent)/r.Seconds)
+		if r.PacketsBack != 0 || r.Sent < rate {
+			t.Errorf("the forger sent %d packets and got %d", r.Sent, r.PacketsBack)
+		}
+		for len(c.heard) > 0 {
+			n, genuine := numberOf(<-c.heard)
+			if !genuine || n != uint32(1000*(round+1)+answered%20) {
+				t.Errorf("the device heard frame %d, %t, as its answer %d", n, genuine, answered)
+			}
+			answered++
+		}
+	}
+	got, twice, noise := heard.count()
+	verdict := func(name string) float64 { return node.Metric(t, "fleetd_udp_packets_total", `verdict="`+name+`"`) }
+	t.Logf("%d of %d frames heard, %d twice, %d forged; accepted %.0f, held %.0f, implausible %.0f, foreign %.0f, jump %.0f, replayed %.0f, old %.0f",
+		got, 2*frames, twice, noise, verdict("accepted"), verdict("held"), verdict("implausible"), verdict("foreign"), verdict("jump"), verdict("replayed"), verdict("old"))
+	if got < 2*frames*99/100 || twice > 0 || noise > 1 {
+		t.Errorf("%d of %d frames heard, %d of them twice, and %d forged", got, 2*frames, twice, noise)
+	}
+	if answered < 39 || c.stray.Load() > 0 {
+		t.Errorf("the device heard %d of 40 frames and %d stray packets", answered, c.stray.Load())
+	}
+	if refused := verdict("implausible") + verdict("foreign"); refused < float64(rate) || verdict("accepted") < frames {
+		t.Errorf("metrics tell of %.0f refused and %.0f accepted packets", refused, verdict("accepted"))
+	}
+}
+
+// Losing TCP in the middle of a conversation does not end it on the device:
+// audio goes on in its channel, and the next connection finds it there. A new
+// hello replaces it.
+func TestAudioSurvivesTCPCut(t *testing.T) {
+	t.Parallel()
+	const id, frames = "02:00:00:00:08:01", 20
+	node := programs.Start(t, natsFlag, natsAnyPort)
+	heard := attach(t, node).hear(t, id)
+	proxy := storetest.NewProxy(t, node.Setting("--mqtt-listen"))
+	proxy.Start()
+	login := boot(t, node.Info.OTA, id)
+	login.address = proxy.Address()
+	d := login.dial(t, devicetest.NewScript())
+	node.AwaitReady(t, 1)
+	c := d.hello(t)
+	talk := func(c *channel) { every(t, frameTime/3, frames, func(int) { c.say(t) }) }
+
+	talk(c)
+	proxy.Stop()
+	<-d.gone
+	node.Await(t, "the device is offline", 10*time.Second, func() bool {
+		v, err := node.Device(t.Context(), id)
+		return err == nil && v.State == "offline"
+	})
+	talk(c)
+	proxy.Start()
+	d = login.dial(t, devicetest.NewScript())
+	node.AwaitReady(t, 1)
+	talk(c)
+	wantSeqs := func(session string, n int) {
+		t.Helper()
+		devicetest.Eventually(t, "all frames are heard", func() bool { return len(heard.of(session)) >= n })
+		for i, seq := range heard.of(session) {
+			if seq != uint64(i+1) {
+				t.Fatalf("frame %d of %s has the number %d", i+1, session, seq)
+			}
+		}
+	}
+	wantSeqs(c.session, 3*frames)
+	if v, err := node.Device(t.Context(), id); err != nil || !v.Audio.Open || v.Audio.Packets != 3*frames || v.Audio.Dropped != 0 {
+		t.Errorf("audio %+v, %v", v.Audio, err)
+	}
+
+	talk(c)
+	again := d.hello(t)
+	if again.session == c.session || again.ssrc() == c.ssrc() {
+		t.Errorf("the new hello got the old session %s or ssrc %s", again.session, again.ssrc())
+	}
+	unknown := func() float64 { return node.Metric(t, "fleetd_udp_packets_total", `verdict="unknown_ssrc"`) }
+	if unknown() != 0 {
+		t.Errorf("%.0f packets were of an unknown channel", unknown())
+	}
+	talk(again)
+	wantSeqs(again.session, frames)
+	talk(c) // of the old channel
+	devicetest.Eventually(t, "the old channel is unknown", func() bool { return unknown() == frames })
+	wantSeqs(c.session, 4*frames)
+	if len(heard.of(c.session)) != 4*frames || node.Metric(t, "fleetd_udp_channels") != 1 {
+		t.Errorf("%d frames of the old channel, %.0f channels", len(heard.of(c.session)), node.Metric(t, "fleetd_udp_channels"))
+	}
+}
+
+// The most common trouble in the field, a UDP port that a firewall keeps to
+// itself, shows as an event.
+func TestSilentUDP(t *testing.T) {
+	t.Parallel()
+	const silent, mumbling, talking = "02:00:00:00:12:01", "02:00:00:00:12:02", "02:00:00:00:12:03"
+	node := programs.Start(t, natsFlag, natsAnyPort)
+	bus := attach(t, node)
+	events := make(chan *nats.Msg, 10)
+	if _, err := bus.ChanSubscribe("fleetd.v1.devices.*.udp.silent", events); err != nil {
+		t.Fatal(err)
+	}
+	open := func(id string) *channel {
+		return boot(t, node.Info.OTA, id).dial(t, devicetest.NewScript()).hello(t)
+	}
+	talk := open(talking)
+	channels := map[string]*channel{silent: open(silent), mumbling: open(mumbling)}
+	begun := time.Now()
+	talk.say(t)
+	wrong := channels[mumbling].packet(1, frame(1)) // in the wrong key: nothing of it can be heard
+	wrong[16] ^= 0xff
+	if _, err := channels[mumbling].conn.Write(wrong); err != nil {
+		t.Fatal(err)
+	}
+	for range len(channels) {
+		var m *nats.Msg
+		select {
+		case m = <-events:
+		case <-time.After(20 * time.Second):
+			t.Fatal("no event within 20 s")
+		}
+		if took := time.Since(begun); took < 9*time.Second || took > 15*time.Second {
+			t.Errorf("the event came after %v", took)
+		}
+		var e struct {
+			Device, Node, Session, Conversation string
+			Epoch, Seq                          int64
+			Time                                time.Time
+			Packets                             *int
+		}
+		if err := json.Unmarshal(m.Data, &e); err != nil {
+			t.Fatalf("%s: %v", m.Data, err)
+		}
+		c := channels[e.Device]
+		if c == nil || m.Subject != "fleetd.v1.devices."+token(e.Device)+".udp.silent" {
+			t.Fatalf("%s says %s", m.Subject, m.Data)
+		}
+		delete(channels, e.Device)
+		want := map[string]int{silent: 0, mumbling: 1}[e.Device]
+		if e.Conversation != c.session || e.Node == "" || e.Session == "" || e.Epoch == 0 || e.Seq == 0 || e.Time.IsZero() || e.Packets == nil || *e.Packets != want {
+			t.Errorf("%s: %s, want %d packets in %s", e.Device, m.Data, want, c.session)
+		}
+	}
+	if n := node.Metric(t, "fleetd_udp_silent_channels_total"); n != 2 || len(events) > 0 {
+		t.Errorf("%.0f silent channels, %d more events", n, len(events))
+	}
+	if !strings.Contains(node.Log.String(), "--public-udp") {
+		t.Error("the log does not say what to check")
+	}
+}

@@ -1,0 +1,88 @@
+package fleettest
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"fleetd/internal/apiclient"
+	"fleetd/internal/store/storetest"
+)
+
+// Three nodes over one database and one NATS are one fleet: every API calls
+// every device in one hop, a device that moves is held by one node, and what a
+// node that was killed held goes offline once and is callable again as soon as
+// it is back elsewhere.
+func TestThreeNodes(t *testing.T) {
+	db := storetest.Postgres(t)
+	url, prefix, _, _ := natsServer(t)
+	var nodes []*Node
+	for i := range 3 {
+		nodes = append(nodes, programs.Start(t, "--database", db.URL, "--nats", url, "--nats-prefix", prefix, "--secret", "one fleet, one secret", "--node", fmt.Sprintf("node-%d", i)))
+	}
+	call := func(n *Node, id string) (apiclient.CallResult, error) {
+		return n.Call(t.Context(), id, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`), Timeout: 5 * time.Second})
+	}
+	const each = 4
+	var sims []*Simulation
+	id := func(node, device int) string { return fmt.Sprintf("02:c%d:00:00:00:%02x", node, device) }
+	for i, n := range nodes {
+		sims = append(sims, programs.Simulate(t, n.Info.OTA, "--devices", fmt.Sprint(each), "--mac-base", id(i, 0), "--seed", fmt.Sprint(i+1)))
+	}
+	for i, n := range nodes {
+		n.Await(t, "its devices are ready", 20*time.Second, func() bool { return n.Metric(t, "fleetd_devices", `mcp_state="ready"`) == each })
+		_ = i
+	}
+	for i := range nodes {
+		for at, n := range nodes {
+			r, err := call(n, id(i, 1))
+			if err != nil || r.IsError || r.Node != fmt.Sprintf("node-%d", i) {
+				t.Errorf("node %d calls a device of node %d: %+v, %v", at, i, r, err)
+			}
+		}
+	}
+	nodes[0].Await(t, "every node lists all three", 20*time.Second, func() bool {
+		for _, n := range nodes {
+			seen := 0
+			for _, err := range n.Nodes(t.Context()) {
+				if err != nil {
+					return false
+				}
+				seen++
+			}
+			if seen != 3 {
+				return false
+			}
+		}
+		return true
+	})
+
+	// Node 2 dies; its devices boot again and are sent to node 0.
+	nodes[2].Kill(t)
+	if _, err := call(nodes[0], id(2, 0)); problemCode(err) != "device_offline" {
+		t.Errorf("a device of the dead node: %v", err)
+	}
+	sims[2].Report(t)
+	moved := programs.Simulate(t, nodes[0].Info.OTA, "--devices", "2", "--mac-base", id(2, 0), "--seed", "3")
+	nodes[0].Await(t, "what came back is callable", 20*time.Second, func() bool {
+		r, err := call(nodes[1], id(2, 0))
+		return err == nil && r.Node == "node-0"
+	})
+	nodes[1].Await(t, "the dead node is gone, and its devices with it", 40*time.Second, func() bool {
+		d, err := nodes[1].Device(t.Context(), id(2, 3))
+		back, backErr := nodes[1].Device(t.Context(), id(2, 1))
+		return err == nil && d.State == "offline" && backErr == nil && back.State == "online"
+	})
+	if n := db.Count(t, "SELECT count(*) FROM nodes"); n != 2 {
+		t.Errorf("%d nodes have a lease", n)
+	}
+	if n := db.Count(t, "SELECT count(*) FROM presence WHERE reason = 'node_lost'"); n != each-2 {
+		t.Errorf("%d devices count as lost with their node, want %d", n, each-2)
+	}
+	for _, s := range append(sims[:2], moved) {
+		if r := s.Report(t); r.Totals.Crashes != 0 || r.Totals.DuplicateCallIDs != 0 {
+			t.Errorf("%+v", r.Totals)
+		}
+	}
+}
