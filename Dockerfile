@@ -40,9 +40,9 @@ USER 65532:65532
 # FLEETD_DATA_DIR also lets `docker exec <container> /fleetd devices` find the running node.
 ENV FLEETD_DATA_DIR=/data
 VOLUME /data
-# 8000: devices (OTA, WebSocket, photos). 8080: API, metrics; it listens on the container's loopback unless
-# FLEETD_API_LISTEN says otherwise.
-EXPOSE 8000 8080
+# 8000: devices (OTA, WebSocket, photos). 1883: MQTT, 8883: MQTT over TLS if there is a certificate, 8884/udp: audio.
+# 8080: API, metrics; it listens on the container's loopback unless FLEETD_API_LISTEN says otherwise.
+EXPOSE 8000 1883 8883 8884/udp 8080
 STOPSIGNAL SIGTERM
 # /livez and not /readyz: a node without its database or NATS still serves devices and must not be restarted for it.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s --retries=3 \
