@@ -7,7 +7,6 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -52,7 +51,10 @@ type Options struct {
 	Alone bool
 	// Open accepts requests without a token (--api-auth none).
 	Open bool
-	Log  *slog.Logger
+	// Woken is called, if set, when the process has not run for a while: other
+	// nodes may have taken its devices.
+	Woken func()
+	Log   *slog.Logger
 }
 
 // Link is the devices.Directory and devices.Router of a node. It is safe for concurrent use.
@@ -63,6 +65,9 @@ type Link struct {
 	service atomic.Pointer[devices.Service]
 
 	ownClaims string // subject
+	answers   *answers
+	naps      *naps
+	drowsy    atomic.Int32 // sleeps whose backlog is not through yet
 
 	mu    sync.Mutex
 	holds map[devices.ID]*hold
@@ -75,6 +80,10 @@ type Link struct {
 	Refused  devices.CounterMap[devices.Code]
 	// ClaimsLost counts claims and news that NATS did not take.
 	ClaimsLost atomic.Uint64
+	// HopsLost counts requests to other nodes that were not even accepted.
+	HopsLost atomic.Uint64
+	// Naps counts how often this process did not run for longer than napLimit.
+	Naps atomic.Uint64
 }
 
 type hold struct {
@@ -84,7 +93,8 @@ type hold struct {
 
 // New returns a Link; Serve makes it answer.
 func New(opt Options) *Link {
-	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), serving: make(chan struct{}, MaxServing), holds: map[devices.ID]*hold{}}
+	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), serving: make(chan struct{}, MaxServing), holds: map[devices.ID]*hold{},
+		answers: newAnswers(), naps: newNaps(napLimit)}
 	l.ownClaims = l.claims(opt.Node)
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	return l
@@ -95,13 +105,15 @@ func New(opt Options) *Link {
 func (l *Link) Attach(s *devices.Service) error {
 	l.service.Store(s)
 	l.tasks.Go(l.dispatch)
+	l.tasks.Go(l.watch)
 	// One after the other, on a goroutine of the subscription's own.
 	if l.opt.Alone {
 		return nil
 	}
 	_, claims := l.opt.Conn.Subscribe(l.claims("*"), l.claimed)
 	_, news := l.opt.Conn.Subscribe(l.news("*"), l.learn)
-	if err := errors.Join(claims, news); err != nil {
+	_, answers := l.opt.Conn.Subscribe(l.answers.prefix+"*", l.answers.take)
+	if err := errors.Join(claims, news, answers); err != nil {
 		return fmt.Errorf("subscribe to other nodes: %w", err)
 	}
 	// What is read from the database after this is complemented by what is
@@ -183,6 +195,15 @@ func (l *Link) dispatch() {
 		case <-l.ctx.Done():
 			return
 		case msg := <-l.inbox:
+			if msg == wakeMark {
+				l.drowsy.Add(-1)
+				continue
+			}
+			l.wake() // the watch may wake up later than this
+			if l.drowsy.Load() > 0 {
+				l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "the node was stopped for a while, and this request with it"})
+				continue
+			}
 			if l.inOrder(msg) {
 				continue
 			}
@@ -258,7 +279,9 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 		l.service.Load().Say(r.device, msg.Data)
 	default:
 		l.Requests.Add(r.verb, 1)
+		done := l.accept(msg, r.node)
 		l.service.Load().QueueMessage(devices.Message{Device: r.device, Body: msg.Data, Caller: r.caller}, func(err error) {
+			done()
 			if err != nil {
 				l.refuse(msg, devices.AsError(err))
 				return
@@ -278,6 +301,7 @@ func (l *Link) serve(msg *nats.Msg) {
 		return
 	}
 	id, verb, caller, node := r.device, r.verb, r.caller, r.node
+	defer l.accept(msg, node)()
 	var answer []byte
 	switch {
 	case verb == "call":
@@ -382,95 +406,4 @@ func (l *Link) rpc(id devices.ID, caller string, data []byte) ([]byte, error) {
 		return append(append([]byte(`{"error":`), r.Error...), '}'), nil
 	}
 	return append(append([]byte(`{"result":`), r.Result...), '}'), nil
-}
-
-// Forward sends a call to the node that holds the device.
-func (l *Link) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	data, err := l.request(ctx, c.Device, "call", c.Caller, command{Tool: c.Tool, Arguments: c.Arguments})
-	if err != nil {
-		return devices.ToolResult{}, err
-	}
-	if r, ok := devices.ParseResult(data); ok {
-		return r, nil
-	}
-	return devices.ToolResult{}, remoteError(data)
-}
-
-// ForwardRPC sends a raw MCP request to the node that holds the device.
-func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	data, err := l.request(ctx, c.Device, "rpc", c.Caller, command{Method: c.Method, Params: c.Params})
-	if err != nil {
-		return devices.RPCResult{}, err
-	}
-	walk := jsonspan.Object(data)
-	for walk.Next() {
-		switch string(walk.Key()) {
-		case "result":
-			return devices.RPCResult{Result: walk.Value()}, nil
-		case "error":
-			return devices.RPCResult{Error: walk.Value()}, nil
-		}
-	}
-	return devices.RPCResult{}, remoteError(data)
-}
-
-// ForwardMessage sends a message to the node that holds the device.
-func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
-	data, err := l.hop(ctx, m.Device, "send", m.Caller, m.Body)
-	if err != nil {
-		return err
-	}
-	if bytes.Equal(data, sent) {
-		return nil
-	}
-	return remoteError(data)
-}
-
-func remoteError(data []byte) error {
-	if e, ok := devices.ParseProblem(data); ok {
-		return e
-	}
-	return &devices.Error{Code: devices.CodeInternal, Detail: fmt.Sprintf("another node answered %.80q", data), Sent: true, Outcome: devices.OutcomeUnknown}
-}
-
-// request makes one hop with the time that remains.
-func (l *Link) request(ctx context.Context, id devices.ID, verb, caller string, c command) ([]byte, error) {
-	timeout := devices.DefaultTimeout
-	if deadline, ok := ctx.Deadline(); ok {
-		timeout = time.Until(deadline)
-	}
-	c.Timeout = max(timeout, time.Millisecond).String()
-	body, err := json.Marshal(c)
-	if err != nil {
-		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
-	}
-	return l.hop(ctx, id, verb, caller, body)
-}
-
-// hop asks the node that holds the device, and signs for the caller.
-func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body []byte) ([]byte, error) {
-	if !l.opt.Conn.IsConnected() {
-		return nil, away(false)
-	}
-	msg := &nats.Msg{Subject: l.subject(id, verb), Data: body, Header: nats.Header{
-		HeaderHop:    []string{l.opt.Mint.HopSignature(string(id), verb, append([]byte(caller+"\n"), body...))},
-		HeaderCaller: []string{caller}}}
-	answer, err := l.opt.Conn.RequestMsgWithContext(ctx, msg)
-	switch {
-	case err == nil:
-		return answer.Data, nil
-	case errors.Is(err, nats.ErrNoResponders):
-		return nil, devices.ErrNoHolder
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Sent: true, Outcome: devices.OutcomeUnknown, Detail: "the node that holds the device did not answer in time"}
-	}
-	return nil, away(true)
-}
-
-func away(sent bool) error {
-	e := &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Sent: sent, Detail: "NATS does not answer, so devices on other nodes cannot be reached"}
-	if sent {
-		e.Outcome = devices.OutcomeUnknown
-	}
-	return e
 }

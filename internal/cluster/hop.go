@@ -1,0 +1,205 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+// A hop is a request to the node that holds a device. The holder answers within
+// acceptAfter, if only to say that it works on it; whoever asked waits lostAfter
+// for either, so that a call sent to a node that was frozen, or cut off while
+// the server still believes in it, ends long before its deadline.
+const (
+	acceptAfter = time.Second
+	lostAfter   = 3 * time.Second
+)
+
+// accepted is what a holder sends before an answer that takes its time.
+var accepted = []byte(`{"accepted":true}`)
+
+// answers are the hops that this node waits for, on one subscription.
+type answers struct {
+	prefix string // subject of the subscription without its last token
+
+	mu      sync.Mutex
+	last    uint64
+	waiting map[string]chan *nats.Msg // by reply subject
+}
+
+func newAnswers() *answers {
+	return &answers{prefix: nats.NewInbox() + ".", waiting: map[string]chan *nats.Msg{}}
+}
+
+// open returns the subject for one answer, and where it arrives: an acceptance
+// and the answer, or nil when the connection was lost.
+func (a *answers) open() (subject string, arrive chan *nats.Msg) {
+	arrive = make(chan *nats.Msg, 3)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.last++
+	subject = a.prefix + strconv.FormatUint(a.last, 36)
+	a.waiting[subject] = arrive
+	return subject, arrive
+}
+
+func (a *answers) close(subject string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.waiting, subject)
+}
+
+// take passes on what arrived. A holder that sends more than it may is not
+// waited for.
+func (a *answers) take(msg *nats.Msg) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if arrive := a.waiting[msg.Subject]; arrive != nil {
+		select {
+		case arrive <- msg:
+		default:
+		}
+	}
+}
+
+// lose tells everybody who waits that the connection is lost.
+func (a *answers) lose() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, arrive := range a.waiting {
+		select {
+		case arrive <- nil:
+		default: // there is an answer to read
+		}
+	}
+}
+
+// hop asks the node that holds the device, and signs for the caller.
+func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body []byte) ([]byte, error) {
+	if l.opt.Alone {
+		return nil, devices.ErrNoHolder
+	}
+	if !l.opt.Conn.IsConnected() {
+		return nil, away(false)
+	}
+	subject, arrive := l.answers.open()
+	defer l.answers.close(subject)
+	msg := &nats.Msg{Subject: l.subject(id, verb), Reply: subject, Data: body, Header: nats.Header{
+		HeaderHop:    []string{l.opt.Mint.HopSignature(string(id), verb, append([]byte(caller+"\n"), body...))},
+		HeaderCaller: []string{caller}}}
+	if err := l.opt.Conn.PublishMsg(msg); err != nil {
+		return nil, away(false)
+	}
+	lost := time.NewTimer(lostAfter)
+	defer lost.Stop()
+	for {
+		select {
+		case answer := <-arrive:
+			switch {
+			case answer == nil:
+				return nil, away(true)
+			case len(answer.Data) == 0 && answer.Header.Get("Status") == "503": // the server's "no responders"
+				return nil, devices.ErrNoHolder
+			case bytes.Equal(answer.Data, accepted):
+				lost.Stop()
+			default:
+				return answer.Data, nil
+			}
+		case <-lost.C:
+			l.HopsLost.Add(1)
+			return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Sent: true, Outcome: devices.OutcomeUnknown,
+				Detail: fmt.Sprintf("the node that held the device did not answer within %v", lostAfter)}
+		case <-ctx.Done():
+			return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Sent: true, Outcome: devices.OutcomeUnknown, Detail: "the node that holds the device did not answer in time"}
+		}
+	}
+}
+
+// accept sends the acceptance of a hop unless done is called before it is due.
+// Anybody but a node gets the answer alone.
+func (l *Link) accept(msg *nats.Msg, node bool) (done func() bool) {
+	if !node {
+		return func() bool { return true }
+	}
+	return time.AfterFunc(acceptAfter, func() { l.reply(msg, accepted) }).Stop
+}
+
+func away(sent bool) error {
+	e := &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Sent: sent, Detail: "NATS does not answer, so devices on other nodes cannot be reached"}
+	if sent {
+		e.Outcome = devices.OutcomeUnknown
+	}
+	return e
+}
+
+// Forward sends a call to the node that holds the device.
+func (l *Link) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
+	data, err := l.request(ctx, c.Device, "call", c.Caller, command{Tool: c.Tool, Arguments: c.Arguments})
+	if err != nil {
+		return devices.ToolResult{}, err
+	}
+	if r, ok := devices.ParseResult(data); ok {
+		return r, nil
+	}
+	return devices.ToolResult{}, remoteError(data)
+}
+
+// ForwardRPC sends a raw MCP request to the node that holds the device.
+func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+	data, err := l.request(ctx, c.Device, "rpc", c.Caller, command{Method: c.Method, Params: c.Params})
+	if err != nil {
+		return devices.RPCResult{}, err
+	}
+	walk := jsonspan.Object(data)
+	for walk.Next() {
+		switch string(walk.Key()) {
+		case "result":
+			return devices.RPCResult{Result: walk.Value()}, nil
+		case "error":
+			return devices.RPCResult{Error: walk.Value()}, nil
+		}
+	}
+	return devices.RPCResult{}, remoteError(data)
+}
+
+// ForwardMessage sends a message to the node that holds the device.
+func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
+	data, err := l.hop(ctx, m.Device, "send", m.Caller, m.Body)
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(data, sent) {
+		return nil
+	}
+	return remoteError(data)
+}
+
+func remoteError(data []byte) error {
+	if e, ok := devices.ParseProblem(data); ok {
+		return e
+	}
+	return &devices.Error{Code: devices.CodeInternal, Detail: fmt.Sprintf("another node answered %.80q", data), Sent: true, Outcome: devices.OutcomeUnknown}
+}
+
+// request makes one hop with the time that remains.
+func (l *Link) request(ctx context.Context, id devices.ID, verb, caller string, c command) ([]byte, error) {
+	timeout := devices.DefaultTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		timeout = time.Until(deadline)
+	}
+	c.Timeout = max(timeout, time.Millisecond).String()
+	body, err := json.Marshal(c)
+	if err != nil {
+		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
+	}
+	return l.hop(ctx, id, verb, caller, body)
+}

@@ -1,0 +1,142 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// volumeCall is a call that the scripted device answers.
+var volumeCall = devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), Caller: "test"}
+
+func (f *fleet) callFar(t *testing.T, timeout time.Duration) (devices.ToolResult, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	return f.fwd.CallTool(ctx, volumeCall)
+}
+
+// slow makes the device answer after a while, on a goroutine of its own.
+func (f *fleet) slow(t *testing.T, after time.Duration) {
+	t.Helper()
+	s := devicetest.NewScript()
+	waits := make(chan struct{})
+	t.Cleanup(func() { close(waits) })
+	s.Call = func(string, json.RawMessage) string {
+		select {
+		case <-time.After(after):
+		case <-waits:
+		}
+		return devicetest.True
+	}
+	f.connect(t, s)
+}
+
+// A call that takes its time on the device is waited for, since its holder says
+// that it has it.
+func TestSlowCallIsAccepted(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.slow(t, lostAfter+acceptAfter)
+	begun := time.Now()
+	r, err := f.callFar(t, 30*time.Second)
+	if err != nil || r.Node != "holder" || time.Since(begun) < lostAfter {
+		t.Errorf("%+v, %v after %v", r, err, time.Since(begun))
+	}
+}
+
+// A node that is subscribed and does not run swallows a call for lostAfter, not
+// until the call's deadline.
+func TestFrozenHolder(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	if _, err := f.client.QueueSubscribeSync("test.v1.cmd."+id.Token()+".*", queueGroup); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.client.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	_, err := f.callFar(t, 30*time.Second)
+	e := devices.AsError(err)
+	if e.Code != devices.CodeUnavailable || !e.Sent || e.Outcome != devices.OutcomeUnknown || e.Part != "node" {
+		t.Errorf("%+v", e)
+	}
+	if took := time.Since(begun); took < lostAfter || took > 2*lostAfter {
+		t.Errorf("told after %v", took)
+	}
+	if f.far.HopsLost.Load() != 1 {
+		t.Errorf("%d lost hops are counted", f.far.HopsLost.Load())
+	}
+}
+
+// Whoever waits for another node is told at once when the connection is lost.
+func TestConnectionLostDuringHop(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.slow(t, 20*time.Second)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := f.callFar(t, 15*time.Second)
+		failed <- err
+	}()
+	devicetest.Eventually(t, "the call is on its way", func() bool { return f.holder.Requests.Get("call") == 1 })
+	if err := f.far.opt.Conn.ForceReconnect(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-failed:
+		if e := devices.AsError(err); e.Code != devices.CodeUnavailable || !e.Sent || e.Part != "nats" {
+			t.Errorf("%+v", e)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("the caller still waits")
+	}
+}
+
+// A node that wakes up runs nothing that waited while it slept, and everything
+// that comes afterwards.
+func TestBacklogOfANapIsRefused(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, devicetest.NewScript())
+	woken := make(chan struct{}, 1)
+	f.holder.opt.Woken = func() { woken <- struct{}{} }
+	ask := func() (devices.Code, error) {
+		body := []byte(`{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5}}`)
+		msg, err := f.client.RequestMsg(&nats.Msg{Subject: "test.v1.cmd." + id.Token() + ".call", Header: nats.Header{HeaderToken: {f.mint.AdminToken()}}, Data: body}, 5*time.Second)
+		if err != nil {
+			return "", err
+		}
+		if p, ok := devices.ParseProblem(msg.Data); ok {
+			return p.Code, nil
+		}
+		return "", nil
+	}
+	if code, err := ask(); code != "" || err != nil {
+		t.Fatalf("awake: %q, %v", code, err)
+	}
+	// Asleep: as if the clock had run on without the process.
+	f.holder.naps.ticked.Add(-int64(2 * napLimit))
+	code, err := ask()
+	if err != nil || code != devices.CodeUnavailable && f.holder.Naps.Load() != 1 { // the watch may have been through with it before
+		t.Fatalf("just awake: %q, %v", code, err)
+	}
+	select {
+	case <-woken:
+	case <-time.After(5 * time.Second):
+		t.Fatal("nobody was told of the nap")
+	}
+	devicetest.Eventually(t, "requests are served again", func() bool {
+		code, err := ask()
+		return code == "" && err == nil
+	})
+	if f.holder.Naps.Load() != 1 {
+		t.Errorf("%d naps are counted", f.holder.Naps.Load())
+	}
+}

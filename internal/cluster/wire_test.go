@@ -1,0 +1,215 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// wireMessage is one message between nodes as version 1 of the wire has it, in
+// testdata/wire/v1. Those files never change: nodes of two versions run side by
+// side during every rolling restart. A message may gain members; it may not
+// lose or change one that stands there.
+type wireMessage struct {
+	Subject string              `json:"subject,omitempty"`
+	Header  map[string][]string `json:"header,omitempty"`
+	Body    string              `json:"body"` // to the byte, since it is signed
+}
+
+const wireDir = "testdata/wire/v1"
+
+func readWire(t *testing.T, name string) wireMessage {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(wireDir, name+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m wireMessage
+	if err := json.Unmarshal(text, &m); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return m
+}
+
+func (m wireMessage) nats() *nats.Msg {
+	return &nats.Msg{Subject: m.Subject, Header: m.Header, Data: []byte(m.Body)}
+}
+
+var (
+	wireTime   = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	wireDevice = devices.Device{ID: id, ClientID: "11111111-2222-4333-8444-555555555555", Admission: devices.AdmissionMember, Name: "lamp",
+		Labels: map[string]string{"room": "kitchen"}, Prefer: devices.TransportMQTT, Board: "bread-compact-wifi", Firmware: "2.4.2", ELF: strings.Repeat("ab", 32),
+		Chip: "esp32s3", Language: "en-US", Serial: "SN1", ActivateV2: true, FirstSeen: wireTime, CheckedAt: wireTime.Add(time.Second)}
+	wireException = devices.Exception{Device: id, Generation: 2, Revoked: true, Reason: "lost", ChangedAt: wireTime}
+	wireSpoken    = devices.Spoken{Device: id, ClientID: "11111111-2222-4333-8444-555555555555", Code: "123456", Challenge: "c"}
+)
+
+// wireSends are all messages that one node sends to the others unasked, or as
+// the question of a hop.
+var wireSends = map[string]func(ctx context.Context, l *Link){
+	"claim-connect": func(_ context.Context, l *Link) {
+		l.Claim(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "far", Epoch: 1795262400000000})
+	},
+	"claim-reassert": func(_ context.Context, l *Link) {
+		l.Claim(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "far", Epoch: 1795262400000001})
+	},
+	"claim-answer": func(_ context.Context, l *Link) {
+		l.Claim(devices.Claim{Device: id, Kind: devices.ClaimAnswer, Node: "far", Epoch: 1795262400000002, Conversation: "abcdefghijklmnop-3"})
+	},
+	"news-device":    func(_ context.Context, l *Link) { l.Tell(devices.News{Device: &wireDevice}) },
+	"news-exception": func(_ context.Context, l *Link) { l.Tell(devices.News{Exception: &wireException}) },
+	"news-forgotten": func(_ context.Context, l *Link) { l.Tell(devices.News{Exception: &wireException, Forgotten: true}) },
+	"news-spoken":    func(_ context.Context, l *Link) { l.Tell(devices.News{Spoken: &wireSpoken}) },
+	"hop-call": func(ctx context.Context, l *Link) {
+		_, _ = l.Forward(ctx, devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), Caller: "api"})
+	},
+	"hop-rpc": func(ctx context.Context, l *Link) {
+		_, _ = l.ForwardRPC(ctx, devices.RPCCall{Device: id, Method: "tools/list", Params: json.RawMessage(`{"cursor":""}`), Caller: "api"})
+	},
+	"hop-send": func(ctx context.Context, l *Link) {
+		_ = l.ForwardMessage(ctx, devices.Message{Device: id, Body: json.RawMessage(`{"type":"alert","status":"Note","message":"hi","emotion":"happy"}`), Caller: "api"})
+	},
+}
+
+// What this version sends has everything that version 1 of the wire has.
+func TestWireSent(t *testing.T) {
+	f := newFleet(t)
+	heard, err := f.client.SubscribeSync("test.v1.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.client.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(wireSends)) {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		wireSends[name](ctx, f.far) // a hop fails: nobody answers
+		cancel()
+		got, err := heard.NextMsg(5 * time.Second)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		want := readWire(t, name)
+		if got.Subject != want.Subject {
+			t.Errorf("%s: subject %s, want %s", name, got.Subject, want.Subject)
+		}
+		for header := range want.Header {
+			if header == HeaderHop && strings.HasPrefix(name, "hop-") && name != "hop-send" {
+				continue // over a body that holds the remaining time; TestWireReceived checks the signature
+			}
+			if !slices.Equal(got.Header[header], want.Header[header]) {
+				t.Errorf("%s: header %s is %q, want %q", name, header, got.Header[header], want.Header[header])
+			}
+		}
+		has(t, name, got.Data, []byte(want.Body), "timeout")
+	}
+}
+
+// has checks that every member of want stands in got, down to the leaves.
+func has(t *testing.T, path string, got, want json.RawMessage, but string) {
+	t.Helper()
+	var members, all map[string]json.RawMessage
+	if json.Unmarshal(want, &members) != nil {
+		var a, b any
+		if json.Unmarshal(want, &a) != nil || json.Unmarshal(got, &b) != nil || !reflect.DeepEqual(a, b) {
+			t.Errorf("%s is %s, want %s", path, got, want)
+		}
+		return
+	}
+	if err := json.Unmarshal(got, &all); err != nil {
+		t.Errorf("%s is %s, want an object", path, got)
+		return
+	}
+	for name, value := range members {
+		if name != but {
+			has(t, path+"."+name, all[name], value, but)
+		}
+	}
+}
+
+// heardBy is the link of a node that takes the frozen messages of another.
+func heardBy(t *testing.T) *fleet {
+	t.Helper()
+	f := newFleet(t)
+	f.connect(t, devicetest.NewScript())
+	return f
+}
+
+// What version 1 of the wire sends is understood, also with members that it
+// does not have yet.
+func TestWireReceived(t *testing.T) {
+	for _, more := range []string{"", `,"added_later":{"a":[1]}`} {
+		f := heardBy(t)
+		extended := func(name string) *nats.Msg {
+			m := readWire(t, name).nats()
+			if more == "" {
+				return m
+			}
+			// The signature covers the body; a newer node would sign its own.
+			m.Data = append(m.Data[:len(m.Data)-1:len(m.Data)-1], more+"}"...)
+			switch {
+			case strings.HasPrefix(name, "claim-"):
+				m.Header[HeaderHop] = []string{f.mint.HopSignature(string(id), verbClaim, m.Data)}
+			case strings.HasPrefix(name, "news-"):
+				m.Header[HeaderHop] = []string{f.mint.HopSignature("", verbNews, m.Data)}
+			default:
+				_, verb, _ := strings.Cut(name, "-")
+				m.Header[HeaderHop] = []string{f.mint.HopSignature(string(id), verb, append([]byte("api\n"), m.Data...))}
+			}
+			return m
+		}
+		for _, name := range []string{"hop-call", "hop-rpc", "hop-send"} {
+			answer, err := f.client.RequestMsg(extended(name), 5*time.Second)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if p, ok := devices.ParseProblem(answer.Data); ok {
+				t.Errorf("%s%s is refused: %+v", name, more, p)
+			}
+		}
+		for _, name := range []string{"claim-reassert", "claim-answer", "claim-connect"} {
+			f.holder.claimed(extended(name))
+		}
+		for _, name := range []string{"news-device", "news-spoken", "news-exception", "news-forgotten"} {
+			f.holder.learn(extended(name))
+		}
+		if n := f.holder.Refused.Get(devices.CodeUnauthorized); n != 0 {
+			t.Errorf("%d messages count as forged", n)
+		}
+		if claims, news := f.holder.Requests.Get(verbClaim), f.holder.Requests.Get(verbNews); claims < 3 || news < 4 {
+			t.Errorf("%d claims and %d news were taken", claims, news)
+		}
+		if f.holding.IsMember(id) {
+			t.Error("the forgotten device is still a member")
+		}
+	}
+}
+
+// The answers of a hop as version 1 has them.
+func TestWireAnswers(t *testing.T) {
+	answer := func(name string) []byte { return []byte(readWire(t, name).Body) }
+	r, ok := devices.ParseResult(answer("answer-result"))
+	if !ok || string(r.Content) != `[{"type":"text","text":"true"}]` || !r.IsError || r.Outcome != "restarting" || r.Duration != 1500*time.Microsecond || r.Node != "near" {
+		t.Errorf("result %+v, %t", r, ok)
+	}
+	has(t, "answer-result", r.AppendResult(nil), answer("answer-result"), "")
+	p, ok := devices.ParseProblem(answer("answer-problem"))
+	if !ok || p.Code != devices.CodeInvalidArguments || len(p.Faults) != 1 || p.Faults[0].Pointer != "/volume" || !p.Sent || p.Outcome != "unknown" || p.Part != "node" {
+		t.Errorf("problem %+v, %t", p, ok)
+	}
+	has(t, "answer-problem", p.AppendProblem(nil), answer("answer-problem"), "")
+	has(t, "answer-accepted", accepted, answer("answer-accepted"), "")
+	has(t, "answer-sent", sent, answer("answer-sent"), "")
+}
