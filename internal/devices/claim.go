@@ -103,22 +103,7 @@ func (x *Session) rise(c Claim) {
 	if c.Conversation != "" && x.who.Transport == TransportMQTT {
 		x.sayGoodbye(c.Conversation)
 	}
-	x.entry.mu.Lock()
-	x.mu.Lock()
-	behind := c.Epoch >= x.epoch && x.closed == ""
-	if behind {
-		x.epoch = max(c.Epoch, x.entry.lastEpoch) + 1
-		x.entry.lastEpoch = x.epoch
-	}
-	x.entry.mu.Unlock()
-	if !behind {
-		x.mu.Unlock()
-		return
-	}
-	presence := x.presenceLocked(true)
-	x.mu.Unlock()
-	x.svc.ports.Records.SavePresence(presence)
-	x.claim(ClaimReassert)
+	x.riseAbove(c.Epoch)
 }
 
 // Reassert claims everything that this node holds: after a partition, and every

@@ -105,3 +105,64 @@ func TestClaims(t *testing.T) {
 		}
 	})
 }
+
+// A session whose row the database refuses rises above what is past, of a dead
+// node, or offline, and leaves it to another living node to answer its claim.
+func TestOutranked(t *testing.T) {
+	const far = devices.Epoch(1 << 60)
+	for _, c := range []struct {
+		name    string
+		stored  devices.Presence
+		rises   bool
+		appears bool // announced again
+	}{
+		{"an earlier session, ended", devices.Presence{Epoch: far, Seq: 3, Node: "other"}, true, true},
+		{"left online by a dead node", devices.Presence{Epoch: far, Seq: 3, Node: "dead", Online: true}, true, false},
+		{"left online by this node's last run", devices.Presence{Epoch: far, Seq: 3, Node: "n-test", Online: true}, true, false},
+		{"held by another living node", devices.Presence{Epoch: far, Seq: 3, Node: "other", Online: true}, false, false},
+		{"below by now", devices.Presence{Epoch: 1, Seq: 3, Node: "other"}, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ports := devicetest.New()
+				s := ports.Service(t, devices.Config{Alive: func(node string) bool { return node == "other" }})
+				p := overMQTT(t, s)
+				before, claims, onlines := p.session.Epoch(), len(ports.Claimed()), len(ports.Seen(devices.EventOnline))
+				c.stored.Device = id
+				s.Outranked(c.stored)
+				synctest.Wait()
+				_, row, _, _ := ports.Of(id)
+				if rose := p.session.Epoch() > before; rose != c.rises || c.rises && (p.session.Epoch() <= c.stored.Epoch || row.Epoch != p.session.Epoch() || !row.Online) {
+					t.Errorf("epoch %d, before %d, row %+v", p.session.Epoch(), before, row)
+				}
+				if appeared := len(ports.Seen(devices.EventOnline)) > onlines; appeared != c.appears {
+					t.Errorf("announced again: %t", appeared)
+				}
+				if c.name == "held by another living node" {
+					if len(ports.Claimed()) == claims {
+						t.Error("the other node is not asked")
+					}
+					time.Sleep(6 * time.Second)
+					if _, again, _, _ := ports.Of(id); again.Seq <= row.Seq {
+						t.Error("the row is not tried again")
+					}
+				}
+			})
+		})
+	}
+}
+
+// A node that was declared lost announces what it still holds.
+func TestReappear(t *testing.T) {
+	ports := devicetest.New()
+	s := ports.Service(t, devices.Config{})
+	p := overMQTT(t, s)
+	before := p.session.Epoch()
+	s.Reappear()
+	if _, row, _, _ := ports.Of(id); p.session.Epoch() <= before || row.Epoch != p.session.Epoch() || !row.Online {
+		t.Errorf("epoch %d, before %d, row %+v", p.session.Epoch(), before, row)
+	}
+	if n := len(ports.Seen(devices.EventOnline)); n != 2 {
+		t.Errorf("%d online events", n)
+	}
+}

@@ -400,10 +400,14 @@ func (x *Session) Alive(ctx context.Context) bool {
 func (s *Service) sweep() {
 	ticker := time.NewTicker(time.Minute)
 	defer ticker.Stop()
+	again := time.NewTicker(outrankedEvery)
+	defer again.Stop()
 	for {
 		select {
 		case <-s.ctx.Done():
 			return
+		case <-again.C:
+			s.saveOutranked()
 		case now := <-ticker.C:
 			s.hub.each(func(e *entry) {
 				s.expirePending(e, now)

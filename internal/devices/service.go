@@ -55,11 +55,12 @@ type Service struct {
 	ports Ports
 	log   *slog.Logger
 
-	hub      *hub
-	catalogs *catalogs
-	pending  *pendings
-	strings  interner
-	stats    Stats
+	hub       *hub
+	catalogs  *catalogs
+	pending   *pendings
+	strings   interner
+	stats     Stats
+	outranked outranked
 
 	handshakes chan struct{}
 	loaded     atomic.Bool
@@ -292,9 +293,13 @@ func (x *Session) announce() bool {
 	x.announced = true
 	x.svc.stats.States.Add(SessionState{x.who.Transport, x.mcp}, 1)
 	x.svc.ports.Records.SavePresence(x.presenceLocked(true))
+	x.publishOnlineLocked()
+	return true
+}
+
+func (x *Session) publishOnlineLocked() {
 	fields := jsonspan.AppendString([]byte(`"transport":`), string(x.who.Transport))
 	x.publishLocked(EventOnline, "", jsonspan.AppendString(append(fields, `,"client_id":`...), x.who.ClientID), true)
-	return true
 }
 
 func (s *Service) publishContested(e *entry, clientID, remote string, now time.Time) {

@@ -17,13 +17,17 @@ import (
 const (
 	beatEvery  = 3 * time.Second
 	leaseTime  = 15 * time.Second
-	loseAtMost = time.Minute // for one lost node, before it is tried again
+	loseAtMost = time.Minute     // for one lost node, before it is tried again
+	answerTime = 2 * time.Second // for other nodes to answer a claim
 )
 
 // members are the nodes of the fleet as this node sees them.
 type members struct {
 	node  *node
 	lease devices.Lease
+
+	beats  bool      // there was a lease
+	lostAt time.Time // when this node last heard that it had been declared lost; zero once that is made good
 
 	mu     sync.Mutex
 	latest []devices.Lease
@@ -60,6 +64,7 @@ func (m *members) run(ctx context.Context) {
 		for _, l := range lost {
 			m.lose(ctx, l)
 		}
+		m.reappear()
 		select {
 		case <-ctx.Done():
 			end, cancel := context.WithTimeout(context.Background(), beatEvery)
@@ -79,11 +84,17 @@ var errNodeTwice = errors.New("another node has this name")
 func (m *members) beat(ctx context.Context) (lost []devices.Lease, err error) {
 	m.lease.Beat++
 	m.lease.Devices, m.lease.API = m.node.held(), m.node.apiURL()
-	leases, err := m.node.store.Beat(ctx, m.lease)
+	leases, begun, err := m.node.store.Beat(ctx, m.lease)
 	if err != nil {
 		return nil, err
 	}
 	now := time.Now()
+	if begun && m.beats {
+		m.node.log.Warn("other nodes took this node for lost")
+		m.node.service.Reassert() // who holds a device of ours by now says so
+		m.lostAt = now
+	}
+	m.beats = true
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.latest = leases
@@ -101,6 +112,16 @@ func (m *members) beat(ctx context.Context) (lost []devices.Lease, err error) {
 		}
 	}
 	return lost, err
+}
+
+// reappear announces what this node still holds although it was declared lost,
+// once the others had time to say what is theirs by now.
+func (m *members) reappear() {
+	if m.lostAt.IsZero() || time.Since(m.lostAt) < answerTime || !m.node.bus.conn.IsConnected() {
+		return
+	}
+	m.lostAt = time.Time{}
+	m.node.service.Reappear()
 }
 
 // lose marks the devices of a dead node, then forgets it.

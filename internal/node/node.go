@@ -185,7 +185,7 @@ func (n *node) openStore(ctx context.Context) error {
 		case n.ready <- struct{}{}:
 		default: // one wake-up is enough
 		}
-	}))
+	}), store.OnOutranked(func(p devices.Presence) { n.service.Outranked(p) })) // the core saves the rows, so it is there
 	if err != nil {
 		return fmt.Errorf("--database: %w", err)
 	}
@@ -238,7 +238,7 @@ func (n *node) listen(ctx context.Context) error {
 // startCore builds the core with its ways out, and reads the members.
 func (n *node) startCore(ctx context.Context) error {
 	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, Alone: !n.shared(),
-		Open: n.cfg.APIAuth == "none", Log: n.log})
+		Open: n.cfg.APIAuth == "none", Woken: n.rejoin, Log: n.log})
 	n.onStop(n.cluster.Close)
 	if err := n.openVision(); err != nil {
 		return err

@@ -7,21 +7,34 @@ import (
 )
 
 // Beat writes the node's lease, one beat on, and returns the leases of all
-// nodes, in order of name. The row of another instance with the same name is
-// left alone: it belongs to a node that lives, or will be found lost.
-func (s *Store) Beat(ctx context.Context, l devices.Lease) ([]devices.Lease, error) {
+// nodes, in order of name. begun says that there was no such lease: this is the
+// first beat, or somebody took the lease away because it stood still. The row
+// of another instance with the same name is left alone: it belongs to a node
+// that lives, or will be found lost.
+func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lease, begun bool, err error) {
 	ctx, cancel, err := s.reading(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer cancel()
-	_, err = s.backend.write.ExecContext(ctx, `INSERT INTO nodes (node, instance, beat, started_at, version, api, devices) VALUES ($1, $2, $3, $4, $5, $6, $7)
- ON CONFLICT (node) DO UPDATE SET beat = excluded.beat, devices = excluded.devices, api = excluded.api WHERE nodes.instance = excluded.instance`,
-		clean(l.Node), l.Instance, l.Beat, micros(l.Started), clean(l.Version), clean(l.API), l.Devices)
-	if err != nil {
-		return nil, s.useError(ctx, "renewing the node's lease", err)
+	changed := func(statement string, args ...any) (bool, error) {
+		result, err := s.backend.write.ExecContext(ctx, statement, args...)
+		if err != nil {
+			return false, s.useError(ctx, "renewing the node's lease", err)
+		}
+		n, err := result.RowsAffected()
+		return n > 0, err
 	}
-	return s.Leases(ctx)
+	renewed, err := changed(`UPDATE nodes SET beat = $3, devices = $4, api = $5 WHERE node = $1 AND instance = $2`, clean(l.Node), l.Instance, l.Beat, l.Devices, clean(l.API))
+	if err == nil && !renewed {
+		begun, err = changed(`INSERT INTO nodes (node, instance, beat, started_at, version, api, devices) VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (node) DO NOTHING`,
+			clean(l.Node), l.Instance, l.Beat, micros(l.Started), clean(l.Version), clean(l.API), l.Devices)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	leases, err = s.Leases(ctx)
+	return leases, begun, err
 }
 
 // Leases returns the leases of all nodes, in order of name.

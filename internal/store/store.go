@@ -30,12 +30,13 @@ const (
 // Store keeps records in one database. All methods may be called from any
 // goroutine.
 type Store struct {
-	backend *backend
-	log     *slog.Logger
-	onReady func()
-	stats   Stats
-	queue   *queue
-	writer  *writer
+	backend     *backend
+	log         *slog.Logger
+	onReady     func()
+	onOutranked func(devices.Presence)
+	stats       Stats
+	queue       *queue
+	writer      *writer
 
 	health      atomic.Pointer[health]
 	healthMu    sync.Mutex    // serialises changes of health
@@ -84,7 +85,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 		return nil, err
 	}
 	s := &Store{
-		backend: backend, log: log, onReady: func() {}, doubt: make(chan struct{}, 1),
+		backend: backend, log: log, onReady: func() {}, onOutranked: func(devices.Presence) {}, doubt: make(chan struct{}, 1),
 		writerDone: make(chan struct{}), watchDone: make(chan struct{}),
 	}
 	for _, option := range options {

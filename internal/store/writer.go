@@ -199,6 +199,9 @@ func (w *writer) try(ctx context.Context, g *group) (refused bool, err error) {
 		return false, err
 	}
 	w.committed(g, fresh, presence, catalogs)
+	if presence < int64(len(g.presence)) {
+		w.outranked(ctx, g.presence)
+	}
 	return false, nil
 }
 

@@ -6,10 +6,12 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/store"
 )
 
 func testRoundTrip(t *testing.T, db Database) {
@@ -91,6 +93,82 @@ func testPresenceFence(t *testing.T, db Database) {
 	if got := find(t, s, "queued").Presence; got.Epoch != 6 || got.Seq != 0 {
 		t.Errorf("queued: stored %d/%d, want 6/0", got.Epoch, got.Seq)
 	}
+}
+
+// Who says that a device is online and is not believed hears of the row that
+// stands in front; who says that it is gone does not care.
+func testOutranked(t *testing.T, db Database) {
+	var mu sync.Mutex
+	var heard []string
+	s := openStore(t, db.URL, store.OnOutranked(func(p devices.Presence) {
+		mu.Lock()
+		defer mu.Unlock()
+		heard = append(heard, fmt.Sprintf("%s %d/%d %t %s", p.Device, p.Epoch, p.Seq, p.Online, p.Node))
+	}))
+	save := func(id devices.ID, epoch devices.Epoch, seq int64, online bool, node string) {
+		p := fullPresence(id, epoch, seq)
+		p.Online, p.Node, p.Session = online, node, node
+		s.SavePresence(p)
+	}
+	save("a", 9, 1, true, "other")
+	save("b", 9, 1, true, "other")
+	save("c", 5, 2, false, "other") // somebody declared this node lost
+	save("d", 5, 1, true, "me")
+	settle(t, s)
+	save("a", 5, 1, true, "me")
+	save("b", 5, 2, false, "me") // gave way
+	save("c", 5, 2, true, "me")
+	save("d", 5, 1, true, "me") // again, as after a lost answer
+	save("e", 5, 1, true, "me")
+	settle(t, s)
+	eventually(t, "the refusals are told", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(heard) >= 2
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	slices.Sort(heard)
+	if got, want := strings.Join(heard, ", "), "a 9/1 true other, c 5/2 false other"; got != want {
+		t.Errorf("told %s, want %s", got, want)
+	}
+}
+
+func testLease(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	mine := devices.Lease{Node: "n", Instance: "one", Beat: 1, Started: start, API: "http://one"}
+	beat := func(l devices.Lease) (beats []int64, begun bool) {
+		t.Helper()
+		leases, begun, err := s.Beat(t.Context(), l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range leases {
+			beats = append(beats, l.Beat)
+		}
+		return beats, begun
+	}
+	expect := func(l devices.Lease, wantBeat int64, wantBegun bool) {
+		t.Helper()
+		if beats, begun := beat(l); len(beats) != 1 || beats[0] != wantBeat || begun != wantBegun {
+			t.Errorf("beat %d: stored %v, begun %t; want %d, %t", l.Beat, beats, begun, wantBeat, wantBegun)
+		}
+	}
+	expect(mine, 1, true)
+	stood := mine
+	mine.Beat = 2
+	expect(mine, 2, false)
+	twin := devices.Lease{Node: "n", Instance: "two", Beat: 7, Started: start}
+	expect(twin, 2, false) // the name is taken
+	if err := s.DropNode(t.Context(), stood); err != nil {
+		t.Fatal(err)
+	}
+	expect(mine, 2, false) // it went on since it was seen
+	if err := s.DropNode(t.Context(), mine); err != nil {
+		t.Fatal(err)
+	}
+	mine.Beat = 3
+	expect(mine, 3, true)
 }
 
 func testDeviceMerge(t *testing.T, db Database) {

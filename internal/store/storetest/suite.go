@@ -31,6 +31,8 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"every field comes back", testRoundTrip},
 		{"what is not there is ErrNotFound", testNotFound},
 		{"a stale epoch changes nothing", testPresenceFence},
+		{"a refused row learns what refused it", testOutranked},
+		{"a lease begins once", testLease},
 		{"an older OTA check replaces nothing it reports", testDeviceMerge},
 		{"rows of a device are coalesced", testCoalescing},
 		{"history is never coalesced", testHistory},
