@@ -68,6 +68,8 @@ type Link struct {
 	answers   *answers
 	naps      *naps
 	drowsy    atomic.Int32 // sleeps whose backlog is not through yet
+	mine      atomic.Pointer[[]byte]
+	joined    atomic.Bool
 
 	mu    sync.Mutex
 	holds map[devices.ID]*hold

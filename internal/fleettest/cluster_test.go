@@ -3,6 +3,7 @@ package fleettest
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,6 +58,17 @@ func TestThreeNodes(t *testing.T) {
 		}
 		return true
 	})
+
+	for _, other := range []struct{ database, secret, sentence string }{
+		{db.URL, "another secret, and no better one", "another secret"},
+		{storetest.Postgres(t).URL, "one fleet, one secret", "has another database"},
+		{"sqlite", "another secret, and no better one", "has another secret"},
+	} {
+		log := programs.Refused(t, "--database", other.database, "--nats", url, "--nats-prefix", prefix, "--secret", other.secret, "--node", "stranger")
+		if !strings.Contains(log, other.sentence) {
+			t.Errorf("a node of another fleet was refused with\n%s\nwant a sentence with %q", log, other.sentence)
+		}
+	}
 
 	// Node 2 dies; its devices boot again and are sent to node 0.
 	nodes[2].Kill(t)

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -87,13 +88,33 @@ func (p Programs) Start(t testing.TB, args ...string) *Node {
 	return n
 }
 
+// Refused runs a node that must not start, and returns what it said.
+func (p Programs) Refused(t testing.TB, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	args = append([]string{"serve", "--data-dir", t.TempDir(), "--public-host", "127.0.0.1"}, args...)
+	for _, flag := range portFlags {
+		args = append(args, flag, freePort(t))
+	}
+	said, err := exec.CommandContext(ctx, p.Fleetd, args...).CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || ctx.Err() != nil {
+		t.Errorf("the node was not refused: %v\n%s", err, said)
+	}
+	return string(said)
+}
+
+// portFlags are the settings that name a port of every node.
+var portFlags = []string{"--device-listen", "--api-listen", "--mqtt-listen", "--udp-listen"}
+
 // Run starts the node (again) on its data directory.
 func (n *Node) Run(t testing.TB) {
 	t.Helper()
 	n.Log = &Output{}
 	args := append([]string{"serve", "--data-dir", n.Dir, "--public-host", "127.0.0.1", "--log-level", "debug", "--ota-rate", "0"}, n.args...)
 	if n.Info.API == "" { // the first start chooses ports, which the data directory keeps
-		for _, flag := range []string{"--device-listen", "--api-listen", "--mqtt-listen", "--udp-listen"} {
+		for _, flag := range portFlags {
 			args = append(args, flag, freePort(t))
 		}
 		n.args = append(n.args, args[len(args)-8:]...)

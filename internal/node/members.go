@@ -4,11 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"fleetd/internal/cluster"
 	"fleetd/internal/devices"
 )
 
@@ -167,6 +169,42 @@ func (m *members) nodes() []devices.Node {
 
 // shared tells whether there can be other nodes: they share a database.
 func (n *node) shared() bool { return strings.HasPrefix(n.cfg.Database, "postgres") }
+
+// join makes sure that the nodes on this NATS are of this fleet. It is asked
+// again when NATS or the database comes up late; what was known then is not
+// asked twice.
+func (n *node) join(ctx context.Context) error {
+	n.joining.Lock()
+	defer n.joining.Unlock()
+	private := n.cfg.NATS == "embedded" && n.cfg.NATSListen == "" // nobody else is there
+	if private || n.joined || !n.bus.conn.IsConnected() {
+		return nil
+	}
+	database, err := n.store.FleetID(ctx)
+	if err != nil {
+		n.log.Debug("the fleet's id is not known yet", "error", err)
+	}
+	err = n.cluster.Join(ctx, cluster.Fleet{Node: n.cfg.Node, Database: database, Secret: n.mint.Fingerprint()})
+	switch {
+	case errors.Is(err, cluster.ErrOtherFleet):
+		return fmt.Errorf("--nats: %w", err)
+	case err != nil:
+		n.log.Warn("the other nodes could not be asked", "error", err)
+		return nil
+	}
+	n.joined = database != ""
+	return nil
+}
+
+// joinLate is join once the node runs: it ends a node that does not belong here.
+func (n *node) joinLate() {
+	if err := n.join(context.Background()); err != nil {
+		select {
+		case n.serveErr <- err:
+		default: // it ends for other reasons
+		}
+	}
+}
 
 // rejoin makes good what was missed while the node was cut off from the others:
 // they may have taken devices over, admitted some and revoked others.

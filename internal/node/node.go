@@ -104,6 +104,8 @@ type node struct {
 	excepted chan struct{} // exceptional credentials changed
 	serveErr chan error
 	notes    *notes
+	joining  sync.Mutex
+	joined   bool     // the other nodes, if any, are of this fleet
 	members  *members // nil where no other node can be: the database is a file
 	stops    []func() // in starting order, run in reverse
 	draining drainFlag
@@ -265,8 +267,12 @@ func (n *node) startCore(ctx context.Context) error {
 	if err := n.cluster.Attach(n.service); err != nil {
 		return err
 	}
+	if err := n.join(ctx); err != nil {
+		return err
+	}
 	n.bus.conn.SetReconnectHandler(func(c *nats.Conn) {
 		n.log.Info("NATS connection is back", "server", c.ConnectedUrlRedacted())
+		n.joinLate()
 		n.rejoin()
 	})
 	if n.store.Ready() == nil {
@@ -333,6 +339,7 @@ func (n *node) load(ctx context.Context) bool {
 		return false
 	}
 	n.log.Info("the database answers; members are read")
+	n.joinLate()
 	return true
 }
 

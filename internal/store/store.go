@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -183,19 +184,41 @@ func (s *Store) checkFingerprint(ctx context.Context) error {
 	if fp == nil {
 		return nil
 	}
-	const key = "secret_fingerprint"
-	db := s.backend.admin
-	if _, err := db.ExecContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING`, key, *fp); err != nil {
-		return err
-	}
-	var stored string
-	if err := db.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, key).Scan(&stored); err != nil {
+	stored, err := s.fact(ctx, "secret_fingerprint", *fp)
+	if err != nil {
 		return err
 	}
 	if stored != *fp {
 		return fmt.Errorf("%w: %s belongs to a fleet with another secret; give this node that fleet's --secret or a database of its own", ErrConfig, s.backend.where)
 	}
 	return nil
+}
+
+// fact returns what the fleet has agreed on under this key: the value of
+// whoever came first.
+func (s *Store) fact(ctx context.Context, key, value string) (string, error) {
+	db := s.backend.admin
+	if _, err := db.ExecContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING`, key, value); err != nil {
+		return "", err
+	}
+	var stored string
+	err := db.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, key).Scan(&stored)
+	return stored, err
+}
+
+// FleetID names this database among all: random, made once. Errors wrap
+// devices.ErrDatabase.
+func (s *Store) FleetID(ctx context.Context) (string, error) {
+	if err := s.health.Load().err; err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	id, err := s.fact(ctx, "id", rand.Text())
+	if err != nil {
+		return "", s.useError(ctx, "reading the fleet's id", err)
+	}
+	return id, nil
 }
 
 // watch finds out whether the database can be used, and whether it still can.

@@ -292,3 +292,15 @@ func testTwoNodes(t *testing.T, db Database) {
 		t.Errorf("%d devices do not have the highest epoch", wrong)
 	}
 }
+
+// The database's own name is the same for all who use it.
+func testFleetID(t *testing.T, db Database) {
+	s, other := openStore(t, db.URL), openStore(t, db.URL)
+	first, err := s.FleetID(t.Context())
+	if err != nil || len(first) < 20 {
+		t.Fatalf("%q, %v", first, err)
+	}
+	if second, err := other.FleetID(t.Context()); err != nil || second != first {
+		t.Errorf("%q, %v; want %q", second, err, first)
+	}
+}

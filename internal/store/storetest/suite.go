@@ -51,6 +51,7 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"committed means visible", testCommitted},
 		{"close writes what waits", testClose},
 		{"fingerprint", testFingerprint},
+		{"the database has a name", testFleetID},
 		{"a newer schema is refused", testNewerSchema},
 		{"a foreign schema is refused", testForeignSchema},
 		{"from the first schema", testFirstSchema},

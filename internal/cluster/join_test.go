@@ -1,0 +1,59 @@
+package cluster
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A node of another fleet is told so in one sentence, by whoever is there.
+func TestJoin(t *testing.T) {
+	f := newFleet(t)
+	if err := f.holder.Join(t.Context(), Fleet{Node: "holder", Database: "d", Secret: "s"}); err != nil {
+		t.Fatalf("the first node: %v", err)
+	}
+	for _, c := range []struct {
+		name   string
+		fleet  Fleet
+		refuse string
+	}{
+		{"another secret", Fleet{Node: "far", Database: "d", Secret: "x"}, "node holder has another secret; give this node that fleet's --secret"},
+		{"another database", Fleet{Node: "far", Database: "x", Secret: "s"}, "node holder has another database; give this node that fleet's --database"},
+		{"its database is away", Fleet{Node: "far", Secret: "s"}, ""},
+		{"the same fleet", Fleet{Node: "far", Database: "d", Secret: "s"}, ""},
+	} {
+		err := f.far.Join(t.Context(), c.fleet)
+		if c.refuse == "" && err != nil || c.refuse != "" && (!errors.Is(err, ErrOtherFleet) || !strings.Contains(err.Error(), c.refuse)) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// A node that asks again does not take its own answer for another's.
+func TestJoinAgain(t *testing.T) {
+	f := newFleet(t)
+	if err := f.holder.Join(t.Context(), Fleet{Node: "holder", Secret: "s"}); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	if err := f.holder.Join(t.Context(), Fleet{Node: "holder", Database: "d", Secret: "other"}); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begun); took < joinTimeout {
+		t.Errorf("it was answered, by itself, after %v", took)
+	}
+}
+
+func TestWireFleet(t *testing.T) {
+	f := newFleet(t)
+	if err := f.holder.Join(t.Context(), Fleet{Node: "holder", Database: "d", Secret: "s"}); err != nil {
+		t.Fatal(err)
+	}
+	question := readWire(t, "fleet-question")
+	answer, err := f.client.RequestMsg(question.nats(), 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has(t, "fleet-answer", answer.Data, []byte(readWire(t, "fleet-answer").Body), "")
+}
