@@ -214,6 +214,9 @@ func (x *Session) acquire(ctx context.Context) error {
 	case x.closed != "":
 		defer x.mu.Unlock()
 		return closedCall(x.closed, false)
+	case x.leaving:
+		defer x.mu.Unlock()
+		return closedCall(CloseDraining, false)
 	case x.inFlight < x.svc.cfg.CallsPerDevice:
 		x.inFlight++
 		x.mu.Unlock()
@@ -277,6 +280,9 @@ func closedCall(reason CloseReason, sent bool) *Error {
 	e := &Error{Code: CodeConnectionLost, Sent: sent, Detail: "the device's connection ended: " + string(reason)}
 	if reason == CloseSuperseded {
 		e.Code, e.Detail = CodeSuperseded, "the device connected again during the call"
+	}
+	if reason == CloseDraining && !sent {
+		e.Code, e.Part, e.Detail = CodeUnavailable, "node", "the node that holds the device stops; the device is on its way to another"
 	}
 	if sent {
 		e.Outcome = OutcomeUnknown

@@ -2,7 +2,6 @@ package devices_test
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,37 +9,6 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 )
-
-// A node that leaves lets nobody in and its devices go one by one.
-func TestLeaveSpreadsTheDevices(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := devicetest.New().Service(t, devices.Config{})
-		const fleet = 40
-		accept := func(n int) error {
-			_, err := s.Accept(devices.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", n)), ClientID: "c", Transport: devices.TransportMQTT}, &pipe{script: devicetest.NewScript()})
-			return err
-		}
-		for n := range fleet {
-			if err := accept(n); err != nil {
-				t.Fatal(err)
-			}
-		}
-		held := func() (n int) { s.Sessions(func(*devices.Session) { n++ }); return n }
-		done := make(chan struct{})
-		go func() { defer close(done); s.Leave(t.Context(), 20*time.Second) }()
-		time.Sleep(10*time.Second - time.Millisecond)
-		if n := held(); n < fleet/2-1 || n > fleet/2+1 {
-			t.Errorf("%d of %d devices are left at half time", n, fleet)
-		}
-		if err := accept(99); devices.AsError(err).Code != devices.CodeUnavailable {
-			t.Errorf("a device that comes now: %v", err)
-		}
-		<-done
-		if n := held(); n != 0 {
-			t.Errorf("%d devices are left", n)
-		}
-	})
-}
 
 // What a dead node left online goes offline once; a device that is here by now
 // is left alone.

@@ -245,7 +245,7 @@ func (c *Conversation) sweep() {
 	if c.owner != nil {
 		return // its connection tells
 	}
-	now := c.received.Load() + c.other.Load()
+	now := c.passed()
 	c.mu.Lock()
 	if c.quiet++; now != c.last {
 		c.last, c.quiet = now, 0
@@ -280,6 +280,9 @@ func (x *Session) adopt() {
 	c.mu.Unlock()
 	x.svc.log.Debug("conversation goes on", "device", x.who.Device, "session", x.id, "conversation", c.id)
 }
+
+// passed counts what went either way.
+func (c *Conversation) passed() uint64 { return c.received.Load() + c.other.Load() }
 
 func (c *Conversation) isEnded() bool {
 	c.mu.Lock()

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"runtime/debug"
 	"slices"
@@ -114,66 +113,6 @@ func Contain(log *slog.Logger, after func()) {
 		}
 	}
 }
-
-// Close ends every session as draining and waits for the core's own
-// goroutines. Sessions accepted afterwards are refused.
-func (s *Service) Close() {
-	s.drainMu.Lock()
-	s.draining = true
-	s.drainMu.Unlock()
-	s.CloseAll(CloseDraining)
-	s.stop()
-	s.tasks.Wait()
-}
-
-// Leave sends the devices to other nodes: no more come in, and those that are
-// here are let go one by one over the window, in no order, so that they do not
-// all knock at the same door at once. Calls go on meanwhile. It returns early
-// with ctx.
-func (s *Service) Leave(ctx context.Context, window time.Duration) {
-	s.drainMu.Lock()
-	s.leaving = true
-	s.drainMu.Unlock()
-	var leaving []*Session
-	s.Sessions(func(x *Session) { leaving = append(leaving, x) })
-	rand.Shuffle(len(leaving), func(i, j int) { leaving[i], leaving[j] = leaving[j], leaving[i] })
-	begun := time.Now()
-	for i, x := range leaving {
-		due := begun.Add(window * time.Duration(i) / time.Duration(len(leaving)))
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(time.Until(due)):
-		}
-		x.Close(CloseDraining)
-	}
-}
-
-// CloseAll ends every session of this node.
-func (s *Service) CloseAll(reason CloseReason) {
-	// Closing may write a last word, which a stuck connection does not take.
-	var closing sync.WaitGroup
-	places := make(chan struct{}, closeAtOnce)
-	s.hub.each(func(e *entry) {
-		if e.session.Load() == nil && e.conversation.Load() == nil {
-			return
-		}
-		places <- struct{}{}
-		closing.Go(func() {
-			defer func() { <-places }()
-			if session := e.session.Load(); session != nil {
-				session.Close(reason)
-			}
-			if c := e.conversation.Load(); c != nil {
-				c.end() // its connection was lost before
-			}
-		})
-	})
-	closing.Wait()
-}
-
-// closeAtOnce bounds the sessions that CloseAll ends at one time.
-const closeAtOnce = 256
 
 // Sessions calls f for every session of this node.
 func (s *Service) Sessions(f func(*Session)) {

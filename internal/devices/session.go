@@ -30,6 +30,7 @@ type Session struct {
 	seq       int64
 	closed    CloseReason // empty while open
 	announced bool        // `online` was published
+	leaving   bool        // takes no new calls: the node stops
 	hellos    int         // answered on this connection
 
 	mcp          MCPState
