@@ -8,7 +8,7 @@ LDFLAGS    := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMM
 # dependencies into everybody's build.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build demo run test check bench clean
+.PHONY: all build demo run test check chaos bench clean
 all: build
 
 build: ## both programs, in bin/
@@ -25,6 +25,10 @@ check: ## formatting, vet, staticcheck
 
 test: ## everything: check, unit, integration, end to end, race, short fuzz
 	@STATICCHECK='$(STATICCHECK)' scripts/test
+
+chaos: ## five minutes of faults between three nodes (SEED=n repeats a run, LASTS=d is longer or shorter, TAGS=brokenfence must fail)
+	FLEETD_TEST_CHAOS=$(or $(LASTS),5m) FLEETD_TEST_SEED=$(or $(SEED),random) FLEETD_TEST_TAGS=$(TAGS) \
+		go test -race -count=1 -timeout 2h -v -run '^TestChaos$$' ./internal/fleettest
 
 bench: build ## the figures of docs/benchmarks.md (BENCH="-baselines DIR" runs their baselines beside them)
 	go run ./internal/fleetbench $(BENCH)

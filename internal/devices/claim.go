@@ -49,7 +49,7 @@ func (s *Service) Claimed(c Claim) {
 	e.lastEpoch = max(e.lastEpoch, c.Epoch) // a later connection here stands above it
 	e.mu.Unlock()
 	x := e.session.Load()
-	if x == nil {
+	if x == nil || !fenced {
 		return
 	}
 	switch mine := x.Epoch(); c.Kind {

@@ -214,7 +214,7 @@ func (s *Service) install(e *entry, x *Session) (old *Session, err error) {
 	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.contested(x.connected) {
 		return nil, errContested
 	}
-	x.epoch = max(Epoch(x.connected.UnixMicro()), e.lastEpoch+1)
+	x.epoch = max(Epoch(wallClock().UnixMicro()), e.lastEpoch+1)
 	e.lastEpoch = x.epoch
 	x.startCatalog(e, s.catalogs)
 	e.session.Store(x)

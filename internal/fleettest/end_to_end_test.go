@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -45,8 +44,6 @@ func raws(items []json.RawMessage) [][]byte {
 	}
 	return out
 }
-
-const volume = "self.audio_speaker.set_volume"
 
 // Fifty devices of four firmware generations: boot, connect, list, call,
 // photograph, notify, and agree with the node about all of it.
@@ -147,14 +144,6 @@ func TestFleetEndToEnd(t *testing.T) {
 		}
 		return true
 	})
-}
-
-func problemCode(err error) string {
-	var p *apiclient.Problem
-	if errors.As(err, &p) {
-		return p.Code
-	}
-	return fmt.Sprint(err)
 }
 
 // What devices do wrong stays with them.

@@ -31,11 +31,11 @@ type Programs struct {
 	Fleetd, Simulator, EchoService string
 }
 
-// Build compiles the programs into dir, with the race detector if the test has
-// it.
-func Build(dir string) (Programs, error) {
+// Build compiles the programs into dir, with these build tags, and with the
+// race detector if the test has it.
+func Build(dir string, tags ...string) (Programs, error) {
 	p := Programs{filepath.Join(dir, "fleetd"), filepath.Join(dir, "simulator"), filepath.Join(dir, "echo")}
-	args := []string{"build", "-o", dir}
+	args := []string{"build", "-o", dir, "-tags", strings.Join(tags, ",")}
 	if raceEnabled {
 		args = append(args, "-race")
 	}
@@ -45,6 +45,9 @@ func Build(dir string) (Programs, error) {
 	}
 	return p, nil
 }
+
+// volume is a tool that every simulated device has.
+const volume = "self.audio_speaker.set_volume"
 
 // Output collects what a program prints, for the log of a failed test.
 type Output struct {
@@ -73,6 +76,7 @@ type Node struct {
 
 	programs Programs
 	args     []string
+	env      []string
 	process  *exec.Cmd
 	ended    chan struct{}
 }
@@ -111,16 +115,20 @@ var portFlags = []string{"--device-listen", "--api-listen", "--mqtt-listen", "--
 // Run starts the node (again) on its data directory.
 func (n *Node) Run(t testing.TB) {
 	t.Helper()
-	n.Log = &Output{}
-	args := append([]string{"serve", "--data-dir", n.Dir, "--public-host", "127.0.0.1", "--log-level", "debug", "--ota-rate", "0"}, n.args...)
+	if n.Log == nil { // a restarted node goes on with its log
+		n.Log = &Output{}
+	}
+	args := []string{"serve", "--data-dir", n.Dir, "--public-host", "127.0.0.1", "--log-level", "debug", "--ota-rate", "0"}
 	if n.Info.API == "" { // the first start chooses ports, which the data directory keeps
 		for _, flag := range portFlags {
-			args = append(args, flag, freePort(t))
+			if n.Setting(flag) == "" {
+				n.args = append(n.args, flag, freePort(t))
+			}
 		}
-		n.args = append(n.args, args[len(args)-8:]...)
 	}
+	args = append(args, n.args...)
 	n.process = exec.Command(n.programs.Fleetd, args...)
-	n.process.Env = append(os.Environ(), "GORACE=halt_on_error=0")
+	n.process.Env = append(append(os.Environ(), "GORACE=halt_on_error=0"), n.env...)
 	n.process.Stdout, n.process.Stderr = n.Log, n.Log
 	if err := n.process.Start(); err != nil {
 		t.Fatal(err)
@@ -239,10 +247,24 @@ func (n *Node) Kill(t testing.TB) {
 	<-n.ended
 }
 
+// Freeze stops the node's process as SIGSTOP does, until Thaw.
+func (n *Node) Freeze(t testing.TB) { n.signal(t, syscall.SIGSTOP) }
+
+// Thaw lets a frozen node go on.
+func (n *Node) Thaw(t testing.TB) { n.signal(t, syscall.SIGCONT) }
+
+func (n *Node) signal(t testing.TB, s syscall.Signal) {
+	t.Helper()
+	if err := n.process.Process.Signal(s); err != nil {
+		t.Errorf("signal %v: %v", s, err)
+	}
+}
+
 // Stop drains the node and checks its log.
 func (n *Node) Stop(t testing.TB) {
 	t.Helper()
-	_ = n.process.Process.Signal(syscall.SIGTERM) // it may have ended
+	_ = n.process.Process.Signal(syscall.SIGCONT) // it may be frozen, or have ended
+	_ = n.process.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-n.ended:
 	case <-time.After(30 * time.Second):

@@ -1,0 +1,295 @@
+package fleettest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/apiclient"
+)
+
+// Sizes of the chaos: devices on either transport, and how fast they come back.
+const (
+	chaosMQTT      = 80
+	chaosWebSocket = 40
+	chaosCallers   = 8
+)
+
+// TestChaos breaks everything between three nodes, their devices, NATS and the
+// database, for FLEETD_TEST_CHAOS (60s), in the order that FLEETD_TEST_SEED
+// (1, or random) gives, and holds what is left against the invariants. `make chaos` runs it
+// for five minutes.
+func TestChaos(t *testing.T) {
+	seed := uint64(1)
+	switch text := os.Getenv("FLEETD_TEST_SEED"); text {
+	case "":
+	case "random":
+		seed = rand.Uint64N(1_000_000)
+	default:
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("FLEETD_TEST_SEED: %v", err)
+		}
+	}
+	lasts := time.Minute
+	if text := os.Getenv("FLEETD_TEST_CHAOS"); text != "" {
+		var err error
+		if lasts, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("FLEETD_TEST_CHAOS: %v", err)
+		}
+	}
+	tags := []string{"chaos"}
+	if extra := os.Getenv("FLEETD_TEST_TAGS"); extra != "" {
+		tags = append(tags, extra)
+	}
+	t.Logf("seed %d, %v; again with FLEETD_TEST_SEED=%d FLEETD_TEST_CHAOS=%v", seed, lasts, seed, lasts)
+	for _, violation := range chaos(t, seed, lasts, time.Minute, tags) {
+		t.Error(violation)
+	}
+}
+
+// TestChaosNoticesABrokenFence runs it against nodes that do not give way to
+// one another: a check that cannot fail shows nothing.
+func TestChaosNoticesABrokenFence(t *testing.T) {
+	violations := chaos(t, 1, 10*time.Second, 15*time.Second, []string{"chaos", "brokenfence"})
+	if len(violations) == 0 {
+		t.Fatal("nodes that hold on to what is not theirs were not noticed")
+	}
+	t.Logf("noticed, as wanted: %.300s", violations[0])
+}
+
+// storm is one run of the chaos.
+type storm struct {
+	*Cluster
+	t          *testing.T
+	random     *rand.Rand
+	load       *Load
+	violations []string
+	done       map[string]int // faults by name
+}
+
+func (s *storm) violated(format string, a ...any) {
+	s.violations = append(s.violations, fmt.Sprintf(format, a...))
+}
+
+// chaos breaks things for a while and returns what did not hold. A fleet that
+// does not come to rest within patience afterwards is not looked at any closer.
+func chaos(t *testing.T, seed uint64, lasts, patience time.Duration, tags []string) []string {
+	p, err := Build(t.TempDir(), tags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := p.StartCluster(t, ClusterOptions{Seed: seed, Args: []string{"--drain-window", "2s"}, Clocks: []time.Duration{-2500 * time.Millisecond, 0, 2500 * time.Millisecond}})
+	s := &storm{Cluster: c, t: t, random: rand.New(rand.NewPCG(seed, 0)), done: map[string]int{}}
+	baseline := 0.0
+	for _, n := range c.Nodes {
+		baseline = max(baseline, n.Metric(t, "go_goroutines"))
+	}
+	const mqttBase, wsBase = "02:c0:00:00:00:00", "02:c1:00:00:00:00"
+	sims := []*Simulation{
+		p.Simulate(t, c.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(chaosMQTT), "--mac-base", mqttBase, "--seed", fmt.Sprint(seed), "--profile", "fw-2.4,robot,fw-2.1",
+			"--reconnect", "500ms", "--reconnect-jitter", "1s", "--time-scale", "0.05"),
+		p.Simulate(t, c.OTA, "--transport", "websocket", "--devices", fmt.Sprint(chaosWebSocket), "--mac-base", wsBase, "--seed", fmt.Sprint(seed+1), "--wake", "1s", "--time-scale", "0.05"),
+	}
+	var ids []string
+	for i := range chaosMQTT {
+		ids = append(ids, fmt.Sprintf("02:c0:00:00:00:%02x", i))
+	}
+	for i := range chaosWebSocket {
+		ids = append(ids, fmt.Sprintf("02:c1:00:00:00:%02x", i))
+	}
+	c.AwaitReady(t, len(ids), time.Minute)
+	s.load = c.StartLoad(t, ids, seed, chaosCallers, 20*time.Millisecond, 4*time.Second)
+
+	for end := time.Now().Add(lasts); time.Now().Before(end); {
+		s.strike()
+		time.Sleep(time.Duration(200+s.random.IntN(1000)) * time.Millisecond)
+	}
+	c.Mend()
+	for i := range c.Nodes { // everybody moves once more, and nobody is told
+		c.MQTT.Desert(i)
+		c.HTTP.Desert(i)
+	}
+	if s.rest(len(ids), patience) {
+		s.load.Stop()
+		s.agree(ids)
+		s.account(sims)
+		s.quiet(baseline)
+	}
+	t.Logf("faults: %v", s.done)
+	t.Logf("calls: %v", s.load.Outcomes())
+	return s.violations
+}
+
+// strike breaks one thing, and sees to it that it is mended.
+func (s *storm) strike() {
+	node := s.random.IntN(len(s.Nodes))
+	lasts := time.Duration(500+s.random.IntN(6000)) * time.Millisecond
+	breaks := func(name string, w *Wire, server int, f Fault) {
+		s.done[name]++
+		w.Break(server, f)
+		mend := time.AfterFunc(lasts, func() { w.Break(server, None) })
+		s.t.Cleanup(func() { mend.Stop() })
+	}
+	switch roll := s.random.IntN(100); {
+	case roll < 15:
+		breaks("NATS cut", s.NATS[node], 0, Cut)
+	case roll < 30:
+		breaks("NATS stalled", s.NATS[node], 0, Stalled)
+	case roll < 40:
+		breaks("SQL cut", s.SQL[node], 0, Cut)
+	case roll < 48:
+		breaks("SQL stalled", s.SQL[node], 0, Stalled)
+	case roll < 56:
+		breaks("MQTT cut", s.MQTT, node, Cut)
+	case roll < 62:
+		breaks("MQTT stalled", s.MQTT, node, Stalled)
+	case roll < 67:
+		breaks("HTTP cut", s.HTTP, node, Cut)
+	case roll < 72:
+		breaks("HTTP stalled", s.HTTP, node, Stalled)
+	case roll < 80:
+		s.done["MQTT deserted"]++
+		s.MQTT.Desert(node)
+	case roll < 86:
+		s.done["HTTP deserted"]++
+		s.HTTP.Desert(node)
+	case roll < 92:
+		s.done["frozen"]++
+		s.load.Down(node)
+		s.Nodes[node].Freeze(s.t)
+		time.Sleep(lasts)
+		s.Nodes[node].Thaw(s.t)
+		time.AfterFunc(time.Second, func() { s.load.Up(node) }) // to catch up
+	case roll < 96:
+		s.restart("killed", node, s.Nodes[node].Kill)
+	default:
+		s.restart("restarted", node, s.Nodes[node].Stop)
+	}
+}
+
+func (s *storm) restart(name string, node int, end func(testing.TB)) {
+	s.done[name]++
+	s.load.Down(node)
+	end(s.t)
+	s.NATS[node].Break(0, None) // a node that cannot reach anything starts late
+	s.SQL[node].Break(0, None)
+	s.Nodes[node].Run(s.t)
+	s.load.Up(node)
+}
+
+// rest waits until every device is held once, and then for 2 s of quiet.
+func (s *storm) rest(devices int, patience time.Duration) bool {
+	limit := time.Now().Add(patience)
+	still := time.Now()
+	for time.Since(still) < 2*time.Second {
+		held := s.Held(s.t)
+		if held != devices {
+			still = time.Now()
+		}
+		if time.Now().After(limit) {
+			s.violated("the fleet does not come to rest: %d sessions of %d devices", held, devices)
+			return false
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return true
+}
+
+// agree holds what every node says of every device against what the others
+// say, what a call shows, and what the database has.
+func (s *storm) agree(ids []string) {
+	names := map[string]string{}
+	for at, n := range s.Nodes {
+		list, err := apiclient.Collect(n.Devices(s.t.Context(), apiclient.DeviceFilter{}))
+		if err != nil || len(list) != len(ids) {
+			s.violated("node-%d lists %d devices, %v", at, len(list), err)
+		}
+		for _, d := range list {
+			name := fmt.Sprintf("%s %s session %s", d.State, d.Node, d.SessionID)
+			if d.State != "online" {
+				s.violated("%s is %s for node-%d", d.ID, name, at)
+			}
+			if other, ok := names[d.ID]; ok && other != name {
+				s.violated("%s is %s for node-%d, and %s for another", d.ID, name, at, other)
+			}
+			names[d.ID] = name
+		}
+	}
+	for _, id := range ids {
+		for at, n := range s.Nodes {
+			r, err := n.Volume(s.t, id, 5*time.Second)
+			s.load.count(id, err == nil && !r.IsError)
+			if err != nil || r.IsError || !strings.Contains(names[id], " "+r.Node+" ") {
+				s.violated("%s via node-%d: %+v, %v; it is %s", id, at, r, err, names[id])
+			}
+		}
+	}
+	want := len(ids)
+	s.eventually("the database agrees", func() string {
+		online, history := s.DB.Count(s.t, "SELECT count(*) FROM presence p JOIN nodes n ON n.node = p.node WHERE p.online"), s.DB.Count(s.t, "SELECT count(DISTINCT device) FROM catalog_history")
+		if online == want && history == want {
+			return ""
+		}
+		return fmt.Sprintf("%d rows online and history of %d devices, want %d", online, history, want)
+	})
+}
+
+// account holds what the callers were told against what the devices did.
+func (s *storm) account(sims []*Simulation) {
+	l := s.load
+	for _, sim := range sims {
+		r := sim.Report(s.t)
+		if r.Totals.DuplicateCallIDs != 0 || r.Totals.Crashes != 0 {
+			s.violated("%d call ids were executed twice, %d devices crashed", r.Totals.DuplicateCallIDs, r.Totals.Crashes)
+		}
+		for _, d := range r.Devices {
+			if d.CallsTotal > l.issued[d.ID] || d.CallsTotal < l.answered[d.ID] {
+				s.violated("%s executed %d calls; %d were made, %d answered", d.ID, d.CallsTotal, l.issued[d.ID], l.answered[d.ID])
+			}
+			stored := s.DB.Count(s.t, "SELECT count(*) FROM presence p JOIN catalogs c ON c.sha256 = p.catalog JOIN catalog_history h ON h.device = p.device AND h.catalog = p.catalog WHERE p.device = $1 AND p.catalog = $2", d.ID, d.CatalogSHA256)
+			if stored == 0 {
+				s.violated("%s has the tool list %s, which is not what the database has", d.ID, d.CatalogSHA256)
+			}
+		}
+	}
+	for _, lists := range [][]string{l.slow, l.wrong} {
+		s.violations = append(s.violations, lists...)
+	}
+	if l.outcomes["ok"] == 0 {
+		s.violated("no call succeeded: %v", l.outcomes)
+	}
+}
+
+// quiet waits until the nodes are as they were before any device came.
+func (s *storm) quiet(baseline float64) {
+	for at, n := range s.Nodes {
+		s.eventually(fmt.Sprintf("node-%d has no goroutines left over", at), func() string {
+			if now := n.Metric(s.t, "go_goroutines"); now > baseline+15 {
+				return fmt.Sprintf("%v goroutines, %v at the start", now, baseline)
+			}
+			return ""
+		})
+	}
+	s.eventually("no device is online", func() string {
+		if online := s.DB.Count(s.t, "SELECT count(*) FROM presence WHERE online"); online != 0 {
+			return fmt.Sprintf("%d rows say online", online)
+		}
+		return ""
+	})
+}
+
+func (s *storm) eventually(what string, wrong func() string) {
+	s.t.Helper()
+	last := ""
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		if last = wrong(); last == "" {
+			return
+		}
+	}
+	s.violated("not within 30 s: %s: %s", what, last)
+}

@@ -1,0 +1,130 @@
+package fleettest
+
+import (
+	"encoding/json"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"fleetd/internal/apiclient"
+	"fleetd/internal/store/storetest"
+)
+
+// Cluster is a fleet of nodes over one database and one NATS server, reached
+// by devices through one address. Every way between the parts is a wire.
+type Cluster struct {
+	Nodes []*Node
+	OTA   string
+	DB    storetest.Database
+	// NATS and SQL lead from each node to its only server; HTTP and MQTT from
+	// the devices to any node, by its number.
+	NATS, SQL  []*Wire
+	HTTP, MQTT *Wire
+}
+
+// ClusterOptions change how a cluster is started.
+type ClusterOptions struct {
+	Nodes int      // 0: three
+	Seed  uint64   // of which device goes where
+	Args  []string // for every node
+	// Clocks are how far the clocks of the nodes are off, for programs built
+	// with the tag chaos.
+	Clocks []time.Duration
+}
+
+// StartCluster runs the nodes until the test ends.
+func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
+	t.Helper()
+	if o.Nodes == 0 {
+		o.Nodes = 3
+	}
+	bus := natsServerOfItsOwn(t)
+	c := &Cluster{DB: storetest.Postgres(t)}
+	var http, mqtt []string
+	for range o.Nodes {
+		http, mqtt = append(http, freePort(t)), append(mqtt, freePort(t))
+		c.NATS = append(c.NATS, NewWire(t, o.Seed, bus))
+		c.SQL = append(c.SQL, NewWire(t, o.Seed, c.DB.Address(t)))
+	}
+	c.HTTP, c.MQTT = NewWire(t, o.Seed, http...), NewWire(t, o.Seed+1, mqtt...)
+	c.OTA = "http://" + c.HTTP.Address() + "/xiaozhi/ota/"
+	c.Nodes = make([]*Node, o.Nodes)
+	t.Cleanup(func() {
+		c.Mend()
+		var stopping sync.WaitGroup
+		for _, n := range c.Nodes {
+			if n != nil {
+				stopping.Go(func() { n.Stop(t) })
+			}
+		}
+		stopping.Wait()
+	})
+	for i := range c.Nodes {
+		n := &Node{Dir: t.TempDir(), programs: p, args: append([]string{"--node", fmt.Sprintf("node-%d", i), "--secret", "one fleet, one secret",
+			"--database", c.DB.Via(t, c.SQL[i].Address()), "--nats", "nats://" + c.NATS[i].Address(), "--event-limit", "64MiB", "--photo-limit", "64MiB",
+			"--device-listen", http[i], "--mqtt-listen", mqtt[i], "--public-device-url", "http://" + c.HTTP.Address(), "--public-mqtt", c.MQTT.Address(),
+			"--log-level", "info"}, o.Args...)}
+		if o.Clocks != nil {
+			n.env = []string{"FLEETD_TEST_CLOCK=" + o.Clocks[i].String()}
+		}
+		c.Nodes[i] = n
+		n.Run(t)
+	}
+	return c
+}
+
+// natsServerOfItsOwn runs a NATS server in this process that notices a silent
+// client as quickly as docs/operations.md asks for.
+func natsServerOfItsOwn(t testing.TB) (address string) {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(),
+		PingInterval: 2 * time.Second, MaxPingsOut: 2, NoLog: true, NoSigs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("the NATS server did not start")
+	}
+	return s.Addr().String()
+}
+
+// Mend repairs every wire.
+func (c *Cluster) Mend() {
+	for i := range c.Nodes {
+		c.NATS[i].Break(0, None)
+		c.SQL[i].Break(0, None)
+		c.HTTP.Break(i, None)
+		c.MQTT.Break(i, None)
+	}
+}
+
+// Held is how many sessions the nodes have, ready or not.
+func (c *Cluster) Held(t testing.TB) (held int) {
+	t.Helper()
+	for _, n := range c.Nodes {
+		held += int(n.Metric(t, "fleetd_devices"))
+	}
+	return held
+}
+
+// AwaitReady waits until the devices are held with verified tools, each once.
+func (c *Cluster) AwaitReady(t testing.TB, count int, limit time.Duration) {
+	t.Helper()
+	c.Nodes[0].Await(t, fmt.Sprintf("%d devices are ready", count), limit, func() bool {
+		ready := 0
+		for _, n := range c.Nodes {
+			ready += int(n.Metric(t, "fleetd_devices", `mcp_state="ready"`))
+		}
+		return ready == count && c.Held(t) == count
+	})
+}
+
+// Volume calls the tool that every simulated device has.
+func (n *Node) Volume(t testing.TB, id string, timeout time.Duration) (apiclient.CallResult, error) {
+	return n.Call(t.Context(), id, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`), Timeout: timeout})
+}
