@@ -36,6 +36,10 @@ func (l *Link) Claim(c devices.Claim) {
 	if l.opt.Alone {
 		return
 	}
+	if !l.opt.Up() {
+		l.ClaimsLost.Add(1)
+		return
+	}
 	body := appendClaim(make([]byte, 0, 192), c)
 	msg := &nats.Msg{Subject: l.claims(l.opt.Node), Data: body, Header: nats.Header{
 		HeaderHop: []string{l.opt.Mint.HopSignature(string(c.Device), verbClaim, body)}}}
@@ -82,6 +86,10 @@ type newsMessage struct {
 // Tell passes news on to every other node.
 func (l *Link) Tell(n devices.News) {
 	if l.opt.Alone {
+		return
+	}
+	if !l.opt.Up() {
+		l.ClaimsLost.Add(1)
 		return
 	}
 	body, err := json.Marshal(newsMessage{l.opt.Node, n})

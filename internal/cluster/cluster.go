@@ -51,6 +51,9 @@ type Options struct {
 	Alone bool
 	// Open accepts requests without a token (--api-auth none).
 	Open bool
+	// Up tells at once whether the connection stands; nil asks the connection,
+	// which may take seconds while it reconnects.
+	Up func() bool
 	// Woken is called, if set, when the process has not run for a while: other
 	// nodes may have taken its devices.
 	Woken func()
@@ -98,6 +101,9 @@ func New(opt Options) *Link {
 	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), serving: make(chan struct{}, MaxServing), holds: map[devices.ID]*hold{},
 		answers: newAnswers(), naps: newNaps(napLimit)}
 	l.ownClaims = l.claims(opt.Node)
+	if l.opt.Up == nil && opt.Conn != nil {
+		l.opt.Up = opt.Conn.IsConnected
+	}
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	return l
 }
@@ -150,7 +156,8 @@ func (l *Link) subject(id devices.ID, verb string) string {
 }
 
 // Hold subscribes to the device's commands. All subscriptions share one
-// channel, which costs a fraction of a goroutine each.
+// channel, which costs a fraction of a goroutine each. While NATS is away it is
+// only noted, for Reconnected.
 func (l *Link) Hold(id devices.ID) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,15 +167,7 @@ func (l *Link) Hold(id devices.ID) error {
 		l.holds[id] = h
 	}
 	h.count++
-	if h.sub != nil {
-		return nil
-	}
-	sub, err := l.opt.Conn.ChanQueueSubscribe(l.subject(id, "*"), queueGroup, l.inbox)
-	if err != nil {
-		return fmt.Errorf("subscribe to commands of %s: %w", id, err)
-	}
-	h.sub = sub
-	return nil
+	return l.settle(id, h)
 }
 
 // Release ends the subscription with the last Hold.
@@ -179,13 +178,39 @@ func (l *Link) Release(id devices.ID) {
 	if h == nil {
 		return
 	}
-	if h.count--; h.count > 0 {
-		return
-	}
-	delete(l.holds, id)
-	if h.sub != nil {
+	h.count--
+	_ = l.settle(id, h) // ending one fails at most with the connection
+}
+
+// settle makes the subscription what the count says, if NATS is there. The
+// caller holds l.mu.
+func (l *Link) settle(id devices.ID, h *hold) error {
+	switch {
+	case h.count > 0 && h.sub == nil && l.opt.Up():
+		sub, err := l.opt.Conn.ChanQueueSubscribe(l.subject(id, "*"), queueGroup, l.inbox)
+		if err != nil {
+			return fmt.Errorf("subscribe to commands of %s: %w", id, err)
+		}
+		h.sub = sub
+	case h.count <= 0 && h.sub != nil && l.opt.Up():
 		if err := h.sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 			l.opt.Log.Debug("unsubscribe", "device", id, "error", err)
+		}
+		delete(l.holds, id)
+	case h.count <= 0 && h.sub == nil:
+		delete(l.holds, id)
+	}
+	return nil
+}
+
+// Reconnected makes good what could not be subscribed to, or unsubscribed from,
+// while NATS was away.
+func (l *Link) Reconnected() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, h := range l.holds {
+		if err := l.settle(id, h); err != nil {
+			l.opt.Log.Warn("device cannot be announced to other nodes", "device", id, "error", err)
 		}
 	}
 }

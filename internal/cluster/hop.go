@@ -88,7 +88,7 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 	if l.opt.Alone {
 		return nil, devices.ErrNoHolder
 	}
-	if !l.opt.Conn.IsConnected() {
+	if !l.opt.Up() {
 		return nil, away(false)
 	}
 	subject, arrive := l.answers.open()

@@ -140,3 +140,43 @@ func TestBacklogOfANapIsRefused(t *testing.T) {
 		t.Errorf("%d naps are counted", f.holder.Naps.Load())
 	}
 }
+
+// While NATS is away devices come and go as ever, without a word to the
+// connection, which may block; what they held is made good afterwards.
+func TestHoldWhileAway(t *testing.T) {
+	f := newFleet(t)
+	away := false
+	f.holder.opt.Up = func() bool { return !away }
+	subscribed := func() bool {
+		_, err := f.client.Request("test.v1.cmd."+id.Token()+".call", []byte("{}"), time.Second)
+		return err == nil
+	}
+	settled := func() {
+		t.Helper()
+		f.holder.Reconnected()
+		if err := f.holder.opt.Conn.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	away = true
+	if err := f.holder.Hold(id); err != nil || subscribed() {
+		t.Errorf("held while away: %v", err)
+	}
+	f.holder.Claim(devices.Claim{Device: id, Kind: devices.ClaimConnect})
+	if n := f.holder.ClaimsLost.Load(); n != 1 {
+		t.Errorf("%d claims count as lost", n)
+	}
+	away = false
+	if settled(); !subscribed() {
+		t.Error("nobody serves a device that came while NATS was away")
+	}
+	away = true
+	f.holder.Release(id)
+	away = false
+	if settled(); subscribed() {
+		t.Error("a device that left while NATS was away is still served")
+	}
+	if len(f.holder.holds) != 0 {
+		t.Errorf("%d holds are left", len(f.holder.holds))
+	}
+}

@@ -83,22 +83,31 @@ func (s *Service) CallLocal(ctx context.Context, c ToolCall) (ToolResult, error)
 	return ToolResult{}, s.absent(ctx, c.Device)
 }
 
-// absent tells a device that is offline from one nobody knows. It asks the
-// database once, briefly, and only if this node does not know the device.
+// absent tells a device that is offline from one nobody knows, and from one that
+// a living node holds which cannot be reached. It asks the database once,
+// briefly, and only if that can tell more than this node knows.
 func (s *Service) absent(ctx context.Context, id ID) error {
-	if s.hub.get(id) != nil {
+	known := s.hub.get(id) != nil
+	if known && s.cfg.Alive == nil {
 		return fail(CodeDeviceOffline, "device %s is not connected", id)
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	switch _, err := s.ports.Records.Find(ctx, id); {
-	case err == nil:
+	switch row, err := s.ports.Records.Find(ctx, id); {
+	case err == nil && s.elsewhere(row.Presence):
+		return &Error{Code: CodeUnavailable, Part: "node", Detail: fmt.Sprintf("node %s holds the device and cannot be reached", row.Presence.Node)}
+	case err == nil, known:
 		return fail(CodeDeviceOffline, "device %s is not connected", id)
 	case errors.Is(err, ErrNotFound):
 		return fail(CodeDeviceUnknown, "no device %s is known", id)
 	default:
 		return &Error{Code: CodeUnavailable, Part: "database", Detail: "the database does not answer, so an unknown device cannot be told from an offline one"}
 	}
+}
+
+// elsewhere tells whether another living node says it holds the device.
+func (s *Service) elsewhere(p Presence) bool {
+	return p.Online && p.Node != s.cfg.Node && s.cfg.Alive != nil && s.cfg.Alive(p.Node)
 }
 
 // call runs one call on this session's device and counts its outcome.

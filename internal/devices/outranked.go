@@ -45,7 +45,7 @@ func (s *Service) Outranked(stored Presence) {
 		if x == nil || x.Epoch() > stored.Epoch || stored.Online && stored.Session == x.id {
 			return
 		}
-		if stored.Online && stored.Node != s.cfg.Node && s.cfg.Alive != nil && s.cfg.Alive(stored.Node) {
+		if s.elsewhere(stored) {
 			s.outranked.add(x)
 			x.claim(ClaimReassert)
 			return

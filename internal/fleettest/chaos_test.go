@@ -103,7 +103,7 @@ func chaos(t *testing.T, seed uint64, lasts, patience time.Duration, tags []stri
 		ids = append(ids, fmt.Sprintf("02:c1:00:00:00:%02x", i))
 	}
 	c.AwaitReady(t, len(ids), time.Minute)
-	s.load = c.StartLoad(t, ids, seed, chaosCallers, 20*time.Millisecond, 4*time.Second)
+	s.load = c.StartLoad(t, ids, LoadOptions{Seed: seed, Callers: chaosCallers, Pause: 20 * time.Millisecond, Timeout: 4 * time.Second})
 
 	for end := time.Now().Add(lasts); time.Now().Before(end); {
 		s.strike()

@@ -19,7 +19,7 @@ import (
 type Load struct {
 	cluster *Cluster
 	ids     []string
-	timeout time.Duration // of each call
+	opt     LoadOptions
 	stop    context.CancelFunc
 	callers sync.WaitGroup
 
@@ -43,18 +43,30 @@ type span struct {
 // the tests everything else runs too.
 const slack = 3 * time.Second
 
-// StartLoad starts callers, each of which pauses between its calls.
-func (c *Cluster) StartLoad(t testing.TB, ids []string, seed uint64, callers int, pause, timeout time.Duration) *Load {
+// LoadOptions say how hard a Load calls.
+type LoadOptions struct {
+	Seed     uint64
+	Callers  int
+	Pause    time.Duration // of each caller between two calls
+	Timeout  time.Duration // of each call
+	Patience time.Duration // 0: the timeout and a little more; a call that takes longer counts as slow
+}
+
+// StartLoad starts the callers.
+func (c *Cluster) StartLoad(t testing.TB, ids []string, o LoadOptions) *Load {
 	ctx, stop := context.WithCancel(context.Background())
-	l := &Load{cluster: c, ids: ids, timeout: timeout, stop: stop, random: rand.New(rand.NewPCG(seed, 2)),
+	if o.Patience == 0 {
+		o.Patience = o.Timeout + slack
+	}
+	l := &Load{cluster: c, ids: ids, opt: o, stop: stop, random: rand.New(rand.NewPCG(o.Seed, 2)),
 		issued: map[string]int{}, answered: map[string]int{}, outcomes: map[string]int{}}
-	for range callers {
+	for range o.Callers {
 		l.callers.Go(func() {
 			for ctx.Err() == nil {
 				l.call(ctx, t)
 				select {
 				case <-ctx.Done():
-				case <-time.After(pause):
+				case <-time.After(o.Pause):
 				}
 			}
 		})
@@ -81,9 +93,9 @@ func (l *Load) call(ctx context.Context, t testing.TB) {
 	l.mu.Unlock()
 	begun := time.Now()
 	// The context of the call is not the callers': what has begun is waited for.
-	inTime, cancel := context.WithTimeout(context.Background(), l.timeout+30*time.Second)
+	inTime, cancel := context.WithTimeout(context.Background(), l.opt.Timeout+30*time.Second)
 	defer cancel()
-	r, err := l.cluster.Nodes[via].Call(inTime, id, volume, apiclient.CallRequest{Arguments: []byte(`{"volume":9}`), Timeout: l.timeout})
+	r, err := l.cluster.Nodes[via].Call(inTime, id, volume, apiclient.CallRequest{Arguments: []byte(`{"volume":9}`), Timeout: l.opt.Timeout})
 	took := time.Since(begun)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,7 +115,7 @@ func (l *Load) call(ctx context.Context, t testing.TB) {
 		}
 	}
 	l.outcomes[outcome]++
-	if took > l.timeout+slack && l.ran(via, begun, begun.Add(took)) {
+	if took > l.opt.Patience && l.ran(via, begun, begun.Add(took)) {
 		l.slow = append(l.slow, fmt.Sprintf("%s via node-%d took %v: %s", id, via, took.Round(time.Millisecond), outcome))
 	}
 }

@@ -29,7 +29,7 @@ func (n *node) parts() map[string]error {
 	if err := n.store.Ready(); err != nil {
 		down["database"] = err
 	}
-	if !n.bus.conn.IsConnected() {
+	if !n.bus.up.Load() {
 		down["nats"] = errors.New("not connected")
 	}
 	if n.mqtt.broker != nil && !n.mqtt.broker.Up() {

@@ -23,6 +23,20 @@ type bus struct {
 	conn   *nats.Conn
 	url    string // for other programs; empty if in process only
 	lost   atomic.Uint64
+	// up says that the connection stands. The library's own answer waits for a
+	// lock that it holds while it tries to reconnect, 3 s at a time.
+	up   atomic.Bool
+	back atomic.Pointer[func()] // called each time the connection stands again
+}
+
+// connected takes note that the connection stands. Its first time is not news.
+func (b *bus) connected() {
+	if b.up.Swap(true) {
+		return
+	}
+	if back := b.back.Load(); back != nil {
+		(*back)()
+	}
 }
 
 const natsStart = 10 * time.Second
@@ -43,7 +57,11 @@ func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (
 			b.lost.Add(1)
 			log.Warn("NATS", "error", err)
 		}),
+		nats.FlusherTimeout(2 * time.Second), // a write that is stuck holds everybody else up
+		nats.ConnectHandler(func(*nats.Conn) { b.connected() }),
+		nats.ReconnectHandler(func(*nats.Conn) { b.connected() }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			b.up.Store(false)
 			if err != nil { // not our own Close
 				log.Warn("NATS connection lost", "error", err)
 			}
@@ -61,6 +79,7 @@ func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (
 		return nil, fmt.Errorf("embedded NATS: %w", err)
 	}
 	b.conn = conn
+	b.up.Store(true)
 	return b, nil
 }
 
@@ -69,6 +88,7 @@ func (b *bus) dial(urls string, options []nats.Option) error {
 	switch {
 	case err == nil:
 		b.conn = conn
+		b.up.Store(true)
 		return nil
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked):
 		return fmt.Errorf("--nats: the server refuses the login: %w", err)

@@ -34,6 +34,7 @@ type members struct {
 	mu     sync.Mutex
 	latest []devices.Lease
 	seen   map[string]sight // by node
+	looked time.Time        // when the leases were last read
 }
 
 // sight is when a beat was first seen.
@@ -100,8 +101,14 @@ func (m *members) beat(ctx context.Context) (lost []devices.Lease, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.latest = leases
+	blind := now.Sub(m.looked) > 2*beatEvery // the database was away, or this node did not run
+	m.looked = now
 	for _, l := range leases {
 		s := m.seen[l.Node]
+		if blind { // nobody is lost for what could not be seen
+			s.at = now
+			m.seen[l.Node] = s
+		}
 		if s.instance != l.Instance || s.beat != l.Beat {
 			m.seen[l.Node] = sight{l.Instance, l.Beat, now}
 			if l.Node == m.lease.Node && l.Instance != m.lease.Instance && s.instance == l.Instance {
@@ -119,7 +126,7 @@ func (m *members) beat(ctx context.Context) (lost []devices.Lease, err error) {
 // reappear announces what this node still holds although it was declared lost,
 // once the others had time to say what is theirs by now.
 func (m *members) reappear() {
-	if m.lostAt.IsZero() || time.Since(m.lostAt) < answerTime || !m.node.bus.conn.IsConnected() {
+	if m.lostAt.IsZero() || time.Since(m.lostAt) < answerTime || !m.node.bus.up.Load() {
 		return
 	}
 	m.lostAt = time.Time{}
@@ -141,16 +148,21 @@ func (m *members) lose(ctx context.Context, l devices.Lease) {
 	m.node.log.Warn("node lost", "lost", l.Node, "devices", devices)
 }
 
-// others tells whether another node lived lately.
-func (m *members) others() bool {
+// others tells whether another node lives, to which devices can go. It looks
+// once more: a node that has just come counts.
+func (m *members) others(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, beatEvery)
+	defer cancel()
+	leases, err := m.node.store.Leases(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for node, s := range m.seen {
-		if node != m.lease.Node && time.Since(s.at) < leaseTime {
-			return true
-		}
+	if err != nil {
+		leases = m.latest
 	}
-	return false
+	return slices.ContainsFunc(leases, func(l devices.Lease) bool {
+		s, known := m.seen[l.Node]
+		return l.Node != m.lease.Node && (!known || s.instance != l.Instance || s.beat != l.Beat || time.Since(s.at) < leaseTime)
+	})
 }
 
 // nodes are those with a lease, this one always among them.
@@ -177,7 +189,7 @@ func (n *node) join(ctx context.Context) error {
 	n.joining.Lock()
 	defer n.joining.Unlock()
 	private := n.cfg.NATS == "embedded" && n.cfg.NATSListen == "" // nobody else is there
-	if private || n.joined || !n.bus.conn.IsConnected() {
+	if private || n.joined || !n.bus.up.Load() {
 		return nil
 	}
 	database, err := n.store.FleetID(ctx)

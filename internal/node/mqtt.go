@@ -159,7 +159,7 @@ func (n *node) endSessions() {
 	n.ended.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), n.cfg.DrainWindow+callGrace)
 		defer cancel()
-		if n.members != nil && n.members.others() {
+		if n.members != nil && n.members.others(ctx) {
 			n.service.Leave(ctx, n.cfg.DrainWindow)
 		}
 		n.cluster.Drain(ctx)

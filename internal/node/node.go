@@ -15,8 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cluster"
 	"fleetd/internal/config"
@@ -240,7 +238,7 @@ func (n *node) listen(ctx context.Context) error {
 // startCore builds the core with its ways out, and reads the members.
 func (n *node) startCore(ctx context.Context) error {
 	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, Alone: !n.shared(),
-		Open: n.cfg.APIAuth == "none", Woken: n.rejoin, Log: n.log})
+		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Woken: n.rejoin, Log: n.log})
 	n.onStop(n.cluster.Close)
 	if err := n.openVision(); err != nil {
 		return err
@@ -270,11 +268,13 @@ func (n *node) startCore(ctx context.Context) error {
 	if err := n.join(ctx); err != nil {
 		return err
 	}
-	n.bus.conn.SetReconnectHandler(func(c *nats.Conn) {
-		n.log.Info("NATS connection is back", "server", c.ConnectedUrlRedacted())
+	back := func() {
+		n.log.Info("NATS connection is back")
+		n.cluster.Reconnected()
 		n.joinLate()
 		n.rejoin()
-	})
+	}
+	n.bus.back.Store(&back)
 	if n.store.Ready() == nil {
 		if err := n.service.Load(ctx); err != nil && !errors.Is(err, devices.ErrDatabase) {
 			return err
