@@ -231,7 +231,8 @@ func (s *Server) address(r *http.Request) netip.Addr {
 		if !proxy.Contains(addr) {
 			continue
 		}
-		list := strings.Split(r.Header.Get("X-Forwarded-For"), ",")
+		// A proxy may add a field of its own behind the one that the client sent, which then says nothing.
+		list := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
 		if behind, err := netip.ParseAddr(strings.TrimSpace(list[len(list)-1])); err == nil {
 			return behind.Unmap()
 		}

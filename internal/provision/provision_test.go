@@ -3,6 +3,7 @@ package provision
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -252,6 +253,25 @@ func TestRateLimitPerAddress(t *testing.T) {
 	}
 	if got := ask("198.51.100.2"); got != 200 {
 		t.Errorf("another address: %d", got)
+	}
+}
+
+// HAProxy, among others, adds a second field instead of lengthening the first:
+// what the client wrote must not choose its rate limit.
+func TestForwardedForInTwoFields(t *testing.T) {
+	b := newBench(t, devices.Config{}, func(o *Options) {
+		o.RatePerMinute, o.Burst = 1, 1
+		o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}
+	})
+	for i, want := range []int{http.StatusOK, http.StatusTooManyRequests} {
+		r := httptest.NewRequest("POST", PathOTA, strings.NewReader("{}"))
+		r.Header.Set("Device-Id", mac)
+		r.Header.Add("X-Forwarded-For", fmt.Sprintf("203.0.113.%d", i))
+		r.Header.Add("X-Forwarded-For", "198.51.100.1")
+		w := httptest.NewRecorder()
+		if b.mux.ServeHTTP(w, r); w.Code != want {
+			t.Errorf("request %d: %d, want %d", i, w.Code, want)
+		}
 	}
 }
 
