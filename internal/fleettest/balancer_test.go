@@ -1,0 +1,245 @@
+package fleettest
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"fleetd/internal/apiclient"
+	"fleetd/internal/store/storetest"
+)
+
+// balancer is HAProxy with the file that operators get, before nodes of a test.
+type balancer struct {
+	*apiclient.Client
+	ota, stats string
+}
+
+const balancerFile = "../../deploy/haproxy/haproxy.cfg"
+
+// haproxy finds the program.
+func haproxy(t testing.TB) string {
+	t.Helper()
+	for _, name := range []string{"haproxy", "/usr/sbin/haproxy"} { // of a user without sbin
+		if program, err := exec.LookPath(name); err == nil {
+			return program
+		}
+	}
+	t.Skip(storetest.NotRun + "no haproxy on this machine")
+	return ""
+}
+
+// addresses are where a balancer listens.
+type addresses struct{ device, mqtt, api, stats string }
+
+func balancerAddresses(t testing.TB) addresses {
+	return addresses{freePort(t), freePort(t), freePort(t), freePort(t)}
+}
+
+// balance runs HAProxy before three nodes until the test ends.
+func balance(t *testing.T, at addresses, nodes []*Node) balancer {
+	t.Helper()
+	program := haproxy(t)
+	env := append(os.Environ(), "MAXCONN=1000", "LISTEN_DEVICE="+at.device, "LISTEN_MQTT="+at.mqtt, "LISTEN_API="+at.api, "LISTEN_STATS="+at.stats)
+	for i, n := range nodes {
+		for name, flag := range map[string]string{"DEVICE": "--device-listen", "MQTT": "--mqtt-listen", "API": "--api-listen"} {
+			env = append(env, fmt.Sprintf("NODE_%d_%s=%s", i+1, name, n.Setting(flag)))
+		}
+	}
+	check := exec.Command(program, "-c", "-f", balancerFile)
+	check.Env = env
+	if out, err := check.CombinedOutput(); err != nil || strings.Contains(string(out), "WARNING") {
+		t.Fatalf("haproxy -c: %v\n%s", err, out)
+	}
+	log := &Output{}
+	process := exec.Command(program, "-db", "-f", balancerFile)
+	process.Env, process.Stdout, process.Stderr = env, log, log
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = process.Process.Kill()
+		_ = process.Wait() // killed
+		if t.Failed() {
+			t.Logf("log of haproxy:\n%s", tail(log.String(), 4000))
+		}
+	})
+	token, err := os.ReadFile(filepath.Join(nodes[0].Dir, "admin-token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := apiclient.New("http://"+at.api, strings.TrimSpace(string(token)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := balancer{client, "http://" + at.device + "/xiaozhi/ota/", "http://" + at.stats + "/;csv"}
+	nodes[0].Await(t, "the balancer sees its nodes", 10*time.Second, func() bool { return b.up() == 4*len(nodes) })
+	return b
+}
+
+// up counts servers that get connections, in all four backends.
+func (b balancer) up() (up int) {
+	response, err := http.Get(b.stats)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = response.Body.Close() }()
+	rows, err := csv.NewReader(response.Body).ReadAll()
+	if err != nil {
+		return 0
+	}
+	const server, status = 1, 17 // columns
+	for _, row := range rows {
+		if strings.HasPrefix(row[server], "node-") && strings.HasPrefix(row[status], "UP") {
+			up++
+		}
+	}
+	return up
+}
+
+// online are the devices that are ready, by node.
+func (b balancer) online(t testing.TB) (total int, byNode map[string][]apiclient.Device) {
+	t.Helper()
+	byNode = map[string][]apiclient.Device{}
+	list, err := apiclient.Collect(b.Devices(t.Context(), apiclient.DeviceFilter{}))
+	if err != nil {
+		return 0, nil
+	}
+	for _, d := range list {
+		if d.State == "online" && d.MCP.CatalogState == "ready" {
+			total++
+			byNode[d.Node] = append(byNode[d.Node], d)
+		}
+	}
+	return total, byNode
+}
+
+// get asks the devices' address.
+func get(t testing.TB, url string, header http.Header) (status int, body string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), "GET", url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header = header
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	content, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(content)
+}
+
+// Three nodes behind the balancer of deploy/haproxy: devices know one address,
+// audio goes to the node that holds its device, the database may be away, and
+// a node that stops or dies leaves its devices to the others.
+func TestBalancedFleet(t *testing.T) {
+	haproxy(t)
+	db := storetest.Postgres(t)
+	url, prefix, _, _ := natsServer(t)
+	database := storetest.NewProxy(t, db.Address(t))
+	database.Start()
+	at := balancerAddresses(t)
+	var nodes []*Node
+	for i := range 3 {
+		nodes = append(nodes, programs.Start(t, "--database", db.Via(t, database.Address()), "--nats", url, "--nats-prefix", prefix,
+			"--secret", "one fleet, one secret", "--node", fmt.Sprintf("node-%d", i+1), "--drain-window", "3s", "--trusted-proxies", "127.0.0.1",
+			"--photo-limit", "64MiB", "--event-limit", "64MiB", "--public-device-url", "http://"+at.device, "--public-mqtt", at.mqtt))
+	}
+	fleet := balance(t, at, nodes)
+	const each, all = 9, 18
+	overMQTT := programs.Simulate(t, fleet.ota, "--devices", fmt.Sprint(each), "--talk", "--wake", "6s", "--utterance", "1s", "--reconnect", "1s", "--seed", "1")
+	overWebSocket := programs.Simulate(t, fleet.ota, "--transport", "websocket", "--devices", fmt.Sprint(each), "--mac-base", "02:aa:00:00:00:00", "--wake", "2s", "--seed", "2")
+	allReady := func() bool {
+		total, _ := fleet.online(t)
+		return total == all
+	}
+	nodes[0].Await(t, "the fleet is ready", 30*time.Second, allReady)
+	_, byNode := fleet.online(t)
+	for _, n := range nodes {
+		name := n.Setting("--node")
+		count := map[string]int{}
+		for _, d := range byNode[name] {
+			count[d.Transport]++
+		}
+		if count["mqtt"] == 0 || count["websocket"] == 0 {
+			t.Errorf("%s holds %v; the balancer should have spread %d of each", name, count, each)
+		}
+		n.Await(t, "audio reaches the node that holds the device", 20*time.Second, func() bool { return n.Metric(t, "fleetd_udp_packets_total", `"accepted"`) > 20 })
+		if lost := n.Metric(t, "fleetd_udp_packets_total", `"unknown_ssrc"`); lost != 0 {
+			t.Errorf("%s got %v packets of other nodes' devices", name, lost)
+		}
+	}
+	called := func(what string) {
+		t.Helper()
+		_, byNode := fleet.online(t)
+		for name, devices := range byNode {
+			for _, d := range devices {
+				r, err := fleet.Call(t.Context(), d.ID, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`), Timeout: 5 * time.Second})
+				if err != nil || r.IsError || r.Node != name {
+					t.Errorf("%s: a call for %s on %s: %+v, %v", what, d.ID, name, r, err)
+				}
+			}
+		}
+	}
+	called("all well")
+	if status, body := get(t, "http://"+at.device+"/readyz", nil); status != http.StatusNotFound {
+		t.Errorf("a path that is not the devices': %d %s", status, body)
+	}
+
+	// The database goes away for longer than it takes the balancer to give a server up.
+	database.Stop()
+	nodes[0].Await(t, "the API side says so", 20*time.Second, func() bool {
+		status, _ := get(t, nodes[0].Info.API+"/readyz", nil)
+		return status == http.StatusServiceUnavailable
+	})
+	time.Sleep(6 * time.Second)
+	if up := fleet.up(); up != 4*len(nodes) {
+		t.Errorf("without the database %d servers of %d are up", up, 4*len(nodes))
+	}
+	for range 6 {
+		if status, body := get(t, fleet.ota, http.Header{"Device-Id": {"02:dd:00:00:00:00"}, "Client-Id": {"new"}}); status != http.StatusOK || !strings.Contains(body, at.mqtt) {
+			t.Errorf("an OTA check without the database: %d %s", status, body)
+		}
+		if r, err := fleet.Call(t.Context(), "02:f1:ee:00:00:01", volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`), Timeout: 5 * time.Second}); err != nil || r.IsError {
+			t.Errorf("a call without the database: %+v, %v", r, err)
+		}
+	}
+	database.Start()
+	nodes[0].Await(t, "the database is back", 20*time.Second, allReady)
+
+	// A node that stops lets its devices go; one that dies loses them.
+	_ = nodes[1].process.Process.Signal(syscall.SIGTERM)
+	nodes[0].Await(t, "the devices of the stopping node are elsewhere", 30*time.Second, func() bool {
+		total, byNode := fleet.online(t)
+		return total == all && len(byNode["node-2"]) == 0
+	})
+	called("one node stopped")
+	nodes[0].Kill(t)
+	nodes[2].Await(t, "the devices of the dead node are elsewhere", 30*time.Second, func() bool {
+		total, byNode := fleet.online(t)
+		return total == all && len(byNode["node-3"]) == all
+	})
+	called("one node left")
+	if up := fleet.up(); up != 4 {
+		t.Errorf("%d servers are up, want 4 of one node", up)
+	}
+	for _, s := range []*Simulation{overMQTT, overWebSocket} {
+		if r := s.Report(t); r.Totals.Crashes != 0 || r.Totals.DuplicateCallIDs != 0 {
+			t.Errorf("%+v", r.Totals)
+		}
+	}
+}
