@@ -37,6 +37,8 @@ type Config struct {
 	NATSListen string
 	// NATSPrefix is the root of all subjects, one to five tokens of [A-Za-z0-9_-] joined by dots.
 	NATSPrefix string
+	// NATSReplicas is the number of servers of an external NATS cluster that hold each stored event and photo.
+	NATSReplicas int
 
 	// MQTT is "embedded", "off", or the tcp:// or ssl:// URL of an external broker.
 	MQTT string
@@ -173,6 +175,9 @@ func Load(flags map[string]string, environ []string) (*Config, error) {
 func (c *Config) checkTogether() error {
 	if c.NATSListen != "" && c.NATS != "embedded" {
 		return fmt.Errorf("%s opens a port of the embedded NATS, so it needs %s to be embedded", mention("nats-listen"), mention("nats"))
+	}
+	if c.NATSReplicas > 1 && c.NATS == "embedded" {
+		return fmt.Errorf("%s is %d, but %s is embedded, which is one server", mention("nats-replicas"), c.NATSReplicas, mention("nats"))
 	}
 	if c.APIAuth == "none" && !isLoopback(c.APIListen) {
 		return fmt.Errorf("%s may be none only while %s is a loopback address such as 127.0.0.1:8080, not %q: anybody who reaches the port could command every device",

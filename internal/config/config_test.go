@@ -35,7 +35,7 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("two starts are both called %q", c.Node)
 	}
 	want := Config{
-		DataDir: "./fleetd-data", Database: "sqlite", NATS: "embedded", NATSPrefix: "fleetd.v1",
+		DataDir: "./fleetd-data", Database: "sqlite", NATS: "embedded", NATSPrefix: "fleetd.v1", NATSReplicas: 1,
 		MQTT: "embedded", DeviceListen: ":8000", MQTTListen: ":1883", MQTTTLSListen: ":8883", UDPListen: ":8884", APIListen: "127.0.0.1:8080",
 		DrainWindow: 20 * time.Second, Transport: "mqtt", MQTTKeepalive: 120, GatewayTimeout: 5 * time.Second, WebSocketVersion: 1, WebSocketIdle: "keep", CallsPerDevice: 1, Timezone: "Asia/Shanghai",
 		DeviceAuth: "token", Admission: "open", APIAuth: "token", OTARate: 3000, OTABurst: 5000,
@@ -61,7 +61,7 @@ func TestEveryField(t *testing.T) {
 		"drain-window": "5s", "mqtt": "ssl://u:p@broker:8883", "mqtt-listen": ":2883", "mqtt-tls-listen": ":8883", "udp-listen": ":9884", "public-mqtt": "mqtt.example.com:8883",
 		"public-udp": "192.0.2.9:9884", "mqtt-keepalive": "30", "voice-upstream": "ws://voice:8000/xiaozhi/v1/", "gateway-api-listen": ":8007",
 		"gateway-signature-key": "Gq7Tz9mKfleet", "gateway-server-secret": "Te1st12134", "gateway-timeout": "3s",
-		"nats-listen": "", "nats-prefix": "acme.fleet_1", "node": "rack-7",
+		"nats-listen": "", "nats-prefix": "acme.fleet_1", "nats-replicas": "3", "node": "rack-7",
 		"device-listen": "0.0.0.0:80", "api-listen": "[::1]:9090", "public-host": "devices.example.com",
 		"public-device-url": "https://devices.example.com/fleet/", "device-tls-cert": "c.pem", "device-tls-key": "k.pem",
 		"trusted-proxies": "10.1.2.3/8, 192.0.2.7,2001:db8::/32",
@@ -77,7 +77,7 @@ func TestEveryField(t *testing.T) {
 		DrainWindow: 5 * time.Second, MQTT: "ssl://u:p@broker:8883", MQTTListen: ":2883", MQTTTLSListen: ":8883", UDPListen: ":9884", PublicMQTT: "mqtt.example.com:8883",
 		PublicUDP: "192.0.2.9:9884", MQTTKeepalive: 30, VoiceUpstream: "ws://voice:8000/xiaozhi/v1/", GatewayAPIListen: ":8007",
 		GatewaySignatureKey: "Gq7Tz9mKfleet", GatewayServerSecret: "Te1st12134", GatewayTimeout: 3 * time.Second,
-		NATSPrefix: "acme.fleet_1", Node: "rack-7",
+		NATSPrefix: "acme.fleet_1", NATSReplicas: 3, Node: "rack-7",
 		DeviceListen: "0.0.0.0:80", APIListen: "[::1]:9090", PublicHost: "devices.example.com",
 		PublicDeviceURL: "https://devices.example.com/fleet", DeviceTLSCert: "c.pem", DeviceTLSKey: "k.pem",
 		TrustedProxies: []netip.Prefix{

@@ -125,6 +125,7 @@ func TestRefusedTogether(t *testing.T) {
 		{"no certificate", flags{"device-tls-key": "k"}, `--device-tls-key (FLEETD_DEVICE_TLS_KEY) needs --device-tls-cert`},
 		{"port of a NATS elsewhere", flags{"nats": "nats://h:4222", "nats-listen": ":4222"}, `--nats-listen (FLEETD_NATS_LISTEN) opens a port of the embedded NATS`},
 		{"same port", flags{"device-listen": ":8080"}, `--device-listen (FLEETD_DEVICE_LISTEN) and --api-listen (FLEETD_API_LISTEN) both listen on "127.0.0.1:8080"`},
+		{"replicas on one server", flags{"nats-replicas": "3"}, `--nats-replicas (FLEETD_NATS_REPLICAS) is 3, but --nats (FLEETD_NATS) is embedded`},
 		{"same address", flags{"api-listen": "127.0.0.1:9", "nats-listen": "127.0.0.1:9"}, `both listen on`},
 	}
 	for _, tc := range cases {

@@ -48,6 +48,7 @@ type Options struct {
 	Node      string
 	Retention time.Duration
 	Limit     int64 // bytes of the stream
+	Replicas  int   // of the stream; 0 means 1
 	Log       *slog.Logger
 }
 
@@ -108,7 +109,7 @@ func (b *Bus) subject(device string, kind devices.EventKind, rest string) string
 
 func (b *Bus) setUp() {
 	cfg := jetstream.StreamConfig{Name: b.stream, Description: "fleetd device events", MaxAge: b.opt.Retention, MaxBytes: b.opt.Limit,
-		Duplicates: min(dedupeWindow, b.opt.Retention), Storage: jetstream.FileStorage, Discard: jetstream.DiscardOld}
+		Replicas: max(b.opt.Replicas, 1), Duplicates: min(dedupeWindow, b.opt.Retention), Storage: jetstream.FileStorage, Discard: jetstream.DiscardOld}
 	for _, kind := range storedKinds {
 		rest := ""
 		if kind == devices.EventNotification {

@@ -154,7 +154,7 @@ func (n *node) start(ctx context.Context) error {
 	}
 	n.onStop(n.bus.close)
 	if n.events, err = events.New(events.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Node: n.cfg.Node,
-		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, Log: n.log}); err != nil {
+		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, Replicas: n.cfg.NATSReplicas, Log: n.log}); err != nil {
 		return err
 	}
 	n.onStop(n.events.Close) // behind the store, whose last rows still make events

@@ -18,6 +18,6 @@ func (n *node) openVision() error {
 	}
 	n.vision = vision.New(vision.Options{Mint: n.mint, JetStream: js,
 		Bucket:    events.StreamName(n.cfg.NATSPrefix, "PHOTOS"),
-		Retention: n.cfg.PhotoRetention, Limit: n.cfg.PhotoLimit, PublicURL: n.publicURL, Log: n.log})
+		Retention: n.cfg.PhotoRetention, Limit: n.cfg.PhotoLimit, Replicas: n.cfg.NATSReplicas, PublicURL: n.publicURL, Log: n.log})
 	return nil
 }

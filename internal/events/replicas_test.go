@@ -1,0 +1,96 @@
+package events
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"fleetd/internal/devicetest"
+)
+
+// natsCluster runs three servers that hold JetStream together.
+func natsCluster(t *testing.T) (servers []*server.Server) {
+	t.Helper()
+	var routes []*url.URL
+	var ports []int
+	var listeners []net.Listener
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners = append(listeners, l)
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		routes = append(routes, &url.URL{Scheme: "nats", Host: l.Addr().String()})
+	}
+	for _, l := range listeners { // held until all three ports were known
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		s, err := server.NewServer(&server.Options{ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true,
+			StoreDir: t.TempDir(), NoLog: true, NoSigs: true, Routes: routes,
+			Cluster: server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: ports[i]}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Start()
+		servers = append(servers, s)
+		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	}
+	devicetest.Eventually(t, "the cluster has a leader", func() bool {
+		for _, s := range servers {
+			if s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 {
+				return true
+			}
+		}
+		return false
+	})
+	return servers
+}
+
+// With three replicas the events outlive any one server.
+func TestReplicasOutliveAServer(t *testing.T) {
+	servers := natsCluster(t)
+	nc := connect(t, servers[0].ClientURL())
+	b, err := New(Options{Conn: nc, Prefix: "test.v1", Node: "n1", Retention: time.Hour, Limit: 10 << 20, Replicas: 3, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	var leader string
+	devicetest.Eventually(t, "the stream has three replicas", func() bool {
+		stream, err := b.js.Stream(t.Context(), b.stream)
+		if err != nil {
+			return false
+		}
+		info := stream.CachedInfo()
+		if info.Config.Replicas != 3 || info.Cluster == nil || len(info.Cluster.Replicas) != 2 {
+			return false
+		}
+		leader = info.Cluster.Leader
+		return leader != ""
+	})
+	b.Publish(online(1))
+	messages := func() uint64 {
+		stream, err := b.js.Stream(t.Context(), b.stream)
+		if err != nil {
+			return 0
+		}
+		return stream.CachedInfo().State.Msgs
+	}
+	devicetest.Eventually(t, "the event is kept", func() bool { return messages() == 1 })
+	for _, s := range servers {
+		if s.Name() == leader {
+			s.Shutdown()
+			s.WaitForShutdown()
+		}
+	}
+	devicetest.Eventually(t, "the event is kept without the server that led", func() bool { return messages() == 1 })
+}
