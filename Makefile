@@ -8,7 +8,7 @@ LDFLAGS    := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMM
 # dependencies into everybody's build.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build demo run test check chaos bench clean
+.PHONY: all build demo run test check chaos bench clean cluster-demo
 all: build
 
 build: ## both programs, in bin/
@@ -16,6 +16,9 @@ build: ## both programs, in bin/
 
 demo: build ## a node with embedded defaults and a few simulated devices
 	@scripts/demo
+
+cluster-demo: build ## several nodes as one fleet with Postgres and NATS, NODES=3 DEVICES=3 for each
+	@scripts/cluster-demo
 
 run: build ## a node alone
 	bin/fleetd serve
