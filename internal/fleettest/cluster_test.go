@@ -86,6 +86,9 @@ func TestThreeNodes(t *testing.T) {
 		back, backErr := nodes[1].Device(t.Context(), id(2, 1))
 		return err == nil && d.State == "offline" && backErr == nil && back.State == "online"
 	})
+	nodes[1].Await(t, "the metrics say so", 10*time.Second, func() bool {
+		return nodes[1].Metric(t, "fleetd_nodes") == 2 && nodes[0].Metric(t, "fleetd_nodes_lost_total")+nodes[1].Metric(t, "fleetd_nodes_lost_total") > 0
+	})
 	if n := db.Count(t, "SELECT count(*) FROM nodes"); n != 2 {
 		t.Errorf("%d nodes have a lease", n)
 	}

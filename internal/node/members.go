@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"fleetd/internal/cluster"
@@ -28,6 +29,7 @@ type members struct {
 	node  *node
 	lease devices.Lease
 
+	lost   atomic.Int64 // nodes declared lost here
 	beats  bool      // there was a lease
 	lostAt time.Time // when this node last heard that it had been declared lost; zero once that is made good
 
@@ -145,6 +147,7 @@ func (m *members) lose(ctx context.Context, l devices.Lease) {
 		m.node.log.Warn("lost node not cleared away yet", "lost", l.Node, "error", err)
 		return
 	}
+	m.lost.Add(1)
 	m.node.log.Warn("node lost", "lost", l.Node, "devices", devices)
 }
 

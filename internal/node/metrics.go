@@ -30,6 +30,7 @@ type collector struct {
 	bus           *bus
 	mqtt          *mqttSide
 	upstream      *upstream.Bridge
+	members       *members // nil where no other node can be
 }
 
 // metric is one description; made once.
@@ -91,6 +92,8 @@ var (
 	uploads        = counter("uploads_total", "Photo uploads, by outcome.", "outcome")
 	uploadBytes    = counter("upload_bytes_total", "Bytes of photos stored.")
 	uploadsRunning = gauge("uploads_in_progress", "Photo uploads in progress.")
+	nodesAlive     = gauge("nodes", "Nodes of the fleet that this node knows to live, itself included.")
+	nodesLost      = counter("nodes_lost_total", "Nodes that stood still until this node declared them lost; every other node counts them too.")
 	databaseHits   = counter("catalog_hits_total", "History entries whose tool list was stored already.")
 	databaseStale  = counter("presence_stale_total", "Presence rows that a newer session had overtaken.")
 )
@@ -138,6 +141,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put(lists, float64(s.CatalogNew.Load()), "new")
 	c.collectParts(put)
 	c.mqtt.collect(put, histogram)
+	alive, lost := 1, int64(0)
+	if c.members != nil {
+		alive, lost = len(c.members.nodes()), c.members.lost.Load()
+	}
+	put(nodesAlive, float64(alive))
+	put(nodesLost, float64(lost))
 	collectUpstream(c.upstream, put)
 }
 

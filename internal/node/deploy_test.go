@@ -1,0 +1,230 @@
+package node
+
+import (
+	"encoding/json"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"fleetd/internal/config"
+)
+
+// declaration is one metric of this package.
+type declaration struct {
+	labels    []string
+	histogram bool
+}
+
+// declared reads the metrics off the sources: a running node shows only those
+// that have a value.
+func declared(t *testing.T) map[string]declaration {
+	t.Helper()
+	out := map[string]declaration{}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		tree, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(tree, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			name, _ := call.Fun.(*ast.Ident)
+			if name == nil || !slices.Contains([]string{"counter", "gauge", "newMetric"}, name.Name) {
+				return true
+			}
+			var texts []string
+			for _, arg := range call.Args {
+				if literal, ok := arg.(*ast.BasicLit); ok && literal.Kind == token.STRING {
+					text, _ := strconv.Unquote(literal.Value) // it was parsed
+					texts = append(texts, text)
+				}
+			}
+			if len(texts) >= 2 { // name, help, labels; not the helpers themselves
+				out["fleetd_"+texts[0]] = declaration{texts[2:], name.Name == "newMetric"}
+			}
+			return true
+		})
+	}
+	if len(out) < 50 {
+		t.Fatalf("%d metrics found", len(out))
+	}
+	return out
+}
+
+// scraped are the metrics with their labels as Prometheus sees them, those of
+// the client library included.
+func scraped(t *testing.T) map[string][]string {
+	t.Helper()
+	out := map[string][]string{}
+	for name, d := range declared(t) {
+		if !d.histogram {
+			out[name] = d.labels
+			continue
+		}
+		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+			out[name+suffix] = append([]string{"le"}, d.labels...)
+		}
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		out[f.GetName()] = nil
+	}
+	return out
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("..", "..", path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+var (
+	metricName = regexp.MustCompile(`\b(?:fleetd|go|process)_[a-z0-9_]+`)
+	selector   = regexp.MustCompile(`\b((?:fleetd|go|process)_[a-z0-9_]+)\{([^}]*)\}`)
+	matcher    = regexp.MustCompile(`([a-z_]+)(?:=~|!~|!=|=)"[^"]*"`)
+)
+
+// unknown lists the metrics, and labels in their selectors, that no node has.
+func unknown(expression string, metrics map[string][]string) (faults []string) {
+	for _, name := range metricName.FindAllString(expression, -1) {
+		if _, ok := metrics[name]; !ok {
+			faults = append(faults, "no metric "+name)
+		}
+	}
+	for _, s := range selector.FindAllStringSubmatch(expression, -1) {
+		for _, m := range matcher.FindAllStringSubmatch(s[2], -1) {
+			if m[1] != "instance" && m[1] != "job" && !slices.Contains(metrics[s[1]], m[1]) {
+				faults = append(faults, "no label "+m[1]+" of "+s[1])
+			}
+		}
+	}
+	return faults
+}
+
+// Dashboard and alerts speak of metrics that exist, so that renaming one
+// breaks this test and not a night's sleep.
+func TestDashboardAndAlertsUseRealMetrics(t *testing.T) {
+	metrics := scraped(t)
+	if faults := unknown(`rate(fleetd_call_second_bucket[5m]) + fleetd_devices{colour="red"}`, metrics); len(faults) != 2 {
+		t.Fatalf("this test does not see what is wrong: %v", faults)
+	}
+	var expressions []string
+	var walk func(value any)
+	walk = func(value any) {
+		switch v := value.(type) {
+		case map[string]any:
+			for key, child := range v {
+				if text, ok := child.(string); ok && (key == "expr" || key == "query" || key == "definition") {
+					expressions = append(expressions, text)
+				}
+				walk(child)
+			}
+		case []any:
+			for _, child := range v {
+				walk(child)
+			}
+		}
+	}
+	var dashboard any
+	if err := json.Unmarshal([]byte(read(t, "deploy/grafana/fleetd.json")), &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	walk(dashboard)
+	if len(expressions) < 40 {
+		t.Fatalf("the dashboard has %d expressions", len(expressions))
+	}
+	// The rules are taken whole: their texts name no metric that is none.
+	expressions = append(expressions, read(t, "deploy/prometheus/fleetd.rules.yml"), read(t, "deploy/prometheus/fleetd.rules_test.yml"))
+	for _, expression := range expressions {
+		for _, fault := range unknown(expression, metrics) {
+			t.Errorf("%s: %.100s", fault, expression)
+		}
+	}
+}
+
+// The table of operations.md has every metric, and none that is gone.
+func TestMetricsAreDocumented(t *testing.T) {
+	metrics := declared(t)
+	text := read(t, "docs/operations.md")
+	for name := range metrics {
+		if !strings.Contains(text, "`"+name+"`") && !(strings.HasPrefix(name, "fleetd_upstream_") && strings.Contains(text, "`fleetd_upstream_*`")) {
+			t.Errorf("%s is not in docs/operations.md", name)
+		}
+	}
+	for _, row := range regexp.MustCompile("(?m)^\\| `fleetd_.*$").FindAllString(text, -1) {
+		for _, name := range regexp.MustCompile("`(fleetd_[a-z_]*[a-z])`").FindAllStringSubmatch(row, -1) {
+			if _, ok := metrics[name[1]]; !ok {
+				t.Errorf("docs/operations.md has a metric %s that no node has", name[1])
+			}
+		}
+	}
+}
+
+// Whoever starts nodes gives them the time that stopping takes.
+func TestGracePeriods(t *testing.T) {
+	needed := load(t, nil).DrainWindow + stopLimit
+	for file, pattern := range map[string]string{
+		"deploy/systemd/fleetd.service": `(?m)^TimeoutStopSec=(\d+)s$`,
+		"deploy/kubernetes/fleetd.yaml": `(?m)^ +terminationGracePeriodSeconds: (\d+)$`,
+		"docker-compose.cluster.yml":    `(?m)^  stop_grace_period: (\d+)s$`,
+	} {
+		found := regexp.MustCompile(pattern).FindStringSubmatch(read(t, file))
+		if found == nil {
+			t.Errorf("%s: no grace period", file)
+			continue
+		}
+		given, err := time.ParseDuration(found[1] + "s")
+		if err != nil || given <= needed {
+			t.Errorf("%s gives a node %s to stop, which may need %s", file, given, needed)
+		}
+	}
+}
+
+// Every FLEETD_ variable of the files is one that a node knows: an unknown one
+// stops its start.
+func TestDeployedSettingsExist(t *testing.T) {
+	names := map[string]bool{}
+	for _, f := range config.Flags() {
+		names[f.Env] = true
+	}
+	for _, file := range []string{"deploy/systemd/fleetd.service", "deploy/systemd/fleetd.env", "deploy/kubernetes/fleetd.yaml", "docker-compose.cluster.yml", "docker-compose.yml"} {
+		text := read(t, file)
+		set := regexp.MustCompile(`(?m)^[#\s]*(?:- name: |Environment=)?(FLEETD_[A-Z0-9_]+)[:= ]`).FindAllStringSubmatch(text, -1)
+		if len(set) == 0 {
+			t.Errorf("%s sets nothing", file)
+		}
+		for _, s := range set {
+			if !names[s[1]] {
+				t.Errorf("%s sets %s, which no node knows", file, s[1])
+			}
+		}
+	}
+}
