@@ -8,7 +8,7 @@ LDFLAGS    := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMM
 # dependencies into everybody's build.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build demo run test check chaos bench clean cluster-demo
+.PHONY: all build demo cluster-demo run test check chaos bench release clean
 all: build
 
 build: ## both programs, in bin/
@@ -35,6 +35,9 @@ chaos: ## five minutes of faults between three nodes (SEED=n repeats a run, LAST
 
 bench: build ## the figures of docs/benchmarks.md (BENCH="-baselines DIR" runs their baselines beside them)
 	go run ./internal/fleetbench $(BENCH)
+
+release: ## static programs for Linux in dist/, with checksums; the same commit gives the same bytes
+	@scripts/release
 
 clean:
 	rm -rf bin dist build

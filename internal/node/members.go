@@ -30,8 +30,8 @@ type members struct {
 	lease devices.Lease
 
 	lost   atomic.Int64 // nodes declared lost here
-	beats  bool      // there was a lease
-	lostAt time.Time // when this node last heard that it had been declared lost; zero once that is made good
+	beats  bool         // there was a lease
+	lostAt time.Time    // when this node last heard that it had been declared lost; zero once that is made good
 
 	mu     sync.Mutex
 	latest []devices.Lease
