@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -241,5 +242,38 @@ func TestBalancedFleet(t *testing.T) {
 		if r := s.Report(t); r.Totals.Crashes != 0 || r.Totals.DuplicateCallIDs != 0 {
 			t.Errorf("%+v", r.Totals)
 		}
+	}
+}
+
+// Through the balancer each device has an OTA limit of its own, which nothing
+// it writes changes.
+func TestBalancerTellsAddresses(t *testing.T) {
+	at := balancerAddresses(t)
+	haproxy(t)
+	node := programs.Start(t, "--trusted-proxies", "127.0.0.1", "--ota-rate", "1", "--ota-burst", "2", "--public-device-url", "http://"+at.device)
+	fleet := balance(t, at, []*Node{node, node, node})
+	ask := func(source, claimed string) int {
+		t.Helper()
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+		client := http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
+		r, err := http.NewRequestWithContext(t.Context(), "GET", fleet.ota, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header = http.Header{"Device-Id": {"02:dd:00:00:00:00"}, "Client-Id": {"c"}, "X-Forwarded-For": {claimed}}
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = response.Body.Close() // the status is enough
+		return response.StatusCode
+	}
+	for i, want := range []int{200, 200, 429} {
+		if got := ask("127.0.0.8", fmt.Sprintf("198.51.100.%d", i)); got != want {
+			t.Errorf("check %d of one device: %d, want %d", i, got, want)
+		}
+	}
+	if got := ask("127.0.0.9", "198.51.100.0"); got != 200 {
+		t.Errorf("another device: %d", got)
 	}
 }
