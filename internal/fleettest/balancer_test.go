@@ -239,8 +239,13 @@ func TestBalancedFleet(t *testing.T) {
 		t.Errorf("%d servers are up, want 4 of one node", up)
 	}
 	for _, s := range []*Simulation{overMQTT, overWebSocket} {
-		if r := s.Report(t); r.Totals.Crashes != 0 || r.Totals.DuplicateCallIDs != 0 {
+		r := s.Report(t)
+		if r.Totals.Crashes != 0 || r.Totals.DuplicateCallIDs != 0 {
 			t.Errorf("%+v", r.Totals)
+		}
+		// A node that stops does not answer newcomers, so that the balancer takes them elsewhere at once.
+		if refused := r.Totals.CONNACKCodes["3"]; refused != 0 {
+			t.Errorf("%d connections were sent away for 10 seconds", refused)
 		}
 	}
 }

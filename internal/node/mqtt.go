@@ -21,12 +21,13 @@ import (
 // mqttSide is what serves MQTT devices: a listener of ours or an external
 // broker, and the audio socket of either.
 type mqttSide struct {
-	front   *mqttdevice.Front
-	broker  *mqttdevice.Broker
-	audio   *udpaudio.Table
-	told    provision.MQTT // what the OTA reply says
-	udp     string         // where devices are told to send audio
-	gateway *credential.Gateway
+	front     *mqttdevice.Front
+	listeners []net.Listener // of front
+	broker    *mqttdevice.Broker
+	audio     *udpaudio.Table
+	told      provision.MQTT // what the OTA reply says
+	udp       string         // where devices are told to send audio
+	gateway   *credential.Gateway
 	// authenticate judges clients of an external broker; nil without one.
 	authenticate func(clientID, username, password string) error
 	gatewayAPI   *gatewayapi.Server
@@ -108,6 +109,7 @@ func (n *node) openMQTT(m *mqttSide, options mqttdevice.Options) error {
 		n.endSessions()
 		m.front.Close()
 	})
+	m.listeners = listeners
 	for _, l := range listeners {
 		done := make(chan struct{})
 		go func() {
@@ -115,7 +117,7 @@ func (n *node) openMQTT(m *mqttSide, options mqttdevice.Options) error {
 			m.front.Serve(l)
 		}()
 		n.onStop(func() {
-			_ = l.Close() // which ends Serve
+			_ = l.Close() // which ends Serve; it may be closed already
 			<-done
 		})
 	}
@@ -154,9 +156,14 @@ func (n *node) joinBroker(m *mqttSide, options mqttdevice.Options) error {
 }
 
 // endSessions lets calls in progress finish and ends the devices' sessions;
-// the front ends wait for their readers afterwards.
+// the front ends wait for their readers afterwards. Nobody new comes in
+// meanwhile: behind a load balancer a port that is closed means another node at
+// once, and being refused by this one 10 seconds of waiting.
 func (n *node) endSessions() {
 	n.ended.Do(func() {
+		for _, l := range n.mqtt.listeners {
+			_ = l.Close() // nothing else holds it
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), n.cfg.DrainWindow+callGrace)
 		defer cancel()
 		if n.members != nil && n.members.others(ctx) {
