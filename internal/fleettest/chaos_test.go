@@ -160,11 +160,11 @@ func (s *storm) strike() {
 		s.HTTP.Desert(node)
 	case roll < 92:
 		s.done["frozen"]++
-		s.load.Down(node)
+		up := s.load.Down(node)
 		s.Nodes[node].Freeze(s.t)
 		time.Sleep(lasts)
 		s.Nodes[node].Thaw(s.t)
-		time.AfterFunc(time.Second, func() { s.load.Up(node) }) // to catch up
+		time.AfterFunc(time.Second, up) // it has to catch up
 	case roll < 96:
 		s.restart("killed", node, s.Nodes[node].Kill)
 	default:
@@ -174,12 +174,12 @@ func (s *storm) strike() {
 
 func (s *storm) restart(name string, node int, end func(testing.TB)) {
 	s.done[name]++
-	s.load.Down(node)
+	up := s.load.Down(node)
 	end(s.t)
 	s.NATS[node].Break(0, None) // a node that cannot reach anything starts late
 	s.SQL[node].Break(0, None)
 	s.Nodes[node].Run(s.t)
-	s.load.Up(node)
+	up()
 }
 
 // rest waits until every device is held once, and then for 2 s of quiet.

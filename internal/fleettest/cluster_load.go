@@ -30,7 +30,7 @@ type Load struct {
 	outcomes map[string]int // by code, "ok", or "api" if a node's API did not answer
 	slow     []string       // calls that did not end by their deadline
 	wrong    []string       // answers that make no sense
-	unfair   []span         // when a node did not run, by number
+	unfair   []*span        // when a node did not run, by number
 }
 
 // span is a time in which a node did not run.
@@ -130,21 +130,16 @@ func (l *Load) count(id string, ok bool) {
 	}
 }
 
-// Down notes that a node does not run from now on, Up that it does again.
-func (l *Load) Down(node int) {
+// Down notes that a node does not run from now on, until up is called.
+func (l *Load) Down(node int) (up func()) {
+	span := &span{node: node, from: time.Now()}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.unfair = append(l.unfair, span{node: node, from: time.Now()})
-}
-
-// Up ends what Down began.
-func (l *Load) Up(node int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i := range l.unfair {
-		if s := &l.unfair[i]; s.node == node && s.to.IsZero() {
-			s.to = time.Now()
-		}
+	l.unfair = append(l.unfair, span)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		span.to = time.Now()
 	}
 }
 
@@ -153,7 +148,7 @@ func (l *Load) runs(node int, at time.Time) bool { return l.ran(node, at, at) }
 // ran tells whether the node ran from one time to another. The caller holds
 // the lock.
 func (l *Load) ran(node int, from, to time.Time) bool {
-	return !slices.ContainsFunc(l.unfair, func(s span) bool {
+	return !slices.ContainsFunc(l.unfair, func(s *span) bool {
 		return s.node == node && s.from.Before(to) && (s.to.IsZero() || s.to.After(from))
 	})
 }

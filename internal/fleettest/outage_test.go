@@ -153,7 +153,7 @@ func TestFrozenNode(t *testing.T) {
 
 	c.Nodes[0].Freeze(t)
 	frozen := time.Now()
-	s.load.Down(0)
+	up := s.load.Down(0)
 	c.MQTT.Break(0, Cut) // the devices notice; the node cannot
 	time.Sleep(10*time.Second - time.Since(frozen))
 	moved := s.load.Outcomes()
@@ -171,7 +171,7 @@ func TestFrozenNode(t *testing.T) {
 	c.Nodes[0].Thaw(t)
 	thawed := time.Now()
 	time.Sleep(time.Second)
-	s.load.Up(0)
+	up()
 	if !s.rest(len(ids), 10*time.Second) {
 		t.Error("the node did not step back")
 	}

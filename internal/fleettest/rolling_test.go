@@ -37,13 +37,13 @@ func TestRollingRestart(t *testing.T) {
 	begun := time.Now()
 	s.load = c.StartLoad(t, ids, LoadOptions{Seed: 7, Callers: 20, Pause: 90 * time.Millisecond, Timeout: 10 * time.Second})
 	for i, n := range c.Nodes {
-		s.load.Down(i) // the load balancer sends nothing more here
+		up := s.load.Down(i) // the load balancer sends nothing more here
 		time.Sleep(100 * time.Millisecond)
 		stopping := time.Now()
 		n.Stop(t)
 		t.Logf("node-%d stopped in %v", i, time.Since(stopping).Round(time.Millisecond))
 		n.Run(t)
-		s.load.Up(i)
+		up()
 		c.AwaitReady(t, len(ids), 30*time.Second)
 	}
 	lasted := time.Since(begun)
