@@ -337,6 +337,9 @@ func (l *Link) serve(msg *nats.Msg) {
 	case verb == "rpc" && node: // between nodes alone; services have REST for it
 		l.Requests.Add(verb, 1)
 		answer, err = l.rpc(id, caller, msg.Data)
+	case node && (verb == string(devices.AskView) || verb == string(devices.AskRefresh)):
+		l.Requests.Add(verb, 1)
+		answer, err = l.answer(id, devices.Question(verb), msg.Data)
 	default:
 		err = &devices.Error{Code: devices.CodeBadRequest, Detail: fmt.Sprintf("no command %q; there are call, send and audio", verb)}
 	}
@@ -417,6 +420,15 @@ func (l *Link) call(id devices.ID, caller string, data []byte) ([]byte, error) {
 		return nil, err
 	}
 	return r.AppendResult(nil), nil
+}
+
+func (l *Link) answer(id devices.ID, q devices.Question, data []byte) ([]byte, error) {
+	_, ctx, cancel, err := l.parse(data)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	return l.service.Load().Answer(ctx, id, q)
 }
 
 func (l *Link) rpc(id devices.ID, caller string, data []byte) ([]byte, error) {

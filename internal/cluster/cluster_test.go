@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -57,11 +58,11 @@ func newFleetWith(t *testing.T, cfg devices.Config) *fleet {
 	if f.mint, err = credential.New([]byte("a secret for tests only")); err != nil {
 		t.Fatal(err)
 	}
+	ports := devicetest.New() // one database for both
 	node := func(name string) (*Link, *devices.Service) {
 		log := slog.New(slog.DiscardHandler)
 		link := New(Options{Conn: connect(), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
-		ports := devicetest.New()
-		cfg.Node = name
+		cfg.Node, cfg.Alive = name, func(string) bool { return true }
 		service := devices.New(cfg, devices.Ports{Records: ports, Catalogs: ports,
 			Keeper: ports, Publisher: ports, Directory: link, Router: link, Audio: ports, Vision: ports, Log: log})
 		if err := errors.Join(link.Attach(service), service.Load(t.Context())); err != nil {
@@ -198,6 +199,40 @@ func TestRoutedAnswersEqualLocalOnes(t *testing.T) {
 	}
 }
 
+// Whoever is asked describes the device as its holder does, and any node has
+// its tools read again.
+func TestAnyNodeDescribesTheDevice(t *testing.T) {
+	f := newFleet(t)
+	s := devicetest.NewScript()
+	s.Tools = `[` + devicetest.Volume + `]`
+	f.connect(t, s)
+	if _, err := f.fwd.CheckIn(devices.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
+		t.Fatal(err)
+	}
+	local, err := f.holding.Get(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := f.fwd.Get(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	local.Presence.LastSeen, far.Presence.LastSeen, local.Presence.Seq, far.Presence.Seq = time.Time{}, time.Time{}, 0, 0
+	if !reflect.DeepEqual(local.Presence, far.Presence) || local.State != far.State || local.CatalogState != far.CatalogState {
+		t.Errorf("the holder says\n%+v\nthe other node\n%+v", local, far)
+	}
+	s.Tools = `[` + devicetest.Volume + `,` + devicetest.Reboot + `]`
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	list, err := f.fwd.Refresh(ctx, id, true)
+	if err != nil || len(list.Tools) != 2 || list.State != devices.CatalogReady {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if _, err := f.fwd.Refresh(ctx, "02:00:00:00:00:99", true); devices.AsError(err).Code != devices.CodeDeviceUnknown {
+		t.Errorf("a device nobody knows: %v", err)
+	}
+}
+
 func TestNobodyHoldsTheDevice(t *testing.T) {
 	f := newFleet(t)
 	if _, err := f.far.Forward(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
@@ -211,8 +246,10 @@ func TestNobodyHoldsTheDevice(t *testing.T) {
 	if _, err := f.far.Forward(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
 		t.Errorf("after: %v", err)
 	}
-	if _, err := f.fwd.CallTool(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); code(err) != devices.CodeDeviceUnknown {
-		t.Errorf("call: %v", err)
+	for id, want := range map[devices.ID]devices.Code{id: devices.CodeDeviceOffline, "02:00:00:00:00:99": devices.CodeDeviceUnknown} {
+		if _, err := f.fwd.CallTool(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); code(err) != want {
+			t.Errorf("call of %s: %v", id, err)
+		}
 	}
 }
 

@@ -183,6 +183,18 @@ func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
 	return remoteError(data)
 }
 
+// Ask asks the node that holds the device about it.
+func (l *Link) Ask(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error) {
+	data, err := l.request(ctx, id, string(q), "", command{})
+	if err != nil {
+		return nil, err
+	}
+	if e, ok := devices.ParseProblem(data); ok {
+		return nil, e
+	}
+	return data, nil
+}
+
 func remoteError(data []byte) error {
 	if e, ok := devices.ParseProblem(data); ok {
 		return e

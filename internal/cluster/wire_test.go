@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -78,6 +79,8 @@ var wireSends = map[string]func(ctx context.Context, l *Link){
 	"hop-rpc": func(ctx context.Context, l *Link) {
 		_, _ = l.ForwardRPC(ctx, devices.RPCCall{Device: id, Method: "tools/list", Params: json.RawMessage(`{"cursor":""}`), Caller: "api"})
 	},
+	"hop-view":    func(ctx context.Context, l *Link) { _, _ = l.Ask(ctx, id, devices.AskView) },
+	"hop-refresh": func(ctx context.Context, l *Link) { _, _ = l.Ask(ctx, id, devices.AskRefresh) },
 	"hop-send": func(ctx context.Context, l *Link) {
 		_ = l.ForwardMessage(ctx, devices.Message{Device: id, Body: json.RawMessage(`{"type":"alert","status":"Note","message":"hi","emotion":"happy"}`), Caller: "api"})
 	},
@@ -139,6 +142,20 @@ func has(t *testing.T, path string, got, want json.RawMessage, but string) {
 	}
 }
 
+// members checks that an object has all that another has, whatever the values.
+func members(t *testing.T, got []byte, want string) {
+	t.Helper()
+	var has, all map[string]json.RawMessage
+	if err := errors.Join(json.Unmarshal([]byte(want), &all), json.Unmarshal(got, &has)); err != nil {
+		t.Fatal(err)
+	}
+	for name := range all {
+		if _, ok := has[name]; !ok {
+			t.Errorf("%s has no %q", got, name)
+		}
+	}
+}
+
 // heardBy is the link of a node that takes the frozen messages of another.
 func heardBy(t *testing.T) *fleet {
 	t.Helper()
@@ -166,17 +183,20 @@ func TestWireReceived(t *testing.T) {
 				m.Header[HeaderHop] = []string{f.mint.HopSignature("", verbNews, m.Data)}
 			default:
 				_, verb, _ := strings.Cut(name, "-")
-				m.Header[HeaderHop] = []string{f.mint.HopSignature(string(id), verb, append([]byte("api\n"), m.Data...))}
+				m.Header[HeaderHop] = []string{f.mint.HopSignature(string(id), verb, append([]byte(m.Header.Get(HeaderCaller)+"\n"), m.Data...))}
 			}
 			return m
 		}
-		for _, name := range []string{"hop-call", "hop-rpc", "hop-send"} {
+		for _, name := range []string{"hop-call", "hop-rpc", "hop-send", "hop-view", "hop-refresh"} {
 			answer, err := f.client.RequestMsg(extended(name), 5*time.Second)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if p, ok := devices.ParseProblem(answer.Data); ok {
 				t.Errorf("%s%s is refused: %+v", name, more, p)
+			}
+			if name == "hop-view" {
+				members(t, answer.Data, readWire(t, "answer-holding").Body)
 			}
 		}
 		for _, name := range []string{"claim-reassert", "claim-answer", "claim-connect"} {

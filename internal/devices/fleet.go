@@ -31,16 +31,17 @@ type View struct {
 	AudioDropped uint64
 }
 
-// Get describes one device: from memory if this node knows it, with what the
-// database adds when it answers.
+// Get describes one device: as the node that holds it knows it, else from
+// memory, with what the database adds when it answers.
 func (s *Service) Get(ctx context.Context, id ID) (View, error) {
-	if e := s.hub.get(id); e != nil {
-		if x := e.session.Load(); x != nil {
-			return x.view(), nil
-		}
+	if x := s.hub.session(id); x != nil {
+		return x.view(), nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
+	if v, err := s.held(ctx, id, AskView); err == nil {
+		return v, nil
+	}
 	row, err := s.ports.Records.Find(ctx, id)
 	switch {
 	case err == nil:
@@ -228,6 +229,10 @@ func (s *Service) Tools(ctx context.Context, id ID, user bool) (ToolList, error)
 	if err != nil {
 		return ToolList{}, err
 	}
+	return s.toolsOf(ctx, v, user)
+}
+
+func (s *Service) toolsOf(ctx context.Context, v View, user bool) (ToolList, error) {
 	list := ToolList{Catalog: v.Presence.Catalog, State: v.CatalogState, Partial: v.Presence.Partial, Tools: []json.RawMessage{}}
 	if v.Presence.Catalog == (Hash{}) {
 		return list, nil
@@ -267,39 +272,6 @@ func (s *Service) History(ctx context.Context, id ID, epoch Epoch, seq int64, li
 		return nil, fmt.Errorf("read history: %w", err)
 	}
 	return entries, nil
-}
-
-// refreshPoll is how often Refresh looks whether the handshake has ended.
-const refreshPoll = 20 * time.Millisecond
-
-// Refresh reads a connected device's tools again and returns them as Tools
-// does. ctx bounds the wait.
-func (s *Service) Refresh(ctx context.Context, id ID, user bool) (ToolList, error) {
-	x := s.hub.session(id)
-	if x == nil {
-		return ToolList{}, s.absent(ctx, id)
-	}
-	x.startHandshake()
-	ticker := time.NewTicker(refreshPoll)
-	defer ticker.Stop()
-	for {
-		x.mu.Lock()
-		busy, closed, failed, reason := x.handshaking, x.closed, x.mcp != MCPReady, x.mcpError
-		x.mu.Unlock()
-		switch {
-		case closed != "":
-			return ToolList{}, closedCall(closed, true)
-		case !busy && failed:
-			return ToolList{}, &Error{Code: CodeDeviceError, Detail: "the device's tools could not be read: " + reason, Sent: true}
-		case !busy:
-			return s.Tools(ctx, id, user)
-		}
-		select {
-		case <-ctx.Done():
-			return ToolList{}, timeoutCall(ctx, true)
-		case <-ticker.C:
-		}
-	}
 }
 
 // Publish sends an event that an adapter made, e.g. of an uploaded photo, as

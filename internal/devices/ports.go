@@ -85,6 +85,8 @@ type Router interface {
 	ForwardRPC(ctx context.Context, c RPCCall) (RPCResult, error)
 	// ForwardMessage carries a message other than MCP.
 	ForwardMessage(ctx context.Context, m Message) error
+	// Ask asks the holder, and returns what Service.Answer made there.
+	Ask(ctx context.Context, id ID, q Question) ([]byte, error)
 }
 
 // AudioBus takes what devices say to whoever listens. Its methods never block

@@ -229,6 +229,11 @@ func (p *Ports) ForwardRPC(context.Context, devices.RPCCall) (devices.RPCResult,
 // ForwardMessage implements devices.Router.
 func (p *Ports) ForwardMessage(context.Context, devices.Message) error { return devices.ErrNoHolder }
 
+// Ask fails like any Router without other nodes.
+func (p *Ports) Ask(context.Context, devices.ID, devices.Question) ([]byte, error) {
+	return nil, devices.ErrNoHolder
+}
+
 // Topic implements devices.AudioBus.
 func (p *Ports) Topic(id devices.ID) string { return "audio." + id.Token() }
 
