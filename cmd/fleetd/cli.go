@@ -42,6 +42,8 @@ type commands struct {
 	Call    callCmd    `cmd:"" help:"Call a tool of a device."`
 	Events  eventsCmd  `cmd:"" help:"Follow live events."`
 	Doctor  doctorCmd  `cmd:"" help:"Show the world as a device sees it, and what would strand one."`
+	Backup  backupCmd  `cmd:"" help:"Back up a node's data directory and SQLite database, while it runs or not."`
+	Restore restoreCmd `cmd:"" help:"Put a backup into an empty data directory."`
 	Version versionCmd `cmd:"" help:"Print version, commit and Go version."`
 }
 

@@ -166,7 +166,7 @@ func TestUsage(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{{"--help"}, {"serve", "--help"}, {"call", "--help"}, {"devices", "approve", "--help"}} {
+	for _, args := range [][]string{{"--help"}, {"serve", "--help"}, {"call", "--help"}, {"devices", "approve", "--help"}, {"backup", "--help"}, {"restore", "--help"}} {
 		a, stdout, stderr := newApp()
 		if code := a.run(t.Context(), args); code != exitOK || !strings.HasPrefix(stdout.String(), "Usage: fleetd") || stderr.String() != "" {
 			t.Errorf("%v: status %d, stdout %q, stderr %q", args, code, stdout, stderr)

@@ -31,6 +31,9 @@ type RunInfo struct {
 	Device string `json:"device"`
 	OTA    string `json:"ota"`
 	NATS   string `json:"nats,omitempty"`
+	// Database says which database the node uses, without user and password: "sqlite:/absolute/path" or
+	// "postgres://host:port/name".
+	Database string `json:"database,omitempty"`
 	// Started is when the node came up.
 	Started time.Time `json:"started"`
 }

@@ -436,6 +436,7 @@ func inContainer() bool {
 
 // runInfo is what client commands on this machine find.
 func (n *node) runInfo() apiclient.RunInfo {
-	return apiclient.RunInfo{PID: os.Getpid(), Node: n.cfg.Node, Version: n.cfg.Version, API: localURL(n.apiNet), Device: n.publicURL,
+	database, _ := store.Place(n.cfg.Database, n.cfg.DataDir) // the store has opened it
+	return apiclient.RunInfo{PID: os.Getpid(), Database: database, Node: n.cfg.Node, Version: n.cfg.Version, API: localURL(n.apiNet), Device: n.publicURL,
 		OTA: n.publicURL + provision.PathOTA, NATS: n.bus.url, Started: n.started}
 }

@@ -179,12 +179,15 @@ func (s *Store) Fingerprint(ctx context.Context, fp string) error {
 	return nil
 }
 
+// fingerprintKey names, in the table fleet, the secret that a database belongs to.
+const fingerprintKey = "secret_fingerprint"
+
 func (s *Store) checkFingerprint(ctx context.Context) error {
 	fp := s.fingerprint.Load()
 	if fp == nil {
 		return nil
 	}
-	stored, err := s.fact(ctx, "secret_fingerprint", *fp)
+	stored, err := s.fact(ctx, fingerprintKey, *fp)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"fleetd/internal/config"
+	"fleetd/internal/node"
+)
+
+type backupCmd struct {
+	Output   string  `short:"o" required:"" help:"File to write, or a directory, where the file gets a name with the time." placeholder:"FILE|DIR"`
+	DataDir  *string `help:"Data directory of the node ($FLEETD_DATA_DIR)." placeholder:"./fleetd-data"`
+	Database *string `help:"The node's database, if it is not the one in the data directory ($FLEETD_DATABASE)." placeholder:"URL"`
+	Streams  bool    `help:"Also events and photos of the embedded NATS; the node must be stopped."`
+}
+
+// Run writes one archive and says what is in it, and what is not.
+func (b *backupCmd) Run(ctx context.Context, a *app) error {
+	given := make(map[string]string)
+	for name, value := range map[string]*string{"data-dir": b.DataDir, "database": b.Database} {
+		if value != nil {
+			given[name] = *value
+		}
+	}
+	cfg, err := config.Load(given, a.environ)
+	if err != nil {
+		return exitError{err, exitFailed}
+	}
+	cfg.Version = currentBuild().version
+	r, err := node.Backup(ctx, cfg, b.Output, b.Streams)
+	if err != nil {
+		return exitError{err, exitFailed}
+	}
+	of := "a node that is not running"
+	if r.Node != "" {
+		of = "running node " + r.Node
+	}
+	fmt.Fprintf(a.stdout, "Backup of %s: %s, %s, %s.\n", of, r.Path, sizeText(r.Size), count(r.Files, "file"))
+	for _, sentence := range r.Without {
+		fmt.Fprintln(a.stdout, sentence)
+	}
+	fmt.Fprintln(a.stdout, "Keep it where nobody else reads it: whoever has it can command the fleet's devices.")
+	return nil
+}
+
+type restoreCmd struct {
+	File    string `arg:"" help:"Backup made by fleetd backup." placeholder:"FILE"`
+	DataDir string `help:"Directory to restore into ($FLEETD_DATA_DIR)." placeholder:"./fleetd-data"`
+	Force   bool   `help:"Replace what is in the directory already."`
+}
+
+// Run checks the archive, writes its files and says what is left to do.
+func (r *restoreCmd) Run(a *app) error {
+	dir := config.LoadClient(config.Client{DataDir: r.DataDir}, a.environ).DataDir
+	report, err := node.Restore(r.File, dir, r.Force)
+	if err != nil {
+		return exitError{err, exitFailed}
+	}
+	fmt.Fprintf(a.stdout, "Restored %s into %s, from a backup of %s by fleetd %s.\n",
+		count(report.Files, "file"), dir, report.Created.Format(time.RFC3339), oneLine(report.Version))
+	for _, sentence := range report.Without {
+		fmt.Fprintln(a.stdout, sentence)
+	}
+	fmt.Fprintln(a.stdout, "Start it with: fleetd serve --data-dir "+dir)
+	return nil
+}
+
+// count writes a number with its noun.
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
+}
+
+// sizeText writes bytes for people.
+func sizeText(n int64) string {
+	units := []string{"bytes", "KiB", "MiB", "GiB"}
+	size := float64(n)
+	i := 0
+	for ; size >= 1024 && i < len(units)-1; i++ {
+		size /= 1024
+	}
+	return strings.TrimSuffix(strconv.FormatFloat(size, 'f', 1, 64), ".0") + " " + units[i]
+}

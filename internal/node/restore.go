@@ -1,0 +1,115 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"fleetd/internal/apiclient"
+	"fleetd/internal/store"
+)
+
+// RestoreReport says what Restore did.
+type RestoreReport struct {
+	Created time.Time // when the backup was made
+	Version string    // of the program that made it
+	Node    string    // that ran then, if one did
+	Files   int
+	// Without are sentences: what the node needs and the backup did not hold.
+	Without []string
+}
+
+// Restore writes the files of a backup into a data directory, which it makes
+// if need be. The directory must be empty unless force is given; then the
+// files of the backup take the place of those that are there, and the others
+// stay. A node that runs on it is never touched: the directory is locked
+// meanwhile. The whole backup is checked before the first byte is written. An
+// error is one sentence.
+func Restore(archive, dir string, force bool) (report RestoreReport, err error) {
+	m, err := readArchive(archive, nil)
+	if err != nil {
+		return report, err
+	}
+	report = RestoreReport{Created: m.Created, Version: m.Version, Node: m.Node, Files: len(m.Files)}
+	if !force {
+		if err := isEmpty(dir); err != nil {
+			return report, err
+		}
+	}
+	locked, err := openDataDir(dir)
+	if err != nil {
+		return report, err
+	}
+	defer locked.close()
+	temp, err := os.MkdirTemp(dir, "restore.*") // mode 0700
+	if err != nil {
+		return report, fmt.Errorf("--data-dir: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
+	if _, err := readArchive(archive, func(f archivedFile, mode fs.FileMode, content io.Reader) error {
+		name := filepath.Join(temp, filepath.FromSlash(f.Name))
+		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+			return err
+		}
+		return writeSynced(name, mode, content)
+	}); err != nil {
+		return report, err
+	}
+	has := func(name string) bool {
+		return slices.ContainsFunc(m.Files, func(f archivedFile) bool { return f.Name == name })
+	}
+	if !has(fileSecret) {
+		report.Without = append(report.Without, "The backup holds no secret: start the node with the --secret or --secret-file that it had.")
+	}
+	if !has(store.FileName) {
+		report.Without = append(report.Without, "The backup holds no database: restore that of Postgres with pg_restore, and start the node with its --database.")
+	}
+	return report, moveIn(temp, dir)
+}
+
+// isEmpty refuses a directory in which something is.
+func isEmpty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("--data-dir: %w", err)
+	}
+	for _, e := range entries {
+		if e.Name() != fileLock && e.Name() != "lost+found" { // of an ended node; of a fresh file system
+			return fmt.Errorf("--data-dir: %s is not empty; give an empty directory, or --force to replace what the backup holds", dir)
+		}
+	}
+	return nil
+}
+
+// moveIn puts what was unpacked in its place. What belongs to the old files
+// goes first: the log of another database would be applied to the new one.
+func moveIn(temp, dir string) error {
+	if err := apiclient.RemoveRunInfo(dir); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(temp)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name := filepath.Join(dir, e.Name())
+		old := []string{name}
+		if e.Name() == store.FileName {
+			old = []string{name + "-wal", name + "-shm", name + "-journal"}
+		}
+		for _, o := range old {
+			if err := os.RemoveAll(o); err != nil {
+				return err
+			}
+		}
+		if err := os.Rename(filepath.Join(temp, e.Name()), name); err != nil {
+			return err
+		}
+	}
+	return syncDir(dir)
+}

@@ -1,0 +1,138 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"fleetd/migrations"
+)
+
+// Place names a database without user and password: `sqlite:/absolute/path` or
+// `postgres://host:port/name`. Two settings with the same place mean the same
+// database. An error wraps ErrConfig.
+func Place(text, dir string) (string, error) {
+	path := filepath.Join(dir, FileName)
+	if given, ok := strings.CutPrefix(text, "sqlite:"); ok {
+		path = given
+	} else if text != "sqlite" {
+		config, err := pgx.ParseConfig(text)
+		if err != nil {
+			return "", fmt.Errorf("%w: %s", ErrConfig, oneLine(err))
+		}
+		return "postgres://" + net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port))) + "/" + config.Database, nil
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return "sqlite:" + path, nil
+}
+
+// SQLitePath is the file of a place that Place returned; false for Postgres.
+func SQLitePath(place string) (path string, ok bool) { return strings.CutPrefix(place, "sqlite:") }
+
+// DumpCommand is the command that backs up a Postgres database into file. It
+// never holds the password: pg_dump asks for it, or finds it in PGPASSWORD or
+// ~/.pgpass.
+func DumpCommand(text, file string) (string, error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		return "", fmt.Errorf("%w: its setting is no URL", ErrConfig) // err may hold the password
+	}
+	if u.User != nil {
+		u.User = url.User(u.User.Username())
+	}
+	query := u.Query()
+	query.Del("password")
+	u.RawQuery = query.Encode()
+	return "pg_dump --format=custom --no-owner --file=" + quoteShell(file) + " " + quoteShell(u.String()), nil
+}
+
+// quoteShell makes one word of a POSIX shell.
+func quoteShell(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
+
+// SchemaVersion is the newest schema that this program knows.
+func SchemaVersion() int64 {
+	var newest int64
+	names, _ := fs.Glob(migrations.FS, "*.sql") // the pattern is right
+	for _, name := range names {
+		number, _, _ := strings.Cut(name, "_")
+		if n, err := strconv.ParseInt(number, 10, 64); err == nil {
+			newest = max(newest, n)
+		}
+	}
+	return newest
+}
+
+// Copy is what CopySQLite found in the copy.
+type Copy struct {
+	Schema      int64  // version of the schema
+	Fingerprint string // of the fleet's secret; empty if no node used the database yet
+}
+
+// CopySQLite writes a copy of the database in path into the file to, which
+// must not exist. The copy is one moment of the database, what stands in its
+// log included, however much is being written; writers do not wait for it. It
+// is checked before CopySQLite returns, and small: free pages are left out.
+// The directory of to must not be readable by others. Nothing is left behind
+// in to if there is an error.
+func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
+	if _, err := os.Stat(path); err != nil {
+		return c, fmt.Errorf("the database: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(to) // it may not be there
+		}
+	}()
+	err = onSQLite(path, func(db *sql.DB) error {
+		_, err := db.ExecContext(ctx, `VACUUM INTO $1`, to)
+		return err
+	})
+	if err != nil {
+		return c, fmt.Errorf("copy the database %s: %s", path, oneLine(err))
+	}
+	err = onSQLite(to, func(db *sql.DB) error {
+		var verdict string
+		if err := db.QueryRowContext(ctx, `PRAGMA quick_check(1)`).Scan(&verdict); err != nil {
+			return err
+		}
+		if verdict != "ok" {
+			return fmt.Errorf("%s; the database is damaged", verdict)
+		}
+		if err := db.QueryRowContext(ctx, `SELECT max(version_id) FROM goose_db_version WHERE is_applied`).Scan(&c.Schema); err != nil {
+			return fmt.Errorf("it is no database of fleetd: %w", err)
+		}
+		err := db.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, fingerprintKey).Scan(&c.Fingerprint)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return c, fmt.Errorf("check the copy of the database %s: %s", path, oneLine(err))
+	}
+	return c, nil
+}
+
+// onSQLite opens a file that is there already, for as long as use runs. It
+// leaves the journal mode as it is.
+func onSQLite(path string, use func(*sql.DB) error) error {
+	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?mode=rw&_pragma=busy_timeout(5000)")
+	if err != nil {
+		return err
+	}
+	db.SetMaxOpenConns(1)
+	return errors.Join(use(db), db.Close())
+}
