@@ -38,6 +38,10 @@ type Catalogs interface {
 	// must not block; it is not called if the node stops first or the entry is
 	// dropped because MaxHistoryQueue entries already wait.
 	SaveCatalog(e HistoryEntry, text CatalogText, committed func())
+	// KeepCatalog says that a device has this list, of which no entry has to be
+	// made: it must not be deleted for its age, and is stored again if it was.
+	// It is cheap enough to be called whenever a device's list was read.
+	KeepCatalog(text CatalogText)
 }
 
 // Keeper holds what a node must know at start and operators change: who is a
@@ -50,7 +54,8 @@ type Keeper interface {
 	// SaveException queues the exception; the higher generation wins, on equal
 	// generations the later ChangedAt.
 	SaveException(e Exception)
-	// Forget removes the device, its presence and its history (catalogs stay).
+	// Forget removes the device, its presence and its history. Catalogs stay
+	// until nothing names them any more.
 	Forget(ctx context.Context, id ID) error
 }
 

@@ -34,6 +34,13 @@
 // Presence: a pair (epoch, seq) that is not above the stored one changes
 // nothing. Exceptions: the higher generation, then the later change.
 //
+// # Retention
+//
+// Prune deletes old history and lists that nothing names. It may run on every
+// node; one an hour gets the turn. Each list's row says when it was last used
+// (see pruneCatalogs for why): writers renew that before they write an entry
+// that names it, and insert the list again if it is gone.
+//
 // # Text
 //
 // Postgres refuses NUL and invalid UTF-8 in text. U+FFFD takes their place in

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -20,6 +21,8 @@ const (
 	// MaxHistoryQueue is how many history entries may wait; more are dropped
 	// and counted. The rows of other tables are bounded by their devices.
 	MaxHistoryQueue = 100_000
+	// MaxLists is how many lists may wait to be noted as used.
+	MaxLists = 1_000
 )
 
 // deviceRow is a device with its labels encoded, since the caller's map may
@@ -103,10 +106,11 @@ type group struct {
 	presence   []devices.Presence
 	history    []historyRow
 	exceptions []devices.Exception
+	lists      []devices.CatalogText // in use by a device, without an entry
 }
 
 func (g *group) rows() int {
-	return len(g.devices) + len(g.presence) + len(g.history) + len(g.exceptions)
+	return len(g.devices) + len(g.presence) + len(g.history) + len(g.exceptions) + len(g.lists)
 }
 
 // split halves a group of at least two rows.
@@ -115,7 +119,8 @@ func (g *group) split() (a, b group) {
 	a.devices, b.devices, n = halve(g.devices, n)
 	a.presence, b.presence, n = halve(g.presence, n)
 	a.history, b.history, n = halve(g.history, n)
-	a.exceptions, b.exceptions, _ = halve(g.exceptions, n)
+	a.exceptions, b.exceptions, n = halve(g.exceptions, n)
+	a.lists, b.lists, _ = halve(g.lists, n)
 	return a, b
 }
 
@@ -131,6 +136,7 @@ func (g *group) join(other group) {
 	g.presence = append(slices.Clip(g.presence), other.presence...)
 	g.history = append(slices.Clip(g.history), other.history...)
 	g.exceptions = append(slices.Clip(g.exceptions), other.exceptions...)
+	g.lists = append(slices.Clip(g.lists), other.lists...)
 }
 
 // cut removes and returns the rows of one device; exceptions stay.
@@ -175,6 +181,7 @@ type queue struct {
 	presence   latest[devices.Presence]
 	history    []historyRow
 	exceptions []devices.Exception
+	lists      map[devices.Hash]devices.CatalogText
 	forgets    []*forget
 	inFlight   int  // history entries taken and neither committed nor dropped
 	closing    bool // write what is here, then end
@@ -187,6 +194,7 @@ func newQueue(stats *Stats) *queue {
 		wake:     make(chan struct{}, 1),
 		devices:  latest[deviceRow]{rows: map[devices.ID]deviceRow{}, merge: mergeDevice},
 		presence: latest[devices.Presence]{rows: map[devices.ID]devices.Presence{}, merge: mergePresence},
+		lists:    map[devices.Hash]devices.CatalogText{},
 	}
 }
 
@@ -223,7 +231,7 @@ func (q *queue) size() (all, most int) {
 	q.stats.PresenceWaiting.Store(int64(p))
 	q.stats.HistoryWaiting.Store(int64(h + q.inFlight))
 	q.stats.ExceptionsWaiting.Store(int64(e))
-	return d + p + h + e, max(d, p, h, e)
+	return d + p + h + e + len(q.lists), max(d, p, h, e)
 }
 
 func (q *queue) putDevice(row deviceRow) {
@@ -236,6 +244,17 @@ func (q *queue) putPresence(p devices.Presence) {
 
 func (q *queue) putException(e devices.Exception) {
 	q.update(func() bool { q.exceptions = append(q.exceptions, e); return false })
+}
+
+// putList queues a list to be noted as used; while MaxLists wait, one more is
+// left to the next device that has it.
+func (q *queue) putList(text devices.CatalogText) {
+	q.update(func() bool {
+		if len(q.lists) < MaxLists {
+			q.lists[text.Hash] = text
+		}
+		return false
+	})
 }
 
 func (q *queue) putHistory(row historyRow) {
@@ -305,8 +324,19 @@ func (q *queue) take() (g group) {
 	g.history, q.history = cutHead(q.history)
 	q.inFlight += len(g.history)
 	g.exceptions, q.exceptions = cutHead(q.exceptions)
+	g.lists = q.takeLists()
 	q.size()
 	return g
+}
+
+// takeLists removes all lists; the caller holds the lock.
+func (q *queue) takeLists() []devices.CatalogText {
+	if len(q.lists) == 0 {
+		return nil
+	}
+	out := slices.Collect(maps.Values(q.lists))
+	clear(q.lists)
+	return out
 }
 
 // cutHead splits off up to GroupRows elements. What is left must not keep them
@@ -377,6 +407,7 @@ func (q *queue) end() (g group, orders []*forget) {
 	g.history, g.exceptions, orders = q.history, q.exceptions, q.forgets
 	q.history, q.exceptions, q.forgets = nil, nil, nil
 	q.inFlight = 0
+	clear(q.lists) // a note, not a row: nothing is lost with it
 	q.size()
 	return g, orders
 }

@@ -38,6 +38,14 @@ func (s *Store) SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, co
 	}
 }
 
+// KeepCatalog has a list noted as used, and written again if it was deleted
+// meanwhile, about once in keepEvery however often it is called.
+func (s *Store) KeepCatalog(text devices.CatalogText) {
+	if text.Tools != nil && !s.kept.isFresh(text.Hash, s.now()) {
+		s.queue.putList(text)
+	}
+}
+
 // SaveException queues the exception.
 func (s *Store) SaveException(e devices.Exception) {
 	if s.acceptable(e.Device, "credential_exceptions") {

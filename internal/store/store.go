@@ -38,6 +38,8 @@ type Store struct {
 	stats       Stats
 	queue       *queue
 	writer      *writer
+	kept        kept
+	now         func() time.Time
 
 	health      atomic.Pointer[health]
 	healthMu    sync.Mutex    // serialises changes of health
@@ -74,6 +76,9 @@ type Option func(*Store)
 // use the store, and must not wait for long.
 func OnReady(f func()) Option { return func(s *Store) { s.onReady = f } }
 
+// Clock gives the store another clock than time.Now for what Prune goes by.
+func Clock(now func() time.Time) Option { return func(s *Store) { s.now = now } }
+
 // Open opens `sqlite` (the file FileName in dir), `sqlite:PATH` or
 // `postgres://...` and brings its schema up to date. An error that wraps
 // ErrConfig is one sentence for the operator. A database that cannot be
@@ -86,7 +91,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 		return nil, err
 	}
 	s := &Store{
-		backend: backend, log: log, onReady: func() {}, onOutranked: func(devices.Presence) {}, doubt: make(chan struct{}, 1),
+		backend: backend, log: log, onReady: func() {}, onOutranked: func(devices.Presence) {}, now: time.Now, doubt: make(chan struct{}, 1),
 		writerDone: make(chan struct{}), watchDone: make(chan struct{}),
 	}
 	for _, option := range options {
@@ -94,7 +99,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 	}
 	s.health.Store(&health{err: fmt.Errorf("%w: %w", devices.ErrDatabase, errNotReached), changed: make(chan struct{})})
 	s.queue = newQueue(&s.stats)
-	s.writer = &writer{store: s, tables: newTables(), statements: map[statementKey]*sql.Stmt{}, known: map[devices.Hash]struct{}{}}
+	s.writer = &writer{store: s, tables: newTables(s.now), statements: map[statementKey]*sql.Stmt{}}
 
 	writerCtx, stopWriter := context.WithCancel(context.WithoutCancel(ctx))
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
@@ -277,7 +282,7 @@ func (s *Store) look(ctx context.Context, wasUp bool) error {
 		err = s.checkFingerprint(ctx)
 	}
 	if err == nil {
-		s.writer.forgetKnown.Store(true)
+		s.kept.forget() // it may be another database, or an older copy
 	}
 	return s.unavailable(err)
 }

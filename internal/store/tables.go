@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"fleetd/internal/devices"
 )
@@ -84,7 +85,9 @@ type tables struct {
 	exceptions table[devices.Exception]
 }
 
-func newTables() *tables {
+// newTables describes the tables; now is the time at which a new list counts as
+// used.
+func newTables(now func() time.Time) *tables {
 	return &tables{
 		devices: table[deviceRow]{
 			name: "devices",
@@ -120,12 +123,12 @@ func newTables() *tables {
 		},
 		catalogs: table[devices.CatalogText]{
 			name:     "catalogs",
-			columns:  []string{"sha256", "tools", "encoding", "tool_count", "bytes", "first_seen"},
+			columns:  []string{"sha256", "tools", "encoding", "tool_count", "bytes", "first_seen", "used_at"},
 			conflict: "(sha256) DO NOTHING",
 			maxRows:  8, // lists may be long
 			values: func(args []any, c *devices.CatalogText) []any {
 				text, encoding := encodeTools(c.Tools)
-				return append(args, c.Hash.String(), text, encoding, int64(c.Count), int64(len(c.Tools)), micros(c.FirstSeen))
+				return append(args, c.Hash.String(), text, encoding, int64(c.Count), int64(len(c.Tools)), micros(c.FirstSeen), micros(now()))
 			},
 			compare: func(a, b devices.CatalogText) int { return slices.Compare(a.Hash[:], b.Hash[:]) },
 		},

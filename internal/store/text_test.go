@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -69,7 +70,7 @@ func FuzzTools(f *testing.F) {
 }
 
 func TestStatementsFitBothDatabases(t *testing.T) {
-	tables := newTables()
+	tables := newTables(time.Now)
 	check := func(name string, columns int, take func(rows, most int) int, text func(int) string) {
 		for _, most := range []int{8, 128} {
 			left, statements := GroupRows, 0

@@ -19,9 +19,6 @@ const (
 	// Pauses between attempts at a group that fails through no fault of a row.
 	minBackoff = 20 * time.Millisecond
 	maxBackoff = 5 * time.Second
-	// maxKnown bounds the set of catalogs known to be stored. When it is full
-	// it is emptied: the next device of each is one needless INSERT.
-	maxKnown = 100_000
 )
 
 // writer is the one goroutine that writes. Its fields belong to it, atomics
@@ -31,11 +28,9 @@ type writer struct {
 	tables     *tables
 	statements map[statementKey]*sql.Stmt
 	args       []any
-	known      map[devices.Hash]struct{} // catalogs that are committed
 	lost       int
 
-	forgetKnown atomic.Bool           // the database may be another one now
-	stuck       atomic.Pointer[error] // why the last attempt failed; nil after a success
+	stuck atomic.Pointer[error] // why the last attempt failed; nil after a success
 }
 
 // statementKey names a prepared INSERT.
@@ -160,8 +155,10 @@ func (w *writer) drop(g *group, err error) {
 	case len(g.history) > 0:
 		table, device = w.tables.history.name, g.history[0].Device
 		w.store.queue.settle(1)
-	default:
+	case len(g.exceptions) > 0:
 		table, device = w.tables.exceptions.name, g.exceptions[0].Device
+	default:
+		table = w.tables.catalogs.name
 	}
 	w.store.stats.BadRows.Add(1)
 	w.store.log.Error("the database refuses a row; it is dropped", "table", table, "device", device, "error", err)
@@ -172,12 +169,10 @@ func (w *writer) drop(g *group, err error) {
 func (w *writer) try(ctx context.Context, g *group) (refused bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, groupTimeout)
 	defer cancel()
-	if w.forgetKnown.Swap(false) || len(w.known) > maxKnown {
-		clear(w.known)
-	}
 	var presence, catalogs int64
-	fresh := w.freshCatalogs(g.history)
-	steps, err := w.plan(ctx, g, fresh, &presence, &catalogs)
+	now := w.store.now()
+	lists := w.dueCatalogs(g, now)
+	steps, err := w.plan(ctx, g, lists, now, &presence, &catalogs)
 	defer func() { clear(w.args) }()
 	if err != nil {
 		return false, err
@@ -198,7 +193,8 @@ func (w *writer) try(ctx context.Context, g *group) (refused bool, err error) {
 	if err := tx.Commit(); err != nil {
 		return false, err
 	}
-	w.committed(g, fresh, presence, catalogs)
+	w.store.kept.note(lists, now)
+	w.committed(g, presence, catalogs)
 	if presence < int64(len(g.presence)) {
 		w.outranked(ctx, g.presence)
 	}
@@ -217,7 +213,7 @@ func (s step) run(ctx context.Context, tx *sql.Tx) error {
 }
 
 // committed counts, remembers and calls back after a commit.
-func (w *writer) committed(g *group, fresh []devices.CatalogText, presence, catalogs int64) {
+func (w *writer) committed(g *group, presence, catalogs int64) {
 	stats := &w.store.stats
 	stats.Groups.Add(1)
 	stats.DeviceRows.Add(int64(len(g.devices)))
@@ -226,10 +222,7 @@ func (w *writer) committed(g *group, fresh []devices.CatalogText, presence, cata
 	stats.HistoryRows.Add(int64(len(g.history)))
 	stats.ExceptionRows.Add(int64(len(g.exceptions)))
 	stats.CatalogWrites.Add(catalogs)
-	stats.CatalogHits.Add(int64(len(g.history)) - catalogs)
-	for _, c := range fresh {
-		w.known[c.Hash] = struct{}{}
-	}
+	stats.CatalogHits.Add(max(0, int64(len(g.history))-catalogs))
 	if stuck := w.stuck.Swap(nil); stuck != nil {
 		w.store.log.Info("database writes go on", "after", *stuck)
 	}
@@ -241,34 +234,34 @@ func (w *writer) committed(g *group, fresh []devices.CatalogText, presence, cata
 	}
 }
 
-// freshCatalogs are the lists in these entries that are not known to be stored.
-func (w *writer) freshCatalogs(history []historyRow) []devices.CatalogText {
-	var fresh []devices.CatalogText
+// dueCatalogs are the lists of this group that have to be written, or noted as
+// used, each once.
+func (w *writer) dueCatalogs(g *group, now time.Time) []devices.CatalogText {
+	var due []devices.CatalogText
 	var seen map[devices.Hash]struct{}
-	for _, row := range history {
-		if row.text.Tools == nil {
-			continue
-		}
-		if _, ok := w.known[row.Catalog]; ok {
-			continue
-		}
-		if _, ok := seen[row.Catalog]; ok {
-			continue
+	add := func(h devices.Hash, text devices.CatalogText) {
+		if _, twice := seen[h]; twice || text.Tools == nil || w.store.kept.isFresh(h, now) {
+			return
 		}
 		if seen == nil {
 			seen = map[devices.Hash]struct{}{}
 		}
-		seen[row.Catalog] = struct{}{}
-		text := row.text
-		text.Hash = row.Catalog
-		fresh = append(fresh, text)
+		seen[h] = struct{}{}
+		text.Hash = h
+		due = append(due, text)
 	}
-	return fresh
+	for _, row := range g.history {
+		add(row.Catalog, row.text)
+	}
+	for _, text := range g.lists {
+		add(text.Hash, text)
+	}
+	return due
 }
 
 // plan prepares all statements of a group, before a transaction takes the only
 // connection.
-func (w *writer) plan(ctx context.Context, g *group, fresh []devices.CatalogText, presence, catalogs *int64) ([]step, error) {
+func (w *writer) plan(ctx context.Context, g *group, lists []devices.CatalogText, now time.Time, presence, catalogs *int64) ([]step, error) {
 	w.args = w.args[:0]
 	var steps []step
 	var err error
@@ -278,7 +271,11 @@ func (w *writer) plan(ctx context.Context, g *group, fresh []devices.CatalogText
 	if steps, err = addSteps(ctx, w, steps, &w.tables.presence, g.presence, presence); err != nil {
 		return nil, err
 	}
-	if steps, err = addSteps(ctx, w, steps, &w.tables.catalogs, fresh, catalogs); err != nil {
+	slices.SortFunc(lists, w.tables.catalogs.compare)
+	if steps, err = w.addTouches(ctx, steps, lists, now); err != nil {
+		return nil, err
+	}
+	if steps, err = addSteps(ctx, w, steps, &w.tables.catalogs, lists, catalogs); err != nil {
 		return nil, err
 	}
 	if steps, err = addSteps(ctx, w, steps, &w.tables.history, g.history, nil); err != nil {
@@ -287,19 +284,43 @@ func (w *writer) plan(ctx context.Context, g *group, fresh []devices.CatalogText
 	return addSteps(ctx, w, steps, &w.tables.exceptions, strongest(g.exceptions), nil)
 }
 
+// addTouches appends the statements that note lists as used, before those that
+// write the ones which are not there (any more). One row each, in key order:
+// the rows stay locked until the commit, so that no node can delete a list
+// between its use and the commit of the entry that names it.
+func (w *writer) addTouches(ctx context.Context, steps []step, lists []devices.CatalogText, now time.Time) ([]step, error) {
+	for _, list := range lists {
+		stmt, err := w.prepare(ctx, statementKey{"touch", 1}, func(int) string {
+			return `UPDATE catalogs SET used_at = $1 WHERE sha256 = $2 AND used_at < $1`
+		})
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, step{stmt: stmt, args: []any{micros(now), list.Hash.String()}})
+	}
+	return steps, nil
+}
+
+// prepare returns a statement of the writer's connection, made when first used.
+func (w *writer) prepare(ctx context.Context, key statementKey, text func(rows int) string) (*sql.Stmt, error) {
+	if stmt := w.statements[key]; stmt != nil {
+		return stmt, nil
+	}
+	stmt, err := w.store.backend.write.PrepareContext(ctx, text(key.rows))
+	if err == nil {
+		w.statements[key] = stmt
+	}
+	return stmt, err
+}
+
 // addSteps appends the statements that write rows, in key order.
 func addSteps[T any](ctx context.Context, w *writer, steps []step, t *table[T], rows []T, affected *int64) ([]step, error) {
 	slices.SortFunc(rows, t.compare)
 	for len(rows) > 0 {
 		n := t.take(len(rows), w.store.backend.maxRows)
-		key := statementKey{t.name, n}
-		stmt := w.statements[key]
-		if stmt == nil {
-			var err error
-			if stmt, err = w.store.backend.write.PrepareContext(ctx, t.text(n)); err != nil {
-				return nil, err
-			}
-			w.statements[key] = stmt
+		stmt, err := w.prepare(ctx, statementKey{t.name, n}, t.text)
+		if err != nil {
+			return nil, err
 		}
 		from := len(w.args)
 		for i := range rows[:n] {

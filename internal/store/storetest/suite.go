@@ -58,6 +58,9 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"three nodes open at once", testOpenAtOnce},
 		{"two nodes write the same devices", testTwoNodes},
 		{"a caller that leaves is not an outage", testCancelled},
+		{"retention", testRetention},
+		{"one node prunes at a time", testPruneTurn},
+		{"a list in use is never pruned", testPruneRace},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, makeDatabase(t)) })
 	}

@@ -1,0 +1,254 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"fleetd/internal/devices"
+)
+
+// Bounds of noting and deleting lists.
+const (
+	// keepEvery is how often a node notes that a list is in use. A list whose
+	// note is older than MinCatalogAge therefore cannot be in the hands of a
+	// writer, however far the clocks of two nodes are apart within the rest.
+	keepEvery = time.Hour
+	// MinCatalogAge is the least Retention.Catalogs.
+	MinCatalogAge = 24 * time.Hour
+	// PruneEvery is the least time between two runs of Prune on one database,
+	// over all nodes.
+	PruneEvery = time.Hour
+	// maxKept bounds what a store remembers of its notes. When it is full it is
+	// emptied: the next device of each list is one needless statement.
+	maxKept = 100_000
+	// prunePage is how many devices, or lists, are looked at with one statement.
+	prunePage = 500
+	// pruneRows is how many rows one statement deletes: the writer waits for it.
+	pruneRows = 500
+)
+
+// kept remembers which lists were noted as used, and when. It is safe for
+// concurrent use; the zero value is ready.
+type kept struct {
+	mu sync.RWMutex
+	at map[devices.Hash]time.Time
+}
+
+// isFresh tells whether the list was noted less than keepEvery ago.
+func (k *kept) isFresh(h devices.Hash, now time.Time) bool {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	at, ok := k.at[h]
+	return ok && now.Sub(at) < keepEvery
+}
+
+func (k *kept) note(lists []devices.CatalogText, now time.Time) {
+	if len(lists) == 0 {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.at == nil || len(k.at) > maxKept {
+		k.at = map[devices.Hash]time.Time{}
+	}
+	for _, list := range lists {
+		k.at[list.Hash] = now
+	}
+}
+
+func (k *kept) forget() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	clear(k.at)
+}
+
+// Retention says how long history and catalogs are kept.
+type Retention struct {
+	History   time.Duration // age at which an entry is deleted, unless it is its device's newest
+	PerDevice int           // entries of one device, at least 1; the oldest are deleted
+	// Catalogs is how long after its last use a list is deleted that no device
+	// and no entry names; at least MinCatalogAge.
+	Catalogs time.Duration
+}
+
+// Pruned is what one run of Prune deleted.
+type Pruned struct{ History, Catalogs int }
+
+// Prune deletes what is beyond its retention, in statements of at most
+// pruneRows rows, each a transaction of its own, so that it can be stopped
+// anywhere and neither waits for another node nor makes one wait. It does
+// nothing if some node did it less than PruneEvery ago. Errors are those of
+// reads; what was deleted before stays deleted.
+func (s *Store) Prune(ctx context.Context, r Retention) (p Pruned, err error) {
+	now := s.now()
+	mine, err := s.claimPrune(ctx, now)
+	if err != nil || !mine {
+		return p, err
+	}
+	if p.History, err = s.pruneHistory(ctx, r, now); err != nil {
+		return p, err
+	}
+	p.Catalogs, err = s.pruneCatalogs(ctx, now.Add(-max(r.Catalogs, MinCatalogAge)))
+	return p, err
+}
+
+// claimPrune takes the turn, unless it was taken lately. A time that lies in
+// the future comes from a clock that was wrong, and holds nobody off.
+func (s *Store) claimPrune(ctx context.Context, now time.Time) (mine bool, err error) {
+	number := func(t time.Time) string { return fmt.Sprintf("%020d", micros(t)) } // ordered as text is
+	n, err := s.change(ctx, `INSERT INTO fleet (key, value) VALUES ('pruned_at', $1)
+ ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value < $2 OR fleet.value > $3`,
+		number(now), number(now.Add(-PruneEvery)), number(now.Add(PruneEvery)))
+	return n > 0, err
+}
+
+// change runs one statement on the writer's connection and returns the number
+// of rows it changed.
+func (s *Store) change(ctx context.Context, text string, args ...any) (int, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer cancel()
+	result, err := s.backend.write.ExecContext(ctx, text, args...)
+	if err != nil {
+		return 0, s.useError(ctx, "deleting what is old", err)
+	}
+	n, err := result.RowsAffected()
+	return int(n), err
+}
+
+// excess deletes the oldest entries of a device: those below its newest $2+1,
+// from before $3, at most $4 of them.
+const excess = `DELETE FROM catalog_history WHERE device = $1 AND (epoch, seq) IN (
+ SELECT epoch, seq FROM catalog_history WHERE device = $1 AND at < $3 AND (epoch, seq) < (
+  SELECT epoch, seq FROM catalog_history WHERE device = $1 ORDER BY epoch DESC, seq DESC LIMIT 1 OFFSET $2)
+ ORDER BY epoch, seq LIMIT $4)`
+
+// orphaned deletes entries of a device that is not there, at most $2.
+const orphaned = `DELETE FROM catalog_history WHERE device = $1 AND (epoch, seq) IN (
+ SELECT epoch, seq FROM catalog_history WHERE device = $1 AND NOT EXISTS (SELECT 1 FROM devices d WHERE d.device = $1)
+ ORDER BY epoch, seq LIMIT $2)`
+
+// tally is what the history holds of one device.
+type tally struct {
+	device         string
+	entries        int64
+	oldest, newest int64 // microseconds
+	known          bool
+}
+
+func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (deleted int, err error) {
+	perDevice := int64(max(r.PerDevice, 1))
+	old, late := micros(now.Add(-r.History)), micros(now.Add(-MinCatalogAge))
+	after := ""
+	for {
+		page, err := s.tallies(ctx, after)
+		if err != nil {
+			return deleted, err
+		}
+		for _, t := range page {
+			var steps [][]any
+			switch {
+			case !t.known && t.newest < late: // an entry that was on its way when the device was forgotten
+				steps = append(steps, []any{orphaned, t.device})
+			default:
+				if t.entries > perDevice {
+					steps = append(steps, []any{excess, t.device, perDevice - 1, int64(math.MaxInt64)})
+				}
+				if t.entries > 1 && t.oldest < old {
+					steps = append(steps, []any{excess, t.device, int64(0), old})
+				}
+			}
+			for _, step := range steps {
+				n, err := s.repeat(ctx, step[0].(string), append(step[1:], int64(pruneRows)))
+				deleted += n
+				s.stats.PrunedHistory.Add(int64(n))
+				if err != nil {
+					return deleted, err
+				}
+			}
+		}
+		if len(page) < prunePage {
+			return deleted, nil
+		}
+		after = page[len(page)-1].device
+	}
+}
+
+// repeat runs a statement until it finds less than pruneRows.
+func (s *Store) repeat(ctx context.Context, text string, args []any) (all int, err error) {
+	for {
+		n, err := s.change(ctx, text, args...)
+		all += n
+		if err != nil || n < pruneRows {
+			return all, err
+		}
+	}
+}
+
+// tallies counts the entries of the next devices, in byte order of their ids.
+func (s *Store) tallies(ctx context.Context, after string) ([]tally, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	page, err := collect(ctx, s.backend.read, func(scan func(...any) error) (t tally, err error) {
+		return t, scan(&t.device, &t.entries, &t.oldest, &t.newest, &t.known)
+	}, `SELECT h.device, count(*), min(h.at), max(h.at), EXISTS (SELECT 1 FROM devices d WHERE d.device = h.device)
+ FROM catalog_history h WHERE h.device > $1 GROUP BY h.device ORDER BY h.device LIMIT $2`, after, int64(prunePage))
+	if err != nil {
+		return nil, s.useError(ctx, "counting the catalog history", err)
+	}
+	return page, nil
+}
+
+// pruneCatalogs deletes lists that were last used before this time and that
+// nothing names, one row at a time. Whoever makes an entry that names a list
+// has noted it as used in the same transaction, or less than keepEvery before:
+// if that happens after the list was found here, the delete finds the row
+// locked or newer and leaves it. Looking at the entries alone would not do,
+// since those of a transaction that is still running cannot be seen.
+func (s *Store) pruneCatalogs(ctx context.Context, before time.Time) (deleted int, err error) {
+	for after := ""; ; {
+		page, err := s.unnamed(ctx, before, after)
+		if err != nil {
+			return deleted, err
+		}
+		for _, hash := range page {
+			n, err := s.change(ctx, `DELETE FROM catalogs WHERE sha256 = $1 AND used_at < $2
+ AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = $1)`, hash, micros(before))
+			deleted += n
+			s.stats.PrunedCatalogs.Add(int64(n))
+			if err != nil {
+				return deleted, err
+			}
+		}
+		if len(page) < prunePage {
+			return deleted, nil
+		}
+		after = page[len(page)-1]
+	}
+}
+
+// unnamed finds the next lists that may be deleted.
+func (s *Store) unnamed(ctx context.Context, before time.Time, after string) ([]string, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	page, err := collect(ctx, s.backend.read, func(scan func(...any) error) (hash string, err error) {
+		return hash, scan(&hash)
+	}, `SELECT c.sha256 FROM catalogs c WHERE c.sha256 > $1 AND c.used_at < $2
+ AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = c.sha256)
+ AND c.sha256 NOT IN (SELECT p.catalog FROM presence p) ORDER BY c.sha256 LIMIT $3`, after, micros(before), int64(prunePage))
+	if err != nil {
+		return nil, s.useError(ctx, "looking for lists that nobody has", err)
+	}
+	return page, nil
+}
