@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -97,14 +98,21 @@ func isUserOnly(annotations []byte) bool {
 
 // catalogs holds one copy of every list this node has met.
 type catalogs struct {
-	mu     sync.RWMutex
-	byHash map[Hash]*Catalog
-	byELF  map[string]*Catalog // the complete list of a firmware image; nil if devices with it disagree
+	room int64 // bytes, as Catalog.size counts them
+
+	mu      sync.RWMutex
+	byHash  map[Hash]*Catalog
+	byELF   map[string]*Catalog // the complete list of a firmware image; nil if devices with it disagree
+	bytes   int64
+	evicted time.Time // when room was last made
 }
 
-func newCatalogs() *catalogs {
-	return &catalogs{byHash: map[Hash]*Catalog{}, byELF: map[string]*Catalog{}}
+func newCatalogs(room int64) *catalogs {
+	return &catalogs{room: room, byHash: map[Hash]*Catalog{}, byELF: map[string]*Catalog{}}
 }
+
+// size is about what the catalog takes in memory.
+func (c *Catalog) size() int64 { return int64(len(c.JSON) + 300*len(c.Tools) + 500) }
 
 func (c *catalogs) get(h Hash) *Catalog {
 	c.mu.RLock()
@@ -131,14 +139,18 @@ func (c *catalogs) learn(elf string, cat *Catalog) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if known, ok := c.byELF[elf]; ok && known != cat {
+	known, ok := c.byELF[elf]
+	switch {
+	case ok && known != cat:
 		cat = nil
+	case !ok && len(c.byELF) >= maxImages:
+		return
 	}
 	c.byELF[elf] = cat
 }
 
 // intern returns the shared catalog with this text, parsing and copying it
-// only if its hash is new.
+// only if its hash is new. It fails with errNoRoom.
 func (c *catalogs) intern(text []byte) (cat *Catalog, isNew bool, err error) {
 	h := Hash(sha256.Sum256(text))
 	if cat := c.get(h); cat != nil {
@@ -153,43 +165,112 @@ func (c *catalogs) intern(text []byte) (cat *Catalog, isNew bool, err error) {
 	if first := c.byHash[h]; first != nil {
 		return first, false, nil
 	}
+	if c.bytes+cat.size() > c.room {
+		return nil, false, errNoRoom
+	}
+	c.bytes += cat.size()
 	c.byHash[h] = cat
 	return cat, true, nil
 }
 
-// maxCatalogs is how many lists are kept before those that nobody has any more
-// are dropped.
-const maxCatalogs = 2000
+// Bounds of what is kept in memory.
+const (
+	// maxCatalogs is how many lists are kept before those that nobody has any
+	// more are dropped.
+	maxCatalogs = 2000
+	// maxImages is how many firmware images are known with their list. The
+	// image is what a device says of itself, as often as it likes.
+	maxImages = 10_000
+	// evictEvery is how often room is made: that looks at every device.
+	evictEvery = time.Second
+)
 
-// drop forgets the lists that inUse does not name, once there are many.
-func (c *catalogs) drop(inUse func() map[Hash]bool) {
-	c.mu.RLock()
-	many := len(c.byHash) > maxCatalogs
-	c.mu.RUnlock()
-	if !many {
-		return
+var errNoRoom = errors.New("the node holds too many different tool lists; raise --catalog-memory")
+
+// evict drops the lists that no device has any more, and, if not enough room
+// is left then, those of devices that are not connected here: the database has
+// them. inUse names the lists that some device has, true if it is connected.
+// It returns how many were dropped.
+func (c *catalogs) evict(now time.Time, inUse func() map[Hash]bool) (dropped int) {
+	c.mu.Lock()
+	due := now.Sub(c.evicted) >= evictEvery
+	if due {
+		c.evicted = now
+	}
+	c.mu.Unlock()
+	if !due {
+		return 0
 	}
 	used := inUse()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	drop := func(h Hash) {
+		c.bytes -= c.byHash[h].size()
+		delete(c.byHash, h)
+		dropped++
+	}
 	for h := range c.byHash {
+		if _, named := used[h]; !named {
+			drop(h)
+		}
+	}
+	for h := range c.byHash {
+		if c.bytes <= c.room/4*3 {
+			break
+		}
 		if !used[h] {
-			delete(c.byHash, h)
+			drop(h)
 		}
 	}
 	for elf, cat := range c.byELF {
-		if cat != nil && !used[cat.Hash] {
+		if cat != nil && c.byHash[cat.Hash] == nil {
 			delete(c.byELF, elf)
 		}
 	}
+	return dropped
 }
 
-// catalogsInUse names the last list of every device.
+// many tells whether there are more lists than need to be kept.
+func (c *catalogs) many() bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return len(c.byHash) > maxCatalogs
+}
+
+// usage is how many lists are in memory, and how many bytes they take.
+func (c *catalogs) usage() (lists int, bytes int64) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return len(c.byHash), c.bytes
+}
+
+// CatalogUsage is how many tool lists are in memory, and how many bytes they
+// take, of which Config.CatalogMemory is the bound.
+func (s *Service) CatalogUsage() (lists int, bytes int64) { return s.catalogs.usage() }
+
+// intern is catalogs.intern, after making room if there is none.
+func (s *Service) intern(text []byte) (cat *Catalog, isNew bool, err error) {
+	cat, isNew, err = s.catalogs.intern(text)
+	if errors.Is(err, errNoRoom) {
+		s.evictCatalogs()
+		if cat, isNew, err = s.catalogs.intern(text); errors.Is(err, errNoRoom) {
+			s.stats.CatalogsRefused.Add(1)
+		}
+	}
+	return cat, isNew, err
+}
+
+func (s *Service) evictCatalogs() {
+	s.stats.CatalogsEvicted.Add(uint64(s.catalogs.evict(time.Now(), s.catalogsInUse)))
+}
+
+// catalogsInUse names the last list of every device; true if one that has it
+// is connected here.
 func (s *Service) catalogsInUse() map[Hash]bool {
 	used := map[Hash]bool{}
 	s.hub.each(func(e *entry) {
 		e.mu.Lock()
-		used[e.catalog] = true
+		used[e.catalog] = used[e.catalog] || e.session.Load() != nil
 		e.mu.Unlock()
 	})
 	return used

@@ -231,17 +231,32 @@ func clip(text string) string {
 
 const maxSaid = 128
 
+// What one device may add to the database: recordBurst bytes at once, and as
+// much again in a day. A list counts with its bytes if this node has not met
+// it, and each entry of the history with recordCost.
+const (
+	recordBurst = 4 << 20
+	recordRate  = float32(recordBurst) / (24 * 60 * 60) // bytes per second
+	recordCost  = 16 << 10
+)
+
 // listed takes a fresh list: it becomes the session's catalog, the device's
 // record, and, if it differs from before, a history entry and an event once
-// that entry is committed.
+// that entry is committed. What is over the device's share of the database
+// stays in memory until the next listing finds room.
 func (x *Session) listed(list mcpclient.ToolList) error {
 	s, e := x.svc, x.entry
-	cat, isNew, err := s.catalogs.intern(list.JSON)
+	cat, isNew, err := s.intern(list.JSON)
+	if errors.Is(err, errNoRoom) {
+		return err
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", mcpclient.ErrMalformed, err)
 	}
+	cost := recordCost
 	if isNew {
 		s.stats.CatalogNew.Add(1)
+		cost += len(cat.JSON)
 	} else {
 		s.stats.CatalogHits.Add(1)
 	}
@@ -249,11 +264,15 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	if !list.Partial {
 		s.catalogs.learn(device.ELF, cat)
 	}
+	before := x.listBefore(cat.Hash)
 	e.mu.Lock()
-	before := s.catalogs.get(e.catalog)
-	changed := e.catalog != cat.Hash || e.partial != list.Partial
+	changed := e.catalog != cat.Hash || e.partial != list.Partial || e.listedFW == notRecorded
 	enter := changed || e.listedFW != device.Firmware
+	over := enter && !e.recorded.spend(time.Now(), cost, recordRate, recordBurst)
 	e.catalog, e.partial, e.listedFW = cat.Hash, list.Partial, device.Firmware
+	if over {
+		e.listedFW = notRecorded
+	}
 	e.mu.Unlock()
 
 	x.mu.Lock()
@@ -264,7 +283,13 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	x.handshakeEndedLocked()
 	x.mu.Unlock()
 	s.ports.Records.SavePresence(presence)
-	if !enter {
+	switch {
+	case over:
+		s.stats.Unrecorded.Add(1)
+		s.log.Warn("the device changes its tools too often; this list is not stored", "device", e.id, "catalog", cat.Hash)
+		return nil
+	case !enter:
+		s.ports.Catalogs.KeepCatalog(cat.text(time.Now()))
 		return nil
 	}
 	now := time.Now()
@@ -273,6 +298,28 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	partial := list.Partial // the list itself is not there any more then
 	s.ports.Catalogs.SaveCatalog(entry, cat.text(now), func() { x.stored(before, cat, partial, changed) })
 	return nil
+}
+
+// notRecorded stands where the firmware of the last entry does if that entry
+// was not made, so that the next listing makes one. No version is like it.
+const notRecorded = "\x00"
+
+// listBefore is the list that the device had, if it is not this one: from the
+// database, where memory had no room for it.
+func (x *Session) listBefore(now Hash) *Catalog {
+	x.entry.mu.Lock()
+	before := x.entry.catalog
+	x.entry.mu.Unlock()
+	if before == now || before == (Hash{}) {
+		return x.svc.catalogs.get(before)
+	}
+	ctx, cancel := context.WithTimeout(x.svc.ctx, lookupTimeout)
+	defer cancel()
+	cat, err := x.svc.Catalog(ctx, before)
+	if err != nil {
+		return nil // the event then says that all tools are new
+	}
+	return cat
 }
 
 // stored runs when the list and its history entry are in the database. Only
@@ -415,7 +462,9 @@ func (s *Service) sweep() {
 					c.sweep()
 				}
 			})
-			s.catalogs.drop(s.catalogsInUse)
+			if s.catalogs.many() {
+				s.evictCatalogs()
+			}
 			s.Sessions(func(x *Session) {
 				x.claim(ClaimReassert)
 				x.mu.Lock()

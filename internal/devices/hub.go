@@ -40,6 +40,7 @@ type entry struct {
 	partial    bool
 	takeovers  takeovers
 	reconnects bucket // a device that fights itself makes two events and two log lines each time
+	recorded   bucket // bytes of lists and entries that go to the database
 	chatter    bucket // of notifications and messages, over all its connections
 }
 

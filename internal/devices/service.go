@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"cmp"
 	"context"
 	crand "crypto/rand"
 	"encoding/base32"
@@ -25,6 +26,7 @@ type Config struct {
 	CallsPerDevice int    // calls in flight on one device, 1 to 16
 	Approve        bool   // unknown devices wait for approval
 	Handshakes     int    // tool lists being read at once
+	CatalogMemory  int64  // bytes of tool lists in memory; 0: DefaultCatalogMemory
 	Reconnects     int    // connections of one device at once, then one a second; 0: no limit
 	// Alive tells whether another node holds a lease; what it has online is then
 	// left alone. Nil if there can be no other node.
@@ -33,6 +35,9 @@ type Config struct {
 	// credentials, so that the node can note it at once; it must not block.
 	Excepted func()
 }
+
+// DefaultCatalogMemory holds about 10,000 different lists of common length.
+const DefaultCatalogMemory = 256 << 20
 
 // Ports are the core's ways out. All but Voice are required.
 type Ports struct {
@@ -74,7 +79,7 @@ type Service struct {
 
 // New returns a running core; Close ends it.
 func New(cfg Config, ports Ports) *Service {
-	s := &Service{cfg: cfg, ports: ports, log: ports.Log, hub: newHub(), catalogs: newCatalogs(), pending: newPendings(),
+	s := &Service{cfg: cfg, ports: ports, log: ports.Log, hub: newHub(), catalogs: newCatalogs(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), pending: newPendings(),
 		handshakes: make(chan struct{}, max(cfg.Handshakes, 1))}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.run(s.sweep)
@@ -310,7 +315,12 @@ func (s *Service) Load(ctx context.Context) error {
 		s.applyException(x)
 	}
 	for h, elfs := range images {
-		if err := s.loadCatalog(ctx, h, elfs); err != nil {
+		err := s.loadCatalog(ctx, h, elfs)
+		if errors.Is(err, errNoRoom) {
+			s.log.Warn("not all tool lists are held in memory; those of absent devices are read when needed", "error", err)
+			break
+		}
+		if err != nil {
 			s.log.Warn("stored catalog is not usable", "catalog", h, "error", err)
 		}
 	}

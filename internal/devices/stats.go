@@ -16,16 +16,19 @@ type Stats struct {
 	AudioFrames atomic.Uint64 // received from devices
 	AudioSent   atomic.Uint64 // sent to devices
 	// MessageDrops counts messages of a conversation that found no connection.
-	MessageDrops   atomic.Uint64
-	SilentChannels atomic.Uint64 // opened, and nothing came
-	Conversations  atomic.Int64  // open now
-	Notified       atomic.Uint64 // notifications and messages published
-	NotifyDrops    atomic.Uint64 // over the per-device rate
-	CatalogHits    atomic.Uint64 // lists known by their hash
-	CatalogNew     atomic.Uint64 // lists parsed and stored
-	Handshakes     atomic.Int64  // in progress
-	Waiting        atomic.Int64  // calls waiting for a device's slot
-	InFlight       atomic.Int64  // calls on a device
+	MessageDrops    atomic.Uint64
+	SilentChannels  atomic.Uint64 // opened, and nothing came
+	Conversations   atomic.Int64  // open now
+	Notified        atomic.Uint64 // notifications and messages published
+	NotifyDrops     atomic.Uint64 // over the per-device rate
+	CatalogHits     atomic.Uint64 // lists known by their hash
+	CatalogNew      atomic.Uint64 // lists parsed and stored
+	CatalogsRefused atomic.Uint64 // lists that found no room in memory
+	CatalogsEvicted atomic.Uint64 // lists dropped from memory to make room
+	Unrecorded      atomic.Uint64 // changes of lists over their device's share of the database
+	Handshakes      atomic.Int64  // in progress
+	Waiting         atomic.Int64  // calls waiting for a device's slot
+	InFlight        atomic.Int64  // calls on a device
 
 	Closed     CounterMap[CloseReason]
 	Calls      CounterMap[string] // by outcome: ok, tool_error or an error code

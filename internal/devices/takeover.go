@@ -11,15 +11,17 @@ type bucket struct {
 
 // take tells whether another is allowed; a burst of 0 is no limit.
 func (b *bucket) take(now time.Time, rate float32, burst int) bool {
-	if burst == 0 {
-		return true
-	}
+	return burst == 0 || b.spend(now, 1, rate, burst)
+}
+
+// spend is take for n at once.
+func (b *bucket) spend(now time.Time, n int, rate float32, burst int) bool {
 	b.spent = max(0, b.spent-rate*float32(now.UnixNano()-b.at)/float32(time.Second))
 	b.at = now.UnixNano()
-	if b.spent+1 > float32(burst) {
+	if b.spent+float32(n) > float32(burst) {
 		return false
 	}
-	b.spent++
+	b.spent += float32(n)
 	return true
 }
 
