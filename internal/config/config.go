@@ -114,6 +114,14 @@ type Config struct {
 	EventRetention time.Duration
 	EventLimit     int64
 
+	// HistoryRetention and HistoryPerDevice bound the tool history of each device by age and by number.
+	HistoryRetention time.Duration
+	HistoryPerDevice int
+	// CatalogRetention is how long after its last use a tool list is deleted that nothing names any more.
+	CatalogRetention time.Duration
+	// CatalogMemory bounds the tool lists in memory, in bytes.
+	CatalogMemory int64
+
 	// DrainWindow is the time over which a stopping node lets its devices go.
 	DrainWindow time.Duration
 	// Node names this node in logs, metrics and answers.

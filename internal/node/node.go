@@ -249,7 +249,7 @@ func (n *node) startCore(ctx context.Context) error {
 	}
 	n.service = devices.New(
 		devices.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
-			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, Reconnects: maxReconnects, Alive: n.alive(), Excepted: func() {
+			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, CatalogMemory: n.cfg.CatalogMemory, Reconnects: maxReconnects, Alive: n.alive(), Excepted: func() {
 				select {
 				case n.excepted <- struct{}{}:
 				default: // one wake-up is enough
@@ -289,6 +289,7 @@ func (n *node) startCore(ctx context.Context) error {
 	keep, stop := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	done.Go(func() { n.keep(keep) })
+	done.Go(func() { n.prune(keep) })
 	if n.members != nil {
 		done.Go(func() { n.members.run(keep) })
 	}
