@@ -26,8 +26,12 @@ import (
 
 // Limits of a Link.
 const (
-	inboxLimit = 65_536 // requests waiting for the dispatcher, over all devices
-	MaxServing = 4_096  // requests being served; more are refused as unavailable
+	// inboxLimit is how many requests may come while one is dispatched, over
+	// all devices. NATS drops what is over it without a word to the caller, and
+	// its bytes are not counted: the dispatcher moves them to its backlog before
+	// it looks at the next.
+	inboxLimit = 8_192
+	MaxServing = 4_096 // requests being served; more are refused as unavailable
 	maxBody    = 64 << 10
 	queueGroup = "owner"
 
@@ -89,6 +93,8 @@ type Link struct {
 	HopsLost atomic.Uint64
 	// Naps counts how often this process did not run for longer than napLimit.
 	Naps atomic.Uint64
+	// Waiting is the bytes of requests that wait for the dispatcher.
+	Waiting atomic.Int64
 }
 
 type hold struct {
@@ -216,38 +222,73 @@ func (l *Link) Reconnected() {
 }
 
 // dispatch only hands requests on, so that one slow device delays no other.
+// With every request it takes all that came meanwhile from NATS, as far as the
+// backlog has room for them, in requests and in bytes.
 func (l *Link) dispatch() {
+	var queue backlog
 	for {
-		select {
-		case <-l.ctx.Done():
-			return
-		case msg := <-l.inbox:
-			if msg == wakeMark {
-				l.drowsy.Add(-1)
-				continue
-			}
-			l.wake() // the watch may wake up later than this
-			if l.drowsy.Load() > 0 {
-				l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "the node was stopped for a while, and this request with it"})
-				continue
-			}
-			if l.inOrder(msg) {
-				continue
-			}
+		msg := queue.take()
+		if msg == nil {
 			select {
-			case l.serving <- struct{}{}:
-				l.tasks.Go(func() {
-					defer func() { <-l.serving }()
-					defer devices.Contain(l.opt.Log, func() {
-						l.refuse(msg, &devices.Error{Code: devices.CodeInternal, Detail: "a fault of the node; its log says more"})
-					})
-					l.serve(msg)
-				})
-			default:
-				l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "too many requests are being served"})
+			case <-l.ctx.Done():
+				return
+			case msg = <-l.inbox:
 			}
+		} else if l.ctx.Err() != nil {
+			return
 		}
+		if !l.late(msg) && !l.inOrder(msg) {
+			l.start(msg)
+		}
+		for n := len(l.inbox); n > 0; n-- {
+			l.collect(&queue, <-l.inbox)
+		}
+		l.Waiting.Store(int64(queue.bytes))
 	}
+}
+
+// late refuses what waited while the node slept.
+func (l *Link) late(msg *nats.Msg) bool {
+	if msg == wakeMark {
+		l.drowsy.Add(-1)
+		return true
+	}
+	l.wake() // the watch may wake up later than this
+	if l.drowsy.Load() == 0 {
+		return false
+	}
+	l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "the node was stopped for a while, and this request with it"})
+	return true
+}
+
+// collect takes a request into the backlog, or refuses it.
+func (l *Link) collect(queue *backlog, msg *nats.Msg) {
+	switch {
+	case len(msg.Data) > maxBody:
+		l.refuse(msg, tooLarge(msg))
+	case !queue.put(msg):
+		l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "too many requests wait"})
+	}
+}
+
+// start serves one request in a task of its own.
+func (l *Link) start(msg *nats.Msg) {
+	select {
+	case l.serving <- struct{}{}:
+		l.tasks.Go(func() {
+			defer func() { <-l.serving }()
+			defer devices.Contain(l.opt.Log, func() {
+				l.refuse(msg, &devices.Error{Code: devices.CodeInternal, Detail: "a fault of the node; its log says more"})
+			})
+			l.serve(msg)
+		})
+	default:
+		l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "too many requests are being served"})
+	}
+}
+
+func tooLarge(msg *nats.Msg) *devices.Error {
+	return &devices.Error{Code: devices.CodeTooLarge, Detail: fmt.Sprintf("the request has %d bytes, at most %d are allowed", len(msg.Data), maxBody)}
 }
 
 func (l *Link) refuse(msg *nats.Msg, e *devices.Error) {
@@ -284,7 +325,7 @@ func (l *Link) open(msg *nats.Msg) (r request, err error) {
 		return r, &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token"}
 	}
 	if len(msg.Data) > maxBody {
-		return r, &devices.Error{Code: devices.CodeTooLarge, Detail: fmt.Sprintf("the request has %d bytes, at most %d are allowed", len(msg.Data), maxBody)}
+		return r, tooLarge(msg)
 	}
 	return r, nil
 }
