@@ -58,7 +58,7 @@ var importRules = []rule{
 	{pkg: "internal/node", may: []string{"internal/config", "internal/hello", "internal/envelope", "internal/mcpclient", "internal/credential",
 		"internal/devices", "internal/wsdevice", "internal/provision", "internal/vision", "internal/restapi", "internal/store",
 		"internal/cluster", "internal/events", "internal/apiclient", "internal/mqttdevice", "internal/udpaudio", "internal/gatewayapi",
-		"internal/upstream", "migrations"},
+		"internal/upstream", "internal/lobby", "migrations"},
 		why: "it puts everything together, and only the command may be above it"},
 	{pkg: "cmd/fleetd", may: []string{"internal/config", "internal/node", "internal/apiclient"},
 		why: "the command parses, calls and reports; what it needs of the rest, the node gives it"},

@@ -68,6 +68,9 @@ type Config struct {
 	// TrustedProxies are the addresses whose X-Forwarded-For is believed.
 	TrustedProxies []netip.Prefix
 
+	// ConnectionsPerAddress is how many connections of one address may wait to prove who they are; 0 is no limit.
+	ConnectionsPerAddress int
+
 	// Transport is what the OTA reply offers a device: "mqtt" or "websocket".
 	Transport string
 	// MQTTKeepalive is told to MQTT devices, in seconds.

@@ -40,7 +40,7 @@ func TestDefaults(t *testing.T) {
 		DrainWindow: 20 * time.Second, Transport: "mqtt", MQTTKeepalive: 120, GatewayTimeout: 5 * time.Second, WebSocketVersion: 1, WebSocketIdle: "keep", CallsPerDevice: 1, Timezone: "Asia/Shanghai",
 		DeviceAuth: "token", Admission: "open", APIAuth: "token", OTARate: 3000, OTABurst: 5000,
 		PhotoRetention: 168 * time.Hour, PhotoLimit: 10 << 30, EventRetention: 24 * time.Hour, EventLimit: 1 << 30,
-		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, CatalogMemory: 256 << 20,
+		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, CatalogMemory: 256 << 20, ConnectionsPerAddress: 4096,
 		Node: c.Node, LogLevel: "info", LogFormat: c.LogFormat,
 		given: map[string]bool{},
 	}
@@ -70,7 +70,7 @@ func TestEveryField(t *testing.T) {
 		"timezone": "Europe/Berlin", "ota-rate": "0", "ota-burst": "7",
 		"device-auth": "none", "admission": "approve", "api-auth": "none", "secret-file": secret,
 		"photo-retention": "90m", "photo-limit": "512MiB", "event-retention": "36h", "event-limit": "1048576",
-		"history-retention": "720h", "history-per-device": "7", "catalog-retention": "48h", "catalog-memory": "32MiB",
+		"history-retention": "720h", "history-per-device": "7", "catalog-retention": "48h", "catalog-memory": "32MiB", "connections-per-address": "9",
 		"log-level": "debug", "log-format": "json",
 	}
 	c := mustLoad(t, given, nil)
@@ -88,7 +88,7 @@ func TestEveryField(t *testing.T) {
 		Transport: "websocket", WebSocketVersion: 3, WebSocketIdle: "close", CallsPerDevice: 16, Timezone: "Europe/Berlin",
 		DeviceAuth: "none", Admission: "approve", APIAuth: "none", Secret: "0123456789abcdef", SecretFile: secret, OTABurst: 7,
 		PhotoRetention: 90 * time.Minute, PhotoLimit: 512 << 20, EventRetention: 36 * time.Hour, EventLimit: 1 << 20,
-		HistoryRetention: 720 * time.Hour, HistoryPerDevice: 7, CatalogRetention: 48 * time.Hour, CatalogMemory: 32 << 20,
+		HistoryRetention: 720 * time.Hour, HistoryPerDevice: 7, CatalogRetention: 48 * time.Hour, CatalogMemory: 32 << 20, ConnectionsPerAddress: 9,
 		LogLevel: "debug", LogFormat: "json",
 		given: c.given,
 	}

@@ -107,8 +107,12 @@ var settings = []setting{
 		help: "Private key (PEM file) for the certificate.",
 		set:  optional(func(c *Config) *string { return &c.DeviceTLSKey }, nil)},
 	{name: "trusted-proxies", group: groupListen, def: "",
-		help: "Networks (CIDR, comma-separated) whose X-Forwarded-For is believed.",
+		help: "Networks (CIDR, comma-separated) whose X-Forwarded-For is believed, and whose connections have no limit per address.",
 		set:  setProxies},
+	// A quarter of the 16,384 MQTT connections that may wait to be let in.
+	{name: "connections-per-address", group: groupListen, def: "4096",
+		help: "Connections of one address (IPv6: one /64) to the devices' ports that have not proven yet who they are; devices that are in do not count; 0: no limit.",
+		set:  integer(func(c *Config) *int { return &c.ConnectionsPerAddress }, 0, 1_000_000)},
 
 	{name: "transport", group: groupDevices, def: "mqtt",
 		help: "What the OTA reply offers a device by default: mqtt (always reachable) or websocket (connected around conversations).",

@@ -13,6 +13,7 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/lobby"
 	"fleetd/internal/outbox"
 )
 
@@ -97,6 +98,7 @@ func (c *conn) open(begun time.Time) devices.CloseReason {
 	if err != nil {
 		return c.refuse(p.ClientIdentifier, refusal{code, closeReasons[code]}, err)
 	}
+	lobby.Vouch(c.net)
 	if err := c.front.room.Enter(c.front.ctx); err != nil {
 		return c.refuse(p.ClientIdentifier, refusal{packets.ErrRefusedServerUnavailable, devices.CloseCrowded}, err)
 	}

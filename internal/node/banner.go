@@ -4,13 +4,9 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"syscall"
 
 	"fleetd/internal/apiclient"
 )
-
-// reservedFiles are the descriptors a node needs beside those of its devices.
-const reservedFiles = 200
 
 // announce prints the start-up block, notes where the node is, and warns of
 // what would surprise later.
@@ -46,9 +42,8 @@ func (n *node) announce() {
 	if strings.HasPrefix(n.publicURL, "http://127.") || strings.Contains(n.publicURL, "//localhost") {
 		n.log.Warn("devices are told a loopback address; only the simulator on this machine can connect; give --public-host")
 	}
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Cur < devicesWanted+reservedFiles {
-		n.log.Warn("the open-file limit bounds the devices of this node; raise it with ulimit -n or LimitNOFILE", "limit", limit.Cur, "devices", limit.Cur-min(limit.Cur, reservedFiles))
+	if _, most := n.gate.Open(); most > 0 && most < devicesWanted {
+		n.log.Warn("the open-file limit bounds the devices of this node; raise it with ulimit -n or LimitNOFILE", "limit", openFiles(), "devices", most)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fleetd/internal/cluster"
 	"fleetd/internal/devices"
 	"fleetd/internal/events"
+	"fleetd/internal/lobby"
 	"fleetd/internal/provision"
 	"fleetd/internal/store"
 	"fleetd/internal/upstream"
@@ -29,6 +30,8 @@ type collector struct {
 	vision        *vision.Server
 	bus           *bus
 	mqtt          *mqttSide
+	gate          *lobby.Gate
+	guarded       map[string]*lobby.Guarded
 	upstream      *upstream.Bridge
 	members       *members // nil where no other node can be
 }
@@ -57,6 +60,9 @@ var (
 	connects       = counter("device_connects_total", "Sessions accepted.", "transport")
 	disconnects    = counter("device_disconnects_total", "Connections ended, by reason; those without a session included.", "reason")
 	refusals       = counter("device_refusals_total", "Upgrade requests refused, by HTTP status.", "status")
+	connections    = gauge("device_connections", "Connections to the devices' ports.")
+	connectionsMax = gauge("device_connections_limit", "How many there may be, by the open-file limit; 0: no limit.")
+	notAdmitted    = counter("connections_refused_total", "Connections to the devices' ports closed at once, by flag of the listener and reason.", "listener", "reason")
 	checks         = counter("ota_checks_total", "OTA checks answered, by kind of answer.", "kind")
 	helloSeconds   = newMetric(0, "hello_seconds", "From the upgrade request, or the MQTT hello, to the server hello.")
 	listSeconds    = newMetric(0, "handshake_seconds", "From the start of the MCP handshake to the verified tool list.")
@@ -148,6 +154,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put(catalogsOver, float64(s.CatalogsEvicted.Load()), "evicted")
 	put(catalogsOver, float64(s.CatalogsRefused.Load()), "refused")
 	put(catalogsOver, float64(s.Unrecorded.Load()), "not_recorded")
+	open, most := c.gate.Open()
+	put(connections, float64(open))
+	put(connectionsMax, float64(most))
+	for flag, l := range c.guarded {
+		put(notAdmitted, float64(l.Full.Load()), flag, "descriptors")
+		put(notAdmitted, float64(l.Crowded.Load()), flag, "address")
+	}
 	c.collectParts(put)
 	c.mqtt.collect(put, histogram)
 	alive, lost := 1, int64(0)

@@ -89,13 +89,13 @@ func (n *node) audioAddress() (server string, port uint16, err error) {
 // openMQTT listens for devices. With a certificate they are sent to the TLS
 // listener.
 func (n *node) openMQTT(m *mqttSide, options mqttdevice.Options) error {
-	told, err := n.listeners.open("mqtt-listen", n.cfg.MQTTListen)
+	told, err := n.openGuarded("mqtt-listen", n.cfg.MQTTListen)
 	if err != nil {
 		return err
 	}
 	listeners := []net.Listener{told}
 	if n.certificate != nil {
-		overTLS, err := n.listeners.open("mqtt-tls-listen", n.cfg.MQTTTLSListen)
+		overTLS, err := n.openGuarded("mqtt-tls-listen", n.cfg.MQTTTLSListen)
 		if err != nil {
 			_ = told.Close()
 			return err

@@ -21,6 +21,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/events"
+	"fleetd/internal/lobby"
 	"fleetd/internal/provision"
 	"fleetd/internal/store"
 	"fleetd/internal/upstream"
@@ -45,7 +46,7 @@ const (
 // Run runs one node until ctx ends, then drains it. It returns an error, in
 // one sentence, if the node cannot start, or did not stop in time.
 func Run(ctx context.Context, cfg *config.Config) error {
-	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), excepted: make(chan struct{}, 1)}
+	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, excepted: make(chan struct{}, 1)}
 	n.logging()
 	err := n.start(ctx)
 	if err == nil {
@@ -83,6 +84,8 @@ type node struct {
 	events    *events.Bus
 	store     *store.Store
 	listeners *listeners
+	gate      *lobby.Gate
+	guarded   map[string]*lobby.Guarded // by flag
 	deviceNet net.Listener
 	apiNet    net.Listener
 	publicURL string
@@ -217,7 +220,8 @@ func (n *node) listen(ctx context.Context) error {
 	if n.listeners, err = newListeners(n.cfg, n.dir, n.log, fresh); err != nil {
 		return err
 	}
-	if n.deviceNet, err = n.listeners.open("device-listen", n.cfg.DeviceListen); err != nil {
+	n.gate = lobby.NewGate(deviceFiles(openFiles()), n.cfg.ConnectionsPerAddress, n.cfg.TrustedProxies)
+	if n.deviceNet, err = n.openGuarded("device-listen", n.cfg.DeviceListen); err != nil {
 		return err
 	}
 	n.onStop(func() { _ = n.deviceNet.Close() }) // the servers close them first
@@ -380,7 +384,7 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 	mux.Handle("GET "+provision.PathWebSocket, n.front)
 	n.vision.Register(mux)
 	n.health(mux)
-	n.device = &http.Server{Handler: n.whileServing(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
+	n.device = &http.Server{Handler: n.perAddress(n.whileServing(mux)), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
 		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors()}
 	if n.certificate != nil {
 		n.device.TLSConfig = n.certificate.config()

@@ -220,14 +220,17 @@ func (s *Server) activate(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write([]byte("success")) // the device asks again if this fails
 }
 
-// address is the peer's, or the one a trusted proxy names behind it.
-func (s *Server) address(r *http.Request) netip.Addr {
+func (s *Server) address(r *http.Request) netip.Addr { return ClientAddress(r, s.opt.TrustedProxies) }
+
+// ClientAddress is the peer's address, or the one a trusted proxy names behind
+// it; the zero Addr if the peer has none.
+func ClientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return netip.Addr{}
 	}
 	addr := peer.Addr().Unmap()
-	for _, proxy := range s.opt.TrustedProxies {
+	for _, proxy := range trusted {
 		if !proxy.Contains(addr) {
 			continue
 		}

@@ -16,6 +16,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
 	"fleetd/internal/hello"
+	"fleetd/internal/lobby"
 	"fleetd/internal/outbox"
 )
 
@@ -135,6 +136,7 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, de
 		return nil, refusals[devices.AsError(err).Code]
 	}
 	c.session.Store(session)
+	lobby.Vouch(c.ws.NetConn())
 	reply, err := session.OpenAudio(h, hello.TransportWebSocket, func(*devices.Conversation) (devices.AudioPath, error) {
 		return (*audioPath)(c), nil
 	})

@@ -1,0 +1,137 @@
+package fleettest
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// limited is the program under an open-file limit.
+func (p Programs) limited(t *testing.T, files int) Programs {
+	t.Helper()
+	script := filepath.Join(t.TempDir(), "limited")
+	text := fmt.Sprintf("#!/bin/sh\nulimit -n %d\nexec %s \"$@\"\n", files, p.Fleetd)
+	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p.Fleetd = script
+	return p
+}
+
+// fill opens connections to an address until one is closed at once, or there
+// are so many, and returns how many stay.
+func fill(t *testing.T, address string, most int) (open int) {
+	t.Helper()
+	for open < most {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		_ = c.SetReadDeadline(time.Now().Add(30 * time.Millisecond))
+		if _, err := c.Read(make([]byte, 1)); err == io.EOF {
+			return open
+		}
+		open++
+	}
+	return open
+}
+
+// Somebody opens connections to the devices' ports until no descriptor is
+// left for devices: the API, the database and the devices that are in do not
+// notice.
+func TestDescriptorsAreLeftForTheAPI(t *testing.T) {
+	const files, forDevices = 300, 150 // half, where 200 are too many to keep
+	node := programs.limited(t, files).Start(t)
+	programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", "5", "--seed", "3")
+	node.AwaitReady(t, 5)
+	if open := fill(t, node.Setting("--mqtt-listen"), 100); open != 100 {
+		t.Fatalf("%d silent connections are open, want 100", open)
+	}
+	device := strings.TrimPrefix(node.Info.Device, "http://")
+	if open := fill(t, device, files); open < forDevices-100-10 || open > forDevices-100 {
+		t.Errorf("%d connections to the device port are open beside 105 others", open)
+	}
+	if n := node.Metric(t, "fleetd_connections_refused_total", `listener="device-listen"`, `reason="descriptors"`); n == 0 {
+		t.Error("nothing was counted")
+	}
+	if n := node.Metric(t, "fleetd_device_connections_limit"); n != forDevices {
+		t.Errorf("the limit is %v", n)
+	}
+	for range 20 { // each request on a connection of its own
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		response, err := client.Get(node.Info.API + "/readyz")
+		if err != nil || response.StatusCode != http.StatusOK {
+			t.Fatalf("the API is locked out: %v, %v", response, err)
+		}
+		_ = response.Body.Close()
+	}
+	if ready := node.Ready(t); ready != 5 {
+		t.Errorf("%d of 5 devices are still there", ready)
+	}
+}
+
+// One address has its share of silent connections on each of the devices'
+// ports, and devices that are in are no part of it, over either transport.
+func TestSharePerAddress(t *testing.T) {
+	const share = 10
+	node := programs.Start(t, "--connections-per-address", fmt.Sprint(share))
+	programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", "8", "--ramp", "5", "--seed", "4")
+	programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", "8", "--ramp", "5", "--seed", "5", "--mac-base", "02:aa:00:00:00:00")
+	node.AwaitReady(t, 16)
+	device := strings.TrimPrefix(node.Info.Device, "http://")
+	if open := fill(t, device, 50); open > share || open < share-3 { // the simulator keeps some of its own open
+		t.Errorf("%d silent connections of one address are open, want %d", open, share)
+	}
+	if n := node.Metric(t, "fleetd_connections_refused_total", `reason="address"`); n == 0 {
+		t.Error("nothing was counted")
+	}
+	if ready := node.Ready(t); ready != 16 {
+		t.Errorf("%d of 16 devices are still there", ready)
+	}
+}
+
+// Behind a trusted proxy the share is that of the address it names.
+func TestSharePerForwardedAddress(t *testing.T) {
+	node := programs.Start(t, "--connections-per-address", "2", "--trusted-proxies", "127.0.0.0/8")
+	device, err := url.Parse(node.Info.Device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := func(behind string) net.Conn { // a request whose body never comes
+		c, err := net.Dial("tcp", device.Host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if _, err := fmt.Fprintf(c, "POST /xiaozhi/ota/ HTTP/1.1\r\nHost: x\r\nDevice-Id: 02:00:00:00:00:01\r\nContent-Length: 10\r\nX-Forwarded-For: %s\r\n\r\n", behind); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	status := func(behind string) string {
+		c := begin(behind)
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		line := make([]byte, 12)
+		_, _ = io.ReadFull(c, line) // nothing comes where the body is waited for
+		return strings.Trim(string(line), "\x00")
+	}
+	begin("203.0.113.1")
+	begin("203.0.113.1")
+	node.Await(t, "the third is refused", 5*time.Second, func() bool { return status("203.0.113.1") == "HTTP/1.1 503" })
+	if got := status("203.0.113.2"); got == "HTTP/1.1 503" {
+		t.Error("another address behind the proxy is kept out")
+	}
+	for range 10 { // many of the proxy's own
+		if got := status(""); got == "HTTP/1.1 503" {
+			t.Error("the proxy itself has a share")
+		}
+	}
+}

@@ -1,0 +1,60 @@
+package node
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"syscall"
+
+	"fleetd/internal/lobby"
+	"fleetd/internal/provision"
+)
+
+// reservedFiles are the descriptors that devices leave to the rest of the
+// node: its API, database, NATS and files.
+const reservedFiles = 200
+
+// openFiles is how many descriptors this process may have; 0 if that cannot be
+// known.
+func openFiles() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 0
+	}
+	return int(min(limit.Cur, 1<<30)) // unlimited is the highest number
+}
+
+// deviceFiles is how many of them devices get; 0: as many as they like.
+func deviceFiles(limit int) int { return max(limit-reservedFiles, limit/2) }
+
+// openGuarded opens a port of the devices, behind the gate.
+func (n *node) openGuarded(flag, address string) (net.Listener, error) {
+	l, err := n.listeners.open(flag, address)
+	if err != nil {
+		return nil, err
+	}
+	n.guarded[flag] = n.gate.Guard(l)
+	return n.guarded[flag], nil
+}
+
+// perAddress gives each address behind a trusted proxy its share of the
+// requests in progress, as the gate does with connections that come directly.
+func (n *node) perAddress(next http.Handler) http.Handler {
+	shares := lobby.NewShares(n.cfg.ConnectionsPerAddress)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		addr := provision.ClientAddress(r, n.cfg.TrustedProxies)
+		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err != nil || peer.Addr().Unmap() == addr {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if !shares.Enter(addr) {
+			n.guarded["device-listen"].Crowded.Add(1)
+			w.Header().Set("Retry-After", "10")
+			w.Header().Set("Connection", "close") // or net/http would wait for the body first
+			http.Error(w, "too many requests of this address at once; try again", http.StatusServiceUnavailable)
+			return
+		}
+		defer shares.Leave(addr)
+		next.ServeHTTP(w, r)
+	})
+}
