@@ -1,19 +1,24 @@
 package node
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 )
 
 // certificateCheck is how often the files are looked at.
 const certificateCheck = 10 * time.Second
 
-// certificate serves a key pair from files and reads them again when they
-// change; a pair that does not load leaves the old one in place.
+// certificate serves a key pair from files, to every TLS listener of devices,
+// and reads them again when they change; a pair that does not load leaves the
+// old one in place. It is safe for concurrent use.
 type certificate struct {
 	cert, key string
 	log       *slog.Logger
@@ -21,17 +26,27 @@ type certificate struct {
 	mu      sync.Mutex
 	pair    *tls.Certificate
 	checked time.Time
+	seen    stamp // of the files as last tried, whether they loaded or not
+
+	reloads, failures atomic.Uint64
+}
+
+// stamp tells a change of the two files. Renewals may keep the times of older
+// files, so a later time alone is not what counts.
+type stamp [2]struct {
 	changed time.Time
+	size    int64
 }
 
 // newCertificate loads the pair, or fails in one sentence.
 func newCertificate(cert, key string, log *slog.Logger) (*certificate, error) {
-	c := &certificate{cert: cert, key: key, log: log}
+	c := &certificate{cert: cert, key: key, log: log, checked: time.Now()}
+	c.seen = c.stamp()
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
 		return nil, fmt.Errorf("--device-tls-cert, --device-tls-key: %w", err)
 	}
-	c.pair, c.checked, c.changed = &pair, time.Now(), c.newest()
+	c.take(&pair)
 	return c, nil
 }
 
@@ -42,32 +57,83 @@ func (c *certificate) config() *tls.Config {
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current(), nil }}
 }
 
-func (c *certificate) newest() (newest time.Time) {
-	for _, name := range []string{c.cert, c.key} {
-		if info, err := os.Stat(name); err == nil && info.ModTime().After(newest) {
-			newest = info.ModTime()
+func (c *certificate) stamp() (s stamp) {
+	for i, name := range []string{c.cert, c.key} {
+		if info, err := os.Stat(name); err == nil {
+			s[i].changed, s[i].size = info.ModTime(), info.Size()
 		}
 	}
-	return newest
+	return s
 }
 
+// current is the pair to serve. It looks at the files at most once in
+// certificateCheck.
 func (c *certificate) current() *tls.Certificate {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.checked) < certificateCheck {
-		return c.pair
+	if time.Since(c.checked) >= certificateCheck {
+		c.checkLocked()
 	}
+	return c.pair
+}
+
+// checkLocked reads the files if they changed since they were last tried, so
+// that a pair which does not load is complained of once. The stamp is taken
+// first: what is written while they are read shows as another change.
+func (c *certificate) checkLocked() {
 	c.checked = time.Now()
-	changed := c.newest()
-	if changed.Equal(c.changed) {
-		return c.pair
+	now := c.stamp()
+	if now == c.seen {
+		return
 	}
+	c.seen = now
+	c.loadLocked()
+}
+
+func (c *certificate) loadLocked() {
 	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
 	if err != nil {
-		c.log.Error("certificate files changed but do not load, keeping the old pair", "error", err)
-		return c.pair
+		c.failures.Add(1)
+		c.log.Error("certificate files changed but do not load, keeping the old pair", "error", err, "expires", c.pair.Leaf.NotAfter)
+		return
 	}
-	c.pair, c.changed = &pair, changed
-	c.log.Info("certificate reloaded", "file", c.cert)
-	return c.pair
+	c.reloads.Add(1)
+	c.take(&pair)
+	c.log.Info("certificate reloaded", "file", c.cert, "expires", pair.Leaf.NotAfter)
+}
+
+// take serves a pair from now on.
+func (c *certificate) take(pair *tls.Certificate) {
+	c.pair = pair
+	if !pair.Leaf.NotAfter.After(time.Now()) {
+		c.log.Warn("the certificate has expired, so that devices refuse it; renew it", "file", c.cert, "expired", pair.Leaf.NotAfter)
+	}
+}
+
+// reload reads the files now, changed or not.
+func (c *certificate) reload() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.checked, c.seen = time.Now(), c.stamp()
+	c.loadLocked()
+}
+
+// expires is when the pair that is served does.
+func (c *certificate) expires() time.Time { return c.current().Leaf.NotAfter }
+
+// onHangup reloads at every SIGHUP until ctx ends. Without a certificate
+// nobody takes that signal, and it ends the program as it does any other whose
+// terminal is closed.
+func (c *certificate) onHangup(ctx context.Context) {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangups:
+			c.reload()
+		}
+	}
 }

@@ -32,6 +32,7 @@ type collector struct {
 	mqtt          *mqttSide
 	gate          *lobby.Gate
 	guarded       map[string]*lobby.Guarded
+	certificate   *certificate // nil without TLS
 	upstream      *upstream.Bridge
 	members       *members // nil where no other node can be
 }
@@ -63,6 +64,8 @@ var (
 	connections    = gauge("device_connections", "Connections to the devices' ports.")
 	connectionsMax = gauge("device_connections_limit", "How many there may be, by the open-file limit; 0: no limit.")
 	notAdmitted    = counter("connections_refused_total", "Connections to the devices' ports closed at once, by flag of the listener and reason.", "listener", "reason")
+	certExpiry     = gauge("certificate_expiry_timestamp_seconds", "When the devices' certificate expires, in seconds since 1970.")
+	certReloads    = counter("certificate_reloads_total", "Changed certificate files, by whether they loaded.", "result")
 	checks         = counter("ota_checks_total", "OTA checks answered, by kind of answer.", "kind")
 	helloSeconds   = newMetric(0, "hello_seconds", "From the upgrade request, or the MQTT hello, to the server hello.")
 	listSeconds    = newMetric(0, "handshake_seconds", "From the start of the MCP handshake to the verified tool list.")
@@ -160,6 +163,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for flag, l := range c.guarded {
 		put(notAdmitted, float64(l.Full.Load()), flag, "descriptors")
 		put(notAdmitted, float64(l.Crowded.Load()), flag, "address")
+	}
+	if c.certificate != nil {
+		put(certExpiry, float64(c.certificate.expires().Unix()))
+		put(certReloads, float64(c.certificate.reloads.Load()), "loaded")
+		put(certReloads, float64(c.certificate.failures.Load()), "failed")
 	}
 	c.collectParts(put)
 	c.mqtt.collect(put, histogram)

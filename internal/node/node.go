@@ -355,6 +355,7 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 		if n.certificate, err = newCertificate(n.cfg.DeviceTLSCert, n.cfg.DeviceTLSKey, n.log); err != nil {
 			return err
 		}
+		n.whileRunning(n.certificate.onHangup)
 	}
 	if err := n.startMQTT(ctx); err != nil {
 		return err
@@ -391,6 +392,17 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 	}
 	n.serve("device-listen", n.device, n.deviceNet)
 	return nil
+}
+
+// whileRunning runs a task until the node stops what was started before it.
+func (n *node) whileRunning(task func(context.Context)) {
+	ctx, stop := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	done.Go(func() { task(ctx) })
+	n.onStop(func() {
+		stop()
+		done.Wait()
+	})
 }
 
 func (n *node) httpErrors() *log.Logger { return log.New(httpLog{n.log}, "", 0) }

@@ -1,9 +1,11 @@
 package node
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"log/slog"
@@ -139,30 +141,80 @@ func pair(t *testing.T, dir string, serial int64) {
 
 func TestCertificateReload(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := newCertificate(filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem"), quiet); err == nil {
+	cert, key := filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem")
+	if _, err := newCertificate(cert, key, quiet); err == nil {
 		t.Error("files that do not exist are accepted")
 	}
-	pair(t, dir, 1)
-	c, err := newCertificate(filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem"), quiet)
+	pair(t, dir, 2)
+	var complaints bytes.Buffer
+	c, err := newCertificate(cert, key, slog.New(slog.NewTextHandler(&complaints, &slog.HandlerOptions{Level: slog.LevelError})))
 	if err != nil {
 		t.Fatal(err)
 	}
-	serial := func() int64 {
-		c.checked = time.Time{} // as if the interval had passed
-		leaf, err := x509.ParseCertificate(c.current().Certificate[0])
+	l, err := tls.Listen("tcp", "127.0.0.1:0", c.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.(*tls.Conn).Handshake() // the client tells more
+			_ = conn.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-served
+	})
+	serial := func() int64 { // by a real handshake
+		conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{InsecureSkipVerify: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return leaf.SerialNumber.Int64()
+		defer func() { _ = conn.Close() }()
+		return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
 	}
-	pair(t, dir, 2)
+	due := func() { // as if the interval had passed
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.checked = time.Time{}
+	}
+	pair(t, dir, 3)
 	if got := serial(); got != 2 {
+		t.Errorf("certificate %d is served before the files are looked at", got)
+	}
+	due()
+	if got := serial(); got != 3 {
 		t.Errorf("certificate %d is served after the change", got)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "c.pem"), []byte("broken"), 0o600); err != nil {
+	pair(t, dir, 1) // its files have an older time
+	due()
+	if got := serial(); got != 1 {
+		t.Errorf("certificate %d is served after a change to older files", got)
+	}
+	if err := os.WriteFile(cert, []byte("broken"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := serial(); got != 2 {
-		t.Errorf("certificate %d is served after a broken change", got)
+	for range 3 {
+		due()
+		if got := serial(); got != 1 {
+			t.Errorf("certificate %d is served after a broken change", got)
+		}
+	}
+	if n := strings.Count(complaints.String(), "do not load"); n != 1 || c.failures.Load() != 1 || c.reloads.Load() != 2 {
+		t.Errorf("%d complaints of one change, %d failures, %d reloads", n, c.failures.Load(), c.reloads.Load())
+	}
+	pair(t, dir, 4)
+	c.reload()
+	if got := serial(); got != 4 {
+		t.Errorf("certificate %d is served after a reload by hand", got)
+	}
+	if left := time.Until(c.expires()); left < 50*time.Minute || left > time.Hour {
+		t.Errorf("expires in %v", left)
 	}
 }
