@@ -1,6 +1,7 @@
 package lobby
 
 import (
+	"context"
 	"net"
 	"net/netip"
 	"sync"
@@ -155,6 +156,22 @@ func Vouch(c net.Conn) {
 		default:
 			return
 		}
+	}
+}
+
+// connKey is where WithConn puts the connection.
+type connKey struct{}
+
+// WithConn is the ConnContext of an http.Server behind a gate, so that
+// VouchFor finds the connection of a request.
+func WithConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// VouchFor is Vouch for the connection of a request.
+func VouchFor(ctx context.Context) {
+	if c, ok := ctx.Value(connKey{}).(net.Conn); ok {
+		Vouch(c)
 	}
 }
 

@@ -386,7 +386,7 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 	n.vision.Register(mux)
 	n.health(mux)
 	n.device = &http.Server{Handler: n.perAddress(n.whileServing(mux)), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
-		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors()}
+		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}
 	if n.certificate != nil {
 		n.device.TLSConfig = n.certificate.config()
 	}

@@ -136,7 +136,7 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, de
 		return nil, refusals[devices.AsError(err).Code]
 	}
 	c.session.Store(session)
-	lobby.Vouch(c.ws.NetConn())
+	lobby.Vouch(c.ws.NetConn()) // without credentials it has proven itself only now
 	reply, err := session.OpenAudio(h, hello.TransportWebSocket, func(*devices.Conversation) (devices.AudioPath, error) {
 		return (*audioPath)(c), nil
 	})

@@ -102,6 +102,9 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	who, status, err := f.identify(r)
 	if err == nil {
+		if who.Verified { // who waits for its turn shall not take its neighbours' share
+			lobby.VouchFor(r.Context())
+		}
 		status, err = http.StatusServiceUnavailable, f.room.Enter(r.Context())
 	}
 	if err != nil {
