@@ -233,6 +233,41 @@ func TestAnyNodeDescribesTheDevice(t *testing.T) {
 	}
 }
 
+// A device that changes its tools on another node, and back on this one, has
+// all three in its history; one that only moves has no entry more.
+func TestHistoryAcrossNodes(t *testing.T) {
+	f := newFleet(t)
+	list := func(service *devices.Service, tools string) {
+		t.Helper()
+		s := devicetest.NewScript()
+		s.Tools = `[` + tools + `]`
+		c := &script{Script: s}
+		session, err := service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.session = session
+		session.StartMCP(devices.FeaturesMCP)
+		devicetest.Eventually(t, "tools are ready", func() bool {
+			v, err := service.Get(t.Context(), id)
+			return err == nil && v.CatalogState == devices.CatalogReady
+		})
+		if err := errors.Join(f.holder.opt.Conn.Flush(), f.far.opt.Conn.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		session.Close(devices.CloseGone)
+	}
+	x, y := devicetest.Volume, devicetest.Volume+`,`+devicetest.Reboot
+	list(f.holding, x)
+	list(f.fwd, x) // moves
+	list(f.fwd, y)
+	list(f.holding, x)
+	history, err := f.holding.History(t.Context(), id, 0, 0, 10)
+	if err != nil || len(history) != 3 || history[0].Catalog != history[2].Catalog || history[0].Catalog == history[1].Catalog {
+		t.Errorf("%+v, %v", history, err)
+	}
+}
+
 func TestNobodyHoldsTheDevice(t *testing.T) {
 	f := newFleet(t)
 	if _, err := f.far.Forward(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {

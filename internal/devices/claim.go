@@ -47,6 +47,7 @@ func (s *Service) Claimed(c Claim) {
 	}
 	e.mu.Lock()
 	e.lastEpoch = max(e.lastEpoch, c.Epoch) // a later connection here stands above it
+	e.elsewhere = true
 	e.mu.Unlock()
 	x := e.session.Load()
 	if x == nil || !fenced {

@@ -264,6 +264,7 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	if !list.Partial {
 		s.catalogs.learn(device.ELF, cat)
 	}
+	x.catchUp()
 	before := x.listBefore(cat.Hash)
 	e.mu.Lock()
 	changed := e.catalog != cat.Hash || e.partial != list.Partial || e.listedFW == notRecorded
@@ -303,6 +304,28 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 // notRecorded stands where the firmware of the last entry does if that entry
 // was not made, so that the next listing makes one. No version is like it.
 const notRecorded = "\x00"
+
+// catchUp learns what another node listed since this one did, so that a return
+// to an older list is entered, too, and a list that both saw is not.
+func (x *Session) catchUp() {
+	e := x.entry
+	e.mu.Lock()
+	elsewhere := e.elsewhere || x.svc.cfg.Alive != nil && e.catalog == (Hash{})
+	e.mu.Unlock()
+	if !elsewhere {
+		return
+	}
+	ctx, cancel := context.WithTimeout(x.svc.ctx, lookupTimeout)
+	defer cancel()
+	last, err := x.svc.ports.Catalogs.History(ctx, e.id, 0, 0, 1)
+	if err != nil || len(last) == 0 {
+		return // what this node knows has to do
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.elsewhere = false
+	e.catalog, e.partial, e.listedFW = last[0].Catalog, last[0].Partial, last[0].Firmware
+}
 
 // listBefore is the list that the device had, if it is not this one: from the
 // database, where memory had no room for it.

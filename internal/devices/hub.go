@@ -38,6 +38,7 @@ type entry struct {
 	catalog    Hash // of the last listing; zero if never listed
 	listedFW   string
 	partial    bool
+	elsewhere  bool // another node held it since it was listed here
 	takeovers  takeovers
 	reconnects bucket // a device that fights itself makes two events and two log lines each time
 	recorded   bucket // bytes of lists and entries that go to the database
