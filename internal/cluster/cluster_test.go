@@ -28,6 +28,7 @@ type fleet struct {
 	client       *nats.Conn
 	holder, far  *Link
 	holding, fwd *devices.Service
+	ports        *devicetest.Ports
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -58,13 +59,13 @@ func newFleetWith(t *testing.T, cfg devices.Config) *fleet {
 	if f.mint, err = credential.New([]byte("a secret for tests only")); err != nil {
 		t.Fatal(err)
 	}
-	ports := devicetest.New() // one database for both
+	f.ports = devicetest.New() // one database for both
 	node := func(name string) (*Link, *devices.Service) {
 		log := slog.New(slog.DiscardHandler)
 		link := New(Options{Conn: connect(), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
 		cfg.Node, cfg.Alive = name, func(string) bool { return true }
-		service := devices.New(cfg, devices.Ports{Records: ports, Catalogs: ports,
-			Keeper: ports, Publisher: ports, Directory: link, Router: link, Audio: ports, Vision: ports, Log: log})
+		service := devices.New(cfg, devices.Ports{Records: f.ports, Catalogs: f.ports,
+			Keeper: f.ports, Publisher: f.ports, Directory: link, Router: link, Audio: f.ports, Vision: f.ports, Log: log})
 		if err := errors.Join(link.Attach(service), service.Load(t.Context())); err != nil {
 			t.Fatal(err)
 		}
@@ -262,6 +263,10 @@ func TestHistoryAcrossNodes(t *testing.T) {
 	list(f.fwd, x) // moves
 	list(f.fwd, y)
 	list(f.holding, x)
+	list(f.fwd, x) // moves
+	if _, row, _, _ := f.ports.Of(id); row.Catalog == (devices.Hash{}) {
+		t.Error("the row of a device that only moved names no list")
+	}
 	history, err := f.holding.History(t.Context(), id, 0, 0, 10)
 	if err != nil || len(history) != 3 || history[0].Catalog != history[2].Catalog || history[0].Catalog == history[1].Catalog {
 		t.Errorf("%+v, %v", history, err)

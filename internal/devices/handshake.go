@@ -322,9 +322,12 @@ func (x *Session) catchUp() {
 		return // what this node knows has to do
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.elsewhere = false
 	e.catalog, e.partial, e.listedFW = last[0].Catalog, last[0].Partial, last[0].Firmware
+	e.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.own, x.ownPartial = last[0].Catalog, last[0].Partial // its entry is stored
 }
 
 // listBefore is the list that the device had, if it is not this one: from the

@@ -114,7 +114,9 @@ func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Lo
 		// Every device that comes or goes would otherwise make the server search
 		// its cache of subjects for what the device's wildcard changes.
 		NoSublistCache: true,
-		PingInterval:   5 * time.Second,
+		// Other nodes may attach: one that is frozen is noticed within 6 s.
+		PingInterval: 2 * time.Second,
+		MaxPingsOut:  2,
 	}
 	if cfg.NATSListen != "" {
 		host, portText, err := net.SplitHostPort(cfg.NATSListen)
