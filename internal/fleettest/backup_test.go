@@ -44,6 +44,7 @@ func (n *Node) facts(t *testing.T) map[string]facts {
 // credentials they have. They are MQTT devices, which ask the OTA address at
 // their start and never again.
 func TestBackupOfARunningNode(t *testing.T) {
+	t.Parallel()
 	const fleet = 20
 	node := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(fleet), "--profile", "fw-2.1,fw-2.4,robot", "--seed", "11")

@@ -43,6 +43,7 @@ func writePair(t *testing.T, cert, key string, serial int64, expires time.Time) 
 // A renewed certificate reaches the HTTPS port and the MQTT port alike, at once
 // with SIGHUP; one that is broken reaches neither, and the node goes on.
 func TestCertificateOnEveryPort(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem")
 	soon := time.Now().Add(time.Hour).Truncate(time.Second)

@@ -16,6 +16,7 @@ import (
 // node that was killed held goes offline once and is callable again as soon as
 // it is back elsewhere.
 func TestThreeNodes(t *testing.T) {
+	t.Parallel()
 	db := storetest.Postgres(t)
 	url, prefix, _, _ := natsServer(t)
 	var nodes []*Node

@@ -100,6 +100,7 @@ func TestSharePerAddress(t *testing.T) {
 
 // Behind a trusted proxy the share is that of the address it names.
 func TestSharePerForwardedAddress(t *testing.T) {
+	t.Parallel()
 	node := programs.Start(t, "--connections-per-address", "2", "--trusted-proxies", "127.0.0.0/8")
 	device, err := url.Parse(node.Info.Device)
 	if err != nil {
