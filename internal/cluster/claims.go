@@ -3,6 +3,7 @@ package cluster
 import (
 	"encoding/json"
 	"strconv"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -83,24 +84,58 @@ type newsMessage struct {
 	devices.News
 }
 
+// News that is lost is made good: what this node told within retell before it
+// lost NATS, and while it was away, is told again when it is back. A node that
+// was away itself reads the database.
+const (
+	retell  = 30 * time.Second // longer than a connection can be dead unnoticed
+	maxTold = 10_000           // beyond that the oldest are given up, and counted
+)
+
+// told is news on its way.
+type told struct {
+	news devices.News
+	at   time.Time
+	sent bool
+}
+
 // Tell passes news on to every other node.
 func (l *Link) Tell(n devices.News) {
 	if l.opt.Alone {
 		return
 	}
-	if !l.opt.Up() {
-		l.ClaimsLost.Add(1)
-		return
+	l.newsMu.Lock()
+	defer l.newsMu.Unlock()
+	old := 0
+	for old < len(l.told) && (l.told[old].sent && time.Since(l.told[old].at) > retell || len(l.told)-old >= maxTold) {
+		if !l.told[old].sent {
+			l.ClaimsLost.Add(1)
+		}
+		old++
 	}
+	l.told = append(l.told[old:], told{news: n, at: time.Now(), sent: l.opt.Up() && l.publishNews(n)})
+}
+
+// tellAgain is Tell for what other nodes may have missed.
+func (l *Link) tellAgain() {
+	l.newsMu.Lock()
+	defer l.newsMu.Unlock()
+	for i := range l.told {
+		if t := &l.told[i]; l.publishNews(t.news) {
+			t.at, t.sent = time.Now(), true
+		}
+	}
+}
+
+// publishNews sends one piece; false if NATS does not take it.
+func (l *Link) publishNews(n devices.News) bool {
 	body, err := json.Marshal(newsMessage{l.opt.Node, n})
 	if err != nil {
 		l.opt.Log.Error("news", "error", err)
-		return
+		return true // it will never be better
 	}
 	msg := &nats.Msg{Subject: l.news(l.opt.Node), Data: body, Header: nats.Header{HeaderHop: []string{l.opt.Mint.HopSignature("", verbNews, body)}}}
-	if err := l.opt.Conn.PublishMsg(msg); err != nil {
-		l.ClaimsLost.Add(1)
-	}
+	return l.opt.Conn.PublishMsg(msg) == nil
 }
 
 // learn takes another node's news.

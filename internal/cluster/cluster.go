@@ -31,8 +31,9 @@ const (
 	// its bytes are not counted: the dispatcher moves them to its backlog before
 	// it looks at the next.
 	inboxLimit = 8_192
-	MaxServing = 4_096 // requests being served; more are refused as unavailable
-	maxBody    = 64 << 10
+	MaxServing = 4_096           // requests being served; more are refused as unavailable
+	maxBody    = 64 << 10        // of a service's request
+	maxHop     = maxBody + 8<<10 // of another node's, which wraps what REST allows
 	queueGroup = "owner"
 
 	attachTimeout = 2 * time.Second
@@ -78,6 +79,9 @@ type Link struct {
 	mine      atomic.Pointer[[]byte]
 	joined    atomic.Bool
 
+	newsMu sync.Mutex
+	told   []told // oldest first
+
 	mu    sync.Mutex
 	holds map[devices.ID]*hold
 	ctx   context.Context
@@ -87,7 +91,8 @@ type Link struct {
 	// Requests counts served requests by verb, Refused by code.
 	Requests devices.CounterMap[string]
 	Refused  devices.CounterMap[devices.Code]
-	// ClaimsLost counts claims and news that NATS did not take.
+	// ClaimsLost counts claims that NATS did not take, and news that could not
+	// wait any longer.
 	ClaimsLost atomic.Uint64
 	// HopsLost counts requests to other nodes that were not even accepted.
 	HopsLost atomic.Uint64
@@ -209,9 +214,10 @@ func (l *Link) settle(id devices.ID, h *hold) error {
 	return nil
 }
 
-// Reconnected makes good what could not be subscribed to, or unsubscribed from,
-// while NATS was away.
+// Reconnected makes good what could not be subscribed to, unsubscribed from, or
+// told, while NATS was away.
 func (l *Link) Reconnected() {
+	l.tellAgain()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, h := range l.holds {
@@ -254,7 +260,7 @@ func (l *Link) open(msg *nats.Msg) (r request, err error) {
 	if r.caller, r.node, ok = l.authenticate(msg, r.device, verb); !ok {
 		return r, &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token"}
 	}
-	if len(msg.Data) > maxBody {
+	if len(msg.Data) > maxBody && !r.node {
 		return r, tooLarge(msg)
 	}
 	return r, nil
@@ -332,11 +338,33 @@ func (l *Link) authenticate(msg *nats.Msg, id devices.ID, verb string) (caller s
 
 // command is the body of a call or raw request.
 type command struct {
-	Tool      string          `json:"tool,omitempty"`
-	Arguments json.RawMessage `json:"arguments,omitempty"`
-	Method    string          `json:"method,omitempty"`
-	Params    json.RawMessage `json:"params,omitempty"`
-	Timeout   string          `json:"timeout,omitempty"`
+	Tool      string
+	Arguments json.RawMessage
+	Method    string
+	Params    json.RawMessage
+	Timeout   string
+}
+
+// append writes what parse reads. What the caller sent stays as it is.
+func (c command) append(dst []byte) []byte {
+	dst = append(dst, '{')
+	text := func(name, value string) {
+		if value != "" {
+			dst = jsonspan.AppendString(append(append(dst, name...), ':'), value)
+			dst = append(dst, ',')
+		}
+	}
+	raw := func(name string, value json.RawMessage) {
+		if len(value) > 0 {
+			dst = append(append(append(append(dst, name...), ':'), value...), ',')
+		}
+	}
+	text(`"tool"`, c.Tool)
+	raw(`"arguments"`, c.Arguments)
+	text(`"method"`, c.Method)
+	raw(`"params"`, c.Params)
+	dst = jsonspan.AppendString(append(dst, `"timeout":`...), c.Timeout)
+	return append(dst, '}')
 }
 
 func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc, error) {

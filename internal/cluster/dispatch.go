@@ -100,7 +100,7 @@ func (l *Link) late(msg *nats.Msg) bool {
 // collect takes a request into the backlog, or refuses it.
 func (l *Link) collect(queue *backlog, msg *nats.Msg) {
 	switch {
-	case len(msg.Data) > maxBody:
+	case len(msg.Data) > maxHop:
 		l.refuse(msg, tooLarge(msg))
 	case !queue.put(msg):
 		l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "too many requests wait"})

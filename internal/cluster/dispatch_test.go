@@ -86,7 +86,7 @@ func TestFloodOfLongRequests(t *testing.T) {
 	for i := range n {
 		data := body
 		if i == n/2 {
-			data = make([]byte, maxBody+1)
+			data = make([]byte, maxHop+1)
 		}
 		if err := f.client.PublishRequest("test.v1.cmd."+flooded.Token()+".call", replies, data); err != nil {
 			t.Fatal(err)

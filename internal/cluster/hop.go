@@ -1,9 +1,7 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"sync"
@@ -15,17 +13,29 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// A hop is a request to the node that holds a device. The holder answers within
-// acceptAfter, if only to say that it works on it; whoever asked waits lostAfter
-// for either, so that a call sent to a node that was frozen, or cut off while
-// the server still believes in it, ends long before its deadline.
+// A hop is a request to the node that holds a device. The holder says something
+// every acceptEvery, if only that it works on it; whoever asked waits lostAfter
+// for the next word, so that a call sent to a node that was frozen, killed, or
+// cut off while the server still believes in it, ends long before its deadline.
 const (
-	acceptAfter = time.Second
+	acceptEvery = time.Second
 	lostAfter   = 3 * time.Second
+	// lastWord is how long beyond its deadline a call waits for the holder to
+	// tell how it ended: whether anything was sent to the device.
+	lastWord = 150 * time.Millisecond
 )
 
 // accepted is what a holder sends before an answer that takes its time.
 var accepted = []byte(`{"accepted":true}`)
+
+// maxShort bounds what can be an acceptance, or the answer to a message; no
+// other is looked through for it.
+const maxShort = 512
+
+// says tells whether a short object has this member, and true in it.
+func says(data []byte, name string) bool {
+	return len(data) <= maxShort && jsonspan.KindOf(jsonspan.Member(data, name)) == jsonspan.KindTrue
+}
 
 // answers are the hops that this node waits for, on one subscription.
 type answers struct {
@@ -40,10 +50,10 @@ func newAnswers() *answers {
 	return &answers{prefix: nats.NewInbox() + ".", waiting: map[string]chan *nats.Msg{}}
 }
 
-// open returns the subject for one answer, and where it arrives: an acceptance
+// open returns the subject for one answer, and where it arrives: acceptances
 // and the answer, or nil when the connection was lost.
 func (a *answers) open() (subject string, arrive chan *nats.Msg) {
-	arrive = make(chan *nats.Msg, 3)
+	arrive = make(chan *nats.Msg, 8)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.last++
@@ -101,6 +111,7 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 	}
 	lost := time.NewTimer(lostAfter)
 	defer lost.Stop()
+	ended := ctx.Done()
 	for {
 		select {
 		case answer := <-arrive:
@@ -109,28 +120,59 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 				return nil, away(true)
 			case len(answer.Data) == 0 && answer.Header.Get("Status") == "503": // the server's "no responders"
 				return nil, devices.ErrNoHolder
-			case bytes.Equal(answer.Data, accepted):
-				lost.Stop()
+			case says(answer.Data, "accepted"):
+				if ended != nil {
+					lost.Reset(lostAfter)
+				}
 			default:
 				return answer.Data, nil
 			}
 		case <-lost.C:
+			if ended == nil {
+				return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Sent: true, Outcome: devices.OutcomeUnknown, Detail: "the node that holds the device did not answer in time"}
+			}
 			l.HopsLost.Add(1)
 			return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Sent: true, Outcome: devices.OutcomeUnknown,
 				Detail: fmt.Sprintf("the node that held the device did not answer within %v", lostAfter)}
-		case <-ctx.Done():
-			return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Sent: true, Outcome: devices.OutcomeUnknown, Detail: "the node that holds the device did not answer in time"}
+		case <-ended:
+			ended = nil
+			lost.Reset(lastWord)
 		}
 	}
 }
 
-// accept sends the acceptance of a hop unless done is called before it is due.
-// Anybody but a node gets the answer alone.
-func (l *Link) accept(msg *nats.Msg, node bool) (done func() bool) {
+// accept sends acceptances of a hop while it is due an answer, until done is
+// called. Anybody but a node gets the answer alone.
+func (l *Link) accept(msg *nats.Msg, node bool) (done func()) {
 	if !node {
-		return func() bool { return true }
+		return func() {}
 	}
-	return time.AfterFunc(acceptAfter, func() { l.reply(msg, accepted) }).Stop
+	a := &acceptance{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.timer = time.AfterFunc(acceptEvery, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if !a.done {
+			l.reply(msg, accepted)
+			a.timer.Reset(acceptEvery)
+		}
+	})
+	return a.end
+}
+
+// acceptance repeats itself until it is ended.
+type acceptance struct {
+	mu    sync.Mutex
+	timer *time.Timer
+	done  bool
+}
+
+func (a *acceptance) end() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.done = true
+	a.timer.Stop()
 }
 
 func away(sent bool) error {
@@ -177,7 +219,7 @@ func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
 	if err != nil {
 		return err
 	}
-	if bytes.Equal(data, sent) {
+	if says(data, "ok") {
 		return nil
 	}
 	return remoteError(data)
@@ -209,9 +251,5 @@ func (l *Link) request(ctx context.Context, id devices.ID, verb, caller string, 
 		timeout = time.Until(deadline)
 	}
 	c.Timeout = max(timeout, time.Millisecond).String()
-	body, err := json.Marshal(c)
-	if err != nil {
-		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
-	}
-	return l.hop(ctx, id, verb, caller, body)
+	return l.hop(ctx, id, verb, caller, c.append(nil))
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,7 +44,7 @@ func (f *fleet) slow(t *testing.T, after time.Duration) {
 func TestSlowCallIsAccepted(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	f.slow(t, lostAfter+acceptAfter)
+	f.slow(t, lostAfter+acceptEvery)
 	begun := time.Now()
 	r, err := f.callFar(t, 30*time.Second)
 	if err != nil || r.Node != "holder" || time.Since(begun) < lostAfter {
@@ -178,5 +179,72 @@ func TestHoldWhileAway(t *testing.T) {
 	}
 	if len(f.holder.holds) != 0 {
 		t.Errorf("%d holds are left", len(f.holder.holds))
+	}
+}
+
+// A holder that dies after it accepted a call is not waited for either.
+func TestHolderDiesAfterAcceptance(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	_, err := f.client.QueueSubscribe("test.v1.cmd."+id.Token()+".*", queueGroup, func(msg *nats.Msg) {
+		_ = msg.Respond([]byte(`{"accepted":true,"added_later":1}`))
+	})
+	if err == nil {
+		err = f.client.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	_, err = f.callFar(t, 30*time.Second)
+	if e := devices.AsError(err); e.Code != devices.CodeUnavailable || time.Since(begun) > 2*lostAfter {
+		t.Errorf("%+v after %v", e, time.Since(begun))
+	}
+}
+
+// A call that ends in the holder's queue is told as unsent from another node, too.
+func TestTimeoutIsToldAlike(t *testing.T) {
+	f := newFleet(t)
+	s := devicetest.NewScript()
+	s.Call = func(string, json.RawMessage) string { return "" } // for ever
+	f.connect(t, s)
+	call := func(service *devices.Service, timeout time.Duration) *devices.Error {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		defer cancel()
+		_, err := service.CallTool(ctx, volumeCall)
+		return devices.AsError(err)
+	}
+	first := make(chan *devices.Error, 1)
+	go func() { first <- call(f.holding, time.Second) }()
+	devicetest.Eventually(t, "the device is busy", func() bool { return f.holding.Stats().InFlight.Load() == 1 })
+	local, routed := call(f.holding, 100*time.Millisecond), call(f.fwd, 100*time.Millisecond)
+	if local.Sent || routed.Sent || local.Code != routed.Code || local.Outcome != routed.Outcome {
+		t.Errorf("told here %+v, from the other node %+v", local, routed)
+	}
+	<-first
+}
+
+// What REST takes, a hop takes, and byte for byte.
+func TestBigHop(t *testing.T) {
+	f := newFleet(t)
+	s := devicetest.NewScript()
+	s.Tools = `[{"name":"echo"}]`
+	got := make(chan int, 2)
+	s.Call = func(_ string, arguments json.RawMessage) string {
+		got <- len(arguments)
+		return devicetest.True
+	}
+	f.connect(t, s)
+	for _, text := range []string{strings.Repeat("<>&", 4_000), strings.Repeat("x", maxBody-100)} {
+		arguments := json.RawMessage(`{"text":"` + text + `"}`)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		_, err := f.fwd.CallTool(ctx, devices.ToolCall{Device: id, Tool: "echo", Arguments: arguments})
+		cancel()
+		if err != nil {
+			t.Fatalf("%d bytes: %v", len(arguments), err)
+		}
+		if n := <-got; n != len(arguments) {
+			t.Errorf("%d bytes arrived of %d", n, len(arguments))
+		}
 	}
 }

@@ -302,6 +302,10 @@ func (s *Service) Revoke(id ID) error {
 	return nil
 }
 
+// reasonForgotten is the Reason of the exception that a forgotten device leaves
+// behind.
+const reasonForgotten = "forgotten"
+
 // Forget removes a device and its history. Its generation goes up, so that
 // credentials it still holds stay dead.
 func (s *Service) Forget(ctx context.Context, id ID) error {
@@ -311,7 +315,7 @@ func (s *Service) Forget(ctx context.Context, id ID) error {
 	}
 	e.mu.Lock()
 	e.generation++
-	x := Exception{Device: id, Generation: e.generation, Reason: "forgotten", ChangedAt: time.Now().UTC()}
+	x := Exception{Device: id, Generation: e.generation, Reason: reasonForgotten, ChangedAt: time.Now().UTC()}
 	e.mu.Unlock()
 	s.excepted(x)
 	e.evict()

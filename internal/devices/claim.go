@@ -61,10 +61,9 @@ func (s *Service) Claimed(c Claim) {
 		}
 		x.yield(c, true)
 	case ClaimReassert:
-		switch {
-		case mine > c.Epoch:
+		if mine > c.Epoch || mine == c.Epoch && x.svc.cfg.Node > c.Node {
 			x.claim(ClaimReassert)
-		case mine < c.Epoch:
+		} else {
 			x.yield(c, false)
 		}
 	case ClaimAnswer:
@@ -72,15 +71,14 @@ func (s *Service) Claimed(c Claim) {
 	}
 }
 
-// stands tells whether the session stands against a connect claim: if both
-// connections are close calls, the higher epoch does, for both nodes the same.
-// Either sign of closeness may be missing: the epochs are apart if the clocks
-// are, and the claim may have been long on its way.
+// stands tells whether the session stands against a connect claim: only if it
+// has just connected itself, by this node's own clock, and has the higher epoch,
+// which both nodes then see alike.
 func (x *Session) stands(mine Epoch, c Claim) bool {
-	if mine == c.Epoch {
-		return x.svc.cfg.Node > c.Node
+	if time.Since(x.connected) >= closeCalls {
+		return false
 	}
-	return mine > c.Epoch && (mine-c.Epoch < Epoch(closeCalls.Microseconds()) || time.Since(x.connected) < closeCalls)
+	return mine > c.Epoch || mine == c.Epoch && x.svc.cfg.Node > c.Node
 }
 
 // yield ends the session in favour of another node's.
@@ -126,26 +124,26 @@ type Lease struct {
 const losePage = 500
 
 // LoseNode marks what a dead node left online as offline, and says so: every
-// node that finds out does it, and the stream keeps one event of each.
-// online reads the rows that are left.
-func (s *Service) LoseNode(ctx context.Context, node string, online func(ctx context.Context, node string, limit int) ([]Presence, error)) (int, error) {
-	lost := 0
+// node that finds out does it, and the stream keeps one event of each. Only what
+// connected before a time is lost, unless that is zero: later a new start of the
+// node holds it. online reads a page of such rows behind a device, in id order.
+// The number of devices counts also with an error.
+func (s *Service) LoseNode(ctx context.Context, node string, before time.Time,
+	online func(ctx context.Context, node string, before time.Time, after ID, limit int) ([]Presence, error)) (lost int, err error) {
+	after := ID("")
 	for {
-		rows, err := online(ctx, node, losePage)
+		rows, err := online(ctx, node, before, after, losePage)
 		if err != nil {
 			return lost, fmt.Errorf("read devices of node %s: %w", node, err)
 		}
 		for _, p := range rows {
 			s.lose(p)
 		}
-		if lost += len(rows); len(rows) < losePage {
+		lost += len(rows)
+		if len(rows) < losePage {
 			return lost, nil
 		}
-		select { // for the rows to be written
-		case <-ctx.Done():
-			return lost, ctx.Err()
-		case <-time.After(time.Second):
-		}
+		after = rows[len(rows)-1].Device
 	}
 }
 

@@ -17,7 +17,7 @@ func TestLoseNode(t *testing.T) {
 	s := ports.Service(t, devices.Config{Alive: func(string) bool { return true }})
 	p := overMQTT(t, s)
 	rows := []devices.Presence{{Device: id, Epoch: 5, Seq: 1, Online: true, Node: "dead"}, {Device: "02:00:00:00:00:09", Epoch: 7, Seq: 3, Online: true, Node: "dead", Session: "s"}}
-	lost, err := s.LoseNode(t.Context(), "dead", func(_ context.Context, node string, _ int) ([]devices.Presence, error) {
+	lost, err := s.LoseNode(t.Context(), "dead", time.Time{}, func(_ context.Context, node string, _ time.Time, _ devices.ID, _ int) ([]devices.Presence, error) {
 		if node != "dead" {
 			t.Errorf("asked for %s", node)
 		}

@@ -10,8 +10,8 @@ import (
 const (
 	// closeAtOnce bounds the sessions that CloseAll ends at one time.
 	closeAtOnce = 256
-	// finishCalls is how long a device that is let go may take to answer what
-	// it was asked.
+	// finishCalls is how long beyond the window a device that is let go may take
+	// to answer what it was asked.
 	finishCalls = 10 * time.Second
 	// drainLook is how often a device that is let go is looked at: whether its
 	// calls are answered, and whether it still talks.
@@ -80,7 +80,7 @@ func (s *Service) Leave(ctx context.Context, window time.Duration) {
 		}
 		going.Go(func() {
 			x.finishTalk(ctx, end)
-			x.finishCalls(ctx)
+			x.finishCalls(ctx, end.Add(finishCalls))
 			x.Close(CloseDraining)
 		})
 	}
@@ -104,11 +104,11 @@ func (x *Session) finishTalk(ctx context.Context, end time.Time) {
 }
 
 // finishCalls refuses new calls and returns when those before are answered.
-func (x *Session) finishCalls(ctx context.Context) {
+func (x *Session) finishCalls(ctx context.Context, end time.Time) {
 	x.mu.Lock()
 	x.leaving = true
 	x.mu.Unlock()
-	x.until(ctx, time.Now().Add(finishCalls), func() bool {
+	x.until(ctx, end, func() bool {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		return x.inFlight == 0

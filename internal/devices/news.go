@@ -96,15 +96,35 @@ func (s *Service) Reload(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("load exceptions: %w", err)
 	}
-	for i := range exceptions {
-		s.Learn(News{Exception: &exceptions[i]})
+	stored := map[ID]bool{}
+	for _, x := range exceptions {
+		stored[x.Device] = false
 	}
 	err = s.ports.Keeper.LoadDevices(ctx, func(row Row) error {
+		if _, exceptional := stored[row.Device.ID]; exceptional {
+			stored[row.Device.ID] = true
+		}
 		s.learnDevice(row.Device)
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("load devices: %w", err)
 	}
+	for i := range exceptions {
+		x := &exceptions[i]
+		s.Learn(News{Exception: x, Forgotten: x.Reason == reasonForgotten && !stored[x.Device] && s.isNews(*x)})
+	}
 	return nil
+}
+
+// isNews tells whether this node did not know of the exception: else a device
+// that was forgotten has come back here since, and its row is on its way.
+func (s *Service) isNews(x Exception) bool {
+	e := s.hub.get(x.Device)
+	if e == nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.generation < x.Generation
 }

@@ -56,6 +56,14 @@ func (s *Service) Outranked(stored Presence) {
 	})
 }
 
+// SaveAgain has the row of a device's session saved once more in a while: it is
+// not known whether the database took it. It does not block.
+func (s *Service) SaveAgain(id ID) {
+	if x := s.hub.session(id); x != nil {
+		s.outranked.add(x)
+	}
+}
+
 // saveOutranked tries the rows again that the database refused.
 func (s *Service) saveOutranked() {
 	for x := range s.outranked.take() {

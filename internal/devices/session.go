@@ -76,7 +76,9 @@ func (x *Session) init() {
 // startCatalog shows the device's own last catalog, else the one its firmware
 // image is known for, until the list is verified. The caller holds e.mu.
 func (x *Session) startCatalog(e *entry, known *catalogs) {
-	x.own, x.ownPartial = e.catalog, e.partial
+	if e.listedFW != notRecorded { // else that list is not stored
+		x.own, x.ownPartial = e.catalog, e.partial
+	}
 	if cat := known.get(e.catalog); cat != nil {
 		x.catalog, x.partial = cat, e.partial
 	} else if cat := known.forELF(e.device.Load().ELF); cat != nil {

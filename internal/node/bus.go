@@ -26,16 +26,18 @@ type bus struct {
 	// up says that the connection stands. The library's own answer waits for a
 	// lock that it holds while it tries to reconnect, 3 s at a time.
 	up   atomic.Bool
-	back atomic.Pointer[func()] // called each time the connection stands again
+	back chan struct{} // capacity 1: the connection stands again
 }
 
 // connected takes note that the connection stands. Its first time is not news.
+// The library runs its callbacks one after the other, so no more is done here.
 func (b *bus) connected() {
 	if b.up.Swap(true) {
 		return
 	}
-	if back := b.back.Load(); back != nil {
-		(*back)()
+	select {
+	case b.back <- struct{}{}:
+	default: // one wake-up is enough
 	}
 }
 
@@ -44,7 +46,7 @@ const natsStart = 10 * time.Second
 // openBus starts the embedded server, or connects. A wrong URL or login is an
 // error; a server that is merely away is not: the connection keeps trying.
 func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (*bus, error) {
-	b := &bus{}
+	b := &bus{back: make(chan struct{}, 1)}
 	options := []nats.Option{
 		nats.Name("fleetd " + cfg.Node),
 		nats.MaxReconnects(-1),

@@ -4,24 +4,22 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"fleetd/internal/cluster"
 	"fleetd/internal/devices"
 )
 
 // The lease of a node: it beats in the database, and whoever sees the beat
 // stand still for leaseTime by a clock of its own declares the node lost.
 const (
-	beatEvery  = 3 * time.Second
-	leaseTime  = 15 * time.Second
-	loseAtMost = time.Minute     // for one lost node, before it is tried again
-	answerTime = 2 * time.Second // for other nodes to answer a claim
+	beatEvery   = 3 * time.Second
+	leaseTime   = 15 * time.Second
+	loseAtMost  = time.Minute     // for one lost node, before it is tried again
+	answerTime  = 2 * time.Second // for other nodes to answer a claim
+	orphanEvery = time.Minute     // looks for devices of nodes that have no lease
 )
 
 // members are the nodes of the fleet as this node sees them.
@@ -35,25 +33,31 @@ type members struct {
 
 	mu     sync.Mutex
 	latest []devices.Lease
-	seen   map[string]sight // by node
+	seen   map[string]sight // by instance
 	looked time.Time        // when the leases were last read
+	losing map[string]bool  // by instance, or name for orphans: being cleared away
+	tasks  sync.WaitGroup
 }
 
 // sight is when a beat was first seen.
 type sight struct {
-	instance string
-	beat     int64
-	at       time.Time
+	beat int64
+	at   time.Time
 }
 
 func newMembers(n *node) *members {
-	return &members{node: n, seen: map[string]sight{}, lease: devices.Lease{Node: n.cfg.Node, Instance: rand.Text(), Started: n.started, Version: n.cfg.Version}}
+	return &members{node: n, seen: map[string]sight{}, losing: map[string]bool{},
+		lease: devices.Lease{Node: n.cfg.Node, Instance: rand.Text(), Started: n.started, Version: n.cfg.Version}}
 }
 
 // run keeps the lease until ctx ends, and then gives it back.
 func (m *members) run(ctx context.Context) {
+	defer m.tasks.Wait()
 	ticker := time.NewTicker(beatEvery)
 	defer ticker.Stop()
+	orphans := time.NewTicker(orphanEvery)
+	defer orphans.Stop()
+	var suspects []string
 	twice := false
 	for {
 		lost, err := m.beat(ctx)
@@ -74,10 +78,12 @@ func (m *members) run(ctx context.Context) {
 		case <-ctx.Done():
 			end, cancel := context.WithTimeout(context.Background(), beatEvery)
 			defer cancel()
-			if err := m.node.store.DropNode(end, m.lease); err != nil {
+			if err := m.node.store.EndLease(end, m.lease); err != nil {
 				m.node.log.Debug("lease not given back", "error", err)
 			}
 			return
+		case <-orphans.C:
+			suspects = m.orphans(ctx, suspects)
 		case <-ticker.C:
 		}
 	}
@@ -103,25 +109,27 @@ func (m *members) beat(ctx context.Context) (lost []devices.Lease, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.latest = leases
-	blind := now.Sub(m.looked) > 2*beatEvery // the database was away, or this node did not run
+	// Nobody is lost for what could not be seen: the database was away, or this
+	// node did not run.
+	blind := now.Sub(m.looked) > 2*beatEvery
 	m.looked = now
+	seen := make(map[string]sight, len(leases))
 	for _, l := range leases {
-		s := m.seen[l.Node]
-		if blind { // nobody is lost for what could not be seen
-			s.at = now
-			m.seen[l.Node] = s
+		s, known := m.seen[l.Instance]
+		moved := known && s.beat != l.Beat
+		if blind || !known || moved {
+			s = sight{l.Beat, now}
 		}
-		if s.instance != l.Instance || s.beat != l.Beat {
-			m.seen[l.Node] = sight{l.Instance, l.Beat, now}
-			if l.Node == m.lease.Node && l.Instance != m.lease.Instance && s.instance == l.Instance {
-				err = errNodeTwice // it lives: its beat went on while we looked
-			}
-			continue
-		}
-		if now.Sub(s.at) >= leaseTime && l.Instance != m.lease.Instance {
+		seen[l.Instance] = s
+		switch {
+		case l.Instance == m.lease.Instance:
+		case moved && l.Node == m.lease.Node:
+			err = errNodeTwice
+		case now.Sub(s.at) >= leaseTime:
 			lost = append(lost, l)
 		}
 	}
+	m.seen = seen
 	return lost, err
 }
 
@@ -135,20 +143,76 @@ func (m *members) reappear() {
 	m.node.service.Reappear()
 }
 
-// lose marks the devices of a dead node, then forgets it.
-func (m *members) lose(ctx context.Context, l devices.Lease) {
-	ctx, cancel := context.WithTimeout(ctx, loseAtMost)
-	defer cancel()
-	devices, err := m.node.service.LoseNode(ctx, l.Node, m.node.store.OnlineOf)
-	if err == nil {
-		err = m.node.store.DropNode(ctx, l)
-	}
-	if err != nil {
-		m.node.log.Warn("lost node not cleared away yet", "lost", l.Node, "error", err)
+// clear runs a task that clears away after a node, one at a time of each, while
+// this node's own beat goes on.
+func (m *members) clear(ctx context.Context, name string, task func(ctx context.Context)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.losing[name] {
 		return
 	}
-	m.lost.Add(1)
-	m.node.log.Warn("node lost", "lost", l.Node, "devices", devices)
+	m.losing[name] = true
+	m.tasks.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, loseAtMost)
+		defer cancel()
+		task(ctx)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.losing, name)
+	})
+}
+
+// lose marks the devices of a dead node, then forgets it.
+func (m *members) lose(ctx context.Context, l devices.Lease) {
+	before := m.successor(l)
+	m.clear(ctx, l.Instance, func(ctx context.Context) {
+		lost, err := m.node.service.LoseNode(ctx, l.Node, before, m.node.store.OnlineOf)
+		// Should it live after all, it has to learn what was done to it.
+		end := m.node.store.DropNode
+		if lost > 0 {
+			end = m.node.store.EndLease
+		}
+		if err == nil || lost > 0 {
+			err = errors.Join(err, end(ctx, l))
+		}
+		if err != nil {
+			m.node.log.Warn("lost node not cleared away yet", "lost", l.Node, "devices", lost, "error", err)
+			return
+		}
+		m.lost.Add(1)
+		m.node.log.Warn("node lost", "lost", l.Node, "devices", lost)
+	})
+}
+
+// successor is when a node of the same name started again; zero if it did not.
+func (m *members) successor(l devices.Lease) (started time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, other := range m.latest {
+		if other.Node == l.Node && other.Started.After(l.Started) && (started.IsZero() || other.Started.Before(started)) {
+			started = other.Started
+		}
+	}
+	return started
+}
+
+// orphans clears away devices of nodes that have no lease, and had none a
+// while ago: a node that could not write its last rows before it ended.
+func (m *members) orphans(ctx context.Context, before []string) (now []string) {
+	now, err := m.node.store.Orphans(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, name := range now {
+		if !slices.Contains(before, name) {
+			continue
+		}
+		m.clear(ctx, name, func(ctx context.Context) {
+			lost, err := m.node.service.LoseNode(ctx, name, time.Time{}, m.node.store.OnlineOf)
+			m.node.log.Warn("devices of a node that is gone", "lost", name, "devices", lost, "error", err)
+		})
+	}
+	return now
 }
 
 // others tells whether another node lives, to which devices can go. It looks
@@ -163,76 +227,27 @@ func (m *members) others(ctx context.Context) bool {
 		leases = m.latest
 	}
 	return slices.ContainsFunc(leases, func(l devices.Lease) bool {
-		s, known := m.seen[l.Node]
-		return l.Node != m.lease.Node && (!known || s.instance != l.Instance || s.beat != l.Beat || time.Since(s.at) < leaseTime)
+		s, known := m.seen[l.Instance]
+		return l.Node != m.lease.Node && (!known || s.beat != l.Beat || time.Since(s.at) < leaseTime)
 	})
 }
 
-// nodes are those with a lease, this one always among them.
+// nodes are those with a lease, the latest start of each, this one always among
+// them.
 func (m *members) nodes() []devices.Node {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	own := devices.Node{Name: m.lease.Node, Version: m.lease.Version, Started: m.lease.Started, Devices: m.node.held(), API: m.node.apiURL()}
-	out := []devices.Node{own}
+	out := []devices.Node{{Name: m.lease.Node, Version: m.lease.Version, Started: m.lease.Started, Devices: m.node.held(), API: m.node.apiURL()}}
 	for _, l := range m.latest {
-		if l.Node != own.Name {
-			out = append(out, devices.Node{Name: l.Node, Version: l.Version, Started: l.Started, Devices: l.Devices, API: l.API})
+		n := devices.Node{Name: l.Node, Version: l.Version, Started: l.Started, Devices: l.Devices, API: l.API}
+		switch i := slices.IndexFunc(out, func(n devices.Node) bool { return n.Name == l.Node }); {
+		case i < 0:
+			out = append(out, n)
+		case i > 0 && n.Started.After(out[i].Started):
+			out[i] = n
 		}
 	}
 	return out
-}
-
-// shared tells whether there can be other nodes: they share a database.
-func (n *node) shared() bool { return strings.HasPrefix(n.cfg.Database, "postgres") }
-
-// join makes sure that the nodes on this NATS are of this fleet. It is asked
-// again when NATS or the database comes up late; what was known then is not
-// asked twice.
-func (n *node) join(ctx context.Context) error {
-	n.joining.Lock()
-	defer n.joining.Unlock()
-	private := n.cfg.NATS == "embedded" && n.cfg.NATSListen == "" // nobody else is there
-	if private || n.joined || !n.bus.up.Load() {
-		return nil
-	}
-	database, err := n.store.FleetID(ctx)
-	if err != nil {
-		n.log.Debug("the fleet's id is not known yet", "error", err)
-	}
-	err = n.cluster.Join(ctx, cluster.Fleet{Node: n.cfg.Node, Database: database, Secret: n.mint.Fingerprint()})
-	switch {
-	case errors.Is(err, cluster.ErrOtherFleet):
-		return fmt.Errorf("--nats: %w", err)
-	case err != nil:
-		n.log.Warn("the other nodes could not be asked", "error", err)
-		return nil
-	}
-	n.joined = database != ""
-	return nil
-}
-
-// joinLate is join once the node runs: it ends a node that does not belong here.
-func (n *node) joinLate() {
-	if err := n.join(context.Background()); err != nil {
-		select {
-		case n.serveErr <- err:
-		default: // it ends for other reasons
-		}
-	}
-}
-
-// rejoin makes good what was missed while the node was cut off from the others:
-// they may have taken devices over, admitted some and revoked others.
-func (n *node) rejoin() {
-	if !n.shared() {
-		return
-	}
-	n.service.Reassert()
-	ctx, cancel := context.WithTimeout(context.Background(), loseAtMost)
-	defer cancel()
-	if err := n.service.Reload(ctx); err != nil {
-		n.log.Warn("news of other nodes could not be read", "error", err)
-	}
 }
 
 // alive tells the core which other nodes there may be; nil if none.
@@ -241,18 +256,21 @@ func (n *node) alive() func(string) bool {
 		return nil
 	}
 	n.members = newMembers(n)
-	return func(name string) bool {
+	return n.members.has
+}
+
+// has tells whether a node has a lease.
+func (m *members) has(name string) bool {
+	m.mu.Lock()
+	leases := m.latest
+	m.mu.Unlock()
+	if leases == nil { // before the first beat
 		ctx, cancel := context.WithTimeout(context.Background(), beatEvery)
 		defer cancel()
-		n.members.mu.Lock()
-		defer n.members.mu.Unlock()
-		if n.members.latest == nil {
-			leases, err := n.store.Leases(ctx)
-			if err != nil {
-				return true // rather a device too many than one too few
-			}
-			n.members.latest = leases
+		var err error
+		if leases, err = m.node.store.Leases(ctx); err != nil {
+			return true // rather a device too many than one too few
 		}
-		return slices.ContainsFunc(n.members.latest, func(l devices.Lease) bool { return l.Node == name })
 	}
+	return slices.ContainsFunc(leases, func(l devices.Lease) bool { return l.Node == name })
 }

@@ -164,9 +164,10 @@ func (n *node) endSessions() {
 		for _, l := range n.mqtt.listeners {
 			_ = l.Close() // nothing else holds it
 		}
+		others := n.members != nil && n.members.others(context.Background())
 		ctx, cancel := context.WithTimeout(context.Background(), n.cfg.DrainWindow+callGrace)
 		defer cancel()
-		if n.members != nil && n.members.others(ctx) {
+		if others {
 			n.service.Leave(ctx, n.cfg.DrainWindow)
 		}
 		n.cluster.Drain(ctx)

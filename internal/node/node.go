@@ -46,7 +46,7 @@ const (
 // Run runs one node until ctx ends, then drains it. It returns an error, in
 // one sentence, if the node cannot start, or did not stop in time.
 func Run(ctx context.Context, cfg *config.Config) error {
-	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, excepted: make(chan struct{}, 1)}
+	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, excepted: make(chan struct{}, 1), woken: make(chan struct{}, 1)}
 	n.logging()
 	err := n.start(ctx)
 	if err == nil {
@@ -105,6 +105,7 @@ type node struct {
 	excepted chan struct{} // exceptional credentials changed
 	serveErr chan error
 	notes    *notes
+	woken    chan struct{} // the process did not run for a while
 	joining  sync.Mutex
 	joined   bool     // the other nodes, if any, are of this fleet
 	members  *members // nil where no other node can be: the database is a file
@@ -188,7 +189,8 @@ func (n *node) openStore(ctx context.Context) error {
 		case n.ready <- struct{}{}:
 		default: // one wake-up is enough
 		}
-	}), store.OnOutranked(func(p devices.Presence) { n.service.Outranked(p) })) // the core saves the rows, so it is there
+	}), store.OnOutranked( // the core saves the rows, so it is there
+		func(p devices.Presence) { n.service.Outranked(p) }, func(id devices.ID) { n.service.SaveAgain(id) }))
 	if err != nil {
 		return fmt.Errorf("--database: %w", err)
 	}
@@ -242,7 +244,7 @@ func (n *node) listen(ctx context.Context) error {
 // startCore builds the core with its ways out, and reads the members.
 func (n *node) startCore(ctx context.Context) error {
 	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, Alone: !n.shared(),
-		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Woken: n.rejoin, Log: n.log})
+		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Woken: n.wake, Log: n.log})
 	n.onStop(n.cluster.Close)
 	if err := n.openVision(); err != nil {
 		return err
@@ -272,13 +274,6 @@ func (n *node) startCore(ctx context.Context) error {
 	if err := n.join(ctx); err != nil {
 		return err
 	}
-	back := func() {
-		n.log.Info("NATS connection is back")
-		n.cluster.Reconnected()
-		n.joinLate()
-		n.rejoin()
-	}
-	n.bus.back.Store(&back)
 	if n.store.Ready() == nil {
 		if err := n.service.Load(ctx); err != nil && !errors.Is(err, devices.ErrDatabase) {
 			return err
@@ -294,6 +289,7 @@ func (n *node) startCore(ctx context.Context) error {
 	var done sync.WaitGroup
 	done.Go(func() { n.keep(keep) })
 	done.Go(func() { n.prune(keep) })
+	done.Go(func() { n.rejoins(keep) })
 	if n.members != nil {
 		done.Go(func() { n.members.run(keep) })
 	}

@@ -8,10 +8,13 @@ import (
 	"fleetd/internal/devices"
 )
 
-// OnOutranked has f called with each stored presence that stands in front of a
-// row which says that a device is online: that row changed nothing. f runs on
-// the writer's goroutine and must not block.
-func OnOutranked(f func(devices.Presence)) Option { return func(s *Store) { s.onOutranked = f } }
+// OnOutranked has stored called with each presence that stands in front of a row
+// which says that a device is online: that row changed nothing. Where the rows
+// could not be looked at, unsure is called with the devices for which that may
+// be. Both run on the writer's goroutine and must not block.
+func OnOutranked(stored func(devices.Presence), unsure func(devices.ID)) Option {
+	return func(s *Store) { s.onOutranked, s.onUnsure = stored, unsure }
+}
 
 // outranked finds the rows of a committed group that the fence refused, and
 // reports what refused them. A row saved again after a commit whose answer was
@@ -38,6 +41,9 @@ func (w *writer) outranked(ctx context.Context, rows []devices.Presence) {
 	}, "SELECT device, epoch, seq, online, node, session FROM presence WHERE device IN ("+strings.Join(places, ", ")+")", args...)
 	if err != nil {
 		w.store.log.Debug("refused rows not looked up", "error", err)
+		for id := range saved {
+			w.store.onUnsure(id)
+		}
 		return
 	}
 	for _, p := range stored {

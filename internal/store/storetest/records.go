@@ -104,7 +104,7 @@ func testOutranked(t *testing.T, db Database) {
 		mu.Lock()
 		defer mu.Unlock()
 		heard = append(heard, fmt.Sprintf("%s %d/%d %t %s", p.Device, p.Epoch, p.Seq, p.Online, p.Node))
-	}))
+	}, func(id devices.ID) { t.Errorf("unsure of %s", id) }))
 	save := func(id devices.ID, epoch devices.Epoch, seq int64, online bool, node string) {
 		p := fullPresence(id, epoch, seq)
 		p.Online, p.Node, p.Session = online, node, node
@@ -159,7 +159,12 @@ func testLease(t *testing.T, db Database) {
 	mine.Beat = 2
 	expect(mine, 2, false)
 	twin := devices.Lease{Node: "n", Instance: "two", Beat: 7, Started: start}
-	expect(twin, 2, false) // the name is taken
+	if beats, begun := beat(twin); len(beats) != 2 || !begun { // a start has a lease of its own
+		t.Errorf("another start of the node: %v, %t", beats, begun)
+	}
+	if err := s.EndLease(t.Context(), twin); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.DropNode(t.Context(), stood); err != nil {
 		t.Fatal(err)
 	}
@@ -169,6 +174,35 @@ func testLease(t *testing.T, db Database) {
 	}
 	mine.Beat = 3
 	expect(mine, 3, true)
+
+	// What a node left online, page by page, and what a later start of it holds.
+	for n := range 5 {
+		p := fullPresence(mac(n), 5, 1)
+		p.Online, p.Node, p.ConnectedAt = true, "gone", start.Add(time.Duration(n)*time.Minute)
+		s.SaveDevice(devices.Device{ID: p.Device})
+		s.SavePresence(p)
+	}
+	settle(t, s)
+	page := func(before time.Time, after devices.ID, limit int) (ids []devices.ID) {
+		t.Helper()
+		rows, err := s.OnlineOf(t.Context(), "gone", before, after, limit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range rows {
+			ids = append(ids, p.Device)
+		}
+		return ids
+	}
+	if got, want := page(time.Time{}, mac(1), 2), []devices.ID{mac(2), mac(3)}; !slices.Equal(got, want) {
+		t.Errorf("a page is %v, want %v", got, want)
+	}
+	if got, want := page(start.Add(2*time.Minute), "", 9), []devices.ID{mac(0), mac(1)}; !slices.Equal(got, want) {
+		t.Errorf("before the next start %v were connected, want %v", got, want)
+	}
+	if orphans, err := s.Orphans(t.Context()); err != nil || !slices.Equal(orphans, []string{"gone"}) {
+		t.Errorf("nodes without a lease: %v, %v", orphans, err)
+	}
 }
 
 func testDeviceMerge(t *testing.T, db Database) {
