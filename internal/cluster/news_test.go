@@ -66,3 +66,29 @@ func TestCodesAreShared(t *testing.T) {
 	}
 	devicetest.Eventually(t, "both admit it", func() bool { return f.holding.Activated(id, "c") && f.fwd.Activated(id, "c") })
 }
+
+// What a node decides while it has no NATS, the others hear when it is back.
+func TestNewsAreToldAgain(t *testing.T) {
+	f := newFleet(t)
+	if _, err := f.holding.CheckIn(devices.CheckIn{Device: id, ClientID: "c"}); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "the other node knows the device", func() bool { return f.fwd.IsMember(id) })
+	away := true
+	f.holder.opt.Up = func() bool { return !away }
+	if err := f.holding.Revoke(id); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.holder.opt.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if generation, ok := f.fwd.Generation(id); !ok || generation != 0 {
+		t.Errorf("the other node knows already: generation %d, %t", generation, ok)
+	}
+	away = false
+	f.holder.Reconnected()
+	devicetest.Eventually(t, "the other node knows of the revocation", func() bool {
+		generation, ok := f.fwd.Generation(id)
+		return !ok && generation == 1
+	})
+}

@@ -1,0 +1,182 @@
+package node
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"fleetd/internal/config"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/store"
+)
+
+// silent is a connection that takes everything and answers nothing.
+type silent struct{}
+
+func (silent) SendControl([]byte) error  { return nil }
+func (silent) Close(devices.CloseReason) {}
+
+// sharing returns nodes over one database, as far as members need them.
+func sharing(t *testing.T, names ...string) (nodes []*node) {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	db, err := store.Open(t.Context(), "sqlite", t.TempDir(), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := db.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, name := range names {
+		api, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = api.Close() })
+		ports := devicetest.New()
+		n := &node{cfg: &config.Config{Node: name}, log: log, store: db, bus: &bus{}, apiNet: api, started: time.Now()}
+		n.bus.up.Store(true)
+		n.members = newMembers(n)
+		n.service = devices.New(devices.Config{Node: name, CallsPerDevice: 1, Handshakes: 4, Alive: n.members.has},
+			devices.Ports{Records: db, Catalogs: db, Keeper: db, Publisher: ports, Directory: ports, Router: ports, Vision: ports, Audio: ports, Log: log})
+		t.Cleanup(n.service.Close)
+		if err := n.service.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes
+}
+
+func (n *node) accept(t *testing.T, id devices.ID) {
+	t.Helper()
+	if _, err := n.service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, silent{}); err != nil {
+		t.Fatal(err)
+	}
+	n.awaitRow(t, id, true)
+}
+
+func (n *node) awaitRow(t *testing.T, id devices.ID, online bool) {
+	t.Helper()
+	devicetest.Eventually(t, "the row says so", func() bool {
+		row, err := n.store.Find(t.Context(), id)
+		return err == nil && row.Presence.Online == online
+	})
+}
+
+func (n *node) beat(t *testing.T) []devices.Lease {
+	t.Helper()
+	lost, err := n.members.beat(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lost
+}
+
+// stoodStill makes every lease look as if it had not moved for long.
+func (m *members) stoodStill() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for instance, s := range m.seen {
+		s.at = time.Now().Add(-2 * leaseTime)
+		m.seen[instance] = s
+	}
+}
+
+// A node whose beat goes on while another marks its devices as lost is told,
+// and announces what it holds.
+func TestResumedNodeIsTold(t *testing.T) {
+	nodes := sharing(t, "a", "c")
+	a, c := nodes[0], nodes[1]
+	const id = devices.ID("02:00:00:00:00:01")
+	a.accept(t, id)
+	a.beat(t)
+	c.beat(t)
+	c.members.stoodStill()
+	lost := c.beat(t)
+	if len(lost) != 1 || lost[0].Node != "a" {
+		t.Fatalf("lost: %v", lost)
+	}
+	a.beat(t) // it resumes
+	c.members.lose(t.Context(), lost[0])
+	c.members.tasks.Wait()
+	c.awaitRow(t, id, false)
+	a.beat(t)
+	if a.members.lostAt.IsZero() {
+		t.Fatal("a does not know that it was declared lost")
+	}
+	a.members.lostAt = time.Now().Add(-answerTime)
+	a.members.reappear()
+	a.awaitRow(t, id, true)
+}
+
+// What a node left online when it was killed is lost, and what its next start
+// holds is not.
+func TestRestartedNodeKeepsItsDevices(t *testing.T) {
+	nodes := sharing(t, "a", "c")
+	a, c := nodes[0], nodes[1]
+	old := devices.Lease{Node: "a", Instance: "killed", Beat: 7, Started: a.started.Add(-time.Hour)}
+	if _, _, err := a.store.Beat(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	const gone, back = devices.ID("02:00:00:00:00:01"), devices.ID("02:00:00:00:00:02")
+	c.store.SaveDevice(devices.Device{ID: gone})
+	c.store.SavePresence(devices.Presence{Device: gone, Epoch: 1, Seq: 1, Online: true, Node: "a", ConnectedAt: a.started.Add(-time.Minute)})
+	a.accept(t, back)
+	c.awaitRow(t, gone, true)
+	a.beat(t)
+	c.beat(t)
+	c.members.stoodStill()
+	a.beat(t)
+	lost := c.beat(t)
+	if len(lost) != 1 || lost[0].Instance != "killed" {
+		t.Fatalf("lost: %v", lost)
+	}
+	c.members.lose(t.Context(), lost[0])
+	c.members.tasks.Wait()
+	c.awaitRow(t, gone, false)
+	c.awaitRow(t, back, true)
+	a.beat(t)
+	if !a.members.lostAt.IsZero() {
+		t.Error("a takes itself for lost")
+	}
+	if nodes := c.members.nodes(); len(nodes) != 2 {
+		t.Errorf("nodes: %v", nodes)
+	}
+}
+
+// Nobody is lost for a time in which nobody could look.
+func TestBlindNodeLosesNobody(t *testing.T) {
+	nodes := sharing(t, "a", "c")
+	a, c := nodes[0], nodes[1]
+	a.beat(t)
+	c.beat(t)
+	c.members.stoodStill()
+	c.members.looked = time.Now().Add(-leaseTime) // the database was away
+	if lost := c.beat(t); len(lost) != 0 {
+		t.Errorf("lost: %v", lost)
+	}
+}
+
+// Rows of a node that ended without its last words are cleared away at the
+// second look.
+func TestOrphans(t *testing.T) {
+	n := sharing(t, "a")[0]
+	const id = devices.ID("02:00:00:00:00:01")
+	n.store.SaveDevice(devices.Device{ID: id})
+	n.store.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: 1, Online: true, Node: "gone"})
+	n.awaitRow(t, id, true)
+	n.beat(t)
+	first := n.members.orphans(t.Context(), nil)
+	if len(first) != 1 {
+		t.Fatalf("orphans: %v", first)
+	}
+	n.members.orphans(t.Context(), first)
+	n.members.tasks.Wait()
+	n.awaitRow(t, id, false)
+}
