@@ -2,8 +2,10 @@ package devices
 
 import (
 	"hash/maphash"
+	"maps"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // hub is everything this node knows of devices, and who holds a session: one
@@ -129,10 +131,29 @@ func (e *entry) update(change func(*Device)) *Device {
 }
 
 func (e *entry) updateLocked(change func(*Device)) *Device {
-	d := *e.device.Load()
+	before := e.device.Load()
+	d := *before
 	change(&d)
+	if d.EditedAt.Equal(before.EditedAt) && !d.decidedLike(before) {
+		d.EditedAt = time.Now().UTC().Truncate(time.Microsecond)
+		if !d.EditedAt.After(before.EditedAt) { // another node's clock is ahead
+			d.EditedAt = before.EditedAt.Add(time.Microsecond)
+		}
+	}
 	e.device.Store(&d)
 	return &d
+}
+
+// decidedLike tells whether everything that is decided of a device, rather than
+// said by it, is the same.
+func (d *Device) decidedLike(other *Device) bool {
+	return d.ClientID == other.ClientID && d.PendingID == other.PendingID && d.Admission == other.Admission && d.Name == other.Name &&
+		maps.Equal(d.Labels, other.Labels) && d.Prefer == other.Prefer
+}
+
+// decide takes over what was decided of the device elsewhere.
+func (d *Device) decide(from *Device) {
+	d.ClientID, d.PendingID, d.Admission, d.Name, d.Labels, d.Prefer, d.EditedAt = from.ClientID, from.PendingID, from.Admission, from.Name, from.Labels, from.Prefer, from.EditedAt
 }
 
 // evict ends what the device has on this node: its session, and a conversation

@@ -79,6 +79,9 @@ func (s *Service) learnDevice(d Device) {
 	e.update(func(mine *Device) {
 		said := *mine
 		*mine = d
+		if said.EditedAt.After(d.EditedAt) { // and so is what was decided here
+			mine.decide(&said)
+		}
 		if said.CheckedAt.After(d.CheckedAt) { // what it said here is newer
 			mine.Board, mine.Firmware, mine.ELF, mine.Chip = said.Board, said.Firmware, said.ELF, said.Chip
 			mine.Language, mine.Serial, mine.ActivateV2, mine.CheckedAt = said.Language, said.Serial, said.ActivateV2, said.CheckedAt

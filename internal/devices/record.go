@@ -56,6 +56,7 @@ type Device struct {
 
 	FirstSeen time.Time // UTC, microseconds
 	CheckedAt time.Time // last OTA check
+	EditedAt  time.Time // when ClientID to Prefer were last changed; zero if never
 }
 
 // Presence is the newest known state of a device's connection: one row of the

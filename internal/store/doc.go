@@ -25,7 +25,8 @@
 // # Which write wins
 //
 // Devices: name, labels, preferred transport, admission and both client ids
-// are decisions of this node or its operator, and the last write wins. Board,
+// are decisions of a node or its operator, and an older edited_at never replaces
+// a newer one. Board,
 // firmware, ELF hash, chip, language, serial, activation version and
 // checked_at are what the device said at an OTA check, and an older checked_at
 // never replaces a newer one. first_seen only ever goes down. The same rules

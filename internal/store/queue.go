@@ -40,6 +40,10 @@ func mergeDevice(older, newer deviceRow) deviceRow {
 		out.Language, out.Serial, out.ActivateV2 = older.Language, older.Serial, older.ActivateV2
 		out.CheckedAt = older.CheckedAt
 	}
+	if newer.EditedAt.Before(older.EditedAt) {
+		out.ClientID, out.PendingID, out.Admission, out.Name, out.Labels, out.Prefer = older.ClientID, older.PendingID, older.Admission, older.Name, older.Labels, older.Prefer
+		out.labels, out.EditedAt = older.labels, older.EditedAt
+	}
 	if newer.FirstSeen.IsZero() || !older.FirstSeen.IsZero() && older.FirstSeen.Before(newer.FirstSeen) {
 		out.FirstSeen = older.FirstSeen
 	}

@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,12 +67,12 @@ func set(columns ...string) string {
 	return strings.Join(parts, ", ")
 }
 
-// setReported is set for what a device says at its OTA check: an older check
-// does not replace a newer one.
-func setReported(columns ...string) string {
+// setNewer is set for what stands or falls with a time: what a device says with
+// its OTA check, what people decide with their last change.
+func setNewer(at string, columns ...string) string {
 	var parts []string
-	for _, c := range columns {
-		parts = append(parts, c+" = CASE WHEN excluded.checked_at >= devices.checked_at THEN excluded."+c+" ELSE devices."+c+" END")
+	for _, c := range append(columns, at) {
+		parts = append(parts, fmt.Sprintf("%[1]s = CASE WHEN excluded.%[2]s >= devices.%[2]s THEN excluded.%[1]s ELSE devices.%[1]s END", c, at))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -93,17 +94,17 @@ func newTables(now func() time.Time) *tables {
 			name: "devices",
 			columns: []string{"device", "client_id", "pending_client_id", "admission", "name", "name_folded", "labels",
 				"preferred_transport", "board", "firmware", "elf_sha256", "chip", "language", "serial", "activate_v2",
-				"first_seen", "checked_at"},
+				"first_seen", "checked_at", "edited_at"},
 			conflict: "(device) DO UPDATE SET " +
-				set("client_id", "pending_client_id", "admission", "name", "name_folded", "labels", "preferred_transport") + ", " +
-				setReported("board", "firmware", "elf_sha256", "chip", "language", "serial", "activate_v2", "checked_at") +
+				setNewer("edited_at", "client_id", "pending_client_id", "admission", "name", "name_folded", "labels", "preferred_transport") + ", " +
+				setNewer("checked_at", "board", "firmware", "elf_sha256", "chip", "language", "serial", "activate_v2") +
 				", first_seen = CASE WHEN devices.first_seen = 0 OR (excluded.first_seen > 0 AND excluded.first_seen < devices.first_seen)" +
 				" THEN excluded.first_seen ELSE devices.first_seen END",
 			values: func(args []any, r *deviceRow) []any {
 				name := clean(r.Name)
 				return append(args, string(r.ID), clean(r.ClientID), clean(r.PendingID), clean(string(r.Admission)), name,
 					strings.ToLower(name), r.labels, clean(string(r.Prefer)), clean(r.Board), clean(r.Firmware), clean(r.ELF),
-					clean(r.Chip), clean(r.Language), clean(r.Serial), r.ActivateV2, micros(r.FirstSeen), micros(r.CheckedAt))
+					clean(r.Chip), clean(r.Language), clean(r.Serial), r.ActivateV2, micros(r.FirstSeen), micros(r.CheckedAt), micros(r.EditedAt))
 			},
 			compare: func(a, b deviceRow) int { return cmp.Compare(a.ID, b.ID) },
 		},

@@ -205,6 +205,35 @@ func testLease(t *testing.T, db Database) {
 	}
 }
 
+// Of what two nodes decided of a device, the later decision stands, whichever is
+// written last, in the queue and in the table.
+func testDecisions(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	late, early := fullDevice("x"), fullDevice("x")
+	late.Name, late.Admission, late.EditedAt = "lamp", devices.AdmissionMember, start.Add(time.Hour)
+	early.Name, early.Admission, early.EditedAt = "", devices.AdmissionPending, start.Add(time.Minute)
+	early.Firmware, early.CheckedAt = "9.9", late.CheckedAt.Add(time.Minute) // it checked in later
+	check := func(way string) {
+		t.Helper()
+		settle(t, s)
+		if d := find(t, s, "x").Device; d.Name != "lamp" || d.Admission != devices.AdmissionMember || d.Firmware != "9.9" || !d.EditedAt.Equal(late.EditedAt) {
+			t.Errorf("%s: %+v", way, d)
+		}
+	}
+	s.SaveDevice(late)
+	settle(t, s)
+	s.SaveDevice(early)
+	check("in the table")
+	if err := s.Forget(t.Context(), "x"); err != nil {
+		t.Fatal(err)
+	}
+	release := holdWriter(t, s)
+	s.SaveDevice(late)
+	s.SaveDevice(early)
+	release()
+	check("in the queue")
+}
+
 func testDeviceMerge(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
 	newer := fullDevice("x")

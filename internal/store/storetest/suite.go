@@ -34,6 +34,7 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"a refused row learns what refused it", testOutranked},
 		{"a lease begins once", testLease},
 		{"an older OTA check replaces nothing it reports", testDeviceMerge},
+		{"the later decision stands", testDecisions},
 		{"rows of a device are coalesced", testCoalescing},
 		{"history is never coalesced", testHistory},
 		{"pages come in byte order", testPaging},
@@ -177,7 +178,7 @@ func fullDevice(id devices.ID) devices.Device {
 		ID: id, ClientID: "client-" + string(id), PendingID: "pending", Admission: devices.AdmissionMember,
 		Name: "Küche " + string(id), Labels: map[string]string{"room": "kitchen", "floor": "1"},
 		Prefer: devices.TransportWebSocket, Board: "bread-compact-wifi", Firmware: "2.4.2", ELF: "e1f", Chip: "esp32s3",
-		Language: "zh-CN", Serial: "serial", ActivateV2: true, FirstSeen: start, CheckedAt: start.Add(time.Hour),
+		Language: "zh-CN", Serial: "serial", ActivateV2: true, FirstSeen: start, CheckedAt: start.Add(time.Hour), EditedAt: start.Add(time.Minute),
 	}
 }
 
