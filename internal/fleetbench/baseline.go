@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -52,7 +53,7 @@ func (b *baselines) run(ctx context.Context, name string, arguments ...string) (
 	dieWithParent(cmd) // its own server ends when its input does
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 5 * time.Second
-	m, err := startMeter("", "")
+	m, err := startMeter("")
 	if err != nil {
 		return "", 0, err
 	}
@@ -62,6 +63,40 @@ func (b *baselines) run(ctx context.Context, name string, arguments ...string) (
 	}
 	s, err := m.stop(runtime.NumCPU())
 	return string(text), s.others, err
+}
+
+// served is a baseline's server without its load.
+type served struct {
+	address, pid string
+	stop         func()
+}
+
+// serve runs a baseline's server until stop.
+func (b *baselines) serve(name string, arguments ...string) (served, error) {
+	cmd := exec.Command(filepath.Join(b.programs, name), arguments...)
+	dieWithParent(cmd)
+	cmd.Stderr = os.Stderr
+	stdin, inErr := cmd.StdinPipe()
+	stdout, outErr := cmd.StdoutPipe()
+	if err := errors.Join(inErr, outErr); err != nil {
+		return served{}, err
+	}
+	if err := cmd.Start(); err != nil {
+		return served{}, err
+	}
+	stop := func() {
+		_ = stdin.Close() // ends it
+		timer := time.AfterFunc(stopLimit, func() { _ = cmd.Process.Kill() })
+		defer timer.Stop()
+		_ = cmd.Wait() // how it ended is of no interest
+	}
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	address, ready := strings.CutPrefix(strings.TrimSpace(line), "READY ")
+	if !ready {
+		stop()
+		return served{}, errors.Join(fmt.Errorf("the baseline's server %s says %q", name, line), err)
+	}
+	return served{address, strconv.Itoa(cmd.Process.Pid), stop}, nil
 }
 
 // triple is how the baselines print figures.

@@ -23,46 +23,41 @@ var idleWanted = []wanted{{figure: figureResident, before: "after GC ", after: "
 
 func idleLines(kilobytes float64) []line {
 	return []line{
-		{name: figureResident, precision: 2, goal: &goal{Value: kilobytes}}, {name: figureAsIs, precision: 2},
+		{name: figureResident, precision: 2, goal: &goal{atMost, kilobytes}}, {name: figureAsIs, precision: 2},
 		{name: figureHeap, precision: 2}, {name: figureStack, precision: 2},
-		{name: figureGoroutines, precision: 4, goal: &goal{Value: 1}},
+		{name: figureGoroutines, precision: 4, goal: &goal{atMost, 1}},
 	}
-}
-
-// variant is a way to run the daemon.
-type variant struct {
-	name, title string
-	kilobytes   float64 // goal per idle device
-	postgres    bool
-	nats        bool // external
-	settings    []string
 }
 
 // idle is a measurement of idle devices of one transport, and the baseline beside it.
 type idle struct {
 	name, title, transport string
-	embedded, external     float64 // goals in KB
+	embedded, external     float64 // goals in KB; 0 embedded: only with external services
+	settings               []string
 	baseline               string
 	arguments              []string
 }
 
 // measureIdle measures what an idle WebSocket device costs.
 func (b *bench) measureIdle(ctx context.Context) error {
-	return b.idleDevices(ctx, idle{name: "idle", title: "Idle devices", transport: overWebSocket, embedded: 12.5, external: 9.5, baseline: "wsidle",
+	return b.idleDevices(ctx, idle{name: "idle", title: "Idle devices", transport: overWebSocket, embedded: 12.5, external: 9, baseline: "wsidle",
 		arguments: []string{"-n", strconv.Itoa(b.opt.idleHigh - b.opt.idleLow), "-mode", "tuned"}})
 }
 
 // measureMQTTIdle measures what an idle MQTT device costs.
 func (b *bench) measureMQTTIdle(ctx context.Context) error {
-	return b.idleDevices(ctx, idle{name: "mqtt-idle", title: "Idle MQTT devices", transport: overMQTT, embedded: 10.5, external: 7.5, baseline: "mqttbench",
+	return b.idleDevices(ctx, idle{name: "mqtt-idle", title: "Idle MQTT devices", transport: overMQTT, embedded: 10.5, external: 7, baseline: "mqttbench",
 		arguments: []string{"-idle", strconv.Itoa(b.opt.idleHigh - b.opt.idleLow), "-broker", "mini"}})
 }
 
 // idleDevices measures the slope between two numbers of ready devices.
 func (b *bench) idleDevices(ctx context.Context, kind idle) error {
-	variants := []variant{{name: kind.name + "-embedded", title: "SQLite and NATS embedded", kilobytes: kind.embedded}}
+	var variants []variant
+	if kind.embedded > 0 {
+		variants = append(variants, variant{name: kind.name + "-embedded", title: "SQLite and NATS embedded", goal: kind.embedded, settings: kind.settings})
+	}
 	if b.postgres != nil {
-		variants = append(variants, variant{name: kind.name + "-external", title: "external NATS and Postgres", kilobytes: kind.external, postgres: true, nats: true})
+		variants = append(variants, variant{name: kind.name + "-external", title: "external NATS and Postgres", goal: kind.external, postgres: true, nats: true, settings: kind.settings})
 	}
 	fleetd, baseline := make([]samples, len(variants)), samples{}
 	for i := range fleetd {
@@ -86,7 +81,7 @@ func (b *bench) idleDevices(ctx context.Context, kind idle) error {
 		if b.baselines != nil {
 			m.Baseline = commandLine(kind.baseline, kind.arguments)
 		}
-		m.tabulate(fleetd[i], baseline, idleLines(v.kilobytes))
+		m.tabulate(fleetd[i], baseline, idleLines(v.goal))
 		b.add(m)
 	}
 	return nil
@@ -151,7 +146,7 @@ func (b *bench) idleRun(ctx context.Context, run int, v variant, transport strin
 // goroutine that only serves this moment may be alive, so the lowest count of some is taken. All this must end before
 // the daemon's first pings, 30 s after the first connection.
 func (b *bench) settled(ctx context.Context, d *daemon, n int) (state, spent, error) {
-	meter, err := startMeter(d.pid(), b.nats.pid)
+	meter, err := startMeter(b.nats.pid, d.pid())
 	if err != nil {
 		return state{}, spent{}, err
 	}

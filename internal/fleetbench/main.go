@@ -1,5 +1,5 @@
-// Command fleetbench measures fleetd: tool calls over REST, what an idle device costs, how fast a fleet connects, and what
-// a packet of audio costs.
+// Command fleetbench measures fleetd: tool calls over REST, what an idle device costs, how fast a fleet connects, what a
+// packet of audio costs, and how long a fleet misses a node that is killed.
 //
 //	make bench                                  everything, fleetd alone
 //	make bench BENCH="-baselines DIR"           beside the baseline programs in DIR, pair by pair
@@ -29,7 +29,8 @@ import (
 
 // options are the flags.
 type options struct {
-	program, baselines  string
+	program, simulator  string
+	baselines           string
 	only                []string
 	runs                int
 	duration            time.Duration
@@ -37,6 +38,10 @@ type options struct {
 	idleLow, idleHigh   int
 	settle              time.Duration
 	storm               int
+	pace, idleRate      int
+	idleTime            time.Duration
+	kill                int
+	killWake            time.Duration
 	udpDevices, udpRate int
 	udpLow, udpHigh     int
 	embedded            bool
@@ -59,6 +64,7 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	flags := flag.NewFlagSet("fleetbench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&o.program, "fleetd", "bin/fleetd", "the program to measure")
+	flags.StringVar(&o.simulator, "simulator", "bin/simulator", "the program whose devices lose their node")
 	flags.StringVar(&o.baselines, "baselines", environ(o.baselineEnvironment), "`directory` of the baseline programs (also "+o.baselineEnvironment+"); empty: fleetd alone")
 	flags.StringVar(&only, "only", strings.Join(measurements, ","), "what to measure, comma-separated")
 	flags.IntVar(&o.runs, "runs", 5, "repetitions of each measurement")
@@ -69,6 +75,11 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	flags.IntVar(&o.idleHigh, "idle-high", 15000, "idle devices at the second reading")
 	flags.DurationVar(&o.settle, "settle", 4*time.Second, "rest before and after the garbage collection of a reading of idle devices")
 	flags.IntVar(&o.storm, "storm", 15000, "devices of the connect storm")
+	flags.IntVar(&o.pace, "pace", 5000, "calls per second that callers make evenly")
+	flags.IntVar(&o.idleRate, "idle-rate", 1000, "calls per second, made evenly, beside -idle-high idle devices")
+	flags.DurationVar(&o.idleTime, "idle-time", time.Minute, "time over which the CPU of -idle-high idle devices is measured")
+	flags.IntVar(&o.kill, "kill", 9000, "devices of three nodes, one of which is killed; each takes two open files of this program")
+	flags.DurationVar(&o.killWake, "kill-wake", 5*time.Second, "about how often a device that lost its node is woken")
 	flags.IntVar(&o.udpDevices, "udp-devices", 4096, "devices that speak over UDP, an even number for the baseline")
 	flags.IntVar(&o.udpRate, "udp-rate", 60_000, "UDP packets per second offered by all devices; 0: as many as go")
 	flags.IntVar(&o.udpLow, "udp-low", 100, "speaking devices beside which -udp-high are measured")
@@ -78,7 +89,7 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	flags.StringVar(&o.mdFile, "md", "", "write the tables as Markdown to this `file`")
 	flags.StringVar(&o.profiles, "profile", "", "save CPU profiles of calls and storm, and heap profiles of idle devices and storm, in this `directory`")
 	flags.Float64Var(&o.quiet, "quiet", 15, "repeat a run of calls or storm, twice at most, while other programs take more than this `percentage` of the machine; Postgres counts as other")
-	flags.DurationVar(&o.limit, "limit", 45*time.Minute, "end the whole run after this time")
+	flags.DurationVar(&o.limit, "limit", 3*time.Hour, "end the whole run after this time")
 	if err := flags.Parse(arguments); err != nil {
 		return o, err
 	}
@@ -90,6 +101,9 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	}
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	if o.pace < 1 || o.idleRate < 1 || o.idleTime <= 0 || o.kill < 3 || o.killWake <= 0 {
+		return o, errors.New("-pace, -idle-rate, -idle-time and -kill-wake must be positive, -kill at least 3")
 	}
 	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow || o.udpDevices < 1 || o.udpRate < 0 ||
 		o.udpLow < 1 || o.udpHigh <= o.udpLow {
@@ -109,6 +123,10 @@ func (o *options) fit(files int) (changes []string) {
 	if o.idleHigh > most {
 		changes = append(changes, fmt.Sprintf("idle devices up to %d instead of %d", most, o.idleHigh))
 		o.idleLow, o.idleHigh = most*o.idleLow/o.idleHigh, most
+	}
+	if o.kill > most/2 { // the balancer holds both ends of each connection
+		changes = append(changes, fmt.Sprintf("%d devices instead of %d where a node is killed", most/2, o.kill))
+		o.kill = max(3, most/2)
 	}
 	if o.udpHigh > most {
 		changes = append(changes, fmt.Sprintf("audio of up to %d devices instead of %d", most, o.udpHigh))
@@ -134,6 +152,7 @@ type bench struct {
 	baselines *baselines // nil: none
 	postgres  *postgres  // nil: none
 	nats      external   // only if something measured wants it
+	dir       string     // for files of this run
 	report    report
 	out       io.Writer
 }
@@ -184,6 +203,7 @@ func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	b.dir = dir
 	if b.baselines, err = buildBaselines(ctx, o.baselines, dir); err != nil {
 		return err
 	}
@@ -211,7 +231,8 @@ func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err
 
 // measure is the function of a measurement.
 func (b *bench) measure(name string) func(context.Context) error {
-	return map[string]func(context.Context) error{"call": b.measureCalls, "idle": b.measureIdle, "storm": b.measureStorm,
+	return map[string]func(context.Context) error{"call": b.measureCalls,
+		"idle": b.measureIdle, "storm": b.measureStorm,
 		"mqtt-call": b.measureMQTTCalls, "mqtt-idle": b.measureMQTTIdle, "udp": b.measureUDP, "udp-scale": b.measureUDPScale}[name]
 }
 
@@ -230,44 +251,13 @@ func (b *bench) services(ctx context.Context) error {
 		b.postgres = p
 	}
 	needNATS := func(name string) bool {
-		return strings.HasPrefix(name, "udp") || b.postgres != nil && strings.HasSuffix(name, "idle")
+		return strings.HasPrefix(name, "udp") || b.postgres != nil && slices.Contains([]string{"routed", "idle", "tls-idle", "mqtt-idle", "storm", "kill"}, name)
 	}
 	if slices.ContainsFunc(b.opt.only, needNATS) {
 		b.nats, err = startNATS(ctx)
 		return err
 	}
 	return nil
-}
-
-// start runs the daemon as the variant says. stop removes everything it left.
-func (b *bench) start(ctx context.Context, v variant) (d *daemon, stop func() error, err error) {
-	prefix := "bench" + randomName()
-	settings := append([]string{"--nats-prefix", prefix}, v.settings...)
-	var steps []func() error
-	stop = func() (err error) {
-		for _, step := range slices.Backward(steps) {
-			err = errors.Join(err, step())
-		}
-		return err
-	}
-	if v.postgres {
-		database, drop, err := b.postgres.create(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		steps = append(steps, drop)
-		settings = append(settings, "--database", database)
-	}
-	if v.nats {
-		steps = append(steps, func() error { return b.nats.removeStreams(ctx, prefix) })
-		settings = append(settings, "--nats", b.nats.url)
-	}
-	if d, err = startDaemon(ctx, b.opt.program, settings...); err != nil {
-		return nil, nil, errors.Join(err, stop())
-	}
-	d.prefix = prefix
-	steps = append(steps, d.stop)
-	return d, stop, nil
 }
 
 func (b *bench) add(m measurement) { b.report.Measurements = append(b.report.Measurements, m) }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,7 +32,7 @@ func TestRun(t *testing.T) {
 	jsonFile, mdFile, profiles := filepath.Join(dir, "report.json"), filepath.Join(dir, "report.md"), filepath.Join(dir, "profiles")
 	var stdout, stderr strings.Builder
 	err := run(t.Context(), []string{"-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
-		"-idle-high", "20", "-settle", "50ms", "-storm", "40",
+		"-idle-high", "20", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40",
 		"-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles}, &stdout, &stderr)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
@@ -50,8 +49,8 @@ func TestRun(t *testing.T) {
 	checkFigure(t, r, "call", figureServerCPU, 1, 10_000)
 	checkFigure(t, r, "call", figureMallocs, 10, 500)
 	checkFigure(t, r, "idle-embedded", figureGoroutines, 0.7, 1.4) // ten devices: one task of the moment is a tenth
-	checkFigure(t, r, "storm-sqlite", figureDevices, 10, 1e5)
-	checkFigure(t, r, "storm-sqlite", figureDeviceP99, 0.1, 10_000)
+	checkFigure(t, r, "storm-embedded", figureDevices, 10, 1e5)
+	checkFigure(t, r, "storm-embedded", figureDeviceP99, 0.1, 10_000)
 	checkFigure(t, r, "mqtt-call", figureCalls, 100, 1e6)
 	checkFigure(t, r, "mqtt-idle-embedded", figureGoroutines, 0.7, 1.4)
 	for _, table := range []string{"udp-embedded", "udp-scale"} {
@@ -62,7 +61,7 @@ func TestRun(t *testing.T) {
 	if markdown, err := os.ReadFile(mdFile); err != nil || string(markdown) != stdout.String() || !strings.Contains(stdout.String(), "| "+figureCalls+" |") {
 		t.Errorf("Markdown %q, %v; printed %q", markdown, err, &stdout)
 	}
-	for _, name := range []string{"call-1.pprof", "idle-embedded-heap-1.pprof", "storm-sqlite-1.pprof", "mqtt-call-1.pprof", "udp-embedded-1.pprof"} {
+	for _, name := range []string{"call-1.pprof", "idle-embedded-heap-1.pprof", "storm-embedded-1.pprof", "mqtt-call-1.pprof", "udp-embedded-1.pprof"} {
 		if info, err := os.Stat(filepath.Join(profiles, name)); err != nil || info.Size() == 0 {
 			t.Errorf("profile %s: %v", name, err)
 		}
@@ -98,14 +97,14 @@ func TestOptions(t *testing.T) {
 		return ""
 	}
 	o, err := parseOptions(nil, given, io.Discard)
-	if err != nil || o.baselines != "from-environment" || !slices.Equal(o.only, []string{"call", "idle", "storm", "mqtt-call", "mqtt-idle", "udp", "udp-scale"}) || o.runs != 5 {
+	if err != nil || o.baselines != "from-environment" || !slices.Equal(o.only, measurements) || o.runs != 5 {
 		t.Errorf("defaults: %+v, %v", o, err)
 	}
 	o, err = parseOptions([]string{"-baselines", "other", "-only", "storm,call", "-runs", "3"}, given, io.Discard)
 	if err != nil || o.baselines != "other" || !slices.Equal(o.only, []string{"storm", "call"}) || o.runs != 3 {
 		t.Errorf("given: %+v, %v", o, err)
 	}
-	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-no-such"}} {
+	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-no-such"}, {"-pace", "0"}, {"-kill", "2"}} {
 		if _, err := parseOptions(bad, given, io.Discard); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
@@ -134,12 +133,12 @@ func TestQuietly(t *testing.T) {
 }
 
 func TestFit(t *testing.T) {
-	o := options{devices: 1000, idleLow: 5000, idleHigh: 15000, storm: 15000, udpDevices: 4096, udpLow: 100, udpHigh: 5000}
+	o := options{devices: 1000, idleLow: 5000, idleHigh: 15000, storm: 15000, kill: 9000, udpDevices: 4096, udpLow: 100, udpHigh: 5000}
 	if changes := o.fit(20_000); len(changes) != 0 || o.storm != 15000 {
 		t.Errorf("enough files: %q, %+v", changes, o)
 	}
 	changes := o.fit(4000 + reserveFiles)
-	if len(changes) != 4 || o.storm != 4000 || o.idleHigh != 4000 || o.idleLow != 1333 || o.devices != 1000 || o.udpDevices != 4000 || o.udpLow != 80 || o.udpHigh != 4000 {
+	if len(changes) != 5 || o.kill != 2000 || o.storm != 4000 || o.idleHigh != 4000 || o.idleLow != 1333 || o.devices != 1000 || o.udpDevices != 4000 || o.udpLow != 80 || o.udpHigh != 4000 {
 		t.Errorf("few files: %q, %+v", changes, o)
 	}
 }
@@ -175,11 +174,18 @@ func TestJudge(t *testing.T) {
 		goal             goal
 		want             string
 	}{
-		{[]float64{76}, []float64{100}, goal{Ratio: 0.75}, "ratio at least 0.75: met"},
-		{[]float64{74}, []float64{100}, goal{Ratio: 0.75}, "ratio at least 0.75: missed"},
-		{[]float64{74}, nil, goal{Ratio: 0.75}, "ratio at least 0.75"},
-		{[]float64{9.4}, nil, goal{Value: 9.5}, "at most 9.5: met"},
-		{[]float64{9.6}, nil, goal{Value: 9.5}, "at most 9.5: missed"},
+		{[]float64{76}, []float64{100}, goal{ratioAtLeast, 0.75}, "ratio at least 0.75: met"},
+		{[]float64{74}, []float64{100}, goal{ratioAtLeast, 0.75}, "ratio at least 0.75: missed"},
+		{[]float64{74}, nil, goal{ratioAtLeast, 0.75}, "ratio at least 0.75"},
+		{[]float64{9.4}, nil, goal{atMost, 9.5}, "at most 9.5: met"},
+		{[]float64{9.6}, nil, goal{atMost, 9.5}, "at most 9.5: missed"},
+		{[]float64{1, 1, 5}, nil, goal{atMostEver, 5}, "in every run at most 5: met"},
+		{[]float64{0, 0, 1}, nil, goal{Kind: atMostEver}, "in every run at most 0: missed"},
+		{[]float64{15}, []float64{10}, goal{ratioAtMost, 1.5}, "ratio at most 1.5: met"},
+		{[]float64{16}, []float64{10}, goal{ratioAtMost, 1.5}, "ratio at most 1.5: missed"},
+		{[]float64{16}, nil, goal{ratioAtMost, 1.5}, "ratio at most 1.5"},
+		{[]float64{9, 11, 40}, []float64{8, 9, 11}, goal{Kind: withinItsRuns}, "no higher than the baseline's highest: met"},
+		{[]float64{9, 12, 12}, []float64{8, 9, 11}, goal{Kind: withinItsRuns}, "no higher than the baseline's highest: missed"},
 	}
 	for _, tc := range cases {
 		m := measurement{}
@@ -395,8 +401,7 @@ func TestCallLoadEnds(t *testing.T) {
 	defer func() { _ = listener.Close() }()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	d := &daemon{api: (&url.URL{Scheme: "http", Host: listener.Addr().String()}).String()}
-	if _, err := callLoad(ctx, d, 2, 2, time.Minute); !errors.Is(err, context.Canceled) {
+	if _, err := callLoad(ctx, target{address: listener.Addr().String()}, 2, 2, time.Minute); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -71,10 +71,11 @@ func residentSize(pid int) (int64, error) {
 	return 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
 }
 
-// meter measures CPU time over a period: the daemon's and its NATS server's, this program's, and what other programs took meanwhile, which
-// tells how far the figures of that period can be trusted.
+// meter measures CPU time over a period: the daemons' and their NATS server's, this program's, and what other programs took
+// meanwhile, which tells how far the figures of that period can be trusted.
 type meter struct {
-	pid, server                string // of the daemon and its NATS server; empty for none
+	server                     string // process of the NATS server; empty for none
+	daemons                    []string
 	started                    time.Time
 	daemon, nats, own, machine time.Duration
 }
@@ -85,17 +86,20 @@ type spent struct {
 	others                  float64 // share of the machine that other programs took, 0 to 1
 }
 
-func startMeter(daemon, server string) (meter, error) {
-	m := meter{pid: daemon, server: server, started: time.Now()}
+func startMeter(server string, daemons ...string) (meter, error) {
+	m := meter{server: server, daemons: daemons, started: time.Now()}
 	err := m.read()
 	return m, err
 }
 
 func (m *meter) read() (err error) {
-	if m.pid != "" {
-		if m.daemon, err = processCPU(m.pid, false); err != nil {
+	m.daemon = 0
+	for _, pid := range m.daemons {
+		used, err := processCPU(pid, false)
+		if err != nil {
 			return err
 		}
+		m.daemon += used
 	}
 	if m.own, err = processCPU("self", true); err != nil {
 		return err

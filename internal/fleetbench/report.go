@@ -14,6 +14,19 @@ import (
 // samples are one side's figures, one value per run.
 type samples map[string][]float64
 
+// merge adds one run's figures. Those of the baseline's side, measured in the same run, have its mark before their names.
+func (s samples) merge(baseline, run samples) {
+	for figure, values := range run {
+		if name, marked := strings.CutPrefix(figure, baselineMark); marked {
+			baseline.add(name, values[0])
+		} else {
+			s.add(figure, values[0])
+		}
+	}
+}
+
+const baselineMark = "baseline: "
+
 func (s samples) add(figure string, value float64) { s[figure] = append(s[figure], value) }
 
 // figureOthers is the share of the machine that programs other than the two sides and the load took: above a few per
@@ -46,10 +59,22 @@ func (s *spread) text(precision int) string {
 	return fmt.Sprintf("%.*f / %.*f / %.*f", precision, s.Min, precision, s.Median, precision, s.Max)
 }
 
-// goal is what a figure should reach: its ratio to the baseline at least, or its value at most.
+// goalKind says what of a figure is compared with a goal, and how.
+type goalKind string
+
+// The kinds of goals. Medians are compared, except where every run counts.
+const (
+	ratioAtLeast  goalKind = "ratio at least"
+	ratioAtMost   goalKind = "ratio at most"
+	atMost        goalKind = "at most"
+	atMostEver    goalKind = "in every run at most"
+	withinItsRuns goalKind = "no higher than the baseline's highest" // unchanged within noise; has no limit of its own
+)
+
+// goal is what a figure should reach.
 type goal struct {
-	Ratio float64 `json:"ratio_at_least,omitempty"`
-	Value float64 `json:"value_at_most,omitempty"`
+	Kind  goalKind `json:"kind"`
+	Limit float64  `json:"limit"`
 }
 
 // figure is one line of a table.
@@ -106,16 +131,29 @@ func ratios(fleetd, baseline []float64) []float64 {
 	return r
 }
 
-// judge compares medians with the goal, if there is one and it can be judged.
+// judge compares the figure with its goal, if there is one and it can be judged.
 func (f *figure) judge() {
-	var met bool
-	switch {
-	case f.Goal == nil || f.Goal.Ratio > 0 && f.Ratio == nil:
+	if f.Goal == nil {
 		return
-	case f.Goal.Ratio > 0:
-		met = f.Ratio.Median >= f.Goal.Ratio
+	}
+	var met bool
+	switch f.Goal.Kind {
+	case atMost:
+		met = f.Fleetd.Median <= f.Goal.Limit
+	case atMostEver:
+		met = f.Fleetd.Max <= f.Goal.Limit
 	default:
-		met = f.Fleetd.Median <= f.Goal.Value
+		if f.Ratio == nil { // nothing to compare with
+			return
+		}
+		switch f.Goal.Kind {
+		case ratioAtLeast:
+			met = f.Ratio.Median >= f.Goal.Limit
+		case ratioAtMost:
+			met = f.Ratio.Median <= f.Goal.Limit
+		case withinItsRuns:
+			met = f.Fleetd.Median <= f.Baseline.Max
+		}
 	}
 	f.Met = &met
 }
@@ -124,9 +162,9 @@ func (f *figure) goalText() string {
 	if f.Goal == nil {
 		return ""
 	}
-	text := fmt.Sprintf("at most %g", f.Goal.Value)
-	if f.Goal.Ratio > 0 {
-		text = fmt.Sprintf("ratio at least %g", f.Goal.Ratio)
+	text := string(f.Goal.Kind)
+	if f.Goal.Kind != withinItsRuns {
+		text += fmt.Sprintf(" %g", f.Goal.Limit)
 	}
 	switch {
 	case f.Met == nil:

@@ -52,7 +52,7 @@ func (v udpVariant) lines() []line {
 		{name: figurePacketAllocs, precision: 1}, {name: figureUnpublished, precision: 2}, {name: figureRejected, precision: 2},
 		{name: figureHeard, precision: 1}, {name: figureNATSCPU, precision: 2}}
 	if v.ratio > 0 {
-		lines[0].goal = &goal{Ratio: v.ratio}
+		lines[0].goal = &goal{ratioAtLeast, v.ratio}
 	}
 	return lines
 }
@@ -200,7 +200,7 @@ func (b *bench) udpMeasure(ctx context.Context, run int, v udpVariant, d *daemon
 		heardBefore = heard.Load()
 	}
 	saved := d.profile(ctx, b.profileFile(v.name, run), max(1, int(b.opt.duration.Seconds())))
-	m, err := startMeter(d.pid(), server)
+	m, err := startMeter(server, d.pid())
 	if err != nil {
 		return err
 	}
