@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,8 +23,9 @@ import (
 type daemon struct {
 	cmd    *exec.Cmd
 	dir    string
-	api    string // base URL
-	device string // host:port
+	api    string      // base URL
+	device string      // host:port
+	secure *tls.Config // how devices connect; nil: without TLS
 	token  string
 	prefix string // of its NATS subjects
 	exited chan error
@@ -102,6 +104,9 @@ func (d *daemon) await(ctx context.Context) error {
 	token, err := os.ReadFile(filepath.Join(d.dir, "admin-token"))
 	if err != nil {
 		return err
+	}
+	if device.Scheme == "https" {
+		d.secure = anyServer
 	}
 	d.api, d.device, d.token = info.API, device.Host, strings.TrimSpace(string(token))
 	answer := ""

@@ -30,7 +30,7 @@ func (w *dancer) dance(ctx context.Context, f *fleet, i int) (net.Conn, error) {
 	if f.transport == overMQTT {
 		address = f.logins[i].address
 	}
-	c, err := dial(ctx, address, i)
+	c, err := f.dial(ctx, address, i)
 	if err != nil {
 		return nil, err
 	}

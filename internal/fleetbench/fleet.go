@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"strings"
@@ -13,7 +14,8 @@ import (
 
 // fleet is the devices of one run. A device is a number; its firmware is that number modulo the number of lists.
 type fleet struct {
-	address   string // of the node's device side
+	address   string      // of the node's device side
+	secure    *tls.Config // nil: without TLS
 	transport string
 	lists     [][]string
 	logins    []login
@@ -47,15 +49,24 @@ var otaPaths = map[string]string{overWebSocket: "/xiaozhi/ota/ws/", overMQTT: "/
 
 // newFleet makes n devices members, by the check that a device makes at boot; the answer gives its login.
 func newFleet(ctx context.Context, d *daemon, transport string, n int, lists [][]string) (*fleet, error) {
-	f := &fleet{address: d.device, transport: transport, lists: lists, logins: make([]login, n)}
+	f := &fleet{address: d.device, secure: d.secure, transport: transport, lists: lists, logins: make([]login, n)}
 	return f, inParallel(16, n, func() (func(i int) error, func(), error) {
-		c, err := dial(ctx, f.address, 0)
+		c, err := f.dial(ctx, f.address, 0)
 		if err != nil {
 			return nil, nil, err
 		}
 		br := bufio.NewReaderSize(c, 8192)
 		return func(i int) error { return f.check(c, br, i) }, func() { _ = c.Close() }, nil
 	})
+}
+
+// dial connects as device i.
+func (f *fleet) dial(ctx context.Context, address string, i int) (net.Conn, error) {
+	c, err := dial(ctx, address, i)
+	if err != nil || f.secure == nil {
+		return c, err
+	}
+	return tls.Client(c, f.secure), nil // the first write shakes hands
 }
 
 // framing is how messages of device i travel.

@@ -50,6 +50,21 @@ func (b *bench) measureMQTTIdle(ctx context.Context) error {
 		arguments: []string{"-idle", strconv.Itoa(b.opt.idleHigh - b.opt.idleLow), "-broker", "mini"}})
 }
 
+// measureTLSIdle measures what an idle WebSocket device costs whose connection is encrypted by fleetd itself.
+func (b *bench) measureTLSIdle(ctx context.Context) error {
+	if b.postgres == nil {
+		b.leaveOut("tls-idle: it is measured with external services only")
+		return nil
+	}
+	certificate, key, err := selfSigned(b.dir)
+	if err != nil {
+		return err
+	}
+	return b.idleDevices(ctx, idle{name: "tls-idle", title: "Idle devices with TLS", transport: overWebSocket, external: 17.5, baseline: "wsidle",
+		settings:  []string{"--device-tls-cert", certificate, "--device-tls-key", key, "--mqtt-tls-listen", "127.0.0.1:0"},
+		arguments: []string{"-n", strconv.Itoa(b.opt.idleHigh - b.opt.idleLow), "-mode", "tuned", "-tls"}})
+}
+
 // idleDevices measures the slope between two numbers of ready devices.
 func (b *bench) idleDevices(ctx context.Context, kind idle) error {
 	var variants []variant
