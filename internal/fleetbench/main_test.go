@@ -51,6 +51,8 @@ func TestRun(t *testing.T) {
 	checkFigure(t, r, "idle-embedded", figureGoroutines, 0.7, 1.4) // ten devices: one task of the moment is a tenth
 	checkFigure(t, r, "storm-embedded", figureDevices, 10, 1e5)
 	checkFigure(t, r, "storm-embedded", figureDeviceP99, 0.1, 10_000)
+	checkFigure(t, r, "pace", figureDue, 100, 1e7)
+	checkFigure(t, r, "pace", figureAchieved, 100, 501)
 	checkFigure(t, r, "mqtt-call", figureCalls, 100, 1e6)
 	checkFigure(t, r, "mqtt-idle-embedded", figureGoroutines, 0.7, 1.4)
 	for _, table := range []string{"udp-embedded", "udp-scale"} {

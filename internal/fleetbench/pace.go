@@ -1,0 +1,179 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// Figures of calls at a fixed rate.
+const (
+	figureDue      = "p99 from when the call was due, µs"
+	figureDueHalf  = "p50 from when the call was due, µs"
+	figureSent     = "p99 from when it was sent, µs"
+	figurePaceCPU  = "server CPU, % of one core"
+	figureAchieved = "calls/s made"
+)
+
+var paceLines = []line{
+	{name: figureDue, goal: &goal{ratioAtMost, 1.5}}, {name: figureSent, goal: &goal{ratioAtMost, 1.5}}, {name: figureDueHalf},
+	{name: figurePaceCPU, precision: 1}, {name: figureAchieved},
+}
+
+// measurePace measures how long calls take that come evenly, whatever became of those before, in turn with the baseline.
+// The baseline's own load keeps callers in step, so that all call within a millisecond of each other; here both servers
+// get this program's devices and callers.
+func (b *bench) measurePace(ctx context.Context) error {
+	o := b.opt
+	m := measurement{Name: "pace", Title: fmt.Sprintf("Tool calls over REST, %d per second, evenly: up to %d at a time, %d devices, all embedded", o.pace, o.callers, o.devices)}
+	arguments := []string{"server", "net", "append"}
+	fleetd, baseline := samples{}, samples{}
+	for run := range o.runs {
+		if b.baselines != nil {
+			m.Baseline = commandLine("toolcall", arguments)
+			if err := b.quietly("toolcall", baseline, func(into samples) error { return b.paceBaseline(ctx, into, arguments) }); err != nil {
+				return fmt.Errorf("pace of the baseline, run %d: %w", run+1, err)
+			}
+		}
+		if err := b.quietly("pace", fleetd, func(into samples) error { return b.paceRun(ctx, run, into) }); err != nil {
+			return fmt.Errorf("pace, run %d: %w", run+1, err)
+		}
+		b.progress("pace", run, fleetd, baseline, figureDue)
+	}
+	m.tabulate(fleetd, baseline, paceLines)
+	b.add(m)
+	return nil
+}
+
+func (b *bench) paceRun(ctx context.Context, run int, into samples) (err error) {
+	lists, err := toolLists(true)
+	if err != nil {
+		return err
+	}
+	d, stop, err := b.start(ctx, variant{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	f, err := newFleet(ctx, d, overWebSocket, b.opt.devices, lists)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.close()) }()
+	if _, err := f.connect(ctx, 0, b.opt.devices, true); err != nil {
+		return err
+	}
+	if err := errors.Join(d.awaitReady(ctx, b.opt.devices, startLimit), d.awaitQuiet(ctx, startLimit)); err != nil {
+		return err
+	}
+	if _, err := b.paced(ctx, d.target(), b.opt.devices, b.opt.pace); err != nil { // warms up
+		return err
+	}
+	saved := d.profile(ctx, b.profileFile("pace", run), max(1, int(b.opt.duration.Seconds())))
+	return errors.Join(b.openLoop(ctx, d.target(), d.pid(), into), saved())
+}
+
+// paceBaseline does the same with the baseline's server.
+func (b *bench) paceBaseline(ctx context.Context, into samples, arguments []string) (err error) {
+	s, err := b.baselines.serve("toolcall", arguments...)
+	if err != nil {
+		return err
+	}
+	defer s.stop()
+	f := &fleet{address: s.address, transport: overWebSocket}
+	defer func() { err = errors.Join(err, f.close()) }()
+	br := bufio.NewReaderSize(nil, 4096)
+	for i := range b.opt.devices {
+		c, err := f.dial(ctx, f.address, i)
+		if err != nil {
+			return err
+		}
+		br.Reset(c)
+		if err := upgrade(c, br, "/ws", "Device-Id: "+deviceID(i)+"\r\n"); err != nil {
+			return errors.Join(err, c.Close())
+		}
+		if err := f.keep(c, framing{}, true); err != nil {
+			return err
+		}
+	}
+	const body = `{"name":"` + toolSetVolume + `","arguments":{"volume":50}}`
+	t := target{s.address, "POST /v1/devices/", fmt.Sprintf("/tools/call HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)}
+	if _, err := b.paced(ctx, t, b.opt.devices, b.opt.pace); err != nil { // warms up
+		return err
+	}
+	return b.openLoop(ctx, t, s.pid, into)
+}
+
+// openLoop measures calls at the rate of -pace.
+func (b *bench) openLoop(ctx context.Context, t target, pid string, into samples) error {
+	meter, err := startMeter("", pid)
+	if err != nil {
+		return err
+	}
+	l, err := b.paced(ctx, t, b.opt.devices, b.opt.pace)
+	if err != nil {
+		return err
+	}
+	s, err := meter.stop(runtime.NumCPU())
+	if err != nil {
+		return err
+	}
+	into.add(figureDue, quantile(l.due, 0.99).Seconds()*1e6)
+	into.add(figureDueHalf, quantile(l.due, 0.5).Seconds()*1e6)
+	into.add(figureSent, quantile(l.sent, 0.99).Seconds()*1e6)
+	into.add(figurePaceCPU, s.daemon.Seconds()/s.wall.Seconds()*100)
+	into.add(figureAchieved, float64(len(l.due))/s.wall.Seconds())
+	into.add(figureOthers, s.others*100)
+	return nil
+}
+
+// latencies are how long calls took, since they were due and since they were sent, both in order.
+type latencies struct{ due, sent []time.Duration }
+
+// paced lets callers make calls at a rate for the measured time, each as soon as it is due and somebody is free to make it.
+func (b *bench) paced(ctx context.Context, t target, devices, rate int) (latencies, error) {
+	n := max(1, int(b.opt.duration.Seconds()*float64(rate)))
+	begun := time.Now()
+	all := latencies{make([]time.Duration, n), make([]time.Duration, n)}
+	due := make(chan int, n) // a call that finds nobody free waits, and its time runs
+	var stopped atomic.Bool
+	go func() {
+		defer close(due)
+		for i := 0; i < n && ctx.Err() == nil && !stopped.Load(); i++ {
+			if wait := time.Until(dueAt(begun, i, rate)); wait > 0 {
+				time.Sleep(wait)
+			}
+			due <- i
+		}
+	}()
+	err := inParallel(b.opt.callers, b.opt.callers, func() (func(k int) error, func(), error) {
+		caller, err := newCaller(t, begun.Add(b.opt.duration+exchangeLimit))
+		if err != nil {
+			return nil, nil, err
+		}
+		return func(int) error {
+			for i := range due {
+				sent := time.Now()
+				if err := caller.call(i % devices); err != nil {
+					return err
+				}
+				now := time.Now()
+				all.due[i], all.sent[i] = now.Sub(dueAt(begun, i, rate)), now.Sub(sent)
+			}
+			return ctx.Err()
+		}, caller.close, nil
+	})
+	stopped.Store(true) // who was to make the rest may have failed
+	slices.Sort(all.due)
+	slices.Sort(all.sent)
+	return all, err
+}
+
+func dueAt(begun time.Time, i, rate int) time.Time {
+	return begun.Add(time.Duration(float64(i) / float64(rate) * float64(time.Second)))
+}
