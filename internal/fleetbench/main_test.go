@@ -53,6 +53,10 @@ func TestRun(t *testing.T) {
 	checkFigure(t, r, "storm-embedded", figureDeviceP99, 0.1, 10_000)
 	checkFigure(t, r, "pace", figureDue, 100, 1e7)
 	checkFigure(t, r, "pace", figureAchieved, 100, 501)
+	for _, transport := range []string{overWebSocket, overMQTT} {
+		checkFigure(t, r, "idle-cpu-"+transport, figureIdleCPU, 0, 200)
+		checkFigure(t, r, "idle-cpu-"+transport, figureBeside, 50, 1e7)
+	}
 	checkFigure(t, r, "mqtt-call", figureCalls, 100, 1e6)
 	checkFigure(t, r, "mqtt-idle-embedded", figureGoroutines, 0.7, 1.4)
 	for _, table := range []string{"udp-embedded", "udp-scale"} {
