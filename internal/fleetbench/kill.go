@@ -23,6 +23,7 @@ const (
 	figureUsable    = "from its return until a call through another node succeeds, longest, ms"
 	figureUsableP99 = "the same, p99, ms"
 	figureUsableP50 = "the same, p50, ms"
+	figureWaited    = "of it, until the bench made the first call, p99, ms"
 	figureAttempts  = "calls until then, per device"
 	figureUnusable  = "devices not callable 5 s after their return"
 	figureOffline   = "devices shown offline though connected, after the lease"
@@ -41,7 +42,7 @@ func killLines() []line {
 	return []line{
 		{name: figureLost}, {name: figureReturns, precision: 2}, {name: figureAway, goal: none},
 		{name: figureUsable, precision: 1, goal: &goal{atMostEver, float64(killUsable.Milliseconds())}}, {name: figureUsableP99, precision: 1},
-		{name: figureUsableP50, precision: 1}, {name: figureAttempts, precision: 2}, {name: figureUnusable, goal: none}, {name: figureOffline, goal: none},
+		{name: figureUsableP50, precision: 1}, {name: figureWaited, precision: 1}, {name: figureAttempts, precision: 2}, {name: figureUnusable, goal: none}, {name: figureOffline, goal: none},
 	}
 }
 
@@ -162,10 +163,10 @@ func (b *bench) killOne(ctx context.Context, victim int, nodes []*daemon, way *b
 	if err := errors.Join(err, ctx.Err()); err != nil {
 		return err
 	}
-	var usable, returns []time.Duration
+	var usable, returns, waited []time.Duration
 	attempts, late := 0, 0
 	for _, r := range results {
-		usable, returns = append(usable, r.took), append(returns, r.since.Sub(killed))
+		usable, returns, waited = append(usable, r.took), append(returns, r.since.Sub(killed)), append(waited, r.waited)
 		attempts += r.attempts
 		if r.took > killUsable || !r.ok {
 			late++
@@ -173,12 +174,14 @@ func (b *bench) killOne(ctx context.Context, victim int, nodes []*daemon, way *b
 	}
 	slices.Sort(usable)
 	slices.Sort(returns)
+	slices.Sort(waited)
 	into.add(figureLost, float64(len(lost)))
 	into.add(figureReturns, quantile(returns, 0.99).Seconds())
 	into.add(figureAway, float64(len(lost)-len(results)))
 	into.add(figureUsable, quantile(usable, 1).Seconds()*1e3)
 	into.add(figureUsableP99, quantile(usable, 0.99).Seconds()*1e3)
 	into.add(figureUsableP50, quantile(usable, 0.5).Seconds()*1e3)
+	into.add(figureWaited, quantile(waited, 0.99).Seconds()*1e3)
 	into.add(figureAttempts, float64(attempts)/float64(max(1, len(results))))
 	into.add(figureUnusable, float64(late))
 	into.add(figureOffline, float64(len(offline)))

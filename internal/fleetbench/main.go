@@ -102,7 +102,7 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	if o.pace < 1 || o.idleRate < 1 || o.idleTime <= 0 || o.kill < 3 || o.killWake <= 0 {
+	if o.pace < 1 || o.idleRate < 1 || o.idleTime <= 0 || o.kill < killNodes || o.killWake <= 0 {
 		return o, errors.New("-pace, -idle-rate, -idle-time and -kill-wake must be positive, -kill at least 3")
 	}
 	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow || o.udpDevices < 1 || o.udpRate < 0 ||
@@ -124,9 +124,9 @@ func (o *options) fit(files int) (changes []string) {
 		changes = append(changes, fmt.Sprintf("idle devices up to %d instead of %d", most, o.idleHigh))
 		o.idleLow, o.idleHigh = most*o.idleLow/o.idleHigh, most
 	}
-	if o.kill > most/2 { // the balancer holds both ends of each connection
-		changes = append(changes, fmt.Sprintf("%d devices instead of %d where a node is killed", most/2, o.kill))
-		o.kill = max(3, most/2)
+	if most := max(killNodes, (files-2*reserveFiles-probeWorkers)/2); o.kill > most { // the balancer holds both ends of each connection
+		changes = append(changes, fmt.Sprintf("%d devices instead of %d where a node is killed", most, o.kill))
+		o.kill = most
 	}
 	if o.udpHigh > most {
 		changes = append(changes, fmt.Sprintf("audio of up to %d devices instead of %d", most, o.udpHigh))

@@ -52,7 +52,7 @@ func TestRun(t *testing.T) {
 	checkFigure(t, r, "storm-embedded", figureDevices, 10, 1e5)
 	checkFigure(t, r, "storm-embedded", figureDeviceP99, 0.1, 10_000)
 	checkFigure(t, r, "pace", figureDue, 100, 1e7)
-	checkFigure(t, r, "pace", figureAchieved, 100, 501)
+	checkFigure(t, r, "pace", figureAchieved, 100, 600)
 	for _, transport := range []string{overWebSocket, overMQTT} {
 		checkFigure(t, r, "idle-cpu-"+transport, figureIdleCPU, 0, 200)
 		checkFigure(t, r, "idle-cpu-"+transport, figureBeside, 50, 1e7)
@@ -144,7 +144,7 @@ func TestFit(t *testing.T) {
 		t.Errorf("enough files: %q, %+v", changes, o)
 	}
 	changes := o.fit(4000 + reserveFiles)
-	if len(changes) != 5 || o.kill != 2000 || o.storm != 4000 || o.idleHigh != 4000 || o.idleLow != 1333 || o.devices != 1000 || o.udpDevices != 4000 || o.udpLow != 80 || o.udpHigh != 4000 {
+	if len(changes) != 5 || o.kill != 1494 || o.storm != 4000 || o.idleHigh != 4000 || o.idleLow != 1333 || o.devices != 1000 || o.udpDevices != 4000 || o.udpLow != 80 || o.udpHigh != 4000 {
 		t.Errorf("few files: %q, %+v", changes, o)
 	}
 }

@@ -24,13 +24,14 @@ type probe struct {
 	device   string
 	via      int
 	since    time.Time
+	waited   time.Duration // until a worker was free for the first call
 	took     time.Duration // until the call succeeded, or until now
 	attempts int
 	ok       bool
 }
 
 const (
-	probeWorkers = 128
+	probeWorkers = 512                   // calls wait for a device that is about to be ready, and many are at a time
 	probePause   = 20 * time.Millisecond // between two calls to a device
 )
 
@@ -76,6 +77,9 @@ func (p *prober) work(ctx context.Context) {
 		case x := <-p.queue:
 			if callers[x.via] == nil {
 				callers[x.via], _ = newCaller(p.targets[x.via], time.Now().Add(2*killReturns)) // the next attempt tries again
+			}
+			if x.attempts == 0 {
+				x.waited = time.Since(x.since)
 			}
 			ok := false
 			if c := callers[x.via]; c != nil {
