@@ -310,7 +310,7 @@ const notRecorded = "\x00"
 func (x *Session) catchUp() {
 	e := x.entry
 	e.mu.Lock()
-	elsewhere := e.elsewhere || x.svc.cfg.Alive != nil && e.catalog == (Hash{})
+	elsewhere := e.elsewhere
 	e.mu.Unlock()
 	if !elsewhere {
 		return

@@ -74,6 +74,9 @@ func (s *Service) learnDevice(d Device) {
 	d.Board, d.Firmware, d.ELF = s.strings.get(d.Board), s.strings.get(d.Firmware), s.strings.get(d.ELF)
 	e, created := s.hub.ensure(d.ID, func() *Device { return &d })
 	if created {
+		e.mu.Lock()
+		e.elsewhere = true
+		e.mu.Unlock()
 		return
 	}
 	e.update(func(mine *Device) {

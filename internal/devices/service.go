@@ -167,6 +167,7 @@ func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 	})
 	if created {
 		s.saveDevice(e.device.Load())
+		s.ports.Directory.Tell(News{Device: e.device.Load()})
 	}
 	remote := who.Remote
 	who.Remote, who.Device = "", e.id // a session keeps no second copy of what its entry has
