@@ -26,28 +26,30 @@ type Session struct {
 	connected time.Time
 	remote    netip.Addr // of the connection, if it has one
 
-	mu        sync.Mutex
-	seq       int64
-	closed    CloseReason // empty while open
-	announced bool        // `online` was published
-	leaving   bool        // takes no new calls: the node stops
-	hellos    int         // answered on this connection
+	mu     sync.Mutex
+	seq    int64
+	closed CloseReason // empty while open
+	hellos int         // answered on this connection
+
+	// Together, since there is a session for every device and each gap counts.
+	announced   bool // `online` was published
+	leaving     bool // takes no new calls: the node stops
+	handshaking bool
+	again       bool // another handshake was asked for while one runs
+	initialized bool // on this connection
+	partial     bool // the catalog
+	ownPartial  bool // the own one
+	features    Features
 
 	mcp          MCPState
 	mcpError     string
-	handshaking  bool
-	again        bool // another handshake was asked for while one runs
 	relistAt     time.Time
 	attempts     int
 	retry        *time.Timer
-	initialized  bool // on this connection
-	features     Features
 	grantExpires time.Time
 	catalog      *Catalog // shown and called by; may be a guess while stale
 	catalogState CatalogState
-	partial      bool
 	own          Hash // the device's last list whose history entry is stored
-	ownPartial   bool
 
 	inFlight int
 	queue    []chan struct{} // callers waiting for a slot, first come first served

@@ -44,6 +44,8 @@ const (
 	MaxBad         = 100 // unusable messages on one connection
 	MaxHellos      = 5   // of one device in a second
 	sweepEvery     = time.Second
+	large          = 1000                   // connections, of which a look at all takes milliseconds
+	largeEvery     = 5                      // sweeps; so many only then
 	acceptPause    = 100 * time.Millisecond // after a failed accept, such as one without a free descriptor
 	acceptWarning  = 10 * time.Second       // between two warnings of that
 )
@@ -162,11 +164,15 @@ func (f *Front) sweep() {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
 	var silent []*conn
+	ticks := 0
 	for {
 		select {
 		case <-f.ctx.Done():
 			return
 		case now := <-ticker.C:
+			if ticks++; ticks%largeEvery != 0 && f.conns.Len() > large {
+				continue
+			}
 			silent = f.conns.Append(silent[:0], func(c *conn) bool {
 				return c.session.Load() != nil && c.keep > 0 && now.UnixNano()-c.heard.Load() > int64(c.keep)
 			})

@@ -45,6 +45,7 @@ const (
 	IdleAfter     = 110 * time.Second
 	MaxBad        = 100 // unusable messages on one connection
 	sweepEvery    = 5 * time.Second
+	sweepSteps    = 50 // in which one sweep is done, over half of that time
 )
 
 // Options of a Front.
@@ -165,12 +166,32 @@ func (f *Front) sweep() {
 		select {
 		case <-f.ctx.Done():
 			return
-		case now := <-ticker.C:
+		case <-ticker.C:
 			batch = f.conns.Append(batch[:0], func(*conn) bool { return true })
-			for _, c := range batch {
-				c.sweep(now)
-			}
+			f.sweepAll(batch)
 			clear(batch)
+		}
+	}
+}
+
+// sweepAll does what is due on every connection, a few at a time: thousands of
+// pings at once, and the answers to them, would hold up everything else for
+// tens of milliseconds.
+func (f *Front) sweepAll(batch []*conn) {
+	for rest := sweepSteps; len(batch) > 0; rest-- {
+		few := batch[:(len(batch)+rest-1)/rest]
+		batch = batch[len(few):]
+		now := time.Now()
+		for _, c := range few {
+			c.sweep(now)
+		}
+		if len(batch) == 0 {
+			return
+		}
+		select {
+		case <-f.ctx.Done():
+			return
+		case <-time.After(sweepEvery / (2 * sweepSteps)):
 		}
 	}
 }
