@@ -35,7 +35,7 @@ func TestRollingRestart(t *testing.T) {
 	}
 	c.Nodes[0].Await(t, "the devices talk", 20*time.Second, func() bool { return conversations() >= talking*3/4 })
 	begun := time.Now()
-	s.load = c.StartLoad(t, ids, LoadOptions{Seed: 7, Callers: 20, Pause: 90 * time.Millisecond, Timeout: 10 * time.Second})
+	s.load = c.StartLoad(t, ids, LoadOptions{Seed: 7, Callers: 26, Pause: 90 * time.Millisecond, Timeout: 10 * time.Second})
 	for i, n := range c.Nodes {
 		up := s.load.Down(i) // the load balancer sends nothing more here
 		time.Sleep(100 * time.Millisecond)
