@@ -61,7 +61,7 @@ func (s *Service) Claimed(c Claim) {
 		}
 		x.yield(c, true)
 	case ClaimReassert:
-		if mine > c.Epoch || mine == c.Epoch && x.svc.cfg.Node > c.Node {
+		if x.outranks(mine, c) {
 			x.claim(ClaimReassert)
 		} else {
 			x.yield(c, false)
@@ -75,9 +75,12 @@ func (s *Service) Claimed(c Claim) {
 // has just connected itself, by this node's own clock, and has the higher epoch,
 // which both nodes then see alike.
 func (x *Session) stands(mine Epoch, c Claim) bool {
-	if time.Since(x.connected) >= closeCalls {
-		return false
-	}
+	return time.Since(x.connected) < closeCalls && x.outranks(mine, c)
+}
+
+// outranks compares epochs; of equal ones that of the node with the higher name
+// counts more, for both nodes alike.
+func (x *Session) outranks(mine Epoch, c Claim) bool {
 	return mine > c.Epoch || mine == c.Epoch && x.svc.cfg.Node > c.Node
 }
 

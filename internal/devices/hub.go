@@ -151,9 +151,19 @@ func (d *Device) decidedLike(other *Device) bool {
 		maps.Equal(d.Labels, other.Labels) && d.Prefer == other.Prefer
 }
 
-// decide takes over what was decided of the device elsewhere.
-func (d *Device) decide(from *Device) {
-	d.ClientID, d.PendingID, d.Admission, d.Name, d.Labels, d.Prefer, d.EditedAt = from.ClientID, from.PendingID, from.Admission, from.Name, from.Labels, from.Prefer, from.EditedAt
+// KeepNewer takes over from another state of the same device what is newer
+// there: what the device said at its last OTA check, and, by a time of its own,
+// what was decided of it, which it reports. FirstSeen stays.
+func (d *Device) KeepNewer(other *Device) (decided bool) {
+	if other.CheckedAt.After(d.CheckedAt) {
+		d.Board, d.Firmware, d.ELF, d.Chip = other.Board, other.Firmware, other.ELF, other.Chip
+		d.Language, d.Serial, d.ActivateV2, d.CheckedAt = other.Language, other.Serial, other.ActivateV2, other.CheckedAt
+	}
+	if decided = other.EditedAt.After(d.EditedAt); decided {
+		d.ClientID, d.PendingID, d.Admission, d.Name = other.ClientID, other.PendingID, other.Admission, other.Name
+		d.Labels, d.Prefer, d.EditedAt = other.Labels, other.Prefer, other.EditedAt
+	}
+	return decided
 }
 
 // evict ends what the device has on this node: its session, and a conversation

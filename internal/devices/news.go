@@ -80,15 +80,9 @@ func (s *Service) learnDevice(d Device) {
 		return
 	}
 	e.update(func(mine *Device) {
-		said := *mine
+		before := *mine
 		*mine = d
-		if said.EditedAt.After(d.EditedAt) { // and so is what was decided here
-			mine.decide(&said)
-		}
-		if said.CheckedAt.After(d.CheckedAt) { // what it said here is newer
-			mine.Board, mine.Firmware, mine.ELF, mine.Chip = said.Board, said.Firmware, said.ELF, said.Chip
-			mine.Language, mine.Serial, mine.ActivateV2, mine.CheckedAt = said.Language, said.Serial, said.ActivateV2, said.CheckedAt
-		}
+		mine.KeepNewer(&before)
 	})
 	if d.PendingID == "" {
 		s.pending.drop(d.ID)

@@ -35,14 +35,8 @@ type deviceRow struct {
 // mergeDevice is what the table would hold after older, then newer.
 func mergeDevice(older, newer deviceRow) deviceRow {
 	out := newer
-	if newer.CheckedAt.Before(older.CheckedAt) {
-		out.Board, out.Firmware, out.ELF, out.Chip = older.Board, older.Firmware, older.ELF, older.Chip
-		out.Language, out.Serial, out.ActivateV2 = older.Language, older.Serial, older.ActivateV2
-		out.CheckedAt = older.CheckedAt
-	}
-	if newer.EditedAt.Before(older.EditedAt) {
-		out.ClientID, out.PendingID, out.Admission, out.Name, out.Labels, out.Prefer = older.ClientID, older.PendingID, older.Admission, older.Name, older.Labels, older.Prefer
-		out.labels, out.EditedAt = older.labels, older.EditedAt
+	if out.KeepNewer(&older.Device) {
+		out.labels = older.labels
 	}
 	if newer.FirstSeen.IsZero() || !older.FirstSeen.IsZero() && older.FirstSeen.Before(newer.FirstSeen) {
 		out.FirstSeen = older.FirstSeen
