@@ -27,7 +27,7 @@ func (b *Bus) Follow(ctx context.Context, q devices.EventQuery, deliver func(dev
 	if err != nil {
 		return unavailable(err)
 	}
-	cfg := jetstream.OrderedConsumerConfig{FilterSubjects: b.filters(q), DeliverPolicy: jetstream.DeliverNewPolicy,
+	cfg := jetstream.OrderedConsumerConfig{FilterSubjects: b.filter(q), DeliverPolicy: jetstream.DeliverNewPolicy,
 		InactiveThreshold: time.Minute}
 	if q.After > 0 {
 		cfg.DeliverPolicy, cfg.OptStartSeq = jetstream.DeliverByStartSequencePolicy, q.After+1
@@ -69,24 +69,21 @@ func unavailable(err error) error {
 	return &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Detail: "the event stream does not answer: " + err.Error()}
 }
 
-func (b *Bus) filters(q devices.EventQuery) []string {
+// filter is the subject of the events that q selects. It is one, since servers
+// before 2.10 take no more, and may be wider than the stream, which holds
+// nothing else.
+func (b *Bus) filter(q devices.EventQuery) []string {
 	device := "*"
 	if q.Device != "" {
 		device = q.Device.Token()
 	}
-	kinds := storedKinds
-	if q.Kind != "" {
-		kinds = []devices.EventKind{q.Kind}
+	switch q.Kind {
+	case "":
+		return []string{b.opt.Prefix + ".devices." + device + ".>"}
+	case devices.EventNotification:
+		return []string{b.subject(device, q.Kind, ">")}
 	}
-	var filters []string
-	for _, kind := range kinds {
-		rest := ""
-		if kind == devices.EventNotification {
-			rest = ">"
-		}
-		filters = append(filters, b.subject(device, kind, rest))
-	}
-	return filters
+	return []string{b.subject(device, q.Kind, "")}
 }
 
 // gapOf tells which events after a sequence are gone. A sequence ahead of the
