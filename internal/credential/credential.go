@@ -1,5 +1,6 @@
 // Package credential mints and verifies everything that opens a door of
-// fleetd: device tokens, upload tokens, snapshot tokens and the admin token.
+// fleetd: device tokens, upload tokens, snapshot tokens and the admin token. It
+// also seals what others keep in the database.
 //
 // All of them derive from one secret with HMAC-SHA256 (RFC 2104), so every
 // node of a fleet that shares the secret verifies them from memory, with no
@@ -9,6 +10,8 @@
 package credential
 
 import (
+	"crypto/aes"
+	"crypto/cipher"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -63,7 +66,10 @@ func (m *Mint) AdminToken() string { return m.admin }
 
 // IsAdmin tells whether token is the admin token.
 func (m *Mint) IsAdmin(token string) bool {
-	return subtle.ConstantTimeCompare([]byte(token), []byte(m.admin)) == 1
+	var given, want [2 * sha256.Size]byte // on the stack: a conversion would allocate for every request
+	copy(given[:], token)
+	copy(want[:], m.admin)
+	return len(token) == len(m.admin) && subtle.ConstantTimeCompare(given[:], want[:]) == 1
 }
 
 // Fingerprint names the secret without revealing it: nodes compare it to find
@@ -140,6 +146,41 @@ func (m *Mint) HopSignature(device, kind string, body []byte) string {
 // IsHop tells whether signature is HopSignature of the other arguments.
 func (m *Mint) IsHop(signature, device, kind string, body []byte) bool {
 	return subtle.ConstantTimeCompare([]byte(signature), []byte(m.HopSignature(device, kind, body))) == 1
+}
+
+// Seal encrypts what the fleet keeps for itself, so that a database or a backup
+// alone does not give it away: AES-256-GCM with a random nonce, under a key that
+// derives from the secret and the purpose. name is what it belongs to; it cannot
+// be opened under another.
+func (m *Mint) Seal(purpose, name string, plain []byte) string {
+	box := m.box(purpose).Seal(nil, nil, plain, []byte(name))
+	return base64.RawStdEncoding.EncodeToString(box)
+}
+
+// Open returns what Seal took, or ErrInvalid: another secret, purpose or name,
+// or somebody changed it.
+func (m *Mint) Open(purpose, name, sealed string) ([]byte, error) {
+	box, err := base64.RawStdEncoding.DecodeString(sealed)
+	if err != nil {
+		return nil, ErrInvalid
+	}
+	plain, err := m.box(purpose).Open(nil, nil, box, []byte(name))
+	if err != nil {
+		return nil, ErrInvalid
+	}
+	return plain, nil
+}
+
+func (m *Mint) box(purpose string) cipher.AEAD {
+	block, err := aes.NewCipher(m.sum("seal", purpose))
+	if err != nil {
+		panic(err) // 32 bytes are a key
+	}
+	box, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err) // AES has the block size that GCM needs
+	}
+	return box
 }
 
 // expiring is base64url of eight bytes of expiry and sixteen of MAC.

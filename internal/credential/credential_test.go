@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 )
@@ -108,4 +109,30 @@ func FuzzVerify(f *testing.F) {
 			t.Errorf("%q passes", token)
 		}
 	})
+}
+
+// What is sealed opens only with the same secret, purpose and name, and never
+// looks the same twice.
+func TestSeal(t *testing.T) {
+	m, other := mint(t, secret), mint(t, secret+"x")
+	sealed := m.Seal("keys", "SN-1", []byte("plain text"))
+	if plain, err := m.Open("keys", "SN-1", sealed); err != nil || string(plain) != "plain text" {
+		t.Errorf("%q, %v", plain, err)
+	}
+	if again := m.Seal("keys", "SN-1", []byte("plain text")); again == sealed || strings.Contains(sealed, "plain") {
+		t.Error("the same text twice, or in clear")
+	}
+	for name, open := range map[string]func() ([]byte, error){
+		"another secret":  func() ([]byte, error) { return other.Open("keys", "SN-1", sealed) },
+		"another purpose": func() ([]byte, error) { return m.Open("tokens", "SN-1", sealed) },
+		"another name":    func() ([]byte, error) { return m.Open("keys", "SN-2", sealed) },
+		"changed":         func() ([]byte, error) { return m.Open("keys", "SN-1", "A"+sealed[1:]+"AA") },
+		"cut":             func() ([]byte, error) { return m.Open("keys", "SN-1", sealed[:10]) },
+		"empty":           func() ([]byte, error) { return m.Open("keys", "SN-1", "") },
+		"no base64":       func() ([]byte, error) { return m.Open("keys", "SN-1", "!") },
+	} {
+		if plain, err := open(); !errors.Is(err, ErrInvalid) || plain != nil {
+			t.Errorf("%s: %q, %v", name, plain, err)
+		}
+	}
 }
