@@ -128,6 +128,9 @@ func newDevice(f *fleet, index, model int, clone bool) *device {
 	if p.serials && model%2 == 0 {
 		d.serial = serialNumber(derive(o.seed, who, "serial"))
 	}
+	if o.serial != "" && model == 0 {
+		d.serial = o.serial
+	}
 	if d.faults.has(faultOversizeTool) {
 		d.tools = p.oversize
 	}
@@ -136,7 +139,12 @@ func newDevice(f *fleet, index, model int, clone bool) *device {
 }
 
 // efuseKey is the HMAC key burnt into the chip.
-func (d *device) efuseKey() [32]byte { return derive(d.fleet.options.seed, d.id, "efuse") }
+func (d *device) efuseKey() [32]byte {
+	if key := d.fleet.options.efuseKey; key != nil && d.index == 0 {
+		return *key
+	}
+	return derive(d.fleet.options.seed, d.id, "efuse")
+}
 
 // ssid is the name of the device's network. One robot in eight sits in one whose quote breaks the OTA body.
 func (d *device) ssid() string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/hex"
 	"errors"
 	"flag"
 	"fmt"
@@ -45,6 +46,8 @@ type options struct {
 	reconnect       time.Duration
 	reconnectJitter time.Duration
 	subscribe       bool
+	serial          string
+	efuseKey        *[32]byte
 	debug           bool
 	attack          attackOptions
 }
@@ -67,6 +70,8 @@ func parseFlags(args []string, stderr io.Writer) (*options, error) {
 	fs.DurationVar(&o.utterance, "utterance", 3*time.Second, "with --talk: each conversation begins with `D` of speech, then silence")
 	fs.DurationVar(&o.reconnect, "reconnect", 10*time.Second, "an MQTT device comes back `D` after a loss, as esp-mqtt does")
 	fs.DurationVar(&o.reconnectJitter, "reconnect-jitter", 0, "spread of --reconnect: up to `D` more")
+	fs.StringVar(&o.serial, "serial", "", "eFuse serial `number` of the first device, which makes it prove itself at activation")
+	key := fs.String("efuse-key", "", "eFuse KEY0 of the first device, 64 `hex` digits; empty: one that derives from the seed")
 	fs.BoolVar(&o.subscribe, "subscribe", false, "SUBSCRIBE to mqtt.subscribe_topic, for plain brokers; the firmware never does")
 	level := fs.String("log", "", "`level`: debug writes connections and conversations to standard error")
 	o.attack.flags(fs)
@@ -93,10 +98,26 @@ func parseFlags(args []string, stderr io.Writer) (*options, error) {
 		}
 		return nil, fmt.Errorf("%w: %w", errUsage, err)
 	}
+	if err := o.burn(*key); err != nil {
+		return nil, fmt.Errorf("%w: %w", errUsage, err)
+	}
 	if err := o.resolve(fs.Args(), *profiles, *ramp, *faults, *mac, *report, *photo, *level); err != nil {
 		return nil, fmt.Errorf("%w: %w", errUsage, err)
 	}
 	return o, nil
+}
+
+// burn reads the eFuse key.
+func (o *options) burn(key string) error {
+	if key == "" {
+		return nil
+	}
+	b, err := hex.DecodeString(key)
+	if err != nil || len(b) != 32 {
+		return errors.New("--efuse-key: 64 hex digits")
+	}
+	o.efuseKey = (*[32]byte)(b)
+	return nil
 }
 
 // resolve checks the flags and turns their texts into values.
