@@ -1,0 +1,285 @@
+package access
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+
+func key(t *testing.T, scopes string, selector string, tools ...string) (Key, string) {
+	t.Helper()
+	s, err := ParseScopes(strings.Fields(scopes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := ParseSelector(selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, token, err := NewKey("test key", s, d, tools, now, now.Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k, token
+}
+
+func caller(t *testing.T, scopes, selector string, tools ...string) *Caller {
+	k, _ := key(t, scopes, selector, tools...)
+	return NewCaller(k.ID, k.Name, k.Scopes, k.Devices, k.Tools)
+}
+
+func TestAuthenticate(t *testing.T) {
+	r := NewRegistry()
+	k, token := key(t, "devices:read", "")
+	other, _ := key(t, "admin", "")
+	for _, k := range []Key{k, other} {
+		if changed, err := r.Put(k, now); err != nil || !changed {
+			t.Fatal(changed, err)
+		}
+	}
+	who, err := r.Authenticate(token, now)
+	if err != nil || who.Key != k.ID || !who.Scopes.Has(ScopeRead) || who.Scopes.Has(ScopeCall) {
+		t.Fatalf("%+v %v", who, err)
+	}
+	if again, _ := r.Authenticate(token, now); again != who {
+		t.Error("the same key is two callers")
+	}
+	for name, bad := range map[string]string{
+		"empty": "", "short": token[:len(token)-1], "long": token + "a", "other secret": token[:len(token)-1] + "7", "other id": strings.Replace(token, k.ID, other.ID, 1),
+		"no prefix": "xxx_" + token[4:], "the hash": k.Hash,
+	} {
+		if bad == token {
+			bad = token[:len(token)-1] + "6"
+		}
+		if _, err := r.Authenticate(bad, now); !errors.Is(err, ErrToken) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := r.Authenticate(token, now.Add(time.Hour)); !errors.Is(err, ErrExpired) {
+		t.Errorf("expired: %v", err)
+	}
+	k.Revoked = now
+	if changed, err := r.Put(k, now); err != nil || !changed {
+		t.Fatal(changed, err)
+	}
+	if _, err := r.Authenticate(token, now); !errors.Is(err, ErrRevoked) {
+		t.Errorf("revoked: %v", err)
+	}
+	k.Revoked = time.Time{}
+	if changed, err := r.Put(k, now); err != nil || changed {
+		t.Errorf("an older state brought a revoked key back: %v %v", changed, err)
+	}
+	if err := r.Valid(who, now); !errors.Is(err, ErrRevoked) {
+		t.Errorf("whom the key let in goes on: %v", err)
+	}
+}
+
+func TestRegistryIsBounded(t *testing.T) {
+	r := NewRegistry()
+	k, _ := key(t, "devices:read", "")
+	for i := range maxKeys {
+		k.ID = string(tokenEncoding.EncodeToString([]byte{byte(i >> 16), byte(i >> 8), byte(i), 0, 1}))
+		if _, err := r.Put(k, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.ID = "aaaaaaaz"
+	if _, err := r.Put(k, now); err == nil {
+		t.Fatal("there is room for one more")
+	}
+	if _, err := r.Put(k, now.Add(time.Hour)); err != nil || len(r.Keys()) != maxKeys { // the others have expired
+		t.Fatal(err, len(r.Keys()))
+	}
+	if _, there := r.Caller(k.ID); !there {
+		t.Error("the new key is not there")
+	}
+}
+
+func TestNewKeyRefuses(t *testing.T) {
+	admin, _ := ParseScopes([]string{"admin"})
+	read, _ := ParseScopes([]string{"devices:read"})
+	for name, try := range map[string]func() error{
+		"no scope":       func() error { _, _, err := NewKey("k", 0, nil, nil, now, now.Add(1)); return err },
+		"no name":        func() error { _, _, err := NewKey("", read, nil, nil, now, now.Add(1)); return err },
+		"name in rules":  func() error { _, _, err := NewKey("admin", read, nil, nil, now, now.Add(1)); return err },
+		"line break":     func() error { _, _, err := NewKey("a\nb", read, nil, nil, now, now.Add(1)); return err },
+		"expired":        func() error { _, _, err := NewKey("k", read, nil, nil, now, now); return err },
+		"limited admin":  func() error { _, _, err := NewKey("k", admin, Selector{"a": "b"}, nil, now, now.Add(1)); return err },
+		"empty glob":     func() error { _, _, err := NewKey("k", read, nil, []string{""}, now, now.Add(1)); return err },
+		"unknown scope":  func() error { _, err := ParseScopes([]string{"devices:rea"}); return err },
+		"selector twice": func() error { _, err := ParseSelector("a=1,a=2"); return err },
+		"no selector":    func() error { _, err := ParseSelector("room"); return err },
+	} {
+		if try() == nil {
+			t.Errorf("%s passes", name)
+		}
+	}
+}
+
+func TestDecide(t *testing.T) {
+	policy, err := ParsePolicy([]byte(`{"version":3,"rules":[
+		{"name":"no night light","tools":["self.lamp.*"],"devices":{"room":"bedroom"},"action":"deny"},
+		{"name":"ask for motion","tools":["*.walk"],"action":"confirm"},
+		{"name":"robots may","tools":["self.reboot"],"keys":["test key"],"via":["mcp"],"devices":{"kind":"robot"},"action":"allow"},
+		{"name":"chat server","keys":["voice"],"tools":["self.camera.*"],"action":"deny"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := Compile(policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	model, person := caller(t, "tools:call", ""), caller(t, "tools:call:user", "")
+	lab := caller(t, "tools:call devices:read", "room=lab", "*get_*")
+	voice := NewCaller(KeyVoice, "voice", AllScopes(), nil, nil)
+	bedroom, robot, labroom := map[string]string{"room": "bedroom"}, map[string]string{"kind": "robot"}, map[string]string{"room": "lab"}
+	for _, c := range []struct {
+		name   string
+		q      Question
+		action Action
+		rule   string
+	}{
+		{"nobody", Question{Tool: "x", Listed: true}, Deny, RuleCaller},
+		{"no scope", Question{By: By{Who: caller(t, "devices:read", "")}, Tool: "x", Listed: true}, Deny, RuleScope},
+		{"plain", Question{By: By{Who: model}, Tool: "x", Listed: true}, Allow, RuleDefault},
+		{"user tool by mark", Question{By: By{Who: model}, Tool: "x", Listed: true, UserOnly: true}, Deny, RuleUserOnly},
+		{"user tool by name", Question{By: By{Who: model}, Tool: "self.reboot", Listed: true}, Deny, RuleUserOnly},
+		{"not listed", Question{By: By{Who: model}, Tool: "x"}, Deny, RuleUnlisted},
+		{"not listed, person", Question{By: By{Who: person}, Tool: "x"}, Allow, RuleDefault},
+		{"other room", Question{By: By{Who: lab}, Tool: "self.get_x", Labels: bedroom, Device: "d", Listed: true}, Deny, RuleDevices},
+		{"no labels", Question{By: By{Who: lab}, Tool: "self.get_x", Device: "d", Listed: true}, Deny, RuleDevices},
+		{"its room", Question{By: By{Who: lab}, Tool: "self.get_x", Labels: labroom, Device: "d", Listed: true}, Allow, RuleDefault},
+		{"other tool", Question{By: By{Who: lab}, Tool: "self.set_x", Labels: labroom, Device: "d", Listed: true}, Deny, RuleTools},
+		{"rule by label", Question{By: By{Who: Admin}, Tool: "self.lamp.turn_on", Labels: bedroom, Device: "d", Listed: true}, Deny, "policy:no night light"},
+		{"rule, other label", Question{By: By{Who: Admin}, Tool: "self.lamp.turn_on", Labels: labroom, Device: "d", Listed: true}, Allow, RuleDefault},
+		{"confirm", Question{By: By{Who: Admin}, Tool: "self.dog.walk", Listed: true}, Confirm, "policy:ask for motion"},
+		{"reboot by a model's host", Question{By: By{Who: person, Via: ViaMCP}, Tool: "self.reboot", Listed: true}, Confirm, RuleConfirm},
+		{"reboot by a person", Question{By: By{Who: person, Via: ViaREST}, Tool: "self.reboot", Listed: true}, Allow, RuleDefault},
+		{"first rule wins", Question{By: By{Who: person, Via: ViaMCP}, Labels: robot, Device: "d", Tool: "self.reboot", Listed: true}, Allow, "policy:robots may"},
+		{"a rule widens no key", Question{By: By{Who: model, Via: ViaMCP}, Labels: robot, Device: "d", Tool: "self.reboot", Listed: true}, Deny, RuleUserOnly},
+		{"keys by their fixed names", Question{By: By{Who: voice}, Tool: "self.camera.take_photo", Listed: true}, Deny, "policy:chat server"},
+	} {
+		d := g.Decide(c.q)
+		if d.Action != c.action || d.Rule != c.rule || (d.Refusal != nil) != (c.action == Deny) || d.Refusal != nil && (d.Refusal.Detail == "" || d.Refusal.Rule != d.Rule) {
+			t.Errorf("%s: %+v %+v", c.name, d, d.Refusal)
+		}
+	}
+}
+
+func TestPolicyRefuses(t *testing.T) {
+	for name, text := range map[string]string{
+		"not JSON": `{`, "unknown member": `{"rule":[]}`, "two documents": `{}{}`, "no name": `{"rules":[{"action":"deny"}]}`,
+		"no action": `{"rules":[{"name":"a"}]}`, "other action": `{"rules":[{"name":"a","action":"ask"}]}`, "via": `{"rules":[{"name":"a","action":"deny","via":["http"]}]}`,
+		"twice": `{"rules":[{"name":"a","action":"deny"},{"name":"a","action":"allow"}]}`, "empty glob": `{"rules":[{"name":"a","action":"deny","tools":[""]}]}`,
+		"ttl": `{"reads":[{"tools":["a"],"ttl":"1h"}]}`, "reads without tools": `{"reads":[{"ttl":"1s"}]}`, "ftp": `{"urls":[{"tools":["*"],"prefixes":["ftp://a/"]}]}`,
+		"user": `{"urls":[{"tools":["*"],"prefixes":["http://a@b/"]}]}`, "large": `{"by":"` + strings.Repeat("x", MaxPolicyBytes) + `"}`,
+	} {
+		if _, err := ParsePolicy([]byte(text)); err == nil {
+			t.Errorf("%s passes", name)
+		}
+	}
+	if _, err := ParsePolicy([]byte(`{}`)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCheckURL(t *testing.T) {
+	p, err := ParsePolicy([]byte(`{"urls":[{"tools":["self.upgrade_firmware"],"prefixes":["https://fw.example.com/releases/","http://10.0.0.1:8080"]},
+		{"tools":["self.screen.*"],"prefixes":["https://pics.example.com/a"]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := Compile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const up, show = "self.upgrade_firmware", "self.screen.preview_image"
+	for _, c := range []struct {
+		tool, arguments string
+		ok              bool
+	}{
+		{up, `{"url":"https://fw.example.com/releases/v2.bin"}`, true},
+		{up, `{"url":"https://FW.example.com:443/releases/v2.bin?x=1"}`, true},
+		{up, `{"url":"http://10.0.0.1:8080/x"}`, true},
+		{up, `{"url":"http://10.0.0.1/x"}`, false},
+		{up, `{"url":"http://10.0.0.1:80801/x"}`, false},
+		{up, `{"url":"http://fw.example.com/releases/v2.bin"}`, false},
+		{up, `{"url":"https://fw.example.com/releases/../evil"}`, false},
+		{up, `{"url":"https://fw.example.com/releases/%2e%2e/evil"}`, false},
+		{up, `{"url":"https://fw.example.com/releases%2f..%2fevil"}`, false},
+		{up, `{"url":"https://fw.example.com.evil.example/releases/v"}`, false},
+		{up, `{"url":"https://evil.example\\@fw.example.com/releases/v"}`, false},
+		{up, `{"url":"https://fw.example.com@evil.example/releases/v"}`, false},
+		{up, `{"url":"https://fw.example.com/releases/v#x"}`, false},
+		{up, `{"url":" https://fw.example.com/releases/v"}`, false},
+		{up, `{"url":"https://evil.example/","URL":"https://fw.example.com/releases/v"}`, false},
+		{up, `{"Url":"https://evil.example/"}`, false},
+		{up, `{"url\u0000x":"https://evil.example/"}`, false},
+		{up, `{}`, true}, // the check of the arguments wants it
+		{show, `{"url":"https://pics.example.com/a/1.jpg"}`, true},
+		{show, `{"url":"https://pics.example.com/ab/1.jpg"}`, false},
+		{show, `{"url":"https://fw.example.com/releases/1.jpg"}`, false},
+		{"self.other", `{"url":"https://evil.example/"}`, true},
+	} {
+		if no := g.CheckURL(c.tool, json.RawMessage(c.arguments)); (no == nil) != c.ok {
+			t.Errorf("%s %s: %v", c.tool, c.arguments, no)
+		}
+	}
+	if DefaultGuard().CheckURL(up, json.RawMessage(`{"url":"https://fw.example.com/"}`)) == nil {
+		t.Error("without a policy any address passes")
+	}
+}
+
+func TestMatch(t *testing.T) {
+	for _, c := range []struct {
+		glob, name string
+		ok         bool
+	}{{"*get_*", "self.get_device_status", true}, {"*get_*", "self.set", false}, {"a?c", "abc", true}, {"a?c", "ac", false}, {"", "", true}, {"*", "", true},
+		{"*a*b*c*", "xaxbxcx", true}, {"*a*b*c", "xaxbxcx", false}, {"self.[a]", "self.a", false}, {strings.Repeat("*a", 40) + "b", strings.Repeat("a", 120), false}} {
+		if Match(c.glob, c.name) != c.ok {
+			t.Errorf("%s %s", c.glob, c.name)
+		}
+	}
+}
+
+func TestByOnTheWire(t *testing.T) {
+	var r Reader
+	who := caller(t, "tools:call devices:read", "room=lab,a=\"b", "*get_*", "x")
+	by := By{Who: who, Via: ViaMCP, From: "10.0.0.1:5"}
+	got := r.Parse(string(AppendBy(nil, by)))
+	if got.Via != by.Via || got.From != by.From || got.Who == nil || got.Who.Key != who.Key || got.Who.Scopes != who.Scopes || got.Who.Devices.String() != who.Devices.String() || len(got.Who.Tools) != 2 {
+		t.Errorf("%+v", got)
+	}
+	if again := r.Parse(string(AppendBy(nil, by))); again.Who != got.Who {
+		t.Error("one caller is made twice")
+	}
+	if old := r.Parse("rest"); old.Who != Fleet || old.Via != ViaREST {
+		t.Errorf("a node of an earlier version: %+v", old)
+	}
+	for _, bad := range []string{"{", `{"who":3}`, `{"who":null}`, `{"via":"rest"}`, string(AppendBy(nil, By{}))} {
+		if got := r.Parse(bad); got.Who != nil {
+			t.Errorf("%s is %+v", bad, got)
+		}
+	}
+}
+
+func FuzzParsePolicy(f *testing.F) {
+	f.Add([]byte(`{"rules":[{"name":"a","action":"deny"}],"urls":[{"tools":["*"],"prefixes":["http://a/"]}]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		p, err := ParsePolicy(text)
+		if err != nil {
+			return
+		}
+		again, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ParsePolicy(again); err != nil && len(again) <= MaxPolicyBytes {
+			t.Errorf("%s is refused when written again: %v", text, err)
+		}
+	})
+}

@@ -1,0 +1,92 @@
+package access
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+// Verdicts of a Step.
+const (
+	Decided    = "decided"     // it is why
+	Passed     = "passed"      // it had nothing against the call, or is about others
+	NotReached = "not reached" // it was decided before
+)
+
+// Step is one thing that a call is held against.
+type Step struct {
+	Rule    string `json:"rule"`
+	Action  Action `json:"action,omitempty"` // of a rule
+	Verdict string `json:"verdict"`
+	Why     string `json:"why,omitempty"`
+}
+
+// Explanation is a Decision with everything that was looked at, in order.
+type Explanation struct {
+	Action Action `json:"action"`
+	Rule   string `json:"rule"`
+	Detail string `json:"detail,omitempty"`
+	Steps  []Step `json:"steps"`
+	// Shared says that identical calls at the same time share one answer; TTL for
+	// how long it is given again.
+	Shared bool   `json:"shared"`
+	TTL    string `json:"ttl,omitempty"`
+}
+
+// Explain says what would become of a call, and why. The decision is Decide's,
+// and behind it that of CheckURL.
+func (g *Guard) Explain(q Question, arguments json.RawMessage) Explanation {
+	d := g.Decide(q)
+	final := d
+	urls := g.CheckURL(q.Tool, arguments)
+	if d.Refusal == nil && urls != nil {
+		final = denied(urls)
+	}
+	x := Explanation{Action: final.Action, Rule: final.Rule}
+	if final.Refusal != nil {
+		x.Detail = final.Refusal.Detail
+	}
+	reached := true
+	step := func(rule string, action Action, why string) {
+		s := Step{Rule: rule, Action: action, Verdict: Passed, Why: why}
+		switch {
+		case !reached:
+			s.Verdict, s.Why = NotReached, ""
+		case rule == d.Rule:
+			reached = false
+			if s.Why = "it says " + string(d.Action); final.Rule == rule {
+				s.Verdict, s.Why = Decided, x.Detail
+			}
+		}
+		x.Steps = append(x.Steps, s)
+	}
+	step(RuleCaller, "", "somebody is known to ask")
+	who := q.By.Who
+	if who == nil {
+		return x
+	}
+	step(RuleScope, "", "the key has the scopes "+strings.Join(who.Scopes.Names(), ", "))
+	step(RuleDevices, "", "the device is among those of the key")
+	step(RuleTools, "", "the tool is among those of the key")
+	step(RuleUserOnly, "", "the tool is for language models too, or the key has the scope "+string(ScopeUser))
+	step(RuleUnlisted, "", "the device has listed the tool, or the key has the scope "+string(ScopeUser))
+	for i := range g.policy.Rules {
+		r := &g.policy.Rules[i]
+		step(rulePolicy+r.Name, r.Action, r.mismatch(&q))
+	}
+	for i := range builtin {
+		step(builtin[i].Name, builtin[i].Action, builtin[i].mismatch(&q))
+	}
+	step(RuleDefault, Allow, "")
+	if TakesURL(q.Tool) && d.Refusal == nil {
+		s := Step{Rule: RuleURL, Verdict: Passed, Why: "the address is on the list, or none is given"}
+		if urls != nil {
+			s.Verdict, s.Why = Decided, urls.Detail
+		}
+		x.Steps = append(x.Steps, s)
+	}
+	ttl, shared := g.Shared(q.Device, q.Labels, q.Tool)
+	if x.Shared = shared; ttl > 0 {
+		x.TTL = ttl.String()
+	}
+	return x
+}

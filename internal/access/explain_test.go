@@ -1,0 +1,77 @@
+package access
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+)
+
+// An explanation never says something else than the guard does, and it names
+// exactly one rule that decided.
+func TestExplainAgreesWithDecide(t *testing.T) {
+	policy, err := ParsePolicy([]byte(`{"rules":[
+		{"name":"lab walks","tools":["*.walk"],"devices":{"room":"lab"},"action":"allow"},
+		{"name":"ask to walk","tools":["*.walk"],"action":"confirm"},
+		{"name":"no mcp","via":["mcp"],"tools":["self.lamp.*"],"action":"deny"},
+		{"name":"nobody reboots","tools":["self.reboot"],"keys":["test key"],"action":"deny"}],
+		"reads":[{"tools":["*get_*"],"ttl":"2s"}],
+		"urls":[{"tools":["self.upgrade_firmware"],"prefixes":["https://fw.example.com/"]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := Compile(policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	callers := map[string]*Caller{"admin": Admin, "voice": Voice, "model": caller(t, "tools:call", ""), "person": caller(t, "tools:call:user", ""),
+		"lab": caller(t, "tools:call", "room=lab", "*get_*"), "reader": caller(t, "devices:read", ""), "nobody": nil}
+	for name, who := range callers {
+		for _, tool := range []string{"self.lamp.on", "dog.walk", "self.reboot", "self.get_device_status", "self.upgrade_firmware"} {
+			for _, via := range []Via{ViaREST, ViaMCP} {
+				for _, room := range []string{"lab", "hall"} {
+					for _, listed := range []bool{true, false} {
+						for _, arguments := range []string{"", `{"url":"https://fw.example.com/1.bin"}`, `{"url":"http://evil.example/"}`} {
+							q := Question{By: By{Who: who, Via: via}, Device: "d", Labels: map[string]string{"room": room}, Tool: tool, Listed: listed}
+							d := g.Decide(q)
+							want, rule := d.Action, d.Rule
+							if no := g.CheckURL(tool, json.RawMessage(arguments)); no != nil && d.Refusal == nil {
+								want, rule = Deny, RuleURL
+							}
+							x := g.Explain(q, json.RawMessage(arguments))
+							decided := 0
+							for _, step := range x.Steps {
+								if step.Verdict == Decided {
+									decided++
+									if step.Rule != rule {
+										t.Errorf("%s %s: %s decided, want %s", name, tool, step.Rule, rule)
+									}
+								}
+							}
+							if x.Action != want || x.Rule != rule || decided != 1 || (want == Deny) != (x.Detail != "") {
+								t.Errorf("%s %s %s %s %s: %+v, want %s by %s", name, tool, via, room, arguments, x, want, rule)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	x := g.Explain(Question{By: By{Who: Admin, Via: ViaREST}, Device: "d", Tool: "self.get_x", Listed: true}, nil)
+	if !x.Shared || x.TTL != "2s" || x.Steps[len(x.Steps)-1].Verdict != Decided {
+		t.Errorf("%+v", x)
+	}
+}
+
+// The policy that docs/access.md shows is one.
+func TestDocumentedPolicy(t *testing.T) {
+	text, err := os.ReadFile("../../docs/access.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "```json\n")
+	document, _, _ := strings.Cut(rest, "```")
+	if p, err := ParsePolicy([]byte(document)); err != nil || len(p.Rules) != 4 || len(p.Reads) != 1 || len(p.URLs) != 1 || len(p.AuditArguments) != 2 {
+		t.Errorf("%+v %v", p, err)
+	}
+}

@@ -1,0 +1,155 @@
+package access
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+
+	"fleetd/internal/jsonspan"
+)
+
+// urlTools are the tools of the firmware that take an address, and what they do
+// with it: download and run, download and keep, download and show, upload the
+// screen. Its argument is `url` for all.
+var urlTools = []string{"self.upgrade_firmware", "self.assets.set_download_url", "self.screen.preview_image", "self.screen.snapshot"}
+
+const urlArgument = "url"
+
+// TakesURL tells whether the tool's `url` is held against the allow-list.
+func TakesURL(tool string) bool { return slices.Contains(urlTools, tool) }
+
+const maxURL = 1024 // bytes
+
+// urlRule is a URLRule with its prefixes taken apart.
+type urlRule struct {
+	tools    []string
+	prefixes []*url.URL
+}
+
+func (r URLRule) compile() (urlRule, error) {
+	out := urlRule{tools: r.Tools}
+	if err := checkGlobs(r.Tools); err != nil {
+		return out, err
+	}
+	if len(r.Tools) == 0 || len(r.Prefixes) > maxPrefixes {
+		return out, fmt.Errorf("tools are missing, or there are more than %d prefixes", maxPrefixes)
+	}
+	for _, prefix := range r.Prefixes {
+		u, err := parseURL(prefix)
+		if err != nil {
+			return out, fmt.Errorf("prefix %.80q: %w", prefix, err)
+		}
+		if u.RawQuery != "" {
+			return out, fmt.Errorf("prefix %.80q: a prefix has no query", prefix)
+		}
+		out.prefixes = append(out.prefixes, u)
+	}
+	return out, nil
+}
+
+// parseURL reads an address as strictly as nothing can be read in two ways:
+// the device's reader is another one than ours.
+func parseURL(text string) (*url.URL, error) {
+	for _, c := range []byte(text) {
+		if c <= ' ' || c >= 0x7f || c == '\\' {
+			return nil, errors.New("it has a blank, a backslash, or a character that is not ASCII")
+		}
+	}
+	u, err := url.Parse(text)
+	switch {
+	case len(text) > maxURL:
+		return nil, fmt.Errorf("it has more than %d bytes", maxURL)
+	case err != nil:
+		return nil, errors.New("it is no URL")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, errors.New("it is neither http nor https")
+	case u.Hostname() == "" || u.User != nil || u.Opaque != "" || u.Fragment != "" || strings.Contains(text, "#"):
+		return nil, errors.New("it must be scheme, host and path, with no user and no fragment")
+	case strings.Contains(u.Path, "\\") || strings.Contains(u.Path, "//") || u.Path != "" && strings.TrimSuffix(u.Path, "/") != strings.TrimSuffix(path.Clean(u.Path), "/"):
+		return nil, errors.New("its path goes up, or has empty parts")
+	}
+	return u, nil
+}
+
+// covers tells whether u lies under the prefix: the same scheme, host and port,
+// and a path that begins with the prefix's, whole parts only.
+func covers(prefix, u *url.URL) bool {
+	if prefix.Scheme != u.Scheme || !strings.EqualFold(prefix.Hostname(), u.Hostname()) || portOf(prefix) != portOf(u) {
+		return false
+	}
+	base := prefix.EscapedPath()
+	if base == "" || strings.HasSuffix(base, "/") {
+		return base == "" || strings.HasPrefix(u.EscapedPath(), base)
+	}
+	rest, ok := strings.CutPrefix(u.EscapedPath(), base)
+	return ok && (rest == "" || rest[0] == '/')
+}
+
+func portOf(u *url.URL) string {
+	if port := u.Port(); port != "" {
+		return port
+	}
+	if u.Scheme == "https" {
+		return "443"
+	}
+	return "80"
+}
+
+// CheckURL holds the address in a tool's arguments against the allow-list; nil
+// if it may be used, or if the tool takes none. The device finds members without regard to case and takes
+// the first, so more than one that could be meant is refused.
+func (g *Guard) CheckURL(tool string, arguments json.RawMessage) *Refusal {
+	if !TakesURL(tool) {
+		return nil
+	}
+	refuse := func(format string, args ...any) *Refusal {
+		return &Refusal{Rule: RuleURL, Tool: true, Detail: fmt.Sprintf(format, args...)}
+	}
+	var given []byte
+	found := 0
+	walk := jsonspan.Object(arguments)
+	for walk.Next() {
+		key, _, _ := strings.Cut(string(walk.Key()), "\x00") // where the device's reader stops
+		if strings.EqualFold(key, urlArgument) {
+			found++
+			given = walk.Value()
+		}
+	}
+	switch {
+	case found == 0:
+		return nil
+	case found > 1:
+		return refuse("%d arguments of %s could be its url; give one", found, tool)
+	}
+	text, ok := jsonspan.String(given)
+	if !ok {
+		return nil // the check of the arguments refuses it
+	}
+	u, err := parseURL(text)
+	if err != nil {
+		return refuse("the url for %s is not usable: %v", tool, err)
+	}
+	for _, rule := range g.urls {
+		if !MatchAny(rule.tools, tool) {
+			continue
+		}
+		if slices.ContainsFunc(rule.prefixes, func(prefix *url.URL) bool { return covers(prefix, u) }) {
+			return nil
+		}
+	}
+	// Path and query may hold a secret, and this goes to the record.
+	return refuse("this address at %s is not on the list for %s; an administrator can add a prefix of it to `urls` of the policy (fleetd policy)", clip(u.Scheme+"://"+u.Host), tool)
+}
+
+// clip bounds what of a caller's text stands in a sentence.
+func clip(text string) string {
+	const most = 120
+	if len(text) > most {
+		return text[:most] + "…"
+	}
+	return text
+}
