@@ -1,0 +1,133 @@
+package audit
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"strconv"
+	"strings"
+
+	"fleetd/internal/jsonspan"
+)
+
+// Bounds of one line.
+const (
+	maxText      = 512  // bytes of a member
+	maxArguments = 4096 // bytes of kept arguments, redacted
+)
+
+// timeFormat has microseconds, as the database has.
+const timeFormat = `"2006-01-02T15:04:05.000000Z"`
+
+// appendLine appends an entry as one line of JSON. It is the form that is
+// hashed, so its bytes never change once written.
+func appendLine(dst []byte, seq int64, e *Entry) []byte {
+	dst = strconv.AppendInt(append(dst, `{"seq":`...), seq, 10)
+	dst = e.At.UTC().AppendFormat(append(dst, `,"at":`...), timeFormat)
+	dst = appendMember(dst, `,"kind":`, string(e.Kind))
+	dst = appendMember(dst, `,"action":`, e.Action)
+	dst = appendMember(dst, `,"device":`, e.Device)
+	dst = appendMember(dst, `,"key":`, e.Key)
+	dst = appendMember(dst, `,"name":`, e.Name)
+	dst = appendMember(dst, `,"via":`, e.Via)
+	dst = appendMember(dst, `,"from":`, e.From)
+	if e.Digest != (Hash{}) {
+		dst = append(hex.AppendEncode(append(dst, `,"digest":"`...), e.Digest[:]), '"')
+	}
+	if len(e.Arguments) > 0 {
+		start := len(dst)
+		dst = Redact(append(dst, `,"arguments":`...), e.Arguments)
+		if len(dst)-start > maxArguments {
+			dst = append(dst[:start], `,"arguments_cut":true`...)
+		}
+	}
+	dst = appendMember(dst, `,"outcome":`, e.Outcome)
+	dst = appendMember(dst, `,"rule":`, e.Rule)
+	dst = appendMember(dst, `,"detail":`, e.Detail)
+	dst = appendMember(dst, `,"held":`, e.Held)
+	if e.Duration > 0 {
+		dst = strconv.AppendInt(append(dst, `,"duration_ns":`...), int64(e.Duration), 10)
+	}
+	if e.Count > 0 {
+		dst = strconv.AppendInt(append(dst, `,"count":`...), e.Count, 10)
+	}
+	return append(dst, "}\n"...)
+}
+
+func appendMember(dst []byte, name, text string) []byte {
+	if text == "" {
+		return dst
+	}
+	return jsonspan.AppendString(append(dst, name...), text[:min(len(text), maxText)])
+}
+
+// Line is an entry as it is read back.
+type Line struct {
+	Run  string `json:"run"`
+	Node string `json:"node"`
+	Seq  int64  `json:"seq"`
+	Entry
+}
+
+// Redacted stands where a secret stood.
+const Redacted = "[redacted]"
+
+// IsSecret tells whether what goes by this name is not to be written down:
+// whatever contains password, token, secret or key.
+func IsSecret(name string) bool {
+	for i := range len(name) {
+		for _, word := range [...]string{"password", "token", "secret", "key"} {
+			if len(name)-i >= len(word) && strings.EqualFold(name[i:i+len(word)], word) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Redact appends a JSON value without white space, and with Redacted in place of
+// every member whose name says that it is a secret, however deep. What is not
+// valid JSON becomes null.
+func Redact(dst []byte, value json.RawMessage) []byte {
+	start := len(dst)
+	dst, ok := redact(dst, value)
+	if !ok {
+		return append(dst[:start], "null"...)
+	}
+	return dst
+}
+
+func redact(dst, value []byte) ([]byte, bool) {
+	value, err := jsonspan.Value(value)
+	if err != nil {
+		return dst, false
+	}
+	var walk jsonspan.Walk
+	end, object := byte(']'), false
+	switch jsonspan.KindOf(value) {
+	case jsonspan.KindObject:
+		walk, end, object = jsonspan.Object(value), '}', true
+	case jsonspan.KindArray:
+		walk = jsonspan.Array(value)
+	default:
+		return append(dst, value...), true
+	}
+	dst = append(dst, value[0])
+	for first := true; walk.Next(); first = false {
+		if !first {
+			dst = append(dst, ',')
+		}
+		if object {
+			name := string(walk.Key())
+			dst = append(jsonspan.AppendString(dst, name), ':')
+			if IsSecret(name) {
+				dst = jsonspan.AppendString(dst, Redacted)
+				continue
+			}
+		}
+		var ok bool
+		if dst, ok = redact(dst, walk.Value()); !ok {
+			return dst, false
+		}
+	}
+	return append(dst, end), walk.Err() == nil
+}
