@@ -112,7 +112,7 @@ func (l *Guarded) admit(c net.Conn) *guest {
 		return nil
 	}
 	v := &guest{Conn: c, gate: g}
-	if peer, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil && !g.isTrusted(peer.Addr()) {
+	if peer, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil && !within(peer.Addr(), g.trusted) {
 		v.addr = peer.Addr()
 		if !g.shares.Enter(v.addr) {
 			g.open.Add(-1)
@@ -121,16 +121,6 @@ func (l *Guarded) admit(c net.Conn) *guest {
 		}
 	}
 	return v
-}
-
-func (g *Gate) isTrusted(addr netip.Addr) bool {
-	addr = addr.Unmap()
-	for _, network := range g.trusted {
-		if network.Contains(addr) {
-			return true
-		}
-	}
-	return false
 }
 
 // guest is a connection that the gate has let in.

@@ -1,0 +1,160 @@
+package lobby
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Failures within the burst are answered at once, others late; the burst grows
+// back.
+func TestFailuresAreDelayed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := NewFailures(nil)
+		addr := netip.MustParseAddr("192.0.2.1")
+		fail := func(want bool, wait time.Duration) {
+			t.Helper()
+			begun := time.Now()
+			if got := f.Failed(t.Context(), addr); got != want || time.Since(begun) != wait {
+				t.Errorf("%v after %v, want %v after %v", got, time.Since(begun), want, wait)
+			}
+		}
+		for range FailureBurst {
+			fail(false, 0)
+		}
+		fail(true, FailureDelay)
+		if f.Failed(t.Context(), netip.MustParseAddr("192.0.2.2")) {
+			t.Error("another address is slowed down")
+		}
+		time.Sleep(FailureEvery)
+		fail(false, 0)
+		fail(true, FailureDelay)
+		time.Sleep(FailureBurst * FailureEvery)
+		for range FailureBurst {
+			fail(false, 0)
+		}
+		if f.Delayed.Load() != 2 || f.Refused.Load() != 0 {
+			t.Errorf("%d delayed, %d refused", f.Delayed.Load(), f.Refused.Load())
+		}
+	})
+}
+
+// A host has all addresses of its /64, and no other one's.
+func TestFailuresOfIPv6(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := NewFailures(nil)
+		for i := range FailureBurst {
+			f.Failed(t.Context(), netip.MustParseAddr(fmt.Sprintf("2001:db8:0:1::%x", i)))
+		}
+		if !f.Failed(t.Context(), netip.MustParseAddr("2001:db8:0:1:ffff::1")) {
+			t.Error("another address of the /64 is another host")
+		}
+		if f.Failed(t.Context(), netip.MustParseAddr("2001:db8:0:2::1")) {
+			t.Error("the next /64 is the same host")
+		}
+	})
+}
+
+// Few answers wait, of one address and of all; the rest hear no at once. Who
+// goes away leaves his place.
+func TestFailuresWaitBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := NewFailures(nil)
+		spend := func(addr netip.Addr) {
+			for range FailureBurst {
+				f.Failed(t.Context(), addr)
+			}
+		}
+		one := netip.MustParseAddr("192.0.2.1")
+		spend(one)
+		ctx, leave := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range MaxDelayedOf {
+			wg.Go(func() { f.Failed(ctx, one) })
+		}
+		synctest.Wait()
+		begun := time.Now()
+		if !f.Failed(t.Context(), one) || time.Since(begun) != 0 || f.Refused.Load() != 1 {
+			t.Error("one too many of an address waits")
+		}
+		leave()
+		wg.Wait()
+		if f.delayed != 0 || f.hosts[one].delayed != 0 || time.Since(begun) != 0 {
+			t.Errorf("%d still wait", f.delayed)
+		}
+		for i := range MaxDelayed {
+			addr := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+			spend(addr)
+			wg.Go(func() { f.Failed(t.Context(), addr) })
+		}
+		synctest.Wait()
+		if !f.Failed(t.Context(), one) || f.Refused.Load() != 2 {
+			t.Error("one too many of all waits")
+		}
+		wg.Wait()
+	})
+}
+
+// Many addresses cost memory once, and evict no address that waits.
+func TestFailuresForget(t *testing.T) {
+	f := NewFailures(nil)
+	now := time.Now()
+	waiting := netip.MustParseAddr("192.0.2.1")
+	for range FailureBurst + 1 {
+		f.spend(waiting, now)
+	}
+	for i := range 2 * maxFailureHosts {
+		f.spend(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), now)
+	}
+	if len(f.hosts) > maxFailureHosts || f.hosts[waiting] == nil {
+		t.Errorf("%d addresses are remembered", len(f.hosts))
+	}
+	f.evictLocked(now.Add(time.Hour))
+	if len(f.hosts) != 1 || f.hosts[waiting] == nil {
+		t.Errorf("%d addresses are remembered after an hour", len(f.hosts))
+	}
+}
+
+// Behind a trusted proxy the address that it names counts, and the proxy's own
+// never does; others cannot name one.
+func TestFailuresBehindProxies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+		f := NewFailures(proxies)
+		ask := func(peer, forwarded string) bool {
+			r := httptest.NewRequest(http.MethodGet, "/", nil).WithContext(t.Context())
+			r.RemoteAddr = peer
+			if forwarded != "" {
+				r.Header.Set("X-Forwarded-For", forwarded)
+			}
+			return f.FailedRequest(r)
+		}
+		for i := range FailureBurst {
+			if ask("10.0.0.1:1", "203.0.113.1") || ask("10.0.0.1:1", "") || ask("198.51.100.1:1", fmt.Sprintf("203.0.113.%d", i)) {
+				t.Fatal("slowed down too early")
+			}
+		}
+		if !ask("10.0.0.2:1", "192.0.2.7, 203.0.113.1") {
+			t.Error("the named address is not slowed down")
+		}
+		if !ask("198.51.100.1:1", "203.0.113.200") {
+			t.Error("who is no proxy chooses its address")
+		}
+		if ask("10.0.0.1:1", "") || ask("nonsense", "") {
+			t.Error("the proxy, or nobody, is slowed down")
+		}
+	})
+}
+
+func TestNoFailures(t *testing.T) {
+	var f *Failures
+	if f.Failed(t.Context(), netip.MustParseAddr("192.0.2.1")) || f.FailedRequest(nil) {
+		t.Error("nil slows down")
+	}
+}
