@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -22,6 +23,7 @@ type callCmd struct {
 	Args    string        `help:"Arguments as one JSON object; key=value adds to it." placeholder:"JSON"`
 	Timeout time.Duration `help:"How long the call may take, waiting included (at most 300s; default: 30s, camera tools 75s)." placeholder:"10s"`
 	Output  string        `short:"o" help:"File for the image in the answer; further images get -2, -3 ... before the extension." placeholder:"FILE"`
+	Yes     bool          `help:"Confirm a call that needs a person's yes."`
 	JSON    bool          `name:"json" help:"Print the server's JSON."`
 	clientFlags
 }
@@ -56,6 +58,13 @@ func (call *callCmd) Run(ctx context.Context, a *app) error {
 		return failed("encode the arguments: %w", err)
 	}
 	result, err := c.Call(ctx, call.Device, call.Tool, request)
+	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation() != "" {
+		if err := call.confirm(a, problem); err != nil {
+			return err
+		}
+		request.Confirmation = problem.Confirmation()
+		result, err = c.Call(ctx, call.Device, call.Tool, request)
+	}
 	if err != nil {
 		return err
 	}
@@ -64,6 +73,23 @@ func (call *callCmd) Run(ctx context.Context, a *app) error {
 	}
 	if result.IsError {
 		return errTool
+	}
+	return nil
+}
+
+// confirm asks the person for the yes that a rule wants.
+func (call *callCmd) confirm(a *app, problem *apiclient.Problem) error {
+	if call.Yes {
+		return nil
+	}
+	refused := exitError{fmt.Errorf("the call of %s on %s needs a yes (rule %s); nothing was done: add --yes to confirm it", call.Tool, call.Device, problem.Rule()), exitRefused}
+	if !a.asks {
+		return refused
+	}
+	fmt.Fprintf(a.stderr, "Call %s on %s? The rule %s asks for a yes. [y/N] ", oneLine(call.Tool), oneLine(call.Device), oneLine(problem.Rule()))
+	line, err := bufio.NewReader(a.stdin).ReadString('\n')
+	if answer := strings.ToLower(strings.TrimSpace(line)); err != nil && answer == "" || answer != "y" && answer != "yes" {
+		return refused
 	}
 	return nil
 }

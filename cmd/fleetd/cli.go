@@ -26,8 +26,11 @@ const (
 // app is what commands share: where they write and what they know of the process.
 type app struct {
 	environ        []string
+	stdin          io.Reader
 	stdout, stderr io.Writer
-	now            func() time.Time
+	// asks says that a person sits at stdin and stderr.
+	asks bool
+	now  func() time.Time
 	// refresh is the pause between two looks of `devices --watch`.
 	refresh time.Duration
 	// inContainer says whether this process runs in a container.
@@ -41,6 +44,9 @@ type commands struct {
 	Tools   toolsCmd   `cmd:"" help:"List the tools of a device."`
 	Call    callCmd    `cmd:"" help:"Call a tool of a device."`
 	Events  eventsCmd  `cmd:"" help:"Follow live events."`
+	Token   tokenCmd   `cmd:"" help:"Make, list or revoke API keys."`
+	Policy  policyCmd  `cmd:"" help:"Show, replace or explain the rules of the tool guard."`
+	Audit   auditCmd   `cmd:"" help:"Show who did what, export it, or look for gaps in it."`
 	Doctor  doctorCmd  `cmd:"" help:"Show the world as a device sees it, and what would strand one."`
 	Backup  backupCmd  `cmd:"" help:"Back up a node's data directory and SQLite database, while it runs or not."`
 	Restore restoreCmd `cmd:"" help:"Put a backup into an empty data directory."`

@@ -107,7 +107,7 @@ type outcome struct {
 
 func newApp() (*app, *buffer, *buffer) {
 	var stdout, stderr buffer
-	return &app{stdout: &stdout, stderr: &stderr, now: func() time.Time { return testNow }, refresh: time.Millisecond}, &stdout, &stderr
+	return &app{stdin: strings.NewReader(""), stdout: &stdout, stderr: &stderr, now: func() time.Time { return testNow }, refresh: time.Millisecond}, &stdout, &stderr
 }
 
 // run executes a command against the fake node.

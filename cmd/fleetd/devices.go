@@ -16,6 +16,8 @@ type devicesCmd struct {
 	Approve approveCmd     `cmd:"" help:"Admit a waiting device, or the waiting client id of a known one."`
 	Revoke  revokeCmd      `cmd:"" help:"Make a device's credentials worthless; it waits for approval from its next OTA check on."`
 	Forget  forgetCmd      `cmd:"" help:"Remove a device and make its credentials worthless."`
+	Rotate  rotateCmd      `cmd:"" help:"Give a device, or all, new credentials at the next OTA check; the old ones stay valid meanwhile."`
+	Keys    keysCmd        `cmd:"" help:"The list of chips whose hardware proves itself: import, list or remove keys."`
 }
 
 type devicesListCmd struct {

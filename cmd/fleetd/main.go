@@ -15,6 +15,8 @@ import (
 	// Time zones are found by name on machines and in images that have no zone database.
 	_ "time/tzdata"
 
+	"github.com/mattn/go-isatty"
+
 	"fleetd/internal/config"
 )
 
@@ -24,8 +26,10 @@ func main() {
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	a := &app{
 		environ:     config.Environ(),
+		stdin:       os.Stdin,
 		stdout:      os.Stdout,
 		stderr:      os.Stderr,
+		asks:        isatty.IsTerminal(os.Stdin.Fd()) && isatty.IsTerminal(os.Stderr.Fd()),
 		now:         time.Now,
 		refresh:     2 * time.Second,
 		inContainer: isContainer("/"),

@@ -25,6 +25,8 @@ type Device struct {
 	SessionID string `json:"session_id"`
 	MCP       MCP    `json:"mcp"`
 	Audio     Audio  `json:"audio"`
+	// Credentials is how far its credentials are.
+	Credentials Credentials `json:"credentials"`
 	// FirstSeen, LastSeen and ConnectedAt are zero if the server does not know.
 	FirstSeen   time.Time `json:"first_seen"`
 	LastSeen    time.Time `json:"last_seen"`

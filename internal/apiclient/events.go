@@ -113,7 +113,7 @@ func (s *stream) follow(ctx context.Context, yield func(Event, error) bool) erro
 			Detail: fmt.Sprintf("%s answered %q instead of an event stream: is it the API of a fleetd node?", s.client.base, kind)}
 	}
 	s.opened, s.wait = true, firstRetry
-	reader := newEventReader(resp.Body, s.after)
+	reader := newEventReader(resp.Body, s.after, maxEventLine)
 	for {
 		event, err := reader.next()
 		if reader.retry > 0 {
@@ -132,6 +132,8 @@ func (s *stream) follow(ctx context.Context, yield func(Event, error) bool) erro
 // eventReader decodes the text/event-stream format of the HTML standard, section 9.2.6.
 type eventReader struct {
 	lines *bufio.Scanner
+	// longest is what the data of one event may have, in bytes.
+	longest int
 	// id is the last one seen; it holds until the server sends another.
 	id string
 	// retry is the waiting time the server asked for, or 0.
@@ -140,11 +142,11 @@ type eventReader struct {
 	start bool
 }
 
-func newEventReader(r io.Reader, id string) *eventReader {
+func newEventReader(r io.Reader, id string, longest int) *eventReader {
 	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, maxEventLine)
+	lines.Buffer(nil, longest)
 	lines.Split((&lineSplitter{}).split)
-	return &eventReader{lines: lines, id: id, start: true}
+	return &eventReader{lines: lines, longest: longest, id: id, start: true}
 }
 
 // next returns the next complete event; one that the end of the stream cuts off is dropped.
@@ -183,7 +185,7 @@ func (r *eventReader) next() (Event, error) {
 				data = append(data, '\n')
 			}
 			data, hasData = append(data, value...), true
-			if len(data) > maxEventLine {
+			if len(data) > r.longest {
 				return Event{}, bufio.ErrTooLong
 			}
 		case "id":

@@ -32,7 +32,7 @@ func TestEventFormat(t *testing.T) {
 			name string
 			wrap func(io.Reader) io.Reader
 		}{{"whole", func(r io.Reader) io.Reader { return r }}, {"bytewise", iotest.OneByteReader}} {
-			r := newEventReader(how.wrap(strings.NewReader(tc.stream)), "")
+			r := newEventReader(how.wrap(strings.NewReader(tc.stream)), "", maxEventLine)
 			var got []Event
 			for {
 				event, err := r.next()
@@ -49,11 +49,11 @@ func TestEventFormat(t *testing.T) {
 			}
 		}
 	}
-	r := newEventReader(strings.NewReader("retry: 1500\nretry: soon\nid: a\x00b\nid: 5\ndata: x\n\n"), "4")
+	r := newEventReader(strings.NewReader("retry: 1500\nretry: soon\nid: a\x00b\nid: 5\ndata: x\n\n"), "4", maxEventLine)
 	if event, err := r.next(); err != nil || event.ID != "5" || r.id != "5" || r.retry != 1500*time.Millisecond {
 		t.Errorf("%+v, %v, id %q, retry %v", event, err, r.id, r.retry)
 	}
-	long := newEventReader(strings.NewReader("data: "+strings.Repeat("x", maxEventLine+1)), "")
+	long := newEventReader(strings.NewReader("data: "+strings.Repeat("x", maxEventLine+1)), "", maxEventLine)
 	if _, err := long.next(); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("an endless line: %v", err)
 	}
@@ -171,7 +171,7 @@ func FuzzEventReader(f *testing.F) {
 	f.Add("\uFEFF: c\rdata\rdata: x\r\r\nretry: 5\n\n")
 	f.Fuzz(func(t *testing.T, stream string) {
 		read := func(r io.Reader) (events []Event) {
-			reader := newEventReader(r, "")
+			reader := newEventReader(r, "", maxEventLine)
 			for {
 				event, err := reader.next()
 				if err != nil {

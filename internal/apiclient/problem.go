@@ -51,9 +51,12 @@ func (p *Problem) Error() string {
 		text.WriteString([]string{": ", "; "}[min(i, 1)])
 		text.WriteString(strings.TrimSpace(fault.Pointer + " " + fault.Detail))
 	}
-	if p.Code != "" {
+	switch rule := p.Rule(); {
+	case rule != "":
+		fmt.Fprintf(&text, " (%s, rule %s)", p.Code, rule)
+	case p.Code != "":
 		fmt.Fprintf(&text, " (%s)", p.Code)
-	} else {
+	default:
 		fmt.Fprintf(&text, " (HTTP %d)", p.Status)
 	}
 	return text.String()
@@ -72,6 +75,17 @@ func (p *Problem) Outcome() string {
 	var outcome string
 	_ = json.Unmarshal(p.Extensions["outcome"], &outcome) // absent or of another type: no outcome
 	return outcome
+}
+
+// Rule returns "rule": which rule refused, empty if none did.
+func (p *Problem) Rule() string { return p.text("rule") }
+
+// Confirmation returns "confirmation": what makes the same call pass once, with code "confirmation_required".
+func (p *Problem) Confirmation() string { return p.text("confirmation") }
+
+func (p *Problem) text(name string) (text string) {
+	_ = json.Unmarshal(p.Extensions[name], &text) // absent or of another type: empty
+	return text
 }
 
 // Sent returns "sent", whether bytes of the call left for the device; known is false if the answer does not say.

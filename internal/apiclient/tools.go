@@ -64,6 +64,8 @@ type CallRequest struct {
 	Arguments json.RawMessage
 	// Timeout bounds the call, waiting included; 0 leaves it to the server.
 	Timeout time.Duration
+	// Confirmation is that of an earlier refusal of the same call.
+	Confirmation string
 }
 
 // CallResult is what a tool answered.
@@ -138,7 +140,9 @@ func (c *Client) Call(ctx context.Context, device, tool string, call CallRequest
 	body := struct {
 		Arguments json.RawMessage `json:"arguments,omitempty"`
 		Timeout   string          `json:"timeout,omitempty"`
-	}{call.Arguments, durationText(call.Timeout)}
+
+		Confirmation string `json:"confirmation,omitempty"`
+	}{call.Arguments, durationText(call.Timeout), call.Confirmation}
 	content, _, err := c.exchange(ctx, callTimeout(call.Timeout), http.MethodPost,
 		pathOf("devices", device, "tools", tool, "call"), nil, body)
 	if err != nil {

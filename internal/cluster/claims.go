@@ -20,6 +20,7 @@ type claimMessage struct {
 	Node         string            `json:"node"`
 	Epoch        devices.Epoch     `json:"epoch"`
 	Conversation string            `json:"conversation,omitempty"`
+	Generation   int64             `json:"generation,omitempty"`
 }
 
 const (
@@ -57,6 +58,9 @@ func appendClaim(dst []byte, c devices.Claim) []byte {
 	if c.Conversation != "" {
 		dst = jsonspan.AppendString(append(dst, `,"conversation":`...), c.Conversation)
 	}
+	if c.Generation != 0 {
+		dst = strconv.AppendInt(append(dst, `,"generation":`...), c.Generation, 10)
+	}
 	return append(dst, '}')
 }
 
@@ -75,7 +79,7 @@ func (l *Link) claimed(msg *nats.Msg) {
 		return
 	}
 	l.Requests.Add(verbClaim, 1)
-	l.service.Load().Claimed(devices.Claim{Device: c.Device, Kind: c.Kind, Node: c.Node, Epoch: c.Epoch, Conversation: c.Conversation})
+	l.service.Load().Claimed(devices.Claim{Device: c.Device, Kind: c.Kind, Node: c.Node, Epoch: c.Epoch, Conversation: c.Conversation, Generation: c.Generation})
 }
 
 // newsMessage is news on the wire, on `<prefix>.news`.

@@ -62,7 +62,7 @@ func TestTakeoverBetweenNodes(t *testing.T) {
 	})
 	flush()
 	ctx := t.Context()
-	if r, err := f.holding.CallTool(ctx, devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: []byte(`{"volume":1}`)}); err != nil || r.Node != "far" {
+	if r, err := f.holding.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: []byte(`{"volume":1}`)}); err != nil || r.Node != "far" {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

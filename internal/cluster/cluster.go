@@ -19,6 +19,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
@@ -43,7 +44,7 @@ const (
 const (
 	HeaderToken  = "Fleetd-Token"  // a service's API token
 	HeaderHop    = "Fleetd-Hop"    // another node's signature
-	HeaderCaller = "Fleetd-Caller" // who asked the other node
+	HeaderCaller = "Fleetd-Caller" // who asked the other node, as access.AppendBy writes it
 )
 
 // Options of a Link.
@@ -71,6 +72,8 @@ type Link struct {
 	inbox   chan *nats.Msg
 	serving chan struct{}
 	service atomic.Pointer[devices.Service]
+	door    access.Door // from Attach on
+	callers access.Reader
 
 	ownClaims string // subject
 	answers   *answers
@@ -122,6 +125,7 @@ func New(opt Options) *Link {
 // Attach starts serving requests with the service's devices, and hearing the
 // claims of other nodes. Call it once.
 func (l *Link) Attach(s *devices.Service) error {
+	l.door = access.Door{Keys: s.Registry(), IsAdmin: l.opt.Mint.IsAdmin, Open: l.opt.Open}
 	l.service.Store(s)
 	l.tasks.Go(l.dispatch)
 	l.tasks.Go(l.watch)
@@ -245,7 +249,7 @@ func (l *Link) reply(msg *nats.Msg, body []byte) {
 type request struct {
 	device devices.ID
 	verb   string
-	caller string
+	by     access.By
 	node   bool // another node of this fleet asks
 }
 
@@ -256,9 +260,10 @@ func (l *Link) open(msg *nats.Msg) (r request, err error) {
 	if r.device, err = devices.ParseID(token); err != nil {
 		return r, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
 	}
-	var ok bool
-	if r.caller, r.node, ok = l.authenticate(msg, r.device, verb); !ok {
-		return r, &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token"}
+	if err := l.authenticate(msg, &r); err != nil {
+		refusal := &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token: " + err.Error()}
+		l.service.Load().NoteRefusal(access.By{Via: access.ViaNATS}, r.verb, r.device, refusal)
+		return r, refusal
 	}
 	if len(msg.Data) > maxBody && !r.node {
 		return r, tooLarge(msg)
@@ -280,11 +285,20 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 		l.refuse(msg, devices.AsError(err))
 	case audio:
 		l.Requests.Add(r.verb, 1)
+		if err := l.service.Load().Permit(r.by, access.ScopeAudio, r.device); err != nil {
+			l.service.Load().NoteRefusal(r.by, r.verb, r.device, err)
+			l.refuse(msg, devices.AsError(err))
+			return true
+		}
 		l.service.Load().Say(r.device, msg.Data)
 	default:
 		l.Requests.Add(r.verb, 1)
 		done := l.accept(msg, r.node)
-		l.service.Load().QueueMessage(devices.Message{Device: r.device, Body: msg.Data, Caller: r.caller}, func(err error) {
+		queue := l.service.Load().QueueMessageHere
+		if r.node {
+			queue = l.service.Load().QueueMessage
+		}
+		queue(devices.Message{Device: r.device, Body: msg.Data, By: r.by}, func(err error) {
 			done()
 			if err != nil {
 				l.refuse(msg, devices.AsError(err))
@@ -304,16 +318,16 @@ func (l *Link) serve(msg *nats.Msg) {
 		l.refuse(msg, devices.AsError(err))
 		return
 	}
-	id, verb, caller, node := r.device, r.verb, r.caller, r.node
+	id, verb, node := r.device, r.verb, r.node
 	defer l.accept(msg, node)()
 	var answer []byte
 	switch {
 	case verb == "call":
 		l.Requests.Add(verb, 1)
-		answer, err = l.call(id, caller, msg.Data)
+		answer, err = l.call(r, msg.Data)
 	case verb == "rpc" && node: // between nodes alone; services have REST for it
 		l.Requests.Add(verb, 1)
-		answer, err = l.rpc(id, caller, msg.Data)
+		answer, err = l.rpc(r, msg.Data)
 	case node && (verb == string(devices.AskView) || verb == string(devices.AskRefresh)):
 		l.Requests.Add(verb, 1)
 		answer, err = l.answer(id, devices.Question(verb), msg.Data)
@@ -328,12 +342,20 @@ func (l *Link) serve(msg *nats.Msg) {
 }
 
 // authenticate accepts an API token, or another node of this fleet.
-func (l *Link) authenticate(msg *nats.Msg, id devices.ID, verb string) (caller string, node, ok bool) {
-	if signature := msg.Header.Get(HeaderHop); signature != "" {
-		caller = msg.Header.Get(HeaderCaller)
-		return caller, true, l.opt.Mint.IsHop(signature, string(id), verb, append([]byte(caller+"\n"), msg.Data...))
+func (l *Link) authenticate(msg *nats.Msg, r *request) (err error) {
+	signature := msg.Header.Get(HeaderHop)
+	if signature == "" {
+		r.by.Via = access.ViaNATS
+		r.by.Who, err = l.door.Admit(msg.Header.Get(HeaderToken), time.Now())
+		return err
 	}
-	return "nats", false, l.opt.Open || l.opt.Mint.IsAdmin(msg.Header.Get(HeaderToken))
+	caller := msg.Header.Get(HeaderCaller)
+	r.node = true
+	if !l.opt.Mint.IsHop(signature, string(r.device), r.verb, append([]byte(caller+"\n"), msg.Data...)) {
+		return access.ErrToken
+	}
+	r.by = l.callers.Parse(caller)
+	return l.door.Keys.Valid(r.by.Who, time.Now()) // the other node may not have heard yet
 }
 
 // command is the body of a call or raw request.
@@ -343,6 +365,8 @@ type command struct {
 	Method    string
 	Params    json.RawMessage
 	Timeout   string
+	// Confirmation is that of a call that was refused for want of one.
+	Confirmation string
 }
 
 // append writes what parse reads. What the caller sent stays as it is.
@@ -363,6 +387,7 @@ func (c command) append(dst []byte) []byte {
 	raw(`"arguments"`, c.Arguments)
 	text(`"method"`, c.Method)
 	raw(`"params"`, c.Params)
+	text(`"confirmation"`, c.Confirmation)
 	dst = jsonspan.AppendString(append(dst, `"timeout":`...), c.Timeout)
 	return append(dst, '}')
 }
@@ -383,6 +408,8 @@ func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc,
 			c.Method, _ = jsonspan.String(value)
 		case "params":
 			c.Params = value
+		case "confirmation":
+			c.Confirmation, _ = jsonspan.String(value)
 		case "timeout":
 			if c.Timeout, _ = jsonspan.String(value); c.Timeout == "" {
 				c.Timeout = string(value) // refused below, by its own words
@@ -405,7 +432,7 @@ func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc,
 	return c, ctx, cancel, nil
 }
 
-func (l *Link) call(id devices.ID, caller string, data []byte) ([]byte, error) {
+func (l *Link) call(from request, data []byte) ([]byte, error) {
 	c, ctx, cancel, err := l.parse(data)
 	if err != nil {
 		return nil, err
@@ -414,7 +441,11 @@ func (l *Link) call(id devices.ID, caller string, data []byte) ([]byte, error) {
 	if c.Tool == "" {
 		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: `a call needs {"tool":"...","arguments":{...}}`}
 	}
-	r, err := l.service.Load().CallLocal(ctx, devices.ToolCall{Device: id, Tool: c.Tool, Arguments: c.Arguments, Caller: caller})
+	run := l.service.Load().CallHere
+	if from.node {
+		run = l.service.Load().CallLocal
+	}
+	r, err := run(ctx, devices.ToolCall{Device: from.device, Tool: c.Tool, Arguments: c.Arguments, By: from.by, Confirmation: c.Confirmation})
 	if err != nil {
 		return nil, err
 	}
@@ -430,13 +461,13 @@ func (l *Link) answer(id devices.ID, q devices.Question, data []byte) ([]byte, e
 	return l.service.Load().Answer(ctx, id, q)
 }
 
-func (l *Link) rpc(id devices.ID, caller string, data []byte) ([]byte, error) {
+func (l *Link) rpc(from request, data []byte) ([]byte, error) {
 	c, ctx, cancel, err := l.parse(data)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
-	r, err := l.service.Load().CallRPCLocal(ctx, devices.RPCCall{Device: id, Method: c.Method, Params: c.Params, Caller: caller})
+	r, err := l.service.Load().CallRPCLocal(ctx, devices.RPCCall{Device: from.device, Method: c.Method, Params: c.Params, By: from.by, Confirmation: c.Confirmation})
 	if err != nil {
 		return nil, err
 	}

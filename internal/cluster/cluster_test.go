@@ -65,7 +65,7 @@ func newFleetWith(t *testing.T, cfg devices.Config) *fleet {
 		link := New(Options{Conn: connect(), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
 		cfg.Node, cfg.Alive = name, func(string) bool { return true }
 		service := devices.New(cfg, devices.Ports{Records: f.ports, Catalogs: f.ports,
-			Keeper: f.ports, Publisher: f.ports, Directory: link, Router: link, Audio: f.ports, Vision: f.ports, Log: log})
+			Keeper: f.ports, Warden: f.ports, Rotations: f.ports, Publisher: f.ports, Directory: link, Router: link, Audio: f.ports, Vision: f.ports, Log: log})
 		if err := errors.Join(link.Attach(service), service.Load(t.Context())); err != nil {
 			t.Fatal(err)
 		}
@@ -178,7 +178,7 @@ func TestRoutedAnswersEqualLocalOnes(t *testing.T) {
 		run := func(s *devices.Service) (devices.ToolResult, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
-			return s.CallTool(ctx, devices.ToolCall{Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args), Caller: "test"})
+			return s.CallTool(ctx, devices.ToolCall{Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args), By: devicetest.Admin})
 		}
 		local, localErr := run(f.holding)
 		routed, routedErr := run(f.fwd)
@@ -194,7 +194,7 @@ func TestRoutedAnswersEqualLocalOnes(t *testing.T) {
 			t.Errorf("%s: answered by %q", c.tool, routed.Node)
 		}
 	}
-	rpc, err := f.fwd.CallRPC(t.Context(), devices.RPCCall{Device: id, Method: "ping"})
+	rpc, err := f.fwd.CallRPC(t.Context(), devices.RPCCall{By: devicetest.Admin, Device: id, Method: "ping"})
 	if err != nil || string(rpc.Error) != `{"code":-32000,"message":"Method not implemented: ping"}` {
 		t.Errorf("%s, %v", rpc.Error, err)
 	}
@@ -275,7 +275,7 @@ func TestHistoryAcrossNodes(t *testing.T) {
 
 func TestNobodyHoldsTheDevice(t *testing.T) {
 	f := newFleet(t)
-	if _, err := f.far.Forward(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
+	if _, err := f.far.Forward(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
 		t.Errorf("before: %v", err)
 	}
 	session := f.connect(t, devicetest.NewScript())
@@ -283,11 +283,11 @@ func TestNobodyHoldsTheDevice(t *testing.T) {
 	if err := f.holder.opt.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.far.Forward(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
+	if _, err := f.far.Forward(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
 		t.Errorf("after: %v", err)
 	}
 	for id, want := range map[devices.ID]devices.Code{id: devices.CodeDeviceOffline, "02:00:00:00:00:99": devices.CodeDeviceUnknown} {
-		if _, err := f.fwd.CallTool(t.Context(), devices.ToolCall{Device: id, Tool: "x"}); code(err) != want {
+		if _, err := f.fwd.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "x"}); code(err) != want {
 			t.Errorf("call of %s: %v", id, err)
 		}
 	}

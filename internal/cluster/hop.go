@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -185,7 +186,7 @@ func away(sent bool) error {
 
 // Forward sends a call to the node that holds the device.
 func (l *Link) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	data, err := l.request(ctx, c.Device, "call", c.Caller, command{Tool: c.Tool, Arguments: c.Arguments})
+	data, err := l.request(ctx, c.Device, "call", c.By, command{Tool: c.Tool, Arguments: c.Arguments, Confirmation: c.Confirmation})
 	if err != nil {
 		return devices.ToolResult{}, err
 	}
@@ -197,7 +198,7 @@ func (l *Link) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolRes
 
 // ForwardRPC sends a raw MCP request to the node that holds the device.
 func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	data, err := l.request(ctx, c.Device, "rpc", c.Caller, command{Method: c.Method, Params: c.Params})
+	data, err := l.request(ctx, c.Device, "rpc", c.By, command{Method: c.Method, Params: c.Params, Confirmation: c.Confirmation})
 	if err != nil {
 		return devices.RPCResult{}, err
 	}
@@ -215,7 +216,7 @@ func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCRe
 
 // ForwardMessage sends a message to the node that holds the device.
 func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
-	data, err := l.hop(ctx, m.Device, "send", m.Caller, m.Body)
+	data, err := l.hop(ctx, m.Device, "send", string(access.AppendBy(nil, m.By)), m.Body)
 	if err != nil {
 		return err
 	}
@@ -227,7 +228,7 @@ func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
 
 // Ask asks the node that holds the device about it.
 func (l *Link) Ask(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error) {
-	data, err := l.request(ctx, id, string(q), "", command{})
+	data, err := l.request(ctx, id, string(q), access.By{Who: access.Fleet}, command{})
 	if err != nil {
 		return nil, err
 	}
@@ -245,11 +246,11 @@ func remoteError(data []byte) error {
 }
 
 // request makes one hop with the time that remains.
-func (l *Link) request(ctx context.Context, id devices.ID, verb, caller string, c command) ([]byte, error) {
+func (l *Link) request(ctx context.Context, id devices.ID, verb string, by access.By, c command) ([]byte, error) {
 	timeout := devices.DefaultTimeout
 	if deadline, ok := ctx.Deadline(); ok {
 		timeout = time.Until(deadline)
 	}
 	c.Timeout = max(timeout, time.Millisecond).String()
-	return l.hop(ctx, id, verb, caller, c.append(nil))
+	return l.hop(ctx, id, verb, string(access.AppendBy(nil, by)), c.append(nil))
 }

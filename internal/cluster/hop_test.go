@@ -14,7 +14,7 @@ import (
 )
 
 // volumeCall is a call that the scripted device answers.
-var volumeCall = devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), Caller: "test"}
+var volumeCall = devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), By: devicetest.Admin}
 
 func (f *fleet) callFar(t *testing.T, timeout time.Duration) (devices.ToolResult, error) {
 	t.Helper()
@@ -238,7 +238,7 @@ func TestBigHop(t *testing.T) {
 	for _, text := range []string{strings.Repeat("<>&", 4_000), strings.Repeat("x", maxBody-100)} {
 		arguments := json.RawMessage(`{"text":"` + text + `"}`)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		_, err := f.fwd.CallTool(ctx, devices.ToolCall{Device: id, Tool: "echo", Arguments: arguments})
+		_, err := f.fwd.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "echo", Arguments: arguments})
 		cancel()
 		if err != nil {
 			t.Fatalf("%d bytes: %v", len(arguments), err)

@@ -71,10 +71,10 @@ func TestMessagesAreAnswered(t *testing.T) {
 		}
 	}
 	for name, service := range map[string]*devices.Service{"local": f.holding, "routed": f.fwd} {
-		if err := service.SendMessage(t.Context(), devices.Message{Device: id, Body: []byte(alert)}); err != nil {
+		if err := service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(alert)}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		err := service.SendMessage(t.Context(), devices.Message{Device: id, Body: []byte(`{"type":"tts"}`)})
+		err := service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(`{"type":"tts"}`)})
 		if code(err) != devices.CodeBadRequest {
 			t.Errorf("%s: %v", name, err)
 		}

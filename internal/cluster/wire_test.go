@@ -15,6 +15,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 )
@@ -54,6 +55,13 @@ var (
 		Labels: map[string]string{"room": "kitchen"}, Prefer: devices.TransportMQTT, Board: "bread-compact-wifi", Firmware: "2.4.2", ELF: strings.Repeat("ab", 32),
 		Chip: "esp32s3", Language: "en-US", Serial: "SN1", ActivateV2: true, FirstSeen: wireTime, CheckedAt: wireTime.Add(time.Second), EditedAt: wireTime.Add(time.Minute)}
 	wireException = devices.Exception{Device: id, Generation: 2, Revoked: true, Reason: "lost", ChangedAt: wireTime}
+	wireKey       = access.Key{ID: "abcdefgh", Name: "lab agent", Hash: strings.Repeat("ab", 32), Scopes: wireScopes, Devices: access.Selector{"room": "lab"}, Tools: []string{"*get_*"},
+		Created: wireTime, Expires: wireTime.Add(time.Hour), Revoked: wireTime.Add(time.Minute)}
+	wirePolicy = access.Policy{Version: 7, Changed: wireTime, By: "admin token", AuditArguments: []string{"self.audio_speaker.*"},
+		Rules: []access.Rule{{Name: "ask", Tools: []string{"self.lamp.*"}, Devices: access.Selector{"room": "lab"}, Keys: []string{"lab agent"}, Via: []access.Via{access.ViaMCP}, Action: access.Confirm}},
+		Reads: []access.Read{{Tools: []string{"*get_*"}, TTL: "2s"}}, URLs: []access.URLRule{{Tools: []string{"self.upgrade_firmware"}, Prefixes: []string{"https://fw.example.com/"}}}}
+	wireScopes, _ = access.ParseScopes([]string{"devices:read", "tools:call"})
+	wireBy        = access.By{Who: access.NewCaller("abcdefgh", "lab agent", wireScopes, access.Selector{"room": "lab"}, []string{"*set_*"}), Via: access.ViaREST, From: "192.0.2.7:4711"}
 	wireSpoken    = devices.Spoken{Device: id, ClientID: "11111111-2222-4333-8444-555555555555", Code: "123456", Challenge: "c"}
 )
 
@@ -73,16 +81,30 @@ var wireSends = map[string]func(ctx context.Context, l *Link){
 	"news-exception": func(_ context.Context, l *Link) { l.Tell(devices.News{Exception: &wireException}) },
 	"news-forgotten": func(_ context.Context, l *Link) { l.Tell(devices.News{Exception: &wireException, Forgotten: true}) },
 	"news-spoken":    func(_ context.Context, l *Link) { l.Tell(devices.News{Spoken: &wireSpoken}) },
+	"news-key":       func(_ context.Context, l *Link) { l.Tell(devices.News{Key: &wireKey}) },
+	"news-policy":    func(_ context.Context, l *Link) { l.Tell(devices.News{Policy: &wirePolicy}) },
+	"hop-call-key": func(ctx context.Context, l *Link) {
+		_, _ = l.Forward(ctx, devices.ToolCall{By: wireBy, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), Confirmation: "CONFIRMED"})
+	},
+	"news-disputed": func(_ context.Context, l *Link) {
+		l.Tell(devices.News{Disputed: &devices.Disputed{Device: id, Reason: devices.DisputeProof}})
+	},
+	"news-rotation": func(_ context.Context, l *Link) {
+		l.Tell(devices.News{Rotation: &devices.Rotation{Generation: 3, Previous: 1, PreviousUntil: wireTime}})
+	},
+	"claim-generation": func(_ context.Context, l *Link) {
+		l.Claim(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "far", Epoch: 1795262400000003, Generation: 2})
+	},
 	"hop-call": func(ctx context.Context, l *Link) {
-		_, _ = l.Forward(ctx, devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), Caller: "api"})
+		_, _ = l.Forward(ctx, devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), By: access.By{Who: access.Fleet, Via: "api"}})
 	},
 	"hop-rpc": func(ctx context.Context, l *Link) {
-		_, _ = l.ForwardRPC(ctx, devices.RPCCall{Device: id, Method: "tools/list", Params: json.RawMessage(`{"cursor":""}`), Caller: "api"})
+		_, _ = l.ForwardRPC(ctx, devices.RPCCall{Device: id, Method: "tools/list", Params: json.RawMessage(`{"cursor":""}`), By: access.By{Who: access.Fleet, Via: "api"}})
 	},
 	"hop-view":    func(ctx context.Context, l *Link) { _, _ = l.Ask(ctx, id, devices.AskView) },
 	"hop-refresh": func(ctx context.Context, l *Link) { _, _ = l.Ask(ctx, id, devices.AskRefresh) },
 	"hop-send": func(ctx context.Context, l *Link) {
-		_ = l.ForwardMessage(ctx, devices.Message{Device: id, Body: json.RawMessage(`{"type":"alert","status":"Note","message":"hi","emotion":"happy"}`), Caller: "api"})
+		_ = l.ForwardMessage(ctx, devices.Message{Device: id, Body: json.RawMessage(`{"type":"alert","status":"Note","message":"hi","emotion":"happy"}`), By: access.By{Who: access.Fleet, Via: "api"}})
 	},
 }
 
@@ -161,6 +183,10 @@ func heardBy(t *testing.T) *fleet {
 	t.Helper()
 	f := newFleet(t)
 	f.connect(t, devicetest.NewScript())
+	labels := map[string]string{"room": "lab"} // which one caller is limited to
+	if err := f.holding.Edit(id, devices.Edit{Labels: &labels}); err != nil {
+		t.Fatal(err)
+	}
 	return f
 }
 
@@ -182,12 +208,12 @@ func TestWireReceived(t *testing.T) {
 			case strings.HasPrefix(name, "news-"):
 				m.Header[HeaderHop] = []string{f.mint.HopSignature("", verbNews, m.Data)}
 			default:
-				_, verb, _ := strings.Cut(name, "-")
+				verb := strings.Split(name, "-")[1]
 				m.Header[HeaderHop] = []string{f.mint.HopSignature(string(id), verb, append([]byte(m.Header.Get(HeaderCaller)+"\n"), m.Data...))}
 			}
 			return m
 		}
-		for _, name := range []string{"hop-call", "hop-rpc", "hop-send", "hop-view", "hop-refresh"} {
+		for _, name := range []string{"hop-call", "hop-call-key", "hop-rpc", "hop-send", "hop-view", "hop-refresh"} {
 			answer, err := f.client.RequestMsg(extended(name), 5*time.Second)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
@@ -202,17 +228,20 @@ func TestWireReceived(t *testing.T) {
 		for _, name := range []string{"claim-reassert", "claim-answer", "claim-connect"} {
 			f.holder.claimed(extended(name))
 		}
-		for _, name := range []string{"news-device", "news-spoken", "news-exception", "news-forgotten"} {
+		for _, name := range []string{"news-device", "news-spoken", "news-exception", "news-forgotten", "news-key", "news-policy"} {
 			f.holder.learn(extended(name))
 		}
 		if n := f.holder.Refused.Get(devices.CodeUnauthorized); n != 0 {
 			t.Errorf("%d messages count as forged", n)
 		}
-		if claims, news := f.holder.Requests.Get(verbClaim), f.holder.Requests.Get(verbNews); claims < 3 || news < 4 {
+		if claims, news := f.holder.Requests.Get(verbClaim), f.holder.Requests.Get(verbNews); claims < 3 || news < 6 {
 			t.Errorf("%d claims and %d news were taken", claims, news)
 		}
 		if f.holding.IsMember(id) {
 			t.Error("the forgotten device is still a member")
+		}
+		if k, ok := f.holding.Registry().Find("lab agent", wireTime); !ok || k.Revoked != wireKey.Revoked || f.holding.Guard().Policy().Version != wirePolicy.Version {
+			t.Errorf("key %+v, policy %+v", k, f.holding.Guard().Policy())
 		}
 	}
 }

@@ -90,11 +90,18 @@ type Config struct {
 	Admission string
 	// APIAuth is "token" or "none"; "none" implies that APIListen is a loopback address.
 	APIAuth string
+	// MCPHosts and MCPOrigins are names under which the API is reached, and web pages that may use MCP.
+	MCPHosts   []string
+	MCPOrigins []string
+	// ConformanceFixtures adds what the MCP conformance suite wants to /mcp, in programs built for it.
+	ConformanceFixtures bool
 	// Secret is the fleet's key without surrounding white space, from --secret or read from SecretFile; empty means
 	// that the node keeps one of its own in DataDir.
 	Secret string
 	// SecretFile is the file Secret was read from, or empty.
 	SecretFile string
+	// PolicyFile is the file with the rules of the tool guard, or empty.
+	PolicyFile string
 	// OTARate is how many OTA and activation requests one client address may make in a minute; 0 is no limit.
 	OTARate int
 	// OTABurst is how many of them may come at once.
@@ -110,6 +117,12 @@ type Config struct {
 	// GatewayTimeout bounds a command of the gateway API.
 	GatewayTimeout time.Duration
 
+	// VisionURL is the http(s) base URL of the server that explains photos, without a trailing slash, or empty;
+	// VisionModel and VisionKey are what it is asked for and with, or empty.
+	VisionURL   string
+	VisionModel string
+	VisionKey   string
+
 	// PhotoRetention and PhotoLimit bound the stored photos by age and by bytes.
 	PhotoRetention time.Duration
 	PhotoLimit     int64
@@ -122,6 +135,8 @@ type Config struct {
 	HistoryPerDevice int
 	// CatalogRetention is how long after its last use a tool list is deleted that nothing names any more.
 	CatalogRetention time.Duration
+	// AuditRetention bounds the record of who did what by age.
+	AuditRetention time.Duration
 	// CatalogMemory bounds the tool lists in memory, in bytes.
 	CatalogMemory int64
 
@@ -203,6 +218,13 @@ func (c *Config) checkTogether() error {
 	}
 	if c.Secret != "" && c.SecretFile != "" {
 		return fmt.Errorf("%s and %s are two ways to give the same key: give one of them", mention("secret"), mention("secret-file"))
+	}
+	if c.VisionURL == "" && c.VisionModel+c.VisionKey != "" {
+		name := "vision-key"
+		if c.VisionKey == "" {
+			name = "vision-model"
+		}
+		return fmt.Errorf("%s needs %s: the server that it is for", mention(name), mention("vision-url"))
 	}
 	if c.MQTT == "off" && c.Transport == "mqtt" {
 		if c.given["transport"] {

@@ -40,7 +40,7 @@ func TestDefaults(t *testing.T) {
 		DrainWindow: 20 * time.Second, Transport: "mqtt", MQTTKeepalive: 120, GatewayTimeout: 5 * time.Second, WebSocketVersion: 1, WebSocketIdle: "keep", CallsPerDevice: 1, Timezone: "Asia/Shanghai",
 		DeviceAuth: "token", Admission: "open", APIAuth: "token", OTARate: 3000, OTABurst: 5000,
 		PhotoRetention: 168 * time.Hour, PhotoLimit: 10 << 30, EventRetention: 24 * time.Hour, EventLimit: 1 << 30,
-		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, CatalogMemory: 256 << 20, ConnectionsPerAddress: 4096,
+		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, AuditRetention: 2160 * time.Hour, CatalogMemory: 256 << 20, ConnectionsPerAddress: 4096,
 		Node: c.Node, LogLevel: "info", LogFormat: c.LogFormat,
 		given: map[string]bool{},
 	}
@@ -62,6 +62,7 @@ func TestEveryField(t *testing.T) {
 		"drain-window": "5s", "mqtt": "ssl://u:p@broker:8883", "mqtt-listen": ":2883", "mqtt-tls-listen": ":8883", "udp-listen": ":9884", "public-mqtt": "mqtt.example.com:8883",
 		"public-udp": "192.0.2.9:9884", "mqtt-keepalive": "30", "voice-upstream": "ws://voice:8000/xiaozhi/v1/", "gateway-api-listen": ":8007",
 		"gateway-signature-key": "Gq7Tz9mKfleet", "gateway-server-secret": "Te1st12134", "gateway-timeout": "3s",
+		"vision-url": "https://vision.example.com/v1/", "vision-model": "seer", "vision-key": "sk-1",
 		"nats-listen": "", "nats-prefix": "acme.fleet_1", "nats-replicas": "3", "node": "rack-7",
 		"device-listen": "0.0.0.0:80", "api-listen": "[::1]:9090", "public-host": "devices.example.com",
 		"public-device-url": "https://devices.example.com/fleet/", "device-tls-cert": "c.pem", "device-tls-key": "k.pem",
@@ -70,7 +71,8 @@ func TestEveryField(t *testing.T) {
 		"timezone": "Europe/Berlin", "ota-rate": "0", "ota-burst": "7",
 		"device-auth": "none", "admission": "approve", "api-auth": "none", "secret-file": secret,
 		"photo-retention": "90m", "photo-limit": "512MiB", "event-retention": "36h", "event-limit": "1048576",
-		"history-retention": "720h", "history-per-device": "7", "catalog-retention": "48h", "catalog-memory": "32MiB", "connections-per-address": "9",
+		"history-retention": "720h", "history-per-device": "7", "catalog-retention": "48h", "audit-retention": "96h", "policy-file": "policy.json", "catalog-memory": "32MiB", "connections-per-address": "9",
+		"mcp-hosts": "fleet.example.com, node-7", "mcp-origins": "https://console.example.com",
 		"log-level": "debug", "log-format": "json",
 	}
 	c := mustLoad(t, given, nil)
@@ -79,6 +81,7 @@ func TestEveryField(t *testing.T) {
 		DrainWindow: 5 * time.Second, MQTT: "ssl://u:p@broker:8883", MQTTListen: ":2883", MQTTTLSListen: ":8883", UDPListen: ":9884", PublicMQTT: "mqtt.example.com:8883",
 		PublicUDP: "192.0.2.9:9884", MQTTKeepalive: 30, VoiceUpstream: "ws://voice:8000/xiaozhi/v1/", GatewayAPIListen: ":8007",
 		GatewaySignatureKey: "Gq7Tz9mKfleet", GatewayServerSecret: "Te1st12134", GatewayTimeout: 3 * time.Second,
+		VisionURL: "https://vision.example.com/v1", VisionModel: "seer", VisionKey: "sk-1",
 		NATSPrefix: "acme.fleet_1", NATSReplicas: 3, Node: "rack-7",
 		DeviceListen: "0.0.0.0:80", APIListen: "[::1]:9090", PublicHost: "devices.example.com",
 		PublicDeviceURL: "https://devices.example.com/fleet", DeviceTLSCert: "c.pem", DeviceTLSKey: "k.pem",
@@ -88,7 +91,8 @@ func TestEveryField(t *testing.T) {
 		Transport: "websocket", WebSocketVersion: 3, WebSocketIdle: "close", CallsPerDevice: 16, Timezone: "Europe/Berlin",
 		DeviceAuth: "none", Admission: "approve", APIAuth: "none", Secret: "0123456789abcdef", SecretFile: secret, OTABurst: 7,
 		PhotoRetention: 90 * time.Minute, PhotoLimit: 512 << 20, EventRetention: 36 * time.Hour, EventLimit: 1 << 20,
-		HistoryRetention: 720 * time.Hour, HistoryPerDevice: 7, CatalogRetention: 48 * time.Hour, CatalogMemory: 32 << 20, ConnectionsPerAddress: 9,
+		HistoryRetention: 720 * time.Hour, HistoryPerDevice: 7, CatalogRetention: 48 * time.Hour, AuditRetention: 96 * time.Hour, PolicyFile: "policy.json", CatalogMemory: 32 << 20, ConnectionsPerAddress: 9,
+		MCPHosts: []string{"fleet.example.com", "node-7"}, MCPOrigins: []string{"https://console.example.com"},
 		LogLevel: "debug", LogFormat: "json",
 		given: c.given,
 	}

@@ -20,6 +20,7 @@ const (
 	groupListen  = "Addresses"
 	groupDevices = "Devices"
 	groupVoice   = "Voice and gateway"
+	groupVision  = "Vision"
 	groupAccess  = "Access"
 	groupKeep    = "Retention"
 	groupLog     = "Logs"
@@ -38,7 +39,7 @@ type setting struct {
 }
 
 // settings is the one table of everything a node can be told.
-var settings = []setting{
+var settings = append([]setting{
 	{name: "data-dir", group: groupNode, def: defaultDataDir,
 		help: "Everything the node writes; locked while in use.",
 		set:  text(func(c *Config) *string { return &c.DataDir })},
@@ -80,7 +81,7 @@ var settings = []setting{
 		help: "UDP audio of MQTT devices.",
 		set:  checked(func(c *Config) *string { return &c.UDPListen }, checkListen)},
 	{name: "api-listen", group: groupListen, def: "127.0.0.1:8080",
-		help: "REST, events, metrics, pprof: the internal side.",
+		help: "REST, events, MCP, metrics, pprof: the internal side.",
 		set:  checked(func(c *Config) *string { return &c.APIListen }, checkListen)},
 	{name: "public-host", group: groupListen, def: "",
 		help: "Host that devices are told to dial; empty: the first non-loopback IPv4 address.",
@@ -151,12 +152,21 @@ var settings = []setting{
 	{name: "api-auth", group: groupAccess, def: "token",
 		help: "token, or none (refused unless the API listens on loopback).",
 		set:  choice(func(c *Config) *string { return &c.APIAuth }, "token", "none")},
+	{name: "mcp-hosts", group: groupAccess, def: "",
+		help: "Host names (comma-separated) under which MCP hosts reach the API, beside localhost and addresses.",
+		set:  list(func(c *Config) *[]string { return &c.MCPHosts }, checkHost)},
+	{name: "mcp-origins", group: groupAccess, def: "",
+		help: "Web pages (comma-separated, as scheme://host[:port]) that may use MCP, beside those of this machine.",
+		set:  list(func(c *Config) *[]string { return &c.MCPOrigins }, checkOrigin)},
 	{name: "secret", group: groupAccess, def: "", private: true,
 		help: "Key from which device credentials and the admin token derive, at least 16 characters; all nodes of one fleet share it; empty: kept in the data dir. Flags show in process lists: prefer the variable or the file.",
 		set:  setSecret},
 	{name: "secret-file", group: groupAccess, def: "",
 		help: "File that holds the secret.",
 		set:  optional(func(c *Config) *string { return &c.SecretFile }, nil)},
+	{name: "policy-file", group: groupAccess, def: "",
+		help: "File with the rules of the tool guard (JSON, see docs/access.md), read again when it changes; empty: they are set through the API. The same on every node.",
+		set:  optional(func(c *Config) *string { return &c.PolicyFile }, nil)},
 
 	{name: "voice-upstream", group: groupVoice, def: "", private: true,
 		help: "ws:// or wss:// URL of a xiaozhi-compatible chat server that takes every conversation; empty: voice services attach over NATS.",
@@ -173,6 +183,22 @@ var settings = []setting{
 	{name: "gateway-timeout", group: groupVoice, def: "5s",
 		help: "How long the gateway API waits for a device.",
 		set:  duration(func(c *Config) *time.Duration { return &c.GatewayTimeout }, 100*time.Millisecond, 5*time.Minute)},
+
+	{name: "vision-url", group: groupVision, def: "", private: true,
+		help: "Base URL of an OpenAI-compatible server, such as https://api.openai.com/v1, that answers the devices' questions about their photos (/chat/completions is appended); empty: a service on NATS does, if there is one.",
+		set: func(c *Config, value string) error {
+			c.VisionURL = strings.TrimRight(value, "/")
+			if value == "" {
+				return nil
+			}
+			return checkVision(c.VisionURL)
+		}},
+	{name: "vision-model", group: groupVision, def: "",
+		help: "Model that is asked; empty: the server's own choice.",
+		set:  optional(func(c *Config) *string { return &c.VisionModel }, checkLine)},
+	{name: "vision-key", group: groupVision, def: "", private: true,
+		help: "Key that the server wants as bearer token; empty: none. Flags show in process lists: prefer the variable.",
+		set:  optional(func(c *Config) *string { return &c.VisionKey }, checkLine)},
 
 	{name: "photo-retention", group: groupKeep, def: "168h",
 		help: "Age at which a stored photo is deleted.",
@@ -195,6 +221,9 @@ var settings = []setting{
 	{name: "catalog-retention", group: groupKeep, def: "168h",
 		help: "How long after its last use a tool list is deleted that no device and no history entry names, at least 24h.",
 		set:  duration(func(c *Config) *time.Duration { return &c.CatalogRetention }, 24*time.Hour, maxRetention)},
+	{name: "audit-retention", group: groupKeep, def: "2160h",
+		help: "Age at which an entry of the audit, the record of who did what, is deleted.",
+		set:  duration(func(c *Config) *time.Duration { return &c.AuditRetention }, time.Hour, maxRetention)},
 	{name: "catalog-memory", group: groupKeep, def: "256MiB",
 		help: "Memory for different tool lists; those of absent devices make room, and further ones are refused.",
 		set:  size(func(c *Config) *int64 { return &c.CatalogMemory }, 16*mib)},
@@ -205,7 +234,7 @@ var settings = []setting{
 	{name: "log-format", group: groupLog, def: "auto",
 		help: "text, json, or auto: text on a terminal, else json.",
 		set:  choice(func(c *Config) *string { return &c.LogFormat }, "auto", "text", "json")},
-}
+}, buildSettings...)
 
 // maxRetention is ten years: more than anybody means, and far from overflowing a time.Duration.
 const maxRetention = 10 * 365 * 24 * time.Hour

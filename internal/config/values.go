@@ -241,6 +241,24 @@ func checkUpstream(value string) error {
 	return nil
 }
 
+// checkVision refuses a password in the URL, which belongs in --vision-key, and the path that is appended to it.
+func checkVision(value string) error {
+	u, err := url.Parse(value)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.Fragment != "" ||
+		strings.HasSuffix(u.Path, "/chat/completions") {
+		return errors.New("must be a URL such as https://api.openai.com/v1, without a user and without /chat/completions, which is appended")
+	}
+	return nil
+}
+
+// checkLine wants what fits into the head of a request.
+func checkLine(value string) error {
+	if len(value) > 4096 || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return errors.New("must be one line of printable ASCII, at most 4096 characters")
+	}
+	return nil
+}
+
 func checkPrefix(value string) error {
 	if len(value) <= 64 && prefixPattern.MatchString(value) {
 		return nil
@@ -267,6 +285,38 @@ func setSecret(c *Config, value string) error {
 	c.Secret = strings.TrimSpace(value)
 	if value != "" && len(c.Secret) < minSecret {
 		return fmt.Errorf("needs at least %d characters and has %d", minSecret, len(c.Secret))
+	}
+	return nil
+}
+
+// list stores comma-separated texts, each checked.
+func list(field func(*Config) *[]string, check func(string) error) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		for part := range strings.SplitSeq(value, ",") {
+			part = strings.TrimSpace(part)
+			if part == "" {
+				continue
+			}
+			if err := check(part); err != nil {
+				return err
+			}
+			*field(c) = append(*field(c), part)
+		}
+		return nil
+	}
+}
+
+func checkHost(value string) error {
+	if len(value) > 253 || !hostPattern.MatchString(value) {
+		return errors.New("must be comma-separated host names without scheme, port or path")
+	}
+	return nil
+}
+
+func checkOrigin(value string) error {
+	u, err := url.Parse(value)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || value != u.Scheme+"://"+u.Host {
+		return errors.New("must be comma-separated origins such as https://console.example.com, without path")
 	}
 	return nil
 }

@@ -90,7 +90,7 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 			}
 		})
 	}
-	welcome := Welcome{Admitted: admitted, Generation: e.generation, Prefer: d.Prefer}
+	welcome := Welcome{Admitted: admitted, Generation: e.current(s.fleetRotation()), Prefer: d.Prefer}
 	e.mu.Unlock()
 	s.saveDevice(d)
 	if created || before.Admission != d.Admission || before.ClientID != d.ClientID || before.PendingID != d.PendingID {
@@ -104,7 +104,7 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 		return Welcome{}, err
 	}
 	if fresh || minted {
-		s.ports.Directory.Tell(News{Spoken: &Spoken{c.Device, c.ClientID, p.code, p.challenge}})
+		s.ports.Directory.Tell(News{Spoken: &Spoken{c.Device, c.ClientID, p.code, p.challenge, p.renewal}})
 		fields := jsonspan.AppendString([]byte(`"client_id":`), c.ClientID)
 		fields = strconv.AppendBool(append(fields, `,"known":`...), foreign)
 		s.ports.Publisher.Publish(Event{Kind: EventPending, Device: c.Device, Time: now, Fields: fields,
@@ -178,9 +178,7 @@ func (s *Service) expirePending(e *entry, now time.Time) {
 func (s *Service) excepted(x Exception) {
 	s.ports.Keeper.SaveException(x)
 	s.ports.Directory.Tell(News{Exception: &x})
-	if s.cfg.Excepted != nil {
-		s.cfg.Excepted()
-	}
+	s.noted()
 }
 
 // Activated tells whether a device that waited is admitted now.
@@ -193,20 +191,6 @@ func (s *Service) Activated(id ID, clientID string) bool {
 	defer e.mu.Unlock()
 	d := e.device.Load()
 	return d.Admission == AdmissionMember && !e.revoked && d.ClientID == clientID
-}
-
-// Generation is the generation of a device's credentials; ok is false if none
-// are valid.
-func (s *Service) Generation(id ID) (generation int64, ok bool) {
-	e := s.hub.get(id)
-	if e == nil { // known to another node, forgotten, or the database was not read yet
-		x, _ := s.hub.orphans.Load(id)
-		exception, _ := x.(Exception)
-		return exception.Generation, !exception.Revoked
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.generation, !e.revoked
 }
 
 // Approve admits the device, or the other Client-Id of a known device, that
@@ -228,14 +212,27 @@ func (s *Service) Approve(name string) (ID, error) {
 		return id, nil
 	}
 	client := d.PendingID
+	e.mu.Unlock()
 	if spoken != "" {
 		client = spoken
 	} else if n := s.pending.clients(id); n > 1 {
-		e.mu.Unlock()
 		return "", fail(CodeForbidden, "%d clients wait under the id %s; approve the code that the right one speaks", n, id)
 	}
-	replaced := d.ClientID != "" && client != "" && client != d.ClientID
-	d = e.updateLocked(func(d *Device) {
+	s.admit(e, client, func(*Device) string { return "" })
+	return id, nil
+}
+
+// admit makes the device a member, with this Client-Id unless it is empty. What
+// refuse finds, holding the lock, prevents that.
+func (s *Service) admit(e *entry, client string, refuse func(*Device) (reason string)) (refused string) {
+	e.mu.Lock()
+	before := e.device.Load()
+	if refused = refuse(before); refused != "" {
+		e.mu.Unlock()
+		return refused
+	}
+	replaced := before.ClientID != "" && client != "" && client != before.ClientID
+	d := e.updateLocked(func(d *Device) {
 		d.Admission, d.PendingID = AdmissionMember, ""
 		if client != "" {
 			d.ClientID = client
@@ -244,11 +241,11 @@ func (s *Service) Approve(name string) (ID, error) {
 	wasRevoked := e.revoked
 	e.revoked = false
 	if replaced {
-		e.generation++
+		e.raise(s.fleetRotation())
 	}
-	x := Exception{Device: id, Generation: e.generation, Reason: "approved", ChangedAt: time.Now().UTC()}
+	x := e.exception(e.id, "approved")
 	e.mu.Unlock()
-	s.pending.drop(id)
+	s.pending.drop(e.id)
 	s.saveDevice(d)
 	s.ports.Directory.Tell(News{Device: d})
 	if replaced || wasRevoked {
@@ -257,8 +254,8 @@ func (s *Service) Approve(name string) (ID, error) {
 	if replaced {
 		e.evict()
 	}
-	s.log.Info("device approved", "device", id, "client", d.ClientID)
-	return id, nil
+	s.log.Info("device approved", "device", e.id, "client", d.ClientID)
+	return ""
 }
 
 // resolve finds the device that name means: its id, else its spoken code, and
@@ -291,8 +288,8 @@ func (s *Service) Revoke(id ID) error {
 	e.mu.Lock()
 	d := e.updateLocked(func(d *Device) { d.Admission = AdmissionRevoked })
 	e.revoked = true
-	e.generation++
-	x := Exception{Device: id, Generation: e.generation, Revoked: true, Reason: "revoked", ChangedAt: time.Now().UTC()}
+	e.raise(s.fleetRotation())
+	x := e.exception(id, "revoked")
 	e.mu.Unlock()
 	s.excepted(x)
 	s.saveDevice(d)
@@ -314,8 +311,9 @@ func (s *Service) Forget(ctx context.Context, id ID) error {
 		return fail(CodeDeviceUnknown, "no device %s is known", id)
 	}
 	e.mu.Lock()
-	e.generation++
-	x := Exception{Device: id, Generation: e.generation, Reason: reasonForgotten, ChangedAt: time.Now().UTC()}
+	e.raise(s.fleetRotation())
+	x := e.exception(id, reasonForgotten)
+	x.Revoked = false // whoever comes under the id is a stranger
 	e.mu.Unlock()
 	s.excepted(x)
 	e.evict()
@@ -330,9 +328,7 @@ func (s *Service) Forget(ctx context.Context, id ID) error {
 	s.hub.remove(id)
 	s.ports.Directory.Tell(News{Exception: &x, Forgotten: true})
 	e.evict() // it may have come while the records were removed
-	if s.cfg.Excepted != nil {
-		s.cfg.Excepted()
-	}
+	s.noted()
 	s.log.Info("device forgotten", "device", id)
 	return nil
 }
@@ -347,7 +343,9 @@ func (s *Service) applyException(x Exception) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if x.Generation >= e.generation {
-		e.generation, e.revoked = x.Generation, x.Revoked
+		confirmed := e.confirmed
+		e.secrets = secretsOf(x)
+		e.confirmed = confirmed
 	}
 }
 
@@ -362,7 +360,7 @@ func (s *Service) Welcome(id ID) Welcome {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	d := e.device.Load()
-	return Welcome{Admitted: d.Admission == AdmissionMember && !e.revoked, Generation: e.generation, Prefer: d.Prefer}
+	return Welcome{Admitted: d.Admission == AdmissionMember && !e.revoked, Generation: e.current(s.fleetRotation()), Prefer: d.Prefer}
 }
 
 // IsMember tells whether the device is known and admitted.

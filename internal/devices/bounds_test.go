@@ -67,7 +67,7 @@ func TestCostlyCheckIsLeftToTheDevice(t *testing.T) {
 	devicetest.Eventually(t, "the tool is known", func() bool { return state(t, s).CatalogState == devices.CatalogReady })
 	begun := time.Now()
 	args := `{"a":[` + strings.Repeat("1,", 25_000) + `1]}`
-	r, err := s.CallTool(t.Context(), devices.ToolCall{Device: id, Tool: "bomb", Arguments: json.RawMessage(args)})
+	r, err := s.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "bomb", Arguments: json.RawMessage(args)})
 	if err != nil || r.IsError {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -75,7 +75,7 @@ func TestCostlyCheckIsLeftToTheDevice(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	// Small arguments are still checked.
-	if _, err := s.CallTool(t.Context(), devices.ToolCall{Device: id, Tool: "bomb", Arguments: json.RawMessage(`{"a":[1]}`)}); devices.AsError(err).Code != devices.CodeInvalidArguments {
+	if _, err := s.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "bomb", Arguments: json.RawMessage(`{"a":[1]}`)}); devices.AsError(err).Code != devices.CodeInvalidArguments {
 		t.Errorf("small arguments: %v", err)
 	}
 }

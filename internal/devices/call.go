@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/mcpclient"
 )
@@ -19,6 +20,8 @@ const (
 	MaxTimeout     = 300 * time.Second
 	restartSilence = 5 * time.Second
 )
+
+const methodCall = "tools/call"
 
 // Tools the firmware treats in a way of their own.
 const (
@@ -56,6 +59,16 @@ func TimeoutFor(tool string) time.Duration {
 // included. Errors are *Error. A call is repeated only if a takeover ended it
 // before a byte left, and only once.
 func (s *Service) CallTool(ctx context.Context, c ToolCall) (ToolResult, error) {
+	begun := time.Now()
+	r, err := s.callTwice(ctx, c)
+	s.auditCall(&c, begun, &r, err)
+	return r, err
+}
+
+func (s *Service) callTwice(ctx context.Context, c ToolCall) (ToolResult, error) {
+	if err := s.Permit(c.By, access.ScopeCall, c.Device); err != nil {
+		return ToolResult{}, err // before it can be told which devices there are
+	}
 	r, err := s.callOnce(ctx, c)
 	var e *Error
 	if errors.As(err, &e) && e.Code == CodeSuperseded && !e.Sent {
@@ -75,12 +88,30 @@ func (s *Service) callOnce(ctx context.Context, c ToolCall) (ToolResult, error) 
 	return r, err
 }
 
-// CallLocal calls a tool of a device on this node and never routes.
+// CallHere is CallTool for who found the node by the device's own subject: it
+// never routes.
+func (s *Service) CallHere(ctx context.Context, c ToolCall) (ToolResult, error) {
+	begun := time.Now()
+	r, err := s.CallLocal(ctx, c)
+	s.auditCall(&c, begun, &r, err)
+	return r, err
+}
+
+// CallLocal calls a tool of a device on this node for another node, which keeps
+// the record of it; it never routes.
 func (s *Service) CallLocal(ctx context.Context, c ToolCall) (ToolResult, error) {
 	if x := s.hub.session(c.Device); x != nil {
 		return x.call(ctx, c)
 	}
-	return ToolResult{}, s.absent(ctx, c.Device)
+	return ToolResult{}, s.absentFor(ctx, c.By, c.Device)
+}
+
+// absentFor is absent for a caller, who may not be told which devices there are.
+func (s *Service) absentFor(ctx context.Context, by access.By, id ID) error {
+	if err := s.Permit(by, access.ScopeCall, id); err != nil {
+		return err
+	}
+	return s.absent(ctx, id)
 }
 
 // absent tells a device that is offline from one nobody knows, and from one that
@@ -129,13 +160,30 @@ func (x *Session) call(ctx context.Context, c ToolCall) (ToolResult, error) {
 }
 
 func (x *Session) tryCall(ctx context.Context, c ToolCall) (ToolResult, error) {
+	if !isToolName(c.Tool) {
+		return ToolResult{}, fail(CodeBadRequest, "a tool's name has 1 to %d bytes of text without control characters", maxToolName)
+	}
+	if err := x.guard(&c); err != nil {
+		return ToolResult{}, err
+	}
 	if err := x.admit(c); err != nil {
 		return ToolResult{}, err
 	}
+	if ttl, ok := c.judged.Shared(string(c.Device), x.entry.device.Load().Labels, c.Tool); ok {
+		return x.share(ctx, &c, ttl, func() (ToolResult, error) { return x.perform(ctx, c) })
+	}
+	return x.perform(ctx, c)
+}
+
+// perform makes a call that was admitted.
+func (x *Session) perform(ctx context.Context, c ToolCall) (ToolResult, error) {
 	if err := x.acquire(ctx); err != nil {
 		return ToolResult{}, err
 	}
 	defer x.release()
+	if err := x.stillMay(&c); err != nil {
+		return ToolResult{}, err
+	}
 	if isCamera(c.Tool) {
 		x.mu.Lock()
 		due := !x.initialized || !x.grantExpires.IsZero() && time.Until(x.grantExpires) < grantReserve
@@ -359,86 +407,4 @@ func (x *Session) callError(what string, err error) *Error {
 func textContent(text string) json.RawMessage {
 	out := jsonspan.AppendString([]byte(`[{"type":"text","text":`), text)
 	return append(out, "}]"...)
-}
-
-// CallRPC sends any MCP request but `initialize` to a device. tools/call takes
-// the path of CallTool, its schema check and special tools included.
-func (s *Service) CallRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
-	if x := s.hub.session(c.Device); x != nil {
-		return x.checkedRPC(ctx, c)
-	}
-	r, err := s.ports.Router.ForwardRPC(ctx, c)
-	if errors.Is(err, ErrNoHolder) {
-		return r, s.absent(ctx, c.Device)
-	}
-	return r, err
-}
-
-// CallRPCLocal is CallRPC for a device on this node; it never routes.
-func (s *Service) CallRPCLocal(ctx context.Context, c RPCCall) (RPCResult, error) {
-	if x := s.hub.session(c.Device); x != nil {
-		return x.checkedRPC(ctx, c)
-	}
-	return RPCResult{}, s.absent(ctx, c.Device)
-}
-
-// checkedRPC is where every way in ends: what a raw request may be is decided
-// by the owner of the device.
-func (x *Session) checkedRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
-	x.mu.Lock()
-	none := x.mcp == MCPNone
-	x.mu.Unlock()
-	switch {
-	case none:
-		return RPCResult{}, fail(CodeDeviceError, "device %s does not speak MCP", c.Device)
-	case c.Method == "":
-		return RPCResult{}, fail(CodeBadRequest, "method is missing")
-	case c.Method == "initialize":
-		return RPCResult{}, fail(CodeForbidden, "initialize belongs to fleetd: it carries the photo address and token")
-	case strings.HasPrefix(c.Method, "notifications"):
-		return RPCResult{}, fail(CodeBadRequest, "%q is a notification: devices never answer those", c.Method)
-	case c.Method == "tools/call":
-		return x.callByRPC(ctx, c)
-	case len(c.Params) > 0 && jsonspan.KindOf(c.Params) != jsonspan.KindObject:
-		return RPCResult{}, fail(CodeBadRequest, "params must be a JSON object or absent: devices drop anything else without an answer")
-	}
-	return x.rpc(ctx, c)
-}
-
-func (x *Session) callByRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
-	call := ToolCall{Device: c.Device, Caller: c.Caller}
-	walk := jsonspan.Object(c.Params)
-	for walk.Next() {
-		switch string(walk.Key()) {
-		case "name":
-			call.Tool, _ = jsonspan.String(walk.Value())
-		case "arguments":
-			call.Arguments = walk.Value()
-		}
-	}
-	if walk.Err() != nil || call.Tool == "" {
-		return RPCResult{}, fail(CodeBadRequest, `tools/call needs params {"name":"...","arguments":{...}}`)
-	}
-	r, err := x.call(ctx, call)
-	if err != nil {
-		return RPCResult{}, err
-	}
-	return RPCResult{Result: fmt.Appendf(nil, `{"content":%s,"isError":%t}`, r.Content, r.IsError)}, nil
-}
-
-func (x *Session) rpc(ctx context.Context, c RPCCall) (RPCResult, error) {
-	if err := x.acquire(ctx); err != nil {
-		return RPCResult{}, err
-	}
-	defer x.release()
-	result, err := x.client.Request(ctx, c.Method, c.Params)
-	rpc := (*mcpclient.RPCError)(nil)
-	if errors.As(err, &rpc) {
-		raw := fmt.Appendf(nil, `{"code":%d,"message":%s}`, rpc.Code, jsonspan.AppendString(nil, rpc.Message))
-		return RPCResult{Error: raw}, nil
-	}
-	if err != nil {
-		return RPCResult{}, x.callError(c.Method, err)
-	}
-	return RPCResult{Result: result}, nil
 }

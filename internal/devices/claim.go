@@ -33,10 +33,17 @@ type Claim struct {
 	// Conversation is, in an answer, the id of the UDP conversation that ended
 	// with the session: the device must be told goodbye with it.
 	Conversation string
+	// Generation is that of the credentials which the device came with: older
+	// ones end everywhere.
+	Generation int64
 }
 
 func (x *Session) claim(kind ClaimKind) {
-	x.svc.ports.Directory.Claim(Claim{Device: x.who.Device, Kind: kind, Node: x.svc.cfg.Node, Epoch: x.Epoch()})
+	c := Claim{Device: x.who.Device, Kind: kind, Node: x.svc.cfg.Node, Epoch: x.Epoch()}
+	if x.who.Verified {
+		c.Generation = x.who.Generation
+	}
+	x.svc.ports.Directory.Claim(c)
 }
 
 // Claimed takes a claim of another node.
@@ -47,6 +54,7 @@ func (s *Service) Claimed(c Claim) {
 	}
 	e.mu.Lock()
 	e.lastEpoch = max(e.lastEpoch, c.Epoch) // a later connection here stands above it
+	e.confirmed = max(e.confirmed, c.Generation)
 	e.elsewhere = true
 	e.mu.Unlock()
 	x := e.session.Load()

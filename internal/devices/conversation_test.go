@@ -73,7 +73,7 @@ func packet(n int) []byte { return fmt.Appendf([]byte{23<<3 | 3, 3}, "%06d", n) 
 
 func send(t *testing.T, s *devices.Service, body string) {
 	t.Helper()
-	if err := s.SendMessage(t.Context(), devices.Message{Device: id, Body: []byte(body)}); err != nil {
+	if err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(body)}); err != nil {
 		t.Fatalf("%s: %v", body, err)
 	}
 }
@@ -312,7 +312,7 @@ func TestMessagesAreChecked(t *testing.T) {
 		`{"type":"alert","status":"x","message":"y"}`:                                   devices.CodeBadRequest,
 		`{"type":"custom","payload":"` + strings.Repeat("x", devices.MaxMessage) + `"}`: devices.CodeTooLarge,
 	} {
-		err := s.SendMessage(t.Context(), devices.Message{Device: id, Body: json.RawMessage(body)})
+		err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: json.RawMessage(body)})
 		if devices.AsError(err).Code != want {
 			t.Errorf("%.40s: %v, want %s", body, err, want)
 		}
@@ -322,7 +322,7 @@ func TestMessagesAreChecked(t *testing.T) {
 		log := p.path.arrived()
 		return len(log) == 1 && log[0].text == `{"session_id":"`+p.session.ID()+`","type":"alert","status":"Door","message":"It rings","emotion":"happy"}`
 	})
-	err := s.SendMessage(t.Context(), devices.Message{Device: "02:00:00:00:00:99", Body: json.RawMessage(ttsStop)})
+	err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: "02:00:00:00:00:99", Body: json.RawMessage(ttsStop)})
 	if devices.AsError(err).Code != devices.CodeDeviceUnknown {
 		t.Errorf("a device nobody knows: %v", err)
 	}
@@ -352,7 +352,7 @@ func TestForeignGoodbye(t *testing.T) {
 	s := devicetest.New().Service(t, devices.Config{})
 	p := overMQTT(t, s)
 	c, _ := p.hello(t)
-	err := s.SendMessage(t.Context(), devices.Message{Device: id, Body: []byte(`{"type":"goodbye","session_id":"older-1"}`)})
+	err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(`{"type":"goodbye","session_id":"older-1"}`)})
 	if devices.AsError(err).Code != devices.CodeSuperseded || p.path.closes() != 0 {
 		t.Errorf("%v, closed %d times", err, p.path.closes())
 	}
@@ -369,7 +369,7 @@ func TestMessagesKeepTheirOrder(t *testing.T) {
 	const messages = 60
 	answered := make(chan error, messages)
 	for n := range messages {
-		s.QueueMessage(devices.Message{Device: id, Body: fmt.Appendf(nil, `{"session_id":"","type":"custom","payload":{"n":%d}}`, n)}, func(err error) { answered <- err })
+		s.QueueMessage(devices.Message{By: devicetest.Admin, Device: id, Body: fmt.Appendf(nil, `{"session_id":"","type":"custom","payload":{"n":%d}}`, n)}, func(err error) { answered <- err })
 	}
 	for range messages {
 		if err := <-answered; err != nil {
@@ -391,7 +391,7 @@ func TestTypeInAnotherCase(t *testing.T) {
 	s := devicetest.New().Service(t, devices.Config{})
 	overMQTT(t, s)
 	for _, body := range []string{`{"Type":"mcp","type":"custom","payload":{}}`, `{"type\u0000":"mcp","type":"custom"}`, `{"type":"custom","TYPE":"mcp"}`} {
-		if err := s.SendMessage(t.Context(), devices.Message{Device: id, Body: []byte(body)}); devices.AsError(err).Code != devices.CodeBadRequest {
+		if err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(body)}); devices.AsError(err).Code != devices.CodeBadRequest {
 			t.Errorf("%s: %v", body, err)
 		}
 	}

@@ -53,7 +53,7 @@ func TestLeaveFinishesCalls(t *testing.T) {
 			return devicetest.True
 		}
 		call := func() error {
-			_, err := s.CallTool(t.Context(), devices.ToolCall{Device: id, Tool: "self.reboot_later", Arguments: json.RawMessage("{}")})
+			_, err := s.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "self.reboot_later", Arguments: json.RawMessage("{}")})
 			return err
 		}
 		answered := make(chan error, 1)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"fleetd/internal/access"
 )
 
 // Code is the stable name of a refusal or failure, as REST and NATS show it.
@@ -50,7 +52,10 @@ type Error struct {
 	Part    string // with CodeUnavailable: the part that is down
 	Sent    bool   // whether bytes left for the device
 	Outcome string // OutcomeUnknown if they did and no answer came
-	Faults  []Fault
+	Rule    string // which rule refused, where one did
+	// Confirmation, with CodeConfirmation, is what confirms the same call once.
+	Confirmation string
+	Faults       []Fault
 }
 
 // Error is the code and the detail.
@@ -98,7 +103,11 @@ type ToolCall struct {
 	Device    ID
 	Tool      string
 	Arguments json.RawMessage // a JSON object, or nil for none
-	Caller    string          // who asks, for logs; never sent to the device
+	By        access.By       // who asks; never sent to the device
+	// Confirmation is the token of an earlier refusal with CodeConfirmation.
+	Confirmation string
+
+	judged *access.Guard // which rules let it pass
 }
 
 // ToolResult is what a tool answered.
@@ -115,7 +124,9 @@ type RPCCall struct {
 	Device ID
 	Method string
 	Params json.RawMessage // a JSON object, or nil for none
-	Caller string
+	By     access.By
+	// Confirmation is ToolCall's, for tools/call.
+	Confirmation string
 }
 
 // RPCResult is the device's answer: exactly one of Result and Error is set.
@@ -128,7 +139,7 @@ type RPCResult struct {
 type Message struct {
 	Device ID
 	Body   json.RawMessage // an object with a string member `type`
-	Caller string
+	By     access.By
 }
 
 // ToolList is the answer to the question for a device's tools.

@@ -29,11 +29,18 @@ type View struct {
 	AudioOpen    bool
 	AudioPackets uint64
 	AudioDropped uint64
+	Credentials  Credentials
 }
 
 // Get describes one device: as the node that holds it knows it, else from
 // memory, with what the database adds when it answers.
 func (s *Service) Get(ctx context.Context, id ID) (View, error) {
+	v, err := s.get(ctx, id)
+	v.Credentials = s.credentials(id)
+	return v, err
+}
+
+func (s *Service) get(ctx context.Context, id ID) (View, error) {
 	if x := s.hub.session(id); x != nil {
 		return x.view(), nil
 	}
@@ -61,18 +68,28 @@ func (s *Service) List(ctx context.Context, q Query) (views []View, more bool, e
 		return s.listContested(ctx, q)
 	}
 	limit := q.Limit
-	q.Limit++ // one more row than asked for tells whether a page follows
-	rows, err := s.ports.Records.List(ctx, q)
-	if err != nil {
-		return nil, false, fmt.Errorf("list devices: %w", err)
+	for {
+		q.Limit = limit - len(views) + 1 // one more row than asked for tells whether a page follows
+		rows, err := s.ports.Records.List(ctx, q)
+		if err != nil {
+			return nil, false, fmt.Errorf("list devices: %w", err)
+		}
+		whole := len(rows) < q.Limit
+		for _, row := range rows {
+			if len(views) == limit {
+				return views, true, nil
+			}
+			q.After = row.Device.ID
+			// Labels that changed a moment ago are not in the database yet.
+			if v := s.view(row); q.Selector.Matches(string(v.Device.ID), v.Device.Labels) {
+				v.Credentials = s.credentials(row.Device.ID)
+				views = append(views, v)
+			}
+		}
+		if whole || len(rows) == 0 {
+			return views, false, nil
+		}
 	}
-	if more = len(rows) > limit; more {
-		rows = rows[:limit]
-	}
-	for _, row := range rows {
-		views = append(views, s.view(row))
-	}
-	return views, more, nil
 }
 
 // listContested finds the contested devices in memory, where alone that state
@@ -83,7 +100,7 @@ func (s *Service) listContested(ctx context.Context, q Query) (views []View, mor
 	s.hub.each(func(e *entry) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if e.id > q.After && time.Now().UnixNano() < e.takeovers.refusedUntil {
+		if e.id > q.After && e.contestedLocked(time.Now()) && q.Selector.Matches(string(e.id), e.device.Load().Labels) {
 			ids = append(ids, e.id)
 		}
 	})
@@ -117,7 +134,7 @@ func (s *Service) view(row Row) View {
 	v := View{Device: *e.device.Load(), Presence: row.Presence, State: StateOffline}
 	e.mu.Lock()
 	v.Presence.Catalog, v.Presence.Partial = e.catalog, e.partial
-	contested := time.Now().UnixNano() < e.takeovers.refusedUntil
+	contested := e.contestedLocked(time.Now())
 	e.mu.Unlock()
 	if cat := s.catalogs.get(v.Presence.Catalog); cat != nil {
 		v.Presence.Tools = len(cat.Tools)
@@ -152,7 +169,7 @@ func catalogStateOf(p Presence) CatalogState {
 func (x *Session) view() View {
 	e := x.entry
 	e.mu.Lock()
-	contested := time.Now().UnixNano() < e.takeovers.refusedUntil
+	contested := e.contestedLocked(time.Now())
 	e.mu.Unlock()
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -328,6 +328,10 @@ func (s *Service) sweep() {
 				s.evictCatalogs()
 			}
 			s.Sessions(func(x *Session) {
+				if x.entry.holdsOutdated() { // the grace of its credentials is over
+					x.entry.evict()
+					return
+				}
 				x.claim(ClaimReassert)
 				x.mu.Lock()
 				due := x.mcp == MCPReady && !x.grantExpires.IsZero() && x.grantExpires.Sub(now) < grantRenew

@@ -32,19 +32,20 @@ type entry struct {
 	// conversation is the open audio channel; over UDP it outlives a session.
 	conversation atomic.Pointer[Conversation]
 
-	mu         sync.Mutex
-	lastEpoch  Epoch
-	generation int64
-	revoked    bool
-	forgotten  bool // removed from the hub; nobody may hold on to it
-	catalog    Hash // of the last listing; zero if never listed
-	listedFW   string
-	partial    bool
-	elsewhere  bool // another node held it since it was listed here
-	takeovers  takeovers
-	reconnects bucket // a device that fights itself makes two events and two log lines each time
-	recorded   bucket // bytes of lists and entries that go to the database
-	chatter    bucket // of notifications and messages, over all its connections
+	mu        sync.Mutex
+	lastEpoch Epoch
+	secrets
+	forgotten bool // removed from the hub; nobody may hold on to it
+	catalog   Hash // of the last listing; zero if never listed
+	listedFW  string
+	partial   bool
+	elsewhere bool // another node held it since it was listed here
+	takeovers takeovers
+	// disputedUntil is when a refused proof is forgotten, unix nanoseconds.
+	disputedUntil int64
+	reconnects    bucket // a device that fights itself makes two events and two log lines each time
+	recorded      bucket // bytes of lists and entries that go to the database
+	chatter       bucket // of notifications and messages, over all its connections
 }
 
 func newHub() *hub {
@@ -88,7 +89,7 @@ func (h *hub) ensure(id ID, first func() *Device) (e *entry, created bool) {
 	}
 	e = &entry{id: id}
 	if x, ok := h.orphans.LoadAndDelete(id); ok {
-		e.generation, e.revoked = x.(Exception).Generation, x.(Exception).Revoked
+		e.secrets = secretsOf(x.(Exception))
 	}
 	e.device.Store(first())
 	s.entries[id] = e

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 
+	"fleetd/internal/access"
 	"fleetd/internal/envelope"
 	"fleetd/internal/jsonspan"
 )
@@ -17,6 +18,18 @@ const MaxMessage = 32 << 10
 // connected. It returns once the message is written, or queued behind the
 // speech it belongs to; devices answer none. Errors are *Error.
 func (s *Service) SendMessage(ctx context.Context, m Message) error {
+	kind, err := messageKind(m.Body)
+	if err == nil {
+		err = s.routeMessage(ctx, m, kind)
+	}
+	s.auditMessage(&m, kind, err)
+	return err
+}
+
+func (s *Service) routeMessage(ctx context.Context, m Message, kind string) error {
+	if err := s.guardMessage(m.By, m.Device, kind); err != nil {
+		return err
+	}
 	if s.hub.session(m.Device) != nil {
 		return s.SendMessageLocal(m)
 	}
@@ -34,12 +47,25 @@ func (s *Service) SendMessageLocal(m Message) error {
 	return <-outcome
 }
 
+// QueueMessageHere is QueueMessage for who found the node by the device's own
+// subject, which nobody else keeps a record of.
+func (s *Service) QueueMessageHere(m Message, done func(error)) {
+	kind, _ := messageKind(m.Body)
+	s.QueueMessage(m, func(err error) {
+		s.auditMessage(&m, kind, err)
+		done(err)
+	})
+}
+
 // QueueMessage is SendMessageLocal for those who must not block: done is
 // called with the outcome, on this goroutine or, where a connection has to be
 // written to, on another. Messages of one conversation keep their order with
 // its audio.
 func (s *Service) QueueMessage(m Message, done func(error)) {
 	kind, err := messageKind(m.Body)
+	if err == nil {
+		err = s.guardMessage(m.By, m.Device, kind)
+	}
 	if err != nil {
 		done(err)
 		return
@@ -158,6 +184,9 @@ func messageKind(body []byte) (string, error) {
 			return "", fail(CodeBadRequest, "the message has a member %q: the device reads it as its type; write it in lower case or leave it out", key)
 		}
 	}
+	if !isWord(string(m.Type)) {
+		return "", fail(CodeBadRequest, "the message's type must be 1 to %d of [A-Za-z0-9_.-]: the device reads others as another type than stands there", maxWord)
+	}
 	switch kind := string(m.Type); kind {
 	case envelope.TypeMCP:
 		return "", fail(CodeForbidden, "mcp belongs to fleetd: call tools by the call and mcp routes")
@@ -179,6 +208,23 @@ func messageKind(body []byte) (string, error) {
 	default:
 		return kind, nil
 	}
+}
+
+// maxWord bounds the type of a message and the method of a raw request.
+const maxWord = 64
+
+// isWord tells whether text means the same to the device as to us. Its reader
+// ends a string at the first NUL (cJSON, std::string from a char pointer), so
+// that what is compared here as a whole would be another word there.
+func isWord(text string) bool {
+	for _, c := range []byte(text) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '.', c == '-', c == '/', c == '$':
+		default:
+			return false
+		}
+	}
+	return text != "" && len(text) <= maxWord
 }
 
 func hasString(object []byte, name string) bool {
@@ -224,8 +270,12 @@ func (s *Service) Say(id ID, opus []byte) {
 
 // Send queues one message of a voice service for the device, as
 // Service.QueueMessage does.
-func (c *Conversation) Send(body []byte) error {
+func (c *Conversation) Send(by access.By, body []byte) error {
 	kind, err := messageKind(body)
+	if err == nil {
+		err = c.svc.guardMessage(by, c.entry.id, kind)
+	}
+	c.svc.auditMessage(&Message{Device: c.entry.id, By: by}, kind, err)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"fleetd/internal/access"
 )
 
 // News is what one node decided about a device and every other must know at
@@ -14,6 +16,11 @@ type News struct {
 	Exception *Exception `json:"exception,omitempty"`
 	Forgotten bool       `json:"forgotten,omitempty"` // the device of Exception is no member any more
 	Spoken    *Spoken    `json:"spoken,omitempty"`
+	// Key is an API key that was made or ended, Policy a new version.
+	Key      *access.Key    `json:"key,omitempty"`
+	Policy   *access.Policy `json:"policy,omitempty"`
+	Disputed *Disputed      `json:"disputed,omitempty"`
+	Rotation *Rotation      `json:"rotation,omitempty"` // of the whole fleet
 }
 
 // Spoken is the activation code that a waiting client speaks.
@@ -22,6 +29,8 @@ type Spoken struct {
 	ClientID  string `json:"client_id"`
 	Code      string `json:"code"`
 	Challenge string `json:"challenge"`
+	// Renewal counts the challenges that this code had before.
+	Renewal int `json:"renewal,omitempty"`
 }
 
 // Learn takes another node's news. Nothing is written: who decides writes.
@@ -31,7 +40,21 @@ func (s *Service) Learn(n News) {
 	}
 	if c := n.Spoken; c != nil {
 		now := time.Now() // its life is counted by our own clock
-		s.pending.learn(c.Device, pending{clientID: c.ClientID, code: c.Code, challenge: c.Challenge, expires: now.Add(CodeLife)}, now)
+		s.pending.learn(c.Device, pending{clientID: c.ClientID, code: c.Code, challenge: c.Challenge, renewal: c.Renewal, expires: now.Add(CodeLife)}, now)
+	}
+	if n.Rotation != nil {
+		s.learnRotation(*n.Rotation)
+	}
+	if n.Disputed != nil {
+		s.dispute(n.Disputed.Device, time.Now())
+	}
+	if n.Key != nil {
+		s.learnKey(*n.Key)
+		s.noted()
+	}
+	if n.Policy != nil {
+		s.learnPolicy(*n.Policy)
+		s.noted()
 	}
 	if n.Exception == nil {
 		return
@@ -52,9 +75,7 @@ func (s *Service) Learn(n News) {
 	} else if e.holdsOutdated() {
 		e.evict()
 	}
-	if s.cfg.Excepted != nil {
-		s.cfg.Excepted()
-	}
+	s.noted()
 }
 
 func (e *entry) holdsOutdated() bool {
@@ -67,7 +88,7 @@ func (e *entry) holdsOutdated() bool {
 // outdatedLocked tells whether the session came in with credentials that are
 // worth nothing any more.
 func (e *entry) outdatedLocked(x *Session) bool {
-	return x.who.Verified && (e.revoked || e.generation != x.who.Generation)
+	return x.who.Verified && !e.accepts(x.who.Generation, x.svc.fleetRotation(), time.Now())
 }
 
 func (s *Service) learnDevice(d Device) {
@@ -92,9 +113,15 @@ func (s *Service) learnDevice(d Device) {
 // Reload learns everything anew from the database: after the node was cut off
 // from the others.
 func (s *Service) Reload(ctx context.Context) error {
+	if err := s.loadDoors(ctx); err != nil {
+		return err
+	}
 	exceptions, err := s.ports.Keeper.LoadExceptions(ctx)
 	if err != nil {
 		return fmt.Errorf("load exceptions: %w", err)
+	}
+	if err := s.loadRotation(ctx); err != nil {
+		return err
 	}
 	stored := map[ID]bool{}
 	for _, x := range exceptions {

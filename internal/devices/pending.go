@@ -29,6 +29,8 @@ type pending struct {
 	clientID  string
 	code      string
 	challenge string
+	spent     bool // the challenge was answered; the next check brings another
+	renewal   int  // challenges before it
 	expires   time.Time
 }
 
@@ -41,9 +43,13 @@ func (p *pendings) get(id ID, clientID string, now time.Time) (found pending, fr
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expireLocked(id, now)
-	for _, old := range p.byDevice[id] {
-		if old.clientID == clientID {
-			return old, false, nil
+	for i := range p.byDevice[id] {
+		if old := &p.byDevice[id][i]; old.clientID == clientID {
+			if old.spent {
+				old.challenge, old.spent, old.renewal = newChallenge(), false, old.renewal+1
+				return *old, true, nil
+			}
+			return *old, false, nil
 		}
 	}
 	if len(p.codes) >= MaxPending {
@@ -77,8 +83,11 @@ func (p *pendings) learn(id ID, next pending, now time.Time) {
 	waiting := p.byDevice[id]
 	for i, old := range waiting {
 		if old.clientID == next.clientID {
-			if old.code <= next.code {
+			if old.code < next.code || old.code == next.code && !next.renews(old) {
 				return // both nodes gave one out at once; both keep the lower
+			}
+			if old.code == next.code {
+				next.expires = old.expires
 			}
 			delete(p.codes, old.code)
 			waiting = append(waiting[:i:i], waiting[i+1:]...)
@@ -91,6 +100,12 @@ func (p *pendings) learn(id ID, next pending, now time.Time) {
 	}
 	p.byDevice[id] = append(waiting, next)
 	p.codes[next.code] = id
+}
+
+// renews tells whether a challenge stands in for another under the same code;
+// of two that nodes made at once both keep the lower.
+func (p pending) renews(old pending) bool {
+	return p.renewal > old.renewal || p.renewal == old.renewal && p.challenge < old.challenge
 }
 
 // expireLocked removes the codes of one device that are past their life.

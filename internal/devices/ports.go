@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"time"
 
+	"fleetd/internal/access"
+	"fleetd/internal/audit"
 	"fleetd/internal/envelope"
 )
 
@@ -183,3 +185,24 @@ const (
 	EventContested    EventKind = "contested"
 	EventSilent       EventKind = "udp.silent"
 )
+
+// Warden keeps what decides who may do what: API keys, and the policy of the
+// tool guard.
+type Warden interface {
+	// LoadKeys returns all keys, those that have ended included.
+	LoadKeys(ctx context.Context) ([]access.Key, error)
+	// SaveKey writes a key: a new one, or the end of one that is stored, which
+	// nothing takes back.
+	SaveKey(ctx context.Context, k access.Key) error
+	// LoadPolicy returns the newest version; the zero Policy if there is none.
+	LoadPolicy(ctx context.Context) (access.Policy, error)
+	// SavePolicy stores a version beside the older ones. It fails with
+	// ErrConflict if that version exists.
+	SavePolicy(ctx context.Context, p access.Policy) error
+}
+
+// Auditor takes the record of who did what. Record never blocks and never
+// fails; what cannot be kept leaves a gap that shows.
+type Auditor interface {
+	Record(e audit.Entry)
+}

@@ -54,7 +54,7 @@ func (e *Error) TellsSent() bool {
 
 // AppendProblem appends the error as a problem object (RFC 9457) without a
 // type: title, status, code and detail, and where they apply part, sent,
-// outcome and the faults as errors.
+// outcome, rule, confirmation, and the faults as errors.
 func (e *Error) AppendProblem(dst []byte) []byte {
 	status, phrase := e.Code.Status()
 	dst = append(dst, `{"title":`...)
@@ -76,6 +76,14 @@ func (e *Error) AppendProblem(dst []byte) []byte {
 	if e.Outcome != "" {
 		dst = append(dst, `,"outcome":`...)
 		dst = jsonspan.AppendString(dst, e.Outcome)
+	}
+	if e.Rule != "" {
+		dst = append(dst, `,"rule":`...)
+		dst = jsonspan.AppendString(dst, e.Rule)
+	}
+	if e.Confirmation != "" {
+		dst = append(dst, `,"confirmation":`...)
+		dst = jsonspan.AppendString(dst, e.Confirmation)
 	}
 	for i, f := range e.Faults {
 		sep := `,`
@@ -111,6 +119,10 @@ func ParseProblem(data []byte) (e *Error, ok bool) {
 			e.Part, _ = jsonspan.String(value)
 		case "outcome":
 			e.Outcome, _ = jsonspan.String(value)
+		case "rule":
+			e.Rule, _ = jsonspan.String(value)
+		case "confirmation":
+			e.Confirmation, _ = jsonspan.String(value)
 		case "sent":
 			e.Sent = jsonspan.KindOf(value) == jsonspan.KindTrue
 		case "errors":

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"fleetd/internal/access"
 )
 
 // Epoch is the ownership generation of one device: microseconds since 1970 at
@@ -73,6 +75,7 @@ type Presence struct {
 	Reason      string // why the last session ended; empty while online
 	ConnectedAt time.Time
 	LastSeen    time.Time
+	Generation  int64 `json:",omitzero"` // of the credentials that it came with
 
 	MCP      MCPState
 	MCPError string
@@ -143,6 +146,10 @@ type Exception struct {
 	Revoked    bool // no credential is valid until the device is approved
 	Reason     string
 	ChangedAt  time.Time
+	// Previous is valid, too, until PreviousUntil, or until the device has
+	// connected with Generation.
+	Previous      int64     `json:",omitzero"`
+	PreviousUntil time.Time `json:",omitzero"`
 }
 
 // Query selects devices for a list. Empty fields select everything; Limit is
@@ -153,9 +160,11 @@ type Query struct {
 	Board     string
 	Firmware  string
 	Label     string // `key` or `key=value`
-	Text      string // part of id, name or board, without regard to case
-	After     ID
-	Limit     int
+	// Selector chooses devices by their labels, and by id.
+	Selector access.Selector
+	Text     string // part of id, name or board, without regard to case
+	After    ID
+	Limit    int
 }
 
 // Errors of the record keepers.

@@ -31,25 +31,31 @@ type Config struct {
 	// Alive tells whether another node holds a lease; what it has online is then
 	// left alone. Nil if there can be no other node.
 	Alive func(node string) bool
-	// Excepted is called, if set, after each change of a device's exceptional
-	// credentials, so that the node can note it at once; it must not block.
+	// Excepted is called, if set, after each change of exceptional credentials,
+	// keys or rules, so that the node can note it at once; it must not block.
 	Excepted func()
+	// PolicyFixed says that the policy comes from a file, by UsePolicy, and from
+	// nowhere else.
+	PolicyFixed bool
 }
 
 // DefaultCatalogMemory holds about 10,000 different lists of common length.
 const DefaultCatalogMemory = 256 << 20
 
-// Ports are the core's ways out. All but Voice are required.
+// Ports are the core's ways out. All but Voice and Audit are required.
 type Ports struct {
 	Records   Records
 	Catalogs  Catalogs
 	Keeper    Keeper
+	Rotations Rotations
 	Publisher Publisher
 	Directory Directory
 	Router    Router
 	Vision    Vision
 	Audio     AudioBus
-	Voice     Voice // may be nil
+	Warden    Warden
+	Voice     Voice   // may be nil
+	Audit     Auditor // may be nil
 	Log       *slog.Logger
 }
 
@@ -65,6 +71,8 @@ type Service struct {
 	strings   interner
 	stats     Stats
 	outranked outranked
+	doors     *doors
+	rotation  atomic.Pointer[Rotation] // of the whole fleet; nil: none
 
 	handshakes chan struct{}
 	loaded     atomic.Bool
@@ -79,7 +87,7 @@ type Service struct {
 
 // New returns a running core; Close ends it.
 func New(cfg Config, ports Ports) *Service {
-	s := &Service{cfg: cfg, ports: ports, log: ports.Log, hub: newHub(), catalogs: newCatalogs(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), pending: newPendings(),
+	s := &Service{cfg: cfg, ports: ports, log: ports.Log, hub: newHub(), catalogs: newCatalogs(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), pending: newPendings(), doors: newDoors(),
 		handshakes: make(chan struct{}, max(cfg.Handshakes, 1))}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.run(s.sweep)
@@ -158,7 +166,7 @@ func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 	if s.draining || s.leaving {
 		return nil, errDraining
 	}
-	if generation, ok := s.Generation(who.Device); who.Verified && (!ok || generation != who.Generation) {
+	if who.Verified && !s.Accepts(who.Device, who.Generation) {
 		return nil, errOutdated
 	}
 	now := time.Now()
@@ -223,6 +231,9 @@ func (s *Service) install(e *entry, x *Session) (old *Session, err error) {
 	x.epoch = max(Epoch(wallClock().UnixMicro()), e.lastEpoch+1)
 	e.lastEpoch = x.epoch
 	x.startCatalog(e, s.catalogs)
+	if x.who.Verified {
+		e.confirmed = max(e.confirmed, x.who.Generation)
+	}
 	e.session.Store(x)
 	return old, nil
 }
@@ -249,8 +260,10 @@ func (x *Session) publishOnlineLocked() {
 
 func (s *Service) publishContested(e *entry, clientID, remote string, now time.Time) {
 	s.log.Warn("device id is contested", "device", e.id, "client", clientID, "remote", remote)
-	fields := []byte(`"client_id":`)
-	s.ports.Publisher.Publish(Event{Kind: EventContested, Device: e.id, Time: now, Fields: jsonspan.AppendString(fields, clientID),
+	s.stats.Contested.Add(DisputeFight, 1)
+	fields := jsonspan.AppendString([]byte(`"client_id":`), clientID)
+	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(DisputeFight))
+	s.ports.Publisher.Publish(Event{Kind: EventContested, Device: e.id, Time: now, Fields: fields,
 		MsgID: e.id.Token() + "-contested-" + strconv.FormatInt(now.Unix()/int64(fightPause/time.Second), 10)})
 }
 
@@ -293,9 +306,15 @@ func (i *interner) get(text string) string {
 // connected here are marked offline as node_lost. It may run while devices
 // connect; what they said meanwhile wins.
 func (s *Service) Load(ctx context.Context) error {
+	if err := s.loadDoors(ctx); err != nil {
+		return err
+	}
 	exceptions, err := s.ports.Keeper.LoadExceptions(ctx)
 	if err != nil {
 		return fmt.Errorf("load exceptions: %w", err)
+	}
+	if err := s.loadRotation(ctx); err != nil {
+		return err
 	}
 	images := map[Hash][]string{} // firmware images known to have a list
 	err = s.ports.Keeper.LoadDevices(ctx, func(row Row) error {
@@ -382,6 +401,7 @@ func (s *Service) restore(row Row) {
 	}
 	p := row.Presence
 	e.lastEpoch = max(e.lastEpoch, p.Epoch)
+	e.confirmed = max(e.confirmed, p.Generation)
 	if e.catalog == (Hash{}) {
 		e.catalog, e.partial = p.Catalog, p.Partial
 		if !d.CheckedAt.After(p.LastSeen) { // else its firmware may have changed since it was listed
@@ -422,9 +442,9 @@ func (s *Service) Known() (rows []Row, exceptions []Exception) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		d := e.device.Load()
-		rows = append(rows, Row{Device: *d, Presence: Presence{Device: e.id, Epoch: e.lastEpoch, Catalog: e.catalog, Partial: e.partial}})
+		rows = append(rows, Row{Device: *d, Presence: Presence{Device: e.id, Epoch: e.lastEpoch, Catalog: e.catalog, Partial: e.partial, Generation: e.confirmed}})
 		if e.generation > 0 || e.revoked {
-			exceptions = append(exceptions, Exception{Device: e.id, Generation: e.generation, Revoked: e.revoked, ChangedAt: time.Now().UTC()})
+			exceptions = append(exceptions, e.exception(e.id, ""))
 		}
 	})
 	s.hub.orphans.Range(func(_, x any) bool {

@@ -110,7 +110,7 @@ func call(t *testing.T, s *devices.Service, tool, args string) (devices.ToolResu
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), devices.TimeoutFor(tool))
 	defer cancel()
-	r, err := s.CallTool(ctx, devices.ToolCall{Device: id, Tool: tool, Arguments: json.RawMessage(args)})
+	r, err := s.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: tool, Arguments: json.RawMessage(args)})
 	if err != nil {
 		return r, devices.AsError(err)
 	}
@@ -299,6 +299,7 @@ func TestUpgradeNeedsURLAndAnswersMeanFailure(t *testing.T) {
 	bubble(t, devices.Config{}, func(t *testing.T, _ *devicetest.Ports, s *devices.Service) {
 		script := devicetest.NewScript()
 		script.Tools = `[{"name":"self.upgrade_firmware","inputSchema":{"type":"object","properties":{"url":{"type":"string","default":"The URL of the firmware binary file to download and install"}}}}]`
+		devicetest.AllowURLs(t, s, "http://192.0.2.1/")
 		p := connect(t, s, "c1", script)
 		ready(t, s)
 		if _, err := call(t, s, "self.upgrade_firmware", `{}`); err == nil || err.Code != devices.CodeInvalidArguments || err.Faults[0].Pointer != "/url" {

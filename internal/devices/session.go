@@ -56,6 +56,8 @@ type Session struct {
 
 	messages []waiting // for the device, while it has no conversation
 
+	desk *desk // nil until somebody needs it
+
 	audioPackets uint64 // of conversations that have ended
 	audioDropped uint64
 }
@@ -158,6 +160,9 @@ func (x *Session) presenceLocked(online bool) Presence {
 	p := Presence{Device: x.who.Device, Epoch: x.epoch, Seq: x.seq, Online: online, Node: x.svc.cfg.Node, Session: x.id,
 		ClientID: x.who.ClientID, Transport: x.who.Transport, Reason: string(x.closed), ConnectedAt: x.connected.UTC(),
 		LastSeen: time.Now().UTC(), MCP: x.mcp, MCPError: x.mcpError, Catalog: x.own, Partial: x.ownPartial}
+	if x.who.Verified {
+		p.Generation = x.who.Generation
+	}
 	if x.catalog != nil && x.catalog.Hash == x.own {
 		p.Tools = len(x.catalog.Tools)
 	}

@@ -29,6 +29,7 @@ type Stats struct {
 	Handshakes      atomic.Int64  // in progress
 	Waiting         atomic.Int64  // calls waiting for a device's slot
 	InFlight        atomic.Int64  // calls on a device
+	SharedCalls     atomic.Uint64 // calls of readers answered with another's answer
 
 	Closed     CounterMap[CloseReason]
 	Calls      CounterMap[string] // by outcome: ok, tool_error or an error code
@@ -36,6 +37,7 @@ type Stats struct {
 	States     CounterMap[SessionState] // sessions now in this state (a gauge)
 	Deviations CounterMap[DeviationKey]
 	AudioDrops CounterMap[AudioDrop]
+	Contested  CounterMap[Dispute] // refusals because an id is contested
 
 	HelloTime     Histogram
 	HandshakeTime Histogram

@@ -12,9 +12,28 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/access"
+	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
 )
+
+// Admin asks as the fleet's administrator.
+var Admin = access.By{Who: access.Admin, Via: access.ViaREST, From: "127.0.0.1:1"}
+
+// AllowURLs lets every tool have addresses under the prefix.
+func AllowURLs(t testing.TB, s *devices.Service, prefix string) {
+	t.Helper()
+	SetPolicy(t, s, access.Policy{URLs: []access.URLRule{{Tools: []string{"*"}, Prefixes: []string{prefix}}}})
+}
+
+// SetPolicy brings a policy into force.
+func SetPolicy(t testing.TB, s *devices.Service, p access.Policy) {
+	t.Helper()
+	if _, err := s.SetPolicy(t.Context(), Admin, p, s.Guard().Policy().Version); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // Ports records everything the core sends out. It is safe for concurrent use.
 type Ports struct {
@@ -24,10 +43,15 @@ type Ports struct {
 	Texts      map[devices.Hash]devices.CatalogText
 	Entries    []devices.HistoryEntry
 	Exceptions []devices.Exception
+	Chips      map[string]devices.AttestationKey
+	Fleet      devices.Rotation
 	Events     []devices.Event
 	Audio      []Audio
 	Claims     []devices.Claim
 	Held       map[devices.ID]int
+	Keys       map[string]access.Key
+	Policy     access.Policy
+	Audited    []audit.Entry
 	Away       bool // reads fail as if the database were down
 	Expires    time.Duration
 }
@@ -35,7 +59,7 @@ type Ports struct {
 // New returns empty ports.
 func New() *Ports {
 	return &Ports{Devices: map[devices.ID]devices.Device{}, Presences: map[devices.ID]devices.Presence{},
-		Texts: map[devices.Hash]devices.CatalogText{}, Held: map[devices.ID]int{}, Expires: 24 * time.Hour}
+		Texts: map[devices.Hash]devices.CatalogText{}, Keys: map[string]access.Key{}, Chips: map[string]devices.AttestationKey{}, Held: map[devices.ID]int{}, Expires: 24 * time.Hour}
 }
 
 // Service returns a core over these ports that is closed with the test.
@@ -45,7 +69,7 @@ func (p *Ports) Service(t testing.TB, cfg devices.Config) *devices.Service {
 		cfg.Node = "n-test"
 	}
 	cfg.CallsPerDevice, cfg.Handshakes = max(cfg.CallsPerDevice, 1), max(cfg.Handshakes, 8)
-	s := devices.New(cfg, devices.Ports{Records: p, Catalogs: p, Keeper: p, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Log: slog.New(slog.DiscardHandler)})
+	s := devices.New(cfg, devices.Ports{Records: p, Catalogs: p, Keeper: p, Warden: p, Rotations: p, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Audit: p, Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(s.Close)
 	if err := s.Load(t.Context()); err != nil {
 		t.Fatal(err)
@@ -74,13 +98,13 @@ func (p *Ports) Find(_ context.Context, id devices.ID) (devices.Row, error) {
 	return devices.Row{Device: d, Presence: p.Presences[id]}, nil
 }
 
-// List implements devices.Records; it knows no filters.
+// List implements devices.Records; of the filters it knows the selector.
 func (p *Ports) List(_ context.Context, q devices.Query) ([]devices.Row, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var rows []devices.Row
 	for id, d := range p.Devices {
-		if id > q.After {
+		if id > q.After && q.Selector.Matches(string(id), d.Labels) {
 			rows = append(rows, devices.Row{Device: d, Presence: p.Presences[id]})
 		}
 	}
@@ -316,4 +340,60 @@ func Eventually(t testing.TB, what string, done func() bool) {
 		case <-tick.C:
 		}
 	}
+}
+
+// LoadKeys implements devices.Warden.
+func (p *Ports) LoadKeys(context.Context) (keys []access.Key, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, k := range p.Keys {
+		keys = append(keys, k)
+	}
+	return keys, p.away()
+}
+
+// SaveKey implements devices.Warden.
+func (p *Ports) SaveKey(_ context.Context, k access.Key) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.away(); err != nil {
+		return err
+	}
+	p.Keys[k.ID] = k
+	return nil
+}
+
+// LoadPolicy implements devices.Warden.
+func (p *Ports) LoadPolicy(context.Context) (access.Policy, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.Policy, p.away()
+}
+
+// SavePolicy implements devices.Warden.
+func (p *Ports) SavePolicy(_ context.Context, policy access.Policy) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.away(); err != nil {
+		return err
+	}
+	if policy.Version <= p.Policy.Version {
+		return devices.ErrConflict
+	}
+	p.Policy = policy
+	return nil
+}
+
+// Record implements devices.Auditor.
+func (p *Ports) Record(e audit.Entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Audited = append(p.Audited, e)
+}
+
+// Recorded are the entries so far.
+func (p *Ports) Recorded() []audit.Entry {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.Audited)
 }

@@ -82,7 +82,7 @@ func (f Frontend) answer(d Device, script *Script) {
 func call(s *devices.Service, tool, args string, timeout time.Duration) (devices.ToolResult, *devices.Error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	r, err := s.CallTool(ctx, devices.ToolCall{Device: testID, Tool: tool, Arguments: json.RawMessage(args)})
+	r, err := s.CallTool(ctx, devices.ToolCall{By: Admin, Device: testID, Tool: tool, Arguments: json.RawMessage(args)})
 	if err != nil {
 		return r, devices.AsError(err)
 	}
@@ -411,7 +411,7 @@ func strayReplies(t *testing.T, f Frontend) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Second)
 		defer cancel()
-		_, err := f.Service.CallRPC(ctx, devices.RPCCall{Device: testID, Method: "slow"})
+		_, err := f.Service.CallRPC(ctx, devices.RPCCall{By: Admin, Device: testID, Method: "slow"})
 		slow <- err
 	}()
 	Eventually(t, "the slow request arrived", func() bool { mu.Lock(); defer mu.Unlock(); return held != "" })

@@ -39,7 +39,7 @@ func audio(t *testing.T, f Frontend) {
 // tell sends a message to the device under test.
 func (f Frontend) tell(t testing.TB, body string) {
 	t.Helper()
-	if err := f.Service.SendMessage(t.Context(), devices.Message{Device: testID, Body: json.RawMessage(body)}); err != nil {
+	if err := f.Service.SendMessage(t.Context(), devices.Message{By: Admin, Device: testID, Body: json.RawMessage(body)}); err != nil {
 		t.Fatalf("%s: %v", body, err)
 	}
 }

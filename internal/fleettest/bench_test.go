@@ -112,7 +112,7 @@ func (b *bench) call(id devices.ID, tool, args string, timeout time.Duration) (d
 func call(s *devices.Service, id devices.ID, tool, args string, timeout time.Duration) (devices.ToolResult, *devices.Error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	r, err := s.CallTool(ctx, devices.ToolCall{Device: id, Tool: tool, Arguments: json.RawMessage(args)})
+	r, err := s.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: tool, Arguments: json.RawMessage(args)})
 	if err != nil {
 		return r, devices.AsError(err)
 	}

@@ -60,6 +60,14 @@ func TestThreeNodes(t *testing.T) {
 		return true
 	})
 
+	// Their events are one stream, also on a NATS server of an older version.
+	for event, err := range nodes[1].Events(t.Context(), apiclient.EventOptions{After: "1"}) {
+		if err != nil || len(event.Data) == 0 {
+			t.Errorf("the first event: %+v, %v", event, err)
+		}
+		break
+	}
+
 	for _, other := range []struct{ database, secret, sentence string }{
 		{db.URL, "another secret, and no better one", "another secret"},
 		{storetest.Postgres(t).URL, "one fleet, one secret", "has another database"},

@@ -424,3 +424,13 @@ func (s *Simulation) Report(t testing.TB) Report {
 	}
 	return r
 }
+
+// Token is the node's admin token.
+func (n *Node) Token(t testing.TB) string {
+	t.Helper()
+	token, err := os.ReadFile(filepath.Join(n.Dir, "admin-token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(token))
+}

@@ -156,7 +156,7 @@ func TestTrap08KeepaliveCountsReceivedBytes(t *testing.T) {
 			case <-stop:
 				return
 			case <-time.After(20 * time.Millisecond):
-				if b.service.SendMessage(t.Context(), devices.Message{Device: trapID, Body: []byte(`{"type":"custom","payload":{}}`)}) == nil {
+				if b.service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: trapID, Body: []byte(`{"type":"custom","payload":{}}`)}) == nil {
 					sent++
 				}
 			}
@@ -212,12 +212,12 @@ func TestTrap11SlowConsumer(t *testing.T) {
 	var floods sync.WaitGroup
 	floods.Go(func() {
 		flood(func(ctx context.Context) { // errors are what it leads to
-			_ = b.service.SendMessage(ctx, devices.Message{Device: trapID, Body: []byte(`{"type":"custom","payload":"` + big + `"}`)})
+			_ = b.service.SendMessage(ctx, devices.Message{By: devicetest.Admin, Device: trapID, Body: []byte(`{"type":"custom","payload":"` + big + `"}`)})
 		})
 	})
 	floods.Go(func() {
 		flood(func(ctx context.Context) {
-			_, _ = b.service.CallRPC(ctx, devices.RPCCall{Device: trapID, Method: "x", Params: []byte(`{"x":"` + big + `"}`)})
+			_, _ = b.service.CallRPC(ctx, devices.RPCCall{By: devicetest.Admin, Device: trapID, Method: "x", Params: []byte(`{"x":"` + big + `"}`)})
 		})
 	})
 	slowest := time.Duration(0)

@@ -6,13 +6,11 @@ import (
 	"net/http"
 	"strings"
 
+	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
-
-// caller is what the core's log calls whoever comes this way.
-const caller = "gateway-api"
 
 const (
 	methodCall         = "tools/call"
@@ -79,10 +77,10 @@ func (s *Server) command(x *exchange) {
 	ctx, cancel := context.WithTimeout(x.r.Context(), s.opt.Timeout)
 	defer cancel()
 	if !c.usable {
-		x.fail(s.refusal(ctx, id), c)
+		x.fail(s.refusal(ctx, x.by, id), c)
 		return
 	}
-	result, err := s.opt.Service.CallRPC(ctx, devices.RPCCall{Device: id, Method: c.method, Params: c.params, Caller: caller})
+	result, err := s.opt.Service.CallRPC(ctx, devices.RPCCall{Device: id, Method: c.method, Params: c.params, By: x.by, Confirmation: x.r.Header.Get(HeaderConfirmation)})
 	if err != nil {
 		x.fail(devices.AsError(err), c)
 		return
@@ -107,7 +105,11 @@ func deviceOf(clientID string) (devices.ID, bool) {
 // refusal is why a command that is none cannot be sent. The gateway looks for
 // the device first, so that a wrong command to a device that is not there is
 // answered as if it were right.
-func (s *Server) refusal(ctx context.Context, id devices.ID) *devices.Error {
+func (s *Server) refusal(ctx context.Context, by access.By, id devices.ID) *devices.Error {
+	if err := s.opt.Service.Permit(by, access.ScopeCall, id); err != nil {
+		s.opt.Service.NoteRefusal(by, "commands", id, err)
+		return devices.AsError(err)
+	}
 	v, err := s.opt.Service.Get(ctx, id)
 	switch {
 	case err != nil:
@@ -199,6 +201,9 @@ func (x *exchange) fail(e *devices.Error, c command) {
 		text = "Unknown tool: " + member(c.params, "name") // the device's words (mcp_server.cc:508-560)
 	case e.Code == devices.CodeInternal:
 		text, x.fault = "a fault of the node; its log says more under "+x.operation, e
+	}
+	if e.Confirmation != "" {
+		x.w.Header().Set(HeaderConfirmation, e.Confirmation)
 	}
 	x.failCommand(status, e.Code, text)
 }

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 )
@@ -229,6 +230,10 @@ type stub struct {
 }
 
 func (s stub) Get(context.Context, devices.ID) (devices.View, error) { return devices.View{}, s.err }
+
+func (s stub) Permit(access.By, access.Scope, devices.ID) error { return nil }
+
+func (s stub) NoteRefusal(access.By, string, devices.ID, error) {}
 
 func (s stub) CallRPC(context.Context, devices.RPCCall) (devices.RPCResult, error) {
 	return s.result, s.err

@@ -22,8 +22,10 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/lobby"
 )
 
 // DefaultTimeout is the gateway's fixed one: from the request to the device's
@@ -34,6 +36,9 @@ const DefaultTimeout = 5 * time.Second
 const (
 	HeaderCode      = "X-Fleetd-Code"      // `ok`, `ignored`, or the stable name of what went wrong
 	HeaderOperation = "X-Fleetd-Operation" // an opaque id that the log has too
+	// HeaderConfirmation carries what confirms a call that was refused as
+	// confirmation_required, in the answer and in the request made again.
+	HeaderConfirmation = "X-Fleetd-Confirmation"
 )
 
 // Codes beyond those of the core.
@@ -59,18 +64,24 @@ type Service interface {
 	// Get describes a device; only whether it is connected, and whether a
 	// conversation is open, is used.
 	Get(ctx context.Context, id devices.ID) (devices.View, error)
+	// Permit tells why a caller may not look at a device, or at any.
+	Permit(by access.By, scope access.Scope, id devices.ID) error
 	// CallRPC sends an MCP request to a device wherever it is connected.
 	// tools/call takes the one checked path of all calls.
 	CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error)
+	// NoteRefusal records that somebody was turned away.
+	NoteRefusal(by access.By, action string, id devices.ID, err error)
 }
 
 // Options of a Server. All fields but Timeout are required.
 type Options struct {
 	Service Service
 	Gateway *credential.Gateway
-	Timeout time.Duration    // of one request; 0 means DefaultTimeout
-	Mint    *credential.Mint // whose admin token is accepted, too
-	Log     *slog.Logger
+	Timeout time.Duration // of one request; 0 means DefaultTimeout
+	Door    *access.Door  // whose tokens are accepted, too
+	// Failures slows down who tries tokens; nil does not.
+	Failures *lobby.Failures
+	Log      *slog.Logger
 }
 
 // RequestKey is what requests are counted by.
@@ -119,8 +130,8 @@ type exchange struct {
 	w         http.ResponseWriter
 	r         *http.Request
 	operation string
-	strict    bool   // failures have statuses of their own
-	caller    string // by which token, for the log
+	strict    bool // failures have statuses of their own
+	by        access.By
 	device    devices.ID
 	method    string
 
@@ -166,8 +177,8 @@ func (s *Server) log(route Route, x *exchange, took time.Duration) {
 	}
 	attrs := []slog.Attr{slog.String("route", string(route)), slog.String("operation", x.operation), slog.String("code", string(x.code)),
 		slog.Int("status", x.status), slog.String("remote", x.r.RemoteAddr), slog.Duration("took", took)}
-	if x.caller != "" {
-		attrs = append(attrs, slog.String("caller", x.caller))
+	if x.by.Who != nil {
+		attrs = append(attrs, slog.String("caller", x.by.Name()))
 	}
 	if x.device != "" {
 		attrs = append(attrs, slog.String("device", string(x.device)))
@@ -203,15 +214,19 @@ func (s *Server) admitted(handle func(*exchange)) func(*exchange) {
 			return
 		}
 		token, _, _ := strings.Cut(rest, " ")
-		daily, admin := s.opt.Gateway.IsDaily(token, time.Now()), s.opt.Mint.IsAdmin(token)
-		switch {
-		case daily:
-			x.caller = "daily token"
-		case admin:
-			x.caller = "admin token"
-		default:
-			x.refuse(http.StatusUnauthorized, devices.CodeUnauthorized, textWrongToken)
-			return
+		now := time.Now()
+		x.by = access.By{Who: access.Gateway, Via: access.ViaGateway, From: s.opt.Failures.From(x.r)}
+		if !s.opt.Gateway.IsDaily(token, now) {
+			var err error
+			if x.by.Who, err = s.opt.Door.Admit(token, now); err != nil {
+				status := http.StatusUnauthorized
+				if s.opt.Failures.FailedRequest(x.r) {
+					status = http.StatusTooManyRequests
+				}
+				x.refuse(status, devices.CodeUnauthorized, textWrongToken)
+				s.opt.Service.NoteRefusal(x.by, x.r.Pattern, "", &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()})
+				return
+			}
 		}
 		handle(x)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
@@ -70,7 +71,7 @@ func newFleet(t testing.TB, change ...func(*Options)) *fleet {
 	if f.gateway, err = credential.NewGateway(signatureKey); err != nil {
 		t.Fatal(err)
 	}
-	opt := Options{Service: f.service, Gateway: f.gateway, Mint: f.mint, Log: slog.New(slog.NewTextHandler(f.log, nil))}
+	opt := Options{Service: f.service, Gateway: f.gateway, Door: &access.Door{Keys: f.service.Registry(), IsAdmin: f.mint.IsAdmin}, Log: slog.New(slog.NewTextHandler(f.log, nil))}
 	for _, c := range change {
 		c(&opt)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -41,6 +42,13 @@ func parseStatus(body []byte) (list []byte, err error) {
 // asked for. Devices of this node are known from memory; looking for others
 // ends with the request's time, after which they count as not connected.
 func (s *Server) status(x *exchange) {
+	if err := s.opt.Service.Permit(x.by, access.ScopeRead, ""); err != nil {
+		e := devices.AsError(err)
+		status, _ := e.Code.Status()
+		x.refuse(status, e.Code, e.Detail)
+		s.opt.Service.NoteRefusal(x.by, "status", "", err)
+		return
+	}
 	body, ok := x.read(x.refuse)
 	if !ok {
 		return
@@ -72,17 +80,18 @@ func (s *Server) status(x *exchange) {
 			out = append(out, ',')
 		}
 		out = append(appendString(out, clientID), ':')
-		out = append(out, s.presence(ctx, clientID, x.strict)...)
+		out = append(out, s.presence(ctx, x, clientID)...)
 	}
 	x.status, x.code, x.body = http.StatusOK, CodeOK, append(out, '}')
 }
 
 // presence describes one device. isAlive is null for a connected device
 // without a conversation, where JavaScript's `&&` leaves the missing object;
-// strict callers get what it means.
-func (s *Server) presence(ctx context.Context, clientID string, strict bool) string {
+// strict callers get what it means. A device that the caller may not see is not
+// there.
+func (s *Server) presence(ctx context.Context, x *exchange, clientID string) string {
 	id, ok := deviceOf(clientID)
-	if !ok {
+	if !ok || s.opt.Service.Permit(x.by, access.ScopeRead, id) != nil {
 		return `{"isAlive":false,"exists":false}`
 	}
 	v, err := s.opt.Service.Get(ctx, id)
@@ -91,7 +100,7 @@ func (s *Server) presence(ctx context.Context, clientID string, strict bool) str
 		return `{"isAlive":false,"exists":false}`
 	case v.AudioOpen:
 		return `{"isAlive":true,"exists":true}`
-	case strict:
+	case x.strict:
 		return `{"isAlive":false,"exists":true}`
 	}
 	return `{"isAlive":null,"exists":true}`

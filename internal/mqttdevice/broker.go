@@ -263,7 +263,7 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 	if c := b.get(id); c != nil {
 		return c, nil
 	}
-	generation, known := b.opt.Service.Generation(id)
+	generation, known := b.opt.Service.OldestGeneration(id)
 	client := b.opt.Service.ClientOf(id)
 	if !b.opt.Open && (!known || !b.opt.Service.IsMember(id)) {
 		return nil, errOut
@@ -271,8 +271,11 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 	b.mu.Lock()
 	proven, asked := b.proven[id]
 	b.mu.Unlock()
-	if asked && proven != generation {
-		return nil, errOutdated
+	if asked {
+		if !b.opt.Service.Accepts(id, proven) {
+			return nil, errOutdated
+		}
+		generation = proven
 	}
 	c := &brokerConn{broker: b, topic: devices.TopicDown(id)}
 	c.prepare(b.voice, id, "")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -96,6 +97,9 @@ func (c *conn) open(begun time.Time) devices.CloseReason {
 	}
 	who, code, err := c.front.identify(p, remote)
 	if err != nil {
+		if code == packets.ErrRefusedBadUsernameOrPassword && c.tooMany() {
+			code, err = packets.ErrRefusedNotAuthorised, errTooMany
+		}
 		return c.refuse(p.ClientIdentifier, refusal{code, closeReasons[code]}, err)
 	}
 	lobby.Vouch(c.net)
@@ -125,6 +129,15 @@ func (c *conn) open(begun time.Time) devices.CloseReason {
 	c.front.connectTime.Observe(time.Since(begun))
 	session.StartMCP(devices.FeaturesUnknown)
 	return ""
+}
+
+var errTooMany = errors.New("too many wrong passwords from this address; try again later")
+
+// tooMany notes a wrong password, and waits with the answer to the one that is
+// too many.
+func (c *conn) tooMany() bool {
+	peer, err := netip.ParseAddrPort(c.net.RemoteAddr().String())
+	return err == nil && c.front.opt.Failures.Failed(c.front.ctx, peer.Addr())
 }
 
 // refuse answers CONNECT with a code and its reason in the log.

@@ -59,7 +59,9 @@ type Options struct {
 	Gateway *credential.Gateway
 	// Open lets every device in without credentials (--device-auth none).
 	Open bool
-	UDP  *udpaudio.Table
+	// Failures slows down who tries passwords at the listener; nil does not.
+	Failures *lobby.Failures
+	UDP      *udpaudio.Table
 	// Server and Port are what devices are told to send audio to.
 	Server string
 	Port   uint16

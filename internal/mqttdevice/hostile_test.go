@@ -409,7 +409,7 @@ func TestKeepaliveCountsReceivedBytesOnly(t *testing.T) {
 			if _, err := packets.ReadPacket(r); err != nil {
 				return
 			}
-			_ = b.service.SendMessage(t.Context(), devices.Message{Device: id, Body: []byte(`{"type":"custom","payload":{}}`)}) // it may be gone
+			_ = b.service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(`{"type":"custom","payload":{}}`)}) // it may be gone
 		}
 	}()
 	<-done

@@ -48,11 +48,11 @@ func (o Options) login(clientID, username, password string) (devices.Identity, b
 	if o.Open {
 		return who, packets.Accepted, nil
 	}
-	generation, known := o.Service.Generation(id)
-	if !marked || !o.Mint.IsDevice(password, string(id), name, generation) {
+	generation, proven, admitted := o.Service.Authenticate(id, func(g int64) bool { return o.Mint.IsDevice(password, string(id), name, g) })
+	if !marked || !proven {
 		return who, packets.ErrRefusedBadUsernameOrPassword, errLogin
 	}
-	if !known {
+	if !admitted {
 		return who, packets.ErrRefusedNotAuthorised, errOut
 	}
 	who.Verified, who.Generation = true, generation
@@ -66,7 +66,7 @@ const maxClientID = 128
 // server gave them. The login proves which device it is; whether that belongs
 // to the fleet is decided as at an OTA check. It cannot be renewed, so it is
 // worth what the first one of fleetd's own is: nothing once the device was
-// revoked or forgotten.
+// revoked or forgotten, or the grace of its rotation is over.
 func (o Options) gatewayLogin(clientID, username, password string) (devices.Identity, byte, error) {
 	mac, uuid, ok := credential.ParseGatewayID(clientID)
 	if !ok || uuid == "" {
@@ -95,7 +95,7 @@ func (o Options) gatewayLogin(clientID, username, password string) (devices.Iden
 		return who, packets.ErrRefusedServerUnavailable, err
 	case err != nil:
 		return who, packets.ErrRefusedIDRejected, err
-	case !welcome.Admitted || welcome.Generation != 0:
+	case !welcome.Admitted || !o.Service.Accepts(id, 0):
 		return who, packets.ErrRefusedNotAuthorised, errOut
 	}
 	who.ClientID, who.Verified = o.Service.ClientOf(id), true

@@ -30,7 +30,7 @@ func TestSlowReader(t *testing.T) {
 				return
 			default:
 			}
-			if b.service.SendMessage(t.Context(), devices.Message{Device: id, Body: []byte(text)}) != nil {
+			if b.service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(text)}) != nil {
 				return
 			}
 		}

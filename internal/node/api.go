@@ -88,13 +88,13 @@ func (n *node) whileServing(next http.Handler) http.Handler {
 
 // startAPI opens the people's side.
 func (n *node) startAPI() error {
-	api := restapi.New(restapi.Options{Service: n.service, Mint: n.mint, AuthNone: n.cfg.APIAuth == "none", Events: n.events,
-		Photos: n.vision, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.parts, Draining: n.draining.get,
+	api := restapi.New(restapi.Options{Service: n.service, Mint: n.mint, AuthNone: n.cfg.APIAuth == "none", Failures: n.failures["api-listen"], Events: n.events,
+		Photos: n.vision, Archive: n.store, Attest: n.attest, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.parts, Draining: n.draining.get,
 		Authenticate: n.mqtt.authenticate, LogLevel: &n.level, Log: n.log, Version: n.cfg.Version})
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{
-		version: n.cfg.Version, node: n.cfg.Node, service: n.service, front: n.front, provision: n.provision, events: n.events,
-		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, guarded: n.guarded, certificate: n.certificate, upstream: n.upstream, members: n.members})
+		version: n.cfg.Version, node: n.cfg.Node, service: n.service, front: n.front, provision: n.provision, attest: n.attest, events: n.events,
+		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, guarded: n.guarded, failures: n.failures, certificate: n.certificate, audit: n.audit, policy: n.policy, upstream: n.upstream, members: n.members})
 	api.HandlePublic("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	api.Handle("GET /debug/pprof/", http.HandlerFunc(pprof.Index))
 	api.Handle("GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))

@@ -22,6 +22,7 @@ const (
 	fileToken  = "admin-token"
 	filePorts  = "ports.json"
 	fileKnown  = "known.json"
+	fileAudit  = "audit-unwritten.jsonl"
 	dirNATS    = "nats"
 )
 
@@ -113,4 +114,6 @@ func (d *dataDir) writeJSON(name string, content any) error {
 type known struct {
 	Devices    []devices.Row       `json:"devices"`
 	Exceptions []devices.Exception `json:"exceptions"`
+	Doors      devices.Doors       `json:"doors"`
+	Rotation   devices.Rotation    `json:"rotation,omitzero"`
 }

@@ -7,7 +7,6 @@ import (
 	"syscall"
 
 	"fleetd/internal/lobby"
-	"fleetd/internal/provision"
 )
 
 // reservedFiles are the descriptors that devices leave to the rest of the
@@ -42,7 +41,7 @@ func (n *node) openGuarded(flag, address string) (net.Listener, error) {
 func (n *node) perAddress(next http.Handler) http.Handler {
 	shares := lobby.NewShares(n.cfg.ConnectionsPerAddress)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		addr := provision.ClientAddress(r, n.cfg.TrustedProxies)
+		addr := lobby.ClientAddress(r, n.cfg.TrustedProxies)
 		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err != nil || peer.Addr().Unmap() == addr {
 			next.ServeHTTP(w, r)
 			return

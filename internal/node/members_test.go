@@ -43,7 +43,7 @@ func sharing(t *testing.T, names ...string) (nodes []*node) {
 		n.bus.up.Store(true)
 		n.members = newMembers(n)
 		n.service = devices.New(devices.Config{Node: name, CallsPerDevice: 1, Handshakes: 4, Alive: n.members.has},
-			devices.Ports{Records: db, Catalogs: db, Keeper: db, Publisher: ports, Directory: ports, Router: ports, Vision: ports, Audio: ports, Log: log})
+			devices.Ports{Records: db, Catalogs: db, Keeper: db, Warden: db, Rotations: db, Publisher: ports, Directory: ports, Router: ports, Vision: ports, Audio: ports, Log: log})
 		t.Cleanup(n.service.Close)
 		if err := n.service.Load(t.Context()); err != nil {
 			t.Fatal(err)

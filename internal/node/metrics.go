@@ -6,6 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"fleetd/internal/attest"
+	"fleetd/internal/audit"
 	"fleetd/internal/cluster"
 	"fleetd/internal/devices"
 	"fleetd/internal/events"
@@ -24,6 +26,7 @@ type collector struct {
 	service       *devices.Service
 	front         *wsdevice.Front
 	provision     *provision.Server
+	attest        *attest.List
 	events        *events.Bus
 	cluster       *cluster.Link
 	store         *store.Store
@@ -32,7 +35,10 @@ type collector struct {
 	mqtt          *mqttSide
 	gate          *lobby.Gate
 	guarded       map[string]*lobby.Guarded
+	failures      map[string]*lobby.Failures
 	certificate   *certificate // nil without TLS
+	audit         *audit.Log
+	policy        *policyFile // nil without --policy-file
 	upstream      *upstream.Bridge
 	members       *members // nil where no other node can be
 }
@@ -64,9 +70,13 @@ var (
 	connections    = gauge("device_connections", "Connections to the devices' ports.")
 	connectionsMax = gauge("device_connections_limit", "How many there may be, by the open-file limit; 0: no limit.")
 	notAdmitted    = counter("connections_refused_total", "Connections to the devices' ports closed at once, by flag of the listener and reason.", "listener", "reason")
+	loginFailures  = counter("login_failures_total", "Wrong credentials, by flag of the listener and what became of the answer.", "listener", "result")
 	certExpiry     = gauge("certificate_expiry_timestamp_seconds", "When the devices' certificate expires, in seconds since 1970.")
 	certReloads    = counter("certificate_reloads_total", "Changed certificate files, by whether they loaded.", "result")
 	checks         = counter("ota_checks_total", "OTA checks answered, by kind of answer.", "kind")
+	proofs         = counter("attestation_proofs_total", "Activation requests of devices that wait, by what became of their proof.", "outcome")
+	contested      = gauge("devices_contested", "Device ids that are contested now, as this node sees it.")
+	disputes       = counter("contested_total", "Connections and proofs refused because the device id is contested, by reason.", "reason")
 	helloSeconds   = newMetric(0, "hello_seconds", "From the upgrade request, or the MQTT hello, to the server hello.")
 	listSeconds    = newMetric(0, "handshake_seconds", "From the start of the MCP handshake to the verified tool list.")
 	callSeconds    = newMetric(0, "call_seconds", "Tool calls on this node's devices, waiting included.")
@@ -105,8 +115,16 @@ var (
 	uploads        = counter("uploads_total", "Photo uploads, by outcome.", "outcome")
 	uploadBytes    = counter("upload_bytes_total", "Bytes of photos stored.")
 	uploadsRunning = gauge("uploads_in_progress", "Photo uploads in progress.")
+	explanations   = counter("explanations_total", "Questions about photos, by outcome.", "outcome")
+	explaining     = gauge("explanations_in_progress", "Photos being explained.")
+	explainSeconds = newMetric(0, "explain_seconds", "What devices waited for explanations of their photos, failed ones included.")
 	nodesAlive     = gauge("nodes", "Nodes of the fleet that this node knows to live, itself included.")
 	nodesLost      = counter("nodes_lost_total", "Nodes that stood still until this node declared them lost; every other node counts them too.")
+	callsShared    = counter("calls_shared_total", "Calls of tools that only read which were answered with another's answer.")
+	auditEntries   = counter("audit_entries_total", "Entries of the audit, by what became of them.", "result")
+	auditWaiting   = gauge("audit_waiting_bytes", "Bytes of the audit that are not in the database yet.")
+	auditFailures  = counter("audit_failures_total", "Failed attempts to write to the audit.")
+	policyReloads  = counter("policy_reloads_total", "Changed policy files, by whether they came into force.", "result")
 	databaseHits   = counter("catalog_hits_total", "History entries whose tool list was stored already.")
 	databaseStale  = counter("presence_stale_total", "Presence rows that a newer session had overtaken.")
 )
@@ -133,6 +151,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.front.Refused.Each(func(status int, n int64) { put(refusals, float64(n), strconv.Itoa(status)) })
 	c.provision.Replies.Each(func(kind string, n int64) { put(checks, float64(n), kind) })
+	c.attest.Proofs.Each(func(outcome string, n int64) { put(proofs, float64(n), outcome) })
+	put(contested, float64(c.service.Contested()))
+	s.Contested.Each(func(reason devices.Dispute, n int64) { put(disputes, float64(n), string(reason)) })
 	histogram(helloSeconds, &s.HelloTime)
 	histogram(listSeconds, &s.HandshakeTime)
 	histogram(callSeconds, &s.CallTime)
@@ -164,12 +185,27 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		put(notAdmitted, float64(l.Full.Load()), flag, "descriptors")
 		put(notAdmitted, float64(l.Crowded.Load()), flag, "address")
 	}
+	for flag, f := range c.failures {
+		put(loginFailures, float64(f.Answered.Load()), flag, "answered")
+		put(loginFailures, float64(f.Delayed.Load()), flag, "delayed")
+		put(loginFailures, float64(f.Refused.Load()), flag, "refused")
+	}
 	if c.certificate != nil {
 		put(certExpiry, float64(c.certificate.expires().Unix()))
 		put(certReloads, float64(c.certificate.reloads.Load()), "loaded")
 		put(certReloads, float64(c.certificate.failures.Load()), "failed")
 	}
+	put(callsShared, float64(s.SharedCalls.Load()))
+	put(auditEntries, float64(c.audit.Written.Load()), "written")
+	put(auditEntries, float64(c.audit.Dropped.Load()), "dropped")
+	put(auditWaiting, float64(c.audit.Waiting()))
+	put(auditFailures, float64(c.audit.Failed.Load()))
+	if c.policy != nil {
+		put(policyReloads, float64(c.policy.reloads.Load()), "loaded")
+		put(policyReloads, float64(c.policy.failures.Load()), "failed")
+	}
 	c.collectParts(put)
+	histogram(explainSeconds, &c.vision.ExplainTime)
 	c.mqtt.collect(put, histogram)
 	alive, lost := 1, int64(0)
 	if c.members != nil {
@@ -196,6 +232,8 @@ func (c *collector) collectParts(put func(metric, float64, ...string)) {
 	c.vision.Uploads.Each(func(outcome string, n int64) { put(uploads, float64(n), outcome) })
 	put(uploadBytes, float64(c.vision.Bytes.Load()))
 	put(uploadsRunning, float64(c.vision.InProgress.Load()))
+	c.vision.Explanations.Each(func(outcome string, n int64) { put(explanations, float64(n), outcome) })
+	put(explaining, float64(c.vision.Explaining.Load()))
 	db := c.store.Stats()
 	put(databaseWrites, float64(db.DeviceRows.Load()), "devices")
 	put(databaseWrites, float64(db.PresenceRows.Load()), "presence")
@@ -204,6 +242,8 @@ func (c *collector) collectParts(put func(metric, float64, ...string)) {
 	put(databaseWrites, float64(db.CatalogWrites.Load()), "catalogs")
 	put(databasePruned, float64(db.PrunedHistory.Load()), "catalog_history")
 	put(databasePruned, float64(db.PrunedCatalogs.Load()), "catalogs")
+	put(databasePruned, float64(db.PrunedAudit.Load()), "audit_blocks")
+	put(databaseWrites, float64(db.AuditBlocks.Load()), "audit_blocks")
 	put(databaseHits, float64(db.CatalogHits.Load()))
 	put(databaseStale, float64(db.StalePresence.Load()))
 	put(databaseGroups, float64(db.Groups.Load()))

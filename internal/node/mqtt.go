@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/gatewayapi"
 	"fleetd/internal/mqttdevice"
@@ -55,7 +56,7 @@ func (n *node) startMQTT(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	options := mqttdevice.Options{Service: n.service, Mint: n.mint, Gateway: m.gateway, Open: n.cfg.DeviceAuth == "none",
+	options := mqttdevice.Options{Service: n.service, Mint: n.mint, Gateway: m.gateway, Failures: n.failures["mqtt-listen"], Open: n.cfg.DeviceAuth == "none",
 		UDP: m.audio, Server: server, Port: port, Log: n.log}
 	m.udp = net.JoinHostPort(server, strconv.Itoa(int(port)))
 	if n.cfg.MQTT == "embedded" {
@@ -184,7 +185,8 @@ func (n *node) startGatewayAPI() error {
 	if err != nil {
 		return err
 	}
-	n.mqtt.gatewayAPI = gatewayapi.New(gatewayapi.Options{Service: n.service, Gateway: n.mqtt.gateway, Timeout: n.cfg.GatewayTimeout, Mint: n.mint, Log: n.log})
+	n.mqtt.gatewayAPI = gatewayapi.New(gatewayapi.Options{Service: n.service, Gateway: n.mqtt.gateway, Timeout: n.cfg.GatewayTimeout,
+		Door: &access.Door{Keys: n.service.Registry(), IsAdmin: n.mint.IsAdmin}, Failures: n.failures["gateway-api-listen"], Log: n.log})
 	n.serve("gateway-api-listen", &http.Server{Handler: n.mqtt.gatewayAPI, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
 		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors()}, l)
 	return nil

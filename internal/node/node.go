@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/attest"
+	"fleetd/internal/audit"
 	"fleetd/internal/cluster"
 	"fleetd/internal/config"
 	"fleetd/internal/credential"
@@ -86,16 +88,20 @@ type node struct {
 	listeners *listeners
 	gate      *lobby.Gate
 	guarded   map[string]*lobby.Guarded // by flag
+	failures  map[string]*lobby.Failures
 	deviceNet net.Listener
 	apiNet    net.Listener
 	publicURL string
 
+	audit       *audit.Log
+	policy      *policyFile // nil without --policy-file
 	cluster     *cluster.Link
 	vision      *vision.Server
 	upstream    *upstream.Bridge // nil without --voice-upstream
 	service     *devices.Service
 	front       *wsdevice.Front
 	mqtt        *mqttSide
+	attest      *attest.List
 	provision   *provision.Server
 	device      *http.Server
 	api         *http.Server
@@ -117,12 +123,21 @@ type node struct {
 func (n *node) logging() {
 	// config has checked the name
 	_ = n.level.UnmarshalText([]byte(n.cfg.LogLevel))
-	options := &slog.HandlerOptions{Level: &n.level}
+	options := &slog.HandlerOptions{Level: &n.level, ReplaceAttr: redactAttr}
 	var handler slog.Handler = slog.NewJSONHandler(os.Stderr, options)
 	if n.cfg.LogFormat == "text" {
 		handler = slog.NewTextHandler(os.Stderr, options)
 	}
 	n.log = slog.New(handler).With("node", n.cfg.Node)
+}
+
+// redactAttr keeps what is named like a secret out of the log, whoever hands it
+// over.
+func redactAttr(_ []string, a slog.Attr) slog.Attr {
+	if audit.IsSecret(a.Key) {
+		a.Value = slog.StringValue(audit.Redacted)
+	}
+	return a
 }
 
 // onStop adds a step that runs when everything started later has stopped.
@@ -222,6 +237,10 @@ func (n *node) listen(ctx context.Context) error {
 	if n.listeners, err = newListeners(n.cfg, n.dir, n.log, fresh); err != nil {
 		return err
 	}
+	n.failures = map[string]*lobby.Failures{}
+	for _, flag := range []string{"device-listen", "mqtt-listen", "gateway-api-listen", "api-listen"} {
+		n.failures[flag] = lobby.NewFailures(n.cfg.TrustedProxies)
+	}
 	n.gate = lobby.NewGate(deviceFiles(openFiles()), n.cfg.ConnectionsPerAddress, n.cfg.TrustedProxies)
 	if n.deviceNet, err = n.openGuarded("device-listen", n.cfg.DeviceListen); err != nil {
 		return err
@@ -243,6 +262,10 @@ func (n *node) listen(ctx context.Context) error {
 
 // startCore builds the core with its ways out, and reads the members.
 func (n *node) startCore(ctx context.Context) error {
+	if err := n.readPolicy(); err != nil {
+		return err
+	}
+	n.startAudit()
 	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, Alone: !n.shared(),
 		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Woken: n.wake, Log: n.log})
 	n.onStop(n.cluster.Close)
@@ -255,15 +278,19 @@ func (n *node) startCore(ctx context.Context) error {
 	}
 	n.service = devices.New(
 		devices.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
-			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, CatalogMemory: n.cfg.CatalogMemory, Reconnects: maxReconnects, Alive: n.alive(), Excepted: func() {
+			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, CatalogMemory: n.cfg.CatalogMemory, Reconnects: maxReconnects, Alive: n.alive(), PolicyFixed: n.policy != nil, Excepted: func() {
 				select {
 				case n.excepted <- struct{}{}:
 				default: // one wake-up is enough
 				}
 			}},
 		devices.Ports{Records: n.store, Catalogs: n.store, Keeper: n.store, Publisher: n.events, Directory: n.cluster, Router: n.cluster,
-			Audio: n.events, Voice: voice, Vision: n.vision, Log: n.log})
+			Audio: n.events, Voice: voice, Vision: n.vision, Warden: n.store, Audit: n.audit, Rotations: n.store, Log: n.log})
 	n.onStop(n.service.Close)
+	if n.policy != nil {
+		n.policy.attach(n.service, n.audit)
+		n.whileRunning(n.policy.watch)
+	}
 	if n.upstream != nil {
 		n.upstream.Attach(n.service)
 	}
@@ -274,6 +301,7 @@ func (n *node) startCore(ctx context.Context) error {
 	if err := n.join(ctx); err != nil {
 		return err
 	}
+	n.service.RestoreDoors(n.notes.last.Doors) // what ended here stays ended, whatever the database says
 	if n.store.Ready() == nil {
 		if err := n.service.Load(ctx); err != nil && !errors.Is(err, devices.ErrDatabase) {
 			return err
@@ -281,7 +309,8 @@ func (n *node) startCore(ctx context.Context) error {
 	}
 	if !n.service.Loaded() {
 		n.log.Warn("the database does not answer; serving what this node noted", "devices", len(n.notes.last.Devices))
-		if len(n.notes.last.Devices)+len(n.notes.last.Exceptions) > 0 {
+		if len(n.notes.last.Devices)+len(n.notes.last.Exceptions) > 0 || n.notes.last.Rotation.Generation > 0 {
+			n.service.RestoreRotation(n.notes.last.Rotation)
 			n.service.Restore(n.notes.last.Devices, n.notes.last.Exceptions)
 		}
 	}
@@ -328,8 +357,19 @@ func (n *node) keep(ctx context.Context) {
 		case <-n.ready:
 			read = read || n.load(ctx)
 		case <-again.C:
+			n.settle(ctx)
 			read = read || n.store.Ready() == nil && n.load(ctx)
 		}
+	}
+}
+
+// settle writes what was decided while the database was away.
+func (n *node) settle(ctx context.Context) {
+	if n.store.Ready() != nil {
+		return
+	}
+	if err := n.service.SettleKeys(ctx); err != nil {
+		n.log.Debug("the ends of keys are not written yet", "error", err)
 	}
 }
 
@@ -356,7 +396,7 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 	if err := n.startMQTT(ctx); err != nil {
 		return err
 	}
-	n.front = wsdevice.New(wsdevice.Options{Service: n.service, Mint: n.mint, Open: n.cfg.DeviceAuth == "none",
+	n.front = wsdevice.New(wsdevice.Options{Service: n.service, Mint: n.mint, Open: n.cfg.DeviceAuth == "none", Failures: n.failures["device-listen"],
 		CloseIdle: n.cfg.WebSocketIdle == "close", Log: n.log})
 	n.onStop(func() {
 		n.endSessions()
@@ -370,12 +410,13 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 	if n.cfg.MQTT == "off" {
 		offered = nil
 	}
-	n.provision = provision.New(provision.Options{Service: n.service, Mint: n.mint, PublicURL: n.publicURL,
+	n.attest = attest.New(n.store, n.mint, n.log)
+	n.provision = provision.New(provision.Options{Service: n.service, Mint: n.mint, Attest: n.attest, PublicURL: n.publicURL,
 		MQTT: offered, Transport: devices.Transport(n.cfg.Transport), Framing: n.cfg.WebSocketVersion, Location: location, RatePerMinute: n.cfg.OTARate, Burst: n.cfg.OTABurst,
-		TrustedProxies: n.cfg.TrustedProxies, Log: n.log,
+		TrustedProxies: n.cfg.TrustedProxies, Failures: n.failures["device-listen"], Log: n.log,
 		Settings: provision.Settings{DeviceListen: n.deviceNet.Addr().String(), PublicHost: n.cfg.PublicHost,
 			PortMoved: n.listeners.moved["device-listen"], TLSHere: n.cfg.DeviceTLSCert != "", Open: n.cfg.DeviceAuth == "none", InContainer: inContainer(),
-			MQTTMoved: n.listeners.moved["mqtt-listen"], UDPMoved: n.listeners.moved["udp-listen"], UDP: n.mqtt.udp}})
+			MQTTMoved: n.listeners.moved["mqtt-listen"], UDPMoved: n.listeners.moved["udp-listen"], UDP: n.mqtt.udp, Explainer: n.vision.CheckExplainer}})
 	mux := http.NewServeMux()
 	n.provision.Register(mux)
 	mux.Handle("GET "+provision.PathWebSocket, n.front)

@@ -19,13 +19,15 @@ func newNotes(dir *dataDir) (*notes, error) {
 	return n, dir.readJSON(fileKnown, &n.last)
 }
 
-// write notes the members. A node that never learnt them keeps the old note.
+// write notes the members, keys and rules. A node that never learnt its members
+// keeps the old note of them.
 func (n *notes) write(s *devices.Service, log *slog.Logger) {
-	if !s.Loaded() {
-		return
+	k := n.last
+	if s.Loaded() {
+		k.Devices, k.Exceptions = s.Known()
+		k.Rotation = s.KnownRotation()
 	}
-	var k known
-	k.Devices, k.Exceptions = s.Known()
+	k.Doors = s.Doors()
 	if err := n.dir.writeJSON(fileKnown, k); err != nil {
 		log.Warn("members not noted", "error", err)
 	}

@@ -34,12 +34,12 @@ func (n *node) pruneOnce(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, pruneLimit)
 	defer cancel()
 	begun := time.Now()
-	p, err := n.store.Prune(limited, store.Retention{History: n.cfg.HistoryRetention, PerDevice: n.cfg.HistoryPerDevice, Catalogs: n.cfg.CatalogRetention})
+	p, err := n.store.Prune(limited, store.Retention{History: n.cfg.HistoryRetention, PerDevice: n.cfg.HistoryPerDevice, Catalogs: n.cfg.CatalogRetention, Audit: n.cfg.AuditRetention})
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
 		n.log.Warn("old history could not be deleted; it is tried again within the hour", "error", err)
-	case p.History+p.Catalogs > 0:
-		n.log.Info("old history deleted", "entries", p.History, "catalogs", p.Catalogs, "took", time.Since(begun).Round(time.Millisecond))
+	case p.History+p.Catalogs+p.Audit > 0:
+		n.log.Info("old history deleted", "entries", p.History, "catalogs", p.Catalogs, "audit_blocks", p.Audit, "took", time.Since(begun).Round(time.Millisecond))
 	}
 }

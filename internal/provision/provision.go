@@ -7,6 +7,7 @@
 package provision
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,8 +21,10 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"fleetd/internal/attest"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/lobby"
 )
 
 // Paths of the device side.
@@ -36,6 +39,7 @@ const (
 type Options struct {
 	Service *devices.Service
 	Mint    *credential.Mint
+	Attest  *attest.List
 	// PublicURL is the http or https base under which devices reach this node.
 	PublicURL string
 	// MQTT is what devices are told of the MQTT side; nil if there is none.
@@ -50,6 +54,8 @@ type Options struct {
 	Burst         int
 	// TrustedProxies are believed about the address behind them.
 	TrustedProxies []netip.Prefix
+	// Failures slows down wrong proofs; nil does not.
+	Failures *lobby.Failures
 	// Settings are judged by Diagnose.
 	Settings Settings
 	Log      *slog.Logger
@@ -201,8 +207,8 @@ func (s *Server) reply(id devices.ID, clientID string, welcome devices.Welcome, 
 }
 
 // activate tells a waiting device whether it is admitted now: 200 done, 202
-// ask again (ota.cc:421-492). The body is an HMAC with a key only the chip
-// knows, so there is nothing here to check it against.
+// ask again (ota.cc:421-492). What its hardware signed may admit it; a device
+// without a serial number, or one that is not listed, waits for its code.
 func (s *Server) activate(w http.ResponseWriter, r *http.Request) {
 	id, err := devices.ParseID(r.Header.Get("Device-Id"))
 	if err != nil {
@@ -213,34 +219,23 @@ func (s *Server) activate(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many requests from this address; try again"))
 		return
 	}
-	if !s.opt.Service.Activated(id, r.Header.Get("Client-Id")) {
-		w.WriteHeader(http.StatusAccepted)
-		return
+	clientID := r.Header.Get("Client-Id")
+	if !s.opt.Service.Activated(id, clientID) {
+		switch outcome := s.opt.Attest.Prove(r.Context(), s.opt.Service, id, clientID, r.Body); {
+		case outcome == attest.OutcomeAdmitted:
+		case outcome == attest.OutcomeWrong && s.opt.Failures.FailedRequest(r):
+			s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many wrong proofs from this address; try again later"))
+			return
+		default:
+			w.WriteHeader(http.StatusAccepted)
+			return
+		}
 	}
 	_, _ = w.Write([]byte("success")) // the device asks again if this fails
 }
 
-func (s *Server) address(r *http.Request) netip.Addr { return ClientAddress(r, s.opt.TrustedProxies) }
-
-// ClientAddress is the peer's address, or the one a trusted proxy names behind
-// it; the zero Addr if the peer has none.
-func ClientAddress(r *http.Request, trusted []netip.Prefix) netip.Addr {
-	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		return netip.Addr{}
-	}
-	addr := peer.Addr().Unmap()
-	for _, proxy := range trusted {
-		if !proxy.Contains(addr) {
-			continue
-		}
-		// A proxy may add a field of its own behind the one that the client sent, which then says nothing.
-		list := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-		if behind, err := netip.ParseAddr(strings.TrimSpace(list[len(list)-1])); err == nil {
-			return behind.Unmap()
-		}
-	}
-	return addr
+func (s *Server) address(r *http.Request) netip.Addr {
+	return lobby.ClientAddress(r, s.opt.TrustedProxies)
 }
 
 // maxAddresses bounds the limiters kept; beyond it the table starts anew.
@@ -279,7 +274,13 @@ type Settings struct {
 	UDP          string // host:port that devices are told for audio
 	Open         bool   // --device-auth none
 	InContainer  bool
+	// Explainer tells why photos cannot be explained now; nil where nobody is
+	// to.
+	Explainer func(context.Context) error
 }
+
+// explainerPatience is how long a diagnosis waits for the explainer.
+const explainerPatience = 3 * time.Second
 
 // exampleID is a locally administered address, which no device has.
 const exampleID devices.ID = "02:00:00:00:00:00"
@@ -319,6 +320,16 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 	}
 	if s.opt.Settings.Open {
 		add(devices.SeverityWarning, "--device-auth", "any device may connect without credentials; meant for a lab")
+	}
+	if n := s.opt.Service.Contested(); n > 0 {
+		add(devices.SeverityWarning, "devices", "contested device ids: %d; `fleetd devices --state contested` lists them, docs/devices.md says what that means", n)
+	}
+	if s.opt.Settings.Explainer != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), explainerPatience)
+		defer cancel()
+		if err := s.opt.Settings.Explainer(ctx); err != nil {
+			add(devices.SeverityWarning, "--vision-url", "photos are stored but not explained: %v", err)
+		}
 	}
 	if year := time.Now().Year(); year < 2025 {
 		add(devices.SeverityError, "clock", "this machine's clock says %d; devices take their time from it", year)

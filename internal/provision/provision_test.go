@@ -1,6 +1,9 @@
 package provision
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,9 +17,11 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/attest"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/lobby"
 )
 
 func vector(t testing.TB, name string, into any) {
@@ -99,7 +104,7 @@ func newBench(t *testing.T, cfg devices.Config, change func(*Options)) *bench {
 	}
 	b := &bench{Ports: devicetest.New(), mint: mint, mux: http.NewServeMux()}
 	b.service = b.Service(t, cfg)
-	opt := Options{Service: b.service, Mint: mint, PublicURL: "http://192.0.2.1:8000", Framing: 1, Location: time.FixedZone("X", 8*3600), Log: slog.New(slog.DiscardHandler)}
+	opt := Options{Service: b.service, Mint: mint, Attest: attest.New(b.Ports, mint, slog.New(slog.DiscardHandler)), PublicURL: "http://192.0.2.1:8000", Framing: 1, Location: time.FixedZone("X", 8*3600), Log: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&opt)
 	}
@@ -232,6 +237,64 @@ func TestActivation(t *testing.T) {
 	}
 	if r := decode(t, b.do("POST", PathOTA, "{}", header)); r.Activation != nil || r.WebSocket.Token == "" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// The firmware's own body, with the key and challenge of the vector, admits the
+// device at once; the next check brings its credentials.
+func TestActivationByHardware(t *testing.T) {
+	var v struct {
+		Key string `json:"efuse_key0_hex"`
+	}
+	vector(t, "activation_v2", &v)
+	b := newBench(t, devices.Config{Approve: true}, nil)
+	const serial = "SN0123456789ABCDEF0123456789ABCD"
+	if err := b.server.opt.Attest.Import(t.Context(), []devices.Chip{{Serial: serial, Key: v.Key}}); err != nil {
+		t.Fatal(err)
+	}
+	header := map[string]string{"Device-Id": mac, "Client-Id": "c1", "Activation-Version": "2", "Serial-Number": serial}
+	challenge := decode(t, b.do("POST", PathOTA, "{}", header)).Activation.Challenge
+	body := func(key string) string {
+		secret, err := hex.DecodeString(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := hmac.New(sha256.New, secret)
+		h.Write([]byte(challenge))
+		return fmt.Sprintf(`{"algorithm":"hmac-sha256","serial_number":%q,"challenge":%q,"hmac":"%x"}`, serial, challenge, h.Sum(nil))
+	}
+	b.Away = true
+	if w := b.do("POST", PathOTA+"activate", body(v.Key), header); w.Code != http.StatusAccepted {
+		t.Errorf("without a database: %d", w.Code)
+	}
+	b.Away = false
+	if w := b.do("POST", PathOTA+"activate", body(v.Key), header); w.Code != http.StatusOK {
+		t.Errorf("proven: %d", w.Code)
+	}
+	if r := decode(t, b.do("POST", PathOTA, "{}", header)); r.Activation != nil || r.WebSocket.Token == "" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Who tries keys hears 429, late; each guess costs a challenge, too.
+func TestWrongProofsAreSlowedDown(t *testing.T) {
+	b := newBench(t, devices.Config{Approve: true}, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
+	if err := b.server.opt.Attest.Import(t.Context(), []devices.Chip{{Serial: "SN", Key: strings.Repeat("0a", 32)}}); err != nil {
+		t.Fatal(err)
+	}
+	header := map[string]string{"Device-Id": mac, "Client-Id": "c1"}
+	guess := func() int {
+		challenge := decode(t, b.do("POST", PathOTA, "{}", header)).Activation.Challenge
+		return b.do("POST", PathOTA+"activate", `{"algorithm":"hmac-sha256","serial_number":"SN","challenge":"`+challenge+`","hmac":"`+strings.Repeat("00", 32)+`"}`, header).Code
+	}
+	for range lobby.FailureBurst {
+		if code := guess(); code != http.StatusAccepted {
+			t.Fatal(code)
+		}
+	}
+	begun := time.Now()
+	if code := guess(); code != http.StatusTooManyRequests || time.Since(begun) < lobby.FailureDelay {
+		t.Errorf("one too many: %d after %v", code, time.Since(begun))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -18,14 +19,6 @@ const (
 	pathCall = "/v1/devices/{device}/tools/{tool}/call"
 	pathMCP  = "/v1/devices/{device}/mcp"
 )
-
-// caller is what the core's log calls whoever comes this way.
-const caller = "rest"
-
-func (s *Server) callRoutes() {
-	s.mux.HandleFunc("POST "+pathCall, s.call)
-	s.mux.HandleFunc("POST "+pathMCP, s.mcp)
-}
 
 // exchange holds what one request and its answer are made of. Nothing of it
 // is referred to once the handler has returned.
@@ -81,16 +74,22 @@ func (x *exchange) send(w http.ResponseWriter) {
 // callRequest is the body of a tool call. It points into the bytes it was
 // decoded from.
 type callRequest struct {
-	arguments []byte // a JSON object, or nil
-	timeout   string
+	arguments    []byte // a JSON object, or nil
+	timeout      string
+	confirmation string
 }
 
 // decodeCall reads a tool call strictly. No bytes at all are a call without
 // arguments.
 func decodeCall(body []byte) (c callRequest, err error) {
-	var seen [2]bool
+	var seen [3]bool
 	err = members(body, func(key, value []byte) error {
 		switch string(key) {
+		case "confirmation":
+			if c.confirmation, err = text(value, "confirmation"); err != nil {
+				return err
+			}
+			return once(&seen[2], "confirmation")
 		case "arguments":
 			if c.arguments, err = object(value, "arguments"); err != nil {
 				return err
@@ -102,22 +101,28 @@ func decodeCall(body []byte) (c callRequest, err error) {
 			}
 			return once(&seen[1], "timeout")
 		}
-		return unknownMember(key, "arguments, timeout")
+		return unknownMember(key, "arguments, timeout, confirmation")
 	})
 	return c, err
 }
 
 // rpcRequest is the body of a raw request.
 type rpcRequest struct {
-	method  string
-	params  []byte // a JSON object, or nil
-	timeout string
+	method       string
+	params       []byte // a JSON object, or nil
+	timeout      string
+	confirmation string
 }
 
 func decodeRPC(body []byte) (c rpcRequest, err error) {
-	var seen [3]bool
+	var seen [4]bool
 	err = members(body, func(key, value []byte) error {
 		switch string(key) {
+		case "confirmation":
+			if c.confirmation, err = text(value, "confirmation"); err != nil {
+				return err
+			}
+			return once(&seen[3], "confirmation")
 		case "method":
 			if c.method, err = text(value, "method"); err != nil {
 				return err
@@ -134,7 +139,7 @@ func decodeRPC(body []byte) (c rpcRequest, err error) {
 			}
 			return once(&seen[2], "timeout")
 		}
-		return unknownMember(key, "method, params, timeout")
+		return unknownMember(key, "method, params, timeout, confirmation")
 	})
 	return c, err
 }
@@ -212,7 +217,7 @@ func (s *Server) runCall(x *exchange, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	c := devices.ToolCall{Device: id, Tool: r.PathValue("tool"), Arguments: req.arguments, Caller: caller}
+	c := devices.ToolCall{Device: id, Tool: r.PathValue("tool"), Arguments: req.arguments, By: s.by(r, access.ViaREST), Confirmation: req.confirmation}
 	timeout, err := parseTimeout(req.timeout, devices.TimeoutFor(c.Tool))
 	if err != nil {
 		return err
@@ -280,7 +285,7 @@ func (s *Server) runRPC(x *exchange, r *http.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
-	result, err := s.opt.Service.CallRPC(ctx, devices.RPCCall{Device: id, Method: req.method, Params: req.params, Caller: caller})
+	result, err := s.opt.Service.CallRPC(ctx, devices.RPCCall{Device: id, Method: req.method, Params: req.params, By: s.by(r, access.ViaRaw), Confirmation: req.confirmation})
 	if err != nil {
 		return err
 	}

@@ -4,9 +4,12 @@ import (
 	"cmp"
 	"context"
 	"net/http"
+	"regexp"
+	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 )
 
@@ -25,6 +28,7 @@ type device struct {
 	SessionID       string            `json:"session_id"`
 	MCP             deviceMCP         `json:"mcp"`
 	Audio           deviceAudio       `json:"audio"`
+	Credentials     deviceCredentials `json:"credentials"`
 	FirstSeen       stamp             `json:"first_seen"`
 	LastSeen        stamp             `json:"last_seen"`
 	ConnectedAt     stamp             `json:"connected_at" doc:"null unless it is connected."`
@@ -53,8 +57,9 @@ func newDevice(v devices.View) device {
 		Firmware: d.Firmware, ClientID: cmp.Or(d.ClientID, p.ClientID), PendingClientID: d.PendingID, SessionID: p.Session,
 		MCP: deviceMCP{State: cmp.Or(p.MCP, devices.MCPUnknown), Tools: p.Tools, Catalog: p.Catalog.String(),
 			CatalogState: cmp.Or(v.CatalogState, devices.CatalogUnknown), Partial: p.Partial, Error: p.MCPError},
-		Audio:     deviceAudio{Open: v.AudioOpen, Packets: v.AudioPackets, Dropped: v.AudioDropped},
-		FirstSeen: stamp(d.FirstSeen), LastSeen: stamp(p.LastSeen)}
+		Audio:       deviceAudio{Open: v.AudioOpen, Packets: v.AudioPackets, Dropped: v.AudioDropped},
+		Credentials: deviceCredentials{v.Credentials.Generation, stamp(v.Credentials.PreviousUntil)},
+		FirstSeen:   stamp(d.FirstSeen), LastSeen: stamp(p.LastSeen)}
 	if body.Labels == nil {
 		body.Labels = map[string]string{}
 	}
@@ -101,20 +106,20 @@ type answer[T any] struct{ Body T }
 
 func (s *Server) deviceRoutes() {
 	unknown := []devices.Code{devices.CodeDeviceUnknown}
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices", about{id: "listDevices", tag: tagDevices, summary: "List devices",
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices", about{id: "listDevices", scope: access.ScopeRead, tag: tagDevices, summary: "List devices",
 		answer: "A page, in order of id.", codes: []devices.Code{devices.CodeUnavailable}}), s.listDevices)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}", about{id: "getDevice", tag: tagDevices, summary: "Get a device",
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}", about{id: "getDevice", scope: access.ScopeRead, tag: tagDevices, summary: "Get a device",
 		answer: "The device.", codes: append(unknown, devices.CodeUnavailable)}), s.getDevice)
-	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/devices/{device}", about{id: "editDevice", tag: tagDevices, summary: "Change a device",
+	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/devices/{device}", about{id: "editDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Change a device",
 		text:   "Members left out stay as they are.",
 		answer: "The device, changed.", codes: append(unknown, devices.CodeTooLarge)}), s.editDevice)
-	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/devices/{device}", about{id: "forgetDevice", tag: tagDevices, summary: "Forget a device",
+	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/devices/{device}", about{id: "forgetDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Forget a device",
 		text:   "Removes the device and its history, and ends its session. Credentials it still holds stay dead.",
 		status: http.StatusNoContent, answer: "Forgotten.", codes: append(unknown, devices.CodeUnavailable)}), s.forgetDevice)
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/approve", about{id: "approveDevice", tag: tagDevices, summary: "Approve a device",
+	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/approve", about{id: "approveDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Approve a device",
 		text:   "Admits a waiting device, or the waiting Client-Id of a known one. Instead of its id, the six-digit code that the device speaks will do.",
-		answer: "The device, admitted.", codes: append(unknown, devices.CodeForbidden)}), s.approveDevice)
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/revoke", about{id: "revokeDevice", tag: tagDevices, summary: "Revoke a device",
+		answer: "The device, admitted.", codes: unknown}), s.approveDevice)
+	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/revoke", about{id: "revokeDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Revoke a device",
 		text:   "Makes its credentials worthless and ends its session; it waits for approval at its next OTA check.",
 		status: http.StatusNoContent, answer: "Revoked.", codes: unknown}), s.revokeDevice)
 }
@@ -125,7 +130,7 @@ func (s *Server) listDevices(ctx context.Context, in *listDevicesInput) (*answer
 		return nil, err
 	}
 	views, more, err := s.opt.Service.List(ctx, devices.Query{State: in.State, Transport: in.Transport, Board: in.Board, Firmware: in.Firmware,
-		Label: in.Label, Text: in.Q, After: devices.ID(after), Limit: in.Limit})
+		Label: in.Label, Selector: caller(ctx).Who.Devices, Text: in.Q, After: devices.ID(after), Limit: in.Limit})
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -165,12 +170,22 @@ func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*answer[
 		edit.Labels = &in.Body.Labels
 	}
 	applies := ""
+	var changed []string
+	if edit.Name != nil {
+		changed = append(changed, "name")
+	}
+	if edit.Labels != nil {
+		changed = append(changed, "labels "+access.Selector(in.Body.Labels).String())
+	}
 	if t := in.Body.Transport; t != nil {
+		changed = append(changed, "transport")
 		prefer := devices.Transport(*t)
 		edit.Prefer = &prefer
 		applies = "next boot"
 	}
-	if err := s.opt.Service.Edit(id, edit); err != nil {
+	err = s.opt.Service.Edit(id, edit)
+	s.opt.Service.NoteChange(caller(ctx), "edit", id, strings.Join(changed, ", "), err)
+	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	after, err := s.opt.Service.Get(ctx, id)
@@ -185,14 +200,25 @@ func (s *Server) forgetDevice(ctx context.Context, in *DevicePath) (*struct{}, e
 	if err != nil {
 		return nil, err
 	}
-	if err := s.opt.Service.Forget(ctx, id); err != nil {
+	err = s.opt.Service.Forget(ctx, id)
+	s.opt.Service.NoteChange(caller(ctx), "forget", id, "", err)
+	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return nil, nil
 }
 
+// spokenCode is what a waiting device speaks.
+var spokenCode = regexp.MustCompile(`^[0-9]{6}$`)
+
 func (s *Server) approveDevice(ctx context.Context, in *DevicePath) (*answer[device], error) {
+	by := caller(ctx)
+	if by.Who.Limited() && spokenCode.MatchString(in.Device) {
+		// It may be that of a device which the key is not for.
+		return nil, newProblem(&devices.Error{Code: devices.CodeForbidden, Rule: access.RuleDevices, Detail: "a key for some devices approves by device id, not by code"})
+	}
 	id, err := s.opt.Service.Approve(in.Device)
+	s.opt.Service.NoteChange(by, "approve", cmp.Or(id, devices.ID(in.Device)), "", err)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -204,7 +230,9 @@ func (s *Server) revokeDevice(ctx context.Context, in *DevicePath) (*struct{}, e
 	if err != nil {
 		return nil, err
 	}
-	if err := s.opt.Service.Revoke(id); err != nil {
+	err = s.opt.Service.Revoke(id)
+	s.opt.Service.NoteChange(caller(ctx), "revoke", id, "", err)
+	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return nil, nil

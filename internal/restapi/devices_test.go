@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -114,7 +115,7 @@ func TestDeviceList(t *testing.T) {
 	f.ports.mu.Lock()
 	asked := f.ports.asked
 	f.ports.mu.Unlock()
-	if asked != (devices.Query{State: "pending", Transport: "websocket", Board: "b", Firmware: "2.4", Label: "room=hall", Text: "x y", Limit: 8}) {
+	if want := (devices.Query{State: "pending", Transport: "websocket", Board: "b", Firmware: "2.4", Label: "room=hall", Text: "x y", Limit: 8}); !reflect.DeepEqual(asked, want) {
 		t.Errorf("%+v", asked)
 	}
 	empty := newFleet(t)

@@ -12,12 +12,13 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 )
 
 // Timing of event streams.
 const (
-	streamTick  = 250 * time.Millisecond // looks for the start, for a drain and for a heartbeat that is due
+	streamTick  = 250 * time.Millisecond // looks for the start, a drain, the end of the key, and a heartbeat that is due
 	heartbeat   = 15 * time.Second
 	streamWrite = 10 * time.Second // a reader this slow is let go; it can resume
 )
@@ -29,23 +30,26 @@ var streamKinds = []devices.EventKind{devices.EventOnline, devices.EventOffline,
 	devices.EventPhoto, devices.EventPending, devices.EventContested}
 
 func (s *Server) eventRoutes() {
-	s.mux.HandleFunc("GET "+pathEvents, s.events)
 	var kinds []any
 	for _, kind := range streamKinds {
 		kinds = append(kinds, string(kind))
 	}
-	s.describe(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", tag: tagEvents, summary: "Follow events",
+	s.handle(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
 		text: "Server-sent events: id is the sequence in the stream, event the kind, data the payload on one line. With Last-Event-ID the stream " +
 			"resumes behind that event; if some behind it are gone already, it begins with one `gap` event. A comment every 15 s keeps proxies patient.",
-		answer: "Events until the client goes away, reads too slowly, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),
-		"text/event-stream", &huma.Schema{Type: huma.TypeString}),
+		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),
+		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.events,
 		queryParam("device", "Only events of this device."), queryParam("type", "Only events of this kind.", kinds...),
 		queryParam("last_event_id", "As the header, which wins."),
 		&huma.Param{Name: "Last-Event-ID", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
 }
 
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
+	by := s.by(r, access.ViaREST)
 	q, err := eventQuery(r)
+	if err == nil && q.Device != "" {
+		err = s.permitDevice(by, access.ScopeEvents, "followEvents", q.Device)
+	}
 	if err == nil {
 		err = s.draining()
 	}
@@ -59,9 +63,20 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	var keeper sync.WaitGroup
 	keeper.Go(func() {
 		defer cancel()
-		out.keep(ctx, s.opt.Draining)
+		out.keep(ctx, func() bool {
+			return s.opt.Draining() || s.opt.Service.Registry().Valid(by.Who, time.Now()) != nil
+		})
 	})
-	err = s.opt.Events.Follow(ctx, q, out.event)
+	deliver := out.event
+	if by.Who.Limited() { // labels may change while it lasts
+		deliver = func(e devices.StreamEvent) error {
+			if e.Device != "" && s.opt.Service.Permit(by, access.ScopeEvents, e.Device) != nil {
+				return nil
+			}
+			return out.event(e)
+		}
+	}
+	err = s.opt.Events.Follow(ctx, q, deliver)
 	cancel()
 	keeper.Wait()
 	switch {
@@ -111,8 +126,9 @@ type eventStream struct {
 }
 
 // keep starts the answer if the follower has not failed by the first tick,
-// sends heartbeats, and returns once the stream has to end.
-func (e *eventStream) keep(ctx context.Context, draining func() bool) {
+// sends heartbeats, and returns once the stream has to end: the node stops, or
+// the key has ended.
+func (e *eventStream) keep(ctx context.Context, over func() bool) {
 	ticker := time.NewTicker(streamTick)
 	defer ticker.Stop()
 	for {
@@ -120,7 +136,7 @@ func (e *eventStream) keep(ctx context.Context, draining func() bool) {
 		case <-ctx.Done():
 			return
 		case now := <-ticker.C:
-			if draining() || e.beat(now) != nil {
+			if over() || e.beat(now) != nil {
 				return
 			}
 		}

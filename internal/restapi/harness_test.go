@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"fleetd/internal/attest"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
@@ -54,6 +55,7 @@ type fleet struct {
 	service  *devices.Service
 	events   *fakeEvents
 	photos   *fakePhotos
+	archive  *fakeArchive
 	api      *Server
 	url      string
 	token    string
@@ -85,9 +87,9 @@ func (l *logBuffer) String() string {
 
 func newFleet(t testing.TB, change ...func(*Options)) *fleet {
 	t.Helper()
-	f := &fleet{ports: &records{Ports: devicetest.New()}, events: &fakeEvents{}, photos: &fakePhotos{}, log: &logBuffer{}}
+	f := &fleet{ports: &records{Ports: devicetest.New()}, events: &fakeEvents{}, photos: &fakePhotos{}, archive: &fakeArchive{}, log: &logBuffer{}}
 	f.service = devices.New(devices.Config{Node: "n-test", CallsPerDevice: 1, Handshakes: 4, Approve: true},
-		devices.Ports{Records: f.ports, Catalogs: f.ports, Keeper: f.ports, Publisher: f.ports, Directory: f.ports, Router: f.ports, Audio: f.ports, Vision: f.ports,
+		devices.Ports{Records: f.ports, Catalogs: f.ports, Keeper: f.ports, Warden: f.ports, Rotations: f.ports, Publisher: f.ports, Directory: f.ports, Router: f.ports, Audio: f.ports, Vision: f.ports, Audit: f.ports,
 			Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(f.service.Close)
 	if err := f.service.Load(t.Context()); err != nil {
@@ -98,7 +100,7 @@ func newFleet(t testing.TB, change ...func(*Options)) *fleet {
 		t.Fatal(err)
 	}
 	f.token = mint.AdminToken()
-	opt := Options{Service: f.service, Mint: mint, Events: f.events, Photos: f.photos, Diagnoser: fakeDiagnoser{}, Draining: f.draining.Load,
+	opt := Options{Service: f.service, Mint: mint, Events: f.events, Photos: f.photos, Archive: f.archive, Attest: attest.New(f.ports, mint, slog.New(slog.DiscardHandler)), Diagnoser: fakeDiagnoser{}, Draining: f.draining.Load,
 		LogLevel: &f.level, Log: slog.New(slog.NewTextHandler(f.log, nil)), Version: "1.2.3",
 		Nodes: func() []devices.Node { return f.nodes },
 		Ready: func() map[string]error {

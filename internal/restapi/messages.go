@@ -11,6 +11,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
 )
@@ -51,16 +52,15 @@ type judgement struct {
 }
 
 func (s *Server) messageRoutes() {
-	s.mux.HandleFunc("POST "+pathMessages, s.sendMessage)
-	op := withAnswer(s.operation(http.MethodPost, pathMessages, about{id: "sendMessage", tag: tagDevices, summary: "Send a message to a device",
-		text: "alert makes any stock device speak up; notify, custom and system do what its firmware knows. Further members are passed on untouched. " +
+	op := withAnswer(s.operation(http.MethodPost, pathMessages, about{id: "sendMessage", scope: access.ScopeCall, judged: true, tag: tagDevices, summary: "Send a message to a device",
+		text: "alert makes any stock device speak up; notify, custom and system do what its firmware knows. Further members are passed on untouched. A system message needs tools:call:user. " +
 			"Devices answer no message: ok says that it was written, or waits in its place behind what is being said.",
 		answer: "It was taken.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded,
 			devices.CodeConnectionLost, devices.CodeDeviceBusy, devices.CodeTooLarge, devices.CodeUnavailable}}), "application/json", schemaOf[sent](s))
 	op.RequestBody = s.jsonBody(schemaOf[message](s), true)
-	s.describe(op, pathParam("device", "Device id."))
+	s.handle(op, s.sendMessage, pathParam("device", "Device id."))
 	if s.opt.Authenticate != nil {
-		huma.Register(s.api, s.operation(http.MethodPost, pathAuthenticate, about{id: "authenticateMQTT", tag: tagDevices,
+		huma.Register(s.api, s.operation(http.MethodPost, pathAuthenticate, about{id: "authenticateMQTT", scope: access.ScopeAdmin, tag: tagDevices,
 			summary: "Tell a broker whether a client may come in",
 			text:    "For the HTTP authentication of an external MQTT broker; see docs/emqx.md.",
 			answer:  "The judgement; a refusal is 200 as well."}), s.authenticate)
@@ -99,7 +99,7 @@ func (s *Server) runMessage(x *exchange, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), messageTimeout)
 	defer cancel()
 	// The core may still hold the message when the buffer serves another request.
-	return s.opt.Service.SendMessage(ctx, devices.Message{Device: id, Body: json.RawMessage(bytes.Clone(x.in)), Caller: caller})
+	return s.opt.Service.SendMessage(ctx, devices.Message{Device: id, Body: json.RawMessage(bytes.Clone(x.in)), By: s.by(r, access.ViaREST)})
 }
 
 type authenticateInput struct{ Body credentials }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -51,34 +52,24 @@ type readiness struct {
 }
 
 func (s *Server) nodeRoutes() {
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/nodes", about{id: "listNodes", tag: tagNodes, summary: "List nodes",
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/nodes", about{id: "listNodes", scope: access.ScopeAdmin, tag: tagNodes, summary: "List nodes",
 		answer: "A page, in order of name."}), s.listNodes)
-	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/diagnosis", about{id: "diagnose", tag: tagNodes,
+	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/diagnosis", about{id: "diagnose", scope: access.ScopeAdmin, tag: tagNodes,
 		summary: "See the world as a device does", answer: "The exact OTA reply, and what is wrong with it."}),
 		"application/json", schemaOf[diagnosis](s)), s.diagnose)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/log-level", about{id: "getLogLevel", tag: tagNodes, summary: "Get the log level",
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/log-level", about{id: "getLogLevel", scope: access.ScopeAdmin, tag: tagNodes, summary: "Get the log level",
 		answer: "The level."}), func(context.Context, *struct{}) (*answer[logLevel], error) { return s.level(), nil })
-	huma.Register(s.api, s.operation(http.MethodPut, "/v1/log-level", about{id: "setLogLevel", tag: tagNodes, summary: "Set the log level",
+	huma.Register(s.api, s.operation(http.MethodPut, "/v1/log-level", about{id: "setLogLevel", scope: access.ScopeAdmin, tag: tagNodes, summary: "Set the log level",
 		text: "Of this node, until it stops.", answer: "The level."}), s.setLevel)
-	live := s.publicOperation(http.MethodGet, "/livez", about{id: "live", tag: tagNodes, summary: "Tell whether the node runs", answer: "It runs."})
-	s.HandlePublic("GET /livez", http.HandlerFunc(serveLive))
-	s.describe(withAnswer(live, "text/plain", &huma.Schema{Type: huma.TypeString}))
-	ready := withAnswer(s.publicOperation(http.MethodGet, "/readyz", about{id: "ready", tag: tagNodes, summary: "Tell whether the node wants traffic",
+	live := s.operation(http.MethodGet, "/livez", about{id: "live", public: true, tag: tagNodes, summary: "Tell whether the node runs", answer: "It runs."})
+	s.handle(withAnswer(live, "text/plain", &huma.Schema{Type: huma.TypeString}), serveLive)
+	ready := withAnswer(s.operation(http.MethodGet, "/readyz", about{id: "ready", public: true, tag: tagNodes, summary: "Tell whether the node wants traffic",
 		answer: "It does."}), "application/json", schemaOf[readiness](s))
 	ready.Responses["503"] = &huma.Response{Description: "It does not, and why.", Content: ready.Responses["200"].Content}
-	s.HandlePublic("GET /readyz", http.HandlerFunc(s.serveReady))
-	s.describe(ready)
-	metrics := s.publicOperation(http.MethodGet, "/metrics", about{id: "metrics", tag: tagNodes, summary: "Get metrics for Prometheus",
+	s.handle(ready, s.serveReady)
+	metrics := s.operation(http.MethodGet, "/metrics", about{id: "metrics", public: true, tag: tagNodes, summary: "Get metrics for Prometheus",
 		answer: "Its text format."})
 	s.describe(withAnswer(metrics, "text/plain", &huma.Schema{Type: huma.TypeString}))
-}
-
-// publicOperation is one that needs no token and does not fail.
-func (s *Server) publicOperation(method, path string, a about) huma.Operation {
-	op := s.operation(method, path, a)
-	delete(op.Responses, "default")
-	op.Security = []map[string][]string{}
-	return op
 }
 
 func (s *Server) listNodes(_ context.Context, in *Page) (*answer[list[nodeView]], error) {
@@ -134,13 +125,14 @@ func (s *Server) level() *answer[logLevel] {
 	return &answer[logLevel]{logLevel{strings.ToLower(s.opt.LogLevel.Level().String())}}
 }
 
-func (s *Server) setLevel(_ context.Context, in *logLevelInput) (*answer[logLevel], error) {
+func (s *Server) setLevel(ctx context.Context, in *logLevelInput) (*answer[logLevel], error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(in.Body.Level)); err != nil {
 		return nil, badRequest("level is debug, info, warn or error")
 	}
 	s.opt.LogLevel.Set(level)
 	s.opt.Log.Info("log level set", "level", level)
+	s.opt.Service.NoteChange(caller(ctx), "log-level", "", level.String(), nil)
 	return s.level(), nil
 }
 

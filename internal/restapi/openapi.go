@@ -12,6 +12,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 )
 
@@ -22,6 +23,8 @@ const (
 	tagEvents  = "events"
 	tagPhotos  = "photos"
 	tagNodes   = "nodes"
+	tagAccess  = "access"
+	tagAudit   = "audit"
 )
 
 // newAPI sets huma up without its own routes: the document is served by us,
@@ -35,7 +38,7 @@ func (s *Server) newAPI() {
 				Description: "The control plane of a fleet of devices that run the xiaozhi-esp32 firmware. Lists take `limit` and `cursor`; " +
 					"errors are problem documents (RFC 9457) with a stable `code`; request bodies may have 64 KiB."},
 			Components: &huma.Components{SecuritySchemes: map[string]*huma.SecurityScheme{
-				"token": {Type: "http", Scheme: "bearer", Description: "The admin token, the same on every node of a fleet."}}},
+				"token": {Type: "http", Scheme: "bearer", Description: "An API key (`fleetd token create`), or the admin token, the same on every node of a fleet. Each operation names the scope that the key needs."}}},
 			Security: []map[string][]string{{"token": {}}},
 			Tags: []*huma.Tag{
 				{Name: tagDevices, Description: "Who belongs to the fleet, and how they are."},
@@ -43,6 +46,8 @@ func (s *Server) newAPI() {
 				{Name: tagEvents, Description: "What happens, as it happens."},
 				{Name: tagPhotos, Description: "What cameras and screens uploaded."},
 				{Name: tagNodes, Description: "The nodes themselves."},
+				{Name: tagAccess, Description: "Who may do what: API keys, and the rules of the tool guard."},
+				{Name: tagAudit, Description: "Who did what."},
 			},
 		},
 		Formats:                      map[string]huma.Format{"application/json": format, "json": format},
@@ -74,23 +79,45 @@ func schemaOf[T any](s *Server) *huma.Schema {
 // about describes an operation.
 type about struct {
 	id, tag, summary, text string
-	status                 int    // of success, 200 if zero
-	answer                 string // what success is
-	codes                  []devices.Code
+	// scope is what the caller must have; public means that nobody is asked.
+	// One without the other is a fault of the program.
+	scope  access.Scope
+	public bool
+	// judged says that the core judges the caller, whose answer depends on more
+	// than the scope and the device.
+	judged bool
+	status int    // of success, 200 if zero
+	answer string // what success is
+	codes  []devices.Code
 }
 
 // operation is the part that every operation has.
 func (s *Server) operation(method, path string, a about) huma.Operation {
+	if a.public != (a.scope == "") {
+		panic(a.id + ": an operation needs a scope, or is public") // a fault of the program, found by any test
+	}
 	if a.status == 0 {
 		a.status = http.StatusOK
+	}
+	if !a.public {
+		a.codes = append(a.codes[:len(a.codes):len(a.codes)], devices.CodeForbidden)
 	}
 	responses := map[string]*huma.Response{
 		strconv.Itoa(a.status): {Description: a.answer},
 		"default": {Description: "A problem; code is one of " + codeList(a.codes) + ".", Content: map[string]*huma.MediaType{
 			valueProblem[0]: {Schema: schemaOf[problem](s)}}},
 	}
-	return huma.Operation{Method: method, Path: path, OperationID: a.id, Tags: []string{a.tag}, Summary: a.summary,
+	op := huma.Operation{Method: method, Path: path, OperationID: a.id, Tags: []string{a.tag}, Summary: a.summary,
 		Description: a.text, DefaultStatus: a.status, Responses: responses, MaxBodyBytes: BodyLimit + 1}
+	if a.public {
+		delete(op.Responses, "default") // they do not fail
+		op.Security = []map[string][]string{}
+		return op
+	}
+	op.Security = []map[string][]string{{"token": {string(a.scope)}}}
+	op.Middlewares = huma.Middlewares{s.guardOperation(a)}
+	s.rights[method+" "+path] = a
+	return op
 }
 
 // Codes that any operation may answer with.
@@ -111,7 +138,22 @@ func withAnswer(op huma.Operation, contentType string, schema *huma.Schema) huma
 	return op
 }
 
-// describe adds an operation that huma does not serve.
+// handle adds an operation that huma does not serve: handler, guard and
+// description in one, so that none can be missing.
+func (s *Server) handle(op huma.Operation, handler http.HandlerFunc, params ...*huma.Param) {
+	pattern := op.Method + " " + op.Path
+	switch a, ok := s.rights[pattern]; {
+	case !ok:
+		s.HandlePublic(pattern, handler)
+	case a.judged:
+		s.mux.HandleFunc(pattern, handler)
+	default:
+		s.mux.HandleFunc(pattern, s.guardHandler(a, handler))
+	}
+	s.describe(op, params...)
+}
+
+// describe adds an operation to the document.
 func (s *Server) describe(op huma.Operation, params ...*huma.Param) {
 	op.Parameters = params
 	s.api.OpenAPI().AddOperation(&op)
@@ -140,7 +182,6 @@ func newRaw(body []byte) *raw { return &raw{valueJSON[0], body} }
 
 // documentRoutes renders the document: after this no operation can be added.
 func (s *Server) documentRoutes() {
-	s.describeCalls()
 	document := s.api.OpenAPI()
 	schemas := document.Components.Schemas.Map()
 	delete(schemas, "ErrorModel") // huma registers its own, which nothing here sends
@@ -187,6 +228,8 @@ func openAnswers(document *huma.OpenAPI) {
 type toolCallBody struct {
 	Arguments map[string]json.RawMessage `json:"arguments,omitempty" doc:"The tool's arguments, by the tool's inputSchema."`
 	Timeout   string                     `json:"timeout,omitempty" example:"10s" doc:"A Go duration, waiting included: 30s by default, 75s for camera tools, at most 300s."`
+
+	Confirmation string `json:"confirmation,omitempty" doc:"What an earlier answer confirmation_required carried: this call, and no other, then passes once."`
 }
 
 type toolResult struct {
@@ -201,6 +244,8 @@ type rpcBody struct {
 	Method  string                     `json:"method" example:"tools/list"`
 	Params  map[string]json.RawMessage `json:"params,omitempty"`
 	Timeout string                     `json:"timeout,omitempty" example:"10s"`
+
+	Confirmation string `json:"confirmation,omitempty" doc:"As for a tool call."`
 }
 
 type rpcResult struct {
@@ -208,19 +253,19 @@ type rpcResult struct {
 	Error  json.RawMessage `json:"error,omitempty" doc:"the error object it answered with."`
 }
 
-func (s *Server) describeCalls() {
-	codes := []devices.Code{devices.CodeTooLarge, devices.CodeInvalidArguments, devices.CodeForbidden, devices.CodeToolDenied, devices.CodeConfirmation,
+func (s *Server) callRoutes() {
+	codes := []devices.Code{devices.CodeTooLarge, devices.CodeInvalidArguments, devices.CodeToolDenied, devices.CodeConfirmation,
 		devices.CodeDeviceUnknown, devices.CodeToolUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded, devices.CodeConnectionLost,
 		devices.CodeDeviceBusy, devices.CodeDeviceError, devices.CodeDeviceTimeout, devices.CodeUnavailable}
-	call := withAnswer(s.operation(http.MethodPost, pathCall, about{id: "callTool", tag: tagTools, summary: "Call a tool",
+	call := withAnswer(s.operation(http.MethodPost, pathCall, about{id: "callTool", scope: access.ScopeCall, judged: true, tag: tagTools, summary: "Call a tool",
 		text: "A tool that fails on the device is 200 with isError. A call is never repeated after a timeout: the device may have acted. " +
 			"A client that goes away ends its call.",
 		answer: "What the tool answered.", codes: codes}), "application/json", schemaOf[toolResult](s))
 	call.RequestBody = s.jsonBody(schemaOf[toolCallBody](s), false)
-	s.describe(call, pathParam("device", "Device id."), pathParam("tool", "Tool name, such as `self.audio_speaker.set_volume`."))
-	rpc := withAnswer(s.operation(http.MethodPost, pathMCP, about{id: "sendRequest", tag: tagTools, summary: "Send any MCP request",
+	s.handle(call, s.call, pathParam("device", "Device id."), pathParam("tool", "Tool name, such as `self.audio_speaker.set_volume`."))
+	rpc := withAnswer(s.operation(http.MethodPost, pathMCP, about{id: "sendRequest", scope: access.ScopeCall, judged: true, tag: tagTools, summary: "Send any MCP request",
 		text:   "Any method but initialize; tools/call takes the path of a tool call, checks included.",
 		answer: "Exactly one of result and error.", codes: codes}), "application/json", schemaOf[rpcResult](s))
 	rpc.RequestBody = s.jsonBody(schemaOf[rpcBody](s), true)
-	s.describe(rpc, pathParam("device", "Device id."))
+	s.handle(rpc, s.mcp, pathParam("device", "Device id."))
 }

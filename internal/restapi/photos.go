@@ -9,6 +9,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 )
 
@@ -36,14 +37,13 @@ type photoPath struct {
 
 func (s *Server) photoRoutes() {
 	gone := []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/photos", about{id: "listPhotos", tag: tagPhotos, summary: "List photos",
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/photos", about{id: "listPhotos", scope: access.ScopeRead, tag: tagPhotos, summary: "List photos",
 		answer: "A page, newest first.", codes: gone[1:]}), s.listPhotos)
-	huma.Register(s.api, s.operation(http.MethodDelete, pathPhoto, about{id: "deletePhoto", tag: tagPhotos, summary: "Delete a photo",
+	huma.Register(s.api, s.operation(http.MethodDelete, pathPhoto, about{id: "deletePhoto", scope: access.ScopeWrite, tag: tagPhotos, summary: "Delete a photo",
 		status: http.StatusNoContent, answer: "Deleted.", codes: gone}), s.deletePhoto)
-	s.mux.HandleFunc("GET "+pathPhoto, s.photo)
-	s.describe(withAnswer(s.operation(http.MethodGet, pathPhoto, about{id: "getPhoto", tag: tagPhotos, summary: "Get a photo",
+	s.handle(withAnswer(s.operation(http.MethodGet, pathPhoto, about{id: "getPhoto", scope: access.ScopeRead, tag: tagPhotos, summary: "Get a photo",
 		answer: "The JPEG itself; its ETag is its SHA-256.", codes: gone}), "image/jpeg", &huma.Schema{Type: huma.TypeString, Format: "binary"}),
-		pathParam("id", "Photo id."))
+		s.photo, pathParam("id", "Photo id."))
 }
 
 func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[list[photo]], error) {
@@ -57,22 +57,71 @@ func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[l
 			return nil, err
 		}
 	}
-	photos, more, err := s.opt.Photos.List(ctx, id, before, in.Limit)
-	if err != nil {
-		return nil, s.problem(ctx, err)
+	by := caller(ctx)
+	if id != "" {
+		if err := s.permitDevice(by, access.ScopeRead, "listPhotos", id); err != nil {
+			return nil, s.problem(ctx, err)
+		}
 	}
 	page := list[photo]{Items: []photo{}}
-	for _, p := range photos {
-		page.Items = append(page.Items, photo{p.ID, string(p.Device), p.Question, p.Bytes, p.SHA256, p.Kind, stamp(p.TakenAt)})
-	}
-	if more {
-		page.NextCursor = newCursor(photos[len(photos)-1].ID)
+	for range maxPhotoPages {
+		photos, more, err := s.opt.Photos.List(ctx, id, before, in.Limit-len(page.Items))
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		for _, p := range photos {
+			before = p.ID
+			if s.opt.Service.Permit(by, access.ScopeRead, p.Device) == nil {
+				page.Items = append(page.Items, photo{p.ID, string(p.Device), p.Question, p.Bytes, p.SHA256, p.Kind, stamp(p.TakenAt)})
+			}
+		}
+		if !more {
+			return &answer[list[photo]]{page}, nil
+		}
+		page.NextCursor = newCursor(before)
+		if len(page.Items) == in.Limit {
+			break
+		}
 	}
 	return &answer[list[photo]]{page}, nil
 }
 
+// maxPhotoPages bounds the search of a key for some devices for its photos
+// among those of others: a page may hold fewer than asked for, and none.
+const maxPhotoPages = 20
+
+// permitPhoto opens a photo for somebody who may. A key for some devices cannot
+// tell a photo of another device from none.
+func (s *Server) permitPhoto(ctx context.Context, by access.By, scope access.Scope, action, id string) (devices.Photo, io.ReadCloser, error) {
+	p, content, err := s.opt.Photos.Open(ctx, id)
+	if err != nil && (!by.Who.Limited() || devices.AsError(err).Code != devices.CodeNotFound) {
+		return p, nil, err
+	}
+	if err != nil {
+		p.Device = noDevice
+	}
+	if refusal := s.permitDevice(by, scope, action, p.Device); refusal != nil {
+		if err == nil {
+			content.Close()
+		}
+		return p, nil, refusal
+	}
+	return p, content, err
+}
+
+// noDevice is a device that no selector chooses.
+const noDevice = devices.ID("-")
+
 func (s *Server) deletePhoto(ctx context.Context, in *photoPath) (*struct{}, error) {
-	if err := s.opt.Photos.Delete(ctx, in.ID); err != nil {
+	by := caller(ctx)
+	p, content, err := s.permitPhoto(ctx, by, access.ScopeWrite, "deletePhoto", in.ID)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	content.Close()
+	err = s.opt.Photos.Delete(ctx, in.ID)
+	s.opt.Service.NoteChange(by, "delete_photo", p.Device, p.ID, err)
+	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return nil, nil
@@ -81,7 +130,7 @@ func (s *Server) deletePhoto(ctx context.Context, in *photoPath) (*struct{}, err
 // photo streams the JPEG. A store that breaks off midway leaves a short body,
 // which the client sees by its Content-Length.
 func (s *Server) photo(w http.ResponseWriter, r *http.Request) {
-	p, content, err := s.opt.Photos.Open(r.Context(), r.PathValue("id"))
+	p, content, err := s.permitPhoto(r.Context(), s.by(r, access.ViaREST), access.ScopeRead, "getPhoto", r.PathValue("id"))
 	if err != nil {
 		s.fail(w, r, err)
 		return

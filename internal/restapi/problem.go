@@ -9,26 +9,30 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 )
 
 // problem is every failure of the API: a problem document of RFC 9457 without
 // `type`, which then counts as about:blank.
 type problem struct {
-	Title   string          `json:"title" doc:"The text of the status."`
-	Status  int             `json:"status" doc:"The HTTP status."`
-	Code    devices.Code    `json:"code" doc:"The stable name of what went wrong."`
-	Detail  string          `json:"detail" doc:"A sentence for people."`
-	Part    string          `json:"part,omitempty" doc:"With code unavailable: the part that is down."`
-	Sent    *bool           `json:"sent,omitempty" doc:"Whether bytes of the call left for the device."`
-	Outcome string          `json:"outcome,omitempty" doc:"unknown: the device may or may not have acted."`
-	Errors  []devices.Fault `json:"errors,omitempty" nullable:"false" doc:"With code invalid_arguments: every fault with its JSON pointer into the arguments."`
+	Title   string       `json:"title" doc:"The text of the status."`
+	Status  int          `json:"status" doc:"The HTTP status."`
+	Code    devices.Code `json:"code" doc:"The stable name of what went wrong."`
+	Detail  string       `json:"detail" doc:"A sentence for people."`
+	Part    string       `json:"part,omitempty" doc:"With code unavailable: the part that is down."`
+	Sent    *bool        `json:"sent,omitempty" doc:"Whether bytes of the call left for the device."`
+	Outcome string       `json:"outcome,omitempty" doc:"unknown: the device may or may not have acted."`
+	Rule    string       `json:"rule,omitempty" doc:"With codes forbidden, tool_denied and confirmation_required: the rule that decided."`
+	// Confirmation makes the same call pass once.
+	Confirmation string          `json:"confirmation,omitempty" doc:"With code confirmation_required: give it as confirmation in the same call within 60 s, once a person has agreed."`
+	Errors       []devices.Fault `json:"errors,omitempty" nullable:"false" doc:"With code invalid_arguments: every fault with its JSON pointer into the arguments."`
 }
 
 // newProblem words a refusal.
 func newProblem(e *devices.Error) *problem {
 	status, phrase := e.Code.Status()
-	p := &problem{Title: phrase, Status: status, Code: e.Code, Detail: e.Detail, Part: e.Part, Outcome: e.Outcome, Errors: e.Faults}
+	p := &problem{Title: phrase, Status: status, Code: e.Code, Detail: e.Detail, Part: e.Part, Outcome: e.Outcome, Rule: e.Rule, Confirmation: e.Confirmation, Errors: e.Faults}
 	if e.TellsSent() {
 		p.Sent = &e.Sent
 	}
@@ -55,6 +59,13 @@ func (s *Server) problem(ctx context.Context, err error) *problem {
 		e = &devices.Error{Code: e.Code, Sent: e.Sent, Outcome: e.Outcome, Detail: "a fault of the node; its log says more"}
 	}
 	return newProblem(e)
+}
+
+// tooManyFailures is the answer to one wrong token too many of an address.
+func tooManyFailures(p *problem) *problem {
+	p.Status, p.Title = http.StatusTooManyRequests, http.StatusText(http.StatusTooManyRequests)
+	p.Detail = "too many wrong tokens from this address; try again later with the right one"
+	return p
 }
 
 func badRequest(detail string) *problem {
@@ -102,7 +113,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 // every body as JSON whatever it calls itself: curl sends JSON as a form.
 type humaContext struct {
 	inner
-	status int // of a refusal, instead of the one huma chose
+	status int       // of a refusal, instead of the one huma chose
+	by     access.By // from guardOperation on
 }
 
 // inner gives the embedded context a name other than that of its own method.
@@ -110,6 +122,11 @@ type inner = huma.Context
 
 // Unwrap lets humago find the request.
 func (c *humaContext) Unwrap() huma.Context { return c.inner }
+
+// Context tells who asks.
+func (c *humaContext) Context() context.Context {
+	return context.WithValue(c.inner.Context(), callerKey{}, c.by)
+}
 
 // Header hides the content types.
 func (c *humaContext) Header(name string) string {

@@ -14,7 +14,6 @@ package restapi
 
 import (
 	"context"
-	"crypto/subtle"
 	"io"
 	"log/slog"
 	"net"
@@ -24,8 +23,12 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"fleetd/internal/access"
+	"fleetd/internal/attest"
+	"fleetd/internal/audit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/lobby"
 )
 
 // Limits of requests.
@@ -33,6 +36,7 @@ const (
 	BodyLimit    = 64 << 10 // bytes
 	DefaultLimit = 100      // items of a list
 	MaxLimit     = 1000
+	maxNotedPath = 128 // bytes, of a request without a token
 )
 
 // Events reads the event stream.
@@ -61,15 +65,35 @@ type Diagnoser interface {
 	Diagnose(id devices.ID) devices.Diagnosis
 }
 
+// Archive is what the database keeps of rules and deeds. Errors are those of
+// devices.Records.
+type Archive interface {
+	// PolicyVersion returns one version of the policy, or another one if it is
+	// not there.
+	PolicyVersion(ctx context.Context, version int64) (access.Policy, error)
+	// PolicyVersions returns at most limit versions below one, newest first, or
+	// the newest if that is 0.
+	PolicyVersions(ctx context.Context, before int64, limit int) ([]access.Policy, error)
+	// AuditBlocks returns blocks at or behind q.Before, newest first.
+	AuditBlocks(ctx context.Context, q audit.Query) ([]audit.Block, error)
+	// AuditRuns returns blocks behind q.Before, in the order of run and
+	// sequence.
+	AuditRuns(ctx context.Context, q audit.Query) ([]audit.Block, error)
+}
+
 // Options of a Server. All fields are required but AuthNone.
 type Options struct {
 	Service *devices.Service
 	Mint    *credential.Mint
 	// AuthNone asks for no token. Requests that a web page may have caused are
 	// then refused: the listener is on loopback, and so are browsers.
-	AuthNone  bool
+	AuthNone bool
+	// Failures slows down who tries tokens; nil does not.
+	Failures  *lobby.Failures
 	Events    Events
 	Photos    Photos
+	Attest    *attest.List
+	Archive   Archive
 	Diagnoser Diagnoser
 	// Nodes are the nodes of the fleet, this one included.
 	Nodes func() []devices.Node
@@ -94,8 +118,9 @@ type Server struct {
 	opt      Options
 	mux      *http.ServeMux
 	api      huma.API
-	token    []byte
-	public   map[string]bool // exact paths that need no token
+	door     *access.Door
+	public   map[string]bool  // exact paths that need no token
+	rights   map[string]about // what an operation takes, by `METHOD /path`
 	browsers *http.CrossOriginProtection
 	document []byte        // OpenAPI, JSON
 	page     []byte        // the same for people
@@ -105,24 +130,32 @@ type Server struct {
 
 // New returns a Server.
 func New(opt Options) *Server {
-	s := &Server{opt: opt, mux: http.NewServeMux(), token: []byte(opt.Mint.AdminToken()), public: map[string]bool{},
-		browsers: http.NewCrossOriginProtection(), patience: streamWrite}
+	s := &Server{opt: opt, mux: http.NewServeMux(), public: map[string]bool{}, rights: map[string]about{},
+		browsers: http.NewCrossOriginProtection(), patience: streamWrite,
+		door: &access.Door{Keys: opt.Service.Registry(), IsAdmin: opt.Mint.IsAdmin, Open: opt.AuthNone}}
 	s.newAPI()
 	s.deviceRoutes()
+	s.attestationRoutes()
+	s.rotateRoutes()
 	s.toolRoutes()
 	s.callRoutes()
 	s.messageRoutes()
 	s.eventRoutes()
 	s.photoRoutes()
+	s.keyRoutes()
+	s.policyRoutes()
+	s.auditRoutes()
 	s.nodeRoutes()
 	s.documentRoutes()
 	s.mux.HandleFunc("/", s.unknown)
 	return s
 }
 
-// Handle adds a handler behind the token, such as pprof. Call it before the
+// Handle adds a handler for administrators, such as pprof. Call it before the
 // first request; pattern is one of http.ServeMux.
-func (s *Server) Handle(pattern string, h http.Handler) { s.mux.Handle(pattern, h) }
+func (s *Server) Handle(pattern string, h http.Handler) {
+	s.mux.HandleFunc(pattern, s.guardHandler(about{id: pattern, scope: access.ScopeAdmin}, h.ServeHTTP))
+}
 
 // HandlePublic adds a handler that needs no token, such as metrics; pattern is
 // `METHOD /exact/path`.
@@ -144,7 +177,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header()["X-Content-Type-Options"] = valueNosniff
 	if !s.public[r.URL.Path] {
 		if p := s.admit(r); p != nil {
-			if p.Code == devices.CodeUnauthorized {
+			if p.Code == devices.CodeUnauthorized && r.Header.Get("Authorization") != "" && s.opt.Failures.FailedRequest(r) {
+				p = tooManyFailures(p)
+			} else if p.Code == devices.CodeUnauthorized {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="fleetd"`)
 			}
 			p.write(w)
@@ -159,22 +194,23 @@ func (s *Server) admit(r *http.Request) *problem {
 	if s.opt.AuthNone {
 		return s.admitLocal(r)
 	}
-	token, found := bearer(r.Header)
-	var given [64]byte // on the stack: a conversion would allocate for every request
-	if n := copy(given[:], token); !found || len(token) != len(s.token) || subtle.ConstantTimeCompare(given[:n], s.token) != 1 {
-		return newProblem(&devices.Error{Code: devices.CodeUnauthorized,
-			Detail: "give the admin token as `Authorization: Bearer ...`; the node keeps it in its data directory, in the file admin-token"})
+	if _, err := s.door.Admit(lobby.Bearer(r.Header), time.Now()); err != nil {
+		refusal := &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error() +
+			": give an API key (`fleetd token create`) or the admin token as `Authorization: Bearer ...`; the node keeps the latter in its data directory, in the file admin-token"}
+		s.opt.Service.NoteRefusal(access.By{Via: access.ViaREST, From: s.opt.Failures.From(r)}, r.Method+" "+r.URL.Path[:min(len(r.URL.Path), maxNotedPath)], "", refusal)
+		return newProblem(refusal)
 	}
 	return nil
 }
 
-func bearer(h http.Header) (token string, found bool) {
-	const scheme = "Bearer "
-	values := h["Authorization"]
-	if len(values) != 1 || len(values[0]) <= len(scheme) || !strings.EqualFold(values[0][:len(scheme)], scheme) {
-		return "", false
+// by says who makes a request that was let in. It is asked again where it is
+// needed, because carrying it along with a request costs more than finding it.
+func (s *Server) by(r *http.Request, via access.Via) access.By {
+	who, err := s.door.Admit(lobby.Bearer(r.Header), time.Now())
+	if err != nil {
+		who = nil // the key ended a moment ago
 	}
-	return values[0][len(scheme):], true
+	return access.By{Who: who, Via: via, From: s.opt.Failures.From(r)}
 }
 
 // admitLocal stands in for the token where there is none: a web page open in a

@@ -15,9 +15,13 @@ import (
 // table is the API as promised: every route there is.
 var table = []string{
 	"GET /v1/devices", "GET /v1/devices/{device}", "PATCH /v1/devices/{device}", "DELETE /v1/devices/{device}",
+	"POST /v1/devices/{device}/rotate", "POST /v1/devices/rotate",
+	"POST /v1/attestation/keys", "GET /v1/attestation/keys", "DELETE /v1/attestation/keys/{serial}",
 	"POST /v1/devices/{device}/approve", "POST /v1/devices/{device}/revoke",
 	"GET /v1/devices/{device}/tools", "POST /v1/devices/{device}/tools/refresh", "POST /v1/devices/{device}/tools/{tool}/call",
 	"POST /v1/devices/{device}/mcp", "POST /v1/devices/{device}/messages", "GET /v1/events", "GET /v1/catalogs/{sha256}", "GET /v1/devices/{device}/catalogs",
+	"GET /v1/keys", "POST /v1/keys", "DELETE /v1/keys/{key}", "GET /v1/policy", "PUT /v1/policy", "GET /v1/policy/versions",
+	"GET /v1/policy/versions/{version}", "GET /v1/policy/explain", "GET /v1/audit", "GET /v1/audit/export", "GET /v1/audit/verify",
 	"GET /v1/photos", "GET /v1/photos/{id}", "DELETE /v1/photos/{id}", "GET /v1/nodes", "GET /v1/diagnosis",
 	"GET /v1/log-level", "PUT /v1/log-level", "GET /livez", "GET /readyz", "GET /metrics",
 }
@@ -145,6 +149,7 @@ type spec struct {
 	Info    struct{ Title, Version string }
 	Paths   map[string]map[string]struct {
 		OperationID string
+		Security    []map[string][]string
 		Tags        []string
 		Summary     string
 		Parameters  []struct {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -50,17 +51,17 @@ type storedCatalog struct {
 
 func (s *Server) toolRoutes() {
 	tools := schemaOf[toolList](s)
-	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/devices/{device}/tools", about{id: "listTools", tag: tagTools,
+	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/devices/{device}/tools", about{id: "listTools", scope: access.ScopeRead, tag: tagTools,
 		summary: "List a device's tools", answer: "The tools, and how sure they are.",
 		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), "application/json", tools), s.listTools)
-	huma.Register(s.api, withAnswer(s.operation(http.MethodPost, "/v1/devices/{device}/tools/refresh", about{id: "refreshTools", tag: tagTools,
+	huma.Register(s.api, withAnswer(s.operation(http.MethodPost, "/v1/devices/{device}/tools/refresh", about{id: "refreshTools", scope: access.ScopeRead, tag: tagTools,
 		summary: "Read a device's tools again", text: "Takes as long as the device does.", answer: "The tools, verified.",
 		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded, devices.CodeConnectionLost,
 			devices.CodeDeviceError, devices.CodeDeviceTimeout, devices.CodeUnavailable}}), "application/json", tools), s.refreshTools)
-	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/catalogs/{sha256}", about{id: "getCatalog", tag: tagTools,
+	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/catalogs/{sha256}", about{id: "getCatalog", scope: access.ScopeRead, tag: tagTools,
 		summary: "Get a stored tool list", answer: "The list.",
 		codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), "application/json", schemaOf[storedCatalog](s)), s.getCatalog)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/catalogs", about{id: "listDeviceCatalogs", tag: tagTools,
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/catalogs", about{id: "listDeviceCatalogs", scope: access.ScopeRead, tag: tagTools,
 		summary: "List the tool lists a device had", answer: "A page, newest first.",
 		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.listDeviceCatalogs)
 }
@@ -120,6 +121,11 @@ func (s *Server) getCatalog(ctx context.Context, in *catalogPath) (*raw, error) 
 	hash, err := devices.ParseHash(in.SHA256)
 	if err != nil {
 		return nil, badRequest(err.Error())
+	}
+	by := caller(ctx)
+	if err := s.opt.Service.PermitCatalog(by, hash); err != nil {
+		s.opt.Service.NoteRefusal(by, "getCatalog", "", err)
+		return nil, s.problem(ctx, err)
 	}
 	cat, err := s.opt.Service.Catalog(ctx, hash)
 	if err != nil {

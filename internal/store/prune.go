@@ -72,10 +72,12 @@ type Retention struct {
 	// Catalogs is how long after its last use a list is deleted that no device
 	// and no entry names; at least MinCatalogAge.
 	Catalogs time.Duration
+	// Audit is the age at which the record of who did what is deleted; 0: never.
+	Audit time.Duration
 }
 
 // Pruned is what one run of Prune deleted.
-type Pruned struct{ History, Catalogs int }
+type Pruned struct{ History, Catalogs, Audit int }
 
 // Prune deletes what is beyond its retention, in statements of at most
 // pruneRows rows, each a transaction of its own, so that it can be stopped
@@ -91,7 +93,10 @@ func (s *Store) Prune(ctx context.Context, r Retention) (p Pruned, err error) {
 	if p.History, err = s.pruneHistory(ctx, r, now); err != nil {
 		return p, err
 	}
-	p.Catalogs, err = s.pruneCatalogs(ctx, now.Add(-max(r.Catalogs, MinCatalogAge)))
+	if p.Catalogs, err = s.pruneCatalogs(ctx, now.Add(-max(r.Catalogs, MinCatalogAge))); err != nil || r.Audit <= 0 {
+		return p, err
+	}
+	p.Audit, err = s.pruneAudit(ctx, now.Add(-r.Audit))
 	return p, err
 }
 

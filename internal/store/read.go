@@ -5,11 +5,14 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 )
 
@@ -27,7 +30,7 @@ const rowColumns = `d.device, d.client_id, d.pending_client_id, d.admission, d.n
  COALESCE(p.epoch, 0), COALESCE(p.seq, 0), COALESCE(p.online, FALSE), COALESCE(p.node, ''), COALESCE(p.session, ''),
  COALESCE(p.client_id, ''), COALESCE(p.transport, ''), COALESCE(p.reason, ''), COALESCE(p.connected_at, 0),
  COALESCE(p.last_seen, 0), COALESCE(p.mcp_state, ''), COALESCE(p.mcp_error, ''), COALESCE(p.catalog, ''),
- COALESCE(p.catalog_partial, FALSE), COALESCE(p.tool_count, 0)
+ COALESCE(p.catalog_partial, FALSE), COALESCE(p.tool_count, 0), COALESCE(p.generation, 0)
  FROM devices d LEFT JOIN presence p ON p.device = d.device`
 
 // scanRow reads rowColumns.
@@ -39,7 +42,7 @@ func scanRow(scan func(...any) error) (devices.Row, error) {
 	if err := scan(&d.ID, &d.ClientID, &d.PendingID, &d.Admission, &d.Name, &labels, &d.Prefer,
 		&d.Board, &d.Firmware, &d.ELF, &d.Chip, &d.Language, &d.Serial, &d.ActivateV2, &firstSeen, &checkedAt, &editedAt,
 		&p.Epoch, &p.Seq, &p.Online, &p.Node, &p.Session, &p.ClientID, &p.Transport, &p.Reason, &connectedAt,
-		&lastSeen, &p.MCP, &p.MCPError, &catalog, &p.Partial, &p.Tools); err != nil {
+		&lastSeen, &p.MCP, &p.MCPError, &catalog, &p.Partial, &p.Tools, &p.Generation); err != nil {
 		return devices.Row{}, err
 	}
 	d.Labels = decodeLabels(labels)
@@ -115,7 +118,7 @@ func (s *Store) List(ctx context.Context, q devices.Query) ([]devices.Row, error
 			return nil, err
 		}
 		for _, row := range page {
-			if q.Label == "" || hasLabel(row.Device.Labels, q.Label) {
+			if (q.Label == "" || hasLabel(row.Device.Labels, q.Label)) && q.Selector.Matches(string(row.Device.ID), row.Device.Labels) {
 				rows = append(rows, row)
 			}
 		}
@@ -178,6 +181,13 @@ func listQuery(q devices.Query) (text string, args []any, err error) {
 	if q.Label != "" {
 		add("replace(d.labels, ?, '') <> d.labels", labelPattern(q.Label))
 	}
+	for _, name := range slices.Sorted(maps.Keys(q.Selector)) {
+		if name == access.SelectDevice {
+			add("d.device = ?", q.Selector[name])
+		} else {
+			add("replace(d.labels, ?, '') <> d.labels", labelPattern(name+"="+q.Selector[name]))
+		}
+	}
 	args = append(args, int64(q.Limit))
 	return "SELECT " + rowColumns + " WHERE " + strings.Join(where, " AND ") + " ORDER BY d.device LIMIT $" + strconv.Itoa(len(args)), args, nil
 }
@@ -228,11 +238,11 @@ func (s *Store) LoadExceptions(ctx context.Context) ([]devices.Exception, error)
 	}
 	defer cancel()
 	out, err := collect(ctx, s.backend.read, func(scan func(...any) error) (e devices.Exception, err error) {
-		var changed int64
-		err = scan(&e.Device, &e.Generation, &e.Revoked, &e.Reason, &changed)
-		e.ChangedAt = instant(changed)
+		var changed, until int64
+		err = scan(&e.Device, &e.Generation, &e.Revoked, &e.Reason, &changed, &e.Previous, &until)
+		e.ChangedAt, e.PreviousUntil = instant(changed), instant(until)
 		return e, err
-	}, `SELECT device, generation, revoked, reason, changed_at FROM credential_exceptions ORDER BY device`)
+	}, `SELECT device, generation, revoked, reason, changed_at, previous, previous_until FROM credential_exceptions ORDER BY device`)
 	if err != nil {
 		return nil, s.useError(ctx, "reading credential exceptions", err)
 	}

@@ -20,8 +20,10 @@ type Stats struct {
 	// DroppedHistory are entries that came while MaxHistoryQueue waited;
 	// BadRows those that the database refused; Late those saved after Close.
 	DroppedHistory, BadRows, Late atomic.Int64
-	// PrunedHistory and PrunedCatalogs are rows that Prune deleted.
-	PrunedHistory, PrunedCatalogs atomic.Int64
+	// PrunedHistory, PrunedCatalogs and PrunedAudit are rows that Prune deleted.
+	PrunedHistory, PrunedCatalogs, PrunedAudit atomic.Int64
+	// AuditBlocks are blocks of the audit committed.
+	AuditBlocks atomic.Int64
 	// Rows that wait now, by table.
 	DevicesWaiting, PresenceWaiting, HistoryWaiting, ExceptionsWaiting atomic.Int64
 }

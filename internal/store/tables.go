@@ -111,14 +111,14 @@ func newTables(now func() time.Time) *tables {
 		presence: table[devices.Presence]{
 			name: "presence",
 			columns: []string{"device", "epoch", "seq", "online", "node", "session", "client_id", "transport", "reason",
-				"connected_at", "last_seen", "mcp_state", "mcp_error", "catalog", "catalog_partial", "tool_count"},
+				"connected_at", "last_seen", "mcp_state", "mcp_error", "catalog", "catalog_partial", "tool_count", "generation"},
 			conflict: "(device) DO UPDATE SET " + set("epoch", "seq", "online", "node", "session", "client_id", "transport", "reason",
-				"connected_at", "last_seen", "mcp_state", "mcp_error", "catalog", "catalog_partial", "tool_count") +
+				"connected_at", "last_seen", "mcp_state", "mcp_error", "catalog", "catalog_partial", "tool_count", "generation") +
 				" WHERE presence.epoch < excluded.epoch OR (presence.epoch = excluded.epoch AND presence.seq < excluded.seq)",
 			values: func(args []any, p *devices.Presence) []any {
 				return append(args, string(p.Device), int64(p.Epoch), p.Seq, p.Online, clean(p.Node), clean(p.Session),
 					clean(p.ClientID), clean(string(p.Transport)), clean(p.Reason), micros(p.ConnectedAt), micros(p.LastSeen),
-					clean(string(p.MCP)), clean(p.MCPError), p.Catalog.String(), p.Partial, int64(p.Tools))
+					clean(string(p.MCP)), clean(p.MCPError), p.Catalog.String(), p.Partial, int64(p.Tools), p.Generation)
 			},
 			compare: func(a, b devices.Presence) int { return cmp.Compare(a.Device, b.Device) },
 		},
@@ -147,12 +147,12 @@ func newTables(now func() time.Time) *tables {
 		},
 		exceptions: table[devices.Exception]{
 			name:    "credential_exceptions",
-			columns: []string{"device", "generation", "revoked", "reason", "changed_at"},
-			conflict: "(device) DO UPDATE SET " + set("generation", "revoked", "reason", "changed_at") +
+			columns: []string{"device", "generation", "revoked", "reason", "changed_at", "previous", "previous_until"},
+			conflict: "(device) DO UPDATE SET " + set("generation", "revoked", "reason", "changed_at", "previous", "previous_until") +
 				" WHERE credential_exceptions.generation < excluded.generation OR" +
 				" (credential_exceptions.generation = excluded.generation AND credential_exceptions.changed_at < excluded.changed_at)",
 			values: func(args []any, e *devices.Exception) []any {
-				return append(args, string(e.Device), e.Generation, e.Revoked, clean(e.Reason), micros(e.ChangedAt))
+				return append(args, string(e.Device), e.Generation, e.Revoked, clean(e.Reason), micros(e.ChangedAt), e.Previous, micros(e.PreviousUntil))
 			},
 			compare: func(a, b devices.Exception) int { return cmp.Compare(a.Device, b.Device) },
 		},

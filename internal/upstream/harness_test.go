@@ -246,7 +246,7 @@ func newFleet(t testing.TB, c *chat) *fleet {
 	p := devicetest.New()
 	p.Devices[id] = devices.Device{ID: id, ClientID: uuid, Admission: devices.AdmissionMember, Board: "bread-compact-wifi", Firmware: "2.4.2"}
 	s := devices.New(devices.Config{Node: "n-test", CallsPerDevice: 1, Handshakes: 8},
-		devices.Ports{Records: p, Catalogs: p, Keeper: p, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Voice: b, Log: slog.New(slog.DiscardHandler)})
+		devices.Ports{Records: p, Catalogs: p, Keeper: p, Warden: p, Rotations: p, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Voice: b, Log: slog.New(slog.DiscardHandler)})
 	b.Attach(s)
 	t.Cleanup(func() { s.Close(); b.Close() })
 	if err := s.Load(context.Background()); err != nil {

@@ -316,7 +316,7 @@ func (l *link) pingDue() {
 // message passes one message on to the device.
 func (l *link) message(kind string, data []byte) {
 	t := l.t
-	err := t.c.Send(jsonspan.WithString(data, "session_id", t.c.ID()))
+	err := t.c.Send(by, jsonspan.WithString(data, "session_id", t.c.ID()))
 	if err != nil {
 		switch code := devices.AsError(err).Code; code {
 		case devices.CodeBadRequest, devices.CodeForbidden, devices.CodeTooLarge:

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -157,8 +158,8 @@ func sentence(e *devices.Error) string {
 	return text
 }
 
-// caller names the bridge in logs.
-const caller = "voice-upstream"
+// by is who a chat server's language model acts as.
+var by = access.By{Who: access.Voice, Via: access.ViaVoice}
 
 var errNotAttached = &devices.Error{Code: devices.CodeUnavailable, Detail: "this node is starting; try again"}
 
@@ -189,7 +190,7 @@ func (l *link) perform(r request) (json.RawMessage, error) {
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, devices.DefaultTimeout)
 	defer cancel()
-	result, err := svc.CallRPC(ctx, devices.RPCCall{Device: id, Method: r.method, Params: r.params, Caller: caller})
+	result, err := svc.CallRPC(ctx, devices.RPCCall{Device: id, Method: r.method, Params: r.params, By: by})
 	if err == nil && result.Error != nil {
 		err = rawError(result.Error)
 	}
@@ -212,7 +213,7 @@ func (l *link) initialize(svc Service, id devices.ID) (json.RawMessage, error) {
 
 // toolCall reads the params of tools/call.
 func toolCall(id devices.ID, params []byte) (devices.ToolCall, error) {
-	call := devices.ToolCall{Device: id, Caller: caller}
+	call := devices.ToolCall{Device: id, By: by}
 	walk := jsonspan.Object(params)
 	for walk.Next() {
 		switch string(walk.Key()) {

@@ -217,7 +217,7 @@ func TestCallsMeetThoseOfREST(t *testing.T) {
 	for n := range calls {
 		rest.Go(func() {
 			want := fmt.Sprintf(`[{"type":"text","text":"{\"volume\":%d}"}]`, 50+n)
-			r, err := f.svc.CallTool(t.Context(), devices.ToolCall{Device: id, Tool: volume, Arguments: fmt.Appendf(nil, `{"volume":%d}`, 50+n)})
+			r, err := f.svc.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: volume, Arguments: fmt.Appendf(nil, `{"volume":%d}`, 50+n)})
 			if err != nil || string(r.Content) != want {
 				t.Errorf("REST got %s, %v; want %s", r.Content, err, want)
 			}

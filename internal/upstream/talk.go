@@ -344,7 +344,7 @@ func (t *talk) part(l *link) {
 		return
 	}
 	if l.speaking {
-		_ = t.c.Send(ttsStop) // fails if the device is away
+		_ = t.c.Send(by, ttsStop) // fails if the device is away
 	}
 	if !t.udp {
 		return

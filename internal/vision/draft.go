@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nuid"
 )
@@ -29,6 +30,8 @@ type draft struct {
 	begun  bool // a chunk may be in the bucket
 	sum    hash.Hash
 	tail   tail
+
+	storing time.Duration // what the bucket took so far
 }
 
 func newDraft(b *bucket) *draft {
@@ -80,7 +83,10 @@ func (d *draft) flush(ctx context.Context) error {
 	d.tail.add(b)
 	d.sum.Write(b)
 	d.begun = true
-	if err := d.bucket.putChunk(ctx, d.object, b); err != nil {
+	begun := time.Now()
+	err := d.bucket.putChunk(ctx, d.object, b)
+	d.storing += time.Since(begun)
+	if err != nil {
 		return err
 	}
 	d.size += int64(len(b))

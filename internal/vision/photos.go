@@ -89,6 +89,19 @@ func (s *Server) Open(ctx context.Context, id string) (devices.Photo, io.ReadClo
 	return photoOf(info), io.NopCloser(bytes.NewReader(content)), nil
 }
 
+// content is the JPEG of a photo, for the explainer.
+func (s *Server) content(ctx context.Context, id string) ([]byte, error) {
+	o, err := s.bucket.store(ctx)
+	if err != nil {
+		return nil, errAway(err)
+	}
+	content, err := o.objects.GetBytes(ctx, id)
+	if err != nil {
+		return nil, readError(id, err)
+	}
+	return content, nil
+}
+
 // Delete removes a photo.
 func (s *Server) Delete(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)

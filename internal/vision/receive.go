@@ -2,6 +2,7 @@ package vision
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"io"
 	"mime/multipart"
@@ -11,39 +12,47 @@ import (
 	"time"
 )
 
+// taken is a photo that was stored.
+type taken struct {
+	bytes  int64
+	sha256 string
+	heard  time.Time // no later than this the device had sent its last byte
+}
+
 // store reads the upload into the bucket. Whatever goes wrong, nothing of it
 // stays behind.
-func (s *Server) store(w http.ResponseWriter, r *http.Request, u upload) (size int64, question string, err error) {
+func (s *Server) store(w http.ResponseWriter, r *http.Request, u *upload) (taken, error) {
 	control := http.NewResponseController(w)
 	if err := control.SetReadDeadline(time.Now().Add(s.patience)); err != nil {
-		return 0, "", unavailable(err)
+		return taken{}, unavailable(err)
 	}
 	if u.kind == KindSnapshot {
 		if err := s.bucket.mustBeNew(r.Context(), u.photo); err != nil {
-			return 0, "", err
+			return taken{}, err
 		}
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, MaxUpload+MaxQuestion+overhead)
 	form, err := r.MultipartReader()
 	if err != nil {
-		return 0, "", refuse(http.StatusBadRequest, reasonBadRequest, "the upload must be multipart/form-data with a part named file")
+		return taken{}, refuse(http.StatusBadRequest, reasonBadRequest, "the upload must be multipart/form-data with a part named file")
 	}
 	d := newDraft(s.bucket)
 	defer d.free()
-	question, err = d.readForm(r.Context(), form)
+	u.question, err = d.readForm(r.Context(), form)
+	// While a chunk was being stored the device may have sent all the others.
+	heard := time.Now().Add(-d.storing)
 	if err == nil {
 		// Or the deadline would cut the connection while the answer is made.
 		err = control.SetReadDeadline(time.Time{})
 	}
 	if err == nil {
-		u.question = question
-		err = d.commit(r.Context(), u)
+		err = d.commit(r.Context(), *u)
 	}
 	if err != nil {
 		d.abort(context.WithoutCancel(r.Context()))
-		return 0, "", err
+		return taken{}, err
 	}
-	return d.size, question, nil
+	return taken{d.size, hex.EncodeToString(d.sum.Sum(nil)), heard}, nil
 }
 
 // readForm takes the parts in whatever order: the firmware sends `question`

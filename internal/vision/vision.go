@@ -11,6 +11,7 @@
 package vision
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -30,6 +31,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/lobby"
 )
 
 // Paths of the device side.
@@ -74,7 +76,13 @@ type Options struct {
 	// PublicURL is the http or https base under which devices reach this node,
 	// without a slash at its end. Empty: photos are not offered.
 	PublicURL string
-	Log       *slog.Logger
+	// Chat explains photos if it has a URL, else whoever responds on Subject
+	// does, if that is not empty.
+	Chat    ChatOptions
+	Subject string
+	// Failures slows down who tries tokens; nil does not.
+	Failures *lobby.Failures
+	Log      *slog.Logger
 }
 
 // Core is what the receiver needs of devices.Service.
@@ -91,20 +99,37 @@ type Server struct {
 	bucket *bucket
 	slots  chan struct{}
 
+	explanations *explanations
+
 	mu        sync.Mutex
 	uploading map[devices.ID]int // in progress
 	patience  time.Duration      // UploadTime, less in tests
+	budget    time.Duration      // ExplainTime, less in tests
 
 	// Uploads counts them by outcome: stored, or the reason they were refused.
 	Uploads devices.CounterMap[string]
 	// Bytes counts those of stored photos, InProgress uploads now.
 	Bytes      atomic.Uint64
 	InProgress atomic.Int64
+	// Explanations counts photos by what became of their question, ExplainTime
+	// is what the device waited for it, Explaining how many are explained now.
+	Explanations devices.CounterMap[string]
+	ExplainTime  devices.Histogram
+	Explaining   atomic.Int64
 }
 
 // New returns a Server. It refuses uploads until Attach.
 func New(opt Options) *Server {
-	return &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), uploading: map[devices.ID]int{}, patience: UploadTime}
+	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), uploading: map[devices.ID]int{}, patience: UploadTime, budget: ExplainTime}
+	var ask explainer
+	switch {
+	case opt.Chat.URL != "":
+		ask = newChat(opt.Chat, s.content)
+	case opt.Subject != "":
+		ask = &responder{conn: opt.JetStream.Conn(), subject: opt.Subject, bucket: opt.Bucket}
+	}
+	s.explanations = newExplanations(ask)
+	return s
 }
 
 // Attach gives the server its core, which needs the server to be built.
@@ -157,6 +182,7 @@ func isPhotoID(id string) bool {
 const (
 	reasonBadRequest   = "bad_request"
 	reasonUnauthorized = "unauthorized"
+	reasonTooMany      = "too_many"
 	reasonTooLarge     = "too_large"
 	reasonNotJPEG      = "not_jpeg"
 	reasonUsed         = "used"
@@ -191,13 +217,13 @@ func unavailable(cause error) *refusal {
 func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	id, err := devices.ParseID(r.Header.Get("Device-Id"))
 	if err != nil {
-		s.answer(w, r, upload{}, refuse(http.StatusBadRequest, reasonBadRequest, "the Device-Id header is unusable: %v", err))
+		s.answer(w, r, upload{}, answer{}, refuse(http.StatusBadRequest, reasonBadRequest, "the Device-Id header is unusable: %v", err))
 		return
 	}
 	now := time.Now()
 	token, found := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if err := s.opt.Mint.VerifyUpload(token, string(id), now); !found || err != nil {
-		s.answer(w, r, upload{}, refuse(http.StatusUnauthorized, reasonUnauthorized, "the upload token is not valid"))
+		s.answer(w, r, upload{}, answer{}, s.unauthorized(r, err, "the upload token is not valid"))
 		return
 	}
 	s.receive(w, r, upload{device: id, photo: newPhotoID(now), kind: KindCamera, taken: now})
@@ -208,10 +234,18 @@ func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) {
 	now := time.Now()
 	device, photo, err := s.opt.Mint.VerifySnapshot(r.PathValue("token"), now)
 	if err != nil || !isPhotoID(photo) {
-		s.answer(w, r, upload{}, refuse(http.StatusUnauthorized, reasonUnauthorized, "this address is not valid, or not any more"))
+		s.answer(w, r, upload{}, answer{}, s.unauthorized(r, err, "this address is not valid, or not any more"))
 		return
 	}
 	s.receive(w, r, upload{device: devices.ID(device), photo: photo, kind: KindSnapshot, taken: now})
+}
+
+// unauthorized refuses a token. One that has merely expired was no attempt.
+func (s *Server) unauthorized(r *http.Request, err error, message string) *refusal {
+	if !errors.Is(err, credential.ErrExpired) && s.opt.Failures.FailedRequest(r) {
+		return refuse(http.StatusTooManyRequests, reasonTooMany, "too many wrong tokens from this address; try again later")
+	}
+	return refuse(http.StatusUnauthorized, reasonUnauthorized, "%s", message)
 }
 
 // upload is one that may begin: who sends it, and what it will be.
@@ -226,34 +260,45 @@ type upload struct {
 func (s *Server) receive(w http.ResponseWriter, r *http.Request, u upload) {
 	core := s.core.Load()
 	if core == nil {
-		s.answer(w, r, u, refuse(http.StatusServiceUnavailable, reasonUnavailable, "this node is starting; try again"))
+		s.answer(w, r, u, answer{}, refuse(http.StatusServiceUnavailable, reasonUnavailable, "this node is starting; try again"))
 		return
 	}
 	if !(*core).MemberOf(u.device) {
-		s.answer(w, r, u, refuse(http.StatusUnauthorized, reasonUnauthorized, "the device is not a member of this fleet"))
+		s.answer(w, r, u, answer{}, refuse(http.StatusUnauthorized, reasonUnauthorized, "the device is not a member of this fleet"))
 		return
 	}
 	if !s.enter(u.device) {
-		s.answer(w, r, u, refuse(http.StatusServiceUnavailable, reasonBusy, "other uploads of this device are in progress already"))
+		s.answer(w, r, u, answer{}, refuse(http.StatusServiceUnavailable, reasonBusy, "other uploads of this device are in progress already"))
 		return
 	}
 	defer s.leave(u.device)
+	taken, err := s.take(w, r, &u)
+	if err != nil {
+		s.answer(w, r, u, answer{}, err)
+		return
+	}
+	s.Uploads.Add(outcomeStored, 1)
+	s.Bytes.Add(uint64(taken.bytes))
+	(*core).Publish(photoEvent(u, taken.bytes))
+	said := answer{Success: true, Photo: u.photo}
+	if u.kind == KindCamera {
+		said.Text, said.Message = s.explained(r.Context(), question{u.device, u.photo, u.question, taken.bytes, taken.sha256}, taken.heard.Add(s.budget))
+	}
+	s.answer(w, r, u, said, nil)
+}
+
+// take stores the upload in one of the places for that; explanations take
+// longer and have places of their own.
+func (s *Server) take(w http.ResponseWriter, r *http.Request, u *upload) (taken, error) {
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
 	default:
-		s.answer(w, r, u, refuse(http.StatusServiceUnavailable, reasonBusy, "%d uploads are in progress already; try again", MaxUploads))
-		return
+		return taken{}, refuse(http.StatusServiceUnavailable, reasonBusy, "%d uploads are in progress already; try again", MaxUploads)
 	}
 	s.InProgress.Add(1)
 	defer s.InProgress.Add(-1)
-	size, question, err := s.store(w, r, u)
-	if err == nil {
-		s.Uploads.Add(outcomeStored, 1)
-		s.Bytes.Add(uint64(size))
-		(*core).Publish(photoEvent(u, question, size))
-	}
-	s.answer(w, r, u, err)
+	return s.store(w, r, u)
 }
 
 // enter counts an upload of the device, if it has not enough already: no
@@ -276,21 +321,25 @@ func (s *Server) leave(id devices.ID) {
 	}
 }
 
-func photoEvent(u upload, question string, size int64) devices.Event {
+func photoEvent(u upload, size int64) devices.Event {
 	fields := jsonspan.AppendString([]byte(`"photo":`), u.photo)
-	fields = jsonspan.AppendString(append(fields, `,"question":`...), question)
+	fields = jsonspan.AppendString(append(fields, `,"question":`...), u.question)
 	fields = strconv.AppendInt(append(fields, `,"bytes":`...), size, 10)
 	return devices.Event{Kind: devices.EventPhoto, Device: u.device, Time: u.taken, MsgID: u.device.Token() + "-photo-" + u.photo, Fields: fields}
 }
 
+// answer is what the device reads. The firmware makes it, word for word, the
+// result of the tool.
+type answer struct {
+	Success bool   `json:"success"`
+	Photo   string `json:"photo,omitempty"`
+	Text    string `json:"text,omitempty"` // the explanation
+	Message string `json:"message,omitempty"`
+}
+
 // answer ends an upload; the refusals are counted here, and only faults of our
 // own side are logged.
-func (s *Server) answer(w http.ResponseWriter, r *http.Request, u upload, err error) {
-	body := struct {
-		Success bool   `json:"success"`
-		Photo   string `json:"photo,omitempty"`
-		Message string `json:"message,omitempty"`
-	}{Success: true, Photo: u.photo}
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, u upload, said answer, err error) {
 	status := http.StatusOK
 	if err != nil {
 		no := (*refusal)(nil)
@@ -301,19 +350,21 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, u upload, err er
 		if no.cause != nil && !errors.Is(no.cause, context.Canceled) {
 			s.opt.Log.Warn("photo upload failed", "device", u.device, "remote", r.RemoteAddr, "reason", no.reason, "error", no.cause)
 		}
-		body.Success, body.Photo, body.Message, status = false, "", no.message, no.status
+		said, status = answer{Message: no.message}, no.status
 		switch status {
 		case http.StatusUnauthorized:
 			w.Header().Set("WWW-Authenticate", `Bearer realm="fleetd"`)
-		case http.StatusServiceUnavailable:
+		case http.StatusServiceUnavailable, http.StatusTooManyRequests:
 			w.Header().Set("Retry-After", "10")
 		}
 	}
-	text, err := json.Marshal(body)
-	if err != nil { // two strings and a bool marshal
+	var body bytes.Buffer
+	text := json.NewEncoder(&body)
+	text.SetEscapeHTML(false)                 // or an explanation could grow to six times its length
+	if err := text.Encode(said); err != nil { // texts and a bool encode
 		status = http.StatusInternalServerError
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(text) // the device is gone if this fails
+	_, _ = w.Write(bytes.TrimSuffix(body.Bytes(), []byte("\n"))) // the device is gone if this fails
 }

@@ -54,6 +54,8 @@ type Options struct {
 	Mint    *credential.Mint
 	// Open lets every device in without credentials (--device-auth none).
 	Open bool
+	// Failures slows down who tries tokens; nil does not.
+	Failures *lobby.Failures
 	// CloseIdle closes a connection on which nothing was sent for IdleAfter;
 	// otherwise a `noop` message after KeepAfter keeps it usable.
 	CloseIdle bool
@@ -97,8 +99,8 @@ func (f *Front) Close() {
 }
 
 // ServeHTTP upgrades one device's request, or refuses it with a status and one
-// sentence: 400 bad id or no WebSocket request, 401 credentials, 503 too many
-// at once or stopping.
+// sentence: 400 bad id or no WebSocket request, 401 credentials, 429 too many
+// wrong ones from this address, 503 too many at once or stopping.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	who, status, err := f.identify(r)
@@ -107,6 +109,10 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			lobby.VouchFor(r.Context())
 		}
 		status, err = http.StatusServiceUnavailable, f.room.Enter(r.Context())
+	}
+	if status == http.StatusUnauthorized && r.Header.Get("Authorization") != "" && f.opt.Failures.FailedRequest(r) {
+		status, err = http.StatusTooManyRequests, errors.New("too many wrong tokens from this address; try again later")
+		w.Header().Set("Retry-After", "10")
 	}
 	if err != nil {
 		f.Refused.Add(status, 1)
@@ -148,8 +154,8 @@ func (f *Front) identify(r *http.Request) (devices.Identity, int, error) {
 	// space in it (websocket_protocol.cc:97-101).
 	token := r.Header.Get("Authorization")
 	token = strings.TrimPrefix(token, "Bearer ")
-	generation, ok := f.opt.Service.Generation(id)
-	if !f.opt.Mint.IsDevice(token, string(id), who.ClientID, generation) || !ok {
+	generation, proven, admitted := f.opt.Service.Authenticate(id, func(g int64) bool { return f.opt.Mint.IsDevice(token, string(id), who.ClientID, g) })
+	if !proven || !admitted {
 		return who, http.StatusUnauthorized, errors.New("credentials are not valid for this device; restart it so that it asks the OTA address again")
 	}
 	who.Verified, who.Generation = true, generation

@@ -35,7 +35,7 @@ type bench struct {
 	url     string
 }
 
-func open(t *testing.T) bench {
+func open(t *testing.T, change ...func(*wsdevice.Options)) bench {
 	t.Helper()
 	mint, err := credential.New([]byte("a secret for tests only"))
 	if err != nil {
@@ -43,7 +43,11 @@ func open(t *testing.T) bench {
 	}
 	b := bench{Ports: devicetest.New(), mint: mint}
 	b.service = b.Service(t, devices.Config{})
-	front := wsdevice.New(wsdevice.Options{Service: b.service, Mint: mint, Log: slog.New(slog.DiscardHandler)})
+	options := wsdevice.Options{Service: b.service, Mint: mint, Log: slog.New(slog.DiscardHandler)}
+	for _, f := range change {
+		f(&options)
+	}
+	front := wsdevice.New(options)
 	server := httptest.NewServer(front)
 	t.Cleanup(func() {
 		server.Close()

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/store"
 )
@@ -433,6 +434,24 @@ func testLabelFilters(t *testing.T, db Database) {
 	} {
 		if got := list(t, s, devices.Query{Label: test.label}); got != test.want {
 			t.Errorf("%q: got %q, want %q", test.label, got, test.want)
+		}
+	}
+	for _, test := range []struct {
+		selector access.Selector
+		want     string
+	}{
+		{access.Selector{"room": "kitchen"}, "a"},
+		{access.Selector{"room": "kitchen", "floor": "1"}, "a"},
+		{access.Selector{"room": "kitchen", "floor": "2"}, ""},
+		{access.Selector{"device": "c"}, "c"},
+		{access.Selector{"device": "c", "room": "kitchen2"}, "c"},
+		{access.Selector{"device": "c", "room": "kitchen"}, ""},
+		{access.Selector{"room": ""}, "g"},
+		{access.Selector{"nul": "a\x00b"}, "h"},
+		{nil, "a b c d e f g h i"},
+	} {
+		if got := list(t, s, devices.Query{Selector: test.selector}); got != test.want {
+			t.Errorf("%v: got %q, want %q", test.selector, got, test.want)
 		}
 	}
 	// Rows that the text matches and the labels do not must not end a page early.

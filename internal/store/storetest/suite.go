@@ -44,6 +44,9 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"forget removes what is stored and what waits", testForget},
 		{"forget that fails loses nothing", testForgetFails},
 		{"the strongest exception wins", testExceptions},
+		{"a fleet rotates once", testRotation},
+		{"a serial number proves one device", testAttestation},
+		{"nodes bind serial numbers at once", testAttestationRace},
 		{"a bad device poisons nobody", testBadDevice},
 		{"a bad history entry poisons nobody", testBadHistory},
 		{"text that Postgres refuses", testBadText},
@@ -62,6 +65,8 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"retention", testRetention},
 		{"one node prunes at a time", testPruneTurn},
 		{"a list in use is never pruned", testPruneRace},
+		{"the audit comes back as it was written", testAudit},
+		{"the audit is pruned by age", testAuditPrune},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, makeDatabase(t)) })
 	}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"fleetd/internal/apiclient"
+	"fleetd/internal/audit"
+)
+
+type auditCmd struct {
+	Show   auditShowCmd   `cmd:"" default:"withargs" help:"Show entries, the newest last (the default)."`
+	Export auditExportCmd `cmd:"" help:"Copy the record to a file, with what proves it."`
+	Verify auditVerifyCmd `cmd:"" help:"Look for gaps and changes, in the node's record or in an exported file."`
+}
+
+// spanFlags select a time.
+type spanFlags struct {
+	Since string `help:"No entries before: a duration back such as 1h, a date or a time." placeholder:"1h|TIME"`
+	Until string `help:"No entries behind it." placeholder:"TIME"`
+}
+
+func (f spanFlags) filter(a *app) (filter apiclient.AuditFilter, err error) {
+	for _, side := range []struct {
+		flag, text string
+		at         *time.Time
+	}{{"--since", f.Since, &filter.Since}, {"--until", f.Until, &filter.Until}} {
+		if side.text != "" {
+			if *side.at, err = moment(side.text, a.now(), -1); err != nil {
+				return filter, failed("%s %w", side.flag, err)
+			}
+		}
+	}
+	return filter, nil
+}
+
+type auditShowCmd struct {
+	spanFlags
+	Device  string `help:"Only of this device." placeholder:"ID"`
+	Key     string `help:"Only by this key: id or name; or admin, open, voice, gateway." placeholder:"KEY"`
+	Kind    string `help:"Only of this kind: call, message, device, key, policy, refusal, run, credential." placeholder:"KIND"`
+	Outcome string `help:"Only with this outcome, such as ok or tool_denied." placeholder:"OUTCOME"`
+	Limit   int    `help:"Most entries shown." default:"100"`
+	Follow  bool   `short:"f" help:"Go on with what comes."`
+	JSON    bool   `name:"json" help:"Print the server's JSON, one entry per line."`
+	clientFlags
+}
+
+// Run prints entries.
+func (cmd *auditShowCmd) Run(ctx context.Context, a *app) error {
+	filter, err := cmd.filter(a)
+	if err != nil {
+		return err
+	}
+	if cmd.Limit < 1 {
+		return failed("--limit must be above zero, not %d", cmd.Limit)
+	}
+	filter.Device, filter.Key, filter.Kind, filter.Outcome = cmd.Device, cmd.Key, cmd.Kind, cmd.Outcome
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	filter.PageSize = cmd.Limit
+	seen := make(map[string]int64) // the highest number of each run
+	begun := a.now()
+	for first := true; ; first = false {
+		entries, err := cmd.fresh(ctx, c, filter, seen, first, begun)
+		if err != nil {
+			if cmd.Follow && ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		for _, e := range slices.Backward(entries) {
+			seen[e.Run] = max(seen[e.Run], e.Seq)
+			if err := cmd.print(a.stdout, e); err != nil {
+				return failed("write: %w", err)
+			}
+		}
+		if !cmd.Follow {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(a.refresh):
+		}
+	}
+}
+
+// maxKnown is how many entries in a row that were shown already end the look for others: those of several nodes come
+// in any order.
+const maxKnown = 500
+
+// fresh returns what was not shown yet, newest first: at most the limit the first time, everything later. Of a run that
+// did not show up the first time, only what happened since is news.
+func (cmd *auditShowCmd) fresh(ctx context.Context, c *apiclient.Client, filter apiclient.AuditFilter, seen map[string]int64, first bool, begun time.Time) (entries []apiclient.AuditEntry, err error) {
+	known := 0
+	if !first {
+		filter.PageSize = maxKnown
+	}
+	for e, err := range c.Audit(ctx, filter) {
+		if err != nil {
+			return nil, err
+		}
+		if last, met := seen[e.Run]; !first && (e.Seq <= last || !met && e.At.Before(begun)) {
+			if known++; known == maxKnown {
+				break
+			}
+			continue
+		}
+		known = 0
+		if entries = append(entries, e); first && len(entries) == cmd.Limit {
+			break
+		}
+	}
+	return entries, nil
+}
+
+func (cmd *auditShowCmd) print(w io.Writer, e apiclient.AuditEntry) error {
+	if cmd.JSON {
+		return printJSONLine(w, e.Raw)
+	}
+	text := oneLine(e.Outcome)
+	if e.Rule != "" {
+		text += " by " + oneLine(e.Rule)
+	}
+	if e.Count > 0 {
+		text += " ×" + strconv.FormatInt(e.Count, 10)
+	}
+	if e.Duration > 0 {
+		text += " " + time.Duration(e.Duration).Round(time.Millisecond/10).String()
+	}
+	if e.Detail != "" {
+		text += "  " + oneLine(e.Detail)
+	}
+	_, err := fmt.Fprintf(w, "%s  %-8s  %-17s  %-16s  %-7s  %s  %s\n", e.At.UTC().Format("2006-01-02T15:04:05.000Z"), oneLine(e.Kind), cmp.Or(oneLine(e.Device), "-"),
+		cmp.Or(oneLine(e.Name), oneLine(e.Key), "-"), cmp.Or(oneLine(e.Via), "-"), oneLine(e.Action), text)
+	return err
+}
+
+type auditExportCmd struct {
+	File string `arg:"" help:"File to write; - is standard output."`
+	spanFlags
+	clientFlags
+}
+
+// Run copies the record. A file that is not whole does not stay.
+func (cmd *auditExportCmd) Run(ctx context.Context, a *app) error {
+	filter, err := cmd.filter(a)
+	if err != nil {
+		return err
+	}
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	if cmd.File == "-" {
+		_, err := c.ExportAudit(ctx, filter, a.stdout)
+		return err
+	}
+	f, err := os.OpenFile(cmd.File, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return failed("write the export: %w", err)
+	}
+	n, err := c.ExportAudit(ctx, filter, f)
+	if closeErr := f.Close(); err == nil && closeErr != nil {
+		err = failed("write the export: %w", closeErr)
+	}
+	if err != nil {
+		_ = os.Remove(cmd.File) // the error that led here says more
+		return err
+	}
+	fmt.Fprintf(a.stdout, "%s: %d bytes\n", cmd.File, n)
+	return nil
+}
+
+type auditVerifyCmd struct {
+	File string `arg:"" optional:"" help:"An exported file, or - for standard input; without it the node looks at its own record."`
+	spanFlags
+	clientFlags
+}
+
+// Run looks for gaps. A file is looked at right here: whoever exported it need not be trusted.
+func (cmd *auditVerifyCmd) Run(ctx context.Context, a *app) error {
+	report, err := cmd.report(ctx, a)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(a.stdout, "%d entries in %d blocks of %d runs\n", report.Entries, report.Blocks, report.Runs)
+	if report.Headless > 0 {
+		fmt.Fprintf(a.stdout, "%d runs begin before what is here\n", report.Headless)
+	}
+	if report.Dropped > 0 {
+		fmt.Fprintf(a.stdout, "%d entries found no room while the database was away; the nodes say so themselves\n", report.Dropped)
+	}
+	for _, run := range report.Unended {
+		fmt.Fprintf(a.stdout, "no end: %s\n", oneLine(run))
+	}
+	for _, fault := range report.Faults {
+		fmt.Fprintf(a.stdout, "fault: %s\n", oneLine(fault))
+	}
+	if !report.Intact {
+		return failed("the record is not whole")
+	}
+	fmt.Fprintln(a.stdout, "nothing is missing between the blocks, and none was changed")
+	return nil
+}
+
+func (cmd *auditVerifyCmd) report(ctx context.Context, a *app) (report apiclient.AuditReport, err error) {
+	if cmd.File == "" {
+		filter, err := cmd.filter(a)
+		if err != nil {
+			return report, err
+		}
+		c, err := cmd.client(a)
+		if err != nil {
+			return report, err
+		}
+		return c.VerifyAudit(ctx, filter)
+	}
+	in := a.stdin
+	if cmd.File != "-" {
+		f, err := os.Open(cmd.File)
+		if err != nil {
+			return report, failed("read the export: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	var v audit.Verifier
+	if err := audit.ReadExport(in, func(b *audit.Block) error { v.Add(b); return nil }); err != nil {
+		return report, failed("%s: %w", cmd.File, err)
+	}
+	return apiclient.AuditReport(v.Report()), nil
+}

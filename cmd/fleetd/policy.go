@@ -1,0 +1,229 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+type policyCmd struct {
+	Show     policyShowCmd     `cmd:"" help:"Show the rules in force."`
+	Set      policySetCmd      `cmd:"" help:"Replace the rules by those of a file."`
+	Explain  policyExplainCmd  `cmd:"" help:"Say which rule decides about a call, without making it."`
+	Versions policyVersionsCmd `cmd:"" help:"List the versions of the rules."`
+}
+
+type policyShowCmd struct {
+	JSON bool `name:"json" help:"Print the document, as policy set takes it."`
+	clientFlags
+}
+
+// policyView is as much of the document as is shown.
+type policyView struct {
+	Version int64     `json:"version"`
+	Changed time.Time `json:"changed"`
+	By      string    `json:"by"`
+	Rules   []struct {
+		Name, Action     string
+		Tools, Keys, Via []string
+		Devices          map[string]string
+	} `json:"rules"`
+	Reads []struct {
+		Tools   []string
+		Devices map[string]string
+		TTL     string
+	} `json:"reads"`
+	URLs []struct {
+		Tools, Prefixes []string
+	} `json:"urls"`
+	AuditArguments []string `json:"audit_arguments"`
+}
+
+// Run prints the rules.
+func (cmd *policyShowCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	document, err := c.Policy(ctx)
+	if err != nil {
+		return err
+	}
+	if cmd.JSON {
+		return printJSON(a.stdout, document)
+	}
+	var p policyView
+	if err := json.Unmarshal(document, &p); err != nil {
+		return fmt.Errorf("the server's answer is not a policy: %w", err)
+	}
+	return p.print(a.stdout)
+}
+
+func (p *policyView) print(w io.Writer) error {
+	switch {
+	case p.By != "":
+		fmt.Fprintf(w, "version %d, written %s by %s\n", p.Version, p.Changed.UTC().Format(time.RFC3339), oneLine(p.By))
+	default:
+		fmt.Fprintf(w, "version %d\n", p.Version)
+	}
+	any := func(list []string) string { return cmp.Or(strings.Join(list, ","), "any") }
+	rows := [][]string{{"RULE", "ACTION", "TOOLS", "DEVICES", "KEYS", "VIA"}}
+	for _, r := range p.Rules {
+		rows = append(rows, []string{r.Name, r.Action, any(r.Tools), selectorText(r.Devices), any(r.Keys), any(r.Via)})
+	}
+	if len(rows) == 1 {
+		fmt.Fprintln(w, "no rules of your own; the built-in ones hold")
+	} else if err := table(w, "", rows); err != nil {
+		return err
+	}
+	for _, r := range p.Reads {
+		fmt.Fprintf(w, "reads  %s  devices %s  kept for %s\n", oneLine(any(r.Tools)), oneLine(selectorText(r.Devices)), oneLine(cmp.Or(r.TTL, "0s")))
+	}
+	for _, u := range p.URLs {
+		fmt.Fprintf(w, "urls   %s  %s\n", oneLine(any(u.Tools)), oneLine(strings.Join(u.Prefixes, " ")))
+	}
+	if len(p.AuditArguments) > 0 {
+		fmt.Fprintf(w, "arguments kept in the audit: %s\n", oneLine(any(p.AuditArguments)))
+	}
+	return nil
+}
+
+type policySetCmd struct {
+	File string `arg:"" help:"File with the rules as JSON; - is standard input."`
+	clientFlags
+}
+
+// maxPolicyFile is more than a server takes.
+const maxPolicyFile = 1 << 20
+
+// Run replaces the rules. A document that names the version it was made from is held against the one in force; else
+// the one in force a moment ago is meant.
+func (cmd *policySetCmd) Run(ctx context.Context, a *app) error {
+	in := a.stdin
+	if cmd.File != "-" {
+		f, err := os.Open(cmd.File)
+		if err != nil {
+			return failed("read the policy: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxPolicyFile))
+	if err != nil {
+		return failed("read the policy: %w", err)
+	}
+	var given struct {
+		Version *int64 `json:"version"`
+	}
+	if err := json.Unmarshal(text, &given); err != nil {
+		return failed("the policy is not JSON: %w", err)
+	}
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	if given.Version == nil {
+		document, err := c.Policy(ctx)
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(document, &given); err != nil || given.Version == nil {
+			return fmt.Errorf("the server's answer is not a policy")
+		}
+	}
+	document, err := c.SetPolicy(ctx, text, *given.Version)
+	if err != nil {
+		return err
+	}
+	var p policyView
+	if err := json.Unmarshal(document, &p); err != nil {
+		return fmt.Errorf("the server's answer is not a policy: %w", err)
+	}
+	fmt.Fprintf(a.stdout, "version %d with %d rules is in force\n", p.Version, len(p.Rules))
+	return nil
+}
+
+type policyExplainCmd struct {
+	Key    string   `arg:"" help:"Id or name of an API key; or admin, open, voice, gateway."`
+	Device string   `arg:"" help:"Device id."`
+	Tool   string   `arg:"" help:"Name of the tool."`
+	Values []string `arg:"" optional:"" name:"key=value" help:"Arguments; key:=JSON passes JSON as it is."`
+	Via    string   `help:"The way in: rest, raw, nats, gateway, voice or mcp." default:"rest" placeholder:"WAY"`
+	JSON   bool     `name:"json" help:"Print the server's JSON."`
+	clientFlags
+}
+
+// Run says which rule decides.
+func (cmd *policyExplainCmd) Run(ctx context.Context, a *app) error {
+	values, err := splitValues(cmd.Values)
+	if err != nil {
+		return err
+	}
+	var arguments json.RawMessage
+	if len(values) > 0 {
+		members := make(map[string]json.RawMessage)
+		for _, v := range values {
+			if members[v.key] = json.RawMessage(v.value); !v.isJSON {
+				if members[v.key], err = guess(v.value); err != nil {
+					return err
+				}
+			}
+		}
+		if arguments, err = json.Marshal(members); err != nil {
+			return failed("encode the arguments: %w", err)
+		}
+	}
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	x, err := c.Explain(ctx, cmd.Key, cmd.Device, cmd.Tool, cmd.Via, arguments)
+	if err != nil {
+		return err
+	}
+	if cmd.JSON {
+		return printJSON(a.stdout, x.Raw)
+	}
+	fmt.Fprintf(a.stdout, "%s by %s\n", oneLine(x.Action), oneLine(x.Rule))
+	if x.Detail != "" {
+		fmt.Fprintln(a.stdout, oneLine(x.Detail))
+	}
+	if x.Shared {
+		fmt.Fprintf(a.stdout, "identical calls at the same time share one answer, which is kept for %s\n", oneLine(cmp.Or(x.TTL, "0s")))
+	}
+	rows := [][]string{{"RULE", "ACTION", "VERDICT", "WHY"}}
+	for _, step := range x.Steps {
+		rows = append(rows, []string{step.Rule, cmp.Or(step.Action, "-"), step.Verdict, cmp.Or(step.Why, "-")})
+	}
+	return table(a.stdout, "", rows)
+}
+
+type policyVersionsCmd struct {
+	clientFlags
+}
+
+// Run lists the versions.
+func (cmd *policyVersionsCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	rows := [][]string{{"VERSION", "CHANGED", "BY", "RULES"}}
+	for v, err := range c.PolicyVersions(ctx) {
+		if err != nil {
+			return err
+		}
+		rows = append(rows, []string{strconv.FormatInt(v.Version, 10), v.Changed.UTC().Format(time.RFC3339), cmp.Or(v.By, "-"), strconv.Itoa(v.Rules)})
+	}
+	if len(rows) == 1 {
+		fmt.Fprintln(a.stdout, "the rules were never changed")
+		return nil
+	}
+	return table(a.stdout, "", rows)
+}

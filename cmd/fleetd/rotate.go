@@ -1,0 +1,43 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"fleetd/internal/apiclient"
+)
+
+type rotateCmd struct {
+	Device string        `arg:"" optional:"" help:"Device id; none with --all."`
+	All    bool          `help:"Rotate the credentials of all devices."`
+	Grace  time.Duration `help:"How long the old credentials stay valid for devices that did not boot since, 1m to 8760h." default:"720h"`
+	clientFlags
+}
+
+// Run rotates one device or all.
+func (cmd *rotateCmd) Run(ctx context.Context, a *app) error {
+	if (cmd.Device == "") != cmd.All {
+		return failed("give a device, or --all (see fleetd devices rotate --help)")
+	}
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	var after apiclient.Credentials
+	if cmd.All {
+		after, err = c.RotateAll(ctx, cmd.Grace)
+	} else {
+		after, err = c.Rotate(ctx, cmd.Device, cmd.Grace)
+	}
+	if err != nil {
+		return err
+	}
+	who := "all devices"
+	if !cmd.All {
+		who = oneLine(cmd.Device)
+	}
+	fmt.Fprintf(a.stdout, "%s rotated to generation %d; new credentials come with the next OTA check, so restart what does not restart by itself before %s\n",
+		who, after.Generation, after.PreviousUntil.UTC().Format(time.RFC3339))
+	return nil
+}

@@ -1,0 +1,270 @@
+// Package attest lets a device's hardware prove itself. Chips with a serial
+// number in their eFuse also hold a key there that no firmware can read: they
+// answer the challenge of an OTA reply with HMAC-SHA256 under that key
+// (ota.cc:421-492). Where the operator has imported the keys, a right answer
+// admits the device without a spoken code.
+//
+// The list lives in the database, each key sealed with one that derives from
+// the fleet's secret. Nothing of it is kept in memory: proofs are rare, and a
+// key that was removed must be worth nothing at once on every node. While the
+// database is away nobody is admitted by proof; devices ask again.
+package attest
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+)
+
+// Limits of proofs and of the list.
+const (
+	MaxBody     = 4 << 10         // bytes of a proof; the firmware's has about 250
+	MaxImport   = 1000            // keys in one import
+	KeySize     = 32              // bytes, of eFuse block KEY0
+	MaxSerial   = 64              // characters; the firmware's has 32
+	MaxLookups  = 32              // proofs judged at once; others wait for their next try
+	lookupTime  = time.Second     // for the database, which the device waits for
+	unlistedFor = 5 * time.Second // after which a number that is not listed is looked for again
+	maxUnlisted = 10_000          // numbers remembered as not listed
+	sealPurpose = "attestation"
+	algorithm   = "hmac-sha256"
+)
+
+// Outcomes of proofs. The list is closed: every value has a counter. What the
+// core refuses stands beside them under its own names.
+const (
+	OutcomeAdmitted    = "admitted"
+	OutcomeNone        = "none"        // no proof: firmware without a serial number, or a chip without the unit
+	OutcomeMalformed   = "malformed"   // not what the firmware sends
+	OutcomeAlgorithm   = "algorithm"   // another one than hmac-sha256
+	OutcomeStale       = "stale"       // not the challenge that this client was given, or it was used
+	OutcomeUnlisted    = "unlisted"    // the operator did not import the serial number
+	OutcomeWrong       = "wrong"       // the signature is not that of the key
+	OutcomeContested   = "contested"   // the number proves another device, or another number this one
+	OutcomeUnavailable = "unavailable" // the database is away
+	OutcomeBusy        = "busy"        // MaxLookups others are being judged
+	OutcomeUnreadable  = "unreadable"  // the key was sealed under another secret
+)
+
+// Keys keeps the list. Its errors wrap devices.ErrDatabase,
+// devices.ErrNotFound and devices.ErrBound.
+type Keys interface {
+	Bindings
+	Register
+}
+
+// Bindings is what a proof needs of the list.
+type Bindings interface {
+	// AttestationKey returns one key.
+	AttestationKey(ctx context.Context, serial string) (devices.AttestationKey, error)
+	// ProvenBy returns the serial number that proves a device.
+	ProvenBy(ctx context.Context, id devices.ID) (serial string, err error)
+	// BindAttestationKey has a serial number prove this device and no other.
+	BindAttestationKey(ctx context.Context, serial string, id devices.ID, now time.Time) error
+}
+
+// Register is what the operator needs of it.
+type Register interface {
+	// SaveAttestationKeys adds keys, all or none; those of known serial numbers
+	// are replaced, and stay bound where the new ones name no device.
+	SaveAttestationKeys(ctx context.Context, keys []devices.AttestationKey) error
+	// AttestationKeys returns at most limit keys behind one, by serial number.
+	AttestationKeys(ctx context.Context, after string, limit int) ([]devices.AttestationKey, error)
+	// RemoveAttestationKey removes a key.
+	RemoveAttestationKey(ctx context.Context, serial string) error
+}
+
+// Core is what a proof needs of devices.Service.
+type Core interface {
+	TakeChallenge(id devices.ID, clientID, challenge string) (back func(), ok bool)
+	MayProve(id devices.ID, clientID, serial string) (refused string)
+	AdmitProven(id devices.ID, clientID, serial string, bound bool) (refused string)
+	Dispute(id devices.ID, clientID, serial string, reason devices.Dispute)
+}
+
+// List is the operator's list of chips. It is safe for concurrent use.
+type List struct {
+	keys  Keys
+	mint  *credential.Mint
+	log   *slog.Logger
+	slots chan struct{}
+
+	mu       sync.Mutex
+	unlisted map[string]time.Time // serial numbers that were not found, until when
+
+	// Proofs counts them by outcome.
+	Proofs devices.CounterMap[string]
+}
+
+// New returns a List.
+func New(keys Keys, mint *credential.Mint, log *slog.Logger) *List {
+	return &List{keys: keys, mint: mint, log: log, slots: make(chan struct{}, MaxLookups), unlisted: map[string]time.Time{}}
+}
+
+// proof is the body of an activation (ota.cc:421-450). A device without a
+// serial number sends an empty object.
+type proof struct {
+	Algorithm string `json:"algorithm"`
+	Serial    string `json:"serial_number"`
+	Challenge string `json:"challenge"`
+	HMAC      string `json:"hmac"`
+}
+
+// Prove judges the body of an activation request and admits its sender if the
+// proof in it is right. The outcome is one of the constants, or what the core
+// refused it for.
+func (l *List) Prove(ctx context.Context, core Core, id devices.ID, clientID string, body io.Reader) (outcome string) {
+	defer func() { l.Proofs.Add(outcome, 1) }()
+	p, outcome := parse(body)
+	if outcome != "" {
+		return outcome
+	}
+	if !l.mayBeListed(p.Serial) {
+		return OutcomeUnlisted
+	}
+	select {
+	case l.slots <- struct{}{}:
+		defer func() { <-l.slots }()
+	default:
+		return OutcomeBusy
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTime)
+	defer cancel()
+	// The challenge is taken before the key is looked at, so that of two answers
+	// to it one counts, and is given back where nothing was judged.
+	back, ok := core.TakeChallenge(id, clientID, p.Challenge)
+	if !ok {
+		return OutcomeStale
+	}
+	outcome = l.judge(ctx, core, id, clientID, p)
+	switch outcome {
+	case OutcomeUnlisted, OutcomeUnavailable, OutcomeUnreadable, devices.RefusedForeign, devices.RefusedRevoked:
+		back()
+	}
+	return outcome
+}
+
+func parse(body io.Reader) (p proof, outcome string) {
+	text, err := io.ReadAll(io.LimitReader(body, MaxBody+1))
+	if err != nil || len(text) > MaxBody {
+		return p, OutcomeMalformed
+	}
+	if len(strings.TrimSpace(string(text))) == 0 {
+		return p, OutcomeNone
+	}
+	if err := json.Unmarshal(text, &p); err != nil {
+		return p, OutcomeMalformed
+	}
+	switch {
+	case p.HMAC == "" || p.Serial == "":
+		return p, OutcomeNone
+	case p.Algorithm != algorithm:
+		return p, OutcomeAlgorithm
+	case checkSerial(p.Serial) != nil || len(p.HMAC) != hex.EncodedLen(sha256.Size):
+		return p, OutcomeMalformed
+	}
+	return p, ""
+}
+
+func (l *List) judge(ctx context.Context, core Core, id devices.ID, clientID string, p proof) (outcome string) {
+	key, err := l.keys.AttestationKey(ctx, p.Serial)
+	switch {
+	case errors.Is(err, devices.ErrNotFound):
+		l.noteUnlisted(p.Serial)
+		return OutcomeUnlisted
+	case err != nil:
+		l.log.Debug("a proof was not judged", "device", id, "error", err)
+		return OutcomeUnavailable
+	}
+	secret, err := l.mint.Open(sealPurpose, key.Serial, key.Sealed)
+	if err != nil {
+		l.log.Error("an attestation key cannot be read: it was imported under another --secret; import it again", "serial", key.Serial)
+		return OutcomeUnreadable
+	}
+	if !isSigned(secret, p) {
+		core.Dispute(id, clientID, p.Serial, devices.DisputeProof)
+		return OutcomeWrong
+	}
+	bound := key.Device == id
+	if key.Device != "" && !bound {
+		core.Dispute(id, clientID, p.Serial, devices.DisputeSerial)
+		return OutcomeContested
+	}
+	if !bound {
+		switch other, err := l.keys.ProvenBy(ctx, id); {
+		case err == nil && other != p.Serial:
+			core.Dispute(id, clientID, p.Serial, devices.DisputeDevice)
+			return OutcomeContested
+		case err != nil && !errors.Is(err, devices.ErrNotFound):
+			return OutcomeUnavailable
+		}
+		if refused := core.MayProve(id, clientID, p.Serial); refused != "" {
+			return refused
+		}
+		switch err := l.keys.BindAttestationKey(ctx, p.Serial, id, time.Now()); {
+		case errors.Is(err, devices.ErrBound): // by another node, just now
+			core.Dispute(id, clientID, p.Serial, devices.DisputeDevice)
+			return OutcomeContested
+		case errors.Is(err, devices.ErrNotFound): // removed meanwhile
+			return OutcomeUnlisted
+		case err != nil:
+			return OutcomeUnavailable
+		}
+	}
+	if refused := core.AdmitProven(id, clientID, p.Serial, bound); refused != "" {
+		return refused
+	}
+	l.log.Info("device proved itself", "device", id, "client", clientID, "serial", p.Serial)
+	return OutcomeAdmitted
+}
+
+// isSigned compares in constant time.
+func isSigned(key []byte, p proof) bool {
+	given, err := hex.DecodeString(p.HMAC)
+	mac := hmac.New(sha256.New, key)
+	mac.Write([]byte(p.Challenge))
+	return hmac.Equal(mac.Sum(nil), given) && err == nil
+}
+
+// mayBeListed spares the database the questions of devices that wait for a
+// code: they ask every 3 s.
+func (l *List) mayBeListed(serial string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	until, known := l.unlisted[serial]
+	if known && time.Now().After(until) {
+		delete(l.unlisted, serial)
+		known = false
+	}
+	return !known
+}
+
+func (l *List) noteUnlisted(serial string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.unlisted) >= maxUnlisted {
+		clear(l.unlisted)
+	}
+	l.unlisted[serial] = time.Now().Add(unlistedFor)
+}
+
+func checkSerial(serial string) error {
+	if serial == "" || len(serial) > MaxSerial || strings.ContainsFunc(serial, func(r rune) bool {
+		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && r != '-' && r != '_' && r != '.'
+	}) {
+		return fmt.Errorf("a serial number is 1 to %d of [A-Za-z0-9._-]", MaxSerial)
+	}
+	return nil
+}

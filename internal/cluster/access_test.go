@@ -1,0 +1,126 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// Who asks travels with the call: the holder refuses the same people for the
+// same reasons, whichever node they came to.
+func TestHopCarriesTheCaller(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, devicetest.NewScript())
+	labels := map[string]string{"room": "lab"}
+	if err := f.holding.Edit(id, devices.Edit{Labels: &labels}); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "the other node knows the label", func() bool {
+		return f.fwd.Permit(access.By{Who: wireBy.Who}, access.ScopeCall, id) == nil
+	})
+	devicetest.SetPolicy(t, f.holding, access.Policy{Rules: []access.Rule{{Name: "ask", Keys: []string{"asked"}, Action: access.Confirm}}})
+	by := func(name, scopes, selector string, tools ...string) access.By {
+		s, err := access.ParseScopes(strings.Fields(scopes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, _ := access.ParseSelector(selector)
+		return access.By{Who: access.NewCaller("k-"+name, name, s, d, tools), Via: access.ViaREST, From: "192.0.2.7:1"}
+	}
+	call := func(s *devices.Service, b access.By, confirmation string) (devices.ToolResult, *devices.Error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		c := volumeCall
+		c.By, c.Confirmation = b, confirmation
+		r, err := s.CallTool(ctx, c)
+		if err != nil {
+			return r, devices.AsError(err)
+		}
+		return r, nil
+	}
+	for _, b := range []access.By{{}, by("reader", "devices:read", ""), by("attic", "tools:call", "room=attic"), by("getter", "tools:call", "room=lab", "*get_*"), by("asked", "tools:call", "")} {
+		_, local := call(f.holding, b, "")
+		_, routed := call(f.fwd, b, "")
+		if local == nil || routed == nil || local.Code != routed.Code || local.Rule != routed.Rule || local.Rule == "" || local.Detail != routed.Detail || (local.Confirmation == "") != (routed.Confirmation == "") {
+			t.Errorf("%s: here %+v, over a hop %+v", b.Name(), local, routed)
+		}
+	}
+	if r, err := call(f.fwd, by("setter", "tools:call", "room=lab", "*set_*"), ""); err != nil || r.Node != "holder" {
+		t.Errorf("%+v %v", r, err)
+	}
+	_, refusal := call(f.fwd, by("asked", "tools:call", ""), "")
+	if _, err := call(f.fwd, by("asked", "tools:call", ""), refusal.Confirmation); err != nil {
+		t.Errorf("confirmed over a hop: %v", err)
+	}
+	if _, err := call(f.holding, by("asked", "tools:call", ""), refusal.Confirmation); err == nil {
+		t.Error("a confirmation is good twice")
+	}
+	// The holder has heard that the key ended, the other node has not yet.
+	gone := wireKey
+	gone.Tools = nil
+	f.holding.Learn(devices.News{Key: &gone})
+	if _, err := call(f.fwd, access.By{Who: access.NewCaller(gone.ID, gone.Name, gone.Scopes, nil, nil)}, ""); err == nil || err.Code != devices.CodeUnauthorized {
+		t.Errorf("a key that ended: %v", err)
+	}
+}
+
+// A service is who its token says.
+func TestServicesHaveKeys(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, devicetest.NewScript())
+	make := func(name, scopes string, tools ...string) string {
+		s, err := access.ParseScopes(strings.Fields(scopes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, token, err := f.holding.CreateKey(t.Context(), devicetest.Admin, devices.KeyWish{Name: name, Scopes: s, Tools: tools})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	ask := func(verb, token, body string) (code, rule string) {
+		t.Helper()
+		msg := &nats.Msg{Subject: "test.v1.cmd." + id.Token() + "." + verb, Data: []byte(body), Header: nats.Header{HeaderToken: []string{token}}}
+		answer, err := f.client.RequestMsg(msg, 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var problem struct{ Code, Rule string }
+		if err := json.Unmarshal(answer.Data, &problem); err != nil {
+			t.Fatalf("%s: %v", answer.Data, err)
+		}
+		return problem.Code, problem.Rule
+	}
+	const call, alert, system = `{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5}}`, `{"type":"alert","status":"a","message":"b","emotion":"c"}`, `{"type":"system","command":"reboot"}`
+	caller, getter, voice := make("caller", "tools:call"), make("getter", "tools:call", "*get_*"), make("voice service", "audio")
+	for _, c := range []struct{ verb, token, body, code, rule string }{
+		{"call", caller, call, "", ""},
+		{"call", getter, call, "tool_denied", access.RuleTools},
+		{"call", voice, call, "forbidden", access.RuleScope},
+		{"call", "fld_nonsense", call, "unauthorized", ""},
+		{"call", "", call, "unauthorized", ""},
+		{"send", caller, alert, "", ""},
+		{"send", caller, system, "forbidden", access.RuleScope},
+		{"send", voice, alert, "forbidden", access.RuleScope},
+		{"send", voice, `{"type":"llm","emotion":"happy"}`, "", ""},
+		{"audio", caller, "\x08", "forbidden", access.RuleScope},
+	} {
+		if code, rule := ask(c.verb, c.token, c.body); code != c.code || rule != c.rule {
+			t.Errorf("%s %s with %.12s: %q by %q, want %q by %q", c.verb, c.body, c.token, code, rule, c.code, c.rule)
+		}
+	}
+	devicetest.Eventually(t, "the other node has heard of the key", func() bool { _, ok := f.fwd.Registry().Find("caller", time.Now()); return ok })
+	if _, err := f.fwd.RevokeKey(t.Context(), devicetest.Admin, "caller"); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "the key ends on the node that holds the device", func() bool { code, _ := ask("call", caller, call); return code == "unauthorized" })
+}

@@ -1,0 +1,63 @@
+package devices
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"fleetd/internal/access"
+)
+
+// Hypothesis is a call that nobody makes.
+type Hypothesis struct {
+	Key       string // id or name, or admin, open, voice, gateway
+	Device    ID
+	Tool      string
+	Via       access.Via
+	Arguments json.RawMessage
+}
+
+// Explain says what would become of a call, and which rule would decide: as the
+// owner of the device would, from what is known of its tools.
+func (s *Service) Explain(ctx context.Context, h Hypothesis) (access.Explanation, error) {
+	who, ended, err := s.callerNamed(h.Key)
+	if err != nil {
+		return access.Explanation{}, err
+	}
+	if ended != nil {
+		return access.Explanation{Action: access.Deny, Rule: access.RuleCaller, Detail: ended.Error(),
+			Steps: []access.Step{{Rule: access.RuleCaller, Verdict: access.Decided, Why: ended.Error()}}}, nil
+	}
+	v, err := s.Get(ctx, h.Device)
+	if err != nil {
+		return access.Explanation{}, err
+	}
+	q := access.Question{By: access.By{Who: who, Via: h.Via}, Device: string(h.Device), Labels: v.Device.Labels, Tool: h.Tool,
+		Listed: v.CatalogState == CatalogReady && !v.Presence.Partial}
+	if v.Presence.Catalog != (Hash{}) {
+		cat, err := s.Catalog(ctx, v.Presence.Catalog)
+		if err != nil {
+			return access.Explanation{}, err
+		}
+		if tool := cat.Tool(h.Tool); tool != nil {
+			q.Listed, q.UserOnly = true, tool.UserOnly
+		}
+	}
+	return s.Guard().Explain(q, h.Arguments), nil
+}
+
+// callerNamed finds whom a key lets in, and why it does not any more.
+func (s *Service) callerNamed(name string) (who *access.Caller, ended, err error) {
+	for _, c := range []*access.Caller{access.Admin, access.Open, access.Voice, access.Gateway} {
+		if c.Key == name {
+			return c, nil, nil
+		}
+	}
+	now := time.Now()
+	k, ok := s.doors.keys.Find(name, now)
+	if !ok {
+		return nil, nil, fail(CodeNotFound, "there is no key %q; admin, open, voice and gateway are the callers without one", name)
+	}
+	who, _ = s.doors.keys.Caller(k.ID)
+	return who, k.Ended(now), nil
+}

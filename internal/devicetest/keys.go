@@ -1,0 +1,137 @@
+package devicetest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"fleetd/internal/devices"
+)
+
+// AttestationKey is a keeper of attestation keys, like the four below.
+func (p *Ports) AttestationKey(_ context.Context, serial string) (devices.AttestationKey, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k, ok := p.Chips[serial]
+	if err := p.away(); err != nil || !ok {
+		return k, fmt.Errorf("%s: %w", serial, orNotFound(err))
+	}
+	return k, nil
+}
+
+func orNotFound(err error) error {
+	if err != nil {
+		return err
+	}
+	return devices.ErrNotFound
+}
+
+// boundLocked is the serial number that proves the device, if it is another.
+func (p *Ports) boundLocked(serial string, id devices.ID) error {
+	for other, k := range p.Chips {
+		if id != "" && other != serial && k.Device == id {
+			return fmt.Errorf("serial number %s proves %s: %w", other, id, devices.ErrBound)
+		}
+	}
+	return nil
+}
+
+// ProvenBy finds the serial number of a device.
+func (p *Ports) ProvenBy(_ context.Context, id devices.ID) (string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for serial, k := range p.Chips {
+		if k.Device == id {
+			return serial, p.away()
+		}
+	}
+	return "", orNotFound(p.away())
+}
+
+// BindAttestationKey binds a key once.
+func (p *Ports) BindAttestationKey(_ context.Context, serial string, id devices.ID, now time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k, ok := p.Chips[serial]
+	if err := p.away(); err != nil || !ok {
+		return orNotFound(err)
+	}
+	if k.Device != "" && k.Device != id {
+		return fmt.Errorf("serial number %s proves %s: %w", serial, k.Device, devices.ErrBound)
+	}
+	if err := p.boundLocked(serial, id); err != nil {
+		return err
+	}
+	k.Device, k.BoundAt = id, now
+	p.Chips[serial] = k
+	return nil
+}
+
+// SaveAttestationKeys adds all keys or none.
+func (p *Ports) SaveAttestationKeys(_ context.Context, keys []devices.AttestationKey) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.away(); err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if err := p.boundLocked(k.Serial, k.Device); err != nil {
+			return err
+		}
+	}
+	for _, k := range keys {
+		if old, ok := p.Chips[k.Serial]; ok && k.Device == "" {
+			k.Device, k.BoundAt = old.Device, old.BoundAt
+		}
+		p.Chips[k.Serial] = k
+	}
+	return nil
+}
+
+// AttestationKeys lists keys by serial number.
+func (p *Ports) AttestationKeys(_ context.Context, after string, limit int) ([]devices.AttestationKey, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var keys []devices.AttestationKey
+	for _, serial := range slices.Sorted(maps.Keys(p.Chips)) {
+		if serial > after && len(keys) < limit {
+			keys = append(keys, p.Chips[serial])
+		}
+	}
+	return keys, p.away()
+}
+
+// RemoveAttestationKey removes a key.
+func (p *Ports) RemoveAttestationKey(_ context.Context, serial string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, ok := p.Chips[serial]
+	if err := p.away(); err != nil || !ok {
+		return orNotFound(err)
+	}
+	delete(p.Chips, serial)
+	return nil
+}
+
+// LoadRotation implements devices.Rotations.
+func (p *Ports) LoadRotation(context.Context) (devices.Rotation, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.Fleet, p.away()
+}
+
+// SwapRotation implements devices.Rotations.
+func (p *Ports) SwapRotation(_ context.Context, old, next devices.Rotation) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.away(); err != nil {
+		return err
+	}
+	if p.Fleet != old {
+		return devices.ErrRotated
+	}
+	p.Fleet = next
+	return nil
+}

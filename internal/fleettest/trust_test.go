@@ -1,0 +1,77 @@
+package fleettest
+
+import (
+	"testing"
+	"time"
+)
+
+// A device that waits is approved on a node it never spoke to and comes in
+// within its own polling; a revoked one is out within a second, whichever node
+// holds it and whichever is told.
+func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
+	const (
+		// Firmware asks every 3 s whether it was activated, then checks anew and
+		// connects (application.cc:457-492).
+		polling = 3 * time.Second
+		dialing = 5 * time.Second // with two cores under the race detector
+	)
+	c := programs.StartCluster(t, ClusterOptions{Args: []string{"--admission", "approve"}})
+	ids := map[string]string{"mqtt": "02:f1:ee:00:01:00", "websocket": "02:f1:ee:00:02:00"}
+	for transport, id := range ids {
+		programs.Simulate(t, c.OTA+map[string]string{"mqtt": "mqtt/", "websocket": "ws/"}[transport], "--devices", "1", "--mac-base", id, "--profile", "fw-2.4", "--wake", "1s")
+		c.Nodes[0].Await(t, transport+" waits", 20*time.Second, func() bool {
+			d, err := c.Nodes[0].Device(t.Context(), id)
+			return err == nil && d.State == "pending"
+		})
+	}
+	n := 0
+	for transport, id := range ids {
+		told := c.Nodes[n%len(c.Nodes)]
+		if out, errs, status := told.Command(t, "devices", "approve", id); status != 0 {
+			t.Fatalf("%s: %s %s", transport, out, errs)
+		}
+		approved := time.Now()
+		told.Await(t, transport+" is in", 20*time.Second, func() bool {
+			d, err := told.Device(t.Context(), id)
+			return err == nil && d.State == "online" && d.MCP.State == "ready"
+		})
+		if took := time.Since(approved); took > polling+dialing {
+			t.Errorf("%s came in %v after it was approved", transport, took)
+		} else {
+			t.Logf("%s came in %v after it was approved", transport, took)
+		}
+		n++
+	}
+	for transport, id := range ids {
+		d, err := c.Nodes[0].Device(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var holder, other *Node
+		for _, node := range c.Nodes {
+			if node.Info.Node == d.Node {
+				holder = node
+			} else {
+				other = node
+			}
+		}
+		held := holder.Metric(t, "fleetd_devices")
+		if _, errs, status := other.Command(t, "devices", "revoke", id); status != 0 {
+			t.Fatalf("%s: %s", transport, errs)
+		}
+		revoked := time.Now()
+		holder.Await(t, transport+" is out", 20*time.Second, func() bool { return holder.Metric(t, "fleetd_devices") < held })
+		if took := time.Since(revoked); took > time.Second {
+			t.Errorf("%s, held by %s and revoked on %s, was cut after %v", transport, d.Node, other.Info.Node, took)
+		}
+		if _, errs, status := other.Command(t, "call", id, volume, "volume=1"); status != 2 {
+			t.Errorf("%s: a call of a revoked device ends with %d: %s", transport, status, errs)
+		}
+	}
+	time.Sleep(polling) // it wakes, and asks
+	for _, node := range c.Nodes {
+		if held := node.Metric(t, "fleetd_devices"); held != 0 {
+			t.Errorf("%v revoked devices are back on %s", held, node.Info.Node)
+		}
+	}
+}

@@ -1,0 +1,40 @@
+package restapi
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/lobby"
+)
+
+// Who tries tokens is answered late and with 429; the right token is served at
+// once, from the same address, and no token is no attempt.
+func TestWrongTokensAreSlowedDown(t *testing.T) {
+	f := newFleet(t, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
+	ask := func(authorization string) (response, time.Duration) {
+		begun := time.Now()
+		r := f.do(t, http.MethodGet, "/v1/nodes", "", "Authorization", authorization)
+		return r, time.Since(begun)
+	}
+	for range lobby.FailureBurst {
+		if r, took := ask("Bearer guess"); r.status != http.StatusUnauthorized || took > lobby.FailureDelay/2 {
+			t.Fatalf("%d after %v", r.status, took)
+		}
+	}
+	late := make(chan struct{})
+	go func() {
+		defer close(late)
+		if r, took := ask("Bearer guess"); r.status != http.StatusTooManyRequests || took < lobby.FailureDelay || !strings.Contains(r.body, `"code":"unauthorized"`) {
+			t.Errorf("one too many: %d %s after %v", r.status, r.body, took)
+		}
+	}()
+	if r, took := ask("Bearer " + f.token); r.status != http.StatusOK || took > lobby.FailureDelay/2 {
+		t.Errorf("the right one: %d after %v", r.status, took)
+	}
+	if r, took := ask(""); r.status != http.StatusUnauthorized || took > lobby.FailureDelay/2 {
+		t.Errorf("none: %d after %v", r.status, took)
+	}
+	<-late
+}

@@ -1,0 +1,164 @@
+package restapi
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+)
+
+const pathPolicy = "/v1/policy"
+
+// policyVersion is one version in a list.
+type policyVersion struct {
+	Version int64  `json:"version"`
+	Changed stamp  `json:"changed"`
+	By      string `json:"by" doc:"Name of the key that wrote it."`
+	Rules   int    `json:"rules"`
+}
+
+type versionPath struct {
+	Version int64 `path:"version" minimum:"1"`
+}
+
+type explainInput struct {
+	Key       string `query:"key" required:"true" doc:"Id or name of an API key; or admin, open, voice, gateway."`
+	Device    string `query:"device" required:"true" doc:"Device id."`
+	Tool      string `query:"tool" required:"true"`
+	Via       string `query:"via" enum:"rest,raw,nats,gateway,voice,mcp" default:"rest" doc:"The way in."`
+	Arguments string `query:"arguments" doc:"A JSON object; the addresses in it are held against the list."`
+}
+
+func (s *Server) policyRoutes() {
+	document := schemaOf[access.Policy](s)
+	get := withAnswer(s.operation(http.MethodGet, pathPolicy, about{id: "getPolicy", scope: access.ScopeAdmin, tag: tagAccess,
+		summary: "Get the rules in force", text: "What PUT takes; the ETag is the version. Behind these rules stand the built-in ones, see docs/access.md.",
+		answer: "The policy."}), "application/json", document)
+	s.handle(get, s.getPolicy)
+	put := withAnswer(s.operation(http.MethodPut, pathPolicy, about{id: "setPolicy", scope: access.ScopeAdmin, tag: tagAccess,
+		summary: "Replace the rules", text: "In force at once, on all nodes. The version that the change was made from is given as If-Match or as base_version; " +
+			"if another was written meanwhile, nothing changes. version, changed and by in the body are passed over.",
+		answer: "The policy, with its new version.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeUnavailable}}), "application/json", document)
+	put.RequestBody = s.jsonBody(document, true)
+	s.handle(put, s.setPolicy, queryParam("base_version", "The version that was read; 0: there was none."),
+		&huma.Param{Name: "If-Match", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
+	huma.Register(s.api, s.operation(http.MethodGet, pathPolicy+"/versions", about{id: "listPolicyVersions", scope: access.ScopeAdmin, tag: tagAccess,
+		summary: "List the versions of the rules", answer: "A page, newest first.", codes: []devices.Code{devices.CodeUnavailable}}), s.listPolicyVersions)
+	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, pathPolicy+"/versions/{version}", about{id: "getPolicyVersion", scope: access.ScopeAdmin, tag: tagAccess,
+		summary: "Get a version of the rules", answer: "The policy as it was.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}),
+		"application/json", document), s.getPolicyVersion)
+	huma.Register(s.api, s.operation(http.MethodGet, pathPolicy+"/explain", about{id: "explainPolicy", scope: access.ScopeAdmin, tag: tagAccess,
+		summary: "Say which rule decides", text: "Nothing is called.", answer: "What would become of the call, and everything it is held against, in order.",
+		codes: []devices.Code{devices.CodeNotFound, devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.explainPolicy)
+}
+
+func (s *Server) getPolicy(w http.ResponseWriter, r *http.Request) {
+	s.writePolicy(w, r, s.opt.Service.Guard().Policy())
+}
+
+func (s *Server) writePolicy(w http.ResponseWriter, r *http.Request, p access.Policy) {
+	body, err := json.Marshal(p)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	h := w.Header()
+	h["Content-Type"] = valueJSON
+	h.Set("ETag", `"`+strconv.FormatInt(p.Version, 10)+`"`)
+	h.Set("Cache-Control", "no-store")
+	_, _ = w.Write(append(body, '\n')) // the client is gone if this fails
+}
+
+func (s *Server) setPolicy(w http.ResponseWriter, r *http.Request) {
+	p, err := s.runSetPolicy(r)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	s.writePolicy(w, r, p)
+}
+
+func (s *Server) runSetPolicy(r *http.Request) (p access.Policy, err error) {
+	base := r.URL.Query().Get("base_version")
+	if match := r.Header.Get("If-Match"); match != "" {
+		base = strings.Trim(match, `"`)
+	}
+	version, err := strconv.ParseInt(base, 10, 64)
+	if err != nil || version < 0 {
+		return p, badRequest("say which version your change was made from, as base_version or If-Match: GET " + pathPolicy + " names it")
+	}
+	x := exchanges.Get().(*exchange)
+	defer x.free()
+	if err := x.read(r); err != nil {
+		return p, err
+	}
+	if p, err = access.ParsePolicy(x.in); err != nil {
+		return p, badRequest(err.Error())
+	}
+	return s.opt.Service.SetPolicy(r.Context(), s.by(r, access.ViaREST), p, version)
+}
+
+func (s *Server) listPolicyVersions(ctx context.Context, in *Page) (*answer[list[policyVersion]], error) {
+	place, err := parseCursor(in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	before := int64(0)
+	if place != "" {
+		if before, err = strconv.ParseInt(place, 10, 64); err != nil {
+			return nil, errCursor
+		}
+	}
+	versions, err := s.opt.Archive.PolicyVersions(ctx, before, in.Limit+1)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	page := list[policyVersion]{Items: []policyVersion{}}
+	for i, p := range versions {
+		if i == in.Limit {
+			page.NextCursor = newCursor(strconv.FormatInt(versions[i-1].Version, 10))
+			break
+		}
+		page.Items = append(page.Items, policyVersion{p.Version, stamp(p.Changed), p.By, len(p.Rules)})
+	}
+	return &answer[list[policyVersion]]{page}, nil
+}
+
+func (s *Server) getPolicyVersion(ctx context.Context, in *versionPath) (*raw, error) {
+	p, err := s.opt.Archive.PolicyVersion(ctx, in.Version)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	if p.Version != in.Version {
+		return nil, newProblem(&devices.Error{Code: devices.CodeNotFound, Detail: "there is no version " + strconv.FormatInt(in.Version, 10) + " of the policy"})
+	}
+	body, err := json.Marshal(p)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return newRaw(append(body, '\n')), nil
+}
+
+func (s *Server) explainPolicy(ctx context.Context, in *explainInput) (*answer[access.Explanation], error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	h := devices.Hypothesis{Key: in.Key, Device: id, Tool: in.Tool, Via: access.Via(in.Via)}
+	if in.Arguments != "" {
+		if h.Arguments, err = object([]byte(in.Arguments), "arguments"); err != nil || !json.Valid(h.Arguments) {
+			return nil, badRequest("arguments must be a JSON object")
+		}
+	}
+	x, err := s.opt.Service.Explain(ctx, h)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &answer[access.Explanation]{x}, nil
+}

@@ -1,0 +1,81 @@
+package restapi
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+)
+
+// deviceCredentials is how far a device's credentials are.
+type deviceCredentials struct {
+	Generation    int64 `json:"generation" doc:"Of the credentials that the device gets at its next OTA check."`
+	PreviousUntil stamp `json:"previous_until" doc:"Until then older ones are valid, too, unless the device comes with the new ones first; null: they are not."`
+}
+
+// graceBody says how long rotated credentials stay valid.
+type graceBody struct {
+	Grace string `json:"grace,omitempty" example:"720h" doc:"A Go duration, 1m to 8760h; left out: 720h."`
+}
+
+type rotateInput struct {
+	DevicePath
+	Body *graceBody
+}
+
+type rotateAllInput struct{ Body *graceBody }
+
+func (b *graceBody) duration() (time.Duration, error) {
+	if b == nil || b.Grace == "" {
+		return devices.DefaultGrace, nil
+	}
+	grace, err := time.ParseDuration(b.Grace)
+	if err != nil {
+		return 0, badRequest(`grace must be a duration such as "720h"`)
+	}
+	return grace, nil // its bounds are the core's to check
+}
+
+func (s *Server) rotateRoutes() {
+	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/rotate", about{id: "rotateDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Rotate a device's credentials",
+		text: "It gets new ones at its next OTA check, which it makes when it boots. The old ones stay valid until it has connected with the new ones, or the grace is over. " +
+			"What must die at once is revoked.",
+		answer: "The device.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.rotateDevice)
+	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/rotate", about{id: "rotateDevices", scope: access.ScopeAdmin, tag: tagDevices, summary: "Rotate the credentials of all devices",
+		text:   "As for one device, for every device there is and will be. Refused while the grace of the last time runs.",
+		answer: "The generation of all credentials from now on.", codes: []devices.Code{devices.CodeUnavailable}}), s.rotateDevices)
+}
+
+func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*answer[device], error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	grace, err := in.Body.duration()
+	if err != nil {
+		return nil, err
+	}
+	err = s.opt.Service.Rotate(id, grace)
+	s.opt.Service.NoteChange(caller(ctx), "rotate", id, "grace "+grace.String(), err)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return s.show(ctx, id)
+}
+
+func (s *Server) rotateDevices(ctx context.Context, in *rotateAllInput) (*answer[deviceCredentials], error) {
+	grace, err := in.Body.duration()
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.opt.Service.RotateAll(ctx, grace)
+	s.opt.Service.NoteCredential(caller(ctx), "rotate_all", "grace "+grace.String(), err)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &answer[deviceCredentials]{deviceCredentials{r.Generation, stamp(r.PreviousUntil)}}, nil
+}

@@ -1,0 +1,173 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"fleetd/internal/devices"
+)
+
+const attestationColumns = `serial, device, sealed, imported_at, bound_at FROM attestation_keys`
+
+func scanAttestation(scan func(...any) error) (k devices.AttestationKey, err error) {
+	var imported, bound int64
+	err = scan(&k.Serial, &k.Device, &k.Sealed, &imported, &bound)
+	k.ImportedAt, k.BoundAt = instant(imported), instant(bound)
+	return k, err
+}
+
+// AttestationKey returns the key of one chip.
+func (s *Store) AttestationKey(ctx context.Context, serial string) (devices.AttestationKey, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return devices.AttestationKey{}, err
+	}
+	defer cancel()
+	k, err := scanAttestation(s.backend.read.QueryRowContext(ctx, `SELECT `+attestationColumns+` WHERE serial = $1`, clean(serial)).Scan)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return k, fmt.Errorf("attestation key %s: %w", serial, devices.ErrNotFound)
+	case err != nil:
+		return k, s.useError(ctx, "reading an attestation key", err)
+	}
+	return k, nil
+}
+
+// ProvenBy returns the serial number that proves a device.
+func (s *Store) ProvenBy(ctx context.Context, id devices.ID) (serial string, err error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer cancel()
+	err = s.backend.read.QueryRowContext(ctx, `SELECT serial FROM attestation_keys WHERE device = $1`, string(id)).Scan(&serial)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return "", fmt.Errorf("serial number of %s: %w", id, devices.ErrNotFound)
+	case err != nil:
+		return "", s.useError(ctx, "reading an attestation key", err)
+	}
+	return serial, nil
+}
+
+// AttestationKeys returns keys in byte order of their serial numbers.
+func (s *Store) AttestationKeys(ctx context.Context, after string, limit int) ([]devices.AttestationKey, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	keys, err := collect(ctx, s.backend.read, scanAttestation, `SELECT `+attestationColumns+` WHERE serial > $1 ORDER BY serial LIMIT $2`, clean(after), limit)
+	if err != nil {
+		return nil, s.useError(ctx, "listing attestation keys", err)
+	}
+	return keys, nil
+}
+
+// BindAttestationKey binds a serial number to a device, once: of two nodes that
+// try at the same time the database lets one through.
+func (s *Store) BindAttestationKey(ctx context.Context, serial string, id devices.ID, now time.Time) error {
+	return s.changeKeys(ctx, "binding an attestation key", func(tx *sql.Tx) error {
+		if err := proofOf(ctx, tx, serial, id); err != nil {
+			return err
+		}
+		return found(tx.ExecContext(ctx, `UPDATE attestation_keys SET device = $2, bound_at = $3 WHERE serial = $1 AND (device = '' OR device = $2)`,
+			clean(serial), string(id), micros(now)))
+	}, func() error {
+		k, err := s.AttestationKey(ctx, serial)
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("serial number %s proves %s: %w", serial, k.Device, devices.ErrBound)
+	})
+}
+
+// proofOf fails with devices.ErrBound if another serial number proves the device.
+func proofOf(ctx context.Context, tx *sql.Tx, serial string, id devices.ID) error {
+	var other string
+	err := tx.QueryRowContext(ctx, `SELECT serial FROM attestation_keys WHERE device = $1 AND serial <> $2`, string(id), clean(serial)).Scan(&other)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("serial number %s proves %s: %w", other, id, devices.ErrBound)
+}
+
+// SaveAttestationKeys adds and replaces keys in one transaction.
+func (s *Store) SaveAttestationKeys(ctx context.Context, keys []devices.AttestationKey) error {
+	return s.changeKeys(ctx, "importing attestation keys", func(tx *sql.Tx) error {
+		for _, k := range keys {
+			if k.Device != "" {
+				if err := proofOf(ctx, tx, k.Serial, k.Device); err != nil {
+					return err
+				}
+			}
+			if _, err := tx.ExecContext(ctx, `INSERT INTO attestation_keys (serial, device, sealed, imported_at, bound_at) VALUES ($1, $2, $3, $4, $5)
+ ON CONFLICT (serial) DO UPDATE SET sealed = excluded.sealed, imported_at = excluded.imported_at,
+ device = CASE WHEN excluded.device <> '' THEN excluded.device ELSE attestation_keys.device END,
+ bound_at = CASE WHEN excluded.device <> '' THEN excluded.bound_at ELSE attestation_keys.bound_at END`,
+				clean(k.Serial), string(k.Device), k.Sealed, micros(k.ImportedAt), micros(k.BoundAt)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil)
+}
+
+// RemoveAttestationKey removes one key.
+func (s *Store) RemoveAttestationKey(ctx context.Context, serial string) error {
+	return s.changeKeys(ctx, "removing an attestation key", func(tx *sql.Tx) error {
+		return found(tx.ExecContext(ctx, `DELETE FROM attestation_keys WHERE serial = $1`, clean(serial)))
+	}, func() error { return fmt.Errorf("attestation key %s: %w", serial, devices.ErrNotFound) })
+}
+
+// errNoRow says that a statement found nothing to change.
+var errNoRow = errors.New("no such row")
+
+func found(result sql.Result, err error) error {
+	if err != nil {
+		return err
+	}
+	n, err := result.RowsAffected()
+	if err == nil && n == 0 {
+		return errNoRow
+	}
+	return err
+}
+
+// changeKeys runs do in a transaction of its own. missing words the error where
+// there was nothing to change; a row that the database refuses is one whose
+// device another number came to prove in the same moment.
+func (s *Store) changeKeys(ctx context.Context, doing string, do func(*sql.Tx) error, missing func() error) error {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	tx, err := s.backend.write.BeginTx(ctx, nil)
+	if err != nil {
+		return s.useError(ctx, doing, err)
+	}
+	err = do(tx)
+	if err == nil {
+		if err = tx.Commit(); err == nil {
+			return nil
+		}
+		return s.useError(ctx, doing, err)
+	}
+	_ = tx.Rollback() // do's error says more
+	switch {
+	case errors.Is(err, errNoRow):
+		return missing()
+	case errors.Is(err, devices.ErrBound):
+		return err
+	case faultOf(err) == faultRow:
+		return fmt.Errorf("another serial number proves the device: %w", devices.ErrBound)
+	}
+	return s.useError(ctx, doing, err)
+}

@@ -1,0 +1,121 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"fleetd/internal/audit"
+)
+
+// MaxAuditPage is the most blocks of one read: they may have half a MiB each.
+const MaxAuditPage = 16
+
+// SaveAuditBlock writes a block. One that is there already stays as it is, so
+// that a write whose end nobody heard can be made again.
+func (s *Store) SaveAuditBlock(ctx context.Context, b *audit.Block) error {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	_, err = s.backend.write.ExecContext(ctx, `INSERT INTO audit_blocks (run, first_seq, last_seq, node, first_at, last_at, entries, previous, hash)
+ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (run, first_seq) DO NOTHING`,
+		b.Run, b.FirstSeq, b.LastSeq, b.Node, micros(b.FirstAt), micros(b.LastAt), string(b.Entries), b.Previous.String(), b.Hash.String())
+	if err != nil {
+		return s.useError(ctx, "writing the audit", err)
+	}
+	s.stats.AuditBlocks.Add(1)
+	return nil
+}
+
+// auditColumns are a block, in the order of scanBlock.
+const auditColumns = `run, first_seq, last_seq, node, first_at, last_at, entries, previous, hash FROM audit_blocks`
+
+func scanBlock(scan func(...any) error) (b audit.Block, err error) {
+	var first, last int64
+	var previous, hash string
+	if err = scan(&b.Run, &b.FirstSeq, &b.LastSeq, &b.Node, &first, &last, &b.Entries, &previous, &hash); err != nil {
+		return b, err
+	}
+	b.FirstAt, b.LastAt = instant(first), instant(last)
+	// A hash that is no hash is one that was changed: it equals none.
+	b.Previous, b.Hash = readHash(previous), readHash(hash)
+	return b, nil
+}
+
+func readHash(text string) audit.Hash {
+	h, err := audit.ParseHash(text)
+	if err != nil {
+		return audit.Hash{0xff}
+	}
+	return h
+}
+
+// AuditBlocks returns the newest blocks that the query selects, newest first.
+func (s *Store) AuditBlocks(ctx context.Context, q audit.Query) ([]audit.Block, error) {
+	since, until := auditRange(q)
+	before := int64(math.MaxInt64)
+	if !q.Before.LastAt.IsZero() {
+		before = micros(q.Before.LastAt)
+	}
+	return s.auditBlocks(ctx, `SELECT `+auditColumns+` WHERE last_at >= $1 AND first_at <= $2 AND (last_at < $3 OR last_at = $3 AND (run, first_seq) <= ($4, $5))
+ ORDER BY last_at DESC, run DESC, first_seq DESC LIMIT $6`, since, until, before, q.Before.Run, q.Before.FirstSeq, auditLimit(q))
+}
+
+// AuditRuns returns blocks in the order of run and sequence, those behind
+// q.Before: the order in which they hang together.
+func (s *Store) AuditRuns(ctx context.Context, q audit.Query) ([]audit.Block, error) {
+	since, until := auditRange(q)
+	return s.auditBlocks(ctx, `SELECT `+auditColumns+` WHERE last_at >= $1 AND first_at <= $2 AND (run, first_seq) > ($3, $4)
+ ORDER BY run, first_seq LIMIT $5`, since, until, q.Before.Run, q.Before.FirstSeq, auditLimit(q))
+}
+
+func auditRange(q audit.Query) (since, until int64) {
+	since, until = math.MinInt64, math.MaxInt64
+	if !q.Since.IsZero() {
+		since = micros(q.Since)
+	}
+	if !q.Until.IsZero() {
+		until = micros(q.Until)
+	}
+	return since, until
+}
+
+func auditLimit(q audit.Query) int64 {
+	if q.Limit < 1 || q.Limit > MaxAuditPage {
+		return MaxAuditPage
+	}
+	return int64(q.Limit)
+}
+
+func (s *Store) auditBlocks(ctx context.Context, text string, args ...any) ([]audit.Block, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	blocks, err := collect(ctx, s.backend.read, scanBlock, text, args...)
+	if err != nil {
+		return nil, s.useError(ctx, "reading the audit", err)
+	}
+	return blocks, nil
+}
+
+// pruneAudit deletes blocks whose entries all are older. Those of a run go from
+// its beginning on, so that what stays still hangs together.
+func (s *Store) pruneAudit(ctx context.Context, before time.Time) (deleted int, err error) {
+	for {
+		n, err := s.change(ctx, `DELETE FROM audit_blocks WHERE (run, first_seq) IN (
+ SELECT run, first_seq FROM audit_blocks WHERE last_at < $1 ORDER BY last_at, run, first_seq LIMIT $2)`, micros(before), int64(pruneRows))
+		deleted += n
+		s.stats.PrunedAudit.Add(int64(n))
+		if err != nil || n < pruneRows {
+			if err != nil {
+				err = fmt.Errorf("the audit: %w", err)
+			}
+			return deleted, err
+		}
+	}
+}

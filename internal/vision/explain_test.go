@@ -1,0 +1,311 @@
+package vision
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+const visionKey = "sk-test-7f3a"
+
+// model is an OpenAI-compatible server whose completions answer makes.
+func model(t testing.TB, answer http.HandlerFunc) (url string) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/chat/completions", answer)
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+visionKey {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	})
+	web := httptest.NewServer(mux)
+	t.Cleanup(web.Close)
+	return web.URL + "/v1"
+}
+
+func withChat(url string) func(*Options) {
+	return func(o *Options) { o.Chat = ChatOptions{URL: url, Model: "seer", Key: visionKey} }
+}
+
+func completion(text string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		content, _ := json.Marshal(text)
+		_, _ = io.WriteString(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":`+string(content)+`}}]}`)
+	}
+}
+
+// explainedCamp ends what the explainer holds, too.
+func explainedCamp(t testing.TB, change ...func(*Options)) *camp {
+	t.Helper()
+	c := newCamp(t, change...)
+	t.Cleanup(c.vision.Close)
+	return c
+}
+
+func (r result) text(t testing.TB) string {
+	t.Helper()
+	var body struct{ Text string }
+	if err := json.Unmarshal([]byte(r.raw), &body); err != nil {
+		t.Fatal(err)
+	}
+	return body.Text
+}
+
+// The server is asked with the question and the very picture, and the device
+// gets its text beside what it got before.
+func TestChatExplains(t *testing.T) {
+	jpeg := picture(t, 1200)
+	asked := make(chan chatRequest, 1)
+	c := explainedCamp(t, withChat(model(t, func(w http.ResponseWriter, r *http.Request) {
+		if got := r.Header.Get("Authorization"); got != "Bearer "+visionKey {
+			t.Errorf("Authorization %q", got)
+		}
+		var body chatRequest
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+			t.Error(err)
+		}
+		asked <- body
+		completion("A <cat> & a \"dog\".")(w, r)
+	})))
+	r := c.wire(t, c.cameraHead(robot)+chunked(cameraBody("what is \"it\"?", jpeg), 4096))
+	if want := `{"success":true,"photo":"` + r.must(t) + `","text":"A <cat> & a \"dog\"."}`; r.raw != want {
+		t.Errorf("%s\nwant %s", r.raw, want)
+	}
+	body := <-asked
+	if body.Model != "seer" || len(body.Messages) != 1 || len(body.Messages[0].Content) != 2 || body.Messages[0].Content[0].Text != "what is \"it\"?" {
+		t.Fatalf("asked %.200v", body)
+	}
+	data, found := strings.CutPrefix(body.Messages[0].Content[1].ImageURL.URL, "data:image/jpeg;base64,")
+	if sent, err := base64.StdEncoding.DecodeString(data); !found || err != nil || string(sent) != string(jpeg) {
+		t.Errorf("the picture differs: %d bytes, %v", len(sent), err)
+	}
+	if n, _, _ := c.vision.ExplainTime.Snapshot(); n != 1 || c.vision.Explanations.Get(outcomeExplained) != 1 || c.vision.Explaining.Load() != 0 {
+		t.Errorf("%d observations", n)
+	}
+	if err := c.vision.CheckExplainer(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whatever the explainer does, the photo is stored and the answer fits into a
+// device.
+func TestExplainerFailures(t *testing.T) {
+	var other atomic.Int64
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { other.Add(1) }))
+	t.Cleanup(elsewhere.Close)
+	status := func(code int, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, body)
+		}
+	}
+	cases := []struct {
+		name    string
+		answer  http.HandlerFunc
+		outcome string
+		text    string
+	}{
+		{"key refused, and repeated", status(401, `{"error":{"message":"wrong key `+visionKey+`"}}`), outcomeFailed, ""},
+		{"over its quota", status(429, visionKey), outcomeFailed, ""},
+		{"redirect", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, elsewhere.URL, http.StatusTemporaryRedirect)
+		}, outcomeFailed, ""},
+		{"no JSON", status(200, "<html>"), outcomeFailed, ""},
+		{"no choice", status(200, `{"choices":[]}`), outcomeFailed, ""},
+		{"null", status(200, `{"choices":[{"message":{"content":null}}]}`), outcomeFailed, ""},
+		{"only control characters", completion("\x00\x1b\n "), outcomeFailed, ""},
+		{"endless", func(w http.ResponseWriter, _ *http.Request) {
+			for {
+				if _, err := w.Write(make([]byte, 64<<10)); err != nil {
+					return
+				}
+			}
+		}, outcomeFailed, ""},
+		{"cut off", func(w http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) }, outcomeFailed, ""},
+		{"parts", status(200, `{"choices":[{"message":{"content":[{"type":"text","text":"a "},{"type":"text","text":"cat"}]}}]}`), outcomeExplained, "a cat"},
+		{"hostile text", completion("a\x1b[31m\u202ecat\u2028\t\x00\u0085!"), outcomeExplained, "a[31mcat\n !"},
+		{"long text", completion(strings.Repeat("猫\"", 5000)), outcomeExplained, strings.Repeat("猫\"", maxText/5)},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			var log strings.Builder
+			c := explainedCamp(t, withChat(model(t, tc.answer)), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+			r := c.camera(t, robot, strings.NewReader(cameraBody("q", picture(t, 64))))
+			id := r.must(t)
+			if got := r.text(t); got != tc.text || !utf8.ValidString(got) || c.vision.Explanations.Get(tc.outcome) != 1 {
+				t.Errorf("%.300s, outcome not %s", r.raw, tc.outcome)
+			}
+			if _, content := c.content(t, id); len(content) == 0 || len(c.ports.Seen(devices.EventPhoto)) != 1 {
+				t.Error("the photo is lost")
+			}
+			if strings.Contains(log.String(), visionKey) || tc.outcome == outcomeFailed && !strings.Contains(log.String(), id) {
+				t.Errorf("log: %s", log.String())
+			}
+		})
+	}
+	if other.Load() != 0 {
+		t.Error("a redirect was followed")
+	}
+}
+
+// A server that takes its time costs the device the explanation and nothing
+// else, within what it waits.
+func TestLateExplanation(t *testing.T) {
+	c := explainedCamp(t, withChat(model(t, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // only then a client that goes away shows
+		<-r.Context().Done()
+	})))
+	c.vision.budget = 150 * time.Millisecond
+	begun := time.Now()
+	answer := c.wire(t, c.cameraHead(robot)+chunked(cameraBody("q", picture(t, 64)), 4096))
+	if answer.status != http.StatusOK || answer.Photo == "" || answer.Message != late || time.Since(begun) > 5*time.Second {
+		t.Errorf("%s after %v", answer.raw, time.Since(begun))
+	}
+	if c.vision.Explanations.Get(outcomeLate) != 1 {
+		t.Error("not counted as late")
+	}
+}
+
+// More photos than may be explained at once wait, and then go without.
+func TestTooManyExplanations(t *testing.T) {
+	e := newExplanations(&responder{})
+	for range MaxExplaining {
+		if outcome := e.enter(t.Context()); outcome != "" {
+			t.Fatal(outcome)
+		}
+	}
+	outcomes := make(chan string, MaxWaiting)
+	for range MaxWaiting {
+		go func() { outcomes <- e.enter(t.Context()) }()
+	}
+	devicetest.Eventually(t, "all wait", func() bool { return e.waiting.Load() == MaxWaiting })
+	if outcome := e.enter(t.Context()); outcome != outcomeBusy {
+		t.Errorf("one too many: %q", outcome)
+	}
+	for range MaxWaiting {
+		e.leave()
+		if outcome := <-outcomes; outcome != "" {
+			t.Errorf("one that waited: %q", outcome)
+		}
+	}
+}
+
+// A slow explainer takes no place from uploads.
+func TestExplanationsHoldNoUploadPlace(t *testing.T) {
+	release := make(chan struct{})
+	c := explainedCamp(t, withChat(model(t, func(w http.ResponseWriter, r *http.Request) {
+		<-release
+		completion("a cat")(w, r)
+	})))
+	done := make(chan result, 1)
+	go func() { done <- c.camera(t, robot, strings.NewReader(cameraBody("q", picture(t, 64)))) }()
+	devicetest.Eventually(t, "the explanation runs", func() bool { return c.vision.Explaining.Load() == 1 })
+	if n := c.vision.InProgress.Load(); n != 0 || len(c.vision.slots) != 0 {
+		t.Errorf("%d uploads in progress", n)
+	}
+	close(release)
+	if r := <-done; r.text(t) != "a cat" {
+		t.Error(r.raw)
+	}
+}
+
+// Without an address whoever responds on NATS is asked; he finds the picture
+// where the question says.
+func TestResponderExplains(t *testing.T) {
+	const subject = "test.vision.explain"
+	c := newCamp(t, func(o *Options) { o.Subject = subject })
+	jpeg := picture(t, 64)
+	upload := func() result { return c.camera(t, robot, strings.NewReader(cameraBody("what?", jpeg))) }
+	if r := upload(); r.must(t) == "" || r.raw != `{"success":true,"photo":"`+r.Photo+`"}` || c.vision.Explanations.Get(outcomeNone) != 1 {
+		t.Errorf("without a responder: %s", r.raw)
+	}
+	answer := `{"text":"a cat"}`
+	asked := make(chan request, 1)
+	sub, err := c.js.Conn().Subscribe(subject, func(m *nats.Msg) {
+		var ask request
+		if err := json.Unmarshal(m.Data, &ask); err != nil {
+			t.Error(err)
+		}
+		asked <- ask
+		_ = m.Respond([]byte(answer))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Unsubscribe()
+	r := upload()
+	ask := <-asked
+	if r.text(t) != "a cat" || ask.Device != string(robot) || ask.Photo != r.must(t) || ask.Question != "what?" || ask.Path != "/v1/photos/"+ask.Photo ||
+		ask.TimeoutMS < 1000 || ask.TimeoutMS > ExplainTime.Milliseconds() {
+		t.Errorf("%s for %+v", r.raw, ask)
+	}
+	objects, err := c.js.ObjectStore(t.Context(), ask.Store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := objects.GetBytes(t.Context(), ask.Object)
+	photo, _ := c.content(t, ask.Photo)
+	if err != nil || string(content) != string(jpeg) || ask.SHA256 != photo.SHA256 || ask.Bytes != photo.Bytes {
+		t.Errorf("%d bytes, %v, %+v", len(content), err, ask)
+	}
+	for _, answer = range []string{`{"error":"no model"}`, `nonsense`, `{}`, `"text"`} {
+		if r := upload(); r.raw != `{"success":true,"photo":"`+r.must(t)+`"}` {
+			t.Errorf("%s: %s", answer, r.raw)
+		}
+		<-asked
+	}
+	if n := c.vision.Explanations.Get(outcomeFailed); n != 4 {
+		t.Errorf("%d failed", n)
+	}
+}
+
+// The diagnosis says why photos are not explained, and never the key.
+func TestCheckExplainer(t *testing.T) {
+	url := model(t, completion(""))
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	noList := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(noList.Close)
+	for _, tc := range []struct {
+		name, want string
+		opt        ChatOptions
+	}{
+		{"right", "", ChatOptions{URL: url, Key: visionKey}},
+		{"wrong key", "check --vision-key", ChatOptions{URL: url, Key: "wrong-" + visionKey}},
+		{"nobody there", "does not answer", ChatOptions{URL: gone.URL, Key: visionKey}},
+		{"no list of models", "", ChatOptions{URL: noList.URL, Key: visionKey}},
+		{"nobody configured", "", ChatOptions{}},
+	} {
+		c := explainedCamp(t, func(o *Options) { o.Chat = tc.opt })
+		err := c.vision.CheckExplainer(t.Context())
+		if (err == nil) != (tc.want == "") || err != nil && (!strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), visionKey)) {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+	if err := c404(t); err == nil || !strings.Contains(err.Error(), "--vision-model") {
+		t.Errorf("404 of the chat itself: %v", err)
+	}
+}
+
+// c404 asks a server that knows no chat.
+func c404(t *testing.T) error {
+	web := httptest.NewServer(http.NotFoundHandler())
+	defer web.Close()
+	chat := newChat(ChatOptions{URL: web.URL}, nil)
+	defer chat.client.CloseIdleConnections()
+	_, err := chat.send(t.Context(), http.MethodPost, "/chat/completions", "{}")
+	return err
+}

@@ -1,0 +1,53 @@
+package wsdevice_test
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/lobby"
+	"fleetd/internal/wsdevice"
+)
+
+// Who tries tokens is answered late and with 429; a device with the right one
+// comes in at once, from the same address.
+func TestWrongTokensAreSlowedDown(t *testing.T) {
+	failures := lobby.NewFailures(nil)
+	b := open(t, func(o *wsdevice.Options) { o.Failures = failures })
+	const id = devices.ID("aa:bb:cc:dd:ee:ff")
+	if _, err := b.service.CheckIn(devices.CheckIn{Device: id, ClientID: "c"}); err != nil {
+		t.Fatal(err)
+	}
+	knock := func(generation int64) (status int, took time.Duration) {
+		t.Helper()
+		begun := time.Now()
+		ws, answer, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c", generation))
+		if err == nil {
+			_ = ws.Close()
+		}
+		return answer.StatusCode, time.Since(begun)
+	}
+	for range lobby.FailureBurst {
+		if status, took := knock(7); status != http.StatusUnauthorized || took > lobby.FailureDelay/2 {
+			t.Fatalf("%d after %v", status, took)
+		}
+	}
+	late := make(chan struct{})
+	go func() {
+		defer close(late)
+		if status, took := knock(7); status != http.StatusTooManyRequests || took < lobby.FailureDelay {
+			t.Errorf("one too many: %d after %v", status, took)
+		}
+	}()
+	if status, took := knock(0); status != http.StatusSwitchingProtocols || took > lobby.FailureDelay/2 {
+		t.Errorf("the right token: %d after %v", status, took)
+	}
+	<-late
+	// A device that waits for approval has no token, and tries nothing.
+	if _, answer, err := websocket.DefaultDialer.Dial(b.url, http.Header{"Device-Id": {string(id)}}); err == nil || answer.StatusCode != http.StatusUnauthorized {
+		t.Errorf("no token: %v", err)
+	}
+}
