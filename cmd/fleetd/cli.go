@@ -44,6 +44,7 @@ type commands struct {
 	Tools   toolsCmd   `cmd:"" help:"List the tools of a device."`
 	Call    callCmd    `cmd:"" help:"Call a tool of a device."`
 	Events  eventsCmd  `cmd:"" help:"Follow live events."`
+	MCP     mcpCmd     `cmd:"" name:"mcp" help:"Carry MCP over standard input and output, for LLM hosts that start a command."`
 	Token   tokenCmd   `cmd:"" help:"Make, list or revoke API keys."`
 	Policy  policyCmd  `cmd:"" help:"Show, replace or explain the rules of the tool guard."`
 	Audit   auditCmd   `cmd:"" help:"Show who did what, export it, or look for gaps in it."`

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"fleetd/internal/apiclient"
 	"fleetd/internal/store/storetest"
 )
@@ -22,6 +24,7 @@ import (
 // balancer is HAProxy with the file that operators get, before nodes of a test.
 type balancer struct {
 	*apiclient.Client
+	token      string
 	ota, stats string
 }
 
@@ -82,12 +85,42 @@ func balance(t *testing.T, at addresses, nodes []*Node) balancer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := balancer{client, "http://" + at.device + "/xiaozhi/ota/", "http://" + at.stats + "/;csv"}
-	nodes[0].Await(t, "the balancer sees its nodes", 10*time.Second, func() bool { return b.up() == 4*len(nodes) })
+	b := balancer{client, strings.TrimSpace(string(token)), "http://" + at.device + "/xiaozhi/ota/", "http://" + at.stats + "/;csv"}
+	nodes[0].Await(t, "the balancer sees its nodes", 10*time.Second, func() bool { return b.up() == backends*len(nodes) })
 	return b
 }
 
-// up counts servers that get connections, in all four backends.
+// backends of the file: device, websocket, mqtt, mcp and api.
+const backends = 5
+
+// hostsStay opens sessions of MCP hosts through the balancer: each request of
+// one finds the node that has it.
+func hostsStay(t *testing.T, b balancer, at addresses) {
+	t.Helper()
+	on := map[string]int{}
+	for range 9 {
+		client := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil)
+		session, err := client.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: "http://" + at.api + "/mcp",
+			HTTPClient: &http.Client{Transport: withToken{b.token}}}, &mcp.ClientSessionOptions{ProtocolVersion: "2025-06-18"})
+		if err != nil {
+			t.Errorf("a host through the balancer: %v", err)
+			continue
+		}
+		defer session.Close()
+		for range 5 {
+			if _, err := session.ListTools(t.Context(), nil); err != nil {
+				t.Errorf("session %s: %v", session.ID(), err)
+			}
+		}
+		node, _, _ := strings.Cut(session.ID(), ".")
+		on[node]++
+	}
+	if len(on) < 2 {
+		t.Errorf("all sessions are on one node: %v", on)
+	}
+}
+
+// up counts servers that get connections, in all backends.
 func (b balancer) up() (up int) {
 	response, err := http.Get(b.stats)
 	if err != nil {
@@ -198,6 +231,7 @@ func TestBalancedFleet(t *testing.T) {
 		}
 	}
 	called("all well")
+	hostsStay(t, fleet, at)
 	if status, body := get(t, "http://"+at.device+"/readyz", nil); status != http.StatusNotFound {
 		t.Errorf("a path that is not the devices': %d %s", status, body)
 	}
@@ -209,8 +243,8 @@ func TestBalancedFleet(t *testing.T) {
 		return status == http.StatusServiceUnavailable
 	})
 	time.Sleep(6 * time.Second)
-	if up := fleet.up(); up != 4*len(nodes) {
-		t.Errorf("without the database %d servers of %d are up", up, 4*len(nodes))
+	if up := fleet.up(); up != backends*len(nodes) {
+		t.Errorf("without the database %d servers of %d are up", up, backends*len(nodes))
 	}
 	for range 6 {
 		if status, body := get(t, fleet.ota, http.Header{"Device-Id": {"02:dd:00:00:00:00"}, "Client-Id": {"new"}}); status != http.StatusOK || !strings.Contains(body, at.mqtt) {
@@ -236,7 +270,7 @@ func TestBalancedFleet(t *testing.T) {
 		return total == all && len(byNode["node-3"]) == all
 	})
 	called("one node left")
-	nodes[2].Await(t, "the balancer has given the others up", 10*time.Second, func() bool { return fleet.up() == 4 })
+	nodes[2].Await(t, "the balancer has given the others up", 10*time.Second, func() bool { return fleet.up() == backends })
 	for _, s := range []*Simulation{overMQTT, overWebSocket} {
 		r := s.Report(t)
 		if r.Totals.Crashes != 0 || r.Totals.DuplicateCallIDs != 0 {

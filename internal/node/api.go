@@ -88,13 +88,14 @@ func (n *node) whileServing(next http.Handler) http.Handler {
 
 // startAPI opens the people's side.
 func (n *node) startAPI() error {
+	n.startMCP()
 	api := restapi.New(restapi.Options{Service: n.service, Mint: n.mint, AuthNone: n.cfg.APIAuth == "none", Failures: n.failures["api-listen"], Events: n.events,
 		Photos: n.vision, Archive: n.store, Attest: n.attest, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.parts, Draining: n.draining.get,
 		Authenticate: n.mqtt.authenticate, LogLevel: &n.level, Log: n.log, Version: n.cfg.Version})
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{
 		version: n.cfg.Version, node: n.cfg.Node, service: n.service, front: n.front, provision: n.provision, attest: n.attest, events: n.events,
-		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, guarded: n.guarded, failures: n.failures, certificate: n.certificate, audit: n.audit, policy: n.policy, upstream: n.upstream, members: n.members})
+		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, guarded: n.guarded, failures: n.failures, certificate: n.certificate, audit: n.audit, policy: n.policy, upstream: n.upstream, members: n.members, mcp: n.mcp.Stats()})
 	api.HandlePublic("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	api.Handle("GET /debug/pprof/", http.HandlerFunc(pprof.Index))
 	api.Handle("GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))
@@ -105,9 +106,10 @@ func (n *node) startAPI() error {
 		debug.FreeOSMemory()
 		w.WriteHeader(http.StatusNoContent)
 	}))
-	n.api = &http.Server{Handler: api, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+	n.api = &http.Server{Handler: n.withMCP(api), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: log.New(httpLog{n.log}, "", 0)}
 	n.serve("api-listen", n.api, n.apiNet)
+	n.onStop(n.mcp.Close) // before the listener waits for its streams
 	return nil
 }
 

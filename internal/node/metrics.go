@@ -12,6 +12,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/events"
 	"fleetd/internal/lobby"
+	"fleetd/internal/mcpserver"
 	"fleetd/internal/provision"
 	"fleetd/internal/store"
 	"fleetd/internal/upstream"
@@ -41,6 +42,7 @@ type collector struct {
 	policy        *policyFile // nil without --policy-file
 	upstream      *upstream.Bridge
 	members       *members // nil where no other node can be
+	mcp           *mcpserver.Stats
 }
 
 // metric is one description; made once.
@@ -214,6 +216,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put(nodesAlive, float64(alive))
 	put(nodesLost, float64(lost))
 	collectUpstream(c.upstream, put)
+	collectMCP(c.mcp, put)
 }
 
 func (c *collector) collectParts(put func(metric, float64, ...string)) {

@@ -24,6 +24,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/events"
 	"fleetd/internal/lobby"
+	"fleetd/internal/mcpserver"
 	"fleetd/internal/provision"
 	"fleetd/internal/store"
 	"fleetd/internal/upstream"
@@ -105,6 +106,7 @@ type node struct {
 	provision   *provision.Server
 	device      *http.Server
 	api         *http.Server
+	mcp         *mcpserver.Server
 	certificate *certificate // nil without TLS
 
 	ready    chan struct{} // the database became usable

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/audit"
+)
+
+func TestTokenCreate(t *testing.T) {
+	f := newAPI(t, map[string]string{
+		"POST /v1/keys": `{"id":"abcdefgh","name":"lab","scopes":["tools:call"],"state":"valid","created":"2026-08-01T12:00:00.000Z","expires":"2026-08-31T12:00:00.000Z","revoked":null,"token":"fld_abcdefgh_x"}`,
+	})
+	f.run("token", "create", "--name", "lab", "--scope", "tools:call,devices:read", "--devices", "room=lab,floor=1", "--tools", "*get_*,self.lamp.*", "--expires", "720h").is(t, exitOK,
+		"fld_abcdefgh_x\n", "fleetd: key abcdefgh (lab) expires 2026-08-31T12:00:00Z; its token is not shown again\n")
+	want := `POST /v1/keys {"name":"lab","scopes":["tools:call","devices:read"],"devices":{"floor":"1","room":"lab"},"tools":["*get_*","self.lamp.*"],"expires":"2026-08-31T12:00:00Z"}`
+	if asked := f.requests(); len(asked) != 1 || asked[0] != want {
+		t.Errorf("asked %q\nwant  %q", asked, want)
+	}
+	f.run("token", "create", "--name", "lab", "--scope", "admin", "--expires", "2027-01-31")
+	if asked := f.requests(); !strings.HasSuffix(asked[len(asked)-1], `"expires":"2027-01-31T00:00:00Z"}`) {
+		t.Errorf("asked %q", asked)
+	}
+	for _, args := range [][]string{{"--expires", "soon"}, {"--devices", "room"}, {"--devices", "a=1,a=2"}, {"--expires", "-5h"}} {
+		if got := f.run(append([]string{"token", "create", "--name", "x", "--scope", "admin"}, args...)...); got.code != exitFailed || got.stdout != "" {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+}
+
+func TestTokenListAndRevoke(t *testing.T) {
+	f := newAPI(t, map[string]string{
+		"GET /v1/keys?limit=1000": `{"items":[{"id":"abcdefgh","name":"lab","scopes":["tools:call"],"devices":{"room":"lab"},"tools":["*get_*"],"state":"revoked","expires":null},
+			{"id":"bbbbbbbb","name":"all","scopes":["admin"],"devices":{},"tools":[],"state":"valid","expires":"2027-01-01T00:00:00.000Z"}],"next_cursor":""}`,
+		"DELETE /v1/keys/lab": "",
+	})
+	f.run("token", "list").is(t, exitOK, strings.Join([]string{
+		"ID        NAME  STATE    SCOPES      DEVICES   TOOLS   EXPIRES",
+		"abcdefgh  lab   revoked  tools:call  room=lab  *get_*  never",
+		"bbbbbbbb  all   valid    admin       all       all     2027-01-01T00:00:00Z",
+		"",
+	}, "\n"), "")
+	if got := f.run("token", "list", "--json"); strings.Count(got.stdout, "\n") != 2 || got.code != exitOK {
+		t.Errorf("%+v", got)
+	}
+	f.run("token", "revoke", "lab").is(t, exitOK, "lab revoked\n", "")
+}
+
+func TestPolicyCommands(t *testing.T) {
+	const document = `{"version":3,"rules":[{"name":"quiet","tools":["self.audio_speaker.*"],"devices":{"room":"bedroom"},"via":["mcp"],"action":"deny"}],
+		"reads":[{"tools":["*get_*"],"ttl":"2s"}],"urls":[{"tools":["self.upgrade_firmware"],"prefixes":["https://fw.example.com/"]}],"audit_arguments":["*set_volume"],
+		"changed":"2026-08-01T12:00:00Z","by":"desk"}`
+	f := newAPI(t, map[string]string{
+		"GET /v1/policy":                document,
+		"PUT /v1/policy?base_version=3": `{"version":4,"rules":[{"name":"a","action":"deny"}]}`,
+		"PUT /v1/policy?base_version=2": `{"status":400,"code":"bad_request","detail":"the policy is at version 3, not 2"}`,
+		"GET /v1/policy/explain?arguments=%7B%22url%22%3A%22http%3A%2F%2Fx%2F%22%2C%22volume%22%3A5%7D&device=d&key=lab&tool=t&via=mcp": `{"action":"deny","rule":"policy:quiet","detail":"no","shared":true,"ttl":"2s",
+			"steps":[{"rule":"scope","verdict":"passed","why":"has it"},{"rule":"policy:quiet","action":"deny","verdict":"decided","why":"no"},{"rule":"builtin:allow","action":"allow","verdict":"not reached"}]}`,
+		"GET /v1/policy/versions?limit=1000": `{"items":[{"version":2,"changed":"2026-08-01T12:00:00Z","by":"desk","rules":5}],"next_cursor":""}`,
+	})
+	f.status["PUT /v1/policy?base_version=2"] = 400
+	f.run("policy", "show").is(t, exitOK, strings.Join([]string{
+		"version 3, written 2026-08-01T12:00:00Z by desk",
+		"RULE   ACTION  TOOLS                 DEVICES       KEYS  VIA",
+		"quiet  deny    self.audio_speaker.*  room=bedroom  any   mcp",
+		"reads  *get_*  devices all  kept for 2s",
+		"urls   self.upgrade_firmware  https://fw.example.com/",
+		"arguments kept in the audit: *set_volume",
+		"",
+	}, "\n"), "")
+	file := filepath.Join(t.TempDir(), "policy.json")
+	for text, want := range map[string]outcome{
+		`{"rules":[{"name":"a","action":"deny"}]}`: {exitOK, "version 4 with 1 rules is in force\n", ""},
+		`{"version":3,"rules":[]}`:                 {exitOK, "version 4 with 1 rules is in force\n", ""},
+		`{"version":2}`:                            {exitRefused, "", "fleetd: the policy is at version 3, not 2 (bad_request)\n"},
+		`rules`:                                    {exitFailed, "", "fleetd: the policy is not JSON: invalid character 'r' looking for beginning of value\n"},
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f.run("policy", "set", file).is(t, want.code, want.stdout, want.stderr)
+	}
+	f.run("policy", "explain", "lab", "d", "t", "--via", "mcp", "url=http://x/", "volume=5").is(t, exitOK, strings.Join([]string{
+		"deny by policy:quiet",
+		"no",
+		"identical calls at the same time share one answer, which is kept for 2s",
+		"RULE           ACTION  VERDICT      WHY",
+		"scope          -       passed       has it",
+		"policy:quiet   deny    decided      no",
+		"builtin:allow  allow   not reached  -",
+		"",
+	}, "\n"), "")
+	f.run("policy", "versions").is(t, exitOK, "VERSION  CHANGED               BY    RULES\n2        2026-08-01T12:00:00Z  desk  5\n", "")
+}
+
+func TestAuditShow(t *testing.T) {
+	f := newAPI(t, map[string]string{
+		"GET /v1/audit?device=d&limit=2&outcome=forbidden&since=2026-08-01T11%3A00%3A00Z": `{"items":[
+			{"run":"r","node":"n","seq":2,"at":"2026-08-01T11:59:01Z","kind":"call","action":"self.reboot","device":"d","key":"k","name":"lab","via":"rest","outcome":"forbidden","rule":"key-tools","detail":"no","duration_ns":1500000},
+			{"run":"r","node":"n","seq":1,"at":"2026-08-01T11:59:00Z","kind":"refusal","action":"GET /x","outcome":"unauthorized","count":7}],"next_cursor":"more"}`,
+	})
+	f.run("audit", "--since", "1h", "--device", "d", "--outcome", "forbidden", "--limit", "2").is(t, exitOK, strings.Join([]string{
+		"2026-08-01T11:59:00.000Z  refusal   -                  -                 -        GET /x  unauthorized ×7",
+		"2026-08-01T11:59:01.000Z  call      d                  lab               rest     self.reboot  forbidden by key-tools 1.5ms  no",
+		"",
+	}, "\n"), "")
+	if got := f.run("audit", "--since", "soon"); got.code != exitFailed {
+		t.Errorf("%+v", got)
+	}
+}
+
+// blocks makes a short run and its export.
+func blocks(t *testing.T) []byte {
+	t.Helper()
+	at := time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)
+	var out []byte
+	var previous audit.Hash
+	for i, text := range []string{`{"seq":1,"kind":"run","action":"start","outcome":"ok"}`, `{"seq":2,"kind":"call","action":"t","outcome":"ok"}`, `{"seq":3,"kind":"run","action":"stop","outcome":"ok"}`} {
+		b := audit.Block{Run: "r", Node: "n", FirstSeq: int64(i + 1), LastSeq: int64(i + 1), FirstAt: at, LastAt: at, Entries: []byte(text + "\n"), Previous: previous}
+		b.Hash = b.Sum()
+		previous = b.Hash
+		out = audit.AppendExport(out, &b)
+	}
+	return out
+}
+
+func TestAuditExportAndVerify(t *testing.T) {
+	export := string(blocks(t))
+	f := newAPI(t, map[string]string{
+		"GET /v1/audit/export": export,
+		"GET /v1/audit/verify": `{"intact":false,"runs":2,"blocks":3,"entries":4,"dropped":5,"headless":1,"unended":["run x"],"faults":["gone"]}`,
+	})
+	file := filepath.Join(t.TempDir(), "audit.jsonl")
+	if got := f.run("audit", "export", file); got.code != exitOK {
+		t.Fatalf("%+v", got)
+	}
+	if got := f.run("audit", "export", file); got.code != exitFailed { // it is there already
+		t.Errorf("%+v", got)
+	}
+	f.run("audit", "export", "-").is(t, exitOK, export, "")
+	const whole = "3 entries in 3 blocks of 1 runs\nnothing is missing between the blocks, and none was changed\n"
+	f.run("audit", "verify", file).is(t, exitOK, whole, "")
+	if err := os.WriteFile(file, []byte(strings.Replace(export, `"action":"t"`, `"action":"u"`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.run("audit", "verify", file).is(t, exitFailed, "3 entries in 3 blocks of 1 runs\nfault: run r of node n, entries 2 to 2 were changed: their hash is another one\n", "fleetd: the record is not whole\n")
+	f.run("audit", "verify").is(t, exitFailed, "4 entries in 3 blocks of 2 runs\n1 runs begin before what is here\n5 entries found no room while the database was away; the nodes say so themselves\nno end: run x\nfault: gone\n",
+		"fleetd: the record is not whole\n")
+}
+
+// A call that needs a yes gets one from --yes or from a person, and from nobody else.
+func TestCallConfirmation(t *testing.T) {
+	const call = "POST /v1/devices/d/tools/self.reboot/call"
+	f := newAPI(t, map[string]string{
+		call: `{"status":428,"code":"confirmation_required","detail":"needs a yes","rule":"policy:ask","confirmation":"C0NF"}`,
+	})
+	f.status[call] = 428
+	f.run("call", "d", "self.reboot").is(t, exitRefused, "", "fleetd: the call of self.reboot on d needs a yes (rule policy:ask); nothing was done: add --yes to confirm it\n")
+	if asked := f.requests(); len(asked) != 1 {
+		t.Errorf("%q", asked)
+	}
+	f.run("call", "d", "self.reboot", "--yes")
+	if asked := f.requests(); len(asked) != 3 || asked[2] != call+` {"arguments":{},"confirmation":"C0NF"}` {
+		t.Errorf("%q", asked)
+	}
+	for answer, requests := range map[string]int{"y\n": 2, "YES\n": 2, "n\n": 1, "\n": 1, "": 1} {
+		before := len(f.requests())
+		a, _, stderr := newApp()
+		a.environ = []string{"FLEETD_API=" + f.url, "FLEETD_TOKEN=t0ken"}
+		a.stdin, a.asks = strings.NewReader(answer), true
+		if code := a.run(context.Background(), []string{"call", "d", "self.reboot"}); code != exitRefused {
+			t.Errorf("%q: status %d", answer, code)
+		}
+		if !strings.HasPrefix(stderr.String(), "Call self.reboot on d? The rule policy:ask asks for a yes. [y/N] ") {
+			t.Errorf("%q: %s", answer, stderr.String())
+		}
+		if n := len(f.requests()) - before; n != requests {
+			t.Errorf("%q: %d requests", answer, n)
+		}
+	}
+	denied := newAPI(t, map[string]string{call: `{"status":403,"code":"tool_denied","detail":"not for you","rule":"policy:quiet"}`})
+	denied.status[call] = 403
+	denied.run("call", "d", "self.reboot").is(t, exitRefused, "", "fleetd: not for you (tool_denied, rule policy:quiet)\n")
+}

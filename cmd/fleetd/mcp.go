@@ -1,0 +1,22 @@
+package main
+
+import (
+	"context"
+	"os"
+
+	"fleetd/internal/apiclient"
+)
+
+type mcpCmd struct {
+	Device string `help:"Offer the tools of this device under their own names, instead of the fleet's." placeholder:"DEVICE"`
+	clientFlags
+}
+
+// Run carries MCP between standard input and output and a node until the input ends.
+func (m *mcpCmd) Run(ctx context.Context, a *app) error {
+	c, err := m.client(a)
+	if err != nil {
+		return err
+	}
+	return c.BridgeMCP(ctx, apiclient.MCPPath(m.Device), os.Stdin, a.stdout)
+}

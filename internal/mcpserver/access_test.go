@@ -1,0 +1,270 @@
+package mcpserver
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/devicetest"
+	"fleetd/internal/lobby"
+)
+
+const ping = `{"jsonrpc":"2.0","id":2,"method":"ping"}`
+
+func TestPlacesAndTokens(t *testing.T) {
+	f := newFleet(t, func(o *Options) {
+		o.Hosts, o.Origins = []string{"fleet.example.com"}, []string{"https://console.example.com"}
+	})
+	_, token := f.key(t, "devices:read", "", time.Hour)
+	for name, c := range map[string]struct {
+		token   string
+		headers []string
+		status  int
+	}{
+		"admin":                {admin, nil, 200},
+		"key":                  {token, nil, 200},
+		"no token":             {"", nil, 401},
+		"wrong token":          {"fld_aaaaaaaa_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", nil, 401},
+		"name of this machine": {admin, []string{"Host", "localhost:80"}, 200},
+		"address":              {admin, []string{"Host", "192.0.2.7:8080"}, 200},
+		"address, version 6":   {admin, []string{"Host", "[2001:db8::1]:8080"}, 200},
+		"listed host":          {admin, []string{"Host", "Fleet.example.com:443"}, 200},
+		"other host":           {admin, []string{"Host", "evil.example"}, 403},
+		"rebound":              {admin, []string{"Host", "evil.example", "Origin", "http://evil.example"}, 403},
+		"local page":           {admin, []string{"Origin", "http://localhost:6274"}, 200},
+		"local page, address":  {admin, []string{"Origin", "http://127.0.0.1:6274"}, 200},
+		"listed page":          {admin, []string{"Origin", "https://console.example.com"}, 200},
+		"other scheme":         {admin, []string{"Origin", "http://console.example.com"}, 403},
+		"other page":           {admin, []string{"Origin", "https://evil.example"}, 403},
+		"page of a neighbour":  {admin, []string{"Origin", "http://192.0.2.66"}, 403},
+		"page without origin":  {admin, []string{"Origin", "null"}, 403},
+		"own page":             {admin, []string{"Host", "192.0.2.7:8080", "Origin", "http://192.0.2.7:8080"}, 200},
+		"longer name":          {admin, []string{"Host", "localhost.evil.example"}, 403},
+	} {
+		if a := f.send(t, http.MethodPost, PathMCP, c.token, hello, c.headers...); a.status != c.status {
+			t.Errorf("%s: %d %s", name, a.status, a.body)
+		}
+	}
+	a := f.send(t, http.MethodPost, PathMCP, "", hello)
+	const want = `Bearer resource_metadata="`
+	found, ok := strings.CutPrefix(a.header.Get("WWW-Authenticate"), want)
+	if !ok {
+		t.Fatalf("WWW-Authenticate: %q", a.header.Get("WWW-Authenticate"))
+	}
+	path := strings.TrimPrefix(strings.TrimSuffix(found, `"`), f.url)
+	if a = f.send(t, http.MethodGet, path, "", ""); a.status != 200 || !strings.Contains(a.body, `"resource":"`+f.url+`/mcp"`) || !strings.Contains(a.body, `"tools:call"`) {
+		t.Errorf("%s: %d %s", path, a.status, a.body)
+	}
+	for _, reason := range []string{refusedHost, refusedOrigin, refusedToken} {
+		if f.mcp.Stats().Refused.Get(reason) == 0 {
+			t.Errorf("refusals for %s are not counted", reason)
+		}
+	}
+}
+
+// A session is its key's, at its address, until it ends.
+func TestSessionsBelongToTheirKey(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, lamp, devicetest.NewScript())
+	_, one := f.key(t, "devices:read tools:call", "", time.Hour)
+	_, other := f.key(t, "devices:read tools:call", "", time.Hour)
+	session := f.open(t, PathMCP, one)
+	if !strings.HasPrefix(session, "n-test.") {
+		t.Errorf("the session %q does not name its node", session)
+	}
+	with := []string{"Mcp-Session-Id", session, "Mcp-Protocol-Version", "2025-06-18"}
+	for name, c := range map[string]struct {
+		path, token string
+		status      int
+	}{"its key": {PathMCP, one, 200}, "another key": {PathMCP, other, 403}, "the admin": {PathMCP, admin, 403}, "another address": {PathDevices + string(lamp), one, 403}} {
+		if a := f.send(t, http.MethodPost, c.path, c.token, ping, with...); a.status != c.status {
+			t.Errorf("%s: %d %s", name, a.status, a.body)
+		}
+	}
+	if a := f.send(t, http.MethodGet, PathMCP, other, "", with...); a.status != 403 {
+		t.Errorf("another key listens: %d", a.status)
+	}
+	if a := f.send(t, http.MethodDelete, PathMCP, other, "", with...); a.status != 403 {
+		t.Errorf("another key ends it: %d", a.status)
+	}
+	if a := f.send(t, http.MethodDelete, PathMCP, one, "", with...); a.status != 204 {
+		t.Errorf("its key ends it: %d", a.status)
+	}
+	if a := f.send(t, http.MethodPost, PathMCP, one, ping, with...); a.status != 404 {
+		t.Errorf("it goes on: %d", a.status)
+	}
+	if n := f.mcp.Stats().Sessions.Load(); n != 0 {
+		t.Errorf("%d sessions are counted", n)
+	}
+	// The transport before Streamable HTTP.
+	old := f.host(t, PathSSE, "2024-11-05", one, nil)
+	f.mcp.old.mu.Lock()
+	for id := range f.mcp.old.byID {
+		session = id
+	}
+	f.mcp.old.mu.Unlock()
+	if a := f.send(t, http.MethodPost, PathSSE+"?sessionid="+session, other, ping); a.status != 403 {
+		t.Errorf("another key uses an old session: %d %s", a.status, a.body)
+	}
+	if _, err := old.ListTools(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSessionsAreBounded(t *testing.T) {
+	f := newFleet(t)
+	_, one := f.key(t, "devices:read", "", time.Hour)
+	_, other := f.key(t, "devices:read", "", time.Hour)
+	for range MaxKeySessions {
+		f.open(t, PathMCP, one)
+	}
+	if a := f.send(t, http.MethodPost, PathMCP, one, hello); a.status != 429 {
+		t.Errorf("one more: %d", a.status)
+	}
+	f.open(t, PathMCP, other)
+	for range 50 { // what fails takes no place for good
+		f.send(t, http.MethodPost, PathMCP, other, ping)
+		f.send(t, http.MethodPost, PathMCP, other, strings.Repeat("x", BodyLimit+1))
+	}
+	if n := f.mcp.Stats().Sessions.Load(); n != MaxKeySessions+1 {
+		t.Errorf("%d sessions are counted", n)
+	}
+}
+
+// Who is revoked, or whose key expires, is out within a second: sessions,
+// streams and calls in progress.
+func TestKeysEndMidStream(t *testing.T) {
+	for _, end := range []string{"revoked", "expired"} {
+		t.Run(end, func(t *testing.T) {
+			for _, era := range []string{"2025-11-25", "2026-07-28", "sse"} {
+				t.Run(era, func(t *testing.T) { keyEnds(t, era, end == "revoked") })
+			}
+		})
+	}
+}
+
+func keyEnds(t *testing.T, era string, revoke bool) {
+	f := newFleet(t)
+	script := devicetest.NewScript()
+	script.Call = func(string, rawJSON) string { return "" } // it never answers
+	f.connect(t, lamp, script)
+	life := time.Hour
+	if !revoke {
+		life = 2 * time.Second
+	}
+	key, token := f.key(t, "devices:read tools:call", "", life)
+	path, version := PathMCP, era
+	if era == "sse" {
+		path, version = PathSSE, "2024-11-05"
+	}
+	s := f.host(t, path, version, token, nil)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.CallTool(context.Background(), &mcp.CallToolParams{Name: "call_device_tool", Arguments: map[string]any{"device": string(lamp), "tool": "self.audio_speaker.set_volume",
+			"arguments": map[string]any{"volume": 1}}})
+		failed <- err
+	}()
+	devicetest.Eventually(t, "the call is on its way", func() bool { return f.mcp.sessions.calls.Load() > 0 })
+	if revoke {
+		key.Revoked = time.Now()
+		if _, err := f.service.Registry().Put(key, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begun := time.Now()
+	devicetest.Eventually(t, "nothing is left of it", func() bool {
+		return f.mcp.Stats().Sessions.Load() == 0 && f.mcp.sessions.calls.Load() == 0
+	})
+	if took := time.Since(begun); revoke && took > time.Second {
+		t.Errorf("it went on for %v", took)
+	}
+	select {
+	case <-failed:
+	case <-time.After(5 * time.Second): // the client may try to go on first
+		t.Error("the client still waits")
+	}
+	if _, err := f.tryHost(t, path, version, token, nil); err == nil {
+		t.Error("the key opens another session")
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, lamp, devicetest.NewScript())
+	session := f.open(t, PathMCP, admin)
+	with := []string{"Mcp-Session-Id", session, "Mcp-Protocol-Version", "2025-06-18"}
+	modern := func(method, name string) []string {
+		return []string{"Mcp-Protocol-Version", "2026-07-28", "Mcp-Method", method, "Mcp-Name", name}
+	}
+	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+	call := `{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"find_devices","arguments":{},` + meta + `}}`
+	for name, c := range map[string]struct {
+		method, path, body string
+		headers            []string
+		status             int
+		says               string
+	}{
+		"10 MB":                    {http.MethodPost, PathMCP, strings.Repeat(" ", 10<<20), with, 413, ""},
+		"10 MB, modern":            {http.MethodPost, PathMCP, strings.Repeat(" ", 10<<20), modern("tools/call", "find_devices"), 413, ""},
+		"no JSON":                  {http.MethodPost, PathMCP, "{", with, 400, ""},
+		"unknown session":          {http.MethodPost, PathMCP, ping, []string{"Mcp-Session-Id", "n-test.x", "Mcp-Protocol-Version", "2025-06-18"}, 404, ""},
+		"GET without session":      {http.MethodGet, PathMCP, "", nil, 400, ""},
+		"PUT":                      {http.MethodPut, PathMCP, "", with, 405, ""},
+		"unknown revision":         {http.MethodPost, PathMCP, ping, []string{"Mcp-Session-Id", session, "Mcp-Protocol-Version", "2020-01-01"}, 400, ""},
+		"modern":                   {http.MethodPost, PathMCP, call, modern("tools/call", "find_devices"), 200, `"devices"`},
+		"other method in header":   {http.MethodPost, PathMCP, call, modern("tools/list", "find_devices"), 400, "-32020"},
+		"other name in header":     {http.MethodPost, PathMCP, call, modern("tools/call", "call_many"), 400, "-32020"},
+		"other revision in header": {http.MethodPost, PathMCP, call, []string{"Mcp-Protocol-Version", "2027-01-01", "Mcp-Method", "tools/call", "Mcp-Name", "find_devices"}, 400, ""},
+		"GET, modern":              {http.MethodGet, PathMCP, "", modern("", ""), 405, ""},
+		"DELETE, modern":           {http.MethodDelete, PathMCP, "", modern("", ""), 405, ""},
+		"unknown method, modern":   {http.MethodPost, PathMCP, strings.ReplaceAll(call, "tools/call", "tools/explode"), modern("tools/explode", "find_devices"), 404, "-32601"},
+		"unknown path":             {http.MethodPost, PathMCP + "/else", hello, nil, 404, ""},
+		"unusable device":          {http.MethodPost, PathDevices + "..%2f", hello, nil, 404, ""},
+		"unknown device":           {http.MethodPost, PathDevices + "aa:bb:cc:dd:ee:99", hello, nil, 404, "device_unknown"},
+		"bad cursor":               {http.MethodPost, PathMCP, `{"jsonrpc":"2.0","id":4,"method":"resources/list","params":{"cursor":"%%%"}}`, with, 200, "-32602"},
+		"bad cursor of tools":      {http.MethodPost, PathMCP, `{"jsonrpc":"2.0","id":4,"method":"tools/list","params":{"cursor":"%%%"}}`, with, 200, "-32602"},
+		"unknown member":           {http.MethodPost, PathMCP, strings.Replace(call, `"arguments":{}`, `"arguments":{"stat":"online"}`, 1), modern("tools/call", "find_devices"), 200, "invalid_arguments"},
+		"tool of devices' server":  {http.MethodPost, PathMCP, strings.ReplaceAll(call, "find_devices", dispatch), modern("tools/call", dispatch), 400, "-32602"},
+		"dispatch itself":          {http.MethodPost, PathDevices + string(lamp), strings.ReplaceAll(call, "find_devices", dispatch), modern("tools/call", dispatch), 400, "-32602"},
+	} {
+		if a := f.send(t, c.method, c.path, admin, c.body, c.headers...); a.status != c.status || !strings.Contains(a.body, c.says) {
+			t.Errorf("%s: %d %.300s", name, a.status, a.body)
+		}
+	}
+	f.draining.Store(true)
+	if a := f.send(t, http.MethodPost, PathMCP, admin, hello); a.status != 503 {
+		t.Errorf("a stopping node opens a session: %d", a.status)
+	}
+	devicetest.Eventually(t, "the sessions of a stopping node end", func() bool { return f.mcp.Stats().Sessions.Load() == 0 })
+}
+
+// Who tries tokens is answered late; the right token is served at once, from
+// the same address, and no token is no attempt.
+func TestWrongTokensAreSlowedDown(t *testing.T) {
+	f := newFleet(t, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
+	for range lobby.FailureBurst {
+		if a := f.send(t, http.MethodPost, PathMCP, "guess", hello); a.status != http.StatusUnauthorized {
+			t.Fatalf("%d", a.status)
+		}
+	}
+	late := make(chan struct{})
+	go func() {
+		defer close(late)
+		begun := time.Now()
+		if a := f.send(t, http.MethodPost, PathMCP, "guess", hello); a.status != http.StatusTooManyRequests || time.Since(begun) < lobby.FailureDelay {
+			t.Errorf("one too many: %d after %v", a.status, time.Since(begun))
+		}
+	}()
+	begun := time.Now()
+	if a := f.send(t, http.MethodPost, PathMCP, admin, hello); a.status != http.StatusOK || time.Since(begun) > lobby.FailureDelay/2 {
+		t.Errorf("the right one: %d after %v", a.status, time.Since(begun))
+	}
+	if a := f.send(t, http.MethodPost, PathMCP, "", hello); a.status != http.StatusUnauthorized || time.Since(begun) > lobby.FailureDelay {
+		t.Errorf("none: %d", a.status)
+	}
+	<-late
+}

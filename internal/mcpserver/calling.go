@@ -1,0 +1,462 @@
+package mcpserver
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+// Bounds of calls to many.
+const (
+	maxMany     = 100
+	manyAtOnce  = 8
+	waitLook    = 5 * time.Second // between looks at a device of which no event comes
+	maxEventRaw = 4 << 10         // bytes of an event's payload that is shown
+)
+
+type callArgs struct {
+	Device    string          `json:"device"`
+	Tool      string          `json:"tool"`
+	Arguments json.RawMessage `json:"arguments"`
+	Timeout   int             `json:"timeout_seconds"`
+}
+
+// decode reads the arguments of what is asked most; the SDK has checked that
+// they are JSON.
+func (a *callArgs) decode(raw []byte) error {
+	walk := jsonspan.Object(raw)
+	for walk.Next() {
+		value, ok := walk.Value(), true
+		switch key := walk.Key(); string(key) {
+		case "device":
+			a.Device, ok = jsonspan.String(value)
+		case "tool":
+			a.Tool, ok = jsonspan.String(value)
+		case "arguments":
+			a.Arguments = value
+		case "timeout_seconds":
+			var n int64
+			n, ok = jsonspan.Int(value)
+			a.Timeout = int(n)
+			ok = ok && int64(a.Timeout) == n
+		default:
+			return badArguments("there is no argument " + strconv.Quote(clean(string(key), maxTitle)) + "; there are device, tool, arguments, timeout_seconds")
+		}
+		if !ok {
+			return badArguments(string(walk.Key()) + " is of another type; see the tool's input schema")
+		}
+	}
+	if walk.Err() != nil {
+		return badArguments("the arguments must be an object")
+	}
+	return nil
+}
+
+// called is how a call went. Pictures stand beside it.
+type called struct {
+	Device   string   `json:"device"`
+	Tool     string   `json:"tool"`
+	Text     []string `json:"text,omitempty"`
+	IsError  bool     `json:"is_error"`
+	Outcome  string   `json:"outcome,omitempty"`
+	Duration float64  `json:"duration_ms"`
+	Node     string   `json:"node,omitempty"`
+	Error    *failure `json:"error,omitempty"`
+}
+
+// append writes what encoding/json would.
+func (c *called) append(dst []byte) []byte {
+	dst = jsonspan.AppendString(append(dst, `{"device":`...), c.Device)
+	dst = jsonspan.AppendString(append(dst, `,"tool":`...), c.Tool)
+	for i, text := range c.Text {
+		sep := `,`
+		if i == 0 {
+			sep = `,"text":[`
+		}
+		dst = jsonspan.AppendString(append(dst, sep...), text)
+	}
+	if len(c.Text) > 0 {
+		dst = append(dst, ']')
+	}
+	dst = strconv.AppendBool(append(dst, `,"is_error":`...), c.IsError)
+	if c.Outcome != "" {
+		dst = jsonspan.AppendString(append(dst, `,"outcome":`...), c.Outcome)
+	}
+	dst = strconv.AppendFloat(append(dst, `,"duration_ms":`...), c.Duration, 'f', -1, 64)
+	return append(jsonspan.AppendString(append(dst, `,"node":`...), c.Node), '}')
+}
+
+func newCalled(c devices.ToolCall, r devices.ToolResult, content []mcp.Content) (called, []mcp.Content) {
+	out := called{Device: string(c.Device), Tool: c.Tool, IsError: r.IsError, Outcome: r.Outcome, Node: r.Node,
+		Duration: float64(r.Duration.Microseconds()) / 1000}
+	var other []mcp.Content
+	for _, item := range content {
+		if text, ok := item.(*mcp.TextContent); ok {
+			out.Text = append(out.Text, text.Text)
+		} else {
+			other = append(other, item)
+		}
+	}
+	if r.Outcome == devices.OutcomeRestarting && len(out.Text) == 0 {
+		out.Text = []string{restarting}
+	}
+	return out, other
+}
+
+func (s *Server) callDeviceTool(ctx context.Context, req *mcp.CallToolRequest, args callArgs) (*mcp.CallToolResult, error) {
+	id, err := deviceID(args.Device)
+	if err != nil {
+		return nil, err
+	}
+	call, timeout, err := s.prepare(ctx, args)
+	if err != nil {
+		return nil, err
+	}
+	call.Device = id
+	call.Tool = s.trueName(ctx, visitOf(ctx).by(), id, call.Tool)
+	result, content, question, err := s.asking(ctx, req, call, timeout)
+	switch {
+	case err != nil:
+		f := s.failure(err)
+		f.Device, f.Tool = string(id), clean(call.Tool, maxTitle)
+		return s.failed(f), nil
+	case question != nil:
+		s.stats.Calls.Add("asked", 1)
+		return question, nil
+	}
+	s.stats.Calls.Add(outcomeOf(result), 1)
+	answer, pictures := newCalled(call, result, content)
+	text := answer.append(nil)
+	out := &mcp.CallToolResult{IsError: result.IsError, StructuredContent: json.RawMessage(text), Content: append([]mcp.Content{&mcp.TextContent{Text: string(text)}}, pictures...)}
+	return out, nil
+}
+
+// prepare checks what one and many calls have in common.
+func (s *Server) prepare(ctx context.Context, args callArgs) (c devices.ToolCall, timeout time.Duration, err error) {
+	seconds, err := within("timeout_seconds", args.Timeout, 0, int(devices.MaxTimeout/time.Second))
+	switch {
+	case err != nil:
+		return c, 0, err
+	case args.Tool == "":
+		return c, 0, badArguments("tool is missing")
+	case len(args.Arguments) > 0 && jsonspan.KindOf(args.Arguments) != jsonspan.KindObject:
+		if !bytes.Equal(args.Arguments, []byte("null")) {
+			return c, 0, badArguments("arguments must be an object")
+		}
+		args.Arguments = nil
+	case s.opt.Draining():
+		return c, 0, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; ask another one"}
+	}
+	return devices.ToolCall{Tool: args.Tool, Arguments: args.Arguments}, time.Duration(seconds) * time.Second, ctx.Err()
+}
+
+// trueName is the device's name of a tool that a model may know by the name
+// that hosts get. What is not known is for the device to refuse.
+func (s *Server) trueName(ctx context.Context, by access.By, id devices.ID, name string) string {
+	if bytes.IndexByte([]byte(name), '.') >= 0 { // no host's name has one
+		return name
+	}
+	view, err := s.viewOf(ctx, by, id)
+	if err != nil || view.index == nil {
+		return name
+	}
+	if t := view.index.find(name); t != nil {
+		return t.name
+	}
+	return name
+}
+
+type manyArgs struct {
+	Devices   []string        `json:"devices"`
+	Label     string          `json:"label"`
+	Tool      string          `json:"tool"`
+	Arguments json.RawMessage `json:"arguments"`
+	Timeout   int             `json:"timeout_seconds"`
+}
+
+func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args manyArgs) (*mcp.CallToolResult, error) {
+	call, timeout, err := s.prepare(ctx, callArgs{Tool: args.Tool, Arguments: args.Arguments, Timeout: args.Timeout})
+	if err != nil {
+		return nil, err
+	}
+	by := visitOf(ctx).by()
+	ids, err := s.targets(ctx, by, args)
+	if err != nil {
+		return nil, err
+	}
+	answer := struct {
+		OK      int      `json:"ok"`
+		Failed  int      `json:"failed"`
+		Results []called `json:"results"`
+	}{Results: make([]called, len(ids))}
+	report := s.progress(req, len(ids))
+	pictures := make([][]mcp.Content, len(ids))
+	var next, done int
+	room := maxPhoto // for everything but text, of all together
+	var mu sync.Mutex
+	take := func() (int, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		next++
+		return next - 1, next <= len(ids) && ctx.Err() == nil
+	}
+	var workers sync.WaitGroup
+	for range min(manyAtOnce, len(ids)) {
+		workers.Go(func() {
+			defer devices.Contain(s.log, nil)
+			for i, more := take(); more; i, more = take() {
+				one := call
+				one.Device, one.Tool = ids[i], s.trueName(ctx, by, ids[i], call.Tool)
+				result, content, err := s.run(ctx, by, one, timeout)
+				answer.Results[i], pictures[i] = newCalled(one, result, content)
+				if err != nil {
+					f := s.failure(err)
+					answer.Results[i] = called{Device: string(ids[i]), Tool: clean(one.Tool, maxTitle), IsError: true, Error: &f}
+				}
+				mu.Lock()
+				for _, item := range pictures[i] {
+					room -= sizeOf(item)
+				}
+				if room < 0 { // the texts name what was taken
+					pictures[i] = nil
+				}
+				done++
+				report(ctx, done)
+				mu.Unlock()
+			}
+		})
+	}
+	workers.Wait()
+	if ctx.Err() != nil {
+		return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller gave up", Sent: true, Outcome: devices.OutcomeUnknown}
+	}
+	for _, r := range answer.Results {
+		if r.IsError {
+			answer.Failed++
+			continue
+		}
+		answer.OK++
+	}
+	s.stats.Calls.Add("ok", int64(answer.OK))
+	s.stats.Calls.Add("failed_of_many", int64(answer.Failed))
+	out := structured(answer)
+	if room >= 0 {
+		out.Content = append(out.Content, slices.Concat(pictures...)...)
+	}
+	out.IsError = answer.OK == 0 && answer.Failed > 0
+	return out, nil
+}
+
+// sizeOf is what an item beside the text takes.
+func sizeOf(item mcp.Content) int {
+	switch c := item.(type) {
+	case *mcp.ImageContent:
+		return len(c.Data)
+	case *mcp.AudioContent:
+		return len(c.Data)
+	}
+	return 0
+}
+
+// targets are the devices that many calls go to.
+func (s *Server) targets(ctx context.Context, by access.By, args manyArgs) (ids []devices.ID, err error) {
+	switch {
+	case (len(args.Devices) > 0) == (args.Label != ""):
+		return nil, badArguments("give either devices or label")
+	case len(args.Devices) > maxMany:
+		return nil, badArguments("devices may name 100; make several calls")
+	case args.Label != "":
+		found, next, err := s.find(ctx, by, devices.Query{State: string(devices.StateOnline), Label: args.Label, Limit: maxMany})
+		if err != nil {
+			return nil, err
+		}
+		if next != "" {
+			return nil, badArguments("more than 100 devices that are online have this label; name them in several calls")
+		}
+		for _, d := range found {
+			ids = append(ids, d.Device.ID)
+		}
+		return ids, nil
+	}
+	for _, text := range args.Devices {
+		id, err := deviceID(text)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// progress returns how to tell the host, if it asked to be told.
+func (s *Server) progress(req *mcp.CallToolRequest, total int) func(ctx context.Context, done int) {
+	token := req.Params.GetProgressToken()
+	return func(ctx context.Context, done int) {
+		if token != nil {
+			// A host that does not listen misses nothing: the result says it all.
+			_ = req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: float64(done), Total: float64(total)})
+		}
+	}
+}
+
+type deviceArgs struct {
+	Device string `json:"device"`
+}
+
+func (s *Server) getStatus(ctx context.Context, _ *mcp.CallToolRequest, args deviceArgs) (*mcp.CallToolResult, error) {
+	id, err := deviceID(args.Device)
+	if err != nil {
+		return nil, err
+	}
+	by := visitOf(ctx).by()
+	view, err := s.viewOf(ctx, by, id)
+	if err != nil {
+		return nil, err
+	}
+	status, err := s.status(ctx, by, view.device)
+	if err != nil {
+		return nil, err
+	}
+	return structured(status), nil
+}
+
+type waitArgs struct {
+	Device  string `json:"device"`
+	Until   string `json:"until"`
+	Timeout int    `json:"timeout_seconds"`
+}
+
+func (s *Server) waitForDevice(ctx context.Context, req *mcp.CallToolRequest, args waitArgs) (*mcp.CallToolResult, error) {
+	id, err := deviceID(args.Device)
+	if err != nil {
+		return nil, err
+	}
+	seconds, err := within("timeout_seconds", args.Timeout, 60, 300)
+	if err != nil {
+		return nil, err
+	}
+	until := cmp.Or(args.Until, "ready")
+	if !slices.Contains([]string{"online", "ready", "offline"}, until) {
+		return nil, badArguments("until is one of online, ready, offline")
+	}
+	by := visitOf(ctx).by()
+	happened, end := s.watch.wait(id)
+	defer end()
+	deadline := time.NewTimer(time.Duration(seconds) * time.Second)
+	defer deadline.Stop()
+	look := time.NewTicker(waitLook)
+	defer look.Stop()
+	report, begun := s.progress(req, seconds), time.Now()
+	for over := false; ; {
+		if err := s.opt.Service.Permit(by, access.ScopeRead, id); err != nil {
+			return nil, err
+		}
+		d, err := s.opt.Service.Get(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		if reached := isNow(d, until); reached || over {
+			return structured(struct {
+				Reached bool   `json:"reached"`
+				Device  device `json:"device"`
+			}{reached, describe(d)}), nil
+		}
+		report(ctx, int(time.Since(begun)/time.Second))
+		select {
+		case <-ctx.Done():
+			return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller gave up"}
+		case <-s.ctx.Done():
+			return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; ask another one"}
+		case <-happened:
+		case <-look.C:
+		case <-deadline.C:
+			over = true
+		}
+	}
+}
+
+func isNow(d devices.View, state string) bool {
+	switch state {
+	case "online":
+		return d.Presence.Online
+	case "ready":
+		return d.Presence.Online && d.CatalogState == devices.CatalogReady
+	}
+	return !d.Presence.Online
+}
+
+type eventArgs struct {
+	Device string `json:"device"`
+	Type   string `json:"type"`
+	Limit  int    `json:"limit"`
+}
+
+type happening struct {
+	ID     uint64            `json:"id"`
+	Type   devices.EventKind `json:"type"`
+	Device devices.ID        `json:"device"`
+	Data   json.RawMessage   `json:"data,omitempty"`
+}
+
+var eventKinds = []devices.EventKind{devices.EventOnline, devices.EventOffline, devices.EventCatalog, devices.EventNotification, devices.EventPhoto,
+	devices.EventPending, devices.EventContested}
+
+func (s *Server) recentEvents(ctx context.Context, _ *mcp.CallToolRequest, args eventArgs) (*mcp.CallToolResult, error) {
+	limit, err := within("limit", args.Limit, 20, 100)
+	if err != nil {
+		return nil, err
+	}
+	q := devices.EventQuery{Kind: devices.EventKind(args.Type)}
+	if args.Type != "" && !slices.Contains(eventKinds, q.Kind) {
+		return nil, badArguments("type is one of online, offline, catalog, notifications, photo, pending, contested")
+	}
+	if args.Device != "" {
+		if q.Device, err = deviceID(args.Device); err != nil {
+			return nil, err
+		}
+	}
+	events, err := s.events(ctx, visitOf(ctx).by(), q, limit)
+	if err != nil {
+		return nil, err
+	}
+	return structured(struct {
+		Events []happening `json:"events"`
+	}{events}), nil
+}
+
+// events are the last ones that a caller may see.
+func (s *Server) events(ctx context.Context, by access.By, q devices.EventQuery, limit int) ([]happening, error) {
+	if err := s.opt.Service.Permit(by, access.ScopeEvents, q.Device); err != nil {
+		return nil, err
+	}
+	recent, err := s.opt.Events.Recent(ctx, q, limit, func(e devices.StreamEvent) bool {
+		return s.opt.Service.Permit(by, access.ScopeEvents, e.Device) == nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := []happening{}
+	for _, e := range recent {
+		h := happening{ID: e.Seq, Type: e.Kind, Device: e.Device}
+		if len(e.Data) <= maxEventRaw {
+			if data, note := appendSchema(nil, e.Data, 0); note == "" { // the same bounds suit any words of a device
+				h.Data = data
+			}
+		}
+		out = append(out, h)
+	}
+	return out, nil
+}

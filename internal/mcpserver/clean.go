@@ -1,0 +1,166 @@
+package mcpserver
+
+import (
+	"bytes"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"fleetd/internal/jsonspan"
+)
+
+// What a device says of itself reaches a language model, which may take it for
+// instructions. It is therefore short, shows everything that is in it, and is
+// marked as the device's own words.
+
+// Bounds of a device's own words.
+const (
+	maxTitle       = 128 // bytes
+	maxDescription = 1024
+	maxWord        = 256     // of a text inside a schema
+	maxSchema      = 8 << 10 // bytes
+	maxDepth       = 8       // of a schema
+	maxMembers     = 64      // of one object or array in it
+)
+
+// Marks of a device's own words.
+const (
+	metaOriginal  = "fleetd/original_name"
+	metaUntrusted = "fleetd/untrusted"
+	metaNote      = "fleetd/note"
+	untrustedMark = "[in the device's own words] "
+)
+
+// clean returns text on one line without anything that a reader does not see:
+// control characters, marks that turn the direction of writing, characters
+// without a glyph. It has at most limit bytes.
+func clean(text string, limit int) string {
+	var b strings.Builder
+	space := true // none at the beginning, no two in a row
+	for _, c := range text {
+		switch {
+		case unicode.IsSpace(c) || c == '\u2800': // the braille blank
+			c = ' '
+		case c == utf8.RuneError || invisible(c):
+			continue
+		}
+		if c == ' ' {
+			if space {
+				continue
+			}
+			space = true
+		} else {
+			space = false
+		}
+		if b.Len()+utf8.RuneLen(c) > limit-len("…") {
+			return strings.TrimRight(b.String(), " ") + "…"
+		}
+		b.WriteRune(c)
+	}
+	return strings.TrimRight(b.String(), " ")
+}
+
+// invisible tells whether a character shows nothing by itself. Formatting and
+// private characters are not printable; the others look like letters to Unicode.
+func invisible(c rune) bool {
+	switch {
+	case !unicode.IsPrint(c):
+		return true
+	case c >= 0xFE00 && c <= 0xFE0F, c >= 0xE0100 && c <= 0xE01EF: // variation selectors can carry any bytes
+		return true
+	case c == 0x034F, c == 0x115F, c == 0x1160, c == 0x17B4, c == 0x17B5, c == 0x3164, c == 0xFFA0, c >= 0x180B && c <= 0x180F:
+		return true
+	}
+	return false
+}
+
+// anySchema stands where a schema is unusable: the core still checks arguments
+// against the true one.
+const anySchema = `{"type":"object"}`
+
+// cleanSchema returns an input schema that any host can take: an object, small,
+// flat, without references to anything, its texts cleaned. If it cannot be made
+// from what the device sent, it is anySchema and a note says why.
+func cleanSchema(raw []byte) (schema []byte, note string) {
+	switch {
+	case len(raw) == 0:
+		return []byte(anySchema), ""
+	case len(raw) > maxSchema:
+		return []byte(anySchema), "the device's schema is too large to show"
+	case jsonspan.KindOf(raw) != jsonspan.KindObject:
+		return []byte(anySchema), "the device's schema is no object"
+	}
+	out, note := appendSchema(make([]byte, 0, len(raw)), raw, 0)
+	if note != "" {
+		return []byte(anySchema), note
+	}
+	if kind, _ := jsonspan.String(jsonspan.Member(out, "type")); kind != "object" {
+		return []byte(anySchema), "the device's schema is not that of an object"
+	}
+	return out, ""
+}
+
+// appendSchema copies one value of a schema.
+func appendSchema(dst, raw []byte, depth int) (out []byte, note string) {
+	if depth > maxDepth {
+		return nil, "the device's schema is too deep to show"
+	}
+	switch jsonspan.KindOf(raw) {
+	case jsonspan.KindString:
+		text, ok := jsonspan.String(raw)
+		if !ok {
+			return nil, unreadable
+		}
+		return jsonspan.AppendString(dst, clean(text, maxWord)), ""
+	case jsonspan.KindObject:
+		return appendObject(dst, raw, depth)
+	case jsonspan.KindArray:
+		dst = append(dst, '[')
+		walk := jsonspan.Array(raw)
+		n := 0
+		for ; walk.Next() && n < maxMembers; n++ {
+			if n > 0 {
+				dst = append(dst, ',')
+			}
+			if dst, note = appendSchema(dst, walk.Value(), depth+1); note != "" {
+				return nil, note
+			}
+		}
+		if walk.Err() != nil || n == maxMembers {
+			return nil, unreadable
+		}
+		return append(dst, ']'), ""
+	}
+	return append(dst, bytes.TrimSpace(raw)...), ""
+}
+
+const unreadable = "the device's schema is too large or not readable"
+
+func appendObject(dst, raw []byte, depth int) (out []byte, note string) {
+	dst = append(dst, '{')
+	seen := map[string]bool{}
+	walk := jsonspan.Object(raw)
+	for walk.Next() {
+		key := string(walk.Key())
+		switch {
+		case strings.HasPrefix(key, "$"):
+			return nil, "the device's schema refers to others, which is not followed"
+		case seen[key] || len(seen) == maxMembers || key != clean(key, maxWord):
+			return nil, unreadable
+		case strings.EqualFold(key, "x-mcp-header"): // it would make hosts send headers of the device's choice
+			continue
+		}
+		if len(seen) > 0 {
+			dst = append(dst, ',')
+		}
+		seen[key] = true
+		dst = append(jsonspan.AppendString(dst, key), ':')
+		if dst, note = appendSchema(dst, walk.Value(), depth+1); note != "" {
+			return nil, note
+		}
+	}
+	if walk.Err() != nil {
+		return nil, unreadable
+	}
+	return append(dst, '}'), ""
+}

@@ -1,0 +1,326 @@
+package mcpserver
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.uber.org/goleak"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	lamp  = devices.ID("aa:bb:cc:dd:ee:01")
+	robot = devices.ID("aa:bb:cc:dd:ee:02")
+	admin = "the admin token of this test"
+)
+
+var eras = []string{"2024-11-05", "2025-06-18", "2025-11-25", "2026-07-28"}
+
+// fleet is a core with an MCP server in front of it.
+type fleet struct {
+	ports    *devicetest.Ports
+	service  *devices.Service
+	events   *fakeEvents
+	photos   *fakePhotos
+	mcp      *Server
+	url      string
+	draining atomic.Bool
+}
+
+func newFleet(t testing.TB, change ...func(*Options)) *fleet {
+	t.Helper()
+	f := &fleet{ports: devicetest.New(), events: &fakeEvents{}, photos: &fakePhotos{}}
+	f.service = f.ports.Service(t, devices.Config{Node: "n-test", CallsPerDevice: 2, Handshakes: 4})
+	opt := Options{Service: f.service, Events: f.events, Photos: f.photos, Node: "n-test", Version: "1.2.3", Draining: f.draining.Load,
+		Door: &access.Door{Keys: f.service.Registry(), IsAdmin: func(token string) bool { return token == admin }},
+		Log:  slog.New(slog.DiscardHandler)}
+	for _, c := range change {
+		c(&opt)
+	}
+	f.mcp = New(opt)
+	server := httptest.NewServer(f.mcp)
+	t.Cleanup(server.Close)
+	t.Cleanup(f.mcp.Close)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f.url = server.URL
+	return f
+}
+
+// fakeEvents passes on what tests say.
+type fakeEvents struct {
+	mu     sync.Mutex
+	past   []devices.StreamEvent
+	listen []chan devices.StreamEvent
+}
+
+func (e *fakeEvents) Follow(ctx context.Context, _ devices.EventQuery, deliver func(devices.StreamEvent) error) error {
+	ch := make(chan devices.StreamEvent, 100)
+	e.mu.Lock()
+	e.listen = append(e.listen, ch)
+	e.mu.Unlock()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case event := <-ch:
+			if err := deliver(event); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (e *fakeEvents) Recent(_ context.Context, q devices.EventQuery, limit int, keep func(devices.StreamEvent) bool) (found []devices.StreamEvent, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, event := range e.past {
+		if (q.Device == "" || q.Device == event.Device) && (q.Kind == "" || q.Kind == event.Kind) && keep(event) {
+			found = append(found, event)
+		}
+	}
+	return found[max(0, len(found)-limit):], nil
+}
+
+func (e *fakeEvents) happen(t testing.TB, event devices.StreamEvent) {
+	t.Helper()
+	devicetest.Eventually(t, "somebody follows the events", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return len(e.listen) > 0
+	})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	event.Seq = uint64(len(e.past) + 1)
+	e.past = append(e.past, event)
+	for _, ch := range e.listen {
+		ch <- event
+	}
+}
+
+type fakePhotos struct {
+	mu   sync.Mutex
+	byID map[string]devices.Photo
+}
+
+func (p *fakePhotos) add(photo devices.Photo) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byID == nil {
+		p.byID = map[string]devices.Photo{}
+	}
+	p.byID[photo.ID] = photo
+}
+
+func (p *fakePhotos) Open(_ context.Context, id string) (devices.Photo, io.ReadCloser, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	photo, ok := p.byID[id]
+	if !ok {
+		return photo, nil, &devices.Error{Code: devices.CodeNotFound, Detail: "no such photo"}
+	}
+	return photo, io.NopCloser(strings.NewReader("jpeg of " + id)), nil
+}
+
+// line is a device's connection that answers from its script.
+type line struct {
+	script  *devicetest.Script
+	session *devices.Session
+}
+
+func (l *line) SendControl(msg []byte) error {
+	if text := l.script.Answer(msg); text != "" {
+		return l.session.HandleControl([]byte(text))
+	}
+	return nil
+}
+
+func (l *line) Close(reason devices.CloseReason) {}
+
+// connect brings a device online and waits until its tools are known.
+func (f *fleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *line {
+	t.Helper()
+	l := &line{script: script}
+	var err error
+	if l.session, err = f.service.Accept(devices.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, l); err != nil {
+		t.Fatal(err)
+	}
+	l.session.StartMCP(devices.FeaturesMCP)
+	devicetest.Eventually(t, "tools are listed", func() bool {
+		v, err := f.service.Get(t.Context(), id)
+		return err == nil && v.Presence.MCP == devices.MCPReady
+	})
+	return l
+}
+
+func (f *fleet) label(t testing.TB, id devices.ID, labels map[string]string) {
+	t.Helper()
+	if err := f.service.Edit(id, devices.Edit{Labels: &labels}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// key makes an API key.
+func (f *fleet) key(t testing.TB, scopes, selector string, life time.Duration, tools ...string) (access.Key, string) {
+	t.Helper()
+	s, err := access.ParseScopes(strings.Fields(scopes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := access.ParseSelector(selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	k, token, err := access.NewKey("key of "+strings.ReplaceAll(t.Name(), "/", " "), s, d, tools, now, now.Add(life))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.service.Registry().Put(k, now); err != nil {
+		t.Fatal(err)
+	}
+	return k, token
+}
+
+type rawJSON = json.RawMessage
+
+type withToken struct{ token string }
+
+func (t withToken) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+t.token)
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+// host connects a client of the SDK.
+func (f *fleet) host(t testing.TB, path, version, token string, opt *mcp.ClientOptions) *mcp.ClientSession {
+	t.Helper()
+	s, err := f.tryHost(t, path, version, token, opt)
+	if err != nil {
+		t.Fatalf("%s %s: %v", path, version, err)
+	}
+	return s
+}
+
+func (f *fleet) tryHost(t testing.TB, path, version, token string, opt *mcp.ClientOptions) (*mcp.ClientSession, error) {
+	t.Helper()
+	client := &http.Client{Transport: withToken{token}}
+	var transport mcp.Transport = &mcp.StreamableClientTransport{Endpoint: f.url + path, HTTPClient: client}
+	if path == PathSSE {
+		transport = &mcp.SSEClientTransport{Endpoint: f.url + path, HTTPClient: client}
+	}
+	s, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, opt).Connect(t.Context(), transport, &mcp.ClientSessionOptions{ProtocolVersion: version})
+	if err == nil {
+		t.Cleanup(func() { _ = s.Close() })
+	}
+	return s, err
+}
+
+func call(t testing.TB, s *mcp.ClientSession, name string, args any) *mcp.CallToolResult {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	r, err := s.CallTool(ctx, &mcp.CallToolParams{Name: name, Arguments: args})
+	if err != nil {
+		t.Errorf("%s: %v", name, err)
+		return &mcp.CallToolResult{}
+	}
+	return r
+}
+
+func textOf(r *mcp.CallToolResult) string {
+	var b strings.Builder
+	for _, c := range r.Content {
+		if text, ok := c.(*mcp.TextContent); ok {
+			b.WriteString(text.Text)
+		}
+	}
+	return b.String()
+}
+
+// answer is a plain HTTP answer.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"raw","version":"1"}}}`
+
+// send makes a request by hand; headers come in pairs.
+func (f *fleet) send(t testing.TB, method, path, token, body string, headers ...string) answer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, f.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	r.Header.Set("Accept", "application/json, text/event-stream")
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		if headers[i] == "Host" {
+			r.Host = headers[i+1]
+			continue
+		}
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	content, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer{response.StatusCode, response.Header, string(content)}
+}
+
+// open opens a session by hand.
+func (f *fleet) open(t testing.TB, path, token string) (session string) {
+	t.Helper()
+	a := f.send(t, http.MethodPost, path, token, hello)
+	if session = a.header.Get("Mcp-Session-Id"); a.status != http.StatusOK || session == "" {
+		t.Fatalf("no session: %d %s", a.status, a.body)
+	}
+	if a = f.send(t, http.MethodPost, path, token, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, "Mcp-Session-Id", session, "Mcp-Protocol-Version", "2025-06-18"); a.status != http.StatusAccepted {
+		t.Fatalf("initialized: %d %s", a.status, a.body)
+	}
+	return session
+}
+
+// tools is a device's list with the given names, all without arguments.
+func tools(names ...string) string {
+	var b bytes.Buffer
+	for i, name := range names {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		quoted, err := json.Marshal(name)
+		if err != nil {
+			panic(err) // it is a string
+		}
+		fmt.Fprintf(&b, `{"name":%s,"description":"Does %s.","inputSchema":{"type":"object","properties":{}}}`, quoted, strings.Trim(string(quoted), `"`))
+	}
+	return "[" + b.String() + "]"
+}

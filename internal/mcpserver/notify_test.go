@@ -1,0 +1,238 @@
+package mcpserver
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// quietTime is how long a test waits for what must not come.
+const quietTime = 200 * time.Millisecond
+
+// Only those are told that a list of tools changed who see a change.
+func TestListChanged(t *testing.T) {
+	for _, era := range []string{"2025-06-18", "2025-11-25", "2026-07-28"} {
+		t.Run(era, func(t *testing.T) {
+			f := newFleet(t)
+			script := devicetest.NewScript()
+			f.connect(t, lamp, script)
+			f.connect(t, robot, devicetest.NewScript())
+			_, getters := f.key(t, "devices:read tools:call", "", time.Hour, "*get_*")
+			told := map[string]*atomic.Int64{}
+			for name, c := range map[string]struct{ path, token string }{"device": {PathDevices + string(lamp), admin}, "again": {PathDevices + string(lamp), admin},
+				"other device": {PathDevices + string(robot), admin}, "sees no change": {PathDevices + string(lamp), getters}, "fleet": {PathMCP, admin}} {
+				n := &atomic.Int64{}
+				told[name] = n
+				s := f.host(t, c.path, era, c.token, &mcp.ClientOptions{ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { n.Add(1) }})
+				namesOf(t, s)
+			}
+			expect := func(what string, want int64) {
+				t.Helper()
+				devicetest.Eventually(t, what, func() bool { return told["device"].Load() == want && told["again"].Load() == want })
+				time.Sleep(quietTime)
+				for _, name := range []string{"other device", "sees no change", "fleet"} {
+					if n := told[name].Load(); n != 0 {
+						t.Errorf("%s: %s is told %d times", what, name, n)
+					}
+				}
+				if n := told["device"].Load(); n != want {
+					t.Errorf("%s: told %d times, not %d", what, n, want)
+				}
+			}
+			devicetest.Eventually(t, "all listen", func() bool { return len(f.mcp.lists.of("")) == 4 })
+			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: lamp}) // which changes nothing
+			expect("nothing changed", 0)
+			script.Tools = tools("self.lamp.on", "self.lamp.off")
+			f.connect(t, lamp, script)
+			f.events.happen(t, devices.StreamEvent{Kind: devices.EventCatalog, Device: lamp})
+			expect("the list changed", 1)
+			devicetest.SetPolicy(t, f.service, access.Policy{Rules: []access.Rule{{Name: "dark", Tools: []string{"self.lamp.on"}, Devices: access.Selector{"device": string(lamp)}, Action: access.Deny}}})
+			expect("a rule took a tool away", 2)
+		})
+	}
+}
+
+func TestResources(t *testing.T) {
+	f := newFleet(t)
+	script := devicetest.NewScript()
+	script.Call = func(tool string, _ rawJSON) string {
+		if tool == toolStatus {
+			return `"result":{"content":[{"type":"text","text":"{\"battery\":5}"}],"isError":false}`
+		}
+		return devicetest.True
+	}
+	script.Tools = tools(toolStatus, "self.reboot", "self.lamp.on")
+	f.connect(t, lamp, script)
+	f.connect(t, robot, devicetest.NewScript())
+	f.label(t, lamp, map[string]string{"room": "lab"})
+	f.photos.add(devices.Photo{ID: "p1", Device: lamp})
+	f.photos.add(devices.Photo{ID: "p2", Device: robot})
+	_, lab := f.key(t, "devices:read tools:call events:read", "room=lab", time.Hour)
+	for _, era := range eras {
+		s := f.host(t, PathMCP, era, lab, nil)
+		list, err := s.ListResources(t.Context(), nil)
+		if err != nil || len(list.Resources) != 1 || list.Resources[0].URI != uriOf(lamp) {
+			t.Errorf("%s: %+v, %v", era, list, err)
+		}
+		if templates, err := s.ListResourceTemplates(t.Context(), nil); err != nil || len(templates.ResourceTemplates) != 4 {
+			t.Errorf("%s: %+v, %v", era, templates, err)
+		}
+		for uri, want := range map[string]string{uriOf(lamp): `"state":"online"`, uriDevices + "aabbccddee01": `"room":"lab"`, uriDevices + "aa%3Abb%3Acc%3Add%3Aee%3A01/status": `"battery":5`,
+			uriOf(lamp) + "/tools": `"self.lamp.on"`, uriPhotos + "p1": "jpeg of p1"} {
+			r, err := s.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
+			if err != nil || len(r.Contents) != 1 || !strings.Contains(r.Contents[0].Text+string(r.Contents[0].Blob), want) || strings.Contains(r.Contents[0].Text, "reboot") {
+				t.Errorf("%s %s: %+v, %v", era, uri, r, err)
+			}
+			if err == nil && era >= revisionModern && r.CacheScope != "private" {
+				t.Errorf("%s may be kept by anybody", uri)
+			}
+		}
+		for _, uri := range []string{uriOf(robot), uriOf(robot) + "/tools", uriOf("aa:bb:cc:dd:ee:99"), uriPhotos + "p2", uriPhotos + "p3", uriOf(lamp) + "/else", "fleet://else", "file:///etc/passwd"} {
+			if r, err := s.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri}); err == nil {
+				t.Errorf("%s %s: %+v", era, uri, r)
+			}
+		}
+		done, err := s.Complete(t.Context(), &mcp.CompleteParams{Ref: &mcp.CompleteReference{Type: "ref/resource", URI: uriDevices + "{device}"}, Argument: mcp.CompleteParamsArgument{Name: "device", Value: "AA:bb"}})
+		if err != nil || !slices.Equal(done.Completion.Values, []string{string(lamp)}) {
+			t.Errorf("%s: %+v, %v", era, done, err)
+		}
+		for name, args := range map[string]map[string]string{"diagnose_device": {"device": string(lamp)}, "explain_failed_call": {"device": string(lamp), "tool": "self.lamp.on", "error": "a\u202eb"}} {
+			p, err := s.GetPrompt(t.Context(), &mcp.GetPromptParams{Name: name, Arguments: args})
+			if err != nil || len(p.Messages) != 2 {
+				t.Errorf("%s %s: %+v, %v", era, name, p, err)
+			}
+			args["device"] = string(robot)
+			if _, err := s.GetPrompt(t.Context(), &mcp.GetPromptParams{Name: name, Arguments: args}); err == nil {
+				t.Errorf("%s %s: of a device that is not for the key", era, name)
+			}
+		}
+	}
+}
+
+// Followers of a device hear of it while they may see it.
+func TestSubscriptions(t *testing.T) {
+	for _, era := range []string{"2025-06-18", "2025-11-25", "2026-07-28"} {
+		t.Run(era, func(t *testing.T) {
+			f := newFleet(t)
+			f.connect(t, lamp, devicetest.NewScript())
+			f.connect(t, robot, devicetest.NewScript())
+			f.label(t, lamp, map[string]string{"room": "lab"})
+			_, lab := f.key(t, "devices:read", "room=lab", time.Hour)
+			var mu sync.Mutex
+			var heard []string
+			s := f.host(t, PathMCP, era, lab, &mcp.ClientOptions{ResourceUpdatedHandler: func(_ context.Context, r *mcp.ResourceUpdatedNotificationRequest) {
+				mu.Lock()
+				defer mu.Unlock()
+				heard = append(heard, r.Params.URI)
+			}})
+			if err := s.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uriOf(lamp)}); err != nil {
+				t.Fatal(err)
+			}
+			if era < revisionModern { // refusals of the newer revision come on the stream
+				for _, uri := range []string{uriOf(robot), uriPhotos + "p1", "test://x"} {
+					if err := s.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uri}); err == nil {
+						t.Errorf("it follows %s", uri)
+					}
+				}
+			}
+			devicetest.Eventually(t, "it follows", func() bool { return len(f.mcp.follows.of(lamp)) == 1 })
+			count := func() int {
+				mu.Lock()
+				defer mu.Unlock()
+				return len(heard)
+			}
+			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOffline, Device: lamp})
+			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOffline, Device: robot})
+			devicetest.Eventually(t, "it hears", func() bool { return count() == 1 })
+			f.label(t, lamp, map[string]string{"room": "hall"})
+			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: lamp})
+			time.Sleep(quietTime)
+			if n := count(); n != 1 {
+				t.Errorf("it heard %d times of a device that is not for it any more", n)
+			}
+			_ = s.Close()
+			devicetest.Eventually(t, "nothing is left", func() bool { return len(f.mcp.follows.of("")) == 0 && f.mcp.Stats().Sessions.Load() == 0 })
+		})
+	}
+}
+
+// Progress is told to who asked, and a call that is cancelled ends.
+func TestProgressAndCancellation(t *testing.T) {
+	for _, era := range eras {
+		t.Run(era, func(t *testing.T) {
+			f := newFleet(t)
+			script := devicetest.NewScript()
+			silent := atomic.Bool{}
+			script.Call = func(string, rawJSON) string {
+				if silent.Load() {
+					return ""
+				}
+				return devicetest.True
+			}
+			f.connect(t, lamp, script)
+			f.connect(t, robot, devicetest.NewScript())
+			var told atomic.Int64
+			s := f.host(t, PathMCP, era, admin, &mcp.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
+				told.Add(1)
+				if r.Params.Total != 2 {
+					t.Errorf("%+v", r.Params)
+				}
+			}})
+			params := &mcp.CallToolParams{Name: "call_many", Arguments: map[string]any{"devices": []string{string(lamp), string(robot)}, "tool": "self.audio_speaker.set_volume", "arguments": map[string]any{"volume": 1}}}
+			params.SetProgressToken("p")
+			r, err := s.CallTool(t.Context(), params)
+			if err != nil || r.IsError || !strings.Contains(textOf(r), `"ok":2`) {
+				t.Fatalf("%s, %v", textOf(r), err)
+			}
+			devicetest.Eventually(t, "progress is told", func() bool { return told.Load() == 2 })
+			silent.Store(true)
+			ctx, cancel := context.WithCancel(t.Context())
+			failed := make(chan error, 1)
+			go func() {
+				_, err := s.CallTool(ctx, params)
+				failed <- err
+			}()
+			devicetest.Eventually(t, "the call is on its way", func() bool { return f.mcp.sessions.calls.Load() == 1 })
+			cancel()
+			if err := <-failed; err == nil {
+				t.Error("a call that was cancelled has a result")
+			}
+			devicetest.Eventually(t, "the call ended at the node", func() bool { return f.mcp.sessions.calls.Load() == 0 })
+		})
+	}
+}
+
+// What an event says is shown within bounds, to who may read it.
+func TestEvents(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, lamp, devicetest.NewScript())
+	f.connect(t, robot, devicetest.NewScript())
+	f.label(t, lamp, map[string]string{"room": "lab"})
+	for _, id := range []devices.ID{lamp, robot} {
+		f.events.happen(t, devices.StreamEvent{Kind: devices.EventNotification, Device: id, Data: []byte("{\"params\":{\"text\":\"a\u202eb\"}}")})
+		f.events.happen(t, devices.StreamEvent{Kind: devices.EventNotification, Device: id, Data: []byte(`{"x":"` + strings.Repeat("x", maxEventRaw) + `"}`)})
+	}
+	_, lab := f.key(t, "events:read", "room=lab", time.Hour)
+	s := f.host(t, PathMCP, "2026-07-28", lab, nil)
+	r := call(t, s, "list_recent_events", map[string]any{})
+	if text := textOf(r); r.IsError || strings.Count(text, `"type":"notifications"`) != 2 || strings.Contains(text, string(robot)) || !strings.Contains(text, `"text":"ab"`) || len(text) > 1000 {
+		t.Errorf("%s", text)
+	}
+	for name, args := range map[string]map[string]any{"list_recent_events": {"device": string(robot)}, "find_devices": {}, "describe_device": {"device": string(lamp)},
+		"search_device_tools": {"query": "x"}, "get_device_status": {"device": string(lamp)}, "wait_for_device": {"device": string(lamp)},
+		"call_device_tool": {"device": string(lamp), "tool": "self.audio_speaker.set_volume", "arguments": map[string]any{"volume": 1}}} {
+		if r := call(t, s, name, args); !r.IsError || !strings.Contains(textOf(r), "forbidden") || !strings.Contains(textOf(r), `"rule":"`) {
+			t.Errorf("%s: %s", name, textOf(r))
+		}
+	}
+}

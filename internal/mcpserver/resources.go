@@ -1,0 +1,266 @@
+package mcpserver
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+)
+
+// Resources.
+const (
+	uriDevices   = "fleet://devices/"
+	uriPhotos    = "fleet://photos/"
+	partStatus   = "status"
+	partTools    = "tools"
+	resourcePage = 100
+	maxComplete  = 100
+	typeJSON     = "application/json"
+	toolStatus   = "self.get_device_status"
+)
+
+// resourceTemplates are all there is to read.
+var resourceTemplates = []*mcp.ResourceTemplate{
+	{URITemplate: uriDevices + "{device}", Name: "device", Title: "Device", MIMEType: typeJSON, Description: "State of a device: connection, firmware, labels, how many tools."},
+	{URITemplate: uriDevices + "{device}/status", Name: "device_status", Title: "Device status", MIMEType: typeJSON, Description: "What the device itself says of its state now: volume, screen, battery, network. Asks the device."},
+	{URITemplate: uriDevices + "{device}/tools", Name: "device_tools", Title: "Device tools", MIMEType: typeJSON, Description: "The tools of a device that this key may call, with their schemas."},
+	{URITemplate: uriPhotos + "{photo}", Name: "photo", Title: "Photo", MIMEType: "image/jpeg", Description: "A photo that a device took, by the id that its tool or an event gave."},
+}
+
+// place of a resource in the fleet.
+type resource struct {
+	device devices.ID
+	part   string // of the device; empty for its state
+	photo  string
+}
+
+func parseURI(uri string) (r resource, err error) {
+	notFound := mcp.ResourceNotFoundError(uri)
+	if photo, ok := strings.CutPrefix(uri, uriPhotos); ok && photo != "" {
+		return resource{photo: photo}, nil
+	}
+	rest, ok := strings.CutPrefix(uri, uriDevices)
+	if !ok {
+		return r, notFound
+	}
+	name, part, found := strings.Cut(rest, "/")
+	if found && part != partStatus && part != partTools {
+		return r, notFound
+	}
+	if name, err = url.PathUnescape(name); err != nil {
+		return r, notFound
+	}
+	if r.device, err = devices.ParseID(name); err != nil {
+		return r, notFound
+	}
+	r.part = part
+	return r, nil
+}
+
+func uriOf(id devices.ID) string { return uriDevices + string(id) }
+
+// covers tells whether a device is within what the visit is about.
+func (v *visit) covers(id devices.ID) bool { return v.device == "" || v.device == id }
+
+// addResources makes the SDK ask read for everything. Its own templates match
+// no colon unescaped, which every device id has.
+func (s *Server) addResources(server *mcp.Server) {
+	server.AddResourceTemplate(&mcp.ResourceTemplate{URITemplate: "fleet://{+rest}", Name: "fleet"}, s.read)
+}
+
+// resourceLists answers the lists of resources and templates.
+func (s *Server) resourceLists(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+		if s.listsFixtures() {
+			return next(ctx, method, req)
+		}
+		switch method {
+		case "resources/list":
+			cursor := ""
+			if params, _ := req.GetParams().(*mcp.ListResourcesParams); params != nil {
+				cursor = params.Cursor
+			}
+			return s.listResources(ctx, visitOf(ctx), cursor)
+		case "resources/templates/list":
+			if params, _ := req.GetParams().(*mcp.ListResourceTemplatesParams); params != nil && params.Cursor != "" {
+				return nil, badCursor
+			}
+			return &mcp.ListResourceTemplatesResult{ResourceTemplates: resourceTemplates, Cacheable: mcp.Cacheable{CacheScope: "private"}}, nil
+		}
+		return next(ctx, method, req)
+	}
+}
+
+func (s *Server) listResources(ctx context.Context, v *visit, cursor string) (*mcp.ListResourcesResult, error) {
+	result := &mcp.ListResourcesResult{Resources: []*mcp.Resource{}, Cacheable: mcp.Cacheable{CacheScope: "private"}}
+	if v.device != "" {
+		for _, part := range []string{"", partStatus, partTools} {
+			uri, name := uriOf(v.device), "device"
+			if part != "" {
+				uri, name = uri+"/"+part, "device_"+part
+			}
+			result.Resources = append(result.Resources, &mcp.Resource{URI: uri, Name: name, MIMEType: typeJSON})
+		}
+		return result, nil
+	}
+	after, err := base64.RawURLEncoding.DecodeString(cursor)
+	if err != nil {
+		return nil, badCursor
+	}
+	if cursor != "" {
+		if _, err := devices.ParseID(string(after)); err != nil {
+			return nil, badCursor
+		}
+	}
+	found, next, err := s.find(ctx, v.by(), devices.Query{After: devices.ID(after), Limit: resourcePage})
+	if err != nil {
+		return nil, s.protocolError(ctx, err)
+	}
+	for _, d := range found {
+		result.Resources = append(result.Resources, &mcp.Resource{URI: uriOf(d.Device.ID), Name: string(d.Device.ID), Title: clean(d.Device.Name, maxTitle),
+			Description: "A device, " + string(d.State), MIMEType: typeJSON})
+	}
+	if next != "" {
+		result.NextCursor = base64.RawURLEncoding.EncodeToString([]byte(next))
+	}
+	return result, nil
+}
+
+// protocolError is a failure that is no tool's.
+func (s *Server) protocolError(ctx context.Context, err error) error {
+	s.note(visitOf(ctx).by(), "resources", "", err)
+	e := devices.AsError(err)
+	code := int64(jsonrpc.CodeInternalError)
+	switch e.Code {
+	case devices.CodeBadRequest, devices.CodeForbidden, devices.CodeDeviceUnknown, devices.CodeNotFound:
+		code = jsonrpc.CodeInvalidParams
+	case devices.CodeInternal:
+		return &jsonrpc.Error{Code: code, Message: "a fault of the node; its log says more"}
+	}
+	return &jsonrpc.Error{Code: code, Message: string(e.Code) + ": " + e.Detail}
+}
+
+// read reads one resource.
+func (s *Server) read(ctx context.Context, req *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
+	v, uri := visitOf(ctx), req.Params.URI
+	of, err := parseURI(uri)
+	if err != nil {
+		return nil, err
+	}
+	if of.photo != "" {
+		return s.readPhoto(ctx, v, uri, of.photo)
+	}
+	if !v.covers(of.device) {
+		return nil, mcp.ResourceNotFoundError(uri)
+	}
+	view, err := s.viewOf(ctx, v.by(), of.device)
+	if err != nil {
+		if devices.AsError(err).Code == devices.CodeDeviceUnknown {
+			return nil, mcp.ResourceNotFoundError(uri)
+		}
+		return nil, s.protocolError(ctx, err)
+	}
+	var answer any
+	switch of.part {
+	case "":
+		answer = describe(view.device)
+	case partTools:
+		answer = toolsOf(view, "", len(view.tools))
+	case partStatus:
+		status, err := s.status(ctx, v.by(), view.device)
+		if err != nil {
+			return nil, s.protocolError(ctx, err)
+		}
+		answer = status
+	}
+	text, err := json.Marshal(answer)
+	if err != nil {
+		return nil, s.protocolError(ctx, err)
+	}
+	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: uri, MIMEType: typeJSON, Text: string(text)}}}, nil
+}
+
+func (s *Server) readPhoto(ctx context.Context, v *visit, uri, id string) (*mcp.ReadResourceResult, error) {
+	photo, body, err := s.opt.Photos.Open(ctx, id)
+	switch {
+	case err != nil && devices.AsError(err).Code == devices.CodeNotFound:
+		return nil, mcp.ResourceNotFoundError(uri)
+	case err != nil:
+		return nil, s.protocolError(ctx, err)
+	}
+	defer func() { _ = body.Close() }()
+	// Whose photo it is stays unknown to those who may not see it.
+	if !v.covers(photo.Device) || s.opt.Service.Permit(v.by(), access.ScopeRead, photo.Device) != nil {
+		return nil, mcp.ResourceNotFoundError(uri)
+	}
+	jpeg, err := io.ReadAll(io.LimitReader(body, maxPhoto))
+	if err != nil {
+		return nil, s.protocolError(ctx, err)
+	}
+	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: uri, MIMEType: "image/jpeg", Blob: jpeg}}}, nil
+}
+
+// status is what a device says of its state.
+type status struct {
+	Device string          `json:"device"`
+	State  devices.State   `json:"state"`
+	Status json.RawMessage `json:"status,omitempty"` // as the device wrote it
+	Text   string          `json:"text,omitempty"`   // where that was no JSON
+}
+
+func (s *Server) status(ctx context.Context, by access.By, d devices.View) (*status, error) {
+	result, content, err := s.run(ctx, by, devices.ToolCall{Device: d.Device.ID, Tool: toolStatus}, 0)
+	if err != nil {
+		return nil, err
+	}
+	out := &status{Device: string(d.Device.ID), State: d.State}
+	for _, item := range content {
+		text, ok := item.(*mcp.TextContent)
+		switch {
+		case !ok:
+		case !result.IsError && json.Valid([]byte(text.Text)):
+			out.Status = json.RawMessage(text.Text)
+		default:
+			out.Text = text.Text
+		}
+	}
+	return out, nil
+}
+
+// complete completes device ids, in resources and prompts.
+func (s *Server) complete(ctx context.Context, req *mcp.CompleteRequest) (*mcp.CompleteResult, error) {
+	result := &mcp.CompleteResult{Completion: mcp.CompletionResultDetails{Values: []string{}}}
+	if req.Params.Argument.Name != "device" {
+		return result, nil
+	}
+	v := visitOf(ctx)
+	prefix := strings.ToLower(req.Params.Argument.Value)
+	if v.device != "" {
+		if strings.HasPrefix(string(v.device), prefix) {
+			result.Completion.Values = append(result.Completion.Values, string(v.device))
+		}
+		return result, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	found, next, err := s.find(ctx, v.by(), devices.Query{Text: prefix, Limit: maxComplete})
+	if err != nil {
+		return nil, s.protocolError(ctx, err)
+	}
+	for _, d := range found {
+		if strings.HasPrefix(string(d.Device.ID), prefix) {
+			result.Completion.Values = append(result.Completion.Values, string(d.Device.ID))
+		}
+	}
+	result.Completion.HasMore = next != ""
+	return result, nil
+}

@@ -1,0 +1,22 @@
+package mcpserver
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// What a person confirms is what the device gets: all of it, and nothing that
+// looks like something else.
+func TestPersonSeesAllArguments(t *testing.T) {
+	for arguments, want := range map[string]string{
+		``: `{}`, `{}`: `{}`, ` {"a" : 1.50} `: `{"a":1.50}`, `{"\u0061":"\u0062<"}`: `{"a":"b<"}`, `{"a":"é"}`: `{"a":"é"}`,
+		`{"note":"` + strings.Repeat("harmless ", 400) + `","danger":true}`: "", // its end would be cut off
+		`{"a":"x\u200by"}`: "", `{"a":"\u202egnp"}`: "", `{"a":"x  y"}`: "", `{"a":1,"a":2}`: "", `{"a"`: "",
+	} {
+		got, ok := showable(json.RawMessage(arguments))
+		if ok != (want != "") || ok && got != want {
+			t.Errorf("%.60s is shown as %.60q, %t", arguments, got, ok)
+		}
+	}
+}
