@@ -8,7 +8,7 @@ LDFLAGS    := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMM
 # dependencies into everybody's build.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build demo cluster-demo run test check chaos bench release clean
+.PHONY: all build demo cluster-demo run test check conformance chaos bench release clean
 all: build
 
 build: ## both programs, in bin/
@@ -28,6 +28,9 @@ check: ## formatting, vet, staticcheck
 
 test: ## everything: check, unit, integration, end to end, race, short fuzz
 	@STATICCHECK='$(STATICCHECK)' scripts/test
+
+conformance: ## the official MCP suite and the Inspector against fleetd; wants npm
+	@scripts/conformance
 
 chaos: ## five minutes of faults between three nodes (SEED=n repeats a run, LASTS=d is longer or shorter, TAGS=brokenfence must fail)
 	FLEETD_TEST_CHAOS=$(or $(LASTS),5m) FLEETD_TEST_SEED=$(or $(SEED),random) FLEETD_TEST_TAGS=$(TAGS) \
