@@ -40,7 +40,7 @@ type options struct {
 	storm               int
 	pace, idleRate      int
 	idleTime            time.Duration
-	kill                int
+	kill, mcp           int
 	killWake            time.Duration
 	udpDevices, udpRate int
 	udpLow, udpHigh     int
@@ -53,7 +53,7 @@ type options struct {
 }
 
 // measurements, in the order in which they run.
-var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-cpu", "storm", "kill", "mqtt-call", "mqtt-idle", "udp", "udp-scale"}
+var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-cpu", "storm", "kill", "mqtt-call", "mqtt-idle", "udp", "udp-scale", "mcp"}
 
 // reserveFiles are what a process needs beside one file per device.
 const reserveFiles = 500
@@ -79,6 +79,7 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	flags.IntVar(&o.idleRate, "idle-rate", 1000, "calls per second, made evenly, beside -idle-high idle devices")
 	flags.DurationVar(&o.idleTime, "idle-time", time.Minute, "time over which the CPU of -idle-high idle devices is measured")
 	flags.IntVar(&o.kill, "kill", 9000, "devices of three nodes, one of which is killed; each takes two open files of this program")
+	flags.IntVar(&o.mcp, "mcp", 10_000, "devices beside which a host speaks MCP")
 	flags.DurationVar(&o.killWake, "kill-wake", 5*time.Second, "about how often a device that lost its node is woken")
 	flags.IntVar(&o.udpDevices, "udp-devices", 4096, "devices that speak over UDP, an even number for the baseline")
 	flags.IntVar(&o.udpRate, "udp-rate", 60_000, "UDP packets per second offered by all devices; 0: as many as go")
@@ -102,8 +103,8 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	if o.pace < 1 || o.idleRate < 1 || o.idleTime <= 0 || o.kill < killNodes || o.killWake <= 0 {
-		return o, errors.New("-pace, -idle-rate, -idle-time and -kill-wake must be positive, -kill at least 3")
+	if o.pace < 1 || o.idleRate < 1 || o.idleTime <= 0 || o.mcp < 1 || o.kill < killNodes || o.killWake <= 0 {
+		return o, errors.New("-pace, -idle-rate, -idle-time, -mcp and -kill-wake must be positive, -kill at least 3")
 	}
 	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow || o.udpDevices < 1 || o.udpRate < 0 ||
 		o.udpLow < 1 || o.udpHigh <= o.udpLow {
@@ -136,6 +137,10 @@ func (o *options) fit(files int) (changes []string) {
 		changes = append(changes, fmt.Sprintf("audio of %d devices instead of %d", most, o.udpDevices))
 		o.udpDevices = most
 	}
+	if o.mcp > most {
+		changes = append(changes, fmt.Sprintf("MCP beside %d devices instead of %d", most, o.mcp))
+		o.mcp = most
+	}
 	if o.devices > most {
 		changes = append(changes, fmt.Sprintf("calls to %d devices instead of %d", most, o.devices))
 		o.devices = most
@@ -160,6 +165,10 @@ type bench struct {
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == natsCommand {
 		exitOn(serveNATS(os.Args[2]))
+		return
+	}
+	if len(os.Args) == 3 && os.Args[1] == mcpCommand {
+		exitOn(serveMCP(os.Args[2]))
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -233,7 +242,7 @@ func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err
 func (b *bench) measure(name string) func(context.Context) error {
 	return map[string]func(context.Context) error{"call": b.measureCalls, "routed": b.measureRouted, "pace": b.measurePace,
 		"idle": b.measureIdle, "tls-idle": b.measureTLSIdle, "idle-cpu": b.measureIdleCPU, "storm": b.measureStorm, "kill": b.measureKill,
-		"mqtt-call": b.measureMQTTCalls, "mqtt-idle": b.measureMQTTIdle, "udp": b.measureUDP, "udp-scale": b.measureUDPScale}[name]
+		"mqtt-call": b.measureMQTTCalls, "mqtt-idle": b.measureMQTTIdle, "udp": b.measureUDP, "udp-scale": b.measureUDPScale, "mcp": b.measureMCP}[name]
 }
 
 func (b *bench) leaveOut(what string) {

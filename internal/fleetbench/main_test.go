@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -15,6 +16,19 @@ import (
 	"testing"
 	"time"
 )
+
+// TestMain lets the bench start this program as the bare MCP server that it is
+// otherwise itself.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == mcpCommand {
+		if err := serveMCP(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
 
 // A whole run with tiny numbers against the real program: every table has plausible figures, and nothing is left.
 func TestRun(t *testing.T) {
@@ -33,7 +47,7 @@ func TestRun(t *testing.T) {
 	var stdout, stderr strings.Builder
 	err := run(t.Context(), []string{"-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
 		"-idle-high", "20", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40",
-		"-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles}, &stdout, &stderr)
+		"-mcp", "20", "-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles}, &stdout, &stderr)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
