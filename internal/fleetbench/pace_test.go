@@ -18,26 +18,27 @@ func TestPaced(t *testing.T) {
 	var calls atomic.Int64
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if calls.Add(1) == 1 {
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(400 * time.Millisecond)
 		}
 		_, _ = io.WriteString(w, `{"isError":false}`) // the caller reads it, or the test fails
 	}))
 	defer api.Close()
-	b := &bench{opt: options{callers: 1, duration: 200 * time.Millisecond}}
+	b := &bench{opt: options{callers: 1, duration: 600 * time.Millisecond}}
 	begun := time.Now()
-	l, err := b.paced(t.Context(), (&daemon{api: api.URL}).target(), 3, 100)
-	if err != nil || len(l.due) != 20 || calls.Load() != 20 || time.Since(begun) < 190*time.Millisecond {
+	l, err := b.paced(t.Context(), (&daemon{api: api.URL}).target(), 3, 50)
+	if err != nil || len(l.due) != 30 || calls.Load() != 30 || time.Since(begun) < 580*time.Millisecond {
 		t.Errorf("%d calls in %v, %d noted, %v", calls.Load(), time.Since(begun), len(l.due), err)
 	}
 	slow := func(all []time.Duration) (n int) {
 		for _, d := range all {
-			if d > 20*time.Millisecond {
+			if d > 100*time.Millisecond {
 				n++
 			}
 		}
 		return n
 	}
-	if !slices.IsSorted(l.due) || slow(l.due) < 5 || slow(l.sent) > slow(l.due)-3 {
+	// Fifteen were due more than 100 ms before the first was over; a busy machine may be slow with a few others.
+	if !slices.IsSorted(l.due) || slow(l.due) < 15 || slow(l.sent) < 1 || slow(l.sent) > slow(l.due)-5 {
 		t.Errorf("since due %v, since sent %v", l.due, l.sent)
 	}
 	b.opt.callers = 4
