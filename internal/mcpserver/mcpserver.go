@@ -101,6 +101,7 @@ type Server struct {
 	watch    *watch
 	follows  *follows
 	lists    *lists
+	post     *post
 	old      oldStreams
 	stats    Stats
 
@@ -120,6 +121,7 @@ type endpoint struct {
 func New(opt Options) *Server {
 	s := &Server{opt: opt, log: opt.Log, index: newIndexCache(), follows: newFollows(), old: oldStreams{byID: map[string]*oldStream{}}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.post = newPost(s.ctx)
 	s.sessions = newSessions(&s.stats, s.forget)
 	s.watch = newWatch(opt.Events, opt.Log, s.wants, s.notify)
 	s.fleet = s.newEndpoint(s.newFleetServer())
@@ -147,6 +149,7 @@ func (s *Server) Close() {
 	s.sessions.endAll()
 	s.stop()
 	s.tasks.Wait()
+	s.post.close()
 }
 
 func (s *Server) newEndpoint(server *mcp.Server) endpoint {

@@ -245,33 +245,52 @@ func (s *Server) notify(e devices.StreamEvent) {
 	s.lists.changed(id)
 }
 
+// Kinds of notifications, for their counter.
+const (
+	notifiedTools    = "tools"
+	notifiedResource = "resource"
+)
+
 // onlyChanged holds back what the SDK would tell every session of a server.
 func (s *Server) onlyChanged(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
-		if method == "notifications/tools/list_changed" {
-			session, _ := req.GetSession().(*mcp.ServerSession)
-			if !s.lists.take(session) {
-				return nil, nil
-			}
-			s.stats.Notified.Add("tools", 1)
+		if method != "notifications/tools/list_changed" {
+			return next(ctx, method, req)
 		}
-		return next(ctx, method, req)
+		session, _ := req.GetSession().(*mcp.ServerSession)
+		if s.lists.take(session) {
+			s.post.send(session, notifiedTools, func(ctx context.Context) { s.tell(ctx, next, method, req, notifiedTools) })
+		}
+		return nil, nil
 	}
 }
 
 // onlyPermitted holds back what a session followed while it still might.
 func (s *Server) onlyPermitted(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
-		if params, ok := req.GetParams().(*mcp.ResourceUpdatedNotificationParams); ok {
-			session, _ := req.GetSession().(*mcp.ServerSession)
-			to, ok := s.follows.get(session, params.URI)
-			if !ok || s.opt.Service.Permit(to.v.by(), access.ScopeRead, to.device) != nil {
-				return nil, nil
-			}
-			s.stats.Notified.Add("resource", 1)
+		params, ok := req.GetParams().(*mcp.ResourceUpdatedNotificationParams)
+		if !ok {
+			return next(ctx, method, req)
 		}
-		return next(ctx, method, req)
+		session, _ := req.GetSession().(*mcp.ServerSession)
+		s.post.send(session, params.URI, func(ctx context.Context) {
+			to, ok := s.follows.get(session, params.URI)
+			if ok && s.opt.Service.Permit(to.v.by(), access.ScopeRead, to.device) == nil {
+				s.tell(ctx, next, method, req, notifiedResource)
+			}
+		})
+		return nil, nil
 	}
+}
+
+// tell delivers a notification.
+func (s *Server) tell(ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request, kind string) {
+	defer devices.Contain(s.log, nil)
+	if _, err := next(ctx, method, req); err != nil {
+		s.log.Debug("a host was not told", "method", method, "error", err)
+		return
+	}
+	s.stats.Notified.Add(kind, 1)
 }
 
 // subscribe is called by the SDK before it notes a subscription.
