@@ -8,7 +8,7 @@ import (
 )
 
 // An explanation never says something else than the guard does, and it names
-// exactly one rule that decided.
+// exactly one rule that decided. Nor do the shorter ways to ask.
 func TestExplainAgreesWithDecide(t *testing.T) {
 	policy, err := ParsePolicy([]byte(`{"rules":[
 		{"name":"lab walks","tools":["*.walk"],"devices":{"room":"lab"},"action":"allow"},
@@ -31,9 +31,17 @@ func TestExplainAgreesWithDecide(t *testing.T) {
 			for _, via := range []Via{ViaREST, ViaMCP} {
 				for _, room := range []string{"lab", "hall"} {
 					for _, listed := range []bool{true, false} {
+						q := Question{By: By{Who: who, Via: via}, Device: "d", Labels: map[string]string{"room": room}, Tool: tool, Listed: listed}
+						d := g.Decide(q)
+						if d.Action != Deny && !g.MayEver(Question{By: q.By, Tool: tool}) {
+							t.Errorf("%s %s %s %s: never, but %s", name, tool, via, room, d.Action)
+						}
+						if d.Refusal == nil || strings.HasPrefix(d.Rule, rulePolicy) {
+							if action := g.RuleAction(q); action != d.Action {
+								t.Errorf("%s %s %s %s: the rules say %s, but %s", name, tool, via, room, action, d.Action)
+							}
+						}
 						for _, arguments := range []string{"", `{"url":"https://fw.example.com/1.bin"}`, `{"url":"http://evil.example/"}`} {
-							q := Question{By: By{Who: who, Via: via}, Device: "d", Labels: map[string]string{"room": room}, Tool: tool, Listed: listed}
-							d := g.Decide(q)
 							want, rule := d.Action, d.Rule
 							if no := g.CheckURL(tool, json.RawMessage(arguments)); no != nil && d.Refusal == nil {
 								want, rule = Deny, RuleURL
@@ -55,6 +63,12 @@ func TestExplainAgreesWithDecide(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+	for _, never := range []Question{{By: By{Who: Admin, Via: ViaMCP}, Tool: "self.lamp.on"}, {By: By{Who: callers["model"], Via: ViaREST}, Tool: "self.reboot"},
+		{By: By{Who: callers["reader"], Via: ViaREST}, Tool: "dog.walk"}, {By: By{Who: callers["model"], Via: ViaREST}, Tool: "dog.walk", UserOnly: true}} {
+		if g.MayEver(never) {
+			t.Errorf("%+v may be called somewhere", never)
 		}
 	}
 	x := g.Explain(Question{By: By{Who: Admin, Via: ViaREST}, Device: "d", Tool: "self.get_x", Listed: true}, nil)

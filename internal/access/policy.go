@@ -238,6 +238,37 @@ func (g *Guard) Decide(q Question) Decision {
 	return Decision{Action: Allow, Rule: RuleDefault}
 }
 
+// RuleAction tells what the rules alone make of a call that the key may make.
+// Unlike Decide it gives no reason, and allocates nothing.
+func (g *Guard) RuleAction(q Question) Action {
+	for _, rules := range [...][]Rule{g.policy.Rules, builtin} {
+		for i := range rules {
+			if rules[i].matches(&q) {
+				return rules[i].Action
+			}
+		}
+	}
+	return Allow
+}
+
+// MayEver tells whether there can be a device on which Decide does not deny the
+// tool: the question names none.
+func (g *Guard) MayEver(q Question) bool {
+	who := q.By.Who
+	if who == nil || !who.Scopes.Has(ScopeCall) || !MatchAny(who.Tools, q.Tool) || !who.Scopes.Has(ScopeUser) && (q.UserOnly || IsUserTool(q.Tool)) {
+		return false
+	}
+	for i := range g.policy.Rules {
+		r := g.policy.Rules[i]
+		everywhere := len(r.Devices) == 0
+		r.Devices = nil
+		if r.matches(&q) && (everywhere || r.Action != Deny) {
+			return r.Action != Deny
+		}
+	}
+	return true
+}
+
 func deny(rule, format string, args ...any) Decision {
 	return denied(&Refusal{Rule: rule, Tool: true, Detail: fmt.Sprintf(format, args...)})
 }

@@ -19,8 +19,9 @@ type ToolMatch struct {
 }
 
 // SearchTools finds tools that have all words of the query in their name or
-// description, whatever their case, among the devices and tools of the caller.
-// It returns at most limit, the best first, each with up to examples devices.
+// description, whatever their case, among those that key and rules let the
+// caller call. It returns at most limit, the best first, each with up to
+// examples devices.
 //
 // Devices of one firmware share a list, so the distinct lists are searched;
 // then the devices are counted without keeping anything of them. What it
@@ -32,40 +33,44 @@ func (s *Service) SearchTools(by access.By, query string, limit, examples int) [
 	}
 	// Lists that none of the caller's devices has must not take places.
 	lists := map[*Catalog]struct{}{}
-	s.eachListed(by.Who, func(_ ID, cat *Catalog) { lists[cat] = struct{}{} })
-	found := search(by.Who, lists, words, limit)
+	s.eachListed(by.Who, func(_ *Device, cat *Catalog) { lists[cat] = struct{}{} })
+	guard := s.Guard()
+	found := search(by, guard, lists, words, limit)
 	if len(found) == 0 {
 		return nil
 	}
-	s.eachListed(by.Who, func(id ID, cat *Catalog) {
+	s.eachListed(by.Who, func(d *Device, cat *Catalog) {
 		for i := range found {
 			m := &found[i]
-			if t := cat.Tool(m.Tool.Name); t == nil || !bytes.Equal(t.Raw, m.Tool.Raw) {
+			if t := cat.Tool(m.Tool.Name); t == nil || !bytes.Equal(t.Raw, m.Tool.Raw) ||
+				guard.RuleAction(access.Question{By: by, Device: string(d.ID), Labels: d.Labels, Tool: t.Name}) == access.Deny {
 				continue
 			}
 			if m.Count++; len(m.Devices) < examples {
-				m.Devices = append(m.Devices, id)
+				m.Devices = append(m.Devices, d.ID)
 			}
 		}
 	})
-	return found
+	// What rules deny on each of these devices, and not on others, took a place.
+	return slices.DeleteFunc(found, func(m ToolMatch) bool { return m.Count == 0 })
 }
 
 // eachListed calls f for every device of the caller with the list it had last,
 // if that is in memory. f must not wait for a device.
-func (s *Service) eachListed(who *access.Caller, f func(ID, *Catalog)) {
+func (s *Service) eachListed(who *access.Caller, f func(*Device, *Catalog)) {
 	for i := range s.hub.shards {
 		shard := &s.hub.shards[i]
 		shard.mu.RLock()
 		for id, e := range shard.entries {
-			if d := e.device.Load(); d.Admission != AdmissionMember || !who.Devices.Matches(string(id), d.Labels) {
+			d := e.device.Load()
+			if d.Admission != AdmissionMember || !who.Devices.Matches(string(id), d.Labels) {
 				continue
 			}
 			e.mu.Lock() // nobody who holds it waits for a shard
 			hash := e.catalog
 			e.mu.Unlock()
 			if cat := s.catalogs.get(hash); cat != nil {
-				f(id, cat)
+				f(d, cat)
 			}
 		}
 		shard.mu.RUnlock()
@@ -73,12 +78,12 @@ func (s *Service) eachListed(who *access.Caller, f func(ID, *Catalog)) {
 }
 
 // search looks through lists. Nothing is held but the best.
-func search(who *access.Caller, lists map[*Catalog]struct{}, words [][]byte, limit int) (found []ToolMatch) {
+func search(by access.By, guard *access.Guard, lists map[*Catalog]struct{}, words [][]byte, limit int) (found []ToolMatch) {
 	for cat := range lists {
 		for i := range cat.Tools {
 			t := &cat.Tools[i]
 			rank := t.rank(words)
-			if rank == 0 || cat.Tool(t.Name) != t || !mayCall(who, t) {
+			if rank == 0 || cat.Tool(t.Name) != t || !guard.MayEver(access.Question{By: by, Tool: t.Name, UserOnly: t.UserOnly}) {
 				continue
 			}
 			m := ToolMatch{Tool: t, rank: rank}
@@ -93,11 +98,6 @@ func search(who *access.Caller, lists map[*Catalog]struct{}, words [][]byte, lim
 		}
 	}
 	return found
-}
-
-// mayCall tells whether the caller's key covers the tool at all.
-func mayCall(who *access.Caller, t *Tool) bool {
-	return access.MatchAny(who.Tools, t.Name) && (who.Scopes.Has(access.ScopeUser) || !t.UserOnly && !access.IsUserTool(t.Name))
 }
 
 // compare puts the better match first; the same tool is equal.

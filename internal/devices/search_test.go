@@ -88,11 +88,48 @@ func TestSearchTools(t *testing.T) {
 	}
 }
 
+// What rules deny is not found: what they deny everywhere takes no place from
+// what they do not, and devices on which they deny a tool are not counted.
+func TestSearchByRules(t *testing.T) {
+	s := searched(t, 40)
+	caller := by(t, "tools:call", nil)
+	found := func(limit int) (got []string) {
+		for _, m := range s.SearchTools(caller, "lamp", limit, 3) {
+			got = append(got, fmt.Sprintf("%s %d", m.Tool.Name, m.Count))
+		}
+		return got
+	}
+	deny := access.Rule{Name: "dark", Tools: []string{"*.lamp.*"}, Action: access.Deny}
+	hall := access.Rule{Name: "hall", Tools: []string{"*.lamp.*"}, Devices: access.Selector{"room": "hall"}, Action: access.Allow}
+	lab := access.Rule{Name: "lab", Tools: []string{"self.dog.walk"}, Devices: access.Selector{"room": "lab"}, Action: access.Deny}
+	for name, c := range map[string]struct {
+		rules []access.Rule
+		want  []string
+	}{
+		"no rules":          {nil, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
+		"denied everywhere": {[]access.Rule{deny}, []string{"self.dog.walk 10"}},
+		"but in the hall":   {[]access.Rule{hall, deny}, []string{"self.lamp.turn_on 10", "self.dog.walk 10"}},
+		"elsewhere":         {[]access.Rule{lab}, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
+		"over another way":  {[]access.Rule{{Name: "rest", Tools: deny.Tools, Via: []access.Via{access.ViaREST}, Action: access.Deny}}, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
+		"for another key":   {[]access.Rule{{Name: "other", Tools: deny.Tools, Keys: []string{"other"}, Action: access.Deny}}, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
+	} {
+		devicetest.SetPolicy(t, s, access.Policy{Rules: c.rules})
+		if got := found(10); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, not %q", name, got, c.want)
+		}
+	}
+	devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{deny}})
+	if got := found(1); !slices.Equal(got, []string{"self.dog.walk 10"}) {
+		t.Errorf("the first of those that are allowed: %q", got)
+	}
+}
+
 // A search allocates for its answer, however many devices there are.
 func TestSearchAllocations(t *testing.T) {
 	var perSearch []float64
 	for _, n := range []int{100, 5000} {
 		s := searched(t, n)
+		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "some", Tools: []string{"*lamp*"}, Devices: access.Selector{"device": "02:00:00:00:00:03"}, Action: access.Deny}}})
 		limited := by(t, "tools:call", access.Selector{"room": "hall"})
 		perSearch = append(perSearch, testing.AllocsPerRun(20, func() {
 			if len(s.SearchTools(limited, "lamp", 10, 3)) != 2 {
