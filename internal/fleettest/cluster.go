@@ -23,6 +23,8 @@ type Cluster struct {
 	// the devices to any node, by its number.
 	NATS, SQL  []*Wire
 	HTTP, MQTT *Wire
+
+	bus *server.Server
 }
 
 // ClusterOptions change how a cluster is started.
@@ -42,11 +44,11 @@ func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 		o.Nodes = 3
 	}
 	bus := natsServerOfItsOwn(t)
-	c := &Cluster{DB: storetest.Postgres(t)}
+	c := &Cluster{DB: storetest.Postgres(t), bus: bus}
 	var http, mqtt []string
 	for range o.Nodes {
 		http, mqtt = append(http, freePort(t)), append(mqtt, freePort(t))
-		c.NATS = append(c.NATS, NewWire(t, o.Seed, bus))
+		c.NATS = append(c.NATS, NewWire(t, o.Seed, bus.Addr().String()))
 		c.SQL = append(c.SQL, NewWire(t, o.Seed, c.DB.Address(t)))
 	}
 	c.HTTP, c.MQTT = NewWire(t, o.Seed, http...), NewWire(t, o.Seed+1, mqtt...)
@@ -78,7 +80,7 @@ func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 
 // natsServerOfItsOwn runs a NATS server in this process that notices a silent
 // client as quickly as docs/operations.md asks for.
-func natsServerOfItsOwn(t testing.TB) (address string) {
+func natsServerOfItsOwn(t testing.TB) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(),
 		PingInterval: 2 * time.Second, MaxPingsOut: 2, NoLog: true, NoSigs: true})
@@ -90,7 +92,7 @@ func natsServerOfItsOwn(t testing.TB) (address string) {
 	if !s.ReadyForConnections(10 * time.Second) {
 		t.Fatal("the NATS server did not start")
 	}
-	return s.Addr().String()
+	return s
 }
 
 // Mend repairs every wire.
