@@ -8,6 +8,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,6 +61,9 @@ type Options struct {
 	// Up tells at once whether the connection stands; nil asks the connection,
 	// which may take seconds while it reconnects.
 	Up func() bool
+	// Stamped tells at once whether all nodes of the fleet stamp their requests,
+	// so that one without a stamp is nobody's; nil: that is not known.
+	Stamped func() bool
 	// Woken is called, if set, when the process has not run for a while: other
 	// nodes may have taken its devices.
 	Woken func()
@@ -77,6 +81,8 @@ type Link struct {
 
 	ownClaims string // subject
 	answers   *answers
+	nonce     string // of this start, for stamps
+	taken     taken
 	naps      *naps
 	drowsy    atomic.Int32 // sleeps whose backlog is not through yet
 	mine      atomic.Pointer[[]byte]
@@ -113,10 +119,13 @@ type hold struct {
 // New returns a Link; Serve makes it answer.
 func New(opt Options) *Link {
 	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), serving: make(chan struct{}, MaxServing), holds: map[devices.ID]*hold{},
-		answers: newAnswers(), naps: newNaps(napLimit)}
+		answers: newAnswers(), nonce: rand.Text(), naps: newNaps(napLimit)}
 	l.ownClaims = l.claims(opt.Node)
 	if l.opt.Up == nil && opt.Conn != nil {
 		l.opt.Up = opt.Conn.IsConnected
+	}
+	if l.opt.Stamped == nil {
+		l.opt.Stamped = func() bool { return false }
 	}
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	return l
@@ -236,11 +245,13 @@ func (l *Link) refuse(msg *nats.Msg, e *devices.Error) {
 	l.reply(msg, e.AppendProblem(nil))
 }
 
-func (l *Link) reply(msg *nats.Msg, body []byte) {
+func (l *Link) reply(msg *nats.Msg, body []byte) { l.respond(msg, &nats.Msg{Data: body}) }
+
+func (l *Link) respond(msg, answer *nats.Msg) {
 	if msg.Reply == "" {
 		return
 	}
-	if err := msg.Respond(body); err != nil {
+	if err := msg.RespondMsg(answer); err != nil {
 		l.opt.Log.Debug("answer not sent", "subject", msg.Subject, "error", err)
 	}
 }
@@ -253,22 +264,40 @@ type request struct {
 	node   bool // another node of this fleet asks
 }
 
-// open checks who asks for what.
-func (l *Link) open(msg *nats.Msg) (r request, err error) {
+// open tells who asks for what. If that is not in order, it has been answered.
+func (l *Link) open(msg *nats.Msg) (r request, ok bool) {
+	switch err := l.check(msg, &r); {
+	case err == nil:
+		return r, true
+	case errors.Is(err, errAgain):
+		l.respond(msg, &nats.Msg{Header: nats.Header{HeaderAgain: []string{l.nonce}}})
+	default:
+		l.refuse(msg, devices.AsError(err))
+	}
+	return r, false
+}
+
+func (l *Link) check(msg *nats.Msg, r *request) (err error) {
 	token, verb, _ := strings.Cut(strings.TrimPrefix(msg.Subject, l.opt.Prefix+".cmd."), ".")
 	r.verb = verb
 	if r.device, err = devices.ParseID(token); err != nil {
-		return r, &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
+		return &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
 	}
-	if err := l.authenticate(msg, &r); err != nil {
+	switch err := l.authenticate(msg, r); {
+	case errors.Is(err, errAgain):
+		return err
+	case err != nil:
 		refusal := &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token: " + err.Error()}
+		if errors.Is(err, errRepeated) {
+			refusal.Detail = err.Error()
+		}
 		l.service.Load().NoteRefusal(access.By{Via: access.ViaNATS}, r.verb, r.device, refusal)
-		return r, refusal
+		return refusal
 	}
 	if len(msg.Data) > maxBody && !r.node {
-		return r, tooLarge(msg)
+		return tooLarge(msg)
 	}
-	return r, nil
+	return nil
 }
 
 // inOrder serves what belongs to a conversation, right here: audio and
@@ -279,10 +308,9 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 		return false
 	}
 	defer devices.Contain(l.opt.Log, nil)
-	r, err := l.open(msg)
+	r, ok := l.open(msg)
 	switch {
-	case err != nil:
-		l.refuse(msg, devices.AsError(err))
+	case !ok:
 	case audio:
 		l.Requests.Add(r.verb, 1)
 		if err := l.service.Load().Permit(r.by, access.ScopeAudio, r.device); err != nil {
@@ -313,14 +341,14 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 var sent = []byte(`{"ok":true}`)
 
 func (l *Link) serve(msg *nats.Msg) {
-	r, err := l.open(msg)
-	if err != nil {
-		l.refuse(msg, devices.AsError(err))
+	r, ok := l.open(msg)
+	if !ok {
 		return
 	}
 	id, verb, node := r.device, r.verb, r.node
 	defer l.accept(msg, node)()
 	var answer []byte
+	var err error
 	switch {
 	case verb == "call":
 		l.Requests.Add(verb, 1)
@@ -343,15 +371,20 @@ func (l *Link) serve(msg *nats.Msg) {
 
 // authenticate accepts an API token, or another node of this fleet.
 func (l *Link) authenticate(msg *nats.Msg, r *request) (err error) {
-	signature := msg.Header.Get(HeaderHop)
-	if signature == "" {
+	signature, stamp := msg.Header.Get(HeaderHop), msg.Header.Get(HeaderStamp)
+	if signature == "" && stamp == "" {
 		r.by.Via = access.ViaNATS
 		r.by.Who, err = l.door.Admit(msg.Header.Get(HeaderToken), time.Now())
 		return err
 	}
 	caller := msg.Header.Get(HeaderCaller)
 	r.node = true
-	if !l.opt.Mint.IsHop(signature, string(r.device), r.verb, append([]byte(caller+"\n"), msg.Data...)) {
+	switch {
+	case stamp != "":
+		if err := l.takeStamp(msg, stamp, caller, r); err != nil {
+			return err
+		}
+	case l.opt.Stamped(), !l.opt.Mint.IsHop(signature, string(r.device), r.verb, append([]byte(caller+"\n"), msg.Data...)):
 		return access.ErrToken
 	}
 	r.by = l.callers.Parse(caller)

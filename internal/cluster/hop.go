@@ -105,11 +105,14 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 	subject, arrive := l.answers.open()
 	defer l.answers.close(subject)
 	msg := &nats.Msg{Subject: l.subject(id, verb), Reply: subject, Data: body, Header: nats.Header{
-		HeaderHop:    []string{l.opt.Mint.HopSignature(string(id), verb, append([]byte(caller+"\n"), body...))},
-		HeaderCaller: []string{caller}}}
+		HeaderStamp: []string{l.stamp(id, verb, "", subject, caller, body)}, HeaderCaller: []string{caller}}}
+	if !l.opt.Stamped() { // for nodes of before
+		msg.Header[HeaderHop] = []string{l.opt.Mint.HopSignature(string(id), verb, append([]byte(caller+"\n"), body...))}
+	}
 	if err := l.opt.Conn.PublishMsg(msg); err != nil {
 		return nil, away(false)
 	}
+	agains := 0
 	lost := time.NewTimer(lostAfter)
 	defer lost.Stop()
 	ended := ctx.Done()
@@ -121,6 +124,14 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 				return nil, away(true)
 			case len(answer.Data) == 0 && answer.Header.Get("Status") == "503": // the server's "no responders"
 				return nil, devices.ErrNoHolder
+			case answer.Header.Get(HeaderAgain) != "":
+				if agains++; agains > maxAgain {
+					continue
+				}
+				msg.Header[HeaderStamp] = []string{l.stamp(id, verb, answer.Header.Get(HeaderAgain), subject, caller, body)}
+				if err := l.opt.Conn.PublishMsg(msg); err != nil {
+					return nil, away(false)
+				}
 			case says(answer.Data, "accepted"):
 				if ended != nil {
 					lost.Reset(lostAfter)

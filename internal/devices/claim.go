@@ -129,6 +129,7 @@ type Lease struct {
 	Version  string
 	API      string
 	Devices  int
+	Stamps   bool // what it asks other nodes carries a stamp
 }
 
 // losePage bounds what LoseNode marks at a time.

@@ -197,6 +197,13 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 			want = append(want, refusal{via, tc.device, tc.tool, tc.code, tc.rule})
 		}
 	}
+	repeatHop(t, bus, func() {
+		for _, n := range c.Nodes { // one of them has to ask the other
+			if code, _ := (&doorways{node: n, token: token}).rest(t, lab, status, `{}`); code != "ok" {
+				t.Errorf("a call through each node: %s", code)
+			}
+		}
+	})
 	// What is not a call is refused alike.
 	reader, err := apiclient.New(b.Info.API, token)
 	if err != nil {
@@ -295,5 +302,40 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 	var problem *apiclient.Problem
 	if _, err := reader.Device(t.Context(), lab); !errors.As(err, &problem) || problem.Status != 401 {
 		t.Errorf("%v", err)
+	}
+}
+
+// repeatHop hears what one node asks the other, and asks the same again: it has
+// a stamp alone, and is worth nothing.
+func repeatHop(t *testing.T, bus *nats.Conn, ask func()) {
+	t.Helper()
+	heard, err := bus.SubscribeSync("fleetd.v1.cmd.*.call")
+	if err == nil {
+		err = bus.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask()
+	hop, err := heard.NextMsg(5 * time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hop.Header.Get("Fleetd-Hop-Stamp") == "" || hop.Header.Get("Fleetd-Hop") != "" {
+		t.Errorf("between nodes of one version: %q", hop.Header)
+	}
+	answers, err := bus.SubscribeSync(hop.Reply)
+	if err == nil {
+		err = errors.Join(heard.Unsubscribe(), bus.PublishMsg(hop))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := answers.NextMsg(5 * time.Second)
+	if err != nil || !strings.Contains(string(answer.Data), `"unauthorized"`) {
+		t.Errorf("what one node asked the other, repeated: %s, %v", answer.Data, err)
+	}
+	if err := answers.Unsubscribe(); err != nil {
+		t.Fatal(err)
 	}
 }

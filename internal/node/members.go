@@ -27,9 +27,10 @@ type members struct {
 	node  *node
 	lease devices.Lease
 
-	lost   atomic.Int64 // nodes declared lost here
-	beats  bool         // there was a lease
-	lostAt time.Time    // when this node last heard that it had been declared lost; zero once that is made good
+	lost    atomic.Int64 // nodes declared lost here
+	stamped atomic.Bool  // all nodes stamp what they ask others, as far as is known
+	beats   bool         // there was a lease
+	lostAt  time.Time    // when this node last heard that it had been declared lost; zero once that is made good
 
 	mu     sync.Mutex
 	latest []devices.Lease
@@ -47,7 +48,7 @@ type sight struct {
 
 func newMembers(n *node) *members {
 	return &members{node: n, seen: map[string]sight{}, losing: map[string]bool{},
-		lease: devices.Lease{Node: n.cfg.Node, Instance: rand.Text(), Started: n.started, Version: n.cfg.Version}}
+		lease: devices.Lease{Node: n.cfg.Node, Instance: rand.Text(), Started: n.started, Version: n.cfg.Version, Stamps: true}}
 }
 
 // run keeps the lease until ctx ends, and then gives it back.
@@ -109,6 +110,7 @@ func (m *members) beat(ctx context.Context) (lost []devices.Lease, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.latest = leases
+	m.stamped.Store(!slices.ContainsFunc(leases, func(l devices.Lease) bool { return !l.Stamps }))
 	// Nobody is lost for what could not be seen: the database was away, or this
 	// node did not run.
 	blind := now.Sub(m.looked) > 2*beatEvery

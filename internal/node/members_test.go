@@ -150,6 +150,33 @@ func TestRestartedNodeKeepsItsDevices(t *testing.T) {
 	}
 }
 
+// Requests of other nodes need a stamp as soon as no node of before is there.
+func TestStampsAreWanted(t *testing.T) {
+	nodes := sharing(t, "a", "c")
+	a, c := nodes[0], nodes[1]
+	wanted := func(want bool) {
+		t.Helper()
+		a.beat(t)
+		if got := a.members.stamped.Load(); got != want {
+			t.Errorf("stamps are wanted: %t", got)
+		}
+	}
+	if a.members.stamped.Load() {
+		t.Error("stamps are wanted before the first look")
+	}
+	c.beat(t)
+	wanted(true)
+	old := devices.Lease{Node: "b", Instance: "of before", Beat: 7, Started: a.started}
+	if _, _, err := a.store.Beat(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	wanted(false)
+	if err := a.store.EndLease(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	wanted(true)
+}
+
 // Nobody is lost for a time in which nobody could look.
 func TestBlindNodeLosesNobody(t *testing.T) {
 	nodes := sharing(t, "a", "c")

@@ -269,7 +269,8 @@ func (n *node) startCore(ctx context.Context) error {
 	}
 	n.startAudit()
 	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, Alone: !n.shared(),
-		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Woken: n.wake, Log: n.log})
+		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Woken: n.wake, Log: n.log,
+		Stamped: func() bool { return n.members == nil || n.members.stamped.Load() }})
 	n.onStop(n.cluster.Close)
 	if err := n.openVision(); err != nil {
 		return err

@@ -27,8 +27,8 @@ func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lea
 	}
 	renewed, err := changed(`UPDATE nodes SET beat = $3, devices = $4, api = $5 WHERE node = $1 AND instance = $2`, clean(l.Node), l.Instance, l.Beat, l.Devices, clean(l.API))
 	if err == nil && !renewed {
-		begun, err = changed(`INSERT INTO nodes (node, instance, beat, started_at, version, api, devices) VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (node, instance) DO NOTHING`,
-			clean(l.Node), l.Instance, l.Beat, micros(l.Started), clean(l.Version), clean(l.API), l.Devices)
+		begun, err = changed(`INSERT INTO nodes (node, instance, beat, started_at, version, api, devices, stamps) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (node, instance) DO NOTHING`,
+			clean(l.Node), l.Instance, l.Beat, micros(l.Started), clean(l.Version), clean(l.API), l.Devices, l.Stamps)
 	}
 	if err != nil {
 		return nil, false, err
@@ -46,10 +46,10 @@ func (s *Store) Leases(ctx context.Context) ([]devices.Lease, error) {
 	defer cancel()
 	leases, err := collect(ctx, s.backend.read, func(scan func(...any) error) (l devices.Lease, err error) {
 		var started int64
-		err = scan(&l.Node, &l.Instance, &l.Beat, &started, &l.Version, &l.API, &l.Devices)
+		err = scan(&l.Node, &l.Instance, &l.Beat, &started, &l.Version, &l.API, &l.Devices, &l.Stamps)
 		l.Started = instant(started)
 		return l, err
-	}, `SELECT node, instance, beat, started_at, version, api, devices FROM nodes ORDER BY node, instance`)
+	}, `SELECT node, instance, beat, started_at, version, api, devices, stamps FROM nodes ORDER BY node, instance`)
 	if err != nil {
 		return nil, s.useError(ctx, "reading the nodes", err)
 	}

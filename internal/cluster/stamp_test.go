@@ -1,0 +1,247 @@
+package cluster
+
+import (
+	"encoding/json"
+	"errors"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// counted is a device that counts how often its tool runs.
+func (f *fleet) counted(t *testing.T) *atomic.Int64 {
+	t.Helper()
+	n := &atomic.Int64{}
+	s := devicetest.NewScript()
+	s.Call = func(string, json.RawMessage) string { n.Add(1); return devicetest.True }
+	f.connect(t, s)
+	return n
+}
+
+// listen hears all that nodes ask each other about devices.
+func (f *fleet) listen(t *testing.T) *nats.Subscription {
+	t.Helper()
+	heard, err := f.client.SubscribeSync("test.v1.cmd.>")
+	if err == nil {
+		err = f.client.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return heard
+}
+
+func (f *fleet) call(t *testing.T) error {
+	t.Helper()
+	_, err := f.fwd.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`)})
+	return err
+}
+
+func next(t *testing.T, s *nats.Subscription) *nats.Msg {
+	t.Helper()
+	msg, err := s.NextMsg(5 * time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return msg
+}
+
+// Whoever hears what nodes ask each other can repeat none of it: not to the
+// node that took it, nor to one that does not know of it.
+func TestHopsCannotBeRepeated(t *testing.T) {
+	f := newFleet(t)
+	ran := f.counted(t)
+	heard := f.listen(t)
+	for range 3 {
+		if err := f.call(t); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, asked := next(t, heard), next(t, heard) // the first hop is made again, with the holder's nonce
+	if first.Reply != asked.Reply || !strings.HasPrefix(first.Header.Get(HeaderStamp), ".") || !strings.HasPrefix(asked.Header.Get(HeaderStamp), f.holder.nonce+".") {
+		t.Fatalf("%q, then %q", first.Header, asked.Header)
+	}
+	second := next(t, heard)
+	if second.Reply == asked.Reply || !strings.HasPrefix(second.Header.Get(HeaderStamp), ".") {
+		t.Errorf("the second hop: %q", second.Header)
+	}
+	answers, err := f.client.SubscribeSync(asked.Reply[:strings.LastIndexByte(asked.Reply, '.')] + ".*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := func(msg *nats.Msg) *nats.Msg {
+		other := *msg
+		other.Reply = "elsewhere.1"
+		return &other
+	}
+	bare := &nats.Msg{Subject: second.Subject, Reply: second.Reply, Data: second.Data, Header: nats.Header{HeaderHop: second.Header[HeaderHop], HeaderCaller: second.Header[HeaderCaller]}}
+	f.holder.opt.Stamped = func() bool { return true }
+	for name, msg := range map[string]*nats.Msg{"as it was": second, "with the nonce": asked, "with another subject": elsewhere(second), "without its stamp": bare} {
+		if err := f.client.PublishMsg(msg); err != nil {
+			t.Fatal(err)
+		}
+		if name == "with another subject" {
+			continue // its answer goes elsewhere
+		}
+		if p, ok := devices.ParseProblem(next(t, answers).Data); !ok || p.Code != devices.CodeUnauthorized {
+			t.Errorf("%s: %+v", name, p)
+		}
+	}
+	f.holder.taken = taken{} // as if it had just started
+	if err := f.client.PublishMsg(second); err != nil {
+		t.Fatal(err)
+	}
+	if got := next(t, answers); got.Header.Get(HeaderAgain) != f.holder.nonce {
+		t.Errorf("a node that knows of nothing: %q", got.Data)
+	}
+	if err := f.call(t); err != nil || ran.Load() != 4 {
+		t.Errorf("the tool ran %d times of 4; %v", ran.Load(), err)
+	}
+}
+
+// A node of before neither sends nor asks for stamps, and is understood until it
+// is known that there is none.
+func TestUnstampedHops(t *testing.T) {
+	f := newFleet(t)
+	ran := f.counted(t)
+	body := []byte(`{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5},"timeout":"5s"}`)
+	caller := string(access.AppendBy(nil, access.By{Who: access.Fleet, Via: access.ViaREST}))
+	ask := func() devices.Code {
+		msg, err := f.client.RequestMsg(&nats.Msg{Subject: "test.v1.cmd." + id.Token() + ".call", Data: body, Header: nats.Header{HeaderCaller: {caller},
+			HeaderHop: {f.mint.HopSignature(string(id), "call", append([]byte(caller+"\n"), body...))}}}, 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, _ := devices.ParseProblem(msg.Data)
+		if p == nil {
+			return ""
+		}
+		return p.Code
+	}
+	var all atomic.Bool
+	f.holder.opt.Stamped = all.Load
+	if code := ask(); code != "" || ran.Load() != 1 {
+		t.Errorf("while others may be of before: %q", code)
+	}
+	all.Store(true)
+	if code := ask(); code != devices.CodeUnauthorized || ran.Load() != 1 {
+		t.Errorf("when all stamp: %q", code)
+	}
+}
+
+// Nobody makes a node run a call twice by asking for it again.
+func TestForgedAgain(t *testing.T) {
+	f := newFleet(t)
+	ran := f.counted(t)
+	heard := f.listen(t)
+	ended := make(chan struct{})
+	defer func() { <-ended }()
+	go func() {
+		defer close(ended)
+		for {
+			msg, err := heard.NextMsg(time.Second)
+			if err != nil {
+				return
+			}
+			for _, nonce := range []string{f.holder.nonce, "other"} {
+				_ = f.client.PublishMsg(&nats.Msg{Subject: msg.Reply, Header: nats.Header{HeaderAgain: {nonce}}}) // the test's end is the worst that can happen
+			}
+		}
+	}()
+	for range 20 {
+		if err := f.call(t); err != nil && devices.AsError(err).Code != devices.CodeUnauthorized { // an answer to what was asked again
+			t.Error(err)
+		}
+	}
+	if ran.Load() > 20 {
+		t.Errorf("20 calls ran %d times", ran.Load())
+	}
+}
+
+// The form of a stamp is part of the wire: nodes of two versions read it.
+func TestStampOnTheWire(t *testing.T) {
+	f := newFleet(t)
+	const want = "NONCE.4Hv5rv7kDckpOSAwtE0sGLsYv5jyCpyAKQRP1u5Ynwo"
+	if got := f.far.stamp(id, "call", "NONCE", "_INBOX.abc.1", `{"via":"rest"}`, []byte(`{"tool":"x"}`)); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+func TestTaken(t *testing.T) {
+	var all taken
+	take := func(sender string, n uint64, fresh bool, want error) {
+		t.Helper()
+		if err := all.take("_INBOX."+sender+"."+strconv.FormatUint(n, 36), fresh); !errors.Is(err, want) {
+			t.Errorf("%s %d: %v, want %v", sender, n, err, want)
+		}
+	}
+	take("a", 10, false, errAgain)
+	take("a", 10, true, nil)
+	take("a", 10, true, errRepeated)
+	take("a", 10, false, errRepeated)
+	take("a", 9, false, errAgain) // perhaps taken by the process before this one
+	take("a", 9, true, nil)
+	take("a", 9, true, errRepeated)
+	take("a", 12, false, nil)
+	take("a", 11, false, nil)
+	take("a", 11, false, errRepeated)
+	take("b", 1, false, errAgain)
+	take("a", 12+hopWindow, false, nil)
+	take("a", 12, false, errRepeated) // out of the window
+	take("a", 13, false, nil)         // still in it, where 13+hopWindow will be
+	take("a", 13+hopWindow, false, nil)
+	take("a", 13+hopWindow, false, errRepeated)
+	take("a", 1e9, false, nil)
+	take("a", 1e9-1, false, nil)
+	take("a", 1e9-hopWindow+1, false, nil)
+	take("a", 1e9-hopWindow, false, errRepeated)
+	for _, odd := range []string{"", "x", "_INBOX.a.", "_INBOX.a.0b", "_INBOX.a.B", "_INBOX.a.-1"} {
+		if err := all.take(odd, true); !errors.Is(err, access.ErrToken) {
+			t.Errorf("%q: %v", odd, err)
+		}
+	}
+	for i := range maxSenders {
+		take("many"+strconv.Itoa(i), 5, true, nil)
+	}
+	if len(all.from) != maxSenders {
+		t.Errorf("%d senders are remembered", len(all.from))
+	}
+	take("a", 2e9, false, errAgain) // it was forgotten
+	take("many1", 6, false, nil)
+}
+
+// Many hops at once are each taken, also those that make the acquaintance.
+func TestHopsAtOnce(t *testing.T) {
+	f := newFleetWith(t, devices.Config{CallsPerDevice: 64, Handshakes: 4})
+	ran := f.counted(t)
+	const callers, each = 16, 20
+	failed := make(chan error, callers)
+	for range callers {
+		go func() {
+			var err error
+			for range each {
+				err = errors.Join(err, f.call(t))
+			}
+			failed <- err
+		}()
+	}
+	for range callers {
+		if err := <-failed; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := ran.Load(); n != callers*each {
+		t.Errorf("%d of %d calls ran", n, callers*each)
+	}
+	if n := f.holder.Refused.Get(devices.CodeUnauthorized); n != 0 {
+		t.Errorf("%d were refused", n)
+	}
+}
