@@ -289,6 +289,15 @@ func TestRedact(t *testing.T) {
 }
 
 // A line is read back as the entry that was given, whatever text is in it.
+func TestTimeOfALine(t *testing.T) {
+	for _, at := range []time.Time{{}, time.Unix(0, 0), time.Unix(1795324186, 1), time.Unix(1795324186, 999), time.Unix(1795324186, 999_999_999), time.Unix(-5, 123_456_789),
+		time.Date(2026, 11, 22, 1, 2, 3, 40_500_600, time.FixedZone("", 3600))} {
+		if got, want := string(appendTime([]byte("x"), at)), at.UTC().Format(`x"2006-01-02T15:04:05.000000Z"`); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
 func TestLineRoundTrip(t *testing.T) {
 	e := Entry{At: time.Date(2026, 3, 1, 2, 3, 4, 5000, time.UTC), Kind: KindCall, Action: "a\nb\x00<é\xff", Device: "d", Key: "k", Name: `"n"`, Via: "v", From: "f",
 		Digest: Hash{1, 2}, Arguments: json.RawMessage(`{"a":1}`), Outcome: "o", Rule: "r", Detail: "d", Held: "h", Duration: 5, Count: 6}
