@@ -95,24 +95,12 @@ func (b *bench) measureMQTTCalls(ctx context.Context) error {
 }
 
 func (b *bench) callRun(ctx context.Context, run int, transport string, into samples) (err error) {
-	lists, err := toolLists(true)
+	d, f, end, err := b.stage(ctx, variant{}, transport, b.opt.devices, true)
 	if err != nil {
 		return err
 	}
-	d, err := startDaemon(ctx, b.opt.program, "--nats-prefix", "bench."+randomName())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, d.stop()) }()
-	f, err := newFleet(ctx, d, transport, b.opt.devices, lists)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
-	if _, err := f.connect(ctx, 0, b.opt.devices, true); err != nil {
-		return err
-	}
-	if err := errors.Join(d.awaitReady(ctx, b.opt.devices, startLimit), d.awaitQuiet(ctx, startLimit)); err != nil {
+	defer func() { err = errors.Join(err, end()) }()
+	if err := f.bring(ctx, d, 0, b.opt.devices); err != nil {
 		return err
 	}
 	if _, err := callLoad(ctx, d.target(), b.opt.callers, b.opt.devices, b.opt.duration); err != nil { // warms up

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -58,6 +59,30 @@ func newFleet(ctx context.Context, d *daemon, transport string, n int, lists [][
 		br := bufio.NewReaderSize(c, 8192)
 		return func(i int) error { return f.check(c, br, i) }, func() { _ = c.Close() }, nil
 	})
+}
+
+// stage runs a daemon as the variant says, with a fleet that is to connect; end stops both. callable is as for toolPages.
+func (b *bench) stage(ctx context.Context, v variant, transport string, devices int, callable bool) (d *daemon, f *fleet, end func() error, err error) {
+	lists, err := toolLists(callable)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	d, stop, err := b.start(ctx, v)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if f, err = newFleet(ctx, d, transport, devices, lists); err != nil {
+		return nil, nil, nil, errors.Join(err, stop())
+	}
+	return d, f, func() error { return errors.Join(f.close(), stop()) }, nil
+}
+
+// bring connects devices, and waits until all are ready and everything about them is written.
+func (f *fleet) bring(ctx context.Context, d *daemon, from, to int) error {
+	if _, err := f.connect(ctx, from, to, true); err != nil {
+		return err
+	}
+	return errors.Join(d.awaitReady(ctx, to, startLimit), d.awaitQuiet(ctx, startLimit))
 }
 
 // dial connects as device i.

@@ -112,20 +112,11 @@ type state struct {
 }
 
 func (b *bench) idleRun(ctx context.Context, run int, v variant, transport string, into samples) (err error) {
-	lists, err := toolLists(true)
+	d, f, end, err := b.stage(ctx, v, transport, b.opt.idleHigh, true)
 	if err != nil {
 		return err
 	}
-	d, stop, err := b.start(ctx, v)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stop()) }()
-	f, err := newFleet(ctx, d, transport, b.opt.idleHigh, lists)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
+	defer func() { err = errors.Join(err, end()) }()
 	if _, err := f.connect(ctx, 0, b.opt.idleLow, true); err != nil {
 		return err
 	}

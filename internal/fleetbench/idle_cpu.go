@@ -43,22 +43,13 @@ func (b *bench) measureIdleCPU(ctx context.Context) error {
 }
 
 func (b *bench) idleCPURun(ctx context.Context, run int, transport string, into samples) (err error) {
-	lists, err := toolLists(true)
-	if err != nil {
-		return err
-	}
-	d, stop, err := b.start(ctx, variant{})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stop()) }()
 	n := b.opt.idleHigh
 	first := min(b.opt.devices, n)
-	f, err := newFleet(ctx, d, transport, n, lists)
+	d, f, end, err := b.stage(ctx, variant{}, transport, n, true)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.close()) }()
+	defer func() { err = errors.Join(err, end()) }()
 	if _, err := f.connect(ctx, 0, first, true); err != nil {
 		return err
 	}

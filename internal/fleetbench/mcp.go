@@ -72,28 +72,13 @@ func lastOf(s samples) samples {
 }
 
 func (b *bench) mcpRun(ctx context.Context, run int, into samples) (err error) {
-	lists, err := toolLists(true)
+	d, f, end, err := b.stage(ctx, variant{}, overWebSocket, b.opt.mcp, true)
 	if err != nil {
 		return err
 	}
-	d, err := startDaemon(ctx, b.opt.program, "--nats-prefix", "bench."+randomName())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, d.stop()) }()
-	f, err := newFleet(ctx, d, overWebSocket, b.opt.mcp, lists)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
-	grow := func(from, to int) error {
-		if _, err := f.connect(ctx, from, to, true); err != nil {
-			return err
-		}
-		return errors.Join(d.awaitReady(ctx, to, startLimit), d.awaitQuiet(ctx, startLimit))
-	}
+	defer func() { err = errors.Join(err, end()) }()
 	tenth := max(1, b.opt.mcp/10)
-	if err := grow(0, tenth); err != nil {
+	if err := f.bring(ctx, d, 0, tenth); err != nil {
 		return err
 	}
 	own := strings.TrimPrefix(d.api, "http://")
@@ -101,7 +86,7 @@ func (b *bench) mcpRun(ctx context.Context, run int, into samples) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := grow(tenth, b.opt.mcp); err != nil {
+	if err := f.bring(ctx, d, tenth, b.opt.mcp); err != nil {
 		return err
 	}
 	after, err := b.mcpFleet(ctx, d, own)

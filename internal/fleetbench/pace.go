@@ -51,24 +51,12 @@ func (b *bench) measurePace(ctx context.Context) error {
 }
 
 func (b *bench) paceRun(ctx context.Context, run int, into samples) (err error) {
-	lists, err := toolLists(true)
+	d, f, end, err := b.stage(ctx, variant{}, overWebSocket, b.opt.devices, true)
 	if err != nil {
 		return err
 	}
-	d, stop, err := b.start(ctx, variant{})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stop()) }()
-	f, err := newFleet(ctx, d, overWebSocket, b.opt.devices, lists)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
-	if _, err := f.connect(ctx, 0, b.opt.devices, true); err != nil {
-		return err
-	}
-	if err := errors.Join(d.awaitReady(ctx, b.opt.devices, startLimit), d.awaitQuiet(ctx, startLimit)); err != nil {
+	defer func() { err = errors.Join(err, end()) }()
+	if err := f.bring(ctx, d, 0, b.opt.devices); err != nil {
 		return err
 	}
 	if _, err := b.paced(ctx, d.target(), b.opt.devices, b.opt.pace); err != nil { // warms up

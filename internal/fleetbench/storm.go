@@ -75,22 +75,13 @@ func (b *bench) measureStorm(ctx context.Context) error {
 }
 
 func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) (err error) {
-	lists, err := toolLists(false)
-	if err != nil {
-		return err
-	}
-	d, stop, err := b.start(ctx, v)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stop()) }()
 	// The first devices, one of each firmware, make the lists known.
 	n := b.opt.storm
-	f, err := newFleet(ctx, d, overWebSocket, firmwares+n, lists)
+	d, f, end, err := b.stage(ctx, v, overWebSocket, firmwares+n, false)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.close()) }()
+	defer func() { err = errors.Join(err, end()) }()
 	if _, err := f.connect(ctx, 0, firmwares, false); err != nil {
 		return err
 	}

@@ -155,25 +155,13 @@ func (d *daemon) afterSpeech(ctx context.Context) (metrics, error) {
 }
 
 func (b *bench) udpRun(ctx context.Context, run int, v udpVariant, devices int, into samples) (err error) {
-	lists, err := toolLists(false)
+	d, f, end, err := b.stage(ctx, v.variant, overMQTT, devices, false)
 	if err != nil {
 		return err
 	}
-	d, stop, err := b.start(ctx, v.variant)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stop()) }()
-	f, err := newFleet(ctx, d, overMQTT, devices, lists)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
+	defer func() { err = errors.Join(err, end()) }()
 	f.channels = make([]channel, devices)
-	if _, err := f.connect(ctx, 0, devices, true); err != nil {
-		return err
-	}
-	if err := errors.Join(d.awaitReady(ctx, devices, startLimit), d.awaitQuiet(ctx, startLimit)); err != nil {
+	if err := f.bring(ctx, d, 0, devices); err != nil {
 		return err
 	}
 	var heard *atomic.Int64
