@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"iter"
 	"net/http"
@@ -210,14 +209,5 @@ const verifyTimeout = time.Hour
 
 // ExportAudit copies the record to w.
 func (c *Client) ExportAudit(ctx context.Context, filter AuditFilter, w io.Writer) (int64, error) {
-	resp, err := c.do(ctx, http.MethodGet, pathOf("audit", "export"), filter.query(), nil, nil)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	n, err := io.Copy(w, resp.Body)
-	if err != nil {
-		return n, fmt.Errorf("the export broke off after %d bytes: %w", n, err)
-	}
-	return n, nil
+	return c.download(ctx, pathOf("audit", "export"), filter.query(), w)
 }

@@ -205,6 +205,20 @@ func pathOf(elements ...string) string {
 	return path.String()
 }
 
+// download copies what stands at a path to w, and returns how many bytes it has.
+func (c *Client) download(ctx context.Context, path string, query url.Values, w io.Writer) (int64, error) {
+	resp, err := c.do(ctx, http.MethodGet, path, query, nil, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	n, err := io.Copy(w, resp.Body)
+	if err != nil {
+		return n, fmt.Errorf("%s broke off after %d bytes: %w", path, n, err)
+	}
+	return n, nil
+}
+
 // Collect gathers a list, stopping at its first error.
 func Collect[T any](items iter.Seq2[T, error]) ([]T, error) {
 	var all []T

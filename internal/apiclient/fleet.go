@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"iter"
 	"net/http"
@@ -21,16 +20,7 @@ func (c *Client) Photos(ctx context.Context, device string) iter.Seq2[json.RawMe
 
 // Photo copies the JPEG of a photo to w and returns how many bytes it has.
 func (c *Client) Photo(ctx context.Context, id string, w io.Writer) (int64, error) {
-	resp, err := c.do(ctx, http.MethodGet, pathOf("photos", id), nil, nil, nil)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	n, err := io.Copy(w, resp.Body)
-	if err != nil {
-		return n, fmt.Errorf("copy photo %s: %w", id, err)
-	}
-	return n, nil
+	return c.download(ctx, pathOf("photos", id), nil, w)
 }
 
 // DeletePhoto removes a photo.
