@@ -27,14 +27,7 @@ const guardedTools = `[{"name":"self.get_device_status","inputSchema":{"type":"o
 // someone is a caller with these rights.
 func someone(t *testing.T, via access.Via, scopes, selector string, tools ...string) access.By {
 	t.Helper()
-	s, err := access.ParseScopes(strings.Fields(scopes))
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := access.ParseSelector(selector)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, d := devicetest.Rights(t, scopes, selector)
 	return access.By{Who: access.NewCaller("k"+selector, "some key", s, d, tools), Via: via, From: "192.0.2.7:1"}
 }
 

@@ -211,7 +211,7 @@ func TestCommandConnectionEnds(t *testing.T) {
 		script := devicetest.NewScript()
 		l := f.connect(t, robot, script)
 		script.Call = func(string, json.RawMessage) string {
-			go l.session.Close(reason)
+			go l.Session.Close(reason)
 			return ""
 		}
 		want := devices.CodeConnectionLost

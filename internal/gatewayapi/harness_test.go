@@ -89,35 +89,10 @@ func (f *fleet) listen(t testing.TB) *fleet {
 	return f
 }
 
-// line is a device's connection that answers from its script at once.
-type line struct {
-	script  *devicetest.Script
-	session *devices.Session
-}
-
-func (l *line) SendControl(msg []byte) error {
-	if text := l.script.Answer(msg); text != "" {
-		_ = l.session.HandleControl([]byte(text)) // the script is right or the test fails for want of an answer
-	}
-	return nil
-}
-
-func (l *line) Close(devices.CloseReason) {}
-
 // connect brings a device online and waits until its tools are known.
-func (f *fleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *line {
+func (f *fleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *devicetest.Line {
 	t.Helper()
-	l := &line{script: script}
-	var err error
-	if l.session, err = f.service.Accept(devices.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, l); err != nil {
-		t.Fatal(err)
-	}
-	l.session.StartMCP(devices.FeaturesMCP)
-	devicetest.Eventually(t, "tools are listed", func() bool {
-		v, err := f.service.Get(t.Context(), id)
-		return err == nil && v.Presence.MCP == devices.MCPReady
-	})
-	return l
+	return devicetest.Connect(t, f.service, id, script)
 }
 
 // deaf is a path of audio that leads nowhere.
@@ -126,11 +101,11 @@ type deaf struct{}
 func (deaf) SendAudio(envelope.Frame) error { return nil }
 func (deaf) Close()                         {}
 
-// talk opens a conversation.
-func (l *line) talk(t testing.TB) {
+// talk opens a conversation of a device.
+func talk(t testing.TB, l *devicetest.Line) {
 	t.Helper()
 	open := func(*devices.Conversation) (devices.AudioPath, error) { return deaf{}, nil }
-	if _, err := l.session.OpenAudio(hello.Device{}, hello.TransportUDP, open); err != nil {
+	if _, err := l.Session.OpenAudio(hello.Device{}, hello.TransportUDP, open); err != nil {
 		t.Fatal(err)
 	}
 }

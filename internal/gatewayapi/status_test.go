@@ -36,9 +36,9 @@ func TestStatusGolden(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) { f.do(t, "POST", c.path, c.body).is(t, 200, CodeOK, c.want) })
 	}
-	l.talk(t)
+	talk(t, l)
 	f.do(t, "POST", statusPath, `{"clientIds":["`+robotClient+`"]}`).is(t, 200, CodeOK, `{"`+robotClient+`":{"isAlive":true,"exists":true}}`)
-	l.session.Close(devices.CloseGone)
+	l.Session.Close(devices.CloseGone)
 	f.do(t, "POST", statusPath, `{"clientIds":["`+robotClient+`"]}`).is(t, 200, CodeOK, `{"`+robotClient+`"`+nobody+`}`)
 }
 

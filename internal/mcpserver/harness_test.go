@@ -138,35 +138,10 @@ func (p *fakePhotos) Open(_ context.Context, id string) (devices.Photo, io.ReadC
 	return photo, io.NopCloser(strings.NewReader("jpeg of " + id)), nil
 }
 
-// line is a device's connection that answers from its script.
-type line struct {
-	script  *devicetest.Script
-	session *devices.Session
-}
-
-func (l *line) SendControl(msg []byte) error {
-	if text := l.script.Answer(msg); text != "" {
-		return l.session.HandleControl([]byte(text))
-	}
-	return nil
-}
-
-func (l *line) Close(reason devices.CloseReason) {}
-
 // connect brings a device online and waits until its tools are known.
-func (f *fleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *line {
+func (f *fleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *devicetest.Line {
 	t.Helper()
-	l := &line{script: script}
-	var err error
-	if l.session, err = f.service.Accept(devices.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, l); err != nil {
-		t.Fatal(err)
-	}
-	l.session.StartMCP(devices.FeaturesMCP)
-	devicetest.Eventually(t, "tools are listed", func() bool {
-		v, err := f.service.Get(t.Context(), id)
-		return err == nil && v.Presence.MCP == devices.MCPReady
-	})
-	return l
+	return devicetest.Connect(t, f.service, id, script)
 }
 
 func (f *fleet) label(t testing.TB, id devices.ID, labels map[string]string) {
@@ -179,14 +154,7 @@ func (f *fleet) label(t testing.TB, id devices.ID, labels map[string]string) {
 // key makes an API key.
 func (f *fleet) key(t testing.TB, scopes, selector string, life time.Duration, tools ...string) (access.Key, string) {
 	t.Helper()
-	s, err := access.ParseScopes(strings.Fields(scopes))
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := access.ParseSelector(selector)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, d := devicetest.Rights(t, scopes, selector)
 	now := time.Now()
 	k, token, err := access.NewKey("key of "+strings.ReplaceAll(t.Name(), "/", " "), s, d, tools, now, now.Add(life))
 	if err != nil {

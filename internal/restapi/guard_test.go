@@ -19,14 +19,7 @@ const lamp = devices.ID("aa:bb:cc:dd:ee:01")
 // key makes an API key and returns its token.
 func (f *fleet) key(t testing.TB, name, scopes, selector string, tools ...string) string {
 	t.Helper()
-	s, err := access.ParseScopes(strings.Fields(scopes))
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := access.ParseSelector(selector)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, d := devicetest.Rights(t, scopes, selector)
 	_, token, err := f.service.CreateKey(t.Context(), access.By{Who: access.Admin, Via: access.ViaREST}, devices.KeyWish{Name: name, Scopes: s, Devices: d, Tools: tools})
 	if err != nil {
 		t.Fatal(err)

@@ -149,15 +149,7 @@ func (l *line) Close(devices.CloseReason) {}
 func (f *fleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *line {
 	t.Helper()
 	l := &line{script: script}
-	var err error
-	if l.session, err = f.service.Accept(devices.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, l); err != nil {
-		t.Fatal(err)
-	}
-	l.session.StartMCP(devices.FeaturesMCP)
-	devicetest.Eventually(t, "tools are listed", func() bool {
-		v, err := f.service.Get(t.Context(), id)
-		return err == nil && v.Presence.MCP == devices.MCPReady
-	})
+	devicetest.Online(t, f.service, id, l, &l.session)
 	return l
 }
 
