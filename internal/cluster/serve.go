@@ -1,0 +1,286 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+func (l *Link) refuse(msg *nats.Msg, e *devices.Error) {
+	l.Refused.Add(e.Code, 1)
+	l.reply(msg, e.AppendProblem(nil))
+}
+
+func (l *Link) reply(msg *nats.Msg, body []byte) { l.respond(msg, &nats.Msg{Data: body}) }
+
+func (l *Link) respond(msg, answer *nats.Msg) {
+	if msg.Reply == "" {
+		return
+	}
+	if err := msg.RespondMsg(answer); err != nil {
+		l.opt.Log.Debug("answer not sent", "subject", msg.Subject, "error", err)
+	}
+}
+
+// request is what a message's subject and headers say.
+type request struct {
+	device devices.ID
+	verb   string
+	by     access.By
+	node   bool // another node of this fleet asks
+}
+
+// open tells who asks for what. If that is not in order, it has been answered.
+func (l *Link) open(msg *nats.Msg) (r request, ok bool) {
+	switch err := l.check(msg, &r); {
+	case err == nil:
+		return r, true
+	case errors.Is(err, errAgain):
+		l.respond(msg, &nats.Msg{Header: nats.Header{HeaderAgain: []string{l.nonce}}})
+	default:
+		l.refuse(msg, devices.AsError(err))
+	}
+	return r, false
+}
+
+func (l *Link) check(msg *nats.Msg, r *request) (err error) {
+	token, verb, _ := strings.Cut(strings.TrimPrefix(msg.Subject, l.opt.Prefix+".cmd."), ".")
+	r.verb = verb
+	if r.device, err = devices.ParseID(token); err != nil {
+		return &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
+	}
+	switch err := l.authenticate(msg, r); {
+	case errors.Is(err, errAgain):
+		return err
+	case err != nil:
+		refusal := &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token: " + err.Error()}
+		if errors.Is(err, errRepeated) {
+			refusal.Detail = err.Error()
+		}
+		l.service.Load().NoteRefusal(access.By{Via: access.ViaNATS}, r.verb, r.device, refusal)
+		return refusal
+	}
+	if len(msg.Data) > maxBody && !r.node {
+		return tooLarge(msg)
+	}
+	return nil
+}
+
+// inOrder serves what belongs to a conversation, right here: audio and
+// messages must reach the device as they were sent. Neither blocks.
+func (l *Link) inOrder(msg *nats.Msg) bool {
+	audio := strings.HasSuffix(msg.Subject, ".audio")
+	if !audio && !strings.HasSuffix(msg.Subject, ".send") {
+		return false
+	}
+	defer devices.Contain(l.opt.Log, nil)
+	r, ok := l.open(msg)
+	switch {
+	case !ok:
+	case audio:
+		l.Requests.Add(r.verb, 1)
+		if err := l.service.Load().Permit(r.by, access.ScopeAudio, r.device); err != nil {
+			l.service.Load().NoteRefusal(r.by, r.verb, r.device, err)
+			l.refuse(msg, devices.AsError(err))
+			return true
+		}
+		l.service.Load().Say(r.device, msg.Data)
+	default:
+		l.Requests.Add(r.verb, 1)
+		done := l.accept(msg, r.node)
+		queue := l.service.Load().QueueMessageHere
+		if r.node {
+			queue = l.service.Load().QueueMessage
+		}
+		queue(devices.Message{Device: r.device, Body: msg.Data, By: r.by}, func(err error) {
+			done()
+			if err != nil {
+				l.refuse(msg, devices.AsError(err))
+				return
+			}
+			l.reply(msg, sent)
+		})
+	}
+	return true
+}
+
+var sent = []byte(`{"ok":true}`)
+
+func (l *Link) serve(msg *nats.Msg) {
+	r, ok := l.open(msg)
+	if !ok {
+		return
+	}
+	id, verb, node := r.device, r.verb, r.node
+	defer l.accept(msg, node)()
+	var answer []byte
+	var err error
+	switch {
+	case verb == "call":
+		l.Requests.Add(verb, 1)
+		answer, err = l.call(r, msg.Data)
+	case verb == "rpc" && node: // between nodes alone; services have REST for it
+		l.Requests.Add(verb, 1)
+		answer, err = l.rpc(r, msg.Data)
+	case node && (verb == string(devices.AskView) || verb == string(devices.AskRefresh)):
+		l.Requests.Add(verb, 1)
+		answer, err = l.answer(id, devices.Question(verb), msg.Data)
+	default:
+		err = &devices.Error{Code: devices.CodeBadRequest, Detail: fmt.Sprintf("no command %q; there are call, send and audio", verb)}
+	}
+	if err != nil {
+		l.refuse(msg, devices.AsError(err))
+		return
+	}
+	l.reply(msg, answer)
+}
+
+// authenticate accepts an API token, or another node of this fleet.
+func (l *Link) authenticate(msg *nats.Msg, r *request) (err error) {
+	signature, stamp := msg.Header.Get(HeaderHop), msg.Header.Get(HeaderStamp)
+	if signature == "" && stamp == "" {
+		r.by.Via = access.ViaNATS
+		r.by.Who, err = l.door.Admit(msg.Header.Get(HeaderToken), time.Now())
+		return err
+	}
+	caller := msg.Header.Get(HeaderCaller)
+	r.node = true
+	switch {
+	case stamp != "":
+		if err := l.takeStamp(msg, stamp, caller, r); err != nil {
+			return err
+		}
+	case l.opt.Stamped(), !l.opt.Mint.IsHop(signature, string(r.device), r.verb, append([]byte(caller+"\n"), msg.Data...)):
+		return access.ErrToken
+	}
+	r.by = l.callers.Parse(caller)
+	return l.door.Keys.Valid(r.by.Who, time.Now()) // the other node may not have heard yet
+}
+
+// command is the body of a call or raw request.
+type command struct {
+	Tool      string
+	Arguments json.RawMessage
+	Method    string
+	Params    json.RawMessage
+	Timeout   string
+	// Confirmation is that of a call that was refused for want of one.
+	Confirmation string
+}
+
+// append writes what parse reads. What the caller sent stays as it is.
+func (c command) append(dst []byte) []byte {
+	dst = append(dst, '{')
+	text := func(name, value string) {
+		if value != "" {
+			dst = jsonspan.AppendString(append(append(dst, name...), ':'), value)
+			dst = append(dst, ',')
+		}
+	}
+	raw := func(name string, value json.RawMessage) {
+		if len(value) > 0 {
+			dst = append(append(append(append(dst, name...), ':'), value...), ',')
+		}
+	}
+	text(`"tool"`, c.Tool)
+	raw(`"arguments"`, c.Arguments)
+	text(`"method"`, c.Method)
+	raw(`"params"`, c.Params)
+	text(`"confirmation"`, c.Confirmation)
+	dst = jsonspan.AppendString(append(dst, `"timeout":`...), c.Timeout)
+	return append(dst, '}')
+}
+
+func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc, error) {
+	var c command
+	walk := jsonspan.Object(data)
+	for walk.Next() {
+		value := walk.Value()
+		switch string(walk.Key()) {
+		case "tool":
+			c.Tool, _ = jsonspan.String(value)
+		case "arguments":
+			if jsonspan.KindOf(value) != jsonspan.KindNull {
+				c.Arguments = value
+			}
+		case "method":
+			c.Method, _ = jsonspan.String(value)
+		case "params":
+			c.Params = value
+		case "confirmation":
+			c.Confirmation, _ = jsonspan.String(value)
+		case "timeout":
+			if c.Timeout, _ = jsonspan.String(value); c.Timeout == "" {
+				c.Timeout = string(value) // refused below, by its own words
+			}
+		}
+	}
+	if err := walk.Err(); err != nil {
+		return c, nil, nil, &devices.Error{Code: devices.CodeBadRequest, Detail: "the request must be a JSON object: " + err.Error()}
+	}
+	timeout := devices.TimeoutFor(c.Tool)
+	if c.Timeout != "" {
+		given, err := time.ParseDuration(c.Timeout)
+		if err != nil || given <= 0 || given > devices.MaxTimeout {
+			return c, nil, nil, &devices.Error{Code: devices.CodeBadRequest,
+				Detail: fmt.Sprintf("timeout %q must be a duration such as \"10s\", at most %v", c.Timeout, devices.MaxTimeout)}
+		}
+		timeout = given
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, timeout)
+	return c, ctx, cancel, nil
+}
+
+func (l *Link) call(from request, data []byte) ([]byte, error) {
+	c, ctx, cancel, err := l.parse(data)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	if c.Tool == "" {
+		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: `a call needs {"tool":"...","arguments":{...}}`}
+	}
+	run := l.service.Load().CallHere
+	if from.node {
+		run = l.service.Load().CallLocal
+	}
+	r, err := run(ctx, devices.ToolCall{Device: from.device, Tool: c.Tool, Arguments: c.Arguments, By: from.by, Confirmation: c.Confirmation})
+	if err != nil {
+		return nil, err
+	}
+	return r.AppendResult(nil), nil
+}
+
+func (l *Link) answer(id devices.ID, q devices.Question, data []byte) ([]byte, error) {
+	_, ctx, cancel, err := l.parse(data)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	return l.service.Load().Answer(ctx, id, q)
+}
+
+func (l *Link) rpc(from request, data []byte) ([]byte, error) {
+	c, ctx, cancel, err := l.parse(data)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	r, err := l.service.Load().CallRPCLocal(ctx, devices.RPCCall{Device: from.device, Method: c.Method, Params: c.Params, By: from.by, Confirmation: c.Confirmation})
+	if err != nil {
+		return nil, err
+	}
+	if r.Error != nil {
+		return append(append([]byte(`{"error":`), r.Error...), '}'), nil
+	}
+	return append(append([]byte(`{"result":`), r.Result...), '}'), nil
+}
