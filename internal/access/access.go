@@ -280,6 +280,7 @@ const (
 	RuleUserOnly = "user-only"   // the tool is for people, the key for language models
 	RuleUnlisted = "unlisted"    // the tool may be for people: the device has not listed it
 	RuleURL      = "urls"        // the address is not on the allow-list
+	RuleDeclined = "declined"    // the person who was asked said no
 	RuleConfirm  = "builtin:confirm-restarts"
 	RuleDefault  = "builtin:allow"
 	rulePolicy   = "policy:"

@@ -44,6 +44,9 @@ func (s *Service) auditCall(c *ToolCall, begun time.Time, r *ToolResult, err err
 		e.Held = r.Node
 	}
 	settle(&e, r, err)
+	if err == nil && c.Confirmation != "" {
+		e.Detail = "confirmed"
+	}
 	s.record(e)
 }
 

@@ -172,6 +172,7 @@ func (x *Session) tryCall(ctx context.Context, c ToolCall) (ToolResult, error) {
 	if ttl, ok := c.judged.Shared(string(c.Device), x.entry.device.Load().Labels, c.Tool); ok {
 		return x.share(ctx, &c, ttl, func() (ToolResult, error) { return x.perform(ctx, c) })
 	}
+	defer x.outdate()
 	return x.perform(ctx, c)
 }
 

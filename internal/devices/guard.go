@@ -7,6 +7,7 @@ import (
 	"crypto/subtle"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -80,6 +81,9 @@ func (x *Session) guard(c *ToolCall) error {
 	}
 	g := x.svc.Guard()
 	c.judged = g
+	if strings.HasPrefix(c.Confirmation, declinedMark) {
+		return x.decline(c)
+	}
 	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: x.entry.device.Load().Labels, Tool: c.Tool,
 		Listed: tool != nil || complete, UserOnly: tool != nil && tool.UserOnly})
 	if d.Refusal != nil {
@@ -114,6 +118,29 @@ func (x *Session) stillMay(c *ToolCall) error {
 	return nil
 }
 
+// declinedMark stands before a confirmation that a person did not give.
+const declinedMark = "no:"
+
+// Declined is what a call carries in place of a confirmation if the person who
+// was asked said no: the call is not made, and the confirmation is void.
+func Declined(confirmation string) string { return declinedMark + confirmation }
+
+// decline makes a confirmation void, and is never nil.
+func (x *Session) decline(c *ToolCall) error {
+	token := strings.TrimPrefix(c.Confirmation, declinedMark)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if d := x.desk; d != nil {
+		d.confirmations = slices.DeleteFunc(d.confirmations, func(known confirmation) bool { return known.key == c.By.Key() && known.is(token) })
+	}
+	return &Error{Code: CodeConfirmation, Rule: access.RuleDeclined, Detail: "the person who was asked did not confirm; the tool was not called"}
+}
+
+// is compares in constant time.
+func (k *confirmation) is(token string) bool {
+	return subtle.ConstantTimeCompare([]byte(k.token), []byte(token)) == 1
+}
+
 // confirm takes the token of an earlier refusal, once, or refuses and gives
 // one. It is good for this caller, device, tool and arguments alone, and ends
 // with the connection.
@@ -126,7 +153,7 @@ func (x *Session) confirm(c *ToolCall, rule string) error {
 	d.confirmations = slices.DeleteFunc(d.confirmations, func(known confirmation) bool { return now.After(known.expires) })
 	if c.Confirmation != "" {
 		i := slices.IndexFunc(d.confirmations, func(known confirmation) bool {
-			return subtle.ConstantTimeCompare([]byte(known.token), []byte(c.Confirmation)) == 1 && known.call == call
+			return known.is(c.Confirmation) && known.call == call
 		})
 		if i >= 0 {
 			d.confirmations = slices.Delete(d.confirmations, i, i+1)
@@ -218,6 +245,16 @@ func (x *Session) share(ctx context.Context, c *ToolCall, ttl time.Duration, cal
 		case <-ctx.Done():
 			return ToolResult{}, timeoutCall(ctx, false)
 		}
+	}
+}
+
+// outdate forgets what was read before, and lets nobody join who reads at this
+// moment: a call that does something has ended, and what it did must show.
+func (x *Session) outdate() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.desk != nil {
+		clear(x.desk.shared)
 	}
 }
 

@@ -263,6 +263,25 @@ func TestConfirmation(t *testing.T) {
 		}
 		refusal(by, on, token) // it was good once
 		token = refusal(by, on, "")
+		before := asked.Load()
+		no := devices.Declined(token)
+		if _, err := callBy(t, s, other, "self.lamp.set", on, no); err == nil || err.Code != devices.CodeConfirmation {
+			t.Errorf("another says no: %v", err)
+		}
+		if _, err := callBy(t, s, by, "self.lamp.set", on, token); err != nil || asked.Load() != before+1 {
+			t.Errorf("what another declined: %v", err)
+		}
+		token = refusal(by, on, "")
+		if _, err := callBy(t, s, by, "self.lamp.set", on, devices.Declined(token)); err == nil || err.Code != devices.CodeConfirmation || err.Confirmation != "" || err.Rule != access.RuleDeclined {
+			t.Errorf("declined: %+v", err)
+		}
+		refusal(by, on, token) // a no is a no
+		devicetest.SetPolicy(t, s, access.Policy{})
+		if _, err := callBy(t, s, by, "self.lamp.set", on, devices.Declined("x")); err == nil || asked.Load() != before+1 {
+			t.Errorf("declined where nobody needs to ask any more: %v", err)
+		}
+		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "ask", Tools: []string{"self.lamp.*"}, Action: access.Confirm}}})
+		token = refusal(by, on, "")
 		time.Sleep(devices.ConfirmationLife + time.Second)
 		refusal(by, on, token)
 		token = refusal(by, on, "")
@@ -339,11 +358,15 @@ func TestReadersAreShared(t *testing.T) {
 		if asked.Load() != 6 {
 			t.Errorf("with a time to live: %d", asked.Load())
 		}
+		together(1, "self.lamp.set", `{"on":true}`)
+		if got := together(2, "self.get_device_status", `{}`); asked.Load() != 8 || len(got) != 1 {
+			t.Errorf("after a call that acts: %v, asked %d times", got, asked.Load())
+		}
 		time.Sleep(6 * time.Second)
 		fails.Store(true)
 		together(2, "self.get_device_status", `{}`)
 		together(1, "self.get_device_status", `{}`)
-		if asked.Load() != 8 {
+		if asked.Load() != 10 {
 			t.Errorf("a failure was kept: %d", asked.Load())
 		}
 		// Who gives up takes nobody along.

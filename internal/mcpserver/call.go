@@ -107,7 +107,9 @@ func (s *Server) asking(ctx context.Context, req *mcp.CallToolRequest, c devices
 	if answer, ok := req.Params.InputResponses[askConfirm]; ok {
 		yes, isAnswer := answer.(*mcp.ElicitResult)
 		if !isAnswer || yes.Action != "accept" {
-			return result, nil, nil, &devices.Error{Code: devices.CodeConfirmation, Detail: "the person who was asked did not confirm; the tool was not called"}
+			c.Confirmation = devices.Declined(req.Params.RequestState)
+			_, _, err := s.run(ctx, visitOf(ctx).by(), c, timeout) // is recorded, and never nil
+			return result, nil, nil, err
 		}
 		answered, c.Confirmation = true, req.Params.RequestState
 	}
