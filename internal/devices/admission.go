@@ -219,6 +219,7 @@ func (s *Service) Approve(name string) (ID, error) {
 		return "", fail(CodeForbidden, "%d clients wait under the id %s; approve the code that the right one speaks", n, id)
 	}
 	s.admit(e, client, func(*Device) string { return "" })
+	s.settle(id)
 	return id, nil
 }
 
@@ -295,6 +296,7 @@ func (s *Service) Revoke(id ID) error {
 	s.saveDevice(d)
 	s.ports.Directory.Tell(News{Device: d})
 	e.evict()
+	s.settle(id)
 	s.log.Info("device revoked", "device", id)
 	return nil
 }

@@ -56,6 +56,9 @@ type Keeper interface {
 	// SaveException queues the exception; the higher generation wins, on equal
 	// generations the later ChangedAt.
 	SaveException(e Exception)
+	// Written waits until what was saved of a device, its row and its exceptions,
+	// is in the database. It fails at once while that is away.
+	Written(ctx context.Context, id ID) error
 	// Forget removes the device, its presence and its history. Catalogs stay
 	// until nothing names them any more.
 	Forget(ctx context.Context, id ID) error

@@ -369,6 +369,20 @@ func (s *Service) saveDevice(d *Device) {
 	}
 }
 
+// settleTime bounds how long an answer waits for the database.
+const settleTime = 2 * time.Second
+
+// settle waits until what an operator decided about a device is in the
+// database: once it is answered, it survives the node. While the database is
+// away it is written later.
+func (s *Service) settle(id ID) {
+	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+	defer cancel()
+	if err := s.ports.Keeper.Written(ctx, id); err != nil {
+		s.log.Debug("a decision is not written yet", "device", id, "error", err)
+	}
+}
+
 // Restore is Load from the node's own notes, for a start without a database.
 func (s *Service) Restore(rows []Row, exceptions []Exception) {
 	for _, row := range rows {

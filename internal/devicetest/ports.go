@@ -198,6 +198,13 @@ func (p *Ports) SaveException(e devices.Exception) {
 	p.Exceptions = append(p.Exceptions, e)
 }
 
+// Written implements devices.Keeper.
+func (p *Ports) Written(context.Context, devices.ID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.away()
+}
+
 // Forget implements devices.Keeper.
 func (p *Ports) Forget(_ context.Context, id devices.ID) error {
 	p.mu.Lock()

@@ -3,6 +3,8 @@ package fleettest
 import (
 	"testing"
 	"time"
+
+	"fleetd/internal/apiclient"
 )
 
 // A device that waits is approved on a node it never spoke to and comes in
@@ -72,6 +74,36 @@ func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
 	for _, node := range c.Nodes {
 		if held := node.Metric(t, "fleetd_devices"); held != 0 {
 			t.Errorf("%v revoked devices are back on %s", held, node.Info.Node)
+		}
+	}
+}
+
+// What an operator was told is done outlives the node, however soon that dies.
+func TestDecisionsOutliveAKill(t *testing.T) {
+	node := programs.Start(t)
+	programs.Simulate(t, node.Info.OTA, "--devices", "3", "--mac-base", "02:f1:ee:00:03:00")
+	node.AwaitReady(t, 3)
+	for i, d := range node.List(t) {
+		var err error
+		switch i {
+		case 0:
+			err = node.Revoke(t.Context(), d.ID)
+		case 1:
+			name := "kept"
+			_, err = node.Patch(t.Context(), d.ID, apiclient.DevicePatch{Name: &name})
+		case 2:
+			_, err = node.Rotate(t.Context(), d.ID, time.Hour)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		node.Kill(t)
+		node.Run(t)
+		switch again, err := node.Device(t.Context(), d.ID); {
+		case err != nil:
+			t.Fatal(err)
+		case i == 0 && again.State != "revoked" && again.State != "pending", i == 1 && again.Name != "kept", i == 2 && again.Credentials.Generation == d.Credentials.Generation:
+			t.Errorf("after the kill: %+v", again)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -181,9 +182,12 @@ type queue struct {
 	exceptions []devices.Exception
 	lists      map[devices.Hash]devices.CatalogText
 	forgets    []*forget
-	inFlight   int  // history entries taken and neither committed nor dropped
-	closing    bool // write what is here, then end
-	closed     bool // nothing is taken any more
+	inFlight   int           // history entries taken and neither committed nor dropped
+	takes      int           // groups taken
+	written    int           // of them, committed or dropped
+	turned     chan struct{} // closed when written grows, or the queue closes
+	closing    bool          // write what is here, then end
+	closed     bool          // nothing is taken any more
 }
 
 func newQueue(stats *Stats) *queue {
@@ -193,6 +197,7 @@ func newQueue(stats *Stats) *queue {
 		devices:  latest[deviceRow]{rows: map[devices.ID]deviceRow{}, merge: mergeDevice},
 		presence: latest[devices.Presence]{rows: map[devices.ID]devices.Presence{}, merge: mergePresence},
 		lists:    map[devices.Hash]devices.CatalogText{},
+		turned:   make(chan struct{}),
 	}
 }
 
@@ -324,7 +329,50 @@ func (q *queue) take() (g group) {
 	g.exceptions, q.exceptions = cutHead(q.exceptions)
 	g.lists = q.takeLists()
 	q.size()
+	q.takes++
 	return g
+}
+
+// finish says that nothing of what was taken waits to be committed.
+func (q *queue) finish() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.written != q.takes {
+		q.written = q.takes
+		q.turnLocked()
+	}
+}
+
+func (q *queue) turnLocked() {
+	close(q.turned)
+	q.turned = make(chan struct{})
+}
+
+// settled waits until the row and exceptions of a device that wait now are
+// committed, and fails if the queue closes before, or with the context.
+func (q *queue) settled(ctx context.Context, id devices.ID) error {
+	taken, last := false, 0
+	for {
+		q.mu.Lock()
+		_, waits := q.devices.rows[id]
+		waits = waits || slices.ContainsFunc(q.exceptions, func(e devices.Exception) bool { return e.Device == id })
+		if !taken && !waits { // it is in one of these groups, if not written long ago
+			taken, last = true, q.takes
+		}
+		done, closed, turned := taken && q.written >= last, q.closed, q.turned
+		q.mu.Unlock()
+		switch {
+		case done:
+			return nil
+		case closed:
+			return fmt.Errorf("%w: the node stops", devices.ErrDatabase)
+		}
+		select {
+		case <-turned:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: not written yet: %w", devices.ErrDatabase, ctx.Err())
+		}
+	}
 }
 
 // takeLists removes all lists; the caller holds the lock.
@@ -407,5 +455,6 @@ func (q *queue) end() (g group, orders []*forget) {
 	q.inFlight = 0
 	clear(q.lists) // a note, not a row: nothing is lost with it
 	q.size()
+	q.turnLocked()
 	return g, orders
 }

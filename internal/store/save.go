@@ -53,6 +53,15 @@ func (s *Store) SaveException(e devices.Exception) {
 	}
 }
 
+// Written waits until what was saved of a device's row and exceptions is
+// committed. While the database is away it fails at once.
+func (s *Store) Written(ctx context.Context, id devices.ID) error {
+	if err := s.health.Load().err; err != nil {
+		return err
+	}
+	return s.queue.settled(ctx, id)
+}
+
 // acceptable refuses an id that one of the databases would refuse or change.
 // ParseID makes no such ids: it is a fault of ours, and must not stop others.
 func (s *Store) acceptable(id devices.ID, table string) bool {

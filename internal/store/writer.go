@@ -53,8 +53,10 @@ func (w *writer) run(ctx context.Context) {
 	var rest group // taken from the queue, not committed yet
 	pause := minBackoff
 	for ctx.Err() == nil {
-		if rest.rows() == 0 && !q.wait(ctx) {
-			break
+		if rest.rows() == 0 {
+			if q.finish(); !q.wait(ctx) {
+				break
+			}
 		}
 		for _, f := range q.takeForgets() {
 			w.forget(ctx, f, &rest)

@@ -3,11 +3,40 @@ package storetest
 import (
 	"context"
 	"reflect"
+	"strconv"
 	"testing"
 	"time"
 
 	"fleetd/internal/devices"
 )
+
+// Written waits for what was saved before, whether the writer has taken it or
+// not, and for nothing else.
+func testWritten(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	written := func(id devices.ID, limit time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		return s.Written(ctx, id)
+	}
+	mustBe(t, written("never saved", patience), nil)
+	for i := range 20 {
+		s.SaveDevice(fullDevice("a"))
+		s.SaveException(devices.Exception{Device: "a", Generation: int64(i + 1)})
+		mustBe(t, written("a", patience), nil)
+		if n := db.Count(t, `SELECT count(*) FROM credential_exceptions WHERE generation = `+strconv.Itoa(i+1)); n != 1 {
+			t.Fatalf("%d exceptions of generation %d", n, i+1)
+		}
+	}
+	release := holdWriter(t, s)
+	s.SaveDevice(fullDevice("b"))
+	mustBe(t, written("b", 50*time.Millisecond), context.DeadlineExceeded)
+	release()
+	mustBe(t, written("b", patience), nil)
+	if n := db.Count(t, `SELECT count(*) FROM devices WHERE device = 'b'`); n != 1 {
+		t.Error("the row is not there")
+	}
+}
 
 func testForget(t *testing.T, db Database) {
 	s := openStore(t, db.URL)

@@ -43,6 +43,7 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"all devices are loaded", testLoadDevices},
 		{"forget removes what is stored and what waits", testForget},
 		{"forget that fails loses nothing", testForgetFails},
+		{"what is said to be written is", testWritten},
 		{"the strongest exception wins", testExceptions},
 		{"a fleet rotates once", testRotation},
 		{"a serial number proves one device", testAttestation},
