@@ -15,6 +15,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -291,13 +292,27 @@ func TestWait(t *testing.T) {
 		t.Errorf("status %d, want the command's own", code)
 	}
 
-	// A command that does not end is left behind at the second.
-	cancelled := 0
-	signals <- syscall.SIGTERM
-	signals <- syscall.SIGINT
-	if code := wait(done, signals, func() { cancelled++ }); code != exitFailed || cancelled != 1 {
-		t.Errorf("status %d after %d cancellations", code, cancelled)
-	}
+}
+
+// A command that does not end is left behind at the second signal, unless that
+// comes with the first: Ctrl-C, and a script that passes it on.
+func TestSecondSignal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		signals, ended := make(chan os.Signal), make(chan int, 1)
+		cancelled := 0
+		go func() { ended <- wait(nil, signals, func() { cancelled++ }) }()
+		signals <- syscall.SIGINT
+		signals <- syscall.SIGTERM
+		synctest.Wait()
+		if len(ended) > 0 || cancelled != 1 {
+			t.Fatalf("left behind at once; %d cancellations", cancelled)
+		}
+		time.Sleep(2 * sameRequest)
+		signals <- syscall.SIGINT
+		if code := <-ended; code != exitFailed || cancelled != 1 {
+			t.Errorf("status %d after %d cancellations", code, cancelled)
+		}
+	})
 }
 
 func TestVersion(t *testing.T) {

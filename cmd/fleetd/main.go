@@ -39,18 +39,26 @@ func main() {
 	os.Exit(wait(done, signals, cancel))
 }
 
+// sameRequest is how soon after the first a signal asks for nothing more: Ctrl-C reaches a whole group of processes, and
+// the one that started this may pass on its own.
+const sameRequest = time.Second
+
 // wait returns the exit status of the command. The first signal asks it to end, which drains a node; whoever sends a
 // second one does not want to wait for that.
 func wait(done <-chan int, signals <-chan os.Signal, cancel context.CancelFunc) int {
-	for asked := false; ; asked = true {
+	var asked time.Time
+	for {
 		select {
 		case code := <-done:
 			return code
 		case <-signals:
-			if asked {
+			switch {
+			case asked.IsZero():
+				asked = time.Now()
+				cancel()
+			case time.Since(asked) > sameRequest:
 				return exitFailed
 			}
-			cancel()
 		}
 	}
 }

@@ -106,6 +106,11 @@ func TestBackupAndRestore(t *testing.T) {
 	if len(after) != 7 { // with the lock
 		t.Errorf("restored %d files", len(after))
 	}
+	for name, file := range after {
+		if !strings.HasPrefix(file, "-rw------- ") {
+			t.Errorf("%s has the mode %.10s", name, file)
+		}
+	}
 	s, err := store.Open(t.Context(), "sqlite", to, quiet)
 	if err != nil {
 		t.Fatal(err)

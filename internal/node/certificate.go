@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"fleetd/internal/config"
 )
 
 // certificateCheck is how often the files are looked at.
@@ -121,9 +123,16 @@ func (c *certificate) reload() {
 // expires is when the pair that is served does.
 func (c *certificate) expires() time.Time { return c.current().Leaf.NotAfter }
 
-// onHangup reloads at every SIGHUP until ctx ends. Without a certificate
-// nobody takes that signal, and it ends the program as it does any other whose
-// terminal is closed.
+// untilHangup ends the context at SIGHUP if the node has no file to read again
+// then: the terminal that it runs in is closed.
+func untilHangup(ctx context.Context, cfg *config.Config) (context.Context, context.CancelFunc) {
+	if cfg.DeviceTLSCert != "" || cfg.PolicyFile != "" {
+		return ctx, func() {}
+	}
+	return signal.NotifyContext(ctx, syscall.SIGHUP)
+}
+
+// onHangup reloads at every SIGHUP until ctx ends.
 func (c *certificate) onHangup(ctx context.Context) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)

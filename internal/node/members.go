@@ -261,6 +261,9 @@ func (n *node) alive() func(string) bool {
 	return n.members.has
 }
 
+// stamped tells whether all nodes stamp what they ask others.
+func (n *node) stamped() bool { return n.members == nil || n.members.stamped.Load() }
+
 // has tells whether a node has a lease.
 func (m *members) has(name string) bool {
 	m.mu.Lock()

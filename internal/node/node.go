@@ -51,6 +51,8 @@ const (
 func Run(ctx context.Context, cfg *config.Config) error {
 	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, excepted: make(chan struct{}, 1), woken: make(chan struct{}, 1)}
 	n.logging()
+	ctx, end := untilHangup(ctx, cfg)
+	defer end()
 	err := n.start(ctx)
 	if err == nil {
 		n.announce()
@@ -269,8 +271,7 @@ func (n *node) startCore(ctx context.Context) error {
 	}
 	n.startAudit()
 	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, Alone: !n.shared(),
-		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Woken: n.wake, Log: n.log,
-		Stamped: func() bool { return n.members == nil || n.members.stamped.Load() }})
+		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Stamped: n.stamped, Woken: n.wake, Log: n.log})
 	n.onStop(n.cluster.Close)
 	if err := n.openVision(); err != nil {
 		return err

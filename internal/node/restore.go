@@ -56,7 +56,7 @@ func Restore(archive, dir string, force bool) (report RestoreReport, err error) 
 		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 			return err
 		}
-		return writeSynced(name, mode, content)
+		return writeSynced(name, mode&0o700, content) // archives of before had the database readable for all
 	}); err != nil {
 		return report, err
 	}

@@ -91,6 +91,13 @@ func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 	if _, err := os.Stat(path); err != nil {
 		return c, fmt.Errorf("the database: %w", err)
 	}
+	file, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) // SQLite would make it for everybody to read
+	if err == nil {
+		err = file.Close()
+	}
+	if err != nil {
+		return c, fmt.Errorf("copy the database: %w", err)
+	}
 	defer func() {
 		if err != nil {
 			_ = os.Remove(to) // it may not be there
