@@ -66,7 +66,7 @@ func TestAuthenticate(t *testing.T) {
 	if changed, err := r.Put(k, now); err != nil || !changed {
 		t.Fatal(changed, err)
 	}
-	if _, err := r.Authenticate(token, now); !errors.Is(err, ErrRevoked) {
+	if _, err := r.Authenticate(token, now); !errors.Is(err, ErrRevoked) || !strings.Contains(err.Error(), k.ID) {
 		t.Errorf("revoked: %v", err)
 	}
 	k.Revoked = time.Time{}

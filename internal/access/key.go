@@ -34,7 +34,8 @@ var (
 	keyName       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9 ._@-]*$`)
 )
 
-// Errors of Authenticate. They say nothing of how close a guess was.
+// Errors of Authenticate. They say nothing of how close a guess was. Who shows a
+// key that has ended is told which it was, and so is the record.
 var (
 	ErrToken   = errors.New("the token is not valid")
 	ErrExpired = errors.New("the key has expired")
@@ -61,8 +62,10 @@ func NewKey(name string, scopes Scopes, devices Selector, tools []string, create
 	switch {
 	case !keyName.MatchString(name) || len(name) > maxNameBytes:
 		return k, "", fmt.Errorf("%q is no name of a key: 1 to %d letters, digits, blanks and . _ @ -, the first a letter or digit", name, maxNameBytes)
-	case slices.ContainsFunc([]*Caller{Admin, Open, Voice, Gateway, Fleet}, func(c *Caller) bool { return name == c.Key || name == c.Name }), keyID.MatchString(name):
-		return k, "", fmt.Errorf("the name %q means something else in rules, or looks like the id of a key; choose another", name)
+	case slices.ContainsFunc([]*Caller{Admin, Open, Voice, Gateway, Fleet}, func(c *Caller) bool { return name == c.Key || name == c.Name }):
+		return k, "", fmt.Errorf("the name %q means somebody else in rules; choose another", name)
+	case keyID.MatchString(name):
+		return k, "", fmt.Errorf("the name %q looks like the id of a key, which has eight of a-z and 2-7, and rules take either; choose a longer or shorter one", name)
 	case scopes == 0:
 		_, err := ParseScopes(nil)
 		return k, "", err
@@ -144,7 +147,7 @@ func (r *Registry) Authenticate(token string, now time.Time) (*Caller, error) {
 		return nil, ErrToken
 	}
 	if err := h.key.Ended(now); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %q (%s)", err, h.key.Name, h.key.ID)
 	}
 	return h.caller, nil
 }

@@ -105,7 +105,7 @@ type KeyWish struct {
 // key is in the database before anybody has it.
 func (s *Service) CreateKey(ctx context.Context, by access.By, wish KeyWish) (access.Key, string, error) {
 	k, token, err := s.createKey(ctx, by, wish)
-	s.auditChange(by, audit.KindKey, "create", "", k.ID+" "+wish.Name, err)
+	s.auditChange(by, audit.KindKey, "create", "", strings.TrimSpace(k.ID+" "+wish.Name), err)
 	return k, token, err
 }
 
@@ -137,7 +137,7 @@ func (s *Service) createKey(ctx context.Context, by access.By, wish KeyWish) (ac
 // written when it does.
 func (s *Service) RevokeKey(ctx context.Context, by access.By, name string) (access.Key, error) {
 	k, err := s.revokeKey(ctx, by, name)
-	s.auditChange(by, audit.KindKey, "revoke", "", k.ID+" "+name, err)
+	s.auditChange(by, audit.KindKey, "revoke", "", strings.TrimSpace(k.ID+" "+name), err)
 	return k, err
 }
 

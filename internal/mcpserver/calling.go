@@ -222,6 +222,9 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ma
 				answer.Results[i], pictures[i] = newCalled(one, result, content)
 				if err != nil {
 					f := s.failure(err)
+					if f.Code == devices.CodeConfirmation {
+						f.Detail = "a person has to confirm this for each device: call_device_tool asks"
+					}
 					answer.Results[i] = called{Device: string(ids[i]), Tool: clean(one.Tool, maxTitle), IsError: true, Error: &f}
 				}
 				mu.Lock()
