@@ -153,6 +153,11 @@ func TestConfirmation(t *testing.T) {
 					t.Errorf("a host that cannot ask: %s", textOf(r))
 				}
 				s := f.host(t, path, era, admin, &mcp.ClientOptions{ElicitationHandler: asked})
+				if path == PathMCP {
+					if r := call(t, s, "call_many", map[string]any{"devices": []string{string(lamp)}, "tool": "self.reboot"}); !strings.Contains(textOf(r), "call_device_tool asks") || reboots.Load() != 0 {
+						t.Errorf("many at once: %s", textOf(r))
+					}
+				}
 				for _, no := range []string{"decline", "cancel"} {
 					action = no
 					if r := reboot(s); !r.IsError || !strings.Contains(textOf(r), "did not confirm") || reboots.Load() != 0 {
