@@ -201,7 +201,7 @@ func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	h := w.Header()
-	h.Set("Access-Control-Allow-Origin", "*") // there is nothing in it that is not in the documentation
+	h.Set("Access-Control-Allow-Origin", "*") // in place of one page: there is nothing in it that is not in the documentation
 	h.Set("Content-Type", "application/json")
 	_, _ = w.Write(append(body, '\n')) // the client is gone if this fails
 }

@@ -194,6 +194,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, no)
 		return
 	}
+	if allowPage(w, r) {
+		return
+	}
 	if strings.HasPrefix(r.URL.Path, PathMetadata) {
 		s.metadata(w, r)
 		return
