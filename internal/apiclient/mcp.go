@@ -262,7 +262,10 @@ func (b *mcpBridge) postWith(ctx context.Context, line []byte, m *mcpMessage, he
 		}
 		b.write(answer)
 	})
-	if err == nil && m.isCall() && !answered {
+	switch {
+	case answered: // what breaks off behind it is no second answer
+		return nil
+	case err == nil && m.isCall():
 		return errors.New("the node ended the request without an answer")
 	}
 	return err
