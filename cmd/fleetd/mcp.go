@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 
 	"fleetd/internal/apiclient"
@@ -18,5 +19,6 @@ func (m *mcpCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	return c.BridgeMCP(ctx, apiclient.MCPPath(m.Device), os.Stdin, a.stdout)
+	note := func(err error) { fmt.Fprintln(a.stderr, "fleetd: "+oneLine(err.Error())) }
+	return c.BridgeMCP(ctx, apiclient.MCPPath(m.Device), os.Stdin, a.stdout, note)
 }

@@ -27,11 +27,12 @@ const (
 
 // BridgeMCP carries MCP between a host that speaks over pipes, one message a line, and the node's endpoint at path,
 // until in ends or ctx does. Messages pass as they are, whatever their revision; the bridge adds what HTTP wants:
-// the session, the revision, and the names that routers read.
-func (c *Client) BridgeMCP(ctx context.Context, path string, in io.Reader, out io.Writer) error {
+// the session, the revision, and the names that routers read. What MCP has no words for is told to note, one call at
+// a time.
+func (c *Client) BridgeMCP(ctx context.Context, path string, in io.Reader, out io.Writer, note func(error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	b := &mcpBridge{client: c, path: path, ctx: ctx, out: out, running: map[string]context.CancelFunc{}, slots: make(chan struct{}, maxMCPAtOnce)}
+	b := &mcpBridge{client: c, path: path, ctx: ctx, out: out, note: note, running: map[string]context.CancelFunc{}, slots: make(chan struct{}, maxMCPAtOnce)}
 	// Reading a pipe cannot be interrupted, so that whoever ends the context does not wait for it.
 	ended := make(chan error, 1)
 	go func() { ended <- b.read(ctx, in) }()
@@ -75,12 +76,14 @@ type mcpBridge struct {
 	out     io.Writer
 	failure error // of a write: the host is gone
 
-	reopening sync.Mutex // one after the other
+	reopening sync.Mutex  // one after the other
+	note      func(error) // under reopening
 
 	mu       sync.Mutex
 	session  string
-	revision string // that was agreed on; empty without a session
-	hello    []byte // the host's initialize
+	revision string   // that was agreed on; empty without a session
+	hello    []byte   // the host's initialize
+	followed []string // URIs of the resources that the host subscribed to in it
 	running  map[string]context.CancelFunc
 }
 
@@ -94,9 +97,12 @@ type mcpMessage struct {
 		RequestID json.RawMessage            `json:"requestId"`
 		Meta      map[string]json.RawMessage `json:"_meta"`
 	} `json:"params"`
-	Result struct {
+	Result *struct {
 		Revision string `json:"protocolVersion"`
-	} `json:"result"`
+	} `json:"result"` // nil: an error, or no answer
+	Error struct {
+		Message string `json:"message"`
+	} `json:"error"`
 }
 
 func (m *mcpMessage) isCall() bool { return m.Method != "" && len(m.ID) > 0 }
@@ -187,6 +193,9 @@ func (b *mcpBridge) send(ctx context.Context, line []byte, m *mcpMessage) {
 			b.mu.Unlock()
 		}()
 	}
+	if m.Method == "resources/unsubscribe" { // whatever comes of it, nobody is to subscribe again
+		b.unfollow(m.Params.URI)
+	}
 	b.mu.Lock()
 	session := b.session
 	b.mu.Unlock()
@@ -242,6 +251,34 @@ func (b *mcpBridge) post(ctx context.Context, line []byte, m *mcpMessage) error 
 }
 
 func (b *mcpBridge) postWith(ctx context.Context, line []byte, m *mcpMessage, header http.Header) error {
+	answered := false
+	err := b.carry(ctx, line, header, func(message []byte, session string) {
+		var a mcpMessage
+		isAnswer := json.Unmarshal(message, &a) == nil && a.Method == ""
+		answered = answered || isAnswer
+		// Before the host knows, so that what it says next comes after it.
+		switch {
+		case !isAnswer || a.Result == nil:
+		case m.Method == "initialize":
+			b.opened(line, a.Result.Revision, session)
+		case m.Method == "resources/subscribe":
+			b.follow(m.Params.URI)
+		}
+		b.write(message)
+	})
+	switch {
+	case answered: // what breaks off behind it is no second answer
+		return nil
+	case err == nil && m.isCall():
+		return errNoAnswer
+	}
+	return err
+}
+
+var errNoAnswer = errors.New("the node ended the request without an answer")
+
+// carry posts a message, and calls f for every message of the answer and with the session that it names.
+func (b *mcpBridge) carry(ctx context.Context, line []byte, header http.Header, f func(message []byte, session string)) error {
 	resp, err := b.client.raw(ctx, http.MethodPost, b.path, line, header)
 	if err != nil {
 		return err
@@ -253,22 +290,7 @@ func (b *mcpBridge) postWith(ctx context.Context, line []byte, m *mcpMessage, he
 	case resp.StatusCode >= 300:
 		return readProblem(resp)
 	}
-	answered := false
-	err = b.answers(resp.Body, kind, func(answer []byte) {
-		var a mcpMessage
-		answered = answered || json.Unmarshal(answer, &a) == nil && a.Method == ""
-		if m.Method == "initialize" {
-			b.opened(line, a.Result.Revision, resp.Header.Get("Mcp-Session-Id"))
-		}
-		b.write(answer)
-	})
-	switch {
-	case answered: // what breaks off behind it is no second answer
-		return nil
-	case err == nil && m.isCall():
-		return errors.New("the node ended the request without an answer")
-	}
-	return err
+	return b.answers(resp.Body, kind, func(message []byte) { f(message, resp.Header.Get("Mcp-Session-Id")) })
 }
 
 // answers calls f for every message of an answer.

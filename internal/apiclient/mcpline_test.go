@@ -33,7 +33,7 @@ func TestOneAnswer(t *testing.T) {
 		panic(http.ErrAbortHandler)
 	})
 	var out strings.Builder
-	if err := c.BridgeMCP(t.Context(), MCPPath(""), strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`), &out); err != nil {
+	if err := c.BridgeMCP(t.Context(), MCPPath(""), strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`), &out, nil); err != nil {
 		t.Fatal(err)
 	}
 	if n := strings.Count(out.String(), "\n"); n != 1 || !strings.Contains(out.String(), "result") {

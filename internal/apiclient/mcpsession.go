@@ -2,11 +2,16 @@ package apiclient
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
-	"mime"
+	"fmt"
 	"net/http"
+	"slices"
 	"time"
 )
+
+// maxMCPFollowed is how many resources a session may follow at the node.
+const maxMCPFollowed = 64
 
 // opened notes a session and listens to what the node says unasked.
 func (b *mcpBridge) opened(hello []byte, revision, session string) {
@@ -34,7 +39,12 @@ func (b *mcpBridge) listen(ctx context.Context, session string) {
 			}
 			status := resp.StatusCode
 			_ = resp.Body.Close() // it was read
-			if status >= 400 && status < 500 && status != http.StatusTooManyRequests {
+			switch {
+			case status == http.StatusNotFound && len(b.following()) > 0: // the host may wait for news, and say nothing itself
+				if b.reopen(ctx, session) {
+					return
+				}
+			case status >= 400 && status < 500 && status != http.StatusTooManyRequests:
 				return // the next message opens another session, or tells what is wrong
 			}
 		}
@@ -47,8 +57,31 @@ func (b *mcpBridge) listen(ctx context.Context, session string) {
 	}
 }
 
-// reopen makes a session in place of a lost one, which the node does not have any more, such as after its restart. The
-// host knows nothing of sessions. Of several requests that find it lost, one reopens it.
+// follow notes a resource that the host has subscribed to.
+func (b *mcpBridge) follow(uri string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.followed) < maxMCPFollowed && !slices.Contains(b.followed, uri) {
+		b.followed = append(b.followed, uri)
+	}
+}
+
+func (b *mcpBridge) unfollow(uri string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.followed = slices.DeleteFunc(b.followed, func(f string) bool { return f == uri })
+}
+
+// following are the resources that the host has subscribed to.
+func (b *mcpBridge) following() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.followed)
+}
+
+// reopen makes a session in place of a lost one, which the node does not have any more, such as after its restart, and
+// subscribes in it to what the host followed. The host knows nothing of sessions. Of several requests that find it
+// lost, one reopens it.
 func (b *mcpBridge) reopen(ctx context.Context, lost string) bool {
 	b.reopening.Lock()
 	defer b.reopening.Unlock()
@@ -58,38 +91,78 @@ func (b *mcpBridge) reopen(ctx context.Context, lost string) bool {
 	if session != lost {
 		return true
 	}
-	var m mcpMessage
-	if hello == nil || json.Unmarshal(hello, &m) != nil {
+	if hello == nil {
 		return false
 	}
 	header := http.Header{"Accept": {"application/json, text/event-stream"}, "Content-Type": {"application/json"}}
-	resp, err := b.client.raw(ctx, http.MethodPost, b.path, hello, header)
-	if err != nil {
-		return false
-	}
-	defer resp.Body.Close()
-	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	var answer mcpMessage
-	if resp.StatusCode != http.StatusOK || b.answers(resp.Body, kind, func(text []byte) { _ = json.Unmarshal(text, &answer) }) != nil || answer.Result.Revision == "" {
+	answer, session, err := b.ask(ctx, hello, header)
+	if err != nil || answer.Result == nil || answer.Result.Revision == "" {
 		return false
 	}
 	// Others may use it once it is ready.
-	session = resp.Header.Get("Mcp-Session-Id")
-	inSession(header, session, answer.Result.Revision)
+	revision := answer.Result.Revision
+	inSession(header, session, revision)
 	ready := mcpMessage{Method: "notifications/initialized"}
-	if b.postWith(ctx, []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`), &ready, header) != nil {
+	if b.postWith(ctx, []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`), &ready, header) != nil || b.subscribe(ctx, header) != nil {
+		b.leave(header) // the next try would be one more
 		return false
 	}
-	b.opened(hello, answer.Result.Revision, session)
+	b.opened(hello, revision, session)
 	return true
 }
 
-// goodbye ends the session at the node; it ends by itself where this fails.
-func (b *mcpBridge) goodbye() {
-	header := b.header(&mcpMessage{})
-	if header.Get("Mcp-Session-Id") == "" {
-		return
+// ask sends a request that the host has not made now, and returns its answer, which the host does not see, and the
+// session that came with it.
+func (b *mcpBridge) ask(ctx context.Context, line []byte, header http.Header) (answer *mcpMessage, session string, err error) {
+	err = b.carry(ctx, line, header, func(message []byte, in string) {
+		var m mcpMessage
+		if json.Unmarshal(message, &m) == nil && m.Method == "" {
+			answer, session = &m, in
+		}
+	})
+	if err == nil && answer == nil {
+		err = errNoAnswer
 	}
+	return answer, session, err
+}
+
+// subscribe subscribes in a new session to what the host followed in the lost one. What the node refuses now is
+// dropped: the host was told that it follows it, and MCP cannot take that back. An error is that of the session.
+func (b *mcpBridge) subscribe(ctx context.Context, header http.Header) error {
+	type params struct {
+		URI string `json:"uri"`
+	}
+	for _, uri := range b.following() {
+		line, err := json.Marshal(struct {
+			Version string `json:"jsonrpc"`
+			ID      string `json:"id"` // none that the host has
+			Method  string `json:"method"`
+			Params  params `json:"params"`
+		}{"2.0", "fleetd-" + rand.Text(), "resources/subscribe", params{uri}})
+		if err != nil { // strings marshal
+			return err
+		}
+		answer, _, err := b.ask(ctx, line, header)
+		if err != nil {
+			return err
+		}
+		if answer.Result == nil {
+			b.unfollow(uri)
+			b.note(fmt.Errorf("the session with the node was lost, and in the new one it refuses the subscription to %s: %s", uri, answer.Error.Message))
+		}
+	}
+	return nil
+}
+
+// goodbye ends the session at the node.
+func (b *mcpBridge) goodbye() {
+	if header := b.header(&mcpMessage{}); header.Get("Mcp-Session-Id") != "" {
+		b.leave(header)
+	}
+}
+
+// leave ends the session that the header names; it ends by itself where this fails.
+func (b *mcpBridge) leave(header http.Header) {
 	ctx, cancel := context.WithTimeout(context.Background(), mcpGoodbye)
 	defer cancel()
 	if resp, err := b.client.raw(ctx, http.MethodDelete, b.path, nil, header); err == nil {
