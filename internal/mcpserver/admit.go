@@ -104,7 +104,7 @@ func (s *Server) checkPlace(r *http.Request) *refusal {
 		from := hostOf(u.Host)
 		addr, err := netip.ParseAddr(from)
 		if isLocalName(from) || err == nil && addr.Unmap().IsLoopback() || strings.EqualFold(u.Host, r.Host) ||
-			slices.ContainsFunc(s.opt.Origins, func(o string) bool { return strings.EqualFold(o, u.Scheme+"://"+u.Host) }) {
+			s.listedPage(u.Scheme+"://"+u.Host) {
 			return nil
 		}
 	}

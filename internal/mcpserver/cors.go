@@ -1,6 +1,10 @@
 package mcpserver
 
-import "net/http"
+import (
+	"net/http"
+	"slices"
+	"strings"
+)
 
 // What a page of another origin may do that checkPlace let in. Pages hold their
 // key themselves, so that nothing that a browser adds by itself is asked for:
@@ -15,9 +19,11 @@ const (
 // allowPage lets the page that a request came from read the answer, whatever
 // it will be; checkPlace must have let the request in. It answers what the
 // browser asks before the request itself, and tells so: no key comes with that.
-func allowPage(w http.ResponseWriter, r *http.Request) (answered bool) {
+// Where nobody has to show a key, only pages that the operator named get that
+// far: whatever else this machine serves is not meant by that.
+func (s *Server) allowPage(w http.ResponseWriter, r *http.Request) (answered bool) {
 	origin := r.Header.Get("Origin")
-	if origin == "" {
+	if origin == "" || s.opt.Door.Open && !s.listedPage(origin) {
 		return false
 	}
 	h := w.Header()
@@ -32,4 +38,8 @@ func allowPage(w http.ResponseWriter, r *http.Request) (answered bool) {
 	h.Set("Access-Control-Max-Age", pageMaxAge)
 	w.WriteHeader(http.StatusNoContent)
 	return true
+}
+
+func (s *Server) listedPage(origin string) bool {
+	return slices.ContainsFunc(s.opt.Origins, func(o string) bool { return strings.EqualFold(o, origin) })
 }

@@ -55,6 +55,29 @@ func TestPages(t *testing.T) {
 	}
 }
 
+// Where nobody shows a key, this machine's other pages reach nothing.
+func TestPagesWithoutKeys(t *testing.T) {
+	f := newFleet(t, func(o *Options) {
+		door := *o.Door
+		door.Open = true
+		o.Door, o.Origins = &door, []string{console}
+	})
+	for origin, may := range map[string]bool{console: true, "http://localhost:6274": false, f.url: false} {
+		asked := f.send(t, http.MethodOptions, PathMCP, "", "", "Access-Control-Request-Method", "POST", "Origin", origin)
+		opened := f.send(t, http.MethodPost, PathMCP, "", hello, "Origin", origin)
+		if opened.status != 200 {
+			t.Errorf("%s: %d", origin, opened.status)
+		}
+		for _, a := range []answer{asked, opened} {
+			if may {
+				mayRead(t, a, origin)
+			} else {
+				mayNotRead(t, a)
+			}
+		}
+	}
+}
+
 // A page reads every answer, what is wrong with its request too.
 func TestPagesReadAnswers(t *testing.T) {
 	f := newFleet(t, func(o *Options) { o.Origins = []string{console} })

@@ -194,7 +194,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, no)
 		return
 	}
-	if allowPage(w, r) {
+	if s.allowPage(w, r) {
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, PathMetadata) {
