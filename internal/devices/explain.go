@@ -34,16 +34,25 @@ func (s *Service) Explain(ctx context.Context, h Hypothesis) (access.Explanation
 	}
 	q := access.Question{By: access.By{Who: who, Via: h.Via}, Device: string(h.Device), Labels: v.Device.Labels, Tool: h.Tool,
 		Listed: v.CatalogState == CatalogReady && !v.Presence.Partial}
+	missing := false
 	if v.Presence.Catalog != (Hash{}) {
 		cat, err := s.Catalog(ctx, v.Presence.Catalog)
 		if err != nil {
 			return access.Explanation{}, err
 		}
-		if tool := cat.Tool(h.Tool); tool != nil {
+		tool := cat.Tool(h.Tool)
+		switch {
+		case tool != nil:
 			q.Listed, q.UserOnly = true, tool.UserOnly
+		case q.Listed:
+			missing = true
 		}
 	}
-	return s.Guard().Explain(q, h.Arguments), nil
+	x := s.Guard().Explain(q, h.Arguments)
+	if missing && x.Action != access.Deny {
+		x.Detail = "the rules allow it, but the device has no such tool: the call would be refused as " + string(CodeToolUnknown)
+	}
+	return x, nil
 }
 
 // callerNamed finds whom a key lets in, and why it does not any more.

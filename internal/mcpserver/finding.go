@@ -1,9 +1,12 @@
 package mcpserver
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +21,15 @@ const maxExamples = 5 // devices named with a tool that was found
 
 func badArguments(detail string) error {
 	return &devices.Error{Code: devices.CodeInvalidArguments, Detail: detail}
+}
+
+// wrongArgument says what a decoder found in the words of JSON, not of Go.
+func wrongArgument(err error) string {
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		return fmt.Sprintf("%s is of the type %s, which it must not be", cmp.Or(wrong.Field, "the whole"), wrong.Value)
+	}
+	return strings.TrimPrefix(err.Error(), "json: ")
 }
 
 // within returns n, or absent if it is zero; it fails outside 1 to most.
@@ -177,6 +189,9 @@ func (s *Server) describeDevice(ctx context.Context, _ *mcp.CallToolRequest, arg
 }
 
 func deviceID(text string) (devices.ID, error) {
+	if text == "" {
+		return "", badArguments("device is missing: give the id of one, as find_devices tells it")
+	}
 	id, err := devices.ParseID(text)
 	if err != nil {
 		return "", badArguments(err.Error())

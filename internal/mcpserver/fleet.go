@@ -182,7 +182,7 @@ func tool[A any](s *Server, f func(ctx context.Context, req *mcp.CallToolRequest
 			decoder := json.NewDecoder(strings.NewReader(string(req.Params.Arguments)))
 			decoder.DisallowUnknownFields()
 			if err := decoder.Decode(&args); err != nil {
-				return s.failedBy(badArguments("the arguments are not as the tool's input schema wants: " + err.Error())), nil
+				return s.failedBy(badArguments("the arguments are not as the tool's input schema wants: " + wrongArgument(err))), nil
 			}
 		}
 		result, err := f(ctx, req, args)

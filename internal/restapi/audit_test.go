@@ -269,6 +269,10 @@ func TestPolicy(t *testing.T) {
 	if x.Action != access.Deny || x.Rule != access.RuleCaller || !strings.Contains(x.Detail, "revoked") {
 		t.Errorf("%+v", x)
 	}
+	f.do(t, "GET", "/v1/policy/explain?key=admin&device="+string(robot)+"&tool=self.nothing", "").json(t, &x)
+	if x.Action != access.Allow || !strings.Contains(x.Detail, "has no such tool") {
+		t.Errorf("a tool that is not there: %+v", x)
+	}
 	f.do(t, "GET", "/v1/policy/explain?key=nobody&device="+string(robot)+"&tool=a", "").problem(t, 404, devices.CodeNotFound)
 	f.do(t, "GET", "/v1/policy/explain?key=admin&device=aa:bb:cc:dd:ee:99&tool=a", "").problem(t, 404, devices.CodeDeviceUnknown)
 	f.do(t, "GET", "/v1/policy/explain?key=admin&device="+string(robot)+"&tool=a&arguments=[1]", "").problem(t, 400, devices.CodeBadRequest)
