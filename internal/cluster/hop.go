@@ -105,7 +105,7 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 	subject, arrive := l.answers.open()
 	defer l.answers.close(subject)
 	msg := &nats.Msg{Subject: l.subject(id, verb), Reply: subject, Data: body, Header: nats.Header{
-		HeaderStamp: []string{l.stamp(id, verb, "", subject, caller, body)}, HeaderCaller: []string{caller}}}
+		HeaderStamp: []string{l.stamp(id, verb, noNonce, subject, caller, body)}, HeaderCaller: []string{caller}}}
 	if !l.opt.Stamped() { // for nodes of before
 		msg.Header[HeaderHop] = []string{l.opt.Mint.HopSignature(string(id), verb, append([]byte(caller+"\n"), body...))}
 	}

@@ -13,14 +13,15 @@ import (
 )
 
 // Stamps make a hop good for one time, with no clock of two machines compared.
-// A node counts its hops: the number ends the subject for the answer. The holder
-// remembers which numbers it has taken. What it cannot tell, because it has just
+// A node counts its hops: the number ends the subject that it wants the answer
+// on. The holder remembers which numbers it has taken. What it cannot tell, because it has just
 // started or never heard of that node, it takes from those alone who know its
 // nonce: it asks for the hop again, under the same number, with the nonce signed.
 const (
-	// HeaderStamp is `<nonce>.<signature>`: the holder's nonce, at first empty,
-	// and a signature of it, the subject for the answer, and all that HeaderHop
-	// signs.
+	// HeaderStamp is the holder's nonce, at first noNonce, the subject for the
+	// answer, and a signature of both and all that HeaderHop signs, with blanks
+	// between them. Servers between two clusters write the reply of a message anew;
+	// they leave this alone.
 	HeaderStamp = "Fleetd-Hop-Stamp"
 	// HeaderAgain is a holder's nonce in an answer without a body: the hop has not
 	// been taken, and may be sent once more.
@@ -39,16 +40,19 @@ const (
 	maxAgain = 2
 )
 
+// noNonce stands for one that is not known; headers begin with no blank.
+const noNonce = "-"
+
 // stampKind keeps signatures of stamps apart from those of hops.
 const stampKind = "stamped "
 
 func (l *Link) stamp(id devices.ID, verb, nonce, reply, caller string, body []byte) string {
-	return nonce + "." + l.opt.Mint.HopSignature(string(id), stampKind+verb, stamped(nonce, reply, caller, body))
+	return nonce + " " + reply + " " + l.opt.Mint.HopSignature(string(id), stampKind+verb, stamped(nonce, reply, caller, body))
 }
 
 func stamped(nonce, reply, caller string, body []byte) []byte {
 	b := make([]byte, 0, len(nonce)+len(reply)+len(caller)+len(body)+3)
-	for _, line := range [...]string{nonce, reply, caller} { // none can have a line's end
+	for _, line := range [...]string{nonce, reply, caller} { // no header has a line's end
 		b = append(append(b, line...), '\n')
 	}
 	return append(b, body...)
@@ -63,11 +67,12 @@ var (
 
 // takeStamp tells whether a hop is another node's, and comes for the first time.
 func (l *Link) takeStamp(msg *nats.Msg, stamp, caller string, r *request) error {
-	nonce, signature, _ := strings.Cut(stamp, ".")
-	if !l.opt.Mint.IsHop(signature, string(r.device), stampKind+r.verb, stamped(nonce, msg.Reply, caller, msg.Data)) {
+	nonce, rest, _ := strings.Cut(stamp, " ")
+	reply, signature, _ := strings.Cut(rest, " ")
+	if !l.opt.Mint.IsHop(signature, string(r.device), stampKind+r.verb, stamped(nonce, reply, caller, msg.Data)) {
 		return access.ErrToken
 	}
-	return l.taken.take(msg.Reply, nonce == l.nonce)
+	return l.taken.take(reply, nonce == l.nonce)
 }
 
 // taken remembers which hops have been taken, by the start of a node: all its
