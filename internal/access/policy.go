@@ -225,28 +225,33 @@ func (g *Guard) Decide(q Question) Decision {
 			return deny(RuleUnlisted, "the device has not listed the tool %q yet, so it may be one for people alone; try again, or use a key with the scope %s", q.Tool, ScopeUser)
 		}
 	}
+	if r, prefix := g.rule(&q); r != nil {
+		return r.decide(prefix+r.Name, &q)
+	}
+	return Decision{Action: Allow, Rule: RuleDefault}
+}
+
+// rule is the first that matches, nil if none does; prefix stands before its
+// name in decisions.
+func (g *Guard) rule(q *Question) (r *Rule, prefix string) {
 	for i := range g.policy.Rules {
-		if r := &g.policy.Rules[i]; r.matches(&q) {
-			return r.decide(rulePolicy+r.Name, &q)
+		if r := &g.policy.Rules[i]; r.matches(q) {
+			return r, rulePolicy
 		}
 	}
 	for i := range builtin {
-		if r := &builtin[i]; r.matches(&q) {
-			return r.decide(r.Name, &q)
+		if r := &builtin[i]; r.matches(q) {
+			return r, ""
 		}
 	}
-	return Decision{Action: Allow, Rule: RuleDefault}
+	return nil, ""
 }
 
 // RuleAction tells what the rules alone make of a call that the key may make.
 // Unlike Decide it gives no reason, and allocates nothing.
 func (g *Guard) RuleAction(q Question) Action {
-	for _, rules := range [...][]Rule{g.policy.Rules, builtin} {
-		for i := range rules {
-			if rules[i].matches(&q) {
-				return rules[i].Action
-			}
-		}
+	if r, _ := g.rule(&q); r != nil {
+		return r.Action
 	}
 	return Allow
 }
