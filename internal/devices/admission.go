@@ -219,7 +219,7 @@ func (s *Service) Approve(name string) (ID, error) {
 		return "", fail(CodeForbidden, "%d clients wait under the id %s; approve the code that the right one speaks", n, id)
 	}
 	s.admit(e, client, func(*Device) string { return "" })
-	s.settle(id)
+	s.awaitWritten(id)
 	return id, nil
 }
 
@@ -296,7 +296,7 @@ func (s *Service) Revoke(id ID) error {
 	s.saveDevice(d)
 	s.ports.Directory.Tell(News{Device: d})
 	e.evict()
-	s.settle(id)
+	s.awaitWritten(id)
 	s.log.Info("device revoked", "device", id)
 	return nil
 }

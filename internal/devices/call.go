@@ -82,10 +82,7 @@ func (s *Service) callOnce(ctx context.Context, c ToolCall) (ToolResult, error) 
 		return x.call(ctx, c)
 	}
 	r, err := s.ports.Router.Forward(ctx, c)
-	if errors.Is(err, ErrNoHolder) {
-		return r, s.absent(ctx, c.Device)
-	}
-	return r, err
+	return r, s.orAbsent(ctx, c.Device, err)
 }
 
 // CallHere is CallTool for who found the node by the device's own subject: it
@@ -112,6 +109,14 @@ func (s *Service) absentFor(ctx context.Context, by access.By, id ID) error {
 		return err
 	}
 	return s.absent(ctx, id)
+}
+
+// orAbsent is the error of a Router, or absent if no node holds the device.
+func (s *Service) orAbsent(ctx context.Context, id ID, err error) error {
+	if errors.Is(err, ErrNoHolder) {
+		return s.absent(ctx, id)
+	}
+	return err
 }
 
 // absent tells a device that is offline from one nobody knows, and from one that

@@ -236,7 +236,7 @@ func (s *Service) Edit(id ID, edit Edit) error {
 	})
 	s.saveDevice(d)
 	s.ports.Directory.Tell(News{Device: d})
-	s.settle(id)
+	s.awaitWritten(id)
 	return nil
 }
 

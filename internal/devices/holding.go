@@ -121,11 +121,8 @@ func (s *Service) Refresh(ctx context.Context, id ID, user bool) (ToolList, erro
 		return s.toolsOf(ctx, x.view(), user)
 	}
 	v, err := s.held(ctx, id, AskRefresh)
-	if errors.Is(err, ErrNoHolder) {
-		return ToolList{}, s.absent(ctx, id)
-	}
 	if err != nil {
-		return ToolList{}, err
+		return ToolList{}, s.orAbsent(ctx, id, err)
 	}
 	for { // a list that was never seen before is on its way into the database
 		list, err := s.toolsOf(ctx, v, user)

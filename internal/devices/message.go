@@ -2,7 +2,6 @@ package devices
 
 import (
 	"context"
-	"errors"
 	"strings"
 
 	"fleetd/internal/access"
@@ -33,11 +32,7 @@ func (s *Service) routeMessage(ctx context.Context, m Message, kind string) erro
 	if s.hub.session(m.Device) != nil {
 		return s.SendMessageLocal(m)
 	}
-	err := s.ports.Router.ForwardMessage(ctx, m)
-	if errors.Is(err, ErrNoHolder) {
-		return s.absent(ctx, m.Device)
-	}
-	return err
+	return s.orAbsent(ctx, m.Device, s.ports.Router.ForwardMessage(ctx, m))
 }
 
 // SendMessageLocal is SendMessage for a device on this node; it never routes.

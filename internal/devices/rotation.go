@@ -227,7 +227,7 @@ func (s *Service) Rotate(id ID, grace time.Duration) error {
 	x := e.exception(id, "rotated")
 	e.mu.Unlock()
 	s.excepted(x)
-	s.settle(id)
+	s.awaitWritten(id)
 	s.log.Info("device's credentials rotated", "device", id, "generation", x.Generation, "until", x.PreviousUntil)
 	return nil
 }

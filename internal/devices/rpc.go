@@ -29,10 +29,7 @@ func (s *Service) routeRPC(ctx context.Context, c RPCCall) (RPCResult, error) {
 		return x.checkedRPC(ctx, c)
 	}
 	r, err := s.ports.Router.ForwardRPC(ctx, c)
-	if errors.Is(err, ErrNoHolder) {
-		return r, s.absent(ctx, c.Device)
-	}
-	return r, err
+	return r, s.orAbsent(ctx, c.Device, err)
 }
 
 // CallRPCLocal is CallRPC for a device on this node; it never routes.

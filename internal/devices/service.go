@@ -369,14 +369,14 @@ func (s *Service) saveDevice(d *Device) {
 	}
 }
 
-// settleTime bounds how long an answer waits for the database.
-const settleTime = 2 * time.Second
+// writtenLimit bounds how long an answer waits for the database.
+const writtenLimit = 2 * time.Second
 
-// settle waits until what an operator decided about a device is in the
+// awaitWritten waits until what an operator decided about a device is in the
 // database: once it is answered, it survives the node. While the database is
 // away it is written later.
-func (s *Service) settle(id ID) {
-	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+func (s *Service) awaitWritten(id ID) {
+	ctx, cancel := context.WithTimeout(context.Background(), writtenLimit)
 	defer cancel()
 	if err := s.ports.Keeper.Written(ctx, id); err != nil {
 		s.log.Debug("a decision is not written yet", "device", id, "error", err)

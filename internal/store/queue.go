@@ -348,9 +348,9 @@ func (q *queue) turnLocked() {
 	q.turned = make(chan struct{})
 }
 
-// settled waits until the row and exceptions of a device that wait now are
+// awaitWritten waits until the row and exceptions of a device that wait now are
 // committed, and fails if the queue closes before, or with the context.
-func (q *queue) settled(ctx context.Context, id devices.ID) error {
+func (q *queue) awaitWritten(ctx context.Context, id devices.ID) error {
 	taken, last := false, 0
 	for {
 		q.mu.Lock()

@@ -59,7 +59,7 @@ func (s *Store) Written(ctx context.Context, id devices.ID) error {
 	if err := s.health.Load().err; err != nil {
 		return err
 	}
-	return s.queue.settled(ctx, id)
+	return s.queue.awaitWritten(ctx, id)
 }
 
 // acceptable refuses an id that one of the databases would refuse or change.
