@@ -12,19 +12,21 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/timescale"
 )
 
 // A hop is a request to the node that holds a device. The holder says something
 // every acceptEvery, if only that it works on it; whoever asked waits lostAfter
 // for the next word, so that a call sent to a node that was frozen, killed, or
 // cut off while the server still believes in it, ends long before its deadline.
-const (
-	acceptEvery = time.Second
-	lostAfter   = 3 * time.Second
-	// lastWord is how long beyond its deadline a call waits for the holder to
-	// tell how it ended: whether anything was sent to the device.
-	lastWord = 150 * time.Millisecond
+var (
+	acceptEvery = timescale.Of(time.Second)
+	lostAfter   = timescale.Of(3 * time.Second)
 )
+
+// lastWord is how long beyond its deadline a call waits for the holder to tell
+// how it ended: whether anything was sent to the device.
+const lastWord = 150 * time.Millisecond
 
 // accepted is what a holder sends before an answer that takes its time.
 var accepted = []byte(`{"accepted":true}`)

@@ -5,13 +5,15 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/timescale"
 )
 
 // A node that was stopped for a while (a frozen virtual machine, SIGSTOP, a
 // host out of memory) wakes up with a backlog of requests whose callers have
 // long been told that it did not answer. It runs none of them.
-const (
-	napTick  = 250 * time.Millisecond
+var (
+	napTick  = timescale.Of(250 * time.Millisecond)
 	napLimit = lostAfter // without a tick, after which a waiting request may have been given up
 )
 

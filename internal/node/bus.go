@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/config"
+	"fleetd/internal/timescale"
 )
 
 // bus is the node's NATS: a server in this process or a connection elsewhere.
@@ -43,6 +44,11 @@ func (b *bus) connected() {
 
 const natsStart = 10 * time.Second
 
+// pingEvery is how often both ends of a NATS connection ask each other for a
+// sign of life. Two that are missing end it: a vanished machine is noticed
+// within three of them.
+var pingEvery = timescale.Of(2 * time.Second)
+
 // openBus starts the embedded server, or connects. A wrong URL or login is an
 // error; a server that is merely away is not: the connection keeps trying.
 func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (*bus, error) {
@@ -53,13 +59,13 @@ func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (
 		nats.ReconnectWait(500 * time.Millisecond),
 		nats.IgnoreAuthErrorAbort(), // a login that fails for a while must not end the connection for good
 		nats.ReconnectBufSize(-1),   // fail visibly instead of buffering 8 MB
-		nats.PingInterval(2 * time.Second),
+		nats.PingInterval(pingEvery),
 		nats.MaxPingsOutstanding(2),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			b.lost.Add(1)
 			log.Warn("NATS", "error", err)
 		}),
-		nats.FlusherTimeout(2 * time.Second), // a write that is stuck holds everybody else up
+		nats.FlusherTimeout(pingEvery), // a write that is stuck holds everybody else up
 		nats.ConnectHandler(func(*nats.Conn) { b.connected() }),
 		nats.ReconnectHandler(func(*nats.Conn) { b.connected() }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
@@ -117,7 +123,7 @@ func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Lo
 		// its cache of subjects for what the device's wildcard changes.
 		NoSublistCache: true,
 		// Other nodes may attach: one that is frozen is noticed within 6 s.
-		PingInterval: 2 * time.Second,
+		PingInterval: pingEvery,
 		MaxPingsOut:  2,
 	}
 	if cfg.NATSListen != "" {

@@ -10,17 +10,20 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/timescale"
 )
 
 // The lease of a node: it beats in the database, and whoever sees the beat
 // stand still for leaseTime by a clock of its own declares the node lost.
-const (
-	beatEvery   = 3 * time.Second
-	leaseTime   = 15 * time.Second
-	loseAtMost  = time.Minute     // for one lost node, before it is tried again
-	answerTime  = 2 * time.Second // for other nodes to answer a claim
-	orphanEvery = time.Minute     // looks for devices of nodes that have no lease
+var (
+	beatEvery   = timescale.Of(3 * time.Second)
+	leaseTime   = timescale.Of(15 * time.Second)
+	answerTime  = timescale.Of(2 * time.Second) // for other nodes to answer a claim
+	orphanEvery = timescale.Of(time.Minute)     // looks for devices of nodes that have no lease
 )
+
+// loseAtMost is the time for one lost node, before it is tried again.
+const loseAtMost = time.Minute
 
 // members are the nodes of the fleet as this node sees them.
 type members struct {

@@ -1,0 +1,12 @@
+//go:build !timescale
+
+// Package timescale shortens the intervals by which the nodes of a fleet watch
+// each other (leases, beats, pings), so that tests of whole programs need not
+// wait for them. All of them shrink by one factor, so that their order stays.
+// Only programs built with the tag timescale can be told one.
+package timescale
+
+import "time"
+
+// Of returns the interval unchanged.
+func Of(d time.Duration) time.Duration { return d }

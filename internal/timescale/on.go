@@ -1,0 +1,26 @@
+//go:build timescale
+
+package timescale
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+)
+
+// factor is FLEETD_TEST_TIME_SCALE, above 0 and at most 1; 1 if it is not set.
+var factor = func() float64 {
+	text := os.Getenv("FLEETD_TEST_TIME_SCALE")
+	if text == "" {
+		return 1
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil || f <= 0 || f > 1 {
+		panic(fmt.Sprintf("FLEETD_TEST_TIME_SCALE is %q, want a number above 0 and at most 1", text))
+	}
+	return f
+}()
+
+// Of returns the interval times the factor.
+func Of(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
