@@ -11,6 +11,10 @@ import (
 // tick is the unit of CPU time in /proc: 1/100 s on every Linux port of Go.
 const tick = 10 * time.Millisecond
 
+// perCPU is how many there were of something for a second of CPU time. Less than a tick cannot be told from none, and
+// counts as one.
+func perCPU(n float64, used time.Duration) float64 { return n / max(used, tick).Seconds() }
+
 // processCPU is the user and system time that a process has used, to the tick. With reaped, the time of its children
 // that have ended is added. pid is a number or "self".
 func processCPU(pid string, reaped bool) (time.Duration, error) {

@@ -223,7 +223,7 @@ func (b *bench) udpMeasure(ctx context.Context, run int, v udpVariant, d *daemon
 	if n <= 0 {
 		return fmt.Errorf("no packet of %d was published; %.0f were accepted", sent, accepted)
 	}
-	into.add(figurePerCPU, n/used.daemon.Seconds())
+	into.add(figurePerCPU, perCPU(n, used.daemon))
 	into.add(figurePacketCPU, used.daemon.Seconds()*1e6/n)
 	into.add(figurePackets, n/took)
 	into.add(figureOffered, float64(sent)/took)
