@@ -39,6 +39,10 @@ type Frontend struct {
 
 const testID = devices.ID("02:00:00:00:00:01")
 
+// lacks starts the reason for which a front end skips a behaviour. Skips with
+// any other reason count as tests that did not run.
+const lacks = "LACKS: "
+
 // online connects a scripted device, says hello, answers until the test ends,
 // and waits until its tools are known.
 func (f Frontend) online(t testing.TB, id devices.ID, clientID string, script *Script) Device {
@@ -127,15 +131,14 @@ func Run(t *testing.T, open func(t *testing.T) Frontend) {
 		t.Run(b.name, func(t *testing.T) {
 			f := open(t)
 			if reason := f.Lacks[b.name]; reason != "" {
-				t.Logf("this source cannot have it: %s", reason)
-				return
+				t.Skip(lacks + reason)
 			}
 			b.test(t, f)
 		})
 	}
 	for name := range open(t).Lacks {
 		if !known[name] {
-			t.Errorf("lacks %q, which is no behaviour", name)
+			t.Errorf("lacks %q, which is not a behaviour of the suite", name)
 		}
 	}
 }

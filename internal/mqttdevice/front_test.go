@@ -99,6 +99,7 @@ func (b *bench) dial(t testing.TB, id devices.ID, client string) devicetest.Devi
 }
 
 func TestFrontEndSuiteOwnListener(t *testing.T) {
+	t.Parallel()
 	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
 		b := open(t)
 		return devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello, Lacks: map[string]string{
@@ -118,13 +119,14 @@ func broker(t *testing.T) string {
 	}
 	c, err := net.DialTimeout("tcp", strings.TrimPrefix(address, "tcp://"), time.Second)
 	if err != nil {
-		t.Skipf("no MQTT broker at %s (FLEETD_TEST_MQTT): %v", address, err)
+		t.Skipf("NOT RUN: no MQTT broker at %s (FLEETD_TEST_MQTT): %v", address, err)
 	}
 	_ = c.Close()
 	return address
 }
 
 func TestFrontEndSuiteExternalBroker(t *testing.T) {
+	t.Parallel()
 	address := broker(t)
 	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
 		b := ground(t)
@@ -170,6 +172,7 @@ func (b *bench) become(t *testing.T, id devices.ID, client string) {
 // A device that goes without a word is found out by its silence and a probe;
 // one that the broker reports gone is gone at once.
 func TestBrokerNoticesAbsence(t *testing.T) {
+	t.Parallel()
 	address := broker(t)
 	b := ground(t)
 	b.become(t, id, "c1")

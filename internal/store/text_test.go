@@ -28,7 +28,7 @@ func FuzzLabels(f *testing.F) {
 		labels := map[string]string{k1: v1, k2: v2}
 		for _, s := range []string{k1, v1, k2, v2} {
 			if !utf8.ValidString(s) {
-				t.Skip("becomes U+FFFD, in the filter too")
+				return // becomes U+FFFD, in the filter too
 			}
 		}
 		text := encodeLabels(labels)

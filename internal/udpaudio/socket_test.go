@@ -122,7 +122,7 @@ func TestConversation(t *testing.T) {
 			if addr == "[::1]:0" {
 				probe, err := net.ListenPacket("udp6", addr)
 				if err != nil {
-					t.Skip("no IPv6 here")
+					t.Skip("NOT RUN: this machine has no IPv6")
 				}
 				_ = probe.Close()
 			}

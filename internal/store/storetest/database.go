@@ -24,8 +24,8 @@ import (
 // databases. Without it a local one is tried.
 const Environment = "FLEETD_TEST_POSTGRES"
 
-// NotRun starts the reason of every skipped test, so that a summary can name
-// what did not run.
+// NotRun starts the reason of every test that is skipped because the machine
+// lacks something, so that a summary can name what did not run.
 const NotRun = "NOT RUN: "
 
 // Database is an empty database of one test.
