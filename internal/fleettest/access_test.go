@@ -130,6 +130,7 @@ func (d *doorways) mcp(t *testing.T, device, tool, arguments string) (code, rule
 // rule that decided. Revoked on one node it is worth nothing on the other, at
 // once, with the database away too.
 func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
+	t.Parallel()
 	c := programs.StartCluster(t, ClusterOptions{Nodes: 2, Args: []string{"--drain-window", "1s"}})
 	a, b := c.Nodes[0], c.Nodes[1]
 	gateway := freePort(t)

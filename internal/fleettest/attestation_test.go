@@ -11,6 +11,7 @@ import (
 // A device whose hardware the operator listed comes in without anybody's
 // approval; one with a wrong key waits, is reported, and can be approved.
 func TestAttestedActivation(t *testing.T) {
+	t.Parallel()
 	node := programs.Start(t, "--admission", "approve")
 	const serial = "SN0123456789ABCDEF0123456789ABCD"
 	key := strings.Repeat("5a", 32)

@@ -73,12 +73,12 @@ func TestBackupOfARunningNode(t *testing.T) {
 	// More devices come while it is copied, so that it is being written.
 	more := programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", "60", "--ramp", "30", "--profile", "fw-2.4", "--mac-base", "02:cc:00:00:00:00", "--seed", "12")
 	out := t.TempDir()
-	for range 3 {
+	for copies := range 3 {
+		node.Await(t, "more devices came", 20*time.Second, func() bool { return node.Metric(t, "fleetd_devices") > float64(fleet+5*copies) })
 		stdout, stderr, status := node.Command(t, "backup", "-o", filepath.Join(out, "b.tar.gz"))
 		if status != 0 || !strings.Contains(stdout, "Backup of running node") || !strings.Contains(stdout, "Events and photos (nats/) are not in it") {
 			t.Fatalf("status %d\n%s%s", status, stdout, stderr)
 		}
-		time.Sleep(300 * time.Millisecond)
 	}
 	stop()
 	calls.Wait()

@@ -286,6 +286,7 @@ func TestBalancedFleet(t *testing.T) {
 // Through the balancer each device has an OTA limit of its own, which nothing
 // it writes changes.
 func TestBalancerTellsAddresses(t *testing.T) {
+	t.Parallel()
 	at := balancerAddresses(t)
 	haproxy(t)
 	node := programs.Start(t, "--trusted-proxies", "127.0.0.1", "--ota-rate", "1", "--ota-burst", "2", "--public-device-url", "http://"+at.device)

@@ -21,9 +21,10 @@ const (
 
 // TestChaos breaks everything between three nodes, their devices, NATS and the
 // database, for FLEETD_TEST_CHAOS (60s), in the order that FLEETD_TEST_SEED
-// (1, or random) gives, and holds what is left against the invariants. `make chaos` runs it
-// for five minutes.
+// (1, or random) gives, and then checks every invariant. `make verify` takes the
+// seed from the commit; `make chaos` runs for five minutes.
 func TestChaos(t *testing.T) {
+	long(t)
 	seed := uint64(1)
 	switch text := os.Getenv("FLEETD_TEST_SEED"); text {
 	case "":
@@ -52,12 +53,13 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// TestChaosNoticesABrokenFence runs it against nodes that do not give way to
-// one another: a check that cannot fail shows nothing.
+// TestChaosNoticesABrokenFence runs it with nodes that keep a device when
+// another node claims it: a check that cannot fail shows nothing.
 func TestChaosNoticesABrokenFence(t *testing.T) {
+	long(t)
 	violations := chaos(t, 1, 10*time.Second, 15*time.Second, []string{"chaos", "brokenfence"})
 	if len(violations) == 0 {
-		t.Fatal("nodes that hold on to what is not theirs were not noticed")
+		t.Fatal("nodes that keep devices of other nodes were not noticed")
 	}
 	t.Logf("noticed, as wanted: %.300s", violations[0])
 }
@@ -67,13 +69,36 @@ type storm struct {
 	*Cluster
 	t          *testing.T
 	random     *rand.Rand
+	ids        []string // of all devices
+	sims       []*Simulation
 	load       *Load
+	baseline   float64 // goroutines of a node before any device came, at most
+	checking   string  // the invariant
 	violations []string
 	done       map[string]int // faults by name
 }
 
+// invariants hold when everything is mended and the fleet is at rest. The order
+// matters: account ends the devices, and quiet looks at what they leave. Each
+// new promise about faults joins this list.
+var invariants = []struct {
+	name  string
+	check func(*storm)
+}{
+	{"nodes, calls and database agree on who holds each device", (*storm).agree},
+	{"callers and devices agree on every call", (*storm).account},
+	{"nothing is left when the devices are gone", (*storm).quiet},
+}
+
+func (s *storm) check() {
+	for _, i := range invariants {
+		s.checking = i.name
+		i.check(s)
+	}
+}
+
 func (s *storm) violated(format string, a ...any) {
-	s.violations = append(s.violations, fmt.Sprintf(format, a...))
+	s.violations = append(s.violations, s.checking+": "+fmt.Sprintf(format, a...))
 }
 
 // chaos breaks things for a while and returns what did not hold. A fleet that
@@ -84,26 +109,24 @@ func chaos(t *testing.T, seed uint64, lasts, patience time.Duration, tags []stri
 		t.Fatal(err)
 	}
 	c := p.StartCluster(t, ClusterOptions{Seed: seed, Args: []string{"--drain-window", "2s"}, Clocks: []time.Duration{-2500 * time.Millisecond, 0, 2500 * time.Millisecond}})
-	s := &storm{Cluster: c, t: t, random: rand.New(rand.NewPCG(seed, 0)), done: map[string]int{}}
-	baseline := 0.0
+	s := &storm{Cluster: c, t: t, random: rand.New(rand.NewPCG(seed, 0)), checking: "the fleet comes to rest", done: map[string]int{}}
 	for _, n := range c.Nodes {
-		baseline = max(baseline, n.Metric(t, "go_goroutines"))
+		s.baseline = max(s.baseline, n.Metric(t, "go_goroutines"))
 	}
 	const mqttBase, wsBase = "02:c0:00:00:00:00", "02:c1:00:00:00:00"
-	sims := []*Simulation{
+	s.sims = []*Simulation{
 		p.Simulate(t, c.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(chaosMQTT), "--mac-base", mqttBase, "--seed", fmt.Sprint(seed), "--profile", "fw-2.4,robot,fw-2.1",
 			"--reconnect", "500ms", "--reconnect-jitter", "1s", "--time-scale", "0.05"),
 		p.Simulate(t, c.OTA, "--transport", "websocket", "--devices", fmt.Sprint(chaosWebSocket), "--mac-base", wsBase, "--seed", fmt.Sprint(seed+1), "--wake", "1s", "--time-scale", "0.05"),
 	}
-	var ids []string
 	for i := range chaosMQTT {
-		ids = append(ids, fmt.Sprintf("02:c0:00:00:00:%02x", i))
+		s.ids = append(s.ids, fmt.Sprintf("02:c0:00:00:00:%02x", i))
 	}
 	for i := range chaosWebSocket {
-		ids = append(ids, fmt.Sprintf("02:c1:00:00:00:%02x", i))
+		s.ids = append(s.ids, fmt.Sprintf("02:c1:00:00:00:%02x", i))
 	}
-	c.AwaitReady(t, len(ids), time.Minute)
-	s.load = c.StartLoad(t, ids, LoadOptions{Seed: seed, Callers: chaosCallers, Pause: 20 * time.Millisecond, Timeout: 4 * time.Second})
+	c.AwaitReady(t, len(s.ids), time.Minute)
+	s.load = c.StartLoad(t, s.ids, LoadOptions{Seed: seed, Callers: chaosCallers, Pause: 20 * time.Millisecond, Timeout: 4 * time.Second})
 
 	for end := time.Now().Add(lasts); time.Now().Before(end); {
 		s.strike()
@@ -114,11 +137,9 @@ func chaos(t *testing.T, seed uint64, lasts, patience time.Duration, tags []stri
 		c.MQTT.Desert(i)
 		c.HTTP.Desert(i)
 	}
-	if s.rest(len(ids), patience) {
+	if s.rest(patience) {
 		s.load.Stop()
-		s.agree(ids)
-		s.account(sims)
-		s.quiet(baseline)
+		s.check()
 	}
 	t.Logf("faults: %v", s.done)
 	t.Logf("calls: %v", s.load.Outcomes())
@@ -183,16 +204,16 @@ func (s *storm) restart(name string, node int, end func(testing.TB)) {
 }
 
 // rest waits until every device is held once, and then for 2 s of quiet.
-func (s *storm) rest(devices int, patience time.Duration) bool {
+func (s *storm) rest(patience time.Duration) bool {
 	limit := time.Now().Add(patience)
 	still := time.Now()
 	for time.Since(still) < 2*time.Second {
 		held := s.Held(s.t)
-		if held != devices {
+		if held != len(s.ids) {
 			still = time.Now()
 		}
 		if time.Now().After(limit) {
-			s.violated("the fleet does not come to rest: %d sessions of %d devices", held, devices)
+			s.violated("%d sessions of %d devices", held, len(s.ids))
 			return false
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -200,9 +221,10 @@ func (s *storm) rest(devices int, patience time.Duration) bool {
 	return true
 }
 
-// agree holds what every node says of every device against what the others
-// say, what a call shows, and what the database has.
-func (s *storm) agree(ids []string) {
+// agree compares what every node reports of every device with what the others
+// report, what a call shows, and what the database has.
+func (s *storm) agree() {
+	ids := s.ids
 	names := map[string]string{}
 	for at, n := range s.Nodes {
 		list, err := apiclient.Collect(n.Devices(s.t.Context(), apiclient.DeviceFilter{}))
@@ -239,10 +261,10 @@ func (s *storm) agree(ids []string) {
 	})
 }
 
-// account holds what the callers were told against what the devices did.
-func (s *storm) account(sims []*Simulation) {
+// account compares the answers that callers got with what the devices did.
+func (s *storm) account() {
 	l := s.load
-	for _, sim := range sims {
+	for _, sim := range s.sims {
 		r := sim.Report(s.t)
 		if r.Totals.DuplicateCallIDs != 0 || r.Totals.Crashes != 0 {
 			s.violated("%d call ids were executed twice, %d devices crashed", r.Totals.DuplicateCallIDs, r.Totals.Crashes)
@@ -266,11 +288,11 @@ func (s *storm) account(sims []*Simulation) {
 }
 
 // quiet waits until the nodes are as they were before any device came.
-func (s *storm) quiet(baseline float64) {
+func (s *storm) quiet() {
 	for at, n := range s.Nodes {
 		s.eventually(fmt.Sprintf("node-%d has no goroutines left over", at), func() string {
-			if now := n.Metric(s.t, "go_goroutines"); now > baseline+15 {
-				return fmt.Sprintf("%v goroutines, %v at the start", now, baseline)
+			if now := n.Metric(s.t, "go_goroutines"); now > s.baseline+15 {
+				return fmt.Sprintf("%v goroutines, %v at the start", now, s.baseline)
 			}
 			return ""
 		})

@@ -83,7 +83,7 @@ func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 func natsServerOfItsOwn(t testing.TB) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(),
-		PingInterval: 2 * time.Second, MaxPingsOut: 2, NoLog: true, NoSigs: true})
+		PingInterval: scaled(2 * time.Second), MaxPingsOut: 2, NoLog: true, NoSigs: true})
 	if err != nil {
 		t.Fatal(err)
 	}

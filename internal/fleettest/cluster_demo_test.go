@@ -22,6 +22,7 @@ import (
 // device on another node, and all answers name the node that holds it. Ctrl-C
 // leaves nothing behind.
 func TestClusterDemo(t *testing.T) {
+	t.Parallel()
 	for _, balanced := range []bool{false, true} {
 		t.Run(fmt.Sprintf("balanced=%t", balanced), func(t *testing.T) {
 			setting := "HAPROXY=off"

@@ -48,6 +48,7 @@ func raws(items []json.RawMessage) [][]byte {
 // Fifty devices of four firmware generations: boot, connect, list, call,
 // photograph, notify, and agree with the node about all of it.
 func TestFleetEndToEnd(t *testing.T) {
+	t.Parallel()
 	const fleet = 48
 	node := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", fmt.Sprint(fleet), "--profile", "fw-1.9,fw-2.1,fw-2.4,robot", "--notify", "3s", "--seed", "7")
@@ -148,6 +149,7 @@ func TestFleetEndToEnd(t *testing.T) {
 
 // What devices do wrong stays with them.
 func TestFaultyDevices(t *testing.T) {
+	t.Parallel()
 	node := programs.Start(t)
 	healthy := programs.Simulate(t, node.Info.OTA, "--devices", "2", "--profile", "fw-2.4")
 	node.AwaitReady(t, 2)
@@ -192,6 +194,7 @@ func (s *Simulation) devices(t *testing.T, node *Node) (ids []string) {
 // Approval, revocation and forgetting as an operator does them, against
 // devices that boot like firmware.
 func TestAdmission(t *testing.T) {
+	t.Parallel()
 	node := programs.Start(t, "--admission", "approve")
 	programs.Simulate(t, node.Info.OTA, "--devices", "1", "--profile", "fw-2.4", "--wake", "1s", "--time-scale", "0.1")
 	const id = "02:f1:ee:00:00:00"
@@ -230,6 +233,7 @@ func TestAdmission(t *testing.T) {
 // kill -9 in the middle of a fleet: what was announced is stored, the fleet
 // comes back, and no caller hangs.
 func TestKillAndReturn(t *testing.T) {
+	t.Parallel()
 	const fleet = 150
 	node := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--profile", "fw-2.4,robot", "--wake", "1s", "--seed", "3")

@@ -31,11 +31,11 @@ type Programs struct {
 	Fleetd, Simulator, EchoService string
 }
 
-// Build compiles the programs into dir, with these build tags, and with the
-// race detector if the test has it.
+// Build compiles the programs into dir, with these build tags and the one that
+// makes their intervals scale, and with the race detector if the test has it.
 func Build(dir string, tags ...string) (Programs, error) {
 	p := Programs{filepath.Join(dir, "fleetd"), filepath.Join(dir, "simulator"), filepath.Join(dir, "echo")}
-	args := []string{"build", "-o", dir, "-tags", strings.Join(tags, ",")}
+	args := []string{"build", "-o", dir, "-tags", strings.Join(append(tags, "timescale"), ",")}
 	if raceEnabled {
 		args = append(args, "-race")
 	}
@@ -128,7 +128,7 @@ func (n *Node) Run(t testing.TB) {
 	}
 	args = append(args, n.args...)
 	n.process = exec.Command(n.programs.Fleetd, args...)
-	n.process.Env = append(append(os.Environ(), "GORACE=halt_on_error=0"), n.env...)
+	n.process.Env = append(append(os.Environ(), "GORACE=halt_on_error=0", fmt.Sprintf("FLEETD_TEST_TIME_SCALE=%v", scale())), n.env...)
 	n.process.Stdout, n.process.Stderr = n.Log, n.Log
 	if err := n.process.Start(); err != nil {
 		t.Fatal(err)

@@ -57,6 +57,7 @@ func documented(t *testing.T, file, section string, replace ...string) string {
 // A device and a console that know nothing but xiaozhi-mqtt-gateway find
 // everything where it was.
 func TestGatewayCurlCommands(t *testing.T) {
+	t.Parallel()
 	api := freePort(t)
 	node := programs.Start(t, "--gateway-api-listen", api, "--gateway-signature-key", gatewayKey)
 	d := gatewayLogin(node.Setting("--mqtt-listen"), gatewayID).dial(t, devicetest.NewScript())

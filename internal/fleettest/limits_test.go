@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -25,38 +26,47 @@ func (p Programs) limited(t *testing.T, files int) Programs {
 	return p
 }
 
-// fill opens connections to an address until one is closed at once, or there
-// are so many, and returns how many stay.
-func fill(t *testing.T, address string, most int) (open int) {
+// fill opens as many connections to an address of the node, and returns how
+// many of them are not closed when the node has let in or refused each.
+func (n *Node) fill(t *testing.T, address string, connections int) (open int) {
 	t.Helper()
-	for open < most {
+	var closed atomic.Int64
+	decided := func() float64 {
+		return n.Metric(t, "fleetd_device_connections") + n.Metric(t, "fleetd_connections_refused_total")
+	}
+	before, refused := decided(), n.Metric(t, "fleetd_connections_refused_total")
+	for range connections {
 		c, err := net.Dial("tcp", address)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = c.Close() })
-		_ = c.SetReadDeadline(time.Now().Add(30 * time.Millisecond))
-		if _, err := c.Read(make([]byte, 1)); err == io.EOF {
-			return open
-		}
-		open++
+		go func() {
+			if _, err := c.Read(make([]byte, 1)); err == io.EOF {
+				closed.Add(1)
+			}
+		}()
 	}
-	return open
+	n.Await(t, "the node has decided on each connection", 10*time.Second, func() bool {
+		return decided() >= before+float64(connections) && n.Metric(t, "fleetd_connections_refused_total") == refused+float64(closed.Load())
+	})
+	return connections - int(closed.Load())
 }
 
 // Somebody opens connections to the devices' ports until no descriptor is
 // left for devices: the API, the database and the devices that are in do not
 // notice.
 func TestDescriptorsAreLeftForTheAPI(t *testing.T) {
+	t.Parallel()
 	const files, forDevices = 300, 150 // half, where 200 are too many to keep
 	node := programs.limited(t, files).Start(t)
 	programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", "5", "--seed", "3")
 	node.AwaitReady(t, 5)
-	if open := fill(t, node.Setting("--mqtt-listen"), 100); open != 100 {
+	if open := node.fill(t, node.Setting("--mqtt-listen"), 100); open != 100 {
 		t.Fatalf("%d silent connections are open, want 100", open)
 	}
 	device := strings.TrimPrefix(node.Info.Device, "http://")
-	if open := fill(t, device, files); open < forDevices-100-10 || open > forDevices-100 {
+	if open := node.fill(t, device, files); open < forDevices-100-10 || open > forDevices-100 {
 		t.Errorf("%d connections to the device port are open beside 105 others", open)
 	}
 	if n := node.Metric(t, "fleetd_connections_refused_total", `listener="device-listen"`, `reason="descriptors"`); n == 0 {
@@ -81,13 +91,14 @@ func TestDescriptorsAreLeftForTheAPI(t *testing.T) {
 // One address has its share of silent connections on each of the devices'
 // ports, and devices that are in are no part of it, over either transport.
 func TestSharePerAddress(t *testing.T) {
+	t.Parallel()
 	const share = 10
 	node := programs.Start(t, "--connections-per-address", fmt.Sprint(share))
 	programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", "8", "--ramp", "5", "--seed", "4")
 	programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", "8", "--ramp", "5", "--seed", "5", "--mac-base", "02:aa:00:00:00:00")
 	node.AwaitReady(t, 16)
 	device := strings.TrimPrefix(node.Info.Device, "http://")
-	if open := fill(t, device, 50); open > share || open < share-3 { // the simulator keeps some of its own open
+	if open := node.fill(t, device, 50); open > share || open < share-3 { // the simulator keeps some of its own open
 		t.Errorf("%d silent connections of one address are open, want %d", open, share)
 	}
 	if n := node.Metric(t, "fleetd_connections_refused_total", `reason="address"`); n == 0 {
@@ -106,33 +117,37 @@ func TestSharePerForwardedAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	begin := func(behind string) net.Conn { // a request whose body never comes
+	// ask sends a request, and returns the first line of what is said to it. With "Expect: 100-continue" that is said
+	// when the node has let it in and waits for the body, which never comes.
+	ask := func(behind, expect, body string) string {
 		c, err := net.Dial("tcp", device.Host)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = c.Close() })
-		if _, err := fmt.Fprintf(c, "POST /xiaozhi/ota/ HTTP/1.1\r\nHost: x\r\nDevice-Id: 02:00:00:00:00:01\r\nContent-Length: 10\r\nX-Forwarded-For: %s\r\n\r\n", behind); err != nil {
+		if _, err := fmt.Fprintf(c, "POST /xiaozhi/ota/ HTTP/1.1\r\nHost: x\r\nDevice-Id: 02:00:00:00:00:01\r\nContent-Length: 10\r\nX-Forwarded-For: %s\r\n%s\r\n%s", behind, expect, body); err != nil {
 			t.Fatal(err)
 		}
-		return c
+		_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		line := make([]byte, len("HTTP/1.1 200"))
+		if _, err := io.ReadFull(c, line); err != nil {
+			t.Fatal(err)
+		}
+		return string(line)
 	}
-	status := func(behind string) string {
-		c := begin(behind)
-		_ = c.SetReadDeadline(time.Now().Add(time.Second))
-		line := make([]byte, 12)
-		_, _ = io.ReadFull(c, line) // nothing comes where the body is waited for
-		return strings.Trim(string(line), "\x00")
+	wait := func(behind string) string { return ask(behind, "Expect: 100-continue\r\n", "") }
+	whole := func(behind string) string { return ask(behind, "", `{"a":"bc"}`) }
+	for i, want := range []string{"100", "100", "503"} {
+		if got := wait("203.0.113.1"); got != "HTTP/1.1 "+want {
+			t.Errorf("request %d of one address at once: %s, want %s", i+1, got, want)
+		}
 	}
-	begin("203.0.113.1")
-	begin("203.0.113.1")
-	node.Await(t, "the third is refused", 5*time.Second, func() bool { return status("203.0.113.1") == "HTTP/1.1 503" })
-	if got := status("203.0.113.2"); got == "HTTP/1.1 503" {
-		t.Error("another address behind the proxy is kept out")
+	if got := whole("203.0.113.2"); got != "HTTP/1.1 200" {
+		t.Errorf("another address behind the proxy is kept out: %s", got)
 	}
 	for range 10 { // many of the proxy's own
-		if got := status(""); got == "HTTP/1.1 503" {
-			t.Error("the proxy itself has a share")
+		if got := wait(""); got != "HTTP/1.1 100" {
+			t.Errorf("the proxy itself has a share: %s", got)
 		}
 	}
 }

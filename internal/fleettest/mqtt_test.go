@@ -19,6 +19,7 @@ import (
 
 // MQTT devices can be called from their connection on; most never say hello.
 func TestToolCallWithoutHello(t *testing.T) {
+	t.Parallel()
 	const fleet = 4
 	node := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--profile", "fw-2.4,fw-1.9,robot", "--seed", "11")
@@ -87,6 +88,7 @@ func TestFleetReturnsAfterRestart(t *testing.T) {
 // What a device is offered: what its address pins, else what its operator set,
 // else the node's default.
 func TestTransportChoice(t *testing.T) {
+	t.Parallel()
 	const id = "02:00:00:00:09:01"
 	offered := func(t *testing.T, node *Node, variant string) string {
 		t.Helper()
@@ -167,6 +169,7 @@ func (s *Simulation) await(t *testing.T, node *Node, count int) Report {
 // Bad input ends the connection it came on, if anything, and costs nobody else
 // a call.
 func TestHostileDevices(t *testing.T) {
+	t.Parallel()
 	const fleet = 4
 	node := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--profile", "fw-2.4")
@@ -239,6 +242,7 @@ func mosquitto(t *testing.T) (address string) {
 
 // Devices behind a broker of another make: tools, calls and conversations.
 func TestExternalBroker(t *testing.T) {
+	t.Parallel()
 	address := mosquitto(t)
 	const fleet = 4
 	node := programs.Start(t, "--mqtt", "tcp://"+address, "--public-mqtt", address, natsFlag, natsAnyPort)

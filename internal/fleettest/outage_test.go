@@ -39,7 +39,7 @@ func TestNATSDropped(t *testing.T) {
 	c.NATS[0].Break(0, Stalled)
 	begun := time.Now()
 	noticed := map[string]time.Duration{}
-	for time.Since(begun) < 30*time.Second {
+	for time.Since(begun) < scaled(30*time.Second) {
 		for name, call := range map[string]struct {
 			via *Node
 			id  string
@@ -51,11 +51,11 @@ func TestNATSDropped(t *testing.T) {
 				t.Errorf("%s, %v after the cut: %s", name, time.Since(begun), code)
 			}
 			switch {
-			case took > 6*time.Second:
+			case took > scaled(6*time.Second):
 				t.Errorf("%s: told after %v", name, took)
 			case took < 500*time.Millisecond && noticed[name] == 0:
 				noticed[name] = time.Since(begun)
-			case took > time.Second && noticed[name] != 0:
+			case took > scaled(2*time.Second) && noticed[name] != 0:
 				t.Errorf("%s: noticed at %v, and %v later a call took %v", name, noticed[name], time.Since(begun), took)
 			}
 		}
@@ -68,7 +68,7 @@ func TestNATSDropped(t *testing.T) {
 	}
 	t.Logf("noticed after %v", noticed)
 	for _, name := range []string{"out", "in"} {
-		if noticed[name] == 0 || noticed[name] > 10*time.Second {
+		if noticed[name] == 0 || noticed[name] > scaled(10*time.Second) {
 			t.Errorf("%s: noticed after %v", name, noticed[name])
 		}
 	}
@@ -108,21 +108,21 @@ func TestDatabaseAway(t *testing.T) {
 		c.SQL[i].Break(0, Cut)
 	}
 	load := c.StartLoad(t, ids, LoadOptions{Seed: 4, Callers: 4, Pause: 50 * time.Millisecond, Timeout: 5 * time.Second})
-	time.Sleep(20 * time.Second)
+	time.Sleep(scaled(20 * time.Second))
 	goes.Report(t)
 	comes := programs.Simulate(t, c.OTA, "--devices", "7", "--profile", "fw-2.1", "--mac-base", "02:dd:00:00:00:00", "--seed", "6")
-	time.Sleep(40 * time.Second)
+	time.Sleep(scaled(40 * time.Second))
 	for i := range c.SQL {
-		time.Sleep(time.Second) // one node sees the others' rows standing still
+		time.Sleep(scaled(time.Second)) // one node sees that the others' rows do not change
 		c.SQL[i].Break(0, None)
 	}
 	c.Nodes[0].Await(t, "the rows are complete", 40*time.Second, func() bool {
 		return c.DB.Count(t, "SELECT count(*) FROM devices") == 22 && c.DB.Count(t, "SELECT count(DISTINCT device) FROM catalog_history") == 22 &&
 			c.DB.Count(t, "SELECT count(*) FROM presence WHERE online") == 17 && c.DB.Count(t, "SELECT count(*) FROM presence WHERE NOT online") == 5
 	})
-	time.Sleep(5 * time.Second) // a beat and a look later nobody is lost either
+	time.Sleep(scaled(5 * time.Second)) // a beat and a look later nobody is lost either
 	load.Stop()
-	if outcomes := load.Outcomes(); len(outcomes) != 1 || outcomes["ok"] < 500 {
+	if outcomes := load.Outcomes(); len(outcomes) != 1 || outcomes["ok"] < int(500*scale()) {
 		t.Errorf("calls on connected devices: %v", outcomes)
 	}
 	if lost := c.DB.Count(t, "SELECT count(*) FROM presence WHERE reason = 'node_lost'"); lost != 0 {
@@ -141,14 +141,13 @@ func TestDatabaseAway(t *testing.T) {
 func TestFrozenNode(t *testing.T) {
 	t.Parallel()
 	c := programs.StartCluster(t, ClusterOptions{Seed: 5})
-	sims := []*Simulation{programs.Simulate(t, c.OTA, "--devices", "30", "--mac-base", "02:df:00:00:00:00", "--reconnect", "500ms", "--reconnect-jitter", "500ms", "--seed", "5")}
-	var ids []string
+	s := &storm{Cluster: c, t: t, checking: "a frozen node"}
+	s.sims = []*Simulation{programs.Simulate(t, c.OTA, "--devices", "30", "--mac-base", "02:df:00:00:00:00", "--reconnect", "500ms", "--reconnect-jitter", "500ms", "--seed", "5")}
 	for i := range 30 {
-		ids = append(ids, fmt.Sprintf("02:df:00:00:00:%02x", i))
+		s.ids = append(s.ids, fmt.Sprintf("02:df:00:00:00:%02x", i))
 	}
-	c.AwaitReady(t, len(ids), 30*time.Second)
-	s := &storm{Cluster: c, t: t}
-	s.load = c.StartLoad(t, ids, LoadOptions{Seed: 5, Callers: 6, Pause: 30 * time.Millisecond, Timeout: 20 * time.Second, Patience: 6 * time.Second})
+	c.AwaitReady(t, len(s.ids), 30*time.Second)
+	s.load = c.StartLoad(t, s.ids, LoadOptions{Seed: 5, Callers: 6, Pause: 30 * time.Millisecond, Timeout: 20 * time.Second, Patience: max(scaled(6*time.Second), 3*time.Second)})
 	time.Sleep(time.Second)
 
 	clients := c.bus.NumClients()
@@ -157,12 +156,12 @@ func TestFrozenNode(t *testing.T) {
 	up := s.load.Down(0)
 	c.MQTT.Break(0, Cut) // the devices notice; the node cannot
 	c.Nodes[1].Await(t, "the NATS server gives the node up, and its devices are elsewhere", 30*time.Second, func() bool {
-		return c.bus.NumClients() < clients && c.Nodes[1].Metric(t, "fleetd_devices")+c.Nodes[2].Metric(t, "fleetd_devices") == float64(len(ids))
+		return c.bus.NumClients() < clients && c.Nodes[1].Metric(t, "fleetd_devices")+c.Nodes[2].Metric(t, "fleetd_devices") == float64(len(s.ids))
 	})
 	t.Logf("given up %v after the freeze", time.Since(frozen).Round(time.Millisecond))
-	time.Sleep(4 * time.Second) // a call that was sent there is lost after three
+	time.Sleep(scaled(4 * time.Second)) // a call that was sent there is lost after three
 	moved := s.load.Outcomes()
-	time.Sleep(12 * time.Second) // the lease runs out
+	time.Sleep(scaled(12 * time.Second)) // the lease runs out
 	if after := s.load.Outcomes(); after["ok"] <= moved["ok"] || len(after) != len(moved) {
 		t.Errorf("calls until the node was given up: %v; later: %v", moved, after)
 	} else {
@@ -177,13 +176,13 @@ func TestFrozenNode(t *testing.T) {
 	thawed := time.Now()
 	time.Sleep(time.Second)
 	up()
-	if !s.rest(len(ids), 10*time.Second) {
+	if !s.rest(10 * time.Second) {
 		t.Error("the node did not step back")
 	}
 	t.Logf("at rest %v after the thaw", time.Since(thawed).Round(time.Millisecond))
 	s.load.Stop()
-	s.agree(ids)
-	s.account(sims)
+	s.agree()
+	s.account()
 	if held := c.Nodes[0].Metric(t, "fleetd_devices"); held != 0 {
 		t.Errorf("it holds %v devices, all of which have moved", held)
 	}

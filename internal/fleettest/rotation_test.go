@@ -17,6 +17,7 @@ const rotationSecret = "a secret for tests only"
 // what they have, also over a restart of the node, until they boot; then the old
 // credentials are worth nothing.
 func TestRotationWithoutTouchingFirmware(t *testing.T) {
+	t.Parallel()
 	node := programs.Start(t, "--secret", rotationSecret)
 	const count = 4
 	mint, err := credential.New([]byte(rotationSecret))

@@ -23,6 +23,7 @@ import (
 // The database goes away for a while: nobody notices, and nothing is missing
 // afterwards.
 func TestPostgresOutage(t *testing.T) {
+	t.Parallel()
 	db := storetest.Postgres(t)
 	proxy := storetest.NewProxy(t, db.Address(t))
 	proxy.Start()
@@ -78,6 +79,7 @@ func TestPostgresOutage(t *testing.T) {
 
 // A node that starts while its database is away serves what it noted.
 func TestDegradedStart(t *testing.T) {
+	t.Parallel()
 	db := storetest.Postgres(t)
 	proxy := storetest.NewProxy(t, db.Address(t))
 	proxy.Start()
@@ -108,7 +110,7 @@ func natsServer(t *testing.T) (url, prefix string, js jetstream.JetStream, nc *n
 	}
 	nc, err := nats.Connect(url)
 	if err != nil {
-		t.Skipf("NOT RUN: no NATS at %s: %v", url, err)
+		t.Skipf("%sno NATS at %s (FLEETD_TEST_NATS): %v", storetest.NotRun, url, err)
 	}
 	t.Cleanup(nc.Close)
 	if js, err = jetstream.New(nc); err != nil {
@@ -140,6 +142,7 @@ func removeStreams(t *testing.T, js jetstream.JetStream, mark string) {
 // Every documented event, seen by a watcher on an external server, and kept
 // once in the stream.
 func TestExternalNATS(t *testing.T) {
+	t.Parallel()
 	url, prefix, js, nc := natsServer(t)
 	watcher, err := nc.SubscribeSync(prefix + ".devices.>")
 	if err != nil {

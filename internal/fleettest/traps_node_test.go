@@ -35,6 +35,7 @@ func shapes() []string {
 
 // No shape of JSON from any side ends the node or any other device's session.
 func TestTrap07AnyShapeOfJSON(t *testing.T) {
+	t.Parallel()
 	const id, odd, oddWS, bystander = "02:00:00:00:07:01", "02:00:00:00:07:02", "02:00:00:00:07:03", "02:00:00:00:07:04"
 	api, upstream := freePort(t), freePort(t)
 	server := chatAt(t, upstream)
@@ -131,6 +132,7 @@ func TestTrap07AnyShapeOfJSON(t *testing.T) {
 
 // With the database and NATS away a device is greeted, and called, as always.
 func TestTrap09HelloWithoutServices(t *testing.T) {
+	t.Parallel()
 	const overMQTT, overWS = "02:00:00:00:09:11", "02:00:00:00:09:12"
 	db := storetest.Postgres(t)
 	url, prefix, _, _ := natsServer(t)
@@ -186,6 +188,7 @@ func TestTrap09HelloWithoutServices(t *testing.T) {
 
 // An answer may be as large as firmware can send it, and larger.
 func TestTrap14LargeAnswers(t *testing.T) {
+	t.Parallel()
 	node := programs.Start(t)
 	robots := map[string]string{"mqtt": "02:00:00:00:14:01", "websocket": "02:00:00:00:14:02"}
 	for transport, id := range robots {
@@ -234,6 +237,7 @@ var (
 
 // No setting and no device makes an OTA reply that a device could not survive.
 func TestTrap15OTAReplies(t *testing.T) {
+	t.Parallel()
 	for name, flags := range map[string][]string{
 		"default":    nil,
 		"WebSocket":  {"--transport", "websocket"},

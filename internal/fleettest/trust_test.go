@@ -12,6 +12,7 @@ import (
 // within its own polling; a revoked one is out within a second, whichever node
 // holds it and whichever is told.
 func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
+	t.Parallel()
 	const (
 		// Firmware asks every 3 s whether it was activated, then checks anew and
 		// connects (application.cc:457-492).
@@ -81,6 +82,7 @@ func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
 
 // What an operator was told is done outlives the node, however soon that dies.
 func TestDecisionsOutliveAKill(t *testing.T) {
+	t.Parallel()
 	node := programs.Start(t)
 	programs.Simulate(t, node.Info.OTA, "--devices", "3", "--mac-base", "02:f1:ee:00:03:00")
 	node.AwaitReady(t, 3)
@@ -111,6 +113,7 @@ func TestDecisionsOutliveAKill(t *testing.T) {
 
 // A node whose terminal is closed stops in order: the record ends with it.
 func TestHangupStops(t *testing.T) {
+	t.Parallel()
 	node := programs.Start(t)
 	node.signal(t, syscall.SIGHUP)
 	select {

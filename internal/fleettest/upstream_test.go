@@ -233,6 +233,7 @@ func TestVoiceUpstream(t *testing.T) {
 
 // A chat server that is not there costs the device nothing but the answer.
 func TestVoiceUpstreamAbsent(t *testing.T) {
+	t.Parallel()
 	const id = "02:00:00:00:05:02"
 	node := programs.Start(t, "--voice-upstream", "ws://"+freePort(t)+"/xiaozhi/v1/")
 	d := boot(t, node.Info.OTA, id).dial(t, devicetest.NewScript())

@@ -47,6 +47,7 @@ func askCamera(t *testing.T, node *Node, device, question string) photoAnswer {
 // A caller who asks a camera gets the explanation as the tool's answer, and
 // the explainer saw the very picture that is stored.
 func TestPhotoIsExplained(t *testing.T) {
+	t.Parallel()
 	seen := make(chan string, 1)
 	explainer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet { // the diagnosis
@@ -99,6 +100,7 @@ func TestPhotoIsExplained(t *testing.T) {
 
 // A service on NATS explains where no address is given.
 func TestPhotoIsExplainedOverNATS(t *testing.T) {
+	t.Parallel()
 	node := programs.Start(t, natsFlag, natsAnyPort)
 	programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--profile", "fw-2.4", "--devices", "1")
 	node.AwaitReady(t, 1)

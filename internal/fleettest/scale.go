@@ -1,0 +1,32 @@
+package fleettest
+
+import (
+	"testing"
+	"time"
+)
+
+// shortScale is the factor by which the nodes' leases, beats and pings shrink
+// under `go test -short`, and with them what the tests wait for.
+const shortScale = 0.3
+
+func scale() float64 {
+	if testing.Short() {
+		return shortScale
+	}
+	return 1
+}
+
+// scaled is a time that follows from leases, beats or pings.
+func scaled(d time.Duration) time.Duration { return time.Duration(float64(d) * scale()) }
+
+// inVerify starts the reason for which a test is left out under `go test
+// -short`: `make verify` runs it.
+const inVerify = "IN VERIFY: "
+
+// long leaves the test out of `make test`.
+func long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip(inVerify + "takes longer than a minute")
+	}
+}
