@@ -222,6 +222,7 @@ func TestSubscriptionsOutliveTheirSession(t *testing.T) {
 
 // A host that follows something may have nothing to say itself.
 func TestSubscriptionsOfASilentHost(t *testing.T) {
+	t.Parallel()
 	h := newMCPHost(t)
 	h.open(t, "2025-11-25")
 	if !h.ask(t, 2, "resources/subscribe", `{"uri":"test://a"}`) {

@@ -73,6 +73,7 @@ func call(n int) Entry {
 }
 
 func TestEverythingIsWritten(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		l := open(m)
@@ -168,6 +169,7 @@ func TestSpill(t *testing.T) {
 }
 
 func TestVerifyFindsFaults(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		l := open(m)

@@ -36,6 +36,7 @@ func online(service *devices.Service) bool {
 // A device that moves to another node is held there alone, also if the node
 // that it leaves has a clock ahead: the winner rises above the loser.
 func TestTakeoverBetweenNodes(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t)
 	first := f.at(t, f.holding)
 	flush := func() {

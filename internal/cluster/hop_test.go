@@ -204,6 +204,7 @@ func TestHolderDiesAfterAcceptance(t *testing.T) {
 
 // A call that ends in the holder's queue is told as unsent from another node, too.
 func TestTimeoutIsToldAlike(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t)
 	s := devicetest.NewScript()
 	s.Call = func(string, json.RawMessage) string { return "" } // for ever

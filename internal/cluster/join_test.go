@@ -32,6 +32,7 @@ func TestJoin(t *testing.T) {
 
 // A node that asks again does not take its own answer for another's.
 func TestJoinAgain(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t)
 	if err := f.holder.Join(t.Context(), Fleet{Node: "holder", Secret: "s"}); err != nil {
 		t.Fatal(err)

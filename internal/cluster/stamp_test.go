@@ -154,6 +154,7 @@ func TestUnstampedHops(t *testing.T) {
 
 // Nobody makes a node run a call twice by asking for it again.
 func TestForgedAgain(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t)
 	ran := f.counted(t)
 	heard := f.listen(t)

@@ -17,6 +17,7 @@ import (
 // A voice service that speaks in one burst is heard whole and in order: its
 // messages and its audio travel on two subjects of one connection.
 func TestVoiceServiceIsHeardInOrder(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t)
 	c := f.dial(t, devicetest.NewScript())
 	_, err := c.session.OpenAudio(hello.Device{}, hello.TransportWebSocket, func(*devices.Conversation) (devices.AudioPath, error) { return voice{c}, nil })

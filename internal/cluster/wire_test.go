@@ -110,6 +110,7 @@ var wireSends = map[string]func(ctx context.Context, l *Link){
 
 // What this version sends has everything that version 1 of the wire has.
 func TestWireSent(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t)
 	heard, err := f.client.SubscribeSync("test.v1.>")
 	if err != nil {

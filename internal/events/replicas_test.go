@@ -57,6 +57,7 @@ func natsCluster(t *testing.T) (servers []*server.Server) {
 
 // With three replicas the events outlive any one server.
 func TestReplicasOutliveAServer(t *testing.T) {
+	t.Parallel()
 	servers := natsCluster(t)
 	nc := connect(t, servers[0].ClientURL())
 	b, err := New(Options{Conn: nc, Prefix: "test.v1", Node: "n1", Retention: time.Hour, Limit: 10 << 20, Replicas: 3, Log: slog.New(slog.DiscardHandler)})

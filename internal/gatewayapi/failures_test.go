@@ -12,6 +12,7 @@ import (
 // Who tries tokens is answered late and with 429; the right one is served at
 // once.
 func TestWrongTokensAreSlowedDown(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
 	ask := func(token string) (status int, took time.Duration) {
 		r := httptest.NewRequest(http.MethodPost, "/api/devices/status", http.NoBody)

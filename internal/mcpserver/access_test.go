@@ -138,6 +138,7 @@ func TestSessionsAreBounded(t *testing.T) {
 // Who is revoked, or whose key expires, is out within a second: sessions,
 // streams and calls in progress.
 func TestKeysEndMidStream(t *testing.T) {
+	t.Parallel()
 	for _, end := range []string{"revoked", "expired"} {
 		t.Run(end, func(t *testing.T) {
 			for _, era := range []string{"2025-11-25", "2026-07-28", "sse"} {
@@ -246,6 +247,7 @@ func TestBadRequests(t *testing.T) {
 // Who tries tokens is answered late; the right token is served at once, from
 // the same address, and no token is no attempt.
 func TestWrongTokensAreSlowedDown(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
 	for range lobby.FailureBurst {
 		if a := f.send(t, http.MethodPost, PathMCP, "guess", hello); a.status != http.StatusUnauthorized {

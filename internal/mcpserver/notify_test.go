@@ -21,6 +21,7 @@ const quietTime = 200 * time.Millisecond
 
 // Only those are told that a list of tools changed who see a change.
 func TestListChanged(t *testing.T) {
+	t.Parallel()
 	for _, era := range []string{"2025-06-18", "2025-11-25", "2026-07-28"} {
 		t.Run(era, func(t *testing.T) {
 			f := newFleet(t)

@@ -54,6 +54,7 @@ func fakeBroker(t *testing.T, connack, suback byte) string {
 // A login that the broker refuses stops the start in one sentence, which does
 // not repeat the password; a broker that is not there does not.
 func TestBrokerRefusesLogin(t *testing.T) {
+	t.Parallel()
 	b := ground(t)
 	for _, code := range []byte{packets.ErrRefusedBadUsernameOrPassword, packets.ErrRefusedNotAuthorised, packets.ErrRefusedIDRejected} {
 		source, err := mqttdevice.NewBroker(b.options, fakeBroker(t, code, 0), clientID(), time.Minute)

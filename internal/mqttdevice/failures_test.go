@@ -12,6 +12,7 @@ import (
 // Who tries passwords hears CONNACK 5, late; a device with the right one comes
 // in at once, from the same address.
 func TestWrongPasswordsAreSlowedDown(t *testing.T) {
+	t.Parallel()
 	b := ground(t)
 	b.options.Failures = lobby.NewFailures(nil)
 	b.listen(t)

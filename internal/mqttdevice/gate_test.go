@@ -15,6 +15,7 @@ import (
 // as do devices of that very host once some of the silent are gone, and those
 // that are in have no part in it.
 func TestSilentConnectionsKeepNobodyOut(t *testing.T) {
+	t.Parallel()
 	const share = 3
 	b := ground(t)
 	b.front = mqttdevice.New(b.options)

@@ -364,6 +364,7 @@ func TestAnswers(t *testing.T) {
 // A device that drips one byte at a time into CONNECT is cut off by the clock,
 // as is one that says nothing.
 func TestSlowConnect(t *testing.T) {
+	t.Parallel()
 	b := open(t)
 	silent, drip := b.raw(t), b.raw(t)
 	begun := time.Now()
@@ -398,6 +399,7 @@ func TestSlowConnect(t *testing.T) {
 // Only what the device sends keeps it alive: a dead one that is called again
 // and again still ends (GW-9).
 func TestKeepaliveCountsReceivedBytesOnly(t *testing.T) {
+	t.Parallel()
 	b := open(t)
 	r := b.raw(t)
 	r.say(b.connectPacket(t, func(p *packets.ConnectPacket) { p.Keepalive = 1 }))

@@ -14,6 +14,7 @@ import (
 // A device that reads nothing is ended as slow, which is not the normal end,
 // and others do not notice.
 func TestSlowReader(t *testing.T) {
+	t.Parallel()
 	b := open(t)
 	r := b.up(t)
 	if err := r.Conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {

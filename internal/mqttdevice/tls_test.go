@@ -18,6 +18,7 @@ import (
 // The same front end serves TLS, beside a peer that never finishes its
 // handshake.
 func TestOverTLS(t *testing.T) {
+	t.Parallel()
 	b := ground(t)
 	b.front = mqttdevice.New(b.options)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

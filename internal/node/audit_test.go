@@ -75,6 +75,7 @@ func TestAuditSurvivesAStopWithoutDatabase(t *testing.T) {
 }
 
 func TestPolicyFile(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "policy.json")
 	write := func(text string) {
 		t.Helper()

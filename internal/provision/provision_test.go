@@ -278,6 +278,7 @@ func TestActivationByHardware(t *testing.T) {
 
 // Who tries keys hears 429, late; each guess costs a challenge, too.
 func TestWrongProofsAreSlowedDown(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, devices.Config{Approve: true}, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
 	if err := b.server.opt.Attest.Import(t.Context(), []devices.Chip{{Serial: "SN", Key: strings.Repeat("0a", 32)}}); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 // Who tries tokens is answered late and with 429; the right token is served at
 // once, from the same address, and no token is no attempt.
 func TestWrongTokensAreSlowedDown(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
 	ask := func(authorization string) (response, time.Duration) {
 		begun := time.Now()

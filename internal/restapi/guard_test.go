@@ -257,6 +257,7 @@ func TestChangesAreAudited(t *testing.T) {
 
 // A stream carries events of the key's devices alone, and ends with the key.
 func TestEventsUnderAKey(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t)
 	f.connect(t, robot, devicetest.NewScript())
 	f.connect(t, lamp, devicetest.NewScript())

@@ -24,6 +24,7 @@ func (d *device) goodbye() string { return `{"type":"goodbye","session_id":"` + 
 // A chat server that breaks in the middle of a sentence: what it said is played
 // out, the speech gets its end, then one goodbye; the next hello works.
 func TestKilledMidSentence(t *testing.T) {
+	t.Parallel()
 	c := server(t)
 	f := newFleet(t, c)
 	d, p := f.talking(c, devices.TransportMQTT)

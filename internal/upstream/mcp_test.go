@@ -259,6 +259,7 @@ func TestCallsMeetThoseOfREST(t *testing.T) {
 
 // A call that is in progress when its chat server goes is not answered to the next.
 func TestLateAnswerIsDropped(t *testing.T) {
+	t.Parallel()
 	c := server(t)
 	f := newFleet(t, c)
 	script := devicetest.NewScript()

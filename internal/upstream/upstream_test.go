@@ -87,6 +87,7 @@ func TestConversationIsDialled(t *testing.T) {
 }
 
 func TestAudioPassesBothWays(t *testing.T) {
+	t.Parallel()
 	for _, transport := range transports {
 		t.Run(string(transport), func(t *testing.T) {
 			c := server(t)

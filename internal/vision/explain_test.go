@@ -67,6 +67,7 @@ func (r result) text(t testing.TB) string {
 // The server is asked with the question and the very picture, and the device
 // gets its text beside what it got before.
 func TestChatExplains(t *testing.T) {
+	t.Parallel()
 	jpeg := picture(t, 1200)
 	asked := make(chan chatRequest, 1)
 	c := explainedCamp(t, withChat(model(t, func(w http.ResponseWriter, r *http.Request) {

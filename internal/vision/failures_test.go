@@ -12,6 +12,7 @@ import (
 // Who tries upload tokens is answered late and with 429; the right one is taken
 // at once, and one that has merely expired is no attempt.
 func TestWrongTokensAreSlowedDown(t *testing.T) {
+	t.Parallel()
 	c := newCamp(t, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
 	body := cameraBody("q", picture(t, 64))
 	upload := func(token string) (result, time.Duration) {

@@ -14,6 +14,7 @@ import (
 )
 
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	c := newCamp(t)
 	jpeg, wide := picture(t, 400), picture(t, 16)
 	// A header that claims 9000 by 16 pixels.

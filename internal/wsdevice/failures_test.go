@@ -15,6 +15,7 @@ import (
 // Who tries tokens is answered late and with 429; a device with the right one
 // comes in at once, from the same address.
 func TestWrongTokensAreSlowedDown(t *testing.T) {
+	t.Parallel()
 	failures := lobby.NewFailures(nil)
 	b := open(t, func(o *wsdevice.Options) { o.Failures = failures })
 	const id = devices.ID("aa:bb:cc:dd:ee:ff")

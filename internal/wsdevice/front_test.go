@@ -141,6 +141,7 @@ func (d *device) Hear(string) error { return nil }
 func (d *device) Close() { _ = d.ws.Close() }
 
 func TestFrontEndSuite(t *testing.T) {
+	t.Parallel()
 	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
 		b := open(t)
 		return devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello, Lacks: map[string]string{
@@ -152,6 +153,7 @@ func TestFrontEndSuite(t *testing.T) {
 }
 
 func TestRefusedBeforeUpgrade(t *testing.T) {
+	t.Parallel()
 	b := open(t)
 	good := b.header(id, "c1", 0)
 	change := func(key, value string) http.Header {
