@@ -8,7 +8,7 @@ LDFLAGS    := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMM
 # dependencies into everybody's build.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build demo cluster-demo run test check conformance chaos bench release clean
+.PHONY: all build demo cluster-demo run test verify check conformance chaos fuzz kills mutants bench release clean
 all: build
 
 build: ## both programs, in bin/
@@ -26,15 +26,27 @@ run: build ## a node alone
 check: ## formatting, vet, staticcheck
 	@scripts/check '$(STATICCHECK)'
 
-test: ## everything: check, unit, integration, end to end, race, short fuzz
+test: ## what judges a change, in about five minutes: check, unit, integration, end to end, race
 	@STATICCHECK='$(STATICCHECK)' scripts/test
+
+verify: ## what takes longer, some 15 minutes: chaos, outages at full length, fuzz, conformance, release (PART="chaos fuzz")
+	@scripts/verify $(PART)
 
 conformance: ## the official MCP suite and the Inspector against fleetd; wants npm
 	@scripts/conformance
 
-chaos: ## five minutes of faults between three nodes (SEED=n repeats a run, LASTS=d is longer or shorter, TAGS=brokenfence must fail)
-	FLEETD_TEST_CHAOS=$(or $(LASTS),5m) FLEETD_TEST_SEED=$(or $(SEED),random) FLEETD_TEST_TAGS=$(TAGS) \
-		go test -race -count=1 -timeout 2h -v -run '^TestChaos$$' ./internal/fleettest
+chaos: ## five minutes of faults between three nodes (SEED=n repeats a run, SEEDS=20 makes several, LASTS=d, TAGS=brokenfence must fail)
+	@SEED=$(SEED) SEEDS=$(SEEDS) LASTS=$(LASTS) TAGS=$(TAGS) scripts/chaos
+
+fuzz: ## all fuzz targets for half an hour (TIME=4m)
+	@scripts/fuzz $(or $(TIME),30m)
+
+kills: ## 200 kills of a writing store, and of a node with fresh decisions (KILLS=n)
+	go test -race -count=$(or $(KILLS),200) -timeout 4h -run 'SurvivesKill' ./internal/store
+	go test -race -count=$(or $(KILLS),200) -timeout 4h -run '^TestDecisionsOutliveAKill$$' ./internal/fleettest
+
+mutants: ## breaks the code in some forty places, one after the other: a test must fail in each
+	go test -tags mutants -timeout 1h -v -run '^TestMutants$$' ./cmd/fleetd
 
 bench: build ## the figures of docs/benchmarks.md (BENCH="-baselines DIR" runs their baselines beside them)
 	go run ./internal/fleetbench $(BENCH)
