@@ -1,11 +1,9 @@
 package jsonspan
 
 import (
-	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
-	"unicode/utf8"
 )
 
 func TestWalkObject(t *testing.T) {
@@ -70,59 +68,6 @@ func TestNoAllocation(t *testing.T) {
 	}); got != 0 {
 		t.Errorf("%v allocations per walk, want none", got)
 	}
-}
-
-// FuzzValue holds the scanner against encoding/json: whatever one accepts, the
-// other does, except for what only this one limits (depth, UTF-8).
-func FuzzValue(f *testing.F) {
-	for _, s := range []string{`{"a":[1,2.5e-3,"x\u00e9",null,true,{}]}`, `[]`, `"\ud83d"`, `-0`, `{"a":1,"a":2}`, ` [ ] `, `1 2`} {
-		f.Add([]byte(s))
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		span, err := Value(data)
-		switch {
-		case err == nil && !json.Valid(span):
-			t.Errorf("accepted %q, which encoding/json refuses", data)
-		case err != nil && !errors.Is(err, ErrDepth) && utf8.Valid(data) && json.Valid(data):
-			t.Errorf("refused %q: %v", data, err)
-		}
-	})
-}
-
-// FuzzChecked holds the quick walk against the thorough one on valid objects,
-// and within its bounds on everything.
-func FuzzChecked(f *testing.F) {
-	for _, s := range []string{`{"a":[1,"]\\\"",{"b":"}"}],"c":-1.5e3 ,"d":true}`, `{}`, `{"a":"\\"}`, `{"a":[[],{}]}`, `{"a`} {
-		f.Add([]byte(s))
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		quick := CheckedObject(data)
-		thorough := Object(data)
-		valid := Object(data)
-		for valid.Next() {
-			continue
-		}
-		for quick.Next() {
-			if valid.Err() == nil && (!thorough.Next() || string(quick.Value()) != string(thorough.Value()) || string(quick.Key()) != string(thorough.Key())) {
-				t.Fatalf("%q: %q is %q", data, quick.Key(), quick.Value())
-			}
-		}
-		if valid.Err() == nil && (quick.Err() != nil || thorough.Next()) {
-			t.Fatalf("%q: the quick walk ends early: %v", data, quick.Err())
-		}
-	})
-}
-
-func FuzzAppendString(f *testing.F) {
-	f.Add("plain")
-	f.Add("\"\\\n\x00\u2028é\xff")
-	f.Fuzz(func(t *testing.T, text string) {
-		out := AppendString(nil, text)
-		got, ok := String(out)
-		if _, err := Value(out); err != nil || !ok || got != strings.ToValidUTF8(text, "\uFFFD") && utf8.ValidString(text) {
-			t.Errorf("%q became %q", text, out)
-		}
-	})
 }
 
 func TestMember(t *testing.T) {
