@@ -14,7 +14,6 @@ package mqttdevice
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"sync/atomic"
@@ -196,7 +195,7 @@ func (f *Front) Connected() (all, waiting int) {
 var levels = map[string]byte{"MQIsdp": 3, "MQTT": 4}
 
 // parseConnect reads CONNECT. Its name and level are looked at first: CONNECT
-// of MQTT 5 has another layout behind them.
+// of MQTT 5 has another layout after them.
 func parseConnect(h header, body []byte) (*packets.ConnectPacket, error) {
 	name, level, err := protocolOf(body)
 	if err != nil {
@@ -209,26 +208,7 @@ func parseConnect(h header, body []byte) (*packets.ConnectPacket, error) {
 	if err != nil {
 		return nil, err
 	}
-	connect := p.(*packets.ConnectPacket)
-	if size := sizeOf(connect); size != h.length { // paho fills up with zeros what is cut off
-		return nil, fmt.Errorf("CONNECT has %d bytes where its fields need %d", h.length, size)
-	}
-	return connect, nil
-}
-
-// sizeOf is the length of a CONNECT with these fields (section 3.1).
-func sizeOf(p *packets.ConnectPacket) int {
-	size := 2 + len(p.ProtocolName) + 4 + 2 + len(p.ClientIdentifier)
-	if p.WillFlag {
-		size += 4 + len(p.WillTopic) + len(p.WillMessage)
-	}
-	if p.UsernameFlag {
-		size += 2 + len(p.Username)
-	}
-	if p.PasswordFlag {
-		size += 2 + len(p.Password)
-	}
-	return size
+	return p.(*packets.ConnectPacket), nil
 }
 
 func isSpoken(name string, level byte) bool {

@@ -28,7 +28,8 @@ func (h header) kind() byte { return h.first >> 4 }
 
 // parseHeader reads a fixed header at the beginning of b. ok is false while
 // bytes are missing. The length is checked before anybody reads, or makes room
-// for, the body: paho's ReadPacket would do that first, and take a fifth byte.
+// for, the body: paho's ReadPacket would do that first, and would take a fourth
+// byte that announces a fifth.
 func parseHeader(b []byte, limit int) (h header, ok bool, err error) {
 	if len(b) == 0 {
 		return h, false, nil
@@ -86,14 +87,48 @@ func decode(h header, body []byte) (packets.ControlPacket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errType, err)
 	}
-	r := bytes.NewReader(body)
-	if err := p.Unpack(r); err != nil {
-		return nil, fmt.Errorf("packet does not hold what it must: %w", err)
+	// A Buffer, because paho takes the end of a Reader for a missing field where
+	// an empty one is last.
+	if err := p.Unpack(bytes.NewBuffer(body)); err != nil {
+		return nil, fmt.Errorf("packet does not contain what it must: %w", err)
 	}
-	if r.Len() > 0 {
-		return nil, fmt.Errorf("%d bytes behind the end of the packet's contents", r.Len())
+	if size := sizeOf(p); size != h.length { // paho fills up with zeros what is cut off
+		return nil, fmt.Errorf("%s has %d bytes where its fields need %d", packets.PacketNames[h.kind()], h.length, size)
 	}
 	return p, nil
+}
+
+// sizeOf is the length of the body of a packet with these fields (section 3).
+func sizeOf(p packets.ControlPacket) int {
+	switch p := p.(type) {
+	case *packets.ConnectPacket:
+		size := 2 + len(p.ProtocolName) + 4 + 2 + len(p.ClientIdentifier)
+		if p.WillFlag {
+			size += 4 + len(p.WillTopic) + len(p.WillMessage)
+		}
+		if p.UsernameFlag {
+			size += 2 + len(p.Username)
+		}
+		if p.PasswordFlag {
+			size += 2 + len(p.Password)
+		}
+		return size
+	case *packets.SubscribePacket:
+		size := 2
+		for _, topic := range p.Topics {
+			size += 3 + len(topic)
+		}
+		return size
+	case *packets.UnsubscribePacket:
+		size := 2
+		for _, topic := range p.Topics {
+			size += 2 + len(topic)
+		}
+		return size
+	case *packets.PubackPacket:
+		return 2
+	}
+	return 0
 }
 
 // publish is what a device's PUBLISH holds. It points into the packet.
