@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 
 	"fleetd/internal/jsonspan"
 )
@@ -35,12 +36,15 @@ func Check(reply []byte) error {
 	if len(reply) > MaxReply {
 		return unsafe("%d bytes; the device hangs at 8,192, the limit is %d", len(reply), MaxReply)
 	}
+	if err := checkEscapes(reply); err != nil {
+		return err
+	}
 	sections := map[string]bool{}
 	walk := jsonspan.Object(reply)
 	for walk.Next() {
-		name := string(walk.Key())
+		name := strings.ToLower(string(walk.Key())) // the device finds names without regard to case
 		if sections[name] {
-			return unsafe("section %q stands twice", name)
+			return unsafe("section %q appears twice", name)
 		}
 		sections[name] = true
 		if err := checkSection(name, walk.Value()); err != nil {
@@ -52,6 +56,26 @@ func Check(reply []byte) error {
 	}
 	if sections["mqtt"] && sections["websocket"] {
 		return unsafe("it has both mqtt and websocket: the device takes mqtt")
+	}
+	return nil
+}
+
+// checkEscapes refuses what the device's JSON reader takes in another way: text
+// ends at a NUL there, and one half of a surrogate pair makes the whole reply
+// unreadable. No reply needs either.
+func checkEscapes(reply []byte) error {
+	for i := 0; i < len(reply); i++ {
+		if reply[i] != '\\' {
+			continue
+		}
+		i++ // of two backslashes the second starts no escape
+		if i+5 > len(reply) || reply[i] != 'u' {
+			continue
+		}
+		code, err := strconv.ParseUint(string(reply[i+1:i+5]), 16, 16)
+		if err == nil && (code == 0 || utf16.IsSurrogate(rune(code))) {
+			return unsafe("it has the escape \\%s, which the device cannot read", reply[i:i+5])
+		}
 	}
 	return nil
 }
@@ -68,7 +92,7 @@ func checkSection(name string, section []byte) error {
 		if isText && len(text) >= MaxString {
 			return unsafe("%s.%s has %d bytes; the flash takes under %d: boot loop", name, key, len(text), MaxString)
 		}
-		if err := checkMember(name+"."+key, text, isText, value); err != nil {
+		if err := checkMember(name+"."+strings.ToLower(key), text, isText, value); err != nil {
 			return err
 		}
 	}
@@ -142,8 +166,12 @@ func checkDialURL(path, text string, schemes ...string) error {
 	if u.User != nil {
 		return unsafe("%s %q must not contain user info", path, text)
 	}
-	if rest := strings.TrimPrefix(text, u.Scheme+"://"+u.Host); strings.Contains(rest, ":") {
-		return unsafe("%s %q has a colon behind the host, which the device takes for a port: it aborts", path, text)
+	rest := strings.TrimPrefix(text, u.Scheme+"://"+u.Host)
+	if strings.Contains(rest, ":") || strings.HasSuffix(u.Host, ":") {
+		return unsafe("%s %q has a colon that no port follows; the device takes one for the start of a port: it aborts", path, text)
+	}
+	if rest != "" && rest[0] != '/' {
+		return unsafe("%s %q has something between host and path, which the device takes for part of the host", path, text)
 	}
 	if port := u.Port(); port != "" {
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {

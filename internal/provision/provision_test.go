@@ -78,10 +78,21 @@ func TestCheckRefuses(t *testing.T) {
 		"no object":         `[]`,
 		"section no object": `{"websocket":[]}`,
 		"twice":             `{"websocket":{},"websocket":{}}`,
+		"twice by case":     `{"websocket":{},"WebSocket":{}}`,
+		"long key by case":  `{"MQTT":{"sixteen_chars_xx":"v"}}`,
+		"version by case":   `{"Firmware":{"VERSION":"v2.1","url":""}}`,
+		"empty port":        `{"websocket":{"url":"ws://h:/"}}`,
+		"query for a path":  `{"websocket":{"url":"ws://h?a/b"}}`,
+		"NUL":               `{"mqtt":{"endpoint":"h\u0000:1883"}}`,
+		"NUL in a name":     `{"mqtt\u0000":{"endpoint":"h"}}`,
+		"half a pair":       `{"server_time":{"timeZone":"\ud83d"}}`,
 	} {
 		if err := Check([]byte(body)); !errors.Is(err, ErrUnsafe) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	if err := Check([]byte(`{"websocket":{"url":"ws://192.0.2.1/a","token":"C:\\u0000"}}`)); err != nil {
+		t.Error(err)
 	}
 	if err := Check([]byte(`{"mqtt":{"endpoint":"192.0.2.1:1883","keepalive":120},"firmware":{"version":"2.4.2","url":"http://192.0.2.5/f.bin","force":1}}`)); err != nil {
 		t.Error(err)
@@ -96,7 +107,7 @@ type bench struct {
 	mux     *http.ServeMux
 }
 
-func newBench(t *testing.T, cfg devices.Config, change func(*Options)) *bench {
+func newBench(t testing.TB, cfg devices.Config, change func(*Options)) *bench {
 	t.Helper()
 	mint, err := credential.New([]byte("a secret for tests only"))
 	if err != nil {
@@ -358,30 +369,4 @@ func TestDiagnoseChangesNothing(t *testing.T) {
 	if d, _, _, _ := b.Of(mac); d.ID != "" {
 		t.Error("the diagnosis made a device")
 	}
-}
-
-func FuzzOTA(f *testing.F) {
-	f.Add([]byte(`{"board":{"name":"x","ssid":"a"b"}}`), "aa:bb:cc:dd:ee:ff", "c", "x/1.0")
-	f.Fuzz(func(t *testing.T, body []byte, id, client, agent string) {
-		r := httptest.NewRequest("POST", PathOTA, strings.NewReader(string(body)))
-		r.Header.Set("Device-Id", id)
-		r.Header.Set("Client-Id", client)
-		r.Header.Set("User-Agent", agent)
-		c, err := parseRequest(r)
-		if err != nil {
-			return
-		}
-		if _, err := devices.ParseID(string(c.Device)); err != nil {
-			t.Errorf("%q accepted", c.Device)
-		}
-	})
-}
-
-func FuzzCheck(f *testing.F) {
-	f.Add([]byte(`{"websocket":{"url":"ws://192.0.2.1:8000/","version":1}}`))
-	f.Fuzz(func(t *testing.T, body []byte) {
-		if Check(body) == nil && (!json.Valid(body) || len(body) > MaxReply) {
-			t.Errorf("%q passes", body)
-		}
-	})
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"unicode/utf8"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
@@ -37,6 +38,11 @@ func parseRequest(r *http.Request) (devices.CheckIn, error) {
 	mac := describe(body, &c)
 	if board, firmware, found := strings.Cut(r.Header.Get("User-Agent"), "/"); found && c.Firmware == "" && isVersion(firmware) {
 		c.Board, c.Firmware = board, firmware
+	}
+	// The reply gives it back as part of the user name, in JSON, and the device's
+	// reader ends text at a NUL.
+	if !utf8.ValidString(c.ClientID) || strings.ContainsRune(c.ClientID, 0) {
+		return c, errors.New("Client-Id is not valid UTF-8 or contains NUL")
 	}
 	id := r.Header.Get("Device-Id")
 	if id == "" {
