@@ -18,7 +18,7 @@ import (
 )
 
 // vector reads one golden file into v.
-func vector(t *testing.T, name string, v any) {
+func vector(t testing.TB, name string, v any) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "testdata", "vectors", name+".json"))
 	if err != nil {
