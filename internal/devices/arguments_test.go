@@ -111,17 +111,3 @@ func TestCheckDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations per check", got)
 	}
 }
-
-func FuzzSchemaAndArguments(f *testing.F) {
-	f.Add([]byte(otto), []byte(`{"on":true}`))
-	f.Add([]byte(`{"type":"object","properties":{"x":{"anyOf":[{"type":"null"}],"pattern":"("}}}`), []byte(`{"x":[1]}`))
-	f.Fuzz(func(t *testing.T, schema, args []byte) {
-		if !json.Valid(schema) {
-			return
-		}
-		c, err := NewCatalog([]byte(`[{"name":"t","inputSchema":` + string(schema) + `}]`))
-		if err == nil {
-			_ = c.Tool("t").checkCall(args) // must not panic
-		}
-	})
-}
