@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"strconv"
 	"strings"
@@ -160,8 +159,8 @@ func checkDialURL(path, text string, schemes ...string) error {
 	if u.Scheme != schemes[0] && u.Scheme != schemes[1] {
 		return unsafe("%s %q must start with %s:// or %s://", path, text, schemes[0], schemes[1])
 	}
-	if ip := net.ParseIP(u.Hostname()); u.Hostname() == "" || ip != nil && ip.To4() == nil {
-		return unsafe("%s %q needs a name or IPv4 address; the device knows no IPv6 literals", path, text)
+	if u.Hostname() == "" || strings.ContainsAny(u.Hostname(), ":[]") {
+		return unsafe("%s %q needs a name or IPv4 address; the device cannot read IPv6 addresses", path, text)
 	}
 	if u.User != nil {
 		return unsafe("%s %q must not contain user info", path, text)

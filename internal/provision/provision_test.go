@@ -81,6 +81,7 @@ func TestCheckRefuses(t *testing.T) {
 		"twice by case":     `{"websocket":{},"WebSocket":{}}`,
 		"long key by case":  `{"MQTT":{"sixteen_chars_xx":"v"}}`,
 		"version by case":   `{"Firmware":{"VERSION":"v2.1","url":""}}`,
+		"IPv6 unbracketed":  `{"websocket":{"url":"ws://::1"}}`,
 		"empty port":        `{"websocket":{"url":"ws://h:/"}}`,
 		"query for a path":  `{"websocket":{"url":"ws://h?a/b"}}`,
 		"NUL":               `{"mqtt":{"endpoint":"h\u0000:1883"}}`,

@@ -24,8 +24,8 @@ const MaxRequest = 32 << 10
 func parseRequest(r *http.Request) (devices.CheckIn, error) {
 	c := devices.CheckIn{
 		ClientID:   r.Header.Get("Client-Id"),
-		Language:   r.Header.Get("Accept-Language"),
-		Serial:     r.Header.Get("Serial-Number"),
+		Language:   headerText(r.Header.Get("Accept-Language")),
+		Serial:     headerText(r.Header.Get("Serial-Number")),
 		ActivateV2: r.Header.Get("Activation-Version") == "2",
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, MaxRequest+1))
@@ -37,7 +37,7 @@ func parseRequest(r *http.Request) (devices.CheckIn, error) {
 	}
 	mac := describe(body, &c)
 	if board, firmware, found := strings.Cut(r.Header.Get("User-Agent"), "/"); found && c.Firmware == "" && isVersion(firmware) {
-		c.Board, c.Firmware = board, firmware
+		c.Board, c.Firmware = headerText(board), firmware
 	}
 	// The reply gives it back as part of the user name, in JSON, and the device's
 	// reader ends text at a NUL.
@@ -111,3 +111,6 @@ func after(body []byte, mark string) string {
 	}
 	return strings.ToValidUTF8(string(text), "\uFFFD")
 }
+
+// headerText is a header as it can be kept and shown: any byte may come in one.
+func headerText(header string) string { return strings.ToValidUTF8(header, "\uFFFD") }
