@@ -105,6 +105,8 @@ func FuzzCheckedReply(f *testing.F) {
 		f.Add([]byte(c.Body))
 	}
 	for _, reply := range []string{`{"mqtt":{"endpoint":"h:1883","keepalive":240},"firmware":{"version":"2.4.3","url":"http://h:81/f"}}`, `{"MQTT":{"sixteen_chars_xx":1}}`,
+		`{"firmware":{"version":"2147483647","url":""}}`, `{"firmware":{"version":"2147483648","url":""}}`, `{"websocket":{"token":"` + strings.Repeat("x", 3999) + `"}}`,
+		`{"mqtt":{"endpoint":"h:65535","fifteen_chars_x":"é"}}`, `{"mqtt":{"endpoint":"h"}}`, `{"mqtt":{"endpoint":"[::1]:1883"}}`, `{"websocket":{"url":"wss://h:8443/a"}}`,
 		`{"websocket":{"url":"ws://h:/"}}`, `{"websocket":{"url":"wss://h?a/b"}}`, `{"mqtt":{"endpoint":"\u0000h:1"}}`, `{"a":{"b":["\ud83d"]}}`, `{"websocket":{"url":"ws://h/","a":1e300}}`} {
 		f.Add([]byte(reply))
 	}

@@ -273,27 +273,3 @@ func TestMQTTPackets(t *testing.T) {
 		}
 	}
 }
-
-func FuzzMQTTReader(f *testing.F) {
-	f.Add([]byte("\x20\x02\x00\x00\x30\x05\x00\x01tab"))
-	f.Add([]byte("\x32\x80\x01\x00\x01t\x00\x07"))
-	f.Add([]byte("\x30\xff\xff\xff\xff\x7f"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		total := 0
-		r := mqttReader{byteReader{src: bytes.NewReader(data), buf: make([]byte, 32)}}
-		for {
-			p, err := r.next()
-			if err != nil {
-				break
-			}
-			total += 2 + len(p.body)
-			payload, _, _, err := p.publish()
-			if err == nil && len(payload) > len(p.body) {
-				t.Errorf("payload of %d in a body of %d bytes", len(payload), len(p.body))
-			}
-		}
-		if total > len(data) {
-			t.Errorf("%d bytes out of %d", total, len(data))
-		}
-	})
-}

@@ -278,8 +278,15 @@ func FuzzParsePolicy(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ParsePolicy(again); err != nil && len(again) <= MaxPolicyBytes {
-			t.Errorf("%s is refused when written again: %v", text, err)
+		if len(again) > MaxPolicyBytes {
+			return
+		}
+		read, err := ParsePolicy(again)
+		if err != nil {
+			t.Fatalf("%s is refused when written again: %v", text, err)
+		}
+		if last, err := json.Marshal(read); err != nil || string(last) != string(again) {
+			t.Errorf("%s is %s when written again: %v", again, last, err)
 		}
 	})
 }

@@ -169,6 +169,7 @@ func TestEventsEnd(t *testing.T) {
 func FuzzEventReader(f *testing.F) {
 	f.Add("id: 7\r\nevent: online\r\ndata: {}\r\n\r\n")
 	f.Add("\uFEFF: c\rdata\rdata: x\r\r\nretry: 5\n\n")
+	f.Add("data:a\ndata: b\ndata\nid\n\nid:1\x00\nevent:x\ndata:\n\ndata:cut off")
 	f.Fuzz(func(t *testing.T, stream string) {
 		read := func(r io.Reader) (events []Event) {
 			reader := newEventReader(r, "", maxEventLine)
@@ -184,5 +185,42 @@ func FuzzEventReader(f *testing.F) {
 		if !reflect.DeepEqual(whole, pieces) {
 			t.Errorf("whole %q, in pieces %q", whole, pieces)
 		}
+		if want := readEvents(stream); !reflect.DeepEqual(whole, want) {
+			t.Errorf("%q is %q, want %q", stream, whole, want)
+		}
 	})
+}
+
+// readEvents reads a whole stream as the HTML standard puts it (9.2.6), with
+// the difference that an event has an id only if it brings one.
+func readEvents(stream string) (events []Event) {
+	stream = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.TrimPrefix(stream, "\uFEFF"))
+	lines := strings.Split(stream, "\n")
+	var data []string
+	kind, id, hasID := "", "", false
+	for _, line := range lines[:len(lines)-1] {
+		name, value, _ := strings.Cut(line, ":")
+		value = strings.TrimPrefix(value, " ")
+		switch {
+		case line == "":
+			if data != nil {
+				e := Event{Type: "message", Data: append([]byte(nil), strings.Join(data, "\n")...)}
+				if kind != "" {
+					e.Type = kind
+				}
+				if hasID {
+					e.ID = id
+				}
+				events = append(events, e)
+			}
+			data, kind, id, hasID = nil, "", "", false
+		case name == "data":
+			data = append(data, value)
+		case name == "event":
+			kind = value
+		case name == "id" && !strings.Contains(value, "\x00"):
+			id, hasID = value, true
+		}
+	}
+	return events
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -18,6 +19,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/jsontest"
 )
 
 const id = devices.ID("02:00:00:00:00:01")
@@ -332,20 +334,51 @@ func TestServicesNeedAToken(t *testing.T) {
 	}
 }
 
+// FuzzParse compares with what encoding/json reads: of each member the last.
 func FuzzParse(f *testing.F) {
 	l := New(Options{})
-	f.Add([]byte(`{"tool":"x","arguments":{"a":1},"timeout":"5s"}`))
-	f.Add([]byte(`{"arguments":null,"timeout":5}`))
+	for _, data := range []string{`{"tool":"x","arguments":{"a":1},"timeout":"5s"}`, `{"arguments":null,"timeout":5}`, `{"method":"m","params":[1],"confirmation":"c","timeout":"1h"}`,
+		`{"tool":"a","tool":5,"arguments":{},"arguments":null,"timeout":""}`, `{"timeout":"-1s"} {}`} {
+		f.Add([]byte(data))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
+		devices.ParseResult(data) // of another node: must not panic
+		devices.ParseProblem(data)
 		c, _, cancel, err := l.parse(data)
+		list, wrong := jsontest.ObjectMembers(data)
+		var want command
+		for _, member := range list {
+			text, _ := member.Text()
+			switch member.Key {
+			case "tool":
+				want.Tool = text
+			case "arguments":
+				if member.Value != "null" {
+					want.Arguments = json.RawMessage(member.Value)
+				}
+			case "method":
+				want.Method = text
+			case "params":
+				want.Params = json.RawMessage(member.Value)
+			case "confirmation":
+				want.Confirmation = text
+			case "timeout":
+				if want.Timeout = text; text == "" {
+					want.Timeout = member.Value
+				}
+			}
+		}
+		timeout, badTimeout := time.ParseDuration(want.Timeout)
+		good := wrong == nil && utf8.Valid(data) && (want.Timeout == "" || badTimeout == nil && timeout > 0 && timeout <= devices.MaxTimeout)
+		if (err == nil) != good && jsontest.Depth(data) <= 64 {
+			t.Fatalf("%q: %v, want %t", data, err, good)
+		}
 		if err != nil {
 			return
 		}
 		cancel()
-		if c.Arguments != nil && !json.Valid(c.Arguments) {
-			t.Errorf("%q gave arguments %q", data, c.Arguments)
+		if !reflect.DeepEqual(c, want) {
+			t.Errorf("%q is %+v, want %+v", data, c, want)
 		}
-		devices.ParseResult(data)
-		devices.ParseProblem(data)
 	})
 }

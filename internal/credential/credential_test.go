@@ -94,19 +94,36 @@ func TestShortSecretRefused(t *testing.T) {
 	}
 }
 
+// FuzzVerify changes valid tokens: whatever still passes says what the fleet
+// once signed, and nothing passes for another device, purpose or time.
 func FuzzVerify(f *testing.F) {
 	m, err := New([]byte(secret))
 	if err != nil {
 		f.Fatal(err)
 	}
 	now := time.Unix(1_800_000_000, 0)
-	f.Add("AAAA.BBBB")
-	f.Fuzz(func(t *testing.T, token string) {
-		if _, _, err := m.VerifySnapshot(token, now); err == nil {
-			t.Errorf("%q passes", token)
+	const device = "aa:bb:cc:dd:ee:ff"
+	snapshot, old := m.SnapshotToken(device, "p1", now.Add(time.Hour)), m.SnapshotToken(device, "p0", now)
+	upload, token := m.UploadToken(device, now.Add(time.Hour)), m.DeviceToken(device, "c", 0)
+	for _, seed := range []string{"AAAA.BBBB", snapshot, old, upload, m.UploadToken(device, now), token, m.AdminToken(), ""} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, given string) {
+		if d, photo, err := m.VerifySnapshot(given, now); err == nil && (d != device || photo != "p1") {
+			t.Errorf("%q passes for the photo %q of %q", given, photo, d)
 		}
-		if m.VerifyUpload(token, "d", now) == nil || m.IsDevice(token, "d", "c", 0) || m.IsAdmin(token) {
-			t.Errorf("%q passes", token)
+		plain := strings.NewReplacer("\r", "", "\n", "").Replace(given) // encoding/base64 passes over line ends
+		if m.VerifyUpload(given, device, now) == nil && plain != upload {
+			t.Errorf("%q passes for an upload", given)
+		}
+		if m.IsDevice(given, device, "c", 0) != (given == token) || m.IsAdmin(given) != (given == m.AdminToken()) {
+			t.Errorf("%q passes, or the right one does not", given)
+		}
+		for _, other := range []bool{m.VerifyUpload(given, "d", now) == nil, m.VerifyUpload(given, device, now.Add(2*time.Hour)) == nil, m.IsDevice(given, "d", "c", 0),
+			m.IsDevice(given, device, "d", 0), m.IsDevice(given, device, "c", 1)} {
+			if other {
+				t.Errorf("%q passes for what it was not made for", given)
+			}
 		}
 	})
 }

@@ -27,7 +27,7 @@ func FuzzSchemaAndArguments(f *testing.F) {
 		`{"type":"object","properties":{"n":{"type":"integer","minimum":-5,"maximum":5e0},"s":{"type":"string"}},"required":["s","n"]}`,
 		`{"properties":{"b":{"type":"boolean","title":"t","default":true},"":{"type":"integer"}},"$schema":"https://json-schema.org/draft/2020-12/schema"}`,
 		`{"type":"object","properties":{"a/b~c":{"type":"string"}},"required":["a/b~c"],"description":"d"}`} {
-		for _, args := range []string{`{"on":true,"steps":3.0,"action":"x"}`, `{"x":[1]}`, `{"n":-5,"s":""}`, `{"n":6,"s":null}`, `{"b":1,"":2147483648}`, `{"a/b~c":{}}`, ``, `[]`} {
+		for _, args := range []string{`{"on":true,"steps":3.0,"action":"x"}`, `{"x":[1]}`, `{"n":-5,"s":""}`, `{"n":6,"s":null}`, `{"b":1,"":2147483648}`, `{"b":null}`, `{"s":1,"n":null}`, `{"a/b~c":{}}`, ``, `[]`} {
 			f.Add([]byte(schema), []byte(args))
 		}
 	}

@@ -2,6 +2,7 @@ package envelope
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -9,8 +10,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/jsontest"
 )
 
 func vector(t *testing.T, name string, into any) {
@@ -149,21 +152,49 @@ func TestFrameMalformed(t *testing.T) {
 	}
 }
 
+// FuzzParse compares with what encoding/json reads: of each member the first of
+// the right type.
 func FuzzParse(f *testing.F) {
-	f.Add([]byte(`{"session_id":"a","type":"mcp","payload":{"id":1}}`))
-	f.Add([]byte(`{"type":"listen","text":"say "hi""}`))
+	for _, msg := range []string{`{"session_id":"a","type":"mcp","payload":{"id":1}}`, `{"type":"listen","text":"say "hi""}`, `{"type":5,"type":"a\u0062","payload":null,"payload":1}`,
+		`{"session_id":null,"session_id":"","session_id":"b","type":""}`, `{"\u0074ype":"x"} `, `[{"type":"x"}]`} {
+		f.Add([]byte(msg))
+	}
 	f.Fuzz(func(t *testing.T, msg []byte) {
-		if m, err := Parse(msg); err == nil && (!json.Valid(msg) || m.Payload != nil && !json.Valid(m.Payload)) {
-			t.Errorf("accepted %q", msg)
+		m, err := Parse(msg)
+		list, wrong := jsontest.ObjectMembers(msg)
+		kind, session, payload := "none", "", ""
+		typed, hasSession := false, false
+		for _, member := range list {
+			text, isText := member.Text()
+			switch {
+			case member.Key == "type" && isText && !typed:
+				kind, typed = text, true
+			case member.Key == "session_id" && isText && !hasSession:
+				session, hasSession = text, true
+			case member.Key == "payload" && payload == "":
+				payload = member.Value
+			}
+		}
+		if want := wrong == nil && typed && utf8.Valid(msg); (err == nil) != want && !errors.Is(err, jsonspan.ErrDepth) {
+			t.Fatalf("%q: %v, want %t", msg, err, want)
+		}
+		if err == nil && (string(m.Type) != kind || string(m.SessionID) != session || (m.SessionID != nil) != hasSession || string(m.Payload) != payload) {
+			t.Errorf("%q is %q %q %q, want %q %q %q", msg, m.Type, m.SessionID, m.Payload, kind, session, payload)
 		}
 	})
 }
 
 func FuzzFrame(f *testing.F) {
+	f.Add(uint8(1), []byte("a"))
+	f.Add(uint8(3), []byte("\x00\x01\x00\x01a"))
 	f.Add(uint8(2), []byte("\x00\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01a"))
 	f.Fuzz(func(t *testing.T, version uint8, msg []byte) {
 		framing := FramingOf(int(version % 4))
 		frame, err := framing.ParseFrame(msg)
+		want, valid := readFrame(int(framing), msg)
+		if (err == nil) != valid || err == nil && (frame.Timestamp != want.Timestamp || !bytes.Equal(frame.Opus, want.Opus)) {
+			t.Fatalf("%x in framing %d is %+v, %v; want %+v, %t", msg, framing, frame, err, want, valid)
+		}
 		if err != nil {
 			return
 		}
@@ -179,4 +210,31 @@ func FuzzFrame(f *testing.F) {
 			t.Fatalf("round trip of %x gave %+v, %v", msg, again, err)
 		}
 	})
+}
+
+// readFrame reads the structs of protocol.h:17-31 by their layout.
+func readFrame(version int, msg []byte) (frame Frame, ok bool) {
+	var v2 struct {
+		Version, Type             uint16
+		Reserved, Timestamp, Size uint32
+	}
+	var v3 struct {
+		Type, Reserved uint8
+		Size           uint16
+	}
+	r := bytes.NewReader(msg)
+	size := uint32(len(msg))
+	switch version {
+	case 2:
+		if binary.Read(r, binary.BigEndian, &v2) != nil || v2.Version != 2 || v2.Type != 0 {
+			return Frame{}, false
+		}
+		size = v2.Size
+	case 3:
+		if binary.Read(r, binary.BigEndian, &v3) != nil || v3.Type != 0 {
+			return Frame{}, false
+		}
+		size = uint32(v3.Size)
+	}
+	return Frame{Timestamp: v2.Timestamp, Opus: msg[len(msg)-r.Len():]}, r.Len() > 0 && size == uint32(r.Len())
 }

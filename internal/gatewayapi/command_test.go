@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,10 +9,13 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/jsonspan"
+	"fleetd/internal/jsontest"
 )
 
 const callVolume = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"self.audio_speaker.set_volume","arguments":{"volume":50}}}`
@@ -303,25 +307,52 @@ func TestCommandResults(t *testing.T) {
 	f.do(t, "POST", commandRobot, mcp(`{"method":"x"}`)).is(t, 200, CodeOK, `{"success":true,"data":{"isError":true,"content":[]}}`)
 }
 
+// FuzzParseCommand compares with what encoding/json reads into a map, which
+// takes the last of duplicate names too.
 func FuzzParseCommand(f *testing.F) {
-	for _, seed := range []string{mcp(callVolume), mcp("null"), `[]`, ``, `{"type":"mcp","payload":{"method":5,"params":null}}`, `{"clientIds":["a",5]}`, `{"deviceIds":[]}`,
+	for _, seed := range []string{mcp(callVolume), mcp("null"), `[]`, ``, `{"type":"mcp","payload":{"method":5,"params":null}}`, `{"clientIds":["a",5]}`, `{"deviceIds":[]}`, `{"type":"mcp","payload":{"method":"a","method":"b","params":[1]},"clientIds":null,"deviceIds":[1]}`, `{"clientIds":{}}`,
 		"\b\t\n\f\r\x00\x1f\x7f\"\\<\xff"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		c, err := parseCommand(body)
-		if err == nil && c.usable && len(c.params) > 0 && !json.Valid(c.params) {
-			t.Errorf("params %q", c.params)
-		}
-		if err != nil && c.usable {
-			t.Error("usable and wrong")
-		}
-		if list, err := parseStatus(body); err == nil && !json.Valid(list) {
-			t.Errorf("list %q", list)
-		}
+		compareCommand(t, body, c, err)
 		var back string
 		if text := string(body); json.Unmarshal(appendString(nil, text), &back) != nil || back != strings.ToValidUTF8(text, "\ufffd") {
 			t.Errorf("%q is written as %s", text, appendString(nil, text))
 		}
 	})
+}
+
+func compareCommand(t *testing.T, body []byte, c command, err error) {
+	list, statusErr := parseStatus(body)
+	if jsontest.Depth(body) > jsonspan.MaxDepth || !utf8.Valid(body) {
+		return
+	}
+	var members, payload map[string]json.RawMessage
+	text := func(value json.RawMessage) (s string) {
+		_ = json.Unmarshal(value, &s)
+		return s
+	}
+	trimmed := bytes.Trim(body, " \t\r\n")
+	object := json.Unmarshal(body, &members) == nil && members != nil
+	array := json.Valid(body) && trimmed[0] == '[' // has no members in JavaScript
+	if good := len(trimmed) == 0 || object || array; (err == nil) != good {
+		t.Fatalf("%q: %v, want %t", body, err, good)
+	}
+	usable := object && text(members["type"]) == "mcp" && json.Unmarshal(members["payload"], &payload) == nil && payload != nil
+	method, params := text(payload["method"]), string(payload["params"])
+	if params == "null" {
+		params = ""
+	}
+	if c.usable != usable || usable && (c.method != method || string(c.params) != params) {
+		t.Errorf("%q is %+v, want %t %q %q", body, c, usable, method, params)
+	}
+	want := members["clientIds"]
+	if want == nil || string(want) == "null" {
+		want = members["deviceIds"]
+	}
+	if isList := len(want) > 0 && want[0] == '['; (statusErr == nil) != isList || isList && string(list) != string(want) {
+		t.Errorf("%q lists %q, want %q: %v", body, list, want, statusErr)
+	}
 }

@@ -3,12 +3,17 @@ package hello
 import (
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/jsontest"
 )
 
 func vector(t *testing.T, name string, into any) {
@@ -147,13 +152,77 @@ func TestInvalidServerHelloVectors(t *testing.T) {
 	}
 }
 
+// FuzzParseDevice compares with what encoding/json reads: of each member the
+// first counts, within features any that is true, within audio_params the last.
 func FuzzParseDevice(f *testing.F) {
-	f.Add([]byte(`{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`))
-	f.Add([]byte(`{"type":"hello","version": 3,"transport":"udp"}`))
+	for _, msg := range []string{`{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`,
+		`{"type":"hello","version": 3,"transport":"udp"}`, `{"type":"hello","features":{"mcp":1,"aec":true,"glyph_push":true},"text_font":{"a":1},"transport":"mqtt","version":1.5}`,
+		`{"type":"hello","type":"x","audio_params":{"sample_rate":8000,"sample_rate":24000,"channels":3}}`, `{"type":"hello","features":[]}`, `{"type":"h\u0065llo","text_font":5}`} {
+		f.Add([]byte(msg))
+	}
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		d, err := ParseDevice(msg)
-		if err == nil && (!json.Valid(msg) || d.Audio.Check() != nil) {
-			t.Errorf("accepted %q as %+v", msg, d)
+		want, good := readHello(msg)
+		if (err == nil) != good && jsontest.Depth(msg) <= jsonspan.MaxDepth {
+			t.Fatalf("%q: %v, want %t", msg, err, good)
+		}
+		if err == nil && !reflect.DeepEqual(d, want) {
+			t.Errorf("%q is %+v, want %+v", msg, d, want)
 		}
 	})
+}
+
+func readHello(msg []byte) (d Device, ok bool) {
+	d.Audio = AudioParams{16000, 1, 60}
+	list, err := jsontest.ObjectMembers(msg)
+	first := map[string]jsontest.Member{}
+	for _, m := range list {
+		if _, seen := first[m.Key]; !seen {
+			first[m.Key] = m
+		}
+	}
+	kind, _ := first["type"].Text()
+	ok = err == nil && utf8.Valid(msg) && kind == "hello"
+	if m, has := first["version"]; has {
+		d.Version, has = integerOf(m, 1000)
+		ok = ok && has
+	}
+	if m, has := first["transport"]; has {
+		text, _ := m.Text()
+		d.Transport, has = map[string]string{"websocket": "websocket", "udp": "udp", "mqtt": "udp"}[text]
+		ok = ok && has
+	}
+	if m, has := first["features"]; has {
+		d.Features = []byte(m.Value)
+		flags, err := jsontest.ObjectMembers(d.Features)
+		ok = ok && err == nil
+		d.MCP, d.AEC, d.GlyphPush = isTrue(flags, "mcp"), isTrue(flags, "aec"), isTrue(flags, "glyph_push")
+	}
+	if m, has := first["text_font"]; has && m.Value[0] == '{' {
+		d.TextFont = []byte(m.Value)
+	}
+	if m, has := first["audio_params"]; has {
+		params, err := jsontest.ObjectMembers([]byte(m.Value))
+		ok = ok && err == nil
+		for _, p := range params {
+			if field := map[string]*int{"sample_rate": &d.Audio.SampleRate, "channels": &d.Audio.Channels, "frame_duration": &d.Audio.FrameDuration}[p.Key]; field != nil {
+				*field, has = integerOf(p, 1_000_000)
+				ok = ok && has
+			}
+		}
+	}
+	return d, ok && slices.Contains([]int{8000, 12000, 16000, 24000, 48000}, d.Audio.SampleRate) && (d.Audio.Channels == 1 || d.Audio.Channels == 2) &&
+		slices.Contains([]int{5, 10, 20, 40, 60, 80, 100, 120}, d.Audio.FrameDuration)
+}
+
+// integerOf is a number from 0 to limit without a fraction, which may be
+// written with one; jsonspan takes 18 characters.
+func integerOf(m jsontest.Member, limit float64) (int, bool) {
+	var n float64
+	err := json.Unmarshal([]byte(m.Value), &n)
+	return int(n), err == nil && m.Value != "null" && n >= 0 && n <= limit && n == math.Trunc(n) && len(strings.TrimPrefix(m.Value, "-")) <= 18
+}
+
+func isTrue(list []jsontest.Member, name string) bool {
+	return slices.Contains(list, jsontest.Member{Key: name, Value: "true"})
 }

@@ -8,73 +8,38 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"fleetd/internal/jsontest"
 )
 
 // The targets below compare this package with encoding/json, whose result is
 // the right one. The differences that are meant: this package limits the depth
 // and refuses invalid UTF-8, and Int takes a literal of at most 18 characters.
 
-// member is one member of an object or, without a key, one element of an array.
-type member struct{ key, value string }
-
-// membersOf lists what encoding/json finds in an object or array, duplicates
-// included.
-func membersOf(t *testing.T, data []byte) (list []member) {
-	d := json.NewDecoder(bytes.NewReader(data))
-	start, err := d.Token()
-	for err == nil && d.More() {
-		var m member
-		if start == json.Delim('{') {
-			var key json.Token
-			key, err = d.Token()
-			m.key, _ = key.(string)
-		}
-		var raw json.RawMessage
-		if err == nil {
-			err = d.Decode(&raw)
-		}
-		m.value = strings.Trim(string(raw), " \t\r\n")
-		list = append(list, m)
-	}
+// membersOf lists what encoding/json finds in an object or array.
+func membersOf(t *testing.T, data []byte) []jsontest.Member {
+	list, err := jsontest.Members(data)
 	if err != nil {
-		t.Fatalf("encoding/json reads %q: %v", data, err)
+		t.Fatal(err)
 	}
 	return list
 }
 
-// depthOf is the deepest nesting of valid JSON.
-func depthOf(t *testing.T, data []byte) (deepest int) {
-	d := json.NewDecoder(bytes.NewReader(data))
-	for depth := 0; ; {
-		token, err := d.Token()
-		if token == nil && err != nil {
-			return deepest
-		}
-		switch token {
-		case json.Delim('{'), json.Delim('['):
-			depth++
-			deepest = max(deepest, depth)
-		case json.Delim('}'), json.Delim(']'):
-			depth--
-		}
-	}
-}
-
 // compareWalk walks an object or array and expects the members in list. Arrays
 // in it are entered every other time, and left after their first element.
-func compareWalk(t *testing.T, walk Walk, list []member) {
+func compareWalk(t *testing.T, walk Walk, list []jsontest.Member) {
 	for i, want := range list {
 		if !walk.NextKey() {
 			t.Fatalf("the walk ends before %q: %v", want, walk.Err())
 		}
-		if i%2 == 0 && want.value[0] == '[' {
+		if i%2 == 0 && want.Value[0] == '[' {
 			inner := walk.Enter()
 			inner.Next()
 			walk.Leave(&inner)
 		} else {
 			walk.Skip()
 		}
-		if got := (member{string(walk.Key()), string(walk.Value())}); got != want {
+		if got := (jsontest.Member{Key: string(walk.Key()), Value: string(walk.Value())}); got != want {
 			t.Fatalf("member %d is %q, encoding/json finds %q", i, got, want)
 		}
 	}
@@ -112,7 +77,7 @@ func compareValue(t *testing.T, span []byte) {
 		list := membersOf(t, span)
 		compareWalk(t, Array(span), list)
 		for _, m := range list {
-			compareValue(t, []byte(m.value))
+			compareValue(t, []byte(m.Value))
 		}
 	case map[string]any:
 		kind = KindObject
@@ -121,7 +86,7 @@ func compareValue(t *testing.T, span []byte) {
 		compareWalk(t, CheckedObject(span), list)
 		compareMembers(t, span, list)
 		for _, m := range list {
-			compareValue(t, []byte(m.value))
+			compareValue(t, []byte(m.Value))
 		}
 	}
 	if KindOf(span) != kind {
@@ -158,11 +123,11 @@ func compareInt(t *testing.T, literal []byte) {
 }
 
 // compareMembers looks each member up, and replaces one.
-func compareMembers(t *testing.T, object []byte, list []member) {
+func compareMembers(t *testing.T, object []byte, list []jsontest.Member) {
 	first := map[string]string{}
 	for _, m := range list {
-		if _, seen := first[m.key]; !seen {
-			first[m.key] = m.value
+		if _, seen := first[m.Key]; !seen {
+			first[m.Key] = m.Value
 		}
 	}
 	for key, want := range first {
@@ -172,11 +137,11 @@ func compareMembers(t *testing.T, object []byte, list []member) {
 	}
 	name := "new"
 	if len(list) > 0 {
-		name = list[len(list)/2].key
+		name = list[len(list)/2].Key
 	}
-	want := []member{{name, `"text"`}}
+	want := []jsontest.Member{{Key: name, Value: `"text"`}}
 	for _, m := range list {
-		if m.key != name {
+		if m.Key != name {
 			want = append(want, m)
 		}
 	}
@@ -193,7 +158,7 @@ func compareMembers(t *testing.T, object []byte, list []member) {
 
 func FuzzValue(f *testing.F) {
 	for _, s := range []string{`{"a":[1,2.5e-3,"x\u00e9",null,true,{}]}`, `[]`, `"\ud83d"`, `-0`, `{"a":1,"a":2}`, ` [ ] `, `1 2`, "\"\xff\"",
-		strings.Repeat("[", 65) + strings.Repeat("]", 65), `[false,-1.50E+1,1000000000000000000,"\"\\\/\b\f\n\r\t"]`, `{"a":[[],{}],"b":[1,[2]]}`} {
+		strings.Repeat("[", MaxDepth) + strings.Repeat("]", MaxDepth), strings.Repeat("[", MaxDepth+1) + strings.Repeat("]", MaxDepth+1), `{"\u0061":{"b\n":1}}`, `[false,-1.50E+1,1000000000000000000,"\"\\\/\b\f\n\r\t"]`, `{"a":[[],{}],"b":[1,[2]]}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -201,7 +166,7 @@ func FuzzValue(f *testing.F) {
 		valid := json.Valid(data)
 		switch {
 		case err == nil:
-			if !valid || !utf8.Valid(data) || depthOf(t, data) > MaxDepth {
+			if !valid || !utf8.Valid(data) || jsontest.Depth(data) > MaxDepth {
 				t.Fatalf("accepted %q", data)
 			}
 			if want := bytes.Trim(data, " \t\r\n"); !bytes.Equal(span, want) {
@@ -209,7 +174,7 @@ func FuzzValue(f *testing.F) {
 			}
 			compareValue(t, span)
 		case errors.Is(err, ErrDepth):
-			if valid && depthOf(t, data) <= MaxDepth {
+			if valid && jsontest.Depth(data) <= MaxDepth {
 				t.Errorf("%q is not that deep", data)
 			}
 		case errors.Is(err, ErrUTF8):

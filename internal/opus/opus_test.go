@@ -83,12 +83,117 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+// FuzzInspect compares the reader of RFC 6716 with one that follows libopus.
 func FuzzInspect(f *testing.F) {
 	f.Add([]byte{11 << 3, 1, 2})
 	f.Add([]byte{9<<3 | 3, 0xc2, 255, 1, 3, 0})
+	f.Add([]byte{9<<3 | 2, 252, 0, 1, 2})
+	f.Add([]byte{16<<3 | 7, 48})
+	f.Add([]byte{9<<3 | 3, 0x43, 255, 0, 1, 2, 3})
+	f.Add(append([]byte{11 << 3}, make([]byte, 1276)...))
 	f.Fuzz(func(t *testing.T, p []byte) {
-		if d, _, ok := Inspect(p); ok && (d <= 0 || d > MaxDuration) {
-			t.Fatalf("%x has %v", p, d)
+		duration, stereo, ok := Inspect(p)
+		samples, valid := parseLibopus(p)
+		if want := time.Duration(samples) * time.Second / 48000; ok != valid || ok && (duration != want || stereo != (p[0]&4 != 0)) {
+			t.Fatalf("%x: %v, %t; libopus finds %v, %t", p, duration, ok, want, valid)
 		}
 	})
+}
+
+// parseLibopus is opus_packet_parse_impl of libopus (src/opus.c) with
+// opus_packet_get_samples_per_frame, step by step: the samples at 48 kHz of all
+// frames, or false for OPUS_INVALID_PACKET.
+func parseLibopus(data []byte) (samples int, ok bool) {
+	if len(data) == 0 {
+		return 0, false
+	}
+	toc := data[0]
+	var size int
+	switch {
+	case toc&0x80 != 0:
+		size = (48000 << (toc >> 3 & 3)) / 400
+	case toc&0x60 == 0x60:
+		if size = 48000 / 100; toc&0x08 != 0 {
+			size = 48000 / 50
+		}
+	case toc>>3&3 == 3:
+		size = 48000 * 60 / 1000
+	default:
+		size = (48000 << (toc >> 3 & 3)) / 100
+	}
+	data = data[1:]
+	length, last := len(data), len(data)
+	parseSize := func() (n, bytes int) {
+		switch {
+		case length < 1:
+			return -1, -1
+		case data[0] < 252:
+			return int(data[0]), 1
+		case length < 2:
+			return -1, -1
+		}
+		return 4*int(data[1]) + int(data[0]), 2
+	}
+	count := 1
+	switch toc & 3 {
+	case 1:
+		count = 2
+		if length&1 != 0 {
+			return 0, false
+		}
+		last = length / 2
+	case 2:
+		count = 2
+		n, bytes := parseSize()
+		length -= bytes
+		if n < 0 || n > length {
+			return 0, false
+		}
+		last = length - n
+	case 3:
+		if length < 1 {
+			return 0, false
+		}
+		ch := data[0]
+		data = data[1:]
+		if count = int(ch & 0x3f); count <= 0 || size*count > 5760 {
+			return 0, false
+		}
+		length--
+		if ch&0x40 != 0 {
+			for more := true; more; {
+				if length <= 0 {
+					return 0, false
+				}
+				p := int(data[0])
+				data = data[1:]
+				length--
+				if more = p == 255; more {
+					p = 254
+				}
+				length -= p
+			}
+		}
+		if length < 0 {
+			return 0, false
+		}
+		if ch&0x80 != 0 {
+			last = length
+			for range count - 1 {
+				n, bytes := parseSize()
+				length -= bytes
+				if n < 0 || n > length {
+					return 0, false
+				}
+				data = data[bytes:]
+				last -= bytes + n
+			}
+			if last < 0 {
+				return 0, false
+			}
+		} else if last = length / count; last*count != length {
+			return 0, false
+		}
+	}
+	return size * count, last <= 1275
 }
