@@ -88,6 +88,7 @@ func FuzzInspect(f *testing.F) {
 	f.Add([]byte{11 << 3, 1, 2})
 	f.Add([]byte{9<<3 | 3, 0xc2, 255, 1, 3, 0})
 	f.Add([]byte{9<<3 | 2, 252, 0, 1, 2})
+	f.Add(append([]byte{9<<3 | 2, 253, 0}, make([]byte, 252)...)) // a byte less than the first frame has
 	f.Add([]byte{16<<3 | 7, 48})
 	f.Add([]byte{9<<3 | 3, 0x43, 255, 0, 1, 2, 3})
 	f.Add(append([]byte{11 << 3}, make([]byte, 1276)...))
