@@ -267,7 +267,12 @@ func TestByOnTheWire(t *testing.T) {
 	}
 }
 
+// FuzzParsePolicy checks what callers count on in a policy that is accepted:
+// that it is the same when written again, names its rules apart, and judges.
 func FuzzParsePolicy(f *testing.F) {
+	f.Add([]byte(`{"rules":[{"name":"a","action":"deny"},{"name":"a","action":"allow"}]}`))
+	f.Add([]byte(`{"rules":[{"name":"b","action":"confirm"}],"reads":[{"tools":["x"],"ttl":"11m"}]}`))
+	f.Add([]byte(`{"rules":[{"name":"b","action":"confirm"}],"reads":[{"tools":["x"],"ttl":"10m"}]}`))
 	f.Add([]byte(`{"rules":[{"name":"a","action":"deny"}],"urls":[{"tools":["*"],"prefixes":["http://a/"]}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		p, err := ParsePolicy(text)
@@ -287,6 +292,30 @@ func FuzzParsePolicy(f *testing.F) {
 		}
 		if last, err := json.Marshal(read); err != nil || string(last) != string(again) {
 			t.Errorf("%s is %s when written again: %v", again, last, err)
+		}
+		names := map[string]bool{}
+		for _, r := range p.Rules {
+			if names[r.Name] || r.Name == "" || r.Action != Allow && r.Action != Confirm && r.Action != Deny {
+				t.Errorf("%s is accepted with the rule %+v", text, r)
+			}
+			names[r.Name] = true
+		}
+		for _, r := range p.Reads {
+			if ttl, err := time.ParseDuration(r.TTL); r.TTL != "" && (err != nil || ttl < 0 || ttl > MaxTTL) || len(r.Tools) == 0 {
+				t.Errorf("%s is accepted with %+v", text, r)
+			}
+		}
+		guard, err := Compile(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.Rules) == 0 {
+			return
+		}
+		first := p.Rules[0]
+		unconditional := len(first.Tools)+len(first.Keys)+len(first.Via)+len(first.Devices) == 0
+		if got := guard.RuleAction(Question{By: By{Who: Admin, Via: ViaREST}, Device: "d", Tool: "self.x"}); unconditional && got != first.Action {
+			t.Errorf("%s judges %s by its first rule", text, got)
 		}
 	})
 }
