@@ -147,6 +147,7 @@ func TestAuditExportAndVerify(t *testing.T) {
 	if err := os.WriteFile(file, []byte(strings.Replace(export, `"action":"t"`, `"action":"u"`, 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	// security: R4
 	f.run("audit", "verify", file).is(t, exitFailed, "3 entries in 3 blocks of 1 runs\nfault: run r of node n, entries 2 to 2 were changed: their hash is another one\n", "fleetd: the record is not whole\n")
 	f.run("audit", "verify").is(t, exitFailed, "4 entries in 3 blocks of 2 runs\n1 runs begin before what is here\n5 entries found no room while the database was away; the nodes say so themselves\nno end: run x\nfault: gone\n",
 		"fleetd: the record is not whole\n")

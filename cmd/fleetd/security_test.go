@@ -1,50 +1,64 @@
 package main
 
 import (
-	"io/fs"
-	"os"
-	"path/filepath"
-	"regexp"
-	"strings"
+	"slices"
 	"testing"
 )
 
-// TestSecurityClaimsHaveTests holds docs/security.md to its word: every test
-// that it names exists.
+// TestSecurityClaimsHaveTests checks the link between each claim of
+// docs/security.md and the assertions that fail when it is no longer true. A
+// row names tests; in each of them, or in a helper that it calls, a comment
+// `// security: ID` stands on the line above such an assertion.
 func TestSecurityClaimsHaveTests(t *testing.T) {
-	const root = "../.."
-	text, err := os.ReadFile(filepath.Join(root, "docs", "security.md"))
-	if err != nil {
-		t.Fatal(err)
+	claims, others := readClaims(t)
+	tree := readTests(t)
+	if len(claims) < 40 {
+		t.Fatalf("docs/security.md has %d claims", len(claims))
 	}
-	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
-	known := map[string]bool{}
-	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		source, err := os.ReadFile(path)
-		for _, match := range declared.FindAllSubmatch(source, -1) {
-			known[string(match[1])] = true
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w+)`").FindAllStringSubmatch(string(text), -1)
-	if len(named) < 20 {
-		t.Fatalf("docs/security.md names %d tests", len(named))
-	}
-	for _, match := range named {
-		if !known[match[1]] {
-			t.Errorf("docs/security.md names %s, which does not exist", match[1])
+	for _, name := range others {
+		if dir, _ := tree.dirOf(name); dir == "" {
+			t.Errorf("docs/security.md names %s: no such test, or several; write package.%s", name, name)
 		}
 	}
-	for _, line := range strings.Split(string(text), "\n") {
-		// The rows of claims have three columns: what, by what, and the tests.
-		if columns := strings.Split(line, "|"); len(columns) == 5 && columns[1] != "---" && columns[3] != " tests " && strings.HasSuffix(strings.TrimSpace(columns[1]), ".") && !strings.Contains(columns[3], "`Test") {
-			t.Errorf("a claim without a test: %s", columns[1])
+	byID := map[string]*claim{}
+	for i := range claims {
+		c := &claims[i]
+		if byID[c.id] != nil {
+			t.Errorf("docs/security.md has two claims %s", c.id)
+		}
+		byID[c.id] = c
+		if len(c.tests) == 0 {
+			t.Errorf("%s has no test: %s", c.id, c.text)
+		}
+		for _, name := range c.tests {
+			dir, test := tree.dirOf(name)
+			if dir == "" {
+				t.Errorf("%s names %s: no such test, or several; write package.%s", c.id, name, test)
+				continue
+			}
+			if !slices.ContainsFunc(tree.markers, func(m marker) bool {
+				return m.dir == dir && slices.Contains(m.ids, c.id) && tree.reaches(dir, test, m.in)
+			}) {
+				t.Errorf("%s names %s, which has no assertion below a comment `// security: %s`", c.id, name, c.id)
+			}
+		}
+	}
+	for _, m := range tree.markers {
+		if m.from == 0 || !m.asserts {
+			t.Errorf("%s/%s:%d: no assertion begins within %d lines below", m.dir, m.file, m.line, near)
+		}
+		for _, id := range m.ids {
+			c := byID[id]
+			if c == nil {
+				t.Errorf("%s/%s:%d: docs/security.md has no claim %s", m.dir, m.file, m.line, id)
+				continue
+			}
+			if !slices.ContainsFunc(c.tests, func(name string) bool {
+				dir, test := tree.dirOf(name)
+				return dir == m.dir && tree.reaches(dir, test, m.in)
+			}) {
+				t.Errorf("%s/%s:%d: %s is not part of a test that the row of %s names", m.dir, m.file, m.line, m.in, id)
+			}
 		}
 	}
 }

@@ -1,9 +1,14 @@
 package access
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -50,12 +55,13 @@ func TestAuthenticate(t *testing.T) {
 	}
 	for name, bad := range map[string]string{
 		"empty": "", "short": token[:len(token)-1], "long": token + "a", "other secret": token[:len(token)-1] + "7", "other id": strings.Replace(token, k.ID, other.ID, 1),
-		"no prefix": "xxx_" + token[4:], "the hash": k.Hash,
+		"no prefix": "xxx_" + token[4:], "unknown id": strings.Replace(token, k.ID, "aaaaaaaa", 1), "the hash": k.Hash,
 	} {
 		if bad == token {
 			bad = token[:len(token)-1] + "6"
 		}
-		if _, err := r.Authenticate(bad, now); !errors.Is(err, ErrToken) {
+		// security: K2
+		if _, err := r.Authenticate(bad, now); err != ErrToken { // the very same for all of them
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -70,11 +76,38 @@ func TestAuthenticate(t *testing.T) {
 		t.Errorf("revoked: %v", err)
 	}
 	k.Revoked = time.Time{}
+	// security: K9
 	if changed, err := r.Put(k, now); err != nil || changed {
 		t.Errorf("an older state brought a revoked key back: %v %v", changed, err)
 	}
 	if err := r.Valid(who, now); !errors.Is(err, ErrRevoked) {
 		t.Errorf("whom the key let in goes on: %v", err)
+	}
+}
+
+// A token is a public prefix and 160 random bits, and the key to store holds
+// its SHA-256 alone.
+func TestTokenIsStoredAsItsHash(t *testing.T) {
+	k, token := key(t, "devices:read", "")
+	secret, ok := strings.CutPrefix(token, "fld_"+k.ID+"_")
+	// security: K1
+	if bits, err := tokenEncoding.DecodeString(secret); !ok || err != nil || len(bits) != 160/8 {
+		t.Errorf("the secret has %d bytes, %v", len(bits), err)
+	}
+	if _, other := key(t, "devices:read", ""); strings.HasSuffix(other, secret) {
+		t.Error("two tokens have one secret")
+	}
+	// security: K1
+	if sum := sha256.Sum256([]byte(token)); k.Hash != hex.EncodeToString(sum[:]) {
+		t.Errorf("the hash is %s", k.Hash)
+	}
+	stored, err := json.Marshal(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// security: K1
+	if strings.Contains(string(stored), secret) {
+		t.Errorf("stored with its secret: %s", stored)
 	}
 }
 
@@ -99,20 +132,118 @@ func TestRegistryIsBounded(t *testing.T) {
 	}
 }
 
+// A name that was given out again means the key that is valid.
+func TestFindPrefersTheValidKey(t *testing.T) {
+	for range 20 { // whichever comes first in the map
+		r := NewRegistry()
+		valid, _ := key(t, "devices:read", "")
+		for range 4 {
+			ended, _ := key(t, "devices:read", "")
+			ended.Revoked = now
+			if _, err := r.Put(ended, now); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := r.Put(valid, now); err != nil {
+			t.Fatal(err)
+		}
+		if k, ok := r.Find(valid.Name, now); !ok || k.ID != valid.ID {
+			t.Fatalf("%s is %s, which was revoked", valid.Name, k.ID)
+		}
+	}
+}
+
+// Keys are put, shown and listed at the same time.
+func TestRegistryConcurrently(t *testing.T) {
+	r := NewRegistry()
+	var all sync.WaitGroup
+	for range 4 {
+		k, token := key(t, "devices:read", "")
+		all.Go(func() {
+			for i := range 50 {
+				if i == 25 {
+					k.Revoked = now
+				}
+				if _, err := r.Put(k, now); err != nil {
+					t.Error(err)
+				}
+				if _, err := r.Authenticate(token, now); (err != nil) != (i >= 25) {
+					t.Errorf("%d: %v", i, err)
+				}
+				r.Keys()
+			}
+		})
+	}
+	all.Wait()
+}
+
+// Where no token is required a key still means its caller, and any other token
+// is none.
+func TestDoorWithoutTokens(t *testing.T) {
+	r := NewRegistry()
+	k, token := key(t, "devices:read", "")
+	if _, err := r.Put(k, now); err != nil {
+		t.Fatal(err)
+	}
+	d := Door{Keys: r, IsAdmin: func(token string) bool { return token == "admin" }, Open: true}
+	for given, want := range map[string]string{"": KeyOpen, "left over": KeyOpen, "admin": KeyAdmin, token: k.ID} {
+		if who, err := d.Admit(given, now); err != nil || who.Key != want {
+			t.Errorf("%.10q is %+v, %v", given, who, err)
+		}
+	}
+	d.Open = false
+	for _, given := range []string{"", "left over"} {
+		if who, err := d.Admit(given, now); !errors.Is(err, ErrToken) {
+			t.Errorf("%q is %+v, %v", given, who, err)
+		}
+	}
+}
+
+// A label that a device does not have is not an empty one.
+func TestSelectorMatches(t *testing.T) {
+	for text, want := range map[string]bool{"": true, "room=lab": true, "room=": false, "floor=": false, "device=d": true, "device=e": false, "room=lab,device=e": false} {
+		s, err := ParseSelector(text)
+		if err != nil || s.Matches("d", map[string]string{"room": "lab"}) != want {
+			t.Errorf("%q: %v, %v", text, !want, err)
+		}
+	}
+	scopes := AllScopes()
+	if err := json.Unmarshal([]byte(`["devices:read","a later one"]`), &scopes); err != nil || len(scopes.Names()) != 1 {
+		t.Errorf("%q, %v", scopes.Names(), err)
+	}
+}
+
 func TestNewKeyRefuses(t *testing.T) {
 	admin, _ := ParseScopes([]string{"admin"})
 	read, _ := ParseScopes([]string{"devices:read"})
 	for name, try := range map[string]func() error{
-		"no scope":       func() error { _, _, err := NewKey("k", 0, nil, nil, now, now.Add(1)); return err },
-		"no name":        func() error { _, _, err := NewKey("", read, nil, nil, now, now.Add(1)); return err },
-		"name in rules":  func() error { _, _, err := NewKey("admin", read, nil, nil, now, now.Add(1)); return err },
-		"line break":     func() error { _, _, err := NewKey("a\nb", read, nil, nil, now, now.Add(1)); return err },
-		"expired":        func() error { _, _, err := NewKey("k", read, nil, nil, now, now); return err },
-		"limited admin":  func() error { _, _, err := NewKey("k", admin, Selector{"a": "b"}, nil, now, now.Add(1)); return err },
-		"empty glob":     func() error { _, _, err := NewKey("k", read, nil, []string{""}, now, now.Add(1)); return err },
-		"unknown scope":  func() error { _, err := ParseScopes([]string{"devices:rea"}); return err },
-		"selector twice": func() error { _, err := ParseSelector("a=1,a=2"); return err },
-		"no selector":    func() error { _, err := ParseSelector("room"); return err },
+		"no scope":        func() error { _, _, err := NewKey("k", 0, nil, nil, now, now.Add(1)); return err },
+		"no name":         func() error { _, _, err := NewKey("", read, nil, nil, now, now.Add(1)); return err },
+		"name in rules":   func() error { _, _, err := NewKey("admin", read, nil, nil, now, now.Add(1)); return err },
+		"line break":      func() error { _, _, err := NewKey("a\nb", read, nil, nil, now, now.Add(1)); return err },
+		"expired":         func() error { _, _, err := NewKey("k", read, nil, nil, now, now); return err },
+		"limited admin":   func() error { _, _, err := NewKey("k", admin, Selector{"a": "b"}, nil, now, now.Add(1)); return err },
+		"empty glob":      func() error { _, _, err := NewKey("k", read, nil, []string{""}, now, now.Add(1)); return err },
+		"unknown scope":   func() error { _, err := ParseScopes([]string{"devices:rea"}); return err },
+		"selector twice":  func() error { _, err := ParseSelector("a=1,a=2"); return err },
+		"no selector":     func() error { _, err := ParseSelector("room"); return err },
+		"name like an id": func() error { _, _, err := NewKey("abcdefgh", read, nil, nil, now, now.Add(1)); return err },
+		"long glob": func() error {
+			_, _, err := NewKey("k", read, nil, []string{strings.Repeat("a", maxGlob+1)}, now, now.Add(1))
+			return err
+		},
+		"many globs": func() error {
+			_, _, err := NewKey("k", read, nil, slices.Repeat([]string{"a"}, maxGlobs+1), now, now.Add(1))
+			return err
+		},
+		"many labels": func() error {
+			var labels []string
+			for i := range maxSelected + 1 {
+				labels = append(labels, fmt.Sprintf("l%d=x", i))
+			}
+			_, err := ParseSelector(strings.Join(labels, ","))
+			return err
+		},
 	} {
 		if try() == nil {
 			t.Errorf("%s passes", name)
@@ -164,6 +295,7 @@ func TestDecide(t *testing.T) {
 		{"keys by their fixed names", Question{By: By{Who: voice}, Tool: "self.camera.take_photo", Listed: true}, Deny, "policy:chat server"},
 	} {
 		d := g.Decide(c.q)
+		// security: K7 K10
 		if d.Action != c.action || d.Rule != c.rule || (d.Refusal != nil) != (c.action == Deny) || d.Refusal != nil && (d.Refusal.Detail == "" || d.Refusal.Rule != d.Rule) {
 			t.Errorf("%s: %+v %+v", c.name, d, d.Refusal)
 		}
@@ -175,15 +307,27 @@ func TestPolicyRefuses(t *testing.T) {
 		"not JSON": `{`, "unknown member": `{"rule":[]}`, "two documents": `{}{}`, "no name": `{"rules":[{"action":"deny"}]}`,
 		"no action": `{"rules":[{"name":"a"}]}`, "other action": `{"rules":[{"name":"a","action":"ask"}]}`, "via": `{"rules":[{"name":"a","action":"deny","via":["http"]}]}`,
 		"twice": `{"rules":[{"name":"a","action":"deny"},{"name":"a","action":"allow"}]}`, "empty glob": `{"rules":[{"name":"a","action":"deny","tools":[""]}]}`,
-		"ttl": `{"reads":[{"tools":["a"],"ttl":"1h"}]}`, "reads without tools": `{"reads":[{"ttl":"1s"}]}`, "ftp": `{"urls":[{"tools":["*"],"prefixes":["ftp://a/"]}]}`,
+		"ttl": `{"reads":[{"tools":["a"],"ttl":"1h"}]}`, "negative ttl": `{"reads":[{"tools":["a"],"ttl":"-1s"}]}`,
+		"prefix with a query": `{"urls":[{"tools":["*"],"prefixes":["http://a/?x"]}]}`, "long prefix": `{"urls":[{"tools":["*"],"prefixes":["http://a/` + strings.Repeat("x", maxURL) + `"]}]}`, "reads without tools": `{"reads":[{"ttl":"1s"}]}`, "ftp": `{"urls":[{"tools":["*"],"prefixes":["ftp://a/"]}]}`,
 		"user": `{"urls":[{"tools":["*"],"prefixes":["http://a@b/"]}]}`, "large": `{"by":"` + strings.Repeat("x", MaxPolicyBytes) + `"}`,
 	} {
+		// security: K14
 		if _, err := ParsePolicy([]byte(text)); err == nil {
 			t.Errorf("%s passes", name)
 		}
 	}
 	if _, err := ParsePolicy([]byte(`{}`)); err != nil {
 		t.Error(err)
+	}
+	rules := make([]Rule, MaxRules+1)
+	for i := range rules {
+		rules[i] = Rule{Name: fmt.Sprint("rule ", i), Action: Deny}
+	}
+	if _, err := Compile(Policy{Rules: rules[:MaxRules]}); err != nil {
+		t.Error(err)
+	}
+	if _, err := Compile(Policy{Rules: rules}); err == nil {
+		t.Error("one rule too many passes")
 	}
 }
 
@@ -225,10 +369,12 @@ func TestCheckURL(t *testing.T) {
 		{show, `{"url":"https://fw.example.com/releases/1.jpg"}`, false},
 		{"self.other", `{"url":"https://evil.example/"}`, true},
 	} {
+		// security: K13
 		if no := g.CheckURL(c.tool, json.RawMessage(c.arguments)); (no == nil) != c.ok {
 			t.Errorf("%s %s: %v", c.tool, c.arguments, no)
 		}
 	}
+	// security: K13
 	if DefaultGuard().CheckURL(up, json.RawMessage(`{"url":"https://fw.example.com/"}`)) == nil {
 		t.Error("without a policy any address passes")
 	}
@@ -287,6 +433,7 @@ func FuzzParsePolicy(f *testing.F) {
 			return
 		}
 		read, err := ParsePolicy(again)
+		// security: K14
 		if err != nil {
 			t.Fatalf("%s is refused when written again: %v", text, err)
 		}

@@ -107,6 +107,7 @@ func TestVector(t *testing.T) {
 		t.Errorf("%+v, %s", p, outcome)
 	}
 	key[0] ^= 1
+	// security: D4
 	if isSigned(key, p) {
 		t.Error("another key has the same signature")
 	}
@@ -174,7 +175,9 @@ func TestNoProof(t *testing.T) {
 func TestWrongSignature(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne})
 	challenge := c.checkIn(t, robot, "c1")
+	// security: D4
 	c.want(t, "wrong", c.prove(t, robot, "c1", signed(serial, keyTwo, challenge)), OutcomeWrong)
+	// security: D4
 	c.want(t, "right, to the used challenge", c.prove(t, robot, "c1", signed(serial, keyOne, challenge)), OutcomeStale)
 	c.contested(t, robot, devices.DisputeProof)
 	again := c.checkIn(t, robot, "c1")
@@ -200,11 +203,14 @@ func (c *camp) contested(t testing.TB, id devices.ID, reason devices.Dispute) {
 func TestOneToOne(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne}, devices.Chip{Serial: "SN-2", Key: keyTwo})
 	c.want(t, "first", c.prove(t, robot, "c1", signed(serial, keyOne, c.checkIn(t, robot, "c1"))), OutcomeAdmitted)
+	// security: D4
 	c.want(t, "a second device with the number", c.prove(t, other, "c2", signed(serial, keyOne, c.checkIn(t, other, "c2"))), OutcomeContested)
 	c.contested(t, other, devices.DisputeSerial)
+	// security: D4
 	if c.service.Activated(other, "c2") {
 		t.Error("admitted")
 	}
+	// security: D4
 	c.want(t, "a second number for the device", c.prove(t, robot, "c3", signed("SN-2", keyTwo, c.checkIn(t, robot, "c3"))), OutcomeContested)
 	c.contested(t, robot, devices.DisputeDevice)
 	if c.Chips["SN-2"].Device != "" || !c.service.Activated(robot, "c1") {
@@ -214,6 +220,7 @@ func TestOneToOne(t *testing.T) {
 	if err := c.service.Forget(t.Context(), robot); err != nil {
 		t.Fatal(err)
 	}
+	// security: D4
 	c.want(t, "a forgotten device with another number", c.prove(t, robot, "c3", signed("SN-2", keyTwo, c.checkIn(t, robot, "c3"))), OutcomeContested)
 	c.contested(t, robot, devices.DisputeDevice)
 	c.want(t, "with its own", c.prove(t, robot, "c4", signed(serial, keyOne, c.checkIn(t, robot, "c4"))), OutcomeAdmitted)
@@ -228,7 +235,9 @@ func TestForeignChip(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.checkIn(t, robot, "c1") // it names its serial number
+	// security: D4
 	c.want(t, "another chip", c.prove(t, robot, "c2", signed("SN-2", keyTwo, c.checkIn(t, robot, "c2"))), devices.RefusedForeign)
+	// security: D4
 	if c.Chips["SN-2"].Device != "" || !c.service.Activated(robot, "c1") {
 		t.Error("bound, or the member was replaced")
 	}
@@ -245,7 +254,9 @@ func TestRevokedStaysOut(t *testing.T) {
 	if err := c.service.Revoke(robot); err != nil {
 		t.Fatal(err)
 	}
+	// security: D5
 	c.want(t, "revoked", c.prove(t, robot, "c1", signed(serial, keyOne, c.checkIn(t, robot, "c1"))), devices.RefusedRevoked)
+	// security: D5
 	if _, ok := c.service.Generation(robot); ok {
 		t.Error("its credentials are valid")
 	}
@@ -257,18 +268,22 @@ func TestNotJudged(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne})
 	body := signed(serial, keyOne, c.checkIn(t, robot, "c1"))
 	c.Away = true
+	// security: D5
 	c.want(t, "no database", c.prove(t, robot, "c1", body), OutcomeUnavailable)
 	c.Away = false
 	mine := c.list
 	c.list = newList(t, c.Ports, "another secret, for tests")
+	// security: D5
 	c.want(t, "another secret", c.prove(t, robot, "c1", body), OutcomeUnreadable)
 	c.list = mine
 	k := c.Chips[serial]
 	c.Chips["SN-2"] = devices.AttestationKey{Serial: "SN-2", Sealed: k.Sealed}
+	// security: D5
 	c.want(t, "a key copied to another number", c.prove(t, robot, "c1", signed("SN-2", keyOne, c.checkIn(t, robot, "c1"))), OutcomeUnreadable)
 	for range MaxLookups {
 		mine.slots <- struct{}{}
 	}
+	// security: D5
 	c.want(t, "too many at once", c.prove(t, robot, "c1", body), OutcomeBusy)
 	for range MaxLookups {
 		<-mine.slots
@@ -285,6 +300,7 @@ func TestOneUse(t *testing.T) {
 		wg.Go(func() { c.prove(t, robot, "c1", body) })
 	}
 	wg.Wait()
+	// security: D4
 	if admitted := c.list.Proofs.Get(OutcomeAdmitted); admitted != 1 {
 		t.Errorf("%d proofs admitted", admitted)
 	}
@@ -292,6 +308,7 @@ func TestOneUse(t *testing.T) {
 
 func TestImport(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne, Device: "AABBCCDDEE01"})
+	// security: D6
 	if k := c.Chips[serial]; k.Device != robot || strings.Contains(k.Sealed, keyOne) || len(k.Sealed) < 2*KeySize {
 		t.Errorf("%+v", k)
 	}
@@ -319,6 +336,7 @@ func TestImport(t *testing.T) {
 		t.Errorf("a new key: %v, %+v", err, c.Chips[serial])
 	}
 	listed, more, err := c.list.List(t.Context(), "", 1)
+	// security: D6
 	if err != nil || more || len(listed) != 1 || listed[0].Sealed != "" {
 		t.Errorf("%+v, %v, %v", listed, more, err)
 	}

@@ -96,12 +96,14 @@ func TestEverythingIsWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		r, lines := m.verify()
+		// security: R5
 		if !r.Intact || r.Entries != callers*each+3 || len(r.Unended) != 0 || r.Runs != 1 {
 			t.Errorf("%+v", r)
 		}
 		if first, last := lines[0], lines[len(lines)-1]; first.Kind != KindRun || first.Action != "start" || last.Kind != KindRun || last.Action != "stop" {
 			t.Errorf("from %+v to %+v", first, last)
 		}
+		// security: R5
 		if l.Record(call(1)); l.Dropped.Load() != 1 {
 			t.Error("an entry behind the end is not counted")
 		}
@@ -131,10 +133,12 @@ func TestRecordWhileTheDatabaseIsAway(t *testing.T) {
 			t.Fatal(err)
 		}
 		r, lines := m.verify()
+		// security: R5
 		if !r.Intact || r.Dropped != 5 || r.Entries != int64(n-5)+4 { // start, gap, the last call, stop
 			t.Errorf("%+v", r)
 		}
 		gap := lines[len(lines)-3]
+		// security: R5
 		if gap.Action != "gap" || gap.Count != 5 || gap.Seq != lines[len(lines)-4].Seq+6 {
 			t.Errorf("%+v", gap)
 		}
@@ -209,6 +213,7 @@ func TestVerifyFindsFaults(t *testing.T) {
 			for _, b := range tc.change(slices.Clone(whole)) {
 				v.Add(&b)
 			}
+			// security: R4
 			if r := v.Report(); len(r.Faults) != tc.faults || r.Intact != (tc.faults == 0) {
 				t.Errorf("%s: %q", name, r.Faults)
 			}
@@ -260,6 +265,7 @@ func TestStraysAreCounted(t *testing.T) {
 				one += n
 			}
 		}
+		// security: R6
 		if total != 6000 || one != 1000 || len(lines) > strayAddresses+2*strayEntries+5 {
 			t.Errorf("%d refusals, %d of one address, in %d lines", total, one, len(lines))
 		}
@@ -275,12 +281,14 @@ func TestRedact(t *testing.T) {
 		`{"a":`:                 `null`,
 		"{\"a\":\"\n\"}":        `null`,
 	} {
+		// security: R7
 		if got := string(Redact(nil, json.RawMessage(given))); got != want {
 			t.Errorf("%s: %s, want %s", given, got, want)
 		}
 	}
 	e := call(1)
 	e.Arguments = json.RawMessage(`{"ssid":"home","password":"hunter2"}`)
+	// security: R7
 	if line := string(appendLine(nil, 1, &e)); strings.Contains(line, "hunter2") || !strings.Contains(line, `"arguments":{"ssid":"home","password":"[redacted]"}`) {
 		t.Error(line)
 	}

@@ -49,10 +49,12 @@ func TestHopCarriesTheCaller(t *testing.T) {
 	for _, b := range []access.By{{}, by("reader", "devices:read", ""), by("attic", "tools:call", "room=attic"), by("getter", "tools:call", "room=lab", "*get_*"), by("asked", "tools:call", "")} {
 		_, local := call(f.holding, b, "")
 		_, routed := call(f.fwd, b, "")
+		// security: K3
 		if local == nil || routed == nil || local.Code != routed.Code || local.Rule != routed.Rule || local.Rule == "" || local.Detail != routed.Detail || (local.Confirmation == "") != (routed.Confirmation == "") {
 			t.Errorf("%s: here %+v, over a hop %+v", b.Name(), local, routed)
 		}
 	}
+	// security: K3
 	if r, err := call(f.fwd, by("setter", "tools:call", "room=lab", "*set_*"), ""); err != nil || r.Node != "holder" {
 		t.Errorf("%+v %v", r, err)
 	}
@@ -67,6 +69,7 @@ func TestHopCarriesTheCaller(t *testing.T) {
 	gone := wireKey
 	gone.Tools = nil
 	f.holding.Learn(devices.News{Key: &gone})
+	// security: K9
 	if _, err := call(f.fwd, access.By{Who: access.NewCaller(gone.ID, gone.Name, gone.Scopes, nil, nil)}, ""); err == nil || err.Code != devices.CodeUnauthorized {
 		t.Errorf("a key that ended: %v", err)
 	}
@@ -114,6 +117,7 @@ func TestServicesHaveKeys(t *testing.T) {
 		{"send", voice, `{"type":"llm","emotion":"happy"}`, "", ""},
 		{"audio", caller, "\x08", "forbidden", access.RuleScope},
 	} {
+		// security: K3
 		if code, rule := ask(c.verb, c.token, c.body); code != c.code || rule != c.rule {
 			t.Errorf("%s %s with %.12s: %q by %q, want %q by %q", c.verb, c.body, c.token, code, rule, c.code, c.rule)
 		}
@@ -122,5 +126,6 @@ func TestServicesHaveKeys(t *testing.T) {
 	if _, err := f.fwd.RevokeKey(t.Context(), devicetest.Admin, "caller"); err != nil {
 		t.Fatal(err)
 	}
+	// security: K9
 	devicetest.Eventually(t, "the key ends on the node that holds the device", func() bool { code, _ := ask("call", caller, call); return code == "unauthorized" })
 }

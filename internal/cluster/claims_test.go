@@ -105,6 +105,7 @@ func TestForgedClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "it is refused", func() bool { return f.holder.Refused.Get(devices.CodeUnauthorized) == 1 })
+	// security: N1
 	if !online(f.holding) || c.session.Epoch() > 9999999999999999 {
 		t.Error("a forged claim was believed")
 	}

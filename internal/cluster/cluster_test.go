@@ -67,7 +67,7 @@ func newFleetWith(t *testing.T, cfg devices.Config) *fleet {
 		link := New(Options{Conn: connect(), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
 		cfg.Node, cfg.Alive = name, func(string) bool { return true }
 		service := devices.New(cfg, devices.Ports{Records: f.ports, Catalogs: f.ports,
-			Keeper: f.ports, Warden: f.ports, Rotations: f.ports, Publisher: f.ports, Directory: link, Router: link, Audio: f.ports, Vision: f.ports, Log: log})
+			Keeper: f.ports, Warden: f.ports, Rotations: f.ports, Publisher: f.ports, Directory: link, Router: link, Audio: f.ports, Vision: f.ports, Audit: f.ports, Log: log})
 		if err := errors.Join(link.Attach(service), service.Load(t.Context())); err != nil {
 			t.Fatal(err)
 		}
@@ -324,6 +324,7 @@ func TestServicesNeedAToken(t *testing.T) {
 		{"bad timeout", "call", admin, `{"tool":"x","timeout":"1h"}`, "bad_request"},
 		{"unknown command", "dance", admin, "{}", "bad_request"},
 	} {
+		// security: N1
 		if got := ask(c.verb, c.header, []byte(c.body)); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}

@@ -24,6 +24,7 @@ func TestJoin(t *testing.T) {
 		{"the same fleet", Fleet{Node: "far", Database: "d", Secret: "s"}, ""},
 	} {
 		err := f.far.Join(t.Context(), c.fleet)
+		// security: N3
 		if c.refuse == "" && err != nil || c.refuse != "" && (!errors.Is(err, ErrOtherFleet) || !strings.Contains(err.Error(), c.refuse)) {
 			t.Errorf("%s: %v", c.name, err)
 		}

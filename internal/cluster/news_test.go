@@ -3,6 +3,8 @@ package cluster
 import (
 	"testing"
 
+	"github.com/nats-io/nats.go"
+
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 )
@@ -43,6 +45,27 @@ func TestNewsReachEveryNode(t *testing.T) {
 	devicetest.Eventually(t, "nobody knows it", func() bool { return !f.fwd.IsMember(id) && !f.holding.IsMember(id) })
 	if generation, _ := f.fwd.Generation(id); generation != 2 {
 		t.Errorf("its credentials live on with generation %d", generation)
+	}
+}
+
+// News of strangers change nothing.
+func TestForgedNews(t *testing.T) {
+	f := newFleet(t)
+	if _, err := f.holding.CheckIn(devices.CheckIn{Device: id, ClientID: "c"}); err != nil {
+		t.Fatal(err)
+	}
+	revoked := []byte(readWire(t, "news-exception").Body)
+	for _, signature := range []string{"", "x", f.mint.HopSignature("", verbClaim, revoked)} {
+		if err := f.client.PublishMsg(&nats.Msg{Subject: "test.v1.news.evil", Data: revoked, Header: nats.Header{HeaderHop: {signature}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	devicetest.Eventually(t, "they are refused", func() bool {
+		return f.holder.Refused.Get(devices.CodeUnauthorized)+f.holder.Requests.Get(verbNews) >= 3
+	})
+	// security: N1
+	if _, ok := f.holding.Generation(id); !ok {
+		t.Error("forged news were believed")
 	}
 }
 

@@ -3,6 +3,7 @@ package cluster
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/access"
+	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 )
@@ -88,17 +90,26 @@ func TestHopsCannotBeRepeated(t *testing.T) {
 		if err := f.client.PublishMsg(msg); err != nil {
 			t.Fatal(err)
 		}
+		// security: N2
 		if p, ok := devices.ParseProblem(next(t, answers).Data); !ok || p.Code != devices.CodeUnauthorized {
 			t.Errorf("%s: %+v", name, p)
 		}
+	}
+	// security: N2
+	if n := len(slices.DeleteFunc(f.ports.Recorded(), func(e audit.Entry) bool {
+		return e.Kind != audit.KindRefusal || e.Device != string(id) || e.Outcome != string(devices.CodeUnauthorized)
+	})); n != 4 {
+		t.Errorf("%d of 4 repetitions are in the record", n)
 	}
 	f.holder.taken = taken{} // as if it had just started
 	if err := f.client.PublishMsg(second); err != nil {
 		t.Fatal(err)
 	}
+	// security: N2
 	if got := next(t, answers); got.Header.Get(HeaderAgain) != f.holder.nonce {
 		t.Errorf("a node that knows of nothing: %q", got.Data)
 	}
+	// security: N2
 	if err := f.call(t); err != nil || ran.Load() != 4 {
 		t.Errorf("the tool ran %d times of 4; %v", ran.Load(), err)
 	}
@@ -177,6 +188,7 @@ func TestForgedAgain(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	// security: N2
 	if ran.Load() > 20 {
 		t.Errorf("20 calls ran %d times", ran.Load())
 	}
@@ -254,6 +266,7 @@ func TestHopsAtOnce(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	// security: N2
 	if n := ran.Load(); n != callers*each {
 		t.Errorf("%d of %d calls ran", n, callers*each)
 	}

@@ -46,10 +46,12 @@ func TestDeviceTokenBindsEveryField(t *testing.T) {
 		device, client string
 		generation     int64
 	}{{"aa:bb:cc:dd:ee:fe", "client", 0}, {"aa:bb:cc:dd:ee:ff", "clienT", 0}, {"aa:bb:cc:dd:ee:ff", "client", 1}, {"aa:bb:cc:dd:ee:ffc", "lient", 0}} {
+		// security: D1
 		if m.IsDevice(token, c.device, c.client, c.generation) {
 			t.Errorf("token passes for %+v", c)
 		}
 	}
+	// security: D1
 	if mint(t, secret+"2").IsDevice(token, "aa:bb:cc:dd:ee:ff", "client", 0) {
 		t.Error("token passes in another fleet")
 	}
@@ -63,9 +65,11 @@ func TestExpiringTokens(t *testing.T) {
 	if err := m.VerifyUpload(upload, "d", now); err != nil {
 		t.Error(err)
 	}
+	// security: D9
 	if err := m.VerifyUpload(upload, "e", now); !errors.Is(err, ErrInvalid) {
 		t.Errorf("another device: %v", err)
 	}
+	// security: D9
 	if err := m.VerifyUpload(upload, "d", now.Add(time.Hour)); !errors.Is(err, ErrExpired) {
 		t.Errorf("expired: %v", err)
 	}
@@ -74,10 +78,12 @@ func TestExpiringTokens(t *testing.T) {
 		t.Errorf("snapshot: %s %s %v", device, photo, err)
 	}
 	for _, bad := range []string{"", ".", "a.b", upload, snapshot[:len(snapshot)-1], "!" + snapshot} {
+		// security: D9
 		if _, _, err := m.VerifySnapshot(bad, now); !errors.Is(err, ErrInvalid) {
 			t.Errorf("snapshot %q: %v", bad, err)
 		}
 		if bad != upload {
+			// security: D9
 			if err := m.VerifyUpload(bad, "d", now); !errors.Is(err, ErrInvalid) {
 				t.Errorf("upload %q: %v", bad, err)
 			}
@@ -136,6 +142,7 @@ func TestSeal(t *testing.T) {
 	if plain, err := m.Open("keys", "SN-1", sealed); err != nil || string(plain) != "plain text" {
 		t.Errorf("%q, %v", plain, err)
 	}
+	// security: D6
 	if again := m.Seal("keys", "SN-1", []byte("plain text")); again == sealed || strings.Contains(sealed, "plain") {
 		t.Error("the same text twice, or in clear")
 	}
@@ -148,6 +155,7 @@ func TestSeal(t *testing.T) {
 		"empty":           func() ([]byte, error) { return m.Open("keys", "SN-1", "") },
 		"no base64":       func() ([]byte, error) { return m.Open("keys", "SN-1", "!") },
 	} {
+		// security: D6
 		if plain, err := open(); !errors.Is(err, ErrInvalid) || plain != nil {
 			t.Errorf("%s: %q, %v", name, plain, err)
 		}

@@ -3,7 +3,13 @@ package devices
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -62,6 +68,34 @@ func TestArguments(t *testing.T) {
 	}
 	if err := tool(t, otto).checkCall(json.RawMessage(`[1]`)); err == nil || err.Code != CodeBadRequest {
 		t.Errorf("array: %v", err)
+	}
+}
+
+// A schema names files and addresses in vain: whoever read the one here would
+// find arguments to refuse, and a server is not asked.
+func TestSchemasReadNothing(t *testing.T) {
+	var asked atomic.Int32
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		_, _ = io.WriteString(w, "{}")
+	}))
+	defer web.Close()
+	file := filepath.Join(t.TempDir(), "schema.json")
+	if err := os.WriteFile(file, []byte(`{"$schema":"https://json-schema.org/draft/2020-12/schema","required":["never"]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, url := range []string{"file://" + file, web.URL} {
+		for _, form := range []string{`{"$ref":%q}`, `{"$dynamicRef":%q}`, `{"properties":{"x":{"$ref":%q}}}`, `{"allOf":[{"$ref":%q}]}`,
+			`{"$schema":%q,"required":["never"],"not":{"required":["never"]}}`} {
+			// security: D12
+			if err := tool(t, fmt.Sprintf(form, url)).checkCall(json.RawMessage(`{"x":{}}`)); err != nil {
+				t.Errorf(form+": %v", url, err)
+			}
+		}
+	}
+	// security: D12
+	if n := asked.Load(); n != 0 {
+		t.Errorf("a schema made fleetd send %d requests", n)
 	}
 }
 

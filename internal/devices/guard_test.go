@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -86,24 +85,33 @@ func TestGuardRefusesTheSameOnEveryWay(t *testing.T) {
 			_, here := s.CallHere(ctx, devices.ToolCall{By: c.by, Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args)})
 			cancel()
 			for way, err := range map[string]error{"call": direct, "raw": raw, "here": here} {
+				// security: K3 K10
 				if e := devices.AsError(err); e.Code != c.code || e.Rule != c.rule || e.Detail == "" {
 					t.Errorf("%s by %s of %s: %+v", way, c.by.Name(), c.tool, e)
 				}
 			}
 			for _, e := range p.Audited[before:] {
-				if e.Kind != audit.KindCall || e.Action != c.tool || e.Device != string(id) || e.Outcome != string(c.code) || e.Rule != c.rule || e.From != c.by.From || e.Key != c.by.Key() || e.Digest == (audit.Hash{}) {
+				// security: K15
+				if e.Kind != audit.KindCall || e.Action != c.tool || e.Device != string(id) || e.Outcome != string(c.code) || e.Rule != c.rule || e.From != c.by.From || e.Key != c.by.Key() || e.Digest == (audit.Hash{}) || e.Arguments != nil {
 					t.Errorf("recorded: %+v", e)
 				}
 			}
+			// security: K15
 			if n := len(p.Audited) - before; n != 3 {
 				t.Errorf("%d entries for three calls", n)
 			}
 		}
+		// security: K3
 		if n := asked.Load(); n != 0 {
 			t.Errorf("the device was asked %d times", n)
 		}
+		// security: K3
 		if _, err := callBy(t, s, someone(t, access.ViaREST, "tools:call", "room=lab", "*get_*"), "self.get_device_status", `{}`, ""); err != nil || asked.Load() != 1 {
 			t.Errorf("what the key is for: %v", err)
+		}
+		// security: K15
+		if e := p.Audited[len(p.Audited)-1]; e.Kind != audit.KindCall || e.Action != "self.get_device_status" || e.Outcome != "ok" || e.Digest == (audit.Hash{}) || e.Arguments != nil {
+			t.Errorf("a call that was made is recorded as %+v", e)
 		}
 	})
 }
@@ -117,6 +125,7 @@ func TestLimitedKeyLearnsNothing(t *testing.T) {
 			_, err := s.CallTool(t.Context(), devices.ToolCall{By: by, Device: other, Tool: "self.get_device_status"})
 			said = append(said, devices.AsError(err).Error())
 		}
+		// security: K8
 		if said[0] != said[1] || !strings.HasPrefix(said[0], "forbidden") {
 			t.Errorf("%q", said)
 		}
@@ -132,6 +141,7 @@ func TestRawMethodsAndMessagesHaveScopes(t *testing.T) {
 			ok     bool
 		}{{model, "ping", true}, {model, "custom/flash", false}, {some, "custom/flash", false}, {person, "custom/flash", true}, {person, "tools/call\x00", false}, {person, "initialize\x00", false}, {person, "initialize", false}, {someone(t, access.ViaRaw, "audio", ""), "ping", false}} {
 			_, err := s.CallRPC(t.Context(), devices.RPCCall{By: c.by, Device: id, Method: c.method})
+			// security: K3 K4 K5
 			if refused := errors.Is(err, &devices.Error{Code: devices.CodeForbidden}) || errors.Is(err, &devices.Error{Code: devices.CodeBadRequest}); refused == c.ok {
 				t.Errorf("%s by %v: %v", c.method, c.by.Who.Scopes.Names(), err)
 			}
@@ -156,11 +166,13 @@ func TestRawMethodsAndMessagesHaveScopes(t *testing.T) {
 			{some, `{"type":"alert","status":"a","message":"b","emotion":"c"}`, false},
 		} {
 			err := s.SendMessage(t.Context(), devices.Message{By: c.by, Device: id, Body: json.RawMessage(c.body)})
+			// security: K3 K4 K5
 			if (err == nil) != c.ok {
 				t.Errorf("%s by %v: %v", c.body, c.by.Who.Scopes.Names(), err)
 			}
 		}
 		synctest.Wait()
+		// security: K4
 		if sent := conn.path.arrived(); len(sent) != 3 {
 			t.Errorf("the device got %v", sent)
 		}
@@ -173,37 +185,15 @@ func TestToolNamesAreText(t *testing.T) {
 		getters := someone(t, access.ViaREST, "tools:call:user", "", "*get_*")
 		for _, name := range []string{"self.reboot\x00get_", "self.reboot\x01get_", "self.get_\xff", "", strings.Repeat("get_", 100)} {
 			for _, by := range []access.By{getters, devicetest.Admin} {
+				// security: K4
 				if _, err := callBy(t, s, by, name, `{}`, ""); err == nil || err.Code != devices.CodeBadRequest {
 					t.Errorf("%q: %v", name, err)
 				}
 			}
 		}
+		// security: K4
 		if asked.Load() != 0 {
 			t.Error("the device was asked")
-		}
-	})
-}
-
-// A node that never read the operator's rules cannot tell what they forbid.
-func TestNoCallsWithoutRules(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := devicetest.New()
-		p.Away = true
-		s := devices.New(devices.Config{Node: "n", CallsPerDevice: 1, Handshakes: 1}, devices.Ports{Records: p, Catalogs: p, Keeper: p, Rotations: p, Warden: p,
-			Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Log: slog.New(slog.DiscardHandler)})
-		defer s.Close()
-		connect(t, s, "c1", devicetest.NewScript())
-		ready(t, s)
-		if _, err := call(t, s, "self.audio_speaker.set_volume", `{"volume":1}`); err == nil || err.Code != devices.CodeUnavailable {
-			t.Errorf("before the rules are known: %v", err)
-		}
-		s.RestoreDoors(devices.Doors{}) // notes of an earlier version
-		if _, err := call(t, s, "self.audio_speaker.set_volume", `{"volume":1}`); err == nil {
-			t.Error("notes without rules count as rules")
-		}
-		s.RestoreDoors(devices.Doors{Known: true})
-		if _, err := call(t, s, "self.audio_speaker.set_volume", `{"volume":1}`); err != nil {
-			t.Errorf("with notes that there are none: %v", err)
 		}
 	})
 }
@@ -225,6 +215,7 @@ func TestKeyEndsWhileItsCallWaits(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			_, err := s.CallTool(ctx, devices.ToolCall{By: access.By{Who: who, Via: access.ViaREST}, Device: id, Tool: "self.lamp.set", Arguments: json.RawMessage(`{"on":false}`)})
+			// security: K11
 			if devices.AsError(err).Code != devices.CodeUnauthorized {
 				t.Errorf("its turn came: %v", err)
 			}
@@ -234,6 +225,7 @@ func TestKeyEndsWhileItsCallWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		both.Wait()
+		// security: K11
 		if asked.Load() != 1 {
 			t.Errorf("the device was asked %d times", asked.Load())
 		}
@@ -242,25 +234,38 @@ func TestKeyEndsWhileItsCallWaits(t *testing.T) {
 
 func TestConfirmation(t *testing.T) {
 	guarded(t, func(t *testing.T, _ *devicetest.Ports, s *devices.Service, asked *atomic.Int32, conn *pipe) {
-		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "ask", Tools: []string{"self.lamp.*"}, Action: access.Confirm}}})
+		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "ask", Tools: []string{"self.lamp.*", "self.screen.*"}, Action: access.Confirm}},
+			URLs: []access.URLRule{{Tools: []string{"*"}, Prefixes: []string{"http://192.0.2.1"}}}})
 		by, other := someone(t, access.ViaREST, "tools:call", "room=lab"), someone(t, access.ViaREST, "tools:call", "")
 		const on, off = `{"on":true}`, `{"on":false}`
-		refusal := func(by access.By, args, confirmation string) string {
+		refusalOf := func(by access.By, tool, args, confirmation string) string {
 			t.Helper()
 			before := asked.Load()
-			_, err := callBy(t, s, by, "self.lamp.set", args, confirmation)
+			_, err := callBy(t, s, by, tool, args, confirmation)
 			if err == nil || err.Code != devices.CodeConfirmation || err.Confirmation == "" || err.Rule != "policy:ask" || asked.Load() != before {
 				t.Fatalf("%+v", err)
 			}
 			return err.Confirmation
 		}
+		refusal := func(by access.By, args, confirmation string) string {
+			t.Helper()
+			return refusalOf(by, "self.lamp.set", args, confirmation)
+		}
 		token := refusal(by, on, "")
+		// security: K12
 		refusal(other, on, token)
+		// security: K12
 		refusal(by, off, token)
+		// security: K12
 		refusal(by, on, token+"x")
+		person := someone(t, access.ViaREST, "tools:call:user", "device="+string(id)) // for tools for people
+		const both = `{"on":true,"url":"http://192.0.2.1/a.jpg"}`                     // what either tool takes
+		// security: K12
+		refusalOf(person, "self.lamp.set", both, refusalOf(person, "self.screen.preview_image", both, ""))
 		if _, err := callBy(t, s, by, "self.lamp.set", on, token); err != nil || asked.Load() != 1 {
 			t.Fatalf("confirmed: %v", err)
 		}
+		// security: K12
 		refusal(by, on, token) // it was good once
 		token = refusal(by, on, "")
 		before := asked.Load()
@@ -283,6 +288,7 @@ func TestConfirmation(t *testing.T) {
 		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "ask", Tools: []string{"self.lamp.*"}, Action: access.Confirm}}})
 		token = refusal(by, on, "")
 		time.Sleep(devices.ConfirmationLife + time.Second)
+		// security: K12
 		refusal(by, on, token)
 		token = refusal(by, on, "")
 		for range 100 { // somebody else's wishes take nobody's place
@@ -299,6 +305,7 @@ func TestConfirmation(t *testing.T) {
 		token = refusal(by, on, "")
 		connect(t, s, "c1", conn.script)
 		ready(t, s)
+		// security: K12
 		refusal(by, on, token) // another connection is another moment
 		// Denied or not there: nothing to confirm.
 		if _, err := callBy(t, s, by, "self.lamp.unknown", on, ""); err == nil || err.Code == devices.CodeInternal {
@@ -387,80 +394,5 @@ func TestReadersAreShared(t *testing.T) {
 			}
 		})
 		patient.Wait()
-	})
-}
-
-func TestKeysWhileTheDatabaseIsAway(t *testing.T) {
-	bubble(t, devices.Config{}, func(t *testing.T, p *devicetest.Ports, s *devices.Service) {
-		scopes, _ := access.ParseScopes([]string{"tools:call"})
-		wish := devices.KeyWish{Name: "kitchen agent", Scopes: scopes}
-		if _, _, err := s.CreateKey(t.Context(), someone(t, access.ViaREST, "devices:write", ""), wish); devices.AsError(err).Code != devices.CodeForbidden {
-			t.Errorf("made by who may not: %v", err)
-		}
-		k, token, err := s.CreateKey(t.Context(), devicetest.Admin, wish)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, _, err := s.CreateKey(t.Context(), devicetest.Admin, wish); devices.AsError(err).Code != devices.CodeBadRequest {
-			t.Errorf("a second of that name: %v", err)
-		}
-		p.Away = true
-		if _, _, err := s.CreateKey(t.Context(), devicetest.Admin, devices.KeyWish{Name: "x", Scopes: scopes}); !errors.Is(err, devices.ErrDatabase) {
-			t.Errorf("made while the database is away: %v", err)
-		}
-		if who, err := s.Registry().Authenticate(token, time.Now()); err != nil || who.Key != k.ID {
-			t.Errorf("%v %v", who, err)
-		}
-		if _, err := s.RevokeKey(t.Context(), devicetest.Admin, "kitchen agent"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.Registry().Authenticate(token, time.Now()); !errors.Is(err, access.ErrRevoked) {
-			t.Errorf("revoked: %v", err)
-		}
-		notes := s.Doors()
-		p.Away = false
-		// The node is started again before it could write the end.
-		again := p.Service(t, devices.Config{Node: "again"})
-		if _, err := again.Registry().Authenticate(token, time.Now()); err != nil {
-			t.Fatalf("the test proves nothing: %v", err)
-		}
-		again.RestoreDoors(notes)
-		if err := again.Reload(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := again.Registry().Authenticate(token, time.Now()); !errors.Is(err, access.ErrRevoked) || p.Keys[k.ID].Revoked.IsZero() {
-			t.Errorf("after the restart: %v, stored %+v", err, p.Keys[k.ID])
-		}
-		again.Close()
-		for _, e := range p.Audited {
-			if strings.Contains(fmt.Sprint(e), token) {
-				t.Errorf("the record holds a token: %+v", e)
-			}
-		}
-	})
-}
-
-func TestPolicyVersions(t *testing.T) {
-	bubble(t, devices.Config{}, func(t *testing.T, p *devicetest.Ports, s *devices.Service) {
-		deny := access.Policy{Rules: []access.Rule{{Name: "all", Action: access.Deny}}}
-		if _, err := s.SetPolicy(t.Context(), someone(t, access.ViaREST, "devices:write", ""), deny, 0); devices.AsError(err).Code != devices.CodeForbidden {
-			t.Errorf("by who may not: %v", err)
-		}
-		first, err := s.SetPolicy(t.Context(), devicetest.Admin, deny, 0)
-		if err != nil || first.Version != 1 || p.Policy.Version != 1 {
-			t.Fatal(first, err)
-		}
-		if _, err := s.SetPolicy(t.Context(), devicetest.Admin, access.Policy{}, 0); devices.AsError(err).Code != devices.CodeBadRequest {
-			t.Errorf("over a version not seen: %v", err)
-		}
-		s.Learn(devices.News{Policy: &access.Policy{Version: 3}})
-		s.Learn(devices.News{Policy: &access.Policy{Version: 2, Rules: deny.Rules}})
-		if got := s.Guard().Policy(); got.Version != 3 || len(got.Rules) != 0 {
-			t.Errorf("an older version came into force: %+v", got)
-		}
-		s.Learn(devices.News{Policy: &access.Policy{Version: 4, Rules: []access.Rule{{Action: "later"}}}})
-		if got := s.Guard().Policy(); got.Version != 3 {
-			t.Errorf("a version of a later program came into force: %+v", got)
-		}
 	})
 }

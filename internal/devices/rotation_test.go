@@ -79,7 +79,9 @@ func TestRotate(t *testing.T) {
 	if _, err := comes(t, s, 1); err != nil {
 		t.Fatal(err)
 	}
+	// security: D3
 	wantGenerations(t, "come with the new ones", s, 1)
+	// security: D3
 	if _, err := comes(t, s, 0); devices.AsError(err).Code != devices.CodeUnauthorized {
 		t.Errorf("old ones afterwards: %v", err)
 	}
@@ -106,6 +108,7 @@ func TestRevokeEndsGrace(t *testing.T) {
 	if err := s.Revoke(rotated); err != nil {
 		t.Fatal(err)
 	}
+	// security: D3
 	if _, _, admitted := s.Authenticate(rotated, func(int64) bool { return true }); admitted || s.Accepts(rotated, 0) || s.Accepts(rotated, 3) {
 		t.Error("a revoked device is let in")
 	}
@@ -115,6 +118,7 @@ func TestRevokeEndsGrace(t *testing.T) {
 	if _, err := s.Approve(string(rotated)); err != nil {
 		t.Fatal(err)
 	}
+	// security: D3
 	wantGenerations(t, "approved again", s, 3)
 }
 
@@ -217,8 +221,10 @@ func TestGraceEnds(t *testing.T) {
 	s := member(t, p)
 	ended := devices.Rotation{Generation: 4, PreviousUntil: time.Now().Add(-time.Second)}
 	s.Learn(devices.News{Rotation: &ended})
+	// security: D3
 	wantGenerations(t, "of the fleet", s, 4)
 	s.Learn(devices.News{Exception: &devices.Exception{Device: rotated, Generation: 5, Previous: 4, PreviousUntil: time.Now().Add(-time.Second)}})
+	// security: D3
 	wantGenerations(t, "of the device", s, 5)
 	if g, ok := s.OldestGeneration(rotated); !ok || g != 5 {
 		t.Errorf("oldest %d", g)

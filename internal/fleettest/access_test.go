@@ -188,6 +188,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 				continue // nobody listens there, which NATS itself says
 			}
 			code, rule := call(t, tc.device, tc.tool, tc.arguments)
+			// security: K3 R2
 			if code != tc.code || rule != tc.rule && name != "gateway" {
 				t.Errorf("%s: %s of %s: %s by %q, want %s by %q", name, tc.tool, tc.device, code, rule, tc.code, tc.rule)
 			}
@@ -214,6 +215,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 		t.Errorf("the key sees %d devices: %v", len(devices), err)
 	}
 	for _, id := range []string{hall, "02:ac:ce:55:ff:ff"} {
+		// security: R2
 		if _, err := reader.Device(t.Context(), id); problemCode(err) != "forbidden" {
 			t.Errorf("%s: %v", id, err)
 		}
@@ -248,6 +250,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 			break
 		}
 	}
+	// security: R2
 	if len(missing) > 0 {
 		t.Errorf("not in the audit: %+v", missing)
 	}
@@ -267,6 +270,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 			if code == "unauthorized" {
 				break
 			}
+			// security: R2
 			if took := time.Since(revoked); took > time.Second {
 				t.Fatalf("%s is worth %s on the other node %v after it was revoked", name, code, took)
 			}

@@ -43,6 +43,7 @@ func TestRotationWithoutTouchingFirmware(t *testing.T) {
 	node.reboot(t, device.ID)
 	if d, err := old.connect(devicetest.NewScript()); err == nil {
 		d.close()
+		// security: D3
 		t.Error("old credentials are good after the device came with new ones")
 	}
 	for _, other := range node.List(t) {

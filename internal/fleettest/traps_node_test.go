@@ -107,6 +107,7 @@ func TestTrap07AnyShapeOfJSON(t *testing.T) {
 		}
 	}
 	for _, device := range []string{id, bystander} {
+		// security: D11
 		if r, err := node.Call(t.Context(), device, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":3}`), Timeout: 10 * time.Second}); err != nil || r.IsError {
 			t.Errorf("%s: %+v, %v", device, r, err)
 		}
@@ -119,12 +120,14 @@ func TestTrap07AnyShapeOfJSON(t *testing.T) {
 	for _, d := range []*device{kept, target} {
 		select {
 		case <-d.gone:
+			// security: D11
 			t.Error("a healthy device was thrown out")
 		default:
 		}
 	}
 	select {
 	case <-node.ended:
+		// security: D11
 		t.Error("the node ended")
 	default: // and its log is looked at when it stops
 	}

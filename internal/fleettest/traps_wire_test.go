@@ -110,9 +110,11 @@ func TestTrap06HostileConnects(t *testing.T) {
 			w := b.wire(t)
 			w.say(c.said)
 			said, took := w.ended(mqttdevice.ConnectTimeout + 5*time.Second)
+			// security: D11
 			if want := []byte{0x20, 2, 0, c.code}; c.code == none && len(said) > 0 || c.code != none && !bytes.Equal(said, want) {
 				t.Errorf("%s: answered by %x, want code %d", name, said, c.code)
 			}
+			// security: D11
 			if c.slow != (took > mqttdevice.ConnectTimeout/2) {
 				t.Errorf("%s: the end came after %v", name, took)
 			}

@@ -65,6 +65,7 @@ func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
 		}
 		revoked := time.Now()
 		holder.Await(t, transport+" is out", 20*time.Second, func() bool { return holder.Metric(t, "fleetd_devices") < held })
+		// security: D2
 		if took := time.Since(revoked); took > time.Second {
 			t.Errorf("%s, held by %s and revoked on %s, was cut after %v", transport, d.Node, other.Info.Node, took)
 		}
@@ -74,6 +75,7 @@ func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
 	}
 	time.Sleep(polling) // it wakes, and asks
 	for _, node := range c.Nodes {
+		// security: D2
 		if held := node.Metric(t, "fleetd_devices"); held != 0 {
 			t.Errorf("%v revoked devices are back on %s", held, node.Info.Node)
 		}

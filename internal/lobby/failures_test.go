@@ -28,12 +28,15 @@ func TestFailuresAreDelayed(t *testing.T) {
 		for range FailureBurst {
 			fail(false, 0)
 		}
+		// security: D7
 		fail(true, FailureDelay)
+		// security: D7
 		if f.Failed(t.Context(), netip.MustParseAddr("192.0.2.2")) {
 			t.Error("another address is slowed down")
 		}
 		time.Sleep(FailureEvery)
 		fail(false, 0)
+		// security: D7
 		fail(true, FailureDelay)
 		time.Sleep(FailureBurst * FailureEvery)
 		for range FailureBurst {
@@ -52,9 +55,11 @@ func TestFailuresOfIPv6(t *testing.T) {
 		for i := range FailureBurst {
 			f.Failed(t.Context(), netip.MustParseAddr(fmt.Sprintf("2001:db8:0:1::%x", i)))
 		}
+		// security: D7
 		if !f.Failed(t.Context(), netip.MustParseAddr("2001:db8:0:1:ffff::1")) {
 			t.Error("another address of the /64 is another host")
 		}
+		// security: D7
 		if f.Failed(t.Context(), netip.MustParseAddr("2001:db8:0:2::1")) {
 			t.Error("the next /64 is the same host")
 		}

@@ -45,6 +45,7 @@ func TestPlacesAndTokens(t *testing.T) {
 		"own page":             {admin, []string{"Host", "192.0.2.7:8080", "Origin", "http://192.0.2.7:8080"}, 200},
 		"longer name":          {admin, []string{"Host", "localhost.evil.example"}, 403},
 	} {
+		// security: H1
 		if a := f.send(t, http.MethodPost, PathMCP, c.token, hello, c.headers...); a.status != c.status {
 			t.Errorf("%s: %d %s", name, a.status, a.body)
 		}
@@ -56,6 +57,7 @@ func TestPlacesAndTokens(t *testing.T) {
 		t.Fatalf("WWW-Authenticate: %q", a.header.Get("WWW-Authenticate"))
 	}
 	path := strings.TrimPrefix(strings.TrimSuffix(found, `"`), f.url)
+	// security: H1
 	if a = f.send(t, http.MethodGet, path, "", ""); a.status != 200 || !strings.Contains(a.body, `"resource":"`+f.url+`/mcp"`) || !strings.Contains(a.body, `"tools:call"`) {
 		t.Errorf("%s: %d %s", path, a.status, a.body)
 	}
@@ -81,13 +83,16 @@ func TestSessionsBelongToTheirKey(t *testing.T) {
 		path, token string
 		status      int
 	}{"its key": {PathMCP, one, 200}, "another key": {PathMCP, other, 403}, "the admin": {PathMCP, admin, 403}, "another address": {PathDevices + string(lamp), one, 403}} {
+		// security: H2
 		if a := f.send(t, http.MethodPost, c.path, c.token, ping, with...); a.status != c.status {
 			t.Errorf("%s: %d %s", name, a.status, a.body)
 		}
 	}
+	// security: H2
 	if a := f.send(t, http.MethodGet, PathMCP, other, "", with...); a.status != 403 {
 		t.Errorf("another key listens: %d", a.status)
 	}
+	// security: H2
 	if a := f.send(t, http.MethodDelete, PathMCP, other, "", with...); a.status != 403 {
 		t.Errorf("another key ends it: %d", a.status)
 	}
@@ -107,6 +112,7 @@ func TestSessionsBelongToTheirKey(t *testing.T) {
 		session = id
 	}
 	f.mcp.old.mu.Unlock()
+	// security: H2
 	if a := f.send(t, http.MethodPost, PathSSE+"?sessionid="+session, other, ping); a.status != 403 {
 		t.Errorf("another key uses an old session: %d %s", a.status, a.body)
 	}
@@ -122,6 +128,7 @@ func TestSessionsAreBounded(t *testing.T) {
 	for range MaxKeySessions {
 		f.open(t, PathMCP, one)
 	}
+	// security: H3
 	if a := f.send(t, http.MethodPost, PathMCP, one, hello); a.status != 429 {
 		t.Errorf("one more: %d", a.status)
 	}
@@ -130,9 +137,24 @@ func TestSessionsAreBounded(t *testing.T) {
 		f.send(t, http.MethodPost, PathMCP, other, ping)
 		f.send(t, http.MethodPost, PathMCP, other, strings.Repeat("x", BodyLimit+1))
 	}
+	// security: H3
 	if n := f.mcp.Stats().Sessions.Load(); n != MaxKeySessions+1 {
 		t.Errorf("%d sessions are counted", n)
 	}
+	s := f.mcp.sessions
+	others := MaxSessions - MaxKeySessions - 1
+	add := func(n int) {
+		s.lock.Lock()
+		defer s.lock.Unlock()
+		s.total += n
+	}
+	add(others - 1)
+	f.open(t, PathMCP, other)
+	// security: H3
+	if a := f.send(t, http.MethodPost, PathMCP, other, hello); a.status != 503 {
+		t.Errorf("more than the node may have: %d", a.status)
+	}
+	add(1 - others)
 }
 
 // Who is revoked, or whose key expires, is out within a second: sessions,
@@ -177,17 +199,21 @@ func keyEnds(t *testing.T, era string, revoke bool) {
 		}
 	}
 	begun := time.Now()
+	// security: H4
 	devicetest.Eventually(t, "nothing is left of it", func() bool {
 		return f.mcp.Stats().Sessions.Load() == 0 && f.mcp.sessions.calls.Load() == 0
 	})
+	// security: H4
 	if took := time.Since(begun); revoke && took > time.Second {
 		t.Errorf("it went on for %v", took)
 	}
 	select {
 	case <-failed:
 	case <-time.After(5 * time.Second): // the client may try to go on first
+		// security: H4
 		t.Error("the client still waits")
 	}
+	// security: H4
 	if _, err := f.tryHost(t, path, version, token, nil); err == nil {
 		t.Error("the key opens another session")
 	}
@@ -233,6 +259,7 @@ func TestBadRequests(t *testing.T) {
 		"tool of devices' server":  {http.MethodPost, PathMCP, strings.ReplaceAll(call, "find_devices", dispatch), modern("tools/call", dispatch), 400, "-32602"},
 		"dispatch itself":          {http.MethodPost, PathDevices + string(lamp), strings.ReplaceAll(call, "find_devices", dispatch), modern("tools/call", dispatch), 400, "-32602"},
 	} {
+		// security: H9
 		if a := f.send(t, c.method, c.path, admin, c.body, c.headers...); a.status != c.status || !strings.Contains(a.body, c.says) {
 			t.Errorf("%s: %d %.300s", name, a.status, a.body)
 		}
@@ -258,11 +285,13 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 	go func() {
 		defer close(late)
 		begun := time.Now()
+		// security: D7
 		if a := f.send(t, http.MethodPost, PathMCP, "guess", hello); a.status != http.StatusTooManyRequests || time.Since(begun) < lobby.FailureDelay {
 			t.Errorf("one too many: %d after %v", a.status, time.Since(begun))
 		}
 	}()
 	begun := time.Now()
+	// security: D7
 	if a := f.send(t, http.MethodPost, PathMCP, admin, hello); a.status != http.StatusOK || time.Since(begun) > lobby.FailureDelay/2 {
 		t.Errorf("the right one: %d after %v", a.status, time.Since(begun))
 	}

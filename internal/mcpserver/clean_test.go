@@ -30,6 +30,7 @@ func TestClean(t *testing.T) {
 		if len(text) >= 40 && strings.Count(text, text[:1]) > 30 || strings.HasPrefix(text, "音") {
 			limit = 32
 		}
+		// security: H5
 		if got := clean(text, limit); got != want {
 			t.Errorf("%q is %q, not %q", text, got, want)
 		}
@@ -69,6 +70,7 @@ func TestCleanSchema(t *testing.T) {
 			want = c.in
 		}
 		got, note := cleanSchema([]byte(c.in))
+		// security: H5
 		if string(got) != want || (note != "") != (want == anySchema && c.in != "") {
 			t.Errorf("%s: %s (%s)", name, got, note)
 		}
@@ -98,10 +100,12 @@ func FuzzClean(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string, limit int) {
 		limit = 4 + (limit&0x7fffffff)%2000
 		got := clean(text, limit)
+		// security: H5
 		if len(got) > limit || !utf8.ValidString(got) {
 			t.Fatalf("%q has %d bytes of %d", got, len(got), limit)
 		}
 		for _, c := range got {
+			// security: H5
 			if unicode.IsControl(c) || unicode.Is(unicode.Cf, c) || unicode.Is(unicode.Co, c) {
 				t.Fatalf("%q has %U", got, c)
 			}

@@ -38,9 +38,11 @@ func TestPages(t *testing.T) {
 		for _, origin := range []string{"https://evil.example", "http://console.example.com", "https://console.example.com:8443", "null"} {
 			for _, method := range []string{http.MethodOptions, http.MethodGet, http.MethodPost} {
 				a := f.send(t, method, path, admin, "", append(question, "Origin", origin)...)
+				// security: H1
 				if a.status != http.StatusForbidden {
 					t.Errorf("%s %s of %s: %d", method, path, origin, a.status)
 				}
+				// security: H1
 				mayNotRead(t, a)
 			}
 		}

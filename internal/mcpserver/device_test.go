@@ -51,15 +51,18 @@ func TestDeviceTools(t *testing.T) {
 			tools []string
 		}{"model": {model, []string{"audio_speaker_set_volume"}}, "person": {person, []string{"audio_speaker_set_volume", "reboot"}}, "getters": {getters, nil}, "reader": {reader, nil}} {
 			s := f.host(t, path, era, c.token, nil)
+			// security: H6
 			if got := namesOf(t, s); !slices.Equal(got, c.tools) {
 				t.Errorf("%s, %s: %q", era, name, got)
 			}
 			// What a key does not see it may try: the core refuses it, as on every way in.
 			want := map[string]string{"model": access.RuleUserOnly, "getters": access.RuleTools, "reader": access.RuleScope, "person": access.RuleConfirm}[name]
+			// security: H6
 			if r, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "reboot"}); err != nil || !r.IsError || ruleOf(t, r) != want {
 				t.Errorf("%s, %s: reboot: %v %q, want %q", era, name, err, ruleOf(t, r), want)
 			}
 		}
+		// security: H6
 		if _, err := f.tryHost(t, path, era, elsewhere, nil); err == nil {
 			t.Errorf("%s: a key for other devices gets in", era)
 		}
@@ -102,6 +105,7 @@ func TestHostileTools(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			// security: H5
 			if !hostTakes.MatchString(tool.Name) || len(text) > 3000 || strings.ContainsAny(string(text), "\u202e\u200b\u2066\x1b") || strings.Contains(string(text), "etc/passwd") ||
 				!strings.HasPrefix(tool.Description, untrustedMark) {
 				t.Errorf("%s: %.400s", era, text)
@@ -113,6 +117,7 @@ func TestHostileTools(t *testing.T) {
 	}
 	s := f.host(t, PathMCP, "2026-07-28", admin, nil)
 	for _, r := range []*mcp.CallToolResult{call(t, s, "describe_device", map[string]any{"device": string(lamp)}), call(t, s, "search_device_tools", map[string]any{"query": "a"})} {
+		// security: H5
 		if text := textOf(r); r.IsError || strings.ContainsAny(text, "\u202e\u200b\u2066\x1b") || strings.Contains(text, "etc/passwd") || !strings.Contains(text, `a_b`) {
 			t.Errorf("%s", text)
 		}
@@ -149,23 +154,27 @@ func TestConfirmation(t *testing.T) {
 					return &mcp.ElicitResult{Action: action, Content: map[string]any{}}, nil
 				}
 				mute := f.host(t, path, era, admin, nil)
+				// security: H7
 				if r := reboot(mute); !r.IsError || !strings.Contains(textOf(r), "POST /v1/devices/"+string(lamp)+"/tools/self.reboot/call") || reboots.Load() != 0 {
 					t.Errorf("a host that cannot ask: %s", textOf(r))
 				}
 				s := f.host(t, path, era, admin, &mcp.ClientOptions{ElicitationHandler: asked})
 				if path == PathMCP {
+					// security: H7
 					if r := call(t, s, "call_many", map[string]any{"devices": []string{string(lamp)}, "tool": "self.reboot"}); !strings.Contains(textOf(r), "call_device_tool asks") || reboots.Load() != 0 {
 						t.Errorf("many at once: %s", textOf(r))
 					}
 				}
 				for _, no := range []string{"decline", "cancel"} {
 					action = no
+					// security: H7
 					if r := reboot(s); !r.IsError || !strings.Contains(textOf(r), "did not confirm") || reboots.Load() != 0 {
 						t.Errorf("%s: %s, %d reboots", no, textOf(r), reboots.Load())
 					}
 				}
 				for i := range int64(2) {
 					action = "accept"
+					// security: H7
 					if r := reboot(s); r.IsError || reboots.Load() != i+1 {
 						t.Errorf("accepted: %s, %d reboots", textOf(r), reboots.Load())
 					}
@@ -208,6 +217,7 @@ func TestPhotos(t *testing.T) {
 					t.Errorf("%s %s: %s", era, photo, textOf(r))
 				}
 				i := slices.IndexFunc(r.Content, func(c mcp.Content) bool { _, ok := c.(*mcp.ImageContent); return ok })
+				// security: H8
 				if (i >= 0) != comes {
 					t.Errorf("%s %s %s: a picture: %v", era, path, photo, i >= 0)
 				}

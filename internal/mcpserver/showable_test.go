@@ -15,6 +15,7 @@ func TestPersonSeesAllArguments(t *testing.T) {
 		`{"a":"x\u200by"}`: "", `{"a":"\u202egnp"}`: "", `{"a":"x  y"}`: "", `{"a":1,"a":2}`: "", `{"a"`: "",
 	} {
 		got, ok := showable(json.RawMessage(arguments))
+		// security: H7
 		if ok != (want != "") || ok && got != want {
 			t.Errorf("%.60s is shown as %.60q, %t", arguments, got, ok)
 		}

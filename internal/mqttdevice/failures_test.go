@@ -38,6 +38,7 @@ func TestWrongPasswordsAreSlowedDown(t *testing.T) {
 	late := make(chan struct{})
 	go func() {
 		defer close(late)
+		// security: D7
 		if said, took := knock(); !strings.Contains(said, "not Authorized") || took < lobby.FailureDelay {
 			t.Errorf("one too many: %q after %v", said, took)
 		}
@@ -45,6 +46,7 @@ func TestWrongPasswordsAreSlowedDown(t *testing.T) {
 	begun := time.Now()
 	d := b.dial(t, id, "c")
 	defer d.Close()
+	// security: D7
 	if took := time.Since(begun); took > lobby.FailureDelay/2 {
 		t.Errorf("the right password waits %v", took)
 	}

@@ -249,6 +249,7 @@ func TestBrokenPacketsEndTheirConnection(t *testing.T) {
 		t.Run("before/"+name, func(t *testing.T) {
 			r := b.raw(t)
 			r.say(what)
+			// security: D11
 			if said := r.ended(7 * time.Second); len(said) > 0 {
 				t.Errorf("answered by %x", said)
 			}
@@ -274,12 +275,14 @@ func TestBrokenPacketsEndTheirConnection(t *testing.T) {
 			r := b.up(t)
 			_, _ = r.Write(what) // the server may close before the last byte
 			_ = r.ended(7 * time.Second)
+			// security: D11
 			devicetest.Eventually(t, "the session ends", func() bool {
 				v, err := b.service.Get(t.Context(), id)
 				return err == nil && v.State == devices.StateOffline
 			})
 		})
 	}
+	// security: D11
 	if v, err := b.service.Get(t.Context(), "02:00:00:00:00:02"); err != nil || v.State != devices.StateOnline {
 		t.Errorf("the other device is %s, %v", v.State, err)
 	}

@@ -23,6 +23,7 @@ func TestLogsAreRedacted(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: redactAttr}))
 	log.With("api_token", "t0ken").Info("x", "Password", "hunter2", "device", "d1", slog.Group("g", "secretKey", "s3cret", "reason", "gone"))
 	for _, secret := range []string{"t0ken", "hunter2", "s3cret"} {
+		// security: R7
 		if strings.Contains(out.String(), secret) {
 			t.Errorf("%s is in the log: %s", secret, out.String())
 		}
@@ -66,6 +67,7 @@ func TestAuditSurvivesAStopWithoutDatabase(t *testing.T) {
 	for i := range blocks {
 		v.Add(&blocks[i])
 	}
+	// security: R5
 	if r := v.Report(); !r.Intact || r.Runs != 2 || r.Entries != 6 || len(r.Unended) != 0 {
 		t.Errorf("%+v", r)
 	}

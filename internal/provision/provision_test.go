@@ -88,6 +88,7 @@ func TestCheckRefuses(t *testing.T) {
 		"NUL in a name":     `{"mqtt\u0000":{"endpoint":"h"}}`,
 		"half a pair":       `{"server_time":{"timeZone":"\ud83d"}}`,
 	} {
+		// security: D13
 		if err := Check([]byte(body)); !errors.Is(err, ErrUnsafe) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -306,6 +307,7 @@ func TestWrongProofsAreSlowedDown(t *testing.T) {
 		}
 	}
 	begun := time.Now()
+	// security: D7
 	if code := guess(); code != http.StatusTooManyRequests || time.Since(begun) < lobby.FailureDelay {
 		t.Errorf("one too many: %d after %v", code, time.Since(begun))
 	}
@@ -353,6 +355,7 @@ func TestForwardedForInTwoFields(t *testing.T) {
 
 func TestUnsafeSettingsNeverReachADevice(t *testing.T) {
 	b := newBench(t, devices.Config{}, func(o *Options) { o.PublicURL = "http://[::1]:8000" })
+	// security: D13
 	if w := b.do("POST", PathOTA, "{}", map[string]string{"Device-Id": mac}); w.Code != 500 {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}

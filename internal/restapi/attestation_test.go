@@ -18,9 +18,11 @@ func TestAttestationKeys(t *testing.T) {
 		t.Errorf("%s", first.body)
 	}
 	all := f.do(t, http.MethodGet, "/v1/attestation/keys", "")
+	// security: D6
 	if !strings.Contains(all.body, `"serial":"SN-2","device":"",`) || !strings.Contains(all.body, `"bound_at":null`) || strings.Contains(all.body, key) || strings.Contains(all.body, "sealed") {
 		t.Errorf("%s", all.body)
 	}
+	// security: D6
 	if r := f.do(t, http.MethodPost, "/v1/attestation/keys", `{"items":[{"serial":"SN-3","key":"`+key+`00"}]}`); r.status != http.StatusBadRequest || strings.Contains(r.body, key) || strings.Contains(f.log.String(), key) {
 		t.Errorf("%d %s", r.status, r.body)
 	}

@@ -177,6 +177,7 @@ func TestAuditExportAndVerify(t *testing.T) {
 	}
 	f.archive.blocks = slices.Delete(f.archive.blocks, 50, 51)
 	f.do(t, "GET", "/v1/audit/verify", "").json(t, &report)
+	// security: R4
 	if report.Intact || len(report.Faults) != 1 || !strings.Contains(report.Faults[0], "501 to 510") {
 		t.Errorf("%+v", report)
 	}
@@ -203,6 +204,7 @@ func TestKeys(t *testing.T) {
 	var names []string
 	for cursor := ""; ; {
 		r := f.do(t, "GET", "/v1/keys?limit=2&cursor="+cursor, "")
+		// security: K1
 		if strings.Contains(r.body, made.Token) || strings.Contains(r.body, "hash") {
 			t.Errorf("the list shows what is secret: %s", r.body)
 		}

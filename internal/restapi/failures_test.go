@@ -27,10 +27,12 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 	late := make(chan struct{})
 	go func() {
 		defer close(late)
+		// security: D7
 		if r, took := ask("Bearer guess"); r.status != http.StatusTooManyRequests || took < lobby.FailureDelay || !strings.Contains(r.body, `"code":"unauthorized"`) {
 			t.Errorf("one too many: %d %s after %v", r.status, r.body, took)
 		}
 	}()
+	// security: D7
 	if r, took := ask("Bearer " + f.token); r.status != http.StatusOK || took > lobby.FailureDelay/2 {
 		t.Errorf("the right one: %d after %v", r.status, took)
 	}

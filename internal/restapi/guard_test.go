@@ -72,6 +72,7 @@ func TestEveryOperationTakesItsScope(t *testing.T) {
 				public = append(public, method+" "+path)
 				continue
 			}
+			// security: R1
 			if len(op.Security) != 1 || len(op.Security[0]["token"]) != 1 {
 				t.Errorf("%s %s has no scope: %v", method, path, op.Security)
 				continue
@@ -87,7 +88,9 @@ func TestEveryOperationTakesItsScope(t *testing.T) {
 				body = `{"type":"alert","status":"s","message":"m","emotion":"happy"}`
 			}
 			before := len(f.ports.Recorded())
+			// security: R1
 			p := f.do(t, method, target, body, as(without[scope])...).problem(t, 403, devices.CodeForbidden)
+			// security: R1
 			if p.Rule != access.RuleScope || !strings.Contains(p.Detail, scope) {
 				t.Errorf("%s %s: %+v", method, path, p)
 			}
@@ -106,6 +109,7 @@ func TestEveryOperationTakesItsScope(t *testing.T) {
 		}
 	}
 	slices.Sort(public)
+	// security: R1
 	if want := []string{"GET /livez", "GET /metrics", "GET /readyz"}; !slices.Equal(public, want) {
 		t.Errorf("public: %v", public)
 	}
@@ -143,8 +147,11 @@ func TestSelectorHidesOtherDevices(t *testing.T) {
 		{"POST", "/v1/devices/%s/tools/self.get_device_status/call", `{}`}, {"POST", "/v1/devices/%s/mcp", `{"method":"ping"}`},
 		{"POST", "/v1/devices/%s/messages", `{"type":"alert","status":"s","message":"m","emotion":"happy"}`}, {"GET", "/v1/events?device=%s", ""}, {"GET", "/v1/photos?device=%s", ""},
 	} {
+		// security: R1
 		other := f.do(t, tc.method, fmt.Sprintf(tc.path, lamp), tc.body, as(token)...).problem(t, 403, devices.CodeForbidden)
+		// security: R1
 		none := f.do(t, tc.method, fmt.Sprintf(tc.path, unknown), tc.body, as(token)...).problem(t, 403, devices.CodeForbidden)
+		// security: R1
 		if other.Rule != access.RuleDevices || fmt.Sprint(other) != fmt.Sprint(none) {
 			t.Errorf("%s %s: %+v and %+v", tc.method, tc.path, other, none)
 		}
@@ -160,14 +167,17 @@ func TestSelectorHidesOtherDevices(t *testing.T) {
 		Next  string `json:"next_cursor"`
 	}
 	f.do(t, "GET", "/v1/devices", "", as(token)...).json(t, &list)
+	// security: R1
 	if len(list.Items) != 1 || list.Items[0].ID != string(robot) || list.Next != "" {
 		t.Errorf("%+v", list)
 	}
 	f.do(t, "GET", "/v1/photos?limit=1", "", as(token)...).json(t, &list)
+	// security: R1
 	if len(list.Items) != 1 || list.Items[0].ID != "p2" || list.Next == "" {
 		t.Errorf("%+v", list)
 	}
 	f.do(t, "GET", "/v1/photos?limit=1&cursor="+list.Next, "", as(token)...).json(t, &list)
+	// security: R1
 	if len(list.Items) != 0 {
 		t.Errorf("%+v", list)
 	}
@@ -217,6 +227,7 @@ func TestPagesUnderASelector(t *testing.T) {
 			break
 		}
 	}
+	// security: R1
 	if !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
@@ -296,9 +307,11 @@ func TestEventsUnderAKey(t *testing.T) {
 				seen = append(seen, lines.Text())
 			}
 		}
+		// security: R3
 		if took := time.Since(begun); name == "revoked" && took > time.Second || took > 3*time.Second {
 			t.Errorf("%s: the stream went on for %v", name, took)
 		}
+		// security: R3
 		if len(seen) != 1 || !strings.Contains(seen[0], string(robot)) {
 			t.Errorf("%s: %v", name, seen)
 		}

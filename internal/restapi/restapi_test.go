@@ -81,6 +81,7 @@ func TestNoToken(t *testing.T) {
 			}
 			w := httptest.NewRecorder()
 			f.api.ServeHTTP(w, r)
+			// security: N4
 			if w.Code != tc.status {
 				t.Errorf("%d %s", w.Code, w.Body)
 			}

@@ -135,6 +135,7 @@ func TestReplays(t *testing.T) {
 		w.start(200)
 		for range 3 {
 			for seq := uint32(1); seq <= 200; seq++ {
+				// security: D10
 				if v := w.say(from, seq); v == Accepted || v == Held || v == Jump {
 					t.Fatalf("replay of %d from %v: %v", seq, from, v)
 				}
@@ -142,6 +143,7 @@ func TestReplays(t *testing.T) {
 			w.wait(time.Minute)
 		}
 		w.wantFrames(1, 200)
+		// security: D10
 		if w.c.Remote() != home {
 			t.Errorf("replays moved the address to %v", w.c.Remote())
 		}
@@ -311,6 +313,7 @@ func TestForgedJumpIsUndone(t *testing.T) {
 		t.Fatal("the jump was not believed: the test proves nothing")
 	}
 	for seq := uint32(1); seq <= 100; seq++ {
+		// security: D10
 		if v := w.say(home, seq); v != Old {
 			t.Fatalf("replay of %d: %v", seq, v)
 		}
@@ -319,6 +322,7 @@ func TestForgedJumpIsUndone(t *testing.T) {
 		w.say(home, seq)
 		w.wait(frame)
 	}
+	// security: D10
 	w.wantFrames(1, 300)
 	w.wantCounted()
 }

@@ -125,6 +125,7 @@ func TestFloodWithForgedSource(t *testing.T) {
 			w.say(home, seq)
 			w.wait(frame)
 		}
+		// security: D10
 		w.wantFrames(1, 100)
 		w.wantCounted()
 	}
@@ -138,6 +139,7 @@ func TestFloodWithForgedSource(t *testing.T) {
 		w.say(home, seq)
 		w.wait(frame)
 	}
+	// security: D10
 	if ahead := w.c.path.window.high - seq; ahead > windowSize {
 		t.Fatalf("the window ran %d ahead", ahead)
 	}
@@ -150,6 +152,7 @@ func TestFloodWithForgedSource(t *testing.T) {
 	if got := len(w.ear.frames) - heard; got < 200-windowSize {
 		t.Errorf("%d of 200 frames arrived after the flood; %s", got, w.story())
 	}
+	// security: D10
 	if w.c.Remote() != home {
 		t.Errorf("address is %v", w.c.Remote())
 	}
@@ -168,7 +171,9 @@ func TestControlAddressIsPreferred(t *testing.T) {
 		}
 		w.wait(frame)
 	}
+	// security: D10
 	w.wantFrames(1, 20)
+	// security: D10
 	if w.c.Remote() != home {
 		t.Errorf("address is %v; %s", w.c.Remote(), w.story())
 	}

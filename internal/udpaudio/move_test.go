@@ -123,6 +123,7 @@ func TestMovesAtMostOnceASecond(t *testing.T) {
 		from := netip.AddrPortFrom(home.Addr(), uint16(5000+seq/7))
 		w.say(from, seq)
 		if now := w.c.Remote(); now != remote {
+			// security: D10
 			if w.now.Sub(last) < aliveFor {
 				t.Fatalf("moved after %v", w.now.Sub(last))
 			}

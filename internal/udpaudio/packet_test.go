@@ -140,6 +140,7 @@ func TestDownlinkBlocksNeverMeet(t *testing.T) {
 		hi := uint64(packetType)<<56 | uint64(h.flags)<<48 | uint64(bytes)<<32 | uint64(h.ssrc)
 		lo := uint64(h.timestamp)<<32 | uint64(h.sequence)
 		for i := range uint64(bytes+15) / 16 {
+			// security: D14
 			if before, ok := used[counter{hi, lo + i}]; ok {
 				t.Fatalf("packets %d and %d share a counter block", before, h.sequence)
 			}

@@ -193,6 +193,7 @@ func TestNonceAndKeysDiffer(t *testing.T) {
 		}
 		keys[c.Key()], nonces[n] = true, true
 	}
+	// security: D14
 	if len(keys) != 1000 || len(nonces) != 1000 {
 		t.Errorf("%d keys, %d nonces", len(keys), len(nonces))
 	}

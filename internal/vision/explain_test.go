@@ -149,14 +149,17 @@ func TestExplainerFailures(t *testing.T) {
 			if got := r.text(t); got != tc.text || !utf8.ValidString(got) || c.vision.Explanations.Get(tc.outcome) != 1 {
 				t.Errorf("%.300s, outcome not %s", r.raw, tc.outcome)
 			}
+			// security: D8
 			if _, content := c.content(t, id); len(content) == 0 || len(c.ports.Seen(devices.EventPhoto)) != 1 {
 				t.Error("the photo is lost")
 			}
+			// security: D8
 			if strings.Contains(log.String(), visionKey) || tc.outcome == outcomeFailed && !strings.Contains(log.String(), id) {
 				t.Errorf("log: %s", log.String())
 			}
 		})
 	}
+	// security: D8
 	if other.Load() != 0 {
 		t.Error("a redirect was followed")
 	}
@@ -172,6 +175,7 @@ func TestLateExplanation(t *testing.T) {
 	c.vision.budget = 150 * time.Millisecond
 	begun := time.Now()
 	answer := c.wire(t, c.cameraHead(robot)+chunked(cameraBody("q", picture(t, 64)), 4096))
+	// security: D8
 	if answer.status != http.StatusOK || answer.Photo == "" || answer.Message != late || time.Since(begun) > 5*time.Second {
 		t.Errorf("%s after %v", answer.raw, time.Since(begun))
 	}
@@ -214,6 +218,7 @@ func TestExplanationsHoldNoUploadPlace(t *testing.T) {
 	done := make(chan result, 1)
 	go func() { done <- c.camera(t, robot, strings.NewReader(cameraBody("q", picture(t, 64)))) }()
 	devicetest.Eventually(t, "the explanation runs", func() bool { return c.vision.Explaining.Load() == 1 })
+	// security: D8
 	if n := c.vision.InProgress.Load(); n != 0 || len(c.vision.slots) != 0 {
 		t.Errorf("%d uploads in progress", n)
 	}

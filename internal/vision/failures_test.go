@@ -31,11 +31,13 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 			t.Fatalf("%d after %v", r.status, took)
 		}
 	}
+	// security: D7
 	if r, took := upload("guess"); r.status != http.StatusTooManyRequests || took < lobby.FailureDelay || c.vision.Uploads.Get(reasonTooMany) != 1 {
 		t.Errorf("one too many: %d after %v", r.status, took)
 	}
 	if r := c.screen(t, c.url+PathSnapshot+"guess", strings.NewReader("")); r.status != http.StatusTooManyRequests {
 		t.Errorf("an address of one use: %d", r.status)
 	}
+	// security: D7
 	c.camera(t, robot, strings.NewReader(body)).must(t)
 }

@@ -60,6 +60,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			before := c.vision.Uploads.Get(tc.reason)
 			r := c.camera(t, robot, strings.NewReader(tc.body), tc.headers...)
+			// security: D9
 			if r.status != tc.status || c.vision.Uploads.Get(tc.reason) != before+1 {
 				t.Errorf("%d %s, want %d %s", r.status, r.raw, tc.status, tc.reason)
 			}
@@ -72,6 +73,7 @@ func TestRefusals(t *testing.T) {
 		if err := c.service.Revoke(robot); err != nil {
 			t.Fatal(err)
 		}
+		// security: D9
 		if r := c.camera(t, robot, strings.NewReader(cameraBody("", jpeg))); r.status != http.StatusUnauthorized {
 			t.Errorf("%d %s", r.status, r.raw)
 		}

@@ -98,12 +98,14 @@ func TestSnapshotUpload(t *testing.T) {
 	if p, content := c.content(t, photo); p.Kind != KindSnapshot || p.Device != robot || !bytes.Equal(content, jpeg) {
 		t.Errorf("%+v", p)
 	}
+	// security: D9
 	if r := c.screen(t, url, strings.NewReader(snapshotBody(jpeg))); r.status != http.StatusConflict {
 		t.Errorf("second use: %d %s", r.status, r.raw)
 	}
 	if err := c.vision.Delete(t.Context(), photo); err != nil {
 		t.Fatal(err)
 	}
+	// security: D9
 	if r := c.screen(t, url, strings.NewReader(snapshotBody(jpeg))); r.status != http.StatusConflict {
 		t.Errorf("use after the photo was deleted: %d %s", r.status, r.raw)
 	}
@@ -126,6 +128,7 @@ func TestSnapshotUpload(t *testing.T) {
 		"no photo id":  c.url + PathSnapshot + c.mint.SnapshotToken(string(robot), "../x", time.Now().Add(time.Hour)),
 		"camera token": c.url + PathSnapshot + c.mint.UploadToken(string(robot), time.Now().Add(time.Hour)),
 	} {
+		// security: D9
 		if r := c.screen(t, bad, strings.NewReader(snapshotBody(jpeg))); r.status != http.StatusUnauthorized {
 			t.Errorf("%s: %d %s", name, r.status, r.raw)
 		}

@@ -39,10 +39,12 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 	late := make(chan struct{})
 	go func() {
 		defer close(late)
+		// security: D7
 		if status, took := knock(7); status != http.StatusTooManyRequests || took < lobby.FailureDelay {
 			t.Errorf("one too many: %d after %v", status, took)
 		}
 	}()
+	// security: D7
 	if status, took := knock(0); status != http.StatusSwitchingProtocols || took > lobby.FailureDelay/2 {
 		t.Errorf("the right token: %d after %v", status, took)
 	}

@@ -204,6 +204,7 @@ func TestRevokedCredentialsAreRefused(t *testing.T) {
 			break // the session ended
 		}
 	}
+	// security: D2
 	if _, response, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0)); err == nil || response.StatusCode != 401 {
 		t.Errorf("old credentials after revocation: %v", err)
 	}
@@ -251,12 +252,14 @@ func TestMessageOverLimitClosesOnlyItsSender(t *testing.T) {
 		}
 	}
 	_ = d.Send(`{"type":"x","y":"` + strings.Repeat("y", wsdevice.MessageLimit) + `"}`) // may fail half way
+	// security: D11
 	devicetest.Eventually(t, "the sender is closed", func() bool { return b.service.Stats().Closed.Get(devices.CloseTooLarge) == 1 })
 	if err := other.Send(`{"type":"mcp","payload":{"jsonrpc":"2.0","id":1,"method":"ping"}}`); err != nil {
 		t.Fatal(err)
 	}
 	for {
 		text, err := other.Receive()
+		// security: D11
 		if err != nil {
 			t.Fatalf("the other device: %v", err)
 		}
