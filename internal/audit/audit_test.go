@@ -166,6 +166,7 @@ func TestSpill(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.blocks = append(m.blocks, spilled...)
+		// security: R5
 		if r, _ := m.verify(); !r.Intact || r.Entries != 3*maxGroup+3 || len(r.Unended) != 0 || len(spilled) != 4 {
 			t.Errorf("%+v, %d blocks", r, len(spilled))
 		}
@@ -208,6 +209,25 @@ func TestVerifyFindsFaults(t *testing.T) {
 			}, 1},
 			"other node": {func(b []Block) []Block { b[0].Node = "n-2"; return b }, 1},
 			"other time": {func(b []Block) []Block { b[0].LastAt = b[0].LastAt.Add(time.Second); return b }, 1},
+			"not the first": {func(b []Block) []Block {
+				b[0].Previous = Hash{1}
+				b[0].Hash = b[0].Sum()
+				return b[:1]
+			}, 1},
+			"last lines cut off": {func(b []Block) []Block {
+				lines := bytes.SplitAfter(b[0].Entries, []byte("\n"))
+				b[0].Entries = bytes.Join(lines[:len(lines)-3], nil)
+				b[0].Hash = b[0].Sum()
+				return b[:1]
+			}, 1},
+			"goes on after its end": {func(b []Block) []Block {
+				last := b[len(b)-1]
+				more := Block{Run: last.Run, Node: last.Node, FirstSeq: last.LastSeq + 1, LastSeq: last.LastSeq + 1, FirstAt: last.LastAt, LastAt: last.LastAt, Previous: last.Hash}
+				e := call(1)
+				more.Entries = appendLine(nil, more.FirstSeq, &e)
+				more.Hash = more.Sum()
+				return append(b, more)
+			}, 1},
 		} {
 			var v Verifier
 			for _, b := range tc.change(slices.Clone(whole)) {
@@ -217,6 +237,19 @@ func TestVerifyFindsFaults(t *testing.T) {
 			if r := v.Report(); len(r.Faults) != tc.faults || r.Intact != (tc.faults == 0) {
 				t.Errorf("%s: %q", name, r.Faults)
 			}
+		}
+
+		unended := Block{Run: "z", Node: "n-1", FirstSeq: 1, LastSeq: 1} // of a node that was killed
+		e := call(1)
+		unended.Entries = appendLine(nil, 1, &e)
+		unended.Hash = unended.Sum()
+		var two Verifier
+		for _, b := range append(slices.Clone(whole), unended) {
+			two.Add(&b)
+		}
+		// security: R4
+		if r := two.Report(); !r.Intact || r.Runs != 2 || len(r.Unended) != 1 || !strings.HasPrefix(r.Unended[0], "run z ") {
+			t.Errorf("a run without an end after one with: %+v", r)
 		}
 
 		var export []byte
@@ -268,6 +301,40 @@ func TestStraysAreCounted(t *testing.T) {
 		// security: R6
 		if total != 6000 || one != 1000 || len(lines) > strayAddresses+2*strayEntries+5 {
 			t.Errorf("%d refusals, %d of one address, in %d lines", total, one, len(lines))
+		}
+	})
+}
+
+// A stop writes down what was only counted, and what found no room.
+func TestStopCountsTheRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{}
+		l := open(m)
+		for range 20 {
+			l.Record(Entry{At: time.Now(), Kind: KindRefusal, Via: "rest", From: "192.0.2.1:1", Outcome: "unauthorized"})
+		}
+		if err := l.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		full := open(m)
+		full.mu.Lock()
+		full.limit = full.waiting
+		full.mu.Unlock()
+		full.Record(call(1))
+		if err := full.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		slices.SortStableFunc(m.blocks, func(a, b Block) int { return strings.Compare(a.Run, b.Run) })
+		r, lines := m.verify()
+		counted := int64(0)
+		for _, line := range lines {
+			if line.Kind == KindRefusal {
+				counted += max(line.Count, 1)
+			}
+		}
+		// security: R5 R6
+		if !r.Intact || counted != 20 || r.Dropped != 1 {
+			t.Errorf("%d of 20 refusals, %+v", counted, r)
 		}
 	})
 }

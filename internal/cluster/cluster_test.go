@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -323,6 +324,10 @@ func TestServicesNeedAToken(t *testing.T) {
 		{"no tool", "call", admin, "{}", "bad_request"},
 		{"bad timeout", "call", admin, `{"tool":"x","timeout":"1h"}`, "bad_request"},
 		{"unknown command", "dance", admin, "{}", "bad_request"},
+		{"raw request of a service", "rpc", admin, `{"method":"ping"}`, "bad_request"},
+		{"question of a node by a service", "view", admin, "{}", "bad_request"},
+		{"over the limit", "call", admin, `{"tool":"` + strings.Repeat("x", maxBody) + `"}`, "too_large"},
+		{"timeout of nothing", "call", admin, `{"tool":"x","timeout":"0s"}`, "bad_request"},
 	} {
 		// security: N1
 		if got := ask(c.verb, c.header, []byte(c.body)); got != c.want {

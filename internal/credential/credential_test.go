@@ -77,6 +77,9 @@ func TestExpiringTokens(t *testing.T) {
 	if err != nil || device != "aa:bb:cc:dd:ee:ff" || photo != "photo-1" {
 		t.Errorf("snapshot: %s %s %v", device, photo, err)
 	}
+	if err := m.VerifyUpload(upload+"AAAA", "d", now); !errors.Is(err, ErrInvalid) {
+		t.Errorf("something after the token: %v", err)
+	}
 	for _, bad := range []string{"", ".", "a.b", upload, snapshot[:len(snapshot)-1], "!" + snapshot} {
 		// security: D9
 		if _, _, err := m.VerifySnapshot(bad, now); !errors.Is(err, ErrInvalid) {
@@ -93,6 +96,12 @@ func TestExpiringTokens(t *testing.T) {
 
 func TestShortSecretRefused(t *testing.T) {
 	if _, err := New([]byte("short")); !errors.Is(err, ErrSecretShort) {
+		t.Error(err)
+	}
+	if _, err := New(make([]byte, MinSecret-1)); !errors.Is(err, ErrSecretShort) {
+		t.Error(err)
+	}
+	if _, err := New(make([]byte, MinSecret)); err != nil {
 		t.Error(err)
 	}
 	if s := NewSecret(); len(s) != 64 || s == NewSecret() {

@@ -70,6 +70,9 @@ func TestGatewayVerifyRefuses(t *testing.T) {
 		"no MAC":            signed(g, "GID_x@@@unknown@@@u", goldenUsername),
 		"no username":       signed(g, goldenClientID, ""),
 		"separator shifted": {goldenClientID + "|" + goldenUsername, "", goldenPassword},
+		"a bar in the id":   signed(g, goldenClientID+"|x", goldenUsername),
+		"mixed separators":  signed(g, "GID_x@@@aa_bb_cc_dd-ee_ff_@@@u", goldenUsername),
+		"endless id":        signed(g, goldenClientID+strings.Repeat("x", maxGatewayID), goldenUsername),
 	} {
 		if mac, uuid, ok := g.Verify(c.clientID, c.username, c.password); ok || mac != "" || uuid != "" {
 			t.Errorf("%s passes as %q %q", name, mac, uuid)

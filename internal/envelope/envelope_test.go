@@ -69,9 +69,9 @@ func TestParseRefuses(t *testing.T) {
 }
 
 func TestFirstOfDuplicateKeysCounts(t *testing.T) {
-	m, err := Parse([]byte(`{"type":"mcp","type":"tts","payload":1,"payload":2}`))
-	if err != nil || string(m.Type) != "mcp" || string(m.Payload) != "1" {
-		t.Errorf("got %s %s, %v", m.Type, m.Payload, err)
+	m, err := Parse([]byte(`{"type":"mcp","type":"tts","payload":1,"payload":2,"session_id":"a","session_id":"b"}`))
+	if err != nil || string(m.Type) != "mcp" || string(m.Payload) != "1" || string(m.SessionID) != "a" {
+		t.Errorf("got %s %s %s, %v", m.Type, m.Payload, m.SessionID, err)
 	}
 }
 
@@ -145,6 +145,27 @@ func TestFrameMalformed(t *testing.T) {
 		}
 		if _, err := f.AppendFrame(nil, Frame{}); !errors.Is(err, ErrFrameEmpty) {
 			t.Errorf("framing %d writes an empty packet: %v", f, err)
+		}
+	}
+	for name, c := range map[string]struct {
+		framing Framing
+		message string
+		want    error
+	}{
+		"2, header cut by a byte": {2, "\x00\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00", ErrFrameShort},
+		"3, header cut by a byte": {3, "\x00\x00\x00", ErrFrameShort},
+		"3, another type":         {3, "\x01\x00\x00\x01a", ErrFrameType},
+		"3, too little announced": {3, "\x00\x00\x00\x01ab", ErrFrameLength},
+		"3, too much announced":   {3, "\x00\x00\x00\x03ab", ErrFrameLength},
+	} {
+		if f, err := c.framing.ParseFrame([]byte(c.message)); !errors.Is(err, c.want) {
+			t.Errorf("framing %s: %+v, %v", name, f, err)
+		}
+	}
+	// The length field of framing 3 ends where a device's messages do.
+	for size, want := range map[int]error{MaxDeviceMessage: nil, MaxDeviceMessage + 1: ErrFrameLength} {
+		if _, err := Framing3.AppendFrame(nil, Frame{Opus: make([]byte, size)}); !errors.Is(err, want) {
+			t.Errorf("%d bytes: %v", size, err)
 		}
 	}
 	if FramingOf(4) != Framing1 {

@@ -51,6 +51,22 @@ func TestAudioKeepsItsOrder(t *testing.T) {
 	}
 }
 
+// A frame that is used again holds nothing of the message it was.
+func TestFramesAreClean(t *testing.T) {
+	f := &frame{msg: &nats.Msg{Subject: "message"}}
+	f.free()
+	if f.msg != nil {
+		t.Error("a frame in the pool still is a message")
+	}
+	b := &Bus{live: make(chan *frame, 1)}
+	opus := []byte{1, 2, 3}
+	b.PublishAudio("t", "s", 1, envelope.Frame{Opus: opus})
+	opus[0] = 9 // the caller reads the next packet into it
+	if f := <-b.live; !bytes.Equal(f.opus, []byte{1, 2, 3}) || f.msg != nil {
+		t.Errorf("%+v", f)
+	}
+}
+
 // Nobody who speaks waits for NATS: what does not fit is dropped and counted.
 func TestAudioNeverBlocks(t *testing.T) {
 	s := natsServer(t, t.TempDir(), -1)

@@ -1,10 +1,13 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -145,6 +148,59 @@ func TestFollowResumesAndTellsOfGaps(t *testing.T) {
 	}
 	if got := read(devices.EventQuery{After: 99}, 1); !got[0].Gap {
 		t.Errorf("a sequence of another stream: %+v", got)
+	}
+}
+
+// The last events come once each, oldest first, however far back they lie.
+func TestRecent(t *testing.T) {
+	nc := connect(t, natsServer(t, t.TempDir(), -1).ClientURL())
+	b := newBus(t, nc)
+	const stored = recentWindow + 50 // two looks back
+	for seq := range int64(stored) {
+		e := online(seq + 1)
+		e.MsgID = fmt.Sprint("m", seq)
+		if seq%100 == 0 {
+			e.Device = "02:00:00:00:00:01"
+		}
+		b.Publish(e)
+	}
+	devicetest.Eventually(t, "all are stored", func() bool {
+		s, err := b.js.Stream(t.Context(), b.stream)
+		return err == nil && s.CachedInfo().State.Msgs == stored
+	})
+	for name, c := range map[string]struct {
+		q     devices.EventQuery
+		limit int
+		want  []uint64
+	}{
+		"the last":     {devices.EventQuery{}, 3, []uint64{stored - 2, stored - 1, stored}},
+		"of a device":  {devices.EventQuery{Device: "02:00:00:00:00:01"}, 10, []uint64{1, 101, 201, 301}},
+		"its last two": {devices.EventQuery{Device: "02:00:00:00:00:01"}, 2, []uint64{201, 301}},
+		"another kind": {devices.EventQuery{Kind: devices.EventOffline}, 2, nil},
+	} {
+		got, err := b.Recent(t.Context(), c.q, c.limit, func(devices.StreamEvent) bool { return true })
+		var numbers []uint64
+		for _, e := range got {
+			numbers = append(numbers, e.Seq)
+		}
+		if err != nil || !slices.Equal(numbers, c.want) {
+			t.Errorf("%s: %v, %v", name, numbers, err)
+		}
+	}
+	all, err := b.Recent(t.Context(), devices.EventQuery{}, 2*stored, func(devices.StreamEvent) bool { return true })
+	if err != nil || len(all) != stored || !slices.IsSortedFunc(all, func(x, y devices.StreamEvent) int { return cmp.Compare(x.Seq, y.Seq) }) {
+		t.Errorf("%d of %d events, %v", len(all), stored, err)
+	}
+}
+
+// Events are gone from the one after the reader's last to the one before the
+// stream's first.
+func TestGapOf(t *testing.T) {
+	state := jetstream.StreamState{FirstSeq: 10, LastSeq: 20}
+	for after, want := range map[uint64]string{8: `{"from":9,"to":9}`, 9: "", 10: "", 20: "", 21: `{"from":1,"to":20}`} {
+		if gap, ok := gapOf(state, after); ok != (want != "") || ok && string(gap.Data) != want {
+			t.Errorf("after %d: %s, %t", after, gap.Data, ok)
+		}
 	}
 }
 

@@ -100,6 +100,7 @@ func TestParseRefuses(t *testing.T) {
 		{`{"type":"hello","audio_params":{"sample_rate":"16000"}}`, ErrInvalid},
 		{`{"type":"hello","audio_params":{"sample_rate":44100}}`, ErrInvalid},
 		{`{"type":"hello","audio_params":{"frame_duration":61}}`, ErrInvalid},
+		{`{"type":"hello","audio_params":{"channels":3}}`, ErrInvalid}, {`{"type":"hello","audio_params":{"channels":0}}`, ErrInvalid},
 		{`{"type":"hello"`, jsonspan.ErrSyntax}, {`[1]`, jsonspan.ErrType}, {"{\"type\":\"hello\",\"x\":\"\xff\"}", jsonspan.ErrUTF8},
 		{strings.Repeat(`{"type":`, 10000), jsonspan.ErrDepth},
 	} {
@@ -109,15 +110,33 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
+// Of duplicate keys the first counts, as on the device.
+func TestFirstOfDuplicateKeysCounts(t *testing.T) {
+	d, err := ParseDevice([]byte(`{"type":"hello","version":1,"version":2,"transport":"udp","transport":"websocket","features":{"mcp":true,"mcp":false}}`))
+	if err != nil || d.Version != 1 || d.Transport != TransportUDP || !d.MCP {
+		t.Errorf("%+v, %v", d, err)
+	}
+}
+
 // A reply that crashes or misleads a device must be impossible to build.
 func TestInvalidServerHelloCannotBeWritten(t *testing.T) {
 	for _, s := range []Server{
 		{SessionID: "x", Audio: ServerAudio}, {Transport: "1", SessionID: "x", Audio: ServerAudio},
 		{Transport: TransportWebSocket, Audio: ServerAudio}, {Transport: TransportWebSocket, SessionID: `a"b`, Audio: ServerAudio},
-		{Transport: TransportWebSocket, SessionID: "x"},
+		{Transport: TransportWebSocket, SessionID: "x"}, {Transport: TransportWebSocket, SessionID: strings.Repeat("x", 65), Audio: ServerAudio},
+		{Transport: TransportUDP, SessionID: "x", Audio: ServerAudio}, {Transport: TransportWebSocket, SessionID: "x", Audio: ServerAudio, UDP: &UDP{Server: "192.0.2.1", Port: 1}},
+		{Transport: TransportUDP, SessionID: "x", Audio: ServerAudio, UDP: &UDP{Server: "192.0.2.1"}},
+		{Transport: TransportUDP, SessionID: "x", Audio: ServerAudio, UDP: &UDP{Server: "2001:db8::1", Port: 1}},
+		{Transport: TransportUDP, SessionID: "x", Audio: ServerAudio, UDP: &UDP{Server: `a"b`, Port: 1}},
+		{Transport: TransportUDP, SessionID: "x", Audio: ServerAudio, UDP: &UDP{Server: strings.Repeat("x", 254), Port: 1}},
 	} {
 		if out, err := s.Append(nil); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%+v: wrote %s, %v", s, out, err)
+		}
+	}
+	for _, server := range []string{"192.0.2.1", "fleet.example.com", strings.Repeat("x", 253)} {
+		if _, err := (Server{Transport: TransportUDP, SessionID: strings.Repeat("x", 64), Audio: ServerAudio, UDP: &UDP{Server: server, Port: 1}}).Append(nil); err != nil {
+			t.Errorf("%s: %v", server, err)
 		}
 	}
 }

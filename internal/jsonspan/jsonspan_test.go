@@ -1,6 +1,7 @@
 package jsonspan
 
 import (
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -42,13 +43,40 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// Every document that is one byte away from a valid one is judged as by
+// encoding/json.
+func TestOneByteAway(t *testing.T) {
+	const bytes = "{}[]\",:\\/abefgtu019.-+ \t\n\x00\x1f\x7f"
+	for _, text := range []string{`{"a":[1,{"b":[{},[]]}],"c":{"d":[[{"e":null}]]}}`, `["twelve bytes","\u00Fa\n","",true,false,null]`, `[-0,0.5,1e9,-1.25E-3,10]`, `{ "a" : { } , "b" : [ ] }`} {
+		for i := range len(text) {
+			variants := []string{text[:i] + text[i+1:]}
+			for _, c := range []byte(bytes) {
+				variants = append(variants, text[:i]+string(c)+text[i+1:], text[:i]+string(c)+text[i:])
+			}
+			for _, v := range variants {
+				if _, err := Value([]byte(v)); (err == nil) != json.Valid([]byte(v)) {
+					t.Errorf("%q: %v", v, err)
+				}
+			}
+		}
+	}
+}
+
+func TestDepth(t *testing.T) {
+	for depth, want := range map[int]error{MaxDepth: nil, MaxDepth + 1: ErrDepth} {
+		if _, err := Value([]byte(strings.Repeat("[", depth) + strings.Repeat("]", depth))); !errors.Is(err, want) {
+			t.Errorf("%d levels: %v", depth, err)
+		}
+	}
+}
+
 func TestInt(t *testing.T) {
-	for text, want := range map[string]int64{"0": 0, "-1": -1, "2147483647": 2147483647, "1.0": 1, "1e3": 1000} {
+	for text, want := range map[string]int64{"0": 0, "-1": -1, "2147483647": 2147483647, "999999999999999999": 999999999999999999, "1.0": 1, "1e3": 1000} {
 		if n, ok := Int([]byte(text)); !ok || n != want {
 			t.Errorf("Int(%s) = %d, %v", text, n, ok)
 		}
 	}
-	for _, text := range []string{`"1"`, "1.5", "99999999999999999999", "null", "1e40", ""} {
+	for _, text := range []string{`"1"`, "1.5", "99999999999999999999", "9999999999999999999", "-9999999999999999999", "null", "1e16", "-1e16", "1e40", ""} {
 		if n, ok := Int([]byte(text)); ok {
 			t.Errorf("Int(%s) = %d, want refusal", text, n)
 		}

@@ -426,6 +426,17 @@ func TestStrayAndOddReplies(t *testing.T) {
 		if s.count(DeviationForeignReply) != 2 {
 			t.Errorf("%d foreign replies counted, want 2", s.count(DeviationForeignReply))
 		}
+		s.reply = func(payload []byte) []string { // cut to 32 bits the first is the id, too
+			id := string(parse(t, payload).ID)
+			n, err := strconv.ParseInt(id, 10, 64)
+			if err != nil {
+				t.Error(err)
+			}
+			return []string{fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":{"foreign":true}}`, n+1<<32), `{"jsonrpc":"2.0","id":` + id + `,"result":{},"result":{"second":true},"id":7}`}
+		}
+		if result, err := s.client.Request(t.Context(), "x", nil); err != nil || string(result) != "{}" || s.count(DeviationForeignReply) != 3 {
+			t.Errorf("after a foreign one: %s, %v", result, err)
+		}
 		for _, form := range []string{`"%s"`, `%s.0`} {
 			s.reply = func(payload []byte) []string {
 				return []string{`{"jsonrpc":"2.0","id":` + fmt.Sprintf(form, parse(t, payload).ID) + `,"result":{}}`}

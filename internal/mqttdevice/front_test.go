@@ -31,6 +31,7 @@ type bench struct {
 	front   *mqttdevice.Front
 	options mqttdevice.Options
 	address string
+	reads   *devicetest.Deadlines
 }
 
 func open(t *testing.T) *bench {
@@ -47,10 +48,11 @@ func (b *bench) listen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	b.reads = &devicetest.Deadlines{Listener: l}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		b.front.Serve(l)
+		b.front.Serve(b.reads)
 	}()
 	b.address = l.Addr().String()
 	t.Cleanup(func() {

@@ -167,6 +167,19 @@ func TestGatewayLoginDies(t *testing.T) {
 	if code := dial(); code != packets.ErrRefusedNotAuthorised {
 		t.Errorf("after the revocation: code %d", code)
 	}
+	// A device that is let in again gets new credentials, and these stay dead.
+	if _, err := b.service.Approve("02:00:00:00:00:07"); err != nil {
+		t.Fatal(err)
+	}
+	if code := dial(); code != packets.ErrRefusedNotAuthorised {
+		t.Errorf("approved again: code %d", code)
+	}
+	if err := b.service.Forget(t.Context(), "02:00:00:00:00:07"); err != nil {
+		t.Fatal(err)
+	}
+	if code := dial(); code != packets.ErrRefusedNotAuthorised {
+		t.Errorf("forgotten, where anybody may come: code %d", code)
+	}
 }
 
 // A gateway's login proves which device it is, and no more: who belongs to the
@@ -425,6 +438,30 @@ func TestKeepaliveCountsReceivedBytesOnly(t *testing.T) {
 }
 
 // Packets come in any pieces.
+// CONNECT and the rest of a long packet have a deadline, waiting for the next
+// packet has none.
+func TestNoDeadlineBetweenPackets(t *testing.T) {
+	b := open(t)
+	d, err := connect("tcp://"+b.address, b.login(id, "c1"), id, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	none := func() bool { _, last := b.reads.Read(); return last.IsZero() }
+	devicetest.Eventually(t, "no deadline is left of CONNECT", none)
+	before, _ := b.reads.Read()
+	if before == 0 {
+		t.Error("CONNECT had no deadline")
+	}
+	if err := d.publish(devices.TopicUp(id), `{"type":"listen","state":"`+strings.Repeat("x", 8<<10)+`"}`); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "the long packet had a deadline, and left none", func() bool {
+		sets, _ := b.reads.Read()
+		return sets > before && none()
+	})
+}
+
 func TestPiecesAndHeaps(t *testing.T) {
 	b := open(t)
 	r := b.raw(t)

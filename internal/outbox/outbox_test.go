@@ -74,6 +74,22 @@ func TestOrder(t *testing.T) {
 		if got := w.all(); got != "1a 2b 1c 1d" {
 			t.Errorf("written %s", got)
 		}
+		// What was written takes no room any more: the limit is all there again.
+		go func() { first <- b.Send(w, 1, []byte("e"), 10) }()
+		synctest.Wait()
+		if err := b.Send(w, 1, []byte("ten bytes!"), 10); err != nil {
+			t.Errorf("as much as may wait: %v", err)
+		}
+		if err := b.Send(w, 1, []byte("f"), 10); !errors.Is(err, ErrFull) {
+			t.Errorf("one byte more: %v", err)
+		}
+		for range 2 {
+			w.gate <- nil
+		}
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		w.tasks.Wait()
 	})
 }
 

@@ -74,6 +74,10 @@ func TestCheckRefuses(t *testing.T) {
 		"version":           `{"firmware":{"version":"2..1","url":""}}`,
 		"version v":         `{"firmware":{"version":"v2.1","url":""}}`,
 		"huge version":      `{"firmware":{"version":"99999999999","url":""}}`,
+		"version over int":  `{"firmware":{"version":"2.2147483648","url":""}}`,
+		"user and port":     `{"websocket":{"url":"ws://u:p@h:80/"}}`,
+		"force":             `{"firmware":{"version":"2.1","url":"","force":2}}`,
+		"endpoint port 0":   `{"mqtt":{"endpoint":"h:0"}}`,
 		"keepalive text":    `{"mqtt":{"keepalive":"120"}}`,
 		"no object":         `[]`,
 		"section no object": `{"websocket":[]}`,
@@ -305,11 +309,33 @@ func TestWrongProofsAreSlowedDown(t *testing.T) {
 		if code := guess(); code != http.StatusAccepted {
 			t.Fatal(code)
 		}
+		// A device without a serial number waits for its code, and guesses nothing.
+		if w := b.do("POST", PathOTA+"activate", "{}", header); w.Code != http.StatusAccepted {
+			t.Fatal(w.Code)
+		}
 	}
 	begun := time.Now()
 	// security: D7
 	if code := guess(); code != http.StatusTooManyRequests || time.Since(begun) < lobby.FailureDelay {
 		t.Errorf("one too many: %d after %v", code, time.Since(begun))
+	}
+}
+
+// A device that waits is told where to wait, and nothing to log in with: an
+// empty name and password clear those that its flash may hold.
+func TestWaitingOverMQTT(t *testing.T) {
+	b := newBench(t, devices.Config{Approve: true}, func(o *Options) { o.MQTT = &MQTT{Endpoint: "192.0.2.1:1883", Keepalive: 60} })
+	var login struct{ Username, Password, Endpoint string }
+	for _, approved := range []bool{false, true} {
+		r := decode(t, b.do("POST", PathOTAMQTT, "{}", map[string]string{"Device-Id": mac, "Client-Id": "c1"}))
+		if err := json.Unmarshal(r.MQTT, &login); err != nil || login.Endpoint == "" || (r.Activation == nil) != approved || (login.Username != "") != approved || (login.Password != "") != approved {
+			t.Fatalf("approved %t: %+v, %s, %v", approved, r, r.MQTT, err)
+		}
+		if !approved {
+			if _, err := b.service.Approve(r.Activation.Code); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 

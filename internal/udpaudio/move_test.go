@@ -93,6 +93,9 @@ func TestFlipFlop(t *testing.T) {
 	if n := len(w.c.claims[away].frames); n != maxHeldFrames {
 		t.Errorf("%d frames are held", n)
 	}
+	if cl := w.c.claims[away]; cl.bytes != w.c.heldBytes {
+		t.Errorf("the channel counts %d bytes, its one claim holds %d", w.c.heldBytes, cl.bytes)
+	}
 	if w.c.Remote() != home || w.table.stats.Moves.Load() != 0 {
 		t.Errorf("address %v, %s", w.c.Remote(), w.story())
 	}

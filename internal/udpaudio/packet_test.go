@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"strings"
+	"sync"
 	"testing"
 
 	"fleetd/internal/opus"
@@ -159,6 +160,34 @@ func TestDownlinkBlocksNeverMeet(t *testing.T) {
 		claim(h, MaxPayload)
 		h.flags, h.ssrc = 0, c.ssrc // what the device may send
 		claim(h, MaxPayload)
+	}
+}
+
+// Senders at the same time get numbers of their own.
+func TestNextConcurrently(t *testing.T) {
+	c := &Channel{}
+	const senders, each = 4, 500
+	var all sync.WaitGroup
+	numbers := make(chan uint32, senders*each)
+	for range senders {
+		all.Go(func() {
+			for range each {
+				h, err := c.next(0)
+				if err != nil {
+					t.Error(err)
+				}
+				numbers <- h.sequence
+			}
+		})
+	}
+	all.Wait()
+	close(numbers)
+	seen := map[uint32]bool{}
+	for n := range numbers {
+		seen[n] = true
+	}
+	if len(seen) != senders*each {
+		t.Errorf("%d packets have %d numbers", senders*each, len(seen))
 	}
 }
 

@@ -205,6 +205,9 @@ func TestTooManyChannels(t *testing.T) {
 	if _, err := table.Open(speech60); !errors.Is(err, ErrTooMany) {
 		t.Errorf("got %v, want ErrTooMany", err)
 	}
+	if n := table.stats.Channels.Load(); n != MaxChannels {
+		t.Errorf("%d channels are counted after one that was refused", n)
+	}
 	table.stats.Channels.Store(0)
 	table.Close()
 	if _, err := table.Open(speech60); !errors.Is(err, ErrClosed) || table.stats.Channels.Load() != 0 {

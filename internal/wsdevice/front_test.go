@@ -33,6 +33,7 @@ type bench struct {
 	service *devices.Service
 	mint    *credential.Mint
 	url     string
+	reads   *devicetest.Deadlines
 }
 
 func open(t *testing.T, change ...func(*wsdevice.Options)) bench {
@@ -48,7 +49,10 @@ func open(t *testing.T, change ...func(*wsdevice.Options)) bench {
 		f(&options)
 	}
 	front := wsdevice.New(options)
-	server := httptest.NewServer(front)
+	server := httptest.NewUnstartedServer(front)
+	b.reads = &devicetest.Deadlines{Listener: server.Listener}
+	server.Listener = b.reads
+	server.Start()
 	t.Cleanup(func() {
 		server.Close()
 		b.service.Close()
@@ -184,6 +188,21 @@ func TestRefusedBeforeUpgrade(t *testing.T) {
 	if _, _, err := websocket.DefaultDialer.Dial(b.url, good); err != nil {
 		t.Errorf("good credentials: %v", err)
 	}
+}
+
+// A device that has said hello is silent for as long as it likes: pings find
+// out whether it is there.
+func TestNoDeadlineAfterHello(t *testing.T) {
+	b := open(t)
+	d := b.dial(t, id, "c1")
+	defer d.Close()
+	if sets, last := b.reads.Read(); sets == 0 || time.Until(last) > wsdevice.HelloTimeout {
+		t.Errorf("the hello may come until %v", last)
+	}
+	if err := d.Send(hello); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "no deadline is left", func() bool { _, last := b.reads.Read(); return last.IsZero() })
 }
 
 func TestRevokedCredentialsAreRefused(t *testing.T) {
