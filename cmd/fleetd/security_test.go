@@ -8,7 +8,7 @@ import (
 // TestSecurityClaimsHaveTests checks the link between each claim of
 // docs/security.md and the assertions that fail when it is no longer true. A
 // row names tests; in each of them, or in a helper that it calls, a comment
-// `// security: ID` stands on the line above such an assertion.
+// `// security: ID` is on the line above such an assertion.
 func TestSecurityClaimsHaveTests(t *testing.T) {
 	claims, others := readClaims(t)
 	tree := readTests(t)

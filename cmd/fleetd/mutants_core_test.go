@@ -1,0 +1,106 @@
+package main
+
+// coreMutants break the core packages, a few of each.
+var coreMutants = []mutant{
+	{file: "internal/access/key.go", test: "TestFindPrefersTheValidKey", breaks: "a name means the key that is valid",
+		old: "(found == nil || found.key.Ended(now) != nil && h.key.Ended(now) == nil)", new: "found == nil"},
+	{file: "internal/access/key.go", test: "TestRegistryConcurrently", race: true, breaks: "a key is added under the lock",
+		old: "	r.mu.Lock()\n	defer r.mu.Unlock()\n	old := r.byID[k.ID]", new: "	old := r.byID[k.ID]"},
+	{file: "internal/access/access.go", test: "TestSelectorMatches", breaks: "a missing label is not an empty one",
+		old: "have, ok := labels[name]; !ok || have != want", new: "have := labels[name]; have != want"},
+
+	{file: "internal/audit/log.go", test: "TestEverythingIsWritten", race: true, breaks: "an entry is recorded under the lock",
+		old: "func (l *Log) Record(e Entry) {\n	l.mu.Lock()\n	defer l.mu.Unlock()\n", new: "func (l *Log) Record(e Entry) {\n"},
+	{file: "internal/audit/log.go", test: "TestRecordWhileTheDatabaseIsAway", breaks: "a gap is counted once",
+		old: "		l.gap = 0\n", new: ""},
+	{file: "internal/audit/log.go", test: "TestStopCountsTheRest", breaks: "a stop writes what was only counted",
+		old: "l.strays.due(time.Time{})", new: "l.strays.due(time.Now())"},
+	{file: "internal/audit/verify.go", test: "TestVerifyFindsFaults", breaks: "nothing follows the end of a run",
+		old: "		if v.ended {\n", new: "		if v.ended && b.FirstSeq == 1 {\n"},
+
+	{file: "internal/cluster/serve.go", test: "TestServicesNeedAToken", breaks: "raw requests are between nodes alone",
+		old: `case verb == "rpc" && node:`, new: `case verb == "rpc":`},
+	{file: "internal/cluster/stamp.go", test: "TestTaken", breaks: "the node heard of longest ago makes room",
+		old: "x.used < t.from[oldest].used", new: "x.used > t.from[oldest].used"},
+	{file: "internal/cluster/stamp.go", test: "TestHopsAtOnce", race: true, breaks: "a number is taken under the lock",
+		old: "	t.mu.Lock()\n	defer t.mu.Unlock()\n	w := t.from", new: "	w := t.from"},
+
+	{file: "internal/credential/gateway.go", test: "TestGatewayVerifyRefuses", breaks: "an id with the separator of what is signed is refused",
+		old: `strings.Contains(clientID, "|") || `, new: ""},
+	{file: "internal/credential/gateway.go", test: "TestGatewayDailyToken", breaks: "tomorrow's token is taken",
+		old: "offset := -1; offset <= 1", new: "offset := -1; offset < 1"},
+
+	{file: "internal/devices/call.go", test: "TestCallsTakeTurns", breaks: "a turn that is handed on is not free",
+		old: "		x.queue = x.queue[1:]\n		return\n	}\n	x.queue = nil\n", new: "		x.queue = x.queue[1:]\n	}\n"},
+	{file: "internal/devices/takeover.go", test: "TestClonedIDKeepsTheIncumbent", breaks: "takeovers are forgotten after the pause",
+		old: "	t.times = [maxTakeovers]int64{}\n", new: ""},
+	{file: "internal/devices/claim.go", test: "TestClaims", breaks: "both nodes prefer the same one of equal epochs",
+		old: "x.svc.cfg.Node > c.Node", new: "x.svc.cfg.Node < c.Node"},
+
+	{file: "internal/envelope/frame.go", test: "TestFrameMalformed", breaks: "a frame is as long as it announces",
+		old: "int(n) != len(frame.Opus)", new: "int(n) > len(frame.Opus)"},
+	{file: "internal/envelope/frame.go", test: "TestFrameMalformed", breaks: "a packet fits its length field",
+		old: "len(frame.Opus) > MaxDeviceMessage", new: "len(frame.Opus) > MaxDeviceMessage+1"},
+
+	{file: "internal/events/audio.go", test: "TestFramesAreClean", breaks: "a pooled frame forgets its message",
+		old: "	f.msg = nil\n	frames.Put(f)", new: "	frames.Put(f)"},
+	{file: "internal/events/follow.go", test: "TestGapOf", breaks: "no gap is told where none is",
+		old: "case from >= state.FirstSeq:", new: "case from > state.FirstSeq:"},
+	{file: "internal/events/recent.go", test: "TestRecent", breaks: "no event comes twice",
+		old: "meta.Sequence.Stream >= end", new: "meta.Sequence.Stream > end"},
+
+	{file: "internal/hello/hello.go", test: "TestFirstOfDuplicateKeysCounts", breaks: "the first of duplicate keys counts",
+		old: "which == 0 || seen&which != 0", new: "which == 0"},
+	{file: "internal/hello/hello.go", test: "TestInvalidServerHelloCannotBeWritten", breaks: "only a hello over UDP has its section",
+		old: "(s.Transport == TransportUDP) != (s.UDP != nil)", new: "s.Transport == TransportUDP && s.UDP == nil"},
+
+	{file: "internal/jsonspan/scan.go", test: "TestOneByteAway", breaks: "a bracket ends what it began",
+		old: "object != (b[i] == '}') || ", new: ""},
+	{file: "internal/jsonspan/scan.go", test: "TestDepth", breaks: "the nesting limit is exact",
+		old: "if depth == MaxDepth {", new: "if depth == MaxDepth-1 {"},
+	{file: "internal/jsonspan/jsonspan.go", test: "TestInt", breaks: "no integer overflows",
+		old: "len(digits) > 18", new: "len(digits) > 19"},
+
+	{file: "internal/mcpclient/handle.go", test: "TestStrayAndOddReplies", breaks: "an id beyond 32 bits is foreign",
+		old: "!ok || id < 1 || id > maxID", new: "!ok || id < 1"},
+	{file: "internal/mcpclient/client.go", test: "TestConcurrentRequests", race: true, breaks: "an answer is taken under the lock",
+		old: "func (c *Client) take(id int32) chan answer {\n	c.mu.Lock()\n	defer c.mu.Unlock()\n", new: "func (c *Client) take(id int32) chan answer {\n"},
+
+	{file: "internal/mqttdevice/packet.go", test: "TestParseHeader", breaks: "QoS 3 is refused",
+		old: "		if flags&0x06 == 0x06 {\n			return errFlags\n		}\n", new: ""},
+	{file: "internal/mqttdevice/conn.go", test: "TestNoDeadlineBetweenPackets", breaks: "a long packet leaves no deadline",
+		old: "	if open {\n		c.out.IfOpen(func() { _ = c.net.SetReadDeadline(time.Time{}) })\n	}\n", new: ""},
+	{file: "internal/mqttdevice/link.go", test: "TestTopics", breaks: "a topic names the whole device",
+		old: "	return i == len(token)\n", new: "	return true\n"},
+
+	{file: "internal/outbox/outbox.go", test: "TestOrder", breaks: "what was written takes no room",
+		old: "		queue := b.queue\n		b.queue, b.queued = nil, 0\n", new: "		queue := b.queue\n		b.queue = nil\n"},
+	{file: "internal/outbox/outbox.go", test: "TestOrder", breaks: "the limit itself may wait",
+		old: "b.queued+len(msg) > limit", new: "b.queued+len(msg) >= limit"},
+
+	{file: "internal/provision/checker.go", test: "TestCheckRefuses", breaks: "a part of a version fits an int of the device",
+		old: "strconv.ParseUint(part, 10, 31)", new: "strconv.ParseUint(part, 10, 32)"},
+	{file: "internal/provision/provision.go", test: "TestWaitingOverMQTT", breaks: "a device that waits has no user name",
+		old: "	if token != \"\" {\n		r.MQTT.Username", new: "	if clientID != \"\" {\n		r.MQTT.Username"},
+	{file: "internal/provision/provision.go", test: "TestWrongProofsAreSlowedDown", breaks: "a device without a proof guesses nothing",
+		old: "outcome == attest.OutcomeWrong && s.opt", new: "s.opt"},
+
+	{file: "internal/store/queue.go", test: "TestPutBackIsOlder", breaks: "what is put back is older than what came since",
+		old: "l.rows[id] = l.merge(row, newer)", new: "l.rows[id] = l.merge(newer, row)"},
+	{file: "internal/store/queue.go", test: "TestHistoryQueueIsBounded", breaks: "entries on their way count",
+		old: "len(q.history)+q.inFlight >= MaxHistoryQueue", new: "len(q.history) >= MaxHistoryQueue"},
+	{file: "internal/store/save.go", test: "TestForgetSettlesWhatWasTaken", breaks: "a forgotten entry is not on its way any more",
+		old: "	s.queue.settle(len(inFlight.history))\n", new: ""},
+
+	{file: "internal/udpaudio/window.go", test: "TestReordering", breaks: "the replay window has this length",
+		old: "d > windowSize", new: "d >= windowSize"},
+	{file: "internal/udpaudio/channel.go", test: "TestNextConcurrently", race: true, breaks: "a packet is numbered under the lock",
+		old: "	c.sendMu.Lock()\n	defer c.sendMu.Unlock()\n", new: ""},
+	{file: "internal/udpaudio/path.go", test: "TestFlipFlop", breaks: "held bytes are given back",
+		old: "		cl.bytes -= n\n		c.heldBytes -= n\n", new: "		cl.bytes -= n\n"},
+
+	{file: "internal/wsdevice/conn.go", test: "TestNoDeadlineAfterHello", breaks: "the hello leaves no deadline",
+		old: "		_ = c.ws.SetReadDeadline(time.Time{})", new: ""},
+	{file: "internal/wsdevice/front.go", test: "TestRefusedBeforeUpgrade", breaks: "the length of a Client-Id is bounded",
+		old: "len(who.ClientID) > 128", new: "len(who.ClientID) > 129"},
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// mutant is one edit of the program that a test must notice: a condition
+// flipped, a check, a lock or a reset left out, a limit off by one. TestMutants
+// applies it (build tag mutants).
+type mutant struct {
+	claim    string // of docs/security.md; empty for a mutant of a core package
+	file     string
+	old, new string // old occurs once in the file
+	pkg      string // of the test, if it is another than the file's
+	test     string
+	race     bool   // the race detector notices
+	breaks   string // what is no longer so
+}
+
+// name is the claim, or the package, and what breaks.
+func (m *mutant) name() string {
+	return cmp.Or(m.claim, path.Base(path.Dir(m.file))) + ": " + m.breaks
+}
+
+// testDir is the directory of the test.
+func (m *mutant) testDir() string { return cmp.Or(m.pkg, path.Dir(m.file)) }
+
+// mutated is the file with the edit.
+func (m *mutant) mutated() ([]byte, error) {
+	text, err := os.ReadFile(filepath.Join(root, m.file))
+	if err != nil {
+		return nil, err
+	}
+	if n := bytes.Count(text, []byte(m.old)); n != 1 || m.old == m.new {
+		return nil, fmt.Errorf("the text to replace occurs %d times in %s; bring the mutant up to date: %q", n, m.file, m.old)
+	}
+	return bytes.Replace(text, []byte(m.old), []byte(m.new), 1), nil
+}
+
+// TestMutantsApply keeps the list true: what a mutant replaces is there, once,
+// and its test belongs to the claim that it breaks.
+func TestMutantsApply(t *testing.T) {
+	claims, _ := readClaims(t)
+	tree := readTests(t)
+	names := map[string]bool{}
+	broken := map[string]int{}
+	for _, m := range mutants {
+		if names[m.name()] {
+			t.Errorf("two mutants are named %s", m.name())
+		}
+		names[m.name()] = true
+		broken[cmp.Or(m.claim, path.Dir(m.file))]++
+		if _, err := m.mutated(); err != nil {
+			t.Errorf("%s: %v", m.name(), err)
+		}
+		if !slices.Contains(tree.dirs[m.test], m.testDir()) {
+			t.Errorf("%s: %s has no test %s", m.name(), m.testDir(), m.test)
+		}
+		if m.claim != "" && !slices.ContainsFunc(claims, func(c claim) bool {
+			return c.id == m.claim && slices.ContainsFunc(c.tests, func(name string) bool {
+				dir, test := tree.dirOf(name)
+				return dir == m.testDir() && test == m.test
+			})
+		}) {
+			t.Errorf("%s: docs/security.md names no %s of %s for it", m.name(), m.test, m.testDir())
+		}
+	}
+	for _, table := range []string{"K", "R", "H", "D", "N"} {
+		if !slices.ContainsFunc(claims, func(c claim) bool { return strings.HasPrefix(c.id, table) && broken[c.id] > 0 }) {
+			t.Errorf("no mutant breaks a claim %s", table)
+		}
+	}
+	for _, dir := range coreDirs {
+		if broken[dir] == 0 {
+			t.Errorf("no mutant breaks %s", dir)
+		}
+	}
+}
+
+// coreDirs are the packages that have a mutant of their own.
+var coreDirs = []string{"internal/access", "internal/audit", "internal/cluster", "internal/credential", "internal/devices", "internal/envelope", "internal/events",
+	"internal/hello", "internal/jsonspan", "internal/mcpclient", "internal/mqttdevice", "internal/outbox", "internal/provision", "internal/store", "internal/udpaudio",
+	"internal/wsdevice"}
