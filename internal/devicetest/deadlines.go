@@ -7,8 +7,8 @@ import (
 )
 
 // Deadlines is a listener that notes the read deadlines of its connections: a
-// front end that leaves one behind ends the connection minutes later, which no
-// test waits for.
+// front end that forgets to clear one ends the connection minutes later, which
+// no test waits for.
 type Deadlines struct {
 	net.Listener
 
