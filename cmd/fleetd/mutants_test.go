@@ -78,6 +78,7 @@ func (m *mutant) run(t *testing.T, tree *testTree) (by string, err error) {
 	defer cancel()
 	command := exec.CommandContext(ctx, "go", append(args, "./"+m.testDir())...)
 	command.Dir = root
+	command.Env = append(os.Environ(), "GORACE=halt_on_error=1") // what follows a race may wait for ever
 	output, err := command.CombinedOutput()
 	text = bytes.TrimSpace(output)
 	switch {
