@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -14,7 +13,7 @@ import (
 	"time"
 
 	"fleetd/internal/apiclient"
-	"fleetd/internal/store/storetest"
+	"fleetd/internal/devicetest"
 )
 
 // MQTT devices can be called from their connection on; most never say hello.
@@ -225,25 +224,10 @@ func TestHostileDevices(t *testing.T) {
 	}
 }
 
-// mosquitto is an MQTT broker that devices of a test share with others.
-func mosquitto(t *testing.T) (address string) {
-	t.Helper()
-	address = strings.TrimPrefix(os.Getenv("FLEETD_TEST_MQTT"), "tcp://")
-	if address == "" {
-		address = "127.0.0.1:1883"
-	}
-	c, err := net.DialTimeout("tcp", address, time.Second)
-	if err != nil {
-		t.Skipf("%sno MQTT broker at %s (FLEETD_TEST_MQTT): %v", storetest.NotRun, address, err)
-	}
-	_ = c.Close()
-	return address
-}
-
 // Devices behind a broker of another make: tools, calls and conversations.
 func TestExternalBroker(t *testing.T) {
 	t.Parallel()
-	address := mosquitto(t)
+	address := devicetest.Broker(t)
 	const fleet = 4
 	node := programs.Start(t, "--mqtt", "tcp://"+address, "--public-mqtt", address, natsFlag, natsAnyPort)
 	programs.Echo(t, node)

@@ -51,11 +51,11 @@ func TestNATSDropped(t *testing.T) {
 				t.Errorf("%s, %v after the cut: %s", name, time.Since(begun), code)
 			}
 			switch {
-			case took > scaled(6*time.Second):
+			case took > patient(6*time.Second):
 				t.Errorf("%s: told after %v", name, took)
 			case took < 500*time.Millisecond && noticed[name] == 0:
 				noticed[name] = time.Since(begun)
-			case took > scaled(2*time.Second) && noticed[name] != 0:
+			case took > patient(time.Second) && noticed[name] != 0:
 				t.Errorf("%s: noticed at %v, and %v later a call took %v", name, noticed[name], time.Since(begun), took)
 			}
 		}
@@ -68,7 +68,7 @@ func TestNATSDropped(t *testing.T) {
 	}
 	t.Logf("noticed after %v", noticed)
 	for _, name := range []string{"out", "in"} {
-		if noticed[name] == 0 || noticed[name] > scaled(10*time.Second) {
+		if noticed[name] == 0 || noticed[name] > patient(10*time.Second) {
 			t.Errorf("%s: noticed after %v", name, noticed[name])
 		}
 	}
@@ -147,7 +147,7 @@ func TestFrozenNode(t *testing.T) {
 		s.ids = append(s.ids, fmt.Sprintf("02:df:00:00:00:%02x", i))
 	}
 	c.AwaitReady(t, len(s.ids), 30*time.Second)
-	s.load = c.StartLoad(t, s.ids, LoadOptions{Seed: 5, Callers: 6, Pause: 30 * time.Millisecond, Timeout: 20 * time.Second, Patience: max(scaled(6*time.Second), 3*time.Second)})
+	s.load = c.StartLoad(t, s.ids, LoadOptions{Seed: 5, Callers: 6, Pause: 30 * time.Millisecond, Timeout: 20 * time.Second, Patience: patient(6 * time.Second)})
 	time.Sleep(time.Second)
 
 	clients := c.bus.NumClients()

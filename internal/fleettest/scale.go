@@ -19,6 +19,15 @@ func scale() float64 {
 // scaled is a time that follows from leases, beats or pings.
 func scaled(d time.Duration) time.Duration { return time.Duration(float64(d) * scale()) }
 
+// patient is scaled for what must happen in time. In short tests everything
+// else runs beside, which does not shrink.
+func patient(d time.Duration) time.Duration {
+	if testing.Short() {
+		return scaled(d) + 2*time.Second
+	}
+	return d
+}
+
 // inVerify starts the reason for which a test is left out under `go test
 // -short`: `make verify` runs it.
 const inVerify = "IN VERIFY: "

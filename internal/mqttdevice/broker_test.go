@@ -99,7 +99,7 @@ func TestBrokerRefusesSubscription(t *testing.T) {
 // whose credentials were revoked is not let in by the connection that it still
 // has.
 func TestBrokerReportsConnections(t *testing.T) {
-	address := broker(t)
+	address := "tcp://" + devicetest.Broker(t)
 	b := ground(t)
 	b.become(t, id, "c1")
 	source, err := mqttdevice.NewBroker(b.options, address, clientID(), time.Minute)

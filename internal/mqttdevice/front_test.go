@@ -4,8 +4,6 @@ import (
 	"crypto/rand"
 	"log/slog"
 	"net"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -112,24 +110,9 @@ func TestFrontEndSuiteOwnListener(t *testing.T) {
 // clientID is one that no other run of the tests uses at the same broker.
 func clientID() string { return "fleetd-test-" + rand.Text() }
 
-// broker is a real one, such as Mosquitto.
-func broker(t *testing.T) string {
-	t.Helper()
-	address := os.Getenv("FLEETD_TEST_MQTT")
-	if address == "" {
-		address = "tcp://127.0.0.1:1883"
-	}
-	c, err := net.DialTimeout("tcp", strings.TrimPrefix(address, "tcp://"), time.Second)
-	if err != nil {
-		t.Skipf("NOT RUN: no MQTT broker at %s (FLEETD_TEST_MQTT): %v", address, err)
-	}
-	_ = c.Close()
-	return address
-}
-
 func TestFrontEndSuiteExternalBroker(t *testing.T) {
 	t.Parallel()
-	address := broker(t)
+	address := "tcp://" + devicetest.Broker(t)
 	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
 		b := ground(t)
 		b.become(t, id, "c1") // devices ask the OTA address first
@@ -175,7 +158,7 @@ func (b *bench) become(t *testing.T, id devices.ID, client string) {
 // one that the broker reports gone is gone at once.
 func TestBrokerNoticesAbsence(t *testing.T) {
 	t.Parallel()
-	address := broker(t)
+	address := "tcp://" + devicetest.Broker(t)
 	b := ground(t)
 	b.become(t, id, "c1")
 	source, err := mqttdevice.NewBroker(b.options, address, clientID(), time.Second)

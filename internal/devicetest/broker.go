@@ -1,0 +1,37 @@
+package devicetest
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Broker returns the address, host:port, of a real MQTT broker such as
+// Mosquitto, and keeps it for the test: whoever subscribes there for devices
+// takes those of all tests, so no other test of this machine may use it
+// meanwhile. Without a broker the test is skipped.
+func Broker(t testing.TB) (address string) {
+	t.Helper()
+	address = strings.TrimPrefix(os.Getenv("FLEETD_TEST_MQTT"), "tcp://")
+	if address == "" {
+		address = "127.0.0.1:1883"
+	}
+	c, err := net.DialTimeout("tcp", address, time.Second)
+	if err != nil {
+		t.Skipf("NOT RUN: no MQTT broker at %s (FLEETD_TEST_MQTT): %v", address, err)
+	}
+	_ = c.Close()
+	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "fleetd-test-broker-"+strings.ReplaceAll(address, ":", "-")+".lock"), os.O_CREATE|os.O_RDWR, 0o666)
+	if err == nil {
+		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = lock.Close() })
+	return address
+}
