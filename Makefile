@@ -45,7 +45,7 @@ kills: ## 200 kills of a writing store, and of a node with fresh decisions (KILL
 	go test -race -count=$(or $(KILLS),200) -timeout 4h -run 'SurvivesKill' ./internal/store
 	go test -race -count=$(or $(KILLS),200) -timeout 4h -run '^TestDecisionsOutliveAKill$$' ./internal/fleettest
 
-mutants: ## breaks the code in some forty places, one after the other: a test must fail in each
+mutants: ## breaks the code in a hundred places, one after the other: an assertion must fail in each
 	go test -tags mutants -timeout 1h -v -run '^TestMutants$$' ./cmd/fleetd
 
 bench: build ## the figures of docs/benchmarks.md (BENCH="-baselines DIR" runs their baselines beside them)
