@@ -2,10 +2,8 @@ package devices
 
 import (
 	"hash/maphash"
-	"maps"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // hub is everything this node knows of devices, and who holds a session: one
@@ -135,36 +133,11 @@ func (e *entry) updateLocked(change func(*Device)) *Device {
 	before := e.device.Load()
 	d := *before
 	change(&d)
-	if d.EditedAt.Equal(before.EditedAt) && !d.decidedLike(before) {
-		d.EditedAt = time.Now().UTC().Truncate(time.Microsecond)
-		if !d.EditedAt.After(before.EditedAt) { // another node's clock is ahead
-			d.EditedAt = before.EditedAt.Add(time.Microsecond)
-		}
+	if d.Decided == before.Decided && d.EditedAt.Equal(before.EditedAt) { // else it was taken over
+		d.decide(before)
 	}
 	e.device.Store(&d)
 	return &d
-}
-
-// decidedLike tells whether everything that is decided of a device, rather than
-// said by it, is the same.
-func (d *Device) decidedLike(other *Device) bool {
-	return d.ClientID == other.ClientID && d.PendingID == other.PendingID && d.Admission == other.Admission && d.Name == other.Name &&
-		maps.Equal(d.Labels, other.Labels) && d.Prefer == other.Prefer
-}
-
-// KeepNewer takes over from another state of the same device what is newer
-// there: what the device said at its last OTA check, and, by a time of its own,
-// what was decided of it, which it reports. FirstSeen stays.
-func (d *Device) KeepNewer(other *Device) (decided bool) {
-	if other.CheckedAt.After(d.CheckedAt) {
-		d.Board, d.Firmware, d.ELF, d.Chip = other.Board, other.Firmware, other.ELF, other.Chip
-		d.Language, d.Serial, d.ActivateV2, d.CheckedAt = other.Language, other.Serial, other.ActivateV2, other.CheckedAt
-	}
-	if decided = other.EditedAt.After(d.EditedAt); decided {
-		d.ClientID, d.PendingID, d.Admission, d.Name = other.ClientID, other.PendingID, other.Admission, other.Name
-		d.Labels, d.Prefer, d.EditedAt = other.Labels, other.Prefer, other.EditedAt
-	}
-	return decided
 }
 
 // evict ends what the device has on this node: its session, and a conversation

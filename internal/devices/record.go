@@ -58,7 +58,20 @@ type Device struct {
 
 	FirstSeen time.Time // UTC, microseconds
 	CheckedAt time.Time // last OTA check
-	EditedAt  time.Time // when ClientID to Prefer were last changed; zero if never
+	EditedAt  time.Time // when anything of ClientID to Prefer was last decided; zero if never
+	// Decided says when each part of that was.
+	Decided Decided `json:",omitzero"`
+}
+
+// Decided are the times, in microseconds since 1970, at which the parts of what
+// is decided of a device were last changed: a later change replaces an earlier
+// one of the same part, and leaves the others alone. A zero is that of a node
+// from before the parts had times of their own: then EditedAt holds.
+type Decided struct {
+	Client int64 `json:",omitzero"` // ClientID and Admission
+	Name   int64 `json:",omitzero"`
+	Labels int64 `json:",omitzero"`
+	Prefer int64 `json:",omitzero"`
 }
 
 // Presence is the newest known state of a device's connection: one row of the

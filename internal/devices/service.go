@@ -402,18 +402,30 @@ func (s *Service) restore(row Row) {
 	d := row.Device
 	d.Board, d.Firmware, d.ELF = s.strings.get(d.Board), s.strings.get(d.Firmware), s.strings.get(d.ELF)
 	e, created := s.hub.ensure(d.ID, func() *Device { return &d })
+	p := row.Presence
+	// Asking may take a look into the database, so it is done without the lock.
+	lost := p.Online && (s.cfg.Alive == nil || p.Node == s.cfg.Node || !s.cfg.Alive(p.Node))
+	defer func() {
+		if lost { // it takes the lock of a shard, which comes before that of an entry
+			s.lose(p)
+		}
+	}()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// A node that started from its own notes knows better than the database,
-	// which was away; one that started with nothing knows only what the device
-	// said of itself since.
-	if !created && !s.loaded.Load() {
+	switch {
+	case created:
+	case s.loaded.Load():
+		// A node that started from its own notes may have decided something since;
+		// what the fleet decided meanwhile is in the database.
+		e.updateLocked(func(mine *Device) { mine.KeepNewer(&d) })
+	default:
+		// One that started with nothing knows only what the device said of itself
+		// since.
 		if heard := e.device.Load(); heard.Firmware != "" {
 			d.Board, d.Firmware, d.ELF = heard.Board, heard.Firmware, heard.ELF
 		}
 		e.device.Store(&d)
 	}
-	p := row.Presence
 	e.lastEpoch = max(e.lastEpoch, p.Epoch)
 	e.confirmed = max(e.confirmed, p.Generation)
 	if e.catalog == (Hash{}) {
@@ -421,9 +433,6 @@ func (s *Service) restore(row Row) {
 		if !d.CheckedAt.After(p.LastSeen) { // else its firmware may have changed since it was listed
 			e.listedFW = d.Firmware
 		}
-	}
-	if p.Online && (s.cfg.Alive == nil || p.Node == s.cfg.Node || !s.cfg.Alive(p.Node)) {
-		s.lose(p)
 	}
 }
 

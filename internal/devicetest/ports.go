@@ -62,19 +62,39 @@ func New() *Ports {
 		Texts: map[devices.Hash]devices.CatalogText{}, Keys: map[string]access.Key{}, Chips: map[string]devices.AttestationKey{}, Held: map[devices.ID]int{}, Expires: 24 * time.Hour}
 }
 
-// Service returns a core over these ports that is closed with the test.
+// Service returns a core over these ports that has read its members, and is
+// closed with the test.
 func (p *Ports) Service(t testing.TB, cfg devices.Config) *devices.Service {
+	t.Helper()
+	s := p.Unread(t, cfg, nil)
+	if err := s.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Unread is Service for a core that has not read its members yet. change may
+// put other ports in place of these.
+func (p *Ports) Unread(t testing.TB, cfg devices.Config, change func(*devices.Ports)) *devices.Service {
 	t.Helper()
 	if cfg.Node == "" {
 		cfg.Node = "n-test"
 	}
 	cfg.CallsPerDevice, cfg.Handshakes = max(cfg.CallsPerDevice, 1), max(cfg.Handshakes, 8)
-	s := devices.New(cfg, devices.Ports{Records: p, Catalogs: p, Keeper: p, Warden: p, Rotations: p, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Audit: p, Log: slog.New(slog.DiscardHandler)})
-	t.Cleanup(s.Close)
-	if err := s.Load(t.Context()); err != nil {
-		t.Fatal(err)
+	ports := devices.Ports{Records: p, Catalogs: p, Keeper: p, Warden: p, Rotations: p, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Audit: p, Log: slog.New(slog.DiscardHandler)}
+	if change != nil {
+		change(&ports)
 	}
+	s := devices.New(cfg, ports)
+	t.Cleanup(s.Close)
 	return s
+}
+
+// SetAway makes reads fail, or work again, as if the database were down.
+func (p *Ports) SetAway(away bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Away = away
 }
 
 func (p *Ports) away() error {
@@ -121,6 +141,9 @@ func (p *Ports) List(_ context.Context, q devices.Query) ([]devices.Row, error) 
 func (p *Ports) SaveDevice(d devices.Device) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if stored, ok := p.Devices[d.ID]; ok {
+		d.KeepNewer(&stored)
+	}
 	p.Devices[d.ID] = d
 }
 

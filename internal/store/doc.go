@@ -24,12 +24,13 @@
 //
 // # Which write wins
 //
-// Devices: name, labels, preferred transport, admission and both client ids
-// are decisions of a node or its operator, and an older edited_at never replaces
-// a newer one. Board,
-// firmware, ELF hash, chip, language, serial, activation version and
+// Devices: name, labels, preferred transport, and admission with the admitted
+// client are decisions of a node or its operator. Each of these four has a time
+// of its own (name_at and so on), and an older one never replaces a newer one.
+// Board, firmware, ELF hash, chip, language, serial, activation version and
 // checked_at are what the device said at an OTA check, and an older checked_at
-// never replaces a newer one. first_seen only ever goes down. The same rules
+// never replaces a newer one. Which client waits comes with the later of both.
+// first_seen only ever goes down. The same rules
 // hold between two rows in the queue and between a row and the table.
 //
 // Presence: a pair (epoch, seq) that is not above the stored one changes

@@ -27,6 +27,7 @@ const (
 // rowColumns are a device with its presence, in the order of scanRow.
 const rowColumns = `d.device, d.client_id, d.pending_client_id, d.admission, d.name, d.labels, d.preferred_transport,
  d.board, d.firmware, d.elf_sha256, d.chip, d.language, d.serial, d.activate_v2, d.first_seen, d.checked_at, d.edited_at,
+ d.client_at, d.name_at, d.labels_at, d.transport_at,
  COALESCE(p.epoch, 0), COALESCE(p.seq, 0), COALESCE(p.online, FALSE), COALESCE(p.node, ''), COALESCE(p.session, ''),
  COALESCE(p.client_id, ''), COALESCE(p.transport, ''), COALESCE(p.reason, ''), COALESCE(p.connected_at, 0),
  COALESCE(p.last_seen, 0), COALESCE(p.mcp_state, ''), COALESCE(p.mcp_error, ''), COALESCE(p.catalog, ''),
@@ -41,6 +42,7 @@ func scanRow(scan func(...any) error) (devices.Row, error) {
 	d, p := &row.Device, &row.Presence
 	if err := scan(&d.ID, &d.ClientID, &d.PendingID, &d.Admission, &d.Name, &labels, &d.Prefer,
 		&d.Board, &d.Firmware, &d.ELF, &d.Chip, &d.Language, &d.Serial, &d.ActivateV2, &firstSeen, &checkedAt, &editedAt,
+		&d.Decided.Client, &d.Decided.Name, &d.Decided.Labels, &d.Decided.Prefer,
 		&p.Epoch, &p.Seq, &p.Online, &p.Node, &p.Session, &p.ClientID, &p.Transport, &p.Reason, &connectedAt,
 		&lastSeen, &p.MCP, &p.MCPError, &catalog, &p.Partial, &p.Tools, &p.Generation); err != nil {
 		return devices.Row{}, err

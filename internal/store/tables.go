@@ -67,14 +67,24 @@ func set(columns ...string) string {
 	return strings.Join(parts, ", ")
 }
 
-// setNewer is set for what stands or falls with a time: what a device says with
+// setNewer is set for columns that a time belongs to: what a device says with
 // its OTA check, what people decide with their last change.
 func setNewer(at string, columns ...string) string {
+	return setIf("excluded."+at+" >= devices."+at, append(columns, at)...)
+}
+
+func setIf(condition string, columns ...string) string {
 	var parts []string
-	for _, c := range append(columns, at) {
-		parts = append(parts, fmt.Sprintf("%[1]s = CASE WHEN excluded.%[2]s >= devices.%[2]s THEN excluded.%[1]s ELSE devices.%[1]s END", c, at))
+	for _, c := range columns {
+		parts = append(parts, fmt.Sprintf("%[1]s = CASE WHEN %[2]s THEN excluded.%[1]s ELSE devices.%[1]s END", c, condition))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// lastTouched is the later of two times of a row; both databases know it as CASE
+// alone.
+func lastTouched(row string) string {
+	return fmt.Sprintf("(CASE WHEN %[1]s.checked_at > %[1]s.edited_at THEN %[1]s.checked_at ELSE %[1]s.edited_at END)", row)
 }
 
 // tables are all tables that the writer writes, in the order it writes them.
@@ -94,17 +104,20 @@ func newTables(now func() time.Time) *tables {
 			name: "devices",
 			columns: []string{"device", "client_id", "pending_client_id", "admission", "name", "name_folded", "labels",
 				"preferred_transport", "board", "firmware", "elf_sha256", "chip", "language", "serial", "activate_v2",
-				"first_seen", "checked_at", "edited_at"},
+				"first_seen", "checked_at", "edited_at", "client_at", "name_at", "labels_at", "transport_at"},
 			conflict: "(device) DO UPDATE SET " +
-				setNewer("edited_at", "client_id", "pending_client_id", "admission", "name", "name_folded", "labels", "preferred_transport") + ", " +
+				setNewer("client_at", "client_id", "admission") + ", " + setNewer("name_at", "name", "name_folded") + ", " +
+				setNewer("labels_at", "labels") + ", " + setNewer("transport_at", "preferred_transport") + ", " +
+				setIf(lastTouched("excluded")+" >= "+lastTouched("devices"), "pending_client_id") + ", " + setNewer("edited_at") + ", " +
 				setNewer("checked_at", "board", "firmware", "elf_sha256", "chip", "language", "serial", "activate_v2") +
 				", first_seen = CASE WHEN devices.first_seen = 0 OR (excluded.first_seen > 0 AND excluded.first_seen < devices.first_seen)" +
 				" THEN excluded.first_seen ELSE devices.first_seen END",
 			values: func(args []any, r *deviceRow) []any {
-				name := clean(r.Name)
+				name, decided := clean(r.Name), r.DecidedAt()
 				return append(args, string(r.ID), clean(r.ClientID), clean(r.PendingID), clean(string(r.Admission)), name,
 					strings.ToLower(name), r.labels, clean(string(r.Prefer)), clean(r.Board), clean(r.Firmware), clean(r.ELF),
-					clean(r.Chip), clean(r.Language), clean(r.Serial), r.ActivateV2, micros(r.FirstSeen), micros(r.CheckedAt), micros(r.EditedAt))
+					clean(r.Chip), clean(r.Language), clean(r.Serial), r.ActivateV2, micros(r.FirstSeen), micros(r.CheckedAt), micros(r.EditedAt),
+					decided.Client, decided.Name, decided.Labels, decided.Prefer)
 			},
 			compare: func(a, b deviceRow) int { return cmp.Compare(a.ID, b.ID) },
 		},

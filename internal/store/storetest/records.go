@@ -26,6 +26,7 @@ func testRoundTrip(t *testing.T, db Database) {
 	if got, want := find(t, s, mac(1)), (devices.Row{Device: device, Presence: presence}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
+	bare.Decided = devices.Decided{Client: 1, Name: 1, Labels: 1, Prefer: 1} // never
 	if got, want := find(t, s, "bare"), (devices.Row{Device: bare}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -211,8 +212,8 @@ func testLease(t *testing.T, db Database) {
 func testDecisions(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
 	late, early := fullDevice("x"), fullDevice("x")
-	late.Name, late.Admission, late.EditedAt = "lamp", devices.AdmissionMember, start.Add(time.Hour)
-	early.Name, early.Admission, early.EditedAt = "", devices.AdmissionPending, start.Add(time.Minute)
+	late.Name, late.Admission, late.EditedAt, late.Decided = "lamp", devices.AdmissionMember, start.Add(time.Hour), devices.Decided{}
+	early.Name, early.Admission, early.EditedAt, early.Decided = "", devices.AdmissionPending, start.Add(time.Minute), devices.Decided{}
 	early.Firmware, early.CheckedAt = "9.9", late.CheckedAt.Add(time.Minute) // it checked in later
 	check := func(way string) {
 		t.Helper()
@@ -235,6 +236,47 @@ func testDecisions(t *testing.T, db Database) {
 	check("in the queue")
 }
 
+// Of what two nodes decided of different parts of a device, both hold,
+// whichever is written last, in the queue and in the table; who waits is not
+// among it.
+func testDecidedParts(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	base := fullDevice("x")
+	name, labels, check := base, base, base
+	name.Name, name.EditedAt = "lamp", start.Add(2*time.Hour)
+	name.Decided = base.DecidedAt()
+	name.Decided.Name = name.EditedAt.UnixMicro()
+	labels.Labels, labels.EditedAt = map[string]string{"room": "lab"}, start.Add(time.Hour+time.Minute)
+	labels.Decided = base.DecidedAt()
+	labels.Decided.Labels = labels.EditedAt.UnixMicro()
+	check.PendingID, check.CheckedAt = "stranger", start.Add(3*time.Hour)
+	states := []devices.Device{name, labels, check}
+	for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
+		for _, way := range []string{"in the table", "in the queue"} {
+			release := func() {}
+			if way == "in the queue" {
+				release = holdWriter(t, s)
+			}
+			for _, i := range order {
+				s.SaveDevice(states[i])
+				if way == "in the table" {
+					settle(t, s)
+				}
+			}
+			release()
+			settle(t, s)
+			d := find(t, s, "x").Device
+			if d.Name != "lamp" || d.Labels["room"] != "lab" || d.ClientID != base.ClientID || d.PendingID != "stranger" || !d.EditedAt.Equal(name.EditedAt) ||
+				d.Decided != (devices.Decided{Client: base.DecidedAt().Client, Name: name.Decided.Name, Labels: labels.Decided.Labels, Prefer: base.DecidedAt().Prefer}) {
+				t.Errorf("%s, order %v: %+v", way, order, d)
+			}
+			if err := s.Forget(t.Context(), "x"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 func testDeviceMerge(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
 	newer := fullDevice("x")
@@ -245,11 +287,11 @@ func testDeviceMerge(t *testing.T, db Database) {
 	older.Name, older.Labels, older.Prefer = "renamed", map[string]string{"a": "b"}, devices.TransportMQTT
 	older.ClientID, older.PendingID, older.Admission = "approved", "", devices.AdmissionRevoked
 
-	// What was decided comes from the last write, what was reported from the
-	// newest check, and first_seen is the lowest.
+	// What was decided comes from the last write, what was reported and who waits
+	// from the newest check, and first_seen is the lowest.
 	want := newer
 	want.Name, want.Labels, want.Prefer = older.Name, older.Labels, older.Prefer
-	want.ClientID, want.PendingID, want.Admission = older.ClientID, older.PendingID, older.Admission
+	want.ClientID, want.Admission = older.ClientID, older.Admission
 	want.FirstSeen = older.FirstSeen
 
 	for _, way := range []string{"table", "queue"} {

@@ -35,6 +35,7 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"a lease begins once", testLease},
 		{"an older OTA check replaces nothing it reports", testDeviceMerge},
 		{"the later decision stands", testDecisions},
+		{"decided parts", testDecidedParts},
 		{"rows of a device are coalesced", testCoalescing},
 		{"history is never coalesced", testHistory},
 		{"pages come in byte order", testPaging},
@@ -180,8 +181,9 @@ func mac(n int) devices.ID {
 
 // fullDevice is a device with every field set.
 func fullDevice(id devices.ID) devices.Device {
+	decided := start.Add(time.Minute).UnixMicro()
 	return devices.Device{
-		ID: id, ClientID: "client-" + string(id), PendingID: "pending", Admission: devices.AdmissionMember,
+		ID: id, Decided: devices.Decided{Client: decided, Name: decided, Labels: decided, Prefer: decided}, ClientID: "client-" + string(id), PendingID: "pending", Admission: devices.AdmissionMember,
 		Name: "Küche " + string(id), Labels: map[string]string{"room": "kitchen", "floor": "1"},
 		Prefer: devices.TransportWebSocket, Board: "bread-compact-wifi", Firmware: "2.4.2", ELF: "e1f", Chip: "esp32s3",
 		Language: "zh-CN", Serial: "serial", ActivateV2: true, FirstSeen: start, CheckedAt: start.Add(time.Hour), EditedAt: start.Add(time.Minute),
