@@ -35,6 +35,8 @@ type members struct {
 	beats   bool         // there was a lease
 	lostAt  time.Time    // when this node last heard that it had been declared lost; zero once that is made good
 
+	start startLook
+
 	mu     sync.Mutex
 	latest []devices.Lease
 	seen   map[string]sight // by instance
@@ -267,18 +269,38 @@ func (n *node) alive() func(string) bool {
 // stamped tells whether all nodes stamp what they ask others.
 func (n *node) stamped() bool { return n.members == nil || n.members.stamped.Load() }
 
-// has tells whether a node has a lease.
+// has tells whether a node has a lease. While nobody knows, it has: rather a
+// device too many than one too few.
 func (m *members) has(name string) bool {
 	m.mu.Lock()
 	leases := m.latest
 	m.mu.Unlock()
 	if leases == nil { // before the first beat
-		ctx, cancel := context.WithTimeout(context.Background(), beatEvery)
-		defer cancel()
 		var err error
-		if leases, err = m.node.store.Leases(ctx); err != nil {
-			return true // rather a device too many than one too few
+		if leases, err = m.start.leases(m.node.store.Leases); err != nil {
+			return true
 		}
 	}
 	return slices.ContainsFunc(leases, func(l devices.Lease) bool { return l.Node == name })
+}
+
+// startLook reads the leases before the first beat, once for everybody who asks
+// within a beat: at its start a node asks for each device that others hold.
+type startLook struct {
+	mu    sync.Mutex
+	at    time.Time
+	found []devices.Lease
+	err   error
+}
+
+func (l *startLook) leases(read func(context.Context) ([]devices.Lease, error)) ([]devices.Lease, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.at.IsZero() || time.Since(l.at) >= beatEvery {
+		ctx, cancel := context.WithTimeout(context.Background(), beatEvery)
+		defer cancel()
+		l.found, l.err = read(ctx)
+		l.at = time.Now()
+	}
+	return l.found, l.err
 }

@@ -190,6 +190,30 @@ func TestBlindNodeLosesNobody(t *testing.T) {
 	}
 }
 
+// Before its first beat a node reads the leases once, however many devices it
+// asks about, and takes a node for living while it cannot read them.
+func TestLeasesAreReadOnceAtTheStart(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		reads := 0
+		l := startLook{}
+		for range 3000 {
+			found, err := l.leases(func(context.Context) ([]devices.Lease, error) {
+				reads++
+				if fails {
+					return nil, devices.ErrDatabase
+				}
+				return []devices.Lease{{Node: "a"}}, nil
+			})
+			if (err != nil) != fails || !fails && len(found) != 1 {
+				t.Fatalf("%v, %v", found, err)
+			}
+		}
+		if reads != 1 {
+			t.Errorf("%d reads, want 1", reads)
+		}
+	}
+}
+
 // Rows of a node that ended without its last words are cleared away at the
 // second look.
 func TestOrphans(t *testing.T) {
