@@ -3,6 +3,7 @@ package devices
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"time"
 
@@ -29,6 +30,7 @@ type CheckIn struct {
 	Language   string
 	Serial     string
 	ActivateV2 bool
+	From       netip.Addr // who asks; zero if that is not known
 }
 
 // Welcome is what the OTA reply is made of.
@@ -99,7 +101,7 @@ func (s *Service) CheckIn(c CheckIn) (Welcome, error) {
 	if admitted {
 		return welcome, nil
 	}
-	p, fresh, err := s.pending.get(c.Device, c.ClientID, now)
+	p, fresh, err := s.pending.get(c.Device, c.ClientID, c.From, now)
 	if err != nil {
 		return Welcome{}, err
 	}
@@ -145,7 +147,7 @@ func (s *Service) room(c CheckIn) (minted bool, err error) {
 	if !s.cfg.Approve {
 		return false, nil
 	}
-	_, minted, err = s.pending.get(c.Device, c.ClientID, time.Now())
+	_, minted, err = s.pending.get(c.Device, c.ClientID, c.From, time.Now())
 	return minted, err
 }
 
@@ -201,9 +203,9 @@ func (s *Service) Approve(name string) (ID, error) {
 	if err != nil {
 		return "", err
 	}
-	e := s.hub.get(id)
-	if e == nil {
-		return "", fail(CodeDeviceUnknown, "no device %s is known", id)
+	e, err := s.known(id)
+	if err != nil {
+		return "", err
 	}
 	e.mu.Lock()
 	d := e.device.Load()
@@ -271,7 +273,8 @@ func (s *Service) resolve(name string) (id ID, spoken string, err error) {
 	case err != nil:
 		return "", "", fail(CodeBadRequest, "%v", err)
 	}
-	return "", "", fail(CodeDeviceUnknown, "no device %s is known", id)
+	_, err = s.known(id)
+	return "", "", err
 }
 
 func isCode(name string) bool {
@@ -282,9 +285,9 @@ func isCode(name string) bool {
 // Revoke makes the device's credentials invalid and ends its session; it waits
 // for approval at its next check.
 func (s *Service) Revoke(id ID) error {
-	e := s.hub.get(id)
-	if e == nil {
-		return fail(CodeDeviceUnknown, "no device %s is known", id)
+	e, err := s.known(id)
+	if err != nil {
+		return err
 	}
 	e.mu.Lock()
 	d := e.updateLocked(func(d *Device) { d.Admission = AdmissionRevoked })
@@ -308,9 +311,9 @@ const reasonForgotten = "forgotten"
 // Forget removes a device and its history. Its generation goes up, so that
 // credentials it still holds stay dead.
 func (s *Service) Forget(ctx context.Context, id ID) error {
-	e := s.hub.get(id)
-	if e == nil {
-		return fail(CodeDeviceUnknown, "no device %s is known", id)
+	e, err := s.known(id)
+	if err != nil {
+		return err
 	}
 	e.mu.Lock()
 	e.raise(s.fleetRotation())

@@ -149,7 +149,8 @@ func (s *Service) dispute(id ID, now time.Time) {
 // contestedLocked tells whether clients fight for the id, or somebody's proof
 // for it was refused lately.
 func (e *entry) contestedLocked(now time.Time) bool {
-	return now.UnixNano() < max(e.takeovers.refusedUntil, e.disputedUntil)
+	at := now.UnixNano()
+	return e.takeovers.refuses(at) || at < e.disputedUntil && e.disputedUntil-at <= int64(disputeLife) // else the clock was set back
 }
 
 // Contested is how many devices are contested as this node sees it.

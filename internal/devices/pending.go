@@ -5,12 +5,16 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/big"
+	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
 
-// maxPendingClients bounds the clients that wait under one device id; the
-// newest take the place of the oldest.
+// maxPendingClients bounds the clients that wait under one device id. Where
+// there is no room, under an id or over all, whoever comes takes the place of
+// one whose address has more of them, so that no host keeps others out or makes
+// their codes worthless.
 const maxPendingClients = 4
 
 // pendings holds the activation codes of devices that wait for approval. A
@@ -21,7 +25,8 @@ type pendings struct {
 	mu       sync.Mutex
 	byDevice map[ID][]pending // oldest first
 	codes    map[string]ID
-	wrong    int // codes tried in vain since wrongAt
+	byHost   map[netip.Addr]int // codes; of other nodes under the zero address
+	wrong    int                // codes tried in vain since wrongAt
 	wrongAt  time.Time
 }
 
@@ -32,14 +37,17 @@ type pending struct {
 	spent     bool // the challenge was answered; the next check brings another
 	renewal   int  // challenges before it
 	expires   time.Time
+	host      netip.Addr // that asked; zero if another node was asked
 }
 
 func newPendings() *pendings {
-	return &pendings{byDevice: map[ID][]pending{}, codes: map[string]ID{}}
+	return &pendings{byDevice: map[ID][]pending{}, codes: map[string]ID{}, byHost: map[netip.Addr]int{}}
 }
 
-// get returns the code of a waiting client, a fresh one if it has none.
-func (p *pendings) get(id ID, clientID string, now time.Time) (found pending, fresh bool, err error) {
+// get returns the code of a waiting client that asked from this address, a
+// fresh one if it has none.
+func (p *pendings) get(id ID, clientID string, from netip.Addr, now time.Time) (found pending, fresh bool, err error) {
+	host := hostOf(from)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expireLocked(id, now)
@@ -56,18 +64,92 @@ func (p *pendings) get(id ID, clientID string, now time.Time) (found pending, fr
 		for other := range p.byDevice {
 			p.expireLocked(other, now)
 		}
-		if len(p.codes) >= MaxPending {
-			return pending{}, false, fail(CodeUnavailable, "%d devices wait for approval already", MaxPending)
+		if len(p.codes) >= MaxPending && !p.makeRoomLocked(host) {
+			return pending{}, false, fail(CodeUnavailable, "%d devices wait for approval already; approve or forget some", MaxPending)
 		}
 	}
 	if waiting := p.byDevice[id]; len(waiting) >= maxPendingClients {
-		delete(p.codes, waiting[0].code)
-		p.byDevice[id] = waiting[1:]
+		at := replaceable(waiting, host)
+		if at < 0 {
+			return pending{}, false, fail(CodeUnavailable, "%d clients wait under the id %s already; approve one, or ask again in %v", maxPendingClients, id, CodeLife)
+		}
+		p.removeLocked(id, at)
 	}
-	next := pending{clientID: clientID, code: p.unusedCode(), challenge: newChallenge(), expires: now.Add(CodeLife)}
+	next := pending{clientID: clientID, code: p.unusedCode(), challenge: newChallenge(), expires: now.Add(CodeLife), host: host}
+	p.addLocked(id, next)
+	return next, true, nil
+}
+
+func (p *pendings) addLocked(id ID, next pending) {
 	p.byDevice[id] = append(p.byDevice[id], next)
 	p.codes[next.code] = id
-	return next, true, nil
+	p.byHost[next.host]++
+}
+
+// removeLocked ends the wait of one client of a device.
+func (p *pendings) removeLocked(id ID, at int) {
+	waiting := p.byDevice[id]
+	old := waiting[at]
+	delete(p.codes, old.code)
+	if p.byHost[old.host]--; p.byHost[old.host] <= 0 {
+		delete(p.byHost, old.host)
+	}
+	if len(waiting) == 1 {
+		delete(p.byDevice, id)
+		return
+	}
+	p.byDevice[id] = slices.Delete(waiting, at, at+1)
+}
+
+// makeRoomLocked ends the wait of a client of the host that has the most, if
+// that is more than this one has.
+func (p *pendings) makeRoomLocked(host netip.Addr) bool {
+	most, n := host, p.byHost[host]+1
+	for other, count := range p.byHost {
+		if count > n {
+			most, n = other, count
+		}
+	}
+	if most == host {
+		return false
+	}
+	for id, waiting := range p.byDevice {
+		if at := slices.IndexFunc(waiting, func(w pending) bool { return w.host == most }); at >= 0 {
+			p.removeLocked(id, at)
+			return true
+		}
+	}
+	return false
+}
+
+// replaceable is the client under an id that gives way to one of this host: the
+// newest of the host that has the most there, if that has more than this one
+// would have; of this host's own, the oldest. -1: nobody.
+func replaceable(waiting []pending, host netip.Addr) (at int) {
+	count := map[netip.Addr]int{}
+	for _, w := range waiting {
+		count[w.host]++
+	}
+	at = -1
+	for i, w := range waiting {
+		if w.host != host && count[w.host] > count[host]+1 && (at < 0 || count[w.host] >= count[waiting[at].host]) {
+			at = i
+		}
+	}
+	if at < 0 {
+		at = slices.IndexFunc(waiting, func(w pending) bool { return w.host == host })
+	}
+	return at
+}
+
+// hostOf is the address, or the /64 of an IPv6 host, which has all of those.
+func hostOf(addr netip.Addr) netip.Addr {
+	if addr = addr.Unmap(); addr.Is6() {
+		if network, err := addr.WithZone("").Prefix(64); err == nil {
+			return network.Addr()
+		}
+	}
+	return addr
 }
 
 // learn takes a code that another node gave out: the device may ask any node
@@ -89,17 +171,19 @@ func (p *pendings) learn(id ID, next pending, now time.Time) {
 			if old.code == next.code {
 				next.expires = old.expires
 			}
-			delete(p.codes, old.code)
-			waiting = append(waiting[:i:i], waiting[i+1:]...)
+			next.host = old.host
+			p.removeLocked(id, i)
 			break
 		}
 	}
-	if len(waiting) >= maxPendingClients {
-		delete(p.codes, waiting[0].code)
-		waiting = waiting[1:]
+	if waiting := p.byDevice[id]; len(waiting) >= maxPendingClients {
+		at := replaceable(waiting, next.host)
+		if at < 0 {
+			return
+		}
+		p.removeLocked(id, at)
 	}
-	p.byDevice[id] = append(waiting, next)
-	p.codes[next.code] = id
+	p.addLocked(id, next)
 }
 
 // renews tells whether a challenge stands in for another under the same code;
@@ -110,16 +194,9 @@ func (p pending) renews(old pending) bool {
 
 // expireLocked removes the codes of one device that are past their life.
 func (p *pendings) expireLocked(id ID, now time.Time) {
-	waiting := p.byDevice[id]
-	for len(waiting) > 0 && !now.Before(waiting[0].expires) {
-		delete(p.codes, waiting[0].code)
-		waiting = waiting[1:]
+	for len(p.byDevice[id]) > 0 && !now.Before(p.byDevice[id][0].expires) {
+		p.removeLocked(id, 0)
 	}
-	if len(waiting) == 0 {
-		delete(p.byDevice, id)
-		return
-	}
-	p.byDevice[id] = waiting
 }
 
 // unusedCode draws until the code is free: with MaxPending of a million taken
@@ -183,8 +260,7 @@ func (p *pendings) clients(id ID) int {
 func (p *pendings) drop(id ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, waiting := range p.byDevice[id] {
-		delete(p.codes, waiting.code)
+	for len(p.byDevice[id]) > 0 {
+		p.removeLocked(id, 0)
 	}
-	delete(p.byDevice, id)
 }

@@ -16,8 +16,10 @@ func (b *bucket) take(now time.Time, rate float32, burst int) bool {
 
 // spend is take for n at once.
 func (b *bucket) spend(now time.Time, n int, rate float32, burst int) bool {
-	b.spent = max(0, b.spent-rate*float32(now.UnixNano()-b.at)/float32(time.Second))
-	b.at = now.UnixNano()
+	at := now.UnixNano()
+	passed := max(0, at-b.at) // a clock that was set back costs the device nothing
+	b.spent = max(0, b.spent-rate*float32(passed)/float32(time.Second))
+	b.at = at
 	if b.spent+float32(n) > float32(burst) {
 		return false
 	}
@@ -45,16 +47,22 @@ type takeovers struct {
 // returns true if that makes, or keeps, the id contested.
 func (t *takeovers) contested(now time.Time) bool {
 	at := now.UnixNano()
-	if at < t.refusedUntil {
+	if t.refuses(at) {
 		return true
 	}
 	oldest := t.times[t.next]
 	t.times[t.next] = at
 	t.next = (t.next + 1) % maxTakeovers
-	if oldest == 0 || at-oldest > int64(fightWindow) {
+	if oldest == 0 || at-oldest > int64(fightWindow) || at < oldest { // or the clock was set back
 		return false
 	}
 	t.refusedUntil = at + int64(fightPause)
 	t.times = [maxTakeovers]int64{}
 	return true
+}
+
+// refuses tells whether newcomers are refused. An end further away than the
+// pause is that of a clock that was set back since.
+func (t *takeovers) refuses(at int64) bool {
+	return at < t.refusedUntil && t.refusedUntil-at <= int64(fightPause)
 }

@@ -142,6 +142,7 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request, pinned devices.Tr
 		s.refuse(w, "bad_request", http.StatusBadRequest, err)
 		return
 	}
+	c.From = s.address(r)
 	welcome, err := s.opt.Service.CheckIn(c)
 	if err != nil {
 		e := devices.AsError(err)
