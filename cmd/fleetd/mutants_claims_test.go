@@ -36,7 +36,7 @@ var claimMutants = []mutant{
 	{claim: "K10", file: "internal/access/policy.go", test: "TestDecide", breaks: "old firmware's tools for people are known by name",
 		old: "case q.UserOnly, IsUserTool(q.Tool):", new: "case q.UserOnly:"},
 	{claim: "K11", file: "internal/devices/guard.go", test: "TestKeyEndsWhileItsCallWaits", breaks: "the key is checked again when the call's turn comes",
-		old: "		return fail(CodeUnauthorized, \"%v\", err)\n	}\n	g := x.svc.Guard()", new: "		x.svc.log.Debug(\"key ended\", \"error\", err)\n	}\n	g := x.svc.Guard()"},
+		old: "	if err := x.stillValid(c.By); err != nil {\n		return err\n	}\n	g := x.svc.Guard()", new: "	g := x.svc.Guard()"},
 	{claim: "K11", file: "internal/devices/guard.go", test: "TestRulesChangeWhileACallWaits", breaks: "the rules are checked again when the call's turn comes",
 		old: "	if g == c.judged {\n", new: "	if g == c.judged || c.Confirmation == \"\" {\n"},
 	{claim: "K12", file: "internal/devices/guard.go", test: "TestConfirmation", breaks: "a confirmation is for one tool",

@@ -211,6 +211,7 @@ func (x *Session) perform(ctx context.Context, c ToolCall) (ToolResult, error) {
 		defer cancel()
 	}
 	r, err := x.client.CallTool(answer, c.Tool, c.Arguments)
+	x.judgeAnswer(err)
 	if err != nil {
 		// Silence counts from the call itself, not from the caller's deadline.
 		silent := errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
@@ -331,6 +332,7 @@ func (x *Session) release() {
 	}
 	x.queue = nil
 	x.inFlight--
+	x.probeLocked()
 }
 
 func (x *Session) closeReason() CloseReason {
@@ -402,7 +404,7 @@ func (x *Session) callError(what string, err error) *Error {
 	case errors.Is(err, mcpclient.ErrNotSent):
 		return &Error{Code: CodeConnectionLost, Detail: "the device's connection takes no more bytes: " + err.Error()}
 	case errors.Is(err, context.DeadlineExceeded):
-		x.svc.run(x.probe)
+		x.doubt()
 		return &Error{Code: CodeDeviceTimeout, Detail: "the device did not answer in time", Sent: true, Outcome: OutcomeUnknown}
 	case errors.Is(err, context.Canceled):
 		return &Error{Code: CodeDeviceTimeout, Detail: "the caller gave up", Sent: true, Outcome: OutcomeUnknown}

@@ -44,21 +44,41 @@ func (s *Service) get(ctx context.Context, id ID) (View, error) {
 	if x := s.hub.session(id); x != nil {
 		return x.view(), nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
-	if v, err := s.held(ctx, id, AskView); err == nil {
+	v, heldErr := s.heldBriefly(ctx, id)
+	if heldErr == nil {
 		return v, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
 	row, err := s.ports.Records.Find(ctx, id)
 	switch {
 	case err == nil:
-		return s.view(row), nil
+		v := s.view(row)
+		if errors.Is(heldErr, context.DeadlineExceeded) { // nobody would have said so at once
+			v.State, v.Presence.Online = StateOnline, true
+		}
+		return v, nil
+	case errors.Is(heldErr, context.DeadlineExceeded):
+		return View{}, &Error{Code: CodeUnavailable, Part: "node", Detail: "the node that holds the device does not answer, nor does the database; try again"}
 	case s.hub.get(id) != nil: // not written yet, or the database is away
 		return s.view(Row{Device: *s.hub.get(id).device.Load()}), nil
 	case errors.Is(err, ErrNotFound):
 		return View{}, fail(CodeDeviceUnknown, "no device %s is known", id)
 	}
 	return View{}, err
+}
+
+// heldBriefly asks the node that holds the device how it is connected. Its error
+// is ErrNoHolder if there is none, and context.DeadlineExceeded if there is one
+// which takes its time.
+func (s *Service) heldBriefly(ctx context.Context, id ID) (View, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	v, err := s.held(ctx, id, AskView)
+	if err != nil && ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return v, err
 }
 
 // List describes devices in id order, at most q.Limit; more tells whether
@@ -191,6 +211,17 @@ func (x *Session) view() View {
 	return v
 }
 
+// known returns the entry of a device that an operator decides about.
+func (s *Service) known(id ID) (*entry, error) {
+	if e := s.hub.get(id); e != nil {
+		return e, nil
+	}
+	if !s.loaded.Load() {
+		return nil, &Error{Code: CodeUnavailable, Part: "database", Detail: "this node has not read the fleet's devices yet; try again"}
+	}
+	return nil, fail(CodeDeviceUnknown, "no device %s is known", id)
+}
+
 // Edit is what an operator may write on a device; nil leaves a field alone.
 type Edit struct {
 	Name   *string
@@ -206,9 +237,9 @@ const (
 
 // Edit changes a device's name, labels or preferred transport.
 func (s *Service) Edit(id ID, edit Edit) error {
-	e := s.hub.get(id)
-	if e == nil {
-		return fail(CodeDeviceUnknown, "no device %s is known", id)
+	e, err := s.known(id)
+	if err != nil {
+		return err
 	}
 	if edit.Name != nil && len(*edit.Name) > MaxName {
 		return fail(CodeBadRequest, "name has %d bytes, at most %d are allowed", len(*edit.Name), MaxName)

@@ -101,8 +101,8 @@ func (x *Session) guard(c *ToolCall) error {
 // stillMay asks again after a call has waited for its turn: its key may have
 // ended meanwhile, and rules may have changed. What a person confirmed stays so.
 func (x *Session) stillMay(c *ToolCall) error {
-	if err := x.svc.doors.keys.Valid(c.By.Who, time.Now()); err != nil {
-		return fail(CodeUnauthorized, "%v", err)
+	if err := x.stillValid(c.By); err != nil {
+		return err
 	}
 	g := x.svc.Guard()
 	if g == c.judged {
@@ -114,6 +114,14 @@ func (x *Session) stillMay(c *ToolCall) error {
 	}
 	if d.Refusal != nil {
 		return refused(d.Refusal)
+	}
+	return nil
+}
+
+// stillValid tells whether the caller's key has not ended.
+func (x *Session) stillValid(by access.By) error {
+	if err := x.svc.doors.keys.Valid(by.Who, time.Now()); err != nil {
+		return fail(CodeUnauthorized, "%v", err)
 	}
 	return nil
 }

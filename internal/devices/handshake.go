@@ -3,7 +3,6 @@ package devices
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -85,17 +84,25 @@ func (x *Session) StartMCP(f Features) {
 }
 
 // relist reads the list again because the device says that it changed, or
-// refused a tool that ours has.
+// refused a tool that ours has: at once, or when relistEvery has passed since
+// the last time.
 func (x *Session) relist() {
 	x.mu.Lock()
+	defer x.mu.Unlock()
 	now := time.Now()
-	due := now.Sub(x.relistAt) >= relistEvery
-	if due {
+	switch wait := x.relistAt.Add(relistEvery).Sub(now); {
+	case x.closed != "", x.relistDue:
+	case wait > 0:
+		x.relistDue = true
+		time.AfterFunc(wait, func() { // nothing to stop: it is short, and looks first
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			x.relistDue, x.relistAt = false, time.Now()
+			x.startHandshakeLocked()
+		})
+	default:
 		x.relistAt = now
-	}
-	x.mu.Unlock()
-	if due {
-		x.startHandshake()
+		x.startHandshakeLocked()
 	}
 }
 
@@ -139,6 +146,7 @@ func (x *Session) handshake() {
 		return
 	}
 	x.setMCPLocked(MCPListing, "")
+	x.probing.silent = false // what follows tells
 	x.mu.Unlock()
 	list, err := x.initializeAndList(s.ctx)
 	if err == nil && x.isWithoutMCP() {
@@ -150,7 +158,7 @@ func (x *Session) handshake() {
 		list.Release()
 	}
 	if err != nil {
-		x.failed(err, true)
+		x.failed(err)
 		return
 	}
 	s.stats.HandshakeTime.Observe(time.Since(begun))
@@ -166,10 +174,11 @@ func (x *Session) isWithoutMCP() bool {
 
 // Bounds of reading one list: in all, and for how long it may keep a slot from
 // others. Slots smooth a storm of devices that answer at once; a slow device
-// goes on without one.
+// goes on without one, and thousands of silent ones keep a newcomer waiting for
+// seconds only.
 const (
 	listTimeout = time.Minute
-	slotTime    = 3 * time.Second
+	slotTime    = 300 * time.Millisecond
 )
 
 // initializeAndList takes a slot for the list only.
@@ -204,9 +213,11 @@ func (x *Session) initialize(ctx context.Context) error {
 	x.initialized, x.grantExpires = true, expires
 	x.mu.Unlock()
 	// A device that connects without an OTA check (credentials from an earlier
-	// boot, or none asked) tells its board and version only here.
+	// boot, or none asked) tells its board and version only here. That is newer
+	// than what any earlier check told, wherever that is merged with it.
 	if d := x.entry.device.Load(); firmware != "" && (d.Firmware != firmware || d.Board == "") {
 		changed := x.entry.update(func(d *Device) {
+			d.CheckedAt = later(d.CheckedAt, time.Now().UTC().Truncate(time.Microsecond))
 			if d.Firmware != firmware {
 				d.ELF = "" // of another image
 			}
@@ -230,16 +241,15 @@ func clip(text string) string {
 
 const maxSaid = 128
 
-// failed keeps the session and tries a handshake again later. ended says that
-// it was one that failed.
-func (x *Session) failed(err error, ended bool) {
+// failed keeps the session and tries the handshake again later.
+func (x *Session) failed(err error) {
 	state := MCPError
 	if errors.Is(err, context.DeadlineExceeded) {
 		state = MCPUnresponsive
 	}
 	x.mu.Lock()
 	if x.closed != "" || x.features == FeaturesNone {
-		x.handshaking = x.handshaking && !ended
+		x.handshaking = false
 		x.mu.Unlock()
 		return
 	}
@@ -259,9 +269,7 @@ func (x *Session) failed(err error, ended bool) {
 		x.retry.Stop()
 	}
 	x.retry = time.AfterFunc(pause, x.startHandshake)
-	if ended {
-		x.handshakeEndedLocked()
-	}
+	x.handshakeEndedLocked()
 	presence := x.presenceLocked(true)
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
@@ -278,16 +286,6 @@ func (x *Session) setMCPLocked(state MCPState, reason string) {
 		x.svc.stats.States.Add(SessionState{x.who.Transport, state}, 1)
 	}
 	x.mcp = state
-}
-
-// probe finds out whether a device that let a call time out still answers
-// anything; if not, it counts as unresponsive until a handshake succeeds.
-func (x *Session) probe() {
-	ctx, cancel := context.WithTimeout(x.svc.ctx, mcpclient.StepTimeout)
-	defer cancel()
-	if err := x.client.Probe(ctx); err != nil && x.svc.ctx.Err() == nil {
-		x.failed(fmt.Errorf("probe: %w", err), false)
-	}
 }
 
 // Alive asks the device for a sign of life and waits for it until ctx ends, at

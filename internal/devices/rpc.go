@@ -100,7 +100,14 @@ func (x *Session) rpc(ctx context.Context, c RPCCall) (RPCResult, error) {
 		return RPCResult{}, err
 	}
 	defer x.release()
+	if err := x.stillValid(c.By); err != nil {
+		return RPCResult{}, err
+	}
+	if err := x.guardRPC(&c); err != nil { // labels may have changed while it waited
+		return RPCResult{}, err
+	}
 	result, err := x.client.Request(ctx, c.Method, c.Params)
+	x.judgeAnswer(err)
 	rpc := (*mcpclient.RPCError)(nil)
 	if errors.As(err, &rpc) {
 		raw := fmt.Appendf(nil, `{"code":%d,"message":%s}`, rpc.Code, jsonspan.AppendString(nil, rpc.Message))

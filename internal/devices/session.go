@@ -39,6 +39,8 @@ type Session struct {
 	initialized bool // on this connection
 	partial     bool // the catalog
 	ownPartial  bool // the own one
+	relistDue   bool // the list is read again when relistEvery has passed
+	probing     probing
 	features    Features
 
 	mcp          MCPState
@@ -312,4 +314,7 @@ func (p *sessionPeer) DeviateMCP(d mcpclient.Deviation) {
 		key.Firmware = "other"
 	}
 	stats.Deviations.Add(key, 1)
+	if d == mcpclient.DeviationLateReply {
+		(*Session)(p).answered()
+	}
 }

@@ -1,0 +1,157 @@
+package devices_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// Members that never answer tools/list keep a newcomer waiting for seconds only.
+func TestSilentMembersDelayNobody(t *testing.T) {
+	bubble(t, devices.Config{Handshakes: 256}, func(t *testing.T, _ *devicetest.Ports, s *devices.Service) {
+		silent := devicetest.NewScript()
+		silent.Other = func(r devicetest.Request) string {
+			if r.Method == "tools/list" {
+				return "silent"
+			}
+			return ""
+		}
+		for i := range 2500 {
+			p := &pipe{script: silent}
+			session, err := s.Accept(devices.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:01:%02x:%02x", i>>8, i&255)), ClientID: "c", Transport: devices.TransportMQTT}, p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.session = session
+			session.StartMCP(devices.FeaturesMCP)
+		}
+		connect(t, s, "c1", devicetest.NewScript())
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if v := state(t, s); v.Presence.MCP != devices.MCPReady {
+			t.Errorf("after 5 s the newcomer's tools are %s", v.Presence.MCP)
+		}
+	})
+}
+
+// slowHolder is a router to a node that holds every device and takes its time.
+type slowHolder struct{ *devicetest.Ports }
+
+func (slowHolder) Ask(ctx context.Context, _ devices.ID, _ devices.Question) ([]byte, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A device whose node answers slowly is online; with the database away, too,
+// nobody says that it is offline.
+func TestSlowHolderIsOnline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ports := devicetest.New()
+		s := ports.Unread(t, devices.Config{Node: "b", Alive: func(string) bool { return true }}, func(p *devices.Ports) { p.Router = slowHolder{ports} })
+		if err := s.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.CheckIn(devices.CheckIn{Device: id, ClientID: "c"}); err != nil {
+			t.Fatal(err)
+		}
+		ports.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: 1, Online: true, Node: "a"})
+		v, err := s.Get(t.Context(), id)
+		if err != nil || v.State != devices.StateOnline || v.Presence.Node != "a" {
+			t.Errorf("%s on %q, %v", v.State, v.Presence.Node, err)
+		}
+		ports.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: 2, Node: "a"}) // the row lags behind
+		if v, err := s.Get(t.Context(), id); err != nil || v.State != devices.StateOnline || !v.Presence.Online {
+			t.Errorf("while its row says offline: %s, %v", v.State, err)
+		}
+		ports.SetAway(true)
+		if v, err := s.Get(t.Context(), id); err == nil || devices.AsError(err).Code != devices.CodeUnavailable {
+			t.Errorf("without the database: %s, %v", v.State, err)
+		}
+	})
+}
+
+// A node that has not read its members says so to who decides about one.
+func TestDecisionsBeforeTheMembersAreRead(t *testing.T) {
+	ports := devicetest.New()
+	s := ports.Unread(t, devices.Config{}, nil)
+	name := "lamp"
+	_, approved := s.Approve(string(id))
+	for what, err := range map[string]error{"revoke": s.Revoke(id), "forget": s.Forget(t.Context(), id), "edit": s.Edit(id, devices.Edit{Name: &name}), "approve": approved} {
+		if err == nil || devices.AsError(err).Code != devices.CodeUnavailable || devices.AsError(err).Part != "database" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// A raw request that waits for its turn when its key ends is not made.
+func TestKeyEndsWhileItsRequestWaits(t *testing.T) {
+	bubble(t, devices.Config{}, func(t *testing.T, _ *devicetest.Ports, s *devices.Service) {
+		release := make(chan struct{})
+		script := devicetest.NewScript()
+		script.Call = func(string, json.RawMessage) string { <-release; return devicetest.True }
+		connect(t, s, "c1", script)
+		ready(t, s)
+		scopes, _ := access.ParseScopes([]string{"tools:call:user", "tools:call"})
+		k, _, err := s.CreateKey(t.Context(), devicetest.Admin, devices.KeyWish{Name: "short", Scopes: scopes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		who, _ := s.Registry().Caller(k.ID)
+		first, second := make(chan *devices.Error, 1), make(chan error, 1)
+		go func() { first <- shortCall(t, s, 20*time.Second) }()
+		synctest.Wait()
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			_, err := s.CallRPC(ctx, devices.RPCCall{By: access.By{Who: who, Via: access.ViaREST}, Device: id, Method: "resources/list"})
+			second <- err
+		}()
+		synctest.Wait()
+		if _, err := s.RevokeKey(t.Context(), devicetest.Admin, "short"); err != nil {
+			t.Fatal(err)
+		}
+		close(release)
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		if err := <-second; err == nil || devices.AsError(err).Code != devices.CodeUnauthorized {
+			t.Errorf("the request that waited: %v", err)
+		}
+		for _, r := range script.Received() {
+			if r.Method == "resources/list" {
+				t.Error("the device received it")
+			}
+		}
+	})
+}
+
+// What a device says of its firmware when it connects is newer than an OTA
+// check that another node tells of.
+func TestFirmwareOfInitializeHolds(t *testing.T) {
+	bubble(t, devices.Config{}, func(t *testing.T, ports *devicetest.Ports, s *devices.Service) {
+		if _, err := s.CheckIn(devices.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e"}); err != nil {
+			t.Fatal(err)
+		}
+		checked := state(t, s).Device
+		time.Sleep(time.Minute)
+		script := devicetest.NewScript()
+		script.Firmware = "2.4.2"
+		connect(t, s, "c1", script)
+		ready(t, s)
+		s.Learn(devices.News{Device: &checked})
+		ports.SaveDevice(checked)
+		if d := state(t, s).Device; d.Firmware != "2.4.2" || d.ELF != "" {
+			t.Errorf("in memory it has %s %s", d.Firmware, d.ELF)
+		}
+		if d, _, _, _ := ports.Of(id); d.Firmware != "2.4.2" {
+			t.Errorf("in the database it has %s", d.Firmware)
+		}
+	})
+}
