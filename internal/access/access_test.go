@@ -368,6 +368,9 @@ func TestCheckURL(t *testing.T) {
 		{show, `{"url":"https://pics.example.com/ab/1.jpg"}`, false},
 		{show, `{"url":"https://fw.example.com/releases/1.jpg"}`, false},
 		{"self.other", `{"url":"https://evil.example/"}`, true},
+		{"self.screen.custom", `{"url":"https://pics.example.com/a/1.jpg"}`, true}, // no tool of stock firmware, and the list names it
+		{"self.screen.custom", `{"url":"https://evil.example/"}`, false},
+		{"self.screen.custom", `{"other":"https://evil.example/"}`, true},
 	} {
 		// security: K13
 		if no := g.CheckURL(c.tool, json.RawMessage(c.arguments)); (no == nil) != c.ok {

@@ -77,7 +77,7 @@ func (g *Guard) Explain(q Question, arguments json.RawMessage) Explanation {
 		step(builtin[i].Name, builtin[i].Action, builtin[i].mismatch(&q))
 	}
 	step(RuleDefault, Allow, "")
-	if TakesURL(q.Tool) && d.Refusal == nil {
+	if g.TakesURL(q.Tool) && d.Refusal == nil {
 		s := Step{Rule: RuleURL, Verdict: Passed, Why: "the address is on the list, or none is given"}
 		if urls != nil {
 			s.Verdict, s.Why = Decided, urls.Detail

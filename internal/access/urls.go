@@ -19,8 +19,12 @@ var urlTools = []string{"self.upgrade_firmware", "self.assets.set_download_url",
 
 const urlArgument = "url"
 
-// TakesURL tells whether the tool's `url` is held against the allow-list.
-func TakesURL(tool string) bool { return slices.Contains(urlTools, tool) }
+// TakesURL tells whether the tool's `url` is checked against the list of
+// addresses: always for those of stock firmware, and for any other, such as a
+// tool of a custom firmware, that a rule of the list names.
+func (g *Guard) TakesURL(tool string) bool {
+	return slices.Contains(urlTools, tool) || slices.ContainsFunc(g.urls, func(r urlRule) bool { return MatchAny(r.tools, tool) })
+}
 
 const maxURL = 1024 // bytes
 
@@ -99,11 +103,12 @@ func portOf(u *url.URL) string {
 	return "80"
 }
 
-// CheckURL holds the address in a tool's arguments against the allow-list; nil
-// if it may be used, or if the tool takes none. The device finds members without regard to case and takes
-// the first, so more than one that could be meant is refused.
+// CheckURL checks the address in a tool's arguments against the list; nil if it
+// may be used, or if the tool takes none. The device finds members without
+// regard to case and takes the first, so more than one that could be meant is
+// refused.
 func (g *Guard) CheckURL(tool string, arguments json.RawMessage) *Refusal {
-	if !TakesURL(tool) {
+	if !g.TakesURL(tool) {
 		return nil
 	}
 	refuse := func(format string, args ...any) *Refusal {
