@@ -32,6 +32,12 @@ var coreMutants = []mutant{
 
 	{file: "internal/devices/call.go", test: "TestCallsTakeTurns", breaks: "a turn that is handed on is not free",
 		old: "		x.queue = x.queue[1:]\n		return\n	}\n	x.queue = nil\n", new: "		x.queue = x.queue[1:]\n	}\n"},
+	{file: "internal/devices/decided.go", test: "TestOldNotesGiveWay", breaks: "a check is not a decision",
+		old: "d.ClientID != before.ClientID || d.Admission", new: "d.ClientID != before.ClientID || d.PendingID != before.PendingID || d.Admission"},
+	{file: "internal/devices/probe.go", test: "TestNoProbeBesideACall", breaks: "no probe runs beside a call",
+		old: " && x.inFlight == 0", new: ""},
+	{file: "internal/devices/takeover.go", test: "TestClockSetBack", breaks: "a clock that is set back keeps nobody out",
+		old: "passed := max(0, at-b.at)", new: "passed := at - b.at"},
 	{file: "internal/devices/takeover.go", test: "TestClonedIDKeepsTheIncumbent", breaks: "takeovers are forgotten after the pause",
 		old: "	t.times = [maxTakeovers]int64{}\n", new: ""},
 	{file: "internal/devices/claim.go", test: "TestClaims", breaks: "both nodes prefer the same one of equal epochs",
