@@ -91,12 +91,12 @@ var coreMutants = []mutant{
 	{file: "internal/provision/provision.go", test: "TestWrongProofsAreSlowedDown", breaks: "a device without a proof guesses nothing",
 		old: "outcome == attest.OutcomeWrong && s.opt", new: "s.opt"},
 
-	{file: "internal/store/queue.go", test: "TestPutBackIsOlder", breaks: "what is put back is older than what came since",
+	{file: "internal/store/latest.go", test: "TestPutBackIsOlder", breaks: "what is put back is older than what came since",
 		old: "l.rows[id] = l.merge(row, newer)", new: "l.rows[id] = l.merge(newer, row)"},
 	{file: "internal/store/queue.go", test: "TestHistoryQueueIsBounded", breaks: "entries on their way count",
 		old: "len(q.history)+q.inFlight >= MaxHistoryQueue", new: "len(q.history) >= MaxHistoryQueue"},
 	{file: "internal/store/save.go", test: "TestForgetSettlesWhatWasTaken", breaks: "a forgotten entry is not on its way any more",
-		old: "	s.queue.settle(len(inFlight.history))\n", new: ""},
+		old: "	s.queue.settle(&inFlight)\n", new: ""},
 
 	{file: "internal/udpaudio/window.go", test: "TestReordering", breaks: "the replay window has this length",
 		old: "d > windowSize", new: "d >= windowSize"},

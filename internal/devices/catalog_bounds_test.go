@@ -91,3 +91,24 @@ func TestCatalogMemoryIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// A list for which the store had no room is named by no row, not by that of the
+// next connection either, until a listing finds room for it.
+func TestDroppedListIsNotNamed(t *testing.T) {
+	bubble(t, devices.Config{}, func(t *testing.T, p *devicetest.Ports, s *devices.Service) {
+		p.Full = true
+		for range 2 {
+			connect(t, s, "c1", devicetest.NewScript())
+			ready(t, s)
+			if row := p.Presences[id]; !row.Online || row.Catalog != (devices.Hash{}) || row.Tools != 0 || len(p.Entries) != 0 {
+				t.Fatalf("the row names a list that is not stored: %+v, %d entries", row, len(p.Entries))
+			}
+		}
+		p.Full = false
+		connect(t, s, "c1", devicetest.NewScript())
+		ready(t, s)
+		if row := p.Presences[id]; len(p.Entries) != 1 || row.Catalog != p.Entries[0].Catalog || row.Tools == 0 {
+			t.Errorf("with room the row is %+v, with %d entries", row, len(p.Entries))
+		}
+	})
+}

@@ -75,8 +75,18 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	now := time.Now()
 	entry := HistoryEntry{Device: e.id, Epoch: presence.Epoch, Seq: presence.Seq, Catalog: cat.Hash, Firmware: device.Firmware,
 		ELF: device.ELF, Partial: list.Partial, At: now.UTC()}
-	partial := list.Partial // the list itself is not there any more then
-	s.ports.Catalogs.SaveCatalog(entry, cat.text(now), func() { x.stored(before, cat, partial, changed) })
+	// What waits for the commit holds on to neither list.
+	hash, partial, fields := cat.Hash, list.Partial, []byte(nil)
+	if changed {
+		fields = catalogFields(before, cat, partial)
+	}
+	if !s.ports.Catalogs.SaveCatalog(entry, cat.text(now), func() { x.stored(hash, partial, fields) }) {
+		e.mu.Lock()
+		if e.catalog == hash { // else a later listing has its own entry
+			e.listedFW = notRecorded
+		}
+		e.mu.Unlock()
+	}
 	return nil
 }
 
@@ -127,16 +137,17 @@ func (x *Session) listBefore(now Hash) *Catalog {
 	return cat
 }
 
-// stored runs when the list and its history entry are in the database. Only
+// stored runs when the list and its history entry are in the database; fields
+// are those of the event, nil if the list is the one from before. Only
 // now may the device's row name the list: a node killed between the two would
 // otherwise believe at its next start that the entry exists.
-func (x *Session) stored(before, cat *Catalog, partial, changed bool) {
+func (x *Session) stored(catalog Hash, partial bool, fields []byte) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.own, x.ownPartial = cat.Hash, partial
+	x.own, x.ownPartial = catalog, partial
 	x.svc.ports.Records.SavePresence(x.presenceLocked(x.closed == ""))
-	if changed {
-		x.publishLocked(EventCatalog, "", catalogFields(before, cat, partial), true)
+	if fields != nil {
+		x.publishLocked(EventCatalog, "", fields, true)
 	}
 }
 

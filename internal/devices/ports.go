@@ -37,9 +37,9 @@ type Catalogs interface {
 	// be shared and must not change; its Tools may be nil if the catalog is
 	// known to be stored) and calls committed once both are in the database.
 	// Entries are never coalesced. committed runs on the writer's goroutine and
-	// must not block; it is not called if the node stops first or the entry is
-	// dropped because MaxHistoryQueue entries already wait.
-	SaveCatalog(e HistoryEntry, text CatalogText, committed func())
+	// must not block; it is not called if the node stops first. queued is false
+	// if the entry is dropped, because as much as may already waits.
+	SaveCatalog(e HistoryEntry, text CatalogText, committed func()) (queued bool)
 	// KeepCatalog says that a device has this list, of which no entry has to be
 	// made: it must not be deleted for its age, and is stored again if it was.
 	// It is cheap enough to be called whenever a device's list was read.

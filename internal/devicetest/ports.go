@@ -53,6 +53,7 @@ type Ports struct {
 	Policy     access.Policy
 	Audited    []audit.Entry
 	Away       bool // reads fail as if the database were down
+	Full       bool // tool lists find no room in the queue
 	Expires    time.Duration
 }
 
@@ -188,12 +189,17 @@ func (p *Ports) KeepCatalog(text devices.CatalogText) {
 }
 
 // SaveCatalog implements devices.Catalogs and commits at once.
-func (p *Ports) SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, committed func()) {
+func (p *Ports) SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, committed func()) (queued bool) {
 	p.mu.Lock()
+	if p.Full {
+		p.mu.Unlock()
+		return false
+	}
 	p.Entries = append(p.Entries, e)
 	p.Texts[text.Hash] = text
 	p.mu.Unlock()
 	committed()
+	return true
 }
 
 // LoadDevices implements devices.Keeper.

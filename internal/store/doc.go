@@ -5,9 +5,11 @@
 // # Writes
 //
 // Nobody waits for a write. Rows go to a queue; one goroutine commits them in
-// groups: up to GroupRows rows per table, or what came within Linger. Device
-// rows and presence are coalesced, the newest per device; history entries,
-// catalogs and exceptions never are. Inside a statement rows are sorted by key
+// groups: up to GroupRows rows per table and about GroupBytes of tool lists, or
+// what came within Linger. Device rows, presence and exceptions are coalesced,
+// one per device; history entries and catalogs never are. Of those at most
+// MaxHistoryQueue and MaxQueueBytes wait; the rest is dropped, counted, and its
+// caller learns of it. Inside a statement rows are sorted by key
 // and unique, and tables are always written in the same order, so that two
 // nodes cannot deadlock. A group that the database refuses is halved until the
 // row at fault is alone; that one is logged, counted and dropped. While the

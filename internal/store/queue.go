@@ -3,7 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
-	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -45,6 +45,15 @@ func mergeDevice(older, newer deviceRow) deviceRow {
 	return out
 }
 
+// mergeException is the one that the table would keep: the higher generation,
+// then the later change.
+func mergeException(older, newer devices.Exception) devices.Exception {
+	if older.Generation > newer.Generation || older.Generation == newer.Generation && older.ChangedAt.After(newer.ChangedAt) {
+		return older
+	}
+	return newer
+}
+
 // mergePresence is the one with the higher fence.
 func mergePresence(older, newer devices.Presence) devices.Presence {
 	if before(&older, &newer) {
@@ -58,45 +67,6 @@ type historyRow struct {
 	devices.HistoryEntry
 	text      devices.CatalogText
 	committed func()
-}
-
-// latest holds the newest row per device, first come first out.
-type latest[T any] struct {
-	order []devices.ID // may name devices that were removed
-	rows  map[devices.ID]T
-	merge func(older, newer T) T
-}
-
-func (l *latest[T]) put(id devices.ID, row T) {
-	if older, ok := l.rows[id]; ok {
-		row = l.merge(older, row)
-	} else {
-		l.order = append(l.order, id)
-	}
-	l.rows[id] = row
-}
-
-// putBack returns a row that was taken out: what came since is newer.
-func (l *latest[T]) putBack(id devices.ID, row T) {
-	if newer, ok := l.rows[id]; ok {
-		l.rows[id] = l.merge(row, newer)
-		return
-	}
-	l.put(id, row)
-}
-
-// take removes and returns up to n rows.
-func (l *latest[T]) take(n int) []T {
-	var out []T
-	i := 0
-	for ; i < len(l.order) && len(out) < n; i++ {
-		if row, ok := l.rows[l.order[i]]; ok {
-			out = append(out, row)
-			delete(l.rows, l.order[i])
-		}
-	}
-	l.order = l.order[i:]
-	return out
 }
 
 // group is what is committed together.
@@ -179,10 +149,11 @@ type queue struct {
 	devices    latest[deviceRow]
 	presence   latest[devices.Presence]
 	history    []historyRow
-	exceptions []devices.Exception
+	exceptions latest[devices.Exception]
 	lists      map[devices.Hash]devices.CatalogText
 	forgets    []*forget
 	inFlight   int           // history entries taken and neither committed nor dropped
+	weight     weight        // of history and lists, those in flight included
 	takes      int           // groups taken
 	written    int           // of them, committed or dropped
 	turned     chan struct{} // closed when written grows, or the queue closes
@@ -192,12 +163,13 @@ type queue struct {
 
 func newQueue(stats *Stats) *queue {
 	return &queue{
-		stats:    stats,
-		wake:     make(chan struct{}, 1),
-		devices:  latest[deviceRow]{rows: map[devices.ID]deviceRow{}, merge: mergeDevice},
-		presence: latest[devices.Presence]{rows: map[devices.ID]devices.Presence{}, merge: mergePresence},
-		lists:    map[devices.Hash]devices.CatalogText{},
-		turned:   make(chan struct{}),
+		stats:      stats,
+		wake:       make(chan struct{}, 1),
+		devices:    latest[deviceRow]{rows: map[devices.ID]deviceRow{}, merge: mergeDevice, text: func(r *deviceRow) int { return len(r.labels) }},
+		presence:   latest[devices.Presence]{rows: map[devices.ID]devices.Presence{}, merge: mergePresence},
+		exceptions: latest[devices.Exception]{rows: map[devices.ID]devices.Exception{}, merge: mergeException},
+		lists:      map[devices.Hash]devices.CatalogText{},
+		turned:     make(chan struct{}),
 	}
 }
 
@@ -210,11 +182,11 @@ func (q *queue) update(change func() (urgent bool)) {
 		q.stats.Late.Add(1)
 		return
 	}
-	rows, most := q.size()
+	rows, full := q.size()
 	urgent := change()
-	rowsNow, mostNow := q.size()
+	rowsNow, fullNow := q.size()
 	q.mu.Unlock()
-	if urgent || rows == 0 && rowsNow > 0 || most < GroupRows && mostNow >= GroupRows {
+	if urgent || rows == 0 && rowsNow > 0 || !full && fullNow {
 		q.signal()
 	}
 }
@@ -226,15 +198,16 @@ func (q *queue) signal() {
 	}
 }
 
-// size returns how many rows wait, and how many for the fullest table; it sets
+// size returns how many rows wait, and whether they make a whole group; it sets
 // the gauges. The caller holds the lock.
-func (q *queue) size() (all, most int) {
-	d, p, h, e := len(q.devices.rows), len(q.presence.rows), len(q.history), len(q.exceptions)
+func (q *queue) size() (all int, full bool) {
+	d, p, h, e := len(q.devices.rows), len(q.presence.rows), len(q.history), len(q.exceptions.rows)
 	q.stats.DevicesWaiting.Store(int64(d))
 	q.stats.PresenceWaiting.Store(int64(p))
 	q.stats.HistoryWaiting.Store(int64(h + q.inFlight))
 	q.stats.ExceptionsWaiting.Store(int64(e))
-	return d + p + h + e + len(q.lists), max(d, p, h, e)
+	q.stats.QueueBytes.Store(int64(q.weight.bytes))
+	return d + p + h + e + len(q.lists), max(d, p, h, e) >= GroupRows || q.weight.bytes >= GroupBytes
 }
 
 func (q *queue) putDevice(row deviceRow) {
@@ -246,29 +219,38 @@ func (q *queue) putPresence(p devices.Presence) {
 }
 
 func (q *queue) putException(e devices.Exception) {
-	q.update(func() bool { q.exceptions = append(q.exceptions, e); return false })
+	q.update(func() bool { q.exceptions.put(e.Device, e); return false })
 }
 
-// putList queues a list to be noted as used; while MaxLists wait, one more is
+// putList queues a list to be noted as used; one for which there is no room is
 // left to the next device that has it.
 func (q *queue) putList(text devices.CatalogText) {
 	q.update(func() bool {
-		if len(q.lists) < MaxLists {
+		_, waits := q.lists[text.Hash]
+		if !waits && len(q.lists) < MaxLists && q.weight.bytes+q.weight.cost(rowBytes, text.Hash, text.Tools) <= MaxQueueBytes {
+			text.Tools = q.weight.add(rowBytes, text.Hash, text.Tools)
 			q.lists[text.Hash] = text
 		}
 		return false
 	})
 }
 
-func (q *queue) putHistory(row historyRow) {
+// putHistory queues an entry; false if there is no room for it.
+func (q *queue) putHistory(row historyRow) (queued bool) {
 	q.update(func() bool {
-		if len(q.history)+q.inFlight >= MaxHistoryQueue {
+		switch {
+		case len(q.history)+q.inFlight >= MaxHistoryQueue:
 			q.stats.DroppedHistory.Add(1)
-			return false
+		case q.weight.bytes+q.weight.cost(row.bytes(), row.Catalog, row.text.Tools) > MaxQueueBytes:
+			q.stats.DroppedBytes.Add(1)
+		default:
+			row.text.Tools = q.weight.add(row.bytes(), row.Catalog, row.text.Tools)
+			q.history = append(q.history, row)
+			queued = true
 		}
-		q.history = append(q.history, row)
 		return false
 	})
+	return queued
 }
 
 // putForget queues the order; false if the store is closed.
@@ -281,12 +263,20 @@ func (q *queue) putForget(f *forget) bool {
 // close lets the writer write what is here and then end.
 func (q *queue) close() { q.update(func() bool { q.closing = true; return true }) }
 
-// settle says that n history entries were committed or dropped.
-func (q *queue) settle(n int) {
+// settle says that what was taken of these rows was committed or dropped.
+func (q *queue) settle(g *group) {
 	q.mu.Lock()
-	q.inFlight -= n
+	defer q.mu.Unlock()
+	q.inFlight -= len(g.history)
+	q.lighten(g)
 	q.size()
-	q.mu.Unlock()
+}
+
+// lighten takes the rows' weight off; the caller holds the lock.
+func (q *queue) lighten(g *group) {
+	for own, list := range g.weighed() {
+		q.weight.remove(own, list.Hash, list.Tools)
+	}
 }
 
 // wait returns once a group or an order is due; false if none will come any
@@ -295,11 +285,11 @@ func (q *queue) wait(ctx context.Context) bool {
 	var linger <-chan time.Time
 	for {
 		q.mu.Lock()
-		rows, most := q.size()
+		rows, full := q.size()
 		orders, closing := len(q.forgets), q.closing
 		q.mu.Unlock()
 		switch {
-		case orders > 0 || most >= GroupRows || closing && rows > 0:
+		case orders > 0 || rows > 0 && (full || closing):
 			return true
 		case closing:
 			return false
@@ -322,12 +312,13 @@ func (q *queue) wait(ctx context.Context) bool {
 func (q *queue) take() (g group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	g.devices = q.devices.take(GroupRows)
-	g.presence = q.presence.take(GroupRows)
-	g.history, q.history = cutHead(q.history)
+	g.devices = q.devices.take(GroupRows, GroupBytes)
+	g.presence = q.presence.take(GroupRows, GroupBytes)
+	g.exceptions = q.exceptions.take(GroupRows, GroupBytes)
+	var taken weight
+	g.history = q.takeHistory(&taken)
+	g.lists = q.takeLists(&taken)
 	q.inFlight += len(g.history)
-	g.exceptions, q.exceptions = cutHead(q.exceptions)
-	g.lists = q.takeLists()
 	q.size()
 	q.takes++
 	return g
@@ -354,9 +345,9 @@ func (q *queue) awaitWritten(ctx context.Context, id devices.ID) error {
 	taken, last := false, 0
 	for {
 		q.mu.Lock()
-		_, waits := q.devices.rows[id]
-		waits = waits || slices.ContainsFunc(q.exceptions, func(e devices.Exception) bool { return e.Device == id })
-		if !taken && !waits { // it is in one of these groups, if not written long ago
+		_, row := q.devices.rows[id]
+		_, exception := q.exceptions.rows[id]
+		if !taken && !row && !exception { // it is in one of these groups, if not written long ago
 			taken, last = true, q.takes
 		}
 		done, closed, turned := taken && q.written >= last, q.closed, q.turned
@@ -375,26 +366,34 @@ func (q *queue) awaitWritten(ctx context.Context, id devices.ID) error {
 	}
 }
 
-// takeLists removes all lists; the caller holds the lock.
-func (q *queue) takeLists() []devices.CatalogText {
-	if len(q.lists) == 0 {
-		return nil
+// takeHistory removes entries from the front until the group has all the bytes
+// that it may. What is left must not keep them alive: an entry holds on to
+// whatever its callback needs. The caller holds the lock.
+func (q *queue) takeHistory(taken *weight) []historyRow {
+	n := 0
+	for ; n < min(GroupRows, len(q.history)) && taken.bytes < GroupBytes; n++ {
+		row := &q.history[n]
+		taken.add(row.bytes(), row.Catalog, row.text.Tools)
 	}
-	out := slices.Collect(maps.Values(q.lists))
-	clear(q.lists)
-	return out
+	head := slices.Clone(q.history[:n])
+	clear(q.history[:n])
+	if q.history = q.history[n:]; len(q.history) == 0 {
+		q.history = nil
+	}
+	return head
 }
 
-// cutHead splits off up to GroupRows elements. What is left must not keep them
-// alive: an entry holds on to whatever its callback needs.
-func cutHead[R any](rows []R) (head, rest []R) {
-	n := min(GroupRows, len(rows))
-	head = slices.Clone(rows[:n])
-	if n == len(rows) {
-		return head, nil
+// takeLists is takeHistory for lists.
+func (q *queue) takeLists(taken *weight) (out []devices.CatalogText) {
+	for h, list := range q.lists {
+		if taken.bytes >= GroupBytes {
+			break
+		}
+		taken.add(rowBytes, h, list.Tools)
+		out = append(out, list)
+		delete(q.lists, h)
 	}
-	clear(rows[:n])
-	return head, rows[n:]
+	return out
 }
 
 func (q *queue) hasForgets() bool {
@@ -425,6 +424,7 @@ func (q *queue) cut(id devices.ID) (out group) {
 		delete(q.presence.rows, id)
 	}
 	q.history, out.history = part(q.history, func(r historyRow) bool { return r.Device == id })
+	q.lighten(&out)
 	q.size()
 	return out
 }
@@ -439,6 +439,10 @@ func (q *queue) putBack(g group) {
 	for _, row := range g.presence {
 		q.presence.putBack(row.Device, row)
 	}
+	for i := range g.history {
+		row := &g.history[i]
+		row.text.Tools = q.weight.add(row.bytes(), row.Catalog, row.text.Tools)
+	}
 	q.history = append(slices.Clip(g.history), q.history...)
 	q.size()
 }
@@ -448,11 +452,12 @@ func (q *queue) end() (g group, orders []*forget) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
-	g.devices = q.devices.take(len(q.devices.rows))
-	g.presence = q.presence.take(len(q.presence.rows))
-	g.history, g.exceptions, orders = q.history, q.exceptions, q.forgets
-	q.history, q.exceptions, q.forgets = nil, nil, nil
-	q.inFlight = 0
+	g.devices = q.devices.take(len(q.devices.rows), math.MaxInt)
+	g.presence = q.presence.take(len(q.presence.rows), math.MaxInt)
+	g.exceptions = q.exceptions.take(len(q.exceptions.rows), math.MaxInt)
+	g.history, orders = q.history, q.forgets
+	q.history, q.forgets = nil, nil
+	q.inFlight, q.weight = 0, weight{}
 	clear(q.lists) // a note, not a row: nothing is lost with it
 	q.size()
 	q.turnLocked()

@@ -20,7 +20,7 @@ func TestHistoryQueueIsBounded(t *testing.T) {
 	if dropped, waiting := stats.DroppedHistory.Load(), stats.HistoryWaiting.Load(); dropped != 1 || waiting != MaxHistoryQueue {
 		t.Errorf("%d dropped, %d wait; want 1 and %d", dropped, waiting, MaxHistoryQueue)
 	}
-	q.settle(len(taken.history))
+	q.settle(&taken)
 	q.putHistory(historyRow{})
 	if dropped := stats.DroppedHistory.Load(); dropped != 1 {
 		t.Errorf("%d dropped after room was made, want 1", dropped)

@@ -32,10 +32,8 @@ func (s *Store) SavePresence(p devices.Presence) {
 // SaveCatalog queues a history entry with the text of its catalog; committed
 // may be nil. Beyond the port's promise, committed is not called for an entry
 // that Forget removed or that the database refused either.
-func (s *Store) SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, committed func()) {
-	if s.acceptable(e.Device, "catalog_history") {
-		s.queue.putHistory(historyRow{HistoryEntry: e, text: text, committed: committed})
-	}
+func (s *Store) SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, committed func()) (queued bool) {
+	return s.acceptable(e.Device, "catalog_history") && s.queue.putHistory(historyRow{HistoryEntry: e, text: text, committed: committed})
 }
 
 // KeepCatalog has a list noted as used, and written again if it was deleted
@@ -107,7 +105,7 @@ func (w *writer) forget(ctx context.Context, f *forget, rest *group) {
 	defer context.AfterFunc(ctx, cancel)()
 
 	inFlight := rest.cut(f.id)
-	s.queue.settle(len(inFlight.history))
+	s.queue.settle(&inFlight)
 	waiting := s.queue.cut(f.id)
 	err := w.deleteDevice(both, f.id)
 	if err != nil {

@@ -17,13 +17,17 @@ type Stats struct {
 	// Groups are transactions committed; Retries are those that failed through
 	// no fault of a row and were tried again.
 	Groups, Retries atomic.Int64
-	// DroppedHistory are entries that came while MaxHistoryQueue waited;
-	// BadRows those that the database refused; Late those saved after Close.
-	DroppedHistory, BadRows, Late atomic.Int64
+	// DroppedHistory are entries that came while MaxHistoryQueue waited,
+	// DroppedBytes those for which MaxQueueBytes had no room; BadRows those that
+	// the database refused; Late those saved after Close.
+	DroppedHistory, DroppedBytes, BadRows, Late atomic.Int64
 	// PrunedHistory, PrunedCatalogs and PrunedAudit are rows that Prune deleted.
 	PrunedHistory, PrunedCatalogs, PrunedAudit atomic.Int64
 	// AuditBlocks are blocks of the audit committed.
 	AuditBlocks atomic.Int64
 	// Rows that wait now, by table.
 	DevicesWaiting, PresenceWaiting, HistoryWaiting, ExceptionsWaiting atomic.Int64
+	// QueueBytes are the bytes of history entries and tool lists that wait or
+	// are on their way, at most MaxQueueBytes.
+	QueueBytes atomic.Int64
 }

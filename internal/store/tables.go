@@ -172,23 +172,6 @@ func newTables(now func() time.Time) *tables {
 	}
 }
 
-// strongest leaves, of several exceptions of one device, the one that the
-// table would keep: a statement may not write a row twice.
-func strongest(exceptions []devices.Exception) []devices.Exception {
-	byDevice := map[devices.ID]devices.Exception{}
-	for _, e := range exceptions {
-		old, ok := byDevice[e.Device]
-		if !ok || old.Generation < e.Generation || old.Generation == e.Generation && old.ChangedAt.Before(e.ChangedAt) {
-			byDevice[e.Device] = e
-		}
-	}
-	out := make([]devices.Exception, 0, len(byDevice))
-	for _, e := range byDevice {
-		out = append(out, e)
-	}
-	return out
-}
-
 // decodeLabels reads labels as stored; what an operator broke by hand is none.
 func decodeLabels(text string) map[string]string {
 	if text == "" || text == "{}" {

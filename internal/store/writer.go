@@ -156,12 +156,12 @@ func (w *writer) drop(g *group, err error) {
 		table, device = w.tables.presence.name, g.presence[0].Device
 	case len(g.history) > 0:
 		table, device = w.tables.history.name, g.history[0].Device
-		w.store.queue.settle(1)
 	case len(g.exceptions) > 0:
 		table, device = w.tables.exceptions.name, g.exceptions[0].Device
 	default:
 		table = w.tables.catalogs.name
 	}
+	w.store.queue.settle(g)
 	w.store.stats.BadRows.Add(1)
 	w.store.log.Error("the database refuses a row; it is dropped", "table", table, "device", device, "error", err)
 }
@@ -228,7 +228,7 @@ func (w *writer) committed(g *group, presence, catalogs int64) {
 	if stuck := w.stuck.Swap(nil); stuck != nil {
 		w.store.log.Info("database writes go on", "after", *stuck)
 	}
-	w.store.queue.settle(len(g.history))
+	w.store.queue.settle(g)
 	for _, row := range g.history {
 		if row.committed != nil {
 			row.committed()
@@ -283,7 +283,7 @@ func (w *writer) plan(ctx context.Context, g *group, lists []devices.CatalogText
 	if steps, err = addSteps(ctx, w, steps, &w.tables.history, g.history, nil); err != nil {
 		return nil, err
 	}
-	return addSteps(ctx, w, steps, &w.tables.exceptions, strongest(g.exceptions), nil)
+	return addSteps(ctx, w, steps, &w.tables.exceptions, g.exceptions, nil)
 }
 
 // addTouches appends the statements that note lists as used, before those that

@@ -55,6 +55,8 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"catalogs keep every byte", testCatalogBytes},
 		{"a known catalog is written once", testKnownCatalog},
 		{"committed means visible", testCommitted},
+		{"long lists wait within bounds", testQueueBytes},
+		{"one list waits once", testSharedList},
 		{"close writes what waits", testClose},
 		{"fingerprint", testFingerprint},
 		{"the database has a name", testFleetID},
