@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"fleetd/internal/durable"
 )
 
 const (
@@ -44,18 +46,8 @@ func WriteRunInfo(dir string, info RunInfo) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", runFile, err)
 	}
-	// CreateTemp makes the file with mode 0600.
-	file, err := os.CreateTemp(dir, runFile+".*")
-	if err != nil {
+	if err := durable.WriteFile(filepath.Join(dir, runFile), append(content, '\n')); err != nil {
 		return fmt.Errorf("write %s: %w", runFile, err)
-	}
-	_, err = file.Write(append(content, '\n'))
-	err = errors.Join(err, file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), filepath.Join(dir, runFile))
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", runFile, errors.Join(err, os.Remove(file.Name())))
 	}
 	return nil
 }

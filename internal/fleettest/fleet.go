@@ -112,8 +112,15 @@ func (p Programs) Refused(t testing.TB, args ...string) string {
 // portFlags are the settings that name a port of every node.
 var portFlags = []string{"--device-listen", "--api-listen", "--mqtt-listen", "--udp-listen"}
 
-// Run starts the node (again) on its data directory.
+// Run starts the node (again) on its data directory, and waits until it serves.
 func (n *Node) Run(t testing.TB) {
+	t.Helper()
+	n.launch(t)
+	n.awaitStart(t)
+}
+
+// launch starts the node's process.
+func (n *Node) launch(t testing.TB) {
 	t.Helper()
 	if n.Log == nil { // a restarted node goes on with its log
 		n.Log = &Output{}
@@ -138,6 +145,11 @@ func (n *Node) Run(t testing.TB) {
 		_ = process.Wait() // the log tells more
 		close(ended)
 	}(n.process, n.ended)
+}
+
+// awaitStart waits until the process serves.
+func (n *Node) awaitStart(t testing.TB) {
+	t.Helper()
 	pid := n.process.Process.Pid
 	devicetest.Eventually(t, "the node runs", func() bool {
 		select {

@@ -164,12 +164,3 @@ func damaged(name string, err error) error {
 	}
 	return err
 }
-
-// syncDir makes renames in a directory survive a power cut.
-func syncDir(name string) error {
-	dir, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}

@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"time"
 
 	"fleetd/internal/audit"
+	"fleetd/internal/durable"
 )
 
 const (
@@ -41,23 +41,11 @@ func (n *node) startAudit() {
 // spillAudit keeps blocks that the database did not take before the node
 // stopped.
 func (d *dataDir) spillAudit(blocks []audit.Block) error {
-	f, err := os.OpenFile(d.file(fileAudit), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	info, err := f.Stat()
-	if err == nil && info.Size() > maxUnwritten {
-		err = fmt.Errorf("%s has more than %d bytes", d.file(fileAudit), maxUnwritten)
-	}
+	var content []byte
 	for i := range blocks {
-		if err == nil {
-			_, err = f.Write(audit.AppendExport(nil, &blocks[i]))
-		}
+		content = audit.AppendExport(content, &blocks[i])
 	}
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
+	return durable.Append(d.file(fileAudit), maxUnwritten, content)
 }
 
 // recoverAudit writes what an earlier run could not.

@@ -20,6 +20,7 @@ import (
 	"fleetd/internal/apiclient"
 	"fleetd/internal/config"
 	"fleetd/internal/credential"
+	"fleetd/internal/durable"
 	"fleetd/internal/store"
 )
 
@@ -89,10 +90,10 @@ func Backup(ctx context.Context, cfg *config.Config, output string, streams bool
 	if report.Size, err = b.pack(ctx, packed, m); err != nil {
 		return report, err
 	}
-	if err := os.Rename(packed, output); err != nil {
+	if err := durable.Rename(packed, output); err != nil {
 		return report, fmt.Errorf("-o: %w", err)
 	}
-	return report, syncDir(filepath.Dir(output))
+	return report, nil
 }
 
 // backup is one run of Backup.
@@ -133,7 +134,7 @@ func (b *backup) add(name, from string) error {
 	size, err := io.Copy(sum, file)
 	if err == nil && kept != from { // it may be replaced before it is packed
 		if _, err = file.Seek(0, io.SeekStart); err == nil {
-			err = writeSynced(kept, 0o600, file)
+			err = durable.Create(kept, 0o600, file)
 		}
 	}
 	if err != nil {
@@ -242,7 +243,7 @@ func (b *backup) pack(ctx context.Context, name string, m manifest) (size int64,
 		err := b.packFiles(ctx, archive, append(text, '\n'), m.Created)
 		writer.CloseWithError(errors.Join(err, archive.Close(), packed.Close())) // io.EOF to the reader if nil
 	}()
-	err = writeSynced(name, 0o600, reader)
+	err = durable.Create(name, 0o600, reader)
 	_ = reader.Close() // ends the writer if the disk is full
 	if err != nil {
 		return 0, fmt.Errorf("write the backup: %w", err)
@@ -278,15 +279,4 @@ func (b *backup) packFiles(ctx context.Context, archive *tar.Writer, manifest []
 		}
 	}
 	return nil
-}
-
-// writeSynced makes a file that must not exist, and returns once its bytes are
-// on the disk.
-func writeSynced(name string, mode fs.FileMode, content io.Reader) error {
-	file, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(file, content)
-	return errors.Join(err, file.Chmod(mode), file.Sync(), file.Close())
 }

@@ -44,6 +44,10 @@ func (b *bus) connected() {
 
 const natsStart = 10 * time.Second
 
+// syncEvery is what a power cut may cost of events and photos. Syncing each would
+// cost a fleet that returns most of its events: they come by thousands a second.
+const syncEvery = 10 * time.Second
+
 // pingEvery is how often both ends of a NATS connection ask each other for a
 // sign of life. Two that are missing end it: a vanished machine is noticed
 // within three of them.
@@ -119,6 +123,7 @@ func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Lo
 		// disk) would refuse them on small machines.
 		JetStreamMaxStore: cfg.EventLimit + cfg.PhotoLimit + 1<<30,
 		NoSigs:            true,
+		SyncInterval:      syncEvery,
 		// Every device that comes or goes would otherwise make the server search
 		// its cache of subjects for what the device's wildcard changes.
 		NoSublistCache: true,

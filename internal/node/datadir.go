@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/durable"
 )
 
 // Files of the data directory. run.json and admin-token belong to apiclient,
@@ -34,7 +35,7 @@ type dataDir struct {
 
 // openDataDir makes the directory if need be and locks it.
 func openDataDir(path string) (*dataDir, error) {
-	if err := os.MkdirAll(path, 0o700); err != nil {
+	if err := durable.MkdirAll(path); err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
 	lock, err := os.OpenFile(filepath.Join(path, fileLock), os.O_CREATE|os.O_RDWR, 0o600)
@@ -53,18 +54,11 @@ func (d *dataDir) close() { _ = d.lock.Close() }
 // file names a file of the directory.
 func (d *dataDir) file(name string) string { return filepath.Join(d.path, name) }
 
-// write replaces a file in one step, readable by its owner only.
+// write replaces a file in one step, readable by its owner only; it survives a
+// power cut.
 func (d *dataDir) write(name string, content []byte) error {
-	temp, err := os.CreateTemp(d.path, name+".*") // mode 0600
-	if err != nil {
+	if err := durable.WriteFile(d.file(name), content); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
-	}
-	_, err = temp.Write(content)
-	if err = errors.Join(err, temp.Close()); err == nil {
-		err = os.Rename(temp.Name(), d.file(name))
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, errors.Join(err, os.Remove(temp.Name())))
 	}
 	return nil
 }

@@ -228,12 +228,9 @@ func (n *node) openStore(ctx context.Context) error {
 
 // listen opens the ports, so that the addresses told to devices are known.
 func (n *node) listen(ctx context.Context) error {
-	notes, err := newNotes(n.dir)
-	if err != nil {
-		return err
-	}
-	n.notes = notes
-	fresh := len(notes.last.Devices) == 0
+	var err error
+	n.notes = newNotes(n.dir, n.log)
+	fresh := len(n.notes.last.Devices) == 0
 	if fresh && n.store.Ready() == nil {
 		rows, err := n.store.List(ctx, devices.Query{Limit: 1})
 		fresh = err == nil && len(rows) == 0

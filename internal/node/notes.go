@@ -14,9 +14,15 @@ type notes struct {
 	last known // as read at the start
 }
 
-func newNotes(dir *dataDir) (*notes, error) {
+// newNotes reads the record. One that is damaged is as good as none: it is worth
+// something only while there is no database.
+func newNotes(dir *dataDir, log *slog.Logger) *notes {
 	n := &notes{dir: dir}
-	return n, dir.readJSON(fileKnown, &n.last)
+	if err := dir.readJSON(fileKnown, &n.last); err != nil {
+		n.last = known{} // what was read before the damage is not all there was
+		log.Error("this node's notes of its members cannot be used; it goes by the database alone", "error", err)
+	}
+	return n
 }
 
 // write notes the members, keys and rules. A node that never learnt its members

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/durable"
 	"fleetd/internal/store"
 )
 
@@ -53,10 +54,10 @@ func Restore(archive, dir string, force bool) (report RestoreReport, err error) 
 	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
 	if _, err := readArchive(archive, func(f archivedFile, mode fs.FileMode, content io.Reader) error {
 		name := filepath.Join(temp, filepath.FromSlash(f.Name))
-		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		if err := durable.MkdirAll(filepath.Dir(name)); err != nil {
 			return err
 		}
-		return writeSynced(name, mode&0o700, content) // archives of before had the database readable for all
+		return durable.Create(name, mode&0o700, content) // archives of before had the database readable for all
 	}); err != nil {
 		return report, err
 	}
@@ -107,9 +108,9 @@ func moveIn(temp, dir string) error {
 				return err
 			}
 		}
-		if err := os.Rename(filepath.Join(temp, e.Name()), name); err != nil {
+		if err := durable.Rename(filepath.Join(temp, e.Name()), name); err != nil {
 			return err
 		}
 	}
-	return syncDir(dir)
+	return nil
 }

@@ -79,7 +79,7 @@ func openSQLite(path string) (*backend, error) {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	name := "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(5000)"
-	const journal = "&_txlock=immediate&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_pragma=journal_size_limit(67108864)"
+	const journal = "&_txlock=immediate&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=journal_size_limit(67108864)"
 	b := &backend{where: "the SQLite file " + path, dialect: goose.DialectSQLite3, maxRows: 8}
 	for _, pool := range []struct {
 		db   **sql.DB
