@@ -30,7 +30,8 @@ const (
 	// its bytes are not counted: the dispatcher moves them to its backlog before
 	// it looks at the next.
 	inboxLimit = 8_192
-	MaxServing = 4_096           // requests being served; more are refused as unavailable
+	MaxServing = 4_096           // requests being served, half of them of one caller; more are refused
+	maxOpening = 64              // requests being authenticated; more wait
 	maxBody    = 64 << 10        // of a service's request
 	maxHop     = maxBody + 8<<10 // of another node's, which wraps what REST allows
 	queueGroup = "owner"
@@ -72,6 +73,8 @@ type Link struct {
 	opt     Options
 	inbox   chan *nats.Msg
 	serving chan struct{}
+	shares  shares        // of callers, in serving
+	opening chan struct{} // requests of which it is not known yet who asks
 	service atomic.Pointer[devices.Service]
 	door    access.Door // from Attach on
 	callers access.Reader
@@ -102,6 +105,9 @@ type Link struct {
 	ClaimsLost atomic.Uint64
 	// HopsLost counts requests to other nodes that were not even accepted.
 	HopsLost atomic.Uint64
+	// OverShare counts requests that were refused because their caller had as many
+	// in progress as were left for others.
+	OverShare atomic.Uint64
 	// Naps counts how often this process did not run for longer than napLimit.
 	Naps atomic.Uint64
 	// Waiting is the bytes of requests that wait for the dispatcher.
@@ -115,7 +121,7 @@ type hold struct {
 
 // New returns a Link; Serve makes it answer.
 func New(opt Options) *Link {
-	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), serving: make(chan struct{}, MaxServing), holds: map[devices.ID]*hold{},
+	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), serving: make(chan struct{}, MaxServing), opening: make(chan struct{}, maxOpening), holds: map[devices.ID]*hold{},
 		answers: newAnswers(), nonce: rand.Text(), naps: newNaps(napLimit)}
 	l.ownClaims = l.claims(opt.Node)
 	if l.opt.Up == nil && opt.Conn != nil {

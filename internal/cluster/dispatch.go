@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/nats-io/nats.go"
 
@@ -107,20 +108,24 @@ func (l *Link) collect(queue *backlog, msg *nats.Msg) {
 	}
 }
 
-// start serves one request in a task of its own.
+// start serves one request in a task of its own. Until it is known who asks,
+// which takes microseconds, the task has one of a few places for which requests
+// wait here, so that a caller's flood fills only the caller's share of those
+// being served.
 func (l *Link) start(msg *nats.Msg) {
 	select {
-	case l.serving <- struct{}{}:
-		l.tasks.Go(func() {
-			defer func() { <-l.serving }()
-			defer devices.Contain(l.opt.Log, func() {
-				l.refuse(msg, &devices.Error{Code: devices.CodeInternal, Detail: "a fault of the node; its log says more"})
-			})
-			l.serve(msg)
-		})
-	default:
-		l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "too many requests are being served"})
+	case l.opening <- struct{}{}:
+	case <-l.ctx.Done():
+		return
 	}
+	l.tasks.Go(func() {
+		opened := sync.OnceFunc(func() { <-l.opening })
+		defer opened()
+		defer devices.Contain(l.opt.Log, func() {
+			l.refuse(msg, &devices.Error{Code: devices.CodeInternal, Detail: "a fault of the node; its log says more"})
+		})
+		l.serve(msg, opened)
+	})
 }
 
 func tooLarge(msg *nats.Msg) *devices.Error {

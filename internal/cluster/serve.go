@@ -115,11 +115,19 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 
 var sent = []byte(`{"ok":true}`)
 
-func (l *Link) serve(msg *nats.Msg) {
+// serve answers one request; opened is called once it is known who asks.
+func (l *Link) serve(msg *nats.Msg, opened func()) {
 	r, ok := l.open(msg)
 	if !ok {
 		return
 	}
+	leave, refusal := l.enter(r.by.Who)
+	opened()
+	if refusal != nil {
+		l.refuse(msg, refusal)
+		return
+	}
+	defer leave()
 	id, verb, node := r.device, r.verb, r.node
 	defer l.accept(msg, node)()
 	var answer []byte

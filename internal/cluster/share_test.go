@@ -1,0 +1,106 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// One key's calls to silent devices, more than a node serves at once, leave
+// places for every other caller, service or another node's, and the key itself
+// is refused what is over its share, over a hop as over NATS.
+func TestOneKeyLeavesPlaces(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, devicetest.NewScript())
+	silent := devicetest.NewScript()
+	silent.Tools = `[{"name":"silent"}]`
+	silent.Call = func(string, json.RawMessage) string { return "" }
+	const fleet, each = 250, 17
+	ids := make([]devices.ID, fleet)
+	for n := range ids {
+		ids[n] = devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", n))
+		c := &script{Script: silent}
+		session, err := f.holding.Accept(devices.Identity{Device: ids[n], ClientID: "c", Transport: devices.TransportWebSocket}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.session = session
+		session.StartMCP(devices.FeaturesMCP)
+	}
+	devicetest.Eventually(t, "all tools are ready", func() bool {
+		for _, id := range ids {
+			if v, err := f.holding.Get(t.Context(), id); err != nil || v.CatalogState != devices.CatalogReady {
+				return false
+			}
+		}
+		return true
+	})
+	if err := f.holder.opt.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	scopes, err := access.ParseScopes([]string{"tools:call"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	flooder, token, err := f.holding.CreateKey(t.Context(), devicetest.Admin, devices.KeyWish{Name: "flooder", Scopes: scopes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, other, err := f.holding.CreateKey(t.Context(), devicetest.Admin, devices.KeyWish{Name: "other", Scopes: scopes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	replies := nats.NewInbox()
+	answers := make(chan *nats.Msg, fleet*each)
+	sub, err := f.client.ChanSubscribe(replies, answers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	for n := range fleet * each {
+		if err := f.client.PublishMsg(&nats.Msg{Subject: f.holder.subject(ids[n%fleet], "call"), Reply: replies,
+			Data: []byte(`{"tool":"silent","timeout":"120s"}`), Header: nats.Header{HeaderToken: []string{token}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	devicetest.Eventually(t, "each is being served or was refused", func() bool {
+		return len(f.holder.serving)+len(answers) == fleet*each && f.holder.Waiting.Load() == 0
+	})
+	if taken := len(f.holder.serving); taken > MaxServing/2 || taken < MaxServing/2-1 {
+		t.Errorf("one key has %d of %d places", taken, MaxServing)
+	}
+	if n := f.holder.OverShare.Load(); n != uint64(len(answers)) || n == 0 {
+		t.Errorf("%d refusals counted, %d answered", n, len(answers))
+	}
+	if refusal := <-answers; !strings.Contains(string(refusal.Data), `"device_busy"`) {
+		t.Errorf("refused with %s", refusal.Data)
+	}
+
+	answer, err := f.client.RequestMsg(&nats.Msg{Subject: f.holder.subject(id, "call"),
+		Data: []byte(`{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5}}`), Header: nats.Header{HeaderToken: []string{other}}}, 5*time.Second)
+	if err != nil || !strings.Contains(string(answer.Data), `"content"`) {
+		t.Errorf("another key over NATS: %v, %v", answer, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	call := volumeCall
+	call.By = devicetest.Admin
+	if _, err := f.fwd.CallTool(ctx, call); err != nil {
+		t.Errorf("another caller's hop: %v", err)
+	}
+	call.By = access.By{Who: access.NewCaller(flooder.ID, flooder.Name, flooder.Scopes, nil, nil), Via: access.ViaREST}
+	if _, err := f.fwd.CallTool(ctx, call); code(err) != devices.CodeDeviceBusy {
+		t.Errorf("the same key's hop: %v", err)
+	}
+	f.holding.Sessions(func(x *devices.Session) { x.Close(devices.CloseGone) }) // ends all calls
+	devicetest.Eventually(t, "all places are free", func() bool { return len(f.holder.serving) == 0 })
+}
