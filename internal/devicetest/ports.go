@@ -52,8 +52,10 @@ type Ports struct {
 	Keys       map[string]access.Key
 	Policy     access.Policy
 	Audited    []audit.Entry
-	Away       bool // reads fail as if the database were down
-	Full       bool // tool lists find no room in the queue
+	Away       bool          // reads fail as if the database were down
+	Full       bool          // tool lists find no room in the queue
+	Asked      int           // questions to other nodes
+	AskTime    time.Duration // how long each takes
 	Expires    time.Duration
 }
 
@@ -296,9 +298,29 @@ func (p *Ports) ForwardRPC(context.Context, devices.RPCCall) (devices.RPCResult,
 // ForwardMessage implements devices.Router.
 func (p *Ports) ForwardMessage(context.Context, devices.Message) error { return devices.ErrNoHolder }
 
-// Ask fails like any Router without other nodes.
-func (p *Ports) Ask(context.Context, devices.ID, devices.Question) ([]byte, error) {
+// Ask fails like any Router without other nodes, after AskTime.
+func (p *Ports) Ask(ctx context.Context, _ devices.ID, _ devices.Question) ([]byte, error) {
+	p.mu.Lock()
+	p.Asked++
+	takes := p.AskTime
+	p.mu.Unlock()
+	select {
+	case <-time.After(takes):
+	case <-ctx.Done():
+	}
 	return nil, devices.ErrNoHolder
+}
+
+// SlowNodes sets AskTime, and returns how many questions there were.
+func (p *Ports) SlowNodes(each time.Duration) (asked func() int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Asked, p.AskTime = 0, each
+	return func() int {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.Asked
+	}
 }
 
 // Topic implements devices.AudioBus.

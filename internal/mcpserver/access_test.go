@@ -9,6 +9,8 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/lobby"
 )
@@ -216,6 +218,38 @@ func keyEnds(t *testing.T, era string, revoke bool) {
 	// security: H4
 	if _, err := f.tryHost(t, path, version, token, nil); err == nil {
 		t.Error("the key opens another session")
+	}
+}
+
+// A key ends within a second also while a change of the rules has the tools of
+// many sessions looked up on other nodes that are slow.
+func TestKeysEndWhileListsAreLookedUp(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	if _, err := f.service.CheckIn(devices.CheckIn{Device: robot, ClientID: "c"}); err != nil {
+		t.Fatal(err)
+	}
+	const open = 50
+	for range open {
+		session := f.open(t, PathDevices+string(robot), admin)
+		if a := f.send(t, http.MethodPost, PathDevices+string(robot), admin, `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`,
+			"Mcp-Session-Id", session, "Mcp-Protocol-Version", "2025-06-18"); a.status != http.StatusOK {
+			t.Fatalf("tools/list: %d %s", a.status, a.body)
+		}
+	}
+	key, token := f.key(t, "devices:read", "", time.Hour)
+	f.open(t, PathMCP, token)
+	asked := f.ports.SlowNodes(100 * time.Millisecond)
+	devicetest.SetPolicy(t, f.service, access.Policy{Rules: []access.Rule{{Name: "dark", Tools: []string{"self.lamp.on"}, Action: access.Deny}}})
+	devicetest.Eventually(t, "the lists are being looked up", func() bool { return asked() > 0 })
+	key.Revoked = time.Now()
+	if _, err := f.service.Registry().Put(key, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	devicetest.Eventually(t, "its session is gone", func() bool { return f.mcp.Stats().Sessions.Load() == open })
+	if took := time.Since(begun); took > time.Second || asked() == open {
+		t.Errorf("it went on for %v, with %d of %d lists looked up", took, asked(), open)
 	}
 }
 

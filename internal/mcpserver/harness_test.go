@@ -47,7 +47,7 @@ type fleet struct {
 func newFleet(t testing.TB, change ...func(*Options)) *fleet {
 	t.Helper()
 	f := &fleet{ports: devicetest.New(), events: &fakeEvents{}, photos: &fakePhotos{}}
-	f.service = f.ports.Service(t, devices.Config{Node: "n-test", CallsPerDevice: 2, Handshakes: 4})
+	f.service = f.ports.Service(t, devices.Config{Node: "n-test", CallsPerDevice: 2, Handshakes: 4, Alive: func(string) bool { return true }})
 	opt := Options{Service: f.service, Events: f.events, Photos: f.photos, Node: "n-test", Version: "1.2.3", Draining: f.draining.Load,
 		Door: &access.Door{Keys: f.service.Registry(), IsAdmin: func(token string) bool { return token == admin }},
 		Log:  slog.New(slog.DiscardHandler)}

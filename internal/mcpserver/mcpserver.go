@@ -102,6 +102,7 @@ type Server struct {
 	follows  *follows
 	lists    *lists
 	post     *post
+	rules    chan struct{} // capacity 1: the rules have changed
 	old      oldStreams
 	stats    Stats
 
@@ -119,7 +120,7 @@ type endpoint struct {
 
 // New returns a running server; Close ends it.
 func New(opt Options) *Server {
-	s := &Server{opt: opt, log: opt.Log, index: newIndexCache(), follows: newFollows(), old: oldStreams{byID: map[string]*oldStream{}}}
+	s := &Server{opt: opt, log: opt.Log, index: newIndexCache(), follows: newFollows(), old: oldStreams{byID: map[string]*oldStream{}}, rules: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.post = newPost(s.ctx)
 	s.sessions = newSessions(&s.stats, s.forget)
@@ -129,6 +130,7 @@ func New(opt Options) *Server {
 	s.tasks.Go(func() { s.watch.follow(s.ctx) })
 	s.tasks.Go(func() { s.watch.tell(s.ctx) })
 	s.tasks.Go(s.sweep)
+	s.tasks.Go(s.relist)
 	return s
 }
 

@@ -295,7 +295,8 @@ func (s *sessions) endAll() {
 
 // sweep ends the sessions and streams of keys that were revoked or have
 // expired, all of them when the node stops, and looks whether the rules have
-// changed.
+// changed. It never waits: what a session sees now is looked up elsewhere, on
+// other nodes for the most part, and by as many questions as there are sessions.
 func (s *Server) sweep() {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
@@ -312,12 +313,27 @@ func (s *Server) sweep() {
 			s.sessions.judge(func(who *access.Caller) bool { return registry.Valid(who, now) == nil })
 			if g := s.opt.Service.Guard(); g != guard {
 				guard = g
-				s.lists.changed("")
+				select {
+				case s.rules <- struct{}{}:
+				default: // the lookup that is due sees this change, too
+				}
 			}
 			if !drained && s.opt.Draining() {
 				drained = true
 				s.sessions.drain()
 			}
+		}
+	}
+}
+
+// relist tells sessions what a change of the rules did to their tools.
+func (s *Server) relist() {
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-s.rules:
+			s.lists.changed("")
 		}
 	}
 }
