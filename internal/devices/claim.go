@@ -46,7 +46,8 @@ func (x *Session) claim(kind ClaimKind) {
 	x.svc.ports.Directory.Claim(c)
 }
 
-// Claimed takes a claim of another node.
+// Claimed takes a claim of another node. It does not wait for the device: claims
+// come one after the other, and a connection may be stuck for seconds.
 func (s *Service) Claimed(c Claim) {
 	e := s.hub.get(c.Device)
 	if e == nil {
@@ -67,12 +68,12 @@ func (s *Service) Claimed(c Claim) {
 			x.claim(ClaimConnect) // they hear it, and give way
 			return
 		}
-		x.yield(c, true)
+		s.run(func() { x.yield(c, true) }) // not while the node stops, which ends the session as well
 	case ClaimReassert:
 		if x.outranks(mine, c) {
 			x.claim(ClaimReassert)
 		} else {
-			x.yield(c, false)
+			s.run(func() { x.yield(c, false) })
 		}
 	case ClaimAnswer:
 		x.rise(c)
@@ -110,10 +111,10 @@ func (x *Session) yield(c Claim, answer bool) {
 // would otherwise stand in front of ours, and ends what the device still has
 // open with the other node.
 func (x *Session) rise(c Claim) {
-	if c.Conversation != "" && x.who.Transport == TransportMQTT {
-		x.sayGoodbye(c.Conversation)
-	}
 	x.riseAbove(c.Epoch)
+	if c.Conversation != "" && x.who.Transport == TransportMQTT {
+		x.svc.run(func() { x.sayGoodbye(c.Conversation) })
+	}
 }
 
 // Reassert claims everything that this node holds: after a partition, and every

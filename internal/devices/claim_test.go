@@ -2,6 +2,8 @@ package devices_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -52,11 +54,13 @@ func TestClaims(t *testing.T) {
 		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: mine - 1})
 		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: mine})
 		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "a", Epoch: mine - 1})
+		synctest.Wait()
 		if p.reason() != "" || len(claims()) != 4 {
 			t.Fatalf("closed as %q after %+v", p.reason(), claims())
 		}
 		time.Sleep(time.Minute)
 		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: mine - devices.Epoch(time.Hour/time.Microsecond)})
+		synctest.Wait()
 		if p.reason() != devices.CloseSuperseded {
 			t.Fatal("a connection elsewhere did not end this one: the other clock is behind")
 		}
@@ -68,6 +72,7 @@ func TestClaims(t *testing.T) {
 			t.Error("the next session is below the one before")
 		}
 		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "a", Epoch: again.session.Epoch() + 1})
+		synctest.Wait()
 		if again.reason() != devices.CloseSuperseded {
 			t.Error("a higher epoch did not end this session")
 		}
@@ -132,5 +137,60 @@ func TestReappear(t *testing.T) {
 	}
 	if n := len(ports.Seen(devices.EventOnline)); n != 2 {
 		t.Errorf("%d online events", n)
+	}
+}
+
+// stuck is a connection whose peer takes nothing: whatever is written, and the
+// alert with which TLS closes, waits until the test lets go.
+type stuck struct{ free chan struct{} }
+
+func (c stuck) SendControl([]byte) error {
+	<-c.free
+	return errors.New("closed")
+}
+
+func (c stuck) Close(devices.CloseReason) { <-c.free }
+
+// Claims and news come one after the other, and those of other devices do not
+// wait for a connection that is stuck.
+func TestStuckConnectionsHoldNobodyUp(t *testing.T) {
+	for name, end := range map[string]func(s *devices.Service, id devices.ID){
+		"superseded": func(s *devices.Service, id devices.ID) {
+			s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "other", Epoch: 1 << 60})
+		},
+		"revoked": func(s *devices.Service, id devices.ID) {
+			s.Learn(devices.News{Exception: &devices.Exception{Device: id, Generation: 9, Revoked: true, ChangedAt: time.Now()}})
+		},
+		"forgotten": func(s *devices.Service, id devices.ID) {
+			s.Learn(devices.News{Exception: &devices.Exception{Device: id, Generation: 9, ChangedAt: time.Now()}, Forgotten: true})
+		},
+		"answered": func(s *devices.Service, id devices.ID) {
+			s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimAnswer, Node: "other", Epoch: 1 << 60, Conversation: "its conversation"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := devicetest.New().Service(t, devices.Config{Node: "b"})
+			free := make(chan struct{})
+			t.Cleanup(func() { close(free) }) // before the service ends
+			const fleet = 10
+			of := func(n int) devices.ID { return devices.ID(fmt.Sprintf("02:00:00:00:00:%02x", n)) }
+			for n := range fleet {
+				if _, err := s.Accept(devices.Identity{Device: of(n), Transport: devices.TransportMQTT, Verified: true}, stuck{free}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			taken := make(chan struct{})
+			go func() {
+				defer close(taken)
+				for n := range fleet {
+					end(s, of(n))
+				}
+			}()
+			select {
+			case <-taken:
+			case <-time.After(5 * time.Second):
+				t.Error("they wait for the first connection")
+			}
+		})
 	}
 }

@@ -327,7 +327,7 @@ func (s *Service) sweep() {
 			}
 			s.Sessions(func(x *Session) {
 				if x.entry.holdsOutdated() { // the grace of its credentials is over
-					x.entry.evict()
+					s.run(x.entry.evict) // the next device does not wait for a stuck connection
 					return
 				}
 				x.claim(ClaimReassert)

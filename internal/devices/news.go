@@ -33,7 +33,9 @@ type Spoken struct {
 	Renewal int `json:"renewal,omitempty"`
 }
 
-// Learn takes another node's news. Nothing is written: who decides writes.
+// Learn takes another node's news. Nothing is written: who decides writes. Nor
+// does it wait for a device whose session ends: news comes one after the other,
+// and a connection may be stuck for seconds.
 func (s *Service) Learn(n News) {
 	if n.Device != nil {
 		s.learnDevice(*n.Device)
@@ -71,9 +73,9 @@ func (s *Service) Learn(n News) {
 		s.hub.orphans.Store(e.id, *n.Exception)
 		s.hub.remove(e.id)
 		s.pending.drop(e.id)
-		e.evict()
+		s.run(e.evict) // not while the node stops, which ends the session as well
 	} else if e.holdsOutdated() {
-		e.evict()
+		s.run(e.evict)
 	}
 	s.noted()
 }
