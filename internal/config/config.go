@@ -106,6 +106,8 @@ type Config struct {
 	OTARate int
 	// OTABurst is how many of them may come at once.
 	OTABurst int
+	// NewMembersPerAddress is how many unknown devices may come from one client address in a minute; 0 is no limit.
+	NewMembersPerAddress int
 
 	// VoiceUpstream is the ws:// or wss:// URL of a chat server, or empty.
 	VoiceUpstream string

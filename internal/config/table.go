@@ -142,6 +142,10 @@ var settings = append([]setting{
 	{name: "ota-burst", group: groupDevices, def: "5000",
 		help: "OTA and activation requests that one client address may make at once.",
 		set:  integer(func(c *Config) *int { return &c.OTABurst }, 1, 10_000_000)},
+	// A refused device asks again after 10, 20, 40 ... s: 600 new ones are in at once, 2,000 within half an hour.
+	{name: "new-members-per-address", group: groupDevices, def: "60",
+		help: "Unknown devices per minute that one client address (IPv6: one /64) may bring, ten times as many at once; 0: no limit.",
+		set:  integer(func(c *Config) *int { return &c.NewMembersPerAddress }, 0, 1_000_000)},
 
 	{name: "device-auth", group: groupAccess, def: "token",
 		help: "token: devices must present what the OTA reply gave them; none: any device may connect (loopback and lab use).",

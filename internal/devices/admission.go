@@ -308,6 +308,21 @@ func (s *Service) Revoke(id ID) error {
 // behind.
 const reasonForgotten = "forgotten"
 
+// forgotAs raises the generation of a device that is being forgotten, and returns
+// the exception to be made of it; false if the device was never given any
+// credentials, so that none can come back.
+func (e *entry) forgotAs(r Rotation) (x Exception, excepted bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	d := e.device.Load()
+	if excepted = d.Admission != AdmissionPending || d.ClientID != "" || e.secrets != (secrets{}) || e.lastEpoch != 0; excepted {
+		e.raise(r)
+	}
+	x = e.exception(e.id, reasonForgotten)
+	x.Revoked = false // whoever comes under the id is a stranger
+	return x, excepted
+}
+
 // Forget removes a device and its history. Its generation goes up, so that
 // credentials it still holds stay dead.
 func (s *Service) Forget(ctx context.Context, id ID) error {
@@ -315,12 +330,10 @@ func (s *Service) Forget(ctx context.Context, id ID) error {
 	if err != nil {
 		return err
 	}
-	e.mu.Lock()
-	e.raise(s.fleetRotation())
-	x := e.exception(id, reasonForgotten)
-	x.Revoked = false // whoever comes under the id is a stranger
-	e.mu.Unlock()
-	s.excepted(x)
+	x, excepted := e.forgotAs(s.fleetRotation())
+	if excepted {
+		s.excepted(x)
+	}
 	e.evict()
 	s.pending.drop(id)
 	if err := s.ports.Keeper.Forget(ctx, id); err != nil {
@@ -329,7 +342,12 @@ func (s *Service) Forget(ctx context.Context, id ID) error {
 	e.mu.Lock()
 	e.forgotten = true
 	e.mu.Unlock()
-	s.hub.orphans.Store(id, x)
+	if !excepted { // it may have been admitted while the records were removed
+		if x, excepted = e.forgotAs(s.fleetRotation()); excepted {
+			s.excepted(x)
+		}
+	}
+	s.hub.leave(x)
 	s.hub.remove(id)
 	s.ports.Directory.Tell(News{Exception: &x, Forgotten: true})
 	e.evict() // it may have come while the records were removed
@@ -342,7 +360,7 @@ func (s *Service) Forget(ctx context.Context, id ID) error {
 func (s *Service) applyException(x Exception) {
 	e := s.hub.get(x.Device)
 	if e == nil {
-		s.hub.orphans.Store(x.Device, x)
+		s.hub.leave(x)
 		return
 	}
 	e.mu.Lock()
@@ -367,6 +385,10 @@ func (s *Service) Welcome(id ID) Welcome {
 	d := e.device.Load()
 	return Welcome{Admitted: d.Admission == AdmissionMember && !e.revoked, Generation: e.current(s.fleetRotation()), Prefer: d.Prefer}
 }
+
+// Knows tells whether the device is known, admitted or not, or may be: before the
+// members are read nobody can tell.
+func (s *Service) Knows(id ID) bool { return s.hub.get(id) != nil || !s.loaded.Load() }
 
 // IsMember tells whether the device is known and admitted.
 func (s *Service) IsMember(id ID) bool {

@@ -1,7 +1,10 @@
 package devices_test
 
 import (
+	"errors"
+	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"fleetd/internal/devices"
@@ -150,6 +153,50 @@ func TestRevokeAndForgetKillCredentials(t *testing.T) {
 		defer again.Close()
 		if generation, ok := again.Generation(id); generation != 2 || !ok {
 			t.Errorf("after a restart: generation %d, %v", generation, ok)
+		}
+	})
+}
+
+// A device that was never admitted has no credentials that could come back: it
+// leaves nothing behind, neither when an operator forgets it nor when its code
+// was not used for a day. One that was admitted leaves its exception.
+func TestStrangersLeaveNoException(t *testing.T) {
+	bubble(t, devices.Config{Approve: true}, func(t *testing.T, p *devicetest.Ports, s *devices.Service) {
+		come := func(n int) devices.ID {
+			id := devices.ID(fmt.Sprintf("02:00:00:00:02:%02x", n))
+			if _, err := s.CheckIn(devices.CheckIn{Device: id, ClientID: "c"}); err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}
+		if err := s.Forget(t.Context(), come(1)); err != nil {
+			t.Fatal(err)
+		}
+		come(2)
+		time.Sleep(25 * time.Hour)
+		synctest.Wait()
+		if len(p.Devices) != 0 || len(p.Exceptions) != 0 {
+			t.Errorf("%d devices and exceptions %+v are left of strangers", len(p.Devices), p.Exceptions)
+		}
+		admitted := come(3)
+		if _, err := s.Approve(string(admitted)); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Forget(t.Context(), admitted); err != nil {
+			t.Fatal(err)
+		}
+		if s.Accepts(admitted, 0) || len(p.Exceptions) != 1 {
+			t.Errorf("the credentials of a forgotten member are good: %+v", p.Exceptions)
+		}
+		revoked := come(4)
+		if _, err := s.Approve(string(revoked)); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(s.Revoke(revoked), s.Forget(t.Context(), revoked)); err != nil {
+			t.Fatal(err)
+		}
+		if s.Accepts(revoked, 0) || s.Accepts(revoked, 1) {
+			t.Error("the credentials of a device that was revoked and forgotten are good")
 		}
 	})
 }

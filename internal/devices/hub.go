@@ -140,6 +140,13 @@ func (e *entry) updateLocked(change func(*Device)) *Device {
 	return &d
 }
 
+// leave keeps what is left of a device that is forgotten, if that is anything.
+func (h *hub) leave(x Exception) {
+	if x.Generation > 0 || x.Revoked {
+		h.orphans.Store(x.Device, x)
+	}
+}
+
 // evict ends what the device has on this node: its session, and a conversation
 // that waits for its connection to come back.
 func (e *entry) evict() {

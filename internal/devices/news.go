@@ -70,7 +70,7 @@ func (s *Service) Learn(n News) {
 		e.mu.Lock()
 		e.forgotten = true
 		e.mu.Unlock()
-		s.hub.orphans.Store(e.id, *n.Exception)
+		s.hub.leave(*n.Exception)
 		s.hub.remove(e.id)
 		s.pending.drop(e.id)
 		s.run(e.evict) // not while the node stops, which ends the session as well

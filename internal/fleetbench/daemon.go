@@ -46,7 +46,7 @@ func startDaemon(ctx context.Context, program string, settings ...string) (*daem
 	}
 	d := &daemon{dir: dir, exited: make(chan error, 1)}
 	arguments := append([]string{"serve", "--data-dir", dir, "--device-listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0",
-		"--mqtt-listen", "127.0.0.1:0", "--udp-listen", "127.0.0.1:0", "--public-host", "127.0.0.1", "--ota-rate", "0", "--connections-per-address", "0", "--log-level", "warn"}, settings...)
+		"--mqtt-listen", "127.0.0.1:0", "--udp-listen", "127.0.0.1:0", "--public-host", "127.0.0.1", "--ota-rate", "0", "--new-members-per-address", "0", "--connections-per-address", "0", "--log-level", "warn"}, settings...)
 	d.cmd = exec.Command(program, arguments...)
 	// Freed memory must leave the resident set at once.
 	d.cmd.Env = append(withoutFleetd(os.Environ()), "GODEBUG=madvdontneed=1")

@@ -58,7 +58,7 @@ func (f *Failures) Failed(ctx context.Context, addr netip.Addr) (tooMany bool) {
 	if f == nil || !addr.IsValid() || within(addr, f.trusted) {
 		return false
 	}
-	host := hostOf(addr)
+	host := HostOf(addr)
 	switch f.spend(host, time.Now()) {
 	case spentNothing:
 		f.Answered.Add(1)

@@ -25,7 +25,7 @@ func (s *Shares) Enter(addr netip.Addr) bool {
 	if s.limit == 0 {
 		return true
 	}
-	host := hostOf(addr)
+	host := HostOf(addr)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.held[host] >= s.limit {
@@ -40,7 +40,7 @@ func (s *Shares) Leave(addr netip.Addr) {
 	if s.limit == 0 {
 		return
 	}
-	host := hostOf(addr)
+	host := HostOf(addr)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.held[host]--; s.held[host] <= 0 {
@@ -48,7 +48,8 @@ func (s *Shares) Leave(addr netip.Addr) {
 	}
 }
 
-func hostOf(addr netip.Addr) netip.Addr {
+// HostOf is what limits per address count by: an IPv6 host has a whole /64.
+func HostOf(addr netip.Addr) netip.Addr {
 	if addr = addr.Unmap(); addr.Is6() {
 		if network, err := addr.WithZone("").Prefix(64); err == nil {
 			return network.Addr()

@@ -52,6 +52,9 @@ type Options struct {
 	// RatePerMinute and Burst bound the checks from one address; 0 is no limit.
 	RatePerMinute int
 	Burst         int
+	// NewPerMinute bounds the unknown devices that come from one address, newBurst
+	// times as many at once; 0 is no limit.
+	NewPerMinute int
 	// TrustedProxies are believed about the address behind them.
 	TrustedProxies []netip.Prefix
 	// Failures slows down wrong proofs; nil does not.
@@ -71,17 +74,18 @@ type MQTT struct {
 // Server serves the OTA check and activation. It is safe for concurrent use.
 type Server struct {
 	opt    Options
-	limits limits
+	limits limits // of all requests
+	fresh  limits // of unknown devices
 
 	// Replies counts answers by kind: member, waiting, bad_request,
-	// rate_limited, unavailable, unsafe.
+	// rate_limited, too_many_new, unavailable, unsafe.
 	Replies devices.CounterMap[string]
 }
 
 // New returns a Server.
 func New(opt Options) *Server {
 	s := &Server{opt: opt}
-	s.limits.byAddr = map[netip.Addr]*rate.Limiter{}
+	s.limits.byAddr, s.fresh.byAddr = map[netip.Addr]*rate.Limiter{}, map[netip.Addr]*rate.Limiter{}
 	return s
 }
 
@@ -143,6 +147,10 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request, pinned devices.Tr
 		return
 	}
 	c.From = s.address(r)
+	if !s.opt.Service.Knows(c.Device) && !s.fresh.allow(c.From, s.opt.NewPerMinute, newBurst*s.opt.NewPerMinute) {
+		s.refuse(w, tooManyNew, http.StatusServiceUnavailable, errors.New("too many new devices from this address; try again"))
+		return
+	}
 	welcome, err := s.opt.Service.CheckIn(c)
 	if err != nil {
 		e := devices.AsError(err)
@@ -235,9 +243,17 @@ func (s *Server) activate(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write([]byte("success")) // the device asks again if this fails
 }
 
+// address is whose limit a request counts for: one host has a whole IPv6 /64.
 func (s *Server) address(r *http.Request) netip.Addr {
-	return lobby.ClientAddress(r, s.opt.TrustedProxies)
+	return lobby.HostOf(lobby.ClientAddress(r, s.opt.TrustedProxies))
 }
+
+// tooManyNew is the kind of answer to an unknown device that is one too many.
+const tooManyNew = "too_many_new"
+
+// newBurst is how many minutes' worth of new devices one address may bring at
+// once: a site that is installed.
+const newBurst = 10
 
 // maxAddresses bounds the limiters kept; beyond it the table starts anew.
 const maxAddresses = 20_000
@@ -321,6 +337,9 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 	}
 	if s.opt.Settings.Open {
 		add(devices.SeverityWarning, "--device-auth", "any device may connect without credentials; meant for a lab")
+	}
+	if n := s.Replies.Get(tooManyNew); n > 0 {
+		add(devices.SeverityWarning, "--new-members-per-address", "OTA checks of unknown devices refused since the start because too many came from one address: %d; raise it, or give 0, while a large site is installed", n)
 	}
 	if n := s.opt.Service.Contested(); n > 0 {
 		add(devices.SeverityWarning, "devices", "contested device ids: %d; `fleetd devices --state contested` lists them, docs/devices.md says what that means", n)

@@ -360,6 +360,49 @@ func TestRateLimitPerAddress(t *testing.T) {
 	}
 }
 
+// Whoever invents ids adds so many devices from one address, an IPv6 host
+// counting with its /64, and no more; devices that are known are answered all
+// the same, and so is everybody else.
+func TestNewMembersPerAddress(t *testing.T) {
+	for _, approve := range []bool{false, true} {
+		b := newBench(t, devices.Config{Approve: approve}, func(o *Options) {
+			o.NewPerMinute = 2
+			o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")} // httptest's peer
+		})
+		ask := func(from string, n int) *httptest.ResponseRecorder {
+			return b.do("POST", PathOTA, "{}", map[string]string{"Device-Id": fmt.Sprintf("02:00:00:00:01:%02x", n), "Client-Id": "c", "X-Forwarded-For": from})
+		}
+		burst := 2 * newBurst
+		for n := range burst {
+			if w := ask(fmt.Sprintf("2001:db8::%x", n+1), n); w.Code != http.StatusOK {
+				t.Fatalf("device %d: %d %s", n, w.Code, w.Body)
+			}
+		}
+		if findings := fmt.Sprint(b.server.Diagnose("").Findings); strings.Contains(findings, "--new-members-per-address") {
+			t.Errorf("the diagnosis warns before anything happened: %s", findings)
+		}
+		w := ask("2001:db8::ffff", burst)
+		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
+			t.Errorf("one too many: %d %v", w.Code, w.Header())
+		}
+		if n := b.server.Replies.Get("too_many_new"); n != 1 {
+			t.Errorf("%d refusals counted", n)
+		}
+		if findings := fmt.Sprint(b.server.Diagnose("").Findings); !strings.Contains(findings, "--new-members-per-address") {
+			t.Errorf("the diagnosis does not tell of it: %s", findings)
+		}
+		if len(b.Devices) != burst {
+			t.Errorf("%d devices are stored, want %d", len(b.Devices), burst)
+		}
+		if w := ask("2001:db8::ffff", 3); w.Code != http.StatusOK {
+			t.Errorf("a device that is known: %d", w.Code)
+		}
+		if w := ask("2001:db8:0:1::1", burst); w.Code != http.StatusOK {
+			t.Errorf("another address: %d", w.Code)
+		}
+	}
+}
+
 // HAProxy, among others, adds a second field instead of lengthening the first:
 // what the client wrote must not choose its rate limit.
 func TestForwardedForInTwoFields(t *testing.T) {
