@@ -26,15 +26,17 @@ func (d *Device) decide(before *Device) {
 }
 
 // DecidedAt is Decided with EditedAt in place of what is missing; 1 is a part
-// that nobody ever decided.
+// that was never decided. An EditedAt above all parts is that of a program from
+// before the parts had times: then all of them are from that moment.
 func (d *Device) DecidedAt() Decided {
 	edited := int64(1)
 	if !d.EditedAt.IsZero() {
 		edited = d.EditedAt.UnixMicro()
 	}
 	out := d.Decided
+	older := edited > max(out.Client, out.Name, out.Labels, out.Prefer)
 	for _, at := range []*int64{&out.Client, &out.Name, &out.Labels, &out.Prefer} {
-		if *at == 0 {
+		if older || *at == 0 {
 			*at = edited
 		}
 	}
@@ -42,9 +44,9 @@ func (d *Device) DecidedAt() Decided {
 }
 
 // KeepNewer takes over from another state of the same device what is newer
-// there: what the device said at its last OTA check, and each part of what was
-// decided of it, by a time of its own. It reports whether the labels are among
-// that. FirstSeen stays.
+// there: what the device reported at its last OTA check, and each part of what
+// was decided of it, by a time of its own. It reports whether the labels are
+// among that. FirstSeen stays.
 //
 // Which client waits changes with both, a check and a decision, and belongs to
 // whichever came last. It is not a decision itself: anybody can ask under the
@@ -68,6 +70,9 @@ func (d *Device) KeepNewer(other *Device) (labels bool) {
 	}
 	if newer(&kept.Client, theirs.Client) {
 		d.ClientID, d.Admission = other.ClientID, other.Admission
+		if d.PendingID == d.ClientID { // it waited until this decision, by the clock of another node
+			d.PendingID = ""
+		}
 	}
 	if newer(&kept.Name, theirs.Name) {
 		d.Name = other.Name

@@ -182,3 +182,36 @@ func TestSearchBesideAStart(t *testing.T) {
 	close(stop)
 	beside.Wait()
 }
+
+// A program from before the parts had times raises EditedAt alone: then all
+// parts are from that moment, in its rows and against its notes.
+func TestOlderProgramDecides(t *testing.T) {
+	start := time.Now().Add(-time.Hour).UTC().Truncate(time.Microsecond)
+	at := start.UnixMicro()
+	parts := devices.Decided{Client: at, Name: at, Labels: at, Prefer: at}
+	for name, mine := range map[string]devices.Decided{"notes of that program": {}, "notes of this one": parts} {
+		own, row := decidedRow("old", "c-old", start), decidedRow("new", "c-new", start.Add(time.Minute))
+		own.Decided, row.Decided = mine, parts
+		own.KeepNewer(&row)
+		if own.Name != "new" || own.ClientID != "c-new" || own.Labels["room"] != "new" || own.DecidedAt().Name != row.EditedAt.UnixMicro() {
+			t.Errorf("%s: %+v", name, own)
+		}
+	}
+}
+
+// An approved client does not go on waiting where a clock is ahead.
+func TestApprovalWithSkew(t *testing.T) {
+	waiting := decidedRow("lamp", "c", time.Now().Add(-time.Hour).UTC().Truncate(time.Microsecond))
+	waiting.PendingID, waiting.CheckedAt = "other", time.Now().Add(5*time.Second).UTC().Truncate(time.Microsecond)
+	ports := devicetest.New()
+	ports.SaveDevice(waiting)
+	s := ports.Service(t, devices.Config{})
+	if _, err := s.Approve(string(id)); err != nil {
+		t.Fatal(err)
+	}
+	approved := view(t, s)
+	waiting.KeepNewer(&approved)
+	if waiting.ClientID != "other" || waiting.PendingID != "" {
+		t.Errorf("client %q, %q waits", waiting.ClientID, waiting.PendingID)
+	}
+}

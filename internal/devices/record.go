@@ -59,7 +59,7 @@ type Device struct {
 	FirstSeen time.Time // UTC, microseconds
 	CheckedAt time.Time // last OTA check
 	EditedAt  time.Time // when anything of ClientID to Prefer was last decided; zero if never
-	// Decided says when each part of that was.
+	// Decided contains the time of each part of that.
 	Decided Decided `json:",omitzero"`
 }
 

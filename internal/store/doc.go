@@ -32,7 +32,7 @@
 // client are decisions of a node or its operator. Each of these four has a time
 // of its own (name_at and so on), and an older one never replaces a newer one.
 // Board, firmware, ELF hash, chip, language, serial, activation version and
-// checked_at are what the device said at an OTA check, and an older checked_at
+// checked_at are what the device reported at an OTA check, and an older checked_at
 // never replaces a newer one. Which client waits comes with the later of both.
 // first_seen only ever goes down. The same rules
 // hold between two rows in the queue and between a row and the table.

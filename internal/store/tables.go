@@ -69,8 +69,20 @@ func set(columns ...string) string {
 
 // setNewer is set for columns that a time belongs to: what a device says with
 // its OTA check, what people decide with their last change.
+// For the parts of what is decided see setDecided.
 func setNewer(at string, columns ...string) string {
 	return setIf("excluded."+at+" >= devices."+at, append(columns, at)...)
+}
+
+// setDecided is setNewer for a part of what is decided. A row whose edited_at is
+// above the times of all parts was last written by a program that had none:
+// then all parts are from that moment.
+func setDecided(at string, columns ...string) string {
+	const older = "devices.edited_at > devices.client_at AND devices.edited_at > devices.name_at" +
+		" AND devices.edited_at > devices.labels_at AND devices.edited_at > devices.transport_at"
+	stored := "(CASE WHEN " + older + " THEN devices.edited_at ELSE devices." + at + " END)"
+	newer := "excluded." + at + " >= " + stored
+	return setIf(newer, columns...) + ", " + at + " = CASE WHEN " + newer + " THEN excluded." + at + " ELSE " + stored + " END"
 }
 
 func setIf(condition string, columns ...string) string {
@@ -106,8 +118,8 @@ func newTables(now func() time.Time) *tables {
 				"preferred_transport", "board", "firmware", "elf_sha256", "chip", "language", "serial", "activate_v2",
 				"first_seen", "checked_at", "edited_at", "client_at", "name_at", "labels_at", "transport_at"},
 			conflict: "(device) DO UPDATE SET " +
-				setNewer("client_at", "client_id", "admission") + ", " + setNewer("name_at", "name", "name_folded") + ", " +
-				setNewer("labels_at", "labels") + ", " + setNewer("transport_at", "preferred_transport") + ", " +
+				setDecided("client_at", "client_id", "admission") + ", " + setDecided("name_at", "name", "name_folded") + ", " +
+				setDecided("labels_at", "labels") + ", " + setDecided("transport_at", "preferred_transport") + ", " +
 				setIf(lastTouched("excluded")+" >= "+lastTouched("devices"), "pending_client_id") + ", " + setNewer("edited_at") + ", " +
 				setNewer("checked_at", "board", "firmware", "elf_sha256", "chip", "language", "serial", "activate_v2") +
 				", first_seen = CASE WHEN devices.first_seen = 0 OR (excluded.first_seen > 0 AND excluded.first_seen < devices.first_seen)" +

@@ -277,6 +277,35 @@ func testDecidedParts(t *testing.T, db Database) {
 	}
 }
 
+// What a program decided that knows no times of parts holds against a check at
+// a node that missed it.
+func testOlderProgram(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	d := fullDevice("x")
+	s.SaveDevice(d)
+	settle(t, s)
+	db.Exec(t, "UPDATE devices SET name = 'new', name_folded = 'new', admission = 'revoked', edited_at = $1 WHERE device = 'x'", start.Add(2*time.Hour).UnixMicro())
+	d.CheckedAt = start.Add(3 * time.Hour)
+	s.SaveDevice(d)
+	settle(t, s)
+	if got := find(t, s, "x").Device; got.Name != "new" || got.Admission != devices.AdmissionRevoked || !got.CheckedAt.Equal(d.CheckedAt) {
+		t.Errorf("%+v", got)
+	}
+	d.Name, d.EditedAt = "newer", start.Add(4*time.Hour)
+	d.Decided.Name = d.EditedAt.UnixMicro()
+	s.SaveDevice(d)
+	settle(t, s)
+	if got := find(t, s, "x").Device; got.Name != "newer" || got.Admission != devices.AdmissionRevoked {
+		t.Errorf("after a decision by this program: %+v", got)
+	}
+	d.CheckedAt = start.Add(5 * time.Hour)
+	s.SaveDevice(d)
+	settle(t, s)
+	if got := find(t, s, "x").Device; got.Admission != devices.AdmissionRevoked {
+		t.Errorf("after one more check: %+v", got)
+	}
+}
+
 func testDeviceMerge(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
 	newer := fullDevice("x")

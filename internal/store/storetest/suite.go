@@ -36,6 +36,7 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"an older OTA check replaces nothing it reports", testDeviceMerge},
 		{"the later decision stands", testDecisions},
 		{"decided parts", testDecidedParts},
+		{"decisions of an older program", testOlderProgram},
 		{"rows of a device are coalesced", testCoalescing},
 		{"history is never coalesced", testHistory},
 		{"pages come in byte order", testPaging},
