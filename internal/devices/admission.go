@@ -30,7 +30,7 @@ type CheckIn struct {
 	Language   string
 	Serial     string
 	ActivateV2 bool
-	From       netip.Addr // who asks; zero if that is not known
+	From       netip.Addr // of the device, or of its site; zero if not known
 }
 
 // Welcome is what the OTA reply is made of.

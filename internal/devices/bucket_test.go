@@ -32,7 +32,7 @@ func TestClockSetBack(t *testing.T) {
 	}
 }
 
-// One host that fills the waiting room loses places to others.
+// One host that takes all places loses some to others.
 func TestPendingsAreShared(t *testing.T) {
 	p := newPendings()
 	now := time.Now()

@@ -48,16 +48,12 @@ func (s *Service) get(ctx context.Context, id ID) (View, error) {
 	if heldErr == nil {
 		return v, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout) // a time of its own: that of the holder may be over
 	defer cancel()
 	row, err := s.ports.Records.Find(ctx, id)
 	switch {
 	case err == nil:
-		v := s.view(row)
-		if errors.Is(heldErr, context.DeadlineExceeded) { // nobody would have said so at once
-			v.State, v.Presence.Online = StateOnline, true
-		}
-		return v, nil
+		return s.view(row), nil
 	case errors.Is(heldErr, context.DeadlineExceeded):
 		return View{}, &Error{Code: CodeUnavailable, Part: "node", Detail: "the node that holds the device does not answer, nor does the database; try again"}
 	case s.hub.get(id) != nil: // not written yet, or the database is away

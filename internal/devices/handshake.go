@@ -83,8 +83,8 @@ func (x *Session) StartMCP(f Features) {
 	x.svc.ports.Records.SavePresence(presence)
 }
 
-// relist reads the list again because the device says that it changed, or
-// refused a tool that ours has: at once, or when relistEvery has passed since
+// relist reads the list again because the device reports a change, or refused a
+// tool that is in the list: at once, or when relistEvery has passed since
 // the last time.
 func (x *Session) relist() {
 	x.mu.Lock()
@@ -213,9 +213,16 @@ func (x *Session) initialize(ctx context.Context) error {
 	x.initialized, x.grantExpires = true, expires
 	x.mu.Unlock()
 	// A device that connects without an OTA check (credentials from an earlier
-	// boot, or none asked) tells its board and version only here. That is newer
-	// than what any earlier check told, wherever that is merged with it.
-	if d := x.entry.device.Load(); firmware != "" && (d.Firmware != firmware || d.Board == "") {
+	// boot, or none asked) reports its board and version only here. That is newer
+	// than any earlier check, wherever the two are merged.
+	differs := func() bool {
+		d := x.entry.device.Load()
+		return firmware != "" && (d.Firmware != firmware || d.Board == "")
+	}
+	if differs() {
+		x.readCheck(ctx) // another node may have taken a newer check, with more in it
+	}
+	if differs() {
 		changed := x.entry.update(func(d *Device) {
 			d.CheckedAt = later(d.CheckedAt, time.Now().UTC().Truncate(time.Microsecond))
 			if d.Firmware != firmware {
@@ -229,6 +236,16 @@ func (x *Session) initialize(ctx context.Context) error {
 		s.saveDevice(changed)
 	}
 	return nil
+}
+
+// readCheck takes over from the database what the device reported at another
+// node.
+func (x *Session) readCheck(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	if row, err := x.svc.ports.Records.Find(ctx, x.who.Device); err == nil {
+		x.entry.update(func(d *Device) { d.KeepNewer(&row.Device) })
+	}
 }
 
 // clip bounds what a device may say of itself. What is cut off is let go.

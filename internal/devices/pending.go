@@ -37,7 +37,7 @@ type pending struct {
 	spent     bool // the challenge was answered; the next check brings another
 	renewal   int  // challenges before it
 	expires   time.Time
-	host      netip.Addr // that asked; zero if another node was asked
+	host      netip.Addr // of the request; zero if another node received it
 }
 
 func newPendings() *pendings {
@@ -122,7 +122,7 @@ func (p *pendings) makeRoomLocked(host netip.Addr) bool {
 	return false
 }
 
-// replaceable is the client under an id that gives way to one of this host: the
+// replaceable is the client under an id that is replaced by one of this host: the
 // newest of the host that has the most there, if that has more than this one
 // would have; of this host's own, the oldest. -1: nobody.
 func replaceable(waiting []pending, host netip.Addr) (at int) {

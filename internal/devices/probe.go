@@ -9,9 +9,9 @@ import (
 	"fleetd/internal/mcpclient"
 )
 
-// probing is what a session knows of a device that let a call time out. It may
-// be busy with that call, or not answer anything any more; a probe tells. The
-// fields are guarded by the session's lock.
+// probing is the state of a session whose device let a call time out. The
+// device may be busy with that call, or not answer anything any more; a probe
+// shows which. The session's lock guards the fields.
 type probing struct {
 	doubted bool // a call timed out, and nothing has been answered since
 	running bool // one at a time
@@ -50,7 +50,7 @@ func (x *Session) probe() {
 	p := &x.probing
 	p.running = false
 	switch {
-	case err == nil, x.svc.ctx.Err() != nil, x.closed != "":
+	case err == nil, !p.doubted, x.svc.ctx.Err() != nil, x.closed != "": // or something else was answered meanwhile
 		return
 	case x.inFlight > 0: // a call came meanwhile, which the device may be busy with
 		return

@@ -26,7 +26,7 @@ func shortCall(t *testing.T, s *devices.Service, timeout time.Duration) *devices
 	return devices.AsError(err)
 }
 
-// busy is a device that answers nothing while busy is set.
+// busyScript is a device that answers nothing while busy is set.
 func busyScript(busy *atomic.Bool) *devicetest.Script {
 	script := devicetest.NewScript()
 	script.Call = func(string, json.RawMessage) string {
@@ -53,8 +53,7 @@ func pings(script *devicetest.Script) (n int) {
 	return n
 }
 
-// However many calls time out, one probe at a time asks whether the device is
-// there.
+// However many calls time out, one probe runs at a time.
 func TestOneProbeForManyTimeouts(t *testing.T) {
 	bubble(t, devices.Config{}, func(t *testing.T, _ *devicetest.Ports, s *devices.Service) {
 		var busy atomic.Bool
@@ -191,4 +190,41 @@ func TestListChangedTwice(t *testing.T) {
 			t.Errorf("%d pages were read in all, want %d", n, 3*pages)
 		}
 	})
+}
+
+// An answer while the probe runs holds, though the probe itself is lost.
+func TestAnswerWhileTheProbeRuns(t *testing.T) {
+	for _, answer := range []string{"a late one", "to a call"} {
+		t.Run(answer, func(t *testing.T) {
+			bubble(t, devices.Config{}, func(t *testing.T, _ *devicetest.Ports, s *devices.Service) {
+				var busy atomic.Bool
+				script := busyScript(&busy)
+				p := connect(t, s, "c1", script)
+				ready(t, s)
+				busy.Store(true) // what comes now is lost
+				_ = shortCall(t, s, 2*time.Second)
+				synctest.Wait()
+				var late string
+				for _, r := range script.Received() {
+					if r.Method == "tools/call" {
+						late = fmt.Sprintf(`{"type":"mcp","payload":{"jsonrpc":"2.0","id":%s,"result":{"content":[],"isError":false}}}`, r.ID)
+					}
+				}
+				time.Sleep(5 * time.Second)
+				busy.Store(false)
+				if answer == "a late one" {
+					if err := p.session.HandleControl([]byte(late)); err != nil {
+						t.Fatal(err)
+					}
+				} else if err := shortCall(t, s, time.Second); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if v := state(t, s); v.Presence.MCP != devices.MCPReady || v.CatalogState != devices.CatalogReady {
+					t.Errorf("a minute after its answer: MCP %s, list %s", v.Presence.MCP, v.CatalogState)
+				}
+			})
+		})
+	}
 }

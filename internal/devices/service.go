@@ -419,8 +419,7 @@ func (s *Service) restore(row Row) {
 		// what the fleet decided meanwhile is in the database.
 		e.updateLocked(func(mine *Device) { mine.KeepNewer(&d) })
 	default:
-		// One that started with nothing knows only what the device said of itself
-		// since.
+		// One that started with nothing has only what the device reported since.
 		if heard := e.device.Load(); heard.Firmware != "" {
 			d.Board, d.Firmware, d.ELF = heard.Board, heard.Firmware, heard.ELF
 		}

@@ -269,8 +269,8 @@ func (n *node) alive() func(string) bool {
 // stamped tells whether all nodes stamp what they ask others.
 func (n *node) stamped() bool { return n.members == nil || n.members.stamped.Load() }
 
-// has tells whether a node has a lease. While nobody knows, it has: rather a
-// device too many than one too few.
+// has tells whether a node has a lease. While that cannot be read the answer is
+// yes: a device too many is better than one too few.
 func (m *members) has(name string) bool {
 	m.mu.Lock()
 	leases := m.latest
@@ -284,8 +284,8 @@ func (m *members) has(name string) bool {
 	return slices.ContainsFunc(leases, func(l devices.Lease) bool { return l.Node == name })
 }
 
-// startLook reads the leases before the first beat, once for everybody who asks
-// within a beat: at its start a node asks for each device that others hold.
+// startLook reads the leases before the first beat, once for all questions
+// within a beat: at its start a node has one for each device that others hold.
 type startLook struct {
 	mu    sync.Mutex
 	at    time.Time
