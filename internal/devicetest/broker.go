@@ -1,6 +1,7 @@
 package devicetest
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -25,7 +26,7 @@ func Broker(t testing.TB) (address string) {
 		t.Skipf("NOT RUN: no MQTT broker at %s (FLEETD_TEST_MQTT): %v", address, err)
 	}
 	_ = c.Close()
-	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "fleetd-test-broker-"+strings.ReplaceAll(address, ":", "-")+".lock"), os.O_CREATE|os.O_RDWR, 0o666)
+	lock, err := os.OpenFile(filepath.Join(os.TempDir(), fmt.Sprintf("fleetd-test-broker-%s-%d.lock", strings.ReplaceAll(address, ":", "-"), os.Getuid())), os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {
 		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
 	}

@@ -3,7 +3,7 @@
 // Package timescale shortens the intervals by which the nodes of a fleet watch
 // each other (leases, beats, pings), so that tests of whole programs need not
 // wait for them. All of them shrink by one factor, so that their order stays.
-// Only programs built with the tag timescale can be told one.
+// Only programs built with the tag timescale read a factor.
 package timescale
 
 import "time"
