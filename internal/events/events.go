@@ -25,10 +25,10 @@ import (
 
 const (
 	queueLimit   = 16_384 // events waiting for the publisher
-	maxPending   = 2_048  // unacknowledged in JetStream; it stalls at 4,000
 	dedupeWindow = 10 * time.Minute
-	retryEvery   = 2 * time.Second
-	setupTimeout = 5 * time.Second
+	lookEvery    = 5 * time.Second        // at the streams
+	retryEvery   = 2 * time.Second        // while events cannot be kept
+	lookPause    = 500 * time.Millisecond // between looks, however many events are lost
 	flushTimeout = 3 * time.Second
 )
 
@@ -37,6 +37,8 @@ const (
 	DropQueue     = "queue_full"
 	DropAway      = "nats_away"
 	DropStream    = "stream_refused"
+	DropNoStream  = "no_stream"   // nobody took it: there is neither stream nor subscriber
+	DropNoAck     = "ack_timeout" // the stream did not confirm it; subscribers have it
 	DropOversized = "too_large"
 	DropAudio     = "audio_queue_full"
 )
@@ -55,8 +57,7 @@ type Options struct {
 // Bus is the devices.Publisher and devices.AudioBus of a node. It is safe for concurrent use.
 type Bus struct {
 	opt    Options
-	js     jetstream.JetStream
-	stream string
+	stream *stream
 	queue  chan *nats.Msg
 	live   chan *frame
 	mu     sync.RWMutex // guards closed against Publish
@@ -64,6 +65,7 @@ type Bus struct {
 	stop   context.CancelFunc
 	ctx    context.Context
 	tasks  sync.WaitGroup
+	wake   chan struct{} // capacity 1: look at the streams
 
 	// Published counts events by kind, Dropped by reason.
 	Published devices.CounterMap[devices.EventKind]
@@ -73,18 +75,15 @@ type Bus struct {
 // New returns a running Bus; Close flushes and ends it. The stream is made, or
 // brought to these options, as soon as NATS allows.
 func New(opt Options) (*Bus, error) {
-	b := &Bus{opt: opt, stream: StreamName(opt.Prefix, "EVENTS"), queue: make(chan *nats.Msg, queueLimit),
-		live: make(chan *frame, liveQueue)}
-	js, err := jetstream.New(opt.Conn, jetstream.WithPublishAsyncMaxPending(maxPending),
-		jetstream.WithPublishAsyncErrHandler(func(jetstream.JetStream, *nats.Msg, error) { b.Dropped.Add(DropStream, 1) }))
-	if err != nil {
+	b := &Bus{opt: opt, queue: make(chan *nats.Msg, queueLimit), live: make(chan *frame, liveQueue), wake: make(chan struct{}, 1)}
+	var err error
+	if b.stream, err = newStream(b.config(), opt, &b.Dropped, b.requestLook); err != nil {
 		return nil, fmt.Errorf("events: %w", err)
 	}
-	b.js = js
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.tasks.Go(b.publish)
 	b.tasks.Go(b.publishLive)
-	b.tasks.Go(b.setUp)
+	b.tasks.Go(b.keep)
 	return b, nil
 }
 
@@ -107,8 +106,8 @@ func (b *Bus) subject(device string, kind devices.EventKind, rest string) string
 	return subject
 }
 
-func (b *Bus) setUp() {
-	cfg := jetstream.StreamConfig{Name: b.stream, Description: "fleetd device events", MaxAge: b.opt.Retention, MaxBytes: b.opt.Limit,
+func (b *Bus) config() jetstream.StreamConfig {
+	cfg := jetstream.StreamConfig{Name: StreamName(b.opt.Prefix, "EVENTS"), Description: "fleetd device events", MaxAge: b.opt.Retention, MaxBytes: b.opt.Limit,
 		Replicas: max(b.opt.Replicas, 1), Duplicates: min(dedupeWindow, b.opt.Retention), Storage: jetstream.FileStorage, Discard: jetstream.DiscardOld}
 	for _, kind := range storedKinds {
 		rest := ""
@@ -117,25 +116,54 @@ func (b *Bus) setUp() {
 		}
 		cfg.Subjects = append(cfg.Subjects, b.subject("*", kind, rest))
 	}
-	warned := false
+	return cfg
+}
+
+// keep looks after the stream: at the start, when NATS is back, when events
+// are lost, and once in a while. A stream may vanish with the files of a NATS
+// server, or by an operator's hand.
+func (b *Bus) keep() {
+	back := b.opt.Conn.StatusChanged(nats.CONNECTED)
+	defer b.opt.Conn.RemoveStatusListener(back)
 	for {
-		ctx, cancel := context.WithTimeout(b.ctx, setupTimeout)
-		_, err := b.js.CreateOrUpdateStream(ctx, cfg)
-		cancel()
-		if err == nil || b.ctx.Err() != nil {
-			return
-		}
-		if !warned {
-			warned = true
-			b.opt.Log.Warn("event stream is not ready, events are not kept", "stream", b.stream, "error", err)
+		next := lookEvery
+		if !b.opt.Conn.IsConnected() {
+			next = retryEvery // NATS itself is reported as away
+		} else if b.stream.look(b.ctx) != nil {
+			next = retryEvery
 		}
 		select {
 		case <-b.ctx.Done():
 			return
-		case <-time.After(retryEvery):
+		case <-time.After(lookPause):
+		}
+		select {
+		case <-b.ctx.Done():
+			return
+		case <-back:
+			b.stream.kept() // losses of the connection before do not count against this one
+		case <-b.wake:
+		case <-time.After(next):
 		}
 	}
 }
+
+func (b *Bus) requestLook() {
+	select {
+	case b.wake <- struct{}{}:
+	default: // one wake-up is enough
+	}
+}
+
+// Restarted clears what is known of the streams after JetStream was restarted.
+func (b *Bus) Restarted() {
+	b.stream.kept()
+	b.requestLook()
+}
+
+// Ready returns why events are not kept, and what to do; nil while they are.
+// It has nothing to say about a NATS that is away.
+func (b *Bus) Ready() error { return b.stream.ready() }
 
 // Publish queues the event.
 func (b *Bus) Publish(e devices.Event) {
@@ -190,8 +218,7 @@ func (b *Bus) publish() {
 			b.Dropped.Add(DropAway, 1)
 			continue
 		}
-		_, err := b.js.PublishMsgAsync(msg)
-		b.count(err)
+		b.count(b.stream.publish(msg))
 	}
 }
 
@@ -225,7 +252,7 @@ func (b *Bus) Close() {
 		return
 	}
 	select {
-	case <-b.js.PublishAsyncComplete():
+	case <-b.stream.js.PublishAsyncComplete():
 	case <-time.After(flushTimeout):
 		b.opt.Log.Warn("event stream did not acknowledge the last events in time")
 	}

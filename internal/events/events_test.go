@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -34,6 +36,20 @@ func natsServer(t *testing.T, dir string, port int) *server.Server {
 	return s
 }
 
+// natsServerAt runs a server without files where another one was.
+func natsServerAt(t *testing.T, at string) *server.Server {
+	t.Helper()
+	u, err := url.Parse(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := strconv.Atoi(u.Port())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return natsServer(t, t.TempDir(), port)
+}
+
 func connect(t *testing.T, url string) *nats.Conn {
 	t.Helper()
 	nc, err := nats.Connect(url, nats.ReconnectBufSize(-1), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
@@ -52,7 +68,7 @@ func newBus(t *testing.T, nc *nats.Conn) *Bus {
 	}
 	t.Cleanup(b.Close)
 	devicetest.Eventually(t, "the stream exists", func() bool {
-		_, err := b.js.Stream(t.Context(), b.stream)
+		_, err := b.stream.js.Stream(t.Context(), b.stream.cfg.Name)
 		return err == nil
 	})
 	return b
@@ -96,7 +112,7 @@ func TestStreamKeepsLastingKindsOnce(t *testing.T) {
 	b.Publish(devices.Event{Kind: devices.EventMessage, Subject: "listen", Device: dev, Time: time.Now()})
 	b.Publish(online(2))
 	b.Close()
-	stream, err := b.js.Stream(t.Context(), "TEST_V1_EVENTS")
+	stream, err := b.stream.js.Stream(t.Context(), "TEST_V1_EVENTS")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +131,7 @@ func TestFollowResumesAndTellsOfGaps(t *testing.T) {
 	for seq := range int64(5) {
 		b.Publish(online(seq + 1))
 	}
-	stream, err := b.js.Stream(t.Context(), b.stream)
+	stream, err := b.stream.js.Stream(t.Context(), b.stream.cfg.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,8 +180,12 @@ func TestRecent(t *testing.T) {
 		}
 		b.Publish(e)
 	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
 	devicetest.Eventually(t, "all are stored", func() bool {
-		s, err := b.js.Stream(t.Context(), b.stream)
+		s, err := js.Stream(t.Context(), StreamName(b.opt.Prefix, "EVENTS"))
 		return err == nil && s.CachedInfo().State.Msgs == stored
 	})
 	for name, c := range map[string]struct {

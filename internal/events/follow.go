@@ -23,7 +23,7 @@ func (b *Bus) Follow(ctx context.Context, q devices.EventQuery, deliver func(dev
 	if !b.opt.Conn.IsConnected() {
 		return unavailable(errors.New("not connected"))
 	}
-	stream, err := b.js.Stream(setup, b.stream)
+	stream, err := b.stream.js.Stream(setup, b.stream.cfg.Name)
 	if err != nil {
 		return unavailable(err)
 	}

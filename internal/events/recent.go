@@ -28,7 +28,7 @@ func (b *Bus) Recent(ctx context.Context, q devices.EventQuery, limit int, keep 
 	if !b.opt.Conn.IsConnected() {
 		return nil, unavailable(errors.New("not connected"))
 	}
-	stream, err := b.js.Stream(ctx, b.stream)
+	stream, err := b.stream.js.Stream(ctx, b.stream.cfg.Name)
 	if err != nil {
 		return nil, unavailable(err)
 	}

@@ -67,7 +67,7 @@ func TestReplicasOutliveAServer(t *testing.T) {
 	t.Cleanup(b.Close)
 	var leader string
 	devicetest.Eventually(t, "the stream has three replicas", func() bool {
-		stream, err := b.js.Stream(t.Context(), b.stream)
+		stream, err := b.stream.js.Stream(t.Context(), b.stream.cfg.Name)
 		if err != nil {
 			return false
 		}
@@ -80,7 +80,7 @@ func TestReplicasOutliveAServer(t *testing.T) {
 	})
 	b.Publish(online(1))
 	messages := func() uint64 {
-		stream, err := b.js.Stream(t.Context(), b.stream)
+		stream, err := b.stream.js.Stream(t.Context(), b.stream.cfg.Name)
 		if err != nil {
 			return 0
 		}

@@ -2,26 +2,26 @@ package fleettest
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 )
 
-// held returns one device of each node, by what the nodes say.
+// held returns one device of each node, by what the nodes report. Rows of
+// devices that have just connected may be on their way.
 func (c *Cluster) held(t *testing.T) (one []string) {
 	t.Helper()
-	one = make([]string, len(c.Nodes))
-	for _, d := range c.Nodes[0].List(t) {
-		for i := range c.Nodes {
-			if d.Node == fmt.Sprintf("node-%d", i) {
-				one[i] = d.ID
+	c.Nodes[0].Await(t, "each node holds a device", 10*time.Second, func() bool {
+		one = make([]string, len(c.Nodes))
+		for _, d := range c.Nodes[0].List(t) {
+			for i := range c.Nodes {
+				if d.Node == fmt.Sprintf("node-%d", i) {
+					one[i] = d.ID
+				}
 			}
 		}
-	}
-	for i, id := range one {
-		if id == "" {
-			t.Fatalf("node-%d holds no device", i)
-		}
-	}
+		return !slices.Contains(one, "")
+	})
 	return one
 }
 

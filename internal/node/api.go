@@ -31,6 +31,8 @@ func (n *node) parts() map[string]error {
 	}
 	if !n.bus.up.Load() {
 		down["nats"] = errors.New("not connected")
+	} else if err := n.kept(); err != nil {
+		down["events"] = err
 	}
 	if n.mqtt.broker != nil && !n.mqtt.broker.Up() {
 		down["mqtt"] = errors.New("the broker is not connected")

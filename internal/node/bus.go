@@ -20,10 +20,11 @@ import (
 
 // bus is the node's NATS: a server in this process or a connection elsewhere.
 type bus struct {
-	server *server.Server // nil if external
-	conn   *nats.Conn
-	url    string // for other programs; empty if in process only
-	lost   atomic.Uint64
+	server  *server.Server // nil if external
+	storage *storage       // nil if external
+	conn    *nats.Conn
+	url     string // for other programs; empty if in process only
+	lost    atomic.Uint64
 	// up says that the connection stands. The library's own answer waits for a
 	// lock that it holds while it tries to reconnect, 3 s at a time.
 	up   atomic.Bool
@@ -160,7 +161,7 @@ func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Lo
 		}
 		return errors.New("embedded NATS did not start within 10 s")
 	}
-	b.server = s
+	b.server, b.storage = s, &storage{server: s, options: opts, log: log}
 	if cfg.NATSListen != "" {
 		b.url = s.ClientURL()
 	}

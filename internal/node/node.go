@@ -176,11 +176,9 @@ func (n *node) start(ctx context.Context) error {
 		return err
 	}
 	n.onStop(n.bus.close)
-	if n.events, err = events.New(events.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Node: n.cfg.Node,
-		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, Replicas: n.cfg.NATSReplicas, Log: n.log}); err != nil {
+	if err := n.openEvents(); err != nil {
 		return err
 	}
-	n.onStop(n.events.Close) // behind the store, whose last rows still make events
 	if err := n.openStore(ctx); err != nil {
 		return err
 	}

@@ -1,0 +1,73 @@
+package node
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// A write of the embedded NATS fails once, as on a full disk: readyz has the
+// part and what to do, and events are kept again without a restart.
+func TestEmbeddedStorageHeals(t *testing.T) {
+	t.Parallel()
+	const full = "/dev/full"
+	if _, err := os.Stat(full); err != nil {
+		t.Skip("this system has no /dev/full")
+	}
+	n := &node{cfg: load(t, map[string]string{"event-limit": "16MiB", "photo-limit": "1MiB", "node": "n1"}), log: quiet}
+	n.dir = open(t, t.TempDir())
+	var err error
+	if n.bus, err = openBus(n.cfg, n.dir, "token", n.log); err != nil {
+		t.Fatal(err)
+	}
+	n.onStop(n.bus.close)
+	t.Cleanup(n.stop)
+	if err := n.openEvents(); err != nil {
+		t.Fatal(err)
+	}
+	js, err := jetstream.New(n.bus.conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := func() (state jetstream.StreamState) {
+		if stream, err := js.Stream(t.Context(), "FLEETD_V1_EVENTS"); err == nil {
+			state = stream.CachedInfo().State
+		}
+		return state
+	}
+	count := 0
+	publish := func(times, size int) {
+		for range times {
+			count++
+			n.events.Publish(devices.Event{Kind: devices.EventOnline, Device: "aa:bb:cc:dd:ee:ff", Time: time.Now(),
+				MsgID: fmt.Sprint("m-", count), Fields: fmt.Appendf(nil, `"x":"%s"`, bytes.Repeat([]byte("x"), size))})
+		}
+	}
+	publish(1, 1)
+	devicetest.Eventually(t, "an event is kept", func() bool { return state().Msgs == 1 })
+
+	// The server begins its next file, after 4 MiB, where every write fails.
+	msgs := filepath.Join(n.dir.file(dirNATS), "jetstream", "$G", "streams", "FLEETD_V1_EVENTS", "msgs")
+	if err := os.Symlink(full, filepath.Join(msgs, "2.blk")); err != nil {
+		t.Fatal(err)
+	}
+	publish(300, 20_000)
+	devicetest.Eventually(t, "readyz has the part", func() bool { return n.kept() != nil })
+	before := state().LastSeq
+	devicetest.Eventually(t, "events are kept again", func() bool {
+		publish(1, 1)
+		now := state().LastSeq
+		return now > before && n.kept() == nil
+	})
+	if state().FirstSeq != 1 {
+		t.Errorf("events from before are gone: %+v", state())
+	}
+}
