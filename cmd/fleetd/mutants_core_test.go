@@ -50,10 +50,10 @@ var coreMutants = []mutant{
 
 	{file: "internal/events/audio.go", test: "TestFramesAreClean", breaks: "a pooled frame forgets its message",
 		old: "	f.msg = nil\n	frames.Put(f)", new: "	frames.Put(f)"},
-	{file: "internal/events/follow.go", test: "TestGapOf", breaks: "no gap is told where none is",
-		old: "case from >= state.FirstSeq:", new: "case from > state.FirstSeq:"},
+	{file: "internal/events/position.go", test: "TestFollowResumesAndTellsOfGaps", breaks: "no gap is reported where none is",
+		old: "if seq+1 < first {", new: "if seq < first {"},
 	{file: "internal/events/recent.go", test: "TestRecent", breaks: "no event comes twice",
-		old: "meta.Sequence.Stream >= end", new: "meta.Sequence.Stream > end"},
+		old: "msg.seq >= end", new: "msg.seq > end"},
 
 	{file: "internal/hello/hello.go", test: "TestFirstOfDuplicateKeysCounts", breaks: "the first of duplicate keys counts",
 		old: "which == 0 || seen&which != 0", new: "which == 0"},

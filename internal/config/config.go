@@ -128,9 +128,11 @@ type Config struct {
 	// PhotoRetention and PhotoLimit bound the stored photos by age and by bytes.
 	PhotoRetention time.Duration
 	PhotoLimit     int64
-	// EventRetention and EventLimit bound the stored events by age and by bytes.
-	EventRetention time.Duration
-	EventLimit     int64
+	// EventRetention bounds the stored events by age; NotificationLimit bounds notifications by bytes, EventLimit the
+	// others.
+	EventRetention    time.Duration
+	EventLimit        int64
+	NotificationLimit int64
 
 	// HistoryRetention and HistoryPerDevice bound the tool history of each device by age and by number.
 	HistoryRetention time.Duration

@@ -83,6 +83,7 @@ func TestRefused(t *testing.T) {
 		{"photo-limit", "99999999999999999999", `must be a size`},
 		{"event-retention", "forever", `must be a duration`},
 		{"event-limit", "-1", `must be a size`},
+		{"notification-limit", "1KiB", `must be a size`},
 		{"vision-url", "vision.example.com", `must be a URL such as https://api.openai.com/v1`},
 		{"vision-url", "https://u:hunter2@h/v1", `without a user`},
 		{"vision-url", "https://h/v1/chat/completions", `which is appended`},

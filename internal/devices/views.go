@@ -10,19 +10,19 @@ import (
 
 // StreamEvent is one event read back from the stream.
 type StreamEvent struct {
-	Seq    uint64 // stream sequence, the event's id for resuming
+	ID     EventPosition // for resuming after this event
 	Kind   EventKind
 	Device ID
 	Data   json.RawMessage // the payload as published
-	Gap    bool            // events after the asked-for sequence are gone; Data says which
+	Gap    bool            // events after the requested position are gone; Data has which
 }
 
 // EventQuery selects events. Empty fields select everything. After is the
-// sequence behind which to start; 0 means from now on.
+// position after which to start; the zero position means from now on.
 type EventQuery struct {
 	Device ID
 	Kind   EventKind
-	After  uint64
+	After  EventPosition
 }
 
 // Photo describes one stored upload.

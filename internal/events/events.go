@@ -1,6 +1,6 @@
 // Package events puts what happens to devices on NATS: every event on its
-// public subject `<prefix>.devices.<device>.<kind>`, the lasting kinds in a
-// JetStream stream as well, where they are kept and can be read again.
+// public subject `<prefix>.devices.<device>.<kind>`, the lasting kinds in two
+// JetStream streams as well, where they are kept and can be read again.
 //
 // Publishing never blocks its caller and nothing piles up: an event that
 // cannot be taken is dropped and counted by reason.
@@ -25,7 +25,11 @@ import (
 
 const (
 	queueLimit   = 16_384 // events waiting for the publisher
-	dedupeWindow = 10 * time.Minute
+	eventsWindow = 10 * time.Minute
+	// JetStream remembers every id of its window, at some 480 bytes: ten
+	// minutes of a fleet that sends many notifications would be gigabytes.
+	notificationsWindow = 30 * time.Second
+
 	lookEvery    = 5 * time.Second        // at the streams
 	retryEvery   = 2 * time.Second        // while events cannot be kept
 	lookPause    = 500 * time.Millisecond // between looks, however many events are lost
@@ -49,36 +53,45 @@ type Options struct {
 	Prefix    string // root of all subjects
 	Node      string
 	Retention time.Duration
-	Limit     int64 // bytes of the stream
-	Replicas  int   // of the stream; 0 means 1
-	Log       *slog.Logger
+	// Limit and NotificationLimit are the bytes of the two streams.
+	Limit, NotificationLimit int64
+	Replicas                 int // of each stream; 0 means 1
+	Log                      *slog.Logger
 }
 
 // Bus is the devices.Publisher and devices.AudioBus of a node. It is safe for concurrent use.
 type Bus struct {
-	opt    Options
-	stream *stream
-	queue  chan *nats.Msg
-	live   chan *frame
-	mu     sync.RWMutex // guards closed against Publish
-	closed bool
-	stop   context.CancelFunc
-	ctx    context.Context
-	tasks  sync.WaitGroup
-	wake   chan struct{} // capacity 1: look at the streams
+	opt     Options
+	streams [devices.EventStreams]*stream
+	queue   chan queued
+	live    chan *frame
+	mu      sync.RWMutex // guards closed against Publish
+	closed  bool
+	stop    context.CancelFunc
+	ctx     context.Context
+	tasks   sync.WaitGroup
+	wake    chan struct{} // capacity 1: look at the streams
 
 	// Published counts events by kind, Dropped by reason.
 	Published devices.CounterMap[devices.EventKind]
 	Dropped   devices.CounterMap[string]
 }
 
-// New returns a running Bus; Close flushes and ends it. The stream is made, or
+// queued is an event on its way to a stream.
+type queued struct {
+	to  *stream
+	msg *nats.Msg
+}
+
+// New returns a running Bus; Close flushes and ends it. The streams are made, or
 // brought to these options, as soon as NATS allows.
 func New(opt Options) (*Bus, error) {
-	b := &Bus{opt: opt, queue: make(chan *nats.Msg, queueLimit), live: make(chan *frame, liveQueue), wake: make(chan struct{}, 1)}
-	var err error
-	if b.stream, err = newStream(b.config(), opt, &b.Dropped, b.requestLook); err != nil {
-		return nil, fmt.Errorf("events: %w", err)
+	b := &Bus{opt: opt, queue: make(chan queued, queueLimit), live: make(chan *frame, liveQueue), wake: make(chan struct{}, 1)}
+	for i := range b.streams {
+		var err error
+		if b.streams[i], err = newStream(b.config(devices.EventStream(i)), opt, &b.Dropped, b.requestLook); err != nil {
+			return nil, fmt.Errorf("events: %w", err)
+		}
 	}
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.tasks.Go(b.publish)
@@ -93,10 +106,21 @@ func StreamName(prefix, what string) string {
 	return strings.ToUpper(strings.ReplaceAll(prefix, ".", "_")) + "_" + what
 }
 
-// storedKinds are the kinds the stream keeps. Its subjects are named singly: a
+// storedKinds are the kinds the streams keep. Their subjects are named singly: a
 // stream over a request subject would answer requests itself.
-var storedKinds = []devices.EventKind{devices.EventOnline, devices.EventOffline, devices.EventCatalog, devices.EventNotification,
-	devices.EventPhoto, devices.EventPending, devices.EventContested}
+var storedKinds = [devices.EventStreams][]devices.EventKind{
+	devices.EventsStream: {devices.EventOnline, devices.EventOffline, devices.EventCatalog, devices.EventPhoto,
+		devices.EventPending, devices.EventContested},
+	devices.NotificationsStream: {devices.EventNotification},
+}
+
+// streamOf is where events of a kind are kept.
+func (b *Bus) streamOf(kind devices.EventKind) *stream {
+	if kind == devices.EventNotification {
+		return b.streams[devices.NotificationsStream]
+	}
+	return b.streams[devices.EventsStream]
+}
 
 func (b *Bus) subject(device string, kind devices.EventKind, rest string) string {
 	subject := b.opt.Prefix + ".devices." + device + "." + string(kind)
@@ -106,22 +130,25 @@ func (b *Bus) subject(device string, kind devices.EventKind, rest string) string
 	return subject
 }
 
-func (b *Bus) config() jetstream.StreamConfig {
+func (b *Bus) config(which devices.EventStream) jetstream.StreamConfig {
 	cfg := jetstream.StreamConfig{Name: StreamName(b.opt.Prefix, "EVENTS"), Description: "fleetd device events", MaxAge: b.opt.Retention, MaxBytes: b.opt.Limit,
-		Replicas: max(b.opt.Replicas, 1), Duplicates: min(dedupeWindow, b.opt.Retention), Storage: jetstream.FileStorage, Discard: jetstream.DiscardOld}
-	for _, kind := range storedKinds {
-		rest := ""
-		if kind == devices.EventNotification {
-			rest = ">"
-		}
+		Replicas: max(b.opt.Replicas, 1), Duplicates: min(eventsWindow, b.opt.Retention), Storage: jetstream.FileStorage, Discard: jetstream.DiscardOld}
+	rest := ""
+	if which == devices.NotificationsStream {
+		cfg.Name, cfg.Description = StreamName(b.opt.Prefix, "NOTIFICATIONS"), "fleetd device notifications"
+		cfg.MaxBytes, cfg.Duplicates = b.opt.NotificationLimit, min(notificationsWindow, b.opt.Retention)
+		rest = ">"
+	}
+	for _, kind := range storedKinds[which] {
 		cfg.Subjects = append(cfg.Subjects, b.subject("*", kind, rest))
 	}
 	return cfg
 }
 
-// keep looks after the stream: at the start, when NATS is back, when events
+// keep looks after the streams: at the start, when NATS is back, when events
 // are lost, and once in a while. A stream may vanish with the files of a NATS
-// server, or by an operator's hand.
+// server, or by an operator's hand. The streams are looked at in their order:
+// that of older versions has to give the subject of notifications up first.
 func (b *Bus) keep() {
 	back := b.opt.Conn.StatusChanged(nats.CONNECTED)
 	defer b.opt.Conn.RemoveStatusListener(back)
@@ -129,8 +156,12 @@ func (b *Bus) keep() {
 		next := lookEvery
 		if !b.opt.Conn.IsConnected() {
 			next = retryEvery // NATS itself is reported as away
-		} else if b.stream.look(b.ctx) != nil {
-			next = retryEvery
+		} else {
+			for _, s := range b.streams {
+				if s.look(b.ctx) != nil {
+					next = retryEvery
+				}
+			}
 		}
 		select {
 		case <-b.ctx.Done():
@@ -141,7 +172,9 @@ func (b *Bus) keep() {
 		case <-b.ctx.Done():
 			return
 		case <-back:
-			b.stream.kept() // losses of the connection before do not count against this one
+			for _, s := range b.streams {
+				s.kept() // losses of the connection before do not count against this one
+			}
 		case <-b.wake:
 		case <-time.After(next):
 		}
@@ -155,15 +188,16 @@ func (b *Bus) requestLook() {
 	}
 }
 
-// Restarted clears what is known of the streams after JetStream was restarted.
-func (b *Bus) Restarted() {
-	b.stream.kept()
-	b.requestLook()
-}
-
 // Ready returns why events are not kept, and what to do; nil while they are.
 // It has nothing to say about a NATS that is away.
-func (b *Bus) Ready() error { return b.stream.ready() }
+func (b *Bus) Ready() error {
+	for _, s := range b.streams {
+		if err := s.ready(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Publish queues the event.
 func (b *Bus) Publish(e devices.Event) {
@@ -190,7 +224,7 @@ func (b *Bus) Publish(e devices.Event) {
 		return
 	}
 	select {
-	case b.queue <- msg:
+	case b.queue <- queued{b.streamOf(e.Kind), msg}:
 		b.Published.Add(e.Kind, 1)
 	default:
 		b.Dropped.Add(DropQueue, 1)
@@ -213,12 +247,12 @@ func (b *Bus) payload(e devices.Event) []byte {
 }
 
 func (b *Bus) publish() {
-	for msg := range b.queue {
+	for e := range b.queue {
 		if !b.opt.Conn.IsConnected() {
 			b.Dropped.Add(DropAway, 1)
 			continue
 		}
-		b.count(b.stream.publish(msg))
+		b.count(e.to.publish(e.msg))
 	}
 }
 
@@ -251,9 +285,13 @@ func (b *Bus) Close() {
 	if !b.opt.Conn.IsConnected() {
 		return
 	}
-	select {
-	case <-b.stream.js.PublishAsyncComplete():
-	case <-time.After(flushTimeout):
-		b.opt.Log.Warn("event stream did not acknowledge the last events in time")
+	limit := time.After(flushTimeout)
+	for _, s := range b.streams {
+		select {
+		case <-s.js.PublishAsyncComplete():
+		case <-limit:
+			b.opt.Log.Warn("event streams did not acknowledge the last events in time")
+			return
+		}
 	}
 }

@@ -62,14 +62,18 @@ func connect(t *testing.T, url string) *nats.Conn {
 
 func newBus(t *testing.T, nc *nats.Conn) *Bus {
 	t.Helper()
-	b, err := New(Options{Conn: nc, Prefix: "test.v1", Node: "n1", Retention: time.Hour, Limit: 10 << 20, Log: slog.New(slog.DiscardHandler)})
+	b, err := New(Options{Conn: nc, Prefix: "test.v1", Node: "n1", Retention: time.Hour, Limit: 10 << 20, NotificationLimit: 20 << 20, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	devicetest.Eventually(t, "the stream exists", func() bool {
-		_, err := b.stream.js.Stream(t.Context(), b.stream.cfg.Name)
-		return err == nil
+	devicetest.Eventually(t, "the streams exist", func() bool {
+		for _, s := range b.streams {
+			if _, err := s.js.Stream(t.Context(), s.cfg.Name); err != nil {
+				return false
+			}
+		}
+		return true
 	})
 	return b
 }
@@ -112,7 +116,7 @@ func TestStreamKeepsLastingKindsOnce(t *testing.T) {
 	b.Publish(devices.Event{Kind: devices.EventMessage, Subject: "listen", Device: dev, Time: time.Now()})
 	b.Publish(online(2))
 	b.Close()
-	stream, err := b.stream.js.Stream(t.Context(), "TEST_V1_EVENTS")
+	stream, err := streams(t, nc).Stream(t.Context(), "TEST_V1_EVENTS")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +135,7 @@ func TestFollowResumesAndTellsOfGaps(t *testing.T) {
 	for seq := range int64(5) {
 		b.Publish(online(seq + 1))
 	}
-	stream, err := b.stream.js.Stream(t.Context(), b.stream.cfg.Name)
+	stream, err := streams(t, nc).Stream(t.Context(), "TEST_V1_EVENTS")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,30 +143,26 @@ func TestFollowResumesAndTellsOfGaps(t *testing.T) {
 		info, err := stream.Info(t.Context())
 		return err == nil && info.State.Msgs == 5
 	})
-	read := func(q devices.EventQuery, n int) (got []devices.StreamEvent) {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		defer cancel()
-		enough := errors.New("enough")
-		if err := b.Follow(ctx, q, func(e devices.StreamEvent) error {
-			if got = append(got, e); len(got) == n {
-				return enough
-			}
-			return nil
-		}); !errors.Is(err, enough) {
-			t.Errorf("%+v: %v after %d events", q, err, len(got))
-		}
-		return got
-	}
-	if got := read(devices.EventQuery{After: 3}, 2); got[0].Seq != 4 || got[1].Seq != 5 || got[0].Device != dev || got[0].Kind != devices.EventOnline {
+	read := func(q devices.EventQuery, n int) []devices.StreamEvent { return follow(t, b, q, n) }
+	at := func(seq uint64) devices.EventPosition { return devices.EventPosition{seq} }
+	kind := devices.EventOnline // which needs one stream only
+	if got := read(devices.EventQuery{After: at(3), Kind: kind}, 2); got[0].ID != at(4) || got[1].ID != at(5) || got[0].Device != dev || got[0].Kind != kind {
 		t.Errorf("%+v", got)
 	}
 	if err := stream.Purge(t.Context(), jetstream.WithPurgeSequence(4)); err != nil {
 		t.Fatal(err)
 	}
-	if got := read(devices.EventQuery{After: 1, Device: dev}, 2); !got[0].Gap || string(got[0].Data) != `{"from":2,"to":3}` || got[1].Seq != 4 {
+	if got := read(devices.EventQuery{After: at(1), Device: dev}, 2); !got[0].Gap || got[0].ID != at(3) || string(got[0].Data) != `{"stream":"events","from":2,"to":3}` || got[1].ID != at(4) {
 		t.Errorf("%+v", got)
 	}
-	if got := read(devices.EventQuery{After: 99}, 1); !got[0].Gap {
+	if got := read(devices.EventQuery{After: at(3), Device: dev, Kind: kind}, 1); got[0].Gap || got[0].ID != at(4) {
+		t.Errorf("where nothing is missing: %+v", got)
+	}
+	if got := read(devices.EventQuery{After: at(2), Device: dev, Kind: kind}, 1); !got[0].Gap || string(got[0].Data) != `{"stream":"events","from":3,"to":3}` {
+		t.Errorf("where one is missing: %+v", got)
+	}
+	// A sequence ahead is of a stream that was lost: all of the new one is news.
+	if got := read(devices.EventQuery{After: at(99)}, 2); !got[0].Gap || got[1].ID != at(4) {
 		t.Errorf("a sequence of another stream: %+v", got)
 	}
 }
@@ -201,27 +201,35 @@ func TestRecent(t *testing.T) {
 		got, err := b.Recent(t.Context(), c.q, c.limit, func(devices.StreamEvent) bool { return true })
 		var numbers []uint64
 		for _, e := range got {
-			numbers = append(numbers, e.Seq)
+			numbers = append(numbers, e.ID[devices.EventsStream])
 		}
 		if err != nil || !slices.Equal(numbers, c.want) {
 			t.Errorf("%s: %v, %v", name, numbers, err)
 		}
 	}
 	all, err := b.Recent(t.Context(), devices.EventQuery{}, 2*stored, func(devices.StreamEvent) bool { return true })
-	if err != nil || len(all) != stored || !slices.IsSortedFunc(all, func(x, y devices.StreamEvent) int { return cmp.Compare(x.Seq, y.Seq) }) {
+	if err != nil || len(all) != stored || !slices.IsSortedFunc(all, func(x, y devices.StreamEvent) int {
+		return cmp.Compare(x.ID[devices.EventsStream], y.ID[devices.EventsStream])
+	}) {
 		t.Errorf("%d of %d events, %v", len(all), stored, err)
 	}
 }
 
-// Events are gone from the one after the reader's last to the one before the
-// stream's first.
-func TestGapOf(t *testing.T) {
-	state := jetstream.StreamState{FirstSeq: 10, LastSeq: 20}
-	for after, want := range map[uint64]string{8: `{"from":9,"to":9}`, 9: "", 10: "", 20: "", 21: `{"from":1,"to":20}`} {
-		if gap, ok := gapOf(state, after); ok != (want != "") || ok && string(gap.Data) != want {
-			t.Errorf("after %d: %s, %t", after, gap.Data, ok)
+// follow reads n events.
+func follow(t *testing.T, b *Bus, q devices.EventQuery, n int) (got []devices.StreamEvent) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	enough := errors.New("enough")
+	if err := b.Follow(ctx, q, func(e devices.StreamEvent) error {
+		if got = append(got, e); len(got) == n {
+			return enough
 		}
+		return nil
+	}); !errors.Is(err, enough) {
+		t.Fatalf("%+v: %v after %d events", q, err, len(got))
 	}
+	return got
 }
 
 func TestAwayIsCountedAndNeverBlocks(t *testing.T) {

@@ -4,8 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -13,56 +13,167 @@ import (
 	"fleetd/internal/devices"
 )
 
-// Follow calls deliver for every stored event that q selects: those behind
-// q.After, then new ones as they come, until ctx ends or deliver fails. If
-// events behind q.After are gone, it begins with one Gap. It fails with
-// CodeUnavailable if NATS does not answer.
+// orderWait bounds the wait for a stream that has older events to deliver.
+const orderWait = time.Second
+
+var errReplaced = errors.New("an event stream was made anew; resume")
+
+// Follow calls deliver for every stored event that q selects, in order of time:
+// those after q.After, then new ones as they come, until ctx ends or deliver
+// fails. If events after q.After are gone, it begins with one Gap for each
+// stream. It fails with CodeUnavailable if NATS does not answer.
 func (b *Bus) Follow(ctx context.Context, q devices.EventQuery, deliver func(devices.StreamEvent) error) error {
-	setup, cancel := context.WithTimeout(ctx, setupTimeout)
-	defer cancel()
 	if !b.opt.Conn.IsConnected() {
 		return unavailable(errors.New("not connected"))
 	}
-	stream, err := b.stream.js.Stream(setup, b.stream.cfg.Name)
+	ctx, cancel := context.WithCancelCause(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer cancel(nil)
+	f := follower{bus: b, at: q.After, arrived: make(chan arrival)}
+	gaps, err := f.open(ctx, q)
 	if err != nil {
 		return unavailable(err)
 	}
-	cfg := jetstream.OrderedConsumerConfig{FilterSubjects: b.filter(q), DeliverPolicy: jetstream.DeliverNewPolicy,
-		InactiveThreshold: time.Minute}
-	if q.After > 0 {
-		cfg.DeliverPolicy, cfg.OptStartSeq = jetstream.DeliverByStartSequencePolicy, q.After+1
-		if gap, ok := gapOf(stream.CachedInfo().State, q.After); ok {
-			if err := deliver(gap); err != nil {
-				return err
+	for _, s := range f.sources {
+		tasks.Go(func() {
+			defer s.messages.Stop()
+			select {
+			case <-s.replaced:
+				cancel(errReplaced)
+			case <-ctx.Done():
 			}
-		}
+		})
+		tasks.Go(func() { f.receive(ctx, s) })
 	}
-	consumer, err := stream.OrderedConsumer(setup, cfg)
-	if err != nil {
-		return unavailable(err)
-	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(64))
-	if err != nil {
-		return unavailable(err)
-	}
-	defer messages.Stop()
-	defer context.AfterFunc(ctx, messages.Stop)()
-	for {
-		msg, err := messages.Next()
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err != nil {
-			return unavailable(err)
-		}
-		meta, err := msg.Metadata()
-		if err != nil {
-			return fmt.Errorf("events: %w", err)
-		}
-		if err := deliver(b.read(msg, meta.Sequence.Stream)); err != nil {
+	for _, gap := range gaps {
+		if err := deliver(gap); err != nil {
 			return err
 		}
 	}
+	err = f.merge(ctx, deliver)
+	if cause := context.Cause(ctx); errors.Is(cause, errReplaced) {
+		return unavailable(cause)
+	}
+	return err
+}
+
+// follower merges the streams in order of time.
+type follower struct {
+	bus     *Bus
+	at      devices.EventPosition
+	sources []*source
+	arrived chan arrival
+}
+
+// source is one stream that is followed.
+type source struct {
+	which    devices.EventStream
+	stream   jetstream.Stream
+	replaced <-chan struct{}
+	messages jetstream.MessagesContext
+	head     *message
+	taken    chan struct{} // head may be followed by the next
+	backlog  bool          // older events are still to come
+}
+
+// message is a stored event with its place.
+type message struct {
+	jetstream.Msg
+	seq, pending uint64
+	at           time.Time
+}
+
+type arrival struct {
+	from *source
+	msg  *message
+	err  error
+}
+
+// receive hands the messages of one source on, one at a time.
+func (f *follower) receive(ctx context.Context, s *source) {
+	for {
+		msg, err := s.messages.Next()
+		a := arrival{from: s, err: err}
+		if err == nil {
+			a.msg, a.err = placed(msg)
+		}
+		select {
+		case f.arrived <- a:
+		case <-ctx.Done():
+			return
+		}
+		if a.err != nil {
+			return
+		}
+		select {
+		case <-s.taken:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func placed(msg jetstream.Msg) (*message, error) {
+	meta, err := msg.Metadata()
+	if err != nil {
+		return nil, err
+	}
+	return &message{msg, meta.Sequence.Stream, meta.NumPending, meta.Timestamp}, nil
+}
+
+// merge delivers the oldest of what has arrived. While a stream has a backlog
+// and nothing has arrived from it, the others wait for it, so that what comes
+// is in order of time; but not for long, since a backlog may have expired.
+func (f *follower) merge(ctx context.Context, deliver func(devices.StreamEvent) error) error {
+	patience := time.NewTimer(orderWait)
+	defer patience.Stop()
+	for {
+		next, complete := f.oldest()
+		for next != nil && complete {
+			f.at[next.which] = next.head.seq
+			event := f.bus.read(next.head)
+			event.ID = f.at
+			next.head = nil
+			next.taken <- struct{}{} // capacity 1
+			if err := deliver(event); err != nil {
+				return err
+			}
+			next, complete = f.oldest()
+		}
+		patience.Reset(orderWait)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case a := <-f.arrived:
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if a.err != nil {
+				return unavailable(a.err)
+			}
+			a.from.head, a.from.backlog = a.msg, a.msg.pending > 0
+		case <-patience.C:
+			for _, s := range f.sources {
+				s.backlog = s.backlog && s.head != nil
+			}
+		}
+	}
+}
+
+// oldest is the source with the oldest head, and whether no older event can be
+// in the backlog of another.
+func (f *follower) oldest() (next *source, complete bool) {
+	complete = true
+	for _, s := range f.sources {
+		switch {
+		case s.head == nil:
+			complete = complete && !s.backlog
+		case next == nil || s.head.at.Before(next.head.at):
+			next = s
+		}
+	}
+	return next, complete
 }
 
 func unavailable(err error) error {
@@ -86,22 +197,10 @@ func (b *Bus) filter(q devices.EventQuery) []string {
 	return []string{b.subject(device, q.Kind, "")}
 }
 
-// gapOf tells which events after a sequence are gone. A sequence ahead of the
-// stream is of a stream that no longer exists.
-func gapOf(state jetstream.StreamState, after uint64) (devices.StreamEvent, bool) {
-	from, to := after+1, state.FirstSeq-1
-	switch {
-	case after > state.LastSeq:
-		from, to = 1, state.LastSeq
-	case from >= state.FirstSeq:
-		return devices.StreamEvent{}, false
-	}
-	return devices.StreamEvent{Gap: true, Seq: to, Data: json.RawMessage(fmt.Sprintf(`{"from":%d,"to":%d}`, from, to))}, true
-}
-
-func (b *Bus) read(msg jetstream.Msg, seq uint64) devices.StreamEvent {
+// read makes an event of what a stream keeps.
+func (b *Bus) read(msg *message) devices.StreamEvent {
 	tokens := strings.SplitN(strings.TrimPrefix(msg.Subject(), b.opt.Prefix+".devices."), ".", 3)
-	e := devices.StreamEvent{Seq: seq, Data: msg.Data()}
+	e := devices.StreamEvent{Data: json.RawMessage(msg.Data())}
 	if id, err := devices.ParseID(tokens[0]); err == nil {
 		e.Device = id
 	}

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -156,9 +155,10 @@ func TestReady(t *testing.T) {
 		msg, err := watcher.NextMsg(time.Second)
 		return err == nil && msg.Header.Get(jetstream.MsgIDHeader) == "aabbccddeeff--1-online"
 	})
-	if err := s.EnableJetStream(&server.JetStreamConfig{StoreDir: t.TempDir(), MaxMemory: 1 << 20, MaxStore: 1 << 30}); err != nil {
-		t.Fatal(err)
-	}
+	s.Shutdown()
+	s.WaitForShutdown()
+	natsServerAt(t, s.ClientURL())
+	devicetest.Eventually(t, "the connection is back", nc.IsConnected)
 	keptWithin(t, b, streams(t, nc), recovery)
 	devicetest.Eventually(t, "events are ready again", func() bool { return b.Ready() == nil })
 }

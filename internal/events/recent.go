@@ -28,18 +28,51 @@ func (b *Bus) Recent(ctx context.Context, q devices.EventQuery, limit int, keep 
 	if !b.opt.Conn.IsConnected() {
 		return nil, unavailable(errors.New("not connected"))
 	}
-	stream, err := b.stream.js.Stream(ctx, b.stream.cfg.Name)
+	var found []past
+	for which, s := range b.streams {
+		if q.Kind != "" && b.streamOf(q.Kind) != s {
+			continue
+		}
+		part, err := b.recent(ctx, devices.EventStream(which), q, limit, keep)
+		if err != nil {
+			return nil, unavailable(err)
+		}
+		found = append(found, part...)
+	}
+	slices.SortStableFunc(found, func(a, b past) int { return a.at.Compare(b.at) })
+	found = found[max(0, len(found)-limit):]
+	events := make([]devices.StreamEvent, len(found))
+	for i, e := range found {
+		events[i] = e.StreamEvent
+	}
+	return events, nil
+}
+
+// past is a stored event and when it was stored.
+type past struct {
+	devices.StreamEvent
+	at time.Time
+}
+
+// recent is Recent for one stream.
+func (b *Bus) recent(ctx context.Context, which devices.EventStream, q devices.EventQuery, limit int, keep func(devices.StreamEvent) bool) ([]past, error) {
+	kept := b.streams[which]
+	stream, err := kept.js.Stream(ctx, kept.cfg.Name)
 	if err != nil {
-		return nil, unavailable(err)
+		return nil, err
 	}
 	state := stream.CachedInfo().State
-	var found []devices.StreamEvent
+	var found []past
 	end, scanned := state.LastSeq+1, 0
 	for window := uint64(recentWindow); end > state.FirstSeq && state.Msgs > 0 && len(found) < limit && scanned < recentScan; window *= 8 {
 		begin := max(end-min(window, end), state.FirstSeq, 1)
-		part, read, err := b.between(ctx, stream, q, begin, end, recentScan-scanned, keep)
+		part, read, err := b.between(ctx, stream, q, begin, end, recentScan-scanned, func(msg *message) (past, bool) {
+			e := past{b.read(msg), msg.at}
+			e.ID[which] = msg.seq
+			return e, keep(e.StreamEvent)
+		})
 		if err != nil {
-			return nil, unavailable(err)
+			return nil, err
 		}
 		scanned += read
 		found = append(part, found...)
@@ -49,7 +82,7 @@ func (b *Bus) Recent(ctx context.Context, q devices.EventQuery, limit int, keep 
 }
 
 // between reads the events of [begin, end).
-func (b *Bus) between(ctx context.Context, stream jetstream.Stream, q devices.EventQuery, begin, end uint64, most int, keep func(devices.StreamEvent) bool) (found []devices.StreamEvent, read int, err error) {
+func (b *Bus) between(ctx context.Context, stream jetstream.Stream, q devices.EventQuery, begin, end uint64, most int, take func(*message) (past, bool)) (found []past, read int, err error) {
 	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{FilterSubjects: b.filter(q),
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: begin, InactiveThreshold: recentIdle})
 	if err != nil {
@@ -68,14 +101,14 @@ func (b *Bus) between(ctx context.Context, stream jetstream.Stream, q devices.Ev
 		got := 0
 		for msg := range batch.Messages() {
 			got++
-			meta, err := msg.Metadata()
+			msg, err := placed(msg)
 			if err != nil {
 				return nil, read, err
 			}
-			if meta.Sequence.Stream >= end {
+			if msg.seq >= end {
 				return found, read, batch.Error()
 			}
-			if e := b.read(msg, meta.Sequence.Stream); keep(e) {
+			if e, ok := take(msg); ok {
 				e.Data = slices.Clone(e.Data)
 				found = append(found, e)
 			}

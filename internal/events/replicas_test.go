@@ -60,14 +60,14 @@ func TestReplicasOutliveAServer(t *testing.T) {
 	t.Parallel()
 	servers := natsCluster(t)
 	nc := connect(t, servers[0].ClientURL())
-	b, err := New(Options{Conn: nc, Prefix: "test.v1", Node: "n1", Retention: time.Hour, Limit: 10 << 20, Replicas: 3, Log: slog.New(slog.DiscardHandler)})
+	b, err := New(Options{Conn: nc, Prefix: "test.v1", Node: "n1", Retention: time.Hour, Limit: 10 << 20, NotificationLimit: 10 << 20, Replicas: 3, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
 	var leader string
 	devicetest.Eventually(t, "the stream has three replicas", func() bool {
-		stream, err := b.stream.js.Stream(t.Context(), b.stream.cfg.Name)
+		stream, err := streams(t, nc).Stream(t.Context(), "TEST_V1_EVENTS")
 		if err != nil {
 			return false
 		}
@@ -80,7 +80,7 @@ func TestReplicasOutliveAServer(t *testing.T) {
 	})
 	b.Publish(online(1))
 	messages := func() uint64 {
-		stream, err := b.stream.js.Stream(t.Context(), b.stream.cfg.Name)
+		stream, err := streams(t, nc).Stream(t.Context(), "TEST_V1_EVENTS")
 		if err != nil {
 			return 0
 		}

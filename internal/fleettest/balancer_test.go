@@ -192,7 +192,7 @@ func TestBalancedFleet(t *testing.T) {
 	for i := range 3 {
 		nodes = append(nodes, programs.Start(t, "--database", db.Via(t, database.Address()), "--nats", url, "--nats-prefix", prefix,
 			"--secret", "one fleet, one secret", "--node", fmt.Sprintf("node-%d", i+1), "--drain-window", "3s", "--trusted-proxies", "127.0.0.1",
-			"--photo-limit", "64MiB", "--event-limit", "64MiB", "--public-device-url", "http://"+at.device, "--public-mqtt", at.mqtt))
+			"--photo-limit", "64MiB", "--event-limit", "64MiB", "--notification-limit", "64MiB", "--public-device-url", "http://"+at.device, "--public-mqtt", at.mqtt))
 	}
 	fleet := balance(t, at, nodes)
 	const each, all = 9, 18

@@ -66,7 +66,7 @@ func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 	})
 	for i := range c.Nodes {
 		n := &Node{Dir: t.TempDir(), programs: p, args: append([]string{"--node", fmt.Sprintf("node-%d", i), "--secret", "one fleet, one secret",
-			"--database", c.DB.Via(t, c.SQL[i].Address()), "--nats", "nats://" + c.NATS[i].Address(), "--event-limit", "64MiB", "--photo-limit", "64MiB",
+			"--database", c.DB.Via(t, c.SQL[i].Address()), "--nats", "nats://" + c.NATS[i].Address(), "--event-limit", "64MiB", "--notification-limit", "64MiB", "--photo-limit", "64MiB",
 			"--device-listen", http[i], "--mqtt-listen", mqtt[i], "--public-device-url", "http://" + c.HTTP.Address(), "--public-mqtt", c.MQTT.Address(),
 			"--log-level", "info"}, o.Args...)}
 		if o.Clocks != nil {

@@ -98,7 +98,7 @@ func TestNATSUsers(t *testing.T) {
 	var nodes []*Node
 	for _, name := range []string{"a", "b"} {
 		nodes = append(nodes, programs.Start(t, "--nats", "nats://node:node@"+bus.Addr().String(), "--database", db.URL, "--secret", "one fleet, one secret", "--node", name,
-			"--photo-limit", "64MiB", "--event-limit", "64MiB"))
+			"--photo-limit", "64MiB", "--event-limit", "64MiB", "--notification-limit", "64MiB"))
 	}
 	programs.Simulate(t, nodes[0].Info.OTA, "--devices", "1", "--profile", "fw-2.4")
 	nodes[0].AwaitReady(t, 1)

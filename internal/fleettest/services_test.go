@@ -148,7 +148,7 @@ func TestExternalNATS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := programs.Start(t, "--nats", url, "--nats-prefix", prefix, "--photo-limit", "64MiB", "--event-limit", "64MiB")
+	node := programs.Start(t, "--nats", url, "--nats-prefix", prefix, "--photo-limit", "64MiB", "--event-limit", "64MiB", "--notification-limit", "64MiB")
 	sim := programs.Simulate(t, node.Info.OTA, "--devices", "2", "--profile", "fw-2.4", "--notify", "1s")
 	node.AwaitReady(t, 2)
 	const id = "02:f1:ee:00:00:00"

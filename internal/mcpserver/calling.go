@@ -408,7 +408,7 @@ type eventArgs struct {
 }
 
 type happening struct {
-	ID     uint64            `json:"id"`
+	ID     string            `json:"id"`
 	Type   devices.EventKind `json:"type"`
 	Device devices.ID        `json:"device"`
 	Data   json.RawMessage   `json:"data,omitempty"`
@@ -453,7 +453,7 @@ func (s *Server) events(ctx context.Context, by access.By, q devices.EventQuery,
 	}
 	out := []happening{}
 	for _, e := range recent {
-		h := happening{ID: e.Seq, Type: e.Kind, Device: e.Device}
+		h := happening{ID: e.ID.String(), Type: e.Kind, Device: e.Device}
 		if len(e.Data) <= maxEventRaw {
 			if data, note := appendSchema(nil, e.Data, 0); note == "" { // the same bounds suit any words of a device
 				h.Data = data

@@ -107,7 +107,7 @@ func (e *fakeEvents) happen(t testing.TB, event devices.StreamEvent) {
 	})
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	event.Seq = uint64(len(e.past) + 1)
+	event.ID = devices.EventPosition{uint64(len(e.past) + 1)}
 	e.past = append(e.past, event)
 	for _, ch := range e.listen {
 		ch <- event

@@ -35,10 +35,10 @@ func newWatch(events Events, log *slog.Logger, wants func(devices.ID) bool, noti
 
 // follow reads until ctx ends.
 func (w *watch) follow(ctx context.Context) {
-	var last uint64
+	var last devices.EventPosition
 	for ctx.Err() == nil {
 		err := w.events.Follow(ctx, devices.EventQuery{After: last}, func(e devices.StreamEvent) error {
-			last = e.Seq
+			last = e.ID
 			w.take(e)
 			return nil
 		})
@@ -46,7 +46,7 @@ func (w *watch) follow(ctx context.Context) {
 			return
 		}
 		w.log.Debug("the event stream broke off", "error", err)
-		if last == 0 { // what happens until it is back cannot be asked for
+		if last == (devices.EventPosition{}) { // what happens until it is back cannot be asked for
 			w.missed.Store(true)
 		}
 		select {

@@ -30,7 +30,7 @@ func (n *node) announce() {
 	fmt.Fprintf(&b, "  Agents    %s/mcp   or the command fleetd mcp; fleetd token create makes a key\n", info.API)
 	services := "in this process only; --nats-listen opens a port"
 	switch {
-	case n.bus.server == nil:
+	case n.bus.embedded == nil:
 		services = n.bus.conn.ConnectedUrlRedacted()
 		if services == "" {
 			services = "not connected yet"

@@ -20,11 +20,10 @@ import (
 
 // bus is the node's NATS: a server in this process or a connection elsewhere.
 type bus struct {
-	server  *server.Server // nil if external
-	storage *storage       // nil if external
-	conn    *nats.Conn
-	url     string // for other programs; empty if in process only
-	lost    atomic.Uint64
+	embedded *embedded // nil if external
+	conn     *nats.Conn
+	url      string // for other programs; empty if in process only
+	lost     atomic.Uint64
 	// up says that the connection stands. The library's own answer waits for a
 	// lock that it holds while it tries to reconnect, 3 s at a time.
 	up   atomic.Bool
@@ -86,9 +85,9 @@ func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (
 	if err := b.embed(cfg, dir, token, log); err != nil {
 		return nil, err
 	}
-	conn, err := nats.Connect("", append(options, nats.InProcessServer(b.server), nats.Token(token))...)
+	conn, err := nats.Connect("", append(options, nats.InProcessServer(b.embedded), nats.Token(token))...)
 	if err != nil {
-		b.server.Shutdown()
+		b.embedded.close()
 		return nil, fmt.Errorf("embedded NATS: %w", err)
 	}
 	b.conn = conn
@@ -122,7 +121,7 @@ func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Lo
 		StoreDir:   dir.file(dirNATS),
 		// The streams reserve their limits; the default (a share of the free
 		// disk) would refuse them on small machines.
-		JetStreamMaxStore: cfg.EventLimit + cfg.PhotoLimit + 1<<30,
+		JetStreamMaxStore: cfg.EventLimit + cfg.NotificationLimit + cfg.PhotoLimit + 1<<30,
 		NoSigs:            true,
 		SyncInterval:      syncEvery,
 		// Every device that comes or goes would otherwise make the server search
@@ -148,22 +147,15 @@ func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Lo
 			opts.Authorization = token
 		}
 	}
-	s, err := server.NewServer(opts)
-	if err != nil {
-		return fmt.Errorf("embedded NATS: %w", err)
-	}
-	s.SetLoggerV2(natsLog{log}, false, false, false)
-	s.Start()
-	if !s.ReadyForConnections(natsStart) {
-		s.Shutdown()
-		if cfg.NATSListen != "" {
+	b.embedded = &embedded{options: opts, log: log}
+	if err := b.embedded.start(); err != nil {
+		if cfg.NATSListen != "" && errors.Is(err, errNATSStart) {
 			return fmt.Errorf("--nats-listen: %s cannot be opened; is the port taken?", cfg.NATSListen)
 		}
-		return errors.New("embedded NATS did not start within 10 s")
+		return err
 	}
-	b.server, b.storage = s, &storage{server: s, options: opts, log: log}
 	if cfg.NATSListen != "" {
-		b.url = s.ClientURL()
+		b.url = b.embedded.server.Load().ClientURL()
 	}
 	return nil
 }
@@ -172,9 +164,8 @@ func (b *bus) close() {
 	if b.conn != nil {
 		b.conn.Close()
 	}
-	if b.server != nil {
-		b.server.Shutdown()
-		b.server.WaitForShutdown()
+	if b.embedded != nil {
+		b.embedded.close()
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"sync/atomic"
@@ -17,57 +18,88 @@ import (
 
 const (
 	storageEvery = 2 * time.Second
-	storageFirst = 5 * time.Second // between restarts of JetStream, and twice as long after each that did not help
+	storageFirst = 5 * time.Second // between restarts of the server, and twice as long after each that did not help
 	storageLast  = 5 * time.Minute
 	storageSpare = 1 << 20 // bytes that must be writable before one
 )
 
-// openEvents makes the bus of events, whose streams lie in NATS.
+// openEvents makes the bus of events, whose streams are in NATS.
 func (n *node) openEvents() error {
 	var err error
 	if n.events, err = events.New(events.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Node: n.cfg.Node,
-		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, Replicas: n.cfg.NATSReplicas, Log: n.log}); err != nil {
+		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, NotificationLimit: n.cfg.NotificationLimit, Replicas: n.cfg.NATSReplicas, Log: n.log}); err != nil {
 		return err
 	}
 	n.onStop(n.events.Close) // after the store, whose last rows still make events
-	if n.bus.storage != nil {
-		n.whileRunning(func(ctx context.Context) { n.bus.storage.run(ctx, n.events.Restarted) })
+	if n.bus.embedded != nil {
+		n.whileRunning(n.bus.embedded.watch)
 	}
 	return nil
 }
 
 // kept returns why events are not kept, and what to do.
 func (n *node) kept() error {
-	if n.bus.storage != nil {
-		if err := n.bus.storage.ready(); err != nil {
+	if n.bus.embedded != nil {
+		if err := n.bus.embedded.ready(); err != nil {
 			return err
 		}
 	}
 	return n.events.Ready()
 }
 
-// storage looks after the files of the embedded NATS. After a write that
-// failed, as on a full disk, the server takes nothing more for that stream and
-// answers nobody, until JetStream is restarted; after a lack of permission it
-// disables JetStream altogether.
-type storage struct {
-	server  *server.Server
-	options *server.Options // as the server was started with
+// embedded is the NATS server in this process. After a write that failed, as
+// on a full disk, a server takes nothing more for that stream and answers
+// nobody; without permission to write it disables JetStream. Both last until
+// it is restarted: JetStream alone cannot be, without a data race in the server
+// and a second dispatcher of its API.
+type embedded struct {
+	options *server.Options
 	log     *slog.Logger
+	server  atomic.Pointer[server.Server]
 	fault   atomic.Pointer[error]
 }
 
+// start starts a server.
+func (e *embedded) start() error {
+	s, err := server.NewServer(e.options.Clone())
+	if err != nil {
+		return fmt.Errorf("embedded NATS: %w", err)
+	}
+	s.SetLoggerV2(natsLog{e.log}, false, false, false)
+	s.Start()
+	if !s.ReadyForConnections(natsStart) {
+		s.Shutdown()
+		return errNATSStart
+	}
+	if address, ok := s.Addr().(*net.TCPAddr); ok {
+		e.options.Port = address.Port // a restart keeps a port that the system chose
+	}
+	e.server.Store(s)
+	return nil
+}
+
+var errNATSStart = errors.New("embedded NATS did not start within 10 s")
+
+// InProcessConn connects the node to the server that runs now.
+func (e *embedded) InProcessConn() (net.Conn, error) { return e.server.Load().InProcessConn() }
+
+func (e *embedded) close() {
+	s := e.server.Load()
+	s.Shutdown()
+	s.WaitForShutdown()
+}
+
 // ready returns what keeps the server from writing, and what to do.
-func (s *storage) ready() error {
-	if fault := s.fault.Load(); fault != nil {
+func (e *embedded) ready() error {
+	if fault := e.fault.Load(); fault != nil {
 		return *fault
 	}
 	return nil
 }
 
-// run restarts JetStream whenever it cannot write though its directory can be
-// written to. It calls restarted after that.
-func (s *storage) run(ctx context.Context, restarted func()) {
+// watch restarts the server whenever it cannot write though its directory can
+// be written to.
+func (e *embedded) watch(ctx context.Context) {
 	ticker := time.NewTicker(storageEvery)
 	defer ticker.Stop()
 	var tried time.Time
@@ -78,10 +110,11 @@ func (s *storage) run(ctx context.Context, restarted func()) {
 			return
 		case <-ticker.C:
 		}
-		health := s.server.Healthz(nil)
-		if health.StatusCode != http.StatusServiceUnavailable {
+		s := e.server.Load()
+		health := s.Healthz(nil)
+		if s.Running() && health.StatusCode != http.StatusServiceUnavailable {
 			suspect, wait = false, storageFirst
-			s.fault.Store(nil)
+			e.fault.Store(nil)
 			continue
 		}
 		if !suspect { // a stream that is being made has files, and is not there yet
@@ -89,38 +122,24 @@ func (s *storage) run(ctx context.Context, restarted func()) {
 			continue
 		}
 		fault := fmt.Errorf("the embedded NATS cannot write to %s (%s): free disk space there, or fix its permissions; "+
-			"events and photos are kept again without a restart of the node", s.options.StoreDir, health.Error)
-		if s.fault.Swap(&fault) == nil {
-			s.log.Error("events and photos are not kept", "error", fault)
+			"events and photos are kept again without a restart of the node", e.options.StoreDir, health.Error)
+		if e.fault.Swap(&fault) == nil {
+			e.log.Error("events and photos are not kept", "error", fault)
 		}
-		if time.Since(tried) < wait || writable(s.options.StoreDir) != nil {
+		if time.Since(tried) < wait || writable(e.options.StoreDir) != nil {
 			continue
 		}
 		if !tried.IsZero() {
 			wait = min(2*wait, storageLast)
 		}
 		tried = time.Now()
-		if err := s.restart(); err != nil {
-			s.log.Warn("JetStream is not restarted yet", "error", err)
+		e.close()
+		if err := e.start(); err != nil {
+			e.log.Error("embedded NATS is not restarted yet", "error", err)
 			continue
 		}
-		s.log.Info("JetStream restarted after it could not write")
-		restarted()
+		e.log.Info("embedded NATS restarted, because it could not write")
 	}
-}
-
-// restart reads the streams from their files again.
-func (s *storage) restart() error {
-	if err := s.server.ShutdownJetStream(); err != nil {
-		return err
-	}
-	o := s.options
-	err := s.server.EnableJetStream(&server.JetStreamConfig{StoreDir: o.StoreDir, MaxMemory: o.JetStreamMaxMemory, MaxStore: o.JetStreamMaxStore,
-		SyncInterval: o.SyncInterval, SyncAlways: o.SyncAlways, Strict: !o.NoJetStreamStrict, CompressOK: true})
-	if err != nil {
-		return errors.Join(err, s.server.ShutdownJetStream())
-	}
-	return nil
 }
 
 // writable tells whether a directory's disk has room for more than a moment.

@@ -22,7 +22,7 @@ func TestEmbeddedStorageHeals(t *testing.T) {
 	if _, err := os.Stat(full); err != nil {
 		t.Skip("this system has no /dev/full")
 	}
-	n := &node{cfg: load(t, map[string]string{"event-limit": "16MiB", "photo-limit": "1MiB", "node": "n1"}), log: quiet}
+	n := &node{cfg: load(t, map[string]string{"event-limit": "16MiB", "notification-limit": "1MiB", "photo-limit": "1MiB", "node": "n1"}), log: quiet}
 	n.dir = open(t, t.TempDir())
 	var err error
 	if n.bus, err = openBus(n.cfg, n.dir, "token", n.log); err != nil {

@@ -88,7 +88,7 @@ func TestClient(t *testing.T) {
 		t.Errorf("%+v, %v", d, err)
 	}
 	f.events.queue = make(chan devices.StreamEvent, 1)
-	f.events.queue <- devices.StreamEvent{Seq: 42, Kind: devices.EventOnline, Data: []byte(`{}`)}
+	f.events.queue <- devices.StreamEvent{ID: devices.EventPosition{42}, Kind: devices.EventOnline, Data: []byte(`{}`)}
 	for event, err := range c.Events(ctx, apiclient.EventOptions{Device: id, Type: "online", After: "41"}) {
 		if err != nil || event.ID != "42" || event.Type != "online" {
 			t.Errorf("%+v, %v", event, err)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net/http"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -35,8 +34,8 @@ func (s *Server) eventRoutes() {
 		kinds = append(kinds, string(kind))
 	}
 	s.handle(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
-		text: "Server-sent events: id is the sequence in the stream, event the kind, data the payload on one line. With Last-Event-ID the stream " +
-			"resumes behind that event; if some behind it are gone already, it begins with one `gap` event. A comment every 15 s keeps proxies patient.",
+		text: "Server-sent events: id is the position in the streams, event the kind, data the payload on one line. With Last-Event-ID the answer " +
+			"resumes after that event; if some after it are gone already, it begins with one `gap` event for each stream. A comment every 15 s keeps proxies patient.",
 		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),
 		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.events,
 		queryParam("device", "Only events of this device."), queryParam("type", "Only events of this kind.", kinds...),
@@ -105,8 +104,8 @@ func eventQuery(r *http.Request) (q devices.EventQuery, err error) {
 		last = values.Get("last_event_id")
 	}
 	if last != "" {
-		if q.After, err = strconv.ParseUint(last, 10, 64); err != nil {
-			return q, badRequest("Last-Event-ID must be an id that this stream sent: a number")
+		if q.After, err = devices.ParseEventPosition(last); err != nil {
+			return q, badRequest("Last-Event-ID must be an id that this stream sent, such as 1042.77")
 		}
 	}
 	return q, nil
@@ -188,8 +187,8 @@ func (e *eventStream) writeLocked(b []byte) error {
 // line break in a payload is white space of JSON: inside strings it is
 // escaped.
 func appendEvent(dst []byte, e devices.StreamEvent) []byte {
-	if e.Seq > 0 {
-		dst = append(strconv.AppendUint(append(dst, "id: "...), e.Seq, 10), '\n')
+	if id := e.ID.String(); id != "" {
+		dst = append(append(append(dst, "id: "...), id...), '\n')
 	}
 	kind := string(e.Kind)
 	if e.Gap {

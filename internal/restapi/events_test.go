@@ -45,14 +45,14 @@ func TestEvents(t *testing.T) {
 	f.events.ended = make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	f.events.queue <- devices.StreamEvent{Gap: true, Seq: 41, Data: []byte(`{"from":8,"to":41}`)}
-	f.events.queue <- devices.StreamEvent{Seq: 42, Kind: devices.EventOnline, Data: []byte("{\"a\":\n1,\r\n\"b\":\"\\n\"}")}
+	f.events.queue <- devices.StreamEvent{Gap: true, ID: devices.EventPosition{41}, Data: []byte(`{"from":8,"to":41}`)}
+	f.events.queue <- devices.StreamEvent{ID: devices.EventPosition{42, 7}, Kind: devices.EventOnline, Data: []byte("{\"a\":\n1,\r\n\"b\":\"\\n\"}")}
 	f.events.queue <- devices.StreamEvent{Kind: devices.EventPhoto, Data: []byte(`{}`)}
 	lines, header := f.follow(t, ctx, "?device=AABBCCDDEEFF&type=online", "Last-Event-ID", "7")
 	if header.Get("Content-Type") != "text/event-stream; charset=utf-8" || header.Get("Cache-Control") != "no-store" {
 		t.Errorf("%v", header)
 	}
-	want := []string{"id: 41", "event: gap", `data: {"from":8,"to":41}`, "", "id: 42", "event: online", `data: {"a": 1,  "b":"\n"}`, "", "event: photo", "data: {}", ""}
+	want := []string{"id: 41", "event: gap", `data: {"from":8,"to":41}`, "", "id: 42.7", "event: online", `data: {"a": 1,  "b":"\n"}`, "", "event: photo", "data: {}", ""}
 	for _, line := range want {
 		for lines.Scan() && lines.Text() == ":" { // a heartbeat may come between
 			lines.Scan()
@@ -64,7 +64,7 @@ func TestEvents(t *testing.T) {
 	f.events.mu.Lock()
 	asked := slices.Clone(f.events.asked)
 	f.events.mu.Unlock()
-	if !reflect.DeepEqual(asked, []devices.EventQuery{{Device: robot, Kind: devices.EventOnline, After: 7}}) {
+	if !reflect.DeepEqual(asked, []devices.EventQuery{{Device: robot, Kind: devices.EventOnline, After: devices.EventPosition{7}}}) {
 		t.Errorf("%+v", asked)
 	}
 	cancel()
@@ -80,8 +80,10 @@ func TestEventQueries(t *testing.T) {
 		bad           bool
 	}{
 		{"", "", devices.EventQuery{}, false},
-		{"?last_event_id=9", "", devices.EventQuery{After: 9}, false},
-		{"?last_event_id=9", "10", devices.EventQuery{After: 10}, false},
+		{"?last_event_id=9", "", devices.EventQuery{After: devices.EventPosition{9}}, false},
+		{"?last_event_id=9", "10", devices.EventQuery{After: devices.EventPosition{10}}, false},
+		{"", "10.77", devices.EventQuery{After: devices.EventPosition{10, 77}}, false},
+		{"", "10.77.1", devices.EventQuery{}, true},
 		{"?type=notifications", "", devices.EventQuery{Kind: devices.EventNotification}, false},
 		{"?device=robot-1", "", devices.EventQuery{Device: "robot-1"}, false},
 		{"?type=messages", "", devices.EventQuery{}, true},
@@ -149,7 +151,7 @@ func TestEventsSlowReader(t *testing.T) {
 	if _, err := io.WriteString(conn, "GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+f.token+"\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	event := devices.StreamEvent{Seq: 1, Kind: devices.EventNotification, Data: []byte(`"` + strings.Repeat("x", 1<<20) + `"`)}
+	event := devices.StreamEvent{ID: devices.EventPosition{1}, Kind: devices.EventNotification, Data: []byte(`"` + strings.Repeat("x", 1<<20) + `"`)}
 	sent := 0
 	for ended := false; !ended; {
 		select {
@@ -188,7 +190,7 @@ func TestHeartbeat(t *testing.T) {
 		defer cancel()
 		go func() {
 			time.Sleep(20 * time.Second)
-			if err := e.event(devices.StreamEvent{Seq: 1, Kind: devices.EventOnline, Data: []byte("{}")}); err != nil {
+			if err := e.event(devices.StreamEvent{ID: devices.EventPosition{1}, Kind: devices.EventOnline, Data: []byte("{}")}); err != nil {
 				t.Error(err)
 			}
 		}()

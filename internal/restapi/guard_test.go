@@ -290,7 +290,7 @@ func TestEventsUnderAKey(t *testing.T) {
 		}
 		f.token = token
 		for _, id := range []devices.ID{lamp, robot} {
-			f.events.queue <- devices.StreamEvent{Seq: 1, Kind: devices.EventOnline, Device: id, Data: []byte(`{"device":"` + string(id) + `"}`)}
+			f.events.queue <- devices.StreamEvent{ID: devices.EventPosition{1}, Kind: devices.EventOnline, Device: id, Data: []byte(`{"device":"` + string(id) + `"}`)}
 		}
 		lines, _ := f.follow(t, t.Context(), "")
 		var seen []string

@@ -1,0 +1,113 @@
+package events
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"fleetd/internal/devices"
+)
+
+// open begins to read the streams that q needs where q.After ends, and returns
+// a Gap for each whose events from there are gone.
+func (f *follower) open(ctx context.Context, q devices.EventQuery) (gaps []devices.StreamEvent, err error) {
+	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
+	defer cancel()
+	defer func() {
+		for _, s := range f.sources {
+			if err != nil && s.messages != nil {
+				s.messages.Stop()
+			}
+		}
+	}()
+	for which, kept := range f.bus.streams {
+		if q.Kind != "" && f.bus.streamOf(q.Kind) != kept {
+			continue
+		}
+		s := &source{which: devices.EventStream(which), taken: make(chan struct{}, 1), replaced: kept.replacement()}
+		if s.stream, err = kept.js.Stream(ctx, kept.cfg.Name); err != nil {
+			return nil, err
+		}
+		f.sources = append(f.sources, s)
+	}
+	for _, s := range f.sources {
+		cfg := jetstream.OrderedConsumerConfig{FilterSubjects: f.bus.filter(q), InactiveThreshold: time.Minute}
+		gap, err := f.resume(ctx, s, q.After, &cfg)
+		if err != nil {
+			return nil, err
+		}
+		if gap != nil {
+			gaps = append(gaps, *gap)
+		}
+		consumer, err := s.stream.OrderedConsumer(ctx, cfg)
+		if err != nil {
+			return nil, err
+		}
+		s.backlog = consumer.CachedInfo().NumPending > 0
+		if s.messages, err = consumer.Messages(jetstream.PullMaxMessages(64)); err != nil {
+			return nil, err
+		}
+	}
+	return gaps, nil
+}
+
+// resume decides where to begin in one stream.
+func (f *follower) resume(ctx context.Context, s *source, after devices.EventPosition, cfg *jetstream.OrderedConsumerConfig) (*devices.StreamEvent, error) {
+	state := s.stream.CachedInfo().State
+	first, seq := max(state.FirstSeq, 1), after[s.which]
+	cfg.DeliverPolicy = jetstream.DeliverByStartSequencePolicy
+	switch {
+	case after == devices.EventPosition{}: // from now on
+		seq = state.LastSeq
+	case seq == 0: // the position is one in another stream
+		at, err := f.timeOf(ctx, after)
+		if err != nil {
+			return nil, err
+		}
+		if !at.IsZero() && (state.Msgs == 0 || !at.Before(state.FirstTime)) {
+			at = at.Add(1)
+			cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &at
+			return nil, nil
+		}
+	case seq > state.LastSeq: // of a stream that is no more
+		return f.gap(s, cfg, 1, first-1), nil
+	}
+	if seq+1 < first {
+		return f.gap(s, cfg, seq+1, first-1), nil
+	}
+	f.at[s.which], cfg.OptStartSeq = seq, seq+1
+	return nil, nil
+}
+
+// gap begins at the first event there is.
+func (f *follower) gap(s *source, cfg *jetstream.OrderedConsumerConfig, from, to uint64) *devices.StreamEvent {
+	f.at[s.which], cfg.OptStartSeq = to, to+1
+	return &devices.StreamEvent{Gap: true, ID: f.at, Data: json.RawMessage(fmt.Sprintf(`{"stream":%q,"from":%d,"to":%d}`, s.which, from, to))}
+}
+
+// timeOf is the time of the newest event that a position names, zero if they
+// are gone.
+func (f *follower) timeOf(ctx context.Context, p devices.EventPosition) (at time.Time, err error) {
+	for which, seq := range p {
+		if seq == 0 {
+			continue
+		}
+		stream, err := f.bus.streams[which].js.Stream(ctx, f.bus.streams[which].cfg.Name)
+		if err != nil {
+			return at, err
+		}
+		msg, err := stream.GetMsg(ctx, seq)
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+		case err != nil:
+			return at, err
+		case msg.Time.After(at):
+			at = msg.Time
+		}
+	}
+	return at, nil
+}
