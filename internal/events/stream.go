@@ -183,6 +183,7 @@ func (s *stream) compare(now *jetstream.StreamInfo) {
 	s.last = now
 	switch {
 	case before == nil:
+		s.kept() // what was lost before there was a stream is no news
 	case !now.Created.Equal(before.Created) || now.State.LastSeq < before.State.LastSeq:
 		close(s.replaced)
 		s.replaced = make(chan struct{})

@@ -15,7 +15,10 @@ import (
 func TestFilesAreWrittenDurably(t *testing.T) {
 	writes := map[string]bool{"WriteFile": true, "Create": true, "CreateTemp": true, "OpenFile": true, "Rename": true, "Link": true,
 		"Symlink": true, "Mkdir": true, "MkdirAll": true}
-	allowed := map[string]bool{"datadir.go: OpenFile": true} // the lock, which holds nothing
+	allowed := map[string]bool{
+		"datadir.go: OpenFile":   true, // the lock, which holds nothing
+		"storage.go: CreateTemp": true, // removed at once: is there room?
+	}
 	for _, dir := range []string{".", "../apiclient"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil || len(files) == 0 {

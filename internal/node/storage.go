@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -97,32 +97,42 @@ func (e *embedded) ready() error {
 	return nil
 }
 
+// broken is why the server writes no more. Other complaints are left out, such
+// as a stream whose files cannot be read: a restart does not help there.
+func (e *embedded) broken() string {
+	s := e.server.Load()
+	if !s.JetStreamEnabled() {
+		return "JetStream is disabled"
+	}
+	for _, problem := range s.Healthz(&server.HealthzOptions{Details: true}).Errors {
+		if strings.Contains(problem.Error, "write error") {
+			return problem.Error
+		}
+	}
+	return ""
+}
+
 // watch restarts the server whenever it cannot write though its directory can
 // be written to.
 func (e *embedded) watch(ctx context.Context) {
 	ticker := time.NewTicker(storageEvery)
 	defer ticker.Stop()
 	var tried time.Time
-	suspect, wait := false, storageFirst
+	wait := storageFirst
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		s := e.server.Load()
-		health := s.Healthz(nil)
-		if s.Running() && health.StatusCode != http.StatusServiceUnavailable {
-			suspect, wait = false, storageFirst
+		reason := e.broken()
+		if reason == "" {
+			wait = storageFirst
 			e.fault.Store(nil)
 			continue
 		}
-		if !suspect { // a stream that is being made has files, and is not there yet
-			suspect = true
-			continue
-		}
 		fault := fmt.Errorf("the embedded NATS cannot write to %s (%s): free disk space there, or fix its permissions; "+
-			"events and photos are kept again without a restart of the node", e.options.StoreDir, health.Error)
+			"events and photos are kept again without a restart of the node", e.options.StoreDir, reason)
 		if e.fault.Swap(&fault) == nil {
 			e.log.Error("events and photos are not kept", "error", fault)
 		}
