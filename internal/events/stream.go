@@ -46,6 +46,7 @@ type stream struct {
 	mu        sync.Mutex
 	fault     error // of the last look
 	last      *jetstream.StreamInfo
+	doubted   bool          // unkept at the last look
 	corrected time.Time     // when limits were last changed
 	replaced  chan struct{} // closed when the stream is another one: sequences begin anew
 }
@@ -188,9 +189,10 @@ func (s *stream) compare(now *jetstream.StreamInfo) {
 		close(s.replaced)
 		s.replaced = make(chan struct{})
 		s.kept()
-	case now.State.LastSeq > before.State.LastSeq:
-		s.kept()
+	case s.doubted && now.State.LastSeq > before.State.LastSeq:
+		s.kept() // if only those of other nodes
 	}
+	s.doubted = s.unkept.Load()
 }
 
 // replacement returns a channel that is closed when the stream is another one.
