@@ -73,7 +73,7 @@ func (f *follower) resume(ctx context.Context, s *source, after devices.EventPos
 			cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &at
 			return nil, nil
 		}
-	case seq > state.LastSeq: // of a stream that is no more
+	case seq > state.LastSeq: // of a stream that was lost
 		return f.gap(s, cfg, 1, first-1), nil
 	}
 	if seq+1 < first {

@@ -69,7 +69,7 @@ func (s *stream) publish(msg *nats.Msg) error {
 		}
 		s.stalled.Store(true)
 	}
-	s.dropped.Add(DropNoAck, 1) // maybe kept, but nobody knows
+	s.dropped.Add(DropNoAck, 1) // the stream may keep it, unconfirmed
 	return s.conn.PublishMsg(msg)
 }
 
@@ -96,7 +96,7 @@ func (s *stream) lost(err error) {
 		s.dropped.Add(DropStream, 1)
 	}
 	// The event is as old as the timeout at most: a younger sign that the
-	// stream keeps events is news, and this is not.
+	// stream keeps events makes this one void.
 	if time.Since(time.Unix(0, s.good.Load())) > ackTimeout {
 		s.unkept.Store(true)
 	}
@@ -184,7 +184,7 @@ func (s *stream) compare(now *jetstream.StreamInfo) {
 	s.last = now
 	switch {
 	case before == nil:
-		s.kept() // what was lost before there was a stream is no news
+		s.kept() // what was lost before there was a stream does not count
 	case !now.Created.Equal(before.Created) || now.State.LastSeq < before.State.LastSeq:
 		close(s.replaced)
 		s.replaced = make(chan struct{})
