@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"fleetd/internal/audit"
+	"fleetd/internal/credential"
 )
 
 func TestTokenCreate(t *testing.T) {
@@ -121,7 +123,7 @@ func blocks(t *testing.T) []byte {
 	var previous audit.Hash
 	for i, text := range []string{`{"seq":1,"kind":"run","action":"start","outcome":"ok"}`, `{"seq":2,"kind":"call","action":"t","outcome":"ok"}`, `{"seq":3,"kind":"run","action":"stop","outcome":"ok"}`} {
 		b := audit.Block{Run: "r", Node: "n", FirstSeq: int64(i + 1), LastSeq: int64(i + 1), FirstAt: at, LastAt: at, Entries: []byte(text + "\n"), Previous: previous}
-		b.Hash = b.Sum()
+		b.Hash = b.Sum(nil)
 		previous = b.Hash
 		out = audit.AppendExport(out, &b)
 	}
@@ -151,6 +153,48 @@ func TestAuditExportAndVerify(t *testing.T) {
 	f.run("audit", "verify", file).is(t, exitFailed, "3 entries in 3 blocks of 1 runs\nfault: run r of node n, entries 2 to 2 were changed: their hash is another one\n", "fleetd: the record is not whole\n")
 	f.run("audit", "verify").is(t, exitFailed, "4 entries in 3 blocks of 2 runs\n1 runs begin before what is here\n5 entries found no room while the database was away; the nodes say so themselves\nno end: run x\nfault: gone\n",
 		"fleetd: the record is not whole\n")
+}
+
+// A record under the fleet's key is checked with its secret, from the data
+// directory or a file, and is not taken for whole without it.
+func TestAuditVerifyWithTheKey(t *testing.T) {
+	const secret = "a secret for tests only"
+	mint, err := credential.New([]byte(secret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &keptBlocks{}
+	log := audit.New(audit.Options{Node: "n", Version: "1", Key: mint.AuditKey(), Since: time.Now(), Store: store, Log: slog.New(slog.DiscardHandler)})
+	if err := log.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file, keep := filepath.Join(dir, "audit.jsonl"), filepath.Join(dir, "secret")
+	for name, content := range map[string][]byte{file: store.export, keep: []byte(secret + "\n"), filepath.Join(dir, "other"): []byte("another secret than that\n")} {
+		if err := os.WriteFile(name, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := newAPI(t, nil)
+	for _, args := range [][]string{{"--data-dir", dir}, {"--secret-file", keep}} {
+		if got := f.run(append([]string{"audit", "verify", file}, args...)...); got.code != exitOK {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+	if got := f.run("audit", "verify", file, "--data-dir", filepath.Join(dir, "none")); got.code != exitFailed || !strings.Contains(got.stderr, "--secret-file") {
+		t.Errorf("without the secret: %+v", got)
+	}
+	if got := f.run("audit", "verify", file, "--secret-file", filepath.Join(dir, "other")); got.code != exitFailed || !strings.Contains(got.stdout, "were changed") {
+		t.Errorf("with another secret: %+v", got)
+	}
+}
+
+// keptBlocks is a store that exports what it gets.
+type keptBlocks struct{ export []byte }
+
+func (k *keptBlocks) SaveAuditBlock(_ context.Context, b *audit.Block) error {
+	k.export = audit.AppendExport(k.export, b)
+	return nil
 }
 
 // A call that needs a yes gets one from --yes or from a person, and from nobody else.

@@ -12,6 +12,8 @@ import (
 
 	"fleetd/internal/apiclient"
 	"fleetd/internal/audit"
+	"fleetd/internal/config"
+	"fleetd/internal/node"
 )
 
 type auditCmd struct {
@@ -182,9 +184,27 @@ func (cmd *auditExportCmd) Run(ctx context.Context, a *app) error {
 }
 
 type auditVerifyCmd struct {
-	File string `arg:"" optional:"" help:"An exported file, or - for standard input; without it the node looks at its own record."`
+	File       string  `arg:"" optional:"" help:"An exported file, or - for standard input; without it the node looks at its own record."`
+	SecretFile *string `help:"File with the fleet's secret, for an exported file, where the data directory does not hold it ($FLEETD_SECRET_FILE, $FLEETD_SECRET)." placeholder:"FILE"`
 	spanFlags
 	clientFlags
+}
+
+// key is the fleet's, from the secret of the node whose settings these are.
+func (cmd *auditVerifyCmd) key(a *app) ([]byte, error) {
+	given := map[string]string{"data-dir": config.LoadClient(config.Client(cmd.clientFlags), a.environ).DataDir}
+	if cmd.SecretFile != nil {
+		given["secret-file"] = *cmd.SecretFile
+	}
+	cfg, err := config.Load(given, a.environ)
+	if err != nil {
+		return nil, exitError{err, exitFailed}
+	}
+	key, err := node.AuditKey(cfg)
+	if err != nil {
+		return nil, exitError{err, exitFailed}
+	}
+	return key, nil
 }
 
 // Run looks for gaps. A file is looked at right here: whoever exported it need not be trusted.
@@ -234,9 +254,16 @@ func (cmd *auditVerifyCmd) report(ctx context.Context, a *app) (report apiclient
 		defer f.Close()
 		in = f
 	}
-	var v audit.Verifier
+	key, err := cmd.key(a)
+	if err != nil {
+		return report, err
+	}
+	v := audit.Verifier{Key: key}
 	if err := audit.ReadExport(in, func(b *audit.Block) error { v.Add(b); return nil }); err != nil {
 		return report, failed("%s: %w", cmd.File, err)
+	}
+	if v.NeedsKey() {
+		return report, failed("%s is hashed under the fleet's secret; run this with the --data-dir of a node, or with --secret-file", cmd.File)
 	}
 	return apiclient.AuditReport(v.Report()), nil
 }

@@ -45,10 +45,11 @@ func (m *memory) set(away bool) {
 	m.away = away
 }
 
-func (m *memory) verify() (Report, []Line) {
+func (m *memory) verify() (Report, []Line) { return m.verifyWith(Verifier{}) }
+
+func (m *memory) verifyWith(v Verifier) (Report, []Line) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var v Verifier
 	var lines []Line
 	for i := range m.blocks {
 		v.Add(&m.blocks[i])
@@ -198,26 +199,26 @@ func TestVerifyFindsFaults(t *testing.T) {
 			}, 1},
 			"changed and summed": {func(b []Block) []Block {
 				b[1].Entries = bytes.Replace(b[1].Entries, []byte("tool-1001"), []byte("tool-1002"), 1)
-				b[1].Hash = b[1].Sum()
+				b[1].Hash = b[1].Sum(nil)
 				return b
 			}, 1},
 			"line cut out": {func(b []Block) []Block {
 				lines := bytes.SplitAfter(b[1].Entries, []byte("\n"))
 				b[1].Entries = bytes.Join(slices.Delete(lines, 3, 4), nil)
-				b[1].Hash = b[1].Sum()
+				b[1].Hash = b[1].Sum(nil)
 				return b[:2]
 			}, 1},
 			"other node": {func(b []Block) []Block { b[0].Node = "n-2"; return b }, 1},
 			"other time": {func(b []Block) []Block { b[0].LastAt = b[0].LastAt.Add(time.Second); return b }, 1},
 			"not the first": {func(b []Block) []Block {
 				b[0].Previous = Hash{1}
-				b[0].Hash = b[0].Sum()
+				b[0].Hash = b[0].Sum(nil)
 				return b[:1]
 			}, 1},
 			"last lines cut off": {func(b []Block) []Block {
 				lines := bytes.SplitAfter(b[0].Entries, []byte("\n"))
 				b[0].Entries = bytes.Join(lines[:len(lines)-3], nil)
-				b[0].Hash = b[0].Sum()
+				b[0].Hash = b[0].Sum(nil)
 				return b[:1]
 			}, 1},
 			"goes on after its end": {func(b []Block) []Block {
@@ -225,7 +226,7 @@ func TestVerifyFindsFaults(t *testing.T) {
 				more := Block{Run: last.Run, Node: last.Node, FirstSeq: last.LastSeq + 1, LastSeq: last.LastSeq + 1, FirstAt: last.LastAt, LastAt: last.LastAt, Previous: last.Hash}
 				e := call(1)
 				more.Entries = appendLine(nil, more.FirstSeq, &e)
-				more.Hash = more.Sum()
+				more.Hash = more.Sum(nil)
 				return append(b, more)
 			}, 1},
 		} {
@@ -242,7 +243,7 @@ func TestVerifyFindsFaults(t *testing.T) {
 		unended := Block{Run: "z", Node: "n-1", FirstSeq: 1, LastSeq: 1} // of a node that was killed
 		e := call(1)
 		unended.Entries = appendLine(nil, 1, &e)
-		unended.Hash = unended.Sum()
+		unended.Hash = unended.Sum(nil)
 		var two Verifier
 		for _, b := range append(slices.Clone(whole), unended) {
 			two.Add(&b)

@@ -51,10 +51,10 @@ type Block struct {
 	Previous, Hash    Hash
 }
 
-// Sum is what the block's hash has to be. It covers the block before, and all
-// that is stored.
-func (b *Block) Sum() (h Hash) {
-	digest := sha256.New()
+// Sum is what the block's hash has to be: under the key, if it is of a keyed run.
+// It covers the block before, and all that is stored.
+func (b *Block) Sum(key []byte) (h Hash) {
+	digest := digest(b.Run, key)
 	digest.Write(b.Previous[:])
 	fmt.Fprintf(digest, "%q %q %d %d %d %d\n", b.Run, b.Node, b.FirstSeq, b.LastSeq, b.FirstAt.UnixMicro(), b.LastAt.UnixMicro())
 	digest.Write(b.Entries)

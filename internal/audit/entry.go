@@ -1,7 +1,8 @@
 // Package audit keeps the record of who did what: every call of a tool, every
 // refusal, and every change of keys, rules and credentials. Entries of one run
-// of a node are chained by hashes, so that one that is missing or was changed
-// shows. They are written in groups, behind the back of whoever made them.
+// of a node are chained by hashes under the fleet's key, so that one that is
+// missing or was changed shows. They are written in groups, and nobody waits for
+// that.
 package audit
 
 import (

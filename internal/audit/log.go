@@ -2,11 +2,9 @@ package audit
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,11 +28,15 @@ type Store interface {
 	SaveAuditBlock(ctx context.Context, b *Block) error
 }
 
-// Options of a Log. All are required but Spill.
+// Options of a Log. All are required but Key, Since and Spill.
 type Options struct {
 	Node, Version string
-	Store         Store
-	Log           *slog.Logger
+	// Key hashes the blocks, and Since is when the fleet began to write with it;
+	// without them anybody who can write rows can make valid ones.
+	Key   []byte
+	Since time.Time
+	Store Store
+	Log   *slog.Logger
 	// Spill takes, when the log is closed, what the store would not.
 	Spill func([]Block) error
 }
@@ -67,7 +69,7 @@ type Log struct {
 
 // New starts a Log, whose first entry says so.
 func New(opt Options) *Log {
-	l := &Log{opt: opt, limit: MaxWaiting, run: strings.ToLower(rand.Text()[:16]), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	l := &Log{opt: opt, limit: MaxWaiting, run: newRun(opt.Since), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 	l.Record(Entry{At: time.Now(), Kind: KindRun, Action: "start", Outcome: "ok", Detail: "fleetd " + opt.Version})
 	go l.write()
 	return l
@@ -228,7 +230,7 @@ func (l *Log) writeNext(ctx context.Context) error {
 func (l *Log) chain(b *Block) {
 	b.Run, b.Node, b.Previous = l.run, l.opt.Node, l.previous
 	b.FirstAt, b.LastAt = b.FirstAt.UTC().Truncate(time.Microsecond), b.LastAt.UTC().Truncate(time.Microsecond)
-	b.Hash = b.Sum()
+	b.Hash = b.Sum(l.opt.Key)
 }
 
 // Close writes what waits, and that the node stopped. Nothing may be recorded

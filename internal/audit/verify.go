@@ -33,7 +33,14 @@ type Report struct {
 
 // Verifier walks blocks in the order of (run, first sequence).
 type Verifier struct {
+	// Key is that of the fleet's keyed blocks, Since when it began to write them,
+	// if that is known otherwise than from the blocks.
+	Key   []byte
+	Since time.Time
+
 	report Report
+	keyed  int   // blocks
+	plain  Block // the latest that is not keyed; its entries are not kept
 	last   Block // of this run; its entries are not kept
 	ended  bool
 }
@@ -64,12 +71,29 @@ func (v *Verifier) Add(b *Block) {
 			v.fault(where + " come behind the end of the run")
 		}
 	}
-	if b.Sum() != b.Hash {
+	intact := b.Sum(v.Key) == b.Hash
+	if !intact {
 		v.fault(where + " were changed: their hash is another one")
 	}
+	v.era(b, intact)
 	v.lines(b, where)
 	v.last = *b
 	v.last.Entries = nil
+}
+
+// era notes whether a block is under the key, and since when blocks are.
+func (v *Verifier) era(b *Block, intact bool) {
+	since, keyed := keyedSince(b.Run)
+	switch {
+	case keyed:
+		v.keyed++
+		if intact && (v.Since.IsZero() || since.Before(v.Since)) {
+			v.Since = since
+		}
+	case b.LastAt.After(v.plain.LastAt):
+		v.plain = *b
+		v.plain.Entries = nil
+	}
 }
 
 // lines looks at the numbers of the entries.
@@ -111,9 +135,16 @@ func (v *Verifier) fault(sentence string) {
 	}
 }
 
+// NeedsKey tells whether there were keyed blocks, and no key to check them.
+func (v *Verifier) NeedsKey() bool { return v.keyed > 0 && len(v.Key) == 0 }
+
 // Report ends the walk.
 func (v *Verifier) Report() Report {
 	v.endRun()
+	if !v.Since.IsZero() && v.plain.LastAt.After(v.Since.Add(KeyedGrace)) {
+		v.fault(fmt.Sprintf("run %s of node %s has entries until %s that are not under the fleet's key, with which its nodes write since %s: they are forged, or of a node of an older version",
+			v.plain.Run, v.plain.Node, v.plain.LastAt.Format(time.RFC3339), v.Since.Format(time.RFC3339)))
+	}
 	v.last.Run = ""
 	v.report.Intact = len(v.report.Faults) == 0
 	v.report.Faults, v.report.Unended = slices.Concat([]string{}, v.report.Faults), slices.Concat([]string{}, v.report.Unended)

@@ -148,6 +148,9 @@ func (m *Mint) IsHop(signature, device, kind string, body []byte) bool {
 	return subtle.ConstantTimeCompare([]byte(signature), []byte(m.HopSignature(device, kind, body))) == 1
 }
 
+// AuditKey is the key under which the fleet's record is hashed.
+func (m *Mint) AuditKey() []byte { return m.sum("audit") }
+
 // Seal encrypts what the fleet keeps for itself, so that a database or a backup
 // alone does not give it away: AES-256-GCM with a random nonce, under a key that
 // derives from the secret and the purpose. name is what it belongs to; it cannot

@@ -92,7 +92,7 @@ func (n *node) whileServing(next http.Handler) http.Handler {
 func (n *node) startAPI() error {
 	n.startMCP()
 	api := restapi.New(restapi.Options{Service: n.service, Mint: n.mint, AuthNone: n.cfg.APIAuth == "none", Failures: n.failures["api-listen"], Events: n.events,
-		Photos: n.vision, Archive: n.store, Attest: n.attest, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.parts, Draining: n.draining.get,
+		Photos: n.vision, Archive: n.store, AuditSince: n.auditSince, Attest: n.attest, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.parts, Draining: n.draining.get,
 		Authenticate: n.mqtt.authenticate, LogLevel: &n.level, Log: n.log, Version: n.cfg.Version})
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{

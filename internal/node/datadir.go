@@ -24,6 +24,7 @@ const (
 	filePorts  = "ports.json"
 	fileKnown  = "known.json"
 	fileAudit  = "audit-unwritten.jsonl"
+	fileKeyed  = "audit-keyed"
 	dirNATS    = "nats"
 )
 

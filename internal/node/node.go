@@ -97,6 +97,7 @@ type node struct {
 	publicURL string
 
 	audit       *audit.Log
+	auditSince  time.Time   // its blocks are keyed
 	policy      *policyFile // nil without --policy-file
 	cluster     *cluster.Link
 	vision      *vision.Server
@@ -264,7 +265,7 @@ func (n *node) startCore(ctx context.Context) error {
 	if err := n.readPolicy(); err != nil {
 		return err
 	}
-	n.startAudit()
+	n.startAudit(ctx)
 	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, Alone: !n.shared(),
 		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Stamped: n.stamped, Woken: n.wake, Log: n.log})
 	n.onStop(n.cluster.Close)

@@ -73,7 +73,7 @@ func (s *Server) auditRoutes() {
 		answer: "A page, newest first.", codes: away}), "application/json", schemaOf[list[auditLine]](s)), s.listAudit)
 	s.handle(withAnswer(s.operation(http.MethodGet, pathExport, about{id: "exportAudit", scope: access.ScopeAdmin, tag: tagAudit,
 		summary: "Export the record", text: "JSON lines: one that describes a block of entries, with its hash and that of the block before it, then its entries. " +
-			"`fleetd audit verify FILE` checks it without a node.",
+			"`fleetd audit verify FILE` checks it without a node, with the fleet's secret.",
 		answer: "Whole blocks, run by run. An answer that breaks off is not complete.", codes: away}), "application/jsonl", &huma.Schema{Type: huma.TypeString}),
 		s.exportAudit, queryParam("since", "RFC 3339: no blocks that end before it."), queryParam("until", "RFC 3339: no blocks that begin behind it."))
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/audit/verify", about{id: "verifyAudit", scope: access.ScopeAdmin, tag: tagAudit,
@@ -258,7 +258,7 @@ func auditRangeOf(r *http.Request) (out AuditRange, err error) {
 }
 
 func (s *Server) verifyAudit(ctx context.Context, in *AuditRange) (*answer[audit.Report], error) {
-	var v audit.Verifier
+	v := audit.Verifier{Key: s.opt.Mint.AuditKey(), Since: s.opt.AuditSince}
 	err := s.walkAudit(ctx, *in, func(b *audit.Block) error {
 		v.Add(b)
 		return nil

@@ -96,7 +96,7 @@ func (a *fakeArchive) fill(blocks int) {
 			b.Entries = fmt.Appendf(b.Entries, `{"seq":%d,"at":%q,"kind":"call","action":"t","device":"aa:bb:cc:dd:ee:%02x","key":"k%d","outcome":%q}`+"\n",
 				seq, at.Add(time.Duration(seq-b.FirstSeq)*time.Second).Format(time.RFC3339Nano), seq%2, seq%3, outcome)
 		}
-		b.Hash = b.Sum()
+		b.Hash = b.Sum(nil)
 		previous = b.Hash
 		a.blocks = append(a.blocks, b)
 	}

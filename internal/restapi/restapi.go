@@ -89,12 +89,14 @@ type Options struct {
 	// then refused: the listener is on loopback, and so are browsers.
 	AuthNone bool
 	// Failures slows down who tries tokens; nil does not.
-	Failures  *lobby.Failures
-	Events    Events
-	Photos    Photos
-	Attest    *attest.List
-	Archive   Archive
-	Diagnoser Diagnoser
+	Failures *lobby.Failures
+	Events   Events
+	Photos   Photos
+	Attest   *attest.List
+	Archive  Archive
+	// AuditSince is when the fleet began to hash its record under its key.
+	AuditSince time.Time
+	Diagnoser  Diagnoser
 	// Nodes are the nodes of the fleet, this one included.
 	Nodes func() []devices.Node
 	// Authenticate judges what an MQTT client of an external broker presents;

@@ -230,6 +230,21 @@ func (s *Store) FleetID(ctx context.Context) (string, error) {
 	return id, nil
 }
 
+// AuditKeyed is the fleet's note of when it began to key its audit: that of
+// whoever came first. Errors wrap devices.ErrDatabase.
+func (s *Store) AuditKeyed(ctx context.Context, note string) (string, error) {
+	if err := s.health.Load().err; err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	note, err := s.fact(ctx, "audit_keyed", note)
+	if err != nil {
+		return "", s.useError(ctx, "reading since when the audit is keyed", err)
+	}
+	return note, nil
+}
+
 // watch finds out whether the database can be used, and whether it still can.
 func (s *Store) watch(ctx context.Context) {
 	defer close(s.watchDone)
