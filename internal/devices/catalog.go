@@ -156,6 +156,9 @@ func (c *catalogs) intern(text []byte) (cat *Catalog, isNew bool, err error) {
 	if cat := c.get(h); cat != nil {
 		return cat, false, nil
 	}
+	if _, bytes := c.usage(); bytes+int64(len(text)) > c.room {
+		return nil, false, errNoRoom // before it is copied and parsed for nothing
+	}
 	cat, err = NewCatalog(bytes.Clone(text))
 	if err != nil {
 		return nil, false, err

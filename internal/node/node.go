@@ -319,6 +319,7 @@ func (n *node) startCore(ctx context.Context) error {
 	done.Go(func() { n.keep(keep) })
 	done.Go(func() { n.prune(keep) })
 	done.Go(func() { n.rejoins(keep) })
+	done.Go(func() { n.collect(keep) })
 	if n.members != nil {
 		done.Go(func() { n.members.run(keep) })
 	}
