@@ -83,6 +83,7 @@ func TestForgedRecordShows(t *testing.T) {
 				v.Add(&b)
 			}
 			r := v.Report()
+			// security: R8
 			if faults := fmt.Sprint(r.Faults); r.Intact != (tc.says == "") || !strings.Contains(faults, tc.says) {
 				t.Errorf("%s: %s", name, faults)
 			}

@@ -75,6 +75,7 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 	devicetest.Eventually(t, "each is being served or was refused", func() bool {
 		return len(f.holder.serving)+len(answers) == fleet*each && f.holder.Waiting.Load() == 0
 	})
+	// security: K16
 	if taken := len(f.holder.serving); taken > MaxServing/2 || taken < MaxServing/2-1 {
 		t.Errorf("one key has %d of %d places", taken, MaxServing)
 	}

@@ -175,6 +175,7 @@ func TestStrangersLeaveNoException(t *testing.T) {
 		come(2)
 		time.Sleep(25 * time.Hour)
 		synctest.Wait()
+		// security: D15
 		if len(p.Devices) != 0 || len(p.Exceptions) != 0 {
 			t.Errorf("%d devices and exceptions %+v are left of strangers", len(p.Devices), p.Exceptions)
 		}

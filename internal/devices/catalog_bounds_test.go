@@ -100,6 +100,7 @@ func TestDroppedListIsNotNamed(t *testing.T) {
 		for range 2 {
 			connect(t, s, "c1", devicetest.NewScript())
 			ready(t, s)
+			// security: D16
 			if row := p.Presences[id]; !row.Online || row.Catalog != (devices.Hash{}) || row.Tools != 0 || len(p.Entries) != 0 {
 				t.Fatalf("the row names a list that is not stored: %+v, %d entries", row, len(p.Entries))
 			}

@@ -189,6 +189,7 @@ func TestStuckConnectionsHoldNobodyUp(t *testing.T) {
 			select {
 			case <-taken:
 			case <-time.After(5 * time.Second):
+				// security: N6
 				t.Error("they wait for the first connection")
 			}
 		})

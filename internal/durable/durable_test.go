@@ -43,6 +43,7 @@ func TestEveryWriteIsSynced(t *testing.T) {
 		{"rename", func() error { return Rename(filepath.Join(dir, "copy"), filepath.Join(dir, "last")) }, []string{"data"}},
 	} {
 		*synced = nil
+		// security: N7
 		if err := step.do(); err != nil || !slices.Equal(*synced, step.want) {
 			t.Errorf("%s: synced %v, want %v; error %v", step.name, *synced, step.want, err)
 		}

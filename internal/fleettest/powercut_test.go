@@ -172,6 +172,7 @@ func (p *promises) check(t *testing.T, n *Node) {
 			lost = append(lost, "key "+id)
 		}
 	}
+	// security: N7
 	if len(lost) > 0 {
 		t.Errorf("of %d answered decisions these are lost: %v", len(p.names)+len(p.revoked)+len(p.keys), lost)
 	}

@@ -248,6 +248,7 @@ func TestKeysEndWhileListsAreLookedUp(t *testing.T) {
 	}
 	begun := time.Now()
 	devicetest.Eventually(t, "its session is gone", func() bool { return f.mcp.Stats().Sessions.Load() == open })
+	// security: H10
 	if took := time.Since(begun); took > time.Second || asked() == open {
 		t.Errorf("it went on for %v, with %d of %d lists looked up", took, asked(), open)
 	}

@@ -120,6 +120,7 @@ func TestKeyedSince(t *testing.T) {
 		{"one whose database was changed", func() { exec(`UPDATE fleet SET value = 'x' WHERE key = 'audit_keyed'`) }},
 	} {
 		step.do()
+		// security: R8
 		if got := since(); !got.Equal(begun) {
 			t.Errorf("%s: since %v, want %v", step.name, got, begun)
 		}

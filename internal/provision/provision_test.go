@@ -382,6 +382,7 @@ func TestNewMembersPerAddress(t *testing.T) {
 			t.Errorf("the diagnosis warns before anything happened: %s", findings)
 		}
 		w := ask("2001:db8::ffff", burst)
+		// security: D15
 		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
 			t.Errorf("one too many: %d %v", w.Code, w.Header())
 		}
