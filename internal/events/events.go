@@ -24,7 +24,11 @@ import (
 )
 
 const (
-	queueLimit   = 16_384 // events waiting for the publisher
+	queueLimit = 16_384 // events waiting for the publisher
+	// While their stream is slower than the devices, notifications wait for it,
+	// and must not cost other events. The one queue keeps the order.
+	notificationsQueue = queueLimit / 2
+
 	eventsWindow = 10 * time.Minute
 	// JetStream remembers every id of its window, at some 480 bytes: ten
 	// minutes of a fleet that sends many notifications would be gigabytes.
@@ -221,6 +225,10 @@ func (b *Bus) Publish(e devices.Event) {
 			b.Dropped.Add(DropQueue, 1)
 			f.free()
 		}
+		return
+	}
+	if e.Kind == devices.EventNotification && len(b.queue) >= notificationsQueue {
+		b.Dropped.Add(DropQueue, 1)
 		return
 	}
 	select {

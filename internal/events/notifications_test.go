@@ -179,3 +179,22 @@ func TestFollowEndsWithItsStream(t *testing.T) {
 		t.Error("the follower waits for a stream that was lost")
 	}
 }
+
+// A stream of notifications that is slower than the devices must not cost
+// other events: notifications leave half of the queue to them.
+func TestNotificationsLeaveRoom(t *testing.T) {
+	t.Parallel()
+	b := &Bus{queue: make(chan queued, queueLimit)} // nothing is published
+	for n := range queueLimit {
+		b.Publish(notification(n))
+	}
+	if dropped := b.Dropped.Get(DropQueue); dropped != queueLimit/2 {
+		t.Errorf("%d notifications dropped", dropped)
+	}
+	for n := range queueLimit / 2 {
+		b.Publish(numbered(n))
+	}
+	if dropped := b.Dropped.Get(DropQueue); dropped != queueLimit/2 {
+		t.Errorf("%d other events dropped", dropped-queueLimit/2)
+	}
+}
