@@ -121,8 +121,10 @@ var claimMutants = []mutant{
 	{claim: "D14", file: "internal/udpaudio/channel.go", test: "TestDownlinkBlocksNeverMeet", breaks: "the timestamp always advances",
 		old: "case step == 0 || step > maxTimestampStep", new: "case step > maxTimestampStep"},
 
-	{claim: "N1", file: "internal/cluster/claims.go", test: "TestForgedNews", breaks: "news are signed",
-		old: "	if !l.opt.Mint.IsHop(msg.Header.Get(HeaderHop), \"\", verbNews, msg.Data) {", new: "	if msg.Header.Get(HeaderHop) == \"\" {"},
+	{claim: "N1", file: "internal/cluster/broadcast.go", test: "TestForgedNews", breaks: "news are signed",
+		old: "l.opt.Mint.IsHop(msg.Header.Get(HeaderHop), string(id), verb, msg.Data)", new: "msg.Header.Get(HeaderHop) != \"\""},
+	{claim: "N8", file: "internal/cluster/broadcast.go", test: "TestClaimsCannotBeRepeated", breaks: "a claim is taken once",
+		old: "		err = l.taken.take(from,", new: "		_ = l.taken.take(from,"},
 	{claim: "N2", file: "internal/cluster/stamp.go", test: "TestHopsCannotBeRepeated", breaks: "a number is taken once",
 		old: "	if *word&bit != 0 {\n		return false\n	}\n", new: ""},
 	{claim: "N2", file: "internal/cluster/serve.go", test: "TestHopsCannotBeRepeated", breaks: "a repetition is in the record",

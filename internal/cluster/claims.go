@@ -11,7 +11,7 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// claimMessage is a claim on the wire, on `<prefix>.claims.<node>`, signed like a
+// claimMessage is a claim on the wire, on `<prefix>.claims.<node>`, stamped like a
 // hop. The subject lets a node pass over its own without a look at them: there
 // is one for every connection.
 type claimMessage struct {
@@ -42,10 +42,7 @@ func (l *Link) Claim(c devices.Claim) {
 		l.ClaimsLost.Add(1)
 		return
 	}
-	body := appendClaim(make([]byte, 0, 192), c)
-	msg := &nats.Msg{Subject: l.claims(l.opt.Node), Data: body, Header: nats.Header{
-		HeaderHop: []string{l.opt.Mint.HopSignature(string(c.Device), verbClaim, body)}}}
-	if err := l.opt.Conn.PublishMsg(msg); err != nil {
+	if err := l.broadcast(l.claims(l.opt.Node), verbClaim, c.Device, appendClaim(make([]byte, 0, 192), c)); err != nil {
 		l.ClaimsLost.Add(1)
 	}
 }
@@ -74,17 +71,18 @@ func (l *Link) claimed(msg *nats.Msg) {
 	if err := json.Unmarshal(msg.Data, &c); err != nil || c.Node == l.opt.Node {
 		return
 	}
-	if !l.opt.Mint.IsHop(msg.Header.Get(HeaderHop), string(c.Device), verbClaim, msg.Data) {
-		l.Refused.Add(devices.CodeUnauthorized, 1)
+	if !l.isFirst(msg, verbClaim, c.Device) {
 		return
 	}
 	l.Requests.Add(verbClaim, 1)
 	l.service.Load().Claimed(devices.Claim{Device: c.Device, Kind: c.Kind, Node: c.Node, Epoch: c.Epoch, Conversation: c.Conversation, Generation: c.Generation})
 }
 
-// newsMessage is news on the wire, on `<prefix>.news`.
+// newsMessage is news on the wire, on `<prefix>.news.<node>`, or the announcement
+// of a node's nonce.
 type newsMessage struct {
-	Node string `json:"node"`
+	Node  string `json:"node"`
+	Nonce string `json:"nonce,omitempty"` // of the node's start; then there is nothing else
 	devices.News
 }
 
@@ -117,29 +115,33 @@ func (l *Link) Tell(n devices.News) {
 		}
 		old++
 	}
-	l.told = append(l.told[old:], told{news: n, at: time.Now(), sent: l.opt.Up() && l.publishNews(n)})
+	l.told = append(l.told[old:], told{news: n, at: time.Now(), sent: l.opt.Up() && l.publishNews(newsMessage{Node: l.opt.Node, News: n})})
 }
 
-// tellAgain is Tell for what other nodes may have missed.
-func (l *Link) tellAgain() {
+// tellAgain is Tell for what other nodes may have missed: what was not sent yet,
+// and what was within this time.
+func (l *Link) tellAgain(within time.Duration) {
 	l.newsMu.Lock()
 	defer l.newsMu.Unlock()
 	for i := range l.told {
-		if t := &l.told[i]; l.publishNews(t.news) {
+		t := &l.told[i]
+		if t.sent && time.Since(t.at) > within {
+			continue
+		}
+		if l.publishNews(newsMessage{Node: l.opt.Node, News: t.news}) {
 			t.at, t.sent = time.Now(), true
 		}
 	}
 }
 
 // publishNews sends one piece; false if NATS does not take it.
-func (l *Link) publishNews(n devices.News) bool {
-	body, err := json.Marshal(newsMessage{l.opt.Node, n})
+func (l *Link) publishNews(n newsMessage) bool {
+	body, err := json.Marshal(n)
 	if err != nil {
 		l.opt.Log.Error("news", "error", err)
 		return true // it will never be better
 	}
-	msg := &nats.Msg{Subject: l.news(l.opt.Node), Data: body, Header: nats.Header{HeaderHop: []string{l.opt.Mint.HopSignature("", verbNews, body)}}}
-	return l.opt.Conn.PublishMsg(msg) == nil
+	return l.broadcast(l.news(l.opt.Node), verbNews, "", body) == nil
 }
 
 // learn takes another node's news.
@@ -149,8 +151,13 @@ func (l *Link) learn(msg *nats.Msg) {
 	if err := json.Unmarshal(msg.Data, &n); err != nil || n.Node == l.opt.Node {
 		return
 	}
-	if !l.opt.Mint.IsHop(msg.Header.Get(HeaderHop), "", verbNews, msg.Data) {
-		l.Refused.Add(devices.CodeUnauthorized, 1)
+	if n.Nonce != "" {
+		if _, _, ok := l.signed(msg, verbNews, ""); ok {
+			l.takeNonce(n.Nonce)
+		}
+		return
+	}
+	if !l.isFirst(msg, verbNews, "") {
 		return
 	}
 	l.Requests.Add(verbNews, 1)

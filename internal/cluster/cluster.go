@@ -12,11 +12,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/time/rate"
 
 	"fleetd/internal/access"
 	"fleetd/internal/credential"
@@ -83,6 +85,8 @@ type Link struct {
 	answers   *answers
 	nonce     string // of this start, for stamps
 	taken     taken
+	sent      atomic.Uint64 // claims and news, for their stamps
+	peers     peers
 	naps      *naps
 	drowsy    atomic.Int32 // sleeps whose backlog is not through yet
 	mine      atomic.Pointer[[]byte]
@@ -122,7 +126,7 @@ type hold struct {
 // New returns a Link; Serve makes it answer.
 func New(opt Options) *Link {
 	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), serving: make(chan struct{}, MaxServing), opening: make(chan struct{}, maxOpening), holds: map[devices.ID]*hold{},
-		answers: newAnswers(), nonce: rand.Text(), naps: newNaps(napLimit)}
+		answers: newAnswers(), nonce: rand.Text(), peers: peers{limit: rate.NewLimiter(announceRate, announceBurst)}, naps: newNaps(napLimit)}
 	l.ownClaims = l.claims(opt.Node)
 	if l.opt.Up == nil && opt.Conn != nil {
 		l.opt.Up = opt.Conn.IsConnected
@@ -157,6 +161,7 @@ func (l *Link) Attach(s *devices.Service) error {
 		if err := l.opt.Conn.FlushTimeout(attachTimeout); err != nil {
 			l.opt.Log.Warn("NATS did not confirm the subscriptions", "error", err)
 		}
+		l.announceNonce()
 	}
 	return nil
 }
@@ -233,7 +238,8 @@ func (l *Link) settle(id devices.ID, h *hold) error {
 // Reconnected makes good what could not be subscribed to, unsubscribed from, or
 // told, while NATS was away.
 func (l *Link) Reconnected() {
-	l.tellAgain()
+	l.announceNonce()
+	l.tellAgain(math.MaxInt64) // the connection may have been dead for long
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, h := range l.holds {

@@ -77,6 +77,10 @@ func newFleetWith(t *testing.T, cfg devices.Config) *fleet {
 	}
 	f.holder, f.holding = node("holder")
 	f.far, f.fwd = node("far")
+	devicetest.Eventually(t, "the nodes know each other", func() bool { return f.far.peers.has(f.holder.nonce) && f.holder.peers.has(f.far.nonce) })
+	if err := errors.Join(f.holder.opt.Conn.Flush(), f.far.opt.Conn.Flush()); err != nil {
+		t.Fatal(err)
+	}
 	return f
 }
 

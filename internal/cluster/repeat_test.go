@@ -1,0 +1,115 @@
+package cluster
+
+import (
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// Who may publish on NATS and has heard what nodes told each other cannot say it
+// again: a claim that was obeyed once ends no later session, neither on the node
+// that obeyed it nor on one that has started since, and news is no news twice.
+func TestClaimsCannotBeRepeated(t *testing.T) {
+	f := newFleet(t)
+	heard, err := f.client.SubscribeSync("test.v1.*.far")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.client.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	away := f.at(t, f.fwd) // it connects there
+	if err := f.fwd.Edit(id, devices.Edit{}); err != nil {
+		t.Fatal(err)
+	}
+	var recorded []*nats.Msg
+	devicetest.Eventually(t, "a claim and news were recorded", func() bool {
+		msg, err := heard.NextMsg(time.Second)
+		if err != nil {
+			return false
+		}
+		recorded = append(recorded, msg)
+		kinds := map[string]bool{}
+		for _, m := range recorded {
+			kinds[m.Subject] = true
+		}
+		return kinds["test.v1.claims.far"] && kinds["test.v1.news.far"]
+	})
+	away.session.Close(devices.CloseGone)
+	here := f.at(t, f.holding)
+	devicetest.Eventually(t, "the connection here is no newcomer", func() bool { return here.age() > 2*time.Second })
+	claims, news := f.holder.Requests.Get(verbClaim), f.holder.Requests.Get(verbNews)
+	for _, m := range recorded {
+		if err := f.client.PublishMsg(&nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	devicetest.Eventually(t, "each has been looked at", func() bool {
+		return f.holder.Refused.Get(devices.CodeUnauthorized) == int64(len(recorded)) ||
+			f.holder.Requests.Get(verbClaim)+f.holder.Requests.Get(verbNews) >= claims+news+int64(len(recorded))
+	})
+	// security: N8
+	if f.holder.Requests.Get(verbClaim) != claims || f.holder.Requests.Get(verbNews) != news {
+		t.Errorf("%d claims and %d news were taken twice", f.holder.Requests.Get(verbClaim)-claims, f.holder.Requests.Get(verbNews)-news)
+	}
+	if !online(f.holding) {
+		t.Error("a claim that was repeated ended the session")
+	}
+
+	// A node that has started since knows none of it, and takes none.
+	conn, err := nats.Connect(f.client.ConnectedUrl())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	late := New(Options{Conn: conn, Prefix: "test.v1", Node: "late", Mint: f.mint, Log: slog.New(slog.DiscardHandler)})
+	if err := late.Attach(f.holding); err != nil {
+		t.Fatal(err)
+	}
+	defer late.Close()
+	devicetest.Eventually(t, "the others know the new node", func() bool { return f.far.peers.has(late.nonce) && late.peers.has(f.far.nonce) })
+	for _, m := range recorded {
+		if err := f.client.PublishMsg(&nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	devicetest.Eventually(t, "the new node refuses each", func() bool { return late.Refused.Get(devices.CodeUnauthorized) == int64(len(recorded)) })
+	if n := late.Requests.Get(verbClaim); n != 0 || !online(f.holding) {
+		t.Errorf("%d old claims were taken", n)
+	}
+	f.far.Claim(devices.Claim{Device: "02:00:00:00:00:77", Kind: devices.ClaimReassert, Node: "far", Epoch: 1})
+	devicetest.Eventually(t, "a new claim is taken by all", func() bool {
+		return late.Requests.Get(verbClaim) == 1 && f.holder.Requests.Get(verbClaim) == claims+1
+	})
+}
+
+// Claims and news without a stamp are those of a node of an older version, as
+// long as there may be one.
+func TestBroadcastsWithoutAStamp(t *testing.T) {
+	f := newFleet(t)
+	allStamped := &atomic.Bool{}
+	f.holder.opt.Stamped = allStamped.Load
+	body := appendClaim(nil, devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "old", Epoch: 1})
+	publish := func() {
+		t.Helper()
+		if err := f.client.PublishMsg(&nats.Msg{Subject: "test.v1.claims.old", Data: body, Header: nats.Header{HeaderHop: []string{f.mint.HopSignature(string(id), verbClaim, body)}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taken := f.holder.Requests.Get(verbClaim)
+	publish()
+	devicetest.Eventually(t, "it is taken", func() bool { return f.holder.Requests.Get(verbClaim) == taken+1 })
+	allStamped.Store(true)
+	publish()
+	devicetest.Eventually(t, "it is refused", func() bool { return f.holder.Refused.Get(devices.CodeUnauthorized) == 1 })
+	// security: N8
+	if n := f.holder.Requests.Get(verbClaim); n != taken+1 {
+		t.Errorf("%d were taken", n-taken)
+	}
+}
