@@ -47,6 +47,7 @@ func clusterDemo(t *testing.T, db storetest.Database, natsURL string, js jetstre
 	demo := exec.Command("scripts/cluster-demo")
 	demo.Dir = "../.."
 	demo.Env = append(os.Environ(), "BIN="+filepath.Dir(programs.Fleetd), fmt.Sprintf("NODES=%d", nodes), fmt.Sprintf("DEVICES=%d", devices), setting,
+		fmt.Sprintf("PORT=%d", 10_000+os.Getpid()*31%5_000), // below the ports of other tests, which it would take between look and use
 		"TMPDIR="+temp, "FLEETD_TEST_POSTGRES="+db.URL, "FLEETD_TEST_NATS="+natsURL, "FLEETD_ADMISSION=approve") // a setting of the caller's must not leak in
 	demo.Stdout, demo.Stderr = out, out
 	if err := demo.Start(); err != nil {
