@@ -79,10 +79,13 @@ func (x *Session) probe() {
 // judgeAnswer takes the outcome of a request: an answer, whatever it is, shows
 // that the device is there.
 func (x *Session) judgeAnswer(err error) {
-	rpc := (*mcpclient.RPCError)(nil)
-	if err == nil || errors.As(err, &rpc) || errors.Is(err, mcpclient.ErrMalformed) {
-		x.answered()
+	if err != nil {
+		rpc := (*mcpclient.RPCError)(nil)
+		if !errors.As(err, &rpc) && !errors.Is(err, mcpclient.ErrMalformed) {
+			return
+		}
 	}
+	x.answered()
 }
 
 // answered notes that the device has answered something, in time or late: it is
