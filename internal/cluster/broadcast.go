@@ -65,7 +65,7 @@ func (p *peers) list() string {
 func (l *Link) broadcast(subject, verb string, id devices.ID, body []byte) error {
 	from := l.nonce + "." + strconv.FormatUint(l.sent.Add(1), 36)
 	msg := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{HeaderStamp: []string{l.stamp(id, verb, l.peers.list(), from, "", body)}}}
-	if !l.opt.Stamped() { // for nodes of an older version
+	if !l.opt.StampedAll() { // for nodes of an older version
 		msg.Header[HeaderHop] = []string{l.opt.Mint.HopSignature(string(id), verb, body)}
 	}
 	return l.opt.Conn.PublishMsg(msg)
@@ -76,7 +76,7 @@ func (l *Link) broadcast(subject, verb string, id devices.ID, body []byte) error
 func (l *Link) signed(msg *nats.Msg, verb string, id devices.ID) (list, from string, ok bool) {
 	stamp := msg.Header.Get(HeaderStamp)
 	if stamp == "" {
-		return "", "", !l.opt.Stamped() && l.opt.Mint.IsHop(msg.Header.Get(HeaderHop), string(id), verb, msg.Data)
+		return "", "", !l.opt.StampedAll() && l.opt.Mint.IsHop(msg.Header.Get(HeaderHop), string(id), verb, msg.Data)
 	}
 	list, rest, _ := strings.Cut(stamp, " ")
 	from, signature, _ := strings.Cut(rest, " ")

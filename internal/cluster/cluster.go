@@ -64,6 +64,8 @@ type Options struct {
 	// Stamped tells at once whether all nodes of the fleet stamp their requests,
 	// so that one without a stamp is nobody's; nil: that is not known.
 	Stamped func() bool
+	// StampedAll is Stamped for claims and news, which nodes began to stamp later.
+	StampedAll func() bool
 	// Woken is called, if set, when the process has not run for a while: other
 	// nodes may have taken its devices.
 	Woken func()
@@ -133,6 +135,9 @@ func New(opt Options) *Link {
 	}
 	if l.opt.Stamped == nil {
 		l.opt.Stamped = func() bool { return false }
+	}
+	if l.opt.StampedAll == nil {
+		l.opt.StampedAll = func() bool { return false }
 	}
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	return l

@@ -94,7 +94,7 @@ func TestClaimsCannotBeRepeated(t *testing.T) {
 func TestBroadcastsWithoutAStamp(t *testing.T) {
 	f := newFleet(t)
 	allStamped := &atomic.Bool{}
-	f.holder.opt.Stamped = allStamped.Load
+	f.holder.opt.StampedAll = allStamped.Load
 	body := appendClaim(nil, devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "old", Epoch: 1})
 	publish := func() {
 		t.Helper()

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +23,10 @@ var (
 	orphanEvery = timescale.Of(time.Minute)     // looks for devices of nodes that have no lease
 )
 
+// stampsAll begins the instance of a node that stamps claims and news, too: those
+// without a stamp are taken while there is another.
+const stampsAll = "s2-"
+
 // loseAtMost is the time for one lost node, before it is tried again.
 const loseAtMost = time.Minute
 
@@ -30,10 +35,11 @@ type members struct {
 	node  *node
 	lease devices.Lease
 
-	lost    atomic.Int64 // nodes declared lost here
-	stamped atomic.Bool  // all nodes stamp what they ask others, as far as is known
-	beats   bool         // there was a lease
-	lostAt  time.Time    // when this node last heard that it had been declared lost; zero once that is made good
+	lost       atomic.Int64 // nodes declared lost here
+	stamped    atomic.Bool  // all nodes stamp what they ask others, as far as is known
+	stampedAll atomic.Bool  // claims and news as well
+	beats      bool         // there was a lease
+	lostAt     time.Time    // when this node last heard that it had been declared lost; zero once that is made good
 
 	start startLook
 
@@ -53,7 +59,7 @@ type sight struct {
 
 func newMembers(n *node) *members {
 	return &members{node: n, seen: map[string]sight{}, losing: map[string]bool{},
-		lease: devices.Lease{Node: n.cfg.Node, Instance: rand.Text(), Started: n.started, Version: n.cfg.Version, Stamps: true}}
+		lease: devices.Lease{Node: n.cfg.Node, Instance: stampsAll + rand.Text(), Started: n.started, Version: n.cfg.Version, Stamps: true}}
 }
 
 // run keeps the lease until ctx ends, and then gives it back.
@@ -116,6 +122,7 @@ func (m *members) beat(ctx context.Context) (lost []devices.Lease, err error) {
 	defer m.mu.Unlock()
 	m.latest = leases
 	m.stamped.Store(!slices.ContainsFunc(leases, func(l devices.Lease) bool { return !l.Stamps }))
+	m.stampedAll.Store(!slices.ContainsFunc(leases, func(l devices.Lease) bool { return !strings.HasPrefix(l.Instance, stampsAll) }))
 	// Nobody is lost for what could not be seen: the database was away, or this
 	// node did not run.
 	blind := now.Sub(m.looked) > 2*beatEvery
@@ -268,6 +275,9 @@ func (n *node) alive() func(string) bool {
 
 // stamped tells whether all nodes stamp what they ask others.
 func (n *node) stamped() bool { return n.members == nil || n.members.stamped.Load() }
+
+// allStamped tells whether they stamp claims and news, too.
+func (n *node) allStamped() bool { return n.members == nil || n.members.stampedAll.Load() }
 
 // has tells whether a node has a lease. While that cannot be read the answer is
 // yes: a device too many is better than one too few.

@@ -150,31 +150,36 @@ func TestRestartedNodeKeepsItsDevices(t *testing.T) {
 	}
 }
 
-// Requests of other nodes need a stamp as soon as no node of before is there.
+// Requests of other nodes need a stamp as soon as no node of an older version is
+// there, and so do claims and news.
 func TestStampsAreWanted(t *testing.T) {
 	nodes := sharing(t, "a", "c")
 	a, c := nodes[0], nodes[1]
-	wanted := func(want bool) {
+	wanted := func(hops, all bool) {
 		t.Helper()
 		a.beat(t)
-		if got := a.members.stamped.Load(); got != want {
-			t.Errorf("stamps are wanted: %t", got)
+		if a.stamped() != hops || a.allStamped() != all {
+			t.Errorf("stamps are wanted of hops: %t, of claims and news: %t; want %t and %t", a.stamped(), a.allStamped(), hops, all)
 		}
 	}
-	if a.members.stamped.Load() {
+	if a.stamped() || a.allStamped() {
 		t.Error("stamps are wanted before the first look")
 	}
 	c.beat(t)
-	wanted(true)
-	old := devices.Lease{Node: "b", Instance: "of before", Beat: 7, Started: a.started}
-	if _, _, err := a.store.Beat(t.Context(), old); err != nil {
-		t.Fatal(err)
+	wanted(true, true)
+	for _, old := range []devices.Lease{
+		{Node: "b", Instance: "without any", Beat: 7, Started: a.started},
+		{Node: "b", Instance: "of hops alone", Beat: 7, Started: a.started, Stamps: true},
+	} {
+		if _, _, err := a.store.Beat(t.Context(), old); err != nil {
+			t.Fatal(err)
+		}
+		wanted(old.Stamps, false)
+		if err := a.store.EndLease(t.Context(), old); err != nil {
+			t.Fatal(err)
+		}
+		wanted(true, true)
 	}
-	wanted(false)
-	if err := a.store.EndLease(t.Context(), old); err != nil {
-		t.Fatal(err)
-	}
-	wanted(true)
 }
 
 // Nobody is lost for a time in which nobody could look.

@@ -267,7 +267,7 @@ func (n *node) startCore(ctx context.Context) error {
 	}
 	n.startAudit(ctx)
 	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, Alone: !n.shared(),
-		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Stamped: n.stamped, Woken: n.wake, Log: n.log})
+		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Stamped: n.stamped, StampedAll: n.allStamped, Woken: n.wake, Log: n.log})
 	n.onStop(n.cluster.Close)
 	if err := n.openVision(); err != nil {
 		return err
