@@ -4,10 +4,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"fleetd/internal/apiclient"
 )
@@ -76,6 +79,8 @@ type storm struct {
 	checking   string  // the invariant
 	violations []string
 	done       map[string]int // faults by name
+	decisions  *decisions
+	js         jetstream.JetStream
 }
 
 // invariants hold when everything is mended and the fleet is at rest. The order
@@ -86,8 +91,10 @@ var invariants = []struct {
 	check func(*storm)
 }{
 	{"nodes, calls and database agree on who holds each device", (*storm).agree},
+	{"what was decided holds, and nothing old is back", (*storm).decided},
 	{"callers and devices agree on every call", (*storm).account},
 	{"nothing is left when the devices are gone", (*storm).quiet},
+	{"events are kept", (*storm).kept},
 }
 
 func (s *storm) check() {
@@ -119,20 +126,24 @@ func chaos(t *testing.T, seed uint64, lasts, patience time.Duration, tags []stri
 			"--reconnect", "500ms", "--reconnect-jitter", "1s", "--time-scale", "0.05"),
 		p.Simulate(t, c.OTA, "--transport", "websocket", "--devices", fmt.Sprint(chaosWebSocket), "--mac-base", wsBase, "--seed", fmt.Sprint(seed+1), "--wake", "1s", "--time-scale", "0.05"),
 	}
+	revoked := p.Simulate(t, c.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(chaosRevoked), "--mac-base", revokedBase+"00", "--seed", fmt.Sprint(seed+2), "--reconnect", "500ms", "--time-scale", "0.05")
 	for i := range chaosMQTT {
 		s.ids = append(s.ids, fmt.Sprintf("02:c0:00:00:00:%02x", i))
 	}
 	for i := range chaosWebSocket {
 		s.ids = append(s.ids, fmt.Sprintf("02:c1:00:00:00:%02x", i))
 	}
-	c.AwaitReady(t, len(s.ids), time.Minute)
+	c.AwaitReady(t, len(s.ids)+chaosRevoked, time.Minute)
 	s.load = c.StartLoad(t, s.ids, LoadOptions{Seed: seed, Callers: chaosCallers, Pause: 20 * time.Millisecond, Timeout: 4 * time.Second})
+	s.decisions = s.decide(seed)
 
 	for end := time.Now().Add(lasts); time.Now().Before(end); {
 		s.strike()
 		time.Sleep(time.Duration(200+s.random.IntN(1000)) * time.Millisecond)
 	}
+	s.decisions.end()
 	c.Mend()
+	s.decisions.revokeTheRest()
 	for i := range c.Nodes { // everybody moves once more, and nobody is told
 		c.MQTT.Desert(i)
 		c.HTTP.Desert(i)
@@ -141,6 +152,7 @@ func chaos(t *testing.T, seed uint64, lasts, patience time.Duration, tags []stri
 		s.load.Stop()
 		s.check()
 	}
+	_ = revoked.Report(t) // ends it
 	t.Logf("faults: %v", s.done)
 	t.Logf("calls: %v", s.load.Outcomes())
 	return s.violations
@@ -179,14 +191,18 @@ func (s *storm) strike() {
 	case roll < 86:
 		s.done["HTTP deserted"]++
 		s.HTTP.Desert(node)
-	case roll < 92:
+	case roll < 89:
+		s.loseStreams()
+	case roll < 93:
+		s.staleStart(node, lasts)
+	case roll < 96:
 		s.done["frozen"]++
 		up := s.load.Down(node)
 		s.Nodes[node].Freeze(s.t)
 		time.Sleep(lasts)
 		s.Nodes[node].Thaw(s.t)
 		time.AfterFunc(time.Second, up) // it has to catch up
-	case roll < 96:
+	case roll < 98:
 		s.restart("killed", node, s.Nodes[node].Kill)
 	default:
 		s.restart("restarted", node, s.Nodes[node].Stop)
@@ -228,6 +244,7 @@ func (s *storm) agree() {
 	names := map[string]string{}
 	for at, n := range s.Nodes {
 		list, err := apiclient.Collect(n.Devices(s.t.Context(), apiclient.DeviceFilter{}))
+		list = slices.DeleteFunc(list, func(d apiclient.Device) bool { return strings.HasPrefix(d.ID, revokedBase) })
 		if err != nil || len(list) != len(ids) {
 			s.violated("node-%d lists %d devices, %v", at, len(list), err)
 		}
@@ -253,7 +270,7 @@ func (s *storm) agree() {
 	}
 	want := len(ids)
 	s.eventually("the database agrees", func() string {
-		online, history := s.DB.Count(s.t, "SELECT count(*) FROM presence p JOIN nodes n ON n.node = p.node WHERE p.online"), s.DB.Count(s.t, "SELECT count(DISTINCT device) FROM catalog_history")
+		online, history := s.DB.Count(s.t, "SELECT count(*) FROM presence p JOIN nodes n ON n.node = p.node WHERE p.online"), s.DB.Count(s.t, "SELECT count(DISTINCT device) FROM catalog_history WHERE device NOT LIKE '"+revokedBase+"%'")
 		if online == want && history == want {
 			return ""
 		}

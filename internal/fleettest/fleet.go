@@ -151,7 +151,7 @@ func (n *Node) launch(t testing.TB) {
 func (n *Node) awaitStart(t testing.TB) {
 	t.Helper()
 	pid := n.process.Process.Pid
-	devicetest.Eventually(t, "the node runs", func() bool {
+	n.Await(t, "the node runs", 30*time.Second, func() bool { // without its database it waits for that first
 		select {
 		case <-n.ended:
 			t.Fatalf("the node ended at its start:\n%s", n.Log)

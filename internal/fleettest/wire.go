@@ -123,6 +123,13 @@ func (w *Wire) Desert(server int) {
 	}
 }
 
+// Sound tells whether nothing is wrong with the way to a server.
+func (w *Wire) Sound(server int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ends[server].fault == None
+}
+
 // Links is how many connections the way to a server carries.
 func (w *Wire) Links(server int) int {
 	w.mu.Lock()
