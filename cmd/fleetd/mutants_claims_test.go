@@ -93,7 +93,7 @@ var claimMutants = []mutant{
 	{claim: "D3", file: "internal/devices/rotation.go", test: "TestGraceEnds", breaks: "a grace ends at its time",
 		old: " || !now.Before(end) {", new: " {"},
 	{claim: "D2", file: "internal/devices/admission.go", pkg: "internal/wsdevice", test: "TestRevokedCredentialsAreRefused", breaks: "revoking ends the credentials",
-		old: "	e.revoked = true\n	e.raise(s.fleetRotation())\n	x := e.exception(id, \"revoked\")\n", new: "	x := e.exception(id, \"revoked\")\n"},
+		old: "	e.revoked = true\n	e.raise(s.fleetRotation())\n	x := e.change(id, \"revoked\")\n", new: "	x := e.change(id, \"revoked\")\n"},
 	{claim: "D3", file: "internal/devices/rotation.go", test: "TestRotate", breaks: "old credentials end with the use of new ones",
 		old: "generation < s.confirmed || ", new: ""},
 	{claim: "D3", file: "internal/devices/rotation.go", test: "TestRevokeEndsGrace", breaks: "revoking ends a grace",

@@ -246,7 +246,7 @@ func (s *Service) admit(e *entry, client string, refuse func(*Device) (reason st
 	if replaced {
 		e.raise(s.fleetRotation())
 	}
-	x := e.exception(e.id, "approved")
+	x := e.change(e.id, "approved")
 	e.mu.Unlock()
 	s.pending.drop(e.id)
 	s.saveDevice(d)
@@ -293,7 +293,7 @@ func (s *Service) Revoke(id ID) error {
 	d := e.updateLocked(func(d *Device) { d.Admission = AdmissionRevoked })
 	e.revoked = true
 	e.raise(s.fleetRotation())
-	x := e.exception(id, "revoked")
+	x := e.change(id, "revoked")
 	e.mu.Unlock()
 	s.excepted(x)
 	s.saveDevice(d)
@@ -317,8 +317,10 @@ func (e *entry) forgotAs(r Rotation) (x Exception, excepted bool) {
 	d := e.device.Load()
 	if excepted = d.Admission != AdmissionPending || d.ClientID != "" || e.secrets != (secrets{}) || e.lastEpoch != 0; excepted {
 		e.raise(r)
+		x = e.change(e.id, reasonForgotten)
+	} else {
+		x = e.exception(e.id, reasonForgotten)
 	}
-	x = e.exception(e.id, reasonForgotten)
 	x.Revoked = false // whoever comes under the id is a stranger
 	return x, excepted
 }
@@ -365,9 +367,9 @@ func (s *Service) applyException(x Exception) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if x.Generation >= e.generation {
+	if theirs := secretsOf(x); theirs.generation > e.generation || theirs.generation == e.generation && theirs.changed >= e.changed {
 		confirmed := e.confirmed
-		e.secrets = secretsOf(x)
+		e.secrets = theirs
 		e.confirmed = confirmed
 	}
 }

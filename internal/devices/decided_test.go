@@ -215,3 +215,28 @@ func TestApprovalWithSkew(t *testing.T) {
 		t.Errorf("client %q, %q waits", waiting.ClientID, waiting.PendingID)
 	}
 }
+
+// An approval holds against the revocation before it, though the node that
+// revoked has a clock that is ahead, and in whichever order they arrive.
+func TestApprovalAfterARevocationAhead(t *testing.T) {
+	ports := devicetest.New()
+	ports.SaveDevice(decidedRow("lamp", "c", time.Now().Add(-time.Hour).UTC().Truncate(time.Microsecond)))
+	s := ports.Service(t, devices.Config{})
+	ahead := time.Now().Add(5 * time.Second).UTC().Truncate(time.Microsecond)
+	revoked := devices.Exception{Device: id, Generation: 1, Revoked: true, Reason: "revoked", ChangedAt: ahead}
+	d := view(t, s)
+	d.Admission, d.EditedAt = devices.AdmissionRevoked, ahead
+	s.Learn(devices.News{Exception: &revoked})
+	s.Learn(devices.News{Device: &d})
+	if _, err := s.Approve(string(id)); err != nil {
+		t.Fatal(err)
+	}
+	approved := ports.Exceptions[len(ports.Exceptions)-1]
+	if approved.Revoked || approved.Generation != 1 || !approved.ChangedAt.After(ahead) {
+		t.Errorf("the approval is %+v", approved)
+	}
+	s.Learn(devices.News{Exception: &revoked}) // once more, late
+	if generation, ok := s.Generation(id); !ok || generation != 1 {
+		t.Errorf("generation %d, %t", generation, ok)
+	}
+}

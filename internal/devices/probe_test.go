@@ -44,9 +44,10 @@ func busyScript(busy *atomic.Bool) *devicetest.Script {
 	return script
 }
 
-func pings(script *devicetest.Script) (n int) {
+// requests is how many requests of a method the device has received.
+func requests(script *devicetest.Script, method string) (n int) {
 	for _, r := range script.Received() {
-		if r.Method == "ping" {
+		if r.Method == method {
 			n++
 		}
 	}
@@ -72,7 +73,7 @@ func TestOneProbeForManyTimeouts(t *testing.T) {
 		if n := runtime.NumGoroutine(); n > before+2 {
 			t.Errorf("%d goroutines, %d before the calls", n, before)
 		}
-		if n := pings(script); n > 1 {
+		if n := requests(script, "ping"); n > 1 {
 			t.Errorf("%d probes in half a second", n)
 		}
 	})
@@ -121,14 +122,8 @@ func TestBusyDeviceIsReadyAtItsFirstAnswer(t *testing.T) {
 				if v := state(t, s); v.Presence.MCP != devices.MCPReady || v.CatalogState != devices.CatalogReady {
 					t.Errorf("after its answer: MCP %s, list %s", v.Presence.MCP, v.CatalogState)
 				}
-				initialized := 0
-				for _, r := range script.Received() {
-					if r.Method == "initialize" {
-						initialized++
-					}
-				}
-				if initialized != 1 {
-					t.Errorf("%d handshakes", initialized)
+				if n := requests(script, "initialize"); n != 1 {
+					t.Errorf("%d handshakes", n)
 				}
 			})
 		})
@@ -150,12 +145,12 @@ func TestNoProbeBesideACall(t *testing.T) {
 		}()
 		_ = shortCall(t, s, time.Second)
 		time.Sleep(15 * time.Second)
-		if n := pings(script); n != 0 {
+		if n := requests(script, "ping"); n != 0 {
 			t.Errorf("%d probes beside a call", n)
 		}
 		<-ended
 		synctest.Wait()
-		if n := pings(script); n != 1 {
+		if n := requests(script, "ping"); n != 1 {
 			t.Errorf("%d probes after it", n)
 		}
 	})
@@ -168,7 +163,7 @@ func TestListChangedTwice(t *testing.T) {
 		script := devicetest.NewScript()
 		p := connect(t, s, "c1", script)
 		ready(t, s)
-		pages := lists(script)
+		pages := requests(script, "tools/list")
 		changed := func() {
 			if err := p.session.HandleControl([]byte(`{"type":"mcp","payload":{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}}`)); err != nil {
 				t.Fatal(err)
@@ -181,12 +176,12 @@ func TestListChangedTwice(t *testing.T) {
 		for range 5 {
 			changed()
 		}
-		if n := lists(script); n != 2*pages {
+		if n := requests(script, "tools/list"); n != 2*pages {
 			t.Errorf("%d pages were read at once, want %d", n, 2*pages)
 		}
 		time.Sleep(30 * time.Second)
 		synctest.Wait()
-		if n := lists(script); n != 3*pages {
+		if n := requests(script, "tools/list"); n != 3*pages {
 			t.Errorf("%d pages were read in all, want %d", n, 3*pages)
 		}
 	})

@@ -143,30 +143,21 @@ func TestListChangedDuringAHandshake(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if n := lists(script); n != 2 {
+		if n := requests(script, "tools/list"); n != 2 {
 			t.Errorf("20 notices in a moment made %d readings, want 2 with the first", n)
 		}
 		time.Sleep(time.Minute)
-		if n := lists(script); n != 3 {
+		if n := requests(script, "tools/list"); n != 3 {
 			t.Errorf("%d readings after another minute, want 3: the last notices may tell of another change", n)
 		}
 		if err := p.session.HandleControl([]byte(changed)); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if n := lists(script); n != 4 {
+		if n := requests(script, "tools/list"); n != 4 {
 			t.Errorf("%d readings after one more notice, want 4", n)
 		}
 	})
-}
-
-func lists(script *devicetest.Script) (n int) {
-	for _, r := range script.Received() {
-		if r.Method == "tools/list" {
-			n++
-		}
-	}
-	return n
 }
 
 func TestClaimsOnAMemberEndWithTheirCode(t *testing.T) {

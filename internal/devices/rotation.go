@@ -48,18 +48,32 @@ type secrets struct {
 	previous      int64
 	previousUntil int64 // unix microseconds; the own previous generation is valid until then
 	confirmed     int64 // the highest generation that a connection came with
+	changed       int64 // unix microseconds, by the clock of the node that decided, above every earlier change
 }
 
 func secretsOf(x Exception) secrets {
 	s := secrets{generation: x.Generation, revoked: x.Revoked, previous: x.Previous}
+	if !x.ChangedAt.IsZero() {
+		s.changed = x.ChangedAt.UnixMicro()
+	}
 	if !x.PreviousUntil.IsZero() {
 		s.previousUntil = x.PreviousUntil.UnixMicro()
 	}
 	return s
 }
 
+// change is the exception of a decision that was just made. Its time is above
+// that of the decision before, whose node may have a clock that is ahead.
+func (s *secrets) change(id ID, reason string) Exception {
+	s.changed = max(time.Now().UnixMicro(), s.changed+1)
+	return s.exception(id, reason)
+}
+
 func (s *secrets) exception(id ID, reason string) Exception {
-	x := Exception{Device: id, Generation: s.generation, Revoked: s.revoked, Reason: reason, ChangedAt: time.Now().UTC(), Previous: s.previous}
+	x := Exception{Device: id, Generation: s.generation, Revoked: s.revoked, Reason: reason, Previous: s.previous}
+	if s.changed > 0 {
+		x.ChangedAt = time.UnixMicro(s.changed).UTC()
+	}
 	if s.previousUntil > 0 {
 		x.PreviousUntil = time.UnixMicro(s.previousUntil).UTC()
 	}
@@ -224,7 +238,7 @@ func (s *Service) Rotate(id ID, grace time.Duration) error {
 	before := e.generation // its own: what the fleet's rotation keeps valid beside it stays so
 	e.raise(r)
 	e.previous, e.previousUntil = before, now.Add(grace).UnixMicro()
-	x := e.exception(id, "rotated")
+	x := e.change(id, "rotated")
 	e.mu.Unlock()
 	s.excepted(x)
 	s.awaitWritten(id)
