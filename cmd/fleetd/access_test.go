@@ -58,7 +58,7 @@ func TestPolicyCommands(t *testing.T) {
 		"changed":"2026-08-01T12:00:00Z","by":"desk"}`
 	f := newAPI(t, map[string]string{
 		"GET /v1/policy":                document,
-		"PUT /v1/policy?base_version=3": `{"version":4,"rules":[{"name":"a","action":"deny"}]}`,
+		"PUT /v1/policy?base_version=3": `{"version":4,"rules":[{"name":"a","action":"deny"}],"warnings":["rule \"a\": no known tool matches \"x\""]}`,
 		"PUT /v1/policy?base_version=2": `{"status":400,"code":"bad_request","detail":"the policy is at version 3, not 2"}`,
 		"GET /v1/policy/explain?arguments=%7B%22url%22%3A%22http%3A%2F%2Fx%2F%22%2C%22volume%22%3A5%7D&device=d&key=lab&tool=t&via=mcp": `{"action":"deny","rule":"policy:quiet","detail":"no","shared":true,"ttl":"2s",
 			"steps":[{"rule":"scope","verdict":"passed","why":"has it"},{"rule":"policy:quiet","action":"deny","verdict":"decided","why":"no"},{"rule":"builtin:allow","action":"allow","verdict":"not reached"}]}`,
@@ -74,10 +74,11 @@ func TestPolicyCommands(t *testing.T) {
 		"arguments kept in the audit: *set_volume",
 		"",
 	}, "\n"), "")
+	const misspelt = "warning: rule \"a\": no known tool matches \"x\"; check the spelling, or go on if the tool is still to come\n"
 	file := filepath.Join(t.TempDir(), "policy.json")
 	for text, want := range map[string]outcome{
-		`{"rules":[{"name":"a","action":"deny"}]}`: {exitOK, "version 4 with 1 rules is in force\n", ""},
-		`{"version":3,"rules":[]}`:                 {exitOK, "version 4 with 1 rules is in force\n", ""},
+		`{"rules":[{"name":"a","action":"deny"}]}`: {exitOK, "version 4 with 1 rules is in force\n", misspelt},
+		`{"version":3,"rules":[]}`:                 {exitOK, "version 4 with 1 rules is in force\n", misspelt},
 		`{"version":2}`:                            {exitRefused, "", "fleetd: the policy is at version 3, not 2 (bad_request)\n"},
 		`rules`:                                    {exitFailed, "", "fleetd: the policy is not JSON: invalid character 'r' looking for beginning of value\n"},
 	} {

@@ -141,9 +141,15 @@ func (cmd *policySetCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	var p policyView
+	var p struct {
+		policyView
+		Warnings []string `json:"warnings"`
+	}
 	if err := json.Unmarshal(document, &p); err != nil {
 		return fmt.Errorf("the server's answer is not a policy: %w", err)
+	}
+	for _, warning := range p.Warnings {
+		fmt.Fprintf(a.stderr, "warning: %s; check the spelling, or go on if the tool is still to come\n", warning)
 	}
 	fmt.Fprintf(a.stdout, "version %d with %d rules is in force\n", p.Version, len(p.Rules))
 	return nil

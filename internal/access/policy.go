@@ -48,6 +48,8 @@ type Policy struct {
 	// Changed says when, By who wrote this version. Written by the fleet.
 	Changed time.Time `json:"changed,omitzero"`
 	By      string    `json:"by,omitempty"`
+	// Warnings are what the writer should look at again. Only an answer has them.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // Rule is one line of a policy. Every condition that is given must hold; a rule

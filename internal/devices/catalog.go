@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -118,6 +120,19 @@ func (c *catalogs) get(h Hash) *Catalog {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.byHash[h]
+}
+
+// toolNames are the names of all tools in all lists, each once.
+func (c *catalogs) toolNames() []string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	names := map[string]struct{}{}
+	for _, cat := range c.byHash {
+		for i := range cat.Tools {
+			names[cat.Tools[i].Name] = struct{}{}
+		}
+	}
+	return slices.Collect(maps.Keys(names))
 }
 
 func (c *catalogs) forELF(elf string) *Catalog {

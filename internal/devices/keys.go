@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -198,6 +199,38 @@ func (s *Service) learnKey(k access.Key) {
 // ErrConflict means that somebody else changed a thing first.
 var ErrConflict = errors.New("it was changed meanwhile")
 
+// MaxUnmatched bounds the globs that UnmatchedTools names.
+const MaxUnmatched = 20
+
+// UnmatchedTools are the globs of a policy that match no tool of any list that
+// this node has in memory, each with its place: most often a spelling mistake.
+// It returns nil while the node has no list.
+func (s *Service) UnmatchedTools(p access.Policy) (unmatched []string) {
+	names := s.catalogs.toolNames()
+	if len(names) == 0 {
+		return nil
+	}
+	look := func(place string, globs []string) {
+		for _, glob := range globs {
+			matches := func(name string) bool { return access.Match(glob, name) }
+			if len(unmatched) < MaxUnmatched && !slices.ContainsFunc(names, matches) {
+				unmatched = append(unmatched, fmt.Sprintf("%s: no known tool matches %q", place, glob))
+			}
+		}
+	}
+	for _, r := range p.Rules {
+		look(fmt.Sprintf("rule %q", r.Name), r.Tools)
+	}
+	for i, r := range p.Reads {
+		look(fmt.Sprintf("reads %d", i+1), r.Tools)
+	}
+	for i, r := range p.URLs {
+		look(fmt.Sprintf("urls %d", i+1), r.Tools)
+	}
+	look("audit_arguments", p.AuditArguments)
+	return unmatched
+}
+
 // SetPolicy replaces the policy of the tool guard. base is the version that the
 // writer has seen: if another came meanwhile, nothing changes.
 func (s *Service) SetPolicy(ctx context.Context, by access.By, p access.Policy, base int64) (access.Policy, error) {
@@ -216,6 +249,7 @@ func (s *Service) setPolicy(ctx context.Context, by access.By, p access.Policy, 
 	if now := s.Guard().Policy().Version; base != now {
 		return access.Policy{}, fail(CodeBadRequest, "the policy is at version %d, not %d: read it again and make your change there", now, base)
 	}
+	p.Warnings = nil
 	p.Version, p.Changed, p.By = base+1, time.Now().UTC().Truncate(time.Microsecond), by.Name()+" ("+by.Key()+")"
 	guard, err := access.Compile(p)
 	if err != nil {

@@ -244,18 +244,29 @@ func TestPolicy(t *testing.T) {
 	const rules = `{"rules":[{"name":"quiet","tools":["self.audio_speaker.*"],"action":"deny"}]}`
 	f.do(t, "PUT", "/v1/policy", rules).problem(t, 400, devices.CodeBadRequest)
 	r = f.do(t, "PUT", "/v1/policy?base_version=0", rules)
-	if r.status != 200 || r.header.Get("ETag") != `"1"` {
+	if r.status != 200 || r.header.Get("ETag") != `"1"` || strings.Contains(r.body, "warnings") {
+		t.Fatalf("%d %s", r.status, r.body)
+	}
+	w := f.do(t, "PUT", "/v1/policy?base_version=1", `{"rules":[{"name":"quiet","tools":["self.audio_speaker.*","self.audio_speeker.*"],"action":"deny"}],"urls":[{"tools":["self.nothing"],"prefixes":["https://a.example/"]}]}`)
+	if !strings.Contains(w.body, `"warnings":["rule \"quiet\": no known tool matches \"self.audio_speeker.*\"","urls 1: no known tool matches \"self.nothing\""]`) {
+		t.Errorf("a policy with misspelt tools: %s", w.body)
+	}
+	if r := f.do(t, "GET", "/v1/policy", ""); strings.Contains(r.body, "warnings") {
+		t.Errorf("they are stored: %s", r.body)
+	}
+	r = f.do(t, "PUT", "/v1/policy?base_version=2", w.body) // what is answered is taken
+	if r.status != 200 {
 		t.Fatalf("%d %s", r.status, r.body)
 	}
 	f.do(t, "PUT", "/v1/policy?base_version=0", rules).problem(t, 400, devices.CodeBadRequest)
-	if r := f.do(t, "PUT", "/v1/policy", r.body, "If-Match", `"1"`); r.status != 200 { // what is answered is taken
+	if r := f.do(t, "PUT", "/v1/policy", rules, "If-Match", `"3"`); r.status != 200 { // what is answered is taken
 		t.Errorf("%d %s", r.status, r.body)
 	}
-	p := f.do(t, "PUT", "/v1/policy?base_version=2", `{"rules":[{"name":"x","action":"maybe"}]}`).problem(t, 400, devices.CodeBadRequest)
+	p := f.do(t, "PUT", "/v1/policy?base_version=4", `{"rules":[{"name":"x","action":"maybe"}]}`).problem(t, 400, devices.CodeBadRequest)
 	if !strings.Contains(p.Detail, "maybe") {
 		t.Error(p.Detail)
 	}
-	f.do(t, "PUT", "/v1/policy?base_version=2", strings.Repeat(" ", BodyLimit+1)).problem(t, 413, devices.CodeTooLarge)
+	f.do(t, "PUT", "/v1/policy?base_version=4", strings.Repeat(" ", BodyLimit+1)).problem(t, 413, devices.CodeTooLarge)
 	if p := f.do(t, "POST", volumePath, `{"arguments":{"volume":5}}`).problem(t, 403, devices.CodeToolDenied); p.Rule != "policy:quiet" {
 		t.Errorf("%+v", p)
 	}
@@ -298,7 +309,7 @@ func TestPolicy(t *testing.T) {
 		t.Errorf("%d %s", r.status, r.body)
 	}
 	f.do(t, "GET", "/v1/policy/versions/9", "").problem(t, 404, devices.CodeNotFound)
-	if n := len(f.audited(audit.KindPolicy)); n != 3 { // two versions, and one that came too late
+	if n := len(f.audited(audit.KindPolicy)); n != 5 { // four versions, and one that came too late
 		t.Errorf("%d entries", n)
 	}
 }

@@ -43,8 +43,8 @@ func (s *Server) policyRoutes() {
 	s.handle(get, s.getPolicy)
 	put := withAnswer(s.operation(http.MethodPut, pathPolicy, about{id: "setPolicy", scope: access.ScopeAdmin, tag: tagAccess,
 		summary: "Replace the rules", text: "In force at once, on all nodes. The version that the change was made from is given as If-Match or as base_version; " +
-			"if another was written meanwhile, nothing changes. version, changed and by in the body are passed over.",
-		answer: "The policy, with its new version.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeUnavailable}}), "application/json", document)
+			"if another was written meanwhile, nothing changes. version, changed, by and warnings in the body are passed over.",
+		answer: "The policy, with its new version; warnings names globs that match no known tool.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeUnavailable}}), "application/json", document)
 	put.RequestBody = s.jsonBody(document, true)
 	s.handle(put, s.setPolicy, queryParam("base_version", "The version that was read; 0: there was none."),
 		&huma.Param{Name: "If-Match", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
@@ -81,6 +81,7 @@ func (s *Server) setPolicy(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, err)
 		return
 	}
+	p.Warnings = s.opt.Service.UnmatchedTools(p)
 	s.writePolicy(w, r, p)
 }
 
