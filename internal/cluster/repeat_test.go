@@ -14,7 +14,7 @@ import (
 
 // Who may publish on NATS and has heard what nodes told each other cannot say it
 // again: a claim that was obeyed once ends no later session, neither on the node
-// that obeyed it nor on one that has started since, and news is no news twice.
+// that obeyed it nor on one that has started since; the same holds for news.
 func TestClaimsCannotBeRepeated(t *testing.T) {
 	f := newFleet(t)
 	heard, err := f.client.SubscribeSync("test.v1.*.far")
@@ -43,7 +43,7 @@ func TestClaimsCannotBeRepeated(t *testing.T) {
 	})
 	away.session.Close(devices.CloseGone)
 	here := f.at(t, f.holding)
-	devicetest.Eventually(t, "the connection here is no newcomer", func() bool { return here.age() > 2*time.Second })
+	devicetest.Eventually(t, "the connection here is older than the window", func() bool { return here.age() > 2*time.Second })
 	claims, news := f.holder.Requests.Get(verbClaim), f.holder.Requests.Get(verbNews)
 	for _, m := range recorded {
 		if err := f.client.PublishMsg(&nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {

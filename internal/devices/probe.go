@@ -37,7 +37,7 @@ func (x *Session) probeLocked() {
 }
 
 // probe finds out whether the device answers anything. If not, it counts as
-// unresponsive until it does. That is no attempt of a handshake.
+// unresponsive until it does. It does not count as an attempt of a handshake.
 func (x *Session) probe() {
 	ctx, cancel := context.WithTimeout(x.svc.ctx, mcpclient.StepTimeout)
 	defer cancel()

@@ -101,7 +101,7 @@ func TestFollowReadsBothStreams(t *testing.T) {
 	}
 	for begin := range order[:29] {
 		if begin == 0 {
-			continue // "1" alone is a position of before there were two streams, below
+			continue // "1" alone is a position from an older version, with one stream, below
 		}
 		if got := ids(follow(t, b, devices.EventQuery{After: order[begin]}, 29-begin)); !slices.Equal(got, order[begin+1:]) {
 			t.Fatalf("after %v: %v, want %v", order[begin], got, order[begin+1:])

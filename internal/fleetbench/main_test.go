@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Less CPU time than /proc counts is no reason for a report that cannot be written.
+// Less CPU time than /proc counts does not spoil the report.
 func TestPerCPU(t *testing.T) {
 	if got := perCPU(400, 0); got != 40_000 {
 		t.Errorf("%v packets per second of CPU for no tick, want those of one", got)

@@ -143,7 +143,7 @@ func TestSharePerForwardedAddress(t *testing.T) {
 		}
 	}
 	if got := whole("203.0.113.2"); got != "HTTP/1.1 200" {
-		t.Errorf("another address behind the proxy is kept out: %s", got)
+		t.Errorf("another address that comes through the proxy is kept out: %s", got)
 	}
 	for range 10 { // many of the proxy's own
 		if got := wait(""); got != "HTTP/1.1 100" {

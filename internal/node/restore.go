@@ -57,7 +57,7 @@ func Restore(archive, dir string, force bool) (report RestoreReport, err error) 
 		if err := durable.MkdirAll(filepath.Dir(name)); err != nil {
 			return err
 		}
-		return durable.Create(name, mode&0o700, content) // archives of before had the database readable for all
+		return durable.Create(name, mode&0o700, content) // archives of older versions had the database readable for all
 	}); err != nil {
 		return report, err
 	}

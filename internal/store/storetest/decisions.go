@@ -8,7 +8,7 @@ import (
 	"fleetd/internal/devices"
 )
 
-// Of what two nodes decided of a device, the later decision stands, whichever is
+// Of what two nodes decided of a device, the later decision holds, whichever is
 // written last, in the queue and in the table.
 func testDecisions(t *testing.T, db Database) {
 	s := openStore(t, db.URL)

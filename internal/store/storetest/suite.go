@@ -34,7 +34,7 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"a refused row learns what refused it", testOutranked},
 		{"a lease begins once", testLease},
 		{"an older OTA check replaces nothing it reports", testDeviceMerge},
-		{"the later decision stands", testDecisions},
+		{"the later decision holds", testDecisions},
 		{"decided parts", testDecidedParts},
 		{"decisions of an older program", testOlderProgram},
 		{"rows of a device are coalesced", testCoalescing},
