@@ -30,7 +30,7 @@ type CheckIn struct {
 	Language   string
 	Serial     string
 	ActivateV2 bool
-	From       netip.Addr // of the device, or of its site; zero if not known
+	From       netip.Addr // of the host that asks, as lobby.HostOf makes it; zero if not known
 }
 
 // Welcome is what the OTA reply is made of.

@@ -44,10 +44,9 @@ func newPendings() *pendings {
 	return &pendings{byDevice: map[ID][]pending{}, codes: map[string]ID{}, byHost: map[netip.Addr]int{}}
 }
 
-// get returns the code of a waiting client that asked from this address, a
+// get returns the code of a waiting client that asked from this host, a
 // fresh one if it has none.
-func (p *pendings) get(id ID, clientID string, from netip.Addr, now time.Time) (found pending, fresh bool, err error) {
-	host := hostOf(from)
+func (p *pendings) get(id ID, clientID string, host netip.Addr, now time.Time) (found pending, fresh bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expireLocked(id, now)
@@ -140,16 +139,6 @@ func replaceable(waiting []pending, host netip.Addr) (at int) {
 		at = slices.IndexFunc(waiting, func(w pending) bool { return w.host == host })
 	}
 	return at
-}
-
-// hostOf is the address, or the /64 of an IPv6 host, which has all of those.
-func hostOf(addr netip.Addr) netip.Addr {
-	if addr = addr.Unmap(); addr.Is6() {
-		if network, err := addr.WithZone("").Prefix(64); err == nil {
-			return network.Addr()
-		}
-	}
-	return addr
 }
 
 // learn takes a code that another node gave out: the device may ask any node
