@@ -1,0 +1,147 @@
+package selector
+
+import (
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Value is what a term compares with.
+type Value struct {
+	Text string // of a literal
+	// Parts are the texts between the stars of a glob, at least two; the first and
+	// the last may be empty. A literal has none.
+	Parts []string
+}
+
+// Match tells whether the value matches the whole of text.
+func (v *Value) Match(text string) bool {
+	if v.Parts == nil {
+		return text == v.Text
+	}
+	last := len(v.Parts) - 1
+	if len(text) < len(v.Parts[0])+len(v.Parts[last]) || !strings.HasPrefix(text, v.Parts[0]) || !strings.HasSuffix(text, v.Parts[last]) {
+		return false
+	}
+	text = text[len(v.Parts[0]) : len(text)-len(v.Parts[last])]
+	for _, part := range v.Parts[1:last] { // the earliest place of each leaves the most for the next
+		i := strings.Index(text, part)
+		if i < 0 {
+			return false
+		}
+		text = text[i+len(part):]
+	}
+	return true
+}
+
+// appendTo writes the value as Parse reads it, in quotes if it needs them.
+func (v *Value) appendTo(b []byte) []byte {
+	parts := v.Parts
+	if parts == nil {
+		parts = []string{v.Text}
+	}
+	if len(parts) == 1 && parts[0] == "" || strings.ContainsAny(parts[0][:min(1, len(parts[0]))], operatorBytes) || slices.ContainsFunc(parts, needsQuotes) {
+		b = append(b, '"')
+		for i, part := range parts {
+			if i > 0 {
+				b = append(b, '*')
+			}
+			b = appendQuoted(b, part)
+		}
+		return append(b, '"')
+	}
+	return append(b, strings.Join(parts, "*")...)
+}
+
+func (v *Value) compare(w *Value) int {
+	return strings.Compare(string(v.appendTo(nil)), string(w.appendTo(nil)))
+}
+
+// operatorBytes may not begin a value without quotes: `firmware=>2` is a
+// mistake.
+const operatorBytes = "<>!"
+
+// delimiter tells whether a byte ends a value without quotes.
+func delimiter(c byte) bool {
+	switch c {
+	case ' ', '\t', '\r', '\n', ',', '(', ')', '=', '"', '\\':
+		return true
+	}
+	return false
+}
+
+func needsQuotes(text string) bool {
+	for i, r := range text {
+		if r < utf8.RuneSelf && (delimiter(byte(r)) || r == '*') || !printable(text[i:], r) {
+			return true
+		}
+	}
+	return false
+}
+
+// printable tells whether r, with which text begins, can be shown as it is.
+func printable(text string, r rune) bool {
+	if r == utf8.RuneError {
+		_, size := utf8.DecodeRuneInString(text)
+		return size > 1
+	}
+	return unicode.IsPrint(r)
+}
+
+const hexDigits = "0123456789abcdef"
+
+func appendQuoted(b []byte, text string) []byte {
+	for text != "" {
+		r, size := utf8.DecodeRuneInString(text)
+		switch {
+		case r == '"' || r == '\\' || r == '*':
+			b = append(b, '\\', byte(r))
+		case printable(text, r):
+			b = append(b, text[:size]...)
+		default:
+			for _, c := range []byte(text[:size]) {
+				b = append(b, '\\', 'x', hexDigits[c>>4], hexDigits[c&15])
+			}
+		}
+		text = text[size:]
+	}
+	return b
+}
+
+// normalID brings the id of a device into its canonical form: twelve hex digits
+// in pairs, with `:`, `-` or nothing between them, are a MAC address; ASCII
+// letters of anything else become lower case.
+func normalID(id string) string {
+	lower := lowerASCII(id)
+	pairs := lower
+	if len(lower) == 17 && (lower[2] == ':' || lower[2] == '-') {
+		pairs = strings.ReplaceAll(lower, lower[2:3], "")
+		for i := 2; i < 17; i += 3 {
+			if lower[i] != lower[2] {
+				return lower
+			}
+		}
+	}
+	if len(pairs) != 12 || strings.Trim(pairs, hexDigits) != "" {
+		return lower
+	}
+	var b strings.Builder
+	for i := 0; i < 12; i += 2 {
+		if i > 0 {
+			b.WriteByte(':')
+		}
+		b.WriteString(pairs[i : i+2])
+	}
+	return b.String()
+}
+
+func lowerASCII(text string) string {
+	b := []byte(text)
+	for i, c := range b {
+		if c >= 'A' && c <= 'Z' {
+			b[i] = c + 'a' - 'A'
+		}
+	}
+	return string(b)
+}
