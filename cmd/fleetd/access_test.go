@@ -13,43 +13,47 @@ import (
 	"fleetd/internal/credential"
 )
 
-func TestTokenCreate(t *testing.T) {
+func TestKeysCreate(t *testing.T) {
 	f := newAPI(t, map[string]string{
 		"POST /v1/keys": `{"id":"abcdefgh","name":"lab","scopes":["tools:call"],"state":"valid","created":"2026-08-01T12:00:00.000Z","expires":"2026-08-31T12:00:00.000Z","revoked":null,"token":"fld_abcdefgh_x"}`,
 	})
-	f.run("token", "create", "--name", "lab", "--scope", "tools:call,devices:read", "--devices", "room=lab,floor=1", "--tools", "*get_*,self.lamp.*", "--expires", "720h").is(t, exitOK,
+	f.run("keys", "create", "--name", "lab", "--scope", "tools:call,devices:read", "--devices", "room=lab,floor=1", "--tools", "*get_*,self.lamp.*", "--expires", "720h").is(t, exitOK,
 		"fld_abcdefgh_x\n", "fleetd: key abcdefgh (lab) expires 2026-08-31T12:00:00Z; its token is not shown again\n")
-	want := `POST /v1/keys {"name":"lab","scopes":["tools:call","devices:read"],"devices":{"floor":"1","room":"lab"},"tools":["*get_*","self.lamp.*"],"expires":"2026-08-31T12:00:00Z"}`
+	want := `POST /v1/keys {"name":"lab","scopes":["tools:call","devices:read"],"devices":"room=lab,floor=1","tools":["*get_*","self.lamp.*"],"expires":"2026-08-31T12:00:00Z"}`
 	if asked := f.requests(); len(asked) != 1 || asked[0] != want {
 		t.Errorf("asked %q\nwant  %q", asked, want)
 	}
-	f.run("token", "create", "--name", "lab", "--scope", "admin", "--expires", "2027-01-31")
+	f.run("keys", "create", "--name", "lab", "--scope", "admin", "--expires", "2027-01-31")
 	if asked := f.requests(); !strings.HasSuffix(asked[len(asked)-1], `"expires":"2027-01-31T00:00:00Z"}`) {
 		t.Errorf("asked %q", asked)
 	}
-	for _, args := range [][]string{{"--expires", "soon"}, {"--devices", "room"}, {"--devices", "a=1,a=2"}, {"--expires", "-5h"}} {
-		if got := f.run(append([]string{"token", "create", "--name", "x", "--scope", "admin"}, args...)...); got.code != exitFailed || got.stdout != "" {
+	for _, args := range [][]string{{"--expires", "soon"}, {"--devices", "room="}, {"--devices", "room in lab"}, {"--expires", "-5h"}} {
+		if got := f.run(append([]string{"keys", "create", "--name", "x", "--scope", "admin"}, args...)...); got.code != exitFailed || got.stdout != "" {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
 }
 
-func TestTokenListAndRevoke(t *testing.T) {
+func TestKeysListAndRevoke(t *testing.T) {
 	f := newAPI(t, map[string]string{
 		"GET /v1/keys?limit=1000": `{"items":[{"id":"abcdefgh","name":"lab","scopes":["tools:call"],"devices":{"room":"lab"},"tools":["*get_*"],"state":"revoked","expires":null},
+			{"id":"cccccccc","name":"new","scopes":["audio"],"devices":"room!=lab","tools":[],"state":"valid","expires":null},
+			{"id":"dddddddd","name":"dev","scopes":["audio"],"devices":"room~lab","tools":[],"state":"valid","expires":null},
 			{"id":"bbbbbbbb","name":"all","scopes":["admin"],"devices":{},"tools":[],"state":"valid","expires":"2027-01-01T00:00:00.000Z"}],"next_cursor":""}`,
 		"DELETE /v1/keys/lab": "",
 	})
-	f.run("token", "list").is(t, exitOK, strings.Join([]string{
-		"ID        NAME  STATE    SCOPES      DEVICES   TOOLS   EXPIRES",
-		"abcdefgh  lab   revoked  tools:call  room=lab  *get_*  never",
-		"bbbbbbbb  all   valid    admin       all       all     2027-01-01T00:00:00Z",
+	f.run("keys", "list").is(t, exitOK, strings.Join([]string{
+		"ID        NAME  STATE    SCOPES      DEVICES    TOOLS   EXPIRES",
+		"abcdefgh  lab   revoked  tools:call  room=lab   *get_*  never",
+		"cccccccc  new   valid    audio       room!=lab  all     never",
+		"dddddddd  dev   valid    audio       room~lab   all     never", // of a newer server
+		"bbbbbbbb  all   valid    admin       all        all     2027-01-01T00:00:00Z",
 		"",
 	}, "\n"), "")
-	if got := f.run("token", "list", "--json"); strings.Count(got.stdout, "\n") != 2 || got.code != exitOK {
+	if got := f.run("keys", "list", "--json"); strings.Count(got.stdout, "\n") != 4 || got.code != exitOK {
 		t.Errorf("%+v", got)
 	}
-	f.run("token", "revoke", "lab").is(t, exitOK, "lab revoked\n", "")
+	f.run("keys", "revoke", "lab").is(t, exitOK, "lab revoked\n", "")
 }
 
 func TestPolicyCommands(t *testing.T) {
@@ -151,9 +155,9 @@ func TestAuditExportAndVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	// security: R4
-	f.run("audit", "verify", file).is(t, exitFailed, "3 entries in 3 blocks of 1 runs\nfault: run r of node n, entries 2 to 2 were changed: their hash is another one\n", "fleetd: the record is not whole\n")
+	f.run("audit", "verify", file).is(t, exitFailed, "3 entries in 3 blocks of 1 runs\nfault: run r of node n, entries 2 to 2 were changed: their hash is another one\n", "fleetd: the audit log is incomplete or was modified\n")
 	f.run("audit", "verify").is(t, exitFailed, "4 entries in 3 blocks of 2 runs\n1 runs begin before what is here\n5 entries found no room while the database was away; the nodes say so themselves\nno end: run x\nfault: gone\n",
-		"fleetd: the record is not whole\n")
+		"fleetd: the audit log is incomplete or was modified\n")
 }
 
 // A record under the fleet's key is checked with its secret, from the data

@@ -24,8 +24,8 @@ type auditCmd struct {
 
 // spanFlags select a time.
 type spanFlags struct {
-	Since string `help:"No entries before: a duration back such as 1h, a date or a time." placeholder:"1h|TIME"`
-	Until string `help:"No entries behind it." placeholder:"TIME"`
+	Since string `help:"Only entries from then on: a duration back such as 1h, a date or a time." placeholder:"1h|TIME"`
+	Until string `help:"Only entries up to this time." placeholder:"TIME"`
 }
 
 func (f spanFlags) filter(a *app) (filter apiclient.AuditFilter, err error) {
@@ -227,7 +227,7 @@ func (cmd *auditVerifyCmd) Run(ctx context.Context, a *app) error {
 		fmt.Fprintf(a.stdout, "fault: %s\n", oneLine(fault))
 	}
 	if !report.Intact {
-		return failed("the record is not whole")
+		return failed("the audit log is incomplete or was modified")
 	}
 	fmt.Fprintln(a.stdout, "nothing is missing between the blocks, and none was changed")
 	return nil

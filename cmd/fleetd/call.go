@@ -82,16 +82,22 @@ func (call *callCmd) confirm(a *app, problem *apiclient.Problem) error {
 	if call.Yes {
 		return nil
 	}
-	refused := exitError{fmt.Errorf("the call of %s on %s needs a yes (rule %s); nothing was done: add --yes to confirm it", call.Tool, call.Device, problem.Rule()), exitRefused}
-	if !a.asks {
-		return refused
-	}
-	fmt.Fprintf(a.stderr, "Call %s on %s? The rule %s asks for a yes. [y/N] ", oneLine(call.Tool), oneLine(call.Device), oneLine(problem.Rule()))
-	line, err := bufio.NewReader(a.stdin).ReadString('\n')
-	if answer := strings.ToLower(strings.TrimSpace(line)); err != nil && answer == "" || answer != "y" && answer != "yes" {
-		return refused
+	question := fmt.Sprintf("Call %s on %s? The rule %s asks for a yes.", oneLine(call.Tool), oneLine(call.Device), oneLine(problem.Rule()))
+	if !a.confirmed(question) {
+		return exitError{fmt.Errorf("the call of %s on %s needs a yes (rule %s); nothing was done: add --yes to confirm it", call.Tool, call.Device, problem.Rule()), exitRefused}
 	}
 	return nil
+}
+
+// confirmed asks the person at the terminal; without one, the answer is no.
+func (a *app) confirmed(question string) bool {
+	if !a.asks {
+		return false
+	}
+	fmt.Fprint(a.stderr, question+" [y/N] ")
+	line, _ := bufio.NewReader(a.stdin).ReadString('\n') // an answer that breaks off is judged as it is
+	answer := strings.ToLower(strings.TrimSpace(line))
+	return answer == "y" || answer == "yes"
 }
 
 // given is one key=value of the command line.

@@ -39,19 +39,27 @@ type app struct {
 
 // commands is the command line.
 type commands struct {
-	Serve   serveCmd   `cmd:"" default:"withargs" help:"Run one node until it is told to stop (the default command)."`
-	Devices devicesCmd `cmd:"" help:"List the devices, or approve, revoke or forget one."`
-	Tools   toolsCmd   `cmd:"" help:"List the tools of a device."`
-	Call    callCmd    `cmd:"" help:"Call a tool of a device."`
-	Events  eventsCmd  `cmd:"" help:"Follow live events."`
-	MCP     mcpCmd     `cmd:"" name:"mcp" help:"Carry MCP over standard input and output, for LLM hosts that start a command."`
-	Token   tokenCmd   `cmd:"" help:"Make, list or revoke API keys."`
-	Policy  policyCmd  `cmd:"" help:"Show, replace or explain the rules of the tool guard."`
-	Audit   auditCmd   `cmd:"" help:"Show who did what, export it, or look for gaps in it."`
-	Doctor  doctorCmd  `cmd:"" help:"Show the world as a device sees it, and what would strand one."`
-	Backup  backupCmd  `cmd:"" help:"Back up a node's data directory and SQLite database, while it runs or not."`
-	Restore restoreCmd `cmd:"" help:"Put a backup into an empty data directory."`
-	Version versionCmd `cmd:"" help:"Print version, commit and Go version."`
+	Serve       serveCmd       `cmd:"" default:"withargs" help:"Run one node until SIGINT or SIGTERM (the default command)."`
+	Devices     devicesCmd     `cmd:"" help:"List devices, show, edit, import or export them; approve, revoke, forget or rotate."`
+	Fleet       fleetCmd       `cmd:"" help:"Count the devices by state, board, firmware and more."`
+	Tools       toolsCmd       `cmd:"" help:"List the tools of a device."`
+	Call        callCmd        `cmd:"" help:"Call a tool of a device."`
+	Events      eventsCmd      `cmd:"" help:"Follow live events."`
+	Changes     changesCmd     `cmd:"" help:"Show the log of decisions: who changed what, and when."`
+	Photos      photosCmd      `cmd:"" help:"List, download or delete photos."`
+	MCP         mcpCmd         `cmd:"" name:"mcp" help:"Carry MCP over standard input and output, for LLM hosts that start a command."`
+	Keys        keysCmd        `cmd:"" help:"Create, list, show or revoke API keys."`
+	Chips       chipsCmd       `cmd:"" help:"Import, list or remove chip keys, by which hardware proves itself."`
+	Policy      policyCmd      `cmd:"" help:"Show, replace or explain the rules of the tool guard."`
+	Audit       auditCmd       `cmd:"" help:"Show who did what, export it, or look for gaps in it."`
+	Nodes       nodesCmd       `cmd:"" help:"List the nodes."`
+	LogLevel    logLevelCmd    `cmd:"" help:"Show or set how much a node logs."`
+	Doctor      doctorCmd      `cmd:"" help:"Show the world as a device sees it, and what would strand one."`
+	Healthcheck healthcheckCmd `cmd:"" help:"Exit with 0 if the node is ready, else with 1 and the reason."`
+	Backup      backupCmd      `cmd:"" help:"Back up a node's data directory and SQLite database, while it runs or not."`
+	Restore     restoreCmd     `cmd:"" help:"Put a backup into an empty data directory."`
+	Completion  completionCmd  `cmd:"" help:"Print a completion script for a shell."`
+	Version     versionCmd     `cmd:"" help:"Print version, commit and Go version."`
 }
 
 // clientFlags are those of every command that talks to a node.
@@ -82,11 +90,11 @@ func failed(format string, args ...any) error {
 
 // run executes one command and returns its exit status.
 func (a *app) run(ctx context.Context, args []string) int {
-	cli := commands{Serve: newServeCmd()}
+	if old, now := renamed(args); old != "" {
+		return a.report(ctx, failed("`fleetd %s` is now `fleetd %s`, with the same arguments", old, now))
+	}
 	helped := false
-	parser, err := kong.New(&cli,
-		kong.Name("fleetd"),
-		kong.Description("The control plane of a fleet of ESP32 devices that offer tools over MCP."),
+	parser, err := newParser(&commands{Serve: newServeCmd()},
 		kong.Writers(a.stdout, a.stderr),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.Exit(func(int) { helped = true }),
@@ -106,12 +114,31 @@ func (a *app) run(ctx context.Context, args []string) int {
 	return a.report(ctx, command.Run(a))
 }
 
+// newParser returns the parser of the command line.
+func newParser(cli *commands, options ...kong.Option) (*kong.Kong, error) {
+	return kong.New(cli, append([]kong.Option{
+		kong.Name("fleetd"),
+		kong.Description("The control plane of a fleet of ESP32 devices that offer tools over MCP."),
+	}, options...)...)
+}
+
+// renamed returns the former name of a command that the arguments begin with, and its name now; empty if they do not.
+func renamed(args []string) (old, now string) {
+	switch {
+	case len(args) > 0 && args[0] == "token":
+		return "token", "keys"
+	case len(args) > 1 && args[0] == "devices" && args[1] == "keys":
+		return "devices keys", "chips"
+	}
+	return "", ""
+}
+
 // report prints an error as one line and returns the exit status.
 func (a *app) report(ctx context.Context, err error) int {
 	if err == nil {
 		return exitOK
 	}
-	// A server behind a failed request is not to blame for what the user stopped.
+	// A request that the user stopped is no failure of the server.
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		fmt.Fprintln(a.stderr, "fleetd: interrupted")
 		return exitInterrupted

@@ -1,11 +1,17 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/csv"
 	"fmt"
+	"io"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"fleetd/internal/apiclient"
@@ -13,21 +19,27 @@ import (
 
 type devicesCmd struct {
 	List    devicesListCmd `cmd:"" default:"withargs" help:"List the devices (the default)."`
+	Show    showCmd        `cmd:"" help:"Show everything about one device."`
+	Edit    editCmd        `cmd:"" help:"Change the name of a device, or labels and transport of one or of a selection."`
+	Import  importCmd      `cmd:"" help:"Add devices, or change them, from a CSV or NDJSON file."`
+	Export  exportCmd      `cmd:"" help:"Write devices to a CSV or NDJSON file."`
 	Approve approveCmd     `cmd:"" help:"Admit a waiting device, or the waiting client id of a known one."`
 	Revoke  revokeCmd      `cmd:"" help:"Make a device's credentials worthless; it waits for approval from its next OTA check on."`
 	Forget  forgetCmd      `cmd:"" help:"Remove a device and make its credentials worthless."`
 	Rotate  rotateCmd      `cmd:"" help:"Give a device, or all, new credentials at the next OTA check; the old ones stay valid meanwhile."`
-	Keys    keysCmd        `cmd:"" help:"The list of chips whose hardware proves itself: import, list or remove keys."`
 }
 
 type devicesListCmd struct {
-	State     string `help:"Only devices that are online, offline, pending or contested." placeholder:"STATE"`
-	Transport string `help:"Only devices on this transport." placeholder:"NAME"`
+	Select    string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as 'room=lab,firmware<2.4'."`
+	Sort      string `help:"Order: id, name, last_seen or offline_since; the last two list devices that are offline." default:"id" enum:"id,name,last_seen,offline_since"`
+	State     string `help:"Only devices that are online, offline, pending or contested." placeholder:"STATE" values:"online,offline,pending,contested"`
+	Transport string `help:"Only devices on this transport." placeholder:"NAME" values:"mqtt,websocket"`
 	Board     string `help:"Only devices with this board." placeholder:"NAME"`
 	Firmware  string `help:"Only devices with this firmware version." placeholder:"VERSION"`
 	Label     string `help:"Only devices with this label." placeholder:"KEY[=VALUE]"`
-	Search    string `help:"Only devices with this text in their name or id." placeholder:"TEXT"`
-	JSON      bool   `name:"json" help:"Print the server's JSON, one device per line."`
+	Search    string `help:"Only devices with this text in their name, id or board." placeholder:"TEXT"`
+	JSON      bool   `name:"json" help:"Print the server's JSON, one device per line." xor:"format"`
+	CSV       bool   `name:"csv" help:"Print CSV with a header." xor:"format"`
 	Watch     bool   `help:"Print again whenever something changes."`
 	clientFlags
 }
@@ -38,9 +50,20 @@ func (d *devicesListCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
+	if !d.Watch && (d.JSON || d.CSV) {
+		// Lines need no widths, so a large fleet need not be in memory.
+		out := bufio.NewWriter(a.stdout)
+		err := d.write(ctx, a, c, out)
+		if flushErr := out.Flush(); err == nil && flushErr != nil {
+			err = failed("write: %w", flushErr)
+		}
+		return err
+	}
 	var shown []byte
 	for {
-		current, err := d.render(ctx, a, c)
+		var out bytes.Buffer
+		err := d.write(ctx, a, c, &out)
+		current := out.Bytes()
 		if err != nil {
 			if d.Watch && ctx.Err() != nil {
 				return nil
@@ -48,7 +71,7 @@ func (d *devicesListCmd) Run(ctx context.Context, a *app) error {
 			return err
 		}
 		if !bytes.Equal(current, shown) {
-			if shown != nil && !d.JSON {
+			if shown != nil && !d.JSON && !d.CSV {
 				fmt.Fprintln(a.stdout)
 			}
 			if _, err := a.stdout.Write(current); err != nil {
@@ -67,39 +90,109 @@ func (d *devicesListCmd) Run(ctx context.Context, a *app) error {
 	}
 }
 
-// render writes all devices into memory, so that a watcher can tell whether anything changed.
-func (d *devicesListCmd) render(ctx context.Context, a *app, c *apiclient.Client) ([]byte, error) {
-	filter := apiclient.DeviceFilter{State: d.State, Transport: d.Transport, Board: d.Board, Firmware: d.Firmware, Label: d.Label, Text: d.Search}
-	var out bytes.Buffer
+// filter is what the flags select.
+func (d *devicesListCmd) filter() apiclient.DeviceFilter {
+	filter := apiclient.DeviceFilter{Select: d.Select, State: d.State, Transport: d.Transport, Board: d.Board, Firmware: d.Firmware, Label: d.Label, Text: d.Search}
+	if d.Sort != "id" { // the server's own order
+		filter.Sort = d.Sort
+	}
+	return filter
+}
+
+// write writes all devices.
+func (d *devicesListCmd) write(ctx context.Context, a *app, c *apiclient.Client, out io.Writer) error {
+	filter := d.filter()
+	sheet := csv.NewWriter(out)
+	if d.CSV {
+		_ = sheet.Write(deviceColumns) // Flush reports it
+	}
 	rows := [][]string{{"ID", "NAME", "STATE", "TRANSPORT", "BOARD", "FIRMWARE", "TOOLS", "LAST SEEN"}}
 	for device, err := range c.Devices(ctx, filter) {
 		if err != nil {
-			return nil, err
+			sheet.Flush()
+			return err
 		}
-		if d.JSON {
-			if err := printJSONLine(&out, device.Raw); err != nil {
-				return nil, err
+		switch {
+		case d.JSON:
+			if err := printJSONLine(out, device.Raw); err != nil {
+				return err
+			}
+			continue
+		case d.CSV:
+			if err := sheet.Write(deviceCells(device)); err != nil {
+				return failed("write: %w", err)
 			}
 			continue
 		}
-		row := []string{device.ID, device.Name, device.State, device.Transport, device.Board, device.Firmware, toolsCell(device), d.seenCell(device, a.now())}
+		row := []string{device.ID, device.Name, stateCell(device), device.Transport, device.Board, device.Firmware, toolsCell(device), d.seenCell(device, a.now())}
 		for i, cell := range row {
 			row[i] = cmp.Or(cell, "-")
 		}
 		rows = append(rows, row)
 	}
+	var err error
 	switch {
 	case d.JSON:
-		return out.Bytes(), nil
+	case d.CSV:
+		sheet.Flush()
+		err = sheet.Error()
 	case len(rows) == 1 && filter == (apiclient.DeviceFilter{}):
-		return []byte("no devices yet; `fleetd doctor` shows the OTA URL to type into one\n"), nil
+		_, err = fmt.Fprintln(out, "no devices yet; `fleetd doctor` shows the OTA URL to type into one")
 	case len(rows) == 1:
-		return []byte("no such devices\n"), nil
+		_, err = fmt.Fprintln(out, "no device matches")
+	default:
+		err = table(out, "", rows)
 	}
-	if err := table(&out, "", rows); err != nil {
-		return nil, err
+	if err != nil {
+		return failed("write: %w", err)
 	}
-	return out.Bytes(), nil
+	return nil
+}
+
+// deviceColumns are those of `devices --csv`; a later version adds others at the end.
+var deviceColumns = []string{"id", "name", "state", "offline_reason", "offline_since", "transport", "node", "board", "firmware",
+	"tools", "catalog_state", "first_seen", "last_seen", "labels"}
+
+func deviceCells(d apiclient.Device) []string {
+	cells := []string{d.ID, d.Name, d.State, d.OfflineReason, csvTime(d.OfflineSince), d.Transport, d.Node, d.Board, d.Firmware,
+		strconv.Itoa(d.MCP.Tools), d.MCP.CatalogState, csvTime(d.FirstSeen), csvTime(d.LastSeen), labelsText(d.Labels)}
+	for i, cell := range cells {
+		cells[i] = csvCell(cell)
+	}
+	return cells
+}
+
+// csvCell keeps what a device reports of itself from being a formula in a spreadsheet.
+func csvCell(text string) string {
+	text = oneLine(text)
+	if text != "" && strings.ContainsRune("=+-@", rune(text[0])) {
+		return "'" + text
+	}
+	return text
+}
+
+func csvTime(at time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return at.UTC().Format(time.RFC3339)
+}
+
+// labelsText writes labels as a selection has them, in order of key.
+func labelsText(labels map[string]string) string {
+	var pairs []string
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		pairs = append(pairs, key+"="+labels[key])
+	}
+	return strings.Join(pairs, ",")
+}
+
+// stateCell is the state, and why the device is offline.
+func stateCell(d apiclient.Device) string {
+	if d.State == "offline" && d.OfflineReason != "" {
+		return "offline (" + d.OfflineReason + ")"
+	}
+	return d.State
 }
 
 // toolsCell is the number of tools, and why it may not be right.
@@ -117,7 +210,7 @@ func toolsCell(d apiclient.Device) string {
 	return strconv.Itoa(d.MCP.Tools)
 }
 
-// seenCell is when the device was last heard. A watcher gets the time itself: an age would change at every look.
+// seenCell is when the device was last seen. A watcher gets the time itself: an age would change at every look.
 func (d *devicesListCmd) seenCell(device apiclient.Device, now time.Time) string {
 	switch {
 	case device.State == "online":
@@ -145,7 +238,7 @@ type revokeCmd struct {
 
 // Run revokes.
 func (cmd *revokeCmd) Run(ctx context.Context, a *app) error {
-	return a.change(ctx, cmd.clientFlags, (*apiclient.Client).Revoke, cmd.Device, "revoked; it waits for approval from its next OTA check on")
+	return a.revoke(ctx, cmd.clientFlags, (*apiclient.Client).Revoke, cmd.Device, "it waits for approval from its next OTA check on")
 }
 
 type forgetCmd struct {
@@ -169,4 +262,26 @@ func (a *app) change(ctx context.Context, flags clientFlags, do func(*apiclient.
 	}
 	fmt.Fprintf(a.stdout, "%s %s\n", oneLine(device), done)
 	return nil
+}
+
+// revoke ends a device's credentials or a key, and says how far that is. A revocation that is not recorded yet is in
+// force all the same, so it is a success.
+func (a *app) revoke(ctx context.Context, flags clientFlags, do func(*apiclient.Client, context.Context, string) (apiclient.Revocation, error), name, then string) error {
+	c, err := flags.client(a)
+	if err != nil {
+		return err
+	}
+	r, err := do(c, ctx, name)
+	if err != nil {
+		return err
+	}
+	text := oneLine(name) + " revoked"
+	if !r.Recorded {
+		text += " on " + count(len(r.Nodes), "node") + " (" + oneLine(strings.Join(r.Nodes, ", ")) + "), not yet in the database, which is away; it is recorded when the database is back"
+	}
+	if then != "" {
+		text += "; " + then
+	}
+	_, err = fmt.Fprintln(a.stdout, text)
+	return err
 }

@@ -36,7 +36,7 @@ func TestDevicesJSON(t *testing.T) {
 	})
 	f.run("devices", "--json").is(t, exitOK, `{"id":"a","later":{"z":1,"a":1.50}}`+"\n"+`{"id":"b","name":"\u009b31m"}`+"\n"+`{"id":"c"}`+"\n", "")
 	f.run("devices", "list", "--state", "x", "--json").is(t, exitOK, "", "")
-	f.run("devices", "--label", "a=b", "--search", "lamp").is(t, exitOK, "no such devices\n", "")
+	f.run("devices", "--label", "a=b", "--search", "lamp").is(t, exitOK, "no device matches\n", "")
 }
 
 func TestDevicesWatch(t *testing.T) {

@@ -41,7 +41,7 @@ type doctorCmd struct {
 // errStranding is the end of a diagnosis with errors in it.
 var errStranding = exitError{errors.New("devices cannot work with these settings; see the errors above"), exitRefused}
 
-// Run prints what a device is told and what is wrong with it.
+// Run prints what a device receives and what is wrong with it.
 func (d *doctorCmd) Run(ctx context.Context, a *app) error {
 	c, err := d.client(a)
 	if err != nil {
@@ -92,7 +92,7 @@ func printFindings(a *app, findings []apiclient.Finding) error {
 func clientFindings(ctx context.Context, a *app, d apiclient.Diagnosis, asked, answered time.Time) []apiclient.Finding {
 	var findings []apiclient.Finding
 	add := func(f apiclient.Finding, ok bool) {
-		// What the server said about a setting is not said twice.
+		// A finding of the server about a setting is not repeated.
 		known := func(other apiclient.Finding) bool {
 			return other.Setting == f.Setting && other.Severity != "info"
 		}
@@ -125,7 +125,7 @@ func targets(d apiclient.Diagnosis) []target {
 			Endpoint string `json:"endpoint"`
 		} `json:"mqtt"`
 	}
-	// A reply that is no object has no address; it is shown as it is.
+	// A reply that is not an object has no address; it is shown as it is.
 	_ = json.Unmarshal(d.Reply, &reply)
 	var found []target
 	for _, address := range []string{d.OTAURL, reply.WebSocket.URL} {
@@ -195,7 +195,7 @@ func checkReach(ctx context.Context, t target) (apiclient.Finding, bool) {
 			Message: fmt.Sprintf("%s, which devices are told to dial, cannot be reached from here: %v", address, err)}
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			finding.Severity = severityError
-			finding.Message = fmt.Sprintf("nothing listens on %s, which devices are told to dial; if the port moved or a proxy stands in front, give %s", address, t.announce)
+			finding.Message = fmt.Sprintf("nothing listens on %s, which devices are told to dial; if the port moved or a proxy is in front, give %s", address, t.announce)
 		}
 		return finding, true
 	}

@@ -1,160 +1,181 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/csv"
-	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
+	"time"
 
 	"fleetd/internal/apiclient"
-)
-
-const (
-	importBatch = 200 // keys of a request: the longest fit into its 64 KiB
-	maxKeyFile  = 1_000_000
+	"fleetd/internal/selector"
 )
 
 type keysCmd struct {
-	Import keysImportCmd `cmd:"" help:"Import serial numbers and keys of chips, whose hardware then admits itself."`
-	List   keysListCmd   `cmd:"" help:"List the serial numbers and the devices that they prove; keys are never shown."`
-	Remove keysRemoveCmd `cmd:"" help:"Remove the key of a serial number. Its device stays a member."`
+	Create keysCreateCmd `cmd:"" help:"Make an API key and print its token, which is shown this once."`
+	List   keysListCmd   `cmd:"" default:"withargs" help:"List the API keys (the default)."`
+	Show   keysShowCmd   `cmd:"" help:"Show one API key, or the one that this command uses."`
+	Revoke keysRevokeCmd `cmd:"" help:"End an API key, at once and on all nodes."`
 }
 
-type keysImportCmd struct {
-	File string `arg:"" help:"CSV file with serial,key[,device] in each line; the key is eFuse KEY0, 64 hex digits. - reads standard input."`
+type keysCreateCmd struct {
+	Name    string   `required:"" help:"What the key is called in refusals and in the audit." placeholder:"NAME"`
+	Scope   []string `required:"" help:"Rights: devices:read, photos:read, tools:call, tools:call:user, devices:write, events:read, audio, admin." placeholder:"SCOPE[,SCOPE]" values:"devices:read,photos:read,tools:call,tools:call:user,devices:write,events:read,audio,admin"`
+	Devices string   `help:"Only devices that this selects by their labels, such as room=lab or 'room in (lab,hall),!retired'; device=ID is one device." placeholder:"SELECT"`
+	Tools   []string `help:"Only tools that one of these globs matches." placeholder:"GLOB[,GLOB]"`
+	Expires string   `help:"When it ends: after a duration such as 720h, or at a date such as 2027-01-31 (UTC). Without it the key lasts until it is revoked." placeholder:"720h|DATE"`
 	clientFlags
 }
 
-// Run checks the whole file before it sends the first line.
-func (cmd *keysImportCmd) Run(ctx context.Context, a *app) error {
-	chips, err := readKeys(cmd.File)
-	if err != nil {
-		return err
+// Run makes the key. Its token goes to standard output alone, so that a script can take it.
+func (cmd *keysCreateCmd) Run(ctx context.Context, a *app) error {
+	params := apiclient.NewKeyParams{Name: cmd.Name, Scopes: cmd.Scope, Devices: cmd.Devices, Tools: cmd.Tools}
+	if _, err := selector.Parse(cmd.Devices); err != nil {
+		return failed("--devices: %w", err)
+	}
+	if cmd.Expires != "" {
+		at, err := moment(cmd.Expires, a.now(), 1)
+		if err != nil {
+			return failed("--expires %w", err)
+		}
+		params.Expires = &at
 	}
 	c, err := cmd.client(a)
 	if err != nil {
 		return err
 	}
-	for done := 0; done < len(chips); done += importBatch {
-		if err := c.ImportChips(ctx, chips[done:min(done+importBatch, len(chips))]); err != nil {
-			return fmt.Errorf("%d of %d keys are imported; the file can be imported again as it is: %w", done, len(chips), err)
-		}
+	k, err := c.CreateKey(ctx, params)
+	if err != nil {
+		return err
 	}
-	fmt.Fprintf(a.stdout, "%d keys imported\n", len(chips))
-	return nil
+	ends := "does not expire"
+	if !k.Expires.IsZero() {
+		ends = "expires " + k.Expires.UTC().Format(time.RFC3339)
+	}
+	fmt.Fprintf(a.stderr, "fleetd: key %s (%s) %s; its token is not shown again\n", oneLine(k.ID), oneLine(k.Name), ends)
+	_, err = fmt.Fprintln(a.stdout, oneLine(k.Token))
+	return err
 }
 
-// readKeys reads the file. Its errors name lines and never show what stands in them, which may be a key.
-func readKeys(name string) ([]apiclient.Chip, error) {
-	input := io.Reader(os.Stdin)
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, failed("%w", err)
+// moment reads a time: a duration ahead of now or, with sign -1, before it; a date; or RFC 3339. The error completes
+// a sentence.
+func moment(text string, now time.Time, sign int) (time.Time, error) {
+	if d, err := time.ParseDuration(text); err == nil && d > 0 {
+		return now.Add(time.Duration(sign) * d), nil
+	}
+	for _, layout := range []string{time.DateOnly, time.RFC3339} {
+		if at, err := time.Parse(layout, text); err == nil {
+			return at, nil
 		}
-		defer f.Close()
-		input = f
 	}
-	lines := csv.NewReader(input)
-	lines.Comment, lines.FieldsPerRecord, lines.TrimLeadingSpace, lines.ReuseRecord = '#', -1, true, true
-	var chips []apiclient.Chip
-	for {
-		record, err := lines.Read()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			var at *csv.ParseError
-			if errors.As(err, &at) {
-				return nil, failed("line %d is no CSV: %w", at.Line, at.Err)
-			}
-			return nil, failed("read the keys: %w", err)
-		}
-		line, _ := lines.FieldPos(0)
-		chip, err := readKey(record)
-		switch {
-		case err != nil && len(chips) == 0 && strings.EqualFold(strings.TrimSpace(record[0]), "serial"):
-			continue // a heading
-		case err != nil:
-			return nil, failed("line %d: %w", line, err)
-		case len(chips) >= maxKeyFile:
-			return nil, failed("more than %d keys; split the file", maxKeyFile)
-		}
-		chips = append(chips, chip)
-	}
-	if len(chips) == 0 {
-		return nil, failed("there is no key in it; each line is serial,key[,device]")
-	}
-	return chips, nil
-}
-
-func readKey(record []string) (apiclient.Chip, error) {
-	if len(record) < 2 || len(record) > 3 {
-		return apiclient.Chip{}, fmt.Errorf("has %d fields; it must be serial,key[,device]", len(record))
-	}
-	chip := apiclient.Chip{Serial: strings.TrimSpace(record[0]), Key: strings.TrimSpace(record[1])}
-	if len(record) == 3 {
-		chip.Device = strings.TrimSpace(record[2])
-	}
-	if key, err := hex.DecodeString(chip.Key); err != nil || len(key) != 32 {
-		return apiclient.Chip{}, errors.New("the second field is no key: 64 hex digits, the 32 bytes of eFuse block KEY0")
-	}
-	return chip, nil
+	return time.Time{}, fmt.Errorf("takes a duration such as 720h, a date such as 2027-01-31, or a time such as 2027-01-31T08:00:00Z, not %q", text)
 }
 
 type keysListCmd struct {
-	JSON bool `name:"json" help:"Print one JSON object per line."`
+	JSON bool `name:"json" help:"Print the server's JSON, one key per line."`
 	clientFlags
 }
 
-// Run prints the list.
+// Run prints the keys.
 func (cmd *keysListCmd) Run(ctx context.Context, a *app) error {
 	c, err := cmd.client(a)
 	if err != nil {
 		return err
 	}
-	rows := [][]string{{"SERIAL", "DEVICE", "IMPORTED"}}
-	for chip, err := range c.Chips(ctx) {
+	rows := [][]string{{"ID", "NAME", "STATE", "SCOPES", "DEVICES", "TOOLS", "EXPIRES"}}
+	for k, err := range c.Keys(ctx) {
 		if err != nil {
 			return err
 		}
 		if cmd.JSON {
-			line, err := json.Marshal(chip)
-			if err != nil {
-				return failed("write: %w", err)
-			}
-			if err := printJSONLine(a.stdout, line); err != nil {
+			if err := printJSONLine(a.stdout, k.Raw); err != nil {
 				return err
 			}
 			continue
 		}
-		device := chip.Device
-		if device == "" {
-			device = "-"
-		}
-		rows = append(rows, []string{chip.Serial, device, ago(chip.ImportedAt, a.now())})
+		rows = append(rows, []string{k.ID, k.Name, k.State, strings.Join(k.Scopes, ","), cmp.Or(string(k.Devices), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires)})
 	}
 	switch {
 	case cmd.JSON:
 		return nil
 	case len(rows) == 1:
-		fmt.Fprintln(a.stdout, "no keys are listed")
+		fmt.Fprintln(a.stdout, "no keys yet; `fleetd keys create` makes one")
 		return nil
 	}
 	return table(a.stdout, "", rows)
 }
 
-type keysRemoveCmd struct {
-	Serial string `arg:"" help:"Serial number."`
+// expiry is when a key ends.
+func expiry(at time.Time) string {
+	if at.IsZero() {
+		return "never"
+	}
+	return at.UTC().Format(time.RFC3339)
+}
+
+type keysShowCmd struct {
+	Key  string `arg:"" optional:"" help:"Id or name of a key; without it, the one that belongs to the token in use."`
+	JSON bool   `name:"json" help:"Print the server's JSON."`
 	clientFlags
 }
 
-// Run removes one.
-func (cmd *keysRemoveCmd) Run(ctx context.Context, a *app) error {
-	return a.change(ctx, cmd.clientFlags, (*apiclient.Client).RemoveChip, cmd.Serial, "removed; a device that it proved stays a member")
+// Run prints one key.
+func (cmd *keysShowCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	if cmd.Key == "" {
+		self, err := c.Self(ctx)
+		if err != nil {
+			return err
+		}
+		if cmd.JSON {
+			return printJSON(a.stdout, self.Raw)
+		}
+		return table(a.stdout, "", [][]string{{"Key", self.Key}, {"Name", self.Name}, {"Scopes", strings.Join(self.Scopes, ", ")},
+			{"Devices", cmp.Or(string(self.Devices), "all")}, {"Tools", cmp.Or(strings.Join(self.Tools, ", "), "all")}, {"Expires", expiry(self.Expires)}})
+	}
+	k, err := findKey(ctx, c, cmd.Key)
+	if err != nil {
+		return err
+	}
+	if cmd.JSON {
+		return printJSON(a.stdout, k.Raw)
+	}
+	rows := [][]string{{"Key", k.ID}, {"Name", k.Name}, {"State", k.State}, {"Scopes", strings.Join(k.Scopes, ", ")},
+		{"Devices", cmp.Or(string(k.Devices), "all")}, {"Tools", cmp.Or(strings.Join(k.Tools, ", "), "all")},
+		{"Created", timeText(k.Created, a.now())}, {"Expires", expiry(k.Expires)}}
+	if !k.Revoked.IsZero() {
+		rows = append(rows, []string{"Revoked", timeText(k.Revoked, a.now())})
+	}
+	return table(a.stdout, "", rows)
+}
+
+// findKey returns the key of this id, else a valid one of this name, else the last one of this name.
+func findKey(ctx context.Context, c *apiclient.Client, name string) (found apiclient.Key, err error) {
+	for k, err := range c.Keys(ctx) {
+		switch {
+		case err != nil:
+			return found, err
+		case k.ID == name:
+			return k, nil
+		case k.Name == name && (k.State == "valid" || found.State != "valid"):
+			found = k
+		}
+	}
+	if found.ID == "" {
+		return found, fmt.Errorf("no API key has the id or name %q", name)
+	}
+	return found, nil
+}
+
+type keysRevokeCmd struct {
+	Key string `arg:"" help:"Id or name of the key."`
+	clientFlags
+}
+
+// Run revokes.
+func (cmd *keysRevokeCmd) Run(ctx context.Context, a *app) error {
+	return a.revoke(ctx, cmd.clientFlags, (*apiclient.Client).RevokeKey, cmd.Key, "")
 }

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"fleetd/internal/apiclient"
 )
 
 type policyCmd struct {
@@ -32,11 +34,11 @@ type policyView struct {
 	Rules   []struct {
 		Name, Action     string
 		Tools, Keys, Via []string
-		Devices          map[string]string
+		Devices          apiclient.Selection
 	} `json:"rules"`
 	Reads []struct {
 		Tools   []string
-		Devices map[string]string
+		Devices apiclient.Selection
 		TTL     string
 	} `json:"reads"`
 	URLs []struct {
@@ -75,7 +77,7 @@ func (p *policyView) print(w io.Writer) error {
 	any := func(list []string) string { return cmp.Or(strings.Join(list, ","), "any") }
 	rows := [][]string{{"RULE", "ACTION", "TOOLS", "DEVICES", "KEYS", "VIA"}}
 	for _, r := range p.Rules {
-		rows = append(rows, []string{r.Name, r.Action, any(r.Tools), selectorText(r.Devices), any(r.Keys), any(r.Via)})
+		rows = append(rows, []string{r.Name, r.Action, any(r.Tools), cmp.Or(string(r.Devices), "all"), any(r.Keys), any(r.Via)})
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(w, "no rules of your own; the built-in ones hold")
@@ -83,7 +85,7 @@ func (p *policyView) print(w io.Writer) error {
 		return err
 	}
 	for _, r := range p.Reads {
-		fmt.Fprintf(w, "reads  %s  devices %s  kept for %s\n", oneLine(any(r.Tools)), oneLine(selectorText(r.Devices)), oneLine(cmp.Or(r.TTL, "0s")))
+		fmt.Fprintf(w, "reads  %s  devices %s  kept for %s\n", oneLine(any(r.Tools)), oneLine(cmp.Or(string(r.Devices), "all")), oneLine(cmp.Or(r.TTL, "0s")))
 	}
 	for _, u := range p.URLs {
 		fmt.Fprintf(w, "urls   %s  %s\n", oneLine(any(u.Tools)), oneLine(strings.Join(u.Prefixes, " ")))
@@ -102,7 +104,7 @@ type policySetCmd struct {
 // maxPolicyFile is more than a server takes.
 const maxPolicyFile = 1 << 20
 
-// Run replaces the rules. A document that names the version it was made from is held against the one in force; else
+// Run replaces the rules. A document that names the version it was made from is checked against the one in force; else
 // the one in force a moment ago is meant.
 func (cmd *policySetCmd) Run(ctx context.Context, a *app) error {
 	in := a.stdin

@@ -32,7 +32,7 @@ func newServeCmd() serveCmd {
 	return serveCmd{kong.Plugins{reflect.New(reflect.StructOf(fields)).Interface()}}
 }
 
-// given returns the flags that stood on the command line.
+// given returns the flags of the command line.
 func (s *serveCmd) given() map[string]string {
 	given := make(map[string]string)
 	values := reflect.ValueOf(s.Plugins[0]).Elem()

@@ -45,12 +45,12 @@ func replaceControls(text, with string) string {
 }
 
 // isControl covers C0, DEL and C1 (0x9B starts a terminal sequence as ESC [ does), line separators, and the marks that
-// reverse the direction of everything behind them.
+// reverse the direction of everything after them.
 func isControl(r rune) bool {
 	return unicode.IsControl(r) || r == 0x2028 || r == 0x2029 || (r >= 0x202A && r <= 0x202E) || (r >= 0x2066 && r <= 0x2069)
 }
 
-// safeJSON escapes the control characters that JSON allows bare. They can only stand inside strings, so the document
+// safeJSON escapes the control characters that JSON allows bare. They can only be inside strings, so the document
 // stays the same document.
 func safeJSON(document []byte) []byte {
 	var out bytes.Buffer
@@ -84,7 +84,7 @@ func printJSONLine(w io.Writer, document json.RawMessage) error {
 	return err
 }
 
-// table writes rows in aligned columns, each row behind the indent.
+// table writes rows in aligned columns, each row after the indent.
 func table(w io.Writer, indent string, rows [][]string) error {
 	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
@@ -115,4 +115,12 @@ func ago(t, now time.Time) string {
 	default:
 		return fmt.Sprintf("%dd ago", int(d.Hours()/24))
 	}
+}
+
+// timeText is a past moment with its age; "-" for the zero time.
+func timeText(t, now time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.UTC().Format(time.RFC3339) + " (" + ago(t, now) + ")"
 }

@@ -9,10 +9,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
+
+	"fleetd/internal/selector"
 )
 
 // Scope is one right of a key.
@@ -20,7 +21,8 @@ type Scope string
 
 // Scopes of keys.
 const (
-	ScopeRead   Scope = "devices:read"    // devices, their tools, catalogs and photos
+	ScopeRead   Scope = "devices:read"    // devices, their tools and catalogs
+	ScopePhotos Scope = "photos:read"     // pictures that cameras and screens uploaded
 	ScopeCall   Scope = "tools:call"      // tools that are meant for language models, too
 	ScopeUser   Scope = "tools:call:user" // every tool, those for people alone included; contains tools:call
 	ScopeWrite  Scope = "devices:write"   // names, labels, transport; approve, revoke, forget, rotate
@@ -30,10 +32,10 @@ const (
 )
 
 // scopeBits are the bits of Scopes, in the order in which they are listed.
-var scopeBits = [...]Scope{ScopeRead, ScopeCall, ScopeUser, ScopeWrite, ScopeEvents, ScopeAudio, ScopeAdmin}
+var scopeBits = [...]Scope{ScopeRead, ScopeCall, ScopeUser, ScopeWrite, ScopeEvents, ScopeAudio, ScopeAdmin, ScopePhotos}
 
 // Scopes is a set of Scope.
-type Scopes uint8
+type Scopes uint16
 
 // ParseScopes reads names; an empty list is an error, for a key without a
 // right is a mistake.
@@ -94,53 +96,7 @@ func (s *Scopes) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// SelectDevice is the name in a Selector that stands for the device's id, where
-// all others are labels.
-const SelectDevice = "device"
-
-// Bounds of a Selector.
-const (
-	maxSelected   = 16
-	maxLabelBytes = 128
-)
-
-// Selector chooses devices: every pair must be among the device's labels. The
-// empty one chooses all.
-type Selector map[string]string
-
-// ParseSelector reads `label=value,label=value`; `device=ID` is the device
-// itself. Empty text is the empty selector.
-func ParseSelector(text string) (Selector, error) {
-	if strings.TrimSpace(text) == "" {
-		return nil, nil
-	}
-	s := Selector{}
-	for _, pair := range strings.Split(text, ",") {
-		name, value, found := strings.Cut(strings.TrimSpace(pair), "=")
-		if !found || name == "" {
-			return nil, fmt.Errorf("%q is not label=value", pair)
-		}
-		if _, twice := s[name]; twice {
-			return nil, fmt.Errorf("label %q is given twice; a device has one value of it", name)
-		}
-		s[name] = value
-	}
-	return s, s.check()
-}
-
-func (s Selector) check() error {
-	if len(s) > maxSelected {
-		return fmt.Errorf("a selector may have %d labels", maxSelected)
-	}
-	for name, value := range s {
-		if name == "" || len(name) > maxLabelBytes || len(value) > maxLabelBytes || !plain(name) || !plain(value) {
-			return fmt.Errorf("label %q=%q: a name and a value have at most %d bytes each and no control characters", name, value, maxLabelBytes)
-		}
-	}
-	return nil
-}
-
-// plain tells whether text can stand in a header and on a terminal.
+// plain tells whether text can be part of a header and shown on a terminal.
 func plain(text string) bool {
 	for _, c := range text {
 		if c < ' ' || c == 0x7f || c == '\uFFFD' {
@@ -150,38 +106,13 @@ func plain(text string) bool {
 	return true
 }
 
-// Matches tells whether the selector chooses the device.
-func (s Selector) Matches(device string, labels map[string]string) bool {
-	for name, want := range s {
-		if name == SelectDevice {
-			if device != want {
-				return false
-			}
-			continue
-		}
-		if have, ok := labels[name]; !ok || have != want {
-			return false
-		}
-	}
-	return true
-}
-
-// String writes what ParseSelector reads, sorted.
-func (s Selector) String() string {
-	var pairs []string
-	for _, name := range slices.Sorted(maps.Keys(s)) {
-		pairs = append(pairs, name+"="+s[name])
-	}
-	return strings.Join(pairs, ",")
-}
-
 // Caller is who asks, and what the key allows. It does not change.
 type Caller struct {
 	Key     string // the key's id; one of the names below where there is no key
 	Name    string // for people
 	Scopes  Scopes
-	Devices Selector
-	Tools   []string // globs; none: every tool
+	Devices selector.Selector // without an Identity error
+	Tools   []string          // globs; none: every tool
 
 	wire []byte // as AppendBy writes it
 }
@@ -196,7 +127,7 @@ const (
 )
 
 // NewCaller returns a caller with the bytes that it has on the wire.
-func NewCaller(key, name string, scopes Scopes, devices Selector, tools []string) *Caller {
+func NewCaller(key, name string, scopes Scopes, devices selector.Selector, tools []string) *Caller {
 	c := &Caller{Key: key, Name: name, Scopes: scopes, Devices: devices, Tools: tools}
 	c.wire = c.encode()
 	return c
@@ -204,13 +135,13 @@ func NewCaller(key, name string, scopes Scopes, devices Selector, tools []string
 
 // Callers without an API key.
 var (
-	Admin = NewCaller(KeyAdmin, "admin token", AllScopes(), nil, nil)
-	Open  = NewCaller(KeyOpen, "no token asked", AllScopes(), nil, nil)
-	Fleet = NewCaller(KeyFleet, "another node", AllScopes(), nil, nil)
+	Admin = NewCaller(KeyAdmin, "admin token", AllScopes(), selector.Selector{}, nil)
+	Open  = NewCaller(KeyOpen, "no token asked", AllScopes(), selector.Selector{}, nil)
+	Fleet = NewCaller(KeyFleet, "another node", AllScopes(), selector.Selector{}, nil)
 	// Voice listens, speaks and lets a language model use tools.
-	Voice = NewCaller(KeyVoice, "voice upstream", mustScopes(ScopeRead, ScopeCall, ScopeAudio), nil, nil)
+	Voice = NewCaller(KeyVoice, "voice upstream", mustScopes(ScopeRead, ScopeCall, ScopeAudio), selector.Selector{}, nil)
 	// Gateway are consoles made for the gateway, whose one token opens all.
-	Gateway = NewCaller(KeyGateway, "daily token", mustScopes(ScopeRead, ScopeUser), nil, nil)
+	Gateway = NewCaller(KeyGateway, "daily token", mustScopes(ScopeRead, ScopeUser), selector.Selector{}, nil)
 )
 
 func mustScopes(scopes ...Scope) (s Scopes) {
@@ -222,8 +153,12 @@ func mustScopes(scopes ...Scope) (s Scopes) {
 	return s
 }
 
+// NeedsLabels tells whether a device's labels decide what the caller may do with
+// it.
+func (c *Caller) NeedsLabels() bool { return c != nil && c.Devices.NeedsLabels() }
+
 // Limited tells whether the caller may not see all devices.
-func (c *Caller) Limited() bool { return c == nil || len(c.Devices) > 0 }
+func (c *Caller) Limited() bool { return c == nil || !c.Devices.IsZero() }
 
 // Via is the way by which somebody asks.
 type Via string
@@ -287,17 +222,35 @@ const (
 )
 
 // Permit tells whether the caller has the scope, and, unless device is empty,
-// whether that is one of its devices. It is nil if so.
+// whether that is one of its devices. It is nil if so. The labels must be known:
+// see PermitUnknown.
 func (b By) Permit(scope Scope, device string, labels map[string]string) *Refusal {
 	switch {
 	case b.Who == nil:
 		return &Refusal{Rule: RuleCaller, Detail: "nobody is known to ask"}
 	case !b.Who.Scopes.Has(scope):
 		return &Refusal{Rule: RuleScope, Detail: fmt.Sprintf("the key %q lacks the scope %s", b.Who.Name, scope)}
-	case device != "" && !b.Who.Devices.Matches(device, labels):
-		return &Refusal{Rule: RuleDevices, Detail: fmt.Sprintf("the key %q is for devices with %s alone", b.Who.Name, b.Who.Devices)}
+	case device != "" && !b.Who.Devices.MatchIdentity(device, labels):
+		return b.otherDevices()
 	}
 	return nil
+}
+
+// PermitUnknown is Permit for a device whose labels are not known. A key that
+// depends on labels is refused: a condition such as room!=lab would hold for
+// every device that was not found.
+func (b By) PermitUnknown(scope Scope, device string) *Refusal {
+	if no := b.Permit(scope, device, nil); no != nil {
+		return no
+	}
+	if device != "" && b.Who.Devices.NeedsLabels() {
+		return b.otherDevices()
+	}
+	return nil
+}
+
+func (b By) otherDevices() *Refusal {
+	return &Refusal{Rule: RuleDevices, Detail: fmt.Sprintf("the key %q is for devices with %s alone", b.Who.Name, b.Who.Devices)}
 }
 
 // Door tells who presents a token: the admin token, or an API key. Every way in

@@ -11,17 +11,19 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"fleetd/internal/selector"
 )
 
 var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
-func key(t *testing.T, scopes string, selector string, tools ...string) (Key, string) {
+func key(t *testing.T, scopes string, devices string, tools ...string) (Key, string) {
 	t.Helper()
 	s, err := ParseScopes(strings.Fields(scopes))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := ParseSelector(selector)
+	d, err := selector.Parse(devices)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,8 +34,8 @@ func key(t *testing.T, scopes string, selector string, tools ...string) (Key, st
 	return k, token
 }
 
-func caller(t *testing.T, scopes, selector string, tools ...string) *Caller {
-	k, _ := key(t, scopes, selector, tools...)
+func caller(t *testing.T, scopes, devices string, tools ...string) *Caller {
+	k, _ := key(t, scopes, devices, tools...)
 	return NewCaller(k.ID, k.Name, k.Scopes, k.Devices, k.Tools)
 }
 
@@ -199,14 +201,8 @@ func TestDoorWithoutTokens(t *testing.T) {
 	}
 }
 
-// A label that a device does not have is not an empty one.
-func TestSelectorMatches(t *testing.T) {
-	for text, want := range map[string]bool{"": true, "room=lab": true, "room=": false, "floor=": false, "device=d": true, "device=e": false, "room=lab,device=e": false} {
-		s, err := ParseSelector(text)
-		if err != nil || s.Matches("d", map[string]string{"room": "lab"}) != want {
-			t.Errorf("%q: %v, %v", text, !want, err)
-		}
-	}
+// Scopes of a newer node grant nothing here.
+func TestUnknownScopes(t *testing.T) {
 	scopes := AllScopes()
 	if err := json.Unmarshal([]byte(`["devices:read","a later one"]`), &scopes); err != nil || len(scopes.Names()) != 1 {
 		t.Errorf("%q, %v", scopes.Names(), err)
@@ -214,40 +210,148 @@ func TestSelectorMatches(t *testing.T) {
 }
 
 func TestNewKeyRefuses(t *testing.T) {
+	var all selector.Selector
 	admin, _ := ParseScopes([]string{"admin"})
 	read, _ := ParseScopes([]string{"devices:read"})
 	for name, try := range map[string]func() error{
-		"no scope":        func() error { _, _, err := NewKey("k", 0, nil, nil, now, now.Add(1)); return err },
-		"no name":         func() error { _, _, err := NewKey("", read, nil, nil, now, now.Add(1)); return err },
-		"name in rules":   func() error { _, _, err := NewKey("admin", read, nil, nil, now, now.Add(1)); return err },
-		"line break":      func() error { _, _, err := NewKey("a\nb", read, nil, nil, now, now.Add(1)); return err },
-		"expired":         func() error { _, _, err := NewKey("k", read, nil, nil, now, now); return err },
-		"limited admin":   func() error { _, _, err := NewKey("k", admin, Selector{"a": "b"}, nil, now, now.Add(1)); return err },
-		"empty glob":      func() error { _, _, err := NewKey("k", read, nil, []string{""}, now, now.Add(1)); return err },
-		"unknown scope":   func() error { _, err := ParseScopes([]string{"devices:rea"}); return err },
-		"selector twice":  func() error { _, err := ParseSelector("a=1,a=2"); return err },
-		"no selector":     func() error { _, err := ParseSelector("room"); return err },
-		"name like an id": func() error { _, _, err := NewKey("abcdefgh", read, nil, nil, now, now.Add(1)); return err },
+		"no scope":      func() error { _, _, err := NewKey("k", 0, all, nil, now, now.Add(1)); return err },
+		"no name":       func() error { _, _, err := NewKey("", read, all, nil, now, now.Add(1)); return err },
+		"name in rules": func() error { _, _, err := NewKey("admin", read, all, nil, now, now.Add(1)); return err },
+		"line break":    func() error { _, _, err := NewKey("a\nb", read, all, nil, now, now.Add(1)); return err },
+		"expired":       func() error { _, _, err := NewKey("k", read, all, nil, now, now); return err },
+		"limited admin": func() error {
+			_, _, err := NewKey("k", admin, selector.FromMap(map[string]string{"a": "b"}), nil, now, now.Add(1))
+			return err
+		},
+		"empty glob":    func() error { _, _, err := NewKey("k", read, all, []string{""}, now, now.Add(1)); return err },
+		"unknown scope": func() error { _, err := ParseScopes([]string{"devices:rea"}); return err },
+		"a field": func() error {
+			board, _ := selector.Parse("board=x")
+			_, _, err := NewKey("k", read, board, nil, now, now.Add(1))
+			return err
+		},
+		"no label": func() error {
+			_, _, err := NewKey("k", read, selector.FromMap(map[string]string{"a b": "x"}), nil, now, now.Add(1))
+			return err
+		},
+		"name like an id": func() error { _, _, err := NewKey("abcdefgh", read, all, nil, now, now.Add(1)); return err },
 		"long glob": func() error {
-			_, _, err := NewKey("k", read, nil, []string{strings.Repeat("a", maxGlob+1)}, now, now.Add(1))
+			_, _, err := NewKey("k", read, all, []string{strings.Repeat("a", maxGlob+1)}, now, now.Add(1))
 			return err
 		},
 		"many globs": func() error {
-			_, _, err := NewKey("k", read, nil, slices.Repeat([]string{"a"}, maxGlobs+1), now, now.Add(1))
-			return err
-		},
-		"many labels": func() error {
-			var labels []string
-			for i := range maxSelected + 1 {
-				labels = append(labels, fmt.Sprintf("l%d=x", i))
-			}
-			_, err := ParseSelector(strings.Join(labels, ","))
+			_, _, err := NewKey("k", read, all, slices.Repeat([]string{"a"}, maxGlobs+1), now, now.Add(1))
 			return err
 		},
 	} {
 		if try() == nil {
 			t.Errorf("%s passes", name)
 		}
+	}
+}
+
+// A key depends on labels only where they are known.
+func TestPermitUnknown(t *testing.T) {
+	for devices, want := range map[string][2]bool{ // with no labels, with unknown labels
+		"": {true, true}, "device=d": {true, true}, "device!=d": {false, false}, "room=lab": {false, false},
+		"room!=lab": {true, false}, "!room": {true, false}, "room not in (a,b),device=d": {true, false},
+	} {
+		by := By{Who: caller(t, "devices:read", devices)}
+		if got := [2]bool{by.Permit(ScopeRead, "d", nil) == nil, by.PermitUnknown(ScopeRead, "d") == nil}; got != want {
+			t.Errorf("%q: %v, want %v", devices, got, want)
+		}
+		if no := by.PermitUnknown(ScopeRead, ""); no != nil {
+			t.Errorf("%q: no device: %v", devices, no)
+		}
+		if no := by.PermitUnknown(ScopeCall, "d"); no == nil || no.Rule != RuleScope {
+			t.Errorf("%q: %v", devices, no)
+		}
+	}
+	if no := (By{}).PermitUnknown(ScopeRead, "d"); no == nil || no.Rule != RuleCaller {
+		t.Errorf("nobody: %v", no)
+	}
+}
+
+// A key with a field that the device reports, from wherever it came, opens
+// nothing.
+func TestFieldsOpenNothing(t *testing.T) {
+	for _, devices := range []string{"board!=x", "!seen", "state=online", "room=lab,tool!=a", "name=*"} {
+		s, err := selector.Parse(devices)
+		if err != nil {
+			t.Fatal(err)
+		}
+		by := By{Who: NewCaller("k", "k", AllScopes(), s, nil)}
+		// security: K3
+		if no := by.Permit(ScopeRead, "d", map[string]string{"room": "lab"}); no == nil || no.Rule != RuleDevices {
+			t.Errorf("%q opens a device: %v", devices, no)
+		}
+	}
+}
+
+// Documents that were stored before selectors were a text are read as they were
+// meant, and written as they were.
+func TestStoredDocuments(t *testing.T) {
+	const storedKey = `{"id":"abcdefgh","name":"lab agent","hash":"ab","scopes":["devices:read"],"devices":{"board":"green","room":"a*, b"},"tools":["*get_*"],"created":"2026-11-22T12:00:00Z"}`
+	var k Key
+	if err := json.Unmarshal([]byte(storedKey), &k); err != nil {
+		t.Fatal(err)
+	}
+	by := By{Who: NewCaller(k.ID, k.Name, k.Scopes, k.Devices, k.Tools)}
+	for room, want := range map[string]bool{"a*, b": true, "a, b": false, "ab, b": false} {
+		if got := by.Permit(ScopeRead, "d", map[string]string{"board": "green", "room": room}) == nil; got != want {
+			t.Errorf("room %q: %v", room, got)
+		}
+	}
+	if by.Permit(ScopeRead, "d", map[string]string{"room": "a*, b"}) == nil {
+		t.Error("board is a label here, which the device lacks")
+	}
+	if again, err := json.Marshal(k); err != nil || string(again) != strings.Replace(storedKey, `"devices:read"`, `"devices:read","photos:read"`, 1) {
+		t.Errorf("%s, %v", again, err)
+	}
+	const storedPolicy = `{"version":7,"rules":[{"name":"quiet","tools":["self.*"],"devices":{"device":"02:00:00:00:00:01","living room":"x"},"action":"deny"},{"name":"rest","action":"confirm"}],` +
+		`"reads":[{"tools":["a"],"devices":{"room":"lab"}}],"changed":"2026-11-22T12:00:00Z","by":"ops (abcdefgh)"}`
+	p, err := ParsePolicy([]byte(storedPolicy))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := json.Marshal(p); err != nil || string(again) != storedPolicy {
+		t.Errorf("%s, %v", again, err)
+	}
+	const grant = `{"via":"rest","from":"","who":{"key":"abcdefgh","name":"n","scopes":["devices:read"],"devices":{"room":"lab"}}}`
+	var r Reader
+	if who := r.Parse(grant).Who; who == nil || who.Devices.String() != "room=lab" || !who.Limited() {
+		t.Errorf("%+v", who)
+	}
+}
+
+func TestPolicySelectors(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"rules":[{"name":"a","action":"deny"},{"name":"b","action":"deny","devices":"room in lab"}]}`: `rule 2 ("b"): devices: selector "room in lab", column 9: expected "("`,
+		`{"rules":[{"name":"a","action":"deny","devices":"room=lab,board=x"}]}`:                         `rule 1 ("a"): devices: only device and labels may be used in API keys and policy: board is reported by the device itself`,
+		`{"reads":[{"tools":["a"],"devices":"!"}]}`:                                                     `reads 1: devices: selector "!", column 2`,
+		`{"reads":[{"tools":["a"],"devices":"seen>1h"}]}`:                                               `reads 1: devices: only device and labels`,
+		`{"rules":[{"name":"a","action":"deny","devices":["room"]}]}`:                                   `rule 1 ("a"): devices: a selector is a text`,
+		`{"rules":[{"name":"a","action":"deny","device":"d"}]}`:                                         `unknown field`,
+	} {
+		if _, err := ParsePolicy([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+	p, err := ParsePolicy([]byte(`{"rules":[{"name":"a","action":"deny","devices":"room!=lab,floor in (1,2)"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := Compile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for room, want := range map[string]Action{"lab": Allow, "hall": Deny} {
+		if got := g.RuleAction(Question{By: By{Who: Admin}, Device: "d", Labels: map[string]string{"room": room, "floor": "2"}}); got != want {
+			t.Errorf("%s: %s", room, got)
+		}
+	}
+	if !g.MayEver(Question{By: By{Who: Admin}, Tool: "x"}) {
+		t.Error("the rule is taken to hold everywhere")
 	}
 }
 
@@ -266,7 +370,7 @@ func TestDecide(t *testing.T) {
 	}
 	model, person := caller(t, "tools:call", ""), caller(t, "tools:call:user", "")
 	lab := caller(t, "tools:call devices:read", "room=lab", "*get_*")
-	voice := NewCaller(KeyVoice, "voice", AllScopes(), nil, nil)
+	voice := NewCaller(KeyVoice, "voice", AllScopes(), selector.Selector{}, nil)
 	bedroom, robot, labroom := map[string]string{"room": "bedroom"}, map[string]string{"kind": "robot"}, map[string]string{"room": "lab"}
 	for _, c := range []struct {
 		name   string
@@ -397,7 +501,7 @@ func TestMatch(t *testing.T) {
 
 func TestByOnTheWire(t *testing.T) {
 	var r Reader
-	who := caller(t, "tools:call devices:read", "room=lab,a=\"b", "*get_*", "x")
+	who := caller(t, "tools:call devices:read", `room=lab,a="\"b"`, "*get_*", "x")
 	by := By{Who: who, Via: ViaMCP, From: "10.0.0.1:5"}
 	got := r.Parse(string(AppendBy(nil, by)))
 	if got.Via != by.Via || got.From != by.From || got.Who == nil || got.Who.Key != who.Key || got.Who.Scopes != who.Scopes || got.Who.Devices.String() != who.Devices.String() || len(got.Who.Tools) != 2 {
@@ -422,6 +526,7 @@ func FuzzParsePolicy(f *testing.F) {
 	f.Add([]byte(`{"rules":[{"name":"a","action":"deny"},{"name":"a","action":"allow"}]}`))
 	f.Add([]byte(`{"rules":[{"name":"b","action":"confirm"}],"reads":[{"tools":["x"],"ttl":"11m"}]}`))
 	f.Add([]byte(`{"rules":[{"name":"b","action":"confirm"}],"reads":[{"tools":["x"],"ttl":"10m"}]}`))
+	f.Add([]byte(`{"rules":[{"name":"a","action":"deny","devices":"room in (a,b),!x,y=z*"},{"name":"b","action":"deny","devices":{"room":"a*","device":"AABBCCDDEEFF"}}]}`))
 	f.Add([]byte(`{"rules":[{"name":"a","action":"deny"}],"urls":[{"tools":["*"],"prefixes":["http://a/"]}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		p, err := ParsePolicy(text)
@@ -463,7 +568,7 @@ func FuzzParsePolicy(f *testing.F) {
 			return
 		}
 		first := p.Rules[0]
-		unconditional := len(first.Tools)+len(first.Keys)+len(first.Via)+len(first.Devices) == 0
+		unconditional := len(first.Tools)+len(first.Keys)+len(first.Via) == 0 && first.Devices.IsZero()
 		if got := guard.RuleAction(Question{By: By{Who: Admin, Via: ViaREST}, Device: "d", Tool: "self.x"}); unconditional && got != first.Action {
 			t.Errorf("%s judges %s by its first rule", text, got)
 		}

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"encoding/base32"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
@@ -13,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"fleetd/internal/selector"
 )
 
 // An API token is `fld_<id>_<secret>`: the prefix lets scanners for leaked
@@ -45,20 +48,38 @@ var (
 // Key is the record of one API key. Everything but the two times of its end is
 // fixed when it is made.
 type Key struct {
-	ID      string    `json:"id"`
-	Name    string    `json:"name"`
-	Hash    string    `json:"hash"` // SHA-256 of the token, hex
-	Scopes  Scopes    `json:"scopes"`
-	Devices Selector  `json:"devices,omitempty"`
-	Tools   []string  `json:"tools,omitempty"`
-	Created time.Time `json:"created"`
-	Expires time.Time `json:"expires,omitzero"` // zero: never
-	Revoked time.Time `json:"revoked,omitzero"` // zero: it was not
+	ID      string            `json:"id"`
+	Name    string            `json:"name"`
+	Hash    string            `json:"hash"` // SHA-256 of the token, hex
+	Scopes  Scopes            `json:"scopes"`
+	Devices selector.Selector `json:"devices,omitzero"` // without an Identity error
+	Tools   []string          `json:"tools,omitempty"`
+	Created time.Time         `json:"created"`
+	Expires time.Time         `json:"expires,omitzero"` // zero: never
+	Revoked time.Time         `json:"revoked,omitzero"` // zero: it was not
+	// Since is the version of the list of scopes that the key was made under.
+	Since int `json:"since,omitempty"`
+}
+
+// scopesVersion is that of the list of scopes: 1 has photos:read, which was part of
+// devices:read before.
+const scopesVersion = 1
+
+// UnmarshalJSON reads a key. One that is older than a scope keeps what it could do.
+func (k *Key) UnmarshalJSON(data []byte) error {
+	type plain Key
+	if err := json.Unmarshal(data, (*plain)(k)); err != nil {
+		return err
+	}
+	if k.Since < 1 && k.Scopes.has(ScopeRead) {
+		k.Scopes |= mustScopes(ScopePhotos)
+	}
+	return nil
 }
 
 // NewKey checks what a key shall be and returns it with its token, which is
 // kept nowhere.
-func NewKey(name string, scopes Scopes, devices Selector, tools []string, created, expires time.Time) (k Key, token string, err error) {
+func NewKey(name string, scopes Scopes, devices selector.Selector, tools []string, created, expires time.Time) (k Key, token string, err error) {
 	switch {
 	case !keyName.MatchString(name) || len(name) > maxNameBytes:
 		return k, "", fmt.Errorf("%q is no name of a key: 1 to %d letters, digits, blanks and . _ @ -, the first a letter or digit", name, maxNameBytes)
@@ -72,16 +93,27 @@ func NewKey(name string, scopes Scopes, devices Selector, tools []string, create
 	case !expires.IsZero() && !expires.After(created):
 		return k, "", errors.New("the key would have expired already")
 	}
-	if err := errors.Join(devices.check(), checkGlobs(tools)); err != nil {
+	if err := errors.Join(checkDevices(devices), checkGlobs(tools)); err != nil {
 		return k, "", err
 	}
-	if scopes.has(ScopeAdmin) && (len(devices) > 0 || len(tools) > 0) {
+	if scopes.has(ScopeAdmin) && (!devices.IsZero() || len(tools) > 0) {
 		return k, "", errors.New("the scope admin changes keys and rules, so it cannot be limited to devices or tools; leave one of them out")
 	}
 	id := randomText(idBytes)
 	token = tokenPrefix + id + "_" + randomText(secretBytes)
 	return Key{ID: id, Name: name, Hash: hashOf(token), Scopes: scopes, Devices: devices, Tools: tools,
-		Created: created.UTC().Truncate(time.Microsecond), Expires: utc(expires)}, token, nil
+		Created: created.UTC().Truncate(time.Microsecond), Expires: utc(expires), Since: scopesVersion}, token, nil
+}
+
+// checkDevices tells why a selector may not be that of a new key.
+func checkDevices(s selector.Selector) error {
+	if err := identity(s); err != nil {
+		return err
+	}
+	if err := s.Check(); err != nil {
+		return fmt.Errorf("devices: %w", err)
+	}
+	return nil
 }
 
 func utc(t time.Time) time.Time {

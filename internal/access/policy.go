@@ -2,12 +2,15 @@ package access
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"time"
+
+	"fleetd/internal/selector"
 )
 
 // Action is what a rule says about a call.
@@ -55,18 +58,18 @@ type Policy struct {
 // Rule is one line of a policy. Every condition that is given must hold; a rule
 // without conditions matches every call.
 type Rule struct {
-	Name    string   `json:"name"`
-	Tools   []string `json:"tools,omitempty"`   // globs
-	Devices Selector `json:"devices,omitempty"` // labels
-	Keys    []string `json:"keys,omitempty"`    // ids or names; admin, open, voice and gateway are the callers without a key
-	Via     []Via    `json:"via,omitempty"`
-	Action  Action   `json:"action"`
+	Name    string            `json:"name"`
+	Tools   []string          `json:"tools,omitempty"`  // globs
+	Devices selector.Selector `json:"devices,omitzero"` // by id and labels alone
+	Keys    []string          `json:"keys,omitempty"`   // ids or names; admin, open, voice and gateway are the callers without a key
+	Via     []Via             `json:"via,omitempty"`
+	Action  Action            `json:"action"`
 }
 
 // Read is about tools that only read.
 type Read struct {
-	Tools   []string `json:"tools"`
-	Devices Selector `json:"devices,omitempty"`
+	Tools   []string          `json:"tools"`
+	Devices selector.Selector `json:"devices,omitzero"` // by id and labels alone
 	// TTL is how long an answer may be given again, such as "2s"; empty: only
 	// calls at the same time share one.
 	TTL string `json:"ttl,omitempty"`
@@ -89,13 +92,43 @@ func ParsePolicy(text []byte) (Policy, error) {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&p); err != nil {
-		return p, fmt.Errorf("the policy is no document of this kind: %w", err)
+		return p, fmt.Errorf("the policy is not a valid document: %w", cmp.Or(selectorError(text), err))
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return p, errors.New("there is something behind the policy's end")
 	}
 	_, err := Compile(p)
 	return p, err
+}
+
+// selectorError finds the rule whose selector cannot be read; nil if there is
+// none.
+func selectorError(text []byte) error {
+	var p struct {
+		Rules, Reads []struct {
+			Name    string
+			Devices json.RawMessage
+		}
+	}
+	if json.Unmarshal(text, &p) != nil {
+		return nil
+	}
+	var s selector.Selector
+	for i, r := range p.Rules {
+		if len(r.Devices) > 0 {
+			if err := json.Unmarshal(r.Devices, &s); err != nil {
+				return fmt.Errorf("rule %d (%q): devices: %w", i+1, r.Name, err)
+			}
+		}
+	}
+	for i, r := range p.Reads {
+		if len(r.Devices) > 0 {
+			if err := json.Unmarshal(r.Devices, &s); err != nil {
+				return fmt.Errorf("reads %d: devices: %w", i+1, err)
+			}
+		}
+	}
+	return nil
 }
 
 // Guard is a policy, ready to judge. It does not change.
@@ -169,7 +202,7 @@ func (r *Rule) check() error {
 	if slices.Contains(r.Keys, "") || len(r.Keys) > maxGlobs {
 		return fmt.Errorf("keys takes 1 to %d ids or names", maxGlobs)
 	}
-	return errors.Join(checkGlobs(r.Tools), r.Devices.check())
+	return errors.Join(checkGlobs(r.Tools), identity(r.Devices))
 }
 
 func (r *Read) prepare() (err error) {
@@ -181,7 +214,21 @@ func (r *Read) prepare() (err error) {
 			return fmt.Errorf("ttl %q must be a duration such as \"2s\", at most %v", r.TTL, MaxTTL)
 		}
 	}
-	return errors.Join(checkGlobs(r.Tools), r.Devices.check())
+	return errors.Join(checkGlobs(r.Tools), identity(r.Devices))
+}
+
+// identity tells why a rule may not have this selector.
+func identity(s selector.Selector) error {
+	if err := s.Identity(); err != nil {
+		return fmt.Errorf("devices: %w", err)
+	}
+	return nil
+}
+
+// NeedsLabels tells whether a device's labels decide about some call.
+func (g *Guard) NeedsLabels() bool {
+	return slices.ContainsFunc(g.policy.Rules, func(r Rule) bool { return r.Devices.NeedsLabels() }) ||
+		slices.ContainsFunc(g.policy.Reads, func(r Read) bool { return r.Devices.NeedsLabels() })
 }
 
 // Policy is what the guard was made from.
@@ -267,8 +314,8 @@ func (g *Guard) MayEver(q Question) bool {
 	}
 	for i := range g.policy.Rules {
 		r := g.policy.Rules[i]
-		everywhere := len(r.Devices) == 0
-		r.Devices = nil
+		everywhere := r.Devices.IsZero()
+		r.Devices = selector.Selector{}
 		if r.matches(&q) && (everywhere || r.Action != Deny) {
 			return r.Action != Deny
 		}
@@ -290,7 +337,7 @@ func (r *Rule) mismatch(q *Question) string {
 	switch {
 	case !MatchAny(r.Tools, q.Tool):
 		return "it is about other tools"
-	case !r.Devices.Matches(q.Device, q.Labels):
+	case !r.Devices.MatchIdentity(q.Device, q.Labels):
 		return "it is about other devices"
 	case len(r.Via) > 0 && !slices.Contains(r.Via, q.By.Via):
 		return "it is about other ways in"
@@ -318,7 +365,7 @@ func IsUserTool(tool string) bool { return slices.Contains(userTools, tool) }
 // answer, and for how long it may be given again.
 func (g *Guard) Shared(device string, labels map[string]string, tool string) (ttl time.Duration, ok bool) {
 	for i := range g.policy.Reads {
-		if r := &g.policy.Reads[i]; MatchAny(r.Tools, tool) && r.Devices.Matches(device, labels) {
+		if r := &g.policy.Reads[i]; MatchAny(r.Tools, tool) && r.Devices.MatchIdentity(device, labels) {
 			return r.ttl, true
 		}
 	}

@@ -5,15 +5,16 @@ import (
 	"sync"
 
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/selector"
 )
 
 // grants are a caller on its way to another node.
 type grants struct {
-	Key     string   `json:"key"`
-	Name    string   `json:"name,omitempty"`
-	Scopes  Scopes   `json:"scopes"`
-	Devices Selector `json:"devices,omitempty"`
-	Tools   []string `json:"tools,omitempty"`
+	Key     string            `json:"key"`
+	Name    string            `json:"name,omitempty"`
+	Scopes  Scopes            `json:"scopes"`
+	Devices selector.Selector `json:"devices,omitzero"`
+	Tools   []string          `json:"tools,omitempty"`
 }
 
 func (c *Caller) encode() []byte {

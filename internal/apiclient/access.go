@@ -6,19 +6,22 @@ import (
 	"encoding/json"
 	"io"
 	"iter"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
 // Key is an API key without what proves it.
 type Key struct {
-	ID      string            `json:"id"`
-	Name    string            `json:"name"`
-	Scopes  []string          `json:"scopes"`
-	Devices map[string]string `json:"devices"`
-	Tools   []string          `json:"tools"`
+	ID      string    `json:"id"`
+	Name    string    `json:"name"`
+	Scopes  []string  `json:"scopes"`
+	Devices Selection `json:"devices"`
+	Tools   []string  `json:"tools"`
 	// State is "valid", "expired" or "revoked".
 	State string `json:"state"`
 	// Expires is zero if it never does.
@@ -41,19 +44,19 @@ func (k *Key) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// KeyWish is what a new key shall be.
-type KeyWish struct {
-	Name    string            `json:"name"`
-	Scopes  []string          `json:"scopes"`
-	Devices map[string]string `json:"devices,omitempty"`
-	Tools   []string          `json:"tools,omitempty"`
-	Expires *time.Time        `json:"expires,omitempty"`
+// NewKeyParams describe a new key.
+type NewKeyParams struct {
+	Name    string     `json:"name"`
+	Scopes  []string   `json:"scopes"`
+	Devices string     `json:"devices,omitempty"` // select text
+	Tools   []string   `json:"tools,omitempty"`
+	Expires *time.Time `json:"expires,omitempty"`
 }
 
 // CreateKey makes a key; its Token is shown this once.
-func (c *Client) CreateKey(ctx context.Context, wish KeyWish) (Key, error) {
+func (c *Client) CreateKey(ctx context.Context, params NewKeyParams) (Key, error) {
 	var k Key
-	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("keys"), nil, wish, &k)
+	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("keys"), nil, params, &k)
 	return k, err
 }
 
@@ -63,8 +66,50 @@ func (c *Client) Keys(ctx context.Context) iter.Seq2[Key, error] {
 }
 
 // RevokeKey ends a key, given by id or name.
-func (c *Client) RevokeKey(ctx context.Context, key string) error {
-	return c.into(ctx, requestTimeout, http.MethodDelete, pathOf("keys", key), nil, nil, nil)
+func (c *Client) RevokeKey(ctx context.Context, key string) (Revocation, error) {
+	return c.revoke(ctx, http.MethodDelete, pathOf("keys", key))
+}
+
+// Selection is a selection of devices as text; empty selects all. Servers send it as text, or as an object of labels.
+type Selection string
+
+// UnmarshalJSON reads both forms.
+func (s *Selection) UnmarshalJSON(data []byte) error {
+	var labels map[string]string
+	if json.Unmarshal(data, &labels) != nil {
+		return json.Unmarshal(data, (*string)(s))
+	}
+	var terms []string
+	for _, label := range slices.Sorted(maps.Keys(labels)) {
+		terms = append(terms, label+"="+labels[label])
+	}
+	*s = Selection(strings.Join(terms, ","))
+	return nil
+}
+
+// Self is the caller as the server knows it.
+type Self struct {
+	Name string `json:"name"`
+	// Key is the key's id; "admin" or "open" without an API key.
+	Key     string    `json:"key"`
+	Scopes  []string  `json:"scopes"`
+	Devices Selection `json:"devices"`
+	Tools   []string  `json:"tools"`
+	// Expires is zero if it never does.
+	Expires time.Time `json:"expires"`
+	Admin   bool      `json:"admin"`
+	// Raw is the answer as received.
+	Raw json.RawMessage `json:"-"`
+}
+
+// Self returns who the token of this client belongs to, and what it may do.
+func (c *Client) Self(ctx context.Context) (Self, error) {
+	content, _, err := c.exchange(ctx, requestTimeout, http.MethodGet, pathOf("self"), nil, nil)
+	if err != nil {
+		return Self{}, err
+	}
+	answer := Self{Raw: content}
+	return answer, c.decode(content, &answer)
 }
 
 // Policy returns the rules in force as the server sends them.
@@ -92,7 +137,7 @@ func (c *Client) PolicyVersions(ctx context.Context) iter.Seq2[PolicyVersion, er
 	return list[PolicyVersion](ctx, c, pathOf("policy", "versions"), nil)
 }
 
-// Explanation says what would become of a call.
+// Explanation is what would become of a call.
 type Explanation struct {
 	// Action is "allow", "confirm" or "deny"; Rule is what decides.
 	Action string `json:"action"`

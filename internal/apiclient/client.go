@@ -21,6 +21,8 @@ import (
 const (
 	// requestTimeout bounds every request but calls and events.
 	requestTimeout = 30 * time.Second
+	// bulkTimeout bounds a change of many devices, which the server makes in batches.
+	bulkTimeout = time.Hour
 	// longestCall is what the server allows one call to take, waiting included.
 	longestCall = 300 * time.Second
 	// answerSlack is what the network may add to the time given to a call: the server's answer that a call timed
@@ -55,30 +57,47 @@ func New(baseURL, token string) (*Client, error) {
 // Base returns the URL the client calls, without a trailing slash.
 func (c *Client) Base() string { return c.base }
 
-// do sends a request and returns the answer to a 2xx status; every other status becomes a [*Problem]. The caller
-// closes the body.
+// upload is a request body that is sent as it is.
+type upload struct {
+	io.Reader
+	contentType string
+	size        int64 // -1: unknown
+}
+
+// do sends a request and returns the answer to a 2xx status; every other status becomes a [*Problem]. The body is sent
+// as JSON, unless it is an upload. The caller closes the answer's body.
 func (c *Client) do(ctx context.Context, method, path string, query url.Values, body any, header http.Header) (*http.Response, error) {
 	target := c.base + path
 	if len(query) > 0 {
 		target += "?" + query.Encode()
 	}
 	var content io.Reader
-	if body != nil {
+	var contentType string
+	file, isUpload := body.(upload)
+	switch {
+	case isUpload:
+		content, contentType = file.Reader, file.contentType
+	case body != nil:
 		encoded, err := json.Marshal(body)
 		if err != nil {
 			return nil, fmt.Errorf("encode the request: %w", err)
 		}
-		content = bytes.NewReader(encoded)
+		content, contentType = bytes.NewReader(encoded), "application/json"
 	}
 	req, err := http.NewRequestWithContext(ctx, method, target, content)
 	if err != nil {
 		return nil, fmt.Errorf("make the request: %w", err)
 	}
+	if isUpload {
+		req.ContentLength = file.size
+		// A server that refuses the request does so before the file is on its way.
+		req.Header.Set("Expect", "100-continue")
+	}
 	for name, values := range header {
 		req.Header[name] = values
 	}
-	if body != nil {
-		req.Header.Set("Content-Type", "application/json")
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
 	}
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
@@ -103,7 +122,7 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 		return fmt.Errorf("%w found in %s: the one that ran there does not answer at %s any more; start one with `fleetd serve`, or give --api URL and --token",
 			ErrNoNode, c.local, c.base)
 	}
-	// The URL stands in our own sentence; what http wraps around the cause would repeat it.
+	// The sentence contains the URL; what http wraps around the cause would repeat it.
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {
 		err = wrapped.Err
@@ -119,15 +138,21 @@ func (c *Client) exchange(ctx context.Context, timeout time.Duration, method, pa
 	if err != nil {
 		return nil, nil, err
 	}
+	content, err := c.readAll(resp)
+	return content, resp.Header, err
+}
+
+// readAll reads and closes an answer.
+func (c *Client) readAll(resp *http.Response) ([]byte, error) {
 	defer resp.Body.Close()
 	content, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if err != nil {
-		return nil, nil, fmt.Errorf("the answer of %s broke off: %w", c.base, err)
+		return nil, fmt.Errorf("the answer of %s broke off: %w", c.base, err)
 	}
 	if len(content) > maxAnswer {
-		return nil, nil, fmt.Errorf("the answer of %s to %s %s is over %d MiB", c.base, method, path, maxAnswer>>20)
+		return nil, fmt.Errorf("the answer of %s to %s %s is over %d MiB", c.base, resp.Request.Method, resp.Request.URL.Path, maxAnswer>>20)
 	}
-	return content, resp.Header, nil
+	return content, nil
 }
 
 // into sends a request and decodes the answer; a nil target drops it.
@@ -205,7 +230,7 @@ func pathOf(elements ...string) string {
 	return path.String()
 }
 
-// download copies what stands at a path to w, and returns how many bytes it has.
+// download copies the content of a path to w, and returns how many bytes it has.
 func (c *Client) download(ctx context.Context, path string, query url.Values, w io.Writer) (int64, error) {
 	resp, err := c.do(ctx, http.MethodGet, path, query, nil, nil)
 	if err != nil {

@@ -50,7 +50,7 @@ func TestRequests(t *testing.T) {
 		}, "PATCH /v1/devices/d", `{"labels":{}}`, `{}`},
 		{"forget", func(c *Client) error { return c.Forget(ctx, "d") }, "DELETE /v1/devices/d", "", ""},
 		{"approve", func(c *Client) error { return c.Approve(ctx, "d") }, "POST /v1/devices/d/approve", "", `{}`},
-		{"revoke", func(c *Client) error { return c.Revoke(ctx, "d") }, "POST /v1/devices/d/revoke", "", ""},
+		{"revoke", func(c *Client) error { _, err := c.Revoke(ctx, "d"); return err }, "POST /v1/devices/d/revoke", "", ""},
 		{"tools", func(c *Client) error { _, err := c.Tools(ctx, "d", false); return err }, "GET /v1/devices/d/tools", "", `{}`},
 		{"user tools", func(c *Client) error { _, err := c.Tools(ctx, "d", true); return err }, "GET /v1/devices/d/tools?user=true", "", `{}`},
 		{"refresh", func(c *Client) error { _, err := c.Refresh(ctx, "d"); return err }, "POST /v1/devices/d/tools/refresh", "", `{}`},
@@ -75,6 +75,21 @@ func TestRequests(t *testing.T) {
 			_, err := Collect(c.Devices(ctx, DeviceFilter{State: "online", Transport: "websocket", Board: "b", Firmware: "2.4.2", Label: "room=1", Text: "lamp"}))
 			return err
 		}, "GET /v1/devices?board=b&firmware=2.4.2&label=room%3D1&limit=1000&q=lamp&state=online&transport=websocket", "", `{"items":[]}`},
+		{"selection", func(c *Client) error {
+			_, err := Collect(c.Devices(ctx, DeviceFilter{Select: "room=lab,firmware<2.4", Sort: "last_seen"}))
+			return err
+		}, "GET /v1/devices?limit=1000&select=room%3Dlab%2Cfirmware%3C2.4&sort=last_seen", "", `{"items":[]}`},
+		{"patch selection", func(c *Client) error {
+			_, err := c.PatchSelected(ctx, "room=lab", SelectionPatch{Labels: map[string]*string{"room": nil, "floor": &name}})
+			return err
+		}, "PATCH /v1/devices?select=room%3Dlab", `{"labels":{"floor":"lamp","room":null}}`, `{}`},
+		{"fleet", func(c *Client) error { _, err := c.Fleet(ctx, ""); return err }, "GET /v1/fleet", "", `{}`},
+		{"changes", func(c *Client) error { _, err := Collect(c.Changes(ctx, "", "7")); return err }, "GET /v1/changes?limit=1000&since=7", "", `{"items":[]}`},
+		{"device's changes", func(c *Client) error { _, err := Collect(c.Changes(ctx, "d", "")); return err }, "GET /v1/devices/d/changes?limit=1000", "", `{"items":[]}`},
+		{"export", func(c *Client) error { _, err := c.ExportDevices(ctx, "a=1", FormatCSV, io.Discard); return err }, "GET /v1/devices/export?format=csv&select=a%3D1", "", `id`},
+		{"self", func(c *Client) error { _, err := c.Self(ctx); return err }, "GET /v1/self", "", `{}`},
+		{"ready", func(c *Client) error { return c.Ready(ctx) }, "GET /readyz", "", `{"ready":true}`},
+		{"live", func(c *Client) error { return c.Live(ctx) }, "GET /livez", "", `ok`},
 		{"diagnosis", func(c *Client) error { _, err := c.Diagnose(ctx, ""); return err }, "GET /v1/diagnosis", "", `{}`},
 	}
 	for _, tc := range cases {

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 )
 
@@ -16,21 +17,28 @@ type Device struct {
 	Name   string            `json:"name"`
 	Labels map[string]string `json:"labels"`
 	// State is "online", "offline", "pending" or "contested".
-	State     string `json:"state"`
-	Transport string `json:"transport"`
-	Node      string `json:"node"`
-	Board     string `json:"board"`
-	Firmware  string `json:"firmware"`
-	ClientID  string `json:"client_id"`
-	SessionID string `json:"session_id"`
-	MCP       MCP    `json:"mcp"`
-	Audio     Audio  `json:"audio"`
+	State string `json:"state"`
+	// OfflineReason and OfflineSince say why it is not connected, and since when; empty if it is, or never was.
+	OfflineReason string    `json:"offline_reason"`
+	OfflineSince  time.Time `json:"offline_since"`
+	Transport     string    `json:"transport"`
+	Node          string    `json:"node"`
+	Board         string    `json:"board"`
+	Firmware      string    `json:"firmware"`
+	ClientID      string    `json:"client_id"`
+	// PendingClientID is another client id that waits for approval.
+	PendingClientID string `json:"pending_client_id"`
+	SessionID       string `json:"session_id"`
+	MCP             MCP    `json:"mcp"`
+	Audio           Audio  `json:"audio"`
 	// Credentials is how far its credentials are.
 	Credentials Credentials `json:"credentials"`
 	// FirstSeen, LastSeen and ConnectedAt are zero if the server does not know.
 	FirstSeen   time.Time `json:"first_seen"`
 	LastSeen    time.Time `json:"last_seen"`
 	ConnectedAt time.Time `json:"connected_at"`
+	// Revision is that of the last decision about the device; 0 if the server does not say.
+	Revision int64 `json:"revision"`
 	// Raw is the object as received.
 	Raw json.RawMessage `json:"-"`
 }
@@ -69,6 +77,10 @@ func (d *Device) UnmarshalJSON(data []byte) error {
 
 // DeviceFilter selects devices; empty fields select all.
 type DeviceFilter struct {
+	// Select is a selection such as "room=lab,firmware<2.4".
+	Select string
+	// Sort is "id", "name", "last_seen" or "offline_since"; empty is "id".
+	Sort                              string
 	State, Transport, Board, Firmware string
 	// Label is "key" or "key=value".
 	Label string
@@ -80,6 +92,8 @@ type DeviceFilter struct {
 // error if a page could not be had.
 func (c *Client) Devices(ctx context.Context, filter DeviceFilter) iter.Seq2[Device, error] {
 	query := make(url.Values)
+	setIf(query, "select", filter.Select)
+	setIf(query, "sort", filter.Sort)
 	setIf(query, "state", filter.State)
 	setIf(query, "transport", filter.Transport)
 	setIf(query, "board", filter.Board)
@@ -103,6 +117,8 @@ type DevicePatch struct {
 	Labels *map[string]string `json:"labels,omitempty"`
 	// Transport is what the device is offered at its next boot.
 	Transport *string `json:"transport,omitempty"`
+	// IfMatch refuses the change with status 412 unless the device is at this revision; 0 does not.
+	IfMatch int64 `json:"-"`
 }
 
 // Patched is the answer to a patch.
@@ -115,7 +131,17 @@ type Patched struct {
 
 // Patch changes a device.
 func (c *Client) Patch(ctx context.Context, id string, patch DevicePatch) (Patched, error) {
-	content, _, err := c.exchange(ctx, requestTimeout, http.MethodPatch, pathOf("devices", id), nil, patch)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	header := make(http.Header)
+	if patch.IfMatch != 0 {
+		header.Set("If-Match", `"`+strconv.FormatInt(patch.IfMatch, 10)+`"`)
+	}
+	resp, err := c.do(ctx, http.MethodPatch, pathOf("devices", id), nil, patch, header)
+	if err != nil {
+		return Patched{}, err
+	}
+	content, err := c.readAll(resp)
 	if err != nil {
 		return Patched{}, err
 	}
@@ -133,8 +159,32 @@ func (c *Client) Approve(ctx context.Context, id string) error {
 	return c.into(ctx, requestTimeout, http.MethodPost, pathOf("devices", id, "approve"), nil, nil, nil)
 }
 
-// Revoke raises a device's credentials to a new generation: the old ones are worthless, and the device gets new ones
-// at its next OTA check.
-func (c *Client) Revoke(ctx context.Context, id string) error {
-	return c.into(ctx, requestTimeout, http.MethodPost, pathOf("devices", id, "revoke"), nil, nil, nil)
+// Revocation says how far a revocation is. It is in force when it is returned.
+type Revocation struct {
+	// Recorded says that it is in the database. If not, the nodes record it when the database is back.
+	Recorded bool `json:"recorded"`
+	// Nodes are those that confirmed it; empty if it is recorded, which holds for all.
+	Nodes []string `json:"nodes"`
+}
+
+// Revoke raises a device's credentials to a new generation: the old ones are worthless, and the device waits for
+// approval from its next OTA check on.
+func (c *Client) Revoke(ctx context.Context, id string) (Revocation, error) {
+	return c.revoke(ctx, http.MethodPost, pathOf("devices", id, "revoke"))
+}
+
+// revoke sends a request that is answered with 202 while the database is away, else with another success.
+func (c *Client) revoke(ctx context.Context, method, path string) (Revocation, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	resp, err := c.do(ctx, method, path, nil, nil, nil)
+	if err != nil {
+		return Revocation{}, err
+	}
+	content, err := c.readAll(resp)
+	if err != nil || resp.StatusCode != http.StatusAccepted {
+		return Revocation{Recorded: true}, err
+	}
+	var answer Revocation
+	return answer, c.decode(content, &answer)
 }

@@ -66,7 +66,7 @@ func ReadRunInfo(dir string) (RunInfo, error) {
 	return info, nil
 }
 
-// RemoveRunInfo removes DIR/run.json; that it is gone already is no error.
+// RemoveRunInfo removes DIR/run.json; that it is gone already is not an error.
 func RemoveRunInfo(dir string) error {
 	err := os.Remove(filepath.Join(dir, runFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,8 +79,27 @@ func RemoveRunInfo(dir string) error {
 // means the admin token of dataDir, which is only ever sent to the node of dataDir: to an address given by the user
 // goes the token given by the user, or none.
 func Discover(dataDir, api, token string) (*Client, error) {
+	c, err := Locate(dataDir, api)
+	if err != nil {
+		return nil, err
+	}
+	c.token = token
+	if c.local == "" || token != "" {
+		return c, nil
+	}
+	content, err := os.ReadFile(filepath.Join(dataDir, tokenFile))
+	// A node that requires no token keeps none.
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cannot read the admin token (run this as the user the node runs as, or give --token): %w", err)
+	}
+	c.token = strings.TrimSpace(string(content))
+	return c, nil
+}
+
+// Locate is Discover for requests that need no token.
+func Locate(dataDir, api string) (*Client, error) {
 	if api != "" {
-		c, err := New(api, token)
+		c, err := New(api, "")
 		if err != nil {
 			return nil, fmt.Errorf("--api: %w", err)
 		}
@@ -93,15 +112,7 @@ func Discover(dataDir, api, token string) (*Client, error) {
 	case err != nil:
 		return nil, fmt.Errorf("cannot read where the node of %s runs: %w", dataDir, err)
 	}
-	if token == "" {
-		content, err := os.ReadFile(filepath.Join(dataDir, tokenFile))
-		// A node that asks for no token keeps none.
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("cannot read the admin token (run this as the user the node runs as, or give --token): %w", err)
-		}
-		token = strings.TrimSpace(string(content))
-	}
-	c, err := New(dialable(info.API), token)
+	c, err := New(dialable(info.API), "")
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(dataDir, runFile), err)
 	}

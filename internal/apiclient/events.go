@@ -36,14 +36,14 @@ type Event struct {
 // EventOptions selects events; empty fields select all.
 type EventOptions struct {
 	Device, Type string
-	// After is the ID behind which to start; empty starts with what happens next.
+	// After is the ID after which to start; empty starts with what happens next.
 	After string
 	// OnRetry is called, if set, before each wait for a server that went away.
 	OnRetry func(cause error, wait time.Duration)
 }
 
 // Events follows live events until the context ends, which ends the sequence without an error. A stream that breaks is
-// resumed behind the last event with an ID. Only what trying again cannot mend ends the sequence with an error: an
+// resumed after the last event with an ID. Only what trying again cannot mend ends the sequence with an error: an
 // answer that refuses, or a server that was not there in the first place.
 func (c *Client) Events(ctx context.Context, options EventOptions) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
@@ -204,7 +204,7 @@ func (r *eventReader) next() (Event, error) {
 	return Event{}, io.EOF
 }
 
-// lineSplitter cuts lines at LF, CR or CRLF. A CR ends its line at once, without waiting for the byte behind it, which
+// lineSplitter cuts lines at LF, CR or CRLF. A CR ends its line at once, without waiting for the byte after it, which
 // may be minutes away; an LF that then follows is skipped.
 type lineSplitter struct{ afterCR bool }
 

@@ -11,11 +11,35 @@ import (
 	"time"
 )
 
-// Photos returns the stored photos of a device, or of all devices if device is empty, each as the server sends it.
-func (c *Client) Photos(ctx context.Context, device string) iter.Seq2[json.RawMessage, error] {
+// Photo is one stored picture without its bytes.
+type Photo struct {
+	ID       string `json:"id"`
+	Device   string `json:"device"`
+	Question string `json:"question"`
+	Bytes    int64  `json:"bytes"`
+	SHA256   string `json:"sha256"`
+	// Kind is "camera" or "snapshot".
+	Kind    string    `json:"kind"`
+	TakenAt time.Time `json:"taken_at"`
+	// Raw is the object as received.
+	Raw json.RawMessage `json:"-"`
+}
+
+// UnmarshalJSON keeps the object as received beside its members.
+func (p *Photo) UnmarshalJSON(data []byte) error {
+	type plain Photo
+	if err := json.Unmarshal(data, (*plain)(p)); err != nil {
+		return err
+	}
+	p.Raw = bytes.Clone(data)
+	return nil
+}
+
+// Photos returns the stored photos of a device, or of all devices if device is empty, newest first.
+func (c *Client) Photos(ctx context.Context, device string) iter.Seq2[Photo, error] {
 	query := make(url.Values)
 	setIf(query, "device", device)
-	return list[json.RawMessage](ctx, c, pathOf("photos"), query)
+	return list[Photo](ctx, c, pathOf("photos"), query)
 }
 
 // Photo copies the JPEG of a photo to w and returns how many bytes it has.
@@ -28,9 +52,32 @@ func (c *Client) DeletePhoto(ctx context.Context, id string) error {
 	return c.into(ctx, requestTimeout, http.MethodDelete, pathOf("photos", id), nil, nil, nil)
 }
 
-// Nodes returns the nodes of the fleet and what they carry, each as the server sends it.
-func (c *Client) Nodes(ctx context.Context) iter.Seq2[json.RawMessage, error] {
-	return list[json.RawMessage](ctx, c, pathOf("nodes"), nil)
+// Node is one node of the fleet.
+type Node struct {
+	Name    string    `json:"name"`
+	Version string    `json:"version"`
+	Started time.Time `json:"started"`
+	// Devices is how many are connected to it.
+	Devices int64 `json:"devices"`
+	// API is the base URL of its API.
+	API string `json:"api"`
+	// Raw is the object as received.
+	Raw json.RawMessage `json:"-"`
+}
+
+// UnmarshalJSON keeps the object as received beside its members.
+func (n *Node) UnmarshalJSON(data []byte) error {
+	type plain Node
+	if err := json.Unmarshal(data, (*plain)(n)); err != nil {
+		return err
+	}
+	n.Raw = bytes.Clone(data)
+	return nil
+}
+
+// Nodes returns the nodes of the fleet in order of name.
+func (c *Client) Nodes(ctx context.Context) iter.Seq2[Node, error] {
+	return list[Node](ctx, c, pathOf("nodes"), nil)
 }
 
 // logLevel is the body of both log level calls.

@@ -134,7 +134,7 @@ func (b *mcpBridge) read(ctx context.Context, in io.Reader) error {
 			continue
 		}
 		var m mcpMessage
-		// What is no message of this shape is for the node to refuse.
+		// What is not a message of this shape is for the node to refuse.
 		if err := json.Unmarshal(line, &m); err != nil && !json.Valid(line) {
 			b.write([]byte(`{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"this line is no JSON"}}`))
 			continue
@@ -145,7 +145,7 @@ func (b *mcpBridge) read(ctx context.Context, in io.Reader) error {
 		case m.isCall() && m.Method != "initialize":
 			select {
 			case b.slots <- struct{}{}:
-			default: // waiting would keep answers and cancellations of the host behind it
+			default: // waiting would delay answers and cancellations of the host
 				b.fail(m.ID, fmt.Errorf("%d requests are in progress already", cap(b.slots)))
 				continue
 			}
@@ -267,7 +267,7 @@ func (b *mcpBridge) postWith(ctx context.Context, line []byte, m *mcpMessage, he
 		b.write(message)
 	})
 	switch {
-	case answered: // what breaks off behind it is no second answer
+	case answered: // what breaks off after it is not a second answer
 		return nil
 	case err == nil && m.isCall():
 		return errNoAnswer

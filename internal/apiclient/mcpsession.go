@@ -29,7 +29,7 @@ func (b *mcpBridge) listen(ctx context.Context, session string) {
 	for ctx.Err() == nil && b.broken() == nil {
 		header := b.header(&mcpMessage{})
 		if header.Get("Mcp-Session-Id") != session {
-			return // there is another by now
+			return // there is another already
 		}
 		header.Set("Accept", "text/event-stream")
 		resp, err := b.client.raw(ctx, http.MethodGet, b.path, nil, header)

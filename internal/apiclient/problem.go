@@ -65,7 +65,7 @@ func (p *Problem) Error() string {
 // Faults returns the entries of "errors".
 func (p *Problem) Faults() []Fault {
 	var faults []Fault
-	// A list of another shape has nothing to show; the detail stands without it.
+	// A list of another shape has nothing to show; the detail is enough.
 	_ = json.Unmarshal(p.Extensions["errors"], &faults)
 	return faults
 }
@@ -123,7 +123,7 @@ func readProblem(resp *http.Response) *Problem {
 	return p
 }
 
-// firstLine shortens the body of an answer that is no problem document; HTML says nothing in one line.
+// firstLine shortens the body of an answer that is not a problem document; HTML says nothing in one line.
 func firstLine(body []byte) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(body)), "\n")
 	if strings.HasPrefix(line, "<") || strings.HasPrefix(line, "{") || !utf8.ValidString(line) {

@@ -26,6 +26,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // Limits of proofs and of the list.
@@ -86,11 +87,11 @@ type Register interface {
 	RemoveAttestationKey(ctx context.Context, serial string) error
 }
 
-// Core is what a proof needs of devices.Service.
+// Core is what a proof needs of fleet.Service.
 type Core interface {
 	TakeChallenge(id devices.ID, clientID, challenge string) (back func(), ok bool)
-	MayProve(id devices.ID, clientID, serial string) (refused string)
-	AdmitProven(id devices.ID, clientID, serial string, bound bool) (refused string)
+	MayProve(ctx context.Context, id devices.ID, clientID, serial string) (refused string)
+	AdmitProven(ctx context.Context, id devices.ID, clientID, serial string, bound bool) (refused string)
 	Dispute(id devices.ID, clientID, serial string, reason devices.Dispute)
 }
 
@@ -105,7 +106,7 @@ type List struct {
 	unlisted map[string]time.Time // serial numbers that were not found, until when
 
 	// Proofs counts them by outcome.
-	Proofs devices.CounterMap[string]
+	Proofs fleet.CounterMap[string]
 }
 
 // New returns a List.
@@ -150,7 +151,7 @@ func (l *List) Prove(ctx context.Context, core Core, id devices.ID, clientID str
 	}
 	outcome = l.judge(ctx, core, id, clientID, p)
 	switch outcome {
-	case OutcomeUnlisted, OutcomeUnavailable, OutcomeUnreadable, devices.RefusedForeign, devices.RefusedRevoked:
+	case OutcomeUnlisted, OutcomeUnavailable, OutcomeUnreadable, fleet.RefusedForeign, fleet.RefusedRevoked:
 		back()
 	}
 	return outcome
@@ -210,7 +211,7 @@ func (l *List) judge(ctx context.Context, core Core, id devices.ID, clientID str
 		case err != nil && !errors.Is(err, devices.ErrNotFound):
 			return OutcomeUnavailable
 		}
-		if refused := core.MayProve(id, clientID, p.Serial); refused != "" {
+		if refused := core.MayProve(ctx, id, clientID, p.Serial); refused != "" {
 			return refused
 		}
 		switch err := l.keys.BindAttestationKey(ctx, p.Serial, id, time.Now()); {
@@ -223,7 +224,7 @@ func (l *List) judge(ctx context.Context, core Core, id devices.ID, clientID str
 			return OutcomeUnavailable
 		}
 	}
-	if refused := core.AdmitProven(id, clientID, p.Serial, bound); refused != "" {
+	if refused := core.AdmitProven(ctx, id, clientID, p.Serial, bound); refused != "" {
 		return refused
 	}
 	l.log.Info("device proved itself", "device", id, "client", clientID, "serial", p.Serial)

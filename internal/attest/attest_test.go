@@ -17,6 +17,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 const (
@@ -30,14 +31,14 @@ var keyOne, keyTwo = strings.Repeat("01", KeySize), strings.Repeat("02", KeySize
 // camp is a core with a list of chips.
 type camp struct {
 	*devicetest.Ports
-	service *devices.Service
+	service *fleet.Service
 	list    *List
 }
 
 func newCamp(t testing.TB, chips ...devices.Chip) *camp {
 	t.Helper()
 	c := &camp{Ports: devicetest.New()}
-	c.service = c.Service(t, devices.Config{Approve: true})
+	c.service = c.Service(t, fleet.Config{Approve: true})
 	c.list = newList(t, c.Ports, "a secret for tests only")
 	if len(chips) > 0 {
 		if err := c.list.Import(t.Context(), chips); err != nil {
@@ -59,7 +60,7 @@ func newList(t testing.TB, keys Keys, secret string) *List {
 // checkIn is the device's OTA check; it returns the challenge.
 func (c *camp) checkIn(t testing.TB, id devices.ID, client string) string {
 	t.Helper()
-	w, err := c.service.CheckIn(devices.CheckIn{Device: id, ClientID: client, Serial: serial, ActivateV2: true})
+	w, err := c.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: client, Serial: serial, ActivateV2: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +123,7 @@ func TestProofAdmits(t *testing.T) {
 		t.Errorf("not admitted, or bound to %q", c.Chips[serial].Device)
 	}
 	c.want(t, "the same once more", c.prove(t, robot, "c1", body), OutcomeStale)
-	if w, err := c.service.CheckIn(devices.CheckIn{Device: robot, ClientID: "c1"}); err != nil || !w.Admitted || w.Generation != 0 {
+	if w, err := c.service.CheckIn(t.Context(), fleet.CheckIn{Device: robot, ClientID: "c1"}); err != nil || !w.Admitted || w.Generation != 0 {
 		t.Errorf("%+v, %v", w, err)
 	}
 }
@@ -217,7 +218,7 @@ func TestOneToOne(t *testing.T) {
 		t.Error("bound, or the member was replaced")
 	}
 	// Also where nobody is a member under the name.
-	if err := c.service.Forget(t.Context(), robot); err != nil {
+	if err := c.service.Forget(t.Context(), devicetest.Admin, robot); err != nil {
 		t.Fatal(err)
 	}
 	// security: D4
@@ -231,12 +232,12 @@ func TestOneToOne(t *testing.T) {
 func TestForeignChip(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne}, devices.Chip{Serial: "SN-2", Key: keyTwo})
 	c.checkIn(t, robot, "c1")
-	if _, err := c.service.Approve(string(robot)); err != nil {
+	if _, err := c.service.Approve(t.Context(), devicetest.Admin, string(robot)); err != nil {
 		t.Fatal(err)
 	}
 	c.checkIn(t, robot, "c1") // it names its serial number
 	// security: D4
-	c.want(t, "another chip", c.prove(t, robot, "c2", signed("SN-2", keyTwo, c.checkIn(t, robot, "c2"))), devices.RefusedForeign)
+	c.want(t, "another chip", c.prove(t, robot, "c2", signed("SN-2", keyTwo, c.checkIn(t, robot, "c2"))), fleet.RefusedForeign)
 	// security: D4
 	if c.Chips["SN-2"].Device != "" || !c.service.Activated(robot, "c1") {
 		t.Error("bound, or the member was replaced")
@@ -251,11 +252,11 @@ func TestForeignChip(t *testing.T) {
 func TestRevokedStaysOut(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne})
 	c.want(t, "first", c.prove(t, robot, "c1", signed(serial, keyOne, c.checkIn(t, robot, "c1"))), OutcomeAdmitted)
-	if err := c.service.Revoke(robot); err != nil {
+	if _, err := c.service.Revoke(t.Context(), devicetest.Admin, robot); err != nil {
 		t.Fatal(err)
 	}
 	// security: D5
-	c.want(t, "revoked", c.prove(t, robot, "c1", signed(serial, keyOne, c.checkIn(t, robot, "c1"))), devices.RefusedRevoked)
+	c.want(t, "revoked", c.prove(t, robot, "c1", signed(serial, keyOne, c.checkIn(t, robot, "c1"))), fleet.RefusedRevoked)
 	// security: D5
 	if _, ok := c.service.Generation(robot); ok {
 		t.Error("its credentials are valid")
@@ -267,10 +268,10 @@ func TestRevokedStaysOut(t *testing.T) {
 func TestNotJudged(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne})
 	body := signed(serial, keyOne, c.checkIn(t, robot, "c1"))
-	c.Away = true
+	c.SetAway(true)
 	// security: D5
 	c.want(t, "no database", c.prove(t, robot, "c1", body), OutcomeUnavailable)
-	c.Away = false
+	c.SetAway(false)
 	mine := c.list
 	c.list = newList(t, c.Ports, "another secret, for tests")
 	// security: D5

@@ -12,6 +12,8 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
+	"fleetd/internal/selector"
 )
 
 // Who asks travels with the call: the holder refuses the same people for the
@@ -20,22 +22,22 @@ func TestHopCarriesTheCaller(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, devicetest.NewScript())
 	labels := map[string]string{"room": "lab"}
-	if err := f.holding.Edit(id, devices.Edit{Labels: &labels}); err != nil {
+	if err := f.holding.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: &labels}); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "the other node knows the label", func() bool {
-		return f.fwd.Permit(access.By{Who: wireBy.Who}, access.ScopeCall, id) == nil
+		return f.fwd.Permit(t.Context(), access.By{Who: wireBy.Who}, access.ScopeCall, id) == nil
 	})
 	devicetest.SetPolicy(t, f.holding, access.Policy{Rules: []access.Rule{{Name: "ask", Keys: []string{"asked"}, Action: access.Confirm}}})
-	by := func(name, scopes, selector string, tools ...string) access.By {
+	by := func(name, scopes, selected string, tools ...string) access.By {
 		s, err := access.ParseScopes(strings.Fields(scopes))
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, _ := access.ParseSelector(selector)
+		d, _ := selector.Parse(selected)
 		return access.By{Who: access.NewCaller("k-"+name, name, s, d, tools), Via: access.ViaREST, From: "192.0.2.7:1"}
 	}
-	call := func(s *devices.Service, b access.By, confirmation string) (devices.ToolResult, *devices.Error) {
+	call := func(s *fleet.Service, b access.By, confirmation string) (devices.ToolResult, *devices.Error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		c := volumeCall
@@ -68,9 +70,12 @@ func TestHopCarriesTheCaller(t *testing.T) {
 	// The holder has heard that the key ended, the other node has not yet.
 	gone := wireKey
 	gone.Tools = nil
-	f.holding.Learn(devices.News{Key: &gone})
+	if _, err := f.ports.Ledger.SaveKey(t.Context(), "test", gone.ID, gone); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Refresh(t, f.holding)
 	// security: K9
-	if _, err := call(f.fwd, access.By{Who: access.NewCaller(gone.ID, gone.Name, gone.Scopes, nil, nil)}, ""); err == nil || err.Code != devices.CodeUnauthorized {
+	if _, err := call(f.fwd, access.By{Who: access.NewCaller(gone.ID, gone.Name, gone.Scopes, selector.Selector{}, nil)}, ""); err == nil || err.Code != devices.CodeUnauthorized {
 		t.Errorf("a key that ended: %v", err)
 	}
 }
@@ -84,7 +89,7 @@ func TestServicesHaveKeys(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, token, err := f.holding.CreateKey(t.Context(), devicetest.Admin, devices.KeyWish{Name: name, Scopes: s, Tools: tools})
+		_, token, err := f.holding.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: name, Scopes: s, Tools: tools})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,8 +127,8 @@ func TestServicesHaveKeys(t *testing.T) {
 			t.Errorf("%s %s with %.12s: %q by %q, want %q by %q", c.verb, c.body, c.token, code, rule, c.code, c.rule)
 		}
 	}
-	devicetest.Eventually(t, "the other node has heard of the key", func() bool { _, ok := f.fwd.Registry().Find("caller", time.Now()); return ok })
-	if _, err := f.fwd.RevokeKey(t.Context(), devicetest.Admin, "caller"); err != nil {
+	devicetest.Eventually(t, "the other node has heard of the key", func() bool { _, ok := f.fwd.Keys().Find("caller", time.Now()); return ok })
+	if _, _, err := f.fwd.RevokeKey(t.Context(), devicetest.Admin, "caller"); err != nil {
 		t.Fatal(err)
 	}
 	// security: K9

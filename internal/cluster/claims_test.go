@@ -8,28 +8,29 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 )
 
 // at connects the device to one of the two nodes, over UDP.
-func (f *fleet) at(t *testing.T, service *devices.Service) *script {
+func (f *testFleet) at(t *testing.T, service *fleet.Service) *script {
 	t.Helper()
 	c := &script{Script: devicetest.NewScript()}
-	session, err := service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, c)
+	session, err := service.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.session = session
-	if _, err := session.OpenAudio(hello.Device{}, hello.TransportUDP, func(*devices.Conversation) (devices.AudioPath, error) { return voice{c}, nil }); err != nil {
+	if _, err := session.OpenAudio(hello.Device{}, hello.TransportUDP, func(*fleet.Conversation) (fleet.AudioPath, error) { return voice{c}, nil }); err != nil {
 		t.Fatal(err)
 	}
-	session.StartMCP(devices.FeaturesMCP)
+	session.StartMCP(fleet.FeaturesMCP)
 	return c
 }
 
-func online(service *devices.Service) bool {
+func online(service *fleet.Service) bool {
 	held := false
-	service.Sessions(func(*devices.Session) { held = true })
+	service.Sessions(func(*fleet.Session) { held = true })
 	return held
 }
 
@@ -73,10 +74,10 @@ func TestSimultaneousConnections(t *testing.T) {
 	for range 20 {
 		f := newFleet(t)
 		var both sync.WaitGroup
-		for _, service := range []*devices.Service{f.holding, f.fwd} {
+		for _, service := range []*fleet.Service{f.holding, f.fwd} {
 			both.Go(func() {
 				// The loser may hear of it before it is even told that it is in.
-				_, _ = service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, &script{Script: devicetest.NewScript()})
+				_, _ = service.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, &script{Script: devicetest.NewScript()})
 			})
 		}
 		both.Wait()

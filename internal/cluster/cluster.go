@@ -23,6 +23,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // Limits of a Link.
@@ -72,14 +73,14 @@ type Options struct {
 	Log   *slog.Logger
 }
 
-// Link is the devices.Directory and devices.Router of a node. It is safe for concurrent use.
+// Link is the fleet.Directory and fleet.Router of a node. It is safe for concurrent use.
 type Link struct {
 	opt     Options
 	inbox   chan *nats.Msg
 	serving chan struct{}
 	shares  shares        // of callers, in serving
 	opening chan struct{} // requests of which it is not known yet who asks
-	service atomic.Pointer[devices.Service]
+	service atomic.Pointer[fleet.Service]
 	door    access.Door // from Attach on
 	callers access.Reader
 
@@ -104,8 +105,8 @@ type Link struct {
 	tasks sync.WaitGroup
 
 	// Requests counts served requests by verb, Refused by code.
-	Requests devices.CounterMap[string]
-	Refused  devices.CounterMap[devices.Code]
+	Requests fleet.CounterMap[string]
+	Refused  fleet.CounterMap[devices.Code]
 	// ClaimsLost counts claims that NATS did not take, and news that could not
 	// wait any longer.
 	ClaimsLost atomic.Uint64
@@ -145,9 +146,10 @@ func New(opt Options) *Link {
 
 // Attach starts serving requests with the service's devices, and hearing the
 // claims of other nodes. Call it once.
-func (l *Link) Attach(s *devices.Service) error {
-	l.door = access.Door{Keys: s.Registry(), IsAdmin: l.opt.Mint.IsAdmin, Open: l.opt.Open}
+func (l *Link) Attach(s *fleet.Service) error {
+	l.door = access.Door{Keys: s.Keys(), IsAdmin: l.opt.Mint.IsAdmin, Open: l.opt.Open}
 	l.service.Store(s)
+	l.naps.tick() // until now it had nothing to do, which is not the same as being stopped
 	l.tasks.Go(l.dispatch)
 	l.tasks.Go(l.watch)
 	// One after the other, on a goroutine of the subscription's own.

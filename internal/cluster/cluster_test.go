@@ -20,26 +20,27 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/jsontest"
 )
 
 const id = devices.ID("02:00:00:00:00:01")
 
-// fleet is two nodes on one real NATS server.
-type fleet struct {
+// testFleet is two nodes on one real NATS server.
+type testFleet struct {
 	mint         *credential.Mint
 	client       *nats.Conn
 	holder, far  *Link
-	holding, fwd *devices.Service
+	holding, fwd *fleet.Service
 	ports        *devicetest.Ports
 }
 
-func newFleet(t *testing.T) *fleet {
+func newFleet(t *testing.T) *testFleet {
 	t.Helper()
-	return newFleetWith(t, devices.Config{CallsPerDevice: 1, Handshakes: 4})
+	return newFleetWith(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4})
 }
 
-func newFleetWith(t *testing.T, cfg devices.Config) *fleet {
+func newFleetWith(t *testing.T, cfg fleet.Config) *testFleet {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true})
 	if err != nil {
@@ -58,18 +59,20 @@ func newFleetWith(t *testing.T, cfg devices.Config) *fleet {
 		t.Cleanup(nc.Close)
 		return nc
 	}
-	f := &fleet{client: connect()}
+	f := &testFleet{client: connect()}
 	if f.mint, err = credential.New([]byte("a secret for tests only")); err != nil {
 		t.Fatal(err)
 	}
 	f.ports = devicetest.New() // one database for both
-	node := func(name string) (*Link, *devices.Service) {
+	node := func(name string) (*Link, *fleet.Service) {
 		log := slog.New(slog.DiscardHandler)
 		link := New(Options{Conn: connect(), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
 		cfg.Node, cfg.Alive = name, func(string) bool { return true }
-		service := devices.New(cfg, devices.Ports{Records: f.ports, Catalogs: f.ports,
-			Keeper: f.ports, Warden: f.ports, Rotations: f.ports, Publisher: f.ports, Directory: link, Router: link, Audio: f.ports, Vision: f.ports, Audit: f.ports, Log: log})
-		if err := errors.Join(link.Attach(service), service.Load(t.Context())); err != nil {
+		peers := link.Peers()
+		ports := f.ports.FleetPorts()
+		ports.Directory, ports.Router, ports.Peers = link, link, peers
+		service := fleet.New(cfg, ports)
+		if err := errors.Join(link.Attach(service), peers.Follow(service.Registry()), service.Registry().Start(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { service.Close(); link.Close() })
@@ -87,7 +90,7 @@ func newFleetWith(t *testing.T, cfg devices.Config) *fleet {
 // script is a connection that answers at once.
 type script struct {
 	*devicetest.Script
-	session *devices.Session
+	session *fleet.Session
 
 	mu   sync.Mutex
 	got  []string // messages and audio, as they came
@@ -128,20 +131,20 @@ func (c *script) SendControl(msg []byte) error {
 }
 func (c *script) Close(devices.CloseReason) {}
 
-func (f *fleet) connect(t *testing.T, s *devicetest.Script) *devices.Session {
+func (f *testFleet) connect(t *testing.T, s *devicetest.Script) *fleet.Session {
 	t.Helper()
 	return f.dial(t, s).session
 }
 
-func (f *fleet) dial(t *testing.T, s *devicetest.Script) *script {
+func (f *testFleet) dial(t *testing.T, s *devicetest.Script) *script {
 	t.Helper()
 	c := &script{Script: s}
-	session, err := f.holding.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
+	session, err := f.holding.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.session = session
-	session.StartMCP(devices.FeaturesMCP)
+	session.StartMCP(fleet.FeaturesMCP)
 	devicetest.Eventually(t, "tools are ready", func() bool {
 		v, err := f.holding.Get(t.Context(), id)
 		return err == nil && v.CatalogState == devices.CatalogReady
@@ -182,7 +185,7 @@ func TestRoutedAnswersEqualLocalOnes(t *testing.T) {
 		if c.tool == "silent" {
 			timeout = 200 * time.Millisecond
 		}
-		run := func(s *devices.Service) (devices.ToolResult, error) {
+		run := func(s *fleet.Service) (devices.ToolResult, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
 			return s.CallTool(ctx, devices.ToolCall{Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args), By: devicetest.Admin})
@@ -214,7 +217,7 @@ func TestAnyNodeDescribesTheDevice(t *testing.T) {
 	s := devicetest.NewScript()
 	s.Tools = `[` + devicetest.Volume + `]`
 	f.connect(t, s)
-	if _, err := f.fwd.CheckIn(devices.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
+	if _, err := f.fwd.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
 		t.Fatal(err)
 	}
 	local, err := f.holding.Get(t.Context(), id)
@@ -245,17 +248,17 @@ func TestAnyNodeDescribesTheDevice(t *testing.T) {
 // all three in its history; one that only moves has no entry more.
 func TestHistoryAcrossNodes(t *testing.T) {
 	f := newFleet(t)
-	list := func(service *devices.Service, tools string) {
+	list := func(service *fleet.Service, tools string) {
 		t.Helper()
 		s := devicetest.NewScript()
 		s.Tools = `[` + tools + `]`
 		c := &script{Script: s}
-		session, err := service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
+		session, err := service.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.session = session
-		session.StartMCP(devices.FeaturesMCP)
+		session.StartMCP(fleet.FeaturesMCP)
 		devicetest.Eventually(t, "tools are ready", func() bool {
 			v, err := service.Get(t.Context(), id)
 			return err == nil && v.CatalogState == devices.CatalogReady
@@ -379,7 +382,7 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		timeout, badTimeout := time.ParseDuration(want.Timeout)
-		good := wrong == nil && utf8.Valid(data) && (want.Timeout == "" || badTimeout == nil && timeout > 0 && timeout <= devices.MaxTimeout)
+		good := wrong == nil && utf8.Valid(data) && (want.Timeout == "" || badTimeout == nil && timeout > 0 && timeout <= fleet.MaxTimeout)
 		if (err == nil) != good && jsontest.Depth(data) <= 64 {
 			t.Fatalf("%q: %v, want %t", data, err, good)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/timescale"
 )
@@ -260,7 +261,7 @@ func remoteError(data []byte) error {
 
 // request makes one hop with the time that remains.
 func (l *Link) request(ctx context.Context, id devices.ID, verb string, by access.By, c command) ([]byte, error) {
-	timeout := devices.DefaultTimeout
+	timeout := fleet.DefaultTimeout
 	if deadline, ok := ctx.Deadline(); ok {
 		timeout = time.Until(deadline)
 	}

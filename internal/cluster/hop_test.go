@@ -11,12 +11,13 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 // volumeCall is a call that the scripted device answers.
 var volumeCall = devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), By: devicetest.Admin}
 
-func (f *fleet) callFar(t *testing.T, timeout time.Duration) (devices.ToolResult, error) {
+func (f *testFleet) callFar(t *testing.T, timeout time.Duration) (devices.ToolResult, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
@@ -24,7 +25,7 @@ func (f *fleet) callFar(t *testing.T, timeout time.Duration) (devices.ToolResult
 }
 
 // slow makes the device answer after a while, on a goroutine of its own.
-func (f *fleet) slow(t *testing.T, after time.Duration) {
+func (f *testFleet) slow(t *testing.T, after time.Duration) {
 	t.Helper()
 	s := devicetest.NewScript()
 	waits := make(chan struct{})
@@ -209,7 +210,7 @@ func TestTimeoutIsToldAlike(t *testing.T) {
 	s := devicetest.NewScript()
 	s.Call = func(string, json.RawMessage) string { return "" } // for ever
 	f.connect(t, s)
-	call := func(service *devices.Service, timeout time.Duration) *devices.Error {
+	call := func(service *fleet.Service, timeout time.Duration) *devices.Error {
 		ctx, cancel := context.WithTimeout(t.Context(), timeout)
 		defer cancel()
 		_, err := service.CallTool(ctx, volumeCall)

@@ -1,12 +1,17 @@
 package cluster
 
 import (
+	"encoding/json"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 // What one node decides holds on the other: a device known to one is known to
@@ -14,32 +19,32 @@ import (
 // nobody's.
 func TestNewsReachEveryNode(t *testing.T) {
 	f := newFleet(t)
-	if _, err := f.holding.CheckIn(devices.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
+	if _, err := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "the other node knows the device", func() bool { return f.fwd.IsMember(id) && f.fwd.ClientOf(id) == "c" })
+	devicetest.Eventually(t, "the other node knows the device", func() bool { return f.fwd.IsMember(id) && f.fwd.ClientOf(t.Context(), id) == "c" })
 	c := &script{Script: devicetest.NewScript()}
-	session, err := f.fwd.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c)
+	session, err := f.fwd.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.session = session
 	name := "lamp"
-	if err := f.fwd.Edit(id, devices.Edit{Name: &name}); err != nil {
+	if err := f.fwd.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Name: &name}); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.holding.Revoke(id); err != nil {
+	if _, err := f.holding.Revoke(t.Context(), devicetest.Admin, id); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "the session on the other node ends", func() bool { return !online(f.fwd) && !f.fwd.IsMember(id) })
 	if generation, ok := f.fwd.Generation(id); ok || generation != 1 {
 		t.Errorf("the other node gives generation %d, %t", generation, ok)
 	}
-	if _, err := f.fwd.Approve(string(id)); err != nil {
+	if _, err := f.fwd.Approve(t.Context(), devicetest.Admin, string(id)); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "both admit it again", func() bool { _, ok := f.holding.Generation(id); return ok && f.holding.IsMember(id) })
-	if err := f.holding.Forget(t.Context(), id); err != nil {
+	if err := f.holding.Forget(t.Context(), devicetest.Admin, id); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "nobody knows it", func() bool { return !f.fwd.IsMember(id) && !f.holding.IsMember(id) })
@@ -48,70 +53,120 @@ func TestNewsReachEveryNode(t *testing.T) {
 	}
 }
 
-// News of strangers change nothing.
-func TestForgedNews(t *testing.T) {
+// Changes of strangers change nothing.
+func TestForgedChanges(t *testing.T) {
 	f := newFleet(t)
-	if _, err := f.holding.CheckIn(devices.CheckIn{Device: id, ClientID: "c"}); err != nil {
+	if _, err := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
-	revoked := []byte(readWire(t, "news-exception").Body)
-	for _, signature := range []string{"", "x", f.mint.HopSignature("", verbClaim, revoked)} {
-		if err := f.client.PublishMsg(&nats.Msg{Subject: "test.v1.news.evil", Data: revoked, Header: nats.Header{HeaderHop: {signature}}}); err != nil {
-			t.Fatal(err)
+	next := f.holding.Registry().Position().Revision + 1
+	body, err := json.Marshal(registryMessage{Node: "evil", Changes: []devices.Change{{Revision: next, ID: "forged", Device: id, Aspect: devices.AspectAdmission, Value: []byte(`"revoked"`), Who: "evil", At: time.Now()}},
+		Revocation: &registry.Revocation{ID: "forged", Device: id, Who: "evil", At: time.Now()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := int64(0)
+	for _, verb := range []string{verbChanges, verbRevoke} {
+		for _, signature := range []string{"", "x", f.mint.HopSignature("", verbClaim, body)} {
+			for _, header := range []string{HeaderHop, HeaderStamp} {
+				sent++
+				if err := f.client.PublishMsg(&nats.Msg{Subject: "test.v1." + verb + ".evil", Data: body, Header: nats.Header{header: {signature}}}); err != nil {
+					t.Fatal(err)
+				}
+			}
 		}
 	}
 	devicetest.Eventually(t, "they are refused", func() bool {
-		return f.holder.Refused.Get(devices.CodeUnauthorized)+f.holder.Requests.Get(verbNews) >= 3
+		return f.holder.Refused.Get(devices.CodeUnauthorized)+f.holder.Requests.Get(verbChanges)+f.holder.Requests.Get(verbRevoke) >= sent
 	})
 	// security: N1
-	if _, ok := f.holding.Generation(id); !ok {
-		t.Error("forged news were believed")
+	if _, ok := f.holding.Generation(id); !ok || !f.holding.IsMember(id) || f.holding.Registry().Position().Revision >= next {
+		t.Error("forged changes were believed")
 	}
 }
 
 // A device that waits speaks one code, whichever node it asks, and any node
 // takes it.
 func TestCodesAreShared(t *testing.T) {
-	f := newFleetWith(t, devices.Config{CallsPerDevice: 1, Handshakes: 4, Approve: true})
-	first, err := f.holding.CheckIn(devices.CheckIn{Device: id, ClientID: "c"})
+	f := newFleetWith(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4, Approve: true})
+	first, err := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"})
 	if err != nil || first.Admitted || first.Code == "" {
 		t.Fatalf("%+v, %v", first, err)
 	}
 	var code string
 	devicetest.Eventually(t, "both nodes give the same code", func() bool {
-		a, errA := f.holding.CheckIn(devices.CheckIn{Device: id, ClientID: "c"})
-		b, errB := f.fwd.CheckIn(devices.CheckIn{Device: id, ClientID: "c"})
+		a, errA := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"})
+		b, errB := f.fwd.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"})
 		code = a.Code
 		return errA == nil && errB == nil && a.Code == b.Code
 	})
-	if _, err := f.fwd.Approve(code); err != nil {
+	if _, err := f.fwd.Approve(t.Context(), devicetest.Admin, code); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "both admit it", func() bool { return f.holding.Activated(id, "c") && f.fwd.Activated(id, "c") })
 }
 
-// What a node decides while it has no NATS, the others hear when it is back.
+// What a node decides while it has no NATS, the others read; who waits they hear
+// when it is back.
 func TestNewsAreToldAgain(t *testing.T) {
-	f := newFleet(t)
-	if _, err := f.holding.CheckIn(devices.CheckIn{Device: id, ClientID: "c"}); err != nil {
-		t.Fatal(err)
+	f := newFleetWith(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4, Approve: true})
+	f.ports.Put(devices.Member{ID: id, ClientID: "c"})
+	for _, s := range []*fleet.Service{f.holding, f.fwd} {
+		devicetest.Refresh(t, s)
 	}
-	devicetest.Eventually(t, "the other node knows the device", func() bool { return f.fwd.IsMember(id) })
 	away := true
 	f.holder.opt.Up = func() bool { return !away }
-	if err := f.holding.Revoke(id); err != nil {
+	if _, err := f.holding.Revoke(t.Context(), devicetest.Admin, id); err != nil {
 		t.Fatal(err)
+	}
+	const other = devices.ID("02:00:00:00:00:77")
+	if w, err := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: other, ClientID: "c"}); err != nil || w.Code == "" {
+		t.Fatal(w, err)
 	}
 	if err := f.holder.opt.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if generation, ok := f.fwd.Generation(id); !ok || generation != 0 {
+	if generation, ok := f.fwd.Generation(id); !ok || generation != 0 || f.fwd.Knows(other) {
 		t.Errorf("the other node knows already: generation %d, %t", generation, ok)
+	}
+	devicetest.Refresh(t, f.fwd)
+	if generation, ok := f.fwd.Generation(id); ok || generation != 1 {
+		t.Errorf("the other node has read generation %d, %t", generation, ok)
 	}
 	away = false
 	f.holder.Reconnected()
-	devicetest.Eventually(t, "the other node knows of the revocation", func() bool {
-		generation, ok := f.fwd.Generation(id)
-		return !ok && generation == 1
+	devicetest.Eventually(t, "the other node knows who waits", func() bool { return f.fwd.Knows(other) })
+}
+
+// Without the database a revocation is in force on every node that confirms it,
+// and a key's end, too.
+func TestRevocationWithoutTheDatabase(t *testing.T) {
+	f := newFleet(t)
+	if _, err := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Refresh(t, f.fwd)
+	c := &script{Script: devicetest.NewScript()}
+	session, err := f.fwd.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.session = session
+	f.ports.SetAway(true)
+	r, err := f.holding.Revoke(t.Context(), devicetest.Admin, id)
+	if err != nil || r.Recorded || !slices.Equal(r.Nodes, []string{"holder", "far"}) {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	devicetest.Eventually(t, "the session on the other node ends", func() bool { return !online(f.fwd) && !f.fwd.IsMember(id) })
+	if _, err := f.fwd.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c); devices.AsError(err).Code != devices.CodeUnauthorized {
+		t.Errorf("it comes again: %v", err)
+	}
+	f.ports.SetAway(false)
+	for _, s := range []*fleet.Service{f.holding, f.fwd} {
+		devicetest.Refresh(t, s)
+	}
+	devicetest.Eventually(t, "it is written, once", func() bool {
+		m, _ := f.ports.Ledger.Member(id)
+		return m.Admission == devices.AdmissionRevoked && m.Generation == 1 && len(f.holding.Registry().Revocations())+len(f.fwd.Registry().Revocations()) == 0
 	})
 }

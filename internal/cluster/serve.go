@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 )
 
@@ -82,13 +83,13 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 	if !audio && !strings.HasSuffix(msg.Subject, ".send") {
 		return false
 	}
-	defer devices.Contain(l.opt.Log, nil)
+	defer fleet.Contain(l.opt.Log, nil)
 	r, ok := l.open(msg)
 	switch {
 	case !ok:
 	case audio:
 		l.Requests.Add(r.verb, 1)
-		if err := l.service.Load().Permit(r.by, access.ScopeAudio, r.device); err != nil {
+		if err := l.service.Load().PermitNow(r.by, access.ScopeAudio, r.device); err != nil {
 			l.service.Load().NoteRefusal(r.by, r.verb, r.device, err)
 			l.refuse(msg, devices.AsError(err))
 			return true
@@ -235,12 +236,12 @@ func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc,
 	if err := walk.Err(); err != nil {
 		return c, nil, nil, &devices.Error{Code: devices.CodeBadRequest, Detail: "the request must be a JSON object: " + err.Error()}
 	}
-	timeout := devices.TimeoutFor(c.Tool)
+	timeout := fleet.TimeoutFor(c.Tool)
 	if c.Timeout != "" {
 		given, err := time.ParseDuration(c.Timeout)
-		if err != nil || given <= 0 || given > devices.MaxTimeout {
+		if err != nil || given <= 0 || given > fleet.MaxTimeout {
 			return c, nil, nil, &devices.Error{Code: devices.CodeBadRequest,
-				Detail: fmt.Sprintf("timeout %q must be a duration such as \"10s\", at most %v", c.Timeout, devices.MaxTimeout)}
+				Detail: fmt.Sprintf("timeout %q must be a duration such as \"10s\", at most %v", c.Timeout, fleet.MaxTimeout)}
 		}
 		timeout = given
 	}

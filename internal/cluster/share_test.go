@@ -13,6 +13,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 // One key's calls to silent devices, more than a node serves at once, leave
@@ -24,17 +25,17 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 	silent := devicetest.NewScript()
 	silent.Tools = `[{"name":"silent"}]`
 	silent.Call = func(string, json.RawMessage) string { return "" }
-	const fleet, each = 250, 17
-	ids := make([]devices.ID, fleet)
+	const count, each = 250, 17
+	ids := make([]devices.ID, count)
 	for n := range ids {
 		ids[n] = devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", n))
 		c := &script{Script: silent}
-		session, err := f.holding.Accept(devices.Identity{Device: ids[n], ClientID: "c", Transport: devices.TransportWebSocket}, c)
+		session, err := f.holding.Accept(fleet.Identity{Device: ids[n], ClientID: "c", Transport: devices.TransportWebSocket}, c)
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.session = session
-		session.StartMCP(devices.FeaturesMCP)
+		session.StartMCP(fleet.FeaturesMCP)
 	}
 	devicetest.Eventually(t, "all tools are ready", func() bool {
 		for _, id := range ids {
@@ -51,29 +52,29 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	flooder, token, err := f.holding.CreateKey(t.Context(), devicetest.Admin, devices.KeyWish{Name: "flooder", Scopes: scopes})
+	flooder, token, err := f.holding.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: "flooder", Scopes: scopes})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, other, err := f.holding.CreateKey(t.Context(), devicetest.Admin, devices.KeyWish{Name: "other", Scopes: scopes})
+	_, other, err := f.holding.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: "other", Scopes: scopes})
 	if err != nil {
 		t.Fatal(err)
 	}
 	replies := nats.NewInbox()
-	answers := make(chan *nats.Msg, fleet*each)
+	answers := make(chan *nats.Msg, count*each)
 	sub, err := f.client.ChanSubscribe(replies, answers)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	for n := range fleet * each {
-		if err := f.client.PublishMsg(&nats.Msg{Subject: f.holder.subject(ids[n%fleet], "call"), Reply: replies,
+	for n := range count * each {
+		if err := f.client.PublishMsg(&nats.Msg{Subject: f.holder.subject(ids[n%count], "call"), Reply: replies,
 			Data: []byte(`{"tool":"silent","timeout":"120s"}`), Header: nats.Header{HeaderToken: []string{token}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	devicetest.Eventually(t, "each is being served or was refused", func() bool {
-		return len(f.holder.serving)+len(answers) == fleet*each && f.holder.Waiting.Load() == 0
+		return len(f.holder.serving)+len(answers) == count*each && f.holder.Waiting.Load() == 0
 	})
 	// security: K16
 	if taken := len(f.holder.serving); taken > MaxServing/2 || taken < MaxServing/2-1 {
@@ -98,10 +99,10 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 	if _, err := f.fwd.CallTool(ctx, call); err != nil {
 		t.Errorf("another caller's hop: %v", err)
 	}
-	call.By = access.By{Who: access.NewCaller(flooder.ID, flooder.Name, flooder.Scopes, nil, nil), Via: access.ViaREST}
+	call.By = access.By{Who: access.NewCaller(flooder.ID, flooder.Name, flooder.Scopes, flooder.Devices, nil), Via: access.ViaREST}
 	if _, err := f.fwd.CallTool(ctx, call); code(err) != devices.CodeDeviceBusy {
 		t.Errorf("the same key's hop: %v", err)
 	}
-	f.holding.Sessions(func(x *devices.Session) { x.Close(devices.CloseGone) }) // ends all calls
+	f.holding.Sessions(func(x *fleet.Session) { x.Close(devices.CloseGone) }) // ends all calls
 	devicetest.Eventually(t, "all places are free", func() bool { return len(f.holder.serving) == 0 })
 }

@@ -16,10 +16,11 @@ import (
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 // counted is a device that counts how often its tool runs.
-func (f *fleet) counted(t *testing.T) *atomic.Int64 {
+func (f *testFleet) counted(t *testing.T) *atomic.Int64 {
 	t.Helper()
 	n := &atomic.Int64{}
 	s := devicetest.NewScript()
@@ -29,7 +30,7 @@ func (f *fleet) counted(t *testing.T) *atomic.Int64 {
 }
 
 // listen hears all that nodes ask each other about devices.
-func (f *fleet) listen(t *testing.T) *nats.Subscription {
+func (f *testFleet) listen(t *testing.T) *nats.Subscription {
 	t.Helper()
 	heard, err := f.client.SubscribeSync("test.v1.cmd.>")
 	if err == nil {
@@ -41,7 +42,7 @@ func (f *fleet) listen(t *testing.T) *nats.Subscription {
 	return heard
 }
 
-func (f *fleet) call(t *testing.T) error {
+func (f *testFleet) call(t *testing.T) error {
 	t.Helper()
 	_, err := f.fwd.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`)})
 	return err
@@ -248,7 +249,7 @@ func TestTaken(t *testing.T) {
 
 // Many hops at once are each taken, also those that make the acquaintance.
 func TestHopsAtOnce(t *testing.T) {
-	f := newFleetWith(t, devices.Config{CallsPerDevice: 64, Handshakes: 4})
+	f := newFleetWith(t, fleet.Config{CallsPerDevice: 64, Handshakes: 4})
 	ran := f.counted(t)
 	const callers, each = 16, 20
 	failed := make(chan error, callers)

@@ -11,6 +11,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 )
 
@@ -20,7 +21,7 @@ func TestVoiceServiceIsHeardInOrder(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	c := f.dial(t, devicetest.NewScript())
-	_, err := c.session.OpenAudio(hello.Device{}, hello.TransportWebSocket, func(*devices.Conversation) (devices.AudioPath, error) { return voice{c}, nil })
+	_, err := c.session.OpenAudio(hello.Device{}, hello.TransportWebSocket, func(*fleet.Conversation) (fleet.AudioPath, error) { return voice{c}, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +72,7 @@ func TestMessagesAreAnswered(t *testing.T) {
 			t.Errorf("%s: %s", body, answer)
 		}
 	}
-	for name, service := range map[string]*devices.Service{"local": f.holding, "routed": f.fwd} {
+	for name, service := range map[string]*fleet.Service{"local": f.holding, "routed": f.fwd} {
 		if err := service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(alert)}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -108,6 +108,8 @@ type Config struct {
 	OTABurst int
 	// NewMembersPerAddress is how many unknown devices may come from one client address in a minute; 0 is no limit.
 	NewMembersPerAddress int
+	// MembersLimit is how many devices the fleet may know.
+	MembersLimit int
 
 	// VoiceUpstream is the ws:// or wss:// URL of a chat server, or empty.
 	VoiceUpstream string

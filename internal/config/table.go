@@ -147,6 +147,10 @@ var settings = append([]setting{
 		help: "Unknown devices per minute that one client address (IPv6: one /64) may bring, ten times as many at once; 0: no limit.",
 		set:  integer(func(c *Config) *int { return &c.NewMembersPerAddress }, 0, 1_000_000)},
 
+	{name: "members-limit", group: groupDevices, def: "1000000",
+		help: "Devices that the fleet may know; more are refused at their OTA check, and answered 503.",
+		set:  integer(func(c *Config) *int { return &c.MembersLimit }, 1, 100_000_000)},
+
 	{name: "device-auth", group: groupAccess, def: "token",
 		help: "token: devices must present what the OTA reply gave them; none: any device may connect (loopback and lab use).",
 		set:  choice(func(c *Config) *string { return &c.DeviceAuth }, "token", "none")},

@@ -151,6 +151,12 @@ func (m *Mint) IsHop(signature, device, kind string, body []byte) bool {
 // AuditKey is the key under which the fleet's record is hashed.
 func (m *Mint) AuditKey() []byte { return m.sum("audit") }
 
+// RosterKey keys the hashes of ids and clients in a node's roster.
+func (m *Mint) RosterKey() (key [16]byte) {
+	copy(key[:], m.sum("roster"))
+	return key
+}
+
 // Seal encrypts what the fleet keeps for itself, so that a database or a backup
 // alone does not give it away: AES-256-GCM with a random nonce, under a key that
 // derives from the secret and the purpose. name is what it belongs to; it cannot

@@ -1,8 +1,8 @@
-// Package devices is the core of fleetd: who the devices are, which of them
-// hold a session on this node, what their tools are, and how a call reaches
-// them. Front ends (wsdevice) feed connections in, use cases (restapi,
-// cluster) come from the other side, and everything that leaves the process
-// goes through the small interfaces declared in ports.go.
+// Package devices is the vocabulary of fleetd: ids, records, states, errors,
+// events and the messages between nodes, with the pure rules on them, such as
+// which of two states of a device is newer and which generations of credentials
+// are valid.
 //
-// Nothing here knows SQL, NATS, WebSocket or HTTP.
+// It has no locks, no goroutines and no interfaces; the core that works with
+// these types is package fleet.
 package devices

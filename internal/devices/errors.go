@@ -20,6 +20,7 @@ const (
 	CodeInvalidArguments Code = "invalid_arguments"
 	CodeUnauthorized     Code = "unauthorized"
 	CodeForbidden        Code = "forbidden"
+	CodeChanged          Code = "precondition_failed"
 	CodeToolDenied       Code = "tool_denied"
 	CodeConfirmation     Code = "confirmation_required"
 	CodeDeviceUnknown    Code = "device_unknown"
@@ -67,7 +68,8 @@ func (e *Error) Is(target error) bool {
 	return ok && t.Code == e.Code
 }
 
-func fail(code Code, format string, args ...any) *Error {
+// Errorf returns an Error with this code and a formatted detail.
+func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Detail: fmt.Sprintf(format, args...)}
 }
 
@@ -87,15 +89,25 @@ func AsError(err error) *Error {
 	}
 }
 
-// ErrOverloaded is returned by Conn.SendControl when too much waits already.
+// ErrOverloaded is returned by fleet.Conn.SendControl when too much waits already.
 var ErrOverloaded = errors.New("too many bytes wait for this connection")
 
-// ErrHello is returned by Session.HandleControl for a hello: the front end
+// ErrHello is returned by fleet.Session.HandleControl for a hello: the front end
 // answers it where its transport allows more than one.
 var ErrHello = errors.New("hello on a session that is open")
 
-// ErrNoHolder is returned by a Router when no node holds the device.
+// ErrNoHolder is returned by a fleet.Router when no node holds the device.
 var ErrNoHolder = errors.New("no node holds the device")
+
+// ErrConflict means that somebody else changed a thing first.
+var ErrConflict = errors.New("it was changed meanwhile")
+
+// ErrRotated is returned by fleet.Rotations where somebody else rotated meanwhile.
+var ErrRotated = errors.New("rotated meanwhile")
+
+// ErrBound is returned by the keeper of attestation keys where a serial number
+// would prove a second device, or a device be proven by a second one.
+var ErrBound = errors.New("bound otherwise")
 
 // ToolCall asks for one tool of one device. The context given with it carries
 // the deadline, waiting included.
@@ -107,7 +119,9 @@ type ToolCall struct {
 	// Confirmation is the token of an earlier refusal with CodeConfirmation.
 	Confirmation string
 
-	judged *access.Guard // which rules let it pass
+	// Judged are the rules that let the call pass. The core sets it; it does not
+	// travel between nodes.
+	Judged *access.Guard `json:"-"`
 }
 
 // ToolResult is what a tool answered.

@@ -16,6 +16,7 @@ var statuses = map[Code]struct {
 	CodeBadRequest:       {400, "Bad Request"},
 	CodeUnauthorized:     {401, "Unauthorized"},
 	CodeForbidden:        {403, "Forbidden"},
+	CodeChanged:          {412, "Precondition Failed"},
 	CodeToolDenied:       {403, "Forbidden"},
 	CodeNotFound:         {404, "Not Found"},
 	CodeDeviceUnknown:    {404, "Not Found"},

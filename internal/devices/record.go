@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"fleetd/internal/access"
 )
 
 // Epoch is the ownership generation of one device: microseconds since 1970 at
@@ -28,12 +26,13 @@ const (
 // Admission says whether a device belongs to the fleet.
 type Admission string
 
-// Admission states. A pending device was seen but not approved; a revoked one
-// was a member and has to be approved again.
+// Admission states. A revoked device was a member and has to be approved again.
 const (
 	AdmissionMember  Admission = "member"
-	AdmissionPending Admission = "pending"
 	AdmissionRevoked Admission = "revoked"
+	// The last change of a device that is not known any more.
+	AdmissionForgotten Admission = "forgotten" // by an operator
+	AdmissionExpired   Admission = "expired"   // it joined by itself, and never connected
 )
 
 // Device is what is known of a device apart from its connection: identity,
@@ -42,8 +41,7 @@ const (
 type Device struct {
 	ID        ID
 	ClientID  string    // the admitted Client-Id, a UUID made by the firmware; empty if none yet
-	PendingID string    // another Client-Id that waits for approval; empty if none
-	Admission Admission // member, pending or revoked
+	Admission Admission // member or revoked
 	Name      string
 	Labels    map[string]string
 	Prefer    Transport // what the OTA reply offers; empty for the node's default
@@ -58,20 +56,22 @@ type Device struct {
 
 	FirstSeen time.Time // UTC, microseconds
 	CheckedAt time.Time // last OTA check
-	EditedAt  time.Time // when anything of ClientID to Prefer was last decided; zero if never
-	// Decided contains the time of each part of that.
-	Decided Decided `json:",omitzero"`
+	// Revision is that of the last change of what is decided.
+	Revision int64
 }
 
-// Decided are the times, in microseconds since 1970, at which the parts of what
-// is decided of a device were last changed: a later change replaces an earlier
-// one of the same part, and leaves the others alone. A zero is that of a node
-// from before the parts had times of their own: then EditedAt holds.
-type Decided struct {
-	Client int64 `json:",omitzero"` // ClientID and Admission
-	Name   int64 `json:",omitzero"`
-	Labels int64 `json:",omitzero"`
-	Prefer int64 `json:",omitzero"`
+// Facts are what a device reported at an OTA check. An older CheckedAt replaces
+// nothing, and an empty Serial keeps the stored one.
+type Facts struct {
+	Device     ID
+	Board      string
+	Firmware   string
+	ELF        string
+	Chip       string
+	Language   string
+	Serial     string
+	ActivateV2 bool
+	CheckedAt  time.Time
 }
 
 // Presence is the newest known state of a device's connection: one row of the
@@ -88,6 +88,12 @@ type Presence struct {
 	Reason      string // why the last session ended; empty while online
 	ConnectedAt time.Time
 	LastSeen    time.Time
+	// OfflineSince is when it was last seen before it went offline; zero while it is
+	// online, and if it never was. The store sets it.
+	OfflineSince time.Time
+	// KeepCatalog: the list that the device had is not known to the session; what is
+	// stored of it stays.
+	KeepCatalog bool
 	Generation  int64 `json:",omitzero"` // of the credentials that it came with
 
 	MCP      MCPState
@@ -165,25 +171,12 @@ type Exception struct {
 	PreviousUntil time.Time `json:",omitzero"`
 }
 
-// Query selects devices for a list. Empty fields select everything; Limit is
-// 1 to 1000; After is the id behind which the page starts.
-type Query struct {
-	State     string // online, offline, pending
-	Transport string
-	Board     string
-	Firmware  string
-	Label     string // `key` or `key=value`
-	// Selector chooses devices by their labels, and by id.
-	Selector access.Selector
-	Text     string // part of id, name or board, without regard to case
-	After    ID
-	Limit    int
-}
-
 // Errors of the record keepers.
 var (
 	// ErrNotFound is returned for a device, catalog or entry that is not stored.
 	ErrNotFound = errors.New("not found")
+	// ErrPruned is returned for a change that the log does not keep any more.
+	ErrPruned = errors.New("not kept any more")
 	// ErrDatabase wraps every failure to reach or use the database.
 	ErrDatabase = errors.New("database unavailable")
 )

@@ -1,5 +1,16 @@
 package devices
 
+// State is a device's state as lists show it.
+type State string
+
+// States.
+const (
+	StateOnline    State = "online"
+	StateOffline   State = "offline"
+	StatePending   State = "pending"
+	StateContested State = "contested"
+)
+
 // MCPState is how far fleetd got with a device's MCP server. Unknown tools and
 // no tools are different things.
 type MCPState string

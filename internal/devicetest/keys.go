@@ -15,7 +15,7 @@ func (p *Ports) AttestationKey(_ context.Context, serial string) (devices.Attest
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k, ok := p.Chips[serial]
-	if err := p.away(); err != nil || !ok {
+	if err := p.failure(); err != nil || !ok {
 		return k, fmt.Errorf("%s: %w", serial, orNotFound(err))
 	}
 	return k, nil
@@ -44,10 +44,10 @@ func (p *Ports) ProvenBy(_ context.Context, id devices.ID) (string, error) {
 	defer p.mu.Unlock()
 	for serial, k := range p.Chips {
 		if k.Device == id {
-			return serial, p.away()
+			return serial, p.failure()
 		}
 	}
-	return "", orNotFound(p.away())
+	return "", orNotFound(p.failure())
 }
 
 // BindAttestationKey binds a key once.
@@ -55,7 +55,7 @@ func (p *Ports) BindAttestationKey(_ context.Context, serial string, id devices.
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k, ok := p.Chips[serial]
-	if err := p.away(); err != nil || !ok {
+	if err := p.failure(); err != nil || !ok {
 		return orNotFound(err)
 	}
 	if k.Device != "" && k.Device != id {
@@ -73,7 +73,7 @@ func (p *Ports) BindAttestationKey(_ context.Context, serial string, id devices.
 func (p *Ports) SaveAttestationKeys(_ context.Context, keys []devices.AttestationKey) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.away(); err != nil {
+	if err := p.failure(); err != nil {
 		return err
 	}
 	for _, k := range keys {
@@ -100,7 +100,7 @@ func (p *Ports) AttestationKeys(_ context.Context, after string, limit int) ([]d
 			keys = append(keys, p.Chips[serial])
 		}
 	}
-	return keys, p.away()
+	return keys, p.failure()
 }
 
 // RemoveAttestationKey removes a key.
@@ -108,30 +108,9 @@ func (p *Ports) RemoveAttestationKey(_ context.Context, serial string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_, ok := p.Chips[serial]
-	if err := p.away(); err != nil || !ok {
+	if err := p.failure(); err != nil || !ok {
 		return orNotFound(err)
 	}
 	delete(p.Chips, serial)
-	return nil
-}
-
-// LoadRotation implements devices.Rotations.
-func (p *Ports) LoadRotation(context.Context) (devices.Rotation, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.Fleet, p.away()
-}
-
-// SwapRotation implements devices.Rotations.
-func (p *Ports) SwapRotation(_ context.Context, old, next devices.Rotation) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.away(); err != nil {
-		return err
-	}
-	if p.Fleet != old {
-		return devices.ErrRotated
-	}
-	p.Fleet = next
 	return nil
 }

@@ -6,12 +6,14 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
+	"fleetd/internal/selector"
 )
 
 // Line is a device's connection that answers from its script at once.
 type Line struct {
 	Script  *Script
-	Session *devices.Session
+	Session *fleet.Session
 }
 
 // SendControl hands the session what the script answers.
@@ -27,7 +29,7 @@ func (l *Line) Close(devices.CloseReason) {}
 
 // Connect brings a device online that answers from a script, and waits until its
 // tools are known.
-func Connect(t testing.TB, s *devices.Service, id devices.ID, script *Script) *Line {
+func Connect(t testing.TB, s *fleet.Service, id devices.ID, script *Script) *Line {
 	t.Helper()
 	l := &Line{Script: script}
 	Online(t, s, id, l, &l.Session)
@@ -36,13 +38,13 @@ func Connect(t testing.TB, s *devices.Service, id devices.ID, script *Script) *L
 
 // Online brings a device online over a connection that finds its session here,
 // and waits until its tools are known.
-func Online(t testing.TB, s *devices.Service, id devices.ID, conn devices.Conn, session **devices.Session) {
+func Online(t testing.TB, s *fleet.Service, id devices.ID, conn fleet.Conn, session **fleet.Session) {
 	t.Helper()
 	var err error
-	if *session, err = s.Accept(devices.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, conn); err != nil {
+	if *session, err = s.Accept(fleet.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, conn); err != nil {
 		t.Fatal(err)
 	}
-	(*session).StartMCP(devices.FeaturesMCP)
+	(*session).StartMCP(fleet.FeaturesMCP)
 	Eventually(t, "tools are listed", func() bool {
 		v, err := s.Get(t.Context(), id)
 		return err == nil && v.Presence.MCP == devices.MCPReady
@@ -51,13 +53,13 @@ func Online(t testing.TB, s *devices.Service, id devices.ID, conn devices.Conn, 
 
 // Rights reads what a key is to have: scopes, separated by spaces, and a
 // selector.
-func Rights(t testing.TB, scopes, selector string) (access.Scopes, access.Selector) {
+func Rights(t testing.TB, scopes, devices string) (access.Scopes, selector.Selector) {
 	t.Helper()
 	s, err := access.ParseScopes(strings.Fields(scopes))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := access.ParseSelector(selector)
+	d, err := selector.Parse(devices)
 	if err != nil {
 		t.Fatal(err)
 	}

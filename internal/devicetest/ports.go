@@ -5,9 +5,14 @@ package devicetest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/rand"
+	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,162 +20,451 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry/registrytest"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
+	"fleetd/internal/selector"
 )
 
 // Admin asks as the fleet's administrator.
 var Admin = access.By{Who: access.Admin, Via: access.ViaREST, From: "127.0.0.1:1"}
 
 // AllowURLs lets every tool have addresses under the prefix.
-func AllowURLs(t testing.TB, s *devices.Service, prefix string) {
+func AllowURLs(t testing.TB, s *fleet.Service, prefix string) {
 	t.Helper()
 	SetPolicy(t, s, access.Policy{URLs: []access.URLRule{{Tools: []string{"*"}, Prefixes: []string{prefix}}}})
 }
 
 // SetPolicy brings a policy into force.
-func SetPolicy(t testing.TB, s *devices.Service, p access.Policy) {
+func SetPolicy(t testing.TB, s *fleet.Service, p access.Policy) {
 	t.Helper()
 	if _, err := s.SetPolicy(t.Context(), Admin, p, s.Guard().Policy().Version); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Ports records everything the core sends out. It is safe for concurrent use.
+// Ports records everything the core sends out. It is safe for concurrent use;
+// read and set its fields while nothing runs.
 type Ports struct {
-	mu         sync.Mutex
-	Devices    map[devices.ID]devices.Device
-	Presences  map[devices.ID]devices.Presence
-	Texts      map[devices.Hash]devices.CatalogText
-	Entries    []devices.HistoryEntry
-	Exceptions []devices.Exception
-	Chips      map[string]devices.AttestationKey
-	Fleet      devices.Rotation
-	Events     []devices.Event
-	Audio      []Audio
-	Claims     []devices.Claim
-	Held       map[devices.ID]int
-	Keys       map[string]access.Key
-	Policy     access.Policy
-	Audited    []audit.Entry
-	Away       bool          // reads fail as if the database were down
-	Full       bool          // tool lists find no room in the queue
-	Asked      int           // questions to other nodes
-	AskTime    time.Duration // how long each takes
-	Expires    time.Duration
+	Ledger *registrytest.Ledger // what is decided
+
+	mu        sync.Mutex
+	facts     map[devices.ID]devices.Facts
+	lists     map[devices.Hash]*fleet.Catalog // Texts, parsed
+	Presences map[devices.ID]devices.Presence
+	Texts     map[devices.Hash]devices.CatalogText
+	Entries   []devices.HistoryEntry
+	Chips     map[string]devices.AttestationKey
+	Events    []devices.Event
+	Audio     []Audio
+	Claims    []devices.Claim
+	News      []devices.News
+	Held      map[devices.ID]int
+	Audited   []audit.Entry
+	Full      bool          // tool lists find no room in the queue
+	Asked     int           // questions to other nodes
+	AskTime   time.Duration // how long each takes
+	Expires   time.Duration
+
+	away     bool
+	rowTime  time.Duration // how long reading rows takes
+	services []*fleet.Service
 }
 
 // New returns empty ports.
 func New() *Ports {
-	return &Ports{Devices: map[devices.ID]devices.Device{}, Presences: map[devices.ID]devices.Presence{},
-		Texts: map[devices.Hash]devices.CatalogText{}, Keys: map[string]access.Key{}, Chips: map[string]devices.AttestationKey{}, Held: map[devices.ID]int{}, Expires: 24 * time.Hour}
+	return &Ports{Ledger: registrytest.New(), facts: map[devices.ID]devices.Facts{}, lists: map[devices.Hash]*fleet.Catalog{},
+		Presences: map[devices.ID]devices.Presence{},
+		Texts:     map[devices.Hash]devices.CatalogText{}, Chips: map[string]devices.AttestationKey{}, Held: map[devices.ID]int{}, Expires: 24 * time.Hour}
 }
 
 // Service returns a core over these ports that has read its members, and is
 // closed with the test.
-func (p *Ports) Service(t testing.TB, cfg devices.Config) *devices.Service {
+func (p *Ports) Service(t testing.TB, cfg fleet.Config) *fleet.Service {
 	t.Helper()
-	s := p.Unread(t, cfg, nil)
-	if err := s.Load(t.Context()); err != nil {
+	return p.ServiceOver(t, cfg, nil)
+}
+
+// ServiceOver is Service with other ports in place of these where change puts
+// them.
+func (p *Ports) ServiceOver(t testing.TB, cfg fleet.Config, change func(*fleet.Ports)) *fleet.Service {
+	t.Helper()
+	s := p.new(t, cfg, change)
+	if err := s.Registry().Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-// Unread is Service for a core that has not read its members yet. change may
-// put other ports in place of these.
-func (p *Ports) Unread(t testing.TB, cfg devices.Config, change func(*devices.Ports)) *devices.Service {
+// Unread is Service for a core that could not read its members: the database is
+// away, and there is no snapshot. Back brings the database back and has the core
+// read them.
+func (p *Ports) Unread(t testing.TB, cfg fleet.Config) *fleet.Service {
+	t.Helper()
+	p.SetAway(true)
+	return p.Service(t, cfg)
+}
+
+// Back brings the database back, and has the core read what it missed.
+func (p *Ports) Back(t testing.TB, s *fleet.Service) {
+	t.Helper()
+	p.SetAway(false)
+	Refresh(t, s)
+}
+
+// Refresh has a core read what was decided since it read last.
+func Refresh(t testing.TB, s *fleet.Service) {
+	t.Helper()
+	if err := s.Registry().Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// FleetPorts are these as the ports of a core.
+func (p *Ports) FleetPorts() fleet.Ports {
+	return fleet.Ports{Records: p, Catalogs: p, Ledger: &ledger{p.Ledger, p}, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Audit: p, Log: slog.New(slog.DiscardHandler)}
+}
+
+func (p *Ports) new(t testing.TB, cfg fleet.Config, change func(*fleet.Ports)) *fleet.Service {
 	t.Helper()
 	if cfg.Node == "" {
 		cfg.Node = "n-test"
 	}
 	cfg.CallsPerDevice, cfg.Handshakes = max(cfg.CallsPerDevice, 1), max(cfg.Handshakes, 8)
-	ports := devices.Ports{Records: p, Catalogs: p, Keeper: p, Warden: p, Rotations: p, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Audit: p, Log: slog.New(slog.DiscardHandler)}
+	ports := p.FleetPorts()
 	if change != nil {
 		change(&ports)
 	}
-	s := devices.New(cfg, ports)
+	s := fleet.New(cfg, ports)
+	p.mu.Lock()
+	p.services = append(p.services, s)
+	p.mu.Unlock()
 	t.Cleanup(s.Close)
 	return s
 }
 
-// SetAway makes reads fail, or work again, as if the database were down.
+// SetAway makes the database fail, or work again.
 func (p *Ports) SetAway(away bool) {
+	p.Ledger.SetAway(away)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.Away = away
+	p.away = away
 }
 
-func (p *Ports) away() error {
-	if p.Away {
+// SlowRows makes every reading of rows take so long.
+func (p *Ports) SlowRows(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rowTime = d
+}
+
+// failure is why the database cannot be used.
+func (p *Ports) failure() error {
+	if p.away {
 		return devices.ErrDatabase
 	}
 	return nil
 }
 
-// Find implements devices.Records.
-func (p *Ports) Find(_ context.Context, id devices.ID) (devices.Row, error) {
+// ledger removes what else is stored of a device with the device.
+type ledger struct {
+	*registrytest.Ledger
+	p *Ports
+}
+
+// Decide implements registry.Ledger.
+func (l *ledger) Decide(ctx context.Context, list []devices.Decision) ([]devices.Outcome, error) {
+	outcomes, err := l.Ledger.Decide(ctx, list)
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	for _, o := range outcomes {
+		if o.Before.Known() && !o.After.Known() {
+			id := o.Before.ID
+			delete(l.p.facts, id)
+			delete(l.p.Presences, id)
+			l.p.Entries = slices.DeleteFunc(l.p.Entries, func(e devices.HistoryEntry) bool { return e.Device == id })
+		}
+	}
+	return outcomes, err
+}
+
+// Put has another node decide that a device is like this, as an import does: all
+// but its reported values and its revision. What cores are there hear of it.
+func (p *Ports) Put(m devices.Member) {
+	if m.Admission == "" {
+		m.Admission = devices.AdmissionMember
+	}
+	l := ledger{p.Ledger, p}
+	outcomes, err := l.Decide(context.Background(), []devices.Decision{{ID: rand.Text(), Device: m.ID, Who: "another node", Import: true, Decide: func(now *devices.Member) error {
+		m.Generation, m.Previous, m.PreviousUntil, m.Reason = now.Generation, now.Previous, now.PreviousUntil, now.Reason
+		*now = m
+		return nil
+	}}})
+	if err != nil {
+		panic(err)
+	}
+	p.mu.Lock()
+	services := slices.Clone(p.services)
+	p.mu.Unlock()
+	for _, s := range services {
+		s.Registry().Offer(outcomes[0].Changes)
+	}
+}
+
+// SaveDevice is Put for a row, with what the device reported.
+func (p *Ports) SaveDevice(d devices.Device) {
+	m := d.Member()
+	p.Put(m)
+	if !d.CheckedAt.IsZero() || d.Board != "" || d.Firmware != "" || d.ELF != "" {
+		p.SaveFacts(devices.Facts{Device: d.ID, Board: d.Board, Firmware: d.Firmware, ELF: d.ELF, Chip: d.Chip, Language: d.Language,
+			Serial: d.Serial, ActivateV2: d.ActivateV2, CheckedAt: d.CheckedAt})
+	}
+}
+
+// Devices are the rows of all devices that are known.
+func (p *Ports) Devices() map[devices.ID]devices.Device {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.away(); err != nil {
+	all := map[devices.ID]devices.Device{}
+	for id, m := range p.Ledger.Members() {
+		if m.Known() {
+			all[id] = p.rowLocked(m).Device
+		}
+	}
+	return all
+}
+
+// rowLocked is a device with what is stored of it.
+func (p *Ports) rowLocked(m devices.Member) devices.Row {
+	d := registrytest.Device(m)
+	if f, ok := p.facts[m.ID]; ok {
+		d.Board, d.Firmware, d.ELF, d.Chip, d.Language, d.ActivateV2, d.CheckedAt = f.Board, f.Firmware, f.ELF, f.Chip, f.Language, f.ActivateV2, f.CheckedAt
+	}
+	return devices.Row{Device: d, Presence: p.Presences[m.ID]}
+}
+
+// Find implements fleet.Records.
+func (p *Ports) Find(ctx context.Context, id devices.ID) (devices.Row, error) {
+	rows, err := p.Rows(ctx, []devices.ID{id})
+	if err == nil && len(rows) == 0 {
+		err = devices.ErrNotFound
+	}
+	if err != nil {
 		return devices.Row{}, err
 	}
-	d, ok := p.Devices[id]
+	return rows[0], nil
+}
+
+// Rows implements fleet.Records.
+func (p *Ports) Rows(ctx context.Context, ids []devices.ID) (rows []devices.Row, err error) {
+	p.mu.Lock()
+	takes := p.rowTime
+	p.mu.Unlock()
+	if takes > 0 {
+		select {
+		case <-time.After(takes):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", devices.ErrDatabase, ctx.Err())
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.failure(); err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		if m, known := p.Ledger.Member(id); known {
+			rows = append(rows, p.rowLocked(m))
+		}
+	}
+	return rows, nil
+}
+
+// List implements fleet.Records; all orders are those of ids.
+func (p *Ports) List(_ context.Context, q devices.ListQuery) (devices.Page, error) {
+	after, err := devices.ParseCursor(q.After, q.Sort)
+	if err != nil {
+		return devices.Page{}, err
+	}
+	rows, err := p.selected(q)
+	rows = slices.DeleteFunc(rows, func(r devices.Row) bool { return r.Device.ID <= after.ID })
+	if err != nil || len(rows) <= q.Limit {
+		return devices.Page{Rows: rows}, err
+	}
+	rows = rows[:q.Limit]
+	return devices.Page{Rows: rows, Next: devices.Cursor{Sort: cmp.Or(q.Sort, devices.SortID), ID: rows[len(rows)-1].Device.ID}.String()}, nil
+}
+
+// selected are the rows that a query selects, in order of their ids.
+func (p *Ports) selected(q devices.ListQuery) (rows []devices.Row, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.failure(); err != nil {
+		return nil, err
+	}
+	text := strings.ToLower(q.Text)
+	now := time.Now()
+	for _, m := range p.Ledger.Members() {
+		row := p.rowLocked(m)
+		d := p.selectableLocked(&row)
+		if m.Known() && q.Select.Match(&d, now) && strings.Contains(strings.ToLower(d.ID+"\x00"+d.Name+"\x00"+d.Board), text) {
+			rows = append(rows, row)
+		}
+	}
+	slices.SortFunc(rows, func(a, b devices.Row) int { return strings.Compare(string(a.Device.ID), string(b.Device.ID)) })
+	return rows, nil
+}
+
+// selectableLocked is a row as selectors see it.
+func (p *Ports) selectableLocked(row *devices.Row) selector.Device {
+	d, n := &row.Device, &row.Presence
+	state := devices.StateOffline
+	if n.Online {
+		state = devices.StateOnline
+	}
+	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: string(state),
+		Labels: d.Labels, Online: n.Online, Transport: string(n.Transport), Node: n.Node, Reason: n.Reason, LastSeen: n.LastSeen}
+	text, ok := p.Texts[n.Catalog]
 	if !ok {
-		return devices.Row{}, devices.ErrNotFound
+		return out
 	}
-	return devices.Row{Device: d, Presence: p.Presences[id]}, nil
+	out.HasTool = func(match func(string) bool) bool {
+		cat := p.lists[text.Hash]
+		if cat == nil {
+			var err error
+			if cat, err = fleet.NewCatalog(text.Tools); err != nil {
+				return false
+			}
+			p.lists[text.Hash] = cat
+		}
+		return slices.ContainsFunc(cat.Tools, func(t fleet.Tool) bool { return match(t.Name) })
+	}
+	return out
 }
 
-// List implements devices.Records; of the filters it knows the selector.
-func (p *Ports) List(_ context.Context, q devices.Query) ([]devices.Row, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var rows []devices.Row
-	for id, d := range p.Devices {
-		if id > q.After && q.Selector.Matches(string(id), d.Labels) {
-			rows = append(rows, devices.Row{Device: d, Presence: p.Presences[id]})
+// Counts implements fleet.Records.
+func (p *Ports) Counts(ctx context.Context) (devices.Counts, error) {
+	return p.CountsOf(ctx, devices.ListQuery{})
+}
+
+// CountsOf implements fleet.Records.
+func (p *Ports) CountsOf(_ context.Context, q devices.ListQuery) (devices.Counts, error) {
+	rows, err := p.selected(q)
+	if err != nil {
+		return devices.Counts{}, err
+	}
+	values := map[string]map[string]int64{}
+	count := func(dimension, value string) {
+		if values[dimension] == nil {
+			values[dimension] = map[string]int64{}
+		}
+		values[dimension][value]++
+	}
+	for _, row := range rows {
+		d, n := row.Device, row.Presence
+		if n.Online {
+			count("state", string(devices.StateOnline))
+			count("transport", string(n.Transport))
+			count("node", n.Node)
+		} else {
+			count("state", string(devices.StateOffline))
+			count("offline_reason", n.Reason)
+		}
+		if d.Admission == devices.AdmissionRevoked {
+			count("state", string(devices.AdmissionRevoked))
+		}
+		count("board", d.Board)
+		count("firmware", d.Firmware)
+		count("mcp_state", string(n.MCP))
+	}
+	out := devices.Counts{Total: int64(len(rows)), Dimensions: map[string]devices.Dimension{}, AsOf: time.Now()}
+	for dimension, counted := range values {
+		var top []devices.Counted
+		for _, value := range slices.Sorted(maps.Keys(counted)) {
+			top = append(top, devices.Counted{Value: value, N: counted[value]})
+		}
+		slices.SortStableFunc(top, func(a, b devices.Counted) int { return cmp.Compare(b.N, a.N) })
+		out.Dimensions[dimension] = devices.Dimension{Top: top}
+	}
+	return out, nil
+}
+
+// CatalogsOf implements fleet.Records.
+func (p *Ports) CatalogsOf(_ context.Context, sel selector.Selector) (list []devices.CatalogCount, err error) {
+	rows, err := p.selected(devices.ListQuery{Select: sel})
+	counts := map[devices.Hash]int64{}
+	for _, row := range rows {
+		if h := row.Presence.Catalog; h != (devices.Hash{}) {
+			counts[h]++
 		}
 	}
-	slices.SortFunc(rows, func(a, b devices.Row) int {
-		if a.Device.ID < b.Device.ID {
-			return -1
-		}
-		return 1
-	})
-	return rows[:min(len(rows), q.Limit)], p.away()
+	for h, n := range counts {
+		list = append(list, devices.CatalogCount{Catalog: h, N: n})
+	}
+	slices.SortFunc(list, func(a, b devices.CatalogCount) int { return bytes.Compare(a.Catalog[:], b.Catalog[:]) })
+	return list, err
 }
 
-// SaveDevice implements devices.Records.
-func (p *Ports) SaveDevice(d devices.Device) {
+// SaveFacts implements fleet.Records.
+func (p *Ports) SaveFacts(f devices.Facts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if stored, ok := p.Devices[d.ID]; ok {
-		d.KeepNewer(&stored)
+	if _, known := p.Ledger.Member(f.Device); !known || f.CheckedAt.Before(p.facts[f.Device].CheckedAt) {
+		return
 	}
-	p.Devices[d.ID] = d
+	if f.Serial != "" {
+		p.Ledger.Reported(f.Device, f.Serial)
+	}
+	p.facts[f.Device] = f
 }
 
-// SavePresence implements devices.Records, fence included.
+// SavePresence implements fleet.Records, fence included: a core whose row says
+// that the device is online, and is refused, hears of what is stored.
 func (p *Ports) SavePresence(n devices.Presence) {
+	if stored, refused := p.savePresence(n); refused && n.Online {
+		p.mu.Lock()
+		services := slices.Clone(p.services)
+		p.mu.Unlock()
+		for _, s := range services {
+			s.Outranked(stored)
+		}
+	}
+}
+
+func (p *Ports) savePresence(n devices.Presence) (stored devices.Presence, refused bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := p.Presences[n.Device]
-	if old.Epoch < n.Epoch || old.Epoch == n.Epoch && old.Seq < n.Seq {
-		p.Presences[n.Device] = n
+	if _, known := p.Ledger.Member(n.Device); !known {
+		return devices.Presence{}, false
 	}
+	if old.Epoch > n.Epoch || old.Epoch == n.Epoch && old.Seq >= n.Seq {
+		return old, true
+	}
+	if n.KeepCatalog {
+		n.Catalog, n.Partial, n.Tools = old.Catalog, old.Partial, old.Tools
+	}
+	n.KeepCatalog = false
+	n.Generation = max(n.Generation, old.Generation) // a queued row of older credentials may come late
+	if !n.Online {
+		n.OfflineSince = n.LastSeen
+	}
+	p.Presences[n.Device] = n
+	p.Ledger.Connected(n.Device)
+	return devices.Presence{}, false
 }
 
-// Catalog implements devices.Catalogs.
+// Catalog implements fleet.Catalogs.
 func (p *Ports) Catalog(_ context.Context, h devices.Hash) (devices.CatalogText, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if text, ok := p.Texts[h]; ok {
-		return text, p.away()
+		return text, p.failure()
 	}
 	return devices.CatalogText{}, devices.ErrNotFound
 }
 
-// History implements devices.Catalogs.
+// History implements fleet.Catalogs.
 func (p *Ports) History(_ context.Context, id devices.ID, _ devices.Epoch, _ int64, limit int) ([]devices.HistoryEntry, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -180,17 +474,17 @@ func (p *Ports) History(_ context.Context, id devices.ID, _ devices.Epoch, _ int
 			found = append(found, e)
 		}
 	}
-	return found, p.away()
+	return found, p.failure()
 }
 
-// KeepCatalog implements devices.Catalogs.
+// KeepCatalog implements fleet.Catalogs.
 func (p *Ports) KeepCatalog(text devices.CatalogText) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.Texts[text.Hash] = text
 }
 
-// SaveCatalog implements devices.Catalogs and commits at once.
+// SaveCatalog implements fleet.Catalogs and commits at once.
 func (p *Ports) SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, committed func()) (queued bool) {
 	p.mu.Lock()
 	if p.Full {
@@ -204,48 +498,7 @@ func (p *Ports) SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, co
 	return true
 }
 
-// LoadDevices implements devices.Keeper.
-func (p *Ports) LoadDevices(ctx context.Context, f func(devices.Row) error) error {
-	rows, err := p.List(ctx, devices.Query{Limit: 1 << 30})
-	for _, row := range rows {
-		if err := f(row); err != nil {
-			return err
-		}
-	}
-	return err
-}
-
-// LoadExceptions implements devices.Keeper.
-func (p *Ports) LoadExceptions(context.Context) ([]devices.Exception, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clone(p.Exceptions), p.away()
-}
-
-// SaveException implements devices.Keeper.
-func (p *Ports) SaveException(e devices.Exception) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.Exceptions = append(p.Exceptions, e)
-}
-
-// Written implements devices.Keeper.
-func (p *Ports) Written(context.Context, devices.ID) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.away()
-}
-
-// Forget implements devices.Keeper.
-func (p *Ports) Forget(_ context.Context, id devices.ID) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.Devices, id)
-	delete(p.Presences, id)
-	return p.away()
-}
-
-// Publish implements devices.Publisher.
+// Publish implements fleet.Publisher.
 func (p *Ports) Publish(e devices.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -253,7 +506,7 @@ func (p *Ports) Publish(e devices.Event) {
 	p.Events = append(p.Events, e)
 }
 
-// Hold implements devices.Directory.
+// Hold implements fleet.Directory.
 func (p *Ports) Hold(id devices.ID) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -261,14 +514,14 @@ func (p *Ports) Hold(id devices.ID) error {
 	return nil
 }
 
-// Release implements devices.Directory.
+// Release implements fleet.Directory.
 func (p *Ports) Release(id devices.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.Held[id]--
 }
 
-// Claim implements devices.Directory.
+// Claim implements fleet.Directory.
 func (p *Ports) Claim(c devices.Claim) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -282,20 +535,31 @@ func (p *Ports) Claimed() []devices.Claim {
 	return slices.Clone(p.Claims)
 }
 
-// Tell implements devices.Directory.
-func (p *Ports) Tell(devices.News) {}
+// Tell implements fleet.Directory.
+func (p *Ports) Tell(n devices.News) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.News = append(p.News, n)
+}
 
-// Forward implements devices.Router: there is no other node.
+// Told returns the news sent so far.
+func (p *Ports) Told() []devices.News {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.News)
+}
+
+// Forward implements fleet.Router: there is no other node.
 func (p *Ports) Forward(context.Context, devices.ToolCall) (devices.ToolResult, error) {
 	return devices.ToolResult{}, devices.ErrNoHolder
 }
 
-// ForwardRPC implements devices.Router.
+// ForwardRPC implements fleet.Router.
 func (p *Ports) ForwardRPC(context.Context, devices.RPCCall) (devices.RPCResult, error) {
 	return devices.RPCResult{}, devices.ErrNoHolder
 }
 
-// ForwardMessage implements devices.Router.
+// ForwardMessage implements fleet.Router.
 func (p *Ports) ForwardMessage(context.Context, devices.Message) error { return devices.ErrNoHolder }
 
 // Ask fails like any Router without other nodes, after AskTime.
@@ -323,10 +587,10 @@ func (p *Ports) SlowNodes(each time.Duration) (asked func() int) {
 	}
 }
 
-// Topic implements devices.AudioBus.
+// Topic implements fleet.AudioBus.
 func (p *Ports) Topic(id devices.ID) string { return "audio." + id.Token() }
 
-// PublishAudio implements devices.AudioBus and keeps the packets.
+// PublishAudio implements fleet.AudioBus and keeps the packets.
 func (p *Ports) PublishAudio(topic, session string, seq uint64, f envelope.Frame) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -348,12 +612,12 @@ type Audio struct {
 	Opus           []byte
 }
 
-// Grant implements devices.Vision.
+// Grant implements fleet.Vision.
 func (p *Ports) Grant(id devices.ID, now time.Time) (url, token string, expires time.Time) {
 	return "http://192.0.2.1:8000/xiaozhi/vision/explain", "token-of-" + id.Token(), now.Add(p.Expires)
 }
 
-// Snapshot implements devices.Vision.
+// Snapshot implements fleet.Vision.
 func (p *Ports) Snapshot(id devices.ID, _ time.Time) (url, photo string) {
 	return "http://192.0.2.1:8000/xiaozhi/snapshot/" + id.Token(), "photo-of-" + id.Token()
 }
@@ -380,7 +644,10 @@ func (p *Ports) Of(id devices.ID) (d devices.Device, n devices.Presence, history
 			history = append(history, e)
 		}
 	}
-	return p.Devices[id], p.Presences[id], history, p.Held[id]
+	if m, known := p.Ledger.Member(id); known {
+		d = p.rowLocked(m).Device
+	}
+	return d, p.Presences[id], history, p.Held[id]
 }
 
 // Eventually waits until done, looking every few milliseconds, and fails the
@@ -400,49 +667,7 @@ func Eventually(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// LoadKeys implements devices.Warden.
-func (p *Ports) LoadKeys(context.Context) (keys []access.Key, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, k := range p.Keys {
-		keys = append(keys, k)
-	}
-	return keys, p.away()
-}
-
-// SaveKey implements devices.Warden.
-func (p *Ports) SaveKey(_ context.Context, k access.Key) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.away(); err != nil {
-		return err
-	}
-	p.Keys[k.ID] = k
-	return nil
-}
-
-// LoadPolicy implements devices.Warden.
-func (p *Ports) LoadPolicy(context.Context) (access.Policy, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.Policy, p.away()
-}
-
-// SavePolicy implements devices.Warden.
-func (p *Ports) SavePolicy(_ context.Context, policy access.Policy) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.away(); err != nil {
-		return err
-	}
-	if policy.Version <= p.Policy.Version {
-		return devices.ErrConflict
-	}
-	p.Policy = policy
-	return nil
-}
-
-// Record implements devices.Auditor.
+// Record implements fleet.Auditor.
 func (p *Ports) Record(e audit.Entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

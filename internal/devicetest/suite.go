@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/mcpclient"
 )
 
@@ -26,7 +27,7 @@ type Device interface {
 
 // Frontend is one front end under test, over a service with recorded ports.
 type Frontend struct {
-	Service *devices.Service
+	Service *fleet.Service
 	Ports   *Ports
 	// Dial connects a device that has valid credentials.
 	Dial func(t testing.TB, id devices.ID, clientID string) Device
@@ -83,7 +84,7 @@ func (f Frontend) answer(d Device, script *Script) {
 	}
 }
 
-func call(s *devices.Service, tool, args string, timeout time.Duration) (devices.ToolResult, *devices.Error) {
+func call(s *fleet.Service, tool, args string, timeout time.Duration) (devices.ToolResult, *devices.Error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	r, err := s.CallTool(ctx, devices.ToolCall{By: Admin, Device: testID, Tool: tool, Arguments: json.RawMessage(args)})
@@ -325,7 +326,7 @@ func busy(t *testing.T, f Frontend) {
 	f.online(t, testID, "c1", script)
 	var wg sync.WaitGroup
 	errs := make(chan *devices.Error, 20)
-	for range devices.MaxWaitingCalls + 1 {
+	for range fleet.MaxWaitingCalls + 1 {
 		wg.Go(func() {
 			_, err := call(f.Service, volume, `{"volume":1}`, 20*time.Second)
 			errs <- err
@@ -333,7 +334,7 @@ func busy(t *testing.T, f Frontend) {
 	}
 	stats := f.Service.Stats()
 	Eventually(t, "16 calls wait behind one", func() bool {
-		return stats.Waiting.Load() == devices.MaxWaitingCalls && stats.InFlight.Load() == 1
+		return stats.Waiting.Load() == fleet.MaxWaitingCalls && stats.InFlight.Load() == 1
 	})
 	if _, err := call(f.Service, volume, `{"volume":1}`, time.Second); err == nil || err.Code != devices.CodeDeviceBusy {
 		t.Errorf("the 18th call: %v", err)
@@ -354,7 +355,7 @@ func reboot(t *testing.T, f Frontend) {
 	script.Call = func(string, json.RawMessage) string { d.Close(); return "" }
 	d = f.online(t, testID, "c1", script)
 	r, err := call(f.Service, "self.reboot", `{}`, 8*time.Second)
-	if err != nil || r.Outcome != devices.OutcomeRestarting || r.IsError {
+	if err != nil || r.Outcome != fleet.OutcomeRestarting || r.IsError {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -428,7 +429,7 @@ func strayReplies(t *testing.T, f Frontend) {
 	}
 	Eventually(t, "both strays are counted", func() bool {
 		var late, foreign int64
-		f.Service.Stats().Deviations.Each(func(k devices.DeviationKey, n int64) {
+		f.Service.Stats().Deviations.Each(func(k fleet.DeviationKey, n int64) {
 			switch k.Kind {
 			case mcpclient.DeviationLateReply:
 				late += n

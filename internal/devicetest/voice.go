@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // Packet is an Opus packet of 60 ms unlike any other: three CELT frames of
@@ -106,7 +107,7 @@ func interruption(t *testing.T, f Frontend) {
 		messages := script.Messages()
 		return len(messages) == 2 && strings.Contains(messages[1], `"type":"tts","state":"stop"`)
 	})
-	if n := f.Service.Stats().AudioDrops.Get(devices.AudioAborted); n < 60 {
+	if n := f.Service.Stats().AudioDrops.Get(fleet.AudioAborted); n < 60 {
 		t.Errorf("%d packets were thrown away; some 80 waited", n)
 	}
 	Eventually(t, "the service is told", func() bool {

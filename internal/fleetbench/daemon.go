@@ -34,16 +34,25 @@ type daemon struct {
 
 const (
 	startLimit = 30 * time.Second
-	stopLimit  = 15 * time.Second
+	stopLimit  = 30 * time.Second
 )
 
-// startDaemon runs `fleetd serve` on free loopback ports. The settings are added to the command line; what this
-// program's environment says of fleetd does not count.
+// startDaemon runs `fleetd serve` on a new data directory and free loopback ports. The settings are added to the command
+// line; what this program's environment says of fleetd does not count.
 func startDaemon(ctx context.Context, program string, settings ...string) (*daemon, error) {
 	dir, err := os.MkdirTemp("", "fleetbench")
 	if err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
+	d, err := startIn(ctx, startLimit, program, dir, settings...)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return d, nil
+}
+
+// startIn runs `fleetd serve` on a data directory that remains when it fails to become ready within the limit.
+func startIn(ctx context.Context, limit time.Duration, program, dir string, settings ...string) (*daemon, error) {
 	d := &daemon{dir: dir, exited: make(chan error, 1)}
 	arguments := append([]string{"serve", "--data-dir", dir, "--device-listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0",
 		"--mqtt-listen", "127.0.0.1:0", "--udp-listen", "127.0.0.1:0", "--public-host", "127.0.0.1", "--ota-rate", "0", "--new-members-per-address", "0", "--connections-per-address", "0", "--log-level", "warn"}, settings...)
@@ -53,16 +62,18 @@ func startDaemon(ctx context.Context, program string, settings ...string) (*daem
 	dieWithParent(d.cmd)
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, err
 	}
 	defer func() { _ = log.Close() }() // the child has its own handle
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	if err := d.cmd.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("start %s: %w", program, err), os.RemoveAll(dir))
+		return nil, fmt.Errorf("start %s: %w", program, err)
 	}
 	go func() { d.exited <- d.cmd.Wait() }()
-	if err := d.await(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("fleetd does not start: %w\n%s", err, d.log()), d.stop())
+	if err := d.await(ctx, limit); err != nil {
+		err = fmt.Errorf("fleetd does not start: %w\n%s", err, d.log())
+		d.end()
+		return nil, err
 	}
 	return d, nil
 }
@@ -78,8 +89,8 @@ func withoutFleetd(environ []string) []string {
 }
 
 // await reads where the node listens from the files it leaves, and waits until it is ready.
-func (d *daemon) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
+func (d *daemon) await(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var info struct {
 		API    string `json:"api"`
@@ -153,8 +164,14 @@ func (d *daemon) log() string {
 	return string(content[max(0, len(content)-4000):])
 }
 
-// stop ends the daemon, by force if it takes too long, and removes its directory.
+// stop ends the daemon and removes its directory.
 func (d *daemon) stop() error {
+	d.end()
+	return os.RemoveAll(d.dir)
+}
+
+// end ends the daemon, by force if it takes too long.
+func (d *daemon) end() {
 	d.client.CloseIdleConnections()
 	_ = d.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 	select {
@@ -163,7 +180,6 @@ func (d *daemon) stop() error {
 		_ = d.cmd.Process.Kill()
 		<-d.exited
 	}
-	return os.RemoveAll(d.dir)
 }
 
 func (d *daemon) pid() string { return strconv.Itoa(d.cmd.Process.Pid) }

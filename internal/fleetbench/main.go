@@ -1,5 +1,5 @@
 // Command fleetbench measures fleetd: tool calls over REST, what an idle device costs, how fast a fleet connects, what a
-// packet of audio costs, and how long a fleet misses a node that is killed.
+// packet of audio costs, how long a fleet misses a node that is killed, and what a million known devices cost.
 //
 //	make bench                                  everything, fleetd alone
 //	make bench BENCH="-baselines DIR"           beside the baseline programs in DIR, pair by pair
@@ -44,6 +44,12 @@ type options struct {
 	killWake            time.Duration
 	udpDevices, udpRate int
 	udpLow, udpHigh     int
+	scale, scaleStorm   int
+	scaleRequests       int
+	scaleOn             string
+	scaleIdle           time.Duration
+	scaleSettle         time.Duration
+	plans               bool
 	embedded            bool
 	jsonFile, mdFile    string
 	profiles            string
@@ -53,7 +59,7 @@ type options struct {
 }
 
 // measurements, in the order in which they run.
-var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-cpu", "storm", "kill", "mqtt-call", "mqtt-idle", "udp", "udp-scale", "mcp"}
+var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-cpu", "storm", "kill", "mqtt-call", "mqtt-idle", "udp", "udp-scale", "mcp", "scale"}
 
 // reserveFiles are what a process needs beside one file per device.
 const reserveFiles = 500
@@ -85,6 +91,13 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	flags.IntVar(&o.udpRate, "udp-rate", 60_000, "UDP packets per second offered by all devices; 0: as many as go")
 	flags.IntVar(&o.udpLow, "udp-low", 100, "speaking devices beside which -udp-high are measured")
 	flags.IntVar(&o.udpHigh, "udp-high", 5000, "speaking devices whose packets should cost the same as those of -udp-low")
+	flags.IntVar(&o.scale, "scale-devices", 1_000_000, "known devices of a node, -scale-storm among them")
+	flags.IntVar(&o.scaleStorm, "scale-storm", 5000, "devices that boot and connect to a node with -scale-devices known devices, and to one with only these")
+	flags.StringVar(&o.scaleOn, "scale-on", "", "only this database at -scale-devices: sqlite or postgres")
+	flags.IntVar(&o.scaleRequests, "scale-requests", 1000, "list requests of each kind; fewer where they would take more than 2 s")
+	flags.DurationVar(&o.scaleIdle, "scale-idle", 30*time.Second, "time over which reads and writes of an idle node with -scale-devices are counted")
+	flags.DurationVar(&o.scaleSettle, "scale-settle", 5*time.Second, "rest before a reading of memory at -scale-devices")
+	flags.BoolVar(&o.plans, "v", false, "have Postgres write plans of slow statements at -scale-devices to its log, which slows lists down")
 	flags.BoolVar(&o.embedded, "embedded", false, "leave the variants with external services out")
 	flags.StringVar(&o.jsonFile, "json", "", "write the report as JSON to this `file`")
 	flags.StringVar(&o.mdFile, "md", "", "write the tables as Markdown to this `file`")
@@ -105,6 +118,12 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	}
 	if o.pace < 1 || o.idleRate < 1 || o.idleTime <= 0 || o.mcp < 1 || o.kill < killNodes || o.killWake <= 0 {
 		return o, errors.New("-pace, -idle-rate, -idle-time, -mcp and -kill-wake must be positive, -kill at least 3")
+	}
+	if o.scaleStorm < 2 || o.scale <= o.scaleStorm || o.scale > scaleMost || o.scaleRequests < 1 || o.scaleIdle <= 0 {
+		return o, fmt.Errorf("-scale-storm must be at least 2, -scale-devices above it and at most %d, -scale-requests and -scale-idle positive", scaleMost)
+	}
+	if !slices.Contains([]string{"", "sqlite", "postgres"}, o.scaleOn) {
+		return o, fmt.Errorf("-scale-on must be sqlite or postgres, not %q", o.scaleOn)
 	}
 	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow || o.udpDevices < 1 || o.udpRate < 0 ||
 		o.udpLow < 1 || o.udpHigh <= o.udpLow {
@@ -140,6 +159,10 @@ func (o *options) fit(files int) (changes []string) {
 	if o.mcp > most {
 		changes = append(changes, fmt.Sprintf("MCP beside %d devices instead of %d", most, o.mcp))
 		o.mcp = most
+	}
+	if o.scaleStorm > most {
+		changes = append(changes, fmt.Sprintf("-scale-storm with %d devices instead of %d", most, o.scaleStorm))
+		o.scaleStorm = most
 	}
 	if o.devices > most {
 		changes = append(changes, fmt.Sprintf("calls to %d devices instead of %d", most, o.devices))
@@ -242,7 +265,8 @@ func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err
 func (b *bench) measure(name string) func(context.Context) error {
 	return map[string]func(context.Context) error{"call": b.measureCalls, "routed": b.measureRouted, "pace": b.measurePace,
 		"idle": b.measureIdle, "tls-idle": b.measureTLSIdle, "idle-cpu": b.measureIdleCPU, "storm": b.measureStorm, "kill": b.measureKill,
-		"mqtt-call": b.measureMQTTCalls, "mqtt-idle": b.measureMQTTIdle, "udp": b.measureUDP, "udp-scale": b.measureUDPScale, "mcp": b.measureMCP}[name]
+		"mqtt-call": b.measureMQTTCalls, "mqtt-idle": b.measureMQTTIdle, "udp": b.measureUDP, "udp-scale": b.measureUDPScale, "mcp": b.measureMCP,
+		"scale": b.measureScale}[name]
 }
 
 func (b *bench) leaveOut(what string) {

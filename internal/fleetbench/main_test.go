@@ -58,11 +58,11 @@ func TestRun(t *testing.T) {
 	var stdout, stderr strings.Builder
 	only := measurements
 	if testing.Short() {
-		only = []string{"call", "storm", "udp"}
+		only = []string{"call", "storm", "udp", "scale"}
 	}
-	err := run(t.Context(), []string{"-only", strings.Join(only, ","), "-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
+	err := run(t.Context(), append(scaleArguments(), "-only", strings.Join(only, ","), "-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
 		"-idle-high", "50", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40",
-		"-mcp", "20", "-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles}, &stdout, &stderr)
+		"-mcp", "20", "-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles), &stdout, &stderr)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
@@ -79,6 +79,7 @@ func TestRun(t *testing.T) {
 	checkFigure(t, r, "call", figureMallocs, 10, 5000) // few calls in a short time carry what the daemon does besides
 	checkFigure(t, r, "storm-embedded", figureDevices, 10, 1e5)
 	checkFigure(t, r, "storm-embedded", figureDeviceP99, 0.1, 10_000)
+	checkScale(t, r, "sqlite")
 	udp, kept := []string{"udp-embedded"}, []string{"call-1.pprof", "storm-embedded-1.pprof", "udp-embedded-1.pprof"}
 	if !testing.Short() {
 		checkOthers(t, r)
@@ -149,7 +150,7 @@ func TestOptions(t *testing.T) {
 	if err != nil || o.baselines != "other" || !slices.Equal(o.only, []string{"storm", "call"}) || o.runs != 3 {
 		t.Errorf("given: %+v, %v", o, err)
 	}
-	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-no-such"}, {"-pace", "0"}, {"-kill", "2"}} {
+	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-no-such"}, {"-pace", "0"}, {"-kill", "2"}, {"-scale-devices", "5000"}, {"-scale-devices", "100000000"}, {"-scale-requests", "0"}, {"-scale-on", "mysql"}} {
 		if _, err := parseOptions(bad, given, io.Discard); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
@@ -223,6 +224,8 @@ func TestJudge(t *testing.T) {
 		{[]float64{74}, []float64{100}, goal{ratioAtLeast, 0.75}, "ratio at least 0.75: missed"},
 		{[]float64{74}, nil, goal{ratioAtLeast, 0.75}, "ratio at least 0.75"},
 		{[]float64{9.4}, nil, goal{atMost, 9.5}, "at most 9.5: met"},
+		{[]float64{6000, 7000}, nil, goal{atLeast, 6500}, "at least 6500: met"},
+		{[]float64{6000, 6900}, nil, goal{atLeast, 6500}, "at least 6500: missed"},
 		{[]float64{9.6}, nil, goal{atMost, 9.5}, "at most 9.5: missed"},
 		{[]float64{1, 1, 5}, nil, goal{atMostEver, 5}, "in every run at most 5: met"},
 		{[]float64{0, 0, 1}, nil, goal{Kind: atMostEver}, "in every run at most 0: missed"},

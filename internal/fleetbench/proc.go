@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -61,18 +62,40 @@ func sumTicks(fields []string) (time.Duration, error) {
 }
 
 // residentSize is the resident set of a process in bytes.
-func residentSize(pid int) (int64, error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+func residentSize(pid int) (int64, error) { return sumFields(pid, "status", "VmRSS:") }
+
+// ownMemory is the resident set of a process in bytes, without memory that it shares through tmpfs.
+func ownMemory(pid int) (int64, error) { return sumFields(pid, "status", "RssAnon:", "RssFile:") }
+
+// storedBytes is how many bytes of files a process has caused to be written.
+func storedBytes(pid int) (int64, error) { return sumFields(pid, "io", "write_bytes:") }
+
+// sumFields adds fields of a file of /proc, in bytes.
+func sumFields(pid int, file string, names ...string) (int64, error) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
 	if err != nil {
-		return 0, fmt.Errorf("resident size: %w", err)
+		return 0, fmt.Errorf("state of a process: %w", err)
 	}
+	sum, found := int64(0), 0
 	for line := range strings.Lines(string(content)) {
-		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmRSS:" {
-			n, err := strconv.ParseInt(f[1], 10, 64)
-			return n << 10, err
+		f := strings.Fields(line)
+		if len(f) < 2 || !slices.Contains(names, f[0]) {
+			continue
 		}
+		n, err := strconv.ParseInt(f[1], 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/%d/%s: %w", pid, file, err)
+		}
+		if len(f) == 3 { // kB
+			n <<= 10
+		}
+		sum += n
+		found++
 	}
-	return 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
+	if found != len(names) {
+		return 0, fmt.Errorf("/proc/%d/%s does not have all of %q", pid, file, names)
+	}
+	return sum, nil
 }
 
 // meter measures CPU time over a period: the daemons' and their NATS server's, this program's, and what other programs took

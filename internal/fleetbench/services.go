@@ -53,7 +53,7 @@ func (p *postgres) create(ctx context.Context) (database string, drop func() err
 	if err != nil {
 		return "", nil, fmt.Errorf("postgres: %w", err)
 	}
-	name := "fleetbench_" + randomName()
+	name := "fleetd_bench_" + randomName()
 	if err := p.execute(ctx, "CREATE DATABASE "+name+" ENCODING 'UTF8' TEMPLATE template0"); err != nil {
 		return "", nil, err
 	}

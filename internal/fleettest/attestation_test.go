@@ -19,7 +19,7 @@ func TestAttestedActivation(t *testing.T) {
 	if err := os.WriteFile(file, []byte("serial,key\n"+serial+","+key+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, errs, status := node.Command(t, "devices", "keys", "import", file); status != 0 {
+	if out, errs, status := node.Command(t, "chips", "import", file); status != 0 {
 		t.Fatalf("import: %s %s", out, errs)
 	}
 	programs.Simulate(t, node.Info.OTA, "--devices", "1", "--transport", "mqtt", "--profile", "fw-2.1", "--time-scale", "0.1", "--mac-base", "02:f1:ee:00:00:01",
@@ -41,7 +41,7 @@ func TestAttestedActivation(t *testing.T) {
 	if out, _, _ := node.Command(t, "doctor"); !strings.Contains(out, "contested device ids: 1") {
 		t.Errorf("doctor:\n%s", out)
 	}
-	if out, _, _ := node.Command(t, "devices", "keys", "list"); !strings.Contains(out, serial+"  02:f1:ee:00:00:02") || strings.Contains(out, key) {
+	if out, _, _ := node.Command(t, "chips", "list"); !strings.Contains(out, serial+"  02:f1:ee:00:00:02") || strings.Contains(out, key) {
 		t.Errorf("keys:\n%s", out)
 	}
 	if strings.Contains(node.Log.String(), key) {

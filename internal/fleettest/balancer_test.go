@@ -236,6 +236,11 @@ func TestBalancedFleet(t *testing.T) {
 		t.Errorf("a path that is not the devices': %d %s", status, body)
 	}
 
+	member, err := nodes[1].Device(t.Context(), "02:f1:ee:00:00:01")
+	if err != nil {
+		t.Fatal(err)
+	}
+
 	// The database goes away for longer than it takes the balancer to give a server up.
 	database.Stop()
 	nodes[0].Await(t, "the API side says so", 20*time.Second, func() bool {
@@ -247,8 +252,11 @@ func TestBalancedFleet(t *testing.T) {
 		t.Errorf("without the database %d servers of %d are up", up, backends*len(nodes))
 	}
 	for range 6 {
-		if status, body := get(t, fleet.ota, http.Header{"Device-Id": {"02:dd:00:00:00:00"}, "Client-Id": {"new"}}); status != http.StatusOK || !strings.Contains(body, at.mqtt) {
-			t.Errorf("an OTA check without the database: %d %s", status, body)
+		if status, body := get(t, fleet.ota, http.Header{"Device-Id": {member.ID}, "Client-Id": {member.ClientID}}); status != http.StatusOK || !strings.Contains(body, at.mqtt) {
+			t.Errorf("a member's OTA check without the database: %d %s", status, body)
+		}
+		if status, body := get(t, fleet.ota, http.Header{"Device-Id": {"02:dd:00:00:00:00"}, "Client-Id": {"new"}}); status != http.StatusServiceUnavailable {
+			t.Errorf("a stranger's OTA check without the database: %d %s", status, body)
 		}
 		if r, err := fleet.Call(t.Context(), "02:f1:ee:00:00:01", volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`), Timeout: 5 * time.Second}); err != nil || r.IsError {
 			t.Errorf("a call without the database: %+v, %v", r, err)

@@ -18,6 +18,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/mqttdevice"
 	"fleetd/internal/udpaudio"
 	"fleetd/internal/wsdevice"
@@ -27,7 +28,7 @@ import (
 // ports: where a trap needs to look inside.
 type bench struct {
 	*devicetest.Ports
-	service   *devices.Service
+	service   *fleet.Service
 	mint      *credential.Mint
 	udp       *udpaudio.Table
 	mqtt      string // address
@@ -46,7 +47,7 @@ func open(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.udp.Close)
-	b.service = b.Service(t, devices.Config{})
+	b.service = b.Service(t, fleet.Config{})
 	mqtt := mqttdevice.New(mqttdevice.Options{Service: b.service, Mint: mint, UDP: b.udp, Server: "127.0.0.1", Port: b.udp.Addr().Port(), Log: log})
 	front := wsdevice.New(wsdevice.Options{Service: b.service, Mint: mint, Log: log})
 	server := httptest.NewServer(front)
@@ -72,7 +73,7 @@ func open(t *testing.T) *bench {
 // presents.
 func (b *bench) login(t testing.TB, id devices.ID) login {
 	t.Helper()
-	if _, err := b.service.CheckIn(devices.CheckIn{Device: id, ClientID: clientOf(string(id))}); err != nil {
+	if _, err := b.service.CheckIn(context.Background(), fleet.CheckIn{Device: id, ClientID: clientOf(string(id))}); err != nil {
 		t.Fatal(err)
 	}
 	return login{address: b.mqtt, client: id.Token(), user: credential.MQTTUser(clientOf(string(id))), password: b.token(id), topic: devices.TopicUp(id)}
@@ -95,7 +96,7 @@ func (b *bench) ready(t testing.TB, id devices.ID) {
 	devicetest.Eventually(t, "the device's tools are ready", func() bool { return b.view(t, id).CatalogState == devices.CatalogReady })
 }
 
-func (b *bench) view(t testing.TB, id devices.ID) devices.View {
+func (b *bench) view(t testing.TB, id devices.ID) fleet.View {
 	t.Helper()
 	v, err := b.service.Get(context.Background(), id)
 	if err != nil {
@@ -109,7 +110,7 @@ func (b *bench) call(id devices.ID, tool, args string, timeout time.Duration) (d
 	return call(b.service, id, tool, args, timeout)
 }
 
-func call(s *devices.Service, id devices.ID, tool, args string, timeout time.Duration) (devices.ToolResult, *devices.Error) {
+func call(s *fleet.Service, id devices.ID, tool, args string, timeout time.Duration) (devices.ToolResult, *devices.Error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	r, err := s.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: tool, Arguments: json.RawMessage(args)})
@@ -168,7 +169,7 @@ func (s *socket) close() { _ = s.ws.Close() }
 // pipe is a connection without a wire.
 type pipe struct {
 	script  *devicetest.Script
-	session *devices.Session
+	session *fleet.Session
 	ended   chan devices.CloseReason
 	block   chan struct{} // Close waits for it, if set
 }
@@ -196,10 +197,10 @@ func (p *pipe) Close(reason devices.CloseReason) {
 
 // pipeTo connects a device without a wire; its first MCP message comes with
 // StartMCP.
-func pipeTo(t testing.TB, s *devices.Service, id devices.ID, script *devicetest.Script) *pipe {
+func pipeTo(t testing.TB, s *fleet.Service, id devices.ID, script *devicetest.Script) *pipe {
 	t.Helper()
 	p := &pipe{script: script, ended: make(chan devices.CloseReason, 1)}
-	session, err := s.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, p)
+	session, err := s.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, p)
 	if err != nil {
 		t.Fatal(err)
 	}

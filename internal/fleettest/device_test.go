@@ -50,6 +50,17 @@ type otaReply struct {
 // checkIn asks the OTA address as a device does at its boot.
 func checkIn(t testing.TB, ota, id, body string) (reply otaReply, status int) {
 	t.Helper()
+	for again := 0; ; again++ {
+		reply, status = checkInOnce(t, ota, id, body)
+		if status != http.StatusServiceUnavailable || again == 5 { // it may have joined too late on a busy machine
+			return reply, status
+		}
+		time.Sleep(300 * time.Millisecond)
+	}
+}
+
+func checkInOnce(t testing.TB, ota, id, body string) (reply otaReply, status int) {
+	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, ota, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)

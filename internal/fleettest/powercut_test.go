@@ -2,6 +2,7 @@ package fleettest
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/devices/registry"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/store/storetest"
 )
@@ -116,7 +118,7 @@ func (p *promises) decideOnce(ctx context.Context, n *Node) error {
 		return err
 	}
 	p.names[id] = name
-	key, err := n.CreateKey(ctx, apiclient.KeyWish{Name: fmt.Sprintf("key-%d", p.next), Scopes: []string{"devices:read"}})
+	key, err := n.CreateKey(ctx, apiclient.NewKeyParams{Name: fmt.Sprintf("key-%d", p.next), Scopes: []string{"devices:read"}})
 	if err != nil {
 		return err
 	}
@@ -125,11 +127,11 @@ func (p *promises) decideOnce(ctx context.Context, n *Node) error {
 		return nil
 	}
 	delete(p.keys, key.ID) // it may be ended without an answer
-	if err := n.RevokeKey(ctx, key.ID); err != nil {
+	if _, err := n.RevokeKey(ctx, key.ID); err != nil {
 		return err
 	}
 	p.keys[key.ID] = true
-	if err := n.Revoke(ctx, id); err != nil {
+	if _, err := n.Revoke(ctx, id); err != nil {
 		return err
 	}
 	p.revoked = append(p.revoked, id)
@@ -155,7 +157,7 @@ func (p *promises) check(t *testing.T, n *Node) {
 		}
 	}
 	for _, id := range p.revoked {
-		if d := stored[id]; d.State != "pending" || d.Credentials.Generation == 0 {
+		if d := stored[id]; admission(d) != "revoked" || d.Credentials.Generation == 0 {
 			lost = append(lost, "revocation of "+id)
 		}
 	}
@@ -221,40 +223,66 @@ func TestPowerCuts(t *testing.T) {
 	}
 }
 
-// Notes of members that are empty or damaged, as a cut left them before they
-// were synced, never keep a node from starting: with a database it goes by that,
+// A snapshot of the registry that is empty or damaged, as a cut left it before it
+// was synced, never keeps a node from starting: with a database it goes by that,
 // without one it judges nobody.
-func TestDamagedNotes(t *testing.T) {
+func TestDamagedSnapshot(t *testing.T) {
 	t.Parallel()
-	for name, damage := range map[string]string{"empty": "", "cut off": `{"devices":[{"Device":{"ID":"02:cc:00:00:00:01"`} {
-		n := programs.Start(t)
-		p := &promises{names: map[string]string{}, keys: map[string]bool{}}
-		for range 2 {
-			if err := p.decideOnce(t.Context(), n); err != nil {
-				t.Fatal(err)
-			}
-		}
-		n.Stop(t)
-		notes := filepath.Join(n.Dir, "known.json")
-		if err := os.WriteFile(notes, []byte(damage), 0o600); err != nil {
+	n := programs.Start(t)
+	p := &promises{names: map[string]string{}, keys: map[string]bool{}}
+	for range 2 {
+		if err := p.decideOnce(t.Context(), n); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for _, how := range []struct {
+		name   string
+		damage func(whole []byte) []byte
+	}{
+		{"empty", func([]byte) []byte { return nil }},
+		{"cut off", func(whole []byte) []byte { return whole[:len(whole)/2] }},
+		{"one bit flipped", func(whole []byte) []byte { whole[len(whole)-40] ^= 4; return whole }},
+	} {
+		n.Stop(t)
+		snapshot := filepath.Join(n.Dir, registry.SnapshotFile)
+		whole, err := os.ReadFile(snapshot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		damaged := how.damage(whole)
+		if err := os.WriteFile(snapshot, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		since := len(n.Log.String())
 		n.Run(t)
 		p.check(t, n)
-		if log := n.Log.String(); !strings.Contains(log, "notes of its members cannot be used") {
-			t.Errorf("%s: the log does not say so", name)
+		if log := n.Log.String()[since:]; !strings.Contains(log, "snapshot of the registry is not used") {
+			t.Errorf("%s: the log does not say so", how.name)
 		}
 
 		away := &Node{Dir: t.TempDir(), programs: programs, args: []string{"--database", "postgres://fleetd@127.0.0.1:1/fleetd"}}
-		if err := os.WriteFile(filepath.Join(away.Dir, "known.json"), []byte(damage), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(away.Dir, registry.SnapshotFile), damaged, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		away.Run(t)
 		t.Cleanup(func() { away.Stop(t) })
-		if status := away.otaStatus(t, "02:cc:00:00:00:01"); status != http.StatusServiceUnavailable {
-			t.Errorf("%s, without a database: OTA check answered with %d", name, status)
+		for id := range p.names {
+			if status := away.otaStatus(t, id); status != http.StatusServiceUnavailable {
+				t.Errorf("%s, without a database: OTA check answered with %d", how.name, status)
+			}
 		}
 	}
+}
+
+// admission is what is decided of a device: "member", "revoked", or empty.
+func admission(d apiclient.Device) string {
+	var text struct {
+		Admission string `json:"admission"`
+	}
+	if err := json.Unmarshal(d.Raw, &text); err != nil {
+		return err.Error()
+	}
+	return text.Admission
 }
 
 // otaStatus asks the OTA address, as a device does at its start.

@@ -29,9 +29,13 @@ func TestPostgresOutage(t *testing.T) {
 	proxy.Start()
 	node := programs.Start(t, "--database", db.Via(t, proxy.Address()))
 	early := programs.Simulate(t, node.Info.OTA, "--devices", "12", "--profile", "fw-2.4,robot", "--seed", "1")
-	node.AwaitReady(t, 12)
-	node.Await(t, "the rows are there", 10*time.Second, func() bool {
-		return db.Count(t, "SELECT count(*) FROM catalog_history") == 12 && db.Count(t, "SELECT count(*) FROM devices") == 12
+	lateArgs := []string{"--devices", "10", "--mac-base", "02:aa:00:00:00:00", "--seed", "2", "--profile"}
+	before := programs.Simulate(t, node.Info.OTA, append(lateArgs, "robot")...)
+	node.AwaitReady(t, 22)
+	_ = before.Report(t) // they are members, and gone
+	node.Await(t, "the rows are there", 20*time.Second, func() bool {
+		return db.Count(t, "SELECT count(*) FROM catalog_history") == 22 && db.Count(t, "SELECT count(*) FROM devices") == 22 &&
+			db.Count(t, "SELECT count(*) FROM presence WHERE online") == 12
 	})
 
 	proxy.Stop()
@@ -47,8 +51,8 @@ func TestPostgresOutage(t *testing.T) {
 		wg.Go(func() { call(fmt.Sprintf("02:f1:ee:00:00:%02x", i)) })
 	}
 	wg.Wait()
-	late := programs.Simulate(t, node.Info.OTA, "--devices", "10", "--profile", "fw-2.1", "--mac-base", "02:aa:00:00:00:00", "--seed", "2")
-	devicetest.Eventually(t, "new devices connect during the outage", func() bool {
+	late := programs.Simulate(t, node.Info.OTA, append(lateArgs, "fw-2.1")...)
+	devicetest.Eventually(t, "members connect during the outage", func() bool {
 		for i := range 10 {
 			d, err := node.Device(t.Context(), fmt.Sprintf("02:aa:00:00:00:%02x", i))
 			if err != nil || d.MCP.CatalogState != "ready" {
@@ -58,19 +62,19 @@ func TestPostgresOutage(t *testing.T) {
 		return true
 	})
 	call("02:aa:00:00:00:03")
-	if _, err := node.Call(t.Context(), "02:bb:00:00:00:00", volume, apiclient.CallRequest{}); problemCode(err) != "unavailable" {
+	if _, err := node.Call(t.Context(), "02:bb:00:00:00:00", volume, apiclient.CallRequest{}); problemCode(err) != "device_unknown" {
 		t.Errorf("a device nobody knows, database away: %v", err)
 	}
 	gone := early.Report(t) // the early devices leave while the database is away
 	proxy.Start()
 
 	node.Await(t, "rows and history are complete", 30*time.Second, func() bool {
-		return db.Count(t, "SELECT count(*) FROM catalog_history") == 22 && db.Count(t, "SELECT count(*) FROM devices") == 22 &&
+		return db.Count(t, "SELECT count(*) FROM catalog_history") == 32 && db.Count(t, "SELECT count(*) FROM devices") == 22 &&
 			db.Count(t, "SELECT count(*) FROM presence WHERE online") == 10
 	})
 	for _, d := range append(gone.Devices, late.Report(t).Devices...) {
 		var hash, firmware string
-		row := db.Raw.QueryRow("SELECT catalog, firmware FROM catalog_history WHERE device = $1", d.ID)
+		row := db.Raw.QueryRow("SELECT catalog, firmware FROM catalog_history WHERE device = $1 AND catalog = $2", d.ID, d.CatalogSHA256)
 		if err := row.Scan(&hash, &firmware); err != nil || hash != d.CatalogSHA256 || firmware != d.Firmware {
 			t.Errorf("%s: history says %s %s, %v; the device says %s %s", d.ID, hash, firmware, err, d.CatalogSHA256, d.Firmware)
 		}

@@ -167,7 +167,11 @@ func TestTrap09HelloWithoutServices(t *testing.T) {
 			await(t, "the server's hello", s.hellos)
 		})
 		quick("OTA check", func() { boot(t, node.Info.OTA, overMQTT) })
-		quick("OTA check of a new device", func() { boot(t, node.Info.OTA, fmt.Sprintf("02:00:00:00:09:2%d", round)) })
+		quick("OTA check of a new device", func() {
+			if reply, status := checkInOnce(t, node.Info.OTA, fmt.Sprintf("02:00:00:00:09:2%d", round), "{}"); status != http.StatusServiceUnavailable {
+				t.Errorf("a stranger's OTA check without the database: %d %s", status, reply.raw)
+			}
+		})
 		for _, id := range []string{overMQTT, overWS} {
 			quick("call", func() {
 				if r, err := node.Call(t.Context(), id, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":3}`)}); err != nil || r.IsError {

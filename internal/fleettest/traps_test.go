@@ -19,6 +19,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/mcpclient"
 )
 
@@ -109,7 +110,7 @@ func TestTrap01LateReplyMatchesNothing(t *testing.T) {
 			}
 			devicetest.Eventually(t, "the late answer is counted", func() bool {
 				n := int64(0)
-				b.service.Stats().Deviations.Each(func(k devices.DeviationKey, count int64) {
+				b.service.Stats().Deviations.Each(func(k fleet.DeviationKey, count int64) {
 					if k.Kind == mcpclient.DeviationLateReply || k.Kind == mcpclient.DeviationForeignReply {
 						n += count
 					}
@@ -139,9 +140,9 @@ func TestTrap01LateReplyMatchesNothing(t *testing.T) {
 // The answer is there before the request has been written, and it is not lost.
 // Who waits when the connection ends is told so, and why.
 func TestTrap02WaiterBeforeWrite(t *testing.T) {
-	s := devicetest.New().Service(t, devices.Config{})
+	s := devicetest.New().Service(t, fleet.Config{})
 	p := pipeTo(t, s, trapID, devicetest.NewScript())
-	p.session.StartMCP(devices.FeaturesMCP)
+	p.session.StartMCP(fleet.FeaturesMCP)
 	for range 20 {
 		if r, err := call(s, trapID, volume, `{"volume":1}`, 5*time.Second); err != nil || r.IsError {
 			t.Fatalf("%+v, %v", r, err)
@@ -153,7 +154,7 @@ func TestTrap02WaiterBeforeWrite(t *testing.T) {
 		started := make(chan struct{})
 		script.Call = func(string, json.RawMessage) string { close(started); return "" }
 		p := pipeTo(t, s, trapID, script)
-		p.session.StartMCP(devices.FeaturesMCP)
+		p.session.StartMCP(fleet.FeaturesMCP)
 		done := make(chan *devices.Error, 1)
 		begun := time.Now()
 		go func() {
@@ -266,11 +267,11 @@ func TestTrap04EmptyIsNotUnknown(t *testing.T) {
 // A device that does not answer is asked again, less and less often, and is
 // called unresponsive meanwhile.
 func TestTrap05InitializeIsRetried(t *testing.T) {
-	for name, features := range map[string]devices.Features{"MCP announced": devices.FeaturesMCP, "nothing announced": devices.FeaturesUnknown} {
+	for name, features := range map[string]fleet.Features{"MCP announced": fleet.FeaturesMCP, "nothing announced": fleet.FeaturesUnknown} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ports := devicetest.New()
-				s := ports.Service(t, devices.Config{})
+				s := ports.Service(t, fleet.Config{})
 				script := devicetest.NewScript()
 				var mu sync.Mutex
 				silent := true
@@ -332,7 +333,7 @@ func TestTrap10OldCleanupIsConditional(t *testing.T) {
 	unblock := sync.OnceFunc(func() { close(old.block) })
 	t.Cleanup(unblock) // before the service waits for it
 	var err error
-	if old.session, err = s.Accept(devices.Identity{Device: trapID, ClientID: "c", Transport: devices.TransportMQTT}, old); err != nil {
+	if old.session, err = s.Accept(fleet.Identity{Device: trapID, ClientID: "c", Transport: devices.TransportMQTT}, old); err != nil {
 		t.Fatal(err)
 	}
 	accepted := make(chan struct{})
@@ -340,14 +341,14 @@ func TestTrap10OldCleanupIsConditional(t *testing.T) {
 	go func() { // waits for the old connection's Close, as nothing else may
 		defer close(accepted)
 		var err error
-		if current.session, err = s.Accept(devices.Identity{Device: trapID, ClientID: "c", Transport: devices.TransportMQTT}, current); err != nil {
+		if current.session, err = s.Accept(fleet.Identity{Device: trapID, ClientID: "c", Transport: devices.TransportMQTT}, current); err != nil {
 			t.Error(err)
 		}
 	}()
 	devicetest.Eventually(t, "the new session is there", func() bool { return b.view(t, trapID).Presence.Epoch > old.session.Epoch() })
 	unblock()
 	<-accepted
-	current.session.StartMCP(devices.FeaturesMCP)
+	current.session.StartMCP(fleet.FeaturesMCP)
 	old.session.Close(devices.CloseGone) // its reader notices
 	old.session.CloseAudio()
 	if err := old.session.HandleControl([]byte(`{"type":"listen","state":"start"}`)); err == nil {

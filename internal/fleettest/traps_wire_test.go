@@ -16,6 +16,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/mqttdevice"
 	"fleetd/internal/udpaudio"
 )
@@ -78,7 +79,7 @@ func TestTrap06HostileConnects(t *testing.T) {
 	good := b.login(t, trapID)
 	const revoked = devices.ID("02:00:00:00:aa:03")
 	old := b.login(t, revoked)
-	if err := b.service.Revoke(revoked); err != nil {
+	if _, err := b.service.Revoke(t.Context(), devicetest.Admin, revoked); err != nil {
 		t.Fatal(err)
 	}
 	renewed := old
@@ -195,7 +196,7 @@ func TestTrap11SlowConsumer(t *testing.T) {
 		v, err := b.service.Get(t.Context(), trapID)
 		return err == nil && v.State == devices.StateOnline
 	})
-	big := strings.Repeat("x", devices.MaxMessage-1000)
+	big := strings.Repeat("x", fleet.MaxMessage-1000)
 	stop := make(chan struct{})
 	flood := func(send func(ctx context.Context)) {
 		for {

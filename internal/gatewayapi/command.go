@@ -106,7 +106,7 @@ func deviceOf(clientID string) (devices.ID, bool) {
 // the device first, so that a wrong command to a device that is not there is
 // answered as if it were right.
 func (s *Server) refusal(ctx context.Context, by access.By, id devices.ID) *devices.Error {
-	if err := s.opt.Service.Permit(by, access.ScopeCall, id); err != nil {
+	if err := s.opt.Service.Permit(ctx, by, access.ScopeCall, id); err != nil {
 		s.opt.Service.NoteRefusal(by, "commands", id, err)
 		return devices.AsError(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/jsontest"
 )
@@ -233,9 +234,9 @@ type stub struct {
 	err    error
 }
 
-func (s stub) Get(context.Context, devices.ID) (devices.View, error) { return devices.View{}, s.err }
+func (s stub) Get(context.Context, devices.ID) (fleet.View, error) { return fleet.View{}, s.err }
 
-func (s stub) Permit(access.By, access.Scope, devices.ID) error { return nil }
+func (s stub) Permit(context.Context, access.By, access.Scope, devices.ID) error { return nil }
 
 func (s stub) NoteRefusal(access.By, string, devices.ID, error) {}
 

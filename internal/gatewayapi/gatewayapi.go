@@ -1,5 +1,5 @@
 // Package gatewayapi serves the HTTP API of xiaozhi-mqtt-gateway (its app.js,
-// on Express) onto devices.Service, so that consoles and scripts written for it
+// on Express) onto fleet.Service, so that consoles and scripts written for it
 // go on working: the same routes, tokens, statuses and bodies, byte for byte,
 // as its commit 93f026a answers them.
 //
@@ -25,6 +25,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
 
@@ -63,9 +64,9 @@ const (
 type Service interface {
 	// Get describes a device; only whether it is connected, and whether a
 	// conversation is open, is used.
-	Get(ctx context.Context, id devices.ID) (devices.View, error)
+	Get(ctx context.Context, id devices.ID) (fleet.View, error)
 	// Permit tells why a caller may not look at a device, or at any.
-	Permit(by access.By, scope access.Scope, id devices.ID) error
+	Permit(ctx context.Context, by access.By, scope access.Scope, id devices.ID) error
 	// CallRPC sends an MCP request to a device wherever it is connected.
 	// tools/call takes the one checked path of all calls.
 	CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error)
@@ -98,7 +99,7 @@ type Server struct {
 	mux *http.ServeMux
 
 	// Requests counts answers. Keys are a closed set.
-	Requests devices.CounterMap[RequestKey]
+	Requests fleet.CounterMap[RequestKey]
 }
 
 // New returns a Server.

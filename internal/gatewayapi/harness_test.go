@@ -19,6 +19,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 )
 
@@ -49,10 +50,10 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// fleet is a core with the gateway's API in front of it.
-type fleet struct {
+// testFleet is a core with the gateway's API in front of it.
+type testFleet struct {
 	ports   *devicetest.Ports
-	service *devices.Service
+	service *fleet.Service
 	api     *Server
 	mint    *credential.Mint
 	gateway *credential.Gateway
@@ -60,10 +61,10 @@ type fleet struct {
 	url     string // set by listen
 }
 
-func newFleet(t testing.TB, change ...func(*Options)) *fleet {
+func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 	t.Helper()
-	f := &fleet{ports: devicetest.New(), log: &logBuffer{}}
-	f.service = f.ports.Service(t, devices.Config{})
+	f := &testFleet{ports: devicetest.New(), log: &logBuffer{}}
+	f.service = f.ports.Service(t, fleet.Config{})
 	var err error
 	if f.mint, err = credential.New([]byte("0123456789abcdef")); err != nil {
 		t.Fatal(err)
@@ -71,7 +72,7 @@ func newFleet(t testing.TB, change ...func(*Options)) *fleet {
 	if f.gateway, err = credential.NewGateway(signatureKey); err != nil {
 		t.Fatal(err)
 	}
-	opt := Options{Service: f.service, Gateway: f.gateway, Door: &access.Door{Keys: f.service.Registry(), IsAdmin: f.mint.IsAdmin}, Log: slog.New(slog.NewTextHandler(f.log, nil))}
+	opt := Options{Service: f.service, Gateway: f.gateway, Door: &access.Door{Keys: f.service.Keys(), IsAdmin: f.mint.IsAdmin}, Log: slog.New(slog.NewTextHandler(f.log, nil))}
 	for _, c := range change {
 		c(&opt)
 	}
@@ -80,7 +81,7 @@ func newFleet(t testing.TB, change ...func(*Options)) *fleet {
 }
 
 // listen puts the API on a real socket.
-func (f *fleet) listen(t testing.TB) *fleet {
+func (f *testFleet) listen(t testing.TB) *testFleet {
 	t.Helper()
 	server := httptest.NewServer(f.api)
 	t.Cleanup(server.Close)
@@ -90,7 +91,7 @@ func (f *fleet) listen(t testing.TB) *fleet {
 }
 
 // connect brings a device online and waits until its tools are known.
-func (f *fleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *devicetest.Line {
+func (f *testFleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *devicetest.Line {
 	t.Helper()
 	return devicetest.Connect(t, f.service, id, script)
 }
@@ -104,7 +105,7 @@ func (deaf) Close()                         {}
 // talk opens a conversation of a device.
 func talk(t testing.TB, l *devicetest.Line) {
 	t.Helper()
-	open := func(*devices.Conversation) (devices.AudioPath, error) { return deaf{}, nil }
+	open := func(*fleet.Conversation) (fleet.AudioPath, error) { return deaf{}, nil }
 	if _, err := l.Session.OpenAudio(hello.Device{}, hello.TransportUDP, open); err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +120,7 @@ type response struct {
 
 // do sends a request with today's token; headers come in pairs, an empty value
 // takes one away.
-func (f *fleet) do(t testing.TB, method, path, body string, headers ...string) response {
+func (f *testFleet) do(t testing.TB, method, path, body string, headers ...string) response {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, f.url+path, strings.NewReader(body))
 	if err != nil {

@@ -42,7 +42,7 @@ func parseStatus(body []byte) (list []byte, err error) {
 // asked for. Devices of this node are known from memory; looking for others
 // ends with the request's time, after which they count as not connected.
 func (s *Server) status(x *exchange) {
-	if err := s.opt.Service.Permit(x.by, access.ScopeRead, ""); err != nil {
+	if err := s.opt.Service.Permit(context.Background(), x.by, access.ScopeRead, ""); err != nil {
 		e := devices.AsError(err)
 		status, _ := e.Code.Status()
 		x.refuse(status, e.Code, e.Detail)
@@ -91,7 +91,7 @@ func (s *Server) status(x *exchange) {
 // there.
 func (s *Server) presence(ctx context.Context, x *exchange, clientID string) string {
 	id, ok := deviceOf(clientID)
-	if !ok || s.opt.Service.Permit(x.by, access.ScopeRead, id) != nil {
+	if !ok || s.opt.Service.Permit(ctx, x.by, access.ScopeRead, id) != nil {
 		return `{"isAlive":false,"exists":false}`
 	}
 	v, err := s.opt.Service.Get(ctx, id)

@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 const statusPath = "/api/devices/status"
@@ -59,7 +60,7 @@ func TestStatusRefuses(t *testing.T) {
 func TestStatusWithoutDatabase(t *testing.T) {
 	f := newFleet(t).listen(t)
 	f.connect(t, robot, devicetest.NewScript())
-	f.ports.Away = true
+	f.ports.SetAway(true)
 	f.do(t, "POST", statusPath, `{"clientIds":["x@@@11_22_33_44_55_66","`+robotClient+`"]}`).is(t, 200, CodeOK,
 		`{"x@@@11_22_33_44_55_66":{"isAlive":false,"exists":false},"`+robotClient+`":{"isAlive":null,"exists":true}}`)
 }
@@ -67,12 +68,12 @@ func TestStatusWithoutDatabase(t *testing.T) {
 // slow is a core whose database never answers.
 type slow struct{ Service }
 
-func (s slow) Get(ctx context.Context, id devices.ID) (devices.View, error) {
+func (s slow) Get(ctx context.Context, id devices.ID) (fleet.View, error) {
 	if id == robot {
 		return s.Service.Get(ctx, id)
 	}
 	<-ctx.Done()
-	return devices.View{}, ctx.Err()
+	return fleet.View{}, ctx.Err()
 }
 
 func TestStatusEndsInTime(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
-	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
 
@@ -196,7 +196,7 @@ func keyEnds(t *testing.T, era string, revoke bool) {
 	devicetest.Eventually(t, "the call is on its way", func() bool { return f.mcp.sessions.calls.Load() > 0 })
 	if revoke {
 		key.Revoked = time.Now()
-		if _, err := f.service.Registry().Put(key, time.Now()); err != nil {
+		if _, err := f.service.Keys().Put(key, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -226,7 +226,7 @@ func keyEnds(t *testing.T, era string, revoke bool) {
 func TestKeysEndWhileListsAreLookedUp(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	if _, err := f.service.CheckIn(devices.CheckIn{Device: robot, ClientID: "c"}); err != nil {
+	if _, err := f.service.CheckIn(t.Context(), fleet.CheckIn{Device: robot, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	const open = 50
@@ -243,7 +243,7 @@ func TestKeysEndWhileListsAreLookedUp(t *testing.T) {
 	devicetest.SetPolicy(t, f.service, access.Policy{Rules: []access.Rule{{Name: "dark", Tools: []string{"self.lamp.on"}, Action: access.Deny}}})
 	devicetest.Eventually(t, "the lists are being looked up", func() bool { return asked() > 0 })
 	key.Revoked = time.Now()
-	if _, err := f.service.Registry().Put(key, time.Now()); err != nil {
+	if _, err := f.service.Keys().Put(key, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	begun := time.Now()

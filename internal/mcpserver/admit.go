@@ -151,7 +151,7 @@ func (s *Server) visitor(r *http.Request) (*visit, *refusal) {
 	if v.device, err = devices.ParseID(text); err != nil {
 		return nil, refuse(refusedPath, devices.CodeNotFound, err.Error())
 	}
-	if err := s.opt.Service.Permit(v.by(), access.ScopeRead, v.device); err != nil {
+	if err := s.opt.Service.Permit(r.Context(), v.by(), access.ScopeRead, v.device); err != nil {
 		s.note(v.by(), r.Method, v.device, err)
 		return nil, &refusal{reason: refusedScope, err: devices.AsError(err)}
 	}
@@ -168,7 +168,7 @@ func unauthorized(err error) string {
 	case errors.Is(err, access.ErrExpired), errors.Is(err, access.ErrRevoked):
 		return err.Error()
 	}
-	return "give an API key as `Authorization: Bearer ...`; `fleetd token create` makes one"
+	return "give an API key as `Authorization: Bearer ...`; `fleetd keys create` makes one"
 }
 
 // base is the URL under which the client reaches this node. Host was checked.

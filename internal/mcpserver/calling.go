@@ -14,7 +14,9 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/selector"
 )
 
 // Bounds of calls to many.
@@ -108,7 +110,7 @@ func newCalled(c devices.ToolCall, r devices.ToolResult, content []mcp.Content) 
 			other = append(other, item)
 		}
 	}
-	if r.Outcome == devices.OutcomeRestarting && len(out.Text) == 0 {
+	if r.Outcome == fleet.OutcomeRestarting && len(out.Text) == 0 {
 		out.Text = []string{restarting}
 	}
 	return out, other
@@ -144,7 +146,7 @@ func (s *Server) callDeviceTool(ctx context.Context, req *mcp.CallToolRequest, a
 
 // prepare checks what one and many calls have in common.
 func (s *Server) prepare(ctx context.Context, args callArgs) (c devices.ToolCall, timeout time.Duration, err error) {
-	seconds, err := within("timeout_seconds", args.Timeout, 0, int(devices.MaxTimeout/time.Second))
+	seconds, err := within("timeout_seconds", args.Timeout, 0, int(fleet.MaxTimeout/time.Second))
 	switch {
 	case err != nil:
 		return c, 0, err
@@ -214,7 +216,7 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ma
 	var workers sync.WaitGroup
 	for range min(manyAtOnce, len(ids)) {
 		workers.Go(func() {
-			defer devices.Contain(s.log, nil)
+			defer fleet.Contain(s.log, nil)
 			for i, more := take(); more; i, more = take() {
 				one := call
 				one.Device, one.Tool = ids[i], s.trueName(ctx, by, ids[i], call.Tool)
@@ -280,7 +282,12 @@ func (s *Server) targets(ctx context.Context, by access.By, args manyArgs) (ids 
 	case len(args.Devices) > maxMany:
 		return nil, badArguments("devices may name 100; make several calls")
 	case args.Label != "":
-		found, next, err := s.find(ctx, by, devices.Query{State: string(devices.StateOnline), Label: args.Label, Limit: maxMany})
+		label, err := selector.ParseLabel(args.Label)
+		if err != nil {
+			return nil, badArguments(err.Error())
+		}
+		q := devices.ListQuery{Select: selector.And(label, selector.In(selector.FieldState, string(devices.StateOnline))), Limit: maxMany}
+		found, next, err := s.find(ctx, by, q, allPages)
 		if err != nil {
 			return nil, err
 		}
@@ -364,7 +371,7 @@ func (s *Server) waitForDevice(ctx context.Context, req *mcp.CallToolRequest, ar
 	defer look.Stop()
 	report, begun := s.progress(req, seconds), time.Now()
 	for over := false; ; {
-		if err := s.opt.Service.Permit(by, access.ScopeRead, id); err != nil {
+		if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, id); err != nil {
 			return nil, err
 		}
 		d, err := s.opt.Service.Get(ctx, id)
@@ -391,7 +398,7 @@ func (s *Server) waitForDevice(ctx context.Context, req *mcp.CallToolRequest, ar
 	}
 }
 
-func isNow(d devices.View, state string) bool {
+func isNow(d fleet.View, state string) bool {
 	switch state {
 	case "online":
 		return d.Presence.Online
@@ -442,11 +449,11 @@ func (s *Server) recentEvents(ctx context.Context, _ *mcp.CallToolRequest, args 
 
 // events are the last ones that a caller may see.
 func (s *Server) events(ctx context.Context, by access.By, q devices.EventQuery, limit int) ([]happening, error) {
-	if err := s.opt.Service.Permit(by, access.ScopeEvents, q.Device); err != nil {
+	if err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, q.Device); err != nil {
 		return nil, err
 	}
 	recent, err := s.opt.Events.Recent(ctx, q, limit, func(e devices.StreamEvent) bool {
-		return s.opt.Service.Permit(by, access.ScopeEvents, e.Device) == nil
+		return s.opt.Service.Permit(ctx, by, access.ScopeEvents, e.Device) == nil
 	})
 	if err != nil {
 		return nil, err

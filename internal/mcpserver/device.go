@@ -10,6 +10,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // dispatch is the one tool that the SDK knows. Registering the tools of devices
@@ -141,7 +142,7 @@ func (s *Server) dispatch(ctx context.Context, req *mcp.CallToolRequest) (*mcp.C
 		return question, nil
 	}
 	s.stats.Calls.Add(outcomeOf(result), 1)
-	if result.Outcome == devices.OutcomeRestarting && len(content) == 0 {
+	if result.Outcome == fleet.OutcomeRestarting && len(content) == 0 {
 		content = append(content, &mcp.TextContent{Text: restarting})
 	}
 	return &mcp.CallToolResult{Content: content, IsError: result.IsError}, nil

@@ -3,10 +3,10 @@ package mcpserver
 import (
 	"cmp"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +15,8 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
+	"fleetd/internal/selector"
 )
 
 const maxExamples = 5 // devices named with a tool that was found
@@ -59,31 +61,46 @@ type device struct {
 	Error      string            `json:"mcp_error,omitempty"`
 }
 
-func describe(v devices.View) device {
+func describe(v fleet.View) device {
 	d := device{ID: string(v.Device.ID), Name: clean(v.Device.Name, maxTitle), State: v.State, Board: clean(v.Device.Board, maxTitle),
 		Firmware: clean(v.Device.Firmware, maxTitle), Labels: v.Device.Labels, Tools: v.Presence.Tools, ToolsState: string(v.CatalogState),
 		Transport: string(v.Presence.Transport), Node: v.Presence.Node, Error: clean(v.Presence.MCPError, maxWord)}
-	if !v.Presence.LastSeen.IsZero() {
+	switch {
+	case v.Presence.Online:
+		d.LastSeen = time.Now().UTC().Format(time.RFC3339)
+	case !v.Presence.LastSeen.IsZero():
 		d.LastSeen = v.Presence.LastSeen.UTC().Format(time.RFC3339)
 	}
 	return d
 }
 
-// find lists the devices that a caller may see. next is where the page after
-// begins; empty on the last one.
-func (s *Server) find(ctx context.Context, by access.By, q devices.Query) (found []devices.View, next string, err error) {
-	if err := s.opt.Service.Permit(by, access.ScopeRead, ""); err != nil {
+// How many pages of the core's one list may take. They may be short, or empty, and
+// have others after them.
+const (
+	fewPages = 10
+	allPages = math.MaxInt
+)
+
+// find lists the devices that a caller may see, at most q.Limit, from at most so
+// many pages of the core's. next is the cursor of what follows, empty at the end.
+func (s *Server) find(ctx context.Context, by access.By, q devices.ListQuery, pages int) (found []fleet.View, next string, err error) {
+	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, ""); err != nil {
 		return nil, "", err
 	}
-	q.Selector = by.Who.Devices
-	found, more, err := s.opt.Service.List(ctx, q)
-	if err != nil {
-		return nil, "", err
+	q.Select, q.Members = selector.And(by.Who.Devices, q.Select), by.Who.NeedsLabels()
+	limit := q.Limit
+	for page := 0; page < pages && len(found) < limit; page++ {
+		q.Limit = limit - len(found)
+		views, next, err := s.opt.Service.List(ctx, q)
+		if err != nil {
+			return nil, "", err
+		}
+		found = append(found, views...)
+		if q.After = next; next == "" {
+			break
+		}
 	}
-	if more && len(found) > 0 {
-		next = string(found[len(found)-1].Device.ID)
-	}
-	return found, next, nil
+	return found, q.After, nil
 }
 
 type findArgs struct {
@@ -96,6 +113,21 @@ type findArgs struct {
 	Cursor   string `json:"cursor"`
 }
 
+// selector is what the filters select. Their values are literal.
+func (a *findArgs) selector() (sel selector.Selector, err error) {
+	if a.Label != "" {
+		if sel, err = selector.ParseLabel(a.Label); err != nil {
+			return sel, err
+		}
+	}
+	for field, value := range map[selector.Field]string{selector.FieldState: a.State, selector.FieldBoard: a.Board, selector.FieldFirmware: a.Firmware} {
+		if value != "" {
+			sel = selector.And(sel, selector.In(field, value))
+		}
+	}
+	return sel, nil
+}
+
 func (s *Server) findDevices(ctx context.Context, _ *mcp.CallToolRequest, args findArgs) (*mcp.CallToolResult, error) {
 	limit, err := within("limit", args.Limit, 20, 100)
 	if err != nil {
@@ -104,19 +136,21 @@ func (s *Server) findDevices(ctx context.Context, _ *mcp.CallToolRequest, args f
 	if args.State != "" && !slices.Contains([]string{"online", "offline", "pending", "contested"}, args.State) {
 		return nil, badArguments("state is one of online, offline, pending, contested")
 	}
-	after, err := base64.RawURLEncoding.DecodeString(args.Cursor)
-	if err != nil {
-		return nil, badArguments("cursor is none of ours: give next_cursor of the page before, or leave it out")
+	if _, err := devices.ParseCursor(args.Cursor, devices.SortID); err != nil {
+		return nil, badArguments(err.Error())
 	}
-	found, next, err := s.find(ctx, visitOf(ctx).by(), devices.Query{State: args.State, Board: args.Board, Firmware: args.Firmware, Label: args.Label,
-		Text: args.Query, After: devices.ID(after), Limit: limit})
+	sel, err := args.selector()
+	if err != nil {
+		return nil, badArguments(err.Error())
+	}
+	found, next, err := s.find(ctx, visitOf(ctx).by(), devices.ListQuery{Select: sel, Text: args.Query, After: args.Cursor, Limit: limit}, fewPages)
 	if err != nil {
 		return nil, err
 	}
 	answer := struct {
 		Devices []device `json:"devices"`
 		Next    string   `json:"next_cursor,omitempty"`
-	}{[]device{}, base64.RawURLEncoding.EncodeToString([]byte(next))}
+	}{[]device{}, next}
 	for _, d := range found {
 		answer.Devices = append(answer.Devices, describe(d))
 	}
@@ -220,13 +254,17 @@ func (s *Server) searchTools(ctx context.Context, _ *mcp.CallToolRequest, args s
 		return nil, badArguments("query needs 1 to 100 bytes")
 	}
 	by := visitOf(ctx).by()
-	if err := s.opt.Service.Permit(by, access.ScopeRead, ""); err != nil {
+	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, ""); err != nil {
+		return nil, err
+	}
+	matches, err := s.opt.Service.SearchTools(ctx, by, args.Query, limit, maxExamples)
+	if err != nil {
 		return nil, err
 	}
 	answer := struct {
 		Tools []foundTool `json:"tools"`
 	}{[]foundTool{}}
-	for _, m := range s.opt.Service.SearchTools(by, args.Query, limit, maxExamples) {
+	for _, m := range matches {
 		info := infoOf(&indexed{name: m.Tool.Name, tool: newTool(m.Tool, func() {})})
 		if clean(m.Tool.Name, maxTitle) != m.Tool.Name {
 			info.Name = hashedName(hostName(m.Tool.Name), m.Tool.Name) // describe_device tells how it is called

@@ -21,6 +21,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -33,10 +34,10 @@ const (
 
 var eras = []string{"2024-11-05", "2025-06-18", "2025-11-25", "2026-07-28"}
 
-// fleet is a core with an MCP server in front of it.
-type fleet struct {
+// testFleet is a core with an MCP server in front of it.
+type testFleet struct {
 	ports    *devicetest.Ports
-	service  *devices.Service
+	service  *fleet.Service
 	events   *fakeEvents
 	photos   *fakePhotos
 	mcp      *Server
@@ -44,12 +45,12 @@ type fleet struct {
 	draining atomic.Bool
 }
 
-func newFleet(t testing.TB, change ...func(*Options)) *fleet {
+func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 	t.Helper()
-	f := &fleet{ports: devicetest.New(), events: &fakeEvents{}, photos: &fakePhotos{}}
-	f.service = f.ports.Service(t, devices.Config{Node: "n-test", CallsPerDevice: 2, Handshakes: 4, Alive: func(string) bool { return true }})
+	f := &testFleet{ports: devicetest.New(), events: &fakeEvents{}, photos: &fakePhotos{}}
+	f.service = f.ports.Service(t, fleet.Config{Node: "n-test", CallsPerDevice: 2, Handshakes: 4, Alive: func(string) bool { return true }})
 	opt := Options{Service: f.service, Events: f.events, Photos: f.photos, Node: "n-test", Version: "1.2.3", Draining: f.draining.Load,
-		Door: &access.Door{Keys: f.service.Registry(), IsAdmin: func(token string) bool { return token == admin }},
+		Door: &access.Door{Keys: f.service.Keys(), IsAdmin: func(token string) bool { return token == admin }},
 		Log:  slog.New(slog.DiscardHandler)}
 	for _, c := range change {
 		c(&opt)
@@ -139,20 +140,20 @@ func (p *fakePhotos) Open(_ context.Context, id string) (devices.Photo, io.ReadC
 }
 
 // connect brings a device online and waits until its tools are known.
-func (f *fleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *devicetest.Line {
+func (f *testFleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *devicetest.Line {
 	t.Helper()
 	return devicetest.Connect(t, f.service, id, script)
 }
 
-func (f *fleet) label(t testing.TB, id devices.ID, labels map[string]string) {
+func (f *testFleet) label(t testing.TB, id devices.ID, labels map[string]string) {
 	t.Helper()
-	if err := f.service.Edit(id, devices.Edit{Labels: &labels}); err != nil {
+	if err := f.service.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: &labels}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // key makes an API key.
-func (f *fleet) key(t testing.TB, scopes, selector string, life time.Duration, tools ...string) (access.Key, string) {
+func (f *testFleet) key(t testing.TB, scopes, selector string, life time.Duration, tools ...string) (access.Key, string) {
 	t.Helper()
 	s, d := devicetest.Rights(t, scopes, selector)
 	now := time.Now()
@@ -160,7 +161,7 @@ func (f *fleet) key(t testing.TB, scopes, selector string, life time.Duration, t
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.service.Registry().Put(k, now); err != nil {
+	if _, err := f.service.Keys().Put(k, now); err != nil {
 		t.Fatal(err)
 	}
 	return k, token
@@ -177,7 +178,7 @@ func (t withToken) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // host connects a client of the SDK.
-func (f *fleet) host(t testing.TB, path, version, token string, opt *mcp.ClientOptions) *mcp.ClientSession {
+func (f *testFleet) host(t testing.TB, path, version, token string, opt *mcp.ClientOptions) *mcp.ClientSession {
 	t.Helper()
 	s, err := f.tryHost(t, path, version, token, opt)
 	if err != nil {
@@ -186,7 +187,7 @@ func (f *fleet) host(t testing.TB, path, version, token string, opt *mcp.ClientO
 	return s
 }
 
-func (f *fleet) tryHost(t testing.TB, path, version, token string, opt *mcp.ClientOptions) (*mcp.ClientSession, error) {
+func (f *testFleet) tryHost(t testing.TB, path, version, token string, opt *mcp.ClientOptions) (*mcp.ClientSession, error) {
 	t.Helper()
 	client := &http.Client{Transport: withToken{token}}
 	var transport mcp.Transport = &mcp.StreamableClientTransport{Endpoint: f.url + path, HTTPClient: client}
@@ -232,7 +233,7 @@ type answer struct {
 const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"raw","version":"1"}}}`
 
 // send makes a request by hand; headers come in pairs.
-func (f *fleet) send(t testing.TB, method, path, token, body string, headers ...string) answer {
+func (f *testFleet) send(t testing.TB, method, path, token, body string, headers ...string) answer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -265,7 +266,7 @@ func (f *fleet) send(t testing.TB, method, path, token, body string, headers ...
 }
 
 // open opens a session by hand.
-func (f *fleet) open(t testing.TB, path, token string) (session string) {
+func (f *testFleet) open(t testing.TB, path, token string) (session string) {
 	t.Helper()
 	a := f.send(t, http.MethodPost, path, token, hello)
 	if session = a.header.Get("Mcp-Session-Id"); a.status != http.StatusOK || session == "" {

@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 )
 
@@ -35,7 +36,7 @@ type indexed struct {
 	tool     *mcp.Tool // cleaned, under a host's name
 }
 
-func newToolIndex(c *devices.Catalog, replaced func()) *toolIndex {
+func newToolIndex(c *fleet.Catalog, replaced func()) *toolIndex {
 	x := &toolIndex{hash: c.Hash, byHost: map[string]*indexed{}, byName: map[string]*indexed{}}
 	var names []string
 	for i := range c.Tools {
@@ -54,7 +55,7 @@ func newToolIndex(c *devices.Catalog, replaced func()) *toolIndex {
 	return x
 }
 
-func newTool(t *devices.Tool, replaced func()) *mcp.Tool {
+func newTool(t *fleet.Tool, replaced func()) *mcp.Tool {
 	description, _ := jsonspan.String(jsonspan.Member(t.Raw, "description"))
 	schema, note := cleanSchema(jsonspan.Member(t.Raw, "inputSchema"))
 	tool := &mcp.Tool{Title: clean(t.Name, maxTitle), Description: untrustedMark + clean(description, maxDescription), InputSchema: json.RawMessage(schema),
@@ -125,7 +126,7 @@ func (c *indexCache) put(x *toolIndex) {
 
 // view is what one caller sees of one device's tools.
 type view struct {
-	device devices.View
+	device fleet.View
 	index  *toolIndex // nil: none are known
 	tools  []viewed
 }
@@ -138,7 +139,7 @@ type viewed struct {
 
 // viewOf reads a device with the tools that its caller may call.
 func (s *Server) viewOf(ctx context.Context, by access.By, id devices.ID) (*view, error) {
-	if err := s.opt.Service.Permit(by, access.ScopeRead, id); err != nil {
+	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, id); err != nil {
 		return nil, err
 	}
 	d, err := s.opt.Service.Get(ctx, id)

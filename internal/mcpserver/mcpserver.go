@@ -27,6 +27,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
 
@@ -72,7 +73,7 @@ type Photos interface {
 
 // Options of a Server. All fields are required but Failures, Hosts and Origins.
 type Options struct {
-	Service *devices.Service
+	Service *fleet.Service
 	Door    *access.Door
 	// Failures slows down who tries tokens; nil slows nobody down.
 	Failures *lobby.Failures

@@ -8,7 +8,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // common stands before every request of both servers: it makes a session the
@@ -16,12 +16,12 @@ import (
 func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (result mcp.Result, err error) {
 		// The SDK contains no panic, and it would end the sessions of all devices.
-		defer devices.Contain(s.log, func() {
+		defer fleet.Contain(s.log, func() {
 			result, err = nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "a fault of the node; its log says more"}
 		})
 		s.stats.request(method)
 		v := visitOf(ctx)
-		if err := s.opt.Service.Registry().Valid(v.who, time.Now()); err != nil {
+		if err := s.opt.Service.Keys().Valid(v.who, time.Now()); err != nil {
 			return nil, err
 		}
 		session, ok := req.GetSession().(*mcp.ServerSession)

@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // lists knows what tools each session of a device's server was shown, so that
@@ -222,7 +223,7 @@ func (s *Server) wants(id devices.ID) bool {
 
 // notify tells sessions what an event changed.
 func (s *Server) notify(e devices.StreamEvent) {
-	defer devices.Contain(s.log, nil)
+	defer fleet.Contain(s.log, nil)
 	id := e.Device
 	if e.Gap {
 		id = ""
@@ -275,7 +276,7 @@ func (s *Server) onlyPermitted(next mcp.MethodHandler) mcp.MethodHandler {
 		session, _ := req.GetSession().(*mcp.ServerSession)
 		s.post.send(session, params.URI, func(ctx context.Context) {
 			to, ok := s.follows.get(session, params.URI)
-			if ok && s.opt.Service.Permit(to.v.by(), access.ScopeRead, to.device) == nil {
+			if ok && s.opt.Service.Permit(ctx, to.v.by(), access.ScopeRead, to.device) == nil {
 				s.tell(ctx, next, method, req, notifiedResource)
 			}
 		})
@@ -285,7 +286,7 @@ func (s *Server) onlyPermitted(next mcp.MethodHandler) mcp.MethodHandler {
 
 // tell delivers a notification.
 func (s *Server) tell(ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request, kind string) {
-	defer devices.Contain(s.log, nil)
+	defer fleet.Contain(s.log, nil)
 	if _, err := next(ctx, method, req); err != nil {
 		s.log.Debug("a host was not told", "method", method, "error", err)
 		return
@@ -303,7 +304,7 @@ func (s *Server) subscribe(ctx context.Context, req *mcp.SubscribeRequest) error
 	if err != nil || of.device == "" || !v.covers(of.device) {
 		return mcp.ResourceNotFoundError(req.Params.URI)
 	}
-	if err := s.opt.Service.Permit(v.by(), access.ScopeRead, of.device); err != nil {
+	if err := s.opt.Service.Permit(ctx, v.by(), access.ScopeRead, of.device); err != nil {
 		return s.protocolError(ctx, err)
 	}
 	return s.follows.add(req.Session, req.Params.URI, follow{v, of.device})

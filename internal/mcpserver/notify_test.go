@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/selector"
 )
 
 // quietTime is how long a test waits for what must not come.
@@ -57,7 +58,7 @@ func TestListChanged(t *testing.T) {
 			f.connect(t, lamp, script)
 			f.events.happen(t, devices.StreamEvent{Kind: devices.EventCatalog, Device: lamp})
 			expect("the list changed", 1)
-			devicetest.SetPolicy(t, f.service, access.Policy{Rules: []access.Rule{{Name: "dark", Tools: []string{"self.lamp.on"}, Devices: access.Selector{"device": string(lamp)}, Action: access.Deny}}})
+			devicetest.SetPolicy(t, f.service, access.Policy{Rules: []access.Rule{{Name: "dark", Tools: []string{"self.lamp.on"}, Devices: selector.FromMap(map[string]string{"device": string(lamp)}), Action: access.Deny}}})
 			expect("a rule took a tool away", 2)
 		})
 	}
@@ -78,7 +79,7 @@ func TestResources(t *testing.T) {
 	f.label(t, lamp, map[string]string{"room": "lab"})
 	f.photos.add(devices.Photo{ID: "p1", Device: lamp})
 	f.photos.add(devices.Photo{ID: "p2", Device: robot})
-	_, lab := f.key(t, "devices:read tools:call events:read", "room=lab", time.Hour)
+	_, lab := f.key(t, "devices:read photos:read tools:call events:read", "room=lab", time.Hour)
 	for _, era := range eras {
 		s := f.host(t, PathMCP, era, lab, nil)
 		list, err := s.ListResources(t.Context(), nil)

@@ -45,7 +45,7 @@ func (s *Server) diagnose(ctx context.Context, req *mcp.GetPromptRequest) (*mcp.
 		Device device      `json:"device"`
 		Events []happening `json:"recent_events,omitempty"`
 	}{Device: describe(view.device)}
-	if s.opt.Service.Permit(by, access.ScopeEvents, id) == nil {
+	if s.opt.Service.Permit(ctx, by, access.ScopeEvents, id) == nil {
 		if known.Events, err = s.events(ctx, by, devices.EventQuery{Device: id}, promptEvents); err != nil {
 			s.log.Debug("a prompt goes without events", "error", err)
 		}

@@ -2,7 +2,6 @@ package mcpserver
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"io"
 	"net/url"
@@ -14,6 +13,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // Resources.
@@ -112,16 +112,10 @@ func (s *Server) listResources(ctx context.Context, v *visit, cursor string) (*m
 		}
 		return result, nil
 	}
-	after, err := base64.RawURLEncoding.DecodeString(cursor)
-	if err != nil {
+	if _, err := devices.ParseCursor(cursor, devices.SortID); err != nil {
 		return nil, badCursor
 	}
-	if cursor != "" {
-		if _, err := devices.ParseID(string(after)); err != nil {
-			return nil, badCursor
-		}
-	}
-	found, next, err := s.find(ctx, v.by(), devices.Query{After: devices.ID(after), Limit: resourcePage})
+	found, next, err := s.find(ctx, v.by(), devices.ListQuery{After: cursor, Limit: resourcePage}, fewPages)
 	if err != nil {
 		return nil, s.protocolError(ctx, err)
 	}
@@ -129,9 +123,7 @@ func (s *Server) listResources(ctx context.Context, v *visit, cursor string) (*m
 		result.Resources = append(result.Resources, &mcp.Resource{URI: uriOf(d.Device.ID), Name: string(d.Device.ID), Title: clean(d.Device.Name, maxTitle),
 			Description: "A device, " + string(d.State), MIMEType: typeJSON})
 	}
-	if next != "" {
-		result.NextCursor = base64.RawURLEncoding.EncodeToString([]byte(next))
-	}
+	result.NextCursor = next
 	return result, nil
 }
 
@@ -199,7 +191,7 @@ func (s *Server) readPhoto(ctx context.Context, v *visit, uri, id string) (*mcp.
 	}
 	defer func() { _ = body.Close() }()
 	// Whose photo it is stays unknown to those who may not see it.
-	if !v.covers(photo.Device) || s.opt.Service.Permit(v.by(), access.ScopeRead, photo.Device) != nil {
+	if !v.covers(photo.Device) || s.opt.Service.Permit(ctx, v.by(), access.ScopePhotos, photo.Device) != nil {
 		return nil, mcp.ResourceNotFoundError(uri)
 	}
 	jpeg, err := io.ReadAll(io.LimitReader(body, maxPhoto))
@@ -217,7 +209,7 @@ type status struct {
 	Text   string          `json:"text,omitempty"`   // where that was no JSON
 }
 
-func (s *Server) status(ctx context.Context, by access.By, d devices.View) (*status, error) {
+func (s *Server) status(ctx context.Context, by access.By, d fleet.View) (*status, error) {
 	result, content, err := s.run(ctx, by, devices.ToolCall{Device: d.Device.ID, Tool: toolStatus}, 0)
 	if err != nil {
 		return nil, err
@@ -252,7 +244,7 @@ func (s *Server) complete(ctx context.Context, req *mcp.CompleteRequest) (*mcp.C
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	found, next, err := s.find(ctx, v.by(), devices.Query{Text: prefix, Limit: maxComplete})
+	found, next, err := s.find(ctx, v.by(), devices.ListQuery{Text: prefix, Limit: maxComplete}, fewPages)
 	if err != nil {
 		return nil, s.protocolError(ctx, err)
 	}

@@ -3,14 +3,14 @@ package mcpserver
 import (
 	"sync/atomic"
 
-	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // Stats counts what passes.
 type Stats struct {
 	// Requests counts by method, Calls tool calls by outcome, Refused requests
 	// that were not served by reason, Notified notifications by kind.
-	Requests, Calls, Refused, Notified devices.CounterMap[string]
+	Requests, Calls, Refused, Notified fleet.CounterMap[string]
 	// Sessions are open now, Streams are requests being answered.
 	Sessions, Streams atomic.Int64
 	// ReplayBytes is what is kept for streams that break off; ReplayDropped

@@ -13,6 +13,7 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // Limits of a Broker.
@@ -209,7 +210,7 @@ func (b *Broker) take() {
 }
 
 func (b *Broker) message(topic string, payload []byte) {
-	defer devices.Contain(b.opt.Log, nil)
+	defer fleet.Contain(b.opt.Log, nil)
 	id, leaf, err := deviceOfTopic(topic)
 	if err != nil {
 		b.stats.ForeignTopics.Add(1)
@@ -264,7 +265,7 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 		return c, nil
 	}
 	generation, known := b.opt.Service.OldestGeneration(id)
-	client := b.opt.Service.ClientOf(id)
+	client := b.opt.Service.ClientOf(context.Background(), id)
 	if !b.opt.Open && (!known || !b.opt.Service.IsMember(id)) {
 		return nil, errOut
 	}
@@ -279,7 +280,7 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 	}
 	c := &brokerConn{broker: b, topic: devices.TopicDown(id)}
 	c.prepare(b.voice, id, "")
-	session, err := b.opt.Service.Accept(devices.Identity{Device: id, ClientID: client, Transport: devices.TransportMQTT, Remote: b.url,
+	session, err := b.opt.Service.Accept(fleet.Identity{Device: id, ClientID: client, Transport: devices.TransportMQTT, Remote: b.url,
 		Verified: !b.opt.Open, Generation: generation}, c)
 	if err != nil {
 		return nil, err
@@ -296,7 +297,7 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 		session.Close(devices.CloseInternal)
 		return nil, fmt.Errorf("%d devices are connected already", maxBrokerConns)
 	}
-	session.StartMCP(devices.FeaturesUnknown)
+	session.StartMCP(fleet.FeaturesUnknown)
 	return c, nil
 }
 
@@ -326,14 +327,14 @@ func (b *Broker) sweep() {
 }
 
 // Close ends the connection to the broker. Sessions are closed by the
-// devices.Service before.
+// fleet.Service before.
 func (b *Broker) Close() {
 	b.stop()
 	b.client.Disconnect(stopQuiesce)
 	b.tasks.Wait()
 }
 
-// brokerConn is a device behind the broker. It is the devices.Conn of its
+// brokerConn is a device behind the broker. It is the fleet.Conn of its
 // session.
 type brokerConn struct {
 	link
@@ -346,7 +347,7 @@ type brokerConn struct {
 
 var errBrokerAway = errors.New("the MQTT broker is not connected")
 
-// SendControl publishes msg to the device. See devices.Conn.
+// SendControl publishes msg to the device. See fleet.Conn.
 func (c *brokerConn) SendControl(msg []byte) error {
 	if c.closed.Load() || !c.broker.up.Load() {
 		return errBrokerAway

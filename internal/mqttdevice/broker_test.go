@@ -158,10 +158,10 @@ func TestBrokerReportsConnections(t *testing.T) {
 	first := session()
 	connected()
 	devicetest.Eventually(t, "it is ready again, in a session of its own", func() bool { s := session(); return s != "" && s != first && initialized() == 2 })
-	if err := b.service.Revoke(id); err != nil {
+	if _, err := b.service.Revoke(t.Context(), devicetest.Admin, id); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.service.Approve(string(id)); err != nil {
+	if _, err := b.service.Approve(t.Context(), devicetest.Admin, string(id)); err != nil {
 		t.Fatal(err)
 	}
 	refused := source.Stats().Connacks.Get("refused")

@@ -14,11 +14,12 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 	"fleetd/internal/outbox"
 )
 
-// conn is one device's connection. It is the devices.Conn of its session.
+// conn is one device's connection. It is the fleet.Conn of its session.
 type conn struct {
 	link
 	front *Front
@@ -47,7 +48,7 @@ var errTooBad = fmt.Errorf("%d unusable messages on one connection", MaxBad)
 // leaves the rest of the connection's life to a fresh one, whose stack has not
 // grown yet.
 func (c *conn) run() {
-	defer devices.Contain(c.front.opt.Log, c.fault)
+	defer fleet.Contain(c.front.opt.Log, c.fault)
 	begun := time.Now()
 	c.heard.Store(begun.UnixNano())
 	reason := c.enter(begun)
@@ -127,7 +128,7 @@ func (c *conn) open(begun time.Time) devices.CloseReason {
 	c.out.Flush(c)
 	c.out.IfOpen(func() { _ = c.net.SetReadDeadline(time.Time{}) }) // keepalive finds the dead from here on
 	c.front.connectTime.Observe(time.Since(begun))
-	session.StartMCP(devices.FeaturesUnknown)
+	session.StartMCP(fleet.FeaturesUnknown)
 	return ""
 }
 
@@ -268,7 +269,7 @@ func (c *conn) body(h header) (body []byte, buf *[]byte, err error) {
 // waiting is what an idle device's does for ever. So the frames from here to
 // the read must stay small.
 func (c *conn) serve() {
-	defer devices.Contain(c.front.opt.Log, c.fault)
+	defer fleet.Contain(c.front.opt.Log, c.fault)
 	for {
 		if err := c.next(); err != nil {
 			c.finish(err)
@@ -395,7 +396,7 @@ func (c *conn) answer(packet []byte) error {
 	return err
 }
 
-// SendControl publishes msg to the device. See devices.Conn.
+// SendControl publishes msg to the device. See fleet.Conn.
 func (c *conn) SendControl(msg []byte) error {
 	buf := buffers.Get().(*[]byte)
 	defer putBuffer(buf)

@@ -23,6 +23,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 	"fleetd/internal/udpaudio"
 )
@@ -51,7 +52,7 @@ const (
 
 // Options of a Front or Broker.
 type Options struct {
-	Service *devices.Service
+	Service *fleet.Service
 	Mint    *credential.Mint
 	// Gateway verifies the three-part client ids of xiaozhi-mqtt-gateway; nil
 	// refuses them.
@@ -69,9 +70,9 @@ type Options struct {
 
 // Stats counts what the front end does.
 type Stats struct {
-	Connacks      devices.CounterMap[string] // by code; no_connect where none was sent
-	ForeignTopics atomic.Uint64              // messages for another device's topic, dropped
-	HelloDrops    atomic.Uint64              // hellos that came too fast
+	Connacks      fleet.CounterMap[string] // by code; no_connect where none was sent
+	ForeignTopics atomic.Uint64            // messages for another device's topic, dropped
+	HelloDrops    atomic.Uint64            // hellos that came too fast
 }
 
 // Front is the listener's side of one node. Serve it, and Close it after the
@@ -82,7 +83,7 @@ type Front struct {
 	room        *lobby.Room
 	unknown     atomic.Int32
 	stats       Stats
-	connectTime devices.Histogram
+	connectTime fleet.Histogram
 
 	conns lobby.List[*conn]
 	ctx   context.Context
@@ -106,7 +107,7 @@ func (o Options) voice(stats *Stats) *voice {
 func (f *Front) Stats() *Stats { return &f.stats }
 
 // ConnectTime is the time from accept to CONNACK.
-func (f *Front) ConnectTime() *devices.Histogram { return &f.connectTime }
+func (f *Front) ConnectTime() *fleet.Histogram { return &f.connectTime }
 
 // Serve accepts connections until l is closed. Any number of listeners may be
 // served.
@@ -148,7 +149,7 @@ func (f *Front) accept(peer net.Conn) {
 func (f *Front) count(code string) { f.stats.Connacks.Add(code, 1) }
 
 // Close refuses new connections and waits for every reader to end. Sessions
-// are closed by the devices.Service; connections without one end here.
+// are closed by the fleet.Service; connections without one end here.
 func (f *Front) Close() {
 	f.conns.Close()
 	for _, c := range f.conns.Append(nil, func(c *conn) bool { return c.session.Load() == nil }) {

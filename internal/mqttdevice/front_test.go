@@ -12,6 +12,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/mqttdevice"
 	"fleetd/internal/udpaudio"
 )
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // bench is a front end behind a real listener and a real UDP socket.
 type bench struct {
 	*devicetest.Ports
-	service *devices.Service
+	service *fleet.Service
 	mint    *credential.Mint
 	gateway *credential.Gateway
 	front   *mqttdevice.Front
@@ -62,9 +63,9 @@ func (b *bench) listen(t *testing.T) {
 }
 
 // ground is what both sources stand on.
-func ground(t *testing.T) *bench { return groundWith(t, devices.Config{}) }
+func ground(t *testing.T) *bench { return groundWith(t, fleet.Config{}) }
 
-func groundWith(t *testing.T, cfg devices.Config) *bench {
+func groundWith(t *testing.T, cfg fleet.Config) *bench {
 	t.Helper()
 	mint, err := credential.New([]byte("a secret for tests only"))
 	if err != nil {
@@ -149,7 +150,7 @@ func TestFrontEndSuiteExternalBroker(t *testing.T) {
 // become makes the device a member, as its OTA check does.
 func (b *bench) become(t *testing.T, id devices.ID, client string) {
 	t.Helper()
-	if _, err := b.service.CheckIn(devices.CheckIn{Device: id, ClientID: client}); err != nil {
+	if _, err := b.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: client}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/mqttdevice"
 )
 
@@ -98,7 +99,7 @@ func (b *bench) up(t testing.TB) raw {
 func TestConnackCodes(t *testing.T) {
 	b := open(t)
 	b.become(t, "02:00:00:00:00:05", "c5")
-	if err := b.service.Revoke("02:00:00:00:00:05"); err != nil {
+	if _, err := b.service.Revoke(t.Context(), devicetest.Admin, "02:00:00:00:00:05"); err != nil {
 		t.Fatal(err)
 	}
 	set := func(client, user, password string) func(*packets.ConnectPacket) {
@@ -161,20 +162,20 @@ func TestGatewayLoginDies(t *testing.T) {
 	if code := dial(); code != 0 {
 		t.Fatalf("code %d", code)
 	}
-	if err := b.service.Revoke("02:00:00:00:00:07"); err != nil {
+	if _, err := b.service.Revoke(t.Context(), devicetest.Admin, "02:00:00:00:00:07"); err != nil {
 		t.Fatal(err)
 	}
 	if code := dial(); code != packets.ErrRefusedNotAuthorised {
 		t.Errorf("after the revocation: code %d", code)
 	}
 	// A device that is let in again gets new credentials, and these stay dead.
-	if _, err := b.service.Approve("02:00:00:00:00:07"); err != nil {
+	if _, err := b.service.Approve(t.Context(), devicetest.Admin, "02:00:00:00:00:07"); err != nil {
 		t.Fatal(err)
 	}
 	if code := dial(); code != packets.ErrRefusedNotAuthorised {
 		t.Errorf("approved again: code %d", code)
 	}
-	if err := b.service.Forget(t.Context(), "02:00:00:00:00:07"); err != nil {
+	if err := b.service.Forget(t.Context(), devicetest.Admin, "02:00:00:00:00:07"); err != nil {
 		t.Fatal(err)
 	}
 	if code := dial(); code != packets.ErrRefusedNotAuthorised {
@@ -187,7 +188,7 @@ func TestGatewayLoginDies(t *testing.T) {
 func TestGatewayLoginIsNoAdmission(t *testing.T) {
 	const user = "eyJpcCI6IjEuMi4zLjQifQ=="
 	for _, approve := range []bool{false, true} {
-		b := groundWith(t, devices.Config{Approve: approve})
+		b := groundWith(t, fleet.Config{Approve: approve})
 		b.listen(t)
 		dial := func(client string) byte {
 			r := b.raw(t)
@@ -205,7 +206,7 @@ func TestGatewayLoginIsNoAdmission(t *testing.T) {
 			t.Errorf("approve %t: an unknown device got code %d", approve, code)
 		}
 		if approve {
-			if _, err := b.service.Approve("02:00:00:00:00:08"); err != nil {
+			if _, err := b.service.Approve(t.Context(), devicetest.Admin, "02:00:00:00:00:08"); err != nil {
 				t.Fatal(err)
 			}
 			if code := dial(first); code != 0 {

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 	"fleetd/internal/udpaudio"
 )
@@ -59,7 +60,7 @@ type voice struct {
 	server  string
 	port    uint16
 	stats   *Stats
-	service *devices.Service
+	service *fleet.Service
 	log     *slog.Logger
 }
 
@@ -68,7 +69,7 @@ type link struct {
 	*voice
 	device  devices.ID
 	remote  netip.Addr // zero behind a broker
-	session atomic.Pointer[devices.Session]
+	session atomic.Pointer[fleet.Session]
 
 	helloAt time.Time // beginning of the second in which hellos are counted
 	hellos  int
@@ -125,9 +126,9 @@ func (l *link) hello(msg []byte) error {
 		return fmt.Errorf("more than %d hellos in a second", MaxHellos)
 	}
 	session := l.session.Load()
-	var conversation *devices.Conversation
+	var conversation *fleet.Conversation
 	var channel *udpaudio.Channel
-	reply, err := session.OpenAudio(h, hello.TransportUDP, func(c *devices.Conversation) (devices.AudioPath, error) {
+	reply, err := session.OpenAudio(h, hello.TransportUDP, func(c *fleet.Conversation) (fleet.AudioPath, error) {
 		var err error
 		conversation = c
 		channel, err = l.udp.Open(udpaudio.Params{FrameDuration: time.Duration(h.Audio.FrameDuration) * time.Millisecond,
@@ -149,7 +150,7 @@ func (l *link) hello(msg []byte) error {
 	}
 	l.service.Stats().HelloTime.Observe(time.Since(begun))
 	session.BeginConversation()
-	session.StartMCP(devices.FeaturesOf(h.MCP))
+	session.StartMCP(fleet.FeaturesOf(h.MCP))
 	return nil
 }
 

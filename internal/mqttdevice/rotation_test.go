@@ -19,7 +19,7 @@ func TestRotatedPassword(t *testing.T) {
 	}
 	t.Cleanup(source.Close)
 	b.become(t, id, "c1")
-	if err := b.service.Rotate(id, time.Hour); err != nil {
+	if err := b.service.Rotate(t.Context(), devicetest.Admin, id, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	of := func(generation int64) login {

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/provision"
 	"fleetd/internal/restapi"
 )
@@ -52,7 +53,7 @@ func (n *node) health(mux *http.ServeMux) {
 		answer := struct {
 			Ready bool     `json:"ready"`
 			Down  []string `json:"down,omitempty"`
-		}{Ready: !n.draining.get(), Down: slices.Sorted(maps.Keys(n.parts()))}
+		}{Ready: !n.draining.get() && n.service.Registry().Ready(), Down: slices.Sorted(maps.Keys(n.parts()))}
 		w.Header().Set("Content-Type", "application/json")
 		if !answer.Ready {
 			w.WriteHeader(http.StatusServiceUnavailable)
@@ -124,7 +125,7 @@ func (n *node) nodes() []devices.Node {
 
 // held is the number of devices connected here.
 func (n *node) held() (held int) {
-	n.service.Stats().States.Each(func(_ devices.SessionState, count int64) { held += int(count) })
+	n.service.Stats().States.Each(func(_ fleet.SessionState, count int64) { held += int(count) })
 	return held
 }
 

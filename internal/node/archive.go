@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/devices/registry"
 	"fleetd/internal/store"
 )
 
@@ -52,7 +53,7 @@ type archivedFile struct {
 // keeps, and nothing that could lie elsewhere.
 func archivable(name string) bool {
 	switch name {
-	case fileSecret, fileToken, filePorts, fileKnown, fileAudit, store.FileName:
+	case fileSecret, fileToken, filePorts, fileKnown, registry.RevocationsFile, fileAudit, store.FileName:
 		return true
 	}
 	return strings.HasPrefix(name, dirNATS+"/") && path.Clean(name) == name && filepath.IsLocal(name) && !strings.ContainsAny(name, "\\\x00")

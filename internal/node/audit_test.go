@@ -17,6 +17,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/store"
 )
 
@@ -149,7 +150,7 @@ func TestPolicyFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	ports := devicetest.New()
-	service := ports.Service(t, devices.Config{PolicyFixed: true})
+	service := ports.Service(t, fleet.Config{PolicyFixed: true})
 	log := audit.New(audit.Options{Node: "n-1", Store: away{}, Log: quiet, Spill: func([]audit.Block) error { return nil }})
 	n.policy.attach(service, log)
 	ctx, stop := context.WithCancel(t.Context())
@@ -166,8 +167,8 @@ func TestPolicyFile(t *testing.T) {
 	devicetest.Eventually(t, "the changed file is in force", func() bool { return name() == "nothing at all" })
 	write(`{"rules":[`)
 	devicetest.Eventually(t, "the broken file is noticed", func() bool { return n.policy.failures.Load() == 1 })
-	if name() != "nothing at all" || service.Doors().Policy.Version != 0 {
-		t.Errorf("%q is in force, noted as version %d", name(), service.Doors().Policy.Version)
+	if version := service.Guard().Policy().Version; name() != "nothing at all" || version != 0 {
+		t.Errorf("%q is in force, as version %d", name(), version)
 	}
 	by := access.By{Who: access.Admin, Via: access.ViaREST}
 	if _, err := service.SetPolicy(t.Context(), by, access.Policy{}, 0); devices.AsError(err).Code != devices.CodeForbidden {

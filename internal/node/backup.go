@@ -20,6 +20,7 @@ import (
 	"fleetd/internal/apiclient"
 	"fleetd/internal/config"
 	"fleetd/internal/credential"
+	"fleetd/internal/devices/registry"
 	"fleetd/internal/durable"
 	"fleetd/internal/store"
 )
@@ -70,7 +71,7 @@ func Backup(ctx context.Context, cfg *config.Config, output string, streams bool
 	}
 	// The small files first: a note of members that is older than the database
 	// only lacks what the database has.
-	for _, name := range []string{fileSecret, fileToken, filePorts, fileKnown, fileAudit} {
+	for _, name := range []string{fileSecret, fileToken, filePorts, registry.RevocationsFile, fileAudit} {
 		if err := b.add(name, b.dir.file(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return report, err
 		}

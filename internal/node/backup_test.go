@@ -12,12 +12,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"fleetd/internal/apiclient"
 	"fleetd/internal/config"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
 	"fleetd/internal/store"
 )
 
@@ -31,7 +31,7 @@ func used(t *testing.T) (dir string, cfg *config.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{fileToken: "token\n", filePorts: `{"api-listen":"127.0.0.1:1"}`, fileKnown: `{"devices":null}`, "nats/stream/1.blk": "block", "run.json.x": "left over"} {
+	for name, text := range map[string]string{fileToken: "token\n", filePorts: `{"api-listen":"127.0.0.1:1"}`, registry.RevocationsFile: "[]", "nats/stream/1.blk": "block", "run.json.x": "left over"} {
 		if err := os.MkdirAll(filepath.Dir(d.file(name)), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -50,11 +50,8 @@ func used(t *testing.T) (dir string, cfg *config.Config) {
 	if err := s.Fingerprint(t.Context(), mint.Fingerprint()); err != nil {
 		t.Fatal(err)
 	}
-	s.SaveDevice(devices.Device{ID: "aa:bb:cc:dd:ee:ff", Name: "lamp"})
+	addDevice(t, s, devices.Device{ID: "aa:bb:cc:dd:ee:ff", Name: "lamp"})
 	t.Cleanup(func() { _ = s.Close(t.Context()) })
-	for s.Stats().DeviceRows.Load() == 0 {
-		time.Sleep(time.Millisecond)
-	}
 	d.close()
 	return dir, load(t, map[string]string{"data-dir": dir})
 }
@@ -98,7 +95,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Fatalf("%+v, %v", restored, err)
 	}
 	before, after := tree(t, dir), tree(t, to)
-	for _, name := range []string{fileSecret, fileToken, filePorts, fileKnown, "nats/stream/1.blk"} {
+	for _, name := range []string{fileSecret, fileToken, filePorts, registry.RevocationsFile, "nats/stream/1.blk"} {
 		if before[name] == "" || before[name] != after[name] {
 			t.Errorf("%s: %q, was %q", name, after[name], before[name])
 		}

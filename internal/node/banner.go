@@ -27,7 +27,7 @@ func (n *node) announce() {
 	}
 	fmt.Fprintf(&b, "  People    %s/docs   REST at /v1, token in %s\n", info.API, n.dir.file(fileToken))
 	fmt.Fprintf(&b, "            fleetd devices%s\n", n.dataDirFlag())
-	fmt.Fprintf(&b, "  Agents    %s/mcp   or the command fleetd mcp; fleetd token create makes a key\n", info.API)
+	fmt.Fprintf(&b, "  Agents    %s/mcp   or the command fleetd mcp; fleetd keys create makes a key\n", info.API)
 	services := "in this process only; --nats-listen opens a port"
 	switch {
 	case n.bus.embedded == nil:

@@ -11,7 +11,6 @@ import (
 	"syscall"
 
 	"fleetd/internal/credential"
-	"fleetd/internal/devices"
 	"fleetd/internal/durable"
 )
 
@@ -22,7 +21,7 @@ const (
 	fileSecret = "secret"
 	fileToken  = "admin-token"
 	filePorts  = "ports.json"
-	fileKnown  = "known.json"
+	fileKnown  = "known.json" // of versions before the registry
 	fileAudit  = "audit-unwritten.jsonl"
 	fileKeyed  = "audit-keyed"
 	dirNATS    = "nats"
@@ -102,13 +101,4 @@ func (d *dataDir) writeJSON(name string, content any) error {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return d.write(name, text)
-}
-
-// known is the node's note of its members, so that it can answer devices after
-// a start without a database.
-type known struct {
-	Devices    []devices.Row       `json:"devices"`
-	Exceptions []devices.Exception `json:"exceptions"`
-	Doors      devices.Doors       `json:"doors"`
-	Rotation   devices.Rotation    `json:"rotation,omitzero"`
 }

@@ -11,7 +11,7 @@ import (
 func (n *node) startMCP() {
 	n.mcp = mcpserver.New(mcpserver.Options{Service: n.service, Events: n.events, Photos: n.vision, Hosts: n.cfg.MCPHosts, Origins: n.cfg.MCPOrigins,
 		Failures: n.failures["api-listen"],
-		Door:     &access.Door{Keys: n.service.Registry(), IsAdmin: n.mint.IsAdmin, Open: n.cfg.APIAuth == "none"},
+		Door:     &access.Door{Keys: n.service.Keys(), IsAdmin: n.mint.IsAdmin, Open: n.cfg.APIAuth == "none"},
 		Node:     n.cfg.Node, Version: n.cfg.Version, Draining: n.draining.get, Fixtures: n.cfg.ConformanceFixtures, Log: n.log})
 }
 

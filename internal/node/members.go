@@ -73,6 +73,9 @@ func (m *members) run(ctx context.Context) {
 	twice := false
 	for {
 		lost, err := m.beat(ctx)
+		if err == nil { // so that a change is known within a beat even without NATS
+			m.node.refresh(ctx)
+		}
 		switch {
 		case errors.Is(err, errNodeTwice):
 			if !twice {

@@ -10,7 +10,9 @@ import (
 	"fleetd/internal/config"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/store"
+	"fleetd/internal/store/ledger"
 )
 
 // silent is a connection that takes everything and answers nothing.
@@ -42,10 +44,12 @@ func sharing(t *testing.T, names ...string) (nodes []*node) {
 		n := &node{cfg: &config.Config{Node: name}, log: log, store: db, bus: &bus{}, apiNet: api, started: time.Now()}
 		n.bus.up.Store(true)
 		n.members = newMembers(n)
-		n.service = devices.New(devices.Config{Node: name, CallsPerDevice: 1, Handshakes: 4, Alive: n.members.has},
-			devices.Ports{Records: db, Catalogs: db, Keeper: db, Warden: db, Rotations: db, Publisher: ports, Directory: ports, Router: ports, Vision: ports, Audio: ports, Log: log})
+		n.ledger = ledger.New(db, log)
+		t.Cleanup(n.ledger.Close)
+		n.service = fleet.New(fleet.Config{Node: name, CallsPerDevice: 1, Handshakes: 4, Alive: n.members.has},
+			fleet.Ports{Records: db, Catalogs: db, Ledger: n.ledger, Publisher: ports, Directory: ports, Router: ports, Vision: ports, Audio: ports, Log: log})
 		t.Cleanup(n.service.Close)
-		if err := n.service.Load(t.Context()); err != nil {
+		if err := n.service.Registry().Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		nodes = append(nodes, n)
@@ -55,7 +59,7 @@ func sharing(t *testing.T, names ...string) (nodes []*node) {
 
 func (n *node) accept(t *testing.T, id devices.ID) {
 	t.Helper()
-	if _, err := n.service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, silent{}); err != nil {
+	if _, err := n.service.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, silent{}); err != nil {
 		t.Fatal(err)
 	}
 	n.awaitRow(t, id, true)
@@ -125,7 +129,7 @@ func TestRestartedNodeKeepsItsDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	const gone, back = devices.ID("02:00:00:00:00:01"), devices.ID("02:00:00:00:00:02")
-	c.store.SaveDevice(devices.Device{ID: gone})
+	addDevice(t, c.store, devices.Device{ID: gone})
 	c.store.SavePresence(devices.Presence{Device: gone, Epoch: 1, Seq: 1, Online: true, Node: "a", ConnectedAt: a.started.Add(-time.Minute)})
 	a.accept(t, back)
 	c.awaitRow(t, gone, true)
@@ -224,7 +228,7 @@ func TestLeasesAreReadOnceAtTheStart(t *testing.T) {
 func TestOrphans(t *testing.T) {
 	n := sharing(t, "a")[0]
 	const id = devices.ID("02:00:00:00:00:01")
-	n.store.SaveDevice(devices.Device{ID: id})
+	addDevice(t, n.store, devices.Device{ID: id})
 	n.store.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: 1, Online: true, Node: "gone"})
 	n.awaitRow(t, id, true)
 	n.beat(t)

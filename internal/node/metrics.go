@@ -11,6 +11,7 @@ import (
 	"fleetd/internal/cluster"
 	"fleetd/internal/devices"
 	"fleetd/internal/events"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 	"fleetd/internal/mcpserver"
 	"fleetd/internal/provision"
@@ -24,7 +25,7 @@ import (
 // asked; no part knows the library. Labels never hold device ids.
 type collector struct {
 	version, node string
-	service       *devices.Service
+	service       *fleet.Service
 	front         *wsdevice.Front
 	provision     *provision.Server
 	attest        *attest.List
@@ -129,6 +130,12 @@ var (
 	auditWaiting   = gauge("audit_waiting_bytes", "Bytes of the audit that are not in the database yet.")
 	auditFailures  = counter("audit_failures_total", "Failed attempts to write to the audit.")
 	policyReloads  = counter("policy_reloads_total", "Changed policy files, by whether they came into force.", "result")
+	knownDevices   = gauge("members", "Devices that the fleet knows.")
+	revision       = gauge("registry_revision", "The last change of the registry that is in force on this node.")
+	registryReads  = counter("registry_reads_total", "Reads of the registry from the database, by what was read.", "what")
+	registryBack   = counter("registry_restored_total", "Times that the registry's history went backwards, as after a restore.")
+	joinsRefused   = counter("joins_refused_total", "Devices that could not become members, by reason.", "reason")
+	revokesWaiting = gauge("revocations_waiting", "Revocations that are in force and not in the database yet.")
 	databaseHits   = counter("catalog_hits_total", "History entries whose tool list was stored already.")
 	databaseStale  = counter("presence_stale_total", "Presence rows that a newer session had overtaken.")
 )
@@ -142,13 +149,22 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put := func(m metric, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
 	}
-	histogram := func(m metric, h *devices.Histogram) {
+	histogram := func(m metric, h *fleet.Histogram) {
 		count, sum, buckets := h.Snapshot()
 		ch <- prometheus.MustNewConstHistogram(m.desc, count, sum, buckets)
 	}
 	put(buildInfo, 1, c.version, c.node, runtime.Version())
+	r := c.service.Registry()
+	put(knownDevices, float64(r.Members()))
+	put(revision, float64(r.Position().Revision))
+	put(registryReads, float64(r.Stats.Reads.Load()), "changes")
+	put(registryReads, float64(r.Stats.Snapshots.Load()), "whole")
+	put(registryBack, float64(r.Stats.Restored.Load()))
+	put(joinsRefused, float64(r.Stats.FullJoins.Load()), "members_limit")
+	put(joinsRefused, float64(r.Stats.LateJoins.Load()), "database")
+	put(revokesWaiting, float64(len(r.Revocations())))
 	s := c.service.Stats()
-	s.States.Each(func(k devices.SessionState, n int64) { put(sessions, float64(n), string(k.Transport), string(k.MCP)) })
+	s.States.Each(func(k fleet.SessionState, n int64) { put(sessions, float64(n), string(k.Transport), string(k.MCP)) })
 	s.Connects.Each(func(transport devices.Transport, n int64) { put(connects, float64(n), string(transport)) })
 	for _, reason := range devices.CloseReasons {
 		put(disconnects, float64(s.Closed.Get(reason)), string(reason))
@@ -165,11 +181,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put(callQueue, float64(s.Waiting.Load()))
 	put(callsRunning, float64(s.InFlight.Load()))
 	put(handshakes, float64(s.Handshakes.Load()))
-	s.Deviations.Each(func(k devices.DeviationKey, n int64) { put(deviations, float64(n), string(k.Kind), k.Firmware) })
+	s.Deviations.Each(func(k fleet.DeviationKey, n int64) { put(deviations, float64(n), string(k.Kind), k.Firmware) })
 	put(badMessages, float64(s.BadMessages.Load()))
 	put(audioPackets, float64(s.AudioFrames.Load()), "received")
 	put(audioPackets, float64(s.AudioSent.Load()), "sent")
-	s.AudioDrops.Each(func(reason devices.AudioDrop, n int64) { put(audioDrops, float64(n), string(reason)) })
+	s.AudioDrops.Each(func(reason fleet.AudioDrop, n int64) { put(audioDrops, float64(n), string(reason)) })
 	put(conversations, float64(s.Conversations.Load()))
 	put(silentChannels, float64(s.SilentChannels.Load()))
 	put(messageDrops, float64(s.MessageDrops.Load()))
@@ -244,7 +260,6 @@ func (c *collector) collectParts(put func(metric, float64, ...string)) {
 	put(databaseWrites, float64(db.DeviceRows.Load()), "devices")
 	put(databaseWrites, float64(db.PresenceRows.Load()), "presence")
 	put(databaseWrites, float64(db.HistoryRows.Load()), "catalog_history")
-	put(databaseWrites, float64(db.ExceptionRows.Load()), "credential_exceptions")
 	put(databaseWrites, float64(db.CatalogWrites.Load()), "catalogs")
 	put(databasePruned, float64(db.PrunedHistory.Load()), "catalog_history")
 	put(databasePruned, float64(db.PrunedCatalogs.Load()), "catalogs")
@@ -262,7 +277,6 @@ func (c *collector) collectParts(put func(metric, float64, ...string)) {
 	put(databaseQueue, float64(db.DevicesWaiting.Load()), "devices")
 	put(databaseQueue, float64(db.PresenceWaiting.Load()), "presence")
 	put(databaseQueue, float64(db.HistoryWaiting.Load()), "catalog_history")
-	put(databaseQueue, float64(db.ExceptionsWaiting.Load()), "credential_exceptions")
 }
 
 func truth(is bool) float64 {

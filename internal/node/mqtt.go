@@ -186,7 +186,7 @@ func (n *node) startGatewayAPI() error {
 		return err
 	}
 	n.mqtt.gatewayAPI = gatewayapi.New(gatewayapi.Options{Service: n.service, Gateway: n.mqtt.gateway, Timeout: n.cfg.GatewayTimeout,
-		Door: &access.Door{Keys: n.service.Registry(), IsAdmin: n.mint.IsAdmin}, Failures: n.failures["gateway-api-listen"], Log: n.log})
+		Door: &access.Door{Keys: n.service.Keys(), IsAdmin: n.mint.IsAdmin}, Failures: n.failures["gateway-api-listen"], Log: n.log})
 	n.serve("gateway-api-listen", &http.Server{Handler: n.mqtt.gatewayAPI, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
 		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors()}, l)
 	return nil

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log"
 	"log/slog"
 	"net"
@@ -22,11 +23,14 @@ import (
 	"fleetd/internal/config"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
 	"fleetd/internal/events"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 	"fleetd/internal/mcpserver"
 	"fleetd/internal/provision"
 	"fleetd/internal/store"
+	"fleetd/internal/store/ledger"
 	"fleetd/internal/upstream"
 	"fleetd/internal/vision"
 	"fleetd/internal/wsdevice"
@@ -39,17 +43,17 @@ const (
 	answerGrace   = time.Second      // for them to say that they were cut short
 	storeGrace    = 10 * time.Second
 	stopLimit     = 30 * time.Second // beyond the drain window, after which something hangs
-	notesEvery    = time.Minute
-	loadEvery     = 5 * time.Second // tries to read the members
-	maxHandshakes = 256             // tool lists being read at once
-	maxReconnects = 20              // of one device at once, then one a second
+	refreshEvery  = 5 * time.Second  // tries to read what was decided
+	refreshLimit  = time.Minute
+	maxHandshakes = 256 // tool lists being read at once
+	maxReconnects = 20  // of one device at once, then one a second
 	devicesWanted = 20_000
 )
 
 // Run runs one node until ctx ends, then drains it. It returns an error, in
 // one sentence, if the node cannot start, or did not stop in time.
 func Run(ctx context.Context, cfg *config.Config) error {
-	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, excepted: make(chan struct{}, 1), woken: make(chan struct{}, 1)}
+	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, woken: make(chan struct{}, 1)}
 	n.logging()
 	ctx, end := untilHangup(ctx, cfg)
 	defer end()
@@ -88,6 +92,7 @@ type node struct {
 	bus       *bus
 	events    *events.Bus
 	store     *store.Store
+	ledger    *ledger.Ledger
 	listeners *listeners
 	gate      *lobby.Gate
 	guarded   map[string]*lobby.Guarded // by flag
@@ -102,7 +107,7 @@ type node struct {
 	cluster     *cluster.Link
 	vision      *vision.Server
 	upstream    *upstream.Bridge // nil without --voice-upstream
-	service     *devices.Service
+	service     *fleet.Service
 	front       *wsdevice.Front
 	mqtt        *mqttSide
 	attest      *attest.List
@@ -113,9 +118,7 @@ type node struct {
 	certificate *certificate // nil without TLS
 
 	ready    chan struct{} // the database became usable
-	excepted chan struct{} // exceptional credentials changed
 	serveErr chan error
-	notes    *notes
 	woken    chan struct{} // the process did not run for a while
 	joining  sync.Mutex
 	joined   bool     // the other nodes, if any, are of this fleet
@@ -207,8 +210,7 @@ func (n *node) openStore(ctx context.Context) error {
 		case n.ready <- struct{}{}:
 		default: // one wake-up is enough
 		}
-	}), store.OnOutranked( // the core saves the rows, so it is there
-		func(p devices.Presence) { n.service.Outranked(p) }, func(id devices.ID) { n.service.SaveAgain(id) }))
+	}), store.OnOutranked(func(p devices.Presence) { n.service.Outranked(p) })) // the core saves the rows, so it is there
 	if err != nil {
 		return fmt.Errorf("--database: %w", err)
 	}
@@ -219,6 +221,8 @@ func (n *node) openStore(ctx context.Context) error {
 			n.log.Error("the database did not take the last rows", "error", err)
 		}
 	})
+	n.ledger = ledger.New(n.store, n.log)
+	n.onStop(n.ledger.Close)
 	if err := n.store.Fingerprint(ctx, n.mint.Fingerprint()); err != nil && !errors.Is(err, devices.ErrDatabase) {
 		return fmt.Errorf("--secret: %w", err)
 	}
@@ -227,12 +231,9 @@ func (n *node) openStore(ctx context.Context) error {
 
 // listen opens the ports, so that the addresses told to devices are known.
 func (n *node) listen(ctx context.Context) error {
-	var err error
-	n.notes = newNotes(n.dir, n.log)
-	fresh := len(n.notes.last.Devices) == 0
-	if fresh && n.store.Ready() == nil {
-		rows, err := n.store.List(ctx, devices.Query{Limit: 1})
-		fresh = err == nil && len(rows) == 0
+	fresh, err := n.isFresh(ctx)
+	if err != nil {
+		return err
 	}
 	if n.listeners, err = newListeners(n.cfg, n.dir, n.log, fresh); err != nil {
 		return err
@@ -276,16 +277,18 @@ func (n *node) startCore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.service = devices.New(
-		devices.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
-			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, CatalogMemory: n.cfg.CatalogMemory, Reconnects: maxReconnects, Alive: n.alive(), PolicyFixed: n.policy != nil, Excepted: func() {
-				select {
-				case n.excepted <- struct{}{}:
-				default: // one wake-up is enough
-				}
-			}},
-		devices.Ports{Records: n.store, Catalogs: n.store, Keeper: n.store, Publisher: n.events, Directory: n.cluster, Router: n.cluster,
-			Audio: n.events, Voice: voice, Vision: n.vision, Warden: n.store, Audit: n.audit, Rotations: n.store, Log: n.log})
+	var peers registry.Peers
+	var others *cluster.Peers
+	if n.shared() {
+		others = n.cluster.Peers()
+		peers = others
+	}
+	n.service = fleet.New(
+		fleet.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
+			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, CatalogMemory: n.cfg.CatalogMemory, Reconnects: maxReconnects, Alive: n.alive(), PolicyFixed: n.policy != nil,
+			Offer: n.offer(), Dir: n.cfg.DataDir, Fleet: n.mint.Fingerprint(), RosterKey: n.mint.RosterKey(), Members: n.cfg.MembersLimit},
+		fleet.Ports{Records: n.store, Catalogs: n.store, Ledger: n.ledger, Changes: n.ledger, Publisher: n.events, Directory: n.cluster, Router: n.cluster, Peers: peers,
+			Audio: n.events, Voice: voice, Vision: n.vision, Audit: n.audit, Log: n.log})
 	n.onStop(n.service.Close)
 	if n.policy != nil {
 		n.policy.attach(n.service, n.audit)
@@ -301,18 +304,13 @@ func (n *node) startCore(ctx context.Context) error {
 	if err := n.join(ctx); err != nil {
 		return err
 	}
-	n.service.RestoreDoors(n.notes.last.Doors) // what ended here stays ended, whatever the database says
-	if n.store.Ready() == nil {
-		if err := n.service.Load(ctx); err != nil && !errors.Is(err, devices.ErrDatabase) {
+	if others != nil {
+		if err := others.Follow(n.service.Registry()); err != nil {
 			return err
 		}
 	}
-	if !n.service.Loaded() {
-		n.log.Warn("the database does not answer; serving what this node noted", "devices", len(n.notes.last.Devices))
-		if len(n.notes.last.Devices)+len(n.notes.last.Exceptions) > 0 || n.notes.last.Rotation.Generation > 0 {
-			n.service.RestoreRotation(n.notes.last.Rotation)
-			n.service.Restore(n.notes.last.Devices, n.notes.last.Exceptions)
-		}
+	if err := n.service.Registry().Start(ctx); err != nil {
+		return err
 	}
 	keep, stop := context.WithCancel(context.Background())
 	var done sync.WaitGroup
@@ -330,25 +328,42 @@ func (n *node) startCore(ctx context.Context) error {
 	return nil
 }
 
-// keep reads the members when the database comes up after a start without it,
-// and writes the node's own notes of them.
+// isFresh tells whether the data directory knows no device: only then a default
+// port that is taken may move.
+func (n *node) isFresh(ctx context.Context) (bool, error) {
+	for _, name := range []string{registry.SnapshotFile, fileKnown} {
+		if _, err := os.Stat(n.dir.file(name)); !errors.Is(err, fs.ErrNotExist) {
+			return false, err
+		}
+	}
+	if n.store.Ready() != nil {
+		return true, nil
+	}
+	page, err := n.store.List(ctx, devices.ListQuery{Limit: 1})
+	return err == nil && len(page.Rows) == 0, nil
+}
+
+// offer is the transport that devices are told of unless somebody chose another.
+func (n *node) offer() devices.Transport {
+	if n.cfg.MQTT == "off" {
+		return devices.TransportWebSocket
+	}
+	return devices.Transport(n.cfg.Transport)
+}
+
+// keep follows the database: when it comes up, and while it is needed.
 func (n *node) keep(ctx context.Context) {
-	ticker := time.NewTicker(notesEvery)
-	defer ticker.Stop()
-	again := time.NewTicker(loadEvery)
+	again := time.NewTicker(refreshEvery)
 	defer again.Stop()
-	read := n.store.Ready() == nil && n.service.Loaded()
 	refused := make(chan error, 1)
 	go func() { refused <- n.store.WaitReady(ctx) }() // ends with ctx
+	if n.service.Registry().Ready() && n.store.Ready() == nil {
+		n.databaseUp(ctx)
+	}
 	for {
 		select {
 		case <-ctx.Done():
-			n.notes.write(n.service, n.log)
 			return
-		case <-ticker.C:
-			n.notes.write(n.service, n.log)
-		case <-n.excepted:
-			n.notes.write(n.service, n.log) // a revocation must survive a kill without a database
 		case err := <-refused:
 			// A database of another fleet, or newer than this program, shows
 			// only when it answers.
@@ -356,33 +371,46 @@ func (n *node) keep(ctx context.Context) {
 				n.serveErr <- fmt.Errorf("--database: %w", err)
 			}
 		case <-n.ready:
-			read = read || n.load(ctx)
+			n.refresh(ctx)
+			n.databaseUp(ctx)
 		case <-again.C:
-			n.settle(ctx)
-			read = read || n.store.Ready() == nil && n.load(ctx)
+			r := n.service.Registry()
+			if n.store.Ready() == nil && (!r.Ready() || len(r.Revocations()) > 0) {
+				n.refresh(ctx)
+			}
 		}
 	}
 }
 
-// settle writes what was decided while the database was away.
-func (n *node) settle(ctx context.Context) {
-	if n.store.Ready() != nil {
-		return
-	}
-	if err := n.service.SettleKeys(ctx); err != nil {
-		n.log.Debug("the ends of keys are not written yet", "error", err)
+// refresh reads what was decided since the last change that this node knows.
+func (n *node) refresh(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, refreshLimit)
+	defer cancel()
+	if err := n.service.Registry().Refresh(ctx); err != nil {
+		n.log.Warn("what was decided could not be read; it is tried again", "error", err)
 	}
 }
 
-// load reads the members of a database that came up late.
-func (n *node) load(ctx context.Context) bool {
-	if err := n.service.Load(ctx); err != nil {
-		n.log.Warn("members could not be read", "error", err)
-		return false
-	}
-	n.log.Info("the database answers; members are read")
+// databaseUp does what has to be done each time the database becomes usable.
+func (n *node) databaseUp(ctx context.Context) {
 	n.joinLate()
-	return true
+	if err := os.Remove(n.dir.file(fileKnown)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		n.log.Warn("the notes of an older version stay", "file", fileKnown, "error", err)
+	}
+	if n.members != nil {
+		return // who is lost is found by leases
+	}
+	names, err := n.store.Orphans(ctx)
+	for _, name := range names { // of the last run: there is no other node
+		lost, loseErr := n.service.LoseNode(ctx, name, n.started, n.store.OnlineOf)
+		err = errors.Join(err, loseErr)
+		if lost > 0 {
+			n.log.Info("devices of the last run are offline", "devices", lost)
+		}
+	}
+	if err != nil {
+		n.log.Warn("devices that the last run left online are not marked yet", "error", err)
+	}
 }
 
 // startFrontEnds opens the devices' side.

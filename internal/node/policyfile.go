@@ -13,6 +13,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // policyCheck is how often the policy's file is looked at.
@@ -24,7 +25,7 @@ const policyCheck = time.Second
 type policyFile struct {
 	path    string
 	log     *slog.Logger
-	service *devices.Service
+	service *fleet.Service
 	audit   *audit.Log
 	seen    policyStamp // as last tried, whether it was usable or not
 	guard   *access.Guard
@@ -75,7 +76,7 @@ func (p *policyFile) stamp() (s policyStamp) {
 }
 
 // attach brings the file into force.
-func (p *policyFile) attach(s *devices.Service, log *audit.Log) {
+func (p *policyFile) attach(s *fleet.Service, log *audit.Log) {
 	p.service, p.audit = s, log
 	p.use(p.guard, nil)
 }

@@ -34,6 +34,7 @@ func (n *node) pruneOnce(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, pruneLimit)
 	defer cancel()
 	begun := time.Now()
+	n.pruneRegistry(limited)
 	p, err := n.store.Prune(limited, store.Retention{History: n.cfg.HistoryRetention, PerDevice: n.cfg.HistoryPerDevice, Catalogs: n.cfg.CatalogRetention, Audit: n.cfg.AuditRetention})
 	switch {
 	case ctx.Err() != nil:
@@ -41,5 +42,44 @@ func (n *node) pruneOnce(ctx context.Context) {
 		n.log.Warn("old history could not be deleted; it is tried again within the hour", "error", err)
 	case p.History+p.Catalogs+p.Audit > 0:
 		n.log.Info("old history deleted", "entries", p.History, "catalogs", p.Catalogs, "audit_blocks", p.Audit, "took", time.Since(begun).Round(time.Millisecond))
+	}
+}
+
+// expirePage is how many devices are removed at a time that joined by themselves
+// and never connected.
+const expirePage = 200
+
+// pruneRegistry removes devices that joined by themselves and never connected, and
+// what is beyond the retention of the log of changes.
+func (n *node) pruneRegistry(ctx context.Context) {
+	if n.store.Ready() != nil {
+		return
+	}
+	if _, err := n.ledger.ClearJoined(ctx); err != nil {
+		n.log.Warn("devices that have connected are not noted as such yet", "error", err)
+		return
+	}
+	for {
+		ids, err := n.ledger.Expired(ctx, time.Now(), expirePage)
+		expired := 0
+		if err == nil && len(ids) > 0 {
+			expired, err = n.service.Registry().Expire(ctx, ids)
+		}
+		if err != nil {
+			n.log.Warn("devices that never connected are not removed yet", "error", err)
+			return
+		}
+		if expired > 0 {
+			n.log.Info("devices removed that joined by themselves and never connected", "devices", expired)
+		}
+		if len(ids) < expirePage {
+			break
+		}
+	}
+	switch deleted, err := n.ledger.Prune(ctx, time.Now()); {
+	case err != nil:
+		n.log.Warn("old changes could not be deleted; it is tried again within the hour", "error", err)
+	case deleted > 0:
+		n.log.Info("old changes deleted", "changes", deleted)
 	}
 }

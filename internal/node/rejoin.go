@@ -4,20 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
-	"time"
 
 	"fleetd/internal/cluster"
-)
-
-// How a node keeps up with what the others decide. News reaches it at once;
-// what it missed it reads, as soon as the database lets it, and once in a while
-// in case it does not know that it missed something.
-const (
-	reloadEvery = 10 * time.Minute
-	reloadRetry = 2 * time.Second
-	reloadLimit = time.Minute // for one reading
 )
 
 // join makes sure that the nodes on this NATS are of this fleet. It is asked
@@ -68,11 +57,8 @@ func (n *node) wake() {
 }
 
 // rejoins makes good, each time the node was cut off from the others, what it
-// missed: they may have taken devices over, admitted some and revoked others.
+// missed: they may have taken devices over, and decided about some.
 func (n *node) rejoins(ctx context.Context) {
-	regular := time.NewTicker(reloadEvery + rand.N(reloadEvery/2))
-	defer regular.Stop()
-	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -81,29 +67,11 @@ func (n *node) rejoins(ctx context.Context) {
 			n.log.Info("NATS connection is back")
 			n.cluster.Reconnected()
 			n.joinLate()
-			if n.shared() {
-				n.service.Reassert()
-			}
 		case <-n.woken:
-			if n.shared() {
-				n.service.Reassert()
-			}
-		case <-regular.C:
-		case <-again:
 		}
-		again = nil
-		if err := n.reload(ctx); err != nil {
-			n.log.Warn("what other nodes decided could not be read; it is tried again", "error", err)
-			again = time.After(reloadRetry)
+		if n.shared() {
+			n.service.Reassert()
+			n.refresh(ctx)
 		}
 	}
-}
-
-func (n *node) reload(ctx context.Context) error {
-	if !n.shared() || !n.service.Loaded() {
-		return nil // there is nobody else, or everything will be read anyway
-	}
-	ctx, cancel := context.WithTimeout(ctx, reloadLimit)
-	defer cancel()
-	return n.service.Reload(ctx)
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -53,6 +54,10 @@ func Restore(archive, dir string, force bool) (report RestoreReport, err error) 
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
 	if _, err := readArchive(archive, func(f archivedFile, mode fs.FileMode, content io.Reader) error {
+		if f.Name == fileKnown { // of a version before the registry: the database has it all
+			_, err := io.Copy(io.Discard, content)
+			return err
+		}
 		name := filepath.Join(temp, filepath.FromSlash(f.Name))
 		if err := durable.MkdirAll(filepath.Dir(name)); err != nil {
 			return err
@@ -69,6 +74,11 @@ func Restore(archive, dir string, force bool) (report RestoreReport, err error) 
 	}
 	if !has(store.FileName) {
 		report.Without = append(report.Without, "The backup holds no database: restore that of Postgres with pg_restore, and start the node with its --database.")
+	}
+	if has(store.FileName) {
+		if err := store.EndLineage(context.Background(), filepath.Join(temp, store.FileName)); err != nil {
+			return report, err
+		}
 	}
 	return report, moveIn(temp, dir)
 }

@@ -4,12 +4,12 @@ import (
 	"time"
 
 	"fleetd/internal/credential"
-	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/upstream"
 )
 
 // openUpstream makes the bridge to a voice server; nil without one.
-func (n *node) openUpstream() (devices.Voice, error) {
+func (n *node) openUpstream() (fleet.Voice, error) {
 	if n.cfg.VoiceUpstream == "" {
 		return nil, nil
 	}

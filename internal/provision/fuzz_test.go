@@ -13,6 +13,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // FuzzOTA sends anything to the handler. It is refused, or answered with a
@@ -25,7 +26,7 @@ func FuzzOTA(f *testing.F) {
 	f.Add([]byte(`{"uuid":"\ud83d"}`), "robot-1", "", "board/2.0", true)
 	f.Add([]byte{}, "robot-1", "\xff", "", true)
 	f.Fuzz(func(t *testing.T, body []byte, id, client, agent string, mqtt bool) {
-		b := newBench(t, devices.Config{}, func(o *Options) {
+		b := newBench(t, fleet.Config{}, func(o *Options) {
 			if mqtt {
 				o.MQTT, o.Transport = &MQTT{Endpoint: "192.0.2.1:1883", Keepalive: 240}, devices.TransportMQTT
 			}
@@ -52,7 +53,7 @@ func FuzzOTA(f *testing.F) {
 		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || (got.MQTT == nil) == (got.WebSocket == nil) {
 			t.Fatalf("%s: %v", w.Body, err)
 		}
-		devicesOf := b.Ports.Devices
+		devicesOf := b.Ports.Devices()
 		if len(devicesOf) != 1 {
 			t.Fatalf("%d devices", len(devicesOf))
 		}

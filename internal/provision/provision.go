@@ -24,6 +24,7 @@ import (
 	"fleetd/internal/attest"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
 
@@ -37,7 +38,7 @@ const (
 
 // Options of a Server.
 type Options struct {
-	Service *devices.Service
+	Service *fleet.Service
 	Mint    *credential.Mint
 	Attest  *attest.List
 	// PublicURL is the http or https base under which devices reach this node.
@@ -79,7 +80,7 @@ type Server struct {
 
 	// Replies counts answers by kind: member, waiting, bad_request,
 	// rate_limited, too_many_new, unavailable, unsafe.
-	Replies devices.CounterMap[string]
+	Replies fleet.CounterMap[string]
 }
 
 // New returns a Server.
@@ -146,12 +147,12 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request, pinned devices.Tr
 		s.refuse(w, "bad_request", http.StatusBadRequest, err)
 		return
 	}
-	c.From = s.address(r)
+	c.From, c.Offer = s.address(r), s.transport(pinned, devices.TransportNone)
 	if !s.opt.Service.Knows(c.Device) && !s.fresh.allow(c.From, s.opt.NewPerMinute, newBurst*s.opt.NewPerMinute) {
 		s.refuse(w, tooManyNew, http.StatusServiceUnavailable, errors.New("too many new devices from this address; try again"))
 		return
 	}
-	welcome, err := s.opt.Service.CheckIn(c)
+	welcome, err := s.opt.Service.CheckIn(r.Context(), c)
 	if err != nil {
 		e := devices.AsError(err)
 		status := http.StatusBadRequest
@@ -191,7 +192,7 @@ func (s *Server) webSocketURL() string {
 	return "ws" + strings.TrimPrefix(s.opt.PublicURL, "http") + PathWebSocket
 }
 
-func (s *Server) reply(id devices.ID, clientID string, welcome devices.Welcome, pinned devices.Transport, now time.Time) reply {
+func (s *Server) reply(id devices.ID, clientID string, welcome fleet.Welcome, pinned devices.Transport, now time.Time) reply {
 	_, offset := now.In(s.opt.Location).Zone()
 	r := reply{ServerTime: serverTime{Timestamp: now.UnixMilli(), TimeZone: s.opt.Location.String(), TimezoneOffset: offset / 60}}
 	token := ""
@@ -199,7 +200,7 @@ func (s *Server) reply(id devices.ID, clientID string, welcome devices.Welcome, 
 		token = s.opt.Mint.DeviceToken(string(id), clientID, welcome.Generation)
 	} else {
 		r.Activation = &activation{Message: "Approve this device with the code " + welcome.Code, Code: welcome.Code,
-			Challenge: welcome.Challenge, TimeoutMS: int(devices.CodeLife / time.Millisecond)}
+			Challenge: welcome.Challenge, TimeoutMS: int(fleet.CodeLife / time.Millisecond)}
 	}
 	// Also while waiting: without a section the device falls back to what its
 	// flash still holds (application.cc:502-509).
@@ -313,7 +314,7 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 		id = exampleID
 	}
 	welcome := s.opt.Service.Welcome(id)
-	clientID := s.opt.Service.ClientOf(id)
+	clientID := s.opt.Service.ClientOf(context.Background(), id)
 	reply := s.reply(id, clientID, welcome, devices.TransportNone, time.Now())
 	body, err := reply.encode()
 	if d.Reply = body; err != nil {
@@ -322,6 +323,9 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 	}
 	if !welcome.Admitted {
 		add(devices.SeverityWarning, "--admission", "the device waits for approval; run `fleetd devices approve %s` or use the code it speaks", id)
+	}
+	if r := s.opt.Service.Registry(); r.Members() > r.Limit()/10*9 {
+		add(devices.SeverityWarning, "--members-limit", "the fleet knows %d devices and may know %d; above that, new ones are refused: forget some, or raise it", r.Members(), r.Limit())
 	}
 	s.diagnoseHost(add)
 	if s.opt.Settings.PortMoved {

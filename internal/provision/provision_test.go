@@ -21,6 +21,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
 
@@ -107,13 +108,13 @@ func TestCheckRefuses(t *testing.T) {
 
 type bench struct {
 	*devicetest.Ports
-	service *devices.Service
+	service *fleet.Service
 	mint    *credential.Mint
 	server  *Server
 	mux     *http.ServeMux
 }
 
-func newBench(t testing.TB, cfg devices.Config, change func(*Options)) *bench {
+func newBench(t testing.TB, cfg fleet.Config, change func(*Options)) *bench {
 	t.Helper()
 	mint, err := credential.New([]byte("a secret for tests only"))
 	if err != nil {
@@ -183,7 +184,7 @@ func TestRequestVector(t *testing.T) {
 	for _, h := range v.Request.Headers {
 		header[h[0]] = h[1]
 	}
-	b := newBench(t, devices.Config{}, nil)
+	b := newBench(t, fleet.Config{}, nil)
 	r := decode(t, b.do("POST", PathOTA, v.Request.Body, header))
 	if r.WebSocket == nil || r.WebSocket.URL != "ws://192.0.2.1:8000/xiaozhi/v1/" || r.WebSocket.Version != 1 || r.Activation != nil || r.MQTT != nil || r.Firmware != nil ||
 		!b.mint.IsDevice(r.WebSocket.Token, mac, "5f0c1d3e-0000-4000-8000-000000000001", 0) || r.ServerTime.Offset != 480 {
@@ -199,7 +200,7 @@ func TestRequestVector(t *testing.T) {
 }
 
 func TestBodiesThatAreNoJSON(t *testing.T) {
-	b := newBench(t, devices.Config{}, nil)
+	b := newBench(t, fleet.Config{}, nil)
 	header := map[string]string{"Device-Id": mac, "Client-Id": "c1", "User-Agent": "esp-box-3/2.1.0"}
 	for name, body := range map[string]string{
 		"quote in the SSID": `{"version":2,"mac_address":"` + mac + `","chip_model_name":"esp32s3","application":{"name":"xiaozhi","version":"2.2.6","elf_sha256":"ab"},"board":{"type":"t","name":"otto","ssid":"my "home"","csq":"21"}}`,
@@ -233,7 +234,7 @@ func TestActivation(t *testing.T) {
 		Body string `json:"request_body"`
 	}
 	vector(t, "activation_v2", &v)
-	b := newBench(t, devices.Config{Approve: true}, nil)
+	b := newBench(t, fleet.Config{Approve: true}, nil)
 	header := map[string]string{"Device-Id": mac, "Client-Id": "c1", "Activation-Version": "2", "Serial-Number": "SN0123456789ABCDEF0123456789ABCD"}
 	r := decode(t, b.do("POST", PathOTA, "{}", header))
 	if r.Activation == nil || len(r.Activation.Code) != 6 || r.Activation.Challenge == "" || r.WebSocket == nil || r.WebSocket.Token != "" {
@@ -244,7 +245,7 @@ func TestActivation(t *testing.T) {
 			t.Errorf("waiting: %d", w.Code)
 		}
 	}
-	if _, err := b.service.Approve(r.Activation.Code); err != nil {
+	if _, err := b.service.Approve(t.Context(), devicetest.Admin, r.Activation.Code); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{PathOTA, PathOTAWS} {
@@ -264,7 +265,7 @@ func TestActivationByHardware(t *testing.T) {
 		Key string `json:"efuse_key0_hex"`
 	}
 	vector(t, "activation_v2", &v)
-	b := newBench(t, devices.Config{Approve: true}, nil)
+	b := newBench(t, fleet.Config{Approve: true}, nil)
 	const serial = "SN0123456789ABCDEF0123456789ABCD"
 	if err := b.server.opt.Attest.Import(t.Context(), []devices.Chip{{Serial: serial, Key: v.Key}}); err != nil {
 		t.Fatal(err)
@@ -280,11 +281,11 @@ func TestActivationByHardware(t *testing.T) {
 		h.Write([]byte(challenge))
 		return fmt.Sprintf(`{"algorithm":"hmac-sha256","serial_number":%q,"challenge":%q,"hmac":"%x"}`, serial, challenge, h.Sum(nil))
 	}
-	b.Away = true
+	b.SetAway(true)
 	if w := b.do("POST", PathOTA+"activate", body(v.Key), header); w.Code != http.StatusAccepted {
 		t.Errorf("without a database: %d", w.Code)
 	}
-	b.Away = false
+	b.SetAway(false)
 	if w := b.do("POST", PathOTA+"activate", body(v.Key), header); w.Code != http.StatusOK {
 		t.Errorf("proven: %d", w.Code)
 	}
@@ -296,7 +297,7 @@ func TestActivationByHardware(t *testing.T) {
 // Who tries keys hears 429, late; each guess costs a challenge, too.
 func TestWrongProofsAreSlowedDown(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, devices.Config{Approve: true}, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
+	b := newBench(t, fleet.Config{Approve: true}, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
 	if err := b.server.opt.Attest.Import(t.Context(), []devices.Chip{{Serial: "SN", Key: strings.Repeat("0a", 32)}}); err != nil {
 		t.Fatal(err)
 	}
@@ -324,7 +325,7 @@ func TestWrongProofsAreSlowedDown(t *testing.T) {
 // A device that waits is told where to wait, and nothing to log in with: an
 // empty name and password clear those that its flash may hold.
 func TestWaitingOverMQTT(t *testing.T) {
-	b := newBench(t, devices.Config{Approve: true}, func(o *Options) { o.MQTT = &MQTT{Endpoint: "192.0.2.1:1883", Keepalive: 60} })
+	b := newBench(t, fleet.Config{Approve: true}, func(o *Options) { o.MQTT = &MQTT{Endpoint: "192.0.2.1:1883", Keepalive: 60} })
 	var login struct{ Username, Password, Endpoint string }
 	for _, approved := range []bool{false, true} {
 		r := decode(t, b.do("POST", PathOTAMQTT, "{}", map[string]string{"Device-Id": mac, "Client-Id": "c1"}))
@@ -332,7 +333,7 @@ func TestWaitingOverMQTT(t *testing.T) {
 			t.Fatalf("approved %t: %+v, %s, %v", approved, r, r.MQTT, err)
 		}
 		if !approved {
-			if _, err := b.service.Approve(r.Activation.Code); err != nil {
+			if _, err := b.service.Approve(t.Context(), devicetest.Admin, r.Activation.Code); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -340,7 +341,7 @@ func TestWaitingOverMQTT(t *testing.T) {
 }
 
 func TestRateLimitPerAddress(t *testing.T) {
-	b := newBench(t, devices.Config{}, func(o *Options) {
+	b := newBench(t, fleet.Config{}, func(o *Options) {
 		o.RatePerMinute, o.Burst = 1, 3
 		o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")} // httptest's peer
 	})
@@ -365,7 +366,7 @@ func TestRateLimitPerAddress(t *testing.T) {
 // the same, and so is everybody else.
 func TestNewMembersPerAddress(t *testing.T) {
 	for _, approve := range []bool{false, true} {
-		b := newBench(t, devices.Config{Approve: approve}, func(o *Options) {
+		b := newBench(t, fleet.Config{Approve: approve}, func(o *Options) {
 			o.NewPerMinute = 2
 			o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")} // httptest's peer
 		})
@@ -392,8 +393,12 @@ func TestNewMembersPerAddress(t *testing.T) {
 		if findings := fmt.Sprint(b.server.Diagnose("").Findings); !strings.Contains(findings, "--new-members-per-address") {
 			t.Errorf("the diagnosis does not tell of it: %s", findings)
 		}
-		if len(b.Devices) != burst {
-			t.Errorf("%d devices are stored, want %d", len(b.Devices), burst)
+		want := burst
+		if approve { // they wait in memory
+			want = 0
+		}
+		if n := len(b.Devices()); n != want {
+			t.Errorf("%d devices are stored, want %d", n, want)
 		}
 		if w := ask("2001:db8::ffff", 3); w.Code != http.StatusOK {
 			t.Errorf("a device that is known: %d", w.Code)
@@ -407,7 +412,7 @@ func TestNewMembersPerAddress(t *testing.T) {
 // HAProxy, among others, adds a second field instead of lengthening the first:
 // what the client wrote must not choose its rate limit.
 func TestForwardedForInTwoFields(t *testing.T) {
-	b := newBench(t, devices.Config{}, func(o *Options) {
+	b := newBench(t, fleet.Config{}, func(o *Options) {
 		o.RatePerMinute, o.Burst = 1, 1
 		o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}
 	})
@@ -424,7 +429,7 @@ func TestForwardedForInTwoFields(t *testing.T) {
 }
 
 func TestUnsafeSettingsNeverReachADevice(t *testing.T) {
-	b := newBench(t, devices.Config{}, func(o *Options) { o.PublicURL = "http://[::1]:8000" })
+	b := newBench(t, fleet.Config{}, func(o *Options) { o.PublicURL = "http://[::1]:8000" })
 	// security: D13
 	if w := b.do("POST", PathOTA, "{}", map[string]string{"Device-Id": mac}); w.Code != 500 {
 		t.Errorf("%d %s", w.Code, w.Body)
@@ -436,7 +441,7 @@ func TestUnsafeSettingsNeverReachADevice(t *testing.T) {
 }
 
 func TestDiagnoseChangesNothing(t *testing.T) {
-	b := newBench(t, devices.Config{Approve: true}, nil)
+	b := newBench(t, fleet.Config{Approve: true}, nil)
 	if d := b.server.Diagnose(mac); d.Status != 200 || !json.Valid(d.Reply) {
 		t.Errorf("%+v", d)
 	}

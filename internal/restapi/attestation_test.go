@@ -32,7 +32,7 @@ func TestAttestationKeys(t *testing.T) {
 	if r := f.do(t, http.MethodDelete, "/v1/attestation/keys/SN-1", ""); r.status != http.StatusNotFound {
 		t.Errorf("%d %s", r.status, r.body)
 	}
-	f.ports.Away = true
+	f.ports.SetAway(true)
 	if r := f.do(t, http.MethodGet, "/v1/attestation/keys", ""); r.status != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", r.status, r.body)
 	}

@@ -24,7 +24,7 @@ const (
 	exportWrite  = 30 * time.Second // a reader of an export this slow is let go
 )
 
-const pathExport = "/v1/audit/export"
+const pathAuditExport = "/v1/audit/export"
 
 // AuditRange is the time that entries are wanted of.
 type AuditRange struct {
@@ -71,7 +71,7 @@ func (s *Server) auditRoutes() {
 		summary: "List who did what", text: "What happened in the last second may not be there yet. Entries come by the time at which groups of them were written; of two nodes' " +
 			"groups, one comes before the other. One request looks at a bounded part of the record: a page may hold fewer entries than asked for, and none, while next_cursor leads on.",
 		answer: "A page, newest first.", codes: away}), "application/json", schemaOf[list[auditLine]](s)), s.listAudit)
-	s.handle(withAnswer(s.operation(http.MethodGet, pathExport, about{id: "exportAudit", scope: access.ScopeAdmin, tag: tagAudit,
+	s.handle(withAnswer(s.operation(http.MethodGet, pathAuditExport, about{id: "exportAudit", scope: access.ScopeAdmin, tag: tagAudit,
 		summary: "Export the record", text: "JSON lines: one that describes a block of entries, with its hash and that of the block before it, then its entries. " +
 			"`fleetd audit verify FILE` checks it without a node, with the fleet's secret.",
 		answer: "Whole blocks, run by run. An answer that breaks off is not complete.", codes: away}), "application/jsonl", &huma.Schema{Type: huma.TypeString}),

@@ -234,6 +234,47 @@ func TestKeys(t *testing.T) {
 	}
 }
 
+// Which devices a key is for is a text, or an object with labels.
+func TestKeySelectors(t *testing.T) {
+	f := newFleet(t)
+	for i, c := range []struct{ given, shown string }{
+		{`{"room":"lab","board":"x"}`, `{"board":"x","room":"lab"}`}, {`"label.board=x, room=lab"`, `{"board":"x","room":"lab"}`}, {`"room in (lab,hall),!retired"`, `"!retired,room in (hall,lab)"`},
+		{`{}`, `{}`}, {`""`, `{}`}, {`"room=l*"`, `"room=l*"`}, {`{"room":"l*"}`, `{"room":"l*"}`}, {`{"owner":"<a>&b"}`, `{"owner":"<a>&b"}`},
+	} {
+		r := f.do(t, "POST", "/v1/keys", fmt.Sprintf(`{"name":"key %d","scopes":["devices:read"],"devices":%s}`, i, c.given))
+		if !strings.Contains(r.body, `"devices":`+c.shown+`,`) || r.status != 201 {
+			t.Errorf("%s: %d %s", c.given, r.status, r.body)
+		}
+	}
+	for given, want := range map[string]string{
+		`"room="`:             `column 6: expected a value`,
+		`"room=lab,state=up"`: `column 16: expected one of online, offline, pending, contested`,
+		`"board=x"`:           `only device and labels may be used in API keys and policy: board is reported by the device itself`,
+		`"room,seen>2h"`:      `seen changes with the connection`,
+		`{"living room":"x"}`: `a label of 1 to 63 characters`,
+		`["room"]`:            `devices`,
+		`{"room":7}`:          `devices`,
+	} {
+		p := f.do(t, "POST", "/v1/keys", fmt.Sprintf(`{"name":"x","scopes":["devices:read"],"devices":%s}`, given)).problem(t, 400, devices.CodeBadRequest)
+		if !strings.Contains(p.Detail, want) {
+			t.Errorf("%s: %s, want %s", given, p.Detail, want)
+		}
+	}
+	for given, want := range map[string]string{`"room="`: `rule 1 ("a"): devices: selector "room=", column 6`, `"tool=x"`: `rule 1 ("a"): devices: only device and labels`} {
+		p := f.do(t, "PUT", "/v1/policy?base_version=0", fmt.Sprintf(`{"rules":[{"name":"a","action":"deny","devices":%s}]}`, given)).problem(t, 400, devices.CodeBadRequest)
+		if !strings.Contains(p.Detail, want) {
+			t.Errorf("%s: %s, want %s", given, p.Detail, want)
+		}
+	}
+	r := f.do(t, "PUT", "/v1/policy?base_version=0", `{"rules":[{"name":"a","action":"deny","devices":"room!=lab"},{"name":"b","action":"deny","devices":{"room":"lab"}}]}`)
+	if r.status != 200 || !strings.Contains(r.body, `"devices":"room!=lab"`) || !strings.Contains(r.body, `"devices":{"room":"lab"}`) {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	if doc := f.do(t, "GET", "/openapi.json", "").body; strings.Count(doc, `"oneOf":[{"description":"Terms joined by commas`) != 5 {
+		t.Errorf("%d schemas of a selector", strings.Count(doc, `"oneOf":[{"description":"Terms joined by commas`))
+	}
+}
+
 func TestPolicy(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, robot, devicetest.NewScript())

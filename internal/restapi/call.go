@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 )
 
@@ -218,7 +219,7 @@ func (s *Server) runCall(x *exchange, r *http.Request) error {
 		return err
 	}
 	c := devices.ToolCall{Device: id, Tool: r.PathValue("tool"), Arguments: req.arguments, By: s.by(r, access.ViaREST), Confirmation: req.confirmation}
-	timeout, err := parseTimeout(req.timeout, devices.TimeoutFor(c.Tool))
+	timeout, err := parseTimeout(req.timeout, fleet.TimeoutFor(c.Tool))
 	if err != nil {
 		return err
 	}
@@ -276,7 +277,7 @@ func (s *Server) runRPC(x *exchange, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	timeout, err := parseTimeout(req.timeout, devices.TimeoutFor(toolOf(req)))
+	timeout, err := parseTimeout(req.timeout, fleet.TimeoutFor(toolOf(req)))
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 func TestCall(t *testing.T) {
@@ -138,12 +139,14 @@ func TestCallProblems(t *testing.T) {
 		f.do(t, "POST", volumePath, `{"arguments":{"volume":5}}`).problem(t, 409, devices.CodeDeviceOffline)
 	})
 	t.Run("database away", func(t *testing.T) {
-		f.ports.Away = true
-		p := f.do(t, "POST", "/v1/devices/nobody/tools/x/call", "").problem(t, 503, devices.CodeUnavailable)
+		f.ports.Put(devices.Member{ID: "offline", Labels: map[string]string{"room": "lab"}})
+		token := f.key(t, "lab", "tools:call", "room=lab")
+		f.ports.SetAway(true)
+		p := f.do(t, "POST", "/v1/devices/offline/tools/x/call", "", as(token)...).problem(t, 503, devices.CodeUnavailable)
 		if p.Part != "database" {
 			t.Errorf("%+v", p)
 		}
-		f.ports.Away = false
+		f.ports.SetAway(false)
 	})
 	t.Run("draining", func(t *testing.T) {
 		f.draining.Store(true)
@@ -159,7 +162,7 @@ func TestCallProblems(t *testing.T) {
 
 // TestCallEndings covers calls that end while they are on the device.
 func TestCallEndings(t *testing.T) {
-	start := func(t *testing.T, f *fleet, ctx context.Context, l *line) chan response {
+	start := func(t *testing.T, f *testFleet, ctx context.Context, l *line) chan response {
 		done := make(chan response, 1)
 		l.sent = make(chan string, 1)
 		go func() {
@@ -192,12 +195,12 @@ func TestCallEndings(t *testing.T) {
 		l := f.connect(t, robot, silence())
 		calls := []chan response{start(t, f, t.Context(), l)}
 		l.sent = nil
-		for range devices.MaxWaitingCalls {
+		for range fleet.MaxWaitingCalls {
 			done := make(chan response, 1)
 			calls = append(calls, done)
 			go func() { done <- f.do(t, "POST", volumePath, `{"arguments":{"volume":5}}`) }()
 		}
-		devicetest.Eventually(t, "all wait", func() bool { return f.service.Stats().Waiting.Load() == devices.MaxWaitingCalls })
+		devicetest.Eventually(t, "all wait", func() bool { return f.service.Stats().Waiting.Load() == fleet.MaxWaitingCalls })
 		r := f.do(t, "POST", volumePath, `{"arguments":{"volume":5}}`)
 		r.problem(t, 429, devices.CodeDeviceBusy)
 		if r.header.Get("Retry-After") != "1" {

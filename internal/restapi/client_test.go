@@ -66,7 +66,7 @@ func TestClient(t *testing.T) {
 		t.Errorf("%+v, %v", rpc, err)
 	}
 	if photos, err := apiclient.Collect(c.Photos(ctx, id)); err != nil || len(photos) != 1 {
-		t.Errorf("%s, %v", photos, err)
+		t.Errorf("%+v, %v", photos, err)
 	}
 	var jpeg bytes.Buffer
 	if _, err := c.Photo(ctx, "p1", &jpeg); err != nil || !bytes.Equal(jpeg.Bytes(), f.photos.jpeg) {
@@ -76,7 +76,10 @@ func TestClient(t *testing.T) {
 		t.Error(err)
 	}
 	if nodes, err := apiclient.Collect(c.Nodes(ctx)); err != nil || len(nodes) != 1 {
-		t.Errorf("%s, %v", nodes, err)
+		t.Errorf("%+v, %v", nodes, err)
+	}
+	if self, err := c.Self(ctx); err != nil || self.Key != "admin" || !self.Admin || len(self.Scopes) == 0 || self.Devices != "" || !self.Expires.IsZero() {
+		t.Errorf("%+v, %v", self, err)
 	}
 	if err := c.SetLogLevel(ctx, "debug"); err != nil {
 		t.Error(err)
@@ -95,7 +98,7 @@ func TestClient(t *testing.T) {
 		}
 		break
 	}
-	for _, do := range []func() error{func() error { return c.Approve(ctx, id) }, func() error { return c.Revoke(ctx, id) }, func() error { return c.Forget(ctx, id) }} {
+	for _, do := range []func() error{func() error { return c.Approve(ctx, id) }, func() error { _, err := c.Revoke(ctx, id); return err }, func() error { return c.Forget(ctx, id) }} {
 		if err := do(); err != nil {
 			t.Error(err)
 		}

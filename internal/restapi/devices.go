@@ -3,14 +3,19 @@ package restapi
 import (
 	"cmp"
 	"context"
+	"maps"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
+	"fleetd/internal/selector"
 )
 
 // device is one device as the API shows it.
@@ -19,6 +24,9 @@ type device struct {
 	Name            string            `json:"name" doc:"What the operator calls it."`
 	Labels          map[string]string `json:"labels"`
 	State           devices.State     `json:"state" enum:"online,offline,pending,contested"`
+	OfflineReason   string            `json:"offline_reason" doc:"Why the last connection ended; empty unless it is offline."`
+	OfflineSince    stamp             `json:"offline_since" doc:"When it was last seen before it went offline; null unless it is offline, and if it never was connected."`
+	Admission       devices.Admission `json:"admission" enum:"member,revoked," doc:"Empty: it waits for approval, and never was a member."`
 	Transport       devices.Transport `json:"transport" doc:"How it is connected; empty if it is not."`
 	Node            string            `json:"node" doc:"The node that holds it, or held it last."`
 	Board           string            `json:"board"`
@@ -30,8 +38,9 @@ type device struct {
 	Audio           deviceAudio       `json:"audio"`
 	Credentials     deviceCredentials `json:"credentials"`
 	FirstSeen       stamp             `json:"first_seen"`
-	LastSeen        stamp             `json:"last_seen"`
+	LastSeen        stamp             `json:"last_seen" doc:"Now, while it is connected."`
 	ConnectedAt     stamp             `json:"connected_at" doc:"null unless it is connected."`
+	Revision        int64             `json:"revision" doc:"Of the last decision about it; the ETag, and what If-Match takes."`
 }
 
 // deviceMCP is what is known of a device's MCP server.
@@ -51,20 +60,22 @@ type deviceAudio struct {
 	Dropped uint64 `json:"dropped"`
 }
 
-func newDevice(v devices.View) device {
+func newDevice(v fleet.View) device {
 	d, p := &v.Device, &v.Presence
 	body := device{ID: string(d.ID), Name: d.Name, Labels: d.Labels, State: v.State, Transport: p.Transport, Node: p.Node, Board: d.Board,
-		Firmware: d.Firmware, ClientID: cmp.Or(d.ClientID, p.ClientID), PendingClientID: d.PendingID, SessionID: p.Session,
+		Firmware: d.Firmware, ClientID: cmp.Or(d.ClientID, p.ClientID), PendingClientID: v.Pending, SessionID: p.Session,
 		MCP: deviceMCP{State: cmp.Or(p.MCP, devices.MCPUnknown), Tools: p.Tools, Catalog: p.Catalog.String(),
 			CatalogState: cmp.Or(v.CatalogState, devices.CatalogUnknown), Partial: p.Partial, Error: p.MCPError},
 		Audio:       deviceAudio{Open: v.AudioOpen, Packets: v.AudioPackets, Dropped: v.AudioDropped},
 		Credentials: deviceCredentials{v.Credentials.Generation, stamp(v.Credentials.PreviousUntil)},
-		FirstSeen:   stamp(d.FirstSeen), LastSeen: stamp(p.LastSeen)}
+		FirstSeen:   stamp(d.FirstSeen), LastSeen: stamp(p.LastSeen), Admission: d.Admission, Revision: d.Revision}
 	if body.Labels == nil {
 		body.Labels = map[string]string{}
 	}
 	if p.Online {
-		body.ConnectedAt = stamp(p.ConnectedAt)
+		body.ConnectedAt, body.LastSeen = stamp(p.ConnectedAt), stamp(time.Now())
+	} else {
+		body.OfflineReason, body.OfflineSince = p.Reason, stamp(p.OfflineSince)
 	}
 	return body
 }
@@ -76,7 +87,9 @@ type DevicePath struct {
 
 type listDevicesInput struct {
 	Page
-	State     string `query:"state" enum:"online,offline,pending,contested" doc:"pending: waits for approval, itself or with another Client-Id. contested: a cloned id, fought over now; other filters do not apply then."`
+	Selection
+	Sort      string `query:"sort" enum:"id,name,last_seen,offline_since" default:"id" doc:"Ascending. last_seen and offline_since list the devices that are offline."`
+	State     string `query:"state" enum:"online,offline,pending,contested" doc:"pending: waits for approval, itself or with another Client-Id. contested: a cloned id, fought over now."`
 	Transport string `query:"transport" enum:"websocket,mqtt"`
 	Board     string `query:"board"`
 	Firmware  string `query:"firmware"`
@@ -84,16 +97,71 @@ type listDevicesInput struct {
 	Q         string `query:"q" doc:"Part of id, name or board, without regard to case."`
 }
 
+// selector is what the filters select, those of select among them. The values of
+// the others are literal.
+func (in *listDevicesInput) selector() (selector.Selector, error) {
+	sel, err := in.Selection.selector()
+	if err != nil {
+		return sel, err
+	}
+	if in.Label != "" {
+		label, err := selector.ParseLabel(in.Label)
+		if err != nil {
+			return sel, badRequest(err.Error())
+		}
+		sel = selector.And(sel, label)
+	}
+	for _, one := range []struct {
+		field selector.Field
+		value string
+	}{{selector.FieldState, in.State}, {selector.FieldTransport, in.Transport}, {selector.FieldBoard, in.Board}, {selector.FieldFirmware, in.Firmware}} {
+		if one.value != "" {
+			sel = selector.And(sel, selector.In(one.field, one.value))
+		}
+	}
+	return sel, nil
+}
+
 type patchDeviceInput struct {
 	DevicePath
+	Precondition
 	Body deviceEdit
+}
+
+type forgetInput struct {
+	DevicePath
+	Precondition
 }
 
 // deviceEdit is what an operator may write on a device.
 type deviceEdit struct {
-	Name      *string           `json:"name,omitempty" doc:"At most 128 bytes."`
-	Labels    map[string]string `json:"labels,omitempty" doc:"Replaces all labels; at most 32."`
-	Transport *string           `json:"transport,omitempty" enum:"websocket,mqtt," doc:"What the device is offered at its next boot; empty for the node's default."`
+	Name      *string            `json:"name,omitempty" doc:"At most 128 bytes."`
+	Labels    map[string]*string `json:"labels,omitempty" doc:"Replaces all labels; at most 64. If one of them is null, the object is merged instead (RFC 7396): null removes a label, and labels left out stay."`
+	Transport *string            `json:"transport,omitempty" enum:"websocket,mqtt," doc:"What the device is offered at its next boot; empty for the node's default."`
+}
+
+// edit is the body as the core takes it, with what it changes for the audit log.
+func (b *deviceEdit) edit() (edit fleet.Edit, changes []string) {
+	edit.Name = b.Name
+	if b.Name != nil {
+		changes = append(changes, "name")
+	}
+	if b.Labels != nil {
+		changes = append(changes, "labels "+labelText(b.Labels))
+		if edit.Merge = b.Labels; !slices.Contains(slices.Collect(maps.Values(b.Labels)), nil) {
+			labels := make(map[string]string, len(b.Labels))
+			for key, value := range b.Labels {
+				labels[key] = *value
+			}
+			edit.Labels, edit.Merge = &labels, nil
+		}
+	}
+	if b.Transport != nil {
+		changes = append(changes, "transport")
+		prefer := devices.Transport(*b.Transport)
+		edit.Prefer = &prefer
+	}
+	return edit, changes
 }
 
 // patchedDevice is the device, and when the change reaches it.
@@ -104,47 +172,69 @@ type patchedDevice struct {
 
 type answer[T any] struct{ Body T }
 
+// tagged is an answer with the revision of the device.
+type tagged[T any] struct {
+	ETag string `header:"ETag" doc:"The revision of the device, in quotes."`
+	Body T
+}
+
+func newTagged[T any](v *fleet.View, body T) *tagged[T] {
+	return &tagged[T]{etag(v.Device.Revision), body}
+}
+
 func (s *Server) deviceRoutes() {
 	unknown := []devices.Code{devices.CodeDeviceUnknown}
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices", about{id: "listDevices", scope: access.ScopeRead, tag: tagDevices, summary: "List devices",
-		answer: "A page, in order of id.", codes: []devices.Code{devices.CodeUnavailable}}), s.listDevices)
+		text: "All filters must hold. The work for one page is bounded: a page may have fewer items than limit, or none, and a next_cursor nevertheless; " +
+			"the list ends where next_cursor is empty.",
+		answer: "A page.", codes: []devices.Code{devices.CodeUnavailable}}), s.listDevices)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}", about{id: "getDevice", scope: access.ScopeRead, tag: tagDevices, summary: "Get a device",
 		answer: "The device.", codes: append(unknown, devices.CodeUnavailable)}), s.getDevice)
 	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/devices/{device}", about{id: "editDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Change a device",
 		text:   "Members left out stay as they are.",
-		answer: "The device, changed.", codes: append(unknown, devices.CodeTooLarge)}), s.editDevice)
+		answer: "The device, changed.", codes: append(unknown, devices.CodeTooLarge, devices.CodeChanged, devices.CodeUnavailable)}), s.editDevice)
 	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/devices/{device}", about{id: "forgetDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Forget a device",
 		text:   "Removes the device and its history, and ends its session. Credentials it still holds stay dead.",
-		status: http.StatusNoContent, answer: "Forgotten.", codes: append(unknown, devices.CodeUnavailable)}), s.forgetDevice)
+		status: http.StatusNoContent, answer: "Forgotten.", codes: append(unknown, devices.CodeChanged, devices.CodeUnavailable)}), s.forgetDevice)
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/approve", about{id: "approveDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Approve a device",
 		text:   "Admits a waiting device, or the waiting Client-Id of a known one. Instead of its id, the six-digit code that the device speaks will do.",
-		answer: "The device, admitted.", codes: unknown}), s.approveDevice)
-	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/revoke", about{id: "revokeDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Revoke a device",
+		answer: "The device, admitted.", codes: append(unknown, devices.CodeUnavailable)}), s.approveDevice)
+	registerRevoke(s, s.operation(http.MethodPost, "/v1/devices/{device}/revoke", about{id: "revokeDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Revoke a device",
 		text:   "Makes its credentials worthless and ends its session; it waits for approval at its next OTA check.",
-		status: http.StatusNoContent, answer: "Revoked.", codes: unknown}), s.revokeDevice)
+		status: http.StatusNoContent, answer: "Revoked.", codes: append(unknown, devices.CodeUnavailable)}), s.revokeDevice)
+}
+
+// labelText writes labels for the audit log; KEY- is one that is removed.
+func labelText(labels map[string]*string) string {
+	var pairs []string
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		if value := labels[key]; value != nil {
+			pairs = append(pairs, key+"="+*value)
+		} else {
+			pairs = append(pairs, key+"-")
+		}
+	}
+	return strings.Join(pairs, ",")
 }
 
 func (s *Server) listDevices(ctx context.Context, in *listDevicesInput) (*answer[list[device]], error) {
-	after, err := parseCursor(in.Cursor)
+	sel, err := in.selector()
 	if err != nil {
 		return nil, err
 	}
-	views, more, err := s.opt.Service.List(ctx, devices.Query{State: in.State, Transport: in.Transport, Board: in.Board, Firmware: in.Firmware,
-		Label: in.Label, Selector: caller(ctx).Who.Devices, Text: in.Q, After: devices.ID(after), Limit: in.Limit})
+	views, next, err := s.opt.Service.List(ctx, devices.ListQuery{Members: caller(ctx).Who.NeedsLabels(), Select: selector.And(caller(ctx).Who.Devices, sel), Text: in.Q,
+		Sort: devices.Sort(in.Sort), After: in.Cursor, Limit: in.Limit})
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	page := list[device]{Items: make([]device, len(views))}
+	page := list[device]{Items: make([]device, len(views)), NextCursor: next}
 	for i, v := range views {
 		page.Items[i] = newDevice(v)
-	}
-	if len(views) > 0 && hasMore(len(views), in.Limit, more) {
-		page.NextCursor = newCursor(page.Items[len(views)-1].ID)
 	}
 	return &answer[list[device]]{page}, nil
 }
 
-func (s *Server) getDevice(ctx context.Context, in *DevicePath) (*answer[device], error) {
+func (s *Server) getDevice(ctx context.Context, in *DevicePath) (*tagged[device], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
@@ -152,39 +242,30 @@ func (s *Server) getDevice(ctx context.Context, in *DevicePath) (*answer[device]
 	return s.show(ctx, id)
 }
 
-func (s *Server) show(ctx context.Context, id devices.ID) (*answer[device], error) {
+func (s *Server) show(ctx context.Context, id devices.ID) (*tagged[device], error) {
 	v, err := s.opt.Service.Get(ctx, id)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[device]{newDevice(v)}, nil
+	return newTagged(&v, newDevice(v)), nil
 }
 
-func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*answer[patchedDevice], error) {
+func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[patchedDevice], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
 	}
-	edit := devices.Edit{Name: in.Body.Name}
-	if in.Body.Labels != nil {
-		edit.Labels = &in.Body.Labels
+	ifMatch, err := in.revision()
+	if err != nil {
+		return nil, err
 	}
+	edit, changes := in.Body.edit()
 	applies := ""
-	var changed []string
-	if edit.Name != nil {
-		changed = append(changed, "name")
-	}
-	if edit.Labels != nil {
-		changed = append(changed, "labels "+access.Selector(in.Body.Labels).String())
-	}
-	if t := in.Body.Transport; t != nil {
-		changed = append(changed, "transport")
-		prefer := devices.Transport(*t)
-		edit.Prefer = &prefer
+	if edit.Prefer != nil {
 		applies = "next boot"
 	}
-	err = s.opt.Service.Edit(id, edit)
-	s.opt.Service.NoteChange(caller(ctx), "edit", id, strings.Join(changed, ", "), err)
+	err = s.opt.Service.Edit(ctx, caller(ctx), id, ifMatch, edit)
+	s.opt.Service.NoteChange(caller(ctx), "edit", id, strings.Join(changes, ", "), err)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -192,15 +273,19 @@ func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*answer[
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[patchedDevice]{patchedDevice{newDevice(after), applies}}, nil
+	return newTagged(&after, patchedDevice{newDevice(after), applies}), nil
 }
 
-func (s *Server) forgetDevice(ctx context.Context, in *DevicePath) (*struct{}, error) {
+func (s *Server) forgetDevice(ctx context.Context, in *forgetInput) (*struct{}, error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
 	}
-	err = s.opt.Service.Forget(ctx, id)
+	ifMatch, err := in.revision()
+	if err != nil {
+		return nil, err
+	}
+	err = s.opt.Service.ForgetAt(ctx, caller(ctx), id, ifMatch)
 	s.opt.Service.NoteChange(caller(ctx), "forget", id, "", err)
 	if err != nil {
 		return nil, s.problem(ctx, err)
@@ -211,13 +296,13 @@ func (s *Server) forgetDevice(ctx context.Context, in *DevicePath) (*struct{}, e
 // spokenCode is what a waiting device speaks.
 var spokenCode = regexp.MustCompile(`^[0-9]{6}$`)
 
-func (s *Server) approveDevice(ctx context.Context, in *DevicePath) (*answer[device], error) {
+func (s *Server) approveDevice(ctx context.Context, in *DevicePath) (*tagged[device], error) {
 	by := caller(ctx)
 	if by.Who.Limited() && spokenCode.MatchString(in.Device) {
 		// It may be that of a device which the key is not for.
 		return nil, newProblem(&devices.Error{Code: devices.CodeForbidden, Rule: access.RuleDevices, Detail: "a key for some devices approves by device id, not by code"})
 	}
-	id, err := s.opt.Service.Approve(in.Device)
+	id, err := s.opt.Service.Approve(ctx, by, in.Device)
 	s.opt.Service.NoteChange(by, "approve", cmp.Or(id, devices.ID(in.Device)), "", err)
 	if err != nil {
 		return nil, s.problem(ctx, err)
@@ -225,15 +310,15 @@ func (s *Server) approveDevice(ctx context.Context, in *DevicePath) (*answer[dev
 	return s.show(ctx, id)
 }
 
-func (s *Server) revokeDevice(ctx context.Context, in *DevicePath) (*struct{}, error) {
+func (s *Server) revokeDevice(ctx context.Context, in *DevicePath) (*revokedAnswer, error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
 	}
-	err = s.opt.Service.Revoke(id)
+	r, err := s.opt.Service.Revoke(ctx, caller(ctx), id)
 	s.opt.Service.NoteChange(caller(ctx), "revoke", id, "", err)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return nil, nil
+	return newRevoked(r), nil
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 const devicePath = "/v1/devices/aa:bb:cc:dd:ee:ff"
@@ -40,6 +40,7 @@ func TestDevice(t *testing.T) {
 	if !regexp.MustCompile(`"last_seen":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"`).MatchString(r.body) || strings.Contains(r.body, "pending_client_id") {
 		t.Errorf("%s", r.body)
 	}
+	devicetest.Eventually(t, "the list is recorded", func() bool { _, n, _, _ := f.ports.Of(robot); return n.Catalog != devices.Hash{} })
 	l.session.Close(devices.CloseGone)
 	r = f.do(t, "GET", "/v1/devices/AA-BB-CC-DD-EE-FF", "")
 	r.json(t, &decoded{&d})
@@ -48,12 +49,13 @@ func TestDevice(t *testing.T) {
 	}
 	f.do(t, "GET", "/v1/devices/nobody", "").problem(t, 404, devices.CodeDeviceUnknown)
 	f.do(t, "GET", "/v1/devices/no%20id", "").problem(t, 400, devices.CodeBadRequest)
-	f.ports.Away = true
-	p := f.do(t, "GET", "/v1/devices/nobody", "").problem(t, 503, devices.CodeUnavailable)
+	f.ports.SetAway(true)
+	f.do(t, "GET", "/v1/devices/nobody", "").problem(t, 404, devices.CodeDeviceUnknown) // which needs no database
+	p := f.do(t, "GET", devicePath, "").problem(t, 503, devices.CodeUnavailable)
 	if p.Part != "database" {
 		t.Errorf("%+v", p)
 	}
-	f.ports.Away = false
+	f.ports.SetAway(false)
 }
 
 // decoded reads a device's times back.
@@ -62,9 +64,10 @@ type decoded struct{ *device }
 func (d *decoded) UnmarshalJSON(b []byte) error {
 	var plain struct {
 		device
-		FirstSeen   time.Time  `json:"first_seen"`
-		LastSeen    time.Time  `json:"last_seen"`
-		ConnectedAt *time.Time `json:"connected_at"`
+		FirstSeen    time.Time  `json:"first_seen"`
+		LastSeen     time.Time  `json:"last_seen"`
+		ConnectedAt  *time.Time `json:"connected_at"`
+		OfflineSince *time.Time `json:"offline_since"`
 	}
 	if err := json.Unmarshal(b, &plain); err != nil {
 		return err
@@ -110,27 +113,27 @@ func TestDeviceList(t *testing.T) {
 	if len(p.Items) != 25 || p.NextCursor != "" {
 		t.Errorf("%d items, cursor %q", len(p.Items), p.NextCursor)
 	}
-	query := url.Values{"state": {"pending"}, "transport": {"websocket"}, "board": {"b"}, "firmware": {"2.4"}, "label": {"room=hall"}, "q": {"x y"}, "limit": {"7"}}
+	query := url.Values{"state": {"offline"}, "transport": {"websocket"}, "board": {"b"}, "firmware": {"2.4"}, "label": {"room=hall"}, "q": {"x y"}, "limit": {"7"}}
 	f.do(t, "GET", "/v1/devices?"+query.Encode(), "").json(t, &p)
 	f.ports.mu.Lock()
 	asked := f.ports.asked
 	f.ports.mu.Unlock()
-	if want := (devices.Query{State: "pending", Transport: "websocket", Board: "b", Firmware: "2.4", Label: "room=hall", Text: "x y", Limit: 8}); !reflect.DeepEqual(asked, want) {
+	if want := "room=hall,state=offline,transport=websocket,board=b,firmware=2.4"; asked.Select.String() != want || asked.Text != "x y" || asked.Limit != 7 || asked.Sort != devices.SortID {
 		t.Errorf("%+v", asked)
 	}
 	empty := newFleet(t)
 	if r := empty.do(t, "GET", "/v1/devices", ""); strings.TrimSpace(r.body) != `{"items":[],"next_cursor":""}` {
 		t.Errorf("%s", r.body)
 	}
-	empty.ports.Away = true
+	empty.ports.SetAway(true)
 	if p := empty.do(t, "GET", "/v1/devices", "").problem(t, 503, devices.CodeUnavailable); p.Part != "database" {
 		t.Errorf("%+v", p)
 	}
-	empty.ports.Away = false
+	empty.ports.SetAway(false)
 }
 
-// The largest page says that more may follow even if the database, which hands
-// out no more than that at once, cannot tell.
+// The largest page of a history says that more may follow even if the database,
+// which hands out no more than that at once, cannot tell.
 func TestLargestPage(t *testing.T) {
 	for _, tc := range []struct {
 		items, limit int
@@ -166,7 +169,7 @@ func TestEdit(t *testing.T) {
 
 func TestAdmission(t *testing.T) {
 	f := newFleet(t)
-	welcome, err := f.service.CheckIn(devices.CheckIn{Device: robot, ClientID: "client-1"})
+	welcome, err := f.service.CheckIn(t.Context(), fleet.CheckIn{Device: robot, ClientID: "client-1"})
 	if err != nil || welcome.Admitted {
 		t.Fatal(welcome, err)
 	}
@@ -185,7 +188,7 @@ func TestAdmission(t *testing.T) {
 	}
 	f.do(t, "POST", "/v1/devices/nobody/approve", "").problem(t, 404, devices.CodeDeviceUnknown)
 	f.do(t, "POST", "/v1/devices/n%2Fb/approve", "").problem(t, 400, devices.CodeBadRequest)
-	for range devices.MaxWrongCodes {
+	for range fleet.MaxWrongCodes {
 		f.do(t, "POST", "/v1/devices/"+wrongCode(welcome.Code)+"/approve", "")
 	}
 	f.do(t, "POST", "/v1/devices/"+wrongCode(welcome.Code)+"/approve", "").problem(t, 403, devices.CodeForbidden)
@@ -243,11 +246,11 @@ func TestTools(t *testing.T) {
 	f.do(t, "GET", "/v1/catalogs/"+strings.Repeat("0", 63)+"1", "").problem(t, 404, devices.CodeNotFound)
 	f.do(t, "GET", "/v1/catalogs/xyz", "").problem(t, 400, devices.CodeBadRequest)
 	mute := devices.ID("mute")
-	session, err := f.service.Accept(devices.Identity{Device: mute, ClientID: "c"}, &line{script: script})
+	session, err := f.service.Accept(fleet.Identity{Device: mute, ClientID: "c"}, &line{script: script})
 	if err != nil {
 		t.Fatal(err)
 	}
-	session.StartMCP(devices.FeaturesNone)
+	session.StartMCP(fleet.FeaturesNone)
 	if r := f.do(t, "GET", "/v1/devices/mute/tools", ""); r.body != `{"catalog":"","state":"none","partial":false,"items":[]}`+"\n" {
 		t.Errorf("%s", r.body)
 	}

@@ -47,7 +47,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	by := s.by(r, access.ViaREST)
 	q, err := eventQuery(r)
 	if err == nil && q.Device != "" {
-		err = s.permitDevice(by, access.ScopeEvents, "followEvents", q.Device)
+		err = s.permitDevice(r.Context(), by, access.ScopeEvents, "followEvents", q.Device)
 	}
 	if err == nil {
 		err = s.draining()
@@ -63,14 +63,19 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	keeper.Go(func() {
 		defer cancel()
 		out.keep(ctx, func() bool {
-			return s.opt.Draining() || s.opt.Service.Registry().Valid(by.Who, time.Now()) != nil
+			return s.opt.Draining() || s.opt.Service.Keys().Valid(by.Who, time.Now()) != nil
 		})
 	})
 	deliver := out.event
 	if by.Who.Limited() { // labels may change while it lasts
 		deliver = func(e devices.StreamEvent) error {
-			if e.Device != "" && s.opt.Service.Permit(by, access.ScopeEvents, e.Device) != nil {
-				return nil
+			if e.Device != "" {
+				switch err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, e.Device); {
+				case isUnavailable(err): // its labels: the client resumes here
+					return err
+				case err != nil:
+					return nil
+				}
 			}
 			return out.event(e)
 		}

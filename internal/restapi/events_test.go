@@ -18,7 +18,7 @@ import (
 )
 
 // follow opens a stream and returns its lines.
-func (f *fleet) follow(t *testing.T, ctx context.Context, query string, headers ...string) (lines *bufio.Scanner, header http.Header) {
+func (f *testFleet) follow(t *testing.T, ctx context.Context, query string, headers ...string) (lines *bufio.Scanner, header http.Header) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url+"/v1/events"+query, nil)
 	if err != nil {

@@ -12,15 +12,17 @@ import (
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
+	"fleetd/internal/selector"
 )
 
 const lamp = devices.ID("aa:bb:cc:dd:ee:01")
 
 // key makes an API key and returns its token.
-func (f *fleet) key(t testing.TB, name, scopes, selector string, tools ...string) string {
+func (f *testFleet) key(t testing.TB, name, scopes, selector string, tools ...string) string {
 	t.Helper()
 	s, d := devicetest.Rights(t, scopes, selector)
-	_, token, err := f.service.CreateKey(t.Context(), access.By{Who: access.Admin, Via: access.ViaREST}, devices.KeyWish{Name: name, Scopes: s, Devices: d, Tools: tools})
+	_, token, err := f.service.CreateKey(t.Context(), access.By{Who: access.Admin, Via: access.ViaREST}, fleet.KeyWish{Name: name, Scopes: s, Devices: d, Tools: tools})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,15 +33,15 @@ func (f *fleet) key(t testing.TB, name, scopes, selector string, tools ...string
 func as(token string) []string { return []string{"Authorization", "Bearer " + token} }
 
 // label gives a device labels.
-func (f *fleet) label(t testing.TB, id devices.ID, labels map[string]string) {
+func (f *testFleet) label(t testing.TB, id devices.ID, labels map[string]string) {
 	t.Helper()
-	if err := f.service.Edit(id, devices.Edit{Labels: &labels}); err != nil {
+	if err := f.service.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: &labels}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // audited are the entries of a kind.
-func (f *fleet) audited(kind audit.Kind) []audit.Entry {
+func (f *testFleet) audited(kind audit.Kind) []audit.Entry {
 	var out []audit.Entry
 	for _, e := range f.ports.Recorded() {
 		if e.Kind == kind {
@@ -50,7 +52,8 @@ func (f *fleet) audited(kind audit.Kind) []audit.Entry {
 }
 
 // Every operation of the document names one scope, refuses keys with all other
-// scopes, and lets a key with that one in.
+// scopes, and lets a key with that one in. The caller itself is shown to every
+// key.
 func TestEveryOperationTakesItsScope(t *testing.T) {
 	f := newFleet(t, func(o *Options) { o.Authenticate = func(string, string, string) error { return nil } })
 	f.connect(t, robot, devicetest.NewScript())
@@ -64,12 +67,16 @@ func TestEveryOperationTakesItsScope(t *testing.T) {
 		})
 		without[scope] = f.key(t, "without "+strings.ReplaceAll(scope, ":", "-"), strings.Join(others, " "), "")
 	}
-	var public []string
+	var public, anyone []string
 	for path, item := range doc.Paths {
 		for method, op := range item {
 			method = strings.ToUpper(method)
 			if op.Security != nil && len(op.Security) == 0 {
 				public = append(public, method+" "+path)
+				continue
+			}
+			if len(op.Security) == 1 && len(op.Security[0]["token"]) == 0 {
+				anyone = append(anyone, method+" "+path)
 				continue
 			}
 			// security: R1
@@ -113,6 +120,10 @@ func TestEveryOperationTakesItsScope(t *testing.T) {
 	if want := []string{"GET /livez", "GET /metrics", "GET /readyz"}; !slices.Equal(public, want) {
 		t.Errorf("public: %v", public)
 	}
+	// security: R1
+	if want := []string{"GET /v1/self"}; !slices.Equal(anyone, want) {
+		t.Errorf("for every key: %v", anyone)
+	}
 	f.api.Handle("GET /debug/pprof/", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {}))
 	f.do(t, "GET", "/debug/pprof/", "", as(without["admin"])...).problem(t, 403, devices.CodeForbidden)
 	if r := f.do(t, "GET", "/debug/pprof/", "", as(with["admin"])...); r.status != 200 {
@@ -121,9 +132,9 @@ func TestEveryOperationTakesItsScope(t *testing.T) {
 }
 
 // connectAgain brings the robot back if an operation sent it away.
-func (f *fleet) connectAgain(t testing.TB) {
+func (f *testFleet) connectAgain(t testing.TB) {
 	if v, err := f.service.Get(t.Context(), robot); err != nil || !v.Presence.Online {
-		if _, err := f.service.Approve(string(robot)); err != nil {
+		if _, err := f.service.Approve(t.Context(), devicetest.Admin, string(robot)); err != nil {
 			return
 		}
 		f.connect(t, robot, devicetest.NewScript())
@@ -132,6 +143,12 @@ func (f *fleet) connectAgain(t testing.TB) {
 
 // A key for some devices sees these, and cannot tell others from none.
 func TestSelectorHidesOtherDevices(t *testing.T) {
+	for _, selected := range []string{"room=lab", "room!=hall", "room in (lab,attic)", "!floor,room=l*"} {
+		t.Run(selected, func(t *testing.T) { selectorHidesOtherDevices(t, selected) })
+	}
+}
+
+func selectorHidesOtherDevices(t *testing.T, selected string) {
 	f := newFleet(t)
 	f.connect(t, robot, devicetest.NewScript())
 	f.connect(t, lamp, devicetest.NewScript())
@@ -139,7 +156,7 @@ func TestSelectorHidesOtherDevices(t *testing.T) {
 	f.label(t, lamp, map[string]string{"room": "hall"})
 	f.photos.photos = []devices.Photo{{ID: "p3", Device: lamp, Bytes: 2}, {ID: "p2", Device: robot, Bytes: 2}, {ID: "p1", Device: lamp, Bytes: 2}}
 	f.photos.jpeg = []byte{1, 2}
-	token := f.key(t, "lab", "devices:read devices:write tools:call events:read", "room=lab")
+	token := f.key(t, "lab", "devices:read devices:write photos:read tools:call events:read", selected)
 	const unknown = "aa:bb:cc:dd:ee:99"
 	for _, tc := range []struct{ method, path, body string }{
 		{"GET", "/v1/devices/%s", ""}, {"PATCH", "/v1/devices/%s", `{"name":"x"}`}, {"DELETE", "/v1/devices/%s", ""}, {"POST", "/v1/devices/%s/approve", ""},
@@ -204,13 +221,8 @@ func TestPagesUnderASelector(t *testing.T) {
 		}
 		f.ports.SaveDevice(d)
 	}
-	if err := f.service.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	moved := devices.ID("02:00:00:00:00:06") // a moment ago: the database has not heard
-	stale := f.ports.Devices[moved]
+	moved := devices.ID("02:00:00:00:00:06")
 	f.label(t, moved, map[string]string{"room": "hall"})
-	f.ports.SaveDevice(stale)
 	want = slices.DeleteFunc(want, func(id string) bool { return id == string(moved) })
 	token := f.key(t, "lab", "devices:read", "room=lab")
 	var got []string
@@ -280,7 +292,7 @@ func TestEventsUnderAKey(t *testing.T) {
 		"expired": func() {},
 	} {
 		s, _ := access.ParseScopes([]string{"events:read"})
-		wish := devices.KeyWish{Name: "lab-" + name, Scopes: s, Devices: access.Selector{"room": "lab"}}
+		wish := fleet.KeyWish{Name: "lab-" + name, Scopes: s, Devices: selector.FromMap(map[string]string{"room": "lab"})}
 		if name == "expired" {
 			wish.Expires = time.Now().Add(2 * time.Second)
 		}

@@ -20,6 +20,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,10 +32,10 @@ const robot = devices.ID("aa:bb:cc:dd:ee:ff")
 type records struct {
 	*devicetest.Ports
 	mu    sync.Mutex
-	asked devices.Query
+	asked devices.ListQuery
 }
 
-func (r *records) List(ctx context.Context, q devices.Query) ([]devices.Row, error) {
+func (r *records) List(ctx context.Context, q devices.ListQuery) (devices.Page, error) {
 	r.mu.Lock()
 	r.asked = q
 	r.mu.Unlock()
@@ -49,10 +50,10 @@ func (r *records) History(ctx context.Context, id devices.ID, epoch devices.Epoc
 	return older[:min(len(older), limit)], err
 }
 
-// fleet is a core with an API in front of it.
-type fleet struct {
+// testFleet is a core with an API in front of it.
+type testFleet struct {
 	ports    *records
-	service  *devices.Service
+	service  *fleet.Service
 	events   *fakeEvents
 	photos   *fakePhotos
 	archive  *fakeArchive
@@ -85,16 +86,12 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-func newFleet(t testing.TB, change ...func(*Options)) *fleet {
+func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 	t.Helper()
-	f := &fleet{ports: &records{Ports: devicetest.New()}, events: &fakeEvents{}, photos: &fakePhotos{}, archive: &fakeArchive{}, log: &logBuffer{}}
-	f.service = devices.New(devices.Config{Node: "n-test", CallsPerDevice: 1, Handshakes: 4, Approve: true},
-		devices.Ports{Records: f.ports, Catalogs: f.ports, Keeper: f.ports, Warden: f.ports, Rotations: f.ports, Publisher: f.ports, Directory: f.ports, Router: f.ports, Audio: f.ports, Vision: f.ports, Audit: f.ports,
-			Log: slog.New(slog.DiscardHandler)})
-	t.Cleanup(f.service.Close)
-	if err := f.service.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	f := &testFleet{ports: &records{Ports: devicetest.New()}, events: &fakeEvents{}, photos: &fakePhotos{}, archive: &fakeArchive{}, log: &logBuffer{}}
+	f.service = f.ports.ServiceOver(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4, Approve: true}, func(p *fleet.Ports) {
+		p.Records, p.Catalogs, p.Changes = f.ports, f.ports, changeLog{f.ports.Ledger}
+	})
 	mint, err := credential.New([]byte("0123456789abcdef"))
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +119,7 @@ func newFleet(t testing.TB, change ...func(*Options)) *fleet {
 // line is a device's connection that answers from its script at once.
 type line struct {
 	script  *devicetest.Script
-	session *devices.Session
+	session *fleet.Session
 	mu      sync.Mutex
 	broken  error
 	sent    chan string // every envelope, if set
@@ -146,7 +143,7 @@ func (l *line) SendControl(msg []byte) error {
 func (l *line) Close(devices.CloseReason) {}
 
 // connect brings a device online and waits until its tools are known.
-func (f *fleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *line {
+func (f *testFleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *line {
 	t.Helper()
 	l := &line{script: script}
 	devicetest.Online(t, f.service, id, l, &l.session)
@@ -160,12 +157,12 @@ type response struct {
 	body   string
 }
 
-func (f *fleet) do(t testing.TB, method, path, body string, headers ...string) response {
+func (f *testFleet) do(t testing.TB, method, path, body string, headers ...string) response {
 	t.Helper()
 	return f.send(t, t.Context(), method, path, strings.NewReader(body), headers...)
 }
 
-func (f *fleet) send(t testing.TB, ctx context.Context, method, path string, body io.Reader, headers ...string) response {
+func (f *testFleet) send(t testing.TB, ctx context.Context, method, path string, body io.Reader, headers ...string) response {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, f.url+path, body)
 	if err != nil {

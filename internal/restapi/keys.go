@@ -10,6 +10,8 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
+	"fleetd/internal/selector"
 )
 
 // apiKey is a key as the API shows it: everything but what proves it.
@@ -17,7 +19,7 @@ type apiKey struct {
 	ID      string            `json:"id"`
 	Name    string            `json:"name"`
 	Scopes  []string          `json:"scopes" nullable:"false"`
-	Devices map[string]string `json:"devices" doc:"Labels that a device must have, device among them for its id; none: all devices."`
+	Devices selector.Selector `json:"devices" doc:"Which devices it is for; {}: all of them."`
 	Tools   []string          `json:"tools" nullable:"false" doc:"Globs of tools; none: all tools."`
 	State   string            `json:"state" enum:"valid,expired,revoked"`
 	Created stamp             `json:"created"`
@@ -34,9 +36,6 @@ func newAPIKey(k access.Key, now time.Time) apiKey {
 	case access.ErrRevoked:
 		out.State = "revoked"
 	}
-	if out.Devices == nil {
-		out.Devices = map[string]string{}
-	}
 	return out
 }
 
@@ -49,8 +48,8 @@ type newKey struct {
 // keyWish is the body that makes a key.
 type keyWish struct {
 	Name    string            `json:"name" example:"lab dashboard" doc:"1 to 64 letters, digits, blanks and . _ @ -; refusals and the audit quote it."`
-	Scopes  []string          `json:"scopes" nullable:"false" doc:"devices:read, tools:call, tools:call:user, devices:write, events:read, audio, admin."`
-	Devices map[string]string `json:"devices,omitempty" doc:"Only devices with all of these labels; device is the device's id."`
+	Scopes  []string          `json:"scopes" nullable:"false" doc:"devices:read, tools:call, tools:call:user, devices:write, events:read, audio, admin, photos:read."`
+	Devices selector.Selector `json:"devices,omitzero" doc:"Only these devices."`
 	Tools   []string          `json:"tools,omitempty" doc:"Only tools that one of these globs matches."`
 	Expires *time.Time        `json:"expires,omitempty" doc:"Without it the key lasts until it is revoked."`
 }
@@ -66,9 +65,9 @@ func (s *Server) keyRoutes() {
 		answer: "A page, oldest first; those that have ended included."}), s.listKeys)
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/keys", about{id: "createKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Make an API key",
 		status: http.StatusCreated, answer: "The key with its token, which is shown this once.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeUnavailable}}), s.createKey)
-	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/keys/{key}", about{id: "revokeKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Revoke an API key",
-		text:   "At once, on all nodes, whether the database answers or not. It stays in the list, for the audit names it.",
-		status: http.StatusNoContent, answer: "It is worth nothing any more.", codes: []devices.Code{devices.CodeNotFound}}), s.revokeKey)
+	registerRevoke(s, s.operation(http.MethodDelete, "/v1/keys/{key}", about{id: "revokeKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Revoke an API key",
+		text:   "At once, on all nodes, whether the database answers or not. It stays in the list, because the audit log names it.",
+		status: http.StatusNoContent, answer: "It is worth nothing any more.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.revokeKey)
 }
 
 func (s *Server) listKeys(_ context.Context, in *Page) (*answer[list[apiKey]], error) {
@@ -76,7 +75,7 @@ func (s *Server) listKeys(_ context.Context, in *Page) (*answer[list[apiKey]], e
 	if err != nil {
 		return nil, err
 	}
-	keys := s.opt.Service.Registry().Keys()
+	keys := s.opt.Service.Keys().Keys()
 	if after != "" {
 		i := slices.IndexFunc(keys, func(k access.Key) bool { return k.ID == after })
 		if i < 0 {
@@ -101,7 +100,7 @@ func (s *Server) createKey(ctx context.Context, in *createKeyInput) (*answer[new
 	if err != nil {
 		return nil, badRequest(err.Error())
 	}
-	wish := devices.KeyWish{Name: in.Body.Name, Scopes: scopes, Devices: in.Body.Devices, Tools: in.Body.Tools}
+	wish := fleet.KeyWish{Name: in.Body.Name, Scopes: scopes, Devices: in.Body.Devices, Tools: in.Body.Tools}
 	if in.Body.Expires != nil {
 		wish.Expires = *in.Body.Expires
 	}
@@ -112,9 +111,10 @@ func (s *Server) createKey(ctx context.Context, in *createKeyInput) (*answer[new
 	return &answer[newKey]{newKey{newAPIKey(k, time.Now()), token}}, nil
 }
 
-func (s *Server) revokeKey(ctx context.Context, in *keyPath) (*struct{}, error) {
-	if _, err := s.opt.Service.RevokeKey(ctx, caller(ctx), in.Key); err != nil {
+func (s *Server) revokeKey(ctx context.Context, in *keyPath) (*revokedAnswer, error) {
+	_, r, err := s.opt.Service.RevokeKey(ctx, caller(ctx), in.Key)
+	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return nil, nil
+	return newRevoked(r), nil
 }

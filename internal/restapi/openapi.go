@@ -14,6 +14,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/selector"
 )
 
 // Tags group the operations.
@@ -38,7 +39,7 @@ func (s *Server) newAPI() {
 				Description: "The control plane of a fleet of devices that run the xiaozhi-esp32 firmware. Lists take `limit` and `cursor`; " +
 					"errors are problem documents (RFC 9457) with a stable `code`; request bodies may have 64 KiB."},
 			Components: &huma.Components{SecuritySchemes: map[string]*huma.SecurityScheme{
-				"token": {Type: "http", Scheme: "bearer", Description: "An API key (`fleetd token create`), or the admin token, the same on every node of a fleet. Each operation names the scope that the key needs."}}},
+				"token": {Type: "http", Scheme: "bearer", Description: "An API key (`fleetd keys create`), or the admin token, the same on every node of a fleet. Each operation names the scope that the key needs."}}},
 			Security: []map[string][]string{{"token": {}}},
 			Tags: []*huma.Tag{
 				{Name: tagDevices, Description: "Who belongs to the fleet, and how they are."},
@@ -55,7 +56,24 @@ func (s *Server) newAPI() {
 		RejectUnknownQueryParameters: true,
 		Transformers:                 []huma.Transformer{refusals},
 	})
+	s.api.OpenAPI().Components.Schemas.RegisterTypeAlias(reflect.TypeFor[selector.Selector](), reflect.TypeFor[selectorSchema]())
 	s.api.UseMiddleware(wrapContext)
+}
+
+// selectorSchema describes a selector of keys and rules.
+type selectorSchema struct{}
+
+// Schema implements huma.SchemaProvider.
+func (selectorSchema) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{
+		OneOf: []*huma.Schema{
+			{Type: huma.TypeString, Examples: []any{"room in (lab,hall),!retired"},
+				Description: "Terms joined by commas, all of which must hold: room=lab, room!=lab, room in (a,b), room not in (a,b), room, !room; * in a value stands for any characters. " +
+					"device is the device's id; every other name is a label."},
+			{Type: huma.TypeObject, AdditionalProperties: &huma.Schema{Type: huma.TypeString}, Examples: []any{map[string]any{"room": "lab"}},
+				Description: "The labels that a device must have, each with its value; device is the device's id."},
+		},
+	}
 }
 
 // marshal writes one JSON value. It encodes first and does not report a write
@@ -79,9 +97,10 @@ func schemaOf[T any](s *Server) *huma.Schema {
 // about describes an operation.
 type about struct {
 	id, tag, summary, text string
-	// scope is what the caller must have; public means that nobody is asked.
-	// One without the other is a fault of the program.
+	// Exactly one of three: scope is what the caller must have, anyone lets in
+	// every caller with a token, public also those without.
 	scope  access.Scope
+	anyone bool
 	public bool
 	// judged says that the core judges the caller, whose answer depends on more
 	// than the scope and the device.
@@ -93,13 +112,13 @@ type about struct {
 
 // operation is the part that every operation has.
 func (s *Server) operation(method, path string, a about) huma.Operation {
-	if a.public != (a.scope == "") {
-		panic(a.id + ": an operation needs a scope, or is public") // a fault of the program, found by any test
+	if a.public == (a.anyone || a.scope != "") || a.anyone && a.scope != "" {
+		panic(a.id + ": an operation needs a scope, or is for anyone, or is public") // a bug, found by any test
 	}
 	if a.status == 0 {
 		a.status = http.StatusOK
 	}
-	if !a.public {
+	if a.scope != "" {
 		a.codes = append(a.codes[:len(a.codes):len(a.codes)], devices.CodeForbidden)
 	}
 	responses := map[string]*huma.Response{
@@ -114,7 +133,10 @@ func (s *Server) operation(method, path string, a about) huma.Operation {
 		op.Security = []map[string][]string{}
 		return op
 	}
-	op.Security = []map[string][]string{{"token": {string(a.scope)}}}
+	op.Security = []map[string][]string{{"token": {}}}
+	if a.scope != "" {
+		op.Security = []map[string][]string{{"token": {string(a.scope)}}}
+	}
 	op.Middlewares = huma.Middlewares{s.guardOperation(a)}
 	s.rights[method+" "+path] = a
 	return op
@@ -212,7 +234,9 @@ func openAnswers(document *huma.OpenAPI) {
 	for _, item := range document.Paths {
 		for _, op := range []*huma.Operation{item.Post, item.Put, item.Patch} {
 			if op != nil && op.RequestBody != nil {
-				strict[op.RequestBody.Content[valueJSON[0]].Schema.Ref] = true
+				if body := op.RequestBody.Content[valueJSON[0]]; body != nil {
+					strict[body.Schema.Ref] = true
+				}
 			}
 		}
 	}

@@ -108,7 +108,10 @@ func newPageOperation(path string, op *huma.Operation) pageOperation {
 		view.Params = append(view.Params, pageField{p.Name, p.In, p.Description, p.Required, newPageType(p.Schema)})
 	}
 	if op.RequestBody != nil {
-		view.Body = newPageType(op.RequestBody.Content[valueJSON[0]].Schema)
+		var names string
+		if names, view.Body = pageContent(op.RequestBody.Content); names != valueJSON[0] {
+			view.Body.Text += " (" + names + ")"
+		}
 	}
 	for _, status := range slices.Sorted(maps.Keys(op.Responses)) {
 		response := op.Responses[status]
@@ -116,12 +119,19 @@ func newPageOperation(path string, op *huma.Operation) pageOperation {
 		if a.Description == "" {
 			a.Description = http.StatusText(op.DefaultStatus)
 		}
-		for contentType, media := range response.Content {
-			a.ContentType, a.Type = contentType, newPageType(media.Schema)
-		}
+		a.ContentType, a.Type = pageContent(response.Content)
 		view.Answers = append(view.Answers, a)
 	}
 	return view
+}
+
+// pageContent are the types that a body may have, and what one has.
+func pageContent(content map[string]*huma.MediaType) (names string, t pageType) {
+	types := slices.Sorted(maps.Keys(content))
+	for _, name := range types {
+		t = newPageType(content[name].Schema)
+	}
+	return strings.Join(types, " or "), t
 }
 
 func pageFields(s *huma.Schema) []pageField {

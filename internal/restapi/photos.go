@@ -37,11 +37,11 @@ type photoPath struct {
 
 func (s *Server) photoRoutes() {
 	gone := []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/photos", about{id: "listPhotos", scope: access.ScopeRead, tag: tagPhotos, summary: "List photos",
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/photos", about{id: "listPhotos", scope: access.ScopePhotos, tag: tagPhotos, summary: "List photos",
 		answer: "A page, newest first.", codes: gone[1:]}), s.listPhotos)
 	huma.Register(s.api, s.operation(http.MethodDelete, pathPhoto, about{id: "deletePhoto", scope: access.ScopeWrite, tag: tagPhotos, summary: "Delete a photo",
 		status: http.StatusNoContent, answer: "Deleted.", codes: gone}), s.deletePhoto)
-	s.handle(withAnswer(s.operation(http.MethodGet, pathPhoto, about{id: "getPhoto", scope: access.ScopeRead, tag: tagPhotos, summary: "Get a photo",
+	s.handle(withAnswer(s.operation(http.MethodGet, pathPhoto, about{id: "getPhoto", scope: access.ScopePhotos, tag: tagPhotos, summary: "Get a photo",
 		answer: "The JPEG itself; its ETag is its SHA-256.", codes: gone}), "image/jpeg", &huma.Schema{Type: huma.TypeString, Format: "binary"}),
 		s.photo, pathParam("id", "Photo id."))
 }
@@ -59,7 +59,7 @@ func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[l
 	}
 	by := caller(ctx)
 	if id != "" {
-		if err := s.permitDevice(by, access.ScopeRead, "listPhotos", id); err != nil {
+		if err := s.permitDevice(ctx, by, access.ScopePhotos, "listPhotos", id); err != nil {
 			return nil, s.problem(ctx, err)
 		}
 	}
@@ -71,7 +71,10 @@ func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[l
 		}
 		for _, p := range photos {
 			before = p.ID
-			if s.opt.Service.Permit(by, access.ScopeRead, p.Device) == nil {
+			switch err := s.opt.Service.Permit(ctx, by, access.ScopePhotos, p.Device); {
+			case isUnavailable(err):
+				return nil, s.problem(ctx, err)
+			case err == nil:
 				page.Items = append(page.Items, photo{p.ID, string(p.Device), p.Question, p.Bytes, p.SHA256, p.Kind, stamp(p.TakenAt)})
 			}
 		}
@@ -100,7 +103,7 @@ func (s *Server) permitPhoto(ctx context.Context, by access.By, scope access.Sco
 	if err != nil {
 		p.Device = noDevice
 	}
-	if refusal := s.permitDevice(by, scope, action, p.Device); refusal != nil {
+	if refusal := s.permitDevice(ctx, by, scope, action, p.Device); refusal != nil {
 		if err == nil {
 			content.Close()
 		}
@@ -130,7 +133,7 @@ func (s *Server) deletePhoto(ctx context.Context, in *photoPath) (*struct{}, err
 // photo streams the JPEG. A store that breaks off midway leaves a short body,
 // which the client sees by its Content-Length.
 func (s *Server) photo(w http.ResponseWriter, r *http.Request) {
-	p, content, err := s.permitPhoto(r.Context(), s.by(r, access.ViaREST), access.ScopeRead, "getPhoto", r.PathValue("id"))
+	p, content, err := s.permitPhoto(r.Context(), s.by(r, access.ViaREST), access.ScopePhotos, "getPhoto", r.PathValue("id"))
 	if err != nil {
 		s.fail(w, r, err)
 		return

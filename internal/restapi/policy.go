@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 const pathPolicy = "/v1/policy"
@@ -151,7 +152,7 @@ func (s *Server) explainPolicy(ctx context.Context, in *explainInput) (*answer[a
 	if err != nil {
 		return nil, err
 	}
-	h := devices.Hypothesis{Key: in.Key, Device: id, Tool: in.Tool, Via: access.Via(in.Via)}
+	h := fleet.Hypothesis{Key: in.Key, Device: id, Tool: in.Tool, Via: access.Via(in.Via)}
 	if in.Arguments != "" {
 		if h.Arguments, err = object([]byte(in.Arguments), "arguments"); err != nil || !json.Valid(h.Arguments) {
 			return nil, badRequest("arguments must be a JSON object")

@@ -10,6 +10,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/bulk"
 	"fleetd/internal/devices"
 )
 
@@ -27,6 +28,9 @@ type problem struct {
 	// Confirmation makes the same call pass once.
 	Confirmation string          `json:"confirmation,omitempty" doc:"With code confirmation_required: give it as confirmation in the same call within 60 s, once a person has agreed."`
 	Errors       []devices.Fault `json:"errors,omitempty" nullable:"false" doc:"With code invalid_arguments: every fault with its JSON pointer into the arguments."`
+	// Faults are those of a file.
+	Faults  []bulk.LineFault `json:"faults,omitempty" nullable:"false" doc:"With code invalid_arguments of an import: the faults of the file, at most 1000."`
+	Refused int64            `json:"refused,omitempty" doc:"With faults: how many rows have one."`
 }
 
 // newProblem words a refusal.

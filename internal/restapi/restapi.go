@@ -1,5 +1,5 @@
 // Package restapi serves the API of a node: JSON over HTTP under /v1 onto
-// devices.Service, server-sent events, the OpenAPI 3.1 document that describes
+// fleet.Service, server-sent events, the OpenAPI 3.1 document that describes
 // both, and a page that shows it.
 //
 // Most operations are declared with huma on the standard library's mux. The
@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -28,6 +29,7 @@ import (
 	"fleetd/internal/audit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
 
@@ -66,7 +68,7 @@ type Diagnoser interface {
 }
 
 // Archive is what the database keeps of rules and deeds. Errors are those of
-// devices.Records.
+// fleet.Records.
 type Archive interface {
 	// PolicyVersion returns one version of the policy, or another one if it is
 	// not there.
@@ -81,9 +83,9 @@ type Archive interface {
 	AuditRuns(ctx context.Context, q audit.Query) ([]audit.Block, error)
 }
 
-// Options of a Server. All fields are required but AuthNone.
+// Options of a Server. All fields are required but AuthNone and Dir.
 type Options struct {
-	Service *devices.Service
+	Service *fleet.Service
 	Mint    *credential.Mint
 	// AuthNone asks for no token. Requests that a web page may have caused are
 	// then refused: the listener is on loopback, and so are browsers.
@@ -111,6 +113,9 @@ type Options struct {
 	LogLevel *slog.LevelVar
 	Log      *slog.Logger
 	Version  string
+	// Dir is where files are kept while they are imported; empty: where the system
+	// keeps temporary ones.
+	Dir string
 }
 
 // Server is the API of one node: an http.Handler. Event streams and calls take
@@ -128,15 +133,20 @@ type Server struct {
 	page     []byte        // the same for people
 	policy   string        // of the page
 	patience time.Duration // streamWrite, less in tests
+
+	importing sync.Mutex // one import at a time
 }
 
 // New returns a Server.
 func New(opt Options) *Server {
 	s := &Server{opt: opt, mux: http.NewServeMux(), public: map[string]bool{}, rights: map[string]about{},
 		browsers: http.NewCrossOriginProtection(), patience: streamWrite,
-		door: &access.Door{Keys: opt.Service.Registry(), IsAdmin: opt.Mint.IsAdmin, Open: opt.AuthNone}}
+		door: &access.Door{Keys: opt.Service.Keys(), IsAdmin: opt.Mint.IsAdmin, Open: opt.AuthNone}}
 	s.newAPI()
 	s.deviceRoutes()
+	s.selectionRoutes()
+	s.bulkRoutes()
+	s.changeRoutes()
 	s.attestationRoutes()
 	s.rotateRoutes()
 	s.toolRoutes()
@@ -145,6 +155,7 @@ func New(opt Options) *Server {
 	s.eventRoutes()
 	s.photoRoutes()
 	s.keyRoutes()
+	s.selfRoutes()
 	s.policyRoutes()
 	s.auditRoutes()
 	s.nodeRoutes()
@@ -198,7 +209,7 @@ func (s *Server) admit(r *http.Request) *problem {
 	}
 	if _, err := s.door.Admit(lobby.Bearer(r.Header), time.Now()); err != nil {
 		refusal := &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error() +
-			": give an API key (`fleetd token create`) or the admin token as `Authorization: Bearer ...`; the node keeps the latter in its data directory, in the file admin-token"}
+			": give an API key (`fleetd keys create`) or the admin token as `Authorization: Bearer ...`; the node keeps the latter in its data directory, in the file admin-token"}
 		s.opt.Service.NoteRefusal(access.By{Via: access.ViaREST, From: s.opt.Failures.From(r)}, r.Method+" "+r.URL.Path[:min(len(r.URL.Path), maxNotedPath)], "", refusal)
 		return newProblem(refusal)
 	}

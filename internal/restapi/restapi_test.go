@@ -10,18 +10,20 @@ import (
 	"testing"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // table is the API as promised: every route there is.
 var table = []string{
-	"GET /v1/devices", "GET /v1/devices/{device}", "PATCH /v1/devices/{device}", "DELETE /v1/devices/{device}",
+	"GET /v1/devices", "PATCH /v1/devices", "GET /v1/fleet", "POST /v1/devices/import", "GET /v1/devices/export", "GET /v1/changes", "GET /v1/devices/{device}/changes",
+	"GET /v1/devices/{device}", "PATCH /v1/devices/{device}", "DELETE /v1/devices/{device}",
 	"POST /v1/devices/{device}/rotate", "POST /v1/devices/rotate",
 	"POST /v1/attestation/keys", "GET /v1/attestation/keys", "DELETE /v1/attestation/keys/{serial}",
 	"POST /v1/devices/{device}/approve", "POST /v1/devices/{device}/revoke",
 	"GET /v1/devices/{device}/tools", "POST /v1/devices/{device}/tools/refresh", "POST /v1/devices/{device}/tools/{tool}/call",
 	"POST /v1/devices/{device}/mcp", "POST /v1/devices/{device}/messages", "GET /v1/events", "GET /v1/catalogs/{sha256}", "GET /v1/devices/{device}/catalogs",
 	"GET /v1/keys", "POST /v1/keys", "DELETE /v1/keys/{key}", "GET /v1/policy", "PUT /v1/policy", "GET /v1/policy/versions",
-	"GET /v1/policy/versions/{version}", "GET /v1/policy/explain", "GET /v1/audit", "GET /v1/audit/export", "GET /v1/audit/verify",
+	"GET /v1/policy/versions/{version}", "GET /v1/self", "GET /v1/policy/explain", "GET /v1/audit", "GET /v1/audit/export", "GET /v1/audit/verify",
 	"GET /v1/photos", "GET /v1/photos/{id}", "DELETE /v1/photos/{id}", "GET /v1/nodes", "GET /v1/diagnosis",
 	"GET /v1/log-level", "PUT /v1/log-level", "GET /livez", "GET /readyz", "GET /metrics",
 }
@@ -98,7 +100,7 @@ func TestRoutes(t *testing.T) {
 		f.do(t, "GET", path, "").problem(t, 404, devices.CodeNotFound)
 	}
 	for _, tc := range []struct{ method, path, allow string }{
-		{"POST", "/v1/devices", "GET"},
+		{"POST", "/v1/devices", "GET, PATCH"},
 		{"PUT", "/v1/devices/x", "GET, PATCH, DELETE"},
 		{"GET", volumePath, "POST"},
 		{"DELETE", "/v1/events", "GET"},
@@ -286,7 +288,7 @@ func TestPage(t *testing.T) {
 // Bodies are refused with the name of what is wrong.
 func TestBodies(t *testing.T) {
 	f := newFleet(t)
-	if _, err := f.service.Accept(devices.Identity{Device: robot, ClientID: "c"}, &line{}); err != nil {
+	if _, err := f.service.Accept(fleet.Identity{Device: robot, ClientID: "c"}, &line{}); err != nil {
 		t.Fatal(err)
 	}
 	const path = "/v1/devices/aa:bb:cc:dd:ee:ff"

@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // deviceCredentials is how far a device's credentials are.
@@ -31,7 +32,7 @@ type rotateAllInput struct{ Body *graceBody }
 
 func (b *graceBody) duration() (time.Duration, error) {
 	if b == nil || b.Grace == "" {
-		return devices.DefaultGrace, nil
+		return fleet.DefaultGrace, nil
 	}
 	grace, err := time.ParseDuration(b.Grace)
 	if err != nil {
@@ -50,7 +51,7 @@ func (s *Server) rotateRoutes() {
 		answer: "The generation of all credentials from now on.", codes: []devices.Code{devices.CodeUnavailable}}), s.rotateDevices)
 }
 
-func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*answer[device], error) {
+func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*tagged[device], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
@@ -59,7 +60,7 @@ func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*answer[dev
 	if err != nil {
 		return nil, err
 	}
-	err = s.opt.Service.Rotate(id, grace)
+	err = s.opt.Service.Rotate(ctx, caller(ctx), id, grace)
 	s.opt.Service.NoteChange(caller(ctx), "rotate", id, "grace "+grace.String(), err)
 	if err != nil {
 		return nil, s.problem(ctx, err)
@@ -72,7 +73,7 @@ func (s *Server) rotateDevices(ctx context.Context, in *rotateAllInput) (*answer
 	if err != nil {
 		return nil, err
 	}
-	r, err := s.opt.Service.RotateAll(ctx, grace)
+	r, err := s.opt.Service.RotateAll(ctx, caller(ctx), grace)
 	s.opt.Service.NoteCredential(caller(ctx), "rotate_all", "grace "+grace.String(), err)
 	if err != nil {
 		return nil, s.problem(ctx, err)

@@ -10,6 +10,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 )
 
@@ -86,7 +87,7 @@ func (s *Server) refreshTools(ctx context.Context, in *listToolsInput) (*raw, er
 	if err := s.draining(); err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, devices.MaxTimeout)
+	ctx, cancel := context.WithTimeout(ctx, fleet.MaxTimeout)
 	defer cancel()
 	tools, err := s.opt.Service.Refresh(ctx, id, in.User)
 	if err != nil {
@@ -123,7 +124,7 @@ func (s *Server) getCatalog(ctx context.Context, in *catalogPath) (*raw, error) 
 		return nil, badRequest(err.Error())
 	}
 	by := caller(ctx)
-	if err := s.opt.Service.PermitCatalog(by, hash); err != nil {
+	if err := s.opt.Service.PermitCatalog(ctx, by, hash); err != nil {
 		s.opt.Service.NoteRefusal(by, "getCatalog", "", err)
 		return nil, s.problem(ctx, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 )
 
 // stamp is a time as the API writes it: RFC 3339 with milliseconds, UTC; null
@@ -54,7 +55,7 @@ func parseCursor(cursor string) (place string, err error) {
 	return string(b), nil
 }
 
-var errCursor = badRequest("cursor is none of ours: give next_cursor of the page before, or leave it out")
+var errCursor = badRequest(devices.ErrCursor.Error())
 
 // more tells whether to offer another page. The largest page may be all that
 // the database hands out at once, so when it is full another one may follow.
@@ -95,8 +96,8 @@ func parseTimeout(text string, absent time.Duration) (time.Duration, error) {
 		return absent, nil
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 || d > devices.MaxTimeout {
-		return 0, badRequest(`timeout must be a duration above zero and at most ` + devices.MaxTimeout.String() + `, such as "10s"`)
+	if err != nil || d <= 0 || d > fleet.MaxTimeout {
+		return 0, badRequest(`timeout must be a duration above zero and at most ` + fleet.MaxTimeout.String() + `, such as "10s"`)
 	}
 	return d, nil
 }

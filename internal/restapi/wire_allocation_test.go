@@ -54,6 +54,7 @@ func TestWholeCallAllocations(t *testing.T) {
 			f.api.ServeHTTP(w, r)
 		}
 	}))
+	f.ports.Put(devices.Member{ID: robot, ClientID: "client-1"})
 	address := server.Listener.Addr().String()
 	ended := make(chan struct{})
 	device := dialWire(t, address)

@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
 )
 
 // LoadKeys returns all keys. One that cannot be read is logged and left out: it
@@ -19,7 +20,7 @@ func (s *Store) LoadKeys(ctx context.Context) ([]access.Key, error) {
 		return nil, err
 	}
 	defer cancel()
-	keys, err := collect(ctx, s.backend.read, func(scan func(...any) error) (k access.Key, err error) {
+	keys, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (k access.Key, err error) {
 		var document string
 		var revoked int64
 		if err = scan(&document, &revoked); err != nil {
@@ -29,7 +30,7 @@ func (s *Store) LoadKeys(ctx context.Context) ([]access.Key, error) {
 			s.log.Error("a stored API key cannot be read", "error", fault)
 			return access.Key{}, nil
 		}
-		k.Revoked = instant(revoked)
+		k.Revoked = database.Instant(revoked)
 		return k, nil
 	}, `SELECT document, revoked_at FROM api_keys ORDER BY id`)
 	if err != nil {
@@ -51,14 +52,14 @@ func (s *Store) SaveKey(ctx context.Context, k access.Key) error {
 		return err
 	}
 	defer cancel()
-	revoked := micros(k.Revoked)
+	revoked := database.Micros(k.Revoked)
 	document, err := json.Marshal(k)
 	if err != nil {
 		return fmt.Errorf("encode key %s: %w", k.ID, err)
 	}
-	_, err = s.backend.write.ExecContext(ctx, `INSERT INTO api_keys (id, document, revoked_at) VALUES ($1, $2, $3)
+	_, err = s.backend.Write.ExecContext(ctx, `INSERT INTO api_keys (id, document, revoked_at) VALUES ($1, $2, $3)
  ON CONFLICT (id) DO UPDATE SET revoked_at = excluded.revoked_at WHERE api_keys.revoked_at = 0 AND excluded.revoked_at <> 0`,
-		k.ID, clean(string(document)), revoked)
+		k.ID, database.Clean(string(document)), revoked)
 	if err != nil {
 		return s.useError(ctx, "writing an API key", err)
 	}
@@ -78,7 +79,7 @@ func (s *Store) PolicyVersion(ctx context.Context, version int64) (p access.Poli
 	}
 	defer cancel()
 	var document string
-	err = s.backend.read.QueryRowContext(ctx, `SELECT document FROM policies WHERE version = $1 OR $1 = 0 ORDER BY version DESC LIMIT 1`, version).Scan(&document)
+	err = s.backend.Read.QueryRowContext(ctx, `SELECT document FROM policies WHERE version = $1 OR $1 = 0 ORDER BY version DESC LIMIT 1`, version).Scan(&document)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return p, nil
@@ -99,7 +100,7 @@ func (s *Store) PolicyVersions(ctx context.Context, before int64, limit int) ([]
 		return nil, err
 	}
 	defer cancel()
-	versions, err := collect(ctx, s.backend.read, func(scan func(...any) error) (p access.Policy, err error) {
+	versions, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (p access.Policy, err error) {
 		var document string
 		var version int64
 		if err = scan(&version, &document); err == nil {
@@ -125,8 +126,8 @@ func (s *Store) SavePolicy(ctx context.Context, p access.Policy) error {
 	if err != nil {
 		return fmt.Errorf("encode the policy: %w", err)
 	}
-	result, err := s.backend.write.ExecContext(ctx, `INSERT INTO policies (version, document, at, author) VALUES ($1, $2, $3, $4) ON CONFLICT (version) DO NOTHING`,
-		p.Version, clean(string(document)), micros(p.Changed), clean(p.By))
+	result, err := s.backend.Write.ExecContext(ctx, `INSERT INTO policies (version, document, at, author) VALUES ($1, $2, $3, $4) ON CONFLICT (version) DO NOTHING`,
+		p.Version, database.Clean(string(document)), database.Micros(p.Changed), database.Clean(p.By))
 	if err != nil {
 		return s.useError(ctx, "writing the policy", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
 )
 
 const attestationColumns = `serial, device, sealed, imported_at, bound_at FROM attestation_keys`
@@ -15,7 +16,7 @@ const attestationColumns = `serial, device, sealed, imported_at, bound_at FROM a
 func scanAttestation(scan func(...any) error) (k devices.AttestationKey, err error) {
 	var imported, bound int64
 	err = scan(&k.Serial, &k.Device, &k.Sealed, &imported, &bound)
-	k.ImportedAt, k.BoundAt = instant(imported), instant(bound)
+	k.ImportedAt, k.BoundAt = database.Instant(imported), database.Instant(bound)
 	return k, err
 }
 
@@ -26,7 +27,7 @@ func (s *Store) AttestationKey(ctx context.Context, serial string) (devices.Atte
 		return devices.AttestationKey{}, err
 	}
 	defer cancel()
-	k, err := scanAttestation(s.backend.read.QueryRowContext(ctx, `SELECT `+attestationColumns+` WHERE serial = $1`, clean(serial)).Scan)
+	k, err := scanAttestation(s.backend.Read.QueryRowContext(ctx, `SELECT `+attestationColumns+` WHERE serial = $1`, database.Clean(serial)).Scan)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return k, fmt.Errorf("attestation key %s: %w", serial, devices.ErrNotFound)
@@ -43,7 +44,7 @@ func (s *Store) ProvenBy(ctx context.Context, id devices.ID) (serial string, err
 		return "", err
 	}
 	defer cancel()
-	err = s.backend.read.QueryRowContext(ctx, `SELECT serial FROM attestation_keys WHERE device = $1`, string(id)).Scan(&serial)
+	err = s.backend.Read.QueryRowContext(ctx, `SELECT serial FROM attestation_keys WHERE device = $1`, string(id)).Scan(&serial)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return "", fmt.Errorf("serial number of %s: %w", id, devices.ErrNotFound)
@@ -60,7 +61,7 @@ func (s *Store) AttestationKeys(ctx context.Context, after string, limit int) ([
 		return nil, err
 	}
 	defer cancel()
-	keys, err := collect(ctx, s.backend.read, scanAttestation, `SELECT `+attestationColumns+` WHERE serial > $1 ORDER BY serial LIMIT $2`, clean(after), limit)
+	keys, err := database.Collect(ctx, s.backend.Read, scanAttestation, `SELECT `+attestationColumns+` WHERE serial > $1 ORDER BY serial LIMIT $2`, database.Clean(after), limit)
 	if err != nil {
 		return nil, s.useError(ctx, "listing attestation keys", err)
 	}
@@ -75,7 +76,7 @@ func (s *Store) BindAttestationKey(ctx context.Context, serial string, id device
 			return err
 		}
 		return found(tx.ExecContext(ctx, `UPDATE attestation_keys SET device = $2, bound_at = $3 WHERE serial = $1 AND (device = '' OR device = $2)`,
-			clean(serial), string(id), micros(now)))
+			database.Clean(serial), string(id), database.Micros(now)))
 	}, func() error {
 		k, err := s.AttestationKey(ctx, serial)
 		if err != nil {
@@ -88,7 +89,7 @@ func (s *Store) BindAttestationKey(ctx context.Context, serial string, id device
 // proofOf fails with devices.ErrBound if another serial number proves the device.
 func proofOf(ctx context.Context, tx *sql.Tx, serial string, id devices.ID) error {
 	var other string
-	err := tx.QueryRowContext(ctx, `SELECT serial FROM attestation_keys WHERE device = $1 AND serial <> $2`, string(id), clean(serial)).Scan(&other)
+	err := tx.QueryRowContext(ctx, `SELECT serial FROM attestation_keys WHERE device = $1 AND serial <> $2`, string(id), database.Clean(serial)).Scan(&other)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return nil
@@ -111,7 +112,7 @@ func (s *Store) SaveAttestationKeys(ctx context.Context, keys []devices.Attestat
  ON CONFLICT (serial) DO UPDATE SET sealed = excluded.sealed, imported_at = excluded.imported_at,
  device = CASE WHEN excluded.device <> '' THEN excluded.device ELSE attestation_keys.device END,
  bound_at = CASE WHEN excluded.device <> '' THEN excluded.bound_at ELSE attestation_keys.bound_at END`,
-				clean(k.Serial), string(k.Device), k.Sealed, micros(k.ImportedAt), micros(k.BoundAt)); err != nil {
+				database.Clean(k.Serial), string(k.Device), k.Sealed, database.Micros(k.ImportedAt), database.Micros(k.BoundAt)); err != nil {
 				return err
 			}
 		}
@@ -122,7 +123,7 @@ func (s *Store) SaveAttestationKeys(ctx context.Context, keys []devices.Attestat
 // RemoveAttestationKey removes one key.
 func (s *Store) RemoveAttestationKey(ctx context.Context, serial string) error {
 	return s.changeKeys(ctx, "removing an attestation key", func(tx *sql.Tx) error {
-		return found(tx.ExecContext(ctx, `DELETE FROM attestation_keys WHERE serial = $1`, clean(serial)))
+		return found(tx.ExecContext(ctx, `DELETE FROM attestation_keys WHERE serial = $1`, database.Clean(serial)))
 	}, func() error { return fmt.Errorf("attestation key %s: %w", serial, devices.ErrNotFound) })
 }
 
@@ -149,7 +150,7 @@ func (s *Store) changeKeys(ctx context.Context, doing string, do func(*sql.Tx) e
 		return err
 	}
 	defer cancel()
-	tx, err := s.backend.write.BeginTx(ctx, nil)
+	tx, err := s.backend.Write.BeginTx(ctx, nil)
 	if err != nil {
 		return s.useError(ctx, doing, err)
 	}
@@ -166,7 +167,7 @@ func (s *Store) changeKeys(ctx context.Context, doing string, do func(*sql.Tx) e
 		return missing()
 	case errors.Is(err, devices.ErrBound):
 		return err
-	case faultOf(err) == faultRow:
+	case database.FaultOf(err) == database.FaultRow:
 		return fmt.Errorf("another serial number proves the device: %w", devices.ErrBound)
 	}
 	return s.useError(ctx, doing, err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fleetd/internal/audit"
+	"fleetd/internal/store/database"
 )
 
 // MaxAuditPage is the most blocks of one read: they may have half a MiB each.
@@ -20,9 +21,9 @@ func (s *Store) SaveAuditBlock(ctx context.Context, b *audit.Block) error {
 		return err
 	}
 	defer cancel()
-	_, err = s.backend.write.ExecContext(ctx, `INSERT INTO audit_blocks (run, first_seq, last_seq, node, first_at, last_at, entries, previous, hash)
+	_, err = s.backend.Write.ExecContext(ctx, `INSERT INTO audit_blocks (run, first_seq, last_seq, node, first_at, last_at, entries, previous, hash)
  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (run, first_seq) DO NOTHING`,
-		b.Run, b.FirstSeq, b.LastSeq, b.Node, micros(b.FirstAt), micros(b.LastAt), string(b.Entries), b.Previous.String(), b.Hash.String())
+		b.Run, b.FirstSeq, b.LastSeq, b.Node, database.Micros(b.FirstAt), database.Micros(b.LastAt), string(b.Entries), b.Previous.String(), b.Hash.String())
 	if err != nil {
 		return s.useError(ctx, "writing the audit", err)
 	}
@@ -39,7 +40,7 @@ func scanBlock(scan func(...any) error) (b audit.Block, err error) {
 	if err = scan(&b.Run, &b.FirstSeq, &b.LastSeq, &b.Node, &first, &last, &b.Entries, &previous, &hash); err != nil {
 		return b, err
 	}
-	b.FirstAt, b.LastAt = instant(first), instant(last)
+	b.FirstAt, b.LastAt = database.Instant(first), database.Instant(last)
 	// A hash that is no hash is one that was changed: it equals none.
 	b.Previous, b.Hash = readHash(previous), readHash(hash)
 	return b, nil
@@ -58,7 +59,7 @@ func (s *Store) AuditBlocks(ctx context.Context, q audit.Query) ([]audit.Block, 
 	since, until := auditRange(q)
 	before := int64(math.MaxInt64)
 	if !q.Before.LastAt.IsZero() {
-		before = micros(q.Before.LastAt)
+		before = database.Micros(q.Before.LastAt)
 	}
 	return s.auditBlocks(ctx, `SELECT `+auditColumns+` WHERE last_at >= $1 AND first_at <= $2 AND (last_at < $3 OR last_at = $3 AND (run, first_seq) <= ($4, $5))
  ORDER BY last_at DESC, run DESC, first_seq DESC LIMIT $6`, since, until, before, q.Before.Run, q.Before.FirstSeq, auditLimit(q))
@@ -75,10 +76,10 @@ func (s *Store) AuditRuns(ctx context.Context, q audit.Query) ([]audit.Block, er
 func auditRange(q audit.Query) (since, until int64) {
 	since, until = math.MinInt64, math.MaxInt64
 	if !q.Since.IsZero() {
-		since = micros(q.Since)
+		since = database.Micros(q.Since)
 	}
 	if !q.Until.IsZero() {
-		until = micros(q.Until)
+		until = database.Micros(q.Until)
 	}
 	return since, until
 }
@@ -96,7 +97,7 @@ func (s *Store) auditBlocks(ctx context.Context, text string, args ...any) ([]au
 		return nil, err
 	}
 	defer cancel()
-	blocks, err := collect(ctx, s.backend.read, scanBlock, text, args...)
+	blocks, err := database.Collect(ctx, s.backend.Read, scanBlock, text, args...)
 	if err != nil {
 		return nil, s.useError(ctx, "reading the audit", err)
 	}
@@ -108,7 +109,7 @@ func (s *Store) auditBlocks(ctx context.Context, text string, args ...any) ([]au
 func (s *Store) pruneAudit(ctx context.Context, before time.Time) (deleted int, err error) {
 	for {
 		n, err := s.change(ctx, `DELETE FROM audit_blocks WHERE (run, first_seq) IN (
- SELECT run, first_seq FROM audit_blocks WHERE last_at < $1 ORDER BY last_at, run, first_seq LIMIT $2)`, micros(before), int64(pruneRows))
+ SELECT run, first_seq FROM audit_blocks WHERE last_at < $1 ORDER BY last_at, run, first_seq LIMIT $2)`, database.Micros(before), int64(pruneRows))
 		deleted += n
 		s.stats.PrunedAudit.Add(int64(n))
 		if err != nil || n < pruneRows {

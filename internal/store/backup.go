@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/url"
 	"os"
@@ -15,7 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"fleetd/migrations"
+	"fleetd/internal/store/database"
 )
 
 // Place names a database without user and password: `sqlite:/absolute/path` or
@@ -28,13 +27,13 @@ func Place(text, dir string) (string, error) {
 	} else if text != "sqlite" {
 		config, err := pgx.ParseConfig(text)
 		if err != nil {
-			return "", fmt.Errorf("%w: %s", ErrConfig, oneLine(err))
+			return "", fmt.Errorf("%w: %s", database.ErrConfig, database.OneLine(err))
 		}
 		return "postgres://" + net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port))) + "/" + config.Database, nil
 	}
 	path, err := filepath.Abs(path)
 	if err != nil {
-		return "", fmt.Errorf("%w: %w", ErrConfig, err)
+		return "", fmt.Errorf("%w: %w", database.ErrConfig, err)
 	}
 	return "sqlite:" + path, nil
 }
@@ -48,7 +47,7 @@ func SQLitePath(place string) (path string, ok bool) { return strings.CutPrefix(
 func DumpCommand(text, file string) (string, error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return "", fmt.Errorf("%w: its setting is no URL", ErrConfig) // err may hold the password
+		return "", fmt.Errorf("%w: its setting is no URL", database.ErrConfig) // err may hold the password
 	}
 	if u.User != nil {
 		u.User = url.User(u.User.Username())
@@ -63,17 +62,7 @@ func DumpCommand(text, file string) (string, error) {
 func quoteShell(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
 
 // SchemaVersion is the newest schema that this program knows.
-func SchemaVersion() int64 {
-	var newest int64
-	names, _ := fs.Glob(migrations.FS, "*.sql") // the pattern is right
-	for _, name := range names {
-		number, _, _ := strings.Cut(name, "_")
-		if n, err := strconv.ParseInt(number, 10, 64); err == nil {
-			newest = max(newest, n)
-		}
-	}
-	return newest
-}
+func SchemaVersion() int64 { return database.SchemaVersion() }
 
 // Copy is what CopySQLite found in the copy.
 type Copy struct {
@@ -108,7 +97,7 @@ func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 		return err
 	})
 	if err != nil {
-		return c, fmt.Errorf("copy the database %s: %s", path, oneLine(err))
+		return c, fmt.Errorf("copy the database %s: %s", path, database.OneLine(err))
 	}
 	err = onSQLite(to, func(db *sql.DB) error {
 		var verdict string
@@ -128,9 +117,27 @@ func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 		return err
 	})
 	if err != nil {
-		return c, fmt.Errorf("check the copy of the database %s: %s", path, oneLine(err))
+		return c, fmt.Errorf("check the copy of the database %s: %s", path, database.OneLine(err))
 	}
 	return c, nil
+}
+
+// EndLineage has the next node that opens the database begin another lineage: what
+// it restores is a history that others may have followed further.
+func EndLineage(ctx context.Context, path string) error {
+	err := onSQLite(path, func(db *sql.DB) error {
+		var there bool
+		err := db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'fleet_revision')`).Scan(&there)
+		if err != nil || !there { // of a version without one
+			return err
+		}
+		_, err = db.ExecContext(ctx, `UPDATE fleet_revision SET lineage = ''`)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("begin another lineage in %s: %s", path, database.OneLine(err))
+	}
+	return nil
 }
 
 // onSQLite opens a file that is there already, for as long as use runs. It

@@ -1,44 +1,52 @@
-// Package store keeps devices, their presence, their tool lists and the
-// exceptions of their credentials in SQL: SQLite or Postgres, with the same
-// statements on both.
+// Package store keeps what devices report, their presence and their tool lists in
+// SQL, and reads all of that: SQLite or Postgres. Devices are made, decided about
+// and forgotten by the ledger, which alone inserts and deletes rows of devices,
+// presence and labels.
 //
 // # Writes
 //
 // Nobody waits for a write. Rows go to a queue; one goroutine commits them in
 // groups: up to GroupRows rows per table and about GroupBytes of tool lists, or
-// what came within Linger. Device rows, presence and exceptions are coalesced,
-// one per device; history entries and catalogs never are. Of those at most
-// MaxHistoryQueue and MaxQueueBytes wait; the rest is dropped, counted, and its
-// caller learns of it. Inside a statement rows are sorted by key
-// and unique, and tables are always written in the same order, so that two
-// nodes cannot deadlock. A group that the database refuses is halved until the
-// row at fault is alone; that one is logged, counted and dropped. While the
-// database cannot be reached, rows wait.
+// what came within Linger. Facts and presence are coalesced, one per device;
+// history entries and catalogs never are. Of those at most MaxHistoryQueue and
+// MaxQueueBytes wait; the rest is dropped, counted, and its caller learns of it. A
+// group that the database refuses is halved until the row at fault is alone; that
+// one is logged, counted and dropped. While the database cannot be reached, rows
+// wait.
 //
-// Every statement may be repeated without harm, since a connection can break
-// between a commit and its answer.
+// A group is one transaction: it reads and locks the rows that it is about,
+// decides what becomes of them, updates those, and writes by how much the counts
+// of the fleet change. Rows are locked in the order of all transactions, those of
+// the ledger included: devices by id, presence by id, lists by hash, counts by
+// their key. What comes for a device that is not there (any more) changes nothing.
+//
+// Every group may be repeated without harm, since a connection can break between a
+// commit and its answer.
 //
 // # Durability
 //
 // A row whose commit was reported survives the death of the process, and on
-// SQLite (WAL, synchronous=FULL) a power cut: operators are answered once their
-// decision is committed. Every group costs an fsync for it, which takes an
-// eighth to a third of the rows per second. On Postgres the server's
-// synchronous_commit decides.
+// SQLite (WAL, synchronous=FULL) a power cut. Every group costs an fsync for it,
+// which takes an eighth to a third of the rows per second. On Postgres the
+// server's synchronous_commit decides.
 //
 // # Which write wins
 //
-// Devices: name, labels, preferred transport, and admission with the admitted
-// client are decisions of a node or its operator. Each of these four has a time
-// of its own (name_at and so on), and an older one never replaces a newer one.
-// Board, firmware, ELF hash, chip, language, serial, activation version and
-// checked_at are what the device reported at an OTA check, and an older checked_at
-// never replaces a newer one. Which client waits comes with the later of both.
-// first_seen only ever goes down. The same rules
-// hold between two rows in the queue and between a row and the table.
+// Facts: an older checked_at changes nothing, in the queue and in the table.
+// Presence: a pair (epoch, seq) that is not above the stored one changes nothing.
+// last_seen of a device that is online is not kept up to date: it is seen now.
+// Indexed columns are only written when they change, because each of them makes
+// the update several times as dear.
 //
-// Presence: a pair (epoch, seq) that is not above the stored one changes
-// nothing. Exceptions: the higher generation, then the later change.
+// # Lists
+//
+// A list chooses one source of ids: the ranges of an index that one of its terms
+// names, in order of ids, or all devices. Windows of it are looked at by all other
+// terms that SQL can evaluate, and the rows found are evaluated again in memory:
+// SQL may select too much, never too little. Where several terms name an index,
+// the one with the fewest entries is taken. A page ends after listTime or
+// maxListed devices, full or not. Joins are written so that no planner can turn
+// them into a scan of a whole table.
 //
 // # Retention
 //

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
 )
 
 // Bounds of noting and deleting lists.
@@ -103,7 +104,7 @@ func (s *Store) Prune(ctx context.Context, r Retention) (p Pruned, err error) {
 // claimPrune takes the turn, unless it was taken lately. A time that lies in
 // the future comes from a clock that was wrong, and holds nobody off.
 func (s *Store) claimPrune(ctx context.Context, now time.Time) (mine bool, err error) {
-	number := func(t time.Time) string { return fmt.Sprintf("%020d", micros(t)) } // ordered as text is
+	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) } // ordered as text is
 	n, err := s.change(ctx, `INSERT INTO fleet (key, value) VALUES ('pruned_at', $1)
  ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value < $2 OR fleet.value > $3`,
 		number(now), number(now.Add(-PruneEvery)), number(now.Add(PruneEvery)))
@@ -118,7 +119,7 @@ func (s *Store) change(ctx context.Context, text string, args ...any) (int, erro
 		return 0, err
 	}
 	defer cancel()
-	result, err := s.backend.write.ExecContext(ctx, text, args...)
+	result, err := s.backend.Write.ExecContext(ctx, text, args...)
 	if err != nil {
 		return 0, s.useError(ctx, "deleting what is old", err)
 	}
@@ -148,7 +149,7 @@ type tally struct {
 
 func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (deleted int, err error) {
 	perDevice := int64(max(r.PerDevice, 1))
-	old, late := micros(now.Add(-r.History)), micros(now.Add(-MinCatalogAge))
+	old, late := database.Micros(now.Add(-r.History)), database.Micros(now.Add(-MinCatalogAge))
 	after := ""
 	for {
 		page, err := s.tallies(ctx, after)
@@ -202,7 +203,7 @@ func (s *Store) tallies(ctx context.Context, after string) ([]tally, error) {
 		return nil, err
 	}
 	defer cancel()
-	page, err := collect(ctx, s.backend.read, func(scan func(...any) error) (t tally, err error) {
+	page, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (t tally, err error) {
 		return t, scan(&t.device, &t.entries, &t.oldest, &t.newest, &t.known)
 	}, `SELECT h.device, count(*), min(h.at), max(h.at), EXISTS (SELECT 1 FROM devices d WHERE d.device = h.device)
  FROM catalog_history h WHERE h.device > $1 GROUP BY h.device ORDER BY h.device LIMIT $2`, after, int64(prunePage))
@@ -226,7 +227,7 @@ func (s *Store) pruneCatalogs(ctx context.Context, before time.Time) (deleted in
 		}
 		for _, hash := range page {
 			n, err := s.change(ctx, `DELETE FROM catalogs WHERE sha256 = $1 AND used_at < $2
- AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = $1)`, hash, micros(before))
+ AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = $1)`, hash, database.Micros(before))
 			deleted += n
 			s.stats.PrunedCatalogs.Add(int64(n))
 			if err != nil {
@@ -247,11 +248,11 @@ func (s *Store) unnamed(ctx context.Context, before time.Time, after string) ([]
 		return nil, err
 	}
 	defer cancel()
-	page, err := collect(ctx, s.backend.read, func(scan func(...any) error) (hash string, err error) {
+	page, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (hash string, err error) {
 		return hash, scan(&hash)
 	}, `SELECT c.sha256 FROM catalogs c WHERE c.sha256 > $1 AND c.used_at < $2
  AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = c.sha256)
- AND c.sha256 NOT IN (SELECT p.catalog FROM presence p) ORDER BY c.sha256 LIMIT $3`, after, micros(before), int64(prunePage))
+ AND NOT EXISTS (SELECT 1 FROM presence p WHERE p.catalog COLLATE "binary" = c.sha256) ORDER BY c.sha256 LIMIT $3`, after, database.Micros(before), int64(prunePage))
 	if err != nil {
 		return nil, s.useError(ctx, "looking for lists that nobody has", err)
 	}

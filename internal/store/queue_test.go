@@ -56,7 +56,7 @@ func TestWaitLingers(t *testing.T) {
 		took := func() time.Duration { d := time.Since(begin); begin = time.Now(); return d }
 		go func() {
 			time.Sleep(time.Hour) // the fake clock of synctest
-			q.putDevice(deviceRow{Device: devices.Device{ID: "x"}})
+			q.putFacts(devices.Facts{Device: "x"})
 		}()
 		if !q.wait(t.Context()) || took() != time.Hour+Linger {
 			t.Error("the first row does not linger")
@@ -68,12 +68,7 @@ func TestWaitLingers(t *testing.T) {
 			t.Error("a whole group lingers")
 		}
 		q.take()
-		q.putForget(&forget{})
-		if !q.wait(t.Context()) || took() != 0 {
-			t.Error("an order lingers")
-		}
-		q.takeForgets()
-		q.putException(devices.Exception{})
+		q.putPresence(devices.Presence{})
 		q.close()
 		if !q.wait(t.Context()) || took() != 0 {
 			t.Error("rows linger while closing")
@@ -88,32 +83,6 @@ func TestWaitLingers(t *testing.T) {
 			t.Error("wait outlives its context")
 		}
 	})
-}
-
-func TestPutBackIsOlder(t *testing.T) {
-	q := newQueue(new(Stats))
-	at := func(minute int) time.Time { return time.Unix(int64(60*minute), 0) }
-	q.putDevice(deviceRow{Device: devices.Device{ID: "x", Name: "old", Board: "old", CheckedAt: at(1), FirstSeen: at(1)}})
-	q.putPresence(devices.Presence{Device: "x", Epoch: 1, Seq: 5})
-	q.putHistory(historyRow{HistoryEntry: devices.HistoryEntry{Device: "x", Seq: 1}})
-	q.putHistory(historyRow{HistoryEntry: devices.HistoryEntry{Device: "y", Seq: 2}})
-	out := q.cut("x")
-	if out.rows() != 3 {
-		t.Fatalf("%d rows cut, want 3", out.rows())
-	}
-	q.putDevice(deviceRow{Device: devices.Device{ID: "x", Name: "new", Board: "new", CheckedAt: at(2), FirstSeen: at(2)}})
-	q.putPresence(devices.Presence{Device: "x", Epoch: 1, Seq: 4})
-	q.putBack(out)
-	g := q.take()
-	if len(g.devices) != 1 || g.devices[0].Name != "new" || g.devices[0].Board != "new" || !g.devices[0].FirstSeen.Equal(at(1)) {
-		t.Errorf("devices %+v", g.devices)
-	}
-	if len(g.presence) != 1 || g.presence[0].Seq != 5 {
-		t.Errorf("presence %+v", g.presence)
-	}
-	if len(g.history) != 2 || g.history[0].Seq != 1 || g.history[1].Seq != 2 {
-		t.Errorf("history %+v", g.history)
-	}
 }
 
 func TestSplitLosesNothing(t *testing.T) {
@@ -134,8 +103,7 @@ func TestSplitLosesNothing(t *testing.T) {
 		return n
 	}
 	for n := range 40 {
-		g := group{devices: make([]deviceRow, n%5), presence: make([]devices.Presence, n/3),
-			history: make([]historyRow, n%7), exceptions: make([]devices.Exception, n%2)}
+		g := group{facts: make([]devices.Facts, n%5), presence: make([]devices.Presence, n/3), history: make([]historyRow, n%7)}
 		if got := count(g); got != g.rows() {
 			t.Errorf("%d single rows, want %d", got, g.rows())
 		}

@@ -21,7 +21,7 @@ func (s *Store) LoadRotation(ctx context.Context) (r devices.Rotation, err error
 	}
 	defer cancel()
 	var text string
-	err = s.backend.read.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, rotationKey).Scan(&text)
+	err = s.backend.Read.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, rotationKey).Scan(&text)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return r, nil
@@ -53,7 +53,7 @@ func (s *Store) SwapRotation(ctx context.Context, old, next devices.Rotation) er
 	if old == (devices.Rotation{}) {
 		statement, args = `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING`, args[:2]
 	}
-	switch err := found(s.backend.write.ExecContext(ctx, statement, args...)); {
+	switch err := found(s.backend.Write.ExecContext(ctx, statement, args...)); {
 	case errors.Is(err, errNoRow):
 		return devices.ErrRotated
 	case err != nil:

@@ -5,15 +5,16 @@ import "sync/atomic"
 // Stats are the store's counters and gauges since Open. Every field may be
 // read at any time by anyone.
 type Stats struct {
-	// Rows committed, by table; a presence row that the fence refused is in
-	// StalePresence instead.
-	DeviceRows, PresenceRows, HistoryRows, ExceptionRows atomic.Int64
+	// Rows changed, by table; a presence row that the fence refused is in
+	// StalePresence instead, and one of a device that is not there in
+	// UnknownDevices.
+	DeviceRows, PresenceRows, HistoryRows atomic.Int64
 	// CatalogWrites are tool lists stored for the first time; CatalogHits are
 	// history entries whose list was stored already.
 	CatalogWrites, CatalogHits atomic.Int64
 	// StalePresence are presence rows that changed nothing, because the stored
 	// pair was not below theirs.
-	StalePresence atomic.Int64
+	StalePresence, UnknownDevices atomic.Int64
 	// Groups are transactions committed; Retries are those that failed through
 	// no fault of a row and were tried again.
 	Groups, Retries atomic.Int64
@@ -25,8 +26,10 @@ type Stats struct {
 	PrunedHistory, PrunedCatalogs, PrunedAudit atomic.Int64
 	// AuditBlocks are blocks of the audit committed.
 	AuditBlocks atomic.Int64
-	// Rows that wait now, by table.
-	DevicesWaiting, PresenceWaiting, HistoryWaiting, ExceptionsWaiting atomic.Int64
+	// Rows that wait now or are on their way, by table.
+	DevicesWaiting, PresenceWaiting, HistoryWaiting atomic.Int64
+	// ListedIDs are the devices that lists looked at, at most maxListed for one page.
+	ListedIDs atomic.Int64
 	// QueueBytes are the bytes of history entries and tool lists that wait or
 	// are on their way, at most MaxQueueBytes.
 	QueueBytes atomic.Int64

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
 )
 
 const (
@@ -28,18 +29,25 @@ const (
 	flapPause = 250 * time.Millisecond
 )
 
+// ErrConfig is database.ErrConfig.
+var ErrConfig = database.ErrConfig
+
+// FileName is the SQLite file in the data directory.
+const FileName = database.FileName
+
 // Store keeps records in one database. All methods may be called from any
 // goroutine.
 type Store struct {
-	backend     *backend
+	backend     *database.DB
 	log         *slog.Logger
 	onReady     func()
 	onOutranked func(devices.Presence)
-	onUnsure    func(devices.ID)
 	stats       Stats
 	queue       *queue
 	writer      *writer
 	kept        kept
+	tools       toolNames
+	sizes       sizes
 	now         func() time.Time
 
 	health      atomic.Pointer[health]
@@ -53,12 +61,6 @@ type Store struct {
 	closing               sync.Once
 	closeErr              error
 }
-
-var (
-	_ devices.Records  = (*Store)(nil)
-	_ devices.Catalogs = (*Store)(nil)
-	_ devices.Keeper   = (*Store)(nil)
-)
 
 // health is whether the database can be used; changed is closed when another
 // health takes its place.
@@ -87,12 +89,12 @@ func Clock(now func() time.Time) Option { return func(s *Store) { s.now = now } 
 // goroutine connects, migrates and lets the writer go on once it can. ctx
 // bounds Open only. log must not be nil.
 func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Option) (*Store, error) {
-	backend, err := openBackend(url, dir)
+	backend, err := database.Open(url, dir)
 	if err != nil {
 		return nil, err
 	}
 	s := &Store{
-		backend: backend, log: log, onReady: func() {}, onOutranked: func(devices.Presence) {}, onUnsure: func(devices.ID) {}, now: time.Now, doubt: make(chan struct{}, 1),
+		backend: backend, log: log, onReady: func() {}, onOutranked: func(devices.Presence) {}, now: time.Now, doubt: make(chan struct{}, 1),
 		writerDone: make(chan struct{}), watchDone: make(chan struct{}),
 	}
 	for _, option := range options {
@@ -100,7 +102,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 	}
 	s.health.Store(&health{err: fmt.Errorf("%w: %w", devices.ErrDatabase, errNotReached), changed: make(chan struct{})})
 	s.queue = newQueue(&s.stats)
-	s.writer = &writer{store: s, tables: newTables(s.now), statements: map[statementKey]*sql.Stmt{}}
+	s.writer = &writer{store: s, texts: newStatements(s.now), statements: map[statementKey]*sql.Stmt{}}
 
 	writerCtx, stopWriter := context.WithCancel(context.WithoutCancel(ctx))
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
@@ -111,7 +113,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 	first, cancel := context.WithTimeout(ctx, openPatience)
 	defer cancel()
 	err = s.firstLook(first)
-	if errors.Is(err, ErrConfig) || ctx.Err() != nil {
+	if errors.Is(err, database.ErrConfig) || ctx.Err() != nil {
 		now, cancel := context.WithCancel(ctx)
 		cancel()
 		return nil, errors.Join(err, s.Close(now))
@@ -153,7 +155,7 @@ func (s *Store) Ready() error {
 func (s *Store) WaitReady(ctx context.Context) error {
 	for {
 		h := s.health.Load()
-		if h.err == nil || errors.Is(h.err, ErrConfig) {
+		if h.err == nil || errors.Is(h.err, database.ErrConfig) {
 			return h.err
 		}
 		select {
@@ -162,6 +164,17 @@ func (s *Store) WaitReady(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", h.err, ctx.Err())
 		}
 	}
+}
+
+// Database is the opened database, which the store closes.
+func (s *Store) Database() *database.DB { return s.backend }
+
+// Usable returns nil while the database can be used, else why not. It does no I/O.
+func (s *Store) Usable() error { return s.health.Load().err }
+
+// UseError wraps an error met while using the database, as useError does.
+func (s *Store) UseError(ctx context.Context, doing string, err error) error {
+	return s.useError(ctx, doing, err)
 }
 
 // Stats are the counters, to be read at any time.
@@ -198,7 +211,7 @@ func (s *Store) checkFingerprint(ctx context.Context) error {
 		return err
 	}
 	if stored != *fp {
-		return fmt.Errorf("%w: %s belongs to a fleet with another secret; give this node that fleet's --secret or a database of its own", ErrConfig, s.backend.where)
+		return fmt.Errorf("%w: %s belongs to a fleet with another secret; give this node that fleet's --secret or a database of its own", database.ErrConfig, s.backend.Where)
 	}
 	return nil
 }
@@ -206,7 +219,7 @@ func (s *Store) checkFingerprint(ctx context.Context) error {
 // fact returns what the fleet has agreed on under this key: the value of
 // whoever came first.
 func (s *Store) fact(ctx context.Context, key, value string) (string, error) {
-	db := s.backend.admin
+	db := s.backend.Admin
 	if _, err := db.ExecContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING`, key, value); err != nil {
 		return "", err
 	}
@@ -285,12 +298,12 @@ func (s *Store) look(ctx context.Context, wasUp bool) error {
 	if wasUp {
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
-		return s.unavailable(s.backend.admin.PingContext(ctx))
+		return s.unavailable(s.backend.Admin.PingContext(ctx))
 	}
-	err := s.backend.upgrade(ctx, s.log)
-	if faultOf(err) == faultLost && !errors.Is(err, context.DeadlineExceeded) {
+	err := s.backend.Upgrade(ctx, s.log)
+	if database.FaultOf(err) == database.FaultLost && !errors.Is(err, context.DeadlineExceeded) {
 		// The admin connection may have died with the others a moment ago.
-		err = s.backend.upgrade(ctx, s.log)
+		err = s.backend.Upgrade(ctx, s.log)
 	}
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -305,13 +318,13 @@ func (s *Store) look(ctx context.Context, wasUp bool) error {
 
 // unavailable wraps an error of the watcher in ErrConfig or devices.ErrDatabase.
 func (s *Store) unavailable(err error) error {
-	if err == nil || errors.Is(err, ErrConfig) {
+	if err == nil || errors.Is(err, database.ErrConfig) {
 		return err
 	}
-	if class := faultOf(err); class == faultWrong || class == faultRow {
-		return s.backend.refusal(err)
+	if class := database.FaultOf(err); class == database.FaultWrong || class == database.FaultRow {
+		return s.backend.Refusal(err)
 	}
-	return fmt.Errorf("%w: %s: %s", devices.ErrDatabase, s.backend.where, oneLine(err))
+	return fmt.Errorf("%w: %s: %s", devices.ErrDatabase, s.backend.Where, database.OneLine(err))
 }
 
 // healthKind is how much two healths differ, for setHealth.
@@ -321,7 +334,7 @@ func healthKind(err error) int {
 		return 0
 	case errors.Is(err, errNotReached):
 		return 1
-	case errors.Is(err, ErrConfig):
+	case errors.Is(err, database.ErrConfig):
 		return 2
 	default:
 		return 3
@@ -340,8 +353,8 @@ func (s *Store) setHealth(err error) bool {
 	close(old.changed)
 	switch {
 	case err == nil:
-		s.log.Info("database usable", "database", s.backend.where)
-	case !errors.Is(err, ErrConfig):
+		s.log.Info("database usable", "database", s.backend.Where)
+	case !errors.Is(err, database.ErrConfig):
 		s.log.Warn("database unavailable; rows are kept, retrying every second", "error", err)
 	case s.opened.Load():
 		s.log.Error("database refused", "error", err)
@@ -353,7 +366,7 @@ func (s *Store) setHealth(err error) bool {
 // until the watcher, woken by it, has found the database usable.
 func (s *Store) suspect(err error) {
 	if s.health.Load().err == nil {
-		s.setHealth(fmt.Errorf("%w: %s: %s", devices.ErrDatabase, s.backend.where, oneLine(err)))
+		s.setHealth(fmt.Errorf("%w: %s: %s", devices.ErrDatabase, s.backend.Where, database.OneLine(err)))
 	}
 	s.raiseDoubt()
 }
@@ -384,7 +397,7 @@ func (s *Store) Close(ctx context.Context) error {
 		if lost := s.writer.lost; lost > 0 {
 			s.closeErr = fmt.Errorf("%w: %d rows were not written before the stop", devices.ErrDatabase, lost)
 		}
-		s.closeErr = errors.Join(s.closeErr, s.writer.closeStatements(), s.backend.close())
+		s.closeErr = errors.Join(s.closeErr, s.writer.closeStatements(), s.backend.Close())
 	})
 	return s.closeErr
 }

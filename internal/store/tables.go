@@ -3,183 +3,222 @@ package store
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
 )
 
-// table knows how to write rows of type T: one INSERT for n rows whose text
-// both databases take.
-type table[T any] struct {
+// statement writes rows of type T: on Postgres all with one statement, which gets
+// an array for each column, on SQLite some with each.
+type statement[T any] struct {
 	name    string
-	columns []string
-	// conflict is the text behind the values: what happens to a row that is
-	// there already.
-	conflict string
-	// maxRows bounds the rows of one statement below that of the backend; 0: no.
+	columns []column
+	text    func(values string) string
+	// maxRows bounds the rows of one statement; 0: maxRows.
 	maxRows int
-	values  func(args []any, row *T) []any
-	compare func(a, b T) int // by key
+	values  func(args []any, row *T) []any // string, int64 or bool, in the order of the columns
+	compare func(a, b T) int               // by key
 }
 
-// text is the INSERT for n rows.
-func (t *table[T]) text(n int) string {
-	var b strings.Builder
-	b.WriteString("INSERT INTO " + t.name + " (" + strings.Join(t.columns, ", ") + ") VALUES ")
-	for i := range n * len(t.columns) {
-		switch {
-		case i == 0:
-			b.WriteString("(")
-		case i%len(t.columns) == 0:
-			b.WriteString("), (")
-		default:
-			b.WriteString(", ")
-		}
-		b.WriteString("$" + strconv.Itoa(i+1))
-	}
-	b.WriteString(") ON CONFLICT " + t.conflict)
-	return b.String()
-}
+// maxRows is the most rows of one statement of SQLite, a power of two. Its
+// parameters have no names, which it would have to look up.
+const maxRows = 32
 
-// take is how many of the rows go into the next statement: a power of two, so
-// that there are few texts to prepare.
-func (t *table[T]) take(rows, most int) int {
+// take is how many of the rows go into the next statement of SQLite.
+func (t *statement[T]) take(rows int) int {
+	most := maxRows
 	if t.maxRows > 0 {
-		most = min(most, t.maxRows)
+		most = t.maxRows
 	}
-	n := 1
-	for n*2 <= min(rows, most) {
-		n *= 2
-	}
-	return n
+	return database.PowerOfTwo(rows, most)
 }
 
-// set is `a = excluded.a, b = excluded.b`.
-func set(columns ...string) string {
-	var parts []string
+// sqlite is the text for n rows. Columns that SQLite computes with have a type
+// only if the first row has one.
+func (t *statement[T]) sqlite(n int) string {
+	row := "(?" + strings.Repeat(", ?", len(t.columns)-1) + ")"
+	return t.text("VALUES " + row + strings.Repeat(", "+row, n-1))
+}
+
+// postgres is the text for any number of rows.
+func (t *statement[T]) postgres() string {
+	var arrays []string
+	for i, c := range t.columns {
+		arrays = append(arrays, "CAST($"+strconv.Itoa(i+1)+" AS "+c.kind+"[])")
+	}
+	return t.text("SELECT * FROM unnest(" + strings.Join(arrays, ", ") + ")")
+}
+
+// arrays are the arguments of postgres for the values of rows, one after the other.
+func (t *statement[T]) arrays(values []any) []any {
+	args := make([]any, len(t.columns))
+	for i, c := range t.columns {
+		switch c.kind {
+		case "BIGINT":
+			args[i] = array[int64](values, i, len(t.columns))
+		case "BOOLEAN":
+			args[i] = array[bool](values, i, len(t.columns))
+		default:
+			args[i] = array[string](values, i, len(t.columns))
+		}
+	}
+	return args
+}
+
+func array[V any](values []any, from, step int) []V {
+	out := make([]V, 0, len(values)/step)
+	for i := from; i < len(values); i += step {
+		out = append(out, values[i].(V))
+	}
+	return out
+}
+
+// column is one that a statement writes.
+type column struct {
+	name, kind string
+	value      string // an expression with ? for the new value; empty: the new value
+}
+
+// key is the column by which rows are updated.
+var key = column{"device", "TEXT", ""}
+
+// insert is the text that inserts rows; conflict is what happens to one that is
+// there already.
+func insert(table, conflict string, columns []column) func(values string) string {
+	var names []string
 	for _, c := range columns {
-		parts = append(parts, c+" = excluded."+c)
+		names = append(names, c.name)
 	}
-	return strings.Join(parts, ", ")
-}
-
-// setNewer is set for columns that a time belongs to: what a device says with
-// its OTA check, what people decide with their last change.
-// For the parts of what is decided see setDecided.
-func setNewer(at string, columns ...string) string {
-	return setIf("excluded."+at+" >= devices."+at, append(columns, at)...)
-}
-
-// setDecided is setNewer for a part of what is decided. A row whose edited_at is
-// above the times of all parts was last written by a program that had none:
-// then all parts are from that moment.
-func setDecided(at string, columns ...string) string {
-	const older = "devices.edited_at > devices.client_at AND devices.edited_at > devices.name_at" +
-		" AND devices.edited_at > devices.labels_at AND devices.edited_at > devices.transport_at"
-	stored := "(CASE WHEN " + older + " THEN devices.edited_at ELSE devices." + at + " END)"
-	newer := "excluded." + at + " >= " + stored
-	return setIf(newer, columns...) + ", " + at + " = CASE WHEN " + newer + " THEN excluded." + at + " ELSE " + stored + " END"
-}
-
-func setIf(condition string, columns ...string) string {
-	var parts []string
-	for _, c := range columns {
-		parts = append(parts, fmt.Sprintf("%[1]s = CASE WHEN %[2]s THEN excluded.%[1]s ELSE devices.%[1]s END", c, condition))
+	head := "INSERT INTO " + table + " (" + strings.Join(names, ", ") + ") "
+	return func(values string) string {
+		if strings.HasPrefix(values, "SELECT") {
+			values += " WHERE TRUE" // else ON would belong to a join
+		}
+		return head + values + " ON CONFLICT " + conflict
 	}
-	return strings.Join(parts, ", ")
 }
 
-// lastTouched is the later of two times of a row; both databases know it as CASE
-// alone.
-func lastTouched(row string) string {
-	return fmt.Sprintf("(CASE WHEN %[1]s.checked_at > %[1]s.edited_at THEN %[1]s.checked_at ELSE %[1]s.edited_at END)", row)
+// update is the text that updates rows by their device, the first of the columns.
+// A row that is not there is not made.
+func update(table string, columns []column) func(values string) string {
+	var names, sets []string
+	for i, c := range columns {
+		names = append(names, "c"+strconv.Itoa(i))
+		if i == 0 {
+			continue
+		}
+		value := "v.c" + strconv.Itoa(i)
+		if c.value != "" {
+			value = strings.ReplaceAll(c.value, "?", value)
+		}
+		sets = append(sets, c.name+" = "+value)
+	}
+	return func(values string) string {
+		return "WITH v (" + strings.Join(names, ", ") + ") AS (" + values + ") UPDATE " + table + " SET " + strings.Join(sets, ", ") +
+			" FROM v WHERE " + table + ".device = v.c0"
+	}
 }
 
-// tables are all tables that the writer writes, in the order it writes them.
-type tables struct {
-	devices    table[deviceRow]
-	presence   table[devices.Presence]
-	catalogs   table[devices.CatalogText]
-	history    table[historyRow]
-	exceptions table[devices.Exception]
+// Columns of updates. What is indexed is not written unless it changed: on SQLite
+// a statement that names a column rewrites its indexes, and Postgres updates a row
+// in place only if no indexed column changes.
+var (
+	factsColumns = []column{key, {"elf_sha256", "TEXT", ""}, {"chip", "TEXT", ""}, {"language", "TEXT", ""},
+		{"serial", "TEXT", "CASE WHEN ? = '' THEN devices.serial ELSE ? END"}, {"activate_v2", "BOOLEAN", ""}, {"checked_at", "BIGINT", ""}}
+	imageColumns = slices.Concat(factsColumns, []column{{"board", "TEXT", ""}, {"board_folded", "TEXT", ""}, {"firmware", "TEXT", ""}, {"firmware_key", "TEXT", ""}})
+
+	sessionColumns = []column{key, {"epoch", "BIGINT", ""}, {"seq", "BIGINT", ""}, {"session", "TEXT", ""}, {"client_id", "TEXT", ""},
+		{"connected_at", "BIGINT", ""}, {"mcp_state", "TEXT", ""}, {"mcp_error", "TEXT", ""}, {"catalog_partial", "BOOLEAN", ""},
+		{"tool_count", "BIGINT", ""}, {"generation", "BIGINT", "CASE WHEN ? > presence.generation THEN ? ELSE presence.generation END"}}
+	stateColumns = slices.Concat(sessionColumns, []column{{"online", "BOOLEAN", ""}, {"node", "TEXT", ""}, {"transport", "TEXT", ""}, {"reason", "TEXT", ""},
+		{"catalog", "TEXT", ""}, {"last_seen", "BIGINT", ""}, {"offline_since", "BIGINT", ""}})
+	seenColumns = []column{key, {"last_seen", "BIGINT", ""}}
+
+	catalogColumns = []column{{"sha256", "TEXT", ""}, {"tools", "TEXT", ""}, {"encoding", "TEXT", ""}, {"tool_count", "BIGINT", ""}, {"bytes", "BIGINT", ""},
+		{"first_seen", "BIGINT", ""}, {"used_at", "BIGINT", ""}}
+	historyColumns = []column{key, {"epoch", "BIGINT", ""}, {"seq", "BIGINT", ""}, {"catalog", "TEXT", ""}, {"firmware", "TEXT", ""}, {"elf_sha256", "TEXT", ""},
+		{"partial", "BOOLEAN", ""}, {"at", "BIGINT", ""}}
+)
+
+// statements are those with which the writer writes, in the order in which it
+// executes them.
+type statements struct {
+	facts    statement[devices.Facts] // of a device whose board and firmware are stored already
+	image    statement[devices.Facts]
+	session  statement[presenceRow] // of a device that stays online at the same node with the same tools
+	presence statement[presenceRow]
+	seen     statement[presenceRow] // last_seen alone
+	catalogs statement[devices.CatalogText]
+	history  statement[historyRow]
 }
 
-// newTables describes the tables; now is the time at which a new list counts as
-// used.
-func newTables(now func() time.Time) *tables {
-	return &tables{
-		devices: table[deviceRow]{
-			name: "devices",
-			columns: []string{"device", "client_id", "pending_client_id", "admission", "name", "name_folded", "labels",
-				"preferred_transport", "board", "firmware", "elf_sha256", "chip", "language", "serial", "activate_v2",
-				"first_seen", "checked_at", "edited_at", "client_at", "name_at", "labels_at", "transport_at"},
-			conflict: "(device) DO UPDATE SET " +
-				setDecided("client_at", "client_id", "admission") + ", " + setDecided("name_at", "name", "name_folded") + ", " +
-				setDecided("labels_at", "labels") + ", " + setDecided("transport_at", "preferred_transport") + ", " +
-				setIf(lastTouched("excluded")+" >= "+lastTouched("devices"), "pending_client_id") + ", " + setNewer("edited_at") + ", " +
-				setNewer("checked_at", "board", "firmware", "elf_sha256", "chip", "language", "serial", "activate_v2") +
-				", first_seen = CASE WHEN devices.first_seen = 0 OR (excluded.first_seen > 0 AND excluded.first_seen < devices.first_seen)" +
-				" THEN excluded.first_seen ELSE devices.first_seen END",
-			values: func(args []any, r *deviceRow) []any {
-				name, decided := clean(r.Name), r.DecidedAt()
-				return append(args, string(r.ID), clean(r.ClientID), clean(r.PendingID), clean(string(r.Admission)), name,
-					strings.ToLower(name), r.labels, clean(string(r.Prefer)), clean(r.Board), clean(r.Firmware), clean(r.ELF),
-					clean(r.Chip), clean(r.Language), clean(r.Serial), r.ActivateV2, micros(r.FirstSeen), micros(r.CheckedAt), micros(r.EditedAt),
-					decided.Client, decided.Name, decided.Labels, decided.Prefer)
-			},
-			compare: func(a, b deviceRow) int { return cmp.Compare(a.ID, b.ID) },
+// presenceRow is a presence as it is written.
+type presenceRow struct {
+	devices.Presence
+	catalog                string
+	lastSeen, offlineSince int64
+}
+
+// newStatements makes the statements; now is the time at which a new list counts
+// as used.
+func newStatements(now func() time.Time) *statements {
+	facts := func(args []any, f *devices.Facts) []any {
+		return append(args, string(f.Device), f.ELF, f.Chip, f.Language, f.Serial, f.ActivateV2, database.Micros(f.CheckedAt))
+	}
+	session := func(args []any, p *presenceRow) []any {
+		return append(args, string(p.Device), int64(p.Epoch), p.Seq, p.Session, p.ClientID, database.Micros(p.ConnectedAt),
+			string(p.MCP), p.MCPError, p.Partial, int64(p.Tools), p.Generation)
+	}
+	byDevice := func(a, b presenceRow) int { return cmp.Compare(a.Device, b.Device) }
+	return &statements{
+		facts: statement[devices.Facts]{
+			name: "devices, facts", columns: factsColumns, text: update("devices", factsColumns), values: facts,
+			compare: func(a, b devices.Facts) int { return cmp.Compare(a.Device, b.Device) },
 		},
-		presence: table[devices.Presence]{
-			name: "presence",
-			columns: []string{"device", "epoch", "seq", "online", "node", "session", "client_id", "transport", "reason",
-				"connected_at", "last_seen", "mcp_state", "mcp_error", "catalog", "catalog_partial", "tool_count", "generation"},
-			conflict: "(device) DO UPDATE SET " + set("epoch", "seq", "online", "node", "session", "client_id", "transport", "reason",
-				"connected_at", "last_seen", "mcp_state", "mcp_error", "catalog", "catalog_partial", "tool_count", "generation") +
-				" WHERE presence.epoch < excluded.epoch OR (presence.epoch = excluded.epoch AND presence.seq < excluded.seq)",
-			values: func(args []any, p *devices.Presence) []any {
-				return append(args, string(p.Device), int64(p.Epoch), p.Seq, p.Online, clean(p.Node), clean(p.Session),
-					clean(p.ClientID), clean(string(p.Transport)), clean(p.Reason), micros(p.ConnectedAt), micros(p.LastSeen),
-					clean(string(p.MCP)), clean(p.MCPError), p.Catalog.String(), p.Partial, int64(p.Tools), p.Generation)
+		image: statement[devices.Facts]{
+			name: "devices, image", columns: imageColumns, text: update("devices", imageColumns),
+			values: func(args []any, f *devices.Facts) []any {
+				return append(facts(args, f), f.Board, strings.ToLower(f.Board), f.Firmware, versionKey(f.Firmware))
 			},
-			compare: func(a, b devices.Presence) int { return cmp.Compare(a.Device, b.Device) },
+			compare: func(a, b devices.Facts) int { return cmp.Compare(a.Device, b.Device) },
 		},
-		catalogs: table[devices.CatalogText]{
-			name:     "catalogs",
-			columns:  []string{"sha256", "tools", "encoding", "tool_count", "bytes", "first_seen", "used_at"},
-			conflict: "(sha256) DO NOTHING",
-			maxRows:  8, // lists may be long
+		session: statement[presenceRow]{
+			name: "presence, session", columns: sessionColumns, text: update("presence", sessionColumns), values: session, compare: byDevice,
+		},
+		presence: statement[presenceRow]{
+			name: "presence", columns: stateColumns, text: update("presence", stateColumns),
+			values: func(args []any, p *presenceRow) []any {
+				return append(session(args, p), p.Online, p.Node, string(p.Transport), p.Reason, p.catalog, p.lastSeen, p.offlineSince)
+			},
+			compare: byDevice,
+		},
+		seen: statement[presenceRow]{
+			name: "presence, seen", columns: seenColumns, text: update("presence", seenColumns),
+			values:  func(args []any, p *presenceRow) []any { return append(args, string(p.Device), p.lastSeen) },
+			compare: byDevice,
+		},
+		catalogs: statement[devices.CatalogText]{
+			name: "catalogs", columns: catalogColumns, text: insert("catalogs", "(sha256) DO NOTHING", catalogColumns),
+			maxRows: 8, // lists may be long
 			values: func(args []any, c *devices.CatalogText) []any {
 				text, encoding := encodeTools(c.Tools)
-				return append(args, c.Hash.String(), text, encoding, int64(c.Count), int64(len(c.Tools)), micros(c.FirstSeen), micros(now()))
+				return append(args, c.Hash.String(), text, encoding, int64(c.Count), int64(len(c.Tools)), database.Micros(c.FirstSeen), database.Micros(now()))
 			},
 			compare: func(a, b devices.CatalogText) int { return slices.Compare(a.Hash[:], b.Hash[:]) },
 		},
-		history: table[historyRow]{
-			name:     "catalog_history",
-			columns:  []string{"device", "epoch", "seq", "catalog", "firmware", "elf_sha256", "partial", "at"},
-			conflict: "(device, epoch, seq) DO NOTHING",
+		history: statement[historyRow]{
+			name: "catalog_history", columns: historyColumns, text: insert("catalog_history", "(device, epoch, seq) DO NOTHING", historyColumns),
 			values: func(args []any, r *historyRow) []any {
-				return append(args, string(r.Device), int64(r.Epoch), r.Seq, r.Catalog.String(), clean(r.Firmware),
-					clean(r.ELF), r.Partial, micros(r.At))
+				return append(args, string(r.Device), int64(r.Epoch), r.Seq, r.Catalog.String(), database.Clean(r.Firmware),
+					database.Clean(r.ELF), r.Partial, database.Micros(r.At))
 			},
 			compare: func(a, b historyRow) int {
 				return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.Seq, b.Seq))
 			},
-		},
-		exceptions: table[devices.Exception]{
-			name:    "credential_exceptions",
-			columns: []string{"device", "generation", "revoked", "reason", "changed_at", "previous", "previous_until"},
-			conflict: "(device) DO UPDATE SET " + set("generation", "revoked", "reason", "changed_at", "previous", "previous_until") +
-				" WHERE credential_exceptions.generation < excluded.generation OR" +
-				" (credential_exceptions.generation = excluded.generation AND credential_exceptions.changed_at < excluded.changed_at)",
-			values: func(args []any, e *devices.Exception) []any {
-				return append(args, string(e.Device), e.Generation, e.Revoked, clean(e.Reason), micros(e.ChangedAt), e.Previous, micros(e.PreviousUntil))
-			},
-			compare: func(a, b devices.Exception) int { return cmp.Compare(a.Device, b.Device) },
 		},
 	}
 }

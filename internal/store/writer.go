@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
 )
 
 const (
@@ -21,11 +22,11 @@ const (
 	maxBackoff = 5 * time.Second
 )
 
-// writer is the one goroutine that writes. Its fields belong to it, atomics
+// writer is the one goroutine that writes the queue. Its fields belong to it, atomics
 // and lost excepted; lost may be read once it has ended.
 type writer struct {
 	store      *Store
-	tables     *tables
+	texts      *statements
 	statements map[statementKey]*sql.Stmt
 	args       []any
 	lost       int
@@ -33,17 +34,10 @@ type writer struct {
 	stuck atomic.Pointer[error] // why the last attempt failed; nil after a success
 }
 
-// statementKey names a prepared INSERT.
+// statementKey names a prepared statement.
 type statementKey struct {
-	table string
-	rows  int
-}
-
-// step is one statement of a transaction with its values.
-type step struct {
-	stmt     *sql.Stmt
-	args     []any
-	affected *int64
+	name string
+	rows int
 }
 
 // run writes until the queue is closed and empty, or ctx ends.
@@ -54,14 +48,9 @@ func (w *writer) run(ctx context.Context) {
 	pause := minBackoff
 	for ctx.Err() == nil {
 		if rest.rows() == 0 {
-			if q.finish(); !q.wait(ctx) {
+			if !q.wait(ctx) {
 				break
 			}
-		}
-		for _, f := range q.takeForgets() {
-			w.forget(ctx, f, &rest)
-		}
-		if rest.rows() == 0 {
 			rest = q.take()
 		}
 		if rest.rows() == 0 {
@@ -83,29 +72,16 @@ func (w *writer) run(ctx context.Context) {
 		timer.Stop()
 		pause = min(2*pause, maxBackoff)
 	}
-	left, orders := q.end()
+	left := q.end()
 	w.lost = rest.rows() + left.rows()
-	for _, f := range orders {
-		f.done <- fmt.Errorf("%w: the node stops", devices.ErrDatabase)
-	}
 }
 
-// idle waits for either channel. An order to forget ends it too, since its
-// caller waits.
+// idle waits for either channel.
 func (w *writer) idle(ctx context.Context, changed <-chan struct{}, timer <-chan time.Time) {
-	for {
-		select {
-		case <-changed:
-			return
-		case <-timer:
-			return
-		case <-ctx.Done():
-			return
-		case <-w.store.queue.wake:
-			if w.store.queue.hasForgets() {
-				return
-			}
-		}
+	select {
+	case <-changed:
+	case <-timer:
+	case <-ctx.Done():
 	}
 }
 
@@ -137,11 +113,11 @@ func (w *writer) failed(ctx context.Context, err error) {
 		return
 	}
 	w.store.stats.Retries.Add(1)
-	wrapped := fmt.Errorf("%w: writing: %s", devices.ErrDatabase, oneLine(err))
+	wrapped := fmt.Errorf("%w: writing: %s", devices.ErrDatabase, database.OneLine(err))
 	if w.stuck.Swap(&wrapped) == nil {
 		w.store.log.Warn("database write failed; rows are kept and tried again", "error", err)
 	}
-	if faultOf(err) == faultLost {
+	if database.FaultOf(err) == database.FaultLost {
 		w.store.suspect(err)
 	}
 }
@@ -150,16 +126,14 @@ func (w *writer) failed(ctx context.Context, err error) {
 func (w *writer) drop(g *group, err error) {
 	table, device := "", devices.ID("")
 	switch {
-	case len(g.devices) > 0:
-		table, device = w.tables.devices.name, g.devices[0].ID
+	case len(g.facts) > 0:
+		table, device = "devices", g.facts[0].Device
 	case len(g.presence) > 0:
-		table, device = w.tables.presence.name, g.presence[0].Device
+		table, device = "presence", g.presence[0].Device
 	case len(g.history) > 0:
-		table, device = w.tables.history.name, g.history[0].Device
-	case len(g.exceptions) > 0:
-		table, device = w.tables.exceptions.name, g.exceptions[0].Device
+		table, device = "catalog_history", g.history[0].Device
 	default:
-		table = w.tables.catalogs.name
+		table = "catalogs"
 	}
 	w.store.queue.settle(g)
 	w.store.stats.BadRows.Add(1)
@@ -171,58 +145,56 @@ func (w *writer) drop(g *group, err error) {
 func (w *writer) try(ctx context.Context, g *group) (refused bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, groupTimeout)
 	defer cancel()
-	var presence, catalogs int64
 	now := w.store.now()
 	lists := w.dueCatalogs(g, now)
-	steps, err := w.plan(ctx, g, lists, now, &presence, &catalogs)
-	defer func() { clear(w.args) }()
+	if err := w.prepareGroup(ctx, g, lists); err != nil {
+		return false, err
+	}
+	m, catalogs, refused, err := w.transaction(ctx, g, lists, now)
 	if err != nil {
-		return false, err
-	}
-	tx, err := w.store.backend.write.BeginTx(ctx, nil)
-	if err != nil {
-		return false, err
-	}
-	for _, step := range steps {
-		if err := step.run(ctx, tx); err != nil {
-			// A connection that is gone as well tells more than err does.
-			if again := tx.Rollback(); again != nil && !errors.Is(again, sql.ErrTxDone) {
-				return false, errors.Join(err, again)
-			}
-			return faultOf(err) == faultRow, err
-		}
-	}
-	if err := tx.Commit(); err != nil {
-		return false, err
+		return refused, err
 	}
 	w.store.kept.note(lists, now)
-	w.committed(g, presence, catalogs)
-	if presence < int64(len(g.presence)) {
-		w.outranked(ctx, g.presence)
+	w.committed(g, &m, catalogs)
+	for _, p := range m.outranked {
+		w.store.onOutranked(p)
 	}
 	return false, nil
 }
 
-// run executes the statement and adds up the rows that it changed.
-func (s step) run(ctx context.Context, tx *sql.Tx) error {
-	result, err := tx.StmtContext(ctx, s.stmt).ExecContext(ctx, s.args...)
-	if err != nil || s.affected == nil {
-		return err
+func (w *writer) transaction(ctx context.Context, g *group, lists []devices.CatalogText, now time.Time) (m merged, catalogs int64, refused bool, err error) {
+	release, err := w.store.backend.Turn(ctx)
+	if err != nil {
+		return m, 0, false, err
 	}
-	n, err := result.RowsAffected()
-	*s.affected += n
-	return err
+	defer release()
+	tx, err := w.store.backend.Write.BeginTx(ctx, nil)
+	if err != nil {
+		return m, 0, false, err
+	}
+	m, err = w.merge(ctx, tx, g)
+	if err == nil {
+		catalogs, err = w.execute(ctx, tx, g, &m, lists, now)
+	}
+	if err != nil {
+		// A connection that is gone as well tells more than err does.
+		if again := tx.Rollback(); again != nil && !errors.Is(again, sql.ErrTxDone) {
+			return m, 0, false, errors.Join(err, again)
+		}
+		return m, 0, database.FaultOf(err) == database.FaultRow, err
+	}
+	return m, catalogs, false, tx.Commit()
 }
 
 // committed counts, remembers and calls back after a commit.
-func (w *writer) committed(g *group, presence, catalogs int64) {
+func (w *writer) committed(g *group, m *merged, catalogs int64) {
 	stats := &w.store.stats
 	stats.Groups.Add(1)
-	stats.DeviceRows.Add(int64(len(g.devices)))
-	stats.PresenceRows.Add(presence)
-	stats.StalePresence.Add(int64(len(g.presence)) - presence)
+	stats.DeviceRows.Add(int64(len(m.facts) + len(m.image)))
+	stats.PresenceRows.Add(int64(len(m.session) + len(m.presence)))
+	stats.StalePresence.Add(int64(m.stale))
+	stats.UnknownDevices.Add(int64(m.unknown))
 	stats.HistoryRows.Add(int64(len(g.history)))
-	stats.ExceptionRows.Add(int64(len(g.exceptions)))
 	stats.CatalogWrites.Add(catalogs)
 	stats.CatalogHits.Add(max(0, int64(len(g.history))-catalogs))
 	if stuck := w.stuck.Swap(nil); stuck != nil {
@@ -261,77 +233,127 @@ func (w *writer) dueCatalogs(g *group, now time.Time) []devices.CatalogText {
 	return due
 }
 
-// plan prepares all statements of a group, before a transaction takes the only
-// connection.
-func (w *writer) plan(ctx context.Context, g *group, lists []devices.CatalogText, now time.Time, presence, catalogs *int64) ([]step, error) {
-	w.args = w.args[:0]
-	var steps []step
-	var err error
-	if steps, err = addSteps(ctx, w, steps, &w.tables.devices, g.devices, nil); err != nil {
-		return nil, err
+// prepareGroup prepares all statements that a group may need, before a transaction
+// takes the only connection. The driver of Postgres does it by itself.
+func (w *writer) prepareGroup(ctx context.Context, g *group, lists []devices.CatalogText) error {
+	if w.store.backend.Postgres() {
+		return nil
 	}
-	if steps, err = addSteps(ctx, w, steps, &w.tables.presence, g.presence, presence); err != nil {
-		return nil, err
+	t := w.texts
+	err := prepare(ctx, w, &t.facts, len(g.facts))
+	if err == nil {
+		err = prepare(ctx, w, &t.image, len(g.facts))
 	}
-	slices.SortFunc(lists, w.tables.catalogs.compare)
-	if steps, err = w.addTouches(ctx, steps, lists, now); err != nil {
-		return nil, err
+	if err == nil {
+		err = prepare(ctx, w, &t.seen, len(g.facts))
 	}
-	if steps, err = addSteps(ctx, w, steps, &w.tables.catalogs, lists, catalogs); err != nil {
-		return nil, err
+	if err == nil {
+		err = prepare(ctx, w, &t.session, len(g.presence))
 	}
-	if steps, err = addSteps(ctx, w, steps, &w.tables.history, g.history, nil); err != nil {
-		return nil, err
+	if err == nil {
+		err = prepare(ctx, w, &t.presence, len(g.presence))
 	}
-	return addSteps(ctx, w, steps, &w.tables.exceptions, g.exceptions, nil)
+	if err == nil {
+		err = prepare(ctx, w, &t.catalogs, len(lists))
+	}
+	if err == nil {
+		err = prepare(ctx, w, &t.history, len(g.history))
+	}
+	return err
 }
 
-// addTouches appends the statements that note lists as used, before those that
-// write the ones which are not there (any more). One row each, in key order:
-// the rows stay locked until the commit, so that no node can delete a list
-// between its use and the commit of the entry that names it.
-func (w *writer) addTouches(ctx context.Context, steps []step, lists []devices.CatalogText, now time.Time) ([]step, error) {
-	for _, list := range lists {
-		stmt, err := w.prepare(ctx, statementKey{"touch", 1}, func(int) string {
-			return `UPDATE catalogs SET used_at = $1 WHERE sha256 = $2 AND used_at < $1`
-		})
-		if err != nil {
-			return nil, err
+// prepare makes those statements that some of the rows may need and which were
+// not needed before.
+func prepare[T any](ctx context.Context, w *writer, t *statement[T], rows int) error {
+	if rows == 0 {
+		return nil
+	}
+	for n := t.take(rows); n > 0; n /= 2 {
+		if err := w.prepare(ctx, statementKey{t.name, n}, t.sqlite); err != nil {
+			return err
 		}
-		steps = append(steps, step{stmt: stmt, args: []any{micros(now), list.Hash.String()}})
 	}
-	return steps, nil
+	return nil
 }
 
-// prepare returns a statement of the writer's connection, made when first used.
-func (w *writer) prepare(ctx context.Context, key statementKey, text func(rows int) string) (*sql.Stmt, error) {
-	if stmt := w.statements[key]; stmt != nil {
-		return stmt, nil
+func (w *writer) prepare(ctx context.Context, key statementKey, text func(rows int) string) error {
+	if w.statements[key] != nil {
+		return nil
 	}
-	stmt, err := w.store.backend.write.PrepareContext(ctx, text(key.rows))
+	stmt, err := w.store.backend.Write.PrepareContext(ctx, text(key.rows))
 	if err == nil {
 		w.statements[key] = stmt
 	}
-	return stmt, err
+	return err
 }
 
-// addSteps appends the statements that write rows, in key order.
-func addSteps[T any](ctx context.Context, w *writer, steps []step, t *table[T], rows []T, affected *int64) ([]step, error) {
+// execute runs the statements of a group, and returns how many lists are new.
+func (w *writer) execute(ctx context.Context, tx *sql.Tx, g *group, m *merged, lists []devices.CatalogText, now time.Time) (catalogs int64, err error) {
+	t := w.texts
+	_, err = execute(ctx, w, tx, &t.facts, m.facts)
+	if err == nil {
+		_, err = execute(ctx, w, tx, &t.image, m.image)
+	}
+	if err == nil {
+		_, err = execute(ctx, w, tx, &t.session, m.session)
+	}
+	if err == nil {
+		_, err = execute(ctx, w, tx, &t.presence, m.presence)
+	}
+	if err == nil {
+		_, err = execute(ctx, w, tx, &t.seen, m.seen)
+	}
+	slices.SortFunc(lists, t.catalogs.compare)
+	// Lists are noted as used one row each, in key order: the rows stay locked until
+	// the commit, so that no node can delete a list between its use and the commit of
+	// the entry that names it.
+	for _, list := range lists {
+		if err == nil {
+			_, err = tx.ExecContext(ctx, `UPDATE catalogs SET used_at = $1 WHERE sha256 = $2 AND used_at < $1`, database.Micros(now), list.Hash.String())
+		}
+	}
+	if err == nil {
+		catalogs, err = execute(ctx, w, tx, &t.catalogs, lists)
+	}
+	if err == nil {
+		_, err = execute(ctx, w, tx, &t.history, g.history)
+	}
+	if err == nil {
+		err = m.counts.Write(ctx, tx, w.store.backend)
+	}
+	return catalogs, err
+}
+
+// execute writes rows in key order, and returns how many were changed.
+func execute[T any](ctx context.Context, w *writer, tx *sql.Tx, t *statement[T], rows []T) (changed int64, err error) {
+	defer func() { clear(w.args) }()
 	slices.SortFunc(rows, t.compare)
 	for len(rows) > 0 {
-		n := t.take(len(rows), w.store.backend.maxRows)
-		stmt, err := w.prepare(ctx, statementKey{t.name, n}, t.text)
-		if err != nil {
-			return nil, err
+		n := len(rows)
+		if !w.store.backend.Postgres() {
+			n = t.take(n)
 		}
-		from := len(w.args)
+		w.args = w.args[:0]
 		for i := range rows[:n] {
 			w.args = t.values(w.args, &rows[i])
 		}
-		steps = append(steps, step{stmt: stmt, args: w.args[from:len(w.args):len(w.args)], affected: affected})
+		var result sql.Result
+		if w.store.backend.Postgres() {
+			result, err = tx.ExecContext(ctx, t.postgres(), t.arrays(w.args)...)
+		} else {
+			result, err = tx.StmtContext(ctx, w.statements[statementKey{t.name, n}]).ExecContext(ctx, w.args...)
+		}
+		if err != nil {
+			return changed, err
+		}
+		some, err := result.RowsAffected()
+		if err != nil {
+			return changed, err
+		}
+		changed += some
 		rows = rows[n:]
 	}
-	return steps, nil
+	return changed, nil
 }
 
 // closeStatements gives back what was prepared. The writer has ended.

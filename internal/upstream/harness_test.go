@@ -17,6 +17,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 )
 
@@ -177,8 +178,8 @@ func (p *peer) ended() {
 type device struct {
 	script  *devicetest.Script
 	via     devices.Transport
-	session *devices.Session
-	c       *devices.Conversation
+	session *fleet.Session
+	c       *fleet.Conversation
 
 	mu     sync.Mutex
 	log    []string // messages, and packets as they are
@@ -226,15 +227,15 @@ func (d *device) isClosed() bool {
 	return d.closed
 }
 
-// fleet is a core with a bridge to a chat server.
-type fleet struct {
+// testFleet is a core with a bridge to a chat server.
+type testFleet struct {
 	t      testing.TB
 	bridge *Bridge
-	svc    *devices.Service
+	svc    *fleet.Service
 	ports  *devicetest.Ports
 }
 
-func newFleet(t testing.TB, c *chat) *fleet {
+func newFleet(t testing.TB, c *chat) *testFleet {
 	t.Helper()
 	b, err := New(Options{URL: c.url, Version: "1.2.3", Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -244,22 +245,18 @@ func newFleet(t testing.TB, c *chat) *fleet {
 		b.dialNet = c.dial
 	}
 	p := devicetest.New()
-	p.Devices[id] = devices.Device{ID: id, ClientID: uuid, Admission: devices.AdmissionMember, Board: "bread-compact-wifi", Firmware: "2.4.2"}
-	s := devices.New(devices.Config{Node: "n-test", CallsPerDevice: 1, Handshakes: 8},
-		devices.Ports{Records: p, Catalogs: p, Keeper: p, Warden: p, Rotations: p, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Voice: b, Log: slog.New(slog.DiscardHandler)})
+	p.SaveDevice(devices.Device{ID: id, ClientID: uuid, Admission: devices.AdmissionMember, Board: "bread-compact-wifi", Firmware: "2.4.2"})
+	s := p.ServiceOver(t, fleet.Config{}, func(ports *fleet.Ports) { ports.Voice = b })
 	b.Attach(s)
 	t.Cleanup(func() { s.Close(); b.Close() })
-	if err := s.Load(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	return &fleet{t, b, s, p}
+	return &testFleet{t, b, s, p}
 }
 
 // connect brings a device online that has said nothing yet.
-func (f *fleet) connect(transport devices.Transport, script *devicetest.Script) *device {
+func (f *testFleet) connect(transport devices.Transport, script *devicetest.Script) *device {
 	f.t.Helper()
 	d := &device{script: script, via: transport}
-	session, err := f.svc.Accept(devices.Identity{Device: id, ClientID: uuid, Transport: transport, Remote: "203.0.113.9:4711"}, d)
+	session, err := f.svc.Accept(fleet.Identity{Device: id, ClientID: uuid, Transport: transport, Remote: "203.0.113.9:4711"}, d)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -268,20 +265,20 @@ func (f *fleet) connect(transport devices.Transport, script *devicetest.Script) 
 }
 
 // hello opens a conversation as a front end does.
-func (f *fleet) hello(d *device) {
+func (f *testFleet) hello(d *device) {
 	f.t.Helper()
 	transport := hello.TransportUDP
 	if d.via == devices.TransportWebSocket {
 		transport = hello.TransportWebSocket
 	}
-	if _, err := d.session.OpenAudio(helloOf(f.t), transport, func(c *devices.Conversation) (devices.AudioPath, error) {
+	if _, err := d.session.OpenAudio(helloOf(f.t), transport, func(c *fleet.Conversation) (fleet.AudioPath, error) {
 		d.c = c
 		return path{d}, nil
 	}); err != nil {
 		f.t.Fatal(err)
 	}
 	d.session.BeginConversation()
-	d.session.StartMCP(devices.FeaturesMCP)
+	d.session.StartMCP(fleet.FeaturesMCP)
 }
 
 func helloOf(t testing.TB) hello.Device {
@@ -295,7 +292,7 @@ func helloOf(t testing.TB) hello.Device {
 
 // talking is a device over this transport whose conversation the chat server
 // has taken.
-func (f *fleet) talking(c *chat, transport devices.Transport) (*device, *peer) {
+func (f *testFleet) talking(c *chat, transport devices.Transport) (*device, *peer) {
 	f.t.Helper()
 	d := f.connect(transport, devicetest.NewScript())
 	f.hello(d)
@@ -303,7 +300,7 @@ func (f *fleet) talking(c *chat, transport devices.Transport) (*device, *peer) {
 }
 
 // say is a message of the device.
-func (f *fleet) say(d *device, text string) {
+func (f *testFleet) say(d *device, text string) {
 	f.t.Helper()
 	if err := d.session.HandleControl([]byte(text)); err != nil {
 		f.t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 	"fleetd/internal/jsonspan"
 )
@@ -107,7 +108,7 @@ func (l *link) dial() error {
 
 // header is what the request for a device's connection carries, as
 // xiaozhi-mqtt-gateway's.
-func (b *Bridge) header(who devices.Identity, now time.Time) http.Header {
+func (b *Bridge) header(who fleet.Identity, now time.Time) http.Header {
 	device := string(who.Device)
 	h := http.Header{}
 	h.Set("Device-Id", device)
@@ -332,7 +333,7 @@ func (l *link) message(kind string, data []byte) {
 	switch stateOf(data) {
 	case "start":
 		l.speaking = true
-		if now := time.Now().Add(devices.SpeechGap); l.hushed.Swap(false) || l.playedOut.Before(now) {
+		if now := time.Now().Add(fleet.SpeechGap); l.hushed.Swap(false) || l.playedOut.Before(now) {
 			l.playedOut = now
 		}
 	case "stop":

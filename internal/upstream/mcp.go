@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 )
 
@@ -94,7 +95,7 @@ func (l *link) serve(r request) {
 	}
 	started := l.t.b.start(func() {
 		defer l.calls.Add(-1)
-		defer devices.Contain(l.t.b.opt.Log, func() {
+		defer fleet.Contain(l.t.b.opt.Log, func() {
 			l.result(r.id, nil, &devices.Error{Code: devices.CodeInternal, Detail: "a fault of fleetd's"})
 		})
 		result, err := l.perform(r)
@@ -180,7 +181,7 @@ func (l *link) perform(r request) (json.RawMessage, error) {
 		if err != nil {
 			return nil, err
 		}
-		ctx, cancel := context.WithTimeout(l.ctx, devices.TimeoutFor(call.Tool))
+		ctx, cancel := context.WithTimeout(l.ctx, fleet.TimeoutFor(call.Tool))
 		defer cancel()
 		result, err := svc.CallTool(ctx, call)
 		if err != nil {
@@ -188,7 +189,7 @@ func (l *link) perform(r request) (json.RawMessage, error) {
 		}
 		return fmt.Appendf(nil, `{"content":%s,"isError":%t}`, result.Content, result.IsError), nil
 	}
-	ctx, cancel := context.WithTimeout(l.ctx, devices.DefaultTimeout)
+	ctx, cancel := context.WithTimeout(l.ctx, fleet.DefaultTimeout)
 	defer cancel()
 	result, err := svc.CallRPC(ctx, devices.RPCCall{Device: id, Method: r.method, Params: r.params, By: by})
 	if err == nil && result.Error != nil {

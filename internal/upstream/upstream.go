@@ -33,6 +33,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
 )
 
 // Limits of the bridge.
@@ -76,9 +77,9 @@ const (
 	markName, markValue = "from", "mqtt_gateway"
 )
 
-// Service is what the bridge needs of devices.Service.
+// Service is what the bridge needs of fleet.Service.
 type Service interface {
-	Get(ctx context.Context, id devices.ID) (devices.View, error)
+	Get(ctx context.Context, id devices.ID) (fleet.View, error)
 	Tools(ctx context.Context, id devices.ID, user bool) (devices.ToolList, error)
 	CallTool(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error)
 	CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error)
@@ -143,7 +144,7 @@ const (
 	DropLate       Drop = "late"        // an answer for a connection that is no more
 )
 
-// Bridge is the devices.Voice that speaks to a chat server. It is safe for
+// Bridge is the fleet.Voice that speaks to a chat server. It is safe for
 // concurrent use.
 type Bridge struct {
 	opt     Options
@@ -154,7 +155,7 @@ type Bridge struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	tasks   sync.WaitGroup
-	talks   sync.Map // *devices.Conversation to *talk, from Begin to End
+	talks   sync.Map // *fleet.Conversation to *talk, from Begin to End
 
 	mu     sync.Mutex // below any talk's lock
 	closed bool
@@ -162,11 +163,11 @@ type Bridge struct {
 	// end, may overtake Begin.
 	strays []*talk
 
-	Connections devices.CounterMap[Outcome]
-	BadMessages devices.CounterMap[Bad]
-	Frames      devices.CounterMap[Direction]
-	Dropped     devices.CounterMap[Drop]
-	Requests    devices.CounterMap[string] // MCP requests answered, by outcome: ok or an error code
+	Connections fleet.CounterMap[Outcome]
+	BadMessages fleet.CounterMap[Bad]
+	Frames      fleet.CounterMap[Direction]
+	Dropped     fleet.CounterMap[Drop]
+	Requests    fleet.CounterMap[string] // MCP requests answered, by outcome: ok or an error code
 }
 
 // New returns a bridge to the chat server at opt.URL; it dials nothing before
@@ -225,8 +226,8 @@ func (b *Bridge) start(task func()) bool {
 	return true
 }
 
-// Begin implements devices.Voice: it starts to dial.
-func (b *Bridge) Begin(c *devices.Conversation) {
+// Begin implements fleet.Voice: it starts to dial.
+func (b *Bridge) Begin(c *fleet.Conversation) {
 	b.mu.Lock()
 	t := b.strayLocked(c)
 	if t != nil {
@@ -241,22 +242,22 @@ func (b *Bridge) Begin(c *devices.Conversation) {
 	}
 }
 
-// Message implements devices.Voice.
-func (b *Bridge) Message(c *devices.Conversation, kind string, msg []byte) {
+// Message implements fleet.Voice.
+func (b *Bridge) Message(c *fleet.Conversation, kind string, msg []byte) {
 	b.talk(c).message(kind, msg)
 }
 
-// Audio implements devices.Voice.
-func (b *Bridge) Audio(c *devices.Conversation, f envelope.Frame) { b.talk(c).audio(f) }
+// Audio implements fleet.Voice.
+func (b *Bridge) Audio(c *fleet.Conversation, f envelope.Frame) { b.talk(c).audio(f) }
 
-// End implements devices.Voice: the connection to the chat server ends.
-func (b *Bridge) End(c *devices.Conversation) {
+// End implements fleet.Voice: the connection to the chat server ends.
+func (b *Bridge) End(c *fleet.Conversation) {
 	b.talk(c).end()
 	b.talks.Delete(c)
 }
 
 // talk finds the conversation, or makes a stray of it.
-func (b *Bridge) talk(c *devices.Conversation) *talk {
+func (b *Bridge) talk(c *fleet.Conversation) *talk {
 	if t, ok := b.talks.Load(c); ok {
 		return t.(*talk)
 	}
@@ -276,7 +277,7 @@ func (b *Bridge) talk(c *devices.Conversation) *talk {
 	return t
 }
 
-func (b *Bridge) strayLocked(c *devices.Conversation) *talk {
+func (b *Bridge) strayLocked(c *fleet.Conversation) *talk {
 	for _, t := range b.strays {
 		if t.c == c {
 			return t

@@ -26,6 +26,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -72,7 +73,7 @@ func dialNATS(t testing.TB, url string, options ...nats.Option) jetstream.JetStr
 // camp is a core with a photo receiver in front of it.
 type camp struct {
 	ports   *devicetest.Ports
-	service *devices.Service
+	service *fleet.Service
 	vision  *Server
 	mint    *credential.Mint
 	js      jetstream.JetStream
@@ -105,14 +106,9 @@ func newCampOn(t testing.TB, js jetstream.JetStream, change ...func(*Options)) *
 	}
 	c.vision = New(opt)
 	c.vision.Register(mux)
-	c.service = devices.New(devices.Config{Node: "n-test", CallsPerDevice: 1, Handshakes: 1},
-		devices.Ports{Records: c.ports, Catalogs: c.ports, Keeper: c.ports, Warden: c.ports, Rotations: c.ports, Publisher: c.ports, Directory: c.ports, Router: c.ports, Audio: c.ports, Vision: c.vision, Log: opt.Log})
-	t.Cleanup(c.service.Close)
-	if err := c.service.Load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	c.service = c.ports.ServiceOver(t, fleet.Config{}, func(p *fleet.Ports) { p.Vision, p.Audit = c.vision, nil })
 	for _, id := range []devices.ID{robot, other} {
-		if _, err := c.service.CheckIn(devices.CheckIn{Device: id, ClientID: "client-1"}); err != nil {
+		if _, err := c.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "client-1"}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -70,7 +70,7 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	t.Run("revoked", func(t *testing.T) {
-		if err := c.service.Revoke(robot); err != nil {
+		if _, err := c.service.Revoke(t.Context(), devicetest.Admin, robot); err != nil {
 			t.Fatal(err)
 		}
 		// security: D9

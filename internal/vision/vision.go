@@ -30,6 +30,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/lobby"
 )
@@ -85,13 +86,13 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Core is what the receiver needs of devices.Service.
+// Core is what the receiver needs of fleet.Service.
 type Core interface {
 	MemberOf(id devices.ID) bool
 	Publish(e devices.Event)
 }
 
-// Server receives and serves photos. It is devices.Vision for the core, and
+// Server receives and serves photos. It is fleet.Vision for the core, and
 // safe for concurrent use.
 type Server struct {
 	opt    Options
@@ -107,14 +108,14 @@ type Server struct {
 	budget    time.Duration      // ExplainTime, less in tests
 
 	// Uploads counts them by outcome: stored, or the reason they were refused.
-	Uploads devices.CounterMap[string]
+	Uploads fleet.CounterMap[string]
 	// Bytes counts those of stored photos, InProgress uploads now.
 	Bytes      atomic.Uint64
 	InProgress atomic.Int64
 	// Explanations counts photos by what became of their question, ExplainTime
 	// is what the device waited for it, Explaining how many are explained now.
-	Explanations devices.CounterMap[string]
-	ExplainTime  devices.Histogram
+	Explanations fleet.CounterMap[string]
+	ExplainTime  fleet.Histogram
 	Explaining   atomic.Int64
 }
 
@@ -141,7 +142,7 @@ func (s *Server) Register(mux *http.ServeMux) {
 	mux.HandleFunc("POST "+PathSnapshot+"{token}", s.snapshot)
 }
 
-// Grant implements devices.Vision: an address, and a token for GrantLife.
+// Grant implements fleet.Vision: an address, and a token for GrantLife.
 func (s *Server) Grant(id devices.ID, now time.Time) (url, token string, expires time.Time) {
 	if s.opt.PublicURL == "" {
 		return "", "", time.Time{}
@@ -150,7 +151,7 @@ func (s *Server) Grant(id devices.ID, now time.Time) (url, token string, expires
 	return s.opt.PublicURL + PathExplain, s.opt.Mint.UploadToken(string(id), expires), expires
 }
 
-// Snapshot implements devices.Vision: an address that takes one upload within
+// Snapshot implements fleet.Vision: an address that takes one upload within
 // SnapshotLife, and the id its photo will have.
 func (s *Server) Snapshot(id devices.ID, now time.Time) (url, photo string) {
 	photo = newPhotoID(now)

@@ -19,6 +19,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 // TestCameraUpload sends what the firmware sends and reads it back.
@@ -393,4 +394,4 @@ func FuzzUpload(f *testing.F) {
 	})
 }
 
-var _ devices.Vision = (*Server)(nil)
+var _ fleet.Vision = (*Server)(nil)

@@ -15,17 +15,18 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 	"fleetd/internal/lobby"
 	"fleetd/internal/outbox"
 )
 
-// conn is one upgraded connection. It is the devices.Conn of its session.
+// conn is one upgraded connection. It is the fleet.Conn of its session.
 type conn struct {
 	front   *Front
 	ws      *websocket.Conn
 	framing envelope.Framing
-	session atomic.Pointer[devices.Session]
+	session atomic.Pointer[fleet.Session]
 
 	lastSent   atomic.Int64 // unix nanoseconds of the last data frame written
 	lastPing   atomic.Int64
@@ -67,8 +68,8 @@ var refusals = map[devices.Code]devices.CloseReason{
 // run opens the session on the goroutine that the upgrade started, and leaves
 // the rest of the connection's life to a fresh one: opening needs a stack of
 // 8 KB, which a goroutine parked in a read would keep for ever.
-func (c *conn) run(who devices.Identity, begun time.Time) {
-	defer devices.Contain(c.front.opt.Log, c.fault)
+func (c *conn) run(who fleet.Identity, begun time.Time) {
+	defer fleet.Contain(c.front.opt.Log, c.fault)
 	c.lastSent.Store(begun.UnixNano())
 	// Devices that connect together shall not be pinged together for ever.
 	c.lastPing.Store(begun.Add(-rand.N(PingEvery / 2)).UnixNano())
@@ -101,7 +102,7 @@ func (c *conn) end() {
 }
 
 // open waits for the hello and answers it, once, from local state.
-func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, devices.CloseReason) {
+func (c *conn) open(who fleet.Identity, begun time.Time) (*fleet.Session, devices.CloseReason) {
 	log := c.front.opt.Log
 	c.ws.SetReadLimit(HelloLimit)
 	_ = c.ws.SetReadDeadline(time.Now().Add(HelloTimeout)) // an error shows at the read
@@ -137,7 +138,7 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, de
 	}
 	c.session.Store(session)
 	lobby.Vouch(c.ws.NetConn()) // without credentials it has proven itself only now
-	reply, err := session.OpenAudio(h, hello.TransportWebSocket, func(*devices.Conversation) (devices.AudioPath, error) {
+	reply, err := session.OpenAudio(h, hello.TransportWebSocket, func(*fleet.Conversation) (fleet.AudioPath, error) {
 		return (*audioPath)(c), nil
 	})
 	answer, appendErr := reply.Append(nil)
@@ -157,7 +158,7 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*devices.Session, de
 	})
 	c.ws.SetPongHandler(c.pong)
 	session.BeginConversation()
-	session.StartMCP(devices.FeaturesOf(h.MCP))
+	session.StartMCP(fleet.FeaturesOf(h.MCP))
 	return session, ""
 }
 
@@ -168,8 +169,8 @@ func (c *conn) pong(string) error {
 
 // serve feeds the session until the connection ends. Its frame stays small
 // for the same reason: it is there, parked, for every idle device.
-func (c *conn) serve(session *devices.Session) {
-	defer devices.Contain(c.front.opt.Log, c.fault)
+func (c *conn) serve(session *fleet.Session) {
+	defer fleet.Contain(c.front.opt.Log, c.fault)
 	bad := 0
 	for {
 		kind, r, err := c.ws.NextReader()
@@ -184,7 +185,7 @@ func (c *conn) serve(session *devices.Session) {
 }
 
 // finish ends the session for the reason that the error of its reader tells.
-func (c *conn) finish(session *devices.Session, err error) {
+func (c *conn) finish(session *fleet.Session, err error) {
 	closed := (*websocket.CloseError)(nil)
 	switch {
 	case c.slow.Load():
@@ -205,7 +206,7 @@ var errTooBad = fmt.Errorf("%d unusable messages on one connection", MaxBad)
 // message does not, until there have been MaxBad.
 //
 //go:noinline
-func (c *conn) handle(session *devices.Session, kind int, r io.Reader, bad *int) error {
+func (c *conn) handle(session *fleet.Session, kind int, r io.Reader, bad *int) error {
 	buf, err := readAll(r)
 	if err != nil {
 		return err
@@ -270,13 +271,13 @@ func readAll(r io.Reader) (*[]byte, error) {
 }
 
 // SendControl writes msg on the caller's goroutine if nobody else is writing,
-// else queues it. See devices.Conn.
+// else queues it. See fleet.Conn.
 func (c *conn) SendControl(msg []byte) error { return c.send(websocket.TextMessage, msg) }
 
 // audioPath is the connection as its conversation sees it.
 type audioPath conn
 
-// SendAudio frames one packet as the device was told. See devices.AudioPath.
+// SendAudio frames one packet as the device was told. See fleet.AudioPath.
 func (p *audioPath) SendAudio(f envelope.Frame) error {
 	c := (*conn)(p)
 	buf := buffers.Get().(*[]byte)

@@ -1,5 +1,5 @@
 // Package wsdevice is the WebSocket front end: it lets devices in at
-// `GET /xiaozhi/v1/`, and turns one connection into one devices.Session.
+// `GET /xiaozhi/v1/`, and turns one connection into one fleet.Session.
 //
 // The upgrade request carries Authorization, Device-Id, Client-Id and
 // Protocol-Version (websocket_protocol.cc:97-106). Credentials are checked
@@ -25,6 +25,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
 
@@ -50,7 +51,7 @@ const (
 
 // Options of a Front.
 type Options struct {
-	Service *devices.Service
+	Service *fleet.Service
 	Mint    *credential.Mint
 	// Open lets every device in without credentials (--device-auth none).
 	Open bool
@@ -73,7 +74,7 @@ type Front struct {
 	stop     context.CancelFunc
 
 	// Refused counts refusals before the upgrade, by status.
-	Refused devices.CounterMap[int]
+	Refused fleet.CounterMap[int]
 }
 
 // New returns a running front end.
@@ -91,7 +92,7 @@ func New(opt Options) *Front {
 }
 
 // Close refuses new connections and waits for every reader to end. Sessions
-// are closed by the devices.Service.
+// are closed by the fleet.Service.
 func (f *Front) Close() {
 	f.conns.Close()
 	f.stop()
@@ -138,12 +139,12 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // identify checks the request's headers.
-func (f *Front) identify(r *http.Request) (devices.Identity, int, error) {
+func (f *Front) identify(r *http.Request) (fleet.Identity, int, error) {
 	id, err := devices.ParseID(r.Header.Get("Device-Id"))
 	if err != nil {
-		return devices.Identity{}, http.StatusBadRequest, fmt.Errorf("header Device-Id: %w", err)
+		return fleet.Identity{}, http.StatusBadRequest, fmt.Errorf("header Device-Id: %w", err)
 	}
-	who := devices.Identity{Device: id, ClientID: r.Header.Get("Client-Id"), Transport: devices.TransportWebSocket, Remote: r.RemoteAddr}
+	who := fleet.Identity{Device: id, ClientID: r.Header.Get("Client-Id"), Transport: devices.TransportWebSocket, Remote: r.RemoteAddr}
 	if len(who.ClientID) > 128 {
 		return who, http.StatusBadRequest, errors.New("header Client-Id is longer than 128 bytes")
 	}

@@ -18,6 +18,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
 	"fleetd/internal/wsdevice"
 )
 
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // bench is a front end behind a real HTTP server.
 type bench struct {
 	*devicetest.Ports
-	service *devices.Service
+	service *fleet.Service
 	mint    *credential.Mint
 	url     string
 	reads   *devicetest.Deadlines
@@ -43,7 +44,7 @@ func open(t *testing.T, change ...func(*wsdevice.Options)) bench {
 		t.Fatal(err)
 	}
 	b := bench{Ports: devicetest.New(), mint: mint}
-	b.service = b.Service(t, devices.Config{})
+	b.service = b.Service(t, fleet.Config{})
 	options := wsdevice.Options{Service: b.service, Mint: mint, Log: slog.New(slog.DiscardHandler)}
 	for _, f := range change {
 		f(&options)
@@ -215,7 +216,7 @@ func TestRevokedCredentialsAreRefused(t *testing.T) {
 	if _, err := d.Receive(); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.service.Revoke(id); err != nil {
+	if _, err := b.service.Revoke(t.Context(), devicetest.Admin, id); err != nil {
 		t.Fatal(err)
 	}
 	for {

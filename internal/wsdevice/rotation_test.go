@@ -8,6 +8,8 @@ import (
 	"github.com/gorilla/websocket"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
 )
 
 // Over WebSocket, too, a rotated device is let in with what it has until it
@@ -15,7 +17,7 @@ import (
 func TestRotatedToken(t *testing.T) {
 	b := open(t)
 	const id = devices.ID("aa:bb:cc:dd:ee:ff")
-	if _, err := b.service.CheckIn(devices.CheckIn{Device: id, ClientID: "c"}); err != nil {
+	if _, err := b.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	knock := func(generation int64) int {
@@ -33,7 +35,7 @@ func TestRotatedToken(t *testing.T) {
 		}
 		return http.StatusOK
 	}
-	if err := b.service.Rotate(id, time.Hour); err != nil {
+	if err := b.service.Rotate(t.Context(), devicetest.Admin, id, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	for i, step := range []struct {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/pressly/goose/v3"
 
@@ -16,21 +17,23 @@ import (
 	"fleetd/migrations"
 )
 
-func testBadDevice(t *testing.T, db Database) {
+func testBadFacts(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
-	s.SaveDevice(devices.Device{ID: "first", Name: "taken"})
-	settle(t, s)
-	db.Exec(t, `CREATE UNIQUE INDEX poison ON devices (name)`)
-	release := holdWriter(t, s)
 	const n = 510 // more than a group
+	for i := range n {
+		db.Add(t, devices.Device{ID: mac(i), ELF: fmt.Sprint("old ", i)})
+	}
+	db.Add(t, devices.Device{ID: "first", ELF: "taken"})
+	db.Exec(t, `CREATE UNIQUE INDEX poison ON devices (elf_sha256)`)
+	release := holdWriter(t, s)
 	bad := map[int]bool{0: true, 123: true, 124: true, n - 1: true}
 	for i := range n {
-		name := fmt.Sprint("device ", i)
+		elf := fmt.Sprint("new ", i)
 		if bad[i] {
-			name = "taken"
+			elf = "taken"
 		}
-		s.SaveDevice(devices.Device{ID: mac(i), Name: name})
-		s.SavePresence(devices.Presence{Device: mac(i), Epoch: 1})
+		s.SaveFacts(devices.Facts{Device: mac(i), ELF: elf, Board: "b", CheckedAt: start})
+		s.SavePresence(devices.Presence{Device: mac(i), Epoch: 1, Online: true})
 	}
 	release()
 	settle(t, s)
@@ -38,14 +41,14 @@ func testBadDevice(t *testing.T, db Database) {
 		t.Errorf("%d rows refused, want %d", n, len(bad))
 	}
 	for i := range n {
-		_, err := s.Find(t.Context(), mac(i))
-		if missing := errors.Is(err, devices.ErrNotFound); missing != bad[i] {
-			t.Errorf("device %d: %v", i, err)
+		if got := find(t, s, mac(i)).Device; (got.Board == "") != bad[i] {
+			t.Errorf("device %d: %+v", i, got)
 		}
 	}
-	if got := db.Count(t, `SELECT count(*) FROM presence`); got != n {
+	if got := db.Count(t, `SELECT count(*) FROM presence WHERE online`); got != n {
 		t.Errorf("%d presence rows, want %d", got, n)
 	}
+	db.checkCounts(t)
 }
 
 func testBadHistory(t *testing.T, db Database) {
@@ -79,19 +82,18 @@ func testBadHistory(t *testing.T, db Database) {
 
 func testBadText(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
+	db.Add(t, devices.Device{ID: "x"}, devices.Device{ID: "y", Board: "untouched"})
 	release := holdWriter(t, s)
-	s.SaveDevice(devices.Device{ID: "x", Name: "a\x00b\xffc", Board: "\xc3", Labels: map[string]string{"k\x00": "v\xff"}})
+	s.SaveFacts(devices.Facts{Device: "x", Board: "a\x00b\xffc", Serial: "\xc3", CheckedAt: start})
 	s.SavePresence(devices.Presence{Device: "x", Epoch: 1, MCPError: "bad \xe4\xb8 text\x00"})
 	s.SaveCatalog(devices.HistoryEntry{Device: "x", Epoch: 1, Firmware: "\x00"}, devices.CatalogText{}, nil)
-	s.SaveException(devices.Exception{Device: "x", Generation: 1, Reason: "\xff"})
-	s.SaveDevice(devices.Device{ID: "y", Name: "untouched"})
-	s.SaveDevice(devices.Device{ID: "bad\x00id"})
+	s.SaveFacts(devices.Facts{Device: "bad\x00id"})
 	s.SavePresence(devices.Presence{Device: "bad\xffid", Epoch: 1})
-	s.SaveException(devices.Exception{})
+	s.SaveFacts(devices.Facts{})
 	release()
 	settle(t, s)
 	row := find(t, s, "x")
-	if row.Device.Name != "a\uFFFDb\uFFFDc" || row.Device.Board != "\uFFFD" || row.Device.Labels["k\x00"] != "v\uFFFD" {
+	if row.Device.Board != "a\uFFFDb\uFFFDc" || row.Device.Serial != "\uFFFD" {
 		t.Errorf("device %+v", row.Device)
 	}
 	if row.Presence.MCPError != "bad \uFFFD text\uFFFD" {
@@ -100,7 +102,7 @@ func testBadText(t *testing.T, db Database) {
 	if e := history(t, s, "x"); len(e) != 1 || e[0].Firmware != "\uFFFD" {
 		t.Errorf("history %+v", e)
 	}
-	if find(t, s, "y").Device.Name != "untouched" {
+	if find(t, s, "y").Device.Board != "untouched" {
 		t.Error("another row was changed")
 	}
 	if n := s.Stats().BadRows.Load(); n != 3 {
@@ -114,23 +116,26 @@ func testClose(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
 	text := catalogOf(`[{"name":"a"}]`)
 	const n = 1200 // more than two groups
+	var list []devices.Device
 	for i := range n {
-		s.SaveDevice(devices.Device{ID: mac(i)})
+		list = append(list, devices.Device{ID: mac(i)})
+	}
+	db.Add(t, list...)
+	for i := range n {
+		s.SaveFacts(devices.Facts{Device: mac(i), Board: "b", CheckedAt: start})
 		s.SavePresence(devices.Presence{Device: mac(i), Epoch: 1})
 		s.SaveCatalog(devices.HistoryEntry{Device: mac(i), Epoch: 1, Catalog: text.Hash}, text, nil)
 	}
-	s.SaveException(devices.Exception{Device: "x", Generation: 1})
 	closeStore(t, s)
-	for table, want := range map[string]int{"devices": n, "presence": n, "catalog_history": n, "catalogs": 1, "credential_exceptions": 1} {
+	for table, want := range map[string]int{"devices WHERE board = 'b'": n, "presence WHERE epoch = 1": n, "catalog_history": n, "catalogs": 1} {
 		if got := db.Count(t, `SELECT count(*) FROM `+table); got != want {
 			t.Errorf("%s: %d rows, want %d", table, got, want)
 		}
 	}
-	s.SaveDevice(devices.Device{ID: "late"})
+	s.SaveFacts(devices.Facts{Device: "late"})
 	if late := s.Stats().Late.Load(); late != 1 {
 		t.Errorf("%d late rows counted, want 1", late)
 	}
-	mustBe(t, s.Forget(t.Context(), "x"), devices.ErrDatabase)
 }
 
 func testFingerprint(t *testing.T, db Database) {
@@ -219,13 +224,14 @@ func testFirstSchema(t *testing.T, db Database) {
 	if e := history(t, s, "x"); len(e) != 1 || e[0].At.UnixMicro() != 7 {
 		t.Errorf("history %+v", e)
 	}
-	if e, err := s.LoadExceptions(t.Context()); err != nil || len(e) != 1 || !e[0].Revoked {
-		t.Errorf("exceptions %+v, error %v", e, err)
+	if n := db.Count(t, `SELECT count(*) FROM credential_exceptions WHERE generation = 2 AND revoked`); n != 1 {
+		t.Error("the exception is gone")
 	}
+	db.checkCounts(t)
 	if err := s.Fingerprint(t.Context(), "fp"); err != nil {
 		t.Error(err)
 	}
-	s.SaveDevice(fullDevice("x"))
+	s.SaveFacts(factsOf(fullDevice("x")))
 	settle(t, s)
 	if got := find(t, s, "x").Device; got.Board != "bread-compact-wifi" || got.FirstSeen.UnixMicro() != 1 {
 		t.Errorf("saved over it: %+v", got)
@@ -239,7 +245,7 @@ func testOpenAtOnce(t *testing.T, db Database) {
 		go func() {
 			s, err := store.Open(t.Context(), db.URL, "", slog.New(slog.DiscardHandler))
 			if err == nil {
-				s.SaveDevice(devices.Device{ID: mac(i)})
+				s.SaveCatalog(devices.HistoryEntry{Device: mac(i), Epoch: 1}, devices.CatalogText{}, nil)
 				err = errors.Join(s.WaitReady(t.Context()), s.Close(t.Context()))
 			}
 			errs <- err
@@ -250,14 +256,17 @@ func testOpenAtOnce(t *testing.T, db Database) {
 			t.Error(err)
 		}
 	}
-	if n := db.Count(t, `SELECT count(*) FROM devices`); n != nodes {
-		t.Errorf("%d devices, want %d", n, nodes)
+	if n := db.Count(t, `SELECT count(*) FROM catalog_history`); n != nodes {
+		t.Errorf("%d entries, want %d", n, nodes)
 	}
 }
 
 func testTwoNodes(t *testing.T, db Database) {
 	stores := []*store.Store{openStore(t, db.URL), openStore(t, db.URL)}
 	const n, rounds = 300, 6
+	for i := range n {
+		db.add(t, mac(i))
+	}
 	done := make(chan struct{})
 	for which, s := range stores {
 		go func() {
@@ -267,8 +276,8 @@ func testTwoNodes(t *testing.T, db Database) {
 					if which == 1 {
 						i = n - 1 - i // the other way round, to deadlock if it can
 					}
-					s.SaveDevice(devices.Device{ID: mac(i), Name: fmt.Sprint(which)})
-					s.SavePresence(devices.Presence{Device: mac(i), Epoch: devices.Epoch(2*round + which + 1), Node: fmt.Sprint(which)})
+					s.SaveFacts(devices.Facts{Device: mac(i), Board: fmt.Sprint(which), CheckedAt: start.Add(time.Duration(2*round+which) * time.Second)})
+					s.SavePresence(devices.Presence{Device: mac(i), Epoch: devices.Epoch(2*round + which + 1), Node: fmt.Sprint(which), Online: round%2 == 1})
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				_, err := s.Find(ctx, mac(0)) // lets groups pass between rounds
@@ -291,6 +300,10 @@ func testTwoNodes(t *testing.T, db Database) {
 	if wrong := db.Count(t, `SELECT count(*) FROM presence WHERE epoch <> $1 OR node <> '1'`, 2*rounds); wrong != 0 {
 		t.Errorf("%d devices do not have the highest epoch", wrong)
 	}
+	if wrong := db.Count(t, `SELECT count(*) FROM devices WHERE board <> '1'`); wrong != 0 {
+		t.Errorf("%d devices do not have the latest facts", wrong)
+	}
+	db.checkCounts(t)
 }
 
 // The database's own name is the same for all who use it.

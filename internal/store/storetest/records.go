@@ -2,7 +2,9 @@ package storetest
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -10,40 +12,181 @@ import (
 	"testing"
 	"time"
 
-	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/selector"
 	"fleetd/internal/store"
 )
 
 func testRoundTrip(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
 	device, presence := fullDevice(mac(1)), fullPresence(mac(1), 1<<60, 9)
-	bare := devices.Device{ID: "bare"}
-	s.SaveDevice(device)
+	made := device
+	made.Board, made.Firmware, made.ELF, made.Chip, made.Language, made.Serial, made.ActivateV2, made.CheckedAt = "", "", "", "", "", "", false, time.Time{}
+	db.Add(t, made, devices.Device{ID: "bare"})
+	s.SaveFacts(factsOf(device))
 	s.SavePresence(presence)
-	s.SaveDevice(bare)
 	settle(t, s)
 	if got, want := find(t, s, mac(1)), (devices.Row{Device: device, Presence: presence}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	bare.Decided = devices.Decided{Client: 1, Name: 1, Labels: 1, Prefer: 1} // never
-	if got, want := find(t, s, "bare"), (devices.Row{Device: bare}); !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
+	bare := devices.Row{Device: devices.Device{ID: "bare", Admission: devices.AdmissionMember}, Presence: devices.Presence{Device: "bare", Reason: "never_connected", MCP: "unknown"}}
+	if got := find(t, s, "bare"); !reflect.DeepEqual(got, bare) {
+		t.Errorf("got  %+v\nwant %+v", got, bare)
+	}
+	presence.Seq, presence.Online, presence.Reason, presence.LastSeen = 10, false, "gone", start.Add(time.Hour)
+	s.SavePresence(presence)
+	settle(t, s)
+	presence.OfflineSince = presence.LastSeen
+	if got := find(t, s, mac(1)).Presence; got != presence {
+		t.Errorf("got  %+v\nwant %+v", got, presence)
 	}
 }
 
 func testNotFound(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
-	s.SavePresence(fullPresence("only-presence", 1, 1))
-	settle(t, s)
-	for _, id := range []devices.ID{"nobody", "only-presence"} {
-		_, err := s.Find(t.Context(), id)
-		mustBe(t, err, devices.ErrNotFound)
-	}
-	_, err := s.Catalog(t.Context(), devices.Hash{1})
+	_, err := s.Find(t.Context(), "nobody")
+	mustBe(t, err, devices.ErrNotFound)
+	_, err = s.Catalog(t.Context(), devices.Hash{1})
 	mustBe(t, err, devices.ErrNotFound)
 	if entries := history(t, s, "nobody"); len(entries) != 0 {
 		t.Errorf("history of nobody: %v", entries)
+	}
+}
+
+// An older check replaces nothing, in the queue and in the table, and one without
+// a serial number keeps it.
+func testFacts(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	newer := factsOf(fullDevice("x"))
+	older := devices.Facts{Board: "old", Firmware: "old", ELF: "old", Chip: "old", Language: "old", Serial: "old", CheckedAt: newer.CheckedAt.Add(-time.Minute)}
+	same := older
+	same.CheckedAt = newer.CheckedAt
+	latest := newer
+	latest.Firmware, latest.Serial, latest.CheckedAt = "2.10.0", "", newer.CheckedAt.Add(time.Minute)
+	for _, way := range []string{"table", "queue"} {
+		id := devices.ID(way)
+		db.Add(t, devices.Device{ID: id, Name: "lamp"})
+		newer.Device, older.Device, same.Device, latest.Device = id, id, id, id
+		release := func() {}
+		if way == "queue" {
+			release = holdWriter(t, s)
+		}
+		for _, f := range []devices.Facts{newer, older, same} {
+			if way == "queue" && f == same {
+				continue // the queue takes the last of two at the same time
+			}
+			s.SaveFacts(f)
+			if way == "table" {
+				settle(t, s)
+			}
+		}
+		release()
+		settle(t, s)
+		if got := find(t, s, id).Device; factsOf(got) != newer || got.Name != "lamp" {
+			t.Errorf("%s: %+v", way, got)
+		}
+		s.SaveFacts(latest)
+		settle(t, s)
+		if got := find(t, s, id).Device; got.Firmware != "2.10.0" || got.Serial != newer.Serial || got.Board != newer.Board {
+			t.Errorf("%s, later: %+v", way, got)
+		}
+	}
+	key := func(version string) string { key, _ := selector.VersionKey(version); return key }
+	if n := db.Count(t, `SELECT count(*) FROM devices WHERE firmware_key = $1 AND board_folded = 'bread-compact-wifi'`, key("2.10.0")); n != 2 {
+		t.Errorf("%d devices have the key of their firmware", n)
+	}
+	db.checkCounts(t)
+}
+
+// Rows are made and deleted elsewhere: what comes late for a device that was
+// forgotten changes nothing.
+func testForgotten(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	db.add(t, "stays")
+	for _, id := range []devices.ID{"gone", "stays"} {
+		s.SaveFacts(factsOf(fullDevice(id)))
+		s.SavePresence(fullPresence(id, 1, 1))
+	}
+	settle(t, s)
+	for _, table := range []string{"devices", "presence"} {
+		if n := db.Count(t, `SELECT count(*) FROM `+table); n != 1 {
+			t.Errorf("%d rows in %s", n, table)
+		}
+	}
+	if got := find(t, s, "stays"); got.Presence.Seq != 1 || got.Device.Board == "" {
+		t.Errorf("%+v", got)
+	}
+	if n := s.Stats().UnknownDevices.Load(); n != 1 {
+		t.Errorf("%d rows of unknown devices", n)
+	}
+	db.checkCounts(t)
+}
+
+// last_seen of a device that is offline is that of its last check, too; it went
+// offline before that.
+func testSeen(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	db.add(t, "never", "offline", "online", "together")
+	at := func(minute int) time.Time { return start.Add(time.Duration(minute) * time.Minute) }
+	presence := func(id devices.ID, seq int64, online bool, seen time.Time) {
+		s.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: seq, Online: online, LastSeen: seen})
+	}
+	check := func(id devices.ID, seen, offline time.Time) {
+		t.Helper()
+		if p := find(t, s, id).Presence; !p.LastSeen.Equal(seen) || !p.OfflineSince.Equal(offline) {
+			t.Errorf("%s: seen %v, offline since %v; want %v, %v", id, p.LastSeen, p.OfflineSince, seen, offline)
+		}
+	}
+	presence("offline", 1, false, at(1))
+	presence("online", 1, true, at(1))
+	settle(t, s)
+	release := holdWriter(t, s)
+	for _, id := range []devices.ID{"never", "offline", "online", "together"} {
+		s.SaveFacts(devices.Facts{Device: id, CheckedAt: at(5)})
+	}
+	presence("together", 1, false, at(2))
+	presence("online", 2, true, at(9))
+	release()
+	settle(t, s)
+	check("never", at(5), time.Time{})
+	check("offline", at(5), at(1))
+	check("online", at(1), time.Time{}) // that of its first row: now is not written
+	check("together", at(5), at(2))
+	presence("online", 3, false, at(9))
+	presence("offline", 2, true, at(9))
+	settle(t, s)
+	check("online", at(9), at(9))
+	check("offline", at(9), time.Time{})
+}
+
+// testCountsKept writes at random and compares the counts with the tables.
+func testCountsKept(t *testing.T, db Database) {
+	s := openStore(t, db.URL)
+	random := rand.New(rand.NewPCG(1, 2))
+	const n = 40
+	for i := range n {
+		db.Add(t, devices.Device{ID: mac(i), Board: fmt.Sprint("b", i%3), Admission: []devices.Admission{devices.AdmissionMember, devices.AdmissionRevoked}[i%2]})
+	}
+	pick := func(names ...string) string { return names[random.IntN(len(names))] }
+	for range 12 {
+		for range 60 {
+			id := mac(random.IntN(n + 2)) // two are not there
+			if random.IntN(2) == 0 {
+				s.SaveFacts(devices.Facts{Device: id, Board: pick("a", "b", "", "c"), Firmware: pick("1", "2.0", "x"), CheckedAt: start.Add(time.Duration(random.IntN(1000)) * time.Second)})
+				continue
+			}
+			p := devices.Presence{Device: id, Epoch: devices.Epoch(1 + random.IntN(9)), Seq: int64(random.IntN(9)), Online: random.IntN(2) == 0,
+				Node: pick("n", "m"), Transport: devices.Transport(pick("mqtt", "websocket")), MCP: devices.MCPState(pick("ready", "failed"))}
+			if random.IntN(3) > 0 {
+				p.Catalog = sha256.Sum256([]byte(pick("x", "y")))
+			}
+			if !p.Online {
+				p.Reason = pick("drain", "lost")
+			}
+			s.SavePresence(p)
+		}
+		settle(t, s)
+		db.checkCounts(t)
 	}
 }
 
@@ -53,6 +196,7 @@ func testPresenceFence(t *testing.T, db Database) {
 		seq   int64
 	}
 	s := openStore(t, db.URL)
+	db.add(t, "table", "queued")
 	steps := []struct{ save, want pair }{
 		{pair{5, 3}, pair{5, 3}},
 		{pair{5, 2}, pair{5, 3}}, // older seq
@@ -67,7 +211,6 @@ func testPresenceFence(t *testing.T, db Database) {
 			p := fullPresence(id, step.save.epoch, step.save.seq)
 			p.Node = fmt.Sprintf("step-%d", i)
 			if way == "table" {
-				s.SaveDevice(devices.Device{ID: id})
 				s.SavePresence(p)
 				settle(t, s)
 				got := find(t, s, id).Presence
@@ -85,7 +228,6 @@ func testPresenceFence(t *testing.T, db Database) {
 	}
 
 	release := holdWriter(t, s)
-	s.SaveDevice(devices.Device{ID: "queued"})
 	for _, step := range steps {
 		s.SavePresence(fullPresence("queued", step.save.epoch, step.save.seq))
 	}
@@ -106,7 +248,8 @@ func testOutranked(t *testing.T, db Database) {
 		mu.Lock()
 		defer mu.Unlock()
 		heard = append(heard, fmt.Sprintf("%s %d/%d %t %s", p.Device, p.Epoch, p.Seq, p.Online, p.Node))
-	}, func(id devices.ID) { t.Errorf("unsure of %s", id) }))
+	}))
+	db.add(t, "a", "b", "c", "d", "e")
 	save := func(id devices.ID, epoch devices.Epoch, seq int64, online bool, node string) {
 		p := fullPresence(id, epoch, seq)
 		p.Online, p.Node, p.Session = online, node, node
@@ -181,7 +324,7 @@ func testLease(t *testing.T, db Database) {
 	for n := range 5 {
 		p := fullPresence(mac(n), 5, 1)
 		p.Online, p.Node, p.ConnectedAt = true, "gone", start.Add(time.Duration(n)*time.Minute)
-		s.SaveDevice(devices.Device{ID: p.Device})
+		db.add(t, p.Device)
 		s.SavePresence(p)
 	}
 	settle(t, s)
@@ -209,209 +352,24 @@ func testLease(t *testing.T, db Database) {
 
 func testCoalescing(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
+	db.add(t, "busy")
 	release := holdWriter(t, s)
 	before := s.Stats().DeviceRows.Load() + s.Stats().PresenceRows.Load()
 	for n := range 1000 {
-		d := fullDevice("busy")
-		d.Labels = map[string]string{"n": fmt.Sprint(n)}
-		s.SaveDevice(d)
-		clear(d.Labels) // the store has read them
+		s.SaveFacts(devices.Facts{Device: "busy", Board: fmt.Sprint(n), CheckedAt: start.Add(time.Duration(n) * time.Second)})
 		s.SavePresence(fullPresence("busy", 1, int64(n+1)))
 	}
 	if waiting := s.Stats().DevicesWaiting.Load() + s.Stats().PresenceWaiting.Load(); waiting != 2 {
 		t.Errorf("%d rows wait, want 2", waiting)
 	}
 	release()
-	eventually(t, "rows written", func() bool {
-		return s.Stats().DeviceRows.Load()+s.Stats().PresenceRows.Load() > before
-	})
-	if row := find(t, s, "busy"); row.Presence.Seq != 1000 || row.Device.Labels["n"] != "999" {
+	settle(t, s)
+	if row := find(t, s, "busy"); row.Presence.Seq != 1000 || row.Device.Board != "999" {
 		t.Errorf("not the newest: %+v", row)
 	}
 	if n := s.Stats().DeviceRows.Load() + s.Stats().PresenceRows.Load() - before; n != 2 {
 		t.Errorf("%d rows written, want 2", n)
 	}
-}
-
-func testPaging(t *testing.T, db Database) {
-	s := openStore(t, db.URL)
-	ids := []devices.ID{"a-b", "a_b", "ab", "a0", "a", "b", "a-", "a_", mac(1), mac(2), mac(3), "robot-10", "robot-9", "robot1"}
-	for _, id := range ids {
-		s.SaveDevice(devices.Device{ID: id})
-	}
-	settle(t, s)
-	slices.Sort(ids)
-	for _, limit := range []int{1, 3, len(ids), 1000, 0} {
-		var got []devices.ID
-		q := devices.Query{Limit: limit}
-		for {
-			page, err := s.List(t.Context(), q)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if limit > 0 && len(page) > limit {
-				t.Fatalf("a page of %d, limit %d", len(page), limit)
-			}
-			if len(page) == 0 {
-				break
-			}
-			for _, row := range page {
-				got = append(got, row.Device.ID)
-			}
-			q.After = got[len(got)-1]
-		}
-		if !slices.Equal(got, ids) {
-			t.Errorf("limit %d: got %q, want %q", limit, got, ids)
-		}
-	}
-}
-
-// list is the ids that a query selects.
-func list(t *testing.T, s devices.Records, q devices.Query) string {
-	t.Helper()
-	rows, err := s.List(t.Context(), q)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var ids []string
-	for _, row := range rows {
-		ids = append(ids, string(row.Device.ID))
-	}
-	return strings.Join(ids, " ")
-}
-
-func testFilters(t *testing.T, db Database) {
-	s := openStore(t, db.URL)
-	save := func(id devices.ID, admission devices.Admission, pending, name, board, firmware string, online bool, transport devices.Transport) {
-		s.SaveDevice(devices.Device{ID: id, Admission: admission, PendingID: pending, Name: name, Board: board, Firmware: firmware})
-		if transport != "" {
-			s.SavePresence(devices.Presence{Device: id, Epoch: 1, Online: online, Transport: transport})
-		}
-	}
-	save("a", devices.AdmissionMember, "", "Küche", "Bread-Compact", "2.4.2", true, devices.TransportMQTT)
-	save("b", devices.AdmissionMember, "other", "100%_sure", "box", "2.4.2", true, devices.TransportWebSocket)
-	save("c", devices.AdmissionMember, "", "ÖLRAUM", "box", "2.4.1", false, devices.TransportMQTT)
-	save("d", devices.AdmissionPending, "", "", "box", "2.4.1", false, "")
-	save("e", devices.AdmissionRevoked, "", "客厅", "bread", "1.9", false, "")
-	settle(t, s)
-	for _, test := range []struct {
-		q    devices.Query
-		want string
-	}{
-		{devices.Query{}, "a b c d e"},
-		{devices.Query{State: "online"}, "a b"},
-		{devices.Query{State: "offline"}, "c e"},
-		{devices.Query{State: "pending"}, "b d"},
-		{devices.Query{Transport: "mqtt"}, "a c"},
-		{devices.Query{Board: "box"}, "b c d"},
-		{devices.Query{Firmware: "2.4.2", Board: "box"}, "b"},
-		{devices.Query{Text: "küche"}, "a"},
-		{devices.Query{Text: "ölraum"}, "c"},
-		{devices.Query{Text: "ÖLR"}, "c"},
-		{devices.Query{Text: "bread"}, "a e"},
-		{devices.Query{Text: "%"}, "b"},
-		{devices.Query{Text: "_"}, "b"},
-		{devices.Query{Text: "厅"}, "e"},
-		{devices.Query{Text: "x\x00"}, ""},
-		{devices.Query{Text: "a", After: "a"}, "c e"},
-		{devices.Query{State: "online", Transport: "mqtt", Text: "K"}, "a"},
-	} {
-		if got := list(t, s, test.q); got != test.want {
-			t.Errorf("%+v: got %q, want %q", test.q, got, test.want)
-		}
-	}
-	if _, err := s.List(t.Context(), devices.Query{State: "asleep"}); err == nil {
-		t.Error("an unknown state was accepted")
-	}
-}
-
-func testLabelFilters(t *testing.T, db Database) {
-	s := openStore(t, db.URL)
-	for id, labels := range map[devices.ID]map[string]string{
-		"a": {"room": "kitchen", "floor": "1"},
-		"b": {"room": "Kitchen"},
-		"c": {"room": "kitchen2", "note": `room":"kitchen`},
-		"d": {`x"room`: "kitchen"},
-		"e": {"%": "_", "owner": "a&b <c>"},
-		"f": {"a,": ":", "x": "y"},
-		"g": {"back\\": "slash\\", "room": ""},
-		"h": {"nul": "a\x00b", "房间": "厨房"},
-		"i": nil,
-	} {
-		s.SaveDevice(devices.Device{ID: id, Labels: labels})
-	}
-	settle(t, s)
-	for _, test := range []struct{ label, want string }{
-		{"room", "a b c g"},
-		{"room=kitchen", "a"},
-		{"room=Kitchen", "b"},
-		{"ROOM", ""},
-		{"room=", "g"},
-		{`x"room=kitchen`, "d"},
-		{"%=_", "e"},
-		{"%", "e"},
-		{"_", ""},
-		{"owner=a&b <c>", "e"},
-		{":=,", ""},
-		{"a,=:", "f"},
-		{`back\=slash\`, "g"},
-		{"nul=a\x00b", "h"},
-		{"房间=厨房", "h"},
-		{"floor=1=1", ""},
-	} {
-		if got := list(t, s, devices.Query{Label: test.label}); got != test.want {
-			t.Errorf("%q: got %q, want %q", test.label, got, test.want)
-		}
-	}
-	for _, test := range []struct {
-		selector access.Selector
-		want     string
-	}{
-		{access.Selector{"room": "kitchen"}, "a"},
-		{access.Selector{"room": "kitchen", "floor": "1"}, "a"},
-		{access.Selector{"room": "kitchen", "floor": "2"}, ""},
-		{access.Selector{"device": "c"}, "c"},
-		{access.Selector{"device": "c", "room": "kitchen2"}, "c"},
-		{access.Selector{"device": "c", "room": "kitchen"}, ""},
-		{access.Selector{"room": ""}, "g"},
-		{access.Selector{"nul": "a\x00b"}, "h"},
-		{nil, "a b c d e f g h i"},
-	} {
-		if got := list(t, s, devices.Query{Selector: test.selector}); got != test.want {
-			t.Errorf("%v: got %q, want %q", test.selector, got, test.want)
-		}
-	}
-	// Rows that the text matches and the labels do not must not end a page early.
-	for n := range 30 {
-		s.SaveDevice(devices.Device{ID: mac(n), Labels: map[string]string{fmt.Sprintf(`%d"trap`, n): "v"}})
-	}
-	s.SaveDevice(devices.Device{ID: "z", Labels: map[string]string{"trap": "v"}})
-	settle(t, s)
-	if got := list(t, s, devices.Query{Label: "trap=v", Limit: 2}); got != "z" {
-		t.Errorf("behind traps: got %q, want z", got)
-	}
-}
-
-func testLoadDevices(t *testing.T, db Database) {
-	s := openStore(t, db.URL)
-	const n = 2300 // more than two pages
-	for i := range n {
-		s.SaveDevice(devices.Device{ID: mac(i), Name: fmt.Sprint(i)})
-		s.SavePresence(devices.Presence{Device: mac(i), Epoch: 7, Seq: int64(i)})
-	}
-	settle(t, s)
-	i := 0
-	if err := s.LoadDevices(t.Context(), func(row devices.Row) error {
-		if row.Device.ID != mac(i) || row.Presence.Seq != int64(i) {
-			return fmt.Errorf("row %d is %+v", i, row)
-		}
-		i++
-		return nil
-	}); err != nil || i != n {
-		t.Errorf("%d rows, error %v", i, err)
-	}
-	enough := fmt.Errorf("enough")
-	mustBe(t, s.LoadDevices(t.Context(), func(devices.Row) error { return enough }), enough)
 }
 
 func testCancelled(t *testing.T, db Database) {

@@ -28,19 +28,4 @@ func testRotation(t *testing.T, db Database) {
 	if r, err = s.LoadRotation(t.Context()); err != nil || r != second {
 		t.Errorf("%+v, %v", r, err)
 	}
-	// What one device was rotated to stands in its exception, what it came
-	// with in its presence.
-	x := devices.Exception{Device: "x", Generation: 3, Reason: "rotated", ChangedAt: start, Previous: 2, PreviousUntil: start.Add(time.Hour)}
-	s.SaveException(x)
-	s.SaveDevice(fullDevice("x"))
-	p := fullPresence("x", 1, 1)
-	p.Generation = 3
-	s.SavePresence(p)
-	settle(t, s)
-	if got, err := s.LoadExceptions(t.Context()); err != nil || len(got) != 1 || got[0] != x {
-		t.Errorf("%+v, %v", got, err)
-	}
-	if got := find(t, s, "x").Presence; got != p {
-		t.Errorf("%+v", got)
-	}
 }

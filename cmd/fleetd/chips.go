@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"encoding/csv"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"fleetd/internal/apiclient"
+)
+
+const (
+	importBatch = 200 // chip keys of a request: the longest fit into its 64 KiB
+	maxChipFile = 1_000_000
+)
+
+type chipsCmd struct {
+	Import chipsImportCmd `cmd:"" help:"Import serial numbers and chip keys; the hardware then admits itself."`
+	List   chipsListCmd   `cmd:"" default:"withargs" help:"List the serial numbers and the devices that they prove; chip keys are never shown (the default)."`
+	Remove chipsRemoveCmd `cmd:"" help:"Remove the chip key of a serial number. Its device stays a member."`
+}
+
+type chipsImportCmd struct {
+	File string `arg:"" help:"CSV file with serial,key[,device] in each line; the key is eFuse KEY0, 64 hex digits. - reads standard input."`
+	clientFlags
+}
+
+// Run checks the whole file before it sends the first line.
+func (cmd *chipsImportCmd) Run(ctx context.Context, a *app) error {
+	chips, err := readChips(a.stdin, cmd.File)
+	if err != nil {
+		return err
+	}
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	for done := 0; done < len(chips); done += importBatch {
+		if err := c.ImportChips(ctx, chips[done:min(done+importBatch, len(chips))]); err != nil {
+			return fmt.Errorf("%d of %d chip keys are imported; the file can be imported again as it is: %w", done, len(chips), err)
+		}
+	}
+	fmt.Fprintf(a.stdout, "%d chip keys imported\n", len(chips))
+	return nil
+}
+
+// readChips reads the file. Its errors name lines and never show their text, which may be a key.
+func readChips(stdin io.Reader, name string) ([]apiclient.Chip, error) {
+	input := stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, failed("%w", err)
+		}
+		defer f.Close()
+		input = f
+	}
+	lines := csv.NewReader(input)
+	lines.Comment, lines.FieldsPerRecord, lines.TrimLeadingSpace, lines.ReuseRecord = '#', -1, true, true
+	var chips []apiclient.Chip
+	for {
+		record, err := lines.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			var at *csv.ParseError
+			if errors.As(err, &at) {
+				return nil, failed("line %d is not CSV: %w", at.Line, at.Err)
+			}
+			return nil, failed("read the chip keys: %w", err)
+		}
+		line, _ := lines.FieldPos(0)
+		chip, err := readChip(record)
+		switch {
+		case err != nil && len(chips) == 0 && strings.EqualFold(strings.TrimSpace(record[0]), "serial"):
+			continue // a heading
+		case err != nil:
+			return nil, failed("line %d: %w", line, err)
+		case len(chips) >= maxChipFile:
+			return nil, failed("more than %d chip keys; split the file", maxChipFile)
+		}
+		chips = append(chips, chip)
+	}
+	if len(chips) == 0 {
+		return nil, failed("the file has no chip keys; each line is serial,key[,device]")
+	}
+	return chips, nil
+}
+
+func readChip(record []string) (apiclient.Chip, error) {
+	if len(record) < 2 || len(record) > 3 {
+		return apiclient.Chip{}, fmt.Errorf("has %d fields; it must be serial,key[,device]", len(record))
+	}
+	chip := apiclient.Chip{Serial: strings.TrimSpace(record[0]), Key: strings.TrimSpace(record[1])}
+	if len(record) == 3 {
+		chip.Device = strings.TrimSpace(record[2])
+	}
+	if key, err := hex.DecodeString(chip.Key); err != nil || len(key) != 32 {
+		return apiclient.Chip{}, errors.New("the second field is not a chip key: 64 hex digits, the 32 bytes of eFuse block KEY0")
+	}
+	return chip, nil
+}
+
+type chipsListCmd struct {
+	JSON bool `name:"json" help:"Print one JSON object per line."`
+	clientFlags
+}
+
+// Run prints the list.
+func (cmd *chipsListCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	rows := [][]string{{"SERIAL", "DEVICE", "IMPORTED"}}
+	for chip, err := range c.Chips(ctx) {
+		if err != nil {
+			return err
+		}
+		if cmd.JSON {
+			line, err := json.Marshal(chip)
+			if err != nil {
+				return failed("write: %w", err)
+			}
+			if err := printJSONLine(a.stdout, line); err != nil {
+				return err
+			}
+			continue
+		}
+		device := chip.Device
+		if device == "" {
+			device = "-"
+		}
+		rows = append(rows, []string{chip.Serial, device, ago(chip.ImportedAt, a.now())})
+	}
+	switch {
+	case cmd.JSON:
+		return nil
+	case len(rows) == 1:
+		fmt.Fprintln(a.stdout, "no chip keys yet; `fleetd chips import` adds some")
+		return nil
+	}
+	return table(a.stdout, "", rows)
+}
+
+type chipsRemoveCmd struct {
+	Serial string `arg:"" help:"Serial number."`
+	clientFlags
+}
+
+// Run removes one.
+func (cmd *chipsRemoveCmd) Run(ctx context.Context, a *app) error {
+	return a.change(ctx, cmd.clientFlags, (*apiclient.Client).RemoveChip, cmd.Serial, "removed; a device that it proved stays a member")
+}

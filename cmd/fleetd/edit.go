@@ -1,0 +1,164 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+
+	"fleetd/internal/apiclient"
+)
+
+// editAttempts bounds how often an edit starts anew because somebody else changed the device meanwhile.
+const editAttempts = 5
+
+type editCmd struct {
+	Target    string   `arg:"" name:"device|select" help:"Device id, or a selection such as room=lab. A single word is a device id; room=* selects all devices with the label room."`
+	Labels    []string `arg:"" optional:"" name:"label" help:"KEY=VALUE sets a label, KEY- removes it; the others stay."`
+	Name      *string  `help:"Name of the one device; empty removes it." placeholder:"NAME"`
+	Transport *string  `help:"What it is offered at its next boot: mqtt, websocket, or empty for the node's default." placeholder:"NAME" values:"mqtt,websocket"`
+	IfMatch   int64    `help:"Change the device only if it is still at this revision, which devices show prints." placeholder:"REVISION"`
+	Yes       bool     `short:"y" help:"Change the devices of a selection without a question."`
+	clientFlags
+}
+
+// Run changes one device or those of a selection.
+func (cmd *editCmd) Run(ctx context.Context, a *app) error {
+	labels, err := parseLabels(cmd.Labels)
+	if err != nil {
+		return err
+	}
+	if len(labels) == 0 && cmd.Name == nil && cmd.Transport == nil {
+		return failed("nothing to change: give KEY=VALUE, KEY-, --name or --transport")
+	}
+	selects := isSelection(cmd.Target)
+	switch {
+	case selects && cmd.Name != nil:
+		return failed("--name is for one device, and %q is a selection", cmd.Target)
+	case selects && cmd.IfMatch != 0:
+		return failed("--if-match is for one device, and %q is a selection", cmd.Target)
+	case cmd.IfMatch < 0:
+		return failed("--if-match must be a revision, not %d", cmd.IfMatch)
+	}
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	if selects {
+		return cmd.editSelection(ctx, a, c, labels)
+	}
+	return cmd.editDevice(ctx, a, c, labels)
+}
+
+// isSelection tells a selection from a device id, which has none of its characters.
+func isSelection(target string) bool { return strings.ContainsAny(target, "=!<>(),* ") }
+
+// parseLabels reads KEY=VALUE and KEY-; nil removes a label.
+func parseLabels(texts []string) (map[string]*string, error) {
+	labels := make(map[string]*string)
+	for _, text := range texts {
+		key, value, sets := strings.Cut(text, "=")
+		if !sets {
+			var removes bool
+			if key, removes = strings.CutSuffix(text, "-"); !removes {
+				return nil, failed("%q is not KEY=VALUE or KEY-", text)
+			}
+		}
+		if _, twice := labels[key]; key == "" || twice {
+			return nil, failed("%q: each label needs a key, and each key occurs once", text)
+		}
+		labels[key] = nil
+		if sets {
+			labels[key] = &value
+		}
+	}
+	return labels, nil
+}
+
+// editDevice changes one device. The API replaces all labels of a device, so they are read first, and the change is for
+// the revision that was read.
+func (cmd *editCmd) editDevice(ctx context.Context, a *app, c *apiclient.Client, labels map[string]*string) error {
+	patch := apiclient.DevicePatch{Name: cmd.Name, Transport: cmd.Transport, IfMatch: cmd.IfMatch}
+	for attempt := 1; ; attempt++ {
+		if len(labels) > 0 {
+			d, err := c.Device(ctx, cmd.Target)
+			if err != nil {
+				return err
+			}
+			merged := merge(d.Labels, labels)
+			patch.Labels = &merged
+			patch.IfMatch = cmp.Or(cmd.IfMatch, d.Revision)
+		}
+		patched, err := c.Patch(ctx, cmd.Target, patch)
+		if isStale(err) {
+			if cmd.IfMatch != 0 {
+				return exitError{fmt.Errorf("%s is no longer at revision %d; nothing was changed: %w", cmd.Target, cmd.IfMatch, err), exitRefused}
+			}
+			if attempt < editAttempts {
+				continue
+			}
+		}
+		if err != nil {
+			return err
+		}
+		text := oneLine(cmd.Target) + " changed"
+		if patched.Applies != "" {
+			text += "; the transport applies at its " + oneLine(patched.Applies)
+		}
+		_, err = fmt.Fprintln(a.stdout, text)
+		return err
+	}
+}
+
+// isStale tells whether the device had changed since it was read.
+func isStale(err error) bool {
+	var problem *apiclient.Problem
+	return errors.As(err, &problem) && problem.Status == http.StatusPreconditionFailed
+}
+
+// merge returns the labels with the changes.
+func merge(labels map[string]string, changes map[string]*string) map[string]string {
+	merged := make(map[string]string)
+	maps.Copy(merged, labels)
+	for key, value := range changes {
+		if value == nil {
+			delete(merged, key)
+		} else {
+			merged[key] = *value
+		}
+	}
+	return merged
+}
+
+// editSelection changes all devices of a selection, and asks before it changes more than one.
+func (cmd *editCmd) editSelection(ctx context.Context, a *app, c *apiclient.Client, labels map[string]*string) error {
+	if !cmd.Yes {
+		counts, err := c.Fleet(ctx, cmd.Target)
+		if err != nil {
+			return err
+		}
+		if counts.Total == 0 {
+			_, err := fmt.Fprintln(a.stdout, "no device matches; nothing was changed")
+			return err
+		}
+		if counts.Total > 1 && !a.confirmed(fmt.Sprintf("%d devices match %s; change them?", counts.Total, oneLine(cmd.Target))) {
+			return exitError{fmt.Errorf("%d devices match; nothing was changed: add --yes to change them", counts.Total), exitRefused}
+		}
+	}
+	patched, err := c.PatchSelected(ctx, cmd.Target, apiclient.SelectionPatch{Labels: labels, Transport: cmd.Transport})
+	if err != nil {
+		return err
+	}
+	text := fmt.Sprintf("%d of %s changed", patched.Changed, devicesText(patched.Matched))
+	if cmd.Transport != nil {
+		text += "; the transport applies at the next boot"
+	}
+	_, err = fmt.Fprintln(a.stdout, text)
+	return err
+}
+
+// devicesText writes a number of devices.
+func devicesText(n int64) string { return count(int(n), "device") }

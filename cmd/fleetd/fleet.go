@@ -1,0 +1,163 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"time"
+
+	"fleetd/internal/apiclient"
+)
+
+// shownValues is how many values of a dimension a summary shows.
+const shownValues = 15
+
+// otherValues is what a server calls the rest of a dimension.
+const otherValues = "other"
+
+type fleetCmd struct {
+	Select string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as room=lab."`
+	JSON   bool   `name:"json" help:"Print the server's JSON, with all values."`
+	clientFlags
+}
+
+// Run prints the counts.
+func (cmd *fleetCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	counts, err := c.Fleet(ctx, cmd.Select)
+	if err != nil {
+		return err
+	}
+	if cmd.JSON {
+		return printJSON(a.stdout, counts.Raw)
+	}
+	head := devicesText(counts.Total)
+	if !counts.AsOf.IsZero() {
+		head += ", counted " + counts.AsOf.UTC().Format(time.RFC3339)
+	}
+	fmt.Fprintln(a.stdout, head)
+	if counts.Total == 0 {
+		return nil
+	}
+	var rows [][]string
+	for _, dimension := range []struct {
+		name   string
+		values map[string]int64
+	}{{"State", counts.State}, {"Offline reason", counts.OfflineReason}, {"Transport", counts.Transport}, {"Board", counts.Board},
+		{"Firmware", counts.Firmware}, {"Node", counts.Node}, {"MCP state", counts.MCPState}} {
+		name := dimension.name
+		for _, v := range frequent(dimension.values) {
+			rows = append(rows, []string{name, v.text, strconv.FormatInt(v.devices, 10)})
+			name = "" // once
+		}
+	}
+	return table(a.stdout, "  ", rows)
+}
+
+// valueCount is how many devices have a value.
+type valueCount struct {
+	text    string
+	devices int64
+}
+
+// frequent returns the most frequent values, the rest added up at the end.
+func frequent(values map[string]int64) []valueCount {
+	var all []valueCount
+	rest := values[otherValues]
+	for text, n := range values {
+		if text != otherValues {
+			all = append(all, valueCount{cmp.Or(text, "(none)"), n})
+		}
+	}
+	slices.SortFunc(all, func(a, b valueCount) int {
+		return cmp.Or(cmp.Compare(b.devices, a.devices), cmp.Compare(a.text, b.text))
+	})
+	if len(all) > shownValues {
+		for _, v := range all[shownValues:] {
+			rest += v.devices
+		}
+		all = all[:shownValues]
+	}
+	if rest > 0 {
+		all = append(all, valueCount{otherValues, rest})
+	}
+	return all
+}
+
+type changesCmd struct {
+	Device string `arg:"" optional:"" help:"Only decisions about this device."`
+	Since  string `help:"Only what came after a revision, a duration back such as 1h, a date or a time." placeholder:"REVISION|1h|TIME"`
+	JSON   bool   `name:"json" help:"Print the server's JSON, one change per line."`
+	clientFlags
+}
+
+// Run prints the log, oldest first.
+func (cmd *changesCmd) Run(ctx context.Context, a *app) error {
+	since := cmd.Since
+	if _, err := strconv.ParseUint(since, 10, 63); since != "" && err != nil {
+		at, err := moment(since, a.now(), -1)
+		if err != nil {
+			return failed("--since takes a revision; or it %w", err)
+		}
+		since = at.UTC().Format(time.RFC3339Nano)
+	}
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	changes := c.Changes(ctx, cmd.Device, since)
+	if cmd.Device != "" { // the server has those of one device newest first
+		var err error
+		if changes, err = reversed(changes); err != nil {
+			return err
+		}
+	}
+	for change, err := range changes {
+		if err != nil {
+			return err
+		}
+		if cmd.JSON {
+			err = printJSONLine(a.stdout, change.Raw)
+		} else {
+			err = printChange(a, change)
+		}
+		if err != nil {
+			return failed("write: %w", err)
+		}
+	}
+	return nil
+}
+
+// reversed reads a list to its end and turns it around.
+func reversed[T any](list iter.Seq2[T, error]) (iter.Seq2[T, error], error) {
+	var all []T
+	for item, err := range list {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, item)
+	}
+	return func(yield func(T, error) bool) {
+		for _, item := range slices.Backward(all) {
+			if !yield(item, nil) {
+				return
+			}
+		}
+	}, nil
+}
+
+func printChange(a *app, x apiclient.Change) error {
+	value := compact(x.Value)
+	if len(x.Value) == 0 || value == "null" {
+		value = "(removed)"
+	}
+	_, err := fmt.Fprintf(a.stdout, "%s  %-8d  %-17s  %-16s  %-16s  %s\n", x.At.UTC().Format("2006-01-02T15:04:05.000Z"), x.Revision,
+		cmp.Or(oneLine(x.Device), "-"), cmp.Or(oneLine(x.Who), "-"), oneLine(x.Aspect), oneLine(value))
+	return err
+}

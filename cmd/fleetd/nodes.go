@@ -1,0 +1,97 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"fleetd/internal/apiclient"
+	"fleetd/internal/config"
+)
+
+// healthTime bounds a health check; container platforms give one a few seconds.
+const healthTime = 2 * time.Second
+
+type nodesCmd struct {
+	JSON bool `name:"json" help:"Print the server's JSON, one node per line."`
+	clientFlags
+}
+
+// Run prints the nodes.
+func (cmd *nodesCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	rows := [][]string{{"NAME", "VERSION", "DEVICES", "STARTED", "API"}}
+	for n, err := range c.Nodes(ctx) {
+		if err != nil {
+			return err
+		}
+		if cmd.JSON {
+			if err := printJSONLine(a.stdout, n.Raw); err != nil {
+				return err
+			}
+			continue
+		}
+		rows = append(rows, []string{n.Name, cmp.Or(n.Version, "-"), strconv.FormatInt(n.Devices, 10), ago(n.Started, a.now()), cmp.Or(n.API, "-")})
+	}
+	if cmd.JSON {
+		return nil
+	}
+	return table(a.stdout, "", rows)
+}
+
+type logLevelCmd struct {
+	Level string `arg:"" optional:"" help:"debug, info, warn or error; without it, the level is shown." values:"debug,info,warn,error"`
+	clientFlags
+}
+
+// Run shows or sets the level of the one node that the command talks to.
+func (cmd *logLevelCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	if cmd.Level != "" {
+		if err := c.SetLogLevel(ctx, cmd.Level); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(a.stdout, "the node logs at %s until it stops\n", oneLine(cmd.Level))
+		return err
+	}
+	level, err := c.LogLevel(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(a.stdout, oneLine(level))
+	return err
+}
+
+type healthcheckCmd struct {
+	Live    bool   `help:"Only whether the node runs: it serves devices also while its database or NATS is away."`
+	DataDir string `help:"Data directory of the local node ($FLEETD_DATA_DIR)." placeholder:"./fleetd-data" group:"Node"`
+	API     string `name:"api" help:"Base URL of a node's API instead ($FLEETD_API)." placeholder:"URL" group:"Node"`
+}
+
+// Run asks the node once. Every failure has the same exit status, the one that container platforms define.
+func (cmd *healthcheckCmd) Run(ctx context.Context, a *app) error {
+	at := config.LoadClient(config.Client{DataDir: cmd.DataDir, API: cmd.API}, a.environ)
+	c, err := apiclient.Locate(at.DataDir, at.API)
+	if err != nil {
+		return exitError{err, exitFailed}
+	}
+	ctx, cancel := context.WithTimeout(ctx, healthTime)
+	defer cancel()
+	check, healthy := c.Ready, "ready"
+	if cmd.Live {
+		check, healthy = c.Live, "live"
+	}
+	if err := check(ctx); err != nil {
+		return exitError{err, exitFailed}
+	}
+	_, err = fmt.Fprintln(a.stdout, healthy)
+	return err
+}

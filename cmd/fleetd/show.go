@@ -1,0 +1,110 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"fleetd/internal/apiclient"
+)
+
+type showCmd struct {
+	Device string `arg:"" help:"Device id."`
+	JSON   bool   `name:"json" help:"Print the server's JSON."`
+	clientFlags
+}
+
+// Run prints one device.
+func (cmd *showCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	d, err := c.Device(ctx, cmd.Device)
+	if err != nil {
+		return err
+	}
+	if cmd.JSON {
+		return printJSON(a.stdout, d.Raw)
+	}
+	return table(a.stdout, "", deviceRows(d, a.now()))
+}
+
+// deviceRows are the lines of one device. Lines that would say nothing are left out.
+func deviceRows(d apiclient.Device, now time.Time) [][]string {
+	rows := [][]string{{"Device", d.ID}, {"Name", cmp.Or(d.Name, "-")}, {"State", fullState(d, now)}}
+	add := func(name, value string) {
+		if value != "" {
+			rows = append(rows, []string{name, value})
+		}
+	}
+	add("Transport", d.Transport)
+	add("Node", d.Node)
+	add("Board", cmp.Or(d.Board, "-"))
+	add("Firmware", cmp.Or(d.Firmware, "-"))
+	add("Client", cmp.Or(d.ClientID, "-"))
+	if d.PendingClientID != "" {
+		add("", d.PendingClientID+" waits for approval")
+	}
+	credentials := "generation " + strconv.FormatInt(d.Credentials.Generation, 10)
+	if !d.Credentials.PreviousUntil.IsZero() {
+		credentials += "; older ones are valid until " + d.Credentials.PreviousUntil.UTC().Format(time.RFC3339)
+	}
+	add("Credentials", credentials)
+	add("Labels", cmp.Or(labelsText(d.Labels), "-"))
+	add("Tools", toolsText(d.MCP))
+	add("Catalog", d.MCP.Catalog)
+	if d.State == "online" {
+		add("Session", d.SessionID)
+		audio := "closed"
+		if d.Audio.Open {
+			audio = fmt.Sprintf("open, %d packets, %d dropped", d.Audio.Packets, d.Audio.Dropped)
+		}
+		add("Audio", audio)
+	}
+	add("First seen", timeText(d.FirstSeen, now))
+	if d.State == "online" {
+		add("Last seen", "now")
+	} else {
+		add("Last seen", timeText(d.LastSeen, now))
+	}
+	if d.Revision > 0 {
+		add("Revision", strconv.FormatInt(d.Revision, 10))
+	}
+	return rows
+}
+
+// fullState is the state with its reason and its beginning.
+func fullState(d apiclient.Device, now time.Time) string {
+	text, since := stateCell(d), d.OfflineSince
+	if d.State == "online" {
+		since = d.ConnectedAt
+	}
+	if since.IsZero() {
+		return text
+	}
+	return text + " since " + timeText(since, now)
+}
+
+// toolsText is how many tools the device has, and how far they are known.
+func toolsText(m apiclient.MCP) string {
+	var text string
+	switch m.CatalogState {
+	case "ready", "stale":
+		text = strconv.Itoa(m.Tools) + ", " + m.CatalogState
+	default:
+		text = cmp.Or(m.State, m.CatalogState)
+	}
+	if m.CatalogState == "stale" {
+		text += ": known from before, not confirmed on this connection"
+	}
+	if m.Partial {
+		text += "; the device's list could not be read to its end"
+	}
+	if m.Error != "" {
+		text += "; " + m.Error
+	}
+	return text
+}

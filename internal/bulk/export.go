@@ -1,0 +1,200 @@
+package bulk
+
+import (
+	"bufio"
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
+)
+
+// MaxLabelColumns is how many keys of labels the devices of one CSV may have.
+const MaxLabelColumns = 1000
+
+// Each calls f with the devices of an export, a page at a time.
+type Each func(f func([]fleet.View) error) error
+
+// Export writes the devices. Those that wait and never were members are left out:
+// an import would admit them. It may call each twice. An error of a format that
+// does not fit is a *devices.Error, and nothing was written then.
+func Export(w io.Writer, format Format, each Each) error {
+	if format == NDJSON {
+		return exportNDJSON(w, each)
+	}
+	keys, err := labelKeys(each)
+	if err != nil {
+		return err
+	}
+	return exportCSV(w, keys, each)
+}
+
+// labelKeys are the keys of all labels, in order.
+func labelKeys(each Each) ([]string, error) {
+	keys := map[string]bool{}
+	err := each(func(page []fleet.View) error {
+		for _, v := range page {
+			for key := range v.Device.Labels {
+				keys[key] = true
+			}
+		}
+		if len(keys) > MaxLabelColumns {
+			return devices.Errorf(devices.CodeBadRequest, "the devices have more than %d keys of labels, too many for columns: use format=ndjson, or select fewer devices", MaxLabelColumns)
+		}
+		return nil
+	})
+	return slices.Sorted(maps.Keys(keys)), err
+}
+
+func exportCSV(w io.Writer, keys []string, each Each) error {
+	buffered := bufio.NewWriterSize(w, 64<<10)
+	out := csv.NewWriter(buffered)
+	header := []string{fieldID, fieldName, fieldTransport, fieldSerial, fieldClientID, fieldAdmission}
+	for _, key := range keys {
+		header = append(header, labelPrefix+key)
+	}
+	if err := out.Write(append(header, reported...)); err != nil {
+		return err
+	}
+	var record []string
+	err := each(func(page []fleet.View) error {
+		for i := range page {
+			d := &page[i].Device
+			if d.Admission == "" {
+				continue
+			}
+			record = append(record[:0], string(d.ID))
+			for _, value := range []string{d.Name, string(d.Prefer), d.Serial, d.ClientID, string(d.Admission)} {
+				record = append(record, optional(value))
+			}
+			for _, key := range keys {
+				value, has := d.Labels[key]
+				if has {
+					value = cell(value)
+				}
+				record = append(record, value)
+			}
+			for _, value := range state(&page[i]) {
+				record = append(record, optional(value))
+			}
+			if err := out.Write(record); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	out.Flush()
+	if err := out.Error(); err != nil {
+		return err
+	}
+	return buffered.Flush()
+}
+
+// optional is the cell of a value of which the empty one is none.
+func optional(value string) string {
+	if value == "" {
+		return ""
+	}
+	return cell(value)
+}
+
+// state is what a device said and how it is, in the order of reported.
+func state(v *fleet.View) []string {
+	d, p := &v.Device, &v.Presence
+	reason, offline, connected, seen := p.Reason, p.OfflineSince, time.Time{}, p.LastSeen
+	if p.Online {
+		reason, offline, connected, seen = "", time.Time{}, p.ConnectedAt, time.Now()
+	}
+	return []string{string(v.State), reason, stamp(offline), string(p.Transport), p.Node, d.Board, d.Chip, d.Firmware, d.ELF,
+		string(p.MCP), strconv.Itoa(p.Tools), p.Catalog.String(), stamp(d.FirstSeen), stamp(seen), stamp(connected), strconv.FormatInt(d.Revision, 10)}
+}
+
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format("2006-01-02T15:04:05.000Z")
+}
+
+func exportNDJSON(w io.Writer, each Each) error {
+	out := bufio.NewWriterSize(w, 64<<10)
+	encoder := json.NewEncoder(out)
+	encoder.SetEscapeHTML(false)
+	err := each(func(page []fleet.View) error {
+		for i := range page {
+			d := &page[i].Device
+			if d.Admission == "" {
+				continue
+			}
+			line := object{{fieldID, string(d.ID)}}
+			for _, m := range []member{{fieldName, d.Name}, {fieldTransport, string(d.Prefer)}, {fieldSerial, d.Serial}, {fieldClientID, d.ClientID},
+				{fieldAdmission, string(d.Admission)}} {
+				line = line.add(m)
+			}
+			if len(d.Labels) > 0 {
+				line = append(line, member{fieldLabels, d.Labels})
+			}
+			for j, value := range state(&page[i]) {
+				line = line.add(member{reported[j], value})
+			}
+			if err := encoder.Encode(line); err != nil {
+				return fmt.Errorf("write %s: %w", d.ID, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+// object is a JSON object whose members have an order.
+type object []member
+
+type member struct {
+	name  string
+	value any
+}
+
+// add appends a member unless its value is empty: the import leaves what is not
+// there as it is. Numbers are written as numbers.
+func (o object) add(m member) object {
+	text, _ := m.value.(string)
+	switch {
+	case text == "":
+		return o
+	case m.name == "tools" || m.name == "revision":
+		m.value = json.Number(text)
+	}
+	return append(o, m)
+}
+
+// MarshalJSON writes the members in order.
+func (o object) MarshalJSON() ([]byte, error) {
+	text := []byte{'{'}
+	for i, m := range o {
+		if i > 0 {
+			text = append(text, ',')
+		}
+		name, err := json.Marshal(m.name)
+		if err != nil {
+			return nil, err
+		}
+		value, err := json.Marshal(m.value)
+		if err != nil {
+			return nil, err
+		}
+		text = append(append(append(text, name...), ':'), value...)
+	}
+	return append(text, '}'), nil
+}

@@ -1,5 +1,0 @@
-//go:build brokenfence
-
-package devices
-
-const fenced = false

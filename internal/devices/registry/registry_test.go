@@ -1,0 +1,638 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
+	"fleetd/internal/devices/registry/registrytest"
+)
+
+// watcher is an Observer that notes what it is told.
+type watcher struct {
+	mu       sync.Mutex
+	changes  []devices.Change
+	replaced int
+	revoked  []registry.Revocation
+	rows     []devices.Row
+}
+
+func (w *watcher) note(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+}
+func (w *watcher) Changed(c devices.Change)      { w.note(func() { w.changes = append(w.changes, c) }) }
+func (w *watcher) Replaced(registry.Snapshot)    { w.note(func() { w.replaced++ }) }
+func (w *watcher) Revoked(p registry.Revocation) { w.note(func() { w.revoked = append(w.revoked, p) }) }
+func (w *watcher) Row(row devices.Row)           { w.note(func() { w.rows = append(w.rows, row) }) }
+
+// node is a Registry of a test.
+type node struct {
+	*registry.Registry
+	watcher *watcher
+	dir     string
+}
+
+func startNode(t *testing.T, l *registrytest.Ledger, dir string, change ...func(*registry.Options)) *node {
+	t.Helper()
+	n := &node{watcher: &watcher{}, dir: dir}
+	opt := registry.Options{Ledger: l, Records: l, Observer: n.watcher, Node: "n", Dir: dir, Fleet: "fleet", Log: slog.New(slog.DiscardHandler)}
+	for _, f := range change {
+		f(&opt)
+	}
+	n.Registry = registry.New(opt)
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Close)
+	return n
+}
+
+func join(t *testing.T, n *node, id devices.ID, client string) {
+	t.Helper()
+	if err := n.Join(t.Context(), id, client, devices.TransportMQTT); err != nil {
+		t.Fatalf("join of %s: %v", id, err)
+	}
+}
+
+func TestJoinAndRevoke(t *testing.T) {
+	l := registrytest.New()
+	n := startNode(t, l, t.TempDir())
+	join(t, n, "aa:00:00:00:00:01", "client")
+	if s := n.Standing("aa:00:00:00:00:01", "client"); !s.Member() || s.Client != registry.ClientSame {
+		t.Fatalf("after the join: %+v", s)
+	}
+	if s := n.Standing("aa:00:00:00:00:01", "other"); s.Client != registry.ClientOther {
+		t.Fatalf("another client: %+v", s)
+	}
+	got, err := n.Revoke(t.Context(), "admin", "aa:00:00:00:00:01")
+	if err != nil || !got.Recorded {
+		t.Fatalf("revoke: %+v, %v", got, err)
+	}
+	if s := n.Standing("aa:00:00:00:00:01", "client"); s.Member() {
+		t.Fatalf("after the revocation: %+v", s)
+	}
+	if x := n.Secrets("aa:00:00:00:00:01"); !x.Revoked || x.Generation != 1 {
+		t.Fatalf("after the revocation: %+v", x)
+	}
+	if _, err := n.Approve(t.Context(), "admin", "aa:00:00:00:00:01", "client", nil); err != nil {
+		t.Fatal(err)
+	}
+	if x := n.Secrets("aa:00:00:00:00:01"); x.Revoked || x.Generation != 1 {
+		t.Fatalf("after the approval: %+v", x)
+	}
+	if err := n.Forget(t.Context(), "admin", "aa:00:00:00:00:01"); err != nil {
+		t.Fatal(err)
+	}
+	if x := n.Secrets("aa:00:00:00:00:01"); x.Generation != 2 || n.Members() != 0 {
+		t.Fatalf("after it was forgotten: %+v, %d members", x, n.Members())
+	}
+}
+
+// A device that joins while the database is slow is turned away, and a member as
+// soon as its join is committed: nobody else has to decide anything first.
+func TestLateJoin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := registrytest.New()
+		n := startNode(t, l, "")
+		l.SetLate(time.Second)
+		if err := n.Join(t.Context(), "aa:00:00:00:00:01", "client", devices.TransportMQTT); !hasCode(err, devices.CodeUnavailable) {
+			t.Errorf("while the database is slow: %v", err)
+		}
+		if s := n.Standing("aa:00:00:00:00:01", "client"); !s.Member() || s.Client != registry.ClientSame {
+			t.Errorf("after the commit: %+v", s)
+		}
+	})
+}
+
+// slowLog is a ledger whose log does not answer, or whose head others hear of late.
+type slowLog struct {
+	*registrytest.Ledger
+	stuck  atomic.Bool
+	onHead func() // called between the read of the head and its answer
+}
+
+func (l *slowLog) Changes(ctx context.Context, from int64, limit int) ([]devices.Change, error) {
+	if l.stuck.Load() {
+		<-ctx.Done()
+		return nil, fmt.Errorf("%w: %w", devices.ErrDatabase, ctx.Err())
+	}
+	return l.Ledger.Changes(ctx, from, limit)
+}
+
+func (l *slowLog) Head(ctx context.Context) (devices.Position, error) {
+	at, err := l.Ledger.Head(ctx)
+	if f := l.onHead; f != nil {
+		l.onHead = nil
+		f()
+	}
+	return at, err
+}
+
+// A join that is recorded, and not in force here in time, turns its device away: it
+// is no stranger that waits for approval.
+func TestJoinBehindAGap(t *testing.T) {
+	l := registrytest.New()
+	slow := &slowLog{Ledger: l}
+	other, n := startNode(t, l, ""), startNode(t, l, "", func(o *registry.Options) { o.Ledger = slow })
+	slow.stuck.Store(true)
+	join(t, other, "aa:00:00:00:00:01", "client")
+	if err := n.Join(t.Context(), "aa:00:00:00:00:02", "client", devices.TransportMQTT); !hasCode(err, devices.CodeUnavailable) {
+		t.Errorf("with a change before it that is not known: %v", err)
+	}
+}
+
+// What is committed while the head is read does not make the history go backwards.
+func TestDecisionWhileRefreshing(t *testing.T) {
+	l := registrytest.New()
+	slow := &slowLog{Ledger: l}
+	n := startNode(t, l, "", func(o *registry.Options) { o.Ledger = slow })
+	join(t, n, "aa:00:00:00:00:01", "client")
+	slow.onHead = func() { join(t, n, "aa:00:00:00:00:02", "client") }
+	if err := n.Refresh(t.Context()); err != nil || n.Stats.Restored.Load() != 0 || n.Position().Revision != 2 {
+		t.Errorf("%v, the history went backwards %d times, at %+v", err, n.Stats.Restored.Load(), n.Position())
+	}
+}
+
+// The history loses its end, as when a standby takes over, under the same lineage:
+// a decision after that is in force when it is answered, and a node that hears of
+// it gives up what was lost, also when the revisions have gone on since.
+func TestDecisionAfterALostEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := registrytest.New()
+		n, other := startNode(t, l, ""), startNode(t, l, "")
+		at := n.Position()
+		for i, id := range []devices.ID{"aa:00:00:00:00:01", "aa:00:00:00:00:02", "aa:00:00:00:00:03"} {
+			join(t, n, id, "client")
+			if at = n.Position(); at.Revision != int64(i+1) {
+				t.Fatalf("%+v", at)
+			}
+		}
+		if err := other.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l.RestoreTo(2, at.Lineage)
+		if _, err := n.Revoke(t.Context(), "admin", "aa:00:00:00:00:01"); err != nil {
+			t.Fatal(err)
+		}
+		if n.Standing("aa:00:00:00:00:01", "client").Member() || n.Standing("aa:00:00:00:00:03", "client").Known {
+			t.Errorf("after the revocation: %+v, %+v", n.Standing("aa:00:00:00:00:01", "client"), n.Standing("aa:00:00:00:00:03", "client"))
+		}
+		other.Offer(l.Log(2)) // also one that would follow what was lost
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if other.Standing("aa:00:00:00:00:01", "client").Member() || other.Standing("aa:00:00:00:00:03", "client").Known || other.Position() != n.Position() {
+			t.Errorf("another node: %+v at %+v", other.Standing("aa:00:00:00:00:03", "client"), other.Position())
+		}
+	})
+}
+
+// hasCode tells whether an error has this code.
+func hasCode(err error, code devices.Code) bool {
+	return err != nil && devices.AsError(err).Code == code
+}
+
+// TestFold makes random decisions on three nodes whose hints are lost, late,
+// doubled and out of order: all end with what the tables hold.
+func TestFold(t *testing.T) {
+	seeds := uint64(20)
+	if testing.Short() {
+		seeds = 5
+	}
+	for seed := range seeds {
+		synctest.Test(t, func(t *testing.T) { fold(t, seed) }) // without waiting for gaps to be read
+	}
+}
+
+func fold(t *testing.T, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	l := registrytest.New()
+	var nodes []*node
+	for i := range 3 {
+		nodes = append(nodes, startNode(t, l, "", func(o *registry.Options) { o.Node = fmt.Sprint(i) }))
+	}
+	var hints []devices.Change
+	for range 200 {
+		n := nodes[r.IntN(3)]
+		id := devices.ID(fmt.Sprintf("d%d", r.IntN(8)))
+		d := randomDecision(r, id)
+		out, err := n.Decide(t.Context(), []devices.Decision{d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hints = append(hints, out[0].Changes...)
+		for range r.IntN(4) { // some hints, of any time, in any order, perhaps again
+			if len(hints) > 0 {
+				nodes[r.IntN(3)].Offer([]devices.Change{hints[r.IntN(len(hints))]})
+			}
+		}
+	}
+	for _, n := range nodes {
+		if err := n.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		checkAgainst(t, n, l)
+		n.Close() // inside the bubble
+	}
+	if t.Failed() {
+		t.Fatalf("seed %d", seed)
+	}
+}
+
+func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
+	client := fmt.Sprint("client", r.IntN(3))
+	d := devices.Decision{Device: id, Who: "test", Import: r.IntN(4) == 0}
+	what := r.IntN(8)
+	d.Decide = func(m *devices.Member) error {
+		if !m.Known() && what != 0 && what != 6 {
+			return registry.Unknown(id)
+		}
+		switch what {
+		case 0:
+			if !m.Known() {
+				m.Admission, m.ClientID, m.Joined = devices.AdmissionMember, client, devices.TransportMQTT
+				if d.Import {
+					m.Joined = devices.TransportNone
+				}
+			}
+		case 1:
+			m.Name = client
+		case 2:
+			m.Labels = map[string]string{"room": client, client: "x"}
+		case 3:
+			m.Admission = devices.AdmissionRevoked
+			registry.Raise(m, devices.Rotation{}, "revoked")
+		case 4:
+			m.Prefer = devices.TransportWebSocket
+		case 5:
+			m.Admission, m.ClientID = devices.AdmissionMember, client
+			registry.Raise(m, devices.Rotation{}, "approved")
+		case 6:
+			if m.Known() && !d.Import {
+				m.Admission = devices.AdmissionForgotten
+				registry.Raise(m, devices.Rotation{}, registry.ReasonForgotten)
+			}
+		case 7:
+			m.Previous, m.PreviousUntil = m.Generation, time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond)
+			m.Generation++
+		}
+		return nil
+	}
+	return d
+}
+
+// checkAgainst compares what a node knows with what the ledger's tables hold.
+func checkAgainst(t *testing.T, n *node, l *registrytest.Ledger) {
+	t.Helper()
+	members := 0
+	for id, m := range l.Members() {
+		s := n.Standing(id, m.ClientID)
+		want := registry.Standing{Known: m.Known(), Revoked: m.Admission == devices.AdmissionRevoked, Prefer: m.Prefer, Client: registry.ClientSame}
+		if other := n.Standing(id, "some client"); m.ClientID == "" && other.Client != registry.ClientNone {
+			t.Errorf("%s stands as %+v for the first client", id, other)
+		}
+		if s != want {
+			t.Errorf("%s stands as %+v, want %+v", id, s, want)
+		}
+		x, _ := m.Exception()
+		if got, want := n.Secrets(id), devices.SecretsOf(x); got.Generation != want.Generation || got.Revoked != want.Revoked || got.Previous != want.Previous || got.PreviousUntil != want.PreviousUntil {
+			t.Errorf("%s has %+v, want %+v", id, got, want)
+		}
+		if m.Known() {
+			members++
+			if got, err := n.Decided(t.Context(), id); err != nil || got.Name != m.Name || fmt.Sprint(got.Labels) != fmt.Sprint(m.Labels) {
+				t.Errorf("decided of %s is %+v (%v), want %+v", id, got, err, m)
+			}
+		}
+	}
+	if n.Members() != members {
+		t.Errorf("%d members, want %d", n.Members(), members)
+	}
+}
+
+func TestRestart(t *testing.T) {
+	l, dir := registrytest.New(), t.TempDir()
+	n := startNode(t, l, dir)
+	join(t, n, "aa:00:00:00:00:01", "client")
+	join(t, n, "aa:00:00:00:00:02", "client")
+	if _, err := n.Revoke(t.Context(), "admin", "aa:00:00:00:00:02"); err != nil {
+		t.Fatal(err)
+	}
+	key := access.Key{ID: "k1", Name: "key"}
+	if err := n.SaveKey(t.Context(), "admin", key); err != nil {
+		t.Fatal(err)
+	}
+	n.Close()
+	l.SetAway(true)
+	again := startNode(t, l, dir)
+	if !again.Ready() || !again.Standing("aa:00:00:00:00:01", "client").Member() || again.Standing("aa:00:00:00:00:02", "client").Member() {
+		t.Fatalf("after a start without the database: ready %v, %+v, %+v", again.Ready(), again.Standing("aa:00:00:00:00:01", "client"), again.Standing("aa:00:00:00:00:02", "client"))
+	}
+	if len(again.HeldKeys()) != 1 {
+		t.Fatalf("keys: %v", again.HeldKeys())
+	}
+	if err := again.Join(t.Context(), "aa:00:00:00:00:03", "client", devices.TransportMQTT); !hasCode(err, devices.CodeUnavailable) {
+		t.Fatalf("a stranger while the database is away: %v", err)
+	}
+}
+
+// TestSnapshotDamage cuts and damages the snapshot everywhere: a node then starts
+// without one, and judges nobody while the database is away.
+func TestSnapshotDamage(t *testing.T) {
+	l, dir := registrytest.New(), t.TempDir()
+	n := startNode(t, l, dir)
+	for i := range 1000 {
+		join(t, n, devices.ID(fmt.Sprintf("device-%d", i)), "client")
+	}
+	n.RenewFile() // one snapshot with all of them
+	n.Close()
+	l.SetAway(true)
+	path := filepath.Join(dir, registry.SnapshotFile)
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(what string, content []byte, usable bool) {
+		t.Helper()
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		again := startNode(t, l, dir)
+		defer again.Close()
+		if again.Ready() != usable {
+			t.Errorf("%s: ready is %v", what, again.Ready())
+		}
+		if err := again.Judge(); (err == nil) != usable {
+			t.Errorf("%s: judge says %v", what, err)
+		}
+	}
+	check("whole", whole, true)
+	for at := 0; at < len(whole); at += 4096 {
+		check(fmt.Sprintf("cut at %d", at), whole[:at], false)
+	}
+	check("cut by one", whole[:len(whole)-1], false)
+	check("one byte more", append(slices.Clone(whole), 0), false)
+	for range 100 {
+		at := rand.IntN(8 * len(whole))
+		flipped := slices.Clone(whole)
+		flipped[at/8] ^= 1 << (at % 8)
+		check(fmt.Sprintf("bit %d flipped", at), flipped, false)
+	}
+	if err := os.WriteFile(path, whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other := startNode(t, l, dir, func(o *registry.Options) { o.Fleet = "another" })
+	if other.Ready() {
+		t.Error("the snapshot of another fleet is used")
+	}
+}
+
+// TestTornTail cuts the changes beside a snapshot anywhere: what is whole is used.
+func TestTornTail(t *testing.T) {
+	l, dir := registrytest.New(), t.TempDir()
+	n := startNode(t, l, dir)
+	join(t, n, "first", "client")
+	eventually(t, "the snapshot is written with the first change", func() bool {
+		_, err := os.Stat(filepath.Join(dir, registry.TailFile))
+		return err == nil
+	})
+	for i := range 20 {
+		join(t, n, devices.ID(fmt.Sprintf("device-%d", i)), "client")
+	}
+	n.Close()
+	l.SetAway(true)
+	path := filepath.Join(dir, registry.TailFile)
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := 0
+	for at := 0; at <= len(whole); at += 37 {
+		if err := os.WriteFile(path, whole[:at], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		again := startNode(t, l, dir)
+		if !again.Ready() || again.Members() < before {
+			t.Fatalf("cut at %d: ready %v, %d members after %d", at, again.Ready(), again.Members(), before)
+		}
+		before = again.Members()
+		again.Close()
+	}
+	if before < 15 {
+		t.Errorf("%d members of a nearly whole tail", before)
+	}
+}
+
+// TestSnapshotBesideChanges writes snapshots while changes come: none is lost, nor
+// what follows one that is in both, the snapshot and the queue.
+func TestSnapshotBesideChanges(t *testing.T) {
+	const count = 2000
+	for range 3 {
+		l, dir := registrytest.New(), t.TempDir()
+		n := startNode(t, l, dir)
+		for i := range count {
+			if i%10 == 0 && i < count*9/10 {
+				n.RenewFile()
+			}
+			id := devices.ID(fmt.Sprintf("device-%d", i))
+			outcomes, err := l.Decide(t.Context(), []devices.Decision{{ID: string(id), Device: id, Decide: func(m *devices.Member) error {
+				m.Admission = devices.AdmissionMember
+				return nil
+			}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.Offer(outcomes[0].Changes) // without waiting for the disk
+		}
+		n.Close()
+		l.SetAway(true)
+		again := startNode(t, l, dir)
+		if again.Position() != n.Position() || again.Members() != count {
+			t.Fatalf("after a start from the files: %d members at %+v, not %d at %+v", again.Members(), again.Position(), count, n.Position())
+		}
+	}
+}
+
+func TestHistoryGoesBackwards(t *testing.T) {
+	for name, lineage := range map[string]string{"restored by fleetd": "second", "a standby that was behind": "first"} {
+		t.Run(name, func(t *testing.T) {
+			l := registrytest.New()
+			n := startNode(t, l, t.TempDir())
+			join(t, n, "a", "client")
+			join(t, n, "b", "client")
+			l.RestoreTo(1, lineage)
+			other := startNode(t, l, t.TempDir())
+			join(t, other, "c", "client")
+			join(t, other, "d", "client")
+			if err := n.Refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			checkAgainst(t, n, l)
+			if n.Stats.Restored.Load() != 1 {
+				t.Errorf("restored %d times", n.Stats.Restored.Load())
+			}
+			if n.Standing("b", "client").Known {
+				t.Error("a device of the history that was lost is known")
+			}
+		})
+	}
+}
+
+func TestPruned(t *testing.T) {
+	l, dir := registrytest.New(), t.TempDir()
+	n := startNode(t, l, dir)
+	join(t, n, "a", "client")
+	n.Close()
+	other := startNode(t, l, t.TempDir())
+	for i := range 10 {
+		join(t, other, devices.ID(fmt.Sprint("x", i)), "client")
+	}
+	l.Prune(5)
+	again := startNode(t, l, dir)
+	checkAgainst(t, again, l)
+}
+
+// TestRevokeWithoutDatabase: it is in force at once, is on disk, is written when
+// the database is back, and an approval has to wait for that.
+func TestRevokeWithoutDatabase(t *testing.T) {
+	l, dir := registrytest.New(), t.TempDir()
+	n := startNode(t, l, dir)
+	join(t, n, "a", "client")
+	l.SetAway(true)
+	got, err := n.Revoke(t.Context(), "admin", "a")
+	if err != nil || got.Recorded || !slices.Equal(got.Nodes, []string{"n"}) {
+		t.Fatalf("revoke: %+v, %v", got, err)
+	}
+	if n.Standing("a", "client").Member() || !n.Secrets("a").Revoked || len(n.watcher.revoked) != 1 {
+		t.Fatal("the revocation is not in force")
+	}
+	n.Close()
+	again := startNode(t, l, dir)
+	if again.Standing("a", "client").Member() {
+		t.Fatal("the revocation is lost with the process")
+	}
+	if _, err := again.Approve(t.Context(), "admin", "a", "client", nil); !hasCode(err, devices.CodeUnavailable) {
+		t.Fatalf("approve: %v", err)
+	}
+	l.SetAway(false)
+	if err := again.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no revocation waits", func() bool { return len(again.Revocations()) == 0 })
+	if x := again.Secrets("a"); !x.Revoked || x.Generation != 1 {
+		t.Fatalf("after the database is back: %+v", x)
+	}
+	eventually(t, "the file of waiting revocations is gone", func() bool {
+		_, err := os.Stat(filepath.Join(dir, registry.RevocationsFile))
+		return errors.Is(err, os.ErrNotExist)
+	})
+}
+
+// eventually waits until done, at most five seconds.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("did not come true: %s", what)
+		}
+	}
+}
+
+// pairPeers are two nodes that reach each other.
+type pairPeers struct {
+	other func() *registry.Registry
+}
+
+func (p pairPeers) Tell([]devices.Change) {} // all hints are lost
+func (p pairPeers) Revoke(_ context.Context, r registry.Revocation) []string {
+	if p.other().Confirm(r) != nil {
+		return nil
+	}
+	return []string{"other"}
+}
+func (p pairPeers) Ask(_ context.Context, at devices.Position) []registry.PeerAnswer {
+	return []registry.PeerAnswer{p.other().Answer(at)}
+}
+
+// TestStartFromPeers: a node whose snapshot is old learns from a live one what was
+// decided since, before it admits anybody.
+func TestStartFromPeers(t *testing.T) {
+	l, dir := registrytest.New(), t.TempDir()
+	old := startNode(t, l, dir)
+	join(t, old, "a", "client")
+	join(t, old, "b", "client")
+	old.Close()
+	live := startNode(t, l, t.TempDir())
+	if _, err := live.Revoke(t.Context(), "admin", "a"); err != nil {
+		t.Fatal(err)
+	}
+	l.SetAway(true)
+	if _, err := live.Revoke(t.Context(), "admin", "b"); err != nil {
+		t.Fatal(err)
+	}
+	again := startNode(t, l, dir, func(o *registry.Options) { o.Peers = pairPeers{func() *registry.Registry { return live.Registry }} })
+	for _, id := range []devices.ID{"a", "b"} {
+		if !again.Ready() || again.Standing(id, "client").Member() {
+			t.Errorf("%s is admitted after its revocation; ready %v", id, again.Ready())
+		}
+	}
+}
+
+func TestIfMatch(t *testing.T) {
+	l := registrytest.New()
+	n := startNode(t, l, "")
+	join(t, n, "a", "client")
+	rename := func(m *devices.Member) error { m.Name = "lamp"; return nil }
+	changes, err := n.Edit(t.Context(), "admin", "a", n.Position().Revision, rename)
+	if err != nil || len(changes) != 1 {
+		t.Fatal(changes, err)
+	}
+	if _, err := n.Edit(t.Context(), "admin", "a", changes[0].Revision-1, rename); !hasCode(err, devices.CodeChanged) {
+		t.Fatalf("an edit of what has moved on: %v", err)
+	}
+}
+
+// overtaken is a ledger that answers with a head and, before that arrives, makes
+// another decision.
+type overtaken struct {
+	registry.Ledger
+	between func()
+}
+
+func (l *overtaken) Head(ctx context.Context) (devices.Position, error) {
+	head, err := l.Ledger.Head(ctx)
+	if between := l.between; between != nil {
+		l.between = nil
+		between()
+	}
+	return head, err
+}
+
+func TestHeadThatIsOvertakenIsNoRestore(t *testing.T) {
+	l := registrytest.New()
+	over := &overtaken{Ledger: l}
+	n := startNode(t, l, t.TempDir(), func(opt *registry.Options) { opt.Ledger = over })
+	join(t, n, "aa:00:00:00:00:01", "client")
+	before := n.Stats.Restored.Load()
+	over.between = func() { join(t, n, "aa:00:00:00:00:02", "client") }
+	if err := n.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n.Stats.Restored.Load() != before {
+		t.Error("a decision made while the head was read was taken for a restore")
+	}
+}

@@ -1,0 +1,415 @@
+// Package registrytest has a ledger in memory, for tests. Production never
+// imports it.
+package registrytest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
+)
+
+// Ledger is a registry.Ledger in memory: what several nodes of a test share. It
+// can be away, slow, pruned, and its history can go backwards. It is safe for
+// concurrent use.
+type Ledger struct {
+	mu       sync.Mutex
+	away     bool
+	delay    time.Duration
+	lineage  string
+	members  map[devices.ID]devices.Member
+	rotation devices.Rotation
+	keys     map[string]access.Key
+	policy   access.Policy
+	log      []devices.Change
+	kept     int // changes up to this place in the log are pruned
+	late     []func([]devices.Change)
+	// commitLate: a decision is committed although its caller has left.
+	commitLate bool
+}
+
+// New returns an empty Ledger.
+func New() *Ledger {
+	return &Ledger{lineage: "first", members: map[devices.ID]devices.Member{}, keys: map[string]access.Key{}}
+}
+
+func (l *Ledger) enter() (func(), error) {
+	l.mu.Lock()
+	if l.away {
+		l.mu.Unlock()
+		return nil, fmt.Errorf("%w: away", devices.ErrDatabase)
+	}
+	return l.mu.Unlock, nil
+}
+
+// SetAway makes everything fail, or work again, as if the database were down.
+func (l *Ledger) SetAway(away bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.away = away
+}
+
+// SetDelay makes each decision take so long.
+func (l *Ledger) SetDelay(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.delay = d
+}
+
+// SetLate makes decisions that SetDelay delays for longer than their callers wait:
+// they are committed all the same.
+func (l *Ledger) SetLate(delay time.Duration) {
+	l.SetDelay(delay)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.commitLate = true
+}
+
+// Late implements registry.Ledger.
+func (l *Ledger) Late(take func([]devices.Change)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.late = append(l.late, take)
+}
+
+// Prune removes the changes up to a revision.
+func (l *Ledger) Prune(revision int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept = int(revision)
+}
+
+// Members are all devices that have a state, forgotten ones included.
+func (l *Ledger) Members() map[devices.ID]devices.Member {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.members)
+}
+
+// Member is the state of one device.
+func (l *Ledger) Member(id devices.ID) (m devices.Member, known bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m, ok := l.members[id]
+	return m, ok && m.Known()
+}
+
+// Exceptions are the devices whose credentials are not those of generation 0.
+func (l *Ledger) Exceptions() (list []devices.Exception) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range l.members {
+		if x, ok := m.Exception(); ok {
+			list = append(list, x)
+		}
+	}
+	return list
+}
+
+// Keys are the API keys by id.
+func (l *Ledger) Keys() map[string]access.Key {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.keys)
+}
+
+// Policy is the policy that was stored last.
+func (l *Ledger) Policy() access.Policy {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.policy
+}
+
+// Rotation is that of the fleet.
+func (l *Ledger) Rotation() devices.Rotation {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rotation
+}
+
+// Log returns the changes after a revision, pruned ones included.
+func (l *Ledger) Log(after int64) []devices.Change {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.log[after:])
+}
+
+// Connected notes that a device has connected: it does not expire any more.
+func (l *Ledger) Connected(id devices.ID) {
+	l.update(id, func(m *devices.Member) { m.Joined = devices.TransportNone })
+}
+
+// Reported takes the serial number that a device reported.
+func (l *Ledger) Reported(id devices.ID, serial string) {
+	l.update(id, func(m *devices.Member) { m.Serial = serial })
+}
+
+// update changes what is no decision of a known device.
+func (l *Ledger) update(id devices.ID, change func(m *devices.Member)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m, ok := l.members[id]; ok && m.Known() {
+		change(&m)
+		l.members[id] = m
+	}
+}
+
+// SetRotation puts a rotation in place, whatever the one before: that of a fleet
+// whose grace is over, for example.
+func (l *Ledger) SetRotation(next devices.Rotation) []devices.Change {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rotation = next
+	return l.fleetLocked(devices.AspectRotation, fmt.Sprintf("rotation %d", next.Generation), "test", next)
+}
+
+// RestoreTo makes the history end at a revision, as a restored backup does.
+func (l *Ledger) RestoreTo(revision int64, lineage string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lineage = lineage
+	log := l.log[:revision]
+	l.log, l.members = nil, map[devices.ID]devices.Member{}
+	for _, c := range log {
+		l.log = append(l.log, c)
+		if c.Device == "" {
+			continue
+		}
+		m := l.members[c.Device]
+		m.ID = c.Device
+		if err := m.Fold(c); err != nil {
+			panic(err)
+		}
+		l.members[c.Device] = m
+	}
+}
+
+func (l *Ledger) addLocked(c devices.Change) devices.Change {
+	c.Revision = int64(len(l.log)) + 1
+	c.At = time.Now().UTC()
+	l.log = append(l.log, c)
+	return c
+}
+
+func (l *Ledger) wait(ctx context.Context) error {
+	l.mu.Lock()
+	delay := l.delay
+	l.mu.Unlock()
+	if delay == 0 {
+		return nil
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Decide implements registry.Ledger.
+func (l *Ledger) Decide(ctx context.Context, list []devices.Decision) ([]devices.Outcome, error) {
+	if err := l.wait(ctx); err != nil {
+		l.decideLate(list)
+		return nil, err
+	}
+	leave, err := l.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	out := make([]devices.Outcome, len(list))
+	for i, d := range list {
+		out[i] = l.decideLocked(d)
+	}
+	return out, nil
+}
+
+// decideLate makes decisions whose caller has left.
+func (l *Ledger) decideLate(list []devices.Decision) {
+	l.mu.Lock()
+	var changes []devices.Change
+	takers := l.late
+	if l.commitLate {
+		for _, d := range list {
+			changes = append(changes, l.decideLocked(d).Changes...)
+		}
+	}
+	l.mu.Unlock()
+	for _, take := range takers {
+		take(changes)
+	}
+}
+
+func (l *Ledger) decideLocked(d devices.Decision) (out devices.Outcome) {
+	before, ok := l.members[d.Device]
+	if !ok {
+		before = devices.Member{ID: d.Device}
+	}
+	if d.Once && slices.ContainsFunc(l.log, func(c devices.Change) bool { return c.ID == d.ID }) {
+		return devices.Outcome{Before: before, After: before}
+	}
+	after := before.Clone()
+	if err := d.Decide(&after); err != nil {
+		return devices.Outcome{Err: err, Before: before, After: before}
+	}
+	folded := before.Clone()
+	for j, c := range devices.ChangesOf(&before, &after, d.Import) {
+		c.ID, c.Who = d.ID, d.Who
+		if j > 0 {
+			c.ID = fmt.Sprintf("%s.%d", d.ID, j)
+		}
+		c = l.addLocked(c)
+		if err := folded.Fold(c); err != nil {
+			panic(err)
+		}
+		out.Changes = append(out.Changes, c)
+	}
+	if folded.Joined != after.Joined && after.Known() { // decided about, and nothing else differs
+		folded.Joined = after.Joined
+	}
+	if ok || len(out.Changes) > 0 {
+		l.members[d.Device] = folded
+	}
+	out.Before, out.After = before, folded
+	return out
+}
+
+func (l *Ledger) fleetLocked(aspect devices.Aspect, id, who string, v any) []devices.Change {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return []devices.Change{l.addLocked(devices.Change{ID: id, Aspect: aspect, Value: text, Who: who})}
+}
+
+// SaveKey implements registry.Ledger.
+func (l *Ledger) SaveKey(_ context.Context, who, id string, k access.Key) ([]devices.Change, error) {
+	leave, err := l.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	if old, ok := l.keys[k.ID]; ok && !old.Revoked.IsZero() {
+		return nil, nil
+	}
+	l.keys[k.ID] = k
+	return l.fleetLocked(devices.AspectKey, id, who, k), nil
+}
+
+// SavePolicy implements registry.Ledger.
+func (l *Ledger) SavePolicy(_ context.Context, who string, p access.Policy) ([]devices.Change, error) {
+	leave, err := l.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	if p.Version <= l.policy.Version {
+		return nil, devices.ErrConflict
+	}
+	l.policy = p
+	return l.fleetLocked(devices.AspectPolicy, fmt.Sprintf("policy %d", p.Version), who, p), nil
+}
+
+// Rotate implements registry.Ledger.
+func (l *Ledger) Rotate(_ context.Context, who string, decide func(devices.Rotation, int64) (devices.Rotation, error)) ([]devices.Change, error) {
+	leave, err := l.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	var highest int64
+	for _, m := range l.members {
+		highest = max(highest, m.Generation)
+	}
+	next, err := decide(l.rotation, highest)
+	if err != nil {
+		return nil, err
+	}
+	l.rotation = next
+	return l.fleetLocked(devices.AspectRotation, fmt.Sprintf("rotation %d", next.Generation), who, next), nil
+}
+
+// Head implements registry.Ledger.
+func (l *Ledger) Head(context.Context) (devices.Position, error) {
+	leave, err := l.enter()
+	if err != nil {
+		return devices.Position{}, err
+	}
+	defer leave()
+	return l.headLocked(), nil
+}
+
+func (l *Ledger) headLocked() devices.Position {
+	p := devices.Position{Lineage: l.lineage, Revision: int64(len(l.log))}
+	if p.Revision > 0 {
+		p.ID = l.log[p.Revision-1].ID
+	}
+	return p
+}
+
+// Changes implements registry.Ledger.
+func (l *Ledger) Changes(_ context.Context, from int64, limit int) ([]devices.Change, error) {
+	leave, err := l.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	if int(from) <= l.kept && l.kept > 0 {
+		return nil, devices.ErrPruned
+	}
+	list := l.log[min(int(from)-1, len(l.log)):]
+	return slices.Clone(list[:min(limit, len(list))]), nil
+}
+
+// Snapshot implements registry.Ledger.
+func (l *Ledger) Snapshot(_ context.Context, member func(devices.Member)) (registry.Snapshot, error) {
+	leave, err := l.enter()
+	if err != nil {
+		return registry.Snapshot{}, err
+	}
+	defer leave()
+	s := registry.Snapshot{Position: l.headLocked(), Rotation: l.rotation, Policy: l.policy}
+	for _, m := range l.members {
+		if m.Known() {
+			member(m)
+		}
+		if x, ok := m.Exception(); ok {
+			s.Exceptions = append(s.Exceptions, x)
+		}
+	}
+	for _, k := range l.keys {
+		s.Keys = append(s.Keys, k)
+	}
+	return s, nil
+}
+
+// Device is the row that a member's state is stored as.
+func Device(m devices.Member) devices.Device {
+	return devices.Device{ID: m.ID, Admission: m.Admission, ClientID: m.ClientID, Name: m.Name, Labels: maps.Clone(m.Labels), Prefer: m.Prefer,
+		Serial: m.Serial, FirstSeen: m.FirstSeen, Revision: m.Revision}
+}
+
+// Rows makes a Ledger the Records of a Registry, too.
+func (l *Ledger) Rows(_ context.Context, ids []devices.ID) ([]devices.Row, error) {
+	leave, err := l.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	var rows []devices.Row
+	for _, id := range ids {
+		if m, ok := l.members[id]; ok && m.Known() {
+			rows = append(rows, devices.Row{Device: Device(m)})
+		}
+	}
+	return rows, nil
+}

@@ -1,0 +1,124 @@
+package devices
+
+import "time"
+
+// Rotation is the generation below which no device of the fleet is: one fact
+// for all of them, so that a rotation of the whole fleet writes one row and
+// sends one message, however many devices there are.
+type Rotation struct {
+	Generation    int64     `json:"generation"`
+	Previous      int64     `json:"previous"` // is valid, too, until PreviousUntil
+	PreviousUntil time.Time `json:"previous_until"`
+}
+
+// Credentials is how far a device's credentials are.
+type Credentials struct {
+	Generation    int64
+	PreviousUntil time.Time // until then older ones are valid, too; zero: they are not
+}
+
+// Secrets are a device's own generations of credentials; every method that asks
+// what is valid takes those of the whole fleet, too. It has no lock: who keeps it
+// guards it.
+type Secrets struct {
+	Generation    int64
+	Revoked       bool
+	Previous      int64
+	PreviousUntil int64 // unix microseconds; the own previous generation is valid until then
+	Confirmed     int64 // the highest generation that a connection came with
+	Changed       int64 // unix microseconds, by the clock of the node that decided, above every earlier change
+}
+
+// SecretsOf returns the generations that a stored exception describes.
+func SecretsOf(x Exception) Secrets {
+	s := Secrets{Generation: x.Generation, Revoked: x.Revoked, Previous: x.Previous}
+	if !x.ChangedAt.IsZero() {
+		s.Changed = x.ChangedAt.UnixMicro()
+	}
+	if !x.PreviousUntil.IsZero() {
+		s.PreviousUntil = x.PreviousUntil.UnixMicro()
+	}
+	return s
+}
+
+// Change returns the exception of a decision that was just made. Its time is above
+// that of the decision before, whose node may have a clock that is ahead.
+func (s *Secrets) Change(id ID, reason string) Exception {
+	s.Changed = max(time.Now().UnixMicro(), s.Changed+1)
+	return s.Exception(id, reason)
+}
+
+// Exception returns the generations as the record that is stored and sent to
+// other nodes.
+func (s *Secrets) Exception(id ID, reason string) Exception {
+	x := Exception{Device: id, Generation: s.Generation, Revoked: s.Revoked, Reason: reason, Previous: s.Previous}
+	if s.Changed > 0 {
+		x.ChangedAt = time.UnixMicro(s.Changed).UTC()
+	}
+	if s.PreviousUntil > 0 {
+		x.PreviousUntil = time.UnixMicro(s.PreviousUntil).UTC()
+	}
+	return x
+}
+
+// Current is the generation that the device is given.
+func (s *Secrets) Current(r Rotation) int64 { return max(s.Generation, r.Generation) }
+
+// Raise begins a new generation and invalidates every earlier one.
+func (s *Secrets) Raise(r Rotation) {
+	s.Generation = s.Current(r) + 1
+	s.Previous, s.PreviousUntil = 0, 0
+}
+
+// maxValid is how many generations can be valid at once: the device's own two
+// beside the fleet's two.
+const maxValid = 4
+
+// Valid lists the generations whose credentials are valid, the newest first, and
+// until when there is more than one. Whether the device was revoked is not part
+// of it. An older one ends when a connection comes with a newer one.
+func (s *Secrets) Valid(r Rotation, now time.Time) (list [maxValid]int64, n int, until time.Time) {
+	list[0], n = s.Current(r), 1
+	own, fleet := time.UnixMicro(s.PreviousUntil), r.PreviousUntil
+	add := func(generation int64, end time.Time) {
+		if generation >= list[0] || generation < s.Confirmed || !now.Before(end) {
+			return
+		}
+		if end.After(until) {
+			until = end
+		}
+		for _, g := range list[:n] {
+			if g == generation {
+				return
+			}
+		}
+		list[n] = generation
+		n++
+	}
+	if s.PreviousUntil > 0 {
+		add(max(s.Previous, r.Generation), own)
+	}
+	if !fleet.IsZero() {
+		add(max(s.Generation, r.Previous), fleet)
+		if s.PreviousUntil > 0 {
+			end := own
+			if fleet.Before(own) {
+				end = fleet
+			}
+			add(max(s.Previous, r.Previous), end)
+		}
+	}
+	return list, n, until
+}
+
+// Accepts tells whether credentials of this generation are valid, and the device
+// is not revoked.
+func (s *Secrets) Accepts(generation int64, r Rotation, now time.Time) bool {
+	list, n, _ := s.Valid(r, now)
+	for _, g := range list[:n] {
+		if g == generation {
+			return !s.Revoked
+		}
+	}
+	return false
+}

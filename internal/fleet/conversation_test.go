@@ -1,0 +1,420 @@
+package fleet_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
+	"fleetd/internal/hello"
+)
+
+// path notes what reaches a device besides MCP, and when.
+type path struct {
+	mu     sync.Mutex
+	log    []arrival
+	closed int
+	fails  bool
+}
+
+type arrival struct {
+	at    time.Time
+	text  string // of a message
+	opus  []byte // of a packet
+	stamp uint32
+}
+
+func (p *path) SendAudio(f envelope.Frame) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fails {
+		return errors.New("no address")
+	}
+	p.log = append(p.log, arrival{at: time.Now(), opus: bytes.Clone(f.Opus), stamp: f.Timestamp})
+	return nil
+}
+
+func (p *path) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed++
+}
+
+func (p *path) closes() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
+}
+
+func (p *path) note(msg []byte) {
+	if m, err := envelope.Parse(msg); err == nil && string(m.Type) != envelope.TypeMCP {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.log = append(p.log, arrival{at: time.Now(), text: string(msg)})
+	}
+}
+
+func (p *path) arrived() []arrival {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]arrival(nil), p.log...)
+}
+
+// packet is a 60 ms packet: three CELT frames of 20 ms.
+func packet(n int) []byte { return fmt.Appendf([]byte{23<<3 | 3, 3}, "%06d", n) }
+
+func send(t *testing.T, s *fleet.Service, body string) {
+	t.Helper()
+	if err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(body)}); err != nil {
+		t.Fatalf("%s: %v", body, err)
+	}
+}
+
+const (
+	ttsStart = `{"type":"tts","state":"start"}`
+	ttsStop  = `{"type":"tts","state":"stop"}`
+)
+
+// A burst of ten seconds is played out as the device can take it: behind the
+// gap, never more than about a second ahead, whole, in order, stop last.
+func TestSpeechIsPaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := devicetest.New().Service(t, fleet.Config{})
+		p := connect(t, s, "c1", devicetest.NewScript())
+		synctest.Wait()
+		begun := time.Now()
+		const packets = 167
+		send(t, s, ttsStart)
+		for n := range packets {
+			s.Say(id, packet(n))
+		}
+		send(t, s, ttsStop)
+		send(t, s, `{"type":"llm","emotion":"happy"}`)
+		time.Sleep(12 * time.Second) // of the test's own clock
+		log := p.path.arrived()
+		if len(log) != packets+3 {
+			t.Fatalf("%d things arrived, want %d", len(log), packets+3)
+		}
+		if !strings.Contains(log[0].text, `"start"`) && !strings.Contains(log[1].text, `"start"`) {
+			t.Errorf("it begins with %s, %s", log[0].text, log[1].text)
+		}
+		playing, n := begun.Add(fleet.SpeechGap), 0
+		for i, a := range log {
+			switch {
+			case a.opus == nil && strings.Contains(a.text, `"llm"`):
+				if i > 2 {
+					t.Error("a message that is not of the speech waited for it")
+				}
+			case a.opus == nil:
+			case !bytes.Equal(a.opus, packet(n)):
+				t.Fatalf("packet %d is %q", n, a.opus)
+			default:
+				if ahead := playing.Sub(a.at); ahead > fleet.SpeechAhead+60*time.Millisecond || a.at.Sub(begun) < fleet.SpeechGap {
+					t.Fatalf("packet %d was sent %v after the beginning, %v ahead", n, a.at.Sub(begun), ahead)
+				}
+				if a.stamp != uint32(60*n) {
+					t.Errorf("packet %d has timestamp %d", n, a.stamp)
+				}
+				playing = playing.Add(60 * time.Millisecond)
+				n++
+			}
+		}
+		if last := log[len(log)-1]; !strings.Contains(last.text, `"stop"`) || last.at.Before(playing) {
+			t.Errorf("the last thing is %q, %v before the speech is over", last.text, playing.Sub(last.at))
+		}
+	})
+}
+
+// What does not fit is refused, newest first, and counted.
+func TestSpeechIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := devicetest.New().Service(t, fleet.Config{})
+		connect(t, s, "c1", devicetest.NewScript())
+		synctest.Wait()
+		send(t, s, ttsStart)
+		for n := range 600 { // 36 s
+			s.Say(id, packet(n))
+		}
+		// 30 s wait, whatever has left since the first.
+		if n := s.Stats().AudioDrops.Get(fleet.AudioFull); n < 80 || n > 100 {
+			t.Errorf("%d of 600 packets were refused", n)
+		}
+		s.Say(id, nil)
+		s.Say(id, []byte{3<<3 | 1, 1, 2}) // 120 ms: longer than announced
+		if n := s.Stats().AudioDrops.Get(fleet.AudioRefused); n != 2 {
+			t.Errorf("%d unplayable packets were refused, want 2", n)
+		}
+		s.Say("02:00:00:00:00:99", packet(1))
+		if n := s.Stats().AudioDrops.Get(fleet.AudioNoChannel); n != 1 {
+			t.Errorf("%d packets for nobody", n)
+		}
+	})
+}
+
+// An interruption is answered at once, and nothing of that speech follows.
+func TestAbortIsAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ports := devicetest.New()
+		s := ports.Service(t, fleet.Config{})
+		p := connect(t, s, "c1", devicetest.NewScript())
+		synctest.Wait()
+		send(t, s, ttsStart)
+		for n := range 100 {
+			s.Say(id, packet(n))
+		}
+		time.Sleep(500 * time.Millisecond)
+		if err := p.session.HandleControl([]byte(`{"session_id":"","type":"abort","reason":"wake_word_detected"}`)); err != nil {
+			t.Fatal(err)
+		}
+		s.Say(id, packet(100)) // the service does not know yet
+		send(t, s, ttsStop)
+		synctest.Wait()
+		before := p.path.arrived()
+		if last := before[len(before)-1]; !strings.Contains(last.text, `"state":"stop"`) {
+			t.Fatalf("the last thing is %+v", last)
+		}
+		time.Sleep(10 * time.Second)
+		if after := p.path.arrived(); len(after) != len(before) {
+			t.Errorf("%d things followed the stop", len(after)-len(before))
+		}
+		if len(ports.Seen(devices.EventMessage)) != 1 {
+			t.Error("the service was not told")
+		}
+		send(t, s, ttsStart) // the next speech is heard again
+		s.Say(id, packet(7))
+		time.Sleep(time.Second)
+		after := p.path.arrived()
+		if !bytes.Equal(after[len(after)-1].opus, packet(7)) {
+			t.Errorf("the next speech ends with %+v", after[len(after)-1])
+		}
+	})
+}
+
+// overMQTT is a device whose audio goes over UDP.
+func overMQTT(t *testing.T, s *fleet.Service) *pipe {
+	t.Helper()
+	p := &pipe{script: devicetest.NewScript()}
+	session, err := s.Accept(fleet.Identity{Device: id, ClientID: "c1", Transport: devices.TransportMQTT}, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.session = session
+	return p
+}
+
+func (p *pipe) hello(t *testing.T) (conversation *fleet.Conversation, reply hello.Server) {
+	t.Helper()
+	reply, err := p.session.OpenAudio(hello.Device{}, hello.TransportUDP, func(c *fleet.Conversation) (fleet.AudioPath, error) {
+		conversation = c
+		return &p.path, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conversation, reply
+}
+
+// Losing the control connection does not end a UDP conversation: the next
+// session inherits it, a hello there replaces it, and nobody's goodbye for an
+// earlier one counts.
+func TestConversationOutlivesConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ports := devicetest.New()
+		s := ports.Service(t, fleet.Config{})
+		first := overMQTT(t, s)
+		c, reply := first.hello(t)
+		if reply.SessionID != first.session.ID()+"-1" {
+			t.Errorf("conversation %s of session %s", reply.SessionID, first.session.ID())
+		}
+		c.HandleAudio(envelope.Frame{Opus: packet(1)})
+		first.session.Close(devices.CloseGone)
+		c.HandleAudio(envelope.Frame{Opus: packet(2)})
+		s.Say(id, packet(3))
+		time.Sleep(40 * time.Second)
+		second := overMQTT(t, s)
+		time.Sleep(40 * time.Second)
+		c.HandleAudio(envelope.Frame{Opus: packet(4)})
+		if heard := ports.Heard(); len(heard) != 3 || heard[2].Seq != 3 || heard[2].Session != c.ID() {
+			t.Errorf("heard %+v", heard)
+		}
+		if log := first.path.arrived(); len(log) != 1 || first.path.closes() != 0 {
+			t.Errorf("%d packets reached the device, its path was closed %d times", len(log), first.path.closes())
+		}
+		v := state(t, s)
+		if !v.AudioOpen || v.AudioPackets != 3 {
+			t.Errorf("open %t, %d packets", v.AudioOpen, v.AudioPackets)
+		}
+		next, _ := second.hello(t)
+		if first.path.closes() != 1 {
+			t.Error("a new hello did not replace the conversation")
+		}
+		if err := second.session.HandleControl(fmt.Appendf(nil, `{"session_id":%q,"type":"goodbye"}`, c.ID())); err != nil {
+			t.Fatal(err)
+		}
+		if second.path.closes() != 0 {
+			t.Error("a late goodbye ended the new conversation")
+		}
+		if err := second.session.HandleControl(fmt.Appendf(nil, `{"session_id":%q,"type":"goodbye"}`, next.ID())); err != nil {
+			t.Fatal(err)
+		}
+		if second.path.closes() != 1 || state(t, s).AudioOpen {
+			t.Error("goodbye did not end the conversation")
+		}
+		if state(t, s).State != devices.StateOnline {
+			t.Error("goodbye ended the session")
+		}
+	})
+}
+
+// A conversation whose device never comes back ends after a minute, and one
+// that is hung up tells the device.
+func TestConversationEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := devicetest.New().Service(t, fleet.Config{})
+		lost := overMQTT(t, s)
+		lost.hello(t)
+		lost.session.Close(devices.CloseGone)
+		time.Sleep(61 * time.Second)
+		if lost.path.closes() != 1 || s.Stats().Conversations.Load() != 0 {
+			t.Error("an abandoned conversation stays open")
+		}
+		back := overMQTT(t, s)
+		c, _ := back.hello(t)
+		c.Hangup()
+		log := back.path.arrived()
+		if len(log) != 1 || log[0].text != `{"type":"goodbye","session_id":"`+c.ID()+`"}` || back.path.closes() != 1 {
+			t.Errorf("after a hangup: %+v", log)
+		}
+		c, _ = back.hello(t)
+		c.Silent(3)
+		back.session.Close(devices.CloseDraining)
+		if log := back.path.arrived(); len(log) != 2 || !strings.Contains(log[1].text, c.ID()) {
+			t.Errorf("when the node stops: %+v", log)
+		}
+	})
+}
+
+func TestMessagesAreChecked(t *testing.T) {
+	ports := devicetest.New()
+	s := ports.Service(t, fleet.Config{})
+	p := connect(t, s, "c1", devicetest.NewScript())
+	for body, want := range map[string]devices.Code{
+		`{"type":"mcp","payload":{}}`: devices.CodeForbidden, `{"type":"hello"}`: devices.CodeForbidden,
+		`{"type":"tts"}`: devices.CodeBadRequest, `{"type":"tts","state":1}`: devices.CodeBadRequest, `[]`: devices.CodeBadRequest, ``: devices.CodeBadRequest,
+		`{"type":"alert","status":"x","message":"y"}`:                                 devices.CodeBadRequest,
+		`{"type":"custom","payload":"` + strings.Repeat("x", fleet.MaxMessage) + `"}`: devices.CodeTooLarge,
+	} {
+		err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: json.RawMessage(body)})
+		if devices.AsError(err).Code != want {
+			t.Errorf("%.40s: %v, want %s", body, err, want)
+		}
+	}
+	send(t, s, `{"type":"alert","status":"Door","message":"It rings","emotion":"happy"}`)
+	devicetest.Eventually(t, "the alert arrives", func() bool {
+		log := p.path.arrived()
+		return len(log) == 1 && log[0].text == `{"session_id":"`+p.session.ID()+`","type":"alert","status":"Door","message":"It rings","emotion":"happy"}`
+	})
+	err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: "02:00:00:00:00:99", Body: json.RawMessage(ttsStop)})
+	if devices.AsError(err).Code != devices.CodeDeviceUnknown {
+		t.Errorf("a device nobody knows: %v", err)
+	}
+}
+
+// A connection that was overtaken does not take its successor's conversation
+// away by a hello of its own.
+func TestOvertakenHelloHarmsNobody(t *testing.T) {
+	s := devicetest.New().Service(t, fleet.Config{})
+	first := overMQTT(t, s)
+	second := overMQTT(t, s)
+	c, _ := second.hello(t)
+	_, err := first.session.OpenAudio(hello.Device{}, hello.TransportUDP, func(*fleet.Conversation) (fleet.AudioPath, error) { return &first.path, nil })
+	if err == nil {
+		t.Error("a session that is over opened a conversation")
+	}
+	if first.path.closes() != 1 || second.path.closes() != 0 {
+		t.Errorf("its path was closed %d times, the successor's %d", first.path.closes(), second.path.closes())
+	}
+	if c.SendAudio(envelope.Frame{Opus: packet(1)}) != nil || s.Stats().Conversations.Load() != 1 {
+		t.Error("the successor's conversation is gone")
+	}
+}
+
+// A service that is late with its goodbye ends nobody else's conversation.
+func TestForeignGoodbye(t *testing.T) {
+	s := devicetest.New().Service(t, fleet.Config{})
+	p := overMQTT(t, s)
+	c, _ := p.hello(t)
+	err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(`{"type":"goodbye","session_id":"older-1"}`)})
+	if devices.AsError(err).Code != devices.CodeSuperseded || p.path.closes() != 0 {
+		t.Errorf("%v, closed %d times", err, p.path.closes())
+	}
+	send(t, s, `{"type":"goodbye"}`)
+	if log := p.path.arrived(); p.path.closes() != 1 || len(log) != 1 || !strings.Contains(log[0].text, c.ID()) {
+		t.Errorf("closed %d times, the device heard %+v", p.path.closes(), log)
+	}
+}
+
+// Messages keep their order where no conversation keeps it for them.
+func TestMessagesKeepTheirOrder(t *testing.T) {
+	s := devicetest.New().Service(t, fleet.Config{})
+	p := overMQTT(t, s)
+	const messages = 60
+	answered := make(chan error, messages)
+	for n := range messages {
+		s.QueueMessage(devices.Message{By: devicetest.Admin, Device: id, Body: fmt.Appendf(nil, `{"session_id":"","type":"custom","payload":{"n":%d}}`, n)}, func(err error) { answered <- err })
+	}
+	for range messages {
+		if err := <-answered; err != nil {
+			t.Error(err)
+		}
+	}
+	for n, a := range p.path.arrived() {
+		if a.text != fmt.Sprintf(`{"session_id":"","type":"custom","payload":{"n":%d}}`, n) {
+			t.Fatalf("message %d is %s", n, a.text)
+		}
+	}
+	if n := len(p.path.arrived()); n != messages {
+		t.Errorf("%d arrived", n)
+	}
+}
+
+// The device finds members without regard to case, so `Type` would pass for it.
+func TestTypeInAnotherCase(t *testing.T) {
+	s := devicetest.New().Service(t, fleet.Config{})
+	overMQTT(t, s)
+	for _, body := range []string{`{"Type":"mcp","type":"custom","payload":{}}`, `{"type\u0000":"mcp","type":"custom"}`, `{"type":"custom","TYPE":"mcp"}`} {
+		if err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(body)}); devices.AsError(err).Code != devices.CodeBadRequest {
+			t.Errorf("%s: %v", body, err)
+		}
+	}
+}
+
+// A device that lost its power says no goodbye: its conversation ends when
+// nothing was heard or said for minutes, not before.
+func TestQuietConversationEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := devicetest.New().Service(t, fleet.Config{})
+		p := overMQTT(t, s)
+		c, _ := p.hello(t)
+		for range 10 {
+			time.Sleep(100 * time.Second) // of the test's own clock
+			c.HandleAudio(envelope.Frame{Opus: packet(1)})
+		}
+		if p.path.closes() != 0 {
+			t.Fatal("a conversation ended while the device spoke")
+		}
+		time.Sleep(5 * time.Minute)
+		if p.path.closes() != 1 || state(t, s).State != devices.StateOnline {
+			t.Error("a conversation in which nothing happens stays open")
+		}
+	})
+}

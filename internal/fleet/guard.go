@@ -1,0 +1,368 @@
+package fleet
+
+import (
+	"context"
+	crand "crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+)
+
+// Limits of what a session remembers for its callers.
+const (
+	// ConfirmationLife is how long a call may be confirmed after it was refused
+	// for want of that.
+	ConfirmationLife = 60 * time.Second
+	maxConfirmations = 64 // of one device; the oldest makes room
+	maxOfCaller      = 4  // of them, of one caller
+	maxShared        = 32 // answers of one device; beyond that calls share nothing
+)
+
+// desk is what a session keeps for those who call its device. It is made when
+// first needed: most devices are never asked for more than they sent.
+type desk struct {
+	confirmations []confirmation // oldest first
+	shared        map[string]*sharedCall
+}
+
+// deskLocked returns the session's desk. The caller holds x.mu.
+func (x *Session) deskLocked() *desk {
+	if x.desk == nil {
+		x.desk = &desk{shared: map[string]*sharedCall{}}
+	}
+	return x.desk
+}
+
+// confirmation is a call that waits for a person's yes.
+type confirmation struct {
+	token   string
+	key     string            // whose it is
+	call    [sha256.Size]byte // whose it is, and what exactly
+	expires time.Time
+}
+
+// maxToolName bounds a tool's name, in bytes; stock firmware's longest has 31.
+const maxToolName = 256
+
+// isToolName tells whether a name is the same to the device as to us: it ends
+// names at the first NUL, and gets no bytes that are not text.
+func isToolName(name string) bool {
+	for _, c := range name {
+		if c < ' ' || c == 0x7f || c == utf8.RuneError {
+			return false
+		}
+	}
+	return name != "" && len(name) <= maxToolName
+}
+
+// errNoRules refuses calls as long as the operator's rules are not known.
+var errNoRules = &devices.Error{Code: devices.CodeUnavailable, Part: "database",
+	Detail: "this node has not read the fleet's rules yet: its database has not answered since it was first started; ask another node, or again"}
+
+// guard is where every way in ends: whether this caller may have this tool of
+// this device, with these arguments, now. It is asked by the owner, so that
+// there is one answer.
+func (x *Session) guard(ctx context.Context, c *devices.ToolCall) error {
+	if !x.svc.doors.known.Load() {
+		return errNoRules
+	}
+	if err := x.svc.Permit(ctx, c.By, access.ScopeCall, c.Device); err != nil {
+		return err // it may be another node that let the caller in, and this one that lacks the labels
+	}
+	x.mu.Lock()
+	cat, complete := x.catalog, x.catalogState == devices.CatalogReady && !x.partial
+	x.mu.Unlock()
+	var tool *Tool
+	if cat != nil {
+		tool = cat.Tool(c.Tool)
+	}
+	g := x.svc.Guard()
+	c.Judged = g
+	if g.NeedsLabels() {
+		if err := x.awaitRow(ctx); err != nil {
+			return err
+		}
+	}
+	if strings.HasPrefix(c.Confirmation, declinedMark) {
+		return x.decline(c)
+	}
+	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: x.entry.device.Load().Labels, Tool: c.Tool,
+		Listed: tool != nil || complete, UserOnly: tool != nil && tool.UserOnly})
+	if d.Refusal != nil {
+		return refused(d.Refusal)
+	}
+	if no := g.CheckURL(c.Tool, c.Arguments); no != nil {
+		return refused(no)
+	}
+	if d.Action == access.Confirm {
+		return x.confirm(c, d.Rule)
+	}
+	return nil
+}
+
+// stillMay asks again after a call has waited for its turn: its key may have
+// ended meanwhile, and rules may have changed. What a person confirmed stays so.
+func (x *Session) stillMay(ctx context.Context, c *devices.ToolCall) error {
+	if err := x.stillValid(c.By); err != nil {
+		return err
+	}
+	g := x.svc.Guard()
+	if g == c.Judged {
+		return nil
+	}
+	if g.NeedsLabels() {
+		if err := x.awaitRow(ctx); err != nil {
+			return err
+		}
+	}
+	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: x.entry.device.Load().Labels, Tool: c.Tool, Listed: true})
+	if d.Refusal == nil {
+		d.Refusal = g.CheckURL(c.Tool, c.Arguments)
+	}
+	if d.Refusal != nil {
+		return refused(d.Refusal)
+	}
+	return nil
+}
+
+// stillValid tells whether the caller's key has not ended.
+func (x *Session) stillValid(by access.By) error {
+	if err := x.svc.doors.keys.Valid(by.Who, time.Now()); err != nil {
+		return devices.Errorf(devices.CodeUnauthorized, "%v", err)
+	}
+	return nil
+}
+
+// declinedMark stands before a confirmation that a person did not give.
+const declinedMark = "no:"
+
+// Declined is what a call carries in place of a confirmation if the person who
+// was asked said no: the call is not made, and the confirmation is void.
+func Declined(confirmation string) string { return declinedMark + confirmation }
+
+// decline makes a confirmation void, and is never nil.
+func (x *Session) decline(c *devices.ToolCall) error {
+	token := strings.TrimPrefix(c.Confirmation, declinedMark)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if d := x.desk; d != nil {
+		d.confirmations = slices.DeleteFunc(d.confirmations, func(known confirmation) bool { return known.key == c.By.Key() && known.is(token) })
+	}
+	return &devices.Error{Code: devices.CodeConfirmation, Rule: access.RuleDeclined, Detail: "the person who was asked did not confirm; the tool was not called"}
+}
+
+// is compares in constant time.
+func (k *confirmation) is(token string) bool {
+	return subtle.ConstantTimeCompare([]byte(k.token), []byte(token)) == 1
+}
+
+// confirm takes the token of an earlier refusal, once, or refuses and gives
+// one. It is good for this caller, device, tool and arguments alone, and ends
+// with the connection.
+func (x *Session) confirm(c *devices.ToolCall, rule string) error {
+	now := time.Now()
+	call := callDigest(c)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	d := x.deskLocked()
+	d.confirmations = slices.DeleteFunc(d.confirmations, func(known confirmation) bool { return now.After(known.expires) })
+	if c.Confirmation != "" {
+		i := slices.IndexFunc(d.confirmations, func(known confirmation) bool {
+			return known.is(c.Confirmation) && known.call == call
+		})
+		if i >= 0 {
+			d.confirmations = slices.Delete(d.confirmations, i, i+1)
+			return nil
+		}
+	}
+	fresh := confirmation{token: crand.Text(), key: c.By.Key(), call: call, expires: now.Add(ConfirmationLife)}
+	d.wait(fresh)
+	e := devices.Errorf(devices.CodeConfirmation, "the tool %q needs a person's yes: make the same call with this confirmation within %d s", c.Tool, int(ConfirmationLife/time.Second))
+	if c.Confirmation != "" {
+		e.Detail = "the confirmation is for another call, used, or too old; " + e.Detail
+	}
+	e.Rule, e.Confirmation = rule, fresh.token
+	return e
+}
+
+// wait keeps a call for its yes. Nobody's wishes push another's out, as long as
+// there is room at all.
+func (d *desk) wait(fresh confirmation) {
+	mine := 0
+	for _, known := range d.confirmations {
+		if known.key == fresh.key {
+			mine++
+		}
+	}
+	oldest := -1
+	switch {
+	case mine >= maxOfCaller:
+		oldest = slices.IndexFunc(d.confirmations, func(known confirmation) bool { return known.key == fresh.key })
+	case len(d.confirmations) >= maxConfirmations:
+		oldest = 0
+	}
+	if oldest >= 0 {
+		d.confirmations = slices.Delete(d.confirmations, oldest, oldest+1)
+	}
+	d.confirmations = append(d.confirmations, fresh)
+}
+
+// callDigest tells one call from every other. Each part is a hash of its own
+// there, so that none runs into the next.
+func callDigest(c *devices.ToolCall) (sum [sha256.Size]byte) {
+	h := sha256.New()
+	for _, part := range [][]byte{[]byte(c.By.Key()), []byte(c.Tool), c.Arguments} {
+		inner := sha256.Sum256(part)
+		h.Write(inner[:])
+	}
+	h.Sum(sum[:0])
+	return sum
+}
+
+// sharedCall is one call of a tool that only reads, and those who wait for its
+// answer, too.
+type sharedCall struct {
+	done   chan struct{} // closed when the rest is set
+	result devices.ToolResult
+	err    error
+	own    bool      // the call ended with its caller's patience, which is nobody else's
+	until  time.Time // how long the answer may be given again
+}
+
+// share makes one call of identical ones at the same time, and gives its answer
+// again for ttl. Every caller has passed the guard for itself.
+func (x *Session) share(ctx context.Context, c *devices.ToolCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
+	key := c.Tool + "\x00" + string(c.Arguments)
+	for {
+		x.mu.Lock()
+		d := x.deskLocked()
+		known := d.shared[key]
+		if known == nil || known.stale(time.Now()) {
+			if len(d.shared) >= maxShared {
+				d.forget(time.Now())
+			}
+			if len(d.shared) >= maxShared {
+				x.mu.Unlock()
+				return call()
+			}
+			mine := &sharedCall{done: make(chan struct{})}
+			d.shared[key] = mine
+			x.mu.Unlock()
+			return x.lead(ctx, key, mine, ttl, call)
+		}
+		x.mu.Unlock()
+		select {
+		case <-known.done:
+			if !known.own {
+				x.svc.stats.SharedCalls.Add(1)
+				return known.result, known.err
+			}
+		case <-ctx.Done():
+			return devices.ToolResult{}, timeoutCall(ctx, false)
+		}
+	}
+}
+
+// outdate forgets what was read before, and lets nobody join who reads at this
+// moment: a call that does something has ended, and what it did must show.
+func (x *Session) outdate() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.desk != nil {
+		clear(x.desk.shared)
+	}
+}
+
+// lead makes the call that others share.
+func (x *Session) lead(ctx context.Context, key string, mine *sharedCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
+	mine.own = true // also if call panics
+	defer func() {
+		x.mu.Lock()
+		mine.until = time.Now().Add(ttl)
+		if (ttl <= 0 || mine.own || mine.err != nil || mine.result.IsError) && x.desk.shared[key] == mine {
+			delete(x.desk.shared, key)
+		}
+		x.mu.Unlock()
+		close(mine.done)
+	}()
+	mine.result, mine.err = call()
+	mine.own = mine.err != nil && ctx.Err() != nil
+	return mine.result, mine.err
+}
+
+// stale tells whether an answer is there and too old. The caller holds the
+// session's lock.
+func (s *sharedCall) stale(now time.Time) bool {
+	select {
+	case <-s.done:
+		return now.After(s.until)
+	default:
+		return false
+	}
+}
+
+func (d *desk) forget(now time.Time) {
+	for key, s := range d.shared {
+		if s.stale(now) {
+			delete(d.shared, key)
+		}
+	}
+}
+
+// guardRPC is guard for a request that calls no tool. What a custom firmware
+// makes of other methods no rule about tools can tell.
+func (x *Session) guardRPC(ctx context.Context, c *devices.RPCCall) error {
+	scope := access.ScopeUser
+	switch c.Method {
+	case "ping", "tools/list", "prompts/list", "resources/list", "resources/templates/list":
+		scope = access.ScopeCall
+	}
+	if err := x.svc.Permit(ctx, c.By, scope, c.Device); err != nil {
+		return err
+	}
+	if scope == access.ScopeUser && len(c.By.Who.Tools) > 0 {
+		return refused(&access.Refusal{Rule: access.RuleTools, Detail: "the key is for some tools alone, and " + clip(c.Method) + " is none"})
+	}
+	return nil
+}
+
+// isSpeech tells whether a message belongs to what is said and heard.
+func isSpeech(kind string) bool {
+	switch kind {
+	case "tts", "stt", "llm", "listen", "abort", "goodbye":
+		return true
+	}
+	return false
+}
+
+// messageScope is what sending a message of this type takes. `system` restarts
+// devices, as tools for people do; `iot` was how firmware before MCP was told to
+// act.
+func messageScope(kind string) access.Scope {
+	switch {
+	case isSpeech(kind):
+		return access.ScopeAudio
+	case kind == "system", kind == "iot":
+		return access.ScopeUser
+	}
+	return access.ScopeCall
+}
+
+// guardMessage tells whether the caller may send this device a message of this
+// type. The device reads the type of a message as it stands.
+func (s *Service) guardMessage(ctx context.Context, by access.By, id devices.ID, kind string) error {
+	if err := s.Permit(ctx, by, messageScope(kind), id); err != nil {
+		return err
+	}
+	if len(by.Who.Tools) > 0 && !isSpeech(kind) {
+		return refused(&access.Refusal{Rule: access.RuleTools, Detail: fmt.Sprintf("the key %q is for some tools alone, and a message of type %s is none", by.Name(), kind)})
+	}
+	return nil
+}

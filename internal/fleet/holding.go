@@ -1,0 +1,156 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"fleetd/internal/devices"
+)
+
+// holding is the answer to a Question: what the holder knows of a device beyond
+// the rows, which lag behind and hold no counters. It travels between nodes;
+// members are added, never changed.
+type holding struct {
+	Node         string               `json:"node"`
+	Session      string               `json:"session"`
+	Epoch        devices.Epoch        `json:"epoch"`
+	Seq          int64                `json:"seq"`
+	ClientID     string               `json:"client_id"`
+	Transport    devices.Transport    `json:"transport"`
+	ConnectedAt  time.Time            `json:"connected_at"`
+	LastSeen     time.Time            `json:"last_seen"`
+	Contested    bool                 `json:"contested,omitempty"`
+	MCP          devices.MCPState     `json:"mcp"`
+	MCPError     string               `json:"mcp_error,omitempty"`
+	Catalog      string               `json:"catalog,omitempty"` // 64 hex digits
+	CatalogState devices.CatalogState `json:"catalog_state"`
+	Partial      bool                 `json:"partial,omitempty"`
+	Tools        int                  `json:"tools"`
+	AudioOpen    bool                 `json:"audio_open,omitempty"`
+	AudioPackets uint64               `json:"audio_packets"`
+	AudioDropped uint64               `json:"audio_dropped"`
+}
+
+func (v View) holding() holding {
+	p := v.Presence
+	return holding{Node: p.Node, Session: p.Session, Epoch: p.Epoch, Seq: p.Seq, ClientID: p.ClientID, Transport: p.Transport,
+		ConnectedAt: p.ConnectedAt, LastSeen: p.LastSeen, Contested: v.State == devices.StateContested, MCP: p.MCP, MCPError: p.MCPError,
+		Catalog: p.Catalog.String(), CatalogState: v.CatalogState, Partial: p.Partial, Tools: p.Tools,
+		AudioOpen: v.AudioOpen, AudioPackets: v.AudioPackets, AudioDropped: v.AudioDropped}
+}
+
+// view puts what the holder says in place of what the rows say.
+func (h holding) view(d devices.Device) (View, error) {
+	catalog, err := devices.ParseHash(h.Catalog)
+	if err != nil {
+		return View{}, fmt.Errorf("catalog: %w", err)
+	}
+	v := View{Device: d, State: devices.StateOnline, CatalogState: h.CatalogState, AudioOpen: h.AudioOpen, AudioPackets: h.AudioPackets, AudioDropped: h.AudioDropped,
+		Presence: devices.Presence{Device: d.ID, Epoch: h.Epoch, Seq: h.Seq, Online: true, Node: h.Node, Session: h.Session, ClientID: h.ClientID, Transport: h.Transport,
+			ConnectedAt: h.ConnectedAt, LastSeen: h.LastSeen, MCP: h.MCP, MCPError: h.MCPError, Catalog: catalog, Partial: h.Partial, Tools: h.Tools}}
+	if h.Contested {
+		v.State = devices.StateContested
+	}
+	return v, nil
+}
+
+// Answer answers a query of another node about a device that this one holds.
+// Errors are *Error.
+func (s *Service) Answer(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error) {
+	x := s.hub.session(id)
+	if x == nil {
+		return nil, s.absent(ctx, id)
+	}
+	if q == devices.AskRefresh {
+		if err := x.refresh(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return json.Marshal(x.view().holding())
+}
+
+// held asks whoever holds the device; errors wrap ErrNoHolder if nobody does.
+func (s *Service) held(ctx context.Context, id devices.ID, q devices.Question) (View, error) {
+	if s.cfg.Alive == nil {
+		return View{}, devices.ErrNoHolder // there is no other node
+	}
+	data, err := s.ports.Router.Ask(ctx, id, q)
+	if err != nil {
+		return View{}, err
+	}
+	var h holding
+	if err := json.Unmarshal(data, &h); err != nil {
+		return View{}, fmt.Errorf("answer of another node: %w", err)
+	}
+	device, err := s.device(ctx, id)
+	if err != nil {
+		return View{}, err
+	}
+	return h.view(device)
+}
+
+// device is what is known of a device itself.
+func (s *Service) device(ctx context.Context, id devices.ID) (devices.Device, error) {
+	if e := s.hub.get(id); e != nil && e.isKnown() {
+		return *e.device.Load(), nil
+	}
+	row, err := s.ports.Records.Find(ctx, id)
+	return row.Device, err
+}
+
+// refreshPoll is how often a refresh looks whether the handshake has ended.
+const refreshPoll = 20 * time.Millisecond
+
+// Refresh reads a connected device's tools again, on whichever node it is, and
+// returns them as Tools does. ctx bounds the wait.
+func (s *Service) Refresh(ctx context.Context, id devices.ID, user bool) (devices.ToolList, error) {
+	if x := s.hub.session(id); x != nil {
+		if err := x.refresh(ctx); err != nil {
+			return devices.ToolList{}, err
+		}
+		return s.toolsOf(ctx, x.view(), user)
+	}
+	v, err := s.held(ctx, id, devices.AskRefresh)
+	if err != nil {
+		return devices.ToolList{}, s.orAbsent(ctx, id, err)
+	}
+	for { // a list that was never seen before is on its way into the database
+		list, err := s.toolsOf(ctx, v, user)
+		if e := (*devices.Error)(nil); !errors.As(err, &e) || e.Code != devices.CodeNotFound {
+			return list, err
+		}
+		select {
+		case <-ctx.Done():
+			return list, err
+		case <-time.After(refreshPoll):
+		}
+	}
+}
+
+// refresh reads the device's tools again.
+func (x *Session) refresh(ctx context.Context) error {
+	x.startHandshake()
+	ticker := time.NewTicker(refreshPoll)
+	defer ticker.Stop()
+	for {
+		x.mu.Lock()
+		busy, closed, failed, reason := x.handshaking, x.closed, x.mcp != devices.MCPReady, x.mcpError
+		x.mu.Unlock()
+		switch {
+		case closed != "":
+			return closedCall(closed, true)
+		case !busy && failed:
+			return &devices.Error{Code: devices.CodeDeviceError, Detail: "the device's tools could not be read: " + reason, Sent: true}
+		case !busy:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return timeoutCall(ctx, true)
+		case <-ticker.C:
+		}
+	}
+}

@@ -1,0 +1,245 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/selector"
+)
+
+// List describes one page of devices. What the database finds is shown, and
+// selected once more, with what this node knows better. Devices that wait and
+// never were members are in no table: they come with lists in order of ids. A page
+// may be short, or empty, and have a next one; the last has none.
+func (s *Service) List(ctx context.Context, q devices.ListQuery) (views []View, next string, err error) {
+	after, err := devices.ParseCursor(q.After, q.Sort)
+	if err != nil {
+		return nil, "", devices.Errorf(devices.CodeBadRequest, "%v", err)
+	}
+	l := lister{s: s, ctx: ctx, q: q, now: time.Now(), catalogs: map[devices.Hash]*Catalog{}}
+	between := l.waiting()
+	page := devices.Page{}
+	online, offline := q.Select.AllowsState(string(devices.StateOnline)), q.Select.AllowsState(string(devices.StateOffline))
+	var rows []devices.Row
+	if online != offline || !online { // else the database finds all of them
+		if rows, err = l.inMemory(); err != nil {
+			return nil, "", err
+		}
+	}
+	if online || offline {
+		page, err = s.ports.Records.List(ctx, q)
+		for _, row := range rows {
+			between = append(between, s.view(row))
+		}
+	} else {
+		page = l.cut(rows, after)
+	}
+	if errors.Is(err, devices.ErrCursor) {
+		return nil, "", devices.Errorf(devices.CodeBadRequest, "%v", err)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	for _, row := range page.Rows {
+		l.add(s.view(row))
+	}
+	if q.Sort != "" && q.Sort != devices.SortID {
+		return l.views, page.Next, nil
+	}
+	return l.merge(between, after.ID, page.Next)
+}
+
+// lister makes one page.
+type lister struct {
+	s        *Service
+	ctx      context.Context
+	q        devices.ListQuery
+	now      time.Time
+	catalogs map[devices.Hash]*Catalog
+	views    []View
+}
+
+// add takes a device into the page if it is selected as it is now.
+func (l *lister) add(v View) {
+	d := v.selectable(func(h devices.Hash) *Catalog { return l.catalog(h) })
+	if l.q.Select.Match(&d, l.now) {
+		v.Credentials = l.s.credentials(v.Device.ID)
+		l.views = append(l.views, v)
+	}
+}
+
+// catalog is a tool list, each looked up once.
+func (l *lister) catalog(h devices.Hash) *Catalog {
+	if h == (devices.Hash{}) || !l.q.Select.Needs(selector.FieldTool) {
+		return nil
+	}
+	cat, seen := l.catalogs[h]
+	if !seen {
+		cat, _ = l.s.Catalog(l.ctx, h) // without its tools none is selected by them
+		l.catalogs[h] = cat
+	}
+	return cat
+}
+
+// selectable is the device as selectors see it.
+func (v *View) selectable(catalog func(devices.Hash) *Catalog) selector.Device {
+	d, p := &v.Device, &v.Presence
+	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: string(v.State),
+		Labels: d.Labels, Online: p.Online, Transport: string(p.Transport), Node: p.Node, Reason: p.Reason, LastSeen: p.LastSeen}
+	if cat := catalog(p.Catalog); cat != nil {
+		out.HasTool = func(match func(string) bool) bool {
+			return slices.ContainsFunc(cat.Tools, func(t Tool) bool { return match(t.Name) })
+		}
+	}
+	return out
+}
+
+// waiting are the devices that wait for approval and never were members.
+func (l *lister) waiting() []View {
+	var out []View
+	if l.q.Members {
+		return nil
+	}
+	for id, p := range l.s.pending.all(l.now) {
+		if !l.s.registry.Standing(id, "").Known {
+			v := l.s.marked(l.s.pendingView(id, p))
+			if hasText(&v.Device, strings.ToLower(l.q.Text)) {
+				out = append(out, v)
+			}
+		}
+	}
+	return out
+}
+
+// hasText is the search of lists, for devices in memory alone.
+func hasText(d *devices.Device, text string) bool {
+	return strings.Contains(string(d.ID), text) || strings.Contains(strings.ToLower(d.Name), text) || strings.Contains(strings.ToLower(d.Board), text)
+}
+
+// inMemory are the rows of known devices whose state no row has: another client
+// waits, or they are contested.
+func (l *lister) inMemory() ([]devices.Row, error) {
+	if !l.q.Select.AllowsState(string(devices.StatePending)) && !l.q.Select.AllowsState(string(devices.StateContested)) {
+		return nil, nil
+	}
+	ids := l.s.contestedIDs(l.now)
+	for id := range l.s.pending.all(l.now) {
+		if l.s.registry.Standing(id, "").Known {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	slices.Sort(ids)
+	var rows []devices.Row
+	for part := range slices.Chunk(slices.Compact(ids), memoryPage) {
+		found, err := l.s.ports.Records.Rows(l.ctx, part)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, found...)
+	}
+	text := strings.ToLower(l.q.Text)
+	return slices.DeleteFunc(rows, func(r devices.Row) bool { return !hasText(&r.Device, text) }), nil
+}
+
+// memoryPage is how many rows of devices in a state of memory are read at once.
+const memoryPage = 500
+
+// cut makes a page of rows that are there as a whole.
+func (l *lister) cut(rows []devices.Row, after devices.Cursor) devices.Page {
+	byTime := l.q.Sort == devices.SortLastSeen || l.q.Sort == devices.SortOfflineSince
+	rows = slices.DeleteFunc(rows, func(r devices.Row) bool {
+		return compareCursors(l.placeOf(&r), after) <= 0 || byTime && l.s.view(r).Presence.Online
+	})
+	slices.SortFunc(rows, func(a, b devices.Row) int { return compareCursors(l.placeOf(&a), l.placeOf(&b)) })
+	if len(rows) <= l.q.Limit {
+		return devices.Page{Rows: rows}
+	}
+	rows = rows[:l.q.Limit]
+	return devices.Page{Rows: rows, Next: l.placeOf(&rows[len(rows)-1]).String()}
+}
+
+// placeOf is the place of a row in the list.
+func (l *lister) placeOf(r *devices.Row) devices.Cursor {
+	c := devices.Cursor{Sort: cmp.Or(l.q.Sort, devices.SortID), ID: r.Device.ID}
+	switch {
+	case l.q.Sort == devices.SortName:
+		c.Text = strings.ToLower(r.Device.Name)
+	case l.q.Sort == devices.SortLastSeen && !r.Presence.LastSeen.IsZero():
+		c.Number = r.Presence.LastSeen.UnixMicro()
+	case l.q.Sort == devices.SortOfflineSince && !r.Presence.OfflineSince.IsZero():
+		c.Number = r.Presence.OfflineSince.UnixMicro()
+	}
+	return c
+}
+
+func compareCursors(a, b devices.Cursor) int {
+	return cmp.Or(strings.Compare(a.Text, b.Text), cmp.Compare(a.Number, b.Number), strings.Compare(string(a.ID), string(b.ID)))
+}
+
+// merge puts the devices in between that belong on this page and that the database
+// did not find.
+func (l *lister) merge(between []View, after devices.ID, next string) ([]View, string, error) {
+	end, err := devices.ParseCursor(next, "")
+	if err != nil {
+		return nil, "", err
+	}
+	for _, v := range between {
+		if id := v.Device.ID; id > after && (next == "" || id <= end.ID) {
+			l.add(v)
+		}
+	}
+	slices.SortFunc(l.views, func(a, b View) int { return strings.Compare(string(a.Device.ID), string(b.Device.ID)) })
+	l.views = slices.CompactFunc(l.views, func(a, b View) bool { return a.Device.ID == b.Device.ID })
+	if len(l.views) > l.q.Limit {
+		l.views = l.views[:l.q.Limit]
+		next = devices.Cursor{Sort: devices.SortID, ID: l.views[l.q.Limit-1].Device.ID}.String()
+	}
+	return l.views, next, nil
+}
+
+// eachPage is how many devices Each passes on at a time.
+const eachPage = 1000
+
+// Each calls f with all devices that the selector selects and the caller may see,
+// a page at a time, in order of their ids.
+func (s *Service) Each(ctx context.Context, by access.By, sel selector.Selector, f func([]View) error) error {
+	q := devices.ListQuery{Select: selector.And(by.Who.Devices, sel), Limit: eachPage, Members: by.Who.NeedsLabels()}
+	for {
+		page, next, err := s.List(ctx, q)
+		if err != nil {
+			return err
+		}
+		if len(page) > 0 {
+			if err := f(page); err != nil {
+				return err
+			}
+		}
+		if next == "" {
+			return nil
+		}
+		q.After = next
+	}
+}
+
+// countsLife is how long counts of a selection are given again.
+const countsLife = 10 * time.Second
+
+// Counts are the numbers of devices by their values, of those that the selector
+// selects and the caller may see. Those of all devices are kept; others are
+// counted, and given again for countsLife.
+func (s *Service) Counts(ctx context.Context, by access.By, sel selector.Selector) (devices.Counts, error) {
+	sel = selector.And(by.Who.Devices, sel)
+	if sel.IsZero() {
+		return s.ports.Records.Counts(ctx)
+	}
+	return s.counted.get(sel.String(), func() (devices.Counts, error) { return s.ports.Records.CountsOf(ctx, devices.ListQuery{Select: sel}) })
+}

@@ -1,0 +1,216 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+	"fleetd/internal/mcpclient"
+)
+
+// What one device may add to the database: recordBurst bytes at once, and as
+// much again in a day. A list counts with its bytes if this node has not met
+// it, and each entry of the history with recordCost.
+const (
+	recordBurst = 4 << 20
+	recordRate  = float32(recordBurst) / (24 * 60 * 60) // bytes per second
+	recordCost  = 16 << 10
+)
+
+// listed takes a fresh list: it becomes the session's catalog, the device's
+// record, and, if it differs from before, a history entry and an event once
+// that entry is committed. What is over the device's share of the database
+// stays in memory until the next listing finds room.
+func (x *Session) listed(list mcpclient.ToolList) error {
+	s, e := x.svc, x.entry
+	cat, isNew, err := s.intern(list.JSON)
+	if errors.Is(err, errNoRoom) {
+		return err
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", mcpclient.ErrMalformed, err)
+	}
+	if isNew {
+		s.stats.CatalogNew.Add(1)
+	} else {
+		s.stats.CatalogHits.Add(1)
+	}
+	x.mu.Lock()
+	x.catalog, x.catalogState, x.partial = cat, devices.CatalogReady, list.Partial
+	x.attempts = 0
+	x.unrecorded, x.unrecordedNew = true, isNew
+	x.setMCPLocked(devices.MCPReady, clip(list.Reason))
+	presence := x.presenceLocked(x.closed == "")
+	x.handshakeEndedLocked()
+	x.mu.Unlock()
+	s.ports.Records.SavePresence(presence)
+	if e.isKnown() {
+		x.record()
+	} // else the list is recorded once it is known what the device had before
+	return nil
+}
+
+// record enters the session's list into the records, if that has not been done:
+// it becomes the device's record, and, if it differs from before, a history entry
+// and an event once that entry is committed.
+func (x *Session) record() {
+	s, e := x.svc, x.entry
+	x.mu.Lock()
+	cat, partial, isNew, due := x.catalog, x.partial, x.unrecordedNew, x.unrecorded
+	x.unrecorded = false
+	x.mu.Unlock()
+	if !due {
+		return
+	}
+	x.reportInitialized() // the entry names the firmware; the row may have come since it was reported
+	cost := recordCost
+	if isNew {
+		cost += len(cat.JSON)
+	}
+	device := e.device.Load()
+	if !partial {
+		s.catalogs.learn(device.ELF, cat)
+	}
+	x.catchUp()
+	before := x.listBefore(cat.Hash)
+	e.mu.Lock()
+	changed := e.catalog != cat.Hash || e.partial != partial || e.listedFW == notRecorded
+	enter := changed || e.listedFW != device.Firmware
+	over := enter && !e.recorded.spend(time.Now(), cost, recordRate, recordBurst)
+	e.catalog, e.partial, e.listedFW = cat.Hash, partial, device.Firmware
+	if over {
+		e.listedFW = notRecorded
+	}
+	e.mu.Unlock()
+
+	switch {
+	case over:
+		s.stats.Unrecorded.Add(1)
+		s.log.Warn("the device changes its tools too often; this list is not stored", "device", e.id, "catalog", cat.Hash)
+		return
+	case !enter:
+		x.mu.Lock()
+		x.own, x.ownPartial = cat.Hash, partial
+		presence := x.presenceLocked(x.closed == "")
+		x.mu.Unlock()
+		s.ports.Records.SavePresence(presence)
+		s.ports.Catalogs.KeepCatalog(cat.text(time.Now()))
+		return
+	}
+	now := time.Now()
+	x.mu.Lock()
+	x.seq++
+	epoch, seq := x.epoch, x.seq
+	x.mu.Unlock()
+	entry := devices.HistoryEntry{Device: e.id, Epoch: epoch, Seq: seq, Catalog: cat.Hash, Firmware: device.Firmware,
+		ELF: device.ELF, Partial: partial, At: now.UTC()}
+	// What waits for the commit holds on to neither list.
+	hash, fields := cat.Hash, []byte(nil)
+	if changed {
+		fields = catalogFields(before, cat, partial)
+	}
+	if !s.ports.Catalogs.SaveCatalog(entry, cat.text(now), func() { x.stored(hash, partial, fields) }) {
+		e.mu.Lock()
+		if e.catalog == hash { // else a later listing has its own entry
+			e.listedFW = notRecorded
+		}
+		e.mu.Unlock()
+	}
+}
+
+// notRecorded stands where the firmware of the last entry does if that entry
+// was not made, so that the next listing makes one. No version is like it.
+const notRecorded = "\x00"
+
+// catchUp learns what another node listed since this one did, so that a return
+// to an older list is entered, too, and a list that both saw is not.
+func (x *Session) catchUp() {
+	e := x.entry
+	e.mu.Lock()
+	elsewhere := e.elsewhere
+	e.mu.Unlock()
+	if !elsewhere {
+		return
+	}
+	ctx, cancel := context.WithTimeout(x.svc.ctx, lookupTimeout)
+	defer cancel()
+	last, err := x.svc.ports.Catalogs.History(ctx, e.id, 0, 0, 1)
+	if err != nil || len(last) == 0 {
+		return // what this node knows has to do
+	}
+	e.mu.Lock()
+	e.elsewhere = false
+	e.catalog, e.partial, e.listedFW = last[0].Catalog, last[0].Partial, last[0].Firmware
+	e.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.own, x.ownPartial = last[0].Catalog, last[0].Partial // its entry is stored
+}
+
+// listBefore is the list that the device had, if it is not this one: from the
+// database, where memory had no room for it.
+func (x *Session) listBefore(now devices.Hash) *Catalog {
+	x.entry.mu.Lock()
+	before := x.entry.catalog
+	x.entry.mu.Unlock()
+	if before == now || before == (devices.Hash{}) {
+		return x.svc.catalogs.get(before)
+	}
+	ctx, cancel := context.WithTimeout(x.svc.ctx, lookupTimeout)
+	defer cancel()
+	cat, err := x.svc.Catalog(ctx, before)
+	if err != nil {
+		return nil // the event then says that all tools are new
+	}
+	return cat
+}
+
+// stored runs when the list and its history entry are in the database; fields
+// are those of the event, nil if the list is the one from before. Only
+// now may the device's row name the list: a node killed between the two would
+// otherwise believe at its next start that the entry exists.
+func (x *Session) stored(catalog devices.Hash, partial bool, fields []byte) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.own, x.ownPartial = catalog, partial
+	x.svc.ports.Records.SavePresence(x.presenceLocked(x.closed == ""))
+	if fields != nil {
+		x.publishLocked(devices.EventCatalog, "", fields, true)
+	}
+}
+
+// MaxDiffNames bounds each list of names in a catalog event; the true sizes
+// are in the catalogs themselves.
+const MaxDiffNames = 200
+
+func catalogFields(before, after *Catalog, partial bool) []byte {
+	if before == nil && !partial { // the same for every device that is new
+		return after.first()
+	}
+	return diffFields(before, after, partial)
+}
+
+func diffFields(before, after *Catalog, partial bool) []byte {
+	added, removed, changed := Diff(before, after)
+	fields := jsonspan.AppendString([]byte(`"catalog":`), after.Hash.String())
+	for _, part := range []struct {
+		name  string
+		names []string
+	}{{"added", added}, {"removed", removed}, {"changed", changed}} {
+		fields = append(fields, `,"`+part.name+`":[`...)
+		for i, name := range part.names[:min(len(part.names), MaxDiffNames)] {
+			if i > 0 {
+				fields = append(fields, ',')
+			}
+			fields = jsonspan.AppendString(fields, name)
+		}
+		fields = append(fields, ']')
+	}
+	if partial {
+		return append(fields, `,"partial":true`...)
+	}
+	return append(fields, `,"partial":false`...)
+}

@@ -1,0 +1,496 @@
+package fleet_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
+	"fleetd/internal/selector"
+)
+
+func wantUnavailable(t *testing.T, what string, err error) {
+	t.Helper()
+	if e := devices.AsError(err); err == nil || e.Code != devices.CodeUnavailable || e.Part != "database" {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+// Without the database nobody joins, whoever is a member is served, and who has to
+// be approved waits.
+func TestBootsWithoutTheDatabase(t *testing.T) {
+	for _, approve := range []bool{false, true} {
+		t.Run(fmt.Sprintf("approve %v", approve), func(t *testing.T) {
+			bubble(t, fleet.Config{Approve: approve}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+				p.Put(devices.Member{ID: id, ClientID: "c1"})
+				p.SetAway(true)
+				if w := check(t, s, "c1"); !w.Admitted {
+					t.Errorf("a member: %+v", w)
+				}
+				if w := check(t, s, "c2"); w.Admitted || w.Code == "" {
+					t.Errorf("another client under its id: %+v", w)
+				}
+				connect(t, s, "c1", devicetest.NewScript())
+				ready(t, s)
+				if err := setVolume(t, s); err != nil {
+					t.Errorf("a call: %v", err)
+				}
+				const stranger = devices.ID("02:00:00:00:00:33")
+				w, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: stranger, ClientID: "c"})
+				if approve {
+					if err != nil || w.Admitted || w.Code == "" {
+						t.Errorf("a stranger who waits: %+v, %v", w, err)
+					}
+					_, err = s.Approve(t.Context(), devicetest.Admin, w.Code)
+				}
+				wantUnavailable(t, "a stranger is made a member", err)
+				_, err = s.Accept(fleet.Identity{Device: stranger, ClientID: "c", Transport: devices.TransportMQTT, Verified: true}, idle{})
+				if approve && devices.AsError(err).Code != devices.CodeUnauthorized {
+					t.Errorf("a stranger with credentials: %v", err)
+				} else if !approve {
+					wantUnavailable(t, "a stranger with credentials", err)
+				}
+				if s.IsMember(stranger) {
+					t.Error("the stranger is a member")
+				}
+				p.SetAway(false)
+				switch w, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: stranger, ClientID: "c"}); {
+				case err != nil:
+					t.Error(err)
+				case w.Admitted == approve:
+					t.Errorf("when the database is back: %+v", w)
+				}
+				if !approve { // a database that takes longer than a device may wait
+					p.Ledger.SetDelay(time.Second)
+					begun := time.Now()
+					_, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: "02:00:00:00:00:34", ClientID: "c"})
+					wantUnavailable(t, "a slow database", err)
+					if took := time.Since(begun); took != registry.JoinLimit {
+						t.Errorf("the check waited for %v", took)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Decisions fail at once without the database; a revocation alone is taken.
+func TestDecisionsWithoutTheDatabase(t *testing.T) {
+	dir := t.TempDir()
+	bubble(t, fleet.Config{Dir: dir}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		p.Put(devices.Member{ID: id, ClientID: "c1", Name: "lamp"})
+		conn := connect(t, s, "c1", devicetest.NewScript())
+		ready(t, s)
+		p.SetAway(true)
+		begun := time.Now()
+		name := "oven"
+		edit := fleet.Edit{Name: &name}
+		wantUnavailable(t, "edit", s.Edit(t.Context(), devicetest.Admin, id, 0, edit))
+		wantUnavailable(t, "forget", s.Forget(t.Context(), devicetest.Admin, id))
+		wantUnavailable(t, "rotate", s.Rotate(t.Context(), devicetest.Admin, id, time.Hour))
+		_, _, err := s.EditAll(t.Context(), devicetest.Admin, selector.Selector{}, edit)
+		wantUnavailable(t, "edit all", err)
+		_, err = s.SetPolicy(t.Context(), devicetest.Admin, access.Policy{}, 0)
+		wantUnavailable(t, "policy", err)
+		if took := time.Since(begun); took > 0 {
+			t.Errorf("they waited for %v", took)
+		}
+		r, err := s.Revoke(t.Context(), devicetest.Admin, id)
+		if err != nil || r.Recorded || !slices.Equal(r.Nodes, []string{"n-test"}) {
+			t.Fatalf("revoke: %+v, %v", r, err)
+		}
+		synctest.Wait()
+		if conn.reason() != devices.CloseRevoked {
+			t.Errorf("the session was closed as %q", conn.reason())
+		}
+		if w := check(t, s, "c1"); w.Admitted {
+			t.Error("a revoked device is welcome")
+		}
+		_, err = s.Approve(t.Context(), devicetest.Admin, string(id))
+		wantUnavailable(t, "approve before the revocation is recorded", err)
+		p.SetAway(false)
+		_, err = s.Approve(t.Context(), devicetest.Admin, string(id))
+		wantUnavailable(t, "approve when the database is back, before the revocation is recorded", err)
+		devicetest.Refresh(t, s)
+		synctest.Wait()
+		if m, _ := p.Ledger.Member(id); m.Admission != devices.AdmissionRevoked || m.Generation != 1 || m.Name != "lamp" {
+			t.Errorf("recorded: %+v", m)
+		}
+		if _, err := s.Approve(t.Context(), devicetest.Admin, string(id)); err != nil {
+			t.Fatal(err)
+		}
+		if w := check(t, s, "c1"); !w.Admitted || w.Generation != 1 {
+			t.Errorf("approved: %+v", w)
+		}
+	})
+}
+
+// What another node decides ends what the device has here.
+func TestDecisionsElsewhere(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		there := p.Service(t, fleet.Config{Node: "there"})
+		check(t, s, "c1")
+		conn := connect(t, s, "c1", devicetest.NewScript())
+		ready(t, s)
+		devicetest.Refresh(t, there)
+		name := "lamp"
+		if err := there.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Name: &name}); err != nil {
+			t.Fatal(err)
+		}
+		at := s.Registry().Position().Revision
+		s.Registry().Offer(p.Ledger.Log(at))
+		if d := state(t, s).Device; d.Name != name {
+			t.Errorf("it is named %q", d.Name)
+		}
+		if err := revoke(t, there, id); err != nil {
+			t.Fatal(err)
+		}
+		if conn.reason() != "" {
+			t.Fatalf("closed as %q before this node heard of it", conn.reason())
+		}
+		s.Registry().Offer(p.Ledger.Log(at + 1))
+		synctest.Wait()
+		if conn.reason() != devices.CloseRevoked {
+			t.Errorf("closed as %q", conn.reason())
+		}
+		if v := state(t, s); v.State != devices.StateOffline || v.Device.Admission != devices.AdmissionRevoked {
+			t.Errorf("a revoked device that has not asked again is %s, %s", v.State, v.Device.Admission)
+		}
+		check(t, s, "c1")
+		if v := state(t, s); v.State != devices.StatePending || v.Pending != "c1" {
+			t.Errorf("a revoked device that asks again is %s, %q", v.State, v.Pending)
+		}
+	})
+}
+
+// A session that has not read its device's row yet leaves the stored list as it
+// is, and its own list is recorded once when the row has come.
+func TestRowComesLate(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		first := connect(t, s, "c1", devicetest.NewScript())
+		ready(t, s)
+		first.session.Close(devices.CloseGone)
+		_, stored, _, _ := p.Of(id)
+		if stored.Catalog == (devices.Hash{}) || stored.Tools != 2 {
+			t.Fatalf("%+v", stored)
+		}
+		p.SlowRows(time.Second)
+		time.Sleep(time.Second)
+		b := p.Service(t, fleet.Config{Node: "b"})
+		silent := devicetest.NewScript()
+		silent.Other = func(devicetest.Request) string { return "silent" }
+		gone := connect(t, b, "c1", silent)
+		if _, row, _, _ := p.Of(id); !row.Online || row.Node != "b" || row.Catalog != stored.Catalog || row.Tools != stored.Tools {
+			t.Errorf("while it is connected the row is %+v", row)
+		}
+		gone.session.Close(devices.CloseGone)
+		time.Sleep(5 * time.Second)
+		if _, row, _, _ := p.Of(id); row.Online || row.Catalog != stored.Catalog || row.Tools != stored.Tools {
+			t.Errorf("afterwards the row is %+v", row)
+		}
+		c := p.Service(t, fleet.Config{Node: "c"})
+		script := devicetest.NewScript()
+		script.Tools = `[` + devicetest.Volume + `]`
+		connect(t, c, "c1", script)
+		synctest.Wait()
+		if n := len(p.Seen(devices.EventCatalog)); n != 1 || len(p.Entries) != 1 {
+			t.Errorf("before the row has come there are %d events, %d entries", n, len(p.Entries))
+		}
+		if err := setVolume(t, c); err != nil {
+			t.Errorf("a call does not need the row: %v", err)
+		}
+		time.Sleep(5 * time.Second)
+		events := p.Seen(devices.EventCatalog)
+		if len(events) != 2 || len(p.Entries) != 2 || !strings.Contains(string(events[1].Fields), `"added":[],"removed":["self.reboot"]`) {
+			t.Errorf("%d entries, events %s", len(p.Entries), events[len(events)-1].Fields)
+		}
+		if e := p.Entries[1]; e.Firmware != "2.4.2" {
+			t.Errorf("the entry is of firmware %q", e.Firmware)
+		}
+		if _, row, _, _ := p.Of(id); row.Catalog == stored.Catalog || row.Tools != 1 {
+			t.Errorf("the row is %+v", row)
+		}
+		// The same list on a further node is no entry and stays.
+		connect(t, p.Service(t, fleet.Config{Node: "d"}), "c1", script)
+		time.Sleep(5 * time.Second)
+		if _, row, _, _ := p.Of(id); len(p.Entries) != 2 || row.Node != "d" || row.Tools != 1 {
+			t.Errorf("%d entries, the row is %+v", len(p.Entries), row)
+		}
+	})
+}
+
+// Rules that go by labels wait for them, briefly, and refuse a call that they
+// cannot judge.
+func TestRulesWaitForLabels(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		p.Put(devices.Member{ID: id, ClientID: "c1", Labels: map[string]string{"room": "lab"}})
+		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "lab", Tools: []string{"self.reboot"}, Devices: selector.FromMap(map[string]string{"room": "lab"}), Action: access.Deny}}})
+		for _, c := range []struct{ row, waits time.Duration }{{100 * time.Millisecond, 100 * time.Millisecond}, {time.Minute, registry.RowLimit}} {
+			p.SlowRows(c.row)
+			b := p.Service(t, fleet.Config{Node: fmt.Sprint("b", c.row)})
+			connect(t, b, "c1", devicetest.NewScript())
+			begun := time.Now()
+			_, err := call(t, b, "self.reboot", `{}`)
+			// security: K3
+			if took := time.Since(begun); took != c.waits {
+				t.Errorf("a row that takes %v is waited for %v", c.row, took)
+			}
+			if c.row < registry.RowLimit {
+				// security: K3
+				if err == nil || err.Rule != "policy:lab" {
+					t.Errorf("when the row has come: %v", err)
+				}
+				continue
+			}
+			// security: K3
+			if err == nil || err.Code != devices.CodeUnavailable || err.Part != "database" || err.Sent {
+				t.Errorf("without the row: %v", err)
+			}
+		}
+	})
+}
+
+// Rules that come while a call waits for its turn, and go by labels that are not
+// read yet, do not take them for none.
+func TestRulesByLabelComeWhileACallWaits(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		p.Put(devices.Member{ID: id, ClientID: "c1", Labels: map[string]string{"room": "lab"}})
+		p.SlowRows(time.Minute)
+		var asked atomic.Int32
+		script := devicetest.NewScript()
+		script.Call = func(string, json.RawMessage) string {
+			asked.Add(1)
+			time.Sleep(5 * time.Second)
+			return devicetest.True
+		}
+		connect(t, s, "c1", script)
+		synctest.Wait()
+		first, second := make(chan *devices.Error, 1), make(chan *devices.Error, 1)
+		go func() { first <- setVolume(t, s) }()
+		synctest.Wait()
+		go func() { second <- setVolume(t, s) }()
+		synctest.Wait()
+		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "lab", Tools: []string{"*"}, Devices: selector.FromMap(map[string]string{"room": "lab"}), Action: access.Deny}}})
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		// security: K11
+		if err := <-second; err == nil || err.Code != devices.CodeUnavailable || asked.Load() != 1 {
+			t.Errorf("the call that waited: %v; the device was asked %d times", err, asked.Load())
+		}
+	})
+}
+
+// ids are those of a page.
+func ids(views []fleet.View) (out []devices.ID) {
+	for _, v := range views {
+		out = append(out, v.Device.ID)
+	}
+	return out
+}
+
+// Devices that wait are in no table: lists show them where their ids belong, on
+// one page each.
+func TestWaitingDevicesInLists(t *testing.T) {
+	bubble(t, fleet.Config{Approve: true}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		of := func(n int) devices.ID { return devices.ID(fmt.Sprintf("02:00:00:00:00:%02x", n)) }
+		var all []devices.ID
+		for n := range 40 {
+			all = append(all, of(n))
+			switch n % 4 {
+			case 0: // waits, and never was a member
+				if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: of(n), ClientID: "c", Board: "box"}); err != nil {
+					t.Fatal(err)
+				}
+			case 1:
+				p.Put(devices.Member{ID: of(n), ClientID: "c"})
+			case 2: // a member under whose id another client waits
+				p.Put(devices.Member{ID: of(n), ClientID: "c", Name: fmt.Sprintf("N%02d", 40-n)})
+				if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: of(n), ClientID: "other"}); err != nil {
+					t.Fatal(err)
+				}
+			case 3:
+				p.Put(devices.Member{ID: of(n), ClientID: "c"})
+				if _, err := s.Accept(fleet.Identity{Device: of(n), ClientID: "c", Transport: devices.TransportMQTT}, idle{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		every := func(rest ...int) (some []devices.ID) {
+			for n := range all {
+				if slices.Contains(rest, n%4) {
+					some = append(some, of(n))
+				}
+			}
+			return some
+		}
+		for text, want := range map[string][]devices.ID{
+			"":                           all,
+			"state=pending":              every(0, 2),
+			"state in (pending,online)":  every(0, 2, 3),
+			"state in (pending,offline)": every(0, 1, 2),
+			"state!=pending":             every(1, 3),
+			"state=offline":              every(1),
+			"state=online":               every(3),
+			"board=box":                  every(0),
+		} {
+			sel, err := selector.Parse(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, limit := range []int{1, 3, 7, 1000} {
+				var got []devices.ID
+				q := devices.ListQuery{Select: sel, Limit: limit}
+				for pages := 0; ; pages++ {
+					views, next, err := s.List(t.Context(), q)
+					if err != nil || len(views) > limit || pages > 100 {
+						t.Fatalf("%s: page %d with %d devices: %v", text, pages, len(views), err)
+					}
+					got = append(got, ids(views)...)
+					if q.After = next; next == "" {
+						break
+					}
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("%q by %d: %v, not %v", text, limit, got, want)
+				}
+			}
+		}
+		sel, _ := selector.Parse("state=pending")
+		q := devices.ListQuery{Select: sel, Sort: devices.SortName, Limit: 3}
+		var names []string
+		for {
+			views, next, err := s.List(t.Context(), q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, v := range views {
+				names = append(names, v.Device.Name)
+			}
+			if q.After = next; next == "" {
+				break
+			}
+		}
+		if len(names) != 10 || !slices.IsSorted(names) {
+			t.Errorf("by name: %v", names)
+		}
+	})
+}
+
+// A key for some devices sees and edits those alone, whatever is selected.
+func TestEditAllIsForTheKeysDevices(t *testing.T) {
+	p := devicetest.New()
+	for n := range 2500 {
+		p.Put(devices.Member{ID: devices.ID(fmt.Sprintf("02:00:00:00:%02x:%02x", n>>8, n&255)), Labels: map[string]string{"room": []string{"lab", "hall"}[n%2]}})
+	}
+	s := p.Service(t, fleet.Config{})
+	lab := someone(t, access.ViaREST, "devices:read devices:write", "room=lab")
+	seen := 0
+	if err := s.Each(t.Context(), lab, selector.Selector{}, func(page []fleet.View) error {
+		for _, v := range page {
+			if v.Device.Labels["room"] != "lab" {
+				t.Fatalf("%s is shown", v.Device.ID)
+			}
+		}
+		seen += len(page)
+		return nil
+	}); err != nil || seen != 1250 {
+		t.Errorf("%d devices, %v", seen, err)
+	}
+	floor := "1"
+	for _, c := range []struct {
+		by               access.By
+		sel              string
+		matched, changed int
+	}{{lab, "room=hall", 0, 0}, {lab, "", 1250, 1250}, {lab, "", 1250, 0}, {devicetest.Admin, "!floor", 1250, 1250}, {devicetest.Admin, "", 2500, 0}} {
+		sel, err := selector.Parse(c.sel)
+		if err != nil {
+			t.Fatal(err)
+		}
+		matched, changed, err := s.EditAll(t.Context(), c.by, sel, fleet.Edit{Merge: map[string]*string{"floor": &floor}})
+		if err != nil || matched != c.matched || changed != c.changed {
+			t.Errorf("%q by %s: %d matched, %d changed, %v", c.sel, c.by.Name(), matched, changed, err)
+		}
+	}
+	// A device that has left the key's devices since the page was read is let alone.
+	const moved = devices.ID("02:00:00:00:00:00")
+	records := &moving{Ports: p, id: moved}
+	other := p.ServiceOver(t, fleet.Config{Node: "other"}, func(ports *fleet.Ports) { ports.Records = records })
+	name := "mine"
+	matched, _, err := other.EditAll(t.Context(), lab, selector.Selector{}, fleet.Edit{Name: &name})
+	if m, _ := p.Ledger.Member(moved); err != nil || matched != 1249 || m.Name != "" || m.Labels["room"] != "hall" {
+		t.Errorf("%d matched, %v; the device that moved is %+v", matched, err, m)
+	}
+}
+
+// moving is a database in which a device goes to another room once a list was read.
+type moving struct {
+	*devicetest.Ports
+	id devices.ID
+}
+
+func (m *moving) List(ctx context.Context, q devices.ListQuery) (devices.Page, error) {
+	page, err := m.Ports.List(ctx, q)
+	m.Put(devices.Member{ID: m.id, Labels: map[string]string{"room": "hall"}})
+	return page, err
+}
+
+// What is kept of devices that are not connected any more goes after a while, and
+// with it nothing that is stored.
+func TestIdleEntriesLeave(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		const count = 100
+		for n := range count {
+			x := &pipe{script: devicetest.NewScript()}
+			session, err := s.Accept(fleet.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", n)), ClientID: "c", Transport: devices.TransportMQTT}, x)
+			if err != nil {
+				t.Fatal(err)
+			}
+			x.session = session
+			session.StartMCP(fleet.FeaturesMCP)
+			synctest.Wait()
+			session.Close(devices.CloseGone)
+		}
+		connect(t, s, "c1", devicetest.NewScript())
+		ready(t, s)
+		if n := s.Held(); n != count+1 {
+			t.Fatalf("%d entries", n)
+		}
+		time.Sleep(time.Minute)
+		if n := s.Held(); n != count+1 {
+			t.Errorf("%d entries after a minute: whether a device fights for its id is forgotten", n)
+		}
+		time.Sleep(30 * time.Minute)
+		if n := s.Held(); n != 1 {
+			t.Errorf("%d entries after half an hour, one device is connected", n)
+		}
+		entries := len(p.Entries)
+		const again = devices.ID("02:00:00:00:01:07")
+		v, err := s.Get(t.Context(), again)
+		if err != nil || v.State != devices.StateOffline || v.CatalogState != devices.CatalogStale || v.Presence.Tools != 2 {
+			t.Errorf("%+v, %v", v, err)
+		}
+		x := &pipe{script: devicetest.NewScript()}
+		if x.session, err = s.Accept(fleet.Identity{Device: again, ClientID: "c", Transport: devices.TransportMQTT}, x); err != nil {
+			t.Fatal(err)
+		}
+		if x.session.Epoch() <= v.Presence.Epoch {
+			t.Errorf("epoch %d after %d", x.session.Epoch(), v.Presence.Epoch)
+		}
+		x.session.StartMCP(fleet.FeaturesMCP)
+		synctest.Wait()
+		if len(p.Entries) != entries || len(p.Seen(devices.EventCatalog)) != entries {
+			t.Errorf("an unchanged list is an entry: %d after %d", len(p.Entries), entries)
+		}
+	})
+}

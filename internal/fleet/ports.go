@@ -1,0 +1,165 @@
+package fleet
+
+import (
+	"context"
+	"time"
+
+	"fleetd/internal/audit"
+	"fleetd/internal/devices"
+	"fleetd/internal/envelope"
+	"fleetd/internal/selector"
+)
+
+// Records reads and writes devices and their presence. Reads go to the
+// database and wrap ErrDatabase when it is away; writes are queued, coalesced
+// per device and committed in groups, and never block or fail.
+type Records interface {
+	// Find returns one device, or ErrNotFound.
+	Find(ctx context.Context, id devices.ID) (devices.Row, error)
+	// Rows returns those of the devices that are known, in any order.
+	Rows(ctx context.Context, ids []devices.ID) ([]devices.Row, error)
+	// List returns one page.
+	List(ctx context.Context, q devices.ListQuery) (devices.Page, error)
+	// Counts returns the numbers of all devices, CountsOf of those selected.
+	Counts(ctx context.Context) (devices.Counts, error)
+	CountsOf(ctx context.Context, q devices.ListQuery) (devices.Counts, error)
+	// CatalogsOf returns the tool lists that the selected devices had last, with how
+	// many have each.
+	CatalogsOf(ctx context.Context, sel selector.Selector) ([]devices.CatalogCount, error)
+	// SaveFacts queues what a device reported at an OTA check; the latest check of
+	// a device replaces one that still waits.
+	SaveFacts(f devices.Facts)
+	// SavePresence queues the row; it is written only if (Epoch, Seq) is above
+	// the stored pair.
+	SavePresence(p devices.Presence)
+}
+
+// Catalogs keeps tool lists by content, and who had which when.
+type Catalogs interface {
+	// Catalog returns one stored list, or ErrNotFound.
+	Catalog(ctx context.Context, h devices.Hash) (devices.CatalogText, error)
+	// History returns the entries of one device, newest first, at most limit,
+	// older than the pair (epoch, seq) unless that is zero.
+	History(ctx context.Context, id devices.ID, epoch devices.Epoch, seq int64, limit int) ([]devices.HistoryEntry, error)
+	// SaveCatalog queues a history entry with the text of its catalog (text may
+	// be shared and must not change; its Tools may be nil if the catalog is
+	// known to be stored) and calls committed once both are in the database.
+	// Entries are never coalesced. committed runs on the writer's goroutine and
+	// must not block; it is not called if the node stops first. queued is false
+	// if the entry is dropped, because as much as may already waits.
+	SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, committed func()) (queued bool)
+	// KeepCatalog says that a device has this list, of which no entry has to be
+	// made: it must not be deleted for its age, and is stored again if it was.
+	// It is cheap enough to be called whenever a device's list was read.
+	KeepCatalog(text devices.CatalogText)
+}
+
+// Publisher takes events for the outside. Publish never blocks; an event that
+// cannot be taken is counted by the publisher and dropped.
+type Publisher interface {
+	Publish(e devices.Event)
+}
+
+// Directory tells the other nodes which devices this node holds.
+type Directory interface {
+	// Hold announces the device; calls for it now arrive at this node.
+	Hold(id devices.ID) error
+	// Release takes the announcement back. Hold and Release of one device may
+	// overlap; they are counted, not toggled.
+	Release(id devices.ID)
+	// Claim tells every other node, which answer through Service.Claimed. It
+	// never blocks; a claim that cannot be sent is made again within a minute.
+	Claim(c devices.Claim)
+	// Tell passes news on to every other node, which take them by
+	// Service.Learn. It never blocks, and they may be lost: a device repeats its
+	// check.
+	Tell(n devices.News)
+}
+
+// Router carries what is meant for a device one hop to the node that holds it.
+// Every method fails with ErrNoHolder at once if no node does.
+type Router interface {
+	// Forward carries a tool call.
+	Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error)
+	// ForwardRPC carries a raw MCP request.
+	ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error)
+	// ForwardMessage carries a message other than MCP.
+	ForwardMessage(ctx context.Context, m devices.Message) error
+	// Ask asks the holder, and returns what Service.Answer made there.
+	Ask(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error)
+}
+
+// AudioBus takes what devices say to whoever listens. Its methods never block
+// and keep nothing of a frame.
+type AudioBus interface {
+	// Topic names where the frames of one device go, for PublishAudio.
+	Topic(id devices.ID) string
+	// PublishAudio passes one frame on; false if it had to be dropped. seq
+	// counts the frames of the conversation with this session id, from 1.
+	PublishAudio(topic, session string, seq uint64, f envelope.Frame) bool
+}
+
+// Voice takes part in conversations inside this process, such as a bridge to a
+// voice server. Its methods must not block. Each conversation has at most one
+// Begin and exactly one End. The device does not wait for Begin: by a hair,
+// Audio, Message and even End may come before it.
+type Voice interface {
+	// Begin is called once the device's hello was answered.
+	Begin(c *Conversation)
+	// Message is a message of the device other than hello and MCP.
+	Message(c *Conversation, kind string, msg []byte)
+	// Audio is one frame of the device, valid during the call only.
+	Audio(c *Conversation, f envelope.Frame)
+	// End says that the conversation is over, whoever ended it.
+	End(c *Conversation)
+}
+
+// AudioPath carries frames to one device: its WebSocket, or a UDP channel.
+type AudioPath interface {
+	// SendAudio writes one Opus packet within a bounded time and keeps nothing
+	// of it. An error means that this packet is lost; the path may live on.
+	SendAudio(f envelope.Frame) error
+	// Close gives the path up; no frame of the device comes from it afterwards.
+	// It may be called any number of times.
+	Close()
+}
+
+// Vision grants devices the right to upload photos.
+type Vision interface {
+	// Grant returns the URL and bearer token for `initialize`, and when the
+	// token expires. An empty URL means photos are not offered.
+	Grant(id devices.ID, now time.Time) (url, token string, expires time.Time)
+	// Snapshot returns a URL that takes one upload of the device, and the id
+	// its photo will have.
+	Snapshot(id devices.ID, now time.Time) (url, photo string)
+}
+
+// Conn is one live transport connection to one device. Implementations accept
+// calls from any goroutine.
+type Conn interface {
+	// SendControl writes one envelope, or queues it behind others, within a
+	// bounded time, and does not keep msg. ErrOverloaded means that too much
+	// waits already; the session is then closed as slow. Any error means that
+	// no byte of msg reaches the device.
+	SendControl(msg []byte) error
+	// Close ends the connection for this reason; any number of times, by
+	// anyone. It unblocks the reader and does not wait for it.
+	Close(reason devices.CloseReason)
+}
+
+// Changes reads the log of decisions. Errors wrap devices.ErrDatabase.
+type Changes interface {
+	// DeviceChanges returns the changes of a device with revisions below one, newest
+	// first, or the newest of all if that is 0.
+	DeviceChanges(ctx context.Context, id devices.ID, before int64, limit int) ([]devices.Change, error)
+	// ChangesSince returns the changes of devices and of the fleet with revisions
+	// above one, made at a time or later, in order of revision. It begins with the
+	// oldest that is kept.
+	ChangesSince(ctx context.Context, since time.Time, after int64, limit int) ([]devices.Change, error)
+}
+
+// Auditor takes the record of who did what. Record never blocks and never
+// fails; what cannot be kept leaves a gap that shows.
+type Auditor interface {
+	Record(e audit.Entry)
+}

@@ -1,0 +1,24 @@
+package fleet
+
+import (
+	"fleetd/internal/access"
+	"fleetd/internal/audit"
+	"fleetd/internal/devices"
+)
+
+// NoteRefusal records that an adapter turned a request away before it became a
+// call: for want of a token, or of a scope.
+func (s *Service) NoteRefusal(by access.By, action string, id devices.ID, err error) {
+	s.auditChange(by, audit.KindRefusal, action, id, "", err)
+}
+
+// NoteChange records what somebody did to a device, or tried to do.
+func (s *Service) NoteChange(by access.By, action string, id devices.ID, detail string, err error) {
+	s.auditChange(by, audit.KindDevice, action, id, detail, err)
+}
+
+// NoteCredential records a change of what proves devices, other than one
+// device's own.
+func (s *Service) NoteCredential(by access.By, action, detail string, err error) {
+	s.auditChange(by, audit.KindCredential, action, "", detail, err)
+}

@@ -1,0 +1,121 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+	"fleetd/internal/mcpclient"
+)
+
+// CallRPC sends any MCP request but `initialize` to a device. tools/call takes
+// the path of CallTool, its schema check and special tools included.
+func (s *Service) CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+	begun := time.Now()
+	r, err := s.routeRPC(ctx, c)
+	s.auditRPC(&c, begun, &r, err)
+	return r, err
+}
+
+func (s *Service) routeRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+	if err := s.Permit(ctx, c.By, access.ScopeCall, c.Device); err != nil {
+		return devices.RPCResult{}, err
+	}
+	if x := s.hub.session(c.Device); x != nil {
+		return x.checkedRPC(ctx, c)
+	}
+	r, err := s.ports.Router.ForwardRPC(ctx, c)
+	return r, s.orAbsent(ctx, c.Device, err)
+}
+
+// CallRPCLocal is CallRPC for a device on this node; it never routes.
+func (s *Service) CallRPCLocal(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+	if x := s.hub.session(c.Device); x != nil {
+		return x.checkedRPC(ctx, c)
+	}
+	return devices.RPCResult{}, s.absentFor(ctx, c.By, c.Device)
+}
+
+// checkedRPC is where every way in ends: what a raw request may be is decided
+// by the owner of the device.
+func (x *Session) checkedRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+	x.mu.Lock()
+	none := x.mcp == devices.MCPNone
+	x.mu.Unlock()
+	switch {
+	case none:
+		return devices.RPCResult{}, devices.Errorf(devices.CodeDeviceError, "device %s does not speak MCP", c.Device)
+	case c.Method == "":
+		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "method is missing")
+	case !isWord(c.Method):
+		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "method must be 1 to %d of [A-Za-z0-9_./$-]: the device reads others as another method than stands there", maxWord)
+	case c.Method == "initialize":
+		return devices.RPCResult{}, devices.Errorf(devices.CodeForbidden, "initialize belongs to fleetd: it carries the photo address and token")
+	case strings.HasPrefix(c.Method, "notifications"):
+		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "%q is a notification: devices never answer those", c.Method)
+	case c.Method == methodCall:
+		return x.callByRPC(ctx, c)
+	case len(c.Params) > 0 && jsonspan.KindOf(c.Params) != jsonspan.KindObject:
+		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "params must be a JSON object or absent: devices drop anything else without an answer")
+	}
+	if err := x.guardRPC(ctx, &c); err != nil {
+		return devices.RPCResult{}, err
+	}
+	return x.rpc(ctx, c)
+}
+
+// toolCallOf reads the params of tools/call; false if they are not valid.
+func toolCallOf(c *devices.RPCCall) (call devices.ToolCall, ok bool) {
+	call = devices.ToolCall{Device: c.Device, By: c.By, Confirmation: c.Confirmation}
+	walk := jsonspan.Object(c.Params)
+	for walk.Next() {
+		switch string(walk.Key()) {
+		case "name":
+			call.Tool, _ = jsonspan.String(walk.Value())
+		case "arguments":
+			call.Arguments = walk.Value()
+		}
+	}
+	return call, walk.Err() == nil && call.Tool != ""
+}
+
+func (x *Session) callByRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+	call, ok := toolCallOf(&c)
+	if !ok {
+		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, `tools/call needs params {"name":"...","arguments":{...}}`)
+	}
+	r, err := x.call(ctx, call)
+	if err != nil {
+		return devices.RPCResult{}, err
+	}
+	return devices.RPCResult{Result: fmt.Appendf(nil, `{"content":%s,"isError":%t}`, r.Content, r.IsError)}, nil
+}
+
+func (x *Session) rpc(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+	if err := x.acquire(ctx); err != nil {
+		return devices.RPCResult{}, err
+	}
+	defer x.release()
+	if err := x.stillValid(c.By); err != nil {
+		return devices.RPCResult{}, err
+	}
+	if err := x.guardRPC(ctx, &c); err != nil { // labels may have changed while it waited
+		return devices.RPCResult{}, err
+	}
+	result, err := x.client.Request(ctx, c.Method, c.Params)
+	x.judgeAnswer(err)
+	rpc := (*mcpclient.RPCError)(nil)
+	if errors.As(err, &rpc) {
+		raw := fmt.Appendf(nil, `{"code":%d,"message":%s}`, rpc.Code, jsonspan.AppendString(nil, rpc.Message))
+		return devices.RPCResult{Error: raw}, nil
+	}
+	if err != nil {
+		return devices.RPCResult{}, x.callError(c.Method, err)
+	}
+	return devices.RPCResult{Result: result}, nil
+}

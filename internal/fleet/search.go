@@ -1,0 +1,199 @@
+package fleet
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+	"fleetd/internal/selector"
+)
+
+// ToolMatch is a tool that a search found: Count devices have it word for word.
+type ToolMatch struct {
+	Tool    *Tool
+	Count   int
+	Devices []devices.ID // some of them
+	rank    int
+}
+
+// SearchTools finds tools that have all words of the query in their name or
+// description, whatever their case, among those that key and rules let the
+// caller call. It returns at most limit, the best first, each with up to
+// examples devices.
+//
+// Devices of one firmware share a list, so the distinct lists are searched, and the
+// database counts the devices that have each.
+func (s *Service) SearchTools(ctx context.Context, by access.By, query string, limit, examples int) ([]ToolMatch, error) {
+	words := bytes.Fields([]byte(strings.ToLower(query)))
+	if by.Who == nil || len(words) == 0 || limit < 1 {
+		return nil, nil
+	}
+	// Lists that none of the caller's devices has must not take places.
+	listed, err := s.ports.Records.CatalogsOf(ctx, by.Who.Devices)
+	if err != nil {
+		return nil, err
+	}
+	counts := map[*Catalog]devices.CatalogCount{}
+	byHash := map[devices.Hash]*Catalog{}
+	lists := map[*Catalog]struct{}{}
+	for _, one := range listed {
+		if cat, err := s.Catalog(ctx, one.Catalog); err == nil { // else it was pruned a moment ago
+			counts[cat], byHash[one.Catalog] = one, cat
+			lists[cat] = struct{}{}
+		}
+	}
+	guard := s.Guard()
+	found := search(by, guard, lists, words, limit)
+	for i := range found {
+		m := &found[i]
+		for cat, one := range counts {
+			t := cat.Tool(m.Tool.Name)
+			if t == nil || !bytes.Equal(t.Raw, m.Tool.Raw) {
+				continue
+			}
+			m.Count += int(one.N)
+		}
+	}
+	// Where rules go by labels, devices are counted one by one.
+	enough := examples
+	if guard.NeedsLabels() {
+		enough = maxLooked
+	}
+	for i := range found {
+		m := &found[i]
+		count, err := s.lookFor(ctx, by, guard, m, byHash, examples, enough)
+		if err != nil {
+			return nil, err
+		}
+		if guard.NeedsLabels() {
+			m.Count = count
+		}
+	}
+	// What rules deny on each of these devices, and not on others, took a place.
+	return slices.DeleteFunc(found, func(m ToolMatch) bool { return m.Count == 0 }), nil
+}
+
+// maxLooked is how many devices a search looks at whose rules go by labels; a
+// count above that is of those alone.
+const maxLooked = 5000
+
+var errEnough = errors.New("enough devices were looked at")
+
+// lookFor finds devices that have the tool of a match and on which the rules do not
+// deny it: it notes some of them as examples, and counts up to enough.
+func (s *Service) lookFor(ctx context.Context, by access.By, guard *access.Guard, m *ToolMatch, lists map[devices.Hash]*Catalog, examples, enough int) (count int, err error) {
+	looked := 0
+	err = s.Each(ctx, by, selector.In(selector.FieldTool, m.Tool.Name), func(page []View) error {
+		looked += len(page)
+		for _, v := range page {
+			cat := lists[v.Presence.Catalog]
+			if cat == nil {
+				continue // it came since
+			}
+			t := cat.Tool(m.Tool.Name)
+			if t == nil || !bytes.Equal(t.Raw, m.Tool.Raw) ||
+				guard.RuleAction(access.Question{By: by, Device: string(v.Device.ID), Labels: v.Device.Labels, Tool: t.Name}) == access.Deny {
+				continue
+			}
+			if len(m.Devices) < examples {
+				m.Devices = append(m.Devices, v.Device.ID)
+			}
+			if count++; count >= enough {
+				return errEnough
+			}
+		}
+		if looked >= maxLooked {
+			return errEnough
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	return count, err
+}
+
+// search looks through lists. Nothing is held but the best.
+func search(by access.By, guard *access.Guard, lists map[*Catalog]struct{}, words [][]byte, limit int) (found []ToolMatch) {
+	for cat := range lists {
+		for i := range cat.Tools {
+			t := &cat.Tools[i]
+			rank := t.rank(words)
+			if rank == 0 || cat.Tool(t.Name) != t || !guard.MayEver(access.Question{By: by, Tool: t.Name, UserOnly: t.UserOnly}) {
+				continue
+			}
+			m := ToolMatch{Tool: t, rank: rank}
+			at, same := slices.BinarySearchFunc(found, m, ToolMatch.compare)
+			if same || at == limit {
+				continue
+			}
+			if len(found) == limit {
+				found = found[:limit-1]
+			}
+			found = slices.Insert(found, at, m)
+		}
+	}
+	return found
+}
+
+// compare puts the better match first; the same tool is equal.
+func (m ToolMatch) compare(o ToolMatch) int {
+	return cmp.Or(cmp.Compare(o.rank, m.rank), cmp.Compare(m.Tool.Name, o.Tool.Name), bytes.Compare(m.Tool.Raw, o.Tool.Raw))
+}
+
+// Ranks of matches.
+const (
+	rankDescription = 1 // a word stands in the description alone
+	rankName        = 2 // all stand in the name
+	rankLast        = 3 // they are the last part of the name
+)
+
+// rank tells how well a tool matches; 0: not at all.
+func (t *Tool) rank(words [][]byte) int {
+	rank := rankName
+	var description []byte
+	for _, word := range words {
+		if containsFold(t.Name, word) {
+			continue
+		}
+		if rank == rankName {
+			description = jsonspan.Member(t.Raw, "description") // as sent; words have nothing to escape
+		}
+		rank = rankDescription
+		if !containsFold(description, word) {
+			return 0
+		}
+	}
+	if last := t.Name[strings.LastIndexByte(t.Name, '.')+1:]; rank == rankName && len(words) == 1 && len(last) == len(words[0]) && containsFold(last, words[0]) {
+		return rankLast
+	}
+	return rank
+}
+
+// containsFold tells whether text contains word, which is in lower case, with
+// the case of ASCII letters ignored.
+func containsFold[T string | []byte](text T, word []byte) bool {
+	for i := 0; i+len(word) <= len(text); i++ {
+		n := 0
+		for n < len(word) && lower(text[i+n]) == word[n] {
+			n++
+		}
+		if n == len(word) {
+			return true
+		}
+	}
+	return false
+}
+
+func lower(c byte) byte {
+	if c >= 'A' && c <= 'Z' {
+		return c + 'a' - 'A'
+	}
+	return c
+}

@@ -1,0 +1,192 @@
+package fleet_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
+)
+
+// Members that never answer tools/list keep a newcomer waiting for seconds only.
+func TestSilentMembersDelayNobody(t *testing.T) {
+	bubble(t, fleet.Config{Handshakes: 256}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
+		silent := devicetest.NewScript()
+		silent.Other = func(r devicetest.Request) string {
+			if r.Method == "tools/list" {
+				return "silent"
+			}
+			return ""
+		}
+		for i := range 2500 {
+			p := &pipe{script: silent}
+			session, err := s.Accept(fleet.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:01:%02x:%02x", i>>8, i&255)), ClientID: "c", Transport: devices.TransportMQTT}, p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.session = session
+			session.StartMCP(fleet.FeaturesMCP)
+		}
+		connect(t, s, "c1", devicetest.NewScript())
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if v := state(t, s); v.Presence.MCP != devices.MCPReady {
+			t.Errorf("after 5 s the newcomer's tools are %s", v.Presence.MCP)
+		}
+	})
+}
+
+// slowHolder is a router to a node that holds every device and takes its time.
+type slowHolder struct{ *devicetest.Ports }
+
+func (slowHolder) Ask(ctx context.Context, _ devices.ID, _ devices.Question) ([]byte, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A device whose node answers slowly is online if its row is; without the
+// database, too, its state is unknown and not offline.
+func TestSlowHolderIsOnline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ports := devicetest.New()
+		s := ports.ServiceOver(t, fleet.Config{Node: "b", Alive: func(string) bool { return true }}, func(p *fleet.Ports) { p.Router = slowHolder{ports} })
+		if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
+			t.Fatal(err)
+		}
+		ports.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: 1, Online: true, Node: "a"})
+		v, err := s.Get(t.Context(), id)
+		if err != nil || v.State != devices.StateOnline || v.Presence.Node != "a" {
+			t.Errorf("%s on %q, %v", v.State, v.Presence.Node, err)
+		}
+		ports.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: 2, Node: "a"}) // NATS may be silent, too
+		if v, err := s.Get(t.Context(), id); err != nil || v.State != devices.StateOffline {
+			t.Errorf("with an offline row: %s, %v", v.State, err)
+		}
+		ports.SetAway(true)
+		if v, err := s.Get(t.Context(), id); err == nil || devices.AsError(err).Code != devices.CodeUnavailable {
+			t.Errorf("without the database: %s, %v", v.State, err)
+		}
+	})
+}
+
+// A node that has not read its members answers decisions with unavailable.
+func TestDecisionsBeforeTheMembersAreRead(t *testing.T) {
+	ports := devicetest.New()
+	ports.Put(devices.Member{ID: id, ClientID: "c"})
+	s := ports.Unread(t, fleet.Config{})
+	name := "lamp"
+	_, approved := s.Approve(t.Context(), devicetest.Admin, string(id))
+	_, revoked := s.Revoke(t.Context(), devicetest.Admin, id)
+	_, checked := s.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"})
+	_, recognized := s.Recognize(t.Context(), id, "c")
+	_, got := s.Get(t.Context(), id)
+	for what, err := range map[string]error{"revoke": revoked, "forget": s.Forget(t.Context(), devicetest.Admin, id), "edit": s.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Name: &name}),
+		"approve": approved, "rotate": s.Rotate(t.Context(), devicetest.Admin, id, time.Hour), "check": checked, "recognize": recognized, "get": got} {
+		if err == nil || devices.AsError(err).Code != devices.CodeUnavailable || devices.AsError(err).Part != "database" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if !s.Knows(id) || s.IsMember(id) || !s.MemberOf(id) {
+		t.Error("nobody can tell yet who is a member")
+	}
+	ports.Back(t, s)
+	if w := check(t, s, "c"); !w.Admitted {
+		t.Errorf("when they are read: %+v", w)
+	}
+}
+
+// A raw request that waits for its turn when its key ends is not made.
+func TestKeyEndsWhileItsRequestWaits(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
+		release := make(chan struct{})
+		script := devicetest.NewScript()
+		script.Call = func(string, json.RawMessage) string { <-release; return devicetest.True }
+		connect(t, s, "c1", script)
+		ready(t, s)
+		scopes, _ := access.ParseScopes([]string{"tools:call:user", "tools:call"})
+		k, _, err := s.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: "short", Scopes: scopes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		who, _ := s.Keys().Caller(k.ID)
+		first, second := make(chan *devices.Error, 1), make(chan error, 1)
+		go func() { first <- shortCall(t, s, 20*time.Second) }()
+		synctest.Wait()
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			_, err := s.CallRPC(ctx, devices.RPCCall{By: access.By{Who: who, Via: access.ViaREST}, Device: id, Method: "resources/list"})
+			second <- err
+		}()
+		synctest.Wait()
+		if _, _, err := s.RevokeKey(t.Context(), devicetest.Admin, "short"); err != nil {
+			t.Fatal(err)
+		}
+		close(release)
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		if err := <-second; err == nil || devices.AsError(err).Code != devices.CodeUnauthorized {
+			t.Errorf("the request that waited: %v", err)
+		}
+		for _, r := range script.Received() {
+			if r.Method == "resources/list" {
+				t.Error("the device received it")
+			}
+		}
+	})
+}
+
+// The firmware that a device reports when it connects is newer than an earlier
+// OTA check, wherever that comes from.
+func TestFirmwareOfInitializeHolds(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, ports *devicetest.Ports, s *fleet.Service) {
+		if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e"}); err != nil {
+			t.Fatal(err)
+		}
+		checked := devices.Facts{Device: id, Board: "box", Firmware: "2.3.0", ELF: "e", CheckedAt: state(t, s).Device.CheckedAt}
+		time.Sleep(time.Minute)
+		script := devicetest.NewScript()
+		script.Firmware = "2.4.2"
+		connect(t, s, "c1", script)
+		ready(t, s)
+		ports.SaveFacts(checked)
+		if d := state(t, s).Device; d.Firmware != "2.4.2" || d.ELF != "" || d.Board != "box" {
+			t.Errorf("in memory it has %q, %s %s", d.Board, d.Firmware, d.ELF)
+		}
+		if d, _, _, _ := ports.Of(id); d.Firmware != "2.4.2" || d.ELF != "" || d.Board != "box" {
+			t.Errorf("in the database it has %q, %s %s", d.Board, d.Firmware, d.ELF)
+		}
+	})
+}
+
+// A newer check that another node took holds with everything in it, where the
+// device then connects to a node that missed it.
+func TestNewerCheckElsewhereHolds(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, ports *devicetest.Ports, a *fleet.Service) {
+		first := fleet.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e-old", Language: "zh-CN", Chip: "esp32s3"}
+		if _, err := a.CheckIn(t.Context(), first); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		second := first
+		second.Firmware, second.ELF, second.Language = "2.4.2", "e-new", "de-DE"
+		if _, err := ports.Service(t, fleet.Config{Node: "b"}).CheckIn(t.Context(), second); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		script := devicetest.NewScript()
+		script.Firmware = "2.4.2"
+		connect(t, a, "c1", script)
+		ready(t, a)
+		if d, _, _, _ := ports.Of(id); d.ELF != "e-new" || d.Language != "de-DE" {
+			t.Errorf("the row has ELF %q, language %q", d.ELF, d.Language)
+		}
+	})
+}

@@ -1,0 +1,9 @@
+package node
+
+import "sync/atomic"
+
+// drainFlag is set once the node begins to stop.
+type drainFlag struct{ v atomic.Bool }
+
+func (d *drainFlag) set()      { d.v.Store(true) }
+func (d *drainFlag) get() bool { return d.v.Load() }

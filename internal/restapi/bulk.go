@@ -1,0 +1,313 @@
+package restapi
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/access"
+	"fleetd/internal/bulk"
+	"fleetd/internal/devices"
+	"fleetd/internal/fleet"
+	"fleetd/internal/selector"
+)
+
+const (
+	pathImport = "/v1/devices/import"
+	pathExport = "/v1/devices/export"
+	// bulkPatience is how long a sender or reader of a file may pause.
+	bulkPatience = time.Minute
+)
+
+// Types of files with devices.
+const (
+	typeCSV    = "text/csv"
+	typeNDJSON = "application/x-ndjson"
+)
+
+func (s *Server) bulkRoutes() {
+	away := []devices.Code{devices.CodeUnavailable}
+	text := &huma.Schema{Type: huma.TypeString}
+	in := withAnswer(s.operation(http.MethodPost, pathImport, about{id: "importDevices", scope: access.ScopeWrite, tag: tagDevices, summary: "Import devices",
+		text: "A file of at most 1 GiB and 1,000,000 devices: CSV whose first line names the columns (id,name,transport,serial,client_id,label.KEY,...; only id is needed), " +
+			"or NDJSON with the same names and labels as an object. The Content-Type tells which, else the first byte. Devices that are not known become members; of others the given values are set and labels merged. " +
+			"An empty cell leaves a value as it is, and `\\null` (in NDJSON null) removes it. Columns of an export that say what a device reported are ignored. " +
+			"The whole file is checked first: with any fault nothing is imported and the answer is 422 with the line and column of each, unless partial. " +
+			"Then devices are written in groups; what is refused because it changed meanwhile is listed, too. A file that was imported in part may be imported again. " +
+			"The first client of a member without a client_id is admitted.",
+		answer: "What became of the file.", codes: append(away, devices.CodeTooLarge, devices.CodeInvalidArguments)}), valueJSON[0], schemaOf[bulk.ImportReport](s))
+	in.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{typeCSV: {Schema: text}, typeNDJSON: {Schema: text}}}
+	s.handle(in, s.importDevices, queryParam("partial", "true: import the rows without a fault.", "true", "false"),
+		queryParam("replace_client", "true: a row may replace the client of a member, whose credentials end, and admit a device that was revoked.", "true", "false"))
+	out := s.operation(http.MethodGet, pathExport, about{id: "exportDevices", scope: access.ScopeRead, tag: tagDevices, summary: "Export devices",
+		text: "The columns of an import, those of labels in order of their keys, and what the devices reported. Devices that wait and never were members are left out. " +
+			"In CSV a cell that a spreadsheet would take for a formula begins with an apostrophe, which an import takes off.",
+		answer: "The devices in order of id. An answer that breaks off is not complete.", codes: away})
+	out.Responses[strconv.Itoa(out.DefaultStatus)].Content = map[string]*huma.MediaType{typeCSV: {Schema: text}, typeNDJSON: {Schema: text}}
+	s.handle(out, s.exportDevices, queryParam("select", "Selects devices, as in the list."), queryParam("format", "csv without it.", "csv", "ndjson"))
+}
+
+// queryOf reads the query of a plain handler, which has these parameters and no others.
+func queryOf(r *http.Request, names ...string) (map[string]string, error) {
+	out := map[string]string{}
+	for name, values := range r.URL.Query() {
+		known := false
+		for _, n := range names {
+			known = known || n == name
+		}
+		if !known {
+			return nil, badRequest("there is no parameter " + strconv.Quote(name) + "; there are " + strings.Join(names, ", "))
+		}
+		out[name] = values[len(values)-1]
+	}
+	return out, nil
+}
+
+func isTrue(query map[string]string, name string) (bool, error) {
+	switch query[name] {
+	case "":
+		return false, nil
+	case "true", "false":
+		return query[name] == "true", nil
+	}
+	return false, badRequest(name + " must be true or false")
+}
+
+func (s *Server) importDevices(w http.ResponseWriter, r *http.Request) {
+	report, err := s.runImport(w, r)
+	switch {
+	case errors.Is(err, bulk.ErrFaults):
+		p := newProblem(&devices.Error{Code: devices.CodeInvalidArguments, Detail: fmt.Sprintf("the file has faults on %s; nothing of it was imported", count(int(report.Refused), "row"))})
+		p.Faults, p.Refused = report.Faults, report.Refused
+		p.write(w)
+	case err != nil:
+		p := *s.problem(r.Context(), err)
+		if written := report.Created + report.Changed; written > 0 {
+			p.Detail = fmt.Sprintf("%s; %s were imported before that, import the same file again to go on", p.Detail, count(int(written), "row"))
+		}
+		p.write(w)
+	default:
+		w.Header()["Content-Type"] = valueJSON
+		_ = marshal(w, report) // numbers and strings encode
+	}
+}
+
+func (s *Server) runImport(w http.ResponseWriter, r *http.Request) (report bulk.ImportReport, err error) {
+	query, err := queryOf(r, "partial", "replace_client")
+	if err != nil {
+		return report, err
+	}
+	opt := bulk.Options{}
+	if opt.Partial, err = isTrue(query, "partial"); err != nil {
+		return report, err
+	}
+	if opt.Replace, err = isTrue(query, "replace_client"); err != nil {
+		return report, err
+	}
+	if err := s.draining(); err != nil {
+		return report, err
+	}
+	if !s.importing.TryLock() { // each takes disk, and the database
+		return report, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "another import runs on this node; try again when it is done"}
+	}
+	defer s.importing.Unlock()
+	file, err := s.spool(w, r, &opt.Format)
+	if err != nil {
+		return report, err
+	}
+	defer func() { err = errors.Join(err, file.discard()) }()
+	by := s.by(r, access.ViaREST)
+	if report, err = bulk.Import(r.Context(), untilDrain{s}, by, file, opt); errors.Is(err, bulk.ErrFaults) {
+		return report, err
+	}
+	s.opt.Service.NoteChange(by, "import", "", fmt.Sprintf("%d rows: %d created, %d changed, %d unchanged, %d refused", report.Rows, report.Created, report.Changed,
+		report.Unchanged, report.Refused), err)
+	return report, err
+}
+
+// untilDrain is the core until the node stops: an import does not hold that up.
+type untilDrain struct{ s *Server }
+
+// CheckImport implements bulk.Core.
+func (d untilDrain) CheckImport(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool) ([]fleet.Imported, error) {
+	if err := d.s.draining(); err != nil {
+		return nil, err
+	}
+	return d.s.opt.Service.CheckImport(ctx, by, rows, replace)
+}
+
+// Import implements bulk.Core.
+func (d untilDrain) Import(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool) ([]fleet.Imported, error) {
+	if err := d.s.draining(); err != nil {
+		return nil, err
+	}
+	return d.s.opt.Service.Import(ctx, by, rows, replace)
+}
+
+// spooled is a file that is gone with its last use.
+type spooled struct{ *os.File }
+
+func (f spooled) discard() error {
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+var errFileTooLarge = newProblem(&devices.Error{Code: devices.CodeTooLarge, Detail: "a file may have 1 GiB; split it"})
+
+// spool writes the body to a file: it is read twice, and its sender takes its time.
+func (s *Server) spool(w http.ResponseWriter, r *http.Request, format *bulk.Format) (out spooled, err error) {
+	if r.ContentLength > bulk.MaxBytes {
+		return out, errFileTooLarge
+	}
+	control := http.NewResponseController(w)
+	body := bufio.NewReader(&slowBody{r.Body, control})
+	if *format, err = formatOf(r, body); err != nil {
+		return out, err
+	}
+	f, err := os.CreateTemp(s.opt.Dir, "import-*")
+	if err != nil {
+		return out, s.noDisk(err)
+	}
+	out = spooled{f}
+	n, err := io.Copy(f, io.LimitReader(body, bulk.MaxBytes+1))
+	switch {
+	case err != nil:
+		var fault *os.PathError
+		if errors.As(err, &fault) {
+			err = s.noDisk(err)
+		} else {
+			err = badRequest("the body broke off: " + err.Error())
+		}
+	case n > bulk.MaxBytes:
+		err = errFileTooLarge
+	default:
+		_ = control.SetReadDeadline(time.Time{}) // the connection is closed with the answer if this fails
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return out, errors.Join(err, out.discard())
+	}
+	return out, nil
+}
+
+func (s *Server) noDisk(err error) error {
+	s.opt.Log.Error("a file to import cannot be kept", "error", err)
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "disk", Detail: "this node cannot keep the file while it is imported; its log says why"}
+}
+
+// slowBody is a body whose sender may pause for a while.
+type slowBody struct {
+	io.Reader
+	control *http.ResponseController
+}
+
+func (b *slowBody) Read(p []byte) (int, error) {
+	if err := b.control.SetReadDeadline(time.Now().Add(bulkPatience)); err != nil {
+		return 0, err
+	}
+	return b.Reader.Read(p)
+}
+
+// formatOf tells the format by the Content-Type, else by the first byte: curl sends
+// files as forms.
+func formatOf(r *http.Request, body *bufio.Reader) (bulk.Format, error) {
+	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // one that cannot be read names no format
+	switch kind {
+	case typeCSV:
+		return bulk.CSV, nil
+	case typeNDJSON, "application/ndjson", "application/jsonl", "application/json":
+		return bulk.NDJSON, nil
+	}
+	start, err := body.Peek(64)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return "", badRequest("the body broke off: " + err.Error())
+	}
+	if start = bytes.TrimLeft(start, "\uFEFF \t\r\n"); len(start) > 0 && start[0] == '{' {
+		return bulk.NDJSON, nil
+	}
+	return bulk.CSV, nil
+}
+
+func (s *Server) exportDevices(w http.ResponseWriter, r *http.Request) {
+	sel, format, err := exportQuery(r)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	by := s.by(r, access.ViaREST)
+	out := &slowWriter{w: w, control: http.NewResponseController(w)}
+	out.begin = func() {
+		h := w.Header()
+		h.Set("Content-Type", map[bulk.Format]string{bulk.CSV: typeCSV + "; charset=utf-8", bulk.NDJSON: typeNDJSON}[format])
+		h.Set("Content-Disposition", `attachment; filename="devices.`+string(format)+`"`)
+		h.Set("Cache-Control", "no-store")
+	}
+	err = bulk.Export(out, format, func(f func([]fleet.View) error) error {
+		return s.opt.Service.Each(r.Context(), by, sel, func(page []fleet.View) error {
+			if err := s.draining(); err != nil {
+				return err
+			}
+			return f(page)
+		})
+	})
+	switch {
+	case err == nil:
+		out.start()                                   // there may be no device
+		_ = out.control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
+	case out.started:
+		panic(http.ErrAbortHandler) // the client must not take it for the whole
+	default:
+		s.fail(w, r, err)
+	}
+}
+
+func exportQuery(r *http.Request) (sel selector.Selector, format bulk.Format, err error) {
+	query, err := queryOf(r, "select", "format")
+	if err != nil {
+		return sel, "", err
+	}
+	if sel, err = parseSelect(query["select"]); err != nil {
+		return sel, "", err
+	}
+	switch format = bulk.Format(query["format"]); format {
+	case "":
+		format = bulk.CSV
+	case bulk.CSV, bulk.NDJSON:
+	default:
+		return sel, "", badRequest("format must be csv or ndjson")
+	}
+	return sel, format, nil
+}
+
+// slowWriter is an answer whose reader may pause for a while.
+type slowWriter struct {
+	w       io.Writer
+	control *http.ResponseController
+	begin   func() // sets the header
+	started bool
+}
+
+func (w *slowWriter) start() {
+	if !w.started {
+		w.started = true
+		w.begin()
+	}
+}
+
+func (w *slowWriter) Write(p []byte) (int, error) {
+	w.start()
+	if err := w.control.SetWriteDeadline(time.Now().Add(bulkPatience)); err != nil {
+		return 0, err
+	}
+	return w.w.Write(p)
+}

@@ -1,0 +1,68 @@
+package restapi
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
+)
+
+func etag(revision int64) string { return `"` + strconv.FormatInt(revision, 10) + `"` }
+
+// Precondition is the header of a request that changes a device only as the caller
+// has seen it.
+type Precondition struct {
+	IfMatch string `header:"If-Match" doc:"ETag of the device as it was read: the request is refused with 412 if a decision was made about it since."`
+}
+
+// revision is what If-Match names; 0: any.
+func (p *Precondition) revision() (int64, error) {
+	text := strings.TrimSpace(p.IfMatch)
+	if text == "" || text == "*" {
+		return 0, nil
+	}
+	if len(text) >= 2 && text[0] == '"' && text[len(text)-1] == '"' {
+		text = text[1 : len(text)-1]
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	switch {
+	case err != nil || n < 0:
+		return 0, badRequest(`If-Match must be the ETag of a device, such as "42"`)
+	case n == 0:
+		return 0, newProblem(&devices.Error{Code: devices.CodeChanged, Detail: "no member is at revision 0: read the device again and make your change there"})
+	}
+	return n, nil
+}
+
+// revoked says how far a revocation is that the database did not take.
+type revoked struct {
+	Recorded bool     `json:"recorded" doc:"Whether it is in the database."`
+	Nodes    []string `json:"nodes" nullable:"false" doc:"The nodes where it is in force by now. They record it when the database answers again."`
+}
+
+// revokedAnswer is a revocation: 204 if it is recorded, else 202 with how far it is.
+type revokedAnswer struct {
+	Status int
+	Body   *revoked
+}
+
+func newRevoked(r registry.Revoked) *revokedAnswer {
+	if r.Recorded {
+		return &revokedAnswer{Status: http.StatusNoContent}
+	}
+	return &revokedAnswer{http.StatusAccepted, &revoked{Nodes: append([]string{}, r.Nodes...)}}
+}
+
+// registerRevoke adds an operation that revokes something.
+func registerRevoke[In any](s *Server, op huma.Operation, handler func(context.Context, *In) (*revokedAnswer, error)) {
+	op.Responses[strconv.Itoa(http.StatusAccepted)] = &huma.Response{
+		Description: "Revoked without the database: in force on the nodes named, and recorded as soon as the database answers.",
+		Content:     map[string]*huma.MediaType{valueJSON[0]: {Schema: schemaOf[revoked](s)}}}
+	huma.Register(s.api, op, handler)
+	op.Responses[strconv.Itoa(op.DefaultStatus)].Content = nil // what huma derives from the type
+}

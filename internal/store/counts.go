@@ -1,0 +1,362 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/selector"
+	"fleetd/internal/store/database"
+)
+
+const (
+	// topCounts is how many values of a dimension are named.
+	topCounts = 200
+	// countTime bounds CountsOf and one window of Each where their caller does not.
+	countTime = 30 * time.Second
+	// maxLookedUp is up to how many devices CountsOf looks up one by one, instead of
+	// reading all.
+	maxLookedUp = 50_000
+)
+
+// dimensions are what is counted of devices, in any order.
+var dimensions = []string{database.CountState, database.CountReason, database.CountTransport, database.CountNode, database.CountMCP,
+	database.CountBoard, database.CountFirmware}
+
+// Counts returns the numbers of the whole fleet, which are kept with every write.
+func (s *Store) Counts(ctx context.Context) (devices.Counts, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return devices.Counts{}, err
+	}
+	defer cancel()
+	t := sums{}
+	_, err = database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (_ struct{}, err error) {
+		var dimension, value string
+		var n int64
+		err = scan(&dimension, &value, &n)
+		t.add(dimension, value, n)
+		return struct{}{}, err
+	}, "SELECT dimension, value, CAST(sum(n) AS BIGINT) FROM fleet_counts WHERE dimension <> $1 GROUP BY dimension, value", database.CountCatalog)
+	if err != nil {
+		return devices.Counts{}, s.useError(ctx, "reading the counts of the fleet", err)
+	}
+	return t.counts(s.now()), nil
+}
+
+// sums adds up devices by dimension and value.
+type sums map[string]map[string]int64
+
+func (t sums) add(dimension, value string, n int64) {
+	if t[dimension] == nil {
+		t[dimension] = map[string]int64{}
+	}
+	t[dimension][value] += n
+}
+
+func (t sums) counts(now time.Time) devices.Counts {
+	c := devices.Counts{Total: t[database.CountState][database.StateOnline] + t[database.CountState][database.StateOffline],
+		Dimensions: map[string]devices.Dimension{}, AsOf: now.UTC()}
+	for _, name := range dimensions {
+		d := devices.Dimension{Top: []devices.Counted{}}
+		for value, n := range t[name] {
+			if n > 0 {
+				d.Top = append(d.Top, devices.Counted{Value: value, N: n})
+			}
+		}
+		slices.SortFunc(d.Top, func(a, b devices.Counted) int { return cmp.Or(cmp.Compare(b.N, a.N), cmp.Compare(a.Value, b.Value)) })
+		for _, rest := range d.Top[min(topCounts, len(d.Top)):] {
+			d.Other += rest.N
+		}
+		d.Top = d.Top[:min(topCounts, len(d.Top))]
+		c.Dimensions[name] = d
+	}
+	return c
+}
+
+func (t sums) row(row *devices.Row) {
+	p := &row.Presence
+	t.group(p.Online, row.Device.Admission != devices.AdmissionMember, p.Reason, string(p.Transport), p.Node, string(p.MCP), row.Device.Board, row.Device.Firmware, 1)
+}
+
+func (t sums) group(online, revoked bool, reason, transport, node, mcp, board, firmware string, n int64) {
+	d := database.Deltas{}
+	d.Presence(database.PresenceCounted{Online: online, Reason: reason, Transport: transport, Node: node, MCP: mcp}, n)
+	d.Facts(board, firmware, n)
+	if revoked {
+		d.Add(database.CountState, database.StateRevoked, n)
+	}
+	for key, n := range d {
+		t.add(key.Dimension, key.Value, n)
+	}
+}
+
+// countColumns are what sums.group takes, but for the number.
+var countColumns = []string{"p.online", "(d.admission <> 'member')", "p.reason", "p.transport", "p.node", "p.mcp_state", "d.board", "d.firmware"}
+
+// CountsOf returns the numbers of the devices that a query selects; its order and
+// its page have no meaning. It reads all devices that an index does not leave out.
+func (s *Store) CountsOf(ctx context.Context, q devices.ListQuery) (devices.Counts, error) {
+	if err := s.health.Load().err; err != nil {
+		return devices.Counts{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, countTime)
+	defer cancel()
+	q.Sort = devices.SortID
+	t := sums{}
+	now := s.now()
+	p, err := s.planOf(ctx, q)
+	switch {
+	case err != nil || p.none:
+	case p.exact:
+		err = s.group(ctx, p, t)
+	default:
+		err = s.each(ctx, p, "", func(row devices.Row) error { t.row(&row); return nil })
+	}
+	if err != nil {
+		return devices.Counts{}, s.useError(ctx, "counting devices", err)
+	}
+	return t.counts(now), nil
+}
+
+// group adds up the devices of a plan that SQL can say.
+func (s *Store) group(ctx context.Context, p *plan, t sums) (err error) {
+	if p.source != nil {
+		if p.size, err = s.size(ctx, p.source); err != nil {
+			return err
+		}
+	}
+	if s.backend.Postgres() {
+		return s.groupPostgres(ctx, p, t)
+	}
+	return s.groupSQLite(ctx, p, t)
+}
+
+func (s *Store) groupPostgres(ctx context.Context, p *plan, t sums) error {
+	tx, err := s.backend.Read.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }() // it only reads
+	// One of the tables is hashed, and to compile the query takes longer than it saves.
+	if _, err := tx.ExecContext(ctx, "SELECT set_config('work_mem', '64MB', TRUE), set_config('jit', 'off', TRUE)"); err != nil {
+		return err
+	}
+	var q query
+	p.addGroup(&q, true, strings.Join(countColumns, ", ")+", count(*)", arm{where: "TRUE"})
+	q.add(" GROUP BY 1, 2, 3, 4, 5, 6, 7, 8")
+	_, err = database.Collect(ctx, tx, func(scan func(...any) error) (_ struct{}, err error) {
+		var online, revoked bool
+		var reason, transport, node, mcp, board, firmware string
+		var n int64
+		err = scan(&online, &revoked, &reason, &transport, &node, &mcp, &board, &firmware, &n)
+		t.group(online, revoked, reason, transport, node, mcp, board, firmware, n)
+		return struct{}{}, err
+	}, q.text.String(), q.args...)
+	return err
+}
+
+// separator is between the columns that are counted together. Only a board could
+// contain it, and would lose its end to the firmware.
+const separator = "\x1f"
+
+// groupSQLite counts two halves at the same time: SQLite itself uses one core.
+func (s *Store) groupSQLite(ctx context.Context, p *plan, t sums) error {
+	parts := []arm{{where: "TRUE"}}
+	if table := p.scanned(); table != "" {
+		middle, err := s.number(ctx, "SELECT (min(rowid) + max(rowid)) / 2 FROM "+table, nil)
+		if err != nil {
+			return err
+		}
+		rowid := map[string]string{"devices": "d.rowid", "presence": "p.rowid"}[table]
+		parts = []arm{{rowid + " <= ?", []any{middle}}, {rowid + " > ?", []any{middle}}}
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, len(parts))
+	texts := make([]sql.NullString, len(parts))
+	for i, part := range parts {
+		wg.Go(func() {
+			var q query
+			p.addGroup(&q, false, tallyFunction+"("+strings.Join(countColumns, " || char(31) || ")+")", part)
+			errs[i] = s.backend.Read.QueryRowContext(ctx, q.text.String(), q.args...).Scan(&texts[i])
+		})
+	}
+	wg.Wait()
+	for i, text := range texts {
+		if errs[i] != nil {
+			return errs[i]
+		}
+		var counts tallied
+		if text.String == "" { // no rows
+			continue
+		}
+		if err := json.Unmarshal([]byte(text.String), &counts); err != nil {
+			return err
+		}
+		for key, n := range counts {
+			if v := strings.SplitN(key, separator, len(countColumns)); len(v) == len(countColumns) {
+				t.group(v[0] == "1", v[1] == "1", v[2], v[3], v[4], v[5], v[6], v[7], n)
+			}
+		}
+	}
+	return nil
+}
+
+// scanned is the table that is read as a whole; empty: none.
+func (p *plan) scanned() string {
+	switch {
+	case p.source == nil:
+		return "devices"
+	case p.size <= maxLookedUp || p.source.table == "device_labels":
+		return ""
+	}
+	return p.source.table
+}
+
+func (p *plan) addGroup(q *query, postgres bool, columns string, part arm) {
+	q.add("SELECT " + columns + " FROM ")
+	switch table := p.scanned(); {
+	case table == "" && (!postgres || p.size <= maxLookedUp):
+		q.add("(")
+		p.addSource(q, postgres, "TRUE", nil, "")
+		q.add(") i" + lookUp(postgres, "devices", "d", "i.device") + lookUp(postgres, "presence", "p", "i.device"))
+	case table == "":
+		q.add("(")
+		p.addSource(q, postgres, "TRUE", nil, "")
+		q.add(") i JOIN devices d ON d.device = i.device JOIN presence p ON p.device = i.device")
+	case postgres:
+		q.add("devices d JOIN presence p ON p.device = d.device")
+	case table == "presence":
+		q.add("presence p NOT INDEXED CROSS JOIN devices d ON d.device = p.device")
+	default:
+		q.add("devices d NOT INDEXED CROSS JOIN presence p ON p.device = d.device")
+	}
+	q.add(" WHERE "+part.where, part.args...)
+	if table := p.scanned(); table != "" && p.source != nil {
+		alias := map[string]string{"devices": "d.", "presence": "p."}[table]
+		for i, a := range p.source.arms {
+			operator := " OR "
+			if i == 0 {
+				operator = " AND ("
+			}
+			q.add(operator+"("+qualify(a.where, alias)+")", a.args...)
+		}
+		q.add(")")
+	}
+	for _, c := range p.conditions {
+		text := c.text
+		if c.set != "" && (postgres || p.scanned() != "") {
+			text = c.set
+		}
+		q.add(" AND "+strings.ReplaceAll(text, "w.device", "d.device"), c.args...)
+	}
+}
+
+// qualify puts an alias before the columns of an arm.
+func qualify(where, alias string) string {
+	words := strings.Fields(where)
+	for i, word := range words {
+		switch word {
+		case "NOT", "AND", "COLLATE", `"binary"`, "=", "?":
+		default:
+			words[i] = alias + word
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// Each calls f for every device that a query selects, in order of ids after one;
+// its order and its page have no meaning. f may take its time. It ends with the
+// first error of f.
+func (s *Store) Each(ctx context.Context, q devices.ListQuery, after devices.ID, f func(devices.Row) error) error {
+	if err := s.health.Load().err; err != nil {
+		return err
+	}
+	q.Sort = devices.SortID
+	p, err := s.planOf(ctx, q)
+	if err != nil {
+		return s.useError(ctx, "reading devices", err)
+	}
+	if p.none {
+		return nil
+	}
+	var stopped error
+	err = s.each(ctx, p, after, func(row devices.Row) error { stopped = f(row); return stopped })
+	if stopped != nil {
+		return stopped
+	}
+	if err != nil {
+		return s.useError(ctx, "reading devices", err)
+	}
+	return nil
+}
+
+func (s *Store) each(ctx context.Context, p *plan, after devices.ID, f func(devices.Row) error) error {
+	for at := (cursor{Sort: devices.SortID, ID: after}); ; {
+		w, err := s.window(ctx, p, at, streamWindow)
+		if err != nil {
+			return err
+		}
+		for chunk := range slices.Chunk(w.found, MaxRows) {
+			rows, err := s.selected(ctx, p, chunk)
+			if err != nil {
+				return err
+			}
+			for _, row := range rows {
+				if err := f(row.Row); err != nil {
+					return err
+				}
+			}
+		}
+		if w.end {
+			return nil
+		}
+		at = w.last
+	}
+}
+
+// CatalogsOf counts, by their tool list, the devices that a selector selects which
+// uses device and labels alone; any other list is left out.
+func (s *Store) CatalogsOf(ctx context.Context, sel selector.Selector) ([]devices.CatalogCount, error) {
+	ctx, cancel, err := s.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	scan := func(scan func(...any) error) (c devices.CatalogCount, err error) {
+		var hash string
+		if err = scan(&hash, &c.N); err == nil {
+			c.Catalog, err = devices.ParseHash(hash)
+		}
+		return c, err
+	}
+	var q query
+	if sel.IsZero() {
+		q.add("SELECT value, CAST(sum(n) AS BIGINT) FROM fleet_counts WHERE dimension = ? GROUP BY value HAVING sum(n) > 0", database.CountCatalog)
+	} else {
+		p, err := s.planOf(ctx, devices.ListQuery{Select: sel})
+		switch {
+		case err != nil:
+			return nil, s.useError(ctx, "counting tool lists", err)
+		case p.none:
+			return nil, nil
+		}
+		q.add("SELECT c.catalog, count(*) FROM (")
+		p.addSource(&q, s.backend.Postgres(), "TRUE", nil, "")
+		q.add(") w")
+		q.add(lookUp(s.backend.Postgres(), "presence", "c", "w.device"))
+		p.addConditions(&q, s, " WHERE ")
+		q.add(" GROUP BY c.catalog HAVING c.catalog <> ''")
+	}
+	counts, err := database.Collect(ctx, s.backend.Read, scan, q.text.String(), q.args...)
+	if err != nil {
+		return nil, s.useError(ctx, "counting tool lists", err)
+	}
+	return counts, nil
+}

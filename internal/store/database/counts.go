@@ -1,0 +1,130 @@
+package database
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// countSlots is into how many rows a count is split on Postgres, so that nodes
+// rarely wait for each other's.
+const countSlots = 16
+
+// Dimensions of fleet_counts.
+const (
+	CountState     = "state" // online, offline; revoked beside one of these
+	CountReason    = "offline_reason"
+	CountTransport = "transport" // of those that are online
+	CountNode      = "node"      // of those that are online
+	CountBoard     = "board"
+	CountFirmware  = "firmware"
+	CountMCP       = "mcp_state"
+	CountCatalog   = "catalog"
+)
+
+// Values of CountState.
+const (
+	StateOnline  = "online"
+	StateOffline = "offline"
+	StateRevoked = "revoked"
+)
+
+// Count names one number of fleet_counts.
+type Count struct{ Dimension, Value string }
+
+// Deltas are by how much a transaction changes which counts.
+type Deltas map[Count]int64
+
+// Add adds n to one count.
+func (d Deltas) Add(dimension, value string, n int64) { d[Count{dimension, value}] += n }
+
+// PresenceCounted is what is counted of a row of presence.
+type PresenceCounted struct {
+	Online                                bool
+	Reason, Transport, Node, MCP, Catalog string
+}
+
+// Presence adds n devices with this presence: 1 for a row that is there now, -1
+// for one that was.
+func (d Deltas) Presence(p PresenceCounted, n int64) {
+	if p.Online {
+		d.Add(CountState, StateOnline, n)
+		d.Add(CountTransport, p.Transport, n)
+		d.Add(CountNode, p.Node, n)
+	} else {
+		d.Add(CountState, StateOffline, n)
+		d.Add(CountReason, p.Reason, n)
+	}
+	d.Add(CountMCP, p.MCP, n)
+	if p.Catalog != "" {
+		d.Add(CountCatalog, p.Catalog, n)
+	}
+}
+
+// Facts adds n devices with this board and firmware.
+func (d Deltas) Facts(board, firmware string, n int64) {
+	d.Add(CountBoard, board, n)
+	d.Add(CountFirmware, firmware, n)
+}
+
+// Write writes the deltas, in the order of their keys; those that are 0 change
+// nothing. A transaction writes them after all rows of devices, and before
+// changes and the revision.
+func (d Deltas) Write(ctx context.Context, tx *sql.Tx, db *DB) error {
+	keys := slices.DeleteFunc(slices.Collect(maps.Keys(d)), func(c Count) bool { return d[c] == 0 })
+	slices.SortFunc(keys, func(a, b Count) int {
+		return cmp.Or(cmp.Compare(a.Dimension, b.Dimension), cmp.Compare(a.Value, b.Value))
+	})
+	for len(keys) > 0 {
+		n := PowerOfTwo(len(keys), db.MaxRows)
+		args := make([]any, 0, 4*n)
+		for _, c := range keys[:n] {
+			args = append(args, c.Dimension, c.Value, db.Slot, d[c])
+		}
+		if _, err := tx.ExecContext(ctx, countsText(n), args...); err != nil {
+			return err
+		}
+		keys = keys[n:]
+	}
+	return nil
+}
+
+func countsText(rows int) string {
+	var b strings.Builder
+	b.WriteString("INSERT INTO fleet_counts (dimension, value, slot, n) VALUES ")
+	b.WriteString(Places(rows, 4))
+	b.WriteString(" ON CONFLICT (dimension, value, slot) DO UPDATE SET n = fleet_counts.n + excluded.n")
+	return b.String()
+}
+
+// PowerOfTwo is how many of the rows go into the next statement: a power of two,
+// so that there are few texts to prepare.
+func PowerOfTwo(rows, most int) int {
+	n := 1
+	for n*2 <= min(rows, most) {
+		n *= 2
+	}
+	return n
+}
+
+// Places is `($1, $2), ($3, $4)` for two rows of two columns.
+func Places(rows, columns int) string {
+	var b strings.Builder
+	for i := range rows * columns {
+		switch {
+		case i == 0:
+			b.WriteString("(")
+		case i%columns == 0:
+			b.WriteString("), (")
+		default:
+			b.WriteString(", ")
+		}
+		b.WriteString("$" + strconv.Itoa(i+1))
+	}
+	b.WriteString(")")
+	return b.String()
+}

@@ -1,0 +1,185 @@
+package ledger
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
+)
+
+// rotationKey names, in the table fleet, the generation of the whole fleet.
+const rotationKey = "rotation"
+
+// SaveKey implements registry.Ledger.
+func (l *Ledger) SaveKey(ctx context.Context, who, id string, k access.Key) ([]devices.Change, error) {
+	return l.fact(ctx, who, id, devices.AspectKey, func(ctx context.Context, t *transaction) (any, error) {
+		document, err := json.Marshal(k)
+		if err != nil {
+			return nil, &passError{fmt.Errorf("encode key %s: %w", k.ID, err)}
+		}
+		n, err := t.exec(ctx, `INSERT INTO api_keys (id, document, revoked_at) VALUES ($1, $2, $3)
+ ON CONFLICT (id) DO UPDATE SET revoked_at = excluded.revoked_at WHERE api_keys.revoked_at = 0 AND excluded.revoked_at <> 0`,
+			k.ID, database.Clean(string(document)), database.Micros(k.Revoked))
+		if err != nil || n == 0 {
+			return nil, err
+		}
+		return k, nil
+	})
+}
+
+// SavePolicy implements registry.Ledger.
+func (l *Ledger) SavePolicy(ctx context.Context, who string, p access.Policy) ([]devices.Change, error) {
+	return l.fact(ctx, who, newLineage(), devices.AspectPolicy, func(ctx context.Context, t *transaction) (any, error) {
+		document, err := json.Marshal(p)
+		if err != nil {
+			return nil, &passError{fmt.Errorf("encode the policy: %w", err)}
+		}
+		n, err := t.exec(ctx, `INSERT INTO policies (version, document, at, author) VALUES ($1, $2, $3, $4) ON CONFLICT (version) DO NOTHING`,
+			p.Version, database.Clean(string(document)), database.Micros(p.Changed), database.Clean(p.By))
+		if err == nil && n == 0 {
+			err = &passError{devices.ErrConflict}
+		}
+		return p, err
+	})
+}
+
+// Rotate implements registry.Ledger.
+func (l *Ledger) Rotate(ctx context.Context, who string, decide func(old devices.Rotation, highest int64) (devices.Rotation, error)) ([]devices.Change, error) {
+	return l.fact(ctx, who, newLineage(), devices.AspectRotation, func(ctx context.Context, t *transaction) (any, error) {
+		// The row is there from now on, so that it can be locked.
+		if _, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, '{}') ON CONFLICT (key) DO NOTHING`, rotationKey); err != nil {
+			return nil, err
+		}
+		var text string
+		var highest int64
+		var old devices.Rotation
+		if err := t.tx.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`+t.forUpdate(), rotationKey).Scan(&text); err != nil {
+			return nil, err
+		}
+		if err := json.Unmarshal([]byte(text), &old); err != nil {
+			return nil, &passError{fmt.Errorf("the fleet's rotation is stored as %.100q: %w", text, err)}
+		}
+		if err := t.tx.QueryRowContext(ctx, `SELECT COALESCE(max(generation), 0) FROM credential_exceptions`).Scan(&highest); err != nil {
+			return nil, err
+		}
+		next, err := decide(old, highest)
+		if err != nil {
+			return nil, &passError{err}
+		}
+		if next == old {
+			return nil, nil
+		}
+		document, err := json.Marshal(next)
+		if err != nil {
+			return nil, &passError{fmt.Errorf("encode the fleet's rotation: %w", err)}
+		}
+		_, err = t.exec(ctx, `UPDATE fleet SET value = $2 WHERE key = $1`, rotationKey, string(document))
+		return next, err
+	})
+}
+
+// fact writes something of the fleet with its change. write returns what the
+// change says, nil if nothing changes.
+func (l *Ledger) fact(ctx context.Context, who, id string, aspect devices.Aspect, write func(ctx context.Context, t *transaction) (any, error)) ([]devices.Change, error) {
+	var list []devices.Change
+	err := l.wait(ctx, &request{ctx: ctx, changes: func() []devices.Change { return list }, run: func(ctx context.Context, t *transaction) error {
+		value, err := write(ctx, t)
+		if err != nil {
+			return err
+		}
+		if value == nil {
+			return errNothing
+		}
+		text, err := json.Marshal(value)
+		if err != nil {
+			return &passError{fmt.Errorf("encode a change: %w", err)}
+		}
+		c := devices.Change{Revision: pending + 1, ID: id, Aspect: aspect, Value: text, Who: database.Clean(who), At: t.now().UTC().Truncate(time.Microsecond)}
+		base, err := t.finish(ctx, nil, nil, []devices.Change{c})
+		if err != nil {
+			return err
+		}
+		c.Revision = base + 1
+		t.committed = func() { list = []devices.Change{c} }
+		return nil
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// exec runs one statement and returns the number of rows that it changed.
+func (t *transaction) exec(ctx context.Context, text string, args ...any) (int, error) {
+	result, err := t.tx.ExecContext(ctx, text, args...)
+	if err != nil {
+		return 0, err
+	}
+	n, err := result.RowsAffected()
+	return int(n), err
+}
+
+// SetLineage gives the history another name, and returns it: what nodes know of
+// the one before does not continue in this one.
+func (l *Ledger) SetLineage(ctx context.Context) (string, error) {
+	name := newLineage()
+	return name, l.do(ctx, func(ctx context.Context, t *transaction) error {
+		_, err := t.exec(ctx, `UPDATE fleet_revision SET lineage = $1`, name)
+		return err
+	})
+}
+
+// Times after which a device expires that joined by itself and never connected.
+const (
+	ExpireMQTT      = 24 * time.Hour
+	ExpireWebSocket = 30 * 24 * time.Hour
+)
+
+// Expired returns at most limit devices that joined by themselves, never
+// connected and are due to expire, the oldest first.
+func (l *Ledger) Expired(ctx context.Context, now time.Time, limit int) ([]devices.ID, error) {
+	ctx, cancel, err := l.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	ids, err := database.Collect(ctx, l.db.Read, func(scan func(...any) error) (id devices.ID, err error) { return id, scan(&id) },
+		`SELECT d.device FROM devices d WHERE d.joined <> '' AND d.first_seen < $1 AND (d.joined = $2 OR d.first_seen < $3)
+ AND EXISTS (SELECT 1 FROM presence p WHERE p.device = d.device AND p.epoch = 0) ORDER BY d.first_seen, d.device LIMIT $4`,
+		database.Micros(now.Add(-ExpireMQTT)), string(devices.TransportMQTT), database.Micros(now.Add(-ExpireWebSocket)), int64(limit))
+	if err != nil {
+		return nil, l.host.UseError(ctx, "looking for devices that expire", err)
+	}
+	return ids, nil
+}
+
+// ClearJoined notes of at most 500 devices that they have connected, so that they
+// do not expire, and returns of how many.
+func (l *Ledger) ClearJoined(ctx context.Context) (n int, err error) {
+	err = l.do(ctx, func(ctx context.Context, t *transaction) error {
+		n, err = t.exec(ctx, `UPDATE devices SET joined = '' WHERE device IN (SELECT d.device FROM devices d WHERE d.joined <> ''
+ AND EXISTS (SELECT 1 FROM presence p WHERE p.device = d.device AND p.epoch > 0) ORDER BY d.device LIMIT 500`+t.forUpdate()+`)`)
+		return err
+	})
+	return n, err
+}
+
+// readTimeout bounds a read where its caller does not.
+const readTimeout = 5 * time.Second
+
+// reading starts a read: it fails at once while the database is away.
+func (l *Ledger) reading(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if err := l.host.Usable(); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	return ctx, cancel, nil
+}
+
+func isNoRows(err error) bool { return errors.Is(err, sql.ErrNoRows) }

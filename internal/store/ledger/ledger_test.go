@@ -1,0 +1,20 @@
+package ledger_test
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"fleetd/internal/store/storetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestSQLite(t *testing.T)   { storetest.RunLedger(t, storetest.SQLite) }
+func TestPostgres(t *testing.T) { storetest.RunLedger(t, storetest.Postgres) }
+
+func TestSQLiteScale(t *testing.T)   { storetest.RunScale(t, storetest.SQLite) }
+func TestPostgresScale(t *testing.T) { storetest.RunScale(t, storetest.Postgres) }
+
+func TestSQLiteImport(t *testing.T)   { storetest.RunImport(t, storetest.SQLite) }
+func TestPostgresImport(t *testing.T) { storetest.RunImport(t, storetest.Postgres) }

@@ -1,0 +1,154 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"fleetd/internal/store/database"
+)
+
+// Retention of changes.
+const (
+	// KeepChanges is how long a change is kept.
+	KeepChanges = 90 * 24 * time.Hour
+	// MaxChanges is how many changes are kept.
+	MaxChanges = 2_000_000
+	// KeepOfDevice is how many of a device are kept regardless of both.
+	KeepOfDevice = 100
+	// PruneEvery is the least time between two runs of Prune, over all nodes.
+	PruneEvery = time.Hour
+
+	pruneRows = 500 // of one statement
+)
+
+// Keys of the table fleet.
+const (
+	prunedAtKey = "changes_pruned_at"
+	prunedToKey = "changes_pruned_to" // the revision up to which changes were looked at
+)
+
+// Prune deletes changes beyond their retention, in statements of at most
+// pruneRows rows, and returns how many. It does nothing if some node did it less
+// than PruneEvery ago.
+//
+// It looks at changes once, when they come to be too old: then their device is
+// cut to KeepOfDevice of all its changes, those too old before included.
+func (l *Ledger) Prune(ctx context.Context, now time.Time) (deleted int, err error) {
+	mine, err := l.claimPrune(ctx, now)
+	if err != nil || !mine {
+		return 0, err
+	}
+	to, err := l.pruneTo(ctx, now)
+	if err != nil {
+		return 0, err
+	}
+	from, err := l.prunedTo(ctx)
+	for err == nil && from < to {
+		next := min(to, from+pruneRows)
+		var ids []string
+		if ids, err = l.excessive(ctx, from, next); err != nil {
+			break
+		}
+		for _, id := range ids {
+			n, failed := l.cut(ctx, id, to)
+			deleted += n
+			if failed != nil {
+				return deleted, failed
+			}
+		}
+		from = next
+		if from == to || from/pruneRows%100 == 0 {
+			err = l.setPrunedTo(ctx, from)
+		}
+	}
+	return deleted, err
+}
+
+// claimPrune takes the turn, unless it was taken lately. A time in the future
+// comes from a clock that was wrong, and keeps nobody from it.
+func (l *Ledger) claimPrune(ctx context.Context, now time.Time) (mine bool, err error) {
+	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) } // ordered as text is
+	err = l.do(ctx, func(ctx context.Context, t *transaction) error {
+		n, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2)
+ ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value < $3 OR fleet.value > $4`,
+			prunedAtKey, number(now), number(now.Add(-PruneEvery)), number(now.Add(PruneEvery)))
+		mine = n > 0
+		return err
+	})
+	return mine, err
+}
+
+// pruneTo is the last revision that is too old.
+func (l *Ledger) pruneTo(ctx context.Context, now time.Time) (int64, error) {
+	head, err := l.Head(ctx)
+	if err != nil {
+		return 0, err
+	}
+	first, err := l.firstSince(ctx, now.Add(-KeepChanges))
+	if err != nil {
+		return 0, err
+	}
+	return min(max(first-1, head.Revision-MaxChanges), head.Revision-1), nil
+}
+
+func (l *Ledger) prunedTo(ctx context.Context) (revision int64, err error) {
+	ctx, cancel, err := l.reading(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer cancel()
+	var text string
+	err = l.db.Read.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, prunedToKey).Scan(&text)
+	switch {
+	case isNoRows(err):
+		return 0, nil
+	case err != nil:
+		return 0, l.host.UseError(ctx, "reading how far changes were deleted", err)
+	}
+	revision, _ = strconv.ParseInt(text, 10, 64) // from the beginning otherwise
+	return revision, nil
+}
+
+func (l *Ledger) setPrunedTo(ctx context.Context, revision int64) error {
+	return l.do(ctx, func(ctx context.Context, t *transaction) error {
+		_, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value`,
+			prunedToKey, strconv.FormatInt(revision, 10))
+		return err
+	})
+}
+
+// excessive are the devices of changes after one revision up to another of which
+// more than KeepOfDevice changes are kept.
+func (l *Ledger) excessive(ctx context.Context, after, to int64) ([]string, error) {
+	ctx, cancel, err := l.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	ids, err := database.Collect(ctx, l.db.Read, func(scan func(...any) error) (id string, err error) { return id, scan(&id) },
+		`SELECT p.device FROM (SELECT DISTINCT device FROM changes WHERE revision > $1 AND revision <= $2) p
+ WHERE (SELECT l.revision FROM changes l WHERE l.device = p.device ORDER BY l.revision DESC LIMIT 1 OFFSET $3) IS NOT NULL`,
+		after, to, int64(KeepOfDevice))
+	if err != nil {
+		return nil, l.host.UseError(ctx, "looking for old changes", err)
+	}
+	return ids, nil
+}
+
+// cut deletes the changes of a device that are too old.
+func (l *Ledger) cut(ctx context.Context, id string, to int64) (deleted int, err error) {
+	for {
+		n := 0
+		err := l.do(ctx, func(ctx context.Context, t *transaction) (err error) {
+			n, err = t.exec(ctx, `DELETE FROM changes WHERE revision IN (SELECT revision FROM changes WHERE device = $1 AND revision <= $2
+ AND revision < (SELECT revision FROM changes WHERE device = $1 ORDER BY revision DESC LIMIT 1 OFFSET $3) ORDER BY revision LIMIT $4)`,
+				id, to, int64(KeepOfDevice-1), int64(pruneRows))
+			return err
+		})
+		if deleted += n; err != nil || n < pruneRows {
+			return deleted, err
+		}
+	}
+}

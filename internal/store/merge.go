@@ -1,0 +1,203 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"maps"
+	"slices"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/selector"
+	"fleetd/internal/store/database"
+)
+
+// storedFacts is what the table devices has of a device before facts are written.
+type storedFacts struct {
+	board, firmware, key string
+	checkedAt            int64
+}
+
+// storedPresence is a row of presence before another is written over it.
+type storedPresence struct {
+	devices.Presence
+	catalog  string
+	lastSeen int64
+}
+
+func (p *storedPresence) counted() database.PresenceCounted {
+	return database.PresenceCounted{Online: p.Online, Reason: p.Reason, Transport: string(p.Transport), Node: p.Node, MCP: string(p.MCP), Catalog: p.catalog}
+}
+
+func (p *presenceRow) counted() database.PresenceCounted {
+	return database.PresenceCounted{Online: p.Online, Reason: p.Reason, Transport: string(p.Transport), Node: p.Node, MCP: string(p.MCP), Catalog: p.catalog}
+}
+
+// merged is what a group changes in the tables devices and presence.
+type merged struct {
+	facts, image            []devices.Facts
+	session, presence, seen []presenceRow
+	counts                  database.Deltas
+	outranked               []devices.Presence // stored, in the way of a row that reports a device online
+	stale, unknown          int                // rows of presence that change nothing
+}
+
+// merge reads and locks the rows that a group is about, and decides what becomes
+// of them. Rows are locked in the order in which every transaction locks them:
+// devices, then presence, each by id.
+func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m merged, err error) {
+	m.counts = database.Deltas{}
+	checked := make(map[devices.ID]int64, len(g.facts)) // applied
+	if len(g.facts) > 0 {
+		stored, err := lockFacts(ctx, tx, w.store.backend.Postgres(), g.facts)
+		if err != nil {
+			return m, err
+		}
+		for i := range g.facts {
+			f := cleanFacts(g.facts[i])
+			old, there := stored[f.Device]
+			at := database.Micros(f.CheckedAt)
+			switch {
+			case !there || at <= old.checkedAt:
+				continue
+			case f.Board == old.board && f.Firmware == old.firmware && old.key == versionKey(f.Firmware): // an older version of fleetd wrote no key
+				m.facts = append(m.facts, f)
+			default:
+				m.image = append(m.image, f)
+				m.counts.Facts(old.board, old.firmware, -1)
+				m.counts.Facts(f.Board, f.Firmware, 1)
+			}
+			checked[f.Device] = at
+		}
+	}
+	if len(g.presence)+len(checked) == 0 {
+		return m, nil
+	}
+	stored, err := lockPresence(ctx, tx, w.store.backend.Postgres(), g.presence, checked)
+	if err != nil {
+		return m, err
+	}
+	for i := range g.presence {
+		p := &g.presence[i]
+		if old, there := stored[p.Device]; !there {
+			m.unknown++
+		} else if before(&old.Presence, p) {
+			m.apply(old, p, checked[p.Device])
+			delete(checked, p.Device)
+		} else {
+			m.stale++
+			// One saved again after a commit whose answer was lost finds itself; what
+			// has ended gives way to anything.
+			if p.Online && (before(p, &old.Presence) || !old.Online || old.Session != database.Clean(p.Session)) {
+				m.outranked = append(m.outranked, old.Presence)
+			}
+		}
+	}
+	for id, at := range checked { // offline, and seen again
+		if old, there := stored[id]; there && !old.Online && old.lastSeen < at {
+			m.seen = append(m.seen, presenceRow{Presence: devices.Presence{Device: id}, lastSeen: at})
+		}
+	}
+	return m, nil
+}
+
+// apply writes p over old; checked is the time of an OTA check in the same group.
+func (m *merged) apply(old storedPresence, p *devices.Presence, checked int64) {
+	row := presenceRow{Presence: cleanPresence(*p), catalog: p.Catalog.String(), lastSeen: database.Micros(p.LastSeen)}
+	if p.KeepCatalog {
+		row.catalog, row.Partial, row.Tools = old.catalog, old.Partial, old.Tools
+	}
+	m.counts.Presence(old.counted(), -1)
+	m.counts.Presence(row.counted(), 1)
+	if old.Online && row.Online && old.Node == row.Node && old.Transport == row.Transport && old.Reason == row.Reason && old.catalog == row.catalog {
+		m.session = append(m.session, row)
+		return
+	}
+	if !row.Online {
+		row.offlineSince = row.lastSeen
+		row.lastSeen = max(row.lastSeen, checked)
+	}
+	m.presence = append(m.presence, row)
+}
+
+// versionKey is empty for a version that the firmware cannot read.
+func versionKey(version string) string {
+	key, _ := selector.VersionKey(version)
+	return key
+}
+
+func cleanFacts(f devices.Facts) devices.Facts {
+	for _, text := range []*string{&f.Board, &f.Firmware, &f.ELF, &f.Chip, &f.Language, &f.Serial} {
+		*text = database.Clean(*text)
+	}
+	return f
+}
+
+func cleanPresence(p devices.Presence) devices.Presence {
+	p.Transport, p.MCP = devices.Transport(database.Clean(string(p.Transport))), devices.MCPState(database.Clean(string(p.MCP)))
+	for _, text := range []*string{&p.Node, &p.Session, &p.ClientID, &p.Reason, &p.MCPError} {
+		*text = database.Clean(*text)
+	}
+	return p
+}
+
+// idSet is a condition that holds for these ids, sorted, and its argument: one
+// statement for any number.
+func idSet(postgres bool, column, place string, ids []string) (condition string, arg any) {
+	if postgres {
+		return column + " = ANY(CAST(" + place + " AS TEXT[]))", ids
+	}
+	text, err := json.Marshal(ids)
+	if err != nil {
+		panic(err) // strings can always be encoded
+	}
+	return column + " IN (SELECT value FROM json_each(" + place + "))", string(text)
+}
+
+// locking is a query of rows by their devices that locks them in order of these.
+func locking(postgres bool, columns string, ids []string) (text string, arg any) {
+	condition, arg := idSet(postgres, "device", "$1", ids)
+	text = columns + " WHERE " + condition
+	if postgres {
+		text += " ORDER BY device FOR UPDATE"
+	}
+	return text, arg
+}
+
+func lockFacts(ctx context.Context, tx *sql.Tx, postgres bool, facts []devices.Facts) (map[devices.ID]storedFacts, error) {
+	ids := make([]string, len(facts))
+	for i := range facts {
+		ids[i] = string(facts[i].Device)
+	}
+	slices.Sort(ids)
+	text, arg := locking(postgres, "SELECT device, board, firmware, firmware_key, checked_at FROM devices", ids)
+	out := make(map[devices.ID]storedFacts, len(ids))
+	_, err := database.Collect(ctx, tx, func(scan func(...any) error) (_ struct{}, err error) {
+		var id devices.ID
+		var f storedFacts
+		err = scan(&id, &f.board, &f.firmware, &f.key, &f.checkedAt)
+		out[id] = f
+		return struct{}{}, err
+	}, text, arg)
+	return out, err
+}
+
+func lockPresence(ctx context.Context, tx *sql.Tx, postgres bool, rows []devices.Presence, checked map[devices.ID]int64) (map[devices.ID]storedPresence, error) {
+	set := make(map[string]struct{}, len(rows)+len(checked))
+	for i := range rows {
+		set[string(rows[i].Device)] = struct{}{}
+	}
+	for id := range checked {
+		set[string(id)] = struct{}{}
+	}
+	text, arg := locking(postgres, "SELECT device, epoch, seq, online, node, session, transport, reason, last_seen, mcp_state, catalog, catalog_partial, tool_count FROM presence",
+		slices.Sorted(maps.Keys(set)))
+	out := make(map[devices.ID]storedPresence, len(set))
+	_, err := database.Collect(ctx, tx, func(scan func(...any) error) (_ struct{}, err error) {
+		var p storedPresence
+		err = scan(&p.Device, &p.Epoch, &p.Seq, &p.Online, &p.Node, &p.Session, &p.Transport, &p.Reason, &p.lastSeen, &p.MCP, &p.catalog, &p.Partial, &p.Tools)
+		out[p.Device] = p
+		return struct{}{}, err
+	}, text, arg)
+	return out, err
+}

@@ -1,0 +1,189 @@
+package storetest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/store"
+)
+
+// RunLists measures lists, counts and searches of a fleet of as many devices as
+// ScaleEnvironment says, and logs the
+// times of many requests of each kind, each beginning somewhere in the list; of
+// those that may take longer a quarter as many.
+func RunLists(t *testing.T, makeDatabase Maker, requests int) {
+	n, err := strconv.Atoi(os.Getenv(ScaleEnvironment))
+	if err != nil {
+		t.Skip(ScaleEnvironment + " is not set")
+	}
+	db := makeDatabase(t)
+	s := openStore(t, db.URL)
+	f := Fleet{Devices: n, Online: 60}
+	begin := time.Now()
+	if db.Count(t, `SELECT count(*) FROM devices`) == 0 {
+		f.Fill(t, db)
+		t.Logf("%d devices filled in within %v", n, time.Since(begin).Round(time.Second))
+	}
+	random := rand.New(rand.NewPCG(5, 6))
+	measure := func(name string, times int, limit time.Duration, request func(i int) int) {
+		t.Helper()
+		for i := range min(times, 10) {
+			request(i)
+		}
+		took := make([]time.Duration, times)
+		rows := 0
+		for i := range times {
+			begin := time.Now()
+			rows += request(i)
+			took[i] = time.Since(begin)
+		}
+		slices.Sort(took)
+		p50, p99 := took[times/2], took[times*99/100]
+		late := ""
+		if p99 > limit {
+			late = "  OVER " + limit.String()
+		}
+		t.Logf("%-52s p50 %8.2f ms   p99 %8.2f ms   max %8.2f ms   %6.1f rows%s", name, ms(p50), ms(p99), ms(took[times-1]), float64(rows)/float64(times), late)
+	}
+	page := func(q devices.ListQuery) devices.Page {
+		t.Helper()
+		page, err := s.List(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return page
+	}
+	lists := func(name string, limit time.Duration, query func() devices.ListQuery, then ...func(devices.Page)) {
+		t.Helper()
+		times := requests
+		if limit > 50*time.Millisecond {
+			times /= 4
+		}
+		measure(name, times, limit, func(int) int {
+			q := query()
+			if q.Limit = 100; q.Sort == "" {
+				q.After = store.AfterID(f.ID(random.IntN(n)))
+			}
+			p := page(q)
+			for _, f := range then {
+				f(p)
+			}
+			return len(p.Rows)
+		})
+	}
+	sel := func(format string, most int) func() devices.ListQuery {
+		return func() devices.ListQuery {
+			text := format
+			if most > 0 {
+				text = fmt.Sprintf(format, random.IntN(most))
+			}
+			return devices.ListQuery{Select: parse(t, text)}
+		}
+	}
+	const single, other = 50 * time.Millisecond, 100 * time.Millisecond
+	lists("all", single, sel("", 0))
+	for _, state := range []string{"", ",state=online", ",state=offline"} {
+		lists("site=..."+state, single, sel("site=site-%d"+state, 97))
+		lists("room=..."+state, single, sel("room=room-%d"+state, 997))
+		lists("rare=..."+state, single, sel("rare=rare-%d"+state, n/500))
+		lists("site in (3)"+state, single, func() devices.ListQuery {
+			return devices.ListQuery{Select: parse(t, fmt.Sprintf("site in (site-%d,site-%d,site-%d)", random.IntN(97), random.IntN(97), random.IntN(97))+state)}
+		})
+		lists("board=..."+state, single, sel("board=board-%d"+state, 8))
+		lists("firmware=..."+state, single, sel("firmware=2.%d.0"+state, 20))
+	}
+	lists("state=online", single, sel("state=online", 0))
+	lists("state=offline", single, sel("state=offline", 0))
+	lists("transport=mqtt", single, sel("transport=mqtt", 0))
+	lists("node=...", single, sel("node=node-%d", 8))
+	lists("node in (2)", single, sel("node in (node-%d,node-7)", 7))
+	lists("reason=...", single, sel("reason=reason-%d", 7))
+	lists("device in (2)", single, func() devices.ListQuery {
+		return devices.ListQuery{Select: parse(t, fmt.Sprintf("device in (%s,%s)", f.ID(random.IntN(n)), f.ID(random.IntN(n))))}
+	})
+
+	lists("site in (90 values)", other, func() devices.ListQuery {
+		text := "site in (x"
+		for i := range 90 {
+			text += fmt.Sprint(",site-", i)
+		}
+		return devices.ListQuery{Select: parse(t, text+")")}
+	})
+	lists("site=...,board=...", other, sel("site=site-%d,board=board-3", 97))
+	lists("site=...,room=...", other, sel("site=site-%d,room=room-3", 97))
+	lists("site!=...", other, sel("site!=site-%d", 97))
+	lists("site=site-1*", other, sel("site=site-1*", 0))
+	lists("rare=*7 (many values)", other, sel("rare=*7", 0))
+	lists("rare=none* (many values)", other, sel("rare=none*", 0))
+	lists("firmware<2.4.0", other, sel("firmware<2.4.0", 0))
+	lists("firmware>2.4.0,state=online", other, sel("firmware>2.4.0,state=online", 0))
+	lists("chip=none (nothing)", other, sel("chip=none", 0))
+	lists("name=none* (nothing)", other, sel("name=none*", 0))
+	lists("elf=none,state=online (nothing)", other, sel("elf=none,state=online", 0))
+	lists("seen>1h", other, sel("seen>1h", 0))
+	lists("device=06:0a:*", other, sel("device=06:0a:*", 0))
+	lists("tool=none (nothing)", other, sel("tool=none", 0))
+	text := func(q devices.ListQuery) func() devices.ListQuery { return func() devices.ListQuery { return q } }
+	lists("q=eaker (everything)", other, text(devices.ListQuery{Text: "eaker"}))
+	lists("q=nothing", other, text(devices.ListQuery{Text: "nothing"}))
+	lists("q=9999 (few)", other, text(devices.ListQuery{Text: "9999"}))
+	lists("q=nothing,state=online", other, text(devices.ListQuery{Text: "nothing", Select: parse(t, "state=online")}))
+	lists("q=nothing,rare=...", other, func() devices.ListQuery {
+		return devices.ListQuery{Text: "nothing", Select: parse(t, fmt.Sprint("rare=rare-", random.IntN(n/500)))}
+	})
+	for _, sort := range []devices.Sort{devices.SortName, devices.SortLastSeen, devices.SortOfflineSince} {
+		for _, sel := range []string{"", "state=offline", "site=site-3", "board=board-3", "chip=none"} {
+			next := ""
+			lists(fmt.Sprintf("sort=%s %s, on and on", sort, sel), other, func() devices.ListQuery {
+				return devices.ListQuery{Sort: sort, Select: parse(t, sel), After: next}
+			}, func(page devices.Page) { next = page.Next })
+		}
+	}
+	measure("rows of 500 ids", requests/5, other, func(int) int {
+		ids := make([]devices.ID, 500)
+		for i := range ids {
+			ids[i] = f.ID(random.IntN(n))
+		}
+		rows, err := s.Rows(t.Context(), ids)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(rows)
+	})
+	measure("find", requests, single, func(int) int {
+		if _, err := s.Find(t.Context(), f.ID(random.IntN(n))); err != nil {
+			t.Fatal(err)
+		}
+		return 1
+	})
+	measure("counts of the fleet", requests, 5*time.Millisecond, func(int) int {
+		if c, err := s.Counts(t.Context()); err != nil || c.Total != int64(n) {
+			t.Fatal(c.Total, err)
+		}
+		return 1
+	})
+	for _, sel := range []string{"", "state=online", "board=board-3", "site=site-3", "room=room-3", "site!=site-3", "firmware>2.4.0", "rare=*7", "chip=none", "site in (site-1,site-2,site-3,site-4,site-5,site-6,site-7,site-8,site-9,site-10,site-11,site-12)"} {
+		measure("counts of "+sel, 3, 2*time.Second, func(int) int {
+			c, err := s.CountsOf(t.Context(), devices.ListQuery{Select: parse(t, sel)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return int(c.Total)
+		})
+	}
+	for _, sel := range []string{"", "site=site-3"} {
+		begin, rows := time.Now(), 0
+		if err := s.Each(t.Context(), devices.ListQuery{Select: parse(t, sel)}, "", func(devices.Row) error { rows++; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("each of %q: %d rows, %.0f/s", sel, rows, float64(rows)/time.Since(begin).Seconds())
+	}
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

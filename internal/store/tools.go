@@ -1,0 +1,151 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"sync"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/selector"
+	"fleetd/internal/store/database"
+)
+
+const (
+	// maxToolBytes bounds the names of tools that are remembered. When there are
+	// more, all are forgotten and read again.
+	maxToolBytes = 32 << 20
+	// maxCatalogs is with how many lists in use a selection by tools is left to
+	// memory alone.
+	maxCatalogs = 2000
+	// toolTime is how long one request reads lists that were not read before.
+	toolTime = 30 * time.Millisecond
+)
+
+// toolNames remembers the names of the tools of each list: lists never change.
+// It is safe for concurrent use; the zero value is ready.
+type toolNames struct {
+	mu    sync.Mutex
+	names map[string][]string // by hash
+	bytes int
+}
+
+func (n *toolNames) get(hash string) (names []string, known bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	names, known = n.names[hash]
+	return names, known
+}
+
+func (n *toolNames) put(hash string, names []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	size := 128
+	for _, name := range names {
+		size += 16 + len(name)
+	}
+	if n.names == nil || n.bytes+size > maxToolBytes {
+		n.names, n.bytes = map[string][]string{}, 0
+	}
+	if _, twice := n.names[hash]; !twice {
+		n.names[hash] = names
+		n.bytes += size
+	}
+}
+
+// toolMatch are the lists in use that have a tool which a term names.
+type toolMatch struct{ hashes []string }
+
+// matchTools finds the lists of a term about tools; nil if there are too many, or
+// if not all of them could be read in time: then memory decides alone, and the
+// next request has less to read.
+func (s *Store) matchTools(ctx context.Context, t *selector.Term) (*toolMatch, error) {
+	inUse, err := s.distinct(ctx, "presence", `catalog COLLATE "binary"`, "TRUE", nil, maxCatalogs+1)
+	if err != nil || len(inUse) > maxCatalogs {
+		return nil, err
+	}
+	inUse = slices.DeleteFunc(inUse, func(hash string) bool { return hash == "" })
+	names, complete, err := s.readTools(ctx, inUse, time.Now().Add(toolTime))
+	if err != nil || !complete {
+		return nil, err
+	}
+	m := &toolMatch{hashes: []string{}}
+	for _, hash := range inUse {
+		if slices.ContainsFunc(names[hash], func(name string) bool { return namesTool(t, name) }) {
+			m.hashes = append(m.hashes, hash)
+		}
+	}
+	return m, nil
+}
+
+func namesTool(t *selector.Term, name string) bool {
+	return t.Op == selector.OpHas || t.Op == selector.OpLacks || slices.ContainsFunc(t.Values, func(v selector.Value) bool { return v.Match(name) })
+}
+
+// readTools returns the names of the tools of these lists: of all of them, or of
+// those that could be read until a time.
+func (s *Store) readTools(ctx context.Context, hashes []string, until time.Time) (names map[string][]string, complete bool, err error) {
+	names = make(map[string][]string, len(hashes))
+	var missing []string
+	for _, hash := range hashes {
+		if list, known := s.tools.get(hash); known {
+			names[hash] = list
+		} else {
+			missing = append(missing, hash)
+		}
+	}
+	const together = 8 // a list may have a megabyte
+	for chunk := range slices.Chunk(missing, together) {
+		if time.Now().After(until) {
+			return names, false, nil
+		}
+		condition, arg := idSet(s.backend.Postgres(), "sha256", "$1", chunk)
+		type list struct {
+			hash  string
+			names []string
+		}
+		lists, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (l list, err error) {
+			var text, encoding string
+			if err := scan(&l.hash, &text, &encoding); err != nil {
+				return l, err
+			}
+			tools, err := decodeTools(text, encoding)
+			if err != nil {
+				return l, nil // not a list of anything
+			}
+			var parsed []struct {
+				Name string `json:"name"`
+			}
+			if json.Unmarshal(tools, &parsed) == nil {
+				for _, tool := range parsed {
+					l.names = append(l.names, tool.Name)
+				}
+			}
+			return l, nil
+		}, "SELECT sha256, tools, encoding FROM catalogs WHERE "+condition, arg)
+		if err != nil {
+			return nil, false, err
+		}
+		for _, l := range lists {
+			names[l.hash] = l.names
+			s.tools.put(l.hash, l.names)
+		}
+	}
+	return names, true, nil
+}
+
+// selectable is a row as selectors see it, with the names of the tools of lists.
+func selectable(row *devices.Row, tools map[string][]string) selector.Device {
+	d, p := &row.Device, &row.Presence
+	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: "offline",
+		Labels: d.Labels, Online: p.Online, Transport: string(p.Transport), Node: p.Node, Reason: p.Reason, LastSeen: p.LastSeen}
+	if p.Online {
+		out.State = "online"
+	}
+	if tools != nil {
+		names := tools[p.Catalog.String()]
+		out.HasTool = func(match func(string) bool) bool { return slices.ContainsFunc(names, match) }
+	}
+	return out
+}
