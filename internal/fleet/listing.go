@@ -77,6 +77,10 @@ func (x *Session) record() {
 	x.catchUp()
 	before := x.listBefore(cat.Hash)
 	e.mu.Lock()
+	if x.isWithoutMCP() { // a hello said so meanwhile
+		e.mu.Unlock()
+		return
+	}
 	changed := e.catalog != cat.Hash || e.partial != partial || e.listedFW == notRecorded
 	enter := changed || e.listedFW != device.Firmware
 	over := enter && !e.recorded.spend(time.Now(), cost, recordRate, recordBurst)
@@ -93,7 +97,7 @@ func (x *Session) record() {
 		return
 	case !enter:
 		x.mu.Lock()
-		x.own, x.ownPartial = cat.Hash, partial
+		x.setOwnLocked(cat.Hash, partial)
 		presence := x.presenceLocked(x.closed == "")
 		x.mu.Unlock()
 		s.ports.Records.SavePresence(presence)
@@ -147,7 +151,7 @@ func (x *Session) catchUp() {
 	e.mu.Unlock()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.own, x.ownPartial = last[0].Catalog, last[0].Partial // its entry is stored
+	x.setOwnLocked(last[0].Catalog, last[0].Partial) // its entry is stored
 }
 
 // listBefore is the list that the device had, if it is not this one: from the
@@ -175,10 +179,18 @@ func (x *Session) listBefore(now devices.Hash) *Catalog {
 func (x *Session) stored(catalog devices.Hash, partial bool, fields []byte) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.own, x.ownPartial = catalog, partial
+	x.setOwnLocked(catalog, partial)
 	x.svc.ports.Records.SavePresence(x.presenceLocked(x.closed == ""))
 	if fields != nil {
 		x.publishLocked(devices.EventCatalog, "", fields, true)
+	}
+}
+
+// setOwnLocked notes which list is stored as the device's, unless a hello said
+// meanwhile that it has no MCP.
+func (x *Session) setOwnLocked(catalog devices.Hash, partial bool) {
+	if x.features != FeaturesNone {
+		x.own, x.ownPartial = catalog, partial
 	}
 }
 

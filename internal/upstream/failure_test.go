@@ -227,13 +227,18 @@ func TestDeadServerIsNoticed(t *testing.T) {
 		_ = p.ws.SetReadDeadline(time.Time{})
 		reading := make(chan error, 1)
 		go func() { // answers pings
-			_, _, err := p.ws.NextReader()
+			var err error
+			for err == nil {
+				_, _, err = p.ws.NextReader()
+			}
 			reading <- err
 		}()
-		time.Sleep(100 * time.Second) // of the test's own clock; a conversation in which nothing happens ends by itself
+		time.Sleep(100 * time.Second) // of the test's own clock
 		if d.isClosed() {
 			t.Fatal("a quiet chat server was given up")
 		}
+		d.hear(1) // a conversation in which nothing happens ends by itself
+		synctest.Wait()
 		_ = p.ws.SetReadDeadline(time.Now())
 		<-reading
 		time.Sleep(DeadAfter + 2*WriteTimeout)
