@@ -39,7 +39,7 @@ var importRules = []rule{
 	{pkg: "internal/apiclient", may: []string{"internal/durable"}, why: "a client that shares types with the server would hide every change of the protocol between them"},
 	{pkg: "migrations", why: "the schema is data; old migrations must not change with today's code"},
 	{pkg: "simulator", why: "a simulator that shares code with the server can only agree with it"},
-	{pkg: "internal/devices/registry", may: []string{"internal/access", "internal/devices", "internal/durable"},
+	{pkg: "internal/devices/registry", may: []string{"internal/access", "internal/devices", "internal/durable", "internal/timescale"},
 		never: []string{"database/sql", "github.com/nats-io", "net/http"},
 		why:   "who the devices are is decided without knowing which of them is connected, and over which database and network"},
 	{pkg: "internal/devices", may: []string{"internal/selector", "internal/access", "internal/jsonspan"},

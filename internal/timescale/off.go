@@ -10,3 +10,6 @@ import "time"
 
 // Of returns the interval unchanged.
 func Of(d time.Duration) time.Duration { return d }
+
+// Patience returns the time unchanged.
+func Patience(d time.Duration) time.Duration { return d }

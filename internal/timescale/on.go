@@ -24,3 +24,7 @@ var factor = func() float64 {
 
 // Of returns the interval times the factor.
 func Of(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
+
+// Patience returns a time in which the database must have done something, eight
+// times as long: beside all tests it shares two cores with a dozen nodes.
+func Patience(d time.Duration) time.Duration { return 8 * d }

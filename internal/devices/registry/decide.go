@@ -97,7 +97,9 @@ func unavailable(err error) error {
 
 // Join makes a device a member that comes by itself, with this client, which was
 // offered this transport. An unknown one becomes a member; one that is known
-// without a client gets this one. Any other outcome is an error.
+// without a client gets this one. Any other outcome is an error. It waits for
+// JoinLimit at most; what the database then still makes of it holds when the
+// device asks again.
 func (r *Registry) Join(ctx context.Context, id devices.ID, clientID string, offered devices.Transport) error {
 	if s := r.Standing(id, clientID); !s.Known && r.Members() >= r.opt.Limit {
 		r.Stats.FullJoins.Add(1)
@@ -105,19 +107,10 @@ func (r *Registry) Join(ctx context.Context, id devices.ID, clientID string, off
 	}
 	ctx, cancel := context.WithTimeout(ctx, JoinLimit)
 	defer cancel()
-	_, err := r.decide(ctx, devices.Decision{Device: id, Who: "device", Decide: func(m *devices.Member) error {
-		switch {
-		case m.Admission == devices.AdmissionRevoked:
-			return devices.Errorf(devices.CodeForbidden, "the device was revoked; approve it")
-		case !m.Known():
-			m.Admission, m.ClientID, m.Joined = devices.AdmissionMember, clientID, offered
-		case m.ClientID == "":
-			m.ClientID = clientID
-		case m.ClientID != clientID:
-			return devices.Errorf(devices.CodeForbidden, "another client is admitted under the id")
-		}
-		return nil
-	}})
+	err := r.outlast(ctx, func(ctx context.Context) error {
+		_, err := r.decide(ctx, devices.Decision{Device: id, Who: "device", Decide: func(m *devices.Member) error { return join(m, clientID, offered) }})
+		return err
+	})
 	if err == nil && !r.Standing(id, clientID).Admits() { // recorded, and not in force here yet
 		err = &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "the database is slow, and this node does not know the device as a member yet; try again"}
 	}
@@ -125,6 +118,43 @@ func (r *Registry) Join(ctx context.Context, id devices.ID, clientID string, off
 		r.Stats.LateJoins.Add(1)
 	}
 	return err
+}
+
+func join(m *devices.Member, clientID string, offered devices.Transport) error {
+	switch {
+	case m.Admission == devices.AdmissionRevoked:
+		return devices.Errorf(devices.CodeForbidden, "the device was revoked; approve it")
+	case !m.Known():
+		m.Admission, m.ClientID, m.Joined = devices.AdmissionMember, clientID, offered
+	case m.ClientID == "":
+		m.ClientID = clientID
+	case m.ClientID != clientID:
+		return devices.Errorf(devices.CodeForbidden, "another client is admitted under the id")
+	}
+	return nil
+}
+
+// outlast waits for a decision until ctx ends; the decision itself goes on for
+// decideLimit, unless maxLate of them do so already.
+func (r *Registry) outlast(ctx context.Context, decide func(context.Context) error) error {
+	select {
+	case r.late <- struct{}{}:
+	default:
+		return decide(ctx)
+	}
+	done := make(chan error, 1)
+	r.tasks.Go(func() {
+		defer func() { <-r.late }()
+		ctx, cancel := context.WithTimeout(r.ctx, decideLimit)
+		defer cancel()
+		done <- decide(ctx)
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return unavailable(ctx.Err())
+	}
 }
 
 // Approve admits a client under the id; an empty one leaves that as it is. The

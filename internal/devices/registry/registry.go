@@ -11,20 +11,24 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/timescale"
 )
 
 // Limits of a Registry.
 const (
 	// MaxMembers is the default of Options.Limit.
 	MaxMembers = 1_000_000
-	// JoinLimit is how long an OTA check waits for its device to become a member.
-	JoinLimit = 250 * time.Millisecond
 	// decideLimit is how long an operator waits for a decision.
 	decideLimit = 5 * time.Second
 	// peerLimit is how long a node that starts without the database waits for what
 	// other nodes know.
 	peerLimit = 2 * time.Second
+	// maxLate bounds the decisions that go on when their caller has left.
+	maxLate = 1024
 )
+
+// JoinLimit is how long an OTA check waits for its device to become a member.
+var JoinLimit = timescale.Patience(250 * time.Millisecond)
 
 // Observer receives changes in their order, once they are in force. It is called
 // with a lock held, so it must neither wait nor do I/O, nor call the Registry's
@@ -83,6 +87,7 @@ type Registry struct {
 
 	revokeFile sync.Mutex
 
+	late  chan struct{} // a place for each decision that may outlast its caller
 	ctx   context.Context
 	stop  context.CancelFunc
 	tasks sync.WaitGroup
@@ -105,7 +110,7 @@ func New(opt Options) *Registry {
 	if opt.Limit <= 0 {
 		opt.Limit = MaxMembers
 	}
-	r := &Registry{opt: opt, key: newSipKey(opt.Key), kick: make(chan struct{}, 1), ahead: map[int64]devices.Change{}, moved: make(chan struct{}),
+	r := &Registry{opt: opt, key: newSipKey(opt.Key), kick: make(chan struct{}, 1), late: make(chan struct{}, maxLate), ahead: map[int64]devices.Change{}, moved: make(chan struct{}),
 		exceptions: map[devices.ID]devices.Exception{}, keys: map[string]access.Key{}, revokes: map[string]Revocation{}}
 	r.roster.Store(newRoster(r.key))
 	r.file = newFile(opt.Dir, opt.Fleet, opt.Log)

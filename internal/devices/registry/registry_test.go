@@ -104,19 +104,30 @@ func TestJoinAndRevoke(t *testing.T) {
 }
 
 // A device that joins while the database is slow is turned away, and a member as
-// soon as its join is committed: nobody else has to decide anything first.
+// soon as its join is committed: nobody else has to decide anything first, and it
+// need not ask while the database answers at once.
 func TestLateJoin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := registrytest.New()
-		n := startNode(t, l, "")
-		l.SetLate(time.Second)
-		if err := n.Join(t.Context(), "aa:00:00:00:00:01", "client", devices.TransportMQTT); !hasCode(err, devices.CodeUnavailable) {
-			t.Errorf("while the database is slow: %v", err)
-		}
-		if s := n.Standing("aa:00:00:00:00:01", "client"); !s.Member() || s.Client != registry.ClientSame {
-			t.Errorf("after the commit: %+v", s)
-		}
-	})
+	for _, commits := range []func(l *registrytest.Ledger){
+		func(l *registrytest.Ledger) { l.SetDelay(time.Second) }, // while the join still waits for it
+		func(l *registrytest.Ledger) { l.SetLate(time.Minute) },  // when nobody waits for it any more
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := registrytest.New()
+			n := startNode(t, l, "")
+			commits(l)
+			begun := time.Now()
+			if err := n.Join(t.Context(), "aa:00:00:00:00:01", "client", devices.TransportMQTT); !hasCode(err, devices.CodeUnavailable) {
+				t.Errorf("while the database is slow: %v", err)
+			}
+			if waited := time.Since(begun); waited != registry.JoinLimit {
+				t.Errorf("the join waited for %v", waited)
+			}
+			time.Sleep(time.Minute) // of the test's own clock
+			if s := n.Standing("aa:00:00:00:00:01", "client"); !s.Member() || s.Client != registry.ClientSame {
+				t.Errorf("after the commit: %+v", s)
+			}
+		})
+	}
 }
 
 // slowLog is a ledger whose log does not answer, or whose head others hear of late.

@@ -7,11 +7,13 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/timescale"
 )
 
+// RowLimit is how long what needs a row waits for it.
+var RowLimit = timescale.Patience(250 * time.Millisecond)
+
 const (
-	// RowLimit is how long what needs a row waits for it.
-	RowLimit = 250 * time.Millisecond
 	// rowPage is how many rows are asked for with one statement.
 	rowPage = 500
 	// rowsMemory bounds the rows kept of devices that are not connected, in bytes.

@@ -18,6 +18,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/store"
 	"fleetd/internal/store/ledger"
 )
 
@@ -50,6 +51,22 @@ func RunLedger(t *testing.T, makeDatabase Maker) {
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, makeDatabase(t)) })
 	}
+}
+
+// openLedgers opens several ledgers on one database. Those of Postgres have a store
+// each, as nodes do; a SQLite file has one node.
+func openLedgers(t testing.TB, db Database, n int) (ledgers []*ledger.Ledger) {
+	t.Helper()
+	var shared *store.Store
+	for range n {
+		if shared == nil || db.Postgres {
+			shared = openStore(t, db.URL)
+		}
+		l := ledger.New(shared, slog.New(slog.DiscardHandler))
+		t.Cleanup(l.Close)
+		ledgers = append(ledgers, l)
+	}
+	return ledgers
 }
 
 // openLedger opens a store with a ledger that are closed with the test.
@@ -92,7 +109,7 @@ func setLabel(m *devices.Member, key, value string) {
 }
 
 func testTwoAspects(t *testing.T, db Database) {
-	nodes := []*ledger.Ledger{openLedger(t, db.URL), openLedger(t, db.URL)}
+	nodes := openLedgers(t, db, 2)
 	const n = 100
 	decide(t, nodes[0], "x", member)
 	var both sync.WaitGroup
@@ -158,6 +175,7 @@ func testSlowTransaction(t *testing.T, db Database) {
 		others.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				decide(t, l, mac(i), func(m *devices.Member) { member(m); m.Name = fmt.Sprint(n) })
+				time.Sleep(time.Millisecond) // SQLite gives the turn to whoever asks first
 			}
 		})
 	}
@@ -266,7 +284,7 @@ func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 // Random decisions by several nodes: the changes folded in their order are what
 // the tables contain, and the counts are those of the tables.
 func testFold(t *testing.T, db Database) {
-	nodes := []*ledger.Ledger{openLedger(t, db.URL), openLedger(t, db.URL)}
+	nodes := openLedgers(t, db, 2)
 	const ids, rounds = 12, 40
 	var all sync.WaitGroup
 	for which, l := range nodes {
@@ -411,7 +429,7 @@ func checkCounts(t *testing.T, db Database) {
 // A device that comes and goes within one transaction leaves no row to lock;
 // another node that makes it at the same time comes before or after, not between.
 func testComeAndGone(t *testing.T, db Database) {
-	nodes := []*ledger.Ledger{openLedger(t, db.URL), openLedger(t, db.URL)}
+	nodes := openLedgers(t, db, 2)
 	forget := func(m *devices.Member) { m.Admission = devices.AdmissionForgotten }
 	var both sync.WaitGroup
 	for which, l := range nodes {
@@ -439,8 +457,7 @@ func testLedgers(t *testing.T, db Database) {
 	var all sync.WaitGroup
 	var made [nodes]int
 	var first *ledger.Ledger
-	for which := range nodes {
-		l := openLedger(t, db.URL)
+	for which, l := range openLedgers(t, db, nodes) {
 		first = l
 		all.Go(func() {
 			r := rand.New(rand.NewPCG(7, uint64(which)))
