@@ -116,7 +116,8 @@ func TestDatabaseAway(t *testing.T) {
 		time.Sleep(scaled(time.Second)) // one node sees that the others' rows do not change
 		c.SQL[i].Break(0, None)
 	}
-	c.Nodes[0].Await(t, "the rows are complete", 40*time.Second, func() bool {
+	// Strangers that asked meanwhile ask again 10, 30 and 70 s after that, as the firmware does.
+	c.Nodes[0].Await(t, "the rows are complete", 80*time.Second, func() bool {
 		return c.DB.Count(t, "SELECT count(*) FROM devices") == 22 && c.DB.Count(t, "SELECT count(DISTINCT device) FROM catalog_history") == 22 &&
 			c.DB.Count(t, "SELECT count(*) FROM presence WHERE online") == 17 && c.DB.Count(t, "SELECT count(*) FROM presence WHERE NOT online") == 5
 	})

@@ -10,8 +10,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestSQLite(t *testing.T)   { storetest.RunLedger(t, storetest.SQLite) }
-func TestPostgres(t *testing.T) { storetest.RunLedger(t, storetest.Postgres) }
+func TestSQLite(t *testing.T) {
+	t.Parallel()
+	storetest.RunLedger(t, storetest.SQLite)
+}
+
+func TestPostgres(t *testing.T) {
+	t.Parallel()
+	storetest.RunLedger(t, storetest.Postgres)
+}
 
 func TestSQLiteScale(t *testing.T)   { storetest.RunScale(t, storetest.SQLite) }
 func TestPostgresScale(t *testing.T) { storetest.RunScale(t, storetest.Postgres) }
