@@ -145,10 +145,10 @@ func checkScale(t *testing.T, r report, database string) {
 // TestScaleOnPostgres is the part of TestRun that needs Postgres.
 func TestScaleOnPostgres(t *testing.T) {
 	if testing.Short() {
-		t.Skip("make verify")
+		t.Skip("IN VERIFY: takes a minute")
 	}
 	if os.Getenv("FLEETD_TEST_POSTGRES") == "" {
-		t.Skip("no FLEETD_TEST_POSTGRES")
+		t.Skip("NOT RUN: no FLEETD_TEST_POSTGRES")
 	}
 	dir := t.TempDir()
 	program, jsonFile := filepath.Join(dir, "fleetd"), filepath.Join(dir, "report.json")

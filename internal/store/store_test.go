@@ -35,8 +35,5 @@ func TestPostgresNetwork(t *testing.T) {
 	storetest.RunNetwork(t, storetest.Postgres)
 }
 
-func TestSQLiteLists(t *testing.T)   { storetest.RunLists(t, storetest.SQLite, 1000) }
-func TestPostgresLists(t *testing.T) { storetest.RunLists(t, storetest.Postgres, 1000) }
-
 func BenchmarkSQLite(b *testing.B)   { storetest.Benchmark(b, storetest.SQLite) }
 func BenchmarkPostgres(b *testing.B) { storetest.Benchmark(b, storetest.Postgres) }

@@ -19,9 +19,3 @@ func TestPostgres(t *testing.T) {
 	t.Parallel()
 	storetest.RunLedger(t, storetest.Postgres)
 }
-
-func TestSQLiteScale(t *testing.T)   { storetest.RunScale(t, storetest.SQLite) }
-func TestPostgresScale(t *testing.T) { storetest.RunScale(t, storetest.Postgres) }
-
-func TestSQLiteImport(t *testing.T)   { storetest.RunImport(t, storetest.SQLite) }
-func TestPostgresImport(t *testing.T) { storetest.RunImport(t, storetest.Postgres) }

@@ -20,7 +20,7 @@ import (
 func RunLists(t *testing.T, makeDatabase Maker, requests int) {
 	n, err := strconv.Atoi(os.Getenv(ScaleEnvironment))
 	if err != nil {
-		t.Skip(ScaleEnvironment + " is not set")
+		t.Fatal(ScaleEnvironment + " must say how many devices")
 	}
 	db := makeDatabase(t)
 	s := openStore(t, db.URL)

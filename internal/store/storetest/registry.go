@@ -51,7 +51,7 @@ func testRegistryMigration(t *testing.T, db Database) {
 // what is left of a dead one holds nobody up.
 func testOldNodes(t *testing.T, db Database) {
 	if !db.Postgres {
-		t.Skip("nodes share a database on Postgres alone")
+		t.Skip("LACKS: nodes share a database on Postgres alone")
 	}
 	migrateTo(t, db, 9)
 	lease := func(node string) {

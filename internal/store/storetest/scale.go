@@ -83,7 +83,7 @@ func fillOld(t testing.TB, db Database, n int) {
 func RunScale(t *testing.T, makeDatabase Maker) {
 	n, err := strconv.Atoi(os.Getenv(ScaleEnvironment))
 	if err != nil {
-		t.Skip(ScaleEnvironment + " is not set")
+		t.Fatal(ScaleEnvironment + " must say how many devices")
 	}
 	db := makeDatabase(t)
 	migrateTo(t, db, 9)
@@ -129,7 +129,7 @@ func RunScale(t *testing.T, makeDatabase Maker) {
 func RunImport(t *testing.T, makeDatabase Maker) {
 	n, err := strconv.Atoi(os.Getenv(ScaleEnvironment))
 	if err != nil {
-		t.Skip(ScaleEnvironment + " is not set")
+		t.Fatal(ScaleEnvironment + " must say how many devices")
 	}
 	db := makeDatabase(t)
 	s, err := store.Open(t.Context(), db.URL, "", slog.New(slog.DiscardHandler))
