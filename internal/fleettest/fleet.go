@@ -37,7 +37,7 @@ func Build(dir string, tags ...string) (Programs, error) {
 	p := Programs{filepath.Join(dir, "fleetd"), filepath.Join(dir, "simulator"), filepath.Join(dir, "echo")}
 	args := []string{"build", "-o", dir, "-tags", strings.Join(append(tags, "timescale"), ",")}
 	if raceEnabled {
-		args = append(args, "-race", "-gcflags=modernc.org/...=-race=false") // as scripts/gotest
+		args = append(args, "-race")
 	}
 	out, err := exec.Command("go", append(args, "fleetd/cmd/fleetd", "fleetd/simulator", "fleetd/examples/echo")...).CombinedOutput()
 	if err != nil {

@@ -8,5 +8,5 @@ import (
 	"fleetd/internal/store/storetest"
 )
 
-func TestSQLiteLists(t *testing.T)   { storetest.RunLists(t, storetest.SQLite, 1000) }
-func TestPostgresLists(t *testing.T) { storetest.RunLists(t, storetest.Postgres, 1000) }
+func TestSQLiteManyLists(t *testing.T)   { storetest.MeasureLists(t, storetest.SQLite, 1000) }
+func TestPostgresManyLists(t *testing.T) { storetest.MeasureLists(t, storetest.Postgres, 1000) }

@@ -30,6 +30,11 @@ func TestPostgres(t *testing.T) {
 	storetest.Run(t, storetest.Postgres)
 }
 
+func TestPostgresLists(t *testing.T) {
+	t.Parallel()
+	storetest.RunLists(t, storetest.Postgres)
+}
+
 func TestPostgresNetwork(t *testing.T) {
 	t.Parallel()
 	storetest.RunNetwork(t, storetest.Postgres)

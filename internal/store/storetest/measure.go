@@ -13,11 +13,11 @@ import (
 	"fleetd/internal/store"
 )
 
-// RunLists measures lists, counts and searches of a fleet of as many devices as
+// MeasureLists measures lists, counts and searches of a fleet of as many devices as
 // ScaleEnvironment says, and logs the
 // times of many requests of each kind, each beginning somewhere in the list; of
 // those that may take longer a quarter as many.
-func RunLists(t *testing.T, makeDatabase Maker, requests int) {
+func MeasureLists(t *testing.T, makeDatabase Maker, requests int) {
 	n, err := strconv.Atoi(os.Getenv(ScaleEnvironment))
 	if err != nil {
 		t.Fatal(ScaleEnvironment + " must say how many devices")
