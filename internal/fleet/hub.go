@@ -45,7 +45,8 @@ type entry struct {
 	catalog   devices.Hash // of the last listing; zero if never listed
 	listedFW  string
 	partial   bool
-	elsewhere bool // another node held it since it was listed here
+	elsewhere bool     // another node held it since it was listed here
+	listedBy  *Session // whose list is recorded once the row has come
 	takeovers takeovers
 
 	reconnects bucket // a device that fights itself makes two events and two log lines each time

@@ -47,9 +47,15 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	x.handshakeEndedLocked()
 	x.mu.Unlock()
 	s.ports.Records.SavePresence(presence)
-	if e.isKnown() {
+	e.mu.Lock()
+	known := e.isKnown()
+	if !known { // the list is recorded once it is known what the device had before
+		e.listedBy = x
+	}
+	e.mu.Unlock()
+	if known {
 		x.record()
-	} // else the list is recorded once it is known what the device had before
+	}
 	return nil
 }
 

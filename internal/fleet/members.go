@@ -128,8 +128,16 @@ func (o *observer) Row(row devices.Row) {
 		return
 	}
 	s.merge(e, row)
-	if x := e.session.Load(); x != nil {
+	x := e.session.Load()
+	if x != nil {
 		s.run(x.rowRead)
+	}
+	e.mu.Lock()
+	listed := e.listedBy
+	e.listedBy = nil
+	e.mu.Unlock()
+	if listed != nil && listed != x { // the device left before its row came
+		s.run(listed.record)
 	}
 }
 

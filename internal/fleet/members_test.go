@@ -226,6 +226,14 @@ func TestRowComesLate(t *testing.T) {
 		if _, row, _, _ := p.Of(id); len(p.Entries) != 2 || row.Node != "d" || row.Tools != 1 {
 			t.Errorf("%d entries, the row is %+v", len(p.Entries), row)
 		}
+		// The list of a device that leaves before its row has come is an entry, too.
+		left := connect(t, p.Service(t, fleet.Config{Node: "e"}), "c1", devicetest.NewScript())
+		synctest.Wait()
+		left.session.Close(devices.CloseGone)
+		time.Sleep(5 * time.Second)
+		if _, row, _, _ := p.Of(id); len(p.Entries) != 3 || row.Online || row.Catalog != stored.Catalog || len(p.Seen(devices.EventCatalog)) != 3 {
+			t.Errorf("%d entries, the row is %+v", len(p.Entries), row)
+		}
 	})
 }
 
