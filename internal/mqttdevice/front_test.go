@@ -19,7 +19,10 @@ import (
 
 const id = devices.ID("02:00:00:00:00:01")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// paho sleeps out its pause between two tries to connect, also when it was told to stop.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/eclipse/paho%2emqtt%2egolang.(*client).Connect.func1"))
+}
 
 // bench is a front end behind a real listener and a real UDP socket.
 type bench struct {
