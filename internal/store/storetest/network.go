@@ -46,7 +46,7 @@ func notReady(t *testing.T, s *store.Store) {
 	mustBe(t, s.Ready(), devices.ErrDatabase)
 }
 
-func waitReady(t *testing.T, s *store.Store) {
+func waitReady(t testing.TB, s *store.Store) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -62,7 +62,7 @@ func testDegradedOpen(t *testing.T, db Database) {
 	}
 	proxy := NewProxy(t, db.Address(t))
 	var ready atomic.Int64
-	s := openStore(t, db.Via(t, proxy.Address()), store.OnReady(func() { ready.Add(1) }))
+	s := openAway(t, db.Via(t, proxy.Address()), store.OnReady(func() { ready.Add(1) }))
 	mustBe(t, s.Ready(), devices.ErrDatabase)
 	begin := time.Now()
 	_, err := s.Find(t.Context(), "x")

@@ -87,8 +87,17 @@ func RunLists(t *testing.T, makeDatabase Maker) {
 	}
 }
 
-// openStore opens a store that is closed with the test.
+// openStore opens a store that is closed with the test, and waits until it is
+// ready: on a busy machine the schema takes longer than Open does.
 func openStore(t testing.TB, url string, options ...store.Option) *store.Store {
+	t.Helper()
+	s := openAway(t, url, options...)
+	waitReady(t, s)
+	return s
+}
+
+// openAway opens a store whose database may be away.
+func openAway(t testing.TB, url string, options ...store.Option) *store.Store {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
