@@ -46,7 +46,7 @@ var importRules = []rule{
 		never: []string{"database/sql", "net/http", "github.com/nats-io", "github.com/eclipse-paho", "github.com/eclipse", "github.com/gorilla",
 			"github.com/jackc", "modernc.org/sqlite", "fleetd/internal/fleet", "fleetd/internal/devices/registry"},
 		why: "ids, records, errors and events are words that every part uses, also those that the core does not know"},
-	{pkg: "internal/fleet", may: []string{"internal/devices/registry", "internal/selector", "internal/access", "internal/audit", "internal/devices", "internal/hello", "internal/envelope", "internal/mcpclient", "internal/jsonspan", "internal/opus"},
+	{pkg: "internal/fleet", may: []string{"internal/devices/registry", "internal/selector", "internal/access", "internal/audit", "internal/devices", "internal/hello", "internal/envelope", "internal/mcpclient", "internal/jsonspan", "internal/opus", "internal/timescale"},
 		never: []string{"database/sql", "net/http", "github.com/nats-io", "github.com/eclipse-paho", "github.com/eclipse", "github.com/gorilla",
 			"github.com/jackc", "modernc.org/sqlite"},
 		why: "the core states what it needs as interfaces; no transport, broker or database shows through it"},

@@ -17,6 +17,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/timescale"
 )
 
 // Config is what the core needs to know of the node.
@@ -279,7 +280,7 @@ func (s *Service) installLocked(e *entry, x *Session, who Identity) (old *Sessio
 	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.contested(x.connected) {
 		return nil, errContested
 	}
-	x.epoch = max(devices.Epoch(wallClock().UnixMicro()), e.lastEpoch+1)
+	x.epoch = max(devices.Epoch(timescale.Now().UnixMicro()), e.lastEpoch+1)
 	e.lastEpoch = x.epoch
 	x.startCatalog(e, s.catalogs)
 	if x.who.Verified {

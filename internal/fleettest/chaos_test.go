@@ -46,12 +46,12 @@ func TestChaos(t *testing.T) {
 			t.Fatalf("FLEETD_TEST_CHAOS: %v", err)
 		}
 	}
-	tags := []string{"chaos"}
-	if extra := os.Getenv("FLEETD_TEST_TAGS"); extra != "" {
-		tags = append(tags, extra)
+	p := programs
+	if tags := os.Getenv("FLEETD_TEST_TAGS"); tags != "" {
+		p = built(t, tags)
 	}
 	t.Logf("seed %d, %v; again with FLEETD_TEST_SEED=%d FLEETD_TEST_CHAOS=%v", seed, lasts, seed, lasts)
-	for _, violation := range chaos(t, seed, lasts, time.Minute, tags) {
+	for _, violation := range chaos(t, p, seed, lasts, time.Minute) {
 		t.Error(violation)
 	}
 }
@@ -60,7 +60,7 @@ func TestChaos(t *testing.T) {
 // another node claims it: a check that cannot fail shows nothing.
 func TestChaosNoticesABrokenFence(t *testing.T) {
 	long(t)
-	violations := chaos(t, 1, 10*time.Second, 15*time.Second, []string{"chaos", "brokenfence"})
+	violations := chaos(t, built(t, "brokenfence"), 1, 10*time.Second, 15*time.Second)
 	if len(violations) == 0 {
 		t.Fatal("nodes that keep devices of other nodes were not noticed")
 	}
@@ -108,13 +108,18 @@ func (s *storm) violated(format string, a ...any) {
 	s.violations = append(s.violations, s.checking+": "+fmt.Sprintf(format, a...))
 }
 
-// chaos breaks things for a while and returns what did not hold. A fleet that
-// does not come to rest within patience afterwards is not looked at any closer.
-func chaos(t *testing.T, seed uint64, lasts, patience time.Duration, tags []string) []string {
-	p, err := Build(t.TempDir(), tags...)
+// built are the programs with a build tag.
+func built(t *testing.T, tag string) Programs {
+	p, err := Build(t.TempDir(), tag)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return p
+}
+
+// chaos breaks things for a while and returns what did not hold. A fleet that
+// does not come to rest within patience afterwards is not looked at any closer.
+func chaos(t *testing.T, p Programs, seed uint64, lasts, patience time.Duration) []string {
 	c := p.StartCluster(t, ClusterOptions{Seed: seed, Args: []string{"--drain-window", "2s"}, Clocks: []time.Duration{-2500 * time.Millisecond, 0, 2500 * time.Millisecond}})
 	s := &storm{Cluster: c, t: t, random: rand.New(rand.NewPCG(seed, 0)), checking: "the fleet comes to rest", done: map[string]int{}}
 	for _, n := range c.Nodes {

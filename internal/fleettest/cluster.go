@@ -32,8 +32,7 @@ type ClusterOptions struct {
 	Nodes int      // 0: three
 	Seed  uint64   // of which device goes where
 	Args  []string // for every node
-	// Clocks are how far the clocks of the nodes are off, for programs built
-	// with the tag chaos.
+	// Clocks are how far the clocks of the nodes are off.
 	Clocks []time.Duration
 }
 

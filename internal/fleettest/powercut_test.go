@@ -2,7 +2,6 @@ package fleettest
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -272,17 +271,6 @@ func TestDamagedSnapshot(t *testing.T) {
 			}
 		}
 	}
-}
-
-// admission is what is decided of a device: "member", "revoked", or empty.
-func admission(d apiclient.Device) string {
-	var text struct {
-		Admission string `json:"admission"`
-	}
-	if err := json.Unmarshal(d.Raw, &text); err != nil {
-		return err.Error()
-	}
-	return text.Admission
 }
 
 // otaStatus asks the OTA address, as a device does at its start.

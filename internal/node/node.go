@@ -31,6 +31,7 @@ import (
 	"fleetd/internal/provision"
 	"fleetd/internal/store"
 	"fleetd/internal/store/ledger"
+	"fleetd/internal/timescale"
 	"fleetd/internal/upstream"
 	"fleetd/internal/vision"
 	"fleetd/internal/wsdevice"
@@ -221,7 +222,7 @@ func (n *node) openStore(ctx context.Context) error {
 			n.log.Error("the database did not take the last rows", "error", err)
 		}
 	})
-	n.ledger = ledger.New(n.store, n.log)
+	n.ledger = ledger.New(n.store, n.log, ledger.Clock(timescale.Now))
 	n.onStop(n.ledger.Close)
 	if err := n.store.Fingerprint(ctx, n.mint.Fingerprint()); err != nil && !errors.Is(err, devices.ErrDatabase) {
 		return fmt.Errorf("--secret: %w", err)

@@ -13,3 +13,6 @@ func Of(d time.Duration) time.Duration { return d }
 
 // Patience returns the time unchanged.
 func Patience(d time.Duration) time.Duration { return d }
+
+// Now is the time.
+func Now() time.Time { return time.Now() }

@@ -22,6 +22,23 @@ var factor = func() float64 {
 	return f
 }()
 
+// clockError is how far the node's clock is off, in tests of clocks that disagree: a
+// duration such as "-2.5s".
+var clockError = func() time.Duration {
+	text := os.Getenv("FLEETD_TEST_CLOCK")
+	if text == "" {
+		return 0
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		panic(fmt.Sprintf("FLEETD_TEST_CLOCK: %v", err))
+	}
+	return d
+}()
+
+// Now is the time by the node's clock. Epochs and the times of changes are made of it.
+func Now() time.Time { return time.Now().Add(clockError) }
+
 // Of returns the interval times the factor.
 func Of(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
 
