@@ -27,9 +27,9 @@ const (
 	maxLine = 256 << 10
 	// checkBatch is how many rows are checked against the database at once.
 	checkBatch = fleet.MaxImport
-	// importBatch is how many rows are one transaction: other decisions wait that
-	// long.
-	importBatch = 200
+	// importBatch is how many rows are given to the core at once. While they are
+	// written the next ones are read, so that the database never waits for the file.
+	importBatch = fleet.MaxImport
 )
 
 // Format is that of a file.
@@ -220,33 +220,16 @@ func (im *importer) check(file io.ReaderAt) error {
 
 // write imports the rows without a fault, in the order of their ids.
 func (im *importer) write(file io.ReaderAt) error {
-	var batch batch
+	var gathered batch
+	var writing *written
+	defer func() { _ = im.count(writing) }() // what is written when an error ends the loop counts as well
 	flush := func() error {
-		if len(batch.rows) == 0 {
-			return nil
-		}
-		results, err := im.core.Import(im.ctx, im.by, batch.rows, im.opt.Replace)
-		if err != nil {
+		before := writing
+		writing = nil
+		if err := im.count(before); err != nil || len(gathered.rows) == 0 {
 			return err
 		}
-		for i, result := range results {
-			switch {
-			case result.Err != nil: // it changed after it was checked
-				im.report.Refused++
-				im.list([]LineFault{batch.at[i].fault(result.Err)})
-				continue
-			case result.Created:
-				im.report.Created++
-			case result.Changed:
-				im.report.Changed++
-			default:
-				im.report.Unchanged++
-			}
-			if result.FirstClient {
-				im.report.FirstClients++
-			}
-		}
-		batch.clear()
+		writing, gathered = im.begin(gathered), batch{}
 		return nil
 	}
 	im.order.sort(im.isFaulty)
@@ -264,7 +247,7 @@ func (im *importer) write(file io.ReaderAt) error {
 			return fmt.Errorf("internal error (bug): the row on line %d is another one when the file is read again", e.line)
 		}
 		r.line = int64(e.line)
-		if batch.add(int64(e.index), &r); len(batch.rows) == importBatch {
+		if gathered.add(int64(e.index), &r); len(gathered.rows) == importBatch {
 			if err := flush(); err != nil {
 				return err
 			}
@@ -273,7 +256,53 @@ func (im *importer) write(file io.ReaderAt) error {
 			return err
 		}
 	}
+	if err := flush(); err != nil {
+		return err
+	}
 	return flush()
+}
+
+// written is a batch on its way into the database.
+type written struct {
+	batch   batch
+	done    chan struct{} // closed when it is there
+	results []fleet.Imported
+	err     error
+}
+
+func (im *importer) begin(b batch) *written {
+	w := &written{batch: b, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.results, w.err = im.core.Import(im.ctx, im.by, b.rows, im.opt.Replace)
+	}()
+	return w
+}
+
+// count waits for a batch, nil for none, and reports what became of its rows.
+func (im *importer) count(w *written) error {
+	if w == nil {
+		return nil
+	}
+	<-w.done
+	for i, result := range w.results {
+		switch {
+		case result.Err != nil: // it changed after it was checked
+			im.report.Refused++
+			im.list([]LineFault{w.batch.at[i].fault(result.Err)})
+			continue
+		case result.Created:
+			im.report.Created++
+		case result.Changed:
+			im.report.Changed++
+		default:
+			im.report.Unchanged++
+		}
+		if result.FirstClient {
+			im.report.FirstClients++
+		}
+	}
+	return w.err
 }
 
 // each calls f with the rows of a file.

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -314,8 +315,9 @@ func (l *Ledger) decideGroup(ctx context.Context, group []*request) {
 	}
 }
 
-// decideBatch makes the next decisions of a long request, and puts it back
-// behind the others if it is not at its end.
+// decideBatch makes the next decisions of a long request. Long requests are made
+// one after the other, so that an import which gives the next while one is made
+// leaves the beginning of its file when it breaks off.
 func (l *Ledger) decideBatch(ctx context.Context, r *request) {
 	if !r.begin() {
 		l.end(r, r.ctx.Err())
@@ -333,7 +335,7 @@ func (l *Ledger) decideBatch(ctx context.Context, r *request) {
 		return
 	}
 	l.mu.Lock()
-	l.long = append(l.long, r)
+	l.long = slices.Insert(l.long, 0, r)
 	l.mu.Unlock()
 }
 
