@@ -117,7 +117,13 @@ func TestMembersWithoutTheDatabase(t *testing.T) {
 	load.Stop()
 	outcomes := load.Outcomes()
 	t.Logf("answers: %v; calls: %v", k.Answers(), outcomes)
-	if outcomes["ok"] < 10*(outcomes["offline"]+outcomes["unavailable"]) || len(load.wrong) > 0 || len(load.slow) > 0 {
+	failed := 0 // while their devices move
+	for outcome, n := range outcomes {
+		if outcome != "ok" {
+			failed += n
+		}
+	}
+	if outcomes["ok"] < 5*failed || len(load.wrong) > 0 || len(load.slow) > 0 {
 		t.Errorf("calls: %v, wrong %v, slow %v", outcomes, load.wrong, load.slow)
 	}
 	k.Check()
