@@ -114,7 +114,9 @@ func openSQLite(path string) (*DB, error) {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	name := "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(5000)"
-	const journal = "&_txlock=immediate&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=journal_size_limit(67108864)" + autoCheckpoint
+	// A statement that may fail halfway keeps the pages it changes in a journal of its
+	// own, which is otherwise a file.
+	const journal = "&_txlock=immediate&_pragma=temp_store(MEMORY)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=journal_size_limit(67108864)" + autoCheckpoint
 	// The pages that the batches of an import change again and again must fit into
 	// the cache: the last ones of each range of the indexes.
 	const ledger = journal + "&_pragma=cache_size(-65536)"
