@@ -338,8 +338,11 @@ func (m *Member) foldImport(c Change) error {
 	if v.Generation != nil {
 		m.setGeneration(*v.Generation)
 	}
-	for key, value := range v.Labels {
-		m.setLabel(key, value)
+	if len(v.Labels) > 0 {
+		m.Labels = maps.Clone(m.Labels)
+		for key, value := range v.Labels {
+			m.putLabel(key, value)
+		}
 	}
 	return err
 }
@@ -352,14 +355,17 @@ func (m *Member) begin(c Change) {
 
 // setLabel replaces the map: a reader of the one before keeps what it has.
 func (m *Member) setLabel(key string, value *string) {
-	labels := maps.Clone(m.Labels)
+	m.Labels = maps.Clone(m.Labels)
+	m.putLabel(key, value)
+}
+
+func (m *Member) putLabel(key string, value *string) {
 	if value == nil {
-		delete(labels, key)
-	} else {
-		if labels == nil {
-			labels = map[string]string{}
-		}
-		labels[key] = *value
+		delete(m.Labels, key)
+		return
 	}
-	m.Labels = labels
+	if m.Labels == nil {
+		m.Labels = map[string]string{}
+	}
+	m.Labels[key] = *value
 }

@@ -35,10 +35,13 @@ const (
 	maxGroup = 200
 	// maxWhole is the longest list that is made in one transaction.
 	maxWhole = 50
-	// bulkTime is about how long a batch of a longer list may take: others wait.
-	bulkTime = 25 * time.Millisecond
-	minBatch = 16
-	maxBatch = 1000
+	// About how long a batch of a longer list may take: others wait. On Postgres
+	// each transaction waits for the disk and for a dozen answers, however long
+	// it is.
+	bulkTime         = 25 * time.Millisecond
+	bulkTimePostgres = 50 * time.Millisecond
+	minBatch         = 16
+	maxBatch         = 1000
 	// groupTimeout bounds one transaction.
 	groupTimeout = 15 * time.Second
 	// attempts is how often a transaction is tried that fails through no fault
@@ -62,7 +65,9 @@ type Ledger struct {
 	log   *slog.Logger
 	now   func() time.Time
 	batch int // decisions of the next batch of a long list; the committer's own
-	late  atomic.Pointer[func([]devices.Change)]
+	// bulkTime is that of the database.
+	bulkTime time.Duration
+	late     atomic.Pointer[func([]devices.Change)]
 
 	mu     sync.Mutex
 	short  []*request // at most maxWhole decisions each
@@ -86,7 +91,10 @@ func Clock(now func() time.Time) Option { return func(l *Ledger) { l.now = now }
 // New starts a ledger.
 func New(host Host, log *slog.Logger, options ...Option) *Ledger {
 	ctx, stop := context.WithCancel(context.Background())
-	l := &Ledger{host: host, db: host.Database(), log: log, now: time.Now, batch: 4 * minBatch, wake: make(chan struct{}, 1), stop: stop, done: make(chan struct{})}
+	l := &Ledger{host: host, db: host.Database(), log: log, now: time.Now, bulkTime: bulkTime, batch: 4 * minBatch, wake: make(chan struct{}, 1), stop: stop, done: make(chan struct{})}
+	if l.db.Postgres() {
+		l.bulkTime = bulkTimePostgres
+	}
 	for _, option := range options {
 		option(l)
 	}
@@ -341,7 +349,7 @@ func (l *Ledger) decideBatch(ctx context.Context, r *request) {
 
 // adapt chooses the size of the next batch by how long this one took.
 func (l *Ledger) adapt(decisions int, took time.Duration) {
-	fits := int(float64(decisions) * float64(bulkTime) / float64(max(took, time.Microsecond)))
+	fits := int(float64(decisions) * float64(l.bulkTime) / float64(max(took, time.Microsecond)))
 	if decisions < l.batch { // the end of a list says little
 		fits = min(fits, l.batch)
 	}

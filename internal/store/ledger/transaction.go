@@ -151,7 +151,12 @@ func (t *transaction) decideOne(ctx context.Context, d *devices.Decision, s *sta
 		if i > 0 {
 			c.ID += "." + strconv.Itoa(i)
 		}
-		if err := now.Fold(*c); err != nil {
+		if d.Import { // its one change is everything; folding it would read again what was just encoded
+			now, now.Revision, now.Joined = after, c.Revision, devices.TransportNone
+			if !s.now.Known() {
+				now.FirstSeen = at
+			}
+		} else if err := now.Fold(*c); err != nil {
 			out.Err = err
 			return nil, nil
 		}
