@@ -29,6 +29,8 @@ const (
 const (
 	// maxChanges bounds the changes of one message, in bytes: NATS takes 1 MiB.
 	maxChanges = 512 << 10
+	// upPause is the pause between two looks whether NATS is reached.
+	upPause = 50 * time.Millisecond
 	// peerSettle is how long the answers of further nodes are waited for after the
 	// first.
 	peerSettle = 300 * time.Millisecond
@@ -110,8 +112,16 @@ func (p *Peers) Revoke(ctx context.Context, r registry.Revocation) (nodes []stri
 	return nodes
 }
 
-// Ask asks what other nodes know beyond a position.
+// Ask asks what other nodes know beyond a position. A node that starts may not have
+// reached NATS yet: it waits for that until ctx ends.
 func (p *Peers) Ask(ctx context.Context, at devices.Position) (answers []registry.PeerAnswer) {
+	for !p.link.opt.Alone && !p.link.opt.Up() {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(upPause):
+		}
+	}
 	p.request(ctx, verbAsk, registryMessage{At: &at}, func(m registryMessage) {
 		if m.Answer != nil {
 			answers = append(answers, *m.Answer)

@@ -198,10 +198,13 @@ func (r *Registry) decideSoon(ctx context.Context, d devices.Decision) ([]device
 
 // revoke ends all credentials of a device. It is a maximum: made twice, or after
 // another decision about them, it holds as well.
-func revoke(rotation devices.Rotation) func(m *devices.Member) error {
+func revoke(rotation devices.Rotation, permits ...Permit) func(m *devices.Member) error {
 	return func(m *devices.Member) error {
 		if !m.Known() {
 			return Unknown(m.ID)
+		}
+		if err := permitted(m, permits); err != nil {
+			return err
 		}
 		if m.Admission != devices.AdmissionRevoked {
 			m.Admission = devices.AdmissionRevoked
@@ -216,9 +219,22 @@ func Unknown(id devices.ID) error {
 	return devices.Errorf(devices.CodeDeviceUnknown, "no device %s is known", id)
 }
 
+// Permit refuses a decision about a device by what the database holds of it; the
+// caller was asked before by what this node has, which may be older.
+type Permit func(m *devices.Member) error
+
+func permitted(m *devices.Member, permits []Permit) error {
+	for _, permit := range permits {
+		if err := permit(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Revoke ends all credentials of a device. While the database is away it is in
 // force as well, on this node and on those that confirm it.
-func (r *Registry) Revoke(ctx context.Context, who string, id devices.ID) (Revoked, error) {
+func (r *Registry) Revoke(ctx context.Context, who string, id devices.ID, permits ...Permit) (Revoked, error) {
 	if err := r.Judge(); err != nil {
 		return Revoked{}, err
 	}
@@ -226,7 +242,7 @@ func (r *Registry) Revoke(ctx context.Context, who string, id devices.ID) (Revok
 		return Revoked{}, Unknown(id)
 	}
 	p := Revocation{ID: rand.Text(), Device: id, Who: who, At: time.Now().UTC()}
-	_, err := r.decideSoon(ctx, devices.Decision{ID: p.ID, Device: id, Who: who, Decide: revoke(r.Rotation())})
+	_, err := r.decideSoon(ctx, devices.Decision{ID: p.ID, Device: id, Who: who, Decide: revoke(r.Rotation(), permits...)})
 	if isCode(err, devices.CodeUnavailable) {
 		return r.pend(ctx, p)
 	}
@@ -239,9 +255,12 @@ func (r *Registry) Forget(ctx context.Context, who string, id devices.ID) error 
 }
 
 // ForgetAt is Forget for the device at this revision; 0: whatever it is.
-func (r *Registry) ForgetAt(ctx context.Context, who string, id devices.ID, ifMatch int64) error {
+func (r *Registry) ForgetAt(ctx context.Context, who string, id devices.ID, ifMatch int64, permits ...Permit) error {
 	rotation := r.Rotation()
 	_, err := r.Edit(ctx, who, id, ifMatch, func(m *devices.Member) error {
+		if err := permitted(m, permits); err != nil {
+			return err
+		}
 		m.Admission = devices.AdmissionForgotten
 		if m.ClientID != "" || m.Generation > 0 {
 			Raise(m, rotation, ReasonForgotten)
@@ -293,9 +312,12 @@ func (r *Registry) Edit(ctx context.Context, who string, id devices.ID, ifMatch 
 // Rotate begins a new generation; the one before stays valid until a time, or
 // until the device has connected with the new one. confirmed is the highest
 // generation that it has connected with.
-func (r *Registry) Rotate(ctx context.Context, who string, id devices.ID, until time.Time, confirmed int64) error {
+func (r *Registry) Rotate(ctx context.Context, who string, id devices.ID, until time.Time, confirmed int64, permits ...Permit) error {
 	rotation := r.Rotation()
 	_, err := r.Edit(ctx, who, id, 0, func(m *devices.Member) error {
+		if err := permitted(m, permits); err != nil {
+			return err
+		}
 		if m.Admission == devices.AdmissionRevoked {
 			return devices.Errorf(devices.CodeForbidden, "the credentials of %s are revoked already; approve it to give it new ones", id)
 		}

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// maxAhead bounds the changes that wait for those before them; more are read
-	// from the log.
+	// maxAhead is how far a change may be ahead of those in force to wait for them;
+	// what is further is read from the log.
 	maxAhead = 10_000
 	// maxRecent is how many changes a node keeps for others.
 	maxRecent = 10_000
@@ -33,14 +33,15 @@ func (r *Registry) Offer(list []devices.Change) {
 		switch {
 		case c.Revision <= r.at.Revision:
 			r.suspect = r.suspect || r.recent.contradicts(c)
-		case len(r.ahead) < maxAhead:
+		case c.Revision <= r.at.Revision+maxAhead:
 			r.ahead[c.Revision] = c
 		}
+		r.heard = max(r.heard, c.Revision)
 	}
 	if !r.suspect {
 		r.advanceLocked()
 	}
-	if r.suspect || len(r.ahead) > 0 {
+	if r.suspect || r.heard > r.at.Revision {
 		r.wake()
 	}
 }
@@ -184,6 +185,9 @@ func (r *Registry) replace(all *roster, s Snapshot, since []devices.Change, rest
 			delete(r.ahead, revision)
 		}
 	}
+	if restored {
+		r.heard = 0
+	}
 	close(r.moved)
 	r.moved = make(chan struct{})
 }
@@ -243,6 +247,10 @@ func (r *Registry) readOn(ctx context.Context) error {
 		}
 		whole := len(list) < readPage
 		r.Offer(list)
+		if _, suspect := r.state(); suspect { // a hint of another history came meanwhile, and nothing is applied
+			r.Stats.Restored.Add(1)
+			return r.reload(ctx, true)
+		}
 		if whole {
 			return nil
 		}
@@ -302,7 +310,7 @@ func (r *Registry) run() {
 func (r *Registry) hasGap() bool {
 	r.follow.Lock()
 	defer r.follow.Unlock()
-	return (r.suspect || len(r.ahead) > 0) && r.at.Lineage != ""
+	return (r.suspect || r.heard > r.at.Revision) && r.at.Lineage != ""
 }
 
 // readMissing reads what hints did not bring, or everything if one of them is of

@@ -75,6 +75,7 @@ type Registry struct {
 	at      devices.Position
 	ahead   map[int64]devices.Change // that came before their turn
 	recent  recent
+	heard   int64         // the highest revision of a hint
 	suspect bool          // a change came that contradicts what is in force
 	moved   chan struct{} // closed when at moves
 
@@ -141,14 +142,37 @@ func (r *Registry) Start(ctx context.Context) error {
 	case err == nil:
 	case !errors.Is(err, devices.ErrDatabase):
 		return err
+	case saved != nil && r.askPeers(ctx):
+		r.goBySnapshot()
 	case saved != nil:
-		r.askPeers(ctx)
-		r.ready.Store(true)
-		r.opt.Log.Warn("the database does not answer; devices are admitted by this node's snapshot", "revision", r.Position().Revision, "members", r.Members())
+		r.opt.Log.Warn("the database does not answer, and other nodes know more than this node's snapshot and cannot complete it; nobody is admitted", "revision", r.Position().Revision)
+		r.tasks.Go(r.askAgain)
 	default:
 		r.opt.Log.Warn("the database does not answer and this node has no snapshot; nobody is admitted")
 	}
 	return nil
+}
+
+// goBySnapshot admits devices without the database.
+func (r *Registry) goBySnapshot() {
+	if !r.ready.Swap(true) {
+		r.opt.Log.Warn("the database does not answer; devices are admitted by this node's snapshot", "revision", r.Position().Revision, "members", r.Members())
+	}
+}
+
+// askAgain asks other nodes until they complete what this node knows, or the
+// database did.
+func (r *Registry) askAgain() {
+	for !r.Ready() {
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-time.After(peerLimit):
+		}
+		if r.askPeers(r.ctx) {
+			r.goBySnapshot()
+		}
+	}
 }
 
 // Close writes what waits to be written and ends the tasks.

@@ -517,6 +517,54 @@ func TestPruned(t *testing.T) {
 	checkAgainst(t, again, l)
 }
 
+// A node that is far behind reads the log, however many hints of what is further it
+// has heard meanwhile.
+func TestHintsFarAhead(t *testing.T) {
+	l := registrytest.New()
+	n := startNode(t, l, "")
+	join(t, n, "a", "client")
+	var all []devices.Change
+	for i := range 25_000 {
+		out, err := l.Decide(t.Context(), []devices.Decision{{ID: fmt.Sprint("far-", i), Device: "a", Who: "test", Decide: func(m *devices.Member) error { m.Name = fmt.Sprint(i); return nil }}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, out[0].Changes...)
+	}
+	n.Offer(all[12_000:])
+	eventually(t, "the node has read what it missed", func() bool { return n.Position().Revision == all[len(all)-1].Revision })
+	if err := n.Refresh(t.Context()); err != nil {
+		t.Error(err)
+	}
+	checkAgainst(t, n, l)
+}
+
+// While the database is away, a node whose snapshot other nodes cannot complete
+// admits nobody.
+func TestSnapshotTooOldForPeers(t *testing.T) {
+	l, dir := registrytest.New(), t.TempDir()
+	old := startNode(t, l, dir)
+	join(t, old, "a", "client")
+	old.Close()
+	maker := startNode(t, l, t.TempDir())
+	if _, err := maker.Revoke(t.Context(), "admin", "a"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		join(t, maker, devices.ID(fmt.Sprint("x", i)), "client")
+	}
+	live := startNode(t, l, t.TempDir()) // from the tables: it has none of the changes
+	l.SetAway(true)
+	again := startNode(t, l, dir, func(o *registry.Options) { o.Peers = pairPeers{func() *registry.Registry { return live.Registry }} })
+	if again.Ready() || again.Judge() == nil {
+		t.Error("it judges by a snapshot that it knows to be old")
+	}
+	l.SetAway(false)
+	if err := again.Refresh(t.Context()); err != nil || !again.Ready() || again.Standing("a", "client").Member() {
+		t.Errorf("with the database: %v, ready %v", err, again.Ready())
+	}
+}
+
 // TestRevokeWithoutDatabase: it is in force at once, is on disk, is written when
 // the database is back, and an approval has to wait for that.
 func TestRevokeWithoutDatabase(t *testing.T) {

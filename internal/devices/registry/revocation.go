@@ -106,17 +106,34 @@ func (r *Registry) Confirm(p Revocation) error {
 
 // pend puts a revocation into force that the database did not take.
 func (r *Registry) pend(ctx context.Context, p Revocation) (Revoked, error) {
-	if err := r.Confirm(p); err != nil {
-		return Revoked{}, err
+	var out Revoked
+	unwritten := r.Confirm(p)
+	switch {
+	case unwritten == nil:
+		out.Nodes = []string{r.opt.Node}
+	case !r.waits(p.ID):
+		return Revoked{}, unwritten
+	default: // it is in force here until the node stops; others may have a disk that takes it
+		r.opt.Log.Error("a revocation is in force and not on this node's disk", "device", p.Device, "key", p.Key, "error", unwritten)
 	}
 	r.opt.Log.Warn("revoked without the database; it is written when that answers", "device", p.Device, "key", p.Key, "by", p.Who)
-	out := Revoked{Nodes: []string{r.opt.Node}}
 	if r.opt.Peers != nil {
 		ctx, cancel := context.WithTimeout(ctx, peerConfirm)
 		defer cancel()
 		out.Nodes = append(out.Nodes, r.opt.Peers.Revoke(ctx, p)...)
 	}
+	if len(out.Nodes) == 0 {
+		return out, unwritten
+	}
 	return out, nil
+}
+
+// waits tells whether a revocation is in force and not in the database.
+func (r *Registry) waits(id string) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	_, waits := r.revokes[id]
+	return waits
 }
 
 // settled ends the wait of a revocation whose change is in force. r.follow is held.
@@ -221,25 +238,31 @@ func (r *Registry) saveRevocations() error {
 	return durable.WriteFile(path, text)
 }
 
-// askPeers takes over what other nodes know beyond this node's snapshot.
-func (r *Registry) askPeers(ctx context.Context) {
+// askPeers takes over what other nodes know beyond this node's snapshot. It is false
+// if one of them knows more than could be taken over: then this node must admit
+// nobody by what it has.
+func (r *Registry) askPeers(ctx context.Context) (caughtUp bool) {
 	if r.opt.Peers == nil {
-		return
+		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, peerLimit)
 	defer cancel()
 	for again := true; again && ctx.Err() == nil; {
 		again = false
 		at := r.Position()
+		caughtUp = true
 		for _, a := range r.opt.Peers.Ask(ctx, at) {
-			r.heard(a)
-			again = again || !a.Whole && r.Position().Revision > at.Revision
+			r.take(a)
+			now := r.Position()
+			again = again || !a.Whole && now.Revision > at.Revision
+			caughtUp = caughtUp && a.At.Lineage == now.Lineage && a.At.Revision <= now.Revision
 		}
 	}
+	return caughtUp
 }
 
-// heard takes over what another node knows.
-func (r *Registry) heard(a PeerAnswer) {
+// take takes over what another node knows.
+func (r *Registry) take(a PeerAnswer) {
 	for _, p := range a.Revocations {
 		if err := r.Confirm(p); err != nil {
 			r.opt.Log.Warn("a revocation of another node is not written down", "device", p.Device, "key", p.Key, "error", err)

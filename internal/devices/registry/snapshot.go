@@ -350,6 +350,7 @@ func (f *file) load(key sipKey) (*saved, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", content.Name(), err)
 	}
+	f.written = s.Revision // also if its tail is missing, or of another snapshot
 	return s, f.loadTail(s)
 }
 

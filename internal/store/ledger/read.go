@@ -62,8 +62,7 @@ func scanChange(scan func(...any) error) (c devices.Change, err error) {
 	return c, err
 }
 
-// Changes implements registry.Ledger. A page ends before a change that is not
-// kept any more.
+// Changes implements registry.Ledger.
 func (l *Ledger) Changes(ctx context.Context, from int64, limit int) ([]devices.Change, error) {
 	from = max(from, 1)
 	list, err := l.changes(ctx, `SELECT `+changeColumns+` WHERE revision >= $1 ORDER BY revision LIMIT $2`, from, pageOf(limit))
@@ -72,10 +71,7 @@ func (l *Ledger) Changes(ctx context.Context, from int64, limit int) ([]devices.
 	}
 	for i := range list {
 		if list[i].Revision != from+int64(i) {
-			if i == 0 {
-				return nil, fmt.Errorf("change %d: %w", from, devices.ErrPruned)
-			}
-			return list[:i], nil
+			return nil, fmt.Errorf("change %d: %w", from+int64(i), devices.ErrPruned)
 		}
 	}
 	return list, nil
