@@ -86,7 +86,7 @@ func newReader(file io.Reader, format Format, replace bool) (reader, error) {
 
 // Core takes what an import writes; it is the fleet.Service.
 type Core interface {
-	CheckImport(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool) ([]fleet.Imported, error)
+	CheckImport(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool, created int64) ([]fleet.Imported, error)
 	Import(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool) ([]fleet.Imported, error)
 }
 
@@ -167,15 +167,19 @@ func (im *importer) isFaulty(index int64) bool {
 // check reads the whole file and lists its faults.
 func (im *importer) check(file io.ReaderAt) error {
 	var batch batch
+	var created int64
 	flush := func() error {
 		if len(batch.rows) == 0 {
 			return nil
 		}
-		results, err := im.core.CheckImport(im.ctx, im.by, batch.rows, im.opt.Replace)
+		results, err := im.core.CheckImport(im.ctx, im.by, batch.rows, im.opt.Replace, created)
 		if err != nil {
 			return err
 		}
 		for i, result := range results {
+			if result.Created {
+				created++
+			}
 			if result.Err != nil {
 				im.refuse(batch.at[i].index, batch.at[i].fault(result.Err))
 			}

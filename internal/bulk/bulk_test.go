@@ -23,7 +23,7 @@ type core struct {
 	fails        error // of the second batch that is written
 }
 
-func (c *core) CheckImport(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool) ([]fleet.Imported, error) {
+func (c *core) CheckImport(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool, _ int64) ([]fleet.Imported, error) {
 	out := make([]fleet.Imported, len(rows))
 	for i, row := range rows {
 		if c.check != nil {

@@ -20,7 +20,7 @@ type taker struct {
 	refuses devices.ID
 }
 
-func (c *taker) CheckImport(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool) ([]fleet.Imported, error) {
+func (c *taker) CheckImport(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool, _ int64) ([]fleet.Imported, error) {
 	return make([]fleet.Imported, len(rows)), nil
 }
 

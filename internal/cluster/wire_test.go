@@ -17,6 +17,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 	"fleetd/internal/selector"
@@ -60,6 +61,13 @@ var (
 	wireSpoken    = devices.Spoken{Device: id, ClientID: "11111111-2222-4333-8444-555555555555", Code: "123456", Challenge: "c"}
 )
 
+var (
+	wireChanges = []devices.Change{{Revision: 7, ID: "CHANGE7", Device: id, Aspect: devices.AspectName, Value: json.RawMessage(`"lamp"`), Who: "abcdefgh", At: wireTime},
+		{Revision: 8, ID: "CHANGE8", Aspect: devices.AspectRotation, Value: json.RawMessage("null"), Who: "abcdefgh", At: wireTime}}
+	wireRevocation = registry.Revocation{ID: "REVOKED", Device: id, Who: "abcdefgh", At: wireTime}
+	wirePosition   = devices.Position{Lineage: "LINEAGE", Revision: 7, ID: "CHANGE7"}
+)
+
 // wireSends are all messages that one node sends to the others unasked, or as
 // the question of a hop.
 var wireSends = map[string]func(ctx context.Context, l *Link){
@@ -88,6 +96,9 @@ var wireSends = map[string]func(ctx context.Context, l *Link){
 	"hop-rpc": func(ctx context.Context, l *Link) {
 		_, _ = l.ForwardRPC(ctx, devices.RPCCall{Device: id, Method: "tools/list", Params: json.RawMessage(`{"cursor":""}`), By: access.By{Who: access.Fleet, Via: "api"}})
 	},
+	"changes":     func(_ context.Context, l *Link) { l.Peers().Tell(wireChanges) },
+	"revoke":      func(ctx context.Context, l *Link) { l.Peers().Revoke(ctx, wireRevocation) },
+	"ask":         func(ctx context.Context, l *Link) { l.Peers().Ask(ctx, wirePosition) },
 	"hop-view":    func(ctx context.Context, l *Link) { _, _ = l.Ask(ctx, id, devices.AskView) },
 	"hop-refresh": func(ctx context.Context, l *Link) { _, _ = l.Ask(ctx, id, devices.AskRefresh) },
 	"hop-send": func(ctx context.Context, l *Link) {
@@ -227,6 +238,21 @@ func TestWireReceived(t *testing.T) {
 		}
 		if v, err := f.holding.Get(t.Context(), id); err != nil || v.State != devices.StateContested || v.Pending != wireSpoken.ClientID {
 			t.Errorf("after the news: %+v, %v", v, err)
+		}
+	}
+}
+
+// What version 1 says of the registry, as it is read.
+func TestWireRegistry(t *testing.T) {
+	for name, want := range map[string]registryMessage{
+		"changes": {Changes: wireChanges},
+		"revoke":  {Revocation: &wireRevocation},
+		"ask":     {At: &wirePosition},
+	} {
+		var got registryMessage
+		want.Node = "far"
+		if err := json.Unmarshal([]byte(readWire(t, name).Body), &got); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
 }

@@ -166,7 +166,13 @@ func (s *Service) Approve(ctx context.Context, by access.By, name string) (devic
 	case !is.Known:
 		return "", registry.Unknown(id)
 	}
-	return id, s.admit(ctx, by.Key(), id, spoken, nil)
+	permits := permit(by, id)
+	return id, s.admit(ctx, by.Key(), id, spoken, func(m *devices.Member) error {
+		if !m.Known() { // it waits, and has no labels
+			return nil
+		}
+		return permits(m)
+	})
 }
 
 // admit makes the device a member, with this Client-Id unless it is empty. refuse
@@ -221,7 +227,7 @@ func isCode(name string) bool {
 // for approval at its next check. While the database is away it is in force on
 // the nodes that the answer names, and written when that is back.
 func (s *Service) Revoke(ctx context.Context, by access.By, id devices.ID) (registry.Revoked, error) {
-	r, err := s.registry.Revoke(ctx, by.Key(), id)
+	r, err := s.registry.Revoke(ctx, by.Key(), id, permit(by, id))
 	if err == nil {
 		s.log.Info("device revoked", "device", id, "recorded", r.Recorded)
 	}
@@ -238,7 +244,7 @@ func (s *Service) Forget(ctx context.Context, by access.By, id devices.ID) error
 // ForgetAt is Forget for the device at this revision; 0: whatever it is.
 func (s *Service) ForgetAt(ctx context.Context, by access.By, id devices.ID, ifMatch int64) error {
 	waited := s.pending.waits(id, time.Now())
-	err := s.registry.ForgetAt(ctx, by.Key(), id, ifMatch)
+	err := s.registry.ForgetAt(ctx, by.Key(), id, ifMatch, permit(by, id))
 	if err == nil || devices.AsError(err).Code == devices.CodeDeviceUnknown {
 		s.pending.drop(id)
 	}

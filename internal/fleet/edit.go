@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
@@ -92,8 +93,25 @@ func (s *Service) Edit(ctx context.Context, by access.By, id devices.ID, ifMatch
 	if err := edit.Check(); err != nil {
 		return err
 	}
-	_, err := s.registry.Edit(ctx, by.Key(), id, ifMatch, edit.apply)
+	permits := permit(by, id)
+	_, err := s.registry.Edit(ctx, by.Key(), id, ifMatch, func(m *devices.Member) error {
+		if err := permits(m); err != nil {
+			return err
+		}
+		return edit.apply(m)
+	})
 	return err
+}
+
+// permit refuses a decision about a device that has left those of the caller's key
+// since the caller was asked.
+func permit(by access.By, id devices.ID) registry.Permit {
+	return func(m *devices.Member) error {
+		if !by.Who.Devices.MatchIdentity(string(id), m.Labels) {
+			return devices.Errorf(devices.CodeForbidden, "the key is not for %s any more", id)
+		}
+		return nil
+	}
 }
 
 // editPage is how many devices EditAll decides about at a time: other decisions
@@ -107,17 +125,25 @@ func (s *Service) EditAll(ctx context.Context, by access.By, sel selector.Select
 	if err := edit.Check(); err != nil {
 		return 0, 0, err
 	}
+	l := lister{s: s, ctx: ctx, q: devices.ListQuery{Select: sel}, catalogs: map[devices.Hash]*Catalog{}}
 	err = s.Each(ctx, by, sel, func(page []View) error {
 		for list := range slices.Chunk(page, editPage) {
 			decisions := make([]devices.Decision, len(list))
+			now := time.Now()
 			for i, v := range list {
-				id := v.Device.ID
+				id, selectable := v.Device.ID, v.selectable(l.catalog)
+				permits := permit(by, id)
 				decisions[i] = devices.Decision{Device: id, Who: by.Key(), Decide: func(m *devices.Member) error {
+					is := selectable
+					is.Name, is.Labels = m.Name, m.Labels // as they are now; the rest nobody decides
 					switch {
 					case !m.Known():
 						return registry.Unknown(id)
-					case !by.Who.Devices.MatchIdentity(string(id), m.Labels):
-						return devices.Errorf(devices.CodeForbidden, "the key is not for %s any more", id)
+					case !sel.Match(&is, now):
+						return devices.Errorf(devices.CodeChanged, "%s is not selected any more", id)
+					}
+					if err := permits(m); err != nil {
+						return err
 					}
 					return edit.apply(m)
 				}}

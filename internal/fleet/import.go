@@ -31,9 +31,10 @@ type Imported struct {
 	FirstClient bool
 }
 
-// CheckImport tells what Import would make of rows, and changes nothing. With an
-// error nothing is known.
-func (s *Service) CheckImport(ctx context.Context, by access.By, rows []ImportRow, replace bool) ([]Imported, error) {
+// CheckImport tells what Import would make of rows, and changes nothing. created is
+// how many devices earlier rows of the file would make. With an error nothing is
+// known.
+func (s *Service) CheckImport(ctx context.Context, by access.By, rows []ImportRow, replace bool, created int64) ([]Imported, error) {
 	if err := s.registry.Judge(); err != nil {
 		return nil, err
 	}
@@ -54,7 +55,7 @@ func (s *Service) CheckImport(ctx context.Context, by access.By, rows []ImportRo
 		}
 	}
 	out := make([]Imported, len(rows))
-	for i, d := range s.importDecisions(by, rows, replace) {
+	for i, d := range s.importDecisions(by, rows, replace, created) {
 		before, ok := members[d.Device]
 		if !ok {
 			before = devices.Member{ID: d.Device}
@@ -77,7 +78,7 @@ func (s *Service) Import(ctx context.Context, by access.By, rows []ImportRow, re
 	if err := s.registry.Judge(); err != nil {
 		return nil, err
 	}
-	outcomes, err := s.registry.Decide(ctx, s.importDecisions(by, rows, replace))
+	outcomes, err := s.registry.Decide(ctx, s.importDecisions(by, rows, replace, 0))
 	if err != nil {
 		return nil, err
 	}
@@ -96,9 +97,9 @@ func imported(before, after *devices.Member, changed bool) Imported {
 	return Imported{Created: created, Changed: changed && !created, FirstClient: after.Admission == devices.AdmissionMember && after.ClientID == ""}
 }
 
-func (s *Service) importDecisions(by access.By, rows []ImportRow, replace bool) []devices.Decision {
+func (s *Service) importDecisions(by access.By, rows []ImportRow, replace bool, created int64) []devices.Decision {
 	rotation := s.registry.Rotation()
-	room := max(0, s.registry.Limit()-s.registry.Members())
+	room := max(0, s.registry.Limit()-s.registry.Members()-int(created))
 	list := make([]devices.Decision, len(rows))
 	for i := range rows {
 		row := &rows[i]

@@ -16,12 +16,15 @@ func TestImportKeepsTheLimit(t *testing.T) {
 	s := p.Service(t, fleet.Config{Members: 3})
 	p.Put(devices.Member{ID: "a"})
 	rows := []fleet.ImportRow{{Device: "b"}, {Device: "a"}, {Device: "c"}, {Device: "d"}}
+	// What earlier rows of the file would make takes room as well.
+	if got, err := s.CheckImport(t.Context(), devicetest.Admin, rows, false, 2); err != nil || got[0].Err == nil || got[1].Err != nil || got[2].Err == nil {
+		t.Errorf("after two others: %+v, %v", got, err)
+	}
 	for _, write := range []bool{false, true} {
-		do := s.CheckImport
+		got, err := s.CheckImport(t.Context(), devicetest.Admin, rows, false, 0)
 		if write {
-			do = s.Import
+			got, err = s.Import(t.Context(), devicetest.Admin, rows, false)
 		}
-		got, err := do(t.Context(), devicetest.Admin, rows, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -439,6 +439,17 @@ func TestEditAllIsForTheKeysDevices(t *testing.T) {
 	if m, _ := p.Ledger.Member(moved); err != nil || matched != 1249 || m.Name != "" || m.Labels["room"] != "hall" {
 		t.Errorf("%d matched, %v; the device that moved is %+v", matched, err, m)
 	}
+	// So is one that is not selected any more.
+	records.id = "02:00:00:00:00:02"
+	sel, err := selector.Parse("room=lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name = "selected"
+	matched, _, err = other.EditAll(t.Context(), devicetest.Admin, sel, fleet.Edit{Name: &name})
+	if m, _ := p.Ledger.Member(records.id); err != nil || matched != 1248 || m.Name == name || m.Labels["room"] != "hall" {
+		t.Errorf("%d matched, %v; the device that moved is %+v", matched, err, m)
+	}
 }
 
 // moving is a database in which a device goes to another room once a list was read.

@@ -92,7 +92,7 @@ func (s *Service) Rotate(ctx context.Context, by access.By, id devices.ID, grace
 	}
 	until := time.Now().Add(grace)
 	confirmed := max(row.Presence.Generation, s.secretsFor(id).Confirmed)
-	if err := s.registry.Rotate(ctx, by.Key(), id, until, confirmed); err != nil {
+	if err := s.registry.Rotate(ctx, by.Key(), id, until, confirmed, permit(by, id)); err != nil {
 		return err
 	}
 	s.log.Info("device's credentials rotated", "device", id, "until", until)

@@ -140,11 +140,11 @@ func (s *Server) runImport(w http.ResponseWriter, r *http.Request) (report bulk.
 type untilDrain struct{ s *Server }
 
 // CheckImport implements bulk.Core.
-func (d untilDrain) CheckImport(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool) ([]fleet.Imported, error) {
+func (d untilDrain) CheckImport(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool, created int64) ([]fleet.Imported, error) {
 	if err := d.s.draining(); err != nil {
 		return nil, err
 	}
-	return d.s.opt.Service.CheckImport(ctx, by, rows, replace)
+	return d.s.opt.Service.CheckImport(ctx, by, rows, replace, created)
 }
 
 // Import implements bulk.Core.
