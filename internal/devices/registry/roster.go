@@ -7,16 +7,17 @@ import (
 	"fleetd/internal/devices"
 )
 
-// record is what the roster holds of one device: about 40 bytes of memory.
+// record is what the roster holds of one device.
 type record struct {
 	client uint64 // keyed hash of the admitted Client-Id; 0: the first that comes is admitted
-	flags  uint32
+	flags  uint8
 }
 
 const (
 	flagRevoked   = 1 << iota
 	flagWebSocket // preferred transport; neither: the node's default
 	flagMQTT
+	flagUsed // a slot of a table with a record
 )
 
 func (r record) with(prefer devices.Transport) record {
@@ -58,23 +59,17 @@ type roster struct {
 }
 
 type rosterShard struct {
-	mu      sync.RWMutex
-	records map[uint64]record
+	mu    sync.RWMutex
+	table table
 }
 
-func newRoster(key sipKey) *roster {
-	r := &roster{key: key}
-	for i := range r.shards {
-		r.shards[i].records = map[uint64]record{}
-	}
-	return r
-}
+func newRoster(key sipKey) *roster { return &roster{key: key} }
 
 // grow makes room for n devices at once.
 func (r *roster) grow(n int) {
 	for i := range r.shards {
-		if s := &r.shards[i]; len(s.records) == 0 {
-			s.records = make(map[uint64]record, n/rosterShards)
+		if t := &r.shards[i].table; t.n == 0 {
+			t.resize(n / rosterShards * 5 / 4)
 		}
 	}
 }
@@ -84,8 +79,11 @@ func (r *roster) get(id devices.ID) (record, bool) {
 	s := &r.shards[h%rosterShards]
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	found, ok := s.records[h]
-	return found, ok
+	i, found := s.table.find(h)
+	if !found {
+		return record{}, false
+	}
+	return s.table.at(i), true
 }
 
 // client is the hash of a Client-Id under its device's id; never 0, and 0 for
@@ -107,16 +105,20 @@ func (r *roster) updateHash(h uint64, change func(old record, known bool) (recor
 	s := &r.shards[h%rosterShards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	old, known := s.records[h]
+	var old record
+	i, known := s.table.find(h)
+	if known {
+		old = s.table.at(i)
+	}
 	next, stays := change(old, known)
 	switch {
+	case stays && known:
+		s.table.set(i, next)
 	case stays:
-		s.records[h] = next
-		if !known {
-			r.n.Add(1)
-		}
+		s.table.insert(h, next)
+		r.n.Add(1)
 	case known:
-		delete(s.records, h)
+		s.table.remove(i)
 		r.n.Add(-1)
 	}
 }
@@ -127,8 +129,10 @@ func (r *roster) each(f func(h uint64, rec record)) {
 	for i := range r.shards {
 		s := &r.shards[i]
 		s.mu.RLock()
-		for h, rec := range s.records {
-			f(h, rec)
+		for k, flags := range s.table.flags {
+			if flags&flagUsed != 0 {
+				f(s.table.hashes[k], s.table.at(k))
+			}
 		}
 		s.mu.RUnlock()
 	}

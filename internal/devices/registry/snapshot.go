@@ -400,7 +400,7 @@ func decodeRecords(r io.Reader, n int, key sipKey) (*roster, error) {
 		}
 		left -= len(part) / recordBytes
 		for ; len(part) > 0; part = part[recordBytes:] {
-			rec := record{client: binary.LittleEndian.Uint64(part[8:]), flags: uint32(part[16])}
+			rec := record{client: binary.LittleEndian.Uint64(part[8:]), flags: part[16] &^ flagUsed}
 			all.updateHash(binary.LittleEndian.Uint64(part), func(record, bool) (record, bool) { return rec, true })
 		}
 	}
@@ -473,7 +473,7 @@ func (r *Registry) save() (records []byte, s Snapshot) {
 	all.each(func(h uint64, rec record) {
 		records = binary.LittleEndian.AppendUint64(records, h)
 		records = binary.LittleEndian.AppendUint64(records, rec.client)
-		records = append(records, byte(rec.flags))
+		records = append(records, rec.flags)
 	})
 	return records, s
 }
