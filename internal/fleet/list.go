@@ -230,9 +230,6 @@ func (s *Service) Each(ctx context.Context, by access.By, sel selector.Selector,
 	}
 }
 
-// countsLife is how long counts of a selection are given again.
-const countsLife = 10 * time.Second
-
 // Counts are the numbers of devices by their values, of those that the selector
 // selects and the caller may see. Those of all devices are kept; others are
 // counted, and given again for countsLife.
@@ -241,5 +238,5 @@ func (s *Service) Counts(ctx context.Context, by access.By, sel selector.Selecto
 	if sel.IsZero() {
 		return s.ports.Records.Counts(ctx)
 	}
-	return s.counted.get(sel.String(), func() (devices.Counts, error) { return s.ports.Records.CountsOf(ctx, devices.ListQuery{Select: sel}) })
+	return s.countOf(ctx, sel)
 }

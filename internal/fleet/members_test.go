@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -449,6 +450,46 @@ func TestEditAllIsForTheKeysDevices(t *testing.T) {
 	matched, _, err = other.EditAll(t.Context(), devicetest.Admin, sel, fleet.Edit{Name: &name})
 	if m, _ := p.Ledger.Member(records.id); err != nil || matched != 1248 || m.Name == name || m.Labels["room"] != "hall" {
 		t.Errorf("%d matched, %v; the device that moved is %+v", matched, err, m)
+	}
+}
+
+// A caller that leaves while a selection is counted takes the counts from nobody else.
+func TestCountsOutliveTheirCaller(t *testing.T) {
+	p := devicetest.New()
+	p.Put(devices.Member{ID: id, Labels: map[string]string{"room": "lab"}})
+	records := &slowCounts{Ports: p, begun: make(chan struct{}), proceed: make(chan struct{})}
+	s := p.ServiceOver(t, fleet.Config{}, func(ports *fleet.Ports) { ports.Records = records })
+	sel := selector.FromMap(map[string]string{"room": "lab"})
+	ctx, leave := context.WithCancel(t.Context())
+	first := make(chan error)
+	go func() {
+		_, err := s.Counts(ctx, devicetest.Admin, sel)
+		first <- err
+	}()
+	<-records.begun
+	leave()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("who left got %v", err)
+	}
+	close(records.proceed)
+	if counts, err := s.Counts(t.Context(), devicetest.Admin, sel); err != nil || counts.Total != 1 {
+		t.Errorf("%d devices, %v", counts.Total, err)
+	}
+}
+
+// slowCounts is a database that counts once it may.
+type slowCounts struct {
+	*devicetest.Ports
+	begun, proceed chan struct{}
+}
+
+func (c *slowCounts) CountsOf(ctx context.Context, q devices.ListQuery) (devices.Counts, error) {
+	close(c.begun)
+	select {
+	case <-c.proceed:
+		return c.Ports.CountsOf(ctx, q)
+	case <-ctx.Done():
+		return devices.Counts{}, ctx.Err()
 	}
 }
 

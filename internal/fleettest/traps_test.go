@@ -122,8 +122,11 @@ func TestTrap01LateReplyMatchesNothing(t *testing.T) {
 				t.Errorf("the second call: %s, %v", o.r.Content, o.err)
 			}
 			for _, script := range []*devicetest.Script{first, second} {
-				if ids := idsOf(t, script, ""); !slices.IsSorted(ids) || len(slices.Compact(ids)) != len(idsOf(t, script, "")) {
-					t.Errorf("ids %v do not increase", ids)
+				// A probe that goes beside a call may overtake it on its way to the device.
+				ids := idsOf(t, script, "")
+				slices.Sort(ids)
+				if len(slices.Compact(ids)) != len(idsOf(t, script, "")) {
+					t.Errorf("ids %v: one of them twice", idsOf(t, script, ""))
 				}
 			}
 			if second != first {
