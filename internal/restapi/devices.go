@@ -269,11 +269,30 @@ func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	after, err := s.opt.Service.Get(ctx, id)
+	after, err := s.changed(ctx, id)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return newTagged(&after, patchedDevice{newDevice(after), applies}), nil
+}
+
+// changedLimit is how long a device is read again that cannot be read after a change.
+const changedLimit = 5 * time.Second
+
+// changed is a device after a decision about it was made. That the device cannot be
+// read at once must not look as if nothing had been decided.
+func (s *Server) changed(ctx context.Context, id devices.ID) (fleet.View, error) {
+	for end := time.Now().Add(changedLimit); ; {
+		v, err := s.opt.Service.Get(ctx, id)
+		if err == nil || devices.AsError(err).Code != devices.CodeUnavailable {
+			return v, err
+		}
+		if time.Now().After(end) || ctx.Err() != nil {
+			return v, &devices.Error{Code: devices.CodeUnavailable, Part: "database",
+				Detail: "the change is recorded, and the device cannot be read now; look whether it shows the change before you repeat it"}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
 }
 
 func (s *Server) forgetDevice(ctx context.Context, in *forgetInput) (*struct{}, error) {

@@ -204,6 +204,18 @@ func TestLabelsMerge(t *testing.T) {
 	}
 }
 
+// An edit that was made is answered as made, though the device cannot be read at
+// once afterwards.
+func TestEditWhileRowsAreSlow(t *testing.T) {
+	f := newFleet(t)
+	f.put("a", "", "", nil)
+	f.ports.SlowRows(time.Minute)
+	time.AfterFunc(time.Second, func() { f.ports.SlowRows(0) })
+	if r := f.do(t, "PATCH", "/v1/devices/a", `{"name":"lamp"}`); r.status != 200 || !strings.Contains(r.body, `"name":"lamp"`) {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+}
+
 // A change for the revision that was read is refused once another was made.
 func TestIfMatch(t *testing.T) {
 	f := newFleet(t)
