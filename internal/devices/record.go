@@ -179,4 +179,6 @@ var (
 	ErrPruned = errors.New("not kept any more")
 	// ErrDatabase wraps every failure to reach or use the database.
 	ErrDatabase = errors.New("database unavailable")
+	// ErrUncertain is returned, with ErrDatabase, for what may have been written.
+	ErrUncertain = errors.New("it may have been written")
 )

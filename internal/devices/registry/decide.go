@@ -87,6 +87,8 @@ func isCode(err error, code devices.Code) bool {
 // unavailable is an error of the ledger as callers see it.
 func unavailable(err error) error {
 	switch {
+	case errors.Is(err, devices.ErrUncertain):
+		return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "the database failed while it recorded this; look whether it did before you repeat it"}
 	case errors.Is(err, devices.ErrDatabase):
 		return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "the database does not answer, and nothing is decided without it; try again"}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -663,6 +664,23 @@ func TestIfMatch(t *testing.T) {
 	if _, err := n.Edit(t.Context(), "admin", "a", changes[0].Revision-1, rename); !hasCode(err, devices.CodeChanged) {
 		t.Fatalf("an edit of what has moved on: %v", err)
 	}
+}
+
+// What may have been written is not answered as if it had not.
+func TestUncertainDecision(t *testing.T) {
+	l := registrytest.New()
+	n := startNode(t, l, "", func(o *registry.Options) { o.Ledger = uncertain{l} })
+	_, err := n.Edit(t.Context(), "admin", "a", 0, func(*devices.Member) error { return nil })
+	if !hasCode(err, devices.CodeUnavailable) || !strings.Contains(devices.AsError(err).Detail, "look whether") {
+		t.Errorf("%v", err)
+	}
+}
+
+// uncertain is a ledger whose commits end with the connection.
+type uncertain struct{ *registrytest.Ledger }
+
+func (uncertain) Decide(context.Context, []devices.Decision) ([]devices.Outcome, error) {
+	return nil, fmt.Errorf("%w: %w", devices.ErrUncertain, devices.ErrDatabase)
 }
 
 // overtaken is a ledger that answers with a head and, before that arrives, makes

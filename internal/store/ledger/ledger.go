@@ -226,7 +226,7 @@ func (l *Ledger) wait(ctx context.Context, r *request) error {
 	case ended:
 		return <-r.done
 	case begun:
-		return fmt.Errorf("%w: it may have been written: %w", devices.ErrDatabase, ctx.Err())
+		return fmt.Errorf("%w: %w: %w", devices.ErrDatabase, devices.ErrUncertain, ctx.Err())
 	}
 	return l.host.UseError(ctx, "waiting for the turn to write", ctx.Err())
 }
@@ -453,7 +453,9 @@ func (l *Ledger) transact(ctx context.Context, doing string, run func(ctx contex
 			return pass.err
 		case errors.Is(err, errAgain) && attempt < 10*attempts:
 			continue
-		case unknown, ctx.Err() != nil:
+		case unknown:
+			return fmt.Errorf("%w: %w", devices.ErrUncertain, l.host.UseError(ctx, doing, err))
+		case ctx.Err() != nil:
 			return l.host.UseError(ctx, doing, err)
 		}
 		switch class := database.FaultOf(err); {
