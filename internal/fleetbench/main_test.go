@@ -66,14 +66,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
-	content, err := os.ReadFile(jsonFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r report
-	if err := json.Unmarshal(content, &r); err != nil {
-		t.Fatal(err)
-	}
+	r := readReport(t, jsonFile)
 	checkFigure(t, r, "call", figureCalls, 10, 1e6)
 	checkFigure(t, r, "call", figureServerCPU, 1, 10_000)
 	checkFigure(t, r, "call", figureMallocs, 10, 5000) // few calls in a short time carry what the daemon does besides
@@ -452,4 +445,17 @@ func TestCallLoadEnds(t *testing.T) {
 	if _, err := callLoad(ctx, target{address: listener.Addr().String()}, 2, 2, time.Minute); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
+}
+
+// readReport reads what -json wrote.
+func readReport(t *testing.T, file string) (r report) {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(content, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
 }

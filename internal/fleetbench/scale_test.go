@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/csv"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -160,14 +159,7 @@ func TestScaleOnPostgres(t *testing.T) {
 	if err := run(t.Context(), append(scaleArguments(), "-only", "scale", "-scale-on", "postgres", "-fleetd", program, "-runs", "1", "-json", jsonFile), &stdout, &stderr); err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
-	content, err := os.ReadFile(jsonFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r report
-	if err := json.Unmarshal(content, &r); err != nil {
-		t.Fatal(err)
-	}
+	r := readReport(t, jsonFile)
 	checkScale(t, r, "postgres")
 	for _, figure := range []string{figureIdleRows, figureIdleRead, figureIdleCommits} {
 		checkFigure(t, r, "scale-postgres", figure, 0, 1e6)

@@ -3,9 +3,7 @@ package storetest
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -14,14 +12,10 @@ import (
 )
 
 // MeasureLists measures lists, counts and searches of a fleet of as many devices as
-// ScaleEnvironment says, and logs the
-// times of many requests of each kind, each beginning somewhere in the list; of
-// those that may take longer a quarter as many.
+// ScaleEnvironment says, and logs the times of many requests of each kind, each
+// beginning somewhere in the list; of those that may take longer a quarter as many.
 func MeasureLists(t *testing.T, makeDatabase Maker, requests int) {
-	n, err := strconv.Atoi(os.Getenv(ScaleEnvironment))
-	if err != nil {
-		t.Fatal(ScaleEnvironment + " must say how many devices")
-	}
+	n := scaleDevices(t)
 	db := makeDatabase(t)
 	s := openStore(t, db.URL)
 	f := Fleet{Devices: n, Online: 60}

@@ -24,9 +24,18 @@ import (
 	"fleetd/migrations"
 )
 
-// ScaleEnvironment names how many devices RunScale makes; without it the test is
-// skipped.
+// ScaleEnvironment names how many devices the measurements make that have the build
+// tag scale.
 const ScaleEnvironment = "FLEETD_TEST_SCALE"
+
+func scaleDevices(t *testing.T) int {
+	t.Helper()
+	n, err := strconv.Atoi(os.Getenv(ScaleEnvironment))
+	if err != nil {
+		t.Fatal(ScaleEnvironment + " must say how many devices")
+	}
+	return n
+}
 
 // migrateTo applies the files up to a version.
 func migrateTo(t testing.TB, db Database, version int) {
@@ -81,10 +90,7 @@ func fillOld(t testing.TB, db Database, n int) {
 // RunScale prints the figures of a fleet of many devices: migration, import
 // beside decisions of others, snapshot.
 func RunScale(t *testing.T, makeDatabase Maker) {
-	n, err := strconv.Atoi(os.Getenv(ScaleEnvironment))
-	if err != nil {
-		t.Fatal(ScaleEnvironment + " must say how many devices")
-	}
+	n := scaleDevices(t)
 	db := makeDatabase(t)
 	migrateTo(t, db, 9)
 	began := time.Now()
@@ -127,10 +133,7 @@ func RunScale(t *testing.T, makeDatabase Maker) {
 // RunImport prints how fast an empty database takes many new devices in the order
 // of their ids, as package bulk gives them, beside decisions of others.
 func RunImport(t *testing.T, makeDatabase Maker) {
-	n, err := strconv.Atoi(os.Getenv(ScaleEnvironment))
-	if err != nil {
-		t.Fatal(ScaleEnvironment + " must say how many devices")
-	}
+	n := scaleDevices(t)
 	db := makeDatabase(t)
 	s, err := store.Open(t.Context(), db.URL, "", slog.New(slog.DiscardHandler))
 	if err != nil {
