@@ -280,22 +280,31 @@ func (p *Ports) Rows(ctx context.Context, ids []devices.ID) (rows []devices.Row,
 	return rows, nil
 }
 
-// List implements fleet.Records; all orders are those of ids.
+// List implements fleet.Records, in order of ids or names.
 func (p *Ports) List(_ context.Context, q devices.ListQuery) (devices.Page, error) {
 	after, err := devices.ParseCursor(q.After, q.Sort)
 	if err != nil {
 		return devices.Page{}, err
 	}
 	rows, err := p.selected(q)
-	rows = slices.DeleteFunc(rows, func(r devices.Row) bool { return r.Device.ID <= after.ID })
+	place := func(r *devices.Row) devices.Cursor {
+		c := devices.Cursor{Sort: cmp.Or(q.Sort, devices.SortID), ID: r.Device.ID}
+		if q.Sort == devices.SortName {
+			c.Text = strings.ToLower(r.Device.Name)
+		}
+		return c
+	}
+	compare := func(a, b devices.Cursor) int { return cmp.Or(strings.Compare(a.Text, b.Text), cmp.Compare(a.ID, b.ID)) }
+	slices.SortFunc(rows, func(a, b devices.Row) int { return compare(place(&a), place(&b)) })
+	rows = slices.DeleteFunc(rows, func(r devices.Row) bool { return compare(place(&r), after) <= 0 })
 	if err != nil || len(rows) <= q.Limit {
 		return devices.Page{Rows: rows}, err
 	}
 	rows = rows[:q.Limit]
-	return devices.Page{Rows: rows, Next: devices.Cursor{Sort: cmp.Or(q.Sort, devices.SortID), ID: rows[len(rows)-1].Device.ID}.String()}, nil
+	return devices.Page{Rows: rows, Next: place(&rows[len(rows)-1]).String()}, nil
 }
 
-// selected are the rows that a query selects, in order of their ids.
+// selected are the rows that a query selects.
 func (p *Ports) selected(q devices.ListQuery) (rows []devices.Row, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -311,7 +320,6 @@ func (p *Ports) selected(q devices.ListQuery) (rows []devices.Row, err error) {
 			rows = append(rows, row)
 		}
 	}
-	slices.SortFunc(rows, func(a, b devices.Row) int { return strings.Compare(string(a.Device.ID), string(b.Device.ID)) })
 	return rows, nil
 }
 

@@ -125,7 +125,7 @@ func (s *Service) EditAll(ctx context.Context, by access.By, sel selector.Select
 	if err := edit.Check(); err != nil {
 		return 0, 0, err
 	}
-	l := lister{s: s, ctx: ctx, q: devices.ListQuery{Select: sel}, catalogs: map[devices.Hash]*Catalog{}}
+	l := s.lister(ctx, devices.ListQuery{Select: sel})
 	err = s.Each(ctx, by, sel, func(page []View) error {
 		for list := range slices.Chunk(page, editPage) {
 			decisions := make([]devices.Decision, len(list))

@@ -55,13 +55,14 @@ func (s *Service) CheckImport(ctx context.Context, by access.By, rows []ImportRo
 		}
 	}
 	out := make([]Imported, len(rows))
+	rotation := s.registry.Rotation()
 	for i, d := range s.importDecisions(by, rows, replace, created) {
 		before, ok := members[d.Device]
 		if !ok {
 			before = devices.Member{ID: d.Device}
 		}
 		after := before.Clone()
-		if err := d.Decide(&after); err != nil {
+		if err := d.Make(&after, rotation); err != nil {
 			out[i].Err = err
 			continue
 		}
@@ -98,7 +99,6 @@ func imported(before, after *devices.Member, changed bool) Imported {
 }
 
 func (s *Service) importDecisions(by access.By, rows []ImportRow, replace bool, created int64) []devices.Decision {
-	rotation := s.registry.Rotation()
 	room := max(0, s.registry.Limit()-s.registry.Members()-int(created))
 	list := make([]devices.Decision, len(rows))
 	for i := range rows {
@@ -108,7 +108,8 @@ func (s *Service) importDecisions(by access.By, rows []ImportRow, replace bool, 
 		if !is.Known && room > 0 {
 			room--
 		}
-		list[i] = devices.Decision{Device: row.Device, Who: by.Key(), Import: true, Decide: func(m *devices.Member) error {
+		list[i] = devices.Decision{Device: row.Device, Who: by.Key(), Import: true}
+		decide := func(m *devices.Member, rotation devices.Rotation) error {
 			switch {
 			case full && !m.Known():
 				return &devices.Error{Code: devices.CodeUnavailable, Part: "members", Detail: "the fleet has as many devices as --members-limit allows"}
@@ -116,7 +117,12 @@ func (s *Service) importDecisions(by access.By, rows []ImportRow, replace bool, 
 				return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "a revocation of the device is not recorded yet; import it again when it is"}
 			}
 			return row.decide(m, by, rotation, replace)
-		}}
+		}
+		if replace {
+			list[i].DecideWith = decide
+		} else { // no credentials end, so that the rotation does not matter
+			list[i].Decide = func(m *devices.Member) error { return decide(m, devices.Rotation{}) }
+		}
 	}
 	return list
 }

@@ -22,8 +22,11 @@ func (s *Service) List(ctx context.Context, q devices.ListQuery) (views []View, 
 	if err != nil {
 		return nil, "", devices.Errorf(devices.CodeBadRequest, "%v", err)
 	}
-	l := lister{s: s, ctx: ctx, q: q, now: time.Now(), catalogs: map[devices.Hash]*Catalog{}}
-	between := l.waiting()
+	l := s.lister(ctx, q)
+	var between []placed
+	if q.Sort == "" || q.Sort == devices.SortID {
+		between = l.waiting()
+	}
 	page := devices.Page{}
 	online, offline := q.Select.AllowsState(string(devices.StateOnline)), q.Select.AllowsState(string(devices.StateOffline))
 	var rows []devices.Row
@@ -35,7 +38,7 @@ func (s *Service) List(ctx context.Context, q devices.ListQuery) (views []View, 
 	if online || offline {
 		page, err = s.ports.Records.List(ctx, q)
 		for _, row := range rows {
-			between = append(between, s.view(row))
+			between = append(between, placed{s.view(row), l.placeOf(&row)})
 		}
 	} else {
 		page = l.cut(rows, after)
@@ -47,12 +50,9 @@ func (s *Service) List(ctx context.Context, q devices.ListQuery) (views []View, 
 		return nil, "", err
 	}
 	for _, row := range page.Rows {
-		l.add(s.view(row))
+		l.add(placed{s.view(row), l.placeOf(&row)})
 	}
-	if q.Sort != "" && q.Sort != devices.SortID {
-		return l.views, page.Next, nil
-	}
-	return l.merge(between, after.ID, page.Next)
+	return l.merge(between, after, page.Next)
 }
 
 // lister makes one page.
@@ -62,13 +62,25 @@ type lister struct {
 	q        devices.ListQuery
 	now      time.Time
 	catalogs map[devices.Hash]*Catalog
-	views    []View
+	views    []placed
+	listed   map[devices.ID]bool
+}
+
+func (s *Service) lister(ctx context.Context, q devices.ListQuery) *lister {
+	return &lister{s: s, ctx: ctx, q: q, now: time.Now(), catalogs: map[devices.Hash]*Catalog{}, listed: map[devices.ID]bool{}}
+}
+
+// placed is a device with its place in the list.
+type placed struct {
+	View
+	at devices.Cursor
 }
 
 // add takes a device into the page if it is selected as it is now.
-func (l *lister) add(v View) {
-	d := v.selectable(func(h devices.Hash) *Catalog { return l.catalog(h) })
-	if l.q.Select.Match(&d, l.now) {
+func (l *lister) add(v placed) {
+	d := v.selectable(l.catalog)
+	if !l.listed[v.Device.ID] && l.q.Select.Match(&d, l.now) {
+		l.listed[v.Device.ID] = true
 		v.Credentials = l.s.credentials(v.Device.ID)
 		l.views = append(l.views, v)
 	}
@@ -101,8 +113,8 @@ func (v *View) selectable(catalog func(devices.Hash) *Catalog) selector.Device {
 }
 
 // waiting are the devices that wait for approval and never were members.
-func (l *lister) waiting() []View {
-	var out []View
+func (l *lister) waiting() []placed {
+	var out []placed
 	if l.q.Members {
 		return nil
 	}
@@ -110,7 +122,7 @@ func (l *lister) waiting() []View {
 		if !l.s.registry.Standing(id, "").Known {
 			v := l.s.marked(l.s.pendingView(id, p))
 			if hasText(&v.Device, strings.ToLower(l.q.Text)) {
-				out = append(out, v)
+				out = append(out, placed{v, devices.Cursor{Sort: devices.SortID, ID: id}})
 			}
 		}
 	}
@@ -155,9 +167,8 @@ const memoryPage = 500
 
 // cut makes a page of rows that are there as a whole.
 func (l *lister) cut(rows []devices.Row, after devices.Cursor) devices.Page {
-	byTime := l.q.Sort == devices.SortLastSeen || l.q.Sort == devices.SortOfflineSince
 	rows = slices.DeleteFunc(rows, func(r devices.Row) bool {
-		return compareCursors(l.placeOf(&r), after) <= 0 || byTime && l.s.view(r).Presence.Online
+		return compareCursors(l.placeOf(&r), after) <= 0 || l.byTime() && l.s.view(r).Presence.Online
 	})
 	slices.SortFunc(rows, func(a, b devices.Row) int { return compareCursors(l.placeOf(&a), l.placeOf(&b)) })
 	if len(rows) <= l.q.Limit {
@@ -187,23 +198,32 @@ func compareCursors(a, b devices.Cursor) int {
 
 // merge puts the devices in between that belong on this page and that the database
 // did not find.
-func (l *lister) merge(between []View, after devices.ID, next string) ([]View, string, error) {
-	end, err := devices.ParseCursor(next, "")
+func (l *lister) merge(between []placed, after devices.Cursor, next string) ([]View, string, error) {
+	end, err := devices.ParseCursor(next, l.q.Sort)
 	if err != nil {
 		return nil, "", err
 	}
 	for _, v := range between {
-		if id := v.Device.ID; id > after && (next == "" || id <= end.ID) {
+		if compareCursors(v.at, after) > 0 && (next == "" || compareCursors(v.at, end) <= 0) && !(l.byTime() && v.Presence.Online) {
 			l.add(v)
 		}
 	}
-	slices.SortFunc(l.views, func(a, b View) int { return strings.Compare(string(a.Device.ID), string(b.Device.ID)) })
-	l.views = slices.CompactFunc(l.views, func(a, b View) bool { return a.Device.ID == b.Device.ID })
+	slices.SortStableFunc(l.views, func(a, b placed) int { return compareCursors(a.at, b.at) })
 	if len(l.views) > l.q.Limit {
 		l.views = l.views[:l.q.Limit]
-		next = devices.Cursor{Sort: devices.SortID, ID: l.views[l.q.Limit-1].Device.ID}.String()
+		next = l.views[l.q.Limit-1].at.String()
 	}
-	return l.views, next, nil
+	out := make([]View, len(l.views))
+	for i := range l.views {
+		out[i] = l.views[i].View
+	}
+	return out, next, nil
+}
+
+// byTime tells whether the list is in order of a time that online devices do not
+// have.
+func (l *lister) byTime() bool {
+	return l.q.Sort == devices.SortLastSeen || l.q.Sort == devices.SortOfflineSince
 }
 
 // eachPage is how many devices Each passes on at a time.

@@ -375,23 +375,42 @@ func TestWaitingDevicesInLists(t *testing.T) {
 				}
 			}
 		}
-		sel, _ := selector.Parse("state=pending")
-		q := devices.ListQuery{Select: sel, Sort: devices.SortName, Limit: 3}
-		var names []string
-		for {
-			views, next, err := s.List(t.Context(), q)
+		// By name come those that are known.
+		name := func(n int) string {
+			if n%4 == 2 {
+				return fmt.Sprintf("N%02d", 40-n)
+			}
+			return ""
+		}
+		for text, rest := range map[string][]int{"state=pending": {2}, "state in (pending,online)": {2, 3}, "state in (pending,offline)": {1, 2}, "": {1, 2, 3}} {
+			var want []string
+			for n := range all {
+				if slices.Contains(rest, n%4) {
+					want = append(want, name(n)+" "+string(of(n)))
+				}
+			}
+			slices.Sort(want)
+			sel, err := selector.Parse(text)
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, v := range views {
-				names = append(names, v.Device.Name)
+			q := devices.ListQuery{Select: sel, Sort: devices.SortName, Limit: 3}
+			var got []string
+			for pages := 0; ; pages++ {
+				views, next, err := s.List(t.Context(), q)
+				if err != nil || len(views) > q.Limit || pages > 100 {
+					t.Fatalf("%s: page %d with %d devices: %v", text, pages, len(views), err)
+				}
+				for _, v := range views {
+					got = append(got, v.Device.Name+" "+string(v.Device.ID))
+				}
+				if q.After = next; next == "" {
+					break
+				}
 			}
-			if q.After = next; next == "" {
-				break
+			if !slices.Equal(got, want) {
+				t.Errorf("%q by name: %v, not %v", text, got, want)
 			}
-		}
-		if len(names) != 10 || !slices.IsSorted(names) {
-			t.Errorf("by name: %v", names)
 		}
 	})
 }

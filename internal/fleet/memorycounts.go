@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"context"
-	"time"
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
@@ -13,15 +12,14 @@ import (
 // that the selector selects and the caller may see.
 func (s *Service) CountsInMemory(ctx context.Context, by access.By, sel selector.Selector) (pending, contested int64, err error) {
 	states := selector.In(selector.FieldState, string(devices.StatePending), string(devices.StateContested))
-	l := lister{s: s, ctx: ctx, q: devices.ListQuery{Select: selector.And(selector.And(by.Who.Devices, sel), states), Members: by.Who.NeedsLabels()}, now: time.Now(),
-		catalogs: map[devices.Hash]*Catalog{}}
+	l := s.lister(ctx, devices.ListQuery{Select: selector.And(selector.And(by.Who.Devices, sel), states), Members: by.Who.NeedsLabels()})
 	waiting := l.waiting()
 	rows, err := l.inMemory()
 	if err != nil {
 		return 0, 0, err
 	}
 	for _, row := range rows {
-		l.add(s.view(row))
+		l.add(placed{View: s.view(row)})
 	}
 	for _, v := range waiting {
 		l.add(v)
