@@ -102,9 +102,6 @@ var ErrNoHolder = errors.New("no node holds the device")
 // ErrConflict means that somebody else changed a thing first.
 var ErrConflict = errors.New("it was changed meanwhile")
 
-// ErrRotated is returned by fleet.Rotations where somebody else rotated meanwhile.
-var ErrRotated = errors.New("rotated meanwhile")
-
 // ErrBound is returned by the keeper of attestation keys where a serial number
 // would prove a second device, or a device be proven by a second one.
 var ErrBound = errors.New("bound otherwise")

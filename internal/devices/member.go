@@ -99,6 +99,17 @@ type Decision struct {
 	// Once: a change of the device that has this ID already is not made again.
 	Once   bool
 	Decide func(m *Member) error
+	// DecideWith is Decide for what depends on the rotation of the fleet, which
+	// stays as it is until the decision is committed. One of the two is set.
+	DecideWith func(m *Member, r Rotation) error
+}
+
+// Make decides. r matters if DecideWith is set.
+func (d *Decision) Make(m *Member, r Rotation) error {
+	if d.DecideWith != nil {
+		return d.DecideWith(m, r)
+	}
+	return d.Decide(m)
 }
 
 // Outcome is what became of a Decision: its changes in order of their revisions,

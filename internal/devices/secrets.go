@@ -26,49 +26,19 @@ type Secrets struct {
 	Previous      int64
 	PreviousUntil int64 // unix microseconds; the own previous generation is valid until then
 	Confirmed     int64 // the highest generation that a connection came with
-	Changed       int64 // unix microseconds, by the clock of the node that decided, above every earlier change
 }
 
 // SecretsOf returns the generations that a stored exception describes.
 func SecretsOf(x Exception) Secrets {
 	s := Secrets{Generation: x.Generation, Revoked: x.Revoked, Previous: x.Previous}
-	if !x.ChangedAt.IsZero() {
-		s.Changed = x.ChangedAt.UnixMicro()
-	}
 	if !x.PreviousUntil.IsZero() {
 		s.PreviousUntil = x.PreviousUntil.UnixMicro()
 	}
 	return s
 }
 
-// Change returns the exception of a decision that was just made. Its time is above
-// that of the decision before, whose node may have a clock that is ahead.
-func (s *Secrets) Change(id ID, reason string) Exception {
-	s.Changed = max(time.Now().UnixMicro(), s.Changed+1)
-	return s.Exception(id, reason)
-}
-
-// Exception returns the generations as the record that is stored and sent to
-// other nodes.
-func (s *Secrets) Exception(id ID, reason string) Exception {
-	x := Exception{Device: id, Generation: s.Generation, Revoked: s.Revoked, Reason: reason, Previous: s.Previous}
-	if s.Changed > 0 {
-		x.ChangedAt = time.UnixMicro(s.Changed).UTC()
-	}
-	if s.PreviousUntil > 0 {
-		x.PreviousUntil = time.UnixMicro(s.PreviousUntil).UTC()
-	}
-	return x
-}
-
 // Current is the generation that the device is given.
 func (s *Secrets) Current(r Rotation) int64 { return max(s.Generation, r.Generation) }
-
-// Raise begins a new generation and invalidates every earlier one.
-func (s *Secrets) Raise(r Rotation) {
-	s.Generation = s.Current(r) + 1
-	s.Previous, s.PreviousUntil = 0, 0
-}
 
 // maxValid is how many generations can be valid at once: the device's own two
 // beside the fleet's two.

@@ -165,8 +165,7 @@ func (r *Registry) Approve(ctx context.Context, who string, id devices.ID, clien
 	if r.revocationOf(id) {
 		return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "a revocation of the device is not recorded yet; approve it again when the database has taken that"}
 	}
-	rotation := r.Rotation()
-	return r.decideSoon(ctx, devices.Decision{Device: id, Who: who, Decide: func(m *devices.Member) error {
+	return r.decideSoon(ctx, devices.Decision{Device: id, Who: who, DecideWith: func(m *devices.Member, rotation devices.Rotation) error {
 		if refuse != nil {
 			if err := refuse(m); err != nil {
 				return err
@@ -200,8 +199,8 @@ func (r *Registry) decideSoon(ctx context.Context, d devices.Decision) ([]device
 
 // revoke ends all credentials of a device. It is a maximum: made twice, or after
 // another decision about them, it holds as well.
-func revoke(rotation devices.Rotation, permits ...Permit) func(m *devices.Member) error {
-	return func(m *devices.Member) error {
+func revoke(permits ...Permit) func(m *devices.Member, rotation devices.Rotation) error {
+	return func(m *devices.Member, rotation devices.Rotation) error {
 		if !m.Known() {
 			return Unknown(m.ID)
 		}
@@ -244,7 +243,7 @@ func (r *Registry) Revoke(ctx context.Context, who string, id devices.ID, permit
 		return Revoked{}, Unknown(id)
 	}
 	p := Revocation{ID: rand.Text(), Device: id, Who: who, At: time.Now().UTC()}
-	_, err := r.decideSoon(ctx, devices.Decision{ID: p.ID, Device: id, Who: who, Decide: revoke(r.Rotation(), permits...)})
+	_, err := r.decideSoon(ctx, devices.Decision{ID: p.ID, Device: id, Who: who, DecideWith: revoke(permits...)})
 	if isCode(err, devices.CodeUnavailable) {
 		return r.pend(ctx, p)
 	}
@@ -258,8 +257,10 @@ func (r *Registry) Forget(ctx context.Context, who string, id devices.ID) error 
 
 // ForgetAt is Forget for the device at this revision; 0: whatever it is.
 func (r *Registry) ForgetAt(ctx context.Context, who string, id devices.ID, ifMatch int64, permits ...Permit) error {
-	rotation := r.Rotation()
-	_, err := r.Edit(ctx, who, id, ifMatch, func(m *devices.Member) error {
+	_, err := r.decideSoon(ctx, devices.Decision{Device: id, Who: who, DecideWith: func(m *devices.Member, rotation devices.Rotation) error {
+		if err := editable(m, ifMatch); err != nil {
+			return err
+		}
 		if err := permitted(m, permits); err != nil {
 			return err
 		}
@@ -268,7 +269,7 @@ func (r *Registry) ForgetAt(ctx context.Context, who string, id devices.ID, ifMa
 			Raise(m, rotation, ReasonForgotten)
 		}
 		return nil
-	})
+	}})
 	return err
 }
 
@@ -301,22 +302,33 @@ func (r *Registry) Expire(ctx context.Context, ids []devices.ID) (expired int, e
 // the operator has seen; 0: whatever it is.
 func (r *Registry) Edit(ctx context.Context, who string, id devices.ID, ifMatch int64, edit func(m *devices.Member) error) ([]devices.Change, error) {
 	return r.decideSoon(ctx, devices.Decision{Device: id, Who: who, Decide: func(m *devices.Member) error {
-		switch {
-		case !m.Known():
-			return Unknown(id)
-		case ifMatch > 0 && m.Revision != ifMatch:
-			return devices.Errorf(devices.CodeChanged, "%s is at revision %d, not %d: read it again and make your change there", id, m.Revision, ifMatch)
+		if err := editable(m, ifMatch); err != nil {
+			return err
 		}
 		return edit(m)
 	}})
+}
+
+// editable refuses an edit of a device that is not known, or not at the revision
+// that the operator has seen; 0: whatever it is.
+func editable(m *devices.Member, ifMatch int64) error {
+	switch {
+	case !m.Known():
+		return Unknown(m.ID)
+	case ifMatch > 0 && m.Revision != ifMatch:
+		return devices.Errorf(devices.CodeChanged, "%s is at revision %d, not %d: read it again and make your change there", m.ID, m.Revision, ifMatch)
+	}
+	return nil
 }
 
 // Rotate begins a new generation; the one before stays valid until a time, or
 // until the device has connected with the new one. confirmed is the highest
 // generation that it has connected with.
 func (r *Registry) Rotate(ctx context.Context, who string, id devices.ID, until time.Time, confirmed int64, permits ...Permit) error {
-	rotation := r.Rotation()
-	_, err := r.Edit(ctx, who, id, 0, func(m *devices.Member) error {
+	_, err := r.decideSoon(ctx, devices.Decision{Device: id, Who: who, DecideWith: func(m *devices.Member, rotation devices.Rotation) error {
+		if err := editable(m, 0); err != nil {
+			return err
+		}
 		if err := permitted(m, permits); err != nil {
 			return err
 		}
@@ -331,7 +343,7 @@ func (r *Registry) Rotate(ctx context.Context, who string, id devices.ID, until 
 		Raise(m, rotation, "rotated")
 		m.Previous, m.PreviousUntil = before, until.UTC().Truncate(time.Microsecond)
 		return nil
-	})
+	}})
 	return err
 }
 

@@ -104,6 +104,27 @@ func TestJoinAndRevoke(t *testing.T) {
 	}
 }
 
+// Credentials that end are above the fleet's rotation, whether or not the node has
+// heard of it.
+func TestRotatedElsewhere(t *testing.T) {
+	for name, end := range map[string]func(n *node) error{
+		"revoked":   func(n *node) error { _, err := n.Revoke(t.Context(), "admin", "a"); return err },
+		"forgotten": func(n *node) error { return n.Forget(t.Context(), "admin", "a") },
+		"rotated":   func(n *node) error { return n.Rotate(t.Context(), "admin", "a", time.Now().Add(time.Hour), 0) },
+		"replaced":  func(n *node) error { _, err := n.Approve(t.Context(), "admin", "a", "other", nil); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := registrytest.New()
+			n := startNode(t, l, "")
+			join(t, n, "a", "client")
+			l.SetRotation(devices.Rotation{Generation: 5})
+			if err := end(n); err != nil || n.Secrets("a").Generation != 6 {
+				t.Errorf("%+v, %v", n.Secrets("a"), err)
+			}
+		})
+	}
+}
+
 // A device that joins while the database is slow is turned away, and a member as
 // soon as its join is committed: nobody else has to decide anything first, and it
 // need not ask while the database answers at once.

@@ -171,7 +171,7 @@ func (r *Registry) record(ctx context.Context, p Revocation) (err error) {
 	if p.Key != "" {
 		changes, err = r.endKey(ctx, p)
 	} else {
-		changes, err = r.decide(ctx, devices.Decision{ID: p.ID, Device: p.Device, Who: p.Who, Once: true, Decide: revoke(r.Rotation())})
+		changes, err = r.decide(ctx, devices.Decision{ID: p.ID, Device: p.Device, Who: p.Who, Once: true, DecideWith: revoke()})
 		if isCode(err, devices.CodeDeviceUnknown) {
 			err = nil
 		}

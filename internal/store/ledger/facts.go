@@ -52,19 +52,11 @@ func (l *Ledger) SavePolicy(ctx context.Context, who string, p access.Policy) ([
 // Rotate implements registry.Ledger.
 func (l *Ledger) Rotate(ctx context.Context, who string, decide func(old devices.Rotation, highest int64) (devices.Rotation, error)) ([]devices.Change, error) {
 	return l.fact(ctx, who, newLineage(), devices.AspectRotation, func(ctx context.Context, t *transaction) (any, error) {
-		// The row is there from now on, so that it can be locked.
-		if _, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, '{}') ON CONFLICT (key) DO NOTHING`, rotationKey); err != nil {
+		old, err := t.lockRotation(ctx, t.forUpdate())
+		if err != nil {
 			return nil, err
 		}
-		var text string
 		var highest int64
-		var old devices.Rotation
-		if err := t.tx.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`+t.forUpdate(), rotationKey).Scan(&text); err != nil {
-			return nil, err
-		}
-		if err := json.Unmarshal([]byte(text), &old); err != nil {
-			return nil, &passError{fmt.Errorf("the fleet's rotation is stored as %.100q: %w", text, err)}
-		}
 		if err := t.tx.QueryRowContext(ctx, `SELECT COALESCE(max(generation), 0) FROM credential_exceptions`).Scan(&highest); err != nil {
 			return nil, err
 		}
@@ -82,6 +74,35 @@ func (l *Ledger) Rotate(ctx context.Context, who string, decide func(old devices
 		_, err = t.exec(ctx, `UPDATE fleet SET value = $2 WHERE key = $1`, rotationKey, string(document))
 		return next, err
 	})
+}
+
+// fleetRotation is the rotation of the fleet, which stays as it is until the end
+// of the transaction.
+func (t *transaction) fleetRotation(ctx context.Context) (devices.Rotation, error) {
+	if t.rotation == nil {
+		r, err := t.lockRotation(ctx, t.forShare())
+		if err != nil {
+			return devices.Rotation{}, err
+		}
+		t.rotation = &r
+	}
+	return *t.rotation, nil
+}
+
+// lockRotation reads the rotation of the fleet with a lock. Its row is there from
+// then on, so that there is one to lock.
+func (t *transaction) lockRotation(ctx context.Context, lock string) (r devices.Rotation, err error) {
+	if _, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, '{}') ON CONFLICT (key) DO NOTHING`, rotationKey); err != nil {
+		return r, err
+	}
+	var text string
+	if err := t.tx.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`+lock, rotationKey).Scan(&text); err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		return r, &passError{fmt.Errorf("the fleet's rotation is stored as %.100q: %w", text, err)}
+	}
+	return r, nil
 }
 
 // fact writes something of the fleet with its change. write returns what the

@@ -20,7 +20,8 @@ import (
 type transaction struct {
 	*Ledger
 	tx        *sql.Tx
-	committed func() // called after COMMIT
+	committed func()            // called after COMMIT
+	rotation  *devices.Rotation // of the fleet, once a decision has asked for it
 }
 
 // pending is added to a revision that is counted from the beginning of the
@@ -117,7 +118,14 @@ func (t *transaction) decideOne(ctx context.Context, d *devices.Decision, s *sta
 		}
 	}
 	after := s.now.Clone()
-	if out.Err = d.Decide(&after); out.Err != nil {
+	var rotation devices.Rotation
+	if d.DecideWith != nil {
+		var err error
+		if rotation, err = t.fleetRotation(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if out.Err = d.Make(&after, rotation); out.Err != nil {
 		return nil, nil
 	}
 	clean(&after)
@@ -213,6 +221,13 @@ func (t *transaction) hasConnected(ctx context.Context, id devices.ID) (came boo
 func (t *transaction) forUpdate() string {
 	if t.db.Postgres() {
 		return " FOR UPDATE"
+	}
+	return ""
+}
+
+func (t *transaction) forShare() string {
+	if t.db.Postgres() {
+		return " FOR SHARE"
 	}
 	return ""
 }

@@ -688,6 +688,12 @@ func testFleetFacts(t *testing.T, db Database) {
 			t.Errorf("%+v, %v", changes, err)
 		}
 	}
+	var of devices.Rotation
+	with := decision("x", nil)
+	with.DecideWith = func(_ *devices.Member, r devices.Rotation) error { of = r; return nil }
+	if out, err := openLedger(t, db.URL).Decide(t.Context(), []devices.Decision{with, with}); err != nil || out[1].Err != nil || of.Generation != 6 {
+		t.Errorf("a decision with the rotation got %+v: %v", of, err)
+	}
 	_, err = l.Rotate(t.Context(), "test", func(devices.Rotation, int64) (devices.Rotation, error) {
 		return devices.Rotation{}, devices.ErrNotFound
 	})

@@ -258,7 +258,7 @@ func (l *Ledger) decideLocked(d devices.Decision) (out devices.Outcome) {
 		return devices.Outcome{Before: before, After: before}
 	}
 	after := before.Clone()
-	if err := d.Decide(&after); err != nil {
+	if err := d.Make(&after, l.rotation); err != nil {
 		return devices.Outcome{Err: err, Before: before, After: before}
 	}
 	folded := before.Clone()
