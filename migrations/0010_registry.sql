@@ -91,7 +91,7 @@ CREATE INDEX presence_transport ON presence (transport COLLATE "binary", device)
 CREATE INDEX presence_reason ON presence (reason COLLATE "binary", device) WHERE NOT online;
 CREATE INDEX presence_last_seen ON presence (last_seen, device) WHERE NOT online;
 CREATE INDEX presence_offline_since ON presence (offline_since, device) WHERE NOT online;
-CREATE INDEX presence_catalog ON presence (catalog COLLATE "binary", device);
+CREATE INDEX presence_catalog ON presence (catalog COLLATE "binary", device) WHERE catalog <> '';
 
 -- How many devices have which value, kept in the transactions that change it. The
 -- number is the sum over the slots, which keep nodes out of each other's way.

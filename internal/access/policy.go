@@ -234,9 +234,6 @@ func (g *Guard) NeedsLabels() bool {
 // Policy is what the guard was made from.
 func (g *Guard) Policy() Policy { return g.policy }
 
-// Builtin lists the rules that stand behind those of every policy.
-func Builtin() []Rule { return slices.Clone(builtin) }
-
 // Question is one call to be judged.
 type Question struct {
 	By     By

@@ -192,11 +192,6 @@ func (s Selector) Needs(f Field) bool {
 // NeedsLabels tells whether the device's labels are needed.
 func (s Selector) NeedsLabels() bool { return s.Needs(FieldLabel) }
 
-// NeedsOnlyID tells whether the device's id is enough.
-func (s Selector) NeedsOnlyID() bool {
-	return !slices.ContainsFunc(s.terms, func(t Term) bool { return t.Field != FieldDevice })
-}
-
 // Identity returns a *FieldError unless only the device's id and its labels are
 // used: operators set these, and nothing else may decide who may do what.
 func (s Selector) Identity() error {

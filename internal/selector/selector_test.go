@@ -329,12 +329,9 @@ func TestIdentity(t *testing.T) {
 }
 
 func TestNeeds(t *testing.T) {
-	for text, want := range map[string][2]bool{ // labels, only the id
-		"": {false, true}, "device=a,device!=b": {false, true}, "room": {true, false}, "board=x": {false, false}, "device=a,label.board": {true, false},
-	} {
-		s := parse(t, text)
-		if got := [2]bool{s.NeedsLabels(), s.NeedsOnlyID()}; got != want {
-			t.Errorf("%q: %v", text, got)
+	for text, want := range map[string]bool{"": false, "device=a,device!=b": false, "room": true, "board=x": false, "device=a,label.board": true} {
+		if got := parse(t, text).NeedsLabels(); got != want {
+			t.Errorf("%q needs labels: %v", text, got)
 		}
 	}
 	if s := parse(t, "room,tool=a"); !s.Needs(FieldTool) || s.Needs(FieldBoard) {

@@ -27,9 +27,6 @@ const (
 
 type cursor = devices.Cursor
 
-// AfterID is the cursor of a list in order of ids that begins after one.
-func AfterID(id devices.ID) string { return cursor{Sort: devices.SortID, ID: id}.String() }
-
 // order is what a list is sorted by.
 type order struct {
 	table, column string

@@ -252,7 +252,7 @@ func (s *Store) unnamed(ctx context.Context, before time.Time, after string) ([]
 		return hash, scan(&hash)
 	}, `SELECT c.sha256 FROM catalogs c WHERE c.sha256 > $1 AND c.used_at < $2
  AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = c.sha256)
- AND NOT EXISTS (SELECT 1 FROM presence p WHERE p.catalog COLLATE "binary" = c.sha256) ORDER BY c.sha256 LIMIT $3`, after, database.Micros(before), int64(prunePage))
+ AND NOT EXISTS (SELECT 1 FROM presence p WHERE p.catalog <> '' AND p.catalog COLLATE "binary" = c.sha256) ORDER BY c.sha256 LIMIT $3`, after, database.Micros(before), int64(prunePage))
 	if err != nil {
 		return nil, s.useError(ctx, "looking for lists that nobody has", err)
 	}

@@ -84,7 +84,7 @@ func sourceOf(t *selector.Term, tools *toolMatch) *source {
 	case (t.Field == selector.FieldTransport || t.Field == selector.FieldNode) && t.Op == selector.OpHas:
 		return &source{table: "presence", arms: []arm{{where: "online"}}, dimension: database.CountState, values: []string{database.StateOnline}}
 	case t.Field == selector.FieldTool && tools != nil && t.Op == selector.OpIn:
-		return each("presence", `catalog COLLATE "binary" = ?`, database.CountCatalog, tools.hashes)
+		return each("presence", `catalog <> '' AND catalog COLLATE "binary" = ?`, database.CountCatalog, tools.hashes)
 	case !ok:
 		return nil
 	}

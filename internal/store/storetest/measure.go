@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/store"
 )
 
 // MeasureLists measures lists, counts and searches of a fleet of as many devices as
@@ -62,7 +61,7 @@ func MeasureLists(t *testing.T, makeDatabase Maker, requests int) {
 		measure(name, times, limit, func(int) int {
 			q := query()
 			if q.Limit = 100; q.Sort == "" {
-				q.After = store.AfterID(f.ID(random.IntN(n)))
+				q.After = devices.Cursor{Sort: devices.SortID, ID: f.ID(random.IntN(n))}.String()
 			}
 			p := page(q)
 			for _, f := range then {

@@ -42,7 +42,6 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"pages come in byte order", testPaging},
 		{"filters", testFilters},
 		{"rows by their ids", testRows},
-		{"a fleet rotates once", testRotation},
 		{"a serial number proves one device", testAttestation},
 		{"nodes bind serial numbers at once", testAttestationRace},
 		{"a bad row poisons nobody", testBadFacts},
