@@ -12,6 +12,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"sync"
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
@@ -87,7 +88,7 @@ func newReader(file io.Reader, format Format, replace bool) (reader, error) {
 // Core takes what an import writes; it is the fleet.Service.
 type Core interface {
 	CheckImport(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool, created int64) ([]fleet.Imported, error)
-	Import(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool) ([]fleet.Imported, error)
+	Import(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool, committed func()) ([]fleet.Imported, error)
 }
 
 // Options of an import.
@@ -225,15 +226,30 @@ func (im *importer) check(file io.ReaderAt) error {
 // write imports the rows without a fault, in the order of their ids.
 func (im *importer) write(file io.ReaderAt) error {
 	var gathered batch
-	var writing *written
-	defer func() { _ = im.count(writing) }() // what is written when an error ends the loop counts as well
-	flush := func() error {
-		before := writing
-		writing = nil
-		if err := im.count(before); err != nil || len(gathered.rows) == 0 {
-			return err
+	var writing []*written // at most two, the last of them not committed yet
+	count := func() error {
+		w := writing[0]
+		writing = writing[1:]
+		return im.count(w)
+	}
+	defer func() { // what is written when an error ends the loop counts as well
+		for len(writing) > 0 {
+			_ = count()
 		}
-		writing, gathered = im.begin(gathered), batch{}
+	}()
+	flush := func() error {
+		last := len(gathered.rows) == 0
+		if n := len(writing); n > 0 {
+			<-writing[n-1].committed
+		}
+		for len(writing) > 0 && (last || len(writing) > 1 || writing[0].ended()) {
+			if err := count(); err != nil {
+				return err
+			}
+		}
+		if !last {
+			writing, gathered = append(writing, im.begin(gathered)), batch{}
+		}
 		return nil
 	}
 	im.order.sort(im.isFaulty)
@@ -268,26 +284,35 @@ func (im *importer) write(file io.ReaderAt) error {
 
 // written is a batch on its way into the database.
 type written struct {
-	batch   batch
-	done    chan struct{} // closed when it is there
-	results []fleet.Imported
-	err     error
+	batch     batch
+	committed chan struct{} // closed when it is in the database, or done
+	done      chan struct{} // closed when it is in force, too, or has failed
+	results   []fleet.Imported
+	err       error
+}
+
+func (w *written) ended() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
 }
 
 func (im *importer) begin(b batch) *written {
-	w := &written{batch: b, done: make(chan struct{})}
+	w := &written{batch: b, committed: make(chan struct{}), done: make(chan struct{})}
+	committed := sync.OnceFunc(func() { close(w.committed) })
 	go func() {
+		defer committed()
 		defer close(w.done)
-		w.results, w.err = im.core.Import(im.ctx, im.by, b.rows, im.opt.Replace)
+		w.results, w.err = im.core.Import(im.ctx, im.by, b.rows, im.opt.Replace, committed)
 	}()
 	return w
 }
 
-// count waits for a batch, nil for none, and reports what became of its rows.
+// count waits for a batch and reports what became of its rows.
 func (im *importer) count(w *written) error {
-	if w == nil {
-		return nil
-	}
 	<-w.done
 	for i, result := range w.results {
 		switch {

@@ -33,10 +33,11 @@ func (c *core) CheckImport(_ context.Context, _ access.By, rows []fleet.ImportRo
 	return out, nil
 }
 
-func (c *core) Import(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool) ([]fleet.Imported, error) {
+func (c *core) Import(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool, committed func()) ([]fleet.Imported, error) {
 	if c.batches = append(c.batches, len(rows)); len(c.batches) == 2 && c.fails != nil {
 		return nil, c.fails
 	}
+	committed()
 	out := make([]fleet.Imported, len(rows))
 	for i, row := range rows {
 		out[i].Created = true

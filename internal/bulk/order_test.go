@@ -24,7 +24,7 @@ func (c *taker) CheckImport(_ context.Context, _ access.By, rows []fleet.ImportR
 	return make([]fleet.Imported, len(rows)), nil
 }
 
-func (c *taker) Import(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool) ([]fleet.Imported, error) {
+func (c *taker) Import(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool, _ func()) ([]fleet.Imported, error) {
 	out := make([]fleet.Imported, len(rows))
 	for i, row := range rows {
 		if row.Device == c.refuses {

@@ -73,13 +73,19 @@ func (s *Service) CheckImport(ctx context.Context, by access.By, rows []ImportRo
 
 // Import writes rows, at most MaxImport, each of another device, in one
 // transaction. A device that is not known becomes a member. replace lets a row
-// replace the client of a member, and admit a device that was revoked. With an
-// error it is not known whether anything was written.
-func (s *Service) Import(ctx context.Context, by access.By, rows []ImportRow, replace bool) ([]Imported, error) {
+// replace the client of a member, and admit a device that was revoked. committed is
+// called when the rows are in the database and come into force here: the next may
+// be imported. With an error it is not known whether anything was written.
+func (s *Service) Import(ctx context.Context, by access.By, rows []ImportRow, replace bool, committed func()) ([]Imported, error) {
 	if err := s.registry.Judge(); err != nil {
 		return nil, err
 	}
-	outcomes, err := s.registry.Decide(ctx, s.importDecisions(by, rows, replace, 0))
+	// Those before may be no members here yet, and the next have to know of these if
+	// the fleet is about to be full.
+	if s.registry.Limit()-s.registry.Members() < 3*MaxImport {
+		committed = nil
+	}
+	outcomes, err := s.registry.DecideMany(ctx, s.importDecisions(by, rows, replace, 0), committed)
 	if err != nil {
 		return nil, err
 	}

@@ -148,11 +148,11 @@ func (d untilDrain) CheckImport(ctx context.Context, by access.By, rows []fleet.
 }
 
 // Import implements bulk.Core.
-func (d untilDrain) Import(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool) ([]fleet.Imported, error) {
+func (d untilDrain) Import(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool, committed func()) ([]fleet.Imported, error) {
 	if err := d.s.draining(); err != nil {
 		return nil, err
 	}
-	return d.s.opt.Service.Import(ctx, by, rows, replace)
+	return d.s.opt.Service.Import(ctx, by, rows, replace, committed)
 }
 
 // spooled is a file that is gone with its last use.

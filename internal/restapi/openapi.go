@@ -76,17 +76,21 @@ func (selectorSchema) Schema(huma.Registry) *huma.Schema {
 	}
 }
 
-// marshal writes one JSON value. It encodes first and does not report a write
-// that fails: the client is gone, which is no fault of the operation.
+// marshal writes one JSON value, at once when all of it is encoded. It does not
+// report a write that fails: the client is gone, which is no fault of the operation.
 func marshal(w io.Writer, v any) error {
-	var b bytes.Buffer
-	encoder := json.NewEncoder(&b)
+	encoder := json.NewEncoder(writeAnyway{w})
 	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(v); err != nil {
-		return err
-	}
-	_, _ = w.Write(b.Bytes())
-	return nil
+	return encoder.Encode(v)
+}
+
+// writeAnyway writes, and has written whatever becomes of it.
+type writeAnyway struct{ w io.Writer }
+
+// Write implements io.Writer.
+func (w writeAnyway) Write(p []byte) (int, error) {
+	_, _ = w.w.Write(p)
+	return len(p), nil
 }
 
 // schemaOf is a reference to the schema of a type.

@@ -17,13 +17,18 @@ import (
 type stamp time.Time
 
 // MarshalJSON implements json.Marshaler.
-func (t stamp) MarshalJSON() ([]byte, error) { return t.append(nil), nil }
+func (t stamp) MarshalJSON() ([]byte, error) {
+	return t.append(make([]byte, 0, len(`"2006-01-02T15:04:05.000Z"`))), nil
+}
 
 func (t stamp) append(dst []byte) []byte {
 	if time.Time(t).IsZero() {
 		return append(dst, "null"...)
 	}
-	return time.Time(t).UTC().AppendFormat(dst, `"2006-01-02T15:04:05.000Z"`)
+	at := time.Time(t).UTC()
+	dst = at.AppendFormat(append(dst, '"'), time.RFC3339) // several times as fast as a layout with a fraction
+	ms := at.Nanosecond() / 1e6
+	return append(dst[:len(dst)-1], '.', byte('0'+ms/100), byte('0'+ms/10%10), byte('0'+ms%10), 'Z', '"')
 }
 
 // Schema implements huma.SchemaProvider.

@@ -263,7 +263,7 @@ func qualify(where, alias string) string {
 	words := strings.Fields(where)
 	for i, word := range words {
 		switch word {
-		case "NOT", "AND", "COLLATE", `"binary"`, "=", "?":
+		case "NOT", "AND", "COLLATE", `"binary"`, "=", "?", "<>", "''":
 		default:
 			words[i] = alias + word
 		}
@@ -299,19 +299,16 @@ func (s *Store) Each(ctx context.Context, q devices.ListQuery, after devices.ID,
 
 func (s *Store) each(ctx context.Context, p *plan, after devices.ID, f func(devices.Row) error) error {
 	for at := (cursor{Sort: devices.SortID, ID: after}); ; {
-		w, err := s.window(ctx, p, at, streamWindow)
+		w, err := s.window(ctx, p, at, streamWindow, streamWindow)
 		if err != nil {
 			return err
 		}
-		for chunk := range slices.Chunk(w.found, MaxRows) {
-			rows, err := s.selected(ctx, p, chunk)
-			if err != nil {
-				return err
+		for _, row := range w.rows {
+			if !row.selected {
+				continue
 			}
-			for _, row := range rows {
-				if err := f(row.Row); err != nil {
-					return err
-				}
+			if err := f(row.Row); err != nil {
+				return err
 			}
 		}
 		if w.end {

@@ -3,13 +3,17 @@ package store
 import (
 	"cmp"
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
 )
 
 const (
@@ -19,9 +23,10 @@ const (
 	// it does is to search their texts.
 	maxListed        = 20_000
 	maxSearchedTexts = 50_000
-	// Sizes of windows.
-	firstSearch  = 1_000
-	leastWindow  = 100
+	// Sizes of windows. A search looks at its devices in one pass over an index.
+	firstSearch  = 1_024
+	leastWindow  = 128
+	maxFirst     = 4_096
 	streamWindow = 2_000
 )
 
@@ -85,126 +90,245 @@ func (s *Store) page(ctx context.Context, q devices.ListQuery, after cursor, beg
 	if err != nil || p.none {
 		return page, err
 	}
-	n := q.Limit + 1
-	switch {
-	case p.search:
-		n = firstSearch
-	case len(p.conditions) > 0:
-		n = max(leastWindow, q.Limit*7/4)
+	n, err := s.firstWindow(ctx, p)
+	if err != nil {
+		return page, err
 	}
 	most := maxListed
 	if p.search {
 		most = maxSearchedTexts
 	}
-	for listed := 0; ; {
-		w, err := s.window(ctx, p, after, n)
+	for listed, found := 0, 0; ; {
+		w, err := s.window(ctx, p, after, n, q.Limit-len(page.Rows)+1)
 		if err != nil {
 			return page, err
 		}
 		listed += w.looked
+		found += len(w.rows)
 		s.stats.ListedIDs.Add(int64(w.looked))
-		for len(w.found) > 0 {
-			some := min(len(w.found), max(q.Limit-len(page.Rows), leastWindow), MaxRows)
-			rows, err := s.selected(ctx, p, w.found[:some])
-			if err != nil {
-				return page, err
-			}
-			room := q.Limit - len(page.Rows)
-			for _, r := range rows[:min(room, len(rows))] {
-				page.Rows = append(page.Rows, r.Row)
-				after = r.at
-			}
-			if len(rows) <= room {
-				after = w.found[some-1]
-			}
-			w.found = w.found[some:]
-			if len(rows) > room || len(w.found) > 0 && (len(rows) == room || time.Since(begin) > listTime) {
+		for _, r := range w.rows {
+			if r.selected && len(page.Rows) == q.Limit {
 				page.Next = after.String()
 				return page, nil
 			}
+			if after = r.at; r.selected {
+				page.Rows = append(page.Rows, r.Row)
+			}
 		}
-		if w.end {
-			return page, nil
+		if !w.cut {
+			if after = w.last; w.end {
+				return page, nil
+			}
 		}
-		after = w.last
 		took := time.Since(begin)
 		if len(page.Rows) == q.Limit || listed >= most || took >= listTime {
 			page.Next = after.String()
 			return page, nil
 		}
+		if len(w.rows) == 0 {
+			skipped, none, err := s.skip(ctx, p, &after)
+			if err != nil || none {
+				return page, err
+			}
+			if skipped {
+				continue
+			}
+		}
 		// As many as are needed, and as there is time for, by what those before gave
 		// and took.
 		n = min(4*n, max(leastWindow, int(0.8*float64(listed)*float64(listTime-took)/float64(took))))
-		if found := len(page.Rows); found > 0 {
-			n = min(n, max(leastWindow, (q.Limit-found)*listed/found*5/4))
+		if found > 0 {
+			n = min(n, max(leastWindow, (q.Limit-len(page.Rows))*listed/found*5/4))
 		}
-		n = min(n, most-listed)
+		n = windowSize(min(n, most-listed))
 	}
+}
+
+// firstWindow is how many devices a page looks at first: about as many as fill it,
+// as far as the counts that are kept tell.
+func (s *Store) firstWindow(ctx context.Context, p *plan) (int, error) {
+	full := p.query.Limit + 1
+	switch {
+	case p.search:
+		return firstSearch, nil
+	case len(p.conditions) == 0:
+		return full, nil
+	}
+	all, err := s.size(ctx, allDevices)
+	if err != nil {
+		return 0, err
+	}
+	known, part := 0, 1.0
+	for _, src := range p.others {
+		switch {
+		case p.source != nil && p.source.table == "presence" && src.table == "presence": // as good as one in the other, such as transport and state
+			known++
+		case src.dimension != "" && len(src.values) > 0 && all > 0:
+			n, err := s.size(ctx, src)
+			if err != nil {
+				return 0, err
+			}
+			known++
+			part *= float64(n) / float64(all)
+		}
+	}
+	if known < len(p.conditions) {
+		part = min(part, 4.0/7)
+	}
+	return windowSize(min(int(float64(full)/max(part, 0.001)*1.1), maxFirst)), nil
+}
+
+// windowSize rounds up to one of few sizes: each is a statement of its own, which
+// Postgres has to plan.
+func windowSize(n int) int {
+	size := leastWindow
+	for size < n {
+		if size&(size-1) == 0 {
+			size += size / 2
+		} else {
+			size += size / 3
+		}
+	}
+	return size
+}
+
+// skip moves to the next device that can be selected: no term selects one before
+// the first that its own source has. none says that there is no such device.
+func (s *Store) skip(ctx context.Context, p *plan, after *cursor) (skipped, none bool, err error) {
+	if p.query.Sort != devices.SortID {
+		return false, false, nil
+	}
+	begin := *after
+	for _, src := range p.others {
+		var q query
+		q.add("SELECT device FROM (")
+		other := plan{source: src}
+		other.addSource(&q, s.backend.Postgres(), "device > ?", []any{string(after.ID)}, " LIMIT 1")
+		q.add(") i ORDER BY device LIMIT 1")
+		var id string
+		err := s.backend.Read.QueryRowContext(ctx, q.text.String(), q.args...).Scan(&id)
+		if errors.Is(err, sql.ErrNoRows) {
+			return false, true, nil
+		}
+		if err != nil {
+			return false, false, err
+		}
+		// The next window begins after an id that is a little smaller.
+		_, size := utf8.DecodeLastRuneInString(id)
+		after.ID = max(after.ID, devices.ID(id[:len(id)-size]))
+	}
+	return *after != begin, false, nil
 }
 
 // window is what one statement finds.
 type window struct {
-	found  []cursor // in order
+	rows   []placed // of devices that meet the conditions, in order
 	last   cursor   // of those that were looked at
 	looked int
+	cut    bool // others meet the conditions
 	end    bool // no device follows
 }
 
-// window looks at the next n devices of the source.
-func (s *Store) window(ctx context.Context, p *plan, after cursor, n int) (w window, err error) {
+// placed is a row with its place in the list.
+type placed struct {
+	devices.Row
+	at       cursor
+	selected bool
+}
+
+// window looks at the next n devices of the source, and reads the rows of at most
+// room that meet the conditions.
+func (s *Store) window(ctx context.Context, p *plan, after cursor, n, room int) (window, error) {
 	o := orders[p.query.Sort]
-	if p.ids != nil && p.query.Sort == devices.SortID {
-		for _, id := range p.ids {
-			if id > string(after.ID) {
-				w.found = append(w.found, cursor{Sort: after.Sort, ID: devices.ID(id)})
-			}
+	var with query
+	with.add("WITH w AS MATERIALIZED (")
+	p.addWindow(&with, s.backend.Postgres(), o, after, n)
+	with.add("), e AS (SELECT (SELECT count(*) FROM w) AS n, device, k FROM w ORDER BY k DESC, device DESC LIMIT 1) ")
+	q := query{args: slices.Clip(with.args)}
+	q.add(with.text.String() + "SELECT e.n, e.device, e.k, ")
+	p.addRows(&q, s, room)
+	q.add(" CROSS JOIN e")
+	w := window{last: cursor{Sort: after.Sort}}
+	key := func(c *cursor) any {
+		if o.number {
+			return &c.Number
 		}
-		w.looked, w.end = len(w.found), true
-		return w, nil
+		return &c.Text
 	}
-	var q query
-	q.add("WITH w AS MATERIALIZED (")
-	p.addWindow(&q, s.backend.Postgres(), o, after, n)
-	q.add(")")
-	if len(p.conditions) == 0 {
-		q.add(" SELECT w.device, w.k, 1 FROM w")
-	} else {
-		q.add(" SELECT device, k, 0 FROM (SELECT w.device, w.k FROM w")
-		p.addConditions(&q, s, " WHERE ")
-		q.add(") m UNION ALL SELECT device, k, n FROM (SELECT device, k, (SELECT count(*) FROM w) AS n FROM w ORDER BY k DESC, device DESC LIMIT 1) e")
+	var err error
+	w.rows, err = database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (r placed, err error) {
+		r.at.Sort = after.Sort
+		r.Row, err = scanRow(func(places ...any) error {
+			return scan(append([]any{&w.looked, &w.last.ID, key(&w.last), key(&r.at)}, places...)...)
+		})
+		r.at.ID = r.Device.ID
+		return r, err
+	}, q.text.String(), q.args...)
+	if err == nil && len(w.rows) == 0 && len(p.conditions) > 0 {
+		err = s.backend.Read.QueryRowContext(ctx, with.text.String()+"SELECT n, device, k FROM e", with.args...).Scan(&w.looked, &w.last.ID, key(&w.last))
+		if errors.Is(err, sql.ErrNoRows) {
+			err = nil
+		}
 	}
-	rows, err := s.backend.Read.QueryContext(ctx, q.text.String(), q.args...)
 	if err != nil {
 		return w, err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		c := cursor{Sort: after.Sort}
-		var looked int
-		key := any(&c.Text)
-		if o.number {
-			key = &c.Number
-		}
-		if err := rows.Scan(&c.ID, key, &looked); err != nil {
-			return w, err
-		}
-		if len(p.conditions) == 0 {
-			w.looked++
-			w.found = append(w.found, c)
-		} else if looked == 0 {
-			w.found = append(w.found, c)
-		} else {
-			w.last, w.looked = c, looked
-		}
-	}
-	slices.SortFunc(w.found, func(a, b cursor) int {
-		return cmp.Or(cmp.Compare(a.Text, b.Text), cmp.Compare(a.Number, b.Number), cmp.Compare(a.ID, b.ID))
+	w.cut, w.end = len(w.rows) == room, w.looked < n
+	slices.SortFunc(w.rows, func(a, b placed) int {
+		return cmp.Or(cmp.Compare(a.at.Text, b.at.Text), cmp.Compare(a.at.Number, b.at.Number), cmp.Compare(a.at.ID, b.at.ID))
 	})
-	if len(p.conditions) == 0 && len(w.found) > 0 {
-		w.last = w.found[len(w.found)-1]
+	return w, s.choose(ctx, p, w.rows)
+}
+
+// addRows appends the columns at and rowColumns of the first room devices of w that
+// meet the conditions, and the tables that they come from. A row that a condition
+// reads is not read twice.
+func (p *plan) addRows(q *query, s *Store, room int) {
+	kept := "w"
+	for _, c := range p.conditions {
+		switch {
+		case c.presence:
+			kept = "p"
+		case c.devices && kept == "w":
+			kept = "d"
+		}
 	}
-	w.end = w.looked < n
-	return w, rows.Err()
+	columns := kept + ".*"
+	if kept == "w" {
+		columns = "w.device"
+	}
+	q.add(kept + ".at, " + rowColumns + " FROM (SELECT w.k AS at, " + columns + " FROM w")
+	p.addConditions(q, s, " WHERE ")
+	q.add(" ORDER BY w.k, w.device LIMIT " + strconv.Itoa(room) + ") " + kept)
+	for _, table := range []string{"devices", "presence"} {
+		if alias := table[:1]; alias != kept {
+			q.add(lookUp(s.backend.Postgres(), table, alias, kept+".device"))
+		}
+	}
+}
+
+// choose marks the rows that the query selects.
+func (s *Store) choose(ctx context.Context, p *plan, rows []placed) error {
+	var tools map[string][]string
+	if p.needsTools {
+		var hashes []string
+		for i := range rows {
+			if hash := rows[i].Presence.Catalog.String(); hash != "" && !slices.Contains(hashes, hash) {
+				hashes = append(hashes, hash)
+			}
+		}
+		var err error
+		if tools, _, err = s.readTools(ctx, hashes, p.now.Add(readTimeout)); err != nil {
+			return err
+		}
+	}
+	for i := range rows {
+		r := &rows[i]
+		d := selectable(&r.Row, tools)
+		r.selected = p.query.Select.Match(&d, p.now) && (p.text == "" || hasText(&r.Device, p.text)) &&
+			(p.query.Sort == devices.SortID || p.query.Sort == devices.SortName || !d.Online)
+	}
+	return nil
 }
 
 // addWindow appends the query of the next n ids of the source, with the value of
@@ -291,50 +415,6 @@ func lookUp(postgres bool, table, alias, device string) string {
 		return " CROSS JOIN LATERAL (SELECT * FROM " + table + " x WHERE x.device = " + device + " OFFSET 0) " + alias
 	}
 	return " CROSS JOIN " + table + " " + alias + " ON " + alias + ".device = " + device
-}
-
-// placed is a row with its place in the list.
-type placed struct {
-	devices.Row
-	at cursor
-}
-
-// selected reads the rows of candidates, at most MaxRows, and returns those that
-// the query selects, in the order of the candidates.
-func (s *Store) selected(ctx context.Context, p *plan, candidates []cursor) ([]placed, error) {
-	places := make(map[devices.ID]cursor, len(candidates))
-	ids := make([]string, len(candidates))
-	for i, c := range candidates {
-		ids[i] = string(c.ID)
-		places[c.ID] = c
-	}
-	rows, err := s.rows(ctx, ids)
-	if err != nil {
-		return nil, err
-	}
-	var tools map[string][]string
-	if p.needsTools {
-		var hashes []string
-		for i := range rows {
-			if hash := rows[i].Presence.Catalog.String(); hash != "" && !slices.Contains(hashes, hash) {
-				hashes = append(hashes, hash)
-			}
-		}
-		if tools, _, err = s.readTools(ctx, hashes, p.now.Add(readTimeout)); err != nil {
-			return nil, err
-		}
-	}
-	out := make([]placed, 0, len(rows))
-	for i := range rows {
-		d := selectable(&rows[i], tools)
-		if p.query.Select.Match(&d, p.now) && (p.text == "" || hasText(&rows[i].Device, p.text)) && (p.query.Sort == devices.SortID || p.query.Sort == devices.SortName || !d.Online) {
-			out = append(out, placed{rows[i], places[rows[i].Device.ID]})
-		}
-	}
-	slices.SortFunc(out, func(a, b placed) int {
-		return cmp.Or(cmp.Compare(a.at.Text, b.at.Text), cmp.Compare(a.at.Number, b.at.Number), cmp.Compare(a.at.ID, b.at.ID))
-	})
-	return out, nil
 }
 
 // hasText tells whether a text in lower case is part of the device's id, name or

@@ -62,7 +62,7 @@ func scanRow(scan func(...any) error) (row devices.Row, err error) {
 		&d.ELF, &d.Chip, &d.Language, &d.Serial, &d.ActivateV2, &firstSeen, &checkedAt}, presence.places()...)...); err != nil {
 		return row, err
 	}
-	d.Labels = decodeLabels(labels)
+	d.Labels = database.DecodeLabels(labels)
 	d.FirstSeen, d.CheckedAt = database.Instant(firstSeen), database.Instant(checkedAt)
 	row.Presence.Device = d.ID
 	return row, presence.finish()

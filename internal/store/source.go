@@ -45,6 +45,9 @@ type source struct {
 	exact     bool // it holds the devices of its term and no other
 }
 
+// allDevices has the counts of all devices.
+var allDevices = &source{dimension: database.CountState, values: []string{database.StateOnline, database.StateOffline}}
+
 // literals are the values of a term that is `=` or `in` without globs.
 func literals(t *selector.Term) (values []string, ok bool) {
 	if t.Op != selector.OpIn {
@@ -279,11 +282,12 @@ type plan struct {
 	text       string // query.Text in lower case
 	now        time.Time
 	needsTools bool
-	ids        []string // the devices by name; nil: no term names them
-	none       bool     // no device is selected
-	source     *source  // nil: all devices
-	size       int64    // of source, if it was counted
-	search     bool     // ids come with their texts
+	ids        []string  // the devices by name; nil: no term names them
+	none       bool      // no device is selected
+	source     *source   // nil: all devices
+	size       int64     // of source, if it was counted
+	others     []*source // those of other terms
+	search     bool      // ids come with their texts
 	conditions []condition
 	exact      bool // the conditions and the source are all there is to say
 }
@@ -361,6 +365,11 @@ func (s *Store) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) 
 	sorted := q.Sort != devices.SortID
 	if best >= 0 && (sorted && p.size > maxSorted || p.text != "" && p.size > maxSearched) {
 		best = -1
+	}
+	for i, c := range candidates {
+		if i != best {
+			p.others = append(p.others, c.source)
+		}
 	}
 	if best >= 0 {
 		p.source = candidates[best].source

@@ -2,7 +2,6 @@ package store
 
 import (
 	"cmp"
-	"encoding/json"
 	"slices"
 	"strconv"
 	"strings"
@@ -221,16 +220,4 @@ func newStatements(now func() time.Time) *statements {
 			},
 		},
 	}
-}
-
-// decodeLabels reads labels as stored; what an operator broke by hand is none.
-func decodeLabels(text string) map[string]string {
-	if text == "" || text == "{}" {
-		return nil
-	}
-	var labels map[string]string
-	if json.Unmarshal([]byte(text), &labels) != nil {
-		return nil
-	}
-	return labels
 }

@@ -22,6 +22,12 @@ func (r *Registry) decide(ctx context.Context, d devices.Decision) ([]devices.Ch
 // Decide makes decisions, each of one device; their changes are in force here when
 // it returns.
 func (r *Registry) Decide(ctx context.Context, list []devices.Decision) ([]devices.Outcome, error) {
+	return r.DecideMany(ctx, list, nil)
+}
+
+// DecideMany is Decide. committed, if not nil, is called when the changes are in
+// the database and before they are in force here.
+func (r *Registry) DecideMany(ctx context.Context, list []devices.Decision, committed func()) ([]devices.Outcome, error) {
 	for i := range list {
 		if list[i].ID == "" {
 			list[i].ID = rand.Text()
@@ -30,6 +36,9 @@ func (r *Registry) Decide(ctx context.Context, list []devices.Decision) ([]devic
 	outcomes, err := r.opt.Ledger.Decide(ctx, list)
 	if err != nil {
 		return nil, unavailable(err)
+	}
+	if committed != nil {
+		committed()
 	}
 	var changes []devices.Change
 	var last int64 // what was decided from has to be in force here, too: another node may have decided it

@@ -3,7 +3,6 @@ package database
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -206,16 +205,4 @@ func (db *DB) fillLabels(ctx context.Context, pool *sql.DB, after string) (n int
 		return 0, "", err
 	}
 	return len(page), last, tx.Commit()
-}
-
-// DecodeLabels reads labels as stored; what an operator broke by hand is none.
-func DecodeLabels(text string) map[string]string {
-	if text == "" || text == "{}" {
-		return nil
-	}
-	var labels map[string]string
-	if json.Unmarshal([]byte(text), &labels) != nil {
-		return nil
-	}
-	return labels
 }

@@ -23,7 +23,9 @@ var _ registry.Ledger = (*Ledger)(nil)
 // maxChanges is the most changes of one page.
 const maxChanges = 10_000
 
-const headQuery = `SELECT f.lineage, f.n, COALESCE(c.id, '') FROM fleet_revision f LEFT JOIN changes c ON c.revision = f.n`
+// headQuery names the one row of fleet_revision: without that Postgres may take the
+// table for a long one, and read all changes to join them.
+const headQuery = `SELECT f.lineage, f.n, COALESCE(c.id, '') FROM fleet_revision f LEFT JOIN changes c ON c.revision = f.n WHERE f.one = 1`
 
 // Head implements registry.Ledger.
 func (l *Ledger) Head(ctx context.Context) (p devices.Position, err error) {

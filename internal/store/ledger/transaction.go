@@ -567,7 +567,7 @@ func (t *transaction) finishPostgres(ctx context.Context, inserts, updates [][]a
 		return 0, err
 	}
 	args := []any{int64(len(changes))}
-	text := `WITH r AS (UPDATE fleet_revision SET n = n + $1 RETURNING n - $1 AS base)`
+	text := `WITH r AS (UPDATE fleet_revision SET n = n + $1 WHERE one = 1 RETURNING n - $1 AS base)`
 	add := func(columns []database.Column, rows [][]any) string {
 		from := database.Unnest(columns, len(args))
 		args = append(args, database.Arrays(columns, rows)...)
