@@ -37,17 +37,22 @@ func (s *Store) Counts(ctx context.Context) (devices.Counts, error) {
 	}
 	defer cancel()
 	t := sums{}
-	_, err = database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (_ struct{}, err error) {
+	if err := s.addKept(ctx, t); err != nil {
+		return devices.Counts{}, s.useError(ctx, "reading the counts of the fleet", err)
+	}
+	return t.counts(s.now()), nil
+}
+
+// addKept adds the numbers of the whole fleet.
+func (s *Store) addKept(ctx context.Context, t sums) error {
+	_, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (_ struct{}, err error) {
 		var dimension, value string
 		var n int64
 		err = scan(&dimension, &value, &n)
 		t.add(dimension, value, n)
 		return struct{}{}, err
 	}, "SELECT dimension, value, CAST(sum(n) AS BIGINT) FROM fleet_counts WHERE dimension <> $1 GROUP BY dimension, value", database.CountCatalog)
-	if err != nil {
-		return devices.Counts{}, s.useError(ctx, "reading the counts of the fleet", err)
-	}
-	return t.counts(s.now()), nil
+	return err
 }
 
 // sums adds up devices by dimension and value.
@@ -115,7 +120,7 @@ func (s *Store) CountsOf(ctx context.Context, q devices.ListQuery) (devices.Coun
 	switch {
 	case err != nil || p.none:
 	case p.exact:
-		err = s.group(ctx, p, t)
+		err = s.count(ctx, p, t)
 	default:
 		err = s.each(ctx, p, "", func(row devices.Row) error { t.row(&row); return nil })
 	}
@@ -125,10 +130,57 @@ func (s *Store) CountsOf(ctx context.Context, q devices.ListQuery) (devices.Coun
 	return t.counts(now), nil
 }
 
+// count adds up the devices of a plan that SQL can say. If they are all devices but
+// a few, these are counted, and what is left of the numbers that are kept.
+func (s *Store) count(ctx context.Context, p *plan, t sums) error {
+	rest, err := s.restOf(ctx, p)
+	if err != nil {
+		return err
+	}
+	if rest == nil {
+		return s.group(ctx, p, t)
+	}
+	few := sums{}
+	if err := s.group(ctx, rest, few); err != nil {
+		return err
+	}
+	if err := s.addKept(ctx, t); err != nil {
+		return err
+	}
+	for dimension, values := range few {
+		for value, n := range values {
+			t.add(dimension, value, -n)
+		}
+	}
+	return nil
+}
+
+// restOf is the plan of the devices that are not selected, if a state is all that is
+// said and most devices are in it.
+func (s *Store) restOf(ctx context.Context, p *plan) (*plan, error) {
+	if p.source == nil || p.source.dimension != database.CountState || len(p.conditions) > 0 {
+		return nil, nil
+	}
+	other := map[string]string{database.StateOnline: database.StateOffline, database.StateOffline: database.StateOnline}[p.source.values[0]]
+	rest, err := s.planOf(ctx, devices.ListQuery{Select: selector.In(selector.FieldState, other), Sort: devices.SortID})
+	if err != nil {
+		return nil, err
+	}
+	these, err := s.size(ctx, p.source, maxCounted)
+	if err != nil {
+		return nil, err
+	}
+	those, err := s.size(ctx, rest.source, maxCounted)
+	if err != nil || those >= these {
+		return nil, err
+	}
+	return rest, nil
+}
+
 // group adds up the devices of a plan that SQL can say.
 func (s *Store) group(ctx context.Context, p *plan, t sums) (err error) {
 	if p.source != nil {
-		if p.size, err = s.size(ctx, p.source); err != nil {
+		if p.size, err = s.size(ctx, p.source, maxLookedUp+1); err != nil {
 			return err
 		}
 	}
@@ -144,8 +196,11 @@ func (s *Store) groupPostgres(ctx context.Context, p *plan, t sums) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // it only reads
-	// One of the tables is hashed, and to compile the query takes longer than it saves.
-	if _, err := tx.ExecContext(ctx, "SELECT set_config('work_mem', '64MB', TRUE), set_config('jit', 'off', TRUE)"); err != nil {
+	// One of the tables is hashed, to compile the query takes longer than it saves, and
+	// Postgres expects fewer devices of a label than there may be: too few to read them
+	// in parallel.
+	if _, err := tx.ExecContext(ctx, `SELECT set_config('work_mem', '64MB', TRUE), set_config('jit', 'off', TRUE),
+ set_config('parallel_setup_cost', '0', TRUE), set_config('parallel_tuple_cost', '0', TRUE)`); err != nil {
 		return err
 	}
 	var q query

@@ -140,7 +140,7 @@ func (s *Store) page(ctx context.Context, q devices.ListQuery, after cursor, beg
 		if found > 0 {
 			n = min(n, max(leastWindow, (q.Limit-len(page.Rows))*listed/found*5/4))
 		}
-		n = windowSize(min(n, most-listed))
+		n = min(windowSize(n), most-listed)
 	}
 }
 
@@ -154,7 +154,7 @@ func (s *Store) firstWindow(ctx context.Context, p *plan) (int, error) {
 	case len(p.conditions) == 0:
 		return full, nil
 	}
-	all, err := s.size(ctx, allDevices)
+	all, err := s.size(ctx, allDevices, maxCounted)
 	if err != nil {
 		return 0, err
 	}
@@ -164,7 +164,7 @@ func (s *Store) firstWindow(ctx context.Context, p *plan) (int, error) {
 		case p.source != nil && p.source.table == "presence" && src.table == "presence": // as good as one in the other, such as transport and state
 			known++
 		case src.dimension != "" && len(src.values) > 0 && all > 0:
-			n, err := s.size(ctx, src)
+			n, err := s.size(ctx, src, maxCounted)
 			if err != nil {
 				return 0, err
 			}

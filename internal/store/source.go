@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// maxCounted bounds how many entries of an index are counted to choose one.
+	// maxCounted bounds how many entries of an index are counted to choose one, where
+	// no counts are kept.
 	maxCounted = 10_001
 	// maxArms is how many values of a field one statement merges.
 	maxArms = selector.MaxValues
@@ -231,9 +232,8 @@ func (z *sizes) put(key string, n int64) {
 	z.by[key] = sizeAt{n, time.Now()}
 }
 
-// size is about how many devices a source has: up to maxCounted where no counts are
-// kept.
-func (s *Store) size(ctx context.Context, src *source) (total int64, err error) {
+// size is about how many devices a source has: up to most where no counts are kept.
+func (s *Store) size(ctx context.Context, src *source, most int64) (total int64, err error) {
 	if src.dimension != "" && len(src.values) > 0 {
 		key := fmt.Sprint(src.dimension, src.values)
 		n, ok := s.sizes.get(key)
@@ -251,7 +251,6 @@ func (s *Store) size(ctx context.Context, src *source) (total int64, err error) 
 		return n, nil
 	}
 	for _, a := range src.arms {
-		most := max(maxCounted/int64(len(src.arms)), 100)
 		key := fmt.Sprint(src.table, most, a)
 		n, ok := s.sizes.get(key)
 		if !ok {
@@ -261,7 +260,9 @@ func (s *Store) size(ctx context.Context, src *source) (total int64, err error) 
 			}
 			s.sizes.put(key, n)
 		}
-		total += n
+		if total += n; total >= most {
+			return most, nil
+		}
 	}
 	return total, nil
 }
@@ -354,7 +355,7 @@ func (s *Store) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) 
 		n := int64(0)
 		if len(candidates) > 1 || p.text != "" || q.Sort != devices.SortID {
 			var err error
-			if n, err = s.size(ctx, c.source); err != nil {
+			if n, err = s.size(ctx, c.source, maxCounted); err != nil {
 				return nil, err
 			}
 		}

@@ -38,8 +38,8 @@ const (
 	// About how long a batch of a longer list may take: others wait. On Postgres
 	// each transaction waits for the disk and for a dozen answers, however long
 	// it is.
-	bulkTime         = 25 * time.Millisecond
-	bulkTimePostgres = 50 * time.Millisecond
+	bulkTime         = 15 * time.Millisecond
+	bulkTimePostgres = 40 * time.Millisecond
 	minBatch         = 16
 	maxBatch         = 1000
 	// groupTimeout bounds one transaction.
