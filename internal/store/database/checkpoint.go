@@ -11,10 +11,10 @@ import (
 // after it wait. Here another connection does it beside the writers.
 const (
 	// checkpointPages is from how many pages in the log on they are copied.
-	checkpointPages = 4_000
+	checkpointPages = 2_000
 	// restartPages is from how many pages on the log is to begin again, which it
 	// does when all of it was copied: nobody may write meanwhile.
-	restartPages = 12_000
+	restartPages = 6_000
 	// checkpointEvery is the least time between two checkpoints.
 	checkpointEvery = 100 * time.Millisecond
 	// autoCheckpoint is from how many pages on a COMMIT does it nevertheless.
