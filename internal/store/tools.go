@@ -61,11 +61,10 @@ type toolMatch struct{ hashes []string }
 // if not all of them could be read in time: then memory decides alone, and the
 // next request has less to read.
 func (s *Store) matchTools(ctx context.Context, t *selector.Term) (*toolMatch, error) {
-	inUse, err := s.distinct(ctx, "presence", `catalog COLLATE "binary"`, "TRUE", nil, maxCatalogs+1)
+	inUse, err := s.distinct(ctx, "presence", `catalog COLLATE "binary"`, "catalog <> ''", nil, maxCatalogs+1)
 	if err != nil || len(inUse) > maxCatalogs {
 		return nil, err
 	}
-	inUse = slices.DeleteFunc(inUse, func(hash string) bool { return hash == "" })
 	names, complete, err := s.readTools(ctx, inUse, time.Now().Add(toolTime))
 	if err != nil || !complete {
 		return nil, err

@@ -39,7 +39,7 @@ const (
 	// each transaction waits for the disk and for a dozen answers, however long
 	// it is.
 	bulkTime         = 15 * time.Millisecond
-	bulkTimePostgres = 35 * time.Millisecond
+	bulkTimePostgres = 25 * time.Millisecond
 	minBatch         = 16
 	maxBatch         = 1000
 	// groupTimeout bounds one transaction.
