@@ -37,7 +37,6 @@ func (c *core) Import(_ context.Context, _ access.By, rows []fleet.ImportRow, _ 
 	if c.batches = append(c.batches, len(rows)); len(c.batches) == 2 && c.fails != nil {
 		return nil, c.fails
 	}
-	committed()
 	out := make([]fleet.Imported, len(rows))
 	for i, row := range rows {
 		out[i].Created = true
@@ -49,6 +48,7 @@ func (c *core) Import(_ context.Context, _ access.By, rows []fleet.ImportRow, _ 
 			c.got = append(c.got, row)
 		}
 	}
+	committed()
 	return out, nil
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/store"
+	"fleetd/internal/store/database"
 )
 
 // A backup is a tar file, compressed with gzip, whose first entry is the
@@ -88,8 +89,8 @@ func readArchive(name string, use func(f archivedFile, mode fs.FileMode, content
 		return m, notBackup(name, nil)
 	case m.Format > archiveFormat:
 		return m, fmt.Errorf("%s was made by fleetd %q in a newer format (%d; this fleetd knows up to %d); restore it with that version", name, m.Version, m.Format, archiveFormat)
-	case m.Schema > store.SchemaVersion():
-		return m, fmt.Errorf("%s was made by fleetd %q and holds a database of schema version %d; this fleetd knows up to %d; restore it with that version", name, m.Version, m.Schema, store.SchemaVersion())
+	case m.Schema > database.SchemaVersion():
+		return m, fmt.Errorf("%s was made by fleetd %q and holds a database of schema version %d; this fleetd knows up to %d; restore it with that version", name, m.Version, m.Schema, database.SchemaVersion())
 	}
 	missing := map[string]archivedFile{}
 	for _, f := range m.Files {

@@ -23,6 +23,7 @@ import (
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/durable"
 	"fleetd/internal/store"
+	"fleetd/internal/store/database"
 )
 
 // BackupReport says what Backup did.
@@ -147,12 +148,12 @@ func (b *backup) add(name, from string) error {
 
 // addDatabase copies the SQLite database, or says how to copy Postgres.
 func (b *backup) addDatabase(ctx context.Context) error {
-	place, err := store.Place(b.cfg.Database, b.cfg.DataDir)
+	place, err := database.Place(b.cfg.Database, b.cfg.DataDir)
 	if err != nil {
 		return fmt.Errorf("--database: %w", err)
 	}
 	if b.running != "" && b.running != place {
-		path, lite := store.SQLitePath(b.running)
+		path, lite := database.SQLitePath(b.running)
 		_, missing := os.Stat(path) // a container may know it by another name
 		switch {
 		case b.cfg.Given("database") && !(lite && missing != nil):
@@ -163,9 +164,9 @@ func (b *backup) addDatabase(ctx context.Context) error {
 			place = b.running
 		}
 	}
-	path, lite := store.SQLitePath(place)
+	path, lite := database.SQLitePath(place)
 	if !lite {
-		command, err := store.DumpCommand(b.cfg.Database, "fleetd.dump")
+		command, err := database.DumpCommand(b.cfg.Database, "fleetd.dump")
 		if err != nil {
 			return fmt.Errorf("--database: %w", err)
 		}
@@ -173,7 +174,7 @@ func (b *backup) addDatabase(ctx context.Context) error {
 		return b.secretOf("")
 	}
 	copied := filepath.Join(b.temp, store.FileName)
-	found, err := store.CopySQLite(ctx, path, copied)
+	found, err := database.CopySQLite(ctx, path, copied)
 	if errors.Is(err, fs.ErrNotExist) && !b.cfg.Given("database") {
 		return fmt.Errorf("%s holds no %s; give --database as the node has it, or another --data-dir", b.cfg.DataDir, store.FileName)
 	}

@@ -19,6 +19,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/store"
+	"fleetd/internal/store/database"
 )
 
 // used makes a data directory as a node leaves it, with one device and, in the
@@ -83,7 +84,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if report.Schema != store.SchemaVersion() || report.Files != 6 || len(report.Without) != 0 || filepath.Dir(report.Path) != out || report.Node != "" {
+	if report.Schema != database.SchemaVersion() || report.Files != 6 || len(report.Without) != 0 || filepath.Dir(report.Path) != out || report.Node != "" {
 		t.Errorf("%+v", report)
 	}
 	if left := tree(t, out); len(left) != 1 || !strings.HasPrefix(left[filepath.Base(report.Path)], "-rw------- ") {
@@ -177,7 +178,7 @@ func TestBackupSaysWhatIsMissing(t *testing.T) {
 		t.Errorf("another database: %v", err)
 	}
 	elsewhere := filepath.Join(t.TempDir(), "else.db")
-	if _, err := store.CopySQLite(t.Context(), filepath.Join(dir, store.FileName), elsewhere); err != nil {
+	if _, err := database.CopySQLite(t.Context(), filepath.Join(dir, store.FileName), elsewhere); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(dir, store.FileName)); err != nil {

@@ -30,6 +30,7 @@ import (
 	"fleetd/internal/mcpserver"
 	"fleetd/internal/provision"
 	"fleetd/internal/store"
+	"fleetd/internal/store/database"
 	"fleetd/internal/store/ledger"
 	"fleetd/internal/timescale"
 	"fleetd/internal/upstream"
@@ -520,7 +521,7 @@ func inContainer() bool {
 
 // runInfo is what client commands on this machine find.
 func (n *node) runInfo() apiclient.RunInfo {
-	database, _ := store.Place(n.cfg.Database, n.cfg.DataDir) // the store has opened it
-	return apiclient.RunInfo{PID: os.Getpid(), Database: database, Node: n.cfg.Node, Version: n.cfg.Version, API: localURL(n.apiNet), Device: n.publicURL,
+	place, _ := database.Place(n.cfg.Database, n.cfg.DataDir) // the store has opened it
+	return apiclient.RunInfo{PID: os.Getpid(), Database: place, Node: n.cfg.Node, Version: n.cfg.Version, API: localURL(n.apiNet), Device: n.publicURL,
 		OTA: n.publicURL + provision.PathOTA, NATS: n.bus.url, Started: n.started}
 }

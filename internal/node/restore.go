@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/apiclient"
 	"fleetd/internal/durable"
 	"fleetd/internal/store"
+	"fleetd/internal/store/database"
 )
 
 // RestoreReport says what Restore did.
@@ -76,7 +77,7 @@ func Restore(archive, dir string, force bool) (report RestoreReport, err error) 
 		report.Without = append(report.Without, "The backup holds no database: restore that of Postgres with pg_restore, and start the node with its --database.")
 	}
 	if has(store.FileName) {
-		if err := store.EndLineage(context.Background(), filepath.Join(temp, store.FileName)); err != nil {
+		if err := database.EndLineage(context.Background(), filepath.Join(temp, store.FileName)); err != nil {
 			return report, err
 		}
 	}

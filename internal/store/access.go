@@ -13,7 +13,7 @@ import (
 
 // PolicyVersion returns one version, the newest if it is 0, or the zero Policy.
 func (s *Store) PolicyVersion(ctx context.Context, version int64) (p access.Policy, err error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return p, err
 	}
@@ -24,7 +24,7 @@ func (s *Store) PolicyVersion(ctx context.Context, version int64) (p access.Poli
 	case errors.Is(err, sql.ErrNoRows):
 		return p, nil
 	case err != nil:
-		return p, s.useError(ctx, "reading the policy", err)
+		return p, s.UseError(ctx, "reading the policy", err)
 	}
 	if err := json.Unmarshal([]byte(document), &p); err != nil {
 		return access.Policy{}, fmt.Errorf("the stored policy cannot be read: %w", err)
@@ -35,7 +35,7 @@ func (s *Store) PolicyVersion(ctx context.Context, version int64) (p access.Poli
 // PolicyVersions returns at most limit versions below one, newest first, or the
 // newest if that is 0. One that cannot be read has its version alone.
 func (s *Store) PolicyVersions(ctx context.Context, before int64, limit int) ([]access.Policy, error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (s *Store) PolicyVersions(ctx context.Context, before int64, limit int) ([]
 		return p, err
 	}, `SELECT version, document FROM policies WHERE version < $1 OR $1 = 0 ORDER BY version DESC LIMIT $2`, before, int64(limit))
 	if err != nil {
-		return nil, s.useError(ctx, "listing the versions of the policy", err)
+		return nil, s.UseError(ctx, "listing the versions of the policy", err)
 	}
 	return versions, nil
 }

@@ -22,7 +22,7 @@ func scanAttestation(scan func(...any) error) (k devices.AttestationKey, err err
 
 // AttestationKey returns the key of one chip.
 func (s *Store) AttestationKey(ctx context.Context, serial string) (devices.AttestationKey, error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return devices.AttestationKey{}, err
 	}
@@ -32,14 +32,14 @@ func (s *Store) AttestationKey(ctx context.Context, serial string) (devices.Atte
 	case errors.Is(err, sql.ErrNoRows):
 		return k, fmt.Errorf("attestation key %s: %w", serial, devices.ErrNotFound)
 	case err != nil:
-		return k, s.useError(ctx, "reading an attestation key", err)
+		return k, s.UseError(ctx, "reading an attestation key", err)
 	}
 	return k, nil
 }
 
 // ProvenBy returns the serial number that proves a device.
 func (s *Store) ProvenBy(ctx context.Context, id devices.ID) (serial string, err error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -49,21 +49,21 @@ func (s *Store) ProvenBy(ctx context.Context, id devices.ID) (serial string, err
 	case errors.Is(err, sql.ErrNoRows):
 		return "", fmt.Errorf("serial number of %s: %w", id, devices.ErrNotFound)
 	case err != nil:
-		return "", s.useError(ctx, "reading an attestation key", err)
+		return "", s.UseError(ctx, "reading an attestation key", err)
 	}
 	return serial, nil
 }
 
 // AttestationKeys returns keys in byte order of their serial numbers.
 func (s *Store) AttestationKeys(ctx context.Context, after string, limit int) ([]devices.AttestationKey, error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
 	keys, err := database.Collect(ctx, s.backend.Read, scanAttestation, `SELECT `+attestationColumns+` WHERE serial > $1 ORDER BY serial LIMIT $2`, database.Clean(after), limit)
 	if err != nil {
-		return nil, s.useError(ctx, "listing attestation keys", err)
+		return nil, s.UseError(ctx, "listing attestation keys", err)
 	}
 	return keys, nil
 }
@@ -145,21 +145,21 @@ func found(result sql.Result, err error) error {
 // there was nothing to change; a row that the database refuses is one whose
 // device another number came to prove in the same moment.
 func (s *Store) changeKeys(ctx context.Context, doing string, do func(*sql.Tx) error, missing func() error) error {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return err
 	}
 	defer cancel()
 	tx, err := s.backend.Write.BeginTx(ctx, nil)
 	if err != nil {
-		return s.useError(ctx, doing, err)
+		return s.UseError(ctx, doing, err)
 	}
 	err = do(tx)
 	if err == nil {
 		if err = tx.Commit(); err == nil {
 			return nil
 		}
-		return s.useError(ctx, doing, err)
+		return s.UseError(ctx, doing, err)
 	}
 	_ = tx.Rollback() // do's error says more
 	switch {
@@ -170,5 +170,5 @@ func (s *Store) changeKeys(ctx context.Context, doing string, do func(*sql.Tx) e
 	case database.FaultOf(err) == database.FaultRow:
 		return fmt.Errorf("another serial number proves the device: %w", devices.ErrBound)
 	}
-	return s.useError(ctx, doing, err)
+	return s.UseError(ctx, doing, err)
 }

@@ -16,7 +16,7 @@ const MaxAuditPage = 16
 // SaveAuditBlock writes a block. One that is there already stays as it is, so
 // that a write whose end nobody heard can be made again.
 func (s *Store) SaveAuditBlock(ctx context.Context, b *audit.Block) error {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return err
 	}
@@ -25,7 +25,7 @@ func (s *Store) SaveAuditBlock(ctx context.Context, b *audit.Block) error {
  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (run, first_seq) DO NOTHING`,
 		b.Run, b.FirstSeq, b.LastSeq, b.Node, database.Micros(b.FirstAt), database.Micros(b.LastAt), string(b.Entries), b.Previous.String(), b.Hash.String())
 	if err != nil {
-		return s.useError(ctx, "writing the audit", err)
+		return s.UseError(ctx, "writing the audit", err)
 	}
 	s.stats.AuditBlocks.Add(1)
 	return nil
@@ -92,14 +92,14 @@ func auditLimit(q audit.Query) int64 {
 }
 
 func (s *Store) auditBlocks(ctx context.Context, text string, args ...any) ([]audit.Block, error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
 	blocks, err := database.Collect(ctx, s.backend.Read, scanBlock, text, args...)
 	if err != nil {
-		return nil, s.useError(ctx, "reading the audit", err)
+		return nil, s.UseError(ctx, "reading the audit", err)
 	}
 	return blocks, nil
 }

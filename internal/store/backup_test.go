@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/store"
+	"fleetd/internal/store/database"
 )
 
 // A copy taken while rows are written is one moment: each history entry in it
@@ -43,8 +44,8 @@ func TestCopyWhileWriting(t *testing.T) {
 			last = <-committed
 		}
 		to := filepath.Join(t.TempDir(), store.FileName)
-		found, err := store.CopySQLite(t.Context(), filepath.Join(dir, store.FileName), to)
-		if err != nil || found.Schema != store.SchemaVersion() {
+		found, err := database.CopySQLite(t.Context(), filepath.Join(dir, store.FileName), to)
+		if err != nil || found.Schema != database.SchemaVersion() {
 			t.Fatalf("round %d: %+v, %v", round, found, err)
 		}
 		copied, err := store.Open(t.Context(), "sqlite:"+to, "", slog.New(slog.DiscardHandler))
@@ -74,7 +75,7 @@ func TestCopyWhileWriting(t *testing.T) {
 func TestCopyRefuses(t *testing.T) {
 	dir := t.TempDir()
 	to := filepath.Join(dir, "to")
-	if _, err := store.CopySQLite(t.Context(), filepath.Join(dir, "none"), to); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := database.CopySQLite(t.Context(), filepath.Join(dir, "none"), to); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
 	for name, content := range map[string]string{"text": strings.Repeat("no database ", 100), "empty": ""} {
@@ -82,7 +83,7 @@ func TestCopyRefuses(t *testing.T) {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := store.CopySQLite(t.Context(), path, to); err == nil || strings.Contains(err.Error(), "\n") {
+		if _, err := database.CopySQLite(t.Context(), path, to); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", name, err)
 		}
 		if _, err := os.Stat(to); err == nil {
@@ -98,14 +99,14 @@ func TestPlace(t *testing.T) {
 		"postgres://me:pw@db/fleet":      "postgres://db:5432/fleet",
 		"postgresql://me@db:7777/f?a=ab": "postgres://db:7777/f",
 	} {
-		if got, err := store.Place(text, "/data"); err != nil || got != want {
+		if got, err := database.Place(text, "/data"); err != nil || got != want {
 			t.Errorf("%s: %s, %v; want %s", text, got, err, want)
 		}
 	}
-	if _, err := store.Place("postgres://me:pw@db:no/fleet", ""); err == nil || strings.Contains(err.Error(), "pw") {
+	if _, err := database.Place("postgres://me:pw@db:no/fleet", ""); err == nil || strings.Contains(err.Error(), "pw") {
 		t.Errorf("a wrong URL: %v", err)
 	}
-	got, err := store.DumpCommand("postgres://me:pw@db/it's", "a b")
+	got, err := database.DumpCommand("postgres://me:pw@db/it's", "a b")
 	if want := `pg_dump --format=custom --no-owner --file='a b' 'postgres://me@db/it'\''s'`; err != nil || got != want {
 		t.Errorf("%s, %v; want %s", got, err, want)
 	}

@@ -1,7 +1,7 @@
 // Package store keeps what devices report, their presence and their tool lists in
-// SQL, and reads all of that: SQLite or Postgres. Devices are made, decided about
-// and forgotten by the ledger, which alone inserts and deletes rows of devices,
-// presence and labels.
+// SQL: SQLite or Postgres. It watches the database for its parts: the ledger, by
+// which devices are made, decided about and forgotten, and which alone inserts and
+// deletes rows of devices, presence and labels; and records, which reads.
 //
 // # Writes
 //
@@ -37,16 +37,6 @@
 // last_seen of a device that is online is not kept up to date: it is seen now.
 // Indexed columns are only written when they change, because each of them makes
 // the update several times as dear.
-//
-// # Lists
-//
-// A list chooses one source of ids: the ranges of an index that one of its terms
-// names, in order of ids, or all devices. Windows of it are looked at by all other
-// terms that SQL can evaluate, and the rows found are evaluated again in memory:
-// SQL may select too much, never too little. Where several terms name an index,
-// the one with the fewest entries is taken. A page ends after listTime or
-// maxListed devices, full or not. Joins are written so that no planner can turn
-// them into a scan of a whole table.
 //
 // # Retention
 //

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"maps"
 	"slices"
 
@@ -141,22 +140,9 @@ func cleanPresence(p devices.Presence) devices.Presence {
 	return p
 }
 
-// idSet is a condition that holds for these ids, sorted, and its argument: one
-// statement for any number.
-func idSet(postgres bool, column, place string, ids []string) (condition string, arg any) {
-	if postgres {
-		return column + " = ANY(CAST(" + place + " AS TEXT[]))", ids
-	}
-	text, err := json.Marshal(ids)
-	if err != nil {
-		panic(err) // strings can always be encoded
-	}
-	return column + " IN (SELECT value FROM json_each(" + place + "))", string(text)
-}
-
 // locking is a query of rows by their devices that locks them in order of these.
 func locking(postgres bool, columns string, ids []string) (text string, arg any) {
-	condition, arg := idSet(postgres, "device", "$1", ids)
+	condition, arg := database.IDSet(postgres, "device", "$1", ids)
 	text = columns + " WHERE " + condition
 	if postgres {
 		text += " ORDER BY device FOR UPDATE"
@@ -200,4 +186,9 @@ func lockPresence(ctx context.Context, tx *sql.Tx, postgres bool, rows []devices
 		return struct{}{}, err
 	}, text, arg)
 	return out, err
+}
+
+// before orders the pairs that fence presence.
+func before(a, b *devices.Presence) bool {
+	return a.Epoch < b.Epoch || a.Epoch == b.Epoch && a.Seq < b.Seq
 }

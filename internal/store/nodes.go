@@ -2,9 +2,7 @@ package store
 
 import (
 	"context"
-	"math"
 	"slices"
-	"time"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
@@ -14,7 +12,7 @@ import (
 // leases, in order of name. begun says that there was no such lease: this is the
 // first beat, or somebody took the lease away because it stood still.
 func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lease, begun bool, err error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return nil, false, err
 	}
@@ -22,7 +20,7 @@ func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lea
 	changed := func(statement string, args ...any) (bool, error) {
 		result, err := s.backend.Write.ExecContext(ctx, statement, args...)
 		if err != nil {
-			return false, s.useError(ctx, "renewing the node's lease", err)
+			return false, s.UseError(ctx, "renewing the node's lease", err)
 		}
 		n, err := result.RowsAffected()
 		return n > 0, err
@@ -41,7 +39,7 @@ func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lea
 
 // Leases returns the leases of all nodes, in order of name.
 func (s *Store) Leases(ctx context.Context) ([]devices.Lease, error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -53,50 +51,16 @@ func (s *Store) Leases(ctx context.Context) ([]devices.Lease, error) {
 		return l, err
 	}, `SELECT node, instance, beat, started_at, version, api, devices, stamps FROM nodes ORDER BY node, instance`)
 	if err != nil {
-		return nil, s.useError(ctx, "reading the nodes", err)
+		return nil, s.UseError(ctx, "reading the nodes", err)
 	}
 	return leases, nil
 }
 
-// OnlineOf returns what a node left online, at most limit devices after one in
-// id order: those that connected before a time, unless that is zero.
-func (s *Store) OnlineOf(ctx context.Context, node string, before time.Time, after devices.ID, limit int) ([]devices.Presence, error) {
-	ctx, cancel, err := s.reading(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	until := int64(math.MaxInt64)
-	if !before.IsZero() {
-		until = database.Micros(before)
-	}
-	out, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (p devices.Presence, err error) {
-		row := presenceScan{p: &p}
-		if err := scan(append([]any{&p.Device}, row.places()...)...); err != nil {
-			return p, err
-		}
-		return p, row.finish()
-	}, "SELECT p.device, "+presenceColumns+` FROM presence p WHERE p.online AND p.node COLLATE "binary" = $1 AND p.device > $2 AND p.connected_at < $3
- ORDER BY p.device LIMIT $4`, database.Clean(node), string(after), until, limit)
-	if err != nil {
-		return nil, s.useError(ctx, "reading a node's devices", err)
-	}
-	return out, nil
-}
-
-// maxOrphans is how many nodes Orphans looks at.
-const maxOrphans = 10_000
-
 // Orphans are the names of nodes that have devices online and no lease.
 func (s *Store) Orphans(ctx context.Context) ([]string, error) {
-	ctx, cancel, err := s.reading(ctx)
+	names, err := s.NodesOnline(ctx)
 	if err != nil {
 		return nil, err
-	}
-	defer cancel()
-	names, err := s.distinct(ctx, "presence", `node COLLATE "binary"`, "online", nil, maxOrphans)
-	if err != nil {
-		return nil, s.useError(ctx, "looking for devices of lost nodes", err)
 	}
 	if len(names) == 0 {
 		return nil, nil
@@ -119,13 +83,13 @@ func (s *Store) EndLease(ctx context.Context, l devices.Lease) error {
 }
 
 func (s *Store) endLease(ctx context.Context, statement string, args ...any) error {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return err
 	}
 	defer cancel()
 	if _, err := s.backend.Write.ExecContext(ctx, statement, args...); err != nil {
-		return s.useError(ctx, "removing a lease", err)
+		return s.UseError(ctx, "removing a lease", err)
 	}
 	return nil
 }

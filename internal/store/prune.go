@@ -114,14 +114,14 @@ func (s *Store) claimPrune(ctx context.Context, now time.Time) (mine bool, err e
 // change runs one statement on the writer's connection and returns the number
 // of rows it changed.
 func (s *Store) change(ctx context.Context, text string, args ...any) (int, error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer cancel()
 	result, err := s.backend.Write.ExecContext(ctx, text, args...)
 	if err != nil {
-		return 0, s.useError(ctx, "deleting what is old", err)
+		return 0, s.UseError(ctx, "deleting what is old", err)
 	}
 	n, err := result.RowsAffected()
 	return int(n), err
@@ -198,7 +198,7 @@ func (s *Store) repeat(ctx context.Context, text string, args []any) (all int, e
 
 // tallies counts the entries of the next devices, in byte order of their ids.
 func (s *Store) tallies(ctx context.Context, after string) ([]tally, error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +208,7 @@ func (s *Store) tallies(ctx context.Context, after string) ([]tally, error) {
 	}, `SELECT h.device, count(*), min(h.at), max(h.at), EXISTS (SELECT 1 FROM devices d WHERE d.device = h.device)
  FROM catalog_history h WHERE h.device > $1 GROUP BY h.device ORDER BY h.device LIMIT $2`, after, int64(prunePage))
 	if err != nil {
-		return nil, s.useError(ctx, "counting the catalog history", err)
+		return nil, s.UseError(ctx, "counting the catalog history", err)
 	}
 	return page, nil
 }
@@ -243,7 +243,7 @@ func (s *Store) pruneCatalogs(ctx context.Context, before time.Time) (deleted in
 
 // unnamed finds the next lists that may be deleted.
 func (s *Store) unnamed(ctx context.Context, before time.Time, after string) ([]string, error) {
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +254,7 @@ func (s *Store) unnamed(ctx context.Context, before time.Time, after string) ([]
  AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = c.sha256)
  AND NOT EXISTS (SELECT 1 FROM presence p WHERE p.catalog <> '' AND p.catalog COLLATE "binary" = c.sha256) ORDER BY c.sha256 LIMIT $3`, after, database.Micros(before), int64(prunePage))
 	if err != nil {
-		return nil, s.useError(ctx, "looking for lists that nobody has", err)
+		return nil, s.UseError(ctx, "looking for lists that nobody has", err)
 	}
 	return page, nil
 }

@@ -28,8 +28,6 @@ type Stats struct {
 	AuditBlocks atomic.Int64
 	// Rows that wait now or are on their way, by table.
 	DevicesWaiting, PresenceWaiting, HistoryWaiting atomic.Int64
-	// ListedIDs are the devices that lists looked at, at most maxListed for one page.
-	ListedIDs atomic.Int64
 	// QueueBytes are the bytes of history entries and tool lists that wait or
 	// are on their way, at most MaxQueueBytes.
 	QueueBytes atomic.Int64

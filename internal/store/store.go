@@ -13,6 +13,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
+	"fleetd/internal/store/records"
 )
 
 const (
@@ -38,6 +39,8 @@ const FileName = database.FileName
 // Store keeps records in one database. All methods may be called from any
 // goroutine.
 type Store struct {
+	*records.Records
+
 	backend     *database.DB
 	log         *slog.Logger
 	onReady     func()
@@ -46,8 +49,6 @@ type Store struct {
 	queue       *queue
 	writer      *writer
 	kept        kept
-	tools       toolNames
-	sizes       sizes
 	now         func() time.Time
 
 	health      atomic.Pointer[health]
@@ -100,6 +101,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 	for _, option := range options {
 		option(s)
 	}
+	s.Records = records.New(s, s.now)
 	s.health.Store(&health{err: fmt.Errorf("%w: %w", devices.ErrDatabase, errNotReached), changed: make(chan struct{})})
 	s.queue = newQueue(&s.stats)
 	s.writer = &writer{store: s, texts: newStatements(s.now), statements: map[statementKey]*sql.Stmt{}}
@@ -172,9 +174,29 @@ func (s *Store) Database() *database.DB { return s.backend }
 // Usable returns nil while the database can be used, else why not. It does no I/O.
 func (s *Store) Usable() error { return s.health.Load().err }
 
-// UseError wraps an error met while using the database, as useError does.
+// Reading implements database.Host.
+func (s *Store) Reading(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if err := s.health.Load().err; err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, database.ReadTimeout)
+	return ctx, cancel, nil
+}
+
+// UseError implements database.Host.
 func (s *Store) UseError(ctx context.Context, doing string, err error) error {
-	return s.useError(ctx, doing, err)
+	switch {
+	case errors.Is(err, database.ErrConfig):
+		return err
+	case errors.Is(ctx.Err(), context.Canceled):
+		return fmt.Errorf("%s: %w", doing, ctx.Err()) // the caller went away, not the database
+	case ctx.Err() != nil:
+		s.raiseDoubt() // too slow for this caller; that alone does not make it unusable
+		return fmt.Errorf("%w: %s: %w", devices.ErrDatabase, doing, ctx.Err())
+	case database.FaultOf(err) == database.FaultLost:
+		s.suspect(err)
+	}
+	return fmt.Errorf("%w: %s: %w", devices.ErrDatabase, doing, err)
 }
 
 // Stats are the counters, to be read at any time.
@@ -193,20 +215,17 @@ func (s *Store) Fingerprint(ctx context.Context, fp string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	if err := s.checkFingerprint(ctx); err != nil {
-		return s.useError(ctx, "checking the fleet's fingerprint", err)
+		return s.UseError(ctx, "checking the fleet's fingerprint", err)
 	}
 	return nil
 }
-
-// fingerprintKey names, in the table fleet, the secret that a database belongs to.
-const fingerprintKey = "secret_fingerprint"
 
 func (s *Store) checkFingerprint(ctx context.Context) error {
 	fp := s.fingerprint.Load()
 	if fp == nil {
 		return nil
 	}
-	stored, err := s.fact(ctx, fingerprintKey, *fp)
+	stored, err := s.fact(ctx, database.FingerprintKey, *fp)
 	if err != nil {
 		return err
 	}
@@ -238,7 +257,7 @@ func (s *Store) FleetID(ctx context.Context) (string, error) {
 	defer cancel()
 	id, err := s.fact(ctx, "id", rand.Text())
 	if err != nil {
-		return "", s.useError(ctx, "reading the fleet's id", err)
+		return "", s.UseError(ctx, "reading the fleet's id", err)
 	}
 	return id, nil
 }
@@ -253,7 +272,7 @@ func (s *Store) AuditKeyed(ctx context.Context, note string) (string, error) {
 	defer cancel()
 	note, err := s.fact(ctx, "audit_keyed", note)
 	if err != nil {
-		return "", s.useError(ctx, "reading since when the audit is keyed", err)
+		return "", s.UseError(ctx, "reading since when the audit is keyed", err)
 	}
 	return note, nil
 }

@@ -204,7 +204,7 @@ func newStatements(now func() time.Time) *statements {
 			name: "catalogs", columns: catalogColumns, text: insert("catalogs", "(sha256) DO NOTHING", catalogColumns),
 			maxRows: 8, // lists may be long
 			values: func(args []any, c *devices.CatalogText) []any {
-				text, encoding := encodeTools(c.Tools)
+				text, encoding := database.EncodeTools(c.Tools)
 				return append(args, c.Hash.String(), text, encoding, int64(c.Count), int64(len(c.Tools)), database.Micros(c.FirstSeen), database.Micros(now()))
 			},
 			compare: func(a, b devices.CatalogText) int { return slices.Compare(a.Hash[:], b.Hash[:]) },

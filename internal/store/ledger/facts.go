@@ -165,7 +165,7 @@ const (
 // Expired returns at most limit devices that joined by themselves, never
 // connected and are due to expire, the oldest first.
 func (l *Ledger) Expired(ctx context.Context, now time.Time, limit int) ([]devices.ID, error) {
-	ctx, cancel, err := l.reading(ctx)
+	ctx, cancel, err := l.host.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -189,18 +189,6 @@ func (l *Ledger) ClearJoined(ctx context.Context) (n int, err error) {
 		return err
 	})
 	return n, err
-}
-
-// readTimeout bounds a read where its caller does not.
-const readTimeout = 5 * time.Second
-
-// reading starts a read: it fails at once while the database is away.
-func (l *Ledger) reading(ctx context.Context) (context.Context, context.CancelFunc, error) {
-	if err := l.host.Usable(); err != nil {
-		return nil, nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	return ctx, cancel, nil
 }
 
 func isNoRows(err error) bool { return errors.Is(err, sql.ErrNoRows) }

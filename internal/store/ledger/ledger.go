@@ -7,9 +7,9 @@
 // waits goes between them.
 //
 // A transaction takes its locks in this order, as that of the journal does, so
-// that none can deadlock: rows of devices, then of their credentials, of presence,
-// of labels, each sorted by id; then fleet_counts, sorted by key; then the
-// revision. The statement that takes the revision writes the changes, and the
+// that none can deadlock: rows of devices, then of their credentials, each sorted
+// by id; the rotation of the fleet; rows of presence, then of labels, each sorted
+// by id; fleet_counts, sorted by key; the revision. The statement that takes the revision writes the changes, and the
 // rows of devices, since they contain it.
 package ledger
 
@@ -49,18 +49,9 @@ const (
 	attempts = 5
 )
 
-// Host is the store beside the ledger, which watches the database.
-type Host interface {
-	Database() *database.DB
-	// Usable returns nil while the database can be used.
-	Usable() error
-	// UseError wraps an error met while using it, and takes note of it.
-	UseError(ctx context.Context, doing string, err error) error
-}
-
 // Ledger implements registry.Ledger. Close it before the store.
 type Ledger struct {
-	host  Host
+	host  database.Host
 	db    *database.DB
 	log   *slog.Logger
 	now   func() time.Time
@@ -89,7 +80,7 @@ type Option func(*Ledger)
 func Clock(now func() time.Time) Option { return func(l *Ledger) { l.now = now } }
 
 // New starts a ledger.
-func New(host Host, log *slog.Logger, options ...Option) *Ledger {
+func New(host database.Host, log *slog.Logger, options ...Option) *Ledger {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &Ledger{host: host, db: host.Database(), log: log, now: time.Now, bulkTime: bulkTime, batch: 4 * minBatch, wake: make(chan struct{}, 1), stop: stop, done: make(chan struct{})}
 	if l.db.Postgres() {

@@ -94,7 +94,7 @@ func (l *Ledger) pruneTo(ctx context.Context, now time.Time) (int64, error) {
 }
 
 func (l *Ledger) prunedTo(ctx context.Context) (revision int64, err error) {
-	ctx, cancel, err := l.reading(ctx)
+	ctx, cancel, err := l.host.Reading(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -122,7 +122,7 @@ func (l *Ledger) setPrunedTo(ctx context.Context, revision int64) error {
 // excessive are the devices of changes after one revision up to another of which
 // more than KeepOfDevice changes are kept.
 func (l *Ledger) excessive(ctx context.Context, after, to int64) ([]string, error) {
-	ctx, cancel, err := l.reading(ctx)
+	ctx, cancel, err := l.host.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}

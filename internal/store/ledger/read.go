@@ -29,7 +29,7 @@ const headQuery = `SELECT f.lineage, f.n, COALESCE(c.id, '') FROM fleet_revision
 
 // Head implements registry.Ledger.
 func (l *Ledger) Head(ctx context.Context) (p devices.Position, err error) {
-	ctx, cancel, err := l.reading(ctx)
+	ctx, cancel, err := l.host.Reading(ctx)
 	if err != nil {
 		return p, err
 	}
@@ -107,7 +107,7 @@ const skew = time.Minute
 // firstSince looks for the first revision of about this time: times are in the
 // order of revisions, but for what clocks are apart.
 func (l *Ledger) firstSince(ctx context.Context, since time.Time) (int64, error) {
-	ctx, cancel, err := l.reading(ctx)
+	ctx, cancel, err := l.host.Reading(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -142,7 +142,7 @@ func pageOf(limit int) int64 {
 }
 
 func (l *Ledger) changes(ctx context.Context, query string, args ...any) ([]devices.Change, error) {
-	ctx, cancel, err := l.reading(ctx)
+	ctx, cancel, err := l.host.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/store"
+	"fleetd/internal/store/database"
 	"fleetd/internal/store/ledger"
 )
 
@@ -921,7 +922,7 @@ func testDecidedText(t *testing.T, db Database) {
 
 // awayHost is a store whose database is away once it is set.
 type awayHost struct {
-	ledger.Host
+	database.Host
 	away atomic.Bool
 }
 

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"fleetd/internal/store"
-	"fleetd/internal/store/database"
 )
 
 // testRegistryMigration migrates what the schema before the registry contains.
@@ -88,7 +87,7 @@ func testOldNodes(t *testing.T, db Database) {
 	}
 	defer closeStore(t, s)
 	eventually(t, "migrated", func() bool { return s.Usable() == nil })
-	if n := db.Count(t, `SELECT count(*) FROM nodes`); n != 0 || store.SchemaVersion() != database.SchemaVersion() {
+	if n := db.Count(t, `SELECT count(*) FROM nodes`); n != 0 {
 		t.Errorf("%d leases of dead nodes", n)
 	}
 }

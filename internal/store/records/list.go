@@ -1,4 +1,4 @@
-package store
+package records
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,10 +25,11 @@ const (
 	maxListed        = 20_000
 	maxSearchedTexts = 50_000
 	// Sizes of windows. A search looks at its devices in one pass over an index.
-	firstSearch  = 1_024
-	leastWindow  = 128
-	maxFirst     = 4_096
-	streamWindow = 2_000
+	firstSearch    = 1_024
+	leastWindow    = 128
+	maxFirst       = 4_096
+	maxFirstSorted = 512
+	streamWindow   = 2_000
 )
 
 type cursor = devices.Cursor
@@ -58,7 +60,7 @@ func (o order) key(c cursor) any {
 // what is live is for the caller to lay over it. States that are not stored,
 // pending and contested, select nothing. The work is bounded, see
 // devices.Page.
-func (s *Store) List(ctx context.Context, q devices.ListQuery) (devices.Page, error) {
+func (s *Records) List(ctx context.Context, q devices.ListQuery) (devices.Page, error) {
 	begin := time.Now()
 	if q.Sort == "" {
 		q.Sort = devices.SortID
@@ -73,19 +75,19 @@ func (s *Store) List(ctx context.Context, q devices.ListQuery) (devices.Page, er
 	if err != nil {
 		return devices.Page{}, err
 	}
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.host.Reading(ctx)
 	if err != nil {
 		return devices.Page{}, err
 	}
 	defer cancel()
 	page, err := s.page(ctx, q, after, begin)
 	if err != nil {
-		return devices.Page{}, s.useError(ctx, "listing devices", err)
+		return devices.Page{}, s.host.UseError(ctx, "listing devices", err)
 	}
 	return page, nil
 }
 
-func (s *Store) page(ctx context.Context, q devices.ListQuery, after cursor, begin time.Time) (page devices.Page, err error) {
+func (s *Records) page(ctx context.Context, q devices.ListQuery, after cursor, begin time.Time) (page devices.Page, err error) {
 	p, err := s.planOf(ctx, q)
 	if err != nil || p.none {
 		return page, err
@@ -99,13 +101,17 @@ func (s *Store) page(ctx context.Context, q devices.ListQuery, after cursor, beg
 		most = maxSearchedTexts
 	}
 	for listed, found := 0, 0; ; {
-		w, err := s.window(ctx, p, after, n, q.Limit-len(page.Rows)+1)
+		room := q.Limit - len(page.Rows) + 1
+		if listed > 0 {
+			room = 1 << bits.Len(uint(room-1)) // one of few, as n
+		}
+		w, err := s.window(ctx, p, after, n, room)
 		if err != nil {
 			return page, err
 		}
 		listed += w.looked
 		found += len(w.rows)
-		s.stats.ListedIDs.Add(int64(w.looked))
+		s.ListedIDs.Add(int64(w.looked))
 		for _, r := range w.rows {
 			if r.selected && len(page.Rows) == q.Limit {
 				page.Next = after.String()
@@ -146,7 +152,7 @@ func (s *Store) page(ctx context.Context, q devices.ListQuery, after cursor, beg
 
 // firstWindow is how many devices a page looks at first: about as many as fill it,
 // as far as the counts that are kept tell.
-func (s *Store) firstWindow(ctx context.Context, p *plan) (int, error) {
+func (s *Records) firstWindow(ctx context.Context, p *plan) (int, error) {
 	full := p.query.Limit + 1
 	switch {
 	case p.search:
@@ -163,7 +169,7 @@ func (s *Store) firstWindow(ctx context.Context, p *plan) (int, error) {
 		switch {
 		case p.source != nil && p.source.table == "presence" && src.table == "presence": // as good as one in the other, such as transport and state
 			known++
-		case src.dimension != "" && len(src.values) > 0 && all > 0:
+		case src.isKept() && all > 0:
 			n, err := s.size(ctx, src, maxCounted)
 			if err != nil {
 				return 0, err
@@ -175,7 +181,11 @@ func (s *Store) firstWindow(ctx context.Context, p *plan) (int, error) {
 	if known < len(p.conditions) {
 		part = min(part, 4.0/7)
 	}
-	return windowSize(min(int(float64(full)/max(part, 0.001)*1.1), maxFirst)), nil
+	most := maxFirst
+	if p.query.Sort != devices.SortID { // its devices are all over the table
+		most = maxFirstSorted
+	}
+	return windowSize(min(int(float64(full)/max(part, 0.001)*1.1), max(most, full))), nil
 }
 
 // windowSize rounds up to one of few sizes: each is a statement of its own, which
@@ -194,7 +204,7 @@ func windowSize(n int) int {
 
 // skip moves to the next device that can be selected: no term selects one before
 // the first that its own source has. none says that there is no such device.
-func (s *Store) skip(ctx context.Context, p *plan, after *cursor) (skipped, none bool, err error) {
+func (s *Records) skip(ctx context.Context, p *plan, after *cursor) (skipped, none bool, err error) {
 	if p.query.Sort != devices.SortID {
 		return false, false, nil
 	}
@@ -203,10 +213,10 @@ func (s *Store) skip(ctx context.Context, p *plan, after *cursor) (skipped, none
 		var q query
 		q.add("SELECT device FROM (")
 		other := plan{source: src}
-		other.addSource(&q, s.backend.Postgres(), "device > ?", []any{string(after.ID)}, " LIMIT 1")
+		other.addSource(&q, s.db.Postgres(), "device > ?", []any{string(after.ID)}, " LIMIT 1")
 		q.add(") i ORDER BY device LIMIT 1")
 		var id string
-		err := s.backend.Read.QueryRowContext(ctx, q.text.String(), q.args...).Scan(&id)
+		err := s.db.Read.QueryRowContext(ctx, q.text.String(), q.args...).Scan(&id)
 		if errors.Is(err, sql.ErrNoRows) {
 			return false, true, nil
 		}
@@ -238,11 +248,11 @@ type placed struct {
 
 // window looks at the next n devices of the source, and reads the rows of at most
 // room that meet the conditions.
-func (s *Store) window(ctx context.Context, p *plan, after cursor, n, room int) (window, error) {
+func (s *Records) window(ctx context.Context, p *plan, after cursor, n, room int) (window, error) {
 	o := orders[p.query.Sort]
 	var with query
 	with.add("WITH w AS MATERIALIZED (")
-	p.addWindow(&with, s.backend.Postgres(), o, after, n)
+	p.addWindow(&with, s.db.Postgres(), o, after, n)
 	with.add("), e AS (SELECT (SELECT count(*) FROM w) AS n, device, k FROM w ORDER BY k DESC, device DESC LIMIT 1) ")
 	q := query{args: slices.Clip(with.args)}
 	q.add(with.text.String() + "SELECT e.n, e.device, e.k, ")
@@ -256,7 +266,7 @@ func (s *Store) window(ctx context.Context, p *plan, after cursor, n, room int) 
 		return &c.Text
 	}
 	var err error
-	w.rows, err = database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (r placed, err error) {
+	w.rows, err = database.Collect(ctx, s.db.Read, func(scan func(...any) error) (r placed, err error) {
 		r.at.Sort = after.Sort
 		r.Row, err = scanRow(func(places ...any) error {
 			return scan(append([]any{&w.looked, &w.last.ID, key(&w.last), key(&r.at)}, places...)...)
@@ -265,9 +275,18 @@ func (s *Store) window(ctx context.Context, p *plan, after cursor, n, room int) 
 		return r, err
 	}, q.text.String(), q.args...)
 	if err == nil && len(w.rows) == 0 && len(p.conditions) > 0 {
-		err = s.backend.Read.QueryRowContext(ctx, with.text.String()+"SELECT n, device, k FROM e", with.args...).Scan(&w.looked, &w.last.ID, key(&w.last))
-		if errors.Is(err, sql.ErrNoRows) {
+		// Rows may have changed since: the end of the window is where it is while none of
+		// it meets the conditions.
+		var meets bool
+		end := query{args: slices.Clip(with.args)}
+		end.add(with.text.String() + "SELECT n, device, k, EXISTS (SELECT 1 FROM w")
+		p.addConditions(&end, s, " WHERE ")
+		end.add(") FROM e")
+		switch err = s.db.Read.QueryRowContext(ctx, end.text.String(), end.args...).Scan(&w.looked, &w.last.ID, key(&w.last), &meets); {
+		case errors.Is(err, sql.ErrNoRows):
 			err = nil
+		case err == nil && meets:
+			return s.window(ctx, p, after, n, room)
 		}
 	}
 	if err != nil {
@@ -281,9 +300,9 @@ func (s *Store) window(ctx context.Context, p *plan, after cursor, n, room int) 
 }
 
 // addRows appends the columns at and rowColumns of the first room devices of w that
-// meet the conditions, and the tables that they come from. A row that a condition
-// reads is not read twice.
-func (p *plan) addRows(q *query, s *Store, room int) {
+// meet the conditions, and the tables that they come from. The row of presence, or
+// else of devices, that a condition reads is not read twice.
+func (p *plan) addRows(q *query, s *Records, room int) {
 	kept := "w"
 	for _, c := range p.conditions {
 		switch {
@@ -302,13 +321,13 @@ func (p *plan) addRows(q *query, s *Store, room int) {
 	q.add(" ORDER BY w.k, w.device LIMIT " + strconv.Itoa(room) + ") " + kept)
 	for _, table := range []string{"devices", "presence"} {
 		if alias := table[:1]; alias != kept {
-			q.add(lookUp(s.backend.Postgres(), table, alias, kept+".device"))
+			q.add(lookUp(s.db.Postgres(), table, alias, kept+".device"))
 		}
 	}
 }
 
 // choose marks the rows that the query selects.
-func (s *Store) choose(ctx context.Context, p *plan, rows []placed) error {
+func (s *Records) choose(ctx context.Context, p *plan, rows []placed) error {
 	var tools map[string][]string
 	if p.needsTools {
 		var hashes []string
@@ -318,7 +337,11 @@ func (s *Store) choose(ctx context.Context, p *plan, rows []placed) error {
 			}
 		}
 		var err error
-		if tools, _, err = s.readTools(ctx, hashes, p.now.Add(readTimeout)); err != nil {
+		var complete bool
+		if tools, complete, err = s.readTools(ctx, hashes, time.Now().Add(database.ReadTimeout)); err == nil && !complete {
+			err = fmt.Errorf("reading tool lists took longer than %v", database.ReadTimeout)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -364,7 +387,7 @@ func (p *plan) addSource(q *query, postgres bool, where string, args []any, limi
 	order := " ORDER BY device"
 	switch {
 	case p.ids != nil:
-		condition, arg := idSet(postgres, "device", "?", p.ids)
+		condition, arg := database.IDSet(postgres, "device", "?", p.ids)
 		q.add("SELECT device FROM devices WHERE "+condition+" AND "+where, append([]any{arg}, args...)...)
 		return
 	case p.source == nil:
@@ -393,8 +416,8 @@ func (p *plan) addSource(q *query, postgres bool, where string, args []any, limi
 }
 
 // addConditions appends the tables that the conditions read, and the conditions.
-func (p *plan) addConditions(q *query, s *Store, where string) {
-	postgres := s.backend.Postgres()
+func (p *plan) addConditions(q *query, s *Records, where string) {
+	postgres := s.db.Postgres()
 	if slices.ContainsFunc(p.conditions, func(c condition) bool { return c.devices }) {
 		q.add(lookUp(postgres, "devices", "d", "w.device"))
 	}

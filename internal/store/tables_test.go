@@ -4,29 +4,7 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"fleetd/internal/store/database"
 )
-
-// FuzzTools checks that a tool list survives whatever its bytes are.
-func FuzzTools(f *testing.F) {
-	f.Add([]byte(`[{"name":"a"}]`))
-	f.Add([]byte("\x00"))
-	f.Add([]byte("\xe4\xb8"))
-	f.Fuzz(func(t *testing.T, tools []byte) {
-		text, encoding := encodeTools(tools)
-		if !database.IsText(text) {
-			t.Fatalf("%q is not text", text)
-		}
-		back, err := decodeTools(text, encoding)
-		if err != nil || string(back) != string(tools) {
-			t.Errorf("%q came back as %q, error %v", tools, back, err)
-		}
-		if s := database.Clean(string(tools)); !database.IsText(s) || database.IsText(string(tools)) && s != string(tools) {
-			t.Errorf("%q cleaned is %q", tools, s)
-		}
-	})
-}
 
 func TestStatementsFitBothDatabases(t *testing.T) {
 	all := newStatements(time.Now)

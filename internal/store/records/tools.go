@@ -1,4 +1,4 @@
-package store
+package records
 
 import (
 	"context"
@@ -60,7 +60,7 @@ type toolMatch struct{ hashes []string }
 // matchTools finds the lists of a term about tools; nil if there are too many, or
 // if not all of them could be read in time: then memory decides alone, and the
 // next request has less to read.
-func (s *Store) matchTools(ctx context.Context, t *selector.Term) (*toolMatch, error) {
+func (s *Records) matchTools(ctx context.Context, t *selector.Term) (*toolMatch, error) {
 	inUse, err := s.distinct(ctx, "presence", `catalog COLLATE "binary"`, "catalog <> ''", nil, maxCatalogs+1)
 	if err != nil || len(inUse) > maxCatalogs {
 		return nil, err
@@ -84,7 +84,7 @@ func namesTool(t *selector.Term, name string) bool {
 
 // readTools returns the names of the tools of these lists: of all of them, or of
 // those that could be read until a time.
-func (s *Store) readTools(ctx context.Context, hashes []string, until time.Time) (names map[string][]string, complete bool, err error) {
+func (s *Records) readTools(ctx context.Context, hashes []string, until time.Time) (names map[string][]string, complete bool, err error) {
 	names = make(map[string][]string, len(hashes))
 	var missing []string
 	for _, hash := range hashes {
@@ -99,17 +99,17 @@ func (s *Store) readTools(ctx context.Context, hashes []string, until time.Time)
 		if time.Now().After(until) {
 			return names, false, nil
 		}
-		condition, arg := idSet(s.backend.Postgres(), "sha256", "$1", chunk)
+		condition, arg := database.IDSet(s.db.Postgres(), "sha256", "$1", chunk)
 		type list struct {
 			hash  string
 			names []string
 		}
-		lists, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (l list, err error) {
+		lists, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (l list, err error) {
 			var text, encoding string
 			if err := scan(&l.hash, &text, &encoding); err != nil {
 				return l, err
 			}
-			tools, err := decodeTools(text, encoding)
+			tools, err := database.DecodeTools(text, encoding)
 			if err != nil {
 				return l, nil // not a list of anything
 			}

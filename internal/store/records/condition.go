@@ -1,4 +1,4 @@
-package store
+package records
 
 import (
 	"slices"
@@ -236,7 +236,7 @@ func toolCondition(postgres bool, t *selector.Term, tools *toolMatch) condition 
 	if tools == nil {
 		return nothing
 	}
-	text, arg := idSet(postgres, "p.catalog", "?", tools.hashes)
+	text, arg := database.IDSet(postgres, "p.catalog", "?", tools.hashes)
 	if t.Op == selector.OpNotIn || t.Op == selector.OpLacks {
 		text = "NOT " + text
 		if postgres {

@@ -1,6 +1,7 @@
-package store
+package records
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -15,17 +16,15 @@ import (
 )
 
 const (
+	// few is up to how many devices are looked at one by one for a text, before the
+	// index of all texts is searched instead; and looked up and sorted for each page,
+	// before all devices are read in the order that is asked for.
+	few = 4_000
 	// maxCounted bounds how many entries of an index are counted to choose one, where
 	// no counts are kept.
-	maxCounted = 10_001
+	maxCounted = few + 1
 	// maxArms is how many values of a field one statement merges.
 	maxArms = selector.MaxValues
-	// maxSearched is up to how many devices are looked at one by one for a text,
-	// before the index of all texts is searched instead.
-	maxSearched = 20_000
-	// maxSorted is up to how many devices are looked up and sorted for each page,
-	// before all devices are read in the order that is asked for.
-	maxSorted = 4_000
 )
 
 // arm is one range of an index in which devices come in order of their ids.
@@ -48,6 +47,17 @@ type source struct {
 
 // allDevices has the counts of all devices.
 var allDevices = &source{dimension: database.CountState, values: []string{database.StateOnline, database.StateOffline}}
+
+// isKept tells whether the number of its devices is kept.
+func (src *source) isKept() bool { return src.dimension != "" && len(src.values) > 0 }
+
+// counting orders sources by what it takes to count them.
+func (src *source) counting() int {
+	if src.isKept() {
+		return 0
+	}
+	return 1
+}
 
 // literals are the values of a term that is `=` or `in` without globs.
 func literals(t *selector.Term) (values []string, ok bool) {
@@ -138,7 +148,7 @@ func sourceOf(t *selector.Term, tools *toolMatch) *source {
 
 // spread makes the source of a term with globs or comparisons, if few values
 // are stored of which some match.
-func (s *Store) spread(ctx context.Context, t *selector.Term, now time.Time) (*source, error) {
+func (s *Records) spread(ctx context.Context, t *selector.Term, now time.Time) (*source, error) {
 	var table, column, where string
 	var args []any
 	out := &source{exact: true}
@@ -188,12 +198,12 @@ func (s *Store) spread(ctx context.Context, t *selector.Term, now time.Time) (*s
 
 // distinct returns the values of a column, the leading one of an index after what
 // where fixes, in byte order, at most limit: one look into the index for each.
-func (s *Store) distinct(ctx context.Context, table, column, where string, args []any, limit int) ([]string, error) {
+func (s *Records) distinct(ctx context.Context, table, column, where string, args []any, limit int) ([]string, error) {
 	var q query
 	q.add("WITH RECURSIVE v (value, n) AS (SELECT a.value, 1 FROM (SELECT "+column+" AS value FROM "+table+" WHERE "+where+" ORDER BY "+column+" LIMIT 1) a"+
 		" UNION ALL SELECT (SELECT "+column+" FROM "+table+" WHERE "+where+" AND "+column+" > v.value ORDER BY "+column+" LIMIT 1), v.n + 1"+
 		" FROM v WHERE v.value IS NOT NULL AND v.n < ?) SELECT value FROM v WHERE value IS NOT NULL", append(append(slices.Clone(args), args...), int64(limit))...)
-	return database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (value string, err error) {
+	return database.Collect(ctx, s.db.Read, func(scan func(...any) error) (value string, err error) {
 		return value, scan(&value)
 	}, q.text.String(), q.args...)
 }
@@ -233,8 +243,11 @@ func (z *sizes) put(key string, n int64) {
 }
 
 // size is about how many devices a source has: up to most where no counts are kept.
-func (s *Store) size(ctx context.Context, src *source, most int64) (total int64, err error) {
-	if src.dimension != "" && len(src.values) > 0 {
+func (s *Records) size(ctx context.Context, src *source, most int64) (total int64, err error) {
+	if most == 0 && !src.isKept() {
+		return 0, nil
+	}
+	if src.isKept() {
 		key := fmt.Sprint(src.dimension, src.values)
 		n, ok := s.sizes.get(key)
 		if !ok {
@@ -268,11 +281,11 @@ func (s *Store) size(ctx context.Context, src *source, most int64) (total int64,
 }
 
 // number is the one number that a query returns; 0 for NULL.
-func (s *Store) number(ctx context.Context, text string, args []any) (int64, error) {
+func (s *Records) number(ctx context.Context, text string, args []any) (int64, error) {
 	var q query
 	q.add(text, args...)
 	var n sql.NullInt64
-	err := s.backend.Read.QueryRowContext(ctx, q.text.String(), q.args...).Scan(&n)
+	err := s.db.Read.QueryRowContext(ctx, q.text.String(), q.args...).Scan(&n)
 	return n.Int64, err
 }
 
@@ -293,7 +306,7 @@ type plan struct {
 	exact      bool // the conditions and the source are all there is to say
 }
 
-func (s *Store) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) {
+func (s *Records) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) {
 	p := &plan{query: q, text: strings.ToLower(q.Text), now: time.Now().Truncate(time.Microsecond), exact: q.Text == "", needsTools: q.Select.Needs(selector.FieldTool)}
 	if !database.IsText(p.text) {
 		p.none = true
@@ -324,7 +337,7 @@ func (s *Store) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) 
 				return nil, err
 			}
 		}
-		conditions[i] = conditionOf(s.backend.Postgres(), t, p.now, tools)
+		conditions[i] = conditionOf(s.db.Postgres(), t, p.now, tools)
 		if p.exact = p.exact && conditions[i].exact; p.ids == nil {
 			if src := sourceOf(t, tools); src != nil {
 				candidates = append(candidates, candidate{src, i})
@@ -346,6 +359,8 @@ func (s *Store) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) 
 			}
 		}
 	}
+	sorted := q.Sort != devices.SortID
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return cmp.Compare(a.counting(), b.counting()) })
 	best := -1
 	for i, c := range candidates {
 		if len(c.arms) == 0 {
@@ -353,9 +368,19 @@ func (s *Store) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) 
 			return p, nil
 		}
 		n := int64(0)
-		if len(candidates) > 1 || p.text != "" || q.Sort != devices.SortID {
+		if len(candidates) > 1 || p.text != "" || sorted {
+			most := int64(maxCounted)
+			if last := i == len(candidates)-1; last && best >= 0 && p.text == "" && !sorted {
+				all, err := s.size(ctx, allDevices, maxCounted)
+				if err != nil {
+					return nil, err
+				}
+				if 2*p.size > all { // it cannot have many more: not worth a look
+					most = 0
+				}
+			}
 			var err error
-			if n, err = s.size(ctx, c.source, maxCounted); err != nil {
+			if n, err = s.size(ctx, c.source, most); err != nil {
 				return nil, err
 			}
 		}
@@ -363,8 +388,7 @@ func (s *Store) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) 
 			best, p.size = i, n
 		}
 	}
-	sorted := q.Sort != devices.SortID
-	if best >= 0 && (sorted && p.size > maxSorted || p.text != "" && p.size > maxSearched) {
+	if best >= 0 && (sorted || p.text != "") && p.size > few {
 		best = -1
 	}
 	for i, c := range candidates {
@@ -380,9 +404,9 @@ func (s *Store) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) 
 	}
 	if p.text != "" {
 		if p.search = p.source == nil && !sorted; p.search {
-			p.conditions = append(p.conditions, textCondition(s.backend.Postgres(), "w.search", p.text))
+			p.conditions = append(p.conditions, textCondition(s.db.Postgres(), "w.search", p.text))
 		} else {
-			c := textCondition(s.backend.Postgres(), "d.search", p.text)
+			c := textCondition(s.db.Postgres(), "d.search", p.text)
 			c.devices = true
 			p.conditions = append(p.conditions, c)
 		}

@@ -1,4 +1,4 @@
-package store
+package records
 
 import (
 	"cmp"
@@ -30,22 +30,22 @@ var dimensions = []string{database.CountState, database.CountReason, database.Co
 	database.CountBoard, database.CountFirmware}
 
 // Counts returns the numbers of the whole fleet, which are kept with every write.
-func (s *Store) Counts(ctx context.Context) (devices.Counts, error) {
-	ctx, cancel, err := s.reading(ctx)
+func (s *Records) Counts(ctx context.Context) (devices.Counts, error) {
+	ctx, cancel, err := s.host.Reading(ctx)
 	if err != nil {
 		return devices.Counts{}, err
 	}
 	defer cancel()
 	t := sums{}
 	if err := s.addKept(ctx, t); err != nil {
-		return devices.Counts{}, s.useError(ctx, "reading the counts of the fleet", err)
+		return devices.Counts{}, s.host.UseError(ctx, "reading the counts of the fleet", err)
 	}
 	return t.counts(s.now()), nil
 }
 
 // addKept adds the numbers of the whole fleet.
-func (s *Store) addKept(ctx context.Context, t sums) error {
-	_, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (_ struct{}, err error) {
+func (s *Records) addKept(ctx context.Context, t sums) error {
+	_, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (_ struct{}, err error) {
 		var dimension, value string
 		var n int64
 		err = scan(&dimension, &value, &n)
@@ -107,8 +107,8 @@ var countColumns = []string{"p.online", "(d.admission <> 'member')", "p.reason",
 
 // CountsOf returns the numbers of the devices that a query selects; its order and
 // its page have no meaning. It reads all devices that an index does not leave out.
-func (s *Store) CountsOf(ctx context.Context, q devices.ListQuery) (devices.Counts, error) {
-	if err := s.health.Load().err; err != nil {
+func (s *Records) CountsOf(ctx context.Context, q devices.ListQuery) (devices.Counts, error) {
+	if err := s.host.Usable(); err != nil {
 		return devices.Counts{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, countTime)
@@ -125,14 +125,14 @@ func (s *Store) CountsOf(ctx context.Context, q devices.ListQuery) (devices.Coun
 		err = s.each(ctx, p, "", func(row devices.Row) error { t.row(&row); return nil })
 	}
 	if err != nil {
-		return devices.Counts{}, s.useError(ctx, "counting devices", err)
+		return devices.Counts{}, s.host.UseError(ctx, "counting devices", err)
 	}
 	return t.counts(now), nil
 }
 
 // count adds up the devices of a plan that SQL can say. If they are all devices but
 // a few, these are counted, and what is left of the numbers that are kept.
-func (s *Store) count(ctx context.Context, p *plan, t sums) error {
+func (s *Records) count(ctx context.Context, p *plan, t sums) error {
 	rest, err := s.restOf(ctx, p)
 	if err != nil {
 		return err
@@ -152,12 +152,21 @@ func (s *Store) count(ctx context.Context, p *plan, t sums) error {
 			t.add(dimension, value, -n)
 		}
 	}
+	// Both numbers are of about now. What none of the devices has is left out.
+	if p.source.values[0] == database.StateOnline {
+		delete(t[database.CountState], database.StateOffline)
+		delete(t, database.CountReason)
+	} else {
+		delete(t[database.CountState], database.StateOnline)
+		delete(t, database.CountTransport)
+		delete(t, database.CountNode)
+	}
 	return nil
 }
 
 // restOf is the plan of the devices that are not selected, if a state is all that is
 // said and most devices are in it.
-func (s *Store) restOf(ctx context.Context, p *plan) (*plan, error) {
+func (s *Records) restOf(ctx context.Context, p *plan) (*plan, error) {
 	if p.source == nil || p.source.dimension != database.CountState || len(p.conditions) > 0 {
 		return nil, nil
 	}
@@ -178,20 +187,20 @@ func (s *Store) restOf(ctx context.Context, p *plan) (*plan, error) {
 }
 
 // group adds up the devices of a plan that SQL can say.
-func (s *Store) group(ctx context.Context, p *plan, t sums) (err error) {
+func (s *Records) group(ctx context.Context, p *plan, t sums) (err error) {
 	if p.source != nil {
 		if p.size, err = s.size(ctx, p.source, maxLookedUp+1); err != nil {
 			return err
 		}
 	}
-	if s.backend.Postgres() {
+	if s.db.Postgres() {
 		return s.groupPostgres(ctx, p, t)
 	}
 	return s.groupSQLite(ctx, p, t)
 }
 
-func (s *Store) groupPostgres(ctx context.Context, p *plan, t sums) error {
-	tx, err := s.backend.Read.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+func (s *Records) groupPostgres(ctx context.Context, p *plan, t sums) error {
+	tx, err := s.db.Read.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
 	if err != nil {
 		return err
 	}
@@ -222,7 +231,7 @@ func (s *Store) groupPostgres(ctx context.Context, p *plan, t sums) error {
 const separator = "\x1f"
 
 // groupSQLite counts two halves at the same time: SQLite itself uses one core.
-func (s *Store) groupSQLite(ctx context.Context, p *plan, t sums) error {
+func (s *Records) groupSQLite(ctx context.Context, p *plan, t sums) error {
 	parts := []arm{{where: "TRUE"}}
 	if table := p.scanned(); table != "" {
 		middle, err := s.number(ctx, "SELECT (min(rowid) + max(rowid)) / 2 FROM "+table, nil)
@@ -239,7 +248,7 @@ func (s *Store) groupSQLite(ctx context.Context, p *plan, t sums) error {
 		wg.Go(func() {
 			var q query
 			p.addGroup(&q, false, tallyFunction+"("+strings.Join(countColumns, " || char(31) || ")+")", part)
-			errs[i] = s.backend.Read.QueryRowContext(ctx, q.text.String(), q.args...).Scan(&texts[i])
+			errs[i] = s.db.Read.QueryRowContext(ctx, q.text.String(), q.args...).Scan(&texts[i])
 		})
 	}
 	wg.Wait()
@@ -329,14 +338,14 @@ func qualify(where, alias string) string {
 // Each calls f for every device that a query selects, in order of ids after one;
 // its order and its page have no meaning. f may take its time. It ends with the
 // first error of f.
-func (s *Store) Each(ctx context.Context, q devices.ListQuery, after devices.ID, f func(devices.Row) error) error {
-	if err := s.health.Load().err; err != nil {
+func (s *Records) Each(ctx context.Context, q devices.ListQuery, after devices.ID, f func(devices.Row) error) error {
+	if err := s.host.Usable(); err != nil {
 		return err
 	}
 	q.Sort = devices.SortID
 	p, err := s.planOf(ctx, q)
 	if err != nil {
-		return s.useError(ctx, "reading devices", err)
+		return s.host.UseError(ctx, "reading devices", err)
 	}
 	if p.none {
 		return nil
@@ -347,12 +356,12 @@ func (s *Store) Each(ctx context.Context, q devices.ListQuery, after devices.ID,
 		return stopped
 	}
 	if err != nil {
-		return s.useError(ctx, "reading devices", err)
+		return s.host.UseError(ctx, "reading devices", err)
 	}
 	return nil
 }
 
-func (s *Store) each(ctx context.Context, p *plan, after devices.ID, f func(devices.Row) error) error {
+func (s *Records) each(ctx context.Context, p *plan, after devices.ID, f func(devices.Row) error) error {
 	for at := (cursor{Sort: devices.SortID, ID: after}); ; {
 		w, err := s.window(ctx, p, at, streamWindow, streamWindow)
 		if err != nil {
@@ -375,8 +384,8 @@ func (s *Store) each(ctx context.Context, p *plan, after devices.ID, f func(devi
 
 // CatalogsOf counts, by their tool list, the devices that a selector selects which
 // uses device and labels alone; any other list is left out.
-func (s *Store) CatalogsOf(ctx context.Context, sel selector.Selector) ([]devices.CatalogCount, error) {
-	ctx, cancel, err := s.reading(ctx)
+func (s *Records) CatalogsOf(ctx context.Context, sel selector.Selector) ([]devices.CatalogCount, error) {
+	ctx, cancel, err := s.host.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -395,20 +404,20 @@ func (s *Store) CatalogsOf(ctx context.Context, sel selector.Selector) ([]device
 		p, err := s.planOf(ctx, devices.ListQuery{Select: sel})
 		switch {
 		case err != nil:
-			return nil, s.useError(ctx, "counting tool lists", err)
+			return nil, s.host.UseError(ctx, "counting tool lists", err)
 		case p.none:
 			return nil, nil
 		}
 		q.add("SELECT c.catalog, count(*) FROM (")
-		p.addSource(&q, s.backend.Postgres(), "TRUE", nil, "")
+		p.addSource(&q, s.db.Postgres(), "TRUE", nil, "")
 		q.add(") w")
-		q.add(lookUp(s.backend.Postgres(), "presence", "c", "w.device"))
+		q.add(lookUp(s.db.Postgres(), "presence", "c", "w.device"))
 		p.addConditions(&q, s, " WHERE ")
 		q.add(" GROUP BY c.catalog HAVING c.catalog <> ''")
 	}
-	counts, err := database.Collect(ctx, s.backend.Read, scan, q.text.String(), q.args...)
+	counts, err := database.Collect(ctx, s.db.Read, scan, q.text.String(), q.args...)
 	if err != nil {
-		return nil, s.useError(ctx, "counting tool lists", err)
+		return nil, s.host.UseError(ctx, "counting tool lists", err)
 	}
 	return counts, nil
 }

@@ -1,4 +1,4 @@
-package store
+package records
 
 import (
 	"cmp"
@@ -8,20 +8,17 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"time"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/store/database"
 )
 
 const (
-	// readTimeout bounds a read where its caller does not.
-	readTimeout = 5 * time.Second
 	// MaxPage is the most rows of one page.
 	MaxPage = 1001
 )
 
-// presenceColumns are a row of presence p, in the order of scanPresence.
+// presenceColumns are a row of presence p, for scanPresence.
 const presenceColumns = `p.epoch, p.seq, p.online, p.node, p.session, p.client_id, p.transport, p.reason, p.connected_at, p.last_seen,
  p.offline_since, p.mcp_state, p.mcp_error, p.catalog, p.catalog_partial, p.tool_count, p.generation`
 
@@ -52,6 +49,15 @@ func (s *presenceScan) finish() (err error) {
 	return err
 }
 
+// scanPresence reads presenceColumns, which come after other columns.
+func scanPresence(p *devices.Presence, scan func(...any) error, before ...any) error {
+	row := presenceScan{p: p}
+	if err := scan(append(before, row.places()...)...); err != nil {
+		return err
+	}
+	return row.finish()
+}
+
 // scanRow reads rowColumns.
 func scanRow(scan func(...any) error) (row devices.Row, err error) {
 	var labels string
@@ -68,45 +74,19 @@ func scanRow(scan func(...any) error) (row devices.Row, err error) {
 	return row, presence.finish()
 }
 
-// reading starts a read: it fails at once while the database is away.
-func (s *Store) reading(ctx context.Context) (context.Context, context.CancelFunc, error) {
-	if err := s.health.Load().err; err != nil {
-		return nil, nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	return ctx, cancel, nil
-}
-
-// useError wraps an error met while using the database, and tells the watcher
-// of it where it should look.
-func (s *Store) useError(ctx context.Context, doing string, err error) error {
-	switch {
-	case errors.Is(err, database.ErrConfig):
-		return err
-	case errors.Is(ctx.Err(), context.Canceled):
-		return fmt.Errorf("%s: %w", doing, ctx.Err()) // the caller went away, not the database
-	case ctx.Err() != nil:
-		s.raiseDoubt() // too slow for this caller; that alone does not make it unusable
-		return fmt.Errorf("%w: %s: %w", devices.ErrDatabase, doing, ctx.Err())
-	case database.FaultOf(err) == database.FaultLost:
-		s.suspect(err)
-	}
-	return fmt.Errorf("%w: %s: %w", devices.ErrDatabase, doing, err)
-}
-
 // Find returns one device, or an error that wraps devices.ErrNotFound.
-func (s *Store) Find(ctx context.Context, id devices.ID) (devices.Row, error) {
-	ctx, cancel, err := s.reading(ctx)
+func (s *Records) Find(ctx context.Context, id devices.ID) (devices.Row, error) {
+	ctx, cancel, err := s.host.Reading(ctx)
 	if err != nil {
 		return devices.Row{}, err
 	}
 	defer cancel()
-	row, err := scanRow(s.backend.Read.QueryRowContext(ctx, "SELECT "+rowColumns+rowTables+" WHERE d.device = $1", database.Clean(string(id))).Scan)
+	row, err := scanRow(s.db.Read.QueryRowContext(ctx, "SELECT "+rowColumns+rowTables+" WHERE d.device = $1", database.Clean(string(id))).Scan)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return devices.Row{}, fmt.Errorf("device %s: %w", id, devices.ErrNotFound)
 	case err != nil:
-		return devices.Row{}, s.useError(ctx, "reading a device", err)
+		return devices.Row{}, s.host.UseError(ctx, "reading a device", err)
 	}
 	return row, nil
 }
@@ -115,7 +95,7 @@ func (s *Store) Find(ctx context.Context, id devices.ID) (devices.Row, error) {
 const MaxRows = 500
 
 // Rows returns those of these devices that are there, in order of their ids.
-func (s *Store) Rows(ctx context.Context, ids []devices.ID) ([]devices.Row, error) {
+func (s *Records) Rows(ctx context.Context, ids []devices.ID) ([]devices.Row, error) {
 	names := make([]string, 0, len(ids))
 	for _, id := range ids {
 		if database.IsText(string(id)) {
@@ -124,7 +104,7 @@ func (s *Store) Rows(ctx context.Context, ids []devices.ID) ([]devices.Row, erro
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
-	ctx, cancel, err := s.reading(ctx)
+	ctx, cancel, err := s.host.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +113,7 @@ func (s *Store) Rows(ctx context.Context, ids []devices.ID) ([]devices.Row, erro
 	for chunk := range slices.Chunk(names, MaxRows) {
 		rows, err := s.rows(ctx, chunk)
 		if err != nil {
-			return nil, s.useError(ctx, "reading devices", err)
+			return nil, s.host.UseError(ctx, "reading devices", err)
 		}
 		out = append(out, rows...)
 	}
@@ -142,20 +122,20 @@ func (s *Store) Rows(ctx context.Context, ids []devices.ID) ([]devices.Row, erro
 
 // rows is Rows for ids that are sorted. The presence of each is looked up by
 // itself: Postgres must not choose to read the whole table.
-func (s *Store) rows(ctx context.Context, ids []string) ([]devices.Row, error) {
-	condition, arg := idSet(s.backend.Postgres(), "d.device", "$1", ids)
+func (s *Records) rows(ctx context.Context, ids []string) ([]devices.Row, error) {
+	condition, arg := database.IDSet(s.db.Postgres(), "d.device", "$1", ids)
 	tables := rowTables
-	if s.backend.Postgres() {
+	if s.db.Postgres() {
 		tables = " FROM devices d" + lookUp(true, "presence", "p", "d.device")
 	}
-	rows, err := database.Collect(ctx, s.backend.Read, scanRow, "SELECT "+rowColumns+tables+" WHERE "+condition, arg)
+	rows, err := database.Collect(ctx, s.db.Read, scanRow, "SELECT "+rowColumns+tables+" WHERE "+condition, arg)
 	slices.SortFunc(rows, func(a, b devices.Row) int { return cmp.Compare(a.Device.ID, b.Device.ID) })
 	return rows, err
 }
 
 // Catalog returns one stored list, byte for byte as it was saved.
-func (s *Store) Catalog(ctx context.Context, h devices.Hash) (devices.CatalogText, error) {
-	ctx, cancel, err := s.reading(ctx)
+func (s *Records) Catalog(ctx context.Context, h devices.Hash) (devices.CatalogText, error) {
+	ctx, cancel, err := s.host.Reading(ctx)
 	if err != nil {
 		return devices.CatalogText{}, err
 	}
@@ -163,25 +143,25 @@ func (s *Store) Catalog(ctx context.Context, h devices.Hash) (devices.CatalogTex
 	c := devices.CatalogText{Hash: h}
 	var text, encoding string
 	var firstSeen int64
-	err = s.backend.Read.QueryRowContext(ctx, `SELECT tools, encoding, tool_count, first_seen FROM catalogs WHERE sha256 = $1`, h.String()).
+	err = s.db.Read.QueryRowContext(ctx, `SELECT tools, encoding, tool_count, first_seen FROM catalogs WHERE sha256 = $1`, h.String()).
 		Scan(&text, &encoding, &c.Count, &firstSeen)
 	if errors.Is(err, sql.ErrNoRows) {
 		return devices.CatalogText{}, fmt.Errorf("catalog %s: %w", h, devices.ErrNotFound)
 	}
 	if err == nil {
 		c.FirstSeen = database.Instant(firstSeen)
-		c.Tools, err = decodeTools(text, encoding)
+		c.Tools, err = database.DecodeTools(text, encoding)
 	}
 	if err != nil {
-		return devices.CatalogText{}, s.useError(ctx, "reading a catalog", err)
+		return devices.CatalogText{}, s.host.UseError(ctx, "reading a catalog", err)
 	}
 	return c, nil
 }
 
 // History returns entries of one device, newest first. limit outside 1 to
 // MaxPage counts as MaxPage.
-func (s *Store) History(ctx context.Context, id devices.ID, epoch devices.Epoch, seq int64, limit int) ([]devices.HistoryEntry, error) {
-	ctx, cancel, err := s.reading(ctx)
+func (s *Records) History(ctx context.Context, id devices.ID, epoch devices.Epoch, seq int64, limit int) ([]devices.HistoryEntry, error) {
+	ctx, cancel, err := s.host.Reading(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +172,7 @@ func (s *Store) History(ctx context.Context, id devices.ID, epoch devices.Epoch,
 	if limit < 1 || limit > MaxPage {
 		limit = MaxPage
 	}
-	out, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (devices.HistoryEntry, error) {
+	out, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (devices.HistoryEntry, error) {
 		e := devices.HistoryEntry{Device: id}
 		var catalog string
 		var at int64
@@ -206,7 +186,7 @@ func (s *Store) History(ctx context.Context, id devices.ID, epoch devices.Epoch,
 	}, `SELECT epoch, seq, catalog, firmware, elf_sha256, partial, at FROM catalog_history
  WHERE device = $1 AND (epoch, seq) < ($2, $3) ORDER BY epoch DESC, seq DESC LIMIT $4`, database.Clean(string(id)), int64(epoch), seq, int64(limit))
 	if err != nil {
-		return nil, s.useError(ctx, "reading the catalog history", err)
+		return nil, s.host.UseError(ctx, "reading the catalog history", err)
 	}
 	return out, nil
 }

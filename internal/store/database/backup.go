@@ -1,4 +1,4 @@
-package store
+package database
 
 import (
 	"context"
@@ -13,13 +13,12 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-
-	"fleetd/internal/store/database"
 )
 
 // Place names a database without user and password: `sqlite:/absolute/path` or
 // `postgres://host:port/name`. Two settings with the same place mean the same
-// database. An error wraps ErrConfig.
+//
+//	An error wraps ErrConfig.
 func Place(text, dir string) (string, error) {
 	path := filepath.Join(dir, FileName)
 	if given, ok := strings.CutPrefix(text, "sqlite:"); ok {
@@ -27,13 +26,13 @@ func Place(text, dir string) (string, error) {
 	} else if text != "sqlite" {
 		config, err := pgx.ParseConfig(text)
 		if err != nil {
-			return "", fmt.Errorf("%w: %s", database.ErrConfig, database.OneLine(err))
+			return "", fmt.Errorf("%w: %s", ErrConfig, OneLine(err))
 		}
 		return "postgres://" + net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port))) + "/" + config.Database, nil
 	}
 	path, err := filepath.Abs(path)
 	if err != nil {
-		return "", fmt.Errorf("%w: %w", database.ErrConfig, err)
+		return "", fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	return "sqlite:" + path, nil
 }
@@ -47,7 +46,7 @@ func SQLitePath(place string) (path string, ok bool) { return strings.CutPrefix(
 func DumpCommand(text, file string) (string, error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return "", fmt.Errorf("%w: its setting is no URL", database.ErrConfig) // err may hold the password
+		return "", fmt.Errorf("%w: its setting is no URL", ErrConfig) // err may hold the password
 	}
 	if u.User != nil {
 		u.User = url.User(u.User.Username())
@@ -60,9 +59,6 @@ func DumpCommand(text, file string) (string, error) {
 
 // quoteShell makes one word of a POSIX shell.
 func quoteShell(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
-
-// SchemaVersion is the newest schema that this program knows.
-func SchemaVersion() int64 { return database.SchemaVersion() }
 
 // Copy is what CopySQLite found in the copy.
 type Copy struct {
@@ -97,7 +93,7 @@ func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 		return err
 	})
 	if err != nil {
-		return c, fmt.Errorf("copy the database %s: %s", path, database.OneLine(err))
+		return c, fmt.Errorf("copy the database %s: %s", path, OneLine(err))
 	}
 	err = onSQLite(to, func(db *sql.DB) error {
 		var verdict string
@@ -110,14 +106,14 @@ func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 		if err := db.QueryRowContext(ctx, `SELECT max(version_id) FROM goose_db_version WHERE is_applied`).Scan(&c.Schema); err != nil {
 			return fmt.Errorf("it is no database of fleetd: %w", err)
 		}
-		err := db.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, fingerprintKey).Scan(&c.Fingerprint)
+		err := db.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, FingerprintKey).Scan(&c.Fingerprint)
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
 		}
 		return err
 	})
 	if err != nil {
-		return c, fmt.Errorf("check the copy of the database %s: %s", path, database.OneLine(err))
+		return c, fmt.Errorf("check the copy of the database %s: %s", path, OneLine(err))
 	}
 	return c, nil
 }
@@ -135,7 +131,7 @@ func EndLineage(ctx context.Context, path string) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("begin another lineage in %s: %s", path, database.OneLine(err))
+		return fmt.Errorf("begin another lineage in %s: %s", path, OneLine(err))
 	}
 	return nil
 }

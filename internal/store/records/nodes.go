@@ -1,0 +1,49 @@
+package records
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
+)
+
+// OnlineOf returns what a node left online, at most limit devices after one in
+// id order: those that connected before a time, unless that is zero.
+func (s *Records) OnlineOf(ctx context.Context, node string, before time.Time, after devices.ID, limit int) ([]devices.Presence, error) {
+	ctx, cancel, err := s.host.Reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	until := int64(math.MaxInt64)
+	if !before.IsZero() {
+		until = database.Micros(before)
+	}
+	out, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (p devices.Presence, err error) {
+		return p, scanPresence(&p, scan, &p.Device)
+	}, "SELECT p.device, "+presenceColumns+` FROM presence p WHERE p.online AND p.node COLLATE "binary" = $1 AND p.device > $2 AND p.connected_at < $3
+ ORDER BY p.device LIMIT $4`, database.Clean(node), string(after), until, limit)
+	if err != nil {
+		return nil, s.host.UseError(ctx, "reading a node's devices", err)
+	}
+	return out, nil
+}
+
+// maxNodes is how many nodes NodesOnline looks at.
+const maxNodes = 10_000
+
+// NodesOnline are the names of nodes that have devices online, at most maxNodes.
+func (s *Records) NodesOnline(ctx context.Context) ([]string, error) {
+	ctx, cancel, err := s.host.Reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	names, err := s.distinct(ctx, "presence", `node COLLATE "binary"`, "online", nil, maxNodes)
+	if err != nil {
+		return nil, s.host.UseError(ctx, "looking for devices of lost nodes", err)
+	}
+	return names, nil
+}
