@@ -51,15 +51,18 @@ func (p *Problem) Error() string {
 		text.WriteString([]string{": ", "; "}[min(i, 1)])
 		text.WriteString(strings.TrimSpace(fault.Pointer + " " + fault.Detail))
 	}
-	switch rule := p.Rule(); {
-	case rule != "":
-		fmt.Fprintf(&text, " (%s, rule %s)", p.Code, rule)
-	case p.Code != "":
-		fmt.Fprintf(&text, " (%s)", p.Code)
-	default:
+	if p.Code == "" {
 		fmt.Fprintf(&text, " (HTTP %d)", p.Status)
+		return text.String()
 	}
-	return text.String()
+	text.WriteString(" (" + p.Code)
+	if rule := p.Rule(); rule != "" {
+		text.WriteString(", rule " + rule)
+	}
+	if call := p.Call(); call != "" {
+		text.WriteString(", call " + call)
+	}
+	return text.String() + ")"
 }
 
 // Faults returns the entries of "errors".
@@ -79,6 +82,9 @@ func (p *Problem) Outcome() string {
 
 // Rule returns "rule": which rule refused, empty if none did.
 func (p *Problem) Rule() string { return p.text("rule") }
+
+// Call returns "call": the id of the call that failed, in the audit and in logs; empty if there was none.
+func (p *Problem) Call() string { return p.text("call") }
 
 // Confirmation returns "confirmation": what makes the same call pass once, with code "confirmation_required".
 func (p *Problem) Confirmation() string { return p.text("confirmation") }

@@ -77,6 +77,8 @@ type CallResult struct {
 	DurationMS float64 `json:"duration_ms"`
 	// Node is the node that held the device.
 	Node string `json:"node"`
+	// Call is the id of the call, in the audit and in logs.
+	Call string `json:"call"`
 	// Outcome is "restarting" if the tool restarts the device and therefore never answers.
 	Outcome string `json:"outcome"`
 	// Raw is the answer as received.

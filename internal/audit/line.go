@@ -36,6 +36,7 @@ func appendLine(dst []byte, seq int64, e *Entry) []byte {
 	dst = strconv.AppendInt(append(dst, `{"seq":`...), seq, 10)
 	dst = appendTime(append(dst, `,"at":`...), e.At)
 	dst = appendMember(dst, `,"kind":`, string(e.Kind))
+	dst = appendMember(dst, `,"call":`, e.Call)
 	dst = appendMember(dst, `,"action":`, e.Action)
 	dst = appendMember(dst, `,"device":`, e.Device)
 	dst = appendMember(dst, `,"key":`, e.Key)

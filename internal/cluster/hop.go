@@ -200,7 +200,7 @@ func away(sent bool) error {
 
 // Forward sends a call to the node that holds the device.
 func (l *Link) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	data, err := l.request(ctx, c.Device, "call", c.By, command{Tool: c.Tool, Arguments: c.Arguments, Confirmation: c.Confirmation})
+	data, err := l.request(ctx, c.Device, "call", c.By, command{Call: c.ID, Tool: c.Tool, Arguments: c.Arguments, Confirmation: c.Confirmation})
 	if err != nil {
 		return devices.ToolResult{}, err
 	}
@@ -212,7 +212,7 @@ func (l *Link) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolRes
 
 // ForwardRPC sends a raw MCP request to the node that holds the device.
 func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	data, err := l.request(ctx, c.Device, "rpc", c.By, command{Method: c.Method, Params: c.Params, Confirmation: c.Confirmation})
+	data, err := l.request(ctx, c.Device, "rpc", c.By, command{Call: c.ID, Method: c.Method, Params: c.Params, Confirmation: c.Confirmation})
 	if err != nil {
 		return devices.RPCResult{}, err
 	}

@@ -98,17 +98,18 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 	default:
 		l.Requests.Add(r.verb, 1)
 		done := l.accept(msg, r.node)
-		queue := l.service.Load().QueueMessageHere
-		if r.node {
-			queue = l.service.Load().QueueMessage
+		queue, id, answer := l.service.Load().QueueMessage, "", sent
+		if !r.node {
+			queue, id = l.service.Load().QueueMessageHere, l.service.Load().NewCallID()
+			answer = append(jsonspan.AppendString([]byte(`{"ok":true,"call":`), id), '}')
 		}
-		queue(devices.Message{Device: r.device, Body: msg.Data, By: r.by}, func(err error) {
+		queue(devices.Message{ID: id, Device: r.device, Body: msg.Data, By: r.by}, func(err error) {
 			done()
 			if err != nil {
 				l.refuse(msg, devices.AsError(err))
 				return
 			}
-			l.reply(msg, sent)
+			l.reply(msg, answer)
 		})
 	}
 	return true
@@ -184,6 +185,8 @@ type command struct {
 	Timeout   string
 	// Confirmation is that of a call that was refused for want of one.
 	Confirmation string
+	// Call is the id that another node gave it.
+	Call string
 }
 
 // append writes what parse reads. What the caller sent stays as it is.
@@ -200,6 +203,7 @@ func (c command) append(dst []byte) []byte {
 			dst = append(append(append(append(dst, name...), ':'), value...), ',')
 		}
 	}
+	text(`"call"`, c.Call)
 	text(`"tool"`, c.Tool)
 	raw(`"arguments"`, c.Arguments)
 	text(`"method"`, c.Method)
@@ -215,6 +219,8 @@ func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc,
 	for walk.Next() {
 		value := walk.Value()
 		switch string(walk.Key()) {
+		case "call":
+			c.Call, _ = jsonspan.String(value)
 		case "tool":
 			c.Tool, _ = jsonspan.String(value)
 		case "arguments":
@@ -258,11 +264,11 @@ func (l *Link) call(from request, data []byte) ([]byte, error) {
 	if c.Tool == "" {
 		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: `a call needs {"tool":"...","arguments":{...}}`}
 	}
-	run := l.service.Load().CallHere
-	if from.node {
-		run = l.service.Load().CallLocal
+	run := l.service.Load().CallLocal
+	if !from.node {
+		run, c.Call = l.service.Load().CallHere, ""
 	}
-	r, err := run(ctx, devices.ToolCall{Device: from.device, Tool: c.Tool, Arguments: c.Arguments, By: from.by, Confirmation: c.Confirmation})
+	r, err := run(ctx, devices.ToolCall{ID: c.Call, Device: from.device, Tool: c.Tool, Arguments: c.Arguments, By: from.by, Confirmation: c.Confirmation})
 	if err != nil {
 		return nil, err
 	}
@@ -284,7 +290,7 @@ func (l *Link) rpc(from request, data []byte) ([]byte, error) {
 		return nil, err
 	}
 	defer cancel()
-	r, err := l.service.Load().CallRPCLocal(ctx, devices.RPCCall{Device: from.device, Method: c.Method, Params: c.Params, By: from.by, Confirmation: c.Confirmation})
+	r, err := l.service.Load().CallRPCLocal(ctx, devices.RPCCall{ID: c.Call, Device: from.device, Method: c.Method, Params: c.Params, By: from.by, Confirmation: c.Confirmation})
 	if err != nil {
 		return nil, err
 	}

@@ -273,3 +273,17 @@ func TestWireAnswers(t *testing.T) {
 	has(t, "answer-accepted", accepted, answer("answer-accepted"), "")
 	has(t, "answer-sent", sent, answer("answer-sent"), "")
 }
+
+// The holder knows a call by the id that it got where it came into the fleet.
+func TestCallIDOnAHop(t *testing.T) {
+	l := &Link{ctx: t.Context()}
+	sent := command{Call: "k5tq2mwaaaaaaaac", Tool: "t", Arguments: json.RawMessage(`{"a":1}`), Timeout: "5s"}
+	got, _, cancel, err := l.parse(sent.append(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if !reflect.DeepEqual(got, sent) {
+		t.Errorf("%+v arrived as %+v", sent, got)
+	}
+}

@@ -57,6 +57,7 @@ type Error struct {
 	// Confirmation, with CodeConfirmation, is what confirms the same call once.
 	Confirmation string
 	Faults       []Fault
+	Call         string // the id of the call that failed; empty if none was made of the request
 }
 
 // Error is the code and the detail.
@@ -109,6 +110,7 @@ var ErrBound = errors.New("bound otherwise")
 // ToolCall asks for one tool of one device. The context given with it carries
 // the deadline, waiting included.
 type ToolCall struct {
+	ID        string // see CallIDs; empty: the core makes one
 	Device    ID
 	Tool      string
 	Arguments json.RawMessage // a JSON object, or nil for none
@@ -128,10 +130,12 @@ type ToolResult struct {
 	Outcome  string // `restarting` for tools that restart the device, else empty
 	Duration time.Duration
 	Node     string
+	Call     string // its id, where it came into the fleet
 }
 
 // RPCCall asks for one MCP request other than initialize.
 type RPCCall struct {
+	ID     string // ToolCall's
 	Device ID
 	Method string
 	Params json.RawMessage // a JSON object, or nil for none
@@ -144,10 +148,12 @@ type RPCCall struct {
 type RPCResult struct {
 	Result json.RawMessage
 	Error  json.RawMessage // the device's error object, with a code synthesised where it sent none
+	Call   string          // its id
 }
 
 // Message is a JSON message for a device, other than MCP and hello.
 type Message struct {
+	ID     string // ToolCall's
 	Device ID
 	Body   json.RawMessage // an object with a string member `type`
 	By     access.By

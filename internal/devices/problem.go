@@ -86,6 +86,10 @@ func (e *Error) AppendProblem(dst []byte) []byte {
 		dst = append(dst, `,"confirmation":`...)
 		dst = jsonspan.AppendString(dst, e.Confirmation)
 	}
+	if e.Call != "" {
+		dst = append(dst, `,"call":`...)
+		dst = jsonspan.AppendString(dst, e.Call)
+	}
 	for i, f := range e.Faults {
 		sep := `,`
 		if i == 0 {
@@ -124,6 +128,8 @@ func ParseProblem(data []byte) (e *Error, ok bool) {
 			e.Rule, _ = jsonspan.String(value)
 		case "confirmation":
 			e.Confirmation, _ = jsonspan.String(value)
+		case "call":
+			e.Call, _ = jsonspan.String(value)
 		case "sent":
 			e.Sent = jsonspan.KindOf(value) == jsonspan.KindTrue
 		case "errors":
@@ -149,6 +155,9 @@ func ParseProblem(data []byte) (e *Error, ok bool) {
 // AppendResult appends the result as REST and NATS answer it.
 func (r ToolResult) AppendResult(dst []byte) []byte {
 	dst = append(dst, `{"content":`...)
+	if len(r.Content) == 0 {
+		dst = append(dst, "[]"...)
+	}
 	dst = append(dst, r.Content...)
 	dst = append(dst, `,"isError":`...)
 	dst = strconv.AppendBool(dst, r.IsError)
@@ -160,6 +169,10 @@ func (r ToolResult) AppendResult(dst []byte) []byte {
 	dst = strconv.AppendFloat(dst, float64(r.Duration.Microseconds())/1000, 'f', -1, 64)
 	dst = append(dst, `,"node":`...)
 	dst = jsonspan.AppendString(dst, r.Node)
+	if r.Call != "" {
+		dst = append(dst, `,"call":`...)
+		dst = jsonspan.AppendString(dst, r.Call)
+	}
 	return append(dst, '}')
 }
 
@@ -177,6 +190,8 @@ func ParseResult(data []byte) (r ToolResult, ok bool) {
 			r.Outcome, _ = jsonspan.String(value)
 		case "node":
 			r.Node, _ = jsonspan.String(value)
+		case "call":
+			r.Call, _ = jsonspan.String(value)
 		case "duration_ms":
 			if ms, err := strconv.ParseFloat(string(value), 64); err == nil {
 				r.Duration = time.Duration(ms * float64(time.Millisecond))

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"time"
@@ -34,6 +35,7 @@ func (s *Service) auditCall(c *devices.ToolCall, begun time.Time, r *devices.Too
 		return
 	}
 	e := entryOf(begun, c.By, audit.KindCall, c.Tool, c.Device)
+	e.Call = c.ID
 	e.Duration = time.Since(begun)
 	if len(c.Arguments) > 0 {
 		e.Digest = sha256.Sum256(c.Arguments)
@@ -60,7 +62,7 @@ func (s *Service) auditRPC(c *devices.RPCCall, begun time.Time, r *devices.RPCRe
 	result := devices.ToolResult{Node: s.cfg.Node, IsError: r.Error != nil}
 	call, ok := toolCallOf(c)
 	if c.Method != methodCall || !ok {
-		call = devices.ToolCall{Device: c.Device, By: c.By, Tool: clip(c.Method), Arguments: c.Params}
+		call = devices.ToolCall{ID: c.ID, Device: c.Device, By: c.By, Tool: clip(c.Method), Arguments: c.Params}
 	} else if err == nil && jsonspan.KindOf(jsonspan.Member(r.Result, "isError")) == jsonspan.KindTrue {
 		result.IsError = true
 	}
@@ -92,6 +94,7 @@ func (s *Service) auditMessage(m *devices.Message, kind string, err error) {
 		return
 	}
 	e := entryOf(time.Now(), m.By, audit.KindMessage, kind, m.Device)
+	e.Call = cmp.Or(m.ID, s.NewCallID())
 	settle(&e, &devices.ToolResult{}, err)
 	s.record(e)
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,10 +63,16 @@ func TimeoutFor(tool string) time.Duration {
 // before a byte left, and only once.
 func (s *Service) CallTool(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
 	begun := time.Now()
+	c.ID = cmp.Or(c.ID, s.NewCallID())
 	r, err := s.callTwice(ctx, c)
 	s.auditCall(&c, begun, &r, err)
-	return r, err
+	r.Call = c.ID
+	return r, devices.OfCall(err, c.ID)
 }
+
+// NewCallID is an id for a call, a raw request or a message that has come into the
+// fleet here.
+func (s *Service) NewCallID() string { return s.callIDs.Next() }
 
 func (s *Service) callTwice(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
 	if err := s.Permit(ctx, c.By, access.ScopeCall, c.Device); err != nil {
@@ -91,9 +98,11 @@ func (s *Service) callOnce(ctx context.Context, c devices.ToolCall) (devices.Too
 // never routes.
 func (s *Service) CallHere(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
 	begun := time.Now()
+	c.ID = cmp.Or(c.ID, s.NewCallID())
 	r, err := s.CallLocal(ctx, c)
 	s.auditCall(&c, begun, &r, err)
-	return r, err
+	r.Call = c.ID
+	return r, devices.OfCall(err, c.ID)
 }
 
 // CallLocal calls a tool of a device on this node for another node, which keeps
@@ -159,6 +168,7 @@ func (x *Session) call(ctx context.Context, c devices.ToolCall) (devices.ToolRes
 	switch {
 	case err != nil:
 		stats.Calls.Add(string(devices.AsError(err).Code), 1)
+		x.svc.log.Debug("call failed", "call", c.ID, "device", c.Device, "tool", clip(c.Tool), "by", c.By.Key(), "error", err)
 	case r.IsError:
 		stats.Calls.Add("tool_error", 1)
 	default:

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
@@ -18,12 +19,13 @@ const MaxMessage = 32 << 10
 // connected. It returns once the message is written, or queued behind the
 // speech it belongs to; devices answer none. Errors are *Error.
 func (s *Service) SendMessage(ctx context.Context, m devices.Message) error {
+	m.ID = cmp.Or(m.ID, s.NewCallID())
 	kind, err := messageKind(m.Body)
 	if err == nil {
 		err = s.routeMessage(ctx, m, kind)
 	}
 	s.auditMessage(&m, kind, err)
-	return err
+	return devices.OfCall(err, m.ID)
 }
 
 func (s *Service) routeMessage(ctx context.Context, m devices.Message, kind string) error {
@@ -46,10 +48,11 @@ func (s *Service) SendMessageLocal(m devices.Message) error {
 // QueueMessageHere is QueueMessage for who found the node by the device's own
 // subject, which nobody else keeps a record of.
 func (s *Service) QueueMessageHere(m devices.Message, done func(error)) {
+	m.ID = cmp.Or(m.ID, s.NewCallID())
 	kind, _ := messageKind(m.Body)
 	s.QueueMessage(m, func(err error) {
 		s.auditMessage(&m, kind, err)
-		done(err)
+		done(devices.OfCall(err, m.ID))
 	})
 }
 

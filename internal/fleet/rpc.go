@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,9 +18,11 @@ import (
 // the path of CallTool, its schema check and special tools included.
 func (s *Service) CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
 	begun := time.Now()
+	c.ID = cmp.Or(c.ID, s.NewCallID())
 	r, err := s.routeRPC(ctx, c)
 	s.auditRPC(&c, begun, &r, err)
-	return r, err
+	r.Call = c.ID
+	return r, devices.OfCall(err, c.ID)
 }
 
 func (s *Service) routeRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
@@ -71,7 +74,7 @@ func (x *Session) checkedRPC(ctx context.Context, c devices.RPCCall) (devices.RP
 
 // toolCallOf reads the params of tools/call; false if they are not valid.
 func toolCallOf(c *devices.RPCCall) (call devices.ToolCall, ok bool) {
-	call = devices.ToolCall{Device: c.Device, By: c.By, Confirmation: c.Confirmation}
+	call = devices.ToolCall{ID: c.ID, Device: c.Device, By: c.By, Confirmation: c.Confirmation}
 	walk := jsonspan.Object(c.Params)
 	for walk.Next() {
 		switch string(walk.Key()) {

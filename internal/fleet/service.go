@@ -72,6 +72,7 @@ type Service struct {
 	log   *slog.Logger
 
 	hub       *hub
+	callIDs   *devices.CallIDs
 	catalogs  *catalogs
 	pending   *pendings
 	strings   interner
@@ -94,7 +95,7 @@ type Service struct {
 // New returns a running core; Close ends it.
 func New(cfg Config, ports Ports) *Service {
 	s := &Service{cfg: cfg, ports: ports, log: ports.Log, hub: newHub(), catalogs: newCatalogs(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), pending: newPendings(), doors: newDoors(),
-		handshakes: make(chan struct{}, max(cfg.Handshakes, 1))}
+		handshakes: make(chan struct{}, max(cfg.Handshakes, 1)), callIDs: devices.NewCallIDs(cfg.Node, time.Now())}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.registry = registry.New(registry.Options{Ledger: ports.Ledger, Records: ports.Records, Peers: ports.Peers, Observer: (*observer)(s),
 		Node: cfg.Node, Dir: cfg.Dir, Fleet: cfg.Fleet, Key: cfg.RosterKey, Limit: cfg.Members, Log: ports.Log})

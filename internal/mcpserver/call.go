@@ -39,15 +39,16 @@ type failure struct {
 	Sent    bool            `json:"sent,omitempty"`
 	Outcome string          `json:"outcome,omitempty"`
 	Faults  []devices.Fault `json:"errors,omitempty"`
+	Call    string          `json:"call,omitempty"`
 }
 
 func (s *Server) failure(err error) failure {
 	e := devices.AsError(err)
 	if e.Code == devices.CodeInternal {
-		s.log.Error("MCP request failed", "error", err)
-		return failure{Code: e.Code, Detail: "a fault of the node; its log says more", Sent: e.Sent, Outcome: e.Outcome}
+		s.log.Error("MCP request failed", "error", err, "call", e.Call)
+		return failure{Code: e.Code, Detail: "a fault of the node; its log says more", Sent: e.Sent, Outcome: e.Outcome, Call: e.Call}
 	}
-	return failure{Code: e.Code, Detail: e.Detail, Rule: e.Rule, Sent: e.Sent, Outcome: e.Outcome, Faults: e.Faults}
+	return failure{Code: e.Code, Detail: e.Detail, Rule: e.Rule, Sent: e.Sent, Outcome: e.Outcome, Faults: e.Faults, Call: e.Call}
 }
 
 // failed is the result of a tool that could not do its work: models read those

@@ -74,6 +74,7 @@ type called struct {
 	Outcome  string   `json:"outcome,omitempty"`
 	Duration float64  `json:"duration_ms"`
 	Node     string   `json:"node,omitempty"`
+	Call     string   `json:"call,omitempty"`
 	Error    *failure `json:"error,omitempty"`
 }
 
@@ -96,11 +97,12 @@ func (c *called) append(dst []byte) []byte {
 		dst = jsonspan.AppendString(append(dst, `,"outcome":`...), c.Outcome)
 	}
 	dst = strconv.AppendFloat(append(dst, `,"duration_ms":`...), c.Duration, 'f', -1, 64)
-	return append(jsonspan.AppendString(append(dst, `,"node":`...), c.Node), '}')
+	dst = jsonspan.AppendString(append(dst, `,"node":`...), c.Node)
+	return append(jsonspan.AppendString(append(dst, `,"call":`...), c.Call), '}')
 }
 
 func newCalled(c devices.ToolCall, r devices.ToolResult, content []mcp.Content) (called, []mcp.Content) {
-	out := called{Device: string(c.Device), Tool: c.Tool, IsError: r.IsError, Outcome: r.Outcome, Node: r.Node,
+	out := called{Device: string(c.Device), Tool: c.Tool, IsError: r.IsError, Outcome: r.Outcome, Node: r.Node, Call: r.Call,
 		Duration: float64(r.Duration.Microseconds()) / 1000}
 	var other []mcp.Content
 	for _, item := range content {

@@ -23,7 +23,7 @@ const (
 	toolSchema = `{"type":"object","properties":{"name":{"type":"string"},"description":{"type":"string"},"input_schema":{"type":"object"},` +
 		`"needs_confirmation":{"type":"boolean"}},"required":["name"]}`
 	callSchema = `{"type":"object","properties":{"device":{"type":"string"},"tool":{"type":"string"},"text":{"type":"array","items":{"type":"string"}},"is_error":{"type":"boolean"},` +
-		`"outcome":{"type":"string"},"duration_ms":{"type":"number"},"node":{"type":"string"},` + errorProperty + `}}`
+		`"outcome":{"type":"string"},"duration_ms":{"type":"number"},"node":{"type":"string"},"call":{"type":"string"},` + errorProperty + `}}`
 )
 
 var (

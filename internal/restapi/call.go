@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
-	"time"
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
@@ -21,9 +20,15 @@ const (
 	pathMCP  = "/v1/devices/{device}/mcp"
 )
 
+// HeaderCall, in answers and problems, is the id of the call, raw request or message.
+const HeaderCall = "Fleetd-Call"
+
 // exchange holds what one request and its answer are made of. Nothing of it
 // is referred to once the handler has returned.
-type exchange struct{ in, out []byte }
+type exchange struct {
+	in, out []byte
+	call    string // its id
+}
 
 var exchanges = sync.Pool{New: func() any { return &exchange{in: make([]byte, 0, 2048), out: make([]byte, 0, 2048)} }}
 
@@ -44,7 +49,7 @@ func (x *exchange) read(r *http.Request) error {
 	if r.ContentLength > BodyLimit {
 		return errTooLarge
 	}
-	x.in = x.in[:0]
+	x.in, x.call = x.in[:0], ""
 	for {
 		if len(x.in) == cap(x.in) {
 			x.in = append(x.in, 0)[:len(x.in)]
@@ -66,6 +71,9 @@ func (x *exchange) read(r *http.Request) error {
 func (x *exchange) send(w http.ResponseWriter) {
 	h := w.Header()
 	h["Content-Type"] = valueJSON
+	if x.call != "" {
+		h[HeaderCall] = []string{x.call}
+	}
 	if len(x.out) > 2048 { // net/http counts shorter ones itself
 		h.Set("Content-Length", strconv.Itoa(len(x.out)))
 	}
@@ -232,26 +240,8 @@ func (s *Server) runCall(x *exchange, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	x.out = appendResult(x.out[:0], &result)
+	x.call, x.out = result.Call, append(result.AppendResult(x.out[:0]), '\n')
 	return nil
-}
-
-// appendResult writes the answer to a tool call; content stays as the device
-// sent it.
-func appendResult(dst []byte, r *devices.ToolResult) []byte {
-	dst = append(dst, `{"content":`...)
-	if len(r.Content) == 0 {
-		dst = append(dst, "[]"...)
-	}
-	dst = append(dst, r.Content...)
-	dst = strconv.AppendBool(append(dst, `,"isError":`...), r.IsError)
-	if r.Outcome != "" {
-		dst = jsonspan.AppendString(append(dst, `,"outcome":`...), r.Outcome)
-	}
-	micros := r.Duration / time.Microsecond
-	dst = strconv.AppendFloat(append(dst, `,"duration_ms":`...), float64(micros)/1000, 'f', -1, 64)
-	dst = jsonspan.AppendString(append(dst, `,"node":`...), r.Node)
-	return append(dst, "}\n"...)
 }
 
 // mcp sends any MCP request but initialize.
@@ -296,7 +286,8 @@ func (s *Server) runRPC(x *exchange, r *http.Request) error {
 		x.out = append(x.out[:0], `{"error":`...)
 		answer = result.Error
 	}
-	x.out = append(append(x.out, answer...), "}\n"...)
+	x.out = jsonspan.AppendString(append(append(x.out, answer...), `,"call":`...), result.Call)
+	x.call, x.out = result.Call, append(x.out, "}\n"...)
 	return nil
 }
 

@@ -48,6 +48,41 @@ func TestCall(t *testing.T) {
 	f.do(t, "POST", "/v1/devices/aa:bb:cc:dd:ee:ff/tools/self.reboot/call", ` {"arguments":null} `).json(t, &result)
 }
 
+// Every call has an id that the answer, its header and the audit agree on; what
+// never became a call has none.
+func TestCallIDs(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, robot, silence())
+	raw := "/v1/devices/aa:bb:cc:dd:ee:ff/mcp"
+	seen := map[string]bool{}
+	for _, c := range []struct{ name, path, body string }{
+		{"a call", volumePath, `{"arguments":{"volume":50}}`},
+		{"a call with wrong arguments", volumePath, `{"arguments":{"volume":"x"}}`},
+		{"a call of nobody", "/v1/devices/nobody/tools/x/call", ""},
+		{"a raw request", raw, `{"method":"tools/list"}`},
+		{"a refused raw request", raw, `{"method":"initialize"}`},
+		{"a message", messagesPath, `{"type":"system","command":"x"}`},
+		{"a message for nobody", "/v1/devices/nobody/messages", `{"type":"system","command":"x"}`},
+	} {
+		r := f.do(t, "POST", c.path, c.body)
+		var answer struct {
+			Call string `json:"call"`
+		}
+		if err := json.Unmarshal([]byte(r.body), &answer); err != nil {
+			t.Fatalf("%s: %v in %s", c.name, err, r.body)
+		}
+		entries := f.ports.Recorded()
+		last := entries[len(entries)-1]
+		if answer.Call == "" || r.header.Get(HeaderCall) != answer.Call || last.Call != answer.Call || seen[answer.Call] {
+			t.Errorf("%s: answer %s, header %q, audit %+v", c.name, r.body, r.header.Get(HeaderCall), last)
+		}
+		seen[answer.Call] = true
+	}
+	if r := f.do(t, "POST", volumePath, `[]`); strings.Contains(r.body, `"call"`) || r.header.Get(HeaderCall) != "" {
+		t.Errorf("no call: %s, %v", r.body, r.header)
+	}
+}
+
 func TestCallRestarting(t *testing.T) {
 	f := newFleet(t)
 	script := silence()
@@ -272,6 +307,7 @@ func TestRawRequest(t *testing.T) {
 		`{"method":"tools/call","params":{"name":"self.audio_speaker.set_volume","arguments":{"volume":1}},"timeout":"5s"}`: `{"result":{"content":[{"type":"text","text":"true"}],"isError":false}}`,
 	} {
 		r := f.do(t, "POST", path, body)
+		want = strings.TrimSuffix(want, "}") + `,"call":"` + r.header.Get(HeaderCall) + `"}`
 		if r.status != 200 || strings.TrimSpace(r.body) != want || r.header.Get("Content-Type") != "application/json" {
 			t.Errorf("%s: %d %s", body, r.status, r.body)
 		}

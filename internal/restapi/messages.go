@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
+	"fleetd/internal/jsonspan"
 )
 
 const (
@@ -36,7 +37,8 @@ type message struct {
 }
 
 type sent struct {
-	OK bool `json:"ok"`
+	OK   bool   `json:"ok"`
+	Call string `json:"call" doc:"The id of the message, in the audit and in logs."`
 }
 
 // credentials are what an MQTT client presents.
@@ -74,7 +76,8 @@ func (s *Server) sendMessage(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, err)
 		return
 	}
-	x.out = append(x.out[:0], "{\"ok\":true}\n"...)
+	x.out = jsonspan.AppendString(append(x.out[:0], `{"ok":true,"call":`...), x.call)
+	x.out = append(x.out, "}\n"...)
 	x.send(w)
 }
 
@@ -99,7 +102,8 @@ func (s *Server) runMessage(x *exchange, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), messageTimeout)
 	defer cancel()
 	// The core may still hold the message when the buffer serves another request.
-	return s.opt.Service.SendMessage(ctx, devices.Message{Device: id, Body: json.RawMessage(bytes.Clone(x.in)), By: s.by(r, access.ViaREST)})
+	x.call = s.opt.Service.NewCallID()
+	return s.opt.Service.SendMessage(ctx, devices.Message{ID: x.call, Device: id, Body: json.RawMessage(bytes.Clone(x.in)), By: s.by(r, access.ViaREST)})
 }
 
 type authenticateInput struct{ Body credentials }

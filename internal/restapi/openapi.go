@@ -265,6 +265,7 @@ type toolResult struct {
 	IsError    bool              `json:"isError" doc:"The tool failed on the device; the content says why."`
 	Outcome    string            `json:"outcome,omitempty" doc:"restarting: the tool restarts the device, which therefore never answers."`
 	DurationMS float64           `json:"duration_ms" doc:"Milliseconds, waiting included."`
+	Call       string            `json:"call" doc:"The id of the call, in the audit and in logs; also in the header Fleetd-Call."`
 	Node       string            `json:"node" doc:"The node that held the device."`
 }
 

@@ -28,6 +28,7 @@ type problem struct {
 	// Confirmation makes the same call pass once.
 	Confirmation string          `json:"confirmation,omitempty" doc:"With code confirmation_required: give it as confirmation in the same call within 60 s, once a person has agreed."`
 	Errors       []devices.Fault `json:"errors,omitempty" nullable:"false" doc:"With code invalid_arguments: every fault with its JSON pointer into the arguments."`
+	Call         string          `json:"call,omitempty" doc:"The id of the call, raw request or message that failed, in the audit and in logs; also in the header Fleetd-Call."`
 	// Faults are those of a file.
 	Faults  []bulk.LineFault `json:"faults,omitempty" nullable:"false" doc:"With code invalid_arguments of an import: the faults of the file, at most 1000."`
 	Refused int64            `json:"refused,omitempty" doc:"With faults: how many rows have one."`
@@ -36,7 +37,7 @@ type problem struct {
 // newProblem words a refusal.
 func newProblem(e *devices.Error) *problem {
 	status, phrase := e.Code.Status()
-	p := &problem{Title: phrase, Status: status, Code: e.Code, Detail: e.Detail, Part: e.Part, Outcome: e.Outcome, Rule: e.Rule, Confirmation: e.Confirmation, Errors: e.Faults}
+	p := &problem{Title: phrase, Status: status, Code: e.Code, Detail: e.Detail, Part: e.Part, Outcome: e.Outcome, Rule: e.Rule, Confirmation: e.Confirmation, Errors: e.Faults, Call: e.Call}
 	if e.TellsSent() {
 		p.Sent = &e.Sent
 	}
@@ -53,14 +54,14 @@ func (s *Server) problem(ctx context.Context, err error) *problem {
 	e := devices.AsError(err)
 	if ctx.Err() != nil && s.opt.Draining() {
 		// The node ended this request: its time to finish calls is over.
-		return newProblem(&devices.Error{Code: devices.CodeUnavailable, Part: "node", Sent: e.Sent, Outcome: e.Outcome,
+		return newProblem(&devices.Error{Code: devices.CodeUnavailable, Part: "node", Sent: e.Sent, Outcome: e.Outcome, Call: e.Call,
 			Detail: "this node stopped before the answer came"})
 	}
 	if e.Code == devices.CodeInternal {
 		if ctx.Err() == nil {
-			s.opt.Log.Error("API request failed", "error", err)
+			s.opt.Log.Error("API request failed", "error", err, "call", e.Call)
 		}
-		e = &devices.Error{Code: e.Code, Sent: e.Sent, Outcome: e.Outcome, Detail: "a fault of the node; its log says more"}
+		e = &devices.Error{Code: e.Code, Sent: e.Sent, Outcome: e.Outcome, Call: e.Call, Detail: "a fault of the node; its log says more"}
 	}
 	return newProblem(e)
 }
@@ -84,10 +85,14 @@ func (p *problem) GetStatus() int { return p.Status }
 
 // GetHeaders implements huma.HeadersError.
 func (p *problem) GetHeaders() http.Header {
+	h := http.Header{}
 	if p.Status == http.StatusServiceUnavailable || p.Status == http.StatusTooManyRequests {
-		return http.Header{"Retry-After": {"1"}}
+		h["Retry-After"] = []string{"1"}
 	}
-	return nil
+	if p.Call != "" {
+		h[HeaderCall] = []string{p.Call}
+	}
+	return h
 }
 
 // ContentType implements huma.ContentTypeFilter.

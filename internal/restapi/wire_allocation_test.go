@@ -105,8 +105,8 @@ func TestWholeCallAllocations(t *testing.T) {
 	})
 	theirs := testing.AllocsPerRun(500, func() { exchange(bare) })
 	t.Logf("%.0f allocations, %.0f of them net/http's; %.0f without a handler", whole, theirs, testing.AllocsPerRun(500, func() { exchange(empty) }))
-	if ours := whole - theirs; ours > 15 {
-		t.Errorf("%.0f allocations are ours, want at most 15", ours)
+	if ours := whole - theirs; ours > 17 { // two of them are the call's id and its header
+		t.Errorf("%.0f allocations are ours, want at most 17", ours)
 	}
 }
 

@@ -1,0 +1,49 @@
+package devices
+
+import (
+	"errors"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestCallIDs(t *testing.T) {
+	form := regexp.MustCompile(`^[a-z2-7]{16}$`)
+	start := time.UnixMilli(1_700_000_000_000)
+	ids, seen := NewCallIDs("node-a", start), sync.Map{}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 1000 {
+				id := ids.Next()
+				if _, twice := seen.LoadOrStore(id, true); twice || !form.MatchString(id) {
+					t.Errorf("id %q, twice %v", id, twice)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	a := NewCallIDs("node-a", start).Next()
+	if b, c := NewCallIDs("node-b", start).Next(), NewCallIDs("node-a", start.Add(time.Second)).Next(); a == b || a == c || a[:3] != c[:3] || a[3:7] != b[3:7] {
+		t.Errorf("%s, on another node %s, of the next start %s", a, b, c)
+	}
+}
+
+func TestOfCall(t *testing.T) {
+	shared := Errorf(CodeDeviceBusy, "wait")
+	err := OfCall(shared, "id")
+	if e := AsError(err); e.Call != "id" || e.Code != CodeDeviceBusy || shared.Call != "" {
+		t.Errorf("%+v, the error of others is %+v", e, shared)
+	}
+	if e := AsError(OfCall(errors.New("odd"), "id")); e.Call != "id" || e.Code != CodeInternal {
+		t.Errorf("%+v", e)
+	}
+	if OfCall(nil, "id") != nil {
+		t.Error("no error became one")
+	}
+	back, ok := ParseProblem(AsError(err).AppendProblem(nil))
+	if !ok || back.Call != "id" {
+		t.Errorf("%+v", back)
+	}
+}
