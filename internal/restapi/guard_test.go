@@ -168,8 +168,8 @@ func selectorHidesOtherDevices(t *testing.T, selected string) {
 		other := f.do(t, tc.method, fmt.Sprintf(tc.path, lamp), tc.body, as(token)...).problem(t, 403, devices.CodeForbidden)
 		// security: R1
 		none := f.do(t, tc.method, fmt.Sprintf(tc.path, unknown), tc.body, as(token)...).problem(t, 403, devices.CodeForbidden)
-		// security: R1
 		other.Call, none.Call = "", "" // each its own
+		// security: R1
 		if other.Rule != access.RuleDevices || fmt.Sprint(other) != fmt.Sprint(none) {
 			t.Errorf("%s %s: %+v and %+v", tc.method, tc.path, other, none)
 		}
