@@ -191,6 +191,9 @@ func (s *Records) firstWindow(ctx context.Context, p *plan) (int, error) {
 // windowSize rounds up to one of few sizes: each is a statement of its own, which
 // Postgres has to plan.
 func windowSize(n int) int {
+	if n <= leastWindow {
+		return (max(n, 1) + 15) / 16 * 16
+	}
 	size := leastWindow
 	for size < n {
 		if size&(size-1) == 0 {
