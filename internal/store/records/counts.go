@@ -153,10 +153,12 @@ func (s *Records) count(ctx context.Context, p *plan, t sums) error {
 		}
 	}
 	// Both numbers are of about now. What none of the devices has is left out.
-	if p.source.values[0] == database.StateOnline {
+	switch {
+	case p.source.dimension != database.CountState:
+	case p.source.values[0] == database.StateOnline:
 		delete(t[database.CountState], database.StateOffline)
 		delete(t, database.CountReason)
-	} else {
+	default:
 		delete(t[database.CountState], database.StateOnline)
 		delete(t, database.CountTransport)
 		delete(t, database.CountNode)
@@ -164,26 +166,29 @@ func (s *Records) count(ctx context.Context, p *plan, t sums) error {
 	return nil
 }
 
-// restOf is the plan of the devices that are not selected, if a state is all that is
-// said and most devices are in it.
+// restOf is the plan of the devices that are not selected, if one term by state or
+// label is all that is said and most devices meet it.
 func (s *Records) restOf(ctx context.Context, p *plan) (*plan, error) {
-	if p.source == nil || p.source.dimension != database.CountState || len(p.conditions) > 0 {
+	terms := p.query.Select.Terms()
+	if p.source == nil || len(p.conditions) > 0 || len(terms) != 1 {
 		return nil, nil
 	}
-	other := map[string]string{database.StateOnline: database.StateOffline, database.StateOffline: database.StateOnline}[p.source.values[0]]
-	rest, err := s.planOf(ctx, devices.ListQuery{Select: selector.In(selector.FieldState, other), Sort: devices.SortID})
+	all, err := s.size(ctx, allDevices, maxCounted)
 	if err != nil {
 		return nil, err
 	}
-	these, err := s.size(ctx, p.source, maxCounted)
-	if err != nil {
+	if these, err := s.size(ctx, p.source, all/2+1); err != nil || 2*these <= all {
 		return nil, err
 	}
-	those, err := s.size(ctx, rest.source, maxCounted)
-	if err != nil || those >= these {
-		return nil, err
+	switch t := terms[0]; t.Field {
+	case selector.FieldState:
+		other := map[string]string{database.StateOnline: database.StateOffline, database.StateOffline: database.StateOnline}[p.source.values[0]]
+		return s.planOf(ctx, devices.ListQuery{Select: selector.In(selector.FieldState, other), Sort: devices.SortID})
+	case selector.FieldLabel:
+		t.Op = selector.OpNotIn
+		return &plan{query: p.query, now: p.now, exact: true, conditions: []condition{labelCondition(s.db.Postgres(), &t)}}, nil
 	}
-	return rest, nil
+	return nil, nil
 }
 
 // group adds up the devices of a plan that SQL can say.
