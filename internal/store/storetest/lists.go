@@ -3,6 +3,7 @@ package storetest
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -440,11 +441,41 @@ func testCounts(t *testing.T, db Database) {
 	if d := whole.Dimensions["board"]; err != nil || len(d.Top) != 200 || d.Other != 108 || whole.Total != 3_300 {
 		t.Errorf("%d boards, others %d, %v", len(d.Top), d.Other, err)
 	}
-	for _, sel := range []string{"site=site-3", "state=online", "board in (board-1,board-2)", "site=site-3,state=online", "firmware>2.3"} {
+	db.Exec(t, `UPDATE devices SET labels = '{"all":"yes",' || substr(labels, 2) WHERE labels <> '{}'`)
+	db.Exec(t, `INSERT INTO device_labels (key, value, device) SELECT 'all', 'yes', device FROM devices WHERE labels <> '{}'`)
+	// Of state=offline and all=yes those are counted that are not selected.
+	for _, sel := range []string{"site=site-3", "state=online", "state=offline", "all=yes", "all in (yes,no)", "board in (board-1,board-2)", "site=site-3,state=online", "firmware>2.3"} {
 		q := devices.ListQuery{Select: parse(t, sel)}
 		counts, err := s.CountsOf(t.Context(), q)
-		if want := len(pages(t, s, q)); err != nil || counts.Total != int64(want) {
-			t.Errorf("%s: %d, want %d, %v", sel, counts.Total, want, err)
+		rows := pages(t, s, q)
+		want := map[string]map[string]int64{}
+		for _, name := range []string{"state", "offline_reason", "transport", "board", "firmware", "mcp_state"} {
+			want[name] = map[string]int64{}
+		}
+		for _, row := range rows {
+			p := &row.Presence
+			if p.Online {
+				want["state"]["online"]++
+				want["transport"][string(p.Transport)]++
+			} else {
+				want["state"]["offline"]++
+				want["offline_reason"][p.Reason]++
+			}
+			want["board"][row.Device.Board]++
+			want["firmware"][row.Device.Firmware]++
+			want["mcp_state"][string(p.MCP)]++
+		}
+		if err != nil || counts.Total != int64(len(rows)) {
+			t.Errorf("%s: %d, want %d, %v", sel, counts.Total, len(rows), err)
+		}
+		for name, values := range want {
+			got := map[string]int64{}
+			for _, c := range counts.Dimensions[name].Top {
+				got[c.Value] = c.N
+			}
+			if len(values) <= 200 && !maps.Equal(got, values) {
+				t.Errorf("%s, %s: %v, want %v", sel, name, got, values)
+			}
 		}
 	}
 }
