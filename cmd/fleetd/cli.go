@@ -143,6 +143,9 @@ func (a *app) report(ctx context.Context, err error) int {
 		fmt.Fprintln(a.stderr, "fleetd: interrupted")
 		return exitInterrupted
 	}
+	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Call() != "" {
+		fmt.Fprintln(a.stderr, "fleetd: call "+oneLine(problem.Call())+" failed")
+	}
 	fmt.Fprintln(a.stderr, "fleetd: "+oneLine(err.Error()))
 	return exitCode(err)
 }

@@ -51,18 +51,15 @@ func (p *Problem) Error() string {
 		text.WriteString([]string{": ", "; "}[min(i, 1)])
 		text.WriteString(strings.TrimSpace(fault.Pointer + " " + fault.Detail))
 	}
-	if p.Code == "" {
+	switch rule := p.Rule(); {
+	case rule != "":
+		fmt.Fprintf(&text, " (%s, rule %s)", p.Code, rule)
+	case p.Code != "":
+		fmt.Fprintf(&text, " (%s)", p.Code)
+	default:
 		fmt.Fprintf(&text, " (HTTP %d)", p.Status)
-		return text.String()
 	}
-	text.WriteString(" (" + p.Code)
-	if rule := p.Rule(); rule != "" {
-		text.WriteString(", rule " + rule)
-	}
-	if call := p.Call(); call != "" {
-		text.WriteString(", call " + call)
-	}
-	return text.String() + ")"
+	return text.String()
 }
 
 // Faults returns the entries of "errors".

@@ -98,18 +98,17 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 	default:
 		l.Requests.Add(r.verb, 1)
 		done := l.accept(msg, r.node)
-		queue, id, answer := l.service.Load().QueueMessage, "", sent
-		if !r.node {
-			queue, id = l.service.Load().QueueMessageHere, l.service.Load().NewCallID()
-			answer = append(jsonspan.AppendString([]byte(`{"ok":true,"call":`), id), '}')
+		queue := l.service.Load().QueueMessageHere
+		if r.node {
+			queue = l.service.Load().QueueMessage
 		}
-		queue(devices.Message{ID: id, Device: r.device, Body: msg.Data, By: r.by}, func(err error) {
+		queue(devices.Message{Device: r.device, Body: msg.Data, By: r.by}, func(err error) {
 			done()
 			if err != nil {
 				l.refuse(msg, devices.AsError(err))
 				return
 			}
-			l.reply(msg, answer)
+			l.reply(msg, sent)
 		})
 	}
 	return true

@@ -14,7 +14,6 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
-	"fleetd/internal/jsonspan"
 )
 
 const (
@@ -37,8 +36,7 @@ type message struct {
 }
 
 type sent struct {
-	OK   bool   `json:"ok"`
-	Call string `json:"call" doc:"The id of the message, in the audit and in logs."`
+	OK bool `json:"ok"`
 }
 
 // credentials are what an MQTT client presents.
@@ -76,8 +74,7 @@ func (s *Server) sendMessage(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, err)
 		return
 	}
-	x.out = jsonspan.AppendString(append(x.out[:0], `{"ok":true,"call":`...), x.call)
-	x.out = append(x.out, "}\n"...)
+	x.out = append(x.out[:0], "{\"ok\":true}\n"...)
 	x.send(w)
 }
 
