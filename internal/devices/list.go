@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -51,6 +52,17 @@ type Cursor struct {
 	Text   string `json:"t,omitempty"` // of SortName
 	Number int64  `json:"n,omitempty"` // of SortLastSeen and SortOfflineSince, microseconds
 	ID     ID     `json:"i"`
+}
+
+// Compare orders places as lists do.
+func (c Cursor) Compare(b Cursor) int {
+	return cmp.Or(strings.Compare(c.Text, b.Text), cmp.Compare(c.Number, b.Number), strings.Compare(string(c.ID), string(b.ID)))
+}
+
+// HasText tells whether a text in lower case is part of the device's id, name or
+// board: it is the search of lists.
+func (d *Device) HasText(text string) bool {
+	return strings.Contains(string(d.ID), text) || strings.Contains(strings.ToLower(d.Name), text) || strings.Contains(strings.ToLower(d.Board), text)
 }
 
 // String is the cursor as Page.Next and ListQuery.After have it.

@@ -294,9 +294,8 @@ func (p *Ports) List(_ context.Context, q devices.ListQuery) (devices.Page, erro
 		}
 		return c
 	}
-	compare := func(a, b devices.Cursor) int { return cmp.Or(strings.Compare(a.Text, b.Text), cmp.Compare(a.ID, b.ID)) }
-	slices.SortFunc(rows, func(a, b devices.Row) int { return compare(place(&a), place(&b)) })
-	rows = slices.DeleteFunc(rows, func(r devices.Row) bool { return compare(place(&r), after) <= 0 })
+	slices.SortFunc(rows, func(a, b devices.Row) int { return place(&a).Compare(place(&b)) })
+	rows = slices.DeleteFunc(rows, func(r devices.Row) bool { return place(&r).Compare(after) <= 0 })
 	if err != nil || len(rows) <= q.Limit {
 		return devices.Page{Rows: rows}, err
 	}

@@ -121,17 +121,12 @@ func (l *lister) waiting() []placed {
 	for id, p := range l.s.pending.all(l.now) {
 		if !l.s.registry.Standing(id, "").Known {
 			v := l.s.marked(l.s.pendingView(id, p))
-			if hasText(&v.Device, strings.ToLower(l.q.Text)) {
+			if v.Device.HasText(strings.ToLower(l.q.Text)) {
 				out = append(out, placed{v, devices.Cursor{Sort: devices.SortID, ID: id}})
 			}
 		}
 	}
 	return out
-}
-
-// hasText is the search of lists, for devices in memory alone.
-func hasText(d *devices.Device, text string) bool {
-	return strings.Contains(string(d.ID), text) || strings.Contains(strings.ToLower(d.Name), text) || strings.Contains(strings.ToLower(d.Board), text)
 }
 
 // inMemory are the rows of known devices whose state no row has: another client
@@ -159,7 +154,7 @@ func (l *lister) inMemory() ([]devices.Row, error) {
 		rows = append(rows, found...)
 	}
 	text := strings.ToLower(l.q.Text)
-	return slices.DeleteFunc(rows, func(r devices.Row) bool { return !hasText(&r.Device, text) }), nil
+	return slices.DeleteFunc(rows, func(r devices.Row) bool { return !r.Device.HasText(text) }), nil
 }
 
 // memoryPage is how many rows of devices in a state of memory are read at once.
@@ -168,9 +163,9 @@ const memoryPage = 500
 // cut makes a page of rows that are there as a whole.
 func (l *lister) cut(rows []devices.Row, after devices.Cursor) devices.Page {
 	rows = slices.DeleteFunc(rows, func(r devices.Row) bool {
-		return compareCursors(l.placeOf(&r), after) <= 0 || l.byTime() && l.s.view(r).Presence.Online
+		return l.placeOf(&r).Compare(after) <= 0 || l.byTime() && l.s.view(r).Presence.Online
 	})
-	slices.SortFunc(rows, func(a, b devices.Row) int { return compareCursors(l.placeOf(&a), l.placeOf(&b)) })
+	slices.SortFunc(rows, func(a, b devices.Row) int { return l.placeOf(&a).Compare(l.placeOf(&b)) })
 	if len(rows) <= l.q.Limit {
 		return devices.Page{Rows: rows}
 	}
@@ -192,10 +187,6 @@ func (l *lister) placeOf(r *devices.Row) devices.Cursor {
 	return c
 }
 
-func compareCursors(a, b devices.Cursor) int {
-	return cmp.Or(strings.Compare(a.Text, b.Text), cmp.Compare(a.Number, b.Number), strings.Compare(string(a.ID), string(b.ID)))
-}
-
 // merge puts the devices in between that belong on this page and that the database
 // did not find.
 func (l *lister) merge(between []placed, after devices.Cursor, next string) ([]View, string, error) {
@@ -204,11 +195,11 @@ func (l *lister) merge(between []placed, after devices.Cursor, next string) ([]V
 		return nil, "", err
 	}
 	for _, v := range between {
-		if compareCursors(v.at, after) > 0 && (next == "" || compareCursors(v.at, end) <= 0) && !(l.byTime() && v.Presence.Online) {
+		if v.at.Compare(after) > 0 && (next == "" || v.at.Compare(end) <= 0) && !(l.byTime() && v.Presence.Online) {
 			l.add(v)
 		}
 	}
-	slices.SortStableFunc(l.views, func(a, b placed) int { return compareCursors(a.at, b.at) })
+	slices.SortStableFunc(l.views, func(a, b placed) int { return a.at.Compare(b.at) })
 	if len(l.views) > l.q.Limit {
 		l.views = l.views[:l.q.Limit]
 		next = l.views[l.q.Limit-1].at.String()

@@ -1,7 +1,6 @@
 package records
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -296,9 +295,7 @@ func (s *Records) window(ctx context.Context, p *plan, after cursor, n, room int
 		return w, err
 	}
 	w.cut, w.end = len(w.rows) == room, w.looked < n
-	slices.SortFunc(w.rows, func(a, b placed) int {
-		return cmp.Or(cmp.Compare(a.at.Text, b.at.Text), cmp.Compare(a.at.Number, b.at.Number), cmp.Compare(a.at.ID, b.at.ID))
-	})
+	slices.SortFunc(w.rows, func(a, b placed) int { return a.at.Compare(b.at) })
 	return w, s.choose(ctx, p, w.rows)
 }
 
@@ -351,7 +348,7 @@ func (s *Records) choose(ctx context.Context, p *plan, rows []placed) error {
 	for i := range rows {
 		r := &rows[i]
 		d := selectable(&r.Row, tools)
-		r.selected = p.query.Select.Match(&d, p.now) && (p.text == "" || hasText(&r.Device, p.text)) &&
+		r.selected = p.query.Select.Match(&d, p.now) && (p.text == "" || r.Device.HasText(p.text)) &&
 			(p.query.Sort == devices.SortID || p.query.Sort == devices.SortName || !d.Online)
 	}
 	return nil
@@ -441,10 +438,4 @@ func lookUp(postgres bool, table, alias, device string) string {
 		return " CROSS JOIN LATERAL (SELECT * FROM " + table + " x WHERE x.device = " + device + " OFFSET 0) " + alias
 	}
 	return " CROSS JOIN " + table + " " + alias + " ON " + alias + ".device = " + device
-}
-
-// hasText tells whether a text in lower case is part of the device's id, name or
-// board.
-func hasText(d *devices.Device, text string) bool {
-	return strings.Contains(string(d.ID), text) || strings.Contains(strings.ToLower(d.Name), text) || strings.Contains(strings.ToLower(d.Board), text)
 }
