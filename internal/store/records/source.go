@@ -244,9 +244,6 @@ func (z *sizes) put(key string, n int64) {
 
 // size is about how many devices a source has: up to most where no counts are kept.
 func (s *Records) size(ctx context.Context, src *source, most int64) (total int64, err error) {
-	if most == 0 && !src.isKept() {
-		return 0, nil
-	}
 	if src.isKept() {
 		key := fmt.Sprint(src.dimension, src.values)
 		n, ok := s.sizes.get(key)
@@ -369,19 +366,19 @@ func (s *Records) planOf(ctx context.Context, q devices.ListQuery) (*plan, error
 		}
 		n := int64(0)
 		if len(candidates) > 1 || p.text != "" || sorted {
-			most := int64(maxCounted)
-			if last := i == len(candidates)-1; last && best >= 0 && p.text == "" && !sorted {
+			look := true
+			if last := i == len(candidates)-1; last && best >= 0 && p.text == "" && !sorted && !c.isKept() {
 				all, err := s.size(ctx, allDevices, maxCounted)
 				if err != nil {
 					return nil, err
 				}
-				if 2*p.size > all { // it cannot have many more: not worth a look
-					most = 0
-				}
+				look = 2*p.size <= all // otherwise it cannot have many more
 			}
-			var err error
-			if n, err = s.size(ctx, c.source, most); err != nil {
-				return nil, err
+			if look {
+				var err error
+				if n, err = s.size(ctx, c.source, maxCounted); err != nil {
+					return nil, err
+				}
 			}
 		}
 		if best < 0 || n < p.size {
