@@ -29,7 +29,7 @@ const (
 type Entry struct {
 	At   time.Time `json:"at"`
 	Kind Kind      `json:"kind"`
-	// Call is the id of a call, raw request or message; empty in entries of before.
+	// Call is the id of a call, raw request or message; empty in older entries.
 	Call string `json:"call,omitempty"`
 	// Action is the tool or MCP method that was called, the message's type, or
 	// what was done to a device, key or policy.

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"time"
@@ -94,7 +93,7 @@ func (s *Service) auditMessage(m *devices.Message, kind string, err error) {
 		return
 	}
 	e := entryOf(time.Now(), m.By, audit.KindMessage, kind, m.Device)
-	e.Call = cmp.Or(m.ID, s.NewCallID())
+	e.Call = s.callID(m.ID)
 	settle(&e, &devices.ToolResult{}, err)
 	s.record(e)
 }

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,12 +61,25 @@ func TimeoutFor(tool string) time.Duration {
 // included. Errors are *Error. A call is repeated only if a takeover ended it
 // before a byte left, and only once.
 func (s *Service) CallTool(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
+	return s.recorded(ctx, c, s.callTwice)
+}
+
+// recorded runs a call that has come into the fleet here.
+func (s *Service) recorded(ctx context.Context, c devices.ToolCall, run func(context.Context, devices.ToolCall) (devices.ToolResult, error)) (devices.ToolResult, error) {
 	begun := time.Now()
-	c.ID = cmp.Or(c.ID, s.NewCallID())
-	r, err := s.callTwice(ctx, c)
+	c.ID = s.callID(c.ID)
+	r, err := run(ctx, c)
 	s.auditCall(&c, begun, &r, err)
 	r.Call = c.ID
 	return r, devices.OfCall(err, c.ID)
+}
+
+// callID is the id that a call was given, or a new one.
+func (s *Service) callID(given string) string {
+	if given != "" {
+		return given
+	}
+	return s.NewCallID()
 }
 
 // NewCallID is an id for a call, a raw request or a message that has come into the
@@ -97,12 +109,7 @@ func (s *Service) callOnce(ctx context.Context, c devices.ToolCall) (devices.Too
 // CallHere is CallTool for who found the node by the device's own subject: it
 // never routes.
 func (s *Service) CallHere(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	begun := time.Now()
-	c.ID = cmp.Or(c.ID, s.NewCallID())
-	r, err := s.CallLocal(ctx, c)
-	s.auditCall(&c, begun, &r, err)
-	r.Call = c.ID
-	return r, devices.OfCall(err, c.ID)
+	return s.recorded(ctx, c, s.CallLocal)
 }
 
 // CallLocal calls a tool of a device on this node for another node, which keeps

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"strings"
 
@@ -19,7 +18,7 @@ const MaxMessage = 32 << 10
 // connected. It returns once the message is written, or queued behind the
 // speech it belongs to; devices answer none. Errors are *Error.
 func (s *Service) SendMessage(ctx context.Context, m devices.Message) error {
-	m.ID = cmp.Or(m.ID, s.NewCallID())
+	m.ID = s.callID(m.ID)
 	kind, err := messageKind(m.Body)
 	if err == nil {
 		err = s.routeMessage(ctx, m, kind)
@@ -48,7 +47,7 @@ func (s *Service) SendMessageLocal(m devices.Message) error {
 // QueueMessageHere is QueueMessage for who found the node by the device's own
 // subject, which nobody else keeps a record of.
 func (s *Service) QueueMessageHere(m devices.Message, done func(error)) {
-	m.ID = cmp.Or(m.ID, s.NewCallID())
+	m.ID = s.callID(m.ID)
 	kind, _ := messageKind(m.Body)
 	s.QueueMessage(m, func(err error) {
 		s.auditMessage(&m, kind, err)

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +17,7 @@ import (
 // the path of CallTool, its schema check and special tools included.
 func (s *Service) CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
 	begun := time.Now()
-	c.ID = cmp.Or(c.ID, s.NewCallID())
+	c.ID = s.callID(c.ID)
 	r, err := s.routeRPC(ctx, c)
 	s.auditRPC(&c, begun, &r, err)
 	r.Call = c.ID
