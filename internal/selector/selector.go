@@ -153,6 +153,25 @@ func In(f Field, values ...string) Selector {
 	return newSelector([]Term{t.finish()})
 }
 
+// Not selects the devices that a term does not select; ok is false for terms that
+// compare.
+func Not(t Term) (not Selector, ok bool) {
+	switch t.Op {
+	case OpIn:
+		t.Op = OpNotIn
+	case OpNotIn:
+		t.Op = OpIn
+	case OpHas:
+		t.Op = OpLacks
+	case OpLacks:
+		t.Op = OpHas
+	default:
+		return Selector{}, false
+	}
+	t.Values = slices.Clone(t.Values)
+	return newSelector([]Term{t.finish()}), true
+}
+
 // And selects the devices that both select. It is not bounded: the text of a
 // result with more terms or bytes than Parse accepts cannot be parsed.
 func And(a, b Selector) Selector {

@@ -550,3 +550,20 @@ func FuzzParse(f *testing.F) {
 		checkRoundTrip(t, s)
 	})
 }
+
+func TestNot(t *testing.T) {
+	for text, want := range map[string]string{"state=online": "state!=online", "room!=lab": "room=lab", "room in (a,b*)": "room not in (a,b*)", "room": "!room",
+		"!room": "room", "tool=self.x": "tool!=self.x", "firmware<2.0.0": "", "seen>1h": ""} {
+		s, err := Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		not, ok := Not(s.Terms()[0])
+		if ok != (want != "") || not.String() != want {
+			t.Errorf("not %s: %q, %v", text, not.String(), ok)
+		}
+		if again, _ := Parse(text); again.String() != s.String() {
+			t.Errorf("%s changed", text)
+		}
+	}
+}

@@ -52,6 +52,9 @@ func conditionOf(postgres bool, t *selector.Term, now time.Time, tools *toolMatc
 	case selector.FieldLabel:
 		return labelCondition(postgres, t)
 	case selector.FieldState:
+		if values, ok := literals(t); ok && slices.Contains(values, database.StateOnline) && slices.Contains(values, database.StateOffline) {
+			return c // every device is one or the other
+		}
 		value, c.presence = "(CASE WHEN p.online THEN 'online' ELSE 'offline' END)", true
 	case selector.FieldTransport:
 		value, c.presence = "(CASE WHEN p.online THEN p.transport ELSE '' END)", true

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -154,7 +155,7 @@ func (s *Records) count(ctx context.Context, p *plan, t sums) error {
 	}
 	// Both numbers are of about now. What none of the devices has is left out.
 	switch {
-	case p.source.dimension != database.CountState:
+	case p.source == nil || p.source.dimension != database.CountState:
 	case p.source.values[0] == database.StateOnline:
 		delete(t[database.CountState], database.StateOffline)
 		delete(t, database.CountReason)
@@ -166,34 +167,48 @@ func (s *Records) count(ctx context.Context, p *plan, t sums) error {
 	return nil
 }
 
-// restOf is the plan of the devices that are not selected, if one term by state or
-// label is all that is said and most devices meet it.
+// restOf is the plan of the devices that are not selected, if one term is all that
+// is said, most devices meet it, and those that do not are in a source.
 func (s *Records) restOf(ctx context.Context, p *plan) (*plan, error) {
 	terms := p.query.Select.Terms()
-	if p.source == nil || len(p.conditions) > 0 || len(terms) != 1 {
+	if len(terms) != 1 || !p.exact || p.source != nil && len(p.conditions) > 0 {
 		return nil, nil
 	}
 	all, err := s.size(ctx, allDevices, maxCounted)
 	if err != nil {
 		return nil, err
 	}
+	t := terms[0]
+	not, ok := selector.Not(t)
+	switch {
+	case t.Op == selector.OpNotIn:
+		rest, err := s.planOf(ctx, devices.ListQuery{Select: not, Sort: devices.SortID})
+		if err != nil || rest.source == nil || !rest.exact || len(rest.conditions) > 0 {
+			return nil, err
+		}
+		if n, err := s.size(ctx, rest.source, all/2+1); err != nil || 2*n > all {
+			return nil, err
+		}
+		return rest, nil
+	case !ok || p.source == nil || t.Field != selector.FieldState && t.Field != selector.FieldLabel:
+		return nil, nil
+	}
 	if these, err := s.size(ctx, p.source, all/2+1); err != nil || 2*these <= all {
 		return nil, err
 	}
-	switch t := terms[0]; t.Field {
-	case selector.FieldState:
+	if t.Field == selector.FieldState {
 		other := map[string]string{database.StateOnline: database.StateOffline, database.StateOffline: database.StateOnline}[p.source.values[0]]
 		return s.planOf(ctx, devices.ListQuery{Select: selector.In(selector.FieldState, other), Sort: devices.SortID})
-	case selector.FieldLabel:
-		t.Op = selector.OpNotIn
-		return &plan{query: p.query, now: p.now, exact: true, conditions: []condition{labelCondition(s.db.Postgres(), &t)}}, nil
 	}
-	return nil, nil
+	if !s.db.Postgres() { // it merges the two indexes
+		return &plan{query: p.query, now: p.now, exact: true, source: &source{table: "devices", arms: []arm{{where: "TRUE"}}, without: p.source}}, nil
+	}
+	return &plan{query: p.query, now: p.now, exact: true, conditions: []condition{labelCondition(true, &not.Terms()[0])}}, nil
 }
 
 // group adds up the devices of a plan that SQL can say.
 func (s *Records) group(ctx context.Context, p *plan, t sums) (err error) {
-	if p.source != nil {
+	if p.source != nil && p.source.without == nil {
 		if p.size, err = s.size(ctx, p.source, maxLookedUp+1); err != nil {
 			return err
 		}
@@ -238,13 +253,23 @@ const separator = "\x1f"
 // groupSQLite counts two halves at the same time: SQLite itself uses one core.
 func (s *Records) groupSQLite(ctx context.Context, p *plan, t sums) error {
 	parts := []arm{{where: "TRUE"}}
-	if table := p.scanned(); table != "" {
+	switch table := p.scanned(); {
+	case table != "":
 		middle, err := s.number(ctx, "SELECT (min(rowid) + max(rowid)) / 2 FROM "+table, nil)
 		if err != nil {
 			return err
 		}
 		rowid := map[string]string{"devices": "d.rowid", "presence": "p.rowid"}[table]
 		parts = []arm{{rowid + " <= ?", []any{middle}}, {rowid + " > ?", []any{middle}}}
+	case p.size > maxLookedUp || p.source.without != nil:
+		var middle string
+		err := s.db.Read.QueryRowContext(ctx, "SELECT device FROM devices ORDER BY device LIMIT 1 OFFSET (SELECT sum(n) / 2 FROM fleet_counts WHERE dimension = $1)", database.CountState).Scan(&middle)
+		switch {
+		case err == nil:
+			parts = []arm{{"device <= ?", []any{middle}}, {"device > ?", []any{middle}}}
+		case !errors.Is(err, sql.ErrNoRows):
+			return err
+		}
 	}
 	var wg sync.WaitGroup
 	errs := make([]error, len(parts))
@@ -282,7 +307,7 @@ func (p *plan) scanned() string {
 	switch {
 	case p.source == nil:
 		return "devices"
-	case p.size <= maxLookedUp || p.source.table == "device_labels":
+	case p.size <= maxLookedUp || p.source.table == "device_labels" || p.source.without != nil:
 		return ""
 	}
 	return p.source.table
@@ -293,7 +318,7 @@ func (p *plan) addGroup(q *query, postgres bool, columns string, part arm) {
 	switch table := p.scanned(); {
 	case table == "" && (!postgres || p.size <= maxLookedUp):
 		q.add("(")
-		p.addSource(q, postgres, "TRUE", nil, "")
+		p.addSource(q, postgres, part.where, part.args, "")
 		q.add(") i" + lookUp(postgres, "devices", "d", "i.device") + lookUp(postgres, "presence", "p", "i.device"))
 	case table == "":
 		q.add("(")
@@ -306,7 +331,11 @@ func (p *plan) addGroup(q *query, postgres bool, columns string, part arm) {
 	default:
 		q.add("devices d NOT INDEXED CROSS JOIN presence p ON p.device = d.device")
 	}
-	q.add(" WHERE "+part.where, part.args...)
+	if p.scanned() == "" {
+		q.add(" WHERE TRUE")
+	} else {
+		q.add(" WHERE "+part.where, part.args...)
+	}
 	if table := p.scanned(); table != "" && p.source != nil {
 		alias := map[string]string{"devices": "d.", "presence": "p."}[table]
 		for i, a := range p.source.arms {

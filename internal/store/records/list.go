@@ -393,6 +393,13 @@ func (p *plan) addSource(q *query, postgres bool, where string, args []any, limi
 	case p.source == nil:
 		q.add("SELECT device FROM devices WHERE "+where+order+limit, args...)
 		return
+	case p.source.without != nil:
+		q.add("SELECT device FROM "+p.source.table+" WHERE "+where, args...)
+		for _, a := range p.source.without.arms {
+			q.add(" EXCEPT SELECT device FROM "+p.source.without.table+" WHERE "+a.where+" AND "+where, append(slices.Clone(a.args), args...)...)
+		}
+		q.add(order + limit)
+		return
 	case len(p.source.arms) == 1:
 		order = order + limit
 	case postgres:

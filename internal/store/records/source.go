@@ -43,6 +43,8 @@ type source struct {
 	dimension string
 	values    []string
 	exact     bool // it holds the devices of its term and no other
+	// without is what is left out of a source with one arm, on SQLite.
+	without *source
 }
 
 // allDevices has the counts of all devices.
@@ -104,7 +106,7 @@ func sourceOf(t *selector.Term, tools *toolMatch) *source {
 	}
 	switch t.Field {
 	case selector.FieldState:
-		online, offline := slices.Contains(values, "online"), slices.Contains(values, "offline")
+		online, offline := slices.Contains(values, database.StateOnline), slices.Contains(values, database.StateOffline)
 		switch {
 		case online && offline:
 			return nil
