@@ -50,7 +50,7 @@ var coreMutants = []mutant{
 		old: "case ifMatch > 0 && m.Revision != ifMatch:", new: "case ifMatch > m.Revision:"},
 	{file: "internal/fleet/probe.go", test: "TestNoProbeBesideACall", breaks: "no probe runs beside a call",
 		old: " && x.inFlight == 0", new: ""},
-	{file: "internal/fleet/takeover.go", test: "TestClockSetBack", breaks: "a clock that is set back keeps nobody out",
+	{file: "internal/devices/bucket.go", pkg: "internal/fleet", test: "TestClockSetBack", breaks: "a clock that is set back keeps nobody out",
 		old: "passed := max(0, at-b.at)", new: "passed := at - b.at"},
 	{file: "internal/fleet/takeover.go", test: "TestClonedIDKeepsTheIncumbent", breaks: "takeovers are forgotten after the pause",
 		old: "	t.times = [maxTakeovers]int64{}\n", new: ""},

@@ -24,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
@@ -106,7 +107,7 @@ type List struct {
 	unlisted map[string]time.Time // serial numbers that were not found, until when
 
 	// Proofs counts them by outcome.
-	Proofs fleet.CounterMap[string]
+	Proofs counters.Map[string]
 }
 
 // New returns a List.

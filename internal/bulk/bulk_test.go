@@ -206,9 +206,9 @@ func TestCells(t *testing.T) {
 
 // fleetOf is what an import left, as an export sees it.
 func fleetOf(rows []fleet.ImportRow) Each {
-	return func(f func([]fleet.View) error) error {
+	return func(f func([]devices.View) error) error {
 		for page := range slices.Chunk(rows, 3) {
-			var views []fleet.View
+			var views []devices.View
 			for _, row := range page {
 				d := devices.Device{ID: row.Device, Admission: devices.AdmissionMember}
 				for _, one := range []struct{ to, from *string }{{&d.Name, row.Name}, {&d.Serial, row.Serial}, {&d.ClientID, row.ClientID}} {
@@ -227,7 +227,7 @@ func fleetOf(rows []fleet.ImportRow) Each {
 						d.Labels[key] = *value
 					}
 				}
-				views = append(views, fleet.View{Device: d, State: devices.StateOffline})
+				views = append(views, devices.View{Device: d, State: devices.StateOffline})
 			}
 			if err := f(views); err != nil {
 				return err
@@ -289,8 +289,8 @@ func TestExport(t *testing.T) {
 		}
 	}
 	var file bytes.Buffer
-	waiting := func(f func([]fleet.View) error) error {
-		return f([]fleet.View{{Device: devices.Device{ID: "waits"}}, {Device: devices.Device{ID: "r", Admission: devices.AdmissionRevoked}}})
+	waiting := func(f func([]devices.View) error) error {
+		return f([]devices.View{{Device: devices.Device{ID: "waits"}}, {Device: devices.Device{ID: "r", Admission: devices.AdmissionRevoked}}})
 	}
 	if err := Export(&file, CSV, waiting); err != nil || strings.Contains(file.String(), "waits") || !strings.Contains(file.String(), "r,,,,,revoked") {
 		t.Errorf("%s, %v", file.String(), err)
@@ -298,12 +298,12 @@ func TestExport(t *testing.T) {
 	if !strings.HasPrefix(file.String(), "id,name,transport,serial,client_id,admission,state,offline_reason,offline_since,connection,node,board,") {
 		t.Errorf("%s", file.String())
 	}
-	wide := func(f func([]fleet.View) error) error {
+	wide := func(f func([]devices.View) error) error {
 		labels := map[string]string{}
 		for i := range MaxLabelColumns + 1 {
 			labels[fmt.Sprint("k", i)] = "x"
 		}
-		return f([]fleet.View{{Device: devices.Device{ID: "a", Admission: devices.AdmissionMember, Labels: labels}}})
+		return f([]devices.View{{Device: devices.Device{ID: "a", Admission: devices.AdmissionMember, Labels: labels}}})
 	}
 	file.Reset()
 	if err := Export(&file, CSV, wide); devices.AsError(err).Code != devices.CodeBadRequest || file.Len() > 0 {

@@ -12,14 +12,13 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 )
 
 // MaxLabelColumns is how many keys of labels the devices of one CSV may have.
 const MaxLabelColumns = 1000
 
 // Each calls f with the devices of an export, a page at a time.
-type Each func(f func([]fleet.View) error) error
+type Each func(f func([]devices.View) error) error
 
 // Export writes the devices. Those that wait and never were members are left out:
 // an import would admit them. It may call each twice. An error of a format that
@@ -38,7 +37,7 @@ func Export(w io.Writer, format Format, each Each) error {
 // labelKeys are the keys of all labels, in order.
 func labelKeys(each Each) ([]string, error) {
 	keys := map[string]bool{}
-	err := each(func(page []fleet.View) error {
+	err := each(func(page []devices.View) error {
 		for _, v := range page {
 			for key := range v.Device.Labels {
 				keys[key] = true
@@ -63,7 +62,7 @@ func exportCSV(w io.Writer, keys []string, each Each) error {
 		return err
 	}
 	var record []string
-	err := each(func(page []fleet.View) error {
+	err := each(func(page []devices.View) error {
 		for i := range page {
 			d := &page[i].Device
 			if d.Admission == "" {
@@ -108,7 +107,7 @@ func optional(value string) string {
 }
 
 // state is what a device said and how it is, in the order of reported.
-func state(v *fleet.View) []string {
+func state(v *devices.View) []string {
 	d, p := &v.Device, &v.Presence
 	reason, offline, connected, seen := p.Reason, p.OfflineSince, time.Time{}, p.LastSeen
 	if p.Online {
@@ -129,7 +128,7 @@ func exportNDJSON(w io.Writer, each Each) error {
 	out := bufio.NewWriterSize(w, 64<<10)
 	encoder := json.NewEncoder(out)
 	encoder.SetEscapeHTML(false)
-	err := each(func(page []fleet.View) error {
+	err := each(func(page []devices.View) error {
 		for i := range page {
 			d := &page[i].Device
 			if d.Admission == "" {

@@ -8,8 +8,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/tasks"
 )
 
 // claimMessage is a claim on the wire, on `<prefix>.claims.<node>`, stamped like a
@@ -67,7 +67,7 @@ func (l *Link) claimed(msg *nats.Msg) {
 	if msg.Subject == l.ownClaims {
 		return
 	}
-	defer fleet.Contain(l.opt.Log, nil)
+	defer tasks.Contain(l.opt.Log, nil)
 	var c claimMessage
 	if err := json.Unmarshal(msg.Data, &c); err != nil || c.Node == l.opt.Node {
 		return
@@ -147,7 +147,7 @@ func (l *Link) publishNews(n newsMessage) bool {
 
 // learn takes another node's news.
 func (l *Link) learn(msg *nats.Msg) {
-	defer fleet.Contain(l.opt.Log, nil)
+	defer tasks.Contain(l.opt.Log, nil)
 	var n newsMessage
 	if err := json.Unmarshal(msg.Data, &n); err != nil || n.Node == l.opt.Node {
 		return

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
@@ -16,12 +17,12 @@ import (
 func (f *testFleet) at(t *testing.T, service *fleet.Service) *script {
 	t.Helper()
 	c := &script{Script: devicetest.NewScript()}
-	session, err := service.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, c)
+	session, err := service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.session = session
-	if _, err := session.OpenAudio(hello.Device{}, hello.TransportUDP, func(*fleet.Conversation) (fleet.AudioPath, error) { return voice{c}, nil }); err != nil {
+	if _, err := session.OpenAudio(hello.Device{}, hello.TransportUDP, func(*speech.Conversation) (speech.AudioPath, error) { return voice{c}, nil }); err != nil {
 		t.Fatal(err)
 	}
 	session.StartMCP(fleet.FeaturesMCP)
@@ -77,7 +78,7 @@ func TestSimultaneousConnections(t *testing.T) {
 		for _, service := range []*fleet.Service{f.holding, f.fwd} {
 			both.Go(func() {
 				// The loser may hear of it before it is even told that it is in.
-				_, _ = service.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, &script{Script: devicetest.NewScript()})
+				_, _ = service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, &script{Script: devicetest.NewScript()})
 			})
 		}
 		both.Wait()

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"fleetd/internal/access"
+	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
@@ -105,8 +106,8 @@ type Link struct {
 	tasks sync.WaitGroup
 
 	// Requests counts served requests by verb, Refused by code.
-	Requests fleet.CounterMap[string]
-	Refused  fleet.CounterMap[devices.Code]
+	Requests counters.Map[string]
+	Refused  counters.Map[devices.Code]
 	// ClaimsLost counts claims that NATS did not take, and news that could not
 	// wait any longer.
 	ClaimsLost atomic.Uint64

@@ -139,7 +139,7 @@ func (f *testFleet) connect(t *testing.T, s *devicetest.Script) *fleet.Session {
 func (f *testFleet) dial(t *testing.T, s *devicetest.Script) *script {
 	t.Helper()
 	c := &script{Script: s}
-	session, err := f.holding.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
+	session, err := f.holding.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestHistoryAcrossNodes(t *testing.T) {
 		s := devicetest.NewScript()
 		s.Tools = `[` + tools + `]`
 		c := &script{Script: s}
-		session, err := service.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
+		session, err := service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket}, c)
 		if err != nil {
 			t.Fatal(err)
 		}

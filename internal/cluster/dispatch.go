@@ -7,7 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/tasks"
 )
 
 // Limits of the requests that wait for the dispatcher.
@@ -122,7 +122,7 @@ func (l *Link) start(msg *nats.Msg) {
 	l.tasks.Go(func() {
 		opened := sync.OnceFunc(func() { <-l.opening })
 		defer opened()
-		defer fleet.Contain(l.opt.Log, func() {
+		defer tasks.Contain(l.opt.Log, func() {
 			l.refuse(msg, &devices.Error{Code: devices.CodeInternal, Detail: "a fault of the node; its log says more"})
 		})
 		l.serve(msg, opened)

@@ -4,12 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fleetd/internal/tasks"
 	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
-
-	"fleetd/internal/fleet"
 )
 
 // Fleet is what all nodes of one fleet have in common. Neither part is secret.
@@ -70,7 +69,7 @@ func (l *Link) Join(ctx context.Context, mine Fleet) error {
 
 // introduce tells another node that wants to join which fleet this is.
 func (l *Link) introduce(msg *nats.Msg) {
-	defer fleet.Contain(l.opt.Log, nil)
+	defer tasks.Contain(l.opt.Log, nil)
 	var asks Fleet
 	if json.Unmarshal(msg.Data, &asks) == nil && asks.Node == l.opt.Node {
 		return // it asks again, because its database came up late

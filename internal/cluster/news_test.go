@@ -24,7 +24,7 @@ func TestNewsReachEveryNode(t *testing.T) {
 	}
 	devicetest.Eventually(t, "the other node knows the device", func() bool { return f.fwd.IsMember(id) && f.fwd.ClientOf(t.Context(), id) == "c" })
 	c := &script{Script: devicetest.NewScript()}
-	session, err := f.fwd.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c)
+	session, err := f.fwd.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestRevocationWithoutTheDatabase(t *testing.T) {
 	}
 	devicetest.Refresh(t, f.fwd)
 	c := &script{Script: devicetest.NewScript()}
-	session, err := f.fwd.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c)
+	session, err := f.fwd.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestRevocationWithoutTheDatabase(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	devicetest.Eventually(t, "the session on the other node ends", func() bool { return !online(f.fwd) && !f.fwd.IsMember(id) })
-	if _, err := f.fwd.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c); devices.AsError(err).Code != devices.CodeUnauthorized {
+	if _, err := f.fwd.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c); devices.AsError(err).Code != devices.CodeUnauthorized {
 		t.Errorf("it comes again: %v", err)
 	}
 	f.ports.SetAway(false)

@@ -11,7 +11,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
-	"fleetd/internal/fleet"
+	"fleetd/internal/tasks"
 )
 
 // Subjects of the registry, each with the name of the sending node behind it.
@@ -204,7 +204,7 @@ func (p *Peers) told(verb string, msg *nats.Msg) {
 // run runs a task that Close waits for.
 func (l *Link) run(task func()) {
 	l.tasks.Go(func() {
-		defer fleet.Contain(l.opt.Log, nil)
+		defer tasks.Contain(l.opt.Log, nil)
 		task()
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/tasks"
 )
 
 func (l *Link) refuse(msg *nats.Msg, e *devices.Error) {
@@ -83,7 +84,7 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 	if !audio && !strings.HasSuffix(msg.Subject, ".send") {
 		return false
 	}
-	defer fleet.Contain(l.opt.Log, nil)
+	defer tasks.Contain(l.opt.Log, nil)
 	r, ok := l.open(msg)
 	switch {
 	case !ok:

@@ -30,7 +30,7 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 	for n := range ids {
 		ids[n] = devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", n))
 		c := &script{Script: silent}
-		session, err := f.holding.Accept(fleet.Identity{Device: ids[n], ClientID: "c", Transport: devices.TransportWebSocket}, c)
+		session, err := f.holding.Accept(devices.Identity{Device: ids[n], ClientID: "c", Transport: devices.TransportWebSocket}, c)
 		if err != nil {
 			t.Fatal(err)
 		}

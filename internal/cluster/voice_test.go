@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
 	"fleetd/internal/fleet"
@@ -21,7 +22,7 @@ func TestVoiceServiceIsHeardInOrder(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	c := f.dial(t, devicetest.NewScript())
-	_, err := c.session.OpenAudio(hello.Device{}, hello.TransportWebSocket, func(*fleet.Conversation) (fleet.AudioPath, error) { return voice{c}, nil })
+	_, err := c.session.OpenAudio(hello.Device{}, hello.TransportWebSocket, func(*speech.Conversation) (speech.AudioPath, error) { return voice{c}, nil })
 	if err != nil {
 		t.Fatal(err)
 	}

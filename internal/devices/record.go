@@ -182,3 +182,29 @@ var (
 	// ErrUncertain is returned, with ErrDatabase, for what may have been written.
 	ErrUncertain = errors.New("it may have been written")
 )
+
+// Identity is who a front end found at the other end of a connection.
+type Identity struct {
+	Device    ID
+	ClientID  string
+	Transport Transport
+	Remote    string // address, for logs
+	// Verified says that credentials of Generation were presented. They are
+	// checked against the device once more when it is accepted, since they may
+	// have been revoked while the connection was being opened.
+	Verified   bool
+	Generation int64
+}
+
+// View is all there is to say about one device.
+type View struct {
+	Device       Device
+	Presence     Presence
+	State        State
+	CatalogState CatalogState
+	AudioOpen    bool
+	AudioPackets uint64
+	AudioDropped uint64
+	Credentials  Credentials
+	Pending      string // a Client-Id that waits for approval; empty: none does
+}

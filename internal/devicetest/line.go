@@ -41,7 +41,7 @@ func Connect(t testing.TB, s *fleet.Service, id devices.ID, script *Script) *Lin
 func Online(t testing.TB, s *fleet.Service, id devices.ID, conn fleet.Conn, session **fleet.Session) {
 	t.Helper()
 	var err error
-	if *session, err = s.Accept(fleet.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, conn); err != nil {
+	if *session, err = s.Accept(devices.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, conn); err != nil {
 		t.Fatal(err)
 	}
 	(*session).StartMCP(fleet.FeaturesMCP)

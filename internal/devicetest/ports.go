@@ -20,6 +20,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/registry/registrytest"
 	"fleetd/internal/envelope"
 	"fleetd/internal/fleet"
@@ -50,7 +51,7 @@ type Ports struct {
 
 	mu        sync.Mutex
 	facts     map[devices.ID]devices.Facts
-	lists     map[devices.Hash]*fleet.Catalog // Texts, parsed
+	lists     map[devices.Hash]*catalog.Catalog // Texts, parsed
 	Presences map[devices.ID]devices.Presence
 	Texts     map[devices.Hash]devices.CatalogText
 	Entries   []devices.HistoryEntry
@@ -73,7 +74,7 @@ type Ports struct {
 
 // New returns empty ports.
 func New() *Ports {
-	return &Ports{Ledger: registrytest.New(), facts: map[devices.ID]devices.Facts{}, lists: map[devices.Hash]*fleet.Catalog{},
+	return &Ports{Ledger: registrytest.New(), facts: map[devices.ID]devices.Facts{}, lists: map[devices.Hash]*catalog.Catalog{},
 		Presences: map[devices.ID]devices.Presence{},
 		Texts:     map[devices.Hash]devices.CatalogText{}, Chips: map[string]devices.AttestationKey{}, Held: map[devices.ID]int{}, Expires: 24 * time.Hour}
 }
@@ -339,12 +340,12 @@ func (p *Ports) selectableLocked(row *devices.Row) selector.Device {
 		cat := p.lists[text.Hash]
 		if cat == nil {
 			var err error
-			if cat, err = fleet.NewCatalog(text.Tools); err != nil {
+			if cat, err = catalog.New(text.Tools); err != nil {
 				return false
 			}
 			p.lists[text.Hash] = cat
 		}
-		return slices.ContainsFunc(cat.Tools, func(t fleet.Tool) bool { return match(t.Name) })
+		return slices.ContainsFunc(cat.Tools, func(t catalog.Tool) bool { return match(t.Name) })
 	}
 	return out
 }
@@ -461,7 +462,7 @@ func (p *Ports) savePresence(n devices.Presence) (stored devices.Presence, refus
 	return devices.Presence{}, false
 }
 
-// Catalog implements fleet.Catalogs.
+// Catalog implements catalog.Catalogs.
 func (p *Ports) Catalog(_ context.Context, h devices.Hash) (devices.CatalogText, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -471,7 +472,7 @@ func (p *Ports) Catalog(_ context.Context, h devices.Hash) (devices.CatalogText,
 	return devices.CatalogText{}, devices.ErrNotFound
 }
 
-// History implements fleet.Catalogs.
+// History implements catalog.Catalogs.
 func (p *Ports) History(_ context.Context, id devices.ID, _ devices.Epoch, _ int64, limit int) ([]devices.HistoryEntry, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -484,14 +485,14 @@ func (p *Ports) History(_ context.Context, id devices.ID, _ devices.Epoch, _ int
 	return found, p.failure()
 }
 
-// KeepCatalog implements fleet.Catalogs.
+// KeepCatalog implements catalog.Catalogs.
 func (p *Ports) KeepCatalog(text devices.CatalogText) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.Texts[text.Hash] = text
 }
 
-// SaveCatalog implements fleet.Catalogs and commits at once.
+// SaveCatalog implements catalog.Catalogs and commits at once.
 func (p *Ports) SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, committed func()) (queued bool) {
 	p.mu.Lock()
 	if p.Full {
@@ -594,10 +595,10 @@ func (p *Ports) SlowNodes(each time.Duration) (asked func() int) {
 	}
 }
 
-// Topic implements fleet.AudioBus.
+// Topic implements speech.AudioBus.
 func (p *Ports) Topic(id devices.ID) string { return "audio." + id.Token() }
 
-// PublishAudio implements fleet.AudioBus and keeps the packets.
+// PublishAudio implements speech.AudioBus and keeps the packets.
 func (p *Ports) PublishAudio(topic, session string, seq uint64, f envelope.Frame) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -121,7 +121,7 @@ func Run(t *testing.T, open func(t *testing.T) Frontend) {
 		{"a device without MCP has no tools, not unknown ones", withoutMCP},
 		{OnlineOffline, onlineOffline},
 		{"audio is heard as it was said", audio},
-		{"speech reaches the device whole and in order", speech},
+		{"speech reaches the device whole and in order", speaks},
 		{"an interruption is answered", interruption},
 		{"messages reach the device", messages},
 		{ToolsBeforeHello, toolsBeforeHello},

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/speech"
 )
 
 // Packet is an Opus packet of 60 ms unlike any other: three CELT frames of
@@ -60,7 +60,7 @@ func (f Frontend) talking(t testing.TB, script *Script) Device {
 	return d
 }
 
-func speech(t *testing.T, f Frontend) {
+func speaks(t *testing.T, f Frontend) {
 	script := NewScript()
 	d := f.talking(t, script)
 	const packets = 25 // 1.5 s: longer than what is sent ahead
@@ -107,7 +107,7 @@ func interruption(t *testing.T, f Frontend) {
 		messages := script.Messages()
 		return len(messages) == 2 && strings.Contains(messages[1], `"type":"tts","state":"stop"`)
 	})
-	if n := f.Service.Stats().AudioDrops.Get(fleet.AudioAborted); n < 60 {
+	if n := f.Service.Stats().AudioDrops.Get(speech.AudioAborted); n < 60 {
 		t.Errorf("%d packets were thrown away; some 80 waited", n)
 	}
 	Eventually(t, "the service is told", func() bool {

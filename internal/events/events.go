@@ -19,8 +19,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"fleetd/internal/counters"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 )
 
@@ -64,7 +64,7 @@ type Options struct {
 	Log                      *slog.Logger
 }
 
-// Bus is the fleet.Publisher and fleet.AudioBus of a node. It is safe for concurrent use.
+// Bus is the fleet.Publisher and speech.AudioBus of a node. It is safe for concurrent use.
 type Bus struct {
 	opt     Options
 	streams [devices.EventStreams]*stream
@@ -78,8 +78,8 @@ type Bus struct {
 	wake    chan struct{} // capacity 1: look at the streams
 
 	// Published counts events by kind, Dropped by reason.
-	Published fleet.CounterMap[devices.EventKind]
-	Dropped   fleet.CounterMap[string]
+	Published counters.Map[devices.EventKind]
+	Dropped   counters.Map[string]
 }
 
 // queued is an event on its way to a stream.

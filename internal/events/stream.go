@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"errors"
+	"fleetd/internal/counters"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -12,8 +13,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-
-	"fleetd/internal/fleet"
 )
 
 const (
@@ -35,7 +34,7 @@ type stream struct {
 	cfg     jetstream.StreamConfig
 	conn    *nats.Conn
 	js      jetstream.JetStream // has the pending acknowledgements of this stream alone
-	dropped *fleet.CounterMap[string]
+	dropped *counters.Map[string]
 	log     *slog.Logger
 	wake    func() // requests a look at the stream
 
@@ -51,7 +50,7 @@ type stream struct {
 	replaced  chan struct{} // closed when the stream is another one: sequences begin anew
 }
 
-func newStream(cfg jetstream.StreamConfig, opt Options, dropped *fleet.CounterMap[string], wake func()) (*stream, error) {
+func newStream(cfg jetstream.StreamConfig, opt Options, dropped *counters.Map[string], wake func()) (*stream, error) {
 	s := &stream{cfg: cfg, conn: opt.Conn, dropped: dropped, log: opt.Log.With("stream", cfg.Name), wake: wake, replaced: make(chan struct{})}
 	var err error
 	s.js, err = jetstream.New(opt.Conn, jetstream.WithPublishAsyncMaxPending(maxPending), jetstream.WithPublishAsyncTimeout(ackTimeout),

@@ -8,6 +8,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/jsonspan"
 )
 
@@ -89,7 +90,7 @@ func settle(e *audit.Entry, r *devices.ToolResult, err error) {
 // auditMessage records a message for a device, other than those of which a
 // conversation has many: what a person hears is not the fleet's to keep.
 func (s *Service) auditMessage(m *devices.Message, kind string, err error) {
-	if s.ports.Audit == nil || err == nil && isSpeech(kind) {
+	if s.ports.Audit == nil || err == nil && speech.IsSpeech(kind) {
 		return
 	}
 	e := entryOf(time.Now(), m.By, audit.KindMessage, kind, m.Device)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
 	"fleetd/internal/fleet"
@@ -27,13 +28,13 @@ func TestUplinkIsBounded(t *testing.T) {
 		if n := len(ports.Heard()); n != 2000 {
 			t.Errorf("%d of 5000 packets at once were passed on", n)
 		}
-		if n := s.Stats().AudioDrops.Get(fleet.AudioTooMany); n != 3000 {
+		if n := s.Stats().AudioDrops.Get(speech.AudioTooMany); n != 3000 {
 			t.Errorf("%d were dropped", n)
 		}
 		time.Sleep(time.Second)
-		c.HandleAudio(envelope.Frame{Opus: make([]byte, fleet.MaxPacket+1)})
+		c.HandleAudio(envelope.Frame{Opus: make([]byte, speech.MaxPacket+1)})
 		c.HandleAudio(envelope.Frame{Opus: packet(1)})
-		if n := len(ports.Heard()); n != 2001 || s.Stats().AudioDrops.Get(fleet.AudioRefused) != 1 {
+		if n := len(ports.Heard()); n != 2001 || s.Stats().AudioDrops.Get(speech.AudioRefused) != 1 {
 			t.Errorf("%d packets were passed on, the long one among them", n)
 		}
 	})

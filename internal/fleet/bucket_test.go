@@ -12,14 +12,14 @@ import (
 func TestClockSetBack(t *testing.T) {
 	now := time.Now().Round(0) // the wall clock alone
 	back := now.Add(-10 * time.Minute)
-	var b bucket
+	var b devices.Bucket
 	for range 5 {
-		b.take(now, 1, 5)
+		b.Take(now, 1, 5)
 	}
-	if b.take(back, 1, 5) {
+	if b.Take(back, 1, 5) {
 		t.Error("the burst is not bounded")
 	}
-	if !b.take(back.Add(time.Second), 1, 5) {
+	if !b.Take(back.Add(time.Second), 1, 5) {
 		t.Error("a second later nothing is allowed again")
 	}
 	var f takeovers

@@ -10,6 +10,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/mcpclient"
@@ -27,8 +28,7 @@ const methodCall = "tools/call"
 
 // Tools the firmware treats in a way of their own.
 const (
-	toolUpgradeFirmware = "self.upgrade_firmware"
-	toolSnapshot        = "self.screen.snapshot"
+	toolSnapshot = "self.screen.snapshot"
 )
 
 // restarts are tools after which the device reboots or leaves the network, so
@@ -237,7 +237,7 @@ func (x *Session) perform(ctx context.Context, c devices.ToolCall) (devices.Tool
 		silent := errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
 		return x.failedCall(c, err, silent)
 	}
-	if c.Tool == toolUpgradeFirmware {
+	if c.Tool == catalog.UpgradeFirmware {
 		// The firmware restarts instead of answering when it succeeds.
 		return devices.ToolResult{Content: textContent("the device answered instead of restarting: the upgrade failed"), IsError: true}, nil
 	}
@@ -265,8 +265,8 @@ func (x *Session) admit(c devices.ToolCall) error {
 		return devices.Errorf(devices.CodeToolUnknown, "device %s does not speak MCP", c.Device)
 	}
 	if cat == nil {
-		if c.Tool == toolUpgradeFirmware {
-			return asError((&Tool{Name: c.Tool}).checkCall(c.Arguments))
+		if c.Tool == catalog.UpgradeFirmware {
+			return asError((&catalog.Tool{Name: c.Tool}).CheckCall(c.Arguments))
 		}
 		return nil
 	}
@@ -275,12 +275,12 @@ func (x *Session) admit(c devices.ToolCall) error {
 		if state == devices.CatalogReady && !partial {
 			return devices.Errorf(devices.CodeToolUnknown, "device %s has no tool %q", c.Device, c.Tool)
 		}
-		tool = &Tool{Name: c.Tool}
+		tool = &catalog.Tool{Name: c.Tool}
 	}
 	if c.Tool == toolSnapshot && jsonspan.Member(c.Arguments, "url") == nil {
 		c.Arguments, _ = x.snapshotArguments(c.Arguments)
 	}
-	return asError(tool.checkCall(c.Arguments))
+	return asError(tool.CheckCall(c.Arguments))
 }
 
 // asError avoids the typed nil.
@@ -393,7 +393,7 @@ func timeoutCall(ctx context.Context, sent bool) *devices.Error {
 func (x *Session) failedCall(c devices.ToolCall, err error, silent bool) (devices.ToolResult, error) {
 	var closed closedError
 	gone := errors.As(err, &closed) && !errors.Is(err, mcpclient.ErrNotSent) && closed.byDevice()
-	if restarts[c.Tool] && (gone || silent) || gone && (disconnects[c.Tool] || c.Tool == toolUpgradeFirmware) {
+	if restarts[c.Tool] && (gone || silent) || gone && (disconnects[c.Tool] || c.Tool == catalog.UpgradeFirmware) {
 		return devices.ToolResult{Content: json.RawMessage("[]"), Outcome: OutcomeRestarting}, nil
 	}
 	rpc := (*mcpclient.RPCError)(nil)

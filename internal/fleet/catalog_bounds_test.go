@@ -63,7 +63,7 @@ func TestCatalogMemoryIsBounded(t *testing.T) {
 			script := devicetest.NewScript()
 			script.Tools = bulky(n)
 			x := &pipe{script: script}
-			session, err := s.Accept(fleet.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:00:00:%02x", n)), Transport: devices.TransportMQTT}, x)
+			session, err := s.Accept(devices.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:00:00:%02x", n)), Transport: devices.TransportMQTT}, x)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -71,9 +71,9 @@ func (x *Session) outranks(mine devices.Epoch, c devices.Claim) bool {
 // yield ends the session in favour of another node's.
 func (x *Session) yield(c devices.Claim, answer bool) {
 	conversation := ""
-	if open := x.entry.conversation.Load(); open != nil && open.owner == nil {
-		conversation = open.id
-		defer open.end()
+	if open := x.entry.conversation.Load(); open != nil && !open.IsOwned() {
+		conversation = open.ID()
+		defer open.End()
 	}
 	x.svc.log.Info("device is held by another node", "device", c.Device, "session", x.id, "epoch", x.Epoch(), "other", c.Node)
 	x.Close(devices.CloseSuperseded)

@@ -196,7 +196,7 @@ func TestStuckConnectionsHoldNobodyUp(t *testing.T) {
 			const count = 10
 			of := func(n int) devices.ID { return devices.ID(fmt.Sprintf("02:00:00:00:00:%02x", n)) }
 			for n := range count {
-				if _, err := s.Accept(fleet.Identity{Device: of(n), Transport: devices.TransportMQTT, Verified: true}, stuck{free}); err != nil {
+				if _, err := s.Accept(devices.Identity{Device: of(n), Transport: devices.TransportMQTT, Verified: true}, stuck{free}); err != nil {
 					t.Fatal(err)
 				}
 			}

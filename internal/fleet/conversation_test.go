@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
 	"fleetd/internal/fleet"
@@ -107,7 +108,7 @@ func TestSpeechIsPaced(t *testing.T) {
 		if !strings.Contains(log[0].text, `"start"`) && !strings.Contains(log[1].text, `"start"`) {
 			t.Errorf("it begins with %s, %s", log[0].text, log[1].text)
 		}
-		playing, n := begun.Add(fleet.SpeechGap), 0
+		playing, n := begun.Add(speech.SpeechGap), 0
 		for i, a := range log {
 			switch {
 			case a.opus == nil && strings.Contains(a.text, `"llm"`):
@@ -118,7 +119,7 @@ func TestSpeechIsPaced(t *testing.T) {
 			case !bytes.Equal(a.opus, packet(n)):
 				t.Fatalf("packet %d is %q", n, a.opus)
 			default:
-				if ahead := playing.Sub(a.at); ahead > fleet.SpeechAhead+60*time.Millisecond || a.at.Sub(begun) < fleet.SpeechGap {
+				if ahead := playing.Sub(a.at); ahead > speech.SpeechAhead+60*time.Millisecond || a.at.Sub(begun) < speech.SpeechGap {
 					t.Fatalf("packet %d was sent %v after the beginning, %v ahead", n, a.at.Sub(begun), ahead)
 				}
 				if a.stamp != uint32(60*n) {
@@ -145,16 +146,16 @@ func TestSpeechIsBounded(t *testing.T) {
 			s.Say(id, packet(n))
 		}
 		// 30 s wait, whatever has left since the first.
-		if n := s.Stats().AudioDrops.Get(fleet.AudioFull); n < 80 || n > 100 {
+		if n := s.Stats().AudioDrops.Get(speech.AudioFull); n < 80 || n > 100 {
 			t.Errorf("%d of 600 packets were refused", n)
 		}
 		s.Say(id, nil)
 		s.Say(id, []byte{3<<3 | 1, 1, 2}) // 120 ms: longer than announced
-		if n := s.Stats().AudioDrops.Get(fleet.AudioRefused); n != 2 {
+		if n := s.Stats().AudioDrops.Get(speech.AudioRefused); n != 2 {
 			t.Errorf("%d unplayable packets were refused, want 2", n)
 		}
 		s.Say("02:00:00:00:00:99", packet(1))
-		if n := s.Stats().AudioDrops.Get(fleet.AudioNoChannel); n != 1 {
+		if n := s.Stats().AudioDrops.Get(speech.AudioNoChannel); n != 1 {
 			t.Errorf("%d packets for nobody", n)
 		}
 	})
@@ -203,7 +204,7 @@ func TestAbortIsAnswered(t *testing.T) {
 func overMQTT(t *testing.T, s *fleet.Service) *pipe {
 	t.Helper()
 	p := &pipe{script: devicetest.NewScript()}
-	session, err := s.Accept(fleet.Identity{Device: id, ClientID: "c1", Transport: devices.TransportMQTT}, p)
+	session, err := s.Accept(devices.Identity{Device: id, ClientID: "c1", Transport: devices.TransportMQTT}, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,9 +212,9 @@ func overMQTT(t *testing.T, s *fleet.Service) *pipe {
 	return p
 }
 
-func (p *pipe) hello(t *testing.T) (conversation *fleet.Conversation, reply hello.Server) {
+func (p *pipe) hello(t *testing.T) (conversation *speech.Conversation, reply hello.Server) {
 	t.Helper()
-	reply, err := p.session.OpenAudio(hello.Device{}, hello.TransportUDP, func(c *fleet.Conversation) (fleet.AudioPath, error) {
+	reply, err := p.session.OpenAudio(hello.Device{}, hello.TransportUDP, func(c *speech.Conversation) (speech.AudioPath, error) {
 		conversation = c
 		return &p.path, nil
 	})
@@ -310,8 +311,8 @@ func TestMessagesAreChecked(t *testing.T) {
 	for body, want := range map[string]devices.Code{
 		`{"type":"mcp","payload":{}}`: devices.CodeForbidden, `{"type":"hello"}`: devices.CodeForbidden,
 		`{"type":"tts"}`: devices.CodeBadRequest, `{"type":"tts","state":1}`: devices.CodeBadRequest, `[]`: devices.CodeBadRequest, ``: devices.CodeBadRequest,
-		`{"type":"alert","status":"x","message":"y"}`:                                 devices.CodeBadRequest,
-		`{"type":"custom","payload":"` + strings.Repeat("x", fleet.MaxMessage) + `"}`: devices.CodeTooLarge,
+		`{"type":"alert","status":"x","message":"y"}`:                                  devices.CodeBadRequest,
+		`{"type":"custom","payload":"` + strings.Repeat("x", speech.MaxMessage) + `"}`: devices.CodeTooLarge,
 	} {
 		err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: json.RawMessage(body)})
 		if devices.AsError(err).Code != want {
@@ -336,7 +337,7 @@ func TestOvertakenHelloHarmsNobody(t *testing.T) {
 	first := overMQTT(t, s)
 	second := overMQTT(t, s)
 	c, _ := second.hello(t)
-	_, err := first.session.OpenAudio(hello.Device{}, hello.TransportUDP, func(*fleet.Conversation) (fleet.AudioPath, error) { return &first.path, nil })
+	_, err := first.session.OpenAudio(hello.Device{}, hello.TransportUDP, func(*speech.Conversation) (speech.AudioPath, error) { return &first.path, nil })
 	if err == nil {
 		t.Error("a session that is over opened a conversation")
 	}

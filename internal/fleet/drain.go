@@ -26,9 +26,10 @@ const (
 // Close ends every session as draining and waits for the core's own
 // goroutines. Sessions accepted afterwards are refused.
 func (s *Service) Close() {
-	s.drainMu.Lock()
-	s.draining = true
-	s.drainMu.Unlock()
+	s.accepting.Lock()
+	s.closed = true
+	s.accepting.Unlock()
+	s.tasks.Close()
 	s.CloseAll(devices.CloseDraining)
 	s.stop()
 	s.tasks.Wait()
@@ -51,7 +52,7 @@ func (s *Service) CloseAll(reason devices.CloseReason) {
 				session.Close(reason)
 			}
 			if c := e.conversation.Load(); c != nil {
-				c.end() // its connection was lost before
+				c.End() // its connection was lost before
 			}
 		})
 	})
@@ -64,9 +65,9 @@ func (s *Service) CloseAll(reason devices.CloseReason) {
 // one that is talking stays until it pauses or the window is over. It returns
 // early with ctx.
 func (s *Service) Leave(ctx context.Context, window time.Duration) {
-	s.drainMu.Lock()
+	s.accepting.Lock()
 	s.leaving = true
-	s.drainMu.Unlock()
+	s.accepting.Unlock()
 	var here []*Session
 	s.Sessions(func(x *Session) { here = append(here, x) })
 	rand.Shuffle(len(here), func(i, j int) { here[i], here[j] = here[j], here[i] })
@@ -96,10 +97,10 @@ func (x *Session) finishTalk(ctx context.Context, end time.Time) {
 	var since time.Time
 	x.until(ctx, end, func() bool {
 		c := x.entry.conversation.Load()
-		if c == nil || c.isEnded() {
+		if c == nil || c.IsOver() {
 			return true
 		}
-		if now := c.passed(); now != last || since.IsZero() {
+		if now := c.Traffic(); now != last || since.IsZero() {
 			last, since = now, time.Now()
 		}
 		return time.Since(since) >= talkPause

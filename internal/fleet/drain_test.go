@@ -19,7 +19,7 @@ func TestLeaveSpreadsTheDevices(t *testing.T) {
 		s := devicetest.New().Service(t, fleet.Config{})
 		const count = 40
 		accept := func(n int) error {
-			_, err := s.Accept(fleet.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", n)), ClientID: "c", Transport: devices.TransportMQTT}, &pipe{script: devicetest.NewScript()})
+			_, err := s.Accept(devices.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", n)), ClientID: "c", Transport: devices.TransportMQTT}, &pipe{script: devicetest.NewScript()})
 			return err
 		}
 		for n := range count {

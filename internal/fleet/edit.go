@@ -126,12 +126,12 @@ func (s *Service) EditAll(ctx context.Context, by access.By, sel selector.Select
 		return 0, 0, err
 	}
 	l := s.lister(ctx, devices.ListQuery{Select: sel})
-	err = s.Each(ctx, by, sel, func(page []View) error {
+	err = s.Each(ctx, by, sel, func(page []devices.View) error {
 		for list := range slices.Chunk(page, editPage) {
 			decisions := make([]devices.Decision, len(list))
 			now := time.Now()
 			for i, v := range list {
-				id, selectable := v.Device.ID, v.selectable(l.catalog)
+				id, selectable := v.Device.ID, selectable(&v, l.catalog)
 				permits := permit(by, id)
 				decisions[i] = devices.Decision{Device: id, Who: by.Key(), Decide: func(m *devices.Member) error {
 					is := selectable

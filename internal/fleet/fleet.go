@@ -8,31 +8,19 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/registry"
 )
 
-// View is all there is to say about one device.
-type View struct {
-	Device       devices.Device
-	Presence     devices.Presence
-	State        devices.State
-	CatalogState devices.CatalogState
-	AudioOpen    bool
-	AudioPackets uint64
-	AudioDropped uint64
-	Credentials  devices.Credentials
-	Pending      string // a Client-Id that waits for approval; empty: none does
-}
-
 // Get describes one device: as the node that holds it knows it, else as the
 // database does.
-func (s *Service) Get(ctx context.Context, id devices.ID) (View, error) {
+func (s *Service) Get(ctx context.Context, id devices.ID) (devices.View, error) {
 	v, err := s.get(ctx, id)
 	v.Credentials = s.credentials(id)
 	return v, err
 }
 
-func (s *Service) get(ctx context.Context, id devices.ID) (View, error) {
+func (s *Service) get(ctx context.Context, id devices.ID) (devices.View, error) {
 	if x := s.hub.session(id); x != nil {
 		_ = x.awaitRow(ctx) // without it what this node knows has to do
 		return s.marked(x.view()), nil
@@ -41,7 +29,7 @@ func (s *Service) get(ctx context.Context, id devices.ID) (View, error) {
 		if p := s.pending.clients(id); len(p) > 0 {
 			return s.marked(s.pendingView(id, p[len(p)-1])), nil
 		}
-		return View{}, registry.Unknown(id)
+		return devices.View{}, registry.Unknown(id)
 	}
 	v, heldErr := s.heldBriefly(ctx, id)
 	if heldErr == nil {
@@ -54,9 +42,9 @@ func (s *Service) get(ctx context.Context, id devices.ID) (View, error) {
 	case err == nil:
 		return s.view(row), nil
 	case errors.Is(heldErr, context.DeadlineExceeded):
-		return View{}, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "the node that holds the device does not answer, nor does the database; try again"}
+		return devices.View{}, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "the node that holds the device does not answer, nor does the database; try again"}
 	}
-	return View{}, orUnknown(id, err)
+	return devices.View{}, orUnknown(id, err)
 }
 
 // orUnknown is an error of Records.Find.
@@ -70,7 +58,7 @@ func orUnknown(id devices.ID, err error) error {
 // heldBriefly asks the node that holds the device how it is connected. Its error
 // is ErrNoHolder if there is none, and context.DeadlineExceeded if there is one
 // which takes its time.
-func (s *Service) heldBriefly(ctx context.Context, id devices.ID) (View, error) {
+func (s *Service) heldBriefly(ctx context.Context, id devices.ID) (devices.View, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	v, err := s.held(ctx, id, devices.AskView)
@@ -81,12 +69,12 @@ func (s *Service) heldBriefly(ctx context.Context, id devices.ID) (View, error) 
 }
 
 // view is a stored row with what this node knows better.
-func (s *Service) view(row devices.Row) View {
+func (s *Service) view(row devices.Row) devices.View {
 	if x := s.hub.session(row.Device.ID); x != nil {
 		return s.marked(x.view())
 	}
 	p := row.Presence
-	v := View{Device: row.Device, Presence: p, State: devices.StateOffline, CatalogState: catalogStateOf(p)}
+	v := devices.View{Device: row.Device, Presence: p, State: devices.StateOffline, CatalogState: catalogStateOf(p)}
 	if p.Online && s.elsewhere(p) {
 		v.State = devices.StateOnline
 		if p.MCP == devices.MCPReady {
@@ -102,7 +90,7 @@ func (s *Service) view(row devices.Row) View {
 }
 
 // marked shows that a device is contested, or waits.
-func (s *Service) marked(v View) View {
+func (s *Service) marked(v devices.View) devices.View {
 	now := time.Now()
 	switch {
 	case s.contested(v.Device.ID, now):
@@ -117,10 +105,10 @@ func (s *Service) marked(v View) View {
 }
 
 // pendingView is a device that waits and never was a member.
-func (s *Service) pendingView(id devices.ID, p pending) View {
+func (s *Service) pendingView(id devices.ID, p pending) devices.View {
 	d := devices.Device{ID: id, Board: p.facts.Board, Firmware: p.facts.Firmware, ELF: p.facts.ELF, Chip: p.facts.Chip,
 		Language: p.facts.Language, Serial: p.facts.Serial, ActivateV2: p.facts.ActivateV2, FirstSeen: p.facts.CheckedAt, CheckedAt: p.facts.CheckedAt}
-	return View{Device: d, Presence: devices.Presence{Device: id, LastSeen: p.facts.CheckedAt}, State: devices.StatePending,
+	return devices.View{Device: d, Presence: devices.Presence{Device: id, LastSeen: p.facts.CheckedAt}, State: devices.StatePending,
 		CatalogState: devices.CatalogUnknown, Pending: p.clientID}
 }
 
@@ -137,17 +125,18 @@ func catalogStateOf(p devices.Presence) devices.CatalogState {
 	return devices.CatalogUnknown
 }
 
-func (x *Session) view() View {
+func (x *Session) view() devices.View {
 	e := x.entry
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	seq := x.seq
-	v := View{Device: *e.device.Load(), Presence: x.presenceLocked(x.closed == ""), State: devices.StateOnline, CatalogState: x.catalogState,
+	v := devices.View{Device: *e.device.Load(), Presence: x.presenceLocked(x.closed == ""), State: devices.StateOnline, CatalogState: x.catalogState,
 		AudioPackets: x.audioPackets, AudioDropped: x.audioDropped}
 	if c := e.conversation.Load(); c != nil {
 		v.AudioOpen = true
-		v.AudioPackets += c.received.Load()
-		v.AudioDropped += c.dropped.Load()
+		received, dropped := c.Audio()
+		v.AudioPackets += received
+		v.AudioDropped += dropped
 	}
 	x.seq = seq // a look takes no place in the order of effects
 	v.Presence.KeepCatalog = false
@@ -167,7 +156,7 @@ func (s *Service) Tools(ctx context.Context, id devices.ID, user bool) (devices.
 	return s.toolsOf(ctx, v, user)
 }
 
-func (s *Service) toolsOf(ctx context.Context, v View, user bool) (devices.ToolList, error) {
+func (s *Service) toolsOf(ctx context.Context, v devices.View, user bool) (devices.ToolList, error) {
 	list := devices.ToolList{Catalog: v.Presence.Catalog, State: v.CatalogState, Partial: v.Presence.Partial, Tools: []json.RawMessage{}}
 	if v.Presence.Catalog == (devices.Hash{}) {
 		return list, nil
@@ -186,8 +175,8 @@ func (s *Service) toolsOf(ctx context.Context, v View, user bool) (devices.ToolL
 
 // Catalog returns one tool list, from memory if some device of this node has
 // had it.
-func (s *Service) Catalog(ctx context.Context, h devices.Hash) (*Catalog, error) {
-	if cat := s.catalogs.get(h); cat != nil {
+func (s *Service) Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, error) {
+	if cat := s.catalogs.Get(h); cat != nil {
 		return cat, nil
 	}
 	text, err := s.ports.Catalogs.Catalog(ctx, h)
@@ -197,7 +186,7 @@ func (s *Service) Catalog(ctx context.Context, h devices.Hash) (*Catalog, error)
 	if err != nil {
 		return nil, fmt.Errorf("read catalog: %w", err)
 	}
-	return NewCatalog(text.Tools)
+	return catalog.New(text.Tools)
 }
 
 // History returns which catalogs a device had, newest first.

@@ -13,6 +13,8 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
+	"fleetd/internal/devices/speech"
 )
 
 // Limits of what a session remembers for its callers.
@@ -79,7 +81,7 @@ func (x *Session) guard(ctx context.Context, c *devices.ToolCall) error {
 	x.mu.Lock()
 	cat, complete := x.catalog, x.catalogState == devices.CatalogReady && !x.partial
 	x.mu.Unlock()
-	var tool *Tool
+	var tool *catalog.Tool
 	if cat != nil {
 		tool = cat.Tool(c.Tool)
 	}
@@ -333,21 +335,12 @@ func (x *Session) guardRPC(ctx context.Context, c *devices.RPCCall) error {
 	return nil
 }
 
-// isSpeech tells whether a message belongs to what is said and heard.
-func isSpeech(kind string) bool {
-	switch kind {
-	case "tts", "stt", "llm", "listen", "abort", "goodbye":
-		return true
-	}
-	return false
-}
-
 // messageScope is what sending a message of this type takes. `system` restarts
 // devices, as tools for people do; `iot` was how firmware before MCP was told to
 // act.
 func messageScope(kind string) access.Scope {
 	switch {
-	case isSpeech(kind):
+	case speech.IsSpeech(kind):
 		return access.ScopeAudio
 	case kind == "system", kind == "iot":
 		return access.ScopeUser
@@ -361,7 +354,7 @@ func (s *Service) guardMessage(ctx context.Context, by access.By, id devices.ID,
 	if err := s.Permit(ctx, by, messageScope(kind), id); err != nil {
 		return err
 	}
-	if len(by.Who.Tools) > 0 && !isSpeech(kind) {
+	if len(by.Who.Tools) > 0 && !speech.IsSpeech(kind) {
 		return refused(&access.Refusal{Rule: access.RuleTools, Detail: fmt.Sprintf("the key %q is for some tools alone, and a message of type %s is none", by.Name(), kind)})
 	}
 	return nil

@@ -145,7 +145,7 @@ func TestUnknownLabelsOpenNothing(t *testing.T) {
 		s := ports.Service(t, fleet.Config{Dir: dir})
 		conn := &pipe{script: devicetest.NewScript()}
 		var err error
-		if conn.session, err = s.Accept(fleet.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, conn); err != nil {
+		if conn.session, err = s.Accept(devices.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, conn); err != nil {
 			t.Fatal(err)
 		}
 		may := func(selected string) *devices.Error {

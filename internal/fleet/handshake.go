@@ -339,7 +339,7 @@ func (s *Service) sweep() {
 			part = (part + 1) % sweepParts
 			full := s.hub.count.Load() > maxIdle
 			s.hub.part(part, sweepParts, func(e *entry) { s.sweepEntry(e, now, full) })
-			if part == 0 && s.catalogs.many() {
+			if part == 0 && s.catalogs.Many() {
 				s.evictCatalogs()
 			}
 		}
@@ -348,7 +348,7 @@ func (s *Service) sweep() {
 
 func (s *Service) sweepEntry(e *entry, now time.Time, full bool) {
 	if c := e.conversation.Load(); c != nil {
-		c.sweep()
+		c.Sweep()
 	}
 	x := e.session.Load()
 	if x == nil {

@@ -34,7 +34,7 @@ type holding struct {
 	AudioDropped uint64               `json:"audio_dropped"`
 }
 
-func (v View) holding() holding {
+func holdingOf(v *devices.View) holding {
 	p := v.Presence
 	return holding{Node: p.Node, Session: p.Session, Epoch: p.Epoch, Seq: p.Seq, ClientID: p.ClientID, Transport: p.Transport,
 		ConnectedAt: p.ConnectedAt, LastSeen: p.LastSeen, Contested: v.State == devices.StateContested, MCP: p.MCP, MCPError: p.MCPError,
@@ -43,12 +43,12 @@ func (v View) holding() holding {
 }
 
 // view puts what the holder says in place of what the rows say.
-func (h holding) view(d devices.Device) (View, error) {
+func (h holding) view(d devices.Device) (devices.View, error) {
 	catalog, err := devices.ParseHash(h.Catalog)
 	if err != nil {
-		return View{}, fmt.Errorf("catalog: %w", err)
+		return devices.View{}, fmt.Errorf("catalog: %w", err)
 	}
-	v := View{Device: d, State: devices.StateOnline, CatalogState: h.CatalogState, AudioOpen: h.AudioOpen, AudioPackets: h.AudioPackets, AudioDropped: h.AudioDropped,
+	v := devices.View{Device: d, State: devices.StateOnline, CatalogState: h.CatalogState, AudioOpen: h.AudioOpen, AudioPackets: h.AudioPackets, AudioDropped: h.AudioDropped,
 		Presence: devices.Presence{Device: d.ID, Epoch: h.Epoch, Seq: h.Seq, Online: true, Node: h.Node, Session: h.Session, ClientID: h.ClientID, Transport: h.Transport,
 			ConnectedAt: h.ConnectedAt, LastSeen: h.LastSeen, MCP: h.MCP, MCPError: h.MCPError, Catalog: catalog, Partial: h.Partial, Tools: h.Tools}}
 	if h.Contested {
@@ -69,25 +69,26 @@ func (s *Service) Answer(ctx context.Context, id devices.ID, q devices.Question)
 			return nil, err
 		}
 	}
-	return json.Marshal(x.view().holding())
+	v := x.view()
+	return json.Marshal(holdingOf(&v))
 }
 
 // held asks whoever holds the device; errors wrap ErrNoHolder if nobody does.
-func (s *Service) held(ctx context.Context, id devices.ID, q devices.Question) (View, error) {
+func (s *Service) held(ctx context.Context, id devices.ID, q devices.Question) (devices.View, error) {
 	if s.cfg.Alive == nil {
-		return View{}, devices.ErrNoHolder // there is no other node
+		return devices.View{}, devices.ErrNoHolder // there is no other node
 	}
 	data, err := s.ports.Router.Ask(ctx, id, q)
 	if err != nil {
-		return View{}, err
+		return devices.View{}, err
 	}
 	var h holding
 	if err := json.Unmarshal(data, &h); err != nil {
-		return View{}, fmt.Errorf("answer of another node: %w", err)
+		return devices.View{}, fmt.Errorf("answer of another node: %w", err)
 	}
 	device, err := s.device(ctx, id)
 	if err != nil {
-		return View{}, err
+		return devices.View{}, err
 	}
 	return h.view(device)
 }

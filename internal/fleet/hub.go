@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 )
 
 // hub holds the devices that this node has to do with: those that have a session
@@ -32,7 +33,7 @@ type entry struct {
 	device  atomic.Pointer[devices.Device] // immutable snapshot; never nil
 	session atomic.Pointer[Session]
 	// conversation is the open audio channel; over UDP it outlives a session.
-	conversation atomic.Pointer[Conversation]
+	conversation atomic.Pointer[speech.Conversation]
 	// row is closed once device is what the database holds; until then it has only
 	// what this node has heard.
 	row chan struct{}
@@ -49,9 +50,9 @@ type entry struct {
 	listedBy  *Session // whose list is recorded once the row has come
 	takeovers takeovers
 
-	reconnects bucket // a device that fights itself makes two events and two log lines each time
-	recorded   bucket // bytes of lists and entries that go to the database
-	chatter    bucket // of notifications and messages, over all its connections
+	reconnects devices.Bucket // a device that fights itself makes two events and two log lines each time
+	recorded   devices.Bucket // bytes of lists and entries that go to the database
+	chatter    devices.Bucket // of notifications and messages, over all its connections
 }
 
 func newHub() *hub {
@@ -167,6 +168,6 @@ func (e *entry) evict() {
 		session.Close(devices.CloseRevoked)
 	}
 	if c := e.conversation.Load(); c != nil {
-		c.end()
+		c.End()
 	}
 }

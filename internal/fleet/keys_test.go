@@ -31,7 +31,7 @@ func TestNoCallsWithoutRules(t *testing.T) {
 		p := devicetest.New()
 		p.Put(devices.Member{ID: id, ClientID: "c1"})
 		s := p.Unread(t, fleet.Config{})
-		who := fleet.Identity{Device: id, ClientID: "c1", Transport: devices.TransportWebSocket}
+		who := devices.Identity{Device: id, ClientID: "c1", Transport: devices.TransportWebSocket}
 		// security: K6
 		if _, err := s.Accept(who, &pipe{script: devicetest.NewScript()}); devices.AsError(err).Code != devices.CodeUnavailable {
 			t.Errorf("a device is let in before the members are known: %v", err)

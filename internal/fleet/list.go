@@ -10,6 +10,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/selector"
 )
 
@@ -17,7 +18,7 @@ import (
 // selected once more, with what this node knows better. Devices that wait and
 // never were members are in no table: they come with lists in order of ids. A page
 // may be short, or empty, and have a next one; the last has none.
-func (s *Service) List(ctx context.Context, q devices.ListQuery) (views []View, next string, err error) {
+func (s *Service) List(ctx context.Context, q devices.ListQuery) (views []devices.View, next string, err error) {
 	after, err := devices.ParseCursor(q.After, q.Sort)
 	if err != nil {
 		return nil, "", devices.Errorf(devices.CodeBadRequest, "%v", err)
@@ -61,24 +62,24 @@ type lister struct {
 	ctx      context.Context
 	q        devices.ListQuery
 	now      time.Time
-	catalogs map[devices.Hash]*Catalog
+	catalogs map[devices.Hash]*catalog.Catalog
 	views    []placed
 	listed   map[devices.ID]bool
 }
 
 func (s *Service) lister(ctx context.Context, q devices.ListQuery) *lister {
-	return &lister{s: s, ctx: ctx, q: q, now: time.Now(), catalogs: map[devices.Hash]*Catalog{}, listed: map[devices.ID]bool{}}
+	return &lister{s: s, ctx: ctx, q: q, now: time.Now(), catalogs: map[devices.Hash]*catalog.Catalog{}, listed: map[devices.ID]bool{}}
 }
 
 // placed is a device with its place in the list.
 type placed struct {
-	View
+	devices.View
 	at devices.Cursor
 }
 
 // add takes a device into the page if it is selected as it is now.
 func (l *lister) add(v placed) {
-	d := v.selectable(l.catalog)
+	d := selectable(&v.View, l.catalog)
 	if !l.listed[v.Device.ID] && l.q.Select.Match(&d, l.now) {
 		l.listed[v.Device.ID] = true
 		v.Credentials = l.s.credentials(v.Device.ID)
@@ -87,7 +88,7 @@ func (l *lister) add(v placed) {
 }
 
 // catalog is a tool list, each looked up once.
-func (l *lister) catalog(h devices.Hash) *Catalog {
+func (l *lister) catalog(h devices.Hash) *catalog.Catalog {
 	if h == (devices.Hash{}) || !l.q.Select.Needs(selector.FieldTool) {
 		return nil
 	}
@@ -100,13 +101,13 @@ func (l *lister) catalog(h devices.Hash) *Catalog {
 }
 
 // selectable is the device as selectors see it.
-func (v *View) selectable(catalog func(devices.Hash) *Catalog) selector.Device {
+func selectable(v *devices.View, list func(devices.Hash) *catalog.Catalog) selector.Device {
 	d, p := &v.Device, &v.Presence
 	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: string(v.State),
 		Labels: d.Labels, Online: p.Online, Transport: string(p.Transport), Node: p.Node, Reason: p.Reason, LastSeen: p.LastSeen}
-	if cat := catalog(p.Catalog); cat != nil {
+	if cat := list(p.Catalog); cat != nil {
 		out.HasTool = func(match func(string) bool) bool {
-			return slices.ContainsFunc(cat.Tools, func(t Tool) bool { return match(t.Name) })
+			return slices.ContainsFunc(cat.Tools, func(t catalog.Tool) bool { return match(t.Name) })
 		}
 	}
 	return out
@@ -189,7 +190,7 @@ func (l *lister) placeOf(r *devices.Row) devices.Cursor {
 
 // merge puts the devices in between that belong on this page and that the database
 // did not find.
-func (l *lister) merge(between []placed, after devices.Cursor, next string) ([]View, string, error) {
+func (l *lister) merge(between []placed, after devices.Cursor, next string) ([]devices.View, string, error) {
 	end, err := devices.ParseCursor(next, l.q.Sort)
 	if err != nil {
 		return nil, "", err
@@ -204,7 +205,7 @@ func (l *lister) merge(between []placed, after devices.Cursor, next string) ([]V
 		l.views = l.views[:l.q.Limit]
 		next = l.views[l.q.Limit-1].at.String()
 	}
-	out := make([]View, len(l.views))
+	out := make([]devices.View, len(l.views))
 	for i := range l.views {
 		out[i] = l.views[i].View
 	}
@@ -222,7 +223,7 @@ const eachPage = 1000
 
 // Each calls f with all devices that the selector selects and the caller may see,
 // a page at a time, in order of their ids.
-func (s *Service) Each(ctx context.Context, by access.By, sel selector.Selector, f func([]View) error) error {
+func (s *Service) Each(ctx context.Context, by access.By, sel selector.Selector, f func([]devices.View) error) error {
 	q := devices.ListQuery{Select: selector.And(by.Who.Devices, sel), Limit: eachPage, Members: by.Who.NeedsLabels()}
 	for {
 		page, next, err := s.List(ctx, q)

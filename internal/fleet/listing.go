@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/jsonspan"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/mcpclient"
 )
 
@@ -27,7 +27,7 @@ const (
 func (x *Session) listed(list mcpclient.ToolList) error {
 	s, e := x.svc, x.entry
 	cat, isNew, err := s.intern(list.JSON)
-	if errors.Is(err, errNoRoom) {
+	if errors.Is(err, catalog.ErrNoRoom) {
 		return err
 	}
 	if err != nil {
@@ -78,7 +78,7 @@ func (x *Session) record() {
 	}
 	device := e.device.Load()
 	if !partial {
-		s.catalogs.learn(device.ELF, cat)
+		s.catalogs.Learn(device.ELF, cat)
 	}
 	x.catchUp()
 	before := x.listBefore(cat.Hash)
@@ -89,7 +89,7 @@ func (x *Session) record() {
 	}
 	changed := e.catalog != cat.Hash || e.partial != partial || e.listedFW == notRecorded
 	enter := changed || e.listedFW != device.Firmware
-	over := enter && !e.recorded.spend(time.Now(), cost, recordRate, recordBurst)
+	over := enter && !e.recorded.Spend(time.Now(), cost, recordRate, recordBurst)
 	e.catalog, e.partial, e.listedFW = cat.Hash, partial, device.Firmware
 	if over {
 		e.listedFW = notRecorded
@@ -107,7 +107,7 @@ func (x *Session) record() {
 		presence := x.presenceLocked(x.closed == "")
 		x.mu.Unlock()
 		s.ports.Records.SavePresence(presence)
-		s.ports.Catalogs.KeepCatalog(cat.text(time.Now()))
+		s.ports.Catalogs.KeepCatalog(cat.Text(time.Now()))
 		return
 	}
 	now := time.Now()
@@ -120,9 +120,9 @@ func (x *Session) record() {
 	// What waits for the commit holds on to neither list.
 	hash, fields := cat.Hash, []byte(nil)
 	if changed {
-		fields = catalogFields(before, cat, partial)
+		fields = catalog.EventFields(before, cat, partial)
 	}
-	if !s.ports.Catalogs.SaveCatalog(entry, cat.text(now), func() { x.stored(hash, partial, fields) }) {
+	if !s.ports.Catalogs.SaveCatalog(entry, cat.Text(now), func() { x.stored(hash, partial, fields) }) {
 		e.mu.Lock()
 		if e.catalog == hash { // else a later listing has its own entry
 			e.listedFW = notRecorded
@@ -162,12 +162,12 @@ func (x *Session) catchUp() {
 
 // listBefore is the list that the device had, if it is not this one: from the
 // database, where memory had no room for it.
-func (x *Session) listBefore(now devices.Hash) *Catalog {
+func (x *Session) listBefore(now devices.Hash) *catalog.Catalog {
 	x.entry.mu.Lock()
 	before := x.entry.catalog
 	x.entry.mu.Unlock()
 	if before == now || before == (devices.Hash{}) {
-		return x.svc.catalogs.get(before)
+		return x.svc.catalogs.Get(before)
 	}
 	ctx, cancel := context.WithTimeout(x.svc.ctx, lookupTimeout)
 	defer cancel()
@@ -198,37 +198,4 @@ func (x *Session) setOwnLocked(catalog devices.Hash, partial bool) {
 	if x.features != FeaturesNone {
 		x.own, x.ownPartial = catalog, partial
 	}
-}
-
-// MaxDiffNames bounds each list of names in a catalog event; the true sizes
-// are in the catalogs themselves.
-const MaxDiffNames = 200
-
-func catalogFields(before, after *Catalog, partial bool) []byte {
-	if before == nil && !partial { // the same for every device that is new
-		return after.first()
-	}
-	return diffFields(before, after, partial)
-}
-
-func diffFields(before, after *Catalog, partial bool) []byte {
-	added, removed, changed := Diff(before, after)
-	fields := jsonspan.AppendString([]byte(`"catalog":`), after.Hash.String())
-	for _, part := range []struct {
-		name  string
-		names []string
-	}{{"added", added}, {"removed", removed}, {"changed", changed}} {
-		fields = append(fields, `,"`+part.name+`":[`...)
-		for i, name := range part.names[:min(len(part.names), MaxDiffNames)] {
-			if i > 0 {
-				fields = append(fields, ',')
-			}
-			fields = jsonspan.AppendString(fields, name)
-		}
-		fields = append(fields, ']')
-	}
-	if partial {
-		return append(fields, `,"partial":true`...)
-	}
-	return append(fields, `,"partial":false`...)
 }

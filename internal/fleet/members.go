@@ -193,7 +193,7 @@ func (x *Session) showKnown() {
 	e.mu.Lock()
 	hash := e.catalog
 	e.mu.Unlock()
-	if hash != (devices.Hash{}) && s.catalogs.get(hash) == nil {
+	if hash != (devices.Hash{}) && s.catalogs.Get(hash) == nil {
 		ctx, cancel := context.WithTimeout(s.ctx, lookupTimeout)
 		defer cancel()
 		if text, err := s.ports.Catalogs.Catalog(ctx, hash); err == nil {
@@ -263,7 +263,7 @@ func (s *Service) expireIdle(e *entry, now time.Time, full bool) {
 			e.idleSince = now.UnixNano()
 		}
 		idle := now.Sub(time.Unix(0, e.idleSince))
-		return idle >= idleLife && (full || !e.takeovers.refuses(now.UnixNano()) && e.recorded.level(now, recordRate) == 0)
+		return idle >= idleLife && (full || !e.takeovers.refuses(now.UnixNano()) && e.recorded.Level(now, recordRate) == 0)
 	}
 	e.mu.Lock()
 	due := unused()

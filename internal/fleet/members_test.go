@@ -55,7 +55,7 @@ func TestBootsWithoutTheDatabase(t *testing.T) {
 					_, err = s.Approve(t.Context(), devicetest.Admin, w.Code)
 				}
 				wantUnavailable(t, "a stranger is made a member", err)
-				_, err = s.Accept(fleet.Identity{Device: stranger, ClientID: "c", Transport: devices.TransportMQTT, Verified: true}, idle{})
+				_, err = s.Accept(devices.Identity{Device: stranger, ClientID: "c", Transport: devices.TransportMQTT, Verified: true}, idle{})
 				if approve && devices.AsError(err).Code != devices.CodeUnauthorized {
 					t.Errorf("a stranger with credentials: %v", err)
 				} else if !approve {
@@ -301,7 +301,7 @@ func TestRulesByLabelComeWhileACallWaits(t *testing.T) {
 }
 
 // ids are those of a page.
-func ids(views []fleet.View) (out []devices.ID) {
+func ids(views []devices.View) (out []devices.ID) {
 	for _, v := range views {
 		out = append(out, v.Device.ID)
 	}
@@ -330,7 +330,7 @@ func TestWaitingDevicesInLists(t *testing.T) {
 				}
 			case 3:
 				p.Put(devices.Member{ID: of(n), ClientID: "c"})
-				if _, err := s.Accept(fleet.Identity{Device: of(n), ClientID: "c", Transport: devices.TransportMQTT}, idle{}); err != nil {
+				if _, err := s.Accept(devices.Identity{Device: of(n), ClientID: "c", Transport: devices.TransportMQTT}, idle{}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -424,7 +424,7 @@ func TestEditAllIsForTheKeysDevices(t *testing.T) {
 	s := p.Service(t, fleet.Config{})
 	lab := someone(t, access.ViaREST, "devices:read devices:write", "room=lab")
 	seen := 0
-	if err := s.Each(t.Context(), lab, selector.Selector{}, func(page []fleet.View) error {
+	if err := s.Each(t.Context(), lab, selector.Selector{}, func(page []devices.View) error {
 		for _, v := range page {
 			if v.Device.Labels["room"] != "lab" {
 				t.Fatalf("%s is shown", v.Device.ID)
@@ -531,7 +531,7 @@ func TestIdleEntriesLeave(t *testing.T) {
 		const count = 100
 		for n := range count {
 			x := &pipe{script: devicetest.NewScript()}
-			session, err := s.Accept(fleet.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", n)), ClientID: "c", Transport: devices.TransportMQTT}, x)
+			session, err := s.Accept(devices.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", n)), ClientID: "c", Transport: devices.TransportMQTT}, x)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -560,7 +560,7 @@ func TestIdleEntriesLeave(t *testing.T) {
 			t.Errorf("%+v, %v", v, err)
 		}
 		x := &pipe{script: devicetest.NewScript()}
-		if x.session, err = s.Accept(fleet.Identity{Device: again, ClientID: "c", Transport: devices.TransportMQTT}, x); err != nil {
+		if x.session, err = s.Accept(devices.Identity{Device: again, ClientID: "c", Transport: devices.TransportMQTT}, x); err != nil {
 			t.Fatal(err)
 		}
 		if x.session.Epoch() <= v.Presence.Epoch {

@@ -2,24 +2,19 @@ package fleet
 
 import (
 	"context"
-	"strings"
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
-	"fleetd/internal/jsonspan"
 )
-
-// MaxMessage bounds a message for a device, in bytes. Firmware to v2.1.0 keeps
-// such a message twice in some 100 KB of free memory.
-const MaxMessage = 32 << 10
 
 // SendMessage sends one message other than MCP to a device, wherever it is
 // connected. It returns once the message is written, or queued behind the
 // speech it belongs to; devices answer none. Errors are *Error.
 func (s *Service) SendMessage(ctx context.Context, m devices.Message) error {
 	m.ID = s.callID(m.ID)
-	kind, err := messageKind(m.Body)
+	kind, err := speech.MessageKind(m.Body)
 	if err == nil {
 		err = s.routeMessage(ctx, m, kind)
 	}
@@ -48,7 +43,7 @@ func (s *Service) SendMessageLocal(m devices.Message) error {
 // subject, which nobody else keeps a record of.
 func (s *Service) QueueMessageHere(m devices.Message, done func(error)) {
 	m.ID = s.callID(m.ID)
-	kind, _ := messageKind(m.Body)
+	kind, _ := speech.MessageKind(m.Body)
 	s.QueueMessage(m, func(err error) {
 		s.auditMessage(&m, kind, err)
 		done(devices.OfCall(err, m.ID))
@@ -60,7 +55,7 @@ func (s *Service) QueueMessageHere(m devices.Message, done func(error)) {
 // written to, on another. Messages of one conversation keep their order with
 // its audio.
 func (s *Service) QueueMessage(m devices.Message, done func(error)) {
-	kind, err := messageKind(m.Body)
+	kind, err := speech.MessageKind(m.Body)
 	if err == nil {
 		err = s.guardMessage(noWait, m.By, m.Device, kind)
 	}
@@ -82,16 +77,20 @@ func (s *Service) QueueMessage(m devices.Message, done func(error)) {
 		return
 	}
 	c := e.conversation.Load()
-	body := withSession(m.Body, x, c)
+	id := x.id
+	if c != nil {
+		id = c.ID()
+	}
+	body := speech.WithSession(m.Body, id)
 	switch {
-	case kind == "goodbye" && c != nil && c.owner == nil:
-		if id := sessionOf(body); id != c.id { // the device itself ignores it then (mqtt_protocol.cc:128-140)
+	case kind == "goodbye" && c != nil && !c.IsOwned():
+		if id := sessionOf(body); id != c.ID() { // the device itself ignores it then (mqtt_protocol.cc:128-140)
 			done(devices.Errorf(devices.CodeSuperseded, "conversation %q is over; the device has another", clip(id)))
 			return
 		}
 		s.answer(func() error { c.Hangup(); return nil }, done)
 	case c != nil:
-		done(c.send(kind, body))
+		done(c.SendMessage(kind, body))
 	default:
 		x.queueMessage(body, done)
 	}
@@ -165,70 +164,6 @@ func (x *Session) writeMessage(msg []byte) error {
 	return nil
 }
 
-// messageKind checks what may be sent and returns its type.
-func messageKind(body []byte) (string, error) {
-	if len(body) > MaxMessage {
-		return "", devices.Errorf(devices.CodeTooLarge, "the message has %d bytes, at most %d are allowed", len(body), MaxMessage)
-	}
-	m, err := envelope.Parse(body)
-	if err != nil {
-		return "", devices.Errorf(devices.CodeBadRequest, `the message must be a JSON object with a string "type": %v`, err)
-	}
-	// The device finds members without regard to case (cJSON), and would take
-	// the first for what it is called here.
-	for walk := jsonspan.Object(body); walk.Next(); {
-		key, _, cut := strings.Cut(string(walk.Key()), "\x00") // where its reader stops
-		if (cut || key != "type") && strings.EqualFold(key, "type") {
-			return "", devices.Errorf(devices.CodeBadRequest, "the message has a member %q: the device reads it as its type; write it in lower case or leave it out", key)
-		}
-	}
-	if !isWord(string(m.Type)) {
-		return "", devices.Errorf(devices.CodeBadRequest, "the message's type must be 1 to %d of [A-Za-z0-9_.-]: the device reads others as another type than stands there", maxWord)
-	}
-	switch kind := string(m.Type); kind {
-	case envelope.TypeMCP:
-		return "", devices.Errorf(devices.CodeForbidden, "mcp belongs to fleetd: call tools by the call and mcp routes")
-	case "hello":
-		return "", devices.Errorf(devices.CodeForbidden, "hello belongs to fleetd: a second one spoils the device's next connection")
-	case "tts":
-		// Firmware to v2.3.0 crashes on a tts message without state.
-		if !hasString(body, "state") {
-			return "", devices.Errorf(devices.CodeBadRequest, `a tts message needs a string "state", such as start, sentence_start or stop`)
-		}
-		return kind, nil
-	case "alert":
-		for _, name := range []string{"status", "message", "emotion"} {
-			if !hasString(body, name) {
-				return "", devices.Errorf(devices.CodeBadRequest, `an alert needs the strings "status", "message" and "emotion"; %q is missing`, name)
-			}
-		}
-		return kind, nil
-	default:
-		return kind, nil
-	}
-}
-
-// maxWord bounds the type of a message and the method of a raw request.
-const maxWord = 64
-
-// isWord tells whether text means the same to the device as to us. Its reader
-// ends a string at the first NUL (cJSON, std::string from a char pointer), so
-// that what is compared here as a whole would be another word there.
-func isWord(text string) bool {
-	for _, c := range []byte(text) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '.', c == '-', c == '/', c == '$':
-		default:
-			return false
-		}
-	}
-	return text != "" && len(text) <= maxWord
-}
-
-func hasString(object []byte, name string) bool {
-	return jsonspan.KindOf(jsonspan.Member(object, name)) == jsonspan.KindString
-}
-
 func sessionOf(body []byte) string {
 	m, err := envelope.Parse(body)
 	if err != nil {
@@ -237,49 +172,24 @@ func sessionOf(body []byte) string {
 	return string(m.SessionID)
 }
 
-// withSession adds the session id that devices expect where the sender, who
-// need not know it, left it out.
-func withSession(body []byte, x *Session, c *Conversation) []byte {
-	if jsonspan.Member(body, "session_id") != nil {
-		return body
-	}
-	id := x.id
-	if c != nil {
-		id = c.id
-	}
-	return jsonspan.WithString(body, "session_id", id)
-}
-
 // Say queues one Opus packet for a device on this node. It never blocks; what
 // cannot be queued is counted.
 func (s *Service) Say(id devices.ID, opus []byte) {
-	e := s.hub.get(id)
-	if e == nil {
-		s.stats.AudioDrops.Add(AudioNoChannel, 1)
-		return
+	if e := s.hub.get(id); e != nil {
+		if c := e.conversation.Load(); c != nil {
+			_ = c.SendAudio(envelope.Frame{Opus: opus}) // counted there
+			return
+		}
 	}
-	c := e.conversation.Load()
-	if c == nil {
-		s.stats.AudioDrops.Add(AudioNoChannel, 1)
-		return
-	}
-	_ = c.SendAudio(envelope.Frame{Opus: opus}) // counted there
+	s.speech.Drop()
 }
 
-// Send queues one message of a voice service for the device, as
-// Service.QueueMessage does.
-func (c *Conversation) Send(by access.By, body []byte) error {
-	kind, err := messageKind(body)
+// permitSpeech tells whether a voice service of this node may send a device a
+// message of this type, and records that it did.
+func (s *Service) permitSpeech(by access.By, id devices.ID, kind string, err error) error {
 	if err == nil {
-		err = c.svc.guardMessage(noWait, by, c.entry.id, kind)
+		err = s.guardMessage(noWait, by, id, kind)
 	}
-	c.svc.auditMessage(&devices.Message{Device: c.entry.id, By: by}, kind, err)
-	if err != nil {
-		return err
-	}
-	x := c.entry.session.Load()
-	if x == nil {
-		return devices.Errorf(devices.CodeDeviceOffline, "device %s is reconnecting", c.entry.id)
-	}
-	return c.send(kind, withSession(body, x, c))
+	s.auditMessage(&devices.Message{Device: id, By: by}, kind, err)
+	return err
 }

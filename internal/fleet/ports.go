@@ -6,7 +6,6 @@ import (
 
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
-	"fleetd/internal/envelope"
 	"fleetd/internal/selector"
 )
 
@@ -87,41 +86,6 @@ type Router interface {
 	ForwardMessage(ctx context.Context, m devices.Message) error
 	// Ask asks the holder, and returns what Service.Answer made there.
 	Ask(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error)
-}
-
-// AudioBus takes what devices say to whoever listens. Its methods never block
-// and keep nothing of a frame.
-type AudioBus interface {
-	// Topic names where the frames of one device go, for PublishAudio.
-	Topic(id devices.ID) string
-	// PublishAudio passes one frame on; false if it had to be dropped. seq
-	// counts the frames of the conversation with this session id, from 1.
-	PublishAudio(topic, session string, seq uint64, f envelope.Frame) bool
-}
-
-// Voice takes part in conversations inside this process, such as a bridge to a
-// voice server. Its methods must not block. Each conversation has at most one
-// Begin and exactly one End. The device does not wait for Begin: by a hair,
-// Audio, Message and even End may come before it.
-type Voice interface {
-	// Begin is called once the device's hello was answered.
-	Begin(c *Conversation)
-	// Message is a message of the device other than hello and MCP.
-	Message(c *Conversation, kind string, msg []byte)
-	// Audio is one frame of the device, valid during the call only.
-	Audio(c *Conversation, f envelope.Frame)
-	// End says that the conversation is over, whoever ended it.
-	End(c *Conversation)
-}
-
-// AudioPath carries frames to one device: its WebSocket, or a UDP channel.
-type AudioPath interface {
-	// SendAudio writes one Opus packet within a bounded time and keeps nothing
-	// of it. An error means that this packet is lost; the path may live on.
-	SendAudio(f envelope.Frame) error
-	// Close gives the path up; no frame of the device comes from it afterwards.
-	// It may be called any number of times.
-	Close()
 }
 
 // Vision grants devices the right to upload photos.

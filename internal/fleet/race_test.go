@@ -16,7 +16,7 @@ import (
 func TestCredentialsAreHeldAgainstTheDeviceAtAccept(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		check(t, s, "c1")
-		verified := fleet.Identity{Device: id, ClientID: "c1", Verified: true}
+		verified := devices.Identity{Device: id, ClientID: "c1", Verified: true}
 		if err := revoke(t, s, id); err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +55,7 @@ func TestGuessedCatalogIsNotRecorded(t *testing.T) {
 		}
 		connect(t, s, "c1", devicetest.NewScript())
 		ready(t, s)
-		x, err := s.Accept(fleet.Identity{Device: twin.Device, ClientID: "c"}, &pipe{script: devicetest.NewScript()})
+		x, err := s.Accept(devices.Identity{Device: twin.Device, ClientID: "c"}, &pipe{script: devicetest.NewScript()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +88,7 @@ func TestAcceptRacesWithClose(t *testing.T) {
 		accepting.Go(func() {
 			for range 300 {
 				c := &pipe{script: devicetest.NewScript()}
-				x, err := s.Accept(fleet.Identity{Device: id, ClientID: "c1"}, c)
+				x, err := s.Accept(devices.Identity{Device: id, ClientID: "c1"}, c)
 				if err != nil {
 					continue // closed before it was announced
 				}

@@ -42,7 +42,7 @@ func member(t testing.TB, p *devicetest.Ports) *fleet.Service {
 // comes connects the device with credentials of a generation.
 func comes(t testing.TB, s *fleet.Service, generation int64) (*fleet.Session, error) {
 	t.Helper()
-	return s.Accept(fleet.Identity{Device: rotated, ClientID: "c1", Transport: devices.TransportMQTT, Verified: true, Generation: generation}, idle{})
+	return s.Accept(devices.Identity{Device: rotated, ClientID: "c1", Transport: devices.TransportMQTT, Verified: true, Generation: generation}, idle{})
 }
 
 // idle is a connection on which nothing happens.
@@ -238,7 +238,7 @@ func TestNewerCredentialsElsewhereEndOlderOnes(t *testing.T) {
 	away := p.Service(t, fleet.Config{Node: "away"})
 	p.SetAway(true)
 	c := &pipe{script: devicetest.NewScript()}
-	if c.session, err = away.Accept(fleet.Identity{Device: rotated, ClientID: "c1", Transport: devices.TransportMQTT, Verified: true}, c); err != nil {
+	if c.session, err = away.Accept(devices.Identity{Device: rotated, ClientID: "c1", Transport: devices.TransportMQTT, Verified: true}, c); err != nil {
 		t.Fatalf("while the database is away: %v", err)
 	}
 	p.SetAway(false)

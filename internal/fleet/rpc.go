@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/mcpclient"
 )
@@ -54,8 +55,8 @@ func (x *Session) checkedRPC(ctx context.Context, c devices.RPCCall) (devices.RP
 		return devices.RPCResult{}, devices.Errorf(devices.CodeDeviceError, "device %s does not speak MCP", c.Device)
 	case c.Method == "":
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "method is missing")
-	case !isWord(c.Method):
-		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "method must be 1 to %d of [A-Za-z0-9_./$-]: the device reads others as another method than stands there", maxWord)
+	case !speech.IsWord(c.Method):
+		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "method must be 1 to %d of [A-Za-z0-9_./$-]: the device reads others as another method than stands there", speech.MaxWord)
 	case c.Method == "initialize":
 		return devices.RPCResult{}, devices.Errorf(devices.CodeForbidden, "initialize belongs to fleetd: it carries the photo address and token")
 	case strings.HasPrefix(c.Method, "notifications"):

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -10,16 +9,15 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/jsonspan"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/selector"
 )
 
 // ToolMatch is a tool that a search found: Count devices have it word for word.
 type ToolMatch struct {
-	Tool    *Tool
+	Tool    *catalog.Tool
 	Count   int
 	Devices []devices.ID // some of them
-	rank    int
 }
 
 // SearchTools finds tools that have all words of the query in their name or
@@ -39,9 +37,9 @@ func (s *Service) SearchTools(ctx context.Context, by access.By, query string, l
 	if err != nil {
 		return nil, err
 	}
-	counts := map[*Catalog]devices.CatalogCount{}
-	byHash := map[devices.Hash]*Catalog{}
-	lists := map[*Catalog]struct{}{}
+	counts := map[*catalog.Catalog]devices.CatalogCount{}
+	byHash := map[devices.Hash]*catalog.Catalog{}
+	lists := map[*catalog.Catalog]struct{}{}
 	for _, one := range listed {
 		if cat, err := s.Catalog(ctx, one.Catalog); err == nil { // else it was pruned a moment ago
 			counts[cat], byHash[one.Catalog] = one, cat
@@ -49,7 +47,12 @@ func (s *Service) SearchTools(ctx context.Context, by access.By, query string, l
 		}
 	}
 	guard := s.Guard()
-	found := search(by, guard, lists, words, limit)
+	found := make([]ToolMatch, 0, limit)
+	for _, tool := range catalog.Search(lists, words, limit, func(t *catalog.Tool) bool {
+		return guard.MayEver(access.Question{By: by, Tool: t.Name, UserOnly: t.UserOnly})
+	}) {
+		found = append(found, ToolMatch{Tool: tool})
+	}
 	for i := range found {
 		m := &found[i]
 		for cat, one := range counts {
@@ -87,9 +90,9 @@ var errEnough = errors.New("enough devices were looked at")
 
 // lookFor finds devices that have the tool of a match and on which the rules do not
 // deny it: it notes some of them as examples, and counts up to enough.
-func (s *Service) lookFor(ctx context.Context, by access.By, guard *access.Guard, m *ToolMatch, lists map[devices.Hash]*Catalog, examples, enough int) (count int, err error) {
+func (s *Service) lookFor(ctx context.Context, by access.By, guard *access.Guard, m *ToolMatch, lists map[devices.Hash]*catalog.Catalog, examples, enough int) (count int, err error) {
 	looked := 0
-	err = s.Each(ctx, by, selector.In(selector.FieldTool, m.Tool.Name), func(page []View) error {
+	err = s.Each(ctx, by, selector.In(selector.FieldTool, m.Tool.Name), func(page []devices.View) error {
 		looked += len(page)
 		for _, v := range page {
 			cat := lists[v.Presence.Catalog]
@@ -117,83 +120,4 @@ func (s *Service) lookFor(ctx context.Context, by access.By, guard *access.Guard
 		err = nil
 	}
 	return count, err
-}
-
-// search looks through lists. Nothing is held but the best.
-func search(by access.By, guard *access.Guard, lists map[*Catalog]struct{}, words [][]byte, limit int) (found []ToolMatch) {
-	for cat := range lists {
-		for i := range cat.Tools {
-			t := &cat.Tools[i]
-			rank := t.rank(words)
-			if rank == 0 || cat.Tool(t.Name) != t || !guard.MayEver(access.Question{By: by, Tool: t.Name, UserOnly: t.UserOnly}) {
-				continue
-			}
-			m := ToolMatch{Tool: t, rank: rank}
-			at, same := slices.BinarySearchFunc(found, m, ToolMatch.compare)
-			if same || at == limit {
-				continue
-			}
-			if len(found) == limit {
-				found = found[:limit-1]
-			}
-			found = slices.Insert(found, at, m)
-		}
-	}
-	return found
-}
-
-// compare puts the better match first; the same tool is equal.
-func (m ToolMatch) compare(o ToolMatch) int {
-	return cmp.Or(cmp.Compare(o.rank, m.rank), cmp.Compare(m.Tool.Name, o.Tool.Name), bytes.Compare(m.Tool.Raw, o.Tool.Raw))
-}
-
-// Ranks of matches.
-const (
-	rankDescription = 1 // a word stands in the description alone
-	rankName        = 2 // all stand in the name
-	rankLast        = 3 // they are the last part of the name
-)
-
-// rank tells how well a tool matches; 0: not at all.
-func (t *Tool) rank(words [][]byte) int {
-	rank := rankName
-	var description []byte
-	for _, word := range words {
-		if containsFold(t.Name, word) {
-			continue
-		}
-		if rank == rankName {
-			description = jsonspan.Member(t.Raw, "description") // as sent; words have nothing to escape
-		}
-		rank = rankDescription
-		if !containsFold(description, word) {
-			return 0
-		}
-	}
-	if last := t.Name[strings.LastIndexByte(t.Name, '.')+1:]; rank == rankName && len(words) == 1 && len(last) == len(words[0]) && containsFold(last, words[0]) {
-		return rankLast
-	}
-	return rank
-}
-
-// containsFold tells whether text contains word, which is in lower case, with
-// the case of ASCII letters ignored.
-func containsFold[T string | []byte](text T, word []byte) bool {
-	for i := 0; i+len(word) <= len(text); i++ {
-		n := 0
-		for n < len(word) && lower(text[i+n]) == word[n] {
-			n++
-		}
-		if n == len(word) {
-			return true
-		}
-	}
-	return false
-}
-
-func lower(c byte) byte {
-	if c >= 'A' && c <= 'Z' {
-		return c + 'a' - 'A'
-	}
-	return c
 }

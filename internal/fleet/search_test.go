@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 	"fleetd/internal/selector"
@@ -30,7 +31,7 @@ func searchedPorts(t testing.TB, n int) *devicetest.Ports {
 		`[{"name":"self.lamp.turn_on","description":"Turns the other lamp on.","inputSchema":{"type":"object","properties":{}}}]`,
 		`[{"name":"self.dog.walk","description":"Walks; turn the lamp off first.","inputSchema":{"type":"object","properties":{}}}]`,
 	} {
-		cat, err := fleet.NewCatalog([]byte(list))
+		cat, err := catalog.New([]byte(list))
 		if err != nil {
 			t.Fatal(err)
 		}

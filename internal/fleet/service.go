@@ -8,15 +8,17 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
-	"runtime/debug"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/registry"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/tasks"
 	"fleetd/internal/timescale"
 )
 
@@ -57,9 +59,9 @@ type Ports struct {
 	Directory Directory
 	Router    Router
 	Vision    Vision
-	Audio     AudioBus
+	Audio     speech.AudioBus
 	Peers     registry.Peers // may be nil: there is no other node
-	Voice     Voice          // may be nil
+	Voice     speech.Voice   // may be nil
 	Audit     Auditor        // may be nil
 	Changes   Changes        // may be nil: the log of decisions cannot be read
 	Log       *slog.Logger
@@ -73,7 +75,7 @@ type Service struct {
 
 	hub       *hub
 	callIDs   *devices.CallIDs
-	catalogs  *catalogs
+	catalogs  *catalog.Cache
 	pending   *pendings
 	strings   interner
 	stats     Stats
@@ -83,22 +85,26 @@ type Service struct {
 	counted   counted
 	registry  *registry.Registry
 
+	speech     *speech.Service
 	handshakes chan struct{}
 	ctx        context.Context
 	stop       context.CancelFunc
-	tasks      sync.WaitGroup
-	drainMu    sync.RWMutex // no task starts once draining is set
-	draining   bool
+	tasks      tasks.Group
+	accepting  sync.RWMutex // held for reading by Accept; closed and leaving change under it
+	closed     bool
 	leaving    bool // accepts nobody, serves who is here
 }
 
 // New returns a running core; Close ends it.
 func New(cfg Config, ports Ports) *Service {
-	s := &Service{cfg: cfg, ports: ports, log: ports.Log, hub: newHub(), catalogs: newCatalogs(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), pending: newPendings(), doors: newDoors(),
+	s := &Service{cfg: cfg, ports: ports, log: ports.Log, hub: newHub(), catalogs: catalog.NewCache(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), pending: newPendings(), doors: newDoors(),
 		handshakes: make(chan struct{}, max(cfg.Handshakes, 1)), callIDs: devices.NewCallIDs(cfg.Node, time.Now())}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.registry = registry.New(registry.Options{Ledger: ports.Ledger, Records: ports.Records, Peers: ports.Peers, Observer: (*observer)(s),
 		Node: cfg.Node, Dir: cfg.Dir, Fleet: cfg.Fleet, Key: cfg.RosterKey, Limit: cfg.Members, Log: ports.Log})
+	s.tasks.Log = ports.Log
+	s.speech = speech.New(speech.Options{Audio: ports.Audio, Voice: ports.Voice, Tasks: &s.tasks, Log: ports.Log, Permit: s.permitSpeech})
+	s.stats.Stats = s.speech.Stats()
 	s.run(s.sweep)
 	return s
 }
@@ -111,34 +117,7 @@ func (s *Service) Registry() *registry.Registry { return s.registry }
 func (s *Service) Stats() *Stats { return &s.stats }
 
 // run starts a task that Close waits for; false if the service is closing.
-func (s *Service) run(task func()) bool {
-	// Callers may hold a session's lock, so this never waits: the lock is only
-	// taken from us by Close.
-	if !s.drainMu.TryRLock() {
-		return false
-	}
-	defer s.drainMu.RUnlock()
-	if s.draining {
-		return false
-	}
-	s.tasks.Go(func() {
-		defer Contain(s.log, nil)
-		task()
-	})
-	return true
-}
-
-// Contain ends a panic of the goroutine that defers it, logs it, and calls
-// after if there is one: a fault that one device's bytes set off must not end
-// the sessions of all others.
-func Contain(log *slog.Logger, after func()) {
-	if fault := recover(); fault != nil {
-		log.Error("a fault of fleetd's, please report it", "panic", fault, "stack", string(debug.Stack()))
-		if after != nil {
-			after()
-		}
-	}
-}
+func (s *Service) run(task func()) bool { return s.tasks.Run(task) }
 
 // Sessions calls f for every session of this node.
 func (s *Service) Sessions(f func(*Session)) {
@@ -147,19 +126,6 @@ func (s *Service) Sessions(f func(*Session)) {
 			f(session)
 		}
 	})
-}
-
-// Identity is who a front end found at the other end of a connection.
-type Identity struct {
-	Device    devices.ID
-	ClientID  string
-	Transport devices.Transport
-	Remote    string // address, for logs
-	// Verified says that credentials of Generation were presented. They are
-	// checked against the device once more when it is accepted, since they may
-	// have been revoked while the connection was being opened.
-	Verified   bool
-	Generation int64
 }
 
 var (
@@ -174,10 +140,10 @@ var (
 // device that presents valid credentials, or that the front end lets in without,
 // waits for the database to make it a member, at most registry.JoinLimit. An error
 // means that the connection must be closed.
-func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
-	s.drainMu.RLock()
-	defer s.drainMu.RUnlock()
-	if s.draining || s.leaving {
+func (s *Service) Accept(who devices.Identity, conn Conn) (*Session, error) {
+	s.accepting.RLock()
+	defer s.accepting.RUnlock()
+	if s.closed || s.leaving {
 		return nil, errDraining
 	}
 	now := time.Now()
@@ -225,7 +191,7 @@ func (s *Service) Accept(who Identity, conn Conn) (*Session, error) {
 // earlier generation are valid until the device has connected with newer ones,
 // which may have been to another node: for those the database is asked, if it
 // answers.
-func (s *Service) belongs(who Identity) error {
+func (s *Service) belongs(who devices.Identity) error {
 	if err := s.registry.Judge(); err != nil {
 		return err
 	}
@@ -255,7 +221,7 @@ func (s *Service) belongs(who Identity) error {
 var errContested = devices.Errorf(devices.CodeForbidden, "the device id is cloned: another client holds it")
 
 // install puts the session in the hub and returns the one it replaces.
-func (s *Service) install(x *Session, who Identity) (old *Session, err error) {
+func (s *Service) install(x *Session, who devices.Identity) (old *Session, err error) {
 	for {
 		e, _ := s.hub.ensure(who.Device, who.ClientID)
 		e.mu.Lock()
@@ -267,14 +233,14 @@ func (s *Service) install(x *Session, who Identity) (old *Session, err error) {
 	}
 }
 
-func (s *Service) installLocked(e *entry, x *Session, who Identity) (old *Session, err error) {
+func (s *Service) installLocked(e *entry, x *Session, who devices.Identity) (old *Session, err error) {
 	who.Remote, who.Device = "", e.id // a session keeps no second copy of what its entry has
 	if known := e.device.Load().ClientID; known == who.ClientID {
 		who.ClientID = known
 	}
 	x.entry, x.who = e, who
 	x.init()
-	if !e.reconnects.take(x.connected, 1, s.cfg.Reconnects) {
+	if !e.reconnects.Take(x.connected, 1, s.cfg.Reconnects) {
 		return nil, errTooOften
 	}
 	old = e.session.Load()

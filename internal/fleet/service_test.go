@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
@@ -67,20 +68,20 @@ func (p *pipe) reason() devices.CloseReason {
 func connect(t *testing.T, s *fleet.Service, client string, script *devicetest.Script) *pipe {
 	t.Helper()
 	p := &pipe{script: script}
-	session, err := s.Accept(fleet.Identity{Device: id, ClientID: client, Transport: devices.TransportWebSocket}, p)
+	session, err := s.Accept(devices.Identity{Device: id, ClientID: client, Transport: devices.TransportWebSocket}, p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.session = session
 	if _, err := session.OpenAudio(hello.Device{}, hello.TransportWebSocket,
-		func(*fleet.Conversation) (fleet.AudioPath, error) { return &p.path, nil }); err != nil {
+		func(*speech.Conversation) (speech.AudioPath, error) { return &p.path, nil }); err != nil {
 		t.Fatal(err)
 	}
 	session.StartMCP(fleet.FeaturesMCP)
 	return p
 }
 
-func state(t *testing.T, s *fleet.Service) fleet.View {
+func state(t *testing.T, s *fleet.Service) devices.View {
 	t.Helper()
 	v, err := s.Get(t.Context(), id)
 	if err != nil {
@@ -190,7 +191,7 @@ func TestCatalogOfTheSameFirmwareImageIsShown(t *testing.T) {
 		if _, err := s.CheckIn(t.Context(), check); err != nil {
 			t.Fatal(err)
 		}
-		twin, err := s.Accept(fleet.Identity{Device: check.Device, ClientID: "c1"}, &pipe{script: devicetest.NewScript()})
+		twin, err := s.Accept(devices.Identity{Device: check.Device, ClientID: "c1"}, &pipe{script: devicetest.NewScript()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,7 +235,7 @@ func TestClonedIDKeepsTheIncumbent(t *testing.T) {
 		for i := range 6 {
 			last = connect(t, s, []string{"a", "b"}[i%2], devicetest.NewScript())
 		}
-		newcomer := fleet.Identity{Device: id, ClientID: "a"}
+		newcomer := devices.Identity{Device: id, ClientID: "a"}
 		if _, err := s.Accept(newcomer, &pipe{}); err == nil || devices.AsError(err).Code != devices.CodeForbidden {
 			t.Errorf("the seventh: %v", err)
 		}
@@ -392,7 +393,7 @@ func TestRestartKeepsMembersAndEndsLostSessions(t *testing.T) {
 			t.Errorf("%+v", lost)
 		}
 		p2 := &pipe{script: devicetest.NewScript()}
-		session, err := again.Accept(fleet.Identity{Device: id, ClientID: "c1"}, p2)
+		session, err := again.Accept(devices.Identity{Device: id, ClientID: "c1"}, p2)
 		synctest.Wait() // the database refuses its first row: the clock stands still
 		if err != nil || session.Epoch() <= left.Epoch {
 			t.Errorf("epoch %d after %d, %v", session.Epoch(), left.Epoch, err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/envelope"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/mcpclient"
@@ -21,7 +22,7 @@ type Session struct {
 	entry     *entry
 	conn      Conn
 	client    *mcpclient.Client
-	who       Identity
+	who       devices.Identity
 	id        string
 	epoch     devices.Epoch
 	connected time.Time
@@ -56,7 +57,7 @@ type Session struct {
 	attempts     int
 	retry        *time.Timer
 	grantExpires time.Time
-	catalog      *Catalog // shown and called by; may be a guess while stale
+	catalog      *catalog.Catalog // shown and called by; may be a guess while stale
 	catalogState devices.CatalogState
 	own          devices.Hash // the device's last list whose history entry is stored
 
@@ -88,13 +89,13 @@ func (x *Session) init() {
 
 // startCatalog shows the device's own last catalog, else the one its firmware
 // image is known for, until the list is verified. The caller holds e.mu.
-func (x *Session) startCatalog(e *entry, known *catalogs) {
+func (x *Session) startCatalog(e *entry, known *catalog.Cache) {
 	if e.listedFW != notRecorded { // else that list is not stored
 		x.own, x.ownPartial = e.catalog, e.partial
 	}
-	if cat := known.get(e.catalog); cat != nil {
+	if cat := known.Get(e.catalog); cat != nil {
 		x.catalog, x.partial = cat, e.partial
-	} else if cat := known.forELF(e.device.Load().ELF); cat != nil {
+	} else if cat := known.ForELF(e.device.Load().ELF); cat != nil {
 		x.catalog = cat
 	}
 	if x.catalog != nil {
@@ -234,21 +235,13 @@ func (x *Session) HandleControl(msg []byte) error {
 func (x *Session) message(kind string, m envelope.Message, msg []byte) {
 	c := x.entry.conversation.Load()
 	if c != nil {
-		c.other.Add(1)
-		switch kind {
-		case "abort":
-			c.abort()
-		case "goodbye":
-			if c.owner == nil && string(m.SessionID) == c.id { // else of an earlier one, late
-				c.end()
-			}
-		}
+		c.Interpret(kind, m.SessionID)
 	}
 	if !x.takeToken() {
 		return
 	}
-	if c != nil && x.svc.ports.Voice != nil && !c.isEnded() {
-		x.svc.ports.Voice.Message(c, kind, msg)
+	if c != nil {
+		c.Pass(kind, msg)
 	}
 	x.svc.stats.Notified.Add(1)
 	fields := append([]byte(`"message":`), msg...)
@@ -258,7 +251,7 @@ func (x *Session) message(kind string, m envelope.Message, msg []byte) {
 // takeToken is the bucket of notifications and messages.
 func (x *Session) takeToken() bool {
 	x.entry.mu.Lock()
-	ok := x.entry.chatter.take(time.Now(), notificationRate, notificationBurst)
+	ok := x.entry.chatter.Take(time.Now(), notificationRate, notificationBurst)
 	x.entry.mu.Unlock()
 	if !ok {
 		x.svc.stats.NotifyDrops.Add(1)

@@ -26,7 +26,7 @@ func TestSilentMembersDelayNobody(t *testing.T) {
 		}
 		for i := range 2500 {
 			p := &pipe{script: silent}
-			session, err := s.Accept(fleet.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:01:%02x:%02x", i>>8, i&255)), ClientID: "c", Transport: devices.TransportMQTT}, p)
+			session, err := s.Accept(devices.Identity{Device: devices.ID(fmt.Sprintf("02:00:00:01:%02x:%02x", i>>8, i&255)), ClientID: "c", Transport: devices.TransportMQTT}, p)
 			if err != nil {
 				t.Fatal(err)
 			}

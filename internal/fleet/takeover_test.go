@@ -17,7 +17,7 @@ func TestReconnectsAreBounded(t *testing.T) {
 		ports := devicetest.New()
 		s := ports.Service(t, fleet.Config{Reconnects: 20})
 		accept := func() error {
-			_, err := s.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, &pipe{script: devicetest.NewScript()})
+			_, err := s.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, &pipe{script: devicetest.NewScript()})
 			return err
 		}
 		let := 0

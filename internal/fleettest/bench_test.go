@@ -96,7 +96,7 @@ func (b *bench) ready(t testing.TB, id devices.ID) {
 	devicetest.Eventually(t, "the device's tools are ready", func() bool { return b.view(t, id).CatalogState == devices.CatalogReady })
 }
 
-func (b *bench) view(t testing.TB, id devices.ID) fleet.View {
+func (b *bench) view(t testing.TB, id devices.ID) devices.View {
 	t.Helper()
 	v, err := b.service.Get(context.Background(), id)
 	if err != nil {
@@ -200,7 +200,7 @@ func (p *pipe) Close(reason devices.CloseReason) {
 func pipeTo(t testing.TB, s *fleet.Service, id devices.ID, script *devicetest.Script) *pipe {
 	t.Helper()
 	p := &pipe{script: script, ended: make(chan devices.CloseReason, 1)}
-	session, err := s.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, p)
+	session, err := s.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, p)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -285,7 +285,7 @@ func (n *Node) Stop(t testing.TB) {
 		t.Errorf("the node did not stop within 30 s:\n%s", n.Log)
 	}
 	log := n.Log.String()
-	for _, sign := range []string{"DATA RACE", "panic:", "panic serving", "fatal error:", "a fault of fleetd's"} {
+	for _, sign := range []string{"DATA RACE", "panic:", "panic serving", "fatal error:", "internal error (bug)"} {
 		if strings.Contains(log, sign) {
 			t.Errorf("the node's log has %q:\n%s", sign, log)
 		}

@@ -336,7 +336,7 @@ func TestTrap10OldCleanupIsConditional(t *testing.T) {
 	unblock := sync.OnceFunc(func() { close(old.block) })
 	t.Cleanup(unblock) // before the service waits for it
 	var err error
-	if old.session, err = s.Accept(fleet.Identity{Device: trapID, ClientID: "c", Transport: devices.TransportMQTT}, old); err != nil {
+	if old.session, err = s.Accept(devices.Identity{Device: trapID, ClientID: "c", Transport: devices.TransportMQTT}, old); err != nil {
 		t.Fatal(err)
 	}
 	accepted := make(chan struct{})
@@ -344,7 +344,7 @@ func TestTrap10OldCleanupIsConditional(t *testing.T) {
 	go func() { // waits for the old connection's Close, as nothing else may
 		defer close(accepted)
 		var err error
-		if current.session, err = s.Accept(fleet.Identity{Device: trapID, ClientID: "c", Transport: devices.TransportMQTT}, current); err != nil {
+		if current.session, err = s.Accept(devices.Identity{Device: trapID, ClientID: "c", Transport: devices.TransportMQTT}, current); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -15,8 +15,8 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 	"fleetd/internal/mqttdevice"
 	"fleetd/internal/udpaudio"
 )
@@ -196,7 +196,7 @@ func TestTrap11SlowConsumer(t *testing.T) {
 		v, err := b.service.Get(t.Context(), trapID)
 		return err == nil && v.State == devices.StateOnline
 	})
-	big := strings.Repeat("x", fleet.MaxMessage-1000)
+	big := strings.Repeat("x", speech.MaxMessage-1000)
 	stop := make(chan struct{})
 	flood := func(send func(ctx context.Context)) {
 		for {

@@ -14,7 +14,6 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/jsontest"
 )
@@ -234,7 +233,7 @@ type stub struct {
 	err    error
 }
 
-func (s stub) Get(context.Context, devices.ID) (fleet.View, error) { return fleet.View{}, s.err }
+func (s stub) Get(context.Context, devices.ID) (devices.View, error) { return devices.View{}, s.err }
 
 func (s stub) Permit(context.Context, access.By, access.Scope, devices.ID) error { return nil }
 

@@ -23,9 +23,9 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
 
@@ -64,7 +64,7 @@ const (
 type Service interface {
 	// Get describes a device; only whether it is connected, and whether a
 	// conversation is open, is used.
-	Get(ctx context.Context, id devices.ID) (fleet.View, error)
+	Get(ctx context.Context, id devices.ID) (devices.View, error)
 	// Permit tells why a caller may not look at a device, or at any.
 	Permit(ctx context.Context, by access.By, scope access.Scope, id devices.ID) error
 	// CallRPC sends an MCP request to a device wherever it is connected.
@@ -99,7 +99,7 @@ type Server struct {
 	mux *http.ServeMux
 
 	// Requests counts answers. Keys are a closed set.
-	Requests fleet.CounterMap[RequestKey]
+	Requests counters.Map[RequestKey]
 }
 
 // New returns a Server.

@@ -17,6 +17,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
 	"fleetd/internal/fleet"
@@ -105,7 +106,7 @@ func (deaf) Close()                         {}
 // talk opens a conversation of a device.
 func talk(t testing.TB, l *devicetest.Line) {
 	t.Helper()
-	open := func(*fleet.Conversation) (fleet.AudioPath, error) { return deaf{}, nil }
+	open := func(*speech.Conversation) (speech.AudioPath, error) { return deaf{}, nil }
 	if _, err := l.Session.OpenAudio(hello.Device{}, hello.TransportUDP, open); err != nil {
 		t.Fatal(err)
 	}

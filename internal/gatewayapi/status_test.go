@@ -11,7 +11,6 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 )
 
 const statusPath = "/api/devices/status"
@@ -68,12 +67,12 @@ func TestStatusWithoutDatabase(t *testing.T) {
 // slow is a core whose database never answers.
 type slow struct{ Service }
 
-func (s slow) Get(ctx context.Context, id devices.ID) (fleet.View, error) {
+func (s slow) Get(ctx context.Context, id devices.ID) (devices.View, error) {
 	if id == robot {
 		return s.Service.Get(ctx, id)
 	}
 	<-ctx.Done()
-	return fleet.View{}, ctx.Err()
+	return devices.View{}, ctx.Err()
 }
 
 func TestStatusEndsInTime(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/selector"
+	"fleetd/internal/tasks"
 )
 
 // Bounds of calls to many.
@@ -218,7 +219,7 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ma
 	var workers sync.WaitGroup
 	for range min(manyAtOnce, len(ids)) {
 		workers.Go(func() {
-			defer fleet.Contain(s.log, nil)
+			defer tasks.Contain(s.log, nil)
 			for i, more := take(); more; i, more = take() {
 				one := call
 				one.Device, one.Tool = ids[i], s.trueName(ctx, by, ids[i], call.Tool)
@@ -400,7 +401,7 @@ func (s *Server) waitForDevice(ctx context.Context, req *mcp.CallToolRequest, ar
 	}
 }
 
-func isNow(d fleet.View, state string) bool {
+func isNow(d devices.View, state string) bool {
 	switch state {
 	case "online":
 		return d.Presence.Online

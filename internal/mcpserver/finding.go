@@ -15,7 +15,6 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 	"fleetd/internal/selector"
 )
 
@@ -61,7 +60,7 @@ type device struct {
 	Error      string            `json:"mcp_error,omitempty"`
 }
 
-func describe(v fleet.View) device {
+func describe(v devices.View) device {
 	d := device{ID: string(v.Device.ID), Name: clean(v.Device.Name, maxTitle), State: v.State, Board: clean(v.Device.Board, maxTitle),
 		Firmware: clean(v.Device.Firmware, maxTitle), Labels: v.Device.Labels, Tools: v.Presence.Tools, ToolsState: string(v.CatalogState),
 		Transport: string(v.Presence.Transport), Node: v.Presence.Node, Error: clean(v.Presence.MCPError, maxWord)}
@@ -83,7 +82,7 @@ const (
 
 // find lists the devices that a caller may see, at most q.Limit, from at most so
 // many pages of the core's. next is the cursor of what follows, empty at the end.
-func (s *Server) find(ctx context.Context, by access.By, q devices.ListQuery, pages int) (found []fleet.View, next string, err error) {
+func (s *Server) find(ctx context.Context, by access.By, q devices.ListQuery, pages int) (found []devices.View, next string, err error) {
 	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, ""); err != nil {
 		return nil, "", err
 	}

@@ -12,7 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/jsonspan"
 )
 
@@ -36,7 +36,7 @@ type indexed struct {
 	tool     *mcp.Tool // cleaned, under a host's name
 }
 
-func newToolIndex(c *fleet.Catalog, replaced func()) *toolIndex {
+func newToolIndex(c *catalog.Catalog, replaced func()) *toolIndex {
 	x := &toolIndex{hash: c.Hash, byHost: map[string]*indexed{}, byName: map[string]*indexed{}}
 	var names []string
 	for i := range c.Tools {
@@ -55,7 +55,7 @@ func newToolIndex(c *fleet.Catalog, replaced func()) *toolIndex {
 	return x
 }
 
-func newTool(t *fleet.Tool, replaced func()) *mcp.Tool {
+func newTool(t *catalog.Tool, replaced func()) *mcp.Tool {
 	description, _ := jsonspan.String(jsonspan.Member(t.Raw, "description"))
 	schema, note := cleanSchema(jsonspan.Member(t.Raw, "inputSchema"))
 	tool := &mcp.Tool{Title: clean(t.Name, maxTitle), Description: untrustedMark + clean(description, maxDescription), InputSchema: json.RawMessage(schema),
@@ -126,7 +126,7 @@ func (c *indexCache) put(x *toolIndex) {
 
 // view is what one caller sees of one device's tools.
 type view struct {
-	device fleet.View
+	device devices.View
 	index  *toolIndex // nil: none are known
 	tools  []viewed
 }

@@ -3,12 +3,11 @@ package mcpserver
 import (
 	"context"
 	"errors"
+	"fleetd/internal/tasks"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
-
-	"fleetd/internal/fleet"
 )
 
 // common stands before every request of both servers: it makes a session the
@@ -16,7 +15,7 @@ import (
 func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (result mcp.Result, err error) {
 		// The SDK contains no panic, and it would end the sessions of all devices.
-		defer fleet.Contain(s.log, func() {
+		defer tasks.Contain(s.log, func() {
 			result, err = nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "a fault of the node; its log says more"}
 		})
 		s.stats.request(method)

@@ -9,7 +9,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/tasks"
 )
 
 // lists knows what tools each session of a device's server was shown, so that
@@ -223,7 +223,7 @@ func (s *Server) wants(id devices.ID) bool {
 
 // notify tells sessions what an event changed.
 func (s *Server) notify(e devices.StreamEvent) {
-	defer fleet.Contain(s.log, nil)
+	defer tasks.Contain(s.log, nil)
 	id := e.Device
 	if e.Gap {
 		id = ""
@@ -286,7 +286,7 @@ func (s *Server) onlyPermitted(next mcp.MethodHandler) mcp.MethodHandler {
 
 // tell delivers a notification.
 func (s *Server) tell(ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request, kind string) {
-	defer fleet.Contain(s.log, nil)
+	defer tasks.Contain(s.log, nil)
 	if _, err := next(ctx, method, req); err != nil {
 		s.log.Debug("a host was not told", "method", method, "error", err)
 		return

@@ -13,7 +13,6 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 )
 
 // Resources.
@@ -209,7 +208,7 @@ type status struct {
 	Text   string          `json:"text,omitempty"`   // where that was no JSON
 }
 
-func (s *Server) status(ctx context.Context, by access.By, d fleet.View) (*status, error) {
+func (s *Server) status(ctx context.Context, by access.By, d devices.View) (*status, error) {
 	result, content, err := s.run(ctx, by, devices.ToolCall{Device: d.Device.ID, Tool: toolStatus}, 0)
 	if err != nil {
 		return nil, err

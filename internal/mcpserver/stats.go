@@ -1,16 +1,15 @@
 package mcpserver
 
 import (
+	"fleetd/internal/counters"
 	"sync/atomic"
-
-	"fleetd/internal/fleet"
 )
 
 // Stats counts what passes.
 type Stats struct {
 	// Requests counts by method, Calls tool calls by outcome, Refused requests
 	// that were not served by reason, Notified notifications by kind.
-	Requests, Calls, Refused, Notified fleet.CounterMap[string]
+	Requests, Calls, Refused, Notified counters.Map[string]
 	// Sessions are open now, Streams are requests being answered.
 	Sessions, Streams atomic.Int64
 	// ReplayBytes is what is kept for streams that break off; ReplayDropped

@@ -14,6 +14,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
+	"fleetd/internal/tasks"
 )
 
 // Limits of a Broker.
@@ -210,7 +211,7 @@ func (b *Broker) take() {
 }
 
 func (b *Broker) message(topic string, payload []byte) {
-	defer fleet.Contain(b.opt.Log, nil)
+	defer tasks.Contain(b.opt.Log, nil)
 	id, leaf, err := deviceOfTopic(topic)
 	if err != nil {
 		b.stats.ForeignTopics.Add(1)
@@ -280,7 +281,7 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 	}
 	c := &brokerConn{broker: b, topic: devices.TopicDown(id)}
 	c.prepare(b.voice, id, "")
-	session, err := b.opt.Service.Accept(fleet.Identity{Device: id, ClientID: client, Transport: devices.TransportMQTT, Remote: b.url,
+	session, err := b.opt.Service.Accept(devices.Identity{Device: id, ClientID: client, Transport: devices.TransportMQTT, Remote: b.url,
 		Verified: !b.opt.Open, Generation: generation}, c)
 	if err != nil {
 		return nil, err

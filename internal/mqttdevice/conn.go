@@ -17,6 +17,7 @@ import (
 	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 	"fleetd/internal/outbox"
+	"fleetd/internal/tasks"
 )
 
 // conn is one device's connection. It is the fleet.Conn of its session.
@@ -48,7 +49,7 @@ var errTooBad = fmt.Errorf("%d unusable messages on one connection", MaxBad)
 // leaves the rest of the connection's life to a fresh one, whose stack has not
 // grown yet.
 func (c *conn) run() {
-	defer fleet.Contain(c.front.opt.Log, c.fault)
+	defer tasks.Contain(c.front.opt.Log, c.fault)
 	begun := time.Now()
 	c.heard.Store(begun.UnixNano())
 	reason := c.enter(begun)
@@ -269,7 +270,7 @@ func (c *conn) body(h header) (body []byte, buf *[]byte, err error) {
 // waiting is what an idle device's does for ever. So the frames from here to
 // the read must stay small.
 func (c *conn) serve() {
-	defer fleet.Contain(c.front.opt.Log, c.fault)
+	defer tasks.Contain(c.front.opt.Log, c.fault)
 	for {
 		if err := c.next(); err != nil {
 			c.finish(err)

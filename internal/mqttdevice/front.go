@@ -21,6 +21,7 @@ import (
 
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
+	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
@@ -70,9 +71,9 @@ type Options struct {
 
 // Stats counts what the front end does.
 type Stats struct {
-	Connacks      fleet.CounterMap[string] // by code; no_connect where none was sent
-	ForeignTopics atomic.Uint64            // messages for another device's topic, dropped
-	HelloDrops    atomic.Uint64            // hellos that came too fast
+	Connacks      counters.Map[string] // by code; no_connect where none was sent
+	ForeignTopics atomic.Uint64        // messages for another device's topic, dropped
+	HelloDrops    atomic.Uint64        // hellos that came too fast
 }
 
 // Front is the listener's side of one node. Serve it, and Close it after the
@@ -83,7 +84,7 @@ type Front struct {
 	room        *lobby.Room
 	unknown     atomic.Int32
 	stats       Stats
-	connectTime fleet.Histogram
+	connectTime counters.Histogram
 
 	conns lobby.List[*conn]
 	ctx   context.Context
@@ -107,7 +108,7 @@ func (o Options) voice(stats *Stats) *voice {
 func (f *Front) Stats() *Stats { return &f.stats }
 
 // ConnectTime is the time from accept to CONNACK.
-func (f *Front) ConnectTime() *fleet.Histogram { return &f.connectTime }
+func (f *Front) ConnectTime() *counters.Histogram { return &f.connectTime }
 
 // Serve accepts connections until l is closed. Any number of listeners may be
 // served.

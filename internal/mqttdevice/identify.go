@@ -10,7 +10,6 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 )
 
 var (
@@ -21,12 +20,12 @@ var (
 // identify checks CONNECT, from memory, and returns the code to refuse it with
 // (section 3.2.2.3): 1 the protocol, 2 the client id, 4 the login, 5 a device
 // that is known and may not come in.
-func (f *Front) identify(p *packets.ConnectPacket, remote string) (fleet.Identity, byte, error) {
+func (f *Front) identify(p *packets.ConnectPacket, remote string) (devices.Identity, byte, error) {
 	if !isSpoken(p.ProtocolName, p.ProtocolVersion) {
-		return fleet.Identity{}, packets.ErrRefusedBadProtocolVersion, fmt.Errorf("protocol %.20q level %d; MQTT 3.1 and 3.1.1 are spoken", p.ProtocolName, p.ProtocolVersion)
+		return devices.Identity{}, packets.ErrRefusedBadProtocolVersion, fmt.Errorf("protocol %.20q level %d; MQTT 3.1 and 3.1.1 are spoken", p.ProtocolName, p.ProtocolVersion)
 	}
 	if p.Validate() != packets.Accepted && p.ClientIdentifier != "" {
-		return fleet.Identity{}, packets.ErrRefusedBadUsernameOrPassword, errors.New("CONNECT contradicts itself")
+		return devices.Identity{}, packets.ErrRefusedBadUsernameOrPassword, errors.New("CONNECT contradicts itself")
 	}
 	who, code, err := f.opt.login(p.ClientIdentifier, p.Username, string(p.Password))
 	who.Transport, who.Remote = devices.TransportMQTT, remote
@@ -34,16 +33,16 @@ func (f *Front) identify(p *packets.ConnectPacket, remote string) (fleet.Identit
 }
 
 // login finds out who presents these three.
-func (o Options) login(clientID, username, password string) (fleet.Identity, byte, error) {
+func (o Options) login(clientID, username, password string) (devices.Identity, byte, error) {
 	if credential.IsGatewayID(clientID) {
 		return o.gatewayLogin(clientID, username, password)
 	}
 	id, err := devices.ParseID(clientID)
 	if err != nil {
-		return fleet.Identity{}, packets.ErrRefusedIDRejected, fmt.Errorf("client id: %w", err)
+		return devices.Identity{}, packets.ErrRefusedIDRejected, fmt.Errorf("client id: %w", err)
 	}
 	name, marked := credential.ClientOfUser(username)
-	who := fleet.Identity{Device: id, ClientID: name}
+	who := devices.Identity{Device: id, ClientID: name}
 	if len(name) > maxClientID {
 		return who, packets.ErrRefusedBadUsernameOrPassword, fmt.Errorf("user name is longer than %d bytes", maxClientID)
 	}
@@ -69,19 +68,19 @@ const maxClientID = 128
 // to the fleet is decided as at an OTA check. It cannot be renewed, so it is
 // worth what the first one of fleetd's own is: nothing once the device was
 // revoked or forgotten, or the grace of its rotation is over.
-func (o Options) gatewayLogin(clientID, username, password string) (fleet.Identity, byte, error) {
+func (o Options) gatewayLogin(clientID, username, password string) (devices.Identity, byte, error) {
 	mac, uuid, ok := credential.ParseGatewayID(clientID)
 	if !ok || uuid == "" {
-		return fleet.Identity{}, packets.ErrRefusedIDRejected, errors.New("client id must have three parts, GID@@@mac@@@uuid: without the third there is no password to check")
+		return devices.Identity{}, packets.ErrRefusedIDRejected, errors.New("client id must have three parts, GID@@@mac@@@uuid: without the third there is no password to check")
 	}
 	id, err := devices.ParseID(mac)
 	if err != nil {
-		return fleet.Identity{}, packets.ErrRefusedIDRejected, fmt.Errorf("client id: %w", err)
+		return devices.Identity{}, packets.ErrRefusedIDRejected, fmt.Errorf("client id: %w", err)
 	}
 	if other, err := devices.ParseID(strings.ReplaceAll(uuid, "_", ":")); err == nil && other == id {
 		uuid = "" // the manager puts the address there, which is no Client-Id
 	}
-	who := fleet.Identity{Device: id, ClientID: uuid}
+	who := devices.Identity{Device: id, ClientID: uuid}
 	if o.Open {
 		return who, packets.Accepted, nil
 	}

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 	"fleetd/internal/udpaudio"
@@ -126,9 +127,9 @@ func (l *link) hello(msg []byte) error {
 		return fmt.Errorf("more than %d hellos in a second", MaxHellos)
 	}
 	session := l.session.Load()
-	var conversation *fleet.Conversation
+	var conversation *speech.Conversation
 	var channel *udpaudio.Channel
-	reply, err := session.OpenAudio(h, hello.TransportUDP, func(c *fleet.Conversation) (fleet.AudioPath, error) {
+	reply, err := session.OpenAudio(h, hello.TransportUDP, func(c *speech.Conversation) (speech.AudioPath, error) {
 		var err error
 		conversation = c
 		channel, err = l.udp.Open(udpaudio.Params{FrameDuration: time.Duration(h.Audio.FrameDuration) * time.Millisecond,
@@ -145,7 +146,7 @@ func (l *link) hello(msg []byte) error {
 		err = session.Answer(answer)
 	}
 	if err != nil {
-		conversation.Abandon()
+		conversation.End()
 		return err
 	}
 	l.service.Stats().HelloTime.Observe(time.Since(begun))

@@ -69,7 +69,7 @@ type httpLog struct{ log *slog.Logger }
 
 func (l httpLog) Write(line []byte) (int, error) {
 	if bytes.Contains(line, []byte("panic serving")) {
-		l.log.Error("a fault of fleetd's, please report it", "http", string(line))
+		l.log.Error("internal error (bug), please report it", "http", string(line))
 	} else {
 		l.log.Debug("http", "message", string(bytes.TrimSpace(line)))
 	}

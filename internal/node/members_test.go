@@ -59,7 +59,7 @@ func sharing(t *testing.T, names ...string) (nodes []*node) {
 
 func (n *node) accept(t *testing.T, id devices.ID) {
 	t.Helper()
-	if _, err := n.service.Accept(fleet.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, silent{}); err != nil {
+	if _, err := n.service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, silent{}); err != nil {
 		t.Fatal(err)
 	}
 	n.awaitRow(t, id, true)

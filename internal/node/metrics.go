@@ -9,7 +9,9 @@ import (
 	"fleetd/internal/attest"
 	"fleetd/internal/audit"
 	"fleetd/internal/cluster"
+	"fleetd/internal/counters"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/events"
 	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
@@ -149,7 +151,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put := func(m metric, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
 	}
-	histogram := func(m metric, h *fleet.Histogram) {
+	histogram := func(m metric, h *counters.Histogram) {
 		count, sum, buckets := h.Snapshot()
 		ch <- prometheus.MustNewConstHistogram(m.desc, count, sum, buckets)
 	}
@@ -185,7 +187,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put(badMessages, float64(s.BadMessages.Load()))
 	put(audioPackets, float64(s.AudioFrames.Load()), "received")
 	put(audioPackets, float64(s.AudioSent.Load()), "sent")
-	s.AudioDrops.Each(func(reason fleet.AudioDrop, n int64) { put(audioDrops, float64(n), string(reason)) })
+	s.AudioDrops.Each(func(reason speech.AudioDrop, n int64) { put(audioDrops, float64(n), string(reason)) })
 	put(conversations, float64(s.Conversations.Load()))
 	put(silentChannels, float64(s.SilentChannels.Load()))
 	put(messageDrops, float64(s.MessageDrops.Load()))

@@ -1,7 +1,7 @@
 package node
 
 import (
-	"fleetd/internal/fleet"
+	"fleetd/internal/counters"
 	"fleetd/internal/gatewayapi"
 	"fleetd/internal/mqttdevice"
 	"fleetd/internal/udpaudio"
@@ -23,7 +23,7 @@ var (
 )
 
 // collect reads the counters of the MQTT side, as far as it is on.
-func (m *mqttSide) collect(put func(metric, float64, ...string), histogram func(metric, *fleet.Histogram)) {
+func (m *mqttSide) collect(put func(metric, float64, ...string), histogram func(metric, *counters.Histogram)) {
 	messages := func(s *mqttdevice.Stats) {
 		s.Connacks.Each(func(code string, n int64) { put(connacks, float64(n), code) })
 		put(mqttDrops, float64(s.ForeignTopics.Load()), "foreign_topic")

@@ -4,12 +4,12 @@ import (
 	"time"
 
 	"fleetd/internal/credential"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/upstream"
 )
 
 // openUpstream makes the bridge to a voice server; nil without one.
-func (n *node) openUpstream() (fleet.Voice, error) {
+func (n *node) openUpstream() (speech.Voice, error) {
 	if n.cfg.VoiceUpstream == "" {
 		return nil, nil
 	}

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"fleetd/internal/attest"
+	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
@@ -80,7 +81,7 @@ type Server struct {
 
 	// Replies counts answers by kind: member, waiting, bad_request,
 	// rate_limited, too_many_new, unavailable, unsafe.
-	Replies fleet.CounterMap[string]
+	Replies counters.Map[string]
 }
 
 // New returns a Server.

@@ -252,8 +252,8 @@ func (s *Server) exportDevices(w http.ResponseWriter, r *http.Request) {
 		h.Set("Content-Disposition", `attachment; filename="devices.`+string(format)+`"`)
 		h.Set("Cache-Control", "no-store")
 	}
-	err = bulk.Export(out, format, func(f func([]fleet.View) error) error {
-		return s.opt.Service.Each(r.Context(), by, sel, func(page []fleet.View) error {
+	err = bulk.Export(out, format, func(f func([]devices.View) error) error {
+		return s.opt.Service.Each(r.Context(), by, sel, func(page []devices.View) error {
 			if err := s.draining(); err != nil {
 				return err
 			}

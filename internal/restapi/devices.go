@@ -60,7 +60,7 @@ type deviceAudio struct {
 	Dropped uint64 `json:"dropped"`
 }
 
-func newDevice(v fleet.View) device {
+func newDevice(v devices.View) device {
 	d, p := &v.Device, &v.Presence
 	body := device{ID: string(d.ID), Name: d.Name, Labels: d.Labels, State: v.State, Transport: p.Transport, Node: p.Node, Board: d.Board,
 		Firmware: d.Firmware, ClientID: cmp.Or(d.ClientID, p.ClientID), PendingClientID: v.Pending, SessionID: p.Session,
@@ -178,7 +178,7 @@ type tagged[T any] struct {
 	Body T
 }
 
-func newTagged[T any](v *fleet.View, body T) *tagged[T] {
+func newTagged[T any](v *devices.View, body T) *tagged[T] {
 	return &tagged[T]{etag(v.Device.Revision), body}
 }
 
@@ -281,7 +281,7 @@ const changedLimit = 5 * time.Second
 
 // changed is a device after a decision about it was made. That the device cannot be
 // read at once must not look as if nothing had been decided.
-func (s *Server) changed(ctx context.Context, id devices.ID) (fleet.View, error) {
+func (s *Server) changed(ctx context.Context, id devices.ID) (devices.View, error) {
 	for end := time.Now().Add(changedLimit); ; {
 		v, err := s.opt.Service.Get(ctx, id)
 		if err == nil || devices.AsError(err).Code != devices.CodeUnavailable {

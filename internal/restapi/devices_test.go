@@ -246,7 +246,7 @@ func TestTools(t *testing.T) {
 	f.do(t, "GET", "/v1/catalogs/"+strings.Repeat("0", 63)+"1", "").problem(t, 404, devices.CodeNotFound)
 	f.do(t, "GET", "/v1/catalogs/xyz", "").problem(t, 400, devices.CodeBadRequest)
 	mute := devices.ID("mute")
-	session, err := f.service.Accept(fleet.Identity{Device: mute, ClientID: "c"}, &line{script: script})
+	session, err := f.service.Accept(devices.Identity{Device: mute, ClientID: "c"}, &line{script: script})
 	if err != nil {
 		t.Fatal(err)
 	}

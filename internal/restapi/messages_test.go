@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 )
 
 const messagesPath = "/v1/devices/aa:bb:cc:dd:ee:ff/messages"
@@ -43,7 +43,7 @@ func TestSendMessageProblems(t *testing.T) {
 		{messagesPath, `{"type":"hello"}`, 400, devices.CodeBadRequest},
 		{messagesPath, `{"type":"tts","state":"start"}`, 400, devices.CodeBadRequest},
 		{messagesPath, `{"type":"alert","status":"a"}`, 400, devices.CodeBadRequest},
-		{messagesPath, `{"type":"custom","payload":"` + strings.Repeat("x", fleet.MaxMessage) + `"}`, 413, devices.CodeTooLarge},
+		{messagesPath, `{"type":"custom","payload":"` + strings.Repeat("x", speech.MaxMessage) + `"}`, 413, devices.CodeTooLarge},
 		{messagesPath, `{"type":"custom","payload":"` + strings.Repeat("x", BodyLimit) + `"}`, 413, devices.CodeTooLarge},
 		{"/v1/devices/nobody/messages", `{"type":"system","command":"x"}`, 404, devices.CodeDeviceUnknown},
 		{"/v1/devices/a.b/messages", `{"type":"system","command":"x"}`, 400, devices.CodeBadRequest},

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 )
 
 // table is the API as promised: every route there is.
@@ -288,7 +287,7 @@ func TestPage(t *testing.T) {
 // Bodies are refused with the name of what is wrong.
 func TestBodies(t *testing.T) {
 	f := newFleet(t)
-	if _, err := f.service.Accept(fleet.Identity{Device: robot, ClientID: "c"}, &line{}); err != nil {
+	if _, err := f.service.Accept(devices.Identity{Device: robot, ClientID: "c"}, &line{}); err != nil {
 		t.Fatal(err)
 	}
 	const path = "/v1/devices/aa:bb:cc:dd:ee:ff"

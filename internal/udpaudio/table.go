@@ -25,13 +25,13 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"fleetd/internal/envelope"
+	"fleetd/internal/tasks"
 )
 
 // DefaultAddr is where a Table listens unless told otherwise: all addresses,
@@ -295,12 +295,7 @@ type reader struct {
 // contain is handle for one datagram of a stranger: a fault that its bytes set
 // off must not end the audio of all devices.
 func (r *reader) contain(b []byte, from netip.AddrPort, now time.Time) {
-	defer func() {
-		if fault := recover(); fault != nil {
-			r.table.stats.ReadErrors.Add(1)
-			r.table.log.Error("a fault of fleetd's, please report it", "panic", fault, "stack", string(debug.Stack()))
-		}
-	}()
+	defer tasks.Contain(r.table.log, func() { r.table.stats.ReadErrors.Add(1) })
 	r.handle(b, from, now)
 }
 

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
 	"fleetd/internal/fleet"
@@ -179,7 +180,7 @@ type device struct {
 	script  *devicetest.Script
 	via     devices.Transport
 	session *fleet.Session
-	c       *fleet.Conversation
+	c       *speech.Conversation
 
 	mu     sync.Mutex
 	log    []string // messages, and packets as they are
@@ -256,7 +257,7 @@ func newFleet(t testing.TB, c *chat) *testFleet {
 func (f *testFleet) connect(transport devices.Transport, script *devicetest.Script) *device {
 	f.t.Helper()
 	d := &device{script: script, via: transport}
-	session, err := f.svc.Accept(fleet.Identity{Device: id, ClientID: uuid, Transport: transport, Remote: "203.0.113.9:4711"}, d)
+	session, err := f.svc.Accept(devices.Identity{Device: id, ClientID: uuid, Transport: transport, Remote: "203.0.113.9:4711"}, d)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -271,7 +272,7 @@ func (f *testFleet) hello(d *device) {
 	if d.via == devices.TransportWebSocket {
 		transport = hello.TransportWebSocket
 	}
-	if _, err := d.session.OpenAudio(helloOf(f.t), transport, func(c *fleet.Conversation) (fleet.AudioPath, error) {
+	if _, err := d.session.OpenAudio(helloOf(f.t), transport, func(c *speech.Conversation) (speech.AudioPath, error) {
 		d.c = c
 		return path{d}, nil
 	}); err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/gorilla/websocket"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
-	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 	"fleetd/internal/jsonspan"
 )
@@ -108,7 +108,7 @@ func (l *link) dial() error {
 
 // header is what the request for a device's connection carries, as
 // xiaozhi-mqtt-gateway's.
-func (b *Bridge) header(who fleet.Identity, now time.Time) http.Header {
+func (b *Bridge) header(who devices.Identity, now time.Time) http.Header {
 	device := string(who.Device)
 	h := http.Header{}
 	h.Set("Device-Id", device)
@@ -333,7 +333,7 @@ func (l *link) message(kind string, data []byte) {
 	switch stateOf(data) {
 	case "start":
 		l.speaking = true
-		if now := time.Now().Add(fleet.SpeechGap); l.hushed.Swap(false) || l.playedOut.Before(now) {
+		if now := time.Now().Add(speech.SpeechGap); l.hushed.Swap(false) || l.playedOut.Before(now) {
 			l.playedOut = now
 		}
 	case "stop":

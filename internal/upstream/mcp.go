@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/tasks"
 )
 
 // protocolVersion is the MCP version that firmware answers with
@@ -95,8 +96,8 @@ func (l *link) serve(r request) {
 	}
 	started := l.t.b.start(func() {
 		defer l.calls.Add(-1)
-		defer fleet.Contain(l.t.b.opt.Log, func() {
-			l.result(r.id, nil, &devices.Error{Code: devices.CodeInternal, Detail: "a fault of fleetd's"})
+		defer tasks.Contain(l.t.b.opt.Log, func() {
+			l.result(r.id, nil, &devices.Error{Code: devices.CodeInternal, Detail: "internal error (bug)"})
 		})
 		result, err := l.perform(r)
 		if l.ctx.Err() != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/gorilla/websocket"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
 	"fleetd/internal/fleet"
@@ -37,7 +38,7 @@ func TestAnyShape(t *testing.T) {
 		{BadJSON, ``}, {BadJSON, ` `}, {BadJSON, `{`}, {BadJSON, `认证失败`}, {BadJSON, `{"type":"tts"`}, {BadJSON, `{"type":"stt","text":"say "hi""}`}, {BadJSON, `{"type":"mcp","payload":` + nested(10_000) + `}`},
 		{BadJSON, `{"type":"x\ud"}`}, {BadJSON, "{\"type\":\"a\x00b\"}"},
 		{BadRefused, `{"type":"tts"}`}, {BadRefused, `{"type":"tts","state":3}`}, {BadRefused, `{"type":"alert"}`}, {BadRefused, `{"type":"alert","status":1,"message":2,"emotion":3}`},
-		{BadRefused, `{"type":"custom","payload":"` + strings.Repeat("x", fleet.MaxMessage) + `"}`},
+		{BadRefused, `{"type":"custom","payload":"` + strings.Repeat("x", speech.MaxMessage) + `"}`},
 		{BadTooLarge, `{"type":"stt","text":"` + strings.Repeat("x", 1<<20) + `"}`}, {BadTooLarge, strings.Repeat("x", MaxText+1)}, {BadJSON, strings.Repeat("x", MaxText)},
 	} {
 		t.Run(fmt.Sprintf("%s %.30q", x.kind, x.text), func(t *testing.T) { shape(t, websocket.TextMessage, x.kind, x.text) })
@@ -127,7 +128,7 @@ func FuzzUpstreamMessage(f *testing.F) {
 	f.Add(true, []byte("short"))
 	fl := newFleet(f, &chat{url: "ws://192.0.2.1/"})
 	d := fl.connect(devices.TransportMQTT, devicetest.NewScript())
-	if _, err := d.session.OpenAudio(helloOf(f), "udp", func(c *fleet.Conversation) (fleet.AudioPath, error) { d.c = c; return path{d}, nil }); err != nil {
+	if _, err := d.session.OpenAudio(helloOf(f), "udp", func(c *speech.Conversation) (speech.AudioPath, error) { d.c = c; return path{d}, nil }); err != nil {
 		f.Fatal(err)
 	}
 	d.session.StartMCP(fleet.FeaturesMCP)

@@ -8,9 +8,10 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
-	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/tasks"
 )
 
 // phase is how far a conversation is with its chat server.
@@ -29,7 +30,7 @@ const (
 // a parked one has none.
 type talk struct {
 	b   *Bridge
-	c   *fleet.Conversation
+	c   *speech.Conversation
 	udp bool // it can be hung up; a WebSocket is its own conversation
 	// over is set by whoever ends the conversation first, so that the device is
 	// told goodbye by one of them only.
@@ -70,7 +71,7 @@ const (
 
 var frameBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 256); return &b }}
 
-func newTalk(b *Bridge, c *fleet.Conversation) *talk {
+func newTalk(b *Bridge, c *speech.Conversation) *talk {
 	return &talk{b: b, c: c, udp: c.Who().Transport == devices.TransportMQTT, nudge: make(chan struct{}, 1)}
 }
 
@@ -245,7 +246,7 @@ func (t *talk) writeLocked() {
 
 // write writes what is queued, then ends.
 func (t *talk) write() {
-	defer fleet.Contain(t.b.opt.Log, func() { t.mu.Lock(); t.writing = false; t.mu.Unlock() })
+	defer tasks.Contain(t.b.opt.Log, func() { t.mu.Lock(); t.writing = false; t.mu.Unlock() })
 	for {
 		t.mu.Lock()
 		l := t.link
@@ -272,7 +273,7 @@ func (t *talk) write() {
 // run is the conversation's goroutine: one chat server after the other as long
 // as one is wanted.
 func (t *talk) run() {
-	defer fleet.Contain(t.b.opt.Log, func() {
+	defer tasks.Contain(t.b.opt.Log, func() {
 		t.park()
 		t.stopRunning()
 		t.hangup()
@@ -350,7 +351,7 @@ func (t *talk) part(l *link) {
 	if !t.udp {
 		return
 	}
-	if rest := min(time.Until(l.playedOut), fleet.MaxSpeech); (rest > 0 || l.speaking) && !l.hushed.Load() {
+	if rest := min(time.Until(l.playedOut), speech.MaxSpeech); (rest > 0 || l.speaking) && !l.hushed.Load() {
 		timer := time.NewTimer(max(rest, 0) + speechTail)
 		defer timer.Stop()
 		select {

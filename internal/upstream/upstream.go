@@ -30,10 +30,11 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
-	"fleetd/internal/fleet"
 )
 
 // Limits of the bridge.
@@ -79,7 +80,7 @@ const (
 
 // Service is what the bridge needs of fleet.Service.
 type Service interface {
-	Get(ctx context.Context, id devices.ID) (fleet.View, error)
+	Get(ctx context.Context, id devices.ID) (devices.View, error)
 	Tools(ctx context.Context, id devices.ID, user bool) (devices.ToolList, error)
 	CallTool(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error)
 	CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error)
@@ -144,7 +145,7 @@ const (
 	DropLate       Drop = "late"        // an answer for a connection that is no more
 )
 
-// Bridge is the fleet.Voice that speaks to a chat server. It is safe for
+// Bridge is the speech.Voice that speaks to a chat server. It is safe for
 // concurrent use.
 type Bridge struct {
 	opt     Options
@@ -155,7 +156,7 @@ type Bridge struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	tasks   sync.WaitGroup
-	talks   sync.Map // *fleet.Conversation to *talk, from Begin to End
+	talks   sync.Map // *speech.Conversation to *talk, from Begin to End
 
 	mu     sync.Mutex // below any talk's lock
 	closed bool
@@ -163,11 +164,11 @@ type Bridge struct {
 	// end, may overtake Begin.
 	strays []*talk
 
-	Connections fleet.CounterMap[Outcome]
-	BadMessages fleet.CounterMap[Bad]
-	Frames      fleet.CounterMap[Direction]
-	Dropped     fleet.CounterMap[Drop]
-	Requests    fleet.CounterMap[string] // MCP requests answered, by outcome: ok or an error code
+	Connections counters.Map[Outcome]
+	BadMessages counters.Map[Bad]
+	Frames      counters.Map[Direction]
+	Dropped     counters.Map[Drop]
+	Requests    counters.Map[string] // MCP requests answered, by outcome: ok or an error code
 }
 
 // New returns a bridge to the chat server at opt.URL; it dials nothing before
@@ -226,8 +227,8 @@ func (b *Bridge) start(task func()) bool {
 	return true
 }
 
-// Begin implements fleet.Voice: it starts to dial.
-func (b *Bridge) Begin(c *fleet.Conversation) {
+// Begin implements speech.Voice: it starts to dial.
+func (b *Bridge) Begin(c *speech.Conversation) {
 	b.mu.Lock()
 	t := b.strayLocked(c)
 	if t != nil {
@@ -242,22 +243,22 @@ func (b *Bridge) Begin(c *fleet.Conversation) {
 	}
 }
 
-// Message implements fleet.Voice.
-func (b *Bridge) Message(c *fleet.Conversation, kind string, msg []byte) {
+// Message implements speech.Voice.
+func (b *Bridge) Message(c *speech.Conversation, kind string, msg []byte) {
 	b.talk(c).message(kind, msg)
 }
 
-// Audio implements fleet.Voice.
-func (b *Bridge) Audio(c *fleet.Conversation, f envelope.Frame) { b.talk(c).audio(f) }
+// Audio implements speech.Voice.
+func (b *Bridge) Audio(c *speech.Conversation, f envelope.Frame) { b.talk(c).audio(f) }
 
-// End implements fleet.Voice: the connection to the chat server ends.
-func (b *Bridge) End(c *fleet.Conversation) {
+// End implements speech.Voice: the connection to the chat server ends.
+func (b *Bridge) End(c *speech.Conversation) {
 	b.talk(c).end()
 	b.talks.Delete(c)
 }
 
 // talk finds the conversation, or makes a stray of it.
-func (b *Bridge) talk(c *fleet.Conversation) *talk {
+func (b *Bridge) talk(c *speech.Conversation) *talk {
 	if t, ok := b.talks.Load(c); ok {
 		return t.(*talk)
 	}
@@ -277,7 +278,7 @@ func (b *Bridge) talk(c *fleet.Conversation) *talk {
 	return t
 }
 
-func (b *Bridge) strayLocked(c *fleet.Conversation) *talk {
+func (b *Bridge) strayLocked(c *speech.Conversation) *talk {
 	for _, t := range b.strays {
 		if t.c == c {
 			return t

@@ -10,9 +10,9 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
-	"fleetd/internal/fleet"
 )
 
 var transports = []devices.Transport{devices.TransportMQTT, devices.TransportWebSocket}
@@ -49,7 +49,7 @@ func TestHeaderIsTheGateways(t *testing.T) {
 	}
 	defer b.Close()
 	for remote, ip := range map[string]string{"203.0.113.9:4711": "203.0.113.9", "[::ffff:203.0.113.9]:1": "203.0.113.9", "[2001:db8::1%eth0]:1": "2001:db8::1", "203.0.113.9": "203.0.113.9", "": "", "broker": ""} {
-		h := b.header(fleet.Identity{Device: id, ClientID: uuid, Remote: remote}, time.Unix(1754640000, 0))
+		h := b.header(devices.Identity{Device: id, ClientID: uuid, Remote: remote}, time.Unix(1754640000, 0))
 		for name, want := range map[string]string{"device-id": "aa:bb:cc:dd:ee:ff", "client-id": uuid, "protocol-version": "2", "x-forwarded-for": ip,
 			"authorization": "Bearer syQ4C037HBT7oiD1DGUGV36J6wFRooVF4uFF3wIz7QE.1754640000"} {
 			if got := h.Get(name); got != want {
@@ -259,9 +259,9 @@ func TestAnyOrder(t *testing.T) {
 	c := server(t)
 	f := newFleet(t, c)
 	d := f.connect(devices.TransportMQTT, devicetest.NewScript())
-	opened := func() *fleet.Conversation {
+	opened := func() *speech.Conversation {
 		t.Helper()
-		if _, err := d.session.OpenAudio(helloOf(t), "udp", func(c *fleet.Conversation) (fleet.AudioPath, error) { d.c = c; return path{d}, nil }); err != nil {
+		if _, err := d.session.OpenAudio(helloOf(t), "udp", func(c *speech.Conversation) (speech.AudioPath, error) { d.c = c; return path{d}, nil }); err != nil {
 			t.Fatal(err)
 		}
 		return d.c

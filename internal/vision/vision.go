@@ -28,9 +28,9 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/lobby"
 )
@@ -108,14 +108,14 @@ type Server struct {
 	budget    time.Duration      // ExplainTime, less in tests
 
 	// Uploads counts them by outcome: stored, or the reason they were refused.
-	Uploads fleet.CounterMap[string]
+	Uploads counters.Map[string]
 	// Bytes counts those of stored photos, InProgress uploads now.
 	Bytes      atomic.Uint64
 	InProgress atomic.Int64
 	// Explanations counts photos by what became of their question, ExplainTime
 	// is what the device waited for it, Explaining how many are explained now.
-	Explanations fleet.CounterMap[string]
-	ExplainTime  fleet.Histogram
+	Explanations counters.Map[string]
+	ExplainTime  counters.Histogram
 	Explaining   atomic.Int64
 }
 

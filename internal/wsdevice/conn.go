@@ -14,11 +14,13 @@ import (
 	"github.com/gorilla/websocket"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
 	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 	"fleetd/internal/lobby"
 	"fleetd/internal/outbox"
+	"fleetd/internal/tasks"
 )
 
 // conn is one upgraded connection. It is the fleet.Conn of its session.
@@ -68,8 +70,8 @@ var refusals = map[devices.Code]devices.CloseReason{
 // run opens the session on the goroutine that the upgrade started, and leaves
 // the rest of the connection's life to a fresh one: opening needs a stack of
 // 8 KB, which a goroutine parked in a read would keep for ever.
-func (c *conn) run(who fleet.Identity, begun time.Time) {
-	defer fleet.Contain(c.front.opt.Log, c.fault)
+func (c *conn) run(who devices.Identity, begun time.Time) {
+	defer tasks.Contain(c.front.opt.Log, c.fault)
 	c.lastSent.Store(begun.UnixNano())
 	// Devices that connect together shall not be pinged together for ever.
 	c.lastPing.Store(begun.Add(-rand.N(PingEvery / 2)).UnixNano())
@@ -102,7 +104,7 @@ func (c *conn) end() {
 }
 
 // open waits for the hello and answers it, once, from local state.
-func (c *conn) open(who fleet.Identity, begun time.Time) (*fleet.Session, devices.CloseReason) {
+func (c *conn) open(who devices.Identity, begun time.Time) (*fleet.Session, devices.CloseReason) {
 	log := c.front.opt.Log
 	c.ws.SetReadLimit(HelloLimit)
 	_ = c.ws.SetReadDeadline(time.Now().Add(HelloTimeout)) // an error shows at the read
@@ -138,7 +140,7 @@ func (c *conn) open(who fleet.Identity, begun time.Time) (*fleet.Session, device
 	}
 	c.session.Store(session)
 	lobby.Vouch(c.ws.NetConn()) // without credentials it has proven itself only now
-	reply, err := session.OpenAudio(h, hello.TransportWebSocket, func(*fleet.Conversation) (fleet.AudioPath, error) {
+	reply, err := session.OpenAudio(h, hello.TransportWebSocket, func(*speech.Conversation) (speech.AudioPath, error) {
 		return (*audioPath)(c), nil
 	})
 	answer, appendErr := reply.Append(nil)
@@ -170,7 +172,7 @@ func (c *conn) pong(string) error {
 // serve feeds the session until the connection ends. Its frame stays small
 // for the same reason: it is there, parked, for every idle device.
 func (c *conn) serve(session *fleet.Session) {
-	defer fleet.Contain(c.front.opt.Log, c.fault)
+	defer tasks.Contain(c.front.opt.Log, c.fault)
 	bad := 0
 	for {
 		kind, r, err := c.ws.NextReader()
@@ -277,7 +279,7 @@ func (c *conn) SendControl(msg []byte) error { return c.send(websocket.TextMessa
 // audioPath is the connection as its conversation sees it.
 type audioPath conn
 
-// SendAudio frames one packet as the device was told. See fleet.AudioPath.
+// SendAudio frames one packet as the device was told. See speech.AudioPath.
 func (p *audioPath) SendAudio(f envelope.Frame) error {
 	c := (*conn)(p)
 	buf := buffers.Get().(*[]byte)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
@@ -74,7 +75,7 @@ type Front struct {
 	stop     context.CancelFunc
 
 	// Refused counts refusals before the upgrade, by status.
-	Refused fleet.CounterMap[int]
+	Refused counters.Map[int]
 }
 
 // New returns a running front end.
@@ -139,12 +140,12 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // identify checks the request's headers.
-func (f *Front) identify(r *http.Request) (fleet.Identity, int, error) {
+func (f *Front) identify(r *http.Request) (devices.Identity, int, error) {
 	id, err := devices.ParseID(r.Header.Get("Device-Id"))
 	if err != nil {
-		return fleet.Identity{}, http.StatusBadRequest, fmt.Errorf("header Device-Id: %w", err)
+		return devices.Identity{}, http.StatusBadRequest, fmt.Errorf("header Device-Id: %w", err)
 	}
-	who := fleet.Identity{Device: id, ClientID: r.Header.Get("Client-Id"), Transport: devices.TransportWebSocket, Remote: r.RemoteAddr}
+	who := devices.Identity{Device: id, ClientID: r.Header.Get("Client-Id"), Transport: devices.TransportWebSocket, Remote: r.RemoteAddr}
 	if len(who.ClientID) > 128 {
 		return who, http.StatusBadRequest, errors.New("header Client-Id is longer than 128 bytes")
 	}

@@ -38,7 +38,7 @@ const (
 	// About how long a batch of a longer list may take: others wait. On Postgres
 	// each transaction waits for the disk and for a dozen answers, however long
 	// it is.
-	bulkTime         = 15 * time.Millisecond
+	bulkTime         = 10 * time.Millisecond
 	bulkTimePostgres = 25 * time.Millisecond
 	minBatch         = 16
 	maxBatch         = 1000

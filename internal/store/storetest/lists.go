@@ -443,8 +443,8 @@ func testCounts(t *testing.T, db Database) {
 	}
 	db.Exec(t, `UPDATE devices SET labels = '{"all":"yes",' || substr(labels, 2) WHERE labels <> '{}'`)
 	db.Exec(t, `INSERT INTO device_labels (key, value, device) SELECT 'all', 'yes', device FROM devices WHERE labels <> '{}'`)
-	// Of state=offline and all=yes those are counted that are not selected.
-	for _, sel := range []string{"site=site-3", "state=online", "state=offline", "all=yes", "all in (yes,no)", "board in (board-1,board-2)", "site=site-3,state=online", "firmware>2.3"} {
+	// Of state=offline, all=yes and what is negated those are counted that are not selected.
+	for _, sel := range []string{"site!=site-3", "all!=yes", "board!=board-1", "board not in (board-1,board-2,none)", "state!=online", "state!=offline", "state in (online,offline)", "transport!=mqtt", "site=site-3", "state=online", "state=offline", "all=yes", "all in (yes,no)", "board in (board-1,board-2)", "site=site-3,state=online", "firmware>2.3"} {
 		q := devices.ListQuery{Select: parse(t, sel)}
 		counts, err := s.CountsOf(t.Context(), q)
 		rows := pages(t, s, q)

@@ -1,4 +1,4 @@
-package fleet
+package catalog
 
 import (
 	"bytes"
@@ -37,12 +37,12 @@ func FuzzSchemaAndArguments(f *testing.F) {
 		if !json.Valid(raw) {
 			return
 		}
-		c, err := NewCatalog([]byte(`[{"name":"t","inputSchema":` + string(raw) + `}]`))
+		c, err := New([]byte(`[{"name":"t","inputSchema":` + string(raw) + `}]`))
 		if err != nil {
 			return
 		}
 		args = bytes.Trim(args, " \t\r\n") // callers pass the span of a value
-		refused := c.Tool("t").checkCall(args)
+		refused := c.Tool("t").CheckCall(args)
 		if refused != nil && refused.Code == devices.CodeInvalidArguments && len(refused.Faults) == 0 {
 			t.Fatal("refused without a fault")
 		}

@@ -1,4 +1,4 @@
-package fleet
+package speech
 
 import (
 	"bytes"
@@ -8,6 +8,7 @@ import (
 	"fleetd/internal/envelope"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/opus"
+	"fleetd/internal/tasks"
 )
 
 // What the device can take (application.cc:518-522, 951-960, audio_service.h:42):
@@ -114,9 +115,9 @@ func (c *Conversation) SendAudio(f envelope.Frame) error {
 	return nil
 }
 
-// send queues one message. Those of the speech (`tts`) keep their place in it,
-// others go ahead. The caller has checked msg.
-func (c *Conversation) send(kind string, msg []byte) error {
+// SendMessage queues one message. Those of the speech (`tts`) keep their place in
+// it, others go ahead. The caller has checked msg.
+func (c *Conversation) SendMessage(kind string, msg []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	d := c.downLocked()
@@ -173,7 +174,7 @@ func (c *Conversation) wakeLocked() {
 		d.timer.Stop()
 		d.timer = nil
 	}
-	d.pumping = c.svc.run(c.pump)
+	d.pumping = c.svc.tasks.Run(c.pump)
 }
 
 // abort answers the user's interruption: what waits is thrown away, and the
@@ -216,7 +217,7 @@ func (c *Conversation) stopSpeech() {
 
 // pump says what is due, then ends or leaves the rest to a timer.
 func (c *Conversation) pump() {
-	defer Contain(c.svc.log, c.end)
+	defer tasks.Contain(c.svc.log, c.End)
 	for {
 		c.mu.Lock()
 		d := c.down
@@ -269,7 +270,7 @@ func (c *Conversation) due() {
 	defer c.mu.Unlock()
 	c.down.timer = nil
 	if !c.ended && !c.down.pumping {
-		c.down.pumping = c.svc.run(c.pump)
+		c.down.pumping = c.svc.tasks.Run(c.pump)
 	}
 }
 
@@ -323,12 +324,7 @@ func (d *downlink) sent(item *said, now time.Time) uint32 {
 
 // sendControl writes a message on the device's connection of the moment.
 func (c *Conversation) sendControl(msg []byte) {
-	x := c.entry.session.Load()
-	if x == nil {
-		c.svc.stats.MessageDrops.Add(1)
-		return
-	}
-	if err := x.sendControl(msg); err != nil {
+	if err := c.line.SendControl(msg); err != nil {
 		c.svc.stats.MessageDrops.Add(1)
 	}
 }

@@ -1,4 +1,4 @@
-package fleet
+package catalog
 
 import (
 	"encoding/json"
@@ -17,7 +17,7 @@ import (
 
 func tool(t testing.TB, schema string) *Tool {
 	t.Helper()
-	c, err := NewCatalog([]byte(`[{"name":"t","inputSchema":` + schema + `}]`))
+	c, err := New([]byte(`[{"name":"t","inputSchema":` + schema + `}]`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestArguments(t *testing.T) {
 		{`{}`, `{"any":1}`, ""}, {`"nonsense"`, `{"any":1}`, ""}, {`{"$ref":"file:///etc/passwd"}`, `{}`, ""},
 		{`{"type":"object","properties":{"x":{"$ref":"http://192.0.2.1/s"}}}`, `{"x":1}`, ""},
 	} {
-		err := tool(t, c.schema).checkCall(json.RawMessage(c.args))
+		err := tool(t, c.schema).CheckCall(json.RawMessage(c.args))
 		if c.schema == nested && c.args == `{}` {
 			if err == nil || len(err.Faults) != 1 || !strings.Contains(err.Faults[0].Detail, "mode") {
 				t.Errorf("missing property: %+v", err)
@@ -68,7 +68,7 @@ func TestArguments(t *testing.T) {
 			}
 		}
 	}
-	if err := tool(t, otto).checkCall(json.RawMessage(`[1]`)); err == nil || err.Code != devices.CodeBadRequest {
+	if err := tool(t, otto).CheckCall(json.RawMessage(`[1]`)); err == nil || err.Code != devices.CodeBadRequest {
 		t.Errorf("array: %v", err)
 	}
 }
@@ -90,7 +90,7 @@ func TestSchemasReadNothing(t *testing.T) {
 		for _, form := range []string{`{"$ref":%q}`, `{"$dynamicRef":%q}`, `{"properties":{"x":{"$ref":%q}}}`, `{"allOf":[{"$ref":%q}]}`,
 			`{"$schema":%q,"required":["never"],"not":{"required":["never"]}}`} {
 			// security: D12
-			if err := tool(t, fmt.Sprintf(form, url)).checkCall(json.RawMessage(`{"x":{}}`)); err != nil {
+			if err := tool(t, fmt.Sprintf(form, url)).CheckCall(json.RawMessage(`{"x":{}}`)); err != nil {
 				t.Errorf(form+": %v", url, err)
 			}
 		}
@@ -116,22 +116,22 @@ func TestCostlySchemas(t *testing.T) {
 		"huge minimum":  `{"properties":{"a":{"type":"number","minimum":1e99999999999}}}`,
 		"many required": `{"properties":{},"required":[` + strings.Repeat(`"x",`, 20000) + `"x"]}`,
 	} {
-		if err := tool(t, schema).checkCall(json.RawMessage(`{"a":5}`)); err != nil {
+		if err := tool(t, schema).CheckCall(json.RawMessage(`{"a":5}`)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	number := tool(t, `{"type":"object","properties":{"a":{"type":"number","minimum":1}}}`)
 	for args, bad := range map[string]bool{`{"a":1e99999999999}`: true, `{"a":` + strings.Repeat("9", 1000) + `}`: true, `{"a":1.5e3}`: false, `{"a":0.5}`: true} {
-		if err := number.checkCall(json.RawMessage(args)); (err != nil) != bad {
+		if err := number.CheckCall(json.RawMessage(args)); (err != nil) != bad {
 			t.Errorf("%.30s: %v", args, err)
 		}
 	}
 	many := tool(t, `{"type":"object","properties":{"l":{"type":"array","items":{"type":"boolean"}}}}`)
-	err := many.checkCall(json.RawMessage(`{"l":[` + strings.Repeat(`"`+strings.Repeat("x", 500)+`",`, 100) + `1]}`))
+	err := many.CheckCall(json.RawMessage(`{"l":[` + strings.Repeat(`"`+strings.Repeat("x", 500)+`",`, 100) + `1]}`))
 	if err == nil || len(err.Faults) > maxFaults || len(err.Faults[0].Detail) > maxFaultDetail+8 {
 		t.Errorf("%d faults", len(err.Faults))
 	}
-	if err := tool(t, `null`).checkCall(json.RawMessage(`[1]`)); err == nil || err.Code != devices.CodeBadRequest {
+	if err := tool(t, `null`).CheckCall(json.RawMessage(`[1]`)); err == nil || err.Code != devices.CodeBadRequest {
 		t.Errorf("an array as arguments: %v", err)
 	}
 }
@@ -140,7 +140,7 @@ func TestCheckDoesNotAllocate(t *testing.T) {
 	s := tool(t, otto)
 	args := json.RawMessage(`{"on":true,"steps":5}`)
 	if got := testing.AllocsPerRun(100, func() {
-		if s.checkCall(args) != nil {
+		if s.CheckCall(args) != nil {
 			t.Fatal("refused")
 		}
 	}); got != 0 {

@@ -1,4 +1,4 @@
-package fleet
+package catalog
 
 import (
 	"bytes"
@@ -356,9 +356,9 @@ func leaves(e *jsonschema.ValidationError, faults []devices.Fault) []devices.Fau
 	return faults
 }
 
-// checkCall refuses a call whose arguments the tool's schema does not allow,
+// CheckCall refuses a call whose arguments the tool's schema does not allow,
 // or that the firmware would misunderstand.
-func (t *Tool) checkCall(args json.RawMessage) *devices.Error {
+func (t *Tool) CheckCall(args json.RawMessage) *devices.Error {
 	faults, err := t.schema.check(args)
 	if err != nil {
 		return devices.Errorf(devices.CodeBadRequest, "arguments must be a JSON object: %v", err)
@@ -366,7 +366,7 @@ func (t *Tool) checkCall(args json.RawMessage) *devices.Error {
 	// The description of this tool's url stands where its default should
 	// (mcp_server.cc:152-155): called without one, the device stops its audio
 	// and tries to download that sentence.
-	if t.Name == toolUpgradeFirmware && jsonspan.Member(args, "url") == nil {
+	if t.Name == UpgradeFirmware && jsonspan.Member(args, "url") == nil {
 		faults = append(faults, devices.Fault{Pointer: "/url", Detail: "is required"})
 	}
 	if len(faults) > 0 {

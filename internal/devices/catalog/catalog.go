@@ -1,4 +1,9 @@
-package fleet
+// Package catalog holds tool lists by their content: what their tools are, whether
+// arguments fit a tool's schema, how two lists differ, and which tools match words.
+//
+// A Cache has one lock, which is held for lookups alone; lists are parsed and
+// compared outside it.
+package catalog
 
 import (
 	"bytes"
@@ -25,6 +30,9 @@ type Catalog struct {
 	first func() []byte // fields of the event that a device has this as its first list
 }
 
+// UpgradeFirmware is the tool that installs another firmware image.
+const UpgradeFirmware = "self.upgrade_firmware"
+
 // Tool is one element of a catalog.
 type Tool struct {
 	Name     string
@@ -33,8 +41,8 @@ type Tool struct {
 	schema   schema
 }
 
-// NewCatalog parses a tool list, as mcpclient.ToolList.JSON. It keeps text.
-func NewCatalog(text []byte) (*Catalog, error) {
+// New parses a tool list, as mcpclient.ToolList.JSON. It keeps text.
+func New(text []byte) (*Catalog, error) {
 	c := &Catalog{Hash: sha256.Sum256(text), JSON: text, index: map[string]int{}}
 	walk := jsonspan.Array(text)
 	for walk.Next() {
@@ -99,8 +107,9 @@ func isUserOnly(annotations []byte) bool {
 	return false
 }
 
-// catalogs holds one copy of every list this node has met.
-type catalogs struct {
+// Cache holds one copy of every list that a node has met. It is safe for
+// concurrent use.
+type Cache struct {
 	room int64 // bytes, as Catalog.size counts them
 
 	mu      sync.RWMutex
@@ -110,21 +119,23 @@ type catalogs struct {
 	evicted time.Time // when room was last made
 }
 
-func newCatalogs(room int64) *catalogs {
-	return &catalogs{room: room, byHash: map[devices.Hash]*Catalog{}, byELF: map[string]*Catalog{}}
+// NewCache returns a Cache for so many bytes of lists.
+func NewCache(room int64) *Cache {
+	return &Cache{room: room, byHash: map[devices.Hash]*Catalog{}, byELF: map[string]*Catalog{}}
 }
 
 // size is about what the catalog takes in memory.
 func (c *Catalog) size() int64 { return int64(len(c.JSON) + 300*len(c.Tools) + 500) }
 
-func (c *catalogs) get(h devices.Hash) *Catalog {
+// Get returns the list with this hash; nil if it is not in memory.
+func (c *Cache) Get(h devices.Hash) *Catalog {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.byHash[h]
 }
 
-// toolNames are the names of all tools in all lists, each once.
-func (c *catalogs) toolNames() []string {
+// ToolNames are the names of all tools in all lists, each once.
+func (c *Cache) ToolNames() []string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	names := map[string]struct{}{}
@@ -136,7 +147,9 @@ func (c *catalogs) toolNames() []string {
 	return slices.Collect(maps.Keys(names))
 }
 
-func (c *catalogs) forELF(elf string) *Catalog {
+// ForELF returns the list that all devices with a firmware image had; nil if none
+// is known, or they differ.
+func (c *Cache) ForELF(elf string) *Catalog {
 	if elf == "" {
 		return nil
 	}
@@ -145,11 +158,11 @@ func (c *catalogs) forELF(elf string) *Catalog {
 	return c.byELF[elf]
 }
 
-// learn remembers that a firmware image had this list. What devices with the
+// Learn remembers that a firmware image had this list. What devices with the
 // same image do not agree on is never shown for another: the image is what a
 // device says of itself, and one could say it to put words into the others'
 // mouths.
-func (c *catalogs) learn(elf string, cat *Catalog) {
+func (c *Cache) Learn(elf string, cat *Catalog) {
 	if elf == "" {
 		return
 	}
@@ -165,17 +178,17 @@ func (c *catalogs) learn(elf string, cat *Catalog) {
 	c.byELF[elf] = cat
 }
 
-// intern returns the shared catalog with this text, parsing and copying it
-// only if its hash is new. It fails with errNoRoom.
-func (c *catalogs) intern(text []byte) (cat *Catalog, isNew bool, err error) {
+// Intern returns the shared catalog with this text, parsing and copying it
+// only if its hash is new. The error is ErrNoRoom, or that of New.
+func (c *Cache) Intern(text []byte) (cat *Catalog, isNew bool, err error) {
 	h := devices.Hash(sha256.Sum256(text))
-	if cat := c.get(h); cat != nil {
+	if cat := c.Get(h); cat != nil {
 		return cat, false, nil
 	}
-	if _, bytes := c.usage(); bytes+int64(len(text)) > c.room {
-		return nil, false, errNoRoom // before it is copied and parsed for nothing
+	if _, bytes := c.Usage(); bytes+int64(len(text)) > c.room {
+		return nil, false, ErrNoRoom // before it is copied and parsed for nothing
 	}
-	cat, err = NewCatalog(bytes.Clone(text))
+	cat, err = New(bytes.Clone(text))
 	if err != nil {
 		return nil, false, err
 	}
@@ -185,7 +198,7 @@ func (c *catalogs) intern(text []byte) (cat *Catalog, isNew bool, err error) {
 		return first, false, nil
 	}
 	if c.bytes+cat.size() > c.room {
-		return nil, false, errNoRoom
+		return nil, false, ErrNoRoom
 	}
 	c.bytes += cat.size()
 	c.byHash[h] = cat
@@ -204,13 +217,14 @@ const (
 	evictEvery = time.Second
 )
 
-var errNoRoom = errors.New("the node holds too many different tool lists; raise --catalog-memory")
+// ErrNoRoom is the error of Intern for a list that does not fit.
+var ErrNoRoom = errors.New("the node holds too many different tool lists; raise --catalog-memory")
 
-// evict drops the lists that no device has any more, and, if not enough room
+// Evict drops the lists that no device has any more, and, if not enough room
 // is left then, those of devices that are not connected here: the database has
 // them. inUse names the lists that some device has, true if it is connected.
 // It returns how many were dropped.
-func (c *catalogs) evict(now time.Time, inUse func() map[devices.Hash]bool) (dropped int) {
+func (c *Cache) Evict(now time.Time, inUse func() map[devices.Hash]bool) (dropped int) {
 	c.mu.Lock()
 	due := now.Sub(c.evicted) >= evictEvery
 	if due {
@@ -249,53 +263,22 @@ func (c *catalogs) evict(now time.Time, inUse func() map[devices.Hash]bool) (dro
 	return dropped
 }
 
-// many tells whether there are more lists than need to be kept.
-func (c *catalogs) many() bool {
+// Many tells whether there are more lists than need to be kept.
+func (c *Cache) Many() bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return len(c.byHash) > maxCatalogs
 }
 
-// usage is how many lists are in memory, and how many bytes they take.
-func (c *catalogs) usage() (lists int, bytes int64) {
+// Usage is how many lists are in memory, and how many bytes they take.
+func (c *Cache) Usage() (lists int, bytes int64) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return len(c.byHash), c.bytes
 }
 
-// CatalogUsage is how many tool lists are in memory, and how many bytes they
-// take, of which Config.CatalogMemory is the bound.
-func (s *Service) CatalogUsage() (lists int, bytes int64) { return s.catalogs.usage() }
-
-// intern is catalogs.intern, after making room if there is none.
-func (s *Service) intern(text []byte) (cat *Catalog, isNew bool, err error) {
-	cat, isNew, err = s.catalogs.intern(text)
-	if errors.Is(err, errNoRoom) {
-		s.evictCatalogs()
-		if cat, isNew, err = s.catalogs.intern(text); errors.Is(err, errNoRoom) {
-			s.stats.CatalogsRefused.Add(1)
-		}
-	}
-	return cat, isNew, err
-}
-
-func (s *Service) evictCatalogs() {
-	s.stats.CatalogsEvicted.Add(uint64(s.catalogs.evict(time.Now(), s.catalogsInUse)))
-}
-
-// catalogsInUse names the last list of every device; true if one that has it
-// is connected here.
-func (s *Service) catalogsInUse() map[devices.Hash]bool {
-	used := map[devices.Hash]bool{}
-	s.hub.each(func(e *entry) {
-		e.mu.Lock()
-		used[e.catalog] = used[e.catalog] || e.session.Load() != nil
-		e.mu.Unlock()
-	})
-	return used
-}
-
-func (c *Catalog) text(now time.Time) devices.CatalogText {
+// Text is the list as it is stored.
+func (c *Catalog) Text(now time.Time) devices.CatalogText {
 	return devices.CatalogText{Hash: c.Hash, Tools: c.JSON, Count: len(c.Tools), FirstSeen: now}
 }
 
@@ -321,4 +304,39 @@ func Diff(before, after *Catalog) (added, removed, changed []string) {
 		}
 	}
 	return added, removed, changed
+}
+
+// MaxDiffNames bounds each list of names in a catalog event; the true sizes
+// are in the catalogs themselves.
+const MaxDiffNames = 200
+
+// EventFields are the members of the event that a device has another list than
+// before; before is nil if it had none.
+func EventFields(before, after *Catalog, partial bool) []byte {
+	if before == nil && !partial { // the same for every device that is new
+		return after.first()
+	}
+	return diffFields(before, after, partial)
+}
+
+func diffFields(before, after *Catalog, partial bool) []byte {
+	added, removed, changed := Diff(before, after)
+	fields := jsonspan.AppendString([]byte(`"catalog":`), after.Hash.String())
+	for _, part := range []struct {
+		name  string
+		names []string
+	}{{"added", added}, {"removed", removed}, {"changed", changed}} {
+		fields = append(fields, `,"`+part.name+`":[`...)
+		for i, name := range part.names[:min(len(part.names), MaxDiffNames)] {
+			if i > 0 {
+				fields = append(fields, ',')
+			}
+			fields = jsonspan.AppendString(fields, name)
+		}
+		fields = append(fields, ']')
+	}
+	if partial {
+		return append(fields, `,"partial":true`...)
+	}
+	return append(fields, `,"partial":false`...)
 }

@@ -1,0 +1,108 @@
+package speech
+
+import (
+	"strings"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/envelope"
+	"fleetd/internal/jsonspan"
+)
+
+// MaxMessage bounds a message for a device, in bytes. Firmware to v2.1.0 keeps
+// such a message twice in some 100 KB of free memory.
+const MaxMessage = 32 << 10
+
+// IsSpeech tells whether a message belongs to what is said and heard.
+func IsSpeech(kind string) bool {
+	switch kind {
+	case "tts", "stt", "llm", "listen", "abort", "goodbye":
+		return true
+	}
+	return false
+}
+
+// MessageKind checks what may be sent and returns its type.
+func MessageKind(body []byte) (string, error) {
+	if len(body) > MaxMessage {
+		return "", devices.Errorf(devices.CodeTooLarge, "the message has %d bytes, at most %d are allowed", len(body), MaxMessage)
+	}
+	m, err := envelope.Parse(body)
+	if err != nil {
+		return "", devices.Errorf(devices.CodeBadRequest, `the message must be a JSON object with a string "type": %v`, err)
+	}
+	// The device finds members without regard to case (cJSON), and would take
+	// the first for what it is called here.
+	for walk := jsonspan.Object(body); walk.Next(); {
+		key, _, cut := strings.Cut(string(walk.Key()), "\x00") // where its reader stops
+		if (cut || key != "type") && strings.EqualFold(key, "type") {
+			return "", devices.Errorf(devices.CodeBadRequest, "the message has a member %q: the device reads it as its type; write it in lower case or leave it out", key)
+		}
+	}
+	if !IsWord(string(m.Type)) {
+		return "", devices.Errorf(devices.CodeBadRequest, "the message's type must be 1 to %d of [A-Za-z0-9_.-]: the device reads others as another type than stands there", MaxWord)
+	}
+	switch kind := string(m.Type); kind {
+	case envelope.TypeMCP:
+		return "", devices.Errorf(devices.CodeForbidden, "mcp belongs to fleetd: call tools by the call and mcp routes")
+	case "hello":
+		return "", devices.Errorf(devices.CodeForbidden, "hello belongs to fleetd: a second one spoils the device's next connection")
+	case "tts":
+		// Firmware to v2.3.0 crashes on a tts message without state.
+		if !hasString(body, "state") {
+			return "", devices.Errorf(devices.CodeBadRequest, `a tts message needs a string "state", such as start, sentence_start or stop`)
+		}
+		return kind, nil
+	case "alert":
+		for _, name := range []string{"status", "message", "emotion"} {
+			if !hasString(body, name) {
+				return "", devices.Errorf(devices.CodeBadRequest, `an alert needs the strings "status", "message" and "emotion"; %q is missing`, name)
+			}
+		}
+		return kind, nil
+	default:
+		return kind, nil
+	}
+}
+
+// MaxWord bounds the type of a message and the method of a raw request.
+const MaxWord = 64
+
+// IsWord tells whether text means the same to the device as to us. Its reader
+// ends a string at the first NUL (cJSON, std::string from a char pointer), so
+// that what is compared here as a whole would be another word there.
+func IsWord(text string) bool {
+	for _, c := range []byte(text) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '.', c == '-', c == '/', c == '$':
+		default:
+			return false
+		}
+	}
+	return text != "" && len(text) <= MaxWord
+}
+
+func hasString(object []byte, name string) bool {
+	return jsonspan.KindOf(jsonspan.Member(object, name)) == jsonspan.KindString
+}
+
+// WithSession adds the session id that devices expect where the sender, who
+// need not know it, left it out.
+func WithSession(body []byte, id string) []byte {
+	if jsonspan.Member(body, "session_id") != nil {
+		return body
+	}
+	return jsonspan.WithString(body, "session_id", id)
+}
+
+// Send queues one message of a voice service for the device.
+func (c *Conversation) Send(by access.By, body []byte) error {
+	kind, err := MessageKind(body)
+	if err := c.svc.permit(by, c.line.Device(), kind, err); err != nil {
+		return err
+	}
+	if !c.line.Connected() {
+		return devices.Errorf(devices.CodeDeviceOffline, "device %s is reconnecting", c.line.Device())
+	}
+	return c.SendMessage(kind, WithSession(body, c.id))
+}

@@ -1,0 +1,58 @@
+// Package tasks runs goroutines whose end somebody waits for, and contains their
+// panics.
+package tasks
+
+import (
+	"log/slog"
+	"runtime/debug"
+	"sync"
+)
+
+// Group runs tasks until it is closed. Its methods are safe for concurrent use;
+// Log must be set before the first task.
+type Group struct {
+	Log *slog.Logger
+
+	running sync.WaitGroup
+	mu      sync.RWMutex // no task starts once closing is set
+	closing bool
+}
+
+// Run starts a task that Wait waits for; false if the group is closing. It never
+// blocks: callers may hold locks.
+func (g *Group) Run(task func()) bool {
+	if !g.mu.TryRLock() { // Close alone takes it from us
+		return false
+	}
+	defer g.mu.RUnlock()
+	if g.closing {
+		return false
+	}
+	g.running.Go(func() {
+		defer Contain(g.Log, nil)
+		task()
+	})
+	return true
+}
+
+// Close lets no task start any more. It does not wait.
+func (g *Group) Close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closing = true
+}
+
+// Wait waits for the tasks. Call it after Close.
+func (g *Group) Wait() { g.running.Wait() }
+
+// Contain ends a panic of the goroutine that defers it, logs it, and calls
+// after if there is one: a bug that one device's bytes reach must not end
+// the sessions of all others.
+func Contain(log *slog.Logger, after func()) {
+	if fault := recover(); fault != nil {
+		log.Error("internal error (bug), please report it", "panic", fault, "stack", string(debug.Stack()))
+		if after != nil {
+			after()
+		}
+	}
+}
