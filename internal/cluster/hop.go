@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
+	"fleetd/internal/tasks"
 	"fleetd/internal/timescale"
 )
 
@@ -48,10 +50,25 @@ type answers struct {
 	mu      sync.Mutex
 	last    uint64
 	waiting map[string]chan *nats.Msg // by reply subject
+	late    map[string]lateAnswer     // of hops that have ended, by reply subject
 }
 
+// lateAnswer is who takes what the holder sends after its hop has ended.
+type lateAnswer struct {
+	take func(*nats.Msg)
+	end  time.Time
+}
+
+const (
+	// HeaderLate marks an answer that comes after the hop's own.
+	HeaderLate = "Fleetd-Hop-Late"
+	// lateLife is how long a late answer is waited for, at most maxLate at a time.
+	lateLife = 10 * time.Minute
+	maxLate  = 4096
+)
+
 func newAnswers() *answers {
-	return &answers{prefix: nats.NewInbox() + ".", waiting: map[string]chan *nats.Msg{}}
+	return &answers{prefix: nats.NewInbox() + ".", waiting: map[string]chan *nats.Msg{}, late: map[string]lateAnswer{}}
 }
 
 // open returns the subject for one answer, and where it arrives: acceptances
@@ -66,15 +83,32 @@ func (a *answers) open() (subject string, arrive chan *nats.Msg) {
 	return subject, arrive
 }
 
-func (a *answers) close(subject string) {
+// close ends the wait for an answer; late, if not nil, takes one that comes later.
+func (a *answers) close(subject string, late func(*nats.Msg)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.waiting, subject)
+	if late == nil {
+		return
+	}
+	now := time.Now()
+	if len(a.late) >= maxLate {
+		maps.DeleteFunc(a.late, func(_ string, l lateAnswer) bool { return now.After(l.end) })
+	}
+	if len(a.late) < maxLate {
+		a.late[subject] = lateAnswer{late, now.Add(lateLife)}
+	}
 }
 
 // take passes on what arrived. A holder that sends more than it may is not
 // waited for.
 func (a *answers) take(msg *nats.Msg) {
+	if late := a.pass(msg); late != nil {
+		late(msg)
+	}
+}
+
+func (a *answers) pass(msg *nats.Msg) (late func(*nats.Msg)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if arrive := a.waiting[msg.Subject]; arrive != nil {
@@ -82,7 +116,17 @@ func (a *answers) take(msg *nats.Msg) {
 		case arrive <- msg:
 		default:
 		}
+		return nil
 	}
+	l, ok := a.late[msg.Subject]
+	if !ok || msg.Header.Get(HeaderLate) == "" {
+		return nil
+	}
+	delete(a.late, msg.Subject)
+	if time.Now().After(l.end) {
+		return nil
+	}
+	return l.take
 }
 
 // lose tells everybody who waits that the connection is lost.
@@ -97,8 +141,9 @@ func (a *answers) lose() {
 	}
 }
 
-// hop asks the node that holds the device, and signs for the caller.
-func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body []byte) ([]byte, error) {
+// hop asks the node that holds the device, and signs for the caller. late, if not
+// nil, takes an answer that comes after the device's time was over.
+func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body []byte, late func(*nats.Msg)) (answered []byte, err error) {
 	if l.opt.Alone {
 		return nil, devices.ErrNoHolder
 	}
@@ -106,7 +151,12 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 		return nil, away(false)
 	}
 	subject, arrive := l.answers.open()
-	defer l.answers.close(subject)
+	defer func() {
+		if late != nil && !isUnknown(answered, err) {
+			late = nil
+		}
+		l.answers.close(subject, late)
+	}()
 	msg := &nats.Msg{Subject: l.subject(id, verb), Reply: subject, Data: body, Header: nats.Header{
 		HeaderStamp: []string{l.stamp(id, verb, noNonce, subject, caller, body)}, HeaderCaller: []string{caller}}}
 	if !l.opt.Stamped() { // for nodes of before
@@ -156,6 +206,15 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 	}
 }
 
+// isUnknown tells whether the outcome of a hop is not known.
+func isUnknown(answer []byte, err error) bool {
+	if err != nil {
+		return devices.AsError(err).Outcome == devices.OutcomeUnknown
+	}
+	e, ok := devices.ParseProblem(answer)
+	return ok && e.Outcome == devices.OutcomeUnknown
+}
+
 // accept sends acceptances of a hop while it is due an answer, until done is
 // called. Anybody but a node gets the answer alone.
 func (l *Link) accept(msg *nats.Msg, node bool) (done func()) {
@@ -200,10 +259,23 @@ func away(sent bool) error {
 
 // Forward sends a call to the node that holds the device.
 func (l *Link) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	data, err := l.request(ctx, c.Device, "call", c.By, command{Call: c.ID, Tool: c.Tool, Arguments: c.Arguments, Confirmation: c.Confirmation})
+	var late func(*nats.Msg)
+	if c.Late != nil {
+		take := c.Late
+		late = func(msg *nats.Msg) {
+			defer tasks.Contain(l.opt.Log, nil)
+			take(resultOf(msg.Data))
+		}
+	}
+	data, err := l.request(ctx, c.Device, "call", c.By, command{Call: c.ID, Tool: c.Tool, Arguments: c.Arguments, Confirmation: c.Confirmation, Late: late != nil}, late)
 	if err != nil {
 		return devices.ToolResult{}, err
 	}
+	return resultOf(data)
+}
+
+// resultOf reads the answer to a call.
+func resultOf(data []byte) (devices.ToolResult, error) {
 	if r, ok := devices.ParseResult(data); ok {
 		return r, nil
 	}
@@ -212,7 +284,7 @@ func (l *Link) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolRes
 
 // ForwardRPC sends a raw MCP request to the node that holds the device.
 func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	data, err := l.request(ctx, c.Device, "rpc", c.By, command{Call: c.ID, Method: c.Method, Params: c.Params, Confirmation: c.Confirmation})
+	data, err := l.request(ctx, c.Device, "rpc", c.By, command{Call: c.ID, Method: c.Method, Params: c.Params, Confirmation: c.Confirmation}, nil)
 	if err != nil {
 		return devices.RPCResult{}, err
 	}
@@ -230,7 +302,7 @@ func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCRe
 
 // ForwardMessage sends a message to the node that holds the device.
 func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
-	data, err := l.hop(ctx, m.Device, "send", string(access.AppendBy(nil, m.By)), m.Body)
+	data, err := l.hop(ctx, m.Device, "send", string(access.AppendBy(nil, m.By)), m.Body, nil)
 	if err != nil {
 		return err
 	}
@@ -242,7 +314,7 @@ func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
 
 // Ask asks the node that holds the device about it.
 func (l *Link) Ask(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error) {
-	data, err := l.request(ctx, id, string(q), access.By{Who: access.Fleet}, command{})
+	data, err := l.request(ctx, id, string(q), access.By{Who: access.Fleet}, command{}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -260,11 +332,11 @@ func remoteError(data []byte) error {
 }
 
 // request makes one hop with the time that remains.
-func (l *Link) request(ctx context.Context, id devices.ID, verb string, by access.By, c command) ([]byte, error) {
+func (l *Link) request(ctx context.Context, id devices.ID, verb string, by access.By, c command, late func(*nats.Msg)) ([]byte, error) {
 	timeout := fleet.DefaultTimeout
 	if deadline, ok := ctx.Deadline(); ok {
 		timeout = time.Until(deadline)
 	}
 	c.Timeout = max(timeout, time.Millisecond).String()
-	return l.hop(ctx, id, verb, string(access.AppendBy(nil, by)), c.append(nil))
+	return l.hop(ctx, id, verb, string(access.AppendBy(nil, by)), c.append(nil), late)
 }

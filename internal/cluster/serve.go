@@ -137,7 +137,7 @@ func (l *Link) serve(msg *nats.Msg, opened func()) {
 	switch {
 	case verb == "call":
 		l.Requests.Add(verb, 1)
-		answer, err = l.call(r, msg.Data)
+		answer, err = l.call(r, msg)
 	case verb == "rpc" && node: // between nodes alone; services have REST for it
 		l.Requests.Add(verb, 1)
 		answer, err = l.rpc(r, msg.Data)
@@ -187,6 +187,8 @@ type command struct {
 	Confirmation string
 	// Call is the id that another node gave it.
 	Call string
+	// Late: the other node wants the answer also after its caller's time is over.
+	Late bool
 }
 
 // append writes what parse reads. What the caller sent stays as it is.
@@ -209,6 +211,9 @@ func (c command) append(dst []byte) []byte {
 	text(`"method"`, c.Method)
 	raw(`"params"`, c.Params)
 	text(`"confirmation"`, c.Confirmation)
+	if c.Late {
+		dst = append(dst, `"late":true,`...)
+	}
 	dst = jsonspan.AppendString(append(dst, `"timeout":`...), c.Timeout)
 	return append(dst, '}')
 }
@@ -233,6 +238,8 @@ func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc,
 			c.Params = value
 		case "confirmation":
 			c.Confirmation, _ = jsonspan.String(value)
+		case "late":
+			c.Late = jsonspan.KindOf(value) == jsonspan.KindTrue
 		case "timeout":
 			if c.Timeout, _ = jsonspan.String(value); c.Timeout == "" {
 				c.Timeout = string(value) // refused below, by its own words
@@ -255,8 +262,8 @@ func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc,
 	return c, ctx, cancel, nil
 }
 
-func (l *Link) call(from request, data []byte) ([]byte, error) {
-	c, ctx, cancel, err := l.parse(data)
+func (l *Link) call(from request, msg *nats.Msg) ([]byte, error) {
+	c, ctx, cancel, err := l.parse(msg.Data)
 	if err != nil {
 		return nil, err
 	}
@@ -268,11 +275,26 @@ func (l *Link) call(from request, data []byte) ([]byte, error) {
 	if !from.node {
 		run, c.Call = l.service.Load().CallHere, ""
 	}
-	r, err := run(ctx, devices.ToolCall{ID: c.Call, Device: from.device, Tool: c.Tool, Arguments: c.Arguments, By: from.by, Confirmation: c.Confirmation})
+	call := devices.ToolCall{ID: c.Call, Device: from.device, Tool: c.Tool, Arguments: c.Arguments, By: from.by, Confirmation: c.Confirmation}
+	if from.node && c.Late {
+		call.Late = func(r devices.ToolResult, err error) { l.answerLate(msg, r, err) }
+	}
+	r, err := run(ctx, call)
 	if err != nil {
 		return nil, err
 	}
 	return r.AppendResult(nil), nil
+}
+
+// answerLate sends what became of a call after its hop has ended.
+func (l *Link) answerLate(msg *nats.Msg, r devices.ToolResult, err error) {
+	body := []byte(nil)
+	if err != nil {
+		body = devices.AsError(err).AppendProblem(nil)
+	} else {
+		body = r.AppendResult(nil)
+	}
+	l.respond(msg, &nats.Msg{Header: nats.Header{HeaderLate: []string{"1"}}, Data: body})
 }
 
 func (l *Link) answer(id devices.ID, q devices.Question, data []byte) ([]byte, error) {

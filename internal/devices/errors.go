@@ -118,6 +118,10 @@ type ToolCall struct {
 	// Confirmation is the token of an earlier refusal with CodeConfirmation.
 	Confirmation string
 
+	// Late takes the answer if it comes after the caller's time is over, or that none
+	// will come; nil: nobody wants it. It is called at most once, and must not block.
+	Late func(ToolResult, error) `json:"-"`
+
 	// Judged are the rules that let the call pass. The core sets it; it does not
 	// travel between nodes.
 	Judged *access.Guard `json:"-"`

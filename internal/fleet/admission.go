@@ -79,31 +79,11 @@ func (s *Service) CheckIn(ctx context.Context, c CheckIn) (Welcome, error) {
 		is = s.registry.Standing(c.Device, c.ClientID)
 	}
 	if is.Admits() {
-		s.reported(c.facts(now))
+		s.Reported(c.facts(now))
 		generation, _ := s.Generation(c.Device)
 		return Welcome{Admitted: true, Generation: generation, Prefer: is.Prefer}, nil
 	}
 	return s.wait(c, is, now)
-}
-
-// reported takes what a member said at its OTA check.
-func (s *Service) reported(f devices.Facts) {
-	s.ports.Records.SaveFacts(f)
-	if e := s.hub.get(f.Device); e != nil {
-		e.update(func(d *devices.Device) { s.describe(d, f) })
-	}
-}
-
-func (s *Service) describe(d *devices.Device, f devices.Facts) {
-	if f.CheckedAt.Before(d.CheckedAt) {
-		return
-	}
-	d.Board, d.Firmware, d.ELF = s.strings.get(f.Board), s.strings.get(f.Firmware), s.strings.get(f.ELF)
-	d.Chip, d.Language = s.strings.get(f.Chip), s.strings.get(f.Language)
-	d.ActivateV2, d.CheckedAt = f.ActivateV2, f.CheckedAt
-	if f.Serial != "" {
-		d.Serial = f.Serial
-	}
 }
 
 // wait gives a client a code to speak. That it waits is known in memory alone, on
@@ -184,7 +164,7 @@ func (s *Service) admit(ctx context.Context, who string, id devices.ID, client s
 	}
 	for _, p := range s.pending.clients(id) {
 		if p.clientID == client && !p.facts.CheckedAt.IsZero() {
-			s.reported(p.facts)
+			s.Reported(p.facts)
 		}
 	}
 	s.pending.drop(id)

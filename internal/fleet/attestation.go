@@ -189,25 +189,12 @@ func (s *Service) contested(id devices.ID, now time.Time) bool {
 	if s.disputes.has(id, now) {
 		return true
 	}
-	e := s.hub.get(id)
-	return e != nil && e.fought(now)
-}
-
-// fought tells whether clients take the id from each other.
-func (e *entry) fought(now time.Time) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.takeovers.refuses(now.UnixNano())
+	return s.Fought(id, now)
 }
 
 // contestedIDs are the contested devices as this node sees them, in order.
 func (s *Service) contestedIDs(now time.Time) []devices.ID {
-	ids := s.disputes.ids(now)
-	s.hub.each(func(e *entry) {
-		if e.fought(now) {
-			ids = append(ids, e.id)
-		}
-	})
+	ids := append(s.disputes.ids(now), s.FoughtIDs(now)...)
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }

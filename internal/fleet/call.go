@@ -99,8 +99,8 @@ func (s *Service) callTwice(ctx context.Context, c devices.ToolCall) (devices.To
 }
 
 func (s *Service) callOnce(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	if x := s.hub.session(c.Device); x != nil {
-		return x.call(ctx, c)
+	if x := s.Session(c.Device); x != nil {
+		return s.call(ctx, x, c)
 	}
 	r, err := s.ports.Router.Forward(ctx, c)
 	return r, s.orAbsent(ctx, c.Device, err)
@@ -115,8 +115,8 @@ func (s *Service) CallHere(ctx context.Context, c devices.ToolCall) (devices.Too
 // CallLocal calls a tool of a device on this node for another node, which keeps
 // the record of it; it never routes.
 func (s *Service) CallLocal(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	if x := s.hub.session(c.Device); x != nil {
-		return x.call(ctx, c)
+	if x := s.Session(c.Device); x != nil {
+		return s.call(ctx, x, c)
 	}
 	return devices.ToolResult{}, s.absentFor(ctx, c.By, c.Device)
 }
@@ -160,22 +160,17 @@ func (s *Service) absent(ctx context.Context, id devices.ID) error {
 	return devices.Errorf(devices.CodeDeviceOffline, "device %s is not connected", id)
 }
 
-// elsewhere tells whether another living node says it holds the device.
-func (s *Service) elsewhere(p devices.Presence) bool {
-	return p.Online && p.Node != s.cfg.Node && s.cfg.Alive != nil && s.cfg.Alive(p.Node)
-}
-
 // call runs one call on this session's device and counts its outcome.
-func (x *Session) call(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
+func (s *Service) call(ctx context.Context, x *Session, c devices.ToolCall) (devices.ToolResult, error) {
 	begun := time.Now()
-	r, err := x.tryCall(ctx, c)
-	r.Duration, r.Node = time.Since(begun), x.svc.cfg.Node
-	stats := &x.svc.stats
+	r, err := s.tryCall(ctx, x, c)
+	r.Duration, r.Node = time.Since(begun), s.cfg.Node
+	stats := &s.stats
 	stats.CallTime.Observe(r.Duration)
 	switch {
 	case err != nil:
 		stats.Calls.Add(string(devices.AsError(err).Code), 1)
-		x.svc.log.Debug("call failed", "call", c.ID, "device", c.Device, "tool", clip(c.Tool), "by", c.By.Key(), "error", err)
+		s.log.Debug("call failed", "call", c.ID, "device", c.Device, "tool", clip(c.Tool), "by", c.By.Key(), "error", err)
 	case r.IsError:
 		stats.Calls.Add("tool_error", 1)
 	default:
@@ -184,45 +179,44 @@ func (x *Session) call(ctx context.Context, c devices.ToolCall) (devices.ToolRes
 	return r, err
 }
 
-func (x *Session) tryCall(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
+func (s *Service) tryCall(ctx context.Context, x *Session, c devices.ToolCall) (devices.ToolResult, error) {
 	if !isToolName(c.Tool) {
 		return devices.ToolResult{}, devices.Errorf(devices.CodeBadRequest, "a tool's name has 1 to %d bytes of text without control characters", maxToolName)
 	}
-	if err := x.guard(ctx, &c); err != nil {
+	if err := s.guard(ctx, x, &c); err != nil {
 		return devices.ToolResult{}, err
 	}
-	if err := x.admit(c); err != nil {
+	if err := s.validate(x, c); err != nil {
 		return devices.ToolResult{}, err
 	}
-	if ttl, ok := c.Judged.Shared(string(c.Device), x.entry.device.Load().Labels, c.Tool); ok {
-		return x.share(ctx, &c, ttl, func() (devices.ToolResult, error) { return x.perform(ctx, c) })
+	labels, err := x.Labels(ctx, false)
+	if err != nil {
+		return devices.ToolResult{}, err
 	}
-	defer x.outdate()
-	return x.perform(ctx, c)
+	if ttl, ok := c.Judged.Shared(string(c.Device), labels, c.Tool); ok {
+		return s.share(ctx, callersOf(x), &c, ttl, func() (devices.ToolResult, error) { return s.perform(ctx, x, c) })
+	}
+	defer outdate(x)
+	return s.perform(ctx, x, c)
 }
 
 // perform makes a call that was admitted.
-func (x *Session) perform(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
+func (s *Service) perform(ctx context.Context, x *Session, c devices.ToolCall) (devices.ToolResult, error) {
 	if err := x.acquire(ctx); err != nil {
 		return devices.ToolResult{}, err
 	}
 	defer x.release()
-	if err := x.stillMay(ctx, &c); err != nil {
+	if err := s.stillMay(ctx, x, &c); err != nil {
 		return devices.ToolResult{}, err
 	}
 	if isCamera(c.Tool) {
-		x.mu.Lock()
-		due := !x.initialized || !x.grantExpires.IsZero() && time.Until(x.grantExpires) < grantReserve
-		x.mu.Unlock()
-		if due {
-			if err := x.initialize(ctx); err != nil {
-				return devices.ToolResult{}, x.callError(c.Tool, err)
-			}
+		if err := x.PrepareUpload(ctx); err != nil {
+			return devices.ToolResult{}, callError(x, c.Tool, err)
 		}
 	}
 	photo := ""
 	if c.Tool == toolSnapshot && jsonspan.Member(c.Arguments, "url") == nil {
-		c.Arguments, photo = x.snapshotArguments(c.Arguments)
+		c.Arguments, photo = s.snapshotArguments(c.Device, c.Arguments)
 	}
 	answer := ctx
 	if restarts[c.Tool] {
@@ -230,55 +224,77 @@ func (x *Session) perform(ctx context.Context, c devices.ToolCall) (devices.Tool
 		answer, cancel = context.WithTimeout(ctx, restartSilence)
 		defer cancel()
 	}
-	r, err := x.client.CallTool(answer, c.Tool, c.Arguments)
-	x.judgeAnswer(err)
+	r, err := x.CallTool(answer, c.Tool, c.Arguments, s.late(x, &c, photo))
 	if err != nil {
 		// Silence counts from the call itself, not from the caller's deadline.
 		silent := errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
-		return x.failedCall(c, err, silent)
+		return failedCall(x, c, err, silent)
 	}
-	if c.Tool == catalog.UpgradeFirmware {
+	return answered(c.Tool, photo, r), nil
+}
+
+// answered is the result of a call that the device has answered.
+func answered(tool, photo string, r mcpclient.Result) devices.ToolResult {
+	switch {
+	case tool == catalog.UpgradeFirmware:
 		// The firmware restarts instead of answering when it succeeds.
-		return devices.ToolResult{Content: textContent("the device answered instead of restarting: the upgrade failed"), IsError: true}, nil
-	}
-	if photo != "" && !r.IsError {
+		return devices.ToolResult{Content: textContent("the device answered instead of restarting: the upgrade failed"), IsError: true}
+	case photo != "" && !r.IsError:
 		r.Content = textContent(`{"success":true,"photo":"` + photo + `"}`)
 	}
-	return devices.ToolResult{Content: r.Content, IsError: r.IsError}, nil
+	return devices.ToolResult{Content: r.Content, IsError: r.IsError}
+}
+
+// late hands on the answer of a call whose caller's time is over; nil if nobody
+// wants it.
+func (s *Service) late(x *Session, c *devices.ToolCall, photo string) func(mcpclient.Result, error) {
+	if c.Late == nil {
+		return nil
+	}
+	call := *c
+	return func(r mcpclient.Result, err error) {
+		s.stats.LateAnswers.Add(1)
+		result := devices.ToolResult{}
+		if err != nil {
+			result, err = failedCall(x, call, err, false)
+		} else {
+			result = answered(call.Tool, photo, r)
+		}
+		result.Node, result.Call = s.cfg.Node, call.ID
+		call.Late(result, devices.OfCall(err, call.ID))
+	}
 }
 
 // snapshotArguments adds an upload address of our own to a snapshot call that
 // names none; the device would have nowhere to send the picture.
-func (x *Session) snapshotArguments(args json.RawMessage) (out json.RawMessage, photo string) {
-	url, photo := x.svc.ports.Vision.Snapshot(x.who.Device, time.Now())
+func (s *Service) snapshotArguments(id devices.ID, args json.RawMessage) (out json.RawMessage, photo string) {
+	url, photo := s.ports.Vision.Snapshot(id, time.Now())
 	return jsonspan.WithString(args, "url", url), photo
 }
 
-// admit checks the call against what is known of the device's tools, before
+// validate checks the call against what is known of the device's tools, before
 // the device is bothered. A list that is stale, partial or not read yet
 // refuses nothing by name: the device itself knows better.
-func (x *Session) admit(c devices.ToolCall) error {
-	x.mu.Lock()
-	cat, state, partial, mcp := x.catalog, x.catalogState, x.partial, x.mcp
-	x.mu.Unlock()
-	if mcp == devices.MCPNone {
+func (s *Service) validate(x *Session, c devices.ToolCall) error {
+	known := x.Tools()
+	if known.NoMCP {
 		return devices.Errorf(devices.CodeToolUnknown, "device %s does not speak MCP", c.Device)
 	}
-	if cat == nil {
+	if known.List == nil {
 		if c.Tool == catalog.UpgradeFirmware {
 			return asError((&catalog.Tool{Name: c.Tool}).CheckCall(c.Arguments))
 		}
 		return nil
 	}
-	tool := cat.Tool(c.Tool)
+	tool := known.List.Tool(c.Tool)
 	if tool == nil {
-		if state == devices.CatalogReady && !partial {
+		if known.Complete {
 			return devices.Errorf(devices.CodeToolUnknown, "device %s has no tool %q", c.Device, c.Tool)
 		}
 		tool = &catalog.Tool{Name: c.Tool}
 	}
 	if c.Tool == toolSnapshot && jsonspan.Member(c.Arguments, "url") == nil {
-		c.Arguments, _ = x.snapshotArguments(c.Arguments)
+		c.Arguments, _ = s.snapshotArguments(c.Device, c.Arguments)
 	}
 	return asError(tool.CheckCall(c.Arguments))
 }
@@ -291,106 +307,8 @@ func asError(e *devices.Error) error {
 	return e
 }
 
-// acquire waits for one of the device's slots, first come first served.
-func (x *Session) acquire(ctx context.Context) error {
-	x.mu.Lock()
-	switch {
-	case x.closed != "":
-		defer x.mu.Unlock()
-		return closedCall(x.closed, false)
-	case x.leaving:
-		defer x.mu.Unlock()
-		return closedCall(devices.CloseDraining, false)
-	case x.inFlight < x.svc.cfg.CallsPerDevice:
-		x.inFlight++
-		x.mu.Unlock()
-		x.svc.stats.InFlight.Add(1)
-		return nil
-	case len(x.queue) >= MaxWaitingCalls:
-		defer x.mu.Unlock()
-		return devices.Errorf(devices.CodeDeviceBusy, "%d calls wait for device %s already; it runs one after another", MaxWaitingCalls, x.who.Device)
-	}
-	turn := make(chan struct{}, 1)
-	x.queue = append(x.queue, turn)
-	x.mu.Unlock()
-	x.svc.stats.Waiting.Add(1)
-	defer x.svc.stats.Waiting.Add(-1)
-	select {
-	case _, ok := <-turn:
-		if !ok {
-			return closedCall(x.closeReason(), false)
-		}
-		x.svc.stats.InFlight.Add(1)
-		return nil
-	case <-ctx.Done():
-	}
-	x.mu.Lock()
-	for i, ch := range x.queue {
-		if ch == turn {
-			x.queue = append(x.queue[:i], x.queue[i+1:]...)
-			x.mu.Unlock()
-			return timeoutCall(ctx, false)
-		}
-	}
-	x.mu.Unlock()
-	if _, ok := <-turn; ok { // the turn came in the same moment: pass it on
-		x.svc.stats.InFlight.Add(1)
-		x.release()
-	}
-	return timeoutCall(ctx, false)
-}
-
-// release hands the slot to the next caller.
-func (x *Session) release() {
-	x.svc.stats.InFlight.Add(-1)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if len(x.queue) > 0 {
-		x.queue[0] <- struct{}{}
-		x.queue = x.queue[1:]
-		return
-	}
-	x.queue = nil
-	x.inFlight--
-	x.probeLocked()
-}
-
-func (x *Session) closeReason() devices.CloseReason {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.closed
-}
-
-func closedCall(reason devices.CloseReason, sent bool) *devices.Error {
-	e := &devices.Error{Code: devices.CodeConnectionLost, Sent: sent, Detail: "the device's connection ended: " + string(reason)}
-	if reason == devices.CloseSuperseded {
-		e.Code, e.Detail = devices.CodeSuperseded, "the device connected again during the call"
-	}
-	if reason == devices.CloseDraining && !sent {
-		e.Code, e.Part, e.Detail = devices.CodeUnavailable, "node", "the node that holds the device stops; the device is on its way to another"
-	}
-	if sent {
-		e.Outcome = devices.OutcomeUnknown
-	}
-	return e
-}
-
-func timeoutCall(ctx context.Context, sent bool) *devices.Error {
-	e := &devices.Error{Code: devices.CodeDeviceTimeout, Sent: sent, Detail: "the device did not answer in time"}
-	if !sent {
-		e.Detail = "the call's turn did not come in time: earlier calls still run on the device"
-	}
-	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		e.Detail = "the caller gave up"
-	}
-	if sent {
-		e.Outcome = devices.OutcomeUnknown
-	}
-	return e
-}
-
 // failedCall turns a failed call of a tool into its result or error.
-func (x *Session) failedCall(c devices.ToolCall, err error, silent bool) (devices.ToolResult, error) {
+func failedCall(x *Session, c devices.ToolCall, err error, silent bool) (devices.ToolResult, error) {
 	var closed closedError
 	gone := errors.As(err, &closed) && !errors.Is(err, mcpclient.ErrNotSent) && closed.byDevice()
 	if restarts[c.Tool] && (gone || silent) || gone && (disconnects[c.Tool] || c.Tool == catalog.UpgradeFirmware) {
@@ -400,11 +318,11 @@ func (x *Session) failedCall(c devices.ToolCall, err error, silent bool) (device
 	if errors.As(err, &rpc) && rpc.Refusal() == mcpclient.RefusalOther {
 		return devices.ToolResult{Content: textContent(rpc.Message), IsError: true}, nil
 	}
-	return devices.ToolResult{}, x.callError(c.Tool, err)
+	return devices.ToolResult{}, callError(x, c.Tool, err)
 }
 
 // callError is the one table from the MCP client's errors to codes.
-func (x *Session) callError(what string, err error) *devices.Error {
+func callError(x *Session, what string, err error) *devices.Error {
 	rpc := (*mcpclient.RPCError)(nil)
 	var closed closedError
 	switch {

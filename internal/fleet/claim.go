@@ -23,8 +23,8 @@ func (x *Session) claim(kind devices.ClaimKind) {
 
 // Claimed takes a claim of another node. It does not wait for the device: claims
 // come one after the other, and a connection may be stuck for seconds.
-func (s *Service) Claimed(c devices.Claim) {
-	e := s.hub.get(c.Device)
+func (s *Hub) Claimed(c devices.Claim) {
+	e := s.table.get(c.Device)
 	if e == nil {
 		return
 	}
@@ -94,7 +94,7 @@ func (x *Session) rise(c devices.Claim) {
 
 // Reassert claims everything that this node holds: after a partition, and every
 // now and then in case a claim was lost.
-func (s *Service) Reassert() { s.Sessions(func(x *Session) { x.claim(devices.ClaimReassert) }) }
+func (s *Hub) Reassert() { s.Sessions(func(x *Session) { x.claim(devices.ClaimReassert) }) }
 
 // losePage bounds what LoseNode marks at a time.
 const losePage = 500
@@ -104,7 +104,7 @@ const losePage = 500
 // connected before a time is lost, unless that is zero: later a new start of the
 // node holds it. online reads a page of such rows behind a device, in id order.
 // The number of devices counts also with an error.
-func (s *Service) LoseNode(ctx context.Context, node string, before time.Time,
+func (s *Hub) LoseNode(ctx context.Context, node string, before time.Time,
 	online func(ctx context.Context, node string, before time.Time, after devices.ID, limit int) ([]devices.Presence, error)) (lost int, err error) {
 	after := devices.ID("")
 	for {
@@ -124,8 +124,8 @@ func (s *Service) LoseNode(ctx context.Context, node string, before time.Time,
 }
 
 // lose marks one device as offline, unless it is connected here meanwhile.
-func (s *Service) lose(p devices.Presence) {
-	if s.hub.session(p.Device) != nil {
+func (s *Hub) lose(p devices.Presence) {
+	if s.table.session(p.Device) != nil {
 		return
 	}
 	p.Online, p.Reason, p.Seq, p.LastSeen = false, string(reasonNodeLost), p.Seq+1, time.Now().UTC()

@@ -23,25 +23,12 @@ const (
 	talkPause = 2 * time.Second
 )
 
-// Close ends every session as draining and waits for the core's own
-// goroutines. Sessions accepted afterwards are refused.
-func (s *Service) Close() {
-	s.accepting.Lock()
-	s.closed = true
-	s.accepting.Unlock()
-	s.tasks.Close()
-	s.CloseAll(devices.CloseDraining)
-	s.stop()
-	s.tasks.Wait()
-	s.registry.Close()
-}
-
 // CloseAll ends every session of this node.
-func (s *Service) CloseAll(reason devices.CloseReason) {
+func (s *Hub) CloseAll(reason devices.CloseReason) {
 	// Closing may write a last word, which a stuck connection does not take.
 	var closing sync.WaitGroup
 	places := make(chan struct{}, closeAtOnce)
-	s.hub.each(func(e *entry) {
+	s.table.each(func(e *entry) {
 		if e.session.Load() == nil && e.conversation.Load() == nil {
 			return
 		}
@@ -64,7 +51,7 @@ func (s *Service) CloseAll(reason devices.CloseReason) {
 // all knock at the same door at once. A device first answers what it was asked;
 // one that is talking stays until it pauses or the window is over. It returns
 // early with ctx.
-func (s *Service) Leave(ctx context.Context, window time.Duration) {
+func (s *Hub) Leave(ctx context.Context, window time.Duration) {
 	s.accepting.Lock()
 	s.leaving = true
 	s.accepting.Unlock()

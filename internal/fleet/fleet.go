@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/registry"
 )
 
@@ -21,7 +20,7 @@ func (s *Service) Get(ctx context.Context, id devices.ID) (devices.View, error) 
 }
 
 func (s *Service) get(ctx context.Context, id devices.ID) (devices.View, error) {
-	if x := s.hub.session(id); x != nil {
+	if x := s.Session(id); x != nil {
 		_ = x.awaitRow(ctx) // without it what this node knows has to do
 		return s.marked(x.view()), nil
 	}
@@ -70,7 +69,7 @@ func (s *Service) heldBriefly(ctx context.Context, id devices.ID) (devices.View,
 
 // view is a stored row with what this node knows better.
 func (s *Service) view(row devices.Row) devices.View {
-	if x := s.hub.session(row.Device.ID); x != nil {
+	if x := s.Session(row.Device.ID); x != nil {
 		return s.marked(x.view())
 	}
 	p := row.Presence
@@ -112,40 +111,6 @@ func (s *Service) pendingView(id devices.ID, p pending) devices.View {
 		CatalogState: devices.CatalogUnknown, Pending: p.clientID}
 }
 
-// catalogStateOf is the catalog state of a device without a session.
-func catalogStateOf(p devices.Presence) devices.CatalogState {
-	switch {
-	case p.MCP == devices.MCPNone:
-		return devices.CatalogNone
-	case p.Catalog != (devices.Hash{}):
-		return devices.CatalogStale
-	case p.MCP == devices.MCPError || p.MCP == devices.MCPUnresponsive:
-		return devices.CatalogError
-	}
-	return devices.CatalogUnknown
-}
-
-func (x *Session) view() devices.View {
-	e := x.entry
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	seq := x.seq
-	v := devices.View{Device: *e.device.Load(), Presence: x.presenceLocked(x.closed == ""), State: devices.StateOnline, CatalogState: x.catalogState,
-		AudioPackets: x.audioPackets, AudioDropped: x.audioDropped}
-	if c := e.conversation.Load(); c != nil {
-		v.AudioOpen = true
-		received, dropped := c.Audio()
-		v.AudioPackets += received
-		v.AudioDropped += dropped
-	}
-	x.seq = seq // a look takes no place in the order of effects
-	v.Presence.KeepCatalog = false
-	if x.catalog != nil {
-		v.Presence.Catalog, v.Presence.Partial, v.Presence.Tools = x.catalog.Hash, x.partial, len(x.catalog.Tools)
-	}
-	return v
-}
-
 // Tools lists a device's tools: verified if it is connected and ready, else
 // what is known from before. User-only tools only if user.
 func (s *Service) Tools(ctx context.Context, id devices.ID, user bool) (devices.ToolList, error) {
@@ -173,22 +138,6 @@ func (s *Service) toolsOf(ctx context.Context, v devices.View, user bool) (devic
 	return list, nil
 }
 
-// Catalog returns one tool list, from memory if some device of this node has
-// had it.
-func (s *Service) Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, error) {
-	if cat := s.catalogs.Get(h); cat != nil {
-		return cat, nil
-	}
-	text, err := s.ports.Catalogs.Catalog(ctx, h)
-	if errors.Is(err, devices.ErrNotFound) {
-		return nil, devices.Errorf(devices.CodeNotFound, "no catalog %s is stored", h)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read catalog: %w", err)
-	}
-	return catalog.New(text.Tools)
-}
-
 // History returns which catalogs a device had, newest first.
 func (s *Service) History(ctx context.Context, id devices.ID, epoch devices.Epoch, seq int64, limit int) ([]devices.HistoryEntry, error) {
 	entries, err := s.ports.Catalogs.History(ctx, id, epoch, seq, limit)
@@ -196,16 +145,4 @@ func (s *Service) History(ctx context.Context, id devices.ID, epoch devices.Epoc
 		return nil, fmt.Errorf("read history: %w", err)
 	}
 	return entries, nil
-}
-
-// Publish sends an event that an adapter made, e.g. of an uploaded photo, as
-// one of the device's session if it has one here.
-func (s *Service) Publish(e devices.Event) {
-	if x := s.hub.session(e.Device); x != nil {
-		x.mu.Lock()
-		x.seq++
-		e.Session, e.Epoch, e.Seq = x.id, x.epoch, x.seq
-		x.mu.Unlock()
-	}
-	s.ports.Publisher.Publish(e)
 }

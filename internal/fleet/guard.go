@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -27,19 +28,18 @@ const (
 	maxShared        = 32 // answers of one device; beyond that calls share nothing
 )
 
-// desk is what a session keeps for those who call its device. It is made when
-// first needed: most devices are never asked for more than they sent.
-type desk struct {
+// callerState is what is kept for the callers of one session's device. It is made
+// when first needed: most devices are never asked for more than they sent. It is
+// safe for concurrent use.
+type callerState struct {
+	mu            sync.Mutex
 	confirmations []confirmation // oldest first
 	shared        map[string]*sharedCall
 }
 
-// deskLocked returns the session's desk. The caller holds x.mu.
-func (x *Session) deskLocked() *desk {
-	if x.desk == nil {
-		x.desk = &desk{shared: map[string]*sharedCall{}}
-	}
-	return x.desk
+// callersOf returns the state of a session's callers.
+func callersOf(x *Session) *callerState {
+	return x.CallerState(func() any { return &callerState{shared: map[string]*sharedCall{}} }).(*callerState)
 }
 
 // confirmation is a call that waits for a person's yes.
@@ -71,32 +71,29 @@ var errNoRules = &devices.Error{Code: devices.CodeUnavailable, Part: "database",
 // guard is where every way in ends: whether this caller may have this tool of
 // this device, with these arguments, now. It is asked by the owner, so that
 // there is one answer.
-func (x *Session) guard(ctx context.Context, c *devices.ToolCall) error {
-	if !x.svc.doors.known.Load() {
+func (s *Service) guard(ctx context.Context, x *Session, c *devices.ToolCall) error {
+	if !s.doors.known.Load() {
 		return errNoRules
 	}
-	if err := x.svc.Permit(ctx, c.By, access.ScopeCall, c.Device); err != nil {
+	if err := s.Permit(ctx, c.By, access.ScopeCall, c.Device); err != nil {
 		return err // it may be another node that let the caller in, and this one that lacks the labels
 	}
-	x.mu.Lock()
-	cat, complete := x.catalog, x.catalogState == devices.CatalogReady && !x.partial
-	x.mu.Unlock()
+	known := x.Tools()
 	var tool *catalog.Tool
-	if cat != nil {
-		tool = cat.Tool(c.Tool)
+	if known.List != nil {
+		tool = known.List.Tool(c.Tool)
 	}
-	g := x.svc.Guard()
+	g := s.Guard()
 	c.Judged = g
-	if g.NeedsLabels() {
-		if err := x.awaitRow(ctx); err != nil {
-			return err
-		}
+	labels, err := x.Labels(ctx, g.NeedsLabels())
+	if err != nil {
+		return err
 	}
 	if strings.HasPrefix(c.Confirmation, declinedMark) {
-		return x.decline(c)
+		return callersOf(x).decline(c)
 	}
-	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: x.entry.device.Load().Labels, Tool: c.Tool,
-		Listed: tool != nil || complete, UserOnly: tool != nil && tool.UserOnly})
+	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: labels, Tool: c.Tool,
+		Listed: tool != nil || known.Complete, UserOnly: tool != nil && tool.UserOnly})
 	if d.Refusal != nil {
 		return refused(d.Refusal)
 	}
@@ -104,27 +101,26 @@ func (x *Session) guard(ctx context.Context, c *devices.ToolCall) error {
 		return refused(no)
 	}
 	if d.Action == access.Confirm {
-		return x.confirm(c, d.Rule)
+		return callersOf(x).confirm(c, d.Rule)
 	}
 	return nil
 }
 
 // stillMay asks again after a call has waited for its turn: its key may have
 // ended meanwhile, and rules may have changed. What a person confirmed stays so.
-func (x *Session) stillMay(ctx context.Context, c *devices.ToolCall) error {
-	if err := x.stillValid(c.By); err != nil {
+func (s *Service) stillMay(ctx context.Context, x *Session, c *devices.ToolCall) error {
+	if err := s.stillValid(c.By); err != nil {
 		return err
 	}
-	g := x.svc.Guard()
+	g := s.Guard()
 	if g == c.Judged {
 		return nil
 	}
-	if g.NeedsLabels() {
-		if err := x.awaitRow(ctx); err != nil {
-			return err
-		}
+	labels, err := x.Labels(ctx, g.NeedsLabels())
+	if err != nil {
+		return err
 	}
-	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: x.entry.device.Load().Labels, Tool: c.Tool, Listed: true})
+	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: labels, Tool: c.Tool, Listed: true})
 	if d.Refusal == nil {
 		d.Refusal = g.CheckURL(c.Tool, c.Arguments)
 	}
@@ -135,8 +131,8 @@ func (x *Session) stillMay(ctx context.Context, c *devices.ToolCall) error {
 }
 
 // stillValid tells whether the caller's key has not ended.
-func (x *Session) stillValid(by access.By) error {
-	if err := x.svc.doors.keys.Valid(by.Who, time.Now()); err != nil {
+func (s *Service) stillValid(by access.By) error {
+	if err := s.doors.keys.Valid(by.Who, time.Now()); err != nil {
 		return devices.Errorf(devices.CodeUnauthorized, "%v", err)
 	}
 	return nil
@@ -150,13 +146,11 @@ const declinedMark = "no:"
 func Declined(confirmation string) string { return declinedMark + confirmation }
 
 // decline makes a confirmation void, and is never nil.
-func (x *Session) decline(c *devices.ToolCall) error {
+func (d *callerState) decline(c *devices.ToolCall) error {
 	token := strings.TrimPrefix(c.Confirmation, declinedMark)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if d := x.desk; d != nil {
-		d.confirmations = slices.DeleteFunc(d.confirmations, func(known confirmation) bool { return known.key == c.By.Key() && known.is(token) })
-	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.confirmations = slices.DeleteFunc(d.confirmations, func(known confirmation) bool { return known.key == c.By.Key() && known.is(token) })
 	return &devices.Error{Code: devices.CodeConfirmation, Rule: access.RuleDeclined, Detail: "the person who was asked did not confirm; the tool was not called"}
 }
 
@@ -168,12 +162,11 @@ func (k *confirmation) is(token string) bool {
 // confirm takes the token of an earlier refusal, once, or refuses and gives
 // one. It is good for this caller, device, tool and arguments alone, and ends
 // with the connection.
-func (x *Session) confirm(c *devices.ToolCall, rule string) error {
+func (d *callerState) confirm(c *devices.ToolCall, rule string) error {
 	now := time.Now()
 	call := callDigest(c)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	d := x.deskLocked()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.confirmations = slices.DeleteFunc(d.confirmations, func(known confirmation) bool { return now.After(known.expires) })
 	if c.Confirmation != "" {
 		i := slices.IndexFunc(d.confirmations, func(known confirmation) bool {
@@ -185,7 +178,7 @@ func (x *Session) confirm(c *devices.ToolCall, rule string) error {
 		}
 	}
 	fresh := confirmation{token: crand.Text(), key: c.By.Key(), call: call, expires: now.Add(ConfirmationLife)}
-	d.wait(fresh)
+	d.waitLocked(fresh)
 	e := devices.Errorf(devices.CodeConfirmation, "the tool %q needs a person's yes: make the same call with this confirmation within %d s", c.Tool, int(ConfirmationLife/time.Second))
 	if c.Confirmation != "" {
 		e.Detail = "the confirmation is for another call, used, or too old; " + e.Detail
@@ -194,9 +187,9 @@ func (x *Session) confirm(c *devices.ToolCall, rule string) error {
 	return e
 }
 
-// wait keeps a call for its yes. Nobody's wishes push another's out, as long as
-// there is room at all.
-func (d *desk) wait(fresh confirmation) {
+// waitLocked keeps a call for its yes. Nobody's calls push another's out, as long
+// as there is room at all.
+func (d *callerState) waitLocked(fresh confirmation) {
 	mine := 0
 	for _, known := range d.confirmations {
 		if known.key == fresh.key {
@@ -240,30 +233,29 @@ type sharedCall struct {
 
 // share makes one call of identical ones at the same time, and gives its answer
 // again for ttl. Every caller has passed the guard for itself.
-func (x *Session) share(ctx context.Context, c *devices.ToolCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
+func (s *Service) share(ctx context.Context, d *callerState, c *devices.ToolCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
 	key := c.Tool + "\x00" + string(c.Arguments)
 	for {
-		x.mu.Lock()
-		d := x.deskLocked()
+		d.mu.Lock()
 		known := d.shared[key]
 		if known == nil || known.stale(time.Now()) {
 			if len(d.shared) >= maxShared {
-				d.forget(time.Now())
+				d.forgetLocked(time.Now())
 			}
 			if len(d.shared) >= maxShared {
-				x.mu.Unlock()
+				d.mu.Unlock()
 				return call()
 			}
 			mine := &sharedCall{done: make(chan struct{})}
 			d.shared[key] = mine
-			x.mu.Unlock()
-			return x.lead(ctx, key, mine, ttl, call)
+			d.mu.Unlock()
+			return d.lead(ctx, key, mine, ttl, call)
 		}
-		x.mu.Unlock()
+		d.mu.Unlock()
 		select {
 		case <-known.done:
 			if !known.own {
-				x.svc.stats.SharedCalls.Add(1)
+				s.stats.SharedCalls.Add(1)
 				return known.result, known.err
 			}
 		case <-ctx.Done():
@@ -274,24 +266,24 @@ func (x *Session) share(ctx context.Context, c *devices.ToolCall, ttl time.Durat
 
 // outdate forgets what was read before, and lets nobody join who reads at this
 // moment: a call that does something has ended, and what it did must show.
-func (x *Session) outdate() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.desk != nil {
-		clear(x.desk.shared)
+func outdate(x *Session) {
+	if d, ok := x.CallerState(nil).(*callerState); ok {
+		d.mu.Lock()
+		clear(d.shared)
+		d.mu.Unlock()
 	}
 }
 
 // lead makes the call that others share.
-func (x *Session) lead(ctx context.Context, key string, mine *sharedCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
+func (d *callerState) lead(ctx context.Context, key string, mine *sharedCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
 	mine.own = true // also if call panics
 	defer func() {
-		x.mu.Lock()
+		d.mu.Lock()
 		mine.until = time.Now().Add(ttl)
-		if (ttl <= 0 || mine.own || mine.err != nil || mine.result.IsError) && x.desk.shared[key] == mine {
-			delete(x.desk.shared, key)
+		if (ttl <= 0 || mine.own || mine.err != nil || mine.result.IsError) && d.shared[key] == mine {
+			delete(d.shared, key)
 		}
-		x.mu.Unlock()
+		d.mu.Unlock()
 		close(mine.done)
 	}()
 	mine.result, mine.err = call()
@@ -300,7 +292,7 @@ func (x *Session) lead(ctx context.Context, key string, mine *sharedCall, ttl ti
 }
 
 // stale tells whether an answer is there and too old. The caller holds the
-// session's lock.
+// lock.
 func (s *sharedCall) stale(now time.Time) bool {
 	select {
 	case <-s.done:
@@ -310,7 +302,7 @@ func (s *sharedCall) stale(now time.Time) bool {
 	}
 }
 
-func (d *desk) forget(now time.Time) {
+func (d *callerState) forgetLocked(now time.Time) {
 	for key, s := range d.shared {
 		if s.stale(now) {
 			delete(d.shared, key)
@@ -320,13 +312,13 @@ func (d *desk) forget(now time.Time) {
 
 // guardRPC is guard for a request that calls no tool. What a custom firmware
 // makes of other methods no rule about tools can tell.
-func (x *Session) guardRPC(ctx context.Context, c *devices.RPCCall) error {
+func (s *Service) guardRPC(ctx context.Context, c *devices.RPCCall) error {
 	scope := access.ScopeUser
 	switch c.Method {
 	case "ping", "tools/list", "prompts/list", "resources/list", "resources/templates/list":
 		scope = access.ScopeCall
 	}
-	if err := x.svc.Permit(ctx, c.By, scope, c.Device); err != nil {
+	if err := s.Permit(ctx, c.By, scope, c.Device); err != nil {
 		return err
 	}
 	if scope == access.ScopeUser && len(c.By.Who.Tools) > 0 {

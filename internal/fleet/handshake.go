@@ -243,18 +243,8 @@ func (x *Session) reportInitialized() {
 	if f.CheckedAt.Before(d.CheckedAt) { // by another node's clock
 		f.CheckedAt = d.CheckedAt.Add(time.Microsecond)
 	}
-	x.svc.reported(f)
+	x.svc.Reported(f)
 }
-
-// clip bounds what a device may say of itself. What is cut off is let go.
-func clip(text string) string {
-	if len(text) <= maxSaid {
-		return text
-	}
-	return strings.Clone(strings.ToValidUTF8(text[:maxSaid], ""))
-}
-
-const maxSaid = 128
 
 // failed keeps the session and tries the handshake again later.
 func (x *Session) failed(err error) {
@@ -318,62 +308,30 @@ func (x *Session) Alive(ctx context.Context) bool {
 	return x.client.Probe(ctx) == nil
 }
 
-// sweepParts is in how many parts a sweep is spread over its minute.
-const sweepParts = 60
+// refreshPoll is how often a refresh looks whether the handshake has ended.
+const refreshPoll = 20 * time.Millisecond
 
-// sweep is the node's one timer. Over a minute it comes to every device that this
-// node has to do with, a part of them each second, so that a node with many never
-// has a burst of work.
-func (s *Service) sweep() {
-	ticker := time.NewTicker(time.Minute / sweepParts)
+// refresh reads the device's tools again.
+func (x *Session) refresh(ctx context.Context) error {
+	x.startHandshake()
+	ticker := time.NewTicker(refreshPoll)
 	defer ticker.Stop()
-	again := time.NewTicker(outrankedEvery)
-	defer again.Stop()
-	for part := 0; ; {
+	for {
+		x.mu.Lock()
+		busy, closed, failed, reason := x.handshaking, x.closed, x.mcp != devices.MCPReady, x.mcpError
+		x.mu.Unlock()
+		switch {
+		case closed != "":
+			return closedCall(closed, true)
+		case !busy && failed:
+			return &devices.Error{Code: devices.CodeDeviceError, Detail: "the device's tools could not be read: " + reason, Sent: true}
+		case !busy:
+			return nil
+		}
 		select {
-		case <-s.ctx.Done():
-			return
-		case <-again.C:
-			s.saveOutranked()
-		case now := <-ticker.C:
-			part = (part + 1) % sweepParts
-			full := s.hub.count.Load() > maxIdle
-			s.hub.part(part, sweepParts, func(e *entry) { s.sweepEntry(e, now, full) })
-			if part == 0 && s.catalogs.Many() {
-				s.evictCatalogs()
-			}
+		case <-ctx.Done():
+			return timeoutCall(ctx, true)
+		case <-ticker.C:
 		}
 	}
-}
-
-func (s *Service) sweepEntry(e *entry, now time.Time, full bool) {
-	if c := e.conversation.Load(); c != nil {
-		c.Sweep()
-	}
-	x := e.session.Load()
-	if x == nil {
-		s.expireIdle(e, now, full)
-		return
-	}
-	if s.outdated(x) { // the grace of its credentials is over
-		s.run(e.evict) // the next device does not wait for a stuck connection
-		return
-	}
-	x.claim(devices.ClaimReassert)
-	x.mu.Lock()
-	due := x.mcp == devices.MCPReady && !x.grantExpires.IsZero() && x.grantExpires.Sub(now) < grantRenew
-	x.mu.Unlock()
-	if due {
-		x.startRenewal()
-	}
-}
-
-// startRenewal re-initializes a ready device in the background; a failure
-// leaves the old token until the next sweep.
-func (x *Session) startRenewal() {
-	x.svc.run(func() {
-		if err := x.initialize(x.svc.ctx); err != nil {
-			x.svc.log.Debug("upload token not renewed", "device", x.who.Device, "error", err)
-		}
-	})
 }

@@ -60,7 +60,7 @@ func (h holding) view(d devices.Device) (devices.View, error) {
 // Answer answers a query of another node about a device that this one holds.
 // Errors are *Error.
 func (s *Service) Answer(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error) {
-	x := s.hub.session(id)
+	x := s.Session(id)
 	if x == nil {
 		return nil, s.absent(ctx, id)
 	}
@@ -95,20 +95,17 @@ func (s *Service) held(ctx context.Context, id devices.ID, q devices.Question) (
 
 // device is what is known of a device itself.
 func (s *Service) device(ctx context.Context, id devices.ID) (devices.Device, error) {
-	if e := s.hub.get(id); e != nil && e.isKnown() {
-		return *e.device.Load(), nil
+	if d, ok := s.Device(id); ok {
+		return d, nil
 	}
 	row, err := s.ports.Records.Find(ctx, id)
 	return row.Device, err
 }
 
-// refreshPoll is how often a refresh looks whether the handshake has ended.
-const refreshPoll = 20 * time.Millisecond
-
 // Refresh reads a connected device's tools again, on whichever node it is, and
 // returns them as Tools does. ctx bounds the wait.
 func (s *Service) Refresh(ctx context.Context, id devices.ID, user bool) (devices.ToolList, error) {
-	if x := s.hub.session(id); x != nil {
+	if x := s.Session(id); x != nil {
 		if err := x.refresh(ctx); err != nil {
 			return devices.ToolList{}, err
 		}
@@ -127,31 +124,6 @@ func (s *Service) Refresh(ctx context.Context, id devices.ID, user bool) (device
 		case <-ctx.Done():
 			return list, err
 		case <-time.After(refreshPoll):
-		}
-	}
-}
-
-// refresh reads the device's tools again.
-func (x *Session) refresh(ctx context.Context) error {
-	x.startHandshake()
-	ticker := time.NewTicker(refreshPoll)
-	defer ticker.Stop()
-	for {
-		x.mu.Lock()
-		busy, closed, failed, reason := x.handshaking, x.closed, x.mcp != devices.MCPReady, x.mcpError
-		x.mu.Unlock()
-		switch {
-		case closed != "":
-			return closedCall(closed, true)
-		case !busy && failed:
-			return &devices.Error{Code: devices.CodeDeviceError, Detail: "the device's tools could not be read: " + reason, Sent: true}
-		case !busy:
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return timeoutCall(ctx, true)
-		case <-ticker.C:
 		}
 	}
 }

@@ -1,173 +1,169 @@
 package fleet
 
 import (
-	"hash/maphash"
+	"cmp"
+	"context"
+	"log/slog"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
+	"fleetd/internal/devices/registry"
 	"fleetd/internal/devices/speech"
+	"fleetd/internal/tasks"
 )
 
-// hub holds the devices that this node has to do with: those that have a session
-// or a conversation here, and for a while those that had one. In shards, so that
-// fleets of connecting devices do not queue at one lock.
-//
-// Lock order: a shard before an entry (entry.mu) before its session (Session.mu).
-// None of them is held during I/O.
-type hub struct {
-	seed   maphash.Seed
-	shards [64]shard
-	count  atomic.Int64
+// HubConfig is what sessions need to know of the node.
+type HubConfig struct {
+	Node           string
+	Version        string // of fleetd, told to devices in `initialize`
+	CallsPerDevice int    // calls in flight on one device, 1 to 16
+	Approve        bool   // unknown devices wait for approval
+	Handshakes     int    // tool lists being read at once
+	CatalogMemory  int64  // bytes of tool lists in memory; 0: DefaultCatalogMemory
+	Reconnects     int    // connections of one device at once, then one a second; 0: no limit
+	// Alive tells whether another node holds a lease; what it has online is then
+	// left alone. Nil if there can be no other node.
+	Alive func(node string) bool
 }
 
-type shard struct {
-	mu      sync.RWMutex
-	entries map[devices.ID]*entry
+// DefaultCatalogMemory holds about 10,000 different lists of common length.
+const DefaultCatalogMemory = 256 << 20
+
+// HubPorts are the ways out of a Hub, and the parts below it.
+type HubPorts struct {
+	Records   SessionRecords
+	Catalogs  Catalogs
+	Publisher Publisher
+	Directory Directory
+	Vision    Vision
+	Registry  *registry.Registry
+	Speech    *speech.Service
+	Log       *slog.Logger
 }
 
-// entry is one device. device and session are read without a lock; writers hold
-// mu.
-type entry struct {
-	id      devices.ID
-	device  atomic.Pointer[devices.Device] // immutable snapshot; never nil
-	session atomic.Pointer[Session]
-	// conversation is the open audio channel; over UDP it outlives a session.
-	conversation atomic.Pointer[speech.Conversation]
-	// row is closed once device is what the database holds; until then it has only
-	// what this node has heard.
-	row chan struct{}
+// Hub has the devices that are connected to this node. Its methods are safe for
+// concurrent use.
+type Hub struct {
+	cfg   HubConfig
+	ports HubPorts
+	log   *slog.Logger
 
-	mu        sync.Mutex
-	lastEpoch devices.Epoch
-	confirmed int64        // the highest generation of credentials that a connection came with
-	removed   bool         // from the hub; nobody may hold on to it
-	idleSince int64        // unix nanoseconds; 0: it has, or is about to get, a session
-	catalog   devices.Hash // of the last listing; zero if never listed
-	listedFW  string
-	partial   bool
-	elsewhere bool     // another node held it since it was listed here
-	listedBy  *Session // whose list is recorded once the row has come
-	takeovers takeovers
+	table     *table
+	registry  *registry.Registry
+	speech    *speech.Service
+	catalogs  *catalog.Cache
+	strings   interner
+	stats     SessionStats
+	outranked outranked
 
-	reconnects devices.Bucket // a device that fights itself makes two events and two log lines each time
-	recorded   devices.Bucket // bytes of lists and entries that go to the database
-	chatter    devices.Bucket // of notifications and messages, over all its connections
+	handshakes chan struct{}
+	ctx        context.Context // of the tasks
+	tasks      *tasks.Group
+	accepting  sync.RWMutex // held for reading by Accept; closed and leaving change under it
+	closed     bool
+	leaving    bool // accepts nobody, serves who is here
 }
 
-func newHub() *hub {
-	h := &hub{seed: maphash.MakeSeed()}
-	for i := range h.shards {
-		h.shards[i].entries = map[devices.ID]*entry{}
+// NewHub returns a Hub whose tasks are part of a group, and end with ctx.
+func NewHub(ctx context.Context, group *tasks.Group, cfg HubConfig, ports HubPorts) *Hub {
+	s := &Hub{cfg: cfg, ports: ports, log: ports.Log, table: newTable(), registry: ports.Registry, speech: ports.Speech,
+		catalogs: catalog.NewCache(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), handshakes: make(chan struct{}, max(cfg.Handshakes, 1)), ctx: ctx, tasks: group}
+	s.run(s.sweep)
+	return s
+}
+
+// Stats returns the counters.
+func (s *Hub) Stats() *SessionStats { return &s.stats }
+
+// run starts a task; false if the node is closing.
+func (s *Hub) run(task func()) bool { return s.tasks.Run(task) }
+
+// Session is the session that a device has on this node; nil: it has none.
+func (s *Hub) Session(id devices.ID) *Session { return s.table.session(id) }
+
+// Device is what this node knows of a device itself; ok is false if that is less
+// than the database has.
+func (s *Hub) Device(id devices.ID) (device devices.Device, ok bool) {
+	if e := s.table.get(id); e != nil && e.isKnown() {
+		return *e.device.Load(), true
 	}
-	return h
+	return devices.Device{}, false
 }
 
-func (h *hub) shard(id devices.ID) *shard {
-	return &h.shards[maphash.String(h.seed, string(id))%uint64(len(h.shards))]
-}
-
-// get returns the entry of a known device, else nil.
-func (h *hub) get(id devices.ID) *entry {
-	s := h.shard(id)
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.entries[id]
-}
-
-// session returns the session a device has on this node, else nil.
-func (h *hub) session(id devices.ID) *Session {
-	if e := h.get(id); e != nil {
-		return e.session.Load()
+// Changed takes a change of a device that has come into force.
+func (s *Hub) Changed(c devices.Change) {
+	e := s.table.get(c.Device)
+	if e == nil {
+		return
 	}
-	return nil
-}
-
-// ensure returns the entry of a device, made if there was none.
-func (h *hub) ensure(id devices.ID, clientID string) (e *entry, created bool) {
-	if e := h.get(id); e != nil {
-		return e, false
+	if e.isKnown() {
+		e.update(func(d *devices.Device) { d.Fold(c) })
 	}
-	s := h.shard(id)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.entries[id]; e != nil {
-		return e, false
-	}
-	e = &entry{id: id, row: make(chan struct{})}
-	e.device.Store(&devices.Device{ID: id, ClientID: clientID, Admission: devices.AdmissionMember})
-	s.entries[id] = e
-	h.count.Add(1)
-	return e, true
+	s.evictOutdated(e)
 }
 
-// remove takes an entry out, if nobody uses it at this moment.
-func (h *hub) remove(e *entry, unused func() bool) {
-	s := h.shard(e.id)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if s.entries[e.id] == e && unused() {
-		e.removed = true
-		delete(s.entries, e.id)
-		h.count.Add(-1)
-	}
-}
-
-// each calls f for every entry of one shard after another, with no lock held.
-func (h *hub) each(f func(*entry)) {
-	h.part(0, 1, f)
-}
-
-// part is each for one of n parts of the shards.
-func (h *hub) part(i, n int, f func(*entry)) {
-	var batch []*entry
-	for j := i; j < len(h.shards); j += n {
-		s := &h.shards[j]
-		s.mu.RLock()
-		batch = batch[:0]
-		for _, e := range s.entries {
-			batch = append(batch, e)
+// Replaced looks at all devices again: any of them may differ.
+func (s *Hub) Replaced() {
+	s.table.each(func(e *entry) {
+		s.evictOutdated(e)
+		if e.isKnown() {
+			s.registry.Request(e.id)
 		}
-		s.mu.RUnlock()
-		for _, e := range batch {
-			f(e)
-		}
+	})
+}
+
+// Revoked ends what a device has here if its credentials are not valid any more.
+func (s *Hub) Revoked(id devices.ID) {
+	if e := s.table.get(id); e != nil {
+		s.evictOutdated(e)
 	}
 }
 
-// update replaces the device's snapshot by what change makes of a copy.
-func (e *entry) update(change func(*devices.Device)) *devices.Device {
+// Row takes the row of a device that was requested of the registry.
+func (s *Hub) Row(row devices.Row) {
+	e := s.table.get(row.Device.ID)
+	if e == nil || row.Device.Admission == "" { // its row is not written yet, or it is forgotten
+		return
+	}
+	s.merge(e, row)
+	x := e.session.Load()
+	if x != nil {
+		s.run(x.rowRead)
+	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.updateLocked(change)
-}
-
-func (e *entry) updateLocked(change func(*devices.Device)) *devices.Device {
-	d := *e.device.Load()
-	change(&d)
-	e.device.Store(&d)
-	return &d
-}
-
-// isKnown tells whether the device is what the database holds.
-func (e *entry) isKnown() bool {
-	select {
-	case <-e.row:
-		return true
-	default:
-		return false
+	listed := e.listedBy
+	e.listedBy = nil
+	e.mu.Unlock()
+	if listed != nil && listed != x { // the device left before its row came
+		s.run(listed.record)
 	}
 }
 
-// evict ends what the device has on this node: its session, and a conversation
-// that waits for its connection to come back.
-func (e *entry) evict() {
-	if session := e.session.Load(); session != nil {
-		session.Close(devices.CloseRevoked)
-	}
-	if c := e.conversation.Load(); c != nil {
-		c.End()
-	}
+// Fought tells whether clients take the device from each other; FoughtIDs are all
+// such devices.
+func (s *Hub) Fought(id devices.ID, now time.Time) bool {
+	e := s.table.get(id)
+	return e != nil && e.fought(now)
+}
+
+// FoughtIDs are the devices that clients take from each other.
+func (s *Hub) FoughtIDs(now time.Time) (ids []devices.ID) {
+	s.table.each(func(e *entry) {
+		if e.fought(now) {
+			ids = append(ids, e.id)
+		}
+	})
+	return ids
+}
+
+// Close ends every session as draining; connections and tasks that come later are
+// refused.
+func (s *Hub) Close() {
+	s.accepting.Lock()
+	s.closed = true
+	s.accepting.Unlock()
+	s.tasks.Close()
+	s.CloseAll(devices.CloseDraining)
 }

@@ -1,7 +1,9 @@
 package fleet
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"fleetd/internal/devices"
@@ -10,10 +12,10 @@ import (
 
 // CatalogUsage is how many tool lists are in memory, and how many bytes they
 // take, of which Config.CatalogMemory is the bound.
-func (s *Service) CatalogUsage() (lists int, bytes int64) { return s.catalogs.Usage() }
+func (s *Hub) CatalogUsage() (lists int, bytes int64) { return s.catalogs.Usage() }
 
 // intern is catalogs.intern, after making room if there is none.
-func (s *Service) intern(text []byte) (cat *catalog.Catalog, isNew bool, err error) {
+func (s *Hub) intern(text []byte) (cat *catalog.Catalog, isNew bool, err error) {
 	cat, isNew, err = s.catalogs.Intern(text)
 	if errors.Is(err, catalog.ErrNoRoom) {
 		s.evictCatalogs()
@@ -24,18 +26,34 @@ func (s *Service) intern(text []byte) (cat *catalog.Catalog, isNew bool, err err
 	return cat, isNew, err
 }
 
-func (s *Service) evictCatalogs() {
+func (s *Hub) evictCatalogs() {
 	s.stats.CatalogsEvicted.Add(uint64(s.catalogs.Evict(time.Now(), s.catalogsInUse)))
 }
 
 // catalogsInUse names the last list of every device; true if one that has it
 // is connected here.
-func (s *Service) catalogsInUse() map[devices.Hash]bool {
+func (s *Hub) catalogsInUse() map[devices.Hash]bool {
 	used := map[devices.Hash]bool{}
-	s.hub.each(func(e *entry) {
+	s.table.each(func(e *entry) {
 		e.mu.Lock()
 		used[e.catalog] = used[e.catalog] || e.session.Load() != nil
 		e.mu.Unlock()
 	})
 	return used
+}
+
+// Catalog returns one tool list, from memory if some device of this node has
+// had it.
+func (s *Hub) Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, error) {
+	if cat := s.catalogs.Get(h); cat != nil {
+		return cat, nil
+	}
+	text, err := s.ports.Catalogs.Catalog(ctx, h)
+	if errors.Is(err, devices.ErrNotFound) {
+		return nil, devices.Errorf(devices.CodeNotFound, "no catalog %s is stored", h)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read catalog: %w", err)
+	}
+	return catalog.New(text.Tools)
 }

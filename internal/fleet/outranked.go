@@ -41,9 +41,9 @@ func (o *outranked) take() map[*Session]struct{} {
 // row of another living node that says it holds the device is held against the
 // session: the other hears our claim, and answers if its own stands. What it
 // does not answer is tried again, for its own row will change.
-func (s *Service) Outranked(stored devices.Presence) {
+func (s *Hub) Outranked(stored devices.Presence) {
 	s.run(func() {
-		x := s.hub.session(stored.Device)
+		x := s.table.session(stored.Device)
 		if x == nil || x.Epoch() > stored.Epoch || stored.Online && stored.Session == x.id {
 			return
 		}
@@ -59,7 +59,7 @@ func (s *Service) Outranked(stored devices.Presence) {
 }
 
 // saveOutranked tries the rows again that the database refused.
-func (s *Service) saveOutranked() {
+func (s *Hub) saveOutranked() {
 	for x := range s.outranked.take() {
 		x.mu.Lock()
 		if x.closed == "" {
@@ -73,7 +73,7 @@ func (s *Service) saveOutranked() {
 // device it still holds is put above the row that says it is offline, and
 // announced again. Call it when the other nodes had time to answer Reassert:
 // what they hold by then is not ours any more.
-func (s *Service) Reappear() {
+func (s *Hub) Reappear() {
 	s.Sessions(func(x *Session) {
 		if x.riseAbove(x.Epoch()) {
 			x.announceAgain()

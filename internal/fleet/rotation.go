@@ -16,63 +16,6 @@ const (
 	MaxGrace     = 8760 * time.Hour
 )
 
-// secretsFor are those of a device, known here or not, with the highest
-// generation that it has connected with, as far as this node has met it.
-func (s *Service) secretsFor(id devices.ID) devices.Secrets {
-	own := s.registry.Secrets(id)
-	if e := s.hub.get(id); e != nil {
-		e.mu.Lock()
-		own.Confirmed = e.confirmed
-		e.mu.Unlock()
-	}
-	return own
-}
-
-// Authenticate finds the generation whose credentials were presented. proves
-// tells whether they are those of one; all that are valid are tried, whichever
-// fits. admitted is false for a device that was revoked.
-func (s *Service) Authenticate(id devices.ID, proves func(generation int64) bool) (generation int64, proven, admitted bool) {
-	own := s.secretsFor(id)
-	list, n, _ := own.Valid(s.registry.Rotation(), time.Now())
-	for _, g := range list[:n] {
-		if proves(g) && !proven {
-			generation, proven = g, true
-		}
-	}
-	return generation, proven, !own.Revoked
-}
-
-// Accepts tells whether credentials of this generation are valid.
-func (s *Service) Accepts(id devices.ID, generation int64) bool {
-	own := s.secretsFor(id)
-	return own.Accepts(generation, s.registry.Rotation(), time.Now())
-}
-
-// Generation is the generation of the credentials that a device is given; ok is
-// false if none are valid.
-func (s *Service) Generation(id devices.ID) (generation int64, ok bool) {
-	own := s.registry.Secrets(id)
-	return own.Current(s.registry.Rotation()), !own.Revoked
-}
-
-// OldestGeneration is the oldest that is valid, for a connection of which is not
-// known what it presented: it must not end the one that it did.
-func (s *Service) OldestGeneration(id devices.ID) (generation int64, ok bool) {
-	own := s.secretsFor(id)
-	list, n, _ := own.Valid(s.registry.Rotation(), time.Now())
-	generation = list[0]
-	for _, g := range list[1:n] {
-		generation = min(generation, g)
-	}
-	return generation, !own.Revoked
-}
-
-func (s *Service) credentials(id devices.ID) devices.Credentials {
-	own := s.secretsFor(id)
-	list, _, until := own.Valid(s.registry.Rotation(), time.Now())
-	return devices.Credentials{Generation: list[0], PreviousUntil: until}
-}
-
 func checkGrace(grace time.Duration) error {
 	if grace < MinGrace || grace > MaxGrace {
 		return devices.Errorf(devices.CodeBadRequest, "grace must be a duration from %v to %v, such as %v", MinGrace, MaxGrace, DefaultGrace)

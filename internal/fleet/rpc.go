@@ -29,8 +29,8 @@ func (s *Service) routeRPC(ctx context.Context, c devices.RPCCall) (devices.RPCR
 	if err := s.Permit(ctx, c.By, access.ScopeCall, c.Device); err != nil {
 		return devices.RPCResult{}, err
 	}
-	if x := s.hub.session(c.Device); x != nil {
-		return x.checkedRPC(ctx, c)
+	if x := s.Session(c.Device); x != nil {
+		return s.checkedRPC(ctx, x, c)
 	}
 	r, err := s.ports.Router.ForwardRPC(ctx, c)
 	return r, s.orAbsent(ctx, c.Device, err)
@@ -38,20 +38,17 @@ func (s *Service) routeRPC(ctx context.Context, c devices.RPCCall) (devices.RPCR
 
 // CallRPCLocal is CallRPC for a device on this node; it never routes.
 func (s *Service) CallRPCLocal(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	if x := s.hub.session(c.Device); x != nil {
-		return x.checkedRPC(ctx, c)
+	if x := s.Session(c.Device); x != nil {
+		return s.checkedRPC(ctx, x, c)
 	}
 	return devices.RPCResult{}, s.absentFor(ctx, c.By, c.Device)
 }
 
 // checkedRPC is where every way in ends: what a raw request may be is decided
 // by the owner of the device.
-func (x *Session) checkedRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	x.mu.Lock()
-	none := x.mcp == devices.MCPNone
-	x.mu.Unlock()
+func (s *Service) checkedRPC(ctx context.Context, x *Session, c devices.RPCCall) (devices.RPCResult, error) {
 	switch {
-	case none:
+	case x.Tools().NoMCP:
 		return devices.RPCResult{}, devices.Errorf(devices.CodeDeviceError, "device %s does not speak MCP", c.Device)
 	case c.Method == "":
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "method is missing")
@@ -62,14 +59,14 @@ func (x *Session) checkedRPC(ctx context.Context, c devices.RPCCall) (devices.RP
 	case strings.HasPrefix(c.Method, "notifications"):
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "%q is a notification: devices never answer those", c.Method)
 	case c.Method == methodCall:
-		return x.callByRPC(ctx, c)
+		return s.callByRPC(ctx, x, c)
 	case len(c.Params) > 0 && jsonspan.KindOf(c.Params) != jsonspan.KindObject:
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "params must be a JSON object or absent: devices drop anything else without an answer")
 	}
-	if err := x.guardRPC(ctx, &c); err != nil {
+	if err := s.guardRPC(ctx, &c); err != nil {
 		return devices.RPCResult{}, err
 	}
-	return x.rpc(ctx, c)
+	return s.rpc(ctx, x, c)
 }
 
 // toolCallOf reads the params of tools/call; false if they are not valid.
@@ -87,38 +84,37 @@ func toolCallOf(c *devices.RPCCall) (call devices.ToolCall, ok bool) {
 	return call, walk.Err() == nil && call.Tool != ""
 }
 
-func (x *Session) callByRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+func (s *Service) callByRPC(ctx context.Context, x *Session, c devices.RPCCall) (devices.RPCResult, error) {
 	call, ok := toolCallOf(&c)
 	if !ok {
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, `tools/call needs params {"name":"...","arguments":{...}}`)
 	}
-	r, err := x.call(ctx, call)
+	r, err := s.call(ctx, x, call)
 	if err != nil {
 		return devices.RPCResult{}, err
 	}
 	return devices.RPCResult{Result: fmt.Appendf(nil, `{"content":%s,"isError":%t}`, r.Content, r.IsError)}, nil
 }
 
-func (x *Session) rpc(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
+func (s *Service) rpc(ctx context.Context, x *Session, c devices.RPCCall) (devices.RPCResult, error) {
 	if err := x.acquire(ctx); err != nil {
 		return devices.RPCResult{}, err
 	}
 	defer x.release()
-	if err := x.stillValid(c.By); err != nil {
+	if err := s.stillValid(c.By); err != nil {
 		return devices.RPCResult{}, err
 	}
-	if err := x.guardRPC(ctx, &c); err != nil { // labels may have changed while it waited
+	if err := s.guardRPC(ctx, &c); err != nil { // labels may have changed while it waited
 		return devices.RPCResult{}, err
 	}
-	result, err := x.client.Request(ctx, c.Method, c.Params)
-	x.judgeAnswer(err)
+	result, err := x.Request(ctx, c.Method, c.Params)
 	rpc := (*mcpclient.RPCError)(nil)
 	if errors.As(err, &rpc) {
 		raw := fmt.Appendf(nil, `{"code":%d,"message":%s}`, rpc.Code, jsonspan.AppendString(nil, rpc.Message))
 		return devices.RPCResult{Error: raw}, nil
 	}
 	if err != nil {
-		return devices.RPCResult{}, x.callError(c.Method, err)
+		return devices.RPCResult{}, callError(x, c.Method, err)
 	}
 	return devices.RPCResult{Result: result}, nil
 }

@@ -18,7 +18,7 @@ import (
 // Session is one device's presence on this node: from Accept to Close. Its
 // front end feeds it from one goroutine; everything else comes from any.
 type Session struct {
-	svc       *Service
+	svc       *Hub
 	entry     *entry
 	conn      Conn
 	client    *mcpclient.Client
@@ -66,7 +66,7 @@ type Session struct {
 
 	messages []waiting // for the device, while it has no conversation
 
-	desk *desk // nil until somebody needs it
+	callers any // what the callers of the device share; nil until somebody needs it
 
 	audioPackets uint64 // of conversations that have ended
 	audioDropped uint64

@@ -4,54 +4,16 @@ import (
 	"sync/atomic"
 
 	"fleetd/internal/counters"
-	"fleetd/internal/devices"
 	"fleetd/internal/devices/speech"
-	"fleetd/internal/mcpclient"
 )
 
-// Stats counts what the core does. A collector reads it at any time; it is
-// plain atomics so that the core depends on no metrics library and a call pays
-// nanoseconds.
+// Stats counts what the core does. A collector reads it at any time.
 type Stats struct {
-	*speech.Stats
+	*speech.AudioStats
+	*SessionStats
 
-	BadMessages     atomic.Uint64 // envelopes refused
-	Notified        atomic.Uint64 // notifications and messages published
-	NotifyDrops     atomic.Uint64 // over the per-device rate
-	CatalogHits     atomic.Uint64 // lists known by their hash
-	CatalogNew      atomic.Uint64 // lists parsed and stored
-	CatalogsRefused atomic.Uint64 // lists that found no room in memory
-	CatalogsEvicted atomic.Uint64 // lists dropped from memory to make room
-	Unrecorded      atomic.Uint64 // changes of lists over their device's share of the database
-	Handshakes      atomic.Int64  // in progress
-	Waiting         atomic.Int64  // calls waiting for a device's slot
-	InFlight        atomic.Int64  // calls on a device
-	SharedCalls     atomic.Uint64 // calls of readers answered with another's answer
-
-	Closed     counters.Map[devices.CloseReason]
-	Calls      counters.Map[string] // by outcome: ok, tool_error or an error code
-	Connects   counters.Map[devices.Transport]
-	States     counters.Map[SessionState] // sessions now in this state (a gauge)
-	Deviations counters.Map[DeviationKey]
-	Contested  counters.Map[devices.Dispute] // refusals because an id is contested
-
-	HelloTime     counters.Histogram
-	HandshakeTime counters.Histogram
-	CallTime      counters.Histogram
+	SharedCalls atomic.Uint64        // calls of readers answered with another's answer
+	LateAnswers atomic.Uint64        // handed to who waited for them after the caller had left
+	Calls       counters.Map[string] // by outcome: ok, tool_error or an error code
+	CallTime    counters.Histogram
 }
-
-// SessionState is a session's transport and how far its tools are read.
-type SessionState struct {
-	Transport devices.Transport
-	MCP       devices.MCPState
-}
-
-// DeviationKey names a deviation and the firmware version that shows it.
-type DeviationKey struct {
-	Kind     mcpclient.Deviation
-	Firmware string
-}
-
-// MaxDeviationKeys bounds the label values that devices can cause; further
-// firmware versions count as "other".
-const MaxDeviationKeys = 256

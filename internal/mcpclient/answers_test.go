@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -140,7 +141,7 @@ func TestCallAllocations(t *testing.T) {
 	args := json.RawMessage(`{"volume":50}`)
 	ctx := t.Context()
 	got := testing.AllocsPerRun(200, func() {
-		if _, err := c.CallTool(ctx, "self.audio_speaker.set_volume", args); err != nil {
+		if _, err := c.CallTool(ctx, "self.audio_speaker.set_volume", args, nil); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -219,4 +220,42 @@ func TestDeviceRequestsAndNotifications(t *testing.T) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
+}
+
+// What comes after its caller has left goes to who asked for it, once, and the end
+// of the connection does, too.
+func TestLateAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(nil)
+		var got []string
+		late := func(result json.RawMessage, err error) { got = append(got, fmt.Sprintf("%s %v", result, err)) }
+		leave := func() string {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := s.client.RequestLate(ctx, "slow", nil, late); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("got %v", err)
+			}
+			return string(parse(t, s.sent[len(s.sent)-1]).ID)
+		}
+		first, second := leave(), leave()
+		s.hand(`{"jsonrpc":"2.0","id":` + second + `,"result":{"n":2}}`)
+		s.hand(`{"jsonrpc":"2.0","id":` + second + `,"result":{"n":3}}`)
+		s.hand(`{"jsonrpc":"2.0","id":` + first + `,"error":{"message":"no"}}`)
+		if want := []string{`{"n":2} <nil>`, ` device answers error -32000: no`}; !slices.Equal(got, want) || s.count(DeviationLateReply) != 3 {
+			t.Errorf("got %q, %d late", got, s.count(DeviationLateReply))
+		}
+		got = nil
+		for range maxLate + 1 {
+			leave()
+		}
+		if want := []string{" " + ErrDropped.Error()}; !slices.Equal(got, want) {
+			t.Errorf("got %q", got)
+		}
+		got = nil
+		s.client.Close(errors.New("gone"))
+		if len(got) != maxLate || got[0] != " "+fmt.Errorf("%w: gone", ErrClosed).Error() {
+			t.Errorf("%d, first %q", len(got), got[:min(1, len(got))])
+		}
+	})
 }

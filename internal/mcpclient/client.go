@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -119,9 +120,22 @@ type Client struct {
 }
 
 type waiter struct {
-	id int32
-	ch chan answer
+	id   int32
+	ch   chan answer
+	late Late // set once the caller has left
 }
+
+// Late takes the answer of a request whose caller has left: what Request would have
+// returned, or an error that wraps ErrClosed if the connection ends before, or
+// ErrDropped. It is called once, must not block, and may keep the result.
+type Late func(result json.RawMessage, err error)
+
+// maxLate bounds the answers of one connection that are waited for after their
+// callers have left.
+const maxLate = 32
+
+// ErrDropped says that too many later requests wait for late answers.
+var ErrDropped = errors.New("too many late answers are waited for")
 
 type answer struct {
 	result json.RawMessage
@@ -149,8 +163,17 @@ func (c *Client) Close(cause error) {
 	c.pending = nil
 	c.mu.Unlock()
 	for _, w := range pending {
-		w.ch <- answer{err: err}
+		w.hand(answer{err: err})
 	}
+}
+
+// hand gives the answer to the caller, or to who takes it late.
+func (w waiter) hand(a answer) {
+	if w.late != nil {
+		w.late(a.result, a.err)
+		return
+	}
+	w.ch <- a
 }
 
 // register makes room for an answer before the request is written, so that no
@@ -167,12 +190,12 @@ func (c *Client) register() (int32, chan answer, error) {
 		c.nextID = 0
 	}
 	c.nextID++
-	c.pending = append(c.pending, waiter{id, ch})
+	c.pending = append(c.pending, waiter{id: id, ch: ch})
 	return id, ch, nil
 }
 
-// take removes the waiter of id and returns its channel, nil if there is none.
-func (c *Client) take(id int32) chan answer {
+// take removes the waiter of id; ok is false if there is none.
+func (c *Client) take(id int32) (w waiter, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, w := range c.pending {
@@ -181,10 +204,10 @@ func (c *Client) take(id int32) chan answer {
 			c.pending[i] = c.pending[last]
 			c.pending[last] = waiter{}
 			c.pending = c.pending[:last]
-			return w.ch
+			return w, true
 		}
 	}
-	return nil
+	return waiter{}, false
 }
 
 // used tells whether this connection has sent a request with this id.
@@ -204,6 +227,12 @@ func (c *Client) used(id int64) bool {
 // ErrClosed; the context's error on timeout, after which a late answer is
 // counted and dropped.
 func (c *Client) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+	return c.RequestLate(ctx, method, params, nil)
+}
+
+// RequestLate is Request for a caller who wants the answer also after ctx has
+// ended: late takes it then.
+func (c *Client) RequestLate(ctx context.Context, method string, params json.RawMessage, late Late) (json.RawMessage, error) {
 	id, ch, err := c.register()
 	if err != nil {
 		return nil, err
@@ -213,26 +242,56 @@ func (c *Client) Request(ctx context.Context, method string, params json.RawMess
 	err = c.peer.SendMCP(*buf)
 	putBuffer(buf)
 	if err != nil {
-		c.abandon(id, ch)
+		c.abandon(id, ch, nil)
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	select {
 	case a := <-ch:
 		return a.result, a.err
 	case <-ctx.Done():
-		if a, answered := c.abandon(id, ch); answered {
+		if a, answered := c.abandon(id, ch, late); answered {
 			return a.result, a.err
 		}
 		return nil, context.Cause(ctx)
 	}
 }
 
-// abandon gives up on an answer. If one is on its way already it is returned.
-func (c *Client) abandon(id int32, ch chan answer) (answer, bool) {
-	if c.take(id) != nil {
-		return answer{}, false
+// abandon gives up on an answer, and leaves it to late if that is not nil. If one
+// is on its way already it is returned.
+func (c *Client) abandon(id int32, ch chan answer, late Late) (answer, bool) {
+	if late == nil {
+		if _, waited := c.take(id); waited {
+			return answer{}, false
+		}
+		return <-ch, true // whoever took the waiter has sent or is about to send
 	}
-	return <-ch, true // whoever took the waiter has sent or is about to send
+	c.mu.Lock()
+	at, first, waiting := -1, -1, 0
+	for i := range c.pending {
+		switch w := &c.pending[i]; {
+		case w.id == id:
+			at = i
+		case w.late != nil:
+			if waiting++; first < 0 || w.id < c.pending[first].id {
+				first = i
+			}
+		}
+	}
+	if at < 0 {
+		c.mu.Unlock()
+		return <-ch, true
+	}
+	c.pending[at].late = late
+	var dropped Late
+	if waiting >= maxLate {
+		dropped = c.pending[first].late
+		c.pending = slices.Delete(c.pending, first, first+1)
+	}
+	c.mu.Unlock()
+	if dropped != nil {
+		dropped(nil, ErrDropped)
+	}
+	return answer{}, false
 }
 
 // Notify sends a notification; stock firmware ignores all of them.

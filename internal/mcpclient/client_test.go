@@ -150,7 +150,7 @@ func call(t *testing.T, c *Client, sends string) (Result, error) {
 			t.Fatal(err)
 		}
 	}
-	return c.CallTool(t.Context(), p.Name, p.Arguments)
+	return c.CallTool(t.Context(), p.Name, p.Arguments, nil)
 }
 
 func TestCallVectors(t *testing.T) {
@@ -299,7 +299,7 @@ func TestNothingSentIsSilentlyDropped(t *testing.T) {
 	c := s.client
 	_, _ = c.Initialize(t.Context(), InitParams{})
 	_, _ = c.ListTools(t.Context())
-	_, _ = c.CallTool(t.Context(), "x", nil)
+	_, _ = c.CallTool(t.Context(), "x", nil, nil)
 	_, _ = c.Request(t.Context(), "prompts/list", nil)
 	_ = c.Probe(t.Context())
 	if len(s.sent) != 6 {

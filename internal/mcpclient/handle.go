@@ -95,21 +95,24 @@ func (c *Client) deliver(m message) {
 	if !ok {
 		return
 	}
-	ch := c.take(int32(id))
-	if ch == nil {
+	w, ok := c.take(int32(id))
+	if !ok {
 		c.countStray(id)
 		return
 	}
+	if w.late != nil {
+		c.peer.DeviateMCP(DeviationLateReply)
+	}
 	if m.err != nil {
-		ch <- answer{err: c.rpcError(m.err)}
+		w.hand(answer{err: c.rpcError(m.err)})
 		return
 	}
 	if m.result == nil {
 		c.peer.DeviateMCP(DeviationMalformed)
-		ch <- answer{err: fmt.Errorf("%w: neither result nor error", ErrMalformed)}
+		w.hand(answer{err: fmt.Errorf("%w: neither result nor error", ErrMalformed)})
 		return
 	}
-	ch <- answer{result: copyResult(m.result)}
+	w.hand(answer{result: copyResult(m.result)})
 }
 
 // pages holds the buffers of large results. Only listPage gives them back;
@@ -197,19 +200,19 @@ func (c *Client) HandleBroken(envelope []byte) bool {
 		c.peer.DeviateMCP(DeviationUnparsable)
 		return false
 	}
-	ch := c.take(int32(id))
-	if ch == nil {
+	w, ok := c.take(int32(id))
+	if !ok {
 		c.countStray(id)
 		return false
 	}
 	if message == nil {
 		c.peer.DeviateMCP(DeviationMalformed)
-		ch <- answer{err: fmt.Errorf("%w: invalid JSON", ErrMalformed)}
+		w.hand(answer{err: fmt.Errorf("%w: invalid JSON", ErrMalformed)})
 		return true
 	}
 	c.peer.DeviateMCP(DeviationErrorUnescaped)
 	text := string(bytes.ToValidUTF8(message, []byte("\uFFFD")))
-	ch <- answer{err: &RPCError{Code: DefaultErrorCode, Message: text}}
+	w.hand(answer{err: &RPCError{Code: DefaultErrorCode, Message: text}})
 	return true
 }
 

@@ -325,8 +325,9 @@ type Result struct {
 
 // CallTool sends `tools/call`. args is a JSON object or nil for none. The
 // firmware answers with exactly one item and never with isError
-// (mcp_server.h:272-311); a tool's failure is an *RPCError.
-func (c *Client) CallTool(ctx context.Context, name string, args json.RawMessage) (Result, error) {
+// (mcp_server.h:272-311); a tool's failure is an *RPCError. late, if not nil,
+// takes what comes after ctx has ended, see Late.
+func (c *Client) CallTool(ctx context.Context, name string, args json.RawMessage, late func(Result, error)) (Result, error) {
 	buf := buffers.Get().(*[]byte)
 	params := append((*buf)[:0], `{"name":`...)
 	params = jsonspan.AppendString(params, name)
@@ -337,7 +338,17 @@ func (c *Client) CallTool(ctx context.Context, name string, args json.RawMessage
 	params = append(params, args...)
 	params = append(params, '}')
 	*buf = params
-	raw, err := c.Request(ctx, "tools/call", params)
+	var take Late
+	if late != nil {
+		take = func(raw json.RawMessage, err error) {
+			var r Result
+			if err == nil {
+				r, err = c.parseResult(raw)
+			}
+			late(r, err)
+		}
+	}
+	raw, err := c.RequestLate(ctx, "tools/call", params, take)
 	putBuffer(buf)
 	if err != nil {
 		return Result{}, err

@@ -21,7 +21,7 @@ import (
 type Service struct {
 	audio AudioBus
 	voice Voice // may be nil
-	stats *Stats
+	stats *AudioStats
 	tasks *tasks.Group
 	log   *slog.Logger
 	// permit tells whether a voice service may send a device a message of this type,
@@ -40,11 +40,11 @@ type Options struct {
 
 // New returns a Service.
 func New(o Options) *Service {
-	return &Service{audio: o.Audio, voice: o.Voice, stats: &Stats{}, tasks: o.Tasks, log: o.Log, permit: o.Permit}
+	return &Service{audio: o.Audio, voice: o.Voice, stats: &AudioStats{}, tasks: o.Tasks, log: o.Log, permit: o.Permit}
 }
 
 // Stats returns the counters.
-func (s *Service) Stats() *Stats { return s.stats }
+func (s *Service) Stats() *AudioStats { return s.stats }
 
 // HasVoice tells whether a voice service takes part in the conversations of this node.
 func (s *Service) HasVoice() bool { return s.voice != nil }
@@ -52,8 +52,8 @@ func (s *Service) HasVoice() bool { return s.voice != nil }
 // Drop counts a frame for which no conversation is open.
 func (s *Service) Drop() { s.stats.AudioDrops.Add(AudioNoChannel, 1) }
 
-// Stats counts audio. It is safe for concurrent use.
-type Stats struct {
+// AudioStats counts audio. It is safe for concurrent use.
+type AudioStats struct {
 	AudioFrames atomic.Uint64 // received from devices
 	AudioSent   atomic.Uint64 // sent to devices
 	// MessageDrops counts messages of a conversation that found no connection.

@@ -1,0 +1,13 @@
+package fleet
+
+import "strings"
+
+// clip bounds what a device may say of itself. What is cut off is let go.
+func clip(text string) string {
+	if len(text) <= maxSaid {
+		return text
+	}
+	return strings.Clone(strings.ToValidUTF8(text[:maxSaid], ""))
+}
+
+const maxSaid = 128

@@ -1,0 +1,10 @@
+package fleet
+
+import "time"
+
+// fought tells whether clients take the id from each other.
+func (e *entry) fought(now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.takeovers.refuses(now.UnixNano())
+}

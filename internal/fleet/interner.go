@@ -1,0 +1,30 @@
+package fleet
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// maxInterned bounds what devices can make an interner keep.
+const maxInterned = 10_000
+
+// interner keeps one copy of strings that whole fleets share (boards,
+// firmware versions, image hashes).
+type interner struct {
+	m sync.Map
+	n atomic.Int32
+}
+
+func (i *interner) get(text string) string {
+	if v, ok := i.m.Load(text); ok {
+		return v.(string)
+	}
+	if i.n.Load() >= maxInterned {
+		return text
+	}
+	v, loaded := i.m.LoadOrStore(text, text)
+	if !loaded {
+		i.n.Add(1)
+	}
+	return v.(string)
+}

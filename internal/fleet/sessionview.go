@@ -1,0 +1,49 @@
+package fleet
+
+import "fleetd/internal/devices"
+
+// catalogStateOf is the catalog state of a device without a session.
+func catalogStateOf(p devices.Presence) devices.CatalogState {
+	switch {
+	case p.MCP == devices.MCPNone:
+		return devices.CatalogNone
+	case p.Catalog != (devices.Hash{}):
+		return devices.CatalogStale
+	case p.MCP == devices.MCPError || p.MCP == devices.MCPUnresponsive:
+		return devices.CatalogError
+	}
+	return devices.CatalogUnknown
+}
+
+func (x *Session) view() devices.View {
+	e := x.entry
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	seq := x.seq
+	v := devices.View{Device: *e.device.Load(), Presence: x.presenceLocked(x.closed == ""), State: devices.StateOnline, CatalogState: x.catalogState,
+		AudioPackets: x.audioPackets, AudioDropped: x.audioDropped}
+	if c := e.conversation.Load(); c != nil {
+		v.AudioOpen = true
+		received, dropped := c.Audio()
+		v.AudioPackets += received
+		v.AudioDropped += dropped
+	}
+	x.seq = seq // a look takes no place in the order of effects
+	v.Presence.KeepCatalog = false
+	if x.catalog != nil {
+		v.Presence.Catalog, v.Presence.Partial, v.Presence.Tools = x.catalog.Hash, x.partial, len(x.catalog.Tools)
+	}
+	return v
+}
+
+// Publish sends an event that an adapter made, e.g. of an uploaded photo, as
+// one of the device's session if it has one here.
+func (s *Hub) Publish(e devices.Event) {
+	if x := s.table.session(e.Device); x != nil {
+		x.mu.Lock()
+		x.seq++
+		e.Session, e.Epoch, e.Seq = x.id, x.epoch, x.seq
+		x.mu.Unlock()
+	}
+	s.ports.Publisher.Publish(e)
+}
