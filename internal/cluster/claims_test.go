@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -25,13 +26,13 @@ func (f *testFleet) at(t *testing.T, service *fleet.Service) *script {
 	if _, err := session.OpenAudio(hello.Device{}, hello.TransportUDP, func(*speech.Conversation) (speech.AudioPath, error) { return voice{c}, nil }); err != nil {
 		t.Fatal(err)
 	}
-	session.StartMCP(fleet.FeaturesMCP)
+	session.StartMCP(devices.FeaturesMCP)
 	return c
 }
 
 func online(service *fleet.Service) bool {
 	held := false
-	service.Sessions(func(*fleet.Session) { held = true })
+	service.Sessions(func(*session.Session) { held = true })
 	return held
 }
 

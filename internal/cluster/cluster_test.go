@@ -19,6 +19,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 	"fleetd/internal/jsontest"
@@ -90,7 +91,7 @@ func newFleetWith(t *testing.T, cfg fleet.Config) *testFleet {
 // script is a connection that answers at once.
 type script struct {
 	*devicetest.Script
-	session *fleet.Session
+	session *session.Session
 
 	mu   sync.Mutex
 	got  []string // messages and audio, as they came
@@ -131,7 +132,7 @@ func (c *script) SendControl(msg []byte) error {
 }
 func (c *script) Close(devices.CloseReason) {}
 
-func (f *testFleet) connect(t *testing.T, s *devicetest.Script) *fleet.Session {
+func (f *testFleet) connect(t *testing.T, s *devicetest.Script) *session.Session {
 	t.Helper()
 	return f.dial(t, s).session
 }
@@ -144,7 +145,7 @@ func (f *testFleet) dial(t *testing.T, s *devicetest.Script) *script {
 		t.Fatal(err)
 	}
 	c.session = session
-	session.StartMCP(fleet.FeaturesMCP)
+	session.StartMCP(devices.FeaturesMCP)
 	devicetest.Eventually(t, "tools are ready", func() bool {
 		v, err := f.holding.Get(t.Context(), id)
 		return err == nil && v.CatalogState == devices.CatalogReady
@@ -258,7 +259,7 @@ func TestHistoryAcrossNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.session = session
-		session.StartMCP(fleet.FeaturesMCP)
+		session.StartMCP(devices.FeaturesMCP)
 		devicetest.Eventually(t, "tools are ready", func() bool {
 			v, err := service.Get(t.Context(), id)
 			return err == nil && v.CatalogState == devices.CatalogReady

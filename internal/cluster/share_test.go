@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 )
@@ -35,7 +36,7 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.session = session
-		session.StartMCP(fleet.FeaturesMCP)
+		session.StartMCP(devices.FeaturesMCP)
 	}
 	devicetest.Eventually(t, "all tools are ready", func() bool {
 		for _, id := range ids {
@@ -103,6 +104,6 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 	if _, err := f.fwd.CallTool(ctx, call); code(err) != devices.CodeDeviceBusy {
 		t.Errorf("the same key's hop: %v", err)
 	}
-	f.holding.Sessions(func(x *fleet.Session) { x.Close(devices.CloseGone) }) // ends all calls
+	f.holding.Sessions(func(x *session.Session) { x.Close(devices.CloseGone) }) // ends all calls
 	devicetest.Eventually(t, "all places are free", func() bool { return len(f.holder.serving) == 0 })
 }

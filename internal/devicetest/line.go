@@ -6,6 +6,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/fleet"
 	"fleetd/internal/selector"
 )
@@ -13,7 +14,7 @@ import (
 // Line is a device's connection that answers from its script at once.
 type Line struct {
 	Script  *Script
-	Session *fleet.Session
+	Session *session.Session
 }
 
 // SendControl hands the session what the script answers.
@@ -38,13 +39,13 @@ func Connect(t testing.TB, s *fleet.Service, id devices.ID, script *Script) *Lin
 
 // Online brings a device online over a connection that finds its session here,
 // and waits until its tools are known.
-func Online(t testing.TB, s *fleet.Service, id devices.ID, conn fleet.Conn, session **fleet.Session) {
+func Online(t testing.TB, s *fleet.Service, id devices.ID, conn session.Conn, session **session.Session) {
 	t.Helper()
 	var err error
 	if *session, err = s.Accept(devices.Identity{Device: id, ClientID: "client-1", Transport: devices.TransportWebSocket}, conn); err != nil {
 		t.Fatal(err)
 	}
-	(*session).StartMCP(fleet.FeaturesMCP)
+	(*session).StartMCP(devices.FeaturesMCP)
 	Eventually(t, "tools are listed", func() bool {
 		v, err := s.Get(t.Context(), id)
 		return err == nil && v.Presence.MCP == devices.MCPReady

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mcpclient"
 )
@@ -326,7 +327,7 @@ func busy(t *testing.T, f Frontend) {
 	f.online(t, testID, "c1", script)
 	var wg sync.WaitGroup
 	errs := make(chan *devices.Error, 20)
-	for range fleet.MaxWaitingCalls + 1 {
+	for range session.MaxWaitingCalls + 1 {
 		wg.Go(func() {
 			_, err := call(f.Service, volume, `{"volume":1}`, 20*time.Second)
 			errs <- err
@@ -334,7 +335,7 @@ func busy(t *testing.T, f Frontend) {
 	}
 	stats := f.Service.Stats()
 	Eventually(t, "16 calls wait behind one", func() bool {
-		return stats.Waiting.Load() == fleet.MaxWaitingCalls && stats.InFlight.Load() == 1
+		return stats.Waiting.Load() == session.MaxWaitingCalls && stats.InFlight.Load() == 1
 	})
 	if _, err := call(f.Service, volume, `{"volume":1}`, time.Second); err == nil || err.Code != devices.CodeDeviceBusy {
 		t.Errorf("the 18th call: %v", err)
@@ -429,7 +430,7 @@ func strayReplies(t *testing.T, f Frontend) {
 	}
 	Eventually(t, "both strays are counted", func() bool {
 		var late, foreign int64
-		f.Service.Stats().Deviations.Each(func(k fleet.DeviationKey, n int64) {
+		f.Service.Stats().Deviations.Each(func(k session.DeviationKey, n int64) {
 			switch k.Kind {
 			case mcpclient.DeviationLateReply:
 				late += n

@@ -40,8 +40,8 @@ type CheckIn struct {
 
 // facts are what the device reported, for its row.
 func (c *CheckIn) facts(now time.Time) devices.Facts {
-	return devices.Facts{Device: c.Device, Board: clip(c.Board), Firmware: clip(c.Firmware), ELF: clip(c.ELF), Chip: clip(c.Chip),
-		Language: clip(c.Language), Serial: clip(c.Serial), ActivateV2: c.ActivateV2, CheckedAt: now}
+	return devices.Facts{Device: c.Device, Board: devices.Clip(c.Board), Firmware: devices.Clip(c.Firmware), ELF: devices.Clip(c.ELF), Chip: devices.Clip(c.Chip),
+		Language: devices.Clip(c.Language), Serial: devices.Clip(c.Serial), ActivateV2: c.ActivateV2, CheckedAt: now}
 }
 
 // Welcome is what the OTA reply is made of.

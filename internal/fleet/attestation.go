@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/jsonspan"
 )
 
@@ -79,7 +80,7 @@ func (s *Service) AdmitProven(ctx context.Context, id devices.ID, clientID, seri
 		s.log.Warn("a device that has proven itself is not admitted yet; it tries again", "device", id, "error", err)
 		return RefusedUnavailable
 	}
-	s.record(audit.Entry{At: time.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: outcomeOK, Detail: clip("serial " + serial + ", client " + clientID)})
+	s.record(audit.Entry{At: time.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: outcomeOK, Detail: devices.Clip("serial " + serial + ", client " + clientID)})
 	return ""
 }
 
@@ -93,7 +94,7 @@ func (r refusal) Error() string { return string(r) }
 func (s *Service) MayProve(ctx context.Context, id devices.ID, clientID, serial string) (refused string) {
 	m := devices.Member{ID: id}
 	if s.registry.Standing(id, clientID).Known {
-		ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+		ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout)
 		defer cancel()
 		row, err := s.ports.Records.Find(ctx, id)
 		if err != nil {
@@ -124,12 +125,12 @@ func (s *Service) Dispute(id devices.ID, clientID, serial string, reason devices
 	s.dispute(id, now)
 	s.ports.Directory.Tell(devices.News{Disputed: &devices.Disputed{Device: id, Reason: reason}})
 	s.log.Warn("device id is contested", "device", id, "client", clientID, "serial", serial, "reason", string(reason))
-	s.record(audit.Entry{At: now, Kind: audit.KindRefusal, Action: "prove", Device: string(id), Outcome: string(reason), Detail: clip("serial " + serial + ", client " + clientID)})
+	s.record(audit.Entry{At: now, Kind: audit.KindRefusal, Action: "prove", Device: string(id), Outcome: string(reason), Detail: devices.Clip("serial " + serial + ", client " + clientID)})
 	fields := jsonspan.AppendString([]byte(`"client_id":`), clientID)
 	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(reason))
 	fields = jsonspan.AppendString(append(fields, `,"serial":`...), serial)
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventContested, Device: id, Time: now, Fields: fields,
-		MsgID: id.Token() + "-contested-" + string(reason) + "-" + strconv.FormatInt(now.Unix()/int64(fightPause/time.Second), 10)})
+		MsgID: id.Token() + "-contested-" + string(reason) + "-" + strconv.FormatInt(now.Unix()/int64(session.FightPause/time.Second), 10)})
 }
 
 func (s *Service) dispute(id devices.ID, now time.Time) { s.disputes.add(id, now) }

@@ -62,7 +62,7 @@ func (s *Service) auditRPC(c *devices.RPCCall, begun time.Time, r *devices.RPCRe
 	result := devices.ToolResult{Node: s.cfg.Node, IsError: r.Error != nil}
 	call, ok := toolCallOf(c)
 	if c.Method != methodCall || !ok {
-		call = devices.ToolCall{ID: c.ID, Device: c.Device, By: c.By, Tool: clip(c.Method), Arguments: c.Params}
+		call = devices.ToolCall{ID: c.ID, Device: c.Device, By: c.By, Tool: devices.Clip(c.Method), Arguments: c.Params}
 	} else if err == nil && jsonspan.KindOf(jsonspan.Member(r.Result, "isError")) == jsonspan.KindTrue {
 		result.IsError = true
 	}

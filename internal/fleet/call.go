@@ -12,6 +12,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/registry"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/mcpclient"
 )
@@ -146,10 +147,10 @@ func (s *Service) absent(ctx context.Context, id devices.ID) error {
 	}
 	known := s.registry.Standing(id, "").Known || s.pending.waits(id, time.Now())
 	if s.cfg.Alive != nil {
-		ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+		ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout)
 		defer cancel()
 		row, err := s.ports.Records.Find(ctx, id)
-		if err == nil && s.elsewhere(row.Presence) {
+		if err == nil && s.Elsewhere(row.Presence) {
 			return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: fmt.Sprintf("node %s holds the device and cannot be reached", row.Presence.Node)}
 		}
 		known = known || err == nil // another node has just made it a member
@@ -161,7 +162,7 @@ func (s *Service) absent(ctx context.Context, id devices.ID) error {
 }
 
 // call runs one call on this session's device and counts its outcome.
-func (s *Service) call(ctx context.Context, x *Session, c devices.ToolCall) (devices.ToolResult, error) {
+func (s *Service) call(ctx context.Context, x *session.Session, c devices.ToolCall) (devices.ToolResult, error) {
 	begun := time.Now()
 	r, err := s.tryCall(ctx, x, c)
 	r.Duration, r.Node = time.Since(begun), s.cfg.Node
@@ -170,7 +171,7 @@ func (s *Service) call(ctx context.Context, x *Session, c devices.ToolCall) (dev
 	switch {
 	case err != nil:
 		stats.Calls.Add(string(devices.AsError(err).Code), 1)
-		s.log.Debug("call failed", "call", c.ID, "device", c.Device, "tool", clip(c.Tool), "by", c.By.Key(), "error", err)
+		s.log.Debug("call failed", "call", c.ID, "device", c.Device, "tool", devices.Clip(c.Tool), "by", c.By.Key(), "error", err)
 	case r.IsError:
 		stats.Calls.Add("tool_error", 1)
 	default:
@@ -179,7 +180,7 @@ func (s *Service) call(ctx context.Context, x *Session, c devices.ToolCall) (dev
 	return r, err
 }
 
-func (s *Service) tryCall(ctx context.Context, x *Session, c devices.ToolCall) (devices.ToolResult, error) {
+func (s *Service) tryCall(ctx context.Context, x *session.Session, c devices.ToolCall) (devices.ToolResult, error) {
 	if !isToolName(c.Tool) {
 		return devices.ToolResult{}, devices.Errorf(devices.CodeBadRequest, "a tool's name has 1 to %d bytes of text without control characters", maxToolName)
 	}
@@ -201,11 +202,11 @@ func (s *Service) tryCall(ctx context.Context, x *Session, c devices.ToolCall) (
 }
 
 // perform makes a call that was admitted.
-func (s *Service) perform(ctx context.Context, x *Session, c devices.ToolCall) (devices.ToolResult, error) {
-	if err := x.acquire(ctx); err != nil {
+func (s *Service) perform(ctx context.Context, x *session.Session, c devices.ToolCall) (devices.ToolResult, error) {
+	if err := x.Acquire(ctx); err != nil {
 		return devices.ToolResult{}, err
 	}
-	defer x.release()
+	defer x.Release()
 	if err := s.stillMay(ctx, x, &c); err != nil {
 		return devices.ToolResult{}, err
 	}
@@ -247,7 +248,7 @@ func answered(tool, photo string, r mcpclient.Result) devices.ToolResult {
 
 // late hands on the answer of a call whose caller's time is over; nil if nobody
 // wants it.
-func (s *Service) late(x *Session, c *devices.ToolCall, photo string) func(mcpclient.Result, error) {
+func (s *Service) late(x *session.Session, c *devices.ToolCall, photo string) func(mcpclient.Result, error) {
 	if c.Late == nil {
 		return nil
 	}
@@ -275,7 +276,7 @@ func (s *Service) snapshotArguments(id devices.ID, args json.RawMessage) (out js
 // validate checks the call against what is known of the device's tools, before
 // the device is bothered. A list that is stale, partial or not read yet
 // refuses nothing by name: the device itself knows better.
-func (s *Service) validate(x *Session, c devices.ToolCall) error {
+func (s *Service) validate(x *session.Session, c devices.ToolCall) error {
 	known := x.Tools()
 	if known.NoMCP {
 		return devices.Errorf(devices.CodeToolUnknown, "device %s does not speak MCP", c.Device)
@@ -308,9 +309,9 @@ func asError(e *devices.Error) error {
 }
 
 // failedCall turns a failed call of a tool into its result or error.
-func failedCall(x *Session, c devices.ToolCall, err error, silent bool) (devices.ToolResult, error) {
-	var closed closedError
-	gone := errors.As(err, &closed) && !errors.Is(err, mcpclient.ErrNotSent) && closed.byDevice()
+func failedCall(x *session.Session, c devices.ToolCall, err error, silent bool) (devices.ToolResult, error) {
+	var closed session.ClosedError
+	gone := errors.As(err, &closed) && !errors.Is(err, mcpclient.ErrNotSent) && closed.ByDevice()
 	if restarts[c.Tool] && (gone || silent) || gone && (disconnects[c.Tool] || c.Tool == catalog.UpgradeFirmware) {
 		return devices.ToolResult{Content: json.RawMessage("[]"), Outcome: OutcomeRestarting}, nil
 	}
@@ -322,14 +323,14 @@ func failedCall(x *Session, c devices.ToolCall, err error, silent bool) (devices
 }
 
 // callError is the one table from the MCP client's errors to codes.
-func callError(x *Session, what string, err error) *devices.Error {
+func callError(x *session.Session, what string, err error) *devices.Error {
 	rpc := (*mcpclient.RPCError)(nil)
-	var closed closedError
+	var closed session.ClosedError
 	switch {
 	case errors.As(err, &rpc):
 		switch rpc.Refusal() {
 		case mcpclient.RefusalTool:
-			x.relist() // our list is out of date
+			x.Relist() // our list is out of date
 			return devices.Errorf(devices.CodeToolUnknown, "the device has no tool %q: %s", what, rpc.Message)
 		case mcpclient.RefusalArguments:
 			return &devices.Error{Code: devices.CodeInvalidArguments, Detail: rpc.Message, Sent: true, Faults: []devices.Fault{{Detail: rpc.Message}}}
@@ -338,11 +339,11 @@ func callError(x *Session, what string, err error) *devices.Error {
 	case errors.Is(err, mcpclient.ErrMalformed):
 		return &devices.Error{Code: devices.CodeDeviceError, Detail: err.Error(), Sent: true, Outcome: devices.OutcomeUnknown}
 	case errors.As(err, &closed):
-		return closedCall(closed.reason, !errors.Is(err, mcpclient.ErrNotSent))
+		return session.ClosedCall(closed.Reason, !errors.Is(err, mcpclient.ErrNotSent))
 	case errors.Is(err, mcpclient.ErrNotSent):
 		return &devices.Error{Code: devices.CodeConnectionLost, Detail: "the device's connection takes no more bytes: " + err.Error()}
 	case errors.Is(err, context.DeadlineExceeded):
-		x.doubt()
+		x.Doubt()
 		return &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the device did not answer in time", Sent: true, Outcome: devices.OutcomeUnknown}
 	case errors.Is(err, context.Canceled):
 		return &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller gave up", Sent: true, Outcome: devices.OutcomeUnknown}

@@ -68,7 +68,7 @@ func TestCatalogMemoryIsBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 			x.session = session
-			session.StartMCP(fleet.FeaturesMCP)
+			session.StartMCP(devices.FeaturesMCP)
 			time.Sleep(2 * time.Second)
 			return x
 		}

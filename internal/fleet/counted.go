@@ -44,7 +44,7 @@ func (s *Service) countOf(ctx context.Context, sel selector.Selector) (devices.C
 			c.all = map[string]*countedOnce{}
 		}
 		one = &countedOnce{done: make(chan struct{}), at: time.Now()}
-		if !s.run(func() {
+		if !s.tasks.Run(func() {
 			ctx, cancel := context.WithTimeout(s.ctx, countLimit)
 			defer cancel()
 			defer close(one.done)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
 	"fleetd/internal/fleet"
@@ -27,7 +28,7 @@ func TestLeaveSpreadsTheDevices(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		held := func() (n int) { s.Sessions(func(*fleet.Session) { n++ }); return n }
+		held := func() (n int) { s.Sessions(func(*session.Session) { n++ }); return n }
 		done := make(chan struct{})
 		go func() { defer close(done); s.Leave(t.Context(), 20*time.Second) }()
 		time.Sleep(10*time.Second - time.Millisecond)

@@ -9,20 +9,21 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
+	"fleetd/internal/devices/session"
 )
 
 // Get describes one device: as the node that holds it knows it, else as the
 // database does.
 func (s *Service) Get(ctx context.Context, id devices.ID) (devices.View, error) {
 	v, err := s.get(ctx, id)
-	v.Credentials = s.credentials(id)
+	v.Credentials = s.Credentials(id)
 	return v, err
 }
 
 func (s *Service) get(ctx context.Context, id devices.ID) (devices.View, error) {
 	if x := s.Session(id); x != nil {
-		_ = x.awaitRow(ctx) // without it what this node knows has to do
-		return s.marked(x.view()), nil
+		_ = x.AwaitRow(ctx) // without it what this node knows has to do
+		return s.marked(x.View()), nil
 	}
 	if s.registry.Ready() && !s.registry.Standing(id, "").Known {
 		if p := s.pending.clients(id); len(p) > 0 {
@@ -34,7 +35,7 @@ func (s *Service) get(ctx context.Context, id devices.ID) (devices.View, error) 
 	if heldErr == nil {
 		return s.marked(v), nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout) // a time of its own: that of the holder may be over
+	ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout) // a time of its own: that of the holder may be over
 	defer cancel()
 	row, err := s.ports.Records.Find(ctx, id)
 	switch {
@@ -58,7 +59,7 @@ func orUnknown(id devices.ID, err error) error {
 // is ErrNoHolder if there is none, and context.DeadlineExceeded if there is one
 // which takes its time.
 func (s *Service) heldBriefly(ctx context.Context, id devices.ID) (devices.View, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout)
 	defer cancel()
 	v, err := s.held(ctx, id, devices.AskView)
 	if err != nil && ctx.Err() != nil {
@@ -70,11 +71,11 @@ func (s *Service) heldBriefly(ctx context.Context, id devices.ID) (devices.View,
 // view is a stored row with what this node knows better.
 func (s *Service) view(row devices.Row) devices.View {
 	if x := s.Session(row.Device.ID); x != nil {
-		return s.marked(x.view())
+		return s.marked(x.View())
 	}
 	p := row.Presence
-	v := devices.View{Device: row.Device, Presence: p, State: devices.StateOffline, CatalogState: catalogStateOf(p)}
-	if p.Online && s.elsewhere(p) {
+	v := devices.View{Device: row.Device, Presence: p, State: devices.StateOffline, CatalogState: session.CatalogStateOf(p)}
+	if p.Online && s.Elsewhere(p) {
 		v.State = devices.StateOnline
 		if p.MCP == devices.MCPReady {
 			v.CatalogState = devices.CatalogReady

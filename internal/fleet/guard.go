@@ -15,6 +15,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 )
 
@@ -38,7 +39,7 @@ type callerState struct {
 }
 
 // callersOf returns the state of a session's callers.
-func callersOf(x *Session) *callerState {
+func callersOf(x *session.Session) *callerState {
 	return x.CallerState(func() any { return &callerState{shared: map[string]*sharedCall{}} }).(*callerState)
 }
 
@@ -71,7 +72,7 @@ var errNoRules = &devices.Error{Code: devices.CodeUnavailable, Part: "database",
 // guard is where every way in ends: whether this caller may have this tool of
 // this device, with these arguments, now. It is asked by the owner, so that
 // there is one answer.
-func (s *Service) guard(ctx context.Context, x *Session, c *devices.ToolCall) error {
+func (s *Service) guard(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
 	if !s.doors.known.Load() {
 		return errNoRules
 	}
@@ -108,7 +109,7 @@ func (s *Service) guard(ctx context.Context, x *Session, c *devices.ToolCall) er
 
 // stillMay asks again after a call has waited for its turn: its key may have
 // ended meanwhile, and rules may have changed. What a person confirmed stays so.
-func (s *Service) stillMay(ctx context.Context, x *Session, c *devices.ToolCall) error {
+func (s *Service) stillMay(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
 	if err := s.stillValid(c.By); err != nil {
 		return err
 	}
@@ -259,14 +260,14 @@ func (s *Service) share(ctx context.Context, d *callerState, c *devices.ToolCall
 				return known.result, known.err
 			}
 		case <-ctx.Done():
-			return devices.ToolResult{}, timeoutCall(ctx, false)
+			return devices.ToolResult{}, session.TimeoutCall(ctx, false)
 		}
 	}
 }
 
 // outdate forgets what was read before, and lets nobody join who reads at this
 // moment: a call that does something has ended, and what it did must show.
-func outdate(x *Session) {
+func outdate(x *session.Session) {
 	if d, ok := x.CallerState(nil).(*callerState); ok {
 		d.mu.Lock()
 		clear(d.shared)
@@ -322,7 +323,7 @@ func (s *Service) guardRPC(ctx context.Context, c *devices.RPCCall) error {
 		return err
 	}
 	if scope == access.ScopeUser && len(c.By.Who.Tools) > 0 {
-		return refused(&access.Refusal{Rule: access.RuleTools, Detail: "the key is for some tools alone, and " + clip(c.Method) + " is none"})
+		return refused(&access.Refusal{Rule: access.RuleTools, Detail: "the key is for some tools alone, and " + devices.Clip(c.Method) + " is none"})
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 )
 
 // holding is the answer to a Question: what the holder knows of a device beyond
@@ -65,11 +66,11 @@ func (s *Service) Answer(ctx context.Context, id devices.ID, q devices.Question)
 		return nil, s.absent(ctx, id)
 	}
 	if q == devices.AskRefresh {
-		if err := x.refresh(ctx); err != nil {
+		if err := x.Refresh(ctx); err != nil {
 			return nil, err
 		}
 	}
-	v := x.view()
+	v := x.View()
 	return json.Marshal(holdingOf(&v))
 }
 
@@ -106,10 +107,10 @@ func (s *Service) device(ctx context.Context, id devices.ID) (devices.Device, er
 // returns them as Tools does. ctx bounds the wait.
 func (s *Service) Refresh(ctx context.Context, id devices.ID, user bool) (devices.ToolList, error) {
 	if x := s.Session(id); x != nil {
-		if err := x.refresh(ctx); err != nil {
+		if err := x.Refresh(ctx); err != nil {
 			return devices.ToolList{}, err
 		}
-		return s.toolsOf(ctx, x.view(), user)
+		return s.toolsOf(ctx, x.View(), user)
 	}
 	v, err := s.held(ctx, id, devices.AskRefresh)
 	if err != nil {
@@ -123,7 +124,7 @@ func (s *Service) Refresh(ctx context.Context, id devices.ID, user bool) (device
 		select {
 		case <-ctx.Done():
 			return list, err
-		case <-time.After(refreshPoll):
+		case <-time.After(session.RefreshPoll):
 		}
 	}
 }

@@ -180,7 +180,7 @@ const MaxUnmatched = 20
 // this node has in memory, each with its place: most often a spelling mistake.
 // It returns nil while the node has no list.
 func (s *Service) UnmatchedTools(p access.Policy) (unmatched []string) {
-	names := s.catalogs.ToolNames()
+	names := s.ToolNames()
 	if len(names) == 0 {
 		return nil
 	}

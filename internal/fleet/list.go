@@ -82,7 +82,7 @@ func (l *lister) add(v placed) {
 	d := selectable(&v.View, l.catalog)
 	if !l.listed[v.Device.ID] && l.q.Select.Match(&d, l.now) {
 		l.listed[v.Device.ID] = true
-		v.Credentials = l.s.credentials(v.Device.ID)
+		v.Credentials = l.s.Credentials(v.Device.ID)
 		l.views = append(l.views, v)
 	}
 }

@@ -536,7 +536,7 @@ func TestIdleEntriesLeave(t *testing.T) {
 				t.Fatal(err)
 			}
 			x.session = session
-			session.StartMCP(fleet.FeaturesMCP)
+			session.StartMCP(devices.FeaturesMCP)
 			synctest.Wait()
 			session.Close(devices.CloseGone)
 		}
@@ -566,7 +566,7 @@ func TestIdleEntriesLeave(t *testing.T) {
 		if x.session.Epoch() <= v.Presence.Epoch {
 			t.Errorf("epoch %d after %d", x.session.Epoch(), v.Presence.Epoch)
 		}
-		x.session.StartMCP(fleet.FeaturesMCP)
+		x.session.StartMCP(devices.FeaturesMCP)
 		synctest.Wait()
 		if len(p.Entries) != entries || len(p.Seen(devices.EventCatalog)) != entries {
 			t.Errorf("an unchanged list is an entry: %d after %d", len(p.Entries), entries)

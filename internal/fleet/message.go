@@ -5,6 +5,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 )
 
@@ -64,12 +65,12 @@ func (s *Service) QueueMessage(m devices.Message, done func(error)) {
 	}
 	if !s.Queue(m.Device, kind, m.Body, done) {
 		asked := s.tasks.Run(func() {
-			ctx, cancel := context.WithTimeout(s.ctx, lookupTimeout)
+			ctx, cancel := context.WithTimeout(s.ctx, session.LookupTimeout)
 			defer cancel()
 			done(s.absent(ctx, m.Device))
 		})
 		if !asked {
-			done(errDraining)
+			done(session.ErrDraining)
 		}
 	}
 }

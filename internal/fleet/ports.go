@@ -6,6 +6,7 @@ import (
 
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/selector"
 )
 
@@ -13,7 +14,7 @@ import (
 // database and wrap ErrDatabase when it is away; writes are queued, coalesced
 // per device and committed in groups, and never block or fail.
 type Records interface {
-	SessionRecords
+	session.Records
 	// Rows returns those of the devices that are known, in any order.
 	Rows(ctx context.Context, ids []devices.ID) ([]devices.Row, error)
 	// List returns one page.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 )
@@ -111,7 +112,7 @@ func TestAcceptRacesWithClose(t *testing.T) {
 			t.Errorf("epoch %d went online and never offline", epoch)
 		}
 	}
-	if n := s.Stats().States.Get(fleet.SessionState{Transport: devices.TransportWebSocket, MCP: devices.MCPUnknown}); n != 0 {
+	if n := s.Stats().States.Get(session.State{Transport: devices.TransportWebSocket, MCP: devices.MCPUnknown}); n != 0 {
 		t.Errorf("%d sessions are counted, none is there", n)
 	}
 }

@@ -34,7 +34,7 @@ func (s *Service) Rotate(ctx context.Context, by access.By, id devices.ID, grace
 		return orUnknown(id, err)
 	}
 	until := time.Now().Add(grace)
-	confirmed := max(row.Presence.Generation, s.secretsFor(id).Confirmed)
+	confirmed := max(row.Presence.Generation, s.SecretsFor(id).Confirmed)
 	if err := s.registry.Rotate(ctx, by.Key(), id, until, confirmed, permit(by, id)); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 )
@@ -40,7 +41,7 @@ func member(t testing.TB, p *devicetest.Ports) *fleet.Service {
 }
 
 // comes connects the device with credentials of a generation.
-func comes(t testing.TB, s *fleet.Service, generation int64) (*fleet.Session, error) {
+func comes(t testing.TB, s *fleet.Service, generation int64) (*session.Session, error) {
 	t.Helper()
 	return s.Accept(devices.Identity{Device: rotated, ClientID: "c1", Transport: devices.TransportMQTT, Verified: true, Generation: generation}, idle{})
 }

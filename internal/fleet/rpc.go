@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/mcpclient"
@@ -46,7 +47,7 @@ func (s *Service) CallRPCLocal(ctx context.Context, c devices.RPCCall) (devices.
 
 // checkedRPC is where every way in ends: what a raw request may be is decided
 // by the owner of the device.
-func (s *Service) checkedRPC(ctx context.Context, x *Session, c devices.RPCCall) (devices.RPCResult, error) {
+func (s *Service) checkedRPC(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
 	switch {
 	case x.Tools().NoMCP:
 		return devices.RPCResult{}, devices.Errorf(devices.CodeDeviceError, "device %s does not speak MCP", c.Device)
@@ -84,7 +85,7 @@ func toolCallOf(c *devices.RPCCall) (call devices.ToolCall, ok bool) {
 	return call, walk.Err() == nil && call.Tool != ""
 }
 
-func (s *Service) callByRPC(ctx context.Context, x *Session, c devices.RPCCall) (devices.RPCResult, error) {
+func (s *Service) callByRPC(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
 	call, ok := toolCallOf(&c)
 	if !ok {
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, `tools/call needs params {"name":"...","arguments":{...}}`)
@@ -96,11 +97,11 @@ func (s *Service) callByRPC(ctx context.Context, x *Session, c devices.RPCCall) 
 	return devices.RPCResult{Result: fmt.Appendf(nil, `{"content":%s,"isError":%t}`, r.Content, r.IsError)}, nil
 }
 
-func (s *Service) rpc(ctx context.Context, x *Session, c devices.RPCCall) (devices.RPCResult, error) {
-	if err := x.acquire(ctx); err != nil {
+func (s *Service) rpc(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
+	if err := x.Acquire(ctx); err != nil {
 		return devices.RPCResult{}, err
 	}
-	defer x.release()
+	defer x.Release()
 	if err := s.stillValid(c.By); err != nil {
 		return devices.RPCResult{}, err
 	}

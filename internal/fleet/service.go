@@ -7,6 +7,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/tasks"
 )
@@ -39,12 +40,12 @@ type Config struct {
 // Ports are the core's ways out. All but Voice and Audit are required.
 type Ports struct {
 	Records   Records
-	Catalogs  Catalogs
+	Catalogs  session.Catalogs
 	Ledger    registry.Ledger
-	Publisher Publisher
-	Directory Directory
+	Publisher session.Publisher
+	Directory session.Directory
 	Router    Router
-	Vision    Vision
+	Vision    session.Vision
 	Audio     speech.AudioBus
 	Peers     registry.Peers // may be nil: there is no other node
 	Voice     speech.Voice   // may be nil
@@ -59,7 +60,7 @@ type Service struct {
 	ports Ports
 	log   *slog.Logger
 
-	*Hub
+	*session.Hub
 	registry *registry.Registry
 	callIDs  *devices.CallIDs
 	pending  *pendings
@@ -81,11 +82,11 @@ func New(cfg Config, ports Ports) *Service {
 	s.registry = registry.New(registry.Options{Ledger: ports.Ledger, Records: ports.Records, Peers: ports.Peers, Observer: (*observer)(s),
 		Node: cfg.Node, Dir: cfg.Dir, Fleet: cfg.Fleet, Key: cfg.RosterKey, Limit: cfg.Members, Log: ports.Log})
 	talk := speech.New(speech.Options{Audio: ports.Audio, Voice: ports.Voice, Tasks: &s.tasks, Log: ports.Log, Permit: s.permitSpeech})
-	s.Hub = NewHub(s.ctx, &s.tasks, HubConfig{Node: cfg.Node, Version: cfg.Version, CallsPerDevice: cfg.CallsPerDevice, Approve: cfg.Approve,
+	s.Hub = session.New(s.ctx, &s.tasks, session.Config{Node: cfg.Node, Version: cfg.Version, CallsPerDevice: cfg.CallsPerDevice, Approve: cfg.Approve,
 		Handshakes: cfg.Handshakes, CatalogMemory: cfg.CatalogMemory, Reconnects: cfg.Reconnects, Alive: cfg.Alive},
-		HubPorts{Records: ports.Records, Catalogs: ports.Catalogs, Publisher: ports.Publisher, Directory: ports.Directory, Vision: ports.Vision,
+		session.Ports{Records: ports.Records, Catalogs: ports.Catalogs, Publisher: ports.Publisher, Directory: ports.Directory, Vision: ports.Vision,
 			Registry: s.registry, Speech: talk, Log: ports.Log})
-	s.stats.AudioStats, s.stats.SessionStats = talk.Stats(), s.Hub.Stats()
+	s.stats.AudioStats, s.stats.Stats = talk.Stats(), s.Hub.Stats()
 	return s
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -25,7 +26,7 @@ const id = devices.ID("02:00:00:00:00:01")
 // once, on the sender's goroutine.
 type pipe struct {
 	script  *devicetest.Script
-	session *fleet.Session
+	session *session.Session
 
 	mu     sync.Mutex
 	closed devices.CloseReason
@@ -77,7 +78,7 @@ func connect(t *testing.T, s *fleet.Service, client string, script *devicetest.S
 		func(*speech.Conversation) (speech.AudioPath, error) { return &p.path, nil }); err != nil {
 		t.Fatal(err)
 	}
-	session.StartMCP(fleet.FeaturesMCP)
+	session.StartMCP(devices.FeaturesMCP)
 	return p
 }
 

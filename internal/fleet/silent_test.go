@@ -31,7 +31,7 @@ func TestSilentMembersDelayNobody(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.session = session
-			session.StartMCP(fleet.FeaturesMCP)
+			session.StartMCP(devices.FeaturesMCP)
 		}
 		connect(t, s, "c1", devicetest.NewScript())
 		time.Sleep(5 * time.Second)

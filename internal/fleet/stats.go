@@ -4,13 +4,14 @@ import (
 	"sync/atomic"
 
 	"fleetd/internal/counters"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 )
 
 // Stats counts what the core does. A collector reads it at any time.
 type Stats struct {
 	*speech.AudioStats
-	*SessionStats
+	*session.Stats
 
 	SharedCalls atomic.Uint64        // calls of readers answered with another's answer
 	LateAnswers atomic.Uint64        // handed to who waited for them after the caller had left

@@ -17,6 +17,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mqttdevice"
@@ -169,7 +170,7 @@ func (s *socket) close() { _ = s.ws.Close() }
 // pipe is a connection without a wire.
 type pipe struct {
 	script  *devicetest.Script
-	session *fleet.Session
+	session *session.Session
 	ended   chan devices.CloseReason
 	block   chan struct{} // Close waits for it, if set
 }

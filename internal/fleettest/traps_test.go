@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mcpclient"
@@ -110,7 +111,7 @@ func TestTrap01LateReplyMatchesNothing(t *testing.T) {
 			}
 			devicetest.Eventually(t, "the late answer is counted", func() bool {
 				n := int64(0)
-				b.service.Stats().Deviations.Each(func(k fleet.DeviationKey, count int64) {
+				b.service.Stats().Deviations.Each(func(k session.DeviationKey, count int64) {
 					if k.Kind == mcpclient.DeviationLateReply || k.Kind == mcpclient.DeviationForeignReply {
 						n += count
 					}
@@ -145,7 +146,7 @@ func TestTrap01LateReplyMatchesNothing(t *testing.T) {
 func TestTrap02WaiterBeforeWrite(t *testing.T) {
 	s := devicetest.New().Service(t, fleet.Config{})
 	p := pipeTo(t, s, trapID, devicetest.NewScript())
-	p.session.StartMCP(fleet.FeaturesMCP)
+	p.session.StartMCP(devices.FeaturesMCP)
 	for range 20 {
 		if r, err := call(s, trapID, volume, `{"volume":1}`, 5*time.Second); err != nil || r.IsError {
 			t.Fatalf("%+v, %v", r, err)
@@ -157,7 +158,7 @@ func TestTrap02WaiterBeforeWrite(t *testing.T) {
 		started := make(chan struct{})
 		script.Call = func(string, json.RawMessage) string { close(started); return "" }
 		p := pipeTo(t, s, trapID, script)
-		p.session.StartMCP(fleet.FeaturesMCP)
+		p.session.StartMCP(devices.FeaturesMCP)
 		done := make(chan *devices.Error, 1)
 		begun := time.Now()
 		go func() {
@@ -270,7 +271,7 @@ func TestTrap04EmptyIsNotUnknown(t *testing.T) {
 // A device that does not answer is asked again, less and less often, and is
 // called unresponsive meanwhile.
 func TestTrap05InitializeIsRetried(t *testing.T) {
-	for name, features := range map[string]fleet.Features{"MCP announced": fleet.FeaturesMCP, "nothing announced": fleet.FeaturesUnknown} {
+	for name, features := range map[string]devices.Features{"MCP announced": devices.FeaturesMCP, "nothing announced": devices.FeaturesUnknown} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ports := devicetest.New()
@@ -351,7 +352,7 @@ func TestTrap10OldCleanupIsConditional(t *testing.T) {
 	devicetest.Eventually(t, "the new session is there", func() bool { return b.view(t, trapID).Presence.Epoch > old.session.Epoch() })
 	unblock()
 	<-accepted
-	current.session.StartMCP(fleet.FeaturesMCP)
+	current.session.StartMCP(devices.FeaturesMCP)
 	old.session.Close(devices.CloseGone) // its reader notices
 	old.session.CloseAudio()
 	if err := old.session.HandleControl([]byte(`{"type":"listen","state":"start"}`)); err == nil {

@@ -13,7 +13,6 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 	"fleetd/internal/tasks"
 )
 
@@ -298,7 +297,7 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 		session.Close(devices.CloseInternal)
 		return nil, fmt.Errorf("%d devices are connected already", maxBrokerConns)
 	}
-	session.StartMCP(fleet.FeaturesUnknown)
+	session.StartMCP(devices.FeaturesUnknown)
 	return c, nil
 }
 

@@ -14,7 +14,6 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 	"fleetd/internal/outbox"
 	"fleetd/internal/tasks"
@@ -129,7 +128,7 @@ func (c *conn) open(begun time.Time) devices.CloseReason {
 	c.out.Flush(c)
 	c.out.IfOpen(func() { _ = c.net.SetReadDeadline(time.Time{}) }) // keepalive finds the dead from here on
 	c.front.connectTime.Observe(time.Since(begun))
-	session.StartMCP(fleet.FeaturesUnknown)
+	session.StartMCP(devices.FeaturesUnknown)
 	return ""
 }
 

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
@@ -70,7 +71,7 @@ type link struct {
 	*voice
 	device  devices.ID
 	remote  netip.Addr // zero behind a broker
-	session atomic.Pointer[fleet.Session]
+	session atomic.Pointer[session.Session]
 
 	helloAt time.Time // beginning of the second in which hellos are counted
 	hellos  int
@@ -151,7 +152,7 @@ func (l *link) hello(msg []byte) error {
 	}
 	l.service.Stats().HelloTime.Observe(time.Since(begun))
 	session.BeginConversation()
-	session.StartMCP(fleet.FeaturesOf(h.MCP))
+	session.StartMCP(devices.FeaturesOf(h.MCP))
 	return nil
 }
 

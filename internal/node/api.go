@@ -19,7 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/provision"
 	"fleetd/internal/restapi"
 )
@@ -125,7 +125,7 @@ func (n *node) nodes() []devices.Node {
 
 // held is the number of devices connected here.
 func (n *node) held() (held int) {
-	n.service.Stats().States.Each(func(_ fleet.SessionState, count int64) { held += int(count) })
+	n.service.Stats().States.Each(func(_ session.State, count int64) { held += int(count) })
 	return held
 }
 

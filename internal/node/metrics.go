@@ -11,6 +11,7 @@ import (
 	"fleetd/internal/cluster"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/events"
 	"fleetd/internal/fleet"
@@ -166,7 +167,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put(joinsRefused, float64(r.Stats.LateJoins.Load()), "database")
 	put(revokesWaiting, float64(len(r.Revocations())))
 	s := c.service.Stats()
-	s.States.Each(func(k fleet.SessionState, n int64) { put(sessions, float64(n), string(k.Transport), string(k.MCP)) })
+	s.States.Each(func(k session.State, n int64) { put(sessions, float64(n), string(k.Transport), string(k.MCP)) })
 	s.Connects.Each(func(transport devices.Transport, n int64) { put(connects, float64(n), string(transport)) })
 	for _, reason := range devices.CloseReasons {
 		put(disconnects, float64(s.Closed.Get(reason)), string(reason))
@@ -183,7 +184,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put(callQueue, float64(s.Waiting.Load()))
 	put(callsRunning, float64(s.InFlight.Load()))
 	put(handshakes, float64(s.Handshakes.Load()))
-	s.Deviations.Each(func(k fleet.DeviationKey, n int64) { put(deviations, float64(n), string(k.Kind), k.Firmware) })
+	s.Deviations.Each(func(k session.DeviationKey, n int64) { put(deviations, float64(n), string(k.Kind), k.Firmware) })
 	put(badMessages, float64(s.BadMessages.Load()))
 	put(audioPackets, float64(s.AudioFrames.Load()), "received")
 	put(audioPackets, float64(s.AudioSent.Load()), "sent")

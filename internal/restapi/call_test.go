@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 )
 
 func TestCall(t *testing.T) {
@@ -233,12 +233,12 @@ func TestCallEndings(t *testing.T) {
 		l := f.connect(t, robot, silence())
 		calls := []chan response{start(t, f, t.Context(), l)}
 		l.sent = nil
-		for range fleet.MaxWaitingCalls {
+		for range session.MaxWaitingCalls {
 			done := make(chan response, 1)
 			calls = append(calls, done)
 			go func() { done <- f.do(t, "POST", volumePath, `{"arguments":{"volume":5}}`) }()
 		}
-		devicetest.Eventually(t, "all wait", func() bool { return f.service.Stats().Waiting.Load() == fleet.MaxWaitingCalls })
+		devicetest.Eventually(t, "all wait", func() bool { return f.service.Stats().Waiting.Load() == session.MaxWaitingCalls })
 		r := f.do(t, "POST", volumePath, `{"arguments":{"volume":5}}`)
 		r.problem(t, 429, devices.CodeDeviceBusy)
 		if r.header.Get("Retry-After") != "1" {

@@ -250,7 +250,7 @@ func TestTools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	session.StartMCP(fleet.FeaturesNone)
+	session.StartMCP(devices.FeaturesNone)
 	if r := f.do(t, "GET", "/v1/devices/mute/tools", ""); r.body != `{"catalog":"","state":"none","partial":false,"items":[]}`+"\n" {
 		t.Errorf("%s", r.body)
 	}

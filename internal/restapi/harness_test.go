@@ -19,6 +19,7 @@ import (
 	"fleetd/internal/attest"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 )
@@ -119,7 +120,7 @@ func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 // line is a device's connection that answers from its script at once.
 type line struct {
 	script  *devicetest.Script
-	session *fleet.Session
+	session *session.Session
 	mu      sync.Mutex
 	broken  error
 	sent    chan string // every envelope, if set

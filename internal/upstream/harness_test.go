@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
@@ -179,7 +180,7 @@ func (p *peer) ended() {
 type device struct {
 	script  *devicetest.Script
 	via     devices.Transport
-	session *fleet.Session
+	session *session.Session
 	c       *speech.Conversation
 
 	mu     sync.Mutex
@@ -279,7 +280,7 @@ func (f *testFleet) hello(d *device) {
 		f.t.Fatal(err)
 	}
 	d.session.BeginConversation()
-	d.session.StartMCP(fleet.FeaturesMCP)
+	d.session.StartMCP(devices.FeaturesMCP)
 }
 
 func helloOf(t testing.TB) hello.Device {

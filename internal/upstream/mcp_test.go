@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 )
 
 // ask sends one MCP payload.
@@ -131,7 +131,7 @@ func TestUnknownToolsAreAwaited(t *testing.T) {
 				want = `{"jsonrpc":"2.0","id":1,"result":{"tools":[` + devicetest.Volume + `]}}`
 				time.Sleep(3 * time.Second) // of the test's own clock
 				again := f.connect(devices.TransportMQTT, devicetest.NewScript())
-				again.session.StartMCP(fleet.FeaturesUnknown)
+				again.session.StartMCP(devices.FeaturesUnknown)
 			}
 			if got := p.answered(); got != want {
 				t.Errorf("%s\nwant %s", got, want)
@@ -149,7 +149,7 @@ func TestNoTools(t *testing.T) {
 	f := newFleet(t, c)
 	d, p := f.talking(c, devices.TransportMQTT)
 	f.ready()
-	d.session.StartMCP(fleet.FeaturesNone)
+	d.session.StartMCP(devices.FeaturesNone)
 	p.ask(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
 	if got := p.answered(); got != `{"jsonrpc":"2.0","id":1,"result":{"tools":[]}}` {
 		t.Error(got)
@@ -237,7 +237,7 @@ func TestCallsMeetThoseOfREST(t *testing.T) {
 		p.ask(fmt.Sprintf(`{"jsonrpc":"2.0","id":"n-%d","method":"tools/call","params":{"name":"%s","arguments":{"volume":%d}}}`, n, volume, n))
 	}
 	refused := map[string]int{}
-	for range MaxRequests + 3 - (fleet.MaxWaitingCalls + 1 - calls) { // what finds a place nowhere
+	for range MaxRequests + 3 - (session.MaxWaitingCalls + 1 - calls) { // what finds a place nowhere
 		text := p.answered()
 		var e struct{ Error struct{ Message string } }
 		if err := json.Unmarshal([]byte(text), &e); err != nil || e.Error.Message == "" {
@@ -246,7 +246,7 @@ func TestCallsMeetThoseOfREST(t *testing.T) {
 		refused[e.Error.Message]++
 	}
 	close(release)
-	for range fleet.MaxWaitingCalls + 1 - calls {
+	for range session.MaxWaitingCalls + 1 - calls {
 		var r struct {
 			ID     string
 			Result struct{ Content []struct{ Text string } }

@@ -15,7 +15,6 @@ import (
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/envelope"
-	"fleetd/internal/fleet"
 )
 
 // No message of a chat server ends anything: it is counted under its kind, and
@@ -131,7 +130,7 @@ func FuzzUpstreamMessage(f *testing.F) {
 	if _, err := d.session.OpenAudio(helloOf(f), "udp", func(c *speech.Conversation) (speech.AudioPath, error) { d.c = c; return path{d}, nil }); err != nil {
 		f.Fatal(err)
 	}
-	d.session.StartMCP(fleet.FeaturesMCP)
+	d.session.StartMCP(devices.FeaturesMCP)
 	fl.ready()
 	f.Fuzz(func(t *testing.T, binary bool, data []byte) {
 		talk := newTalk(fl.bridge, d.c)

@@ -18,8 +18,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 )
 
 // TestCameraUpload sends what the firmware sends and reads it back.
@@ -394,4 +394,4 @@ func FuzzUpload(f *testing.F) {
 	})
 }
 
-var _ fleet.Vision = (*Server)(nil)
+var _ session.Vision = (*Server)(nil)

@@ -14,9 +14,9 @@ import (
 	"github.com/gorilla/websocket"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
-	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
 	"fleetd/internal/lobby"
 	"fleetd/internal/outbox"
@@ -28,7 +28,7 @@ type conn struct {
 	front   *Front
 	ws      *websocket.Conn
 	framing envelope.Framing
-	session atomic.Pointer[fleet.Session]
+	session atomic.Pointer[session.Session]
 
 	lastSent   atomic.Int64 // unix nanoseconds of the last data frame written
 	lastPing   atomic.Int64
@@ -104,7 +104,7 @@ func (c *conn) end() {
 }
 
 // open waits for the hello and answers it, once, from local state.
-func (c *conn) open(who devices.Identity, begun time.Time) (*fleet.Session, devices.CloseReason) {
+func (c *conn) open(who devices.Identity, begun time.Time) (*session.Session, devices.CloseReason) {
 	log := c.front.opt.Log
 	c.ws.SetReadLimit(HelloLimit)
 	_ = c.ws.SetReadDeadline(time.Now().Add(HelloTimeout)) // an error shows at the read
@@ -160,7 +160,7 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*fleet.Session, devi
 	})
 	c.ws.SetPongHandler(c.pong)
 	session.BeginConversation()
-	session.StartMCP(fleet.FeaturesOf(h.MCP))
+	session.StartMCP(devices.FeaturesOf(h.MCP))
 	return session, ""
 }
 
@@ -171,7 +171,7 @@ func (c *conn) pong(string) error {
 
 // serve feeds the session until the connection ends. Its frame stays small
 // for the same reason: it is there, parked, for every idle device.
-func (c *conn) serve(session *fleet.Session) {
+func (c *conn) serve(session *session.Session) {
 	defer tasks.Contain(c.front.opt.Log, c.fault)
 	bad := 0
 	for {
@@ -187,7 +187,7 @@ func (c *conn) serve(session *fleet.Session) {
 }
 
 // finish ends the session for the reason that the error of its reader tells.
-func (c *conn) finish(session *fleet.Session, err error) {
+func (c *conn) finish(session *session.Session, err error) {
 	closed := (*websocket.CloseError)(nil)
 	switch {
 	case c.slow.Load():
@@ -208,7 +208,7 @@ var errTooBad = fmt.Errorf("%d unusable messages on one connection", MaxBad)
 // message does not, until there have been MaxBad.
 //
 //go:noinline
-func (c *conn) handle(session *fleet.Session, kind int, r io.Reader, bad *int) error {
+func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int) error {
 	buf, err := readAll(r)
 	if err != nil {
 		return err

@@ -1,8 +1,9 @@
-package fleet
+package session
 
 import (
-	"fleetd/internal/devices"
 	"time"
+
+	"fleetd/internal/devices"
 )
 
 // sweepParts is in how many parts a sweep is spread over its minute.

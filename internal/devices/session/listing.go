@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	x.catalog, x.catalogState, x.partial = cat, devices.CatalogReady, list.Partial
 	x.attempts = 0
 	x.unrecorded, x.unrecordedNew = true, isNew
-	x.setMCPLocked(devices.MCPReady, clip(list.Reason))
+	x.setMCPLocked(devices.MCPReady, devices.Clip(list.Reason))
 	presence := x.presenceLocked(x.closed == "")
 	x.handshakeEndedLocked()
 	x.mu.Unlock()
@@ -145,7 +145,7 @@ func (x *Session) catchUp() {
 	if !elsewhere {
 		return
 	}
-	ctx, cancel := context.WithTimeout(x.svc.ctx, lookupTimeout)
+	ctx, cancel := context.WithTimeout(x.svc.ctx, LookupTimeout)
 	defer cancel()
 	last, err := x.svc.ports.Catalogs.History(ctx, e.id, 0, 0, 1)
 	if err != nil || len(last) == 0 {
@@ -169,7 +169,7 @@ func (x *Session) listBefore(now devices.Hash) *catalog.Catalog {
 	if before == now || before == (devices.Hash{}) {
 		return x.svc.catalogs.Get(before)
 	}
-	ctx, cancel := context.WithTimeout(x.svc.ctx, lookupTimeout)
+	ctx, cancel := context.WithTimeout(x.svc.ctx, LookupTimeout)
 	defer cancel()
 	cat, err := x.svc.Catalog(ctx, before)
 	if err != nil {
@@ -195,7 +195,7 @@ func (x *Session) stored(catalog devices.Hash, partial bool, fields []byte) {
 // setOwnLocked notes which list is stored as the device's, unless a hello said
 // meanwhile that it has no MCP.
 func (x *Session) setOwnLocked(catalog devices.Hash, partial bool) {
-	if x.features != FeaturesNone {
+	if x.features != devices.FeaturesNone {
 		x.own, x.ownPartial = catalog, partial
 	}
 }

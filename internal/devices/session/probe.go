@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import (
 	"context"
@@ -23,7 +23,7 @@ type probing struct {
 // doubt notes that the device did not answer a call in time. The probe begins
 // when no call runs: a device that runs a tool answers nothing meanwhile, and
 // the outcome of the next call tells as much.
-func (x *Session) doubt() {
+func (x *Session) Doubt() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.probing.doubted = true
@@ -60,7 +60,7 @@ func (x *Session) probe() {
 	}
 	if !p.silent {
 		p.silent = true
-		x.setMCPLocked(devices.MCPUnresponsive, clip(fmt.Sprintf("probe: %v", err)))
+		x.setMCPLocked(devices.MCPUnresponsive, devices.Clip(fmt.Sprintf("probe: %v", err)))
 		x.catalogState = devices.CatalogStale
 		x.svc.ports.Records.SavePresence(x.presenceLocked(true))
 		x.svc.log.Warn("the device does not answer", "device", x.who.Device, "session", x.id, "error", err)

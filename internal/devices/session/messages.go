@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import (
 	"fleetd/internal/devices"
@@ -9,7 +9,7 @@ import (
 // answer runs what may block in a task of its own.
 func (s *Hub) answer(act func() error, done func(error)) {
 	if !s.run(func() { done(act()) }) {
-		done(errDraining)
+		done(ErrDraining)
 	}
 }
 
@@ -44,7 +44,7 @@ func (s *Hub) Queue(id devices.ID, kind string, msg []byte, done func(error)) bo
 	switch {
 	case kind == "goodbye" && c != nil && !c.IsOwned():
 		if id := sessionOf(body); id != c.ID() { // the device itself ignores it then (mqtt_protocol.cc:128-140)
-			done(devices.Errorf(devices.CodeSuperseded, "conversation %q is over; the device has another", clip(id)))
+			done(devices.Errorf(devices.CodeSuperseded, "conversation %q is over; the device has another", devices.Clip(id)))
 			return true
 		}
 		s.answer(func() error { c.Hangup(); return nil }, done)
@@ -74,7 +74,7 @@ func (x *Session) queueMessage(body []byte, done func(error)) {
 		x.messages = nil
 		x.mu.Unlock()
 		for _, m := range left {
-			m.done(errDraining)
+			m.done(ErrDraining)
 		}
 	}
 }
@@ -100,7 +100,7 @@ func (x *Session) writeMessages() {
 func (x *Session) writeMessage(msg []byte) error {
 	if err := x.sendControl(msg); err != nil {
 		if reason := x.closeReason(); reason != "" {
-			return closedCall(reason, false)
+			return ClosedCall(reason, false)
 		}
 		return &devices.Error{Code: devices.CodeConnectionLost, Detail: "the device's connection takes no more bytes: " + err.Error()}
 	}

@@ -1,16 +1,17 @@
-package fleet
+package session
 
 import (
 	"context"
 	crand "crypto/rand"
 	"encoding/base32"
 	"errors"
-	"fleetd/internal/devices"
-	"fleetd/internal/jsonspan"
-	"fleetd/internal/timescale"
 	"net/netip"
 	"strconv"
 	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+	"fleetd/internal/timescale"
 )
 
 // Sessions calls f for every session of this node.
@@ -23,7 +24,7 @@ func (s *Hub) Sessions(f func(*Session)) {
 }
 
 var (
-	errDraining  = devices.Errorf(devices.CodeUnavailable, "this node is stopping; connect again")
+	ErrDraining  = devices.Errorf(devices.CodeUnavailable, "this node is stopping; connect again")
 	errOutdated  = devices.Errorf(devices.CodeUnauthorized, "the credentials were revoked while the device connected")
 	errTooOften  = devices.Errorf(devices.CodeDeviceBusy, "the device connects again and again; it may once a second")
 	errOvertaken = devices.Errorf(devices.CodeSuperseded, "the device connected again while this connection was accepted")
@@ -38,7 +39,7 @@ func (s *Hub) Accept(who devices.Identity, conn Conn) (*Session, error) {
 	s.accepting.RLock()
 	defer s.accepting.RUnlock()
 	if s.closed || s.leaving {
-		return nil, errDraining
+		return nil, ErrDraining
 	}
 	now := time.Now()
 	if err := s.belongs(who); err != nil {
@@ -100,7 +101,7 @@ func (s *Hub) belongs(who devices.Identity) error {
 	case !is.Known:
 		return s.registry.Join(s.ctx, who.Device, who.ClientID, who.Transport)
 	case who.Verified && who.Generation < current:
-		ctx, cancel := context.WithTimeout(s.ctx, lookupTimeout)
+		ctx, cancel := context.WithTimeout(s.ctx, LookupTimeout)
 		defer cancel()
 		if row, err := s.ports.Records.Find(ctx, who.Device); err == nil {
 			own := s.registry.Secrets(who.Device)
@@ -161,7 +162,7 @@ func (x *Session) announce() bool {
 		return false
 	}
 	x.announced = true
-	x.svc.stats.States.Add(SessionState{x.who.Transport, x.mcp}, 1)
+	x.svc.stats.States.Add(State{x.who.Transport, x.mcp}, 1)
 	x.svc.ports.Records.SavePresence(x.presenceLocked(true))
 	x.publishOnlineLocked()
 	return true
@@ -178,7 +179,7 @@ func (s *Hub) publishContested(e *entry, clientID, remote string, now time.Time)
 	fields := jsonspan.AppendString([]byte(`"client_id":`), clientID)
 	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(devices.DisputeFight))
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventContested, Device: e.id, Time: now, Fields: fields,
-		MsgID: e.id.Token() + "-contested-" + strconv.FormatInt(now.Unix()/int64(fightPause/time.Second), 10)})
+		MsgID: e.id.Token() + "-contested-" + strconv.FormatInt(now.Unix()/int64(FightPause/time.Second), 10)})
 }
 
 // newSessionID returns 16 characters of [a-z2-7]: the device echoes the id

@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import (
 	"context"
@@ -57,3 +57,6 @@ func (s *Hub) Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, er
 	}
 	return catalog.New(text.Tools)
 }
+
+// ToolNames are the names of all tools in all lists in memory, each once.
+func (s *Hub) ToolNames() []string { return s.catalogs.ToolNames() }

@@ -1,5 +1,5 @@
 //go:build brokenfence
 
-package fleet
+package session
 
 const fenced = false

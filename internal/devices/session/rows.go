@@ -1,10 +1,11 @@
-package fleet
+package session
 
 import (
 	"context"
+	"time"
+
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
-	"time"
 )
 
 // evictOutdated ends what the device has here if its credentials are not valid any
@@ -76,7 +77,7 @@ func (x *Session) showKnown() {
 	hash := e.catalog
 	e.mu.Unlock()
 	if hash != (devices.Hash{}) && s.catalogs.Get(hash) == nil {
-		ctx, cancel := context.WithTimeout(s.ctx, lookupTimeout)
+		ctx, cancel := context.WithTimeout(s.ctx, LookupTimeout)
 		defer cancel()
 		if text, err := s.ports.Catalogs.Catalog(ctx, hash); err == nil {
 			if _, _, err := s.intern(text.Tools); err != nil {
@@ -95,7 +96,7 @@ func (x *Session) showKnown() {
 
 // awaitRow waits until what the database holds of the session's device is known,
 // at most registry.RowLimit.
-func (x *Session) awaitRow(ctx context.Context) error {
+func (x *Session) AwaitRow(ctx context.Context) error {
 	if x.entry.isKnown() {
 		return nil
 	}

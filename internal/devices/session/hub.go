@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import (
 	"cmp"
@@ -15,7 +15,7 @@ import (
 )
 
 // HubConfig is what sessions need to know of the node.
-type HubConfig struct {
+type Config struct {
 	Node           string
 	Version        string // of fleetd, told to devices in `initialize`
 	CallsPerDevice int    // calls in flight on one device, 1 to 16
@@ -32,8 +32,8 @@ type HubConfig struct {
 const DefaultCatalogMemory = 256 << 20
 
 // HubPorts are the ways out of a Hub, and the parts below it.
-type HubPorts struct {
-	Records   SessionRecords
+type Ports struct {
+	Records   Records
 	Catalogs  Catalogs
 	Publisher Publisher
 	Directory Directory
@@ -46,8 +46,8 @@ type HubPorts struct {
 // Hub has the devices that are connected to this node. Its methods are safe for
 // concurrent use.
 type Hub struct {
-	cfg   HubConfig
-	ports HubPorts
+	cfg   Config
+	ports Ports
 	log   *slog.Logger
 
 	table     *table
@@ -55,7 +55,7 @@ type Hub struct {
 	speech    *speech.Service
 	catalogs  *catalog.Cache
 	strings   interner
-	stats     SessionStats
+	stats     Stats
 	outranked outranked
 
 	handshakes chan struct{}
@@ -67,7 +67,7 @@ type Hub struct {
 }
 
 // NewHub returns a Hub whose tasks are part of a group, and end with ctx.
-func NewHub(ctx context.Context, group *tasks.Group, cfg HubConfig, ports HubPorts) *Hub {
+func New(ctx context.Context, group *tasks.Group, cfg Config, ports Ports) *Hub {
 	s := &Hub{cfg: cfg, ports: ports, log: ports.Log, table: newTable(), registry: ports.Registry, speech: ports.Speech,
 		catalogs: catalog.NewCache(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), handshakes: make(chan struct{}, max(cfg.Handshakes, 1)), ctx: ctx, tasks: group}
 	s.run(s.sweep)
@@ -75,7 +75,7 @@ func NewHub(ctx context.Context, group *tasks.Group, cfg HubConfig, ports HubPor
 }
 
 // Stats returns the counters.
-func (s *Hub) Stats() *SessionStats { return &s.stats }
+func (s *Hub) Stats() *Stats { return &s.stats }
 
 // run starts a task; false if the node is closing.
 func (s *Hub) run(task func()) bool { return s.tasks.Run(task) }
@@ -167,3 +167,7 @@ func (s *Hub) Close() {
 	s.tasks.Close()
 	s.CloseAll(devices.CloseDraining)
 }
+
+// Held is how many devices this node has to do with: those with a session, and for
+// a while those that had one.
+func (s *Hub) Held() int { return int(s.table.count.Load()) }

@@ -1,14 +1,15 @@
-package fleet
+package session
 
 import (
+	"sync/atomic"
+
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
 	"fleetd/internal/mcpclient"
-	"sync/atomic"
 )
 
 // SessionState is a session's transport and how far its tools are read.
-type SessionState struct {
+type State struct {
 	Transport devices.Transport
 	MCP       devices.MCPState
 }
@@ -24,7 +25,7 @@ type DeviationKey struct {
 const MaxDeviationKeys = 256
 
 // SessionStats counts what sessions do. It is safe for concurrent use.
-type SessionStats struct {
+type Stats struct {
 	BadMessages     atomic.Uint64 // envelopes refused
 	Notified        atomic.Uint64 // notifications and messages published
 	NotifyDrops     atomic.Uint64 // over the per-device rate
@@ -39,7 +40,7 @@ type SessionStats struct {
 
 	Closed     counters.Map[devices.CloseReason]
 	Connects   counters.Map[devices.Transport]
-	States     counters.Map[SessionState] // sessions now in this state (a gauge)
+	States     counters.Map[State] // sessions now in this state (a gauge)
 	Deviations counters.Map[DeviationKey]
 	Contested  counters.Map[devices.Dispute] // refusals because an id is contested
 

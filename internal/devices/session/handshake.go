@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import (
 	"context"
@@ -25,29 +25,10 @@ const (
 )
 
 // lookupTimeout bounds what a session waits for the database.
-const lookupTimeout = 250 * time.Millisecond
+const LookupTimeout = 250 * time.Millisecond
 
 // relistEvery bounds how often a device can make fleetd read its list again.
 const relistEvery = 30 * time.Second
-
-// Features is what is known of a device's MCP server: its hello tells, and over
-// MQTT that may come long after the connection, or never.
-type Features uint8
-
-// Features.
-const (
-	FeaturesUnknown Features = iota
-	FeaturesMCP
-	FeaturesNone
-)
-
-// FeaturesOf reads features.mcp of a hello.
-func FeaturesOf(mcp bool) Features {
-	if mcp {
-		return FeaturesMCP
-	}
-	return FeaturesNone
-}
 
 // Retries of a handshake with a device that has not said what it can.
 var unannouncedPauses = [...]time.Duration{5 * time.Second, 25 * time.Second, time.Hour}
@@ -56,16 +37,16 @@ var unannouncedPauses = [...]time.Duration{5 * time.Second, 25 * time.Second, ti
 // is announced there, and at each hello, once that is answered. Without
 // features.mcp the device has no MCP server, which is not the same as an empty
 // list. A hello that tells nothing new starts nothing.
-func (x *Session) StartMCP(f Features) {
+func (x *Session) StartMCP(f devices.Features) {
 	x.mu.Lock()
 	again := x.features == f
 	x.features = f
 	settled := x.mcp == devices.MCPReady || x.handshaking
 	x.mu.Unlock()
 	switch {
-	case f != FeaturesNone && settled, f == FeaturesNone && again:
+	case f != devices.FeaturesNone && settled, f == devices.FeaturesNone && again:
 		return
-	case f != FeaturesNone:
+	case f != devices.FeaturesNone:
 		x.startHandshake()
 		return
 	}
@@ -87,7 +68,7 @@ func (x *Session) StartMCP(f Features) {
 // relist reads the list again because the device reports a change, or refused a
 // tool that is in the list: at once, or when relistEvery has passed since
 // the last time.
-func (x *Session) relist() {
+func (x *Session) Relist() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	now := time.Now()
@@ -141,7 +122,7 @@ func (x *Session) handshake() {
 	s.stats.Handshakes.Add(1)
 	defer s.stats.Handshakes.Add(-1)
 	x.mu.Lock()
-	if x.features == FeaturesNone { // its hello came meanwhile
+	if x.features == devices.FeaturesNone { // its hello came meanwhile
 		x.handshaking, x.again = false, false
 		x.mu.Unlock()
 		return
@@ -170,7 +151,7 @@ var errWithoutMCP = errors.New("the device says that it has no MCP")
 func (x *Session) isWithoutMCP() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.features == FeaturesNone
+	return x.features == devices.FeaturesNone
 }
 
 // Bounds of reading one list: in all, and for how long it may keep a slot from
@@ -209,7 +190,7 @@ func (x *Session) initialize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	board, firmware := s.strings.get(clip(info.Name)), s.strings.get(clip(info.Version))
+	board, firmware := s.strings.get(devices.Clip(info.Name)), s.strings.get(devices.Clip(info.Version))
 	x.mu.Lock()
 	x.initialized, x.grantExpires = true, expires
 	x.board, x.firmware = board, firmware
@@ -253,12 +234,12 @@ func (x *Session) failed(err error) {
 		state = devices.MCPUnresponsive
 	}
 	x.mu.Lock()
-	if x.closed != "" || x.features == FeaturesNone {
+	if x.closed != "" || x.features == devices.FeaturesNone {
 		x.handshaking = false
 		x.mu.Unlock()
 		return
 	}
-	reason := clip(strings.ToValidUTF8(err.Error(), "\uFFFD"))
+	reason := devices.Clip(strings.ToValidUTF8(err.Error(), "\uFFFD"))
 	x.setMCPLocked(state, reason)
 	if x.catalog == nil {
 		x.catalogState = devices.CatalogError
@@ -266,7 +247,7 @@ func (x *Session) failed(err error) {
 		x.catalogState = devices.CatalogStale
 	}
 	pause := min(retryFirst<<min(x.attempts, 10), retryLast)
-	if x.features == FeaturesUnknown {
+	if x.features == devices.FeaturesUnknown {
 		pause = unannouncedPauses[min(x.attempts, len(unannouncedPauses)-1)]
 	}
 	x.attempts++
@@ -287,8 +268,8 @@ func (x *Session) setMCPLocked(state devices.MCPState, reason string) {
 		return
 	}
 	if x.closed == "" && x.announced {
-		x.svc.stats.States.Add(SessionState{x.who.Transport, x.mcp}, -1)
-		x.svc.stats.States.Add(SessionState{x.who.Transport, state}, 1)
+		x.svc.stats.States.Add(State{x.who.Transport, x.mcp}, -1)
+		x.svc.stats.States.Add(State{x.who.Transport, state}, 1)
 	}
 	x.mcp = state
 }
@@ -309,12 +290,12 @@ func (x *Session) Alive(ctx context.Context) bool {
 }
 
 // refreshPoll is how often a refresh looks whether the handshake has ended.
-const refreshPoll = 20 * time.Millisecond
+const RefreshPoll = 20 * time.Millisecond
 
 // refresh reads the device's tools again.
-func (x *Session) refresh(ctx context.Context) error {
+func (x *Session) Refresh(ctx context.Context) error {
 	x.startHandshake()
-	ticker := time.NewTicker(refreshPoll)
+	ticker := time.NewTicker(RefreshPoll)
 	defer ticker.Stop()
 	for {
 		x.mu.Lock()
@@ -322,7 +303,7 @@ func (x *Session) refresh(ctx context.Context) error {
 		x.mu.Unlock()
 		switch {
 		case closed != "":
-			return closedCall(closed, true)
+			return ClosedCall(closed, true)
 		case !busy && failed:
 			return &devices.Error{Code: devices.CodeDeviceError, Detail: "the device's tools could not be read: " + reason, Sent: true}
 		case !busy:
@@ -330,7 +311,7 @@ func (x *Session) refresh(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return timeoutCall(ctx, true)
+			return TimeoutCall(ctx, true)
 		case <-ticker.C:
 		}
 	}

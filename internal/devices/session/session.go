@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import (
 	"errors"
@@ -47,7 +47,7 @@ type Session struct {
 	unrecorded    bool
 	unrecordedNew bool
 	probing       probing
-	features      Features
+	features      devices.Features
 
 	mcp          devices.MCPState
 	mcpError     string
@@ -115,13 +115,13 @@ func (x *Session) Epoch() devices.Epoch {
 }
 
 // closedError is what requests pending on a closed session fail with.
-type closedError struct{ reason devices.CloseReason }
+type ClosedError struct{ Reason devices.CloseReason }
 
-func (e closedError) Error() string { return "session closed: " + string(e.reason) }
+func (e ClosedError) Error() string { return "session closed: " + string(e.Reason) }
 
 // byDevice tells whether the device's own going ended the session.
-func (e closedError) byDevice() bool {
-	return e.reason == devices.CloseGone || e.reason == devices.CloseDead || e.reason == devices.CloseSuperseded
+func (e ClosedError) ByDevice() bool {
+	return e.Reason == devices.CloseGone || e.Reason == devices.CloseDead || e.Reason == devices.CloseSuperseded
 }
 
 // Close ends the session: pending calls fail, the connection is closed, the
@@ -148,7 +148,7 @@ func (x *Session) Close(reason devices.CloseReason) {
 	}
 	s := x.svc
 	x.entry.session.CompareAndSwap(x, nil)
-	x.client.Close(closedError{reason})
+	x.client.Close(ClosedError{reason})
 	x.closeConversation(reason)
 	x.conn.Close(reason)
 	s.ports.Directory.Release(x.who.Device)
@@ -157,7 +157,7 @@ func (x *Session) Close(reason devices.CloseReason) {
 		return // nobody was told that it is there
 	}
 	s.ports.Records.SavePresence(presence)
-	s.stats.States.Add(SessionState{x.who.Transport, state}, -1)
+	s.stats.States.Add(State{x.who.Transport, state}, -1)
 	fields := jsonspan.AppendString([]byte(`"reason":`), string(reason))
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: x.who.Device, Session: x.id, Epoch: presence.Epoch, Seq: presence.Seq,
 		Time: time.Now(), MsgID: offlineID(x.who.Device, presence.Epoch), Fields: fields})
@@ -202,7 +202,7 @@ func (x *Session) publishLocked(kind devices.EventKind, subject string, fields [
 // unusable and why; the session goes on.
 func (x *Session) HandleControl(msg []byte) error {
 	if reason := x.closeReason(); reason != "" {
-		return closedError{reason} // the connection lingers; its device has moved on
+		return ClosedError{reason} // the connection lingers; its device has moved on
 	}
 	m, err := envelope.Parse(msg)
 	if err != nil {
@@ -303,7 +303,7 @@ func (p *sessionPeer) NotifyMCP(n mcpclient.Notification) {
 	}
 	x.publish(devices.EventNotification, devices.NotificationTokens(n.Method), fields, true)
 	if n.Method == "notifications/tools/list_changed" {
-		x.relist()
+		x.Relist()
 	}
 }
 

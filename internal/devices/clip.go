@@ -1,9 +1,9 @@
-package fleet
+package devices
 
 import "strings"
 
 // clip bounds what a device may say of itself. What is cut off is let go.
-func clip(text string) string {
+func Clip(text string) string {
 	if len(text) <= maxSaid {
 		return text
 	}

@@ -1,25 +1,26 @@
-package fleet
+package session
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
+	"time"
+
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/mcpclient"
-	"time"
 )
 
 // acquire waits for one of the device's slots, first come first served.
-func (x *Session) acquire(ctx context.Context) error {
+func (x *Session) Acquire(ctx context.Context) error {
 	x.mu.Lock()
 	switch {
 	case x.closed != "":
 		defer x.mu.Unlock()
-		return closedCall(x.closed, false)
+		return ClosedCall(x.closed, false)
 	case x.leaving:
 		defer x.mu.Unlock()
-		return closedCall(devices.CloseDraining, false)
+		return ClosedCall(devices.CloseDraining, false)
 	case x.inFlight < x.svc.cfg.CallsPerDevice:
 		x.inFlight++
 		x.mu.Unlock()
@@ -37,7 +38,7 @@ func (x *Session) acquire(ctx context.Context) error {
 	select {
 	case _, ok := <-turn:
 		if !ok {
-			return closedCall(x.closeReason(), false)
+			return ClosedCall(x.closeReason(), false)
 		}
 		x.svc.stats.InFlight.Add(1)
 		return nil
@@ -48,19 +49,19 @@ func (x *Session) acquire(ctx context.Context) error {
 		if ch == turn {
 			x.queue = append(x.queue[:i], x.queue[i+1:]...)
 			x.mu.Unlock()
-			return timeoutCall(ctx, false)
+			return TimeoutCall(ctx, false)
 		}
 	}
 	x.mu.Unlock()
 	if _, ok := <-turn; ok { // the turn came in the same moment: pass it on
 		x.svc.stats.InFlight.Add(1)
-		x.release()
+		x.Release()
 	}
-	return timeoutCall(ctx, false)
+	return TimeoutCall(ctx, false)
 }
 
 // release hands the slot to the next caller.
-func (x *Session) release() {
+func (x *Session) Release() {
 	x.svc.stats.InFlight.Add(-1)
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -80,7 +81,7 @@ func (x *Session) closeReason() devices.CloseReason {
 	return x.closed
 }
 
-func closedCall(reason devices.CloseReason, sent bool) *devices.Error {
+func ClosedCall(reason devices.CloseReason, sent bool) *devices.Error {
 	e := &devices.Error{Code: devices.CodeConnectionLost, Sent: sent, Detail: "the device's connection ended: " + string(reason)}
 	if reason == devices.CloseSuperseded {
 		e.Code, e.Detail = devices.CodeSuperseded, "the device connected again during the call"
@@ -94,7 +95,7 @@ func closedCall(reason devices.CloseReason, sent bool) *devices.Error {
 	return e
 }
 
-func timeoutCall(ctx context.Context, sent bool) *devices.Error {
+func TimeoutCall(ctx context.Context, sent bool) *devices.Error {
 	e := &devices.Error{Code: devices.CodeDeviceTimeout, Sent: sent, Detail: "the device did not answer in time"}
 	if !sent {
 		e.Detail = "the call's turn did not come in time: earlier calls still run on the device"
@@ -109,7 +110,7 @@ func timeoutCall(ctx context.Context, sent bool) *devices.Error {
 }
 
 // elsewhere tells whether another living node says it holds the device.
-func (s *Hub) elsewhere(p devices.Presence) bool {
+func (s *Hub) Elsewhere(p devices.Presence) bool {
 	return p.Online && p.Node != s.cfg.Node && s.cfg.Alive != nil && s.cfg.Alive(p.Node)
 }
 
@@ -131,7 +132,7 @@ func (x *Session) Tools() Tools {
 // which it waits at most registry.RowLimit.
 func (x *Session) Labels(ctx context.Context, wait bool) (map[string]string, error) {
 	if wait {
-		if err := x.awaitRow(ctx); err != nil {
+		if err := x.AwaitRow(ctx); err != nil {
 			return nil, err
 		}
 	}

@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import (
 	"strconv"
@@ -31,7 +31,7 @@ func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.
 	old, ok := x.entry.converse(x, c)
 	if !ok {
 		c.End()
-		return hello.Server{}, closedError{devices.CloseSuperseded}
+		return hello.Server{}, ClosedError{devices.CloseSuperseded}
 	}
 	if old != nil {
 		old.End()

@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import "time"
 
@@ -8,7 +8,7 @@ import "time"
 const (
 	maxTakeovers = 5
 	fightWindow  = time.Minute
-	fightPause   = 30 * time.Second
+	FightPause   = 30 * time.Second
 )
 
 // takeovers remembers the latest changes of hand of one device.
@@ -31,7 +31,7 @@ func (t *takeovers) contested(now time.Time) bool {
 	if oldest == 0 || at-oldest > int64(fightWindow) || at < oldest { // or the clock was set back
 		return false
 	}
-	t.refusedUntil = at + int64(fightPause)
+	t.refusedUntil = at + int64(FightPause)
 	t.times = [maxTakeovers]int64{}
 	return true
 }
@@ -39,5 +39,5 @@ func (t *takeovers) contested(now time.Time) bool {
 // refuses tells whether newcomers are refused. An end further away than the
 // pause is that of a clock that was set back since.
 func (t *takeovers) refuses(at int64) bool {
-	return at < t.refusedUntil && t.refusedUntil-at <= int64(fightPause)
+	return at < t.refusedUntil && t.refusedUntil-at <= int64(FightPause)
 }

@@ -1,9 +1,10 @@
-package fleet
+package session
 
 import (
 	"context"
-	"fleetd/internal/devices"
 	"time"
+
+	"fleetd/internal/devices"
 )
 
 // Directory tells the other nodes which devices this node holds.
@@ -72,7 +73,7 @@ type Publisher interface {
 }
 
 // SessionRecords reads devices, and writes what sessions know of them.
-type SessionRecords interface {
+type Records interface {
 	// Find returns one device, or ErrNotFound.
 	Find(ctx context.Context, id devices.ID) (devices.Row, error)
 	// SaveFacts queues what a device reported at an OTA check; the latest check of

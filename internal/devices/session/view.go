@@ -1,9 +1,9 @@
-package fleet
+package session
 
 import "fleetd/internal/devices"
 
 // catalogStateOf is the catalog state of a device without a session.
-func catalogStateOf(p devices.Presence) devices.CatalogState {
+func CatalogStateOf(p devices.Presence) devices.CatalogState {
 	switch {
 	case p.MCP == devices.MCPNone:
 		return devices.CatalogNone
@@ -15,7 +15,7 @@ func catalogStateOf(p devices.Presence) devices.CatalogState {
 	return devices.CatalogUnknown
 }
 
-func (x *Session) view() devices.View {
+func (x *Session) View() devices.View {
 	e := x.entry
 	x.mu.Lock()
 	defer x.mu.Unlock()

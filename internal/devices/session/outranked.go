@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import (
 	"sync"
@@ -47,7 +47,7 @@ func (s *Hub) Outranked(stored devices.Presence) {
 		if x == nil || x.Epoch() > stored.Epoch || stored.Online && stored.Session == x.id {
 			return
 		}
-		if s.elsewhere(stored) {
+		if s.Elsewhere(stored) {
 			s.outranked.add(x)
 			x.claim(devices.ClaimReassert)
 			return

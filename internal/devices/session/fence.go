@@ -1,6 +1,6 @@
 //go:build !brokenfence
 
-package fleet
+package session
 
 // fenced says that a node gives way to claims. Built with the tag brokenfence
 // it does not, and the chaos test must notice.

@@ -1,13 +1,14 @@
-package fleet
+package session
 
 import (
-	"fleetd/internal/devices"
 	"time"
+
+	"fleetd/internal/devices"
 )
 
 // secretsFor are those of a device, known here or not, with the highest
 // generation that it has connected with, as far as this node has met it.
-func (s *Hub) secretsFor(id devices.ID) devices.Secrets {
+func (s *Hub) SecretsFor(id devices.ID) devices.Secrets {
 	own := s.registry.Secrets(id)
 	if e := s.table.get(id); e != nil {
 		e.mu.Lock()
@@ -21,7 +22,7 @@ func (s *Hub) secretsFor(id devices.ID) devices.Secrets {
 // tells whether they are those of one; all that are valid are tried, whichever
 // fits. admitted is false for a device that was revoked.
 func (s *Hub) Authenticate(id devices.ID, proves func(generation int64) bool) (generation int64, proven, admitted bool) {
-	own := s.secretsFor(id)
+	own := s.SecretsFor(id)
 	list, n, _ := own.Valid(s.registry.Rotation(), time.Now())
 	for _, g := range list[:n] {
 		if proves(g) && !proven {
@@ -33,7 +34,7 @@ func (s *Hub) Authenticate(id devices.ID, proves func(generation int64) bool) (g
 
 // Accepts tells whether credentials of this generation are valid.
 func (s *Hub) Accepts(id devices.ID, generation int64) bool {
-	own := s.secretsFor(id)
+	own := s.SecretsFor(id)
 	return own.Accepts(generation, s.registry.Rotation(), time.Now())
 }
 
@@ -47,7 +48,7 @@ func (s *Hub) Generation(id devices.ID) (generation int64, ok bool) {
 // OldestGeneration is the oldest that is valid, for a connection of which is not
 // known what it presented: it must not end the one that it did.
 func (s *Hub) OldestGeneration(id devices.ID) (generation int64, ok bool) {
-	own := s.secretsFor(id)
+	own := s.SecretsFor(id)
 	list, n, _ := own.Valid(s.registry.Rotation(), time.Now())
 	generation = list[0]
 	for _, g := range list[1:n] {
@@ -56,8 +57,8 @@ func (s *Hub) OldestGeneration(id devices.ID) (generation int64, ok bool) {
 	return generation, !own.Revoked
 }
 
-func (s *Hub) credentials(id devices.ID) devices.Credentials {
-	own := s.secretsFor(id)
+func (s *Hub) Credentials(id devices.ID) devices.Credentials {
+	own := s.SecretsFor(id)
 	list, _, until := own.Valid(s.registry.Rotation(), time.Now())
 	return devices.Credentials{Generation: list[0], PreviousUntil: until}
 }

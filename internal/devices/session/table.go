@@ -1,4 +1,4 @@
-package fleet
+package session
 
 import (
 	"hash/maphash"
@@ -12,9 +12,6 @@ import (
 // table holds the devices that this node has to do with: those that have a session
 // or a conversation here, and for a while those that had one. In shards, so that
 // fleets of connecting devices do not queue at one lock.
-//
-// Lock order: a shard before an entry (entry.mu) before its session (Session.mu).
-// None of them is held during I/O.
 type table struct {
 	seed   maphash.Seed
 	shards [64]shard

@@ -1,0 +1,20 @@
+package devices
+
+// Features is what is known of a device's MCP server: its hello tells, and over
+// MQTT that may come long after the connection, or never.
+type Features uint8
+
+// Features.
+const (
+	FeaturesUnknown Features = iota
+	FeaturesMCP
+	FeaturesNone
+)
+
+// FeaturesOf reads features.mcp of a hello.
+func FeaturesOf(mcp bool) Features {
+	if mcp {
+		return FeaturesMCP
+	}
+	return FeaturesNone
+}
