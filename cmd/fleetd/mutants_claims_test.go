@@ -100,7 +100,7 @@ var claimMutants = []mutant{
 		old: "\tm.Previous, m.PreviousUntil, m.Reason = 0, time.Time{}, reason\n", new: "\tm.Reason = reason\n"},
 	{claim: "D4", file: "internal/attest/attest.go", test: "TestForeignChip", breaks: "another chip does not replace a member",
 		old: `refused := core.MayProve(ctx, id, clientID, p.Serial); refused != ""`, new: `refused := core.MayProve(ctx, id, clientID, p.Serial); refused == fleet.RefusedRevoked`},
-	{claim: "D5", file: "internal/fleet/attestation.go", pkg: "internal/attest", test: "TestRevokedStaysOut", breaks: "a proof does not undo a revocation",
+	{claim: "D5", file: "internal/devices/admission/attestation.go", pkg: "internal/attest", test: "TestRevokedStaysOut", breaks: "a proof does not undo a revocation",
 		old: "case m.Admission == devices.AdmissionRevoked:", new: "case m.Admission == devices.AdmissionForgotten:"},
 	{claim: "D6", file: "internal/credential/credential.go", test: "TestSeal", breaks: "a key is sealed for its purpose",
 		old: `m.sum("seal", purpose)`, new: `m.sum("seal")`},

@@ -27,7 +27,7 @@ import (
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/admission"
 )
 
 // Limits of proofs and of the list.
@@ -152,7 +152,7 @@ func (l *List) Prove(ctx context.Context, core Core, id devices.ID, clientID str
 	}
 	outcome = l.judge(ctx, core, id, clientID, p)
 	switch outcome {
-	case OutcomeUnlisted, OutcomeUnavailable, OutcomeUnreadable, fleet.RefusedForeign, fleet.RefusedRevoked:
+	case OutcomeUnlisted, OutcomeUnavailable, OutcomeUnreadable, admission.RefusedForeign, admission.RefusedRevoked:
 		back()
 	}
 	return outcome

@@ -16,6 +16,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 )
@@ -60,7 +61,7 @@ func newList(t testing.TB, keys Keys, secret string) *List {
 // checkIn is the device's OTA check; it returns the challenge.
 func (c *camp) checkIn(t testing.TB, id devices.ID, client string) string {
 	t.Helper()
-	w, err := c.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: client, Serial: serial, ActivateV2: true})
+	w, err := c.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: client, Serial: serial, ActivateV2: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +124,7 @@ func TestProofAdmits(t *testing.T) {
 		t.Errorf("not admitted, or bound to %q", c.Chips[serial].Device)
 	}
 	c.want(t, "the same once more", c.prove(t, robot, "c1", body), OutcomeStale)
-	if w, err := c.service.CheckIn(t.Context(), fleet.CheckIn{Device: robot, ClientID: "c1"}); err != nil || !w.Admitted || w.Generation != 0 {
+	if w, err := c.service.CheckIn(t.Context(), admission.CheckIn{Device: robot, ClientID: "c1"}); err != nil || !w.Admitted || w.Generation != 0 {
 		t.Errorf("%+v, %v", w, err)
 	}
 }
@@ -237,7 +238,7 @@ func TestForeignChip(t *testing.T) {
 	}
 	c.checkIn(t, robot, "c1") // it names its serial number
 	// security: D4
-	c.want(t, "another chip", c.prove(t, robot, "c2", signed("SN-2", keyTwo, c.checkIn(t, robot, "c2"))), fleet.RefusedForeign)
+	c.want(t, "another chip", c.prove(t, robot, "c2", signed("SN-2", keyTwo, c.checkIn(t, robot, "c2"))), admission.RefusedForeign)
 	// security: D4
 	if c.Chips["SN-2"].Device != "" || !c.service.Activated(robot, "c1") {
 		t.Error("bound, or the member was replaced")
@@ -256,7 +257,7 @@ func TestRevokedStaysOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	// security: D5
-	c.want(t, "revoked", c.prove(t, robot, "c1", signed(serial, keyOne, c.checkIn(t, robot, "c1"))), fleet.RefusedRevoked)
+	c.want(t, "revoked", c.prove(t, robot, "c1", signed(serial, keyOne, c.checkIn(t, robot, "c1"))), admission.RefusedRevoked)
 	// security: D5
 	if _, ok := c.service.Generation(robot); ok {
 		t.Error("its credentials are valid")

@@ -19,6 +19,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -218,7 +219,7 @@ func TestAnyNodeDescribesTheDevice(t *testing.T) {
 	s := devicetest.NewScript()
 	s.Tools = `[` + devicetest.Volume + `]`
 	f.connect(t, s)
-	if _, err := f.fwd.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
+	if _, err := f.fwd.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
 		t.Fatal(err)
 	}
 	local, err := f.holding.Get(t.Context(), id)

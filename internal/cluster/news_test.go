@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -19,7 +20,7 @@ import (
 // nobody's.
 func TestNewsReachEveryNode(t *testing.T) {
 	f := newFleet(t)
-	if _, err := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
+	if _, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "the other node knows the device", func() bool { return f.fwd.IsMember(id) && f.fwd.ClientOf(t.Context(), id) == "c" })
@@ -56,7 +57,7 @@ func TestNewsReachEveryNode(t *testing.T) {
 // Changes of strangers change nothing.
 func TestForgedChanges(t *testing.T) {
 	f := newFleet(t)
-	if _, err := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
+	if _, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	next := f.holding.Registry().Position().Revision + 1
@@ -89,14 +90,14 @@ func TestForgedChanges(t *testing.T) {
 // takes it.
 func TestCodesAreShared(t *testing.T) {
 	f := newFleetWith(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4, Approve: true})
-	first, err := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"})
+	first, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"})
 	if err != nil || first.Admitted || first.Code == "" {
 		t.Fatalf("%+v, %v", first, err)
 	}
 	var code string
 	devicetest.Eventually(t, "both nodes give the same code", func() bool {
-		a, errA := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"})
-		b, errB := f.fwd.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"})
+		a, errA := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"})
+		b, errB := f.fwd.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"})
 		code = a.Code
 		return errA == nil && errB == nil && a.Code == b.Code
 	})
@@ -120,7 +121,7 @@ func TestNewsAreToldAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	const other = devices.ID("02:00:00:00:00:77")
-	if w, err := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: other, ClientID: "c"}); err != nil || w.Code == "" {
+	if w, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: other, ClientID: "c"}); err != nil || w.Code == "" {
 		t.Fatal(w, err)
 	}
 	if err := f.holder.opt.Conn.Flush(); err != nil {
@@ -142,7 +143,7 @@ func TestNewsAreToldAgain(t *testing.T) {
 // and a key's end, too.
 func TestRevocationWithoutTheDatabase(t *testing.T) {
 	f := newFleet(t)
-	if _, err := f.holding.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
+	if _, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Refresh(t, f.fwd)

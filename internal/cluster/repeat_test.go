@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 )
@@ -31,7 +32,7 @@ func TestClaimsCannotBeRepeated(t *testing.T) {
 	if err := f.fwd.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Name: &name}); err != nil {
 		t.Fatal(err)
 	}
-	if w, err := f.fwd.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "another"}); err != nil || w.Code == "" {
+	if w, err := f.fwd.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "another"}); err != nil || w.Code == "" {
 		t.Fatal(w, err)
 	}
 	var recorded []*nats.Msg

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 )
 
-func check(t *testing.T, s *fleet.Service, client string) fleet.Welcome {
+func check(t *testing.T, s *fleet.Service, client string) admission.Welcome {
 	t.Helper()
-	w, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: client, Board: "b", Firmware: "2.4.2"})
+	w, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: client, Board: "b", Firmware: "2.4.2"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +95,7 @@ func TestApproveAdmission(t *testing.T) {
 		if v := state(t, s); v.State != devices.StatePending || v.Pending != "c1" {
 			t.Errorf("%+v", v)
 		}
-		time.Sleep(fleet.CodeLife)
+		time.Sleep(admission.CodeLife)
 		if again := check(t, s, "c1"); again.Code == w.Code {
 			t.Error("the code outlives its life")
 		}
@@ -131,13 +132,13 @@ func TestWrongCodesAreLimited(t *testing.T) {
 		if w.Code == wrong {
 			wrong = "000001"
 		}
-		for range fleet.MaxWrongCodes {
+		for range admission.MaxWrongCodes {
 			if _, err := s.Approve(t.Context(), devicetest.Admin, wrong); devices.AsError(err).Code != devices.CodeDeviceUnknown {
 				t.Fatal(err)
 			}
 		}
 		if _, err := s.Approve(t.Context(), devicetest.Admin, w.Code); err == nil || devices.AsError(err).Code != devices.CodeForbidden {
-			t.Errorf("the right code after %d wrong ones: %v", fleet.MaxWrongCodes, err)
+			t.Errorf("the right code after %d wrong ones: %v", admission.MaxWrongCodes, err)
 		}
 		time.Sleep(2 * time.Minute)
 		if _, err := s.Approve(t.Context(), devicetest.Admin, w.Code); err != nil {
@@ -193,7 +194,7 @@ func TestStrangersLeaveNoException(t *testing.T) {
 	bubble(t, fleet.Config{Approve: true}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		come := func(n int) devices.ID {
 			id := devices.ID(fmt.Sprintf("02:00:00:00:02:%02x", n))
-			if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
+			if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 				t.Fatal(err)
 			}
 			return id

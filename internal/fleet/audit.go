@@ -12,12 +12,6 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Outcomes beside the codes of refusals and failures.
-const (
-	outcomeOK        = "ok"
-	outcomeToolError = "tool_error"
-)
-
 func (s *Service) record(e audit.Entry) {
 	if s.ports.Audit != nil {
 		s.ports.Audit.Record(e)
@@ -79,11 +73,11 @@ func settle(e *audit.Entry, r *devices.ToolResult, err error) {
 			e.Detail = refusal.Detail
 		}
 	case r.IsError:
-		e.Outcome = outcomeToolError
+		e.Outcome = audit.OutcomeToolError
 	case r.Outcome != "":
 		e.Outcome = r.Outcome
 	default:
-		e.Outcome = outcomeOK
+		e.Outcome = audit.OutcomeOK
 	}
 }
 

@@ -145,7 +145,7 @@ func (s *Service) absent(ctx context.Context, id devices.ID) error {
 	if err := s.registry.Judge(); err != nil {
 		return err
 	}
-	known := s.registry.Standing(id, "").Known || s.pending.waits(id, time.Now())
+	known := s.registry.Standing(id, "").Known || s.Waits(id)
 	if s.cfg.Alive != nil {
 		ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout)
 		defer cancel()

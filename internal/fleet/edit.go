@@ -8,6 +8,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/selector"
 )
@@ -93,7 +94,7 @@ func (s *Service) Edit(ctx context.Context, by access.By, id devices.ID, ifMatch
 	if err := edit.Check(); err != nil {
 		return err
 	}
-	permits := permit(by, id)
+	permits := admission.Permit(by, id)
 	_, err := s.registry.Edit(ctx, by.Key(), id, ifMatch, func(m *devices.Member) error {
 		if err := permits(m); err != nil {
 			return err
@@ -101,17 +102,6 @@ func (s *Service) Edit(ctx context.Context, by access.By, id devices.ID, ifMatch
 		return edit.apply(m)
 	})
 	return err
-}
-
-// permit refuses a decision about a device that has left those of the caller's key
-// since the caller was asked.
-func permit(by access.By, id devices.ID) registry.Permit {
-	return func(m *devices.Member) error {
-		if !by.Who.Devices.MatchIdentity(string(id), m.Labels) {
-			return devices.Errorf(devices.CodeForbidden, "the key is not for %s any more", id)
-		}
-		return nil
-	}
 }
 
 // editPage is how many devices EditAll decides about at a time: other decisions
@@ -132,7 +122,7 @@ func (s *Service) EditAll(ctx context.Context, by access.By, sel selector.Select
 			now := time.Now()
 			for i, v := range list {
 				id, selectable := v.Device.ID, selectable(&v, l.catalog)
-				permits := permit(by, id)
+				permits := admission.Permit(by, id)
 				decisions[i] = devices.Decision{Device: id, Who: by.Key(), Decide: func(m *devices.Member) error {
 					is := selectable
 					is.Name, is.Labels = m.Name, m.Labels // as they are now; the rest nobody decides

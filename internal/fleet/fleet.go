@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/devices/session"
 )
@@ -26,8 +27,8 @@ func (s *Service) get(ctx context.Context, id devices.ID) (devices.View, error) 
 		return s.marked(x.View()), nil
 	}
 	if s.registry.Ready() && !s.registry.Standing(id, "").Known {
-		if p := s.pending.clients(id); len(p) > 0 {
-			return s.marked(s.pendingView(id, p[len(p)-1])), nil
+		if v, ok := s.Waiting(id); ok {
+			return s.marked(v), nil
 		}
 		return devices.View{}, registry.Unknown(id)
 	}
@@ -44,15 +45,7 @@ func (s *Service) get(ctx context.Context, id devices.ID) (devices.View, error) 
 	case errors.Is(heldErr, context.DeadlineExceeded):
 		return devices.View{}, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "the node that holds the device does not answer, nor does the database; try again"}
 	}
-	return devices.View{}, orUnknown(id, err)
-}
-
-// orUnknown is an error of Records.Find.
-func orUnknown(id devices.ID, err error) error {
-	if errors.Is(err, devices.ErrNotFound) {
-		return registry.Unknown(id)
-	}
-	return err
+	return devices.View{}, admission.OrUnknown(id, err)
 }
 
 // heldBriefly asks the node that holds the device how it is connected. Its error
@@ -93,23 +86,15 @@ func (s *Service) view(row devices.Row) devices.View {
 func (s *Service) marked(v devices.View) devices.View {
 	now := time.Now()
 	switch {
-	case s.contested(v.Device.ID, now):
+	case s.IsContested(v.Device.ID, now):
 		v.State = devices.StateContested
-	case v.State == devices.StateOffline && s.pending.waits(v.Device.ID, now):
+	case v.State == devices.StateOffline && s.Waits(v.Device.ID):
 		v.State = devices.StatePending
 	}
-	if waiting := s.pending.clients(v.Device.ID); len(waiting) > 0 {
-		v.Pending = waiting[len(waiting)-1].clientID
+	if waiting, ok := s.Waiting(v.Device.ID); ok {
+		v.Pending = waiting.Pending
 	}
 	return v
-}
-
-// pendingView is a device that waits and never was a member.
-func (s *Service) pendingView(id devices.ID, p pending) devices.View {
-	d := devices.Device{ID: id, Board: p.facts.Board, Firmware: p.facts.Firmware, ELF: p.facts.ELF, Chip: p.facts.Chip,
-		Language: p.facts.Language, Serial: p.facts.Serial, ActivateV2: p.facts.ActivateV2, FirstSeen: p.facts.CheckedAt, CheckedAt: p.facts.CheckedAt}
-	return devices.View{Device: d, Presence: devices.Presence{Device: id, LastSeen: p.facts.CheckedAt}, State: devices.StatePending,
-		CatalogState: devices.CatalogUnknown, Pending: p.clientID}
 }
 
 // Tools lists a device's tools: verified if it is connected and ready, else

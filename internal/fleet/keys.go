@@ -288,7 +288,7 @@ func (s *Service) replacePolicy(p access.Policy) {
 // auditChange records a change that somebody made, or tried to make.
 func (s *Service) auditChange(by access.By, kind audit.Kind, action string, id devices.ID, detail string, err error) {
 	e := entryOf(time.Now(), by, kind, action, id)
-	e.Detail, e.Outcome = detail, outcomeOK
+	e.Detail, e.Outcome = detail, audit.OutcomeOK
 	if err != nil {
 		refusal := devices.AsError(err)
 		e.Outcome, e.Rule, e.Detail = string(refusal.Code), refusal.Rule, strings.TrimPrefix(detail+": "+refusal.Detail, ": ")

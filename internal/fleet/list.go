@@ -119,9 +119,9 @@ func (l *lister) waiting() []placed {
 	if l.q.Members {
 		return nil
 	}
-	for id, p := range l.s.pending.all(l.now) {
+	for id, v := range l.s.AllWaiting(l.now) {
 		if !l.s.registry.Standing(id, "").Known {
-			v := l.s.marked(l.s.pendingView(id, p))
+			v := l.s.marked(v)
 			if v.Device.HasText(strings.ToLower(l.q.Text)) {
 				out = append(out, placed{v, devices.Cursor{Sort: devices.SortID, ID: id}})
 			}
@@ -136,8 +136,8 @@ func (l *lister) inMemory() ([]devices.Row, error) {
 	if !l.q.Select.AllowsState(string(devices.StatePending)) && !l.q.Select.AllowsState(string(devices.StateContested)) {
 		return nil, nil
 	}
-	ids := l.s.contestedIDs(l.now)
-	for id := range l.s.pending.all(l.now) {
+	ids := l.s.ContestedIDs(l.now)
+	for id := range l.s.AllWaiting(l.now) {
 		if l.s.registry.Standing(id, "").Known {
 			ids = append(ids, id)
 		}

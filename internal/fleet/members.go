@@ -21,9 +21,7 @@ func (o *observer) Changed(c devices.Change) {
 		s.changedFleet(c)
 		return
 	}
-	if c.Aspect == devices.AspectAdmission || c.Aspect == devices.AspectImport || c.Aspect == devices.AspectClient {
-		s.pending.dropAdmitted(c.Device, s.registry)
-	}
+	s.Admission.Changed(c)
 	s.Hub.Changed(c)
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -47,7 +48,7 @@ func TestBootsWithoutTheDatabase(t *testing.T) {
 					t.Errorf("a call: %v", err)
 				}
 				const stranger = devices.ID("02:00:00:00:00:33")
-				w, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: stranger, ClientID: "c"})
+				w, err := s.CheckIn(t.Context(), admission.CheckIn{Device: stranger, ClientID: "c"})
 				if approve {
 					if err != nil || w.Admitted || w.Code == "" {
 						t.Errorf("a stranger who waits: %+v, %v", w, err)
@@ -65,7 +66,7 @@ func TestBootsWithoutTheDatabase(t *testing.T) {
 					t.Error("the stranger is a member")
 				}
 				p.SetAway(false)
-				switch w, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: stranger, ClientID: "c"}); {
+				switch w, err := s.CheckIn(t.Context(), admission.CheckIn{Device: stranger, ClientID: "c"}); {
 				case err != nil:
 					t.Error(err)
 				case w.Admitted == approve:
@@ -74,7 +75,7 @@ func TestBootsWithoutTheDatabase(t *testing.T) {
 				if !approve { // a database that takes longer than a device may wait
 					p.Ledger.SetDelay(time.Second)
 					begun := time.Now()
-					_, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: "02:00:00:00:00:34", ClientID: "c"})
+					_, err := s.CheckIn(t.Context(), admission.CheckIn{Device: "02:00:00:00:00:34", ClientID: "c"})
 					wantUnavailable(t, "a slow database", err)
 					if took := time.Since(begun); took != registry.JoinLimit {
 						t.Errorf("the check waited for %v", took)
@@ -318,14 +319,14 @@ func TestWaitingDevicesInLists(t *testing.T) {
 			all = append(all, of(n))
 			switch n % 4 {
 			case 0: // waits, and never was a member
-				if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: of(n), ClientID: "c", Board: "box"}); err != nil {
+				if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: of(n), ClientID: "c", Board: "box"}); err != nil {
 					t.Fatal(err)
 				}
 			case 1:
 				p.Put(devices.Member{ID: of(n), ClientID: "c"})
 			case 2: // a member under whose id another client waits
 				p.Put(devices.Member{ID: of(n), ClientID: "c", Name: fmt.Sprintf("N%02d", 40-n)})
-				if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: of(n), ClientID: "other"}); err != nil {
+				if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: of(n), ClientID: "other"}); err != nil {
 					t.Fatal(err)
 				}
 			case 3:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -47,9 +48,9 @@ func TestCredentialsAreHeldAgainstTheDeviceAtAccept(t *testing.T) {
 // this one's.
 func TestGuessedCatalogIsNotRecorded(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
-		twin := fleet.CheckIn{Device: "02:00:00:00:00:02", ClientID: "c", Firmware: "2.4.2", ELF: "e"}
-		mine := fleet.CheckIn{Device: id, ClientID: "c1", Firmware: "2.4.2", ELF: "e"}
-		for _, c := range []fleet.CheckIn{twin, mine} {
+		twin := admission.CheckIn{Device: "02:00:00:00:00:02", ClientID: "c", Firmware: "2.4.2", ELF: "e"}
+		mine := admission.CheckIn{Device: id, ClientID: "c1", Firmware: "2.4.2", ELF: "e"}
+		for _, c := range []admission.CheckIn{twin, mine} {
 			if _, err := s.CheckIn(t.Context(), c); err != nil {
 				t.Fatal(err)
 			}
@@ -168,7 +169,7 @@ func TestClaimsOnAMemberEndWithTheirCode(t *testing.T) {
 		if v := state(t, s); v.State != devices.StatePending {
 			t.Errorf("state %s", v.State)
 		}
-		time.Sleep(fleet.CodeLife + 2*time.Minute)
+		time.Sleep(admission.CodeLife + 2*time.Minute)
 		synctest.Wait()
 		if v := state(t, s); v.State != devices.StateOffline || v.Pending != "" {
 			t.Errorf("after the code's life: %s %q", v.State, v.Pending)

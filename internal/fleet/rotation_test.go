@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -34,7 +35,7 @@ func wantGenerations(t testing.TB, what string, s *fleet.Service, want ...int64)
 func member(t testing.TB, p *devicetest.Ports) *fleet.Service {
 	t.Helper()
 	s := p.Service(t, fleet.Config{})
-	if w, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: rotated, ClientID: "c1"}); err != nil || !w.Admitted {
+	if w, err := s.CheckIn(t.Context(), admission.CheckIn{Device: rotated, ClientID: "c1"}); err != nil || !w.Admitted {
 		t.Fatalf("%+v, %v", w, err)
 	}
 	return s
@@ -74,7 +75,7 @@ func TestRotate(t *testing.T) {
 	if _, err := comes(t, s, 0); err != nil {
 		t.Errorf("a device that did not boot: %v", err)
 	}
-	if w, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: rotated, ClientID: "c1"}); err != nil || w.Generation != 1 {
+	if w, err := s.CheckIn(t.Context(), admission.CheckIn{Device: rotated, ClientID: "c1"}); err != nil || w.Generation != 1 {
 		t.Errorf("%+v, %v", w, err)
 	}
 	if _, err := comes(t, s, 1); err != nil {
@@ -129,7 +130,7 @@ func TestRotateAll(t *testing.T) {
 	p := devicetest.New()
 	s := member(t, p)
 	other := devices.ID("other")
-	if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: other, ClientID: "c2"}); err != nil {
+	if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: other, ClientID: "c2"}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // generation 2
@@ -278,7 +279,7 @@ func TestForgetEndsGrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantGenerations(t, "forgotten", s, 2)
-	if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: rotated, ClientID: "c1"}); err != nil {
+	if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: rotated, ClientID: "c1"}); err != nil {
 		t.Fatal(err)
 	}
 	wantGenerations(t, "back", s, 2)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
@@ -61,12 +62,11 @@ type Service struct {
 	log   *slog.Logger
 
 	*session.Hub
+	*admission.Admission
 	registry *registry.Registry
 	callIDs  *devices.CallIDs
-	pending  *pendings
 	stats    Stats
 	doors    *doors
-	disputes disputes
 	counted  counted
 
 	tasks tasks.Group
@@ -76,7 +76,7 @@ type Service struct {
 
 // New returns a running core; Close ends it.
 func New(cfg Config, ports Ports) *Service {
-	s := &Service{cfg: cfg, ports: ports, log: ports.Log, pending: newPendings(), doors: newDoors(), callIDs: devices.NewCallIDs(cfg.Node, time.Now())}
+	s := &Service{cfg: cfg, ports: ports, log: ports.Log, doors: newDoors(), callIDs: devices.NewCallIDs(cfg.Node, time.Now())}
 	s.tasks.Log = ports.Log
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.registry = registry.New(registry.Options{Ledger: ports.Ledger, Records: ports.Records, Peers: ports.Peers, Observer: (*observer)(s),
@@ -86,6 +86,8 @@ func New(cfg Config, ports Ports) *Service {
 		Handshakes: cfg.Handshakes, CatalogMemory: cfg.CatalogMemory, Reconnects: cfg.Reconnects, Alive: cfg.Alive},
 		session.Ports{Records: ports.Records, Catalogs: ports.Catalogs, Publisher: ports.Publisher, Directory: ports.Directory, Vision: ports.Vision,
 			Registry: s.registry, Speech: talk, Log: ports.Log})
+	s.Admission = admission.New(admission.Config{Approve: cfg.Approve, Offer: cfg.Offer}, admission.Ports{Records: ports.Records, Registry: s.registry,
+		Hub: s.Hub, Directory: ports.Directory, Publisher: ports.Publisher, Record: s.record, Log: ports.Log})
 	s.stats.AudioStats, s.stats.Stats = talk.Stats(), s.Hub.Stats()
 	return s
 }

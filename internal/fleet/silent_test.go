@@ -10,6 +10,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 )
@@ -56,7 +57,7 @@ func TestSlowHolderIsOnline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ports := devicetest.New()
 		s := ports.ServiceOver(t, fleet.Config{Node: "b", Alive: func(string) bool { return true }}, func(p *fleet.Ports) { p.Router = slowHolder{ports} })
-		if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
+		if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 			t.Fatal(err)
 		}
 		ports.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: 1, Online: true, Node: "a"})
@@ -83,7 +84,7 @@ func TestDecisionsBeforeTheMembersAreRead(t *testing.T) {
 	name := "lamp"
 	_, approved := s.Approve(t.Context(), devicetest.Admin, string(id))
 	_, revoked := s.Revoke(t.Context(), devicetest.Admin, id)
-	_, checked := s.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"})
+	_, checked := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"})
 	_, recognized := s.Recognize(t.Context(), id, "c")
 	_, got := s.Get(t.Context(), id)
 	for what, err := range map[string]error{"revoke": revoked, "forget": s.Forget(t.Context(), devicetest.Admin, id), "edit": s.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Name: &name}),
@@ -147,7 +148,7 @@ func TestKeyEndsWhileItsRequestWaits(t *testing.T) {
 // OTA check, wherever that comes from.
 func TestFirmwareOfInitializeHolds(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, ports *devicetest.Ports, s *fleet.Service) {
-		if _, err := s.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e"}); err != nil {
+		if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e"}); err != nil {
 			t.Fatal(err)
 		}
 		checked := devices.Facts{Device: id, Board: "box", Firmware: "2.3.0", ELF: "e", CheckedAt: state(t, s).Device.CheckedAt}
@@ -170,7 +171,7 @@ func TestFirmwareOfInitializeHolds(t *testing.T) {
 // device then connects to a node that missed it.
 func TestNewerCheckElsewhereHolds(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, ports *devicetest.Ports, a *fleet.Service) {
-		first := fleet.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e-old", Language: "zh-CN", Chip: "esp32s3"}
+		first := admission.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e-old", Language: "zh-CN", Chip: "esp32s3"}
 		if _, err := a.CheckIn(t.Context(), first); err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -74,7 +75,7 @@ func open(t *testing.T) *bench {
 // presents.
 func (b *bench) login(t testing.TB, id devices.ID) login {
 	t.Helper()
-	if _, err := b.service.CheckIn(context.Background(), fleet.CheckIn{Device: id, ClientID: clientOf(string(id))}); err != nil {
+	if _, err := b.service.CheckIn(context.Background(), admission.CheckIn{Device: id, ClientID: clientOf(string(id))}); err != nil {
 		t.Fatal(err)
 	}
 	return login{address: b.mqtt, client: id.Token(), user: credential.MQTTUser(clientOf(string(id))), password: b.token(id), topic: devices.TopicUp(id)}

@@ -222,7 +222,7 @@ func (k *Checker) compare() (log []apiclient.Change, differs string) {
 			if err != nil {
 				return log, fmt.Sprintf("node-%d: %s: %v", i, id, err)
 			}
-			got[id] = known{admission(d), d.Name, d.Labels, d.Revision}
+			got[id] = known{admissionOf(d), d.Name, d.Labels, d.Revision}
 		}
 		if d := difference(fmt.Sprint("node-", i), got, want); d != "" {
 			return log, d
@@ -315,7 +315,7 @@ func (k *Checker) rows() (map[string]known, error) {
 }
 
 // admission is what is decided of a device: "member", "revoked", or empty.
-func admission(d apiclient.Device) string {
+func admissionOf(d apiclient.Device) string {
 	var text struct {
 		Admission string `json:"admission"`
 	}

@@ -156,7 +156,7 @@ func (p *promises) check(t *testing.T, n *Node) {
 		}
 	}
 	for _, id := range p.revoked {
-		if d := stored[id]; admission(d) != "revoked" || d.Credentials.Generation == 0 {
+		if d := stored[id]; admissionOf(d) != "revoked" || d.Credentials.Generation == 0 {
 			lost = append(lost, "revocation of "+id)
 		}
 	}

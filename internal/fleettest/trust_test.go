@@ -107,7 +107,7 @@ func TestDecisionsOutliveAKill(t *testing.T) {
 		switch again, err := node.Device(t.Context(), d.ID); {
 		case err != nil:
 			t.Fatal(err)
-		case i == 0 && admission(again) != "revoked", i == 1 && again.Name != "kept", i == 2 && again.Credentials.Generation == d.Credentials.Generation:
+		case i == 0 && admissionOf(again) != "revoked", i == 1 && again.Name != "kept", i == 2 && again.Credentials.Generation == d.Credentials.Generation:
 			t.Errorf("after the kill: %+v", again)
 		}
 	}

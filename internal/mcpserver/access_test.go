@@ -10,8 +10,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
 
@@ -226,7 +226,7 @@ func keyEnds(t *testing.T, era string, revoke bool) {
 func TestKeysEndWhileListsAreLookedUp(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	if _, err := f.service.CheckIn(t.Context(), fleet.CheckIn{Device: robot, ClientID: "c"}); err != nil {
+	if _, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: robot, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	const open = 50

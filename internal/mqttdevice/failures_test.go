@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/lobby"
 )
 
@@ -16,7 +16,7 @@ func TestWrongPasswordsAreSlowedDown(t *testing.T) {
 	b := ground(t)
 	b.options.Failures = lobby.NewFailures(nil)
 	b.listen(t)
-	if _, err := b.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
+	if _, err := b.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	wrong := b.login(id, "c")

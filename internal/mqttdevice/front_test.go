@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mqttdevice"
@@ -153,7 +154,7 @@ func TestFrontEndSuiteExternalBroker(t *testing.T) {
 // become makes the device a member, as its OTA check does.
 func (b *bench) become(t *testing.T, id devices.ID, client string) {
 	t.Helper()
-	if _, err := b.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: client}); err != nil {
+	if _, err := b.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: client}); err != nil {
 		t.Fatal(err)
 	}
 }

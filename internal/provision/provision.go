@@ -25,6 +25,7 @@ import (
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
@@ -193,7 +194,7 @@ func (s *Server) webSocketURL() string {
 	return "ws" + strings.TrimPrefix(s.opt.PublicURL, "http") + PathWebSocket
 }
 
-func (s *Server) reply(id devices.ID, clientID string, welcome fleet.Welcome, pinned devices.Transport, now time.Time) reply {
+func (s *Server) reply(id devices.ID, clientID string, welcome admission.Welcome, pinned devices.Transport, now time.Time) reply {
 	_, offset := now.In(s.opt.Location).Zone()
 	r := reply{ServerTime: serverTime{Timestamp: now.UnixMilli(), TimeZone: s.opt.Location.String(), TimezoneOffset: offset / 60}}
 	token := ""
@@ -201,7 +202,7 @@ func (s *Server) reply(id devices.ID, clientID string, welcome fleet.Welcome, pi
 		token = s.opt.Mint.DeviceToken(string(id), clientID, welcome.Generation)
 	} else {
 		r.Activation = &activation{Message: "Approve this device with the code " + welcome.Code, Code: welcome.Code,
-			Challenge: welcome.Challenge, TimeoutMS: int(fleet.CodeLife / time.Millisecond)}
+			Challenge: welcome.Challenge, TimeoutMS: int(admission.CodeLife / time.Millisecond)}
 	}
 	// Also while waiting: without a section the device falls back to what its
 	// flash still holds (application.cc:502-509).

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/jsonspan"
 )
 
@@ -22,8 +22,8 @@ const MaxRequest = 32 << 10
 // device (ota.cc:55-72). The body only describes it and is read as far as it
 // can be: the firmware escapes nothing in it (board.cc:110-177), so that an
 // SSID with a quote makes it invalid JSON.
-func parseRequest(r *http.Request) (fleet.CheckIn, error) {
-	c := fleet.CheckIn{
+func parseRequest(r *http.Request) (admission.CheckIn, error) {
+	c := admission.CheckIn{
 		ClientID:   r.Header.Get("Client-Id"),
 		Language:   headerText(r.Header.Get("Accept-Language")),
 		Serial:     headerText(r.Header.Get("Serial-Number")),
@@ -60,7 +60,7 @@ func parseRequest(r *http.Request) (fleet.CheckIn, error) {
 }
 
 // describe fills in what the body says, and returns its MAC address.
-func describe(body []byte, c *fleet.CheckIn) (mac string) {
+func describe(body []byte, c *admission.CheckIn) (mac string) {
 	walk := jsonspan.Object(body)
 	for walk.Next() {
 		value := walk.Value()

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 )
 
 const devicePath = "/v1/devices/aa:bb:cc:dd:ee:ff"
@@ -169,7 +169,7 @@ func TestEdit(t *testing.T) {
 
 func TestAdmission(t *testing.T) {
 	f := newFleet(t)
-	welcome, err := f.service.CheckIn(t.Context(), fleet.CheckIn{Device: robot, ClientID: "client-1"})
+	welcome, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: robot, ClientID: "client-1"})
 	if err != nil || welcome.Admitted {
 		t.Fatal(welcome, err)
 	}
@@ -188,7 +188,7 @@ func TestAdmission(t *testing.T) {
 	}
 	f.do(t, "POST", "/v1/devices/nobody/approve", "").problem(t, 404, devices.CodeDeviceUnknown)
 	f.do(t, "POST", "/v1/devices/n%2Fb/approve", "").problem(t, 400, devices.CodeBadRequest)
-	for range fleet.MaxWrongCodes {
+	for range admission.MaxWrongCodes {
 		f.do(t, "POST", "/v1/devices/"+wrongCode(welcome.Code)+"/approve", "")
 	}
 	f.do(t, "POST", "/v1/devices/"+wrongCode(welcome.Code)+"/approve", "").problem(t, 403, devices.CodeForbidden)

@@ -16,8 +16,8 @@ import (
 	"fleetd/internal/audit"
 	"fleetd/internal/bulk"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 )
 
 // ids are the devices of all pages.
@@ -110,7 +110,7 @@ func TestSelect(t *testing.T) {
 
 func TestFleetCounts(t *testing.T) {
 	f := newSelectFleet(t)
-	if _, err := f.service.CheckIn(t.Context(), fleet.CheckIn{Device: "waits", ClientID: "w"}); err != nil {
+	if _, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: "waits", ClientID: "w"}); err != nil {
 		t.Fatal(err)
 	}
 	lab := f.key(t, "lab", "devices:read", "room=lab")
@@ -487,17 +487,17 @@ func TestImportRules(t *testing.T) {
 func TestFirstClientOfAnImport(t *testing.T) {
 	f := newFleet(t)
 	f.do(t, "POST", "/v1/devices/import", "id\nfresh\n")
-	if welcome, err := f.service.CheckIn(t.Context(), fleet.CheckIn{Device: "fresh", ClientID: "first"}); err != nil || !welcome.Admitted {
+	if welcome, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: "fresh", ClientID: "first"}); err != nil || !welcome.Admitted {
 		t.Errorf("%+v, %v", welcome, err)
 	}
-	if welcome, err := f.service.CheckIn(t.Context(), fleet.CheckIn{Device: "fresh", ClientID: "second"}); err != nil || welcome.Admitted {
+	if welcome, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: "fresh", ClientID: "second"}); err != nil || welcome.Admitted {
 		t.Errorf("%+v, %v", welcome, err)
 	}
 }
 
 func TestExportSelects(t *testing.T) {
 	f := newSelectFleet(t)
-	if _, err := f.service.CheckIn(t.Context(), fleet.CheckIn{Device: "waits", ClientID: "w"}); err != nil {
+	if _, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: "waits", ClientID: "w"}); err != nil {
 		t.Fatal(err)
 	}
 	lab := f.key(t, "lab", "devices:read", "room=lab")

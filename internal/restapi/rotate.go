@@ -9,7 +9,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/admission"
 )
 
 // deviceCredentials is how far a device's credentials are.
@@ -32,7 +32,7 @@ type rotateAllInput struct{ Body *graceBody }
 
 func (b *graceBody) duration() (time.Duration, error) {
 	if b == nil || b.Grace == "" {
-		return fleet.DefaultGrace, nil
+		return admission.DefaultGrace, nil
 	}
 	grace, err := time.ParseDuration(b.Grace)
 	if err != nil {

@@ -5,14 +5,14 @@ import (
 	"strings"
 	"testing"
 
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 )
 
 func TestRotateRoutes(t *testing.T) {
 	f := newFleet(t)
 	const id = "aa:bb:cc:dd:ee:ff"
-	if _, err := f.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
+	if _, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := f.service.Approve(t.Context(), devicetest.Admin, id); err != nil {

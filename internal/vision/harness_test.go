@@ -25,6 +25,7 @@ import (
 
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 )
@@ -108,7 +109,7 @@ func newCampOn(t testing.TB, js jetstream.JetStream, change ...func(*Options)) *
 	c.vision.Register(mux)
 	c.service = c.ports.ServiceOver(t, fleet.Config{}, func(p *fleet.Ports) { p.Vision, p.Audit = c.vision, nil })
 	for _, id := range []devices.ID{robot, other} {
-		if _, err := c.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "client-1"}); err != nil {
+		if _, err := c.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "client-1"}); err != nil {
 			t.Fatal(err)
 		}
 	}

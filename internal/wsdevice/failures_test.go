@@ -8,7 +8,7 @@ import (
 	"github.com/gorilla/websocket"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/lobby"
 	"fleetd/internal/wsdevice"
 )
@@ -20,7 +20,7 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 	failures := lobby.NewFailures(nil)
 	b := open(t, func(o *wsdevice.Options) { o.Failures = failures })
 	const id = devices.ID("aa:bb:cc:dd:ee:ff")
-	if _, err := b.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
+	if _, err := b.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	knock := func(generation int64) (status int, took time.Duration) {

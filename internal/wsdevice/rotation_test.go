@@ -8,8 +8,8 @@ import (
 	"github.com/gorilla/websocket"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/fleet"
 )
 
 // Over WebSocket, too, a rotated device is let in with what it has until it
@@ -17,7 +17,7 @@ import (
 func TestRotatedToken(t *testing.T) {
 	b := open(t)
 	const id = devices.ID("aa:bb:cc:dd:ee:ff")
-	if _, err := b.service.CheckIn(t.Context(), fleet.CheckIn{Device: id, ClientID: "c"}); err != nil {
+	if _, err := b.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
 	knock := func(generation int64) int {

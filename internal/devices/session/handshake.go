@@ -24,7 +24,7 @@ const (
 	grantReserve = time.Hour
 )
 
-// lookupTimeout bounds what a session waits for the database.
+// LookupTimeout bounds what a session waits for the database.
 const LookupTimeout = 250 * time.Millisecond
 
 // relistEvery bounds how often a device can make fleetd read its list again.
@@ -65,7 +65,7 @@ func (x *Session) StartMCP(f devices.Features) {
 	x.svc.ports.Records.SavePresence(presence)
 }
 
-// relist reads the list again because the device reports a change, or refused a
+// Relist reads the list again because the device reports a change, or refused a
 // tool that is in the list: at once, or when relistEvery has passed since
 // the last time.
 func (x *Session) Relist() {
@@ -289,10 +289,10 @@ func (x *Session) Alive(ctx context.Context) bool {
 	return x.client.Probe(ctx) == nil
 }
 
-// refreshPoll is how often a refresh looks whether the handshake has ended.
+// RefreshPoll is how often a refresh looks whether the handshake has ended.
 const RefreshPoll = 20 * time.Millisecond
 
-// refresh reads the device's tools again.
+// Refresh reads the device's tools again.
 func (x *Session) Refresh(ctx context.Context) error {
 	x.startHandshake()
 	ticker := time.NewTicker(RefreshPoll)

@@ -14,7 +14,7 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// HubConfig is what sessions need to know of the node.
+// Config is what sessions need to know of the node.
 type Config struct {
 	Node           string
 	Version        string // of fleetd, told to devices in `initialize`
@@ -31,7 +31,7 @@ type Config struct {
 // DefaultCatalogMemory holds about 10,000 different lists of common length.
 const DefaultCatalogMemory = 256 << 20
 
-// HubPorts are the ways out of a Hub, and the parts below it.
+// Ports are the ways out of a Hub, and the parts below it.
 type Ports struct {
 	Records   Records
 	Catalogs  Catalogs
@@ -66,7 +66,7 @@ type Hub struct {
 	leaving    bool // accepts nobody, serves who is here
 }
 
-// NewHub returns a Hub whose tasks are part of a group, and end with ctx.
+// New returns a Hub whose tasks are part of a group, and end with ctx.
 func New(ctx context.Context, group *tasks.Group, cfg Config, ports Ports) *Hub {
 	s := &Hub{cfg: cfg, ports: ports, log: ports.Log, table: newTable(), registry: ports.Registry, speech: ports.Speech,
 		catalogs: catalog.NewCache(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), handshakes: make(chan struct{}, max(cfg.Handshakes, 1)), ctx: ctx, tasks: group}

@@ -72,7 +72,7 @@ type Publisher interface {
 	Publish(e devices.Event)
 }
 
-// SessionRecords reads devices, and writes what sessions know of them.
+// Records reads devices, and writes what sessions know of them.
 type Records interface {
 	// Find returns one device, or ErrNotFound.
 	Find(ctx context.Context, id devices.ID) (devices.Row, error)

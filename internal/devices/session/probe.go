@@ -20,7 +20,7 @@ type probing struct {
 	tries   uint8
 }
 
-// doubt notes that the device did not answer a call in time. The probe begins
+// Doubt notes that the device did not answer a call in time. The probe begins
 // when no call runs: a device that runs a tool answers nothing meanwhile, and
 // the outcome of the next call tells as much.
 func (x *Session) Doubt() {

@@ -94,7 +94,7 @@ func (x *Session) showKnown() {
 	}
 }
 
-// awaitRow waits until what the database holds of the session's device is known,
+// AwaitRow waits until what the database holds of the session's device is known,
 // at most registry.RowLimit.
 func (x *Session) AwaitRow(ctx context.Context) error {
 	if x.entry.isKnown() {

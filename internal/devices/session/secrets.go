@@ -6,7 +6,7 @@ import (
 	"fleetd/internal/devices"
 )
 
-// secretsFor are those of a device, known here or not, with the highest
+// SecretsFor are those of a device, known here or not, with the highest
 // generation that it has connected with, as far as this node has met it.
 func (s *Hub) SecretsFor(id devices.ID) devices.Secrets {
 	own := s.registry.Secrets(id)

@@ -114,12 +114,12 @@ func (x *Session) Epoch() devices.Epoch {
 	return x.epoch
 }
 
-// closedError is what requests pending on a closed session fail with.
+// ClosedError is what requests pending on a closed session fail with.
 type ClosedError struct{ Reason devices.CloseReason }
 
 func (e ClosedError) Error() string { return "session closed: " + string(e.Reason) }
 
-// byDevice tells whether the device's own going ended the session.
+// ByDevice tells whether the device's own going ended the session.
 func (e ClosedError) ByDevice() bool {
 	return e.Reason == devices.CloseGone || e.Reason == devices.CloseDead || e.Reason == devices.CloseSuperseded
 }

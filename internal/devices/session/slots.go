@@ -11,7 +11,7 @@ import (
 	"fleetd/internal/mcpclient"
 )
 
-// acquire waits for one of the device's slots, first come first served.
+// Acquire waits for one of the device's slots, first come first served.
 func (x *Session) Acquire(ctx context.Context) error {
 	x.mu.Lock()
 	switch {
@@ -60,7 +60,7 @@ func (x *Session) Acquire(ctx context.Context) error {
 	return TimeoutCall(ctx, false)
 }
 
-// release hands the slot to the next caller.
+// Release hands the slot to the next caller.
 func (x *Session) Release() {
 	x.svc.stats.InFlight.Add(-1)
 	x.mu.Lock()
@@ -109,7 +109,7 @@ func TimeoutCall(ctx context.Context, sent bool) *devices.Error {
 	return e
 }
 
-// elsewhere tells whether another living node says it holds the device.
+// Elsewhere tells whether another living node says it holds the device.
 func (s *Hub) Elsewhere(p devices.Presence) bool {
 	return p.Online && p.Node != s.cfg.Node && s.cfg.Alive != nil && s.cfg.Alive(p.Node)
 }

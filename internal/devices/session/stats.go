@@ -8,7 +8,7 @@ import (
 	"fleetd/internal/mcpclient"
 )
 
-// SessionState is a session's transport and how far its tools are read.
+// State is a session's transport and how far its tools are read.
 type State struct {
 	Transport devices.Transport
 	MCP       devices.MCPState
@@ -24,7 +24,7 @@ type DeviationKey struct {
 // firmware versions count as "other".
 const MaxDeviationKeys = 256
 
-// SessionStats counts what sessions do. It is safe for concurrent use.
+// Stats counts what sessions do. It is safe for concurrent use.
 type Stats struct {
 	BadMessages     atomic.Uint64 // envelopes refused
 	Notified        atomic.Uint64 // notifications and messages published

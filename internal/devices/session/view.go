@@ -2,7 +2,7 @@ package session
 
 import "fleetd/internal/devices"
 
-// catalogStateOf is the catalog state of a device without a session.
+// CatalogStateOf is the catalog state of a device without a session.
 func CatalogStateOf(p devices.Presence) devices.CatalogState {
 	switch {
 	case p.MCP == devices.MCPNone:

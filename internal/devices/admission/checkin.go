@@ -1,4 +1,4 @@
-package fleet
+package admission
 
 import (
 	"context"
@@ -58,83 +58,83 @@ type Welcome struct {
 // waited for; a known one with another Client-Id waits for approval under either.
 // CodeUnavailable: the node does not know its members, the database does not take
 // a new one, or too many devices wait.
-func (s *Service) CheckIn(ctx context.Context, c CheckIn) (Welcome, error) {
+func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (Welcome, error) {
 	if len(c.ClientID) > maxClientID {
 		return Welcome{}, devices.Errorf(devices.CodeBadRequest, "Client-Id has %d bytes, at most %d are allowed", len(c.ClientID), maxClientID)
 	}
-	if err := s.registry.Judge(); err != nil {
+	if err := a.registry.Judge(); err != nil {
 		return Welcome{}, err
 	}
 	now := time.Now().UTC()
-	is := s.registry.Standing(c.Device, c.ClientID)
-	mayJoin := !is.Known && !s.cfg.Approve || is.Member() && is.Client == registry.ClientNone && c.ClientID != ""
+	is := a.registry.Standing(c.Device, c.ClientID)
+	mayJoin := !is.Known && !a.cfg.Approve || is.Member() && is.Client == registry.ClientNone && c.ClientID != ""
 	if mayJoin {
 		offer := c.Offer
 		if offer == devices.TransportNone {
-			offer = s.cfg.Offer
+			offer = a.cfg.Offer
 		}
-		if err := s.registry.Join(ctx, c.Device, c.ClientID, offer); err != nil && devices.AsError(err).Code != devices.CodeForbidden {
+		if err := a.registry.Join(ctx, c.Device, c.ClientID, offer); err != nil && devices.AsError(err).Code != devices.CodeForbidden {
 			return Welcome{}, err
 		}
-		is = s.registry.Standing(c.Device, c.ClientID)
+		is = a.registry.Standing(c.Device, c.ClientID)
 	}
 	if is.Admits() {
-		s.Reported(c.facts(now))
-		generation, _ := s.Generation(c.Device)
+		a.hub.Reported(c.facts(now))
+		generation, _ := a.hub.Generation(c.Device)
 		return Welcome{Admitted: true, Generation: generation, Prefer: is.Prefer}, nil
 	}
-	return s.wait(c, is, now)
+	return a.wait(c, is, now)
 }
 
 // wait gives a client a code to speak. That it waits is known in memory alone, on
 // all nodes, until somebody approves it.
-func (s *Service) wait(c CheckIn, is registry.Standing, now time.Time) (Welcome, error) {
-	p, fresh, err := s.pending.get(c, is.Known, now)
+func (a *Admission) wait(c CheckIn, is registry.Standing, now time.Time) (Welcome, error) {
+	p, fresh, err := a.pending.get(c, is.Known, now)
 	if err != nil {
 		return Welcome{}, err
 	}
 	if fresh {
-		s.ports.Directory.Tell(devices.News{Spoken: p.spoken(c.Device)})
+		a.ports.Directory.Tell(devices.News{Spoken: p.spoken(c.Device)})
 		fields := jsonspan.AppendString([]byte(`"client_id":`), c.ClientID)
 		fields = strconv.AppendBool(append(fields, `,"known":`...), is.Known)
-		s.ports.Publisher.Publish(devices.Event{Kind: devices.EventPending, Device: c.Device, Time: now, Fields: fields,
+		a.ports.Publisher.Publish(devices.Event{Kind: devices.EventPending, Device: c.Device, Time: now, Fields: fields,
 			MsgID: c.Device.Token() + "-pending-" + p.challenge})
-		s.log.Info("device waits for approval", "device", c.Device, "client", c.ClientID, "known", is.Known)
+		a.log.Info("device waits for approval", "device", c.Device, "client", c.ClientID, "known", is.Known)
 	}
-	generation, _ := s.Generation(c.Device)
+	generation, _ := a.hub.Generation(c.Device)
 	return Welcome{Generation: generation, Prefer: is.Prefer, Code: p.code, Challenge: p.challenge}, nil
 }
 
 // Recognize is CheckIn for a device that proves who it is in another way than
 // by asking where to go, and says nothing else of itself. An empty clientID is
 // that of a member, if there is one.
-func (s *Service) Recognize(ctx context.Context, id devices.ID, clientID string) (Welcome, error) {
-	if err := s.registry.Judge(); err != nil {
+func (a *Admission) Recognize(ctx context.Context, id devices.ID, clientID string) (Welcome, error) {
+	if err := a.registry.Judge(); err != nil {
 		return Welcome{}, err
 	}
-	if is := s.registry.Standing(id, clientID); is.Member() && (clientID == "" || is.Client == registry.ClientSame) {
-		generation, ok := s.Generation(id)
+	if is := a.registry.Standing(id, clientID); is.Member() && (clientID == "" || is.Client == registry.ClientSame) {
+		generation, ok := a.hub.Generation(id)
 		return Welcome{Admitted: ok, Generation: generation, Prefer: is.Prefer}, nil
 	}
-	return s.CheckIn(ctx, CheckIn{Device: id, ClientID: clientID, Offer: devices.TransportMQTT})
+	return a.CheckIn(ctx, CheckIn{Device: id, ClientID: clientID, Offer: devices.TransportMQTT})
 }
 
 // Activated tells whether a device that waited is admitted now.
-func (s *Service) Activated(id devices.ID, clientID string) bool {
-	is := s.registry.Standing(id, clientID)
+func (a *Admission) Activated(id devices.ID, clientID string) bool {
+	is := a.registry.Standing(id, clientID)
 	return is.Admits()
 }
 
 // Approve admits the device, or the other Client-Id of a known device, that
 // waits. name is a device id or the code the device speaks; wrong codes are
 // limited. The credentials of a replaced client die.
-func (s *Service) Approve(ctx context.Context, by access.By, name string) (devices.ID, error) {
-	id, spoken, err := s.resolve(name)
+func (a *Admission) Approve(ctx context.Context, by access.By, name string) (devices.ID, error) {
+	id, spoken, err := a.resolve(name)
 	if err != nil {
 		return "", err
 	}
-	is := s.registry.Standing(id, spoken)
-	waiting := s.pending.clients(id)
+	is := a.registry.Standing(id, spoken)
+	waiting := a.pending.clients(id)
 	switch {
 	case spoken != "":
 	case len(waiting) > 1:
@@ -146,8 +146,8 @@ func (s *Service) Approve(ctx context.Context, by access.By, name string) (devic
 	case !is.Known:
 		return "", registry.Unknown(id)
 	}
-	permits := permit(by, id)
-	return id, s.admit(ctx, by.Key(), id, spoken, func(m *devices.Member) error {
+	permits := Permit(by, id)
+	return id, a.admit(ctx, by.Key(), id, spoken, func(m *devices.Member) error {
 		if !m.Known() { // it waits, and has no labels
 			return nil
 		}
@@ -157,42 +157,42 @@ func (s *Service) Approve(ctx context.Context, by access.By, name string) (devic
 
 // admit makes the device a member, with this Client-Id unless it is empty. refuse
 // may prevent that, by what the database holds of it.
-func (s *Service) admit(ctx context.Context, who string, id devices.ID, client string, refuse func(*devices.Member) error) error {
-	changes, err := s.registry.Approve(ctx, who, id, client, refuse)
+func (a *Admission) admit(ctx context.Context, who string, id devices.ID, client string, refuse func(*devices.Member) error) error {
+	changes, err := a.registry.Approve(ctx, who, id, client, refuse)
 	if err != nil {
 		return err
 	}
-	for _, p := range s.pending.clients(id) {
+	for _, p := range a.pending.clients(id) {
 		if p.clientID == client && !p.facts.CheckedAt.IsZero() {
-			s.Reported(p.facts)
+			a.hub.Reported(p.facts)
 		}
 	}
-	s.pending.drop(id)
+	a.pending.drop(id)
 	if len(changes) > 0 {
-		s.log.Info("device approved", "device", id, "client", client)
+		a.log.Info("device approved", "device", id, "client", client)
 	}
 	return nil
 }
 
 // resolve finds the device that name means: its id, else its spoken code, and
 // then the client that speaks it.
-func (s *Service) resolve(name string) (id devices.ID, spoken string, err error) {
+func (a *Admission) resolve(name string) (id devices.ID, spoken string, err error) {
 	id, err = devices.ParseID(name)
-	if err == nil && (s.registry.Standing(id, "").Known || s.pending.waits(id, time.Now())) {
+	if err == nil && (a.registry.Standing(id, "").Known || a.pending.waits(id, time.Now())) {
 		return id, "", nil
 	}
 	switch {
 	case isCode(name):
-		return s.pending.byCode(name, time.Now())
+		return a.pending.byCode(name, time.Now())
 	case err != nil:
 		return "", "", devices.Errorf(devices.CodeBadRequest, "%v", err)
 	}
-	return "", "", s.unknown(id)
+	return "", "", a.unknown(id)
 }
 
 // unknown is the error for a device that this node does not know.
-func (s *Service) unknown(id devices.ID) error {
-	if err := s.registry.Judge(); err != nil {
+func (a *Admission) unknown(id devices.ID) error {
+	if err := a.registry.Judge(); err != nil {
 		return err
 	}
 	return registry.Unknown(id)
@@ -206,10 +206,10 @@ func isCode(name string) bool {
 // Revoke makes the device's credentials invalid and ends its session; it waits
 // for approval at its next check. While the database is away it is in force on
 // the nodes that the answer names, and written when that is back.
-func (s *Service) Revoke(ctx context.Context, by access.By, id devices.ID) (registry.Revoked, error) {
-	r, err := s.registry.Revoke(ctx, by.Key(), id, permit(by, id))
+func (a *Admission) Revoke(ctx context.Context, by access.By, id devices.ID) (registry.Revoked, error) {
+	r, err := a.registry.Revoke(ctx, by.Key(), id, Permit(by, id))
 	if err == nil {
-		s.log.Info("device revoked", "device", id, "recorded", r.Recorded)
+		a.log.Info("device revoked", "device", id, "recorded", r.Recorded)
 	}
 	return r, err
 }
@@ -217,51 +217,51 @@ func (s *Service) Revoke(ctx context.Context, by access.By, id devices.ID) (regi
 // Forget removes a device and its history. Its generation goes up, so that
 // credentials it still holds stay dead. One that merely waits is turned away
 // until it asks again.
-func (s *Service) Forget(ctx context.Context, by access.By, id devices.ID) error {
-	return s.ForgetAt(ctx, by, id, 0)
+func (a *Admission) Forget(ctx context.Context, by access.By, id devices.ID) error {
+	return a.ForgetAt(ctx, by, id, 0)
 }
 
 // ForgetAt is Forget for the device at this revision; 0: whatever it is.
-func (s *Service) ForgetAt(ctx context.Context, by access.By, id devices.ID, ifMatch int64) error {
-	waited := s.pending.waits(id, time.Now())
-	err := s.registry.ForgetAt(ctx, by.Key(), id, ifMatch, permit(by, id))
+func (a *Admission) ForgetAt(ctx context.Context, by access.By, id devices.ID, ifMatch int64) error {
+	waited := a.pending.waits(id, time.Now())
+	err := a.registry.ForgetAt(ctx, by.Key(), id, ifMatch, Permit(by, id))
 	if err == nil || devices.AsError(err).Code == devices.CodeDeviceUnknown {
-		s.pending.drop(id)
+		a.pending.drop(id)
 	}
 	if waited && err != nil && devices.AsError(err).Code == devices.CodeDeviceUnknown {
 		return nil
 	}
 	if err == nil {
-		s.log.Info("device forgotten", "device", id)
+		a.log.Info("device forgotten", "device", id)
 	}
 	return err
 }
 
 // Welcome is what CheckIn would answer the device's admitted client now; it
 // changes nothing.
-func (s *Service) Welcome(id devices.ID) Welcome {
-	is := s.registry.Standing(id, "")
-	generation, ok := s.Generation(id)
-	return Welcome{Admitted: is.Member() || !is.Known && ok && !s.cfg.Approve, Generation: generation, Prefer: is.Prefer}
+func (a *Admission) Welcome(id devices.ID) Welcome {
+	is := a.registry.Standing(id, "")
+	generation, ok := a.hub.Generation(id)
+	return Welcome{Admitted: is.Member() || !is.Known && ok && !a.cfg.Approve, Generation: generation, Prefer: is.Prefer}
 }
 
 // Knows tells whether the device is known, admitted or not, or may be: before the
 // members are read nobody can tell.
-func (s *Service) Knows(id devices.ID) bool {
-	return !s.registry.Ready() || s.registry.Standing(id, "").Known || s.pending.waits(id, time.Now())
+func (a *Admission) Knows(id devices.ID) bool {
+	return !a.registry.Ready() || a.registry.Standing(id, "").Known || a.pending.waits(id, time.Now())
 }
 
 // IsMember tells whether the device is known and admitted.
-func (s *Service) IsMember(id devices.ID) bool { return s.registry.Standing(id, "").Member() }
+func (a *Admission) IsMember(id devices.ID) bool { return a.registry.Standing(id, "").Member() }
 
 // MemberOf tells whether the device is known and admitted, or may be, for adapters
 // that act on its behalf.
-func (s *Service) MemberOf(id devices.ID) bool { return !s.registry.Ready() || s.IsMember(id) }
+func (a *Admission) MemberOf(id devices.ID) bool { return !a.registry.Ready() || a.IsMember(id) }
 
 // ClientOf is the admitted Client-Id of a device; empty if there is none, or it
 // cannot be read from the database now.
-func (s *Service) ClientOf(ctx context.Context, id devices.ID) string {
-	m, err := s.registry.Decided(ctx, id)
+func (a *Admission) ClientOf(ctx context.Context, id devices.ID) string {
+	m, err := a.registry.Decided(ctx, id)
 	if err != nil {
 		return ""
 	}

@@ -1,4 +1,4 @@
-package fleet
+package admission
 
 import (
 	"context"
@@ -23,8 +23,8 @@ const disputeLife = CodeLife
 // TakeChallenge uses up the challenge that the client was given, if it is this
 // one and still good: each is good for one proof. back makes it good again, for
 // a proof that could not be judged.
-func (s *Service) TakeChallenge(id devices.ID, clientID, challenge string) (back func(), ok bool) {
-	p := s.pending
+func (a *Admission) TakeChallenge(id devices.ID, clientID, challenge string) (back func(), ok bool) {
+	p := a.pending
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expireLocked(id, time.Now())
@@ -64,9 +64,9 @@ const (
 // member needs that, or a member that named the number itself: else whoever has
 // any listed chip could take any device. What an operator revoked stays so
 // until an operator approves it. refused is why, empty if it is admitted.
-func (s *Service) AdmitProven(ctx context.Context, id devices.ID, clientID, serial string, bound bool) (refused string) {
-	waits := s.pending.waits(id, time.Now())
-	err := s.admit(ctx, "chip "+serial, id, clientID, func(m *devices.Member) error {
+func (a *Admission) AdmitProven(ctx context.Context, id devices.ID, clientID, serial string, bound bool) (refused string) {
+	waits := a.pending.waits(id, time.Now())
+	err := a.admit(ctx, "chip "+serial, id, clientID, func(m *devices.Member) error {
 		if reason := refuses(m, waits, clientID, serial, bound); reason != "" {
 			return refusal(reason)
 		}
@@ -77,10 +77,10 @@ func (s *Service) AdmitProven(ctx context.Context, id devices.ID, clientID, seri
 	case errors.As(err, &no):
 		return string(no)
 	case err != nil:
-		s.log.Warn("a device that has proven itself is not admitted yet; it tries again", "device", id, "error", err)
+		a.log.Warn("a device that has proven itself is not admitted yet; it tries again", "device", id, "error", err)
 		return RefusedUnavailable
 	}
-	s.record(audit.Entry{At: time.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: outcomeOK, Detail: devices.Clip("serial " + serial + ", client " + clientID)})
+	a.ports.Record(audit.Entry{At: time.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: audit.OutcomeOK, Detail: devices.Clip("serial " + serial + ", client " + clientID)})
 	return ""
 }
 
@@ -91,18 +91,18 @@ func (r refusal) Error() string { return string(r) }
 
 // MayProve is what AdmitProven would refuse a number for that is not bound yet,
 // so that it is not bound in vain.
-func (s *Service) MayProve(ctx context.Context, id devices.ID, clientID, serial string) (refused string) {
+func (a *Admission) MayProve(ctx context.Context, id devices.ID, clientID, serial string) (refused string) {
 	m := devices.Member{ID: id}
-	if s.registry.Standing(id, clientID).Known {
+	if a.registry.Standing(id, clientID).Known {
 		ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout)
 		defer cancel()
-		row, err := s.ports.Records.Find(ctx, id)
+		row, err := a.ports.Records.Find(ctx, id)
 		if err != nil {
 			return RefusedUnavailable
 		}
 		m = row.Device.Member()
 	}
-	return refuses(&m, s.pending.waits(id, time.Now()), clientID, serial, false)
+	return refuses(&m, a.pending.waits(id, time.Now()), clientID, serial, false)
 }
 
 func refuses(m *devices.Member, waits bool, clientID, serial string, bound bool) (reason string) {
@@ -119,21 +119,21 @@ func refuses(m *devices.Member, waits bool, clientID, serial string, bound bool)
 
 // Dispute reports that somebody's proof for the id was refused. The id shows as
 // contested for a while; nothing else changes.
-func (s *Service) Dispute(id devices.ID, clientID, serial string, reason devices.Dispute) {
+func (a *Admission) Dispute(id devices.ID, clientID, serial string, reason devices.Dispute) {
 	now := time.Now()
-	s.stats.Contested.Add(reason, 1)
-	s.dispute(id, now)
-	s.ports.Directory.Tell(devices.News{Disputed: &devices.Disputed{Device: id, Reason: reason}})
-	s.log.Warn("device id is contested", "device", id, "client", clientID, "serial", serial, "reason", string(reason))
-	s.record(audit.Entry{At: now, Kind: audit.KindRefusal, Action: "prove", Device: string(id), Outcome: string(reason), Detail: devices.Clip("serial " + serial + ", client " + clientID)})
+	a.hub.Stats().Contested.Add(reason, 1)
+	a.dispute(id, now)
+	a.ports.Directory.Tell(devices.News{Disputed: &devices.Disputed{Device: id, Reason: reason}})
+	a.log.Warn("device id is contested", "device", id, "client", clientID, "serial", serial, "reason", string(reason))
+	a.ports.Record(audit.Entry{At: now, Kind: audit.KindRefusal, Action: "prove", Device: string(id), Outcome: string(reason), Detail: devices.Clip("serial " + serial + ", client " + clientID)})
 	fields := jsonspan.AppendString([]byte(`"client_id":`), clientID)
 	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(reason))
 	fields = jsonspan.AppendString(append(fields, `,"serial":`...), serial)
-	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventContested, Device: id, Time: now, Fields: fields,
+	a.ports.Publisher.Publish(devices.Event{Kind: devices.EventContested, Device: id, Time: now, Fields: fields,
 		MsgID: id.Token() + "-contested-" + string(reason) + "-" + strconv.FormatInt(now.Unix()/int64(session.FightPause/time.Second), 10)})
 }
 
-func (s *Service) dispute(id devices.ID, now time.Time) { s.disputes.add(id, now) }
+func (a *Admission) dispute(id devices.ID, now time.Time) { a.disputes.add(id, now) }
 
 // maxDisputes bounds the ids that are remembered as disputed; the oldest makes
 // room.
@@ -184,21 +184,21 @@ func isRecent(at, now time.Time) bool {
 	return age >= 0 && age < disputeLife
 }
 
-// contested tells whether clients fight for the id, or somebody's proof for it was
+// IsContested tells whether clients fight for the id, or somebody's proof for it was
 // refused lately.
-func (s *Service) contested(id devices.ID, now time.Time) bool {
-	if s.disputes.has(id, now) {
+func (a *Admission) IsContested(id devices.ID, now time.Time) bool {
+	if a.disputes.has(id, now) {
 		return true
 	}
-	return s.Fought(id, now)
+	return a.hub.Fought(id, now)
 }
 
-// contestedIDs are the contested devices as this node sees them, in order.
-func (s *Service) contestedIDs(now time.Time) []devices.ID {
-	ids := append(s.disputes.ids(now), s.FoughtIDs(now)...)
+// ContestedIDs are the contested devices as this node sees them, in order.
+func (a *Admission) ContestedIDs(now time.Time) []devices.ID {
+	ids := append(a.disputes.ids(now), a.hub.FoughtIDs(now)...)
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
 
 // Contested is how many devices are contested as this node sees it.
-func (s *Service) Contested() int { return len(s.contestedIDs(time.Now())) }
+func (a *Admission) Contested() int { return len(a.ContestedIDs(time.Now())) }

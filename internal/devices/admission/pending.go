@@ -1,4 +1,4 @@
-package fleet
+package admission
 
 import (
 	"crypto/rand"

@@ -1,4 +1,4 @@
-package fleet
+package admission
 
 import (
 	"context"
@@ -25,32 +25,32 @@ func checkGrace(grace time.Duration) error {
 
 // Rotate has the device get new credentials at its next OTA check. Those it has
 // stay valid until it has connected with the new ones, or grace is over.
-func (s *Service) Rotate(ctx context.Context, by access.By, id devices.ID, grace time.Duration) error {
+func (a *Admission) Rotate(ctx context.Context, by access.By, id devices.ID, grace time.Duration) error {
 	if err := checkGrace(grace); err != nil {
 		return err
 	}
-	row, err := s.ports.Records.Find(ctx, id)
+	row, err := a.ports.Records.Find(ctx, id)
 	if err != nil {
-		return orUnknown(id, err)
+		return OrUnknown(id, err)
 	}
 	until := time.Now().Add(grace)
-	confirmed := max(row.Presence.Generation, s.SecretsFor(id).Confirmed)
-	if err := s.registry.Rotate(ctx, by.Key(), id, until, confirmed, permit(by, id)); err != nil {
+	confirmed := max(row.Presence.Generation, a.hub.SecretsFor(id).Confirmed)
+	if err := a.registry.Rotate(ctx, by.Key(), id, until, confirmed, Permit(by, id)); err != nil {
 		return err
 	}
-	s.log.Info("device's credentials rotated", "device", id, "until", until)
+	a.log.Info("device's credentials rotated", "device", id, "until", until)
 	return nil
 }
 
 // RotateAll is Rotate for every device, those included that come later.
-func (s *Service) RotateAll(ctx context.Context, by access.By, grace time.Duration) (devices.Rotation, error) {
+func (a *Admission) RotateAll(ctx context.Context, by access.By, grace time.Duration) (devices.Rotation, error) {
 	if err := checkGrace(grace); err != nil {
 		return devices.Rotation{}, err
 	}
-	next, err := s.registry.RotateAll(ctx, by.Key(), grace)
+	next, err := a.registry.RotateAll(ctx, by.Key(), grace)
 	if err != nil {
 		return devices.Rotation{}, err
 	}
-	s.log.Info("the fleet's credentials rotated", "generation", next.Generation, "until", next.PreviousUntil)
+	a.log.Info("the fleet's credentials rotated", "generation", next.Generation, "until", next.PreviousUntil)
 	return next, nil
 }
