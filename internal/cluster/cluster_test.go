@@ -20,6 +20,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -384,7 +385,7 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		timeout, badTimeout := time.ParseDuration(want.Timeout)
-		good := wrong == nil && utf8.Valid(data) && (want.Timeout == "" || badTimeout == nil && timeout > 0 && timeout <= fleet.MaxTimeout)
+		good := wrong == nil && utf8.Valid(data) && (want.Timeout == "" || badTimeout == nil && timeout > 0 && timeout <= dispatch.MaxTimeout)
 		if (err == nil) != good && jsontest.Depth(data) <= 64 {
 			t.Fatalf("%q: %v, want %t", data, err, good)
 		}

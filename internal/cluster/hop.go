@@ -12,7 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/tasks"
 	"fleetd/internal/timescale"
@@ -333,7 +333,7 @@ func remoteError(data []byte) error {
 
 // request makes one hop with the time that remains.
 func (l *Link) request(ctx context.Context, id devices.ID, verb string, by access.By, c command, late func(*nats.Msg)) ([]byte, error) {
-	timeout := fleet.DefaultTimeout
+	timeout := dispatch.DefaultTimeout
 	if deadline, ok := ctx.Deadline(); ok {
 		timeout = time.Until(deadline)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/tasks"
 )
@@ -39,6 +39,14 @@ type request struct {
 	verb   string
 	by     access.By
 	node   bool // another node of this fleet asks
+}
+
+// origin is where the request came into the fleet.
+func (r *request) origin() devices.Origin {
+	if r.node {
+		return devices.OriginNode
+	}
+	return devices.OriginHolder
 }
 
 // open tells who asks for what. If that is not in order, it has been answered.
@@ -99,11 +107,7 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 	default:
 		l.Requests.Add(r.verb, 1)
 		done := l.accept(msg, r.node)
-		queue := l.service.Load().QueueMessageHere
-		if r.node {
-			queue = l.service.Load().QueueMessage
-		}
-		queue(devices.Message{Device: r.device, Body: msg.Data, By: r.by}, func(err error) {
+		l.service.Load().QueueMessage(devices.Message{Device: r.device, Body: msg.Data, By: r.by, Origin: r.origin()}, func(err error) {
 			done()
 			if err != nil {
 				l.refuse(msg, devices.AsError(err))
@@ -249,12 +253,12 @@ func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc,
 	if err := walk.Err(); err != nil {
 		return c, nil, nil, &devices.Error{Code: devices.CodeBadRequest, Detail: "the request must be a JSON object: " + err.Error()}
 	}
-	timeout := fleet.TimeoutFor(c.Tool)
+	timeout := dispatch.TimeoutFor(c.Tool)
 	if c.Timeout != "" {
 		given, err := time.ParseDuration(c.Timeout)
-		if err != nil || given <= 0 || given > fleet.MaxTimeout {
+		if err != nil || given <= 0 || given > dispatch.MaxTimeout {
 			return c, nil, nil, &devices.Error{Code: devices.CodeBadRequest,
-				Detail: fmt.Sprintf("timeout %q must be a duration such as \"10s\", at most %v", c.Timeout, fleet.MaxTimeout)}
+				Detail: fmt.Sprintf("timeout %q must be a duration such as \"10s\", at most %v", c.Timeout, dispatch.MaxTimeout)}
 		}
 		timeout = given
 	}
@@ -271,15 +275,14 @@ func (l *Link) call(from request, msg *nats.Msg) ([]byte, error) {
 	if c.Tool == "" {
 		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: `a call needs {"tool":"...","arguments":{...}}`}
 	}
-	run := l.service.Load().CallLocal
-	if !from.node {
-		run, c.Call = l.service.Load().CallHere, ""
-	}
 	call := devices.ToolCall{ID: c.Call, Device: from.device, Tool: c.Tool, Arguments: c.Arguments, By: from.by, Confirmation: c.Confirmation}
+	if call.Origin = from.origin(); call.Origin == devices.OriginHolder {
+		call.ID = ""
+	}
 	if from.node && c.Late {
 		call.Late = func(r devices.ToolResult, err error) { l.answerLate(msg, r, err) }
 	}
-	r, err := run(ctx, call)
+	r, err := l.service.Load().CallTool(ctx, call)
 	if err != nil {
 		return nil, err
 	}
@@ -312,7 +315,7 @@ func (l *Link) rpc(from request, data []byte) ([]byte, error) {
 		return nil, err
 	}
 	defer cancel()
-	r, err := l.service.Load().CallRPCLocal(ctx, devices.RPCCall{ID: c.Call, Device: from.device, Method: c.Method, Params: c.Params, By: from.by, Confirmation: c.Confirmation})
+	r, err := l.service.Load().CallRPC(ctx, devices.RPCCall{Origin: devices.OriginNode, ID: c.Call, Device: from.device, Method: c.Method, Params: c.Params, By: from.by, Confirmation: c.Confirmation})
 	if err != nil {
 		return nil, err
 	}

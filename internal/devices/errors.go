@@ -107,6 +107,21 @@ var ErrConflict = errors.New("it was changed meanwhile")
 // would prove a second device, or a device be proven by a second one.
 var ErrBound = errors.New("bound otherwise")
 
+// Origin says where a request came to this node from.
+type Origin uint8
+
+// Origins.
+const (
+	// OriginCaller: into the fleet. It is routed to the node that holds the device,
+	// and recorded.
+	OriginCaller Origin = iota
+	// OriginHolder: into the fleet, by the device's own subject. It is recorded, and
+	// never routed.
+	OriginHolder
+	// OriginNode: from another node, which keeps the record. It is never routed.
+	OriginNode
+)
+
 // ToolCall asks for one tool of one device. The context given with it carries
 // the deadline, waiting included.
 type ToolCall struct {
@@ -115,6 +130,7 @@ type ToolCall struct {
 	Tool      string
 	Arguments json.RawMessage // a JSON object, or nil for none
 	By        access.By       // who asks; never sent to the device
+	Origin    Origin          `json:"-"`
 	// Confirmation is the token of an earlier refusal with CodeConfirmation.
 	Confirmation string
 
@@ -144,6 +160,7 @@ type RPCCall struct {
 	Method string
 	Params json.RawMessage // a JSON object, or nil for none
 	By     access.By
+	Origin Origin
 	// Confirmation is ToolCall's, for tools/call.
 	Confirmation string
 }
@@ -161,6 +178,7 @@ type Message struct {
 	Device ID
 	Body   json.RawMessage // an object with a string member `type`
 	By     access.By
+	Origin Origin
 }
 
 // ToolList is the answer to the question for a device's tools.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mcpclient"
@@ -356,7 +357,7 @@ func reboot(t *testing.T, f Frontend) {
 	script.Call = func(string, json.RawMessage) string { d.Close(); return "" }
 	d = f.online(t, testID, "c1", script)
 	r, err := call(f.Service, "self.reboot", `{}`, 8*time.Second)
-	if err != nil || r.Outcome != fleet.OutcomeRestarting || r.IsError {
+	if err != nil || r.Outcome != dispatch.OutcomeRestarting || r.IsError {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

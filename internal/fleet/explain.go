@@ -64,10 +64,10 @@ func (s *Service) callerNamed(name string) (who *access.Caller, ended, err error
 		}
 	}
 	now := time.Now()
-	k, ok := s.doors.keys.Find(name, now)
+	k, ok := s.Keys().Find(name, now)
 	if !ok {
 		return nil, nil, devices.Errorf(devices.CodeNotFound, "there is no key %q; admin, open, voice and gateway are the callers without one", name)
 	}
-	who, _ = s.doors.keys.Caller(k.ID)
+	who, _ = s.Keys().Caller(k.ID)
 	return who, k.Ended(now), nil
 }

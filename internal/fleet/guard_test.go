@@ -15,6 +15,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -84,7 +85,7 @@ func TestGuardRefusesTheSameOnEveryWay(t *testing.T) {
 			before := len(p.Audited)
 			_, direct := s.CallTool(ctx, devices.ToolCall{By: c.by, Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args)})
 			_, raw := s.CallRPC(ctx, devices.RPCCall{By: c.by, Device: id, Method: "tools/call", Params: fmt.Appendf(nil, `{"name":%q,"arguments":%s}`, c.tool, c.args)})
-			_, here := s.CallHere(ctx, devices.ToolCall{By: c.by, Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args)})
+			_, here := s.CallTool(ctx, devices.ToolCall{Origin: devices.OriginHolder, By: c.by, Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args)})
 			cancel()
 			for way, err := range map[string]error{"call": direct, "raw": raw, "here": here} {
 				// security: K3 K10
@@ -161,7 +162,7 @@ func TestUnknownLabelsOpenNothing(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			_, asked := s.CallRPCLocal(ctx, devices.RPCCall{By: by, Device: id, Method: "ping"}) // as for another node, which let the caller in
+			_, asked := s.CallRPC(ctx, devices.RPCCall{Origin: devices.OriginNode, By: by, Device: id, Method: "ping"}) // as for another node, which let the caller in
 			if err == nil {
 				return nil
 			}
@@ -324,7 +325,7 @@ func TestConfirmation(t *testing.T) {
 		refusal(by, on, token) // it was good once
 		token = refusal(by, on, "")
 		before := asked.Load()
-		no := fleet.Declined(token)
+		no := dispatch.Declined(token)
 		if _, err := callBy(t, s, other, "self.lamp.set", on, no); err == nil || err.Code != devices.CodeConfirmation {
 			t.Errorf("another says no: %v", err)
 		}
@@ -332,17 +333,17 @@ func TestConfirmation(t *testing.T) {
 			t.Errorf("what another declined: %v", err)
 		}
 		token = refusal(by, on, "")
-		if _, err := callBy(t, s, by, "self.lamp.set", on, fleet.Declined(token)); err == nil || err.Code != devices.CodeConfirmation || err.Confirmation != "" || err.Rule != access.RuleDeclined {
+		if _, err := callBy(t, s, by, "self.lamp.set", on, dispatch.Declined(token)); err == nil || err.Code != devices.CodeConfirmation || err.Confirmation != "" || err.Rule != access.RuleDeclined {
 			t.Errorf("declined: %+v", err)
 		}
 		refusal(by, on, token) // a no is a no
 		devicetest.SetPolicy(t, s, access.Policy{})
-		if _, err := callBy(t, s, by, "self.lamp.set", on, fleet.Declined("x")); err == nil || asked.Load() != before+1 {
+		if _, err := callBy(t, s, by, "self.lamp.set", on, dispatch.Declined("x")); err == nil || asked.Load() != before+1 {
 			t.Errorf("declined where nobody needs to ask any more: %v", err)
 		}
 		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "ask", Tools: []string{"self.lamp.*"}, Action: access.Confirm}}})
 		token = refusal(by, on, "")
-		time.Sleep(fleet.ConfirmationLife + time.Second)
+		time.Sleep(dispatch.ConfirmationLife + time.Second)
 		// security: K12
 		refusal(by, on, token)
 		token = refusal(by, on, "")

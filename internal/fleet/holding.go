@@ -63,7 +63,7 @@ func (h holding) view(d devices.Device) (devices.View, error) {
 func (s *Service) Answer(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error) {
 	x := s.Session(id)
 	if x == nil {
-		return nil, s.absent(ctx, id)
+		return nil, s.Absent(ctx, id)
 	}
 	if q == devices.AskRefresh {
 		if err := x.Refresh(ctx); err != nil {
@@ -114,7 +114,7 @@ func (s *Service) Refresh(ctx context.Context, id devices.ID, user bool) (device
 	}
 	v, err := s.held(ctx, id, devices.AskRefresh)
 	if err != nil {
-		return devices.ToolList{}, s.orAbsent(ctx, id, err)
+		return devices.ToolList{}, s.OrAbsent(ctx, id, err)
 	}
 	for { // a list that was never seen before is on its way into the database
 		list, err := s.toolsOf(ctx, v, user)

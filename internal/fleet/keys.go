@@ -6,78 +6,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/selector"
 )
-
-// doors is what the node knows of keys and rules: all of it, in memory, so that
-// nobody is judged by a database that may be away.
-type doors struct {
-	keys  *access.Registry
-	guard atomic.Pointer[access.Guard]
-	// known says that the operator's rules were read, if only that there are
-	// none: before that nobody can tell what they forbid.
-	known atomic.Bool
-
-	mu sync.Mutex // of changes of guard
-}
-
-func newDoors() *doors {
-	d := &doors{keys: access.NewRegistry()}
-	d.guard.Store(access.DefaultGuard())
-	return d
-}
-
-// Keys is where all keys of the fleet are.
-func (s *Service) Keys() *access.Registry { return s.doors.keys }
-
-// Guard is the policy in force.
-func (s *Service) Guard() *access.Guard { return s.doors.guard.Load() }
-
-// Permit tells why the caller may not do this to a device, or, with an empty
-// id, at all; nil if it may. A device that is not known is refused to a key that
-// depends on labels, so that it learns nothing of which others there are. Where the
-// labels matter and cannot be read, the error is CodeUnavailable.
-func (s *Service) Permit(ctx context.Context, by access.By, scope access.Scope, id devices.ID) error {
-	if id != "" && by.Who.NeedsLabels() {
-		labels, known, err := s.labelsOf(ctx, id)
-		switch {
-		case err != nil:
-			return err
-		case known:
-			return permitted(by.Permit(scope, string(id), labels))
-		}
-		return permitted(by.PermitUnknown(scope, string(id)))
-	}
-	return permitted(by.Permit(scope, string(id), nil))
-}
-
-// PermitNow is Permit where nobody may wait for the database: labels that are not
-// in memory are CodeUnavailable, and are read meanwhile.
-func (s *Service) PermitNow(by access.By, scope access.Scope, id devices.ID) error {
-	return s.Permit(noWait, by, scope, id)
-}
-
-// noWait is a context that has ended.
-var noWait = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
-
-func permitted(no *access.Refusal) error {
-	if no != nil {
-		return refused(no)
-	}
-	return nil
-}
 
 // PermitCatalog tells why the caller may not read a tool list by its hash; nil
 // if it may. A key for some devices reads the lists that those have.
@@ -94,16 +31,7 @@ func (s *Service) PermitCatalog(ctx context.Context, by access.By, h devices.Has
 			return nil
 		}
 	}
-	return refused(&access.Refusal{Rule: access.RuleDevices, Detail: fmt.Sprintf("none of the devices with %s has this tool list", by.Who.Devices)})
-}
-
-// refused is a refusal of access as an error of the core.
-func refused(no *access.Refusal) *devices.Error {
-	code := devices.CodeForbidden
-	if no.Tool {
-		code = devices.CodeToolDenied
-	}
-	return &devices.Error{Code: code, Detail: no.Detail, Rule: no.Rule}
+	return dispatch.Refused(&access.Refusal{Rule: access.RuleDevices, Detail: fmt.Sprintf("none of the devices with %s has this tool list", by.Who.Devices)})
 }
 
 // KeyWish is what a new key shall be.
@@ -128,7 +56,7 @@ func (s *Service) createKey(ctx context.Context, by access.By, wish KeyWish) (ac
 		return access.Key{}, "", err
 	}
 	now := time.Now()
-	if old, ok := s.doors.keys.Find(wish.Name, now); ok && old.Name == wish.Name && old.Ended(now) == nil {
+	if old, ok := s.Keys().Find(wish.Name, now); ok && old.Name == wish.Name && old.Ended(now) == nil {
 		return access.Key{}, "", devices.Errorf(devices.CodeBadRequest, "there is a key named %q; revoke it, or choose another name", wish.Name)
 	}
 	k, token, err := access.NewKey(wish.Name, wish.Scopes, wish.Devices, wish.Tools, now, wish.Expires)
@@ -153,7 +81,7 @@ func (s *Service) revokeKey(ctx context.Context, by access.By, name string) (acc
 		return access.Key{}, recorded, err
 	}
 	now := time.Now().UTC().Truncate(time.Microsecond)
-	k, ok := s.doors.keys.Find(name, now)
+	k, ok := s.Keys().Find(name, now)
 	if !ok {
 		return access.Key{}, recorded, devices.Errorf(devices.CodeNotFound, "there is no key %q", name)
 	}
@@ -168,7 +96,7 @@ func (s *Service) revokeKey(ctx context.Context, by access.By, name string) (acc
 // learnKey takes over what another node, the database or this node's notes know
 // of a key.
 func (s *Service) learnKey(k access.Key) {
-	if _, err := s.doors.keys.Put(k, time.Now()); err != nil {
+	if _, err := s.Keys().Put(k, time.Now()); err != nil {
 		s.log.Warn("an API key cannot be used", "id", k.ID, "error", err)
 	}
 }
@@ -241,21 +169,15 @@ func (s *Service) setPolicy(ctx context.Context, by access.By, p access.Policy, 
 
 // UsePolicy brings the policy of a file into force, whatever its version.
 func (s *Service) UsePolicy(g *access.Guard) {
-	s.doors.guard.Store(g)
-	s.doors.known.Store(true)
+	s.ReplaceGuard(g)
 	s.log.Info("policy in force", "rules", len(g.Policy().Rules))
 }
 
 // installPolicy brings a newer version into force.
 func (s *Service) installPolicy(g *access.Guard) {
-	s.doors.mu.Lock()
-	defer s.doors.mu.Unlock()
-	if s.cfg.PolicyFixed || g.Policy().Version <= s.doors.guard.Load().Policy().Version {
-		return
+	if !s.cfg.PolicyFixed && s.InstallGuard(g) {
+		s.log.Info("policy in force", "version", g.Policy().Version, "rules", len(g.Policy().Rules), "by", g.Policy().By)
 	}
-	s.doors.guard.Store(g)
-	s.doors.known.Store(true)
-	s.log.Info("policy in force", "version", g.Policy().Version, "rules", len(g.Policy().Rules), "by", g.Policy().By)
 }
 
 // learnPolicy takes over a version that was checked where it was written.
@@ -279,19 +201,5 @@ func (s *Service) replacePolicy(p access.Policy) {
 		s.log.Error("the stored policy cannot be used; no call is allowed until another is set", "version", p.Version, "error", err)
 		return
 	}
-	s.doors.mu.Lock()
-	defer s.doors.mu.Unlock()
-	s.doors.guard.Store(guard)
-	s.doors.known.Store(true)
-}
-
-// auditChange records a change that somebody made, or tried to make.
-func (s *Service) auditChange(by access.By, kind audit.Kind, action string, id devices.ID, detail string, err error) {
-	e := entryOf(time.Now(), by, kind, action, id)
-	e.Detail, e.Outcome = detail, audit.OutcomeOK
-	if err != nil {
-		refusal := devices.AsError(err)
-		e.Outcome, e.Rule, e.Detail = string(refusal.Code), refusal.Rule, strings.TrimPrefix(detail+": "+refusal.Detail, ": ")
-	}
-	s.record(e)
+	s.ReplaceGuard(guard)
 }

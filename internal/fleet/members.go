@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"context"
 	"encoding/json"
 	"time"
 
@@ -32,7 +31,7 @@ func (o *observer) Replaced(snapshot registry.Snapshot) {
 	for _, k := range snapshot.Keys {
 		s.learnKey(k)
 	}
-	for _, k := range s.doors.keys.Keys() {
+	for _, k := range s.Keys().Keys() {
 		if _, still := findKey(snapshot.Keys, k.ID); !still {
 			k.Revoked = now // of a history that was lost
 			s.learnKey(k)
@@ -58,7 +57,7 @@ func findKey(keys []access.Key, id string) (access.Key, bool) {
 func (o *observer) Revoked(p registry.Revocation) {
 	s := (*Service)(o)
 	if p.Key != "" {
-		if k, ok := s.doors.keys.Find(p.Key, time.Now()); ok && k.Revoked.IsZero() {
+		if k, ok := s.Keys().Find(p.Key, time.Now()); ok && k.Revoked.IsZero() {
 			k.Revoked = p.At
 			s.learnKey(k)
 		}
@@ -90,17 +89,3 @@ func (s *Service) changedFleet(c devices.Change) {
 
 // Row takes the row of a device that was asked for.
 func (o *observer) Row(row devices.Row) { o.Hub.Row(row) }
-
-// labelsOf are the labels of a device, wherever it is: from memory, else from the
-// database, for which it waits at most registry.RowLimit.
-// known is false for a device that is not known.
-func (s *Service) labelsOf(ctx context.Context, id devices.ID) (labels map[string]string, known bool, err error) {
-	if d, ok := s.Device(id); ok {
-		return d.Labels, true, nil
-	}
-	m, err := s.registry.Decided(ctx, id)
-	if err != nil && devices.AsError(err).Code == devices.CodeDeviceUnknown {
-		return nil, false, nil
-	}
-	return m.Labels, err == nil, err
-}

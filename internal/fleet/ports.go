@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/selector"
@@ -27,19 +26,6 @@ type Records interface {
 	CatalogsOf(ctx context.Context, sel selector.Selector) ([]devices.CatalogCount, error)
 }
 
-// Router carries what is meant for a device one hop to the node that holds it.
-// Every method fails with ErrNoHolder at once if no node does.
-type Router interface {
-	// Forward carries a tool call.
-	Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error)
-	// ForwardRPC carries a raw MCP request.
-	ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error)
-	// ForwardMessage carries a message other than MCP.
-	ForwardMessage(ctx context.Context, m devices.Message) error
-	// Ask asks the holder, and returns what Service.Answer made there.
-	Ask(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error)
-}
-
 // Changes reads the log of decisions. Errors wrap devices.ErrDatabase.
 type Changes interface {
 	// DeviceChanges returns the changes of a device with revisions below one, newest
@@ -49,10 +35,4 @@ type Changes interface {
 	// above one, made at a time or later, in order of revision. It begins with the
 	// oldest that is kept.
 	ChangesSince(ctx context.Context, since time.Time, after int64, limit int) ([]devices.Change, error)
-}
-
-// Auditor takes the record of who did what. Record never blocks and never
-// fails; what cannot be kept leaves a gap that shows.
-type Auditor interface {
-	Record(e audit.Entry)
 }

@@ -3,10 +3,12 @@ package fleet
 import (
 	"context"
 	"log/slog"
-	"time"
 
+	"fleetd/internal/access"
+	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
@@ -45,13 +47,13 @@ type Ports struct {
 	Ledger    registry.Ledger
 	Publisher session.Publisher
 	Directory session.Directory
-	Router    Router
+	Router    dispatch.Router
 	Vision    session.Vision
 	Audio     speech.AudioBus
-	Peers     registry.Peers // may be nil: there is no other node
-	Voice     speech.Voice   // may be nil
-	Audit     Auditor        // may be nil
-	Changes   Changes        // may be nil: the log of decisions cannot be read
+	Peers     registry.Peers   // may be nil: there is no other node
+	Voice     speech.Voice     // may be nil
+	Audit     dispatch.Auditor // may be nil
+	Changes   Changes          // may be nil: the log of decisions cannot be read
 	Log       *slog.Logger
 }
 
@@ -63,10 +65,9 @@ type Service struct {
 
 	*session.Hub
 	*admission.Admission
+	*dispatch.Dispatcher
 	registry *registry.Registry
-	callIDs  *devices.CallIDs
 	stats    Stats
-	doors    *doors
 	counted  counted
 
 	tasks tasks.Group
@@ -76,19 +77,24 @@ type Service struct {
 
 // New returns a running core; Close ends it.
 func New(cfg Config, ports Ports) *Service {
-	s := &Service{cfg: cfg, ports: ports, log: ports.Log, doors: newDoors(), callIDs: devices.NewCallIDs(cfg.Node, time.Now())}
+	s := &Service{cfg: cfg, ports: ports, log: ports.Log}
 	s.tasks.Log = ports.Log
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.registry = registry.New(registry.Options{Ledger: ports.Ledger, Records: ports.Records, Peers: ports.Peers, Observer: (*observer)(s),
 		Node: cfg.Node, Dir: cfg.Dir, Fleet: cfg.Fleet, Key: cfg.RosterKey, Limit: cfg.Members, Log: ports.Log})
-	talk := speech.New(speech.Options{Audio: ports.Audio, Voice: ports.Voice, Tasks: &s.tasks, Log: ports.Log, Permit: s.permitSpeech})
+	talk := speech.New(speech.Options{Audio: ports.Audio, Voice: ports.Voice, Tasks: &s.tasks, Log: ports.Log,
+		Permit: func(by access.By, id devices.ID, kind string, err error) error {
+			return s.PermitSpeech(by, id, kind, err)
+		}})
 	s.Hub = session.New(s.ctx, &s.tasks, session.Config{Node: cfg.Node, Version: cfg.Version, CallsPerDevice: cfg.CallsPerDevice, Approve: cfg.Approve,
 		Handshakes: cfg.Handshakes, CatalogMemory: cfg.CatalogMemory, Reconnects: cfg.Reconnects, Alive: cfg.Alive},
 		session.Ports{Records: ports.Records, Catalogs: ports.Catalogs, Publisher: ports.Publisher, Directory: ports.Directory, Vision: ports.Vision,
 			Registry: s.registry, Speech: talk, Log: ports.Log})
 	s.Admission = admission.New(admission.Config{Approve: cfg.Approve, Offer: cfg.Offer}, admission.Ports{Records: ports.Records, Registry: s.registry,
-		Hub: s.Hub, Directory: ports.Directory, Publisher: ports.Publisher, Record: s.record, Log: ports.Log})
-	s.stats.AudioStats, s.stats.Stats = talk.Stats(), s.Hub.Stats()
+		Hub: s.Hub, Directory: ports.Directory, Publisher: ports.Publisher, Record: func(e audit.Entry) { s.Record(e) }, Log: ports.Log})
+	s.Dispatcher = dispatch.New(dispatch.Config{Node: cfg.Node, Routed: cfg.Alive != nil}, dispatch.Ports{Records: ports.Records, Registry: s.registry, Hub: s.Hub,
+		Waits: s.Waits, Router: ports.Router, Vision: ports.Vision, Audit: ports.Audit, Tasks: &s.tasks, Log: ports.Log})
+	s.stats = Stats{talk.Stats(), s.Hub.Stats(), s.Dispatcher.Stats()}
 	return s
 }
 

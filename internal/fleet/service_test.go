@@ -14,6 +14,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
@@ -112,7 +113,7 @@ func bubble(t *testing.T, cfg fleet.Config, test func(t *testing.T, p *devicetes
 
 func call(t *testing.T, s *fleet.Service, tool, args string) (devices.ToolResult, *devices.Error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), fleet.TimeoutFor(tool))
+	ctx, cancel := context.WithTimeout(t.Context(), dispatch.TimeoutFor(tool))
 	defer cancel()
 	r, err := s.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: tool, Arguments: json.RawMessage(args)})
 	if err != nil {
@@ -291,7 +292,7 @@ func TestRestartingToolsSucceedInSilence(t *testing.T) {
 		ready(t, s)
 		begun := time.Now()
 		r, err := call(t, s, "self.reboot", `{}`)
-		if err != nil || r.Outcome != fleet.OutcomeRestarting || time.Since(begun) != 5*time.Second {
+		if err != nil || r.Outcome != dispatch.OutcomeRestarting || time.Since(begun) != 5*time.Second {
 			t.Errorf("%+v, %v after %v", r, err, time.Since(begun))
 		}
 		if _, err := call(t, s, "self.upgrade_firmware", `{}`); err == nil || err.Code != devices.CodeToolUnknown {
@@ -314,7 +315,7 @@ func TestUpgradeNeedsURLAndAnswersMeanFailure(t *testing.T) {
 			t.Errorf("an answer: %+v, %v", r, err)
 		}
 		script.Call = func(string, json.RawMessage) string { go p.session.Close(devices.CloseGone); return "" }
-		if r, err := call(t, s, "self.upgrade_firmware", `{"url":"http://192.0.2.1/f.bin"}`); err != nil || r.Outcome != fleet.OutcomeRestarting {
+		if r, err := call(t, s, "self.upgrade_firmware", `{"url":"http://192.0.2.1/f.bin"}`); err != nil || r.Outcome != dispatch.OutcomeRestarting {
 			t.Errorf("a disconnect: %+v, %v", r, err)
 		}
 	})

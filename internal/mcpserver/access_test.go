@@ -291,8 +291,8 @@ func TestBadRequests(t *testing.T) {
 		"bad cursor of tools":      {http.MethodPost, PathMCP, `{"jsonrpc":"2.0","id":4,"method":"tools/list","params":{"cursor":"%%%"}}`, with, 200, "-32602"},
 		"member of another type":   {http.MethodPost, PathMCP, strings.Replace(call, `"arguments":{}`, `"arguments":{"label":{"room":"lab"}}`, 1), modern("tools/call", "find_devices"), 200, "label is of the type object"},
 		"unknown member":           {http.MethodPost, PathMCP, strings.Replace(call, `"arguments":{}`, `"arguments":{"stat":"online"}`, 1), modern("tools/call", "find_devices"), 200, "invalid_arguments"},
-		"tool of devices' server":  {http.MethodPost, PathMCP, strings.ReplaceAll(call, "find_devices", dispatch), modern("tools/call", dispatch), 400, "-32602"},
-		"dispatch itself":          {http.MethodPost, PathDevices + string(lamp), strings.ReplaceAll(call, "find_devices", dispatch), modern("tools/call", dispatch), 400, "-32602"},
+		"tool of devices' server":  {http.MethodPost, PathMCP, strings.ReplaceAll(call, "find_devices", dispatchTool), modern("tools/call", dispatchTool), 400, "-32602"},
+		"dispatch itself":          {http.MethodPost, PathDevices + string(lamp), strings.ReplaceAll(call, "find_devices", dispatchTool), modern("tools/call", dispatchTool), 400, "-32602"},
 	} {
 		// security: H9
 		if a := f.send(t, c.method, c.path, admin, c.body, c.headers...); a.status != c.status || !strings.Contains(a.body, c.says) {

@@ -14,7 +14,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
 )
 
@@ -89,7 +89,7 @@ func structured(v any) *mcp.CallToolResult {
 // and arguments, and is good once.
 func (s *Server) run(ctx context.Context, by access.By, c devices.ToolCall, timeout time.Duration) (devices.ToolResult, []mcp.Content, error) {
 	if timeout == 0 {
-		timeout = fleet.TimeoutFor(c.Tool)
+		timeout = dispatch.TimeoutFor(c.Tool)
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -109,7 +109,7 @@ func (s *Server) asking(ctx context.Context, req *mcp.CallToolRequest, c devices
 	if answer, ok := req.Params.InputResponses[askConfirm]; ok {
 		yes, isAnswer := answer.(*mcp.ElicitResult)
 		if !isAnswer || yes.Action != "accept" {
-			c.Confirmation = fleet.Declined(req.Params.RequestState)
+			c.Confirmation = dispatch.Declined(req.Params.RequestState)
 			_, _, err := s.run(ctx, visitOf(ctx).by(), c, timeout) // is recorded, and never nil
 			return result, nil, nil, err
 		}

@@ -14,7 +14,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/selector"
 	"fleetd/internal/tasks"
@@ -113,7 +113,7 @@ func newCalled(c devices.ToolCall, r devices.ToolResult, content []mcp.Content) 
 			other = append(other, item)
 		}
 	}
-	if r.Outcome == fleet.OutcomeRestarting && len(out.Text) == 0 {
+	if r.Outcome == dispatch.OutcomeRestarting && len(out.Text) == 0 {
 		out.Text = []string{restarting}
 	}
 	return out, other
@@ -149,7 +149,7 @@ func (s *Server) callDeviceTool(ctx context.Context, req *mcp.CallToolRequest, a
 
 // prepare checks what one and many calls have in common.
 func (s *Server) prepare(ctx context.Context, args callArgs) (c devices.ToolCall, timeout time.Duration, err error) {
-	seconds, err := within("timeout_seconds", args.Timeout, 0, int(fleet.MaxTimeout/time.Second))
+	seconds, err := within("timeout_seconds", args.Timeout, 0, int(dispatch.MaxTimeout/time.Second))
 	switch {
 	case err != nil:
 		return c, 0, err

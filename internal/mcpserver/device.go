@@ -10,13 +10,13 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/dispatch"
 )
 
-// dispatch is the one tool that the SDK knows. Registering the tools of devices
+// dispatchTool is the one tool that the SDK knows. Registering the tools of devices
 // themselves would cost more than the calls do, and show everybody the same
 // list; so lists are made here, and calls go through this one.
-const dispatch = "fleetd_dispatch"
+const dispatchTool = "fleetd_dispatch"
 
 // devicePage is how many tools a page has.
 const devicePage = 100
@@ -43,20 +43,20 @@ func (s *Server) newDeviceServer() *mcp.Server {
 }
 
 func addDispatch(server *mcp.Server, f mcp.ToolHandler) {
-	server.AddTool(&mcp.Tool{Name: dispatch, Description: "calls a tool", InputSchema: json.RawMessage(anySchema)}, f)
+	server.AddTool(&mcp.Tool{Name: dispatchTool, Description: "calls a tool", InputSchema: json.RawMessage(anySchema)}, f)
 }
 
-// through is the request for dispatch in place of the tool it names.
+// through is the request for dispatchTool in place of the tool it names.
 func through(call *mcp.CallToolRequest) *mcp.CallToolRequest {
 	params := *call.Params
-	params.Name = dispatch
+	params.Name = dispatchTool
 	r := *call
 	r.Params = &params
 	return &r
 }
 
 // deviceTools answers tools/list from the index, and sends tools/call through
-// dispatch, which only it can reach.
+// dispatchTool, which only it can reach.
 func (s *Server) deviceTools(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		v := visitOf(ctx)
@@ -130,7 +130,7 @@ func (s *Server) listDeviceTools(ctx context.Context, v *visit, session *mcp.Ser
 func (s *Server) dispatch(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 	to, ok := ctx.Value(targetKey{}).(target)
 	if !ok {
-		return nil, invalid("there is no tool " + dispatch)
+		return nil, invalid("there is no tool " + dispatchTool)
 	}
 	result, content, question, err := s.asking(ctx, req, devices.ToolCall{Device: to.device, Tool: to.tool, Arguments: req.Params.Arguments}, 0)
 	switch {
@@ -142,7 +142,7 @@ func (s *Server) dispatch(ctx context.Context, req *mcp.CallToolRequest) (*mcp.C
 		return question, nil
 	}
 	s.stats.Calls.Add(outcomeOf(result), 1)
-	if result.Outcome == fleet.OutcomeRestarting && len(content) == 0 {
+	if result.Outcome == dispatch.OutcomeRestarting && len(content) == 0 {
 		content = append(content, &mcp.TextContent{Text: restarting})
 	}
 	return &mcp.CallToolResult{Content: content, IsError: result.IsError}, nil

@@ -43,7 +43,7 @@ func (s *Server) fixtureTools(ctx context.Context, next mcp.MethodHandler, metho
 	if err != nil || list == nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(list.Tools, func(t *mcp.Tool) bool { return t.Name == dispatch }), nil
+	return slices.DeleteFunc(list.Tools, func(t *mcp.Tool) bool { return t.Name == dispatchTool }), nil
 }
 
 func (s *Server) isFixture(uri string) bool {

@@ -124,7 +124,7 @@ func (s *Server) newFleetServer() *mcp.Server {
 		if handler, ok := ctx.Value(handlerKey{}).(mcp.ToolHandler); ok {
 			return handler(ctx, req)
 		}
-		return nil, invalid("there is no tool " + dispatch)
+		return nil, invalid("there is no tool " + dispatchTool)
 	})
 	s.addResources(server)
 	s.addPrompts(server)

@@ -11,7 +11,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
 )
 
@@ -227,7 +227,7 @@ func (s *Server) runCall(x *exchange, r *http.Request) error {
 		return err
 	}
 	c := devices.ToolCall{Device: id, Tool: r.PathValue("tool"), Arguments: req.arguments, By: s.by(r, access.ViaREST), Confirmation: req.confirmation}
-	timeout, err := parseTimeout(req.timeout, fleet.TimeoutFor(c.Tool))
+	timeout, err := parseTimeout(req.timeout, dispatch.TimeoutFor(c.Tool))
 	if err != nil {
 		return err
 	}
@@ -267,7 +267,7 @@ func (s *Server) runRPC(x *exchange, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	timeout, err := parseTimeout(req.timeout, fleet.TimeoutFor(toolOf(req)))
+	timeout, err := parseTimeout(req.timeout, dispatch.TimeoutFor(toolOf(req)))
 	if err != nil {
 		return err
 	}

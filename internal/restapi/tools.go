@@ -10,7 +10,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
 )
 
@@ -87,7 +87,7 @@ func (s *Server) refreshTools(ctx context.Context, in *listToolsInput) (*raw, er
 	if err := s.draining(); err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, fleet.MaxTimeout)
+	ctx, cancel := context.WithTimeout(ctx, dispatch.MaxTimeout)
 	defer cancel()
 	tools, err := s.opt.Service.Refresh(ctx, id, in.User)
 	if err != nil {

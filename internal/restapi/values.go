@@ -9,7 +9,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/dispatch"
 )
 
 // stamp is a time as the API writes it: RFC 3339 with milliseconds, UTC; null
@@ -101,8 +101,8 @@ func parseTimeout(text string, absent time.Duration) (time.Duration, error) {
 		return absent, nil
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 || d > fleet.MaxTimeout {
-		return 0, badRequest(`timeout must be a duration above zero and at most ` + fleet.MaxTimeout.String() + `, such as "10s"`)
+	if err != nil || d <= 0 || d > dispatch.MaxTimeout {
+		return 0, badRequest(`timeout must be a duration above zero and at most ` + dispatch.MaxTimeout.String() + `, such as "10s"`)
 	}
 	return d, nil
 }

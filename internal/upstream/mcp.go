@@ -12,7 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
-	"fleetd/internal/fleet"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/tasks"
 )
@@ -182,7 +182,7 @@ func (l *link) perform(r request) (json.RawMessage, error) {
 		if err != nil {
 			return nil, err
 		}
-		ctx, cancel := context.WithTimeout(l.ctx, fleet.TimeoutFor(call.Tool))
+		ctx, cancel := context.WithTimeout(l.ctx, dispatch.TimeoutFor(call.Tool))
 		defer cancel()
 		result, err := svc.CallTool(ctx, call)
 		if err != nil {
@@ -190,7 +190,7 @@ func (l *link) perform(r request) (json.RawMessage, error) {
 		}
 		return fmt.Appendf(nil, `{"content":%s,"isError":%t}`, result.Content, result.IsError), nil
 	}
-	ctx, cancel := context.WithTimeout(l.ctx, fleet.DefaultTimeout)
+	ctx, cancel := context.WithTimeout(l.ctx, dispatch.DefaultTimeout)
 	defer cancel()
 	result, err := svc.CallRPC(ctx, devices.RPCCall{Device: id, Method: r.method, Params: r.params, By: by})
 	if err == nil && result.Error != nil {

@@ -23,19 +23,10 @@ type waiting struct {
 	done func(error)
 }
 
-// Queue writes a message that was checked to a device of this node, or queues it
-// behind the speech that it belongs to; false if the device is not here. done is
-// called with the outcome, on this goroutine or another.
-func (s *Hub) Queue(id devices.ID, kind string, msg []byte, done func(error)) bool {
-	e := s.table.get(id)
-	if e == nil {
-		return false
-	}
-	x := e.session.Load()
-	if x == nil {
-		return false
-	}
-	c := e.conversation.Load()
+// Queue writes a message that was checked, or queues it behind the speech that it
+// belongs to. done is called with the outcome, on this goroutine or another.
+func (x *Session) Queue(kind string, msg []byte, done func(error)) {
+	c := x.entry.conversation.Load()
 	session := x.id
 	if c != nil {
 		session = c.ID()
@@ -45,15 +36,14 @@ func (s *Hub) Queue(id devices.ID, kind string, msg []byte, done func(error)) bo
 	case kind == "goodbye" && c != nil && !c.IsOwned():
 		if id := sessionOf(body); id != c.ID() { // the device itself ignores it then (mqtt_protocol.cc:128-140)
 			done(devices.Errorf(devices.CodeSuperseded, "conversation %q is over; the device has another", devices.Clip(id)))
-			return true
+			return
 		}
-		s.answer(func() error { c.Hangup(); return nil }, done)
+		x.svc.answer(func() error { c.Hangup(); return nil }, done)
 	case c != nil:
 		done(c.SendMessage(kind, body))
 	default:
 		x.queueMessage(body, done)
 	}
-	return true
 }
 
 // queueMessage writes messages one after the other, in the order in which they

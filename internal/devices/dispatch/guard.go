@@ -1,4 +1,4 @@
-package fleet
+package dispatch
 
 import (
 	"context"
@@ -72,8 +72,8 @@ var errNoRules = &devices.Error{Code: devices.CodeUnavailable, Part: "database",
 // guard is where every way in ends: whether this caller may have this tool of
 // this device, with these arguments, now. It is asked by the owner, so that
 // there is one answer.
-func (s *Service) guard(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
-	if !s.doors.known.Load() {
+func (s *Dispatcher) guard(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
+	if !s.rules.known.Load() {
 		return errNoRules
 	}
 	if err := s.Permit(ctx, c.By, access.ScopeCall, c.Device); err != nil {
@@ -96,10 +96,10 @@ func (s *Service) guard(ctx context.Context, x *session.Session, c *devices.Tool
 	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: labels, Tool: c.Tool,
 		Listed: tool != nil || known.Complete, UserOnly: tool != nil && tool.UserOnly})
 	if d.Refusal != nil {
-		return refused(d.Refusal)
+		return Refused(d.Refusal)
 	}
 	if no := g.CheckURL(c.Tool, c.Arguments); no != nil {
-		return refused(no)
+		return Refused(no)
 	}
 	if d.Action == access.Confirm {
 		return callersOf(x).confirm(c, d.Rule)
@@ -109,7 +109,7 @@ func (s *Service) guard(ctx context.Context, x *session.Session, c *devices.Tool
 
 // stillMay asks again after a call has waited for its turn: its key may have
 // ended meanwhile, and rules may have changed. What a person confirmed stays so.
-func (s *Service) stillMay(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
+func (s *Dispatcher) stillMay(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
 	if err := s.stillValid(c.By); err != nil {
 		return err
 	}
@@ -126,14 +126,14 @@ func (s *Service) stillMay(ctx context.Context, x *session.Session, c *devices.T
 		d.Refusal = g.CheckURL(c.Tool, c.Arguments)
 	}
 	if d.Refusal != nil {
-		return refused(d.Refusal)
+		return Refused(d.Refusal)
 	}
 	return nil
 }
 
 // stillValid tells whether the caller's key has not ended.
-func (s *Service) stillValid(by access.By) error {
-	if err := s.doors.keys.Valid(by.Who, time.Now()); err != nil {
+func (s *Dispatcher) stillValid(by access.By) error {
+	if err := s.rules.keys.Valid(by.Who, time.Now()); err != nil {
 		return devices.Errorf(devices.CodeUnauthorized, "%v", err)
 	}
 	return nil
@@ -234,7 +234,7 @@ type sharedCall struct {
 
 // share makes one call of identical ones at the same time, and gives its answer
 // again for ttl. Every caller has passed the guard for itself.
-func (s *Service) share(ctx context.Context, d *callerState, c *devices.ToolCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
+func (s *Dispatcher) share(ctx context.Context, d *callerState, c *devices.ToolCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
 	key := c.Tool + "\x00" + string(c.Arguments)
 	for {
 		d.mu.Lock()
@@ -313,7 +313,7 @@ func (d *callerState) forgetLocked(now time.Time) {
 
 // guardRPC is guard for a request that calls no tool. What a custom firmware
 // makes of other methods no rule about tools can tell.
-func (s *Service) guardRPC(ctx context.Context, c *devices.RPCCall) error {
+func (s *Dispatcher) guardRPC(ctx context.Context, c *devices.RPCCall) error {
 	scope := access.ScopeUser
 	switch c.Method {
 	case "ping", "tools/list", "prompts/list", "resources/list", "resources/templates/list":
@@ -323,7 +323,7 @@ func (s *Service) guardRPC(ctx context.Context, c *devices.RPCCall) error {
 		return err
 	}
 	if scope == access.ScopeUser && len(c.By.Who.Tools) > 0 {
-		return refused(&access.Refusal{Rule: access.RuleTools, Detail: "the key is for some tools alone, and " + devices.Clip(c.Method) + " is none"})
+		return Refused(&access.Refusal{Rule: access.RuleTools, Detail: "the key is for some tools alone, and " + devices.Clip(c.Method) + " is none"})
 	}
 	return nil
 }
@@ -343,12 +343,12 @@ func messageScope(kind string) access.Scope {
 
 // guardMessage tells whether the caller may send this device a message of this
 // type. The device reads the type of a message as it stands.
-func (s *Service) guardMessage(ctx context.Context, by access.By, id devices.ID, kind string) error {
+func (s *Dispatcher) guardMessage(ctx context.Context, by access.By, id devices.ID, kind string) error {
 	if err := s.Permit(ctx, by, messageScope(kind), id); err != nil {
 		return err
 	}
 	if len(by.Who.Tools) > 0 && !speech.IsSpeech(kind) {
-		return refused(&access.Refusal{Rule: access.RuleTools, Detail: fmt.Sprintf("the key %q is for some tools alone, and a message of type %s is none", by.Name(), kind)})
+		return Refused(&access.Refusal{Rule: access.RuleTools, Detail: fmt.Sprintf("the key %q is for some tools alone, and a message of type %s is none", by.Name(), kind)})
 	}
 	return nil
 }

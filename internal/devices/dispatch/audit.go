@@ -1,4 +1,4 @@
-package fleet
+package dispatch
 
 import (
 	"crypto/sha256"
@@ -12,23 +12,23 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-func (s *Service) record(e audit.Entry) {
+func (s *Dispatcher) Record(e audit.Entry) {
 	if s.ports.Audit != nil {
 		s.ports.Audit.Record(e)
 	}
 }
 
-func entryOf(at time.Time, by access.By, kind audit.Kind, action string, id devices.ID) audit.Entry {
+func EntryOf(at time.Time, by access.By, kind audit.Kind, action string, id devices.ID) audit.Entry {
 	return audit.Entry{At: at, Kind: kind, Action: action, Device: string(id), Key: by.Key(), Name: by.Name(), Via: string(by.Via), From: by.From}
 }
 
 // auditCall records a call where it came into the fleet: that is where its
 // caller and its whole time are known, wherever it went.
-func (s *Service) auditCall(c *devices.ToolCall, begun time.Time, r *devices.ToolResult, err error) {
+func (s *Dispatcher) auditCall(c *devices.ToolCall, begun time.Time, r *devices.ToolResult, err error) {
 	if s.ports.Audit == nil {
 		return
 	}
-	e := entryOf(begun, c.By, audit.KindCall, c.Tool, c.Device)
+	e := EntryOf(begun, c.By, audit.KindCall, c.Tool, c.Device)
 	e.Call = c.ID
 	e.Duration = time.Since(begun)
 	if len(c.Arguments) > 0 {
@@ -44,12 +44,12 @@ func (s *Service) auditCall(c *devices.ToolCall, begun time.Time, r *devices.Too
 	if err == nil && c.Confirmation != "" {
 		e.Detail = "confirmed"
 	}
-	s.record(e)
+	s.Record(e)
 }
 
 // auditRPC records a raw request as what it does: a call of a tool, else its
 // method.
-func (s *Service) auditRPC(c *devices.RPCCall, begun time.Time, r *devices.RPCResult, err error) {
+func (s *Dispatcher) auditRPC(c *devices.RPCCall, begun time.Time, r *devices.RPCResult, err error) {
 	if s.ports.Audit == nil {
 		return
 	}
@@ -83,12 +83,12 @@ func settle(e *audit.Entry, r *devices.ToolResult, err error) {
 
 // auditMessage records a message for a device, other than those of which a
 // conversation has many: what a person hears is not the fleet's to keep.
-func (s *Service) auditMessage(m *devices.Message, kind string, err error) {
+func (s *Dispatcher) auditMessage(m *devices.Message, kind string, err error) {
 	if s.ports.Audit == nil || err == nil && speech.IsSpeech(kind) {
 		return
 	}
-	e := entryOf(time.Now(), m.By, audit.KindMessage, kind, m.Device)
+	e := EntryOf(time.Now(), m.By, audit.KindMessage, kind, m.Device)
 	e.Call = s.callID(m.ID)
 	settle(&e, &devices.ToolResult{}, err)
-	s.record(e)
+	s.Record(e)
 }

@@ -1,17 +1,14 @@
-package fleet
+package dispatch
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
-	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
-	"fleetd/internal/devices/registry"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/mcpclient"
@@ -57,112 +54,8 @@ func TimeoutFor(tool string) time.Duration {
 	return DefaultTimeout
 }
 
-// CallTool calls a tool of a device, wherever it is connected: on this node,
-// else one hop to the node that holds it. ctx carries the deadline, waiting
-// included. Errors are *Error. A call is repeated only if a takeover ended it
-// before a byte left, and only once.
-func (s *Service) CallTool(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	return s.recorded(ctx, c, s.callTwice)
-}
-
-// recorded runs a call that has come into the fleet here.
-func (s *Service) recorded(ctx context.Context, c devices.ToolCall, run func(context.Context, devices.ToolCall) (devices.ToolResult, error)) (devices.ToolResult, error) {
-	begun := time.Now()
-	c.ID = s.callID(c.ID)
-	r, err := run(ctx, c)
-	s.auditCall(&c, begun, &r, err)
-	r.Call = c.ID
-	return r, devices.OfCall(err, c.ID)
-}
-
-// callID is the id that a call was given, or a new one.
-func (s *Service) callID(given string) string {
-	if given != "" {
-		return given
-	}
-	return s.NewCallID()
-}
-
-// NewCallID is an id for a call, a raw request or a message that has come into the
-// fleet here.
-func (s *Service) NewCallID() string { return s.callIDs.Next() }
-
-func (s *Service) callTwice(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	if err := s.Permit(ctx, c.By, access.ScopeCall, c.Device); err != nil {
-		return devices.ToolResult{}, err // before it can be told which devices there are
-	}
-	r, err := s.callOnce(ctx, c)
-	var e *devices.Error
-	if errors.As(err, &e) && e.Code == devices.CodeSuperseded && !e.Sent {
-		r, err = s.callOnce(ctx, c)
-	}
-	return r, err
-}
-
-func (s *Service) callOnce(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	if x := s.Session(c.Device); x != nil {
-		return s.call(ctx, x, c)
-	}
-	r, err := s.ports.Router.Forward(ctx, c)
-	return r, s.orAbsent(ctx, c.Device, err)
-}
-
-// CallHere is CallTool for who found the node by the device's own subject: it
-// never routes.
-func (s *Service) CallHere(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	return s.recorded(ctx, c, s.CallLocal)
-}
-
-// CallLocal calls a tool of a device on this node for another node, which keeps
-// the record of it; it never routes.
-func (s *Service) CallLocal(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
-	if x := s.Session(c.Device); x != nil {
-		return s.call(ctx, x, c)
-	}
-	return devices.ToolResult{}, s.absentFor(ctx, c.By, c.Device)
-}
-
-// absentFor is absent for a caller, who may not be told which devices there are.
-func (s *Service) absentFor(ctx context.Context, by access.By, id devices.ID) error {
-	if err := s.Permit(ctx, by, access.ScopeCall, id); err != nil {
-		return err
-	}
-	return s.absent(ctx, id)
-}
-
-// orAbsent is the error of a Router, or absent if no node holds the device.
-func (s *Service) orAbsent(ctx context.Context, id devices.ID, err error) error {
-	if errors.Is(err, devices.ErrNoHolder) {
-		return s.absent(ctx, id)
-	}
-	return err
-}
-
-// absent tells a device that is offline from one nobody knows, and from one that
-// a living node holds which cannot be reached. It asks the database once,
-// briefly, and only if there are other nodes.
-func (s *Service) absent(ctx context.Context, id devices.ID) error {
-	if err := s.registry.Judge(); err != nil {
-		return err
-	}
-	known := s.registry.Standing(id, "").Known || s.Waits(id)
-	if s.cfg.Alive != nil {
-		ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout)
-		defer cancel()
-		row, err := s.ports.Records.Find(ctx, id)
-		if err == nil && s.Elsewhere(row.Presence) {
-			return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: fmt.Sprintf("node %s holds the device and cannot be reached", row.Presence.Node)}
-		}
-		known = known || err == nil // another node has just made it a member
-	}
-	if !known {
-		return registry.Unknown(id)
-	}
-	return devices.Errorf(devices.CodeDeviceOffline, "device %s is not connected", id)
-}
-
 // call runs one call on this session's device and counts its outcome.
-func (s *Service) call(ctx context.Context, x *session.Session, c devices.ToolCall) (devices.ToolResult, error) {
+func (s *Dispatcher) call(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
 	begun := time.Now()
 	r, err := s.tryCall(ctx, x, c)
 	r.Duration, r.Node = time.Since(begun), s.cfg.Node
@@ -180,11 +73,11 @@ func (s *Service) call(ctx context.Context, x *session.Session, c devices.ToolCa
 	return r, err
 }
 
-func (s *Service) tryCall(ctx context.Context, x *session.Session, c devices.ToolCall) (devices.ToolResult, error) {
+func (s *Dispatcher) tryCall(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
 	if !isToolName(c.Tool) {
 		return devices.ToolResult{}, devices.Errorf(devices.CodeBadRequest, "a tool's name has 1 to %d bytes of text without control characters", maxToolName)
 	}
-	if err := s.guard(ctx, x, &c); err != nil {
+	if err := s.guard(ctx, x, c); err != nil {
 		return devices.ToolResult{}, err
 	}
 	if err := s.validate(x, c); err != nil {
@@ -195,19 +88,19 @@ func (s *Service) tryCall(ctx context.Context, x *session.Session, c devices.Too
 		return devices.ToolResult{}, err
 	}
 	if ttl, ok := c.Judged.Shared(string(c.Device), labels, c.Tool); ok {
-		return s.share(ctx, callersOf(x), &c, ttl, func() (devices.ToolResult, error) { return s.perform(ctx, x, c) })
+		return s.share(ctx, callersOf(x), c, ttl, func() (devices.ToolResult, error) { return s.perform(ctx, x, c) })
 	}
 	defer outdate(x)
 	return s.perform(ctx, x, c)
 }
 
 // perform makes a call that was admitted.
-func (s *Service) perform(ctx context.Context, x *session.Session, c devices.ToolCall) (devices.ToolResult, error) {
+func (s *Dispatcher) perform(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
 	if err := x.Acquire(ctx); err != nil {
 		return devices.ToolResult{}, err
 	}
 	defer x.Release()
-	if err := s.stillMay(ctx, x, &c); err != nil {
+	if err := s.stillMay(ctx, x, c); err != nil {
 		return devices.ToolResult{}, err
 	}
 	if isCamera(c.Tool) {
@@ -215,9 +108,9 @@ func (s *Service) perform(ctx context.Context, x *session.Session, c devices.Too
 			return devices.ToolResult{}, callError(x, c.Tool, err)
 		}
 	}
-	photo := ""
-	if c.Tool == toolSnapshot && jsonspan.Member(c.Arguments, "url") == nil {
-		c.Arguments, photo = s.snapshotArguments(c.Device, c.Arguments)
+	arguments, photo := c.Arguments, ""
+	if c.Tool == toolSnapshot && jsonspan.Member(arguments, "url") == nil {
+		arguments, photo = s.snapshotArguments(c.Device, arguments)
 	}
 	answer := ctx
 	if restarts[c.Tool] {
@@ -225,7 +118,7 @@ func (s *Service) perform(ctx context.Context, x *session.Session, c devices.Too
 		answer, cancel = context.WithTimeout(ctx, restartSilence)
 		defer cancel()
 	}
-	r, err := x.CallTool(answer, c.Tool, c.Arguments, s.late(x, &c, photo))
+	r, err := x.CallTool(answer, c.Tool, arguments, s.late(x, c, photo))
 	if err != nil {
 		// Silence counts from the call itself, not from the caller's deadline.
 		silent := errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
@@ -248,7 +141,7 @@ func answered(tool, photo string, r mcpclient.Result) devices.ToolResult {
 
 // late hands on the answer of a call whose caller's time is over; nil if nobody
 // wants it.
-func (s *Service) late(x *session.Session, c *devices.ToolCall, photo string) func(mcpclient.Result, error) {
+func (s *Dispatcher) late(x *session.Session, c *devices.ToolCall, photo string) func(mcpclient.Result, error) {
 	if c.Late == nil {
 		return nil
 	}
@@ -257,7 +150,7 @@ func (s *Service) late(x *session.Session, c *devices.ToolCall, photo string) fu
 		s.stats.LateAnswers.Add(1)
 		result := devices.ToolResult{}
 		if err != nil {
-			result, err = failedCall(x, call, err, false)
+			result, err = failedCall(x, &call, err, false)
 		} else {
 			result = answered(call.Tool, photo, r)
 		}
@@ -268,7 +161,7 @@ func (s *Service) late(x *session.Session, c *devices.ToolCall, photo string) fu
 
 // snapshotArguments adds an upload address of our own to a snapshot call that
 // names none; the device would have nowhere to send the picture.
-func (s *Service) snapshotArguments(id devices.ID, args json.RawMessage) (out json.RawMessage, photo string) {
+func (s *Dispatcher) snapshotArguments(id devices.ID, args json.RawMessage) (out json.RawMessage, photo string) {
 	url, photo := s.ports.Vision.Snapshot(id, time.Now())
 	return jsonspan.WithString(args, "url", url), photo
 }
@@ -276,7 +169,7 @@ func (s *Service) snapshotArguments(id devices.ID, args json.RawMessage) (out js
 // validate checks the call against what is known of the device's tools, before
 // the device is bothered. A list that is stale, partial or not read yet
 // refuses nothing by name: the device itself knows better.
-func (s *Service) validate(x *session.Session, c devices.ToolCall) error {
+func (s *Dispatcher) validate(x *session.Session, c *devices.ToolCall) error {
 	known := x.Tools()
 	if known.NoMCP {
 		return devices.Errorf(devices.CodeToolUnknown, "device %s does not speak MCP", c.Device)
@@ -294,10 +187,11 @@ func (s *Service) validate(x *session.Session, c devices.ToolCall) error {
 		}
 		tool = &catalog.Tool{Name: c.Tool}
 	}
-	if c.Tool == toolSnapshot && jsonspan.Member(c.Arguments, "url") == nil {
-		c.Arguments, _ = s.snapshotArguments(c.Device, c.Arguments)
+	arguments := c.Arguments
+	if c.Tool == toolSnapshot && jsonspan.Member(arguments, "url") == nil {
+		arguments, _ = s.snapshotArguments(c.Device, arguments)
 	}
-	return asError(tool.CheckCall(c.Arguments))
+	return asError(tool.CheckCall(arguments))
 }
 
 // asError avoids the typed nil.
@@ -309,7 +203,7 @@ func asError(e *devices.Error) error {
 }
 
 // failedCall turns a failed call of a tool into its result or error.
-func failedCall(x *session.Session, c devices.ToolCall, err error, silent bool) (devices.ToolResult, error) {
+func failedCall(x *session.Session, c *devices.ToolCall, err error, silent bool) (devices.ToolResult, error) {
 	var closed session.ClosedError
 	gone := errors.As(err, &closed) && !errors.Is(err, mcpclient.ErrNotSent) && closed.ByDevice()
 	if restarts[c.Tool] && (gone || silent) || gone && (disconnects[c.Tool] || c.Tool == catalog.UpgradeFirmware) {

@@ -1,13 +1,11 @@
-package fleet
+package dispatch
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
-	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
@@ -15,39 +13,9 @@ import (
 	"fleetd/internal/mcpclient"
 )
 
-// CallRPC sends any MCP request but `initialize` to a device. tools/call takes
-// the path of CallTool, its schema check and special tools included.
-func (s *Service) CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	begun := time.Now()
-	c.ID = s.callID(c.ID)
-	r, err := s.routeRPC(ctx, c)
-	s.auditRPC(&c, begun, &r, err)
-	r.Call = c.ID
-	return r, devices.OfCall(err, c.ID)
-}
-
-func (s *Service) routeRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	if err := s.Permit(ctx, c.By, access.ScopeCall, c.Device); err != nil {
-		return devices.RPCResult{}, err
-	}
-	if x := s.Session(c.Device); x != nil {
-		return s.checkedRPC(ctx, x, c)
-	}
-	r, err := s.ports.Router.ForwardRPC(ctx, c)
-	return r, s.orAbsent(ctx, c.Device, err)
-}
-
-// CallRPCLocal is CallRPC for a device on this node; it never routes.
-func (s *Service) CallRPCLocal(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	if x := s.Session(c.Device); x != nil {
-		return s.checkedRPC(ctx, x, c)
-	}
-	return devices.RPCResult{}, s.absentFor(ctx, c.By, c.Device)
-}
-
 // checkedRPC is where every way in ends: what a raw request may be is decided
 // by the owner of the device.
-func (s *Service) checkedRPC(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
+func (s *Dispatcher) checkedRPC(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
 	switch {
 	case x.Tools().NoMCP:
 		return devices.RPCResult{}, devices.Errorf(devices.CodeDeviceError, "device %s does not speak MCP", c.Device)
@@ -85,19 +53,19 @@ func toolCallOf(c *devices.RPCCall) (call devices.ToolCall, ok bool) {
 	return call, walk.Err() == nil && call.Tool != ""
 }
 
-func (s *Service) callByRPC(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
+func (s *Dispatcher) callByRPC(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
 	call, ok := toolCallOf(&c)
 	if !ok {
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, `tools/call needs params {"name":"...","arguments":{...}}`)
 	}
-	r, err := s.call(ctx, x, call)
+	r, err := s.call(ctx, x, &call)
 	if err != nil {
 		return devices.RPCResult{}, err
 	}
 	return devices.RPCResult{Result: fmt.Appendf(nil, `{"content":%s,"isError":%t}`, r.Content, r.IsError)}, nil
 }
 
-func (s *Service) rpc(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
+func (s *Dispatcher) rpc(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
 	if err := x.Acquire(ctx); err != nil {
 		return devices.RPCResult{}, err
 	}
