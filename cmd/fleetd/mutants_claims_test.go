@@ -24,7 +24,7 @@ var claimMutants = []mutant{
 	{claim: "K6", file: "internal/devices/dispatch/guard.go", pkg: "internal/fleet", test: "TestNoCallsWithoutRules", breaks: "rules that are not known are not an empty policy",
 		old: "	if !s.rules.known.Load() {\n", new: "	if false {\n"},
 	{claim: "K6", file: "internal/fleet/members.go", test: "TestPolicyVersions", breaks: "a node's snapshot brings its rules back",
-		old: "	s.replacePolicy(snapshot.Policy)\n", new: "	s.doors.known.Store(true)\n"},
+		old: "	s.replacePolicy(snapshot.Policy)\n", new: "	s.ReplaceGuard(s.Guard())\n"},
 	{claim: "K7", file: "internal/access/policy.go", test: "TestDecide", breaks: "the key is judged before the rules",
 		old: "	if !who.Scopes.Has(ScopeUser) {\n", new: "	if r, _ := g.rule(&q); !who.Scopes.Has(ScopeUser) && (r == nil || r.Action != Allow) {\n"},
 	{claim: "K8", file: "internal/devices/dispatch/route.go", pkg: "internal/fleet", test: "TestLimitedKeyLearnsNothing", breaks: "the key is judged before the device is looked up",

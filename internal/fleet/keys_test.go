@@ -202,6 +202,20 @@ func TestPolicyVersions(t *testing.T) {
 			t.Errorf("a version of a later program came into force: %+v", got)
 		}
 		s.Registry().Offer(elsewhere(access.Policy{Version: 5, Rules: deny.Rules}))
+		older, err := access.Compile(access.Policy{Version: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// security: K14
+		if s.InstallGuard(older) || s.Guard().Policy().Version != 5 {
+			t.Errorf("an older version came into force: %+v", s.Guard().Policy())
+		}
+		fresh := p.Service(t, fleet.Config{Node: "fresh"})
+		defer fresh.Close()
+		// security: K6
+		if err := fresh.Registry().Refresh(t.Context()); err != nil || fresh.Guard().Policy().Version != 5 {
+			t.Errorf("a node that reads everything has version %d, %v", fresh.Guard().Policy().Version, err)
+		}
 		p.SetAway(true)
 		// security: K6
 		if err := s.Registry().Refresh(t.Context()); err == nil || s.Guard().Policy().Version != 5 {
