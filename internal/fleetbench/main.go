@@ -94,7 +94,7 @@ func parseOptions(arguments []string, environ func(string) string, stderr io.Wri
 	flags.IntVar(&o.scale, "scale-devices", 1_000_000, "known devices of a node, -scale-storm among them")
 	flags.IntVar(&o.scaleStorm, "scale-storm", 5000, "devices that boot and connect to a node with -scale-devices known devices, and to one with only these")
 	flags.StringVar(&o.scaleOn, "scale-on", "", "only this database at -scale-devices: sqlite or postgres")
-	flags.IntVar(&o.scaleRequests, "scale-requests", 1000, "list requests of each kind; fewer where they would take more than 2 s")
+	flags.IntVar(&o.scaleRequests, "scale-requests", 1000, "list requests of each kind; fewer where they would take more than 2 s, but at least 200")
 	flags.DurationVar(&o.scaleIdle, "scale-idle", 30*time.Second, "time over which reads and writes of an idle node with -scale-devices are counted")
 	flags.DurationVar(&o.scaleSettle, "scale-settle", 5*time.Second, "rest before a reading of memory at -scale-devices")
 	flags.BoolVar(&o.plans, "v", false, "have Postgres write plans of slow statements at -scale-devices to its log, which slows lists down")

@@ -16,7 +16,7 @@ import (
 
 const (
 	listFor    = 2 * time.Second // requests of one kind, together
-	listLeast  = 20              // requests of one kind, however long they take
+	listLeast  = 200             // requests of one kind, however long they take
 	listOnline = 1000            // devices that are connected meanwhile
 	pageRows   = 100
 	counted    = 10 // different selections that are counted

@@ -128,6 +128,7 @@ var (
 	explainSeconds = newMetric(0, "explain_seconds", "What devices waited for explanations of their photos, failed ones included.")
 	nodesAlive     = gauge("nodes", "Nodes of the fleet that this node knows to live, itself included.")
 	nodesLost      = counter("nodes_lost_total", "Nodes that stood still until this node declared them lost; every other node counts them too.")
+	callsLate      = counter("calls_late_answers_total", "Answers that came after their caller's time and were handed to who waited for them.")
 	callsShared    = counter("calls_shared_total", "Calls of tools that only read which were answered with another's answer.")
 	auditEntries   = counter("audit_entries_total", "Entries of the audit, by what became of them.", "result")
 	auditWaiting   = gauge("audit_waiting_bytes", "Bytes of the audit that are not in the database yet.")
@@ -219,6 +220,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		put(certReloads, float64(c.certificate.failures.Load()), "failed")
 	}
 	put(callsShared, float64(s.SharedCalls.Load()))
+	put(callsLate, float64(s.LateAnswers.Load()))
 	put(auditEntries, float64(c.audit.Written.Load()), "written")
 	put(auditEntries, float64(c.audit.Dropped.Load()), "dropped")
 	put(auditWaiting, float64(c.audit.Waiting()))
