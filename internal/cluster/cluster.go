@@ -34,7 +34,6 @@ const (
 	// its bytes are not counted: the dispatcher moves them to its backlog before
 	// it looks at the next.
 	inboxLimit = 8_192
-	MaxServing = 4_096           // requests being served, half of them of one caller; more are refused
 	maxOpening = 64              // requests being authenticated; more wait
 	maxBody    = 64 << 10        // of a service's request
 	maxHop     = maxBody + 8<<10 // of another node's, which wraps what REST allows
@@ -78,8 +77,7 @@ type Options struct {
 type Link struct {
 	opt     Options
 	inbox   chan *nats.Msg
-	serving chan struct{}
-	shares  shares        // of callers, in serving
+	serving sync.WaitGroup
 	opening chan struct{} // requests of which it is not known yet who asks
 	service atomic.Pointer[fleet.Service]
 	door    access.Door // from Attach on
@@ -113,9 +111,6 @@ type Link struct {
 	ClaimsLost atomic.Uint64
 	// HopsLost counts requests to other nodes that were not even accepted.
 	HopsLost atomic.Uint64
-	// OverShare counts requests that were refused because their caller had as many
-	// in progress as were left for others.
-	OverShare atomic.Uint64
 	// Naps counts how often this process did not run for longer than napLimit.
 	Naps atomic.Uint64
 	// Waiting is the bytes of requests that wait for the dispatcher.
@@ -129,7 +124,7 @@ type hold struct {
 
 // New returns a Link; Serve makes it answer.
 func New(opt Options) *Link {
-	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), serving: make(chan struct{}, MaxServing), opening: make(chan struct{}, maxOpening), holds: map[devices.ID]*hold{},
+	l := &Link{opt: opt, inbox: make(chan *nats.Msg, inboxLimit), opening: make(chan struct{}, maxOpening), holds: map[devices.ID]*hold{},
 		answers: newAnswers(), nonce: rand.Text(), peers: peers{limit: rate.NewLimiter(announceRate, announceBurst)}, naps: newNaps(napLimit)}
 	l.ownClaims = l.claims(opt.Node)
 	if l.opt.Up == nil && opt.Conn != nil {
@@ -176,12 +171,14 @@ func (l *Link) Attach(s *fleet.Service) error {
 
 // Drain waits until no request is being served, or ctx ends.
 func (l *Link) Drain(ctx context.Context) {
-	for range cap(l.serving) {
-		select {
-		case l.serving <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
+	served := make(chan struct{})
+	go func() { // ends with the last request, which has a deadline
+		l.serving.Wait()
+		close(served)
+	}()
+	select {
+	case <-served:
+	case <-ctx.Done():
 	}
 }
 

@@ -119,7 +119,9 @@ func (l *Link) start(msg *nats.Msg) {
 	case <-l.ctx.Done():
 		return
 	}
+	l.serving.Add(1)
 	l.tasks.Go(func() {
+		defer l.serving.Done()
 		opened := sync.OnceFunc(func() { <-l.opening })
 		defer opened()
 		defer tasks.Contain(l.opt.Log, func() {

@@ -4,9 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fleetd/internal/tasks"
 	"fmt"
 	"time"
+
+	"fleetd/internal/tasks"
 
 	"github.com/nats-io/nats.go"
 )

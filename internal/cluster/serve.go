@@ -127,17 +127,17 @@ func (l *Link) serve(msg *nats.Msg, opened func()) {
 	if !ok {
 		return
 	}
-	leave, refusal := l.enter(r.by.Who)
+	places := l.service.Load().Places()
+	err := places.Enter(r.by.Key())
 	opened()
-	if refusal != nil {
-		l.refuse(msg, refusal)
+	if err != nil {
+		l.refuse(msg, devices.AsError(err))
 		return
 	}
-	defer leave()
+	defer places.Leave(r.by.Key())
 	id, verb, node := r.device, r.verb, r.node
 	defer l.accept(msg, node)()
 	var answer []byte
-	var err error
 	switch {
 	case verb == "call":
 		l.Requests.Add(verb, 1)

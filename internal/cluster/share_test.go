@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -75,13 +76,13 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 		}
 	}
 	devicetest.Eventually(t, "each is being served or was refused", func() bool {
-		return len(f.holder.serving)+len(answers) == count*each && f.holder.Waiting.Load() == 0
+		return f.holding.Places().Taken()+len(answers) == count*each && f.holder.Waiting.Load() == 0
 	})
 	// security: K16
-	if taken := len(f.holder.serving); taken > MaxServing/2 || taken < MaxServing/2-1 {
-		t.Errorf("one key has %d of %d places", taken, MaxServing)
+	if taken := f.holding.Places().Taken(); taken > dispatch.MaxServing/2 || taken < dispatch.MaxServing/2-1 {
+		t.Errorf("one key has %d of %d places", taken, dispatch.MaxServing)
 	}
-	if n := f.holder.OverShare.Load(); n != uint64(len(answers)) || n == 0 {
+	if n := f.holding.Places().OverShare.Load(); n != uint64(len(answers)) || n == 0 {
 		t.Errorf("%d refusals counted, %d answered", n, len(answers))
 	}
 	if refusal := <-answers; !strings.Contains(string(refusal.Data), `"device_busy"`) {
@@ -105,5 +106,5 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 		t.Errorf("the same key's hop: %v", err)
 	}
 	f.holding.Sessions(func(x *session.Session) { x.Close(devices.CloseGone) }) // ends all calls
-	devicetest.Eventually(t, "all places are free", func() bool { return len(f.holder.serving) == 0 })
+	devicetest.Eventually(t, "all places are free", func() bool { return f.holding.Places().Taken() == 0 })
 }

@@ -45,6 +45,7 @@ type Dispatcher struct {
 	log     *slog.Logger
 	rules   *rules
 	callIDs *devices.CallIDs
+	places  Places
 	stats   Counters
 }
 
@@ -60,6 +61,11 @@ type Counters struct {
 	Calls       counters.Map[string] // by outcome: ok, tool_error or an error code
 	CallTime    counters.Histogram
 }
+
+// Places are those of the requests that this node serves. What comes in by another
+// way than a method of the Dispatcher takes one there; an adapter that has taken
+// one says so by its Origin.
+func (s *Dispatcher) Places() *Places { return &s.places }
 
 // Stats returns the counters.
 func (s *Dispatcher) Stats() *Counters { return &s.stats }

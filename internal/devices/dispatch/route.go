@@ -29,11 +29,15 @@ type verb[R any] interface {
 // the fleet, on the node that holds the device: one hop, never two. A request is
 // repeated only if a takeover ended it before a byte left, and only once.
 func route[R any](ctx context.Context, s *Dispatcher, v verb[R]) (r R, err error) {
-	_, id, origin := v.target()
+	by, id, origin := v.target()
 	if origin == devices.OriginCaller {
 		if err := v.permit(ctx, s); err != nil {
 			return r, err // before it can be told which devices there are
 		}
+		if err := s.places.Enter(by.Key()); err != nil {
+			return r, err
+		}
+		defer s.places.Leave(by.Key())
 	}
 	for range 2 {
 		x := s.hub.Session(id)
