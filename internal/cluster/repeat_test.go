@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -52,7 +53,8 @@ func TestClaimsCannotBeRepeated(t *testing.T) {
 	here := f.at(t, f.holding)
 	devicetest.Eventually(t, "the connection here is older than the window", func() bool { return here.age() > 2*time.Second })
 	claims, news, changes := f.holder.Requests.Get(verbClaim), f.holder.Requests.Get(verbNews), f.holder.Requests.Get(verbChanges)
-	for _, m := range recorded {
+	for _, i := range rand.Perm(len(recorded)) { // in any order
+		m := recorded[i]
 		if err := f.client.PublishMsg(&nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
 			t.Fatal(err)
 		}

@@ -130,7 +130,7 @@ func (a *Admission) Dispute(id devices.ID, clientID, serial string, reason devic
 	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(reason))
 	fields = jsonspan.AppendString(append(fields, `,"serial":`...), serial)
 	a.ports.Publisher.Publish(devices.Event{Kind: devices.EventContested, Device: id, Time: now, Fields: fields,
-		MsgID: id.Token() + "-contested-" + string(reason) + "-" + strconv.FormatInt(now.Unix()/int64(session.FightPause/time.Second), 10)})
+		MsgID: id.Token() + "-contested-" + string(reason) + "-" + strconv.FormatInt(now.Unix()/int64(devices.FightPause/time.Second), 10)})
 }
 
 func (a *Admission) dispute(id devices.ID, now time.Time) { a.disputes.add(id, now) }

@@ -139,7 +139,7 @@ func (s *Hub) installLocked(e *entry, x *Session, who devices.Identity) (old *Se
 		return nil, errTooOften
 	}
 	old = e.session.Load()
-	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.contested(x.connected) {
+	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.Contested(x.connected) {
 		return nil, errContested
 	}
 	x.epoch = max(devices.Epoch(timescale.Now().UnixMicro()), e.lastEpoch+1)
@@ -179,7 +179,7 @@ func (s *Hub) publishContested(e *entry, clientID, remote string, now time.Time)
 	fields := jsonspan.AppendString([]byte(`"client_id":`), clientID)
 	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(devices.DisputeFight))
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventContested, Device: e.id, Time: now, Fields: fields,
-		MsgID: e.id.Token() + "-contested-" + strconv.FormatInt(now.Unix()/int64(FightPause/time.Second), 10)})
+		MsgID: e.id.Token() + "-contested-" + strconv.FormatInt(now.Unix()/int64(devices.FightPause/time.Second), 10)})
 }
 
 // newSessionID returns 16 characters of [a-z2-7]: the device echoes the id

@@ -5,6 +5,7 @@ import "fleetd/internal/devices"
 // Reported takes what a member said at its OTA check.
 func (s *Hub) Reported(f devices.Facts) {
 	s.ports.Records.SaveFacts(f)
+	s.tell(func(l Lifecycle) { l.CheckedIn(f) })
 	if e := s.table.get(f.Device); e != nil {
 		e.update(func(d *devices.Device) { s.describe(d, f) })
 	}

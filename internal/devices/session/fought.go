@@ -6,5 +6,5 @@ import "time"
 func (e *entry) fought(now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.takeovers.refuses(now.UnixNano())
+	return e.takeovers.Refuses(now.UnixNano())
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"fleetd/internal/devices"
@@ -57,6 +58,8 @@ type Hub struct {
 	strings   interner
 	stats     Stats
 	outranked outranked
+	observing sync.Mutex // of changes of observers
+	observers atomic.Pointer[[]Lifecycle]
 
 	handshakes chan struct{}
 	ctx        context.Context // of the tasks

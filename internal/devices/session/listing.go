@@ -45,8 +45,13 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	x.setMCPLocked(devices.MCPReady, devices.Clip(list.Reason))
 	presence := x.presenceLocked(x.closed == "")
 	x.handshakeEndedLocked()
+	first := !x.readied
+	x.readied = true
 	x.mu.Unlock()
 	s.ports.Records.SavePresence(presence)
+	if first {
+		s.tell(func(l Lifecycle) { l.Ready(e.id, x.id) })
+	}
 	e.mu.Lock()
 	known := e.isKnown()
 	if !known { // the list is recorded once it is known what the device had before

@@ -132,7 +132,7 @@ func (s *Hub) expireIdle(e *entry, now time.Time, full bool) {
 			e.idleSince = now.UnixNano()
 		}
 		idle := now.Sub(time.Unix(0, e.idleSince))
-		return idle >= idleLife && (full || !e.takeovers.refuses(now.UnixNano()) && e.recorded.Level(now, recordRate) == 0)
+		return idle >= idleLife && (full || !e.takeovers.Refuses(now.UnixNano()) && e.recorded.Level(now, recordRate) == 0)
 	}
 	e.mu.Lock()
 	due := unused()

@@ -41,6 +41,7 @@ type Session struct {
 	initialized bool // on this connection
 	partial     bool // the catalog
 	ownPartial  bool // the own one
+	readied     bool // its tools were read on this connection
 	relistDue   bool // the list is read again when relistEvery has passed
 	// unrecorded: the catalog waits to be entered into the records; unrecordedNew: no
 	// device had it before.
@@ -161,6 +162,7 @@ func (x *Session) Close(reason devices.CloseReason) {
 	fields := jsonspan.AppendString([]byte(`"reason":`), string(reason))
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: x.who.Device, Session: x.id, Epoch: presence.Epoch, Seq: presence.Seq,
 		Time: time.Now(), MsgID: offlineID(x.who.Device, presence.Epoch), Fields: fields})
+	s.tell(func(l Lifecycle) { l.Gone(x.who.Device, x.id, reason) })
 	s.log.Info("device disconnected", "device", x.who.Device, "session", x.id, "epoch", presence.Epoch, "transport", x.who.Transport, "reason", reason)
 }
 

@@ -45,7 +45,7 @@ type entry struct {
 	partial   bool
 	elsewhere bool     // another node held it since it was listed here
 	listedBy  *Session // whose list is recorded once the row has come
-	takeovers takeovers
+	takeovers devices.Takeovers
 
 	reconnects devices.Bucket // a device that fights itself makes two events and two log lines each time
 	recorded   devices.Bucket // bytes of lists and entries that go to the database

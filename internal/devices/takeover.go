@@ -1,4 +1,4 @@
-package session
+package devices
 
 import "time"
 
@@ -11,18 +11,18 @@ const (
 	FightPause   = 30 * time.Second
 )
 
-// takeovers remembers the latest changes of hand of one device.
-type takeovers struct {
+// Takeovers remembers the latest changes of hand of one device. Its owner guards it.
+type Takeovers struct {
 	times        [maxTakeovers]int64 // unix nanoseconds, a ring
 	next         int8
 	refusedUntil int64
 }
 
-// contested notes that a session of another client takes the device over, and
+// Contested notes that a session of another client takes the device over, and
 // returns true if that makes, or keeps, the id contested.
-func (t *takeovers) contested(now time.Time) bool {
+func (t *Takeovers) Contested(now time.Time) bool {
 	at := now.UnixNano()
-	if t.refuses(at) {
+	if t.Refuses(at) {
 		return true
 	}
 	oldest := t.times[t.next]
@@ -36,8 +36,8 @@ func (t *takeovers) contested(now time.Time) bool {
 	return true
 }
 
-// refuses tells whether newcomers are refused. An end further away than the
+// Refuses tells whether newcomers are refused. An end further away than the
 // pause is that of a clock that was set back since.
-func (t *takeovers) refuses(at int64) bool {
+func (t *Takeovers) Refuses(at int64) bool {
 	return at < t.refusedUntil && t.refusedUntil-at <= int64(FightPause)
 }
