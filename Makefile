@@ -8,7 +8,7 @@ LDFLAGS    := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMM
 # dependencies into everybody's build.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build demo cluster-demo run test verify check conformance chaos fuzz kills mutants bench release clean
+.PHONY: all build demo cluster-demo run test verify check conformance chaos fuzz kills mutants bench simulate release clean
 all: build
 
 build: ## both programs, in bin/
@@ -50,6 +50,9 @@ mutants: ## breaks the code in a hundred places, one after the other: an asserti
 
 bench: build ## the figures of docs/benchmarks.md (BENCH="-baselines DIR" runs their baselines beside them)
 	go run ./internal/fleetbench $(BENCH)
+
+simulate: ## what a fleet costs past one machine: 20 nodes and 200,000 devices in memory (SIM="-nodes 5 -devices 2000")
+	go run ./internal/fleetsim $(SIM)
 
 release: ## static programs for Linux in dist/, with checksums; the same commit gives the same bytes
 	@scripts/release

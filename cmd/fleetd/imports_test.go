@@ -103,7 +103,7 @@ var importRules = []rule{
 }
 
 // testSupport are the packages that only tests and benchmarks use. They may import anything; nothing above may import them.
-var testSupport = []string{"internal/devicetest", "internal/store/storetest", "internal/fleettest", "internal/fleetbench", "internal/jsontest"}
+var testSupport = []string{"internal/devicetest", "internal/store/storetest", "internal/fleettest", "internal/fleetbench", "internal/fleetsim", "internal/jsontest"}
 
 // goPackage is what `go list -json` says of a package. Imports and Deps leave tests out.
 type goPackage struct {
