@@ -168,7 +168,8 @@ func (s *sim) createDatabase(ctx context.Context) (address string, err error) {
 		return "", fmt.Errorf("%d nodes may open %d connections to Postgres, whose max_connections is %d: raise that, or simulate %d nodes", s.opt.nodes, wanted, most, most/nodeConnections)
 	}
 	s.database = "fleetd_sim_" + rand.Text()[:8]
-	if _, err := s.admin.Exec(ctx, `CREATE DATABASE "`+s.database+`" ENCODING 'UTF8' TEMPLATE template0`); err != nil {
+	// Interrupted half way, the server may make the database all the same.
+	if _, err := s.admin.Exec(context.WithoutCancel(ctx), `CREATE DATABASE "`+s.database+`" ENCODING 'UTF8' TEMPLATE template0`); err != nil {
 		s.database = ""
 		return "", fmt.Errorf("postgres: %w", err)
 	}

@@ -30,7 +30,8 @@ func TestRoom(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if all := let[0] + let[1] + let[2]; let[0] < 14 || let[0] > 15 || let[1] != 10 || all != 25 || refused != 175 { // 5 at once, 10 a second for 2 s
+		// 5 at once, 10 a second for 2 s; the last one comes at the very end of its patience.
+		if all := let[0] + let[1] + let[2]; let[0] < 14 || let[0] > 15 || let[1] != 10 || all < 24 || all > 25 || all+refused != 200 {
 			t.Errorf("let in by second %v, refused %d", let, refused)
 		}
 		if err := r.Enter(t.Context()); err != nil {
