@@ -40,6 +40,7 @@ const (
 	queueGroup = "owner"
 
 	attachTimeout = 2 * time.Second
+	drainLook     = 10 * time.Millisecond // between two looks at what is being served
 )
 
 // Headers of requests.
@@ -77,7 +78,7 @@ type Options struct {
 type Link struct {
 	opt     Options
 	inbox   chan *nats.Msg
-	serving sync.WaitGroup
+	serving atomic.Int64  // requests
 	opening chan struct{} // requests of which it is not known yet who asks
 	service atomic.Pointer[fleet.Service]
 	door    access.Door // from Attach on
@@ -171,14 +172,8 @@ func (l *Link) Attach(s *fleet.Service) error {
 
 // Drain waits until no request is being served, or ctx ends.
 func (l *Link) Drain(ctx context.Context) {
-	served := make(chan struct{})
-	go func() { // ends with the last request, which has a deadline
-		l.serving.Wait()
-		close(served)
-	}()
-	select {
-	case <-served:
-	case <-ctx.Done():
+	for l.serving.Load() > 0 && ctx.Err() == nil {
+		time.Sleep(drainLook)
 	}
 }
 

@@ -121,7 +121,7 @@ func (l *Link) start(msg *nats.Msg) {
 	}
 	l.serving.Add(1)
 	l.tasks.Go(func() {
-		defer l.serving.Done()
+		defer l.serving.Add(-1)
 		opened := sync.OnceFunc(func() { <-l.opening })
 		defer opened()
 		defer tasks.Contain(l.opt.Log, func() {
