@@ -65,6 +65,7 @@ type lister struct {
 	catalogs map[devices.Hash]*catalog.Catalog
 	views    []placed
 	listed   map[devices.ID]bool
+	waits    map[devices.ID]devices.View // those that wait for approval
 }
 
 func (s *Service) lister(ctx context.Context, q devices.ListQuery) *lister {
@@ -113,13 +114,21 @@ func selectable(v *devices.View, list func(devices.Hash) *catalog.Catalog) selec
 	return out
 }
 
+// allWaiting are the devices under whose id a client waits, read once.
+func (l *lister) allWaiting() map[devices.ID]devices.View {
+	if l.waits == nil {
+		l.waits = l.s.AllWaiting(l.now)
+	}
+	return l.waits
+}
+
 // waiting are the devices that wait for approval and never were members.
 func (l *lister) waiting() []placed {
 	var out []placed
 	if l.q.Members {
 		return nil
 	}
-	for id, v := range l.s.AllWaiting(l.now) {
+	for id, v := range l.allWaiting() {
 		if !l.s.registry.Standing(id, "").Known {
 			v := l.s.marked(v)
 			if v.Device.HasText(strings.ToLower(l.q.Text)) {
@@ -137,7 +146,7 @@ func (l *lister) inMemory() ([]devices.Row, error) {
 		return nil, nil
 	}
 	ids := l.s.ContestedIDs(l.now)
-	for id := range l.s.AllWaiting(l.now) {
+	for id := range l.allWaiting() {
 		if l.s.registry.Standing(id, "").Known {
 			ids = append(ids, id)
 		}
