@@ -9,7 +9,7 @@ type Bucket struct {
 	at    int64   // unix nanoseconds
 }
 
-// Take tells whether another is allowed; a burst of 0 is no limit.
+// Take tells whether another is allowed; a burst of 0 means no limit.
 func (b *Bucket) Take(now time.Time, rate float32, burst int) bool {
 	return burst == 0 || b.Spend(now, 1, rate, burst)
 }

@@ -2,7 +2,7 @@ package devices
 
 import "strings"
 
-// clip bounds what a device may say of itself. What is cut off is let go.
+// Clip bounds what a device may say of itself. What is cut off is let go.
 func Clip(text string) string {
 	if len(text) <= maxSaid {
 		return text

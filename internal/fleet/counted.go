@@ -45,7 +45,7 @@ func (s *Service) countOf(ctx context.Context, sel selector.Selector) (devices.C
 		}
 		one = &countedOnce{done: make(chan struct{}), at: time.Now()}
 		if !s.tasks.Run(func() {
-			ctx, cancel := context.WithTimeout(s.ctx, countLimit)
+			ctx, cancel := context.WithTimeout(s.tasks.Context(), countLimit)
 			defer cancel()
 			defer close(one.done)
 			if one.counts, one.err = s.ports.Records.CountsOf(ctx, devices.ListQuery{Select: sel}); one.err != nil {

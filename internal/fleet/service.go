@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"context"
 	"log/slog"
 
 	"fleetd/internal/access"
@@ -69,31 +68,26 @@ type Service struct {
 	registry *registry.Registry
 	stats    Stats
 	counted  counted
-
-	tasks tasks.Group
-	ctx   context.Context // of the tasks
-	stop  context.CancelFunc
+	tasks    *tasks.Group
 }
 
 // New returns a running core; Close ends it.
 func New(cfg Config, ports Ports) *Service {
-	s := &Service{cfg: cfg, ports: ports, log: ports.Log}
-	s.tasks.Log = ports.Log
-	s.ctx, s.stop = context.WithCancel(context.Background())
+	s := &Service{cfg: cfg, ports: ports, log: ports.Log, tasks: tasks.New(ports.Log)}
 	s.registry = registry.New(registry.Options{Ledger: ports.Ledger, Records: ports.Records, Peers: ports.Peers, Observer: (*observer)(s),
 		Node: cfg.Node, Dir: cfg.Dir, Fleet: cfg.Fleet, Key: cfg.RosterKey, Limit: cfg.Members, Log: ports.Log})
-	talk := speech.New(speech.Options{Audio: ports.Audio, Voice: ports.Voice, Tasks: &s.tasks, Log: ports.Log,
+	talk := speech.New(speech.Options{Audio: ports.Audio, Voice: ports.Voice, Tasks: s.tasks, Log: ports.Log,
 		Permit: func(by access.By, id devices.ID, kind string, err error) error {
 			return s.PermitSpeech(by, id, kind, err)
 		}})
-	s.Hub = session.New(s.ctx, &s.tasks, session.Config{Node: cfg.Node, Version: cfg.Version, CallsPerDevice: cfg.CallsPerDevice, Approve: cfg.Approve,
+	s.Hub = session.New(s.tasks, session.Config{Node: cfg.Node, Version: cfg.Version, CallsPerDevice: cfg.CallsPerDevice, Approve: cfg.Approve,
 		Handshakes: cfg.Handshakes, CatalogMemory: cfg.CatalogMemory, Reconnects: cfg.Reconnects, Alive: cfg.Alive},
 		session.Ports{Records: ports.Records, Catalogs: ports.Catalogs, Publisher: ports.Publisher, Directory: ports.Directory, Vision: ports.Vision,
 			Registry: s.registry, Speech: talk, Log: ports.Log})
 	s.Admission = admission.New(admission.Config{Approve: cfg.Approve, Offer: cfg.Offer}, admission.Ports{Records: ports.Records, Registry: s.registry,
 		Hub: s.Hub, Directory: ports.Directory, Publisher: ports.Publisher, Record: func(e audit.Entry) { s.Record(e) }, Log: ports.Log})
 	s.Dispatcher = dispatch.New(dispatch.Config{Node: cfg.Node, Routed: cfg.Alive != nil}, dispatch.Ports{Records: ports.Records, Registry: s.registry, Hub: s.Hub,
-		Waits: s.Waits, Router: ports.Router, Vision: ports.Vision, Audit: ports.Audit, Tasks: &s.tasks, Log: ports.Log})
+		Waits: s.Waits, Router: ports.Router, Vision: ports.Vision, Audit: ports.Audit, Tasks: s.tasks, Log: ports.Log})
 	s.stats = Stats{talk.Stats(), s.Hub.Stats(), s.Dispatcher.Stats()}
 	return s
 }
@@ -109,7 +103,6 @@ func (s *Service) Stats() *Stats { return &s.stats }
 // goroutines. Sessions accepted afterwards are refused.
 func (s *Service) Close() {
 	s.Hub.Close()
-	s.stop()
 	s.tasks.Wait()
 	s.registry.Close()
 }

@@ -3,20 +3,31 @@
 package tasks
 
 import (
+	"context"
 	"log/slog"
 	"runtime/debug"
 	"sync"
 )
 
-// Group runs tasks until it is closed. Its methods are safe for concurrent use;
-// Log must be set before the first task.
+// Group runs tasks until it is closed. Its methods are safe for concurrent use.
 type Group struct {
-	Log *slog.Logger
-
+	log     *slog.Logger
+	ctx     context.Context
+	stop    context.CancelFunc
 	running sync.WaitGroup
 	mu      sync.RWMutex // no task starts once closing is set
 	closing bool
 }
+
+// New returns a Group that logs panics of its tasks.
+func New(log *slog.Logger) *Group {
+	g := &Group{log: log}
+	g.ctx, g.stop = context.WithCancel(context.Background())
+	return g
+}
+
+// Context ends with Wait: tasks then have to.
+func (g *Group) Context() context.Context { return g.ctx }
 
 // Run starts a task that Wait waits for; false if the group is closing. It never
 // blocks: callers may hold locks.
@@ -29,7 +40,7 @@ func (g *Group) Run(task func()) bool {
 		return false
 	}
 	g.running.Go(func() {
-		defer Contain(g.Log, nil)
+		defer Contain(g.log, nil)
 		task()
 	})
 	return true
@@ -42,8 +53,11 @@ func (g *Group) Close() {
 	g.closing = true
 }
 
-// Wait waits for the tasks. Call it after Close.
-func (g *Group) Wait() { g.running.Wait() }
+// Wait ends Context and waits for the tasks. Call it after Close.
+func (g *Group) Wait() {
+	g.stop()
+	g.running.Wait()
+}
 
 // Contain ends a panic of the goroutine that defers it, logs it, and calls
 // after if there is one: a bug that one device's bytes reach must not end

@@ -52,8 +52,8 @@ func (m match) compare(o match) int {
 
 // Ranks of matches.
 const (
-	rankDescription = 1 // a word stands in the description alone
-	rankName        = 2 // all stand in the name
+	rankDescription = 1 // a word is in the description alone
+	rankName        = 2 // all are in the name
 	rankLast        = 3 // they are the last part of the name
 )
 

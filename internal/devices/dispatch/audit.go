@@ -12,12 +12,14 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
+// Record keeps an entry, if anybody does.
 func (s *Dispatcher) Record(e audit.Entry) {
 	if s.ports.Audit != nil {
 		s.ports.Audit.Record(e)
 	}
 }
 
+// EntryOf is the entry of what a caller did to a device.
 func EntryOf(at time.Time, by access.By, kind audit.Kind, action string, id devices.ID) audit.Entry {
 	return audit.Entry{At: at, Kind: kind, Action: action, Device: string(id), Key: by.Key(), Name: by.Name(), Via: string(by.Via), From: by.From}
 }

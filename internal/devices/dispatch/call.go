@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/session"
@@ -24,10 +25,8 @@ const (
 
 const methodCall = "tools/call"
 
-// Tools the firmware treats in a way of their own.
-const (
-	toolSnapshot = "self.screen.snapshot"
-)
+// toolSnapshot sends a picture of the screen to an address.
+const toolSnapshot = "self.screen.snapshot"
 
 // restarts are tools after which the device reboots or leaves the network, so
 // that its answer is lost (firmware v2.1.0 on): a disconnect, or silence, is
@@ -66,9 +65,9 @@ func (s *Dispatcher) call(ctx context.Context, x *session.Session, c *devices.To
 		stats.Calls.Add(string(devices.AsError(err).Code), 1)
 		s.log.Debug("call failed", "call", c.ID, "device", c.Device, "tool", devices.Clip(c.Tool), "by", c.By.Key(), "error", err)
 	case r.IsError:
-		stats.Calls.Add("tool_error", 1)
+		stats.Calls.Add(audit.OutcomeToolError, 1)
 	default:
-		stats.Calls.Add("ok", 1)
+		stats.Calls.Add(audit.OutcomeOK, 1)
 	}
 	return r, err
 }
@@ -83,11 +82,7 @@ func (s *Dispatcher) tryCall(ctx context.Context, x *session.Session, c *devices
 	if err := s.validate(x, c); err != nil {
 		return devices.ToolResult{}, err
 	}
-	labels, err := x.Labels(ctx, false)
-	if err != nil {
-		return devices.ToolResult{}, err
-	}
-	if ttl, ok := c.Judged.Shared(string(c.Device), labels, c.Tool); ok {
+	if ttl, ok := c.Judged.Shared(string(c.Device), x.Labels(), c.Tool); ok {
 		return s.share(ctx, callersOf(x), c, ttl, func() (devices.ToolResult, error) { return s.perform(ctx, x, c) })
 	}
 	defer outdate(x)

@@ -86,14 +86,15 @@ func (s *Dispatcher) guard(ctx context.Context, x *session.Session, c *devices.T
 	}
 	g := s.Guard()
 	c.Judged = g
-	labels, err := x.Labels(ctx, g.NeedsLabels())
-	if err != nil {
-		return err
+	if g.NeedsLabels() {
+		if err := x.AwaitRow(ctx); err != nil {
+			return err
+		}
 	}
 	if strings.HasPrefix(c.Confirmation, declinedMark) {
 		return callersOf(x).decline(c)
 	}
-	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: labels, Tool: c.Tool,
+	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: x.Labels(), Tool: c.Tool,
 		Listed: tool != nil || known.Complete, UserOnly: tool != nil && tool.UserOnly})
 	if d.Refusal != nil {
 		return Refused(d.Refusal)
@@ -117,11 +118,12 @@ func (s *Dispatcher) stillMay(ctx context.Context, x *session.Session, c *device
 	if g == c.Judged {
 		return nil
 	}
-	labels, err := x.Labels(ctx, g.NeedsLabels())
-	if err != nil {
-		return err
+	if g.NeedsLabels() {
+		if err := x.AwaitRow(ctx); err != nil {
+			return err
+		}
 	}
-	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: labels, Tool: c.Tool, Listed: true})
+	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: x.Labels(), Tool: c.Tool, Listed: true})
 	if d.Refusal == nil {
 		d.Refusal = g.CheckURL(c.Tool, c.Arguments)
 	}

@@ -9,9 +9,9 @@ import (
 	"fleetd/internal/devices/speech"
 )
 
-// SendMessage sends one message other than MCP to a device. It returns once the
-// message is written, or queued behind the speech it belongs to; devices answer
-// none. Errors are *Error.
+// SendMessage sends one message other than MCP, which has come into the fleet here,
+// to a device. It returns once the message is written, or queued after the speech it
+// belongs to; devices answer none. Errors are *Error.
 func (s *Dispatcher) SendMessage(ctx context.Context, m devices.Message) error {
 	m.ID = s.callID(m.ID)
 	kind, err := speech.MessageKind(m.Body)
@@ -27,9 +27,9 @@ func (s *Dispatcher) SendMessage(ctx context.Context, m devices.Message) error {
 // connection has to be written to, on another. Messages of one conversation keep
 // their order with its audio.
 func (s *Dispatcher) QueueMessage(m devices.Message, done func(error)) {
-	m.ID = s.callID(m.ID)
 	kind, err := speech.MessageKind(m.Body)
 	if m.Origin != devices.OriginNode {
+		m.ID = s.callID(m.ID)
 		told := done
 		done = func(err error) {
 			s.auditMessage(&m, kind, err)
@@ -48,7 +48,7 @@ func (s *Dispatcher) QueueMessage(m devices.Message, done func(error)) {
 		return
 	}
 	asked := s.ports.Tasks.Run(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), session.LookupTimeout)
+		ctx, cancel := context.WithTimeout(s.ports.Tasks.Context(), session.LookupTimeout)
 		defer cancel()
 		done(s.Absent(ctx, m.Device))
 	})

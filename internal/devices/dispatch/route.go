@@ -174,8 +174,9 @@ type messageVerb struct {
 	kind string
 }
 
+// target has messages routed that come into the fleet here; QueueMessage has the others.
 func (v *messageVerb) target() (access.By, devices.ID, devices.Origin) {
-	return v.By, v.Device, v.Origin
+	return v.By, v.Device, devices.OriginCaller
 }
 
 func (v *messageVerb) permit(ctx context.Context, s *Dispatcher) error {

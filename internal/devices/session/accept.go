@@ -99,9 +99,9 @@ func (s *Hub) belongs(who devices.Identity) error {
 	case !is.Known && who.Verified && s.cfg.Approve:
 		return errOutdated // forgotten, or expired, under a rule that lets in what somebody approves
 	case !is.Known:
-		return s.registry.Join(s.ctx, who.Device, who.ClientID, who.Transport)
+		return s.registry.Join(s.tasks.Context(), who.Device, who.ClientID, who.Transport)
 	case who.Verified && who.Generation < current:
-		ctx, cancel := context.WithTimeout(s.ctx, LookupTimeout)
+		ctx, cancel := context.WithTimeout(s.tasks.Context(), LookupTimeout)
 		defer cancel()
 		if row, err := s.ports.Records.Find(ctx, who.Device); err == nil {
 			own := s.registry.Secrets(who.Device)

@@ -107,8 +107,7 @@ func (x *Session) closeConversation(reason devices.CloseReason) {
 	}
 }
 
-// adopt makes the conversation that a lost connection left behind the
-// session's own.
+// adopt makes the conversation of a lost connection the session's own.
 func (x *Session) adopt() {
 	c := x.entry.conversation.Load()
 	if c == nil || c.IsOwned() || x.who.Transport != devices.TransportMQTT {

@@ -130,7 +130,7 @@ func (x *Session) handshake() {
 	x.setMCPLocked(devices.MCPListing, "")
 	x.probing.silent = false // what follows tells
 	x.mu.Unlock()
-	list, err := x.initializeAndList(s.ctx)
+	list, err := x.initializeAndList(s.tasks.Context())
 	if err == nil && x.isWithoutMCP() {
 		list.Release()
 		err = errWithoutMCP

@@ -2,7 +2,6 @@ package session
 
 import (
 	"cmp"
-	"context"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -62,17 +61,16 @@ type Hub struct {
 	observers atomic.Pointer[[]Lifecycle]
 
 	handshakes chan struct{}
-	ctx        context.Context // of the tasks
 	tasks      *tasks.Group
 	accepting  sync.RWMutex // held for reading by Accept; closed and leaving change under it
 	closed     bool
 	leaving    bool // accepts nobody, serves who is here
 }
 
-// New returns a Hub whose tasks are part of a group, and end with ctx.
-func New(ctx context.Context, group *tasks.Group, cfg Config, ports Ports) *Hub {
+// New returns a Hub whose tasks are part of a group.
+func New(group *tasks.Group, cfg Config, ports Ports) *Hub {
 	s := &Hub{cfg: cfg, ports: ports, log: ports.Log, table: newTable(), registry: ports.Registry, speech: ports.Speech,
-		catalogs: catalog.NewCache(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), handshakes: make(chan struct{}, max(cfg.Handshakes, 1)), ctx: ctx, tasks: group}
+		catalogs: catalog.NewCache(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), handshakes: make(chan struct{}, max(cfg.Handshakes, 1)), tasks: group}
 	s.run(s.sweep)
 	return s
 }
@@ -144,8 +142,7 @@ func (s *Hub) Row(row devices.Row) {
 	}
 }
 
-// Fought tells whether clients take the device from each other; FoughtIDs are all
-// such devices.
+// Fought tells whether clients take the device from each other.
 func (s *Hub) Fought(id devices.ID, now time.Time) bool {
 	e := s.table.get(id)
 	return e != nil && e.fought(now)

@@ -150,7 +150,7 @@ func (x *Session) catchUp() {
 	if !elsewhere {
 		return
 	}
-	ctx, cancel := context.WithTimeout(x.svc.ctx, LookupTimeout)
+	ctx, cancel := context.WithTimeout(x.svc.tasks.Context(), LookupTimeout)
 	defer cancel()
 	last, err := x.svc.ports.Catalogs.History(ctx, e.id, 0, 0, 1)
 	if err != nil || len(last) == 0 {
@@ -174,7 +174,7 @@ func (x *Session) listBefore(now devices.Hash) *catalog.Catalog {
 	if before == now || before == (devices.Hash{}) {
 		return x.svc.catalogs.Get(before)
 	}
-	ctx, cancel := context.WithTimeout(x.svc.ctx, LookupTimeout)
+	ctx, cancel := context.WithTimeout(x.svc.tasks.Context(), LookupTimeout)
 	defer cancel()
 	cat, err := x.svc.Catalog(ctx, before)
 	if err != nil {

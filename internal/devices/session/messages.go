@@ -6,13 +6,6 @@ import (
 	"fleetd/internal/envelope"
 )
 
-// answer runs what may block in a task of its own.
-func (s *Hub) answer(act func() error, done func(error)) {
-	if !s.run(func() { done(act()) }) {
-		done(ErrDraining)
-	}
-}
-
 // maxMessages bounds the messages that wait for one device without a
 // conversation.
 const maxMessages = 64
@@ -23,7 +16,7 @@ type waiting struct {
 	done func(error)
 }
 
-// Queue writes a message that was checked, or queues it behind the speech that it
+// Queue writes a message that was checked, or queues it after the speech that it
 // belongs to. done is called with the outcome, on this goroutine or another.
 func (x *Session) Queue(kind string, msg []byte, done func(error)) {
 	c := x.entry.conversation.Load()
@@ -38,7 +31,9 @@ func (x *Session) Queue(kind string, msg []byte, done func(error)) {
 			done(devices.Errorf(devices.CodeSuperseded, "conversation %q is over; the device has another", devices.Clip(id)))
 			return
 		}
-		x.svc.answer(func() error { c.Hangup(); return nil }, done)
+		if !x.svc.run(func() { c.Hangup(); done(nil) }) { // it may block
+			done(ErrDraining)
+		}
 	case c != nil:
 		done(c.SendMessage(kind, body))
 	default:

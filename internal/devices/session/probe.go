@@ -40,7 +40,7 @@ func (x *Session) probeLocked() {
 // probe finds out whether the device answers anything. If not, it counts as
 // unresponsive until it does. It does not count as an attempt of a handshake.
 func (x *Session) probe() {
-	ctx, cancel := context.WithTimeout(x.svc.ctx, mcpclient.StepTimeout)
+	ctx, cancel := context.WithTimeout(x.svc.tasks.Context(), mcpclient.StepTimeout)
 	defer cancel()
 	err := x.client.Probe(ctx)
 	if err == nil {
@@ -51,7 +51,7 @@ func (x *Session) probe() {
 	p := &x.probing
 	p.running = false
 	switch {
-	case err == nil, !p.doubted, x.svc.ctx.Err() != nil, x.closed != "": // or something else was answered meanwhile
+	case err == nil, !p.doubted, x.svc.tasks.Context().Err() != nil, x.closed != "": // or something else was answered meanwhile
 		return
 	case x.inFlight > 0: // a call came meanwhile, which the device may be busy with
 		return

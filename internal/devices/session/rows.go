@@ -77,7 +77,7 @@ func (x *Session) showKnown() {
 	hash := e.catalog
 	e.mu.Unlock()
 	if hash != (devices.Hash{}) && s.catalogs.Get(hash) == nil {
-		ctx, cancel := context.WithTimeout(s.ctx, LookupTimeout)
+		ctx, cancel := context.WithTimeout(s.tasks.Context(), LookupTimeout)
 		defer cancel()
 		if text, err := s.ports.Catalogs.Catalog(ctx, hash); err == nil {
 			if _, _, err := s.intern(text.Tools); err != nil {

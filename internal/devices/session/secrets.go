@@ -57,6 +57,7 @@ func (s *Hub) OldestGeneration(id devices.ID) (generation int64, ok bool) {
 	return generation, !own.Revoked
 }
 
+// Credentials tells which credentials of a device are valid.
 func (s *Hub) Credentials(id devices.ID) devices.Credentials {
 	own := s.SecretsFor(id)
 	list, _, until := own.Valid(s.registry.Rotation(), time.Now())

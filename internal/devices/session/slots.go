@@ -81,6 +81,8 @@ func (x *Session) closeReason() devices.CloseReason {
 	return x.closed
 }
 
+// ClosedCall is the error of a call whose session has ended; sent says that the device
+// may have got it.
 func ClosedCall(reason devices.CloseReason, sent bool) *devices.Error {
 	e := &devices.Error{Code: devices.CodeConnectionLost, Sent: sent, Detail: "the device's connection ended: " + string(reason)}
 	if reason == devices.CloseSuperseded {
@@ -95,6 +97,7 @@ func ClosedCall(reason devices.CloseReason, sent bool) *devices.Error {
 	return e
 }
 
+// TimeoutCall is the error of a call whose time is over, or whose caller has left.
 func TimeoutCall(ctx context.Context, sent bool) *devices.Error {
 	e := &devices.Error{Code: devices.CodeDeviceTimeout, Sent: sent, Detail: "the device did not answer in time"}
 	if !sent {
@@ -128,16 +131,8 @@ func (x *Session) Tools() Tools {
 	return Tools{List: x.catalog, Complete: x.catalogState == devices.CatalogReady && !x.partial, NoMCP: x.mcp == devices.MCPNone}
 }
 
-// Labels are the device's. With wait they are those that the database holds, for
-// which it waits at most registry.RowLimit.
-func (x *Session) Labels(ctx context.Context, wait bool) (map[string]string, error) {
-	if wait {
-		if err := x.AwaitRow(ctx); err != nil {
-			return nil, err
-		}
-	}
-	return x.entry.device.Load().Labels, nil
-}
+// Labels are the device's; after AwaitRow those that the database holds.
+func (x *Session) Labels() map[string]string { return x.entry.device.Load().Labels }
 
 // CallerState returns what was made when it was first asked for; it ends with the
 // session. Without make it may be nil.

@@ -19,7 +19,7 @@ func (s *Hub) sweep() {
 	defer again.Stop()
 	for part := 0; ; {
 		select {
-		case <-s.ctx.Done():
+		case <-s.tasks.Context().Done():
 			return
 		case <-again.C:
 			s.saveOutranked()
@@ -60,7 +60,7 @@ func (s *Hub) sweepEntry(e *entry, now time.Time, full bool) {
 // leaves the old token until the next sweep.
 func (x *Session) startRenewal() {
 	x.svc.run(func() {
-		if err := x.initialize(x.svc.ctx); err != nil {
+		if err := x.initialize(x.svc.tasks.Context()); err != nil {
 			x.svc.log.Debug("upload token not renewed", "device", x.who.Device, "error", err)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"hash/maphash"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/speech"
@@ -167,4 +168,11 @@ func (e *entry) evict() {
 	if c := e.conversation.Load(); c != nil {
 		c.End()
 	}
+}
+
+// fought tells whether clients take the id from each other.
+func (e *entry) fought(now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.takeovers.Refuses(now.UnixNano())
 }
