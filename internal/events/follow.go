@@ -16,6 +16,9 @@ import (
 // orderWait bounds the wait for a stream that has older events to deliver.
 const orderWait = time.Second
 
+// stopPatience is how long a follower that ends waits for its source, before it stops it.
+const stopPatience = time.Second
+
 var errReplaced = errors.New("an event stream was made anew; resume")
 
 // Follow calls deliver for every stored event that q selects, in order of time:
@@ -36,15 +39,23 @@ func (b *Bus) Follow(ctx context.Context, q devices.EventQuery, deliver func(dev
 		return unavailable(err)
 	}
 	for _, s := range f.sources {
+		received := make(chan struct{})
 		tasks.Go(func() {
-			defer s.messages.Stop()
 			select {
 			case <-s.replaced:
 				cancel(errReplaced)
 			case <-ctx.Done():
 			}
+			select {
+			case <-received:
+			case <-time.After(stopPatience): // it makes its consumer anew, which only Stop ends
+			}
+			s.messages.Stop()
 		})
-		tasks.Go(func() { f.receive(ctx, s) })
+		tasks.Go(func() {
+			defer close(received)
+			f.receive(ctx, s)
+		})
 	}
 	for _, gap := range gaps {
 		if err := deliver(gap); err != nil {
@@ -93,7 +104,9 @@ type arrival struct {
 // receive hands the messages of one source on, one at a time.
 func (f *follower) receive(ctx context.Context, s *source) {
 	for {
-		msg, err := s.messages.Next()
+		// With ctx, since Stop does not end a Next that makes its consumer anew at that
+		// moment (nats.go v1.55.0, ordered.go): it would wait for ever.
+		msg, err := s.messages.Next(jetstream.NextContext(ctx))
 		a := arrival{from: s, err: err}
 		if err == nil {
 			a.msg, a.err = placed(msg)

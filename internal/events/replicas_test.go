@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"slices"
 	"testing"
 	"time"
 
@@ -44,14 +45,13 @@ func natsCluster(t *testing.T) (servers []*server.Server) {
 		servers = append(servers, s)
 		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	}
-	devicetest.Eventually(t, "the cluster has a leader", func() bool {
-		for _, s := range servers {
-			if s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 {
-				return true
-			}
+	// Three servers that elect a leader beside all other tests take their time.
+	for deadline := time.Now().Add(time.Minute); !slices.ContainsFunc(servers, func(s *server.Server) bool { return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 }); {
+		if time.Now().After(deadline) {
+			t.Fatal("the cluster has no leader")
 		}
-		return false
-	})
+		time.Sleep(10 * time.Millisecond)
+	}
 	return servers
 }
 
