@@ -14,6 +14,7 @@
 package mcpclient
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -139,7 +140,16 @@ var ErrDropped = errors.New("too many late answers are waited for")
 
 type answer struct {
 	result json.RawMessage
+	page   *knownPage // whose result it is, if it is one's
 	err    error
+}
+
+// own is the result for a caller who may keep and change it.
+func (a answer) own() json.RawMessage {
+	if a.page != nil {
+		return bytes.Clone(a.result)
+	}
+	return a.result
 }
 
 // New returns the client of a fresh connection. Ids start at a random point
@@ -170,7 +180,7 @@ func (c *Client) Close(cause error) {
 // hand gives the answer to the caller, or to who takes it late.
 func (w waiter) hand(a answer) {
 	if w.late != nil {
-		w.late(a.result, a.err)
+		w.late(a.own(), a.err)
 		return
 	}
 	w.ch <- a
@@ -233,9 +243,15 @@ func (c *Client) Request(ctx context.Context, method string, params json.RawMess
 // RequestLate is Request for a caller who wants the answer also after ctx has
 // ended: late takes it then.
 func (c *Client) RequestLate(ctx context.Context, method string, params json.RawMessage, late Late) (json.RawMessage, error) {
+	a, err := c.request(ctx, method, params, late)
+	return a.own(), err
+}
+
+// request is RequestLate, for a result that may be everybody's.
+func (c *Client) request(ctx context.Context, method string, params json.RawMessage, late Late) (answer, error) {
 	id, ch, err := c.register()
 	if err != nil {
-		return nil, err
+		return answer{}, err
 	}
 	buf := buffers.Get().(*[]byte)
 	*buf = appendRequest((*buf)[:0], method, params, id)
@@ -243,16 +259,16 @@ func (c *Client) RequestLate(ctx context.Context, method string, params json.Raw
 	putBuffer(buf)
 	if err != nil {
 		c.abandon(id, ch, nil)
-		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
+		return answer{}, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	select {
 	case a := <-ch:
-		return a.result, a.err
+		return a, a.err
 	case <-ctx.Done():
 		if a, answered := c.abandon(id, ch, late); answered {
-			return a.result, a.err
+			return a, a.err
 		}
-		return nil, context.Cause(ctx)
+		return answer{}, context.Cause(ctx)
 	}
 }
 

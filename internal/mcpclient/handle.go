@@ -95,13 +95,9 @@ func (c *Client) deliver(m message) {
 	if !ok {
 		return
 	}
-	w, ok := c.take(int32(id))
+	w, ok := c.takeAnswered(int32(id))
 	if !ok {
-		c.countStray(id)
 		return
-	}
-	if w.late != nil {
-		c.peer.DeviateMCP(DeviationLateReply)
 	}
 	if m.err != nil {
 		w.hand(answer{err: c.rpcError(m.err)})
@@ -113,6 +109,19 @@ func (c *Client) deliver(m message) {
 		return
 	}
 	w.hand(answer{result: copyResult(m.result)})
+}
+
+// takeAnswered is take for an answer that came, and counts one that is late or that
+// nobody asked for.
+func (c *Client) takeAnswered(id int32) (w waiter, ok bool) {
+	w, ok = c.take(id)
+	switch {
+	case !ok:
+		c.countStray(int64(id))
+	case w.late != nil:
+		c.peer.DeviateMCP(DeviationLateReply)
+	}
+	return w, ok
 }
 
 // pages holds the buffers of large results. Only listPage gives them back;

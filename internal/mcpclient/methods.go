@@ -248,12 +248,16 @@ func (c *Client) listPage(ctx context.Context, cursor string, list *ToolList) (n
 	ctx, cancel := context.WithTimeout(ctx, StepTimeout)
 	defer cancel()
 	params := append([]byte(`{"cursor":`), jsonspan.AppendString(nil, cursor)...)
-	result, err := c.Request(ctx, "tools/list", append(params, `,"withUserTools":true}`...))
+	a, err := c.request(ctx, "tools/list", append(params, `,"withUserTools":true}`...), nil)
 	if err != nil {
 		return "", err
 	}
+	list.read += len(a.result)
+	if p := a.page; p != nil && list.addPage(p) {
+		return p.next, nil
+	}
+	result, from, before, bad := a.result, len(list.JSON), list.Count, list.bad
 	defer releasePage(result)
-	list.read += len(result)
 	listed := false
 	walk := jsonspan.CheckedObject(result)
 	for walk.NextKey() {
@@ -275,7 +279,26 @@ func (c *Client) listPage(ctx context.Context, cursor string, list *ToolList) (n
 	if walk.Err() != nil || !listed {
 		return "", fmt.Errorf("%w: no array \"tools\" in %.80s", ErrMalformed, result)
 	}
+	if list.Count > before && list.bad == bad {
+		known.add(result, bytes.TrimPrefix(list.JSON[from:], comma), list.Count-before, next)
+	}
 	return next, nil
+}
+
+var comma = []byte{','}
+
+// addPage appends the tools of a page that came before; false if there is no room for
+// all of them.
+func (l *ToolList) addPage(p *knownPage) bool {
+	if len(l.JSON)+1+len(p.tools) > MaxListBytes || l.Count+p.count > MaxTools {
+		return false
+	}
+	if l.Count > 0 {
+		l.JSON = append(l.JSON, ',')
+	}
+	l.JSON = append(l.JSON, p.tools...)
+	l.Count += p.count
+	return true
 }
 
 // addTools appends the tools of one page.
