@@ -10,7 +10,8 @@ import (
 
 // Beat writes the lease of one start of a node, one beat on, and returns all
 // leases, in order of name. begun says that there was no such lease: this is the
-// first beat, or somebody took the lease away because it stood still.
+// first beat, or somebody took the lease away because it stood still. Leases have the
+// administration's connection, and so wait neither for rows nor for lists.
 func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lease, begun bool, err error) {
 	ctx, cancel, err := s.Reading(ctx)
 	if err != nil {
@@ -18,7 +19,7 @@ func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lea
 	}
 	defer cancel()
 	changed := func(statement string, args ...any) (bool, error) {
-		result, err := s.backend.Write.ExecContext(ctx, statement, args...)
+		result, err := s.backend.Admin.ExecContext(ctx, statement, args...)
 		if err != nil {
 			return false, s.UseError(ctx, "renewing the node's lease", err)
 		}
@@ -44,7 +45,7 @@ func (s *Store) Leases(ctx context.Context) ([]devices.Lease, error) {
 		return nil, err
 	}
 	defer cancel()
-	leases, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (l devices.Lease, err error) {
+	leases, err := database.Collect(ctx, s.backend.Admin, func(scan func(...any) error) (l devices.Lease, err error) {
 		var started int64
 		err = scan(&l.Node, &l.Instance, &l.Beat, &started, &l.Version, &l.API, &l.Devices, &l.Stamps)
 		l.Started = database.Instant(started)
@@ -88,7 +89,7 @@ func (s *Store) endLease(ctx context.Context, statement string, args ...any) err
 		return err
 	}
 	defer cancel()
-	if _, err := s.backend.Write.ExecContext(ctx, statement, args...); err != nil {
+	if _, err := s.backend.Admin.ExecContext(ctx, statement, args...); err != nil {
 		return s.UseError(ctx, "removing a lease", err)
 	}
 	return nil

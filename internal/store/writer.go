@@ -304,16 +304,8 @@ func (w *writer) execute(ctx context.Context, tx *sql.Tx, g *group, m *merged, l
 		_, err = execute(ctx, w, tx, &t.seen, m.seen)
 	}
 	slices.SortFunc(lists, t.catalogs.compare)
-	// Lists are noted as used one row each, in key order: the rows stay locked until
-	// the commit, so that no node can delete a list between its use and the commit of
-	// the entry that names it.
-	for _, list := range lists {
-		if err == nil {
-			_, err = tx.ExecContext(ctx, `UPDATE catalogs SET used_at = $1 WHERE sha256 = $2 AND used_at < $1`, database.Micros(now), list.Hash.String())
-		}
-	}
 	if err == nil {
-		catalogs, err = execute(ctx, w, tx, &t.catalogs, lists)
+		catalogs, err = w.keepLists(ctx, tx, lists, now)
 	}
 	if err == nil {
 		_, err = execute(ctx, w, tx, &t.history, g.history)
@@ -322,6 +314,27 @@ func (w *writer) execute(ctx context.Context, tx *sql.Tx, g *group, m *merged, l
 		err = m.counts.Write(ctx, tx, w.store.backend)
 	}
 	return catalogs, err
+}
+
+// keepLists notes lists as used, or adds them, and returns how many are new. The rows
+// stay locked until the commit, so that no node can delete a list between its use
+// and the commit of the entry that names it. Both statements of a list come before those of
+// the next in key order: an insert waits for whoever is changing the row, who must
+// not wait for a list that was added here.
+func (w *writer) keepLists(ctx context.Context, tx *sql.Tx, lists []devices.CatalogText, now time.Time) (added int64, err error) {
+	for i := 0; i < len(lists) && err == nil; i++ {
+		var used sql.Result
+		var n int64
+		used, err = tx.ExecContext(ctx, `UPDATE catalogs SET used_at = $1 WHERE sha256 = $2 AND used_at < $1`, database.Micros(now), lists[i].Hash.String())
+		if err == nil {
+			n, err = used.RowsAffected()
+		}
+		if err == nil && n == 0 {
+			n, err = execute(ctx, w, tx, &w.texts.catalogs, lists[i:i+1])
+			added += n
+		}
+	}
+	return added, err
 }
 
 // execute writes rows in key order, and returns how many were changed.

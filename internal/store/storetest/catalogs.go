@@ -3,12 +3,15 @@ package storetest
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/store"
 )
 
 func testHistory(t *testing.T, db Database) {
@@ -46,6 +49,43 @@ func testHistory(t *testing.T, db Database) {
 	settle(t, s)
 	if got := history(t, s, "x"); len(got) != n || got[0].Firmware != all[0].Firmware {
 		t.Errorf("a repeated entry changed the history: %d entries, first %+v", len(got), got[0])
+	}
+}
+
+// A new firmware comes to all nodes at once: each writes lists that the others write,
+// too, next to lists that are there already, and none waits for a node that waits
+// for it.
+func testNewListsTogether(t *testing.T, db Database) {
+	if !db.Postgres {
+		return // a file belongs to one process, which has one writer
+	}
+	const nodes, rounds, lists = 8, 40, 40
+	stores := make([]*store.Store, nodes)
+	for i := range stores {
+		stores[i] = openStore(t, db.URL)
+	}
+	var all sync.WaitGroup
+	for which, s := range stores {
+		all.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(which)))
+			for round := range rounds {
+				for _, i := range random.Perm(lists)[:lists/2] {
+					text := catalogOf(fmt.Sprintf(`[{"name":"tool %d"}]`, round*lists/4+i))
+					e := devices.HistoryEntry{Device: mac(which), Epoch: devices.Epoch(round + 1), Seq: int64(i), Catalog: text.Hash, At: start}
+					s.SaveCatalog(e, text, nil)
+				}
+				settle(t, s)
+			}
+		})
+	}
+	all.Wait()
+	for _, s := range stores {
+		if retries, bad := s.Stats().Retries.Load(), s.Stats().BadRows.Load(); retries != 0 || bad != 0 {
+			t.Errorf("%d retries, %d bad rows: the nodes got in each other's way", retries, bad)
+		}
+	}
+	if n := db.Count(t, `SELECT count(*) FROM catalogs`); n != (rounds-1)*lists/4+lists {
+		t.Errorf("%d lists are stored", n)
 	}
 }
 

@@ -279,6 +279,40 @@ func testOutranked(t *testing.T, db Database) {
 	}
 }
 
+// A node renews its lease while its rows wait for another node's.
+func testLeaseBesideRows(t *testing.T, db Database) {
+	if !db.Postgres {
+		return // one node alone: it has no lease
+	}
+	s := openStore(t, db.URL)
+	db.add(t, mac(1))
+	s.SavePresence(fullPresence(mac(1), 1, 1))
+	settle(t, s)
+	other, err := db.Raw.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Rollback() }()
+	if _, err := other.ExecContext(t.Context(), `SELECT 1 FROM presence FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	s.SavePresence(fullPresence(mac(1), 2, 1))
+	eventually(t, "the row waits", func() bool {
+		return db.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 1
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience/4)
+	defer cancel()
+	lease := devices.Lease{Node: "n", Instance: "one", Started: start}
+	for lease.Beat = range int64(3) {
+		if leases, _, err := s.Beat(ctx, lease); err != nil || len(leases) != 1 || leases[0].Beat != lease.Beat {
+			t.Fatalf("beat %d: %v, %v", lease.Beat, leases, err)
+		}
+	}
+	if waiting := s.Stats().PresenceWaiting.Load(); waiting != 1 {
+		t.Errorf("%d rows wait", waiting)
+	}
+}
+
 func testLease(t *testing.T, db Database) {
 	s := openStore(t, db.URL)
 	mine := devices.Lease{Node: "n", Instance: "one", Beat: 1, Started: start, API: "http://one"}
