@@ -28,7 +28,11 @@ type conn struct {
 	keep  time.Duration // the device must be heard within this; 0 is for ever
 	slow  atomic.Bool   // it took nothing for WriteTimeout
 	heard atomic.Int64  // unix nanoseconds of the last bytes received
-	topic string        // down
+	// writing is since when a write has been running, in unix nanoseconds; 0: none is.
+	// The sweeper ends one that takes too long: a deadline for each would be a timer,
+	// and each timer wakes the process once more, long after the write.
+	writing atomic.Int64
+	topic   string // down
 
 	lastID uint16 // of the last QoS 1 message
 
@@ -267,11 +271,22 @@ func (c *conn) body(h header) (body []byte, buf *[]byte, err error) {
 // leaves the wait for the next one to a fresh goroutine: a stack that has grown
 // to handle a packet stays grown, a fresh one of 2 KB is enough to wait, and
 // waiting is what an idle device's does for ever. So the frames from here to
-// the read must stay small.
+// the read must stay small. A PINGREQ, which is all that an idle device sends, grows
+// no stack, and a fresh goroutine for each would wake another thread.
 func (c *conn) serve() {
 	defer tasks.Contain(c.front.opt.Log, c.fault)
 	for {
-		if err := c.next(); err != nil {
+		h, err := c.header(PacketLimit)
+		switch {
+		case err != nil:
+		case h.kind() == packets.Pingreq && h.length == 0:
+			if err = c.answer(pingresp); err == nil {
+				continue
+			}
+		default:
+			err = c.take(h)
+		}
+		if err != nil {
 			c.finish(err)
 			return
 		}
@@ -280,15 +295,6 @@ func (c *conn) serve() {
 			return
 		}
 	}
-}
-
-// next waits for one packet and takes it.
-func (c *conn) next() error {
-	h, err := c.header(PacketLimit)
-	if err != nil {
-		return err
-	}
-	return c.take(h)
 }
 
 // finish ends the session for the reason that the error of its reader tells.
@@ -332,8 +338,6 @@ func (c *conn) take(h header) error {
 		return err
 	}
 	switch p := p.(type) {
-	case *packets.PingreqPacket:
-		return c.answer(pingresp)
 	case *packets.SubscribePacket:
 		if len(p.Topics) == 0 || len(p.Topics) > maxTopics {
 			return fmt.Errorf("SUBSCRIBE with %d topics; 1 to %d are taken", len(p.Topics), maxTopics)
@@ -410,8 +414,9 @@ func (c *conn) SendControl(msg []byte) error {
 
 // Write implements outbox.Writer.
 func (c *conn) Write(_ int, packet []byte) error {
-	_ = c.net.SetWriteDeadline(time.Now().Add(WriteTimeout)) // an error shows at the write
+	c.writing.Store(time.Now().UnixNano())
 	_, err := c.net.Write(packet)
+	c.writing.Store(0)
 	if err != nil {
 		c.slow.Store(errors.Is(err, os.ErrDeadlineExceeded))
 		_ = c.net.Close() // the device may have got half a packet; wakes the reader, which ends the session

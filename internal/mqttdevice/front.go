@@ -160,8 +160,8 @@ func (f *Front) Close() {
 	f.conns.Wait()
 }
 
-// sweep ends connections that were silent for one and a half keepalives
-// (section 3.1.2.10). Only what the device sends counts: what is sent to it
+// sweep ends writes that take too long, and connections that were silent for one and a
+// half keepalives (section 3.1.2.10). Only what the device sends counts: what is sent to it
 // says nothing about its life.
 func (f *Front) sweep() {
 	ticker := time.NewTicker(sweepEvery)
@@ -177,6 +177,9 @@ func (f *Front) sweep() {
 				continue
 			}
 			silent = f.conns.Append(silent[:0], func(c *conn) bool {
+				if begun := c.writing.Load(); begun != 0 && now.UnixNano()-begun > int64(WriteTimeout) {
+					_ = c.net.SetWriteDeadline(now) // an error shows at the write
+				}
 				return c.session.Load() != nil && c.keep > 0 && now.UnixNano()-c.heard.Load() > int64(c.keep)
 			})
 			for _, c := range silent {

@@ -30,7 +30,11 @@ type conn struct {
 	framing envelope.Framing
 	session atomic.Pointer[session.Session]
 
-	lastSent   atomic.Int64 // unix nanoseconds of the last data frame written
+	lastSent atomic.Int64 // unix nanoseconds of the last data frame written
+	// writing is since when a data frame has been written, in unix nanoseconds; 0: none
+	// is. The sweeper ends one that takes too long: a deadline for each would be a timer,
+	// and each timer wakes the process once more, long after the write.
+	writing    atomic.Int64
 	lastPing   atomic.Int64
 	unanswered atomic.Int32 // pings
 	slow       atomic.Bool  // it took nothing for WriteTimeout
@@ -223,6 +227,7 @@ func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int)
 		}
 	}
 	putBuffer(buf)
+	releaseInput(c.ws.NetConn())
 	if err == nil {
 		return nil
 	}
@@ -311,8 +316,9 @@ func (c *conn) Go(task func()) { c.front.conns.Go(task) }
 // deafen firmware up to v2.1.0.
 func (c *conn) Write(kind int, msg []byte) error {
 	now := time.Now()
-	_ = c.ws.SetWriteDeadline(now.Add(WriteTimeout)) // never fails (gorilla/websocket)
+	c.writing.Store(now.UnixNano())
 	err := c.ws.WriteMessage(kind, msg)
+	c.writing.Store(0)
 	if err != nil {
 		c.slow.Store(errors.Is(err, os.ErrDeadlineExceeded))
 		c.expire() // wakes the reader, which closes the connection
@@ -322,7 +328,9 @@ func (c *conn) Write(kind int, msg []byte) error {
 	return nil
 }
 
-func (c *conn) expire() { _ = c.ws.SetReadDeadline(time.Now()) }
+// expire ends what the connection's goroutines wait for: also the reader's own write,
+// which the sweeper does not end any more once the front end closes.
+func (c *conn) expire() { _ = c.ws.NetConn().SetDeadline(time.Now()) }
 
 // Close ends the connection. A reason of ours is told in a Close frame; the
 // firmware neither answers that nor closes TCP (web_socket.cc:383-388), so the
@@ -352,6 +360,9 @@ var noop = []byte(`{"type":"noop"}`)
 
 // sweep does what is due on this connection.
 func (c *conn) sweep(now time.Time) {
+	if begun := c.writing.Load(); begun != 0 && now.UnixNano()-begun > int64(WriteTimeout) {
+		_ = c.ws.NetConn().SetWriteDeadline(now) // an error shows at the write
+	}
 	session := c.session.Load()
 	if session == nil {
 		return // the hello's deadline is running
@@ -362,8 +373,8 @@ func (c *conn) sweep(now time.Time) {
 			c.front.conns.Go(func() { session.Close(devices.CloseDead) })
 			return
 		}
-		c.front.conns.Go(func() { // the deadline bounds it, and a failure shows as an unanswered ping
-			_ = c.ws.WriteControl(websocket.PingMessage, nil, time.Now().Add(WriteTimeout))
+		c.front.conns.Go(func() { // who never takes it ends as dead, and the ping with the connection
+			_ = c.ws.WriteControl(websocket.PingMessage, nil, time.Time{})
 		})
 	}
 	idle := now.Sub(time.Unix(0, c.lastSent.Load()))
