@@ -48,6 +48,19 @@ func (l *Link) Claim(c devices.Claim) {
 	}
 }
 
+// Remind tells whoever else holds the device, on the device's own subject: nobody
+// else is disturbed by what is said once a minute for each device. The
+// connection must not echo (nats.NoEcho), or the server may choose this node for
+// the one that hears it. A node of an older version that holds the device does not
+// understand it; its own claims, to all, are answered here.
+func (l *Link) Remind(c devices.Claim) {
+	if l.opt.Alone || !l.opt.Up() {
+		return
+	}
+	// What is lost is said again within a minute.
+	_ = l.broadcast(l.subject(c.Device, verbClaim), verbClaim, c.Device, appendClaim(make([]byte, 0, 192), c))
+}
+
 func appendClaim(dst []byte, c devices.Claim) []byte {
 	dst = jsonspan.AppendString(append(dst, `{"kind":`...), string(c.Kind))
 	dst = jsonspan.AppendString(append(dst, `,"device":`...), string(c.Device))

@@ -1,10 +1,14 @@
 package cluster
 
 import (
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
@@ -68,6 +72,68 @@ func TestTakeoverBetweenNodes(t *testing.T) {
 	ctx := t.Context()
 	if r, err := f.holding.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: []byte(`{"volume":1}`)}); err != nil || r.Node != "far" {
 		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// A reminder finds who else holds the device, also on another server of NATS, and
+// disturbs nobody else. A recorded one does nothing.
+func TestRemindReachesTheOtherHolder(t *testing.T) {
+	t.Parallel()
+	first := startNATS(t, server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: -1})
+	second := startNATS(t, server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: -1}, &url.URL{Scheme: "nats", Host: first.ClusterAddr().String()})
+	devicetest.Eventually(t, "the servers form a cluster", func() bool { return first.NumRoutes() > 0 && second.NumRoutes() > 0 })
+	f := newFleetOn(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4}, first.ClientURL(), second.ClientURL())
+	recorder, err := f.client.SubscribeSync("test.v1.cmd.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.at(t, f.holding)
+	const seen = "test.v1.cmd."
+	devicetest.Eventually(t, "interest is known everywhere", func() bool {
+		return first.GlobalAccount().SubscriptionInterest(seen+id.Token()+".x") && second.GlobalAccount().SubscriptionInterest(seen+id.Token()+".x")
+	})
+	// The far node holds it, too, though the claims of both were lost: it is told, at the
+	// first reminder of the two.
+	if err := f.far.Hold(id); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.far.opt.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "the first server knows of both", func() bool {
+		f.holder.Remind(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "holder", Epoch: 1})
+		return f.far.Requests.Get(verbClaim) > 0
+	})
+	var recorded *nats.Msg // the last of those, which was taken
+	for err := error(nil); err == nil; {
+		var msg *nats.Msg
+		if msg, err = recorder.NextMsg(200 * time.Millisecond); err == nil {
+			recorded = msg
+		}
+	}
+	taken := f.far.Requests.Get(verbClaim)
+	for range 20 {
+		f.holder.Remind(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "holder", Epoch: 1})
+	}
+	devicetest.Eventually(t, "each reminder is taken by the other", func() bool { return f.far.Requests.Get(verbClaim) == taken+20 })
+	f.far.Remind(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "far", Epoch: 1 << 60})
+	devicetest.Eventually(t, "the higher epoch stays", func() bool {
+		f.holder.mu.Lock()
+		defer f.holder.mu.Unlock()
+		return !online(f.holding) && len(f.holder.holds) == 0
+	})
+	if err := f.holder.opt.Conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	var refused int64
+	taken, refused = f.far.Requests.Get(verbClaim), f.far.Refused.Get(devices.CodeUnauthorized)
+	if err := f.client.PublishMsg(&nats.Msg{Subject: recorded.Subject, Header: recorded.Header, Data: recorded.Data}); err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "a recorded reminder is refused", func() bool { return f.far.Refused.Get(devices.CodeUnauthorized) == refused+1 })
+	// security: N8
+	if n := f.far.Requests.Get(verbClaim); n != taken {
+		t.Errorf("%d more were taken", n-taken)
 	}
 }
 

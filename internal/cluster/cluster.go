@@ -52,7 +52,7 @@ const (
 
 // Options of a Link.
 type Options struct {
-	Conn   *nats.Conn
+	Conn   *nats.Conn // with nats.NoEcho: what a node says is for others
 	Prefix string
 	Mint   *credential.Mint
 	Node   string

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -45,7 +46,14 @@ func newFleet(t *testing.T) *testFleet {
 
 func newFleetWith(t *testing.T, cfg fleet.Config) *testFleet {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true})
+	url := startNATS(t, server.ClusterOpts{}).ClientURL()
+	return newFleetOn(t, cfg, url, url)
+}
+
+// startNATS starts a server.
+func startNATS(t *testing.T, cluster server.ClusterOpts, routes ...*url.URL) *server.Server {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true, Cluster: cluster, Routes: routes})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,22 +62,29 @@ func newFleetWith(t *testing.T, cfg fleet.Config) *testFleet {
 	if !s.ReadyForConnections(10 * time.Second) {
 		t.Fatal("NATS did not start")
 	}
-	connect := func() *nats.Conn {
-		nc, err := nats.Connect(s.ClientURL())
+	return s
+}
+
+// newFleetOn returns two nodes, each on one of two addresses.
+func newFleetOn(t *testing.T, cfg fleet.Config, holder, far string) *testFleet {
+	t.Helper()
+	connect := func(url string) *nats.Conn {
+		nc, err := nats.Connect(url, nats.NoEcho())
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(nc.Close)
 		return nc
 	}
-	f := &testFleet{client: connect()}
+	f := &testFleet{client: connect(holder)}
+	var err error
 	if f.mint, err = credential.New([]byte("a secret for tests only")); err != nil {
 		t.Fatal(err)
 	}
 	f.ports = devicetest.New() // one database for both
-	node := func(name string) (*Link, *fleet.Service) {
+	node := func(name, url string) (*Link, *fleet.Service) {
 		log := slog.New(slog.DiscardHandler)
-		link := New(Options{Conn: connect(), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
+		link := New(Options{Conn: connect(url), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
 		cfg.Node, cfg.Alive = name, func(string) bool { return true }
 		peers := link.Peers()
 		ports := f.ports.FleetPorts()
@@ -81,8 +96,8 @@ func newFleetWith(t *testing.T, cfg fleet.Config) *testFleet {
 		t.Cleanup(func() { service.Close(); link.Close() })
 		return link, service
 	}
-	f.holder, f.holding = node("holder")
-	f.far, f.fwd = node("far")
+	f.holder, f.holding = node("holder", holder)
+	f.far, f.fwd = node("far", far)
 	devicetest.Eventually(t, "the nodes know each other", func() bool { return f.far.peers.has(f.holder.nonce) && f.holder.peers.has(f.far.nonce) })
 	if err := errors.Join(f.holder.opt.Conn.Flush(), f.far.opt.Conn.Flush()); err != nil {
 		t.Fatal(err)

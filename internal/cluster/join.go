@@ -71,10 +71,6 @@ func (l *Link) Join(ctx context.Context, mine Fleet) error {
 // introduce tells another node that wants to join which fleet this is.
 func (l *Link) introduce(msg *nats.Msg) {
 	defer tasks.Contain(l.opt.Log, nil)
-	var asks Fleet
-	if json.Unmarshal(msg.Data, &asks) == nil && asks.Node == l.opt.Node {
-		return // it asks again, because its database came up late
-	}
 	l.reply(msg, *l.mine.Load())
 }
 

@@ -85,9 +85,13 @@ func (l *Link) check(msg *nats.Msg, r *request) (err error) {
 	return nil
 }
 
-// inOrder serves what belongs to a conversation, right here: audio and
-// messages must reach the device as they were sent. Neither blocks.
+// inOrder serves right here what must be taken as it was sent: audio and messages
+// of a conversation, and claims. None of it blocks.
 func (l *Link) inOrder(msg *nats.Msg) bool {
+	if strings.HasSuffix(msg.Subject, "."+verbClaim) && msg.Header.Get(HeaderStamp) != "" {
+		l.claimed(msg)
+		return true
+	}
 	audio := strings.HasSuffix(msg.Subject, ".audio")
 	if !audio && !strings.HasSuffix(msg.Subject, ".send") {
 		return false

@@ -536,6 +536,9 @@ func (p *Ports) Claim(c devices.Claim) {
 	p.Claims = append(p.Claims, c)
 }
 
+// Remind implements fleet.Directory.
+func (p *Ports) Remind(c devices.Claim) { p.Claim(c) }
+
 // Claimed returns the claims made so far.
 func (p *Ports) Claimed() []devices.Claim {
 	p.mu.Lock()

@@ -75,12 +75,17 @@ func (d directory) Claim(c devices.Claim) {
 	if d.node.killed.Load() {
 		return
 	}
-	if c.Kind == devices.ClaimReassert {
-		d.node.reasserts.Add(1)
-	} else {
-		d.node.claims.Add(1)
-	}
+	d.node.claims.Add(1)
 	d.Link.Claim(c)
+}
+
+// Remind counts a reminder, and sends it.
+func (d directory) Remind(c devices.Claim) {
+	if d.node.killed.Load() {
+		return
+	}
+	d.node.reasserts.Add(1)
+	d.Link.Remind(c)
 }
 
 // noVision offers no photos.
@@ -104,7 +109,7 @@ func startNode(ctx context.Context, name, natsURL, database, dir string, o optio
 		}
 	}()
 	back := make(chan struct{}, 1)
-	if n.conn, err = nats.Connect(natsURL, nats.Name("fleetd "+name), nats.MaxReconnects(-1), nats.ReconnectWait(500*time.Millisecond), nats.ReconnectBufSize(-1),
+	if n.conn, err = nats.Connect(natsURL, nats.Name("fleetd "+name), nats.NoEcho(), nats.MaxReconnects(-1), nats.ReconnectWait(500*time.Millisecond), nats.ReconnectBufSize(-1),
 		nats.PingInterval(natsPings), nats.MaxPingsOutstanding(2), nats.FlusherTimeout(natsPings), nats.Timeout(3*time.Second),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.log.Warn("NATS", "error", err) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
@@ -163,8 +168,8 @@ func startNode(ctx context.Context, name, natsURL, database, dir string, o optio
 func (n *node) run(ctx context.Context, back <-chan struct{}) {
 	ticker := time.NewTicker(n.leaseTime / beatsPerLease)
 	defer ticker.Stop()
-	seen, begins := map[string]sight{}, 1
-	var looked, takenAway time.Time
+	seen, begins := cluster.Beats{Own: n.lease, Every: n.leaseTime / beatsPerLease, Life: n.leaseTime, Turn: 2 * n.leaseTime}, 1
+	var takenAway time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -185,11 +190,7 @@ func (n *node) run(ctx context.Context, back <-chan struct{}) {
 				takenAway = time.Time{}
 				n.service.Reappear()
 			}
-			if now.Sub(looked) > 2*n.leaseTime/beatsPerLease {
-				clear(seen) // a node is not lost while this one could not see it
-			}
-			looked = now
-			n.look(ctx, seen)
+			n.look(ctx, &seen)
 		}
 	}
 }
@@ -208,24 +209,10 @@ func (n *node) beat(ctx context.Context) error {
 	return n.service.Registry().Refresh(ctx)
 }
 
-// sight is when a beat was first seen.
-type sight struct {
-	beat int64
-	at   time.Time
-}
-
 // look marks the devices of nodes that do not renew their lease.
-func (n *node) look(ctx context.Context, seen map[string]sight) {
-	now := time.Now()
-	for _, l := range *n.leases.Load() {
-		s, known := seen[l.Instance]
-		if !known || s.beat != l.Beat {
-			seen[l.Instance] = sight{l.Beat, now}
-			continue
-		}
-		if now.Sub(s.at) < n.leaseTime || l.Instance == n.lease.Instance {
-			continue
-		}
+func (n *node) look(ctx context.Context, seen *cluster.Beats) {
+	lost, _ := seen.Look(*n.leases.Load(), time.Now())
+	for _, l := range lost {
 		if _, again := n.losing.LoadOrStore(l.Instance, true); !again {
 			n.tasks.Go(func() { n.lose(ctx, l) })
 		}

@@ -59,6 +59,7 @@ func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (
 	b := &bus{back: make(chan struct{}, 1)}
 	options := []nats.Option{
 		nats.Name("fleetd " + cfg.Node),
+		nats.NoEcho(), // what a node says is for others
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(500 * time.Millisecond),
 		nats.IgnoreAuthErrorAbort(), // a login that fails for a while must not end the connection for good

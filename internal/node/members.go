@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fleetd/internal/cluster"
 	"fleetd/internal/devices"
 	"fleetd/internal/timescale"
 )
@@ -19,8 +20,9 @@ import (
 var (
 	beatEvery   = timescale.Of(3 * time.Second)
 	leaseTime   = timescale.Of(15 * time.Second)
-	answerTime  = timescale.Of(2 * time.Second) // for other nodes to answer a claim
-	orphanEvery = timescale.Of(time.Minute)     // looks for devices of nodes that have no lease
+	answerTime  = timescale.Of(2 * time.Second)  // for other nodes to answer a claim
+	orphanEvery = timescale.Of(time.Minute)      // looks for devices of nodes that have no lease
+	clearTurn   = timescale.Of(30 * time.Second) // before the next node clears away after a lost one
 )
 
 // stampsAll begins the instance of a node that stamps claims and news, too: those
@@ -45,21 +47,16 @@ type members struct {
 
 	mu     sync.Mutex
 	latest []devices.Lease
-	seen   map[string]sight // by instance
-	looked time.Time        // when the leases were last read
-	losing map[string]bool  // by instance, or name for orphans: being cleared away
+	seen   cluster.Beats
+	losing map[string]bool // by instance, or name for orphans: being cleared away
 	tasks  sync.WaitGroup
 }
 
-// sight is when a beat was first seen.
-type sight struct {
-	beat int64
-	at   time.Time
-}
-
 func newMembers(n *node) *members {
-	return &members{node: n, seen: map[string]sight{}, losing: map[string]bool{},
+	m := &members{node: n, losing: map[string]bool{},
 		lease: devices.Lease{Node: n.cfg.Node, Instance: stampsAll + rand.Text(), Started: n.started, Version: n.cfg.Version, Stamps: true}}
+	m.seen = cluster.Beats{Own: m.lease, Every: beatEvery, Life: leaseTime, Turn: clearTurn}
+	return m
 }
 
 // run keeps the lease until ctx ends, and then gives it back.
@@ -126,27 +123,10 @@ func (m *members) beat(ctx context.Context) (lost []devices.Lease, err error) {
 	m.latest = leases
 	m.stamped.Store(!slices.ContainsFunc(leases, func(l devices.Lease) bool { return !l.Stamps }))
 	m.stampedAll.Store(!slices.ContainsFunc(leases, func(l devices.Lease) bool { return !strings.HasPrefix(l.Instance, stampsAll) }))
-	// Nobody is lost for what could not be seen: the database was away, or this
-	// node did not run.
-	blind := now.Sub(m.looked) > 2*beatEvery
-	m.looked = now
-	seen := make(map[string]sight, len(leases))
-	for _, l := range leases {
-		s, known := m.seen[l.Instance]
-		moved := known && s.beat != l.Beat
-		if blind || !known || moved {
-			s = sight{l.Beat, now}
-		}
-		seen[l.Instance] = s
-		switch {
-		case l.Instance == m.lease.Instance:
-		case moved && l.Node == m.lease.Node:
-			err = errNodeTwice
-		case now.Sub(s.at) >= leaseTime:
-			lost = append(lost, l)
-		}
+	lost, twice := m.seen.Look(leases, now)
+	if twice {
+		err = errNodeTwice
 	}
-	m.seen = seen
 	return lost, err
 }
 
@@ -244,8 +224,7 @@ func (m *members) others(ctx context.Context) bool {
 		leases = m.latest
 	}
 	return slices.ContainsFunc(leases, func(l devices.Lease) bool {
-		s, known := m.seen[l.Instance]
-		return l.Node != m.lease.Node && (!known || s.beat != l.Beat || time.Since(s.at) < leaseTime)
+		return l.Node != m.lease.Node && m.seen.Lives(l, time.Now())
 	})
 }
 

@@ -82,13 +82,16 @@ func (n *node) beat(t *testing.T) []devices.Lease {
 	return lost
 }
 
-// stoodStill makes every lease look as if it had not moved for long.
-func (m *members) stoodStill() {
+// stoodStill makes every lease look as if it had not moved for long, up to this
+// time ago.
+func (m *members) stoodStill(ago time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for instance, s := range m.seen {
-		s.at = time.Now().Add(-2 * leaseTime)
-		m.seen[instance] = s
+	now := time.Now()
+	m.seen = newMembers(m.node).seen
+	m.seen.Own = m.lease
+	for at := now.Add(-leaseTime - 2*clearTurn); at.Before(now.Add(-ago)); at = at.Add(beatEvery) {
+		m.seen.Look(m.latest, at)
 	}
 }
 
@@ -101,7 +104,7 @@ func TestResumedNodeIsTold(t *testing.T) {
 	a.accept(t, id)
 	a.beat(t)
 	c.beat(t)
-	c.members.stoodStill()
+	c.members.stoodStill(0)
 	lost := c.beat(t)
 	if len(lost) != 1 || lost[0].Node != "a" {
 		t.Fatalf("lost: %v", lost)
@@ -135,7 +138,7 @@ func TestRestartedNodeKeepsItsDevices(t *testing.T) {
 	c.awaitRow(t, gone, true)
 	a.beat(t)
 	c.beat(t)
-	c.members.stoodStill()
+	c.members.stoodStill(0)
 	a.beat(t)
 	lost := c.beat(t)
 	if len(lost) != 1 || lost[0].Instance != "killed" {
@@ -192,8 +195,7 @@ func TestBlindNodeLosesNobody(t *testing.T) {
 	a, c := nodes[0], nodes[1]
 	a.beat(t)
 	c.beat(t)
-	c.members.stoodStill()
-	c.members.looked = time.Now().Add(-leaseTime) // the database was away
+	c.members.stoodStill(leaseTime) // then the database was away
 	if lost := c.beat(t); len(lost) != 0 {
 		t.Errorf("lost: %v", lost)
 	}

@@ -17,7 +17,7 @@ const (
 	// what is further is read from the log.
 	maxAhead = 10_000
 	// maxRecent is how many changes a node keeps for others.
-	maxRecent = 10_000
+	maxRecent = 2048
 	// gapPatience is how long a gap may wait for the hint that fills it.
 	gapPatience = 50 * time.Millisecond
 	// readPage is how many changes are read at once.

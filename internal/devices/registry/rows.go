@@ -180,7 +180,7 @@ func (w *rows) read(page map[devices.ID]*rowWait) bool {
 			continue
 		}
 		wait.member = row.Device.Member()
-		w.keep(wait.member)
+		w.keep(wait.member, !wait.deliver) // else the observer has it, for as long as the device is connected
 		close(wait.done)
 		if wait.deliver {
 			w.r.opt.Observer.Row(row)
@@ -211,11 +211,15 @@ func (w *rows) upToDate(d *devices.Device, from int64) bool {
 	return true
 }
 
-// keep adds to the cache what is decided of a device. Registry.follow is held.
-func (w *rows) keep(m devices.Member) {
+// keep adds to the cache what is decided of a device, or takes it out. Registry.follow
+// is held.
+func (w *rows) keep(m devices.Member, here bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.dropLocked(m.ID)
+	if !here {
+		return
+	}
 	size := 300 + 2*len(m.ID) + len(m.ClientID) + len(m.Name)
 	for key, value := range m.Labels {
 		size += 64 + len(key) + len(value)
@@ -252,7 +256,7 @@ func (w *rows) fold(c devices.Change) {
 		w.mu.Unlock()
 		return
 	}
-	w.keep(m)
+	w.keep(m, true)
 }
 
 func (w *rows) clear() {

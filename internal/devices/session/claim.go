@@ -13,12 +13,17 @@ import (
 // then the higher epoch wins, since neither node knows which was first.
 const closeCalls = 2 * time.Second
 
-func (x *Session) claim(kind devices.ClaimKind) {
+func (x *Session) claim(kind devices.ClaimKind) { x.svc.ports.Directory.Claim(x.claimOf(kind)) }
+
+// remind claims the device again, in case a claim was lost.
+func (x *Session) remind() { x.svc.ports.Directory.Remind(x.claimOf(devices.ClaimReassert)) }
+
+func (x *Session) claimOf(kind devices.ClaimKind) devices.Claim {
 	c := devices.Claim{Device: x.who.Device, Kind: kind, Node: x.svc.cfg.Node, Epoch: x.Epoch()}
 	if x.who.Verified {
 		c.Generation = x.who.Generation
 	}
-	x.svc.ports.Directory.Claim(c)
+	return c
 }
 
 // Claimed takes a claim of another node. It does not wait for the device: claims
@@ -92,8 +97,7 @@ func (x *Session) rise(c devices.Claim) {
 	}
 }
 
-// Reassert claims everything that this node holds: after a partition, and every
-// now and then in case a claim was lost.
+// Reassert claims everything that this node holds, to all nodes: after a partition.
 func (s *Hub) Reassert() { s.Sessions(func(x *Session) { x.claim(devices.ClaimReassert) }) }
 
 // losePage bounds what LoseNode marks at a time.

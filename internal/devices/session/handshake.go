@@ -248,7 +248,7 @@ func (x *Session) failed(err error) {
 	}
 	pause := min(retryFirst<<min(x.attempts, 10), retryLast)
 	if x.features == devices.FeaturesUnknown {
-		pause = unannouncedPauses[min(x.attempts, len(unannouncedPauses)-1)]
+		pause = unannouncedPauses[min(int(x.attempts), len(unannouncedPauses)-1)]
 	}
 	x.attempts++
 	if x.retry != nil {

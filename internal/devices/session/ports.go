@@ -17,6 +17,8 @@ type Directory interface {
 	// Claim tells every other node, which answer through Service.Claimed. It
 	// never blocks; a claim that cannot be sent is made again within a minute.
 	Claim(c devices.Claim)
+	// Remind is Claim to whoever else holds the device, and to nobody else.
+	Remind(c devices.Claim)
 	// Tell passes news on to every other node, which take them by
 	// Service.Learn. It never blocks, and they may be lost: a device repeats its
 	// check.

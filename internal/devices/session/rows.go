@@ -29,9 +29,14 @@ func (s *Hub) outdated(x *Session) bool {
 func (s *Hub) merge(e *entry, row devices.Row) {
 	d, p := row.Device, row.Presence
 	d.Board, d.Firmware, d.ELF = s.strings.get(d.Board), s.strings.get(d.Firmware), s.strings.get(d.ELF)
+	d.Chip, d.Language = s.strings.get(d.Chip), s.strings.get(d.Language)
+	d.ID = e.id
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	before := e.device.Load()
+	if before.ClientID == d.ClientID {
+		d.ClientID = before.ClientID // one copy, as far as another can be spared
+	}
 	if before.CheckedAt.After(d.CheckedAt) { // reported here, and on its way into the database
 		d.Board, d.Firmware, d.ELF, d.Chip = before.Board, before.Firmware, before.ELF, before.Chip
 		d.Language, d.Serial, d.ActivateV2, d.CheckedAt = before.Language, before.Serial, before.ActivateV2, before.CheckedAt
@@ -48,7 +53,7 @@ func (s *Hub) merge(e *entry, row devices.Row) {
 			e.listedFW = d.Firmware
 		}
 	}
-	close(e.row)
+	close(*e.row.Swap(nil))
 }
 
 // isWithoutMCP tells whether the device has said, on its connection, that it has no
@@ -97,13 +102,14 @@ func (x *Session) showKnown() {
 // AwaitRow waits until what the database holds of the session's device is known,
 // at most registry.RowLimit.
 func (x *Session) AwaitRow(ctx context.Context) error {
-	if x.entry.isKnown() {
+	row := x.entry.row.Load()
+	if row == nil {
 		return nil
 	}
 	timer := time.NewTimer(registry.RowLimit)
 	defer timer.Stop()
 	select {
-	case <-x.entry.row:
+	case <-*row:
 		return nil
 	case <-ctx.Done():
 	case <-timer.C:

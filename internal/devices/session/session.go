@@ -55,15 +55,15 @@ type Session struct {
 	board        string // as `initialize` on this connection said
 	firmware     string
 	relistAt     time.Time
-	attempts     int
+	attempts     int32
+	inFlight     int32
 	retry        *time.Timer
 	grantExpires time.Time
 	catalog      *catalog.Catalog // shown and called by; may be a guess while stale
 	catalogState devices.CatalogState
 	own          devices.Hash // the device's last list whose history entry is stored
 
-	inFlight int
-	queue    []chan struct{} // callers waiting for a slot, first come first served
+	queue []chan struct{} // callers waiting for a slot, first come first served
 
 	messages []waiting // for the device, while it has no conversation
 
@@ -205,6 +205,9 @@ func (x *Session) publishLocked(kind devices.EventKind, subject string, fields [
 func (x *Session) HandleControl(msg []byte) error {
 	if reason := x.closeReason(); reason != "" {
 		return ClosedError{reason} // the connection lingers; its device has moved on
+	}
+	if x.client.HandleKnown(msg) {
+		return nil
 	}
 	m, err := envelope.Parse(msg)
 	if err != nil {

@@ -21,7 +21,7 @@ func (x *Session) Acquire(ctx context.Context) error {
 	case x.leaving:
 		defer x.mu.Unlock()
 		return ClosedCall(devices.CloseDraining, false)
-	case x.inFlight < x.svc.cfg.CallsPerDevice:
+	case int(x.inFlight) < x.svc.cfg.CallsPerDevice:
 		x.inFlight++
 		x.mu.Unlock()
 		x.svc.stats.InFlight.Add(1)

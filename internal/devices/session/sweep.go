@@ -47,7 +47,7 @@ func (s *Hub) sweepEntry(e *entry, now time.Time, full bool) {
 		s.run(e.evict) // the next device does not wait for a stuck connection
 		return
 	}
-	x.claim(devices.ClaimReassert)
+	x.remind()
 	x.mu.Lock()
 	due := x.mcp == devices.MCPReady && !x.grantExpires.IsZero() && x.grantExpires.Sub(now) < grantRenew
 	x.mu.Unlock()

@@ -32,9 +32,9 @@ type entry struct {
 	session atomic.Pointer[Session]
 	// conversation is the open audio channel; over UDP it outlives a session.
 	conversation atomic.Pointer[speech.Conversation]
-	// row is closed once device is what the database holds; until then it has only
-	// what this node has heard.
-	row chan struct{}
+	// row is nil once device is what the database holds; until then it has only
+	// what this node has heard, and those who wait for more wait here.
+	row atomic.Pointer[chan struct{}]
 
 	mu        sync.Mutex
 	lastEpoch devices.Epoch
@@ -92,7 +92,9 @@ func (h *table) ensure(id devices.ID, clientID string) (e *entry, created bool) 
 	if e := s.entries[id]; e != nil {
 		return e, false
 	}
-	e = &entry{id: id, row: make(chan struct{})}
+	e = &entry{id: id}
+	row := make(chan struct{})
+	e.row.Store(&row)
 	e.device.Store(&devices.Device{ID: id, ClientID: clientID, Admission: devices.AdmissionMember})
 	s.entries[id] = e
 	h.count.Add(1)
@@ -150,14 +152,7 @@ func (e *entry) updateLocked(change func(*devices.Device)) *devices.Device {
 }
 
 // isKnown tells whether the device is what the database holds.
-func (e *entry) isKnown() bool {
-	select {
-	case <-e.row:
-		return true
-	default:
-		return false
-	}
-}
+func (e *entry) isKnown() bool { return e.row.Load() == nil }
 
 // evict ends what the device has on this node: its session, and a conversation
 // that waits for its connection to come back.
