@@ -18,6 +18,8 @@ var coreMutants = []mutant{
 
 	{file: "internal/cluster/serve.go", test: "TestServicesNeedAToken", breaks: "raw requests are between nodes alone",
 		old: `case verb == "rpc" && node:`, new: `case verb == "rpc":`},
+	{file: "internal/cluster/beats.go", test: "TestOneNodeClearsAway", breaks: "one node clears away after another",
+		old: "b.Life+time.Duration(before)*b.Turn", new: "b.Life"},
 	{file: "internal/cluster/stamp.go", test: "TestTaken", breaks: "the node heard of longest ago makes room",
 		old: "x.used < t.from[oldest].used", new: "x.used > t.from[oldest].used"},
 	{file: "internal/cluster/stamp.go", test: "TestHopsAtOnce", race: true, breaks: "a number is taken under the lock",
@@ -81,6 +83,8 @@ var coreMutants = []mutant{
 	{file: "internal/jsonspan/jsonspan.go", test: "TestInt", breaks: "no integer overflows",
 		old: "len(digits) > 18", new: "len(digits) > 19"},
 
+	{file: "internal/mcpclient/client.go", test: "TestKnownPageIsNotLent", breaks: "a page that all share is not lent",
+		old: "	if a.page != nil {\n		return bytes.Clone(a.result)\n	}\n", new: ""},
 	{file: "internal/mcpclient/handle.go", test: "TestStrayAndOddReplies", breaks: "an id beyond 32 bits is foreign",
 		old: "!ok || id < 1 || id > maxID", new: "!ok || id < 1"},
 	{file: "internal/mcpclient/client.go", test: "TestConcurrentRequests", race: true, breaks: "an answer is taken under the lock",

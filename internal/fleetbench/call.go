@@ -35,7 +35,7 @@ var callWanted = []wanted{
 }
 
 var callLines = []line{
-	{name: figureCalls, goal: &goal{ratioAtLeast, 0.85}}, {name: figureHalf}, {name: figureTail},
+	{name: figureCalls, goal: &goal{ratioAtLeast, 0.9}}, {name: figureHalf}, {name: figureTail},
 	{name: figureServerCPU, precision: 1}, {name: figureClientCPU, precision: 1}, {name: figureMallocs, precision: 1},
 }
 

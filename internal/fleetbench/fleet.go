@@ -91,7 +91,7 @@ func (f *fleet) dial(ctx context.Context, address string, i int) (net.Conn, erro
 	if err != nil || f.secure == nil {
 		return c, err
 	}
-	return tls.Client(c, f.secure), nil // the first write shakes hands
+	return records{tls.Client(c, f.secure)}, nil // the first write shakes hands
 }
 
 // framing is how messages of device i travel.

@@ -46,7 +46,7 @@ func (b *bench) measureIdle(ctx context.Context) error {
 
 // measureMQTTIdle measures what an idle MQTT device costs.
 func (b *bench) measureMQTTIdle(ctx context.Context) error {
-	return b.idleDevices(ctx, idle{name: "mqtt-idle", title: "Idle MQTT devices", transport: overMQTT, embedded: 10.5, external: 7, baseline: "mqttbench",
+	return b.idleDevices(ctx, idle{name: "mqtt-idle", title: "Idle MQTT devices", transport: overMQTT, embedded: 10.5, external: 6, baseline: "mqttbench",
 		arguments: []string{"-idle", strconv.Itoa(b.opt.idleHigh - b.opt.idleLow), "-broker", "mini"}})
 }
 

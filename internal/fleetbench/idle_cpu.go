@@ -16,7 +16,7 @@ const (
 )
 
 var idleCPULines = []line{
-	{name: figureIdleCPU, precision: 2, goal: &goal{atMost, 5}}, {name: figureBeside, goal: &goal{Kind: withinItsRuns}}, {name: figureMedBeside},
+	{name: figureIdleCPU, precision: 2, goal: &goal{atMost, 3}}, {name: figureBeside, goal: &goal{ratioAtMost, 1.3}}, {name: figureMedBeside},
 }
 
 // measureIdleCPU measures what a node with many idle devices does for them, and whether calls notice them: calls to the

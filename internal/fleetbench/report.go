@@ -64,12 +64,11 @@ type goalKind string
 
 // The kinds of goals. Medians are compared, except where every run counts.
 const (
-	ratioAtLeast  goalKind = "ratio at least"
-	ratioAtMost   goalKind = "ratio at most"
-	atLeast       goalKind = "at least"
-	atMost        goalKind = "at most"
-	atMostEver    goalKind = "in every run at most"
-	withinItsRuns goalKind = "no higher than the baseline's highest" // unchanged within noise; has no limit of its own
+	ratioAtLeast goalKind = "ratio at least"
+	ratioAtMost  goalKind = "ratio at most"
+	atLeast      goalKind = "at least"
+	atMost       goalKind = "at most"
+	atMostEver   goalKind = "in every run at most"
 )
 
 // goal is what a figure should reach.
@@ -187,8 +186,6 @@ func (f *figure) judge() {
 			met = f.Ratio.Median >= f.Goal.Limit
 		case ratioAtMost:
 			met = f.Ratio.Median <= f.Goal.Limit
-		case withinItsRuns:
-			met = f.Fleetd.Median <= f.Baseline.Max
 		}
 	}
 	f.Met = &met
@@ -198,10 +195,7 @@ func (f *figure) goalText() string {
 	if f.Goal == nil {
 		return ""
 	}
-	text := string(f.Goal.Kind)
-	if f.Goal.Kind != withinItsRuns {
-		text += fmt.Sprintf(" %g", f.Goal.Limit)
-	}
+	text := fmt.Sprintf("%s %g", f.Goal.Kind, f.Goal.Limit)
 	switch {
 	case f.Met == nil:
 		return text

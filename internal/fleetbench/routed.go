@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-var routedLines = append([]line{{name: figureCalls, goal: &goal{ratioAtLeast, 0.5}}}, callLines[1:]...)
+var routedLines = append([]line{{name: figureCalls, goal: &goal{ratioAtLeast, 0.6}}}, callLines[1:]...)
 
 // measureRouted measures calls that another node than the device's takes, beside calls that its own node takes: the same
 // two nodes and the same devices, either of the two first in every other run.
