@@ -2,6 +2,7 @@ package wsdevice_test
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -34,6 +35,7 @@ type bench struct {
 	service *fleet.Service
 	mint    *credential.Mint
 	url     string
+	front   *wsdevice.Front
 	reads   *devicetest.Deadlines
 }
 
@@ -49,15 +51,15 @@ func open(t *testing.T, change ...func(*wsdevice.Options)) bench {
 	for _, f := range change {
 		f(&options)
 	}
-	front := wsdevice.New(options)
-	server := httptest.NewUnstartedServer(front)
+	b.front = wsdevice.New(options)
+	server := httptest.NewUnstartedServer(b.front)
 	b.reads = &devicetest.Deadlines{Listener: server.Listener}
 	server.Listener = b.reads
 	server.Start()
 	t.Cleanup(func() {
 		server.Close()
 		b.service.Close()
-		front.Close()
+		b.front.Close()
 		http.DefaultClient.CloseIdleConnections()
 	})
 	b.url = "ws" + strings.TrimPrefix(server.URL, "http")
@@ -204,6 +206,37 @@ func TestNoDeadlineAfterHello(t *testing.T) {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "no deadline is left", func() bool { _, last := b.reads.Read(); return last.IsZero() })
+}
+
+// A device that asks and takes no answer keeps the reader in a write, which ends with
+// the front end, too: no sweep comes any more then.
+func TestStopEndsTheReadersWrite(t *testing.T) {
+	b := open(t)
+	ws, _, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ws.Close() }()
+	if err := ws.WriteMessage(websocket.TextMessage, []byte(hello)); err != nil {
+		t.Fatal(err)
+	}
+	request := fmt.Appendf(nil, `{"type":"mcp","payload":{"jsonrpc":"2.0","id":"%s","method":"x"}}`, strings.Repeat("x", 60<<10))
+	for err == nil {
+		_ = ws.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)) // an error shows at the write
+		err = ws.WriteMessage(websocket.TextMessage, request)
+	}
+	ended := make(chan struct{})
+	go func() {
+		b.service.Close()
+		b.front.Close()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(2 * wsdevice.WriteTimeout):
+		_ = ws.Close() // lets all of them go
+		t.Error("the front end waits for a device that takes nothing")
+	}
 }
 
 func TestRevokedCredentialsAreRefused(t *testing.T) {
