@@ -145,11 +145,18 @@ func testOutage(t *testing.T, db Database) {
 		waitReady(t, s)
 	}
 	settle(t, s)
+	eventually(t, "all are reported", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(calls) == n
+	})
+	mu.Lock()
 	for i := range n {
 		if calls[i] != 1 {
-			t.Fatalf("entry %d was reported %d times", i, calls[i])
+			t.Errorf("entry %d was reported %d times", i, calls[i])
 		}
 	}
+	mu.Unlock()
 	if stored := db.Count(t, `SELECT count(*) FROM catalog_history h JOIN catalogs c ON c.sha256 = h.catalog`); stored != n {
 		t.Errorf("%d entries stored, want %d", stored, n)
 	}
