@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/jsonspan"
 )
 
 // Code is the stable name of a refusal or failure, as REST and NATS show it.
@@ -187,4 +188,21 @@ type ToolList struct {
 	State   CatalogState
 	Partial bool
 	Tools   []json.RawMessage // each exactly as the device sent it
+}
+
+// CheckText refuses a value with a string that the device's reader does not take
+// as it is: with a lone surrogate it drops the whole message without an answer, and
+// a NUL ends the string. What names the value.
+func CheckText(what string, value []byte) error {
+	pointer, fault := jsonspan.FindTextFault(value)
+	detail := ""
+	switch fault {
+	case jsonspan.TextOK:
+		return nil
+	case jsonspan.LoneSurrogate:
+		detail = "has half of a surrogate pair: the device drops such a message; send both halves, or the character itself"
+	case jsonspan.NUL:
+		detail = `has the character \u0000: the device ends the text there; leave it out`
+	}
+	return &Error{Code: CodeInvalidArguments, Detail: "the " + what + " cannot be read by the device", Faults: []Fault{{Pointer: pointer, Detail: detail}}}
 }

@@ -155,10 +155,12 @@ func (s *schema) check(args []byte) ([]devices.Fault, error) {
 	if jsonspan.KindOf(args) != jsonspan.KindObject {
 		return nil, jsonspan.ErrType
 	}
+	shadows := s.shadows(args)
 	if s.complex != nil {
-		return s.checkComplex(args)
+		faults, err := s.checkComplex(args)
+		return append(shadows, faults...), err
 	}
-	var faults []devices.Fault
+	faults := shadows
 	var seen uint64
 	walk := jsonspan.Object(args)
 	for walk.Next() {
@@ -166,7 +168,7 @@ func (s *schema) check(args []byte) ([]devices.Fault, error) {
 			if p := &s.properties[i]; p.name == string(walk.Key()) {
 				seen |= 1 << i
 				if detail := p.fault(walk.Value()); detail != "" {
-					faults = append(faults, devices.Fault{Pointer: pointer(p.name), Detail: detail})
+					faults = append(faults, devices.Fault{Pointer: jsonspan.Pointer(p.name), Detail: detail})
 				}
 			}
 		}
@@ -176,10 +178,34 @@ func (s *schema) check(args []byte) ([]devices.Fault, error) {
 	}
 	for i := range s.properties {
 		if p := &s.properties[i]; p.required && seen>>i&1 == 0 {
-			faults = append(faults, devices.Fault{Pointer: pointer(p.name), Detail: "is required"})
+			faults = append(faults, devices.Fault{Pointer: jsonspan.Pointer(p.name), Detail: "is required"})
 		}
 	}
 	return faults, nil
+}
+
+// shadows finds members that equal a property only when case is folded. The
+// device takes the first that does (cJSON), whatever was checked here.
+func (s *schema) shadows(args []byte) (faults []devices.Fault) {
+	for walk := jsonspan.Object(args); walk.Next(); {
+		if name := s.shadowed(string(walk.Key())); name != "" {
+			faults = append(faults, devices.Fault{Pointer: jsonspan.Pointer(string(walk.Key())),
+				Detail: fmt.Sprintf("the device reads this name as %q: write it so", devices.Clip(name))})
+		}
+	}
+	return faults
+}
+
+func (s *schema) shadowed(key string) (name string) {
+	for i := range s.properties {
+		switch p := &s.properties[i]; {
+		case p.name == key:
+			return ""
+		case strings.EqualFold(p.name, key):
+			name = p.name
+		}
+	}
+	return name
 }
 
 func (p *property) fault(value []byte) string {
@@ -204,11 +230,6 @@ func (p *property) fault(value []byte) string {
 		}
 	}
 	return ""
-}
-
-// pointer is the RFC 6901 pointer of a top-level member.
-func pointer(name string) string {
-	return "/" + strings.ReplaceAll(strings.ReplaceAll(name, "~", "~0"), "/", "~1")
 }
 
 // denyLoader refuses every reference to another document: a device must not
@@ -345,7 +366,7 @@ func leaves(e *jsonschema.ValidationError, faults []devices.Fault) []devices.Fau
 	if len(e.Causes) == 0 {
 		at := ""
 		for _, step := range e.InstanceLocation {
-			at += pointer(step)
+			at += jsonspan.Pointer(step)
 		}
 		detail := e.ErrorKind.LocalizedString(english)
 		return append(faults, devices.Fault{Pointer: at, Detail: strings.ToValidUTF8(detail[:min(len(detail), maxFaultDetail)], "\uFFFD")})

@@ -33,7 +33,7 @@ func TestArguments(t *testing.T) {
 		pointers     string
 	}{
 		{otto, `{"on":true}`, ""}, {otto, `{"on":false,"steps":100,"action":"x","extra":1}`, ""},
-		{otto, ``, "/on"}, {otto, `{"ON":true}`, "/on"}, {otto, `{"on":1}`, "/on"}, {otto, `{"on":true,"steps":0}`, "/steps"},
+		{otto, ``, "/on"}, {otto, `{"ON":true}`, "/ON /on"}, {otto, `{"ON":false,"on":true}`, "/ON"}, {nested, `{"Mode":"b","mode":"a"}`, "/Mode"}, {otto, `{"on":1}`, "/on"}, {otto, `{"on":true,"steps":0}`, "/steps"},
 		{otto, `{"on":"yes","steps":101,"action":5}`, "/on /steps /action"}, {otto, `{"on":true,"steps":3.0}`, ""},
 		{otto, `{"on":true,"steps":1.5}`, "/steps"}, {`{"type":"object","properties":{"n":{"type":"integer"}}}`, `{"n":2147483648}`, "/n"},
 		{nested, `{"mode":"a","list":[1,2]}`, ""}, {nested, `{"mode":"c","list":[1,"x"]}`, "/list/1 /mode"}, {nested, `{}`, ""},
@@ -58,6 +58,7 @@ func TestArguments(t *testing.T) {
 			}
 		}
 		want := strings.Fields(c.pointers)
+		// security: K4
 		if len(got) != len(want) {
 			t.Errorf("%s: faults %v, want %v", c.args, got, want)
 			continue

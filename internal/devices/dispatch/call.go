@@ -76,6 +76,9 @@ func (s *Dispatcher) tryCall(ctx context.Context, x *session.Session, c *devices
 	if !isToolName(c.Tool) {
 		return devices.ToolResult{}, devices.Errorf(devices.CodeBadRequest, "a tool's name has 1 to %d bytes of text without control characters", maxToolName)
 	}
+	if err := devices.CheckText("arguments", c.Arguments); err != nil {
+		return devices.ToolResult{}, err
+	}
 	if err := s.guard(ctx, x, c); err != nil {
 		return devices.ToolResult{}, err
 	}

@@ -14,7 +14,8 @@ import (
 // belongs to; devices answer none. Errors are *Error.
 func (s *Dispatcher) SendMessage(ctx context.Context, m devices.Message) error {
 	m.ID = s.callID(m.ID)
-	kind, err := speech.MessageKind(m.Body)
+	kind, body, err := speech.CheckMessage(m.Body)
+	m.Body = body
 	if err == nil {
 		_, err = route(ctx, s, &messageVerb{m, kind})
 	}
@@ -27,7 +28,8 @@ func (s *Dispatcher) SendMessage(ctx context.Context, m devices.Message) error {
 // connection has to be written to, on another. Messages of one conversation keep
 // their order with its audio.
 func (s *Dispatcher) QueueMessage(m devices.Message, done func(error)) {
-	kind, err := speech.MessageKind(m.Body)
+	kind, body, err := speech.CheckMessage(m.Body)
+	m.Body = body
 	if m.Origin != devices.OriginNode {
 		m.ID = s.callID(m.ID)
 		told := done

@@ -32,6 +32,9 @@ func (s *Dispatcher) checkedRPC(ctx context.Context, x *session.Session, c devic
 	case len(c.Params) > 0 && jsonspan.KindOf(c.Params) != jsonspan.KindObject:
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "params must be a JSON object or absent: devices drop anything else without an answer")
 	}
+	if err := devices.CheckText("params", c.Params); err != nil {
+		return devices.RPCResult{}, err
+	}
 	if err := s.guardRPC(ctx, &c); err != nil {
 		return devices.RPCResult{}, err
 	}

@@ -22,8 +22,22 @@ func IsSpeech(kind string) bool {
 	return false
 }
 
-// MessageKind checks what may be sent and returns its type.
-func MessageKind(body []byte) (string, error) {
+// namesRead are the members of messages whose values are checked here.
+var namesRead = []string{"type", "session_id", "state", "status", "message", "emotion", "text"}
+
+// CheckMessage checks what may be sent, and returns its type and what is sent: in
+// text for people, U+FFFD stands in for what would cost them all or the rest of it.
+func CheckMessage(body []byte) (kind string, sent []byte, err error) {
+	if kind, err = messageKind(body); err != nil {
+		return kind, body, err
+	}
+	if IsSpeech(kind) || kind == "alert" {
+		return kind, jsonspan.RepairText(body), nil
+	}
+	return kind, body, devices.CheckText("message", body)
+}
+
+func messageKind(body []byte) (string, error) {
 	if len(body) > MaxMessage {
 		return "", devices.Errorf(devices.CodeTooLarge, "the message has %d bytes, at most %d are allowed", len(body), MaxMessage)
 	}
@@ -35,8 +49,10 @@ func MessageKind(body []byte) (string, error) {
 	// the first for what it is called here.
 	for walk := jsonspan.Object(body); walk.Next(); {
 		key, _, cut := strings.Cut(string(walk.Key()), "\x00") // where its reader stops
-		if (cut || key != "type") && strings.EqualFold(key, "type") {
-			return "", devices.Errorf(devices.CodeBadRequest, "the message has a member %q: the device reads it as its type; write it in lower case or leave it out", key)
+		for _, name := range namesRead {
+			if (cut || key != name) && strings.EqualFold(key, name) {
+				return "", devices.Errorf(devices.CodeBadRequest, "the message has a member %q: the device reads it as its %s; write it in lower case or leave it out", devices.Clip(key), name)
+			}
 		}
 	}
 	if !IsWord(string(m.Type)) {
@@ -97,7 +113,7 @@ func WithSession(body []byte, id string) []byte {
 
 // Send queues one message of a voice service for the device.
 func (c *Conversation) Send(by access.By, body []byte) error {
-	kind, err := MessageKind(body)
+	kind, body, err := CheckMessage(body)
 	if err := c.svc.permit(by, c.line.Device(), kind, err); err != nil {
 		return err
 	}
