@@ -59,11 +59,12 @@ const (
 // packet is one datagram on its way through admit.
 type packet struct {
 	header
-	iv   *[HeaderSize]byte
-	body []byte // plaintext after open
-	from netip.AddrPort
-	now  time.Time
-	ctr  *ctr
+	iv    *[HeaderSize]byte
+	body  []byte // plaintext after open
+	from  netip.AddrPort
+	local netip.Addr // that it was sent to; zero if the socket has only one
+	now   time.Time
+	ctr   *ctr
 }
 
 // open decrypts p in place and reports whether it is plausible.
@@ -152,9 +153,8 @@ func (c *Channel) accept(p *packet) *change {
 		return nil
 	}
 	c.path.confirmed = true
-	addr := c.path.addr
-	c.remote.Store(&addr)
-	return &change{to: addr}
+	c.remote.Store(&endpoint{c.path.addr, p.local})
+	return &change{to: c.path.addr}
 }
 
 // judgeForeign judges a packet from another address than the confirmed one.
@@ -276,7 +276,6 @@ func (c *Channel) adopt(cl *claim, p *packet) *change {
 	}
 	ch.discarded = c.dropClaims() - len(ch.released)
 	c.path = next
-	addr := cl.addr
-	c.remote.Store(&addr)
+	c.remote.Store(&endpoint{cl.addr, p.local})
 	return ch
 }

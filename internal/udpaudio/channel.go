@@ -38,7 +38,7 @@ type Channel struct {
 	control  netip.Addr
 	opened   time.Time
 
-	remote atomic.Pointer[netip.AddrPort] // proven address
+	remote atomic.Pointer[endpoint] // proven address
 	closed atomic.Bool
 
 	sendMu    sync.Mutex
@@ -54,6 +54,13 @@ type Channel struct {
 	claims    map[netip.AddrPort]*claim
 	heldBytes int       // of all claims
 	contested time.Time // somebody else was last seen to speak on the channel
+}
+
+// endpoint is the device's address, and the one of this host that it sends to:
+// its socket takes answers from there alone.
+type endpoint struct {
+	netip.AddrPort
+	local netip.Addr // zero if the socket has only one
 }
 
 func newChannel(t *Table, p Params, key [16]byte, block cipher.Block) *Channel {
@@ -76,8 +83,8 @@ func (c *Channel) Nonce() [16]byte {
 
 // Remote is the device's proven address, zero until there is one.
 func (c *Channel) Remote() netip.AddrPort {
-	if addr := c.remote.Load(); addr != nil {
-		return *addr
+	if to := c.remote.Load(); to != nil {
+		return to.AddrPort
 	}
 	return netip.AddrPort{}
 }
@@ -109,7 +116,7 @@ func (c *Channel) SendAudio(f envelope.Frame) error {
 	o := t.outgoing.Get().(*outgoing)
 	defer t.outgoing.Put(o)
 	o.n = seal(&o.buf, c.block, h, f.Opus, &o.ctr)
-	if err := t.send(o, *to); err != nil {
+	if err := t.send(o, to); err != nil {
 		t.stats.SendErrors.Add(1)
 		return fmt.Errorf("udpaudio: send: %w", err)
 	}

@@ -15,7 +15,13 @@ func newOutgoing() *outgoing { return &outgoing{} }
 
 // send writes o to the address. Here it may wait while the socket's buffer is
 // full; on Unix it never does.
-func (t *Table) send(o *outgoing, to netip.AddrPort) error {
-	_, err := t.conn.WriteToUDPAddrPort(o.buf[:o.n], to)
+func (t *Table) send(o *outgoing, to *endpoint) error {
+	_, err := t.conn.WriteToUDPAddrPort(o.buf[:o.n], to.AddrPort)
 	return err
 }
+
+const maxControl = 0
+
+func (*Table) askLocal() error { return nil }
+
+func localOf([]byte) netip.Addr { return netip.Addr{} }

@@ -15,15 +15,18 @@ type outgoing struct {
 	ip4   syscall.SockaddrInet4
 	ip6   syscall.SockaddrInet6
 	to    syscall.Sockaddr // one of the two above
+	from  source
+	local netip.Addr
+	ipv6  bool
 	err   error
 	write func(fd uintptr) bool
 }
 
 func newOutgoing() *outgoing {
-	o := &outgoing{}
+	o := &outgoing{from: newSource()}
 	o.write = func(fd uintptr) bool { // made once: a closure per packet would be an allocation
 		for {
-			if o.err = syscall.Sendto(int(fd), o.buf[:o.n], 0, o.to); o.err != syscall.EINTR {
+			if o.err = o.from.write(int(fd), o.buf[:o.n], o.local, o.ipv6, o.to); o.err != syscall.EINTR {
 				return true // never wait for a full socket
 			}
 		}
@@ -31,13 +34,14 @@ func newOutgoing() *outgoing {
 	return o
 }
 
-// send writes o to the address without ever waiting: net.UDPConn would park
+// send writes o to the device without ever waiting: net.UDPConn would park
 // the caller while the socket's buffer is full.
-func (t *Table) send(o *outgoing, to netip.AddrPort) error {
+func (t *Table) send(o *outgoing, to *endpoint) error {
 	addr := to.Addr()
+	o.local, o.ipv6 = to.local, t.ipv6
 	switch {
 	case addr.Zone() != "": // needs an interface's number; rare enough for the slow way
-		_, err := t.conn.WriteToUDPAddrPort(o.buf[:o.n], to)
+		_, err := t.conn.WriteToUDPAddrPort(o.buf[:o.n], to.AddrPort)
 		return err
 	case t.ipv6:
 		o.ip6 = syscall.SockaddrInet6{Port: int(to.Port()), Addr: addr.As16()} // IPv4 as ::ffff:a.b.c.d

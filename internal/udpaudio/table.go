@@ -92,6 +92,7 @@ type Table struct {
 	conn     *net.UDPConn
 	raw      syscall.RawConn
 	ipv6     bool // the socket's family
+	wildcard bool // the socket takes packets for all addresses of the host
 	outgoing sync.Pool
 	stats    Stats
 
@@ -141,6 +142,9 @@ func Listen(ctx context.Context, addr string, log *slog.Logger) (*Table, error) 
 	t.conn, t.raw, t.ipv6 = conn, raw, localAddr(conn).Addr().Is6()
 	if err := errors.Join(conn.SetReadBuffer(socketBuffer), conn.SetWriteBuffer(socketBuffer)); err != nil {
 		log.Warn("udp socket keeps its default buffers", "error", err)
+	}
+	if err := t.askLocal(); err != nil {
+		log.Warn("udp answers leave from the address that the system chooses: listen on one address if this host has several", "error", err)
 	}
 	stop := context.AfterFunc(ctx, t.shut)
 	t.tasks.Go(func() { defer stop(); t.read() })
@@ -260,9 +264,12 @@ func (t *Table) find(ssrc uint32) *Channel {
 func (t *Table) read() {
 	r := reader{table: t}
 	for failed := 0; ; {
-		n, from, err := t.conn.ReadFromUDPAddrPort(r.buf[:])
+		n, info, _, from, err := t.conn.ReadMsgUDPAddrPort(r.buf[:], r.control[:])
 		if err == nil {
 			failed = 0
+			if t.wildcard {
+				r.local = localOf(r.control[:info])
+			}
 			r.contain(r.buf[:n], from, time.Now())
 			continue
 		}
@@ -286,10 +293,12 @@ func (t *Table) read() {
 // reader is what one reading goroutine needs. It must live on the heap once,
 // not per packet.
 type reader struct {
-	table  *Table
-	packet packet
-	ctr    ctr
-	buf    [maxPacket + 1]byte // one more, to see that a packet is too long
+	table   *Table
+	packet  packet
+	ctr     ctr
+	local   netip.Addr // that the datagram was sent to
+	control [maxControl]byte
+	buf     [maxPacket + 1]byte // one more, to see that a packet is too long
 }
 
 // contain is handle for one datagram of a stranger: a fault that its bytes set
@@ -319,7 +328,7 @@ func (r *reader) handle(b []byte, from netip.AddrPort, now time.Time) {
 	}
 	r.packet = packet{
 		header: h, iv: (*[HeaderSize]byte)(b), body: b[HeaderSize:], ctr: &r.ctr,
-		from: netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), now: now,
+		from: netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), local: r.local, now: now,
 	}
 	verdict, change := c.admit(&r.packet)
 	if change != nil {
