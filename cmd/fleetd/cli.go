@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -35,6 +38,8 @@ type app struct {
 	refresh time.Duration
 	// inContainer says whether this process runs in a container.
 	inContainer bool
+	// jsonErrors says that who reads stderr is a program.
+	jsonErrors bool
 }
 
 // commands is the command line.
@@ -93,6 +98,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 	if old, now := renamed(args); old != "" {
 		return a.report(ctx, failed("`fleetd %s` is now `fleetd %s`, with the same arguments", old, now))
 	}
+	args = normalized(args)
+	a.jsonErrors = slices.Contains(args, "--json") // known also where the rest is wrong
 	helped := false
 	parser, err := newParser(&commands{Serve: newServeCmd()},
 		kong.Writers(a.stdout, a.stderr),
@@ -108,7 +115,10 @@ func (a *app) run(ctx context.Context, args []string) int {
 		return exitOK
 	}
 	if err != nil {
-		return a.report(ctx, failed("%w (see fleetd --help)", err))
+		return a.report(ctx, failed("%w%s (see fleetd --help)", err, suggestion(parser.Model.Node, args)))
+	}
+	if flag := repeated(command); flag != "" {
+		return a.report(ctx, failed("--%s is given twice; give it once", flag))
 	}
 	command.BindTo(ctx, (*context.Context)(nil))
 	return a.report(ctx, command.Run(a))
@@ -119,6 +129,7 @@ func newParser(cli *commands, options ...kong.Option) (*kong.Kong, error) {
 	return kong.New(cli, append([]kong.Option{
 		kong.Name("fleetd"),
 		kong.Description("The control plane of a fleet of ESP32 devices that offer tools over MCP."),
+		durations(),
 	}, options...)...)
 }
 
@@ -143,11 +154,36 @@ func (a *app) report(ctx context.Context, err error) int {
 		fmt.Fprintln(a.stderr, "fleetd: interrupted")
 		return exitInterrupted
 	}
+	if a.jsonErrors {
+		return a.reportJSON(err)
+	}
 	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Call() != "" {
 		fmt.Fprintln(a.stderr, "fleetd: call "+oneLine(problem.Call())+" failed")
 	}
 	fmt.Fprintln(a.stderr, "fleetd: "+oneLine(err.Error()))
 	return exitCode(err)
+}
+
+// reportJSON prints an error as one JSON object on one line, with the server's answer if it is one, and returns the exit
+// status.
+func (a *app) reportJSON(err error) int {
+	report := struct {
+		Error   string          `json:"error"`
+		Exit    int             `json:"exit"`
+		Problem json.RawMessage `json:"problem,omitempty"`
+	}{Error: oneLine(err.Error()), Exit: exitCode(err)}
+	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && json.Valid(problem.Raw) {
+		report.Problem = problem.Raw
+	}
+	var line bytes.Buffer
+	encoder := json.NewEncoder(&line)
+	encoder.SetEscapeHTML(false) // it is read by people, too
+	if err := encoder.Encode(report); err != nil {
+		fmt.Fprintf(a.stderr, "{\"error\":\"cannot write the error as JSON\",\"exit\":%d}\n", report.Exit)
+		return report.Exit
+	}
+	_, _ = a.stderr.Write(safeJSON(line.Bytes())) // there is no other place to say that it failed
+	return report.Exit
 }
 
 func exitCode(err error) int {

@@ -133,7 +133,12 @@ func TestUsage(t *testing.T) {
 		args []string
 		want string // in the sentence
 	}{
-		{[]string{"bogus"}, "unexpected argument bogus"},
+		{[]string{"bogus"}, "unexpected argument bogus (see"},
+		{[]string{"devcies"}, `unexpected argument devcies, did you mean "devices"?`},
+		{[]string{"help", "evnts"}, `did you mean "events"?`},
+		{[]string{"devices", "--label", "room=lab", "--label", "floor=1"}, "--label is given twice; give it once"},
+		{[]string{"serve", "--node=a", "--node", "b"}, "--node is given twice"},
+		{[]string{"devices", "rotate", "--all", "--grace", "30days"}, "expected a duration such as 90s, 12h or 30d"},
 		{[]string{"--device-listn", ":1"}, `did you mean "--device-listen"?`},
 		{[]string{"call"}, `expected "<device> <tool>`},
 		{[]string{"call", "d"}, `expected "<tool>`},
@@ -167,7 +172,8 @@ func TestUsage(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{{"--help"}, {"serve", "--help"}, {"call", "--help"}, {"devices", "approve", "--help"}, {"backup", "--help"}, {"restore", "--help"}} {
+	for _, args := range [][]string{{"--help"}, {"serve", "--help"}, {"call", "--help"}, {"devices", "approve", "--help"}, {"backup", "--help"}, {"restore", "--help"},
+		{"help"}, {"help", "devices", "approve"}, {"help", "serve"}} {
 		a, stdout, stderr := newApp()
 		if code := a.run(t.Context(), args); code != exitOK || !strings.HasPrefix(stdout.String(), "Usage: fleetd") || stderr.String() != "" {
 			t.Errorf("%v: status %d, stdout %q, stderr %q", args, code, stdout, stderr)
@@ -323,6 +329,10 @@ func TestVersion(t *testing.T) {
 		!strings.HasPrefix(lines[1], "commit ") || !strings.HasPrefix(lines[2], "go     go1.") {
 		t.Errorf("status %d, %q", code, stdout)
 	}
+	again, stdoutAgain, _ := newApp()
+	if code := again.run(t.Context(), []string{"--version"}); code != exitOK || stdoutAgain.String() != stdout.String() {
+		t.Errorf("--version: status %d, %q", code, stdoutAgain)
+	}
 	info := &debug.BuildInfo{Main: debug.Module{Version: "v1.2.3"}, Settings: []debug.BuildSetting{
 		{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "true"}}}
 	if got := (build{}).completed(info); got != (build{"v1.2.3", "abc", true}) {
@@ -335,4 +345,15 @@ func TestVersion(t *testing.T) {
 	if got := (build{}).completed(info); got.version != "" {
 		t.Errorf("(devel) counts as the version %q", got.version)
 	}
+}
+
+// A program that asked for JSON gets errors as JSON, too: of the server as it sent them, and of the command line.
+func TestErrorsAsJSON(t *testing.T) {
+	const problem = `{"title":"Not Found","status":404,"code":"device_unknown","detail":"no device aa\u001b[1m"}`
+	f := newAPI(t, map[string]string{"GET /v1/devices/aa": problem})
+	f.status = map[string]int{"GET /v1/devices/aa": http.StatusNotFound}
+	f.run("devices", "show", "aa", "--json").is(t, exitRefused, "",
+		`{"error":"no device aa [1m (device_unknown)","exit":2,"problem":`+problem+"}\n")
+	f.run("devices", "show", "--json").is(t, exitFailed, "", `{"error":"expected \"<device>\" (see fleetd --help)","exit":1}`+"\n")
+	f.run("call", "d", "t", "--json", "x").is(t, exitFailed, "", `{"error":"\"x\" is not key=value or key:=JSON","exit":1}`+"\n")
 }

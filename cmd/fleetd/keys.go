@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/apiclient"
 	"fleetd/internal/selector"
+	"fleetd/internal/timespan"
 )
 
 type keysCmd struct {
@@ -23,7 +24,7 @@ type keysCreateCmd struct {
 	Scope   []string `required:"" help:"Rights: devices:read, photos:read, tools:call, tools:call:user, devices:write, events:read, audio, admin." placeholder:"SCOPE[,SCOPE]" values:"devices:read,photos:read,tools:call,tools:call:user,devices:write,events:read,audio,admin"`
 	Devices string   `help:"Only devices that this selects by their labels, such as room=lab or 'room in (lab,hall),!retired'; device=ID is one device." placeholder:"SELECT"`
 	Tools   []string `help:"Only tools that one of these globs matches." placeholder:"GLOB[,GLOB]"`
-	Expires string   `help:"When it ends: after a duration such as 720h, or at a date such as 2027-01-31 (UTC). Without it the key lasts until it is revoked." placeholder:"720h|DATE"`
+	Expires string   `help:"When it ends: after a duration such as 30d, or at a date such as 2027-01-31 (UTC). Without it the key lasts until it is revoked." placeholder:"30d|DATE"`
 	clientFlags
 }
 
@@ -60,7 +61,7 @@ func (cmd *keysCreateCmd) Run(ctx context.Context, a *app) error {
 // moment reads a time: a duration ahead of now or, with sign -1, before it; a date; or RFC 3339. The error completes
 // a sentence.
 func moment(text string, now time.Time, sign int) (time.Time, error) {
-	if d, err := time.ParseDuration(text); err == nil && d > 0 {
+	if d, err := timespan.Parse(text); err == nil && d > 0 {
 		return now.Add(time.Duration(sign) * d), nil
 	}
 	for _, layout := range []string{time.DateOnly, time.RFC3339} {
@@ -68,7 +69,7 @@ func moment(text string, now time.Time, sign int) (time.Time, error) {
 			return at, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("takes a duration such as 720h, a date such as 2027-01-31, or a time such as 2027-01-31T08:00:00Z, not %q", text)
+	return time.Time{}, fmt.Errorf("takes a duration such as 30d, a date such as 2027-01-31, or a time such as 2027-01-31T08:00:00Z, not %q", text)
 }
 
 type keysListCmd struct {

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"fleetd/internal/timespan"
 )
 
 var (
@@ -67,28 +69,16 @@ func integer(field func(*Config) *int, low, high int) func(*Config, string) erro
 	}
 }
 
-// duration stores a Go duration between low and high.
+// duration stores a duration between low and high.
 func duration(field func(*Config) *time.Duration, low, high time.Duration) func(*Config, string) error {
 	return func(c *Config, value string) error {
-		d, err := time.ParseDuration(value)
+		d, err := timespan.Parse(value)
 		if err != nil || d < low || d > high {
-			return fmt.Errorf("must be a duration such as 90s, 15m or 24h, from %s to %s", short(low), short(high))
+			return fmt.Errorf("must be a duration such as 90s, 15m or 7d, from %s to %s", timespan.Format(low), timespan.Format(high))
 		}
 		*field(c) = d
 		return nil
 	}
-}
-
-// short writes a duration without trailing zero units: 1m instead of 1m0s.
-func short(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
 }
 
 // size stores a number of bytes, with a binary unit or without.

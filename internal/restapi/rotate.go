@@ -10,6 +10,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
+	"fleetd/internal/timespan"
 )
 
 // deviceCredentials is how far a device's credentials are.
@@ -20,7 +21,7 @@ type deviceCredentials struct {
 
 // graceBody says how long rotated credentials stay valid.
 type graceBody struct {
-	Grace string `json:"grace,omitempty" example:"720h" doc:"A Go duration, 1m to 8760h; left out: 720h."`
+	Grace string `json:"grace,omitempty" example:"30d" doc:"A duration such as 90m, 12h or 30d, from 1m to 365d; left out: 30d."`
 }
 
 type rotateInput struct {
@@ -34,9 +35,9 @@ func (b *graceBody) duration() (time.Duration, error) {
 	if b == nil || b.Grace == "" {
 		return admission.DefaultGrace, nil
 	}
-	grace, err := time.ParseDuration(b.Grace)
+	grace, err := timespan.Parse(b.Grace)
 	if err != nil {
-		return 0, badRequest(`grace must be a duration such as "720h"`)
+		return 0, badRequest(`grace must be a duration such as "30d"`)
 	}
 	return grace, nil // its bounds are the core's to check
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"fleetd/internal/timespan"
 )
 
 // SyntaxError is a mistake in a selector.
@@ -393,48 +395,13 @@ func (p *parser) age(t *Term) error {
 	return nil
 }
 
-const day = 24 * time.Hour
-
 // maxAge is the longest time that seen is compared with.
-const maxAge = 36500 * day
+const maxAge = 36500 * 24 * time.Hour
 
-// parseAge reads a Go duration that days may precede, and is not negative.
+// parseAge reads a duration that is not negative.
 func parseAge(text string) (time.Duration, bool) {
-	var age time.Duration
-	if days, rest, found := strings.Cut(text, "d"); found {
-		n, err := strconv.ParseUint(days, 10, 16)
-		if err != nil || n > uint64(maxAge/day) {
-			return 0, false
-		}
-		age = time.Duration(n) * day
-		if text = rest; text == "" {
-			return age, true
-		}
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 || d > maxAge-age {
-		return 0, false
-	}
-	return age + d, true
-}
-
-// formatAge writes what parseAge reads, such as 7d, 1d12h or 90s.
-func formatAge(d time.Duration) string {
-	days, rest := d/day, d%day
-	text := rest.String()
-	if short, ok := strings.CutSuffix(text, "m0s"); ok {
-		text = short + "m"
-	}
-	if short, ok := strings.CutSuffix(text, "h0m"); ok {
-		text = short + "h"
-	}
-	switch {
-	case days == 0:
-		return text
-	case rest == 0:
-		text = ""
-	}
-	return strconv.FormatInt(int64(days), 10) + "d" + text
+	age, err := timespan.Parse(text)
+	return age, err == nil && age >= 0 && age <= maxAge
 }
 
 // name is how the term begins.
@@ -465,7 +432,7 @@ func (t Term) finish() Term {
 	default:
 		b = append(b, opNames[t.Op]...)
 		if t.Field == FieldSeen {
-			b = append(b, formatAge(t.Age)...)
+			b = append(b, timespan.Format(t.Age)...)
 		} else {
 			b = (&Value{Text: t.Version}).appendTo(b)
 		}

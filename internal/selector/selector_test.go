@@ -30,7 +30,7 @@ func tools(names ...string) func(func(string) bool) bool {
 // lamp is online, shelf is offline, and of blank nothing is known but its id.
 func lamp() *Device {
 	return &Device{ID: "02:00:00:00:00:0a", Name: "Lamp, left", Board: "bread-compact-wifi", Chip: "esp32s3", Firmware: "2.4.2", ELF: "abcd",
-		State: "online", Online: true, Transport: "websocket", Node: "n1", Reason: "gone", LastSeen: now.Add(-100 * day),
+		State: "online", Online: true, Transport: "websocket", Node: "n1", Reason: "gone", LastSeen: now.Add(-100 * 24 * time.Hour),
 		Labels:  map[string]string{"room": "lab", "board": "green", "empty": "", "Floor_1-a": "1*", "in": "yes", "label": "l"},
 		HasTool: tools("self.lamp.on", "self.lamp.off")}
 }

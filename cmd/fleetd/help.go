@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"fleetd/internal/timespan"
+)
+
+// normalized returns the arguments as the parser has them, where people expect other forms: `fleetd help call` for
+// `fleetd call --help`, and `fleetd --version`.
+func normalized(args []string) []string {
+	switch {
+	case len(args) > 0 && args[0] == "help":
+		return append(append([]string{}, args[1:]...), "--help")
+	case len(args) == 1 && args[0] == "--version":
+		return []string{"version"}
+	}
+	return args
+}
+
+// durations makes flags of type time.Duration take days, too.
+func durations() kong.Option {
+	return kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(func(c *kong.DecodeContext, target reflect.Value) error {
+		var text string
+		if err := c.Scan.PopValueInto("duration", &text); err != nil {
+			return err
+		}
+		d, err := timespan.Parse(text)
+		if err != nil {
+			return fmt.Errorf("expected a duration such as 90s, 12h or 30d, not %q", text)
+		}
+		target.SetInt(int64(d))
+		return nil
+	}))
+}
+
+// repeated returns the name of a flag that is given twice and takes one value, of which one would be lost; empty
+// without one.
+func repeated(command *kong.Context) string {
+	var given []*kong.Flag
+	for _, p := range command.Path {
+		if p.Flag == nil || p.Flag.IsCumulative() {
+			continue
+		}
+		if slices.Contains(given, p.Flag) {
+			return p.Flag.Name
+		}
+		given = append(given, p.Flag)
+	}
+	return ""
+}
+
+// suggestion completes the error about a command that does not exist by the nearest that does; empty without one.
+func suggestion(root *kong.Node, args []string) string {
+	if len(args) == 0 || strings.HasPrefix(args[0], "-") {
+		return ""
+	}
+	best, least := "", 3 // two slips at most
+	for _, command := range root.Children {
+		if command.Name == args[0] {
+			return "" // the mistake is elsewhere
+		}
+		if d := distance(args[0], command.Name); d < least && d < len(command.Name) {
+			best, least = command.Name, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf(", did you mean %q?", best)
+}
+
+// distance is the number of letters to insert, delete, replace or swap with their neighbour that turn a into b
+// (optimal string alignment).
+func distance(a, b string) int {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			replaced := rows[i-1][j-1]
+			if a[i-1] != b[j-1] {
+				replaced++
+			}
+			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, replaced)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
+}

@@ -1,0 +1,55 @@
+// Package timespan reads and writes durations as people give them: a Go duration,
+// which a number of days may precede, such as 90s, 2h30m, 7d or 1d12h.
+package timespan
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const day = 24 * time.Hour
+
+// maxDays keeps sums far from the end of the type.
+const maxDays = 36500
+
+// Parse reads a duration. A day has 24 hours. Negative durations have no days.
+func Parse(text string) (time.Duration, error) {
+	days, rest, found := strings.Cut(text, "d")
+	if !found {
+		return time.ParseDuration(text)
+	}
+	n, err := strconv.ParseUint(days, 10, 16)
+	if err != nil || n > maxDays {
+		return 0, fmt.Errorf("%q is not a duration such as 7d or 1d12h", text)
+	}
+	sum := time.Duration(n) * day
+	if rest == "" {
+		return sum, nil
+	}
+	d, err := time.ParseDuration(rest)
+	if err != nil || d < 0 || d > maxDays*day {
+		return 0, fmt.Errorf("%q is not a duration such as 7d or 1d12h", text)
+	}
+	return sum + d, nil
+}
+
+// Format writes a duration as [Parse] reads it, without units that are zero: 7d, 1d12h, 90s.
+func Format(d time.Duration) string {
+	days, rest := d/day, d%day
+	text := rest.String()
+	if short, ok := strings.CutSuffix(text, "m0s"); ok {
+		text = short + "m"
+	}
+	if short, ok := strings.CutSuffix(text, "h0m"); ok {
+		text = short + "h"
+	}
+	switch {
+	case days == 0:
+		return text
+	case rest == 0:
+		text = ""
+	}
+	return strconv.FormatInt(int64(days), 10) + "d" + text
+}
