@@ -102,19 +102,21 @@ func TestPolicyCommands(t *testing.T) {
 		"",
 	}, "\n"), "")
 	f.run("policy", "versions").is(t, exitOK, "VERSION  CHANGED               BY    RULES\n2        2026-08-01T12:00:00Z  desk  5\n", "")
+	f.run("policy", "versions", "--json").is(t, exitOK, `{"version":2,"changed":"2026-08-01T12:00:00Z","by":"desk","rules":5}`+"\n", "")
 }
 
 func TestAuditShow(t *testing.T) {
 	f := newAPI(t, map[string]string{
-		"GET /v1/audit?device=d&limit=2&outcome=forbidden&since=2026-08-01T11%3A00%3A00Z": `{"items":[
+		"GET /v1/audit?action=self.reboot&device=d&limit=3&outcome=forbidden&since=2026-08-01T11%3A00%3A00Z": `{"items":[
 			{"run":"r","node":"n","seq":2,"at":"2026-08-01T11:59:01Z","kind":"call","action":"self.reboot","device":"d","key":"k","name":"lab","via":"rest","outcome":"forbidden","rule":"key-tools","detail":"no","duration_ns":1500000},
-			{"run":"r","node":"n","seq":1,"at":"2026-08-01T11:59:00Z","kind":"refusal","action":"GET /x","outcome":"unauthorized","count":7}],"next_cursor":"more"}`,
+			{"run":"r","node":"n","seq":1,"at":"2026-08-01T11:59:00Z","kind":"refusal","action":"GET /x","outcome":"unauthorized","count":7},
+			{"run":"r","node":"n","seq":0,"at":"2026-08-01T11:58:00Z","kind":"run","action":"start","outcome":"ok"}],"next_cursor":"more"}`,
 	})
-	f.run("audit", "--since", "1h", "--device", "d", "--outcome", "forbidden", "--limit", "2").is(t, exitOK, strings.Join([]string{
+	f.run("audit", "--since", "1h", "--device", "d", "--outcome", "forbidden", "--tool", "self.reboot", "--limit", "2").is(t, exitOK, strings.Join([]string{
 		"2026-08-01T11:59:00.000Z  refusal   -                  -                 -        GET /x  unauthorized ×7",
 		"2026-08-01T11:59:01.000Z  call      d                  lab               rest     self.reboot  forbidden by key-tools 1.5ms  no",
 		"",
-	}, "\n"), "")
+	}, "\n"), "fleetd: only the newest 2 entries; --limit shows more, and --until older ones\n")
 	if got := f.run("audit", "--since", "soon"); got.code != exitFailed {
 		t.Errorf("%+v", got)
 	}
@@ -156,6 +158,9 @@ func TestAuditExportAndVerify(t *testing.T) {
 	}
 	// security: R4
 	f.run("audit", "verify", file).is(t, exitFailed, "3 entries in 3 blocks of 1 runs\nfault: run r of node n, entries 2 to 2 were changed: their hash is another one\n", "fleetd: the audit log is incomplete or was modified\n")
+	if got := f.run("audit", "verify", "--json"); got.code != exitFailed || !strings.Contains(got.stdout, `"intact": false`) || !strings.HasPrefix(got.stderr, `{"error":"the audit log is incomplete`) {
+		t.Errorf("as JSON: %+v", got)
+	}
 	f.run("audit", "verify").is(t, exitFailed, "4 entries in 3 blocks of 2 runs\n1 runs begin before what is here\n5 entries found no room while the database was away; the nodes say so themselves\nno end: run x\nfault: gone\n",
 		"fleetd: the audit log is incomplete or was modified\n")
 }

@@ -47,6 +47,7 @@ type auditShowCmd struct {
 	Device  string `help:"Only of this device." placeholder:"ID"`
 	Key     string `help:"Only by this key: id or name; or admin, open, voice, gateway." placeholder:"KEY"`
 	Kind    string `help:"Only of this kind: call, message, device, key, policy, refusal, run, credential." placeholder:"KIND"`
+	Tool    string `help:"Only calls of this tool; also other actions, such as the type of a message." placeholder:"TOOL"`
 	Outcome string `help:"Only with this outcome, such as ok or tool_denied." placeholder:"OUTCOME"`
 	Limit   int    `help:"Most entries shown." default:"100"`
 	Follow  bool   `short:"f" help:"Go on with what comes."`
@@ -63,21 +64,24 @@ func (cmd *auditShowCmd) Run(ctx context.Context, a *app) error {
 	if cmd.Limit < 1 {
 		return failed("--limit must be above zero, not %d", cmd.Limit)
 	}
-	filter.Device, filter.Key, filter.Kind, filter.Outcome = cmd.Device, cmd.Key, cmd.Kind, cmd.Outcome
+	filter.Device, filter.Key, filter.Kind, filter.Action, filter.Outcome = cmd.Device, cmd.Key, cmd.Kind, cmd.Tool, cmd.Outcome
 	c, err := cmd.client(a)
 	if err != nil {
 		return err
 	}
-	filter.PageSize = cmd.Limit
+	filter.PageSize = cmd.Limit + 1 // tells whether there are more
 	seen := make(map[string]int64) // the highest number of each run
 	begun := a.now()
 	for first := true; ; first = false {
-		entries, err := cmd.fresh(ctx, c, filter, seen, first, begun)
+		entries, cut, err := cmd.fresh(ctx, c, filter, seen, first, begun)
 		if err != nil {
 			if cmd.Follow && ctx.Err() != nil {
 				return nil
 			}
 			return err
+		}
+		if cut {
+			fmt.Fprintf(a.stderr, "fleetd: only the newest %d entries; --limit shows more, and --until older ones\n", cmd.Limit)
 		}
 		for _, e := range slices.Backward(entries) {
 			seen[e.Run] = max(seen[e.Run], e.Seq)
@@ -100,16 +104,20 @@ func (cmd *auditShowCmd) Run(ctx context.Context, a *app) error {
 // in any order.
 const maxKnown = 500
 
-// fresh returns what was not shown yet, newest first: at most the limit the first time, everything later. Of a run that
+// fresh returns what was not shown yet, newest first: at most the limit the first time, with whether there is more,
+// everything later. Of a run that
 // did not show up the first time, only what happened since is news.
-func (cmd *auditShowCmd) fresh(ctx context.Context, c *apiclient.Client, filter apiclient.AuditFilter, seen map[string]int64, first bool, begun time.Time) (entries []apiclient.AuditEntry, err error) {
+func (cmd *auditShowCmd) fresh(ctx context.Context, c *apiclient.Client, filter apiclient.AuditFilter, seen map[string]int64, first bool, begun time.Time) (entries []apiclient.AuditEntry, cut bool, err error) {
 	known := 0
 	if !first {
 		filter.PageSize = maxKnown
 	}
 	for e, err := range c.Audit(ctx, filter) {
 		if err != nil {
-			return nil, err
+			return nil, false, err
+		}
+		if first && len(entries) == cmd.Limit {
+			return entries, true, nil
 		}
 		if last, met := seen[e.Run]; !first && (e.Seq <= last || !met && e.At.Before(begun)) {
 			if known++; known == maxKnown {
@@ -118,11 +126,9 @@ func (cmd *auditShowCmd) fresh(ctx context.Context, c *apiclient.Client, filter 
 			continue
 		}
 		known = 0
-		if entries = append(entries, e); first && len(entries) == cmd.Limit {
-			break
-		}
+		entries = append(entries, e)
 	}
-	return entries, nil
+	return entries, false, nil
 }
 
 func (cmd *auditShowCmd) print(w io.Writer, e apiclient.AuditEntry) error {
@@ -184,6 +190,7 @@ func (cmd *auditExportCmd) Run(ctx context.Context, a *app) error {
 }
 
 type auditVerifyCmd struct {
+	JSON       bool    `name:"json" help:"Print the report as JSON."`
 	File       string  `arg:"" optional:"" help:"An exported file, or - for standard input; without it the node looks at its own record."`
 	SecretFile *string `help:"File with the fleet's secret, for an exported file, where the data directory does not hold it ($FLEETD_SECRET_FILE, $FLEETD_SECRET)." placeholder:"FILE"`
 	spanFlags
@@ -213,24 +220,34 @@ func (cmd *auditVerifyCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.stdout, "%d entries in %d blocks of %d runs\n", report.Entries, report.Blocks, report.Runs)
+	if cmd.JSON {
+		err = printValue(a.stdout, report)
+	} else {
+		printReport(a.stdout, report)
+	}
+	if err == nil && !report.Intact {
+		err = failed("the audit log is incomplete or was modified")
+	}
+	return err
+}
+
+func printReport(w io.Writer, report apiclient.AuditReport) {
+	fmt.Fprintf(w, "%d entries in %d blocks of %d runs\n", report.Entries, report.Blocks, report.Runs)
 	if report.Headless > 0 {
-		fmt.Fprintf(a.stdout, "%d runs begin before what is here\n", report.Headless)
+		fmt.Fprintf(w, "%d runs begin before what is here\n", report.Headless)
 	}
 	if report.Dropped > 0 {
-		fmt.Fprintf(a.stdout, "%d entries found no room while the database was away; the nodes say so themselves\n", report.Dropped)
+		fmt.Fprintf(w, "%d entries found no room while the database was away; the nodes say so themselves\n", report.Dropped)
 	}
 	for _, run := range report.Unended {
-		fmt.Fprintf(a.stdout, "no end: %s\n", oneLine(run))
+		fmt.Fprintf(w, "no end: %s\n", oneLine(run))
 	}
 	for _, fault := range report.Faults {
-		fmt.Fprintf(a.stdout, "fault: %s\n", oneLine(fault))
+		fmt.Fprintf(w, "fault: %s\n", oneLine(fault))
 	}
-	if !report.Intact {
-		return failed("the audit log is incomplete or was modified")
+	if report.Intact {
+		fmt.Fprintln(w, "nothing is missing between the blocks, and none was changed")
 	}
-	fmt.Fprintln(a.stdout, "nothing is missing between the blocks, and none was changed")
-	return nil
 }
 
 func (cmd *auditVerifyCmd) report(ctx context.Context, a *app) (report apiclient.AuditReport, err error) {

@@ -124,7 +124,7 @@ func TestCallOutcomes(t *testing.T) {
 		{"restarting", 0, `{"content":[],"isError":false,"outcome":"restarting"}`, nil, exitOK, "the device is restarting\n", ""},
 		{"raw", 0, `{"content":[{"type":"text","text":"x"}],"isError":true,"later":1.50}`, []string{"--json"},
 			exitTool, "{\n  \"content\": [\n    {\n      \"type\": \"text\",\n      \"text\": \"x\"\n    }\n  ],\n  \"isError\": true,\n  \"later\": 1.50\n}\n",
-			"fleetd: the tool failed on the device\n"},
+			`{"error":"the tool failed on the device","exit":3}` + "\n"},
 		{"image on a terminal", 0, `{"content":[{"type":"image","mimeType":"image/jpeg","data":"/9j/"}],"isError":false}`, nil,
 			exitOK, "(image, image/jpeg, 3 bytes: give -o FILE to keep it)\n", ""},
 		{"broken image", 0, `{"content":[{"type":"image","data":"%"}],"isError":false}`, nil,

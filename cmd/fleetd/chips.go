@@ -146,7 +146,7 @@ func (cmd *chipsListCmd) Run(ctx context.Context, a *app) error {
 		fmt.Fprintln(a.stdout, "no chip keys yet; `fleetd chips import` adds some")
 		return nil
 	}
-	return table(a.stdout, "", rows)
+	return a.table(a.stdout, "", rows)
 }
 
 type chipsRemoveCmd struct {

@@ -38,6 +38,8 @@ type app struct {
 	refresh time.Duration
 	// inContainer says whether this process runs in a container.
 	inContainer bool
+	// columns is how many characters a line of the terminal has; 0: stdout is not a terminal.
+	columns int
 	// jsonErrors says that who reads stderr is a program.
 	jsonErrors bool
 }

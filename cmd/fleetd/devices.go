@@ -141,7 +141,7 @@ func (d *devicesListCmd) write(ctx context.Context, a *app, c *apiclient.Client,
 	case len(rows) == 1:
 		_, err = fmt.Fprintln(out, "no device matches")
 	default:
-		err = table(out, "", rows)
+		err = a.table(out, "", rows)
 	}
 	if err != nil {
 		return failed("write: %w", err)

@@ -85,7 +85,7 @@ func printFindings(a *app, findings []apiclient.Finding) error {
 	for _, f := range findings {
 		rows = append(rows, []string{f.Severity, f.Setting, f.Message})
 	}
-	return table(a.stdout, "  ", rows)
+	return aligned(a.stdout, "  ", rows, 0)
 }
 
 // clientFindings are the checks made from here: another place than the server, though not yet a device.

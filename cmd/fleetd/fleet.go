@@ -57,7 +57,7 @@ func (cmd *fleetCmd) Run(ctx context.Context, a *app) error {
 			name = "" // once
 		}
 	}
-	return table(a.stdout, "  ", rows)
+	return a.table(a.stdout, "  ", rows)
 }
 
 // valueCount is how many devices have a value.

@@ -99,7 +99,7 @@ var importRules = []rule{
 		"internal/cluster", "internal/events", "internal/apiclient", "internal/mqttdevice", "internal/udpaudio", "internal/gatewayapi",
 		"internal/upstream", "internal/lobby", "internal/attest", "internal/mcpserver", "internal/timescale", "internal/durable", "migrations"},
 		why: "it puts everything together, and only the command may be above it"},
-	{pkg: "cmd/fleetd", may: []string{"internal/config", "internal/node", "internal/apiclient", "internal/audit", "internal/selector"},
+	{pkg: "cmd/fleetd", may: []string{"internal/timespan", "internal/config", "internal/node", "internal/apiclient", "internal/audit", "internal/selector"},
 		why: "the command parses, calls and reports; what it needs of the rest, the node gives it; an exported audit it verifies itself, so that no node has to be trusted"},
 }
 

@@ -103,7 +103,7 @@ func (cmd *keysListCmd) Run(ctx context.Context, a *app) error {
 		fmt.Fprintln(a.stdout, "no keys yet; `fleetd keys create` makes one")
 		return nil
 	}
-	return table(a.stdout, "", rows)
+	return a.table(a.stdout, "", rows)
 }
 
 // expiry is when a key ends.
@@ -134,8 +134,8 @@ func (cmd *keysShowCmd) Run(ctx context.Context, a *app) error {
 		if cmd.JSON {
 			return printJSON(a.stdout, self.Raw)
 		}
-		return table(a.stdout, "", [][]string{{"Key", self.Key}, {"Name", self.Name}, {"Scopes", strings.Join(self.Scopes, ", ")},
-			{"Devices", cmp.Or(string(self.Devices), "all")}, {"Tools", cmp.Or(strings.Join(self.Tools, ", "), "all")}, {"Expires", expiry(self.Expires)}})
+		return aligned(a.stdout, "", [][]string{{"Key", self.Key}, {"Name", self.Name}, {"Scopes", strings.Join(self.Scopes, ", ")},
+			{"Devices", cmp.Or(string(self.Devices), "all")}, {"Tools", cmp.Or(strings.Join(self.Tools, ", "), "all")}, {"Expires", expiry(self.Expires)}}, 0)
 	}
 	k, err := findKey(ctx, c, cmd.Key)
 	if err != nil {
@@ -150,7 +150,7 @@ func (cmd *keysShowCmd) Run(ctx context.Context, a *app) error {
 	if !k.Revoked.IsZero() {
 		rows = append(rows, []string{"Revoked", timeText(k.Revoked, a.now())})
 	}
-	return table(a.stdout, "", rows)
+	return aligned(a.stdout, "", rows, 0)
 }
 
 // findKey returns the key of this id, else a valid one of this name, else the last one of this name.

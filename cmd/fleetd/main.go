@@ -33,6 +33,7 @@ func main() {
 		now:         time.Now,
 		refresh:     2 * time.Second,
 		inContainer: isContainer("/"),
+		columns:     columnsOf(os.Stdout),
 	}
 	done := make(chan int, 1)
 	go func() { done <- a.run(ctx, os.Args[1:]) }()

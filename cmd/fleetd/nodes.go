@@ -41,7 +41,7 @@ func (cmd *nodesCmd) Run(ctx context.Context, a *app) error {
 	if cmd.JSON {
 		return nil
 	}
-	return table(a.stdout, "", rows)
+	return a.table(a.stdout, "", rows)
 }
 
 type logLevelCmd struct {

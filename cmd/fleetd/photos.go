@@ -65,7 +65,7 @@ func (cmd *photosListCmd) Run(ctx context.Context, a *app) error {
 		_, err := fmt.Fprintln(a.stdout, "no photos")
 		return err
 	}
-	return table(a.stdout, "", rows)
+	return a.table(a.stdout, "", rows)
 }
 
 // photoName is what an id must look like to be the name of a file.

@@ -64,10 +64,11 @@ func (cmd *policyShowCmd) Run(ctx context.Context, a *app) error {
 	if err := json.Unmarshal(document, &p); err != nil {
 		return fmt.Errorf("the server's answer is not a policy: %w", err)
 	}
-	return p.print(a.stdout)
+	return p.print(a)
 }
 
-func (p *policyView) print(w io.Writer) error {
+func (p *policyView) print(a *app) error {
+	w := a.stdout
 	switch {
 	case p.By != "":
 		fmt.Fprintf(w, "version %d, written %s by %s\n", p.Version, p.Changed.UTC().Format(time.RFC3339), oneLine(p.By))
@@ -81,7 +82,7 @@ func (p *policyView) print(w io.Writer) error {
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(w, "no rules of your own; the built-in ones hold")
-	} else if err := table(w, "", rows); err != nil {
+	} else if err := a.table(w, "", rows); err != nil {
 		return err
 	}
 	for _, r := range p.Reads {
@@ -209,10 +210,11 @@ func (cmd *policyExplainCmd) Run(ctx context.Context, a *app) error {
 	for _, step := range x.Steps {
 		rows = append(rows, []string{step.Rule, cmp.Or(step.Action, "-"), step.Verdict, cmp.Or(step.Why, "-")})
 	}
-	return table(a.stdout, "", rows)
+	return aligned(a.stdout, "", rows, 0)
 }
 
 type policyVersionsCmd struct {
+	JSON bool `name:"json" help:"Print the server's JSON, one version per line."`
 	clientFlags
 }
 
@@ -227,11 +229,20 @@ func (cmd *policyVersionsCmd) Run(ctx context.Context, a *app) error {
 		if err != nil {
 			return err
 		}
+		if cmd.JSON {
+			if err := printJSONLine(a.stdout, v.Raw); err != nil {
+				return err
+			}
+			continue
+		}
 		rows = append(rows, []string{strconv.FormatInt(v.Version, 10), v.Changed.UTC().Format(time.RFC3339), cmp.Or(v.By, "-"), strconv.Itoa(v.Rules)})
 	}
-	if len(rows) == 1 {
+	switch {
+	case cmd.JSON:
+		return nil
+	case len(rows) == 1:
 		fmt.Fprintln(a.stdout, "the rules were never changed")
 		return nil
 	}
-	return table(a.stdout, "", rows)
+	return a.table(a.stdout, "", rows)
 }

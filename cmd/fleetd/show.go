@@ -29,7 +29,7 @@ func (cmd *showCmd) Run(ctx context.Context, a *app) error {
 	if cmd.JSON {
 		return printJSON(a.stdout, d.Raw)
 	}
-	return table(a.stdout, "", deviceRows(d, a.now()))
+	return aligned(a.stdout, "", deviceRows(d, a.now()), 0)
 }
 
 // deviceRows are the lines of one device. Lines that would say nothing are left out.

@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
+
+	"golang.org/x/text/width"
 )
 
 // What devices say of themselves is printed to terminals, which obey control characters: everything from a device
@@ -74,6 +75,15 @@ func printJSON(w io.Writer, document json.RawMessage) error {
 	return err
 }
 
+// printValue writes a value of ours as an indented JSON document.
+func printValue(w io.Writer, value any) error {
+	document, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	return printJSON(w, document)
+}
+
 // printJSONLine writes a document as the server sent it, on one line.
 func printJSONLine(w io.Writer, document json.RawMessage) error {
 	var out bytes.Buffer
@@ -84,18 +94,105 @@ func printJSONLine(w io.Writer, document json.RawMessage) error {
 	return err
 }
 
-// table writes rows in aligned columns, each row after the indent.
-func table(w io.Writer, indent string, rows [][]string) error {
-	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+// narrowest is how far a column is cut on a narrow terminal, in cells of the terminal.
+const narrowest = 6
+
+// table writes a list in aligned columns, each row after the indent. On a terminal, the widest columns are cut until a
+// row fits into its width.
+func (a *app) table(w io.Writer, indent string, rows [][]string) error {
+	return aligned(w, indent, rows, a.columns)
+}
+
+// aligned writes rows in aligned columns; columns above zero is how many characters a line may have.
+func aligned(w io.Writer, indent string, rows [][]string, columns int) error {
+	var widths []int
 	for _, row := range rows {
-		cells := make([]string, len(row))
-		for i, cell := range row {
-			cells[i] = oneLine(cell)
+		last := len(row) - 1
+		for last >= 0 && oneLine(row[last]) == "" {
+			last--
 		}
-		// The writer pads a last cell only if a tab follows it.
-		fmt.Fprintln(columns, indent+strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+		for i, cell := range row {
+			row[i] = oneLine(cell)
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			if i != last || columns > 0 { // what ends a line needs no column
+				widths[i] = max(widths[i], cellWidth(row[i]))
+			}
+		}
 	}
-	return columns.Flush()
+	if columns > 0 {
+		fit(widths, columns-len(indent))
+	}
+	var out bytes.Buffer
+	for _, row := range rows {
+		line := indent
+		for i, cell := range row {
+			if columns > 0 {
+				cell = cut(cell, widths[i])
+			}
+			line += cell + strings.Repeat(" ", max(0, widths[i]-cellWidth(cell))+len(gap))
+		}
+		out.WriteString(strings.TrimRight(line, " ") + "\n")
+	}
+	_, err := w.Write(out.Bytes())
+	return err
+}
+
+const gap = "  "
+
+// fit takes cells from the widest column until all fit into a line of so many, or none can be cut further. The first
+// column names the row, and stays.
+func fit(widths []int, columns int) {
+	total := -len(gap)
+	for _, width := range widths {
+		total += width + len(gap)
+	}
+	for ; total > columns && len(widths) > 1; total-- {
+		widest := 1
+		for i := 2; i < len(widths); i++ {
+			if widths[i] > widths[widest] {
+				widest = i
+			}
+		}
+		if widths[widest] <= narrowest {
+			return
+		}
+		widths[widest]--
+	}
+}
+
+// cut shortens a cell to a width, with an ellipsis in place of what is left out.
+func cut(cell string, to int) string {
+	if cellWidth(cell) <= to {
+		return cell
+	}
+	at := 0
+	for i, r := range cell {
+		if at += runeWidth(r); at > to-1 {
+			return cell[:i] + "…"
+		}
+	}
+	return cell
+}
+
+// cellWidth is how many cells of a terminal a text takes.
+func cellWidth(text string) (cells int) {
+	for _, r := range text {
+		cells += runeWidth(r)
+	}
+	return cells
+}
+
+// runeWidth follows UAX #11: wide and fullwidth characters take two cells, marks on the one before none.
+func runeWidth(r rune) int {
+	if unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf) {
+		return 0
+	}
+	if kind := width.LookupRune(r).Kind(); kind == width.EastAsianWide || kind == width.EastAsianFullwidth {
+		return 2
+	}
+	return 1
 }
 
 // ago words a past moment: "now", "42s ago", "7m ago", "5h ago", "12d ago"; "-" for the zero time.

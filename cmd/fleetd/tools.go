@@ -93,7 +93,7 @@ func printTool(a *app, raw json.RawMessage) error {
 		}
 		rows = append(rows, []string{p.name, cmp.Or(strings.Join(p.Type, "|"), "any"), cmp.Or(limits(p), "-"), need, p.Description})
 	}
-	return table(a.stdout, "    ", rows)
+	return aligned(a.stdout, "    ", rows, 0)
 }
 
 // limits words what values an argument takes.

@@ -130,6 +130,18 @@ type PolicyVersion struct {
 	Changed time.Time `json:"changed"`
 	By      string    `json:"by"`
 	Rules   int       `json:"rules"`
+	// Raw is the object as received.
+	Raw json.RawMessage `json:"-"`
+}
+
+// UnmarshalJSON keeps the object as received beside its members.
+func (v *PolicyVersion) UnmarshalJSON(data []byte) error {
+	type plain PolicyVersion
+	if err := json.Unmarshal(data, (*plain)(v)); err != nil {
+		return err
+	}
+	v.Raw = bytes.Clone(data)
+	return nil
 }
 
 // PolicyVersions returns the versions of the rules, newest first.
@@ -203,7 +215,7 @@ func (e *AuditEntry) UnmarshalJSON(data []byte) error {
 // AuditFilter selects entries; empty fields select all.
 type AuditFilter struct {
 	Since, Until               time.Time
-	Device, Key, Kind, Outcome string
+	Device, Key, Kind, Action, Outcome string
 	// PageSize is how many come with one request, at most 1000; 0: that many.
 	PageSize int
 }
@@ -218,6 +230,7 @@ func (f AuditFilter) query() url.Values {
 	setIf(query, "device", f.Device)
 	setIf(query, "key", f.Key)
 	setIf(query, "kind", f.Kind)
+	setIf(query, "action", f.Action)
 	setIf(query, "outcome", f.Outcome)
 	if f.PageSize > 0 {
 		query.Set("limit", strconv.Itoa(min(f.PageSize, 1000)))

@@ -38,6 +38,7 @@ type listAuditInput struct {
 	Device  string `query:"device" doc:"Device id."`
 	Key     string `query:"key" doc:"Id or name of the caller's key; or admin, open, voice, gateway."`
 	Kind    string `query:"kind" enum:"call,message,device,key,policy,refusal,run,credential"`
+	Action  string `query:"action" doc:"The tool or method that was called, the message's type, or what was done."`
 	Outcome string `query:"outcome" doc:"ok, tool_error, or the code of a refusal or failure."`
 }
 
@@ -160,7 +161,7 @@ type auditFilter struct {
 // match tells whether an entry is wanted. Most are not, so the text is looked
 // at before it is taken apart.
 func (f *auditFilter) match(line []byte) (seq int64, ok bool) {
-	for _, want := range [...]string{string(f.device), f.in.Key, f.in.Kind, f.in.Outcome} {
+	for _, want := range [...]string{string(f.device), f.in.Key, f.in.Kind, f.in.Action, f.in.Outcome} {
 		if want != "" && !bytes.Contains(line, jsonspan.AppendString(nil, want)) {
 			return 0, false
 		}
@@ -170,7 +171,7 @@ func (f *auditFilter) match(line []byte) (seq int64, ok bool) {
 		return 0, false
 	}
 	ok = (f.device == "" || e.Device == string(f.device)) && (f.in.Key == "" || e.Key == f.in.Key || e.Name == f.in.Key) &&
-		(f.in.Kind == "" || string(e.Kind) == f.in.Kind) && (f.in.Outcome == "" || e.Outcome == f.in.Outcome) &&
+		(f.in.Kind == "" || string(e.Kind) == f.in.Kind) && (f.in.Action == "" || e.Action == f.in.Action) && (f.in.Outcome == "" || e.Outcome == f.in.Outcome) &&
 		(f.in.Since.IsZero() || !e.At.Before(f.in.Since)) && (f.in.Until.IsZero() || !e.At.After(f.in.Until))
 	return e.Seq, ok
 }

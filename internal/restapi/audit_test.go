@@ -93,8 +93,12 @@ func (a *fakeArchive) fill(blocks int) {
 			if seq%100 == 0 {
 				outcome = "forbidden"
 			}
-			b.Entries = fmt.Appendf(b.Entries, `{"seq":%d,"at":%q,"kind":"call","action":"t","device":"aa:bb:cc:dd:ee:%02x","key":"k%d","outcome":%q}`+"\n",
-				seq, at.Add(time.Duration(seq-b.FirstSeq)*time.Second).Format(time.RFC3339Nano), seq%2, seq%3, outcome)
+			action := "t"
+			if seq%50 == 7 {
+				action = "self.reboot"
+			}
+			b.Entries = fmt.Appendf(b.Entries, `{"seq":%d,"at":%q,"kind":"call","action":%q,"device":"aa:bb:cc:dd:ee:%02x","key":"k%d","outcome":%q}`+"\n",
+				seq, at.Add(time.Duration(seq-b.FirstSeq)*time.Second).Format(time.RFC3339Nano), action, seq%2, seq%3, outcome)
 		}
 		b.Hash = b.Sum(nil)
 		previous = b.Hash
@@ -116,6 +120,7 @@ func TestAuditList(t *testing.T) {
 		match       func(audit.Line) bool
 	}{
 		{"", 7, 2000, func(audit.Line) bool { return true }},
+		{"&action=self.reboot", 3, 40, func(l audit.Line) bool { return l.Action == "self.reboot" }},
 		{"&outcome=forbidden", 3, 20, func(l audit.Line) bool { return l.Outcome == "forbidden" }},
 		{"&device=AABBCCDDEE01", 100, 1000, func(l audit.Line) bool { return l.Device == "aa:bb:cc:dd:ee:01" }},
 		{"&key=k2&kind=call", 1000, 667, func(l audit.Line) bool { return l.Key == "k2" }},
