@@ -70,7 +70,7 @@ func (cmd *auditShowCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	filter.PageSize = cmd.Limit + 1 // tells whether there are more
-	seen := make(map[string]int64) // the highest number of each run
+	seen := make(map[string]int64)  // the highest number of each run
 	begun := a.now()
 	for first := true; ; first = false {
 		entries, cut, err := cmd.fresh(ctx, c, filter, seen, first, begun)

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"reflect"
 	"runtime/debug"
 	"strings"
@@ -224,6 +225,19 @@ func TestServeFlags(t *testing.T) {
 	}
 }
 
+// lockDir holds the lock of a data directory as its node does while it runs.
+func lockDir(t *testing.T, dir string) {
+	t.Helper()
+	file, err := os.Create(filepath.Join(dir, apiclient.LockFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = file.Close() })
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestNoNode(t *testing.T) {
 	dir := t.TempDir()
 	a, stdout, stderr := newApp()
@@ -233,6 +247,7 @@ func TestNoNode(t *testing.T) {
 
 	// A node announces itself; its token is found beside it.
 	f := newAPI(t, map[string]string{"GET /v1/devices?limit=1000": `{"items":[],"next_cursor":""}`})
+	lockDir(t, dir)
 	if err := apiclient.WriteRunInfo(dir, apiclient.RunInfo{API: f.url}); err != nil {
 		t.Fatal(err)
 	}

@@ -84,6 +84,7 @@ func TestHealthcheck(t *testing.T) {
 		return outcome{code, stdout.String(), stderr.String()}
 	}
 	run().is(t, exitFailed, "", "fleetd: no running node found in "+dir+"; start one with `fleetd serve`, or give --api URL and --token\n")
+	lockDir(t, dir)
 	if err := apiclient.WriteRunInfo(dir, apiclient.RunInfo{API: node.URL}); err != nil {
 		t.Fatal(err)
 	}

@@ -214,7 +214,7 @@ func (e *AuditEntry) UnmarshalJSON(data []byte) error {
 
 // AuditFilter selects entries; empty fields select all.
 type AuditFilter struct {
-	Since, Until               time.Time
+	Since, Until                       time.Time
 	Device, Key, Kind, Action, Outcome string
 	// PageSize is how many come with one request, at most 1000; 0: that many.
 	PageSize int

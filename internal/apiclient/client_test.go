@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -388,6 +389,16 @@ func TestDiscover(t *testing.T) {
 	if err := WriteRunInfo(dir, RunInfo{API: "http://0.0.0.0:8080"}); err != nil {
 		t.Fatal(err)
 	}
+	// A node was killed; whoever listens on its port now does not get the token.
+	for _, text := range []string{"without the lock's file", "with it"} {
+		if _, err := Discover(dir, "", ""); !errors.Is(err, ErrNoNode) || !strings.Contains(err.Error(), "ended without a stop") { // security: K17
+			t.Errorf("left by a killed node, %s: %v", text, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, LockFile), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lockDir(t, dir)
 	check := func(what string, wantBase, wantToken string, api, token string) {
 		t.Helper()
 		c, err := Discover(dir, api, token)
@@ -413,6 +424,19 @@ func TestDiscover(t *testing.T) {
 	}
 	if _, err := Discover(dir, "", ""); err == nil || errors.Is(err, ErrNoNode) {
 		t.Errorf("broken file: %v", err)
+	}
+}
+
+// lockDir holds the lock of a data directory as its node does while it runs.
+func lockDir(t *testing.T, dir string) {
+	t.Helper()
+	file, err := os.Create(filepath.Join(dir, LockFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = file.Close() })
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -15,6 +15,9 @@ import (
 	"fleetd/internal/durable"
 )
 
+// LockFile is the file of a data directory whose lock its node holds.
+const LockFile = "lock"
+
 const (
 	runFile   = "run.json"
 	tokenFile = "admin-token"
@@ -111,6 +114,14 @@ func Locate(dataDir, api string) (*Client, error) {
 		return nil, fmt.Errorf("%w found in %s; start one with `fleetd serve`, or give --api URL and --token", ErrNoNode, dataDir)
 	case err != nil:
 		return nil, fmt.Errorf("cannot read where the node of %s runs: %w", dataDir, err)
+	}
+	// A node that was killed leaves its file behind, and anybody may listen on its port since.
+	running, err := Running(dataDir)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("cannot tell whether the node of %s runs: %w", dataDir, err)
+	case !running:
+		return nil, fmt.Errorf("%w: the one of %s ended without a stop; start it with `fleetd serve`, or give --api URL and --token", ErrNoNode, dataDir)
 	}
 	c, err := New(dialable(info.API), "")
 	if err != nil {

@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"fleetd/internal/apiclient"
@@ -66,10 +65,10 @@ func Backup(ctx context.Context, cfg *config.Config, output string, streams bool
 			return report, fmt.Errorf("events and photos cannot be copied while the node runs: %w", err)
 		}
 		defer locked.close()
+	} else if err := b.findNode(); err != nil {
+		return report, err
 	}
-	if info, err := apiclient.ReadRunInfo(cfg.DataDir); err == nil && syscall.Kill(info.PID, 0) != syscall.ESRCH {
-		report.Node, b.running = info.Node, info.Database
-	}
+	report.Node = b.node
 	// The small files first: a note of members that is older than the database
 	// only lacks what the database has.
 	for _, name := range []string{fileSecret, fileToken, filePorts, registry.RevocationsFile, fileAudit} {
@@ -103,7 +102,8 @@ type backup struct {
 	cfg     *config.Config
 	dir     *dataDir
 	temp    string // a directory of our own
-	running string // place of the running node's database, if known
+	node    string // the running one, if there is one
+	running string // place of its database, if known
 	files   []sourceFile
 	schema  int64
 	without []string
@@ -186,6 +186,18 @@ func (b *backup) addDatabase(ctx context.Context) error {
 	}
 	b.schema = found.Schema
 	return b.secretOf(found.Fingerprint)
+}
+
+// findNode looks for the node that uses the data directory, if one does.
+func (b *backup) findNode() error {
+	running, err := apiclient.Running(b.dir.path)
+	if err != nil {
+		return fmt.Errorf("--data-dir: cannot tell whether its node runs: %w", err)
+	}
+	if info, err := apiclient.ReadRunInfo(b.dir.path); err == nil && running {
+		b.node, b.running = info.Node, info.Database
+	}
+	return nil
 }
 
 // secretOf takes the secret of the directory out again if it is not the one

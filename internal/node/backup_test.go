@@ -167,6 +167,7 @@ func TestBackupSaysWhatIsMissing(t *testing.T) {
 	}
 
 	// A running node tells where its database is.
+	locked := open(t, dir)
 	info := apiclient.RunInfo{PID: os.Getpid(), Node: "n1", Database: "postgres://db:5432/fl"}
 	if err := apiclient.WriteRunInfo(dir, info); err != nil {
 		t.Fatal(err)
@@ -191,7 +192,6 @@ func TestBackupSaysWhatIsMissing(t *testing.T) {
 	if report, err := backup(map[string]string{}, false); err != nil || report.Node != "n1" || report.Schema == 0 {
 		t.Errorf("%+v, %v", report, err)
 	}
-	locked := open(t, dir)
 	if _, err := backup(map[string]string{}, true); err == nil || !strings.Contains(err.Error(), "while the node runs") {
 		t.Errorf("streams of a running node: %v", err)
 	}

@@ -15,7 +15,7 @@ func (n *node) announce() {
 	if err := apiclient.WriteRunInfo(n.cfg.DataDir, info); err != nil {
 		n.log.Warn("client commands on this machine will not find this node", "error", err)
 	}
-	n.onStop(func() { _ = apiclient.RemoveRunInfo(n.cfg.DataDir) }) // a stale file is noticed by its pid
+	n.onStop(func() { _ = apiclient.RemoveRunInfo(n.cfg.DataDir) }) // after a kill, the free lock tells
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n  fleetd %s, node %s\n\n", n.cfg.Version, n.cfg.Node)
 	fmt.Fprintf(&b, "  Devices   type this OTA URL into the device's Wi-Fi page\n            %s\n", info.OTA)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"fleetd/internal/apiclient"
 	"fleetd/internal/credential"
 	"fleetd/internal/durable"
 )
@@ -17,7 +18,6 @@ import (
 // Files of the data directory. run.json and admin-token belong to apiclient,
 // which reads them.
 const (
-	fileLock   = "lock"
 	fileSecret = "secret"
 	fileToken  = "admin-token"
 	filePorts  = "ports.json"
@@ -38,13 +38,18 @@ func openDataDir(path string) (*dataDir, error) {
 	if err := durable.MkdirAll(path); err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
-	lock, err := os.OpenFile(filepath.Join(path, fileLock), os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := os.OpenFile(filepath.Join(path, apiclient.LockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = lock.Close()
 		return nil, fmt.Errorf("--data-dir %s is in use by another fleetd; stop it or choose another directory", path)
+	}
+	// Of a node that was killed: it names a port that anybody may have now.
+	if err := apiclient.RemoveRunInfo(path); err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
 	return &dataDir{path, lock}, nil
 }

@@ -91,7 +91,7 @@ func isEmpty(dir string) error {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
 	for _, e := range entries {
-		if e.Name() != fileLock && e.Name() != "lost+found" { // of an ended node; of a fresh file system
+		if e.Name() != apiclient.LockFile && e.Name() != "lost+found" { // of an ended node; of a fresh file system
 			return fmt.Errorf("--data-dir: %s is not empty; give an empty directory, or --force to replace what the backup holds", dir)
 		}
 	}
