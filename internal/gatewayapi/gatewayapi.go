@@ -20,7 +20,10 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"fleetd/internal/access"
 	"fleetd/internal/counters"
@@ -98,6 +101,9 @@ type Server struct {
 	opt Options
 	mux *http.ServeMux
 
+	refusals *rate.Limiter // lines of the log
+	unlogged atomic.Int64  // refused requests since the last line
+
 	// Requests counts answers. Keys are a closed set.
 	Requests counters.Map[RequestKey]
 }
@@ -105,7 +111,7 @@ type Server struct {
 // New returns a Server.
 func New(opt Options) *Server {
 	opt.Timeout = cmp.Or(opt.Timeout, DefaultTimeout)
-	s := &Server{opt: opt, mux: http.NewServeMux()}
+	s := &Server{opt: opt, mux: http.NewServeMux(), refusals: rate.NewLimiter(refusedLines, refusedBurst)}
 	for pattern, route := range map[string]struct {
 		name   Route
 		handle func(*exchange)
@@ -142,6 +148,12 @@ type exchange struct {
 	fault  error // of ours, for the log
 }
 
+// Lines about requests that proved nothing: anybody can cause them.
+const (
+	refusedLines = 1 // per second
+	refusedBurst = 20
+)
+
 // maxLoggedMethod bounds what a caller can write into a line of the log.
 const maxLoggedMethod = 64
 
@@ -162,7 +174,7 @@ func (s *Server) serve(route Route, handle func(*exchange)) http.Handler {
 	})
 }
 
-// log writes one line per request: calls act on devices, and a caller who
+// log writes one line per request, and few of those without a token: calls act on devices, and a caller who
 // reports an operation wants it found. Status queries, which consoles repeat
 // all day, are only told to those who debug.
 func (s *Server) log(route Route, x *exchange, took time.Duration) {
@@ -174,6 +186,10 @@ func (s *Server) log(route Route, x *exchange, took time.Duration) {
 		level = slog.LevelDebug
 	}
 	if !s.opt.Log.Enabled(x.r.Context(), level) {
+		return
+	}
+	if x.by.Who == nil && x.fault == nil && !s.refusals.Allow() {
+		s.unlogged.Add(1)
 		return
 	}
 	attrs := []slog.Attr{slog.String("route", string(route)), slog.String("operation", x.operation), slog.String("code", string(x.code)),
@@ -189,6 +205,9 @@ func (s *Server) log(route Route, x *exchange, took time.Duration) {
 	}
 	if x.fault != nil {
 		attrs = append(attrs, slog.Any("error", x.fault))
+	}
+	if n := s.unlogged.Swap(0); n > 0 {
+		attrs = append(attrs, slog.Int64("refused_without_a_line", n))
 	}
 	s.opt.Log.LogAttrs(x.r.Context(), level, "gateway API request", attrs...)
 }
@@ -211,6 +230,7 @@ func (s *Server) admitted(handle func(*exchange)) func(*exchange) {
 	return func(x *exchange) {
 		rest, found := strings.CutPrefix(x.r.Header.Get("Authorization"), "Bearer ")
 		if !found {
+			x.w.Header().Set("Connection", "close") // a place for those that prove who they are
 			x.refuse(http.StatusUnauthorized, devices.CodeUnauthorized, textNoToken)
 			return
 		}
@@ -224,11 +244,13 @@ func (s *Server) admitted(handle func(*exchange)) func(*exchange) {
 				if s.opt.Failures.FailedRequest(x.r) {
 					status = http.StatusTooManyRequests
 				}
+				x.w.Header().Set("Connection", "close")
 				x.refuse(status, devices.CodeUnauthorized, textWrongToken)
 				s.opt.Service.NoteRefusal(x.by, x.r.Pattern, "", &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()})
 				return
 			}
 		}
+		lobby.VouchFor(x.r.Context())
 		handle(x)
 	}
 }
@@ -240,6 +262,7 @@ func refuseCalls(x *exchange) {
 }
 
 func unknown(x *exchange) {
+	x.w.Header().Set("Connection", "close")
 	x.refuse(http.StatusNotFound, devices.CodeNotFound,
 		"there is nothing here: POST to /api/commands/{clientId} or /api/devices/status")
 }

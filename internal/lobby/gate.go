@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Shares bounds how much of something one address may hold, so that a single
@@ -82,10 +83,16 @@ func (g *Gate) Open() (connections, most int64) { return g.open.Load(), g.most }
 // the rest unanswered.
 func (g *Gate) Guard(l net.Listener) *Guarded { return &Guarded{Listener: l, gate: g} }
 
+// GuardTimed is Guard for plain HTTP: every write of an answer has WriteTime.
+func (g *Gate) GuardTimed(l net.Listener) *Guarded {
+	return &Guarded{Listener: l, gate: g, timed: WriteTime}
+}
+
 // Guarded is a listener behind a Gate.
 type Guarded struct {
 	net.Listener
-	gate *Gate
+	gate  *Gate
+	timed time.Duration // of a write; 0: no limit
 	// Full counts connections closed because there are too many, Crowded those
 	// closed because their address has its share.
 	Full, Crowded atomic.Uint64
@@ -113,6 +120,9 @@ func (l *Guarded) admit(c net.Conn) *guest {
 		return nil
 	}
 	v := &guest{Conn: c, gate: g}
+	if l.timed > 0 {
+		v.Conn = &timedConn{Conn: c, limit: l.timed}
+	}
 	if peer, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil && !within(peer.Addr(), g.trusted) {
 		v.addr = peer.Addr()
 		if !g.shares.Enter(v.addr) {
@@ -184,7 +194,14 @@ func (v *guest) Close() error {
 // CloseWrite is what net/http ends a connection with whose peer still sends,
 // so that it can read the answer.
 func (v *guest) CloseWrite() error {
-	if c, ok := v.Conn.(interface{ CloseWrite() error }); ok {
+	return closeWrite(v.Conn)
+}
+
+func closeWrite(c net.Conn) error {
+	if timed, ok := c.(*timedConn); ok {
+		c = timed.Conn
+	}
+	if c, ok := c.(interface{ CloseWrite() error }); ok {
 		return c.CloseWrite()
 	}
 	return nil

@@ -78,6 +78,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, no *refusal) {
 	h := w.Header()
 	switch status {
 	case http.StatusUnauthorized:
+		h.Set("Connection", "close") // its place is for those that prove who they are
 		h.Set("WWW-Authenticate", `Bearer resource_metadata="`+base(r)+PathMetadata+r.URL.Path+`"`)
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		h.Set("Retry-After", "1")

@@ -209,6 +209,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, no)
 		return
 	}
+	lobby.VouchFor(r.Context())
 	ctx, cancel := context.WithCancel(context.WithValue(r.Context(), visitKey{}, v))
 	defer cancel()
 	out := newPatient(w)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"log"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -20,6 +19,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
+	"fleetd/internal/lobby"
 	"fleetd/internal/provision"
 	"fleetd/internal/restapi"
 )
@@ -98,7 +98,7 @@ func (n *node) startAPI() error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{
 		version: n.cfg.Version, node: n.cfg.Node, service: n.service, front: n.front, provision: n.provision, attest: n.attest, events: n.events,
-		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, guarded: n.guarded, failures: n.failures, certificate: n.certificate, audit: n.audit, policy: n.policy, upstream: n.upstream, members: n.members, mcp: n.mcp.Stats()})
+		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, apiGate: n.apiGate, guarded: n.guarded, failures: n.failures, certificate: n.certificate, audit: n.audit, policy: n.policy, upstream: n.upstream, members: n.members, mcp: n.mcp.Stats()})
 	api.HandlePublic("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	api.Handle("GET /debug/pprof/", http.HandlerFunc(pprof.Index))
 	api.Handle("GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))
@@ -109,8 +109,8 @@ func (n *node) startAPI() error {
 		debug.FreeOSMemory()
 		w.WriteHeader(http.StatusNoContent)
 	}))
-	n.api = &http.Server{Handler: n.withMCP(api), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: log.New(httpLog{n.log}, "", 0)}
+	n.api = &http.Server{Handler: lobby.AnswerFirst(n.withMCP(api), lobby.DefaultPace), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}
 	n.serve("api-listen", n.api, n.apiNet)
 	n.onStop(n.mcp.Close) // before the listener waits for its streams
 	return nil

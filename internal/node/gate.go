@@ -9,9 +9,13 @@ import (
 	"fleetd/internal/lobby"
 )
 
-// reservedFiles are the descriptors that devices leave to the rest of the
-// node: its API, database, NATS and files.
-const reservedFiles = 200
+// Descriptors that devices leave to the rest of the node: its API, database,
+// NATS and files. Connections of the API and the gateway's API get half of them.
+const (
+	reservedFiles    = 200
+	maxReservedFiles = 4096
+	reservedShare    = 16 // of all descriptors, one in so many
+)
 
 // openFiles is how many descriptors this process may have; 0 if that cannot be
 // known.
@@ -24,7 +28,13 @@ func openFiles() int {
 }
 
 // deviceFiles is how many of them devices get; 0: as many as they like.
-func deviceFiles(limit int) int { return max(limit-reservedFiles, limit/2) }
+func deviceFiles(limit int) int {
+	return max(limit-min(max(reservedFiles, limit/reservedShare), maxReservedFiles), limit/2)
+}
+
+// apiFiles is how many connections the API and the gateway's API get together;
+// 0: as many as they like.
+func apiFiles(limit int) int { return (limit - deviceFiles(limit)) / 2 }
 
 // openGuarded opens a port of the devices, behind the gate.
 func (n *node) openGuarded(flag, address string) (net.Listener, error) {
@@ -33,6 +43,17 @@ func (n *node) openGuarded(flag, address string) (net.Listener, error) {
 		return nil, err
 	}
 	n.guarded[flag] = n.gate.Guard(l)
+	return n.guarded[flag], nil
+}
+
+// openAPI opens a port of people and programs, behind their gate: half of its
+// connections are for callers that have not proven yet who they are.
+func (n *node) openAPI(flag, address string) (net.Listener, error) {
+	l, err := n.listeners.open(flag, address)
+	if err != nil {
+		return nil, err
+	}
+	n.guarded[flag] = n.apiGate.GuardTimed(l)
 	return n.guarded[flag], nil
 }
 

@@ -38,7 +38,7 @@ type collector struct {
 	vision        *vision.Server
 	bus           *bus
 	mqtt          *mqttSide
-	gate          *lobby.Gate
+	gate, apiGate *lobby.Gate
 	guarded       map[string]*lobby.Guarded
 	failures      map[string]*lobby.Failures
 	certificate   *certificate // nil without TLS
@@ -75,7 +75,9 @@ var (
 	refusals       = counter("device_refusals_total", "Upgrade requests refused, by HTTP status.", "status")
 	connections    = gauge("device_connections", "Connections to the devices' ports.")
 	connectionsMax = gauge("device_connections_limit", "How many there may be, by the open-file limit; 0: no limit.")
-	notAdmitted    = counter("connections_refused_total", "Connections to the devices' ports closed at once, by flag of the listener and reason.", "listener", "reason")
+	apiConns       = gauge("api_connections", "Connections to the API and the gateway's API.")
+	apiConnsMax    = gauge("api_connections_limit", "How many there may be, by the open-file limit; 0: no limit.")
+	notAdmitted    = counter("connections_refused_total", "Connections closed at once, by flag of the listener and reason.", "listener", "reason")
 	loginFailures  = counter("login_failures_total", "Wrong credentials, by flag of the listener and what became of the answer.", "listener", "result")
 	certExpiry     = gauge("certificate_expiry_timestamp_seconds", "When the devices' certificate expires, in seconds since 1970.")
 	certReloads    = counter("certificate_reloads_total", "Changed certificate files, by whether they loaded.", "result")
@@ -205,6 +207,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	open, most := c.gate.Open()
 	put(connections, float64(open))
 	put(connectionsMax, float64(most))
+	open, most = c.apiGate.Open()
+	put(apiConns, float64(open))
+	put(apiConnsMax, float64(most))
 	for flag, l := range c.guarded {
 		put(notAdmitted, float64(l.Full.Load()), flag, "descriptors")
 		put(notAdmitted, float64(l.Crowded.Load()), flag, "address")

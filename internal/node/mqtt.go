@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/gatewayapi"
+	"fleetd/internal/lobby"
 	"fleetd/internal/mqttdevice"
 	"fleetd/internal/provision"
 	"fleetd/internal/udpaudio"
@@ -181,13 +182,13 @@ func (n *node) startGatewayAPI() error {
 	if n.cfg.GatewayAPIListen == "" {
 		return nil
 	}
-	l, err := n.listeners.open("gateway-api-listen", n.cfg.GatewayAPIListen)
+	l, err := n.openAPI("gateway-api-listen", n.cfg.GatewayAPIListen)
 	if err != nil {
 		return err
 	}
 	n.mqtt.gatewayAPI = gatewayapi.New(gatewayapi.Options{Service: n.service, Gateway: n.mqtt.gateway, Timeout: n.cfg.GatewayTimeout,
 		Door: &access.Door{Keys: n.service.Keys(), IsAdmin: n.mint.IsAdmin}, Failures: n.failures["gateway-api-listen"], Log: n.log})
-	n.serve("gateway-api-listen", &http.Server{Handler: n.mqtt.gatewayAPI, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
-		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors()}, l)
+	n.serve("gateway-api-listen", &http.Server{Handler: lobby.AnswerFirst(n.mqtt.gatewayAPI, lobby.DefaultPace), ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}, l)
 	return nil
 }

@@ -43,6 +43,7 @@ const (
 	openTimeout   = 10 * time.Second
 	callGrace     = 10 * time.Second // for calls in progress
 	answerGrace   = time.Second      // for them to say that they were cut short
+	deviceAnswer  = vision.UploadTime + vision.ExplainTime + 15*time.Second
 	storeGrace    = 10 * time.Second
 	stopLimit     = 30 * time.Second // beyond the drain window, after which something hangs
 	refreshEvery  = 5 * time.Second  // tries to read what was decided
@@ -97,6 +98,7 @@ type node struct {
 	ledger    *ledger.Ledger
 	listeners *listeners
 	gate      *lobby.Gate
+	apiGate   *lobby.Gate
 	guarded   map[string]*lobby.Guarded // by flag
 	failures  map[string]*lobby.Failures
 	deviceNet net.Listener
@@ -249,7 +251,9 @@ func (n *node) listen(ctx context.Context) error {
 		return err
 	}
 	n.onStop(func() { _ = n.deviceNet.Close() }) // the servers close them first
-	if n.apiNet, err = n.listeners.open("api-listen", n.cfg.APIListen); err != nil {
+	most := apiFiles(openFiles())
+	n.apiGate = lobby.NewGate(most, most/2, n.cfg.TrustedProxies)
+	if n.apiNet, err = n.openAPI("api-listen", n.cfg.APIListen); err != nil {
 		return err
 	}
 	n.onStop(func() { _ = n.apiNet.Close() })
@@ -453,8 +457,8 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 	mux.Handle("GET "+provision.PathWebSocket, n.front)
 	n.vision.Register(mux)
 	n.health(mux)
-	n.device = &http.Server{Handler: n.perAddress(n.whileServing(mux)), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
-		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}
+	n.device = &http.Server{Handler: lobby.AnswerFirst(n.perAddress(n.whileServing(mux)), lobby.Pace{}), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
+		WriteTimeout: deviceAnswer, IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}
 	if n.certificate != nil {
 		n.device.TLSConfig = n.certificate.config()
 	}

@@ -195,9 +195,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			} else if p.Code == devices.CodeUnauthorized {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="fleetd"`)
 			}
+			// A connection that has proven nothing takes a place from those that would.
+			w.Header().Set("Connection", "close")
 			p.write(w)
 			return
 		}
+		lobby.VouchFor(r.Context())
 	}
 	s.mux.ServeHTTP(w, r)
 }

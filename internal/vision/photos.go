@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -73,20 +74,44 @@ func (n *newestPhotos) sorted() []devices.Photo {
 	return n.photos[:min(len(n.photos), n.limit)]
 }
 
+// openedPhoto is a photo that is read, in one of the places for that.
+type openedPhoto struct {
+	*bytes.Reader
+	close func()
+}
+
+// Close gives the place back.
+func (p openedPhoto) Close() error {
+	p.close()
+	return nil
+}
+
 // Open returns a photo and its JPEG. It was read to its end and agrees with
-// its digest.
-func (s *Server) Open(ctx context.Context, id string) (devices.Photo, io.ReadCloser, error) {
+// its digest. MaxReading are open at once, since each is in memory as long as
+// its reader takes; others wait.
+func (s *Server) Open(ctx context.Context, id string) (photo devices.Photo, content io.ReadCloser, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
+	select {
+	case s.reading <- struct{}{}:
+	case <-ctx.Done():
+		return devices.Photo{}, nil, &devices.Error{Code: devices.CodeUnavailable, Part: "photos", Detail: "too many photos are being read; try again"}
+	}
+	leave := sync.OnceFunc(func() { <-s.reading })
+	defer func() {
+		if err != nil {
+			leave()
+		}
+	}()
 	o, info, err := s.find(ctx, id)
 	if err != nil {
 		return devices.Photo{}, nil, err
 	}
-	content, err := o.objects.GetBytes(ctx, id)
+	jpeg, err := o.objects.GetBytes(ctx, id)
 	if err != nil {
 		return devices.Photo{}, nil, readError(id, err)
 	}
-	return photoOf(info), io.NopCloser(bytes.NewReader(content)), nil
+	return photoOf(info), openedPhoto{bytes.NewReader(jpeg), leave}, nil
 }
 
 // content is the JPEG of a photo, for the explainer.

@@ -49,6 +49,7 @@ const (
 	MaxSide      = 8192             // pixels
 	MaxUploads   = 32               // in progress; more get 503
 	MaxOfDevice  = 2                // of them, of one device
+	MaxReading   = 32               // photos that are read at once; more wait
 	UploadTime   = 30 * time.Second // from the request to its last byte
 	GrantLife    = 24 * time.Hour   // of an upload token
 	SnapshotLife = 10 * time.Minute // of a snapshot address
@@ -99,6 +100,8 @@ type Server struct {
 	core   atomic.Pointer[Core]
 	bucket *bucket
 	slots  chan struct{}
+	// reading are the places of photos that are open.
+	reading chan struct{}
 
 	explanations *explanations
 
@@ -121,7 +124,7 @@ type Server struct {
 
 // New returns a Server. It refuses uploads until Attach.
 func New(opt Options) *Server {
-	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), uploading: map[devices.ID]int{}, patience: UploadTime, budget: ExplainTime}
+	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), reading: make(chan struct{}, MaxReading), uploading: map[devices.ID]int{}, patience: UploadTime, budget: ExplainTime}
 	var ask explainer
 	switch {
 	case opt.Chat.URL != "":

@@ -1,0 +1,162 @@
+package lobby
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// serveTimed runs a handler behind a gate, whose writes have this limit.
+func serveTimed(t *testing.T, limit time.Duration, handler http.Handler) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	guarded := NewGate(0, 0, nil).GuardTimed(l)
+	guarded.timed = limit
+	server := &http.Server{Handler: handler}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(guarded) // ends with Close
+	}()
+	t.Cleanup(func() {
+		_ = server.Close()
+		<-done
+	})
+	return l.Addr().String()
+}
+
+func dial(t *testing.T, address, request string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	if _, err := io.WriteString(c, request); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	return c
+}
+
+// A reader that does not read is cut, one that is slow reads everything.
+func TestReadersWhoDoNotRead(t *testing.T) {
+	large := bytes.Repeat([]byte("x"), 32<<20)
+	result := make(chan error, 2)
+	address := serveTimed(t, 200*time.Millisecond, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, err := w.Write(large)
+		result <- err
+	}))
+	dial(t, address, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	select {
+	case err := <-result:
+		// security: N30
+		if err == nil {
+			t.Error("everything was written to a reader that reads nothing")
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("a reader that does not read is never cut")
+	}
+	slow := dial(t, address, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	buffer := make([]byte, 256<<10)
+	for read := 0; read < len(large); {
+		n, err := slow.Read(buffer)
+		if err != nil {
+			t.Fatalf("a slow reader is cut after %d bytes: %v", read, err)
+		}
+		read += n
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err := <-result; err != nil {
+		t.Errorf("a slow reader: %v", err)
+	}
+}
+
+// A deadline of the handler wins over that of the connection.
+func TestGivenWriteDeadline(t *testing.T) {
+	result := make(chan time.Duration, 1)
+	address := serveTimed(t, time.Hour, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		begun := time.Now()
+		if err := http.NewResponseController(w).SetWriteDeadline(begun.Add(100 * time.Millisecond)); err != nil {
+			t.Error(err)
+		}
+		_, _ = w.Write(make([]byte, 32<<20)) // what it took counts
+		result <- time.Since(begun)
+	}))
+	dial(t, address, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	select {
+	case <-result:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the handler's deadline does not count")
+	}
+}
+
+// A connection goes on after a body that was read or has arrived, and ends
+// after one that has not.
+func TestConnectionsAfterBodies(t *testing.T) {
+	for _, tc := range []struct {
+		name, body string
+		read       bool
+		goesOn     bool
+	}{
+		{"read", "0123456789", true, true},
+		{"arrived", "0123456789", false, true},
+		{"never comes", "", false, false},
+		{"comes too slowly", "01234", true, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			address := serveTimed(t, WriteTime, AnswerFirst(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if tc.read {
+					_, _ = io.Copy(io.Discard, r.Body) // a body that breaks off is answered as well
+				}
+				_, _ = w.Write([]byte("ok"))
+			}), Pace{Grace: 200 * time.Millisecond, Rate: 1 << 20}))
+			c := dial(t, address, fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n%s", tc.body))
+			in := bufio.NewReader(c)
+			answer, err := http.ReadResponse(in, nil)
+			if err != nil || answer.StatusCode != http.StatusOK {
+				t.Fatal(answer, err)
+			}
+			_, _ = io.Copy(io.Discard, answer.Body) // two bytes
+			// security: N30
+			if answer.Close == tc.goesOn {
+				t.Errorf("the connection ends: %v", answer.Close)
+			}
+			if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil && tc.goesOn {
+				t.Fatal(err)
+			}
+			second, err := http.ReadResponse(in, nil)
+			if (err == nil && second.StatusCode == http.StatusOK) != tc.goesOn {
+				t.Errorf("a second request on the connection: %v", err)
+			}
+		})
+	}
+}
+
+// A large body that keeps its rate is read to its end, whatever it takes.
+func TestBodyThatKeepsItsRate(t *testing.T) {
+	result := make(chan error, 1)
+	address := serveTimed(t, WriteTime, AnswerFirst(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, err := io.Copy(io.Discard, r.Body)
+		result <- err
+	}), Pace{Grace: 300 * time.Millisecond, Rate: 1 << 10}))
+	const pieces, piece = 20, 4 << 10
+	c := dial(t, address, fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", pieces*piece))
+	for range pieces {
+		time.Sleep(50 * time.Millisecond) // a second for the whole, three times the grace
+		if _, err := c.Write(make([]byte, piece)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-result; err != nil {
+		t.Error(err)
+	}
+}
