@@ -45,7 +45,7 @@ var importRules = []rule{
 	{pkg: "internal/devices/catalog", may: []string{"internal/devices", "internal/jsonspan"},
 		never: []string{"database/sql", "github.com/nats-io", "net/http", "fleetd/internal/devices/registry"},
 		why:   "what a tool list says does not depend on who has it"},
-	{pkg: "internal/devices/speech", may: []string{"internal/access", "internal/counters", "internal/devices", "internal/envelope", "internal/hello", "internal/jsonspan", "internal/opus", "internal/tasks"},
+	{pkg: "internal/devices/speech", may: []string{"internal/access", "internal/counters", "internal/devices", "internal/envelope", "internal/hello", "internal/jsonspan", "internal/opus", "internal/selector", "internal/tasks"},
 		never: []string{"database/sql", "github.com/nats-io", "net/http", "fleetd/internal/devices/registry", "fleetd/internal/devices/catalog"},
 		why:   "a conversation knows its device's line, not who it is and what its tools are"},
 	{pkg: "internal/devices/dispatch", may: []string{"internal/access", "internal/audit", "internal/counters", "internal/devices", "internal/jsonspan", "internal/mcpclient", "internal/tasks"},

@@ -131,6 +131,9 @@ func Run(t *testing.T, open func(t *testing.T) Frontend) {
 		{ToolsBeforeHello, toolsBeforeHello},
 		{HelloAgain, helloAgain},
 		{GoodbyeEndsAudio, goodbye},
+		{PushToTalk, pushToTalk},
+		{GoodbyeToTheDead, goodbyeToTheDead},
+		{ShortPackets, shortPackets},
 	} {
 		known[b.name] = true
 		t.Run(b.name, func(t *testing.T) {

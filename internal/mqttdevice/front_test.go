@@ -108,7 +108,8 @@ func TestFrontEndSuiteOwnListener(t *testing.T) {
 	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
 		b := open(t)
 		return devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello, Lacks: map[string]string{
-			devicetest.OneHello: "each hello opens a conversation of its own"}}
+			devicetest.OneHello:   "each hello opens a conversation of its own",
+			devicetest.PushToTalk: "the conversation ends without the connection, and an idle device has none"}}
 	})
 }
 
@@ -144,6 +145,7 @@ func TestFrontEndSuiteExternalBroker(t *testing.T) {
 			},
 			Lacks: map[string]string{
 				devicetest.OneHello:      "each hello opens a conversation of its own",
+				devicetest.PushToTalk:    "the conversation ends without the connection, and an idle device has none",
 				devicetest.NewestWins:    "the broker changes connections behind one session",
 				devicetest.CallsEnd:      "a broker without events tells nobody that a device left",
 				devicetest.OnlineOffline: "the end shows only in a probe, so its reason is another",

@@ -106,3 +106,29 @@ func frameLength(p []byte) (n, used int) {
 	}
 	return 0, 0
 }
+
+// Pad makes a valid packet at least that many bytes long, at most 254 longer, by
+// padding that decoders pass over: a packet of code 3 (section 3.2.5). It returns the
+// packet itself if that is long enough.
+func Pad(p []byte, size int) []byte {
+	if len(p) >= size {
+		return p
+	}
+	out := make([]byte, 0, size+2)
+	switch code := p[0] & 3; {
+	case code == 3 && p[1]&0x40 != 0: // padded already, and too short for a second byte of its length
+		out = append(out, p...)
+		out[2] += byte(size - len(p))
+	case code == 3:
+		out = append(out, p[0], p[1]|0x40, byte(max(0, size-len(p)-1)))
+		out = append(out, p[2:]...)
+	default:
+		count := [...]byte{1, 2, 2 | 0x80}[code] // frames of equal length, or the first one's is given
+		out = append(out, p[0]|3, count|0x40, byte(max(0, size-len(p)-2)))
+		out = append(out, p[1:]...)
+	}
+	if padding := size - len(out); padding > 0 {
+		out = append(out, make([]byte, padding)...)
+	}
+	return out
+}

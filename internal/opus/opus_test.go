@@ -1,6 +1,7 @@
 package opus
 
 import (
+	"bytes"
 	"testing"
 	"time"
 )
@@ -197,4 +198,24 @@ func parseLibopus(data []byte) (samples int, ok bool) {
 		}
 	}
 	return size * count, last <= 1275
+}
+
+func TestPad(t *testing.T) {
+	for _, p := range [][]byte{{0xb8}, {0xb8, 1}, {0xb8, 1, 2, 3, 4, 5, 6}, {0xb9}, {0xb9, 1, 2}, {0xba, 0}, {0xba, 1, 7, 8, 9}, {0xba, 1, 7, 8, 9, 1, 2},
+		{0xbb, 3}, {0xbb, 3, 1, 2, 3}, {0xbb, 1, 1, 2, 3, 4, 5}, {0xbb, 0x82, 1, 1, 2}, {0xbb, 0x41, 0}, {0xbb, 0x41, 2, 5, 0, 0}, {0xbb, 0xc2, 1, 1, 7, 8, 0}} {
+		want, stereo, ok := Inspect(p)
+		if !ok {
+			t.Fatalf("%x is not valid", p)
+		}
+		for size := range 20 {
+			got := Pad(p, size)
+			duration, isStereo, ok := Inspect(got)
+			if !ok || duration != want || isStereo != stereo || len(got) < size || len(got) > max(size, len(p))+2 {
+				t.Errorf("%x padded to %d is %x", p, size, got)
+			}
+			if padding := int(got[min(2, len(got)-1)]); len(p) < size && !bytes.Equal(bytes.TrimRight(got[:len(got)-padding], "\x00"), bytes.TrimRight(got, "\x00")) {
+				t.Errorf("%x padded to %d is %x: padding of %d bytes", p, size, got, padding)
+			}
+		}
+	}
 }

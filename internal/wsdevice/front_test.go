@@ -155,6 +155,8 @@ func TestFrontEndSuite(t *testing.T) {
 			devicetest.ToolsBeforeHello: "the connection begins with a hello",
 			devicetest.HelloAgain:       "a second hello would poison the device's next connection (websocket_protocol.cc:182-184)",
 			devicetest.GoodbyeEndsAudio: "the device closes the socket instead",
+			devicetest.GoodbyeToTheDead: "the conversation ends with its connection",
+			devicetest.ShortPackets:     "only packets over UDP were dropped (mqtt_protocol.cc:228)",
 		}}
 	})
 }

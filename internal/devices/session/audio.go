@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"strconv"
 
 	"fleetd/internal/devices"
@@ -90,6 +91,21 @@ func (x *Session) sayGoodbye(id string) {
 	}
 }
 
+// dismiss says goodbye to the conversation that a message names, if nobody has it:
+// its node was killed, and the device is still in it. Once for a connection is
+// enough, since messages name the latest conversation also when it is over.
+func (x *Session) dismiss(id []byte) {
+	if x.dismissed || len(id) == 0 || len(id) > maxSessionID || x.who.Transport != devices.TransportMQTT ||
+		bytes.HasPrefix(id, []byte(x.id)) || x.entry.conversation.Load() != nil {
+		return
+	}
+	dead := string(id)
+	x.dismissed = x.svc.run(func() { x.sayGoodbye(dead) })
+}
+
+// maxSessionID bounds an id of another node, in bytes.
+const maxSessionID = 64
+
 // closeConversation is what the end of a session means for the conversation.
 func (x *Session) closeConversation(reason devices.CloseReason) {
 	c := x.entry.conversation.Load()
@@ -144,6 +160,24 @@ func (e *entry) Report(kind devices.EventKind, fields []byte) {
 	if x := e.session.Load(); x != nil {
 		x.publish(kind, "", fields, false)
 	}
+}
+
+// Firmware implements speech.Line.
+func (e *entry) Firmware() string { return e.device.Load().Firmware }
+
+// Leave implements speech.Line.
+func (e *entry) Leave(c *speech.Conversation) bool {
+	x := e.session.Load()
+	if x == nil || !x.owns(c) {
+		return true
+	}
+	x.mu.Lock()
+	busy := x.inFlight > 0
+	x.mu.Unlock()
+	if !busy {
+		x.Close(devices.CloseIdle)
+	}
+	return !busy
 }
 
 // Ended implements speech.Line. What passed counts for the session of the moment.

@@ -41,6 +41,7 @@ type Session struct {
 	initialized bool // on this connection
 	partial     bool // the catalog
 	ownPartial  bool // the own one
+	dismissed   bool // a conversation of a dead node; used by HandleControl alone
 	readied     bool // its tools were read on this connection
 	relistDue   bool // the list is read again when relistEvery has passed
 	// unrecorded: the catalog waits to be entered into the records; unrecordedNew: no
@@ -220,6 +221,7 @@ func (x *Session) HandleControl(msg []byte) error {
 		x.svc.stats.BadMessages.Add(1)
 		return err
 	}
+	x.dismiss(m.SessionID)
 	switch string(m.Type) {
 	case envelope.TypeMCP:
 		if m.Payload == nil {
@@ -240,7 +242,7 @@ func (x *Session) HandleControl(msg []byte) error {
 func (x *Session) message(kind string, m envelope.Message, msg []byte) {
 	c := x.entry.conversation.Load()
 	if c != nil {
-		c.Interpret(kind, m.SessionID)
+		c.Interpret(kind, m.SessionID, msg)
 	}
 	if !x.takeToken() {
 		return

@@ -45,7 +45,8 @@ type Conversation struct {
 	begun  bool   // the Voice was told
 	muted  bool   // the user interrupted: nothing more of this speech
 	orphan *time.Timer
-	down   *downlink // made with the first thing to say
+	idle   *time.Timer // of a device that would lose its wake word
+	down   *downlink   // made with the first thing to say
 }
 
 // intro is how the device introduced itself.
@@ -105,9 +106,11 @@ func (c *Conversation) Begin() {
 }
 
 // Interpret does what a message of the device means for the conversation.
-func (c *Conversation) Interpret(kind string, session []byte) {
+func (c *Conversation) Interpret(kind string, session, msg []byte) {
 	c.other.Add(1)
 	switch kind {
+	case "listen":
+		c.listens(msg)
 	case "abort":
 		c.abort()
 	case "goodbye":
@@ -248,6 +251,9 @@ func (c *Conversation) End() {
 	c.ended = true
 	if c.orphan != nil {
 		c.orphan.Stop()
+	}
+	if c.idle != nil {
+		c.idle.Stop()
 	}
 	if c.down != nil {
 		c.down.clear()

@@ -96,6 +96,7 @@ func (c *Conversation) SendAudio(f envelope.Frame) error {
 		c.drop(AudioRefused)
 		return devices.Errorf(devices.CodeBadRequest, "not an Opus packet of at most %v: the device could not decode it", longestPacket)
 	}
+	packet = c.padded(packet)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	d := c.downLocked()
@@ -128,6 +129,9 @@ func (c *Conversation) SendMessage(kind string, msg []byte) error {
 		return devices.Errorf(devices.CodeDeviceBusy, "%d bytes wait for the device already", d.bytes)
 	}
 	if kind != "tts" {
+		if c.owned { // else a conversation over UDP that nobody hears would go on with each
+			c.other.Add(1)
+		}
 		d.urgent = append(d.urgent, bytes.Clone(msg))
 		d.bytes += len(msg)
 		c.wakeLocked()

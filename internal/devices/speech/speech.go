@@ -76,6 +76,11 @@ type Line interface {
 	Goodbye(id string)
 	// Report publishes an event of the device's session, if it has one.
 	Report(kind devices.EventKind, fields []byte)
+	// Firmware is the version of its firmware, as far as that is known.
+	Firmware() string
+	// Leave closes the connection of a conversation that ends with it, unless a call
+	// runs: then it returns false.
+	Leave(c *Conversation) bool
 	// Ended removes the conversation from the device.
 	Ended(c *Conversation)
 }
