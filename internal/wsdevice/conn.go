@@ -36,6 +36,7 @@ type conn struct {
 	// and each timer wakes the process once more, long after the write.
 	writing    atomic.Int64
 	lastPing   atomic.Int64
+	lastHeard  atomic.Int64 // unix nanoseconds of the last data frame read
 	unanswered atomic.Int32 // pings
 	slow       atomic.Bool  // it took nothing for WriteTimeout
 
@@ -218,6 +219,7 @@ func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int)
 		return err
 	}
 	c.unanswered.Store(0)
+	c.lastHeard.Store(time.Now().UnixNano())
 	if kind == websocket.TextMessage {
 		err = session.HandleControl(*buf)
 	} else {
@@ -378,10 +380,11 @@ func (c *conn) sweep(now time.Time) {
 		})
 	}
 	idle := now.Sub(time.Unix(0, c.lastSent.Load()))
+	talks := now.Sub(time.Unix(0, c.lastHeard.Load())) < KeepAfter
 	switch {
-	case c.front.opt.CloseIdle && idle >= IdleAfter:
+	case c.front.opt.CloseIdle && !talks && idle >= IdleAfter:
 		c.front.conns.Go(func() { session.Close(devices.CloseIdle) })
-	case !c.front.opt.CloseIdle && idle >= KeepAfter:
+	case (talks || !c.front.opt.CloseIdle) && idle >= KeepAfter:
 		c.front.conns.Go(func() {
 			if errors.Is(c.SendControl(noop), devices.ErrOverloaded) {
 				session.Close(devices.CloseSlow)

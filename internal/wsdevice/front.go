@@ -58,7 +58,8 @@ type Options struct {
 	Open bool
 	// Failures slows down who tries tokens; nil does not.
 	Failures *lobby.Failures
-	// CloseIdle closes a connection on which nothing was sent for IdleAfter;
+	// CloseIdle closes a connection on which nothing was sent for IdleAfter, unless
+	// the device talks;
 	// otherwise a `noop` message after KeepAfter keeps it usable.
 	CloseIdle bool
 	Log       *slog.Logger
