@@ -14,19 +14,30 @@ import (
 type eventsCmd struct {
 	Device string `arg:"" optional:"" help:"Only events of this device."`
 	Type   string `help:"Only events of this type, such as online or notifications." placeholder:"TYPE"`
+	Since  string `help:"Begin with the events of then: a duration back such as 1h, a date or a time. Without it: what happens from now on." placeholder:"1h|TIME"`
 	JSON   bool   `name:"json" help:"Print one JSON object per line: id, type, and the server's data."`
 	clientFlags
 }
 
 // Run prints events until interrupted.
 func (e *eventsCmd) Run(ctx context.Context, a *app) error {
+	var since time.Time
+	if e.Since != "" {
+		var err error
+		if since, err = moment(e.Since, a.now(), -1); err != nil {
+			return failed("--since %w", err)
+		}
+	}
 	c, err := e.client(a)
 	if err != nil {
 		return err
 	}
-	options := apiclient.EventOptions{Device: e.Device, Type: e.Type, OnRetry: func(cause error, wait time.Duration) {
+	options := apiclient.EventOptions{Device: e.Device, Type: e.Type, Since: since, OnRetry: func(cause error, wait time.Duration) {
 		fmt.Fprintf(a.stderr, "fleetd: %s; trying again in %s\n", oneLine(cause.Error()), wait)
 	}}
+	if a.asks { // a person may wonder whether anything goes on
+		options.OnOpen = func() { fmt.Fprintf(a.stderr, "fleetd: connected to %s; Ctrl-C ends\n", oneLine(c.Base())) }
+	}
 	show := printEvent
 	if e.JSON {
 		show = printEventJSON

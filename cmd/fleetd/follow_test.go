@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,11 +37,16 @@ func TestEvents(t *testing.T) {
 			`{"type":"notifications.robot.fell","data":{"device":"aabb","time":"2026-08-01T12:00:00.000Z","params":{"hard":true,"why":"\u009b"}}}`,
 			`{"type":"gap","data":"not JSON"}`, ""}, "\n")},
 	}
+	cases[1].args = append(cases[1].args, "--since", "1h")
 	for _, tc := range cases {
 		ctx, cancel := context.WithCancel(t.Context())
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.RequestURI != tc.path {
+			if path := strings.Replace(r.RequestURI, "since=2026-08-01T11%3A00%3A00Z&", "", 1); path != tc.path {
 				t.Errorf("asked for %s", r.RequestURI)
+			}
+			// Where it resumes, the time it began at counts no more.
+			if since, want := r.URL.Query().Has("since"), r.Header.Get("Last-Event-ID") == "" && slices.Contains(tc.args, "--since"); since != want {
+				t.Errorf("%s after %q", r.RequestURI, r.Header.Get("Last-Event-ID"))
 			}
 			w.Header().Set("Content-Type", "text/event-stream")
 			if r.Header.Get("Last-Event-ID") == "" {
@@ -52,10 +58,11 @@ func TestEvents(t *testing.T) {
 			<-r.Context().Done()
 		}))
 		a, stdout, stderr := newApp()
+		a.asks = true
 		code := a.run(ctx, append(tc.args, "--api", server.URL))
 		server.Close()
 		cancel()
-		if code != exitOK || stdout.String() != tc.want || !strings.HasSuffix(stderr.String(), "; trying again in 1ms\n") {
+		if code != exitOK || stdout.String() != tc.want || !strings.HasPrefix(stderr.String(), "fleetd: connected to "+server.URL+"; Ctrl-C ends\n") || !strings.Contains(stderr.String(), "; trying again in 1ms\n") {
 			t.Errorf("%v: status %d, stdout\n%s\nwant\n%s\nstderr %s", tc.args, code, stdout, tc.want, stderr)
 		}
 	}

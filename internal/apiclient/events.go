@@ -36,8 +36,11 @@ type Event struct {
 // EventOptions selects events; empty fields select all.
 type EventOptions struct {
 	Device, Type string
-	// After is the ID after which to start; empty starts with what happens next.
+	// After is the ID after which to start; empty starts with Since, or if that is zero, with what happens next.
 	After string
+	Since time.Time
+	// OnOpen is called, if set, whenever the server has accepted, before the first event.
+	OnOpen func()
 	// OnRetry is called, if set, before each wait for a server that went away.
 	OnRetry func(cause error, wait time.Duration)
 }
@@ -100,8 +103,11 @@ func (s *stream) follow(ctx context.Context, yield func(Event, error) bool) erro
 	setIf(query, "device", s.options.Device)
 	setIf(query, "type", s.options.Type)
 	header := http.Header{"Accept": {"text/event-stream"}}
-	if s.after != "" {
+	switch {
+	case s.after != "":
 		header.Set("Last-Event-ID", s.after)
+	case !s.options.Since.IsZero():
+		query.Set("since", s.options.Since.UTC().Format(time.RFC3339Nano))
 	}
 	resp, err := s.client.do(ctx, http.MethodGet, pathOf("events"), query, nil, header)
 	if err != nil {
@@ -113,6 +119,9 @@ func (s *stream) follow(ctx context.Context, yield func(Event, error) bool) erro
 			Detail: fmt.Sprintf("%s answered %q instead of an event stream: is it the API of a fleetd node?", s.client.base, kind)}
 	}
 	s.opened, s.wait = true, firstRetry
+	if s.options.OnOpen != nil {
+		s.options.OnOpen()
+	}
 	reader := newEventReader(resp.Body, s.after, maxEventLine)
 	for {
 		event, err := reader.next()

@@ -17,12 +17,15 @@ type StreamEvent struct {
 	Gap    bool            // events after the requested position are gone; Data has which
 }
 
-// EventQuery selects events. Empty fields select everything. After is the
-// position after which to start; the zero position means from now on.
+// EventQuery selects events. Empty fields select everything.
 type EventQuery struct {
 	Device ID
 	Kind   EventKind
-	After  EventPosition
+	// After is the position after which to start. The zero position means from now on, or
+	// from Since on if that is set, or with FromStart from the first event there ever was.
+	After     EventPosition
+	Since     time.Time
+	FromStart bool
 }
 
 // Photo describes one stored upload.

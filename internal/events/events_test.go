@@ -161,6 +161,9 @@ func TestFollowResumesAndTellsOfGaps(t *testing.T) {
 	if got := read(devices.EventQuery{After: at(2), Device: dev, Kind: kind}, 1); !got[0].Gap || string(got[0].Data) != `{"stream":"events","from":3,"to":3}` {
 		t.Errorf("where one is missing: %+v", got)
 	}
+	if got := read(devices.EventQuery{FromStart: true, Device: dev, Kind: kind}, 2); !got[0].Gap || string(got[0].Data) != `{"stream":"events","from":1,"to":3}` || got[1].ID != at(4) {
+		t.Errorf("from the start, which is gone: %+v", got)
+	}
 	// A sequence ahead is of a stream that was lost: all of the new one is news.
 	if got := read(devices.EventQuery{After: at(99)}, 2); !got[0].Gap || got[1].ID != at(4) {
 		t.Errorf("a sequence of another stream: %+v", got)

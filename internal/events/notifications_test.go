@@ -117,6 +117,31 @@ func TestFollowReadsBothStreams(t *testing.T) {
 			t.Errorf("after %v: %v", tc.after, ids(got))
 		}
 	}
+	if got := ids(follow(t, b, devices.EventQuery{FromStart: true}, 30)); !slices.Equal(got, order) {
+		t.Errorf("from the start: %v, want %v", got, order)
+	}
+	// From the time at which an event was stored on: that one, and all after it.
+	for _, begin := range []int{1, 17} {
+		which := 1
+		if begin%3 == 0 {
+			which = 0
+		}
+		stream, err := js.Stream(t.Context(), []string{"TEST_V1_EVENTS", "TEST_V1_NOTIFICATIONS"}[which])
+		if err != nil {
+			t.Fatal(err)
+		}
+		msg, err := stream.GetMsg(t.Context(), order[begin][which])
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := follow(t, b, devices.EventQuery{Since: msg.Time}, 30-begin)
+		if len(got) != 30-begin || got[len(got)-1].ID != order[29] || got[0].Gap {
+			t.Errorf("since event %d: %v", begin, ids(got))
+		}
+		if again := ids(follow(t, b, devices.EventQuery{Since: msg.Time, After: got[2].ID}, 27-begin)); len(again) != 27-begin || again[0] != order[begin+3] {
+			t.Errorf("resumed after %v: %v", got[2].ID, again)
+		}
+	}
 	// A kind needs one stream.
 	if got := ids(follow(t, b, devices.EventQuery{After: devices.EventPosition{8, 3}, Kind: devices.EventOnline}, 2)); got[0] != (devices.EventPosition{9, 3}) {
 		t.Errorf("%v", got)

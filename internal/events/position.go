@@ -36,7 +36,7 @@ func (f *follower) open(ctx context.Context, q devices.EventQuery) (gaps []devic
 	}
 	for _, s := range f.sources {
 		cfg := jetstream.OrderedConsumerConfig{FilterSubjects: f.bus.filter(q), InactiveThreshold: time.Minute}
-		gap, err := f.resume(ctx, s, q.After, &cfg)
+		gap, err := f.resume(ctx, s, q, &cfg)
 		if err != nil {
 			return nil, err
 		}
@@ -56,15 +56,20 @@ func (f *follower) open(ctx context.Context, q devices.EventQuery) (gaps []devic
 }
 
 // resume decides where to begin in one stream.
-func (f *follower) resume(ctx context.Context, s *source, after devices.EventPosition, cfg *jetstream.OrderedConsumerConfig) (*devices.StreamEvent, error) {
+func (f *follower) resume(ctx context.Context, s *source, q devices.EventQuery, cfg *jetstream.OrderedConsumerConfig) (*devices.StreamEvent, error) {
 	state := s.stream.CachedInfo().State
-	first, seq := max(state.FirstSeq, 1), after[s.which]
+	first, seq := max(state.FirstSeq, 1), q.After[s.which]
 	cfg.DeliverPolicy = jetstream.DeliverByStartSequencePolicy
+	fresh := q.After == devices.EventPosition{}
 	switch {
-	case after == devices.EventPosition{}: // from now on
+	case fresh && q.FromStart:
+	case fresh && !q.Since.IsZero():
+		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &q.Since
+		return nil, nil
+	case fresh: // from now on
 		seq = state.LastSeq
 	case seq == 0: // the position is one in another stream
-		at, err := f.timeOf(ctx, after)
+		at, err := f.timeOf(ctx, q.After)
 		if err != nil {
 			return nil, err
 		}

@@ -35,11 +35,11 @@ func (s *Server) eventRoutes() {
 	}
 	s.handle(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
 		text: "Server-sent events: id is the position in the streams, event the kind, data the payload on one line. With Last-Event-ID the answer " +
-			"resumes after that event; if some after it are gone already, it begins with one `gap` event for each stream. A comment every 15 s keeps proxies patient.",
+			"resumes after that event, with 0 at the first there is; if some after it are gone already, it begins with one `gap` event for each stream. A comment every 15 s keeps proxies patient.",
 		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),
 		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.events,
 		queryParam("device", "Only events of this device."), queryParam("type", "Only events of this kind.", kinds...),
-		queryParam("last_event_id", "As the header, which wins."),
+		queryParam("last_event_id", "As the header, which wins."), queryParam("since", "RFC 3339: begin with the events of then. An id to resume after wins."),
 		&huma.Param{Name: "Last-Event-ID", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
 }
 
@@ -110,7 +110,13 @@ func eventQuery(r *http.Request) (q devices.EventQuery, err error) {
 	}
 	if last != "" {
 		if q.After, err = devices.ParseEventPosition(last); err != nil {
-			return q, badRequest("Last-Event-ID must be an id that this stream sent, such as 1042.77")
+			return q, badRequest("Last-Event-ID must be an id that this stream sent, such as 1042.77, or 0 for all events there are")
+		}
+		q.FromStart = q.After == devices.EventPosition{}
+	}
+	if since := values.Get("since"); since != "" {
+		if q.Since, err = time.Parse(time.RFC3339, since); err != nil {
+			return q, badRequest("since must be a time such as 2026-03-01T12:00:00Z")
 		}
 	}
 	return q, nil
