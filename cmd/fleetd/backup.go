@@ -12,7 +12,7 @@ import (
 )
 
 type backupCmd struct {
-	Output   string  `short:"o" required:"" help:"File to write, or a directory, where the file gets a name with the time." placeholder:"FILE|DIR"`
+	Output   string  `short:"o" required:"" help:"File to write, or a directory, where the file gets a name with the time; DIR/ is made if need be." placeholder:"FILE|DIR"`
 	DataDir  *string `help:"Data directory of the node ($FLEETD_DATA_DIR)." placeholder:"./fleetd-data"`
 	Database *string `help:"The node's database, if it is not the one in the data directory ($FLEETD_DATABASE)." placeholder:"URL"`
 	Streams  bool    `help:"Also events and photos of the embedded NATS; the node must be stopped."`

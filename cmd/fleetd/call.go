@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,7 +23,7 @@ type callCmd struct {
 	Values  []string      `arg:"" optional:"" name:"key=value" help:"Arguments, typed as the tool wants them; key:=JSON passes JSON as it is."`
 	Args    string        `help:"Arguments as one JSON object; key=value adds to it." placeholder:"JSON"`
 	Timeout time.Duration `help:"How long the call may take, waiting included (at most 300s; default: 30s, camera tools 75s)." placeholder:"10s"`
-	Output  string        `short:"o" help:"File for the image in the answer; further images get -2, -3 ... before the extension." placeholder:"FILE"`
+	Output  string        `short:"o" help:"File for the image in the answer, or for the photo that the device took; further images get -2, -3 ... before the extension." placeholder:"FILE"`
 	Yes     bool          `help:"Confirm a call that needs a person's yes."`
 	JSON    bool          `name:"json" help:"Print the server's JSON."`
 	clientFlags
@@ -68,7 +69,7 @@ func (call *callCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	if err := call.print(a, result); err != nil {
+	if err := call.print(ctx, a, c, result); err != nil {
 		return err
 	}
 	if result.IsError {
@@ -181,8 +182,8 @@ func findTool(items []json.RawMessage, name string) *tool {
 	return nil
 }
 
-// print writes text to standard output and images to files.
-func (call *callCmd) print(a *app, result apiclient.CallResult) error {
+// print writes text to standard output and images to files, also a photo that the device uploaded and names.
+func (call *callCmd) print(ctx context.Context, a *app, c *apiclient.Client, result apiclient.CallResult) error {
 	if call.JSON {
 		if err := printJSON(a.stdout, result.Raw); err != nil {
 			return err
@@ -209,9 +210,30 @@ func (call *callCmd) print(a *app, result apiclient.CallResult) error {
 		fmt.Fprintln(a.stdout, "the device is restarting")
 	}
 	if call.Output != "" && images == 0 && !result.IsError {
+		if id := uploadedPhoto(result); id != "" {
+			if call.JSON {
+				_, err := writeFile(call.Output, func(w io.Writer) (int64, error) { return c.Photo(ctx, id, w) })
+				return err
+			}
+			return a.save(call.Output, func(w io.Writer) (int64, error) { return c.Photo(ctx, id, w) })
+		}
 		return failed("the answer holds no image, so %s was not written", call.Output)
 	}
 	return nil
+}
+
+// uploadedPhoto returns the id of the photo that a camera tool took: the device answers with what fleetd answered its
+// upload. Empty if there is none.
+func uploadedPhoto(result apiclient.CallResult) string {
+	for _, item := range result.Content {
+		var upload struct {
+			Photo string `json:"photo"`
+		}
+		if json.Unmarshal([]byte(item.Text), &upload) == nil && upload.Photo != "" {
+			return upload.Photo
+		}
+	}
+	return ""
 }
 
 // image writes the n-th image of an answer to its file, or says that there is one.

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +44,20 @@ func askCamera(t *testing.T, node *Node, device, question string) photoAnswer {
 		t.Fatalf("%s: %v", r.Content[0].Text, err)
 	}
 	return answer
+}
+
+// The command line writes the photo that a call took, and not only what the device says of it.
+func TestCallKeepsThePhoto(t *testing.T) {
+	t.Parallel()
+	node := programs.Start(t)
+	programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--profile", "fw-2.4", "--devices", "1")
+	node.AwaitReady(t, 1)
+	file := filepath.Join(t.TempDir(), "photo.jpg")
+	out, errs, status := node.Command(t, "call", node.List(t)[0].ID, takePhoto, "question=what is it?", "-o", file)
+	picture, err := os.ReadFile(file)
+	if status != 0 || err != nil || !bytes.HasPrefix(picture, []byte("\xff\xd8")) || !strings.Contains(out, file+": ") {
+		t.Errorf("status %d, %d bytes, %v, stdout %s, stderr %s", status, len(picture), err, out, errs)
+	}
 }
 
 // A caller who asks a camera gets the explanation as the tool's answer, and

@@ -45,6 +45,11 @@ type BackupReport struct {
 // is one sentence and leaves nothing behind.
 func Backup(ctx context.Context, cfg *config.Config, output string, streams bool) (report BackupReport, err error) {
 	now := time.Now().UTC()
+	if strings.HasSuffix(output, string(filepath.Separator)) { // a directory is meant, whether it is there or not
+		if err := durable.MkdirAll(output); err != nil {
+			return report, fmt.Errorf("--output: %w", err)
+		}
+	}
 	if info, err := os.Stat(output); err == nil && info.IsDir() {
 		output = filepath.Join(output, "fleetd-backup-"+now.Format("20060102T150405Z")+".tar.gz")
 	}

@@ -90,6 +90,10 @@ func TestBackupAndRestore(t *testing.T) {
 	if left := tree(t, out); len(left) != 1 || !strings.HasPrefix(left[filepath.Base(report.Path)], "-rw------- ") {
 		t.Errorf("%d files with modes unlike 0600 in the output directory", len(left))
 	}
+	made := filepath.Join(out, "new", "dir") + "/"
+	if report, err := Backup(t.Context(), cfg, made, false); err != nil || filepath.Dir(report.Path)+"/" != made || len(tree(t, made)) != 1 {
+		t.Errorf("into a directory that is to be made: %+v, %v", report, err)
+	}
 	to := filepath.Join(t.TempDir(), "new", "data")
 	restored, err := Restore(report.Path, to, false)
 	if err != nil || restored.Version != "v1" || len(restored.Without) != 0 || restored.Files != 6 {

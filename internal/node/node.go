@@ -449,7 +449,7 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 	n.provision = provision.New(provision.Options{Service: n.service, Mint: n.mint, Attest: n.attest, PublicURL: n.publicURL,
 		MQTT: offered, Transport: devices.Transport(n.cfg.Transport), Framing: n.cfg.WebSocketVersion, Location: location, RatePerMinute: n.cfg.OTARate, Burst: n.cfg.OTABurst, NewPerMinute: n.cfg.NewMembersPerAddress,
 		TrustedProxies: n.cfg.TrustedProxies, Failures: n.failures["device-listen"], Log: n.log,
-		Settings: provision.Settings{DeviceListen: n.deviceNet.Addr().String(), PublicHost: n.cfg.PublicHost,
+		Settings: provision.Settings{DeviceListen: n.deviceNet.Addr().String(), PublicHost: n.cfg.PublicHost, Proxied: n.cfg.PublicDeviceURL != "",
 			PortMoved: n.listeners.moved["device-listen"], TLSHere: n.cfg.DeviceTLSCert != "", Open: n.cfg.DeviceAuth == "none", InContainer: inContainer(),
 			MQTTMoved: n.listeners.moved["mqtt-listen"], UDPMoved: n.listeners.moved["udp-listen"], UDP: n.mqtt.udp, Explainer: n.vision.CheckExplainer}})
 	mux := http.NewServeMux()

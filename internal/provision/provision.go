@@ -26,6 +26,7 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/fleet"
 	"fleetd/internal/lobby"
 )
@@ -287,6 +288,7 @@ func (l *limits) allow(addr netip.Addr, perMinute, burst int) bool {
 type Settings struct {
 	DeviceListen string // the address the listener really has
 	PublicHost   string // as given, empty if chosen by the node
+	Proxied      bool   // devices are told a URL that was given, behind which a proxy may be
 	PortMoved    bool   // the default port was taken
 	TLSHere      bool
 	MQTTMoved    bool   // the default MQTT port was taken
@@ -393,6 +395,9 @@ func (s *Server) diagnoseMQTT(add func(devices.Severity, string, string, ...any)
 }
 
 func (s *Server) diagnoseHost(add func(devices.Severity, string, string, ...any)) {
+	// Where devices are connected, as simulated ones on this machine are, the address cannot strand them all.
+	unreachable := devices.SeverityError
+	s.opt.Service.Sessions(func(*session.Session) { unreachable = devices.SeverityWarning })
 	host := strings.TrimPrefix(strings.TrimPrefix(s.opt.PublicURL, "https://"), "http://")
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -400,14 +405,19 @@ func (s *Server) diagnoseHost(add func(devices.Severity, string, string, ...any)
 	ip, err := netip.ParseAddr(host)
 	switch {
 	case host == "localhost" || err == nil && ip.IsLoopback():
-		add(devices.SeverityError, "--public-host", "devices are told %s, which is themselves; give this machine's address in their network", host)
-	case err == nil && s.opt.Settings.InContainer && s.opt.Settings.PublicHost == "":
-		add(devices.SeverityError, "--public-host", "devices are told %s, the address of this container; give the host's address", host)
+		add(unreachable, "--public-host", "devices are told %s, which is themselves; give this machine's address in their network", host)
+	case err == nil && s.opt.Settings.InContainer && s.opt.Settings.PublicHost == "" && !s.opt.Settings.Proxied:
+		add(unreachable, "--public-host", "devices are told %s, the address of this container; give the host's address", host)
 	case err == nil && ip.IsLinkLocalUnicast():
 		add(devices.SeverityWarning, "--public-host", "%s is a link-local address; it changes and does not cross routers", host)
 	}
 	listen, _, err := net.SplitHostPort(s.opt.Settings.DeviceListen)
-	if bound, parseErr := netip.ParseAddr(listen); err == nil && parseErr == nil && bound.IsLoopback() {
-		add(devices.SeverityError, "--device-listen", "the listener is bound to %s; no device can reach it", listen)
+	bound, parseErr := netip.ParseAddr(listen)
+	switch {
+	case err != nil || parseErr != nil || !bound.IsLoopback():
+	case s.opt.Settings.Proxied:
+		add(devices.SeverityInfo, "--device-listen", "the listener is bound to %s: devices reach it through the proxy at %s alone", listen, s.opt.PublicURL)
+	default:
+		add(unreachable, "--device-listen", "the listener is bound to %s; devices on other machines cannot reach it: give --device-listen another address, or --public-device-url that of a proxy in front", listen)
 	}
 }

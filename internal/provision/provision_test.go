@@ -440,6 +440,37 @@ func TestUnsafeSettingsNeverReachADevice(t *testing.T) {
 	}
 }
 
+// A listener that no other machine reaches is an error, but not behind a proxy, nor where devices are connected.
+func TestDiagnoseLoopback(t *testing.T) {
+	for name, tc := range map[string]struct {
+		url      string
+		settings Settings
+		connect  bool
+		want     devices.Severity
+	}{
+		"alone":              {"http://192.0.2.1:8000", Settings{}, false, devices.SeverityError},
+		"behind a proxy":     {"https://devices.example.com", Settings{Proxied: true}, false, devices.SeverityInfo},
+		"with a device here": {"http://192.0.2.1:8000", Settings{}, true, devices.SeverityWarning},
+	} {
+		b := newBench(t, fleet.Config{}, func(o *Options) {
+			o.PublicURL, o.Settings = tc.url, tc.settings
+			o.Settings.DeviceListen = "127.0.0.1:8000"
+		})
+		if tc.connect {
+			devicetest.Connect(t, b.server.opt.Service, mac, devicetest.NewScript())
+		}
+		var got []devices.Finding
+		for _, f := range b.server.Diagnose("").Findings {
+			if f.Setting == "--device-listen" {
+				got = append(got, f)
+			}
+		}
+		if len(got) != 1 || got[0].Severity != tc.want {
+			t.Errorf("%s: %+v, want one %s", name, got, tc.want)
+		}
+	}
+}
+
 func TestDiagnoseChangesNothing(t *testing.T) {
 	b := newBench(t, fleet.Config{Approve: true}, nil)
 	if d := b.server.Diagnose(mac); d.Status != 200 || !json.Valid(d.Reply) {
