@@ -22,6 +22,17 @@ func (o *observer) Changed(c devices.Change) {
 	}
 	s.Admission.Changed(c)
 	s.Hub.Changed(c)
+	s.tellDecision(c.Device)
+}
+
+// OnDecision has f called for each device of which something was decided, on any node;
+// with an empty id if anything may have changed. f must not wait.
+func (s *Service) OnDecision(f func(devices.ID)) { s.decided.Store(&f) }
+
+func (s *Service) tellDecision(id devices.ID) {
+	if f := s.decided.Load(); f != nil {
+		(*f)(id)
+	}
 }
 
 // Replaced looks at everything again: any of it may differ.
@@ -39,6 +50,7 @@ func (o *observer) Replaced(snapshot registry.Snapshot) {
 	}
 	s.replacePolicy(snapshot.Policy)
 	s.Hub.Replaced()
+	s.tellDecision("")
 	for _, p := range s.registry.Revocations() {
 		o.Revoked(p)
 	}

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"log/slog"
+	"sync/atomic"
 
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
@@ -68,6 +69,7 @@ type Service struct {
 	registry *registry.Registry
 	stats    Stats
 	counted  counted
+	decided  atomic.Pointer[func(devices.ID)]
 	tasks    *tasks.Group
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
+	"fleetd/internal/finder"
 	"fleetd/internal/jsonspan"
 	"fleetd/internal/selector"
 	"fleetd/internal/tasks"
@@ -22,10 +24,10 @@ import (
 
 // Bounds of calls to many.
 const (
-	maxMany     = 100
-	manyAtOnce  = 8
-	waitLook    = 5 * time.Second // between looks at a device of which no event comes
-	maxEventRaw = 4 << 10         // bytes of an event's payload that is shown
+	maxMany    = 100
+	maxLike    = 3 // names that an error suggests
+	manyAtOnce = 8
+	waitLook   = 5 * time.Second // between looks at a device of which no event comes
 )
 
 type callArgs struct {
@@ -120,7 +122,8 @@ func newCalled(c devices.ToolCall, r devices.ToolResult, content []mcp.Content) 
 }
 
 func (s *Server) callDeviceTool(ctx context.Context, req *mcp.CallToolRequest, args callArgs) (*mcp.CallToolResult, error) {
-	id, err := deviceID(args.Device)
+	by := visitOf(ctx).by()
+	id, err := s.deviceOf(ctx, by, args.Device)
 	if err != nil {
 		return nil, err
 	}
@@ -129,12 +132,13 @@ func (s *Server) callDeviceTool(ctx context.Context, req *mcp.CallToolRequest, a
 		return nil, err
 	}
 	call.Device = id
-	call.Tool = s.trueName(ctx, visitOf(ctx).by(), id, call.Tool)
+	call.Tool = s.trueName(ctx, by, id, call.Tool)
 	result, content, question, err := s.asking(ctx, req, call, timeout)
 	switch {
 	case err != nil:
 		f := s.failure(err)
 		f.Device, f.Tool = string(id), clean(call.Tool, maxTitle)
+		f.suggest(ctx, s, by, id, args.Tool)
 		return s.failed(f), nil
 	case question != nil:
 		s.stats.Calls.Add("asked", 1)
@@ -166,6 +170,30 @@ func (s *Server) prepare(ctx context.Context, args callArgs) (c devices.ToolCall
 	return devices.ToolCall{Tool: args.Tool, Arguments: args.Arguments}, time.Duration(seconds) * time.Second, ctx.Err()
 }
 
+// suggest adds the names of tools that are like one which the device does not have,
+// as far as the caller may call them.
+func (f *failure) suggest(ctx context.Context, s *Server, by access.By, id devices.ID, name string) {
+	if f.Code != devices.CodeToolUnknown {
+		return
+	}
+	f.Detail += "; describe_device lists its tools"
+	view, err := s.viewOf(ctx, by, id)
+	if err != nil {
+		return
+	}
+	if like := view.like(name); len(like) > 0 {
+		f.Detail += "; near to it are " + strings.Join(like, ", ")
+	}
+}
+
+// like are the tools with the nearest names.
+func (v *view) like(name string) (names []string) {
+	for _, t := range v.tools {
+		names = append(names, infoOf(t.indexed).Name)
+	}
+	return finder.Nearest(name, names, maxLike)
+}
+
 // trueName is the device's name of a tool that a model may know by the name
 // that hosts get. What is not known is for the device to refuse.
 func (s *Server) trueName(ctx context.Context, by access.By, id devices.ID, name string) string {
@@ -184,7 +212,7 @@ func (s *Server) trueName(ctx context.Context, by access.By, id devices.ID, name
 
 type manyArgs struct {
 	Devices   []string        `json:"devices"`
-	Label     string          `json:"label"`
+	Select    string          `json:"select"`
 	Tool      string          `json:"tool"`
 	Arguments json.RawMessage `json:"arguments"`
 	Timeout   int             `json:"timeout_seconds"`
@@ -227,6 +255,7 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ma
 				answer.Results[i], pictures[i] = newCalled(one, result, content)
 				if err != nil {
 					f := s.failure(err)
+					f.suggest(ctx, s, by, ids[i], call.Tool)
 					if f.Code == devices.CodeConfirmation {
 						f.Detail = "a person has to confirm this for each device: call_device_tool asks"
 					}
@@ -280,22 +309,22 @@ func sizeOf(item mcp.Content) int {
 // targets are the devices that many calls go to.
 func (s *Server) targets(ctx context.Context, by access.By, args manyArgs) (ids []devices.ID, err error) {
 	switch {
-	case (len(args.Devices) > 0) == (args.Label != ""):
-		return nil, badArguments("give either devices or label")
+	case (len(args.Devices) > 0) == (strings.TrimSpace(args.Select) != ""):
+		return nil, badArguments("give either devices or select")
 	case len(args.Devices) > maxMany:
 		return nil, badArguments("devices may name 100; make several calls")
-	case args.Label != "":
-		label, err := selector.ParseLabel(args.Label)
+	case args.Select != "":
+		sel, err := selector.Parse(args.Select)
 		if err != nil {
 			return nil, badArguments(err.Error())
 		}
-		q := devices.ListQuery{Select: selector.And(label, selector.In(selector.FieldState, string(devices.StateOnline))), Limit: maxMany}
+		q := devices.ListQuery{Select: selector.And(sel, selector.In(selector.FieldState, string(devices.StateOnline))), Limit: maxMany}
 		found, next, err := s.find(ctx, by, q, allPages)
 		if err != nil {
 			return nil, err
 		}
 		if next != "" {
-			return nil, badArguments("more than 100 devices that are online have this label; name them in several calls")
+			return nil, badArguments("more than 100 devices that are online are selected; select fewer, or name them in several calls")
 		}
 		for _, d := range found {
 			ids = append(ids, d.Device.ID)
@@ -303,7 +332,7 @@ func (s *Server) targets(ctx context.Context, by access.By, args manyArgs) (ids 
 		return ids, nil
 	}
 	for _, text := range args.Devices {
-		id, err := deviceID(text)
+		id, err := s.deviceOf(ctx, by, text)
 		if err != nil {
 			return nil, err
 		}
@@ -330,11 +359,11 @@ type deviceArgs struct {
 }
 
 func (s *Server) getStatus(ctx context.Context, _ *mcp.CallToolRequest, args deviceArgs) (*mcp.CallToolResult, error) {
-	id, err := deviceID(args.Device)
+	by := visitOf(ctx).by()
+	id, err := s.deviceOf(ctx, by, args.Device)
 	if err != nil {
 		return nil, err
 	}
-	by := visitOf(ctx).by()
 	view, err := s.viewOf(ctx, by, id)
 	if err != nil {
 		return nil, err
@@ -353,7 +382,8 @@ type waitArgs struct {
 }
 
 func (s *Server) waitForDevice(ctx context.Context, req *mcp.CallToolRequest, args waitArgs) (*mcp.CallToolResult, error) {
-	id, err := deviceID(args.Device)
+	by := visitOf(ctx).by()
+	id, err := s.deviceOf(ctx, by, args.Device)
 	if err != nil {
 		return nil, err
 	}
@@ -365,7 +395,6 @@ func (s *Server) waitForDevice(ctx context.Context, req *mcp.CallToolRequest, ar
 	if !slices.Contains([]string{"online", "ready", "offline"}, until) {
 		return nil, badArguments("until is one of online, ready, offline")
 	}
-	by := visitOf(ctx).by()
 	happened, end := s.watch.wait(id)
 	defer end()
 	deadline := time.NewTimer(time.Duration(seconds) * time.Second)
@@ -409,67 +438,4 @@ func isNow(d devices.View, state string) bool {
 		return d.Presence.Online && d.CatalogState == devices.CatalogReady
 	}
 	return !d.Presence.Online
-}
-
-type eventArgs struct {
-	Device string `json:"device"`
-	Type   string `json:"type"`
-	Limit  int    `json:"limit"`
-}
-
-type happening struct {
-	ID     string            `json:"id"`
-	Type   devices.EventKind `json:"type"`
-	Device devices.ID        `json:"device"`
-	Data   json.RawMessage   `json:"data,omitempty"`
-}
-
-var eventKinds = []devices.EventKind{devices.EventOnline, devices.EventOffline, devices.EventCatalog, devices.EventNotification, devices.EventPhoto,
-	devices.EventPending, devices.EventContested}
-
-func (s *Server) recentEvents(ctx context.Context, _ *mcp.CallToolRequest, args eventArgs) (*mcp.CallToolResult, error) {
-	limit, err := within("limit", args.Limit, 20, 100)
-	if err != nil {
-		return nil, err
-	}
-	q := devices.EventQuery{Kind: devices.EventKind(args.Type)}
-	if args.Type != "" && !slices.Contains(eventKinds, q.Kind) {
-		return nil, badArguments("type is one of online, offline, catalog, notifications, photo, pending, contested")
-	}
-	if args.Device != "" {
-		if q.Device, err = deviceID(args.Device); err != nil {
-			return nil, err
-		}
-	}
-	events, err := s.events(ctx, visitOf(ctx).by(), q, limit)
-	if err != nil {
-		return nil, err
-	}
-	return structured(struct {
-		Events []happening `json:"events"`
-	}{events}), nil
-}
-
-// events are the last ones that a caller may see.
-func (s *Server) events(ctx context.Context, by access.By, q devices.EventQuery, limit int) ([]happening, error) {
-	if err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, q.Device); err != nil {
-		return nil, err
-	}
-	recent, err := s.opt.Events.Recent(ctx, q, limit, func(e devices.StreamEvent) bool {
-		return s.opt.Service.Permit(ctx, by, access.ScopeEvents, e.Device) == nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	out := []happening{}
-	for _, e := range recent {
-		h := happening{ID: e.ID.String(), Type: e.Kind, Device: e.Device}
-		if len(e.Data) <= maxEventRaw {
-			if data, note := appendSchema(nil, e.Data, 0); note == "" { // the same bounds suit any words of a device
-				h.Data = data
-			}
-		}
-		out = append(out, h)
-	}
-	return out, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
+	"fleetd/internal/finder"
 )
 
 // dispatchTool is the one tool that the SDK knows. Registering the tools of devices
@@ -80,7 +81,7 @@ func (s *Server) deviceTools(next mcp.MethodHandler) mcp.MethodHandler {
 			}
 			tool := view.hosts(call.Params.Name)
 			if tool == nil {
-				return nil, invalid("the device has no tool " + strconv.Quote(clean(call.Params.Name, maxTitle)) + "; list the tools again")
+				return nil, invalid("the device has no tool " + strconv.Quote(clean(call.Params.Name, maxTitle)) + view.hint(call.Params.Name) + "; list the tools again")
 			}
 			return next(context.WithValue(ctx, targetKey{}, target{v.device, tool.name}), method, through(call))
 		}
@@ -95,6 +96,19 @@ func (v *view) hosts(name string) *indexed {
 		return nil
 	}
 	return v.index.byHost[name]
+}
+
+// hint names tools that are like one which is not there.
+func (v *view) hint(name string) string {
+	var names []string
+	for _, t := range v.tools {
+		names = append(names, t.tool.Name)
+	}
+	like := finder.Nearest(name, names, maxLike)
+	if len(like) == 0 {
+		return ""
+	}
+	return "; near to it are " + strings.Join(like, ", ")
 }
 
 func (s *Server) listDeviceTools(ctx context.Context, v *visit, session *mcp.ServerSession, cursor string) (*mcp.ListToolsResult, error) {

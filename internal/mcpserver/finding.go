@@ -15,6 +15,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
+	"fleetd/internal/finder"
 	"fleetd/internal/selector"
 )
 
@@ -60,6 +61,24 @@ type device struct {
 	Error      string            `json:"mcp_error,omitempty"`
 }
 
+// brief is a device as lists show it: what tells it from others.
+type brief struct {
+	ID       string            `json:"id"`
+	Name     string            `json:"name,omitempty"`
+	State    devices.State     `json:"state"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Board    string            `json:"board,omitempty"`
+	LastSeen string            `json:"last_seen,omitempty"` // of one that is not connected
+}
+
+func briefly(v devices.View) brief {
+	b := brief{ID: string(v.Device.ID), Name: clean(v.Device.Name, maxTitle), State: v.State, Labels: v.Device.Labels, Board: clean(v.Device.Board, maxTitle)}
+	if p := v.Presence; !p.Online && !p.LastSeen.IsZero() {
+		b.LastSeen = p.LastSeen.UTC().Format(time.RFC3339)
+	}
+	return b
+}
+
 func describe(v devices.View) device {
 	d := device{ID: string(v.Device.ID), Name: clean(v.Device.Name, maxTitle), State: v.State, Board: clean(v.Device.Board, maxTitle),
 		Firmware: clean(v.Device.Firmware, maxTitle), Labels: v.Device.Labels, Tools: v.Presence.Tools, ToolsState: string(v.CatalogState),
@@ -103,28 +122,32 @@ func (s *Server) find(ctx context.Context, by access.By, q devices.ListQuery, pa
 }
 
 type findArgs struct {
-	Query    string `json:"query"`
-	State    string `json:"state"`
-	Board    string `json:"board"`
-	Firmware string `json:"firmware"`
-	Label    string `json:"label"`
-	Limit    int    `json:"limit"`
-	Cursor   string `json:"cursor"`
+	Query  string `json:"query"`
+	State  string `json:"state"`
+	Select string `json:"select"`
+	Limit  int    `json:"limit"`
+	Cursor string `json:"cursor"`
 }
 
-// selector is what the filters select. Their values are literal.
+// selector is what the filters select.
 func (a *findArgs) selector() (sel selector.Selector, err error) {
-	if a.Label != "" {
-		if sel, err = selector.ParseLabel(a.Label); err != nil {
-			return sel, err
-		}
+	if sel, err = selector.Parse(a.Select); err == nil && a.State != "" {
+		sel = selector.And(sel, selector.In(selector.FieldState, a.State))
 	}
-	for field, value := range map[selector.Field]string{selector.FieldState: a.State, selector.FieldBoard: a.Board, selector.FieldFirmware: a.Firmware} {
-		if value != "" {
-			sel = selector.And(sel, selector.In(field, value))
-		}
-	}
-	return sel, nil
+	return sel, err
+}
+
+// listed is an answer of find_devices.
+type listed struct {
+	Devices []brief             `json:"devices"`
+	Matched int                 `json:"matched,omitempty"`
+	Weaker  int                 `json:"weaker,omitempty"`
+	ReadAs  map[string]string   `json:"read_as,omitempty"`
+	Unknown []string            `json:"unknown_words,omitempty"`
+	Counts  map[string]int      `json:"devices_by_word,omitempty"`
+	Total   int                 `json:"total,omitempty"`
+	Labels  map[string][]string `json:"labels,omitempty"`
+	Next    string              `json:"next_cursor,omitempty"`
 }
 
 func (s *Server) findDevices(ctx context.Context, _ *mcp.CallToolRequest, args findArgs) (*mcp.CallToolResult, error) {
@@ -135,25 +158,64 @@ func (s *Server) findDevices(ctx context.Context, _ *mcp.CallToolRequest, args f
 	if args.State != "" && !slices.Contains([]string{"online", "offline", "pending", "contested"}, args.State) {
 		return nil, badArguments("state is one of online, offline, pending, contested")
 	}
-	if _, err := devices.ParseCursor(args.Cursor, devices.SortID); err != nil {
-		return nil, badArguments(err.Error())
-	}
 	sel, err := args.selector()
 	if err != nil {
 		return nil, badArguments(err.Error())
 	}
-	found, next, err := s.find(ctx, visitOf(ctx).by(), devices.ListQuery{Select: sel, Text: args.Query, After: args.Cursor, Limit: limit}, fewPages)
-	if err != nil {
-		return nil, err
+	by := visitOf(ctx).by()
+	var answer listed
+	var views []devices.View
+	if strings.TrimSpace(args.Query) == "" {
+		if _, err := devices.ParseCursor(args.Cursor, devices.SortID); err != nil {
+			return nil, badArguments(err.Error())
+		}
+		if views, answer.Next, err = s.find(ctx, by, devices.ListQuery{Select: sel, After: args.Cursor, Limit: limit}, fewPages); err != nil {
+			return nil, err
+		}
+	} else {
+		found, err := s.search(ctx, by, args.Query, sel, args.Cursor, limit)
+		if err != nil {
+			return nil, err
+		}
+		views, answer.Next = found.devices, found.next
+		answer.Weaker, answer.ReadAs, answer.Unknown, answer.Counts = found.Weaker, found.ReadAs, found.Unknown, found.Counts
+		if answer.Next != "" {
+			answer.Matched = len(found.Found)
+		}
 	}
-	answer := struct {
-		Devices []device `json:"devices"`
-		Next    string   `json:"next_cursor,omitempty"`
-	}{[]device{}, next}
-	for _, d := range found {
-		answer.Devices = append(answer.Devices, describe(d))
+	answer.Devices = make([]brief, len(views))
+	for i := range views {
+		answer.Devices[i] = briefly(views[i])
+	}
+	if len(views) == 0 && answer.Next == "" {
+		if err := s.sayWhatThereIs(ctx, by, &answer); err != nil {
+			return nil, err
+		}
 	}
 	return structured(answer), nil
+}
+
+// sayWhatThereIs puts into an empty answer how many devices there are, and which
+// labels they have.
+func (s *Server) sayWhatThereIs(ctx context.Context, by access.By, answer *listed) error {
+	index, err := s.words.keeper.Index(ctx)
+	if errors.Is(err, finder.ErrTooMany) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	labels, total := index.Labels(sees(by), maxKeys, maxValues)
+	answer.Total, answer.Labels = total, map[string][]string{}
+	for _, l := range labels {
+		for _, value := range l.Values {
+			answer.Labels[l.Key] = append(answer.Labels[l.Key], clean(value, maxTitle))
+		}
+		if l.More {
+			answer.Labels[l.Key] = append(answer.Labels[l.Key], "...")
+		}
+	}
+	return nil
 }
 
 // toolInfo is one tool as models see it.
@@ -179,15 +241,23 @@ func infoOf(t *indexed) toolInfo {
 	return toolInfo{Name: name, Description: t.tool.Description, InputSchema: input}
 }
 
-// toolsOf lists tools with these words, at most limit.
+// toolsOf lists tools, at most limit: those that fit the words of a query best come
+// first, those that have none of them not at all, unless all of them have none.
 func toolsOf(v *view, query string, limit int) toolList {
 	list := toolList{Device: describe(v.device), Tools: []toolInfo{}}
-	words := strings.Fields(strings.ToLower(query))
-	for _, t := range v.tools {
-		text := strings.ToLower(t.name + " " + t.tool.Description)
-		if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
-			continue
+	tools := slices.Clone(v.tools)
+	rank := finder.Rank(query)
+	fit := make(map[*indexed]int, len(tools))
+	for _, t := range tools {
+		if n := rank(t.name, t.tool.Description); n > 0 {
+			fit[t.indexed] = n
 		}
+	}
+	if len(fit) > 0 {
+		tools = slices.DeleteFunc(tools, func(t viewed) bool { return fit[t.indexed] == 0 })
+		slices.SortStableFunc(tools, func(a, b viewed) int { return fit[b.indexed] - fit[a.indexed] })
+	}
+	for _, t := range tools {
 		if len(list.Tools) == limit {
 			list.More = true
 			break
@@ -210,26 +280,16 @@ func (s *Server) describeDevice(ctx context.Context, _ *mcp.CallToolRequest, arg
 	if err != nil {
 		return nil, err
 	}
-	id, err := deviceID(args.Device)
+	by := visitOf(ctx).by()
+	id, err := s.deviceOf(ctx, by, args.Device)
 	if err != nil {
 		return nil, err
 	}
-	view, err := s.viewOf(ctx, visitOf(ctx).by(), id)
+	view, err := s.viewOf(ctx, by, id)
 	if err != nil {
 		return nil, err
 	}
 	return structured(toolsOf(view, args.Query, limit)), nil
-}
-
-func deviceID(text string) (devices.ID, error) {
-	if text == "" {
-		return "", badArguments("device is missing: give the id of one, as find_devices tells it")
-	}
-	id, err := devices.ParseID(text)
-	if err != nil {
-		return "", badArguments(err.Error())
-	}
-	return id, nil
 }
 
 type searchArgs struct {

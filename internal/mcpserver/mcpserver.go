@@ -99,6 +99,7 @@ type Server struct {
 	device   endpoint
 	sessions *sessions
 	index    *indexCache
+	words    *words
 	watch    *watch
 	follows  *follows
 	lists    *lists
@@ -124,8 +125,9 @@ func New(opt Options) *Server {
 	s := &Server{opt: opt, log: opt.Log, index: newIndexCache(), follows: newFollows(), old: oldStreams{byID: map[string]*oldStream{}}, rules: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.post = newPost(s.ctx)
+	s.words = newWords(s)
 	s.sessions = newSessions(&s.stats, s.forget)
-	s.watch = newWatch(opt.Events, opt.Log, s.wants, s.notify)
+	s.watch = newWatch(opt.Events, opt.Log, s.wants, s.words.touched, s.notify)
 	s.fleet = s.newEndpoint(s.newFleetServer())
 	s.device = s.newEndpoint(s.newDeviceServer())
 	s.tasks.Go(func() { s.watch.follow(s.ctx) })

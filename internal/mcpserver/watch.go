@@ -21,6 +21,7 @@ type watch struct {
 	log    *slog.Logger
 	notify func(devices.StreamEvent)
 	wants  func(devices.ID) bool
+	report func(devices.ID) // that a device said something of itself
 	queue  chan devices.StreamEvent
 	missed atomic.Bool // events did not fit: anything may have changed
 
@@ -28,8 +29,8 @@ type watch struct {
 	waiters map[devices.ID]map[chan struct{}]struct{}
 }
 
-func newWatch(events Events, log *slog.Logger, wants func(devices.ID) bool, notify func(devices.StreamEvent)) *watch {
-	return &watch{events: events, log: log, wants: wants, notify: notify, queue: make(chan devices.StreamEvent, watchQueue),
+func newWatch(events Events, log *slog.Logger, wants func(devices.ID) bool, report func(devices.ID), notify func(devices.StreamEvent)) *watch {
+	return &watch{events: events, log: log, wants: wants, report: report, notify: notify, queue: make(chan devices.StreamEvent, watchQueue),
 		waiters: map[devices.ID]map[chan struct{}]struct{}{}}
 }
 
@@ -66,6 +67,10 @@ func (w *watch) take(e devices.StreamEvent) {
 		}
 	}
 	w.mu.Unlock()
+	switch e.Kind {
+	case devices.EventOnline, devices.EventCatalog, devices.EventPending:
+		w.report(e.Device)
+	}
 	if !e.Gap && !w.wants(e.Device) {
 		return
 	}

@@ -1,0 +1,192 @@
+package finder
+
+import (
+	"strings"
+	"unicode"
+
+	"golang.org/x/text/unicode/norm"
+)
+
+// Bounds of texts.
+const (
+	maxText = 1024 // bytes of one text that is indexed or searched for
+	maxGram = 4    // characters of Chinese that are indexed together
+)
+
+// token is a word as it is compared: folded, in the singular.
+type token struct {
+	text   string
+	raw    string // as it was written
+	han    bool   // a run of a script that does not separate words
+	number bool
+}
+
+// class of a character in a word.
+type class uint8
+
+const (
+	separator class = iota
+	lower
+	upper
+	digit
+	han
+)
+
+func classOf(r rune) class {
+	switch {
+	case unicode.In(r, unicode.Han, unicode.Hiragana, unicode.Katakana):
+		return han
+	case unicode.IsDigit(r):
+		return digit
+	case unicode.IsUpper(r):
+		return upper
+	case unicode.IsLetter(r):
+		return lower
+	}
+	return separator
+}
+
+// tokens splits a text into words: at anything that is no letter or digit, between
+// letters and digits, and where a small letter is followed by a capital one.
+// joined also has those words whole that the last rule splits.
+func tokens(text string) (list []token, joined []string) {
+	if len(text) > maxText {
+		text = text[:maxText]
+	}
+	var runes []rune
+	for _, r := range norm.NFKD.String(text) {
+		if !unicode.Is(unicode.Mn, r) {
+			runes = append(runes, r)
+		}
+	}
+	camel := -1 // where a word begins that is split at a capital letter
+	for i := 0; i < len(runes); {
+		c := classOf(runes[i])
+		if c == separator {
+			i++
+			continue
+		}
+		from := i
+		for i++; i < len(runes); i++ {
+			now, before := classOf(runes[i]), classOf(runes[i-1])
+			if now != before && !(before == upper && now == lower) {
+				break
+			}
+		}
+		raw := string(runes[from:i])
+		t := token{text: strings.ToLower(raw), raw: raw, han: c == han, number: c == digit}
+		switch {
+		case t.number:
+			if t.text = strings.TrimLeft(t.text, "0"); t.text == "" {
+				t.text = "0"
+			}
+		case t.text == "s" && from > 1 && (runes[from-1] == '\'' || runes[from-1] == '’'): // the study's lamp
+			continue
+		case isOrdinalEnd(t.text) && len(list) > 0 && from > 0 && classOf(runes[from-1]) == digit: // 2nd
+			continue
+		case !t.han:
+			t.text = singular(t.text)
+		}
+		list = append(list, t)
+		splits := i < len(runes) && c != digit && c != han && classOf(runes[i]) == upper
+		switch {
+		case splits && camel < 0:
+			camel = from
+		case !splits && camel >= 0:
+			joined = append(joined, singular(strings.ToLower(string(runes[camel:i]))))
+			camel = -1
+		}
+	}
+	return list, joined
+}
+
+func isOrdinalEnd(text string) bool {
+	return text == "st" || text == "nd" || text == "rd" || text == "th"
+}
+
+// singular cuts the endings of English plurals. It need not be right, only the same
+// for what is indexed and what is searched for.
+func singular(word string) string {
+	switch n := len(word); {
+	case n > 4 && strings.HasSuffix(word, "ies"):
+		return word[:n-3] + "y"
+	case n > 4 && (strings.HasSuffix(word, "ches") || strings.HasSuffix(word, "shes") || strings.HasSuffix(word, "xes") || strings.HasSuffix(word, "sses")):
+		return word[:n-2]
+	case n > 3 && word[n-1] == 's' && word[n-2] != 's' && word[n-2] != 'u' && word[n-2] != 'i':
+		return word[:n-1]
+	}
+	return word
+}
+
+// grams are the parts of a run of Chinese that are indexed as words.
+func grams(run string, least, most int) (list []string) {
+	runes := []rune(run)
+	for n := least; n <= most; n++ {
+		for i := 0; i+n <= len(runes); i++ {
+			list = append(list, string(runes[i:i+n]))
+		}
+	}
+	return list
+}
+
+// ordinals are the numbers that people write out.
+var ordinals = map[string]string{"first": "1", "second": "2", "third": "3", "fourth": "4", "fifth": "5", "sixth": "6", "seventh": "7", "eighth": "8",
+	"ninth": "9", "tenth": "10", "ground": "0"}
+
+// function words say nothing of which device is meant. A device may have one in its
+// name: then it is better than one that has not.
+var functionWords = wordSet(`a an the in on at of to for from by with near and or is are be was it its my our your their me i you we they this that these those there here
+ please turn switch set make put get give show tell let start stop do does did can could would will have has
+ what which who whose where when how much many any some all every each both off up down now
+ device devices one ones online offline named called`)
+
+// functionChars are those of Chinese.
+var functionChars = wordSet("的 把 请 让 在 是 吗 呢 吧 了 里 和 给 我 你 个 开 关 打 调 到 有 哪 些")
+
+func wordSet(text string) map[string]bool {
+	set := map[string]bool{}
+	for _, word := range strings.Fields(text) {
+		set[singular(word)] = true
+	}
+	return set
+}
+
+// near tells whether two words differ by at most so many letters that are missing,
+// added, replaced or swapped with the next.
+func near(a, b string, most int) bool {
+	x, y := []rune(a), []rune(b)
+	if len(x)-len(y) > most || len(y)-len(x) > most {
+		return false
+	}
+	var rows [3][maxNear + 1]int
+	if len(x) > maxNear || len(y) > maxNear {
+		return false
+	}
+	before, last, row := &rows[0], &rows[1], &rows[2]
+	for j := range len(y) + 1 {
+		last[j] = j
+	}
+	for i := 1; i <= len(x); i++ {
+		row[0] = i
+		least := i
+		for j := 1; j <= len(y); j++ {
+			cost := 1
+			if x[i-1] == y[j-1] {
+				cost = 0
+			}
+			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+cost)
+			if i > 1 && j > 1 && x[i-1] == y[j-2] && x[i-2] == y[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+			least = min(least, row[j])
+		}
+		if least > most {
+			return false
+		}
+		before, last, row = last, row, before
+	}
+	return last[len(y)] <= most
+}
+
+// maxNear is the longest word in which slips are looked for.
+const maxNear = 32

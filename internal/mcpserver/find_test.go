@@ -1,0 +1,255 @@
+package mcpserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+)
+
+// name gives a device a name.
+func (f *testFleet) name(t testing.TB, id devices.ID, name string, labels map[string]string) {
+	t.Helper()
+	f.ports.Put(devices.Member{ID: id, Name: name, Labels: labels})
+}
+
+// finds asks find_devices.
+func finds(t testing.TB, s *mcp.ClientSession, args map[string]any) (a listed) {
+	t.Helper()
+	r := call(t, s, "find_devices", args)
+	if err := json.Unmarshal([]byte(textOf(r)), &a); err != nil || r.IsError {
+		t.Errorf("%v: %s", args, textOf(r))
+	}
+	return a
+}
+
+func idsIn(a listed) (ids []string) {
+	for _, d := range a.Devices {
+		ids = append(ids, d.ID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// What was decided, and what a device reports, is found by the next search.
+func TestFindingFollowsChanges(t *testing.T) {
+	f := newFleet(t)
+	s := f.host(t, PathMCP, "2025-11-25", admin, nil)
+	f.name(t, lamp, "Kitchen lamp", nil)
+	f.name(t, robot, "Robot", map[string]string{"room": "kitchen"})
+	if ids := idsIn(finds(t, s, map[string]any{"query": "kitchen"})); !slices.Equal(ids, []string{string(lamp), string(robot)}) {
+		t.Errorf("%q", ids)
+	}
+	f.name(t, lamp, "Hall lamp", map[string]string{"floor": "2"})
+	if ids := idsIn(finds(t, s, map[string]any{"query": "kitchen"})); !slices.Equal(ids, []string{string(robot)}) {
+		t.Errorf("after the name: %q", ids)
+	}
+	if ids := idsIn(finds(t, s, map[string]any{"query": "2nd floor"})); !slices.Equal(ids, []string{string(lamp)}) {
+		t.Errorf("after the label: %q", ids)
+	}
+	if err := f.service.Forget(t.Context(), devicetest.Admin, lamp); err != nil {
+		t.Fatal(err)
+	}
+	a := finds(t, s, map[string]any{"query": "hall"})
+	if len(a.Devices) > 0 || a.Total != 1 || !slices.Equal(a.Labels["room"], []string{"kitchen"}) || !slices.Equal(a.Unknown, []string{"hall"}) {
+		t.Errorf("after forgetting: %+v", a)
+	}
+	f.connect(t, "aa:bb:cc:dd:ee:03", devicetest.NewScript())
+	f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: "aa:bb:cc:dd:ee:03"})
+	devicetest.Eventually(t, "its tools are searched", func() bool {
+		return slices.Equal(idsIn(finds(t, s, map[string]any{"query": "volume"})), []string{"aa:bb:cc:dd:ee:03"})
+	})
+}
+
+// A search goes with a selection, and through its pages comes to every device once.
+func TestFindingSelected(t *testing.T) {
+	f := newFleet(t)
+	for i := range 30 {
+		f.name(t, devices.ID(fmt.Sprintf("02:00:00:00:00:%02x", i)), "Lamp", map[string]string{"room": []string{"lab", "hall"}[i%2], "floor": fmt.Sprint(i % 3)})
+	}
+	f.connect(t, "02:00:00:00:00:00", devicetest.NewScript())
+	s := f.host(t, PathMCP, "2025-11-25", admin, nil)
+	for name, c := range map[string]struct {
+		args map[string]any
+		want int
+	}{
+		"words":          {map[string]any{"query": "lamp", "limit": 100}, 30},
+		"two labels":     {map[string]any{"select": "room=lab,floor=0", "limit": 100}, 5},
+		"words and both": {map[string]any{"query": "lamp", "select": "room=lab,floor=0", "limit": 100}, 5},
+		"words, state":   {map[string]any{"query": "lamp", "state": "online"}, 1},
+		"state":          {map[string]any{"state": "online", "select": "room=lab"}, 1},
+	} {
+		if a := finds(t, s, c.args); len(a.Devices) != c.want {
+			t.Errorf("%s: %d, want %d", name, len(a.Devices), c.want)
+		}
+	}
+	var ids []string
+	a := finds(t, s, map[string]any{"query": "lamp", "limit": 7})
+	for ids = idsIn(a); a.Next != ""; ids = append(ids, idsIn(a)...) {
+		if a.Matched != 30 {
+			t.Errorf("%+v", a)
+		}
+		if a = finds(t, s, map[string]any{"query": "lamp", "limit": 7, "cursor": a.Next}); len(a.Devices) == 0 {
+			t.Fatal("an empty page")
+		}
+	}
+	if slices.Sort(ids); len(slices.Compact(ids)) != 30 {
+		t.Errorf("%d devices in pages", len(ids))
+	}
+	for _, args := range []map[string]any{{"select": "room=="}, {"query": "lamp", "cursor": "x"}, {"cursor": "5"}, {"select": "nothing<3"}} {
+		if r := call(t, s, "find_devices", args); !r.IsError || !strings.Contains(textOf(r), "invalid_arguments") {
+			t.Errorf("%v: %s", args, textOf(r))
+		}
+	}
+	many := call(t, s, "call_many", map[string]any{"select": "room=lab,floor=0", "tool": "self.audio_speaker.set_volume", "arguments": map[string]any{"volume": 3}})
+	if !strings.Contains(textOf(many), `"ok":1`) {
+		t.Errorf("%s", textOf(many))
+	}
+}
+
+// Every tool takes a device by its name, if one device has it: of several it names
+// them, and no key learns of devices that are not for it.
+func TestDevicesByName(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, lamp, devicetest.NewScript())
+	f.connect(t, robot, devicetest.NewScript())
+	f.name(t, lamp, "Küchenlampe", map[string]string{"room": "kitchen"})
+	f.name(t, robot, "Twin", nil)
+	f.name(t, "aa:bb:cc:dd:ee:03", "Twin", map[string]string{"room": "lab"})
+	f.name(t, "twin", "Something else", nil)
+	_, limited := f.key(t, "devices:read tools:call events:read", "room=lab", time.Hour)
+	for _, era := range eras {
+		s := f.host(t, PathMCP, era, admin, nil)
+		volume := map[string]any{"volume": 3}
+		for tool, args := range map[string]map[string]any{
+			"describe_device": {}, "get_device_status": {}, "list_recent_events": {}, "wait_for_device": {"until": "online"},
+			"call_device_tool": {"tool": "self.audio_speaker.set_volume", "arguments": volume},
+		} {
+			args["device"] = "küchenlampe"
+			// The device of this test has no status to tell: that is its own answer.
+			if text := textOf(call(t, s, tool, args)); strings.Contains(text, "invalid_arguments") || strings.Contains(text, "device_unknown") {
+				t.Errorf("%s, %s: %s", era, tool, text)
+			}
+		}
+		r := call(t, s, "call_many", map[string]any{"devices": []string{"KUCHENLAMPE", string(lamp)}, "tool": "audio_speaker_set_volume", "arguments": volume})
+		if !strings.Contains(textOf(r), `"ok":1`) {
+			t.Errorf("%s: %s", era, textOf(r))
+		}
+		if r = call(t, s, "describe_device", map[string]any{"device": "Twin"}); r.IsError || !strings.Contains(textOf(r), "Something else") { // an id comes first
+			t.Errorf("%s: %s", era, textOf(r))
+		}
+		if r = call(t, s, "describe_device", map[string]any{"device": " Twin"}); !r.IsError || !strings.Contains(textOf(r), string(robot)+", aa:bb:cc:dd:ee:03") {
+			t.Errorf("%s: %s", era, textOf(r))
+		}
+		if r = call(t, s, "describe_device", map[string]any{"device": "no such lamp"}); !r.IsError || !strings.Contains(textOf(r), "find_devices") {
+			t.Errorf("%s: %s", era, textOf(r))
+		}
+		s = f.host(t, PathMCP, era, limited, nil)
+		// security: H11
+		if r = call(t, s, "describe_device", map[string]any{"device": " Twin"}); r.IsError || !strings.Contains(textOf(r), "aa:bb:cc:dd:ee:03") {
+			t.Errorf("%s: %s", era, textOf(r))
+		}
+		// security: H11
+		if r = call(t, s, "describe_device", map[string]any{"device": "Küchenlampe"}); !r.IsError || strings.Contains(textOf(r), string(lamp)) {
+			t.Errorf("%s: %s", era, textOf(r))
+		}
+		// security: H11
+		if a := finds(t, s, map[string]any{"query": "kitchen"}); len(a.Devices) > 0 || a.Total != 1 || !slices.Equal(a.Unknown, []string{"kitchen"}) || a.Labels["room"][0] != "lab" {
+			t.Errorf("%s: %+v", era, a)
+		}
+	}
+}
+
+// Where a tool is not there, the error names those that are nearest.
+func TestNearToolsAreNamed(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, lamp, devicetest.NewScript())
+	for _, era := range eras {
+		s := f.host(t, PathMCP, era, admin, nil)
+		if r := call(t, s, "call_device_tool", map[string]any{"device": string(lamp), "tool": "self.speaker.volume"}); !r.IsError || !strings.Contains(textOf(r), "near to it are self.audio_speaker.set_volume") {
+			t.Errorf("%s: %s", era, textOf(r))
+		}
+		if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "find_device"}); err == nil || !strings.Contains(err.Error(), "near to it are find_devices") {
+			t.Errorf("%s: %v", era, err)
+		}
+		s = f.host(t, PathDevices+string(lamp), era, admin, nil)
+		if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "set_volume"}); err == nil || !strings.Contains(err.Error(), "near to it are audio_speaker_set_volume") {
+			t.Errorf("%s: %v", era, err)
+		}
+	}
+}
+
+// Bounds of what a model has to read.
+const (
+	mostList   = 14 << 10 // bytes of tools/list
+	mostTool   = 1300     // bytes of one tool in it
+	mostDevice = 200      // bytes of a device in a list: 50 tokens
+	mostEvent  = 240      // bytes of an event: 60 tokens
+)
+
+// The tools are described in few words: when to use each and when not, with an
+// example that fits its schema.
+func TestToolsAreShort(t *testing.T) {
+	f := newFleet(t)
+	s := f.host(t, PathMCP, "2025-11-25", admin, nil)
+	list, err := s.ListTools(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := 0
+	for _, tool := range list.Tools {
+		text, err := json.Marshal(tool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum += len(text); len(text) > mostTool {
+			t.Errorf("%s takes %d bytes, at most %d may be", tool.Name, len(text), mostTool)
+		}
+		_, example, ok := strings.Cut(tool.Description, "Example: ")
+		var args map[string]any
+		if err := json.Unmarshal([]byte(strings.TrimSuffix(example, ".")), &args); !ok || err != nil {
+			t.Errorf("%s has no example: %v", tool.Name, err)
+		}
+		for _, part := range []string{"Use it ", "not "} {
+			if !strings.Contains(tool.Description, part) {
+				t.Errorf("the description of %s does not say %q", tool.Name, part)
+			}
+		}
+		input, err := json.Marshal(tool.InputSchema)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range args {
+			if !strings.Contains(string(input), `"`+name+`":`) {
+				t.Errorf("the example of %s has %s, its schema has not", tool.Name, name)
+			}
+		}
+	}
+	if t.Logf("tools/list: %d bytes", sum); sum > mostList {
+		t.Errorf("tools/list takes %d bytes, at most %d may be", sum, mostList)
+	}
+}
+
+// What lists show of a device and of an event is what tells it from others.
+func TestAnswersAreShort(t *testing.T) {
+	f := newFleet(t)
+	f.connect(t, lamp, devicetest.NewScript())
+	f.name(t, lamp, "Kitchen lamp", map[string]string{"room": "kitchen", "floor": "2"})
+	f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: lamp, Data: []byte(`{"device":"aa:bb:cc:dd:ee:01","node":"n-abcdef","session":"hfjcp3of2bu63ryj","epoch":1795420661826708,"seq":1,"time":"2026-11-23T07:57:41.826Z","transport":"mqtt","client_id":"36c98363-3656-43cb-a00f-8bced2391a90"}`)})
+	s := f.host(t, PathMCP, "2025-11-25", admin, nil)
+	one := textOf(call(t, s, "find_devices", map[string]any{"query": "kitchen lamp"}))
+	if t.Logf("%d bytes: %s", len(one), one); len(one)-len(`{"devices":[]}`) > mostDevice {
+		t.Errorf("a device takes %d bytes, at most %d may be: %s", len(one), mostDevice, one)
+	}
+	event := textOf(call(t, s, "list_recent_events", map[string]any{}))
+	if t.Logf("%d bytes: %s", len(event), event); len(event)-len(`{"events":[]}`) > mostEvent || !strings.Contains(event, `"time":"2026-11-23T07:57:41.826Z","data":{"transport":"mqtt"}`) {
+		t.Errorf("an event takes %d bytes, at most %d may be: %s", len(event), mostEvent, event)
+	}
+}

@@ -1,0 +1,222 @@
+package mcpserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
+	"fleetd/internal/finder"
+	"fleetd/internal/jsonspan"
+	"fleetd/internal/selector"
+)
+
+// Bounds of a search by words.
+const (
+	maxSelected = 1000 // devices among which a selection and a search are made together; of more, what is found is selected
+	maxLooked   = 1000 // devices that are looked at for one page
+	maxKeys     = 12   // labels that an empty answer names
+	maxValues   = 8    // of each
+	maxNamed    = 5    // devices that an error names
+)
+
+// words are the devices by their words.
+type words struct {
+	s      *Server
+	keeper *finder.Keeper
+}
+
+func newWords(s *Server) *words {
+	w := &words{s: s}
+	w.keeper = finder.NewKeeper(w, func(f func(context.Context)) bool {
+		if s.ctx.Err() != nil {
+			return false
+		}
+		s.tasks.Go(func() { f(s.ctx) })
+		return true
+	})
+	s.opt.Service.OnDecision(func(id devices.ID) {
+		if id == "" {
+			w.keeper.Reset()
+			return
+		}
+		w.keeper.Changed(string(id))
+	})
+	return w
+}
+
+// touched takes note that a device reported something.
+func (w *words) touched(id devices.ID) { w.keeper.Touched(string(id)) }
+
+// Docs implements finder.Source.
+func (w *words) Docs(ctx context.Context, after string, limit int) ([]finder.Doc, string, error) {
+	views, next, err := w.s.opt.Service.List(ctx, devices.ListQuery{After: after, Limit: limit})
+	return docsOf(views), next, err
+}
+
+// DocsOf implements finder.Source.
+func (w *words) DocsOf(ctx context.Context, ids []string) ([]finder.Doc, error) {
+	views, err := w.s.views(ctx, ids, selector.Selector{})
+	return docsOf(views), err
+}
+
+func docsOf(views []devices.View) []finder.Doc {
+	docs := make([]finder.Doc, len(views))
+	for i := range views {
+		d := &views[i].Device
+		docs[i] = finder.Doc{ID: string(d.ID), Name: d.Name, Board: d.Board, Labels: d.Labels, List: views[i].Presence.Catalog.String()}
+	}
+	return docs
+}
+
+// ToolsOf implements finder.Source.
+func (w *words) ToolsOf(ctx context.Context, list string) ([]finder.Tool, error) {
+	hash, err := devices.ParseHash(list)
+	if err != nil {
+		return nil, err
+	}
+	cat, err := w.s.opt.Service.Catalog(ctx, hash)
+	if err != nil {
+		return nil, nil // it was pruned a moment ago
+	}
+	return toolsToFind(cat), nil
+}
+
+func toolsToFind(cat *catalog.Catalog) (list []finder.Tool) {
+	for i := range cat.Tools {
+		if t := &cat.Tools[i]; cat.Tool(t.Name) == t {
+			description, _ := jsonspan.String(jsonspan.Member(t.Raw, "description"))
+			list = append(list, finder.Tool{Name: t.Name, Description: description, UserOnly: t.UserOnly})
+		}
+	}
+	return list
+}
+
+// views reads devices by their ids, as far as a selector selects them.
+func (s *Server) views(ctx context.Context, ids []string, sel selector.Selector) (views []devices.View, err error) {
+	q := devices.ListQuery{Select: selector.And(selector.In(selector.FieldDevice, ids...), sel), Limit: maxLooked}
+	for {
+		page, next, err := s.opt.Service.List(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		if views = append(views, page...); next == "" {
+			return views, nil
+		}
+		q.After = next
+	}
+}
+
+// found are the devices that a search found.
+type found struct {
+	finder.Result
+	devices []devices.View // a page
+	next    string
+}
+
+// search finds the devices that have all words of a text and are selected, among
+// those that the caller may see.
+func (s *Server) search(ctx context.Context, by access.By, text string, sel selector.Selector, cursor string, limit int) (f found, err error) {
+	from := 0
+	if cursor != "" {
+		if from, err = strconv.Atoi(cursor); err != nil || from < 1 {
+			return f, badArguments(devices.ErrCursor.Error())
+		}
+	}
+	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, ""); err != nil {
+		return f, err
+	}
+	index, err := s.words.keeper.Index(ctx)
+	if errors.Is(err, finder.ErrTooMany) {
+		err = badArguments(fmt.Sprintf("a fleet of more than %d devices is not searched by words: leave query out, and give select", finder.MaxDevices))
+	}
+	if err != nil {
+		return f, err
+	}
+	guard := s.opt.Service.Guard()
+	search := finder.Search{Text: text, See: sees(by), May: func(t *finder.Tool) bool {
+		return guard.MayEver(access.Question{By: by, Tool: t.Name, UserOnly: t.UserOnly})
+	}}
+	if !sel.IsZero() {
+		q := devices.ListQuery{Select: selector.And(by.Who.Devices, sel), Limit: maxSelected, Members: by.Who.NeedsLabels()}
+		selected, next, err := s.opt.Service.List(ctx, q)
+		if err != nil {
+			return f, err
+		}
+		if next == "" {
+			ids := make(map[string]bool, len(selected))
+			for i := range selected {
+				ids[string(selected[i].Device.ID)] = true
+			}
+			search.Keep = func(d *finder.Doc) bool { return ids[d.ID] }
+		}
+	}
+	f.Result = index.Find(search)
+	at := from
+	for end := from + maxLooked; at < len(f.Found) && at < end && len(f.devices) < limit; {
+		page := f.Found[at:min(at+limit-len(f.devices), len(f.Found))]
+		ids := make([]string, len(page))
+		for i, d := range page {
+			ids[i] = d.ID
+		}
+		views, err := s.views(ctx, ids, sel)
+		if err != nil {
+			return f, err
+		}
+		slices.SortFunc(views, func(a, b devices.View) int {
+			return slices.Index(ids, string(a.Device.ID)) - slices.Index(ids, string(b.Device.ID))
+		})
+		f.devices = append(f.devices, views...)
+		at += len(page)
+	}
+	if at < len(f.Found) {
+		f.next = strconv.Itoa(at)
+	}
+	return f, nil
+}
+
+// sees tells of each device whether the caller may see it.
+func sees(by access.By) func(*finder.Doc) bool {
+	return func(d *finder.Doc) bool { return by.Who.Devices.MatchIdentity(d.ID, d.Labels) }
+}
+
+// deviceOf is the device that a caller means: by its id, or by its name if that is
+// the name of one device only.
+func (s *Server) deviceOf(ctx context.Context, by access.By, text string) (devices.ID, error) {
+	if strings.TrimSpace(text) == "" {
+		return "", badArguments("device is missing: give the id or the name of one, as find_devices shows it")
+	}
+	id, idErr := devices.ParseID(text)
+	if idErr == nil && s.opt.Service.Registry().Standing(id, "").Known {
+		return id, nil
+	}
+	index, err := s.words.keeper.Index(ctx)
+	if err != nil { // names cannot be looked up
+		if idErr != nil {
+			return "", badArguments(idErr.Error())
+		}
+		return id, nil
+	}
+	switch named := index.Named(text, sees(by)); {
+	case len(named) == 1:
+		return devices.ID(named[0]), nil
+	case len(named) > 1:
+		return "", badArguments(fmt.Sprintf("%d devices have the name %q: %s; ask which is meant, and give its id", len(named), clean(text, maxTitle), some(named, maxNamed)))
+	case idErr != nil:
+		return "", badArguments(fmt.Sprintf("no device has the id or the name %q; find_devices finds devices by words", clean(text, maxTitle)))
+	}
+	return id, nil // it may wait for approval; who looks it up says whether it is there
+}
+
+// some are the first of a list, as text.
+func some(list []string, most int) string {
+	if len(list) > most {
+		return strings.Join(list[:most], ", ") + ", ..."
+	}
+	return strings.Join(list, ", ")
+}
