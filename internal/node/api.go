@@ -35,6 +35,9 @@ func (n *node) parts() map[string]error {
 	} else if err := n.kept(); err != nil {
 		down["events"] = err
 	}
+	if err := n.vision.Ready(); err != nil {
+		down["photos"] = err
+	}
 	if n.mqtt.broker != nil && !n.mqtt.broker.Up() {
 		down["mqtt"] = errors.New("the broker is not connected")
 	}

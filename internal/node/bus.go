@@ -44,6 +44,9 @@ func (b *bus) connected() {
 
 const natsStart = 10 * time.Second
 
+// maxStore is what the embedded server may reserve on disk: no bound of its own.
+const maxStore = 1 << 50
+
 // syncEvery is what a power cut may cost of events and photos. Syncing each would
 // cost a fleet that returns most of its events: they come by thousands a second.
 const syncEvery = 10 * time.Second
@@ -120,9 +123,10 @@ func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Lo
 		DontListen: cfg.NATSListen == "",
 		JetStream:  true,
 		StoreDir:   dir.file(dirNATS),
-		// The streams reserve their limits; the default (a share of the free
-		// disk) would refuse them on small machines.
-		JetStreamMaxStore: cfg.EventLimit + cfg.NotificationLimit + cfg.PhotoLimit + 1<<30,
+		// The streams have limits of their own. They reserve them, those of an
+		// earlier start included: with less the server would not read its own files
+		// once a limit is lowered.
+		JetStreamMaxStore: maxStore,
 		NoSigs:            true,
 		SyncInterval:      syncEvery,
 		// Every device that comes or goes would otherwise make the server search

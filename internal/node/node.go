@@ -451,7 +451,8 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 		TrustedProxies: n.cfg.TrustedProxies, Failures: n.failures["device-listen"], Log: n.log,
 		Settings: provision.Settings{DeviceListen: n.deviceNet.Addr().String(), PublicHost: n.cfg.PublicHost, Proxied: n.cfg.PublicDeviceURL != "",
 			PortMoved: n.listeners.moved["device-listen"], TLSHere: n.cfg.DeviceTLSCert != "", Open: n.cfg.DeviceAuth == "none", InContainer: inContainer(),
-			MQTTMoved: n.listeners.moved["mqtt-listen"], UDPMoved: n.listeners.moved["udp-listen"], UDP: n.mqtt.udp, Explainer: n.vision.CheckExplainer}})
+			MQTTMoved: n.listeners.moved["mqtt-listen"], UDPMoved: n.listeners.moved["udp-listen"], UDP: n.mqtt.udp, Explainer: n.vision.CheckExplainer,
+			Kept: func() error { return errors.Join(n.kept(), n.vision.Ready()) }}})
 	mux := http.NewServeMux()
 	n.provision.Register(mux)
 	mux.Handle("GET "+provision.PathWebSocket, n.front)

@@ -299,6 +299,8 @@ type Settings struct {
 	// Explainer tells why photos cannot be explained now; nil where nobody is
 	// to.
 	Explainer func(context.Context) error
+	// Kept tells why events or photos are not kept now; nil is not asked.
+	Kept func() error
 }
 
 // explainerPatience is how long a diagnosis waits for the explainer.
@@ -357,6 +359,11 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 		defer cancel()
 		if err := s.opt.Settings.Explainer(ctx); err != nil {
 			add(devices.SeverityWarning, "--vision-url", "photos are stored but not explained: %v", err)
+		}
+	}
+	if s.opt.Settings.Kept != nil {
+		if err := s.opt.Settings.Kept(); err != nil {
+			add(devices.SeverityWarning, "--nats", "events or photos are not kept: %v", err)
 		}
 	}
 	if year := time.Now().Year(); year < 2025 {

@@ -64,18 +64,33 @@ func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[l
 		}
 	}
 	page := list[photo]{Items: []photo{}}
+	permitted := map[devices.ID]bool{}
 	for range maxPhotoPages {
-		photos, more, err := s.opt.Photos.List(ctx, id, before, in.Limit-len(page.Items))
+		limit := in.Limit - len(page.Items)
+		if by.Who.Limited() && id == "" {
+			limit = MaxLimit // most may be of other devices
+		}
+		photos, more, err := s.opt.Photos.List(ctx, id, before, limit)
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		for _, p := range photos {
-			before = p.ID
-			switch err := s.opt.Service.Permit(ctx, by, access.ScopePhotos, p.Device); {
-			case isUnavailable(err):
-				return nil, s.problem(ctx, err)
-			case err == nil:
-				page.Items = append(page.Items, photo{p.ID, string(p.Device), p.Question, p.Bytes, p.SHA256, p.Kind, stamp(p.TakenAt)})
+		for i, p := range photos {
+			allowed, known := permitted[p.Device]
+			if !known {
+				err := s.opt.Service.Permit(ctx, by, access.ScopePhotos, p.Device)
+				if isUnavailable(err) {
+					return nil, s.problem(ctx, err)
+				}
+				allowed = err == nil
+				permitted[p.Device] = allowed
+			}
+			if before = p.ID; !allowed {
+				continue
+			}
+			page.Items = append(page.Items, photo{p.ID, string(p.Device), p.Question, p.Bytes, p.SHA256, p.Kind, stamp(p.TakenAt)})
+			if len(page.Items) == in.Limit {
+				more = more || i < len(photos)-1
+				break
 			}
 		}
 		if !more {

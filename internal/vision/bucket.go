@@ -8,8 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,8 +27,14 @@ type bucket struct {
 	config jetstream.ObjectStoreConfig
 	// open holds the store once it is made; whoever takes the value puts one back.
 	open chan *opened
-	// evicting lets one upload at a time make room.
+	// evicting lets one upload at a time make room, which owns oldest: where the
+	// search for the oldest photo begins.
 	evicting chan struct{}
+	oldest   uint64
+	// fault is why the store could not be made when that was tried last.
+	fault atomic.Pointer[error]
+	// evicted hears of each photo that made room.
+	evicted func(ctx context.Context, id string)
 }
 
 type opened struct {
@@ -38,7 +43,9 @@ type opened struct {
 }
 
 func newBucket(opt Options) *bucket {
-	b := &bucket{js: opt.JetStream, open: make(chan *opened, 1), evicting: make(chan struct{}, 1),
+	b := &bucket{js: opt.JetStream, evicted: func(ctx context.Context, id string) {
+		_ = opt.Index.Remove(ctx, id) // else it is removed when it is not found
+	}, open: make(chan *opened, 1), evicting: make(chan struct{}, 1),
 		config: jetstream.ObjectStoreConfig{Bucket: opt.Bucket, Description: "photos of fleetd's devices", TTL: opt.Retention,
 			MaxBytes: opt.Limit, Replicas: max(opt.Replicas, 1), Storage: jetstream.FileStorage}}
 	b.open <- nil
@@ -65,8 +72,13 @@ func (b *bucket) store(ctx context.Context) (*opened, error) {
 	}
 	objects, err := b.js.CreateOrUpdateObjectStore(ctx, b.config)
 	if err != nil {
-		return nil, fmt.Errorf("create object store %s: %w", b.config.Bucket, err)
+		err = fmt.Errorf("object store %s cannot be made or changed: %w; see --photo-limit, --nats-replicas, and the log and disk of the NATS server", b.config.Bucket, err)
+		if ctx.Err() == nil {
+			b.fault.Store(&err)
+		}
+		return nil, err
 	}
+	b.fault.Store(nil)
 	stream, err := b.js.Stream(ctx, b.streamName())
 	if err != nil {
 		return nil, fmt.Errorf("object store %s: %w", b.config.Bucket, err)
@@ -227,25 +239,44 @@ func (b *bucket) evict(ctx context.Context) error {
 	if status.State.Bytes+2*chunkSize <= uint64(b.config.MaxBytes) {
 		return nil // another one made room while this one waited
 	}
-	var all []jetstream.ObjectInfo
-	if err := b.scan(ctx, o, func(info *jetstream.ObjectInfo) {
-		all = append(all, jetstream.ObjectInfo{ObjectMeta: jetstream.ObjectMeta{Name: info.Name}, Size: info.Size})
-	}); err != nil {
-		return err
+	if b.oldest > status.State.LastSeq {
+		b.oldest = 0 // it is another stream
 	}
-	slices.SortFunc(all, func(a, b jetstream.ObjectInfo) int { return strings.Compare(a.Name, b.Name) })
-	freed := uint64(0)
-	for _, info := range all {
-		if freed >= min(evictBytes, uint64(b.config.MaxBytes)/2) {
-			break
+	room := min(evictBytes, uint64(b.config.MaxBytes)/2)
+	for seq, freed := max(b.oldest, status.State.FirstSeq), uint64(0); freed < room; {
+		// The oldest photo is the first that was completed.
+		msg, err := o.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(b.metaSubjects()))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			b.oldest = 0
+			return nil // what fills the store is not ours, or not complete and ages out
+		}
+		if err != nil {
+			return err
+		}
+		seq, b.oldest = msg.Sequence+1, msg.Sequence
+		var info jetstream.ObjectInfo
+		if json.Unmarshal(msg.Data, &info) != nil {
+			continue // not ours
+		}
+		if info.Deleted {
+			if time.Since(msg.Time) > SnapshotLife { // nobody can use its name again
+				_ = o.stream.DeleteMsg(ctx, msg.Sequence) // else it ages out
+			}
+			continue
+		}
+		if info.Metadata[metaDevice] == "" {
+			continue // not ours
 		}
 		if err := o.objects.Delete(ctx, info.Name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 			return err
 		}
+		b.evicted(ctx, info.Name)
 		freed += info.Size
 	}
 	return nil
 }
+
+func (b *bucket) metaSubjects() string { return "$O." + b.config.Bucket + ".M.>" }
 
 // scan calls f for every photo there is, in no order.
 func (b *bucket) scan(ctx context.Context, o *opened, f func(*jetstream.ObjectInfo)) error {

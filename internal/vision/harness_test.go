@@ -28,6 +28,8 @@ import (
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
+	"fleetd/internal/store"
+	"fleetd/internal/store/photos"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -71,6 +73,24 @@ func dialNATS(t testing.TB, url string, options ...nats.Option) jetstream.JetStr
 	return js
 }
 
+// newIndex is the index in a database of its own.
+func newIndex(t testing.TB) *photos.Index {
+	t.Helper()
+	s, err := store.Open(context.Background(), "sqlite", t.TempDir(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.WaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return photos.New(s)
+}
+
 // camp is a core with a photo receiver in front of it.
 type camp struct {
 	ports   *devicetest.Ports
@@ -101,7 +121,7 @@ func newCampOn(t testing.TB, js jetstream.JetStream, change ...func(*Options)) *
 	t.Cleanup(web.Close)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	c.url = web.URL
-	opt := Options{Mint: mint, JetStream: js, Bucket: bucketName, Retention: time.Hour, Limit: 64 << 20, PublicURL: web.URL, Log: slog.New(slog.DiscardHandler)}
+	opt := Options{Index: newIndex(t), Mint: mint, JetStream: js, Bucket: bucketName, Retention: time.Hour, Limit: 64 << 20, PublicURL: web.URL, Log: slog.New(slog.DiscardHandler)}
 	for _, f := range change {
 		f(&opt)
 	}

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -32,46 +30,39 @@ func readError(id string, err error) error {
 	return errAway(err)
 }
 
+// Ready returns why photos are not kept, and what to do.
+func (s *Server) Ready() error {
+	if fault := s.bucket.fault.Load(); fault != nil {
+		return *fault
+	}
+	return nil
+}
+
 // List returns at most limit photos, newest first, of one device or of all if
 // device is empty; before is the id behind which the page starts, empty for
 // the newest. more tells whether others follow.
 func (s *Server) List(ctx context.Context, device devices.ID, before string, limit int) (photos []devices.Photo, more bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
-	defer cancel()
-	o, err := s.bucket.store(ctx)
+	photos, err = s.opt.Index.Page(ctx, device, before, s.expired(), limit+1)
 	if err != nil {
-		return nil, false, errAway(err)
+		return nil, false, err
 	}
-	newest := newestPhotos{limit: limit + 1}
-	err = s.bucket.scan(ctx, o, func(info *jetstream.ObjectInfo) {
-		if (device == "" || info.Metadata[metaDevice] == string(device)) && (before == "" || info.Name < before) {
-			newest.add(photoOf(info))
-		}
-	})
-	if err != nil {
-		return nil, false, errAway(err)
-	}
-	photos = newest.sorted()
 	return photos[:min(len(photos), limit)], len(photos) > limit, nil
 }
 
-// newestPhotos keeps the newest of many, in memory for twice as many as asked
-// for.
-type newestPhotos struct {
-	limit  int
-	photos []devices.Photo
-}
-
-func (n *newestPhotos) add(p devices.Photo) {
-	n.photos = append(n.photos, p)
-	if len(n.photos) >= 2*n.limit {
-		n.photos = n.sorted()
+// DeleteAll removes every photo of a device.
+func (s *Server) DeleteAll(ctx context.Context, device devices.ID) (deleted int, err error) {
+	for {
+		photos, err := s.opt.Index.Page(ctx, device, "", "", indexBatch)
+		if err != nil || len(photos) == 0 {
+			return deleted, err
+		}
+		for _, p := range photos {
+			if err := s.Delete(ctx, p.ID); err != nil && devices.AsError(err).Code != devices.CodeNotFound {
+				return deleted, err
+			}
+			deleted++
+		}
 	}
-}
-
-func (n *newestPhotos) sorted() []devices.Photo {
-	slices.SortFunc(n.photos, func(a, b devices.Photo) int { return strings.Compare(b.ID, a.ID) })
-	return n.photos[:min(len(n.photos), n.limit)]
 }
 
 // openedPhoto is a photo that is read, in one of the places for that.
@@ -138,7 +129,7 @@ func (s *Server) Delete(ctx context.Context, id string) error {
 	if err := o.objects.Delete(ctx, id); err != nil {
 		return readError(id, err)
 	}
-	return nil
+	return s.opt.Index.Remove(ctx, id)
 }
 
 func (s *Server) find(ctx context.Context, id string) (*opened, *jetstream.ObjectInfo, error) {
@@ -150,6 +141,9 @@ func (s *Server) find(ctx context.Context, id string) (*opened, *jetstream.Objec
 		return nil, nil, errAway(err)
 	}
 	info, err := o.objects.GetInfo(ctx, id)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		_ = s.opt.Index.Remove(ctx, id) // it may be left over; else it ages out
+	}
 	if err != nil {
 		return nil, nil, readError(id, err)
 	}

@@ -69,6 +69,7 @@ type Options struct {
 	Mint      *credential.Mint
 	JetStream jetstream.JetStream
 	Bucket    string // object store, made when first needed
+	Index     Index  // of the stored photos
 	// Retention and Limit bound the stored photos by age and bytes; when they
 	// are full the oldest make room.
 	Retention time.Duration
@@ -85,6 +86,18 @@ type Options struct {
 	// Failures slows down who tries tokens; nil does not.
 	Failures *lobby.Failures
 	Log      *slog.Logger
+}
+
+// Index is the index of the stored photos, by device and time. Errors are those
+// of fleet.Records.
+type Index interface {
+	// Add puts photos in; those that are there stay as they are.
+	Add(ctx context.Context, photos ...devices.Photo) error
+	Remove(ctx context.Context, ids ...string) error
+	// Page returns photos newest first: before an id unless it is empty, down to from.
+	Page(ctx context.Context, device devices.ID, before, from string, limit int) ([]devices.Photo, error)
+	// Expire removes the photos before an id.
+	Expire(ctx context.Context, before string) (removed int, err error)
 }
 
 // Core is what the receiver needs of fleet.Service.
@@ -104,6 +117,8 @@ type Server struct {
 	reading chan struct{}
 
 	explanations *explanations
+	// missing wakes Keep: a photo is not in the index.
+	missing chan struct{}
 
 	mu        sync.Mutex
 	uploading map[devices.ID]int // in progress
@@ -124,7 +139,7 @@ type Server struct {
 
 // New returns a Server. It refuses uploads until Attach.
 func New(opt Options) *Server {
-	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), reading: make(chan struct{}, MaxReading), uploading: map[devices.ID]int{}, patience: UploadTime, budget: ExplainTime}
+	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), reading: make(chan struct{}, MaxReading), missing: make(chan struct{}, 1), uploading: map[devices.ID]int{}, patience: UploadTime, budget: ExplainTime}
 	var ask explainer
 	switch {
 	case opt.Chat.URL != "":
@@ -169,13 +184,18 @@ const (
 
 // newPhotoID returns idLength characters of [a-z0-9] that sort by time.
 func newPhotoID(now time.Time) string {
-	id := []byte(fmt.Sprintf("%0*s", idTime, strconv.FormatInt(now.UnixMilli(), len(idAlphabet))))
+	id := []byte(idAt(now))
 	var b [idLength - idTime]byte
 	rand.Read(b[:]) // never fails (crypto/rand)
 	for _, c := range b {
 		id = append(id, idAlphabet[int(c)%len(idAlphabet)]) // 57 bits less a hair: the time stands before them
 	}
 	return string(id)
+}
+
+// idAt is the beginning of the ids of that time.
+func idAt(t time.Time) string {
+	return fmt.Sprintf("%0*s", idTime, strconv.FormatInt(max(t.UnixMilli(), 0), len(idAlphabet)))
 }
 
 func isPhotoID(id string) bool {
@@ -283,6 +303,7 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, u upload) {
 	}
 	s.Uploads.Add(outcomeStored, 1)
 	s.Bytes.Add(uint64(taken.bytes))
+	s.note(r.Context(), devices.Photo{ID: u.photo, Device: u.device, Question: u.question, Bytes: taken.bytes, SHA256: taken.sha256, Kind: u.kind, TakenAt: u.taken})
 	(*core).Publish(photoEvent(u, taken.bytes))
 	said := answer{Success: true, Photo: u.photo}
 	if u.kind == KindCamera {

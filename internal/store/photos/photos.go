@@ -1,0 +1,132 @@
+// Package photos keeps the index of stored photos, by device and time. The
+// object store has the pictures; a row of the index may be missing, or too many,
+// for as long as the database was away.
+package photos
+
+import (
+	"context"
+	"database/sql"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
+)
+
+// maxRows is how many rows one transaction writes or deletes: others wait for it.
+const maxRows = 500
+
+// Index is the index. It is safe for concurrent use.
+type Index struct {
+	host database.Host
+	db   *database.DB
+}
+
+// New returns an Index in a database.
+func New(host database.Host) *Index { return &Index{host, host.Database()} }
+
+var rows = database.Rows{Table: "photos", Conflict: "(id) DO NOTHING", Columns: append(append(append(
+	database.Text("id", "device", "question"), database.Bigint("bytes")...), database.Text("sha256", "kind")...), database.Bigint("taken_at")...)}
+
+// Add puts photos into the index; those that are there stay as they are.
+func (x *Index) Add(ctx context.Context, photos ...devices.Photo) error {
+	for len(photos) > 0 {
+		batch := photos[:min(len(photos), maxRows)]
+		photos = photos[len(batch):]
+		values := make([][]any, len(batch))
+		for i, p := range batch {
+			values[i] = []any{p.ID, string(p.Device), database.Clean(p.Question), p.Bytes, p.SHA256, p.Kind, database.Micros(p.TakenAt)}
+		}
+		if err := x.write(ctx, "adding photos to their index", func(ctx context.Context, tx *sql.Tx) error {
+			_, err := rows.Insert(ctx, tx, x.db, values)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Remove takes photos out of the index.
+func (x *Index) Remove(ctx context.Context, ids ...string) error {
+	for len(ids) > 0 {
+		batch := ids[:min(len(ids), maxRows)]
+		ids = ids[len(batch):]
+		condition, arg := database.IDSet(x.db.Postgres(), "id", "$1", batch)
+		if err := x.write(ctx, "removing photos from their index", func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "DELETE FROM photos WHERE "+condition, arg)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *Index) write(ctx context.Context, doing string, do func(context.Context, *sql.Tx) error) error {
+	ctx, cancel, err := x.host.Reading(ctx)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	tx, err := x.db.Write.BeginTx(ctx, nil)
+	if err != nil {
+		return x.host.UseError(ctx, doing, err)
+	}
+	if err = do(ctx, tx); err == nil {
+		err = tx.Commit()
+	} else {
+		_ = tx.Rollback() // do's error says more
+	}
+	if err != nil {
+		return x.host.UseError(ctx, doing, err)
+	}
+	return nil
+}
+
+// Page returns at most limit photos, newest first, of one device or of all if
+// device is empty: those before an id, or the newest if that is empty, down to
+// the id from.
+func (x *Index) Page(ctx context.Context, device devices.ID, before, from string, limit int) ([]devices.Photo, error) {
+	ctx, cancel, err := x.host.Reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	if before == "" {
+		before = "~" // after every id
+	}
+	text, args := " WHERE id < $1 AND id >= $2", []any{database.Clean(before), from, limit}
+	if device != "" {
+		text, args = text+" AND device = $4", append(args, string(device))
+	}
+	photos, err := database.Collect(ctx, x.db.Read, scan, "SELECT id, device, question, bytes, sha256, kind, taken_at FROM photos"+text+" ORDER BY id DESC LIMIT $3", args...)
+	if err != nil {
+		return nil, x.host.UseError(ctx, "listing photos", err)
+	}
+	return photos, nil
+}
+
+func scan(scan func(...any) error) (p devices.Photo, err error) {
+	var taken int64
+	err = scan(&p.ID, &p.Device, &p.Question, &p.Bytes, &p.SHA256, &p.Kind, &taken)
+	p.TakenAt = database.Instant(taken)
+	return p, err
+}
+
+// Expire removes the photos before an id, and returns how many.
+func (x *Index) Expire(ctx context.Context, before string) (removed int, err error) {
+	for {
+		n := int64(0)
+		if err := x.write(ctx, "removing old photos from their index", func(ctx context.Context, tx *sql.Tx) error {
+			result, err := tx.ExecContext(ctx, "DELETE FROM photos WHERE id IN (SELECT id FROM photos WHERE id < $1 ORDER BY id LIMIT $2)", before, maxRows)
+			if err == nil {
+				n, err = result.RowsAffected()
+			}
+			return err
+		}); err != nil {
+			return removed, err
+		}
+		if removed += int(n); n < maxRows {
+			return removed, nil
+		}
+	}
+}

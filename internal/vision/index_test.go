@@ -1,0 +1,140 @@
+package vision
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"fleetd/internal/devices"
+)
+
+// keep runs Keep until the test ends.
+func (c *camp) keep(t *testing.T) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.vision.Keep(ctx)
+	}()
+	t.Cleanup(func() {
+		stop()
+		<-done
+	})
+}
+
+// crowd stores so many photos of a device as another node of an older version
+// did: as objects, and in no index. They have no chunks.
+func (c *camp) crowd(t *testing.T, device devices.ID, n int) {
+	t.Helper()
+	c.camera(t, robot, strings.NewReader(cameraBody("first", picture(t, 16)))).must(t) // makes the bucket
+	begun := time.Now().Add(-30 * time.Minute)
+	for i := range n {
+		id := newPhotoID(begun.Add(time.Duration(i) * time.Millisecond))
+		data, err := json.Marshal(jetstream.ObjectInfo{Bucket: bucketName, NUID: id, Size: 1000, ObjectMeta: jetstream.ObjectMeta{Name: id,
+			Metadata: map[string]string{metaDevice: string(device), metaKind: KindCamera, metaTaken: begun.UTC().Format(time.RFC3339Nano)}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.js.PublishAsync(c.vision.bucket.metaSubject(id), data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case <-c.js.PublishAsyncComplete():
+	case <-time.After(time.Minute):
+		t.Fatal("the photos are not stored")
+	}
+}
+
+const many = 30_000
+
+// A list of photos costs its page, however many are stored, and photos that an
+// older version stored come into the index.
+func TestListOfManyPhotos(t *testing.T) {
+	c := newCamp(t)
+	c.crowd(t, other, many)
+	c.keep(t)
+	deadline := time.Now().Add(2 * time.Minute)
+	for {
+		oldest, _, err := c.vision.List(t.Context(), "", idAt(time.Now().Add(-30*time.Minute).Add((many-1000)*time.Millisecond)), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(oldest) == 1 && len(c.ids(t, t.Context(), robot)) == 1 {
+			page, _, err := c.vision.List(t.Context(), other, "", 1000)
+			if err == nil && len(page) == 1000 {
+				break
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the index is not filled")
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	begun := time.Now()
+	for range 20 {
+		if page, _, err := c.vision.List(t.Context(), other, "", 100); err != nil || len(page) != 100 {
+			t.Fatalf("%d photos, %v", len(page), err)
+		}
+		if page, more, err := c.vision.List(t.Context(), "nobody", "", 100); err != nil || len(page) != 0 || more {
+			t.Fatalf("%d photos of nobody, %v", len(page), err)
+		}
+	}
+	if took := time.Since(begun); took > 2*time.Second {
+		t.Errorf("40 lists of %d photos took %v", many, took)
+	}
+}
+
+// A full store takes photos however many small ones it holds.
+func TestUploadIntoAFullStoreOfMany(t *testing.T) {
+	const limit = 12 << 20
+	c := newCamp(t, func(o *Options) { o.Limit = limit })
+	c.crowd(t, other, 26_000)
+	jpeg := picture(t, 512)
+	for i := range 12 {
+		begun := time.Now()
+		c.camera(t, robot, strings.NewReader(cameraBody(fmt.Sprint(i), jpeg))).must(t)
+		if took := time.Since(begun); took > 4*time.Second {
+			t.Fatalf("upload %d took %v", i, took)
+		}
+	}
+	if got := len(c.ids(t, t.Context(), robot)); got < 10 {
+		t.Errorf("%d photos are listed", got)
+	}
+}
+
+// Photos that a time without the database left out of the index come into it.
+func TestPhotosWithoutTheDatabase(t *testing.T) {
+	index := &awayIndex{Index: newIndex(t), away: true}
+	c := newCamp(t, func(o *Options) { o.Index = index })
+	photo := c.camera(t, robot, strings.NewReader(cameraBody("?", picture(t, 64)))).must(t)
+	if _, content := c.content(t, photo); len(content) == 0 {
+		t.Error("the photo is not stored")
+	}
+	index.away = false
+	c.keep(t)
+	for deadline := time.Now().Add(10 * time.Second); len(c.ids(t, t.Context(), robot)) != 1; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the photo is not listed")
+		}
+	}
+}
+
+// awayIndex is an index whose database cannot be written for a while.
+type awayIndex struct {
+	Index
+	away bool
+}
+
+func (x *awayIndex) Add(ctx context.Context, photos ...devices.Photo) error {
+	if x.away {
+		return devices.ErrDatabase
+	}
+	return x.Index.Add(ctx, photos...)
+}
