@@ -123,9 +123,10 @@ type Config struct {
 
 	// VisionURL is the http(s) base URL of the server that explains photos, without a trailing slash, or empty;
 	// VisionModel and VisionKey are what it is asked for and with, or empty.
-	VisionURL   string
-	VisionModel string
-	VisionKey   string
+	VisionURL     string
+	VisionModel   string
+	VisionKey     string
+	UploadMinRate int64 // bytes per second; 0: none
 
 	// PhotoRetention and PhotoLimit bound the stored photos by age and by bytes.
 	PhotoRetention time.Duration

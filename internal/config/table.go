@@ -207,6 +207,9 @@ var settings = append([]setting{
 	{name: "vision-key", group: groupVision, def: "", private: true,
 		help: "Key that the server wants as bearer token; empty: none. Flags show in process lists: prefer the variable.",
 		set:  optional(func(c *Config) *string { return &c.VisionKey }, checkLine)},
+	{name: "upload-min-rate", group: groupVision, def: "2KiB",
+		help: "Bytes per second below which an upload of a photo is ended; 0: it may take 30 s at any rate.",
+		set:  size(func(c *Config) *int64 { return &c.UploadMinRate }, 0)},
 
 	{name: "photo-retention", group: groupKeep, def: "168h",
 		help: "Age at which a stored photo is deleted.",

@@ -22,8 +22,8 @@ const (
 )
 
 // Pace is the slowest that a body may arrive: Grace for the whole, and more for
-// what has come at Rate bytes per second, but no longer than Most (0: no bound).
-// The zero Pace sets no deadlines.
+// what has come at Rate bytes per second (0: no more), but no longer than Most
+// (0: no bound). The zero Pace sets no deadlines.
 type Pace struct {
 	Grace time.Duration
 	Rate  int64
@@ -143,7 +143,10 @@ func (b *pacedBody) extend(now time.Time) {
 		return
 	}
 	b.set = now
-	allowed := b.pace.Grace + time.Duration(float64(b.read)/float64(b.pace.Rate)*float64(time.Second))
+	allowed := b.pace.Grace
+	if b.pace.Rate > 0 {
+		allowed += time.Duration(float64(b.read) / float64(b.pace.Rate) * float64(time.Second))
+	}
 	if b.pace.Most > 0 {
 		allowed = min(allowed, b.pace.Most)
 	}

@@ -20,7 +20,8 @@ func (n *node) openVision() error {
 	n.vision = vision.New(vision.Options{Mint: n.mint, JetStream: js,
 		Index:     photos.New(n.store),
 		Bucket:    events.StreamName(n.cfg.NATSPrefix, "PHOTOS"),
-		Retention: n.cfg.PhotoRetention, Limit: n.cfg.PhotoLimit, Replicas: n.cfg.NATSReplicas, PublicURL: n.publicURL, Failures: n.failures["device-listen"], Log: n.log,
+		Retention: n.cfg.PhotoRetention, Limit: n.cfg.PhotoLimit, Replicas: n.cfg.NATSReplicas, PublicURL: n.publicURL,
+		MinRate: n.cfg.UploadMinRate, TrustedProxies: n.cfg.TrustedProxies, Failures: n.failures["device-listen"], Log: n.log,
 		Chat:    vision.ChatOptions{URL: n.cfg.VisionURL, Model: n.cfg.VisionModel, Key: n.cfg.VisionKey},
 		Subject: n.cfg.NATSPrefix + ".vision.explain"})
 	n.onStop(n.vision.Close)

@@ -10,6 +10,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"fleetd/internal/lobby"
 )
 
 // taken is a photo that was stored.
@@ -23,9 +25,11 @@ type taken struct {
 // stays behind.
 func (s *Server) store(w http.ResponseWriter, r *http.Request, u *upload) (taken, error) {
 	control := http.NewResponseController(w)
-	if err := control.SetReadDeadline(time.Now().Add(s.patience)); err != nil {
-		return taken{}, unavailable(err)
+	pace := lobby.Pace{Grace: s.patience, Most: s.patience}
+	if s.opt.MinRate > 0 {
+		pace.Grace, pace.Rate = min(s.slowGrace, s.patience), s.opt.MinRate
 	}
+	lobby.PaceBody(w, r, pace)
 	if u.kind == KindSnapshot {
 		if err := s.bucket.mustBeNew(r.Context(), u.photo); err != nil {
 			return taken{}, err
@@ -105,7 +109,7 @@ func readFault(err error) error {
 	case errors.As(err, &tooLarge):
 		return errPhotoTooLarge
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return refuse(http.StatusRequestTimeout, reasonSlow, "the upload took longer than %v", UploadTime)
+		return refuse(http.StatusRequestTimeout, reasonSlow, "the upload was slower than --upload-min-rate, or took longer than %v", UploadTime)
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return refuse(http.StatusBadRequest, reasonBroken, "the upload broke off")
 	}

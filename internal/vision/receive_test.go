@@ -169,7 +169,7 @@ func TestTooManyUploadsOfOneDevice(t *testing.T) {
 }
 
 func TestTooManyUploads(t *testing.T) {
-	c := newCamp(t, func(o *Options) { o.PerDevice = MaxUploads })
+	c := newCamp(t, func(o *Options) { o.PerDevice, o.PerAddress = MaxUploads, MaxUploads })
 	jpeg := picture(t, 64)
 	body := cameraBody("q", jpeg)
 	results := make(chan result, MaxUploads)

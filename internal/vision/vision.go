@@ -19,7 +19,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,11 +46,16 @@ const (
 // Limits of uploads. The device waits 30 s for its answer, doing nothing else
 // meanwhile, and hangs for ever on one of 8 KiB (http_client.cc:258-276).
 const (
-	MaxUpload    = 4 << 20          // bytes of the JPEG
-	MaxQuestion  = 4 << 10          // bytes
-	MaxSide      = 8192             // pixels
-	MaxUploads   = 32               // in progress; more get 503
-	MaxOfDevice  = 2                // of them, of one device
+	MaxUpload    = 4 << 20 // bytes of the JPEG
+	MaxQuestion  = 4 << 10 // bytes
+	MaxSide      = 8192    // pixels
+	MaxUploads   = 64      // in progress; more get 503
+	MaxOfDevice  = 2       // of them, of one device
+	MaxOfAddress = 48      // of one address (IPv6: one /64)
+	MaxSlow      = 4       // of devices whose upload was too slow within SlowTime
+	SlowTime     = 5 * time.Minute
+	slowGrace    = 5 * time.Second  // before an upload has to keep its rate
+	maxSlowKnown = 10_000           // devices that are remembered as slow
 	MaxReading   = 32               // photos that are read at once; more wait
 	UploadTime   = 30 * time.Second // from the request to its last byte
 	GrantLife    = 24 * time.Hour   // of an upload token
@@ -76,6 +83,12 @@ type Options struct {
 	Limit     int64
 	Replicas  int // of the bucket; 0 means 1
 	PerDevice int // uploads of one device at once; 0 means MaxOfDevice
+	// PerAddress are those of one address; 0 means MaxOfAddress. What comes from
+	// TrustedProxies has the address that they name.
+	PerAddress     int
+	TrustedProxies []netip.Prefix
+	// MinRate is how slow an upload may be, in bytes per second; 0: UploadTime alone counts.
+	MinRate int64
 	// PublicURL is the http or https base under which devices reach this node,
 	// without a slash at its end. Empty: photos are not offered.
 	PublicURL string
@@ -120,10 +133,15 @@ type Server struct {
 	// missing wakes Keep: a photo is not in the index.
 	missing chan struct{}
 
+	addresses *lobby.Shares // of uploads in progress
+	slow      chan struct{} // places of slow devices
+
 	mu        sync.Mutex
-	uploading map[devices.ID]int // in progress
-	patience  time.Duration      // UploadTime, less in tests
-	budget    time.Duration      // ExplainTime, less in tests
+	uploading map[devices.ID]int       // in progress
+	slowUntil map[devices.ID]time.Time // devices whose upload was too slow
+	patience  time.Duration            // UploadTime, less in tests
+	slowGrace time.Duration            // slowGrace, less in tests
+	budget    time.Duration            // ExplainTime, less in tests
 
 	// Uploads counts them by outcome: stored, or the reason they were refused.
 	Uploads counters.Map[string]
@@ -139,7 +157,8 @@ type Server struct {
 
 // New returns a Server. It refuses uploads until Attach.
 func New(opt Options) *Server {
-	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), reading: make(chan struct{}, MaxReading), missing: make(chan struct{}, 1), uploading: map[devices.ID]int{}, patience: UploadTime, budget: ExplainTime}
+	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), reading: make(chan struct{}, MaxReading), missing: make(chan struct{}, 1), uploading: map[devices.ID]int{},
+		addresses: lobby.NewShares(cmp.Or(opt.PerAddress, MaxOfAddress)), slow: make(chan struct{}, MaxSlow), slowUntil: map[devices.ID]time.Time{}, patience: UploadTime, slowGrace: slowGrace, budget: ExplainTime}
 	var ask explainer
 	switch {
 	case opt.Chat.URL != "":
@@ -296,8 +315,17 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, u upload) {
 		return
 	}
 	defer s.leave(u.device)
+	addr := lobby.ClientAddress(r, s.opt.TrustedProxies)
+	if !s.addresses.Enter(addr) {
+		s.answer(w, r, u, answer{}, refuse(http.StatusServiceUnavailable, reasonBusy, "other uploads from this address are in progress already; try again"))
+		return
+	}
 	taken, err := s.take(w, r, &u)
+	s.addresses.Leave(addr) // an explanation holds no place
 	if err != nil {
+		if no := (*refusal)(nil); errors.As(err, &no) && no.reason == reasonSlow {
+			s.wasSlow(u.device, time.Now())
+		}
 		s.answer(w, r, u, answer{}, err)
 		return
 	}
@@ -315,6 +343,14 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, u upload) {
 // take stores the upload in one of the places for that; explanations take
 // longer and have places of their own.
 func (s *Server) take(w http.ResponseWriter, r *http.Request, u *upload) (taken, error) {
+	if s.isSlow(u.device, time.Now()) {
+		select {
+		case s.slow <- struct{}{}:
+			defer func() { <-s.slow }()
+		default:
+			return taken{}, refuse(http.StatusServiceUnavailable, reasonBusy, "the last upload of this device was too slow, and others like it are in progress; try again")
+		}
+	}
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
@@ -344,6 +380,24 @@ func (s *Server) leave(id devices.ID) {
 	if s.uploading[id]--; s.uploading[id] == 0 {
 		delete(s.uploading, id)
 	}
+}
+
+// wasSlow notes that an upload of a device did not keep its rate.
+func (s *Server) wasSlow(id devices.ID, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.slowUntil) >= maxSlowKnown {
+		maps.DeleteFunc(s.slowUntil, func(_ devices.ID, until time.Time) bool { return now.After(until) })
+	}
+	if len(s.slowUntil) < maxSlowKnown {
+		s.slowUntil[id] = now.Add(SlowTime)
+	}
+}
+
+func (s *Server) isSlow(id devices.ID, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return now.Before(s.slowUntil[id])
 }
 
 func photoEvent(u upload, size int64) devices.Event {

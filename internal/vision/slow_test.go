@@ -1,0 +1,92 @@
+package vision
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/admission"
+)
+
+// Members that upload at 2 bytes a second, again and again, on as many
+// connections as there are places, keep nobody from sending a photo.
+func TestSlowUploadsLeavePlaces(t *testing.T) {
+	const rate = 2 << 10
+	c := newCamp(t, func(o *Options) { o.MinRate = rate })
+	c.vision.slowGrace = 300 * time.Millisecond
+	stop := make(chan struct{})
+	var slow sync.WaitGroup
+	for i := range MaxUploads / MaxOfDevice {
+		id := devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", i))
+		if _, err := c.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "client-1"}); err != nil {
+			t.Fatal(err)
+		}
+		for range MaxOfDevice {
+			slow.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						c.drip(id, stop)
+					}
+				}
+			})
+		}
+	}
+	defer slow.Wait()
+	defer close(stop)
+	body := cameraBody("q", picture(t, 64))
+	for deadline := time.Now().Add(10 * time.Second); c.vision.Uploads.Get(reasonSlow) < 20; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d slow uploads were ended", c.vision.Uploads.Get(reasonSlow))
+		}
+	}
+	failed := 0
+	for range 100 {
+		if r := c.camera(t, robot, strings.NewReader(body)); r.status != 200 {
+			failed++
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	// security: N32
+	if failed > 0 {
+		t.Errorf("%d of 100 uploads of another device failed", failed)
+	}
+}
+
+// drip begins an upload and sends two bytes a second until it is ended.
+func (c *camp) drip(id devices.ID, stop <-chan struct{}) {
+	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, c.cameraHead(id)+"40\r\n"); err != nil {
+		return
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = conn.Read(make([]byte, 1)) // the answer, or the end
+	}()
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			_, _ = conn.Write([]byte("-"))
+		case <-ended:
+			return
+		case <-stop:
+			_ = conn.Close()
+			<-ended
+			return
+		}
+	}
+}
