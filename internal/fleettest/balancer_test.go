@@ -324,3 +324,57 @@ func TestBalancerTellsAddresses(t *testing.T) {
 		t.Errorf("another device: %d", got)
 	}
 }
+
+// Whoever guesses tokens through the balancer is slowed down by its address,
+// which is what the audit has, whatever it writes.
+func TestBalancerTellsWhoGuesses(t *testing.T) {
+	t.Parallel()
+	at := balancerAddresses(t)
+	haproxy(t)
+	node := programs.Start(t, "--trusted-proxies", "127.0.0.0/8")
+	balance(t, at, []*Node{node, node, node})
+	guess := func(source string, i int) int {
+		t.Helper()
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+		client := http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
+		r, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+at.api+"/v1/devices", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header = http.Header{"Authorization": {"Bearer guess-" + fmt.Sprint(i)}, "X-Forwarded-For": {fmt.Sprintf("198.51.100.%d", i)}}
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = response.Body.Close() // the status is enough
+		return response.StatusCode
+	}
+	for i := range 20 {
+		if got := guess("127.0.0.8", i); got != http.StatusUnauthorized {
+			t.Fatalf("guess %d: %d", i, got)
+		}
+	}
+	// security: N34
+	if got := guess("127.0.0.8", 20); got != http.StatusTooManyRequests {
+		t.Errorf("one guess too many: %d", got)
+	}
+	if got := guess("127.0.0.9", 0); got != http.StatusUnauthorized {
+		t.Errorf("somebody else: %d", got)
+	}
+	from := map[string]bool{}
+	node.Await(t, "the guesses are in the audit", 10*time.Second, func() bool {
+		for e, err := range node.Audit(t.Context(), apiclient.AuditFilter{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			from[e.From] = true
+		}
+		return from["127.0.0.8"]
+	})
+	for addr := range from {
+		// security: N34
+		if strings.HasPrefix(addr, "198.51.100.") {
+			t.Errorf("the audit has %s, which the client wrote", addr)
+		}
+	}
+}

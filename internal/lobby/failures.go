@@ -55,7 +55,14 @@ func NewFailures(trusted []netip.Prefix) *Failures {
 // false at once; else true, after FailureDelay if there is room to wait: the
 // attempt is then to be refused as one too many.
 func (f *Failures) Failed(ctx context.Context, addr netip.Addr) (tooMany bool) {
-	if f == nil || !addr.IsValid() || within(addr, f.trusted) {
+	if f == nil || within(addr, f.trusted) {
+		return false
+	}
+	return f.failed(ctx, addr)
+}
+
+func (f *Failures) failed(ctx context.Context, addr netip.Addr) (tooMany bool) {
+	if !addr.IsValid() {
 		return false
 	}
 	host := HostOf(addr)
@@ -78,12 +85,17 @@ func (f *Failures) Failed(ctx context.Context, addr netip.Addr) (tooMany bool) {
 	return true
 }
 
-// FailedRequest is Failed for the client of an HTTP request.
+// FailedRequest is Failed for the client of an HTTP request. A client that a
+// trusted proxy names counts, whatever its address: it is no proxy.
 func (f *Failures) FailedRequest(r *http.Request) (tooMany bool) {
 	if f == nil {
 		return false
 	}
-	return f.Failed(r.Context(), ClientAddress(r, f.trusted))
+	addr := ClientAddress(r, f.trusted)
+	if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && peer.Addr().Unmap() == addr {
+		return f.Failed(r.Context(), addr)
+	}
+	return f.failed(r.Context(), addr)
 }
 
 // What becomes of a failure.

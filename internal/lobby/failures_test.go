@@ -163,3 +163,26 @@ func TestNoFailures(t *testing.T) {
 		t.Error("nil slows down")
 	}
 }
+
+// A client that a trusted proxy names is slowed down, also within the networks
+// that are trusted; the proxy itself is not.
+func TestNamedClientsAreSlowedDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := NewFailures([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr = "10.0.0.5:1234"
+		for range 2 * FailureBurst {
+			if f.FailedRequest(r) {
+				t.Fatal("the proxy is slowed down for whom it did not name")
+			}
+		}
+		r.Header.Set("X-Forwarded-For", "10.1.2.3")
+		for range FailureBurst {
+			f.FailedRequest(r)
+		}
+		// security: N34
+		if !f.FailedRequest(r) {
+			t.Error("a client inside the trusted networks is never slowed down")
+		}
+	})
+}

@@ -7,14 +7,17 @@
 package provision
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -259,7 +262,8 @@ const tooManyNew = "too_many_new"
 // once: a site that is installed.
 const newBurst = 10
 
-// maxAddresses bounds the limiters kept; beyond it the table starts anew.
+// maxAddresses bounds the limiters kept; beyond it those go that have used the
+// least, an eighth of them at least.
 const maxAddresses = 20_000
 
 type limits struct {
@@ -276,12 +280,31 @@ func (l *limits) allow(addr netip.Addr, perMinute, burst int) bool {
 	limiter := l.byAddr[addr]
 	if limiter == nil {
 		if len(l.byAddr) >= maxAddresses {
-			clear(l.byAddr)
+			l.evictLocked(time.Now())
 		}
 		limiter = rate.NewLimiter(rate.Limit(float64(perMinute)/60), max(burst, 1))
 		l.byAddr[addr] = limiter
 	}
 	return limiter.Allow()
+}
+
+// evictLocked makes room. An address whose burst has grown back is as one that is
+// not known; of others those go that have most of it left, so that many addresses
+// that ask once do not free one that asks too often.
+func (l *limits) evictLocked(now time.Time) {
+	maps.DeleteFunc(l.byAddr, func(_ netip.Addr, limiter *rate.Limiter) bool {
+		return limiter.TokensAt(now) >= float64(limiter.Burst())
+	})
+	most := maxAddresses * 7 / 8
+	if len(l.byAddr) <= most {
+		return
+	}
+	addrs := slices.SortedFunc(maps.Keys(l.byAddr), func(a, b netip.Addr) int {
+		return cmp.Compare(l.byAddr[b].TokensAt(now), l.byAddr[a].TokensAt(now))
+	})
+	for _, addr := range addrs[:len(addrs)-most] {
+		delete(l.byAddr, addr)
+	}
 }
 
 // Settings are what Diagnose judges beside the reply itself.
