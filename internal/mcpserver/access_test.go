@@ -127,9 +127,29 @@ func TestSessionsAreBounded(t *testing.T) {
 	f := newFleet(t)
 	_, one := f.key(t, "devices:read", "", time.Hour)
 	_, other := f.key(t, "devices:read", "", time.Hour)
+	var open []string
 	for range MaxKeySessions {
-		f.open(t, PathMCP, one)
+		open = append(open, f.open(t, PathMCP, one))
 	}
+	alive := func(session string) int {
+		return f.send(t, http.MethodPost, PathMCP, one, `{"jsonrpc":"2.0","id":9,"method":"ping"}`, "Mcp-Session-Id", session, "Mcp-Protocol-Version", "2025-06-18").status
+	}
+	if status := alive(open[0]); status != http.StatusOK {
+		t.Fatal(status)
+	}
+	// One more takes the place of the one that was idle longest: clients leave without a word.
+	open = append(open, f.open(t, PathMCP, one))
+	for i, want := range map[int]int{0: http.StatusOK, 1: http.StatusNotFound, 2: http.StatusOK, MaxKeySessions: http.StatusOK} {
+		if status := alive(open[i]); status != want {
+			t.Errorf("session %d: %d, want %d", i, status, want)
+		}
+	}
+	// Not that of one with a stream.
+	f.mcp.sessions.lock.Lock()
+	for _, x := range f.mcp.sessions.byID {
+		x.busy++
+	}
+	f.mcp.sessions.lock.Unlock()
 	// security: H3
 	if a := f.send(t, http.MethodPost, PathMCP, one, hello); a.status != 429 {
 		t.Errorf("one more: %d", a.status)

@@ -57,6 +57,7 @@ const (
 	refusedKey      = "sessions_of_key"
 	refusedRequests = "requests_of_key"
 	refusedCalls    = "calls_of_key"
+	refusedBody     = "body"
 	refusedDraining = "draining"
 )
 

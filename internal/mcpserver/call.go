@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
+	"regexp"
 	"strings"
 	"time"
 
@@ -46,9 +48,13 @@ func (s *Server) failure(err error) failure {
 	e := devices.AsError(err)
 	if e.Code == devices.CodeInternal {
 		s.log.Error("MCP request failed", "error", err, "call", e.Call)
-		return failure{Code: e.Code, Detail: "a fault of the node; its log says more", Sent: e.Sent, Outcome: e.Outcome, Call: e.Call}
+		return failure{Code: e.Code, Detail: "internal error; the node's log says more", Sent: e.Sent, Outcome: e.Outcome, Call: e.Call}
 	}
-	return failure{Code: e.Code, Detail: e.Detail, Rule: e.Rule, Sent: e.Sent, Outcome: e.Outcome, Faults: e.Faults, Call: e.Call}
+	f := failure{Code: e.Code, Detail: cleanText(e.Detail), Rule: e.Rule, Sent: e.Sent, Outcome: e.Outcome, Call: e.Call}
+	for _, fault := range e.Faults { // they quote the device's schema
+		f.Faults = append(f.Faults, devices.Fault{Pointer: cleanText(fault.Pointer), Detail: cleanText(fault.Detail)})
+	}
+	return f
 }
 
 // failed is the result of a tool that could not do its work: models read those
@@ -213,17 +219,29 @@ func contentOf(item []byte) mcp.Content {
 	}
 	switch member("type") {
 	case "text":
-		return &mcp.TextContent{Text: member("text")}
+		return &mcp.TextContent{Text: cleanText(member("text"))}
 	case "image":
 		if data, err := base64.StdEncoding.DecodeString(member("data")); err == nil && len(data) > 0 {
-			return &mcp.ImageContent{Data: data, MIMEType: clean(member("mimeType"), maxTitle)}
+			return &mcp.ImageContent{Data: data, MIMEType: mediaType(member("mimeType"), data)}
 		}
 	case "audio":
 		if data, err := base64.StdEncoding.DecodeString(member("data")); err == nil && len(data) > 0 {
-			return &mcp.AudioContent{Data: data, MIMEType: clean(member("mimeType"), maxTitle)}
+			return &mcp.AudioContent{Data: data, MIMEType: mediaType(member("mimeType"), data)}
 		}
 	}
-	return &mcp.TextContent{Text: string(item)}
+	return &mcp.TextContent{Text: string(appendClean(nil, item, 0))}
+}
+
+// media is what the type of a picture or a sound looks like.
+var media = regexp.MustCompile(`^(image|audio)/[A-Za-z0-9][A-Za-z0-9.+-]{0,60}$`)
+
+// mediaType is the type that a device gives, if it is one, else what the data look
+// like.
+func mediaType(said string, data []byte) string {
+	if media.MatchString(said) {
+		return said
+	}
+	return http.DetectContentType(data)
 }
 
 // photos adds the photo that an answer names: the tools of cameras and screens

@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"bytes"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -58,6 +59,73 @@ func clean(text string, limit int) string {
 		b.WriteRune(c)
 	}
 	return strings.TrimRight(b.String(), " ")
+}
+
+// escapes are what terminals take for commands: sequences with a beginning and an
+// end, whole.
+var escapes = regexp.MustCompile("(?s)(?:\x1b\\[|\u009b)[0-?]*[ -/]*[@-~]|(?:\x1b[\\]PX^_]|[\u009d\u0090\u0098\u009e\u009f]).*?(?:\x07|\x1b\\\\|\u009c|$)|\x1b[ -/]*[0-~]")
+
+// cleanText is clean for text of many lines, as tools answer it: lines and tabs stay,
+// and so does its length.
+func cleanText(text string) string {
+	if strings.IndexFunc(text, func(c rune) bool { return unclean(c) }) < 0 {
+		return text
+	}
+	text = escapes.ReplaceAllString(text, "")
+	var b strings.Builder
+	b.Grow(len(text))
+	for _, c := range strings.ReplaceAll(text, "\r\n", "\n") {
+		switch {
+		case !unclean(c):
+			b.WriteRune(c)
+		case unicode.IsSpace(c) && c != '\u0085':
+			b.WriteByte(' ')
+		}
+	}
+	return b.String()
+}
+
+// maxNested is how deep a device's JSON is shown; what is deeper is null.
+const maxNested = 64
+
+// appendClean copies a device's JSON with all of its texts cleaned.
+func appendClean(dst, raw []byte, depth int) []byte {
+	kind := jsonspan.KindOf(raw)
+	if depth > maxNested && (kind == jsonspan.KindObject || kind == jsonspan.KindArray) {
+		return append(dst, "null"...)
+	}
+	switch kind {
+	case jsonspan.KindString:
+		text, _ := jsonspan.String(raw)
+		return jsonspan.AppendString(dst, cleanText(text))
+	case jsonspan.KindObject:
+		dst = append(dst, '{')
+		walk := jsonspan.Object(raw)
+		for n := 0; walk.Next(); n++ {
+			if n > 0 {
+				dst = append(dst, ',')
+			}
+			dst = append(jsonspan.AppendString(dst, cleanText(string(walk.Key()))), ':')
+			dst = appendClean(dst, walk.Value(), depth+1)
+		}
+		return append(dst, '}')
+	case jsonspan.KindArray:
+		dst = append(dst, '[')
+		walk := jsonspan.Array(raw)
+		for n := 0; walk.Next(); n++ {
+			if n > 0 {
+				dst = append(dst, ',')
+			}
+			dst = appendClean(dst, walk.Value(), depth+1)
+		}
+		return append(dst, ']')
+	}
+	return append(dst, bytes.TrimSpace(raw)...)
+}
+
+// unclean tells whether text of many lines must not have a character.
+func unclean(c rune) bool {
+	return c == utf8.RuneError || c != '\n' && c != '\t' && invisible(c)
 }
 
 // invisible tells whether a character shows nothing by itself. Formatting and

@@ -125,7 +125,7 @@ func (s *Server) newFleetServer() *mcp.Server {
 		return nil, invalid("there is no tool " + dispatchTool)
 	})
 	s.addResources(server)
-	s.addPrompts(server)
+	s.addPrompts(server, false)
 	s.addFixtures(server)
 	server.AddReceivingMiddleware(s.common, s.fleetTools(handlers), s.resourceLists)
 	server.AddSendingMiddleware(s.onlyPermitted)

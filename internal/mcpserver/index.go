@@ -5,7 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
-	"strings"
+	"slices"
 	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -59,7 +59,7 @@ func newTool(t *catalog.Tool, replaced func()) *mcp.Tool {
 	description, _ := jsonspan.String(jsonspan.Member(t.Raw, "description"))
 	schema, note := cleanSchema(jsonspan.Member(t.Raw, "inputSchema"))
 	tool := &mcp.Tool{Title: clean(t.Name, maxTitle), Description: untrustedMark + clean(description, maxDescription), InputSchema: json.RawMessage(schema),
-		Meta: mcp.Meta{metaOriginal: clean(t.Name, maxTitle), metaUntrusted: true}, Annotations: annotate(t.Name)}
+		Meta: mcp.Meta{metaOriginal: clean(t.Name, maxTitle), metaUntrusted: true}, Annotations: annotate(t.Name, schema)}
 	if note != "" {
 		replaced()
 		tool.Meta[metaNote] = note
@@ -68,12 +68,15 @@ func newTool(t *catalog.Tool, replaced func()) *mcp.Tool {
 	return tool
 }
 
+// readers are the tools of stock firmware that only read. They take no arguments:
+// one that does is another tool under that name.
+var readers = []string{"self.get_device_status", "self.get_system_info", "self.screen.get_info", "self.battery.get_level"}
+
 // annotate tells hosts what is known of stock firmware's tools; of others they
-// assume the worst.
-func annotate(name string) *mcp.ToolAnnotations {
-	last := name[strings.LastIndexByte(name, '.')+1:]
+// assume the worst, whatever they are called.
+func annotate(name string, schema []byte) *mcp.ToolAnnotations {
 	switch {
-	case strings.HasPrefix(last, "get_"):
+	case slices.Contains(readers, name) && membersOf(jsonspan.Member(schema, "properties")) == 0:
 		return &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true}
 	case access.IsUserTool(name):
 		destructive := true

@@ -189,7 +189,17 @@ func (s *Server) serverOptions(instructions string, capabilities *mcp.ServerCapa
 
 // Takes tells whether a path is one of ours.
 func Takes(path string) bool {
-	return path == PathMCP || strings.HasPrefix(path, PathMCP+"/") || path == PathSSE || strings.HasPrefix(path, PathMetadata)
+	return path == PathMCP || strings.HasPrefix(path, PathMCP+"/") || path == PathSSE || strings.HasPrefix(path, PathMetadata) || wantsAuthorization(path)
+}
+
+// wantsAuthorization tells whether a path is one where hosts look for an
+// authorization server, or use one. There is none.
+func wantsAuthorization(path string) bool {
+	switch path {
+	case "/register", "/authorize", "/token":
+		return true
+	}
+	return strings.Contains(path, "/.well-known/") && !strings.HasPrefix(path, PathMetadata)
 }
 
 // ServeHTTP answers one request.
@@ -200,6 +210,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if s.allowPage(w, r) {
+		return
+	}
+	if wantsAuthorization(r.URL.Path) {
+		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "there is no authorization server; `fleetd keys create` makes an API key"))
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, PathMetadata) {
@@ -238,27 +252,4 @@ func (s *Server) endpointOf(v *visit) *endpoint {
 		return &s.device
 	}
 	return &s.fleet
-}
-
-// serveStateful serves the revisions with sessions: one that exists must be
-// the caller's and of this path, and for a new one there must be room.
-func (s *Server) serveStateful(w http.ResponseWriter, r *http.Request, v *visit) {
-	h := s.endpointOf(v).stateful
-	if id := r.Header.Get("Mcp-Session-Id"); id != "" || r.Method != http.MethodPost {
-		if no := s.sessions.check(id, v); no != nil {
-			s.refuse(w, r, no)
-			return
-		}
-		v.request.stream.Store(r.Method == http.MethodGet)
-		h.ServeHTTP(w, r)
-		return
-	}
-	place, no := s.sessions.reserve(v)
-	if no != nil {
-		s.refuse(w, r, no)
-		return
-	}
-	defer place.release()
-	v.place = place
-	h.ServeHTTP(w, r)
 }

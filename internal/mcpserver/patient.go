@@ -104,6 +104,11 @@ func (p *patient) Flush() {
 	}
 }
 
+// abort ends a write that nobody reads, without waiting for it.
+func (p *patient) abort() {
+	_ = p.control.SetWriteDeadline(time.Now()) // the write ends by its own deadline if this fails
+}
+
 // end lets nobody write any more: the handler returns.
 func (p *patient) end() {
 	p.mu.Lock()

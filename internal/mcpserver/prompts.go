@@ -14,10 +14,10 @@ import (
 // promptEvents is how many events a prompt shows.
 const promptEvents = 20
 
-var deviceArgument = &mcp.PromptArgument{Name: "device", Title: "Device", Description: "Device id.", Required: true}
-
-// addPrompts adds what operators ask again and again.
-func (s *Server) addPrompts(server *mcp.Server) {
+// addPrompts adds what operators ask again and again. At the address of one device
+// the prompts are about that one.
+func (s *Server) addPrompts(server *mcp.Server, ofOne bool) {
+	deviceArgument := &mcp.PromptArgument{Name: "device", Title: "Device", Description: "Device id.", Required: !ofOne}
 	server.AddPrompt(&mcp.Prompt{Name: "diagnose_device", Title: "Diagnose a device", Description: "Finds out why a device is offline, has no tools or does not answer.",
 		Arguments: []*mcp.PromptArgument{deviceArgument}}, s.diagnose)
 	server.AddPrompt(&mcp.Prompt{Name: "explain_failed_call", Title: "Explain a failed call", Description: "Explains why a call of a device's tool failed and what to do.",
@@ -79,11 +79,18 @@ func (s *Server) explain(ctx context.Context, req *mcp.GetPromptRequest) (*mcp.G
 }
 
 func (s *Server) promptView(ctx context.Context, req *mcp.GetPromptRequest) (*view, error) {
-	id, err := devices.ParseID(req.Params.Arguments["device"])
-	if err != nil {
-		return nil, invalid("the argument device is no device id: " + err.Error())
+	v := visitOf(ctx)
+	id, text := v.device, req.Params.Arguments["device"]
+	if text != "" || id == "" {
+		var err error
+		if id, err = s.deviceOf(ctx, v.by(), text); err != nil {
+			return nil, invalid(devices.AsError(err).Detail)
+		}
 	}
-	view, err := s.viewOf(ctx, visitOf(ctx).by(), id)
+	if !v.covers(id) {
+		return nil, invalid("this address is that of " + string(v.device) + " alone; leave the argument device out")
+	}
+	view, err := s.viewOf(ctx, v.by(), id)
 	if err != nil {
 		return nil, s.protocolError(ctx, err)
 	}

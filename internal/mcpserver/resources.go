@@ -219,7 +219,7 @@ func (s *Server) status(ctx context.Context, by access.By, d devices.View) (*sta
 		switch {
 		case !ok:
 		case !result.IsError && json.Valid([]byte(text.Text)):
-			out.Status = json.RawMessage(text.Text)
+			out.Status = appendClean(nil, []byte(text.Text), 0)
 		default:
 			out.Text = text.Text
 		}

@@ -39,7 +39,10 @@ type session struct {
 	ctx    context.Context // ends with it, calls in progress included
 	cancel context.CancelFunc
 
-	closing bool // under sessions.lock
+	// under sessions.lock:
+	closing bool
+	busy    int       // requests, streams and calls in progress
+	used    time.Time // when the last of them ended
 }
 
 // request is one being answered.
@@ -48,7 +51,12 @@ type request struct {
 	cancel context.CancelFunc
 	answer *patient
 	stream atomic.Bool // it goes on until somebody ends it
+	events atomic.Pointer[eventStream]
+	gone   chan struct{} // closed when it is answered
 }
+
+// eventStream is the one that an answer is, in its session.
+type eventStream struct{ session, stream string }
 
 // use is what one caller has open.
 type use struct {
@@ -89,12 +97,13 @@ func (s *sessions) enter(v *visit, cancel context.CancelFunc, answer *patient) (
 	if u.requests >= MaxKeyRequests {
 		return nil, refuse(refusedRequests, devices.CodeDeviceBusy, "this key has too many requests and streams in progress")
 	}
-	r := &request{v: v, cancel: cancel, answer: answer}
+	r := &request{v: v, cancel: cancel, answer: answer, gone: make(chan struct{})}
 	v.request = r
 	s.requests[r] = struct{}{}
 	u.requests++
 	s.stats.Streams.Store(int64(len(s.requests)))
 	return func() {
+		close(r.gone)
 		s.lock.Lock()
 		defer s.lock.Unlock()
 		delete(s.requests, r)
@@ -115,10 +124,13 @@ func (s *sessions) call(v *visit) (done func(), ok bool) {
 	}
 	u.calls++
 	s.calls.Add(1)
+	x := v.session.Load()
+	x.begunLocked()
 	return func() {
 		s.calls.Add(-1)
 		s.lock.Lock()
 		defer s.lock.Unlock()
+		x.endedLocked()
 		u.calls--
 		s.freeLocked(u)
 	}, true
@@ -140,13 +152,51 @@ func (s *sessions) reserve(v *visit) (*place, *refusal) {
 		return nil, refuse(refusedDraining, devices.CodeUnavailable, "this node is stopping; ask another one")
 	case s.total >= MaxSessions:
 		return nil, refuse(refusedTotal, devices.CodeUnavailable, "this node has as many MCP sessions as it may")
-	case u.sessions >= MaxKeySessions:
-		return nil, refuse(refusedKey, devices.CodeDeviceBusy, "this key has as many MCP sessions as it may; end some with DELETE")
+	case u.sessions >= MaxKeySessions && !s.evictLocked(v.who.Key):
+		return nil, refuse(refusedKey, devices.CodeDeviceBusy, "this key has as many MCP sessions as it may, all of them in use; end some with DELETE")
 	}
 	s.total++
 	u.sessions++
 	s.stats.Sessions.Store(int64(s.total))
 	return &place{s: s, u: u}, nil
+}
+
+// evictLocked ends the session of a key that was idle longest; false if all are in
+// use. Many clients leave without a DELETE.
+func (s *sessions) evictLocked(key string) bool {
+	var idle *session
+	for _, x := range s.byID {
+		if x.v.who.Key == key && x.busy == 0 && !x.closing && (idle == nil || x.used.Before(idle.used)) {
+			idle = x
+		}
+	}
+	if idle == nil {
+		return false
+	}
+	idle.closing = true
+	idle.cancel()
+	delete(s.byID, idle.id)
+	s.vacateLocked(s.useLocked(idle.v.who))
+	s.stats.Evicted.Add(1)
+	s.ends.Go(func() {
+		_ = idle.server.Close() // nothing was asked in it
+		s.over(idle.server)
+	})
+	return true
+}
+
+// begunLocked and endedLocked count what a session does; there may be none.
+func (x *session) begunLocked() {
+	if x != nil {
+		x.busy++
+	}
+}
+
+func (x *session) endedLocked() {
+	if x != nil {
+		x.busy--
+		x.used = time.Now()
+	}
 }
 
 func (s *sessions) vacateLocked(u *use) {
@@ -174,22 +224,59 @@ func (p *place) bind(server *mcp.ServerSession, id string, v *visit) bool {
 		return false
 	}
 	p.done = true
-	x := &session{id: id, v: v, server: server}
+	x := &session{id: id, v: v, server: server, used: time.Now()}
 	x.ctx, x.cancel = context.WithCancel(context.Background())
 	v.session.Store(x)
 	p.s.byID[x.id] = x
 	return true
 }
 
-// check tells whether a session may be used for this visit. One that does not
-// exist is for the SDK to refuse.
-func (s *sessions) check(id string, v *visit) *refusal {
+// enterSession counts a request of a session in; leave must be called at its end. A
+// session that does not exist is for the SDK to refuse.
+func (s *sessions) enterSession(id string, v *visit) (leave func(), no *refusal) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	if x := s.byID[id]; x != nil && (x.v.who.Key != v.who.Key || x.v.device != v.device) {
-		return refuse(refusedOwner, devices.CodeForbidden, "this session was opened by another key, or at another address")
+	x := s.byID[id]
+	if x != nil && (x.v.who.Key != v.who.Key || x.v.device != v.device) {
+		return nil, refuse(refusedOwner, devices.CodeForbidden, "this session was opened by another key, or at another address")
 	}
-	return nil
+	x.begunLocked()
+	return func() {
+		s.lock.Lock()
+		defer s.lock.Unlock()
+		x.endedLocked()
+	}, nil
+}
+
+// Open begins a stream: the SDK's event store says which request is its answer.
+func (s *sessions) Open(ctx context.Context, id, stream string) error {
+	if r := visitOf(ctx).request; r != nil && stream != "" {
+		r.events.Store(&eventStream{id, stream})
+	}
+	return s.replays.Open(ctx, id, stream)
+}
+
+// takeOver ends the requests that carry a stream which a newer request is to have:
+// their connection may be long dead. The call that the stream is of goes on.
+func (s *sessions) takeOver(ctx context.Context, id, stream string, newer *request) {
+	of := eventStream{id, stream}
+	s.lock.Lock()
+	var older []*request
+	for r := range s.requests {
+		if e := r.events.Load(); r != newer && e != nil && *e == of {
+			older = append(older, r)
+		}
+	}
+	newer.events.Store(&of)
+	s.lock.Unlock()
+	for _, r := range older {
+		r.cancel()
+		r.answer.abort()
+		select {
+		case <-r.gone:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // SessionClosed is called by the SDK when a session has ended.

@@ -75,6 +75,9 @@ func (s *Server) openSSE(w http.ResponseWriter, r *http.Request, v *visit) {
 		return
 	}
 	defer s.sessions.ended(id)
+	if leave, no := s.sessions.enterSession(id, v); no == nil { // it has a stream as long as it lives
+		defer leave()
+	}
 	over := make(chan struct{})
 	go func() { // ends with the session
 		defer close(over)

@@ -12,6 +12,8 @@ type Stats struct {
 	Requests, Calls, Refused, Notified counters.Map[string]
 	// Sessions are open now, Streams are requests being answered.
 	Sessions, Streams atomic.Int64
+	// Evicted counts sessions that made room for others of their key.
+	Evicted atomic.Uint64
 	// ReplayBytes is what is kept for streams that break off; ReplayDropped
 	// counts messages that had to make room.
 	ReplayBytes   atomic.Int64

@@ -1,0 +1,105 @@
+package mcpserver
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
+)
+
+// methods are those that a server has in the revisions with sessions.
+var methods = map[string]bool{"initialize": true, "ping": true, "server/discover": true, "tools/list": true, "tools/call": true, "resources/list": true,
+	"resources/templates/list": true, "resources/read": true, "resources/subscribe": true, "resources/unsubscribe": true, "prompts/list": true,
+	"prompts/get": true, "completion/complete": true, "logging/setLevel": true}
+
+// serveStateful serves the revisions with sessions: one that exists must be
+// the caller's and of this path, and for a new one there must be room.
+func (s *Server) serveStateful(w http.ResponseWriter, r *http.Request, v *visit) {
+	h := s.endpointOf(v).stateful
+	id := r.Header.Get("Mcp-Session-Id")
+	if r.Method == http.MethodPost {
+		answered, err := s.answerPost(w, r, id)
+		if err != nil {
+			s.refuse(w, r, refuse(refusedBody, devices.CodeBadRequest, "the request's body broke off"))
+			return
+		}
+		if answered {
+			return
+		}
+	}
+	if id != "" || r.Method != http.MethodPost {
+		leave, no := s.sessions.enterSession(id, v)
+		if no != nil {
+			s.refuse(w, r, no)
+			return
+		}
+		defer leave()
+		if r.Method == http.MethodGet {
+			v.request.stream.Store(true)
+			stream, _, _ := strings.Cut(r.Header.Get("Last-Event-ID"), "_")
+			s.sessions.takeOver(r.Context(), id, stream, v.request)
+		}
+		h.ServeHTTP(w, r)
+		return
+	}
+	place, no := s.sessions.reserve(v)
+	if no != nil {
+		s.refuse(w, r, no)
+		return
+	}
+	defer place.release()
+	v.place = place
+	h.ServeHTTP(w, r)
+}
+
+// answerPost answers what the SDK would answer outside the protocol: a method that
+// is not there, and a request that needs a session and names none.
+func (s *Server) answerPost(w http.ResponseWriter, r *http.Request, session string) (answered bool, err error) {
+	body, err := io.ReadAll(io.LimitReader(r.Body, BodyLimit+1))
+	if err != nil {
+		if tooLarge := (*http.MaxBytesError)(nil); !errors.As(err, &tooLarge) {
+			return false, err
+		}
+	}
+	r.Body = readCloser{io.MultiReader(bytes.NewReader(body), r.Body), r.Body}
+	if len(body) > BodyLimit || jsonspan.KindOf(body) != jsonspan.KindObject {
+		return false, nil // too large, a batch, or no JSON: the SDK says so
+	}
+	method, _ := jsonspan.String(jsonspan.Member(body, "method"))
+	call := jsonspan.Member(body, "id")
+	switch kind := jsonspan.KindOf(call); {
+	case method == "" || call == nil || kind != jsonspan.KindString && kind != jsonspan.KindNumber:
+		return false, nil // an answer, a notification, or nothing of the protocol
+	case !methods[method] && session != "":
+		s.stats.request(method)
+		writeError(w, http.StatusOK, call, jsonrpc.CodeMethodNotFound, "method not found: "+clean(method, maxTitle))
+		return true, nil
+	case session == "" && method != "initialize" && method != "server/discover":
+		writeError(w, http.StatusBadRequest, call, jsonrpc.CodeInvalidRequest, "the header Mcp-Session-Id is missing: begin with initialize, and send the id of the session that it opens")
+		return true, nil
+	}
+	return false, nil
+}
+
+type readCloser struct {
+	io.Reader
+	io.Closer
+}
+
+// writeError writes an answer of JSON-RPC.
+func writeError(w http.ResponseWriter, status int, id []byte, code int, message string) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	answer := append(append([]byte(`{"jsonrpc":"2.0","id":`), id...), `,"error":{"code":`...)
+	answer = jsonspan.AppendString(append(strconv.AppendInt(answer, int64(code), 10), `,"message":`...), message)
+	_, _ = w.Write(append(answer, "}}\n"...)) // the client is gone if this fails
+}
