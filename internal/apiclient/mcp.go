@@ -16,12 +16,13 @@ import (
 )
 
 const (
-	maxMCPLine    = 1 << 20  // bytes of one message of the host
-	maxMCPEvent   = 64 << 20 // bytes of one message for it; photos are in base64
-	maxMCPAtOnce  = 64       // requests of the host in progress
-	mcpGoodbye    = 2 * time.Second
-	mcpPatience   = 5 * time.Second // for answers, when the host has closed its end
-	mcpRevision   = "2026-07-28"    // the first one without sessions
+	maxMCPLine   = 1 << 20  // bytes of one message of the host
+	maxMCPEvent  = 64 << 20 // bytes of one message for it; photos are in base64
+	maxMCPAtOnce = 64       // requests of the host in progress
+	mcpGoodbye   = 2 * time.Second
+	// mcpPatience is how long answers are waited for when the host has closed its end: as long as a call may last.
+	mcpPatience   = 305 * time.Second
+	mcpRevision   = "2026-07-28" // the first one without sessions
 	mcpVersionKey = "io.modelcontextprotocol/protocolVersion"
 )
 
@@ -32,7 +33,7 @@ const (
 func (c *Client) BridgeMCP(ctx context.Context, path string, in io.Reader, out io.Writer, note func(error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	b := &mcpBridge{client: c, path: path, ctx: ctx, out: out, note: note, running: map[string]context.CancelFunc{}, slots: make(chan struct{}, maxMCPAtOnce)}
+	b := &mcpBridge{client: c, path: path, ctx: ctx, out: out, gone: make(chan struct{}), note: note, running: map[string]context.CancelFunc{}, slots: make(chan struct{}, maxMCPAtOnce)}
 	// Reading a pipe cannot be interrupted, so that whoever ends the context does not wait for it.
 	ended := make(chan error, 1)
 	go func() { ended <- b.read(ctx, in) }()
@@ -59,6 +60,7 @@ func (b *mcpBridge) finish(ctx context.Context) {
 	select {
 	case <-done:
 	case <-ctx.Done():
+	case <-b.gone:
 	case <-time.After(mcpPatience):
 	}
 }
@@ -74,7 +76,8 @@ type mcpBridge struct {
 
 	writing sync.Mutex
 	out     io.Writer
-	failure error // of a write: the host is gone
+	failure error         // of a write: the host is gone
+	gone    chan struct{} // closed then
 
 	reopening sync.Mutex  // one after the other
 	note      func(error) // under reopening
@@ -106,6 +109,9 @@ type mcpMessage struct {
 }
 
 func (m *mcpMessage) isCall() bool { return m.Method != "" && len(m.ID) > 0 }
+
+// ends tells whether a call ends before its host leaves.
+func (m *mcpMessage) ends() bool { return m.Method != "subscriptions/listen" }
 
 // modern is the revision of a message that needs no session; empty for others.
 func (m *mcpMessage) modern() string {
@@ -149,9 +155,13 @@ func (b *mcpBridge) read(ctx context.Context, in io.Reader) error {
 				b.fail(m.ID, fmt.Errorf("%d requests are in progress already", cap(b.slots)))
 				continue
 			}
-			b.calls.Add(1)
+			if m.ends() {
+				b.calls.Add(1)
+			}
 			b.tasks.Go(func() {
-				defer b.calls.Done()
+				if m.ends() {
+					defer b.calls.Done()
+				}
 				defer func() { <-b.slots }()
 				b.send(ctx, line, &m)
 			})
@@ -179,8 +189,8 @@ func readLine(r *bufio.Reader) (line []byte, whole bool, err error) {
 }
 
 // send carries one message to the node and its answer back.
-func (b *mcpBridge) send(ctx context.Context, line []byte, m *mcpMessage) {
-	ctx, cancel := context.WithCancel(ctx)
+func (b *mcpBridge) send(bridge context.Context, line []byte, m *mcpMessage) {
+	ctx, cancel := context.WithCancel(bridge)
 	defer cancel()
 	if m.isCall() && m.modern() != "" {
 		key := string(m.ID)
@@ -203,8 +213,12 @@ func (b *mcpBridge) send(ctx context.Context, line []byte, m *mcpMessage) {
 	if lost := (*Problem)(nil); errors.As(err, &lost) && lost.Status == http.StatusNotFound && m.Method != "initialize" && b.reopen(ctx, session) {
 		err = b.post(ctx, line, m)
 	}
-	if err != nil && m.isCall() && ctx.Err() == nil {
+	switch {
+	case err == nil || !m.isCall():
+	case ctx.Err() == nil:
 		b.fail(m.ID, err)
+	case bridge.Err() != nil && m.ends(): // else the host has cancelled it
+		b.fail(m.ID, errEnded)
 	}
 }
 
@@ -274,6 +288,8 @@ func (b *mcpBridge) postWith(ctx context.Context, line []byte, m *mcpMessage, he
 	}
 	return err
 }
+
+var errEnded = errors.New("fleetd mcp ended before the answer came; a call may have had its effect on the device")
 
 var errNoAnswer = errors.New("the node ended the request without an answer")
 
@@ -345,7 +361,9 @@ func (b *mcpBridge) write(message []byte) {
 	b.writing.Lock()
 	defer b.writing.Unlock()
 	if b.failure == nil {
-		_, b.failure = b.out.Write(line.Bytes())
+		if _, b.failure = b.out.Write(line.Bytes()); b.failure != nil {
+			close(b.gone)
+		}
 	}
 }
 
