@@ -77,6 +77,8 @@ type Config struct {
 	MQTTKeepalive int
 	// WebSocketVersion is the binary framing told to devices, 1 to 3.
 	WebSocketVersion int
+	// FloodGrace is how long a device may be over its rate.
+	FloodGrace time.Duration
 	// WebSocketIdle is "keep" or "close".
 	WebSocketIdle string
 	// CallsPerDevice is how many tool calls may be in flight on one device, 1 to 16.

@@ -114,6 +114,9 @@ var settings = append([]setting{
 	{name: "connections-per-address", group: groupListen, def: "4096",
 		help: "Connections of one address (IPv6: one /64) to the devices' ports that have not proven yet who they are; devices that are in do not count; 0: no limit.",
 		set:  integer(func(c *Config) *int { return &c.ConnectionsPerAddress }, 0, 1_000_000)},
+	{name: "flood-grace", group: groupListen, def: "10s",
+		help: "How long a device may send more than it may (20 messages, 50 pings or 1,000 packets of audio a second) before it is closed and kept away for a while.",
+		set:  duration(func(c *Config) *time.Duration { return &c.FloodGrace }, time.Second, time.Hour)},
 
 	{name: "transport", group: groupDevices, def: "mqtt",
 		help: "What the OTA reply offers a device by default: mqtt (always reachable) or websocket (connected around conversations).",

@@ -55,9 +55,10 @@ const (
 	CloseRevoked    CloseReason = "revoked"    // revoked or forgotten by the operator
 	CloseDraining   CloseReason = "draining"   // the node stops
 	CloseCrowded    CloseReason = "crowded"    // too many came at once; it had no turn in time
+	CloseFlooding   CloseReason = "flooding"   // it sent more than it may for --flood-grace
 	CloseInternal   CloseReason = "internal"   // a fault of ours
 )
 
 // CloseReasons lists every reason, for counters.
 var CloseReasons = []CloseReason{CloseGone, CloseDead, CloseIdle, CloseSuperseded, CloseSlow, CloseNoHello,
-	CloseProtocol, CloseTooLarge, CloseContested, CloseRevoked, CloseDraining, CloseCrowded, CloseInternal}
+	CloseProtocol, CloseTooLarge, CloseContested, CloseRevoked, CloseDraining, CloseCrowded, CloseFlooding, CloseInternal}

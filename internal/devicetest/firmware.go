@@ -70,7 +70,7 @@ func pushToTalk(t *testing.T, f Frontend) {
 
 func goodbyeToTheDead(t *testing.T, f Frontend) {
 	script := NewScript()
-	d := f.online(t, testID, "c1", script)
+	d := f.Online(t, testID, "c1", script)
 	goodbyes := func() (n int) {
 		for _, text := range script.Messages() {
 			if strings.Contains(text, `"goodbye"`) {

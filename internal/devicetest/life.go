@@ -44,7 +44,7 @@ func withoutMCP(t *testing.T, f Frontend) {
 }
 
 func onlineOffline(t *testing.T, f Frontend) {
-	d := f.online(t, testID, "c1", NewScript())
+	d := f.Online(t, testID, "c1", NewScript())
 	d.Close()
 	Eventually(t, "the offline event", func() bool { return len(f.Ports.Seen(devices.EventOffline)) == 1 })
 	on, off := f.Ports.Seen(devices.EventOnline)[0], f.Ports.Seen(devices.EventOffline)[0]

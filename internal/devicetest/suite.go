@@ -46,9 +46,9 @@ const testID = devices.ID("02:00:00:00:00:01")
 // any other reason count as tests that did not run.
 const lacks = "LACKS: "
 
-// online connects a scripted device, says hello, answers until the test ends,
+// Online connects a scripted device, says hello, answers until the test ends,
 // and waits until its tools are known.
-func (f Frontend) online(t testing.TB, id devices.ID, clientID string, script *Script) Device {
+func (f Frontend) Online(t testing.TB, id devices.ID, clientID string, script *Script) Device {
 	t.Helper()
 	d := f.Dial(t, id, clientID)
 	t.Cleanup(d.Close)
@@ -201,7 +201,7 @@ func oneHello(t *testing.T, f Frontend) {
 
 func callReturns(t *testing.T, f Frontend) {
 	script := NewScript()
-	f.online(t, testID, "c1", script)
+	f.Online(t, testID, "c1", script)
 	r, err := call(f.Service, volume, `{"volume":50}`, 5*time.Second)
 	if err != nil || string(r.Content) != `[{"type":"text","text":"true"}]` || r.IsError || r.Node == "" || r.Duration <= 0 {
 		t.Fatalf("%+v, %v", r, err)
@@ -217,7 +217,7 @@ func callReturns(t *testing.T, f Frontend) {
 
 func visionGranted(t *testing.T, f Frontend) {
 	script := NewScript()
-	f.online(t, testID, "c1", script)
+	f.Online(t, testID, "c1", script)
 	first := script.Received()[0]
 	if first.Method != "initialize" || !strings.Contains(string(first.Params), `"vision":{"url":"http://192.0.2.1:8000/xiaozhi/vision/explain","token":"token-of-020000000001"}`) {
 		t.Errorf("first request %s %s", first.Method, first.Params)
@@ -233,7 +233,7 @@ func visionGranted(t *testing.T, f Frontend) {
 func unescapedError(t *testing.T, f Frontend) {
 	script := NewScript()
 	script.Call = func(string, json.RawMessage) string { return `"error":{"message":"no "film" left"}` }
-	f.online(t, testID, "c1", script)
+	f.Online(t, testID, "c1", script)
 	r, err := call(f.Service, volume, `{"volume":1}`, 5*time.Second)
 	if err != nil || !r.IsError || string(r.Content) != `[{"type":"text","text":"no \"film\" left"}]` {
 		t.Fatalf("%+v, %v", r, err)
@@ -242,7 +242,7 @@ func unescapedError(t *testing.T, f Frontend) {
 
 func argumentsChecked(t *testing.T, f Frontend) {
 	script := NewScript()
-	f.online(t, testID, "c1", script)
+	f.Online(t, testID, "c1", script)
 	before := len(script.Received())
 	for args, pointer := range map[string]string{`{}`: "/volume", `{"volume":"50"}`: "/volume", `{"volume":101}`: "/volume", `{"volume":-1}`: "/volume", `{"volume":50.5}`: "/volume"} {
 		if _, err := call(f.Service, volume, args, 5*time.Second); err == nil || err.Code != devices.CodeInvalidArguments || len(err.Faults) != 1 || err.Faults[0].Pointer != pointer {
@@ -258,14 +258,14 @@ func newestWins(t *testing.T, f Frontend) {
 	old := NewScript()
 	started := make(chan struct{})
 	old.Call = func(string, json.RawMessage) string { close(started); return "" }
-	f.online(t, testID, "c1", old)
+	f.Online(t, testID, "c1", old)
 	done := make(chan *devices.Error)
 	go func() {
 		_, err := call(f.Service, volume, `{"volume":1}`, 8*time.Second)
 		done <- err
 	}()
 	<-started
-	f.online(t, testID, "c1", NewScript())
+	f.Online(t, testID, "c1", NewScript())
 	if err := <-done; err == nil || err.Code != devices.CodeSuperseded || !err.Sent || err.Outcome != devices.OutcomeUnknown {
 		t.Errorf("the call on the old connection: %+v", err)
 	}
@@ -282,7 +282,7 @@ func callsEnd(t *testing.T, f Frontend) {
 	script := NewScript()
 	started := make(chan struct{})
 	script.Call = func(string, json.RawMessage) string { close(started); return "" }
-	d := f.online(t, testID, "c1", script)
+	d := f.Online(t, testID, "c1", script)
 	done := make(chan *devices.Error)
 	go func() {
 		_, err := call(f.Service, volume, `{"volume":1}`, 8*time.Second)
@@ -309,7 +309,7 @@ func silentTool(t *testing.T, f Frontend) {
 		}
 		return True
 	}
-	f.online(t, testID, "c1", script)
+	f.Online(t, testID, "c1", script)
 	if _, err := call(f.Service, volume, `{"volume":1}`, 100*time.Millisecond); err == nil || err.Code != devices.CodeDeviceTimeout || err.Outcome != devices.OutcomeUnknown {
 		t.Errorf("%+v", err)
 	}
@@ -330,7 +330,7 @@ func busy(t *testing.T, f Frontend) {
 	script := NewScript()
 	release := make(chan struct{})
 	script.Call = func(string, json.RawMessage) string { <-release; return True }
-	f.online(t, testID, "c1", script)
+	f.Online(t, testID, "c1", script)
 	var wg sync.WaitGroup
 	errs := make(chan *devices.Error, 20)
 	for range session.MaxWaitingCalls + 1 {
@@ -360,7 +360,7 @@ func reboot(t *testing.T, f Frontend) {
 	script := NewScript()
 	var d Device
 	script.Call = func(string, json.RawMessage) string { d.Close(); return "" }
-	d = f.online(t, testID, "c1", script)
+	d = f.Online(t, testID, "c1", script)
 	r, err := call(f.Service, "self.reboot", `{}`, 8*time.Second)
 	if err != nil || r.Outcome != dispatch.OutcomeRestarting || r.IsError {
 		t.Errorf("%+v, %v", r, err)
@@ -368,8 +368,8 @@ func reboot(t *testing.T, f Frontend) {
 }
 
 func badMessages(t *testing.T, f Frontend) {
-	f.online(t, devices.ID("02:00:00:00:00:02"), "other", NewScript())
-	d := f.online(t, testID, "c1", NewScript())
+	f.Online(t, devices.ID("02:00:00:00:00:02"), "other", NewScript())
+	d := f.Online(t, testID, "c1", NewScript())
 	for _, text := range []string{`{`, `[]`, `null`, `{"type":1}`, `{"type":"mcp"}`, `{"type":"mcp","payload":null}`, `{"type":"mcp","payload":"x"}`,
 		`{"type":"mcp","payload":[{}]}`, "{\"type\":\"\xff\"}", `{"type":"mcp","payload":` + strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000) + `}`,
 		`{"type":"mcp","payload":{"jsonrpc":"2.0","id":1e99,"result":{}}}`, "{\"type\":\"a\x00b\"}", `{"type":"mcp","type":"x","payload":{},"payload":{}}`} {
@@ -383,7 +383,7 @@ func badMessages(t *testing.T, f Frontend) {
 }
 
 func notifications(t *testing.T, f Frontend) {
-	d := f.online(t, testID, "c1", NewScript())
+	d := f.Online(t, testID, "c1", NewScript())
 	for _, text := range []string{
 		`{"session_id":"","type":"mcp","payload":{"jsonrpc":"2.0","method":"notifications/button/pressed up","params":{"n":1}}}`,
 		`{"session_id":"","type":"listen","state":"start","mode":"auto"}`} {
@@ -417,7 +417,7 @@ func strayReplies(t *testing.T, f Frontend) {
 		}
 		return ""
 	}
-	d := f.online(t, testID, "c1", script)
+	d := f.Online(t, testID, "c1", script)
 	slow := make(chan error, 1)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Second)
@@ -449,7 +449,7 @@ func strayReplies(t *testing.T, f Frontend) {
 }
 
 func flood(t *testing.T, f Frontend) {
-	d := f.online(t, testID, "c1", NewScript())
+	d := f.Online(t, testID, "c1", NewScript())
 	for range 300 {
 		if err := d.Send(`{"session_id":"","type":"mcp","payload":{"jsonrpc":"2.0","method":"notifications/x"}}`); err != nil {
 			t.Fatal(err)

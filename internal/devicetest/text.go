@@ -17,7 +17,7 @@ const brief = 500 * time.Millisecond
 // message, cut, or take for others.
 func textChecked(t *testing.T, f Frontend) {
 	script := NewScript()
-	f.online(t, testID, "c1", script)
+	f.Online(t, testID, "c1", script)
 	before := len(script.Received())
 	refused := func(what string, err error, pointer string) {
 		t.Helper()

@@ -17,7 +17,7 @@ import (
 func Packet(n int) []byte { return fmt.Appendf([]byte{23<<3 | 3, 3}, "packet %08d", n) }
 
 func audio(t *testing.T, f Frontend) {
-	d := f.online(t, testID, "c1", NewScript())
+	d := f.Online(t, testID, "c1", NewScript())
 	Eventually(t, "audio is open", func() bool { v, err := f.Service.Get(t.Context(), testID); return err == nil && v.AudioOpen })
 	const packets = 5
 	for n := range packets {
@@ -48,7 +48,7 @@ func (f Frontend) tell(t testing.TB, body string) {
 // talking is a device that was heard, so that it can be spoken to.
 func (f Frontend) talking(t testing.TB, script *Script) Device {
 	t.Helper()
-	d := f.online(t, testID, "c1", script)
+	d := f.Online(t, testID, "c1", script)
 	Eventually(t, "audio is open", func() bool { v, err := f.Service.Get(t.Context(), testID); return err == nil && v.AudioOpen })
 	const packets = 6 // enough to make its address known over UDP
 	before := len(f.Ports.Heard())
@@ -119,7 +119,7 @@ func interruption(t *testing.T, f Frontend) {
 
 func messages(t *testing.T, f Frontend) {
 	script := NewScript()
-	f.online(t, testID, "c1", script)
+	f.Online(t, testID, "c1", script)
 	const alert = `{"session_id":"s","type":"alert","status":"Door","message":"It rings","emotion":"happy"}`
 	f.tell(t, alert)
 	Eventually(t, "the alert arrives", func() bool { return len(script.Messages()) == 1 && script.Messages()[0] == alert })

@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"fleetd/internal/jsonspan"
@@ -113,9 +114,11 @@ type Peer interface {
 type Client struct {
 	peer Peer
 
-	mu      sync.Mutex
-	firstID int32
-	nextID  int32
+	mu       sync.Mutex
+	firstID  int32
+	nextID   int32
+	answered atomic.Uint32 // answers that a request waited for
+
 	pending []waiter // few: calls are serialised per device, so a slice beats a map
 	closed  error
 }
@@ -219,6 +222,9 @@ func (c *Client) take(id int32) (w waiter, ok bool) {
 	}
 	return waiter{}, false
 }
+
+// Answered is how many answers have come that a request waited for.
+func (c *Client) Answered() uint32 { return c.answered.Load() }
 
 // used tells whether this connection has sent a request with this id.
 func (c *Client) used(id int64) bool {

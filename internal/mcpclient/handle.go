@@ -118,9 +118,11 @@ func (c *Client) takeAnswered(id int32) (w waiter, ok bool) {
 	switch {
 	case !ok:
 		c.countStray(int64(id))
+		return w, false
 	case w.late != nil:
 		c.peer.DeviateMCP(DeviationLateReply)
 	}
+	c.answered.Add(1)
 	return w, ok
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/lobby"
 	"fleetd/internal/tasks"
 )
 
@@ -239,8 +240,19 @@ func (b *Broker) message(topic string, payload []byte) {
 		b.opt.Service.Stats().BadMessages.Add(1)
 		return
 	}
-	if err := c.receive(payload); err != nil {
-		c.session.Load().Close(devices.CloseProtocol)
+	session := c.session.Load()
+	asked := session.Answered()
+	reason := devices.CloseProtocol
+	err = c.receive(payload)
+	if err == nil && session.Answered() == asked { // what comes by a broker cannot wait there
+		_, err = c.meter.Note(b.opt.Floods, lobby.CostMessage, time.Now())
+	}
+	if errors.Is(err, lobby.ErrFlood) {
+		b.opt.Floods.Bar(string(id), time.Now())
+		reason = devices.CloseFlooding
+	}
+	if err != nil {
+		session.Close(reason)
 	}
 }
 
@@ -263,6 +275,9 @@ func (b *Broker) get(id devices.ID) *brokerConn {
 func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 	if c := b.get(id); c != nil {
 		return c, nil
+	}
+	if b.opt.Floods.Barred(string(id), time.Now()) > 0 {
+		return nil, errFlooded
 	}
 	generation, known := b.opt.Service.OldestGeneration(id)
 	client := b.opt.Service.ClientOf(context.Background(), id)

@@ -108,6 +108,9 @@ func (c *conn) open(begun time.Time) devices.CloseReason {
 		return c.refuse(p.ClientIdentifier, refusal{code, closeReasons[code]}, err)
 	}
 	lobby.Vouch(c.net)
+	if c.front.opt.Floods.Barred(string(who.Device), begun) > 0 {
+		return c.refuse(p.ClientIdentifier, refusal{packets.ErrRefusedServerUnavailable, devices.CloseFlooding}, errFlooded)
+	}
 	if err := c.front.room.Enter(c.front.ctx); err != nil {
 		return c.refuse(p.ClientIdentifier, refusal{packets.ErrRefusedServerUnavailable, devices.CloseCrowded}, err)
 	}
@@ -135,6 +138,8 @@ func (c *conn) open(begun time.Time) devices.CloseReason {
 	session.StartMCP(devices.FeaturesUnknown)
 	return ""
 }
+
+var errFlooded = errors.New("the device was closed for sending too much, and is back too soon")
 
 var errTooMany = errors.New("too many wrong passwords from this address; try again later")
 
@@ -280,11 +285,17 @@ func (c *conn) serve() {
 		switch {
 		case err != nil:
 		case h.kind() == packets.Pingreq && h.length == 0:
-			if err = c.answer(pingresp); err == nil {
+			if err = c.note(lobby.CostControl); err == nil {
+				err = c.answer(pingresp)
+			}
+			if err == nil {
 				continue
 			}
 		default:
-			err = c.take(h)
+			asked := c.session.Load().Answered()
+			if err = c.take(h); err == nil && c.session.Load().Answered() == asked {
+				err = c.note(lobby.CostMessage)
+			}
 		}
 		if err != nil {
 			c.finish(err)
@@ -297,6 +308,17 @@ func (c *conn) serve() {
 	}
 }
 
+// note counts what was not asked for, and waits while the device sends too much.
+//
+//go:noinline
+func (c *conn) note(cost float32) error {
+	pause, err := c.meter.Note(c.front.opt.Floods, cost, time.Now())
+	if pause > 0 {
+		time.Sleep(pause) // the device's own bytes wait, in its own buffers
+	}
+	return err
+}
+
 // finish ends the session for the reason that the error of its reader tells.
 func (c *conn) finish(err error) {
 	session := c.session.Load()
@@ -304,6 +326,9 @@ func (c *conn) finish(err error) {
 	switch {
 	case c.slow.Load():
 		session.Close(devices.CloseSlow)
+	case errors.Is(err, lobby.ErrFlood):
+		c.front.opt.Floods.Bar(string(c.device), time.Now())
+		session.Close(devices.CloseFlooding)
 	case errors.Is(err, errTooLarge):
 		session.Close(devices.CloseTooLarge)
 	case errors.Is(err, os.ErrDeadlineExceeded): // half a packet, and then silence

@@ -62,7 +62,9 @@ type Options struct {
 	Open bool
 	// Failures slows down who tries passwords at the listener; nil does not.
 	Failures *lobby.Failures
-	UDP      *udpaudio.Table
+	// Floods ends connections that send without end; nil does not.
+	Floods *lobby.Floods
+	UDP    *udpaudio.Table
 	// Server and Port are what devices are told to send audio to.
 	Server string
 	Port   uint16

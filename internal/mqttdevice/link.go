@@ -16,6 +16,7 @@ import (
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
+	"fleetd/internal/lobby"
 	"fleetd/internal/udpaudio"
 )
 
@@ -76,6 +77,7 @@ type link struct {
 	helloAt time.Time // beginning of the second in which hellos are counted
 	hellos  int
 	bad     int
+	meter   lobby.Meter
 }
 
 func (l *link) prepare(v *voice, id devices.ID, remote string) {

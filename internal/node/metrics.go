@@ -39,6 +39,7 @@ type collector struct {
 	bus           *bus
 	mqtt          *mqttSide
 	gate, apiGate *lobby.Gate
+	floods        *lobby.Floods
 	guarded       map[string]*lobby.Guarded
 	failures      map[string]*lobby.Failures
 	certificate   *certificate // nil without TLS
@@ -77,6 +78,7 @@ var (
 	connectionsMax = gauge("device_connections_limit", "How many there may be, by the open-file limit; 0: no limit.")
 	apiConns       = gauge("api_connections", "Connections to the API and the gateway's API.")
 	apiConnsMax    = gauge("api_connections_limit", "How many there may be, by the open-file limit; 0: no limit.")
+	floodRefusals  = counter("flood_refusals_total", "Devices closed for flooding that came back too soon.")
 	notAdmitted    = counter("connections_refused_total", "Connections closed at once, by flag of the listener and reason.", "listener", "reason")
 	loginFailures  = counter("login_failures_total", "Wrong credentials, by flag of the listener and what became of the answer.", "listener", "result")
 	certExpiry     = gauge("certificate_expiry_timestamp_seconds", "When the devices' certificate expires, in seconds since 1970.")
@@ -210,6 +212,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	open, most = c.apiGate.Open()
 	put(apiConns, float64(open))
 	put(apiConnsMax, float64(most))
+	put(floodRefusals, float64(c.floods.Refused.Load()))
 	for flag, l := range c.guarded {
 		put(notAdmitted, float64(l.Full.Load()), flag, "descriptors")
 		put(notAdmitted, float64(l.Crowded.Load()), flag, "address")

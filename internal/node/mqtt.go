@@ -58,7 +58,7 @@ func (n *node) startMQTT(ctx context.Context) error {
 		return err
 	}
 	options := mqttdevice.Options{Service: n.service, Mint: n.mint, Gateway: m.gateway, Failures: n.failures["mqtt-listen"], Open: n.cfg.DeviceAuth == "none",
-		UDP: m.audio, Server: server, Port: port, Log: n.log}
+		Floods: n.floods, UDP: m.audio, Server: server, Port: port, Log: n.log}
 	m.udp = net.JoinHostPort(server, strconv.Itoa(int(port)))
 	if n.cfg.MQTT == "embedded" {
 		err = n.openMQTT(m, options)

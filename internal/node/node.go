@@ -98,6 +98,7 @@ type node struct {
 	ledger    *ledger.Ledger
 	listeners *listeners
 	gate      *lobby.Gate
+	floods    *lobby.Floods
 	apiGate   *lobby.Gate
 	guarded   map[string]*lobby.Guarded // by flag
 	failures  map[string]*lobby.Failures
@@ -246,6 +247,7 @@ func (n *node) listen(ctx context.Context) error {
 	for _, flag := range []string{"device-listen", "mqtt-listen", "gateway-api-listen", "api-listen"} {
 		n.failures[flag] = lobby.NewFailures(n.cfg.TrustedProxies)
 	}
+	n.floods = lobby.NewFloods(n.cfg.FloodGrace)
 	n.gate = lobby.NewGate(deviceFiles(openFiles()), n.cfg.ConnectionsPerAddress, n.cfg.TrustedProxies)
 	if n.deviceNet, err = n.openGuarded("device-listen", n.cfg.DeviceListen); err != nil {
 		return err
@@ -432,7 +434,7 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 		return err
 	}
 	n.front = wsdevice.New(wsdevice.Options{Service: n.service, Mint: n.mint, Open: n.cfg.DeviceAuth == "none", Failures: n.failures["device-listen"],
-		CloseIdle: n.cfg.WebSocketIdle == "close", Log: n.log})
+		Floods: n.floods, CloseIdle: n.cfg.WebSocketIdle == "close", Log: n.log})
 	n.onStop(func() {
 		n.endSessions()
 		n.front.Close()

@@ -40,6 +40,9 @@ type conn struct {
 	unanswered atomic.Int32 // pings
 	slow       atomic.Bool  // it took nothing for WriteTimeout
 
+	meter lobby.Meter
+	empty int // bytes read since the last that had something in them
+
 	out outbox.Box
 }
 
@@ -57,6 +60,7 @@ var closeCodes = map[devices.CloseReason]int{
 	devices.CloseDraining:   websocket.CloseServiceRestart,
 	devices.CloseContested:  websocket.ClosePolicyViolation,
 	devices.CloseCrowded:    websocket.CloseTryAgainLater,
+	devices.CloseFlooding:   websocket.ClosePolicyViolation,
 	devices.CloseRevoked:    websocket.ClosePolicyViolation,
 	devices.CloseSlow:       websocket.CloseTryAgainLater,
 	devices.CloseIdle:       websocket.CloseNormalClosure,
@@ -116,7 +120,7 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*session.Session, de
 	kind, r, err := c.ws.NextReader()
 	var buf *[]byte
 	if err == nil {
-		buf, err = readAll(r)
+		buf, err = c.readAll(r)
 	}
 	if err != nil {
 		log.Debug("no hello", "device", who.Device, "remote", who.Remote, "error", err)
@@ -171,7 +175,8 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*session.Session, de
 
 func (c *conn) pong(string) error {
 	c.unanswered.Store(0)
-	return nil
+	c.empty = 0
+	return c.note(lobby.CostControl)
 }
 
 // serve feeds the session until the connection ends. Its frame stays small
@@ -197,6 +202,8 @@ func (c *conn) finish(session *session.Session, err error) {
 	switch {
 	case c.slow.Load():
 		session.Close(devices.CloseSlow)
+	case errors.Is(err, lobby.ErrFlood):
+		c.flooded()
 	case errors.Is(err, websocket.ErrReadLimit):
 		session.Close(devices.CloseTooLarge)
 	case errors.As(err, &closed), errors.Is(err, io.EOF), isNetwork(err):
@@ -214,15 +221,20 @@ var errTooBad = fmt.Errorf("%d unusable messages on one connection", MaxBad)
 //
 //go:noinline
 func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int) error {
-	buf, err := readAll(r)
+	buf, err := c.readAll(r)
 	if err != nil {
 		return err
 	}
 	c.unanswered.Store(0)
 	c.lastHeard.Store(time.Now().UnixNano())
+	cost := float32(0)
 	if kind == websocket.TextMessage {
-		err = session.HandleControl(*buf)
+		asked := session.Answered()
+		if err = session.HandleControl(*buf); session.Answered() == asked {
+			cost = lobby.CostMessage
+		}
 	} else {
+		cost = lobby.CostAudio
 		var frame envelope.Frame
 		if frame, err = c.framing.ParseFrame(*buf); err == nil {
 			session.HandleAudio(frame)
@@ -230,6 +242,9 @@ func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int)
 	}
 	putBuffer(buf)
 	releaseInput(c.ws.NetConn())
+	if flood := c.note(cost); flood != nil {
+		return flood
+	}
 	if err == nil {
 		return nil
 	}
@@ -258,7 +273,7 @@ func putBuffer(b *[]byte) {
 
 // readAll reads a message into a pooled buffer, which is the caller's to put
 // back. It is taken only when bytes have come: an idle connection holds none.
-func readAll(r io.Reader) (*[]byte, error) {
+func (c *conn) readAll(r io.Reader) (*[]byte, error) {
 	buf := buffers.Get().(*[]byte)
 	b := (*buf)[:0]
 	for {
@@ -268,6 +283,9 @@ func readAll(r io.Reader) (*[]byte, error) {
 		n, err := r.Read(b[len(b):cap(b)])
 		b = b[:len(b)+n]
 		*buf = b
+		if n > 0 {
+			c.empty = 0
+		}
 		switch {
 		case err == nil:
 		case errors.Is(err, io.EOF):

@@ -58,6 +58,8 @@ type Options struct {
 	Open bool
 	// Failures slows down who tries tokens; nil does not.
 	Failures *lobby.Failures
+	// Floods ends connections that send without end; nil does not.
+	Floods *lobby.Floods
 	// CloseIdle closes a connection on which nothing was sent for IdleAfter, unless
 	// the device talks;
 	// otherwise a `noop` message after KeepAfter keeps it usable.
@@ -103,7 +105,7 @@ func (f *Front) Close() {
 
 // ServeHTTP upgrades one device's request, or refuses it with a status and one
 // sentence: 400 bad id or no WebSocket request, 401 credentials, 429 too many
-// wrong ones from this address, 503 too many at once or stopping.
+// wrong ones from this address, or back too soon after a flood, 503 too many at once or stopping.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	who, status, err := f.identify(r)
@@ -111,7 +113,12 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if who.Verified { // who waits for its turn shall not take its neighbours' share
 			lobby.VouchFor(r.Context())
 		}
-		status, err = http.StatusServiceUnavailable, f.room.Enter(r.Context())
+		if wait := f.opt.Floods.Barred(string(who.Device), begun); wait > 0 {
+			status, err = http.StatusTooManyRequests, errFlooded
+			w.Header().Set("Retry-After", strconv.Itoa(int(wait/time.Second)+1))
+		} else {
+			status, err = http.StatusServiceUnavailable, f.room.Enter(r.Context())
+		}
 	}
 	if status == http.StatusUnauthorized && r.Header.Get("Authorization") != "" && f.opt.Failures.FailedRequest(r) {
 		status, err = http.StatusTooManyRequests, errors.New("too many wrong tokens from this address; try again later")
@@ -126,13 +133,15 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), status)
 		return
 	}
-	ws, err := f.upgrader.Upgrade(w, r, nil)
+	version, _ := strconv.Atoi(r.Header.Get("Protocol-Version")) // absent or odd counts as 1
+	c := &conn{front: f, framing: envelope.FramingOf(version)}
+	ws, err := f.upgrader.Upgrade(watcher{w, c}, r, nil)
 	if err != nil {
 		f.Refused.Add(http.StatusBadRequest, 1) // gorilla has answered
 		return
 	}
-	version, _ := strconv.Atoi(r.Header.Get("Protocol-Version")) // absent or odd counts as 1
-	c := &conn{front: f, ws: ws, framing: envelope.FramingOf(version)}
+	c.ws = ws
+	ws.SetPingHandler(c.ping)
 	if !f.conns.Add(c) {
 		_ = ws.Close()
 		return

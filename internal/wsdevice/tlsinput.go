@@ -31,6 +31,9 @@ func offset[T any](name string) uintptr {
 // releaseInput gives back what a TLS connection keeps of records that have been read to
 // their ends. Only the goroutine that reads from it may call this, between reads.
 func releaseInput(conn net.Conn) {
+	if w, ok := conn.(*watched); ok {
+		conn = w.Conn
+	}
 	c, secure := conn.(*tls.Conn)
 	if !secure || tlsRaw == 0 || tlsInput == 0 {
 		return

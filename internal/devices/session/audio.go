@@ -91,20 +91,17 @@ func (x *Session) sayGoodbye(id string) {
 	}
 }
 
-// dismiss says goodbye to the conversation that a message names, if nobody has it:
-// its node was killed, and the device is still in it. Once for a connection is
-// enough, since messages name the latest conversation also when it is over.
+// dismiss says goodbye to the conversation that a message names if its node was killed: the device is
+// still in it. Once for a connection, since messages name the latest one also when it is over.
 func (x *Session) dismiss(id []byte) {
-	if x.dismissed || len(id) == 0 || len(id) > maxSessionID || x.who.Transport != devices.TransportMQTT ||
+	const maxID = 64 // bytes
+	if x.dismissed || len(id) == 0 || len(id) > maxID || x.who.Transport != devices.TransportMQTT ||
 		bytes.HasPrefix(id, []byte(x.id)) || x.entry.conversation.Load() != nil {
 		return
 	}
 	dead := string(id)
 	x.dismissed = x.svc.run(func() { x.sayGoodbye(dead) })
 }
-
-// maxSessionID bounds an id of another node, in bytes.
-const maxSessionID = 64
 
 // closeConversation is what the end of a session means for the conversation.
 func (x *Session) closeConversation(reason devices.CloseReason) {
@@ -167,17 +164,13 @@ func (e *entry) Firmware() string { return e.device.Load().Firmware }
 
 // Leave implements speech.Line.
 func (e *entry) Leave(c *speech.Conversation) bool {
-	x := e.session.Load()
-	if x == nil || !x.owns(c) {
-		return true
-	}
-	x.mu.Lock()
-	busy := x.inFlight > 0
-	x.mu.Unlock()
-	if !busy {
+	if x := e.session.Load(); x != nil && x.owns(c) {
+		if !x.isIdle() {
+			return false
+		}
 		x.Close(devices.CloseIdle)
 	}
-	return !busy
+	return true
 }
 
 // Ended implements speech.Line. What passed counts for the session of the moment.

@@ -278,15 +278,19 @@ func (x *Session) setMCPLocked(state devices.MCPState, reason string) {
 // most the time of one step. A device that runs a tool is let alone: it answers
 // nothing meanwhile.
 func (x *Session) Alive(ctx context.Context) bool {
-	x.mu.Lock()
-	running := x.inFlight > 0
-	x.mu.Unlock()
-	if running {
+	if !x.isIdle() {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, mcpclient.StepTimeout)
 	defer cancel()
 	return x.client.Probe(ctx) == nil
+}
+
+// isIdle tells that no call runs.
+func (x *Session) isIdle() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.inFlight == 0
 }
 
 // RefreshPoll is how often a refresh looks whether the handshake has ended.

@@ -105,6 +105,9 @@ func (x *Session) startCatalog(e *entry, known *catalog.Cache) {
 	}
 }
 
+// Device is the id of its device.
+func (x *Session) Device() devices.ID { return x.who.Device }
+
 // ID is the session id that the device was told.
 func (x *Session) ID() string { return x.id }
 
@@ -236,6 +239,9 @@ func (x *Session) HandleControl(msg []byte) error {
 		return nil
 	}
 }
+
+// Answered is how many answers of the device were waited for.
+func (x *Session) Answered() uint32 { return x.client.Answered() }
 
 // message does what a message means for the conversation, and publishes it for
 // whoever listens.

@@ -1,0 +1,119 @@
+package wsdevice_test
+
+import (
+	"bufio"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/lobby"
+	"fleetd/internal/wsdevice"
+)
+
+// A device that sends without end is closed when its grace is over, whatever it
+// sends, and is kept away for a while. Others notice nothing.
+func TestFloods(t *testing.T) {
+	const grace = time.Second
+	b := open(t, func(o *wsdevice.Options) { o.Floods = lobby.NewFloods(grace) })
+	innocent := devicetest.NewScript()
+	other := devices.ID("02:00:00:00:00:09")
+	devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello}.Online(t, other, "c9", innocent)
+	frame := func(kind, text string) []byte { // masked with zeros, as a client must
+		return append([]byte{kind[0], 0x80 | byte(len(text)), 0, 0, 0, 0}, text...)
+	}
+	note := `{"type":"mcp","payload":{"jsonrpc":"2.0","method":"notifications/x"}}`
+	for i, c := range []struct {
+		name  string
+		first []byte
+		frame []byte
+	}{
+		{"notifications", nil, frame("\x81", note)},
+		{"answers to nothing", nil, frame("\x81", `{"type":"mcp","payload":{"jsonrpc":"2.0","id":5,"result":{}}}`)},
+		{"requests", nil, frame("\x81", `{"type":"mcp","payload":{"jsonrpc":"2.0","id":5,"method":"ping"}}`)},
+		{"pings", nil, frame("\x89", "")},
+		{"pongs", nil, frame("\x8a", "")},
+		{"empty fragments", frame("\x01", ""), frame("\x00", "")},
+		{"audio", nil, frame("\x82", "\x00\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\xb8")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			id := devices.ID("02:00:00:00:01:0" + string(rune('0'+i)))
+			ws, _, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = ws.Close() }()
+			if err := ws.WriteMessage(websocket.TextMessage, []byte(`{"type":"hello","version":1,"transport":"websocket"}`)); err != nil {
+				t.Fatal(err)
+			}
+			go func() { // takes what comes
+				for {
+					if _, _, err := ws.NextReader(); err != nil {
+						return
+					}
+				}
+			}()
+			var asked, slow atomic.Int32
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(stopped)
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					begun := time.Now()
+					_, err := b.service.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: other, Tool: "self.audio_speaker.set_volume", Arguments: []byte(`{"volume":5}`)})
+					asked.Add(1)
+					if err != nil || time.Since(begun) > 100*time.Millisecond {
+						slow.Add(1)
+					}
+					time.Sleep(2 * time.Millisecond)
+				}
+			}()
+			begun := time.Now()
+			err = inundate(ws.NetConn(), c.first, c.frame, 10*grace)
+			took := time.Since(begun)
+			close(stop)
+			<-stopped
+			// security: D17
+			if err == nil || took < grace {
+				t.Errorf("the flood ended after %v: %v", took, err)
+			}
+			if asked.Load() < 50 || slow.Load() > asked.Load()/100 {
+				t.Errorf("%d of %d calls of another device took over 100 ms", slow.Load(), asked.Load())
+			}
+			devicetest.Eventually(t, "it counts as a flood", func() bool {
+				for _, e := range b.Seen(devices.EventOffline) {
+					if e.Device == id && strings.Contains(string(e.Fields), string(devices.CloseFlooding)) {
+						return true
+					}
+				}
+				return false
+			})
+			// security: D17
+			if _, response, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0)); err == nil || response.StatusCode != 429 || response.Header.Get("Retry-After") != "10" {
+				t.Errorf("it is back at once: %v", err)
+			}
+		})
+	}
+}
+
+// inundate writes the frame again and again, until the other side ends it or the time
+// is over.
+func inundate(conn net.Conn, first, frame []byte, limit time.Duration) error {
+	w := bufio.NewWriterSize(conn, 16<<10)
+	deadline := time.Now().Add(limit)
+	_ = conn.SetWriteDeadline(deadline.Add(limit))
+	_, err := w.Write(first)
+	for n := 0; err == nil && time.Now().Before(deadline); n++ {
+		_, err = w.Write(frame)
+	}
+	return err
+}
