@@ -28,11 +28,12 @@ const (
 	ScopeWrite  Scope = "devices:write"   // names, labels, transport; approve, revoke, forget, rotate
 	ScopeEvents Scope = "events:read"
 	ScopeAudio  Scope = "audio" // what devices say and hear
-	ScopeAdmin  Scope = "admin" // everything, keys and policy included
+	ScopeBroker Scope = "broker" // judging the logins at an external MQTT broker, and no more
+	ScopeAdmin  Scope = "admin"  // everything, keys and policy included
 )
 
 // scopeBits are the bits of Scopes, in the order in which they are listed.
-var scopeBits = [...]Scope{ScopeRead, ScopeCall, ScopeUser, ScopeWrite, ScopeEvents, ScopeAudio, ScopeAdmin, ScopePhotos}
+var scopeBits = [...]Scope{ScopeRead, ScopeCall, ScopeUser, ScopeWrite, ScopeEvents, ScopeAudio, ScopeAdmin, ScopePhotos, ScopeBroker}
 
 // Scopes is a set of Scope.
 type Scopes uint16

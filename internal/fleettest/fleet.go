@@ -125,7 +125,12 @@ func (n *Node) launch(t testing.TB) {
 	if n.Log == nil { // a restarted node goes on with its log
 		n.Log = &Output{}
 	}
-	args := []string{"serve", "--data-dir", n.Dir, "--public-host", "127.0.0.1", "--log-level", "debug", "--ota-rate", "0", "--new-members-per-address", "0"}
+	args := []string{"serve", "--data-dir", n.Dir}
+	for _, given := range [][2]string{{"--public-host", "127.0.0.1"}, {"--log-level", "debug"}, {"--ota-rate", "0"}, {"--new-members-per-address", "0"}} {
+		if n.Setting(given[0]) == "" { // a flag is given once
+			args = append(args, given[0], given[1])
+		}
+	}
 	if n.Info.API == "" { // the first start chooses ports, which the data directory keeps
 		for _, flag := range portFlags {
 			if n.Setting(flag) == "" {

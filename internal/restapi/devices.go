@@ -3,6 +3,7 @@ package restapi
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"net/http"
 	"regexp"
@@ -306,10 +307,29 @@ func (s *Server) forgetDevice(ctx context.Context, in *forgetInput) (*struct{}, 
 	}
 	err = s.opt.Service.ForgetAt(ctx, caller(ctx), id, ifMatch)
 	s.opt.Service.NoteChange(caller(ctx), "forget", id, "", err)
-	if err != nil {
+	unknown := err != nil && devices.AsError(err).Code == devices.CodeDeviceUnknown
+	if err != nil && !unknown {
+		return nil, s.problem(ctx, err)
+	}
+	// What an earlier request could not delete goes with the next one.
+	if erased := s.erase(ctx, id); erased != nil {
+		return nil, s.problem(ctx, erased)
+	}
+	if unknown {
 		return nil, s.problem(ctx, err)
 	}
 	return nil, nil
+}
+
+// erase deletes the photos and stored events of a device.
+func (s *Server) erase(ctx context.Context, id devices.ID) error {
+	_, err := s.opt.Photos.DeleteAll(ctx, id)
+	if err = errors.Join(err, s.opt.Events.Erase(ctx, id)); err == nil {
+		return nil
+	}
+	s.opt.Log.Warn("a device is forgotten, and its photos and events are not deleted yet", "device", id, "error", err)
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "nats",
+		Detail: "the device is forgotten, but not all of its photos and events could be deleted; repeat the request until it is answered 404"}
 }
 
 // spokenCode is what a waiting device speaks.

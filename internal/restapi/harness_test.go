@@ -223,6 +223,8 @@ type fakeEvents struct {
 	ended chan error
 }
 
+func (e *fakeEvents) Erase(context.Context, devices.ID) error { return nil }
+
 func (e *fakeEvents) Follow(ctx context.Context, q devices.EventQuery, deliver func(devices.StreamEvent) error) (err error) {
 	e.mu.Lock()
 	e.asked = append(e.asked, q)
@@ -276,6 +278,14 @@ func (p *fakePhotos) Open(_ context.Context, id string) (devices.Photo, io.ReadC
 		}
 	}
 	return devices.Photo{}, nil, &devices.Error{Code: devices.CodeNotFound, Detail: "no photo " + id}
+}
+
+func (p *fakePhotos) DeleteAll(_ context.Context, device devices.ID) (deleted int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := len(p.photos)
+	p.photos = slices.DeleteFunc(p.photos, func(photo devices.Photo) bool { return photo.Device == device })
+	return before - len(p.photos), p.err
 }
 
 func (p *fakePhotos) Delete(_ context.Context, id string) error {

@@ -48,7 +48,7 @@ type newKey struct {
 // keyWish is the body that makes a key.
 type keyWish struct {
 	Name    string            `json:"name" example:"lab dashboard" doc:"1 to 64 letters, digits, blanks and . _ @ -; refusals and the audit quote it."`
-	Scopes  []string          `json:"scopes" nullable:"false" doc:"devices:read, tools:call, tools:call:user, devices:write, events:read, audio, admin, photos:read."`
+	Scopes  []string          `json:"scopes" nullable:"false" doc:"devices:read, tools:call, tools:call:user, devices:write, events:read, audio, admin, photos:read, broker."`
 	Devices selector.Selector `json:"devices,omitzero" doc:"Only these devices."`
 	Tools   []string          `json:"tools,omitempty" doc:"Only tools that one of these globs matches."`
 	Expires *time.Time        `json:"expires,omitempty" doc:"Without it the key lasts until it is revoked."`

@@ -60,7 +60,7 @@ func (s *Server) messageRoutes() {
 	op.RequestBody = s.jsonBody(schemaOf[message](s), true)
 	s.handle(op, s.sendMessage, pathParam("device", "Device id."))
 	if s.opt.Authenticate != nil {
-		huma.Register(s.api, s.operation(http.MethodPost, pathAuthenticate, about{id: "authenticateMQTT", scope: access.ScopeAdmin, tag: tagDevices,
+		huma.Register(s.api, s.operation(http.MethodPost, pathAuthenticate, about{id: "authenticateMQTT", scope: access.ScopeBroker, tag: tagDevices,
 			summary: "Tell a broker whether a client may come in",
 			text:    "For the HTTP authentication of an external MQTT broker; see docs/emqx.md.",
 			answer:  "The judgement; a refusal is 200 as well."}), s.authenticate)

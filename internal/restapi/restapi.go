@@ -47,6 +47,8 @@ type Events interface {
 	// goroutine, until ctx ends or deliver fails. It fails with
 	// devices.CodeUnavailable, at once, if the stream does not answer.
 	Follow(ctx context.Context, q devices.EventQuery, deliver func(devices.StreamEvent) error) error
+	// Erase deletes the stored events of a device.
+	Erase(ctx context.Context, device devices.ID) error
 }
 
 // Photos reads stored photos. Errors are *devices.Error, CodeNotFound and
@@ -60,6 +62,8 @@ type Photos interface {
 	Open(ctx context.Context, id string) (devices.Photo, io.ReadCloser, error)
 	// Delete removes a photo.
 	Delete(ctx context.Context, id string) error
+	// DeleteAll removes every photo of a device.
+	DeleteAll(ctx context.Context, device devices.ID) (deleted int, err error)
 }
 
 // Diagnoser tells what a device would be told; id may be empty.

@@ -1,0 +1,52 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"fleetd/internal/devices"
+)
+
+// Times of Erase.
+const (
+	eraseTime = 10 * time.Second
+	eraseWait = 2 * time.Second // for events that are on their way
+	eraseLook = 10 * time.Millisecond
+)
+
+// Erase deletes the stored events of a device, those included that wait to be
+// published here.
+func (b *Bus) Erase(ctx context.Context, device devices.ID) error {
+	ctx, cancel := context.WithTimeout(ctx, eraseTime)
+	defer cancel()
+	for end := time.Now().Add(eraseWait); time.Now().Before(end) && ctx.Err() == nil && b.waiting() > 0; {
+		time.Sleep(eraseLook)
+	}
+	var errs []error
+	for _, s := range b.streams {
+		stream, err := s.js.Stream(ctx, s.cfg.Name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			continue
+		}
+		if err == nil {
+			err = stream.Purge(ctx, jetstream.WithPurgeSubject(b.opt.Prefix+".devices."+device.Token()+".>"))
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("delete events of %s from %s: %w", device, s.cfg.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// waiting are events that no stream has confirmed.
+func (b *Bus) waiting() int {
+	n := len(b.queue)
+	for _, s := range b.streams {
+		n += s.js.PublishAsyncPending()
+	}
+	return n
+}
