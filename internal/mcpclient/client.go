@@ -112,13 +112,12 @@ type Peer interface {
 
 // Client is the MCP client of one connection. Create it with New.
 type Client struct {
-	peer Peer
-
-	mu       sync.Mutex
-	firstID  int32
-	nextID   int32
+	peer     Peer
 	answered atomic.Uint32 // answers that a request waited for
 
+	mu      sync.Mutex
+	firstID int32
+	nextID  int32
 	pending []waiter // few: calls are serialised per device, so a slice beats a map
 	closed  error
 }

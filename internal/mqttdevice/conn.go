@@ -91,7 +91,9 @@ func (c *conn) leave() {
 func (c *conn) open(begun time.Time) devices.CloseReason {
 	log, remote := c.front.opt.Log, c.net.RemoteAddr().String()
 	_ = c.net.SetReadDeadline(begun.Add(ConnectTimeout)) // an error shows at the read
+	place := c.front.silent.Add(c.net)
 	p, err := c.readConnect()
+	c.front.silent.Remove(place)
 	if err != nil {
 		log.Debug("no usable CONNECT", "remote", remote, "error", err)
 		c.front.count("no_connect")

@@ -14,9 +14,11 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"testing"
 	"time"
 
 	paho "github.com/eclipse/paho.mqtt.golang"
+	"github.com/eclipse/paho.mqtt.golang/packets"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
@@ -42,6 +44,19 @@ type device struct {
 
 // login is what a device presents.
 type login struct{ client, user, password string }
+
+// packet is a CONNECT packet.
+func (l login) packet(t testing.TB) []byte {
+	t.Helper()
+	p := packets.NewControlPacket(packets.Connect).(*packets.ConnectPacket)
+	p.ProtocolName, p.ProtocolVersion, p.CleanSession, p.ClientIdentifier = "MQTT", 4, true, l.client
+	p.UsernameFlag, p.Username, p.PasswordFlag, p.Password = true, l.user, true, []byte(l.password)
+	var b bytes.Buffer
+	if err := p.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
 
 // connect logs a device in at a server or broker. subscribe asks for its topic
 // down, as stock firmware never does.

@@ -43,11 +43,7 @@ func TestFloods(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				l := b.login(id, "c1")
-				p := packets.NewControlPacket(packets.Connect).(*packets.ConnectPacket)
-				p.ProtocolName, p.ProtocolVersion, p.CleanSession, p.ClientIdentifier = "MQTT", 4, true, l.client
-				p.UsernameFlag, p.Username, p.PasswordFlag, p.Password = true, l.user, true, []byte(l.password)
-				if err := p.Write(conn); err != nil {
+				if _, err := conn.Write(b.login(id, "c1").packet(t)); err != nil {
 					t.Fatal(err)
 				}
 				answer, err := packets.ReadPacket(conn)

@@ -35,7 +35,7 @@ const (
 	AcceptBurst    = 4_000
 	MaxWaiting     = 4_096           // connections waiting for their turn; more get CONNACK 3
 	AcceptWait     = 8 * time.Second // longest wait: the device gives up after 10 s
-	MaxUnknown     = 16_384          // connections not let in yet; more are closed without a word
+	MaxUnknown     = 16_384          // connections not let in yet; those without a CONNECT give way to more
 	ConnectTimeout = 5 * time.Second
 	ConnectLimit   = 1 << 10   // bytes of CONNECT
 	PacketLimit    = 256 << 10 // bytes of any other packet
@@ -85,6 +85,8 @@ type Front struct {
 	voice       *voice
 	room        *lobby.Room
 	unknown     atomic.Int32
+	silent      lobby.Silent // of them: those whose CONNECT has not come
+	maxUnknown  int32
 	stats       Stats
 	connectTime counters.Histogram
 
@@ -95,7 +97,7 @@ type Front struct {
 
 // New returns a running front end.
 func New(opt Options) *Front {
-	f := &Front{opt: opt, room: lobby.NewRoom(lobby.Limits{Rate: AcceptRate, Burst: AcceptBurst, Waiting: MaxWaiting, Patience: AcceptWait})}
+	f := &Front{opt: opt, maxUnknown: MaxUnknown, room: lobby.NewRoom(lobby.Limits{Rate: AcceptRate, Burst: AcceptBurst, Waiting: MaxWaiting, Patience: AcceptWait})}
 	f.voice = opt.voice(&f.stats)
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	f.conns.Go(f.sweep)
@@ -140,7 +142,7 @@ func (f *Front) Serve(l net.Listener) {
 
 func (f *Front) accept(peer net.Conn) {
 	c := &conn{front: f, net: peer}
-	if f.unknown.Add(1) > MaxUnknown || !f.conns.Add(c) {
+	if f.unknown.Add(1) > f.maxUnknown && !f.silent.GiveWay() || !f.conns.Add(c) {
 		f.unknown.Add(-1)
 		_ = peer.Close() // nobody was told anything yet
 		f.count("no_connect")

@@ -35,6 +35,7 @@ type bench struct {
 	options mqttdevice.Options
 	address string
 	reads   *devicetest.Deadlines
+	unknown int32 // that may be connected; 0: as many as ever
 }
 
 func open(t *testing.T) *bench {
@@ -47,6 +48,9 @@ func open(t *testing.T) *bench {
 func (b *bench) listen(t *testing.T) {
 	t.Helper()
 	b.front = mqttdevice.New(b.options)
+	if b.unknown > 0 {
+		b.front.SetMaxUnknown(b.unknown)
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
