@@ -68,6 +68,14 @@ func TestCertificateOnEveryPort(t *testing.T) {
 	if !everywhere(1) || node.Metric(t, "fleetd_certificate_expiry_timestamp_seconds") != float64(soon.Unix()) {
 		t.Errorf("the first certificate is not served, or expires at %v", node.Metric(t, "fleetd_certificate_expiry_timestamp_seconds"))
 	}
+	for address, protocol := range map[string]string{strings.TrimPrefix(node.Info.Device, "https://"): "http/1.1", node.Setting("--mqtt-tls-listen"): "mqtt"} {
+		conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protocol}})
+		if err != nil || conn.ConnectionState().NegotiatedProtocol != protocol {
+			t.Errorf("ALPN %s: %v", protocol, err)
+			continue
+		}
+		_ = conn.Close()
+	}
 	later := soon.Add(24 * time.Hour)
 	writePair(t, cert, key, 2, later)
 	hangUp()

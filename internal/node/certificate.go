@@ -59,6 +59,13 @@ func (c *certificate) config() *tls.Config {
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current(), nil }}
 }
 
+// mqttConfig is config for MQTT, which clients may name by ALPN.
+func (c *certificate) mqttConfig() *tls.Config {
+	config := c.config()
+	config.NextProtos = []string{"mqtt"}
+	return config
+}
+
 func (c *certificate) stamp() (s stamp) {
 	for i, name := range []string{c.cert, c.key} {
 		if info, err := os.Stat(name); err == nil {

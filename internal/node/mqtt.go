@@ -103,7 +103,7 @@ func (n *node) openMQTT(m *mqttSide, options mqttdevice.Options) error {
 			return err
 		}
 		told = overTLS
-		listeners = append(listeners, tls.NewListener(overTLS, n.certificate.config()))
+		listeners = append(listeners, tls.NewListener(overTLS, n.certificate.mqttConfig()))
 	}
 	m.told.Endpoint = endpoint(n.cfg.PublicMQTT, publicHost(n.cfg.PublicHost), portOf(told.Addr()))
 	m.front = mqttdevice.New(options)
