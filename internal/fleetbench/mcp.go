@@ -14,8 +14,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -27,6 +30,7 @@ const (
 	figureSessionList = "tools/list in a session, µs"
 	figureMCPCall     = "call over MCP, µs"
 	figureRESTCall    = "the same call over REST, µs"
+	figureMCPCalls    = "calls in 32 sessions at once, /s"
 	figureCallShare   = "call over MCP ÷ (bare call + 1.2 × REST call)"
 	figureListBytes   = "tools/list, bytes (baseline: a tenth of the fleet)"
 	figureSearch      = "search of the fleet, bytes allocated (baseline: a tenth of the fleet)"
@@ -34,7 +38,7 @@ const (
 
 var mcpLines = []line{
 	{name: figureList, precision: 1, goal: &goal{ratioAtMost, 1.3}}, {name: figureSessionList, precision: 1, goal: &goal{ratioAtMost, 1.3}},
-	{name: figureMCPCall, precision: 1}, {name: figureRESTCall, precision: 1}, {name: figureCallShare, precision: 2, goal: &goal{atMost, 1}},
+	{name: figureMCPCalls, goal: &goal{ratioAtLeast, 0.8}}, {name: figureMCPCall, precision: 1}, {name: figureRESTCall, precision: 1}, {name: figureCallShare, precision: 2, goal: &goal{atMost, 1}},
 	{name: figureListBytes, goal: &goal{ratioAtMost, 1}}, {name: figureSearch, goal: &goal{ratioAtMost, 1.2}},
 }
 
@@ -43,6 +47,9 @@ const (
 	mcpSlice    = 500 * time.Millisecond
 	mcpSlices   = 6   // of each kind in a run, in turn
 	mcpSearches = 200 // whose allocations are counted
+	mcpSessions = 32  // that call at once, each a device of its own
+	mcpTurns    = 4   // of both servers
+	mcpTurn     = 2 * time.Second
 )
 
 // measureMCP measures hosts of language models beside a bare server of the official SDK that has the same tools.
@@ -102,7 +109,7 @@ func (b *bench) mcpRun(ctx context.Context, run int, into samples) (err error) {
 
 // mcpFleet measures what must not grow with the fleet.
 func (b *bench) mcpFleet(ctx context.Context, d *daemon, address string) (samples, error) {
-	h, err := newMCPHost(address, d.token, false)
+	h, err := newMCPHost(address, d.token, false, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +152,7 @@ func (b *bench) mcpTimes(ctx context.Context, d *daemon, address, profile string
 		}
 	}()
 	open := func(name, address, token string, session bool) error {
-		h, err := newMCPHost(address, token, session)
+		h, err := newMCPHost(address, token, session, 0)
 		hosts[name] = h
 		return err
 	}
@@ -212,7 +219,75 @@ func (b *bench) mcpTimes(ctx context.Context, d *daemon, address, profile string
 	}
 	into.add(figureCallShare, per(figureMCPCall)/(per(baselineMark+figureMCPCall)+1.2*per(figureRESTCall)))
 	into.add(figureOthers, s.others*100)
-	return ctx.Err()
+	return errors.Join(ctx.Err(), mcpAtOnce(ctx, address, d.token, bare.url, into))
+}
+
+// mcpAtOnce measures calls of many sessions at once, here and at the bare server in turn.
+func mcpAtOnce(ctx context.Context, own, token, bare string, into samples) error {
+	var hosts [2][]*mcpHost
+	defer func() {
+		for _, h := range slices.Concat(hosts[:]...) {
+			h.close()
+		}
+	}()
+	for i := range mcpSessions {
+		for server, address := range []string{own, bare} {
+			h, err := newMCPHost(address, token, true, i)
+			if err != nil {
+				return err
+			}
+			hosts[server] = append(hosts[server], h)
+		}
+	}
+	var made [2]atomic.Int64
+	for turn := range mcpTurns + 1 {
+		for server := range hosts {
+			var calls errgroup
+			end := time.Now().Add(mcpTurn)
+			for _, h := range hosts[server] {
+				calls.run(func() error {
+					for time.Now().Before(end) && ctx.Err() == nil {
+						if _, err := h.ask(h.call); err != nil {
+							return err
+						}
+						if turn > 0 { // the first one warms up
+							made[server].Add(1)
+						}
+					}
+					return nil
+				})
+			}
+			if err := calls.wait(); err != nil {
+				return fmt.Errorf("calls of %d sessions: %w", mcpSessions, err)
+			}
+		}
+	}
+	whole := (mcpTurns * mcpTurn).Seconds()
+	into.add(figureMCPCalls, float64(made[0].Load())/whole)
+	into.add(baselineMark+figureMCPCalls, float64(made[1].Load())/whole)
+	return nil
+}
+
+// errgroup runs functions at once and keeps their errors.
+type errgroup struct {
+	running sync.WaitGroup
+	mu      sync.Mutex
+	errs    []error
+}
+
+func (g *errgroup) run(f func() error) {
+	g.running.Go(func() {
+		if err := f(); err != nil {
+			g.mu.Lock()
+			g.errs = append(g.errs, err)
+			g.mu.Unlock()
+		}
+	})
+}
+
+func (g *errgroup) wait() error {
+	g.running.Wait()
+	return errors.Join(g.errs...)
 }
 
 // mcpHost is one host with one connection.
@@ -226,7 +301,7 @@ type mcpHost struct {
 
 const mcpMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"bench","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
 
-func newMCPHost(address, token string, session bool) (*mcpHost, error) {
+func newMCPHost(address, token string, session bool, device int) (*mcpHost, error) {
 	c, err := net.Dial("tcp", address)
 	if err != nil {
 		return nil, err
@@ -240,7 +315,7 @@ func newMCPHost(address, token string, session bool) (*mcpHost, error) {
 		}
 	}
 	h.list = h.request("tools/list", "", `{`)
-	h.call = h.request("tools/call", "call_device_tool", `{"name":"call_device_tool","arguments":{"device":"`+deviceID(0)+`","tool":"`+toolSetVolume+`","arguments":{"volume":50}}`)
+	h.call = h.request("tools/call", "call_device_tool", `{"name":"call_device_tool","arguments":{"device":"`+deviceID(device)+`","tool":"`+toolSetVolume+`","arguments":{"volume":50}}`)
 	return h, nil
 }
 
