@@ -3,7 +3,6 @@ package fleet
 import (
 	"bytes"
 	"context"
-	"errors"
 	"slices"
 	"strings"
 
@@ -86,13 +85,19 @@ func (s *Service) SearchTools(ctx context.Context, by access.By, query string, l
 // count above that is of those alone.
 const maxLooked = 5000
 
-var errEnough = errors.New("enough devices were looked at")
+// firstLooked is how many devices are read at first: a few examples are among the
+// first devices for the most part.
+const firstLooked = 16
 
 // lookFor finds devices that have the tool of a match and on which the rules do not
 // deny it: it notes some of them as examples, and counts up to enough.
 func (s *Service) lookFor(ctx context.Context, by access.By, guard *access.Guard, m *ToolMatch, lists map[devices.Hash]*catalog.Catalog, examples, enough int) (count int, err error) {
-	looked := 0
-	err = s.Each(ctx, by, selector.In(selector.FieldTool, m.Tool.Name), func(page []devices.View) error {
+	q := devices.ListQuery{Select: selector.And(by.Who.Devices, selector.In(selector.FieldTool, m.Tool.Name)), Limit: max(firstLooked, examples), Members: by.Who.NeedsLabels()}
+	for looked := 0; looked < maxLooked; {
+		page, next, err := s.List(ctx, q)
+		if err != nil {
+			return count, err
+		}
 		looked += len(page)
 		for _, v := range page {
 			cat := lists[v.Presence.Catalog]
@@ -108,16 +113,13 @@ func (s *Service) lookFor(ctx context.Context, by access.By, guard *access.Guard
 				m.Devices = append(m.Devices, v.Device.ID)
 			}
 			if count++; count >= enough {
-				return errEnough
+				return count, nil
 			}
 		}
-		if looked >= maxLooked {
-			return errEnough
+		if next == "" {
+			break
 		}
-		return nil
-	})
-	if errors.Is(err, errEnough) {
-		err = nil
+		q.After, q.Limit = next, min(4*q.Limit, eachPage)
 	}
-	return count, err
+	return count, nil
 }
