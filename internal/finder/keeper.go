@@ -107,11 +107,17 @@ func (k *Keeper) dropLocked() {
 	clear(k.touched)
 }
 
-// followsLocked tells whether changes matter: there is an index, or will be one.
-func (k *Keeper) followsLocked() bool {
-	if k.index != nil && time.Since(k.used) > IdleTime {
+// Expire drops an index that was not asked for IdleTime.
+func (k *Keeper) Expire(now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.index != nil && now.Sub(k.used) > IdleTime {
 		k.dropLocked()
 	}
+}
+
+// followsLocked tells whether changes matter: there is an index, or will be one.
+func (k *Keeper) followsLocked() bool {
 	return k.index != nil || k.build != nil && k.build.err == nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 )
 
 // source is a fleet that counts what is read of it.
@@ -93,10 +94,18 @@ func TestKeeper(t *testing.T) {
 	if k.Reset(); found("robot") != 1 || src.reads != 2 {
 		t.Errorf("after a reset: read %d times", src.reads)
 	}
+	k.Expire(time.Now())
+	if found("robot"); src.reads != 2 {
+		t.Errorf("an index in use was dropped: read %d times", src.reads)
+	}
+	k.Expire(time.Now().Add(IdleTime + time.Second))
+	if found("robot") != 1 || src.reads != 3 {
+		t.Errorf("after a long rest: read %d times", src.reads)
+	}
 	for i := range maxChanged + 2 {
 		k.Changed(fmt.Sprint(i))
 	}
-	if found("robot") != 1 || src.reads != 3 {
+	if found("robot") != 1 || src.reads != 4 {
 		t.Errorf("after many changes: read %d times", src.reads)
 	}
 }

@@ -124,6 +124,7 @@ func TestDevicesByName(t *testing.T) {
 	f.name(t, robot, "Twin", nil)
 	f.name(t, "aa:bb:cc:dd:ee:03", "Twin", map[string]string{"room": "lab"})
 	f.name(t, "twin", "Something else", nil)
+	_, caller := f.key(t, "tools:call", "", time.Hour)
 	_, limited := f.key(t, "devices:read tools:call events:read", "room=lab", time.Hour)
 	for _, era := range eras {
 		s := f.host(t, PathMCP, era, admin, nil)
@@ -149,6 +150,11 @@ func TestDevicesByName(t *testing.T) {
 			t.Errorf("%s: %s", era, textOf(r))
 		}
 		if r = call(t, s, "describe_device", map[string]any{"device": "no such lamp"}); !r.IsError || !strings.Contains(textOf(r), "find_devices") {
+			t.Errorf("%s: %s", era, textOf(r))
+		}
+		s = f.host(t, PathMCP, era, caller, nil) // who may not read devices calls them by their ids
+		// security: H11
+		if r = call(t, s, "call_device_tool", map[string]any{"device": " Twin", "tool": "self.audio_speaker.set_volume", "arguments": volume}); !r.IsError || strings.Contains(textOf(r), string(robot)) {
 			t.Errorf("%s: %s", era, textOf(r))
 		}
 		s = f.host(t, PathMCP, era, limited, nil)

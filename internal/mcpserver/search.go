@@ -133,6 +133,7 @@ func (s *Server) search(ctx context.Context, by access.By, text string, sel sele
 	}
 	index, err := s.words.keeper.Index(ctx)
 	if errors.Is(err, finder.ErrTooMany) {
+		s.stats.Unindexed.Add(1)
 		err = badArguments(fmt.Sprintf("a fleet of more than %d devices is not searched by words: leave query out, and give select", finder.MaxDevices))
 	}
 	if err != nil {
@@ -195,7 +196,11 @@ func (s *Server) deviceOf(ctx context.Context, by access.By, text string) (devic
 	if idErr == nil && s.opt.Service.Registry().Standing(id, "").Known {
 		return id, nil
 	}
-	index, err := s.words.keeper.Index(ctx)
+	err := s.opt.Service.Permit(ctx, by, access.ScopeRead, "")
+	var index *finder.Index
+	if err == nil {
+		index, err = s.words.keeper.Index(ctx)
+	}
 	if err != nil { // names cannot be looked up
 		if idErr != nil {
 			return "", badArguments(idErr.Error())

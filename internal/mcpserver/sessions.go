@@ -396,6 +396,7 @@ func (s *Server) sweep() {
 			for _, answer := range s.sessions.silent(now) {
 				s.tasks.Go(answer.beat) // each may have a slow reader
 			}
+			s.words.keeper.Expire(now)
 			registry := s.opt.Service.Keys()
 			s.sessions.judge(func(who *access.Caller) bool { return registry.Valid(who, now) == nil })
 			if g := s.opt.Service.Guard(); g != guard {

@@ -14,6 +14,8 @@ type Stats struct {
 	Sessions, Streams atomic.Int64
 	// Evicted counts sessions that made room for others of their key.
 	Evicted atomic.Uint64
+	// Unindexed counts searches by words in a fleet that has too many devices for an index.
+	Unindexed atomic.Uint64
 	// ReplayBytes is what is kept for streams that break off; ReplayDropped
 	// counts messages that had to make room.
 	ReplayBytes   atomic.Int64
