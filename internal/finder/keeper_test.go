@@ -75,7 +75,7 @@ func TestKeeper(t *testing.T) {
 		return len(x.Named(name, all))
 	}
 	k.Changed("a") // nobody has asked yet
-	if found("lamp") != 1 || found("lamp") != 1 || src.reads != 1 {
+	if first, second := found("lamp"), found("lamp"); first != 1 || second != 1 || src.reads != 1 {
 		t.Errorf("read %d times", src.reads)
 	}
 	src.set("b", "lamp", nil)
