@@ -56,6 +56,7 @@ type commands struct {
 	Photos      photosCmd      `cmd:"" help:"List, download or delete photos."`
 	MCP         mcpCmd         `cmd:"" name:"mcp" help:"Carry MCP over standard input and output, for LLM hosts that start a command."`
 	Keys        keysCmd        `cmd:"" help:"Create, list, show or revoke API keys."`
+	Secret      secretCmd      `cmd:"" help:"Rotate the fleet's secret, or the admin token."`
 	Chips       chipsCmd       `cmd:"" help:"Import, list or remove chip keys, by which hardware proves itself."`
 	Policy      policyCmd      `cmd:"" help:"Show, replace or explain the rules of the tool guard."`
 	Audit       auditCmd       `cmd:"" help:"Show who did what, export it, or look for gaps in it."`

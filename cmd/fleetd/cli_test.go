@@ -138,7 +138,6 @@ func TestUsage(t *testing.T) {
 		{[]string{"devcies"}, `unexpected argument devcies, did you mean "devices"?`},
 		{[]string{"help", "evnts"}, `did you mean "events"?`},
 		{[]string{"devices", "--label", "room=lab", "--label", "floor=1"}, "--label is given twice; give it once"},
-		{[]string{"serve", "--node=a", "--node", "b"}, "--node is given twice"},
 		{[]string{"devices", "rotate", "--all", "--grace", "30days"}, "expected a duration such as 90s, 12h or 30d"},
 		{[]string{"--device-listn", ":1"}, `did you mean "--device-listen"?`},
 		{[]string{"call"}, `expected "<device> <tool>`},
@@ -244,6 +243,12 @@ func TestNoNode(t *testing.T) {
 	code := a.run(t.Context(), []string{"devices", "--data-dir", dir})
 	outcome{code, stdout.String(), stderr.String()}.is(t, exitRefused, "",
 		"fleetd: no running node found in "+dir+"; start one with `fleetd serve`, or give --api URL and --token\n")
+
+	again, _, notFound := newApp()
+	again.run(t.Context(), []string{"devices", "--data-dir", "there", "--data-dir", dir})
+	if !strings.Contains(notFound.String(), "found in "+dir) {
+		t.Errorf("the last of several data directories: %s", notFound)
+	}
 
 	// A node announces itself; its token is found beside it.
 	f := newAPI(t, map[string]string{"GET /v1/devices?limit=1000": `{"items":[],"next_cursor":""}`})

@@ -40,12 +40,19 @@ func durations() kong.Option {
 	}))
 }
 
+// nodeFlags say which node is meant.
+var nodeFlags = []string{"data-dir", "api", "token"}
+
 // repeated returns the name of a flag that is given twice and takes one value, of which one would be lost; empty
-// without one.
+// without one. The last counts for settings of a node and for which node is meant: scripts put theirs in front of what
+// their caller gives.
 func repeated(command *kong.Context) string {
+	if selected := command.Selected(); selected == nil || selected.Name == "serve" {
+		return ""
+	}
 	var given []*kong.Flag
 	for _, p := range command.Path {
-		if p.Flag == nil || p.Flag.IsCumulative() {
+		if p.Flag == nil || p.Flag.IsCumulative() || slices.Contains(nodeFlags, p.Flag.Name) {
 			continue
 		}
 		if slices.Contains(given, p.Flag) {

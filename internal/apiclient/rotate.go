@@ -32,3 +32,28 @@ func (c *Client) RotateAll(ctx context.Context, grace time.Duration) (Credential
 	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("devices", "rotate"), nil, graceBody{grace.String()}, &after)
 	return after, err
 }
+
+// RotatedSecret is what came of a rotation of the fleet's secret.
+type RotatedSecret struct {
+	// Secret is its number, Generation that of all credentials of devices from now on.
+	Secret     int64 `json:"secret"`
+	Generation int64 `json:"generation"`
+	// PreviousUntil is when those before end; zero if there are none.
+	PreviousUntil time.Time `json:"previous_until"`
+	AdminToken    string    `json:"admin_token"`
+}
+
+// RotateSecret replaces the fleet's secret, or the admin token alone, which has no grace.
+func (c *Client) RotateSecret(ctx context.Context, adminOnly bool, grace time.Duration) (RotatedSecret, error) {
+	body := map[string]any{"admin_only": true}
+	if !adminOnly {
+		body = map[string]any{"grace": grace.String()}
+	}
+	var r RotatedSecret
+	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("secret", "rotate"), nil, body, &r)
+	return r, err
+}
+
+// Local reports whether the client found its node in a data directory, where the node
+// keeps the admin token.
+func (c *Client) Local() (dir string, ok bool) { return c.local, c.local != "" }

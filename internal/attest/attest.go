@@ -84,6 +84,8 @@ type Register interface {
 	SaveAttestationKeys(ctx context.Context, keys []devices.AttestationKey) error
 	// AttestationKeys returns at most limit keys behind one, by serial number.
 	AttestationKeys(ctx context.Context, after string, limit int) ([]devices.AttestationKey, error)
+	// ResealAttestationKey replaces how a key is sealed, if it still is as old says.
+	ResealAttestationKey(ctx context.Context, serial, old, sealed string) error
 	// RemoveAttestationKey removes a key.
 	RemoveAttestationKey(ctx context.Context, serial string) error
 }

@@ -10,6 +10,7 @@
 package credential
 
 import (
+	"bytes"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hmac"
@@ -21,7 +22,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -36,10 +40,10 @@ var (
 )
 
 // Mint makes and checks credentials of one fleet. It is safe for concurrent
-// use and holds no state but the secret.
+// use and holds no state but the fleet's secrets.
 type Mint struct {
-	secret []byte
-	admin  string
+	ring     atomic.Pointer[ring]
+	adopting sync.Mutex // orders changes of ring
 }
 
 // New returns the mint of a fleet with this secret.
@@ -47,9 +51,10 @@ func New(secret []byte) (*Mint, error) {
 	if len(secret) < MinSecret {
 		return nil, ErrSecretShort
 	}
-	h := hmac.New(sha256.New, secret)
-	h.Write([]byte("admin"))
-	return &Mint{secret: append([]byte(nil), secret...), admin: hex.EncodeToString(h.Sum(nil))}, nil
+	m := &Mint{}
+	first := bytes.Clone(secret)
+	m.ring.Store(&ring{secrets: []numbered{{secret: first}}, admin: adminToken(first, 0, false)})
+	return m, nil
 }
 
 // NewSecret returns 32 random bytes as 64 hex digits, for a fleet that has
@@ -60,29 +65,32 @@ func NewSecret() string {
 	return hex.EncodeToString(b[:])
 }
 
-// AdminToken is HMAC-SHA256(secret, "admin") in 64 hex digits: the same on
-// every node.
-func (m *Mint) AdminToken() string { return m.admin }
+// first is the secret of the settings.
+func (m *Mint) first() []byte { return m.ring.Load().secrets[0].secret }
+
+// AdminToken has 64 hex digits, the same on every node.
+func (m *Mint) AdminToken() string { return m.ring.Load().admin }
 
 // IsAdmin tells whether token is the admin token.
 func (m *Mint) IsAdmin(token string) bool {
 	var given, want [2 * sha256.Size]byte // on the stack: a conversion would allocate for every request
 	copy(given[:], token)
-	copy(want[:], m.admin)
-	return len(token) == len(m.admin) && subtle.ConstantTimeCompare(given[:], want[:]) == 1
+	admin := m.AdminToken()
+	copy(want[:], admin)
+	return len(token) == len(admin) && subtle.ConstantTimeCompare(given[:], want[:]) == 1
 }
 
-// Fingerprint names the secret without revealing it: nodes compare it to find
+// Fingerprint names the secret of the settings without revealing it: nodes compare it to find
 // out whether they belong to one fleet.
 func (m *Mint) Fingerprint() string {
-	return hex.EncodeToString(m.sum("fingerprint")[:8])
+	return hex.EncodeToString(sum(m.first(), "fingerprint")[:8])
 }
 
 // DeviceToken is what the OTA reply gives a device and the device presents at
 // its WebSocket upgrade: 43 characters of base64url. It is the same at every
 // check as long as the arguments are, so that devices do not wear their flash.
 func (m *Mint) DeviceToken(device, clientID string, generation int64) string {
-	return base64.RawURLEncoding.EncodeToString(m.sum("device", device, clientID, fmt.Sprint(generation)))
+	return base64.RawURLEncoding.EncodeToString(sum(m.ring.Load().of(generation), "device", device, clientID, fmt.Sprint(generation)))
 }
 
 // IsDevice tells whether token is DeviceToken of the other arguments.
@@ -140,20 +148,31 @@ func (m *Mint) VerifySnapshot(token string, now time.Time) (device, photo string
 // HopSignature signs a call that one node passes to another: the receiver
 // acts on it without asking who the caller was.
 func (m *Mint) HopSignature(device, kind string, body []byte) string {
-	return base64.RawURLEncoding.EncodeToString(m.sum("hop", device, kind, string(body)))
+	return hop(m.ring.Load().signing(time.Now()), device, kind, body)
+}
+
+func hop(secret []byte, device, kind string, body []byte) string {
+	return base64.RawURLEncoding.EncodeToString(sum(secret, "hop", device, kind, string(body)))
 }
 
 // IsHop tells whether signature is HopSignature of the other arguments.
 func (m *Mint) IsHop(signature, device, kind string, body []byte) bool {
-	return subtle.ConstantTimeCompare([]byte(signature), []byte(m.HopSignature(device, kind, body))) == 1
+	for _, secret := range m.ring.Load().valid(time.Now()) {
+		if secret != nil && subtle.ConstantTimeCompare([]byte(signature), []byte(hop(secret, device, kind, body))) == 1 {
+			return true
+		}
+	}
+	return false
 }
 
-// AuditKey is the key under which the fleet's record is hashed.
-func (m *Mint) AuditKey() []byte { return m.sum("audit") }
+// AuditKey is the key under which the fleet's record is hashed. It is that of the
+// secret of the settings, however often the fleet's was rotated: what was recorded
+// can be checked with it alone.
+func (m *Mint) AuditKey() []byte { return sum(m.first(), "audit") }
 
 // RosterKey keys the hashes of ids and clients in a node's roster.
 func (m *Mint) RosterKey() (key [16]byte) {
-	copy(key[:], m.sum("roster"))
+	copy(key[:], sum(m.first(), "roster"))
 	return key
 }
 
@@ -162,26 +181,51 @@ func (m *Mint) RosterKey() (key [16]byte) {
 // derives from the secret and the purpose. name is what it belongs to; it cannot
 // be opened under another.
 func (m *Mint) Seal(purpose, name string, plain []byte) string {
-	box := m.box(purpose).Seal(nil, nil, plain, []byte(name))
-	return base64.RawStdEncoding.EncodeToString(box)
+	r := m.ring.Load()
+	sealed := seal(r.last(), purpose, name, plain)
+	if number := r.secrets[len(r.secrets)-1].number; number > 0 {
+		return strconv.FormatInt(number, 10) + mark + sealed
+	}
+	return sealed
 }
 
 // Open returns what Seal took, or ErrInvalid: another secret, purpose or name,
 // or somebody changed it.
 func (m *Mint) Open(purpose, name, sealed string) ([]byte, error) {
+	number, box := numberOf(sealed)
+	for _, s := range m.ring.Load().secrets {
+		if s.number == number {
+			return open(s.secret, purpose, name, box)
+		}
+	}
+	return nil, ErrInvalid
+}
+
+// Settings is the mint of the secret of the settings alone, for what is opened
+// before the fleet's other secrets are known.
+func (m *Mint) Settings() *Mint {
+	first, _ := New(m.first()) // it was long enough before
+	return first
+}
+
+func seal(secret []byte, purpose, name string, plain []byte) string {
+	return base64.RawStdEncoding.EncodeToString(boxOf(secret, purpose).Seal(nil, nil, plain, []byte(name)))
+}
+
+func open(secret []byte, purpose, name, sealed string) ([]byte, error) {
 	box, err := base64.RawStdEncoding.DecodeString(sealed)
 	if err != nil {
 		return nil, ErrInvalid
 	}
-	plain, err := m.box(purpose).Open(nil, nil, box, []byte(name))
+	plain, err := boxOf(secret, purpose).Open(nil, nil, box, []byte(name))
 	if err != nil {
 		return nil, ErrInvalid
 	}
 	return plain, nil
 }
 
-func (m *Mint) box(purpose string) cipher.AEAD {
-	block, err := aes.NewCipher(m.sum("seal", purpose))
+func boxOf(secret []byte, purpose string) cipher.AEAD {
+	block, err := aes.NewCipher(sum(secret, "seal", purpose))
 	if err != nil {
 		panic(err) // 32 bytes are a key
 	}
@@ -196,7 +240,7 @@ func (m *Mint) box(purpose string) cipher.AEAD {
 func (m *Mint) expiring(purpose, device, object string, expires time.Time) string {
 	var b [24]byte
 	binary.BigEndian.PutUint64(b[:], uint64(expires.Unix()))
-	copy(b[8:], m.sum(purpose, device, object, string(b[:8])))
+	copy(b[8:], sum(m.ring.Load().last(), purpose, device, object, string(b[:8])))
 	return base64.RawURLEncoding.EncodeToString(b[:])
 }
 
@@ -205,8 +249,13 @@ func (m *Mint) verify(purpose, token, device, object string, now time.Time) erro
 	if err != nil || len(b) != 24 {
 		return ErrInvalid
 	}
-	want := m.sum(purpose, device, object, string(b[:8]))
-	if subtle.ConstantTimeCompare(b[8:], want[:16]) != 1 {
+	signed := false
+	for _, secret := range m.ring.Load().valid(now) {
+		if secret != nil && subtle.ConstantTimeCompare(b[8:], sum(secret, purpose, device, object, string(b[:8]))[:16]) == 1 {
+			signed = true
+		}
+	}
+	if !signed {
 		return ErrInvalid
 	}
 	if now.Unix() >= int64(binary.BigEndian.Uint64(b)) {
@@ -217,8 +266,8 @@ func (m *Mint) verify(purpose, token, device, object string, now time.Time) erro
 
 // sum signs the fields. The purpose is prefixed so that no token of one kind
 // is ever a token of another, nor the admin token.
-func (m *Mint) sum(purpose string, fields ...string) []byte {
-	h := hmac.New(sha256.New, m.secret)
+func sum(secret []byte, purpose string, fields ...string) []byte {
+	h := hmac.New(sha256.New, secret)
 	var n [4]byte
 	write := func(field string) {
 		binary.BigEndian.PutUint32(n[:], uint32(len(field)))

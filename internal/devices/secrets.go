@@ -1,6 +1,9 @@
 package devices
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Rotation is the generation below which no device of the fleet is: one fact
 // for all of them, so that a rotation of the whole fleet writes one row and
@@ -9,6 +12,51 @@ type Rotation struct {
 	Generation    int64     `json:"generation"`
 	Previous      int64     `json:"previous"` // is valid, too, until PreviousUntil
 	PreviousUntil time.Time `json:"previous_until"`
+	// Secrets are those that replaced the one of the settings, oldest first; each is
+	// sealed under that one. Admin is the number of the admin token.
+	Secrets []SealedSecret `json:"secrets,omitempty"`
+	Admin   int64          `json:"admin,omitempty"`
+}
+
+// SealedSecret is a secret of the fleet as it is kept.
+type SealedSecret struct {
+	Number int64     `json:"number"` // from 1
+	Since  int64     `json:"since"`  // generation from which credentials are minted with it
+	Sealed string    `json:"sealed"`
+	At     time.Time `json:"at"`
+}
+
+// MaxSecrets is how many times the fleet's secret can be rotated.
+const MaxSecrets = 1000
+
+// Secret is the number of the newest secret; 0: the one of the settings.
+func (r *Rotation) Secret() int64 {
+	if len(r.Secrets) == 0 {
+		return 0
+	}
+	return r.Secrets[len(r.Secrets)-1].Number
+}
+
+// Raised begins the next generation of all devices; highest is that of the device that
+// is furthest. The one before stays valid until a time, and nothing below it.
+func (r Rotation) Raised(highest int64, now, until time.Time) (Rotation, error) {
+	if now.Before(r.PreviousUntil) {
+		return r, Errorf(CodeForbidden, "the fleet was rotated already; the old credentials end at %s. A single device can be rotated or revoked meanwhile",
+			r.PreviousUntil.UTC().Format(time.RFC3339))
+	}
+	r.Generation, r.Previous, r.PreviousUntil = max(r.Generation, highest)+1, r.Generation, until.UTC().Truncate(time.Microsecond)
+	return r, nil
+}
+
+// WithSecret begins a new secret, from the generation that Raised has begun on. seal
+// makes the secret of a number.
+func (r Rotation) WithSecret(now time.Time, seal func(number int64) string) (Rotation, error) {
+	if len(r.Secrets) >= MaxSecrets {
+		return r, Errorf(CodeForbidden, "the secret was rotated %d times, which is the limit", MaxSecrets)
+	}
+	number := r.Secret() + 1
+	r.Secrets = append(slices.Clone(r.Secrets), SealedSecret{Number: number, Since: r.Generation, Sealed: seal(number), At: now.UTC()})
+	return r, nil
 }
 
 // Credentials is how far a device's credentials are.

@@ -90,6 +90,17 @@ func (p *Ports) SaveAttestationKeys(_ context.Context, keys []devices.Attestatio
 	return nil
 }
 
+// ResealAttestationKey replaces how a key is sealed.
+func (p *Ports) ResealAttestationKey(_ context.Context, serial, old, sealed string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if k, ok := p.Chips[serial]; ok && k.Sealed == old {
+		k.Sealed = sealed
+		p.Chips[serial] = k
+	}
+	return p.failure()
+}
+
 // AttestationKeys lists keys by serial number.
 func (p *Ports) AttestationKeys(_ context.Context, after string, limit int) ([]devices.AttestationKey, error) {
 	p.mu.Lock()

@@ -35,6 +35,8 @@ type Config struct {
 	Fleet     string
 	RosterKey [16]byte
 	Members   int // at most; 0: registry.MaxMembers
+	// OnRotation is registry.Options.OnRotation. May be nil.
+	OnRotation func(r devices.Rotation, fresh bool)
 	// PolicyFixed says that the policy comes from a file, by UsePolicy, and from
 	// nowhere else.
 	PolicyFixed bool
@@ -75,9 +77,12 @@ type Service struct {
 
 // New returns a running core; Close ends it.
 func New(cfg Config, ports Ports) *Service {
+	if cfg.OnRotation == nil {
+		cfg.OnRotation = func(devices.Rotation, bool) {}
+	}
 	s := &Service{cfg: cfg, ports: ports, log: ports.Log, tasks: tasks.New(ports.Log)}
 	s.registry = registry.New(registry.Options{Ledger: ports.Ledger, Records: ports.Records, Peers: ports.Peers, Observer: (*observer)(s),
-		Node: cfg.Node, Dir: cfg.Dir, Fleet: cfg.Fleet, Key: cfg.RosterKey, Limit: cfg.Members, Log: ports.Log})
+		Node: cfg.Node, Dir: cfg.Dir, Fleet: cfg.Fleet, Key: cfg.RosterKey, Limit: cfg.Members, OnRotation: cfg.OnRotation, Log: ports.Log})
 	talk := speech.New(speech.Options{Audio: ports.Audio, Voice: ports.Voice, Tasks: s.tasks, Log: ports.Log,
 		Permit: func(by access.By, id devices.ID, kind string, err error) error {
 			return s.PermitSpeech(by, id, kind, err)

@@ -54,7 +54,7 @@ func (n *node) keyedSince(ctx context.Context) time.Time {
 	since := n.started.Truncate(time.Second)
 	earlier := func(where, sealed string) {
 		var at time.Time
-		text, err := n.mint.Open(purpose, "", strings.TrimSpace(sealed))
+		text, err := n.mint.Settings().Open(purpose, "", strings.TrimSpace(sealed))
 		if err == nil {
 			err = at.UnmarshalText(text)
 		}
@@ -67,7 +67,7 @@ func (n *node) keyedSince(ctx context.Context) time.Time {
 	}
 	seal := func() string {
 		text, _ := since.MarshalText() // a time of this century
-		return n.mint.Seal(purpose, "", text)
+		return n.mint.Settings().Seal(purpose, "", text)
 	}
 	noted, err := os.ReadFile(n.dir.file(fileKeyed))
 	if err == nil {

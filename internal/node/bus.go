@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/config"
+	"fleetd/internal/credential"
 	"fleetd/internal/timescale"
 )
 
@@ -58,7 +59,7 @@ var pingEvery = timescale.Of(2 * time.Second)
 
 // openBus starts the embedded server, or connects. A wrong URL or login is an
 // error; a server that is merely away is not: the connection keeps trying.
-func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (*bus, error) {
+func openBus(cfg *config.Config, dir *dataDir, mint *credential.Mint, log *slog.Logger) (*bus, error) {
 	b := &bus{back: make(chan struct{}, 1)}
 	options := []nats.Option{
 		nats.Name("fleetd " + cfg.Node),
@@ -86,10 +87,10 @@ func openBus(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) (
 	if cfg.NATS != "embedded" {
 		return b, b.dial(cfg.NATS, options)
 	}
-	if err := b.embed(cfg, dir, token, log); err != nil {
+	if err := b.embed(cfg, dir, mint, log); err != nil {
 		return nil, err
 	}
-	conn, err := nats.Connect("", append(options, nats.InProcessServer(b.embedded), nats.Token(token))...)
+	conn, err := nats.Connect("", append(options, nats.InProcessServer(b.embedded), nats.TokenHandler(mint.AdminToken))...)
 	if err != nil {
 		b.embedded.close()
 		return nil, fmt.Errorf("embedded NATS: %w", err)
@@ -117,7 +118,7 @@ func (b *bus) dial(urls string, options []nats.Option) error {
 
 // embed starts the server. Other programs attach only if --nats-listen is
 // given: freely on loopback, elsewhere with the admin token.
-func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Logger) error {
+func (b *bus) embed(cfg *config.Config, dir *dataDir, mint *credential.Mint, log *slog.Logger) error {
 	opts := &server.Options{
 		ServerName: "fleetd-" + cfg.Node,
 		DontListen: cfg.NATSListen == "",
@@ -149,7 +150,7 @@ func (b *bus) embed(cfg *config.Config, dir *dataDir, token string, log *slog.Lo
 			opts.Port = server.RANDOM_PORT
 		}
 		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
-			opts.Authorization = token
+			opts.CustomClientAuthentication = adminLogin{mint}
 		}
 	}
 	b.embedded = &embedded{options: opts, log: log}
@@ -172,6 +173,15 @@ func (b *bus) close() {
 	if b.embedded != nil {
 		b.embedded.close()
 	}
+}
+
+// adminLogin lets clients of the embedded server in that show the admin token, as it is
+// at that moment.
+type adminLogin struct{ mint *credential.Mint }
+
+// Check implements server.Authentication.
+func (a adminLogin) Check(client server.ClientAuthentication) bool {
+	return a.mint.IsAdmin(client.GetOpts().Token)
 }
 
 // natsLog passes the embedded server's warnings on; its notices are about

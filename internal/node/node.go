@@ -56,7 +56,7 @@ const (
 // Run runs one node until ctx ends, then drains it. It returns an error, in
 // one sentence, if the node cannot start, or did not stop in time.
 func Run(ctx context.Context, cfg *config.Config) error {
-	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, woken: make(chan struct{}, 1)}
+	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, woken: make(chan struct{}, 1)}
 	n.logging()
 	ctx, end := untilHangup(ctx, cfg)
 	defer end()
@@ -92,6 +92,7 @@ type node struct {
 
 	dir       *dataDir
 	mint      *credential.Mint
+	rotations chan struct{} // capacity 1: the fleet's secrets may have changed
 	bus       *bus
 	events    *events.Bus
 	store     *store.Store
@@ -178,10 +179,7 @@ func (n *node) start(ctx context.Context) error {
 	if n.mint, err = credential.New([]byte(secret)); err != nil {
 		return fmt.Errorf("--secret: %w", err)
 	}
-	if err := n.dir.write(fileToken, []byte(n.mint.AdminToken()+"\n")); err != nil {
-		return err
-	}
-	if n.bus, err = openBus(n.cfg, n.dir, n.mint.AdminToken(), n.log); err != nil {
+	if n.bus, err = openBus(n.cfg, n.dir, n.mint, n.log); err != nil {
 		return err
 	}
 	n.onStop(n.bus.close)
@@ -294,7 +292,7 @@ func (n *node) startCore(ctx context.Context) error {
 	n.service = fleet.New(
 		fleet.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
 			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, CatalogMemory: n.cfg.CatalogMemory, Reconnects: maxReconnects, Alive: n.alive(), PolicyFixed: n.policy != nil,
-			Offer: n.offer(), Dir: n.cfg.DataDir, Fleet: n.mint.Fingerprint(), RosterKey: n.mint.RosterKey(), Members: n.cfg.MembersLimit},
+			Offer: n.offer(), Dir: n.cfg.DataDir, Fleet: n.mint.Fingerprint(), RosterKey: n.mint.RosterKey(), Members: n.cfg.MembersLimit, OnRotation: n.rotated},
 		fleet.Ports{Records: n.store, Catalogs: n.store, Ledger: n.ledger, Changes: n.ledger, Publisher: n.events, Directory: n.cluster, Router: n.cluster, Peers: peers,
 			Audio: n.events, Voice: voice, Vision: n.vision, Audit: n.audit, Log: n.log})
 	n.onStop(n.service.Close)
@@ -448,6 +446,10 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 		offered = nil
 	}
 	n.attest = attest.New(n.store, n.mint, n.log)
+	if err := n.writeToken(); err != nil {
+		return err
+	}
+	n.whileRunning(n.followRotation)
 	n.provision = provision.New(provision.Options{Service: n.service, Mint: n.mint, Attest: n.attest, PublicURL: n.publicURL,
 		MQTT: offered, Transport: devices.Transport(n.cfg.Transport), Framing: n.cfg.WebSocketVersion, Location: location, RatePerMinute: n.cfg.OTARate, Burst: n.cfg.OTABurst, NewPerMinute: n.cfg.NewMembersPerAddress,
 		TrustedProxies: n.cfg.TrustedProxies, Failures: n.failures["device-listen"], Log: n.log,

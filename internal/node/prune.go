@@ -35,6 +35,7 @@ func (n *node) pruneOnce(ctx context.Context) {
 	defer cancel()
 	begun := time.Now()
 	n.pruneRegistry(limited)
+	n.reseal(limited)
 	p, err := n.store.Prune(limited, store.Retention{History: n.cfg.HistoryRetention, PerDevice: n.cfg.HistoryPerDevice, Catalogs: n.cfg.CatalogRetention, Audit: n.cfg.AuditRetention})
 	switch {
 	case ctx.Err() != nil:

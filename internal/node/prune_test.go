@@ -27,7 +27,7 @@ func TestPruneBySettings(t *testing.T) {
 	for s.Stats().HistoryRows.Load() < 5 {
 		time.Sleep(time.Millisecond)
 	}
-	n := &node{cfg: load(t, map[string]string{"history-retention": "84h", "history-per-device": "3"}), store: s, log: quiet}
+	n := &node{cfg: load(t, map[string]string{"history-retention": "84h", "history-per-device": "3"}), store: s, mint: testMint(t), log: quiet}
 	n.ledger = ledger.New(s, quiet)
 	t.Cleanup(n.ledger.Close)
 	n.service = devicetest.New().Service(t, fleet.Config{})

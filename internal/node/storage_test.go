@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 )
@@ -25,7 +26,7 @@ func TestEmbeddedStorageHeals(t *testing.T) {
 	n := &node{cfg: load(t, map[string]string{"event-limit": "16MiB", "notification-limit": "1MiB", "photo-limit": "1MiB", "node": "n1"}), log: quiet}
 	n.dir = open(t, t.TempDir())
 	var err error
-	if n.bus, err = openBus(n.cfg, n.dir, "token", n.log); err != nil {
+	if n.bus, err = openBus(n.cfg, n.dir, testMint(t), n.log); err != nil {
 		t.Fatal(err)
 	}
 	n.onStop(n.bus.close)
@@ -70,4 +71,13 @@ func TestEmbeddedStorageHeals(t *testing.T) {
 	if state().FirstSeq != 1 {
 		t.Errorf("events from before are gone: %+v", state())
 	}
+}
+
+func testMint(t *testing.T) *credential.Mint {
+	t.Helper()
+	mint, err := credential.New([]byte("a secret for tests only"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mint
 }

@@ -76,9 +76,31 @@ func revisionOf(cursor string) (int64, error) {
 func newChanges(changes []devices.Change) list[change] {
 	page := list[change]{Items: []change{}}
 	for _, c := range changes {
+		if c.Aspect == devices.AspectRotation {
+			c.Value = publicRotation(c.Value)
+		}
 		page.Items = append(page.Items, change{c.Revision, string(c.Device), string(c.Aspect), c.Value, c.Who, stamp(c.At)})
 	}
 	return page
+}
+
+// publicRotation leaves out what is sealed: the log is for everybody who reads devices.
+func publicRotation(value json.RawMessage) json.RawMessage {
+	var r devices.Rotation
+	if json.Unmarshal(value, &r) != nil {
+		return json.RawMessage("{}")
+	}
+	out, err := json.Marshal(struct {
+		Generation    int64     `json:"generation"`
+		Previous      int64     `json:"previous"`
+		PreviousUntil time.Time `json:"previous_until"`
+		Secret        int64     `json:"secret,omitempty"`
+		Admin         int64     `json:"admin,omitempty"`
+	}{r.Generation, r.Previous, r.PreviousUntil, r.Secret(), r.Admin})
+	if err != nil {
+		return json.RawMessage("{}")
+	}
+	return out
 }
 
 func (s *Server) listDeviceChanges(ctx context.Context, in *deviceChangesInput) (*answer[list[change]], error) {

@@ -153,6 +153,7 @@ func New(opt Options) *Server {
 	s.changeRoutes()
 	s.attestationRoutes()
 	s.rotateRoutes()
+	s.secretRoutes()
 	s.toolRoutes()
 	s.callRoutes()
 	s.messageRoutes()

@@ -21,7 +21,7 @@ var table = []string{
 	"POST /v1/devices/{device}/approve", "POST /v1/devices/{device}/revoke",
 	"GET /v1/devices/{device}/tools", "POST /v1/devices/{device}/tools/refresh", "POST /v1/devices/{device}/tools/{tool}/call",
 	"POST /v1/devices/{device}/mcp", "POST /v1/devices/{device}/messages", "GET /v1/events", "GET /v1/catalogs/{sha256}", "GET /v1/devices/{device}/catalogs",
-	"GET /v1/keys", "POST /v1/keys", "DELETE /v1/keys/{key}", "GET /v1/policy", "PUT /v1/policy", "GET /v1/policy/versions",
+	"GET /v1/keys", "POST /v1/keys", "POST /v1/secret/rotate", "DELETE /v1/keys/{key}", "GET /v1/policy", "PUT /v1/policy", "GET /v1/policy/versions",
 	"GET /v1/policy/versions/{version}", "GET /v1/self", "GET /v1/policy/explain", "GET /v1/audit", "GET /v1/audit/export", "GET /v1/audit/verify",
 	"GET /v1/photos", "GET /v1/photos/{id}", "DELETE /v1/photos/{id}", "GET /v1/nodes", "GET /v1/diagnosis",
 	"GET /v1/log-level", "PUT /v1/log-level", "GET /livez", "GET /readyz", "GET /metrics",

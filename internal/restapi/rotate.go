@@ -52,6 +52,64 @@ func (s *Server) rotateRoutes() {
 		answer: "The generation of all credentials from now on.", codes: []devices.Code{devices.CodeUnavailable}}), s.rotateDevices)
 }
 
+// secretBody says how the fleet's secret is rotated.
+type secretBody struct {
+	AdminOnly bool   `json:"admin_only,omitempty" doc:"Only the admin token: devices, and what is sealed, stay as they are."`
+	Grace     string `json:"grace,omitempty" example:"30d" doc:"How long devices that did not boot since keep their credentials: a duration from 1m to 365d; left out: 30d."`
+}
+
+type rotateSecretInput struct{ Body *secretBody }
+
+// rotatedSecret is what came of it.
+type rotatedSecret struct {
+	Secret        int64  `json:"secret" doc:"Number of the secret; 0 is the one of the settings."`
+	Generation    int64  `json:"generation" doc:"Of all credentials of devices from now on."`
+	PreviousUntil stamp  `json:"previous_until,omitzero" doc:"When those before end."`
+	AdminToken    string `json:"admin_token" doc:"The new one. The one of this request is worth nothing any more."`
+}
+
+func (s *Server) secretRoutes() {
+	huma.Register(s.api, s.operation(http.MethodPost, "/v1/secret/rotate", about{id: "rotateSecret", scope: access.ScopeAdmin, tag: tagNodes, summary: "Rotate the fleet's secret",
+		text: "All that derives from the secret is made from a new one: devices get new credentials as when all are rotated, nodes sign with it, and chip keys are sealed anew. " +
+			"The admin token ends at once on every node that is reached. Refused while the grace of the last time runs, but for `admin_only`.",
+		answer: "The number of the secret, and the new admin token.", codes: []devices.Code{devices.CodeUnavailable}}), s.rotateSecret)
+}
+
+func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*answer[rotatedSecret], error) {
+	by := caller(ctx)
+	var r devices.Rotation
+	var err error
+	if in.Body != nil && in.Body.AdminOnly {
+		if in.Body.Grace != "" {
+			return nil, badRequest("admin_only has no grace: the admin token ends at once")
+		}
+		r, err = s.opt.Service.RotateAdmin(ctx, by)
+		s.opt.Service.NoteCredential(by, "rotate_admin", "", err)
+	} else {
+		grace, graceErr := (&graceBody{Grace: graceOf(in.Body)}).duration()
+		if graceErr != nil {
+			return nil, graceErr
+		}
+		r, err = s.opt.Service.RotateSecret(ctx, by, grace, s.opt.Mint.NewSecret)
+		s.opt.Service.NoteCredential(by, "rotate_secret", "grace "+grace.String(), err)
+	}
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	out := rotatedSecret{Secret: r.Secret(), Generation: r.Generation, AdminToken: s.opt.Mint.AdminToken()}
+	if time.Now().Before(r.PreviousUntil) {
+		out.PreviousUntil = stamp(r.PreviousUntil)
+	}
+	return &answer[rotatedSecret]{out}, nil
+}
+
+func graceOf(b *secretBody) string {
+	if b == nil {
+		return ""
+	}
+	return b.Grace
+}
+
 func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*tagged[device], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {

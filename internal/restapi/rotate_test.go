@@ -24,7 +24,7 @@ func TestRotateRoutes(t *testing.T) {
 		has        string
 	}{
 		{"/v1/devices/nobody/rotate", "", 404, "device_unknown"},
-		{"/v1/devices/" + id + "/rotate", `{"grace":"soon"}`, 400, "720h"},
+		{"/v1/devices/" + id + "/rotate", `{"grace":"soon"}`, 400, "30d"},
 		{"/v1/devices/" + id + "/rotate", `{"grace":"1s"}`, 400, "1m0s"},
 		{"/v1/devices/" + id + "/rotate", `{"grace":"90000h"}`, 400, "8760h"},
 		{"/v1/devices/" + id + "/rotate", `{"days":1}`, 400, ""},

@@ -42,12 +42,50 @@ func (a *Admission) Rotate(ctx context.Context, by access.By, id devices.ID, gra
 	return nil
 }
 
+// RotateSecret replaces the secret from which all credentials derive: devices get new
+// ones as after RotateAll, and the admin token ends at once. seal makes the secret of a
+// number, sealed.
+func (a *Admission) RotateSecret(ctx context.Context, by access.By, grace time.Duration, seal func(number int64) string) (devices.Rotation, error) {
+	if err := checkGrace(grace); err != nil {
+		return devices.Rotation{}, err
+	}
+	next, err := a.registry.RotateFleet(ctx, by.Key(), func(old devices.Rotation, highest int64) (devices.Rotation, error) {
+		now := time.Now()
+		next, err := old.Raised(highest, now, now.Add(grace))
+		if err != nil {
+			return old, err
+		}
+		return next.WithSecret(now, seal)
+	})
+	if err != nil {
+		return devices.Rotation{}, err
+	}
+	a.log.Warn("the fleet's secret rotated", "number", next.Secret(), "generation", next.Generation, "until", next.PreviousUntil)
+	return next, nil
+}
+
+// RotateAdmin ends the admin token on all nodes and begins another.
+func (a *Admission) RotateAdmin(ctx context.Context, by access.By) (devices.Rotation, error) {
+	next, err := a.registry.RotateFleet(ctx, by.Key(), func(old devices.Rotation, _ int64) (devices.Rotation, error) {
+		old.Admin++
+		return old, nil
+	})
+	if err != nil {
+		return devices.Rotation{}, err
+	}
+	a.log.Warn("the admin token rotated", "number", next.Admin)
+	return next, nil
+}
+
 // RotateAll is Rotate for every device, those included that come later.
 func (a *Admission) RotateAll(ctx context.Context, by access.By, grace time.Duration) (devices.Rotation, error) {
 	if err := checkGrace(grace); err != nil {
 		return devices.Rotation{}, err
 	}
-	next, err := a.registry.RotateAll(ctx, by.Key(), grace)
+	next, err := a.registry.RotateFleet(ctx, by.Key(), func(old devices.Rotation, highest int64) (devices.Rotation, error) {
+		now := time.Now()
+		return old.Raised(highest, now, now.Add(grace))
+	})
 	if err != nil {
 		return devices.Rotation{}, err
 	}

@@ -356,19 +356,15 @@ func (r *Registry) Rotate(ctx context.Context, who string, id devices.ID, until 
 	return err
 }
 
-// RotateAll begins a new generation for every device, those included that come
-// later. Below the one before nothing stays valid.
-func (r *Registry) RotateAll(ctx context.Context, who string, grace time.Duration) (next devices.Rotation, err error) {
+// RotateFleet replaces the rotation of the fleet by what decide makes of it; highest is
+// the highest generation of a single device.
+func (r *Registry) RotateFleet(ctx context.Context, who string, decide func(old devices.Rotation, highest int64) (devices.Rotation, error)) (next devices.Rotation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, decideLimit)
 	defer cancel()
 	changes, err := r.opt.Ledger.Rotate(ctx, who, func(old devices.Rotation, highest int64) (devices.Rotation, error) {
-		now := time.Now()
-		if now.Before(old.PreviousUntil) {
-			return old, devices.Errorf(devices.CodeForbidden, "the fleet was rotated already; the old credentials end at %s. A single device can be rotated or revoked meanwhile",
-				old.PreviousUntil.UTC().Format(time.RFC3339))
-		}
-		next = devices.Rotation{Generation: max(old.Generation, highest) + 1, Previous: old.Generation, PreviousUntil: now.Add(grace).UTC().Truncate(time.Microsecond)}
-		return next, nil
+		var err error
+		next, err = decide(old, highest)
+		return next, err
 	})
 	if err != nil {
 		return devices.Rotation{}, unavailable(err)

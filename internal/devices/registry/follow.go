@@ -131,9 +131,15 @@ func (r *Registry) applyDevice(c devices.Change) {
 const sameClient = "\x00"
 
 func (r *Registry) applyFleet(c devices.Change) {
+	var rotation devices.Rotation
+	var err error
+	if c.Aspect == devices.AspectRotation {
+		if err = json.Unmarshal(c.Value, &rotation); err == nil {
+			r.opt.OnRotation(rotation, true)
+		}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var err error
 	switch c.Aspect {
 	case devices.AspectKey:
 		var k access.Key
@@ -146,9 +152,8 @@ func (r *Registry) applyFleet(c devices.Change) {
 			r.policy = p
 		}
 	case devices.AspectRotation:
-		var next devices.Rotation
-		if err = json.Unmarshal(c.Value, &next); err == nil {
-			r.rotation = next
+		if err == nil {
+			r.rotation = rotation
 		}
 	}
 	if err != nil {
@@ -160,6 +165,7 @@ func (r *Registry) applyFleet(c devices.Change) {
 func (r *Registry) replace(all *roster, s Snapshot, since []devices.Change, restored bool) {
 	r.follow.Lock()
 	defer r.follow.Unlock()
+	r.opt.OnRotation(s.Rotation, false)
 	r.mu.Lock()
 	r.roster.Store(all)
 	r.exceptions = make(map[devices.ID]devices.Exception, len(s.Exceptions))

@@ -55,7 +55,10 @@ type Options struct {
 	Fleet    string   // fingerprint of the secret: the snapshot of another fleet is not used
 	Key      [16]byte // of the roster's hashes, from the secret
 	Limit    int      // members at most; 0: MaxMembers
-	Log      *slog.Logger
+	// OnRotation is called with the fleet's rotation before it is in force here, by one
+	// goroutine at a time; fresh: other nodes may not know it yet. It must not block.
+	OnRotation func(rotation devices.Rotation, fresh bool)
+	Log        *slog.Logger
 }
 
 // Registry knows who the devices are. It is safe for concurrent use.

@@ -55,6 +55,7 @@ func startNode(t *testing.T, l *registrytest.Ledger, dir string, change ...func(
 	for _, f := range change {
 		f(&opt)
 	}
+	opt.OnRotation = func(devices.Rotation, bool) {}
 	n.Registry = registry.New(opt)
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)

@@ -64,9 +64,6 @@ func (l *Ledger) Rotate(ctx context.Context, who string, decide func(old devices
 		if err != nil {
 			return nil, &passError{err}
 		}
-		if next == old {
-			return nil, nil
-		}
 		document, err := json.Marshal(next)
 		if err != nil {
 			return nil, &passError{fmt.Errorf("encode the fleet's rotation: %w", err)}

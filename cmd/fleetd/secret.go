@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"fleetd/internal/apiclient"
+)
+
+type secretCmd struct {
+	Rotate secretRotateCmd `cmd:"" help:"Replace the secret from which all credentials derive, or the admin token alone."`
+}
+
+type secretRotateCmd struct {
+	AdminOnly bool          `help:"Only the admin token, which ends at once on all nodes."`
+	Grace     time.Duration `help:"How long devices that did not boot since keep their credentials, 1m to 365d." default:"30d"`
+	Yes       bool          `help:"Do not ask."`
+	JSON      bool          `name:"json" help:"Print the server's answer, with the new admin token, as JSON."`
+	clientFlags
+}
+
+// Run asks, and rotates.
+func (cmd *secretRotateCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	question := "Replace the fleet's secret? Every device needs an OTA check, which it makes when it boots, before " +
+		a.now().Add(cmd.Grace).UTC().Format(time.RFC3339) + ". The admin token ends at once."
+	if cmd.AdminOnly {
+		question = "End the admin token on all nodes? Whatever uses it needs the new one."
+	}
+	if !cmd.Yes && !a.confirmed(question) {
+		return exitError{fmt.Errorf("nothing was done: add --yes to confirm it"), exitRefused}
+	}
+	r, err := c.RotateSecret(ctx, cmd.AdminOnly, cmd.Grace)
+	if err != nil {
+		return err
+	}
+	if cmd.JSON {
+		return printValue(a.stdout, r)
+	}
+	if !cmd.AdminOnly {
+		fmt.Fprintf(a.stdout, "secret %d is in force; new credentials, of generation %d, come with the next OTA check: restart what does not restart by itself before %s\n",
+			r.Secret, r.Generation, r.PreviousUntil.UTC().Format(time.RFC3339))
+	}
+	return cmd.tell(a, c, r)
+}
+
+// tell says where the new admin token is.
+func (cmd *secretRotateCmd) tell(a *app, c *apiclient.Client, r apiclient.RotatedSecret) error {
+	var err error
+	if dir, ok := c.Local(); ok {
+		_, err = fmt.Fprintf(a.stdout, "the new admin token is in %s/admin-token, and in the data directory of every other node\n", dir)
+	} else {
+		_, err = fmt.Fprintf(a.stdout, "the new admin token: %s\n", oneLine(r.AdminToken))
+	}
+	return err
+}
