@@ -56,6 +56,11 @@ func TestFind(t *testing.T) {
 		"lamp 2":                   "c d", // one of that name, and one on that floor: who asks has to choose
 		"lamp 02":                  "c d",
 		"lamp 4":                   "",
+		"lamp four":                "",
+		"rover seventeen":          "",
+		"the lamp two":             "c d",
+		"floor three":              "c",
+		"two lamps in the kitchen": "a",
 		"cafe lampe":               "e",
 		"CAFÉ":                     "e",
 		"esp box":                  "e",

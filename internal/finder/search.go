@@ -94,6 +94,14 @@ func (s *search) read() {
 			i += n
 			continue
 		}
+		// `bot three` names one, `three bots` counts.
+		if n := cardinals[list[i].text]; n != "" && !s.lives(list[i].text) {
+			if i+1 < len(list) && !functionWords[list[i+1].text] {
+				i++
+				continue
+			}
+			list[i].text, list[i].number = n, true
+		}
 		s.word(list[i])
 		i++
 	}
@@ -128,7 +136,7 @@ func (s *search) pair(list []token) int {
 	for n := min(3, len(list)); n > 1; n-- {
 		var words []string
 		for _, t := range list[:n] {
-			words = append(words, cmp.Or(ordinals[t.text], t.text))
+			words = append(words, cmp.Or(ordinals[t.text], cardinals[t.text], t.text))
 		}
 		first, rest := words[0], strings.Join(words[1:], " ")
 		end, front := words[n-1], strings.Join(words[:n-1], " ")

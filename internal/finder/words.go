@@ -133,6 +133,9 @@ func grams(run string, least, most int) (list []string) {
 var ordinals = map[string]string{"first": "1", "second": "2", "third": "3", "fourth": "4", "fifth": "5", "sixth": "6", "seventh": "7", "eighth": "8",
 	"ninth": "9", "tenth": "10", "ground": "0"}
 
+// cardinals are the others, which may also be a number of devices.
+var cardinals = map[string]string{"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10"}
+
 // function words say nothing of which device is meant. A device may have one in its
 // name: then it is better than one that has not.
 var functionWords = wordSet(`a an the in on at of to for from by with near and or is are be was it its my our your their me i you we they this that these those there here
