@@ -1,10 +1,13 @@
 package mqttdevice
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,13 +16,16 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/session"
 	"fleetd/internal/lobby"
+	"fleetd/internal/outbox"
 	"fleetd/internal/tasks"
 )
 
 // Limits of a Broker.
 const (
-	inboxLimit     = 4_096 // messages waiting to be taken; the broker then waits
+	takers         = 16  // goroutines that take messages; those of one device have one
+	inboxLimit     = 256 // messages waiting for one of them; the broker then waits
 	maxBrokerConns = 100_000
 	publishTimeout = 5 * time.Second
 	connectRetry   = 2 * time.Second
@@ -47,7 +53,8 @@ type Broker struct {
 	client paho.Client
 	voice  *voice
 	stats  Stats
-	inbox  chan paho.Message
+	seed   maphash.Seed
+	inbox  [takers]chan paho.Message
 	up     atomic.Bool
 	first  chan error // how the first attempt to connect ended
 
@@ -72,8 +79,11 @@ func NewBroker(opt Options, address, clientID string, keepalive time.Duration) (
 	if err != nil {
 		return nil, fmt.Errorf("broker address: %w", err)
 	}
-	b := &Broker{opt: opt, url: u.Redacted(), keep: keepalive * 3 / 2, inbox: make(chan paho.Message, inboxLimit), first: make(chan error, 1),
+	b := &Broker{opt: opt, url: u.Redacted(), keep: keepalive * 3 / 2, seed: maphash.MakeSeed(), first: make(chan error, 1),
 		conns: map[devices.ID]*brokerConn{}, proven: map[devices.ID]int64{}}
+	for i := range b.inbox {
+		b.inbox[i] = make(chan paho.Message, inboxLimit)
+	}
 	b.voice = opt.voice(&b.stats)
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	options := paho.NewClientOptions().AddBroker(u.Scheme + "://" + u.Host).SetClientID(clientID).SetProtocolVersion(4).
@@ -88,7 +98,9 @@ func NewBroker(opt Options, address, clientID string, keepalive time.Duration) (
 	}
 	b.client = paho.NewClient(options)
 	b.client.Connect() // retries by itself; b.connected subscribes
-	b.tasks.Go(b.take)
+	for _, inbox := range b.inbox {
+		b.tasks.Go(func() { b.take(inbox) })
+	}
 	b.tasks.Go(b.sweep)
 	select {
 	case err := <-b.first:
@@ -159,8 +171,9 @@ func (b *Broker) connected(c paho.Client) {
 		topics[topicRoot+"+/"+leaf] = 0
 	}
 	token := c.SubscribeMultiple(topics, func(_ paho.Client, m paho.Message) {
+		token, _, _ := strings.Cut(strings.TrimPrefix(m.Topic(), topicRoot), "/")
 		select {
-		case b.inbox <- m:
+		case b.inbox[maphash.String(b.seed, token)%takers] <- m:
 		case <-b.ctx.Done():
 		}
 	})
@@ -199,12 +212,12 @@ func (b *Broker) lost(_ paho.Client, err error) {
 }
 
 // take hands messages to their devices, in order.
-func (b *Broker) take() {
+func (b *Broker) take(inbox chan paho.Message) {
 	for {
 		select {
 		case <-b.ctx.Done():
 			return
-		case m := <-b.inbox:
+		case m := <-inbox:
 			b.message(m.Topic(), m.Payload())
 		}
 	}
@@ -243,7 +256,9 @@ func (b *Broker) message(topic string, payload []byte) {
 	session := c.session.Load()
 	asked := session.Answered()
 	reason := devices.CloseProtocol
+	c.taken.Store(true)
 	err = c.receive(payload)
+	c.taken.Store(false)
 	if err == nil && session.Answered() == asked { // what comes by a broker cannot wait there
 		_, err = c.meter.Note(b.opt.Floods, lobby.CostMessage, time.Now())
 	}
@@ -271,7 +286,7 @@ func (b *Broker) get(id devices.ID) *brokerConn {
 }
 
 // ensure returns the device's connection, opened now if there was none. Only
-// the goroutine of take calls it.
+// the goroutine that takes the device's messages calls it.
 func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 	if c := b.get(id); c != nil {
 		return c, nil
@@ -280,7 +295,9 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 		return nil, errFlooded
 	}
 	generation, known := b.opt.Service.OldestGeneration(id)
-	client := b.opt.Service.ClientOf(context.Background(), id)
+	ctx, cancel := context.WithTimeout(b.ctx, session.LookupTimeout)
+	client := b.opt.Service.ClientOf(ctx, id)
+	cancel()
 	if !b.opt.Open && (!known || !b.opt.Service.IsMember(id)) {
 		return nil, errOut
 	}
@@ -358,6 +375,8 @@ type brokerConn struct {
 	heard   atomic.Int64 // unix nanoseconds
 	probing atomic.Bool
 	closed  atomic.Bool
+	taken   atomic.Bool // a message of the device is being taken
+	out     outbox.Box
 }
 
 var errBrokerAway = errors.New("the MQTT broker is not connected")
@@ -367,20 +386,40 @@ func (c *brokerConn) SendControl(msg []byte) error {
 	if c.closed.Load() || !c.broker.up.Load() {
 		return errBrokerAway
 	}
-	token := c.broker.client.Publish(c.topic, 0, false, append([]byte(nil), msg...))
+	send := c.out.Send
+	if c.taken.Load() { // perhaps from who takes messages of other devices, too
+		send = c.out.Queue
+	}
+	err := send(c, 0, msg, QueueLimit)
+	if errors.Is(err, outbox.ErrFull) {
+		return devices.ErrOverloaded
+	}
+	return err
+}
+
+// Write implements outbox.Writer. It waits for publishTimeout at most if the broker
+// takes nothing; what is lost then leaves the way open for what follows.
+func (c *brokerConn) Write(_ int, msg []byte) error {
+	token := c.broker.client.Publish(c.topic, 0, false, bytes.Clone(msg))
 	select {
 	case <-token.Done():
-		return token.Error()
-	default: // paho's writer has it; nobody who serves all devices may wait for that
-		return nil
+		if token.Error() != nil {
+			c.broker.stats.Unpublished.Add(1)
+		}
+	default: // paho's writer has it
 	}
+	return nil
 }
+
+// Go implements outbox.Writer.
+func (c *brokerConn) Go(task func()) { c.broker.tasks.Go(task) }
 
 // Close forgets the device until its next message.
 func (c *brokerConn) Close(devices.CloseReason) {
 	if c.closed.Swap(true) {
 		return
 	}
+	c.out.Close()
 	b := c.broker
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -76,6 +76,7 @@ type Stats struct {
 	Connacks      counters.Map[string] // by code; no_connect where none was sent
 	ForeignTopics atomic.Uint64        // messages for another device's topic, dropped
 	HelloDrops    atomic.Uint64        // hellos that came too fast
+	Unpublished   atomic.Uint64        // messages that the broker did not take
 }
 
 // Front is the listener's side of one node. Serve it, and Close it after the

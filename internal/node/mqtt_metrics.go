@@ -28,6 +28,7 @@ func (m *mqttSide) collect(put func(metric, float64, ...string), histogram func(
 		s.Connacks.Each(func(code string, n int64) { put(connacks, float64(n), code) })
 		put(mqttDrops, float64(s.ForeignTopics.Load()), "foreign_topic")
 		put(mqttDrops, float64(s.HelloDrops.Load()), "hello_rate")
+		put(mqttDrops, float64(s.Unpublished.Load()), "broker")
 	}
 	switch {
 	case m.front != nil:

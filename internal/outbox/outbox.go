@@ -85,6 +85,25 @@ func (b *Box) Send(w Writer, kind int, msg []byte, limit int) error {
 	return nil
 }
 
+// Queue is Send for callers that must not wait: a task writes msg.
+func (b *Box) Queue(w Writer, kind int, msg []byte, limit int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closed:
+		return ErrClosed
+	case b.queued+len(msg) > limit:
+		return ErrFull
+	}
+	b.queue = append(b.queue, message{kind, bytes.Clone(msg)})
+	b.queued += len(msg)
+	if !b.writing {
+		b.writing = true
+		w.Go(func() { b.Flush(w) })
+	}
+	return nil
+}
+
 // Flush writes what is queued and gives the write side back.
 func (b *Box) Flush(w Writer) {
 	for {

@@ -140,3 +140,32 @@ func TestBrokenWrite(t *testing.T) {
 		})
 	}
 }
+
+// Who must not wait does not, also when the way is free; order and limit are as ever.
+func TestQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, b := &wire{gate: make(chan error)}, &Box{}
+		for _, msg := range []string{"a", "b"} {
+			if err := b.Queue(w, 1, []byte(msg), 10); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := b.Send(w, 2, []byte("c"), 10); err != nil { // behind what is queued
+			t.Fatal(err)
+		}
+		if err := b.Queue(w, 1, []byte("eleven bytes"), 10); !errors.Is(err, ErrFull) {
+			t.Errorf("over the limit: %v", err)
+		}
+		for range 3 {
+			w.gate <- nil
+		}
+		w.tasks.Wait()
+		if got := w.all(); got != "1a 1b 2c" {
+			t.Errorf("written %s", got)
+		}
+		b.Close()
+		if err := b.Queue(w, 1, []byte("d"), 10); !errors.Is(err, ErrClosed) {
+			t.Errorf("after the end: %v", err)
+		}
+	})
+}
