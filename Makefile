@@ -12,7 +12,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 all: build
 
 build: ## both programs, in bin/
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/fleetd ./simulator
+	@scripts/build '$(LDFLAGS)'
 
 demo: build ## a node with embedded defaults and a few simulated devices
 	@scripts/demo
