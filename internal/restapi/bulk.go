@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -58,20 +57,13 @@ func (s *Server) bulkRoutes() {
 	s.handle(out, s.exportDevices, queryParam("select", "Selects devices, as in the list."), queryParam("format", "csv without it.", "csv", "ndjson"))
 }
 
-// queryOf reads the query of a plain handler, which has these parameters and no others.
-func queryOf(r *http.Request, names ...string) (map[string]string, error) {
+// queryOf reads the query of a plain handler, which checkQuery has let in.
+func queryOf(r *http.Request) map[string]string {
 	out := map[string]string{}
 	for name, values := range r.URL.Query() {
-		known := false
-		for _, n := range names {
-			known = known || n == name
-		}
-		if !known {
-			return nil, badRequest("there is no parameter " + strconv.Quote(name) + "; there are " + strings.Join(names, ", "))
-		}
-		out[name] = values[len(values)-1]
+		out[name] = values[0]
 	}
-	return out, nil
+	return out
 }
 
 func isTrue(query map[string]string, name string) (bool, error) {
@@ -104,10 +96,7 @@ func (s *Server) importDevices(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) runImport(w http.ResponseWriter, r *http.Request) (report bulk.ImportReport, err error) {
-	query, err := queryOf(r, "partial", "replace_client")
-	if err != nil {
-		return report, err
-	}
+	query := queryOf(r)
 	opt := bulk.Options{}
 	if opt.Partial, err = isTrue(query, "partial"); err != nil {
 		return report, err
@@ -272,10 +261,7 @@ func (s *Server) exportDevices(w http.ResponseWriter, r *http.Request) {
 }
 
 func exportQuery(r *http.Request) (sel selector.Selector, format bulk.Format, err error) {
-	query, err := queryOf(r, "select", "format")
-	if err != nil {
-		return sel, "", err
-	}
+	query := queryOf(r)
 	if sel, err = parseSelect(query["select"]); err != nil {
 		return sel, "", err
 	}

@@ -64,6 +64,10 @@ func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) 
 			s.fail(w, r, err)
 			return
 		}
+		if err := checkQuery(r, nil); err != nil { // huma refuses unknown ones
+			s.fail(w, r, err)
+			return
+		}
 		if c, ok := ctx.(*humaContext); ok {
 			c.by = by
 		}

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
+	"net/url"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -168,15 +171,53 @@ func withAnswer(op huma.Operation, contentType string, schema *huma.Schema) huma
 // description in one, so that none can be missing.
 func (s *Server) handle(op huma.Operation, handler http.HandlerFunc, params ...*huma.Param) {
 	pattern := op.Method + " " + op.Path
+	known := map[string]bool{}
+	for _, p := range params {
+		known[p.Name] = p.In == "query"
+	}
+	inner := handler
+	handler = func(w http.ResponseWriter, r *http.Request) {
+		if err := checkQuery(r, known); err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		inner(w, r)
+	}
 	switch a, ok := s.rights[pattern]; {
 	case !ok:
-		s.HandlePublic(pattern, handler)
+		s.HandlePublic(pattern, inner) // whoever probes may add what it likes
 	case a.judged:
 		s.mux.HandleFunc(pattern, handler)
 	default:
 		s.mux.HandleFunc(pattern, s.guardHandler(a, handler))
 	}
 	s.describe(op, params...)
+}
+
+// checkQuery refuses parameters that are unknown, unless known is nil, or given
+// twice: what is ignored would answer another question.
+func checkQuery(r *http.Request, known map[string]bool) error {
+	if r.URL.RawQuery == "" {
+		return nil
+	}
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return badRequest("the query cannot be read: " + err.Error())
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		switch {
+		case known != nil && !known[name]:
+			names := slices.Sorted(maps.Keys(known))
+			names = slices.DeleteFunc(names, func(n string) bool { return !known[n] })
+			if len(names) == 0 {
+				return badRequest("there is no parameter " + strconv.Quote(name) + "; there are none here")
+			}
+			return badRequest("there is no parameter " + strconv.Quote(name) + "; there are " + strings.Join(names, ", "))
+		case len(values[name]) > 1:
+			return badRequest("query parameter " + strconv.Quote(name) + " is given twice; give it once")
+		}
+	}
+	return nil
 }
 
 // describe adds an operation to the document.

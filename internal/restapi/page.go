@@ -40,6 +40,7 @@ type pageGroup struct {
 type pageOperation struct {
 	ID, Method, Path, Summary, Description string
 	Public                                 bool
+	Scope                                  string
 	Params                                 []pageField
 	Body                                   pageType
 	Answers                                []pageAnswer
@@ -103,7 +104,10 @@ func pageGroups(document *huma.OpenAPI) []pageGroup {
 }
 
 func newPageOperation(path string, op *huma.Operation) pageOperation {
-	view := pageOperation{ID: op.OperationID, Method: op.Method, Path: path, Summary: op.Summary, Description: op.Description, Public: op.Security != nil}
+	view := pageOperation{ID: op.OperationID, Method: op.Method, Path: path, Summary: op.Summary, Description: op.Description, Public: len(op.Security) == 0}
+	for _, need := range op.Security {
+		view.Scope = strings.Join(need["token"], ", ")
+	}
 	for _, p := range op.Parameters {
 		view.Params = append(view.Params, pageField{p.Name, p.In, p.Description, p.Required, newPageType(p.Schema)})
 	}
