@@ -19,7 +19,7 @@ import (
 // Exit statuses.
 const (
 	exitOK          = 0
-	exitFailed      = 1 // wrong usage, or a node that could not start
+	exitFailed      = 1 // wrong usage, or a node that could not start for another reason than exitSettings
 	exitRefused     = 2 // refused, offline, not reachable
 	exitTool        = 3 // the tool failed on the device
 	exitTimeout     = 4

@@ -44,12 +44,17 @@ func (s *serveCmd) given() map[string]string {
 	return given
 }
 
+// exitSettings is the status of a node that does not start because of a setting: EX_CONFIG of sysexits.h. A service
+// manager need not try again.
+const exitSettings = 78
+
 // Run runs the node until the context ends and it has drained.
 func (s *serveCmd) Run(ctx context.Context, a *app) error {
 	cfg, err := config.Load(s.given(), a.environ)
 	if err != nil {
-		return exitError{err, exitFailed}
+		return exitError{err, exitSettings}
 	}
+	node.LimitMemory(a.environ)
 	cfg.Version = currentBuild().version
 	if err := node.Run(ctx, cfg); err != nil {
 		return exitError{err, exitFailed}

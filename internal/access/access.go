@@ -27,7 +27,7 @@ const (
 	ScopeUser   Scope = "tools:call:user" // every tool, those for people alone included; contains tools:call
 	ScopeWrite  Scope = "devices:write"   // names, labels, transport; approve, revoke, forget, rotate
 	ScopeEvents Scope = "events:read"
-	ScopeAudio  Scope = "audio" // what devices say and hear
+	ScopeAudio  Scope = "audio"  // what devices say and hear
 	ScopeBroker Scope = "broker" // judging the logins at an external MQTT broker, and no more
 	ScopeAdmin  Scope = "admin"  // everything, keys and policy included
 )

@@ -32,10 +32,12 @@ type RunInfo struct {
 	Version string `json:"version"`
 	// API and Device are the base URLs of the internal and of the devices' side, OTA the URL to type into a device,
 	// NATS the client URL of the embedded NATS, empty if it has no port.
-	API    string `json:"api"`
-	Device string `json:"device"`
-	OTA    string `json:"ota"`
-	NATS   string `json:"nats,omitempty"`
+	API string `json:"api"`
+	// APICert is the file of the certificate that the API shows; empty without TLS.
+	APICert string `json:"api_cert,omitempty"`
+	Device  string `json:"device"`
+	OTA     string `json:"ota"`
+	NATS    string `json:"nats,omitempty"`
 	// Database says which database the node uses, without user and password: "sqlite:/absolute/path" or
 	// "postgres://host:port/name".
 	Database string `json:"database,omitempty"`
@@ -128,6 +130,9 @@ func Locate(dataDir, api string) (*Client, error) {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(dataDir, runFile), err)
 	}
 	c.local = dataDir
+	if info.APICert != "" {
+		c.http.Transport = pinned(info.APICert)
+	}
 	return c, nil
 }
 

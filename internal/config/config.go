@@ -62,6 +62,9 @@ type Config struct {
 	// PublicHost and the listener's own port.
 	PublicMQTT string
 	PublicUDP  string
+	// APITLSCert and APITLSKey are PEM files; both are empty or both are given.
+	APITLSCert string
+	APITLSKey  string
 	// DeviceTLSCert and DeviceTLSKey are PEM files; both are empty or both are given.
 	DeviceTLSCert string
 	DeviceTLSKey  string
@@ -218,6 +221,13 @@ func (c *Config) checkTogether() error {
 		return fmt.Errorf("%s may be none only while %s is a loopback address such as 127.0.0.1:8080, not %q: anybody who reaches the port could command every device",
 			mention("api-auth"), mention("api-listen"), c.APIListen)
 	}
+	if (c.APITLSCert == "") != (c.APITLSKey == "") {
+		missing, present := "api-tls-key", "api-tls-cert"
+		if c.APITLSCert == "" {
+			missing, present = present, missing
+		}
+		return fmt.Errorf("%s needs %s as well: TLS takes both the certificate and its key", mention(present), mention(missing))
+	}
 	if (c.DeviceTLSCert == "") != (c.DeviceTLSKey == "") {
 		missing, present := "device-tls-key", "device-tls-cert"
 		if c.DeviceTLSCert == "" {
@@ -280,6 +290,9 @@ func (c *Config) readSecret() error {
 	if len(c.Secret) < minSecret {
 		return fmt.Errorf("%s names the file %s, which holds %d characters; a secret needs at least %d",
 			mention("secret-file"), c.SecretFile, len(c.Secret), minSecret)
+	}
+	if err := checkPlaceholder(c.Secret); err != nil {
+		return fmt.Errorf("%s names the file %s, whose content %w", mention("secret-file"), c.SecretFile, err)
 	}
 	return nil
 }

@@ -65,7 +65,7 @@ func TestEveryField(t *testing.T) {
 		"vision-url": "https://vision.example.com/v1/", "vision-model": "seer", "vision-key": "sk-1", "upload-min-rate": "4KiB",
 		"nats-listen": "", "nats-prefix": "acme.fleet_1", "nats-replicas": "3", "node": "rack-7",
 		"device-listen": "0.0.0.0:80", "api-listen": "[::1]:9090", "public-host": "devices.example.com",
-		"public-device-url": "https://devices.example.com/fleet/", "device-tls-cert": "c.pem", "device-tls-key": "k.pem",
+		"public-device-url": "https://devices.example.com/fleet/", "api-tls-cert": "a.pem", "api-tls-key": "ak.pem", "device-tls-cert": "c.pem", "device-tls-key": "k.pem",
 		"trusted-proxies": "10.1.2.3/8, 192.0.2.7,2001:db8::/32",
 		"transport":       "websocket", "websocket-version": "3", "websocket-idle": "close", "flood-grace": "30s", "calls-per-device": "16",
 		"timezone": "Europe/Berlin", "ota-rate": "0", "ota-burst": "7", "new-members-per-address": "3", "members-limit": "5",
@@ -84,7 +84,7 @@ func TestEveryField(t *testing.T) {
 		VisionURL: "https://vision.example.com/v1", VisionModel: "seer", VisionKey: "sk-1", UploadMinRate: 4 << 10,
 		NATSPrefix: "acme.fleet_1", NATSReplicas: 3, Node: "rack-7",
 		DeviceListen: "0.0.0.0:80", APIListen: "[::1]:9090", PublicHost: "devices.example.com",
-		PublicDeviceURL: "https://devices.example.com/fleet", DeviceTLSCert: "c.pem", DeviceTLSKey: "k.pem",
+		PublicDeviceURL: "https://devices.example.com/fleet", APITLSCert: "a.pem", APITLSKey: "ak.pem", DeviceTLSCert: "c.pem", DeviceTLSKey: "k.pem",
 		TrustedProxies: []netip.Prefix{
 			netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.7/32"), netip.MustParsePrefix("2001:db8::/32"),
 		},

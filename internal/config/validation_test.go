@@ -134,6 +134,7 @@ func TestRefusedTogether(t *testing.T) {
 		{"missing file", flags{"secret-file": filepath.Join(dir, "none")}, `--secret-file (FLEETD_SECRET_FILE) cannot be read: open`},
 		{"short file", flags{"secret-file": short}, `which holds 7 characters; a secret needs at least 16`},
 		{"no key", flags{"device-tls-cert": "c"}, `--device-tls-cert (FLEETD_DEVICE_TLS_CERT) needs --device-tls-key (FLEETD_DEVICE_TLS_KEY) as well`},
+		{"no key of the API", flags{"api-tls-cert": "c"}, `--api-tls-cert (FLEETD_API_TLS_CERT) needs --api-tls-key (FLEETD_API_TLS_KEY) as well`},
 		{"no certificate", flags{"device-tls-key": "k"}, `--device-tls-key (FLEETD_DEVICE_TLS_KEY) needs --device-tls-cert`},
 		{"port of a NATS elsewhere", flags{"nats": "nats://h:4222", "nats-listen": ":4222"}, `--nats-listen (FLEETD_NATS_LISTEN) opens a port of the embedded NATS`},
 		{"same port", flags{"device-listen": ":8080"}, `--device-listen (FLEETD_DEVICE_LISTEN) and --api-listen (FLEETD_API_LISTEN) both listen on "127.0.0.1:8080"`},

@@ -276,6 +276,18 @@ func setSecret(c *Config, value string) error {
 	if value != "" && len(c.Secret) < minSecret {
 		return fmt.Errorf("needs at least %d characters and has %d", minSecret, len(c.Secret))
 	}
+	return checkPlaceholder(c.Secret)
+}
+
+// placeholders are in the examples that fleetd comes with, and known to everybody.
+var placeholders = []string{"change-me", "changeme"}
+
+func checkPlaceholder(secret string) error {
+	for _, text := range placeholders {
+		if strings.Contains(strings.ToLower(secret), text) {
+			return errors.New("is the placeholder of an example, which everybody knows: make one with `openssl rand -hex 32`")
+		}
+	}
 	return nil
 }
 

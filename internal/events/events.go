@@ -92,6 +92,9 @@ type queued struct {
 // brought to these options, as soon as NATS allows.
 func New(opt Options) (*Bus, error) {
 	b := &Bus{opt: opt, queue: make(chan queued, queueLimit), live: make(chan *frame, liveQueue), wake: make(chan struct{}, 1)}
+	for _, reason := range []string{DropQueue, DropAway, DropStream, DropNoStream, DropNoAck, DropOversized, DropAudio} {
+		b.Dropped.Add(reason, 0) // or an alert on its increase would miss the first one
+	}
 	for i := range b.streams {
 		var err error
 		if b.streams[i], err = newStream(b.config(devices.EventStream(i)), opt, &b.Dropped, b.requestLook); err != nil {

@@ -1,7 +1,6 @@
 package fleettest
 
 import (
-	"syscall"
 	"testing"
 	"time"
 
@@ -111,21 +110,4 @@ func TestDecisionsOutliveAKill(t *testing.T) {
 			t.Errorf("after the kill: %+v", again)
 		}
 	}
-}
-
-// A node whose terminal is closed stops in order: the record ends with it.
-func TestHangupStops(t *testing.T) {
-	t.Parallel()
-	node := programs.Start(t)
-	node.signal(t, syscall.SIGHUP)
-	select {
-	case <-node.ended:
-	case <-time.After(20 * time.Second):
-		t.Fatal("it goes on")
-	}
-	node.Run(t)
-	node.Await(t, "the second run is in the record, and the first has its end", 10*time.Second, func() bool {
-		report, err := node.VerifyAudit(t.Context(), apiclient.AuditFilter{})
-		return err == nil && report.Runs == 2 && len(report.Unended) == 1
-	})
 }

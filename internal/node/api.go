@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/pprof"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -101,7 +102,7 @@ func (n *node) startAPI() error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{
 		version: n.cfg.Version, node: n.cfg.Node, service: n.service, front: n.front, provision: n.provision, attest: n.attest, events: n.events,
-		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, apiGate: n.apiGate, floods: n.floods, guarded: n.guarded, failures: n.failures, certificate: n.certificate, audit: n.audit, policy: n.policy, upstream: n.upstream, members: n.members, mcp: n.mcp.Stats()})
+		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, apiGate: n.apiGate, floods: n.floods, guarded: n.guarded, failures: n.failures, certificate: n.certificate, apiCertificate: n.apiCertificate, audit: n.audit, policy: n.policy, upstream: n.upstream, members: n.members, mcp: n.mcp.Stats()})
 	api.HandlePublic("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	api.Handle("GET /debug/pprof/", http.HandlerFunc(pprof.Index))
 	api.Handle("GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))
@@ -114,6 +115,9 @@ func (n *node) startAPI() error {
 	}))
 	n.api = &http.Server{Handler: lobby.AnswerFirst(n.withMCP(api), lobby.DefaultPace), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}
+	if n.apiCertificate != nil {
+		n.api.TLSConfig = n.apiCertificate.config()
+	}
 	n.serve("api-listen", n.api, n.apiNet)
 	n.onStop(n.mcp.Close) // before the listener waits for its streams
 	return nil
@@ -133,4 +137,23 @@ func (n *node) held() (held int) {
 }
 
 // apiURL is where this node's API is.
-func (n *node) apiURL() string { return localURL(n.apiNet) }
+func (n *node) apiURL() string {
+	u := localURL(n.apiNet)
+	if n.apiCertificate != nil {
+		u = "https" + strings.TrimPrefix(u, "http")
+	}
+	return u
+}
+
+// apiCertFile is the file of the API's certificate, which commands on this machine
+// compare with what the listener shows; empty without TLS.
+func (n *node) apiCertFile() string {
+	if n.apiCertificate == nil {
+		return ""
+	}
+	path, err := filepath.Abs(n.cfg.APITLSCert)
+	if err != nil {
+		return n.cfg.APITLSCert
+	}
+	return path
+}

@@ -1,18 +1,13 @@
 package node
 
 import (
-	"context"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
-
-	"fleetd/internal/config"
 )
 
 // certificateCheck is how often the files are looked at.
@@ -40,20 +35,20 @@ type stamp [2]struct {
 	size    int64
 }
 
-// newCertificate loads the pair, or fails in one sentence.
-func newCertificate(cert, key string, log *slog.Logger) (*certificate, error) {
+// newCertificate loads the pair of two flags, or fails in one sentence.
+func newCertificate(flags, cert, key string, log *slog.Logger) (*certificate, error) {
 	c := &certificate{cert: cert, key: key, log: log, checked: time.Now()}
 	c.seen = c.stamp()
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
-		return nil, fmt.Errorf("--device-tls-cert, --device-tls-key: %w", err)
+		return nil, fmt.Errorf("%s: %w", flags, err)
 	}
 	c.take(&pair)
 	return c, nil
 }
 
-// config is for HTTP/1.1 alone: the firmware knows no HTTP/2, and a WebSocket
-// upgrade needs 1.1.
+// config is for HTTP/1.1 alone: the firmware knows no HTTP/2, a WebSocket upgrade
+// needs 1.1, and so do the deadlines and limits of connections.
 func (c *certificate) config() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current(), nil }}
@@ -115,7 +110,7 @@ func (c *certificate) loadLocked() {
 func (c *certificate) take(pair *tls.Certificate) {
 	c.pair = pair
 	if !pair.Leaf.NotAfter.After(time.Now()) {
-		c.log.Warn("the certificate has expired, so that devices refuse it; renew it", "file", c.cert, "expired", pair.Leaf.NotAfter)
+		c.log.Warn("the certificate has expired, so that clients refuse it; renew it", "file", c.cert, "expired", pair.Leaf.NotAfter)
 	}
 }
 
@@ -129,27 +124,3 @@ func (c *certificate) reload() {
 
 // expires is when the pair that is served does.
 func (c *certificate) expires() time.Time { return c.current().Leaf.NotAfter }
-
-// untilHangup ends the context at SIGHUP if the node has no file to read again
-// then: the terminal that it runs in is closed.
-func untilHangup(ctx context.Context, cfg *config.Config) (context.Context, context.CancelFunc) {
-	if cfg.DeviceTLSCert != "" || cfg.PolicyFile != "" {
-		return ctx, func() {}
-	}
-	return signal.NotifyContext(ctx, syscall.SIGHUP)
-}
-
-// onHangup reloads at every SIGHUP until ctx ends.
-func (c *certificate) onHangup(ctx context.Context) {
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-hangups:
-			c.reload()
-		}
-	}
-}

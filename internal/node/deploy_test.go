@@ -228,3 +228,33 @@ func TestDeployedSettingsExist(t *testing.T) {
 		}
 	}
 }
+
+// What stops a node waits for as long as it may take.
+func TestGraceOfDeployments(t *testing.T) {
+	cfg := load(t, nil)
+	needed := cfg.DrainWindow + stopLimit
+	seconds := regexp.MustCompile(`(?m)(?:stop_grace_period: |terminationGracePeriodSeconds: |TimeoutStopSec=)([0-9]+)`)
+	for file, service := range map[string]string{"docker-compose.yml": "\n  fleetd:\n", "docker-compose.cluster.yml": "", "deploy/kubernetes/fleetd.yaml": "", "deploy/systemd/fleetd.service": ""} {
+		_, text, _ := strings.Cut("\n"+read(t, file), service)
+		found := seconds.FindStringSubmatch(text)
+		if found == nil {
+			t.Errorf("%s has no grace", file)
+			continue
+		}
+		if n, err := strconv.Atoi(found[1]); err != nil || time.Duration(n)*time.Second <= needed {
+			t.Errorf("%s gives a node %s s to stop; it may take %v", file, found[1], needed)
+		}
+	}
+}
+
+// The placeholder of the manifests is refused.
+func TestPlaceholderSecret(t *testing.T) {
+	placeholder := regexp.MustCompile(`FLEETD_SECRET: "([^"]+)"`).FindStringSubmatch(read(t, "deploy/kubernetes/fleetd.yaml"))
+	if placeholder == nil {
+		t.Fatal("the manifests have no secret")
+	}
+	// security: N37
+	if _, err := config.Load(map[string]string{"secret": placeholder[1]}, nil); err == nil || !strings.Contains(err.Error(), "openssl rand") {
+		t.Errorf("a node starts with the placeholder: %v", err)
+	}
+}

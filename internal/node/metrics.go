@@ -43,11 +43,13 @@ type collector struct {
 	guarded       map[string]*lobby.Guarded
 	failures      map[string]*lobby.Failures
 	certificate   *certificate // nil without TLS
-	audit         *audit.Log
-	policy        *policyFile // nil without --policy-file
-	upstream      *upstream.Bridge
-	members       *members // nil where no other node can be
-	mcp           *mcpserver.Stats
+	// apiCertificate is nil without TLS on the API.
+	apiCertificate *certificate
+	audit          *audit.Log
+	policy         *policyFile // nil without --policy-file
+	upstream       *upstream.Bridge
+	members        *members // nil where no other node can be
+	mcp            *mcpserver.Stats
 }
 
 // metric is one description; made once.
@@ -81,8 +83,8 @@ var (
 	floodRefusals  = counter("flood_refusals_total", "Devices closed for flooding that came back too soon.")
 	notAdmitted    = counter("connections_refused_total", "Connections closed at once, by flag of the listener and reason.", "listener", "reason")
 	loginFailures  = counter("login_failures_total", "Wrong credentials, by flag of the listener and what became of the answer.", "listener", "result")
-	certExpiry     = gauge("certificate_expiry_timestamp_seconds", "When the devices' certificate expires, in seconds since 1970.")
-	certReloads    = counter("certificate_reloads_total", "Changed certificate files, by whether they loaded.", "result")
+	certExpiry     = gauge("certificate_expiry_timestamp_seconds", "When a certificate expires, in seconds since 1970.", "listener")
+	certReloads    = counter("certificate_reloads_total", "Changed certificate files, by whether they loaded.", "result", "listener")
 	checks         = counter("ota_checks_total", "OTA checks answered, by kind of answer.", "kind")
 	proofs         = counter("attestation_proofs_total", "Activation requests of devices that wait, by what became of their proof.", "outcome")
 	contested      = gauge("devices_contested", "Device ids that are contested now, as this node sees it.")
@@ -222,10 +224,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		put(loginFailures, float64(f.Delayed.Load()), flag, "delayed")
 		put(loginFailures, float64(f.Refused.Load()), flag, "refused")
 	}
-	if c.certificate != nil {
-		put(certExpiry, float64(c.certificate.expires().Unix()))
-		put(certReloads, float64(c.certificate.reloads.Load()), "loaded")
-		put(certReloads, float64(c.certificate.failures.Load()), "failed")
+	for listener, certificate := range map[string]*certificate{"device": c.certificate, "api": c.apiCertificate} {
+		if certificate != nil {
+			put(certExpiry, float64(certificate.expires().Unix()), listener)
+			put(certReloads, float64(certificate.reloads.Load()), "loaded", listener)
+			put(certReloads, float64(certificate.failures.Load()), "failed", listener)
+		}
 	}
 	put(callsShared, float64(s.SharedCalls.Load()))
 	put(callsLate, float64(s.LateAnswers.Load()))

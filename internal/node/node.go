@@ -58,10 +58,12 @@ const (
 func Run(ctx context.Context, cfg *config.Config) error {
 	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, woken: make(chan struct{}, 1)}
 	n.logging()
-	ctx, end := untilHangup(ctx, cfg)
-	defer end()
+	var release func()
+	n.hangups, release = catchHangups()
+	defer release()
 	err := n.start(ctx)
 	if err == nil {
+		n.whileRunning(n.reloads)
 		n.announce()
 		select {
 		case <-ctx.Done():
@@ -122,6 +124,9 @@ type node struct {
 	api         *http.Server
 	mcp         *mcpserver.Server
 	certificate *certificate // nil without TLS
+	// apiCertificate is nil without TLS on the API.
+	apiCertificate *certificate
+	hangups        chan os.Signal
 
 	ready    chan struct{} // the database became usable
 	serveErr chan error
@@ -253,6 +258,11 @@ func (n *node) listen(ctx context.Context) error {
 	n.onStop(func() { _ = n.deviceNet.Close() }) // the servers close them first
 	most := apiFiles(openFiles())
 	n.apiGate = lobby.NewGate(most, most/2, n.cfg.TrustedProxies)
+	if n.cfg.APITLSCert != "" {
+		if n.apiCertificate, err = newCertificate("--api-tls-cert, --api-tls-key", n.cfg.APITLSCert, n.cfg.APITLSKey, n.log); err != nil {
+			return err
+		}
+	}
 	if n.apiNet, err = n.openAPI("api-listen", n.cfg.APIListen); err != nil {
 		return err
 	}
@@ -423,10 +433,9 @@ func (n *node) databaseUp(ctx context.Context) {
 func (n *node) startFrontEnds(ctx context.Context) error {
 	if n.cfg.DeviceTLSCert != "" {
 		var err error
-		if n.certificate, err = newCertificate(n.cfg.DeviceTLSCert, n.cfg.DeviceTLSKey, n.log); err != nil {
+		if n.certificate, err = newCertificate("--device-tls-cert, --device-tls-key", n.cfg.DeviceTLSCert, n.cfg.DeviceTLSKey, n.log); err != nil {
 			return err
 		}
-		n.whileRunning(n.certificate.onHangup)
 	}
 	if err := n.startMQTT(ctx); err != nil {
 		return err
@@ -531,6 +540,6 @@ func inContainer() bool {
 // runInfo is what client commands on this machine find.
 func (n *node) runInfo() apiclient.RunInfo {
 	place, _ := database.Place(n.cfg.Database, n.cfg.DataDir) // the store has opened it
-	return apiclient.RunInfo{PID: os.Getpid(), Database: place, Node: n.cfg.Node, Version: n.cfg.Version, API: localURL(n.apiNet), Device: n.publicURL,
+	return apiclient.RunInfo{PID: os.Getpid(), Database: place, Node: n.cfg.Node, Version: n.cfg.Version, API: n.apiURL(), APICert: n.apiCertFile(), Device: n.publicURL,
 		OTA: n.publicURL + provision.PathOTA, NATS: n.bus.url, Started: n.started}
 }

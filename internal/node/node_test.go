@@ -142,12 +142,12 @@ func pair(t *testing.T, dir string, serial int64) {
 func TestCertificateReload(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem")
-	if _, err := newCertificate(cert, key, quiet); err == nil {
+	if _, err := newCertificate("--device-tls-cert", cert, key, quiet); err == nil {
 		t.Error("files that do not exist are accepted")
 	}
 	pair(t, dir, 2)
 	var complaints bytes.Buffer
-	c, err := newCertificate(cert, key, slog.New(slog.NewTextHandler(&complaints, &slog.HandlerOptions{Level: slog.LevelError})))
+	c, err := newCertificate("--device-tls-cert", cert, key, slog.New(slog.NewTextHandler(&complaints, &slog.HandlerOptions{Level: slog.LevelError})))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"fleetd/internal/access"
@@ -29,6 +27,7 @@ type policyFile struct {
 	audit   *audit.Log
 	seen    policyStamp // as last tried, whether it was usable or not
 	guard   *access.Guard
+	wanted  chan struct{} // capacity 1: read it again
 
 	reloads, failures atomic.Uint64
 }
@@ -43,7 +42,7 @@ func (n *node) readPolicy() error {
 	if n.cfg.PolicyFile == "" {
 		return nil
 	}
-	p := &policyFile{path: n.cfg.PolicyFile, log: n.log}
+	p := &policyFile{path: n.cfg.PolicyFile, log: n.log, wanted: make(chan struct{}, 1)}
 	p.seen = p.stamp()
 	var err error
 	if p.guard, err = p.load(); err != nil {
@@ -92,18 +91,23 @@ func (p *policyFile) use(g *access.Guard, err error) {
 	p.audit.Record(e)
 }
 
-// watch looks at the file until ctx ends, and at every SIGHUP.
+// request makes watch read the file again, changed or not.
+func (p *policyFile) request() {
+	select {
+	case p.wanted <- struct{}{}:
+	default: // it will
+	}
+}
+
+// watch looks at the file until ctx ends.
 func (p *policyFile) watch(ctx context.Context) {
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
 	ticker := time.NewTicker(policyCheck)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-hangups:
+		case <-p.wanted:
 			p.reload()
 		case <-ticker.C:
 			if p.stamp() != p.seen {

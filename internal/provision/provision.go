@@ -92,6 +92,7 @@ type Server struct {
 // New returns a Server.
 func New(opt Options) *Server {
 	s := &Server{opt: opt}
+	s.Replies.Add(unsafeReply, 0) // or an alert on its increase would miss the first one
 	s.limits.byAddr, s.fresh.byAddr = map[netip.Addr]*rate.Limiter{}, map[netip.Addr]*rate.Limiter{}
 	return s
 }
@@ -172,7 +173,7 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request, pinned devices.Tr
 	body, err := s.reply(c.Device, c.ClientID, welcome, pinned, time.Now()).encode()
 	if err != nil {
 		s.opt.Log.Error("OTA reply refused by its checker; run `fleetd doctor`", "device", c.Device, "error", err)
-		s.refuse(w, "unsafe", http.StatusInternalServerError, errors.New("this node's settings make no safe reply; see its log"))
+		s.refuse(w, unsafeReply, http.StatusInternalServerError, errors.New("this node's settings make no safe reply; see its log"))
 		return
 	}
 	kind := "member"
@@ -254,6 +255,9 @@ func (s *Server) activate(w http.ResponseWriter, r *http.Request) {
 func (s *Server) address(r *http.Request) netip.Addr {
 	return lobby.HostOf(lobby.ClientAddress(r, s.opt.TrustedProxies))
 }
+
+// unsafeReply is the kind of answer that is held back, because it would harm devices.
+const unsafeReply = "unsafe"
 
 // tooManyNew is the kind of answer to an unknown device that is one too many.
 const tooManyNew = "too_many_new"

@@ -41,7 +41,7 @@ const noQuestion = "What is in this picture?"
 func newChat(opt ChatOptions, photo func(context.Context, string) ([]byte, error)) *chat {
 	dialer := &net.Dialer{Timeout: chatDial}
 	return &chat{opt: opt, photo: photo, client: &http.Client{
-		Transport: &http.Transport{DialContext: dialer.DialContext, TLSHandshakeTimeout: chatDial, ForceAttemptHTTP2: true,
+		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, TLSHandshakeTimeout: chatDial, ForceAttemptHTTP2: true,
 			MaxConnsPerHost: MaxExplaining + 1, MaxIdleConnsPerHost: MaxExplaining, IdleConnTimeout: chatIdle, MaxResponseHeaderBytes: chatHeaders},
 		// The key and the picture go where the operator said and nowhere else.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
