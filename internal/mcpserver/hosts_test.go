@@ -287,3 +287,26 @@ func flat(v any) string {
 	}
 	return ""
 }
+
+// Over the transport before Streamable HTTP, too, a method that is not there is
+// answered on the stream.
+func TestMethodsOverSSE(t *testing.T) {
+	f := newFleet(t)
+	_, lines := f.stream(t, http.MethodGet, PathSSE, "")
+	path := until(t, lines, "data: ")
+	if a := f.send(t, http.MethodPost, path, admin, hello); a.status != http.StatusAccepted {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	until(t, lines, "data: ")
+	if a := f.send(t, http.MethodPost, path, admin, `{"jsonrpc":"2.0","id":"x","method":"tools/explode"}`); a.status != http.StatusAccepted {
+		t.Errorf("%d %s", a.status, a.body)
+		return
+	}
+	var answer struct {
+		ID    string
+		Error struct{ Code int }
+	}
+	if data := until(t, lines, "data: "); json.Unmarshal([]byte(data), &answer) != nil || answer.ID != "x" || answer.Error.Code != -32601 {
+		t.Errorf("%s", data)
+	}
+}

@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"fmt"
 	"net/http"
 	"sync"
 
@@ -37,12 +38,34 @@ func (s *Server) serveSSE(w http.ResponseWriter, r *http.Request, v *visit) {
 		case stream.v.who.Key != v.who.Key:
 			s.refuse(w, r, refuse(refusedOwner, devices.CodeForbidden, "this session was opened by another key"))
 		default:
-			stream.transport.ServeHTTP(w, r)
+			s.postSSE(w, r, stream)
 		}
 	default:
 		w.Header().Set("Allow", "GET, POST")
 		http.Error(w, "Method Not Allowed", http.StatusMethodNotAllowed)
 	}
+}
+
+// postSSE takes one message. The SDK would answer outside the stream where the method
+// is not there.
+func (s *Server) postSSE(w http.ResponseWriter, r *http.Request, stream *oldStream) {
+	body, err := readBody(r)
+	if err != nil {
+		s.refuse(w, r, refuse(refusedBody, devices.CodeBadRequest, "the request's body broke off"))
+		return
+	}
+	method, id := callOf(body)
+	if id == nil || methods[method] {
+		stream.transport.ServeHTTP(w, r)
+		return
+	}
+	out := stream.transport.Response
+	if _, err := fmt.Fprintf(out, "event: message\ndata: %s\n\n", s.notThere(id, method)); err != nil {
+		http.Error(w, "session not found", http.StatusNotFound) // its stream is gone
+		return
+	}
+	_ = http.NewResponseController(out).Flush() // the next write fails if the client is gone
+	w.WriteHeader(http.StatusAccepted)
 }
 
 func (s *Server) openSSE(w http.ResponseWriter, r *http.Request, v *visit) {

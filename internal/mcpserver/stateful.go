@@ -2,7 +2,6 @@ package mcpserver
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"net/http"
 	"strconv"
@@ -62,30 +61,49 @@ func (s *Server) serveStateful(w http.ResponseWriter, r *http.Request, v *visit)
 // answerPost answers what the SDK would answer outside the protocol: a method that
 // is not there, and a request that needs a session and names none.
 func (s *Server) answerPost(w http.ResponseWriter, r *http.Request, session string) (answered bool, err error) {
-	body, err := io.ReadAll(io.LimitReader(r.Body, BodyLimit+1))
+	body, err := readBody(r)
 	if err != nil {
-		if tooLarge := (*http.MaxBytesError)(nil); !errors.As(err, &tooLarge) {
-			return false, err
-		}
+		return false, err
 	}
-	r.Body = readCloser{io.MultiReader(bytes.NewReader(body), r.Body), r.Body}
-	if len(body) > BodyLimit || jsonspan.KindOf(body) != jsonspan.KindObject {
-		return false, nil // too large, a batch, or no JSON: the SDK says so
-	}
-	method, _ := jsonspan.String(jsonspan.Member(body, "method"))
-	call := jsonspan.Member(body, "id")
-	switch kind := jsonspan.KindOf(call); {
-	case method == "" || call == nil || kind != jsonspan.KindString && kind != jsonspan.KindNumber:
-		return false, nil // an answer, a notification, or nothing of the protocol
-	case !methods[method] && session != "":
-		s.stats.request(method)
-		writeError(w, http.StatusOK, call, jsonrpc.CodeMethodNotFound, "method not found: "+clean(method, maxTitle))
-		return true, nil
+	method, call := callOf(body)
+	switch {
+	case call == nil:
+		return false, nil
 	case session == "" && method != "initialize" && method != "server/discover":
-		writeError(w, http.StatusBadRequest, call, jsonrpc.CodeInvalidRequest, "the header Mcp-Session-Id is missing: begin with initialize, and send the id of the session that it opens")
+		writeError(w, http.StatusBadRequest, errorAnswer(call, jsonrpc.CodeInvalidRequest, "the header Mcp-Session-Id is missing: begin with initialize, and send the id of the session that it opens"))
+		return true, nil
+	case !methods[method]:
+		writeError(w, http.StatusOK, s.notThere(call, method))
 		return true, nil
 	}
 	return false, nil
+}
+
+// readBody reads the beginning of a body and leaves the request with the whole of it.
+func readBody(r *http.Request) ([]byte, error) {
+	body, err := io.ReadAll(io.LimitReader(r.Body, BodyLimit+1))
+	r.Body = readCloser{io.MultiReader(bytes.NewReader(body), r.Body), r.Body}
+	return body, err
+}
+
+// callOf is what a body calls, with the id of the call; nil for what is too large, a
+// batch, no JSON, an answer or a notification.
+func callOf(body []byte) (method string, id []byte) {
+	if len(body) > BodyLimit || jsonspan.KindOf(body) != jsonspan.KindObject {
+		return "", nil
+	}
+	method, _ = jsonspan.String(jsonspan.Member(body, "method"))
+	id = jsonspan.Member(body, "id")
+	if kind := jsonspan.KindOf(id); method == "" || kind != jsonspan.KindString && kind != jsonspan.KindNumber {
+		return "", nil
+	}
+	return method, id
+}
+
+// notThere is the protocol's answer to a call of a method that is not there.
+func (s *Server) notThere(id []byte, method string) []byte {
+	s.stats.request(method)
+	return errorAnswer(id, jsonrpc.CodeMethodNotFound, "method not found: "+clean(method, maxTitle))
 }
 
 type readCloser struct {
@@ -93,13 +111,17 @@ type readCloser struct {
 	io.Closer
 }
 
-// writeError writes an answer of JSON-RPC.
-func writeError(w http.ResponseWriter, status int, id []byte, code int, message string) {
+// errorAnswer is an answer of JSON-RPC.
+func errorAnswer(id []byte, code int, message string) []byte {
+	answer := append(append([]byte(`{"jsonrpc":"2.0","id":`), id...), `,"error":{"code":`...)
+	answer = jsonspan.AppendString(append(strconv.AppendInt(answer, int64(code), 10), `,"message":`...), message)
+	return append(answer, "}}"...)
+}
+
+func writeError(w http.ResponseWriter, status int, answer []byte) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	answer := append(append([]byte(`{"jsonrpc":"2.0","id":`), id...), `,"error":{"code":`...)
-	answer = jsonspan.AppendString(append(strconv.AppendInt(answer, int64(code), 10), `,"message":`...), message)
-	_, _ = w.Write(append(answer, "}}\n"...)) // the client is gone if this fails
+	_, _ = w.Write(append(answer, '\n')) // the client is gone if this fails
 }
