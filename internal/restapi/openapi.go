@@ -43,6 +43,7 @@ func (s *Server) newAPI() {
 					"errors are problem documents (RFC 9457) with a stable `code`; request bodies may have 64 KiB."},
 			Components: &huma.Components{SecuritySchemes: map[string]*huma.SecurityScheme{
 				"token": {Type: "http", Scheme: "bearer", Description: "An API key (`fleetd keys create`), or the admin token, the same on every node of a fleet. Each operation names the scope that the key needs."}}},
+			Servers:  []*huma.Server{{URL: "/", Description: "The node that this document came from."}},
 			Security: []map[string][]string{{"token": {}}},
 			Tags: []*huma.Tag{
 				{Name: tagDevices, Description: "Who belongs to the fleet, and how they are."},
@@ -247,6 +248,15 @@ type raw struct {
 
 func newRaw(body []byte) *raw { return &raw{valueJSON[0], body} }
 
+// rootText is for people and programs that begin with the address alone.
+const rootText = `fleetd, the API of a node
+/docs          for people: every operation, and the scope that it needs
+/openapi.json  the same for programs
+/v1/           REST, with an API key as bearer token (fleetd keys create)
+/mcp           for hosts of language models
+/livez /readyz /metrics
+`
+
 // documentRoutes renders the document: after this no operation can be added.
 func (s *Server) documentRoutes() {
 	document := s.api.OpenAPI()
@@ -264,6 +274,11 @@ func (s *Server) documentRoutes() {
 		w.Header()["Content-Type"] = valueJSON
 		_, _ = w.Write(s.document)
 	}))
+	s.HandlePublic("GET /{$}", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		_, _ = w.Write([]byte(rootText))
+	}))
+	s.public["/"] = true
 	s.HandlePublic("GET /docs", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		w.Header().Set("Content-Security-Policy", s.policy)

@@ -207,7 +207,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		lobby.VouchFor(r.Context())
 	}
-	s.mux.ServeHTTP(w, r)
+	if !takesGzip(r) {
+		s.mux.ServeHTTP(w, r)
+		return
+	}
+	answer := &gzipAnswer{ResponseWriter: w}
+	s.mux.ServeHTTP(answer, r)
+	answer.end()
 }
 
 // admit returns why a request may not pass, nil if it may.

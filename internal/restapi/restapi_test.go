@@ -31,12 +31,12 @@ func TestToken(t *testing.T) {
 	f := newFleet(t)
 	f.api.HandlePublic("GET /metrics", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("up 1\n")) }))
 	f.api.Handle("GET /debug/pprof/", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("profiles\n")) }))
-	for _, path := range []string{"/livez", "/readyz", "/metrics", "/openapi.json", "/docs"} {
+	for _, path := range []string{"/livez", "/readyz", "/metrics", "/openapi.json", "/docs", "/"} {
 		if r := f.do(t, "GET", path, "", "Authorization", ""); r.status != 200 || r.header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s without a token: %d %v", path, r.status, r.header)
 		}
 	}
-	for _, path := range []string{"/v1/devices", "/v1/nowhere", "/debug/pprof/", "/", "/livez/"} {
+	for _, path := range []string{"/v1/devices", "/v1/nowhere", "/debug/pprof/", "/livez/"} {
 		for name, header := range map[string]string{"none": "", "wrong": "Bearer " + strings.Repeat("0", 64), "short": "Bearer " + f.token[:63],
 			"long": "Bearer " + f.token + "0", "scheme": "Basic " + f.token, "bare": f.token, "empty": "Bearer "} {
 			r := f.do(t, "GET", path, "", "Authorization", header)
@@ -95,7 +95,7 @@ func TestNoToken(t *testing.T) {
 
 func TestRoutes(t *testing.T) {
 	f := newFleet(t)
-	for _, path := range []string{"/", "/v1", "/v1/", "/v1/device", "/v1/devices/x/y", "/v1/devices/", "/v2/devices"} {
+	for _, path := range []string{"/v1", "/v1/", "/v1/device", "/v1/devices/x/y", "/v1/devices/", "/v2/devices"} {
 		f.do(t, "GET", path, "").problem(t, 404, devices.CodeNotFound)
 	}
 	for _, tc := range []struct{ method, path, allow string }{

@@ -1,0 +1,63 @@
+package restapi
+
+import (
+	"compress/gzip"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// Long answers are compressed for clients that take it, whole; others, short ones
+// and pictures are not.
+func TestGzip(t *testing.T) {
+	f := newFleet(t)
+	plain := f.do(t, "GET", "/openapi.json", "")
+	for _, tc := range []struct {
+		name, path, accept string
+		gzipped            bool
+	}{
+		{"long", "/openapi.json", "gzip", true},
+		{"page", "/docs", "br;q=1.0, gzip;q=0.8", true},
+		{"not taken", "/openapi.json", "br", false},
+		{"refused", "/openapi.json", "gzip;q=0", false},
+		{"short", "/v1/self", "gzip", false},
+		{"problem", "/v1/devices/none", "gzip", false},
+		{"picture", "/v1/photos/photo9", "gzip", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := f.do(t, "GET", tc.path, "", "Accept-Encoding", tc.accept)
+			if got := r.header.Get("Content-Encoding") == "gzip"; got != tc.gzipped {
+				t.Fatalf("compressed: %v, %v", got, r.header)
+			}
+			if !tc.gzipped {
+				return
+			}
+			in, err := gzip.NewReader(strings.NewReader(r.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(in)
+			if err != nil || r.header.Get("Content-Length") != "" || r.header.Get("Vary") != "Accept-Encoding" {
+				t.Errorf("%v, %v", err, r.header)
+			}
+			if tc.path == "/openapi.json" && string(text) != plain.body {
+				t.Error("it is another document")
+			}
+		})
+	}
+}
+
+// The document names its server, and the bare address says where to go on.
+func TestRootAndServers(t *testing.T) {
+	f := newFleet(t)
+	var document struct{ Servers []struct{ URL string } }
+	f.do(t, "GET", "/openapi.json", "").json(t, &document)
+	if len(document.Servers) != 1 || document.Servers[0].URL != "/" {
+		t.Errorf("%+v", document.Servers)
+	}
+	r := f.do(t, "GET", "/", "", "Authorization", "")
+	if r.status != http.StatusOK || !strings.Contains(r.body, "/docs") {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+}
