@@ -62,12 +62,7 @@ func (b *Box) Send(w Writer, kind int, msg []byte, limit int) error {
 	}
 	if b.writing {
 		defer b.mu.Unlock()
-		if b.queued+len(msg) > limit {
-			return ErrFull
-		}
-		b.queue = append(b.queue, message{kind, bytes.Clone(msg)})
-		b.queued += len(msg)
-		return nil
+		return b.queueLocked(kind, msg, limit)
 	}
 	b.writing = true
 	b.mu.Unlock()
@@ -89,18 +84,23 @@ func (b *Box) Send(w Writer, kind int, msg []byte, limit int) error {
 func (b *Box) Queue(w Writer, kind int, msg []byte, limit int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case b.closed:
+	if b.closed {
 		return ErrClosed
-	case b.queued+len(msg) > limit:
+	}
+	err := b.queueLocked(kind, msg, limit)
+	if err == nil && !b.writing {
+		b.writing = true
+		w.Go(func() { b.Flush(w) })
+	}
+	return err
+}
+
+func (b *Box) queueLocked(kind int, msg []byte, limit int) error {
+	if b.queued+len(msg) > limit {
 		return ErrFull
 	}
 	b.queue = append(b.queue, message{kind, bytes.Clone(msg)})
 	b.queued += len(msg)
-	if !b.writing {
-		b.writing = true
-		w.Go(func() { b.Flush(w) })
-	}
 	return nil
 }
 
