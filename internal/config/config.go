@@ -80,6 +80,8 @@ type Config struct {
 	MQTTKeepalive int
 	// WebSocketVersion is the binary framing told to devices, 1 to 3.
 	WebSocketVersion int
+	// ProxyProtocol is "on" or "off".
+	ProxyProtocol string
 	// FloodGrace is how long a device may be over its rate.
 	FloodGrace time.Duration
 	// WebSocketIdle is "keep" or "close".
@@ -220,6 +222,9 @@ func (c *Config) checkTogether() error {
 	if c.APIAuth == "none" && !isLoopback(c.APIListen) {
 		return fmt.Errorf("%s may be none only while %s is a loopback address such as 127.0.0.1:8080, not %q: anybody who reaches the port could command every device",
 			mention("api-auth"), mention("api-listen"), c.APIListen)
+	}
+	if c.ProxyProtocol == "on" && len(c.TrustedProxies) == 0 {
+		return fmt.Errorf("%s needs %s: headers are taken from these alone", mention("proxy-protocol"), mention("trusted-proxies"))
 	}
 	if (c.APITLSCert == "") != (c.APITLSKey == "") {
 		missing, present := "api-tls-key", "api-tls-cert"

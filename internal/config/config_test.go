@@ -37,7 +37,7 @@ func TestDefaults(t *testing.T) {
 	want := Config{
 		DataDir: "./fleetd-data", Database: "sqlite", NATS: "embedded", NATSPrefix: "fleetd.v1", NATSReplicas: 1,
 		MQTT: "embedded", DeviceListen: ":8000", MQTTListen: ":1883", MQTTTLSListen: ":8883", UDPListen: ":8884", APIListen: "127.0.0.1:8080",
-		DrainWindow: 20 * time.Second, Transport: "mqtt", MQTTKeepalive: 120, GatewayTimeout: 5 * time.Second, WebSocketVersion: 1, WebSocketIdle: "keep", FloodGrace: 10 * time.Second, CallsPerDevice: 1, Timezone: "Asia/Shanghai",
+		DrainWindow: 20 * time.Second, Transport: "mqtt", MQTTKeepalive: 120, GatewayTimeout: 5 * time.Second, WebSocketVersion: 1, WebSocketIdle: "keep", FloodGrace: 10 * time.Second, ProxyProtocol: "off", CallsPerDevice: 1, Timezone: "Asia/Shanghai",
 		DeviceAuth: "token", Admission: "open", APIAuth: "token", OTARate: 3000, OTABurst: 5000, NewMembersPerAddress: 60, MembersLimit: 1_000_000,
 		UploadMinRate: 2 << 10, PhotoRetention: 168 * time.Hour, PhotoLimit: 10 << 30, EventRetention: 24 * time.Hour, EventLimit: 1 << 30, NotificationLimit: 1 << 30,
 		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, AuditRetention: 2160 * time.Hour, CatalogMemory: 256 << 20, ConnectionsPerAddress: 4096,
@@ -67,7 +67,7 @@ func TestEveryField(t *testing.T) {
 		"device-listen": "0.0.0.0:80", "api-listen": "[::1]:9090", "public-host": "devices.example.com",
 		"public-device-url": "https://devices.example.com/fleet/", "api-tls-cert": "a.pem", "api-tls-key": "ak.pem", "device-tls-cert": "c.pem", "device-tls-key": "k.pem",
 		"trusted-proxies": "10.1.2.3/8, 192.0.2.7,2001:db8::/32",
-		"transport":       "websocket", "websocket-version": "3", "websocket-idle": "close", "flood-grace": "30s", "calls-per-device": "16",
+		"transport":       "websocket", "websocket-version": "3", "websocket-idle": "close", "flood-grace": "30s", "proxy-protocol": "on", "calls-per-device": "16",
 		"timezone": "Europe/Berlin", "ota-rate": "0", "ota-burst": "7", "new-members-per-address": "3", "members-limit": "5",
 		"device-auth": "none", "admission": "approve", "api-auth": "none", "secret-file": secret,
 		"photo-retention": "90m", "photo-limit": "512MiB", "event-retention": "36h", "event-limit": "1048576", "notification-limit": "2MiB",
@@ -88,7 +88,7 @@ func TestEveryField(t *testing.T) {
 		TrustedProxies: []netip.Prefix{
 			netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.7/32"), netip.MustParsePrefix("2001:db8::/32"),
 		},
-		Transport: "websocket", WebSocketVersion: 3, WebSocketIdle: "close", FloodGrace: 30 * time.Second, CallsPerDevice: 16, Timezone: "Europe/Berlin",
+		Transport: "websocket", WebSocketVersion: 3, WebSocketIdle: "close", FloodGrace: 30 * time.Second, ProxyProtocol: "on", CallsPerDevice: 16, Timezone: "Europe/Berlin",
 		DeviceAuth: "none", Admission: "approve", APIAuth: "none", Secret: "0123456789abcdef", SecretFile: secret, OTABurst: 7, NewMembersPerAddress: 3, MembersLimit: 5,
 		PhotoRetention: 90 * time.Minute, PhotoLimit: 512 << 20, EventRetention: 36 * time.Hour, EventLimit: 1 << 20, NotificationLimit: 2 << 20,
 		HistoryRetention: 720 * time.Hour, HistoryPerDevice: 7, CatalogRetention: 48 * time.Hour, AuditRetention: 96 * time.Hour, PolicyFile: "policy.json", CatalogMemory: 32 << 20, ConnectionsPerAddress: 9,

@@ -116,6 +116,9 @@ var settings = append([]setting{
 	{name: "trusted-proxies", group: groupListen, def: "",
 		help: "Networks (CIDR, comma-separated) whose X-Forwarded-For is believed, and whose connections have no limit per address.",
 		set:  setProxies},
+	{name: "proxy-protocol", group: groupListen, def: "off",
+		help: "on: trusted proxies begin each connection to the device and MQTT listeners with a PROXY header (v1 or v2), and those without one are closed; off: they send none.",
+		set:  choice(func(c *Config) *string { return &c.ProxyProtocol }, "off", "on")},
 	// A quarter of the 16,384 MQTT connections that may wait to be let in.
 	{name: "connections-per-address", group: groupListen, def: "4096",
 		help: "Connections of one address (IPv6: one /64) to the devices' ports that have not proven yet who they are; devices that are in do not count; 0: no limit.",

@@ -102,7 +102,7 @@ func (n *node) startAPI() error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{
 		version: n.cfg.Version, node: n.cfg.Node, service: n.service, front: n.front, provision: n.provision, attest: n.attest, events: n.events,
-		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, apiGate: n.apiGate, floods: n.floods, guarded: n.guarded, failures: n.failures, certificate: n.certificate, apiCertificate: n.apiCertificate, audit: n.audit, policy: n.policy, upstream: n.upstream, members: n.members, mcp: n.mcp.Stats()})
+		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, apiGate: n.apiGate, floods: n.floods, guarded: n.guarded, proxied: n.proxied, failures: n.failures, certificate: n.certificate, apiCertificate: n.apiCertificate, audit: n.audit, policy: n.policy, upstream: n.upstream, members: n.members, mcp: n.mcp.Stats()})
 	api.HandlePublic("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	api.Handle("GET /debug/pprof/", http.HandlerFunc(pprof.Index))
 	api.Handle("GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))

@@ -42,6 +42,10 @@ func (n *node) openGuarded(flag, address string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
+	if n.cfg.ProxyProtocol == "on" {
+		proxied := lobby.NewProxied(l, n.cfg.TrustedProxies, n.log)
+		n.proxied[flag], l = proxied, proxied
+	}
 	n.guarded[flag] = n.gate.Guard(l)
 	return n.guarded[flag], nil
 }

@@ -41,6 +41,7 @@ type collector struct {
 	gate, apiGate *lobby.Gate
 	floods        *lobby.Floods
 	guarded       map[string]*lobby.Guarded
+	proxied       map[string]*lobby.Proxied
 	failures      map[string]*lobby.Failures
 	certificate   *certificate // nil without TLS
 	// apiCertificate is nil without TLS on the API.
@@ -215,6 +216,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put(apiConns, float64(open))
 	put(apiConnsMax, float64(most))
 	put(floodRefusals, float64(c.floods.Refused.Load()))
+	for flag, l := range c.proxied {
+		put(notAdmitted, float64(l.Refused.Load()), flag, "no_proxy_header")
+	}
 	for flag, l := range c.guarded {
 		put(notAdmitted, float64(l.Full.Load()), flag, "descriptors")
 		put(notAdmitted, float64(l.Crowded.Load()), flag, "address")

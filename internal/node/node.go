@@ -56,7 +56,7 @@ const (
 // Run runs one node until ctx ends, then drains it. It returns an error, in
 // one sentence, if the node cannot start, or did not stop in time.
 func Run(ctx context.Context, cfg *config.Config) error {
-	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, woken: make(chan struct{}, 1)}
+	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, proxied: map[string]*lobby.Proxied{}, woken: make(chan struct{}, 1)}
 	n.logging()
 	var release func()
 	n.hangups, release = catchHangups()
@@ -104,6 +104,7 @@ type node struct {
 	floods    *lobby.Floods
 	apiGate   *lobby.Gate
 	guarded   map[string]*lobby.Guarded // by flag
+	proxied   map[string]*lobby.Proxied // of them, those behind proxies that name their clients
 	failures  map[string]*lobby.Failures
 	deviceNet net.Listener
 	apiNet    net.Listener
