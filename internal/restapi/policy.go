@@ -45,7 +45,7 @@ func (s *Server) policyRoutes() {
 	put := withAnswer(s.operation(http.MethodPut, pathPolicy, about{id: "setPolicy", scope: access.ScopeAdmin, tag: tagAccess,
 		summary: "Replace the rules", text: "In force at once, on all nodes. The version that the change was made from is given as If-Match or as base_version; " +
 			"if another was written meanwhile, nothing changes. version, changed, by and warnings in the body are passed over.",
-		answer: "The policy, with its new version; warnings names globs that match no known tool.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeUnavailable}}), "application/json", document)
+		answer: "The policy, with its new version; warnings names globs that match no known tool.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeChanged, devices.CodeUnavailable}}), "application/json", document)
 	put.RequestBody = s.jsonBody(document, true)
 	s.handle(put, s.setPolicy, queryParam("base_version", "The version that was read; 0: there was none."),
 		&huma.Param{Name: "If-Match", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
@@ -88,7 +88,8 @@ func (s *Server) setPolicy(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) runSetPolicy(r *http.Request) (p access.Policy, err error) {
 	base := r.URL.Query().Get("base_version")
-	if match := r.Header.Get("If-Match"); match != "" {
+	match := r.Header.Get("If-Match")
+	if match != "" {
 		base = strings.Trim(match, `"`)
 	}
 	version, err := strconv.ParseInt(base, 10, 64)
@@ -103,7 +104,13 @@ func (s *Server) runSetPolicy(r *http.Request) (p access.Policy, err error) {
 	if p, err = access.ParsePolicy(x.in); err != nil {
 		return p, badRequest(err.Error())
 	}
-	return s.opt.Service.SetPolicy(r.Context(), s.by(r, access.ViaREST), p, version)
+	if p, err = s.opt.Service.SetPolicy(r.Context(), s.by(r, access.ViaREST), p, version); err == nil || match == "" {
+		return p, err
+	}
+	if e := devices.AsError(err); e.Code == devices.CodeBadRequest && s.opt.Service.Guard().Policy().Version != version {
+		return p, newProblem(&devices.Error{Code: devices.CodeChanged, Detail: e.Detail})
+	}
+	return p, err
 }
 
 func (s *Server) listPolicyVersions(ctx context.Context, in *Page) (*answer[list[policyVersion]], error) {
