@@ -50,7 +50,7 @@ func AnswerFirst(next http.Handler, pace Pace) http.Handler {
 		}
 		body := &pacedBody{ReadCloser: r.Body, control: control, pace: pace, begun: time.Now()}
 		body.extend(body.begun)
-		answer := &earlyAnswer{ResponseWriter: w, body: body}
+		answer := &earlyAnswer{ResponseWriter: w, body: body, waits: r.Header.Get("Expect") != ""}
 		defer answer.finish()
 		r.Body = body
 		next.ServeHTTP(answer, r)
@@ -65,6 +65,8 @@ type earlyAnswer struct {
 	http.ResponseWriter
 	body  *pacedBody
 	begun bool
+	// waits says that the client sends no body before it is asked to, which a read does.
+	waits bool
 }
 
 // Unwrap is for http.ResponseController.
@@ -95,7 +97,7 @@ func (a *earlyAnswer) begin() {
 		return
 	}
 	a.begun = true
-	if !a.body.arrived() {
+	if a.waits && !a.body.asked || !a.body.arrived() {
 		a.Header().Set("Connection", "close")
 	}
 }
@@ -121,6 +123,7 @@ type pacedBody struct {
 	control *http.ResponseController
 	pace    Pace
 	begun   time.Time
+	asked   bool      // for some of it
 	set     time.Time // when the deadline was set last
 	read    int64
 	ended   bool
@@ -155,6 +158,7 @@ func (b *pacedBody) extend(now time.Time) {
 
 // Read implements io.Reader.
 func (b *pacedBody) Read(p []byte) (int, error) {
+	b.asked = true
 	n, err := b.ReadCloser.Read(p)
 	b.read += int64(n)
 	switch {

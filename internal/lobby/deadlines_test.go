@@ -160,3 +160,16 @@ func TestBodyThatKeepsItsRate(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A client that waits to be asked for its body is refused without being asked.
+func TestRefusalOfABodyNotYetSent(t *testing.T) {
+	address := serveTimed(t, WriteTime, AnswerFirst(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+	}), DefaultPace))
+	c := dial(t, address, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
+	line := make([]byte, len("HTTP/1.1 403"))
+	// security: N30
+	if _, err := io.ReadFull(c, line); err != nil || string(line) != "HTTP/1.1 403" {
+		t.Errorf("%s, %v", line, err)
+	}
+}
