@@ -5,7 +5,10 @@
 #   docker build -t fleetd-simulator --target simulator . virtual devices for trying it out
 # Both are static binaries on an empty file system and run as an unprivileged user.
 
-FROM golang:1.26 AS build
+# The compiler runs on the builder's platform, whatever the image is for: docker buildx build --platform linux/amd64,linux/arm64 .
+FROM --platform=$BUILDPLATFORM golang:1.26 AS build
+ARG TARGETOS
+ARG TARGETARCH
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod go mod download
@@ -15,8 +18,9 @@ COPY . .
 ARG VERSION=dev
 ARG COMMIT=unknown
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.linkedVersion=${VERSION} -X main.linkedCommit=${COMMIT}" -o /out/bin/fleetd ./cmd/fleetd \
- && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o /out/bin/simulator ./simulator
+    export CGO_ENABLED=0 GOOS=${TARGETOS:-linux} GOARCH=${TARGETARCH:-} \
+ && go build -trimpath -ldflags "-s -w -X main.linkedVersion=${VERSION} -X main.linkedCommit=${COMMIT}" -o /out/bin/fleetd ./cmd/fleetd \
+ && go build -trimpath -ldflags "-s -w" -o /out/bin/simulator ./simulator
 # What an empty file system lacks: roots for TLS towards Postgres and NATS, a place for temporary files, and a data
 # directory that belongs to the user of the image (a fresh named volume takes over its owner).
 RUN mkdir -p /out/root/data /out/root/tmp /out/root/etc/ssl/certs \

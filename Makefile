@@ -54,7 +54,7 @@ bench: build ## the figures of docs/benchmarks.md (BENCH="-baselines DIR" runs t
 simulate: ## what a fleet costs past one machine: 20 nodes and 200,000 devices in memory (SIM="-nodes 5 -devices 2000")
 	go run ./internal/fleetsim $(SIM)
 
-release: ## static programs for Linux in dist/, with checksums; the same commit gives the same bytes
+release: ## static programs for Linux, and the command line for macOS and Windows, in dist/, with checksums; the same commit gives the same bytes
 	@scripts/release
 
 clean:

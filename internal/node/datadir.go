@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"fleetd/internal/apiclient"
 	"fleetd/internal/credential"
@@ -38,20 +37,20 @@ func openDataDir(path string) (*dataDir, error) {
 	if err := durable.MkdirAll(path); err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
-	lock, err := os.OpenFile(filepath.Join(path, apiclient.LockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	file, err := os.OpenFile(filepath.Join(path, apiclient.LockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = lock.Close()
-		return nil, fmt.Errorf("--data-dir %s is in use by another fleetd; stop it or choose another directory", path)
+	if err := lock(file); err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("--data-dir %s is in use by another fleetd; stop it or choose another directory (%w)", path, err)
 	}
 	// Of a node that was killed: it names a port that anybody may have now.
 	if err := apiclient.RemoveRunInfo(path); err != nil {
-		_ = lock.Close()
+		_ = file.Close()
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
-	return &dataDir{path, lock}, nil
+	return &dataDir{path, file}, nil
 }
 
 func (d *dataDir) close() { _ = d.lock.Close() }

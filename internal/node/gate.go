@@ -4,7 +4,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"syscall"
 
 	"fleetd/internal/lobby"
 )
@@ -16,16 +15,6 @@ const (
 	maxReservedFiles = 4096
 	reservedShare    = 16 // of all descriptors, one in so many
 )
-
-// openFiles is how many descriptors this process may have; 0 if that cannot be
-// known.
-func openFiles() int {
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return 0
-	}
-	return int(min(limit.Cur, 1<<30)) // unlimited is the highest number
-}
 
 // deviceFiles is how many of them devices get; 0: as many as they like.
 func deviceFiles(limit int) int {

@@ -1,0 +1,22 @@
+//go:build unix
+
+package node
+
+import (
+	"os"
+	"syscall"
+)
+
+// openFiles is how many descriptors this process may have; 0 if that cannot be
+// known.
+func openFiles() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 0
+	}
+	return int(min(limit.Cur, 1<<30)) // unlimited is the highest number
+}
+
+// lock takes the lock of a file, which ends with the process at the latest. An error
+// means that another process has it.
+func lock(file *os.File) error { return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }
