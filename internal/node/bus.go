@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"fleetd/internal/access"
 	"fleetd/internal/config"
 	"fleetd/internal/credential"
 	"fleetd/internal/timescale"
@@ -21,7 +22,8 @@ import (
 
 // bus is the node's NATS: a server in this process or a connection elsewhere.
 type bus struct {
-	embedded *embedded // nil if external
+	embedded *embedded   // nil if external
+	logins   *natsLogins // nil unless the embedded server asks for a login
 	conn     *nats.Conn
 	url      string // for other programs; empty if in process only
 	lost     atomic.Uint64
@@ -117,7 +119,7 @@ func (b *bus) dial(urls string, options []nats.Option) error {
 }
 
 // embed starts the server. Other programs attach only if --nats-listen is
-// given: freely on loopback, elsewhere with the admin token.
+// given: freely on loopback, elsewhere as natsLogins decides.
 func (b *bus) embed(cfg *config.Config, dir *dataDir, mint *credential.Mint, log *slog.Logger) error {
 	opts := &server.Options{
 		ServerName: "fleetd-" + cfg.Node,
@@ -150,7 +152,8 @@ func (b *bus) embed(cfg *config.Config, dir *dataDir, mint *credential.Mint, log
 			opts.Port = server.RANDOM_PORT
 		}
 		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
-			opts.CustomClientAuthentication = adminLogin{mint}
+			b.logins = &natsLogins{mint: mint, prefix: cfg.NATSPrefix, in: map[uint64]*access.Caller{}}
+			opts.CustomClientAuthentication = b.logins
 		}
 	}
 	b.embedded = &embedded{options: opts, log: log}
@@ -173,15 +176,6 @@ func (b *bus) close() {
 	if b.embedded != nil {
 		b.embedded.close()
 	}
-}
-
-// adminLogin lets clients of the embedded server in that show the admin token, as it is
-// at that moment.
-type adminLogin struct{ mint *credential.Mint }
-
-// Check implements server.Authentication.
-func (a adminLogin) Check(client server.ClientAuthentication) bool {
-	return a.mint.IsAdmin(client.GetOpts().Token)
 }
 
 // natsLog passes the embedded server's warnings on; its notices are about

@@ -307,6 +307,9 @@ func (n *node) startCore(ctx context.Context) error {
 		fleet.Ports{Records: n.store, Catalogs: n.store, Ledger: n.ledger, Changes: n.ledger, Publisher: n.events, Directory: n.cluster, Router: n.cluster, Peers: peers,
 			Audio: n.events, Voice: voice, Vision: n.vision, Audit: n.audit, Log: n.log})
 	n.onStop(n.service.Close)
+	if n.bus.logins != nil {
+		n.whileRunning(func(ctx context.Context) { n.bus.logins.watch(ctx, n.service.Keys(), n.bus.embedded.server.Load) })
+	}
 	if n.policy != nil {
 		n.policy.attach(n.service, n.audit)
 		n.whileRunning(n.policy.watch)
