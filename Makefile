@@ -48,7 +48,7 @@ kills: ## 200 kills of a writing store, and of a node with fresh decisions (KILL
 mutants: ## breaks the code in a hundred places, one after the other: an assertion must fail in each
 	go test -tags mutants -timeout 1h -v -run '^TestMutants$$' ./cmd/fleetd
 
-bench: build ## the figures of docs/benchmarks.md (BENCH="-baselines DIR" runs their baselines beside them)
+bench: build ## the figures of docs/benchmarks.md, each beside its baseline (BENCH="-only call,idle")
 	go run ./internal/fleetbench $(BENCH)
 
 simulate: ## what a fleet costs past one machine: 20 nodes and 200,000 devices in memory (SIM="-nodes 5 -devices 2000")

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // balancer is the one address of a fleet's devices. It gives connections to nodes in turn, and skips those that refuse.
@@ -74,7 +76,7 @@ func (b *balancer) carry(c net.Conn, since time.Time) {
 	// The node is not dialled before the device speaks: nobody is silent first.
 	head := make([]byte, 4096)
 	n := 0
-	_ = c.SetReadDeadline(since.Add(exchangeLimit)) // an error shows at the read
+	_ = c.SetReadDeadline(since.Add(load.ExchangeLimit)) // an error shows at the read
 	for !bytes.Contains(head[:n], []byte("\r\n\r\n")) && n < len(head) {
 		k, err := c.Read(head[n:])
 		if n += k; err != nil {

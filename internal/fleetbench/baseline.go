@@ -10,34 +10,28 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
-// baselines are the programs beside which fleetd is measured, built from the directory given. Each does one thing
-// with nothing around it, and prints `min / median / max` of its runs; nil means that there are none.
-type baselines struct{ programs string }
+// baselines are the programs beside which fleetd is measured. Each does one thing with nothing around it, and prints
+// `min / median / max` of its runs.
+type baselines struct{ program string }
 
-// baselineNames are those that this program runs.
-var baselineNames = []string{"toolcall", "wsidle", "storm", "mqttbench", "udpaudio"}
+// baselinePackage is the program that has all of them.
+const baselinePackage = "fleetd/internal/fleetbench/baseline"
 
-// buildBaselines compiles the programs in source into a directory below dir.
-func buildBaselines(ctx context.Context, source, dir string) (*baselines, error) {
-	if source == "" {
-		return nil, nil
-	}
-	b := &baselines{programs: filepath.Join(dir, "baselines")}
-	if err := os.Mkdir(b.programs, 0o755); err != nil {
-		return nil, err
-	}
-	for _, name := range baselineNames {
-		cmd := exec.CommandContext(ctx, "go", "build", "-o", b.programs, "./"+name)
-		cmd.Dir = source
-		if output, err := cmd.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("build the baseline %s in %s: %w\n%s", name, source, err, output)
-		}
+// buildBaselines compiles the program in a directory.
+func buildBaselines(ctx context.Context, dir string) (baselines, error) {
+	b := baselines{program: filepath.Join(dir, "baseline")}
+	output, err := exec.CommandContext(ctx, "go", "build", "-o", b.program, baselinePackage).CombinedOutput()
+	if err != nil {
+		return b, fmt.Errorf("build the baselines (run this inside the repository, with Go): %w\n%s", err, output)
 	}
 	return b, nil
 }
@@ -46,11 +40,11 @@ func buildBaselines(ctx context.Context, source, dir string) (*baselines, error)
 const baselineLimit = 3 * time.Minute
 
 // run runs one program once and returns what it printed, and what the rest of the machine did meanwhile.
-func (b *baselines) run(ctx context.Context, name string, arguments ...string) (output string, others float64, err error) {
+func (b baselines) run(ctx context.Context, name string, arguments ...string) (output string, others float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, baselineLimit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(b.programs, name), append(arguments, "-runs", "1")...)
-	dieWithParent(cmd) // its own server ends when its input does
+	cmd := exec.CommandContext(ctx, b.program, slices.Concat([]string{name}, arguments, []string{"-runs", "1"})...)
+	load.DieWithParent(cmd) // its own server ends when its input does
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 5 * time.Second
 	m, err := startMeter("")
@@ -72,9 +66,9 @@ type served struct {
 }
 
 // serve runs a baseline's server until stop.
-func (b *baselines) serve(name string, arguments ...string) (served, error) {
-	cmd := exec.Command(filepath.Join(b.programs, name), arguments...)
-	dieWithParent(cmd)
+func (b baselines) serve(name string) (served, error) {
+	cmd := exec.Command(b.program, "server", name)
+	load.DieWithParent(cmd)
 	cmd.Stderr = os.Stderr
 	stdin, inErr := cmd.StdinPipe()
 	stdout, outErr := cmd.StdoutPipe()
@@ -99,8 +93,8 @@ func (b *baselines) serve(name string, arguments ...string) (served, error) {
 	return served{address, strconv.Itoa(cmd.Process.Pid), stop}, nil
 }
 
-// triple is how the baselines print figures.
-const triple = `([0-9.]+) / ([0-9.]+) / ([0-9.]+)`
+// triple is how the baselines print figures. The memory of few devices may shrink.
+const triple = `(-?[0-9.]+) / (-?[0-9.]+) / (-?[0-9.]+)`
 
 // reading finds the median printed between two texts.
 func reading(output, before, after string) (float64, error) {
@@ -123,7 +117,7 @@ type wanted struct {
 }
 
 // measure runs one program once and adds what it printed to the samples.
-func (b *baselines) measure(ctx context.Context, into samples, want []wanted, name string, arguments ...string) error {
+func (b baselines) measure(ctx context.Context, into samples, want []wanted, name string, arguments ...string) error {
 	output, others, err := b.run(ctx, name, arguments...)
 	if err != nil {
 		return err

@@ -1,18 +1,15 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
-	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Figures of tool calls.
@@ -47,13 +44,11 @@ func (b *bench) measureCalls(ctx context.Context) error {
 	m := measurement{Name: "call", Title: fmt.Sprintf("Tool calls over REST: %d callers, %d devices, all embedded", o.callers, o.devices)}
 	fleetd, baseline := samples{}, samples{}
 	for run := range o.runs {
-		if b.baselines != nil {
-			m.Baseline = commandLine("toolcall", arguments)
-			if err := b.quietly("toolcall", baseline, func(into samples) error {
-				return b.baselines.measure(ctx, into, callWanted, "toolcall", arguments...)
-			}); err != nil {
-				return err
-			}
+		m.Baseline = commandLine("toolcall", arguments)
+		if err := b.quietly("toolcall", baseline, func(into samples) error {
+			return b.baselines.measure(ctx, into, callWanted, "toolcall", arguments...)
+		}); err != nil {
+			return err
 		}
 		if err := b.quietly("call", fleetd, func(into samples) error { return b.callRun(ctx, run, overWebSocket, into) }); err != nil {
 			return fmt.Errorf("calls, run %d: %w", run+1, err)
@@ -103,7 +98,7 @@ func (b *bench) callRun(ctx context.Context, run int, transport string, into sam
 	if err := f.bring(ctx, d, 0, b.opt.devices); err != nil {
 		return err
 	}
-	if _, err := callLoad(ctx, d.target(), b.opt.callers, b.opt.devices, b.opt.duration); err != nil { // warms up
+	if _, err := load.CallLoad(ctx, d.target(), b.opt.callers, b.opt.devices, b.opt.duration); err != nil { // warms up
 		return err
 	}
 	return b.closedLoop(ctx, b.profileFile(callNames[transport], run), "", d.target(), into, d)
@@ -111,7 +106,7 @@ func (b *bench) callRun(ctx context.Context, run int, transport string, into sam
 
 // closedLoop measures callers that call one device after another. The nodes share the calls; the profile is the first
 // one's.
-func (b *bench) closedLoop(ctx context.Context, profile, server string, t target, into samples, nodes ...*daemon) error {
+func (b *bench) closedLoop(ctx context.Context, profile, server string, t load.Target, into samples, nodes ...*daemon) error {
 	var processes []string
 	for _, d := range nodes {
 		processes = append(processes, d.pid())
@@ -125,7 +120,7 @@ func (b *bench) closedLoop(ctx context.Context, profile, server string, t target
 	if err != nil {
 		return err
 	}
-	latencies, err := callLoad(ctx, t, b.opt.callers, b.opt.devices, b.opt.duration)
+	latencies, err := load.CallLoad(ctx, t, b.opt.callers, b.opt.devices, b.opt.duration)
 	if err != nil {
 		return err
 	}
@@ -140,8 +135,8 @@ func (b *bench) closedLoop(ctx context.Context, profile, server string, t target
 	n := float64(len(latencies))
 	slices.Sort(latencies)
 	into.add(figureCalls, n/s.wall.Seconds())
-	into.add(figureHalf, quantile(latencies, 0.5).Seconds()*1e6)
-	into.add(figureTail, quantile(latencies, 0.99).Seconds()*1e6)
+	into.add(figureHalf, load.Quantile(latencies, 0.5).Seconds()*1e6)
+	into.add(figureTail, load.Quantile(latencies, 0.99).Seconds()*1e6)
 	into.add(figureServerCPU, s.daemon.Seconds()*1e6/n)
 	into.add(figureClientCPU, s.own.Seconds()*1e6/n)
 	into.add(figureMallocs, (after-before)/n)
@@ -161,93 +156,12 @@ func mallocs(ctx context.Context, nodes []*daemon) (sum float64, err error) {
 	return sum, nil
 }
 
-// quantile of sorted durations.
-func quantile(sorted []time.Duration, q float64) time.Duration {
-	if len(sorted) == 0 {
-		return 0
-	}
-	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
-}
-
-// target is an HTTP server that takes calls, and how a request to it reads around the device's id.
-type target struct{ address, before, after string }
-
 const callBody = `{"arguments":{"volume":50}}`
 
 // target is the node's REST API.
-func (d *daemon) target() target { return d.targetFor(callBody) }
+func (d *daemon) target() load.Target { return d.targetFor(callBody) }
 
-func (d *daemon) targetFor(body string) target {
-	return target{strings.TrimPrefix(d.api, "http://"), "POST /v1/devices/", "/tools/" + toolSetVolume + "/call HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer " +
+func (d *daemon) targetFor(body string) load.Target {
+	return load.Target{Address: strings.TrimPrefix(d.api, "http://"), Before: "POST /v1/devices/", After: "/tools/" + load.ToolSetVolume + "/call HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer " +
 		d.token + "\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(len(body)) + "\r\n\r\n" + body}
-}
-
-// callLoad lets callers call one device after another over keep-alive connections until the time is over, and returns
-// how long each call took. A call that does not succeed ends it.
-func callLoad(ctx context.Context, t target, callers, devices int, duration time.Duration) ([]time.Duration, error) {
-	var sequence atomic.Int64
-	parts := make([][]time.Duration, callers)
-	stop := time.Now().Add(duration)
-	err := inParallel(callers, callers, func() (func(k int) error, func(), error) {
-		caller, err := newCaller(t, stop.Add(exchangeLimit))
-		if err != nil {
-			return nil, nil, err
-		}
-		return func(k int) error {
-			for time.Now().Before(stop) && ctx.Err() == nil {
-				begun := time.Now()
-				if err := caller.call(int(sequence.Add(1)) % devices); err != nil {
-					return err
-				}
-				parts[k] = append(parts[k], time.Since(begun))
-			}
-			return ctx.Err()
-		}, caller.close, nil
-	})
-	return slices.Concat(parts...), err
-}
-
-var callSuccess = []byte(`"isError":false`)
-
-// caller is one keep-alive connection of somebody who calls.
-type caller struct {
-	target
-	conn    net.Conn
-	br      *bufio.Reader
-	request []byte
-}
-
-func newCaller(t target, deadline time.Time) (*caller, error) {
-	c, err := net.Dial("tcp", t.address)
-	if err != nil {
-		return nil, err
-	}
-	if err := c.SetDeadline(deadline); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return &caller{target: t, conn: c, br: bufio.NewReaderSize(c, 4096)}, nil
-}
-
-func (c *caller) close() { _ = c.conn.Close() } // nothing is under way
-
-// call calls the device's tool; whatever is no success is an error.
-func (c *caller) call(device int) error {
-	ok, status, body, err := c.try(deviceID(device))
-	if err != nil {
-		return fmt.Errorf("call: %w", err)
-	}
-	if !ok {
-		return fmt.Errorf("call: status %d, %.300q", status, body)
-	}
-	return nil
-}
-
-// try calls the device's tool and returns the answer. An error says that there is none.
-func (c *caller) try(device string) (ok bool, status int, body []byte, err error) {
-	c.request = append(append(append(c.request[:0], c.before...), device...), c.after...)
-	if _, err := c.conn.Write(c.request); err != nil {
-		return false, 0, nil, err
-	}
-	status, body, err = readResponse(c.br)
-	return err == nil && status == 200 && bytes.Contains(body, callSuccess), status, body, err
 }

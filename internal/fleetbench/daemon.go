@@ -17,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // daemon is one running node of fleetd: the real program, with a data directory of its own.
@@ -59,7 +61,7 @@ func startIn(ctx context.Context, limit time.Duration, program, dir string, sett
 	d.cmd = exec.Command(program, arguments...)
 	// Freed memory must leave the resident set at once.
 	d.cmd.Env = append(withoutFleetd(os.Environ()), "GODEBUG=madvdontneed=1")
-	dieWithParent(d.cmd)
+	load.DieWithParent(d.cmd)
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		return nil, err

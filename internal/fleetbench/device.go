@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // dancer connects devices one after another with buffers of its own.
@@ -18,9 +20,7 @@ type dancer struct {
 }
 
 var (
-	markID         = []byte(`"id":`)
 	markInitialize = []byte(`"method":"initialize"`)
-	markSession    = []byte(`"session_id":"`)
 	markHello      = []byte(`"type":"hello"`)
 )
 
@@ -46,11 +46,11 @@ func (w *dancer) open(c net.Conn, f *fleet, i int) error {
 	if f.transport == overMQTT {
 		return w.connectMQTT(c, f.logins[i], i)
 	}
-	headers := "Device-Id: " + deviceID(i) + "\r\nClient-Id: " + clientID(i) + "\r\nProtocol-Version: 1\r\nAuthorization: Bearer " + f.logins[i].password + "\r\n"
-	if err := upgrade(c, w.br, "/xiaozhi/v1/", headers); err != nil {
+	headers := "Device-Id: " + load.DeviceID(i) + "\r\nClient-Id: " + clientID(i) + "\r\nProtocol-Version: 1\r\nAuthorization: Bearer " + f.logins[i].password + "\r\n"
+	if err := load.Upgrade(c, w.br, "/xiaozhi/v1/", headers); err != nil {
 		return err
 	}
-	_, err := c.Write(helloFrame)
+	_, err := c.Write(load.HelloFrame)
 	return err
 }
 
@@ -61,22 +61,22 @@ func (w *dancer) talk(c net.Conn, f *fleet, i int) error {
 	wire := f.framing(i)
 	pages := f.lists[i%len(f.lists)]
 	for next := 0; next < len(pages); {
-		_, m, err := wire.read(w.br, w.buf)
+		_, m, err := wire.Read(w.br, w.buf)
 		if err != nil {
 			return err
 		}
-		id := requestID(m)
+		id := load.RequestID(m)
 		if id == nil { // the server's hello, or a notification
 			continue
 		}
-		w.body = appendReply(w.body[:0], m, id)
+		w.body = load.AppendReply(w.body[:0], m, id)
 		if bytes.Contains(m, markInitialize) {
 			w.body = fmt.Appendf(w.body, `{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"bread-compact-wifi","version":"2.%d.0"}}}}`, i%len(f.lists))
 		} else {
 			w.body = append(append(w.body, pages[next]...), "}}"...)
 			next++
 		}
-		w.out = wire.append(w.out[:0], w.body)
+		w.out = wire.Append(w.out[:0], w.body)
 		if _, err := c.Write(w.out); err != nil {
 			return err
 		}
@@ -90,69 +90,16 @@ func (w *dancer) talk(c net.Conn, f *fleet, i int) error {
 // wake opens the device's audio channel, as a user's word would.
 func (w *dancer) wake(c net.Conn, f *fleet, i int) error {
 	wire := f.framing(i)
-	if _, err := c.Write(wire.append(nil, helloUDP)); err != nil {
+	if _, err := c.Write(wire.Append(nil, helloUDP)); err != nil {
 		return err
 	}
 	for {
-		_, m, err := wire.read(w.br, w.buf)
+		_, m, err := wire.Read(w.br, w.buf)
 		if err != nil {
 			return fmt.Errorf("waiting for the server's hello: %w", err)
 		}
 		if bytes.Contains(m, markHello) {
 			return f.channels[i].open(m)
-		}
-	}
-}
-
-// requestID is the number after the last "id" of a message, nil if it is no request: the daemon writes it last.
-func requestID(m []byte) []byte {
-	at := bytes.LastIndex(m, markID)
-	if at < 0 {
-		return nil
-	}
-	at += len(markID)
-	end := at
-	for end < len(m) && m[end] >= '0' && m[end] <= '9' {
-		end++
-	}
-	return m[at:end]
-}
-
-// appendReply appends the beginning of an answer, with the session that the request names.
-func appendReply(dst, request, id []byte) []byte {
-	dst = append(dst, `{"session_id":"`...)
-	if _, session, found := bytes.Cut(request, markSession); found {
-		dst = append(dst, session[:max(0, bytes.IndexByte(session, '"'))]...)
-	}
-	dst = append(dst, `","type":"mcp","payload":{"jsonrpc":"2.0","id":`...)
-	dst = append(dst, id...)
-	return append(dst, `,"result":`...)
-}
-
-// answerCalls answers every request as a tool that did its work, and every ping, until the connection ends.
-func answerCalls(c net.Conn, wire framing) {
-	br, buf := bufio.NewReaderSize(c, 512), make([]byte, 512)
-	var body, out []byte
-	for {
-		op, m, err := wire.read(br, buf)
-		if err != nil {
-			return
-		}
-		switch op {
-		case opPing:
-			out = appendFrame(out[:0], opPong, m)
-		case opText:
-			id := requestID(m)
-			if id == nil {
-				continue
-			}
-			body = append(appendReply(body[:0], m, id), `{"content":[{"type":"text","text":"true"}],"isError":false}}}`...)
-			out = wire.append(out[:0], body)
-		default:
-			continue
-		}
-		if _, err := c.Write(out); err != nil {
-			return
 		}
 	}
 }

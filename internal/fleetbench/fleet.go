@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // fleet is the devices of one run. A device is a number; its firmware is that number modulo the number of lists.
@@ -32,12 +34,10 @@ type fleet struct {
 // dialers is how many devices connect at the same time.
 const dialers = 64
 
-func deviceID(i int) string { return fmt.Sprintf("02:00:00:%02x:%02x:%02x", i>>16, i>>8&255, i&255) }
-
 func clientID(i int) string { return fmt.Sprintf("36c98363-3656-43cb-a00f-%012x", i) }
 
 // deviceToken is a device's id as it stands in topics.
-func deviceToken(i int) string { return strings.ReplaceAll(deviceID(i), ":", "") }
+func deviceToken(i int) string { return strings.ReplaceAll(load.DeviceID(i), ":", "") }
 
 // Transports as metrics name them.
 const (
@@ -51,7 +51,7 @@ var otaPaths = map[string]string{overWebSocket: "/xiaozhi/ota/ws/", overMQTT: "/
 // newFleet makes n devices members, by the check that a device makes at boot; the answer gives its login.
 func newFleet(ctx context.Context, d *daemon, transport string, n int, lists [][]string) (*fleet, error) {
 	f := &fleet{address: d.device, secure: d.secure, transport: transport, lists: lists, logins: make([]login, n)}
-	return f, inParallel(16, n, func() (func(i int) error, func(), error) {
+	return f, load.InParallel(16, n, func() (func(i int) error, func(), error) {
 		c, err := f.dial(ctx, f.address, 0)
 		if err != nil {
 			return nil, nil, err
@@ -61,9 +61,9 @@ func newFleet(ctx context.Context, d *daemon, transport string, n int, lists [][
 	})
 }
 
-// stage runs a daemon as the variant says, with a fleet that is to connect; end stops both. callable is as for toolPages.
+// stage runs a daemon as the variant says, with a fleet that is to connect; end stops both. callable is as for load.ToolPages.
 func (b *bench) stage(ctx context.Context, v variant, transport string, devices int, callable bool) (d *daemon, f *fleet, end func() error, err error) {
-	lists, err := toolLists(callable)
+	lists, err := load.ToolLists(callable)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -87,7 +87,7 @@ func (f *fleet) bring(ctx context.Context, d *daemon, from, to int) error {
 
 // dial connects as device i.
 func (f *fleet) dial(ctx context.Context, address string, i int) (net.Conn, error) {
-	c, err := dial(ctx, address, i)
+	c, err := load.Dial(ctx, address, i)
 	if err != nil || f.secure == nil {
 		return c, err
 	}
@@ -95,7 +95,7 @@ func (f *fleet) dial(ctx context.Context, address string, i int) (net.Conn, erro
 }
 
 // framing is how messages of device i travel.
-func (f *fleet) framing(i int) framing { return framing{f.logins[i].topic} }
+func (f *fleet) framing(i int) load.Framing { return load.Framing{Topic: f.logins[i].topic} }
 
 func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
 	firmware := i % len(f.lists)
@@ -103,13 +103,13 @@ func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
 		`"uuid":"%s","chip_model_name":"esp32s3","chip_info":{"model":9,"cores":2,"revision":2,"features":18},`+
 		`"application":{"name":"xiaozhi","version":"2.%d.0","compile_time":"Jul  9 2026T10:00:00Z","idf_version":"v5.5.2","elf_sha256":"%064x"},`+
 		`"partition_table":[],"ota":{"label":"ota_0"},"board":{"type":"bread-compact-wifi","name":"bread-compact-wifi","ssid":"bench","rssi":-50,`+
-		`"channel":1,"ip":"127.0.0.1","mac":"%s"}}`, deviceID(i), clientID(i), firmware, firmware+1, deviceID(i))
+		`"channel":1,"ip":"127.0.0.1","mac":"%s"}}`, load.DeviceID(i), clientID(i), firmware, firmware+1, load.DeviceID(i))
 	request := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: bench\r\nDevice-Id: %s\r\nClient-Id: %s\r\nUser-Agent: bread-compact-wifi/2.%d.0\r\n"+
-		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", otaPaths[f.transport], deviceID(i), clientID(i), firmware, len(body), body)
+		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", otaPaths[f.transport], load.DeviceID(i), clientID(i), firmware, len(body), body)
 	if _, err := c.Write([]byte(request)); err != nil {
 		return err
 	}
-	status, answer, err := readResponse(br)
+	status, answer, err := load.ReadResponse(br)
 	if err != nil {
 		return fmt.Errorf("OTA check: %w", err)
 	}
@@ -119,25 +119,20 @@ func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
 	return f.logins[i].read(f.transport, answer)
 }
 
-const audioParams = `"audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`
-
-// What devices say: over WebSocket when they connect, over MQTT when they are woken.
-var (
-	helloFrame = appendFrame(nil, opText, []byte(`{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket",`+audioParams))
-	helloUDP   = []byte(`{"type":"hello","version":3,"features":{"mcp":true},"transport":"udp",` + audioParams)
-)
+// helloUDP is what a device says over MQTT when it is woken.
+var helloUDP = []byte(`{"type":"hello","version":3,"features":{"mcp":true},"transport":"udp",` + load.AudioParams)
 
 // connect brings devices from (included) to to (excluded) from dial to the last page of their tools, and returns how
 // long each took. Live devices then go on answering; the others fall silent, which the daemon notices after a minute.
 func (f *fleet) connect(ctx context.Context, from, to int, live bool) ([]time.Duration, error) {
 	took := make([]time.Duration, to-from)
-	err := inParallel(dialers, to-from, func() (func(i int) error, func(), error) {
+	err := load.InParallel(dialers, to-from, func() (func(i int) error, func(), error) {
 		w := dancer{br: bufio.NewReaderSize(nil, 4096), buf: make([]byte, 4096)}
 		return func(i int) error {
 			begun := time.Now()
 			c, err := w.dance(ctx, f, from+i)
 			if err != nil {
-				return fmt.Errorf("device %s: %w", deviceID(from+i), err)
+				return fmt.Errorf("device %s: %w", load.DeviceID(from+i), err)
 			}
 			took[i] = time.Since(begun)
 			return f.keep(c, f.framing(from+i), live)
@@ -147,7 +142,7 @@ func (f *fleet) connect(ctx context.Context, from, to int, live bool) ([]time.Du
 }
 
 // keep notes a connection, and lets it answer if live.
-func (f *fleet) keep(c net.Conn, wire framing, live bool) error {
+func (f *fleet) keep(c net.Conn, wire load.Framing, live bool) error {
 	f.mu.Lock()
 	f.conns = append(f.conns, c)
 	f.mu.Unlock()
@@ -158,7 +153,7 @@ func (f *fleet) keep(c net.Conn, wire framing, live bool) error {
 		return err
 	}
 	f.live.Go(func() {
-		answerCalls(c, wire)
+		load.AnswerCalls(c, wire)
 		if !f.ended.Load() {
 			f.lost.Add(1)
 		}
@@ -185,34 +180,4 @@ func (f *fleet) close() error {
 		return fmt.Errorf("%d devices lost their connection during the run", n)
 	}
 	return nil
-}
-
-// inParallel does n numbered things with some workers. make prepares a worker and names what it does and how it ends.
-func inParallel(workers, n int, make func() (do func(i int) error, end func(), err error)) error {
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	var once sync.Once
-	var first error
-	fail := func(err error) {
-		once.Do(func() { first = err })
-		next.Store(int64(n))
-	}
-	for range min(workers, n) {
-		wg.Go(func() {
-			do, end, err := make()
-			if err != nil {
-				fail(err)
-				return
-			}
-			defer end()
-			for i := int(next.Add(1) - 1); i < n; i = int(next.Add(1) - 1) {
-				if err := do(i); err != nil {
-					fail(err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return first
 }

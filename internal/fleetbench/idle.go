@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"strconv"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Figures of idle devices.
@@ -79,10 +81,8 @@ func (b *bench) idleDevices(ctx context.Context, kind idle) error {
 		fleetd[i] = samples{}
 	}
 	for run := range b.opt.runs {
-		if b.baselines != nil {
-			if err := b.baselines.measure(ctx, baseline, idleWanted, kind.baseline, kind.arguments...); err != nil {
-				return err
-			}
+		if err := b.baselines.measure(ctx, baseline, idleWanted, kind.baseline, kind.arguments...); err != nil {
+			return err
 		}
 		for i, v := range variants {
 			if err := b.idleRun(ctx, run, v, kind.transport, fleetd[i]); err != nil {
@@ -93,9 +93,7 @@ func (b *bench) idleDevices(ctx context.Context, kind idle) error {
 	}
 	for i, v := range variants {
 		m := measurement{Name: v.name, Title: fmt.Sprintf("%s, %d to %d, %s", kind.title, b.opt.idleLow, b.opt.idleHigh, v.title)}
-		if b.baselines != nil {
-			m.Baseline = commandLine(kind.baseline, kind.arguments)
-		}
+		m.Baseline = commandLine(kind.baseline, kind.arguments)
 		m.tabulate(fleetd[i], baseline, idleLines(v.goal))
 		b.add(m)
 	}
@@ -164,7 +162,7 @@ func (b *bench) settled(ctx context.Context, d *daemon, n int) (state, spent, er
 	}
 	x := state{routines: math.Inf(1)}
 	for i := range 20 {
-		resident, err := residentSize(d.cmd.Process.Pid)
+		resident, err := load.ResidentSize(d.cmd.Process.Pid)
 		if err != nil {
 			return state{}, spent{}, err
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"runtime"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Figures of many idle devices on one node.
@@ -92,8 +94,8 @@ func (b *bench) callsBeside(ctx context.Context, d *daemon, n, called int, mark 
 	if err != nil {
 		return err
 	}
-	into.add(mark+figureBeside, quantile(l.sent, 0.99).Seconds()*1e6)
-	into.add(mark+figureMedBeside, quantile(l.sent, 0.5).Seconds()*1e6)
+	into.add(mark+figureBeside, load.Quantile(l.sent, 0.99).Seconds()*1e6)
+	into.add(mark+figureMedBeside, load.Quantile(l.sent, 0.5).Seconds()*1e6)
 	return nil
 }
 

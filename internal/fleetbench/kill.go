@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Figures of a node that is killed.
@@ -104,8 +106,8 @@ func (b *bench) killRun(ctx context.Context, run int, into samples) (err error) 
 func (b *bench) simulate(address string) (pid string, stop func(), err error) {
 	var said bytes.Buffer
 	cmd := exec.Command(b.opt.simulator, "--ota", "http://"+address+"/xiaozhi/ota/", "--transport", "websocket", "--devices", strconv.Itoa(b.opt.kill),
-		"--wake", b.opt.killWake.String(), "--ramp", "1000/s", "--mac-base", deviceID(0), "--quiet")
-	dieWithParent(cmd)
+		"--wake", b.opt.killWake.String(), "--ramp", "1000/s", "--mac-base", load.DeviceID(0), "--quiet")
+	load.DieWithParent(cmd)
 	cmd.Stderr = &said
 	if err := cmd.Start(); err != nil {
 		return "", nil, fmt.Errorf("start %s (run `make build` first): %w", b.opt.simulator, err)
@@ -124,7 +126,7 @@ func (b *bench) simulate(address string) (pid string, stop func(), err error) {
 func (b *bench) killOne(ctx context.Context, victim int, nodes []*daemon, way *balancer, simulator string, into samples) error {
 	alive, processes := slices.Clone(nodes), []string{simulator}
 	alive[victim] = nil
-	targets := make([]target, len(nodes))
+	targets := make([]load.Target, len(nodes))
 	for i, d := range alive {
 		if d != nil {
 			processes = append(processes, d.pid())
@@ -176,12 +178,12 @@ func (b *bench) killOne(ctx context.Context, victim int, nodes []*daemon, way *b
 	slices.Sort(returns)
 	slices.Sort(waited)
 	into.add(figureLost, float64(len(lost)))
-	into.add(figureReturns, quantile(returns, 0.99).Seconds())
+	into.add(figureReturns, load.Quantile(returns, 0.99).Seconds())
 	into.add(figureAway, float64(len(lost)-len(results)))
-	into.add(figureUsable, quantile(usable, 1).Seconds()*1e3)
-	into.add(figureUsableP99, quantile(usable, 0.99).Seconds()*1e3)
-	into.add(figureUsableP50, quantile(usable, 0.5).Seconds()*1e3)
-	into.add(figureWaited, quantile(waited, 0.99).Seconds()*1e3)
+	into.add(figureUsable, load.Quantile(usable, 1).Seconds()*1e3)
+	into.add(figureUsableP99, load.Quantile(usable, 0.99).Seconds()*1e3)
+	into.add(figureUsableP50, load.Quantile(usable, 0.5).Seconds()*1e3)
+	into.add(figureWaited, load.Quantile(waited, 0.99).Seconds()*1e3)
 	into.add(figureAttempts, float64(attempts)/float64(max(1, len(results))))
 	into.add(figureUnusable, float64(late))
 	into.add(figureOffline, float64(len(offline)))

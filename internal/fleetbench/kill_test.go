@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // node is a server that greets with its name, behind the head of a request.
@@ -138,7 +140,7 @@ func TestProber(t *testing.T) {
 	}))
 	defer api.Close()
 	alive := (&daemon{api: api.URL}).target()
-	p := newProber([]target{alive, {}, {address: "127.0.0.1:1", before: alive.before, after: alive.after}}, 2)
+	p := newProber([]load.Target{alive, {}, {Address: "127.0.0.1:1", Before: alive.Before, After: alive.After}}, 2)
 	p.returned("soon", &pair{node: 2, since: time.Now()})
 	p.begin(t.Context())
 	p.await(t.Context(), 1)
@@ -150,7 +152,7 @@ func TestProber(t *testing.T) {
 	if len(results) != 2 {
 		t.Fatalf("%d results", len(results))
 	}
-	if x := results[0]; !x.ok || x.via != 0 || x.attempts != 3 || x.took < 2*probePause || x.took > exchangeLimit {
+	if x := results[0]; !x.ok || x.via != 0 || x.attempts != 3 || x.took < 2*probePause || x.took > load.ExchangeLimit {
 		t.Errorf("%+v", *x)
 	}
 	if x := results[1]; x.ok || x.attempts < 2 || x.took < 4*probePause {

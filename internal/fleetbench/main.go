@@ -1,8 +1,7 @@
 // Command fleetbench measures fleetd: tool calls over REST, what an idle device costs, how fast a fleet connects, what a
 // packet of audio costs, how long a fleet misses a node that is killed, and what a million known devices cost.
 //
-//	make bench                                  everything, fleetd alone
-//	make bench BENCH="-baselines DIR"           beside the baseline programs in DIR, pair by pair
+//	make bench                                  everything, each beside its baseline, pair by pair
 //	make bench BENCH="-only call -profile DIR"  one measurement, with CPU profiles
 //
 // It runs the real program with a data directory, ports, NATS subjects and a database of its own, and removes all of
@@ -25,12 +24,13 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // options are the flags.
 type options struct {
 	program, simulator  string
-	baselines           string
 	only                []string
 	runs                int
 	duration            time.Duration
@@ -55,7 +55,6 @@ type options struct {
 	profiles            string
 	limit, limitReady   time.Duration
 	quiet               float64
-	baselineEnvironment string
 }
 
 // measurements, in the order in which they run.
@@ -64,14 +63,13 @@ var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-
 // reserveFiles are what a process needs beside one file per device.
 const reserveFiles = 500
 
-func parseOptions(arguments []string, environ func(string) string, stderr io.Writer) (options, error) {
-	o := options{baselineEnvironment: "FLEETD_BENCH_BASELINES", limitReady: time.Minute}
+func parseOptions(arguments []string, stderr io.Writer) (options, error) {
+	o := options{limitReady: time.Minute}
 	only := ""
 	flags := flag.NewFlagSet("fleetbench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&o.program, "fleetd", "bin/fleetd", "the program to measure")
 	flags.StringVar(&o.simulator, "simulator", "bin/simulator", "the program whose devices lose their node")
-	flags.StringVar(&o.baselines, "baselines", environ(o.baselineEnvironment), "`directory` of the baseline programs (also "+o.baselineEnvironment+"); empty: fleetd alone")
 	flags.StringVar(&only, "only", strings.Join(measurements, ","), "what to measure, comma-separated")
 	flags.IntVar(&o.runs, "runs", 5, "repetitions of each measurement")
 	flags.DurationVar(&o.duration, "d", 5*time.Second, "measured time of one run of calls")
@@ -177,10 +175,10 @@ func (o *options) fit(files int) (changes []string) {
 // bench is one run of this program.
 type bench struct {
 	opt       options
-	baselines *baselines // nil: none
-	postgres  *postgres  // nil: none
-	nats      external   // only if something measured wants it
-	dir       string     // for files of this run
+	baselines baselines
+	postgres  *postgres // nil: none
+	nats      external  // only if something measured wants it
+	dir       string    // for files of this run
 	report    report
 	out       io.Writer
 }
@@ -212,14 +210,14 @@ func exitOn(err error) {
 
 // run measures what the arguments ask for and prints the tables. Whatever happens, what it started is stopped.
 func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err error) {
-	o, err := parseOptions(arguments, os.Getenv, stderr)
+	o, err := parseOptions(arguments, stderr)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, o.limit, fmt.Errorf("the limit of %v is over (-limit)", o.limit))
 	defer cancel()
 	b := &bench{opt: o, out: stderr}
-	for _, change := range b.opt.fit(fileLimit()) {
+	for _, change := range b.opt.fit(load.FileLimit()) {
 		b.report.LeftOut = append(b.report.LeftOut, change)
 		fmt.Fprintln(stderr, change)
 	}
@@ -236,11 +234,8 @@ func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	b.dir = dir
-	if b.baselines, err = buildBaselines(ctx, o.baselines, dir); err != nil {
+	if b.baselines, err = buildBaselines(ctx, dir); err != nil {
 		return err
-	}
-	if b.baselines == nil {
-		b.leaveOut("the baselines: no directory is given (-baselines, " + o.baselineEnvironment + ")")
 	}
 	if !o.embedded {
 		if err := b.services(ctx); err != nil {

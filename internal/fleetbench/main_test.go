@@ -1,13 +1,9 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -72,6 +68,9 @@ func TestRun(t *testing.T) {
 	checkFigure(t, r, "call", figureMallocs, 10, 5000) // few calls in a short time carry what the daemon does besides
 	checkFigure(t, r, "storm-embedded", figureDevices, 10, 1e5)
 	checkFigure(t, r, "storm-embedded", figureDeviceP99, 0.1, 10_000)
+	checkRatio(t, r, "call", figureCalls)
+	checkRatio(t, r, "storm-embedded", figureDevices)
+	checkRatio(t, r, "udp-embedded", figurePerCPU)
 	checkScale(t, r, "sqlite")
 	udp, kept := []string{"udp-embedded"}, []string{"call-1.pprof", "storm-embedded-1.pprof", "udp-embedded-1.pprof"}
 	if !testing.Short() {
@@ -101,6 +100,9 @@ func checkOthers(t *testing.T, r report) {
 	t.Helper()
 	checkFigure(t, r, "idle-embedded", figureGoroutines, 0.7, 1.4) // 40 devices: tasks of the moment are some hundredths
 	checkFigure(t, r, "pace", figureDue, 100, 1e7)
+	checkRatio(t, r, "pace", figureDue)
+	checkRatio(t, r, "idle-embedded", figureResident)
+	checkRatio(t, r, "mqtt-idle-embedded", figureResident)
 	checkFigure(t, r, "pace", figureAchieved, 10, 600)
 	for _, transport := range []string{overWebSocket, overMQTT} {
 		checkFigure(t, r, "idle-cpu-"+transport, figureIdleCPU, 0, 200)
@@ -108,6 +110,19 @@ func checkOthers(t *testing.T, r report) {
 	}
 	checkFigure(t, r, "mqtt-call", figureCalls, 10, 1e6)
 	checkFigure(t, r, "mqtt-idle-embedded", figureGoroutines, 0.7, 1.4)
+}
+
+// checkRatio checks that a figure was measured beside its baseline.
+func checkRatio(t *testing.T, r report, table, name string) {
+	t.Helper()
+	for _, m := range r.Measurements {
+		for _, f := range m.Figures {
+			if m.Name == table && f.Name == name && f.Baseline != nil && f.Ratio != nil {
+				return
+			}
+		}
+	}
+	t.Errorf("%s has no ratio of %q to a baseline", table, name)
 }
 
 func checkFigure(t *testing.T, r report, table, name string, low, high float64) {
@@ -129,22 +144,16 @@ func checkFigure(t *testing.T, r report, table, name string, low, high float64) 
 }
 
 func TestOptions(t *testing.T) {
-	given := func(name string) string {
-		if name == "FLEETD_BENCH_BASELINES" {
-			return "from-environment"
-		}
-		return ""
-	}
-	o, err := parseOptions(nil, given, io.Discard)
-	if err != nil || o.baselines != "from-environment" || !slices.Equal(o.only, measurements) || o.runs != 5 {
+	o, err := parseOptions(nil, io.Discard)
+	if err != nil || !slices.Equal(o.only, measurements) || o.runs != 5 {
 		t.Errorf("defaults: %+v, %v", o, err)
 	}
-	o, err = parseOptions([]string{"-baselines", "other", "-only", "storm,call", "-runs", "3"}, given, io.Discard)
-	if err != nil || o.baselines != "other" || !slices.Equal(o.only, []string{"storm", "call"}) || o.runs != 3 {
+	o, err = parseOptions([]string{"-only", "storm,call", "-runs", "3"}, io.Discard)
+	if err != nil || !slices.Equal(o.only, []string{"storm", "call"}) || o.runs != 3 {
 		t.Errorf("given: %+v, %v", o, err)
 	}
 	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-no-such"}, {"-pace", "0"}, {"-kill", "2"}, {"-scale-devices", "5000"}, {"-scale-devices", "100000000"}, {"-scale-requests", "0"}, {"-scale-on", "mysql"}} {
-		if _, err := parseOptions(bad, given, io.Discard); err == nil {
+		if _, err := parseOptions(bad, io.Discard); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
 	}
@@ -260,143 +269,6 @@ func TestParseMetrics(t *testing.T) {
 	}
 }
 
-// Both sides of the lists have the same shape as the firmware's pages.
-func TestToolPages(t *testing.T) {
-	for _, callable := range []bool{false, true} {
-		pages, err := toolPages(7, callable)
-		if err != nil || len(pages) != 3 {
-			t.Fatalf("%d pages, %v", len(pages), err)
-		}
-		var names []string
-		cursor := ""
-		for i, text := range pages {
-			var page struct {
-				Tools      []tool
-				NextCursor string
-			}
-			if err := json.Unmarshal([]byte(text), &page); err != nil || len(text) > 8000 {
-				t.Fatalf("page %d of %d bytes: %v", i, len(text), err)
-			}
-			if cursor != "" && page.Tools[0].Name != cursor {
-				t.Errorf("page %d begins with %s, not %s", i, page.Tools[0].Name, cursor)
-			}
-			for _, tool := range page.Tools {
-				names = append(names, tool.Name)
-			}
-			cursor = page.NextCursor
-		}
-		if len(names) != listLength || cursor != "" || slices.Contains(names, toolSetVolume) != callable {
-			t.Errorf("callable %v: %d tools, last cursor %q, %q", callable, len(names), cursor, names[:2])
-		}
-	}
-}
-
-func TestReadResponse(t *testing.T) {
-	good := bufio.NewReader(strings.NewReader("HTTP/1.1 429 Too Many Requests\r\nContent-Length: 5\r\nX: y\r\n\r\nhelloHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"))
-	for _, want := range []struct {
-		status int
-		body   string
-	}{{429, "hello"}, {200, "hi"}} {
-		if status, body, err := readResponse(good); err != nil || status != want.status || string(body) != want.body {
-			t.Errorf("%d %q, %v, want %+v", status, body, err, want)
-		}
-	}
-	for _, bad := range []string{"", "HTTP/1.1 abc\r\n\r\n", "HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"} {
-		if _, _, err := readResponse(bufio.NewReader(strings.NewReader(bad))); err == nil {
-			t.Errorf("%q is accepted", bad)
-		}
-	}
-}
-
-// Frames of every length form come through, and larger buffers are made when needed.
-func TestFrames(t *testing.T) {
-	for _, n := range []int{0, 1, 125, 126, 127, 300, 65535} {
-		payload := strings.Repeat("x", n)
-		client := appendFrame(nil, opText, []byte(payload))
-		header := 2
-		if n >= 126 {
-			header = 4
-		}
-		if client[1]&0x80 == 0 {
-			t.Fatalf("%d bytes: a client's frame must be masked", n)
-		}
-		server := append(slices.Clone(client[:header]), client[header+4:]...) // without the mask, as a server sends it
-		server[1] &^= 0x80
-		op, got, err := readFrame(bufio.NewReader(strings.NewReader(string(server))), make([]byte, 16))
-		if err != nil || op != opText || string(got) != payload {
-			t.Errorf("%d bytes: opcode %d, %d bytes, %v", n, op, len(got), err)
-		}
-	}
-	if _, _, err := readFrame(bufio.NewReader(strings.NewReader("\x81\x7f\x00\x00\x00\x00\x00\x01\x00\x00")), nil); err == nil {
-		t.Error("a frame over 64 KiB is accepted")
-	}
-}
-
-// A device answers calls and pings on a real connection.
-func TestAnswerCalls(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	c, err := dial(t.Context(), listener.Addr().String(), 3001)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if host, _, _ := net.SplitHostPort(server.RemoteAddr().String()); host != "127.0.0.4" {
-		t.Errorf("device 3001 dials from %s", host)
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		answerCalls(c, framing{})
-	}()
-	const request = `{"session_id":"abc","type":"mcp","payload":{"jsonrpc":"2.0","method":"tools/call","params":{"name":"x","arguments":{"id":9}},"id":41}}`
-	frames := append([]byte{0x89, 2, 'h', 'i', 0x81, 15}, `{"type":"noop"}`...)
-	frames = append(append(frames, 0x81, 126, 0, byte(len(request))), request...)
-	if _, err := server.Write(frames); err != nil {
-		t.Fatal(err)
-	}
-	br := bufio.NewReader(server)
-	if op, payload := readMasked(t, br); op != opPong || payload != "hi" {
-		t.Errorf("a ping is answered with opcode %d, %q", op, payload)
-	}
-	want := `{"session_id":"abc","type":"mcp","payload":{"jsonrpc":"2.0","id":41,"result":{"content":[{"type":"text","text":"true"}],"isError":false}}}`
-	if op, payload := readMasked(t, br); op != opText || payload != want {
-		t.Errorf("opcode %d, %s", op, payload)
-	}
-	if err := server.Close(); err != nil {
-		t.Fatal(err)
-	}
-	<-ended
-}
-
-// readMasked reads a client's frame below 64 KiB that is masked with zeros.
-func readMasked(t *testing.T, br *bufio.Reader) (op byte, payload string) {
-	t.Helper()
-	head := make([]byte, 2)
-	if _, err := io.ReadFull(br, head); err != nil {
-		t.Fatal(err)
-	}
-	n := int(head[1] & 127)
-	if n == 126 {
-		long := make([]byte, 2)
-		if _, err := io.ReadFull(br, long); err != nil {
-			t.Fatal(err)
-		}
-		n = int(long[0])<<8 | int(long[1])
-	}
-	body := make([]byte, 4+n)
-	if _, err := io.ReadFull(br, body); err != nil {
-		t.Fatal(err)
-	}
-	return head[0] & 15, string(body[4:])
-}
-
 // A daemon that ends by itself is reported with what it said, and leaves nothing.
 func TestDaemonThatFails(t *testing.T) {
 	dir := t.TempDir()
@@ -411,37 +283,6 @@ func TestDaemonThatFails(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "fleetbench*")); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %q, %v", left, err)
-	}
-}
-
-func TestInParallel(t *testing.T) {
-	done := make([]bool, 100)
-	err := inParallel(7, len(done), func() (func(int) error, func(), error) {
-		return func(i int) error { done[i] = true; return nil }, func() {}, nil
-	})
-	if err != nil || slices.Contains(done, false) {
-		t.Errorf("%v, %v", done, err)
-	}
-	broken := errors.New("broken")
-	err = inParallel(7, 100, func() (func(int) error, func(), error) {
-		return func(int) error { return broken }, func() {}, nil
-	})
-	if !errors.Is(err, broken) {
-		t.Errorf("error %v", err)
-	}
-}
-
-// The run's end reaches callers that have nobody to call.
-func TestCallLoadEnds(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := callLoad(ctx, target{address: listener.Addr().String()}, 2, 2, time.Minute); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
 	}
 }
 

@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Figures of MCP. Times are those of one request of one host that asks again and again.
@@ -175,11 +177,11 @@ func (b *bench) mcpTimes(ctx context.Context, d *daemon, address, profile string
 	if err := errors.Join(open("bare", bare.url, "", false), open("bare session", bare.url, "", true)); err != nil {
 		return err
 	}
-	rest, err := newCaller(d.target(), time.Now().Add(b.opt.limit))
+	rest, err := load.NewCaller(d.target(), time.Now().Add(b.opt.limit))
 	if err != nil {
 		return err
 	}
-	defer rest.close()
+	defer rest.Close()
 	kinds := []struct {
 		name string
 		ask  func() error
@@ -187,7 +189,7 @@ func (b *bench) mcpTimes(ctx context.Context, d *daemon, address, profile string
 		{baselineMark + figureList, hosts["bare"].asks(hosts["bare"].list)}, {figureList, hosts["own"].asks(hosts["own"].list)},
 		{baselineMark + figureSessionList, hosts["bare session"].asks(hosts["bare session"].list)}, {figureSessionList, hosts["own session"].asks(hosts["own session"].list)},
 		{baselineMark + figureMCPCall, hosts["bare"].asks(hosts["bare"].call)}, {figureMCPCall, hosts["own"].asks(hosts["own"].call)},
-		{figureRESTCall, func() error { return rest.call(0) }},
+		{figureRESTCall, func() error { return rest.Call(0) }},
 	}
 	spent, asked := map[string]time.Duration{}, map[string]int{}
 	saved := d.profile(ctx, profile, int((mcpSlice * (mcpSlices + 1) * time.Duration(len(kinds))).Seconds()))
@@ -315,7 +317,7 @@ func newMCPHost(address, token string, session bool, device int) (*mcpHost, erro
 		}
 	}
 	h.list = h.request("tools/list", "", `{`)
-	h.call = h.request("tools/call", "call_device_tool", `{"name":"call_device_tool","arguments":{"device":"`+deviceID(device)+`","tool":"`+toolSetVolume+`","arguments":{"volume":50}}`)
+	h.call = h.request("tools/call", "call_device_tool", `{"name":"call_device_tool","arguments":{"device":"`+load.DeviceID(device)+`","tool":"`+load.ToolSetVolume+`","arguments":{"volume":50}}`)
 	return h, nil
 }
 
@@ -427,7 +429,7 @@ func (b *bench) startBareMCP(ctx context.Context, list, call []byte) (x external
 		return x, err
 	}
 	cmd := exec.Command(self, mcpCommand, dir)
-	dieWithParent(cmd)
+	load.DieWithParent(cmd)
 	if err := cmd.Start(); err != nil {
 		return x, err
 	}

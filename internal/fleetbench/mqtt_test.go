@@ -12,31 +12,9 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 )
-
-// Messages of every length form come through a PUBLISH, and packets of other kinds are passed over.
-func TestPublish(t *testing.T) {
-	wire := framing{"fleetd/020000000001/up"}
-	for _, n := range []int{0, 1, 103, 104, 300, 16_359, 16_360, 60_000} {
-		want := strings.Repeat("x", n)
-		stream := append([]byte{0xd0, 0}, wire.append(nil, []byte(want))...) // a PINGRESP before it
-		br := bufio.NewReader(strings.NewReader(string(stream)))
-		if op, _, err := wire.read(br, nil); err != nil || op != 0 {
-			t.Fatalf("PINGRESP: %d, %v", op, err)
-		}
-		if op, got, err := wire.read(br, make([]byte, 16)); err != nil || op != opText || string(got) != want {
-			t.Errorf("%d bytes: %d, %d bytes, %v", n, op, len(got), err)
-		}
-	}
-	for _, bad := range []string{"", "\x30", "\x30\x05\x00\x01a", "\x30\x01\x00", "\x30\x02\x00\x01", "\x30\x81\x80\x04"} {
-		if op, m, err := wire.read(bufio.NewReader(strings.NewReader(bad)), nil); err == nil {
-			t.Errorf("%q is read as %d, %q", bad, op, m)
-		}
-	}
-}
 
 func TestLogin(t *testing.T) {
 	const (

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Figures of calls at a fixed rate.
@@ -31,14 +33,11 @@ var paceLines = []line{
 func (b *bench) measurePace(ctx context.Context) error {
 	o := b.opt
 	m := measurement{Name: "pace", Title: fmt.Sprintf("Tool calls over REST, %d per second, evenly: up to %d at a time, %d devices, all embedded", o.pace, o.callers, o.devices)}
-	arguments := []string{"server", "net", "append"}
 	fleetd, baseline := samples{}, samples{}
 	for run := range o.runs {
-		if b.baselines != nil {
-			m.Baseline = commandLine("toolcall", arguments)
-			if err := b.quietly("toolcall", baseline, func(into samples) error { return b.paceBaseline(ctx, into, arguments) }); err != nil {
-				return fmt.Errorf("pace of the baseline, run %d: %w", run+1, err)
-			}
+		m.Baseline = commandLine("server", []string{"toolcall"})
+		if err := b.quietly("toolcall", baseline, func(into samples) error { return b.paceBaseline(ctx, into) }); err != nil {
+			return fmt.Errorf("pace of the baseline, run %d: %w", run+1, err)
 		}
 		if err := b.quietly("pace", fleetd, func(into samples) error { return b.paceRun(ctx, run, into) }); err != nil {
 			return fmt.Errorf("pace, run %d: %w", run+1, err)
@@ -67,30 +66,25 @@ func (b *bench) paceRun(ctx context.Context, run int, into samples) (err error) 
 }
 
 // paceBaseline does the same with the baseline's server.
-func (b *bench) paceBaseline(ctx context.Context, into samples, arguments []string) (err error) {
-	s, err := b.baselines.serve("toolcall", arguments...)
+func (b *bench) paceBaseline(ctx context.Context, into samples) (err error) {
+	s, err := b.baselines.serve("toolcall")
 	if err != nil {
 		return err
 	}
 	defer s.stop()
 	f := &fleet{address: s.address, transport: overWebSocket}
 	defer func() { err = errors.Join(err, f.close()) }()
-	br := bufio.NewReaderSize(nil, 4096)
+	br := bufio.NewReader(nil)
 	for i := range b.opt.devices {
-		c, err := f.dial(ctx, f.address, i)
+		c, err := load.Attach(ctx, f.address, i, nil, br, "")
 		if err != nil {
 			return err
 		}
-		br.Reset(c)
-		if err := upgrade(c, br, "/ws", "Device-Id: "+deviceID(i)+"\r\n"); err != nil {
-			return errors.Join(err, c.Close())
-		}
-		if err := f.keep(c, framing{}, true); err != nil {
+		if err := f.keep(c, load.Framing{}, true); err != nil {
 			return err
 		}
 	}
-	const body = `{"name":"` + toolSetVolume + `","arguments":{"volume":50}}`
-	t := target{s.address, "POST /v1/devices/", fmt.Sprintf("/tools/call HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)}
+	t := load.AttachedTarget(s.address)
 	if _, err := b.paced(ctx, t, b.opt.devices, b.opt.pace); err != nil { // warms up
 		return err
 	}
@@ -98,7 +92,7 @@ func (b *bench) paceBaseline(ctx context.Context, into samples, arguments []stri
 }
 
 // openLoop measures calls at the rate of -pace.
-func (b *bench) openLoop(ctx context.Context, t target, pid string, into samples) error {
+func (b *bench) openLoop(ctx context.Context, t load.Target, pid string, into samples) error {
 	meter, err := startMeter("", pid)
 	if err != nil {
 		return err
@@ -111,9 +105,9 @@ func (b *bench) openLoop(ctx context.Context, t target, pid string, into samples
 	if err != nil {
 		return err
 	}
-	into.add(figureDue, quantile(l.due, 0.99).Seconds()*1e6)
-	into.add(figureDueHalf, quantile(l.due, 0.5).Seconds()*1e6)
-	into.add(figureSent, quantile(l.sent, 0.99).Seconds()*1e6)
+	into.add(figureDue, load.Quantile(l.due, 0.99).Seconds()*1e6)
+	into.add(figureDueHalf, load.Quantile(l.due, 0.5).Seconds()*1e6)
+	into.add(figureSent, load.Quantile(l.sent, 0.99).Seconds()*1e6)
 	into.add(figurePaceCPU, s.daemon.Seconds()/s.wall.Seconds()*100)
 	into.add(figureAchieved, float64(len(l.due))/s.wall.Seconds())
 	into.add(figureOthers, s.others*100)
@@ -124,7 +118,7 @@ func (b *bench) openLoop(ctx context.Context, t target, pid string, into samples
 type latencies struct{ due, sent []time.Duration }
 
 // paced lets callers make calls at a rate for the measured time, each as soon as it is due and somebody is free to make it.
-func (b *bench) paced(ctx context.Context, t target, devices, rate int) (latencies, error) {
+func (b *bench) paced(ctx context.Context, t load.Target, devices, rate int) (latencies, error) {
 	n := max(1, int(b.opt.duration.Seconds()*float64(rate)))
 	begun := time.Now()
 	all := latencies{make([]time.Duration, n), make([]time.Duration, n)}
@@ -139,22 +133,22 @@ func (b *bench) paced(ctx context.Context, t target, devices, rate int) (latenci
 			due <- i
 		}
 	}()
-	err := inParallel(b.opt.callers, b.opt.callers, func() (func(k int) error, func(), error) {
-		caller, err := newCaller(t, begun.Add(b.opt.duration+exchangeLimit))
+	err := load.InParallel(b.opt.callers, b.opt.callers, func() (func(k int) error, func(), error) {
+		caller, err := load.NewCaller(t, begun.Add(b.opt.duration+load.ExchangeLimit))
 		if err != nil {
 			return nil, nil, err
 		}
 		return func(int) error {
 			for i := range due {
 				sent := time.Now()
-				if err := caller.call(i % devices); err != nil {
+				if err := caller.Call(i % devices); err != nil {
 					return err
 				}
 				now := time.Now()
 				all.due[i], all.sent[i] = now.Sub(dueAt(begun, i, rate)), now.Sub(sent)
 			}
 			return ctx.Err()
-		}, caller.close, nil
+		}, caller.Close, nil
 	})
 	stopped.Store(true) // who was to make the rest may have failed
 	slices.Sort(all.due)

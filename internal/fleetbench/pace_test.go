@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Calls come at their rate, and the time of one that finds nobody free runs from when it was due.
@@ -74,7 +76,7 @@ func TestSelfSigned(t *testing.T) {
 	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	if status, body, err := readResponse(bufio.NewReader(c)); err != nil || status != 200 || string(body) != "hello" {
+	if status, body, err := load.ReadResponse(bufio.NewReader(c)); err != nil || status != 200 || string(body) != "hello" {
 		t.Errorf("%d %q, %v", status, body, err)
 	}
 }

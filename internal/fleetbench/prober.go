@@ -4,12 +4,14 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // prober calls devices that returned after the loss of their node, each through a node that does not hold it, until a
 // call succeeds.
 type prober struct {
-	targets []target // by node; of no address if it is dead
+	targets []load.Target // by node; of no address if it is dead
 	queue   chan *probe
 	stop    context.CancelFunc
 	workers sync.WaitGroup
@@ -35,14 +37,14 @@ const (
 	probePause   = 20 * time.Millisecond // between two calls to a device
 )
 
-func newProber(targets []target, devices int) *prober {
+func newProber(targets []load.Target, devices int) *prober {
 	return &prober{targets: targets, queue: make(chan *probe, devices)} // so that handing a probe over never blocks
 }
 
 // returned begins to call a device.
 func (p *prober) returned(device string, link *pair) {
 	via := (link.node + 1) % len(p.targets)
-	for p.targets[via].address == "" {
+	for p.targets[via].Address == "" {
 		via = (via + 1) % len(p.targets)
 	}
 	x := &probe{device: device, via: via, since: link.since}
@@ -62,11 +64,11 @@ func (p *prober) begin(ctx context.Context) {
 }
 
 func (p *prober) work(ctx context.Context) {
-	callers := make([]*caller, len(p.targets))
+	callers := make([]*load.Caller, len(p.targets))
 	defer func() {
 		for _, c := range callers {
 			if c != nil {
-				c.close()
+				c.Close()
 			}
 		}
 	}()
@@ -76,7 +78,7 @@ func (p *prober) work(ctx context.Context) {
 			return
 		case x := <-p.queue:
 			if callers[x.via] == nil {
-				callers[x.via], _ = newCaller(p.targets[x.via], time.Now().Add(2*killReturns)) // the next attempt tries again
+				callers[x.via], _ = load.NewCaller(p.targets[x.via], time.Now().Add(2*killReturns)) // the next attempt tries again
 			}
 			if x.attempts == 0 {
 				x.waited = time.Since(x.since)
@@ -84,8 +86,8 @@ func (p *prober) work(ctx context.Context) {
 			ok := false
 			if c := callers[x.via]; c != nil {
 				var err error
-				if ok, _, _, err = c.try(x.device); err != nil {
-					c.close()
+				if ok, _, _, err = c.Try(x.device); err != nil {
+					c.Close()
 					callers[x.via] = nil
 				}
 			}

@@ -3,10 +3,11 @@ package main
 import (
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // tick is the unit of CPU time in /proc: 1/100 s on every Linux port of Go.
@@ -61,42 +62,13 @@ func sumTicks(fields []string) (time.Duration, error) {
 	return time.Duration(sum) * tick, nil
 }
 
-// residentSize is the resident set of a process in bytes.
-func residentSize(pid int) (int64, error) { return sumFields(pid, "status", "VmRSS:") }
-
 // ownMemory is the resident set of a process in bytes, without memory that it shares through tmpfs.
-func ownMemory(pid int) (int64, error) { return sumFields(pid, "status", "RssAnon:", "RssFile:") }
+func ownMemory(pid int) (int64, error) {
+	return load.ProcessBytes(pid, "status", "RssAnon:", "RssFile:")
+}
 
 // storedBytes is how many bytes of files a process has caused to be written.
-func storedBytes(pid int) (int64, error) { return sumFields(pid, "io", "write_bytes:") }
-
-// sumFields adds fields of a file of /proc, in bytes.
-func sumFields(pid int, file string, names ...string) (int64, error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
-	if err != nil {
-		return 0, fmt.Errorf("state of a process: %w", err)
-	}
-	sum, found := int64(0), 0
-	for line := range strings.Lines(string(content)) {
-		f := strings.Fields(line)
-		if len(f) < 2 || !slices.Contains(names, f[0]) {
-			continue
-		}
-		n, err := strconv.ParseInt(f[1], 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("/proc/%d/%s: %w", pid, file, err)
-		}
-		if len(f) == 3 { // kB
-			n <<= 10
-		}
-		sum += n
-		found++
-	}
-	if found != len(names) {
-		return 0, fmt.Errorf("/proc/%d/%s does not have all of %q", pid, file, names)
-	}
-	return sum, nil
-}
+func storedBytes(pid int) (int64, error) { return load.ProcessBytes(pid, "io", "write_bytes:") }
 
 // meter measures CPU time over a period: the daemons' and their NATS server's, this program's, and what other programs took
 // meanwhile, which tells how far the figures of that period can be trusted.

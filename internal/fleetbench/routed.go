@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 var routedLines = append([]line{{name: figureCalls, goal: &goal{ratioAtLeast, 0.6}}}, callLines[1:]...)
@@ -34,7 +36,7 @@ func (b *bench) measureRouted(ctx context.Context) error {
 }
 
 func (b *bench) routedRun(ctx context.Context, run int, into samples) (err error) {
-	lists, err := toolLists(true)
+	lists, err := load.ToolLists(true)
 	if err != nil {
 		return err
 	}
@@ -62,7 +64,7 @@ func (b *bench) routedRun(ctx context.Context, run int, into samples) (err error
 		slices.Reverse(ways)
 	}
 	for _, w := range ways {
-		if _, err := callLoad(ctx, w.through.target(), b.opt.callers, b.opt.devices, b.opt.duration); err != nil { // warms up
+		if _, err := load.CallLoad(ctx, w.through.target(), b.opt.callers, b.opt.devices, b.opt.duration); err != nil { // warms up
 			return err
 		}
 	}

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Figures of a node with many known devices.
@@ -329,11 +331,11 @@ func (k *known) fillIn(ctx context.Context, storm, others string, into samples) 
 		}
 		slices.Sort(e.took)
 		into.add(figureImport, rate)
-		into.add(figureEdit, milliseconds(quantile(e.took, 0.5)))
-		into.add(figureEditP99, milliseconds(quantile(e.took, 0.99)))
+		into.add(figureEdit, milliseconds(load.Quantile(e.took, 0.5)))
+		into.add(figureEditP99, milliseconds(load.Quantile(e.took, 0.99)))
 		into.add(figureEdits, float64(len(e.took)))
 		into.add(figureEditRefused, float64(e.refused))
-		k.progress("%.0f rows/s, p99 of %d edits %v", rate, len(e.took), quantile(e.took, 0.99).Round(time.Millisecond))
+		k.progress("%.0f rows/s, p99 of %d edits %v", rate, len(e.took), load.Quantile(e.took, 0.99).Round(time.Millisecond))
 		return nil
 	})
 	if err != nil {
@@ -380,7 +382,7 @@ func editEvenly(ctx context.Context, d *daemon, devices int) (e editTimes) {
 	for i := 0; ; i++ {
 		due := time.Now()
 		wg.Go(func() {
-			err := d.edit(&client, deviceID(i%devices), fmt.Sprintf(`{"name":"Edited %d"}`, i))
+			err := d.edit(&client, load.DeviceID(i%devices), fmt.Sprintf(`{"name":"Edited %d"}`, i))
 			took := time.Since(due)
 			mu.Lock()
 			defer mu.Unlock()

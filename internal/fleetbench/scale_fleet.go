@@ -14,6 +14,8 @@ import (
 	_ "modernc.org/sqlite"             // the driver "sqlite"
 
 	"fleetd/internal/selector"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // What the known devices are like.
@@ -61,7 +63,7 @@ func writeDevices(file string, from, to, storm int) (err error) {
 	for i := from; i < to; i++ {
 		id, env, transport := knownID(i), "production", ""
 		if i < storm {
-			id = deviceID(i)
+			id = load.DeviceID(i)
 		}
 		if i%10 == 9 {
 			env = ""

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 const (
@@ -40,7 +42,7 @@ type listed struct {
 
 // lists measures requests of one caller, each kind after a few that are not counted.
 func (k *known) lists(ctx context.Context, d *daemon) (out []timing, err error) {
-	tools, err := toolLists(false)
+	tools, err := load.ToolLists(false)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +104,7 @@ func (k *known) timed(ctx context.Context, d *daemon, r request) (timing, error)
 		next = page.Next
 	}
 	slices.Sort(took)
-	return timing{Name: r.name, Made: len(took), Rows: float64(rows) / float64(len(took)), P50: milliseconds(quantile(took, 0.5)), P99: milliseconds(quantile(took, 0.99)),
+	return timing{Name: r.name, Made: len(took), Rows: float64(rows) / float64(len(took)), P50: milliseconds(load.Quantile(took, 0.5)), P99: milliseconds(load.Quantile(took, 0.99)),
 		GoalP50: r.p50, GoalP99: r.p99}, nil
 }
 
@@ -159,7 +161,7 @@ func scaleRequests(n, online int, now time.Time) []request {
 // singleFilters are the filters by one value and by some, alone and with a state, from the beginning and from the middle.
 func singleFilters(random *rand.Rand, online int) (out []request) {
 	middle := func() string { return middleID(random) }
-	middleOnline := func() string { return deviceID(online/3 + random.IntN(max(1, online/3))) }
+	middleOnline := func() string { return load.DeviceID(online/3 + random.IntN(max(1, online/3))) }
 	add := func(name string, sel, from func() string) {
 		out = append(out, request{name: name, p50: 5, p99: 50, query: func(string) url.Values { return listQuery("select", sel()) }},
 			request{name: name + ", middle", p50: 5, p99: 50, query: func(string) url.Values { return listQuery("select", sel(), "cursor", afterID(from())) }})

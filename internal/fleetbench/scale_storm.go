@@ -5,6 +5,8 @@ import (
 	"errors"
 	"runtime"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Figures of devices that boot and connect to a node with many known devices.
@@ -56,7 +58,7 @@ func (b *bench) storms(ctx context.Context, many, few *known, starts, fleetd, ba
 
 // storm has known devices boot and connect, and measures that if it counts.
 func (k *known) storm(ctx context.Context, d *daemon, counts bool, into samples) (err error) {
-	lists, err := toolLists(false)
+	lists, err := load.ToolLists(false)
 	if err != nil {
 		return err
 	}

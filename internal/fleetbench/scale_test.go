@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // No two known devices have the same id, none that of a device that connects, and their order is not that of the file.
@@ -55,7 +57,7 @@ func TestWriteDevices(t *testing.T) {
 		t.Fatalf("%d rows, %v", len(rows), err)
 	}
 	for at, want := range map[int][]string{
-		1: {deviceID(3), "Speaker 0000003", "", clientID(3), "asset-0000003", "production", "site-003"},
+		1: {load.DeviceID(3), "Speaker 0000003", "", clientID(3), "asset-0000003", "production", "site-003"},
 		4: {knownID(6), "Speaker 0000006", "", clientID(6), "asset-0000006", "production", "site-006"},
 		7: {knownID(9), "Speaker 0000009", "", clientID(9), "asset-0000009", "", "site-009"},
 		9: {knownID(11), "Speaker 0000011", overWebSocket, clientID(11), "asset-0000011", "production", "site-011"},

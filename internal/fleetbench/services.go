@@ -18,6 +18,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // localPostgres is asked for if the environment names no server.
@@ -117,7 +119,7 @@ func startNATS(ctx context.Context) (external, error) {
 		return external{}, err
 	}
 	cmd := exec.Command(self, natsCommand, dir)
-	dieWithParent(cmd)
+	load.DieWithParent(cmd)
 	stdin, err := cmd.StdinPipe()
 	if err == nil {
 		err = cmd.Start()

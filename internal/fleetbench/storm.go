@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Figures of a connect storm.
@@ -49,12 +51,10 @@ func (b *bench) measureStorm(ctx context.Context) error {
 		fleetd[i] = samples{}
 	}
 	for run := range b.opt.runs {
-		if b.baselines != nil {
-			if err := b.quietly("storm", baseline, func(into samples) error {
-				return b.baselines.measure(ctx, into, stormWanted, "storm", arguments...)
-			}); err != nil {
-				return err
-			}
+		if err := b.quietly("storm", baseline, func(into samples) error {
+			return b.baselines.measure(ctx, into, stormWanted, "storm", arguments...)
+		}); err != nil {
+			return err
 		}
 		for i, v := range variants {
 			if err := b.quietly(v.name, fleetd[i], func(into samples) error { return b.stormRun(ctx, run, v, into) }); err != nil {
@@ -64,10 +64,8 @@ func (b *bench) measureStorm(ctx context.Context) error {
 		}
 	}
 	for i, v := range variants {
-		m := measurement{Name: v.name, Title: fmt.Sprintf("Connect storm: %d devices, %d at a time, %d known tool lists, %s", b.opt.storm, dialers, firmwares, v.title)}
-		if b.baselines != nil {
-			m.Baseline = commandLine("storm", arguments)
-		}
+		m := measurement{Name: v.name, Title: fmt.Sprintf("Connect storm: %d devices, %d at a time, %d known tool lists, %s", b.opt.storm, dialers, load.Firmwares, v.title)}
+		m.Baseline = commandLine("storm", arguments)
 		m.tabulate(fleetd[i], baseline, stormLines(v.goal))
 		b.add(m)
 	}
@@ -77,23 +75,23 @@ func (b *bench) measureStorm(ctx context.Context) error {
 func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) (err error) {
 	// The first devices, one of each firmware, make the lists known.
 	n := b.opt.storm
-	d, f, end, err := b.stage(ctx, v, overWebSocket, firmwares+n, false)
+	d, f, end, err := b.stage(ctx, v, overWebSocket, load.Firmwares+n, false)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	if _, err := f.connect(ctx, 0, firmwares, false); err != nil {
+	if _, err := f.connect(ctx, 0, load.Firmwares, false); err != nil {
 		return err
 	}
-	if err := errors.Join(d.awaitReady(ctx, firmwares, startLimit), d.awaitQuiet(ctx, startLimit), d.collect(ctx)); err != nil {
+	if err := errors.Join(d.awaitReady(ctx, load.Firmwares, startLimit), d.awaitQuiet(ctx, startLimit), d.collect(ctx)); err != nil {
 		return err
 	}
 	// Devices that come for the first time, with lists that are known.
 	begun := time.Now()
-	if _, err := f.connect(ctx, firmwares, firmwares+n, false); err != nil {
+	if _, err := f.connect(ctx, load.Firmwares, load.Firmwares+n, false); err != nil {
 		return err
 	}
-	if err := d.awaitReady(ctx, firmwares+n, b.opt.limitReady); err != nil {
+	if err := d.awaitReady(ctx, load.Firmwares+n, b.opt.limitReady); err != nil {
 		return err
 	}
 	into.add(figureFirst, float64(n)/time.Since(begun).Seconds())
@@ -102,10 +100,10 @@ func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) 
 	if err := errors.Join(d.awaitGone(ctx, b.opt.limitReady), d.awaitQuiet(ctx, b.opt.limitReady), d.collect(ctx)); err != nil {
 		return err
 	}
-	if _, err := f.connect(ctx, 0, firmwares, false); err != nil {
+	if _, err := f.connect(ctx, 0, load.Firmwares, false); err != nil {
 		return err
 	}
-	if err := errors.Join(d.awaitReady(ctx, firmwares, startLimit), d.awaitQuiet(ctx, startLimit)); err != nil {
+	if err := errors.Join(d.awaitReady(ctx, load.Firmwares, startLimit), d.awaitQuiet(ctx, startLimit)); err != nil {
 		return err
 	}
 	before, err := d.metrics(ctx)
@@ -121,11 +119,11 @@ func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) 
 	if err != nil {
 		return err
 	}
-	took, err := f.connect(ctx, firmwares, firmwares+n, false)
+	took, err := f.connect(ctx, load.Firmwares, load.Firmwares+n, false)
 	if err != nil {
 		return err
 	}
-	if err := d.awaitReady(ctx, firmwares+n, b.opt.limitReady); err != nil {
+	if err := d.awaitReady(ctx, load.Firmwares+n, b.opt.limitReady); err != nil {
 		return err
 	}
 	s, err := meter.stop(runtime.NumCPU())
@@ -143,7 +141,7 @@ func (b *bench) stormRun(ctx context.Context, run int, v variant, into samples) 
 	written := time.Since(ready)
 	slices.Sort(took)
 	into.add(figureDevices, float64(n)/s.wall.Seconds())
-	into.add(figureDeviceP99, quantile(took, 0.99).Seconds()*1e3)
+	into.add(figureDeviceP99, load.Quantile(took, 0.99).Seconds()*1e3)
 	into.add(figureDeviceCPU, s.daemon.Seconds()*1e6/float64(n))
 	into.add(figureLoadCPU, s.own.Seconds()*1e6/float64(n))
 	into.add(figureGarbage, (after[seriesAllocated]-before[seriesAllocated])/float64(n)/1000)

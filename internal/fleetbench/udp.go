@@ -74,16 +74,14 @@ func (b *bench) measureUDP(ctx context.Context) error {
 		fleetd[i] = samples{}
 	}
 	for run := range o.runs {
-		if b.baselines != nil {
-			if err := b.quietly("udpaudio", baseline, func(into samples) error {
-				err := b.baselines.measure(ctx, into, udpWanted, "udpaudio", arguments...)
-				if err == nil {
-					into.add(figurePerCPU, 1e6/into[figurePacketCPU][0])
-				}
-				return err
-			}); err != nil {
-				return err
+		if err := b.quietly("udpaudio", baseline, func(into samples) error {
+			err := b.baselines.measure(ctx, into, udpWanted, "udpaudio", arguments...)
+			if err == nil {
+				into.add(figurePerCPU, 1e6/into[figurePacketCPU][0])
 			}
+			return err
+		}); err != nil {
+			return err
 		}
 		for i, v := range variants {
 			if err := b.quietly(v.name, fleetd[i], func(into samples) error { return b.udpRun(ctx, run, v, o.udpDevices, into) }); err != nil {
@@ -94,9 +92,7 @@ func (b *bench) measureUDP(ctx context.Context) error {
 	}
 	for i, v := range variants {
 		m := measurement{Name: v.name, Title: fmt.Sprintf("UDP audio to NATS: %d devices, %s, %s", o.udpDevices, rateText(o.udpRate), v.title)}
-		if b.baselines != nil {
-			m.Baseline = commandLine("udpaudio", arguments)
-		}
+		m.Baseline = commandLine("udpaudio", arguments)
 		m.tabulate(fleetd[i], baseline, v.lines())
 		b.add(m)
 	}

@@ -14,15 +14,16 @@ import (
 	"net/netip"
 	"strconv"
 	"time"
+
+	"fleetd/internal/fleetbench/load"
 )
 
 // Sizes of the load: a packet is 60 ms of speech at the firmware's bit rate, and packets leave in bursts over a few
 // sockets, each device's always over the same one. The baseline's generator does it alike.
 const (
-	audioHeader   = 16
-	audioPayload  = 90
-	audioSockets  = 16
-	datagramBatch = 64
+	audioHeader  = 16
+	audioPayload = 90
+	audioSockets = 16
 )
 
 // channel is a device's audio, as the server's hello opened it.
@@ -82,7 +83,7 @@ func (c *channel) seal(b []byte) {
 // speaker lets the devices of a fleet speak in turn.
 type speaker struct {
 	channels []channel
-	sockets  []*datagrams
+	sockets  []*load.Datagrams
 	next     []int // device that comes next on each socket
 	burst    int
 }
@@ -90,7 +91,7 @@ type speaker struct {
 func newSpeaker(channels []channel) (*speaker, error) {
 	s := &speaker{channels: channels}
 	for i := range min(audioSockets, len(channels)) {
-		d, err := newDatagrams(channels[0].server, audioHeader+audioPayload)
+		d, err := load.NewDatagrams(channels[0].server, audioHeader+audioPayload)
 		if err != nil {
 			return nil, errors.Join(err, s.close())
 		}
@@ -101,7 +102,7 @@ func newSpeaker(channels []channel) (*speaker, error) {
 
 func (s *speaker) close() (err error) {
 	for _, d := range s.sockets {
-		err = errors.Join(err, d.close())
+		err = errors.Join(err, d.Close())
 	}
 	return err
 }
@@ -114,7 +115,7 @@ func (s *speaker) speak(ctx context.Context, rate int, duration time.Duration) (
 		if elapsed > duration {
 			return sent, nil
 		}
-		due := datagramBatch
+		due := load.DatagramBatch
 		if rate > 0 {
 			due = min(due, int(elapsed.Seconds()*float64(rate))-sent)
 			if due <= 0 {
@@ -124,13 +125,13 @@ func (s *speaker) speak(ctx context.Context, rate int, duration time.Duration) (
 		}
 		s.burst = (s.burst + 1) % len(s.sockets)
 		d := s.sockets[s.burst]
-		for _, b := range d.buffers[:due] {
+		for _, b := range d.Buffers[:due] {
 			s.channels[s.next[s.burst]].seal(b)
 			if s.next[s.burst] += len(s.sockets); s.next[s.burst] >= len(s.channels) {
 				s.next[s.burst] = s.burst
 			}
 		}
-		if err := d.send(due); err != nil {
+		if err := d.Send(due); err != nil {
 			return sent, fmt.Errorf("send to %v: %w", s.channels[0].server, err)
 		}
 		sent += due

@@ -1,4 +1,4 @@
-package main
+package load
 
 import (
 	"encoding/json"
@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// firmwares is how many distinct tool lists a fleet has.
-const firmwares = 20
+// Firmwares is how many distinct tool lists a fleet has.
+const Firmwares = 20
 
 // listLength is the number of tools in a list: three pages under the firmware's limit.
 const (
@@ -22,12 +22,12 @@ type tool struct {
 	InputSchema json.RawMessage `json:"inputSchema"`
 }
 
-// toolSetVolume is the tool that callers call, as firmware v2.4.2 describes it.
-const toolSetVolume = "self.audio_speaker.set_volume"
+// ToolSetVolume is the tool that callers call, as firmware v2.4.2 describes it.
+const ToolSetVolume = "self.audio_speaker.set_volume"
 
-// toolPages are the `tools/list` results of one firmware. All lists have the same length in bytes as long as the
+// ToolPages are the `tools/list` results of one firmware. All lists have the same length in bytes as long as the
 // number of the firmware has as many digits; the first tool is the one that is called if callable is set.
-func toolPages(firmware int, callable bool) ([]string, error) {
+func ToolPages(firmware int, callable bool) ([]string, error) {
 	var pages []string
 	var page []string
 	size := 0
@@ -40,7 +40,7 @@ func toolPages(firmware int, callable bool) ([]string, error) {
 				`"reason":{"type":"string"}},"required":["value"]}`),
 		}
 		if i == 0 && callable {
-			t.Name, t.Description = toolSetVolume, "Set the volume of the audio speaker. If the current volume is unknown, "+
+			t.Name, t.Description = ToolSetVolume, "Set the volume of the audio speaker. If the current volume is unknown, "+
 				"you must call `self.get_device_status` tool first and then call this tool."
 			t.InputSchema = json.RawMessage(`{"type":"object","properties":{"volume":{"type":"integer","minimum":0,"maximum":100}},"required":["volume"]}`)
 		}
@@ -58,12 +58,12 @@ func toolPages(firmware int, callable bool) ([]string, error) {
 	return append(pages, `{"tools":[`+strings.Join(page, ",")+`]}`), nil
 }
 
-// toolLists are the pages of every firmware.
-func toolLists(callable bool) ([][]string, error) {
-	lists := make([][]string, firmwares)
+// ToolLists are the pages of every firmware.
+func ToolLists(callable bool) ([][]string, error) {
+	lists := make([][]string, Firmwares)
 	for i := range lists {
 		var err error
-		if lists[i], err = toolPages(i, callable); err != nil {
+		if lists[i], err = ToolPages(i, callable); err != nil {
 			return nil, err
 		}
 	}

@@ -1,4 +1,7 @@
-package main
+// Package load is what the bench and its baselines share: devices and callers that speak just enough HTTP, WebSocket and
+// MQTT to be understood. They share two cores with the server, so everything else is left out; and as both sides are
+// measured with the same load, their ratio does not depend on it.
+package load
 
 import (
 	"bufio"
@@ -13,26 +16,26 @@ import (
 	"time"
 )
 
-// The load generator shares two cores with the server, so it speaks just enough HTTP and WebSocket to be understood
-// and leaves everything else out.
-
-// dial connects as client number i. Clients are spread over 127.0.0.2 and up, 1500 each: beyond that the kernel's
-// search for a free port takes longer than the connect. The connection works for exchangeLimit, so that a server that
+// Dial connects as client number i. Clients are spread over 127.0.0.2 and up, 1500 each: beyond that the kernel's
+// search for a free port takes longer than the connect. The connection works for ExchangeLimit, so that a server that
 // falls silent ends the run.
-func dial(ctx context.Context, address string, i int) (net.Conn, error) {
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i/1500))}, Timeout: exchangeLimit, Control: lateBind}
+func Dial(ctx context.Context, address string, i int) (net.Conn, error) {
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i/1500))}, Timeout: ExchangeLimit, Control: lateBind}
 	c, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	return c, c.SetDeadline(time.Now().Add(exchangeLimit))
+	return c, c.SetDeadline(time.Now().Add(ExchangeLimit))
 }
 
-// exchangeLimit bounds what is said on one connection until the device is ready.
-const exchangeLimit = time.Minute
+// DatagramBatch is how many UDP packets leave with one system call.
+const DatagramBatch = 64
 
-// readResponse reads one HTTP response with a Content-Length. The body is valid until the next read.
-func readResponse(br *bufio.Reader) (status int, body []byte, err error) {
+// ExchangeLimit bounds what is said on one connection until the device is ready.
+const ExchangeLimit = time.Minute
+
+// ReadResponse reads one HTTP response with a Content-Length. The body is valid until the next read.
+func ReadResponse(br *bufio.Reader) (status int, body []byte, err error) {
 	length := -1
 	for {
 		line, err := br.ReadSlice('\n')
@@ -67,8 +70,8 @@ func readResponse(br *bufio.Reader) (status int, body []byte, err error) {
 	return status, body, err
 }
 
-// upgrade turns a fresh connection into a WebSocket. The key is fixed: nobody checks the answer.
-func upgrade(c net.Conn, br *bufio.Reader, path, headers string) error {
+// Upgrade turns a fresh connection into a WebSocket. The key is fixed: nobody checks the answer.
+func Upgrade(c net.Conn, br *bufio.Reader, path, headers string) error {
 	request := "GET " + path + " HTTP/1.1\r\nHost: bench\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" +
 		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n" + headers + "\r\n"
 	if _, err := io.WriteString(c, request); err != nil {
@@ -89,13 +92,13 @@ func upgrade(c net.Conn, br *bufio.Reader, path, headers string) error {
 
 // WebSocket opcodes (RFC 6455, 5.2).
 const (
-	opText = 1
-	opPing = 9
-	opPong = 10
+	OpText = 1
+	OpPing = 9
+	OpPong = 10
 )
 
-// appendFrame appends a client's frame, masked with zeros.
-func appendFrame(dst []byte, op byte, payload []byte) []byte {
+// AppendFrame appends a client's frame, masked with zeros.
+func AppendFrame(dst []byte, op byte, payload []byte) []byte {
 	dst = append(dst, 0x80|op)
 	if len(payload) < 126 {
 		dst = append(dst, 0x80|byte(len(payload)))
@@ -106,8 +109,8 @@ func appendFrame(dst []byte, op byte, payload []byte) []byte {
 	return append(dst, payload...)
 }
 
-// readFrame reads a server's frame into buf, or a larger buffer if it does not fit.
-func readFrame(br *bufio.Reader, buf []byte) (op byte, payload []byte, err error) {
+// ReadFrame reads a server's frame into buf, or a larger buffer if it does not fit.
+func ReadFrame(br *bufio.Reader, buf []byte) (op byte, payload []byte, err error) {
 	head, err := br.Peek(2)
 	if err != nil {
 		return 0, nil, err

@@ -1,4 +1,4 @@
-package main
+package load
 
 import (
 	"os/exec"
@@ -19,11 +19,11 @@ func lateBind(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// dieWithParent ends the child if this program is killed.
-func dieWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+// DieWithParent ends the child if this program is killed.
+func DieWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
 
-// fileLimit is how many files a process may open; Go raises its own limit, and so the daemon's, to the hard one.
-func fileLimit() int {
+// FileLimit is how many files a process may open; Go raises its own limit, and so the daemon's, to the hard one.
+func FileLimit() int {
 	var limit syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
 		return 1024

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package main
+package load
 
 import (
 	"os/exec"
@@ -9,6 +9,6 @@ import (
 
 func lateBind(_, _ string, _ syscall.RawConn) error { return nil }
 
-func dieWithParent(*exec.Cmd) {}
+func DieWithParent(*exec.Cmd) {}
 
-func fileLimit() int { return 1024 }
+func FileLimit() int { return 1024 }
