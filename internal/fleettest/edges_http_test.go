@@ -89,6 +89,9 @@ func TestBodiesThatNeverCome(t *testing.T) {
 	if code, ended := answerOf(c, 15*time.Second); code != http.StatusBadRequest || !ended {
 		t.Errorf("a body that never comes: status %d, closed %v", code, ended)
 	}
+	if n := node.Metric(t, "fleetd_slow_clients_total", `listener="api-listen"`, `what="body"`); n != 1 {
+		t.Errorf("%v bodies are counted as too slow, want 1", n)
+	}
 	for range 50 {
 		post(t, api, "/v1/devices/rotate", "")
 	}

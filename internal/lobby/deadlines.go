@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"sync/atomic"
 	"time"
 )
@@ -28,6 +29,7 @@ type Pace struct {
 	Grace time.Duration
 	Rate  int64
 	Most  time.Duration
+	Late  *atomic.Uint64 // counts bodies that did not keep it; may be nil
 }
 
 // DefaultPace is that of requests whose route has no other.
@@ -127,6 +129,7 @@ type pacedBody struct {
 	set     time.Time // when the deadline was set last
 	read    int64
 	ended   bool
+	late    bool // was counted
 }
 
 // arrived tells whether the body was read to its end, or all of it waits to be.
@@ -169,6 +172,9 @@ func (b *pacedBody) Read(p []byte) (int, error) {
 		}
 	case err == nil:
 		b.extend(time.Now())
+	case errors.Is(err, os.ErrDeadlineExceeded) && b.pace.Late != nil && !b.late:
+		b.late = true
+		b.pace.Late.Add(1)
 	}
 	return n, err
 }
@@ -178,7 +184,8 @@ func (b *pacedBody) Read(p []byte) (int, error) {
 type timedConn struct {
 	net.Conn
 	limit time.Duration
-	given atomic.Bool // a deadline, by the caller
+	slow  *atomic.Uint64 // counts writes that were not taken in time
+	given atomic.Bool    // a deadline, by the caller
 }
 
 // SetDeadline implements net.Conn.
@@ -204,6 +211,9 @@ func (c *timedConn) Write(b []byte) (written int, err error) {
 		}
 		n, err := c.Conn.Write(piece)
 		written += n
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.slow.Add(1)
+		}
 		if b = b[n:]; err != nil || len(b) == 0 {
 			return written, err
 		}

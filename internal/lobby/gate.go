@@ -96,6 +96,9 @@ type Guarded struct {
 	// Full counts connections closed because there are too many, Crowded those
 	// closed because their address has its share.
 	Full, Crowded atomic.Uint64
+	// Late counts requests whose body came too slowly, Slow answers that were not taken in
+	// time, where these have limits.
+	Late, Slow atomic.Uint64
 }
 
 // Accept waits for a connection that the gate lets in.
@@ -121,7 +124,7 @@ func (l *Guarded) admit(c net.Conn) *guest {
 	}
 	v := &guest{Conn: c, gate: g}
 	if l.timed > 0 {
-		v.Conn = &timedConn{Conn: c, limit: l.timed}
+		v.Conn = &timedConn{Conn: c, limit: l.timed, slow: &l.Slow}
 	}
 	if peer, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil && !within(peer.Addr(), g.trusted) {
 		v.addr = peer.Addr()

@@ -113,7 +113,7 @@ func (n *node) startAPI() error {
 		debug.FreeOSMemory()
 		w.WriteHeader(http.StatusNoContent)
 	}))
-	n.api = &http.Server{Handler: lobby.AnswerFirst(n.withMCP(api), lobby.DefaultPace), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+	n.api = &http.Server{Handler: lobby.AnswerFirst(n.withMCP(api), n.pace("api-listen")), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}
 	if n.apiCertificate != nil {
 		n.api.TLSConfig = n.apiCertificate.config()

@@ -25,6 +25,13 @@ func deviceFiles(limit int) int {
 // 0: as many as they like.
 func apiFiles(limit int) int { return (limit - deviceFiles(limit)) / 2 }
 
+// pace is that of bodies that come in at a listener.
+func (n *node) pace(flag string) lobby.Pace {
+	pace := lobby.DefaultPace
+	pace.Late = &n.guarded[flag].Late
+	return pace
+}
+
 // openGuarded opens a port of the devices, behind the gate.
 func (n *node) openGuarded(flag, address string) (net.Listener, error) {
 	l, err := n.listeners.open(flag, address)

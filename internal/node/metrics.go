@@ -79,6 +79,7 @@ var (
 	refusals       = counter("device_refusals_total", "Upgrade requests refused, by HTTP status.", "status")
 	connections    = gauge("device_connections", "Connections to the devices' ports.")
 	connectionsMax = gauge("device_connections_limit", "How many there may be, by the open-file limit; 0: no limit.")
+	slowClients    = counter("slow_clients_total", "Requests whose body came too slowly, and answers that were not taken in time, by flag of the listener.", "listener", "what")
 	apiConns       = gauge("api_connections", "Connections to the API and the gateway's API.")
 	apiConnsMax    = gauge("api_connections_limit", "How many there may be, by the open-file limit; 0: no limit.")
 	floodRefusals  = counter("flood_refusals_total", "Devices closed for flooding that came back too soon.")
@@ -222,6 +223,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for flag, l := range c.guarded {
 		put(notAdmitted, float64(l.Full.Load()), flag, "descriptors")
 		put(notAdmitted, float64(l.Crowded.Load()), flag, "address")
+		put(slowClients, float64(l.Late.Load()), flag, "body")
+		put(slowClients, float64(l.Slow.Load()), flag, "answer")
 	}
 	for flag, f := range c.failures {
 		put(loginFailures, float64(f.Answered.Load()), flag, "answered")

@@ -188,7 +188,7 @@ func (n *node) startGatewayAPI() error {
 	}
 	n.mqtt.gatewayAPI = gatewayapi.New(gatewayapi.Options{Service: n.service, Gateway: n.mqtt.gateway, Timeout: n.cfg.GatewayTimeout,
 		Door: &access.Door{Keys: n.service.Keys(), IsAdmin: n.mint.IsAdmin}, Failures: n.failures["gateway-api-listen"], Log: n.log})
-	n.serve("gateway-api-listen", &http.Server{Handler: lobby.AnswerFirst(n.mqtt.gatewayAPI, lobby.DefaultPace), ReadHeaderTimeout: 5 * time.Second,
+	n.serve("gateway-api-listen", &http.Server{Handler: lobby.AnswerFirst(n.mqtt.gatewayAPI, n.pace("gateway-api-listen")), ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}, l)
 	return nil
 }
