@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/eclipse/paho.mqtt.golang/packets"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/apiclient"
@@ -191,7 +192,7 @@ func TestBalancedFleet(t *testing.T) {
 	var nodes []*Node
 	for i := range 3 {
 		nodes = append(nodes, programs.Start(t, "--database", db.Via(t, database.Address()), "--nats", url, "--nats-prefix", prefix,
-			"--secret", "one fleet, one secret", "--node", fmt.Sprintf("node-%d", i+1), "--drain-window", "3s", "--trusted-proxies", "127.0.0.1",
+			"--secret", "one fleet, one secret", "--node", fmt.Sprintf("node-%d", i+1), "--drain-window", "3s", "--trusted-proxies", "127.0.0.1", "--proxy-protocol", "on",
 			"--photo-limit", "64MiB", "--event-limit", "64MiB", "--notification-limit", "64MiB", "--public-device-url", "http://"+at.device, "--public-mqtt", at.mqtt))
 	}
 	fleet := balance(t, at, nodes)
@@ -297,7 +298,7 @@ func TestBalancerTellsAddresses(t *testing.T) {
 	t.Parallel()
 	at := balancerAddresses(t)
 	haproxy(t)
-	node := programs.Start(t, "--trusted-proxies", "127.0.0.1", "--ota-rate", "1", "--ota-burst", "2", "--public-device-url", "http://"+at.device)
+	node := programs.Start(t, "--trusted-proxies", "127.0.0.1", "--proxy-protocol", "on", "--ota-rate", "1", "--ota-burst", "2", "--public-device-url", "http://"+at.device)
 	fleet := balance(t, at, []*Node{node, node, node})
 	ask := func(source, claimed string) int {
 		t.Helper()
@@ -323,6 +324,19 @@ func TestBalancerTellsAddresses(t *testing.T) {
 	if got := ask("127.0.0.9", "198.51.100.0"); got != 200 {
 		t.Errorf("another device: %d", got)
 	}
+	// Over MQTT, too.
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.77")}}
+	c, err := dialer.DialContext(t.Context(), "tcp", at.mqtt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	connect := packets.NewControlPacket(packets.Connect).(*packets.ConnectPacket)
+	connect.ProtocolName, connect.ProtocolVersion, connect.CleanSession, connect.ClientIdentifier = "MQTT", 4, true, "020000000001"
+	if err := connect.Write(c); err != nil {
+		t.Fatal(err)
+	}
+	node.Await(t, "the node's log has the address of the device", 10*time.Second, func() bool { return strings.Contains(node.Log.String(), "127.0.0.77") })
 }
 
 // Whoever guesses tokens through the balancer is slowed down by its address,
@@ -331,7 +345,7 @@ func TestBalancerTellsWhoGuesses(t *testing.T) {
 	t.Parallel()
 	at := balancerAddresses(t)
 	haproxy(t)
-	node := programs.Start(t, "--trusted-proxies", "127.0.0.0/8")
+	node := programs.Start(t, "--trusted-proxies", "127.0.0.0/8", "--proxy-protocol", "on")
 	balance(t, at, []*Node{node, node, node})
 	guess := func(source string, i int) int {
 		t.Helper()
