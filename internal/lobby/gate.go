@@ -67,6 +67,7 @@ type Gate struct {
 	trusted []netip.Prefix
 	shares  *Shares
 	open    atomic.Int64
+	silent  Silent // of timed listeners: those that have not proven who they are
 }
 
 // NewGate returns a Gate for at most that many connections (0: no limit), and
@@ -83,7 +84,8 @@ func (g *Gate) Open() (connections, most int64) { return g.open.Load(), g.most }
 // the rest unanswered.
 func (g *Gate) Guard(l net.Listener) *Guarded { return &Guarded{Listener: l, gate: g} }
 
-// GuardTimed is Guard for plain HTTP: every write of an answer has WriteTime.
+// GuardTimed is Guard for callers over plain HTTP: every write of an answer has
+// WriteTime, and when there are too many, one that has not proven who it is gives way.
 func (g *Gate) GuardTimed(l net.Listener) *Guarded {
 	return &Guarded{Listener: l, gate: g, timed: WriteTime}
 }
@@ -117,7 +119,7 @@ func (l *Guarded) Accept() (net.Conn, error) {
 
 func (l *Guarded) admit(c net.Conn) *guest {
 	g := l.gate
-	if n := g.open.Add(1); g.most > 0 && n > g.most {
+	if n := g.open.Add(1); g.most > 0 && n > g.most && (l.timed == 0 || !g.silent.GiveWay()) {
 		g.open.Add(-1)
 		l.Full.Add(1)
 		return nil
@@ -133,6 +135,9 @@ func (l *Guarded) admit(c net.Conn) *guest {
 			l.Crowded.Add(1)
 			return nil
 		}
+		if l.timed > 0 {
+			g.silent.put(v, &v.waiting)
+		}
 	}
 	return v
 }
@@ -144,6 +149,8 @@ type guest struct {
 	addr   netip.Addr  // zero: of a proxy
 	proven atomic.Bool // or closed
 	closed atomic.Bool
+
+	waiting Waiting // among the silent, who guard it
 }
 
 // Vouch says that the peer of a connection has proven who it is, so that it
@@ -182,6 +189,7 @@ func VouchFor(ctx context.Context) {
 func (v *guest) vouch() {
 	if v.addr.IsValid() && v.proven.CompareAndSwap(false, true) {
 		v.gate.shares.Leave(v.addr)
+		v.gate.silent.take(&v.waiting)
 	}
 }
 

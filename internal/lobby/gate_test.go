@@ -1,9 +1,12 @@
 package lobby
 
 import (
+	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"sync"
 	"testing"
@@ -131,4 +134,57 @@ func TestGate(t *testing.T) {
 		t.Error(err)
 	}
 	Vouch(&net.TCPConn{}) // of no gate
+}
+
+// Silent connections of a few addresses fill a gate of callers; who comes next is let
+// in, and served.
+func TestSilentCallersGiveWay(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const most = 40
+	gate := NewGate(most, most/2, nil)
+	guarded := gate.GuardTimed(l)
+	server := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { VouchFor(r.Context()) }), ConnContext: WithConn}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(guarded) // ends with Close
+	}()
+	t.Cleanup(func() {
+		_ = server.Close()
+		<-done
+	})
+	call := func(from string) error {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		c, err := dialer.Dial("tcp", l.Addr().String())
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if from != "127.0.0.9" {
+			return nil // it says nothing
+		}
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			return err
+		}
+		_, err = http.ReadResponse(bufio.NewReader(c), nil)
+		return err
+	}
+	for i := range 2 * most {
+		if err := call(fmt.Sprintf("127.0.2.%d", 1+i%4)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 2 * most { // they stay, so that callers fill it, too
+		// security: N38
+		if err := call("127.0.0.9"); (err == nil) != (i < most) {
+			t.Fatalf("caller %d: %v", i+1, err)
+		}
+	}
+	if open, _ := gate.Open(); open != most {
+		t.Errorf("%d are in, want %d", open, most)
+	}
 }

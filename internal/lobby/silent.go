@@ -26,21 +26,36 @@ type Waiting struct {
 }
 
 // Add takes a connection in, until Remove.
-func (s *Silent) Add(c net.Conn) Waiting {
-	w := Waiting{}
+func (s *Silent) Add(c net.Conn) (w Waiting) {
+	s.put(c, &w)
+	return w
+}
+
+// put is Add for a place that the connection itself keeps: it may have to give way, and
+// be removed, before put returns.
+func (s *Silent) put(c net.Conn, w *Waiting) {
+	host := netip.Addr{}
 	if peer, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
-		w.host = HostOf(peer.Addr())
+		host = HostOf(peer.Addr())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.hosts == nil {
 		s.hosts = map[netip.Addr]*list.List{}
 	}
-	if s.hosts[w.host] == nil {
-		s.hosts[w.host] = list.New()
+	if s.hosts[host] == nil {
+		s.hosts[host] = list.New()
 	}
-	w.at = s.hosts[w.host].PushBack(c)
-	return w
+	*w = Waiting{host, s.hosts[host].PushBack(c)}
+}
+
+// take is Remove for a place of put.
+func (s *Silent) take(w *Waiting) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.at != nil {
+		s.removeLocked(*w)
+	}
 }
 
 // Remove takes a connection out that has spoken, or ended. It may have given way.
