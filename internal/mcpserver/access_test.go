@@ -172,10 +172,29 @@ func TestSessionsAreBounded(t *testing.T) {
 	}
 	add(others - 1)
 	f.open(t, PathMCP, other)
+	// The node has as many as it may: the key with the most makes room, while it has idle ones.
+	busy := func(n int) {
+		s.lock.Lock()
+		defer s.lock.Unlock()
+		for _, x := range s.byID {
+			x.busy += n
+		}
+	}
+	busy(-1)
+	s.lock.Lock()
+	of := s.byKey[s.byID[open[2]].v.who.Key]
+	s.lock.Unlock()
+	before := of.sessions
+	// security: H3
+	if f.open(t, PathMCP, other); of.sessions != before-1 {
+		t.Errorf("the key with the most has %d sessions, had %d", of.sessions, before)
+	}
+	busy(2)
 	// security: H3
 	if a := f.send(t, http.MethodPost, PathMCP, other, hello); a.status != 503 {
 		t.Errorf("more than the node may have: %d", a.status)
 	}
+	busy(-1)
 	add(1 - others)
 }
 

@@ -150,8 +150,8 @@ func (s *sessions) reserve(v *visit) (*place, *refusal) {
 	switch {
 	case s.draining:
 		return nil, refuse(refusedDraining, devices.CodeUnavailable, "this node is stopping; ask another one")
-	case s.total >= MaxSessions:
-		return nil, refuse(refusedTotal, devices.CodeUnavailable, "this node has as many MCP sessions as it may")
+	case s.total >= MaxSessions && !s.evictLocked(""):
+		return nil, refuse(refusedTotal, devices.CodeUnavailable, "this node has as many MCP sessions as it may, all of them in use")
 	case u.sessions >= MaxKeySessions && !s.evictLocked(v.who.Key):
 		return nil, refuse(refusedKey, devices.CodeDeviceBusy, "this key has as many MCP sessions as it may, all of them in use; end some with DELETE")
 	}
@@ -161,13 +161,19 @@ func (s *sessions) reserve(v *visit) (*place, *refusal) {
 	return &place{s: s, u: u}, nil
 }
 
-// evictLocked ends the session of a key that was idle longest; false if all are in
-// use. Many clients leave without a DELETE.
+// evictLocked ends the session of a key that was idle longest, or with no key that of
+// the key with the most sessions; false if all are in use. Many clients leave without a
+// DELETE.
 func (s *sessions) evictLocked(key string) bool {
 	var idle *session
+	most := 0
 	for _, x := range s.byID {
-		if x.v.who.Key == key && x.busy == 0 && !x.closing && (idle == nil || x.used.Before(idle.used)) {
-			idle = x
+		if x.busy > 0 || x.closing || key != "" && x.v.who.Key != key {
+			continue
+		}
+		of := s.useLocked(x.v.who).sessions
+		if idle == nil || of > most || of == most && x.used.Before(idle.used) {
+			idle, most = x, of
 		}
 	}
 	if idle == nil {
