@@ -19,15 +19,21 @@ import (
 	"fleetd/internal/bulk"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
+	"fleetd/internal/lobby"
 	"fleetd/internal/selector"
 )
 
 const (
 	pathImport = "/v1/devices/import"
 	pathExport = "/v1/devices/export"
-	// bulkPatience is how long a sender or reader of a file may pause.
+	// bulkPatience is how long a reader of a file may pause.
 	bulkPatience = time.Minute
+	// maxReceived is how many files to import are received at once.
+	maxReceived = 4
 )
+
+// importPace is how slowly a file to import may come.
+var importPace = lobby.Pace{Grace: time.Minute, Rate: 32 << 10}
 
 // Types of files with devices.
 const (
@@ -107,15 +113,21 @@ func (s *Server) runImport(w http.ResponseWriter, r *http.Request) (report bulk.
 	if err := s.draining(); err != nil {
 		return report, err
 	}
-	if !s.importing.TryLock() { // each takes disk, and the database
-		return report, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "another import runs on this node; try again when it is done"}
+	select {
+	case s.receiving <- struct{}{}:
+	default: // each takes disk
+		return report, importBusy("as many files to import are on their way to this node as it takes")
 	}
-	defer s.importing.Unlock()
 	file, err := s.spool(w, r, &opt.Format)
+	<-s.receiving
 	if err != nil {
 		return report, err
 	}
 	defer func() { err = errors.Join(err, file.discard()) }()
+	if !s.importing.TryLock() { // each takes the database
+		return report, importBusy("another import runs on this node")
+	}
+	defer s.importing.Unlock()
 	by := s.by(r, access.ViaREST)
 	if report, err = bulk.Import(r.Context(), untilDrain{s}, by, file, opt); errors.Is(err, bulk.ErrFaults) {
 		return report, err
@@ -123,6 +135,10 @@ func (s *Server) runImport(w http.ResponseWriter, r *http.Request) (report bulk.
 	s.opt.Service.NoteChange(by, "import", "", fmt.Sprintf("%d rows: %d created, %d changed, %d unchanged, %d refused", report.Rows, report.Created, report.Changed,
 		report.Unchanged, report.Refused), err)
 	return report, err
+}
+
+func importBusy(why string) error {
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: why + "; try again when it is done"}
 }
 
 // untilDrain is the core until the node stops: an import does not hold that up.
@@ -159,7 +175,8 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, format *bulk.Form
 		return out, errFileTooLarge
 	}
 	control := http.NewResponseController(w)
-	body := bufio.NewReader(&slowBody{r.Body, control})
+	lobby.PaceBody(w, r, importPace)
+	body := bufio.NewReader(r.Body)
 	if *format, err = formatOf(r, body); err != nil {
 		return out, err
 	}
@@ -192,19 +209,6 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, format *bulk.Form
 func (s *Server) noDisk(err error) error {
 	s.opt.Log.Error("a file to import cannot be kept", "error", err)
 	return &devices.Error{Code: devices.CodeUnavailable, Part: "disk", Detail: "this node cannot keep the file while it is imported; its log says why"}
-}
-
-// slowBody is a body whose sender may pause for a while.
-type slowBody struct {
-	io.Reader
-	control *http.ResponseController
-}
-
-func (b *slowBody) Read(p []byte) (int, error) {
-	if err := b.control.SetReadDeadline(time.Now().Add(bulkPatience)); err != nil {
-		return 0, err
-	}
-	return b.Reader.Read(p)
 }
 
 // formatOf tells the format by the Content-Type, else by the first byte: curl sends

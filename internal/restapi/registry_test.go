@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -425,6 +426,31 @@ func TestImportOfManyLines(t *testing.T) {
 	}
 	if entries := f.audited(audit.KindDevice); len(entries) != 4 || entries[0].Action != "import" || entries[0].Detail != fmt.Sprintf("%d rows: %d created, 0 changed, 0 unchanged, 0 refused", manyLines, manyLines) {
 		t.Errorf("%+v", entries[:1])
+	}
+}
+
+// A file that drips in takes no import away from others, and ends with its time.
+func TestDrippingImport(t *testing.T) {
+	f := newFleet(t, func(o *Options) { o.Dir = t.TempDir() })
+	for range maxReceived - 1 {
+		c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\nContent-Type: text/csv\r\nContent-Length: 30000\r\n\r\nid\n", pathImport, f.token); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 200 { // the others are being received by then
+		// security: N39
+		if r := f.do(t, "POST", pathImport, fmt.Sprintf("id\n02:00:00:00:00:%02x\n", i), "Content-Type", "text/csv"); r.status != http.StatusOK {
+			t.Fatalf("import %d: %d %s", i, r.status, r.body)
+		}
+	}
+	// security: N39
+	if allowed := importPace.Grace + time.Duration(30000/importPace.Rate)*time.Second; allowed > 2*time.Minute {
+		t.Errorf("a file of 30,000 bytes may take %v", allowed)
 	}
 }
 

@@ -138,13 +138,14 @@ type Server struct {
 	policy   string        // of the page
 	patience time.Duration // streamWrite, less in tests
 
-	importing sync.Mutex // one import at a time
+	importing sync.Mutex    // one import at a time
+	receiving chan struct{} // capacity maxReceived: files on their way
 }
 
 // New returns a Server.
 func New(opt Options) *Server {
 	s := &Server{opt: opt, mux: http.NewServeMux(), public: map[string]bool{}, rights: map[string]about{},
-		browsers: http.NewCrossOriginProtection(), patience: streamWrite,
+		browsers: http.NewCrossOriginProtection(), patience: streamWrite, receiving: make(chan struct{}, maxReceived),
 		door: &access.Door{Keys: opt.Service.Keys(), IsAdmin: opt.Mint.IsAdmin, Open: opt.AuthNone}}
 	s.newAPI()
 	s.deviceRoutes()
