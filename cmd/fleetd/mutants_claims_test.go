@@ -70,7 +70,7 @@ var claimMutants = []mutant{
 	{claim: "H2", file: "internal/mcpserver/sessions.go", test: "TestSessionsBelongToTheirKey", breaks: "a session belongs to its address",
 		old: "(x.v.who.Key != v.who.Key || x.v.device != v.device)", new: "x.v.who.Key != v.who.Key"},
 	{claim: "H3", file: "internal/mcpserver/sessions.go", test: "TestSessionsAreBounded", breaks: "a node has so many sessions",
-		old: "case s.total >= MaxSessions:", new: "case s.total > MaxSessions:"},
+		old: "case s.total >= MaxSessions && ", new: "case s.total > MaxSessions && "},
 	{claim: "H3", file: "internal/mcpserver/sessions.go", test: "TestSessionsAreBounded", breaks: "a failed request gives its place back",
 		old: "		p.s.vacateLocked(p.u)\n", new: ""},
 	{claim: "H5", file: "internal/mcpserver/clean.go", test: "TestClean", breaks: "invisible characters are left out",

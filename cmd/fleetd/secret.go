@@ -45,13 +45,26 @@ func (cmd *secretRotateCmd) Run(ctx context.Context, a *app) error {
 		fmt.Fprintf(a.stdout, "secret %d is in force; new credentials, of generation %d, come with the next OTA check: restart what does not restart by itself before %s\n",
 			r.Secret, r.Generation, r.PreviousUntil.UTC().Format(time.RFC3339))
 	}
-	return cmd.tell(a, c, r)
+	return cmd.tell(ctx, a, c, r)
 }
 
-// tell says where the new admin token is.
-func (cmd *secretRotateCmd) tell(a *app, c *apiclient.Client, r apiclient.RotatedSecret) error {
+// tokenTime is how long a node may take to write its admin token; it does so right after it has answered.
+const tokenTime = 5 * time.Second
+
+// tell says where the new admin token is, once it is there: scripts go on with it.
+func (cmd *secretRotateCmd) tell(ctx context.Context, a *app, c *apiclient.Client, r apiclient.RotatedSecret) error {
 	var err error
 	if dir, ok := c.Local(); ok {
+		for until := time.Now().Add(tokenTime); ; {
+			next, err := apiclient.Discover(dir, "", "")
+			if err == nil && next.HasToken(r.AdminToken) {
+				break
+			}
+			if time.Now().After(until) || ctx.Err() != nil {
+				return failed("the admin token was rotated, but %s/admin-token does not have the new one yet; look at the node's log", dir)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
 		_, err = fmt.Fprintf(a.stdout, "the new admin token is in %s/admin-token, and in the data directory of every other node\n", dir)
 	} else {
 		_, err = fmt.Fprintf(a.stdout, "the new admin token: %s\n", oneLine(r.AdminToken))

@@ -310,3 +310,21 @@ func TestMethodsOverSSE(t *testing.T) {
 		t.Errorf("%s", data)
 	}
 }
+
+// Each message of a batch costs far more to decode than to write.
+func TestBatchesAreBounded(t *testing.T) {
+	f := newFleet(t)
+	const era = "2025-03-26"
+	session := f.send(t, http.MethodPost, PathMCP, admin, strings.Replace(hello, "2025-06-18", era, 1)).header.Get("Mcp-Session-Id")
+	for n, refused := range map[int]bool{2: false, MaxBatch: false, MaxBatch + 1: true, 5000: true} {
+		body := "\n [" + strings.TrimSuffix(strings.Repeat(`{"jsonrpc":"2.0","method":"notifications/initialized"},`, n), ",") + "]"
+		if len(body) > BodyLimit {
+			body = body[:BodyLimit]
+		}
+		a := f.send(t, http.MethodPost, PathMCP, admin, body, "Mcp-Session-Id", session, "Mcp-Protocol-Version", era)
+		// security: H14
+		if got := strings.Contains(a.body, "a batch has at most 100 messages"); got != refused || (a.status == http.StatusAccepted) == refused {
+			t.Errorf("%d messages: %d %s", n, a.status, a.body)
+		}
+	}
+}

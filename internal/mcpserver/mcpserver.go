@@ -43,6 +43,7 @@ const (
 const (
 	BodyLimit       = 256 << 10 // bytes of a request
 	MaxSessions     = 1000      // of all callers
+	MaxBatch        = 100       // messages in one body, of the revisions that have batches
 	MaxKeySessions  = 100       // of one caller
 	MaxKeyRequests  = 200       // of one caller at once, streams included
 	MaxKeyCalls     = 200       // of one caller at once, with or without somebody who waits

@@ -67,6 +67,9 @@ func (s *Server) answerPost(w http.ResponseWriter, r *http.Request, session stri
 	}
 	method, call := callOf(body)
 	switch {
+	case tooMany(body):
+		writeError(w, http.StatusBadRequest, errorAnswer([]byte("null"), jsonrpc.CodeInvalidRequest, "a batch has at most "+strconv.Itoa(MaxBatch)+" messages; send several"))
+		return true, nil
 	case call == nil:
 		return false, nil
 	case session == "" && method != "initialize" && method != "server/discover":
@@ -98,6 +101,18 @@ func callOf(body []byte) (method string, id []byte) {
 		return "", nil
 	}
 	return method, id
+}
+
+// tooMany tells whether a body is a batch of more than MaxBatch messages, each of which
+// costs far more to decode than to write.
+func tooMany(body []byte) bool {
+	if jsonspan.KindOf(bytes.TrimLeft(body[:min(len(body), 64)], " \t\r\n")) != jsonspan.KindArray {
+		return false
+	}
+	n := 0
+	for w := jsonspan.Array(body); n <= MaxBatch && w.Next(); n++ {
+	}
+	return n > MaxBatch
 }
 
 // notThere is the protocol's answer to a call of a method that is not there.
