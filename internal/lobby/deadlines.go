@@ -50,8 +50,8 @@ func AnswerFirst(next http.Handler, pace Pace) http.Handler {
 			http.Error(w, "the request cannot be read: "+err.Error(), http.StatusInternalServerError)
 			return
 		}
-		body := &pacedBody{ReadCloser: r.Body, control: control, pace: pace, begun: time.Now()}
-		body.extend(body.begun)
+		body := &pacedBody{ReadCloser: r.Body, control: control}
+		body.begin(pace)
 		answer := &earlyAnswer{ResponseWriter: w, body: body, waits: r.Header.Get("Expect") != ""}
 		defer answer.finish()
 		r.Body = body
@@ -111,11 +111,18 @@ func (a *earlyAnswer) finish() {
 	}
 }
 
-// PaceBody makes the body of a request arrive at a pace of its own.
+// PaceBody makes the body of a request arrive at a pace of its own, in place of
+// that of AnswerFirst: of two, either would set its deadline over the other's.
 func PaceBody(w http.ResponseWriter, r *http.Request, pace Pace) {
-	body := &pacedBody{ReadCloser: r.Body, control: http.NewResponseController(w), pace: pace, begun: time.Now()}
-	body.extend(body.begun)
-	r.Body = body
+	body, paced := r.Body.(*pacedBody)
+	if !paced {
+		body = &pacedBody{ReadCloser: r.Body, control: http.NewResponseController(w)}
+		r.Body = body
+	}
+	if pace.Late == nil {
+		pace.Late = body.pace.Late
+	}
+	body.begin(pace)
 }
 
 // pacedBody is a body with a deadline that moves with what arrives. It is read
@@ -130,6 +137,12 @@ type pacedBody struct {
 	read    int64
 	ended   bool
 	late    bool // was counted
+}
+
+// begin counts a pace from now on.
+func (b *pacedBody) begin(pace Pace) {
+	b.pace, b.begun, b.set, b.read = pace, time.Now(), time.Time{}, 0
+	b.extend(b.begun)
 }
 
 // arrived tells whether the body was read to its end, or all of it waits to be.

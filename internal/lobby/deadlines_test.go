@@ -20,7 +20,14 @@ func serveTimed(t *testing.T, limit time.Duration, handler http.Handler) (addres
 	}
 	guarded := NewGate(0, 0, nil).GuardTimed(l)
 	guarded.timed = limit
-	server := &http.Server{Handler: handler}
+	serveBehind(t, guarded, handler)
+	return l.Addr().String(), guarded
+}
+
+// serveBehind runs a handler on a listener until the test ends.
+func serveBehind(t *testing.T, guarded *Guarded, handler http.Handler) {
+	t.Helper()
+	server := &http.Server{Handler: handler, ConnContext: WithConn}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -30,7 +37,6 @@ func serveTimed(t *testing.T, limit time.Duration, handler http.Handler) (addres
 		_ = server.Close()
 		<-done
 	})
-	return l.Addr().String(), guarded
 }
 
 func dial(t *testing.T, address, request string) net.Conn {
@@ -171,5 +177,21 @@ func TestRefusalOfABodyNotYetSent(t *testing.T) {
 	// security: N30
 	if _, err := io.ReadFull(c, line); err != nil || string(line) != "HTTP/1.1 403" {
 		t.Errorf("%s, %v", line, err)
+	}
+}
+
+// A route's own pace takes the place of the listener's: of two, the shorter would end
+// a body that keeps the longer.
+func TestOnePace(t *testing.T) {
+	got := make(chan bool, 1)
+	address, _ := serveTimed(t, WriteTime, AnswerFirst(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		listeners := r.Body
+		PaceBody(w, r, Pace{Grace: time.Minute})
+		body, paced := r.Body.(*pacedBody)
+		got <- r.Body == listeners && paced && body.pace.Grace == time.Minute && body.pace.Late == DefaultPace.Late
+	}), DefaultPace))
+	dial(t, address, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
+	if !<-got {
+		t.Error("two paces judge one body")
 	}
 }

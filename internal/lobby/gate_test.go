@@ -145,17 +145,7 @@ func TestSilentCallersGiveWay(t *testing.T) {
 	}
 	const most = 40
 	gate := NewGate(most, most/2, nil)
-	guarded := gate.GuardTimed(l)
-	server := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { VouchFor(r.Context()) }), ConnContext: WithConn}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = server.Serve(guarded) // ends with Close
-	}()
-	t.Cleanup(func() {
-		_ = server.Close()
-		<-done
-	})
+	serveBehind(t, gate.GuardTimed(l), http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { VouchFor(r.Context()) }))
 	call := func(from string) error {
 		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 		c, err := dialer.Dial("tcp", l.Addr().String())
