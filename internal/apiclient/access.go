@@ -1,7 +1,6 @@
 package apiclient
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -37,11 +36,7 @@ type Key struct {
 // UnmarshalJSON keeps the object as received beside its members.
 func (k *Key) UnmarshalJSON(data []byte) error {
 	type plain Key
-	if err := json.Unmarshal(data, (*plain)(k)); err != nil {
-		return err
-	}
-	k.Raw = bytes.Clone(data)
-	return nil
+	return withRaw(data, (*plain)(k), &k.Raw)
 }
 
 // NewKeyParams describe a new key.
@@ -137,11 +132,7 @@ type PolicyVersion struct {
 // UnmarshalJSON keeps the object as received beside its members.
 func (v *PolicyVersion) UnmarshalJSON(data []byte) error {
 	type plain PolicyVersion
-	if err := json.Unmarshal(data, (*plain)(v)); err != nil {
-		return err
-	}
-	v.Raw = bytes.Clone(data)
-	return nil
+	return withRaw(data, (*plain)(v), &v.Raw)
 }
 
 // PolicyVersions returns the versions of the rules, newest first.
@@ -205,11 +196,7 @@ type AuditEntry struct {
 // UnmarshalJSON keeps the object as received beside its members.
 func (e *AuditEntry) UnmarshalJSON(data []byte) error {
 	type plain AuditEntry
-	if err := json.Unmarshal(data, (*plain)(e)); err != nil {
-		return err
-	}
-	e.Raw = bytes.Clone(data)
-	return nil
+	return withRaw(data, (*plain)(e), &e.Raw)
 }
 
 // AuditFilter selects entries; empty fields select all.

@@ -255,3 +255,12 @@ func Collect[T any](items iter.Seq2[T, error]) ([]T, error) {
 	}
 	return all, nil
 }
+
+// withRaw decodes an object, and keeps it as received.
+func withRaw(data []byte, plain any, raw *json.RawMessage) error {
+	if err := json.Unmarshal(data, plain); err != nil {
+		return err
+	}
+	*raw = bytes.Clone(data)
+	return nil
+}

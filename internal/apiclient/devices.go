@@ -1,7 +1,6 @@
 package apiclient
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"iter"
@@ -68,11 +67,7 @@ type Audio struct {
 // UnmarshalJSON keeps the object as received beside its members.
 func (d *Device) UnmarshalJSON(data []byte) error {
 	type plain Device
-	if err := json.Unmarshal(data, (*plain)(d)); err != nil {
-		return err
-	}
-	d.Raw = bytes.Clone(data)
-	return nil
+	return withRaw(data, (*plain)(d), &d.Raw)
 }
 
 // DeviceFilter selects devices; empty fields select all.

@@ -28,11 +28,7 @@ type Photo struct {
 // UnmarshalJSON keeps the object as received beside its members.
 func (p *Photo) UnmarshalJSON(data []byte) error {
 	type plain Photo
-	if err := json.Unmarshal(data, (*plain)(p)); err != nil {
-		return err
-	}
-	p.Raw = bytes.Clone(data)
-	return nil
+	return withRaw(data, (*plain)(p), &p.Raw)
 }
 
 // Photos returns the stored photos of a device, or of all devices if device is empty, newest first.
@@ -68,11 +64,7 @@ type Node struct {
 // UnmarshalJSON keeps the object as received beside its members.
 func (n *Node) UnmarshalJSON(data []byte) error {
 	type plain Node
-	if err := json.Unmarshal(data, (*plain)(n)); err != nil {
-		return err
-	}
-	n.Raw = bytes.Clone(data)
-	return nil
+	return withRaw(data, (*plain)(n), &n.Raw)
 }
 
 // Nodes returns the nodes of the fleet in order of name.

@@ -1,7 +1,6 @@
 package apiclient
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -166,11 +165,7 @@ type Change struct {
 // UnmarshalJSON keeps the object as received beside its members.
 func (x *Change) UnmarshalJSON(data []byte) error {
 	type plain Change
-	if err := json.Unmarshal(data, (*plain)(x)); err != nil {
-		return err
-	}
-	x.Raw = bytes.Clone(data)
-	return nil
+	return withRaw(data, (*plain)(x), &x.Raw)
 }
 
 // Changes returns the log of decisions: of one device, the newest first, or of all in order of revision if device is

@@ -43,11 +43,16 @@ type RotatedSecret struct {
 	AdminToken    string    `json:"admin_token"`
 }
 
+type secretBody struct {
+	AdminOnly bool   `json:"admin_only,omitempty"`
+	Grace     string `json:"grace,omitempty"`
+}
+
 // RotateSecret replaces the fleet's secret, or the admin token alone, which has no grace.
 func (c *Client) RotateSecret(ctx context.Context, adminOnly bool, grace time.Duration) (RotatedSecret, error) {
-	body := map[string]any{"admin_only": true}
+	body := secretBody{AdminOnly: adminOnly}
 	if !adminOnly {
-		body = map[string]any{"grace": grace.String()}
+		body.Grace = grace.String()
 	}
 	var r RotatedSecret
 	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("secret", "rotate"), nil, body, &r)

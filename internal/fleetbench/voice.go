@@ -109,32 +109,18 @@ func (s *speaker) close() (err error) {
 
 // speak offers rate packets per second, or as many as go if that is 0, and returns how many it sent.
 func (s *speaker) speak(ctx context.Context, rate int, duration time.Duration) (sent int, err error) {
-	begun := time.Now()
-	for ctx.Err() == nil {
-		elapsed := time.Since(begun)
-		if elapsed > duration {
-			return sent, nil
-		}
-		due := load.DatagramBatch
-		if rate > 0 {
-			due = min(due, int(elapsed.Seconds()*float64(rate))-sent)
-			if due <= 0 {
-				time.Sleep(200 * time.Microsecond)
-				continue
-			}
-		}
+	return load.Offer(ctx, rate, duration, func(n int) error {
 		s.burst = (s.burst + 1) % len(s.sockets)
 		d := s.sockets[s.burst]
-		for _, b := range d.Buffers[:due] {
+		for _, b := range d.Buffers[:n] {
 			s.channels[s.next[s.burst]].seal(b)
 			if s.next[s.burst] += len(s.sockets); s.next[s.burst] >= len(s.channels) {
 				s.next[s.burst] = s.burst
 			}
 		}
-		if err := d.Send(due); err != nil {
-			return sent, fmt.Errorf("send to %v: %w", s.channels[0].server, err)
+		if err := d.Send(n); err != nil {
+			return fmt.Errorf("send to %v: %w", s.channels[0].server, err)
 		}
-		sent += due
-	}
-	return sent, context.Cause(ctx)
+		return nil
+	})
 }

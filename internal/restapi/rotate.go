@@ -32,10 +32,17 @@ type rotateInput struct {
 type rotateAllInput struct{ Body *graceBody }
 
 func (b *graceBody) duration() (time.Duration, error) {
-	if b == nil || b.Grace == "" {
+	if b == nil {
 		return admission.DefaultGrace, nil
 	}
-	grace, err := timespan.Parse(b.Grace)
+	return parseGrace(b.Grace)
+}
+
+func parseGrace(text string) (time.Duration, error) {
+	if text == "" {
+		return admission.DefaultGrace, nil
+	}
+	grace, err := timespan.Parse(text)
 	if err != nil {
 		return 0, badRequest(`grace must be a duration such as "30d"`)
 	}
@@ -77,16 +84,20 @@ func (s *Server) secretRoutes() {
 
 func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*answer[rotatedSecret], error) {
 	by := caller(ctx)
+	var body secretBody
+	if in.Body != nil {
+		body = *in.Body
+	}
 	var r devices.Rotation
 	var err error
-	if in.Body != nil && in.Body.AdminOnly {
-		if in.Body.Grace != "" {
+	if body.AdminOnly {
+		if body.Grace != "" {
 			return nil, badRequest("admin_only has no grace: the admin token ends at once")
 		}
 		r, err = s.opt.Service.RotateAdmin(ctx, by)
 		s.opt.Service.NoteCredential(by, "rotate_admin", "", err)
 	} else {
-		grace, graceErr := (&graceBody{Grace: graceOf(in.Body)}).duration()
+		grace, graceErr := parseGrace(body.Grace)
 		if graceErr != nil {
 			return nil, graceErr
 		}
@@ -101,13 +112,6 @@ func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*answ
 		out.PreviousUntil = stamp(r.PreviousUntil)
 	}
 	return &answer[rotatedSecret]{out}, nil
-}
-
-func graceOf(b *secretBody) string {
-	if b == nil {
-		return ""
-	}
-	return b.Grace
 }
 
 func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*tagged[device], error) {

@@ -141,32 +141,16 @@ func (s *speakers) run(ctx context.Context, server *server, rate int, duration t
 }
 
 func (s *speakers) speak(ctx context.Context, rate int, duration time.Duration) (sent int, err error) {
-	begun := time.Now()
-	for ctx.Err() == nil {
-		elapsed := time.Since(begun)
-		if elapsed > duration {
-			return sent, nil
-		}
-		due := load.DatagramBatch
-		if rate > 0 {
-			if due = min(due, int(elapsed.Seconds()*float64(rate))-sent); due <= 0 {
-				time.Sleep(200 * time.Microsecond)
-				continue
-			}
-		}
+	return load.Offer(ctx, rate, duration, func(n int) error {
 		s.burst = (s.burst + 1) % len(s.sockets)
 		d := s.sockets[s.burst]
-		for _, b := range d.Buffers[:due] {
+		for _, b := range d.Buffers[:n] {
 			binary.BigEndian.PutUint32(b[4:], audioSource(s.next))
 			binary.BigEndian.PutUint32(b[12:], s.seq)
 			if s.next++; s.next == s.devices {
 				s.next, s.seq = 0, s.seq+1
 			}
 		}
-		if err := d.Send(due); err != nil {
-			return sent, err
-		}
-		sent += due
-	}
-	return sent, context.Cause(ctx)
+		return d.Send(n)
+	})
 }
