@@ -14,13 +14,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"fleetd/simulator/firmware"
 )
 
 const (
 	defaultAttack = 30 * time.Second
 	// attackTick is how often a sender catches up with its rate.
 	attackTick = 2 * time.Millisecond
-	// attackBurst bounds what a sender that fell behind sends at once.
+	// attackBurst bounds what a sender that is late sends at once.
 	attackBurst = 4096
 )
 
@@ -132,8 +134,8 @@ func attackUDP(ctx context.Context, o *options, duration time.Duration) (*udpAtt
 	started := time.Now()
 	for i, c := range conns {
 		senders.Go(func() {
-			random := derivedRand(o.seed, a.ssrc, fmt.Sprint("attack ", i))
-			packet := make([]byte, udpHeader+maxForged)
+			random := rand.New(rand.NewPCG(o.Seed, uint64(i)))
+			packet := make([]byte, firmware.AudioHeader+maxForged)
 			perSecond := float64(a.rate) / float64(a.ports)
 			tick := time.NewTicker(attackTick)
 			defer tick.Stop()
@@ -157,7 +159,7 @@ func attackUDP(ctx context.Context, o *options, duration time.Duration) (*udpAtt
 			}
 		})
 		readers.Go(func() {
-			buf := make([]byte, udpRoom)
+			buf := make([]byte, 1500)
 			for {
 				n, err := c.Read(buf)
 				switch {
@@ -186,11 +188,11 @@ const (
 	maxForged   = 150
 )
 
-// forge writes one packet into room: a sound header, a payload encrypted with no key the server knows, and a sequence
+// forge writes one packet into room: a sound header, a payload encrypted with no key the server has, and a sequence
 // that is random, the largest there is or the next in line.
 func forge(room []byte, ssrc [4]byte, r *rand.Rand, n uint32) []byte {
 	size := leastForged + r.IntN(maxForged-leastForged+1)
-	p := room[:udpHeader+size]
+	p := room[:firmware.AudioHeader+size]
 	p[0], p[1] = 1, 0
 	binary.BigEndian.PutUint16(p[2:], uint16(size))
 	copy(p[4:], ssrc[:])
@@ -203,7 +205,7 @@ func forge(room []byte, ssrc [4]byte, r *rand.Rand, n uint32) []byte {
 		sequence = 1<<32 - 1
 	}
 	binary.BigEndian.PutUint32(p[12:], sequence)
-	for i := udpHeader; i < len(p); i += 8 {
+	for i := firmware.AudioHeader; i < len(p); i += 8 {
 		var word [8]byte
 		binary.BigEndian.PutUint64(word[:], r.Uint64())
 		copy(p[i:], word[:])

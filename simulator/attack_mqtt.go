@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"fleetd/simulator/firmware"
 )
 
 const (
@@ -32,7 +35,7 @@ type probe struct {
 // probeRun is a probe at work. The reader owns result until its channel is closed.
 type probeRun struct {
 	conn   net.Conn
-	target mqttTarget
+	target firmware.Login
 	ended  chan struct{} // the server closed
 	acked  chan struct{} // CONNACK came
 
@@ -83,34 +86,34 @@ func probes() []probe {
 		return probe{name: name, login: true, alone: true, send: func(p *probeRun) error {
 			to := topic
 			if to == "" {
-				to = p.target.publish
+				to = p.target.PublishTopic
 			}
-			return p.write(appendPublish(nil, to, payload()))
+			return p.write(firmware.AppendPublish(nil, to, payload()))
 		}}
 	}
 	word := func() []byte { return []byte(`{"type":"hello","version":3,"transport":"udp"}`) }
 	return []probe{
-		raw("five-byte-length", mqttConnect<<4, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F),
-		raw("largest-length", mqttConnect<<4, 0xFF, 0xFF, 0xFF, 0x7F),
-		{name: "one-byte-drip", send: func(p *probeRun) error { return p.drip(appendConnect(nil, p.target.login)) }},
+		raw("five-byte-length", firmware.PacketConnect<<4, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F),
+		raw("largest-length", firmware.PacketConnect<<4, 0xFF, 0xFF, 0xFF, 0x7F),
+		{name: "one-byte-drip", send: func(p *probeRun) error { return p.drip(p.target.Connect()) }},
 		raw("never-connect"),
-		{name: "publish-before-connect", send: func(p *probeRun) error { return p.write(appendPublish(nil, p.target.publish, word())) }},
-		{name: "subscribe-before-connect", send: func(p *probeRun) error { return p.write(appendSubscribe(nil, 1, "#")) }},
+		{name: "publish-before-connect", send: func(p *probeRun) error { return p.write(firmware.AppendPublish(nil, p.target.PublishTopic, word())) }},
+		{name: "subscribe-before-connect", send: func(p *probeRun) error { return p.write(firmware.AppendSubscribe(nil, 1, "#")) }},
 		{name: "wrong-password", alone: true, send: func(p *probeRun) error {
-			l := p.target.login
-			l.password = "not the password"
-			return p.write(appendConnect(nil, l))
+			l := p.target
+			l.Password = "not the password"
+			return p.write(l.Connect())
 		}},
 		{name: "no-credentials", alone: true, send: func(p *probeRun) error {
-			return p.write(appendConnect(nil, mqttLogin{clientID: p.target.login.clientID, keepalive: 60}))
+			return p.write(firmware.Login{ClientID: p.target.ClientID, Keepalive: 60}.Connect())
 		}},
 		{name: "unknown-level", send: func(p *probeRun) error {
-			b := appendConnect(nil, p.target.login)
+			b := p.target.Connect()
 			b[len(b)-remaining(b)+6] = 9
 			return p.write(b)
 		}},
 		{name: "garbage", send: func(p *probeRun) error {
-			r, b := derivedRand(1, "garbage", "attack"), make([]byte, garbageLength)
+			r, b := rand.New(rand.NewPCG(1, 1)), make([]byte, garbageLength)
 			for i := range b {
 				b[i] = byte(r.Uint32())
 			}
@@ -122,12 +125,12 @@ func probes() []probe {
 		publish("system-topic", "$SYS/broker", word),
 		publish("one-megabyte", "", func() []byte { return make([]byte, hugePayload) }),
 		publish("not-utf8-topic", "fleetd/\xff\xfe/up", word),
-		{name: "second-connect", login: true, alone: true, send: func(p *probeRun) error { return p.write(appendConnect(nil, p.target.login)) }},
-		{name: "subscribe-all", login: true, alone: true, send: func(p *probeRun) error { return p.write(appendSubscribe(nil, 1, "#")) }},
+		{name: "second-connect", login: true, alone: true, send: func(p *probeRun) error { return p.write(p.target.Connect()) }},
+		{name: "subscribe-all", login: true, alone: true, send: func(p *probeRun) error { return p.write(firmware.AppendSubscribe(nil, 1, "#")) }},
 	}
 }
 
-// remaining is the number of bytes behind the fixed header of a sound packet.
+// remaining is the number of bytes after the fixed header of a sound packet.
 func remaining(packet []byte) int {
 	n := 0
 	for i, c := range packet[1:5] {
@@ -146,13 +149,12 @@ func attackMQTT(ctx context.Context, o *options, duration time.Duration) (*mqttA
 	if err != nil {
 		return nil, err
 	}
-	dialer, err := newDialer(o.caFile, o.insecure)
+	address, err := target.Address()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--attack mqtt: %w", err)
 	}
 	list := probes()
-	r := &mqttAttack{Attack: "mqtt", Target: net.JoinHostPort(target.to.host, strconv.Itoa(target.to.port)), Login: login,
-		Probes: make([]probeResult, len(list))}
+	r := &mqttAttack{Attack: "mqtt", Target: address, Login: login, Probes: make([]probeResult, len(list))}
 	var wg sync.WaitGroup
 	alone := 0
 	for _, p := range list {
@@ -169,46 +171,39 @@ func attackMQTT(ctx context.Context, o *options, duration time.Duration) (*mqttA
 				defer func() { <-turn }()
 				watch = duration / time.Duration(alone)
 			}
-			r.Probes[i] = p.run(ctx, dialer, target, watch)
+			r.Probes[i] = p.run(ctx, o, target, watch)
 		})
 	}
 	wg.Wait()
 	return r, nil
 }
 
-// attackTarget asks for a device's credentials as a device does; with --target the attack goes on without them.
-func attackTarget(ctx context.Context, o *options) (t mqttTarget, login bool, err error) {
-	f, err := newFleet(o)
+// attackTarget requests a device's credentials as a device does; with --target the attack goes on without them.
+func attackTarget(ctx context.Context, o *options) (t firmware.Login, login bool, err error) {
+	f, err := firmware.New(o.Options)
 	if err != nil {
 		return t, false, err
 	}
-	defer f.close()
-	d := f.devices[0]
-	answer, err := d.checkOnce(ctx)
-	d.mu.Lock()
-	if err == nil && answer.mqtt {
-		login = true
-		t, err = d.mqttTargetLocked()
+	defer f.Close()
+	answer, err := f.CheckIn(ctx)
+	t = answer.Login
+	if login = err == nil && t.Endpoint != ""; !login {
+		id := strings.ReplaceAll(t.Device, ":", "")
+		t = firmware.Login{PublishTopic: "fleetd/" + id + "/up", ClientID: id, Username: "client:" + t.Client, Password: "guess", Keepalive: 60}
 	}
-	d.mu.Unlock()
-	if !login {
-		id := strings.ReplaceAll(d.id, ":", "")
-		t = mqttTarget{publish: "fleetd/" + id + "/up", login: mqttLogin{clientID: id, username: "client:" + d.clientID, password: "guess", keepalive: 60}}
+	switch {
+	case o.attack.target != "":
+		t.Endpoint = o.attack.target
+	case !login:
+		return t, false, errors.Join(errors.New("--attack mqtt needs --target host:port, or an OTA answer with an mqtt section"), err)
 	}
-	if o.attack.target != "" {
-		t.to, err = parseEndpoint(o.attack.target)
-		return t, login, err
-	}
-	if !login {
-		return t, false, fmt.Errorf("--attack mqtt needs --target host:port, or an OTA answer with an mqtt section: %w", err)
-	}
-	return t, login, err
+	return t, login, nil
 }
 
-func (p probe) run(ctx context.Context, d *dialer, t mqttTarget, watch time.Duration) probeResult {
+func (p probe) run(ctx context.Context, o *options, t firmware.Login, watch time.Duration) probeResult {
 	ctx, cancel := context.WithTimeout(ctx, watch)
 	defer cancel()
-	tcp, err := d.dial(ctx, 0, t.to)
+	tcp, err := t.DialRaw(ctx, o.Options)
 	if err != nil {
 		return probeResult{Name: p.name, Error: err.Error()}
 	}
@@ -223,7 +218,7 @@ func (p probe) run(ctx context.Context, d *dialer, t mqttTarget, watch time.Dura
 	}()
 	started := time.Now()
 	if p.login {
-		err = r.write(appendConnect(nil, t.login))
+		err = r.write(t.Connect())
 		select {
 		case <-r.acked:
 		case <-r.ended:
@@ -269,30 +264,26 @@ func (r *probeRun) drip(b []byte) error {
 
 // read notes what comes until the connection ends or ctx does.
 func (r *probeRun) read(ctx context.Context) {
-	in := mqttReader{byteReader{src: r.conn, buf: make([]byte, idleBuffer)}}
-	for {
-		p, err := in.next()
+	err := firmware.ReadPackets(r.conn, func(p firmware.Packet) bool {
 		r.mu.Lock()
-		switch {
-		case err != nil && ctx.Err() == nil:
-			r.result.Closed = true
-			if err != io.EOF && !strings.Contains(err.Error(), "reset") {
-				r.result.Error = err.Error()
-			}
-		case err == nil:
-			if len(r.result.Received) < 100 {
-				r.result.Received = append(r.result.Received, int(p.kind))
-			}
-			if p.kind == mqttConnAck && len(p.body) == 2 && r.result.CONNACK == nil {
-				code := int(p.body[1])
-				r.result.CONNACK = &code
-				close(r.acked)
-			}
+		defer r.mu.Unlock()
+		if len(r.result.Received) < 100 {
+			r.result.Received = append(r.result.Received, int(p.Type))
 		}
-		r.mu.Unlock()
-		if err != nil {
-			close(r.ended)
-			return
+		if p.Type == firmware.PacketConnack && len(p.Body) == 2 && r.result.CONNACK == nil {
+			code := int(p.Body[1])
+			r.result.CONNACK = &code
+			close(r.acked)
+		}
+		return true
+	})
+	r.mu.Lock()
+	if ctx.Err() == nil {
+		r.result.Closed = true
+		if err != io.EOF && !strings.Contains(err.Error(), "reset") {
+			r.result.Error = err.Error()
 		}
 	}
+	r.mu.Unlock()
+	close(r.ended)
 }

@@ -4,11 +4,17 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"fleetd/simulator/firmware"
 )
 
 func TestAttackUDP(t *testing.T) {
@@ -24,7 +30,7 @@ func TestAttackUDP(t *testing.T) {
 	done := make(chan count)
 	go func() {
 		c := count{from: map[int]bool{}}
-		buf := make([]byte, udpRoom)
+		buf := make([]byte, 1500)
 		for {
 			n, from, err := peer.ReadFromUDP(buf)
 			if err != nil {
@@ -37,7 +43,7 @@ func TestAttackUDP(t *testing.T) {
 			c.packets++
 			c.from[from.Port] = true
 			p := buf[:n]
-			if p[0] != 1 || !bytes.Equal(p[4:8], []byte{0xc0, 0xff, 0xee, 0x01}) || int(p[2])<<8|int(p[3]) != n-udpHeader {
+			if p[0] != 1 || !bytes.Equal(p[4:8], []byte{0xc0, 0xff, 0xee, 0x01}) || int(p[2])<<8|int(p[3]) != n-firmware.AudioHeader {
 				c.other++
 			}
 			if bytes.Equal(p[12:16], []byte{255, 255, 255, 255}) {
@@ -65,11 +71,52 @@ func TestAttackUDP(t *testing.T) {
 	}
 }
 
+// fakeBroker answers every CONNECT, with code 4 and the end if it refuses, and ends what begins otherwise.
+func fakeBroker(t *testing.T, refuses *atomic.Bool) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	serve := func(c net.Conn) {
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_ = firmware.ReadPackets(c, func(p firmware.Packet) bool {
+			switch {
+			case p.Type != firmware.PacketConnect:
+				_ = c.Close()
+			case refuses.Load():
+				_, _ = c.Write([]byte{firmware.PacketConnack << 4, 2, 0, 4})
+				_ = c.Close()
+			default:
+				_, _ = c.Write([]byte{firmware.PacketConnack << 4, 2, 0, 0})
+			}
+			return false
+		})
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = c.Close() })
+			go serve(c)
+		}
+	}()
+	return l.Addr().String()
+}
+
 func TestAttackMQTT(t *testing.T) {
 	t.Parallel()
-	b := newFakeBroker(t)
+	var refuses atomic.Bool
+	broker := fakeBroker(t, &refuses)
+	ota := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintf(w, `{"mqtt":{"endpoint":%q,"client_id":"02f1ee000000","username":"client:u","password":"pw","publish_topic":"fleetd/02f1ee000000/up"}}`, broker)
+	}))
+	defer ota.Close()
 	var out bytes.Buffer
-	err := run(t.Context(), []string{"--attack", "mqtt", "--ota", b.http.base + "/xiaozhi/ota/", "--duration", "1s", "--report", "json"}, &out, io.Discard)
+	err := run(t.Context(), []string{"--attack", "mqtt", "--ota", ota.URL + "/xiaozhi/ota/", "--duration", "1s", "--report", "json"}, &out, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +131,7 @@ func TestAttackMQTT(t *testing.T) {
 	if len(got) != len(probes()) || !r.Login {
 		t.Fatalf("report %+v", r)
 	}
-	// The fake takes every CONNECT and closes only what is none.
+	// The fake accepts every CONNECT and closes connections that begin with another packet.
 	if p := got["publish-before-connect"]; !p.Closed || p.CONNACK != nil || p.AfterMS > 900 {
 		t.Errorf("publish before CONNECT: %+v", p)
 	}
@@ -95,10 +142,8 @@ func TestAttackMQTT(t *testing.T) {
 		t.Errorf("wildcard topic: %+v", p)
 	}
 	var text bytes.Buffer
-	b.mu.Lock()
-	b.connack = 4
-	b.mu.Unlock()
-	if err := run(t.Context(), []string{"--attack", "mqtt", "--target", b.ln.Addr().String(), "--ota", "http://127.0.0.1:1/", "--duration", "500ms"}, &text, io.Discard); err != nil {
+	refuses.Store(true)
+	if err := run(t.Context(), []string{"--attack", "mqtt", "--target", broker, "--ota", "http://127.0.0.1:1/", "--duration", "500ms"}, &text, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(text.String(), "CONNACK 4") || !strings.Contains(text.String(), "credentials from the OTA answer: false") {

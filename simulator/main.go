@@ -10,10 +10,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
+
+	"fleetd/simulator/firmware"
 )
 
 func main() {
@@ -41,40 +42,39 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if o.attack.kind != "" {
 		return runAttack(ctx, o, stdout)
 	}
-	f, err := newFleet(o)
+	f, err := firmware.New(o.Options)
 	if err != nil {
 		return err
-	}
-	if err := raiseFileLimit(len(f.devices), o.sockets()); err != nil {
-		return err
-	}
-	if o.debug {
-		f.logger = slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	progress := stderr
 	if o.quiet {
 		progress = nil
 	}
-	f.run(ctx, progress)
+	if o.duration > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.duration)
+		defer cancel()
+	}
+	f.Run(ctx, progress)
 	// The report describes the fleet as it was, not as it looks once every socket is closed.
-	r := f.snapshot()
-	f.close()
+	r := f.Report()
+	f.Close()
 	return writeReports(o, r, stdout)
 }
 
-func writeReports(o *options, r *runReport, stdout io.Writer) error {
+func writeReports(o *options, r *firmware.Report, stdout io.Writer) error {
 	if o.reportFile != "" {
 		file, err := os.Create(o.reportFile)
 		if err != nil {
 			return fmt.Errorf("--report-file: %w", err)
 		}
-		if err := errors.Join(buffered(file, r.writeJSON), file.Close()); err != nil {
+		if err := errors.Join(buffered(file, r.WriteJSON), file.Close()); err != nil {
 			return fmt.Errorf("--report-file: %w", err)
 		}
 	}
-	write := r.writeText
+	write := func(w *bufio.Writer) error { return writeText(w, r) }
 	if o.reportJSON {
-		write = r.writeJSON
+		write = r.WriteJSON
 	}
 	return buffered(stdout, write)
 }

@@ -1,151 +1,95 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
+	"maps"
 	"slices"
-	"sync"
-	"time"
+
+	"fleetd/simulator/firmware"
 )
 
-// documents lends JSON parsers, so that a quiet device owns none.
-var documents = sync.Pool{New: func() any { return new(jsonDoc) }}
-
-// onText is the text half of WebsocketProtocol's data callback and Application's OnIncomingJson. The caller pumps the
-// main loop afterwards. session_id is checked in the goodbye of MQTT only. False means that it is no JSON with a type.
-func (d *device) onText(doc *jsonDoc, data []byte) bool {
-	root, err := doc.parse(data)
-	kind := root.get("type")
-	if err != nil || !kind.is(jsonString) {
-		d.countMessage("(invalid)")
-		return false
+// writeText writes a few lines for a person.
+func writeText(w *bufio.Writer, r *firmware.Report) error {
+	t := &r.Totals
+	_, err := fmt.Fprintf(w, "%d devices in %.1f s, seed %d\n", t.Devices, r.Ended.Sub(r.Started).Seconds(), r.Seed)
+	if err != nil {
+		return err
 	}
-	d.mu.Lock()
-	udp := d.mqtt != nil
-	d.mu.Unlock()
-	switch name := string(kind.bytes()); name {
-	case "hello":
-		if udp {
-			d.onUDPHello(root)
-		} else {
-			d.onServerHello(root)
-		}
-	case "goodbye":
-		if udp {
-			d.onGoodbye(root)
-		} else {
-			d.countMessage(name)
-		}
-	case "mcp":
-		if payload := root.get("payload"); payload.is(jsonObject) {
-			d.onMCP(payload)
-		}
-	case "tts":
-		d.countMessage(name)
-		d.onTTS(root.get("state"))
-	case "system":
-		d.countMessage(name)
-		if string(root.get("command").bytes()) == "reboot" {
-			d.post(job{kind: jobDo, do: d.restartSoon})
-		}
-	default:
-		d.countMessage(name)
+	states := make([]string, 0, len(t.States))
+	for s := range t.States {
+		states = append(states, string(s))
 	}
-	return true
+	slices.Sort(states)
+	for _, s := range states {
+		fmt.Fprintf(w, "  %-22s %d\n", s, t.States[firmware.State(s)])
+	}
+	fmt.Fprintf(w, "OTA checks %d, connects %d (%d failed), disconnects %d, reboots %d, crashes %d\n",
+		t.OTAChecks, t.Connects, t.ConnectFailures, t.Disconnects, t.Reboots, t.Crashes)
+	fmt.Fprintf(w, "wait for server hello: p50 %.1f ms, p99 %.1f ms, max %.1f ms\n", t.HelloMS.P50, t.HelloMS.P99, t.HelloMS.Max)
+	fmt.Fprintf(w, "calls %d (%d ids twice), notifications %d, photos %d, snapshots %d, audio frames %d up %d down\n",
+		t.CallsTotal, t.DuplicateCallIDs, t.Notifications, t.Photos, t.Snapshots, t.FramesSent, t.FramesReceived)
+	writeMarkers(w, t)
+	writeMQTT(w, t)
+	problems := map[string]int{}
+	for i := range r.Devices {
+		if p := r.Devices[i].Error; p != "" {
+			problems[p]++
+		}
+	}
+	keys := make([]string, 0, len(problems))
+	for p := range problems {
+		keys = append(keys, p)
+	}
+	slices.SortFunc(keys, func(a, b string) int { return problems[b] - problems[a] })
+	for i, p := range keys {
+		if i == 10 {
+			fmt.Fprintf(w, "  and %d other problems\n", len(keys)-i)
+			break
+		}
+		fmt.Fprintf(w, "  %d x %s\n", problems[p], p)
+	}
+	return nil
 }
 
-// restartSoon is Application::Reboot: the channel goes first, the chip a second later.
-func (d *device) restartSoon() {
-	d.closeChannel()
-	if d.sleep(time.Second) {
-		d.reboot()
-	}
-}
+// maxMarkers is how many markers the text lists; the JSON report has all.
+const maxMarkers = 20
 
-// onServerHello is ParseServerHello (websocket_protocol.cc:224-250).
-func (d *device) onServerHello(root value) {
-	transport := root.get("transport")
-	if !transport.is(jsonString) {
-		d.fail(fmt.Errorf("%w: server hello without a string transport is a null dereference", errCrash))
-		return
+// writeMarkers writes how often calls with a marker were executed.
+func writeMarkers(w *bufio.Writer, t *firmware.Totals) {
+	for i, marker := range slices.Sorted(maps.Keys(t.Markers)) {
+		if i == maxMarkers {
+			fmt.Fprintf(w, "  and %d other markers\n", len(t.Markers)-i)
+			break
+		}
+		fmt.Fprintf(w, "  marker %q executed %d x\n", marker, t.Markers[marker])
 	}
-	if string(transport.bytes()) != "websocket" {
-		d.countMessage("hello (other transport)")
-		return
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if id := root.get("session_id"); id.is(jsonString) {
-		d.sessionID = id.string()
-	}
-	d.takeAudioParamsLocked(root.get("audio_params"))
-	seen := d.helloWait == nil
-	d.acceptHelloLocked()
-	d.helloSeen = d.helloSeen || seen
-}
-
-// acceptHelloLocked notes the session of an accepted server hello and ends the wait for it.
-func (d *device) acceptHelloLocked() {
-	d.stats.serverHellos++
-	if n := len(d.stats.sessions); n == keepSessions {
-		d.stats.sessions = slices.Delete(d.stats.sessions, 0, 1)
-	}
-	d.stats.sessions = append(d.stats.sessions, d.sessionID)
-	if d.helloWait != nil {
-		close(d.helloWait)
-		d.helloWait = nil
+	if t.MarkersRepeated > 0 {
+		fmt.Fprintf(w, "  REPEATED: %d times a device executed a marker more than once\n", t.MarkersRepeated)
 	}
 }
 
-// countMessage counts a message from the server by type.
-func (d *device) countMessage(name string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for i := range d.stats.messages {
-		if d.stats.messages[i].name == name {
-			d.stats.messages[i].n++
-			return
+// writeMQTT writes the lines about MQTT, UDP and conversations, as far as there were any.
+func writeMQTT(w *bufio.Writer, t *firmware.Totals) {
+	if t.Transports["mqtt"] > 0 {
+		fmt.Fprintf(w, "MQTT devices %d, CONNACK codes %v, reconnects %d, keepalive pings %d\n",
+			t.Transports["mqtt"], t.CONNACKCodes, t.MQTTReconnects, t.KeepalivePings)
+		fmt.Fprintf(w, "start to CONNACK: p50 %.1f ms, p99 %.1f ms, max %.1f ms; loss to CONNACK: p50 %.1f ms, p99 %.1f ms, max %.1f ms\n",
+			t.ConnectWait.P50, t.ConnectWait.P99, t.ConnectWait.Max, t.ReconnectWait.P50, t.ReconnectWait.P99, t.ReconnectWait.Max)
+	}
+	if t.Conversations > 0 {
+		fmt.Fprintf(w, "conversations over UDP %d, goodbyes %d sent %d received; packets %d up, %d down, %d missing, refused",
+			t.Conversations, t.GoodbyesSent, t.GoodbyesReceived, t.UDP.Sent, t.UDP.Received, t.UDP.Missing)
+		for verdict, n := range t.UDP.Verdicts {
+			if v := firmware.Verdict(verdict); v != firmware.Accepted {
+				fmt.Fprintf(w, " %s %d", v, n)
+			}
 		}
+		fmt.Fprintln(w)
 	}
-	// A hostile server must not be able to grow this list.
-	if len(d.stats.messages) >= 32 {
-		name = "(other)"
-		if i := slices.IndexFunc(d.stats.messages, func(m messageCount) bool { return m.name == name }); i >= 0 {
-			d.stats.messages[i].n++
-			return
-		}
-	}
-	d.stats.messages = append(d.stats.messages, messageCount{name: name, n: 1})
-}
-
-// sendText sends one JSON message, if a socket is open.
-func (d *device) sendText(s string) {
-	d.mu.Lock()
-	out := d.out
-	d.mu.Unlock()
-	if out == nil {
-		return
-	}
-	room := getBuffer()
-	*room = append(appendFrameRoom(*room), s...)
-	d.write(out, opText, room)
-}
-
-// write sends and returns the buffer. A failed send is Protocol::SetError: the device goes idle and will open a new
-// socket for the next conversation.
-func (d *device) write(out link, opcode byte, room *[]byte) {
-	err := out.write(opcode, room)
-	putBuffer(room)
-	if err == nil {
-		return
-	}
-	d.mu.Lock()
-	d.errored = true
-	d.stats.sendErrors++
-	d.app = appIdle
-	d.hushLocked()
-	udp := d.mqtt != nil
-	d.mu.Unlock()
-	if udp || err == errTooLong {
-		d.note("send: " + err.Error())
+	if t.Spoken+t.Audible > 0 {
+		fmt.Fprintf(w, "spoken %d, audible %d, echo: identical %d, lost %d, out of order %d, foreign %d; dropped: queue full %d, not speaking %d, cut off %d, reset %d\n",
+			t.Spoken, t.Audible, t.EchoIdentical, t.EchoLost, t.EchoOutOfOrder, t.EchoForeign,
+			t.DroppedQueueFull, t.DroppedNotSpeaking, t.CutOff, t.ResetByStart)
 	}
 }
