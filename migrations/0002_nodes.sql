@@ -2,8 +2,8 @@
 
 -- Nodes of the fleet, a row for each start of one: a node that was killed and
 -- is back has a lease of its own at once. It counts as alive while its beat goes
--- on: whoever sees it stand still for the time of a lease declares it lost. No
--- clock of one machine is ever compared with another's.
+-- on: a node that sees no new beat for the time of a lease declares it lost. The
+-- clocks of two machines are never compared.
 CREATE TABLE nodes (
     node       TEXT COLLATE "binary" NOT NULL,
     instance   TEXT COLLATE "binary" NOT NULL, -- one start of the node

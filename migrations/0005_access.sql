@@ -1,7 +1,7 @@
 -- +goose Up
 
--- API keys, those that have ended included: the record names them. The token
--- itself is nowhere; its SHA-256 stands in the document.
+-- API keys, those that have ended included: the audit names them. The token
+-- itself is not stored; the document has its SHA-256.
 CREATE TABLE api_keys (
     id         TEXT COLLATE "binary" NOT NULL PRIMARY KEY,
     document   TEXT NOT NULL,   -- JSON: name, hash, scopes, devices, tools, created, expires

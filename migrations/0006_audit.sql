@@ -1,6 +1,6 @@
 -- +goose Up
 
--- The record of who did what, a row per group of entries. Each row names the
+-- The audit, a row per group of entries. Each row names the
 -- hash of the one before it of the same run, so that none can be taken out.
 CREATE TABLE audit_blocks (
     run       TEXT COLLATE "binary" NOT NULL, -- one start of one node

@@ -1,7 +1,7 @@
 -- +goose Up
 
--- Keys that the operator knows to be burnt into chips: whoever signs with one
--- is that chip. A serial number proves one device at most, and a device is
+-- Keys that the operator has burnt into chips: a signature with one
+-- proves that chip. A serial number proves one device at most, and a device is
 -- proven by one serial number at most.
 CREATE TABLE attestation_keys (
     serial      TEXT COLLATE "binary" NOT NULL PRIMARY KEY,

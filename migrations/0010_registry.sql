@@ -118,5 +118,5 @@ INSERT INTO credential_exceptions (device, generation, revoked, reason, changed_
 SELECT device, 0, TRUE, 'revoked', 0, 0, 0 FROM devices d
 WHERE admission = 'revoked' AND NOT EXISTS (SELECT 1 FROM credential_exceptions x WHERE x.device = d.device);
 
--- The schema that a node knows: no two versions run side by side across this file.
+-- The schema of a node: no two versions run side by side across this file.
 ALTER TABLE nodes ADD COLUMN schema BIGINT NOT NULL DEFAULT 0;

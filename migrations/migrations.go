@@ -4,7 +4,7 @@
 // A file that was released never changes; what comes later is a new file.
 // Columns are TEXT, BIGINT or BOOLEAN. Times are microseconds since 1970 UTC,
 // 0 if unknown. The collation "binary", byte order, is built into SQLite; on
-// Postgres whoever applies the files creates it first.
+// Postgres the code that applies the files creates it first.
 package migrations
 
 import "embed"

@@ -1,8 +1,8 @@
 // Package jsonspan reads JSON without copying it: it walks the members of one
 // object or the elements of one array and hands each value out as the span of
-// bytes it occupies. Everything passed over is checked against RFC 8259, UTF-8
-// and the nesting limit included, so a walk that ends without an error has
-// seen a valid document.
+// bytes it occupies. Everything it skips is checked against RFC 8259, including
+// UTF-8 and the nesting limit, so a walk that ends without an error has read a
+// valid document.
 //
 // It exists because the device path needs three things at once that the
 // standard library does not give together: values kept byte for byte (tool
@@ -28,14 +28,14 @@ var (
 )
 
 // Walk is a position in one object or array. It is a value: copy it to
-// remember a place. The zero Walk has nothing in it.
+// store a position. The zero Walk is empty.
 type Walk struct {
 	data    []byte
 	pos     int
 	end     byte // '}' or ']'
 	first   bool
 	done    bool
-	checked bool // data is known to be valid: pass over values quickly
+	checked bool // data is valid: skip values without checks
 	nested  bool // what follows the end belongs to an outer walk
 	key     []byte
 	value   []byte
@@ -49,9 +49,9 @@ func Object(data []byte) Walk { return open(data, '{', '}') }
 // Array starts a walk over the elements of the array in data.
 func Array(data []byte) Walk { return open(data, '[', ']') }
 
-// CheckedObject is Object for data that a walk has passed over already: it
-// looks for the ends of values without checking them again. On other data it
-// returns nonsense, but stays within it.
+// CheckedObject is Object for data that a walk has already checked: it finds the ends of
+// values without checking them again. For other data its results are undefined, but within
+// the data.
 func CheckedObject(data []byte) Walk {
 	w := Walk{data: data, pos: space(data, 0), end: '}', first: true, checked: true}
 	if w.pos >= len(data) || data[w.pos] != '{' {
@@ -77,7 +77,7 @@ func open(data []byte, start, end byte) Walk {
 }
 
 // Next moves to the next member or element. It returns false at the end and
-// at the first error; Err tells which.
+// at the first error; Err returns it.
 func (w *Walk) Next() bool {
 	if !w.NextKey() {
 		return false
@@ -86,7 +86,7 @@ func (w *Walk) Next() bool {
 	return w.err == nil
 }
 
-// Skip passes over the value that NextKey stopped at; Value returns it.
+// Skip skips the value at which NextKey stopped; Value returns it.
 func (w *Walk) Skip() {
 	var end int
 	var err error
@@ -104,7 +104,7 @@ func (w *Walk) Skip() {
 }
 
 // Enter starts a walk over the elements of the array that NextKey stopped at,
-// so that they are passed over once and not twice. Leave must follow.
+// so that they are scanned only once. Leave must follow.
 func (w *Walk) Enter() Walk {
 	inner := Walk{data: w.data, pos: w.pos + 1, end: ']', first: true, checked: w.checked, nested: true}
 	if w.pos >= len(w.data) || w.data[w.pos] != '[' {
@@ -113,7 +113,7 @@ func (w *Walk) Enter() Walk {
 	return inner
 }
 
-// Leave goes on behind the inner walk of Enter, wherever that stopped.
+// Leave continues after the inner walk of Enter, wherever that stopped.
 func (w *Walk) Leave(inner *Walk) {
 	for inner.Next() {
 		continue
@@ -210,7 +210,7 @@ const (
 	KindNull   Kind = 'n'
 )
 
-// KindOf tells the type of a value returned by a walk; KindNone for no bytes.
+// KindOf returns the type of a value returned by a walk; KindNone for no bytes.
 func KindOf(value []byte) Kind {
 	if len(value) == 0 {
 		return KindNone
@@ -239,7 +239,7 @@ func StringBytes(value []byte) (text []byte, ok bool) {
 
 // Int returns an integer value within 18 digits; ok is false for anything
 // else. A fraction or exponent that leaves an integer is accepted (1.0, 1e3),
-// since devices that are not written in C send such numbers.
+// since devices with other software send integers in this form.
 func Int(value []byte) (n int64, ok bool) {
 	if KindOf(value) != KindNumber {
 		return 0, false
@@ -272,7 +272,7 @@ func slowInt(value []byte) (int64, bool) {
 	return int64(f), true
 }
 
-// unquote takes a checked string literal apart.
+// unquote decodes a checked string literal.
 func unquote(literal []byte) []byte {
 	if len(literal) < 2 {
 		return nil
@@ -295,7 +295,7 @@ func AppendString(dst []byte, text string) []byte {
 	for i := 0; i < len(text); i++ {
 		if c := text[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' {
 			quoted, err := json.Marshal(text)
-			if err != nil { // no string fails to marshal
+			if err != nil { // cannot fail for a string
 				return append(dst, `""`...)
 			}
 			return append(dst, quoted...)
@@ -307,7 +307,7 @@ func AppendString(dst []byte, text string) []byte {
 }
 
 // Member is the first value of that name in an object, nil if there is none or
-// the object is broken before it.
+// the object is invalid before it.
 func Member(object []byte, name string) []byte {
 	walk := Object(object)
 	for walk.Next() {

@@ -17,7 +17,7 @@ func space(b []byte, i int) int {
 }
 
 // valueEnd returns the end of the valid value that starts at i. It keeps the
-// open brackets in two words instead of a stack: bit d says whether level d is
+// open brackets in two words instead of a stack: bit d is set if level d is
 // an object.
 func valueEnd(b []byte, i int) (int, error) {
 	var objects uint64
@@ -97,7 +97,7 @@ func valueEnd(b []byte, i int) (int, error) {
 	}
 }
 
-// skipEnd is valueEnd for values known to be valid: it only looks for their
+// skipEnd is valueEnd for values known to be valid: it only finds their
 // ends.
 func skipEnd(b []byte, i int) (int, error) {
 	depth := 0
@@ -148,7 +148,7 @@ func skipEnd(b []byte, i int) (int, error) {
 	return 0, ErrSyntax
 }
 
-// escaped tells whether the quote at i stands behind an odd number of
+// escaped reports whether the quote at i follows an odd number of
 // backslashes.
 func escaped(b []byte, i int) bool {
 	odd := false
@@ -158,7 +158,7 @@ func escaped(b []byte, i int) bool {
 	return odd
 }
 
-// memberName passes over `"name":`.
+// memberName skips `"name":`.
 func memberName(b []byte, i int) (int, error) {
 	end, err := stringEnd(b, i)
 	if err != nil {
@@ -214,7 +214,7 @@ func stringEnd(b []byte, i int) (int, error) {
 	return 0, ErrSyntax
 }
 
-// plain tells whether none of eight bytes ends a string, starts an escape, is a
+// plain reports whether none of eight bytes ends a string, starts an escape, is a
 // control character or is outside ASCII: the usual trick of finding a zero or
 // small byte in a word (Hacker's Delight, 6-1).
 func plain(w uint64) bool {

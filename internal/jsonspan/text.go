@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// TextFault is why the device's reader (cJSON) does not take a string as it is.
+// TextFault is the reason why the device's parser (cJSON) reads a string differently.
 type TextFault uint8
 
 // Faults of strings.
@@ -63,9 +63,9 @@ func escaped16(b []byte, i int) (code int, ok bool) {
 	return code, true
 }
 
-// FindTextFault tells whether the device's reader takes every string of a valid
-// value, names included, as it is. pointer (RFC 6901) names the first that it does
-// not; U+FFFD stands in it for what is at fault.
+// FindTextFault finds the first string of a valid value, including names, that the device's
+// parser reads differently. pointer (RFC 6901) is its location, with U+FFFD in place of the
+// fault.
 func FindTextFault(value []byte) (pointer string, fault TextFault) {
 	value = value[space(value, 0):]
 	at, fault := nextFault(value, 0)

@@ -40,7 +40,7 @@ func TestTextFault(t *testing.T) {
 }
 
 // FuzzTextFault checks that a valid value without faults has only whole text, and
-// that a repaired one is such a value and otherwise the same.
+// that a repaired one has no fault and is otherwise the same.
 func FuzzTextFault(f *testing.F) {
 	for _, s := range []string{`1E700`, `{"a":"\ud83d"}`, `["\u0000","\\u0000"]`, `"\ud83d\ud83d\ude00"`, `"\u00`, `\`} {
 		f.Add([]byte(s))

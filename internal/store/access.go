@@ -11,9 +11,10 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// PolicyVersion returns one version, the newest if it is 0, or the zero Policy.
+// PolicyVersion returns a version of the policy, the newest for 0; the zero Policy if there is
+// none.
 func (s *Store) PolicyVersion(ctx context.Context, version int64) (p access.Policy, err error) {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return p, err
 	}
@@ -32,10 +33,10 @@ func (s *Store) PolicyVersion(ctx context.Context, version int64) (p access.Poli
 	return p, nil
 }
 
-// PolicyVersions returns at most limit versions below one, newest first, or the
-// newest if that is 0. One that cannot be read has its version alone.
+// PolicyVersions returns at most limit versions below before, newest first; 0 starts with the
+// newest. For a version that cannot be parsed only the number is set.
 func (s *Store) PolicyVersions(ctx context.Context, before int64, limit int) ([]access.Policy, error) {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,7 @@ func scanAttestation(scan func(...any) error) (k devices.AttestationKey, err err
 
 // AttestationKey returns the key of one chip.
 func (s *Store) AttestationKey(ctx context.Context, serial string) (devices.AttestationKey, error) {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return devices.AttestationKey{}, err
 	}
@@ -37,9 +37,9 @@ func (s *Store) AttestationKey(ctx context.Context, serial string) (devices.Atte
 	return k, nil
 }
 
-// ProvenBy returns the serial number that proves a device.
+// ProvenBy returns the serial number that is bound to a device.
 func (s *Store) ProvenBy(ctx context.Context, id devices.ID) (serial string, err error) {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -56,7 +56,7 @@ func (s *Store) ProvenBy(ctx context.Context, id devices.ID) (serial string, err
 
 // AttestationKeys returns keys in byte order of their serial numbers.
 func (s *Store) AttestationKeys(ctx context.Context, after string, limit int) ([]devices.AttestationKey, error) {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -68,8 +68,8 @@ func (s *Store) AttestationKeys(ctx context.Context, after string, limit int) ([
 	return keys, nil
 }
 
-// BindAttestationKey binds a serial number to a device, once: of two nodes that
-// try at the same time the database lets one through.
+// BindAttestationKey binds a serial number to a device, once: if two nodes try concurrently,
+// only one succeeds.
 func (s *Store) BindAttestationKey(ctx context.Context, serial string, id devices.ID, now time.Time) error {
 	return s.changeKeys(ctx, "binding an attestation key", func(tx *sql.Tx) error {
 		if err := proofOf(ctx, tx, serial, id); err != nil {
@@ -82,11 +82,11 @@ func (s *Store) BindAttestationKey(ctx context.Context, serial string, id device
 		if err != nil {
 			return err
 		}
-		return fmt.Errorf("serial number %s proves %s: %w", serial, k.Device, devices.ErrBound)
+		return fmt.Errorf("serial number %s is bound to %s: %w", serial, k.Device, devices.ErrBound)
 	})
 }
 
-// proofOf fails with devices.ErrBound if another serial number proves the device.
+// proofOf returns devices.ErrBound if another serial number is bound to the device.
 func proofOf(ctx context.Context, tx *sql.Tx, serial string, id devices.ID) error {
 	var other string
 	err := tx.QueryRowContext(ctx, `SELECT serial FROM attestation_keys WHERE device = $1 AND serial <> $2`, string(id), database.Clean(serial)).Scan(&other)
@@ -96,7 +96,7 @@ func proofOf(ctx context.Context, tx *sql.Tx, serial string, id devices.ID) erro
 	case err != nil:
 		return err
 	}
-	return fmt.Errorf("serial number %s proves %s: %w", other, id, devices.ErrBound)
+	return fmt.Errorf("serial number %s is bound to %s: %w", other, id, devices.ErrBound)
 }
 
 // SaveAttestationKeys adds and replaces keys in one transaction.
@@ -127,8 +127,8 @@ func (s *Store) RemoveAttestationKey(ctx context.Context, serial string) error {
 	}, func() error { return fmt.Errorf("attestation key %s: %w", serial, devices.ErrNotFound) })
 }
 
-// errNoRow says that a statement found nothing to change.
-var errNoRow = errors.New("no such row")
+// errNoRow means that a statement changed no row.
+var errNoRow = errors.New("no row changed")
 
 func found(result sql.Result, err error) error {
 	if err != nil {
@@ -141,11 +141,11 @@ func found(result sql.Result, err error) error {
 	return err
 }
 
-// changeKeys runs do in a transaction of its own. missing words the error where
-// there was nothing to change; a row that the database refuses is one whose
-// device another number came to prove in the same moment.
+// changeKeys runs do in a transaction. missing returns the error if no row changed; a
+// constraint violation means that another serial number was bound to the device at the same
+// time.
 func (s *Store) changeKeys(ctx context.Context, doing string, do func(*sql.Tx) error, missing func() error) error {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return err
 	}
@@ -161,14 +161,14 @@ func (s *Store) changeKeys(ctx context.Context, doing string, do func(*sql.Tx) e
 		}
 		return s.UseError(ctx, doing, err)
 	}
-	_ = tx.Rollback() // do's error says more
+	_ = tx.Rollback() // the error of do is more specific
 	switch {
 	case errors.Is(err, errNoRow):
 		return missing()
 	case errors.Is(err, devices.ErrBound):
 		return err
 	case database.FaultOf(err) == database.FaultRow:
-		return fmt.Errorf("another serial number proves the device: %w", devices.ErrBound)
+		return fmt.Errorf("another serial number is bound to the device: %w", devices.ErrBound)
 	}
 	return s.UseError(ctx, doing, err)
 }

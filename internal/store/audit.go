@@ -10,13 +10,13 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// MaxAuditPage is the most blocks of one read: they may have half a MiB each.
+// MaxAuditPage is how many blocks one read returns at most: each may have half a MiB.
 const MaxAuditPage = 16
 
-// SaveAuditBlock writes a block. One that is there already stays as it is, so
-// that a write whose end nobody heard can be made again.
+// SaveAuditBlock writes a block. An existing block is not changed, so that a write with an
+// unknown outcome can be repeated.
 func (s *Store) SaveAuditBlock(ctx context.Context, b *audit.Block) error {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return err
 	}
@@ -31,7 +31,7 @@ func (s *Store) SaveAuditBlock(ctx context.Context, b *audit.Block) error {
 	return nil
 }
 
-// auditColumns are a block, in the order of scanBlock.
+// auditColumns are the columns of a block, in the order of scanBlock.
 const auditColumns = `run, first_seq, last_seq, node, first_at, last_at, entries, previous, hash FROM audit_blocks`
 
 func scanBlock(scan func(...any) error) (b audit.Block, err error) {
@@ -41,7 +41,7 @@ func scanBlock(scan func(...any) error) (b audit.Block, err error) {
 		return b, err
 	}
 	b.FirstAt, b.LastAt = database.Instant(first), database.Instant(last)
-	// A hash that is no hash is one that was changed: it equals none.
+	// A malformed hash was modified: it equals no other hash.
 	b.Previous, b.Hash = readHash(previous), readHash(hash)
 	return b, nil
 }
@@ -54,7 +54,7 @@ func readHash(text string) audit.Hash {
 	return h
 }
 
-// AuditBlocks returns the newest blocks that the query selects, newest first.
+// AuditBlocks returns the newest blocks that match the query, newest first.
 func (s *Store) AuditBlocks(ctx context.Context, q audit.Query) ([]audit.Block, error) {
 	since, until := auditRange(q)
 	before := int64(math.MaxInt64)
@@ -65,8 +65,8 @@ func (s *Store) AuditBlocks(ctx context.Context, q audit.Query) ([]audit.Block, 
  ORDER BY last_at DESC, run DESC, first_seq DESC LIMIT $6`, since, until, before, q.Before.Run, q.Before.FirstSeq, auditLimit(q))
 }
 
-// AuditRuns returns blocks in the order of run and sequence, those behind
-// q.Before: the order in which they hang together.
+// AuditRuns returns blocks in the order of run and sequence, after q.Before: the order of
+// their chain.
 func (s *Store) AuditRuns(ctx context.Context, q audit.Query) ([]audit.Block, error) {
 	since, until := auditRange(q)
 	return s.auditBlocks(ctx, `SELECT `+auditColumns+` WHERE last_at >= $1 AND first_at <= $2 AND (run, first_seq) > ($3, $4)
@@ -92,7 +92,7 @@ func auditLimit(q audit.Query) int64 {
 }
 
 func (s *Store) auditBlocks(ctx context.Context, text string, args ...any) ([]audit.Block, error) {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -104,8 +104,8 @@ func (s *Store) auditBlocks(ctx context.Context, text string, args ...any) ([]au
 	return blocks, nil
 }
 
-// pruneAudit deletes blocks whose entries all are older. Those of a run go from
-// its beginning on, so that what stays still hangs together.
+// pruneAudit deletes blocks whose entries are all older, from the start of each run, so that
+// the remaining chain is complete.
 func (s *Store) pruneAudit(ctx context.Context, before time.Time) (deleted int, err error) {
 	for {
 		n, err := s.change(ctx, `DELETE FROM audit_blocks WHERE (run, first_seq) IN (
@@ -114,7 +114,7 @@ func (s *Store) pruneAudit(ctx context.Context, before time.Time) (deleted int, 
 		s.stats.PrunedAudit.Add(int64(n))
 		if err != nil || n < pruneRows {
 			if err != nil {
-				err = fmt.Errorf("the audit: %w", err)
+				err = fmt.Errorf("audit log: %w", err)
 			}
 			return deleted, err
 		}

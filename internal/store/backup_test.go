@@ -87,7 +87,7 @@ func TestCopyRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if _, err := os.Stat(to); err == nil {
-			t.Errorf("%s: a copy is left behind", name)
+			t.Errorf("%s: a copy is left over", name)
 		}
 	}
 }
@@ -99,11 +99,11 @@ func TestPlace(t *testing.T) {
 		"postgres://me:pw@db/fleet":      "postgres://db:5432/fleet",
 		"postgresql://me@db:7777/f?a=ab": "postgres://db:7777/f",
 	} {
-		if got, err := database.Place(text, "/data"); err != nil || got != want {
+		if got, err := database.Location(text, "/data"); err != nil || got != want {
 			t.Errorf("%s: %s, %v; want %s", text, got, err, want)
 		}
 	}
-	if _, err := database.Place("postgres://me:pw@db:no/fleet", ""); err == nil || strings.Contains(err.Error(), "pw") {
+	if _, err := database.Location("postgres://me:pw@db:no/fleet", ""); err == nil || strings.Contains(err.Error(), "pw") {
 		t.Errorf("a wrong URL: %v", err)
 	}
 	got, err := database.DumpCommand("postgres://me:pw@db/it's", "a b")

@@ -48,7 +48,7 @@ func testKill(t *testing.T, makeDatabase storetest.Maker) {
 		}
 		n, err := strconv.Atoi(lines.Text())
 		if err != nil {
-			t.Fatalf("the child says %q", lines.Text())
+			t.Fatalf("the child printed %q", lines.Text())
 		}
 		reported = append(reported, n)
 	}

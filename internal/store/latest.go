@@ -2,7 +2,7 @@ package store
 
 import "fleetd/internal/devices"
 
-// latest holds the newest row per device, first come first out.
+// latest holds the newest row per device, first in, first out.
 type latest[T any] struct {
 	order []devices.ID
 	rows  map[devices.ID]T

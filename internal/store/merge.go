@@ -11,13 +11,13 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// storedFacts is what the table devices has of a device before facts are written.
+// storedFacts is the row of a device in the table devices before facts are written.
 type storedFacts struct {
 	board, firmware, key string
 	checkedAt            int64
 }
 
-// storedPresence is a row of presence before another is written over it.
+// storedPresence is a row of presence before it is overwritten.
 type storedPresence struct {
 	devices.Presence
 	catalog  string
@@ -32,21 +32,20 @@ func (p *presenceRow) counted() database.PresenceCounted {
 	return database.PresenceCounted{Online: p.Online, Reason: p.Reason, Transport: string(p.Transport), Node: p.Node, MCP: string(p.MCP), Catalog: p.catalog}
 }
 
-// merged is what a group changes in the tables devices and presence.
-type merged struct {
+// mergeResult is what a group changes in the tables devices and presence.
+type mergeResult struct {
 	facts, image            []devices.Facts
 	session, presence, seen []presenceRow
 	counts                  database.Deltas
-	outranked               []devices.Presence // stored, in the way of a row that reports a device online
-	stale, unknown          int                // rows of presence that change nothing
+	newer                   []devices.Presence // stored rows that prevented a row with a device online
+	stale, unknown          int                // number of presence rows that change nothing
 }
 
-// merge reads and locks the rows that a group is about, and decides what becomes
-// of them. Rows are locked in the order in which every transaction locks them:
-// devices, then presence, each by id.
-func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m merged, err error) {
+// merge reads and locks the rows of a group, and decides what to change. Rows are locked in the
+// order of all transactions: devices, then presence, each by id.
+func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult, err error) {
 	m.counts = database.Deltas{}
-	checked := make(map[devices.ID]int64, len(g.facts)) // applied
+	checked := make(map[devices.ID]int64, len(g.facts)) // applied checks
 	if len(g.facts) > 0 {
 		stored, err := lockFacts(ctx, tx, w.store.backend.Postgres(), g.facts)
 		if err != nil {
@@ -85,14 +84,14 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m merged, err
 			delete(checked, p.Device)
 		} else {
 			m.stale++
-			// One saved again after a commit whose answer was lost finds itself; what
-			// has ended gives way to anything.
+			// A row that is saved again after a commit with a lost answer finds itself; an ended
+			// session is replaced by anything.
 			if p.Online && (before(p, &old.Presence) || !old.Online || old.Session != database.Clean(p.Session)) {
-				m.outranked = append(m.outranked, old.Presence)
+				m.newer = append(m.newer, old.Presence)
 			}
 		}
 	}
-	for id, at := range checked { // offline, and seen again
+	for id, at := range checked { // offline, but seen again
 		if old, there := stored[id]; there && !old.Online && old.lastSeen < at {
 			m.seen = append(m.seen, presenceRow{Presence: devices.Presence{Device: id}, lastSeen: at})
 		}
@@ -100,8 +99,8 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m merged, err
 	return m, nil
 }
 
-// apply writes p over old; checked is the time of an OTA check in the same group.
-func (m *merged) apply(old storedPresence, p *devices.Presence, checked int64) {
+// apply applies p to the stored row; checked is the time of an OTA check in the same group.
+func (m *mergeResult) apply(old storedPresence, p *devices.Presence, checked int64) {
 	row := presenceRow{Presence: cleanPresence(*p), catalog: p.Catalog.String(), lastSeen: database.Micros(p.LastSeen)}
 	if p.KeepCatalog {
 		row.catalog, row.Partial, row.Tools = old.catalog, old.Partial, old.Tools
@@ -119,7 +118,7 @@ func (m *merged) apply(old storedPresence, p *devices.Presence, checked int64) {
 	m.presence = append(m.presence, row)
 }
 
-// versionKey is empty for a version that the firmware cannot read.
+// versionKey returns the sort key of a version; empty if the firmware cannot parse it.
 func versionKey(version string) string {
 	key, _ := selector.VersionKey(version)
 	return key
@@ -140,7 +139,7 @@ func cleanPresence(p devices.Presence) devices.Presence {
 	return p
 }
 
-// locking is a query of rows by their devices that locks them in order of these.
+// locking returns a query that locks rows in order of their devices.
 func locking(postgres bool, columns string, ids []string) (text string, arg any) {
 	condition, arg := database.IDSet(postgres, "device", "$1", ids)
 	text = columns + " WHERE " + condition
@@ -188,7 +187,7 @@ func lockPresence(ctx context.Context, tx *sql.Tx, postgres bool, rows []devices
 	return out, err
 }
 
-// before orders the pairs that fence presence.
+// before orders the pairs (epoch, seq).
 func before(a, b *devices.Presence) bool {
 	return a.Epoch < b.Epoch || a.Epoch == b.Epoch && a.Seq < b.Seq
 }

@@ -8,12 +8,12 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// Beat writes the lease of one start of a node, one beat on, and returns all
-// leases, in order of name. begun says that there was no such lease: this is the
-// first beat, or somebody took the lease away because it stood still. Leases have the
-// administration's connection, and so wait neither for rows nor for lists.
+// Beat renews the lease of a node's process, and returns all leases in order of name. begun
+// means that there was no lease: this is the first beat, or another node removed the lease
+// because it had expired. Leases use the administrative connection, so they do not wait for
+// rows or lists.
 func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lease, begun bool, err error) {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return nil, false, err
 	}
@@ -40,7 +40,7 @@ func (s *Store) Beat(ctx context.Context, l devices.Lease) (leases []devices.Lea
 
 // Leases returns the leases of all nodes, in order of name.
 func (s *Store) Leases(ctx context.Context) ([]devices.Lease, error) {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -57,8 +57,8 @@ func (s *Store) Leases(ctx context.Context) ([]devices.Lease, error) {
 	return leases, nil
 }
 
-// Orphans are the names of nodes that have devices online and no lease.
-func (s *Store) Orphans(ctx context.Context) ([]string, error) {
+// NodesWithoutLease returns the names of nodes that have devices online but no lease.
+func (s *Store) NodesWithoutLease(ctx context.Context) ([]string, error) {
 	names, err := s.NodesOnline(ctx)
 	if err != nil {
 		return nil, err
@@ -72,19 +72,19 @@ func (s *Store) Orphans(ctx context.Context) ([]string, error) {
 	}), err
 }
 
-// DropNode removes a lease, unless it went on since it was read.
+// DropNode removes a lease, unless it was renewed since it was read.
 func (s *Store) DropNode(ctx context.Context, l devices.Lease) error {
 	return s.endLease(ctx, `DELETE FROM nodes WHERE node = $1 AND instance = $2 AND beat = $3`, database.Clean(l.Node), l.Instance, l.Beat)
 }
 
-// EndLease removes a lease even if it went on: the node's devices were marked
-// as lost, and it has to learn of that.
+// EndLease removes a lease even if it was renewed: the node's devices were marked as lost, and
+// its next Beat must report that.
 func (s *Store) EndLease(ctx context.Context, l devices.Lease) error {
 	return s.endLease(ctx, `DELETE FROM nodes WHERE node = $1 AND instance = $2`, database.Clean(l.Node), l.Instance)
 }
 
 func (s *Store) endLease(ctx context.Context, statement string, args ...any) error {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return err
 	}

@@ -11,34 +11,34 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// Bounds of noting and deleting lists.
+// Limits of marking and deleting lists.
 const (
-	// keepEvery is how often a node notes that a list is in use. A list whose
-	// note is older than MinCatalogAge therefore cannot be in the hands of a
-	// writer, however far the clocks of two nodes are apart within the rest.
+	// keepEvery is how often a node marks a list as in use. A list whose mark is older than
+	// MinCatalogAge therefore cannot be used by a writer, even if the clocks of two nodes
+	// differ by the rest of that time.
 	keepEvery = time.Hour
-	// MinCatalogAge is the least Retention.Catalogs.
+	// MinCatalogAge is the smallest Retention.Catalogs.
 	MinCatalogAge = 24 * time.Hour
-	// PruneEvery is the least time between two runs of Prune on one database,
-	// over all nodes.
+	// PruneEvery is the shortest time between two runs of Prune on one database, over all
+	// nodes.
 	PruneEvery = time.Hour
-	// maxKept bounds what a store remembers of its notes. When it is full it is
-	// emptied: the next device of each list is one needless statement.
+	// maxKept is how many marks a store remembers. When the memory is full it is emptied: that
+	// costs one needless statement for each list.
 	maxKept = 100_000
-	// prunePage is how many devices, or lists, are looked at with one statement.
+	// prunePage is how many devices, or lists, one statement examines.
 	prunePage = 500
 	// pruneRows is how many rows one statement deletes: the writer waits for it.
 	pruneRows = 500
 )
 
-// kept remembers which lists were noted as used, and when. It is safe for
-// concurrent use; the zero value is ready.
+// kept remembers which lists were marked as used, and when. It is safe for concurrent use; the
+// zero value is ready to use.
 type kept struct {
 	mu sync.RWMutex
 	at map[devices.Hash]time.Time
 }
 
-// isFresh tells whether the list was noted less than keepEvery ago.
+// isFresh reports whether the list was marked less than keepEvery ago.
 func (k *kept) isFresh(h devices.Hash, now time.Time) bool {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
@@ -66,25 +66,24 @@ func (k *kept) forget() {
 	clear(k.at)
 }
 
-// Retention says how long history and catalogs are kept.
+// Retention is how long history and catalogs are kept.
 type Retention struct {
-	History   time.Duration // age at which an entry is deleted, unless it is its device's newest
+	History   time.Duration // age at which an entry is deleted, unless it is the device's newest
 	PerDevice int           // entries of one device, at least 1; the oldest are deleted
-	// Catalogs is how long after its last use a list is deleted that no device
-	// and no entry names; at least MinCatalogAge.
+	// Catalogs is how long after its last use an unused list is deleted; at least
+	// MinCatalogAge.
 	Catalogs time.Duration
-	// Audit is the age at which the record of who did what is deleted; 0: never.
+	// Audit is the age at which audit entries are deleted; 0: never.
 	Audit time.Duration
 }
 
-// Pruned is what one run of Prune deleted.
+// Pruned is the number of rows that one run of Prune deleted.
 type Pruned struct{ History, Catalogs, Audit int }
 
-// Prune deletes what is beyond its retention, in statements of at most
-// pruneRows rows, each a transaction of its own, so that it can be stopped
-// anywhere and neither waits for another node nor makes one wait. It does
-// nothing if some node did it less than PruneEvery ago. Errors are those of
-// reads; what was deleted before stays deleted.
+// Prune deletes rows beyond their retention, in statements of at most pruneRows rows, each in
+// its own transaction: it can be interrupted at any time, and nodes do not wait for each other.
+// It does nothing if any node did it less than PruneEvery ago. Errors are those of reads; rows
+// that were deleted before stay deleted.
 func (s *Store) Prune(ctx context.Context, r Retention) (p Pruned, err error) {
 	now := s.now()
 	mine, err := s.claimPrune(ctx, now)
@@ -101,20 +100,19 @@ func (s *Store) Prune(ctx context.Context, r Retention) (p Pruned, err error) {
 	return p, err
 }
 
-// claimPrune takes the turn, unless it was taken lately. A time that lies in
-// the future comes from a clock that was wrong, and holds nobody off.
+// claimPrune reports whether this node may prune, and records the time. A recorded time in the
+// future comes from a wrong clock, and is ignored.
 func (s *Store) claimPrune(ctx context.Context, now time.Time) (mine bool, err error) {
-	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) } // ordered as text is
+	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) } // ordered as text
 	n, err := s.change(ctx, `INSERT INTO fleet (key, value) VALUES ('pruned_at', $1)
  ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value < $2 OR fleet.value > $3`,
 		number(now), number(now.Add(-PruneEvery)), number(now.Add(PruneEvery)))
 	return n > 0, err
 }
 
-// change runs one statement on the writer's connection and returns the number
-// of rows it changed.
+// change runs one statement on the writer's connection and returns the number of changed rows.
 func (s *Store) change(ctx context.Context, text string, args ...any) (int, error) {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -127,20 +125,20 @@ func (s *Store) change(ctx context.Context, text string, args ...any) (int, erro
 	return int(n), err
 }
 
-// excess deletes the oldest entries of a device: those below its newest $2+1,
-// from before $3, at most $4 of them.
+// excess deletes the oldest entries of a device: those below its newest $2+1 from before $3, at
+// most $4 of them.
 const excess = `DELETE FROM catalog_history WHERE device = $1 AND (epoch, seq) IN (
  SELECT epoch, seq FROM catalog_history WHERE device = $1 AND at < $3 AND (epoch, seq) < (
   SELECT epoch, seq FROM catalog_history WHERE device = $1 ORDER BY epoch DESC, seq DESC LIMIT 1 OFFSET $2)
  ORDER BY epoch, seq LIMIT $4)`
 
-// orphaned deletes entries of a device that is not there, at most $2.
-const orphaned = `DELETE FROM catalog_history WHERE device = $1 AND (epoch, seq) IN (
+// orphaned deletes at most $2 entries of an unknown device.
+const deleteUnknown = `DELETE FROM catalog_history WHERE device = $1 AND (epoch, seq) IN (
  SELECT epoch, seq FROM catalog_history WHERE device = $1 AND NOT EXISTS (SELECT 1 FROM devices d WHERE d.device = $1)
  ORDER BY epoch, seq LIMIT $2)`
 
-// tally is what the history holds of one device.
-type tally struct {
+// tally is a summary of one device's history.
+type historySummary struct {
 	device         string
 	entries        int64
 	oldest, newest int64 // microseconds
@@ -152,15 +150,15 @@ func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (d
 	old, late := database.Micros(now.Add(-r.History)), database.Micros(now.Add(-MinCatalogAge))
 	after := ""
 	for {
-		page, err := s.tallies(ctx, after)
+		page, err := s.historySummaries(ctx, after)
 		if err != nil {
 			return deleted, err
 		}
 		for _, t := range page {
 			var steps [][]any
 			switch {
-			case !t.known && t.newest < late: // an entry that was on its way when the device was forgotten
-				steps = append(steps, []any{orphaned, t.device})
+			case !t.known && t.newest < late: // an entry that was queued when the device was forgotten
+				steps = append(steps, []any{deleteUnknown, t.device})
 			default:
 				if t.entries > perDevice {
 					steps = append(steps, []any{excess, t.device, perDevice - 1, int64(math.MaxInt64)})
@@ -185,7 +183,7 @@ func (s *Store) pruneHistory(ctx context.Context, r Retention, now time.Time) (d
 	}
 }
 
-// repeat runs a statement until it finds less than pruneRows.
+// repeat runs a statement until it deletes less than pruneRows.
 func (s *Store) repeat(ctx context.Context, text string, args []any) (all int, err error) {
 	for {
 		n, err := s.change(ctx, text, args...)
@@ -196,14 +194,14 @@ func (s *Store) repeat(ctx context.Context, text string, args []any) (all int, e
 	}
 }
 
-// tallies counts the entries of the next devices, in byte order of their ids.
-func (s *Store) tallies(ctx context.Context, after string) ([]tally, error) {
-	ctx, cancel, err := s.Reading(ctx)
+// tallies returns the tallies of the next devices, in byte order of their ids.
+func (s *Store) historySummaries(ctx context.Context, after string) ([]historySummary, error) {
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
-	page, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (t tally, err error) {
+	page, err := database.Collect(ctx, s.backend.Read, func(scan func(...any) error) (t historySummary, err error) {
 		return t, scan(&t.device, &t.entries, &t.oldest, &t.newest, &t.known)
 	}, `SELECT h.device, count(*), min(h.at), max(h.at), EXISTS (SELECT 1 FROM devices d WHERE d.device = h.device)
  FROM catalog_history h WHERE h.device > $1 GROUP BY h.device ORDER BY h.device LIMIT $2`, after, int64(prunePage))
@@ -213,12 +211,11 @@ func (s *Store) tallies(ctx context.Context, after string) ([]tally, error) {
 	return page, nil
 }
 
-// pruneCatalogs deletes lists that were last used before this time and that
-// nothing names, one row at a time. Whoever makes an entry that names a list
-// has noted it as used in the same transaction, or less than keepEvery before:
-// if that happens after the list was found here, the delete finds the row
-// locked or newer and leaves it. Looking at the entries alone would not do,
-// since those of a transaction that is still running cannot be seen.
+// pruneCatalogs deletes unused lists that were last used before this time, one row at a time. A
+// writer that adds an entry for a list has marked the list as used in the same transaction, or
+// less than keepEvery before. If it does so after the list was found here, the delete finds the
+// row locked or newer and skips it. Checking only the entries would not be sufficient, since
+// those of a running transaction are invisible.
 func (s *Store) pruneCatalogs(ctx context.Context, before time.Time) (deleted int, err error) {
 	for after := ""; ; {
 		page, err := s.unnamed(ctx, before, after)
@@ -241,9 +238,9 @@ func (s *Store) pruneCatalogs(ctx context.Context, before time.Time) (deleted in
 	}
 }
 
-// unnamed finds the next lists that may be deleted.
+// unnamed returns the next lists that may be deleted.
 func (s *Store) unnamed(ctx context.Context, before time.Time, after string) ([]string, error) {
-	ctx, cancel, err := s.Reading(ctx)
+	ctx, cancel, err := s.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +251,7 @@ func (s *Store) unnamed(ctx context.Context, before time.Time, after string) ([]
  AND NOT EXISTS (SELECT 1 FROM catalog_history h WHERE h.catalog COLLATE "binary" = c.sha256)
  AND NOT EXISTS (SELECT 1 FROM presence p WHERE p.catalog <> '' AND p.catalog COLLATE "binary" = c.sha256) ORDER BY c.sha256 LIMIT $3`, after, database.Micros(before), int64(prunePage))
 	if err != nil {
-		return nil, s.UseError(ctx, "looking for lists that nobody has", err)
+		return nil, s.UseError(ctx, "looking for unused lists", err)
 	}
 	return page, nil
 }

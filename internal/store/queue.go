@@ -9,22 +9,22 @@ import (
 	"fleetd/internal/devices"
 )
 
-// Bounds of the queue.
+// Limits of the queue.
 const (
-	// GroupRows is the most rows of one table that are committed together.
+	// GroupRows is how many rows of one table are committed together at most.
 	GroupRows = 500
-	// Linger is how long the first row of a group waits for others. When a fleet
-	// returns, a device's `online` and `ready` rows come about this far apart,
-	// so that most of them become one.
+	// Linger is how long the first row of a group waits for others. When a fleet reconnects,
+	// a device's `online` and `ready` rows are about this far apart, so that most of them
+	// are coalesced.
 	Linger = 25 * time.Millisecond
-	// MaxHistoryQueue is how many history entries may wait; more are dropped
-	// and counted. The rows of other tables are bounded by their devices.
+	// MaxHistoryQueue is how many history entries are queued; more are dropped and counted.
+	// The rows of other tables are limited by the number of devices.
 	MaxHistoryQueue = 100_000
-	// MaxLists is how many lists may wait to be noted as used.
+	// MaxLists is how many lists are queued to be marked as used.
 	MaxLists = 1_000
 )
 
-// mergeFacts is the later check, with a serial number if one of them has it.
+// mergeFacts returns the later check, with a serial number if one of them has it.
 func mergeFacts(older, newer devices.Facts) devices.Facts {
 	if older.CheckedAt.After(newer.CheckedAt) {
 		older, newer = newer, older
@@ -35,7 +35,7 @@ func mergeFacts(older, newer devices.Facts) devices.Facts {
 	return newer
 }
 
-// mergePresence is the one with the higher fence.
+// mergePresence returns the row with the higher (epoch, seq).
 func mergePresence(older, newer devices.Presence) devices.Presence {
 	if !before(&older, &newer) {
 		return older
@@ -46,26 +46,26 @@ func mergePresence(older, newer devices.Presence) devices.Presence {
 	return newer
 }
 
-// historyRow is a history entry with its catalog and who wants to know.
+// historyRow is a history entry with its catalog and its callback.
 type historyRow struct {
 	devices.HistoryEntry
 	text      devices.CatalogText
 	committed func()
 }
 
-// group is what is committed together.
+// group is the rows of one transaction.
 type group struct {
 	facts    []devices.Facts
 	presence []devices.Presence
 	history  []historyRow
-	lists    []devices.CatalogText // in use by a device, without an entry
+	lists    []devices.CatalogText // used by a device, without a new entry
 }
 
 func (g *group) rows() int {
 	return len(g.facts) + len(g.presence) + len(g.history) + len(g.lists)
 }
 
-// split halves a group of at least two rows.
+// split divides a group of at least two rows.
 func (g *group) split() (a, b group) {
 	n := g.rows() / 2
 	a.facts, b.facts, n = halve(g.facts, n)
@@ -75,7 +75,7 @@ func (g *group) split() (a, b group) {
 	return a, b
 }
 
-// halve cuts rows behind the n-th and says how much of n is left.
+// halve splits rows after the n-th and returns how much of n is left.
 func halve[T any](rows []T, n int) (head, tail []T, left int) {
 	cut := min(n, len(rows))
 	return rows[:cut], rows[cut:], n - cut
@@ -89,21 +89,20 @@ func (g *group) join(other group) {
 	g.lists = append(slices.Clip(g.lists), other.lists...)
 }
 
-// queue is what waits for the writer. All methods may be called from any
-// goroutine.
+// queue holds the rows for the writer. It is safe for concurrent use.
 type queue struct {
 	stats *Stats
-	wake  chan struct{} // capacity 1: look again
+	wake  chan struct{} // capacity 1: signals new rows
 
 	mu       sync.Mutex
 	facts    latest[devices.Facts]
 	presence latest[devices.Presence]
 	history  []historyRow
 	lists    map[devices.Hash]devices.CatalogText
-	inFlight struct{ facts, presence, history int } // taken and neither committed nor dropped
-	weight   weight                                 // of history and lists, those in flight included
-	closing  bool                                   // write what is here, then end
-	closed   bool                                   // nothing is taken any more
+	inFlight struct{ facts, presence, history int } // taken, but neither committed nor dropped
+	weight   weight                                 // of history and lists, including those in flight
+	closing  bool                                   // write the queued rows, then stop
+	closed   bool                                   // no more rows are accepted
 }
 
 func newQueue(stats *Stats) *queue {
@@ -116,8 +115,8 @@ func newQueue(stats *Stats) *queue {
 	}
 }
 
-// update runs change under the lock and wakes the writer where that matters:
-// at the first row, at a whole group, at the end.
+// update runs change under the lock and wakes the writer at the first row, at a full group and
+// at the end.
 func (q *queue) update(change func() (urgent bool)) {
 	q.mu.Lock()
 	if q.closed {
@@ -141,8 +140,8 @@ func (q *queue) signal() {
 	}
 }
 
-// size returns how many rows wait, and whether they make a whole group; it sets
-// the gauges. The caller holds the lock.
+// size returns the number of queued rows, and whether they are a full group; it sets the gauges.
+// The caller holds the lock.
 func (q *queue) size() (all int, full bool) {
 	f, p, h := len(q.facts.rows), len(q.presence.rows), len(q.history)
 	q.stats.DevicesWaiting.Store(int64(f + q.inFlight.facts))
@@ -160,8 +159,8 @@ func (q *queue) putPresence(p devices.Presence) {
 	q.update(func() bool { q.presence.put(p.Device, p); return false })
 }
 
-// putList queues a list to be noted as used; one for which there is no room is
-// left to the next device that has it.
+// putList queues a list to be marked as used. If there is no room it is skipped: the next device
+// with the list queues it again.
 func (q *queue) putList(text devices.CatalogText) {
 	q.update(func() bool {
 		_, waits := q.lists[text.Hash]
@@ -173,7 +172,7 @@ func (q *queue) putList(text devices.CatalogText) {
 	})
 }
 
-// putHistory queues an entry; false if there is no room for it.
+// putHistory queues an entry; it reports false if there is no room.
 func (q *queue) putHistory(row historyRow) (queued bool) {
 	q.update(func() bool {
 		switch {
@@ -191,10 +190,10 @@ func (q *queue) putHistory(row historyRow) (queued bool) {
 	return queued
 }
 
-// close lets the writer write what is here and then end.
+// close makes the writer write the queued rows and then stop.
 func (q *queue) close() { q.update(func() bool { q.closing = true; return true }) }
 
-// settle says that what was taken of these rows was committed or dropped.
+// settle records that the rows of g were committed or dropped.
 func (q *queue) settle(g *group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -207,8 +206,7 @@ func (q *queue) settle(g *group) {
 	q.size()
 }
 
-// wait returns once a group is due; false if none will come any
-// more or the context ended.
+// wait waits for the next group; it reports false if there will be none or ctx has ended.
 func (q *queue) wait(ctx context.Context) bool {
 	var linger <-chan time.Time
 	for {
@@ -252,9 +250,8 @@ func (q *queue) take() (g group) {
 	return g
 }
 
-// takeHistory removes entries from the front until the group has all the bytes
-// that it may. What is left must not keep them alive: an entry holds on to
-// whatever its callback needs. The caller holds the lock.
+// takeHistory removes entries from the front until the group has its maximum size. It frees
+// the removed entries, since their callbacks keep other memory. The caller holds the lock.
 func (q *queue) takeHistory(taken *weight) []historyRow {
 	n := 0
 	for ; n < min(GroupRows, len(q.history)) && taken.bytes < GroupBytes; n++ {
@@ -282,7 +279,7 @@ func (q *queue) takeLists(taken *weight) (out []devices.CatalogText) {
 	return out
 }
 
-// end refuses everything from now on and returns what never was written.
+// end refuses all later rows and returns the unwritten ones.
 func (q *queue) end() (g group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -292,7 +289,7 @@ func (q *queue) end() (g group) {
 	g.history = q.history
 	q.history = nil
 	q.inFlight.facts, q.inFlight.presence, q.inFlight.history, q.weight = 0, 0, 0, weight{}
-	clear(q.lists) // a note, not a row: nothing is lost with it
+	clear(q.lists) // only marks, not rows: nothing is lost
 	q.size()
 	return g
 }

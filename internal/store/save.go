@@ -5,44 +5,43 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// SaveFacts queues what a device reported at an OTA check. That of a device
-// which is not there, any more or yet, changes nothing.
+// SaveFacts queues what a device reported at an OTA check. Facts of an unknown device are
+// ignored.
 func (s *Store) SaveFacts(f devices.Facts) {
 	if s.acceptable(f.Device, "devices") {
 		s.queue.putFacts(f)
 	}
 }
 
-// SavePresence queues the row; it is written only if (Epoch, Seq) is above the
-// stored pair, and the device is there.
+// SavePresence queues the row; it is written only if (Epoch, Seq) is above the stored pair and
+// the device is known.
 func (s *Store) SavePresence(p devices.Presence) {
 	if s.acceptable(p.Device, "presence") {
 		s.queue.putPresence(p)
 	}
 }
 
-// SaveCatalog queues a history entry with the text of its catalog; committed
-// may be nil. Beyond the port's promise, committed is not called for an entry
-// that the database refused either.
+// SaveCatalog queues a history entry with the text of its catalog; committed may be nil, and is
+// not called for an entry that the database refused.
 func (s *Store) SaveCatalog(e devices.HistoryEntry, text devices.CatalogText, committed func()) (queued bool) {
 	return s.acceptable(e.Device, "catalog_history") && s.queue.putHistory(historyRow{HistoryEntry: e, text: text, committed: committed})
 }
 
-// KeepCatalog has a list noted as used, and written again if it was deleted
-// meanwhile, about once in keepEvery however often it is called.
+// KeepCatalog marks a list as used, and writes it again if it was deleted meanwhile, about once
+// per keepEvery however often it is called.
 func (s *Store) KeepCatalog(text devices.CatalogText) {
 	if text.Tools != nil && !s.kept.isFresh(text.Hash, s.now()) {
 		s.queue.putList(text)
 	}
 }
 
-// acceptable refuses an id that one of the databases would refuse or change.
-// ParseID makes no such ids: it is an internal error (bug), and must not stop others.
+// acceptable reports whether both databases accept an id unchanged. ParseID creates only these
+// ids: another one is an internal error (bug), and must not affect other rows.
 func (s *Store) acceptable(id devices.ID, table string) bool {
 	if id != "" && database.IsText(string(id)) {
 		return true
 	}
 	s.stats.BadRows.Add(1)
-	s.log.Error("a row has no usable device id; it is dropped", "table", table, "device", id)
+	s.log.Error("internal error (bug): a row has an invalid device id; it is dropped", "table", table, "device", id)
 	return false
 }

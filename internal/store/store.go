@@ -17,16 +17,15 @@ import (
 )
 
 const (
-	// openPatience is how long Open waits for a database before it returns a
-	// degraded store.
+	// openPatience is how long Open waits for a database before it returns a degraded store.
 	openPatience = 5 * time.Second
-	// probeTimeout bounds one look whether the database answers.
+	// probeTimeout limits one check of the database.
 	probeTimeout = 2 * time.Second
-	// downInterval and upInterval are the pauses between looks.
+	// downInterval and upInterval are the pauses between checks.
 	downInterval = time.Second
 	upInterval   = 5 * time.Second
-	// flapPause is how long a database that was usable for less than
-	// downInterval is left alone.
+	// flapPause is the pause before the next check of a database that was usable for less than
+	// downInterval.
 	flapPause = 250 * time.Millisecond
 )
 
@@ -36,8 +35,7 @@ var ErrConfig = database.ErrConfig
 // FileName is the SQLite file in the data directory.
 const FileName = database.FileName
 
-// Store keeps records in one database. All methods may be called from any
-// goroutine.
+// Store keeps records in one database. It is safe for concurrent use.
 type Store struct {
 	*records.Records
 
@@ -52,10 +50,10 @@ type Store struct {
 	now         func() time.Time
 
 	health      atomic.Pointer[health]
-	healthMu    sync.Mutex    // serialises changes of health
-	doubt       chan struct{} // capacity 1: look at the database now
+	healthMu    sync.Mutex    // serializes changes of health
+	doubt       chan struct{} // capacity 1: check the database now
 	fingerprint atomic.Pointer[string]
-	opened      atomic.Bool // Open has returned: nobody else reports a refusal
+	opened      atomic.Bool // Open has returned: refusals must be logged
 
 	stopWriter, stopWatch context.CancelFunc
 	writerDone, watchDone chan struct{}
@@ -63,32 +61,30 @@ type Store struct {
 	closeErr              error
 }
 
-// health is whether the database can be used; changed is closed when another
-// health takes its place.
+// health is the state of the database; changed is closed when it is replaced.
 type health struct {
 	err     error // nil: usable
 	changed chan struct{}
 }
 
-var errNotReached = errors.New("not reached yet")
+var errNotReached = errors.New("not connected yet")
 
-// Option changes how a store is opened.
+// Option is an option of Open.
 type Option func(*Store)
 
-// OnReady has f called each time the database becomes usable: at Open, and
-// after every outage. f runs on the goroutine that watches the database, may
-// use the store, and must not wait for long.
+// OnReady sets a function that is called each time the database becomes usable: at Open, and
+// after every outage. f runs on the goroutine that monitors the database, may use the store,
+// and must not block for long.
 func OnReady(f func()) Option { return func(s *Store) { s.onReady = f } }
 
-// Clock gives the store another clock than time.Now for what Prune goes by.
+// Clock sets the clock that Prune uses in place of time.Now.
 func Clock(now func() time.Time) Option { return func(s *Store) { s.now = now } }
 
-// Open opens `sqlite` (the file FileName in dir), `sqlite:PATH` or
-// `postgres://...` and brings its schema up to date. An error that wraps
-// ErrConfig is one sentence for the operator. A database that cannot be
-// reached within 5 s is no error: the store is degraded, and a background
-// goroutine connects, migrates and lets the writer go on once it can. ctx
-// bounds Open only. log must not be nil.
+// Open opens `sqlite` (the file FileName in dir), `sqlite:PATH` or `postgres://...` and migrates
+// its schema. An error that wraps ErrConfig is one sentence for the operator. A database that
+// cannot be reached within 5 s is not an error: the store is degraded, and a background
+// goroutine connects, migrates and starts the writer when it can. ctx limits only Open. log must
+// not be nil.
 func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Option) (*Store, error) {
 	backend, err := database.Open(url, dir)
 	if err != nil {
@@ -124,7 +120,7 @@ func Open(ctx context.Context, url, dir string, log *slog.Logger, options ...Opt
 	return s, nil
 }
 
-// firstLook waits for the outcome of the first attempt to use the database.
+// firstLook waits for the outcome of the first check of the database.
 func (s *Store) firstLook(ctx context.Context) error {
 	h := s.health.Load()
 	if !errors.Is(h.err, errNotReached) {
@@ -138,9 +134,8 @@ func (s *Store) firstLook(ctx context.Context) error {
 	}
 }
 
-// Ready returns nil while the database can be used and the writer makes
-// progress, else why not: an error that wraps devices.ErrDatabase or
-// ErrConfig. It does no I/O.
+// Ready returns nil while the database is usable and the writer makes progress, else an error
+// that wraps devices.ErrDatabase or ErrConfig. It does no I/O.
 func (s *Store) Ready() error {
 	if err := s.health.Load().err; err != nil {
 		return err
@@ -151,9 +146,8 @@ func (s *Store) Ready() error {
 	return nil
 }
 
-// WaitReady returns once the database can be used. It gives up with an error
-// that wraps ErrConfig if only the operator can make it usable, and with one
-// that wraps devices.ErrDatabase when ctx ends.
+// WaitReady waits until the database is usable. The error wraps ErrConfig if only the operator
+// can make it usable, and devices.ErrDatabase if ctx has ended.
 func (s *Store) WaitReady(ctx context.Context) error {
 	for {
 		h := s.health.Load()
@@ -168,14 +162,14 @@ func (s *Store) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Database is the opened database, which the store closes.
+// Database returns the opened database, which the store closes.
 func (s *Store) Database() *database.DB { return s.backend }
 
-// Usable returns nil while the database can be used, else why not. It does no I/O.
+// Usable returns nil while the database is usable. It does no I/O.
 func (s *Store) Usable() error { return s.health.Load().err }
 
 // Reading implements database.Host.
-func (s *Store) Reading(ctx context.Context) (context.Context, context.CancelFunc, error) {
+func (s *Store) BeginRead(ctx context.Context) (context.Context, context.CancelFunc, error) {
 	if err := s.health.Load().err; err != nil {
 		return nil, nil, err
 	}
@@ -189,7 +183,7 @@ func (s *Store) UseError(ctx context.Context, doing string, err error) error {
 	case errors.Is(err, database.ErrConfig):
 		return err
 	case errors.Is(ctx.Err(), context.Canceled):
-		return fmt.Errorf("%s: %w", doing, ctx.Err()) // the caller went away, not the database
+		return fmt.Errorf("%s: %w", doing, ctx.Err()) // the caller left; the database may be usable
 	case ctx.Err() != nil:
 		s.raiseDoubt() // too slow for this caller; that alone does not make it unusable
 		return fmt.Errorf("%w: %s: %w", devices.ErrDatabase, doing, ctx.Err())
@@ -199,14 +193,13 @@ func (s *Store) UseError(ctx context.Context, doing string, err error) error {
 	return fmt.Errorf("%w: %s: %w", devices.ErrDatabase, doing, err)
 }
 
-// Stats are the counters, to be read at any time.
+// Stats returns the counters, which may be read at any time.
 func (s *Store) Stats() *Stats { return &s.stats }
 
-// Fingerprint ties the database to one fleet: the first caller's fp is stored,
-// and a different one is refused with an error that wraps ErrConfig. While the
-// database is away it returns an error that wraps devices.ErrDatabase; the
-// check is then made before the database is used again, and its refusal shows
-// in Ready and WaitReady.
+// Fingerprint binds the database to one fleet: the fp of the first caller is stored, and another
+// one is refused with an error that wraps ErrConfig. While the database is unreachable it
+// returns an error that wraps devices.ErrDatabase; the check is then made before the database is
+// used again, and Ready and WaitReady return the refusal.
 func (s *Store) Fingerprint(ctx context.Context, fp string) error {
 	s.fingerprint.Store(&fp)
 	if err := s.health.Load().err; err != nil {
@@ -235,8 +228,7 @@ func (s *Store) checkFingerprint(ctx context.Context) error {
 	return nil
 }
 
-// fact returns what the fleet has agreed on under this key: the value of
-// whoever came first.
+// fact returns the stored value of this key; if there is none, it stores value.
 func (s *Store) fact(ctx context.Context, key, value string) (string, error) {
 	db := s.backend.Admin
 	if _, err := db.ExecContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING`, key, value); err != nil {
@@ -247,8 +239,7 @@ func (s *Store) fact(ctx context.Context, key, value string) (string, error) {
 	return stored, err
 }
 
-// FleetID names this database among all: random, made once. Errors wrap
-// devices.ErrDatabase.
+// FleetID returns the random id of this database, created once. Errors wrap devices.ErrDatabase.
 func (s *Store) FleetID(ctx context.Context) (string, error) {
 	if err := s.health.Load().err; err != nil {
 		return "", err
@@ -262,8 +253,8 @@ func (s *Store) FleetID(ctx context.Context) (string, error) {
 	return id, nil
 }
 
-// AuditKeyed is the fleet's note of when it began to key its audit: that of
-// whoever came first. Errors wrap devices.ErrDatabase.
+// AuditKeyed returns the stored note of when the fleet began to key its audit log; if there is
+// none, it stores note. Errors wrap devices.ErrDatabase.
 func (s *Store) AuditKeyed(ctx context.Context, note string) (string, error) {
 	if err := s.health.Load().err; err != nil {
 		return "", err
@@ -272,12 +263,12 @@ func (s *Store) AuditKeyed(ctx context.Context, note string) (string, error) {
 	defer cancel()
 	note, err := s.fact(ctx, "audit_keyed", note)
 	if err != nil {
-		return "", s.UseError(ctx, "reading since when the audit is keyed", err)
+		return "", s.UseError(ctx, "reading the start of the keyed audit log", err)
 	}
 	return note, nil
 }
 
-// watch finds out whether the database can be used, and whether it still can.
+// watch checks periodically whether the database is usable.
 func (s *Store) watch(ctx context.Context) {
 	defer close(s.watchDone)
 	timer := time.NewTimer(0)
@@ -311,8 +302,8 @@ func (s *Store) watch(ctx context.Context) {
 	}
 }
 
-// look tries the database. After an outage it may be another server, or an
-// older copy: everything is checked again.
+// look checks the database. After an outage it may be another server, or an older copy:
+// everything is checked again.
 func (s *Store) look(ctx context.Context, wasUp bool) error {
 	if wasUp {
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -321,7 +312,7 @@ func (s *Store) look(ctx context.Context, wasUp bool) error {
 	}
 	err := s.backend.Upgrade(ctx, s.log)
 	if database.FaultOf(err) == database.FaultLost && !errors.Is(err, context.DeadlineExceeded) {
-		// The admin connection may have died with the others a moment ago.
+		// The administrative connection may have broken together with the others.
 		err = s.backend.Upgrade(ctx, s.log)
 	}
 	if err == nil {
@@ -335,7 +326,7 @@ func (s *Store) look(ctx context.Context, wasUp bool) error {
 	return s.unavailable(err)
 }
 
-// unavailable wraps an error of the watcher in ErrConfig or devices.ErrDatabase.
+// unavailable wraps an error of the check in ErrConfig or devices.ErrDatabase.
 func (s *Store) unavailable(err error) error {
 	if err == nil || errors.Is(err, database.ErrConfig) {
 		return err
@@ -346,7 +337,7 @@ func (s *Store) unavailable(err error) error {
 	return fmt.Errorf("%w: %s: %s", devices.ErrDatabase, s.backend.Where, database.OneLine(err))
 }
 
-// healthKind is how much two healths differ, for setHealth.
+// healthKind returns the kind of a health, for setHealth.
 func healthKind(err error) int {
 	switch {
 	case err == nil:
@@ -360,7 +351,7 @@ func healthKind(err error) int {
 	}
 }
 
-// setHealth records what was found and says whether that is news.
+// setHealth records the result of a check and reports whether the kind changed.
 func (s *Store) setHealth(err error) bool {
 	s.healthMu.Lock()
 	defer s.healthMu.Unlock()
@@ -372,17 +363,17 @@ func (s *Store) setHealth(err error) bool {
 	close(old.changed)
 	switch {
 	case err == nil:
-		s.log.Info("database usable", "database", s.backend.Where)
+		s.log.Info("database is usable", "database", s.backend.Where)
 	case !errors.Is(err, database.ErrConfig):
-		s.log.Warn("database unavailable; rows are kept, retrying every second", "error", err)
+		s.log.Warn("database is unreachable; rows are queued, and the connection is retried every second", "error", err)
 	case s.opened.Load():
-		s.log.Error("database refused", "error", err)
+		s.log.Error("database cannot be used", "error", err)
 	}
 	return true
 }
 
-// suspect takes note of an error that broke a connection: reads fail at once
-// until the watcher, woken by it, has found the database usable.
+// suspect records an error that broke a connection: reads fail at once until the next check has
+// found the database usable.
 func (s *Store) suspect(err error) {
 	if s.health.Load().err == nil {
 		s.setHealth(fmt.Errorf("%w: %s: %s", devices.ErrDatabase, s.backend.Where, database.OneLine(err)))
@@ -390,7 +381,7 @@ func (s *Store) suspect(err error) {
 	s.raiseDoubt()
 }
 
-// raiseDoubt makes the watcher look at once.
+// raiseDoubt requests an immediate check.
 func (s *Store) raiseDoubt() {
 	select {
 	case s.doubt <- struct{}{}:
@@ -398,10 +389,10 @@ func (s *Store) raiseDoubt() {
 	}
 }
 
-// Close writes what waits, ends the goroutines and closes the database. When
-// ctx ends first, what is left is lost, and the error says how much; give ctx
-// a deadline, since the database may be away. Rows saved later are counted in
-// Stats.Late and lost. Further calls return the same error.
+// Close writes the queued rows, stops the goroutines and closes the database. If ctx ends first,
+// the rest is lost, and the error contains the number of rows; give ctx a deadline, since the
+// database may be unreachable. Rows saved later are counted in Stats.Late and lost. Further
+// calls return the same error.
 func (s *Store) Close(ctx context.Context) error {
 	s.closing.Do(func() {
 		s.queue.close()
@@ -414,7 +405,7 @@ func (s *Store) Close(ctx context.Context) error {
 		s.stopWatch()
 		<-s.watchDone
 		if lost := s.writer.lost; lost > 0 {
-			s.closeErr = fmt.Errorf("%w: %d rows were not written before the stop", devices.ErrDatabase, lost)
+			s.closeErr = fmt.Errorf("%w: %d rows could not be written before the node stopped", devices.ErrDatabase, lost)
 		}
 		s.closeErr = errors.Join(s.closeErr, s.writer.closeStatements(), s.backend.Close())
 	})

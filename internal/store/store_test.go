@@ -42,3 +42,6 @@ func TestPostgresNetwork(t *testing.T) {
 
 func BenchmarkSQLite(b *testing.B)   { storetest.Benchmark(b, storetest.SQLite) }
 func BenchmarkPostgres(b *testing.B) { storetest.Benchmark(b, storetest.Postgres) }
+
+func BenchmarkSQLiteLists(b *testing.B)   { storetest.BenchmarkLists(b, storetest.SQLite) }
+func BenchmarkPostgresLists(b *testing.B) { storetest.BenchmarkLists(b, storetest.Postgres) }

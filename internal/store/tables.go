@@ -11,23 +11,23 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// statement writes rows of type T: on Postgres all with one statement, which gets
-// an array for each column, on SQLite some with each.
+// statement writes rows of type T: on Postgres all rows with one statement that has an array for
+// each column, on SQLite several statements.
 type statement[T any] struct {
 	name    string
 	columns []column
 	text    func(values string) string
-	// maxRows bounds the rows of one statement; 0: maxRows.
+	// maxRows is how many rows one statement writes; 0: the constant maxRows.
 	maxRows int
 	values  func(args []any, row *T) []any // string, int64 or bool, in the order of the columns
 	compare func(a, b T) int               // by key
 }
 
-// maxRows is the most rows of one statement of SQLite, a power of two. Its
-// parameters have no names, which it would have to look up.
+// maxRows is the largest number of rows of one statement of SQLite, a power of two. Its
+// parameters have no names, which SQLite would have to look up.
 const maxRows = 32
 
-// take is how many of the rows go into the next statement of SQLite.
+// take returns how many of the rows the next statement of SQLite writes.
 func (t *statement[T]) take(rows int) int {
 	most := maxRows
 	if t.maxRows > 0 {
@@ -36,14 +36,14 @@ func (t *statement[T]) take(rows int) int {
 	return database.PowerOfTwo(rows, most)
 }
 
-// sqlite is the text for n rows. Columns that SQLite computes with have a type
-// only if the first row has one.
+// sqlite returns the text for n rows. Columns that SQLite computes with have a type only if the
+// first row has one.
 func (t *statement[T]) sqlite(n int) string {
 	row := "(?" + strings.Repeat(", ?", len(t.columns)-1) + ")"
 	return t.text("VALUES " + row + strings.Repeat(", "+row, n-1))
 }
 
-// postgres is the text for any number of rows.
+// postgres returns the text for any number of rows.
 func (t *statement[T]) postgres() string {
 	var arrays []string
 	for i, c := range t.columns {
@@ -52,7 +52,7 @@ func (t *statement[T]) postgres() string {
 	return t.text("SELECT * FROM unnest(" + strings.Join(arrays, ", ") + ")")
 }
 
-// arrays are the arguments of postgres for the values of rows, one after the other.
+// arrays returns the arguments of postgres for the values of rows, one row after another.
 func (t *statement[T]) arrays(values []any) []any {
 	args := make([]any, len(t.columns))
 	for i, c := range t.columns {
@@ -76,17 +76,16 @@ func array[V any](values []any, from, step int) []V {
 	return out
 }
 
-// column is one that a statement writes.
+// column is a column that a statement writes.
 type column struct {
 	name, kind string
 	value      string // an expression with ? for the new value; empty: the new value
 }
 
-// key is the column by which rows are updated.
+// key is the column that identifies an updated row.
 var key = column{"device", "TEXT", ""}
 
-// insert is the text that inserts rows; conflict is what happens to one that is
-// there already.
+// insert returns the text that inserts rows; conflict is the action for existing rows.
 func insert(table, conflict string, columns []column) func(values string) string {
 	var names []string
 	for _, c := range columns {
@@ -101,8 +100,8 @@ func insert(table, conflict string, columns []column) func(values string) string
 	}
 }
 
-// update is the text that updates rows by their device, the first of the columns.
-// A row that is not there is not made.
+// update returns the text that updates rows by their device, the first of the columns. It does
+// not insert rows.
 func update(table string, columns []column) func(values string) string {
 	var names, sets []string
 	for i, c := range columns {
@@ -122,9 +121,9 @@ func update(table string, columns []column) func(values string) string {
 	}
 }
 
-// Columns of updates. What is indexed is not written unless it changed: on SQLite
-// a statement that names a column rewrites its indexes, and Postgres updates a row
-// in place only if no indexed column changes.
+// Columns of updates. An indexed column is not written unless it changed: SQLite rewrites the
+// indexes of every column in the statement, and Postgres updates a row in place only if no
+// indexed column changes.
 var (
 	factsColumns = []column{key, {"elf_sha256", "TEXT", ""}, {"chip", "TEXT", ""}, {"language", "TEXT", ""},
 		{"serial", "TEXT", "CASE WHEN ? = '' THEN devices.serial ELSE ? END"}, {"activate_v2", "BOOLEAN", ""}, {"checked_at", "BIGINT", ""}}
@@ -143,8 +142,7 @@ var (
 		{"partial", "BOOLEAN", ""}, {"at", "BIGINT", ""}}
 )
 
-// statements are those with which the writer writes, in the order in which it
-// executes them.
+// statements are the writer's statements, in the order of execution.
 type statements struct {
 	facts    statement[devices.Facts] // of a device whose board and firmware are stored already
 	image    statement[devices.Facts]
@@ -155,15 +153,14 @@ type statements struct {
 	history  statement[historyRow]
 }
 
-// presenceRow is a presence as it is written.
+// presenceRow is a row of presence as written.
 type presenceRow struct {
 	devices.Presence
 	catalog                string
 	lastSeen, offlineSince int64
 }
 
-// newStatements makes the statements; now is the time at which a new list counts
-// as used.
+// newStatements returns the statements; now is the time of use of a new list.
 func newStatements(now func() time.Time) *statements {
 	facts := func(args []any, f *devices.Facts) []any {
 		return append(args, string(f.Device), f.ELF, f.Chip, f.Language, f.Serial, f.ActivateV2, database.Micros(f.CheckedAt))

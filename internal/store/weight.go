@@ -7,33 +7,33 @@ import (
 	"fleetd/internal/devices"
 )
 
-// Bounds in bytes. Rows alone bound nothing: a tool list may have a megabyte,
-// and a device may send ever new ones.
+// Limits in bytes. A limit of rows alone is not sufficient: a tool list may have a megabyte, and
+// a device may send a new one each time.
 const (
-	// MaxQueueBytes is how many bytes of history entries and tool lists may wait
-	// or be on their way to the database; more are dropped and counted.
+	// MaxQueueBytes is how many bytes of history entries and tool lists may be queued or in
+	// flight; more are dropped and counted.
 	MaxQueueBytes = 64 << 20
-	// GroupBytes is about how many bytes are committed together: a transaction
-	// has to end long before groupTimeout, and others wait for it.
+	// GroupBytes is about how many bytes are committed together: a transaction must end long
+	// before groupTimeout, since others wait for it.
 	GroupBytes = 8 << 20
-	// rowBytes is about what a row takes beside its text.
+	// rowBytes estimates the memory of a row beside its text.
 	rowBytes = 512
 )
 
-// weight is the bytes of history entries and tool lists. A list counts once,
-// however many rows name it.
+// weight counts the bytes of history entries and tool lists. A list counts once, however many
+// rows have it.
 type weight struct {
 	bytes int
 	lists map[devices.Hash]*sharedList
 }
 
-// sharedList is a list with the number of rows that hold it.
+// sharedList is a list with the number of rows that have it.
 type sharedList struct {
 	tools json.RawMessage
 	rows  int
 }
 
-// cost is what add would add.
+// cost returns what add would add.
 func (w *weight) cost(own int, h devices.Hash, tools json.RawMessage) int {
 	if w.lists[h] != nil {
 		return own
@@ -41,8 +41,8 @@ func (w *weight) cost(own int, h devices.Hash, tools json.RawMessage) int {
 	return own + len(tools)
 }
 
-// add counts a row with its list, if it carries one, and returns the copy of
-// the list that all rows share.
+// add counts a row and its list, if it has one, and returns the copy of the list that all rows
+// share.
 func (w *weight) add(own int, h devices.Hash, tools json.RawMessage) json.RawMessage {
 	w.bytes += own
 	if tools == nil {
@@ -61,7 +61,7 @@ func (w *weight) add(own int, h devices.Hash, tools json.RawMessage) json.RawMes
 	return list.tools
 }
 
-// remove is the opposite of add.
+// remove undoes add.
 func (w *weight) remove(own int, h devices.Hash, tools json.RawMessage) {
 	w.bytes -= own
 	list := w.lists[h]
@@ -74,10 +74,10 @@ func (w *weight) remove(own int, h devices.Hash, tools json.RawMessage) {
 	}
 }
 
-// bytes is what the row takes without its list.
+// bytes returns the size of the row without its list.
 func (r *historyRow) bytes() int { return rowBytes + len(r.Firmware) + len(r.ELF) }
 
-// weighed are the history entries and lists of a group, as weight counts them.
+// weighed returns the history entries and lists of a group with their sizes.
 func (g *group) weighed() iter.Seq2[int, devices.CatalogText] {
 	return func(yield func(int, devices.CatalogText) bool) {
 		for i := range g.history {

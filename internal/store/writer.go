@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// groupTimeout bounds one transaction, so that a server which vanished
-	// without a word does not hold the writer.
+	// groupTimeout limits one transaction, so that a server that stopped responding does not
+	// block the writer.
 	groupTimeout = 15 * time.Second
-	// Pauses between attempts at a group that fails through no fault of a row.
+	// Pauses between attempts at a group that fails without a faulty row.
 	minBackoff = 20 * time.Millisecond
 	maxBackoff = 5 * time.Second
 )
 
-// writer is the one goroutine that writes the queue. Its fields belong to it, atomics
-// and lost excepted; lost may be read once it has ended.
+// writer is the goroutine that writes the queue. Only it uses its fields, except atomics and
+// lost; lost may be read after it has ended.
 type writer struct {
 	store      *Store
 	texts      *statements
@@ -31,10 +31,10 @@ type writer struct {
 	args       []any
 	lost       int
 
-	stuck atomic.Pointer[error] // why the last attempt failed; nil after a success
+	stuck atomic.Pointer[error] // error of the last attempt; nil after a success
 }
 
-// statementKey names a prepared statement.
+// statementKey identifies a prepared statement.
 type statementKey struct {
 	name string
 	rows int
@@ -65,8 +65,8 @@ func (w *writer) run(ctx context.Context) {
 			pause = minBackoff
 			continue
 		}
-		// Even if the database looks usable again at once: the watcher's
-		// connection may work where the writer's does not.
+		// Pause even if the check finds the database usable: its connection may work while the
+		// writer's does not.
 		timer := time.NewTimer(pause)
 		w.idle(ctx, nil, timer.C)
 		timer.Stop()
@@ -85,8 +85,8 @@ func (w *writer) idle(ctx context.Context, changed <-chan struct{}, timer <-chan
 	}
 }
 
-// commit writes a group. A row that the database refuses is dropped. It
-// returns what is not written because of an error that is no row's fault.
+// commit writes a group. A row that the database refuses is dropped. It returns the rows that
+// were not written because of another error.
 func (w *writer) commit(ctx context.Context, g group) (rest group, err error) {
 	refused, err := w.try(ctx, &g)
 	switch {
@@ -107,7 +107,7 @@ func (w *writer) commit(ctx context.Context, g group) (rest group, err error) {
 	return w.commit(ctx, b)
 }
 
-// failed takes note of an attempt that has to be repeated.
+// failed records a failed attempt that will be repeated.
 func (w *writer) failed(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -115,14 +115,14 @@ func (w *writer) failed(ctx context.Context, err error) {
 	w.store.stats.Retries.Add(1)
 	wrapped := fmt.Errorf("%w: writing: %s", devices.ErrDatabase, database.OneLine(err))
 	if w.stuck.Swap(&wrapped) == nil {
-		w.store.log.Warn("database write failed; rows are kept and tried again", "error", err)
+		w.store.log.Warn("database write failed; the rows are kept and the write is repeated", "error", err)
 	}
 	if database.FaultOf(err) == database.FaultLost {
 		w.store.suspect(err)
 	}
 }
 
-// drop gives up the one row of g.
+// drop drops the only row of g.
 func (w *writer) drop(g *group, err error) {
 	table, device := "", devices.ID("")
 	switch {
@@ -140,8 +140,8 @@ func (w *writer) drop(g *group, err error) {
 	w.store.log.Error("the database refuses a row; it is dropped", "table", table, "device", device, "error", err)
 }
 
-// try writes a group in one transaction and reports it. refused means that the
-// values of a row are at fault, which only a statement that carries some can say.
+// try writes a group in one transaction and records the result. refused means that the values
+// of a row caused the error, which only a statement with values can report.
 func (w *writer) try(ctx context.Context, g *group) (refused bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, groupTimeout)
 	defer cancel()
@@ -156,13 +156,13 @@ func (w *writer) try(ctx context.Context, g *group) (refused bool, err error) {
 	}
 	w.store.kept.note(lists, now)
 	w.committed(g, &m, catalogs)
-	for _, p := range m.outranked {
+	for _, p := range m.newer {
 		w.store.onOutranked(p)
 	}
 	return false, nil
 }
 
-func (w *writer) transaction(ctx context.Context, g *group, lists []devices.CatalogText, now time.Time) (m merged, catalogs int64, refused bool, err error) {
+func (w *writer) transaction(ctx context.Context, g *group, lists []devices.CatalogText, now time.Time) (m mergeResult, catalogs int64, refused bool, err error) {
 	release, err := w.store.backend.Turn(ctx)
 	if err != nil {
 		return m, 0, false, err
@@ -177,7 +177,7 @@ func (w *writer) transaction(ctx context.Context, g *group, lists []devices.Cata
 		catalogs, err = w.execute(ctx, tx, g, &m, lists, now)
 	}
 	if err != nil {
-		// A connection that is gone as well tells more than err does.
+		// The error of a lost connection is more specific than err.
 		if again := tx.Rollback(); again != nil && !errors.Is(again, sql.ErrTxDone) {
 			return m, 0, false, errors.Join(err, again)
 		}
@@ -186,8 +186,8 @@ func (w *writer) transaction(ctx context.Context, g *group, lists []devices.Cata
 	return m, catalogs, false, tx.Commit()
 }
 
-// committed counts, remembers and calls back after a commit.
-func (w *writer) committed(g *group, m *merged, catalogs int64) {
+// committed updates counters and memory, and calls the callbacks after a commit.
+func (w *writer) committed(g *group, m *mergeResult, catalogs int64) {
 	stats := &w.store.stats
 	stats.Groups.Add(1)
 	stats.DeviceRows.Add(int64(len(m.facts) + len(m.image)))
@@ -198,7 +198,7 @@ func (w *writer) committed(g *group, m *merged, catalogs int64) {
 	stats.CatalogWrites.Add(catalogs)
 	stats.CatalogHits.Add(max(0, int64(len(g.history))-catalogs))
 	if stuck := w.stuck.Swap(nil); stuck != nil {
-		w.store.log.Info("database writes go on", "after", *stuck)
+		w.store.log.Info("database writes work again", "after", *stuck)
 	}
 	w.store.queue.settle(g)
 	for _, row := range g.history {
@@ -208,8 +208,7 @@ func (w *writer) committed(g *group, m *merged, catalogs int64) {
 	}
 }
 
-// dueCatalogs are the lists of this group that have to be written, or noted as
-// used, each once.
+// dueCatalogs returns the lists of this group that must be written or marked as used, each once.
 func (w *writer) dueCatalogs(g *group, now time.Time) []devices.CatalogText {
 	var due []devices.CatalogText
 	var seen map[devices.Hash]struct{}
@@ -233,8 +232,8 @@ func (w *writer) dueCatalogs(g *group, now time.Time) []devices.CatalogText {
 	return due
 }
 
-// prepareGroup prepares all statements that a group may need, before a transaction
-// takes the only connection. The driver of Postgres does it by itself.
+// prepareGroup prepares all statements that a group may need before a transaction occupies the
+// only connection. The Postgres driver does that itself.
 func (w *writer) prepareGroup(ctx context.Context, g *group, lists []devices.CatalogText) error {
 	if w.store.backend.Postgres() {
 		return nil
@@ -262,8 +261,7 @@ func (w *writer) prepareGroup(ctx context.Context, g *group, lists []devices.Cat
 	return err
 }
 
-// prepare makes those statements that some of the rows may need and which were
-// not needed before.
+// prepare prepares the statements for up to this many rows that are not prepared yet.
 func prepare[T any](ctx context.Context, w *writer, t *statement[T], rows int) error {
 	if rows == 0 {
 		return nil
@@ -288,7 +286,7 @@ func (w *writer) prepare(ctx context.Context, key statementKey, text func(rows i
 }
 
 // execute runs the statements of a group, and returns how many lists are new.
-func (w *writer) execute(ctx context.Context, tx *sql.Tx, g *group, m *merged, lists []devices.CatalogText, now time.Time) (catalogs int64, err error) {
+func (w *writer) execute(ctx context.Context, tx *sql.Tx, g *group, m *mergeResult, lists []devices.CatalogText, now time.Time) (catalogs int64, err error) {
 	t := w.texts
 	_, err = execute(ctx, w, tx, &t.facts, m.facts)
 	if err == nil {
@@ -316,11 +314,11 @@ func (w *writer) execute(ctx context.Context, tx *sql.Tx, g *group, m *merged, l
 	return catalogs, err
 }
 
-// keepLists notes lists as used, or adds them, and returns how many are new. The rows
-// stay locked until the commit, so that no node can delete a list between its use
-// and the commit of the entry that names it. Both statements of a list come before those of
-// the next in key order: an insert waits for whoever is changing the row, who must
-// not wait for a list that was added here.
+// keepLists marks lists as used, or adds them, and returns how many are new. The rows stay locked
+// until the commit, so that no node can delete a list between its use and the commit of the
+// entry that refers to it. Both statements of a list run before those of the next one in key
+// order: an insert waits for a transaction that changes the row, which must not wait for a list
+// that was added here.
 func (w *writer) keepLists(ctx context.Context, tx *sql.Tx, lists []devices.CatalogText, now time.Time) (added int64, err error) {
 	for i := 0; i < len(lists) && err == nil; i++ {
 		var used sql.Result
@@ -369,7 +367,7 @@ func execute[T any](ctx context.Context, w *writer, tx *sql.Tx, t *statement[T],
 	return changed, nil
 }
 
-// closeStatements gives back what was prepared. The writer has ended.
+// closeStatements closes the prepared statements. The writer has ended.
 func (w *writer) closeStatements() error {
 	var errs []error
 	for _, stmt := range w.statements {

@@ -11,15 +11,16 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// Place names a database without user and password: `sqlite:/absolute/path` or
-// `postgres://host:port/name`. Two settings with the same place mean the same
+// Location returns a database without user and password: `sqlite:/absolute/path` or
+// `postgres://host:port/name`. Two settings with the same location mean the same
 //
 //	An error wraps ErrConfig.
-func Place(text, dir string) (string, error) {
+func Location(text, dir string) (string, error) {
 	path := filepath.Join(dir, FileName)
 	if given, ok := strings.CutPrefix(text, "sqlite:"); ok {
 		path = given
@@ -37,16 +38,15 @@ func Place(text, dir string) (string, error) {
 	return "sqlite:" + path, nil
 }
 
-// SQLitePath is the file of a place that Place returned; false for Postgres.
+// SQLitePath returns the file of a location; ok is false for Postgres.
 func SQLitePath(place string) (path string, ok bool) { return strings.CutPrefix(place, "sqlite:") }
 
-// DumpCommand is the command that backs up a Postgres database into file. It
-// never holds the password: pg_dump asks for it, or finds it in PGPASSWORD or
-// ~/.pgpass.
+// DumpCommand returns the command that backs up a Postgres database into file. It does not
+// contain the password: pg_dump prompts for it, or finds it in PGPASSWORD or ~/.pgpass.
 func DumpCommand(text, file string) (string, error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return "", fmt.Errorf("%w: its setting is no URL", ErrConfig) // err may hold the password
+		return "", fmt.Errorf("%w: its setting is not a URL", ErrConfig) // err may contain the password
 	}
 	if u.User != nil {
 		u.User = url.User(u.User.Username())
@@ -57,26 +57,24 @@ func DumpCommand(text, file string) (string, error) {
 	return "pg_dump --format=custom --no-owner --file=" + quoteShell(file) + " " + quoteShell(u.String()), nil
 }
 
-// quoteShell makes one word of a POSIX shell.
+// quoteShell quotes one word for a POSIX shell.
 func quoteShell(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
 
-// Copy is what CopySQLite found in the copy.
+// Copy describes a copy of a database.
 type Copy struct {
 	Schema      int64  // version of the schema
-	Fingerprint string // of the fleet's secret; empty if no node used the database yet
+	Fingerprint string // of the fleet's secret; empty if no node has used the database yet
 }
 
-// CopySQLite writes a copy of the database in path into the file to, which
-// must not exist. The copy is one moment of the database, what stands in its
-// log included, however much is being written; writers do not wait for it. It
-// is checked before CopySQLite returns, and small: free pages are left out.
-// The directory of to must not be readable by others. Nothing is left behind
-// in to if there is an error.
+// CopySQLite writes a copy of the database in path into the new file to. The copy is consistent
+// and includes the write-ahead log, even during writes; writers do not wait for it. It is checked
+// before CopySQLite returns, and has no free pages. Others must not be able to read the directory
+// of to. After an error the file does not exist.
 func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 	if _, err := os.Stat(path); err != nil {
 		return c, fmt.Errorf("the database: %w", err)
 	}
-	file, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) // SQLite would make it for everybody to read
+	file, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) // SQLite would make it readable for everybody
 	if err == nil {
 		err = file.Close()
 	}
@@ -85,7 +83,7 @@ func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = os.Remove(to) // it may not be there
+			_ = os.Remove(to) // it may not exist
 		}
 	}()
 	err = onSQLite(path, func(db *sql.DB) error {
@@ -104,7 +102,7 @@ func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 			return fmt.Errorf("%s; the database is damaged", verdict)
 		}
 		if err := db.QueryRowContext(ctx, `SELECT max(version_id) FROM goose_db_version WHERE is_applied`).Scan(&c.Schema); err != nil {
-			return fmt.Errorf("it is no database of fleetd: %w", err)
+			return fmt.Errorf("it is not a database of fleetd: %w", err)
 		}
 		err := db.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, FingerprintKey).Scan(&c.Fingerprint)
 		if errors.Is(err, sql.ErrNoRows) {
@@ -118,26 +116,61 @@ func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 	return c, nil
 }
 
-// EndLineage has the next node that opens the database begin another lineage: what
-// it restores is a history that others may have followed further.
+// EndLineage makes the next node that opens the database start another lineage: the restored
+// history may differ from the one that other nodes have followed.
 func EndLineage(ctx context.Context, path string) error {
 	err := onSQLite(path, func(db *sql.DB) error {
 		var there bool
 		err := db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'fleet_revision')`).Scan(&there)
-		if err != nil || !there { // of a version without one
+		if err != nil || !there { // of a version without revisions
 			return err
 		}
 		_, err = db.ExecContext(ctx, `UPDATE fleet_revision SET lineage = ''`)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("begin another lineage in %s: %s", path, OneLine(err))
+		return fmt.Errorf("start another lineage in %s: %s", path, OneLine(err))
 	}
 	return nil
 }
 
-// onSQLite opens a file that is there already, for as long as use runs. It
-// leaves the journal mode as it is.
+// HaltJobs halts all jobs of a restored database that have not ended, and ends running tasks as
+// unknown: what has run since the backup was made must not run again unless a person wants it.
+func HaltJobs(ctx context.Context, path string, now time.Time) error {
+	err := onSQLite(path, func(db *sql.DB) error {
+		var there bool
+		err := db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'jobs')`).Scan(&there)
+		if err != nil || !there { // of a version without jobs
+			return err
+		}
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		for _, text := range []string{
+			`UPDATE jobs SET prior = CASE WHEN state = 'paused' THEN prior ELSE state END, state = 'halted', reason = 'restored' WHERE state NOT IN ('halted', 'done', 'cancelled')`,
+			`UPDATE jobs SET n_unknown = n_unknown + running, running = 0, version = version + 1, ready_at = 9223372036854775807 WHERE ended_at = 0`,
+			`UPDATE jobs SET ended_at = $1 WHERE state = 'cancelled' AND ended_at = 0 AND waiting = 0`,
+			`UPDATE tasks SET state = 'ended', outcome = 'unknown', code = 'restored', ended_at = $1,
+ detail = 'it ran while the backup was made that was restored; it is not known whether the device did it' WHERE state = 'running'`,
+		} {
+			args := []any{Micros(now)}
+			if !strings.Contains(text, "$1") {
+				args = nil
+			}
+			if _, err := tx.ExecContext(ctx, text, args...); err != nil {
+				return errors.Join(err, tx.Rollback())
+			}
+		}
+		return tx.Commit()
+	})
+	if err != nil {
+		return fmt.Errorf("halt the jobs in %s: %s", path, OneLine(err))
+	}
+	return nil
+}
+
+// onSQLite opens an existing file while use runs. It does not change the journal mode.
 func onSQLite(path string, use func(*sql.DB) error) error {
 	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?mode=rw&_pragma=busy_timeout(5000)")
 	if err != nil {

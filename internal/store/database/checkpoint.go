@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// Checkpoints of SQLite copy pages from its log into the file. A connection that
-// commits would do it every so often, within COMMIT, while its caller and everybody
-// after it wait. Here another connection does it beside the writers.
+// Checkpoints of SQLite copy pages from its log into the file. By default a connection does that
+// within COMMIT, and its caller and all later ones wait. Here another connection does it, beside
+// the writers.
 const (
-	// checkpointPages is from how many pages in the log on they are copied.
+	// checkpointPages is the number of pages in the log from which they are copied.
 	checkpointPages = 2_000
-	// restartPages is from how many pages on the log is to begin again, which it
-	// does when all of it was copied: nobody may write meanwhile.
+	// restartPages is the number of pages from which the log is restarted, after all of it was
+	// copied: meanwhile nobody may write.
 	restartPages = 6_000
-	// checkpointEvery is the least time between two checkpoints.
+	// checkpointEvery is the shortest time between two checkpoints.
 	checkpointEvery = 100 * time.Millisecond
-	// autoCheckpoint is from how many pages on a COMMIT does it nevertheless.
+	// autoCheckpoint is the number of pages from which a COMMIT does it nevertheless.
 	autoCheckpoint = "&_pragma=wal_autocheckpoint(40000)"
 )
 
-// checkpointer copies the log of SQLite when somebody has written.
+// checkpointer copies the log of SQLite after writes.
 type checkpointer struct {
 	db   *sql.DB // one connection
 	turn chan struct{}
@@ -37,7 +37,7 @@ func startCheckpointer(db *sql.DB, turn chan struct{}) *checkpointer {
 	return c
 }
 
-// written notes that somebody has written.
+// written records a write.
 func (c *checkpointer) written() {
 	select {
 	case c.wake <- struct{}{}:
@@ -71,8 +71,8 @@ func (c *checkpointer) run(ctx context.Context) {
 	}
 }
 
-// checkpoint copies what is in the log, if that is much. An error, such as that the
-// disk is full, is left to those who write.
+// checkpoint copies the log if it is long. It ignores errors, such as a full disk: writers will
+// report them.
 func (c *checkpointer) checkpoint(ctx context.Context) {
 	pages, copied, err := c.pragma(ctx, "NOOP")
 	if err != nil || pages-copied < checkpointPages {
@@ -81,21 +81,19 @@ func (c *checkpointer) checkpoint(ctx context.Context) {
 	if pages, _, err = c.pragma(ctx, "PASSIVE"); err != nil || pages < restartPages {
 		return
 	}
-	// What was written meanwhile is little. With all of it copied, the log begins
-	// again.
+	// Little was written meanwhile. Once all of it is copied, the log restarts.
 	if _, _, err = c.pragma(ctx, "PASSIVE"); err != nil {
 		return
 	}
 	select {
 	case c.turn <- struct{}{}:
 		defer func() { <-c.turn }()
-		_, _, _ = c.pragma(ctx, "PASSIVE") // the next one tries again
+		_, _, _ = c.pragma(ctx, "PASSIVE") // the next one retries
 	case <-ctx.Done():
 	}
 }
 
-// pragma returns how many pages are in the log, and how many of them are in the
-// file, too.
+// pragma returns the number of pages in the log, and how many of them are in the file.
 func (c *checkpointer) pragma(ctx context.Context, mode string) (pages, copied int, err error) {
 	var busy int
 	err = c.db.QueryRowContext(ctx, "PRAGMA wal_checkpoint("+mode+")").Scan(&busy, &pages, &copied)

@@ -10,16 +10,16 @@ import (
 	"strings"
 )
 
-// countSlots is into how many rows a count is split on Postgres, so that nodes
-// rarely wait for each other's.
+// countSlots is the number of rows of a count on Postgres, so that nodes rarely wait for each
+// other's row.
 const countSlots = 16
 
 // Dimensions of fleet_counts.
 const (
-	CountState     = "state" // online, offline; revoked beside one of these
+	CountState     = "state" // online, offline; revoked in addition to one of these
 	CountReason    = "offline_reason"
-	CountTransport = "transport" // of those that are online
-	CountNode      = "node"      // of those that are online
+	CountTransport = "transport" // of online devices
+	CountNode      = "node"      // of online devices
 	CountBoard     = "board"
 	CountFirmware  = "firmware"
 	CountMCP       = "mcp_state"
@@ -33,23 +33,22 @@ const (
 	StateRevoked = "revoked"
 )
 
-// Count names one number of fleet_counts.
+// Count identifies a number of fleet_counts.
 type Count struct{ Dimension, Value string }
 
-// Deltas are by how much a transaction changes which counts.
+// Deltas are the changes of counts in a transaction.
 type Deltas map[Count]int64
 
 // Add adds n to one count.
 func (d Deltas) Add(dimension, value string, n int64) { d[Count{dimension, value}] += n }
 
-// PresenceCounted is what is counted of a row of presence.
+// PresenceCounted are the counted values of a row of presence.
 type PresenceCounted struct {
 	Online                                bool
 	Reason, Transport, Node, MCP, Catalog string
 }
 
-// Presence adds n devices with this presence: 1 for a row that is there now, -1
-// for one that was.
+// Presence adds n devices with this presence: 1 for the new row, -1 for the old one.
 func (d Deltas) Presence(p PresenceCounted, n int64) {
 	if p.Online {
 		d.Add(CountState, StateOnline, n)
@@ -71,9 +70,8 @@ func (d Deltas) Facts(board, firmware string, n int64) {
 	d.Add(CountFirmware, firmware, n)
 }
 
-// Write writes the deltas, in the order of their keys; those that are 0 change
-// nothing. A transaction writes them after all rows of devices, and before
-// changes and the revision.
+// Write writes the deltas in the order of their keys, without those that are 0. A transaction
+// writes them after all rows of devices, and before changes and the revision.
 func (d Deltas) Write(ctx context.Context, tx *sql.Tx, db *DB) error {
 	keys := slices.DeleteFunc(slices.Collect(maps.Keys(d)), func(c Count) bool { return d[c] == 0 })
 	slices.SortFunc(keys, func(a, b Count) int {
@@ -96,13 +94,13 @@ func (d Deltas) Write(ctx context.Context, tx *sql.Tx, db *DB) error {
 func countsText(rows int) string {
 	var b strings.Builder
 	b.WriteString("INSERT INTO fleet_counts (dimension, value, slot, n) VALUES ")
-	b.WriteString(Places(rows, 4))
+	b.WriteString(Placeholders(rows, 4))
 	b.WriteString(" ON CONFLICT (dimension, value, slot) DO UPDATE SET n = fleet_counts.n + excluded.n")
 	return b.String()
 }
 
-// PowerOfTwo is how many of the rows go into the next statement: a power of two,
-// so that there are few texts to prepare.
+// PowerOfTwo returns how many of the rows the next statement writes: a power of two, so that few
+// texts have to be prepared.
 func PowerOfTwo(rows, most int) int {
 	n := 1
 	for n*2 <= min(rows, most) {
@@ -111,8 +109,8 @@ func PowerOfTwo(rows, most int) int {
 	return n
 }
 
-// Places is `($1, $2), ($3, $4)` for two rows of two columns.
-func Places(rows, columns int) string {
+// Placeholders returns `($1, $2), ($3, $4)` for two rows of two columns.
+func Placeholders(rows, columns int) string {
 	var b strings.Builder
 	for i := range rows * columns {
 		switch {

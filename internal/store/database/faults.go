@@ -17,23 +17,23 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// ErrConfig is wrapped by every error that only the operator can mend: a URL
-// that cannot be read, a login or database that does not exist, a schema newer
-// than this program, a database of another fleet. Waiting does not help.
+// ErrConfig is wrapped by every error that only the operator can fix: an invalid URL, a login or
+// database that does not exist, a schema newer than this program, a database of another fleet.
+// Retrying does not help.
 var ErrConfig = errors.New("the database cannot be used")
 
-// Fault says what an error of the database means for whoever got it.
+// Fault is the class of an error of the database.
 type Fault int
 
 const (
-	FaultRow       Fault = iota // the statement's own values are refused
-	FaultLost                   // the connection broke or was never made
-	FaultTransient              // the server answers, but cannot now
+	FaultRow       Fault = iota // the values of the statement are refused
+	FaultLost                   // the connection broke or was never established
+	FaultTransient              // the server answers, but cannot work now
 	FaultWrong                  // login, database or schema are not as expected
 )
 
-// FaultOf classifies an error of either driver. What it does not know is the
-// row's fault: only one row is lost then, while a retry would never end.
+// FaultOf classifies an error of either driver. An unknown error is FaultRow: then only one row is
+// lost, while a retry would never end.
 func FaultOf(err error) Fault {
 	var pg *pgconn.PgError
 	var lite *sqlite.Error
@@ -49,13 +49,13 @@ func FaultOf(err error) Fault {
 	case isBroken(err):
 		return FaultLost
 	case errors.As(err, &connect):
-		return FaultWrong // the server was reached, but speaks or wants something else
+		return FaultWrong // the server was reached, but uses or requires something else
 	default:
 		return FaultRow
 	}
 }
 
-// isBroken reports whether a connection ended, timed out or was never made.
+// isBroken reports whether a connection ended, timed out or was never established.
 func isBroken(err error) bool {
 	var network net.Error
 	var errno syscall.Errno
@@ -66,7 +66,7 @@ func isBroken(err error) bool {
 		errors.As(err, &network) || errors.As(err, &errno)
 }
 
-// faultOfState reads an SQLSTATE (PostgreSQL manual, appendix A).
+// faultOfState classifies an SQLSTATE (PostgreSQL manual, appendix A).
 func faultOfState(code string) Fault {
 	switch {
 	case strings.HasPrefix(code, "08"), // connection exception
@@ -79,7 +79,7 @@ func faultOfState(code string) Fault {
 		strings.HasPrefix(code, "P0"): // raised by a trigger
 		return FaultRow
 	case strings.HasPrefix(code, "28"), // login
-		strings.HasPrefix(code, "3D"), strings.HasPrefix(code, "3F"), // no such database, schema
+		strings.HasPrefix(code, "3D"), strings.HasPrefix(code, "3F"), // database or schema not found
 		strings.HasPrefix(code, "42"), // rights, missing or foreign tables
 		strings.HasPrefix(code, "0A"): // not supported
 		return FaultWrong
@@ -88,7 +88,7 @@ func faultOfState(code string) Fault {
 	}
 }
 
-// faultOfResult reads an SQLite result code (sqlite.org/rescode.html).
+// faultOfResult classifies an SQLite result code (sqlite.org/rescode.html).
 func faultOfResult(code int) Fault {
 	switch code & 0xff {
 	case sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_RANGE:
@@ -101,7 +101,7 @@ func faultOfResult(code int) Fault {
 	}
 }
 
-// Refusal turns an error met while opening into one sentence under ErrConfig.
+// Refusal converts an error during Open into one sentence that wraps ErrConfig.
 func (db *DB) Refusal(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
@@ -121,5 +121,5 @@ func (db *DB) Refusal(err error) error {
 	return fmt.Errorf("%w: %s answers: %s (SQLSTATE %s); %s", ErrConfig, db.Where, pg.Message, pg.Code, advice)
 }
 
-// OneLine is the text of an error without its line breaks.
+// OneLine returns the text of an error without line breaks.
 func OneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// DecodeLabels reads labels as stored; what an operator broke by hand is none.
+// DecodeLabels parses stored labels; invalid text, as after a manual edit, gives none.
 func DecodeLabels(text string) map[string]string {
 	if text == "" || text == "{}" {
 		return nil
@@ -21,8 +21,8 @@ func DecodeLabels(text string) map[string]string {
 	return labels
 }
 
-// plainLabels reads an object of strings in the form that the ledger writes, if
-// none of them has an escape: lists read them a hundred times a page.
+// plainLabels parses an object of strings in the form that the ledger writes, without escapes:
+// lists do it a hundred times for each page.
 func plainLabels(text string) (labels map[string]string, ok bool) {
 	rest, opens := strings.CutPrefix(text, "{")
 	escaped := func(r rune) bool { return r < ' ' || r == '\\' || r == utf8.RuneError }
@@ -50,7 +50,7 @@ func plainLabels(text string) (labels map[string]string, ok bool) {
 	}
 }
 
-// cutString cuts a quoted string without escapes from the beginning of a text.
+// cutString cuts a quoted string without escapes from the start of a text.
 func cutString(text string) (value, rest string, ok bool) {
 	rest, ok = strings.CutPrefix(text, `"`)
 	if !ok {

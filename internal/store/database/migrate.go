@@ -16,28 +16,28 @@ import (
 	"fleetd/internal/timescale"
 )
 
-// The migrations in Go. Their numbers follow those of the files.
+// Migrations in Go. Their numbers follow those of the files.
 const (
-	versionRegistry = 10 // a file: devices are kept in another form
+	versionRegistry = 10 // a file: devices are stored in another form
 	versionFilled   = 11 // labels as rows, keys of firmware versions
 )
 
-// goMigrations are the migrations that SQL cannot do.
+// goMigrations returns the migrations that SQL cannot express.
 func (db *DB) goMigrations(log *slog.Logger) []*goose.Migration {
 	return []*goose.Migration{goose.NewGoMigration(versionFilled, &goose.GoFunc{RunDB: func(ctx context.Context, pool *sql.DB) error {
 		return db.fillRegistry(ctx, pool, log)
 	}}, nil)}
 }
 
-// Leases of nodes that run are renewed every 3 s.
+// Running nodes renew their leases every 3 s.
 var (
 	leaseTime = timescale.Of(15 * time.Second)
 	leaseLook = timescale.Of(time.Second)
 )
 
-// stopsOthers refuses to migrate across versionRegistry while nodes run that
-// know the schema before it, and removes the leases of those that are dead.
-func (db *DB) stopsOthers(ctx context.Context) error {
+// checkOldNodes refuses to migrate across versionRegistry while nodes that use the older schema are
+// running, and removes the leases of dead ones.
+func (db *DB) checkOldNodes(ctx context.Context) error {
 	first, err := db.oldLeases(ctx)
 	if err != nil || len(first) == 0 {
 		return err
@@ -62,7 +62,7 @@ func (db *DB) stopsOthers(ctx context.Context) error {
 		}
 		if len(alive) > 0 {
 			slices.Sort(alive)
-			return fmt.Errorf("%w: %s is in use by nodes of an older version: %s; stop all of them, then start this one: the new version changes the database so that old ones cannot use it",
+			return fmt.Errorf("%w: %s is in use by nodes of an older version: %s; stop all of them, then start this one; the new version migrates the database, and older versions cannot use it afterwards",
 				ErrConfig, db.Where, strings.Join(slices.Compact(alive), ", "))
 		}
 		if !time.Now().Before(until) {
@@ -79,8 +79,8 @@ func (db *DB) stopsOthers(ctx context.Context) error {
 
 type lease struct{ node, instance string }
 
-// oldLeases are the beats of all leases; none once the table has the column by
-// which newer nodes tell their schema: then another node has migrated.
+// oldLeases returns the beats of all leases; none if the table has the column for the schema of
+// newer nodes: then another node has migrated.
 func (db *DB) oldLeases(ctx context.Context) (map[lease]int64, error) {
 	var old bool
 	err := db.Admin.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM information_schema.columns
@@ -106,12 +106,11 @@ func (db *DB) oldLeases(ctx context.Context) (map[lease]int64, error) {
 // fillPage is how many devices are filled in one transaction.
 const fillPage = 1000
 
-// logEvery is the longest time between two lines about a migration.
+// logEvery is the longest time between two log lines of a migration.
 const logEvery = 5 * time.Second
 
-// fillRegistry writes what SQL cannot compute the same way on both databases:
-// rows for labels, keys of firmware versions, and boards in lower case. Each page
-// is a transaction, and may be repeated.
+// fillRegistry computes what SQL cannot compute alike on both databases: rows for labels, keys of
+// firmware versions, and boards in lower case. Each page is a transaction, and can be repeated.
 func (db *DB) fillRegistry(ctx context.Context, pool *sql.DB, log *slog.Logger) error {
 	var all int
 	if err := pool.QueryRowContext(ctx, `SELECT count(*) FROM devices`).Scan(&all); err != nil {
@@ -155,7 +154,7 @@ func (db *DB) fillRegistry(ctx context.Context, pool *sql.DB, log *slog.Logger) 
 	return nil
 }
 
-// fillColumn sets a column that derives from another, once for each value.
+// fillColumn sets a column that derives from another one, once for each value.
 func (db *DB) fillColumn(ctx context.Context, pool *sql.DB, name, derived string, of func(string) string) error {
 	type value struct{ value, derived string }
 	values, err := Collect(ctx, pool, func(scan func(...any) error) (v value, err error) {

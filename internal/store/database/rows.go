@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// Rows inserts many rows with few statements: on Postgres one with an array for
-// each column, on SQLite some with several rows each.
+// Rows inserts many rows with few statements: on Postgres one with an array for each column, on
+// SQLite several with many rows each.
 type Rows struct {
 	Table   string
 	Columns []Column
-	// Conflict is the text after ON CONFLICT, if there may be one.
+	// Conflict is the text after ON CONFLICT; empty: none.
 	Conflict string
 }
 
@@ -25,13 +25,13 @@ type Column struct {
 	Type string // of Postgres: text, bigint, boolean
 }
 
-// Text makes columns of the type text.
+// Text returns columns of the type text.
 func Text(names ...string) []Column { return columnsOf("text", names) }
 
-// Bigint makes columns of the type bigint.
+// Bigint returns columns of the type bigint.
 func Bigint(names ...string) []Column { return columnsOf("bigint", names) }
 
-// Boolean makes columns of the type boolean.
+// Boolean returns columns of the type boolean.
 func Boolean(names ...string) []Column { return columnsOf("boolean", names) }
 
 func columnsOf(kind string, names []string) (list []Column) {
@@ -49,12 +49,12 @@ func (r *Rows) names() string {
 	return strings.Join(names, ", ")
 }
 
-// sqliteRows is the most rows of one statement of SQLite. Its parameters have no
-// names, so that it need not look them up.
+// sqliteRows is the largest number of rows of one statement of SQLite. Its parameters have no
+// names, so SQLite need not look them up.
 const sqliteRows = 32
 
-// Insert inserts the rows, whose values are in the order of the columns, string,
-// int64 or bool, and returns how many were changed.
+// Insert inserts rows with values in the order of the columns (string, int64 or bool), and returns
+// how many were changed.
 func (r *Rows) Insert(ctx context.Context, tx *sql.Tx, db *DB, rows [][]any) (changed int64, err error) {
 	if len(rows) == 0 {
 		return 0, nil
@@ -104,7 +104,7 @@ func (r *Rows) Insert(ctx context.Context, tx *sql.Tx, db *DB, rows [][]any) (ch
 	return changed, nil
 }
 
-// Unnest is `unnest($1::text[], $2::bigint[])`, the first parameter after skip.
+// Unnest returns `unnest($1::text[], $2::bigint[])`, with the first parameter after skip.
 func Unnest(columns []Column, skip int) string {
 	var parts []string
 	for i, c := range columns {
@@ -113,7 +113,7 @@ func Unnest(columns []Column, skip int) string {
 	return "unnest(" + strings.Join(parts, ", ") + ")"
 }
 
-// Arrays are the parameters of Unnest.
+// Arrays returns the parameters of Unnest.
 func Arrays(columns []Column, rows [][]any) []any {
 	args := make([]any, len(columns))
 	for i, c := range columns {
@@ -137,7 +137,7 @@ func array[T any](rows [][]any, column int) []T {
 	return list
 }
 
-// questions is `(?, ?), (?, ?)` for two rows of two columns.
+// questions returns `(?, ?), (?, ?)` for two rows of two columns.
 func questions(rows, columns int) string {
 	one := "(?" + strings.Repeat(", ?", columns-1) + ")"
 	return one + strings.Repeat(", "+one, rows-1)
@@ -148,8 +148,7 @@ type Label struct{ Key, Value, Device string }
 
 var labelRows = Rows{Table: "device_labels", Columns: Text("key", "value", "device"), Conflict: "DO NOTHING"}
 
-// InsertLabels inserts rows of labels in the order of their keys; those that are
-// there stay.
+// InsertLabels inserts missing rows of labels in the order of their keys.
 func (db *DB) InsertLabels(ctx context.Context, tx *sql.Tx, labels []Label) error {
 	slices.SortFunc(labels, func(a, b Label) int {
 		return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Value, b.Value), cmp.Compare(a.Device, b.Device))

@@ -6,11 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// IsText reports whether both databases take s as text: Postgres refuses NUL
-// and invalid UTF-8.
+// IsText reports whether both databases accept s as text: Postgres refuses NUL and invalid UTF-8.
 func IsText(s string) bool { return strings.IndexByte(s, 0) < 0 && utf8.ValidString(s) }
 
-// Clean puts U+FFFD in place of what Postgres refuses.
+// Clean replaces what Postgres refuses by U+FFFD.
 func Clean(s string) string {
 	if IsText(s) {
 		return s
@@ -18,7 +17,7 @@ func Clean(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-// Micros is a time as the tables hold it.
+// Micros returns a time as stored in the tables.
 func Micros(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -26,7 +25,7 @@ func Micros(t time.Time) int64 {
 	return t.UnixMicro()
 }
 
-// Instant is the opposite of Micros.
+// Instant is the inverse of Micros.
 func Instant(us int64) time.Time {
 	if us == 0 {
 		return time.Time{}

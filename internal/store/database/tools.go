@@ -11,7 +11,7 @@ const (
 	encodingBase64 = "base64"
 )
 
-// EncodeTools makes text of a tool list without losing a byte.
+// EncodeTools encodes a tool list as text without loss.
 func EncodeTools(tools json.RawMessage) (text, encoding string) {
 	if s := string(tools); IsText(s) {
 		return s, encodingText
@@ -19,7 +19,7 @@ func EncodeTools(tools json.RawMessage) (text, encoding string) {
 	return base64.StdEncoding.EncodeToString(tools), encodingBase64
 }
 
-// DecodeTools is the opposite of EncodeTools.
+// DecodeTools is the inverse of EncodeTools.
 func DecodeTools(text, encoding string) (json.RawMessage, error) {
 	if encoding == encodingBase64 {
 		return base64.StdEncoding.DecodeString(text)

@@ -13,7 +13,7 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// rotationKey names, in the table fleet, the generation of the whole fleet.
+// rotationKey is the key of the fleet's rotation in the table fleet.
 const rotationKey = "rotation"
 
 // SaveKey implements registry.Ledger.
@@ -21,11 +21,15 @@ func (l *Ledger) SaveKey(ctx context.Context, who, id string, k access.Key) ([]d
 	return l.fact(ctx, who, id, devices.AspectKey, func(ctx context.Context, t *transaction) (any, error) {
 		document, err := json.Marshal(k)
 		if err != nil {
-			return nil, &passError{fmt.Errorf("encode key %s: %w", k.ID, err)}
+			return nil, &decisionError{fmt.Errorf("encode key %s: %w", k.ID, err)}
 		}
-		n, err := t.exec(ctx, `INSERT INTO api_keys (id, document, revoked_at) VALUES ($1, $2, $3)
+		var consoleUntil int64
+		if k.Parent.Key != "" {
+			consoleUntil = database.Micros(k.Expires)
+		}
+		n, err := t.exec(ctx, `INSERT INTO api_keys (id, document, revoked_at, console_until) VALUES ($1, $2, $3, $4)
  ON CONFLICT (id) DO UPDATE SET revoked_at = excluded.revoked_at WHERE api_keys.revoked_at = 0 AND excluded.revoked_at <> 0`,
-			k.ID, database.Clean(string(document)), database.Micros(k.Revoked))
+			k.ID, database.Clean(string(document)), database.Micros(k.Revoked), consoleUntil)
 		if err != nil || n == 0 {
 			return nil, err
 		}
@@ -33,17 +37,54 @@ func (l *Ledger) SaveKey(ctx context.Context, who, id string, k access.Key) ([]d
 	})
 }
 
+// SaveConsoleCode implements fleet.ConsoleCodes.
+func (l *Ledger) SaveConsoleCode(ctx context.Context, hash string, k access.Key, expires time.Time) error {
+	document, err := json.Marshal(k)
+	if err != nil {
+		return fmt.Errorf("encode a key of the console: %w", err)
+	}
+	return l.do(ctx, func(ctx context.Context, t *transaction) error {
+		_, err := t.exec(ctx, `INSERT INTO console_codes (hash, document, expires_at) VALUES ($1, $2, $3)`,
+			hash, database.Clean(string(document)), database.Micros(expires))
+		return err
+	})
+}
+
+// TakeConsoleCode implements fleet.ConsoleCodes.
+func (l *Ledger) TakeConsoleCode(ctx context.Context, hash string, now time.Time) (access.Key, error) {
+	var document string
+	var expires int64
+	err := l.do(ctx, func(ctx context.Context, t *transaction) error {
+		err := t.tx.QueryRowContext(ctx, `DELETE FROM console_codes WHERE hash = $1 RETURNING document, expires_at`, hash).Scan(&document, &expires)
+		if isNoRows(err) {
+			return &decisionError{devices.ErrNotFound}
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return access.Key{}, err
+	case !now.Before(database.Instant(expires)):
+		return access.Key{}, devices.ErrNotFound
+	}
+	var k access.Key
+	if err := json.Unmarshal([]byte(document), &k); err != nil {
+		return k, fmt.Errorf("a stored code of the console is invalid: %.100q: %w", document, err)
+	}
+	return k, nil
+}
+
 // SavePolicy implements registry.Ledger.
 func (l *Ledger) SavePolicy(ctx context.Context, who string, p access.Policy) ([]devices.Change, error) {
 	return l.fact(ctx, who, newLineage(), devices.AspectPolicy, func(ctx context.Context, t *transaction) (any, error) {
 		document, err := json.Marshal(p)
 		if err != nil {
-			return nil, &passError{fmt.Errorf("encode the policy: %w", err)}
+			return nil, &decisionError{fmt.Errorf("encode the policy: %w", err)}
 		}
 		n, err := t.exec(ctx, `INSERT INTO policies (version, document, at, author) VALUES ($1, $2, $3, $4) ON CONFLICT (version) DO NOTHING`,
 			p.Version, database.Clean(string(document)), database.Micros(p.Changed), database.Clean(p.By))
 		if err == nil && n == 0 {
-			err = &passError{devices.ErrConflict}
+			err = &decisionError{devices.ErrConflict}
 		}
 		return p, err
 	})
@@ -62,19 +103,19 @@ func (l *Ledger) Rotate(ctx context.Context, who string, decide func(old devices
 		}
 		next, err := decide(old, highest)
 		if err != nil {
-			return nil, &passError{err}
+			return nil, &decisionError{err}
 		}
 		document, err := json.Marshal(next)
 		if err != nil {
-			return nil, &passError{fmt.Errorf("encode the fleet's rotation: %w", err)}
+			return nil, &decisionError{fmt.Errorf("encode the fleet's rotation: %w", err)}
 		}
 		_, err = t.exec(ctx, `UPDATE fleet SET value = $2 WHERE key = $1`, rotationKey, string(document))
 		return next, err
 	})
 }
 
-// fleetRotation is the rotation of the fleet, which stays as it is until the end
-// of the transaction.
+// fleetRotation returns the rotation of the fleet, which cannot change until the end of the
+// transaction.
 func (t *transaction) fleetRotation(ctx context.Context) (devices.Rotation, error) {
 	if t.rotation == nil {
 		r, err := t.lockRotation(ctx, t.forShare())
@@ -86,8 +127,8 @@ func (t *transaction) fleetRotation(ctx context.Context) (devices.Rotation, erro
 	return *t.rotation, nil
 }
 
-// lockRotation reads the rotation of the fleet with a lock. Its row is there from
-// then on, so that there is one to lock.
+// lockRotation reads and locks the rotation of the fleet. It creates the row if necessary, to have
+// one to lock.
 func (t *transaction) lockRotation(ctx context.Context, lock string) (r devices.Rotation, err error) {
 	if _, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, '{}') ON CONFLICT (key) DO NOTHING`, rotationKey); err != nil {
 		return r, err
@@ -97,13 +138,13 @@ func (t *transaction) lockRotation(ctx context.Context, lock string) (r devices.
 		return r, err
 	}
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
-		return r, &passError{fmt.Errorf("the fleet's rotation is stored as %.100q: %w", text, err)}
+		return r, &decisionError{fmt.Errorf("the stored rotation of the fleet is invalid: %.100q: %w", text, err)}
 	}
 	return r, nil
 }
 
-// fact writes something of the fleet with its change. write returns what the
-// change says, nil if nothing changes.
+// fact writes a fact of the fleet with its change. write returns the value of the change, nil if
+// nothing changes.
 func (l *Ledger) fact(ctx context.Context, who, id string, aspect devices.Aspect, write func(ctx context.Context, t *transaction) (any, error)) ([]devices.Change, error) {
 	var list []devices.Change
 	err := l.wait(ctx, &request{ctx: ctx, changes: func() []devices.Change { return list }, run: func(ctx context.Context, t *transaction) error {
@@ -116,7 +157,7 @@ func (l *Ledger) fact(ctx context.Context, who, id string, aspect devices.Aspect
 		}
 		text, err := json.Marshal(value)
 		if err != nil {
-			return &passError{fmt.Errorf("encode a change: %w", err)}
+			return &decisionError{fmt.Errorf("encode a change: %w", err)}
 		}
 		c := devices.Change{Revision: pending + 1, ID: id, Aspect: aspect, Value: text, Who: database.Clean(who), At: t.now().UTC().Truncate(time.Microsecond)}
 		base, err := t.finish(ctx, nil, nil, []devices.Change{c})
@@ -133,7 +174,7 @@ func (l *Ledger) fact(ctx context.Context, who, id string, aspect devices.Aspect
 	return list, nil
 }
 
-// exec runs one statement and returns the number of rows that it changed.
+// exec runs one statement and returns the number of changed rows.
 func (t *transaction) exec(ctx context.Context, text string, args ...any) (int, error) {
 	result, err := t.tx.ExecContext(ctx, text, args...)
 	if err != nil {
@@ -143,8 +184,7 @@ func (t *transaction) exec(ctx context.Context, text string, args ...any) (int, 
 	return int(n), err
 }
 
-// SetLineage gives the history another name, and returns it: what nodes know of
-// the one before does not continue in this one.
+// SetLineage sets and returns a new lineage: nodes with the old one must read everything again.
 func (l *Ledger) SetLineage(ctx context.Context) (string, error) {
 	name := newLineage()
 	return name, l.do(ctx, func(ctx context.Context, t *transaction) error {
@@ -159,10 +199,10 @@ const (
 	ExpireWebSocket = 30 * 24 * time.Hour
 )
 
-// Expired returns at most limit devices that joined by themselves, never
-// connected and are due to expire, the oldest first.
+// Expired returns at most limit devices that joined by themselves, never connected and have
+// expired, oldest first.
 func (l *Ledger) Expired(ctx context.Context, now time.Time, limit int) ([]devices.ID, error) {
-	ctx, cancel, err := l.host.Reading(ctx)
+	ctx, cancel, err := l.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -172,13 +212,13 @@ func (l *Ledger) Expired(ctx context.Context, now time.Time, limit int) ([]devic
  AND EXISTS (SELECT 1 FROM presence p WHERE p.device = d.device AND p.epoch = 0) ORDER BY d.first_seen, d.device LIMIT $4`,
 		database.Micros(now.Add(-ExpireMQTT)), string(devices.TransportMQTT), database.Micros(now.Add(-ExpireWebSocket)), int64(limit))
 	if err != nil {
-		return nil, l.host.UseError(ctx, "looking for devices that expire", err)
+		return nil, l.host.UseError(ctx, "looking for expired devices", err)
 	}
 	return ids, nil
 }
 
-// ClearJoined notes of at most 500 devices that they have connected, so that they
-// do not expire, and returns of how many.
+// ClearJoined marks at most 500 devices as connected, so that they do not expire, and returns how
+// many.
 func (l *Ledger) ClearJoined(ctx context.Context) (n int, err error) {
 	err = l.do(ctx, func(ctx context.Context, t *transaction) error {
 		n, err = t.exec(ctx, `UPDATE devices SET joined = '' WHERE device IN (SELECT d.device FROM devices d WHERE d.joined <> ''

@@ -1,16 +1,15 @@
-// Package ledger keeps the log of decisions and the state folded from it, in
-// transactions of its own beside the journal's.
+// Package ledger stores the log of changes and the resulting state, in transactions separate from
+// those of the store's writer.
 //
-// One goroutine commits. What waits when it has ended a transaction goes into
-// the next one, so that a group is as large as the database is slow. Lists that
-// are longer than maxGroup/4 are cut in batches of about bulkTime each; what else
-// waits goes between them.
+// One goroutine commits. Requests that arrive during a transaction are combined in the next one, so
+// groups grow with the latency of the database. Lists longer than maxWhole are split into batches
+// of about bulkTime each; other requests run between them.
 //
-// A transaction takes its locks in this order, as that of the journal does, so
-// that none can deadlock: rows of devices, then of their credentials, each sorted
-// by id; the rotation of the fleet; rows of presence, then of labels, each sorted
-// by id; fleet_counts, sorted by key; the revision. The statement that takes the revision writes the changes, and the
-// rows of devices, since they contain it.
+// A transaction takes its locks in the same order as the store's writer, so that they cannot
+// deadlock: rows of devices, then of their credentials, each sorted by id; the rotation of the
+// fleet; rows of presence, then of labels, each sorted by id; fleet_counts, sorted by key; the
+// revision. The statement that takes the revision also writes the changes and the rows of devices,
+// since they contain it.
 package ledger
 
 import (
@@ -30,22 +29,20 @@ import (
 )
 
 const (
-	// maxGroup is the most decisions of one transaction, those of long lists
-	// excepted.
+	// maxGroup is how many decisions one transaction has, except those of long lists.
 	maxGroup = 200
 	// maxWhole is the longest list that is made in one transaction.
 	maxWhole = 50
-	// About how long a batch of a longer list may take: others wait. On Postgres
-	// each transaction waits for the disk and for a dozen answers, however long
-	// it is.
+	// Target durations of a batch of a longer list, for which others wait. On Postgres each
+	// transaction waits for the disk and for a dozen round trips, however long it is.
 	bulkTime         = 10 * time.Millisecond
 	bulkTimePostgres = 25 * time.Millisecond
 	minBatch         = 16
 	maxBatch         = 1000
-	// groupTimeout bounds one transaction.
+	// groupTimeout limits one transaction.
 	groupTimeout = 15 * time.Second
-	// attempts is how often a transaction is tried that fails through no fault
-	// of its rows, such as a deadlock with somebody beside fleetd.
+	// attempts is how often a transaction is tried that fails without a faulty row, for
+	// example because of a deadlock with another program.
 	attempts = 5
 )
 
@@ -55,8 +52,8 @@ type Ledger struct {
 	db    *database.DB
 	log   *slog.Logger
 	now   func() time.Time
-	batch int // decisions of the next batch of a long list; the committer's own
-	// bulkTime is that of the database.
+	batch int // decisions of the next batch of a long list; used only by the committer
+	// bulkTime depends on the database.
 	bulkTime time.Duration
 	late     atomic.Pointer[func([]devices.Change)]
 
@@ -70,16 +67,16 @@ type Ledger struct {
 	done chan struct{}
 }
 
-// Late implements registry.Ledger.
-func (l *Ledger) Late(take func([]devices.Change)) { l.late.Store(&take) }
+// OnLateChanges implements registry.Ledger.
+func (l *Ledger) OnLateChanges(take func([]devices.Change)) { l.late.Store(&take) }
 
-// Option changes a ledger.
+// Option is an option of New.
 type Option func(*Ledger)
 
-// Clock gives the ledger another clock than time.Now.
+// Clock sets the clock in place of time.Now.
 func Clock(now func() time.Time) Option { return func(l *Ledger) { l.now = now } }
 
-// New starts a ledger.
+// New starts a Ledger.
 func New(host database.Host, log *slog.Logger, options ...Option) *Ledger {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &Ledger{host: host, db: host.Database(), log: log, now: time.Now, bulkTime: bulkTime, batch: 4 * minBatch, wake: make(chan struct{}, 1), stop: stop, done: make(chan struct{})}
@@ -93,21 +90,21 @@ func New(host database.Host, log *slog.Logger, options ...Option) *Ledger {
 	return l
 }
 
-// Close ends the committer after the transaction that it is in. What waits
-// fails with devices.ErrDatabase.
+// Close stops the committer after the current transaction. Queued requests fail with
+// devices.ErrDatabase.
 func (l *Ledger) Close() {
 	l.stop()
 	<-l.done
 }
 
-// request is what one caller waits for.
+// request is the request of one caller.
 type request struct {
 	ctx      context.Context
 	list     []devices.Decision
 	outcomes []devices.Outcome
-	made     int // of the list: committed or refused
-	// run is a transaction of its own kind, instead of list, and changes are those
-	// that it has committed; nil if there can be none.
+	made     int // number of decisions committed or refused
+	// run is a transaction of another kind, in place of list; changes are those that it
+	// committed; nil if there can be none.
 	run     func(ctx context.Context, t *transaction) error
 	changes func() []devices.Change
 	done    chan error // capacity 1
@@ -118,7 +115,7 @@ type request struct {
 	ended bool
 }
 
-// begin tells whether the request may be made: its caller is still there.
+// begin marks the request as begun; it reports false if its caller has left.
 func (r *request) begin() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,8 +127,8 @@ func (r *request) begin() bool {
 	return true
 }
 
-// leave tells whether anything of the request may have been made. One that has
-// ended is not left: done has its outcome.
+// leave marks that the caller has left. begun reports whether anything may have been committed;
+// ended whether the request has ended, so that done has its outcome.
 func (r *request) leave() (begun, ended bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +136,7 @@ func (r *request) leave() (begun, ended bool) {
 	return r.begun, r.ended
 }
 
-// end gives the request's outcome to its caller; false if that has left.
+// end sends the request's outcome to its caller; it reports false if the caller has left.
 func (r *request) end(err error) (there bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -148,8 +145,8 @@ func (r *request) end(err error) (there bool) {
 	return !r.gone
 }
 
-// end ends a request that has begun. Changes that its caller does not get are
-// handed over.
+// end ends a begun request. Changes that its caller does not receive are passed to the function of
+// OnLateChanges.
 func (l *Ledger) end(r *request, err error) {
 	if there := r.end(err); there && err == nil {
 		return
@@ -170,11 +167,10 @@ func (l *Ledger) end(r *request, err error) {
 	}
 }
 
-var errStopped = fmt.Errorf("%w: the node stops", devices.ErrDatabase)
+var errStopped = fmt.Errorf("%w: the node is stopping", devices.ErrDatabase)
 
-// Decide implements registry.Ledger. A list of more than maxWhole decisions is
-// made in several transactions: with an error, those from the beginning up to
-// some place in the list may have been made.
+// Decide implements registry.Ledger. A list of more than maxWhole decisions is made in several
+// transactions: with an error, the first part of the list may have been committed.
 func (l *Ledger) Decide(ctx context.Context, list []devices.Decision) ([]devices.Outcome, error) {
 	if len(list) == 0 {
 		return nil, nil
@@ -237,7 +233,7 @@ func (l *Ledger) run(ctx context.Context) {
 	}
 }
 
-// refuse refuses everything from now on.
+// refuse refuses all later requests.
 func (l *Ledger) refuse() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -248,8 +244,8 @@ func (l *Ledger) refuse() {
 	l.short, l.long = nil, nil
 }
 
-// next makes what waits: a group of short requests, then a batch of a long one.
-// It reports whether there was anything.
+// next makes queued requests: a group of short ones, then a batch of a long one. It reports whether
+// there were any.
 func (l *Ledger) next(ctx context.Context) (any bool) {
 	group, long := l.take()
 	if len(group) == 1 && group[0].run != nil {
@@ -263,8 +259,8 @@ func (l *Ledger) next(ctx context.Context) (any bool) {
 	return len(group) > 0 || long != nil
 }
 
-// take removes the next group, and the long request whose turn it is. A request
-// with a transaction of its own is a group of its own.
+// take removes the next group, and the next long request. A request with another kind of
+// transaction is a group of its own.
 func (l *Ledger) take() (group []*request, long *request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -290,7 +286,7 @@ func (l *Ledger) take() (group []*request, long *request) {
 	return group, long
 }
 
-// part is decisions of one request, with room for their outcomes.
+// part is decisions of one request, with space for their outcomes.
 type part struct {
 	list     []devices.Decision
 	outcomes []devices.Outcome
@@ -314,9 +310,8 @@ func (l *Ledger) decideGroup(ctx context.Context, group []*request) {
 	}
 }
 
-// decideBatch makes the next decisions of a long request. Long requests are made
-// one after the other, so that an import which gives the next while one is made
-// leaves the beginning of its file when it breaks off.
+// decideBatch makes the next decisions of a long request. Long requests are made one after the
+// other, so that an interrupted import has written the start of its file.
 func (l *Ledger) decideBatch(ctx context.Context, r *request) {
 	if !r.begin() {
 		l.end(r, r.ctx.Err())
@@ -338,17 +333,17 @@ func (l *Ledger) decideBatch(ctx context.Context, r *request) {
 	l.mu.Unlock()
 }
 
-// adapt chooses the size of the next batch by how long this one took.
+// adapt sets the size of the next batch based on the duration of this one.
 func (l *Ledger) adapt(decisions int, took time.Duration) {
 	fits := int(float64(decisions) * float64(l.bulkTime) / float64(max(took, time.Microsecond)))
-	if decisions < l.batch { // the end of a list says little
+	if decisions < l.batch { // a short last batch is not representative
 		fits = min(fits, l.batch)
 	}
 	l.batch = min(max(fits, l.batch/2, minBatch), 2*l.batch, maxBatch)
 }
 
-// decide makes decisions in one transaction. If the database refuses one of
-// their rows, it halves them until that decision is alone, which fails alone.
+// decide makes decisions in one transaction. If the database refuses one of their rows, it halves
+// them until only that decision fails.
 func (l *Ledger) decide(ctx context.Context, parts []part) error {
 	if len(parts) == 0 {
 		return nil
@@ -361,7 +356,7 @@ func (l *Ledger) decide(ctx context.Context, parts []part) error {
 	a, b := halve(parts)
 	if len(b) == 0 {
 		l.log.Error("the database refuses a decision", "device", a[0].list[0].Device, "error", refused.err)
-		a[0].outcomes[0] = devices.Outcome{Err: fmt.Errorf("the database refuses what was decided of %s: %s", a[0].list[0].Device, database.OneLine(refused.err))}
+		a[0].outcomes[0] = devices.Outcome{Err: fmt.Errorf("the database refuses the decision about %s: %s", a[0].list[0].Device, database.OneLine(refused.err))}
 		return nil
 	}
 	if err := l.decide(ctx, a); err != nil {
@@ -370,7 +365,7 @@ func (l *Ledger) decide(ctx context.Context, parts []part) error {
 	return l.decide(ctx, b)
 }
 
-// halve cuts decisions into two parts, the second empty if there is but one.
+// halve splits decisions into two parts; the second is empty if there is only one.
 func halve(parts []part) (a, b []part) {
 	all := 0
 	for _, p := range parts {
@@ -389,7 +384,7 @@ func halve(parts []part) (a, b []part) {
 	return a, b
 }
 
-// runOne makes a transaction of its own kind.
+// runOne runs another kind of transaction.
 func (l *Ledger) runOne(ctx context.Context, r *request) {
 	if !r.begin() {
 		r.end(r.ctx.Err())
@@ -403,7 +398,7 @@ func (l *Ledger) runOne(ctx context.Context, r *request) {
 	l.end(r, err)
 }
 
-// do queues a transaction of its own kind and waits for it.
+// do queues another kind of transaction and waits for it.
 func (l *Ledger) do(ctx context.Context, run func(ctx context.Context, t *transaction) error) error {
 	return l.wait(ctx, &request{ctx: ctx, run: run})
 }
@@ -413,21 +408,21 @@ type refusedError struct{ err error }
 
 func (e *refusedError) Error() string { return e.err.Error() }
 
-// passError is an error of whoever decides: it is returned as it is.
-type passError struct{ err error }
+// decisionError is an error of the decision itself: it is returned unchanged.
+type decisionError struct{ err error }
 
-func (e *passError) Error() string { return e.err.Error() }
+func (e *decisionError) Error() string { return e.err.Error() }
 
 var (
-	// errAgain says that another node got in between: the transaction is made
-	// again and sees what that one did.
-	errAgain = errors.New("another node has written the same row")
+	// errConcurrent means that another node has changed a row: the transaction is repeated
+	// with the new state.
+	errConcurrent = errors.New("another node has written the same row")
 	// errNothing ends a transaction that changes nothing.
 	errNothing = errors.New("nothing to write")
 )
 
-// transact runs a transaction and commits it. An error wraps
-// devices.ErrDatabase, or is a *refusedError or what a *passError contains.
+// transact runs a transaction and commits it. An error wraps devices.ErrDatabase, or is a
+// *refusedError or the content of a *decisionError.
 func (l *Ledger) transact(ctx context.Context, doing string, run func(ctx context.Context, t *transaction) error) error {
 	ctx, cancel := context.WithTimeout(ctx, groupTimeout)
 	defer cancel()
@@ -436,13 +431,13 @@ func (l *Ledger) transact(ctx context.Context, doing string, run func(ctx contex
 			return err
 		}
 		unknown, err := l.attempt(ctx, run)
-		var pass *passError
+		var pass *decisionError
 		switch {
 		case err == nil, errors.Is(err, errNothing):
 			return nil
 		case errors.As(err, &pass):
 			return pass.err
-		case errors.Is(err, errAgain) && attempt < 10*attempts:
+		case errors.Is(err, errConcurrent) && attempt < 10*attempts:
 			continue
 		case unknown:
 			return fmt.Errorf("%w: %w", devices.ErrUncertain, l.host.UseError(ctx, doing, err))
@@ -453,7 +448,7 @@ func (l *Ledger) transact(ctx context.Context, doing string, run func(ctx contex
 		case class == database.FaultRow:
 			return &refusedError{err}
 		case class == database.FaultTransient && attempt < attempts:
-			l.log.Warn("a transaction failed and is made again", "error", database.OneLine(err))
+			l.log.Warn("a transaction failed and is repeated", "error", database.OneLine(err))
 			pause := time.NewTimer(time.Duration(attempt*attempt) * 5 * time.Millisecond)
 			select {
 			case <-pause.C:
@@ -466,7 +461,7 @@ func (l *Ledger) transact(ctx context.Context, doing string, run func(ctx contex
 	}
 }
 
-// attempt makes one attempt. unknown says that it may have been committed.
+// attempt makes one attempt. unknown means that it may have been committed.
 func (l *Ledger) attempt(ctx context.Context, run func(ctx context.Context, t *transaction) error) (unknown bool, err error) {
 	release, err := l.db.Turn(ctx)
 	if err != nil {
@@ -493,5 +488,5 @@ func (l *Ledger) attempt(ctx context.Context, run func(ctx context.Context, t *t
 	return false, nil
 }
 
-// newLineage is a name for a history.
+// newLineage returns a random name for a history.
 func newLineage() string { return rand.Text() }

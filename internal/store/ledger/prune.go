@@ -15,9 +15,11 @@ const (
 	KeepChanges = 90 * 24 * time.Hour
 	// MaxChanges is how many changes are kept.
 	MaxChanges = 2_000_000
-	// KeepOfDevice is how many of a device are kept regardless of both.
+	// KeepOfDevice is how many changes of a device are kept in any case.
 	KeepOfDevice = 100
-	// PruneEvery is the least time between two runs of Prune, over all nodes.
+	// KeepConsoleKeys is how long a console key is kept after its end.
+	KeepConsoleKeys = 7 * 24 * time.Hour
+	// PruneEvery is the shortest time between two runs of Prune, over all nodes.
 	PruneEvery = time.Hour
 
 	pruneRows = 500 // of one statement
@@ -26,18 +28,20 @@ const (
 // Keys of the table fleet.
 const (
 	prunedAtKey = "changes_pruned_at"
-	prunedToKey = "changes_pruned_to" // the revision up to which changes were looked at
+	prunedToKey = "changes_pruned_to" // the revision up to which changes were examined
 )
 
-// Prune deletes changes beyond their retention, in statements of at most
-// pruneRows rows, and returns how many. It does nothing if some node did it less
-// than PruneEvery ago.
+// Prune deletes changes beyond their retention, in statements of at most pruneRows rows, and
+// returns how many. It does nothing if any node did it less than PruneEvery ago.
 //
-// It looks at changes once, when they come to be too old: then their device is
-// cut to KeepOfDevice of all its changes, those too old before included.
+// It examines each change once, when it becomes too old: then the changes of its device are cut to
+// KeepOfDevice, including older ones.
 func (l *Ledger) Prune(ctx context.Context, now time.Time) (deleted int, err error) {
 	mine, err := l.claimPrune(ctx, now)
 	if err != nil || !mine {
+		return 0, err
+	}
+	if err := l.pruneConsole(ctx, now); err != nil {
 		return 0, err
 	}
 	to, err := l.pruneTo(ctx, now)
@@ -66,10 +70,26 @@ func (l *Ledger) Prune(ctx context.Context, now time.Time) (deleted int, err err
 	return deleted, err
 }
 
-// claimPrune takes the turn, unless it was taken lately. A time in the future
-// comes from a clock that was wrong, and keeps nobody from it.
+// pruneConsole deletes codes that nobody used, and console keys some time after their end. No
+// change is written: nodes refuse what has ended, whether they have it in memory or not.
+func (l *Ledger) pruneConsole(ctx context.Context, now time.Time) error {
+	return l.do(ctx, func(ctx context.Context, t *transaction) error {
+		codes, err := t.exec(ctx, `DELETE FROM console_codes WHERE expires_at < $1`, database.Micros(now.Add(-PruneEvery)))
+		if err != nil {
+			return err
+		}
+		keys, err := t.exec(ctx, `DELETE FROM api_keys WHERE console_until > 0 AND console_until < $1`, database.Micros(now.Add(-KeepConsoleKeys)))
+		if err == nil && codes+keys == 0 {
+			return errNothing
+		}
+		return err
+	})
+}
+
+// claimPrune reports whether this node may prune, and records the time. A recorded time in the
+// future comes from a wrong clock, and is ignored.
 func (l *Ledger) claimPrune(ctx context.Context, now time.Time) (mine bool, err error) {
-	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) } // ordered as text is
+	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) } // ordered as text
 	err = l.do(ctx, func(ctx context.Context, t *transaction) error {
 		n, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2)
  ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value < $3 OR fleet.value > $4`,
@@ -80,7 +100,7 @@ func (l *Ledger) claimPrune(ctx context.Context, now time.Time) (mine bool, err 
 	return mine, err
 }
 
-// pruneTo is the last revision that is too old.
+// pruneTo returns the last revision that is too old.
 func (l *Ledger) pruneTo(ctx context.Context, now time.Time) (int64, error) {
 	head, err := l.Head(ctx)
 	if err != nil {
@@ -94,7 +114,7 @@ func (l *Ledger) pruneTo(ctx context.Context, now time.Time) (int64, error) {
 }
 
 func (l *Ledger) prunedTo(ctx context.Context) (revision int64, err error) {
-	ctx, cancel, err := l.host.Reading(ctx)
+	ctx, cancel, err := l.host.BeginRead(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -107,7 +127,7 @@ func (l *Ledger) prunedTo(ctx context.Context) (revision int64, err error) {
 	case err != nil:
 		return 0, l.host.UseError(ctx, "reading how far changes were deleted", err)
 	}
-	revision, _ = strconv.ParseInt(text, 10, 64) // from the beginning otherwise
+	revision, _ = strconv.ParseInt(text, 10, 64) // 0 if it cannot be parsed
 	return revision, nil
 }
 
@@ -119,10 +139,10 @@ func (l *Ledger) setPrunedTo(ctx context.Context, revision int64) error {
 	})
 }
 
-// excessive are the devices of changes after one revision up to another of which
-// more than KeepOfDevice changes are kept.
+// excessive returns the devices with changes between two revisions that have more than KeepOfDevice
+// changes.
 func (l *Ledger) excessive(ctx context.Context, after, to int64) ([]string, error) {
-	ctx, cancel, err := l.host.Reading(ctx)
+	ctx, cancel, err := l.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}

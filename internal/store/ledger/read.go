@@ -20,16 +20,16 @@ import (
 
 var _ registry.Ledger = (*Ledger)(nil)
 
-// maxChanges is the most changes of one page.
+// maxChanges is how many changes one page has at most.
 const maxChanges = 10_000
 
-// headQuery names the one row of fleet_revision: without that Postgres may take the
-// table for a long one, and read all changes to join them.
+// headQuery contains f.one = 1 although there is only one row: otherwise Postgres may assume a long
+// table, and read all changes to join them.
 const headQuery = `SELECT f.lineage, f.n, COALESCE(c.id, '') FROM fleet_revision f LEFT JOIN changes c ON c.revision = f.n WHERE f.one = 1`
 
 // Head implements registry.Ledger.
 func (l *Ledger) Head(ctx context.Context) (p devices.Position, err error) {
-	ctx, cancel, err := l.host.Reading(ctx)
+	ctx, cancel, err := l.host.BeginRead(ctx)
 	if err != nil {
 		return p, err
 	}
@@ -79,8 +79,8 @@ func (l *Ledger) Changes(ctx context.Context, from int64, limit int) ([]devices.
 	return list, nil
 }
 
-// DeviceChanges returns at most limit changes of a device that are older than a
-// revision, the newest first; all if that is 0.
+// DeviceChanges returns at most limit changes of a device with revisions below before, newest first;
+// 0 starts with the newest.
 func (l *Ledger) DeviceChanges(ctx context.Context, id devices.ID, before int64, limit int) ([]devices.Change, error) {
 	if before <= 0 {
 		before = math.MaxInt64
@@ -88,8 +88,8 @@ func (l *Ledger) DeviceChanges(ctx context.Context, id devices.ID, before int64,
 	return l.changes(ctx, `SELECT `+changeColumns+` WHERE device = $1 AND revision < $2 ORDER BY revision DESC LIMIT $3`, string(id), before, pageOf(limit))
 }
 
-// ChangesSince returns at most limit changes after a revision, and made since a
-// time unless that is zero, in order. What is not kept any more is left out.
+// ChangesSince returns at most limit changes with revisions above after, made at since or later
+// unless that is zero, in order. Deleted changes are left out.
 func (l *Ledger) ChangesSince(ctx context.Context, since time.Time, after int64, limit int) ([]devices.Change, error) {
 	if !since.IsZero() {
 		first, err := l.firstSince(ctx, since.Add(-skew))
@@ -101,18 +101,18 @@ func (l *Ledger) ChangesSince(ctx context.Context, since time.Time, after int64,
 	return l.changes(ctx, `SELECT `+changeColumns+` WHERE revision > $1 AND at >= $2 ORDER BY revision LIMIT $3`, after, database.Micros(since), pageOf(limit))
 }
 
-// skew is how far the clocks of two nodes may be apart for ChangesSince.
+// skew is how far the clocks of two nodes may differ for ChangesSince.
 const skew = time.Minute
 
-// firstSince looks for the first revision of about this time: times are in the
-// order of revisions, but for what clocks are apart.
+// firstSince finds the first revision of about this time: times are in the order of revisions,
+// except for the differences of clocks.
 func (l *Ledger) firstSince(ctx context.Context, since time.Time) (int64, error) {
-	ctx, cancel, err := l.host.Reading(ctx)
+	ctx, cancel, err := l.host.BeginRead(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer cancel()
-	var low, high int64 // what is at low is older, at high it is not
+	var low, high int64 // the change at low is older, the one at high is not
 	err = l.db.Read.QueryRowContext(ctx, `SELECT COALESCE((SELECT min(revision) FROM changes), 1) - 1, COALESCE((SELECT max(revision) FROM changes), 0) + 1`).Scan(&low, &high)
 	for err == nil && high-low > 1 {
 		middle := low + (high-low)/2
@@ -142,7 +142,7 @@ func pageOf(limit int) int64 {
 }
 
 func (l *Ledger) changes(ctx context.Context, query string, args ...any) ([]devices.Change, error) {
-	ctx, cancel, err := l.host.Reading(ctx)
+	ctx, cancel, err := l.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -154,11 +154,11 @@ func (l *Ledger) changes(ctx context.Context, query string, args ...any) ([]devi
 	return list, nil
 }
 
-// snapshotTimeout bounds a snapshot.
+// snapshotTimeout limits a snapshot.
 const snapshotTimeout = 2 * time.Minute
 
-// Snapshot implements registry.Ledger. Members have their id, admission, client,
-// preferred transport and joined.
+// Snapshot implements registry.Ledger. Members have their id, admission, client, preferred transport
+// and JoinTransport.
 func (l *Ledger) Snapshot(ctx context.Context, member func(m devices.Member)) (registry.Snapshot, error) {
 	if err := l.host.Usable(); err != nil {
 		return registry.Snapshot{}, err
@@ -173,7 +173,7 @@ func (l *Ledger) Snapshot(ctx context.Context, member func(m devices.Member)) (r
 }
 
 func (l *Ledger) snapshot(ctx context.Context, member func(m devices.Member)) (s registry.Snapshot, err error) {
-	if _, err := l.Head(ctx); err != nil { // names the history if nobody has
+	if _, err := l.Head(ctx); err != nil { // sets the lineage if there is none
 		return s, err
 	}
 	conn, err := l.db.Read.Conn(ctx)
@@ -207,7 +207,7 @@ func (l *Ledger) snapshot(ctx context.Context, member func(m devices.Member)) (s
 	return s, scanMembers(ctx, tx, member)
 }
 
-// readFacts reads all but the members.
+// readFacts reads everything but the members.
 func (l *Ledger) readFacts(ctx context.Context, tx *sql.Tx, s *registry.Snapshot) (err error) {
 	s.Exceptions, err = database.Collect(ctx, tx, func(scan func(...any) error) (e devices.Exception, err error) {
 		var changed, until int64
@@ -261,8 +261,7 @@ func (l *Ledger) readFacts(ctx context.Context, tx *sql.Tx, s *registry.Snapshot
 	return nil
 }
 
-// readMembers reads all devices on a connection of Postgres whose transaction has
-// begun.
+// readMembers reads all devices on a connection of Postgres with a running transaction.
 func readMembers(ctx context.Context, conn *sql.Conn, member func(m devices.Member)) error {
 	return conn.Raw(func(driver any) error {
 		rows, err := driver.(*stdlib.Conn).Conn().Query(ctx, `SELECT device, admission, client_id, preferred_transport, joined FROM devices`)
@@ -272,14 +271,13 @@ func readMembers(ctx context.Context, conn *sql.Conn, member func(m devices.Memb
 		defer rows.Close()
 		for rows.Next() {
 			v := rows.RawValues() // text has the same form in both formats
-			member(devices.Member{ID: devices.ID(v[0]), Admission: admissionOf(v[1]), ClientID: string(v[2]), Prefer: transportOf(v[3]), Joined: transportOf(v[4])})
+			member(devices.Member{ID: devices.ID(v[0]), Admission: admissionOf(v[1]), ClientID: string(v[2]), Prefer: transportOf(v[3]), JoinTransport: transportOf(v[4])})
 		}
 		return rows.Err()
 	})
 }
 
-// scanMembers reads all devices of SQLite. One column for each row is read in
-// half the time that five take.
+// scanMembers reads all devices of SQLite. Reading one column per row takes half the time of five.
 func scanMembers(ctx context.Context, tx *sql.Tx, member func(m devices.Member)) error {
 	rows, err := tx.QueryContext(ctx, `SELECT device || char(31) || admission || char(31) || preferred_transport || char(31) || joined || char(31) || client_id FROM devices`)
 	if err != nil {
@@ -291,12 +289,12 @@ func scanMembers(ctx context.Context, tx *sql.Tx, member func(m devices.Member))
 			return errors.Join(err, rows.Close())
 		}
 		v := strings.SplitN(text, "\x1f", 5)
-		member(devices.Member{ID: devices.ID(v[0]), Admission: admissionOf([]byte(v[1])), Prefer: transportOf([]byte(v[2])), Joined: transportOf([]byte(v[3])), ClientID: v[4]})
+		member(devices.Member{ID: devices.ID(v[0]), Admission: admissionOf([]byte(v[1])), Prefer: transportOf([]byte(v[2])), JoinTransport: transportOf([]byte(v[3])), ClientID: v[4]})
 	}
 	return rows.Err()
 }
 
-// admissionOf and transportOf keep no memory for the usual values.
+// admissionOf and transportOf allocate nothing for the usual values.
 func admissionOf(text []byte) devices.Admission {
 	switch string(text) {
 	case string(devices.AdmissionMember):

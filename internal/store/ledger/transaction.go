@@ -19,14 +19,14 @@ type transaction struct {
 	*Ledger
 	tx        *sql.Tx
 	committed func()            // called after COMMIT
-	rotation  *devices.Rotation // of the fleet, once a decision has asked for it
+	rotation  *devices.Rotation // of the fleet, once a decision has requested it
 }
 
-// pending is added to a revision that is counted from the beginning of the
-// transaction, until its end gives the real one. No fleet comes that far.
+// pending is added to revisions that are counted from the start of the transaction, until its end
+// gives the real ones. Real revisions never get that high.
 const pending = 1 << 62
 
-// settle makes a real revision of a pending one.
+// settle converts a pending revision into a real one.
 func settle(revision, base int64) int64 {
 	if revision >= pending {
 		return revision - pending + base
@@ -34,19 +34,19 @@ func settle(revision, base int64) int64 {
 	return revision
 }
 
-// state is a device within a transaction.
+// state is the state of a device within a transaction.
 type state struct {
 	before, now devices.Member // in the tables; after the decisions so far
-	exception   bool           // there is a row of its credentials
+	exception   bool           // a row of its credentials exists
 	changed     bool           // by a change
-	joined      bool           // only joined is to be written
-	expires     bool           // by a decision
-	left        bool           // its row was there, and goes: so does its history
+	joined      bool           // only the column joined must be written
+	expires     bool           // because of a decision
+	left        bool           // its row is deleted, and with it its history
 	at          time.Time      // of the last change
 	made        []string       // ids of the decisions that changed it
 }
 
-// decide makes the decisions of all parts and writes what comes of them.
+// decide makes the decisions of all parts and writes the results.
 func (t *transaction) decide(ctx context.Context, parts []part) error {
 	ids := idsOf(parts)
 	states, err := t.load(ctx, ids)
@@ -89,7 +89,7 @@ func (t *transaction) decide(ctx context.Context, parts []part) error {
 	return nil
 }
 
-// idsOf are the devices of the decisions, sorted.
+// idsOf returns the devices of the decisions, sorted.
 func idsOf(parts []part) []string {
 	var ids []string
 	for _, p := range parts {
@@ -103,7 +103,7 @@ func idsOf(parts []part) []string {
 	return slices.Compact(ids)
 }
 
-// decideOne makes one decision on the state that those before it left.
+// decideOne makes one decision, based on the state after the previous ones.
 func (t *transaction) decideOne(ctx context.Context, d *devices.Decision, s *state, at time.Time, made int64, out *devices.Outcome) ([]devices.Change, error) {
 	out.Before, out.After = s.now, s.now
 	if d.Once && slices.Contains(s.made, d.ID) {
@@ -129,7 +129,7 @@ func (t *transaction) decideOne(ctx context.Context, d *devices.Decision, s *sta
 	clean(&after)
 	after.ID = d.Device
 	if !s.now.Known() && !after.Known() {
-		after.Admission = s.now.Admission // it cannot go twice
+		after.Admission = s.now.Admission // it cannot be removed twice
 	}
 	expires := after.Admission == devices.AdmissionExpired
 	if expires {
@@ -137,15 +137,15 @@ func (t *transaction) decideOne(ctx context.Context, d *devices.Decision, s *sta
 		if err != nil {
 			return nil, err
 		}
-		if came { // then it is like any other
+		if came { // then it is like any other device
 			after, expires = s.now.Clone(), false
-			after.Joined = devices.TransportNone
+			after.JoinTransport = devices.TransportNone
 		}
 	}
 	changes := devices.ChangesOf(&s.now, &after, d.Import)
 	if len(changes) == 0 {
-		if s.now.Known() && after.Joined != s.now.Joined {
-			s.now.Joined, s.joined = after.Joined, true
+		if s.now.Known() && after.JoinTransport != s.now.JoinTransport {
+			s.now.JoinTransport, s.joined = after.JoinTransport, true
 			out.After = s.now
 		}
 		return nil, nil
@@ -157,8 +157,8 @@ func (t *transaction) decideOne(ctx context.Context, d *devices.Decision, s *sta
 		if i > 0 {
 			c.ID += "." + strconv.Itoa(i)
 		}
-		if d.Import { // its one change is everything; folding it would read again what was just encoded
-			now, now.Revision, now.Joined = after, c.Revision, devices.TransportNone
+		if d.Import { // the single change has everything; folding it would parse what was just encoded
+			now, now.Revision, now.JoinTransport = after, c.Revision, devices.TransportNone
 			if !s.now.Known() {
 				now.FirstSeen = at
 			}
@@ -175,17 +175,16 @@ func (t *transaction) decideOne(ctx context.Context, d *devices.Decision, s *sta
 	return changes, nil
 }
 
-// clean makes a member what the tables can hold.
+// clean replaces text that the tables cannot store.
 func clean(m *devices.Member) {
-	for _, text := range []*string{&m.ClientID, &m.Name, &m.Serial, &m.Reason, (*string)(&m.Prefer), (*string)(&m.Joined)} {
+	for _, text := range []*string{&m.ClientID, &m.Name, &m.Serial, &m.Reason, (*string)(&m.Prefer), (*string)(&m.JoinTransport)} {
 		*text = database.Clean(*text)
 	}
 	m.PreviousUntil = database.Instant(database.Micros(m.PreviousUntil))
 	m.Labels = cleanLabels(m.Labels)
 }
 
-// cleanLabels returns labels as device_labels has them. What an older version
-// stored may be something else.
+// cleanLabels returns labels as in device_labels. Labels stored by an older version may differ.
 func cleanLabels(labels map[string]string) map[string]string {
 	for key, value := range labels {
 		if database.IsText(key) && database.IsText(value) {
@@ -200,14 +199,14 @@ func cleanLabels(labels map[string]string) map[string]string {
 	return labels
 }
 
-// isMade tells whether a decision was written before.
+// isMade reports whether a decision was written before.
 func (t *transaction) isMade(ctx context.Context, d *devices.Decision) (made bool, err error) {
 	err = t.tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM changes WHERE device = $1 AND id = $2)`, string(d.Device), d.ID).Scan(&made)
 	return made, err
 }
 
-// hasConnected tells whether a device ever connected. Its row of presence is not
-// locked yet: remove looks again.
+// hasConnected reports whether a device ever connected. Its row of presence is not locked yet:
+// remove checks again.
 func (t *transaction) hasConnected(ctx context.Context, id devices.ID) (came bool, err error) {
 	err = t.tx.QueryRowContext(ctx, `SELECT epoch > 0 FROM presence WHERE device = $1`, string(id)).Scan(&came)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -230,8 +229,8 @@ func (t *transaction) forShare() string {
 	return ""
 }
 
-// among runs a query whose text has %s for a condition on the column device,
-// once for all ids on Postgres, in pieces on SQLite.
+// among runs a query with %s for a condition on the column device: once for all ids on Postgres, in
+// pieces on SQLite.
 func (t *transaction) among(ctx context.Context, ids []string, query string, row func(scan func(...any) error) error) error {
 	scan := func(scan func(...any) error) (none struct{}, err error) { return none, row(scan) }
 	if len(ids) == 0 {
@@ -289,7 +288,7 @@ func (t *transaction) load(ctx context.Context, ids []string) (map[devices.ID]*s
 		var m devices.Member
 		var labels string
 		var firstSeen int64
-		if err := scan(&m.ID, &m.Admission, &m.ClientID, &m.Name, &labels, &m.Prefer, &m.Serial, &m.Joined, &firstSeen, &m.Revision); err != nil {
+		if err := scan(&m.ID, &m.Admission, &m.ClientID, &m.Name, &labels, &m.Prefer, &m.Serial, &m.JoinTransport, &firstSeen, &m.Revision); err != nil {
 			return err
 		}
 		m.Labels, m.FirstSeen = cleanLabels(database.DecodeLabels(labels)), database.Instant(firstSeen)

@@ -27,13 +27,13 @@ var (
 		database.Bigint("first_seen", "checked_at"))}
 	changeRows = database.Rows{Table: "changes", Columns: slices.Concat(
 		database.Bigint("revision"), database.Text("id", "device", "aspect", "value", "who"), database.Bigint("at"))}
-	// updateColumns are what is decided of a device that is there.
+	// updateColumns are the columns of a known device that decisions change.
 	updateColumns = slices.Concat(
 		database.Text("device", "admission", "client_id", "name", "name_folded", "labels", "preferred_transport", "joined"), database.Bigint("revision"),
 		database.Text("serial"), database.Bigint("first_seen"))
 )
 
-// neverConnected is the reason of a device that never was online.
+// neverConnected is the offline reason of a device that never connected.
 const neverConnected = "never_connected"
 
 const mcpUnknown = "unknown"
@@ -41,10 +41,10 @@ const mcpUnknown = "unknown"
 // write writes the states and changes, and returns the revision before them.
 func (t *transaction) write(ctx context.Context, ids []string, states map[devices.ID]*state, changes []devices.Change) (base int64, err error) {
 	var presence, exceptions, inserts, updates [][]any
-	var gone, cleared []string // devices whose rows go, exceptions that go
-	// absent are devices that are not known before and after, though something is
-	// decided of them. They have no row to lock: a row of presence that is inserted
-	// and deleted again makes sure that no other node has made one meanwhile.
+	var gone, cleared []string // devices whose rows are deleted, and deleted exceptions
+	// absent are devices that are unknown before and after their decision. They have no row to
+	// lock: inserting and deleting a row of presence ensures that no other node has created
+	// one meanwhile.
 	var absent []string
 	var labels, oldLabels []database.Label
 	deltas := database.Deltas{}
@@ -64,7 +64,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 		switch {
 		case m.Known() && (!was || s.left):
 			presence = append(presence, newPresence(id, seen))
-			inserts = append(inserts, []interface{}{id, string(m.Admission), m.ClientID, m.Name, name, encodeLabels(m.Labels), string(m.Prefer), string(m.Joined), m.Revision,
+			inserts = append(inserts, []interface{}{id, string(m.Admission), m.ClientID, m.Name, name, encodeLabels(m.Labels), string(m.Prefer), string(m.JoinTransport), m.Revision,
 				"", "", "", "", "", "", "", m.Serial, false, seen, int64(0)})
 			deltas.Presence(database.PresenceCounted{Reason: neverConnected, MCP: mcpUnknown}, 1)
 			deltas.Facts("", "", 1)
@@ -72,7 +72,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 			absent = append(absent, id)
 			presence = append(presence, newPresence(id, seen))
 		case m.Known():
-			updates = append(updates, []interface{}{id, string(m.Admission), m.ClientID, m.Name, name, encodeLabels(m.Labels), string(m.Prefer), string(m.Joined), m.Revision,
+			updates = append(updates, []interface{}{id, string(m.Admission), m.ClientID, m.Name, name, encodeLabels(m.Labels), string(m.Prefer), string(m.JoinTransport), m.Revision,
 				m.Serial, seen})
 		}
 		deltas.Add(database.CountState, database.StateRevoked, count(m.Admission == devices.AdmissionRevoked)-count(s.before.Admission == devices.AdmissionRevoked))
@@ -96,7 +96,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 	if n, err := presenceRows.Insert(ctx, t.tx, t.db, presence); err != nil {
 		return 0, err
 	} else if n < int64(len(presence)) {
-		return 0, errAgain // another node has made one of these devices
+		return 0, errConcurrent // another node has created one of these devices
 	}
 	if err := t.execAmong(ctx, absent, `DELETE FROM presence WHERE device %s`); err != nil {
 		return 0, err
@@ -119,7 +119,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 	return t.finish(ctx, inserts, updates, changes)
 }
 
-// newPresence is the row of a device that never connected.
+// newPresence returns the row of a device that never connected.
 func newPresence(id string, seen int64) []any {
 	return []any{id, int64(0), int64(0), false, "", "", "", "", neverConnected, int64(0), seen, mcpUnknown, "", "", false, int64(0), int64(0), int64(0)}
 }
@@ -131,7 +131,7 @@ func count(is bool) int64 {
 	return 0
 }
 
-// differ appends the rows of labels that go and those that come.
+// differ appends the rows of labels to delete and to insert.
 func differ(id string, before, after map[string]string, goes, comes []database.Label) (_, _ []database.Label) {
 	for key, value := range before {
 		if now, has := after[key]; !has || now != value {
@@ -146,8 +146,7 @@ func differ(id string, before, after map[string]string, goes, comes []database.L
 	return goes, comes
 }
 
-// remove deletes what is kept of devices that are not known any more, labels
-// and credentials excepted.
+// remove deletes the rows of devices that are no longer known, except labels and credentials.
 func (t *transaction) remove(ctx context.Context, gone []string, states map[devices.ID]*state, deltas database.Deltas) error {
 	if len(gone) == 0 {
 		return nil
@@ -160,7 +159,7 @@ func (t *transaction) remove(ctx context.Context, gone []string, states map[devi
 			err := scan(&id, &epoch, &p.Online, &p.Reason, &p.Transport, &p.Node, &p.MCP, &p.Catalog)
 			deltas.Presence(p, -1)
 			if err == nil && epoch > 0 && states[id].expires {
-				return errAgain // it has connected meanwhile
+				return errConcurrent // it has connected meanwhile
 			}
 			return err
 		})
@@ -209,9 +208,8 @@ func changeValues(c *devices.Change, revision int64) []any {
 	return []any{revision, c.ID, string(c.Device), string(c.Aspect), string(c.Value), c.Who, database.Micros(c.At)}
 }
 
-// finish takes the revision and writes all rows that contain it: changes, and
-// devices that are new or changed, whose revisions are pending. It returns the
-// revision before.
+// finish takes the revision and writes all rows that contain it: changes, and new or changed devices,
+// whose revisions are pending. It returns the previous revision.
 func (t *transaction) finish(ctx context.Context, inserts, updates [][]any, changes []devices.Change) (base int64, err error) {
 	if t.db.Postgres() {
 		return t.finishPostgres(ctx, inserts, updates, changes)
@@ -293,7 +291,7 @@ func (t *transaction) finishPostgres(ctx context.Context, inserts, updates [][]a
 		return 0, err
 	}
 	if n < inserted {
-		return 0, errAgain
+		return 0, errConcurrent
 	}
 	return base, nil
 }

@@ -1,6 +1,6 @@
-// Package photos keeps the index of stored photos, by device and time. The
-// object store has the pictures; a row of the index may be missing, or too many,
-// for as long as the database was away.
+// Package photos keeps the index of stored photos, by device and time. The pictures are in the object
+// store; after an outage of the database, rows of the index may be missing or left over until it is
+// repaired.
 package photos
 
 import (
@@ -14,7 +14,7 @@ import (
 // maxRows is how many rows one transaction writes or deletes: others wait for it.
 const maxRows = 500
 
-// Index is the index. It is safe for concurrent use.
+// Index is the index of photos. It is safe for concurrent use.
 type Index struct {
 	host database.Host
 	db   *database.DB
@@ -26,7 +26,7 @@ func New(host database.Host) *Index { return &Index{host, host.Database()} }
 var rows = database.Rows{Table: "photos", Conflict: "(id) DO NOTHING", Columns: append(append(append(
 	database.Text("id", "device", "question"), database.Bigint("bytes")...), database.Text("sha256", "kind")...), database.Bigint("taken_at")...)}
 
-// Add puts photos into the index; those that are there stay as they are.
+// Add adds photos to the index; existing rows are not changed.
 func (x *Index) Add(ctx context.Context, photos ...devices.Photo) error {
 	for len(photos) > 0 {
 		batch := photos[:min(len(photos), maxRows)]
@@ -45,7 +45,7 @@ func (x *Index) Add(ctx context.Context, photos ...devices.Photo) error {
 	return nil
 }
 
-// Remove takes photos out of the index.
+// Remove removes photos from the index.
 func (x *Index) Remove(ctx context.Context, ids ...string) error {
 	for len(ids) > 0 {
 		batch := ids[:min(len(ids), maxRows)]
@@ -62,7 +62,7 @@ func (x *Index) Remove(ctx context.Context, ids ...string) error {
 }
 
 func (x *Index) write(ctx context.Context, doing string, do func(context.Context, *sql.Tx) error) error {
-	ctx, cancel, err := x.host.Reading(ctx)
+	ctx, cancel, err := x.host.BeginRead(ctx)
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func (x *Index) write(ctx context.Context, doing string, do func(context.Context
 	if err = do(ctx, tx); err == nil {
 		err = tx.Commit()
 	} else {
-		_ = tx.Rollback() // do's error says more
+		_ = tx.Rollback() // the error of do is more specific
 	}
 	if err != nil {
 		return x.host.UseError(ctx, doing, err)
@@ -82,17 +82,16 @@ func (x *Index) write(ctx context.Context, doing string, do func(context.Context
 	return nil
 }
 
-// Page returns at most limit photos, newest first, of one device or of all if
-// device is empty: those before an id, or the newest if that is empty, down to
-// the id from.
+// Page returns at most limit photos, newest first, of one device or of all if device is empty: those
+// with ids below before, or the newest if that is empty, down to the id from.
 func (x *Index) Page(ctx context.Context, device devices.ID, before, from string, limit int) ([]devices.Photo, error) {
-	ctx, cancel, err := x.host.Reading(ctx)
+	ctx, cancel, err := x.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
 	if before == "" {
-		before = "~" // after every id
+		before = "~" // above every id
 	}
 	text, args := " WHERE id < $1 AND id >= $2", []any{database.Clean(before), from, limit}
 	if device != "" {
@@ -112,7 +111,7 @@ func scan(scan func(...any) error) (p devices.Photo, err error) {
 	return p, err
 }
 
-// Expire removes the photos before an id, and returns how many.
+// Expire removes the photos with ids below before, and returns how many.
 func (x *Index) Expire(ctx context.Context, before string) (removed int, err error) {
 	for {
 		n := int64(0)

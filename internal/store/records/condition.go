@@ -16,7 +16,7 @@ type query struct {
 	args []any
 }
 
-// add appends text, in which each ? is a place for the next argument.
+// add appends text, in which each ? is replaced by the next argument.
 func (q *query) add(text string, args ...any) {
 	for _, arg := range args {
 		before, after, _ := strings.Cut(text, "?")
@@ -27,9 +27,8 @@ func (q *query) add(text string, args ...any) {
 	q.text.WriteString(text)
 }
 
-// condition is what SQL has to say about a term: it holds for every device that
-// the term selects, and if exact for no other. The device is w.device; d is its
-// row of devices, p that of presence.
+// condition is the SQL condition of a term: it is true for every device that the term matches, and
+// if exact for no other. The device is w.device; d is its row of devices, p that of presence.
 type condition struct {
 	text              string // with ? for each argument
 	args              []any
@@ -41,11 +40,11 @@ type condition struct {
 // nothing is the condition of a term that only memory can evaluate.
 var nothing = condition{text: "TRUE"}
 
-// conditionOf makes the condition of a term. tools are the catalogs with a tool
-// that it names; nil: they are not known.
+// conditionOf returns the condition of a term. tools are the catalogs with a matching tool; nil: they
+// are unknown.
 func conditionOf(postgres bool, t *selector.Term, now time.Time, tools *toolMatch) condition {
 	c := condition{exact: true}
-	var value string // an SQL expression, empty where there is no value
+	var value string // an SQL expression; empty: no value
 	switch t.Field {
 	case selector.FieldDevice:
 		value = "w.device"
@@ -53,7 +52,7 @@ func conditionOf(postgres bool, t *selector.Term, now time.Time, tools *toolMatc
 		return labelCondition(postgres, t)
 	case selector.FieldState:
 		if values, ok := literals(t); ok && slices.Contains(values, database.StateOnline) && slices.Contains(values, database.StateOffline) {
-			return c // every device is one or the other
+			return c // every device matches
 		}
 		value, c.presence = "(CASE WHEN p.online THEN 'online' ELSE 'offline' END)", true
 	case selector.FieldTransport:
@@ -112,8 +111,8 @@ func comparison(op selector.Op) string {
 	return ">="
 }
 
-// matchText is a condition that one of the values matches an expression. A value
-// that is not text matches nothing that is stored.
+// matchText returns a condition that one of the values matches an expression. A value that is not
+// text matches nothing that is stored.
 func matchText(postgres bool, value string, values []selector.Value) (text string, args []any) {
 	var any []string
 	literals := 0
@@ -147,7 +146,7 @@ var (
 	globEscapes = strings.NewReplacer("[", "[[]", "?", "[?]", "*", "[*]")
 )
 
-// pattern is a glob as the database writes it: both mind case.
+// pattern returns a glob in the form of the database: both are case sensitive.
 func pattern(postgres bool, parts []string) string {
 	escapes, star := globEscapes, "*"
 	if postgres {
@@ -160,8 +159,7 @@ func pattern(postgres bool, parts []string) string {
 	return strings.Join(escaped, star)
 }
 
-// labelCondition looks a label up by its value, which is the beginning of an
-// index, and reads it out of the device's row for anything else.
+// labelCondition finds a label by its value with an index; other conditions read the device's row.
 func labelCondition(postgres bool, t *selector.Term) condition {
 	literal := func(v selector.Value) bool { return v.Parts == nil && database.IsText(v.Text) }
 	if !plainLabel(t.Label) {
@@ -172,11 +170,11 @@ func labelCondition(postgres bool, t *selector.Term) condition {
 		for _, v := range t.Values {
 			args = append(args, v.Text)
 		}
-		// Postgres makes a join of EXISTS, and may then begin with the label.
+		// Postgres makes a join of EXISTS, and may then start with the label.
 		c := condition{text: "(SELECT 1 FROM device_labels l WHERE l.device = w.device AND l.key = ? AND l.value IN (?" +
 			strings.Repeat(", ?", len(t.Values)-1) + ")) IS NOT NULL", args: args, exact: true}
 		c.set = "EXISTS " + strings.TrimSuffix(c.text, " IS NOT NULL")
-		if !postgres { // it would look for each device by itself
+		if !postgres { // it would look up each device
 			c.set = strings.Replace(strings.Replace(c.set, "EXISTS (SELECT 1 FROM", "w.device IN (SELECT l.device FROM", 1), "l.device = w.device AND ", "", 1)
 		}
 		if t.Op == selector.OpNotIn {
@@ -209,14 +207,12 @@ func labelCondition(postgres bool, t *selector.Term) condition {
 	return c
 }
 
-// plainLabel tells whether a key can be written into SQL as it is. Those that
-// Parse accepts can.
+// plainLabel reports whether a key can be written into SQL unquoted. All keys that Parse accepts can.
 func plainLabel(key string) bool {
 	return key != "" && strings.Trim(key, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == ""
 }
 
-// seenCondition compares how long ago a device was seen: one that is online is
-// seen now.
+// seenCondition compares the time since a device was seen; an online device is seen now.
 func seenCondition(t *selector.Term, now time.Time) condition {
 	c := condition{presence: true, exact: true, args: []any{database.Micros(now.Add(-t.Age))}}
 	switch t.Op {
@@ -249,7 +245,7 @@ func toolCondition(postgres bool, t *selector.Term, tools *toolMatch) condition 
 	return condition{text: text, args: []any{arg}, presence: true, exact: true}
 }
 
-// textCondition searches for a part of what is searched, in lower case.
+// textCondition searches for a part of text, in lower case.
 func textCondition(postgres bool, column, text string) condition {
 	c := condition{text: "instr(" + column + ", ?) > 0", args: []any{text}}
 	if postgres {

@@ -17,22 +17,22 @@ import (
 )
 
 const (
-	// topCounts is how many values of a dimension are named.
+	// topCounts is how many values of a dimension are listed.
 	topCounts = 200
-	// countTime bounds CountsOf and one window of Each where their caller does not.
+	// countTime limits CountsOf and one window of Each if their caller does not.
 	countTime = 30 * time.Second
-	// maxLookedUp is up to how many devices CountsOf looks up one by one, instead of
-	// reading all.
+	// maxLookedUp is up to how many devices CountsOf looks up individually, instead of reading
+	// all.
 	maxLookedUp = 50_000
 )
 
-// dimensions are what is counted of devices, in any order.
+// dimensions are the counted values of devices, in any order.
 var dimensions = []string{database.CountState, database.CountReason, database.CountTransport, database.CountNode, database.CountMCP,
 	database.CountBoard, database.CountFirmware}
 
-// Counts returns the numbers of the whole fleet, which are kept with every write.
+// Counts returns the counts of the whole fleet, which are maintained with every write.
 func (s *Records) Counts(ctx context.Context) (devices.Counts, error) {
-	ctx, cancel, err := s.host.Reading(ctx)
+	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return devices.Counts{}, err
 	}
@@ -44,7 +44,7 @@ func (s *Records) Counts(ctx context.Context) (devices.Counts, error) {
 	return t.counts(s.now()), nil
 }
 
-// addKept adds the numbers of the whole fleet.
+// addKept adds the counts of the whole fleet.
 func (s *Records) addKept(ctx context.Context, t sums) error {
 	_, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (_ struct{}, err error) {
 		var dimension, value string
@@ -70,13 +70,13 @@ func (t sums) counts(now time.Time) devices.Counts {
 	c := devices.Counts{Total: t[database.CountState][database.StateOnline] + t[database.CountState][database.StateOffline],
 		Dimensions: map[string]devices.Dimension{}, AsOf: now.UTC()}
 	for _, name := range dimensions {
-		d := devices.Dimension{Top: []devices.Counted{}}
+		d := devices.Dimension{Top: []devices.ValueCount{}}
 		for value, n := range t[name] {
 			if n > 0 {
-				d.Top = append(d.Top, devices.Counted{Value: value, N: n})
+				d.Top = append(d.Top, devices.ValueCount{Value: value, N: n})
 			}
 		}
-		slices.SortFunc(d.Top, func(a, b devices.Counted) int { return cmp.Or(cmp.Compare(b.N, a.N), cmp.Compare(a.Value, b.Value)) })
+		slices.SortFunc(d.Top, func(a, b devices.ValueCount) int { return cmp.Or(cmp.Compare(b.N, a.N), cmp.Compare(a.Value, b.Value)) })
 		for _, rest := range d.Top[min(topCounts, len(d.Top)):] {
 			d.Other += rest.N
 		}
@@ -103,11 +103,11 @@ func (t sums) group(online, revoked bool, reason, transport, node, mcp, board, f
 	}
 }
 
-// countColumns are what sums.group takes, but for the number.
+// countColumns are the arguments of sums.group, except the number.
 var countColumns = []string{"p.online", "(d.admission <> 'member')", "p.reason", "p.transport", "p.node", "p.mcp_state", "d.board", "d.firmware"}
 
-// CountsOf returns the numbers of the devices that a query selects; its order and
-// its page have no meaning. It reads all devices that an index does not leave out.
+// CountsOf returns the counts of the devices that a query selects; its order and page are ignored. It
+// reads all devices that an index does not exclude.
 func (s *Records) CountsOf(ctx context.Context, q devices.ListQuery) (devices.Counts, error) {
 	if err := s.host.Usable(); err != nil {
 		return devices.Counts{}, err
@@ -131,8 +131,8 @@ func (s *Records) CountsOf(ctx context.Context, q devices.ListQuery) (devices.Co
 	return t.counts(now), nil
 }
 
-// count adds up the devices of a plan that SQL can say. If they are all devices but
-// a few, these are counted, and what is left of the numbers that are kept.
+// count adds up the devices of a plan that SQL can evaluate. If these are almost all devices, it counts
+// the others, and subtracts them from the maintained counts.
 func (s *Records) count(ctx context.Context, p *plan, t sums) error {
 	rest, err := s.restOf(ctx, p)
 	if err != nil {
@@ -153,7 +153,7 @@ func (s *Records) count(ctx context.Context, p *plan, t sums) error {
 			t.add(dimension, value, -n)
 		}
 	}
-	// Both numbers are of about now. What none of the devices has is left out.
+	// Both numbers are current. Values without devices are left out.
 	switch {
 	case p.source == nil || p.source.dimension != database.CountState:
 	case p.source.values[0] == database.StateOnline:
@@ -167,8 +167,8 @@ func (s *Records) count(ctx context.Context, p *plan, t sums) error {
 	return nil
 }
 
-// restOf is the plan of the devices that are not selected, if one term is all that
-// is said, most devices meet it, and those that do not are in a source.
+// restOf returns the plan of the devices that are not selected, if the query has one term, most
+// devices match it, and the others are in a source.
 func (s *Records) restOf(ctx context.Context, p *plan) (*plan, error) {
 	terms := p.query.Select.Terms()
 	if len(terms) != 1 || !p.exact || p.source != nil && len(p.conditions) > 0 {
@@ -206,7 +206,7 @@ func (s *Records) restOf(ctx context.Context, p *plan) (*plan, error) {
 	return &plan{query: p.query, now: p.now, exact: true, conditions: []condition{labelCondition(true, &not.Terms()[0])}}, nil
 }
 
-// group adds up the devices of a plan that SQL can say.
+// group adds up the devices of a plan that SQL can evaluate.
 func (s *Records) group(ctx context.Context, p *plan, t sums) (err error) {
 	if p.source != nil && p.source.without == nil {
 		if p.size, err = s.size(ctx, p.source, maxLookedUp+1); err != nil {
@@ -224,10 +224,9 @@ func (s *Records) groupPostgres(ctx context.Context, p *plan, t sums) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback() }() // it only reads
-	// One of the tables is hashed, to compile the query takes longer than it saves, and
-	// Postgres expects fewer devices of a label than there may be: too few to read them
-	// in parallel.
+	defer func() { _ = tx.Rollback() }() // read only
+	// One of the tables is hashed; compiling the query takes longer than it saves; and Postgres
+	// underestimates the devices of a label: too few to read them in parallel.
 	if _, err := tx.ExecContext(ctx, `SELECT set_config('work_mem', '64MB', TRUE), set_config('jit', 'off', TRUE),
  set_config('parallel_setup_cost', '0', TRUE), set_config('parallel_tuple_cost', '0', TRUE)`); err != nil {
 		return err
@@ -419,7 +418,7 @@ func (s *Records) each(ctx context.Context, p *plan, after devices.ID, f func(de
 // CatalogsOf counts, by their tool list, the devices that a selector selects which
 // uses device and labels alone; any other list is left out.
 func (s *Records) CatalogsOf(ctx context.Context, sel selector.Selector) ([]devices.CatalogCount, error) {
-	ctx, cancel, err := s.host.Reading(ctx)
+	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}

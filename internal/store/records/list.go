@@ -74,7 +74,7 @@ func (s *Records) List(ctx context.Context, q devices.ListQuery) (devices.Page, 
 	if err != nil {
 		return devices.Page{}, err
 	}
-	ctx, cancel, err := s.host.Reading(ctx)
+	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return devices.Page{}, err
 	}
@@ -204,8 +204,8 @@ func windowSize(n int) int {
 	return size
 }
 
-// skip moves to the next device that can be selected: no term selects one before
-// the first that its own source has. none says that there is no such device.
+// skip moves to the next device that can match: no term matches one before the first that its own
+// source has. none means that no device can match.
 func (s *Records) skip(ctx context.Context, p *plan, after *cursor) (skipped, none bool, err error) {
 	if p.query.Sort != devices.SortID {
 		return false, false, nil
@@ -225,31 +225,31 @@ func (s *Records) skip(ctx context.Context, p *plan, after *cursor) (skipped, no
 		if err != nil {
 			return false, false, err
 		}
-		// The next window begins after an id that is a little smaller.
+		// The next window starts after an id that is a little smaller.
 		_, size := utf8.DecodeLastRuneInString(id)
 		after.ID = max(after.ID, devices.ID(id[:len(id)-size]))
 	}
 	return *after != begin, false, nil
 }
 
-// window is what one statement finds.
+// window is the result of one statement.
 type window struct {
-	rows   []placed // of devices that meet the conditions, in order
-	last   cursor   // of those that were looked at
+	rows   []placed // rows of devices that meet the conditions, in order
+	last   cursor   // of the examined devices
 	looked int
-	cut    bool // others meet the conditions
-	end    bool // no device follows
+	cut    bool // more devices meet the conditions
+	end    bool // there are no more devices
 }
 
-// placed is a row with its place in the list.
+// placed is a row with its position in the list.
 type placed struct {
 	devices.Row
 	at       cursor
 	selected bool
 }
 
-// window looks at the next n devices of the source, and reads the rows of at most
-// room that meet the conditions.
+// window examines the next n devices of the source, and reads the rows of at most room devices that
+// meet the conditions.
 func (s *Records) window(ctx context.Context, p *plan, after cursor, n, room int) (window, error) {
 	o := orders[p.query.Sort]
 	var with query
@@ -277,8 +277,8 @@ func (s *Records) window(ctx context.Context, p *plan, after cursor, n, room int
 		return r, err
 	}, q.text.String(), q.args...)
 	if err == nil && len(w.rows) == 0 && len(p.conditions) > 0 {
-		// Rows may have changed since: the end of the window is where it is while none of
-		// it meets the conditions.
+		// Rows may have changed since: the end of the window is valid as long as none of them meets
+		// the conditions.
 		var meets bool
 		end := query{args: slices.Clip(with.args)}
 		end.add(with.text.String() + "SELECT n, device, k, EXISTS (SELECT 1 FROM w")
@@ -299,9 +299,9 @@ func (s *Records) window(ctx context.Context, p *plan, after cursor, n, room int
 	return w, s.choose(ctx, p, w.rows)
 }
 
-// addRows appends the columns at and rowColumns of the first room devices of w that
-// meet the conditions, and the tables that they come from. The row of presence, or
-// else of devices, that a condition reads is not read twice.
+// addRows appends the columns at and rowColumns of the first room devices of w that meet the
+// conditions, and their tables. A row of presence, or else of devices, that a condition reads is
+// not read twice.
 func (p *plan) addRows(q *query, s *Records, room int) {
 	kept := "w"
 	for _, c := range p.conditions {
@@ -339,7 +339,7 @@ func (s *Records) choose(ctx context.Context, p *plan, rows []placed) error {
 		var err error
 		var complete bool
 		if tools, complete, err = s.readTools(ctx, hashes, time.Now().Add(database.ReadTimeout)); err == nil && !complete {
-			err = fmt.Errorf("reading tool lists took longer than %v", database.ReadTimeout)
+			err = fmt.Errorf("reading tool lists took longer than %v; try again", database.ReadTimeout)
 		}
 		if err != nil {
 			return err
@@ -354,8 +354,7 @@ func (s *Records) choose(ctx context.Context, p *plan, rows []placed) error {
 	return nil
 }
 
-// addWindow appends the query of the next n ids of the source, with the value of
-// the order as k.
+// addWindow appends the query of the next n ids of the source, with the sort value as k.
 func (p *plan) addWindow(q *query, postgres bool, o order, after cursor, n int) {
 	limit := " LIMIT " + strconv.Itoa(n) // not an argument: Postgres plans with it
 	switch {
@@ -437,9 +436,8 @@ func (p *plan) addConditions(q *query, s *Records, where string) {
 	}
 }
 
-// lookUp joins a table row by row, by the device. On Postgres nothing else would
-// keep the planner from reading the whole table, and on SQLite from beginning with
-// it.
+// lookUp joins a table row by row, by the device. Otherwise Postgres may scan the whole table, and
+// SQLite may start with it.
 func lookUp(postgres bool, table, alias, device string) string {
 	if postgres {
 		return " CROSS JOIN LATERAL (SELECT * FROM " + table + " x WHERE x.device = " + device + " OFFSET 0) " + alias

@@ -9,10 +9,10 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// OnlineOf returns what a node left online, at most limit devices after one in
-// id order: those that connected before a time, unless that is zero.
+// OnlineOf returns the devices that a node left online, at most limit after one in order of ids:
+// those that connected before a time, unless that is zero.
 func (s *Records) OnlineOf(ctx context.Context, node string, before time.Time, after devices.ID, limit int) ([]devices.Presence, error) {
-	ctx, cancel, err := s.host.Reading(ctx)
+	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -31,12 +31,12 @@ func (s *Records) OnlineOf(ctx context.Context, node string, before time.Time, a
 	return out, nil
 }
 
-// maxNodes is how many nodes NodesOnline looks at.
+// maxNodes is how many nodes NodesOnline returns at most.
 const maxNodes = 10_000
 
-// NodesOnline are the names of nodes that have devices online, at most maxNodes.
+// NodesOnline returns the names of nodes that have devices online, at most maxNodes.
 func (s *Records) NodesOnline(ctx context.Context) ([]string, error) {
-	ctx, cancel, err := s.host.Reading(ctx)
+	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}

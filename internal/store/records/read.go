@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// MaxPage is the most rows of one page.
+	// MaxPage is how many rows one page has at most.
 	MaxPage = 1001
 )
 
@@ -22,14 +22,14 @@ const (
 const presenceColumns = `p.epoch, p.seq, p.online, p.node, p.session, p.client_id, p.transport, p.reason, p.connected_at, p.last_seen,
  p.offline_since, p.mcp_state, p.mcp_error, p.catalog, p.catalog_partial, p.tool_count, p.generation`
 
-// rowColumns are a device with its presence, in the order of scanRow. The ledger
-// makes both rows together.
+// rowColumns are the columns of a device with its presence, in the order of scanRow. The ledger
+// creates both rows together.
 const rowColumns = `d.device, d.client_id, d.admission, d.name, d.labels, d.preferred_transport, d.revision, d.board, d.firmware,
  d.elf_sha256, d.chip, d.language, d.serial, d.activate_v2, d.first_seen, d.checked_at, ` + presenceColumns
 
 const rowTables = " FROM devices d JOIN presence p ON p.device = d.device"
 
-// presenceScan are the places that presenceColumns are read into.
+// presenceScan contains the destinations of presenceColumns.
 type presenceScan struct {
 	p                                   *devices.Presence
 	connectedAt, lastSeen, offlineSince int64
@@ -76,7 +76,7 @@ func scanRow(scan func(...any) error) (row devices.Row, err error) {
 
 // Find returns one device, or an error that wraps devices.ErrNotFound.
 func (s *Records) Find(ctx context.Context, id devices.ID) (devices.Row, error) {
-	ctx, cancel, err := s.host.Reading(ctx)
+	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return devices.Row{}, err
 	}
@@ -94,7 +94,7 @@ func (s *Records) Find(ctx context.Context, id devices.ID) (devices.Row, error) 
 // MaxRows is how many devices Rows reads with one statement.
 const MaxRows = 500
 
-// Rows returns those of these devices that are there, in order of their ids.
+// Rows returns the rows of the known ones of these devices, in order of ids.
 func (s *Records) Rows(ctx context.Context, ids []devices.ID) ([]devices.Row, error) {
 	names := make([]string, 0, len(ids))
 	for _, id := range ids {
@@ -104,7 +104,7 @@ func (s *Records) Rows(ctx context.Context, ids []devices.ID) ([]devices.Row, er
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
-	ctx, cancel, err := s.host.Reading(ctx)
+	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -120,8 +120,8 @@ func (s *Records) Rows(ctx context.Context, ids []devices.ID) ([]devices.Row, er
 	return out, nil
 }
 
-// rows is Rows for ids that are sorted. The presence of each is looked up by
-// itself: Postgres must not choose to read the whole table.
+// rows is Rows for sorted ids. It looks up each presence individually, so that Postgres does not scan
+// the whole table.
 func (s *Records) rows(ctx context.Context, ids []string) ([]devices.Row, error) {
 	condition, arg := database.IDSet(s.db.Postgres(), "d.device", "$1", ids)
 	tables := rowTables
@@ -135,7 +135,7 @@ func (s *Records) rows(ctx context.Context, ids []string) ([]devices.Row, error)
 
 // Catalog returns one stored list, byte for byte as it was saved.
 func (s *Records) Catalog(ctx context.Context, h devices.Hash) (devices.CatalogText, error) {
-	ctx, cancel, err := s.host.Reading(ctx)
+	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return devices.CatalogText{}, err
 	}
@@ -158,10 +158,10 @@ func (s *Records) Catalog(ctx context.Context, h devices.Hash) (devices.CatalogT
 	return c, nil
 }
 
-// History returns entries of one device, newest first. limit outside 1 to
-// MaxPage counts as MaxPage.
+// History returns entries of one device, newest first. A limit outside 1 to MaxPage is replaced by
+// MaxPage.
 func (s *Records) History(ctx context.Context, id devices.ID, epoch devices.Epoch, seq int64, limit int) ([]devices.HistoryEntry, error) {
-	ctx, cancel, err := s.host.Reading(ctx)
+	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -16,44 +16,43 @@ import (
 )
 
 const (
-	// few is up to how many devices are looked at one by one for a text, before the
-	// index of all texts is searched instead; and looked up and sorted for each page,
-	// before all devices are read in the order that is asked for.
+	// few is up to how many devices are checked individually for a text, before the index of all
+	// texts is searched instead; and looked up and sorted for each page, before all devices are
+	// read in the requested order.
 	few = 4_000
-	// maxCounted bounds how many entries of an index are counted to choose one, where
-	// no counts are kept.
+	// maxCounted is how many entries of an index are counted at most to choose one, if there are
+	// no maintained counts.
 	maxCounted = few + 1
 	// maxArms is how many values of a field one statement merges.
 	maxArms = selector.MaxValues
 )
 
-// arm is one range of an index in which devices come in order of their ids.
+// arm is one range of an index with devices in order of ids.
 type arm struct {
 	where string // with ? for arguments
 	args  []any
 }
 
-// source is where the ids of a list come from: ranges of one index. A device is
-// in one of them at most.
+// source is the origin of a list's ids: ranges of one index. Each device is in at most one of them.
 type source struct {
 	table string
 	arms  []arm
-	// dimension and values name the counts of these devices; otherwise they are
-	// counted, up to maxCounted.
+	// dimension and values identify the maintained counts of these devices; without them the
+	// devices are counted, up to maxCounted.
 	dimension string
 	values    []string
-	exact     bool // it holds the devices of its term and no other
-	// without is what is left out of a source with one arm, on SQLite.
+	exact     bool // it contains exactly the devices of its term
+	// without is excluded from a source with one arm, on SQLite.
 	without *source
 }
 
 // allDevices has the counts of all devices.
 var allDevices = &source{dimension: database.CountState, values: []string{database.StateOnline, database.StateOffline}}
 
-// isKept tells whether the number of its devices is kept.
+// isKept reports whether the number of its devices is maintained.
 func (src *source) isKept() bool { return src.dimension != "" && len(src.values) > 0 }
 
-// counting orders sources by what it takes to count them.
+// counting orders sources by the cost of counting them.
 func (src *source) counting() int {
 	if src.isKept() {
 		return 0
@@ -61,7 +60,7 @@ func (src *source) counting() int {
 	return 1
 }
 
-// literals are the values of a term that is `=` or `in` without globs.
+// literals returns the values of a term with `=` or `in` without globs.
 func literals(t *selector.Term) (values []string, ok bool) {
 	if t.Op != selector.OpIn {
 		return nil, false
@@ -73,14 +72,14 @@ func literals(t *selector.Term) (values []string, ok bool) {
 		case v.Text == "" && t.Field != selector.FieldLabel: // no device has it
 		case database.IsText(v.Text):
 			values = append(values, v.Text)
-		case t.Field == selector.FieldLabel: // what is not text may be stored otherwise
+		case t.Field == selector.FieldLabel: // values that are not text may be stored differently
 			return nil, false
 		}
 	}
 	return values, true
 }
 
-// sourceOf returns the source that a term can be; nil: none.
+// sourceOf returns the source of a term; nil: there is none.
 func sourceOf(t *selector.Term, tools *toolMatch) *source {
 	values, ok := literals(t)
 	each := func(table, where, dimension string, values []string) *source {
@@ -115,7 +114,7 @@ func sourceOf(t *selector.Term, tools *toolMatch) *source {
 		case offline:
 			return &source{table: "presence", arms: []arm{{where: "NOT online"}}, dimension: database.CountState, values: []string{database.StateOffline}, exact: true}
 		}
-		return &source{table: "presence"} // of states that only memory has
+		return &source{table: "presence"} // states that only memory has
 	case selector.FieldTransport:
 		return each("presence", `online AND transport COLLATE "binary" = ?`, database.CountTransport, values)
 	case selector.FieldNode:
@@ -148,8 +147,7 @@ func sourceOf(t *selector.Term, tools *toolMatch) *source {
 	return nil
 }
 
-// spread makes the source of a term with globs or comparisons, if few values
-// are stored of which some match.
+// spread returns the source of a term with globs or comparisons, if few distinct values are stored.
 func (s *Records) spread(ctx context.Context, t *selector.Term, now time.Time) (*source, error) {
 	var table, column, where string
 	var args []any
@@ -170,7 +168,7 @@ func (s *Records) spread(ctx context.Context, t *selector.Term, now time.Time) (
 	}
 	switch {
 	case t.Op == selector.OpLacks, t.Op == selector.OpNotIn && (t.Field == selector.FieldLabel || table == "presence"):
-		return nil, nil // those without a value are in no range
+		return nil, nil // devices without a value are in no range
 	case len(args) > 0 && !database.IsText(t.Label):
 		return nil, nil
 	}
@@ -198,8 +196,8 @@ func (s *Records) spread(ctx context.Context, t *selector.Term, now time.Time) (
 	return out, nil
 }
 
-// distinct returns the values of a column, the leading one of an index after what
-// where fixes, in byte order, at most limit: one look into the index for each.
+// distinct returns at most limit values of a column in byte order. The column follows in an index
+// after the columns that where fixes: each value costs one lookup.
 func (s *Records) distinct(ctx context.Context, table, column, where string, args []any, limit int) ([]string, error) {
 	var q query
 	q.add("WITH RECURSIVE v (value, n) AS (SELECT a.value, 1 FROM (SELECT "+column+" AS value FROM "+table+" WHERE "+where+" ORDER BY "+column+" LIMIT 1) a"+
@@ -210,9 +208,8 @@ func (s *Records) distinct(ctx context.Context, table, column, where string, arg
 	}, q.text.String(), q.args...)
 }
 
-// sizes remembers for sizeTime how many devices a source has: a list that is read
-// page by page asks for that again and again. It is safe for concurrent use; the
-// zero value is ready.
+// sizes caches for sizeTime how many devices a source has: reading a list page by page needs that
+// repeatedly. It is safe for concurrent use; the zero value is ready to use.
 type sizes struct {
 	mu sync.Mutex
 	by map[string]sizeAt
@@ -244,7 +241,7 @@ func (z *sizes) put(key string, n int64) {
 	z.by[key] = sizeAt{n, time.Now()}
 }
 
-// size is about how many devices a source has: up to most where no counts are kept.
+// size returns about how many devices a source has: up to most without maintained counts.
 func (s *Records) size(ctx context.Context, src *source, most int64) (total int64, err error) {
 	if src.isKept() {
 		key := fmt.Sprint(src.dimension, src.values)
@@ -279,7 +276,7 @@ func (s *Records) size(ctx context.Context, src *source, most int64) (total int6
 	return total, nil
 }
 
-// number is the one number that a query returns; 0 for NULL.
+// number returns the single number of a query; 0 for NULL.
 func (s *Records) number(ctx context.Context, text string, args []any) (int64, error) {
 	var q query
 	q.add(text, args...)
@@ -288,21 +285,21 @@ func (s *Records) number(ctx context.Context, text string, args []any) (int64, e
 	return n.Int64, err
 }
 
-// plan is how the devices of a query are found: ids from one index, in windows of
-// bounded size, each looked at by the conditions.
+// plan describes how the devices of a query are found: ids from one index, in windows of limited size,
+// each checked with the conditions.
 type plan struct {
 	query      devices.ListQuery
 	text       string // query.Text in lower case
 	now        time.Time
 	needsTools bool
-	ids        []string  // the devices by name; nil: no term names them
-	none       bool      // no device is selected
+	ids        []string  // the devices by id; nil: no term contains ids
+	none       bool      // no device matches
 	source     *source   // nil: all devices
 	size       int64     // of source, if it was counted
-	others     []*source // those of other terms
+	others     []*source // of other terms
 	search     bool      // ids come with their texts
 	conditions []condition
-	exact      bool // the conditions and the source are all there is to say
+	exact      bool // the conditions and the source are equivalent to the query
 }
 
 func (s *Records) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) {

@@ -8,9 +8,8 @@ import (
 	"modernc.org/sqlite"
 )
 
-// tallyFunction is an aggregate function of SQLite that returns, as JSON, how
-// often each text came: GROUP BY would sort all rows, which takes longer than to
-// read them.
+// tallyFunction is an aggregate function of SQLite that returns the number of each text as JSON: GROUP
+// BY would sort all rows, which takes longer than reading them.
 const tallyFunction = "fleetd_tally"
 
 func init() {
@@ -39,7 +38,7 @@ func (t tallied) WindowInverse(_ *sqlite.FunctionContext, args []driver.Value) e
 	return nil
 }
 
-// WindowValue implements sqlite.AggregateFunction: it is the result, too.
+// WindowValue implements sqlite.AggregateFunction; it is also the result.
 func (t tallied) WindowValue(*sqlite.FunctionContext) (driver.Value, error) {
 	text, err := json.Marshal(t)
 	return string(text), err

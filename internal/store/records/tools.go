@@ -13,18 +13,17 @@ import (
 )
 
 const (
-	// maxToolBytes bounds the names of tools that are remembered. When there are
-	// more, all are forgotten and read again.
+	// maxToolBytes limits the cached names of tools. Beyond it all are dropped and read again.
 	maxToolBytes = 32 << 20
-	// maxCatalogs is with how many lists in use a selection by tools is left to
-	// memory alone.
+	// maxCatalogs is from how many lists in use on a selection by tools is evaluated only in
+	// memory.
 	maxCatalogs = 2000
-	// toolTime is how long one request reads lists that were not read before.
+	// toolTime is how long one request reads lists that are not cached.
 	toolTime = 30 * time.Millisecond
 )
 
-// toolNames remembers the names of the tools of each list: lists never change.
-// It is safe for concurrent use; the zero value is ready.
+// toolNames caches the names of the tools of each list: lists never change. It is safe for concurrent
+// use; the zero value is ready to use.
 type toolNames struct {
 	mu    sync.Mutex
 	names map[string][]string // by hash
@@ -54,12 +53,11 @@ func (n *toolNames) put(hash string, names []string) {
 	}
 }
 
-// toolMatch are the lists in use that have a tool which a term names.
+// toolMatch contains the lists in use with a tool that matches a term.
 type toolMatch struct{ hashes []string }
 
-// matchTools finds the lists of a term about tools; nil if there are too many, or
-// if not all of them could be read in time: then memory decides alone, and the
-// next request has less to read.
+// matchTools finds the lists of a term about tools; nil if there are too many, or if they could not be
+// read in time: then the term is evaluated only in memory, and the next request has less to read.
 func (s *Records) matchTools(ctx context.Context, t *selector.Term) (*toolMatch, error) {
 	inUse, err := s.distinct(ctx, "presence", `catalog COLLATE "binary"`, "catalog <> ''", nil, maxCatalogs+1)
 	if err != nil || len(inUse) > maxCatalogs {
@@ -82,8 +80,8 @@ func namesTool(t *selector.Term, name string) bool {
 	return t.Op == selector.OpHas || t.Op == selector.OpLacks || slices.ContainsFunc(t.Values, func(v selector.Value) bool { return v.Match(name) })
 }
 
-// readTools returns the names of the tools of these lists: of all of them, or of
-// those that could be read until a time.
+// readTools returns the names of the tools of these lists: of all, or of those that could be read
+// until a time.
 func (s *Records) readTools(ctx context.Context, hashes []string, until time.Time) (names map[string][]string, complete bool, err error) {
 	names = make(map[string][]string, len(hashes))
 	var missing []string
@@ -111,7 +109,7 @@ func (s *Records) readTools(ctx context.Context, hashes []string, until time.Tim
 			}
 			tools, err := database.DecodeTools(text, encoding)
 			if err != nil {
-				return l, nil // not a list of anything
+				return l, nil // not a valid list
 			}
 			var parsed []struct {
 				Name string `json:"name"`
@@ -134,7 +132,7 @@ func (s *Records) readTools(ctx context.Context, hashes []string, until time.Tim
 	return names, true, nil
 }
 
-// selectable is a row as selectors see it, with the names of the tools of lists.
+// selectable returns a row as selectors see it, with the names of the tools of lists.
 func selectable(row *devices.Row, tools map[string][]string) selector.Device {
 	d, p := &row.Device, &row.Presence
 	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: "offline",

@@ -41,7 +41,7 @@ func testAttestation(t *testing.T, db Database) {
 	later := start.Add(time.Hour)
 	mustBe(t, s.BindAttestationKey(ctx, "a", "y", later), devices.ErrBound)
 	mustBe(t, s.BindAttestationKey(ctx, "B", "x", later), devices.ErrBound)
-	for range 2 { // once more says nothing new
+	for range 2 { // a repetition changes nothing
 		if err := s.BindAttestationKey(ctx, "B", "y", later); err != nil {
 			t.Error(err)
 		}

@@ -82,7 +82,7 @@ func testAudit(t *testing.T, db Database) {
 		return s.AuditBlocks(t.Context(), audit.Query{Before: audit.Place{LastAt: last.LastAt, Run: last.Run, FirstSeq: last.FirstSeq}})
 	})
 	if len(rest) != 8 || rest[0].Hash != last.Hash || rest[7].Hash != a[0].Hash {
-		t.Errorf("behind a place: %d", len(rest))
+		t.Errorf("after a position: %d", len(rest))
 	}
 	some := read(func() ([]audit.Block, error) {
 		return s.AuditBlocks(t.Context(), audit.Query{Since: start.Add(time.Minute), Until: start.Add(2 * time.Minute)})

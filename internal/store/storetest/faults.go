@@ -182,7 +182,7 @@ func testForeignSchema(t *testing.T, db Database) {
 	}
 }
 
-// testFirstSchema migrates a database that the first release left behind.
+// testFirstSchema migrates a database of the first release.
 func testFirstSchema(t *testing.T, db Database) {
 	const name = "0001_devices.sql"
 	frozen, err := firstSchema.ReadFile("testdata/first/" + name)

@@ -13,9 +13,8 @@ import (
 	"fleetd/internal/store/database"
 )
 
-// Add makes devices as the ledger does: their rows, a presence that says that they
-// never connected, their labels, and the counts. What they reported at a check is
-// stored, too.
+// Add creates devices like the ledger: their rows, a presence without a connection, their labels, and
+// the counts. It also stores what they reported at a check.
 func (d Database) Add(t testing.TB, list ...devices.Device) {
 	t.Helper()
 	tx, err := d.Raw.Begin()

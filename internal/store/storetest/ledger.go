@@ -40,6 +40,7 @@ func RunLedger(t *testing.T, makeDatabase Maker) {
 		{"forgotten and expired", testGone},
 		{"a device that connected does not expire", testExpiry},
 		{"keys, policy and rotation", testFleetFacts},
+		{"codes and keys of the console", testConsoleCodes},
 		{"the snapshot", testSnapshot},
 		{"old changes go", testPruneChanges},
 		{"a time in the changes", testSince},
@@ -89,6 +90,17 @@ func decide(t testing.TB, l *ledger.Ledger, id devices.ID, change func(m *device
 		t.Fatal(out[0].Err)
 	}
 	return out[0]
+}
+
+// AddMember makes a device a member with its client and name, as a decision of an operator.
+func AddMember(t testing.TB, s *store.Store, d devices.Device) {
+	t.Helper()
+	l := ledger.New(s, slog.New(slog.DiscardHandler))
+	defer l.Close()
+	decide(t, l, d.ID, func(m *devices.Member) {
+		member(m)
+		m.ClientID, m.Name = d.ClientID, d.Name
+	})
 }
 
 func decision(id devices.ID, change func(m *devices.Member)) devices.Decision {
@@ -166,7 +178,7 @@ func allChanges(t testing.TB, l *ledger.Ledger) (all []devices.Change) {
 }
 
 // A transaction is held open between taking the revision and COMMIT while others
-// commit: whoever follows by revision gets all changes, in order.
+// commit: a reader by revision gets all changes, in order.
 func testSlowTransaction(t *testing.T, db Database) {
 	l := openLedger(t, db.URL)
 	decide(t, l, "x", member)
@@ -176,7 +188,7 @@ func testSlowTransaction(t *testing.T, db Database) {
 		others.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				decide(t, l, mac(i), func(m *devices.Member) { member(m); m.Name = fmt.Sprint(n) })
-				time.Sleep(time.Millisecond) // SQLite gives the turn to whoever asks first
+				time.Sleep(time.Millisecond) // SQLite gives the lock to the first connection that retries
 			}
 		})
 	}
@@ -246,7 +258,7 @@ func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 	d.Decide = func(m *devices.Member) error {
 		switch {
 		case pick == 0 && !m.Known():
-			m.Admission, m.ClientID, m.Joined = devices.AdmissionMember, text, devices.TransportMQTT
+			m.Admission, m.ClientID, m.JoinTransport = devices.AdmissionMember, text, devices.TransportMQTT
 		case pick == 1:
 			m.Admission = devices.AdmissionMember
 		case pick == 2:
@@ -271,7 +283,7 @@ func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 		case pick == 9:
 			m.Prefer = devices.Transport(text)
 		case pick == 10:
-			m.Joined = devices.TransportNone
+			m.JoinTransport = devices.TransportNone
 		default:
 			member(m)
 			setLabel(m, key, text)
@@ -362,8 +374,8 @@ func checkFold(t *testing.T, db Database, l *ledger.Ledger) {
 		if !want.Known() { // what is left is in the credentials alone
 			want.Revision = 0
 		}
-		if want.Joined != got.Joined && got.Joined == devices.TransportNone {
-			want.Joined = devices.TransportNone // cleared without a change
+		if want.JoinTransport != got.JoinTransport && got.JoinTransport == devices.TransportNone {
+			want.JoinTransport = devices.TransportNone // cleared without a change
 		}
 		if !same(want, &got) {
 			t.Errorf("folded %+v, the tables have %+v", *want, got)
@@ -623,7 +635,7 @@ func testExpiry(t *testing.T, db Database) {
 	now := start
 	l := openLedger(t, db.URL, ledger.Clock(func() time.Time { return now }))
 	join := func(transport devices.Transport) func(m *devices.Member) {
-		return func(m *devices.Member) { m.Admission, m.Joined = devices.AdmissionMember, transport }
+		return func(m *devices.Member) { m.Admission, m.JoinTransport = devices.AdmissionMember, transport }
 	}
 	for _, id := range []devices.ID{"gone", "connected", "edited"} {
 		decide(t, l, id, join(devices.TransportMQTT))
@@ -644,7 +656,7 @@ func testExpiry(t *testing.T, db Database) {
 	for _, id := range []devices.ID{"gone", "connected"} {
 		decide(t, l, id, func(m *devices.Member) { m.Admission = devices.AdmissionExpired })
 	}
-	if got := decide(t, l, "connected", func(*devices.Member) {}).Before; !got.Known() || got.Joined != devices.TransportNone {
+	if got := decide(t, l, "connected", func(*devices.Member) {}).Before; !got.Known() || got.JoinTransport != devices.TransportNone {
 		t.Errorf("it has connected, and is %+v", got)
 	}
 	if got := decide(t, l, "gone", func(*devices.Member) {}).Before; got.Known() {
@@ -656,6 +668,46 @@ func testExpiry(t *testing.T, db Database) {
 	}
 	now = now.Add(31 * 24 * time.Hour)
 	expired()
+}
+
+// testConsoleCodes checks that a code works once, on one of two nodes, until it expires, and that what has
+// ended is deleted.
+func testConsoleCodes(t *testing.T, db Database) {
+	l, other := openLedger(t, db.URL), openLedger(t, db.URL)
+	child := access.Key{Scopes: access.AllScopes(), Tools: []string{"*get*"}, Parent: access.Parent{Key: "abcdefgh", Name: "key"}}
+	for _, hash := range []string{"a", "b", "c"} {
+		if err := l.SaveConsoleCode(t.Context(), hash, child, start.Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// security: K19
+	if k, err := other.TakeConsoleCode(t.Context(), "a", start.Add(59*time.Second)); err != nil || !reflect.DeepEqual(k, child) {
+		t.Errorf("on another node: %+v, %v", k, err)
+	}
+	_, err := l.TakeConsoleCode(t.Context(), "a", start)
+	mustBe(t, err, devices.ErrNotFound)
+	_, err = l.TakeConsoleCode(t.Context(), "b", start.Add(time.Minute))
+	mustBe(t, err, devices.ErrNotFound)
+	_, err = l.TakeConsoleCode(t.Context(), "none", start)
+	mustBe(t, err, devices.ErrNotFound)
+	if _, err := l.SaveKey(t.Context(), "test", "key", access.Key{ID: "abcdefgh", Name: "key", Created: start}); err != nil {
+		t.Fatal(err)
+	}
+	child.ID, child.Expires = "consolek", start.Add(12*time.Hour)
+	if _, err := l.SaveKey(t.Context(), "test", "console", child); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		at          time.Time
+		codes, keys int64
+	}{{start.Add(time.Minute), 1, 2}, {child.Expires.Add(ledger.KeepConsoleKeys), 0, 2}, {child.Expires.Add(ledger.KeepConsoleKeys + 2*ledger.PruneEvery), 0, 1}} {
+		if _, err := l.Prune(t.Context(), tc.at); err != nil {
+			t.Fatal(err)
+		}
+		if codes, keys := db.Count(t, `SELECT count(*) FROM console_codes`), db.Count(t, `SELECT count(*) FROM api_keys`); int64(codes) != tc.codes || int64(keys) != tc.keys {
+			t.Errorf("at %v: %d codes, %d keys", tc.at, codes, keys)
+		}
+	}
 }
 
 func testFleetFacts(t *testing.T, db Database) {
@@ -867,7 +919,7 @@ func testLate(t *testing.T, db Database) {
 			seen[c.Revision] = true
 		}
 	}
-	l.Late(take)
+	l.OnLateChanges(take)
 	const n = 300
 	for _, count := range []int{1, 10, n} { // alone, in a group, in batches
 		ctx, leave := context.WithCancel(t.Context())

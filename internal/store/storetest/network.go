@@ -18,8 +18,8 @@ import (
 	"fleetd/internal/store"
 )
 
-// RunNetwork runs what only a database behind a network can show: it is away
-// at the start, goes away in the middle, does not answer, or refuses.
+// RunNetwork runs the tests of a database over a network: it is unreachable at the start or later, does
+// not answer, or refuses.
 func RunNetwork(t *testing.T, makeDatabase Maker) {
 	for _, test := range []struct {
 		name string
@@ -32,14 +32,14 @@ func RunNetwork(t *testing.T, makeDatabase Maker) {
 		{"a cut cable holds no reader", testStalled},
 		{"a wrong fingerprint met late keeps rows away", testLateFingerprint},
 		{"refused late", testRefusedLate},
-		{"close during an outage says what is lost", testCloseAway},
+		{"close during an outage reports the lost rows", testCloseAway},
 		{"settings that cannot work", testRefusedSettings},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, makeDatabase(t)) })
 	}
 }
 
-// notReady waits until the store knows that the database is away.
+// notReady waits until the store has detected that the database is unreachable.
 func notReady(t *testing.T, s *store.Store) {
 	t.Helper()
 	eventually(t, "outage noticed", func() bool { return s.Ready() != nil })
@@ -239,7 +239,7 @@ func testStalled(t *testing.T, db Database) {
 	if took := time.Since(begin); took > 2*time.Second {
 		t.Errorf("a read with 250 ms took %s", took)
 	}
-	notReady(t, s) // the watcher was told, and found out
+	notReady(t, s) // the check was requested, and failed
 	proxy.Stop()
 	proxy.Start()
 	waitReady(t, s)
@@ -303,8 +303,8 @@ func testRefusedLate(t *testing.T, db Database) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	mustBe(t, s.WaitReady(ctx), store.ErrConfig)
-	eventually(t, "refusal logged", func() bool { return strings.Contains(log.String(), "level=ERROR msg=\"database refused\"") })
-	// Once the operator has mended it, it is used without a restart.
+	eventually(t, "the refusal is logged", func() bool { return strings.Contains(log.String(), "level=ERROR msg=\"database cannot be used\"") })
+	// Once the operator has fixed it, it is used without a restart.
 	db.Exec(t, `DELETE FROM goose_db_version WHERE version_id = 9001`)
 	eventually(t, "database usable", func() bool { return s.Ready() == nil })
 }

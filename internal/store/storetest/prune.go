@@ -116,7 +116,7 @@ func testPruneTurn(t *testing.T, db Database) {
 		t.Errorf("the first deletes %d", n)
 	}
 	if n := try(b); n != 0 {
-		t.Errorf("another node right behind it deletes %d", n)
+		t.Errorf("another node directly afterwards deletes %d", n)
 	}
 	c.advance(store.PruneEvery + time.Second)
 	if n := try(b); n == 0 {

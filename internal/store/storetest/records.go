@@ -239,15 +239,15 @@ func testPresenceFence(t *testing.T, db Database) {
 	}
 }
 
-// Who says that a device is online and is not believed hears of the row that
-// stands in front; who says that it is gone does not care.
-func testOutranked(t *testing.T, db Database) {
+// A session with an ignored online row is notified of the newer stored row; one with an ignored
+// offline row is not.
+func testStaleWrite(t *testing.T, db Database) {
 	var mu sync.Mutex
-	var heard []string
-	s := openStore(t, db.URL, store.OnOutranked(func(p devices.Presence) {
+	var reported []string
+	s := openStore(t, db.URL, store.OnStaleWrite(func(p devices.Presence) {
 		mu.Lock()
 		defer mu.Unlock()
-		heard = append(heard, fmt.Sprintf("%s %d/%d %t %s", p.Device, p.Epoch, p.Seq, p.Online, p.Node))
+		reported = append(reported, fmt.Sprintf("%s %d/%d %t %s", p.Device, p.Epoch, p.Seq, p.Online, p.Node))
 	}))
 	db.add(t, "a", "b", "c", "d", "e")
 	save := func(id devices.ID, epoch devices.Epoch, seq int64, online bool, node string) {
@@ -261,21 +261,21 @@ func testOutranked(t *testing.T, db Database) {
 	save("d", 5, 1, true, "me")
 	settle(t, s)
 	save("a", 5, 1, true, "me")
-	save("b", 5, 2, false, "me") // gave way
+	save("b", 5, 2, false, "me") // ended in favor of another
 	save("c", 5, 2, true, "me")
 	save("d", 5, 1, true, "me") // again, as after a lost answer
 	save("e", 5, 1, true, "me")
 	settle(t, s)
-	eventually(t, "the refusals are told", func() bool {
+	eventually(t, "the newer rows are reported", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(heard) >= 2
+		return len(reported) >= 2
 	})
 	mu.Lock()
 	defer mu.Unlock()
-	slices.Sort(heard)
-	if got, want := strings.Join(heard, ", "), "a 9/1 true other, c 5/2 false other"; got != want {
-		t.Errorf("told %s, want %s", got, want)
+	slices.Sort(reported)
+	if got, want := strings.Join(reported, ", "), "a 9/1 true other, c 5/2 false other"; got != want {
+		t.Errorf("reported %s, want %s", got, want)
 	}
 }
 
@@ -334,7 +334,7 @@ func testLease(t *testing.T, db Database) {
 		}
 	}
 	expect(mine, 1, true)
-	stood := mine
+	stopped := mine
 	mine.Beat = 2
 	expect(mine, 2, false)
 	twin := devices.Lease{Node: "n", Instance: "two", Beat: 7, Started: start}
@@ -344,7 +344,7 @@ func testLease(t *testing.T, db Database) {
 	if err := s.EndLease(t.Context(), twin); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.DropNode(t.Context(), stood); err != nil {
+	if err := s.DropNode(t.Context(), stopped); err != nil {
 		t.Fatal(err)
 	}
 	expect(mine, 2, false) // it went on since it was seen
@@ -379,8 +379,8 @@ func testLease(t *testing.T, db Database) {
 	if got, want := page(start.Add(2*time.Minute), "", 9), []devices.ID{mac(0), mac(1)}; !slices.Equal(got, want) {
 		t.Errorf("before the next start %v were connected, want %v", got, want)
 	}
-	if orphans, err := s.Orphans(t.Context()); err != nil || !slices.Equal(orphans, []string{"gone"}) {
-		t.Errorf("nodes without a lease: %v, %v", orphans, err)
+	if nodes, err := s.NodesWithoutLease(t.Context()); err != nil || !slices.Equal(nodes, []string{"gone"}) {
+		t.Errorf("nodes without a lease: %v, %v", nodes, err)
 	}
 }
 

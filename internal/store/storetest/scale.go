@@ -24,7 +24,7 @@ import (
 	"fleetd/migrations"
 )
 
-// ScaleEnvironment names how many devices the measurements make that have the build
+// ScaleEnvironment names how many devices BenchmarkLists and the measurements make that have the build
 // tag scale.
 const ScaleEnvironment = "FLEETD_TEST_SCALE"
 

@@ -31,7 +31,7 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"every field comes back", testRoundTrip},
 		{"what is not there is ErrNotFound", testNotFound},
 		{"a stale epoch changes nothing", testPresenceFence},
-		{"a refused row learns what refused it", testOutranked},
+		{"a refused row learns what refused it", testStaleWrite},
 		{"a lease begins once", testLease},
 		{"a lease waits for no row", testLeaseBesideRows},
 		{"an older OTA check replaces nothing", testFacts},
@@ -205,7 +205,7 @@ func fullDevice(id devices.ID) devices.Device {
 	}
 }
 
-// factsOf is the check at which a device reported what its row says.
+// factsOf returns the facts of a device's row.
 func factsOf(d devices.Device) devices.Facts {
 	return devices.Facts{Device: d.ID, Board: d.Board, Firmware: d.Firmware, ELF: d.ELF, Chip: d.Chip, Language: d.Language,
 		Serial: d.Serial, ActivateV2: d.ActivateV2, CheckedAt: d.CheckedAt}

@@ -1,4 +1,4 @@
-package outbox
+package writequeue
 
 import (
 	"bytes"
@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 )
 
-// wire is a connection whose writes wait until they may go on.
+// wire is a connection whose writes wait for gate.
 type wire struct {
 	mu      sync.Mutex
 	written []string
@@ -41,11 +41,11 @@ func (w *wire) all() string {
 	}(), []byte(" ")))
 }
 
-// Everything is written once and in order, whoever writes, and nobody but the
-// first waits.
+// Everything is written once and in order, whichever caller writes, and only the first
+// caller waits.
 func TestOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, b := &wire{gate: make(chan error)}, &Box{}
+		w, b := &wire{gate: make(chan error)}, &Queue{}
 		first := make(chan error, 1)
 		go func() { first <- b.Send(w, 1, []byte("a"), 10) }()
 		synctest.Wait()
@@ -74,11 +74,11 @@ func TestOrder(t *testing.T) {
 		if got := w.all(); got != "1a 2b 1c 1d" {
 			t.Errorf("written %s", got)
 		}
-		// What was written takes no room any more: the limit is all there again.
+		// Written messages free their space: the whole limit is available again.
 		go func() { first <- b.Send(w, 1, []byte("e"), 10) }()
 		synctest.Wait()
 		if err := b.Send(w, 1, []byte("ten bytes!"), 10); err != nil {
-			t.Errorf("as much as may wait: %v", err)
+			t.Errorf("as much as the limit: %v", err)
 		}
 		if err := b.Send(w, 1, []byte("f"), 10); !errors.Is(err, ErrFull) {
 			t.Errorf("one byte more: %v", err)
@@ -93,9 +93,9 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// What is held back comes after what opens it.
+// Messages that wait during Hold are written after the one that is sent first.
 func TestHold(t *testing.T) {
-	w, b := &wire{}, &Box{}
+	w, b := &wire{}, &Queue{}
 	b.Hold()
 	if err := b.Send(w, 1, []byte("b"), 10); err != nil || w.all() != "" {
 		t.Fatal(err, w.all())
@@ -107,11 +107,11 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// A write that failed may have left half a message: nothing may follow it.
+// A failed write may have sent half a message: nothing may follow it.
 func TestBrokenWrite(t *testing.T) {
 	for _, queued := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			w, b := &wire{gate: make(chan error)}, &Box{}
+			w, b := &wire{gate: make(chan error)}, &Queue{}
 			broken := errors.New("broken")
 			first := make(chan error, 1)
 			go func() { first <- b.Send(w, 1, []byte("a"), 10) }()
@@ -135,25 +135,25 @@ func TestBrokenWrite(t *testing.T) {
 			}
 			b.IfOpen(func() { t.Error("it counts as open") })
 			if !b.Close() || b.Close() {
-				t.Error("the first Close is not told from the second")
+				t.Error("Close does not distinguish the first call from the second")
 			}
 		})
 	}
 }
 
-// Who must not wait does not, also when the way is free; order and limit are as ever.
-func TestQueue(t *testing.T) {
+// Enqueue never waits, even if no write is in progress; order and limit apply as for Send.
+func TestEnqueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, b := &wire{gate: make(chan error)}, &Box{}
+		w, b := &wire{gate: make(chan error)}, &Queue{}
 		for _, msg := range []string{"a", "b"} {
-			if err := b.Queue(w, 1, []byte(msg), 10); err != nil {
+			if err := b.Enqueue(w, 1, []byte(msg), 10); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := b.Send(w, 2, []byte("c"), 10); err != nil { // behind what is queued
+		if err := b.Send(w, 2, []byte("c"), 10); err != nil { // after the queued messages
 			t.Fatal(err)
 		}
-		if err := b.Queue(w, 1, []byte("eleven bytes"), 10); !errors.Is(err, ErrFull) {
+		if err := b.Enqueue(w, 1, []byte("eleven bytes"), 10); !errors.Is(err, ErrFull) {
 			t.Errorf("over the limit: %v", err)
 		}
 		for range 3 {
@@ -164,7 +164,7 @@ func TestQueue(t *testing.T) {
 			t.Errorf("written %s", got)
 		}
 		b.Close()
-		if err := b.Queue(w, 1, []byte("d"), 10); !errors.Is(err, ErrClosed) {
+		if err := b.Enqueue(w, 1, []byte("d"), 10); !errors.Is(err, ErrClosed) {
 			t.Errorf("after the end: %v", err)
 		}
 	})

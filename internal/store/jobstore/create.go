@@ -1,0 +1,269 @@
+package jobstore
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+	"fleetd/internal/store/database"
+)
+
+// creating is the advisory lock of Postgres under which jobs are created and tasks are added, so that the
+// limits of the fleet and of each device hold exactly. It is taken before the rows of jobs.
+const creating = 7218110243
+
+func (t *transaction) lockCreating(ctx context.Context) error {
+	if !t.db.Postgres() { // the transaction has the whole database
+		return nil
+	}
+	_, err := t.exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(creating))
+	return err
+}
+
+// Create implements jobs.Store.
+func (s *Store) Create(ctx context.Context, j jobs.Job, tasks []jobs.Task) (stored jobs.Job, again bool, err error) {
+	err = s.transact(ctx, "creating a job", func(ctx context.Context, t *transaction) (err error) {
+		stored, again, err = t.create(ctx, j, tasks)
+		return err
+	})
+	return stored, again, err
+}
+
+func (t *transaction) create(ctx context.Context, j jobs.Job, tasks []jobs.Task) (stored jobs.Job, again bool, err error) {
+	if err := t.lockCreating(ctx); err != nil {
+		return j, false, err
+	}
+	if j.Key != "" {
+		stored, again, err = t.repeated(ctx, &j)
+		if again || err != nil {
+			return stored, again, err
+		}
+	}
+	var openJobs, openTasks int64
+	if err := t.tx.QueryRowContext(ctx, `SELECT count(*), COALESCE(sum(waiting + running), 0) FROM jobs WHERE ended_at = 0`).Scan(&openJobs, &openTasks); err != nil {
+		return j, false, err
+	}
+	if openJobs >= jobs.MaxOpenJobs || openTasks+int64(len(tasks)) > jobs.MaxOpenTasks {
+		return j, false, rule(jobs.ErrQueueFull)
+	}
+	if len(tasks) > 0 {
+		if j.State != jobs.Preparing || len(tasks) > jobs.MaxDevices {
+			return j, false, rule(fmt.Errorf("job %s is %s and has %d tasks; only a job that is preparing is created with tasks, at most %d", j.ID, j.State, len(tasks), jobs.MaxDevices))
+		}
+		full, err := t.full(ctx, tasks)
+		if err != nil {
+			return j, false, err
+		}
+		if len(tasks) == 1 && full[tasks[0].Device] {
+			return j, false, rule(jobs.ErrQueueFull)
+		}
+		if err := t.insert(ctx, &j, tasks, full); err != nil {
+			return j, false, err
+		}
+		j.Prepared(t.now)
+	}
+	j.Settle(t.now)
+	j.Version = 1
+	t.changed = append(t.changed, jobs.Change{Job: j})
+	_, err = jobRows.Insert(ctx, t.tx, t.db, [][]any{slices.Concat(fixed(&j), given(&j), moved(&j, t.now))})
+	return j, false, err
+}
+
+// repeated returns the job that the owner has created with this key, if it is not too old.
+func (t *transaction) repeated(ctx context.Context, j *jobs.Job) (stored jobs.Job, again bool, err error) {
+	list, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (jobs.Job, error) { return scanJob(scan) },
+		`SELECT `+jobNames+` FROM jobs j WHERE j.owner = $1 AND j.idem = $2 AND j.idem <> ''`, j.Owner, j.Key)
+	if err != nil || len(list) == 0 {
+		return jobs.Job{}, false, err
+	}
+	stored = list[0]
+	if !stored.CreatedAt.After(t.now.Add(-jobs.KeyLifetime)) {
+		_, err := t.exec(ctx, `UPDATE jobs SET idem = '' WHERE job = $1`, stored.ID)
+		return jobs.Job{}, false, err
+	}
+	if stored.Hash != j.Hash {
+		return jobs.Job{}, false, rule(jobs.ErrConflict)
+	}
+	return stored, true, nil
+}
+
+// full returns those devices of tasks that have as many open tasks as they may.
+func (t *transaction) full(ctx context.Context, tasks []jobs.Task) (map[devices.ID]bool, error) {
+	ids := make([]string, len(tasks))
+	for i := range tasks {
+		ids[i] = string(tasks[i].Device)
+	}
+	// One lookup for each device: for a list, the planner may read all waiting tasks.
+	from, arg := `(SELECT value AS device FROM json_each($1)) d`, any(textOf(ids))
+	if t.db.Postgres() {
+		from, arg = `unnest($1::text[]) AS d(device)`, ids
+	}
+	full := map[devices.ID]bool{}
+	_, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (id devices.ID, err error) {
+		err = scan(&id)
+		full[id] = true
+		return id, err
+	}, `SELECT d.device FROM `+from+` WHERE (SELECT count(*) FROM tasks t WHERE t.device = d.device AND t.state = 'waiting') >= $2`, arg, int64(jobs.MaxDeviceTasks))
+	return full, err
+}
+
+// insert writes new tasks of a locked job, and counts them. Those of devices that are full are
+// refused.
+func (t *transaction) insert(ctx context.Context, j *jobs.Job, tasks []jobs.Task, full map[devices.ID]bool) error {
+	rows := make([][]any, len(tasks))
+	refused := 0
+	for i, task := range tasks {
+		task.Job, task.Round, task.State = j.ID, j.Round, jobs.TaskWaiting
+		if full[task.Device] {
+			task.State, task.Outcome, task.Code, task.EndedAt = jobs.TaskEnded, jobs.Refused, jobs.CodeQueueFull, t.now
+			task.Detail = jobs.ErrQueueFull.Detail
+			t.ended = append(t.ended, task)
+			refused++
+		}
+		rows[i] = taskValues(&task)
+	}
+	slices.SortFunc(rows, func(a, b []any) int { return strings.Compare(a[1].(string), b[1].(string)) })
+	if _, err := taskRows.Insert(ctx, t.tx, t.db, rows); err != nil {
+		return err
+	}
+	j.Added(len(tasks)-refused, refused)
+	return nil
+}
+
+// AddTasks implements jobs.Store.
+func (s *Store) AddTasks(ctx context.Context, id, cursor, next string, tasks []jobs.Task, last bool) (j jobs.Job, err error) {
+	err = s.transact(ctx, "preparing a job", func(ctx context.Context, t *transaction) error {
+		if err := t.lockCreating(ctx); err != nil {
+			return err
+		}
+		row, err := t.lockOne(ctx, id)
+		if err != nil {
+			return err
+		}
+		follows := row.Spec.Follow && (row.State == jobs.Running || row.State == jobs.Paused && row.Before == jobs.Running || row.State == jobs.Halted && row.Before == jobs.Running)
+		if row.Cursor != cursor || row.State != jobs.Preparing && !follows {
+			return rule(jobs.ErrStale)
+		}
+		if err := t.addTasks(ctx, &row.Job, tasks); err != nil {
+			return err
+		}
+		if row.State == jobs.Preparing {
+			if row.Cursor = next; last {
+				row.Prepared(t.now)
+			}
+		}
+		t.touch(row)
+		_, err = t.write(ctx, map[string]*locked{id: row})
+		j = row.Job
+		return err
+	})
+	return j, err
+}
+
+func (t *transaction) addTasks(ctx context.Context, j *jobs.Job, tasks []jobs.Task) error {
+	if len(tasks) == 0 {
+		return nil
+	}
+	ids := make([]string, len(tasks))
+	for i := range tasks {
+		ids[i] = string(tasks[i].Device)
+	}
+	condition, arg := database.IDSet(t.db.Postgres(), "device", "$3", sortedIDs(ids))
+	there := map[devices.ID]bool{}
+	_, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (id devices.ID, err error) {
+		err = scan(&id)
+		there[id] = true
+		return id, err
+	}, `SELECT device FROM tasks WHERE job = $1 AND round = $2 AND `+condition, j.ID, j.Round, arg)
+	if err != nil {
+		return err
+	}
+	added := make([]jobs.Task, 0, len(tasks))
+	for _, task := range tasks {
+		if !there[task.Device] {
+			there[task.Device] = true
+			added = append(added, task)
+		}
+	}
+	if len(added) == 0 {
+		return nil
+	}
+	full, err := t.full(ctx, added)
+	if err != nil {
+		return err
+	}
+	var open int64
+	if err := t.tx.QueryRowContext(ctx, `SELECT COALESCE(sum(waiting + running), 0) FROM jobs WHERE ended_at = 0`).Scan(&open); err != nil {
+		return err
+	}
+	for i := range added {
+		if open++; open > jobs.MaxOpenTasks {
+			full[added[i].Device] = true
+		}
+	}
+	return t.insert(ctx, j, added, full)
+}
+
+// Edit implements jobs.Store.
+func (s *Store) Edit(ctx context.Context, id string, f func(j *jobs.Job) error) (j jobs.Job, err error) {
+	err = s.transact(ctx, "changing a job", func(ctx context.Context, t *transaction) error {
+		row, err := t.lockOne(ctx, id)
+		if err != nil {
+			return err
+		}
+		before := textOf(&row.Spec)
+		if err := f(&row.Job); err != nil {
+			return rule(err)
+		}
+		row.touched = true
+		if text := textOf(&row.Spec); text != before {
+			if _, err := t.exec(ctx, `UPDATE jobs SET spec = $1 WHERE job = $2`, text, id); err != nil {
+				return err
+			}
+		}
+		_, err = t.write(ctx, map[string]*locked{id: row})
+		j = row.Job
+		return err
+	})
+	return j, err
+}
+
+// Confirm implements jobs.Store.
+func (s *Store) Confirm(ctx context.Context, digest, owner, hash string, rules []string) error {
+	return s.transact(ctx, "storing a confirmation request", func(ctx context.Context, t *transaction) error {
+		_, err := t.exec(ctx, `INSERT INTO job_confirmations (digest, owner, hash, rules, until) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (digest) DO NOTHING`,
+			digest, owner, hash, textOf(rules), database.Micros(t.now.Add(jobs.ConfirmLifetime)))
+		return err
+	})
+}
+
+// TakeConfirm implements jobs.Store.
+func (s *Store) TakeConfirm(ctx context.Context, digest, owner, hash string) (rules []string, err error) {
+	err = s.transact(ctx, "taking a confirmation", func(ctx context.Context, t *transaction) error {
+		var text string
+		err := t.tx.QueryRowContext(ctx, `DELETE FROM job_confirmations WHERE digest = $1 AND owner = $2 AND hash = $3 AND until > $4 RETURNING rules`,
+			digest, owner, hash, database.Micros(t.now)).Scan(&text)
+		if errors.Is(err, sql.ErrNoRows) {
+			return rule(devices.ErrNotFound)
+		}
+		if err != nil {
+			return err
+		}
+		return json.Unmarshal([]byte(text), &rules)
+	})
+	return rules, err
+}
+
+// DropConfirm implements jobs.Store.
+func (s *Store) DropConfirm(ctx context.Context, digest, owner string) error {
+	return s.transact(ctx, "dropping a confirmation request", func(ctx context.Context, t *transaction) error {
+		_, err := t.exec(ctx, `DELETE FROM job_confirmations WHERE digest = $1 AND owner = $2`, digest, owner)
+		return err
+	})
+}

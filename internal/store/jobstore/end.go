@@ -1,0 +1,335 @@
+package jobstore
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+	"fleetd/internal/store/database"
+)
+
+// lostAfter is how long a task has run before it counts as lost: its process may have begun it
+// while another node removed its lease.
+const lostAfter = 2 * time.Second
+
+// End implements jobs.Store.
+func (s *Store) End(ctx context.Context, instance string, list []jobs.End) (ended []jobs.Task, changed []jobs.Change, err error) {
+	for len(list) > 0 {
+		n := min(len(list), jobs.BeginBatch)
+		var tasks []jobs.Task
+		var rows []jobs.Change
+		if err := s.transact(ctx, "ending tasks", func(ctx context.Context, t *transaction) (err error) {
+			tasks, rows, err = t.end(ctx, instance, list[:n])
+			return err
+		}); err != nil {
+			return ended, changed, err
+		}
+		ended, changed, list = append(ended, tasks...), append(changed, rows...), list[n:]
+	}
+	return ended, changed, nil
+}
+
+// end ends running tasks that instance has begun, or with an empty instance any.
+func (t *transaction) end(ctx context.Context, instance string, list []jobs.End) (ended []jobs.Task, changed []jobs.Change, err error) {
+	var ids []string
+	keys := make([]key, len(list))
+	for i, e := range list {
+		ids, keys[i] = append(ids, e.Job), key{e.Job, e.Device, e.Round}
+	}
+	all, err := t.lock(ctx, ids)
+	if err != nil {
+		return nil, nil, err
+	}
+	tasks, err := t.tasks(ctx, keys)
+	if err != nil {
+		return nil, nil, err
+	}
+	var order []key
+	seen := map[key]bool{}
+	for i := range list {
+		e := &list[i]
+		j, task := all[e.Job], tasks[keys[i]]
+		if j == nil || task == nil || task.Fence != e.Fence || instance != "" && task.Instance != instance || !t.apply(j, task, e) {
+			continue
+		}
+		if !seen[keys[i]] { // a late answer may be in the same group
+			seen[keys[i]] = true
+			order = append(order, keys[i])
+		}
+	}
+	rows := make([][]any, len(order))
+	for i, k := range order {
+		rows[i], ended = endValues(tasks[k]), append(ended, *tasks[k])
+	}
+	if err := t.update(ctx, "tasks", keyColumns, endColumns, rows); err != nil {
+		return nil, nil, err
+	}
+	for _, j := range all {
+		if j.touched {
+			t.touch(j)
+		}
+	}
+	t.ended = append(t.ended, ended...)
+	changed, err = t.write(ctx, all)
+	return ended, changed, err
+}
+
+// apply applies an end to a task and its job. It reports false if the task is not in a state that
+// ends so.
+func (t *transaction) apply(j *locked, task *jobs.Task, e *jobs.End) bool {
+	answer := !e.NotSent && (e.Outcome == jobs.OK || e.Outcome == jobs.Failed)
+	switch {
+	case task.State == jobs.TaskRunning:
+		t.applyRunning(j, task, e)
+	case task.State == jobs.TaskEnded && task.Outcome == jobs.Unknown && answer:
+		j.RecordLate(e.Outcome)
+		t.fill(task, e)
+		task.Late = true
+	default:
+		return false
+	}
+	j.touched = true
+	if e.Halt != "" {
+		j.Halt(e.Halt)
+	}
+	return true
+}
+
+func (t *transaction) applyRunning(j *locked, task *jobs.Task, e *jobs.End) {
+	if e.NotSent {
+		j.Return(1)
+		task.Attempt--
+		task.State, task.DueAt = jobs.TaskWaiting, e.Again
+		outcome := jobs.Outcome("")
+		switch {
+		case !j.State.Open():
+			outcome = jobs.CancelledT
+		case task.Round < j.Round:
+			outcome = jobs.Superseded
+		}
+		if outcome != "" {
+			j.RecordWaiting(outcome)
+			task.State, task.Outcome, task.EndedAt = jobs.TaskEnded, outcome, t.now
+		}
+		return
+	}
+	t.fill(task, e)
+	task.Late = e.Late
+	if again, ok := j.RetryAt(e.Outcome, task.Attempt, t.now); ok && j.State.Open() && task.Round == j.Round {
+		j.Retried()
+		task.State, task.DueAt, task.Outcome, task.EndedAt = jobs.TaskWaiting, again, "", time.Time{}
+		return
+	}
+	j.Record(e.Outcome)
+}
+
+// fill makes a task ended.
+func (t *transaction) fill(task *jobs.Task, e *jobs.End) {
+	task.State, task.Outcome, task.Code, task.Detail, task.Result, task.EndedAt = jobs.TaskEnded, e.Outcome, e.Code, cut(e.Detail, jobs.MaxDetail), cut(e.Result, jobs.MaxResult), t.now
+	if e.Call != "" {
+		task.Call = e.Call
+	}
+}
+
+// cut returns the start of a text that has at most so many bytes.
+func cut(text string, most int) string {
+	text = database.Clean(text)
+	if len(text) <= most {
+		return text
+	}
+	for most > 0 && text[most]&0xc0 == 0x80 {
+		most--
+	}
+	return text[:most]
+}
+
+// tasks reads tasks of locked jobs.
+func (t *transaction) tasks(ctx context.Context, keys []key) (map[key]*jobs.Task, error) {
+	found := make(map[key]*jobs.Task, len(keys))
+	keep := func(scan func(...any) error) (none struct{}, err error) {
+		task, err := scanTask(scan)
+		found[key{task.Job, task.Device, task.Round}] = &task
+		return none, err
+	}
+	rows := make([][]any, len(keys))
+	for i, k := range keys {
+		rows[i] = []any{k.job, string(k.device), k.round}
+	}
+	if t.db.Postgres() {
+		_, err := database.Collect(ctx, t.tx, keep, "SELECT "+taskNames+" FROM "+database.Unnest(keyColumns, 0)+
+			" AS v(job, device, round) JOIN tasks t ON t.job = v.job AND t.device = v.device AND t.round = v.round", database.Arrays(keyColumns, rows)...)
+		return found, err
+	}
+	statement, err := t.tx.PrepareContext(ctx, "SELECT "+taskNames+" FROM tasks t WHERE t.job = ? AND t.device = ? AND t.round = ?")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = statement.Close() }() // the transaction ends, too
+	for _, row := range rows {
+		if err := func() error {
+			list, err := statement.QueryContext(ctx, row...)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = list.Close() }() // Err reports what Next met
+			for list.Next() {
+				if _, err := keep(list.Scan); err != nil {
+					return err
+				}
+			}
+			return list.Err()
+		}(); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// LoseRunning implements jobs.Store.
+func (s *Store) LoseRunning(ctx context.Context, self string, limit int) (ended []jobs.Task, changed []jobs.Change, err error) {
+	lost := ` NOT EXISTS (SELECT 1 FROM nodes n WHERE n.instance = t.instance) AND t.instance <> $1`
+	if self != "" {
+		lost = ` t.instance <> $1`
+	}
+	// Most of the time there are none: then nobody waits for a transaction.
+	list, err := read(ctx, s, "looking for tasks of ended nodes", func(scan func(...any) error) (jobs.End, error) {
+		task, err := scanTask(scan)
+		return jobs.End{Job: task.Job, Round: task.Round, Device: task.Device, Fence: task.Fence, Outcome: jobs.Unknown, Code: jobs.CodeNodeLost,
+			Detail: "node " + task.Node + " ended while it ran the task; it is not known whether the device did it"}, err
+	}, `SELECT `+taskNames+` FROM tasks t WHERE t.state = 'running' AND t.begun_at < $2 AND`+lost+` LIMIT $3`, self, database.Micros(s.Now().Add(-lostAfter)), int64(limit))
+	if err != nil || len(list) == 0 {
+		return nil, nil, err
+	}
+	err = s.transact(ctx, "ending the tasks of ended nodes", func(ctx context.Context, t *transaction) (err error) {
+		ended, changed, err = t.end(ctx, "", list)
+		return err
+	})
+	return ended, changed, err
+}
+
+// EndWaiting implements jobs.Store.
+func (s *Store) EndWaiting(ctx context.Context, id string, round int64, device devices.ID, outcome jobs.Outcome, code string, limit int) (ended []jobs.Task, j jobs.Job, err error) {
+	err = s.transact(ctx, "ending waiting tasks", func(ctx context.Context, t *transaction) error {
+		row, err := t.lockOne(ctx, id)
+		if err != nil {
+			return err
+		}
+		where, args := ` WHERE t.job = $1 AND t.state = 'waiting'`, []any{id, int64(limit)}
+		if round >= 0 {
+			where, args = where+` AND t.round < $3`, append(args, round)
+		}
+		if device != "" {
+			where += ` AND t.device = $` + string(rune('1'+len(args)))
+			args = append(args, string(device))
+		}
+		ended, err = database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM tasks t`+where+` ORDER BY t.spread LIMIT $2`, args...)
+		if err != nil {
+			return err
+		}
+		if len(ended) == 0 && !row.State.Open() { // it may have lost its last task in another way
+			row.touched = row.EndedAt.IsZero() && row.Counts.Open() == 0
+		}
+		if err := t.endWaiting(ctx, map[string]*locked{id: row}, ended, outcome, code); err != nil {
+			return err
+		}
+		j = row.Job
+		return nil
+	})
+	return ended, j, err
+}
+
+// endWaiting ends open tasks of locked jobs, and writes both.
+func (t *transaction) endWaiting(ctx context.Context, all map[string]*locked, list []jobs.Task, outcome jobs.Outcome, code string) error {
+	rows := make([][]any, len(list))
+	for i := range list {
+		task, j := &list[i], all[list[i].Job]
+		if task.State == jobs.TaskRunning {
+			j.Record(outcome)
+		} else {
+			j.RecordWaiting(outcome)
+		}
+		task.State, task.Outcome, task.Code, task.EndedAt = jobs.TaskEnded, outcome, code, t.now
+		rows[i] = endValues(task)
+		j.touched = true
+	}
+	if err := t.update(ctx, "tasks", keyColumns, endColumns, rows); err != nil {
+		return err
+	}
+	for _, j := range all {
+		if j.touched {
+			t.touch(j)
+		}
+	}
+	t.ended = append(t.ended, list...)
+	_, err := t.write(ctx, all)
+	return err
+}
+
+// Forget implements jobs.Store.
+func (s *Store) Forget(ctx context.Context, id devices.ID) error {
+	return s.transact(ctx, "ending the tasks of a forgotten device", func(ctx context.Context, t *transaction) error {
+		const open = ` FROM tasks t WHERE t.device = $1 AND t.state = 'waiting' UNION ALL `
+		const running = ` FROM tasks t WHERE t.device = $1 AND t.state = 'running'`
+		ids, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (job string, err error) {
+			return job, scan(&job)
+		}, `SELECT t.job`+open+`SELECT t.job`+running, string(id))
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		all, err := t.lock(ctx, ids)
+		if err != nil {
+			return err
+		}
+		list, err := database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+open+`SELECT `+taskNames+running, string(id))
+		if err != nil {
+			return err
+		}
+		list = slices.DeleteFunc(list, func(task jobs.Task) bool { return all[task.Job] == nil }) // of a job that came meanwhile
+		return t.endWaiting(ctx, all, list, jobs.Gone, "")
+	})
+}
+
+// Retry implements jobs.Store.
+func (s *Store) Retry(ctx context.Context, id string, outcomes []jobs.Outcome, limit int) (n int, j jobs.Job, err error) {
+	names := make([]string, len(outcomes))
+	for i, o := range outcomes {
+		names[i] = string(o)
+	}
+	err = s.transact(ctx, "retrying tasks", func(ctx context.Context, t *transaction) error {
+		row, err := t.lockOne(ctx, id)
+		if err != nil {
+			return err
+		}
+		condition, arg := database.IDSet(t.db.Postgres(), "t.outcome", "$3", names)
+		list, err := database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM tasks t WHERE t.job = $1 AND t.round = $2 AND t.state = 'ended' AND `+condition+` ORDER BY t.device LIMIT $4`,
+			id, row.Round, arg, int64(limit))
+		if n = len(list); err != nil {
+			return err
+		}
+		if n > 0 {
+			if err := row.Reopen(t.now); err != nil {
+				return rule(err)
+			}
+			rows := make([][]any, n)
+			for i := range list {
+				task := &list[i]
+				row.Again(task.Outcome, 1)
+				task.State, task.DueAt, task.EndedAt = jobs.TaskWaiting, time.Time{}, time.Time{}
+				task.Outcome, task.Code, task.Detail, task.Result, task.Late = "", "", "", "", false
+				rows[i] = endValues(task)
+			}
+			if err := t.update(ctx, "tasks", keyColumns, endColumns, rows); err != nil {
+				return err
+			}
+			t.touch(row)
+			if _, err := t.write(ctx, map[string]*locked{id: row}); err != nil {
+				return err
+			}
+		}
+		j = row.Job
+		return nil
+	})
+	return n, j, err
+}

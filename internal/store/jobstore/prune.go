@@ -1,0 +1,104 @@
+package jobstore
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"fleetd/internal/jobs"
+	"fleetd/internal/store/database"
+)
+
+func sortQueue(list []jobs.Queued) {
+	slices.SortFunc(list, func(a, b jobs.Queued) int {
+		return cmp.Or(cmp.Compare(a.Task.Seq, b.Task.Seq), cmp.Compare(a.Task.Job, b.Task.Job), cmp.Compare(a.Task.Round, b.Task.Round))
+	})
+}
+
+// turnKey is the key of the turn in the table fleet. The value is the time at which it ends, in
+// microseconds with 20 digits, a space, and the instance that has it.
+const turnKey = "jobs_turn"
+
+// TakeTurn implements jobs.Store. On SQLite, which one process uses, it is always true. On Postgres
+// it also measures the database's clock.
+func (s *Store) TakeTurn(ctx context.Context, instance string, lasts time.Duration) (mine bool, err error) {
+	if !s.db.Postgres() {
+		return true, s.host.Usable()
+	}
+	ctx, cancel, err := s.host.BeginRead(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer cancel()
+	if err := s.measureClock(ctx, s.db.Read); err != nil {
+		return false, s.host.UseError(ctx, "reading the clock of the database", err)
+	}
+	now := s.Now()
+	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) }
+	result, err := s.db.Jobs.ExecContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value
+ WHERE fleet.value < $3 OR fleet.value > $4 OR substr(fleet.value, 22) = $5`,
+		turnKey, number(now.Add(lasts))+" "+instance, number(now), number(now.Add(max(time.Hour, lasts))), instance)
+	if err != nil {
+		return false, s.host.UseError(ctx, "taking the turn of the jobs", err)
+	}
+	n, err := result.RowsAffected()
+	return n > 0, err
+}
+
+// Prune implements jobs.Store.
+func (s *Store) Prune(ctx context.Context, before time.Time, limit int) (deleted int, err error) {
+	err = s.transact(ctx, "deleting old jobs", func(ctx context.Context, t *transaction) error {
+		deleted = 0
+		if _, err := t.exec(ctx, `DELETE FROM job_confirmations WHERE until <= $1`, database.Micros(t.now)); err != nil {
+			return err
+		}
+		ids, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (id string, err error) { return id, scan(&id) },
+			`SELECT job FROM jobs WHERE ended_at > 0 AND ended_at < $1 ORDER BY ended_at, job LIMIT $2`, database.Micros(before), int64(min(limit, 100)))
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		all, err := t.lock(ctx, ids)
+		if err != nil {
+			return err
+		}
+		for _, id := range ids {
+			j := all[id]
+			if deleted >= limit || j == nil || j.EndedAt.IsZero() || !j.EndedAt.Before(before) { // retried meanwhile
+				continue
+			}
+			if err := t.prune(ctx, j, limit, &deleted); err != nil {
+				return err
+			}
+		}
+		_, err = t.write(ctx, all)
+		return err
+	})
+	return deleted, err
+}
+
+// prune deletes tasks of a locked job, and the job with the last one. What stays is counted.
+func (t *transaction) prune(ctx context.Context, j *locked, limit int, deleted *int) error {
+	list, err := database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM tasks t WHERE t.job = $1 ORDER BY t.device, t.round LIMIT $2`, j.ID, int64(limit-*deleted))
+	if err != nil {
+		return err
+	}
+	if len(list) > 0 {
+		last := &list[len(list)-1]
+		if _, err := t.exec(ctx, `DELETE FROM tasks WHERE job = $1 AND (device, round) <= ($2, $3)`, j.ID, string(last.Device), last.Round); err != nil {
+			return err
+		}
+	}
+	for i := range list {
+		j.Uncount(&list[i])
+	}
+	*deleted += len(list)
+	if j.Counts.Total() > 0 {
+		j.touched = true
+		return nil
+	}
+	*deleted++
+	_, err = t.exec(ctx, `DELETE FROM jobs WHERE job = $1`, j.ID)
+	return err
+}

@@ -1,0 +1,197 @@
+package jobstore
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+	"fleetd/internal/store/database"
+)
+
+// read runs a query and reads all its rows.
+func read[T any](ctx context.Context, s *Store, doing string, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
+	ctx, cancel, err := s.host.BeginRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	list, err := database.Collect(ctx, s.db.Read, scan, text, args...)
+	if err != nil {
+		return nil, s.host.UseError(ctx, doing, err)
+	}
+	return list, nil
+}
+
+func scanPlain(scan func(...any) error) (jobs.Job, error) { return scanJob(scan) }
+
+// Job implements jobs.Store.
+func (s *Store) Job(ctx context.Context, id string) (jobs.Job, error) {
+	list, err := read(ctx, s, "reading a job", scanPlain, `SELECT `+jobNames+` FROM jobs j WHERE j.job = $1`, database.Clean(id))
+	if err == nil && len(list) == 0 {
+		err = fmt.Errorf("job %s: %w", id, devices.ErrNotFound)
+	}
+	if err != nil {
+		return jobs.Job{}, err
+	}
+	return list[0], nil
+}
+
+// Repeated implements jobs.Store.
+func (s *Store) Repeated(ctx context.Context, owner, key, hash string) (jobs.Job, error) {
+	list, err := read(ctx, s, "looking for a repeated job", scanPlain, `SELECT `+jobNames+` FROM jobs j WHERE j.owner = $1 AND j.idem = $2 AND j.idem <> ''`, owner, key)
+	switch {
+	case err != nil:
+		return jobs.Job{}, err
+	case len(list) == 0 || !list[0].CreatedAt.After(s.Now().Add(-jobs.KeyLifetime)):
+		return jobs.Job{}, devices.ErrNotFound
+	case list[0].Hash != hash:
+		return jobs.Job{}, jobs.ErrConflict
+	}
+	return list[0], nil
+}
+
+// Open implements jobs.Store.
+func (s *Store) Open(ctx context.Context) ([]jobs.Job, error) {
+	return read(ctx, s, "reading the open jobs", scanPlain, `SELECT `+jobNames+` FROM jobs j WHERE j.ended_at = 0 ORDER BY j.job`)
+}
+
+// conditions is a list of conditions with their parameters.
+type conditions struct {
+	text []string
+	args []any
+}
+
+// add adds a condition with one %s for its parameter.
+func (c *conditions) add(text string, arg any) {
+	c.args = append(c.args, arg)
+	c.text = append(c.text, strings.Replace(text, "%s", "$"+strconv.Itoa(len(c.args)), 1))
+}
+
+func (c *conditions) where() string {
+	if len(c.text) == 0 {
+		return ""
+	}
+	return " WHERE " + strings.Join(c.text, " AND ")
+}
+
+// limit adds LIMIT for one row more than a page has.
+func (c *conditions) limit(n int) string {
+	c.args = append(c.args, int64(n)+1)
+	return " LIMIT $" + strconv.Itoa(len(c.args))
+}
+
+// Jobs implements jobs.Store.
+func (s *Store) Jobs(ctx context.Context, f jobs.Filter) (list []jobs.Job, next string, err error) {
+	var c conditions
+	if f.State != "" {
+		c.add("j.state = %s", string(f.State))
+	}
+	if f.Action != "" {
+		c.add("j.action = %s", database.Clean(f.Action))
+	}
+	if f.Owner != "" {
+		c.add("j.owner = %s", f.Owner)
+	}
+	if f.Device != "" {
+		c.add("EXISTS (SELECT 1 FROM tasks t WHERE t.job = j.job AND t.device = %s)", database.Clean(string(f.Device)))
+	}
+	if f.After != "" {
+		c.add("j.job < %s", database.Clean(f.After))
+	}
+	list, err = read(ctx, s, "listing jobs", scanPlain, `SELECT `+jobNames+` FROM jobs j`+c.where()+` ORDER BY j.job DESC`+c.limit(f.Limit), c.args...)
+	if len(list) > f.Limit {
+		list = list[:f.Limit]
+		next = list[f.Limit-1].ID
+	}
+	return list, next, err
+}
+
+// Tasks implements jobs.Store.
+func (s *Store) Tasks(ctx context.Context, f jobs.TaskFilter) (list []jobs.Task, next string, err error) {
+	var c conditions
+	c.add("t.job = %s", database.Clean(f.Job))
+	if f.Outcome != "" {
+		c.add("t.outcome = %s", string(f.Outcome))
+	}
+	if f.Open {
+		c.text = append(c.text, "t.state <> 'ended'")
+	}
+	if f.After != "" {
+		device, round, ok := cutLast(f.After)
+		if !ok {
+			return nil, "", devices.Errorf(devices.CodeBadRequest, "unknown cursor; pass next_cursor from the previous page")
+		}
+		c.add("(t.device, t.round) > (%s", device)
+		c.args = append(c.args, round)
+		c.text[len(c.text)-1] += ", $" + strconv.Itoa(len(c.args)) + ")"
+	}
+	list, err = read(ctx, s, "listing tasks", scanOne, `SELECT `+taskNames+` FROM tasks t`+c.where()+` ORDER BY t.device, t.round`+c.limit(f.Limit), c.args...)
+	if len(list) > f.Limit {
+		list = list[:f.Limit]
+		last := &list[f.Limit-1]
+		next = string(last.Device) + "," + strconv.FormatInt(last.Round, 10)
+	}
+	return list, next, err
+}
+
+// cutLast parses the cursor of Tasks.
+func cutLast(cursor string) (device string, round int64, ok bool) {
+	i := strings.LastIndexByte(cursor, ',')
+	if i < 0 || !database.IsText(cursor) {
+		return "", 0, false
+	}
+	round, err := strconv.ParseInt(cursor[i+1:], 10, 64)
+	return cursor[:i], round, err == nil
+}
+
+func scanCandidate(scan func(...any) error) (c jobs.Candidate, err error) {
+	return c, scan(&c.Job, &c.Round, &c.Device, &c.Seq, &c.Spread)
+}
+
+// Waiting implements jobs.Store.
+func (s *Store) Waiting(ctx context.Context, id string, after int64, limit int) ([]jobs.Candidate, error) {
+	return read(ctx, s, "reading waiting tasks", scanCandidate, `SELECT job, round, device, seq, spread FROM tasks WHERE job = $1 AND state = 'waiting' AND spread > $2 ORDER BY spread LIMIT $3`,
+		id, after, int64(limit))
+}
+
+// WaitingOf implements jobs.Store.
+func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) ([]jobs.Candidate, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	names := make([]string, len(ids))
+	for i, id := range ids {
+		names[i] = string(id)
+	}
+	const columns = `SELECT t.job, t.round, t.device, t.seq, t.spread`
+	const order = ` ORDER BY CASE WHEN t.due_at <= $2 AND (SELECT j.ready_at FROM jobs j WHERE j.job = t.job) <= $2 THEN 0 ELSE 1 END, t.seq, t.job, t.round`
+	text := `SELECT job, round, device, seq, spread FROM (` + columns + `, row_number() OVER (PARTITION BY t.device` + order + `) AS place
+ FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'waiting') q WHERE place <= $3 ORDER BY device, seq, job, round`
+	arg := any(textOf(names))
+	if s.db.Postgres() {
+		// One lookup for each device: for a list, the planner may read all waiting tasks.
+		text = `SELECT t.job, t.round, t.device, t.seq, t.spread FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
+ WHERE t.device = d.device AND t.state = 'waiting'` + order + ` LIMIT $3) t ORDER BY t.device, t.seq, t.job, t.round`
+		arg = sortedIDs(names)
+	}
+	return read(ctx, s, "reading the queues of devices", scanCandidate, text, arg, database.Micros(s.Now()), int64(min(perDevice, math.MaxInt32)))
+}
+
+// Queue implements jobs.Store.
+func (s *Store) Queue(ctx context.Context, id devices.ID) ([]jobs.Queued, error) {
+	const open = ` FROM tasks t JOIN jobs j ON j.job = t.job WHERE t.device = $1 AND t.state = `
+	columns := `SELECT ` + jobNames + `, ` + taskNames
+	list, err := read(ctx, s, "reading the queue of a device", func(scan func(...any) error) (q jobs.Queued, err error) {
+		q.Task, err = scanTask(func(task ...any) (err error) {
+			q.Job, err = scanJob(scan, task...)
+			return err
+		})
+		return q, err
+	}, columns+open+`'waiting' UNION ALL `+columns+open+`'running'`, database.Clean(string(id)))
+	sortQueue(list)
+	return list, err
+}

@@ -1,0 +1,242 @@
+package jobstore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+	"fleetd/internal/store/database"
+)
+
+// never is the ready_at of jobs that only another change lets begin tasks.
+const never = int64(math.MaxInt64)
+
+// Columns of jobs: those that never change, those that only people change, and those that the
+// work itself changes.
+var (
+	fixedColumns = append(database.Text("job", "owner", "owner_name", "idem", "hash", "action", "confirmed", "devices"), database.Bigint("created_at")...)
+	givenColumns = database.Text("spec")
+	movedColumns = append(database.Text("state", "reason", "prior", "prepared_to"), database.Bigint("version", "ready_at", "stage", "stage_end", "opened", "started",
+		"passed_ok", "round", "round_n", "next_at", "tat", "missed", "waiting", "running", "n_ok", "n_failed", "n_unknown", "n_refused",
+		"n_expired", "n_cancelled", "n_already", "n_superseded", "n_gone", "begun_at", "until", "ended_at")...)
+	jobColumns = slices.Concat(fixedColumns, givenColumns, movedColumns)
+	jobRows    = database.Rows{Table: "jobs", Columns: jobColumns}
+	jobNames   = namesOf("j.", jobColumns)
+)
+
+// Columns of tasks.
+var (
+	keyColumns  = append(database.Text("job", "device"), database.Bigint("round")...)
+	taskColumns = slices.Concat(keyColumns, endColumns, database.Bigint("seq", "spread"))
+	endColumns  = slices.Concat(database.Text("state", "instance", "node", "call_id", "outcome", "code", "detail", "result"),
+		database.Bigint("due_at", "attempt", "fence", "begun_at", "ended_at"), database.Boolean("late"))
+	taskRows  = database.Rows{Table: "tasks", Columns: taskColumns}
+	taskNames = namesOf("t.", taskColumns)
+)
+
+func namesOf(prefix string, columns []database.Column) string {
+	var names []string
+	for _, c := range columns {
+		names = append(names, prefix+c.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// readyAt returns a time before which the job lets no task begin unless its row changes; 0: it may
+// now. It may be earlier than the truth, never later.
+func readyAt(j *jobs.Job, now time.Time) int64 {
+	wait, at := j.Gate(now)
+	switch {
+	case wait == jobs.WaitNone:
+		return 0
+	case j.State != jobs.Running || at.IsZero():
+		return never
+	}
+	return database.Micros(at)
+}
+
+// fixed, given and moved return the values of the columns.
+func fixed(j *jobs.Job) []any {
+	return []any{j.ID, j.Owner, database.Clean(j.OwnerName), j.Key, j.Hash, j.Action(), textOf(j.Confirmed), database.Clean(j.Devices), database.Micros(j.CreatedAt)}
+}
+
+func given(j *jobs.Job) []any { return []any{textOf(&j.Spec)} }
+
+func moved(j *jobs.Job, now time.Time) []any {
+	values := []any{string(j.State), database.Clean(j.Reason), string(j.Before), database.Clean(j.Cursor), j.Version, readyAt(j, now), int64(j.Stage), database.Micros(j.StageEnd), j.Opened, j.Started,
+		j.PassedOK, j.Round, j.RoundN, database.Micros(j.NextAt), database.Micros(j.TAT), j.Missed, j.Counts.Waiting, j.Counts.Running}
+	for _, n := range j.Counts.Ended {
+		values = append(values, n)
+	}
+	return append(values, database.Micros(j.BegunAt), database.Micros(j.Until), database.Micros(j.EndedAt))
+}
+
+// textOf encodes what was decoded from JSON before, or is plain text.
+func textOf(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic("jobstore: " + err.Error())
+	}
+	return database.Clean(string(text))
+}
+
+// scanJob reads the columns jobNames, and then those of more.
+func scanJob(scan func(...any) error, more ...any) (j jobs.Job, err error) {
+	var action, confirmed, spec string
+	var created, ready, stageEnd, next, tat, begun, until, ended int64
+	to := []any{&j.ID, &j.Owner, &j.OwnerName, &j.Key, &j.Hash, &action, &confirmed, &j.Devices, &created, &spec,
+		&j.State, &j.Reason, &j.Before, &j.Cursor, &j.Version, &ready, &j.Stage, &stageEnd, &j.Opened, &j.Started,
+		&j.PassedOK, &j.Round, &j.RoundN, &next, &tat, &j.Missed, &j.Counts.Waiting, &j.Counts.Running}
+	for i := range j.Counts.Ended {
+		to = append(to, &j.Counts.Ended[i])
+	}
+	if err := scan(append(append(to, &begun, &until, &ended), more...)...); err != nil {
+		return j, err
+	}
+	j.CreatedAt, j.StageEnd, j.NextAt, j.TAT = database.Instant(created), database.Instant(stageEnd), database.Instant(next), database.Instant(tat)
+	j.BegunAt, j.Until, j.EndedAt = database.Instant(begun), database.Instant(until), database.Instant(ended)
+	if err := json.Unmarshal([]byte(confirmed), &j.Confirmed); err != nil {
+		return j, fmt.Errorf("the rules of job %s cannot be read: %w", j.ID, err)
+	}
+	if err := json.Unmarshal([]byte(spec), &j.Spec); err != nil {
+		return j, fmt.Errorf("the document of job %s cannot be read: %w", j.ID, err)
+	}
+	if j.Spec.When == nil {
+		j.Spec.When = &api.JobWhen{} // the rules count on what jobs.Check fills in
+	}
+	if j.Spec.Pace == nil {
+		j.Spec.Pace = &api.JobPace{Rate: jobs.DefaultRate, Concurrency: jobs.DefaultTogether}
+	}
+	return j, nil
+}
+
+func taskValues(t *jobs.Task) []any {
+	return append(endValues(t), t.Seq, t.Spread)
+}
+
+// endValues returns the key and the columns that an end changes.
+func endValues(t *jobs.Task) []any {
+	return []any{t.Job, string(t.Device), t.Round, string(t.State), t.Instance, database.Clean(t.Node), t.Call, string(t.Outcome), t.Code,
+		database.Clean(t.Detail), database.Clean(t.Result), database.Micros(t.DueAt), int64(t.Attempt), t.Fence, database.Micros(t.BegunAt), database.Micros(t.EndedAt), t.Late}
+}
+
+// scanTask reads the columns taskNames, and then those of more.
+func scanTask(scan func(...any) error, more ...any) (t jobs.Task, err error) {
+	var due, begun, ended int64
+	to := []any{&t.Job, &t.Device, &t.Round, &t.State, &t.Instance, &t.Node, &t.Call, &t.Outcome, &t.Code, &t.Detail, &t.Result,
+		&due, &t.Attempt, &t.Fence, &begun, &ended, &t.Late, &t.Seq, &t.Spread}
+	err = scan(append(to, more...)...)
+	t.DueAt, t.BegunAt, t.EndedAt = database.Instant(due), database.Instant(begun), database.Instant(ended)
+	return t, err
+}
+
+func scanOne(scan func(...any) error) (jobs.Task, error) { return scanTask(scan) }
+
+// locked is a job whose row this transaction has locked.
+type locked struct {
+	jobs.Job
+	before  jobs.Change // without its job
+	begun   bool        // before
+	touched bool
+}
+
+// lock reads and locks jobs, in order of id. Those that do not exist are left out.
+func (t *transaction) lock(ctx context.Context, ids []string) (map[string]*locked, error) {
+	condition, arg := database.IDSet(t.db.Postgres(), "j.job", "$1", sortedIDs(ids))
+	list, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (*locked, error) {
+		j, err := scanJob(scan)
+		return &locked{Job: j, before: jobs.Change{From: j.State, FromStage: j.Stage, FromWaiting: j.Counts.Waiting}, begun: !j.BegunAt.IsZero()}, err
+	}, "SELECT "+jobNames+" FROM jobs j WHERE "+condition+" ORDER BY j.job"+t.forUpdate(), arg)
+	all := make(map[string]*locked, len(list))
+	for _, j := range list {
+		all[j.ID] = j
+	}
+	t.now = t.Store.Now() // it may have waited for the locks
+	return all, err
+}
+
+// lockOne is lock of one job that must exist.
+func (t *transaction) lockOne(ctx context.Context, id string) (*locked, error) {
+	all, err := t.lock(ctx, []string{id})
+	if err != nil {
+		return nil, err
+	}
+	j := all[id]
+	if j == nil {
+		return nil, rule(fmt.Errorf("job %s: %w", id, devices.ErrNotFound))
+	}
+	return j, nil
+}
+
+// write writes touched jobs with their next versions, and returns them.
+func (t *transaction) write(ctx context.Context, all map[string]*locked) (changed []jobs.Change, err error) {
+	var rows [][]any
+	for _, j := range all {
+		if !j.touched {
+			continue
+		}
+		j.Version++
+		rows = append(rows, append([]any{j.ID}, moved(&j.Job, t.now)...))
+		change := j.before
+		change.Job, change.First = j.Job, !j.begun && !j.BegunAt.IsZero()
+		changed = append(changed, change)
+	}
+	slices.SortFunc(rows, func(a, b []any) int { return strings.Compare(a[0].(string), b[0].(string)) })
+	slices.SortFunc(changed, func(a, b jobs.Change) int { return strings.Compare(a.Job.ID, b.Job.ID) })
+	t.changed = append(t.changed, changed...)
+	return changed, t.update(ctx, "jobs", database.Text("job"), movedColumns, rows)
+}
+
+// update sets columns of rows found by their keys. Rows have the keys first.
+func (t *transaction) update(ctx context.Context, table string, keys, set []database.Column, rows [][]any) (err error) {
+	if len(rows) == 0 {
+		return nil
+	}
+	var sets, where []string
+	if t.db.Postgres() {
+		for _, c := range set {
+			sets = append(sets, c.Name+" = v."+c.Name)
+		}
+		for _, c := range keys {
+			where = append(where, "r."+c.Name+" = v."+c.Name)
+		}
+		columns := slices.Concat(keys, set)
+		_, err := t.tx.ExecContext(ctx, "UPDATE "+table+" r SET "+strings.Join(sets, ", ")+" FROM "+database.Unnest(columns, 0)+" AS v("+namesOf("", columns)+") WHERE "+strings.Join(where, " AND "),
+			database.Arrays(columns, rows)...)
+		return err
+	}
+	for _, c := range set {
+		sets = append(sets, c.Name+" = ?")
+	}
+	for _, c := range keys {
+		where = append(where, c.Name+" = ?")
+	}
+	statement, err := t.tx.PrepareContext(ctx, "UPDATE "+table+" SET "+strings.Join(sets, ", ")+" WHERE "+strings.Join(where, " AND "))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, statement.Close()) }()
+	for _, row := range rows {
+		if _, err := statement.ExecContext(ctx, append(slices.Clone(row[len(keys):]), row[:len(keys)]...)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// touch notes that the job's row is to be written, after the rules that time brings.
+func (t *transaction) touch(j *locked) {
+	j.Settle(t.now)
+	j.touched = true
+}
+
+// sortedIDs returns the ids of a list once, sorted.
+func sortedIDs(ids []string) []string { return slices.Compact(slices.Sorted(slices.Values(ids))) }

@@ -1,0 +1,411 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+	"fleetd/internal/store/jobstore"
+)
+
+func testEndWaiting(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	j := f.create(t, 10, nil)
+	running := f.begin(t, "i", candidates(&j, mac(1), mac(2))...)
+	ended, got, err := s.EndWaiting(t.Context(), j.ID, -1, mac(3), jobs.CancelledT, "", 100)
+	if err != nil || len(ended) != 1 || ended[0].Device != mac(3) || got.Counts.Of(jobs.CancelledT) != 1 || got.State != jobs.Running {
+		t.Fatalf("%+v, %+v, %v", ended, got, err)
+	}
+	f.check(t)
+	if ended, _, err = s.EndWaiting(t.Context(), j.ID, -1, mac(1), jobs.CancelledT, "", 100); err != nil || len(ended) != 0 {
+		t.Fatalf("a running task was cancelled: %+v, %v", ended, err)
+	}
+	if ended, _, err = s.EndWaiting(t.Context(), j.ID, 0, "", jobs.Superseded, "", 100); err != nil || len(ended) != 0 {
+		t.Fatalf("of a round below 0: %+v, %v", ended, err)
+	}
+	if ended, _, err = s.EndWaiting(t.Context(), j.ID, 1, mac(4), jobs.Superseded, "code", 100); err != nil || len(ended) != 1 || ended[0].Code != "code" {
+		t.Fatalf("of a round below 1: %+v, %v", ended, err)
+	}
+	if _, err := s.Edit(t.Context(), j.ID, func(j *jobs.Job) error { return j.Cancel(s.Now()) }); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{4, 2, 0} {
+		if ended, got, err = s.EndWaiting(t.Context(), j.ID, -1, "", jobs.CancelledT, "", 4); err != nil || len(ended) != want {
+			t.Fatalf("%d ended, %v", len(ended), err)
+		}
+		f.check(t)
+	}
+	// Those that run end by themselves, or are cancelled with their job.
+	f.end(t, running[0], nil)
+	if list := f.end(t, running[1], func(e *jobs.End) { e.NotSent = true }); len(list) != 1 || list[0].Outcome != jobs.CancelledT {
+		t.Fatalf("%+v", list)
+	}
+	if got = f.job(t, j.ID); got.State != jobs.Cancelled || got.Counts.Open() != 0 || got.Counts.Of(jobs.OK) != 1 || got.Counts.Of(jobs.CancelledT) != 8 {
+		t.Fatalf("%+v", got)
+	}
+	// A newer round supersedes what was not sent, and what would be repeated.
+	repeats := f.create(t, 3, func(s *api.JobSpec) { s.Retry = &api.JobRetry{Failed: 1} })
+	begun := f.begin(t, "i", candidates(&repeats, macs(1, 3)...)...)
+	if _, err := s.Edit(t.Context(), repeats.ID, func(j *jobs.Job) error { j.Round++; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if list := f.end(t, begun[0], func(e *jobs.End) { e.NotSent = true }); len(list) != 1 || list[0].Outcome != jobs.Superseded {
+		t.Fatalf("%+v", list)
+	}
+	if list := f.end(t, begun[1], func(e *jobs.End) { e.Outcome = jobs.Failed }); len(list) != 1 || list[0].Outcome != jobs.Failed {
+		t.Fatalf("%+v", list)
+	}
+	k := f.create(t, 2, nil)
+	if _, got, err = s.EndWaiting(t.Context(), k.ID, -1, "", jobs.Expired, "", 100); err != nil || got.State != jobs.Done {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if _, _, err := s.EndWaiting(t.Context(), "none", -1, "", jobs.Expired, "", 100); !errors.Is(err, devices.ErrNotFound) {
+		t.Fatalf("an unknown job: %v", err)
+	}
+}
+
+func testDeadline(t *testing.T, f *jobFleet) {
+	j := f.create(t, 1, nil)
+	if _, err := f.stores[0].Edit(t.Context(), j.ID, func(j *jobs.Job) error { j.Until = f.stores[0].Now(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.begin(t, "i", candidates(&j, mac(1))...); len(got) != 0 {
+		t.Fatal("a task begins after its deadline")
+	}
+}
+
+func testForget(t *testing.T, f *jobFleet) {
+	a, b, c := f.create(t, 2, nil), f.create(t, 2, nil), f.create(t, 2, nil)
+	task := f.begin(t, "i", candidates(&a, mac(1))...)[0]
+	for range 2 {
+		if err := f.stores[0].Forget(t.Context(), mac(1)); err != nil {
+			t.Fatal(err)
+		}
+		f.check(t)
+	}
+	for _, j := range []jobs.Job{a, b, c} {
+		if got := f.job(t, j.ID); got.Counts.Of(jobs.Gone) != 1 || got.Counts.Waiting != 1 {
+			t.Errorf("%+v", got.Counts)
+		}
+	}
+	if got := f.end(t, task, nil); len(got) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func testJobLists(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	var ids []string
+	for n := range 7 {
+		j := f.prepared(t, func(s *api.JobSpec) {
+			if n%2 == 1 {
+				s.Action = api.JobAction{Restart: &api.JobRestart{}}
+			}
+		})
+		j.Owner = fmt.Sprint("owner ", n%3)
+		if _, _, err := s.Create(t.Context(), j, rowsOf(&j, n+1, n+2)); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, j.ID)
+		time.Sleep(2 * time.Millisecond) // ids have milliseconds
+	}
+	if _, err := s.Edit(t.Context(), ids[0], func(j *jobs.Job) error { return j.Pause("") }); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		f    jobs.Filter
+		want []int
+	}{
+		{jobs.Filter{}, []int{6, 5, 4, 3, 2, 1, 0}},
+		{jobs.Filter{State: jobs.Paused}, []int{0}},
+		{jobs.Filter{State: jobs.Running, Action: "restart"}, []int{5, 3, 1}},
+		{jobs.Filter{Owner: "owner 1"}, []int{4, 1}},
+		{jobs.Filter{Device: mac(3)}, []int{2, 1}},
+		{jobs.Filter{Device: mac(3), Owner: "owner 2"}, []int{2}},
+		{jobs.Filter{Device: mac(30)}, nil},
+	} {
+		var got []string
+		for test.f.Limit = 2; ; {
+			page, next, err := s.Jobs(t.Context(), test.f)
+			if err != nil || len(page) > 2 {
+				t.Fatal(len(page), err)
+			}
+			for _, j := range page {
+				got = append(got, j.ID)
+			}
+			if test.f.After = next; next == "" {
+				break
+			}
+		}
+		var want []string
+		for _, n := range test.want {
+			want = append(want, ids[n])
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%+v: %v, want %v", test.f, got, want)
+		}
+	}
+	j := f.create(t, 25, nil)
+	for _, task := range f.begin(t, "i", candidates(&j, macs(11, 20)...)...) {
+		if task.Device >= mac(15) {
+			f.end(t, task, nil)
+		}
+	}
+	for _, test := range []struct {
+		f    jobs.TaskFilter
+		want []devices.ID
+	}{
+		{jobs.TaskFilter{}, macs(1, 25)},
+		{jobs.TaskFilter{Outcome: jobs.OK}, macs(15, 20)},
+		{jobs.TaskFilter{Open: true}, append(macs(1, 14), macs(21, 25)...)},
+		{jobs.TaskFilter{Outcome: jobs.Failed}, nil},
+	} {
+		var got []devices.ID
+		test.f.Job, test.f.Limit = j.ID, 4
+		for {
+			page, next, err := s.Tasks(t.Context(), test.f)
+			if err != nil || len(page) > 4 {
+				t.Fatal(len(page), err)
+			}
+			for _, task := range page {
+				got = append(got, task.Device)
+			}
+			if test.f.After = next; next == "" {
+				break
+			}
+		}
+		if fmt.Sprint(got) != fmt.Sprint(test.want) {
+			t.Errorf("%+v: %v, want %v", test.f, got, test.want)
+		}
+	}
+	var refused *devices.Error
+	if _, _, err := s.Tasks(t.Context(), jobs.TaskFilter{Job: j.ID, After: "x", Limit: 1}); !errors.As(err, &refused) || refused.Code != devices.CodeBadRequest {
+		t.Errorf("a cursor that is not valid: %v", err)
+	}
+	var last int64 = -1
+	n := 0
+	for {
+		list, err := s.Waiting(t.Context(), j.ID, last, 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range list {
+			if c.Spread <= last || c.Job != j.ID || c.Spread != jobs.Spread(j.ID, c.Device) {
+				t.Errorf("%+v after %d", c, last)
+			}
+			last = c.Spread
+			n++
+		}
+		if len(list) < 4 {
+			break
+		}
+	}
+	if n != 15 {
+		t.Errorf("%d tasks wait", n)
+	}
+	if list, err := s.WaitingOf(t.Context(), macs(1, 8), 1); err != nil || len(list) != 8 || list[0].Job != j.ID {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+func testConfirm(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	if err := s.Confirm(t.Context(), "digest", "owner", "hash", []string{"rule"}); err != nil {
+		t.Fatal(err)
+	}
+	take := func(digest, owner, hash string, want error) {
+		t.Helper()
+		rules, err := f.stores[1].TakeConfirm(t.Context(), digest, owner, hash)
+		if !errors.Is(err, want) || want == nil && (err != nil || len(rules) != 1 || rules[0] != "rule") {
+			t.Errorf("%s %s %s: %v, %v", digest, owner, hash, rules, err)
+		}
+	}
+	take("other", "owner", "hash", devices.ErrNotFound)
+	take("digest", "other", "hash", devices.ErrNotFound)
+	take("digest", "owner", "other", devices.ErrNotFound)
+	take("digest", "owner", "hash", nil)
+	take("digest", "owner", "hash", devices.ErrNotFound)
+	if err := s.Confirm(t.Context(), "declined", "owner", "hash", []string{"rule"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.DropConfirm(t.Context(), "declined", "owner"), s.DropConfirm(t.Context(), "declined", "owner")); err != nil {
+		t.Fatal(err)
+	}
+	take("declined", "owner", "hash", devices.ErrNotFound)
+	if err := s.Confirm(t.Context(), "late", "owner", "hash", []string{"rule"}); err != nil {
+		t.Fatal(err)
+	}
+	f.Exec(t, `UPDATE job_confirmations SET until = until - $1`, (jobs.ConfirmLifetime + time.Second).Microseconds())
+	take("late", "owner", "hash", devices.ErrNotFound)
+	if _, err := s.Prune(t.Context(), time.Unix(1, 0), 10); err != nil {
+		t.Fatal(err)
+	}
+	if n := f.Count(t, `SELECT count(*) FROM job_confirmations`); n != 0 {
+		t.Errorf("%d confirmations are left", n)
+	}
+}
+
+func testTurn(t *testing.T, f *jobFleet) {
+	take := func(n int, instance string) bool {
+		t.Helper()
+		mine, err := f.stores[n].TakeTurn(t.Context(), instance, time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return mine
+	}
+	for range 2 {
+		if !take(0, "a") {
+			t.Fatal("nobody has the turn")
+		}
+	}
+	if !f.Postgres {
+		return
+	}
+	if take(1, "b") || take(2, "c") {
+		t.Fatal("two have the turn")
+	}
+	f.Exec(t, `UPDATE fleet SET value = '00000000000000000001 a' WHERE key = 'jobs_turn'`)
+	if !take(1, "b") || take(2, "c") {
+		t.Fatal("a turn that has ended is not taken, or twice")
+	}
+	f.Exec(t, `UPDATE fleet SET value = '09999999999999999999 a' WHERE key = 'jobs_turn'`)
+	if !take(2, "c") {
+		t.Fatal("a turn of a wrong clock is not taken")
+	}
+	skew := 10 * time.Minute
+	s := jobstore.New(openStore(t, f.URL), slog.New(slog.DiscardHandler), jobstore.Clock(func() time.Time { return time.Now().Add(skew) }))
+	if _, err := s.TakeTurn(t.Context(), "d", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if off := s.Now().Sub(f.stores[2].Now()).Abs(); off > time.Second {
+		t.Errorf("the clocks of two nodes that are %s apart are still %s apart", skew, off)
+	}
+}
+
+func testPruneJobs(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	end := func(j jobs.Job, n int) {
+		for _, task := range f.begin(t, "i", candidates(&j, macs(1, n)...)...) {
+			f.end(t, task, nil)
+		}
+	}
+	old, younger := f.create(t, 25, nil), f.create(t, 2, nil)
+	end(old, 25)
+	end(younger, 2)
+	open := f.create(t, 1, nil)
+	before := f.job(t, old.ID).EndedAt.Add(time.Microsecond)
+	total := 0
+	for range 4 {
+		n, err := s.Prune(t.Context(), before, 10)
+		if err != nil || n > 11 {
+			t.Fatal(n, err)
+		}
+		total += n
+		f.check(t)
+	}
+	if total != 26 || f.Count(t, `SELECT count(*) FROM jobs`) != 2 || f.Count(t, `SELECT count(*) FROM tasks`) != 3 {
+		t.Errorf("%d rows were deleted", total)
+	}
+	if n, err := s.Prune(t.Context(), s.Now().Add(time.Hour), 10); err != nil || n != 3 || f.job(t, open.ID).State != jobs.Running {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+func testJobText(t *testing.T, f *jobFleet) {
+	const bad = "a\x00b\xffc"
+	const clean = "a\uFFFDb\uFFFDc"
+	j := f.prepared(t, func(s *api.JobSpec) { s.Note, s.Action.Call.Tool = bad, bad })
+	j.OwnerName, j.Devices, j.Confirmed = bad, bad, []string{bad}
+	if _, _, err := f.stores[0].Create(t.Context(), j, rowsOf(&j, 1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.stores[0].Edit(t.Context(), j.ID, func(j *jobs.Job) error { j.Reason = bad; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.job(t, j.ID); got.OwnerName != clean || got.Reason != clean || got.Devices != clean {
+		t.Errorf("%+v", got)
+	}
+	begun, _, err := f.stores[0].Begin(context.Background(), bad, "i", candidates(&j, mac(1)))
+	if err != nil || len(begun) != 1 {
+		t.Fatal(begun, err)
+	}
+	got := f.end(t, begun[0], func(e *jobs.End) { e.Outcome, e.Detail, e.Result = jobs.Failed, bad, bad })
+	if len(got) != 1 || got[0].Detail != clean || got[0].Result != clean {
+		t.Errorf("%+v", got)
+	}
+	for _, id := range []string{bad, ""} {
+		if _, err := f.stores[0].Job(t.Context(), id); !errors.Is(err, devices.ErrNotFound) {
+			t.Errorf("job %q: %v", id, err)
+		}
+		if _, err := f.stores[0].Queue(t.Context(), devices.ID(id)); err != nil {
+			t.Errorf("queue of %q: %v", id, err)
+		}
+	}
+}
+
+func testBeginLease(t *testing.T, f *jobFleet) {
+	if !f.Postgres {
+		t.Skip("LACKS: nodes share a database on Postgres alone")
+	}
+	s := jobstore.New(openStore(t, f.URL), slog.New(slog.DiscardHandler), jobstore.Leases())
+	j := f.create(t, 1, nil)
+	if begun, _, err := s.Begin(t.Context(), "node", "i", candidates(&j, mac(1))); err != nil || len(begun) != 0 {
+		t.Fatalf("without a lease: %+v, %v", begun, err)
+	}
+	f.Exec(t, `INSERT INTO nodes (node, instance, beat, started_at, version, api, devices, stamps, schema) VALUES ('n', 'i', 1, 1, '', '', 0, TRUE, 0)`)
+	if begun, _, err := s.Begin(t.Context(), "node", "i", candidates(&j, mac(1))); err != nil || len(begun) != 1 {
+		t.Fatalf("with a lease: %+v, %v", begun, err)
+	}
+}
+
+// What a transaction changed is reported once it is committed, with what was before, whichever method made it.
+func testReported(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	j := f.create(t, 4, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 1} })
+	f.end(t, f.begin(t, "i", candidates(&j, mac(1))...)[0], func(e *jobs.End) { e.Outcome = jobs.Failed })
+	if _, err := s.Edit(t.Context(), j.ID, func(*jobs.Job) error { return errors.New("no") }); err == nil {
+		t.Error("a refused edit succeeds")
+	}
+	if _, err := s.Edit(t.Context(), j.ID, func(j *jobs.Job) error { return j.Resume(s.Now()) }); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.EndWaiting(t.Context(), j.ID, -1, mac(2), jobs.CancelledT, "", 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Retry(t.Context(), j.ID, []jobs.Outcome{jobs.CancelledT}, 1); err != nil {
+		t.Fatal(err)
+	}
+	for n := 2; n <= 4; n++ {
+		if err := s.Forget(t.Context(), mac(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.log.mu.Lock()
+	defer f.log.mu.Unlock()
+	versions := f.log.changed[j.ID]
+	var seen []string
+	for n := int64(1); n <= int64(len(versions)); n++ {
+		c := versions[n]
+		seen = append(seen, fmt.Sprintf("%s-%s %t", c.From, c.Job.State, c.First))
+	}
+	want := []string{"-running false", "running-running true", "running-halted false", "halted-running false", "running-running false", "running-running false",
+		"running-running false", "running-running false", "running-done false"}
+	if !slices.Equal(seen, want) {
+		t.Errorf("%v, want %v", seen, want)
+	}
+	var ended []string
+	for _, task := range f.log.ended {
+		ended = append(ended, string(task.Outcome))
+	}
+	if want := []string{"failed", "cancelled", "gone", "gone", "gone"}; !slices.Equal(ended, want) {
+		t.Errorf("ended: %v, want %v", ended, want)
+	}
+}

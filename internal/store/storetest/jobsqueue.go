@@ -1,0 +1,442 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+	"fleetd/internal/store/jobstore"
+)
+
+func testIdempotency(t *testing.T, f *jobFleet) {
+	now := f.stores[0].Now()
+	create := func(s *jobstore.Store, owner, key, hash string) (jobs.Job, bool, error) {
+		j := jobs.New(jobSpec(t, now, nil), owner, "", "room=lab", now)
+		j.Key, j.Hash = key, hash
+		return s.Create(t.Context(), j, nil)
+	}
+	for round := range 20 {
+		var mu sync.Mutex
+		ids, created := map[string]bool{}, 0
+		var all sync.WaitGroup
+		for _, s := range f.stores {
+			all.Go(func() {
+				j, again, err := create(s, "owner", fmt.Sprint("key ", round), "hash")
+				mu.Lock()
+				defer mu.Unlock()
+				if ids[j.ID] = true; !again {
+					created++
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if len(ids) != 1 || created != 1 {
+			t.Fatalf("%d jobs, %d created", len(ids), created)
+		}
+	}
+	if _, _, err := create(f.stores[1], "owner", "key 0", "other"); !errors.Is(err, jobs.ErrConflict) {
+		t.Errorf("the key with another body: %v", err)
+	}
+	if _, again, err := create(f.stores[1], "other", "key 0", "hash"); err != nil || again {
+		t.Errorf("the key of another owner: %t, %v", again, err)
+	}
+	for range 2 {
+		if _, again, err := create(f.stores[1], "owner", "", "hash"); err != nil || again {
+			t.Errorf("without a key: %t, %v", again, err)
+		}
+	}
+	f.Exec(t, `UPDATE jobs SET created_at = $1 WHERE idem = 'key 1'`, now.Add(-jobs.KeyLifetime-time.Minute).UnixMicro())
+	if _, again, err := create(f.stores[2], "owner", "key 1", "other"); err != nil || again {
+		t.Errorf("a key that has expired: %t, %v", again, err)
+	}
+}
+
+func testQueueFull(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	for range jobs.MaxDeviceTasks {
+		f.create(t, 1, nil)
+	}
+	j := f.prepared(t, nil)
+	if _, _, err := s.Create(t.Context(), j, rowsOf(&j, 1, 1)); !errors.Is(err, jobs.ErrQueueFull) {
+		t.Fatalf("a job for a device whose queue is full: %v", err)
+	}
+	j = f.create(t, 2, nil)
+	if task := f.task(t, j.ID, mac(1)); task.Outcome != jobs.Refused || task.Code != jobs.CodeQueueFull || j.Counts.Of(jobs.Refused) != 1 || j.Counts.Waiting != 1 {
+		t.Errorf("%+v %+v", task, j.Counts)
+	}
+	f.check(t)
+	now := s.Now()
+	f.Exec(t, `UPDATE jobs SET waiting = waiting + $1 WHERE job = $2`, jobs.MaxOpenTasks-101, j.ID)
+	k := jobs.New(jobSpec(t, now, nil), "o", "", "", now)
+	if _, _, err := s.Create(t.Context(), k, nil); err != nil {
+		t.Fatal(err)
+	}
+	k = f.prepared(t, nil)
+	if _, _, err := s.Create(t.Context(), k, rowsOf(&k, 2, 3)); !errors.Is(err, jobs.ErrQueueFull) {
+		t.Errorf("more tasks than the fleet may have open: %v", err)
+	}
+	f.Exec(t, `UPDATE jobs SET waiting = waiting - $1 WHERE job = $2`, jobs.MaxOpenTasks-101, j.ID)
+	for !testing.Short() {
+		j := jobs.New(jobSpec(t, now, nil), "o", "", "", now)
+		if _, _, err := s.Create(t.Context(), j, nil); err != nil {
+			if !errors.Is(err, jobs.ErrQueueFull) {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	if n := f.Count(t, `SELECT count(*) FROM jobs WHERE ended_at = 0`); n != jobs.MaxOpenJobs && !testing.Short() {
+		t.Errorf("%d open jobs", n)
+	}
+}
+
+// The queue of a device has its limit also if several nodes add to it at once.
+func testQueueFullTogether(t *testing.T, f *jobFleet) {
+	const more = 12
+	for range jobs.MaxDeviceTasks - 1 {
+		f.create(t, 1, nil)
+	}
+	var added []jobs.Job
+	for range more {
+		j := f.prepared(t, nil)
+		if _, _, err := f.stores[0].Create(t.Context(), j, nil); err != nil {
+			t.Fatal(err)
+		}
+		added = append(added, j)
+	}
+	var wg sync.WaitGroup
+	for n, j := range added {
+		wg.Go(func() {
+			_, err := f.stores[n%3].AddTasks(t.Context(), j.ID, "", "", rowsOf(&j, 1, 500), true)
+			for began := time.Now(); errors.Is(err, context.DeadlineExceeded) && time.Since(began) < time.Minute; { // on a slow day
+				_, err = f.stores[n%3].AddTasks(t.Context(), j.ID, "", "", rowsOf(&j, 1, 500), true)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := f.Count(t, `SELECT count(*) FROM tasks WHERE state = 'waiting' AND device = $1`, string(mac(1))); n != jobs.MaxDeviceTasks {
+		t.Errorf("%d tasks wait for one device", n)
+	}
+	f.check(t)
+}
+
+func testPreparing(t *testing.T, f *jobFleet) {
+	j := f.prepared(t, func(s *api.JobSpec) {
+		s.Stages = []api.JobStage{{OK: api.Amount{Percent: 10}}, {OK: api.Amount{Percent: 100}}}
+	})
+	if _, _, err := f.stores[0].Create(t.Context(), j, nil); err != nil {
+		t.Fatal(err)
+	}
+	add := func(s *jobstore.Store, cursor string, first, last int, end bool) (jobs.Job, error) {
+		j, err := s.AddTasks(t.Context(), j.ID, cursor, string(mac(last)), rowsOf(&j, first, last), end)
+		f.check(t)
+		return j, err
+	}
+	if got, err := add(f.stores[0], "", 1, 1000, false); err != nil || got.State != jobs.Preparing || got.Cursor != string(mac(1000)) || got.Counts.Waiting != 1000 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if begun := f.begin(t, "i", candidates(&j, mac(1))...); len(begun) != 0 {
+		t.Fatal("a task begins while the job is preparing")
+	}
+	// Another node takes over; what the first one still sends is stale.
+	if got, err := add(f.stores[1], string(mac(1000)), 900, 2000, false); err != nil || got.Counts.Waiting != 2000 {
+		t.Fatalf("%+v, %v", got.Counts, err)
+	}
+	if _, err := add(f.stores[0], string(mac(1000)), 1001, 2000, false); !errors.Is(err, jobs.ErrStale) {
+		t.Fatalf("a batch that was written by another node: %v", err)
+	}
+	got, err := add(f.stores[2], string(mac(2000)), 2001, 2100, true)
+	if err != nil || got.State != jobs.Running || got.Counts.Waiting != 2100 || got.RoundN != 2100 || got.Opened != 210 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if _, err := add(f.stores[0], "", 2101, 2200, true); !errors.Is(err, jobs.ErrStale) {
+		t.Fatalf("a job that is running: %v", err)
+	}
+	if _, err := f.stores[0].AddTasks(t.Context(), "none", "", "", nil, true); !errors.Is(err, devices.ErrNotFound) {
+		t.Fatalf("an unknown job: %v", err)
+	}
+
+	follow := f.prepared(t, func(s *api.JobSpec) { s.Follow = true })
+	if _, _, err := f.stores[0].Create(t.Context(), follow, nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // rows that exist are left alone
+		if _, err := f.stores[0].AddTasks(t.Context(), follow.ID, "", "", rowsOf(&follow, 1, 2), true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err = f.stores[1].AddTasks(t.Context(), follow.ID, "", "", rowsOf(&follow, 1, 3), false)
+	if err != nil || got.State != jobs.Running || got.Counts.Waiting != 3 {
+		t.Fatalf("a device that came later: %+v, %v", got, err)
+	}
+	f.check(t)
+
+	empty := f.prepared(t, nil)
+	if _, _, err := f.stores[0].Create(t.Context(), empty, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := f.stores[0].AddTasks(t.Context(), empty.ID, "", "", nil, true); err != nil || got.State != jobs.Done {
+		t.Fatalf("a selection without devices: %+v, %v", got, err)
+	}
+}
+
+func testFence(t *testing.T, f *jobFleet) {
+	j := f.create(t, 1, nil)
+	first := f.begin(t, "a", candidates(&j, mac(1))...)[0]
+	if got := f.end(t, first, func(e *jobs.End) { e.NotSent = true }); len(got) != 1 || got[0].State != jobs.TaskWaiting || got[0].Attempt != 0 {
+		t.Fatalf("%+v", got)
+	}
+	second := f.begin(t, "a", candidates(&j, mac(1))...)[0]
+	if second.Attempt != 1 || second.Fence != 2 {
+		t.Fatalf("%+v", second)
+	}
+	// The report of the first beginning is repeated, since its commit was uncertain.
+	if got := f.end(t, first, func(e *jobs.End) { e.NotSent = true }); len(got) != 0 {
+		t.Fatalf("a repeated report ended another attempt: %+v", got)
+	}
+	other := second
+	other.Instance = "b"
+	if got := f.end(t, other, nil); len(got) != 0 {
+		t.Fatalf("another instance ended it: %+v", got)
+	}
+	if got := f.begin(t, "b", candidates(&j, mac(1))...); len(got) != 0 {
+		t.Fatalf("it begins twice: %+v", got)
+	}
+	if got := f.end(t, second, nil); len(got) != 1 || got[0].Outcome != jobs.OK {
+		t.Fatalf("%+v", got)
+	}
+	if got := f.end(t, second, func(e *jobs.End) { e.Outcome = jobs.Failed }); len(got) != 0 {
+		t.Fatalf("an ended task ended again: %+v", got)
+	}
+	j = f.create(t, 1, nil)
+	task := f.begin(t, "a", candidates(&j, mac(1))...)[0]
+	f.end(t, task, func(e *jobs.End) { e.NotSent, e.Halt = true, jobs.ReasonKey })
+	if j = f.job(t, j.ID); j.State != jobs.Halted || j.Reason != jobs.ReasonKey || j.Counts.Waiting != 1 {
+		t.Fatalf("%+v", j)
+	}
+}
+
+func testAutomaticRetry(t *testing.T, f *jobFleet) {
+	failed := func(e *jobs.End) { e.Outcome, e.Code = jobs.Failed, jobs.CodeToolError }
+	j := f.create(t, 1, func(s *api.JobSpec) { s.Retry, s.Stop = &api.JobRetry{Failed: 1, After: "1h"}, &api.JobStop{Failed: 1} })
+	task := f.begin(t, "a", candidates(&j, mac(1))...)[0]
+	if got := f.end(t, task, failed); got[0].State != jobs.TaskWaiting || got[0].Code != jobs.CodeToolError || !got[0].DueAt.After(f.stores[0].Now()) {
+		t.Fatalf("%+v", got)
+	}
+	if j = f.job(t, j.ID); j.State != jobs.Running || j.Counts.Waiting != 1 {
+		t.Fatalf("a failure that is repeated counts for the stop rule: %+v", j)
+	}
+	if got := f.begin(t, "a", candidates(&j, mac(1))...); len(got) != 0 {
+		t.Fatal("it begins before it is due")
+	}
+	f.Exec(t, `UPDATE tasks SET due_at = 1`)
+	task = f.begin(t, "a", candidates(&j, mac(1))...)[0]
+	if got := f.end(t, task, failed); task.Attempt != 2 || got[0].Outcome != jobs.Failed {
+		t.Fatalf("%+v", got)
+	}
+	if j = f.job(t, j.ID); j.State != jobs.Halted || j.Reason != jobs.ReasonStop {
+		t.Fatalf("%+v", j)
+	}
+	for repeatable, want := range map[bool]jobs.TaskState{false: jobs.TaskEnded, true: jobs.TaskWaiting} {
+		j := f.create(t, 1, func(s *api.JobSpec) { s.Retry, s.Repeatable = &api.JobRetry{Failed: 1, After: "1h"}, repeatable })
+		task := f.begin(t, "a", candidates(&j, mac(1))...)[0]
+		if got := f.end(t, task, func(e *jobs.End) { e.Outcome = jobs.Unknown }); got[0].State != want {
+			t.Errorf("unknown of a job that is repeatable %t: %+v", repeatable, got)
+		}
+	}
+}
+
+func testRetry(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	j := f.create(t, 30, nil)
+	for i, task := range f.begin(t, "a", candidates(&j, macs(1, 30)...)...) {
+		f.end(t, task, func(e *jobs.End) { e.Outcome = []jobs.Outcome{jobs.OK, jobs.Failed, jobs.Unknown}[i%3] })
+	}
+	if j = f.job(t, j.ID); j.State != jobs.Done {
+		t.Fatalf("%+v", j)
+	}
+	if n, got, err := s.Retry(t.Context(), j.ID, []jobs.Outcome{jobs.Expired}, 100); n != 0 || err != nil || got.State != jobs.Done {
+		t.Fatalf("no task has the outcome: %d, %+v, %v", n, got, err)
+	}
+	if n, got, err := s.Retry(t.Context(), j.ID, []jobs.Outcome{jobs.Failed, jobs.Unknown}, 15); n != 15 || err != nil || got.State != jobs.Running || got.Counts.Waiting != 15 {
+		t.Fatalf("%d, %+v, %v", n, got, err)
+	}
+	f.check(t)
+	if n, got, err := s.Retry(t.Context(), j.ID, []jobs.Outcome{jobs.Failed, jobs.Unknown}, 15); n != 5 || err != nil || got.Counts.Waiting != 20 {
+		t.Fatalf("%d, %+v, %v", n, got, err)
+	}
+	f.check(t)
+	for _, task := range f.begin(t, "b", candidates(&j, macs(1, 30)...)...) {
+		if task.Attempt != 2 {
+			t.Errorf("attempt %d", task.Attempt)
+		}
+		f.end(t, task, nil)
+	}
+	if j = f.job(t, j.ID); j.State != jobs.Done || j.Counts.Of(jobs.OK) != 30 {
+		t.Fatalf("%+v", j)
+	}
+	if _, err := s.Edit(t.Context(), f.create(t, 1, nil).ID, func(k *jobs.Job) error { j.ID = k.ID; return k.Cancel(s.Now()) }); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.EndWaiting(t.Context(), j.ID, -1, "", jobs.CancelledT, "", 10); err != nil {
+		t.Fatal(err)
+	}
+	var refused *devices.Error
+	if _, _, err := s.Retry(t.Context(), j.ID, []jobs.Outcome{jobs.CancelledT}, 10); !errors.As(err, &refused) || refused.Code != devices.CodeConflict {
+		t.Errorf("a cancelled job is retried: %v", err)
+	}
+	f.check(t)
+}
+
+func testLateAnswer(t *testing.T, f *jobFleet) {
+	unknown := func(e *jobs.End) { e.Outcome, e.Code = jobs.Unknown, "device_timeout" }
+	late := func(o jobs.Outcome) func(e *jobs.End) {
+		return func(e *jobs.End) { e.Outcome, e.Late, e.Result = o, true, "result" }
+	}
+	j := f.create(t, 3, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 1} })
+	begun := f.begin(t, "a", candidates(&j, macs(1, 2)...)...)
+	f.end(t, begun[0], unknown)
+	if got := f.end(t, begun[0], late(jobs.OK)); len(got) != 1 || !got[0].Late || got[0].Outcome != jobs.OK || got[0].Result != "result" || got[0].Code != "" {
+		t.Fatalf("%+v", got)
+	}
+	if j = f.job(t, j.ID); j.State != jobs.Halted || j.Counts.Of(jobs.OK) != 1 || j.Counts.Of(jobs.Unknown) != 0 {
+		t.Fatalf("a late answer continued the job, or is not counted: %+v", j)
+	}
+	if got := f.end(t, begun[0], late(jobs.Failed)); len(got) != 0 {
+		t.Fatalf("a second late answer: %+v", got)
+	}
+	if got := f.end(t, begun[0], unknown); len(got) != 0 {
+		t.Fatalf("unknown after the answer: %+v", got)
+	}
+	f.end(t, begun[1], unknown)
+	if got := f.end(t, begun[1], late(jobs.Unknown)); len(got) != 0 {
+		t.Fatalf("unknown replaced unknown: %+v", got)
+	}
+	// Both in one group.
+	e := jobs.End{Job: begun[1].Job, Device: begun[1].Device, Fence: begun[1].Fence, Outcome: jobs.Failed}
+	if got, _, err := f.stores[0].End(t.Context(), "a", []jobs.End{e, e}); err != nil || len(got) != 1 || !got[0].Late || got[0].Outcome != jobs.Failed {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	f.check(t)
+}
+
+func testLoseRunning(t *testing.T, f *jobFleet) {
+	lose := func(self string) []jobs.Task {
+		t.Helper()
+		list, _, err := f.stores[0].LoseRunning(t.Context(), self, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.check(t)
+		return list
+	}
+	j := f.create(t, 3, nil)
+	f.begin(t, "alive", candidates(&j, mac(1))...)
+	task := f.begin(t, "dead", candidates(&j, mac(2))...)[0]
+	if list := lose("alive"); len(list) != 0 {
+		t.Fatalf("lost though it has just begun: %+v", list)
+	}
+	f.Exec(t, `UPDATE tasks SET begun_at = begun_at - 3000000 WHERE state = 'running'`)
+	f.Exec(t, `INSERT INTO nodes (node, instance, beat, started_at, version, api, devices, stamps, schema) VALUES ('n', 'alive', 1, 1, '', '', 0, TRUE, 0)`)
+	self := ""
+	if !f.Postgres {
+		self = "alive"
+	}
+	if list := lose(self); len(list) != 1 || list[0].Device != mac(2) || list[0].Outcome != jobs.Unknown || list[0].Code != jobs.CodeNodeLost {
+		t.Fatalf("%+v", list)
+	}
+	if list := lose(self); len(list) != 0 {
+		t.Fatalf("%+v", list)
+	}
+	// It was not dead but frozen, and the device has answered.
+	if got := f.end(t, task, nil); len(got) != 1 || got[0].Outcome != jobs.OK || !got[0].Late {
+		t.Fatalf("%+v", got)
+	}
+}
+
+func testQueueOrder(t *testing.T, f *jobFleet) {
+	a, b, c := f.create(t, 2, nil), f.create(t, 2, nil), f.create(t, 2, nil)
+	all := append(append(candidates(&c, mac(1), mac(2)), candidates(&b, mac(1), mac(2))...), candidates(&a, mac(1), mac(2))...)
+	queue, err := f.stores[0].Queue(t.Context(), mac(1))
+	if err != nil || len(queue) != 3 || queue[0].Job.ID != a.ID || queue[1].Task.Job != b.ID || queue[2].Job.ID != c.ID || queue[2].Task.Device != mac(1) {
+		t.Fatalf("%+v, %v", queue, err)
+	}
+	if got := f.begin(t, "i", append(candidates(&b, mac(1)), candidates(&c, mac(2))...)...); len(got) != 0 {
+		t.Fatalf("younger tasks begin: %+v", got)
+	}
+	for _, want := range []jobs.Job{a, b, c} {
+		begun := f.begin(t, "i", all...)
+		if len(begun) != 2 || begun[0].Job != want.ID || begun[1].Job != want.ID {
+			t.Fatalf("%+v", begun)
+		}
+		if got := f.begin(t, "i", all...); len(got) != 0 {
+			t.Fatalf("a second task of a device begins: %+v", got)
+		}
+		for _, task := range begun {
+			f.end(t, task, nil)
+		}
+	}
+	if list, err := f.stores[0].WaitingOf(t.Context(), macs(1, 2), 9); err != nil || len(list) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+func testNotDue(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	closed := func(change func(s *api.JobSpec), edit func(j *jobs.Job) error) jobs.Job {
+		t.Helper()
+		j := f.create(t, 2, change)
+		if edit != nil {
+			if _, err := s.Edit(t.Context(), j.ID, edit); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return j
+	}
+	now := s.Now()
+	window := now.Add(-2 * time.Hour)
+	list := []jobs.Job{
+		closed(nil, func(j *jobs.Job) error { return j.Pause("lunch") }),
+		closed(nil, func(j *jobs.Job) error { j.Halt(jobs.ReasonStop); return nil }),
+		closed(func(s *api.JobSpec) {
+			s.When = &api.JobWhen{Timezone: "UTC", Window: &api.JobWindow{Cron: fmt.Sprintf("%d %d * * *", window.Minute(), window.Hour()), For: "1h"}}
+		}, nil),
+		closed(nil, func(j *jobs.Job) error { j.Until = now; return nil }),
+	}
+	// The window was open when the row was written last.
+	f.Exec(t, `UPDATE jobs SET ready_at = 0 WHERE job = $1`, list[2].ID)
+	full := closed(func(s *api.JobSpec) { s.Pace.Concurrency = 1 }, nil)
+	if got := f.begin(t, "i", candidates(&full, mac(2))...); len(got) != 1 {
+		t.Fatalf("%+v", got)
+	}
+	list = append(list, full)
+	retried := f.create(t, 1, nil)
+	f.Exec(t, `UPDATE tasks SET due_at = $1 WHERE job = $2`, now.Add(time.Hour).UnixMicro(), retried.ID)
+	last := f.create(t, 1, nil)
+	var all []jobs.Candidate
+	for i := range list {
+		all = append(all, candidates(&list[i], mac(1))...)
+	}
+	all = append(all, candidates(&retried, mac(1))...)
+	if got := f.begin(t, "i", all...); len(got) != 0 {
+		t.Fatalf("a task that may not begin: %+v", got)
+	}
+	if got, err := s.WaitingOf(t.Context(), macs(1, 1), 2); err != nil || len(got) != 2 || got[1].Job != last.ID && got[0].Job != last.ID {
+		t.Errorf("the task that may begin is not among %+v, %v", got, err)
+	}
+	if got := f.begin(t, "i", candidates(&last, mac(1))...); len(got) != 1 {
+		t.Fatal("tasks that are not due hold a younger one up")
+	}
+}

@@ -1,0 +1,255 @@
+// Package webhookstore keeps webhooks in the database. It implements webhooks.Store. A lease is judged by the clock of the
+// database, and only the process that has it writes the status.
+package webhookstore
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/store/database"
+	"fleetd/internal/webhooks"
+)
+
+// Store implements webhooks.Store. It is safe for concurrent use.
+type Store struct {
+	host database.Host
+	db   *database.DB
+}
+
+var _ webhooks.Store = (*Store)(nil)
+
+// New returns a Store in a database.
+func New(host database.Host) *Store { return &Store{host, host.Database()} }
+
+const columns = `id, owner, owner_name, url, types, devices, offline_for, sealed, created_at, version, position, gap, delivered, delivered_at, failing_since, last_error`
+
+func scan(scan func(...any) error) (h webhooks.Hook, err error) {
+	var types string
+	var offlineFor, created, delivered, failing int64
+	if err := scan(&h.ID, &h.Owner, &h.OwnerName, &h.URL, &types, &h.Select, &offlineFor, &h.Sealed, &created, &h.Version,
+		&h.Position, &h.Gap, &h.Delivered, &delivered, &failing, &h.LastError); err != nil {
+		return h, err
+	}
+	h.OfflineFor, h.CreatedAt = time.Duration(offlineFor)*time.Microsecond, database.Instant(created)
+	h.DeliveredAt, h.FailingSince = database.Instant(delivered), database.Instant(failing)
+	return h, json.Unmarshal([]byte(types), &h.Types)
+}
+
+// settings are the values of what people set, in the order of the columns.
+func settings(h webhooks.Hook) ([]any, error) {
+	types, err := json.Marshal(h.Types)
+	return []any{h.ID, h.Owner, database.Clean(h.OwnerName), database.Clean(h.URL), string(types), database.Clean(h.Select), h.OfflineFor.Microseconds(), h.Sealed,
+		database.Micros(h.CreatedAt), h.Version}, err
+}
+
+// List implements webhooks.Store.
+func (s *Store) List(ctx context.Context) ([]webhooks.Hook, error) {
+	return s.read(ctx, ` ORDER BY id`)
+}
+
+// Get implements webhooks.Store.
+func (s *Store) Get(ctx context.Context, id string) (webhooks.Hook, error) {
+	hooks, err := s.read(ctx, ` WHERE id = $1`, database.Clean(id))
+	if err == nil && len(hooks) == 0 {
+		err = devices.ErrNotFound
+	}
+	if err != nil {
+		return webhooks.Hook{}, err
+	}
+	return hooks[0], nil
+}
+
+func (s *Store) read(ctx context.Context, condition string, args ...any) ([]webhooks.Hook, error) {
+	ctx, cancel, err := s.host.BeginRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	hooks, err := database.Collect(ctx, s.db.Read, scan, `SELECT `+columns+` FROM webhooks`+condition, args...)
+	if err != nil {
+		return nil, s.host.UseError(ctx, "reading webhooks", err)
+	}
+	return hooks, nil
+}
+
+// Create implements webhooks.Store.
+func (s *Store) Create(ctx context.Context, h webhooks.Hook) error {
+	args, err := settings(h)
+	if err != nil {
+		return err
+	}
+	return s.write(ctx, "creating a webhook", func(ctx context.Context, tx *sql.Tx) error {
+		if s.db.Postgres() { // on SQLite the transaction has the whole database
+			if _, err := tx.ExecContext(ctx, `LOCK TABLE webhooks IN SHARE ROW EXCLUSIVE MODE`); err != nil {
+				return err
+			}
+		}
+		var count int
+		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM webhooks`).Scan(&count); err != nil {
+			return err
+		}
+		if count >= webhooks.MaxHooks {
+			return webhooks.ErrFull
+		}
+		_, err := tx.ExecContext(ctx, `INSERT INTO webhooks (`+columns+`, instance, lease_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', '', 0, 0, 0, '', '', 0)`, args...)
+		return err
+	})
+}
+
+// Update implements webhooks.Store.
+func (s *Store) Update(ctx context.Context, h webhooks.Hook) error {
+	args, err := settings(h)
+	if err != nil {
+		return err
+	}
+	return s.one(ctx, "changing a webhook", webhooks.ErrStale, `UPDATE webhooks SET url = $3, types = $4, devices = $5, offline_for = $6, sealed = $7, version = version + 1 WHERE id = $1 AND version = $2`,
+		h.ID, h.Version, args[3], args[4], args[5], args[6], args[7])
+}
+
+// Reseal implements webhooks.Store.
+func (s *Store) Reseal(ctx context.Context, id, old, sealed string) error {
+	err := s.one(ctx, "resealing the secret of a webhook", webhooks.ErrStale, `UPDATE webhooks SET sealed = $3 WHERE id = $1 AND sealed = $2`, id, old, sealed)
+	if errors.Is(err, webhooks.ErrStale) { // it has a new one
+		return nil
+	}
+	return err
+}
+
+// Delete implements webhooks.Store.
+func (s *Store) Delete(ctx context.Context, id string) error {
+	return s.write(ctx, "deleting a webhook", func(ctx context.Context, tx *sql.Tx) error {
+		result, err := tx.ExecContext(ctx, `DELETE FROM webhooks WHERE id = $1`, database.Clean(id))
+		if err == nil {
+			err = oneRow(result, devices.ErrNotFound)
+		}
+		if err == nil {
+			_, err = tx.ExecContext(ctx, `DELETE FROM webhook_offline WHERE webhook = $1`, id)
+		}
+		return err
+	})
+}
+
+// now returns the clock of the database as an expression. SQLite is used by one process, whose clock it is.
+func (s *Store) now() string {
+	if s.db.Postgres() {
+		return `(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
+	}
+	return `CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)`
+}
+
+// Lease implements webhooks.Store.
+func (s *Store) Lease(ctx context.Context, id, instance string, version int64, lasts time.Duration) (bool, error) {
+	err := s.one(ctx, "taking the lease of a webhook", webhooks.ErrStale, `UPDATE webhooks SET instance = $2, lease_until = `+s.now()+` + $4
+ WHERE id = $1 AND version = $3 AND (instance = $2 OR lease_until < `+s.now()+`)`, id, instance, version, lasts.Microseconds())
+	if errors.Is(err, webhooks.ErrStale) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Release implements webhooks.Store.
+func (s *Store) Release(ctx context.Context, instance string) error {
+	return s.write(ctx, "ending the leases of webhooks", func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `UPDATE webhooks SET instance = '', lease_until = 0 WHERE instance = $1`, instance)
+		return err
+	})
+}
+
+// Save implements webhooks.Store.
+func (s *Store) Save(ctx context.Context, id, instance string, status webhooks.Status) error {
+	return s.one(ctx, "writing the status of a webhook", webhooks.ErrStale, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8 WHERE id = $1 AND instance = $2`,
+		id, instance, status.Position, status.Gap, status.Delivered, database.Micros(status.DeliveredAt), database.Micros(status.FailingSince), database.Clean(status.LastError))
+}
+
+// Due implements webhooks.Store.
+func (s *Store) Due(ctx context.Context, id string, from, to time.Time, limit int) ([]webhooks.OfflineDevice, error) {
+	ctx, cancel, err := s.host.BeginRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	due, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (d webhooks.OfflineDevice, err error) {
+		var since int64
+		err = scan(&d.Device, &since, &d.Reason)
+		d.Since = database.Instant(since)
+		return d, err
+	}, `SELECT device, offline_since, reason FROM presence p WHERE NOT online AND offline_since >= $2 AND offline_since <= $3
+ AND NOT EXISTS (SELECT 1 FROM webhook_offline w WHERE w.webhook = $1 AND w.device = p.device AND w.since = p.offline_since) ORDER BY offline_since, device LIMIT $4`,
+		id, database.Micros(from), database.Micros(to), int64(limit))
+	if err != nil {
+		return nil, s.host.UseError(ctx, "reading which devices are offline", err)
+	}
+	return due, nil
+}
+
+// Report implements webhooks.Store.
+func (s *Store) Report(ctx context.Context, id string, d webhooks.OfflineDevice) error {
+	return s.write(ctx, "recording a webhook's delivery", func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `INSERT INTO webhook_offline (webhook, device, since) VALUES ($1, $2, $3) ON CONFLICT (webhook, device) DO UPDATE SET since = excluded.since`,
+			id, string(d.Device), database.Micros(d.Since))
+		return err
+	})
+}
+
+// Prune implements webhooks.Store.
+func (s *Store) Prune(ctx context.Context, id string, before time.Time) error {
+	return s.write(ctx, "deleting old deliveries of a webhook", func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `DELETE FROM webhook_offline WHERE webhook = $1 AND since < $2`, id, database.Micros(before))
+		return err
+	})
+}
+
+// one runs a statement that changes one row; none is the error if it changes none.
+func (s *Store) one(ctx context.Context, doing string, none error, text string, args ...any) error {
+	return s.write(ctx, doing, func(ctx context.Context, tx *sql.Tx) error {
+		result, err := tx.ExecContext(ctx, text, args...)
+		if err != nil {
+			return err
+		}
+		return oneRow(result, none)
+	})
+}
+
+// unchanged is an error that did not come from the database.
+type unchanged struct{ error }
+
+func (u unchanged) Unwrap() error { return u.error }
+
+func oneRow(result sql.Result, none error) error {
+	n, err := result.RowsAffected()
+	if err == nil && n == 0 {
+		return unchanged{none}
+	}
+	return err
+}
+
+func (s *Store) write(ctx context.Context, doing string, do func(context.Context, *sql.Tx) error) error {
+	ctx, cancel, err := s.host.BeginRead(ctx)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	tx, err := s.db.Write.BeginTx(ctx, nil)
+	if err != nil {
+		return s.host.UseError(ctx, doing, err)
+	}
+	if err = do(ctx, tx); err == nil {
+		err = tx.Commit()
+	} else {
+		_ = tx.Rollback() // the error of do is more specific
+	}
+	var none unchanged
+	switch {
+	case errors.As(err, &none):
+		return none.error
+	case errors.Is(err, webhooks.ErrFull):
+		return err
+	case err != nil:
+		return s.host.UseError(ctx, doing, err)
+	}
+	return nil
+}
