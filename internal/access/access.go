@@ -1,8 +1,7 @@
-// Package access decides who may do what. It holds the API keys of a fleet,
-// the scopes they carry, and the rules of the tool guard, and judges from
-// memory: no database, no network, no clock but the one it is given. Whoever
-// asks, by whichever way in, is judged by the same few functions, so that one
-// key means the same over REST, NATS, MCP and the gateway's API.
+// Package access decides who may do what: with the API keys of a fleet, their scopes, and
+// the rules of the tool guard. It decides from memory, without database, network or clock.
+// All interfaces use the same functions, so that a key has the same rights over REST, NATS,
+// MCP and the gateway's API.
 package access
 
 import (
@@ -22,29 +21,34 @@ type Scope string
 // Scopes of keys.
 const (
 	ScopeRead   Scope = "devices:read"    // devices, their tools and catalogs
-	ScopePhotos Scope = "photos:read"     // pictures that cameras and screens uploaded
-	ScopeCall   Scope = "tools:call"      // tools that are meant for language models, too
-	ScopeUser   Scope = "tools:call:user" // every tool, those for people alone included; contains tools:call
+	ScopePhotos Scope = "photos:read"     // photos and screenshots
+	ScopeCall   Scope = "tools:call"      // tools for language models
+	ScopeUser   Scope = "tools:call:user" // every tool, including user-only ones; contains tools:call
 	ScopeWrite  Scope = "devices:write"   // names, labels, transport; approve, revoke, forget, rotate
 	ScopeEvents Scope = "events:read"
-	ScopeAudio  Scope = "audio"  // what devices say and hear
-	ScopeBroker Scope = "broker" // judging the logins at an external MQTT broker, and no more
-	ScopeAdmin  Scope = "admin"  // everything, keys and policy included
+	ScopeAudio  Scope = "audio"  // audio and messages of conversations
+	ScopeBroker Scope = "broker" // authenticating logins for an external MQTT broker, nothing else
+	// ScopeJobsRead shows jobs; ScopeJobs creates and changes them, and contains it. What a job
+	// does on devices needs the scope of its action as well.
+	ScopeJobsRead Scope = "jobs:read"
+	ScopeJobs     Scope = "jobs"
+	ScopeWebhooks Scope = "webhooks"
+	ScopeAdmin    Scope = "admin" // everything, including keys and policy
 )
 
-// scopeBits are the bits of Scopes, in the order in which they are listed.
-var scopeBits = [...]Scope{ScopeRead, ScopeCall, ScopeUser, ScopeWrite, ScopeEvents, ScopeAudio, ScopeAdmin, ScopePhotos, ScopeBroker}
+// scopeBits are the bits of Scopes, in the order of Names.
+var scopeBits = [...]Scope{ScopeRead, ScopeCall, ScopeUser, ScopeWrite, ScopeEvents, ScopeAudio, ScopeAdmin, ScopePhotos, ScopeBroker, ScopeJobsRead, ScopeJobs, ScopeWebhooks}
 
 // Scopes is a set of Scope.
 type Scopes uint16
 
-// ParseScopes reads names; an empty list is an error, for a key without a
-// right is a mistake.
+// ParseScopes parses names; an empty list is an error, since a key without rights is a
+// mistake.
 func ParseScopes(names []string) (s Scopes, err error) {
 	for _, name := range names {
 		i := slices.Index(scopeBits[:], Scope(name))
 		if i < 0 {
-			return 0, fmt.Errorf("there is no scope %q; scopes are %s", name, strings.Join(AllScopes().Names(), ", "))
+			return 0, fmt.Errorf("unknown scope %q; the scopes are %s", name, strings.Join(AllScopes().Names(), ", "))
 		}
 		s |= 1 << i
 	}
@@ -54,12 +58,12 @@ func ParseScopes(names []string) (s Scopes, err error) {
 	return s, nil
 }
 
-// AllScopes is every scope there is.
+// AllScopes returns the set of all scopes.
 func AllScopes() Scopes { return 1<<len(scopeBits) - 1 }
 
-// Has tells whether the set grants the scope: itself, or by a larger one.
+// Has reports whether the set contains the scope, or one that includes it.
 func (s Scopes) Has(scope Scope) bool {
-	return s.has(scope) || s.has(ScopeAdmin) || scope == ScopeCall && s.has(ScopeUser)
+	return s.has(scope) || s.has(ScopeAdmin) || scope == ScopeCall && s.has(ScopeUser) || scope == ScopeJobsRead && s.has(ScopeJobs)
 }
 
 func (s Scopes) has(scope Scope) bool {
@@ -67,7 +71,7 @@ func (s Scopes) has(scope Scope) bool {
 	return i >= 0 && s&(1<<i) != 0
 }
 
-// Names lists the set in a fixed order.
+// Names returns the names of the set in a fixed order.
 func (s Scopes) Names() []string {
 	names := []string{}
 	for i, scope := range scopeBits {
@@ -78,11 +82,10 @@ func (s Scopes) Names() []string {
 	return names
 }
 
-// MarshalJSON writes the names.
+// MarshalJSON encodes the names.
 func (s Scopes) MarshalJSON() ([]byte, error) { return json.Marshal(s.Names()) }
 
-// UnmarshalJSON reads names. Those of a newer node, which this one does not
-// know, grant nothing here.
+// UnmarshalJSON decodes names. Unknown ones, as of a newer node, grant nothing.
 func (s *Scopes) UnmarshalJSON(data []byte) error {
 	var names []string
 	if err := json.Unmarshal(data, &names); err != nil {
@@ -97,8 +100,8 @@ func (s *Scopes) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// plain tells whether text can be part of a header and shown on a terminal.
-func plain(text string) bool {
+// isPlain reports whether text can be used in a header and shown on a terminal.
+func isPlain(text string) bool {
 	for _, c := range text {
 		if c < ' ' || c == 0x7f || c == '\uFFFD' {
 			return false
@@ -107,27 +110,29 @@ func plain(text string) bool {
 	return true
 }
 
-// Caller is who asks, and what the key allows. It does not change.
+// Caller is an authenticated caller with its rights. It is immutable.
 type Caller struct {
-	Key     string // the key's id; one of the names below where there is no key
+	Key     string // the key's id; one of the constants below if there is no key
 	Name    string // for people
 	Scopes  Scopes
 	Devices selector.Selector // without an Identity error
-	Tools   []string          // globs; none: every tool
+	Tools   []string          // globs; none: all tools
+	// Through is the id of the console key that the caller uses; empty: its own key.
+	Through string
 
-	wire []byte // as AppendBy writes it
+	wire []byte // as written by AppendPrincipal
 }
 
-// Keys of callers that have no API key.
+// Keys of callers without an API key.
 const (
 	KeyAdmin   = "admin"   // the fleet's admin token
 	KeyOpen    = "open"    // --api-auth none
-	KeyVoice   = "voice"   // the chat server behind --voice-upstream
+	KeyVoice   = "voice"   // the chat server of --voice-upstream
 	KeyGateway = "gateway" // the daily token of the gateway's API
-	KeyFleet   = "fleet"   // a node of an earlier version, which asked nobody but admins
+	KeyFleet   = "fleet"   // a node of an older version, which accepts only admins
 )
 
-// NewCaller returns a caller with the bytes that it has on the wire.
+// NewCaller returns a caller with its encoding for other nodes.
 func NewCaller(key, name string, scopes Scopes, devices selector.Selector, tools []string) *Caller {
 	c := &Caller{Key: key, Name: name, Scopes: scopes, Devices: devices, Tools: tools}
 	c.wire = c.encode()
@@ -137,11 +142,11 @@ func NewCaller(key, name string, scopes Scopes, devices selector.Selector, tools
 // Callers without an API key.
 var (
 	Admin = NewCaller(KeyAdmin, "admin token", AllScopes(), selector.Selector{}, nil)
-	Open  = NewCaller(KeyOpen, "no token asked", AllScopes(), selector.Selector{}, nil)
+	Open  = NewCaller(KeyOpen, "no token required", AllScopes(), selector.Selector{}, nil)
 	Fleet = NewCaller(KeyFleet, "another node", AllScopes(), selector.Selector{}, nil)
-	// Voice listens, speaks and lets a language model use tools.
+	// Voice is the chat server, which may listen, speak and use tools.
 	Voice = NewCaller(KeyVoice, "voice upstream", mustScopes(ScopeRead, ScopeCall, ScopeAudio), selector.Selector{}, nil)
-	// Gateway are consoles made for the gateway, whose one token opens all.
+	// Gateway is a console made for the gateway; its token allows everything there.
 	Gateway = NewCaller(KeyGateway, "daily token", mustScopes(ScopeRead, ScopeUser), selector.Selector{}, nil)
 )
 
@@ -154,17 +159,16 @@ func mustScopes(scopes ...Scope) (s Scopes) {
 	return s
 }
 
-// NeedsLabels tells whether a device's labels decide what the caller may do with
-// it.
+// NeedsLabels reports whether the caller's rights on a device depend on its labels.
 func (c *Caller) NeedsLabels() bool { return c != nil && c.Devices.NeedsLabels() }
 
-// Limited tells whether the caller may not see all devices.
+// Limited reports whether the caller may not see all devices.
 func (c *Caller) Limited() bool { return c == nil || !c.Devices.IsZero() }
 
-// Via is the way by which somebody asks.
+// Via is the interface of a request.
 type Via string
 
-// Ways in.
+// Interfaces.
 const (
 	ViaREST    Via = "rest"
 	ViaRaw     Via = "raw" // the raw MCP route of REST
@@ -172,101 +176,100 @@ const (
 	ViaGateway Via = "gateway"
 	ViaVoice   Via = "voice"
 	ViaMCP     Via = "mcp"
+	ViaJob     Via = "job" // a task of a job; the job itself came over another interface
 )
 
-// By says who asks, how, and from where. The zero By may do nothing.
-type By struct {
-	Who  *Caller
-	Via  Via
-	From string // address of the peer, for the record
+// Principal is who sends a request, over which interface, and from where. The zero Principal
+// has no rights.
+type Principal struct {
+	Caller *Caller
+	Via    Via
+	From   string // address of the peer, for the audit log
 }
 
-// Key is the caller's key id; empty for nobody.
-func (b By) Key() string {
-	if b.Who == nil {
+// Key returns the caller's key id; empty without a caller.
+func (b Principal) Key() string {
+	if b.Caller == nil {
 		return ""
 	}
-	return b.Who.Key
+	return b.Caller.Key
 }
 
-// Name is the caller's name; empty for nobody.
-func (b By) Name() string {
-	if b.Who == nil {
+// Name returns the caller's name; empty without a caller.
+func (b Principal) Name() string {
+	if b.Caller == nil {
 		return ""
 	}
-	return b.Who.Name
+	return b.Caller.Name
 }
 
-// Refusal is why somebody may not do something.
+// Refusal is why a request is refused.
 type Refusal struct {
-	Rule   string // which rule decided, such as `scope` or `policy:no reboots`
+	Rule   string // the rule that decided, such as `scope` or `policy:no reboots`
 	Detail string // one sentence for people
-	Tool   bool   // it is about the tool, and not about the caller or the device
+	Tool   bool   // it concerns the tool, not the caller or the device
 }
 
-// Error is the sentence.
+// Error returns the detail.
 func (r *Refusal) Error() string { return r.Detail }
 
 // Rules that decide without a policy.
 const (
-	RuleCaller   = "caller"      // nobody asks
-	RuleScope    = "scope"       // the key lacks a scope
-	RuleDevices  = "key-devices" // the key is for other devices
-	RuleTools    = "key-tools"   // the key is for other tools
-	RuleUserOnly = "user-only"   // the tool is for people, the key for language models
-	RuleUnlisted = "unlisted"    // the tool may be for people: the device has not listed it
-	RuleURL      = "urls"        // the address is not on the allow-list
-	RuleDeclined = "declined"    // the person who was asked said no
+	RuleCaller   = "caller"      // there is no authenticated caller
+	RuleScope    = "scope"       // the key does not have a scope
+	RuleDevices  = "key-devices" // the key does not cover the device
+	RuleTools    = "key-tools"   // the key does not cover the tool
+	RuleUserOnly = "user-only"   // the tool is user-only, the key is for language models
+	RuleUnlisted = "unlisted"    // the device has not listed the tool, so it may be user-only
+	RuleURL      = "urls"        // the URL is not on the allow-list
+	RuleDeclined = "declined"    // a person declined the confirmation
 	RuleConfirm  = "builtin:confirm-restarts"
 	RuleDefault  = "builtin:allow"
 	rulePolicy   = "policy:"
 )
 
-// Permit tells whether the caller has the scope, and, unless device is empty,
-// whether that is one of its devices. It is nil if so. The labels must be known:
-// see PermitUnknown.
-func (b By) Permit(scope Scope, device string, labels map[string]string) *Refusal {
+// Permit returns nil if the caller has the scope, and covers the device unless it is empty.
+// The labels must be known: see PermitUnknown.
+func (b Principal) Permit(scope Scope, device string, labels map[string]string) *Refusal {
 	switch {
-	case b.Who == nil:
-		return &Refusal{Rule: RuleCaller, Detail: "nobody is known to ask"}
-	case !b.Who.Scopes.Has(scope):
-		return &Refusal{Rule: RuleScope, Detail: fmt.Sprintf("the key %q lacks the scope %s", b.Who.Name, scope)}
-	case device != "" && !b.Who.Devices.MatchIdentity(device, labels):
+	case b.Caller == nil:
+		return &Refusal{Rule: RuleCaller, Detail: "the request has no authenticated caller"}
+	case !b.Caller.Scopes.Has(scope):
+		return &Refusal{Rule: RuleScope, Detail: fmt.Sprintf("the key %q does not have the scope %s", b.Caller.Name, scope)}
+	case device != "" && !b.Caller.Devices.MatchIdentity(device, labels):
 		return b.otherDevices()
 	}
 	return nil
 }
 
-// PermitUnknown is Permit for a device whose labels are not known. A key that
-// depends on labels is refused: a condition such as room!=lab would hold for
-// every device that was not found.
-func (b By) PermitUnknown(scope Scope, device string) *Refusal {
+// PermitUnknown is Permit for a device whose labels are unknown. A key that depends on labels
+// is refused: a selector such as room!=lab would match every device that was not found.
+func (b Principal) PermitUnknown(scope Scope, device string) *Refusal {
 	if no := b.Permit(scope, device, nil); no != nil {
 		return no
 	}
-	if device != "" && b.Who.Devices.NeedsLabels() {
+	if device != "" && b.Caller.Devices.NeedsLabels() {
 		return b.otherDevices()
 	}
 	return nil
 }
 
-func (b By) otherDevices() *Refusal {
-	return &Refusal{Rule: RuleDevices, Detail: fmt.Sprintf("the key %q is for devices with %s alone", b.Who.Name, b.Who.Devices)}
+func (b Principal) otherDevices() *Refusal {
+	return &Refusal{Rule: RuleDevices, Detail: fmt.Sprintf("the key %q covers only devices with %s", b.Caller.Name, b.Caller.Devices)}
 }
 
-// Door tells who presents a token: the admin token, or an API key. Every way in
-// asks the same one.
-type Door struct {
+// Authenticator authenticates the admin token and API keys, for all interfaces.
+type Authenticator struct {
 	Keys *Registry
-	// IsAdmin tells whether a token is the fleet's admin token.
+	// IsAdmin reports whether a token is the fleet's admin token.
 	IsAdmin func(token string) bool
-	// Open asks nobody for a token.
+	// Open accepts requests without a token.
 	Open bool
 }
 
-// Admit returns who presents the token, which may be empty. Errors are those of
+// Authenticate returns the caller of a token, which may be empty. Errors are those of
 // Registry.Authenticate.
-func (d *Door) Admit(token string, now time.Time) (*Caller, error) {
+func (d *Authenticator) Authenticate(token string, now time.Time) (*Caller, error) {
 	switch {
 	case d.IsAdmin(token):
 		return Admin, nil
@@ -275,7 +278,7 @@ func (d *Door) Admit(token string, now time.Time) (*Caller, error) {
 	}
 	who, err := d.Keys.Authenticate(token, now)
 	if err != nil && d.Open {
-		return Open, nil // a token left over in somebody's settings shuts nobody out
+		return Open, nil // an outdated token in a client's settings must not lock it out
 	}
 	return who, err
 }

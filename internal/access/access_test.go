@@ -53,7 +53,7 @@ func TestAuthenticate(t *testing.T) {
 		t.Fatalf("%+v %v", who, err)
 	}
 	if again, _ := r.Authenticate(token, now); again != who {
-		t.Error("the same key is two callers")
+		t.Error("the same key has two callers")
 	}
 	for name, bad := range map[string]string{
 		"empty": "", "short": token[:len(token)-1], "long": token + "a", "other secret": token[:len(token)-1] + "7", "other id": strings.Replace(token, k.ID, other.ID, 1),
@@ -80,15 +80,14 @@ func TestAuthenticate(t *testing.T) {
 	k.Revoked = time.Time{}
 	// security: K9
 	if changed, err := r.Put(k, now); err != nil || changed {
-		t.Errorf("an older state brought a revoked key back: %v %v", changed, err)
+		t.Errorf("an older state made a revoked key valid again: %v %v", changed, err)
 	}
 	if err := r.Valid(who, now); !errors.Is(err, ErrRevoked) {
-		t.Errorf("whom the key let in goes on: %v", err)
+		t.Errorf("a caller with the revoked key is valid: %v", err)
 	}
 }
 
-// A token is a public prefix and 160 random bits, and the key to store holds
-// its SHA-256 alone.
+// A token is a public prefix and 160 random bits, and the stored key contains only its SHA-256.
 func TestTokenIsStoredAsItsHash(t *testing.T) {
 	k, token := key(t, "devices:read", "")
 	secret, ok := strings.CutPrefix(token, "fld_"+k.ID+"_")
@@ -97,7 +96,7 @@ func TestTokenIsStoredAsItsHash(t *testing.T) {
 		t.Errorf("the secret has %d bytes, %v", len(bits), err)
 	}
 	if _, other := key(t, "devices:read", ""); strings.HasSuffix(other, secret) {
-		t.Error("two tokens have one secret")
+		t.Error("two tokens have the same secret")
 	}
 	// security: K1
 	if sum := sha256.Sum256([]byte(token)); k.Hash != hex.EncodeToString(sum[:]) {
@@ -124,17 +123,17 @@ func TestRegistryIsBounded(t *testing.T) {
 	}
 	k.ID = "aaaaaaaz"
 	if _, err := r.Put(k, now); err == nil {
-		t.Fatal("there is room for one more")
+		t.Fatal("a key beyond the limit was added")
 	}
 	if _, err := r.Put(k, now.Add(time.Hour)); err != nil || len(r.Keys()) != maxKeys { // the others have expired
 		t.Fatal(err, len(r.Keys()))
 	}
 	if _, there := r.Caller(k.ID); !there {
-		t.Error("the new key is not there")
+		t.Error("the new key was not added")
 	}
 }
 
-// A name that was given out again means the key that is valid.
+// A name that was used twice refers to the valid key.
 func TestFindPrefersTheValidKey(t *testing.T) {
 	for range 20 { // whichever comes first in the map
 		r := NewRegistry()
@@ -155,7 +154,7 @@ func TestFindPrefersTheValidKey(t *testing.T) {
 	}
 }
 
-// Keys are put, shown and listed at the same time.
+// Keys are added, authenticated and listed concurrently.
 func TestRegistryConcurrently(t *testing.T) {
 	r := NewRegistry()
 	var all sync.WaitGroup
@@ -179,23 +178,22 @@ func TestRegistryConcurrently(t *testing.T) {
 	all.Wait()
 }
 
-// Where no token is required a key still means its caller, and any other token
-// is none.
+// If no token is required, a key still authenticates its caller, and any other token is ignored.
 func TestDoorWithoutTokens(t *testing.T) {
 	r := NewRegistry()
 	k, token := key(t, "devices:read", "")
 	if _, err := r.Put(k, now); err != nil {
 		t.Fatal(err)
 	}
-	d := Door{Keys: r, IsAdmin: func(token string) bool { return token == "admin" }, Open: true}
+	d := Authenticator{Keys: r, IsAdmin: func(token string) bool { return token == "admin" }, Open: true}
 	for given, want := range map[string]string{"": KeyOpen, "left over": KeyOpen, "admin": KeyAdmin, token: k.ID} {
-		if who, err := d.Admit(given, now); err != nil || who.Key != want {
+		if who, err := d.Authenticate(given, now); err != nil || who.Key != want {
 			t.Errorf("%.10q is %+v, %v", given, who, err)
 		}
 	}
 	d.Open = false
 	for _, given := range []string{"", "left over"} {
-		if who, err := d.Admit(given, now); !errors.Is(err, ErrToken) {
+		if who, err := d.Authenticate(given, now); !errors.Is(err, ErrToken) {
 			t.Errorf("%q is %+v, %v", given, who, err)
 		}
 	}
@@ -250,13 +248,13 @@ func TestNewKeyRefuses(t *testing.T) {
 	}
 }
 
-// A key depends on labels only where they are known.
+// A key with a selector on labels needs known labels.
 func TestPermitUnknown(t *testing.T) {
 	for devices, want := range map[string][2]bool{ // with no labels, with unknown labels
 		"": {true, true}, "device=d": {true, true}, "device!=d": {false, false}, "room=lab": {false, false},
 		"room!=lab": {true, false}, "!room": {true, false}, "room not in (a,b),device=d": {true, false},
 	} {
-		by := By{Who: caller(t, "devices:read", devices)}
+		by := Principal{Caller: caller(t, "devices:read", devices)}
 		if got := [2]bool{by.Permit(ScopeRead, "d", nil) == nil, by.PermitUnknown(ScopeRead, "d") == nil}; got != want {
 			t.Errorf("%q: %v, want %v", devices, got, want)
 		}
@@ -267,20 +265,19 @@ func TestPermitUnknown(t *testing.T) {
 			t.Errorf("%q: %v", devices, no)
 		}
 	}
-	if no := (By{}).PermitUnknown(ScopeRead, "d"); no == nil || no.Rule != RuleCaller {
-		t.Errorf("nobody: %v", no)
+	if no := (Principal{}).PermitUnknown(ScopeRead, "d"); no == nil || no.Rule != RuleCaller {
+		t.Errorf("no caller: %v", no)
 	}
 }
 
-// A key with a field that the device reports, from wherever it came, opens
-// nothing.
+// A key with a selector on a field that devices report gives no access.
 func TestFieldsOpenNothing(t *testing.T) {
 	for _, devices := range []string{"board!=x", "!seen", "state=online", "room=lab,tool!=a", "name=*"} {
 		s, err := selector.Parse(devices)
 		if err != nil {
 			t.Fatal(err)
 		}
-		by := By{Who: NewCaller("k", "k", AllScopes(), s, nil)}
+		by := Principal{Caller: NewCaller("k", "k", AllScopes(), s, nil)}
 		// security: K3
 		if no := by.Permit(ScopeRead, "d", map[string]string{"room": "lab"}); no == nil || no.Rule != RuleDevices {
 			t.Errorf("%q opens a device: %v", devices, no)
@@ -288,22 +285,22 @@ func TestFieldsOpenNothing(t *testing.T) {
 	}
 }
 
-// Documents that were stored before selectors were a text are read as they were
-// meant, and written as they were.
+// Documents from before selectors were text are parsed with their old meaning, and written
+// unchanged.
 func TestStoredDocuments(t *testing.T) {
 	const storedKey = `{"id":"abcdefgh","name":"lab agent","hash":"ab","scopes":["devices:read"],"devices":{"board":"green","room":"a*, b"},"tools":["*get_*"],"created":"2026-11-22T12:00:00Z"}`
 	var k Key
 	if err := json.Unmarshal([]byte(storedKey), &k); err != nil {
 		t.Fatal(err)
 	}
-	by := By{Who: NewCaller(k.ID, k.Name, k.Scopes, k.Devices, k.Tools)}
+	by := Principal{Caller: NewCaller(k.ID, k.Name, k.Scopes, k.Devices, k.Tools)}
 	for room, want := range map[string]bool{"a*, b": true, "a, b": false, "ab, b": false} {
 		if got := by.Permit(ScopeRead, "d", map[string]string{"board": "green", "room": room}) == nil; got != want {
 			t.Errorf("room %q: %v", room, got)
 		}
 	}
 	if by.Permit(ScopeRead, "d", map[string]string{"room": "a*, b"}) == nil {
-		t.Error("board is a label here, which the device lacks")
+		t.Error("board must be read as a label, which the device does not have")
 	}
 	if again, err := json.Marshal(k); err != nil || string(again) != strings.Replace(storedKey, `"devices:read"`, `"devices:read","photos:read"`, 1) {
 		t.Errorf("%s, %v", again, err)
@@ -319,7 +316,7 @@ func TestStoredDocuments(t *testing.T) {
 	}
 	const grant = `{"via":"rest","from":"","who":{"key":"abcdefgh","name":"n","scopes":["devices:read"],"devices":{"room":"lab"}}}`
 	var r Reader
-	if who := r.Parse(grant).Who; who == nil || who.Devices.String() != "room=lab" || !who.Limited() {
+	if who := r.Parse(grant).Caller; who == nil || who.Devices.String() != "room=lab" || !who.Limited() {
 		t.Errorf("%+v", who)
 	}
 }
@@ -330,7 +327,7 @@ func TestPolicySelectors(t *testing.T) {
 		`{"rules":[{"name":"a","action":"deny","devices":"room=lab,board=x"}]}`:                         `rule 1 ("a"): devices: only device and labels may be used in API keys and policy: board is reported by the device itself`,
 		`{"reads":[{"tools":["a"],"devices":"!"}]}`:                                                     `reads 1: devices: selector "!", column 2`,
 		`{"reads":[{"tools":["a"],"devices":"seen>1h"}]}`:                                               `reads 1: devices: only device and labels`,
-		`{"rules":[{"name":"a","action":"deny","devices":["room"]}]}`:                                   `rule 1 ("a"): devices: a selector is a text`,
+		`{"rules":[{"name":"a","action":"deny","devices":["room"]}]}`:                                   `rule 1 ("a"): devices: a selector is text`,
 		`{"rules":[{"name":"a","action":"deny","device":"d"}]}`:                                         `unknown field`,
 	} {
 		if _, err := ParsePolicy([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
@@ -346,12 +343,12 @@ func TestPolicySelectors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for room, want := range map[string]Action{"lab": Allow, "hall": Deny} {
-		if got := g.RuleAction(Question{By: By{Who: Admin}, Device: "d", Labels: map[string]string{"room": room, "floor": "2"}}); got != want {
+		if got := g.RuleAction(Query{By: Principal{Caller: Admin}, Device: "d", Labels: map[string]string{"room": room, "floor": "2"}}); got != want {
 			t.Errorf("%s: %s", room, got)
 		}
 	}
-	if !g.MayEver(Question{By: By{Who: Admin}, Tool: "x"}) {
-		t.Error("the rule is taken to hold everywhere")
+	if !g.MayAllow(Query{By: Principal{Caller: Admin}, Tool: "x"}) {
+		t.Error("the rule counts as one without labels")
 	}
 }
 
@@ -374,29 +371,29 @@ func TestDecide(t *testing.T) {
 	bedroom, robot, labroom := map[string]string{"room": "bedroom"}, map[string]string{"kind": "robot"}, map[string]string{"room": "lab"}
 	for _, c := range []struct {
 		name   string
-		q      Question
+		q      Query
 		action Action
 		rule   string
 	}{
-		{"nobody", Question{Tool: "x", Listed: true}, Deny, RuleCaller},
-		{"no scope", Question{By: By{Who: caller(t, "devices:read", "")}, Tool: "x", Listed: true}, Deny, RuleScope},
-		{"plain", Question{By: By{Who: model}, Tool: "x", Listed: true}, Allow, RuleDefault},
-		{"user tool by mark", Question{By: By{Who: model}, Tool: "x", Listed: true, UserOnly: true}, Deny, RuleUserOnly},
-		{"user tool by name", Question{By: By{Who: model}, Tool: "self.reboot", Listed: true}, Deny, RuleUserOnly},
-		{"not listed", Question{By: By{Who: model}, Tool: "x"}, Deny, RuleUnlisted},
-		{"not listed, person", Question{By: By{Who: person}, Tool: "x"}, Allow, RuleDefault},
-		{"other room", Question{By: By{Who: lab}, Tool: "self.get_x", Labels: bedroom, Device: "d", Listed: true}, Deny, RuleDevices},
-		{"no labels", Question{By: By{Who: lab}, Tool: "self.get_x", Device: "d", Listed: true}, Deny, RuleDevices},
-		{"its room", Question{By: By{Who: lab}, Tool: "self.get_x", Labels: labroom, Device: "d", Listed: true}, Allow, RuleDefault},
-		{"other tool", Question{By: By{Who: lab}, Tool: "self.set_x", Labels: labroom, Device: "d", Listed: true}, Deny, RuleTools},
-		{"rule by label", Question{By: By{Who: Admin}, Tool: "self.lamp.turn_on", Labels: bedroom, Device: "d", Listed: true}, Deny, "policy:no night light"},
-		{"rule, other label", Question{By: By{Who: Admin}, Tool: "self.lamp.turn_on", Labels: labroom, Device: "d", Listed: true}, Allow, RuleDefault},
-		{"confirm", Question{By: By{Who: Admin}, Tool: "self.dog.walk", Listed: true}, Confirm, "policy:ask for motion"},
-		{"reboot by a model's host", Question{By: By{Who: person, Via: ViaMCP}, Tool: "self.reboot", Listed: true}, Confirm, RuleConfirm},
-		{"reboot by a person", Question{By: By{Who: person, Via: ViaREST}, Tool: "self.reboot", Listed: true}, Allow, RuleDefault},
-		{"first rule wins", Question{By: By{Who: person, Via: ViaMCP}, Labels: robot, Device: "d", Tool: "self.reboot", Listed: true}, Allow, "policy:robots may"},
-		{"a rule widens no key", Question{By: By{Who: model, Via: ViaMCP}, Labels: robot, Device: "d", Tool: "self.reboot", Listed: true}, Deny, RuleUserOnly},
-		{"keys by their fixed names", Question{By: By{Who: voice}, Tool: "self.camera.take_photo", Listed: true}, Deny, "policy:chat server"},
+		{"nobody", Query{Tool: "x", Listed: true}, Deny, RuleCaller},
+		{"no scope", Query{By: Principal{Caller: caller(t, "devices:read", "")}, Tool: "x", Listed: true}, Deny, RuleScope},
+		{"plain", Query{By: Principal{Caller: model}, Tool: "x", Listed: true}, Allow, RuleDefault},
+		{"user tool by mark", Query{By: Principal{Caller: model}, Tool: "x", Listed: true, UserOnly: true}, Deny, RuleUserOnly},
+		{"user tool by name", Query{By: Principal{Caller: model}, Tool: "self.reboot", Listed: true}, Deny, RuleUserOnly},
+		{"not listed", Query{By: Principal{Caller: model}, Tool: "x"}, Deny, RuleUnlisted},
+		{"not listed, person", Query{By: Principal{Caller: person}, Tool: "x"}, Allow, RuleDefault},
+		{"other room", Query{By: Principal{Caller: lab}, Tool: "self.get_x", Labels: bedroom, Device: "d", Listed: true}, Deny, RuleDevices},
+		{"no labels", Query{By: Principal{Caller: lab}, Tool: "self.get_x", Device: "d", Listed: true}, Deny, RuleDevices},
+		{"its room", Query{By: Principal{Caller: lab}, Tool: "self.get_x", Labels: labroom, Device: "d", Listed: true}, Allow, RuleDefault},
+		{"other tool", Query{By: Principal{Caller: lab}, Tool: "self.set_x", Labels: labroom, Device: "d", Listed: true}, Deny, RuleTools},
+		{"rule by label", Query{By: Principal{Caller: Admin}, Tool: "self.lamp.turn_on", Labels: bedroom, Device: "d", Listed: true}, Deny, "policy:no night light"},
+		{"rule, other label", Query{By: Principal{Caller: Admin}, Tool: "self.lamp.turn_on", Labels: labroom, Device: "d", Listed: true}, Allow, RuleDefault},
+		{"confirm", Query{By: Principal{Caller: Admin}, Tool: "self.dog.walk", Listed: true}, Confirm, "policy:ask for motion"},
+		{"reboot by a model's host", Query{By: Principal{Caller: person, Via: ViaMCP}, Tool: "self.reboot", Listed: true}, Confirm, RuleConfirm},
+		{"reboot by a person", Query{By: Principal{Caller: person, Via: ViaREST}, Tool: "self.reboot", Listed: true}, Allow, RuleDefault},
+		{"first rule wins", Query{By: Principal{Caller: person, Via: ViaMCP}, Labels: robot, Device: "d", Tool: "self.reboot", Listed: true}, Allow, "policy:robots may"},
+		{"a rule widens no key", Query{By: Principal{Caller: model, Via: ViaMCP}, Labels: robot, Device: "d", Tool: "self.reboot", Listed: true}, Deny, RuleUserOnly},
+		{"keys by their fixed names", Query{By: Principal{Caller: voice}, Tool: "self.camera.take_photo", Listed: true}, Deny, "policy:chat server"},
 	} {
 		d := g.Decide(c.q)
 		// security: K7 K10
@@ -431,7 +428,7 @@ func TestPolicyRefuses(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := Compile(Policy{Rules: rules}); err == nil {
-		t.Error("one rule too many passes")
+		t.Error("a policy with one rule too many is accepted")
 	}
 }
 
@@ -483,7 +480,7 @@ func TestCheckURL(t *testing.T) {
 	}
 	// security: K13
 	if DefaultGuard().CheckURL(up, json.RawMessage(`{"url":"https://fw.example.com/"}`)) == nil {
-		t.Error("without a policy any address passes")
+		t.Error("without a policy every URL is allowed")
 	}
 }
 
@@ -502,26 +499,26 @@ func TestMatch(t *testing.T) {
 func TestByOnTheWire(t *testing.T) {
 	var r Reader
 	who := caller(t, "tools:call devices:read", `room=lab,a="\"b"`, "*get_*", "x")
-	by := By{Who: who, Via: ViaMCP, From: "10.0.0.1:5"}
-	got := r.Parse(string(AppendBy(nil, by)))
-	if got.Via != by.Via || got.From != by.From || got.Who == nil || got.Who.Key != who.Key || got.Who.Scopes != who.Scopes || got.Who.Devices.String() != who.Devices.String() || len(got.Who.Tools) != 2 {
+	by := Principal{Caller: who, Via: ViaMCP, From: "10.0.0.1:5"}
+	got := r.Parse(string(AppendPrincipal(nil, by)))
+	if got.Via != by.Via || got.From != by.From || got.Caller == nil || got.Caller.Key != who.Key || got.Caller.Scopes != who.Scopes || got.Caller.Devices.String() != who.Devices.String() || len(got.Caller.Tools) != 2 {
 		t.Errorf("%+v", got)
 	}
-	if again := r.Parse(string(AppendBy(nil, by))); again.Who != got.Who {
-		t.Error("one caller is made twice")
+	if again := r.Parse(string(AppendPrincipal(nil, by))); again.Caller != got.Caller {
+		t.Error("the same caller was created twice")
 	}
-	if old := r.Parse("rest"); old.Who != Fleet || old.Via != ViaREST {
-		t.Errorf("a node of an earlier version: %+v", old)
+	if old := r.Parse("rest"); old.Caller != Fleet || old.Via != ViaREST {
+		t.Errorf("a node of an older version: %+v", old)
 	}
-	for _, bad := range []string{"{", `{"who":3}`, `{"who":null}`, `{"via":"rest"}`, string(AppendBy(nil, By{}))} {
-		if got := r.Parse(bad); got.Who != nil {
+	for _, bad := range []string{"{", `{"who":3}`, `{"who":null}`, `{"via":"rest"}`, string(AppendPrincipal(nil, Principal{}))} {
+		if got := r.Parse(bad); got.Caller != nil {
 			t.Errorf("%s is %+v", bad, got)
 		}
 	}
 }
 
-// FuzzParsePolicy checks what callers count on in a policy that is accepted:
-// that it is the same when written again, names its rules apart, and judges.
+// FuzzParsePolicy checks the guarantees of an accepted policy:
+// it is unchanged when written again, its rules have different names, and it decides.
 func FuzzParsePolicy(f *testing.F) {
 	f.Add([]byte(`{"rules":[{"name":"a","action":"deny"},{"name":"a","action":"allow"}]}`))
 	f.Add([]byte(`{"rules":[{"name":"b","action":"confirm"}],"reads":[{"tools":["x"],"ttl":"11m"}]}`))
@@ -569,7 +566,7 @@ func FuzzParsePolicy(f *testing.F) {
 		}
 		first := p.Rules[0]
 		unconditional := len(first.Tools)+len(first.Keys)+len(first.Via) == 0 && first.Devices.IsZero()
-		if got := guard.RuleAction(Question{By: By{Who: Admin, Via: ViaREST}, Device: "d", Tool: "self.x"}); unconditional && got != first.Action {
+		if got := guard.RuleAction(Query{By: Principal{Caller: Admin, Via: ViaREST}, Device: "d", Tool: "self.x"}); unconditional && got != first.Action {
 			t.Errorf("%s judges %s by its first rule", text, got)
 		}
 	})

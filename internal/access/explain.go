@@ -7,12 +7,12 @@ import (
 
 // Verdicts of a Step.
 const (
-	Decided    = "decided"     // it is why
-	Passed     = "passed"      // it had nothing against the call, or is about others
-	NotReached = "not reached" // it was decided before
+	Decided    = "decided"     // this step decides
+	Passed     = "passed"      // this step allows the call, or does not apply
+	NotReached = "not reached" // an earlier step has decided
 )
 
-// Step is one thing that a call is held against.
+// Step is one check of a call.
 type Step struct {
 	Rule    string `json:"rule"`
 	Action  Action `json:"action,omitempty"` // of a rule
@@ -20,21 +20,20 @@ type Step struct {
 	Why     string `json:"why,omitempty"`
 }
 
-// Explanation is a Decision with everything that was looked at, in order.
+// Explanation is a Decision with all checks, in order.
 type Explanation struct {
 	Action Action `json:"action"`
 	Rule   string `json:"rule"`
 	Detail string `json:"detail,omitempty"`
 	Steps  []Step `json:"steps"`
-	// Shared says that identical calls at the same time share one answer; TTL for
-	// how long it is given again.
+	// Shared means that concurrent identical calls share one result; TTL is for how long
+	// it is reused.
 	Shared bool   `json:"shared"`
 	TTL    string `json:"ttl,omitempty"`
 }
 
-// Explain says what would become of a call, and why. The decision is Decide's,
-// and behind it that of CheckURL.
-func (g *Guard) Explain(q Question, arguments json.RawMessage) Explanation {
+// Explain returns how a call would be decided, and why: by Decide, and then by CheckURL.
+func (g *Guard) Explain(q Query, arguments json.RawMessage) Explanation {
 	d := g.Decide(q)
 	final := d
 	urls := g.CheckURL(q.Tool, arguments)
@@ -53,20 +52,20 @@ func (g *Guard) Explain(q Question, arguments json.RawMessage) Explanation {
 			s.Verdict, s.Why = NotReached, ""
 		case rule == d.Rule:
 			reached = false
-			if s.Why = "it says " + string(d.Action); final.Rule == rule {
+			if s.Why = "its action is " + string(d.Action); final.Rule == rule {
 				s.Verdict, s.Why = Decided, x.Detail
 			}
 		}
 		x.Steps = append(x.Steps, s)
 	}
-	step(RuleCaller, "", "somebody is known to ask")
-	who := q.By.Who
+	step(RuleCaller, "", "the request has an authenticated caller")
+	who := q.By.Caller
 	if who == nil {
 		return x
 	}
 	step(RuleScope, "", "the key has the scopes "+strings.Join(who.Scopes.Names(), ", "))
-	step(RuleDevices, "", "the device is among those of the key")
-	step(RuleTools, "", "the tool is among those of the key")
+	step(RuleDevices, "", "the key covers the device")
+	step(RuleTools, "", "the key covers the tool")
 	step(RuleUserOnly, "", "the tool is for language models too, or the key has the scope "+string(ScopeUser))
 	step(RuleUnlisted, "", "the device has listed the tool, or the key has the scope "+string(ScopeUser))
 	for i := range g.policy.Rules {
@@ -78,7 +77,7 @@ func (g *Guard) Explain(q Question, arguments json.RawMessage) Explanation {
 	}
 	step(RuleDefault, Allow, "")
 	if g.TakesURL(q.Tool) && d.Refusal == nil {
-		s := Step{Rule: RuleURL, Verdict: Passed, Why: "the address is on the list, or none is given"}
+		s := Step{Rule: RuleURL, Verdict: Passed, Why: "the URL is on the allow-list, or there is none"}
 		if urls != nil {
 			s.Verdict, s.Why = Decided, urls.Detail
 		}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// An explanation never says something else than the guard does, and it names
-// exactly one rule that decided. Nor do the shorter ways to ask.
+// An explanation contains the same decision as Decide, and exactly one step that decided; the
+// shorter functions decide alike.
 func TestExplainAgreesWithDecide(t *testing.T) {
 	policy, err := ParsePolicy([]byte(`{"rules":[
 		{"name":"lab walks","tools":["*.walk"],"devices":{"room":"lab"},"action":"allow"},
@@ -31,9 +31,9 @@ func TestExplainAgreesWithDecide(t *testing.T) {
 			for _, via := range []Via{ViaREST, ViaMCP} {
 				for _, room := range []string{"lab", "hall"} {
 					for _, listed := range []bool{true, false} {
-						q := Question{By: By{Who: who, Via: via}, Device: "d", Labels: map[string]string{"room": room}, Tool: tool, Listed: listed}
+						q := Query{By: Principal{Caller: who, Via: via}, Device: "d", Labels: map[string]string{"room": room}, Tool: tool, Listed: listed}
 						d := g.Decide(q)
-						if d.Action != Deny && !g.MayEver(Question{By: q.By, Tool: tool}) {
+						if d.Action != Deny && !g.MayAllow(Query{By: q.By, Tool: tool}) {
 							t.Errorf("%s %s %s %s: never, but %s", name, tool, via, room, d.Action)
 						}
 						if d.Refusal == nil || strings.HasPrefix(d.Rule, rulePolicy) {
@@ -65,19 +65,19 @@ func TestExplainAgreesWithDecide(t *testing.T) {
 			}
 		}
 	}
-	for _, never := range []Question{{By: By{Who: Admin, Via: ViaMCP}, Tool: "self.lamp.on"}, {By: By{Who: callers["model"], Via: ViaREST}, Tool: "self.reboot"},
-		{By: By{Who: callers["reader"], Via: ViaREST}, Tool: "dog.walk"}, {By: By{Who: callers["model"], Via: ViaREST}, Tool: "dog.walk", UserOnly: true}} {
-		if g.MayEver(never) {
+	for _, never := range []Query{{By: Principal{Caller: Admin, Via: ViaMCP}, Tool: "self.lamp.on"}, {By: Principal{Caller: callers["model"], Via: ViaREST}, Tool: "self.reboot"},
+		{By: Principal{Caller: callers["reader"], Via: ViaREST}, Tool: "dog.walk"}, {By: Principal{Caller: callers["model"], Via: ViaREST}, Tool: "dog.walk", UserOnly: true}} {
+		if g.MayAllow(never) {
 			t.Errorf("%+v may be called somewhere", never)
 		}
 	}
-	x := g.Explain(Question{By: By{Who: Admin, Via: ViaREST}, Device: "d", Tool: "self.get_x", Listed: true}, nil)
+	x := g.Explain(Query{By: Principal{Caller: Admin, Via: ViaREST}, Device: "d", Tool: "self.get_x", Listed: true}, nil)
 	if !x.Shared || x.TTL != "2s" || x.Steps[len(x.Steps)-1].Verdict != Decided {
 		t.Errorf("%+v", x)
 	}
 }
 
-// The policy that docs/access.md shows is one.
+// The policy in docs/access.md is valid.
 func TestDocumentedPolicy(t *testing.T) {
 	text, err := os.ReadFile("../../docs/access.md")
 	if err != nil {

@@ -5,14 +5,14 @@ import (
 	"fmt"
 )
 
-// Bounds of a list of globs.
+// Limits of a list of globs.
 const (
 	maxGlobs = 64
 	maxGlob  = 128 // bytes
 )
 
-// Match tells whether a glob matches a name from its beginning to its end: `*`
-// stands for any run of bytes, `?` for one, all others for themselves.
+// Match reports whether a glob matches a whole name: `*` matches any sequence of bytes, `?`
+// any byte, every other byte itself.
 func Match(glob, name string) bool {
 	star, mark := -1, 0
 	g, n := 0, 0
@@ -24,7 +24,7 @@ func Match(glob, name string) bool {
 		case g < len(glob) && (glob[g] == '?' || glob[g] == name[n]):
 			g++
 			n++
-		case star >= 0: // the star takes one byte more
+		case star >= 0: // the star matches one more byte
 			mark++
 			g, n = star+1, mark
 		default:
@@ -37,7 +37,7 @@ func Match(glob, name string) bool {
 	return g == len(glob)
 }
 
-// MatchAny tells whether one of the globs matches; without any, all names do.
+// MatchAny reports whether one of the globs matches; no globs match every name.
 func MatchAny(globs []string, name string) bool {
 	for _, glob := range globs {
 		if Match(glob, name) {
@@ -49,13 +49,13 @@ func MatchAny(globs []string, name string) bool {
 
 func checkGlobs(globs []string) error {
 	if len(globs) > maxGlobs {
-		return fmt.Errorf("a list of tools may have %d entries", maxGlobs)
+		return fmt.Errorf("a list of tools has at most %d entries", maxGlobs)
 	}
 	for _, glob := range globs {
 		if glob == "" {
 			return errors.New("an empty entry matches no tool; leave it out, or write * for every tool")
 		}
-		if len(glob) > maxGlob || !plain(glob) {
+		if len(glob) > maxGlob || !isPlain(glob) {
 			return fmt.Errorf("%.40q: a glob has at most %d bytes and no control characters", glob, maxGlob)
 		}
 	}

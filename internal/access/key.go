@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -18,9 +19,9 @@ import (
 	"fleetd/internal/selector"
 )
 
-// An API token is `fld_<id>_<secret>`: the prefix lets scanners for leaked
-// secrets find it, the id is the key's public name, and the secret has 160
-// bits, so that its plain SHA-256 is a safe thing to store.
+// An API token is `fld_<id>_<secret>`: secret scanners find it by its prefix, the id is the
+// key's public id, and the secret has 160 bits, so that its plain SHA-256 can be stored
+// safely.
 const (
 	tokenPrefix  = "fld_"
 	idBytes      = 5  // 8 characters
@@ -37,16 +38,15 @@ var (
 	keyName       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9 ._@-]*$`)
 )
 
-// Errors of Authenticate. They say nothing of how close a guess was. Who shows a
-// key that has ended is told which it was, and so is the record.
+// Errors of Authenticate. They do not reveal how close a guess was. Only the holder of a key
+// that has ended gets the reason, which is also recorded.
 var (
 	ErrToken   = errors.New("the token is not valid")
 	ErrExpired = errors.New("the key has expired")
 	ErrRevoked = errors.New("the key was revoked")
 )
 
-// Key is the record of one API key. Everything but the two times of its end is
-// fixed when it is made.
+// Key is the record of one API key. All fields but Expires and Revoked are immutable.
 type Key struct {
 	ID      string            `json:"id"`
 	Name    string            `json:"name"`
@@ -55,17 +55,18 @@ type Key struct {
 	Devices selector.Selector `json:"devices,omitzero"` // without an Identity error
 	Tools   []string          `json:"tools,omitempty"`
 	Created time.Time         `json:"created"`
-	Expires time.Time         `json:"expires,omitzero"` // zero: never
-	Revoked time.Time         `json:"revoked,omitzero"` // zero: it was not
-	// Since is the version of the list of scopes that the key was made under.
+	Expires time.Time         `json:"expires,omitzero"` // zero: the key does not expire
+	Revoked time.Time         `json:"revoked,omitzero"` // zero: it was not revoked
+	Parent  Parent            `json:"parent,omitzero"`  // of a console key
+	// Since is the version of the list of scopes when the key was created.
 	Since int `json:"since,omitempty"`
 }
 
-// scopesVersion is that of the list of scopes: 1 has photos:read, which was part of
-// devices:read before.
+// scopesVersion is the version of the list of scopes. Version 1 separates photos:read from
+// devices:read.
 const scopesVersion = 1
 
-// UnmarshalJSON reads a key. One that is older than a scope keeps what it could do.
+// UnmarshalJSON decodes a key. A key from before a new scope keeps its rights.
 func (k *Key) UnmarshalJSON(data []byte) error {
 	type plain Key
 	if err := json.Unmarshal(data, (*plain)(k)); err != nil {
@@ -77,27 +78,27 @@ func (k *Key) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// NewKey checks what a key shall be and returns it with its token, which is
-// kept nowhere.
+// NewKey validates the properties of a new key and returns it with its token, which is not
+// stored.
 func NewKey(name string, scopes Scopes, devices selector.Selector, tools []string, created, expires time.Time) (k Key, token string, err error) {
 	switch {
 	case !keyName.MatchString(name) || len(name) > maxNameBytes:
-		return k, "", fmt.Errorf("%q is no name of a key: 1 to %d letters, digits, blanks and . _ @ -, the first a letter or digit", name, maxNameBytes)
+		return k, "", fmt.Errorf("%q is not a valid name: use 1 to %d letters, digits, blanks and . _ @ -, starting with a letter or digit", name, maxNameBytes)
 	case slices.ContainsFunc([]*Caller{Admin, Open, Voice, Gateway, Fleet}, func(c *Caller) bool { return name == c.Key || name == c.Name }):
-		return k, "", fmt.Errorf("the name %q means somebody else in rules; choose another", name)
+		return k, "", fmt.Errorf("the name %q is reserved in rules; choose another", name)
 	case keyID.MatchString(name):
-		return k, "", fmt.Errorf("the name %q looks like the id of a key, which has eight of a-z and 2-7, and rules take either; choose a longer or shorter one", name)
+		return k, "", fmt.Errorf("the name %q has the form of a key id (eight characters of a-z and 2-7), and rules accept both; choose a longer or shorter name", name)
 	case scopes == 0:
 		_, err := ParseScopes(nil)
 		return k, "", err
 	case !expires.IsZero() && !expires.After(created):
-		return k, "", errors.New("the key would have expired already")
+		return k, "", errors.New("the expiry is in the past; choose a later time")
 	}
 	if err := errors.Join(checkDevices(devices), checkGlobs(tools)); err != nil {
 		return k, "", err
 	}
 	if scopes.has(ScopeAdmin) && (!devices.IsZero() || len(tools) > 0) {
-		return k, "", errors.New("the scope admin changes keys and rules, so it cannot be limited to devices or tools; leave one of them out")
+		return k, "", errors.New("a key with the scope admin can change keys and rules, so it cannot be limited to devices or tools; remove the scope or the limits")
 	}
 	id := randomText(idBytes)
 	token = tokenPrefix + id + "_" + randomText(secretBytes)
@@ -105,9 +106,9 @@ func NewKey(name string, scopes Scopes, devices selector.Selector, tools []strin
 		Created: created.UTC().Truncate(time.Microsecond), Expires: utc(expires), Since: scopesVersion}, token, nil
 }
 
-// checkDevices tells why a selector may not be that of a new key.
+// checkDevices returns an error if a new key may not have this selector.
 func checkDevices(s selector.Selector) error {
-	if err := identity(s); err != nil {
+	if err := checkIdentity(s); err != nil {
 		return err
 	}
 	if err := s.Check(); err != nil {
@@ -134,8 +135,9 @@ func hashOf(token string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Ended is why the key is worth nothing at this time; nil if it is.
-func (k *Key) Ended(now time.Time) error {
+// EndedError returns why the key itself has ended at this time; nil if it is valid. A console
+// key may have ended with its parent, which Registry.EndedError includes.
+func (k *Key) EndedError(now time.Time) error {
 	switch {
 	case !k.Revoked.IsZero():
 		return ErrRevoked
@@ -145,76 +147,74 @@ func (k *Key) Ended(now time.Time) error {
 	return nil
 }
 
-// held is a key as the registry keeps it.
-type held struct {
+// keyEntry is a key in the registry.
+type keyEntry struct {
 	key    Key
 	hash   [sha256.Size]byte
 	caller *Caller
 }
 
-// Registry holds all keys of the fleet in memory. It is safe for concurrent
-// use.
+// Registry holds all keys of the fleet in memory. It is safe for concurrent use.
 type Registry struct {
-	mu   sync.RWMutex
-	byID map[string]*held
+	mu         sync.RWMutex
+	byID       map[string]*keyEntry
+	adminToken func() string // nil: there is none
 }
 
-// NewRegistry returns an empty one.
-func NewRegistry() *Registry { return &Registry{byID: map[string]*held{}} }
+// NewRegistry returns an empty Registry.
+func NewRegistry() *Registry { return &Registry{byID: map[string]*keyEntry{}} }
 
-// Authenticate returns who presents an API token. It takes the same time for
-// every wrong secret of a key. The caller is one and the same as long as the
-// key is.
+// Authenticate returns the caller of an API token. It takes the same time for every wrong
+// secret of a key. It always returns the same *Caller for a key.
 func (r *Registry) Authenticate(token string, now time.Time) (*Caller, error) {
 	if len(token) != tokenLength || token[:len(tokenPrefix)] != tokenPrefix || token[len(tokenPrefix)+idLength] != '_' {
 		return nil, ErrToken
 	}
 	r.mu.RLock()
+	defer r.mu.RUnlock()
 	h := r.byID[token[len(tokenPrefix):len(tokenPrefix)+idLength]]
-	r.mu.RUnlock()
-	var text [tokenLength]byte // on the stack
+	var text [tokenLength]byte // allocated on the stack
 	copy(text[:], token)
 	sum := sha256.Sum256(text[:])
 	if h == nil || subtle.ConstantTimeCompare(sum[:], h.hash[:]) != 1 {
 		return nil, ErrToken
 	}
-	if err := h.key.Ended(now); err != nil {
+	if err := r.endedLocked(&h.key, now); err != nil {
 		return nil, fmt.Errorf("%w: %q (%s)", err, h.key.Name, h.key.ID)
 	}
 	return h.caller, nil
 }
 
-// Valid tells why a caller may not go on: its key ended since it was let in.
-// Callers that are not known by a key, and keys that this node has not heard
-// of, are for others to judge.
+// Valid returns an error if the caller's key has ended since it was authenticated. Callers
+// without a key, and keys unknown to this node, count as valid.
 func (r *Registry) Valid(c *Caller, now time.Time) error {
 	if c == nil {
 		return ErrToken
 	}
 	r.mu.RLock()
-	h := r.byID[c.Key]
-	r.mu.RUnlock()
+	defer r.mu.RUnlock()
+	h := r.byID[cmp.Or(c.Through, c.Key)]
 	if h == nil {
 		return nil
 	}
-	return h.key.Ended(now)
+	return r.endedLocked(&h.key, now)
 }
 
-// Put adds a key, or ends one earlier: of two ends the earlier counts, and
-// nothing else of a key ever changes. changed tells whether it was news.
+// Put adds a key, or ends it: the earlier of two ends counts, and nothing else of a key
+// changes. changed reports whether the registry changed.
 func (r *Registry) Put(k Key, now time.Time) (changed bool, err error) {
 	hash, err := hex.DecodeString(k.Hash)
 	if err != nil || len(hash) != sha256.Size || len(k.ID) != idLength {
-		return false, fmt.Errorf("key %.20q has no usable hash", k.ID)
+		return false, fmt.Errorf("key %.20q does not have a valid hash", k.ID)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	old := r.byID[k.ID]
 	if old == nil {
 		if len(r.byID) >= maxKeys && !r.dropEndedLocked(now) {
-			return false, fmt.Errorf("there are %d keys that have not ended; revoke some", maxKeys)
+			return false, fmt.Errorf("the limit of %d keys is reached; revoke some", maxKeys)
 		}
-		h := &held{key: k, caller: NewCaller(k.ID, k.Name, k.Scopes, k.Devices, k.Tools)}
+		h := &keyEntry{key: k, caller: newKeyCaller(&k)}
 		copy(h.hash[:], hash)
 		r.byID[k.ID] = h
 		return true, nil
@@ -232,11 +232,11 @@ func (r *Registry) Put(k Key, now time.Time) (changed bool, err error) {
 	return true, nil
 }
 
-// dropEndedLocked makes room: of the keys that have ended, the oldest goes.
+// dropEndedLocked removes the key that ended first. It reports false if no key has ended.
 func (r *Registry) dropEndedLocked(now time.Time) bool {
 	oldest := ""
 	for id, h := range r.byID {
-		if h.key.Ended(now) != nil && (oldest == "" || h.key.Created.Before(r.byID[oldest].key.Created)) {
+		if r.endedLocked(&h.key, now) != nil && (oldest == "" || h.key.Created.Before(r.byID[oldest].key.Created)) {
 			oldest = id
 		}
 	}
@@ -244,16 +244,16 @@ func (r *Registry) dropEndedLocked(now time.Time) bool {
 	return oldest != ""
 }
 
-// Find returns the key with this id, or the one valid key with this name.
+// Find returns the key with this id, or the valid key with this name.
 func (r *Registry) Find(name string, now time.Time) (Key, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	if h := r.byID[name]; h != nil {
 		return h.key, true
 	}
-	var found *held
+	var found *keyEntry
 	for _, h := range r.byID {
-		if h.key.Name == name && (found == nil || found.key.Ended(now) != nil && h.key.Ended(now) == nil) {
+		if h.key.Name == name && (found == nil || found.key.EndedError(now) != nil && h.key.EndedError(now) == nil) {
 			found = h
 		}
 	}
@@ -263,7 +263,7 @@ func (r *Registry) Find(name string, now time.Time) (Key, bool) {
 	return found.key, true
 }
 
-// Caller returns whom the key with this id lets in, valid or not.
+// Caller returns the caller of the key with this id, valid or not.
 func (r *Registry) Caller(id string) (*Caller, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -274,7 +274,7 @@ func (r *Registry) Caller(id string) (*Caller, bool) {
 	return h.caller, true
 }
 
-// Keys lists all keys, oldest first.
+// Keys returns all keys, oldest first.
 func (r *Registry) Keys() []Key {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -8,8 +8,8 @@ import (
 	"fleetd/internal/selector"
 )
 
-// A key that was made before there was photos:read keeps photos through
-// devices:read; one that was made later needs the scope.
+// A key from before the scope photos:read keeps photos through devices:read; a later one needs
+// the scope.
 func TestOldKeysKeepPhotos(t *testing.T) {
 	for _, tc := range []struct {
 		document string

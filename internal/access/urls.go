@@ -12,23 +12,21 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// urlTools are the tools of the firmware that take an address, and what they do
-// with it: download and run, download and keep, download and show, upload the
-// screen. Its argument is `url` for all.
+// urlTools are the tools of the firmware that take a URL: to download and run, to download and
+// keep, to download and show, to upload the screen. The argument of all is `url`.
 var urlTools = []string{"self.upgrade_firmware", "self.assets.set_download_url", "self.screen.preview_image", "self.screen.snapshot"}
 
 const urlArgument = "url"
 
-// TakesURL tells whether the tool's `url` is checked against the list of
-// addresses: always for those of stock firmware, and for any other, such as a
-// tool of a custom firmware, that a rule of the list names.
+// TakesURL reports whether the tool's `url` is checked against the allow-list: always for
+// tools of stock firmware, and for other tools that a rule of the list contains.
 func (g *Guard) TakesURL(tool string) bool {
 	return slices.Contains(urlTools, tool) || slices.ContainsFunc(g.urls, func(r urlRule) bool { return MatchAny(r.tools, tool) })
 }
 
 const maxURL = 1024 // bytes
 
-// urlRule is a URLRule with its prefixes taken apart.
+// urlRule is a compiled URLRule.
 type urlRule struct {
 	tools    []string
 	prefixes []*url.URL
@@ -40,7 +38,7 @@ func (r URLRule) compile() (urlRule, error) {
 		return out, err
 	}
 	if len(r.Tools) == 0 || len(r.Prefixes) > maxPrefixes {
-		return out, fmt.Errorf("tools are missing, or there are more than %d prefixes", maxPrefixes)
+		return out, fmt.Errorf("a URL rule needs tools and 1 to %d prefixes", maxPrefixes)
 	}
 	for _, prefix := range r.Prefixes {
 		u, err := parseURL(prefix)
@@ -48,15 +46,15 @@ func (r URLRule) compile() (urlRule, error) {
 			return out, fmt.Errorf("prefix %.80q: %w", prefix, err)
 		}
 		if u.RawQuery != "" {
-			return out, fmt.Errorf("prefix %.80q: a prefix has no query", prefix)
+			return out, fmt.Errorf("prefix %.80q: remove the query", prefix)
 		}
 		out.prefixes = append(out.prefixes, u)
 	}
 	return out, nil
 }
 
-// parseURL reads an address as strictly as nothing can be read in two ways:
-// the device's reader is another one than ours.
+// parseURL parses a URL. It refuses URLs that could be read in two ways, since the device has
+// another parser.
 func parseURL(text string) (*url.URL, error) {
 	for _, c := range []byte(text) {
 		if c <= ' ' || c >= 0x7f || c == '\\' {
@@ -68,19 +66,19 @@ func parseURL(text string) (*url.URL, error) {
 	case len(text) > maxURL:
 		return nil, fmt.Errorf("it has more than %d bytes", maxURL)
 	case err != nil:
-		return nil, errors.New("it is no URL")
+		return nil, errors.New("it is not a URL")
 	case u.Scheme != "http" && u.Scheme != "https":
 		return nil, errors.New("it is neither http nor https")
 	case u.Hostname() == "" || u.User != nil || u.Opaque != "" || u.Fragment != "" || strings.Contains(text, "#"):
 		return nil, errors.New("it must be scheme, host and path, with no user and no fragment")
 	case strings.Contains(u.Path, "\\") || strings.Contains(u.Path, "//") || u.Path != "" && strings.TrimSuffix(u.Path, "/") != strings.TrimSuffix(path.Clean(u.Path), "/"):
-		return nil, errors.New("its path goes up, or has empty parts")
+		return nil, errors.New("its path contains .., or has empty parts")
 	}
 	return u, nil
 }
 
-// covers tells whether u lies under the prefix: the same scheme, host and port,
-// and a path that begins with the prefix's, whole parts only.
+// covers reports whether u is under the prefix: the same scheme, host and port, and a path
+// that starts with the parts of the prefix's path.
 func covers(prefix, u *url.URL) bool {
 	if prefix.Scheme != u.Scheme || !strings.EqualFold(prefix.Hostname(), u.Hostname()) || portOf(prefix) != portOf(u) {
 		return false
@@ -103,10 +101,9 @@ func portOf(u *url.URL) string {
 	return "80"
 }
 
-// CheckURL checks the address in a tool's arguments against the list; nil if it
-// may be used, or if the tool takes none. The device finds members without
-// regard to case and takes the first, so more than one that could be meant is
-// refused.
+// CheckURL checks the URL in a tool's arguments against the allow-list; nil if it is allowed,
+// or if the tool takes none. The device ignores the case of member names and uses the first
+// match, so more than one possible match is refused.
 func (g *Guard) CheckURL(tool string, arguments json.RawMessage) *Refusal {
 	if !g.TakesURL(tool) {
 		return nil
@@ -118,7 +115,7 @@ func (g *Guard) CheckURL(tool string, arguments json.RawMessage) *Refusal {
 	found := 0
 	walk := jsonspan.Object(arguments)
 	for walk.Next() {
-		key, _, _ := strings.Cut(string(walk.Key()), "\x00") // where the device's reader stops
+		key, _, _ := strings.Cut(string(walk.Key()), "\x00") // the device's reader stops at the NUL
 		if strings.EqualFold(key, urlArgument) {
 			found++
 			given = walk.Value()
@@ -128,15 +125,15 @@ func (g *Guard) CheckURL(tool string, arguments json.RawMessage) *Refusal {
 	case found == 0:
 		return nil
 	case found > 1:
-		return refuse("%d arguments of %s could be its url; give one", found, tool)
+		return refuse("%d arguments of %s match its url; give only one", found, tool)
 	}
 	text, ok := jsonspan.String(given)
 	if !ok {
-		return nil // the check of the arguments refuses it
+		return nil // CheckCall of package catalog refuses it
 	}
 	u, err := parseURL(text)
 	if err != nil {
-		return refuse("the url for %s is not usable: %v", tool, err)
+		return refuse("the url for %s is not valid: %v", tool, err)
 	}
 	for _, rule := range g.urls {
 		if !MatchAny(rule.tools, tool) {
@@ -146,11 +143,11 @@ func (g *Guard) CheckURL(tool string, arguments json.RawMessage) *Refusal {
 			return nil
 		}
 	}
-	// Path and query may hold a secret, and this goes to the record.
-	return refuse("this address at %s is not on the list for %s; an administrator can add a prefix of it to `urls` of the policy (fleetd policy)", clip(u.Scheme+"://"+u.Host), tool)
+	// Path and query may contain a secret, and the refusal is written to the audit log.
+	return refuse("the url at %s is not on the allow-list for %s; an administrator can add a prefix of it to `urls` of the policy (fleetd policy)", clip(u.Scheme+"://"+u.Host), tool)
 }
 
-// clip bounds what of a caller's text stands in a sentence.
+// clip limits the length of a caller's text in a sentence.
 func clip(text string) string {
 	const most = 120
 	if len(text) > most {

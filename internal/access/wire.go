@@ -8,54 +8,55 @@ import (
 	"fleetd/internal/selector"
 )
 
-// grants are a caller on its way to another node.
+// grants is the encoding of a caller for another node.
 type grants struct {
 	Key     string            `json:"key"`
 	Name    string            `json:"name,omitempty"`
 	Scopes  Scopes            `json:"scopes"`
 	Devices selector.Selector `json:"devices,omitzero"`
 	Tools   []string          `json:"tools,omitempty"`
+	Through string            `json:"through,omitempty"`
 }
 
 func (c *Caller) encode() []byte {
-	b, err := json.Marshal(grants{c.Key, c.Name, c.Scopes, c.Devices, c.Tools})
+	b, err := json.Marshal(grants{c.Key, c.Name, c.Scopes, c.Devices, c.Tools, c.Through})
 	if err != nil {
-		return []byte(`{}`) // strings and lists of them marshal; nobody would have no rights
+		return []byte(`{}`) // cannot fail; without rights if it did
 	}
 	return b
 }
 
-// AppendBy appends who asks as one line of JSON, for a header that another node
-// of the fleet reads. What is signed is for its sender to see to.
-func AppendBy(dst []byte, b By) []byte {
-	if b.Who == Fleet { // nodes of an earlier version write and read no more than that
+// AppendPrincipal appends a principal as one line of JSON, for a header to another node of the
+// fleet. The sender signs it.
+func AppendPrincipal(dst []byte, b Principal) []byte {
+	if b.Caller == Fleet { // nodes of an older version write and read only that
 		return append(dst, b.Via...)
 	}
 	dst = jsonspan.AppendString(append(dst, `{"via":`...), string(b.Via))
 	dst = jsonspan.AppendString(append(dst, `,"from":`...), b.From)
 	dst = append(dst, `,"who":`...)
-	if b.Who == nil {
+	if b.Caller == nil {
 		return append(dst, "null}"...)
 	}
-	return append(append(dst, b.Who.wire...), '}')
+	return append(append(dst, b.Caller.wire...), '}')
 }
 
-// Reader reads what AppendBy wrote, and makes each caller once.
+// Reader parses the results of AppendPrincipal, and creates each caller once.
 type Reader struct {
 	mu    sync.Mutex
-	known map[string]*Caller // by their bytes
+	known map[string]*Caller // by their encoding
 }
 
-// maxKnown bounds the callers kept: about as many as there can be keys in use.
+// maxKnown is how many callers are cached: about as many as keys can be in use.
 const maxKnown = 4096
 
-// Parse reads a header. Nodes of an earlier version named the way alone, and
-// let in nobody but admins. A header that cannot be read is nobody.
-func (r *Reader) Parse(header string) By {
+// Parse parses a header. Nodes of an older version sent only the interface, and accepted only
+// admins. A header that cannot be parsed gives a principal without rights.
+func (r *Reader) Parse(header string) Principal {
 	if len(header) == 0 || header[0] != '{' {
-		return By{Who: Fleet, Via: Via(header)}
+		return Principal{Caller: Fleet, Via: Via(header)}
 	}
-	var b By
+	var b Principal
 	walk := jsonspan.Object([]byte(header))
 	var who []byte
 	for walk.Next() {
@@ -70,9 +71,9 @@ func (r *Reader) Parse(header string) By {
 		}
 	}
 	if walk.Err() != nil {
-		return By{}
+		return Principal{}
 	}
-	b.Who = r.caller(who)
+	b.Caller = r.caller(who)
 	return b
 }
 
@@ -89,7 +90,8 @@ func (r *Reader) caller(who []byte) *Caller {
 	if r.known == nil || len(r.known) >= maxKnown {
 		r.known = map[string]*Caller{}
 	}
-	c := NewCaller(g.Key, g.Name, g.Scopes, g.Devices, g.Tools)
+	c := &Caller{Key: g.Key, Name: g.Name, Scopes: g.Scopes, Devices: g.Devices, Tools: g.Tools, Through: g.Through}
+	c.wire = c.encode()
 	r.known[string(who)] = c
 	return c
 }

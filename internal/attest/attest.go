@@ -1,13 +1,11 @@
-// Package attest lets a device's hardware prove itself. Chips with a serial
-// number in their eFuse also hold a key there that no firmware can read: they
-// answer the challenge of an OTA reply with HMAC-SHA256 under that key
-// (ota.cc:421-492). Where the operator has imported the keys, a right answer
-// admits the device without a spoken code.
+// Package attest verifies proofs of a device's hardware. Chips with a serial number in their eFuse also hold
+// a key that no firmware can read: they answer the challenge of an OTA reply with HMAC-SHA256 under that key
+// (ota.cc:421-492). If the operator has imported the keys, a correct answer admits the device without an
+// activation code.
 //
-// The list lives in the database, each key sealed with one that derives from
-// the fleet's secret. Nothing of it is kept in memory: proofs are rare, and a
-// key that was removed must be worth nothing at once on every node. While the
-// database is away nobody is admitted by proof; devices ask again.
+// The list is in the database, each key sealed with a key that derives from the fleet's secret. It is not
+// cached: proofs are rare, and a removed key must become invalid at once on every node. While the database is
+// unreachable no device is admitted by proof; devices retry.
 package attest
 
 import (
@@ -36,66 +34,65 @@ const (
 	MaxImport   = 1000            // keys in one import
 	KeySize     = 32              // bytes, of eFuse block KEY0
 	MaxSerial   = 64              // characters; the firmware's has 32
-	MaxLookups  = 32              // proofs judged at once; others wait for their next try
-	lookupTime  = time.Second     // for the database, which the device waits for
-	unlistedFor = 5 * time.Second // after which a number that is not listed is looked for again
-	maxUnlisted = 10_000          // numbers remembered as not listed
+	MaxLookups  = 32              // concurrent proofs; others must retry
+	lookupTime  = time.Second     // for the database, while the device waits
+	unlistedFor = 5 * time.Second // after which an unlisted number is looked up again
+	maxUnlisted = 10_000          // unlisted numbers that are remembered
 	sealPurpose = "attestation"
 	algorithm   = "hmac-sha256"
 )
 
-// Outcomes of proofs. The list is closed: every value has a counter. What the
-// core refuses stands beside them under its own names.
+// Outcomes of proofs. The list is complete: every value has a counter. Refusals of the core are counted under
+// their own names.
 const (
 	OutcomeAdmitted    = "admitted"
 	OutcomeNone        = "none"        // no proof: firmware without a serial number, or a chip without the unit
 	OutcomeMalformed   = "malformed"   // not what the firmware sends
-	OutcomeAlgorithm   = "algorithm"   // another one than hmac-sha256
-	OutcomeStale       = "stale"       // not the challenge that this client was given, or it was used
+	OutcomeAlgorithm   = "algorithm"   // another algorithm than hmac-sha256
+	OutcomeStale       = "stale"       // not the challenge of this client, or a used one
 	OutcomeUnlisted    = "unlisted"    // the operator did not import the serial number
 	OutcomeWrong       = "wrong"       // the signature is not that of the key
-	OutcomeContested   = "contested"   // the number proves another device, or another number this one
-	OutcomeUnavailable = "unavailable" // the database is away
-	OutcomeBusy        = "busy"        // MaxLookups others are being judged
-	OutcomeUnreadable  = "unreadable"  // the key was sealed under another secret
+	OutcomeContested   = "contested"   // the number is bound to another device, or the device to another number
+	OutcomeUnavailable = "unavailable" // the database is unreachable
+	OutcomeBusy        = "busy"        // MaxLookups others are in progress
+	OutcomeUnreadable  = "unreadable"  // the key was sealed with another secret
 )
 
-// Keys keeps the list. Its errors wrap devices.ErrDatabase,
-// devices.ErrNotFound and devices.ErrBound.
+// Keys stores the list. Its errors wrap devices.ErrDatabase, devices.ErrNotFound and devices.ErrBound.
 type Keys interface {
 	Bindings
 	Register
 }
 
-// Bindings is what a proof needs of the list.
+// Bindings is the part of the list that proofs use.
 type Bindings interface {
 	// AttestationKey returns one key.
 	AttestationKey(ctx context.Context, serial string) (devices.AttestationKey, error)
-	// ProvenBy returns the serial number that proves a device.
+	// ProvenBy returns the serial number that is bound to a device.
 	ProvenBy(ctx context.Context, id devices.ID) (serial string, err error)
-	// BindAttestationKey has a serial number prove this device and no other.
+	// BindAttestationKey binds a serial number to this device and no other.
 	BindAttestationKey(ctx context.Context, serial string, id devices.ID, now time.Time) error
 }
 
-// Register is what the operator needs of it.
+// Register is the part of the list that operators use.
 type Register interface {
-	// SaveAttestationKeys adds keys, all or none; those of known serial numbers
-	// are replaced, and stay bound where the new ones name no device.
+	// SaveAttestationKeys adds keys, all or none; keys of known serial numbers are replaced, and stay bound
+	// unless the new ones contain a device.
 	SaveAttestationKeys(ctx context.Context, keys []devices.AttestationKey) error
-	// AttestationKeys returns at most limit keys behind one, by serial number.
+	// AttestationKeys returns at most limit keys after one, by serial number.
 	AttestationKeys(ctx context.Context, after string, limit int) ([]devices.AttestationKey, error)
-	// ResealAttestationKey replaces how a key is sealed, if it still is as old says.
+	// ResealAttestationKey replaces the sealed form of a key, if it still equals old.
 	ResealAttestationKey(ctx context.Context, serial, old, sealed string) error
 	// RemoveAttestationKey removes a key.
 	RemoveAttestationKey(ctx context.Context, serial string) error
 }
 
-// Core is what a proof needs of fleet.Service.
+// Core is the part of fleet.Service that proofs use.
 type Core interface {
 	TakeChallenge(id devices.ID, clientID, challenge string) (back func(), ok bool)
 	MayProve(ctx context.Context, id devices.ID, clientID, serial string) (refused string)
 	AdmitProven(ctx context.Context, id devices.ID, clientID, serial string, bound bool) (refused string)
-	Dispute(id devices.ID, clientID, serial string, reason devices.Dispute)
+	ReportDispute(id devices.ID, clientID, serial string, reason devices.Dispute)
 }
 
 // List is the operator's list of chips. It is safe for concurrent use.
@@ -108,7 +105,7 @@ type List struct {
 	mu       sync.Mutex
 	unlisted map[string]time.Time // serial numbers that were not found, until when
 
-	// Proofs counts them by outcome.
+	// Proofs counts proofs by outcome.
 	Proofs counters.Map[string]
 }
 
@@ -117,8 +114,8 @@ func New(keys Keys, mint *credential.Mint, log *slog.Logger) *List {
 	return &List{keys: keys, mint: mint, log: log, slots: make(chan struct{}, MaxLookups), unlisted: map[string]time.Time{}}
 }
 
-// proof is the body of an activation (ota.cc:421-450). A device without a
-// serial number sends an empty object.
+// proof is the body of an activation request (ota.cc:421-450). A device without a serial number sends an empty
+// object.
 type proof struct {
 	Algorithm string `json:"algorithm"`
 	Serial    string `json:"serial_number"`
@@ -126,9 +123,8 @@ type proof struct {
 	HMAC      string `json:"hmac"`
 }
 
-// Prove judges the body of an activation request and admits its sender if the
-// proof in it is right. The outcome is one of the constants, or what the core
-// refused it for.
+// Prove verifies the proof in the body of an activation request and admits the client if it is correct. The
+// outcome is one of the constants, or the reason for which the core refused.
 func (l *List) Prove(ctx context.Context, core Core, id devices.ID, clientID string, body io.Reader) (outcome string) {
 	defer func() { l.Proofs.Add(outcome, 1) }()
 	p, outcome := parse(body)
@@ -146,8 +142,8 @@ func (l *List) Prove(ctx context.Context, core Core, id devices.ID, clientID str
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
-	// The challenge is taken before the key is looked at, so that of two answers
-	// to it one counts, and is given back where nothing was judged.
+	// The challenge is used up before the key is read, so that only one of two answers counts, and is
+	// restored if nothing was decided.
 	back, ok := core.TakeChallenge(id, clientID, p.Challenge)
 	if !ok {
 		return OutcomeStale
@@ -189,27 +185,27 @@ func (l *List) judge(ctx context.Context, core Core, id devices.ID, clientID str
 		l.noteUnlisted(p.Serial)
 		return OutcomeUnlisted
 	case err != nil:
-		l.log.Debug("a proof was not judged", "device", id, "error", err)
+		l.log.Debug("a proof could not be verified", "device", id, "error", err)
 		return OutcomeUnavailable
 	}
 	secret, err := l.mint.Open(sealPurpose, key.Serial, key.Sealed)
 	if err != nil {
-		l.log.Error("an attestation key cannot be read: it was imported under another --secret; import it again", "serial", key.Serial)
+		l.log.Error("an attestation key cannot be opened: it was imported with another --secret; import it again", "serial", key.Serial)
 		return OutcomeUnreadable
 	}
 	if !isSigned(secret, p) {
-		core.Dispute(id, clientID, p.Serial, devices.DisputeProof)
+		core.ReportDispute(id, clientID, p.Serial, devices.DisputeProof)
 		return OutcomeWrong
 	}
 	bound := key.Device == id
 	if key.Device != "" && !bound {
-		core.Dispute(id, clientID, p.Serial, devices.DisputeSerial)
+		core.ReportDispute(id, clientID, p.Serial, devices.DisputeSerial)
 		return OutcomeContested
 	}
 	if !bound {
 		switch other, err := l.keys.ProvenBy(ctx, id); {
 		case err == nil && other != p.Serial:
-			core.Dispute(id, clientID, p.Serial, devices.DisputeDevice)
+			core.ReportDispute(id, clientID, p.Serial, devices.DisputeDevice)
 			return OutcomeContested
 		case err != nil && !errors.Is(err, devices.ErrNotFound):
 			return OutcomeUnavailable
@@ -219,7 +215,7 @@ func (l *List) judge(ctx context.Context, core Core, id devices.ID, clientID str
 		}
 		switch err := l.keys.BindAttestationKey(ctx, p.Serial, id, time.Now()); {
 		case errors.Is(err, devices.ErrBound): // by another node, just now
-			core.Dispute(id, clientID, p.Serial, devices.DisputeDevice)
+			core.ReportDispute(id, clientID, p.Serial, devices.DisputeDevice)
 			return OutcomeContested
 		case errors.Is(err, devices.ErrNotFound): // removed meanwhile
 			return OutcomeUnlisted
@@ -242,8 +238,7 @@ func isSigned(key []byte, p proof) bool {
 	return hmac.Equal(mac.Sum(nil), given) && err == nil
 }
 
-// mayBeListed spares the database the questions of devices that wait for a
-// code: they ask every 3 s.
+// mayBeListed avoids queries for pending devices without a listed chip, which repeat every 3 s.
 func (l *List) mayBeListed(serial string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -268,7 +263,7 @@ func checkSerial(serial string) error {
 	if serial == "" || len(serial) > MaxSerial || strings.ContainsFunc(serial, func(r rune) bool {
 		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && r != '-' && r != '_' && r != '.'
 	}) {
-		return fmt.Errorf("a serial number is 1 to %d of [A-Za-z0-9._-]", MaxSerial)
+		return fmt.Errorf("a serial number has 1 to %d characters of [A-Za-z0-9._-]", MaxSerial)
 	}
 	return nil
 }

@@ -120,7 +120,7 @@ func TestProofAdmits(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne})
 	body := signed(serial, keyOne, c.checkIn(t, robot, "c1"))
 	c.want(t, "proof", c.prove(t, robot, "c1", body), OutcomeAdmitted)
-	if !c.service.Activated(robot, "c1") || c.Chips[serial].Device != robot {
+	if !c.service.IsActivated(robot, "c1") || c.Chips[serial].Device != robot {
 		t.Errorf("not admitted, or bound to %q", c.Chips[serial].Device)
 	}
 	c.want(t, "the same once more", c.prove(t, robot, "c1", body), OutcomeStale)
@@ -135,12 +135,12 @@ func TestProofReplacesClient(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne, Device: string(robot)})
 	c.want(t, "first", c.prove(t, robot, "c1", signed(serial, keyOne, c.checkIn(t, robot, "c1"))), OutcomeAdmitted)
 	c.want(t, "after erasing", c.prove(t, robot, "c2", signed(serial, keyOne, c.checkIn(t, robot, "c2"))), OutcomeAdmitted)
-	if generation, ok := c.service.Generation(robot); !ok || generation != 1 || c.service.Activated(robot, "c1") {
+	if generation, ok := c.service.Generation(robot); !ok || generation != 1 || c.service.IsActivated(robot, "c1") {
 		t.Errorf("generation %d, %v", generation, ok)
 	}
 }
 
-// What is no proof waits for a code, like a device without a serial number.
+// A request without a proof leaves the device pending, like one without a serial number.
 func TestNoProof(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne})
 	challenge := c.checkIn(t, robot, "c1")
@@ -209,13 +209,13 @@ func TestOneToOne(t *testing.T) {
 	c.want(t, "a second device with the number", c.prove(t, other, "c2", signed(serial, keyOne, c.checkIn(t, other, "c2"))), OutcomeContested)
 	c.contested(t, other, devices.DisputeSerial)
 	// security: D4
-	if c.service.Activated(other, "c2") {
+	if c.service.IsActivated(other, "c2") {
 		t.Error("admitted")
 	}
 	// security: D4
 	c.want(t, "a second number for the device", c.prove(t, robot, "c3", signed("SN-2", keyTwo, c.checkIn(t, robot, "c3"))), OutcomeContested)
 	c.contested(t, robot, devices.DisputeDevice)
-	if c.Chips["SN-2"].Device != "" || !c.service.Activated(robot, "c1") {
+	if c.Chips["SN-2"].Device != "" || !c.service.IsActivated(robot, "c1") {
 		t.Error("bound, or the member was replaced")
 	}
 	// Also where nobody is a member under the name.
@@ -228,7 +228,7 @@ func TestOneToOne(t *testing.T) {
 	c.want(t, "with its own", c.prove(t, robot, "c4", signed(serial, keyOne, c.checkIn(t, robot, "c4"))), OutcomeAdmitted)
 }
 
-// Any listed chip is no key to a member that never named it: its number is not
+// A listed chip cannot take over a member that never reported it: its number is not
 // even bound. The member's own, as it named it while it was let in, is.
 func TestForeignChip(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne}, devices.Chip{Serial: "SN-2", Key: keyTwo})
@@ -240,11 +240,11 @@ func TestForeignChip(t *testing.T) {
 	// security: D4
 	c.want(t, "another chip", c.prove(t, robot, "c2", signed("SN-2", keyTwo, c.checkIn(t, robot, "c2"))), admission.RefusedForeign)
 	// security: D4
-	if c.Chips["SN-2"].Device != "" || !c.service.Activated(robot, "c1") {
+	if c.Chips["SN-2"].Device != "" || !c.service.IsActivated(robot, "c1") {
 		t.Error("bound, or the member was replaced")
 	}
 	c.want(t, "its own chip", c.prove(t, robot, "c2", signed(serial, keyOne, c.checkIn(t, robot, "c2"))), OutcomeAdmitted)
-	if !c.service.Activated(robot, "c2") || c.Chips[serial].Device != robot {
+	if !c.service.IsActivated(robot, "c2") || c.Chips[serial].Device != robot {
 		t.Error("not admitted, or not bound")
 	}
 }

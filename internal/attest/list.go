@@ -10,12 +10,11 @@ import (
 	"fleetd/internal/devices"
 )
 
-// Import adds chips to the list, all or none of them. Keys are 64 hex digits;
-// devices may be empty. Errors are *devices.Error and name the serial number,
-// never the key.
+// Import adds chips to the list, all or none. Keys are 64 hex digits; devices may be empty. Errors are
+// *devices.Error and contain the serial number, never the key.
 func (l *List) Import(ctx context.Context, chips []devices.Chip) error {
 	if len(chips) == 0 || len(chips) > MaxImport {
-		return bad("an import has 1 to %d keys, this has %d", MaxImport, len(chips))
+		return bad("an import must have 1 to %d keys, this has %d", MaxImport, len(chips))
 	}
 	now := time.Now().UTC()
 	keys := make([]devices.AttestationKey, 0, len(chips))
@@ -36,7 +35,7 @@ func (l *List) Import(ctx context.Context, chips []devices.Chip) error {
 			k.BoundAt = now
 		}
 		if serials[k.Serial] || k.Device != "" && bound[k.Device] {
-			return bad("serial number %s: it, or its device, stands in the list twice", c.Serial)
+			return bad("serial number %s: it, or its device, is in the import twice; remove one", c.Serial)
 		}
 		serials[k.Serial], bound[k.Device] = true, true
 		keys = append(keys, k)
@@ -48,14 +47,14 @@ func (l *List) Import(ctx context.Context, chips []devices.Chip) error {
 		return fmt.Errorf("import attestation keys: %w", err)
 	}
 	l.mu.Lock()
-	clear(l.unlisted) // they may be listed now; other nodes find out within unlistedFor
+	clear(l.unlisted) // they may be listed now; other nodes look them up again after unlistedFor
 	l.mu.Unlock()
 	l.log.Info("attestation keys imported", "keys", len(keys))
 	return nil
 }
 
-// List returns at most limit chips behind one, by serial number, without their
-// keys; more tells whether others follow.
+// List returns at most limit chips after one, by serial number, without their keys; more reports whether
+// there are further ones.
 func (l *List) List(ctx context.Context, after string, limit int) (chips []devices.AttestationKey, more bool, err error) {
 	chips, err = l.keys.AttestationKeys(ctx, after, limit+1)
 	if err != nil {
@@ -67,12 +66,12 @@ func (l *List) List(ctx context.Context, after string, limit int) (chips []devic
 	return chips[:min(len(chips), limit)], len(chips) > limit, nil
 }
 
-// Remove takes a chip off the list. The device that it proved stays a member.
+// Remove removes a chip from the list. The device that it admitted stays a member.
 func (l *List) Remove(ctx context.Context, serial string) error {
 	err := l.keys.RemoveAttestationKey(ctx, serial)
 	switch {
 	case errors.Is(err, devices.ErrNotFound):
-		return &devices.Error{Code: devices.CodeNotFound, Detail: fmt.Sprintf("no key of serial number %.64q is listed", serial)}
+		return &devices.Error{Code: devices.CodeNotFound, Detail: fmt.Sprintf("no key with the serial number %.64q is imported", serial)}
 	case err != nil:
 		return fmt.Errorf("remove attestation key: %w", err)
 	}

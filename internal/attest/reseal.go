@@ -5,30 +5,30 @@ import (
 	"fmt"
 )
 
-// resealPage is how many keys Reseal reads at once.
+// resealPage is how many keys Reseal reads at a time.
 const resealPage = 200
 
-// Reseal seals the keys anew that are sealed under an older secret of the fleet, and
-// returns how many. It may be called again, also by another node, until there are none.
-// A key that cannot be opened stays as it is, and is logged.
+// Reseal seals keys with the newest secret that are sealed with an older one, and returns how many. It may be
+// called repeatedly and by several nodes, until it returns 0. A key that cannot be opened is logged and not
+// changed.
 func (l *List) Reseal(ctx context.Context) (changed int, err error) {
 	for after := ""; ; {
 		keys, err := l.keys.AttestationKeys(ctx, after, resealPage)
 		if err != nil {
-			return changed, fmt.Errorf("seal attestation keys anew: %w", err)
+			return changed, fmt.Errorf("reseal attestation keys: %w", err)
 		}
 		for _, k := range keys {
 			after = k.Serial
 			sealed, old, err := l.mint.Reseal(sealPurpose, k.Serial, k.Sealed)
 			switch {
 			case err != nil:
-				l.log.Error("an attestation key cannot be read: it was imported under another --secret; import it again", "serial", k.Serial)
+				l.log.Error("an attestation key cannot be opened: it was imported with another --secret; import it again", "serial", k.Serial)
 				continue
 			case !old:
 				continue
 			}
 			if err := l.keys.ResealAttestationKey(ctx, k.Serial, k.Sealed, sealed); err != nil {
-				return changed, fmt.Errorf("seal attestation keys anew: %w", err)
+				return changed, fmt.Errorf("reseal attestation keys: %w", err)
 			}
 			changed++
 		}

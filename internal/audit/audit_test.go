@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"fleetd/internal/api"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,9 +47,9 @@ func (m *memory) set(away bool) {
 	m.away = away
 }
 
-func (m *memory) verify() (Report, []Line) { return m.verifyWith(Verifier{}) }
+func (m *memory) verify() (api.AuditReport, []Line) { return m.verifyWith(Verifier{}) }
 
-func (m *memory) verifyWith(v Verifier) (Report, []Line) {
+func (m *memory) verifyWith(v Verifier) (api.AuditReport, []Line) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var lines []Line
@@ -106,7 +108,7 @@ func TestEverythingIsWritten(t *testing.T) {
 		}
 		// security: R5
 		if l.Record(call(1)); l.Dropped.Load() != 1 {
-			t.Error("an entry behind the end is not counted")
+			t.Error("an entry after the end is not counted")
 		}
 	})
 }
@@ -272,7 +274,7 @@ func TestVerifyFindsFaults(t *testing.T) {
 	})
 }
 
-func TestStraysAreCounted(t *testing.T) {
+func TestAnonymousRefusalsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		l := open(m)
@@ -283,7 +285,7 @@ func TestStraysAreCounted(t *testing.T) {
 			l.Record(Entry{At: time.Now(), Kind: KindRefusal, Via: "rest", From: fmt.Sprintf("[2001:db8:%x::1]:1", i), Outcome: "unauthorized"})
 		}
 		l.Record(call(1))
-		time.Sleep(2 * strayMinute)
+		time.Sleep(2 * anonymousWindow)
 		if err := l.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -300,13 +302,13 @@ func TestStraysAreCounted(t *testing.T) {
 			}
 		}
 		// security: R6
-		if total != 6000 || one != 1000 || len(lines) > strayAddresses+2*strayEntries+5 {
+		if total != 6000 || one != 1000 || len(lines) > anonymousAddresses+2*anonymousEntries+5 {
 			t.Errorf("%d refusals, %d of one address, in %d lines", total, one, len(lines))
 		}
 	})
 }
 
-// A stop writes down what was only counted, and what found no room.
+// A stop records what was only counted, and how many entries were dropped.
 func TestStopCountsTheRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}

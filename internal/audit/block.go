@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Hash is a SHA-256: of a block, or of arguments.
+// Hash is a SHA-256 of a block or of arguments.
 type Hash [sha256.Size]byte
 
-// String is the hash in hex; empty for the one before the first block.
+// String returns the hash in hex; empty for the zero hash.
 func (h Hash) String() string {
 	if h == (Hash{}) {
 		return ""
@@ -18,41 +18,41 @@ func (h Hash) String() string {
 	return hex.EncodeToString(h[:])
 }
 
-// MarshalText writes what String does.
+// MarshalText encodes like String.
 func (h Hash) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 
-// UnmarshalText reads what String writes.
+// UnmarshalText decodes the result of String.
 func (h *Hash) UnmarshalText(text []byte) (err error) {
 	*h, err = ParseHash(string(text))
 	return err
 }
 
-// ParseHash is the opposite of String.
+// ParseHash is the inverse of String.
 func ParseHash(text string) (h Hash, err error) {
 	if text == "" {
 		return h, nil
 	}
 	b, err := hex.DecodeString(text)
 	if err != nil || len(b) != len(h) {
-		return h, fmt.Errorf("%.80q is no hash of a block", text)
+		return h, fmt.Errorf("%.80q is not the hash of a block", text)
 	}
 	copy(h[:], b)
 	return h, nil
 }
 
-// Block is a group of entries as it is stored: one row, for a row per entry
-// would cost more than the call that it is about.
+// Block is a group of entries as stored, in one row: a row for each entry would cost more than the
+// recorded call.
 type Block struct {
-	Run               string // one start of one node
+	Run               string // one process of one node
 	Node              string
 	FirstSeq, LastSeq int64     // of the run, from 1
-	FirstAt, LastAt   time.Time // the range of what the entries say
-	Entries           []byte    // a line of JSON each
+	FirstAt, LastAt   time.Time // the range of the entries' times
+	Entries           []byte    // a line of JSON for each
 	Previous, Hash    Hash
 }
 
-// Sum is what the block's hash has to be: under the key, if it is of a keyed run.
-// It covers the block before, and all that is stored.
+// Sum returns the correct hash of the block, with the key if it belongs to a keyed run. It covers the
+// previous block's hash and all fields.
 func (b *Block) Sum(key []byte) (h Hash) {
 	digest := digest(b.Run, key)
 	digest.Write(b.Previous[:])
@@ -66,14 +66,14 @@ func (b *Block) Sum(key []byte) (h Hash) {
 type Query struct {
 	Since, Until time.Time
 	Run          string
-	Before       Place // only blocks at or behind this one, newest first
+	Before       Place // only this block and older ones
 	Limit        int   // blocks
 }
 
-// Place is where a block stands in the order of time, and an entry in it.
+// Place is the position of a block in the order of time, and of an entry in it.
 type Place struct {
 	LastAt   time.Time
 	Run      string
 	FirstSeq int64
-	Seq      int64 // entries below it are still to come; 0: all
+	Seq      int64 // only entries below this number; 0: all
 }

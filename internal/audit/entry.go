@@ -1,8 +1,6 @@
-// Package audit keeps the record of who did what: every call of a tool, every
-// refusal, and every change of keys, rules and credentials. Entries of one run
-// of a node are chained by hashes under the fleet's key, so that one that is
-// missing or was changed shows. They are written in groups, and nobody waits for
-// that.
+// Package audit keeps the audit log: every call of a tool, every refusal, and every change of keys,
+// rules and credentials. The entries of one run of a node are chained by hashes with the fleet's key, so
+// that missing or modified ones are detected. They are written in groups, without delaying callers.
 package audit
 
 import (
@@ -10,51 +8,53 @@ import (
 	"time"
 )
 
-// Kind is what an entry is about.
+// Kind is the subject of an entry.
 type Kind string
 
 // Kinds of entries.
 const (
 	KindCall       Kind = "call"       // a tool, or another MCP request
 	KindMessage    Kind = "message"    // a message for a device
-	KindDevice     Kind = "device"     // approve, revoke, forget, rotate, rename and the like; Action says which
-	KindKey        Kind = "key"        // an API key was made or revoked
+	KindDevice     Kind = "device"     // approve, revoke, forget, rotate, rename and so on; see Action
+	KindKey        Kind = "key"        // an API key was created or revoked
 	KindPolicy     Kind = "policy"     // the rules of the tool guard changed
-	KindRefusal    Kind = "refusal"    // of a request that is none of the above
+	KindRefusal    Kind = "refusal"    // of any other request
 	KindRun        Kind = "run"        // the node started, or stopped cleanly
 	KindCredential Kind = "credential" // activation keys, admission by proof
 )
 
-// Entry is one line of the record.
+// Entry is one entry of the log.
 type Entry struct {
 	At   time.Time `json:"at"`
 	Kind Kind      `json:"kind"`
 	// Call is the id of a call, raw request or message; empty in older entries.
 	Call string `json:"call,omitempty"`
-	// Action is the tool or MCP method that was called, the message's type, or
-	// what was done to a device, key or policy.
+	// Action is the called tool or MCP method, the type of the message, or the action on a device,
+	// key or policy.
 	Action string `json:"action"`
 	Device string `json:"device,omitempty"`
-	// Key and Name are the caller's, Via and From the way in and the peer.
+	// Key and Name are the caller's, Via is the interface and From the peer's address.
 	Key  string `json:"key,omitempty"`
 	Name string `json:"name,omitempty"`
 	Via  string `json:"via,omitempty"`
 	From string `json:"from,omitempty"`
-	// Digest is the SHA-256 of the arguments as they were given; zero if there
-	// were none. Arguments are kept only where a rule says so.
+	// Through is the id of the console key that the caller used.
+	Through string `json:"through,omitempty"`
+	// Digest is the SHA-256 of the arguments; zero without arguments. Arguments are kept only if the
+	// policy requires it.
 	Digest    Hash            `json:"digest,omitzero"`
 	Arguments json.RawMessage `json:"arguments,omitempty"`
-	// Cut says that the arguments were to be kept and are too long for that.
+	// Cut means that the arguments were too long to be kept.
 	Cut bool `json:"arguments_cut,omitempty"`
-	// Outcome is `ok`, `tool_error`, `restarting`, or the code of the refusal or
-	// failure; Rule is what refused.
+	// Outcome is `ok`, `tool_error`, `restarting`, or an error code; Rule is the rule that
+	// refused.
 	Outcome string `json:"outcome"`
 	Rule    string `json:"rule,omitempty"`
 	Detail  string `json:"detail,omitempty"`
-	// Held is the node that held the device, if that is not the one that writes.
+	// Held is the node that held the device, if it is not the node that writes the entry.
 	Held     string        `json:"held,omitempty"`
 	Duration time.Duration `json:"duration_ns,omitempty"`
-	// Count is how many entries this one stands for, where they were too many to
-	// be written one by one.
+	// Count is the number of entries that this one replaces, if there were too many to write each
+	// one.
 	Count int64 `json:"count,omitempty"`
 }

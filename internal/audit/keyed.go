@@ -10,21 +10,20 @@ import (
 	"time"
 )
 
-// A chain of plain hashes shows what was changed by accident, and nothing that
-// somebody changed who can write rows: he computes the rest anew. Blocks are
-// therefore hashed under a key of the fleet's secret. Those of older versions
-// are not, and a forger could take keyed runs out and put others in that are not
-// keyed; so the name of every keyed run, which its hashes cover, says since when
-// the fleet writes with its key, and what is later and not keyed is a fault. A
-// single keyed block suffices for that, whoever kept it.
+// A chain of plain hashes reveals accidental changes, but not those of an attacker with access to the
+// database, who can recompute the hashes. Blocks are therefore hashed with a key that derives from the
+// fleet's secret. Blocks of older versions are not keyed, so an attacker could replace keyed runs by
+// others without a key. The name of every keyed run, which its hashes cover, therefore contains the time
+// since when the fleet uses its key; later blocks without a key are faults. A single remaining keyed
+// block is sufficient for that.
 const (
-	keyedMark = "k" // in front of the time; names of other runs have no dash
-	// KeyedGrace is how long after the first keyed run others may still begin:
-	// until the last node is upgraded.
+	keyedMark = "k" // before the time; names of other runs contain no dash
+	// KeyedGrace is how long after the first keyed run others may still start without a key: until
+	// the last node is upgraded.
 	KeyedGrace = 24 * time.Hour
 )
 
-// newRun names a run; keyed since a time, unless that is zero.
+// newRun returns a name for a run; keyed since a time, unless that is zero.
 func newRun(since time.Time) string {
 	name := strings.ToLower(rand.Text()[:16])
 	if since.IsZero() {
@@ -33,7 +32,7 @@ func newRun(since time.Time) string {
 	return keyedMark + strconv.FormatInt(since.Unix(), 36) + "-" + name
 }
 
-// keyedSince is the time in the name of a keyed run.
+// keyedSince returns the time in the name of a keyed run.
 func keyedSince(run string) (since time.Time, keyed bool) {
 	mark, _, found := strings.Cut(run, "-")
 	if !found || !strings.HasPrefix(mark, keyedMark) {
@@ -43,7 +42,7 @@ func keyedSince(run string) (since time.Time, keyed bool) {
 	return time.Unix(seconds, 0).UTC(), err == nil
 }
 
-// digest is what the blocks of a run are hashed with.
+// digest returns the hash function of the blocks of a run.
 func digest(run string, key []byte) hash.Hash {
 	if _, keyed := keyedSince(run); keyed {
 		return hmac.New(sha256.New, key)

@@ -38,7 +38,7 @@ func anew(blocks []Block, key []byte) {
 	}
 }
 
-// Whoever writes rows and does not have the fleet's secret changes nothing
+// An attacker with access to the database but without the fleet's secret changes nothing
 // unseen, neither within keyed runs nor by going back to runs without a key. What
 // was written before the fleet had one verifies as before.
 func TestForgedRecordShows(t *testing.T) {
@@ -65,18 +65,18 @@ func TestForgedRecordShows(t *testing.T) {
 		last := slices.IndexFunc(whole, func(b Block) bool { return b.FirstAt.After(since.Add(time.Hour)) })
 		for name, tc := range map[string]struct {
 			forge func(b []Block) []Block
-			since time.Time // as the node knows it
-			says  string    // empty: intact
+			since time.Time // as recorded on the node
+			want  string    // empty: intact
 		}{
 			"nothing":                     {func(b []Block) []Block { return b }, time.Time{}, ""},
 			"nothing, by the node":        {func(b []Block) []Block { return b }, since, ""},
 			"only old ones":               {func(b []Block) []Block { return b[:old] }, since, ""},
-			"hashed anew without a key":   {func(b []Block) []Block { change(&b[old]); anew(b[old:], nil); return b }, time.Time{}, "were changed"},
-			"hashed anew with a guess":    {func(b []Block) []Block { change(&b[old]); anew(b[old:], []byte("guess")); return b }, time.Time{}, "were changed"},
-			"hashed anew, plainly":        {func(b []Block) []Block { change(&b[old]); b[old].Hash = sha256.Sum256(b[old].Entries); return b }, time.Time{}, "were changed"},
-			"back to no key":              {func(b []Block) []Block { return append(b[:last], unkeyed(whole[last:], "zzzzzzzzzzzzzzzz")...) }, time.Time{}, "not under the fleet's key"},
-			"back to no key, all of them": {func(b []Block) []Block { return append(b[:old], unkeyed(whole[last:], "zzzzzzzzzzzzzzzz")...) }, since, "not under the fleet's key"},
-			"a mark that lies":            {func(b []Block) []Block { return append(b[:old], unkeyed(whole[last:], "kzzzzzz-zzzzzzzz")...) }, since, "were changed"},
+			"hashed anew without a key":   {func(b []Block) []Block { change(&b[old]); anew(b[old:], nil); return b }, time.Time{}, "were modified"},
+			"hashed anew with a guess":    {func(b []Block) []Block { change(&b[old]); anew(b[old:], []byte("guess")); return b }, time.Time{}, "were modified"},
+			"hashed anew, plainly":        {func(b []Block) []Block { change(&b[old]); b[old].Hash = sha256.Sum256(b[old].Entries); return b }, time.Time{}, "were modified"},
+			"back to no key":              {func(b []Block) []Block { return append(b[:last], unkeyed(whole[last:], "zzzzzzzzzzzzzzzz")...) }, time.Time{}, "without the fleet's key"},
+			"back to no key, all of them": {func(b []Block) []Block { return append(b[:old], unkeyed(whole[last:], "zzzzzzzzzzzzzzzz")...) }, since, "without the fleet's key"},
+			"a mark that lies":            {func(b []Block) []Block { return append(b[:old], unkeyed(whole[last:], "kzzzzzz-zzzzzzzz")...) }, since, "were modified"},
 		} {
 			v := Verifier{Key: auditKey, Since: tc.since}
 			for _, b := range tc.forge(slices.Clone(whole)) {
@@ -84,7 +84,7 @@ func TestForgedRecordShows(t *testing.T) {
 			}
 			r := v.Report()
 			// security: R8
-			if faults := fmt.Sprint(r.Faults); r.Intact != (tc.says == "") || !strings.Contains(faults, tc.says) {
+			if faults := fmt.Sprint(r.Faults); r.Intact != (tc.want == "") || !strings.Contains(faults, tc.want) {
 				t.Errorf("%s: %s", name, faults)
 			}
 		}

@@ -10,15 +10,14 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Bounds of one line.
+// Limits of one line.
 const (
 	maxText      = 512  // bytes of a member
 	maxArguments = 4096 // bytes of kept arguments, redacted
 )
 
-// appendTime appends "2006-01-02T15:04:05.000000Z", with microseconds as the
-// database has them. The standard formatter is quick for RFC 3339 alone, which
-// has no fixed number of digits; this runs for every call.
+// appendTime appends "2006-01-02T15:04:05.000000Z", with microseconds as in the database. The standard
+// formatter is fast only for RFC 3339, which has no fixed number of digits; this runs for every call.
 func appendTime(dst []byte, t time.Time) []byte {
 	dst = t.UTC().AppendFormat(append(dst, '"'), time.RFC3339)
 	micros := t.Nanosecond() / 1000
@@ -27,11 +26,10 @@ func appendTime(dst []byte, t time.Time) []byte {
 		digits[i] = '0' + byte(micros%10)
 		micros /= 10
 	}
-	return append(dst[:len(dst)-1], digits[:]...) // over the Z
+	return append(dst[:len(dst)-1], digits[:]...) // replaces the Z
 }
 
-// appendLine appends an entry as one line of JSON. It is the form that is
-// hashed, so its bytes never change once written.
+// appendLine appends an entry as one line of JSON. Hashes cover this form: its bytes never change.
 func appendLine(dst []byte, seq int64, e *Entry) []byte {
 	dst = strconv.AppendInt(append(dst, `{"seq":`...), seq, 10)
 	dst = appendTime(append(dst, `,"at":`...), e.At)
@@ -43,6 +41,7 @@ func appendLine(dst []byte, seq int64, e *Entry) []byte {
 	dst = appendMember(dst, `,"name":`, e.Name)
 	dst = appendMember(dst, `,"via":`, e.Via)
 	dst = appendMember(dst, `,"from":`, e.From)
+	dst = appendMember(dst, `,"through":`, e.Through)
 	if e.Digest != (Hash{}) {
 		dst = append(hex.AppendEncode(append(dst, `,"digest":"`...), e.Digest[:]), '"')
 	}
@@ -73,7 +72,7 @@ func appendMember(dst []byte, name, text string) []byte {
 	return jsonspan.AppendString(append(dst, name...), text[:min(len(text), maxText)])
 }
 
-// Line is an entry as it is read back.
+// Line is a parsed entry.
 type Line struct {
 	Run  string `json:"run"`
 	Node string `json:"node"`
@@ -81,11 +80,11 @@ type Line struct {
 	Entry
 }
 
-// Redacted stands where a secret stood.
+// Redacted replaces a secret.
 const Redacted = "[redacted]"
 
-// IsSecret tells whether what goes by this name is not to be written down:
-// whatever contains password, token, secret or key.
+// IsSecret reports whether values of this name must not be recorded: if it contains password, token,
+// secret or key.
 func IsSecret(name string) bool {
 	for i := range len(name) {
 		for _, word := range [...]string{"password", "token", "secret", "key"} {
@@ -97,9 +96,8 @@ func IsSecret(name string) bool {
 	return false
 }
 
-// Redact appends a JSON value without white space, and with Redacted in place of
-// every member whose name says that it is a secret, however deep. What is not
-// valid JSON becomes null.
+// Redact appends a JSON value without white space, and with Redacted in place of every member with a
+// name of a secret, at any level. Invalid JSON becomes null.
 func Redact(dst []byte, value json.RawMessage) []byte {
 	start := len(dst)
 	dst, ok := redact(dst, value)

@@ -10,64 +10,64 @@ import (
 	"time"
 )
 
-// Bounds of what waits to be written.
+// Limits of unwritten entries.
 const (
-	flushEvery  = 500 * time.Millisecond // what a kill may cost
+	flushEvery  = 500 * time.Millisecond // lost at most if the process is killed
 	maxGroup    = 1000                   // entries of one block
 	maxGroupLen = 512 << 10              // bytes of one block
-	// MaxWaiting bounds the bytes that wait for a database that is away. Beyond
-	// it entries are dropped, and leave a gap that shows.
+	// MaxWaiting limits the bytes that are kept while the database is unreachable. Further entries
+	// are dropped, and leave a visible gap.
 	MaxWaiting = 64 << 20
 
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = 5 * time.Second
 )
 
-// Store takes blocks. Writing one twice is no error.
+// Store stores blocks. Writing a block twice is not an error.
 type Store interface {
 	SaveAuditBlock(ctx context.Context, b *Block) error
 }
 
-// Options of a Log. All are required but Key, Since and Spill.
+// Options of a Log. All are required except Key, Since and Spill.
 type Options struct {
 	Node, Version string
-	// Key hashes the blocks, and Since is when the fleet began to write with it;
-	// without them anybody who can write rows can make valid ones.
+	// Key hashes the blocks, and Since is when the fleet began to use it; without them anyone who can
+	// write to the database can forge valid blocks.
 	Key   []byte
 	Since time.Time
 	Store Store
 	Log   *slog.Logger
-	// Spill takes, when the log is closed, what the store would not.
+	// Spill receives, when the log is closed, the blocks that the store did not accept.
 	Spill func([]Block) error
 }
 
-// Log writes the record of one run of a node. It is safe for concurrent use.
+// Log writes the entries of one run of a node. It is safe for concurrent use.
 type Log struct {
 	opt   Options
-	limit int // MaxWaiting, less in tests
+	limit int // MaxWaiting; lower in tests
 	run   string
 	wake  chan struct{} // a group is full
 	stop  chan struct{}
 	done  chan struct{}
 
-	mu      sync.Mutex
-	seq     int64
-	open    Block
-	entries int     // in open
-	full    []Block // oldest first
-	waiting int     // bytes, of all that is not written
-	gap     int64   // dropped since the last entry
-	strays  strays
-	closed  bool
+	mu        sync.Mutex
+	seq       int64
+	open      Block
+	entries   int     // in open
+	full      []Block // oldest first
+	waiting   int     // bytes of all unwritten entries
+	gap       int64   // entries dropped since the last one
+	anonymous anonymousLimiter
+	closed    bool
 
-	previous Hash // these two are the writer's, and then those of Close
+	previous Hash // this and the next field belong to the writer, and then to Close
 	failing  bool
 
-	// Written and Dropped count entries, Failed attempts to write a block.
+	// Written and Dropped count entries; Failed counts failed attempts to write a block.
 	Written, Dropped, Failed atomic.Int64
 }
 
-// New starts a Log, whose first entry says so.
+// New starts a Log, and records the start.
 func New(opt Options) *Log {
 	l := &Log{opt: opt, limit: MaxWaiting, run: newRun(opt.Since), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 	l.Record(Entry{At: time.Now(), Kind: KindRun, Action: "start", Outcome: "ok", Detail: "fleetd " + opt.Version})
@@ -75,25 +75,25 @@ func New(opt Options) *Log {
 	return l
 }
 
-// Run names this run.
+// Run returns the name of this run.
 func (l *Log) Run() string { return l.run }
 
-// Waiting is the number of bytes that are not written yet.
+// Waiting returns the number of unwritten bytes.
 func (l *Log) Waiting() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.waiting
 }
 
-// Record takes an entry. It never waits for the database.
+// Record records an entry. It never waits for the database.
 func (l *Log) Record(e Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		l.Dropped.Add(1) // its own end is the last a record tells
+		l.Dropped.Add(1) // nothing follows the end of the run
 		return
 	}
-	if e.isStray() && !l.strays.admit(&e, e.At) {
+	if e.isAnonymous() && !l.anonymous.admit(&e, e.At) {
 		return
 	}
 	l.appendLocked(&e)
@@ -101,13 +101,13 @@ func (l *Log) Record(e Entry) {
 
 func (l *Log) appendLocked(e *Entry) {
 	if l.waiting >= l.limit {
-		l.seq++ // so that what is missing can be counted
+		l.seq++ // so that missing entries can be counted
 		l.gap++
 		l.Dropped.Add(1)
 		return
 	}
 	if l.gap > 0 {
-		gap := Entry{At: e.At, Kind: KindRun, Action: "gap", Outcome: "dropped", Count: l.gap, Detail: "these entries found no room: the database did not take those before them"}
+		gap := Entry{At: e.At, Kind: KindRun, Action: "gap", Outcome: "dropped", Count: l.gap, Detail: "these entries were dropped: the database did not accept earlier ones, and the memory for waiting entries was full"}
 		l.gap = 0
 		l.lineLocked(&gap)
 	}
@@ -135,7 +135,7 @@ func (l *Log) lineLocked(e *Entry) {
 		l.sealLocked()
 		select {
 		case l.wake <- struct{}{}:
-		default: // it is awake
+		default: // it has been signalled already
 		}
 	}
 }
@@ -147,8 +147,8 @@ func (l *Log) sealLocked() {
 	}
 	size := len(l.open.Entries)
 	l.full = append(l.full, l.open)
-	// The next group is likely about as long: without room from the start it
-	// would be copied as it grows.
+	// Reserve space for the next group, which probably has the same length: otherwise it would be
+	// copied as it grows.
 	l.open, l.entries = Block{Entries: make([]byte, 0, size+size/8)}, 0
 }
 
@@ -157,7 +157,7 @@ func (l *Log) write() {
 	defer close(l.done)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	go func() { // a write that hangs must not outlast the log
+	go func() { // a blocked write must not outlast the log
 		select {
 		case <-l.stop:
 			cancel()
@@ -187,17 +187,17 @@ func (l *Log) write() {
 	}
 }
 
-// sweep ends the open group, and counts whom it turned away too often.
+// sweep ends the open group, and records the counts of refusals that were not written.
 func (l *Log) sweep(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, e := range l.strays.due(now) {
+	for _, e := range l.anonymous.due(now) {
 		l.appendLocked(&e)
 	}
 	l.sealLocked()
 }
 
-// writeNext stores all full groups, one after another.
+// writeNext stores all full groups in order.
 func (l *Log) writeNext(ctx context.Context) error {
 	for {
 		l.mu.Lock()
@@ -212,7 +212,7 @@ func (l *Log) writeNext(ctx context.Context) error {
 			l.Failed.Add(1)
 			if ctx.Err() == nil && !l.failing {
 				l.failing = true
-				l.opt.Log.Warn("the audit cannot be written; it is kept in memory and tried again", "error", err)
+				l.opt.Log.Warn("the audit log cannot be written; entries are kept in memory and the write is repeated", "error", err)
 			}
 			return err
 		}
@@ -226,26 +226,26 @@ func (l *Log) writeNext(ctx context.Context) error {
 	}
 }
 
-// chain hangs a block behind the one before.
+// chain sets the hash of the previous block.
 func (l *Log) chain(b *Block) {
 	b.Run, b.Node, b.Previous = l.run, l.opt.Node, l.previous
 	b.FirstAt, b.LastAt = b.FirstAt.UTC().Truncate(time.Microsecond), b.LastAt.UTC().Truncate(time.Microsecond)
 	b.Hash = b.Sum(l.opt.Key)
 }
 
-// Close writes what waits, and that the node stopped. Nothing may be recorded
-// behind it. What the store does not take until ctx ends goes to Spill.
+// Close writes the remaining entries and the stop of the node. No entry may be recorded after it. Blocks
+// that the store does not accept before ctx ends go to Spill.
 func (l *Log) Close(ctx context.Context) error {
 	close(l.stop)
 	<-l.done
 	l.mu.Lock()
-	for _, e := range l.strays.due(time.Time{}) {
+	for _, e := range l.anonymous.due(time.Time{}) {
 		l.appendLocked(&e)
 	}
 	stop := Entry{At: time.Now(), Kind: KindRun, Action: "stop", Outcome: "ok"}
 	if l.gap > 0 {
 		stop.Count = l.gap // there is always room for the last line
-		stop.Detail = "entries before this one found no room"
+		stop.Detail = "entries before this one were dropped: the memory for waiting entries was full"
 	}
 	l.lineLocked(&stop)
 	l.sealLocked()
@@ -282,5 +282,5 @@ func (l *Log) spill(cause error) error {
 		}
 		cause = err
 	}
-	return fmt.Errorf("%d entries of the audit are lost: %w", lines, cause)
+	return fmt.Errorf("%d entries of the audit log are lost: %w", lines, cause)
 }

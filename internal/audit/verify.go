@@ -9,43 +9,31 @@ import (
 	"io"
 	"slices"
 	"time"
+
+	"fleetd/internal/api"
 )
 
-// count is the number of entries of a block.
+// count returns the number of entries of a block.
 func (b *Block) count() int { return bytes.Count(b.Entries, []byte{'\n'}) }
 
-// maxFaults bounds what a Report quotes.
+// maxFaults is how many faults a api.AuditReport contains at most.
 const maxFaults = 100
 
-// Report is what a walk over the record found.
-type Report struct {
-	Intact  bool  `json:"intact" doc:"Nothing is missing between the blocks of any run, and none was changed."`
-	Runs    int   `json:"runs" doc:"Starts of nodes."`
-	Blocks  int   `json:"blocks"`
-	Entries int64 `json:"entries"`
-	Dropped int64 `json:"dropped" doc:"Entries that found no room while the database was away; the nodes themselves said so."`
-	// Headless and Unended are no faults: old blocks are deleted, nodes run, and
-	// some are killed.
-	Headless int      `json:"headless" doc:"Runs whose beginning is not here: it was deleted for its age, or lies before the time asked for."`
-	Unended  []string `json:"unended" nullable:"false" doc:"Runs that did not say that they stopped: they still run, were killed, or their end is missing."`
-	Faults   []string `json:"faults" nullable:"false" doc:"What is missing or was changed, 100 at most."`
-}
-
-// Verifier walks blocks in the order of (run, first sequence).
+// Verifier verifies blocks in the order of (run, first sequence).
 type Verifier struct {
-	// Key is that of the fleet's keyed blocks, Since when it began to write them,
-	// if that is known otherwise than from the blocks.
+	// Key is the key of the fleet's blocks, and Since is when the fleet began to use it, if known
+	// from elsewhere than the blocks.
 	Key   []byte
 	Since time.Time
 
-	report Report
-	keyed  int   // blocks
-	plain  Block // the latest that is not keyed; its entries are not kept
-	last   Block // of this run; its entries are not kept
+	report api.AuditReport
+	keyed  int   // number of keyed blocks
+	plain  Block // the latest one without a key; without its entries
+	last   Block // the previous one of this run; without its entries
 	ended  bool
 }
 
-// Add takes the next block.
+// Add verifies the next block.
 func (v *Verifier) Add(b *Block) {
 	r := &v.report
 	r.Blocks++
@@ -57,23 +45,23 @@ func (v *Verifier) Add(b *Block) {
 		if b.FirstSeq != 1 {
 			r.Headless++
 		} else if b.Previous != (Hash{}) {
-			v.fault(where + " are the first of the run, and yet stand behind another block")
+			v.fault(where + " are the first of the run, but follow another block")
 		}
 	} else {
 		switch {
 		case b.Previous == v.last.Hash:
 		case b.FirstSeq == v.last.LastSeq+1:
-			v.fault(where + " do not stand behind the block before them")
+			v.fault(where + " do not follow the previous block")
 		default:
 			v.fault(fmt.Sprintf("%s: entries %d to %d before them are missing", where, v.last.LastSeq+1, b.FirstSeq-1))
 		}
 		if v.ended {
-			v.fault(where + " come behind the end of the run")
+			v.fault(where + " follow the end of the run")
 		}
 	}
 	intact := b.Sum(v.Key) == b.Hash
 	if !intact {
-		v.fault(where + " were changed: their hash is another one")
+		v.fault(where + " were modified: their hash does not match")
 	}
 	v.era(b, intact)
 	v.lines(b, where)
@@ -81,7 +69,7 @@ func (v *Verifier) Add(b *Block) {
 	v.last.Entries = nil
 }
 
-// era notes whether a block is under the key, and since when blocks are.
+// era records whether a block is keyed, and since when blocks are.
 func (v *Verifier) era(b *Block, intact bool) {
 	since, keyed := keyedSince(b.Run)
 	switch {
@@ -96,23 +84,23 @@ func (v *Verifier) era(b *Block, intact bool) {
 	}
 }
 
-// lines looks at the numbers of the entries.
+// lines verifies the numbers of the entries.
 func (v *Verifier) lines(b *Block, where string) {
 	want := b.FirstSeq
 	last := int64(0)
 	for text := range bytes.Lines(b.Entries) {
 		var line Line
 		if err := json.Unmarshal(text, &line); err != nil {
-			v.fault(where + " cannot be read")
+			v.fault(where + " cannot be parsed")
 			return
 		}
-		if line.Kind == KindRun && line.Count > 0 { // gap, or a stop behind one
+		if line.Kind == KindRun && line.Count > 0 { // a gap, or a stop after one
 			v.report.Dropped += line.Count
 			want += line.Count
 		}
 		last = line.Seq
-		if line.Seq != want && line.Seq != b.FirstSeq { // a gap may end in front of a block
-			v.fault(fmt.Sprintf("%s: entry %d stands where %d should", where, line.Seq, want))
+		if line.Seq != want && line.Seq != b.FirstSeq { // a gap may end before a block
+			v.fault(fmt.Sprintf("%s: entry %d is in place of entry %d", where, line.Seq, want))
 		}
 		want = line.Seq + 1
 		v.ended = line.Kind == KindRun && line.Action == "stop"
@@ -124,7 +112,7 @@ func (v *Verifier) lines(b *Block, where string) {
 
 func (v *Verifier) endRun() {
 	if v.last.Run != "" && !v.ended && len(v.report.Unended) < maxFaults {
-		v.report.Unended = append(v.report.Unended, fmt.Sprintf("run %s of node %s, last heard %s", v.last.Run, v.last.Node, v.last.LastAt.Format(time.RFC3339)))
+		v.report.Unended = append(v.report.Unended, fmt.Sprintf("run %s of node %s, last entry %s", v.last.Run, v.last.Node, v.last.LastAt.Format(time.RFC3339)))
 	}
 	v.ended = false
 }
@@ -135,14 +123,14 @@ func (v *Verifier) fault(sentence string) {
 	}
 }
 
-// NeedsKey tells whether there were keyed blocks, and no key to check them.
+// NeedsKey reports whether there were keyed blocks but no key to verify them.
 func (v *Verifier) NeedsKey() bool { return v.keyed > 0 && len(v.Key) == 0 }
 
-// Report ends the walk.
-func (v *Verifier) Report() Report {
+// api.AuditReport ends the verification and returns its result.
+func (v *Verifier) Report() api.AuditReport {
 	v.endRun()
 	if !v.Since.IsZero() && v.plain.LastAt.After(v.Since.Add(KeyedGrace)) {
-		v.fault(fmt.Sprintf("run %s of node %s has entries until %s that are not under the fleet's key, with which its nodes write since %s: they are forged, or of a node of an older version",
+		v.fault(fmt.Sprintf("run %s of node %s has entries until %s without the fleet's key, which its nodes use since %s: they are forged, or of a node of an older version",
 			v.plain.Run, v.plain.Node, v.plain.LastAt.Format(time.RFC3339), v.Since.Format(time.RFC3339)))
 	}
 	v.last.Run = ""
@@ -151,7 +139,7 @@ func (v *Verifier) Report() Report {
 	return v.report
 }
 
-// header is the line in front of a block's entries in an export.
+// header is the line before a block's entries in an export.
 type header struct {
 	Block struct {
 		Run      string `json:"run"`
@@ -166,21 +154,21 @@ type header struct {
 	} `json:"block"`
 }
 
-// AppendExport appends a block as an export holds it: a line that describes it,
-// and its entries as they are.
+// AppendExport appends a block in the format of exports: a line that describes it, and its entries
+// unchanged.
 func AppendExport(dst []byte, b *Block) []byte {
 	var h header
 	h.Block.Run, h.Block.Node, h.Block.FirstSeq, h.Block.LastSeq = b.Run, b.Node, b.FirstSeq, b.LastSeq
 	h.Block.FirstAt, h.Block.LastAt, h.Block.Lines = b.FirstAt.UnixMicro(), b.LastAt.UnixMicro(), b.count()
 	h.Block.Previous, h.Block.Hash = b.Previous.String(), b.Hash.String()
 	line, err := json.Marshal(h)
-	if err != nil { // a struct of strings and numbers marshals
+	if err != nil { // cannot fail for a struct of strings and numbers
 		return dst
 	}
 	return append(append(append(dst, line...), '\n'), b.Entries...)
 }
 
-// maxLine bounds a line of an export that is read.
+// maxLine is the longest line of an export, in bytes.
 const maxLine = 1 << 20
 
 // ReadExport calls f for each block of an export.
@@ -198,7 +186,7 @@ func ReadExport(r io.Reader, f func(*Block) error) error {
 				return nil, fmt.Errorf("line %d is longer than %d bytes", number, maxLine)
 			case errors.Is(err, bufio.ErrBufferFull):
 			case errors.Is(err, io.EOF) && len(line) > 0:
-				return nil, fmt.Errorf("line %d is cut off: the export was not written to its end", number)
+				return nil, fmt.Errorf("line %d is incomplete: the export was not written completely", number)
 			default:
 				return line, err
 			}
@@ -214,7 +202,7 @@ func ReadExport(r io.Reader, f func(*Block) error) error {
 		}
 		var h header
 		if err := json.Unmarshal(line, &h); err != nil || h.Block.Run == "" {
-			return fmt.Errorf("line %d is not the head of a block: is this an export of fleetd's audit?", number)
+			return fmt.Errorf("line %d is not the header of a block; give an export of fleetd's audit log", number)
 		}
 		b := Block{Run: h.Block.Run, Node: h.Block.Node, FirstSeq: h.Block.FirstSeq, LastSeq: h.Block.LastSeq,
 			FirstAt: time.UnixMicro(h.Block.FirstAt).UTC(), LastAt: time.UnixMicro(h.Block.LastAt).UTC()}

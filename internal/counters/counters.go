@@ -1,5 +1,5 @@
-// Package counters counts without a metrics library: a collector reads the counters
-// at any time, and who counts pays nanoseconds.
+// Package counters counts without a metrics library: counting costs nanoseconds, and a collector may read at
+// any time.
 package counters
 
 import (
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Map is a set of counters by name, made when first used. The zero
-// value is ready; it is safe for concurrent use.
+// Map is a set of counters by key, created when first used. The zero value is ready to use; it is safe for
+// concurrent use.
 type Map[K comparable] struct {
 	m sync.Map // K to *atomic.Int64
 	n atomic.Int32
@@ -27,7 +27,7 @@ func (c *Map[K]) Add(key K, n int64) {
 	v.(*atomic.Int64).Add(n)
 }
 
-// Len is the number of counters.
+// Len returns the number of counters.
 func (c *Map[K]) Len() int { return int(c.n.Load()) }
 
 // Each calls f with every counter's value.
@@ -38,7 +38,7 @@ func (c *Map[K]) Each(f func(key K, value int64)) {
 	})
 }
 
-// Get is the value of one counter.
+// Get returns the value of one counter.
 func (c *Map[K]) Get(key K) int64 {
 	if v, ok := c.m.Load(key); ok {
 		return v.(*atomic.Int64).Load()
@@ -51,8 +51,7 @@ var Bounds = [...]time.Duration{time.Millisecond, 2500 * time.Microsecond, 5 * t
 	25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
 	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second, 75 * time.Second}
 
-// Histogram counts durations in fixed buckets. The zero value is ready; it is
-// safe for concurrent use.
+// Histogram counts durations in fixed buckets. The zero value is ready to use; it is safe for concurrent use.
 type Histogram struct {
 	buckets [len(Bounds) + 1]atomic.Uint64
 	sum     atomic.Int64

@@ -10,20 +10,18 @@ import (
 	"fleetd/internal/envelope"
 )
 
-// Headers of an audio frame on `<prefix>.devices.<device>.audio`; the payload
-// is the bare Opus packet.
+// Headers of an audio frame on `<prefix>.devices.<device>.audio`; the payload is the Opus packet.
 const (
-	HeaderTimestamp = "Fleetd-Timestamp" // the device's, in ms; 0 but for server-AEC builds
-	HeaderSeq       = "Fleetd-Seq"       // counts the frames of one conversation, from 1
-	HeaderSession   = "Fleetd-Session"   // the session id the device was told with its hello
+	HeaderTimestamp = "Fleetd-Timestamp" // the device's, in ms; 0 except for server-AEC builds
+	HeaderSeq       = "Fleetd-Seq"       // number of the frame in its conversation, from 1
+	HeaderSession   = "Fleetd-Session"   // the session id that was sent to the device with its hello
 )
 
-// liveQueue bounds what waits for the publisher of frames and messages: some
-// 500 conversations' worth of a second.
+// liveQueue is how many frames and messages wait for their publisher: about one second of 500
+// conversations.
 const liveQueue = 8_192
 
-// frame is one frame on its way, or a message of a device between its frames.
-// Frames are pooled.
+// frame is a queued frame, or a message of a device between its frames. Frames are pooled.
 type frame struct {
 	msg            *nats.Msg // the message; nil for a frame
 	topic, session string
@@ -39,11 +37,11 @@ func (f *frame) free() {
 	frames.Put(f)
 }
 
-// Topic is the subject of a device's audio.
+// Topic returns the subject of a device's audio.
 func (b *Bus) Topic(id devices.ID) string { return b.subject(id.Token(), "audio", "") }
 
-// PublishAudio queues one frame for core NATS, where whoever listens gets it
-// and nobody keeps it. It does not allocate.
+// PublishAudio queues one frame for core NATS, which delivers it to subscribers and does not store
+// it. It does not allocate.
 func (b *Bus) PublishAudio(topic, session string, seq uint64, f envelope.Frame) bool {
 	a := frames.Get().(*frame)
 	a.topic, a.session, a.seq, a.timestamp = topic, session, seq, f.Timestamp
@@ -62,8 +60,8 @@ func (b *Bus) PublishAudio(topic, session string, seq uint64, f envelope.Frame) 
 	return false
 }
 
-// publishLive sends what is queued, in order. One message and its header serve
-// for all frames: the connection copies them before Publish returns.
+// publishLive sends the queue in order. It uses one message and header for all frames: the connection
+// copies them before Publish returns.
 func (b *Bus) publishLive() {
 	timestamp, seq, session := []string{""}, []string{""}, []string{""}
 	audio := &nats.Msg{Header: nats.Header{HeaderTimestamp: timestamp, HeaderSeq: seq, HeaderSession: session}}

@@ -14,14 +14,14 @@ import (
 	"fleetd/internal/envelope"
 )
 
-// What a device says reaches a voice service in the order in which it was
-// said, frames and messages alike, each with what it needs to know.
+// Frames and messages of a device reach a voice service in the order in which they were
+// sent, each with its session and sequence number.
 func TestAudioKeepsItsOrder(t *testing.T) {
 	s := natsServer(t, t.TempDir(), -1)
 	b := newBus(t, connect(t, s.ClientURL()))
-	heard := make(chan *nats.Msg, 300)
+	received := make(chan *nats.Msg, 300)
 	listener := connect(t, s.ClientURL())
-	if _, err := listener.ChanSubscribe("test.v1.devices.*.>", heard); err != nil {
+	if _, err := listener.ChanSubscribe("test.v1.devices.*.>", received); err != nil {
 		t.Fatal(err)
 	}
 	if err := listener.Flush(); err != nil {
@@ -39,11 +39,11 @@ func TestAudioKeepsItsOrder(t *testing.T) {
 	}
 	for n := range frames {
 		if n%50 == 0 {
-			if msg := <-heard; msg.Subject != "test.v1.devices.aabbccddeeff.messages.listen" || !strings.Contains(string(msg.Data), fmt.Sprintf(`"message":{"n":%d}`, n)) {
+			if msg := <-received; msg.Subject != "test.v1.devices.aabbccddeeff.messages.listen" || !strings.Contains(string(msg.Data), fmt.Sprintf(`"message":{"n":%d}`, n)) {
 				t.Fatalf("in front of frame %d came %s %s", n, msg.Subject, msg.Data)
 			}
 		}
-		msg := <-heard
+		msg := <-received
 		if msg.Subject != "test.v1.devices.aabbccddeeff.audio" || !bytes.Equal(msg.Data, []byte("frame "+strconv.Itoa(n))) ||
 			msg.Header.Get(HeaderSeq) != strconv.Itoa(n+1) || msg.Header.Get(HeaderTimestamp) != strconv.Itoa(60*n) || msg.Header.Get(HeaderSession) != "s-1" {
 			t.Fatalf("frame %d came as %s %q %v", n, msg.Subject, msg.Data, msg.Header)

@@ -14,12 +14,11 @@ import (
 // Times of Erase.
 const (
 	eraseTime = 10 * time.Second
-	eraseWait = 2 * time.Second // for events that are on their way
+	eraseWait = 2 * time.Second // for events in the queue
 	eraseLook = 10 * time.Millisecond
 )
 
-// Erase deletes the stored events of a device, those included that wait to be
-// published here.
+// Erase deletes the stored events of a device, including those that are still queued here.
 func (b *Bus) Erase(ctx context.Context, device devices.ID) error {
 	ctx, cancel := context.WithTimeout(ctx, eraseTime)
 	defer cancel()
@@ -42,7 +41,7 @@ func (b *Bus) Erase(ctx context.Context, device devices.ID) error {
 	return errors.Join(errs...)
 }
 
-// waiting are events that no stream has confirmed.
+// waiting returns the number of events that no stream has confirmed.
 func (b *Bus) waiting() int {
 	n := len(b.queue)
 	for _, s := range b.streams {

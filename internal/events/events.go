@@ -1,9 +1,9 @@
-// Package events puts what happens to devices on NATS: every event on its
-// public subject `<prefix>.devices.<device>.<kind>`, the lasting kinds in two
-// JetStream streams as well, where they are kept and can be read again.
+// Package events publishes events of devices and jobs on NATS: every event on its public subject
+// `<prefix>.devices.<device>.<kind>` or `<prefix>.jobs.<job>.<kind>`. Stored kinds are also kept in
+// JetStream streams, from which they can be read again.
 //
-// Publishing never blocks its caller and nothing piles up: an event that
-// cannot be taken is dropped and counted by reason.
+// Publishing never blocks its caller, and queues are limited: an event beyond them is dropped and
+// counted by reason.
 package events
 
 import (
@@ -25,19 +25,21 @@ import (
 )
 
 const (
-	queueLimit = 16_384 // events waiting for the publisher
-	// While their stream is slower than the devices, notifications wait for it,
-	// and must not cost other events. The one queue keeps the order.
-	notificationsQueue = queueLimit / 2
+	queueLimit = 16_384 // events that wait for the publisher
+	// If their stream is slower than the devices, notifications and the ends of tasks wait for it,
+	// and must not displace other events. There is one queue to keep the order.
+	frequentQueue = queueLimit / 2
+
+	jobsLimit = 256 << 20 // bytes of the stream of jobs
 
 	eventsWindow = 10 * time.Minute
-	// JetStream remembers every id of its window, at some 480 bytes: ten
-	// minutes of a fleet that sends many notifications would be gigabytes.
-	notificationsWindow = 30 * time.Second
+	// JetStream stores every id of its deduplication window, at about 480 bytes: ten minutes
+	// of a fleet that sends many notifications would be gigabytes.
+	frequentWindow = 30 * time.Second
 
-	lookEvery    = 5 * time.Second        // at the streams
-	retryEvery   = 2 * time.Second        // while events cannot be kept
-	lookPause    = 500 * time.Millisecond // between looks, however many events are lost
+	lookEvery    = 5 * time.Second        // check of the streams
+	retryEvery   = 2 * time.Second        // while events cannot be stored
+	lookPause    = 500 * time.Millisecond // between checks, however many events are lost
 	flushTimeout = 3 * time.Second
 )
 
@@ -46,8 +48,8 @@ const (
 	DropQueue     = "queue_full"
 	DropAway      = "nats_away"
 	DropStream    = "stream_refused"
-	DropNoStream  = "no_stream"   // nobody took it: there is neither stream nor subscriber
-	DropNoAck     = "ack_timeout" // the stream did not confirm it; subscribers have it
+	DropNoStream  = "no_stream"   // not accepted: there is neither stream nor subscriber
+	DropNoAck     = "ack_timeout" // the stream did not confirm it; subscribers received it
 	DropOversized = "too_large"
 	DropAudio     = "audio_queue_full"
 )
@@ -58,7 +60,7 @@ type Options struct {
 	Prefix    string // root of all subjects
 	Node      string
 	Retention time.Duration
-	// Limit and NotificationLimit are the bytes of the two streams.
+	// Limit and NotificationLimit are the maximum sizes of two of the streams, in bytes.
 	Limit, NotificationLimit int64
 	Replicas                 int // of each stream; 0 means 1
 	Log                      *slog.Logger
@@ -70,12 +72,12 @@ type Bus struct {
 	streams [devices.EventStreams]*stream
 	queue   chan queued
 	live    chan *frame
-	mu      sync.RWMutex // guards closed against Publish
+	mu      sync.RWMutex // protects closed against Publish
 	closed  bool
 	stop    context.CancelFunc
 	ctx     context.Context
 	tasks   sync.WaitGroup
-	wake    chan struct{} // capacity 1: look at the streams
+	wake    chan struct{} // capacity 1: requests a check of the streams
 
 	// Published counts events by kind, Dropped by reason.
 	Published counters.Map[devices.EventKind]
@@ -88,12 +90,12 @@ type queued struct {
 	msg *nats.Msg
 }
 
-// New returns a running Bus; Close flushes and ends it. The streams are made, or
-// brought to these options, as soon as NATS allows.
+// New returns a running Bus; Close flushes and stops it. The streams are created, or updated to these
+// options, as soon as NATS is reachable.
 func New(opt Options) (*Bus, error) {
 	b := &Bus{opt: opt, queue: make(chan queued, queueLimit), live: make(chan *frame, liveQueue), wake: make(chan struct{}, 1)}
 	for _, reason := range []string{DropQueue, DropAway, DropStream, DropNoStream, DropNoAck, DropOversized, DropAudio} {
-		b.Dropped.Add(reason, 0) // or an alert on its increase would miss the first one
+		b.Dropped.Add(reason, 0) // otherwise an alert on its increase would miss the first one
 	}
 	for i := range b.streams {
 		var err error
@@ -108,26 +110,33 @@ func New(opt Options) (*Bus, error) {
 	return b, nil
 }
 
-// StreamName names what a fleet keeps in JetStream, after its prefix: upper
-// case, `_` for `.`, and what it is, such as EVENTS or PHOTOS.
+// StreamName returns the name of a fleet's JetStream object: its prefix in upper case with `_` for
+// `.`, and a suffix such as EVENTS or PHOTOS.
 func StreamName(prefix, what string) string {
 	return strings.ToUpper(strings.ReplaceAll(prefix, ".", "_")) + "_" + what
 }
 
-// storedKinds are the kinds the streams keep. Their subjects are named singly: a
-// stream over a request subject would answer requests itself.
-var storedKinds = [devices.EventStreams][]devices.EventKind{
-	devices.EventsStream: {devices.EventOnline, devices.EventOffline, devices.EventCatalog, devices.EventPhoto,
-		devices.EventPending, devices.EventContested},
-	devices.NotificationsStream: {devices.EventNotification},
-}
-
-// streamOf is where events of a kind are kept.
+// streamOf returns the stream that stores events of a kind.
 func (b *Bus) streamOf(kind devices.EventKind) *stream {
-	if kind == devices.EventNotification {
-		return b.streams[devices.NotificationsStream]
+	for _, k := range devices.EventKinds {
+		if k.Kind == kind {
+			return b.streams[k.Stream]
+		}
 	}
 	return b.streams[devices.EventsStream]
+}
+
+// isFrequent reports whether a fleet may send so many events of a kind that they displace others.
+func isFrequent(kind devices.EventKind) bool {
+	return kind == devices.EventNotification || kind == devices.EventTask
+}
+
+// subjectOf returns the subject of an event of a device or a job, either may be `*`.
+func (b *Bus) subjectOf(device, job string, kind devices.EventKind, rest string) string {
+	if token, ok := kind.OfJob(); ok {
+		return b.opt.Prefix + ".jobs." + job + "." + token
+	}
+	return b.subject(device, kind, rest)
 }
 
 func (b *Bus) subject(device string, kind devices.EventKind, rest string) string {
@@ -142,28 +151,32 @@ func (b *Bus) config(which devices.EventStream) jetstream.StreamConfig {
 	cfg := jetstream.StreamConfig{Name: StreamName(b.opt.Prefix, "EVENTS"), Description: "fleetd device events", MaxAge: b.opt.Retention, MaxBytes: b.opt.Limit,
 		Replicas: max(b.opt.Replicas, 1), Duplicates: min(eventsWindow, b.opt.Retention), Storage: jetstream.FileStorage, Discard: jetstream.DiscardOld}
 	rest := ""
-	if which == devices.NotificationsStream {
+	switch which {
+	case devices.NotificationsStream:
 		cfg.Name, cfg.Description = StreamName(b.opt.Prefix, "NOTIFICATIONS"), "fleetd device notifications"
-		cfg.MaxBytes, cfg.Duplicates = b.opt.NotificationLimit, min(notificationsWindow, b.opt.Retention)
+		cfg.MaxBytes, cfg.Duplicates = b.opt.NotificationLimit, min(frequentWindow, b.opt.Retention)
 		rest = ">"
+	case devices.JobsStream:
+		cfg.Name, cfg.Description = StreamName(b.opt.Prefix, "JOBS"), "fleetd jobs and tasks"
+		cfg.MaxBytes, cfg.Duplicates = jobsLimit, min(frequentWindow, b.opt.Retention)
 	}
-	for _, kind := range storedKinds[which] {
-		cfg.Subjects = append(cfg.Subjects, b.subject("*", kind, rest))
+	// Subjects are listed individually: a stream over a request subject would answer requests.
+	for _, kind := range devices.StoredKinds(which) {
+		cfg.Subjects = append(cfg.Subjects, b.subjectOf("*", "*", kind, rest))
 	}
 	return cfg
 }
 
-// keep looks after the streams: at the start, when NATS is back, when events
-// are lost, and once in a while. A stream may vanish with the files of a NATS
-// server, or by an operator's hand. The streams are looked at in their order:
-// that of older versions has to give the subject of notifications up first.
+// keep checks the streams: at the start, when NATS is back, when events are lost, and periodically. A
+// stream may be lost with the files of a NATS server, or be deleted by an operator. They are checked in
+// order, because the events stream of older versions must first release the subject of notifications.
 func (b *Bus) keep() {
 	back := b.opt.Conn.StatusChanged(nats.CONNECTED)
 	defer b.opt.Conn.RemoveStatusListener(back)
 	for {
 		next := lookEvery
 		if !b.opt.Conn.IsConnected() {
-			next = retryEvery // NATS itself is reported as away
+			next = retryEvery // NATS itself is reported as unreachable
 		} else {
 			for _, s := range b.streams {
 				if s.look(b.ctx) != nil {
@@ -181,7 +194,7 @@ func (b *Bus) keep() {
 			return
 		case <-back:
 			for _, s := range b.streams {
-				s.kept() // losses of the connection before do not count against this one
+				s.kept() // losses before the reconnect do not count against this connection
 			}
 		case <-b.wake:
 		case <-time.After(next):
@@ -192,12 +205,12 @@ func (b *Bus) keep() {
 func (b *Bus) requestLook() {
 	select {
 	case b.wake <- struct{}{}:
-	default: // one wake-up is enough
+	default: // a check is already requested
 	}
 }
 
-// Ready returns why events are not kept, and what to do; nil while they are.
-// It has nothing to say about a NATS that is away.
+// Ready returns why events are not stored, and what to do; nil if they are, or if NATS is
+// unreachable.
 func (b *Bus) Ready() error {
 	for _, s := range b.streams {
 		if err := s.ready(); err != nil {
@@ -207,9 +220,9 @@ func (b *Bus) Ready() error {
 	return nil
 }
 
-// Publish queues the event.
+// Publish queues an event.
 func (b *Bus) Publish(e devices.Event) {
-	msg := &nats.Msg{Subject: b.subject(e.Device.Token(), e.Kind, e.Subject), Data: b.payload(e)}
+	msg := &nats.Msg{Subject: b.subjectOf(e.Device.Token(), e.Job, e.Kind, e.Subject), Data: b.payload(e)}
 	if e.MsgID != "" {
 		msg.Header = nats.Header{jetstream.MsgIDHeader: []string{e.MsgID}}
 	}
@@ -219,7 +232,7 @@ func (b *Bus) Publish(e devices.Event) {
 		b.Dropped.Add(DropAway, 1)
 		return
 	}
-	if e.MsgID == "" { // keeps its place between the frames of its device
+	if e.MsgID == "" { // keeps its order with the frames of its device
 		f := frames.Get().(*frame)
 		f.msg = msg
 		select {
@@ -231,7 +244,7 @@ func (b *Bus) Publish(e devices.Event) {
 		}
 		return
 	}
-	if e.Kind == devices.EventNotification && len(b.queue) >= notificationsQueue {
+	if isFrequent(e.Kind) && len(b.queue) >= frequentQueue {
 		b.Dropped.Add(DropQueue, 1)
 		return
 	}
@@ -245,10 +258,15 @@ func (b *Bus) Publish(e devices.Event) {
 
 func (b *Bus) payload(e devices.Event) []byte {
 	out := make([]byte, 0, 192+len(e.Fields))
-	out = jsonspan.AppendString(append(out, `{"device":`...), string(e.Device))
-	out = jsonspan.AppendString(append(out, `,"node":`...), b.opt.Node)
-	out = jsonspan.AppendString(append(out, `,"session":`...), e.Session)
-	out = strconv.AppendInt(append(out, `,"epoch":`...), int64(e.Epoch), 10)
+	if e.Job != "" {
+		out = jsonspan.AppendString(append(out, `{"job":`...), e.Job)
+		out = jsonspan.AppendString(append(out, `,"node":`...), b.opt.Node)
+	} else {
+		out = jsonspan.AppendString(append(out, `{"device":`...), string(e.Device))
+		out = jsonspan.AppendString(append(out, `,"node":`...), b.opt.Node)
+		out = jsonspan.AppendString(append(out, `,"session":`...), e.Session)
+		out = strconv.AppendInt(append(out, `,"epoch":`...), int64(e.Epoch), 10)
+	}
 	out = strconv.AppendInt(append(out, `,"seq":`...), e.Seq, 10)
 	out = e.Time.UTC().AppendFormat(append(out, `,"time":"`...), "2006-01-02T15:04:05.000Z07:00")
 	out = append(out, '"')
@@ -268,7 +286,7 @@ func (b *Bus) publish() {
 	}
 }
 
-// count notes what became of one event.
+// count counts the outcome of one event.
 func (b *Bus) count(err error) {
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload):
@@ -278,10 +296,10 @@ func (b *Bus) count(err error) {
 	}
 }
 
-// Depth is the number of events waiting.
+// Depth returns the number of queued events.
 func (b *Bus) Depth() int { return len(b.queue) + len(b.live) }
 
-// Close publishes what waits and ends the bus.
+// Close publishes the queue and stops the bus.
 func (b *Bus) Close() {
 	b.mu.Lock()
 	if b.closed {
@@ -302,7 +320,7 @@ func (b *Bus) Close() {
 		select {
 		case <-s.js.PublishAsyncComplete():
 		case <-limit:
-			b.opt.Log.Warn("event streams did not acknowledge the last events in time")
+			b.opt.Log.Warn("the event streams did not confirm the last events in time; they may be missing from the streams")
 			return
 		}
 	}

@@ -11,20 +11,20 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
 )
 
-// orderWait bounds the wait for a stream that has older events to deliver.
+// orderWait limits the wait for a stream with older events.
 const orderWait = time.Second
 
-// stopPatience is how long a follower that ends waits for its source, before it stops it.
+// stopPatience is how long a stopping follower waits for its source before it stops it.
 const stopPatience = time.Second
 
-var errReplaced = errors.New("an event stream was made anew; resume")
+var errReplaced = errors.New("an event stream was recreated; resume from the last position")
 
-// Follow calls deliver for every stored event that q selects, in order of time:
-// those after q.After, then new ones as they come, until ctx ends or deliver
-// fails. If events after q.After are gone, it begins with one Gap for each
-// stream. It fails with CodeUnavailable if NATS does not answer.
+// Follow calls deliver for every stored event that q selects, in order of time: those after q.After,
+// then new ones, until ctx ends or deliver fails. If events after q.After were deleted, it starts with
+// one Gap for each stream. It returns CodeUnavailable if NATS does not answer.
 func (b *Bus) Follow(ctx context.Context, q devices.EventQuery, deliver func(devices.StreamEvent) error) error {
 	if !b.opt.Conn.IsConnected() {
 		return unavailable(errors.New("not connected"))
@@ -48,7 +48,7 @@ func (b *Bus) Follow(ctx context.Context, q devices.EventQuery, deliver func(dev
 			}
 			select {
 			case <-received:
-			case <-time.After(stopPatience): // it makes its consumer anew, which only Stop ends
+			case <-time.After(stopPatience): // it recreates its consumer, which only Stop ends
 			}
 			s.messages.Stop()
 		})
@@ -77,18 +77,18 @@ type follower struct {
 	arrived chan arrival
 }
 
-// source is one stream that is followed.
+// source is one stream that is read.
 type source struct {
 	which    devices.EventStream
 	stream   jetstream.Stream
 	replaced <-chan struct{}
 	messages jetstream.MessagesContext
 	head     *message
-	taken    chan struct{} // head may be followed by the next
-	backlog  bool          // older events are still to come
+	taken    chan struct{} // head was delivered, the next message may follow
+	backlog  bool          // older events will follow
 }
 
-// message is a stored event with its place.
+// message is a stored event with its position.
 type message struct {
 	jetstream.Msg
 	seq, pending uint64
@@ -101,11 +101,11 @@ type arrival struct {
 	err  error
 }
 
-// receive hands the messages of one source on, one at a time.
+// receive passes on the messages of one source, one at a time.
 func (f *follower) receive(ctx context.Context, s *source) {
 	for {
-		// With ctx, since Stop does not end a Next that makes its consumer anew at that
-		// moment (nats.go v1.55.0, ordered.go): it would wait for ever.
+		// With ctx, since Stop does not end a Next that recreates its consumer at that moment
+		// (nats.go v1.55.0, ordered.go): it would block.
 		msg, err := s.messages.Next(jetstream.NextContext(ctx))
 		a := arrival{from: s, err: err}
 		if err == nil {
@@ -135,9 +135,9 @@ func placed(msg jetstream.Msg) (*message, error) {
 	return &message{msg, meta.Sequence.Stream, meta.NumPending, meta.Timestamp}, nil
 }
 
-// merge delivers the oldest of what has arrived. While a stream has a backlog
-// and nothing has arrived from it, the others wait for it, so that what comes
-// is in order of time; but not for long, since a backlog may have expired.
+// merge delivers the oldest message that has arrived. While a stream has a backlog and no message has
+// arrived from it, the others wait for it to keep the order of time; but only shortly, since the backlog
+// may have expired.
 func (f *follower) merge(ctx context.Context, deliver func(devices.StreamEvent) error) error {
 	patience := time.NewTimer(orderWait)
 	defer patience.Stop()
@@ -174,8 +174,8 @@ func (f *follower) merge(ctx context.Context, deliver func(devices.StreamEvent) 
 	}
 }
 
-// oldest is the source with the oldest head, and whether no older event can be
-// in the backlog of another.
+// oldest returns the source with the oldest head, and whether no other source can have an older event in
+// its backlog.
 func (f *follower) oldest() (next *source, complete bool) {
 	complete = true
 	for _, s := range f.sources {
@@ -193,27 +193,34 @@ func unavailable(err error) error {
 	return &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Detail: "the event stream does not answer: " + err.Error()}
 }
 
-// filter is the subject of the events that q selects. It is one, since servers
-// before 2.10 take no more, and may be wider than the stream, which holds
-// nothing else.
+// filter returns the subject of the events that q selects. It is a single one, since servers before 2.10
+// support no more, and may be wider than the stream, which contains nothing else.
 func (b *Bus) filter(q devices.EventQuery) []string {
 	device := "*"
 	if q.Device != "" {
 		device = q.Device.Token()
 	}
-	switch q.Kind {
-	case "":
+	switch {
+	case q.Kind == "" && q.Device == "":
+		return []string{b.opt.Prefix + ".>"}
+	case q.Kind == "":
 		return []string{b.opt.Prefix + ".devices." + device + ".>"}
-	case devices.EventNotification:
+	case q.Kind == devices.EventNotification:
 		return []string{b.subject(device, q.Kind, ">")}
 	}
-	return []string{b.subject(device, q.Kind, "")}
+	return []string{b.subjectOf(device, "*", q.Kind, "")}
 }
 
-// read makes an event of what a stream keeps.
+// read returns the event of a stored message.
 func (b *Bus) read(msg *message) devices.StreamEvent {
-	tokens := strings.SplitN(strings.TrimPrefix(msg.Subject(), b.opt.Prefix+".devices."), ".", 3)
 	e := devices.StreamEvent{Data: json.RawMessage(msg.Data())}
+	if job, ok := strings.CutPrefix(msg.Subject(), b.opt.Prefix+".jobs."); ok {
+		_, token, _ := strings.Cut(job, ".")
+		e.Kind = devices.JobEvent(token)
+		e.Owner, _ = jsonspan.String(jsonspan.Member(e.Data, "owner"))
+		return e
+	}
+	tokens := strings.SplitN(strings.TrimPrefix(msg.Subject(), b.opt.Prefix+".devices."), ".", 3)
 	if id, err := devices.ParseID(tokens[0]); err == nil {
 		e.Device = id
 	}

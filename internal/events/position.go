@@ -12,8 +12,8 @@ import (
 	"fleetd/internal/devices"
 )
 
-// open begins to read the streams that q needs where q.After ends, and returns
-// a Gap for each whose events from there are gone.
+// open starts to read the streams that q needs after q.After, and returns a Gap for each stream whose
+// next events were deleted.
 func (f *follower) open(ctx context.Context, q devices.EventQuery) (gaps []devices.StreamEvent, err error) {
 	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
 	defer cancel()
@@ -25,7 +25,7 @@ func (f *follower) open(ctx context.Context, q devices.EventQuery) (gaps []devic
 		}
 	}()
 	for which, kept := range f.bus.streams {
-		if q.Kind != "" && f.bus.streamOf(q.Kind) != kept {
+		if !f.bus.mayHave(kept, q) {
 			continue
 		}
 		s := &source{which: devices.EventStream(which), taken: make(chan struct{}, 1), replaced: kept.replacement()}
@@ -55,7 +55,12 @@ func (f *follower) open(ctx context.Context, q devices.EventQuery) (gaps []devic
 	return gaps, nil
 }
 
-// resume decides where to begin in one stream.
+// mayHave reports whether a stream may have events that q selects.
+func (b *Bus) mayHave(s *stream, q devices.EventQuery) bool {
+	return (q.Kind == "" || b.streamOf(q.Kind) == s) && !(q.NoJobs && s == b.streams[devices.JobsStream])
+}
+
+// resume decides where to start in one stream.
 func (f *follower) resume(ctx context.Context, s *source, q devices.EventQuery, cfg *jetstream.OrderedConsumerConfig) (*devices.StreamEvent, error) {
 	state := s.stream.CachedInfo().State
 	first, seq := max(state.FirstSeq, 1), q.After[s.which]
@@ -66,9 +71,9 @@ func (f *follower) resume(ctx context.Context, s *source, q devices.EventQuery, 
 	case fresh && !q.Since.IsZero():
 		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &q.Since
 		return nil, nil
-	case fresh: // from now on
+	case fresh: // new events only
 		seq = state.LastSeq
-	case seq == 0: // the position is one in another stream
+	case seq == 0: // the position is in another stream
 		at, err := f.timeOf(ctx, q.After)
 		if err != nil {
 			return nil, err
@@ -88,14 +93,13 @@ func (f *follower) resume(ctx context.Context, s *source, q devices.EventQuery, 
 	return nil, nil
 }
 
-// gap begins at the first event there is.
+// gap starts at the first existing event.
 func (f *follower) gap(s *source, cfg *jetstream.OrderedConsumerConfig, from, to uint64) *devices.StreamEvent {
 	f.at[s.which], cfg.OptStartSeq = to, to+1
 	return &devices.StreamEvent{Gap: true, ID: f.at, Data: json.RawMessage(fmt.Sprintf(`{"stream":%q,"from":%d,"to":%d}`, s.which, from, to))}
 }
 
-// timeOf is the time of the newest event that a position names, zero if they
-// are gone.
+// timeOf returns the time of the newest event of a position, zero if the events were deleted.
 func (f *follower) timeOf(ctx context.Context, p devices.EventPosition) (at time.Time, err error) {
 	for which, seq := range p {
 		if seq == 0 {

@@ -12,16 +12,15 @@ import (
 )
 
 const (
-	recentWindow = 256    // sequences looked back over first; eight times as many each further time
-	recentScan   = 20_000 // events read for one answer
-	recentBatch  = 500    // of one request
+	recentWindow = 256    // sequences in the first window; each further window is eight times as large
+	recentScan   = 20_000 // events read for one answer at most
+	recentBatch  = 500    // events of one request
 	recentIdle   = 5 * time.Second
 )
 
-// Recent returns the last stored events that q selects and keep accepts, at
-// most limit, oldest first. It looks back in growing windows, so that it reads
-// about as much as it returns while the events are frequent. It fails with
-// CodeUnavailable if NATS does not answer.
+// Recent returns the last stored events that q selects and keep accepts, at most limit, oldest first. It
+// reads growing windows backwards, so that it reads about as much as it returns while events are
+// frequent. It returns CodeUnavailable if NATS does not answer.
 func (b *Bus) Recent(ctx context.Context, q devices.EventQuery, limit int, keep func(devices.StreamEvent) bool) ([]devices.StreamEvent, error) {
 	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
 	defer cancel()
@@ -30,7 +29,7 @@ func (b *Bus) Recent(ctx context.Context, q devices.EventQuery, limit int, keep 
 	}
 	var found []past
 	for which, s := range b.streams {
-		if q.Kind != "" && b.streamOf(q.Kind) != s {
+		if !b.mayHave(s, q) {
 			continue
 		}
 		part, err := b.recent(ctx, devices.EventStream(which), q, limit, keep)
@@ -48,7 +47,7 @@ func (b *Bus) Recent(ctx context.Context, q devices.EventQuery, limit int, keep 
 	return events, nil
 }
 
-// past is a stored event and when it was stored.
+// past is a stored event with its time of storage.
 type past struct {
 	devices.StreamEvent
 	at time.Time
@@ -90,7 +89,7 @@ func (b *Bus) between(ctx context.Context, stream jetstream.Stream, q devices.Ev
 	}
 	defer func() {
 		if info := consumer.CachedInfo(); info != nil {
-			_ = stream.DeleteConsumer(context.WithoutCancel(ctx), info.Name) // it goes by itself, but later
+			_ = stream.DeleteConsumer(context.WithoutCancel(ctx), info.Name) // the server also deletes it, but later
 		}
 	}()
 	for read < most {

@@ -20,34 +20,33 @@ const (
 	ackTimeout   = 5 * time.Second // after which an event counts as lost
 	stallWait    = 500 * time.Millisecond
 	setupTimeout = 5 * time.Second
-	// limitsEvery bounds how often limits that differ are changed: nodes with
-	// different flags would otherwise take turns at every look.
+	// limitsEvery is how often differing limits are changed at most: nodes with different flags
+	// would otherwise change them alternately at every check.
 	limitsEvery = time.Minute
 )
 
-// stream is one JetStream stream: made, looked after, and published to.
+// stream is one JetStream stream: it is created, checked, and published to.
 //
-// It never stops publishing. While acknowledgements are missing, events go out
-// without asking for one, so that subscribers have them, and the stream as
-// soon as it is back.
+// It never stops publishing. While acknowledgements are missing, events are sent without requesting one,
+// so that subscribers receive them, and the stream as soon as it is back.
 type stream struct {
 	cfg     jetstream.StreamConfig
 	conn    *nats.Conn
-	js      jetstream.JetStream // has the pending acknowledgements of this stream alone
+	js      jetstream.JetStream // has only the pending acknowledgements of this stream
 	dropped *counters.Map[string]
 	log     *slog.Logger
-	wake    func() // requests a look at the stream
+	wake    func() // requests a check of the stream
 
-	stalled atomic.Bool  // nothing was acknowledged while maxPending events waited
-	good    atomic.Int64 // last sign that events are kept, in Unix nanoseconds
+	stalled atomic.Bool  // maxPending events wait, and none was acknowledged
+	good    atomic.Int64 // last confirmation that events are stored, in Unix nanoseconds
 	unkept  atomic.Bool  // events published since then were not acknowledged
 
 	mu        sync.Mutex
-	fault     error // of the last look
+	fault     error // result of the last check
 	last      *jetstream.StreamInfo
-	doubted   bool          // unkept at the last look
+	doubted   bool          // unkept at the last check
 	corrected time.Time     // when limits were last changed
-	replaced  chan struct{} // closed when the stream is another one: sequences begin anew
+	replaced  chan struct{} // closed when the stream is another one: sequences start again
 }
 
 func newStream(cfg jetstream.StreamConfig, opt Options, dropped *counters.Map[string], wake func()) (*stream, error) {
@@ -68,11 +67,11 @@ func (s *stream) publish(msg *nats.Msg) error {
 		}
 		s.stalled.Store(true)
 	}
-	s.dropped.Add(DropNoAck, 1) // the stream may keep it, unconfirmed
+	s.dropped.Add(DropNoAck, 1) // the stream may store it, unconfirmed
 	return s.conn.PublishMsg(msg)
 }
 
-// kept notes a sign that the stream keeps events.
+// kept records a confirmation that the stream stores events.
 func (s *stream) kept() {
 	s.good.Store(time.Now().UnixNano())
 	s.stalled.Store(false)
@@ -81,12 +80,12 @@ func (s *stream) kept() {
 	}
 }
 
-// lost notes what became of an event that was not acknowledged.
+// lost records the outcome of an event that was not acknowledged.
 func (s *stream) lost(err error) {
 	switch {
 	case errors.Is(err, nats.ErrDisconnected):
 		s.dropped.Add(DropAway, 1)
-		return // the stream has no part in it
+		return // the stream is not the cause
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
 		s.dropped.Add(DropNoStream, 1)
 	case errors.Is(err, jetstream.ErrAsyncPublishTimeout):
@@ -94,42 +93,41 @@ func (s *stream) lost(err error) {
 	default:
 		s.dropped.Add(DropStream, 1)
 	}
-	// The event is as old as the timeout at most: a younger sign that the
-	// stream keeps events makes this one void.
+	// The event is at most as old as the timeout: a newer confirmation supersedes it.
 	if time.Since(time.Unix(0, s.good.Load())) > ackTimeout {
 		s.unkept.Store(true)
 	}
 	s.wake()
 }
 
-// ready returns why events of this stream are not kept, and what to do.
+// ready returns why events of this stream are not stored, and what to do.
 func (s *stream) ready() error {
 	s.mu.Lock()
 	fault := s.fault
 	s.mu.Unlock()
 	if fault == nil && s.unkept.Load() {
-		return fmt.Errorf("stream %s does not confirm that it keeps events: see the log of the NATS server; "+
+		return fmt.Errorf("stream %s does not confirm that it stores events: see the log of the NATS server; "+
 			"after a full disk, free space and restart the NATS server", s.cfg.Name)
 	}
 	return fault
 }
 
-// look makes the stream if it is missing, and brings it in line with this
-// node's settings. It fails if events cannot be kept.
+// look creates the stream if it is missing, and updates it to this node's settings. It fails if events
+// cannot be stored.
 func (s *stream) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
 	defer cancel()
 	current, err := s.js.Stream(ctx, s.cfg.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		if current, err = s.js.CreateStream(ctx, s.cfg); err == nil {
-			s.log.Info("event stream made")
+			s.log.Info("event stream created")
 		}
 	}
 	if err == nil {
 		err = s.align(ctx, current.CachedInfo().Config)
 	}
 	if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-		return nil // this node stops
+		return nil // this node is stopping
 	}
 	if err != nil {
 		err = s.explain(err)
@@ -138,9 +136,9 @@ func (s *stream) look(ctx context.Context) error {
 	defer s.mu.Unlock()
 	if (err == nil) != (s.fault == nil) || err != nil && err.Error() != s.fault.Error() {
 		if err != nil {
-			s.log.Warn("events are not kept", "error", err)
+			s.log.Warn("events are not stored", "error", err)
 		} else {
-			s.log.Info("events can be kept again")
+			s.log.Info("events are stored again")
 		}
 	}
 	if s.fault = err; err == nil {
@@ -149,8 +147,8 @@ func (s *stream) look(ctx context.Context) error {
 	return err
 }
 
-// align changes what differs from this node's settings, and leaves alone what
-// fleetd has no setting for, such as placement and compression.
+// align changes what differs from this node's settings, except properties that fleetd has no setting for,
+// such as placement and compression.
 func (s *stream) align(ctx context.Context, cfg jetstream.StreamConfig) error {
 	narrow := !sameSubjects(cfg.Subjects, s.cfg.Subjects)
 	limits := cfg.MaxAge != s.cfg.MaxAge || cfg.MaxBytes != s.cfg.MaxBytes || cfg.Replicas != s.cfg.Replicas ||
@@ -164,10 +162,10 @@ func (s *stream) align(ctx context.Context, cfg jetstream.StreamConfig) error {
 	_, err := s.js.UpdateStream(ctx, cfg)
 	switch {
 	case err == nil:
-		s.log.Info("event stream changed to this node's settings; give all nodes the same")
+		s.log.Info("event stream updated to this node's settings; give all nodes the same settings")
 	case !narrow:
-		s.log.Warn("event stream keeps other limits than this node's settings", "error", err)
-		err = nil // events are kept nevertheless
+		s.log.Warn("event stream has other limits than this node's settings", "error", err)
+		err = nil // events are stored nevertheless
 	}
 	return err
 }
@@ -176,20 +174,20 @@ func sameSubjects(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
-// compare draws conclusions from two looks: whether it is still the same
-// stream, and whether any node's events were kept since. The lock is held.
+// compare compares two checks: whether it is still the same stream, and whether events of any node were
+// stored meanwhile. The caller holds the lock.
 func (s *stream) compare(now *jetstream.StreamInfo) {
 	before := s.last
 	s.last = now
 	switch {
 	case before == nil:
-		s.kept() // what was lost before there was a stream does not count
+		s.kept() // losses before the stream existed do not count
 	case !now.Created.Equal(before.Created) || now.State.LastSeq < before.State.LastSeq:
 		close(s.replaced)
 		s.replaced = make(chan struct{})
 		s.kept()
 	case s.doubted && now.State.LastSeq > before.State.LastSeq:
-		s.kept() // if only those of other nodes
+		s.kept() // even if only those of other nodes
 	}
 	s.doubted = s.unkept.Load()
 }
@@ -201,13 +199,13 @@ func (s *stream) replacement() <-chan struct{} {
 	return s.replaced
 }
 
-// explain has what is wrong and what to do, for people.
+// explain returns an error with the cause and what to do.
 func (s *stream) explain(err error) error {
 	switch {
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
-		return errors.New("NATS has no JetStream, or not for this account: enable it; if it is enabled, see the log of the NATS server and its disk")
+		return errors.New("JetStream is not enabled in NATS, or not for this account: enable it; if it is enabled, see the log of the NATS server and its disk")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout), errors.Is(err, nats.ErrNoResponders):
 		return fmt.Errorf("JetStream does not answer for stream %s: see the log of the NATS server", s.cfg.Name)
 	}
-	return fmt.Errorf("stream %s cannot be made: %w; see the log of the NATS server and its disk", s.cfg.Name, err)
+	return fmt.Errorf("stream %s cannot be created: %w; see the log of the NATS server and its disk", s.cfg.Name, err)
 }

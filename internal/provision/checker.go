@@ -12,9 +12,9 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Limits of an OTA reply. The device's HTTP client hangs for ever at 8,192
-// bytes (esp-ml307 http_client.cc:258-276); its flash refuses longer keys and
-// values, which aborts it at every boot (settings.cc:40-68).
+// Limits of an OTA reply. The device's HTTP client hangs at 8,192 bytes (esp-ml307
+// http_client.cc:258-276); its flash refuses longer keys and values, which aborts it at
+// every boot (settings.cc:40-68).
 const (
 	MaxReply  = 6 << 10
 	MaxKey    = 15
@@ -22,18 +22,18 @@ const (
 )
 
 // ErrUnsafe is wrapped by every refusal of Check.
-var ErrUnsafe = errors.New("OTA reply would harm a device")
+var ErrUnsafe = errors.New("the OTA reply would make a device unusable")
 
-func unsafe(format string, args ...any) error {
+func unsafeError(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrUnsafe, fmt.Sprintf(format, args...))
 }
 
-// Check passes only replies that every firmware survives: each rule names the
-// way in which breaking it strands a device or sends it into a boot loop. It
-// sees every reply before it is sent.
+// Check accepts only replies that are safe for every firmware. The error names the way in
+// which a reply would disconnect a device permanently or send it into a boot loop. Every
+// reply is checked before it is sent.
 func Check(reply []byte) error {
 	if len(reply) > MaxReply {
-		return unsafe("%d bytes; the device hangs at 8,192, the limit is %d", len(reply), MaxReply)
+		return unsafeError("it has %d bytes; the device hangs at 8,192, and the limit is %d", len(reply), MaxReply)
 	}
 	if err := checkEscapes(reply); err != nil {
 		return err
@@ -41,9 +41,9 @@ func Check(reply []byte) error {
 	sections := map[string]bool{}
 	walk := jsonspan.Object(reply)
 	for walk.Next() {
-		name := strings.ToLower(string(walk.Key())) // the device finds names without regard to case
+		name := strings.ToLower(string(walk.Key())) // the device ignores the case of names
 		if sections[name] {
-			return unsafe("section %q appears twice", name)
+			return unsafeError("section %q appears twice", name)
 		}
 		sections[name] = true
 		if err := checkSection(name, walk.Value()); err != nil {
@@ -51,29 +51,28 @@ func Check(reply []byte) error {
 		}
 	}
 	if err := walk.Err(); err != nil {
-		return unsafe("%v", err)
+		return unsafeError("%v", err)
 	}
 	if sections["mqtt"] && sections["websocket"] {
-		return unsafe("it has both mqtt and websocket: the device takes mqtt")
+		return unsafeError("it contains both mqtt and websocket; the device uses mqtt")
 	}
 	return nil
 }
 
-// checkEscapes refuses what the device's JSON reader takes in another way: text
-// ends at a NUL there, and one half of a surrogate pair makes the whole reply
-// unreadable. No reply needs either.
+// checkEscapes refuses escapes that the device's JSON parser reads differently: it ends text
+// at a NUL, and cannot parse a reply with half of a surrogate pair. No reply needs either.
 func checkEscapes(reply []byte) error {
 	for i := 0; i < len(reply); i++ {
 		if reply[i] != '\\' {
 			continue
 		}
-		i++ // of two backslashes the second starts no escape
+		i++ // the second of two backslashes starts no escape
 		if i+5 > len(reply) || reply[i] != 'u' {
 			continue
 		}
 		code, err := strconv.ParseUint(string(reply[i+1:i+5]), 16, 16)
 		if err == nil && (code == 0 || utf16.IsSurrogate(rune(code))) {
-			return unsafe("it has the escape \\%s, which the device cannot read", reply[i:i+5])
+			return unsafeError("it contains the escape \\%s, which the device cannot read", reply[i:i+5])
 		}
 	}
 	return nil
@@ -85,18 +84,18 @@ func checkSection(name string, section []byte) error {
 		key, value := string(walk.Key()), walk.Value()
 		stored := name == "mqtt" || name == "websocket"
 		if stored && len(key) > MaxKey {
-			return unsafe("%s.%s has %d characters; the flash takes %d: boot loop", name, key, len(key), MaxKey)
+			return unsafeError("the key %s.%s has %d characters; the device's flash stores at most %d: boot loop", name, key, len(key), MaxKey)
 		}
 		text, isText := jsonspan.String(value)
 		if isText && len(text) >= MaxString {
-			return unsafe("%s.%s has %d bytes; the flash takes under %d: boot loop", name, key, len(text), MaxString)
+			return unsafeError("%s.%s has %d bytes; the device's flash stores less than %d: boot loop", name, key, len(text), MaxString)
 		}
 		if err := checkMember(name+"."+strings.ToLower(key), text, isText, value); err != nil {
 			return err
 		}
 	}
 	if err := walk.Err(); err != nil {
-		return unsafe("section %q: %v", name, err)
+		return unsafeError("section %q: %v", name, err)
 	}
 	return nil
 }
@@ -105,12 +104,12 @@ func checkMember(path, text string, isText bool, value []byte) error {
 	switch path {
 	case "mqtt.endpoint":
 		if !isText {
-			return unsafe("%s is no string", path)
+			return unsafeError("%s is not a string", path)
 		}
 		return checkEndpoint(text)
 	case "websocket.url":
 		if !isText {
-			return unsafe("%s is no string", path)
+			return unsafeError("%s is not a string", path)
 		}
 		return checkDialURL(path, text, "ws", "wss")
 	case "firmware.url":
@@ -120,67 +119,66 @@ func checkMember(path, text string, isText bool, value []byte) error {
 		return checkDialURL(path, text, "http", "https")
 	case "firmware.version":
 		if !isText || !isVersion(text) {
-			return unsafe("%s is %s; only numbers and dots survive std::stoi: boot loop", path, value)
+			return unsafeError("%s is %s; it must contain only numbers and dots, otherwise std::stoi aborts: boot loop", path, value)
 		}
 	case "websocket.version", "mqtt.keepalive":
 		if _, ok := jsonspan.Int(value); !ok {
-			return unsafe("%s must be a number, a string is read as 0", path)
+			return unsafeError("%s must be a number; the device reads a string as 0", path)
 		}
 	case "firmware.force":
 		if n, ok := jsonspan.Int(value); !ok || n != 0 && n != 1 {
-			return unsafe("%s must be the number 0 or 1", path)
+			return unsafeError("%s must be the number 0 or 1", path)
 		}
 	}
 	return nil
 }
 
-// checkEndpoint wants `host:port`: what follows the first colon goes through an
-// unguarded std::stoi (mqtt_protocol.cc:148-157), and without a port devices use
-// TLS at 8883, whatever was meant.
+// checkEndpoint requires `host:port`. The text after the first colon is passed to an
+// unguarded std::stoi (mqtt_protocol.cc:148-157), and without a port devices use TLS at 8883.
 func checkEndpoint(endpoint string) error {
 	host, port, found := strings.Cut(endpoint, ":")
 	if host == "" || strings.ContainsAny(host, "/[] ") {
-		return unsafe("mqtt.endpoint %q must be host:port without a scheme: boot loop", endpoint)
+		return unsafeError("mqtt.endpoint %q must be host:port without a scheme: boot loop", endpoint)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); !found || err != nil || n == 0 {
-		return unsafe("mqtt.endpoint %q must end in a port: boot loop", endpoint)
+		return unsafeError("mqtt.endpoint %q must end in a port: boot loop", endpoint)
 	}
 	return nil
 }
 
-// checkDialURL knows the device's own URL parser: the first colon anywhere
-// after the scheme starts the port (web_socket.cc:69-112), there are no IPv6
-// literals and no user info.
+// checkDialURL checks a URL for the device's own parser: the first colon after the scheme
+// starts the port (web_socket.cc:69-112), and it supports neither IPv6 literals nor user
+// info.
 func checkDialURL(path, text string, schemes ...string) error {
 	u, err := url.Parse(text)
 	if err != nil {
-		return unsafe("%s %q: %v", path, text, err)
+		return unsafeError("%s %q: %v", path, text, err)
 	}
 	if u.Scheme != schemes[0] && u.Scheme != schemes[1] {
-		return unsafe("%s %q must start with %s:// or %s://", path, text, schemes[0], schemes[1])
+		return unsafeError("%s %q must start with %s:// or %s://", path, text, schemes[0], schemes[1])
 	}
 	if u.Hostname() == "" || strings.ContainsAny(u.Hostname(), ":[]") {
-		return unsafe("%s %q needs a name or IPv4 address; the device cannot read IPv6 addresses", path, text)
+		return unsafeError("%s %q must contain a host name or an IPv4 address; the device does not support IPv6 addresses", path, text)
 	}
 	if u.User != nil {
-		return unsafe("%s %q must not contain user info", path, text)
+		return unsafeError("%s %q must not contain user info", path, text)
 	}
 	rest := strings.TrimPrefix(text, u.Scheme+"://"+u.Host)
 	if strings.Contains(rest, ":") || strings.HasSuffix(u.Host, ":") {
-		return unsafe("%s %q has a colon that no port follows; the device takes one for the start of a port: it aborts", path, text)
+		return unsafeError("%s %q has a colon without a port; the device parses a port after each colon and aborts", path, text)
 	}
 	if rest != "" && rest[0] != '/' {
-		return unsafe("%s %q has something between host and path, which the device takes for part of the host", path, text)
+		return unsafeError("%s %q has characters between host and path, which the device takes as part of the host", path, text)
 	}
 	if port := u.Port(); port != "" {
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return unsafe("%s %q: port %s does not exist", path, text, port)
+			return unsafeError("%s %q: invalid port %s", path, text, port)
 		}
 	}
 	return nil
 }
 
-// isVersion is ^\d+(\.\d+)*$, each part small enough for std::stoi.
+// isVersion reports whether text matches ^\d+(\.\d+)*$ with parts within std::stoi's range.
 func isVersion(text string) bool {
 	for part := range strings.SplitSeq(text, ".") {
 		if _, err := strconv.ParseUint(part, 10, 31); err != nil {
@@ -190,8 +188,8 @@ func isVersion(text string) bool {
 	return true
 }
 
-// reply is the OTA reply; sections left out are not sent. Order and names are
-// what the firmware reads (ota.cc:103-245).
+// reply is the OTA reply; empty sections are not sent. Order and names are those that the
+// firmware reads (ota.cc:103-245).
 type reply struct {
 	Activation *activation `json:"activation,omitempty"`
 	MQTT       *mqtt       `json:"mqtt,omitempty"`
@@ -206,8 +204,8 @@ type activation struct {
 	TimeoutMS int    `json:"timeout_ms"`
 }
 
-// mqtt has names of at most 15 characters, as many as subscribe_topic; the
-// firmware reads all but that one (mqtt_protocol.cc:77-83).
+// mqtt has names of at most 15 characters, the length of subscribe_topic. The firmware reads
+// all but subscribe_topic (mqtt_protocol.cc:77-83).
 type mqtt struct {
 	Endpoint       string `json:"endpoint"`
 	ClientID       string `json:"client_id"`
@@ -230,7 +228,7 @@ type serverTime struct {
 	TimezoneOffset int    `json:"timezone_offset"` // minutes; the device's clock runs in local time
 }
 
-// encode is the only way from a reply to bytes.
+// encode returns the checked JSON of a reply.
 func (r reply) encode() ([]byte, error) {
 	out, err := json.Marshal(r)
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// FuzzOTA sends anything to the handler. It is refused, or answered with a
-// reply that passes the checker and holds credentials which the fleet accepts.
-// FuzzOTAToFirmware of the simulator goes on from there to the device.
+// FuzzOTA sends arbitrary requests to the handler. Each is refused, or gets a reply that
+// passes Check and contains credentials that the fleet accepts. FuzzOTAToFirmware of the
+// simulator passes replies on to the device.
 func FuzzOTA(f *testing.F) {
 	f.Add([]byte(`{"board":{"name":"x","ssid":"a"b"}}`), "aa:bb:cc:dd:ee:ff", "c", "x/1.0", false)
 	f.Add([]byte(`{"uuid":"u","mac_address":"aa:bb:cc:dd:ee:ff","application":{"version":"2.4.2"}}`), "", "", "", true)
@@ -78,15 +78,15 @@ func FuzzOTA(f *testing.F) {
 	})
 }
 
-// Texts of a reply that every firmware takes as they are meant.
+// Texts of a reply that every firmware parses as intended.
 var (
 	safeWebSocket = regexp.MustCompile(`^wss?://[^/:?#@\[\]]+(:[0-9]{1,5})?(/[^:]*)?$`)
 	safeFirmware  = regexp.MustCompile(`^(https?://[^/:?#@\[\]]+(:[0-9]{1,5})?(/[^:]*)?)?$`)
 	safeVersion   = regexp.MustCompile(`^[0-9]{1,10}(\.[0-9]{1,10})*$`)
 )
 
-// FuzzCheck reads what the checker passes with encoding/json, and names with
-// the case that the firmware does not look at taken away.
+// FuzzCheck parses replies that pass Check with encoding/json, with names in lower case,
+// because the firmware ignores their case.
 func FuzzCheck(f *testing.F) {
 	for _, reply := range []string{`{"websocket":{"url":"ws://192.0.2.1:8000/","token":"","version":1}}`,
 		`{"mqtt":{"endpoint":"192.0.2.1:1883","client_id":"a","keepalive":240,"subscribe_topic":"b"},"server_time":{"timestamp":1786150000000,"timezone_offset":480}}`,

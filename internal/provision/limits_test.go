@@ -8,14 +8,14 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Many addresses that ask once free none that has asked too often.
-func TestManyAddressesFreeNobody(t *testing.T) {
+// Many addresses with one check do not reset the limiter of an address with too many.
+func TestManyAddressesDoNotReset(t *testing.T) {
 	l := limits{byAddr: map[netip.Addr]*rate.Limiter{}}
 	loud := netip.MustParseAddr("203.0.113.1")
 	const perMinute, burst = 1, 5
 	for range burst {
 		if !l.allow(loud, perMinute, burst) {
-			t.Fatal("within its burst it is refused")
+			t.Fatal("it is refused within its burst")
 		}
 	}
 	for i := range 3 * maxAddresses {
@@ -23,12 +23,12 @@ func TestManyAddressesFreeNobody(t *testing.T) {
 		address[0] = 0x20
 		binary.BigEndian.PutUint32(address[4:], uint32(i))
 		if !l.allow(netip.AddrFrom16(address), perMinute, burst) {
-			t.Fatal("an address that asks once is refused")
+			t.Fatal("an address with one check is refused")
 		}
 	}
 	// security: N33
 	if l.allow(loud, perMinute, burst) {
-		t.Error("20,001 other addresses empty the table")
+		t.Error("20,001 other addresses reset its limiter")
 	}
 	if len(l.byAddr) > maxAddresses {
 		t.Errorf("%d addresses are remembered", len(l.byAddr))

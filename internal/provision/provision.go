@@ -1,9 +1,8 @@
-// Package provision answers the first question of every device: where to go.
-// At boot the firmware asks the OTA address once (application.cc:417-509); the
-// reply carries its transport, address and credentials, or, while it waits for
-// approval, a code to speak. Every reply passes Check before it is sent,
-// because a wrong one is stored in the device's flash and can keep it from
-// ever booting again.
+// Package provision answers the OTA check of devices. At boot the firmware contacts the OTA
+// URL once (application.cc:417-509). The reply contains its transport, server address and
+// credentials, or an activation code to speak while it waits for approval. Every reply
+// passes Check before it is sent, because a wrong one is stored in the device's flash and can
+// prevent it from booting.
 package provision
 
 import (
@@ -25,13 +24,13 @@ import (
 	"golang.org/x/time/rate"
 
 	"fleetd/internal/attest"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/fleet"
-	"fleetd/internal/lobby"
 )
 
 // Paths of the device side.
@@ -49,30 +48,29 @@ type Options struct {
 	Attest  *attest.List
 	// PublicURL is the http or https base under which devices reach this node.
 	PublicURL string
-	// MQTT is what devices are told of the MQTT side; nil if there is none.
+	// MQTT is the MQTT configuration for devices; nil if there is none.
 	MQTT *MQTT
-	// Transport is what a device is offered that has no setting of its own.
+	// Transport is offered to devices without a setting of their own.
 	Transport devices.Transport
 	// Framing is websocket.version in the reply, 1 to 3.
 	Framing  int
 	Location *time.Location
-	// RatePerMinute and Burst bound the checks from one address; 0 is no limit.
+	// RatePerMinute and Burst limit the checks from one address; 0: unlimited.
 	RatePerMinute int
 	Burst         int
-	// NewPerMinute bounds the unknown devices that come from one address, newBurst
-	// times as many at once; 0 is no limit.
+	// NewPerMinute limits unknown devices from one address, with a burst of newBurst
+	// minutes; 0: unlimited.
 	NewPerMinute int
-	// TrustedProxies are believed about the address behind them.
+	// TrustedProxies may name the address of their client.
 	TrustedProxies []netip.Prefix
-	// Failures slows down wrong proofs; nil does not.
-	Failures *lobby.Failures
-	// Settings are judged by Diagnose.
+	// Failures slows down wrong proofs; may be nil.
+	Failures *connlimit.Failures
+	// Settings are checked by Diagnose.
 	Settings Settings
 	Log      *slog.Logger
 }
 
-// MQTT is what devices are told of the MQTT side. It may be written until the
-// server is served.
+// MQTT is the MQTT configuration for devices. It may be changed until the server is served.
 type MQTT struct {
 	Endpoint  string // host:port; TLS if and only if the port is 8883 (esp_mqtt.cc:27-32)
 	Keepalive int    // seconds
@@ -80,26 +78,25 @@ type MQTT struct {
 
 // Server serves the OTA check and activation. It is safe for concurrent use.
 type Server struct {
-	opt    Options
-	limits limits // of all requests
-	fresh  limits // of unknown devices
+	opt        Options
+	limits     limits // of all requests
+	newDevices limits // of unknown devices
 
-	// Replies counts answers by kind: member, waiting, bad_request,
-	// rate_limited, too_many_new, unavailable, unsafe.
+	// Replies counts replies by kind: member, waiting, bad_request, rate_limited,
+	// too_many_new, unavailable, unsafe.
 	Replies counters.Map[string]
 }
 
 // New returns a Server.
 func New(opt Options) *Server {
 	s := &Server{opt: opt}
-	s.Replies.Add(unsafeReply, 0) // or an alert on its increase would miss the first one
-	s.limits.byAddr, s.fresh.byAddr = map[netip.Addr]*rate.Limiter{}, map[netip.Addr]*rate.Limiter{}
+	s.Replies.Add(unsafeReply, 0) // otherwise an alert on its increase would miss the first one
+	s.limits.byAddr, s.newDevices.byAddr = map[netip.Addr]*rate.Limiter{}, map[netip.Addr]*rate.Limiter{}
 	return s
 }
 
-// Register adds the routes. The variants pin a transport for devices
-// configured with that address; the firmware appends `activate` to whichever
-// it has.
+// Register registers the routes. The variants select a transport for devices with that OTA
+// URL; the firmware appends `activate` to its URL.
 func (s *Server) Register(mux *http.ServeMux) {
 	for path, pinned := range map[string]devices.Transport{PathOTA: devices.TransportNone, PathOTAWS: devices.TransportWebSocket, PathOTAMQTT: devices.TransportMQTT} {
 		check := func(w http.ResponseWriter, r *http.Request) { s.check(w, r, pinned) }
@@ -114,8 +111,8 @@ func (s *Server) Register(mux *http.ServeMux) {
 	}
 }
 
-// transport decides what a device is offered: what its address pins, else what
-// the operator set for it, else the node's default.
+// transport returns the transport for a device: that of its OTA URL, else the operator's
+// setting for it, else the node's default.
 func (s *Server) transport(pinned, preferred devices.Transport) devices.Transport {
 	for _, t := range []devices.Transport{pinned, preferred, s.opt.Transport} {
 		if t == devices.TransportWebSocket || t == devices.TransportMQTT && s.opt.MQTT != nil {
@@ -125,8 +122,8 @@ func (s *Server) transport(pinned, preferred devices.Transport) devices.Transpor
 	return devices.TransportWebSocket
 }
 
-// refuse answers with a status that makes the firmware try again later: only
-// 200 is read as a reply (ota.cc:103-107).
+// refuse responds with a status that makes the firmware try again later: it parses only
+// a response with 200 (ota.cc:103-107).
 func (s *Server) refuse(w http.ResponseWriter, kind string, status int, err error) {
 	s.Replies.Add(kind, 1)
 	if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
@@ -134,14 +131,23 @@ func (s *Server) refuse(w http.ResponseWriter, kind string, status int, err erro
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	body, _ := json.Marshal(struct { // two strings always marshal
+	body, _ := json.Marshal(struct { // cannot fail for a string
 		Error string `json:"error"`
 	}{err.Error()})
-	_, _ = w.Write(body) // the device is gone if this fails
+	_, _ = w.Write(body) // fails only if the device has disconnected
 }
 
 func (s *Server) check(w http.ResponseWriter, r *http.Request, pinned devices.Transport) {
+	step := devices.Step{Kind: devices.StepCheck, Remote: connlimit.ClientAddress(r, s.opt.TrustedProxies)}
+	step.Device, _ = devices.ParseID(r.Header.Get("Device-Id")) // without one nothing is recorded
+	s.answerCheck(w, r, pinned, &step)
+	s.opt.Service.NoteStep(step)
+}
+
+// answerCheck answers an OTA check, and completes its step.
+func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devices.Transport, step *devices.Step) {
 	if !s.limits.allow(s.address(r), s.opt.RatePerMinute, s.opt.Burst) {
+		step.Cause = devices.CauseRateLimited
 		s.refuse(w, "rate_limited", http.StatusTooManyRequests, errors.New("too many checks from this address; try again"))
 		return
 	}
@@ -151,11 +157,14 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request, pinned devices.Tr
 			s.greet(w, pinned)
 			return
 		}
+		step.Cause, step.Text = devices.CauseBadRequest, err.Error()
 		s.refuse(w, "bad_request", http.StatusBadRequest, err)
 		return
 	}
+	step.Device = c.Device
 	c.From, c.Offer = s.address(r), s.transport(pinned, devices.TransportNone)
-	if !s.opt.Service.Knows(c.Device) && !s.fresh.allow(c.From, s.opt.NewPerMinute, newBurst*s.opt.NewPerMinute) {
+	if !s.opt.Service.IsKnown(c.Device) && !s.newDevices.allow(c.From, s.opt.NewPerMinute, newBurst*s.opt.NewPerMinute) {
+		step.Cause = devices.CauseTooManyNew
 		s.refuse(w, tooManyNew, http.StatusServiceUnavailable, errors.New("too many new devices from this address; try again"))
 		return
 	}
@@ -167,39 +176,46 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request, pinned devices.Tr
 		if e.Code == devices.CodeUnavailable {
 			status, kind = http.StatusServiceUnavailable, "unavailable"
 		}
+		step.Cause, step.Text = devices.StepCause(kind), e.Detail
 		s.refuse(w, kind, status, e)
 		return
 	}
-	body, err := s.reply(c.Device, c.ClientID, welcome, pinned, time.Now()).encode()
+	answer := s.reply(c.Device, c.ClientID, welcome, pinned, time.Now())
+	body, err := answer.encode()
 	if err != nil {
-		s.opt.Log.Error("OTA reply refused by its checker; run `fleetd doctor`", "device", c.Device, "error", err)
-		s.refuse(w, unsafeReply, http.StatusInternalServerError, errors.New("this node's settings make no safe reply; see its log"))
+		s.opt.Log.Error("the OTA reply failed its safety check; run `fleetd doctor`", "device", c.Device, "error", err)
+		step.Cause, step.Text = devices.CauseUnsafe, err.Error()
+		s.refuse(w, unsafeReply, http.StatusInternalServerError, errors.New("this node's settings do not give a safe reply; see its log"))
 		return
 	}
 	kind := "member"
+	step.Generation = welcome.Generation
+	if step.Cause, step.Text = devices.CauseOffersWebSocket, s.webSocketURL(); answer.MQTT != nil {
+		step.Cause, step.Text = devices.CauseOffersMQTT, answer.MQTT.Endpoint
+	}
 	if !welcome.Admitted {
-		kind = "waiting"
+		kind, step.Cause = "waiting", devices.CausePending
 	}
 	s.Replies.Add(kind, 1)
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(body) // the device asks again if this fails
+	_, _ = w.Write(body) // the device repeats the check if this fails
 }
 
-// greet answers a person who opens the address in a browser.
+// greet responds to a browser.
 func (s *Server) greet(w http.ResponseWriter, pinned devices.Transport) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	where := s.webSocketURL()
 	if s.transport(pinned, devices.TransportNone) == devices.TransportMQTT {
 		where = "MQTT at " + s.opt.MQTT.Endpoint
 	}
-	_, _ = fmt.Fprintf(w, "fleetd is here. Devices ask this address (POST) and are sent to %s.\n", where)
+	_, _ = fmt.Fprintf(w, "This is fleetd. Devices POST to this URL and are directed to %s.\n", where)
 }
 
 func (s *Server) webSocketURL() string {
 	return "ws" + strings.TrimPrefix(s.opt.PublicURL, "http") + PathWebSocket
 }
 
-func (s *Server) reply(id devices.ID, clientID string, welcome admission.Welcome, pinned devices.Transport, now time.Time) reply {
+func (s *Server) reply(id devices.ID, clientID string, welcome admission.CheckInResult, pinned devices.Transport, now time.Time) reply {
 	_, offset := now.In(s.opt.Location).Zone()
 	r := reply{ServerTime: serverTime{Timestamp: now.UnixMilli(), TimeZone: s.opt.Location.String(), TimezoneOffset: offset / 60}}
 	token := ""
@@ -207,10 +223,10 @@ func (s *Server) reply(id devices.ID, clientID string, welcome admission.Welcome
 		token = s.opt.Mint.DeviceToken(string(id), clientID, welcome.Generation)
 	} else {
 		r.Activation = &activation{Message: "Approve this device with the code " + welcome.Code, Code: welcome.Code,
-			Challenge: welcome.Challenge, TimeoutMS: int(admission.CodeLife / time.Millisecond)}
+			Challenge: welcome.Challenge, TimeoutMS: int(admission.CodeLifetime / time.Millisecond)}
 	}
-	// Also while waiting: without a section the device falls back to what its
-	// flash still holds (application.cc:502-509).
+	// Also for devices that wait for approval: without a section the device uses the server
+	// stored in its flash (application.cc:502-509).
 	if s.transport(pinned, welcome.Prefer) == devices.TransportWebSocket {
 		r.WebSocket = &webSocket{URL: s.webSocketURL(), Token: token, Version: s.opt.Framing}
 		return r
@@ -223,9 +239,9 @@ func (s *Server) reply(id devices.ID, clientID string, welcome admission.Welcome
 	return r
 }
 
-// activate tells a waiting device whether it is admitted now: 200 done, 202
-// ask again (ota.cc:421-492). What its hardware signed may admit it; a device
-// without a serial number, or one that is not listed, waits for its code.
+// activate reports whether a waiting device is admitted: 200 yes, 202 not yet (ota.cc:421-492).
+// A valid proof of its hardware may admit it; a device without a serial number, or with one
+// that is not imported, waits for its code.
 func (s *Server) activate(w http.ResponseWriter, r *http.Request) {
 	id, err := devices.ParseID(r.Header.Get("Device-Id"))
 	if err != nil {
@@ -237,7 +253,9 @@ func (s *Server) activate(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	clientID := r.Header.Get("Client-Id")
-	if !s.opt.Service.Activated(id, clientID) {
+	step := devices.Step{Kind: devices.StepActivate, Device: id, Cause: devices.CauseNotYet, Remote: connlimit.ClientAddress(r, s.opt.TrustedProxies)}
+	defer func() { s.opt.Service.NoteStep(step) }()
+	if !s.opt.Service.IsActivated(id, clientID) {
 		switch outcome := s.opt.Attest.Prove(r.Context(), s.opt.Service, id, clientID, r.Body); {
 		case outcome == attest.OutcomeAdmitted:
 		case outcome == attest.OutcomeWrong && s.opt.Failures.FailedRequest(r):
@@ -248,26 +266,27 @@ func (s *Server) activate(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	_, _ = w.Write([]byte("success")) // the device asks again if this fails
+	step.Cause = devices.CauseActivated
+	_, _ = w.Write([]byte("success")) // the device repeats the request if this fails
 }
 
-// address is whose limit a request counts for: one host has a whole IPv6 /64.
+// address returns the address whose limit applies: for IPv6, its /64 network.
 func (s *Server) address(r *http.Request) netip.Addr {
-	return lobby.HostOf(lobby.ClientAddress(r, s.opt.TrustedProxies))
+	return connlimit.AddressKey(connlimit.ClientAddress(r, s.opt.TrustedProxies))
 }
 
-// unsafeReply is the kind of answer that is held back, because it would harm devices.
+// unsafeReply is the kind of replies that were not sent because they failed Check.
 const unsafeReply = "unsafe"
 
-// tooManyNew is the kind of answer to an unknown device that is one too many.
+// tooManyNew is the kind of refusals of unknown devices above the limit.
 const tooManyNew = "too_many_new"
 
-// newBurst is how many minutes' worth of new devices one address may bring at
-// once: a site that is installed.
+// newBurst is the burst of new devices from one address, in minutes of its rate, for sites
+// that are being installed.
 const newBurst = 10
 
-// maxAddresses bounds the limiters kept; beyond it those go that have used the
-// least, an eighth of them at least.
+// maxAddresses is the number of limiters kept. Above it, an eighth of them is removed, those
+// with the least use first.
 const maxAddresses = 20_000
 
 type limits struct {
@@ -292,9 +311,9 @@ func (l *limits) allow(addr netip.Addr, perMinute, burst int) bool {
 	return limiter.Allow()
 }
 
-// evictLocked makes room. An address whose burst has grown back is as one that is
-// not known; of others those go that have most of it left, so that many addresses
-// that ask once do not free one that asks too often.
+// evictLocked removes limiters. An address with a complete burst is equal to an unknown one.
+// Of the others, those with the most of their burst left are removed, so that many addresses
+// with one check each do not reset the limiter of an address with too many.
 func (l *limits) evictLocked(now time.Time) {
 	maps.DeleteFunc(l.byAddr, func(_ netip.Addr, limiter *rate.Limiter) bool {
 		return limiter.TokensAt(now) >= float64(limiter.Burst())
@@ -311,42 +330,42 @@ func (l *limits) evictLocked(now time.Time) {
 	}
 }
 
-// Settings are what Diagnose judges beside the reply itself.
+// Settings are checked by Diagnose besides the reply.
 type Settings struct {
-	DeviceListen string // the address the listener really has
+	DeviceListen string // actual address of the listener
 	PublicHost   string // as given, empty if chosen by the node
-	Proxied      bool   // devices are told a URL that was given, behind which a proxy may be
-	PortMoved    bool   // the default port was taken
+	Proxied      bool   // devices use a configured URL, which may be that of a proxy
+	PortMoved    bool   // the default port was in use
 	TLSHere      bool
-	MQTTMoved    bool   // the default MQTT port was taken
-	UDPMoved     bool   // the default UDP port was taken
-	UDP          string // host:port that devices are told for audio
+	MQTTMoved    bool   // the default MQTT port was in use
+	UDPMoved     bool   // the default UDP port was in use
+	UDP          string // host:port for the audio of devices
 	Open         bool   // --device-auth none
 	InContainer  bool
-	// Explainer tells why photos cannot be explained now; nil where nobody is
-	// to.
-	Explainer func(context.Context) error
-	// Kept tells why events or photos are not kept now; nil is not asked.
-	Kept func() error
+	// ExplainerError returns why photos cannot be explained now; nil if no explainer is
+	// configured.
+	ExplainerError func(context.Context) error
+	// StorageError returns why events or photos are not stored now; may be nil.
+	StorageError func() error
 }
 
-// explainerPatience is how long a diagnosis waits for the explainer.
-const explainerPatience = 3 * time.Second
+// explainerTimeout is how long a diagnosis waits for the explainer.
+const explainerTimeout = 3 * time.Second
 
-// exampleID is a locally administered address, which no device has.
+// exampleID is a locally administered address, which no real device has.
 const exampleID devices.ID = "02:00:00:00:00:00"
 
-// Diagnose shows the world as the device sees it: the reply it would get, and
-// every setting that would strand it. It changes nothing.
+// Diagnose returns the reply that a device would receive, and every setting that would
+// disconnect it. It changes nothing.
 func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 	d := devices.Diagnosis{OTAURL: s.opt.PublicURL + PathOTA, Device: id, Status: http.StatusOK, Findings: []devices.Finding{}}
 	add := func(severity devices.Severity, setting, format string, args ...any) {
 		d.Findings = append(d.Findings, devices.Finding{Severity: severity, Setting: setting, Message: fmt.Sprintf(format, args...)})
 	}
-	if id == "" { // the reply to a device like any other
+	if id == "" { // the reply to a new device
 		id = exampleID
 	}
-	welcome := s.opt.Service.Welcome(id)
+	welcome := s.opt.Service.Preview(id)
 	clientID := s.opt.Service.ClientOf(context.Background(), id)
 	reply := s.reply(id, clientID, welcome, devices.TransportNone, time.Now())
 	body, err := reply.encode()
@@ -355,19 +374,19 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 		add(devices.SeverityError, "--public-host", "%v", err)
 	}
 	if !welcome.Admitted {
-		add(devices.SeverityWarning, "--admission", "the device waits for approval; run `fleetd devices approve %s` or use the code it speaks", id)
+		add(devices.SeverityWarning, "--admission", "the device waits for approval; run `fleetd devices approve %s` or use the code that it speaks", id)
 	}
 	if r := s.opt.Service.Registry(); r.Members() > r.Limit()/10*9 {
-		add(devices.SeverityWarning, "--members-limit", "the fleet knows %d devices and may know %d; above that, new ones are refused: forget some, or raise it", r.Members(), r.Limit())
+		add(devices.SeverityWarning, "--members-limit", "the fleet has %d devices and the limit is %d, above which new ones are refused; remove some devices, or raise the limit", r.Members(), r.Limit())
 	}
 	s.diagnoseHost(add)
 	if s.opt.Settings.PortMoved {
-		add(devices.SeverityWarning, "--device-listen", "the default port was taken, devices are told %s; give --device-listen to choose the port yourself", s.opt.Settings.DeviceListen)
+		add(devices.SeverityWarning, "--device-listen", "the default port was in use, so devices are directed to %s; set --device-listen to choose the port", s.opt.Settings.DeviceListen)
 	}
 	if strings.HasPrefix(s.opt.PublicURL, "https") {
-		add(devices.SeverityInfo, "--public-device-url", "devices check certificates against public authorities; a private or self-signed one makes them fail silently")
+		add(devices.SeverityInfo, "--public-device-url", "devices accept certificates of public authorities only; with a private or self-signed one they fail without a message")
 	} else if s.opt.Settings.TLSHere {
-		add(devices.SeverityError, "--public-device-url", "the listener speaks TLS but devices are told http; give an https URL")
+		add(devices.SeverityError, "--public-device-url", "the listener uses TLS but devices are directed to an http URL; set an https URL")
 	}
 	if s.opt.MQTT != nil {
 		s.diagnoseMQTT(add)
@@ -376,60 +395,60 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 		add(devices.SeverityWarning, "--device-auth", "any device may connect without credentials; meant for a lab")
 	}
 	if n := s.Replies.Get(tooManyNew); n > 0 {
-		add(devices.SeverityWarning, "--new-members-per-address", "OTA checks of unknown devices refused since the start because too many came from one address: %d; raise it, or give 0, while a large site is installed", n)
+		add(devices.SeverityWarning, "--new-members-per-address", "OTA checks of unknown devices refused since the start because too many were from one address: %d; raise the limit, or set it to 0, while a large site is being installed", n)
 	}
 	if n := s.opt.Service.Contested(); n > 0 {
-		add(devices.SeverityWarning, "devices", "contested device ids: %d; `fleetd devices --state contested` lists them, docs/devices.md says what that means", n)
+		add(devices.SeverityWarning, "devices", "contested device ids: %d; `fleetd devices --state contested` lists them, docs/devices.md explains them", n)
 	}
-	if s.opt.Settings.Explainer != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), explainerPatience)
+	if s.opt.Settings.ExplainerError != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), explainerTimeout)
 		defer cancel()
-		if err := s.opt.Settings.Explainer(ctx); err != nil {
+		if err := s.opt.Settings.ExplainerError(ctx); err != nil {
 			add(devices.SeverityWarning, "--vision-url", "photos are stored but not explained: %v", err)
 		}
 	}
-	if s.opt.Settings.Kept != nil {
-		if err := s.opt.Settings.Kept(); err != nil {
-			add(devices.SeverityWarning, "--nats", "events or photos are not kept: %v", err)
+	if s.opt.Settings.StorageError != nil {
+		if err := s.opt.Settings.StorageError(); err != nil {
+			add(devices.SeverityWarning, "--nats", "events or photos are not stored: %v", err)
 		}
 	}
 	if year := time.Now().Year(); year < 2025 {
-		add(devices.SeverityError, "clock", "this machine's clock says %d; devices take their time from it", year)
+		add(devices.SeverityError, "clock", "the clock of this machine is set to the year %d; devices set their clock from it", year)
 	}
 	return d
 }
 
-// diagnoseMQTT knows that the port alone decides whether a device uses TLS
+// diagnoseMQTT checks the MQTT endpoint; the port alone decides whether a device uses TLS
 // (esp_mqtt.cc:27-32).
 func (s *Server) diagnoseMQTT(add func(devices.Severity, string, string, ...any)) {
 	host, port, _ := strings.Cut(s.opt.MQTT.Endpoint, ":")
 	secure := port == "" || port == "8883"
 	switch {
 	case secure && !s.opt.Settings.TLSHere:
-		add(devices.SeverityWarning, "--public-mqtt", "devices use TLS at %s because of its port; whatever answers there needs a certificate of a public authority", s.opt.MQTT.Endpoint)
+		add(devices.SeverityWarning, "--public-mqtt", "devices use TLS at %s because of its port; the server there needs a certificate of a public authority", s.opt.MQTT.Endpoint)
 	case !secure && s.opt.Settings.TLSHere:
-		add(devices.SeverityError, "--mqtt-tls-listen", "devices are told %s and use TLS at port 8883 alone", s.opt.MQTT.Endpoint)
+		add(devices.SeverityError, "--mqtt-tls-listen", "devices are directed to %s, but use TLS only at port 8883", s.opt.MQTT.Endpoint)
 	}
 	ip, err := netip.ParseAddr(host)
 	if err == nil && s.opt.Settings.TLSHere {
-		add(devices.SeverityError, "--public-host", "devices are told the address %s for MQTT over TLS, which the certificate cannot name; give the name that it has", host)
+		add(devices.SeverityError, "--public-host", "devices are directed to the address %s for MQTT over TLS, which the certificate does not contain; set the host name in the certificate", host)
 	}
 	if host == "localhost" || err == nil && ip.IsLoopback() {
-		add(devices.SeverityError, "--public-mqtt", "devices are told %s for MQTT, which is themselves", host)
+		add(devices.SeverityError, "--public-mqtt", "devices are directed to %s for MQTT, which is the device itself; set an address that devices can reach", host)
 	}
 	if s.opt.Settings.MQTTMoved {
-		add(devices.SeverityWarning, "--mqtt-listen", "the default port was taken, devices are told %s; give --mqtt-listen to choose the port yourself", s.opt.MQTT.Endpoint)
+		add(devices.SeverityWarning, "--mqtt-listen", "the default port was in use, so devices are directed to %s; set --mqtt-listen to choose the port", s.opt.MQTT.Endpoint)
 	}
 	if s.opt.Settings.UDPMoved {
-		add(devices.SeverityWarning, "--udp-listen", "the default port was taken, devices are told %s for audio; give --udp-listen to choose the port yourself", s.opt.Settings.UDP)
+		add(devices.SeverityWarning, "--udp-listen", "the default port was in use, so devices send audio to %s; set --udp-listen to choose the port", s.opt.Settings.UDP)
 	}
 	if s.opt.Settings.InContainer && s.opt.Settings.UDP != "" {
-		add(devices.SeverityInfo, "--udp-listen", "audio goes to UDP %s: publish that port with /udp, or conversations stay silent", s.opt.Settings.UDP)
+		add(devices.SeverityInfo, "--udp-listen", "devices send audio to UDP %s; publish that port with /udp, otherwise conversations have no audio", s.opt.Settings.UDP)
 	}
 }
 
 func (s *Server) diagnoseHost(add func(devices.Severity, string, string, ...any)) {
-	// Where devices are connected, as simulated ones on this machine are, the address cannot strand them all.
+	// If devices are connected, such as simulated ones on this machine, the address works for some of them.
 	unreachable := devices.SeverityError
 	s.opt.Service.Sessions(func(*session.Session) { unreachable = devices.SeverityWarning })
 	host := strings.TrimPrefix(strings.TrimPrefix(s.opt.PublicURL, "https://"), "http://")
@@ -439,19 +458,19 @@ func (s *Server) diagnoseHost(add func(devices.Severity, string, string, ...any)
 	ip, err := netip.ParseAddr(host)
 	switch {
 	case host == "localhost" || err == nil && ip.IsLoopback():
-		add(unreachable, "--public-host", "devices are told %s, which is themselves; give this machine's address in their network", host)
+		add(unreachable, "--public-host", "devices are directed to %s, which is the device itself; set this machine's address in their network", host)
 	case err == nil && s.opt.Settings.InContainer && s.opt.Settings.PublicHost == "" && !s.opt.Settings.Proxied:
-		add(unreachable, "--public-host", "devices are told %s, the address of this container; give the host's address", host)
+		add(unreachable, "--public-host", "devices are directed to %s, the address of this container; set the host's address", host)
 	case err == nil && ip.IsLinkLocalUnicast():
-		add(devices.SeverityWarning, "--public-host", "%s is a link-local address; it changes and does not cross routers", host)
+		add(devices.SeverityWarning, "--public-host", "%s is a link-local address; it can change and is not routed", host)
 	}
 	listen, _, err := net.SplitHostPort(s.opt.Settings.DeviceListen)
 	bound, parseErr := netip.ParseAddr(listen)
 	switch {
 	case err != nil || parseErr != nil || !bound.IsLoopback():
 	case s.opt.Settings.Proxied:
-		add(devices.SeverityInfo, "--device-listen", "the listener is bound to %s: devices reach it through the proxy at %s alone", listen, s.opt.PublicURL)
+		add(devices.SeverityInfo, "--device-listen", "the listener is bound to %s; devices reach it only through the proxy at %s", listen, s.opt.PublicURL)
 	default:
-		add(unreachable, "--device-listen", "the listener is bound to %s; devices on other machines cannot reach it: give --device-listen another address, or --public-device-url that of a proxy in front", listen)
+		add(unreachable, "--device-listen", "the listener is bound to %s; devices on other machines cannot reach it; set --device-listen to another address, or --public-device-url to the URL of a proxy", listen)
 	}
 }

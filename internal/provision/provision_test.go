@@ -18,11 +18,11 @@ import (
 	"time"
 
 	"fleetd/internal/attest"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
-	"fleetd/internal/lobby"
 )
 
 func vector(t testing.TB, name string, into any) {
@@ -36,8 +36,8 @@ func vector(t testing.TB, name string, into any) {
 	}
 }
 
-// Every recorded reply that harms a device is refused; the others pass, except
-// where our rules are stricter.
+// Every recorded reply that harms a device is refused. The others pass, except where these
+// rules are stricter.
 func TestCheckVectors(t *testing.T) {
 	var v struct {
 		Cases []struct{ Body, Device string }
@@ -80,7 +80,7 @@ func TestCheckRefuses(t *testing.T) {
 		"force":             `{"firmware":{"version":"2.1","url":"","force":2}}`,
 		"endpoint port 0":   `{"mqtt":{"endpoint":"h:0"}}`,
 		"keepalive text":    `{"mqtt":{"keepalive":"120"}}`,
-		"no object":         `[]`,
+		"not object":        `[]`,
 		"section no object": `{"websocket":[]}`,
 		"twice":             `{"websocket":{},"websocket":{}}`,
 		"twice by case":     `{"websocket":{},"WebSocket":{}}`,
@@ -195,11 +195,11 @@ func TestRequestVector(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	if again := decode(t, b.do("POST", PathOTAWS, v.Request.Body, header)); again.WebSocket.Token != r.WebSocket.Token {
-		t.Error("the token changes between checks and wears the device's flash")
+		t.Error("the token changes between checks, which wears out the device's flash")
 	}
 }
 
-func TestBodiesThatAreNoJSON(t *testing.T) {
+func TestInvalidJSONBodies(t *testing.T) {
 	b := newBench(t, fleet.Config{}, nil)
 	header := map[string]string{"Device-Id": mac, "Client-Id": "c1", "User-Agent": "esp-box-3/2.1.0"}
 	for name, body := range map[string]string{
@@ -225,7 +225,7 @@ func TestBodiesThatAreNoJSON(t *testing.T) {
 		}
 	}
 	if w := b.do("GET", PathOTA, "", nil); w.Code != 200 || !strings.Contains(w.Body.String(), "fleetd") {
-		t.Errorf("a person's look: %d %s", w.Code, w.Body)
+		t.Errorf("a browser: %d %s", w.Code, w.Body)
 	}
 }
 
@@ -258,8 +258,8 @@ func TestActivation(t *testing.T) {
 	}
 }
 
-// The firmware's own body, with the key and challenge of the vector, admits the
-// device at once; the next check brings its credentials.
+// The firmware's own body, with the key and challenge of the vector, admits the device at
+// once; the next check returns its credentials.
 func TestActivationByHardware(t *testing.T) {
 	var v struct {
 		Key string `json:"efuse_key0_hex"`
@@ -294,10 +294,10 @@ func TestActivationByHardware(t *testing.T) {
 	}
 }
 
-// Who tries keys hears 429, late; each guess costs a challenge, too.
+// Clients that try keys get a delayed 429, and each guess needs a new challenge.
 func TestWrongProofsAreSlowedDown(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, fleet.Config{Approve: true}, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
+	b := newBench(t, fleet.Config{Approve: true}, func(o *Options) { o.Failures = connlimit.NewFailures(nil) })
 	if err := b.server.opt.Attest.Import(t.Context(), []devices.Chip{{Serial: "SN", Key: strings.Repeat("0a", 32)}}); err != nil {
 		t.Fatal(err)
 	}
@@ -306,24 +306,24 @@ func TestWrongProofsAreSlowedDown(t *testing.T) {
 		challenge := decode(t, b.do("POST", PathOTA, "{}", header)).Activation.Challenge
 		return b.do("POST", PathOTA+"activate", `{"algorithm":"hmac-sha256","serial_number":"SN","challenge":"`+challenge+`","hmac":"`+strings.Repeat("00", 32)+`"}`, header).Code
 	}
-	for range lobby.FailureBurst {
+	for range connlimit.FailureBurst {
 		if code := guess(); code != http.StatusAccepted {
 			t.Fatal(code)
 		}
-		// A device without a serial number waits for its code, and guesses nothing.
+		// A device without a serial number waits for its code, and does not count as a guess.
 		if w := b.do("POST", PathOTA+"activate", "{}", header); w.Code != http.StatusAccepted {
 			t.Fatal(w.Code)
 		}
 	}
 	begun := time.Now()
 	// security: D7
-	if code := guess(); code != http.StatusTooManyRequests || time.Since(begun) < lobby.FailureDelay {
-		t.Errorf("one too many: %d after %v", code, time.Since(begun))
+	if code := guess(); code != http.StatusTooManyRequests || time.Since(begun) < connlimit.FailureDelay {
+		t.Errorf("above the limit: %d after %v", code, time.Since(begun))
 	}
 }
 
-// A device that waits is told where to wait, and nothing to log in with: an
-// empty name and password clear those that its flash may hold.
+// A device that waits for approval receives the server, but no credentials: an empty name
+// and password clear those in its flash.
 func TestWaitingOverMQTT(t *testing.T) {
 	b := newBench(t, fleet.Config{Approve: true}, func(o *Options) { o.MQTT = &MQTT{Endpoint: "192.0.2.1:1883", Keepalive: 60} })
 	var login struct{ Username, Password, Endpoint string }
@@ -361,9 +361,8 @@ func TestRateLimitPerAddress(t *testing.T) {
 	}
 }
 
-// Whoever invents ids adds so many devices from one address, an IPv6 host
-// counting with its /64, and no more; devices that are known are answered all
-// the same, and so is everybody else.
+// A client that invents ids can add only a limited number of devices per address; all
+// addresses of an IPv6 /64 count as one. Known devices and other addresses are not affected.
 func TestNewMembersPerAddress(t *testing.T) {
 	for _, approve := range []bool{false, true} {
 		b := newBench(t, fleet.Config{Approve: approve}, func(o *Options) {
@@ -385,13 +384,13 @@ func TestNewMembersPerAddress(t *testing.T) {
 		w := ask("2001:db8::ffff", burst)
 		// security: D15
 		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
-			t.Errorf("one too many: %d %v", w.Code, w.Header())
+			t.Errorf("above the limit: %d %v", w.Code, w.Header())
 		}
 		if n := b.server.Replies.Get("too_many_new"); n != 1 {
 			t.Errorf("%d refusals counted", n)
 		}
 		if findings := fmt.Sprint(b.server.Diagnose("").Findings); !strings.Contains(findings, "--new-members-per-address") {
-			t.Errorf("the diagnosis does not tell of it: %s", findings)
+			t.Errorf("the diagnosis does not contain it: %s", findings)
 		}
 		want := burst
 		if approve { // they wait in memory
@@ -401,7 +400,7 @@ func TestNewMembersPerAddress(t *testing.T) {
 			t.Errorf("%d devices are stored, want %d", n, want)
 		}
 		if w := ask("2001:db8::ffff", 3); w.Code != http.StatusOK {
-			t.Errorf("a device that is known: %d", w.Code)
+			t.Errorf("a known device: %d", w.Code)
 		}
 		if w := ask("2001:db8:0:1::1", burst); w.Code != http.StatusOK {
 			t.Errorf("another address: %d", w.Code)
@@ -409,8 +408,8 @@ func TestNewMembersPerAddress(t *testing.T) {
 	}
 }
 
-// HAProxy, among others, adds a second field instead of lengthening the first:
-// what the client wrote must not choose its rate limit.
+// HAProxy, among others, adds a second field instead of extending the first. Text from the
+// client must not choose its rate limit.
 func TestForwardedForInTwoFields(t *testing.T) {
 	b := newBench(t, fleet.Config{}, func(o *Options) {
 		o.RatePerMinute, o.Burst = 1, 1
@@ -428,7 +427,7 @@ func TestForwardedForInTwoFields(t *testing.T) {
 	}
 }
 
-func TestUnsafeSettingsNeverReachADevice(t *testing.T) {
+func TestUnsafeRepliesAreNotSent(t *testing.T) {
 	b := newBench(t, fleet.Config{}, func(o *Options) { o.PublicURL = "http://[::1]:8000" })
 	// security: D13
 	if w := b.do("POST", PathOTA, "{}", map[string]string{"Device-Id": mac}); w.Code != 500 {
@@ -440,7 +439,7 @@ func TestUnsafeSettingsNeverReachADevice(t *testing.T) {
 	}
 }
 
-// A listener that no other machine reaches is an error, but not behind a proxy, nor where devices are connected.
+// A listener that other machines cannot reach is an error, except with a proxy or with connected devices.
 func TestDiagnoseLoopback(t *testing.T) {
 	for name, tc := range map[string]struct {
 		url      string
@@ -449,7 +448,7 @@ func TestDiagnoseLoopback(t *testing.T) {
 		want     devices.Severity
 	}{
 		"alone":              {"http://192.0.2.1:8000", Settings{}, false, devices.SeverityError},
-		"behind a proxy":     {"https://devices.example.com", Settings{Proxied: true}, false, devices.SeverityInfo},
+		"with a proxy":       {"https://devices.example.com", Settings{Proxied: true}, false, devices.SeverityInfo},
 		"with a device here": {"http://192.0.2.1:8000", Settings{}, true, devices.SeverityWarning},
 	} {
 		b := newBench(t, fleet.Config{}, func(o *Options) {
@@ -477,6 +476,6 @@ func TestDiagnoseChangesNothing(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	if d, _, _, _ := b.Of(mac); d.ID != "" {
-		t.Error("the diagnosis made a device")
+		t.Error("the diagnosis created a device")
 	}
 }

@@ -14,14 +14,13 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// MaxRequest is the longest OTA body read, in bytes; the firmware's has some
-// 900, a large partition table included.
+// MaxRequest is the longest OTA body that is read, in bytes; the firmware's has about 900,
+// including a large partition table.
 const MaxRequest = 32 << 10
 
-// parseRequest makes a check-in of a request. Headers suffice to identify the
-// device (ota.cc:55-72). The body only describes it and is read as far as it
-// can be: the firmware escapes nothing in it (board.cc:110-177), so that an
-// SSID with a quote makes it invalid JSON.
+// parseRequest returns the check-in of a request. Headers suffice to identify the device
+// (ota.cc:55-72). The body only describes it and is read as far as possible: the firmware
+// escapes nothing in it (board.cc:110-177), so an SSID with a quote makes it invalid JSON.
 func parseRequest(r *http.Request) (admission.CheckIn, error) {
 	c := admission.CheckIn{
 		ClientID:   r.Header.Get("Client-Id"),
@@ -40,8 +39,8 @@ func parseRequest(r *http.Request) (admission.CheckIn, error) {
 	if board, firmware, found := strings.Cut(r.Header.Get("User-Agent"), "/"); found && c.Firmware == "" && isVersion(firmware) {
 		c.Board, c.Firmware = headerText(board), firmware
 	}
-	// The reply gives it back as part of the user name, in JSON, and the device's
-	// reader ends text at a NUL.
+	// The reply contains it in the user name, in JSON, and the device's parser ends
+	// text at a NUL.
 	if !utf8.ValidString(c.ClientID) || strings.ContainsRune(c.ClientID, 0) {
 		return c, errors.New("Client-Id is not valid UTF-8 or contains NUL")
 	}
@@ -59,7 +58,7 @@ func parseRequest(r *http.Request) (admission.CheckIn, error) {
 	return c, nil
 }
 
-// describe fills in what the body says, and returns its MAC address.
+// describe sets the fields that the body contains, and returns its MAC address.
 func describe(body []byte, c *admission.CheckIn) (mac string) {
 	walk := jsonspan.Object(body)
 	for walk.Next() {
@@ -85,8 +84,8 @@ func describe(body []byte, c *admission.CheckIn) (mac string) {
 	if walk.Err() == nil {
 		return mac
 	}
-	// Not JSON: look for the members by the text around them, which the
-	// firmware concatenates in a fixed order.
+	// Not JSON: find the members by the text around them, which the firmware
+	// concatenates in a fixed order.
 	c.Chip = after(body, `"chip_model_name":"`)
 	c.ELF = after(body, `"elf_sha256":"`)
 	if _, application, found := bytes.Cut(body, []byte(`"application":{`)); found {
@@ -113,5 +112,5 @@ func after(body []byte, mark string) string {
 	return strings.ToValidUTF8(string(text), "\uFFFD")
 }
 
-// headerText is a header as it can be kept and shown: any byte may come in one.
+// headerText returns a header as valid UTF-8; headers may contain any bytes.
 func headerText(header string) string { return strings.ToValidUTF8(header, "\uFFFD") }

@@ -31,21 +31,21 @@ const (
 	volume = "self.audio_speaker.set_volume"
 )
 
-// deviceHello is what the device of the tests says.
+// deviceHello is the hello of the tests' device.
 const deviceHello = `{"type":"hello","version":3,"transport":"udp","features":{"mcp":true,"glyph_push":true},"text_font":{"name":"puhui","size":20},` +
 	`"audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`
 
-// upstreamHello is what the chat server gets to hear of it.
+// upstreamHello is the corresponding hello to the chat server.
 const upstreamHello = `{"type":"hello","version":2,"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60},` +
 	`"features":{"mcp":true,"glyph_push":true},"text_font":{"name":"puhui","size":20}}`
 
-// chat is a chat server: every connection waits in peers for the test to play it.
+// chat is a chat server: every connection waits in peers for the test to serve it.
 type chat struct {
 	listener net.Listener
 	dial     func(ctx context.Context, network, addr string) (net.Conn, error) // nil for the real one
 	url      string
 	peers    chan *peer
-	refuse   func() int // status of the next request; 0 or nil lets it in
+	refuse   func() int // status of the next request; 0 or nil accepts it
 }
 
 // peer is one connection as the chat server sees it.
@@ -55,7 +55,7 @@ type peer struct {
 	request *http.Request
 }
 
-// serve plays a chat server on the listener until the test ends.
+// serve runs a chat server on the listener until the test ends.
 func serve(t testing.TB, listener net.Listener) *chat {
 	c := &chat{listener: listener, url: "ws://" + listener.Addr().String() + "/xiaozhi/v1/", peers: make(chan *peer, 16)}
 	var conns sync.WaitGroup
@@ -80,7 +80,7 @@ func serve(t testing.TB, listener net.Listener) *chat {
 	return c
 }
 
-// server plays a chat server on a real socket.
+// server runs a chat server on a real socket.
 func server(t testing.TB) *chat {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -90,7 +90,7 @@ func server(t testing.TB) *chat {
 	return serve(t, listener)
 }
 
-// next is the next connection, its hello read and checked.
+// next returns the next connection, after reading and checking its hello.
 func (c *chat) next(t testing.TB) *peer {
 	t.Helper()
 	select {
@@ -100,20 +100,20 @@ func (c *chat) next(t testing.TB) *peer {
 		}
 		return p
 	case <-time.After(30 * time.Second):
-		t.Fatal("nobody dials")
+		t.Fatal("no connection was dialled")
 	}
 	return nil
 }
 
-// open is next, answered with the chat server's hello.
+// open returns the next connection, after sending the chat server's hello.
 func (c *chat) open(t testing.TB) *peer {
 	t.Helper()
 	p := c.next(t)
-	p.say(`{"type":"hello","transport":"websocket","session_id":"theirs","audio_params":{"sample_rate":24000}}`)
+	p.send(`{"type":"hello","transport":"websocket","session_id":"theirs","audio_params":{"sample_rate":24000}}`)
 	return p
 }
 
-func (p *peer) say(text string) {
+func (p *peer) send(text string) {
 	p.t.Helper()
 	if err := p.ws.WriteMessage(websocket.TextMessage, []byte(text)); err != nil {
 		p.t.Error(err)
@@ -130,7 +130,7 @@ func (p *peer) play(opus []byte) {
 	}
 }
 
-// read is the next message; text has kind text, a packet has its header.
+// read returns the next message; text has kind text, a packet has its header.
 func (p *peer) read() (kind int, data []byte) {
 	p.t.Helper()
 	_ = p.ws.SetReadDeadline(time.Now().Add(20 * time.Second))
@@ -150,7 +150,7 @@ func (p *peer) text() string {
 	return string(data)
 }
 
-// frame is the next message, which must be a packet with a header of framing 2.
+// frame returns the next message, which must be a packet with a header of framing 2.
 func (p *peer) frame() envelope.Frame {
 	p.t.Helper()
 	kind, data := p.read()
@@ -175,8 +175,8 @@ func (p *peer) ended() {
 	}
 }
 
-// device is a device behind no transport: what it receives is noted in order,
-// and MCP answered by its script.
+// device is a device without a transport: it records what it receives in order, and its
+// script answers MCP.
 type device struct {
 	script  *devicetest.Script
 	via     devices.Transport
@@ -193,7 +193,7 @@ func (d *device) SendControl(msg []byte) error {
 		d.note(string(msg))
 	}
 	if answer := d.script.Answer(msg); answer != "" {
-		_ = d.session.HandleControl([]byte(answer)) // fails on a session that has ended
+		_ = d.session.HandleControl([]byte(answer)) // fails if the session has ended
 	}
 	return nil
 }
@@ -254,7 +254,7 @@ func newFleet(t testing.TB, c *chat) *testFleet {
 	return &testFleet{t, b, s, p}
 }
 
-// connect brings a device online that has said nothing yet.
+// connect connects a device that has not sent a hello.
 func (f *testFleet) connect(transport devices.Transport, script *devicetest.Script) *device {
 	f.t.Helper()
 	d := &device{script: script, via: transport}
@@ -292,30 +292,30 @@ func helloOf(t testing.TB) hello.Device {
 	return h
 }
 
-// talking is a device over this transport whose conversation the chat server
-// has taken.
-func (f *testFleet) talking(c *chat, transport devices.Transport) (*device, *peer) {
+// conversation returns a device over this transport whose conversation the chat server has
+// accepted.
+func (f *testFleet) conversation(c *chat, transport devices.Transport) (*device, *peer) {
 	f.t.Helper()
 	d := f.connect(transport, devicetest.NewScript())
 	f.hello(d)
 	return d, c.open(f.t)
 }
 
-// say is a message of the device.
-func (f *testFleet) say(d *device, text string) {
+// send sends a message of the device.
+func (f *testFleet) send(d *device, text string) {
 	f.t.Helper()
 	if err := d.session.HandleControl([]byte(text)); err != nil {
 		f.t.Fatal(err)
 	}
 }
 
-// hear is a packet of the device.
-func (d *device) hear(n int) {
+// sendAudio sends an audio packet of the device.
+func (d *device) sendAudio(n int) {
 	d.c.HandleAudio(envelope.Frame{Timestamp: uint32(60 * n), Opus: devicetest.Packet(n)})
 }
 
-// awaits waits until the device has received these and nothing else.
-func (d *device) awaits(t testing.TB, want ...string) {
+// expect waits until the device has received these messages and no others.
+func (d *device) expect(t testing.TB, want ...string) {
 	t.Helper()
 	devicetest.Eventually(t, "the device receives "+strings.Join(want, " "), func() bool { return len(d.received()) >= len(want) })
 	if got := d.received(); strings.Join(got, "\n") != strings.Join(want, "\n") {
@@ -325,14 +325,14 @@ func (d *device) awaits(t testing.TB, want ...string) {
 
 const (
 	listenStart = `{"session_id":"","type":"listen","state":"start","mode":"auto"}`
-	theirListen = `{"session_id":"theirs","type":"listen","state":"start","mode":"auto"}`
-	theirStart  = `{"type":"tts","state":"start","session_id":"theirs"}`
-	theirStop   = `{"type":"tts","state":"stop","session_id":"theirs"}`
+	chatListen  = `{"session_id":"theirs","type":"listen","state":"start","mode":"auto"}`
+	chatStart   = `{"type":"tts","state":"start","session_id":"theirs"}`
+	chatStop    = `{"type":"tts","state":"stop","session_id":"theirs"}`
 )
 
-// ours is a message as the device gets it.
-func (d *device) ours(rest string) string {
-	return fmt.Sprintf(`{"session_id":"%s",%s}`, d.c.ID(), rest)
+// message returns a message as the device receives it.
+func (d *device) message(wait string) string {
+	return fmt.Sprintf(`{"session_id":"%s",%s}`, d.c.ID(), wait)
 }
 
 // pipes is a listener whose connections exist in memory, for tests in fake time.
@@ -354,7 +354,7 @@ func (l *pipes) Accept() (net.Conn, error) {
 func (l *pipes) Close() error   { l.once.Do(func() { close(l.done) }); return nil }
 func (l *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 8000} }
 
-// pipeServer plays a chat server in fake time.
+// pipeServer runs a chat server in fake time.
 func pipeServer(t testing.TB) *chat {
 	l := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
 	c := serve(t, l)

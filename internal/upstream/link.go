@@ -22,35 +22,35 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// link is one connection to the chat server. Its fields belong to the goroutine
-// that runs it; what others read is set before they can see it.
+// link is one connection to the chat server. Its fields belong to the goroutine that runs
+// it; fields that others read are set before they can access the link.
 type link struct {
-	t     *talk
-	ctx   context.Context // ends with the connection: requests of the chat server do
-	raw   net.Conn
-	free  func() bool // lets go of the conversation's context
-	ws    *websocket.Conn
-	id    string // the chat server's session id
-	heard bool   // its hello
-	ping  *time.Timer
-	calls atomic.Int32 // requests in progress
-	buf   []byte
+	t         *bridgeSession
+	ctx       context.Context // ends with the connection: requests of the chat server do
+	raw       net.Conn
+	stopWatch func() bool // stops the watch of the conversation's context
+	ws        *websocket.Conn
+	id        string // the chat server's session id
+	gotHello  bool   // the chat server's hello was received
+	ping      *time.Timer
+	calls     atomic.Int32 // requests in progress
+	buf       []byte
 
-	speaking  bool      // between `tts` start and stop
-	playedOut time.Time // at the latest, when the device will have played what was sent
-	hushed    atomic.Bool
+	speaking    bool      // between `tts` start and stop
+	playedOut   time.Time // latest time when the device has played everything that was sent
+	interrupted atomic.Bool
 }
 
-// errGoodbye ends a connection at the chat server's wish.
-var errGoodbye = errors.New("the chat server said goodbye")
+// errGoodbye ends a connection when the chat server sends goodbye.
+var errGoodbye = errors.New("the chat server sent goodbye")
 
-// converse dials, says hello and passes on what the chat server says, until
-// either side ends it.
+// converse dials, sends the hello, and passes on the chat server's messages until either
+// side ends the connection.
 func (l *link) converse() (Outcome, error) {
 	t := l.t
 	err := l.dial()
-	if l.free != nil {
-		defer l.free()
+	if l.stopWatch != nil {
+		defer l.stopWatch()
 	}
 	if err != nil {
 		if t.ctx.Err() != nil {
@@ -73,7 +73,7 @@ func (l *link) converse() (Outcome, error) {
 	switch {
 	case t.ctx.Err() != nil:
 		return Ended, err
-	case !l.heard && isTimeout(err):
+	case !l.gotHello && isTimeout(err):
 		return HelloMissing, fmt.Errorf("no hello within %v: %w", HelloTimeout, err)
 	}
 	return Closed, err
@@ -91,14 +91,14 @@ func (l *link) dial() error {
 		conn, err := b.dialNet(ctx, network, addr)
 		if err == nil {
 			l.raw = conn
-			l.free = context.AfterFunc(l.t.ctx, l.interrupt) // the handshake itself does not look at its context
+			l.stopWatch = context.AfterFunc(l.t.ctx, l.interrupt) // the handshake itself does not observe its context
 		}
 		return conn, err
 	}
-	ws, response, err := dialer.DialContext(l.t.ctx, b.url, b.header(l.t.c.Who(), time.Now()))
+	ws, response, err := dialer.DialContext(l.t.ctx, b.url, b.header(l.t.c.Identity(), time.Now()))
 	if err != nil {
 		if response != nil {
-			return fmt.Errorf("the chat server answers %s: %w", response.Status, err)
+			return fmt.Errorf("the chat server responds with %s: %w", response.Status, err)
 		}
 		return err
 	}
@@ -106,8 +106,8 @@ func (l *link) dial() error {
 	return nil
 }
 
-// header is what the request for a device's connection carries, as
-// xiaozhi-mqtt-gateway's.
+// header returns the request headers for a device's connection, the same as those of
+// xiaozhi-mqtt-gateway.
 func (b *Bridge) header(who devices.Identity, now time.Time) http.Header {
 	device := string(who.Device)
 	h := http.Header{}
@@ -122,7 +122,7 @@ func (b *Bridge) header(who devices.Identity, now time.Time) http.Header {
 	return h
 }
 
-// addressOf is the IP address of a remote address; empty if it has none.
+// addressOf returns the IP address of a remote address, or "" if it has none.
 func addressOf(remote string) string {
 	if addr, err := netip.ParseAddrPort(remote); err == nil {
 		return addr.Addr().Unmap().WithZone("").String()
@@ -133,8 +133,8 @@ func addressOf(remote string) string {
 	return ""
 }
 
-// appendHello tells the chat server what the device told us. The gateway left
-// text_font out, without which a chat server cannot push glyphs.
+// appendHello appends the hello for the chat server, with the values of the device's hello.
+// The gateway omits text_font, without which a chat server cannot push glyphs.
 func appendHello(dst []byte, h hello.Device) []byte {
 	dst = append(dst, `{"type":"hello","version":2,"transport":"websocket","audio_params":{"format":"opus","sample_rate":`...)
 	dst = strconv.AppendInt(dst, int64(h.Audio.SampleRate), 10)
@@ -153,18 +153,18 @@ func appendHello(dst []byte, h hello.Device) []byte {
 	return append(dst, '}')
 }
 
-// interrupt wakes whoever reads or writes.
+// interrupt ends pending reads and writes.
 func (l *link) interrupt() { _ = l.raw.SetDeadline(time.Now()) } // fails only on a closed connection
 
-// extend gives the chat server time again, unless the conversation is over.
+// extend sets the next read deadline, unless the conversation is over.
 func (l *link) extend(d time.Duration) {
-	_ = l.ws.SetReadDeadline(time.Now().Add(d)) // an error shows at the read
+	_ = l.ws.SetReadDeadline(time.Now().Add(d)) // an error shows in the read
 	if l.t.ctx.Err() != nil {
 		l.interrupt()
 	}
 }
 
-// close takes leave of the chat server and closes the connection.
+// close sends a Close frame and closes the connection.
 func (l *link) close() {
 	l.t.mu.Lock()
 	if l.ping != nil {
@@ -172,11 +172,11 @@ func (l *link) close() {
 	}
 	l.t.mu.Unlock()
 	frame := websocket.FormatCloseMessage(websocket.CloseNormalClosure, "")
-	_ = l.ws.WriteControl(websocket.CloseMessage, frame, time.Now().Add(closeLinger)) // it may be gone
+	_ = l.ws.WriteControl(websocket.CloseMessage, frame, time.Now().Add(closeLinger)) // the chat server may be disconnected
 	_ = l.ws.Close()
 }
 
-// read passes on what the chat server says. It returns the error that ended it.
+// read passes on the chat server's messages. It returns the error that ended reading.
 func (l *link) read() error {
 	l.ws.SetReadLimit(MaxMessage)
 	l.ws.SetPongHandler(func(string) error { l.alive(); return nil })
@@ -198,26 +198,25 @@ func (l *link) read() error {
 		}
 		l.alive()
 		if !fits {
-			l.bad(BadTooLarge, l.buf, fmt.Errorf("a message over %d bytes", limit))
+			l.countBad(BadTooLarge, l.buf, fmt.Errorf("a message over %d bytes", limit))
 		} else if err := l.handle(kind, l.buf); err != nil {
 			return err
 		}
 	}
 }
 
-// alive notes a sign of life; before its hello the chat server has but one
-// deadline.
+// alive extends the deadline; before the hello, only the deadline of the hello applies.
 func (l *link) alive() {
-	if l.heard {
+	if l.gotHello {
 		l.extend(DeadAfter)
 	}
 }
 
-// receive reads one message into the link's buffer; of one over the limit, its
+// receive reads one message into the link's buffer; of a message over the limit, its
 // beginning.
 func (l *link) receive(r io.Reader, limit int) (fits bool, err error) {
 	if cap(l.buf) > 16<<10 || l.buf == nil {
-		l.buf = make([]byte, 0, 1024) // nothing keeps what one large message took
+		l.buf = make([]byte, 0, 1024) // drops the buffer of one large message
 	}
 	b := l.buf[:0]
 	for len(b) <= limit {
@@ -238,8 +237,8 @@ func (l *link) receive(r io.Reader, limit int) (fits bool, err error) {
 	return false, err
 }
 
-// handle takes one message of the chat server. None does harm: an error is its
-// goodbye.
+// handle handles one message of the chat server. Invalid messages are counted; the only
+// error is errGoodbye.
 func (l *link) handle(kind int, data []byte) error {
 	if kind == websocket.BinaryMessage {
 		l.frame(data)
@@ -251,7 +250,7 @@ func (l *link) handle(kind int, data []byte) error {
 		if errors.Is(err, jsonspan.ErrType) || errors.Is(err, envelope.ErrNoType) {
 			kind = BadEnvelope
 		}
-		l.bad(kind, data, err)
+		l.countBad(kind, data, err)
 		return nil
 	}
 	switch string(m.Type) {
@@ -267,43 +266,42 @@ func (l *link) handle(kind int, data []byte) error {
 	return nil
 }
 
-// bad counts an unusable message, and shows the first of a conversation.
-func (l *link) bad(kind Bad, data []byte, err error) {
+// countBad counts an unusable message, and logs the first of a conversation.
+func (l *link) countBad(kind MessageError, data []byte, err error) {
 	t := l.t
 	t.b.BadMessages.Add(kind, 1)
 	if !t.logged {
 		t.logged = true
-		t.b.opt.Log.Warn("unusable message of the chat server; further ones of this conversation are only counted",
-			"device", t.c.Who().Device, "session", t.c.ID(), "kind", kind, "error", err, "message", fmt.Sprintf("%.80q", data))
+		t.b.opt.Log.Warn("unusable message of the chat server; further ones of this conversation are counted but not logged",
+			"device", t.c.Identity().Device, "session", t.c.ID(), "kind", kind, "error", err, "message", fmt.Sprintf("%.80q", data))
 	}
 }
 
-// hello opens the way for what has queued.
+// hello starts the writing of queued items.
 func (l *link) hello(m envelope.Message, data []byte) {
-	if l.heard {
+	if l.gotHello {
 		return
 	}
 	id := string(m.SessionID)
 	if len(id) > MaxIDLength {
-		l.bad(BadHello, data, fmt.Errorf("a session id of %d bytes", len(id)))
+		l.countBad(BadHello, data, fmt.Errorf("a session id of %d bytes", len(id)))
 		id = ""
 	}
-	l.id, l.heard = id, true
+	l.id, l.gotHello = id, true
 	l.extend(DeadAfter)
 	t := l.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.failures = 0
 	if t.phase != phaseWanted {
-		return // ended meanwhile
+		return // the conversation has ended
 	}
 	t.phase = phaseUp
 	l.ping = time.AfterFunc(PingEvery, l.pingDue)
 	t.writeLocked()
 }
 
-// pingDue lets the writer ping, so that a chat server whose machine vanished is
-// noticed.
+// pingDue queues a ping, so that a chat server whose machine has failed is detected.
 func (l *link) pingDue() {
 	t := l.t
 	t.mu.Lock()
@@ -317,11 +315,11 @@ func (l *link) pingDue() {
 // message passes one message on to the device.
 func (l *link) message(kind string, data []byte) {
 	t := l.t
-	err := t.c.Send(by, jsonspan.WithString(data, "session_id", t.c.ID()))
+	err := t.c.Send(principal, jsonspan.WithString(data, "session_id", t.c.ID()))
 	if err != nil {
 		switch code := devices.AsError(err).Code; code {
 		case devices.CodeBadRequest, devices.CodeForbidden, devices.CodeTooLarge:
-			l.bad(BadRefused, data, err)
+			l.countBad(BadRefused, data, err)
 		default:
 			t.b.Dropped.Add(DropDevice, 1)
 		}
@@ -333,7 +331,7 @@ func (l *link) message(kind string, data []byte) {
 	switch stateOf(data) {
 	case "start":
 		l.speaking = true
-		if now := time.Now().Add(speech.SpeechGap); l.hushed.Swap(false) || l.playedOut.Before(now) {
+		if now := time.Now().Add(speech.SpeechGap); l.interrupted.Swap(false) || l.playedOut.Before(now) {
 			l.playedOut = now
 		}
 	case "stop":
@@ -341,26 +339,25 @@ func (l *link) message(kind string, data []byte) {
 	}
 }
 
-// headerLength is that of binary messages, in bytes: those of framing 2 to the
-// chat server. xiaozhi-server answers with a header of its own, of which only
-// u32 timestamp at 8 and u32 length at 12 are the same.
+// headerLength is the length in bytes of the header of binary messages: framing 2 towards
+// the chat server. xiaozhi-server responds with a header of its own, of which only u32
+// timestamp at 8 and u32 length at 12 are the same.
 const headerLength = 16
 
-// longestPacket is the playing time of the longest packet a device takes;
-// playedOut counts with it.
+// longestPacket is the longest playing time of a packet; playedOut is computed with it.
 const longestPacket = 60 * time.Millisecond
 
 // frame passes one packet on to the device.
 func (l *link) frame(data []byte) {
 	if len(data) <= headerLength || uint64(binary.BigEndian.Uint32(data[12:])) != uint64(len(data)-headerLength) {
-		l.bad(BadFrame, data[:min(len(data), headerLength)],
-			fmt.Errorf("a binary message of %d bytes is no frame with %d bytes of header: does the chat server know that it speaks to a gateway?", len(data), headerLength))
+		l.countBad(BadFrame, data[:min(len(data), headerLength)],
+			fmt.Errorf("a binary message of %d bytes is not a frame with a header of %d bytes; configure the chat server for from=mqtt_gateway", len(data), headerLength))
 		return
 	}
 	t := l.t
 	if err := t.c.SendAudio(envelope.Frame{Timestamp: binary.BigEndian.Uint32(data[8:]), Opus: data[headerLength:]}); err != nil {
 		if devices.AsError(err).Code == devices.CodeBadRequest {
-			l.bad(BadAudio, data[:headerLength], err)
+			l.countBad(BadAudio, data[:headerLength], err)
 		} else {
 			t.b.Dropped.Add(DropDevice, 1)
 		}
@@ -373,7 +370,7 @@ func (l *link) frame(data []byte) {
 	l.playedOut = l.playedOut.Add(longestPacket)
 }
 
-// write writes one item; called by one goroutine at a time.
+// write writes one item. It is called by one goroutine at a time.
 func (l *link) write(it item) error {
 	switch it.kind {
 	case itemFrame:

@@ -17,8 +17,7 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// protocolVersion is the MCP version that firmware answers with
-// (mcp_server.cc:349-381).
+// protocolVersion is the MCP version of the firmware (mcp_server.cc:349-381).
 const protocolVersion = "2024-11-05"
 
 // Error codes of JSON-RPC.
@@ -37,7 +36,7 @@ type request struct {
 
 var errNoRequest = errors.New("the payload of an mcp message must be a JSON-RPC request")
 
-// parseRequest reads a payload. A notification has no id.
+// parseRequest parses a payload. A notification has no id.
 func parseRequest(payload []byte) (r request, err error) {
 	if payload == nil {
 		return r, errNoRequest
@@ -71,15 +70,15 @@ func parseRequest(payload []byte) (r request, err error) {
 	return r, nil
 }
 
-// mcp answers the chat server in the device's place. What may take time runs
-// aside, so that it holds up no audio.
+// mcp answers the chat server on behalf of the device. Slow requests run on other
+// goroutines, so that they do not delay audio.
 func (l *link) mcp(payload, msg []byte) {
 	r, err := parseRequest(payload)
 	switch {
 	case err != nil:
-		l.bad(BadMCP, msg, err)
+		l.countBad(BadMCP, msg, err)
 	case r.id == nil || strings.HasPrefix(r.method, "notifications/"):
-		// `notifications/initialized` and the like: the device has had ours.
+		// The device has received the same from fleetd.
 	case r.method == "ping":
 		l.result(r.id, json.RawMessage("{}"), nil)
 	default:
@@ -91,7 +90,7 @@ func (l *link) mcp(payload, msg []byte) {
 func (l *link) serve(r request) {
 	if l.calls.Add(1) > MaxRequests {
 		l.calls.Add(-1)
-		l.result(r.id, nil, &devices.Error{Code: devices.CodeDeviceBusy, Detail: fmt.Sprintf("%d requests are in progress already", MaxRequests)})
+		l.result(r.id, nil, &devices.Error{Code: devices.CodeDeviceBusy, Detail: fmt.Sprintf("%d requests are already in progress", MaxRequests)})
 		return
 	}
 	started := l.t.b.start(func() {
@@ -111,7 +110,7 @@ func (l *link) serve(r request) {
 	}
 }
 
-// result queues the answer to a request.
+// result queues the response to a request.
 func (l *link) result(id, result []byte, err error) {
 	out := append([]byte(`{"jsonrpc":"2.0","id":`), id...)
 	outcome := "ok"
@@ -126,20 +125,20 @@ func (l *link) result(id, result []byte, err error) {
 		e := devices.AsError(err)
 		outcome = string(e.Code)
 		out = append(out, `,"error":{"code":`...)
-		out = strconv.AppendInt(out, rpcCode(e.Code), 10)
-		out = jsonspan.AppendString(append(out, `,"message":`...), sentence(e))
+		out = strconv.AppendInt(out, jsonRPCCode(e.Code), 10)
+		out = jsonspan.AppendString(append(out, `,"message":`...), errorText(e))
 		out = append(out, '}')
 	}
 	l.t.b.Requests.Add(outcome, 1)
 	l.t.answer(l, append(out, '}'))
 }
 
-// rawError is the error object a device answered with.
+// rawError is the error object of a device's response.
 type rawError json.RawMessage
 
 func (e rawError) Error() string { return string(e) }
 
-func rpcCode(code devices.Code) int64 {
+func jsonRPCCode(code devices.Code) int64 {
 	switch code {
 	case devices.CodeBadRequest, devices.CodeInvalidArguments, devices.CodeToolUnknown:
 		return rpcInvalidParams
@@ -149,8 +148,8 @@ func rpcCode(code devices.Code) int64 {
 	return rpcServer
 }
 
-// sentence is what a language model gets to read: the code is for programs.
-func sentence(e *devices.Error) string {
+// errorText returns the error text for a language model; the code is for programs.
+func errorText(e *devices.Error) string {
 	text := e.Detail
 	for _, fault := range e.Faults {
 		if !strings.Contains(text, fault.Detail) {
@@ -160,20 +159,20 @@ func sentence(e *devices.Error) string {
 	return text
 }
 
-// by is who a chat server's language model acts as.
-var by = access.By{Who: access.Voice, Via: access.ViaVoice}
+// principal is the principal of a chat server's language model.
+var principal = access.Principal{Caller: access.Voice, Via: access.ViaVoice}
 
 var errNotAttached = &devices.Error{Code: devices.CodeUnavailable, Detail: "this node is starting; try again"}
 
-// perform does what the request asks for and returns its result.
+// perform performs a request and returns its result.
 func (l *link) perform(r request) (json.RawMessage, error) {
 	attached := l.t.b.svc.Load()
 	if attached == nil {
 		return nil, errNotAttached
 	}
-	svc, id := *attached, l.t.c.Who().Device
+	svc, id := *attached, l.t.c.Identity().Device
 	switch r.method {
-	case "initialize": // its vision address is not the device's: photos are fleetd's
+	case "initialize": // its vision URL is ignored: fleetd receives the photos
 		return l.initialize(svc, id)
 	case "tools/list":
 		return l.listTools(svc, id, r.params)
@@ -192,7 +191,7 @@ func (l *link) perform(r request) (json.RawMessage, error) {
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, dispatch.DefaultTimeout)
 	defer cancel()
-	result, err := svc.CallRPC(ctx, devices.RPCCall{Device: id, Method: r.method, Params: r.params, By: by})
+	result, err := svc.CallRPC(ctx, devices.RPCCall{Device: id, Method: r.method, Params: r.params, Principal: principal})
 	if err == nil && result.Error != nil {
 		err = rawError(result.Error)
 	}
@@ -205,7 +204,7 @@ func (l *link) initialize(svc Service, id devices.ID) (json.RawMessage, error) {
 		return nil, err
 	}
 	name := v.Device.Board
-	if name == "" { // it has not asked the OTA address since it became known
+	if name == "" { // the device has not contacted the OTA URL since it became known
 		name = string(id)
 	}
 	out := jsonspan.AppendString([]byte(`{"protocolVersion":"`+protocolVersion+`","capabilities":{"tools":{}},"serverInfo":{"name":`), name)
@@ -213,9 +212,9 @@ func (l *link) initialize(svc Service, id devices.ID) (json.RawMessage, error) {
 	return append(out, "}}"...), nil
 }
 
-// toolCall reads the params of tools/call.
+// toolCall parses the params of tools/call.
 func toolCall(id devices.ID, params []byte) (devices.ToolCall, error) {
-	call := devices.ToolCall{Device: id, By: by}
+	call := devices.ToolCall{Device: id, Principal: principal}
 	walk := jsonspan.Object(params)
 	for walk.Next() {
 		switch string(walk.Key()) {
@@ -233,9 +232,8 @@ func toolCall(id devices.ID, params []byte) (devices.ToolCall, error) {
 	return call, nil
 }
 
-// listTools answers with one page of the device's tools. Paging is the
-// firmware's, since chat servers have met no other: the cursor is the name of
-// the next tool.
+// listTools returns one page of the device's tools. Paging works as in the firmware, the
+// only one that chat servers support: the cursor is the name of the next tool.
 func (l *link) listTools(svc Service, id devices.ID, params []byte) (json.RawMessage, error) {
 	cursor, user := "", false
 	walk := jsonspan.Object(params)
@@ -253,36 +251,36 @@ func (l *link) listTools(svc Service, id devices.ID, params []byte) (json.RawMes
 	}
 	out, found := page(list.Tools, cursor)
 	if !found && !user {
-		// Some ask with withUserTools for the first page only, and the name it
-		// ended with is one of the user's.
+		// Some chat servers send withUserTools for the first page only, and the cursor may name
+		// a user tool.
 		if list, err = svc.Tools(l.ctx, id, true); err != nil {
 			return nil, err
 		}
 		out, found = page(list.Tools, cursor)
 	}
 	if !found {
-		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: fmt.Sprintf("no tool is named by the cursor %.80q; list again from the beginning", cursor)}
+		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: fmt.Sprintf("unknown cursor %.80q; list the tools again without a cursor", cursor)}
 	}
 	return out, nil
 }
 
-// Pauses between two looks for tools that are not known yet.
+// Pauses between two checks for tools that are not known yet.
 const (
-	lookFirst = 25 * time.Millisecond
-	lookLast  = 400 * time.Millisecond
+	pollFirst   = 25 * time.Millisecond
+	pollLongest = 400 * time.Millisecond
 )
 
-// knownTools waits for tools that are not known yet: a chat server asks once,
-// and would take an empty list for the whole truth.
+// knownTools waits until the tools are known: a chat server requests them once, and would
+// take an empty list as complete.
 func (l *link) knownTools(svc Service, id devices.ID, user bool) (devices.ToolList, error) {
 	deadline := time.Now().Add(CatalogWait)
-	for pause := lookFirst; ; pause = min(2*pause, lookLast) {
+	for pause := pollFirst; ; pause = min(2*pause, pollLongest) {
 		list, err := svc.Tools(l.ctx, id, user)
 		if err != nil || list.State != devices.CatalogUnknown && list.State != devices.CatalogError {
 			return list, err
 		}
 		if time.Now().After(deadline) {
-			return list, &devices.Error{Code: devices.CodeDeviceError, Detail: "the device has not told its tools yet; try again"}
+			return list, &devices.Error{Code: devices.CodeDeviceError, Detail: "the device has not sent its tools yet; try again"}
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -294,10 +292,10 @@ func (l *link) knownTools(svc Service, id devices.ID, user bool) (devices.ToolLi
 	}
 }
 
-// page is the result of tools/list from the tool named by cursor on, from the
-// first if it is empty; false if there is no such tool. Of tools of one
-// name only the first is listed, which is the one that the device runs; a tool
-// larger than a page has one of its own.
+// page returns the result of tools/list from the tool named by cursor, or from the first if
+// cursor is empty. It returns false if no tool has that name. Of several tools with one
+// name it lists only the first, which is the one that the device runs. A tool larger than
+// a page has a page of its own.
 func page(tools []json.RawMessage, cursor string) (json.RawMessage, bool) {
 	dst := []byte(`{"tools":[`)
 	count, found := 0, cursor == ""

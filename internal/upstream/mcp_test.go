@@ -15,19 +15,19 @@ import (
 	"fleetd/internal/devicetest"
 )
 
-// ask sends one MCP payload.
-func (p *peer) ask(payload string) {
+// sendMCP sends one MCP payload.
+func (p *peer) sendMCP(payload string) {
 	p.t.Helper()
-	p.say(`{"session_id":"theirs","type":"mcp","payload":` + payload + `}`)
+	p.send(`{"session_id":"theirs","type":"mcp","payload":` + payload + `}`)
 }
 
-// answered is the next message, which must be an MCP answer; it returns the payload.
-func (p *peer) answered() string {
+// mcpResponse returns the payload of the next message, which must be an MCP response.
+func (p *peer) mcpResponse() string {
 	p.t.Helper()
 	text := p.text()
 	payload, ours := strings.CutPrefix(text, `{"session_id":"theirs","type":"mcp","payload":`)
 	if !ours {
-		p.t.Fatalf("%s is no answer", text)
+		p.t.Fatalf("%s is not an MCP response", text)
 	}
 	return strings.TrimSuffix(payload, "}")
 }
@@ -74,7 +74,7 @@ func TestMCPIsAnswered(t *testing.T) {
 		{`{"jsonrpc":"2.0","id":2,"method":"tools/list","params":{"cursor":""}}`, `{"jsonrpc":"2.0","id":2,"result":{"tools":[` + devicetest.Volume + `]}}`},
 		{`{"jsonrpc":"2.0","id":2,"method":"tools/list","params":{"withUserTools":true}}`, `{"jsonrpc":"2.0","id":2,"result":{"tools":[` + devicetest.Volume + `,` + devicetest.Reboot + `]}}`},
 		{`{"jsonrpc":"2.0","id":2,"method":"tools/list","params":{"cursor":"self.reboot"}}`, `{"jsonrpc":"2.0","id":2,"result":{"tools":[` + devicetest.Reboot + `]}}`},
-		{`{"jsonrpc":"2.0","id":2,"method":"tools/list","params":{"cursor":"nobody"}}`, `{"jsonrpc":"2.0","id":2,"error":{"code":-32602,"message":"no tool is named by the cursor \"nobody\"; list again from the beginning"}}`},
+		{`{"jsonrpc":"2.0","id":2,"method":"tools/list","params":{"cursor":"nobody"}}`, `{"jsonrpc":"2.0","id":2,"error":{"code":-32602,"message":"unknown cursor \"nobody\"; list the tools again without a cursor"}}`},
 		{`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"` + volume + `","arguments":{"volume":5}}}`,
 			`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"{\"volume\":5}"}],"isError":false}}`},
 		{`{"jsonrpc":"2.0","id":"a \" b","method":"tools/call","params":{"name":"` + volume + `","arguments":{"volume":6}}}`,
@@ -90,12 +90,12 @@ func TestMCPIsAnswered(t *testing.T) {
 		{`{"jsonrpc":"2.0","id":7,"method":"prompts/list"}`, `{"jsonrpc":"2.0","id":7,"error":{"code":-32`},
 		{`{"jsonrpc":"2.0","id":8,"method":"prompts/list","params":3}`, `{"jsonrpc":"2.0","id":8,"error":{"code":-32602,"message":"params must be`},
 	} {
-		p.ask(x.ask)
+		p.sendMCP(x.ask)
 		if x.want == "" {
-			continue // the next answer shows that none came
+			continue // the next response shows that there was none
 		}
-		if got := p.answered(); !strings.HasPrefix(got, x.want) || !json.Valid([]byte(got)) {
-			t.Errorf("%s\nis answered %s\nwant        %s", x.ask, got, x.want)
+		if got := p.mcpResponse(); !strings.HasPrefix(got, x.want) || !json.Valid([]byte(got)) {
+			t.Errorf("%s\ngets the response %s\nwant        %s", x.ask, got, x.want)
 		}
 	}
 	for _, r := range script.Received() {
@@ -104,12 +104,12 @@ func TestMCPIsAnswered(t *testing.T) {
 		}
 	}
 	if n := f.bridge.BadMessages.Get(BadMCP); n != 0 {
-		t.Errorf("%d requests were called unusable", n)
+		t.Errorf("%d requests were counted as unusable", n)
 	}
 }
 
-// A chat server asks once: it waits for a list that is not known yet and never
-// gets an empty one instead.
+// A chat server requests the tools once: the response waits for a list that is not known
+// yet, and is never empty instead.
 func TestUnknownToolsAreAwaited(t *testing.T) {
 	for _, learnt := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -121,42 +121,42 @@ func TestUnknownToolsAreAwaited(t *testing.T) {
 			f.hello(d)
 			p := c.open(t)
 			begun := time.Now()
-			p.ask(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
-			p.ask(`{"jsonrpc":"2.0","id":"first","method":"ping"}`)
-			if got := p.answered(); got != `{"jsonrpc":"2.0","id":"first","result":{}}` || time.Since(begun) > time.Second {
+			p.sendMCP(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
+			p.sendMCP(`{"jsonrpc":"2.0","id":"first","method":"ping"}`)
+			if got := p.mcpResponse(); got != `{"jsonrpc":"2.0","id":"first","result":{}}` || time.Since(begun) > time.Second {
 				t.Errorf("after %v: %s", time.Since(begun), got)
 			}
-			want := `{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"the device has not told its tools yet; try again"}}`
+			want := `{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"the device has not sent its tools yet; try again"}}`
 			if learnt {
 				want = `{"jsonrpc":"2.0","id":1,"result":{"tools":[` + devicetest.Volume + `]}}`
 				time.Sleep(3 * time.Second) // of the test's own clock
 				again := f.connect(devices.TransportMQTT, devicetest.NewScript())
 				again.session.StartMCP(devices.FeaturesUnknown)
 			}
-			if got := p.answered(); got != want {
+			if got := p.mcpResponse(); got != want {
 				t.Errorf("%s\nwant %s", got, want)
 			}
-			if waited := time.Since(begun); !learnt && (waited < CatalogWait || waited > CatalogWait+lookLast) || learnt && waited > 3*time.Second+lookLast {
+			if waited := time.Since(begun); !learnt && (waited < CatalogWait || waited > CatalogWait+pollLongest) || learnt && waited > 3*time.Second+pollLongest {
 				t.Errorf("answered after %v", waited)
 			}
 		})
 	}
 }
 
-// A device without MCP has no tools, which is not the same.
+// The list of a device without MCP is known, and empty.
 func TestNoTools(t *testing.T) {
 	c := server(t)
 	f := newFleet(t, c)
-	d, p := f.talking(c, devices.TransportMQTT)
+	d, p := f.conversation(c, devices.TransportMQTT)
 	f.ready()
 	d.session.StartMCP(devices.FeaturesNone)
-	p.ask(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
-	if got := p.answered(); got != `{"jsonrpc":"2.0","id":1,"result":{"tools":[]}}` {
+	p.sendMCP(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
+	if got := p.mcpResponse(); got != `{"jsonrpc":"2.0","id":1,"result":{"tools":[]}}` {
 		t.Error(got)
 	}
 }
 
-// A long list comes in pages like the firmware's, each tool once.
+// A long list has pages like the firmware's, and contains each tool once.
 func TestToolsArePaged(t *testing.T) {
 	tool := func(name string, size int) json.RawMessage {
 		return fmt.Appendf(nil, `{"description":"%s","name":%q}`, strings.Repeat("x", size), name)
@@ -195,9 +195,9 @@ func TestToolsArePaged(t *testing.T) {
 	}
 }
 
-// The chat server's calls and those of REST share the device: every one gets its
-// own answer, the waiting are bounded, and a slow tool holds up no audio.
-func TestCallsMeetThoseOfREST(t *testing.T) {
+// The calls of the chat server and of REST share the device: each gets its own result, the
+// number of waiting calls is limited, and a slow tool does not delay audio.
+func TestConcurrentCallsWithREST(t *testing.T) {
 	c := server(t)
 	f := newFleet(t, c)
 	script := devicetest.NewScript()
@@ -212,13 +212,13 @@ func TestCallsMeetThoseOfREST(t *testing.T) {
 	f.ready()
 	const calls = 6
 	for n := range calls {
-		p.ask(fmt.Sprintf(`{"jsonrpc":"2.0","id":"n-%d","method":"tools/call","params":{"name":"%s","arguments":{"volume":%d}}}`, n, volume, n))
+		p.sendMCP(fmt.Sprintf(`{"jsonrpc":"2.0","id":"n-%d","method":"tools/call","params":{"name":"%s","arguments":{"volume":%d}}}`, n, volume, n))
 	}
-	var rest sync.WaitGroup
+	var wait sync.WaitGroup
 	for n := range calls {
-		rest.Go(func() {
+		wait.Go(func() {
 			want := fmt.Sprintf(`[{"type":"text","text":"{\"volume\":%d}"}]`, 50+n)
-			r, err := f.svc.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: volume, Arguments: fmt.Appendf(nil, `{"volume":%d}`, 50+n)})
+			r, err := f.svc.CallTool(t.Context(), devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: volume, Arguments: fmt.Appendf(nil, `{"volume":%d}`, 50+n)})
 			if err != nil || string(r.Content) != want {
 				t.Errorf("REST got %s, %v; want %s", r.Content, err, want)
 			}
@@ -226,19 +226,19 @@ func TestCallsMeetThoseOfREST(t *testing.T) {
 	}
 	stats := f.svc.Stats()
 	devicetest.Eventually(t, "one call runs and the others wait", func() bool { return stats.InFlight.Load() == 1 && stats.Waiting.Load() == 2*calls-1 })
-	p.say(theirStart)
+	p.send(chatStart)
 	p.play(devicetest.Packet(1))
-	d.awaits(t, d.ours(`"type":"tts","state":"start"`), string(devicetest.Packet(1)))
-	d.hear(2)
+	d.expect(t, d.message(`"type":"tts","state":"start"`), string(devicetest.Packet(1)))
+	d.sendAudio(2)
 	if f := p.frame(); string(f.Opus) != string(devicetest.Packet(2)) {
 		t.Errorf("%q", f.Opus)
 	}
 	for n := calls; n < MaxRequests+3; n++ {
-		p.ask(fmt.Sprintf(`{"jsonrpc":"2.0","id":"n-%d","method":"tools/call","params":{"name":"%s","arguments":{"volume":%d}}}`, n, volume, n))
+		p.sendMCP(fmt.Sprintf(`{"jsonrpc":"2.0","id":"n-%d","method":"tools/call","params":{"name":"%s","arguments":{"volume":%d}}}`, n, volume, n))
 	}
 	refused := map[string]int{}
-	for range MaxRequests + 3 - (session.MaxWaitingCalls + 1 - calls) { // what finds a place nowhere
-		text := p.answered()
+	for range MaxRequests + 3 - (session.MaxWaitingCalls + 1 - calls) { // those above the limits
+		text := p.mcpResponse()
 		var e struct{ Error struct{ Message string } }
 		if err := json.Unmarshal([]byte(text), &e); err != nil || e.Error.Message == "" {
 			t.Fatal(text)
@@ -251,14 +251,14 @@ func TestCallsMeetThoseOfREST(t *testing.T) {
 			ID     string
 			Result struct{ Content []struct{ Text string } }
 		}
-		if text := p.answered(); json.Unmarshal([]byte(text), &r) != nil || len(r.Result.Content) != 1 || r.Result.Content[0].Text != `{"volume":`+strings.TrimPrefix(r.ID, "n-")+`}` {
+		if text := p.mcpResponse(); json.Unmarshal([]byte(text), &r) != nil || len(r.Result.Content) != 1 || r.Result.Content[0].Text != `{"volume":`+strings.TrimPrefix(r.ID, "n-")+`}` {
 			t.Errorf("%s", text)
 		}
 	}
-	rest.Wait()
+	wait.Wait()
 }
 
-// A call that is in progress when its chat server goes is not answered to the next.
+// The result of a call whose chat server has disconnected is not sent to the next one.
 func TestLateAnswerIsDropped(t *testing.T) {
 	t.Parallel()
 	c := server(t)
@@ -270,18 +270,18 @@ func TestLateAnswerIsDropped(t *testing.T) {
 	f.hello(d)
 	p := c.open(t)
 	f.ready()
-	p.ask(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"` + volume + `","arguments":{"volume":1}}}`)
+	p.sendMCP(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"` + volume + `","arguments":{"volume":1}}}`)
 	<-called
 	_ = p.ws.NetConn().Close()
 	devicetest.Eventually(t, "the answer is dropped", func() bool { return f.bridge.Dropped.Get(DropLate) == 1 })
-	f.say(d, listenStart)
+	f.send(d, listenStart)
 	p = c.open(t)
-	if got := p.text(); got != theirListen {
+	if got := p.text(); got != chatListen {
 		t.Error(got)
 	}
 }
 
-// At most as many requests as MaxRequests are in progress, whatever the device allows.
+// At most MaxRequests requests are in progress, even if the device would allow more.
 func TestRequestsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := pipeServer(t)
@@ -292,9 +292,9 @@ func TestRequestsAreBounded(t *testing.T) {
 		f.hello(d)
 		p := c.open(t)
 		for n := range MaxRequests + 1 {
-			p.ask(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/list"}`, n))
+			p.sendMCP(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/list"}`, n))
 		}
-		if got, want := p.answered(), fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"error":{"code":-32000,"message":"%d requests are in progress already"}}`, MaxRequests, MaxRequests); got != want {
+		if got, want := p.mcpResponse(), fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"error":{"code":-32000,"message":"%d requests are already in progress"}}`, MaxRequests, MaxRequests); got != want {
 			t.Errorf("%s\nwant %s", got, want)
 		}
 	})

@@ -17,13 +17,12 @@ import (
 	"fleetd/internal/envelope"
 )
 
-// No message of a chat server ends anything: it is counted under its kind, and
-// the conversation goes on.
+// No message of a chat server ends the conversation: invalid ones are counted by kind.
 func TestAnyShape(t *testing.T) {
 	nested := func(n int) string { return strings.Repeat(`{"a":`, n) + "1" + strings.Repeat("}", n) }
 	frame := func(header string, opus []byte) string { return header + string(opus) }
 	for _, x := range []struct {
-		kind Bad
+		kind MessageError
 		text string
 	}{
 		{BadMCP, `{"type":"mcp"}`}, {BadMCP, `{"type":"mcp","payload":null}`}, {BadMCP, `{"type":"mcp","payload":7}`}, {BadMCP, `{"type":"mcp","payload":"{}"}`},
@@ -43,7 +42,7 @@ func TestAnyShape(t *testing.T) {
 		t.Run(fmt.Sprintf("%s %.30q", x.kind, x.text), func(t *testing.T) { shape(t, websocket.TextMessage, x.kind, x.text) })
 	}
 	for _, x := range []struct {
-		kind Bad
+		kind MessageError
 		data string
 	}{
 		{BadFrame, ""}, {BadFrame, "x"}, {BadFrame, strings.Repeat("\x00", headerLength)}, {BadFrame, strings.Repeat("\xff", 200)},
@@ -56,12 +55,12 @@ func TestAnyShape(t *testing.T) {
 	}
 }
 
-// shape sends one message, whole and in fragments, and holds the conversation
-// to its work behind it.
-func shape(t *testing.T, kind int, want Bad, data string) {
+// shape sends one message, whole and in fragments, and checks that the conversation
+// continues.
+func shape(t *testing.T, kind int, want MessageError, data string) {
 	c := server(t)
 	f := newFleet(t, c)
-	d, p := f.talking(c, devices.TransportMQTT)
+	d, p := f.conversation(c, devices.TransportMQTT)
 	if err := p.ws.WriteMessage(kind, []byte(data)); err != nil {
 		t.Fatal(err)
 	}
@@ -79,13 +78,13 @@ func shape(t *testing.T, kind int, want Bad, data string) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	p.ask(`{"jsonrpc":"2.0","id":1,"method":"ping"}`)
-	if got := p.answered(); got != `{"jsonrpc":"2.0","id":1,"result":{}}` {
+	p.sendMCP(`{"jsonrpc":"2.0","id":1,"method":"ping"}`)
+	if got := p.mcpResponse(); got != `{"jsonrpc":"2.0","id":1,"result":{}}` {
 		t.Error(got)
 	}
-	p.say(`{"type":"stt","text":"hi"}`)
-	d.awaits(t, d.ours(`"type":"stt","text":"hi"`))
-	f.bridge.BadMessages.Each(func(kind Bad, n int64) {
+	p.send(`{"type":"stt","text":"hi"}`)
+	d.expect(t, d.message(`"type":"stt","text":"hi"`))
+	f.bridge.BadMessages.Each(func(kind MessageError, n int64) {
 		if kind != want || n != 2 {
 			t.Errorf("%d counted as %s, want 2 as %s", n, kind, want)
 		}
@@ -95,7 +94,7 @@ func shape(t *testing.T, kind int, want Bad, data string) {
 	}
 }
 
-// A session id that is none is done without.
+// An invalid session id is replaced by an empty one.
 func TestOddSessionID(t *testing.T) {
 	for hello, want := range map[string]string{
 		`{"type":"hello"}`: "", `{"type":"hello","session_id":7}`: "", `{"type":"hello","session_id":"` + strings.Repeat("x", MaxIDLength+1) + `"}`: "",
@@ -106,21 +105,20 @@ func TestOddSessionID(t *testing.T) {
 		d := f.connect(devices.TransportMQTT, devicetest.NewScript())
 		f.hello(d)
 		p := c.next(t)
-		p.say(hello)
-		f.say(d, listenStart)
-		if got := p.text(); got != strings.Replace(theirListen, "theirs", want, 1) {
+		p.send(hello)
+		f.send(d, listenStart)
+		if got := p.text(); got != strings.Replace(chatListen, "theirs", want, 1) {
 			t.Errorf("%.60s: %s", hello, got)
 		}
 	}
 }
 
-// FuzzUpstreamMessage holds any message to this: nothing panics, what reaches
-// the device is valid, of the conversation and not MCP, and what goes back is a
-// JSON-RPC answer.
+// FuzzUpstreamMessage checks that no message causes a panic, that messages to the device are
+// valid, belong to the conversation and are not MCP, and that responses are JSON-RPC.
 func FuzzUpstreamMessage(f *testing.F) {
 	for _, text := range []string{`{"type":"mcp"}`, `{"type":"mcp","payload":{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":"a","withUserTools":true}}}`,
 		`{"type":"mcp","payload":{"id":"x","method":"tools/call","params":{"name":"self.reboot","arguments":{}}}}`, `{"type":"mcp","payload":{"id":1,"method":"initialize"}}`,
-		theirStart, theirStop, `{"type":"hello","session_id":"a\"b"}`, `{"type":"goodbye"}`, `{"type":"custom","session_id":1,"a\u0022":[{}]}`, `[]`, `{"type":"alert"}`} {
+		chatStart, chatStop, `{"type":"hello","session_id":"a\"b"}`, `{"type":"goodbye"}`, `{"type":"custom","session_id":1,"a\u0022":[{}]}`, `[]`, `{"type":"alert"}`} {
 		f.Add(false, []byte(text))
 	}
 	f.Add(true, append([]byte("\x00\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x11"), devicetest.Packet(1)...))
@@ -133,13 +131,13 @@ func FuzzUpstreamMessage(f *testing.F) {
 	d.session.StartMCP(devices.FeaturesMCP)
 	fl.ready()
 	f.Fuzz(func(t *testing.T, binary bool, data []byte) {
-		talk := newTalk(fl.bridge, d.c)
-		talk.phase, talk.running = phaseWanted, true
+		session := newBridgeSession(fl.bridge, d.c)
+		session.phase, session.running = phaseWanted, true
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		talk.ctx, talk.cancel = ctx, cancel
-		l := &link{t: talk, ctx: ctx, heard: true}
-		talk.link = l
+		session.ctx, session.cancel = ctx, cancel
+		l := &link{t: session, ctx: ctx, gotHello: true}
+		session.link = l
 		kind := websocket.TextMessage
 		if binary {
 			kind = websocket.BinaryMessage
@@ -148,22 +146,22 @@ func FuzzUpstreamMessage(f *testing.F) {
 		if err := l.handle(kind, data); err != nil && (binary || !bytes.Contains(data, []byte("goodbye")) && !bytes.ContainsRune(data, '\\')) {
 			t.Errorf("%q ends the connection: %v", data, err)
 		}
-		for l.calls.Load() > 0 { // requests answer at once: the device is a script
+		for l.calls.Load() > 0 { // requests are answered at once, because the device is a script
 			runtime.Gosched()
 		}
-		for _, it := range talk.queue {
+		for _, it := range session.queue {
 			var answer struct {
 				JSONRPC       string
 				ID            json.RawMessage
 				Result, Error json.RawMessage
 			}
 			if json.Unmarshal(it.data, &answer) != nil || answer.JSONRPC != "2.0" || answer.ID == nil || (answer.Result == nil) == (answer.Error == nil) {
-				t.Errorf("%q is answered %q", data, it.data)
+				t.Errorf("%q gets the response %q", data, it.data)
 			}
 		}
 		for _, got := range d.received()[before:] {
 			if !strings.HasPrefix(got, "{") {
-				continue // a packet, of this message or one before
+				continue // a packet, of this message or an earlier one
 			}
 			if m, err := envelope.Parse([]byte(got)); err != nil || string(m.SessionID) != d.c.ID() || string(m.Type) == "mcp" || string(m.Type) == "hello" {
 				t.Errorf("%q becomes %q", data, got)

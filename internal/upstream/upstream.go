@@ -1,17 +1,16 @@
-// Package upstream carries conversations to a chat server that speaks the
-// devices' own protocol over WebSocket, as xiaozhi-mqtt-gateway did: one
-// connection per conversation, whatever the device's transport.
+// Package upstream connects conversations to a chat server that implements the devices' own
+// protocol over WebSocket, as xiaozhi-mqtt-gateway did: one connection per conversation,
+// for every transport of the device.
 //
 //	fleetd  GET <url>?from=mqtt_gateway with device-id, client-id, protocol-version: 2,
 //	        x-forwarded-for, authorization: Bearer <token>
 //	fleetd  {"type":"hello","version":2,"transport":"websocket","audio_params":{...},"features":{...}}
 //	server  {"type":"hello","session_id":"...",...}
-//	both    audio as binary messages behind 16 bytes of header, everything else as JSON text
+//	both    audio as binary messages with a header of 16 bytes, everything else as JSON text
 //
-// The device's hello was answered long before, from local state. What the
-// device says until the chat server is ready waits in a bounded queue. MCP does
-// not pass: fleetd stays the device's only MCP client and answers the chat
-// server from what it knows.
+// The device's hello is answered earlier, from local state. Messages of the device wait in a
+// bounded queue until the chat server is ready. MCP messages are not passed on: fleetd
+// remains the device's only MCP client, and answers the chat server itself.
 package upstream
 
 import (
@@ -43,42 +42,42 @@ const (
 	HelloTimeout = 10 * time.Second // for the chat server's hello
 	WriteTimeout = 10 * time.Second
 	PingEvery    = 30 * time.Second
-	DeadAfter    = 75 * time.Second // without a byte of the chat server: two pings unanswered
-	CatalogWait  = 10 * time.Second // of a tools/list for a device whose tools are not known yet
+	DeadAfter    = 75 * time.Second // without a byte of the chat server: two pings without a response
+	CatalogWait  = 10 * time.Second // of tools/list for a device whose tools are not known yet
 
-	// RedialFirst is the shortest pause between two connections of one
-	// conversation; it doubles with each that fails, up to RedialLast.
+	// RedialFirst is the shortest pause between two connections of one conversation. It
+	// doubles with each failure, up to RedialLast.
 	RedialFirst = time.Second
 	RedialLast  = 30 * time.Second
 
-	MaxQueuedFrames   = 500 // for one chat server: 30 s, more than dialling and hello may take
-	MaxQueuedMessages = 64  // answers to the chat server included
+	MaxQueuedFrames   = 500 // for one chat server: 30 s, more than dialling and the hello may take
+	MaxQueuedMessages = 64  // including responses to the chat server
 	MaxQueuedBytes    = 1 << 20
-	// KeptFrames are the newest frames of a conversation that has no chat
-	// server: the wake word is heard before the message that announces it
-	// (application.cc:890-897). It is the device's own queue.
+	// KeptFrames is how many of the newest frames are kept while a conversation has no chat
+	// server: the audio of a wake word arrives before the message that announces it
+	// (application.cc:890-897). The device's own queue has the same size.
 	KeptFrames = 40
-	// maxStrays bounds the conversations that were heard of before they began.
-	maxStrays = 64
+	// maxEarly limits the conversations with messages before Begin.
+	maxEarly = 64
 
-	MaxText     = 256 << 10                 // bytes of a text message; a longer one is passed over
-	MaxBinary   = headerLength + MaxFrame   // bytes of a binary message; the same
+	MaxText     = 256 << 10                 // bytes of a text message; a longer one is dropped
+	MaxBinary   = headerLength + MaxFrame   // bytes of a binary message; a longer one is dropped
 	MaxFrame    = envelope.MaxDeviceMessage // bytes of one Opus packet
 	MaxMessage  = 16 << 20                  // bytes of any message; a longer one ends the connection
 	MaxRequests = 16                        // MCP requests of one chat server in progress
 	MaxIDLength = 256                       // bytes of a session or request id
 	PageBytes   = 8000                      // of a page of tools, as the firmware's (mcp_server.cc:452-506)
 	closeLinger = time.Second               // for the Close frame
-	speechTail  = 300 * time.Millisecond    // from the end of playing to hanging up: `tts stop` goes out within it
+	speechTail  = 300 * time.Millisecond    // between the end of playing and hanging up; `tts stop` is sent meanwhile
 )
 
-// The marker by which xiaozhi-server knows that binary messages have a header:
+// The query parameter by which xiaozhi-server detects that binary messages have a header:
 // its path must end in it.
 const (
 	markName, markValue = "from", "mqtt_gateway"
 )
 
-// Service is what the bridge needs of fleet.Service.
+// Service contains the methods of fleet.Service that the bridge needs.
 type Service interface {
 	Get(ctx context.Context, id devices.ID) (devices.View, error)
 	Tools(ctx context.Context, id devices.ID, user bool) (devices.ToolList, error)
@@ -88,17 +87,17 @@ type Service interface {
 
 // Options of a Bridge.
 type Options struct {
-	// URL of the chat server, ws:// or wss://; `from=mqtt_gateway` is added to
-	// its query if it is not there.
+	// URL of the chat server, ws:// or wss://; `from=mqtt_gateway` is added to its query
+	// if it is missing.
 	URL string
-	// Token makes the bearer token of one connection, such as
+	// Token returns the bearer token of one connection, for example
 	// credential.UpstreamToken with a secret; nil for the gateway's test token.
 	Token   func(clientID, device string, now time.Time) string
 	Version string // of fleetd, for the User-Agent
 	Log     *slog.Logger
 }
 
-// Outcome is something that happened to a connection to the chat server.
+// Outcome is an event of a connection to the chat server.
 type Outcome string
 
 // Outcomes. Every dial ends in dial_failed, or in dialled and one of the rest.
@@ -106,23 +105,23 @@ const (
 	Dialled      Outcome = "dialled"
 	DialFailed   Outcome = "dial_failed"
 	HelloMissing Outcome = "hello_timeout"
-	Closed       Outcome = "closed" // by the chat server, or broken
+	Closed       Outcome = "closed" // by the chat server, or by an error
 	Ended        Outcome = "ended"  // with the conversation
 )
 
-// Bad says what was wrong with a message of the chat server. The list is closed.
-type Bad string
+// MessageError is the kind of error in a message of the chat server.
+type MessageError string
 
 // Kinds of unusable messages.
 const (
-	BadJSON     Bad = "json"      // not JSON, not UTF-8, or nested too deep
-	BadEnvelope Bad = "envelope"  // no object, or no string member `type`
-	BadMCP      Bad = "mcp"       // payload is no JSON-RPC request
-	BadFrame    Bad = "frame"     // header and length do not fit
-	BadAudio    Bad = "audio"     // no Opus packet that the device could decode
-	BadTooLarge Bad = "too_large" // over MaxText or MaxBinary
-	BadRefused  Bad = "refused"   // not a message for devices
-	BadHello    Bad = "hello"     // its session id is none
+	BadJSON     MessageError = "json"      // not JSON, not UTF-8, or nested too deep
+	BadEnvelope MessageError = "envelope"  // not an object, or no string member `type`
+	BadMCP      MessageError = "mcp"       // payload is not a JSON-RPC request
+	BadFrame    MessageError = "frame"     // header and length do not match
+	BadAudio    MessageError = "audio"     // not an Opus packet that the device can decode
+	BadTooLarge MessageError = "too_large" // over MaxText or MaxBinary
+	BadRefused  MessageError = "refused"   // not a message for devices
+	BadHello    MessageError = "hello"     // invalid session id
 )
 
 // Direction of a frame.
@@ -134,45 +133,44 @@ const (
 	Down Direction = "down" // to the device
 )
 
-// Drop says why something went no further. The list is closed.
-type Drop string
+// DropReason is the reason why a frame or message was dropped.
+type DropReason string
 
 // Reasons of drops.
 const (
-	DropFull       Drop = "full"        // the queue for the chat server is
-	DropNoUpstream Drop = "no_upstream" // the conversation has no chat server at the time
-	DropDevice     Drop = "device"      // the device is away, or too much waits for it
-	DropLate       Drop = "late"        // an answer for a connection that is no more
+	DropFull       DropReason = "full"        // the queue for the chat server is full
+	DropNoUpstream DropReason = "no_upstream" // the conversation currently has no chat server
+	DropDevice     DropReason = "device"      // the device is not connected, or its queue is full
+	DropLate       DropReason = "late"        // a response for a connection that has ended
 )
 
-// Bridge is the speech.Voice that speaks to a chat server. It is safe for
-// concurrent use.
+// Bridge is the speech.Voice of a chat server. It is safe for concurrent use.
 type Bridge struct {
-	opt     Options
-	url     string
-	dialer  websocket.Dialer
-	dialNet func(ctx context.Context, network, addr string) (net.Conn, error)
-	svc     atomic.Pointer[Service]
-	ctx     context.Context
-	cancel  context.CancelFunc
-	tasks   sync.WaitGroup
-	talks   sync.Map // *speech.Conversation to *talk, from Begin to End
+	opt      Options
+	url      string
+	dialer   websocket.Dialer
+	dialNet  func(ctx context.Context, network, addr string) (net.Conn, error)
+	svc      atomic.Pointer[Service]
+	ctx      context.Context
+	cancel   context.CancelFunc
+	tasks    sync.WaitGroup
+	sessions sync.Map // *speech.Conversation to *bridgeSession, from Begin to End
 
-	mu     sync.Mutex // below any talk's lock
+	mu     sync.Mutex // acquired before any session's lock
 	closed bool
-	// strays are heard of and not begun, oldest first: a frame over UDP, or the
-	// end, may overtake Begin.
-	strays []*talk
+	// early contains conversations with messages before Begin, oldest first: a frame over
+	// UDP, or the end, may arrive before Begin.
+	early []*bridgeSession
 
 	Connections counters.Map[Outcome]
-	BadMessages counters.Map[Bad]
+	BadMessages counters.Map[MessageError]
 	Frames      counters.Map[Direction]
-	Dropped     counters.Map[Drop]
-	Requests    counters.Map[string] // MCP requests answered, by outcome: ok or an error code
+	Dropped     counters.Map[DropReason]
+	Requests    counters.Map[string] // MCP requests, by outcome: ok or an error code
 }
 
-// New returns a bridge to the chat server at opt.URL; it dials nothing before
-// the first conversation. Errors say what is wrong with the URL.
+// New returns a bridge to the chat server at opt.URL. It dials when the first conversation
+// begins. Errors describe what is wrong with the URL.
 func New(opt Options) (*Bridge, error) {
 	u, err := url.Parse(opt.URL)
 	switch {
@@ -181,16 +179,16 @@ func New(opt Options) (*Bridge, error) {
 	case u.Scheme != "ws" && u.Scheme != "wss" || u.Host == "":
 		return nil, fmt.Errorf("--voice-upstream: %q must be ws://HOST/PATH or wss://HOST/PATH", opt.URL)
 	case u.User != nil:
-		return nil, errors.New("--voice-upstream: name and password have no place in this URL; the token goes in a header")
+		return nil, errors.New("--voice-upstream: the URL must not contain a user name or password; the token is sent in a header")
 	case u.Fragment != "":
-		return nil, fmt.Errorf("--voice-upstream: %q must have no #fragment", opt.URL)
+		return nil, fmt.Errorf("--voice-upstream: %q must not have a #fragment", opt.URL)
 	}
 	switch mark := u.Query().Get(markName); mark {
 	case markValue:
 	case "":
 		u.RawQuery = strings.TrimPrefix(u.RawQuery+"&"+markName+"="+markValue, "&")
 	default:
-		return nil, fmt.Errorf("--voice-upstream: from=%s: the chat server must know that it speaks to a gateway; leave `from` out", mark)
+		return nil, fmt.Errorf("--voice-upstream: from=%s is not supported: the chat server needs from=mqtt_gateway; leave `from` out", mark)
 	}
 	if opt.Token == nil {
 		opt.Token = func(string, string, time.Time) string { return credential.UpstreamTestToken }
@@ -202,12 +200,11 @@ func New(opt Options) (*Bridge, error) {
 	return b, nil
 }
 
-// Attach gives the bridge the service whose devices it speaks for. Call it
-// before the first conversation.
+// Attach sets the service of the bridge. Call it before the first conversation.
 func (b *Bridge) Attach(svc Service) { b.svc.Store(&svc) }
 
-// Close hangs up what goes on and waits for the bridge's goroutines. Further
-// conversations are left alone.
+// Close ends all conversations and waits for the bridge's goroutines. Later conversations
+// are ignored.
 func (b *Bridge) Close() {
 	b.mu.Lock()
 	b.closed = true
@@ -216,7 +213,7 @@ func (b *Bridge) Close() {
 	b.tasks.Wait()
 }
 
-// start runs a task that Close waits for; false if the bridge is closed.
+// start runs a task that Close waits for. It returns false if the bridge is closed.
 func (b *Bridge) start(task func()) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -230,56 +227,56 @@ func (b *Bridge) start(task func()) bool {
 // Begin implements speech.Voice: it starts to dial.
 func (b *Bridge) Begin(c *speech.Conversation) {
 	b.mu.Lock()
-	t := b.strayLocked(c)
+	t := b.earlyLocked(c)
 	if t != nil {
-		b.strays = slices.DeleteFunc(b.strays, func(s *talk) bool { return s == t })
+		b.early = slices.DeleteFunc(b.early, func(s *bridgeSession) bool { return s == t })
 	} else {
-		t = newTalk(b, c)
+		t = newBridgeSession(b, c)
 	}
-	_, twice := b.talks.LoadOrStore(c, t)
+	_, twice := b.sessions.LoadOrStore(c, t)
 	b.mu.Unlock()
 	if !twice && !t.begin() {
-		b.talks.Delete(c) // its end came first
+		b.sessions.Delete(c) // End was called first
 	}
 }
 
 // Message implements speech.Voice.
 func (b *Bridge) Message(c *speech.Conversation, kind string, msg []byte) {
-	b.talk(c).message(kind, msg)
+	b.session(c).message(kind, msg)
 }
 
 // Audio implements speech.Voice.
-func (b *Bridge) Audio(c *speech.Conversation, f envelope.Frame) { b.talk(c).audio(f) }
+func (b *Bridge) Audio(c *speech.Conversation, f envelope.Frame) { b.session(c).audio(f) }
 
-// End implements speech.Voice: the connection to the chat server ends.
+// End implements speech.Voice: it ends the connection to the chat server.
 func (b *Bridge) End(c *speech.Conversation) {
-	b.talk(c).end()
-	b.talks.Delete(c)
+	b.session(c).end()
+	b.sessions.Delete(c)
 }
 
-// talk finds the conversation, or makes a stray of it.
-func (b *Bridge) talk(c *speech.Conversation) *talk {
-	if t, ok := b.talks.Load(c); ok {
-		return t.(*talk)
+// session returns the session of a conversation, and creates an early one if there is none.
+func (b *Bridge) session(c *speech.Conversation) *bridgeSession {
+	if t, ok := b.sessions.Load(c); ok {
+		return t.(*bridgeSession)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if t, ok := b.talks.Load(c); ok {
-		return t.(*talk)
+	if t, ok := b.sessions.Load(c); ok {
+		return t.(*bridgeSession)
 	}
-	t := b.strayLocked(c)
+	t := b.earlyLocked(c)
 	if t == nil {
-		t = newTalk(b, c)
-		if len(b.strays) >= maxStrays {
-			b.strays = slices.Delete(b.strays, 0, 1)
+		t = newBridgeSession(b, c)
+		if len(b.early) >= maxEarly {
+			b.early = slices.Delete(b.early, 0, 1)
 		}
-		b.strays = append(b.strays, t)
+		b.early = append(b.early, t)
 	}
 	return t
 }
 
-func (b *Bridge) strayLocked(c *speech.Conversation) *talk {
-	for _, t := range b.strays {
+func (b *Bridge) earlyLocked(c *speech.Conversation) *bridgeSession {
+	for _, t := range b.early {
 		if t.c == c {
 			return t
 		}

@@ -38,8 +38,8 @@ func TestURL(t *testing.T) {
 	}
 }
 
-// The request is the gateway's, byte for byte where a chat server looks.
-func TestHeaderIsTheGateways(t *testing.T) {
+// The request headers are byte for byte those of the gateway where a chat server reads them.
+func TestRequestHeader(t *testing.T) {
 	token := func(clientID, device string, now time.Time) string {
 		return credential.UpstreamToken("Te1st12134", clientID, device, now)
 	}
@@ -68,9 +68,9 @@ func TestConversationIsDialled(t *testing.T) {
 		t.Run(string(transport), func(t *testing.T) {
 			c := server(t)
 			f := newFleet(t, c)
-			d, p := f.talking(c, transport)
+			d, p := f.conversation(c, transport)
 			if uri := p.request.RequestURI; uri != "/xiaozhi/v1/?from=mqtt_gateway" {
-				t.Errorf("it asks for %s", uri)
+				t.Errorf("it requests %s", uri)
 			}
 			for name, want := range map[string]string{"Device-Id": string(id), "Client-Id": uuid, "Protocol-Version": "2", "Authorization": "Bearer test-token", "User-Agent": "fleetd/1.2.3"} {
 				if got := p.request.Header.Get(name); got != want {
@@ -93,24 +93,24 @@ func TestAudioPassesBothWays(t *testing.T) {
 		t.Run(string(transport), func(t *testing.T) {
 			c := server(t)
 			f := newFleet(t, c)
-			d, p := f.talking(c, transport)
+			d, p := f.conversation(c, transport)
 			const packets = 50
 			for n := range packets {
-				d.hear(n)
+				d.sendAudio(n)
 			}
 			for n := range packets {
 				if f := p.frame(); !bytes.Equal(f.Opus, devicetest.Packet(n)) || f.Timestamp != uint32(60*n) {
 					t.Fatalf("packet %d is %+v", n, f)
 				}
 			}
-			p.say(theirStart)
-			want := []string{d.ours(`"type":"tts","state":"start"`)}
+			p.send(chatStart)
+			want := []string{d.message(`"type":"tts","state":"start"`)}
 			for n := range 10 {
 				p.play(devicetest.Packet(100 + n))
 				want = append(want, string(devicetest.Packet(100+n)))
 			}
-			p.say(theirStop)
-			d.awaits(t, append(want, d.ours(`"type":"tts","state":"stop"`))...)
+			p.send(chatStop)
+			d.expect(t, append(want, d.message(`"type":"tts","state":"stop"`))...)
 			if up, down := f.bridge.Frames.Get(Up), f.bridge.Frames.Get(Down); up != packets || down != 10 {
 				t.Errorf("%d frames up, %d down", up, down)
 			}
@@ -118,7 +118,7 @@ func TestAudioPassesBothWays(t *testing.T) {
 	}
 }
 
-// The device speaks right behind its hello; the chat server takes its time.
+// The device speaks directly after its hello, before the chat server is ready.
 func TestNothingIsLostBeforeTheServerIsReady(t *testing.T) {
 	c := server(t)
 	f := newFleet(t, c)
@@ -126,22 +126,22 @@ func TestNothingIsLostBeforeTheServerIsReady(t *testing.T) {
 	f.hello(d)
 	const burst = 40
 	for n := range burst {
-		d.hear(n)
+		d.sendAudio(n)
 	}
-	f.say(d, `{"session_id":"`+d.c.ID()+`","type":"listen","state":"detect","text":"你好小智"}`)
-	f.say(d, listenStart)
-	d.hear(burst)
+	f.send(d, `{"session_id":"`+d.c.ID()+`","type":"listen","state":"detect","text":"你好小智"}`)
+	f.send(d, listenStart)
+	d.sendAudio(burst)
 	p := c.next(t)
-	d.hear(burst + 1)
-	p.say(`{"type":"stt","text":"before hello"}`)
-	p.say(`{"type":"hello","transport":"websocket","session_id":"the\"irs"}`)
-	d.hear(burst + 2)
+	d.sendAudio(burst + 1)
+	p.send(`{"type":"stt","text":"before hello"}`)
+	p.send(`{"type":"hello","transport":"websocket","session_id":"the\"irs"}`)
+	d.sendAudio(burst + 2)
 	for n := range burst {
 		if f := p.frame(); !bytes.Equal(f.Opus, devicetest.Packet(n)) {
 			t.Fatalf("packet %d is %q", n, f.Opus)
 		}
 	}
-	for _, want := range []string{`{"session_id":"the\"irs","type":"listen","state":"detect","text":"你好小智"}`, strings.Replace(theirListen, "theirs", `the\"irs`, 1)} {
+	for _, want := range []string{`{"session_id":"the\"irs","type":"listen","state":"detect","text":"你好小智"}`, strings.Replace(chatListen, "theirs", `the\"irs`, 1)} {
 		if got := p.text(); got != want {
 			t.Errorf("message %s, want %s", got, want)
 		}
@@ -151,10 +151,10 @@ func TestNothingIsLostBeforeTheServerIsReady(t *testing.T) {
 			t.Fatalf("packet %d is %q", burst+n, f.Opus)
 		}
 	}
-	d.awaits(t, d.ours(`"type":"stt","text":"before hello"`))
+	d.expect(t, d.message(`"type":"stt","text":"before hello"`))
 }
 
-// What does not fit is refused, the newest first, and counted.
+// When the queue is full, new items are refused and counted.
 func TestQueueIsBounded(t *testing.T) {
 	c := server(t)
 	f := newFleet(t, c)
@@ -162,19 +162,19 @@ func TestQueueIsBounded(t *testing.T) {
 	f.hello(d)
 	p := c.next(t)
 	for n := range MaxQueuedFrames + 100 {
-		d.hear(n)
+		d.sendAudio(n)
 	}
 	if n := f.bridge.Dropped.Get(DropFull); n != 100 {
 		t.Errorf("%d packets were refused, want 100", n)
 	}
-	talk := f.bridge.talk(d.c)
+	session := f.bridge.session(d.c)
 	for range MaxQueuedMessages + 5 {
-		talk.message("custom", []byte(`{"type":"custom"}`))
+		session.message("custom", []byte(`{"type":"custom"}`))
 	}
 	if n := f.bridge.Dropped.Get(DropFull); n != 105 {
-		t.Errorf("%d things were refused, want 105", n)
+		t.Errorf("%d items were refused, want 105", n)
 	}
-	p.say(`{"type":"hello","session_id":"theirs"}`)
+	p.send(`{"type":"hello","session_id":"theirs"}`)
 	for n := range MaxQueuedFrames {
 		if f := p.frame(); !bytes.Equal(f.Opus, devicetest.Packet(n)) {
 			t.Fatalf("packet %d is %q", n, f.Opus)
@@ -185,76 +185,76 @@ func TestQueueIsBounded(t *testing.T) {
 			t.Fatal(text)
 		}
 	}
-	talk.message("custom", fmt.Appendf(nil, `{"type":"custom","payload":"%s"}`, strings.Repeat("x", MaxQueuedBytes)))
+	session.message("custom", fmt.Appendf(nil, `{"type":"custom","payload":"%s"}`, strings.Repeat("x", MaxQueuedBytes)))
 	if n := f.bridge.Dropped.Get(DropFull); n != 106 {
-		t.Errorf("%d things were refused, want 106", n)
+		t.Errorf("%d items were refused, want 106", n)
 	}
 }
 
 func TestMessagesPassBothWays(t *testing.T) {
 	c := server(t)
 	f := newFleet(t, c)
-	d, p := f.talking(c, devices.TransportMQTT)
-	f.say(d, `{"type":"custom","payload":{"session_id":"inner","é\u0041":[1.0,null]}}`)
+	d, p := f.conversation(c, devices.TransportMQTT)
+	f.send(d, `{"type":"custom","payload":{"session_id":"inner","é\u0041":[1.0,null]}}`)
 	if got := p.text(); got != `{"session_id":"theirs","type":"custom","payload":{"session_id":"inner","é\u0041":[1.0,null]}}` {
 		t.Error(got)
 	}
-	f.say(d, `{"session_id":"x","type":"abort","session_id":"y","reason":"wake_word_detected"}`)
+	f.send(d, `{"session_id":"x","type":"abort","session_id":"y","reason":"wake_word_detected"}`)
 	if got := p.text(); got != `{"session_id":"theirs","type":"abort","reason":"wake_word_detected"}` {
 		t.Error(got)
 	}
-	stop := fmt.Sprintf(`{"type":"tts","state":"stop","session_id":"%s"}`, d.c.ID()) // the core's answer to abort
-	d.awaits(t, stop)
-	p.say(`{"type":"hello","session_id":"again"}`)
-	p.say(`{"type":"stt","text":"hi","session_id":"theirs"}`)
-	p.say(`{"type":"llm","emotion":"happy","text":"😀"}`)
-	p.say(`{"session_id":"theirs","type":"tts","state":"start","session_id":"twice"}`)
-	p.say(`{"type":"tts","state":"sentence_start","text":"Hello"}`)
-	d.awaits(t, stop, d.ours(`"type":"stt","text":"hi"`), d.ours(`"type":"llm","emotion":"happy","text":"😀"`),
-		d.ours(`"type":"tts","state":"start"`), d.ours(`"type":"tts","state":"sentence_start","text":"Hello"`))
-	f.say(d, listenStart)
-	if got := p.text(); got != theirListen {
+	stop := fmt.Sprintf(`{"type":"tts","state":"stop","session_id":"%s"}`, d.c.ID()) // the core's response to abort
+	d.expect(t, stop)
+	p.send(`{"type":"hello","session_id":"again"}`)
+	p.send(`{"type":"stt","text":"hi","session_id":"theirs"}`)
+	p.send(`{"type":"llm","emotion":"happy","text":"😀"}`)
+	p.send(`{"session_id":"theirs","type":"tts","state":"start","session_id":"twice"}`)
+	p.send(`{"type":"tts","state":"sentence_start","text":"Hello"}`)
+	d.expect(t, stop, d.message(`"type":"stt","text":"hi"`), d.message(`"type":"llm","emotion":"happy","text":"😀"`),
+		d.message(`"type":"tts","state":"start"`), d.message(`"type":"tts","state":"sentence_start","text":"Hello"`))
+	f.send(d, listenStart)
+	if got := p.text(); got != chatListen {
 		t.Errorf("the chat server's second hello changed the session: %s", got)
 	}
 }
 
-// The device's goodbye ends the connection, and no goodbye answers it.
+// The device's goodbye ends the connection, and no goodbye is sent back.
 func TestGoodbyeOfTheDevice(t *testing.T) {
 	c := server(t)
 	f := newFleet(t, c)
-	d, p := f.talking(c, devices.TransportMQTT)
-	f.say(d, `{"session_id":"`+d.c.ID()+`","type":"goodbye"}`)
+	d, p := f.conversation(c, devices.TransportMQTT)
+	f.send(d, `{"session_id":"`+d.c.ID()+`","type":"goodbye"}`)
 	p.ended()
 	devicetest.Eventually(t, "the end is counted", func() bool { return f.bridge.Connections.Get(Ended) == 1 })
-	d.awaits(t)
+	d.expect(t)
 	f.hello(d)
 	c.open(t)
 	if n := f.bridge.Connections.Get(Dialled); n != 2 {
 		t.Errorf("%d dials", n)
 	}
 	kept := 0
-	f.bridge.talks.Range(func(any, any) bool { kept++; return true })
+	f.bridge.sessions.Range(func(any, any) bool { kept++; return true })
 	if kept != 1 {
-		t.Errorf("%d conversations are kept, one goes on", kept)
+		t.Errorf("%d conversations are kept, want 1", kept)
 	}
 }
 
-// A hello without goodbye replaces the conversation and its chat server.
+// A hello without a goodbye replaces the conversation and its chat server.
 func TestHelloReplaces(t *testing.T) {
 	c := server(t)
 	f := newFleet(t, c)
-	d, first := f.talking(c, devices.TransportMQTT)
+	d, first := f.conversation(c, devices.TransportMQTT)
 	f.hello(d)
 	second := c.open(t)
 	first.ended()
-	d.hear(7)
+	d.sendAudio(7)
 	if f := second.frame(); !bytes.Equal(f.Opus, devicetest.Packet(7)) {
 		t.Errorf("%q", f.Opus)
 	}
-	d.awaits(t)
+	d.expect(t)
 }
 
-// Over UDP a frame or the end may overtake Begin.
+// Over UDP a frame or the end may arrive before Begin.
 func TestAnyOrder(t *testing.T) {
 	c := server(t)
 	f := newFleet(t, c)
@@ -267,11 +267,11 @@ func TestAnyOrder(t *testing.T) {
 		return d.c
 	}
 	ended := opened()
-	d.hear(0)
-	opened() // replaces it before it began
+	d.sendAudio(0)
+	opened() // replaces it before Begin
 	f.bridge.Begin(ended)
-	d.hear(1)
-	d.hear(2)
+	d.sendAudio(1)
+	d.sendAudio(2)
 	d.session.BeginConversation()
 	d.session.BeginConversation()
 	p := c.open(t)
@@ -280,14 +280,14 @@ func TestAnyOrder(t *testing.T) {
 			t.Errorf("packet %d is %q", n, f.Opus)
 		}
 	}
-	for range 2 * maxStrays {
+	for range 2 * maxEarly {
 		f.bridge.Audio(opened(), envelope.Frame{Opus: devicetest.Packet(3)})
 	}
 	p.ended()
 	f.bridge.mu.Lock()
 	defer f.bridge.mu.Unlock()
-	if n := len(f.bridge.strays); n != maxStrays {
-		t.Errorf("%d strays are kept", n)
+	if n := len(f.bridge.early); n != maxEarly {
+		t.Errorf("%d early conversations are kept", n)
 	}
 	if n := f.bridge.Connections.Get(Dialled); n != 1 {
 		t.Errorf("%d dials", n)

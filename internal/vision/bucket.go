@@ -17,35 +17,35 @@ import (
 	"fleetd/internal/devices"
 )
 
-// bucket is the object store of the photos. Reading goes through the client's
-// own object store; writing does not, because that cannot create only what is
-// not there yet, and asks for the metadata before the first byte is known. The
-// format is that of NATS' ADR-20: chunks under `$O.<bucket>.C.<object>`, then
-// one message under `$O.<bucket>.M.<name>` that makes them an object.
+// bucket is the object store of the photos. Reads use the client library's object store.
+// Writes do not, because the library cannot create an object only if its name was never
+// used, and needs the metadata before the first byte. The format is that of NATS' ADR-20:
+// chunks under `$O.<bucket>.C.<object>`, then one message under `$O.<bucket>.M.<name>`
+// that makes them an object.
 type bucket struct {
 	js     jetstream.JetStream
 	config jetstream.ObjectStoreConfig
-	// open holds the store once it is made; whoever takes the value puts one back.
-	open chan *opened
-	// evicting lets one upload at a time make room, which owns oldest: where the
-	// search for the oldest photo begins.
+	// open contains the store once it is created; code that receives it must put it back.
+	open chan *openStore
+	// evicting lets one upload at a time make room. It guards oldest, the sequence number
+	// at which the search for the oldest photo begins.
 	evicting chan struct{}
 	oldest   uint64
-	// fault is why the store could not be made when that was tried last.
-	fault atomic.Pointer[error]
-	// evicted hears of each photo that made room.
-	evicted func(ctx context.Context, id string)
+	// lastError is why the store could not be created at the last attempt.
+	lastError atomic.Pointer[error]
+	// onEvict is called for each photo that was removed to make room.
+	onEvict func(ctx context.Context, id string)
 }
 
-type opened struct {
+type openStore struct {
 	objects jetstream.ObjectStore
 	stream  jetstream.Stream
 }
 
 func newBucket(opt Options) *bucket {
-	b := &bucket{js: opt.JetStream, evicted: func(ctx context.Context, id string) {
-		_ = opt.Index.Remove(ctx, id) // else it is removed when it is not found
-	}, open: make(chan *opened, 1), evicting: make(chan struct{}, 1),
+	b := &bucket{js: opt.JetStream, onEvict: func(ctx context.Context, id string) {
+		_ = opt.Index.Remove(ctx, id) // if this fails, it is removed when it is not found
+	}, open: make(chan *openStore, 1), evicting: make(chan struct{}, 1),
 		config: jetstream.ObjectStoreConfig{Bucket: opt.Bucket, Description: "photos of fleetd's devices", TTL: opt.Retention,
 			MaxBytes: opt.Limit, Replicas: max(opt.Replicas, 1), Storage: jetstream.FileStorage}}
 	b.open <- nil
@@ -54,10 +54,10 @@ func newBucket(opt Options) *bucket {
 
 var errNotConnected = errors.New("NATS is not connected")
 
-// store returns the object store, made on first use: NATS may come up later
-// than the node.
-func (b *bucket) store(ctx context.Context) (*opened, error) {
-	var o *opened
+// store returns the object store, which it creates on first use, because NATS may start
+// later than the node.
+func (b *bucket) store(ctx context.Context) (*openStore, error) {
+	var o *openStore
 	select {
 	case o = <-b.open:
 	case <-ctx.Done():
@@ -72,22 +72,22 @@ func (b *bucket) store(ctx context.Context) (*opened, error) {
 	}
 	objects, err := b.js.CreateOrUpdateObjectStore(ctx, b.config)
 	if err != nil {
-		err = fmt.Errorf("object store %s cannot be made or changed: %w; see --photo-limit, --nats-replicas, and the log and disk of the NATS server", b.config.Bucket, err)
+		err = fmt.Errorf("cannot create or update the object store %s: %w; check --photo-limit, --nats-replicas, and the log and disk of the NATS server", b.config.Bucket, err)
 		if ctx.Err() == nil {
-			b.fault.Store(&err)
+			b.lastError.Store(&err)
 		}
 		return nil, err
 	}
-	b.fault.Store(nil)
+	b.lastError.Store(nil)
 	stream, err := b.js.Stream(ctx, b.streamName())
 	if err != nil {
 		return nil, fmt.Errorf("object store %s: %w", b.config.Bucket, err)
 	}
-	o = &opened{objects, stream}
+	o = &openStore{objects, stream}
 	return o, nil
 }
 
-// forget makes the next use create the store again, if somebody deleted it.
+// forget makes the next use create the store again, in case it was deleted.
 func (b *bucket) forget() {
 	<-b.open
 	b.open <- nil
@@ -101,10 +101,14 @@ func (b *bucket) metaSubject(name string) string {
 	return "$O." + b.config.Bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
 }
 
-// codeStoreFailed is JetStream's refusal of a message it has no room for.
+// codeStoreFailed is JetStream's error code for a message without room.
 const codeStoreFailed jetstream.ErrorCode = 10077
 
-// publish stores one message, making room once if there is none.
+// maxRoom is how often an upload makes room for one message: concurrent uploads may use
+// the room that it made.
+const maxRoom = 10
+
+// publish stores one message, and makes room if there is none.
 func (b *bucket) publish(ctx context.Context, msg *nats.Msg, opts ...jetstream.PublishOpt) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
@@ -113,11 +117,14 @@ func (b *bucket) publish(ctx context.Context, msg *nats.Msg, opts ...jetstream.P
 	}
 	opts = append(opts, jetstream.WithExpectStream(b.streamName()))
 	_, err := b.js.PublishMsg(ctx, msg, opts...)
-	if api := (*jetstream.APIError)(nil); errors.As(err, &api) && api.ErrorCode == codeStoreFailed {
-		if err := b.evict(ctx); err != nil {
-			return unavailable(fmt.Errorf("make room for a photo: %w", err))
+	for tries := 0; isFull(err) && tries < maxRoom; tries++ {
+		more, evictErr := b.evict(ctx)
+		if evictErr != nil {
+			return unavailable(fmt.Errorf("make room for a photo: %w", evictErr))
 		}
-		_, err = b.js.PublishMsg(ctx, msg, opts...)
+		if _, err = b.js.PublishMsg(ctx, msg, opts...); !more {
+			break
+		}
 	}
 	if errors.Is(err, jetstream.ErrNoStreamResponse) {
 		b.forget()
@@ -125,9 +132,15 @@ func (b *bucket) publish(ctx context.Context, msg *nats.Msg, opts ...jetstream.P
 	return err
 }
 
+// isFull recognizes JetStream's refusal of a message it has no room for.
+func isFull(err error) bool {
+	api := (*jetstream.APIError)(nil)
+	return errors.As(err, &api) && api.ErrorCode == codeStoreFailed
+}
+
 func (b *bucket) putChunk(ctx context.Context, object string, chunk []byte) error {
 	if err := b.publish(ctx, &nats.Msg{Subject: b.chunkSubject(object), Data: chunk}); err != nil {
-		return storeFault(err)
+		return storeError(err)
 	}
 	return nil
 }
@@ -163,27 +176,27 @@ func (b *bucket) putObject(ctx context.Context, object string, count int, size i
 		return errUsed
 	case err != nil:
 		b.undo(context.WithoutCancel(ctx), u.photo, object)
-		return storeFault(err)
+		return storeError(err)
 	}
 	return nil
 }
 
-// undo deletes a photo of which is not known whether it was stored.
+// undo deletes a photo that may or may not have been stored.
 func (b *bucket) undo(ctx context.Context, photo, object string) {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	o, err := b.store(ctx)
 	if err != nil {
-		return // it will show, whole, or never arrived
+		return // the photo is visible and complete, or was not stored
 	}
 	if info, err := o.objects.GetInfo(ctx, photo); err == nil && info.NUID == object {
-		_ = o.objects.Delete(ctx, photo) // as above
+		_ = o.objects.Delete(ctx, photo) // if this fails, the same applies
 	}
 }
 
-var errUsed = refuse(http.StatusConflict, reasonUsed, "this address was used already")
+var errUsed = refuse(http.StatusConflict, reasonUsed, "this upload URL was already used")
 
-// mustBeNew spares the device an upload that could only be refused.
+// mustBeNew refuses an upload whose name was used, before the device sends it.
 func (b *bucket) mustBeNew(ctx context.Context, photo string) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
@@ -195,99 +208,108 @@ func (b *bucket) mustBeNew(ctx context.Context, photo string) error {
 	case err == nil:
 		return errUsed
 	case !errors.Is(err, jetstream.ErrObjectNotFound):
-		return storeFault(err)
+		return storeError(err)
 	}
 	return nil
 }
 
-// discard removes the chunks of an upload that came to nothing.
+// discard removes the chunks of a failed upload.
 func (b *bucket) discard(ctx context.Context, object string) {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	if o, err := b.store(ctx); err == nil {
-		_ = o.stream.Purge(ctx, jetstream.WithPurgeSubject(b.chunkSubject(object))) // else they age out
+		_ = o.stream.Purge(ctx, jetstream.WithPurgeSubject(b.chunkSubject(object))) // if this fails, they age out
 	}
 }
 
-func storeFault(err error) error {
-	if no := (*refusal)(nil); errors.As(err, &no) {
-		return no
+func storeError(err error) error {
+	if refused := (*refusal)(nil); errors.As(err, &refused) {
+		return refused
 	}
 	return unavailable(err)
 }
 
-// evictBytes is how much room is made at once.
+// evictBytes is how much room one eviction makes.
 const evictBytes = 4 * MaxUpload
 
-// evict deletes the oldest photos. Uploads that find the store full meanwhile
-// wait for it.
-func (b *bucket) evict(ctx context.Context) error {
+// evict deletes the oldest photos, and reports whether there may be more to delete.
+// Uploads that meanwhile find the store full wait for it.
+func (b *bucket) evict(ctx context.Context) (more bool, err error) {
 	select {
 	case b.evicting <- struct{}{}:
 		defer func() { <-b.evicting }()
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
 	}
 	o, err := b.store(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	status, err := o.stream.Info(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if status.State.Bytes+2*chunkSize <= uint64(b.config.MaxBytes) {
-		return nil // another one made room while this one waited
+		return true, nil // another upload has made room
 	}
 	if b.oldest > status.State.LastSeq {
-		b.oldest = 0 // it is another stream
+		b.oldest = 0 // the stream was created again
 	}
-	room := min(evictBytes, uint64(b.config.MaxBytes)/2)
-	for seq, freed := max(b.oldest, status.State.FirstSeq), uint64(0); freed < room; {
+	space := min(evictBytes, uint64(b.config.MaxBytes)/2)
+	for seq, freed := max(b.oldest, status.State.FirstSeq), uint64(0); freed < space; {
 		// The oldest photo is the first that was completed.
 		msg, err := o.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(b.metaSubjects()))
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			b.oldest = 0
-			return nil // what fills the store is not ours, or not complete and ages out
+			return false, nil // the store is full of foreign objects, or of incomplete ones, which age out
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 		seq, b.oldest = msg.Sequence+1, msg.Sequence
 		var info jetstream.ObjectInfo
 		if json.Unmarshal(msg.Data, &info) != nil {
-			continue // not ours
+			continue // a foreign object
 		}
 		if info.Deleted {
-			if time.Since(msg.Time) > SnapshotLife { // nobody can use its name again
-				_ = o.stream.DeleteMsg(ctx, msg.Sequence) // else it ages out
+			if time.Since(msg.Time) > SnapshotLife { // its name cannot be used again
+				_ = o.stream.DeleteMsg(ctx, msg.Sequence) // if this fails, it ages out
 			}
 			continue
 		}
 		if info.Metadata[metaDevice] == "" {
-			continue // not ours
+			continue // a foreign object
 		}
-		if err := o.objects.Delete(ctx, info.Name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
-			return err
+		err = o.objects.Delete(ctx, info.Name)
+		if isFull(err) { // there is no room for the deletion marker either
+			if err := o.stream.Purge(ctx, jetstream.WithPurgeSubject(b.chunkSubject(info.NUID))); err != nil {
+				return false, err
+			}
+			if err = o.objects.Delete(ctx, info.Name); isFull(err) {
+				return true, nil // other uploads used that room; the next search begins here
+			}
 		}
-		b.evicted(ctx, info.Name)
+		if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+			return false, err
+		}
+		b.onEvict(ctx, info.Name)
 		freed += info.Size
 	}
-	return nil
+	return true, nil
 }
 
 func (b *bucket) metaSubjects() string { return "$O." + b.config.Bucket + ".M.>" }
 
-// scan calls f for every photo there is, in no order.
-func (b *bucket) scan(ctx context.Context, o *opened, f func(*jetstream.ObjectInfo)) error {
+// scan calls f for every stored photo, in any order.
+func (b *bucket) scan(ctx context.Context, o *openStore, f func(*jetstream.ObjectInfo)) error {
 	watcher, err := o.objects.Watch(ctx, jetstream.IgnoreDeletes())
 	if err != nil {
 		return err
 	}
 	defer func() {
-		_ = watcher.Stop() // of a subscription that ends with its context anyway
+		_ = watcher.Stop() // its subscription ends with its context in any case
 		for range watcher.Updates() {
-		} // whoever delivers may be waiting to hand over one more
+		} // lets the delivering goroutine finish
 	}()
 	for {
 		select {
@@ -299,7 +321,7 @@ func (b *bucket) scan(ctx context.Context, o *opened, f func(*jetstream.ObjectIn
 				return errNotConnected
 			case info == nil:
 				return nil
-			case info.Metadata[metaDevice] != "": // else not ours
+			case info.Metadata[metaDevice] != "": // otherwise a foreign object
 				f(info)
 			}
 		}

@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// ChatOptions name an OpenAI-compatible server that explains photos.
+// ChatOptions configure an OpenAI-compatible server that explains photos.
 type ChatOptions struct {
 	URL   string // to which /chat/completions is appended
 	Model string // empty: the server's own
 	Key   string // bearer token; empty: none
 }
 
-// chat asks an OpenAI-compatible server.
+// chat is the explainer that uses an OpenAI-compatible server.
 type chat struct {
 	opt    ChatOptions
 	client *http.Client
@@ -32,10 +32,10 @@ type chat struct {
 const (
 	chatDial    = 5 * time.Second
 	chatIdle    = time.Minute
-	chatHeaders = 64 << 10 // bytes of an answer's head
+	chatHeaders = 64 << 10 // bytes of a response's header
 )
 
-// noQuestion is asked when the device asked nothing.
+// noQuestion is used when the device sends no question.
 const noQuestion = "What is in this picture?"
 
 func newChat(opt ChatOptions, photo func(context.Context, string) ([]byte, error)) *chat {
@@ -43,13 +43,12 @@ func newChat(opt ChatOptions, photo func(context.Context, string) ([]byte, error
 	return &chat{opt: opt, photo: photo, client: &http.Client{
 		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, TLSHandshakeTimeout: chatDial, ForceAttemptHTTP2: true,
 			MaxConnsPerHost: MaxExplaining + 1, MaxIdleConnsPerHost: MaxExplaining, IdleConnTimeout: chatIdle, MaxResponseHeaderBytes: chatHeaders},
-		// The key and the picture go where the operator said and nowhere else.
+		// The key and the picture must reach only the configured server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 }
 
-// What is sent and read of the protocol (OpenAI's API reference, Chat
-// Completions).
+// The parts of the protocol that are used (OpenAI's API reference, Chat Completions).
 type (
 	chatRequest struct {
 		Model    string        `json:"model,omitempty"`
@@ -85,7 +84,7 @@ func (c *chat) explain(ctx context.Context, q question) (string, error) {
 		{Type: "text", Text: cmp.Or(strings.TrimSpace(q.text), noQuestion)},
 		{Type: "image_url", ImageURL: &chatImage{"data:image/jpeg;base64," + base64.StdEncoding.EncodeToString(jpeg)}}}}}})
 	if err != nil {
-		return "", fmt.Errorf("word the question: %w", err)
+		return "", fmt.Errorf("encode the question: %w", err)
 	}
 	answer, err := c.send(ctx, http.MethodPost, "/chat/completions", string(body))
 	if err != nil {
@@ -93,12 +92,12 @@ func (c *chat) explain(ctx context.Context, q question) (string, error) {
 	}
 	var reply chatReply
 	if err := json.Unmarshal(answer, &reply); err != nil || len(reply.Choices) == 0 {
-		return "", errors.New("--vision-url answers with something else than a chat completion")
+		return "", errors.New("the response of --vision-url is not a chat completion")
 	}
 	return textOf(reply.Choices[0].Message.Content), nil
 }
 
-// textOf reads content, which is a text or a list of parts.
+// textOf returns the text of content, which is a text or a list of parts.
 func textOf(content json.RawMessage) string {
 	var text string
 	if json.Unmarshal(content, &text) == nil {
@@ -106,7 +105,7 @@ func textOf(content json.RawMessage) string {
 	}
 	var parts []chatPart
 	if json.Unmarshal(content, &parts) != nil {
-		return "" // none that anybody could use
+		return "" // no usable text
 	}
 	var all strings.Builder
 	for _, p := range parts {
@@ -115,16 +114,16 @@ func textOf(content json.RawMessage) string {
 	return all.String()
 }
 
-// send makes one request. Its errors name neither the key nor the address,
-// which may hold one, and repeat nothing that the server said.
+// send sends one request. Its errors contain neither the key nor the URL, which may contain
+// one, nor any text of the server.
 func (c *chat) send(ctx context.Context, method, path, body string) ([]byte, error) {
 	u, err := url.Parse(c.opt.URL)
 	if err != nil {
-		return nil, errors.New("--vision-url is no URL")
+		return nil, errors.New("--vision-url is not a valid URL")
 	}
 	r, err := http.NewRequestWithContext(ctx, method, u.JoinPath(path).String(), strings.NewReader(body))
 	if err != nil {
-		return nil, errors.New("--vision-url makes no request")
+		return nil, errors.New("--vision-url is not a valid URL")
 	}
 	r.Header.Set("Content-Type", "application/json")
 	if c.opt.Key != "" {
@@ -141,28 +140,28 @@ func (c *chat) send(ctx context.Context, method, path, body string) ([]byte, err
 	switch status := answer.StatusCode; {
 	case status == http.StatusOK:
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		return nil, fmt.Errorf("--vision-url answers %d: check --vision-key", status)
+		return nil, fmt.Errorf("--vision-url responds with %d: check --vision-key", status)
 	case status == http.StatusNotFound:
-		return nil, fmt.Errorf("--vision-url answers %d: %w; check the address, to which %s is appended, and --vision-model", status, errNoSuchPath, path)
+		return nil, fmt.Errorf("--vision-url responds with %d: %w; check the URL, to which %s is appended, and --vision-model", status, errNoSuchPath, path)
 	case status >= 300 && status < 400:
-		return nil, fmt.Errorf("--vision-url answers %d: redirects are not followed, give the address that it leads to", status)
+		return nil, fmt.Errorf("--vision-url responds with %d: redirects are not followed; configure the URL of the redirect", status)
 	default:
-		return nil, fmt.Errorf("--vision-url answers %d", status)
+		return nil, fmt.Errorf("--vision-url responds with %d", status)
 	}
 	content, err := io.ReadAll(io.LimitReader(answer.Body, maxReply+1))
 	if err != nil {
-		return nil, fmt.Errorf("--vision-url breaks off: %w", err)
+		return nil, fmt.Errorf("the response of --vision-url is incomplete: %w", err)
 	}
 	if len(content) > maxReply {
-		return nil, fmt.Errorf("--vision-url answers with more than %d bytes", maxReply)
+		return nil, fmt.Errorf("the response of --vision-url has more than %d bytes", maxReply)
 	}
 	return content, nil
 }
 
-var errNoSuchPath = errors.New("there is nothing")
+var errNoSuchPath = errors.New("not found")
 
-// check asks for the list of models, which costs nothing. Servers that have no
-// such list are believed.
+// check requests the list of models, which is free of charge. A server without that list
+// passes.
 func (c *chat) check(ctx context.Context) error {
 	if _, err := c.send(ctx, http.MethodGet, "/models", ""); err != nil && !errors.Is(err, errNoSuchPath) {
 		return err

@@ -15,33 +15,33 @@ import (
 	"github.com/nats-io/nuid"
 )
 
-// chunks holds the buffers of uploads; there are at most MaxUploads in use.
+// chunks contains the buffers of uploads; at most MaxUploads are in use.
 var chunks = sync.Pool{New: func() any { b := make([]byte, chunkSize); return &b }}
 
-// draft is a photo on its way into the bucket: full chunks are there already,
-// under a name that no object refers to before commit.
+// draft is a photo that is being stored: full chunks are already in the bucket, under a
+// name to which no object refers before commit.
 type draft struct {
 	bucket *bucket
-	object string // the chunks' name
+	object string // name of the chunks
 	chunk  *[]byte
 	fill   int
 	size   int64
-	stored int  // chunks
+	stored int  // number of chunks
 	begun  bool // a chunk may be in the bucket
 	sum    hash.Hash
 	tail   tail
 
-	storing time.Duration // what the bucket took so far
+	storing time.Duration // time spent storing chunks
 }
 
 func newDraft(b *bucket) *draft {
 	return &draft{bucket: b, object: nuid.Next(), chunk: chunks.Get().(*[]byte), sum: sha256.New()}
 }
 
-// free gives the buffer back.
+// free returns the buffer to the pool.
 func (d *draft) free() { chunks.Put(d.chunk) }
 
-// readFile takes the JPEG to its end and checks it.
+// readFile reads the JPEG to its end and checks it.
 func (d *draft) readFile(ctx context.Context, file io.Reader) error {
 	for {
 		n, err := file.Read((*d.chunk)[d.fill:])
@@ -58,7 +58,7 @@ func (d *draft) readFile(ctx context.Context, file io.Reader) error {
 			break
 		}
 		if err != nil {
-			return readFault(err)
+			return readError(err)
 		}
 	}
 	if d.fill > 0 || d.size == 0 {
@@ -67,12 +67,12 @@ func (d *draft) readFile(ctx context.Context, file io.Reader) error {
 		}
 	}
 	if !d.tail.complete {
-		return refuse(http.StatusUnsupportedMediaType, reasonNotJPEG, "the photo has no end: it is not a whole JPEG")
+		return refuse(http.StatusUnsupportedMediaType, reasonNotJPEG, "the photo is not a complete JPEG")
 	}
 	return nil
 }
 
-// flush stores the chunk. The first one must show what the picture is.
+// flush stores the chunk. It checks the header of the picture in the first one.
 func (d *draft) flush(ctx context.Context) error {
 	b := (*d.chunk)[:d.fill]
 	if d.size == 0 {
@@ -95,33 +95,33 @@ func (d *draft) flush(ctx context.Context) error {
 	return nil
 }
 
-// commit makes the photo an object, unless there is one of this name.
+// commit makes the photo an object, unless its name was used.
 func (d *draft) commit(ctx context.Context, u upload) error {
 	return d.bucket.putObject(ctx, d.object, d.stored, d.size, d.sum.Sum(nil), u)
 }
 
-// abort takes the chunks back. If the bucket cannot be reached they age out.
+// abort removes the chunks. If the bucket cannot be reached, they age out.
 func (d *draft) abort(ctx context.Context) {
 	if d.begun {
 		d.bucket.discard(ctx, d.object)
 	}
 }
 
-// checkHead refuses what does not begin as a JPEG of a sensible size. Cameras
-// put the dimensions within the first hundreds of bytes.
+// checkHead refuses data that do not begin as a JPEG of an allowed size. Cameras write the
+// dimensions within the first hundreds of bytes.
 func checkHead(b []byte) error {
 	config, err := jpeg.DecodeConfig(bytes.NewReader(b))
 	if err != nil {
 		return refuse(http.StatusUnsupportedMediaType, reasonNotJPEG, "the photo is not a JPEG")
 	}
 	if config.Width < 1 || config.Height < 1 || config.Width > MaxSide || config.Height > MaxSide {
-		return refuse(http.StatusUnsupportedMediaType, reasonNotJPEG, "the photo has %d by %d pixels; a side may have %d", config.Width, config.Height, MaxSide)
+		return refuse(http.StatusUnsupportedMediaType, reasonNotJPEG, "the photo has %d by %d pixels; the limit for each side is %d", config.Width, config.Height, MaxSide)
 	}
 	return nil
 }
 
-// tail looks for the end of a JPEG: the marker FF D9, and behind it nothing
-// but zeros, with which some cameras fill their last block.
+// tail detects the end of a JPEG: the marker FF D9, followed only by zeros, with which some
+// cameras fill their last block.
 type tail struct{ marker, complete bool }
 
 func (t *tail) add(b []byte) {

@@ -12,32 +12,31 @@ import (
 	"fleetd/internal/devices"
 )
 
-// Limits of explanations. The device waits 30 s for the head of its answer,
-// counted from its last byte (http_client.h), and hangs for ever on one of
-// 8 KiB.
+// Limits of explanations. The device waits 30 s for the header of the response, from its
+// last byte (http_client.h), and hangs on a response of 8 KiB.
 const (
-	ExplainTime   = 25 * time.Second // from the photo's last byte to its answer, storing included
+	ExplainTime   = 25 * time.Second // from the photo's last byte to the response, including the storing
 	MaxExplaining = 16               // photos being explained at once
-	MaxWaiting    = 64               // photos waiting for one of those; more go without
-	maxText       = 5 << 10          // bytes of an explanation as JSON writes it: the answer stays below 6 KiB
-	maxReply      = 256 << 10        // bytes read of what an explainer answers
-	explainWarn   = time.Minute      // between two warnings about explainers
+	MaxWaiting    = 64               // photos waiting to be explained; more are not explained
+	maxText       = 5 << 10          // bytes of an explanation in JSON: the response stays below 6 KiB
+	maxReply      = 256 << 10        // bytes read of an explainer's response
+	explainWarn   = time.Minute      // between two log lines about explainers
 )
 
-// Outcomes of explanations. The list is closed: every value has a counter.
+// Outcomes of explanations. Each has a counter.
 const (
 	outcomeExplained = "explained"
-	outcomeNone      = "none"   // there is nobody to ask
+	outcomeNone      = "none"   // no explainer responds
 	outcomeLate      = "late"   // ExplainTime was over
-	outcomeBusy      = "busy"   // MaxWaiting others wait
-	outcomeFailed    = "failed" // the explainer refused, or its answer is unusable
-	outcomeGone      = "gone"   // the device did not wait, or the node stops
+	outcomeBusy      = "busy"   // MaxWaiting others are waiting
+	outcomeFailed    = "failed" // the explainer refused, or its response is unusable
+	outcomeGone      = "gone"   // the device disconnected, or the node is stopping
 )
 
-// late is what the device gets in place of an explanation that took too long.
-const late = "The photo is stored, but its explanation did not come in time."
+// lateMessage is the device's message when an explanation took too long.
+const lateMessage = "The photo is stored, but its explanation did not arrive in time."
 
-// question is what an explainer is asked.
+// question is the request to an explainer.
 type question struct {
 	device devices.ID
 	photo  string
@@ -46,29 +45,29 @@ type question struct {
 	sha256 string
 }
 
-// explainer answers questions about photos. Its text is not to be trusted;
-// errNobody means that there is none at the moment.
+// explainer answers questions about photos. Its text is not trusted. errNoExplainer means that
+// no explainer is available at the moment.
 type explainer interface {
 	explain(ctx context.Context, q question) (string, error)
-	// check tells whether questions could be answered now.
+	// check reports whether questions can be answered now.
 	check(ctx context.Context) error
 }
 
-var errNobody = errors.New("nobody explains photos")
+var errNoExplainer = errors.New("no service explains photos")
 
-// explanations asks the explainer, for a bounded number of photos at once.
+// explanations calls the explainer, for a limited number of photos at a time.
 type explanations struct {
-	ask     explainer // nil: photos are stored, and no more
-	slots   chan struct{}
-	waiting atomic.Int64
-	warned  atomic.Int64 // unix nanoseconds
+	explainer explainer // nil: photos are only stored
+	slots     chan struct{}
+	waiting   atomic.Int64
+	warned    atomic.Int64 // unix nanoseconds
 }
 
 func newExplanations(ask explainer) *explanations {
-	return &explanations{ask: ask, slots: make(chan struct{}, MaxExplaining)}
+	return &explanations{explainer: ask, slots: make(chan struct{}, MaxExplaining)}
 }
 
-// enter waits for a place within ctx; "" means that there is one, to be left.
+// enter waits for a slot; "" means that it was taken and leave must be called.
 func (e *explanations) enter(ctx context.Context) (outcome string) {
 	select {
 	case e.slots <- struct{}{}:
@@ -93,7 +92,7 @@ func outcomeOf(ctx context.Context, err error) string {
 	switch {
 	case err == nil:
 		return outcomeExplained
-	case errors.Is(err, errNobody):
+	case errors.Is(err, errNoExplainer):
 		return outcomeNone
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return outcomeLate
@@ -103,12 +102,11 @@ func outcomeOf(ctx context.Context, err error) string {
 	return outcomeFailed
 }
 
-// explained asks about a stored photo and returns what the answer to the
-// device says beside its name: the explanation, or a message in its place. No
-// failure reaches the device: the photo is stored, and that stands.
-func (s *Server) explained(ctx context.Context, q question, deadline time.Time) (text, message string) {
+// explainPhoto requests the explanation of a stored photo and returns it, or a message for the
+// device instead. Other failures do not reach the device, because the photo is stored.
+func (s *Server) explainPhoto(ctx context.Context, q question, deadline time.Time) (text, message string) {
 	e := s.explanations
-	if e.ask == nil {
+	if e.explainer == nil {
 		return "", ""
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
@@ -121,10 +119,10 @@ func (s *Server) explained(ctx context.Context, q question, deadline time.Time) 
 			defer e.leave()
 			s.Explaining.Add(1)
 			defer s.Explaining.Add(-1)
-			text, err = e.ask.explain(ctx, q)
+			text, err = e.explainer.explain(ctx, q)
 		}()
-		if text = spoken(text); err == nil && text == "" {
-			err = errors.New("its answer has no text")
+		if text = cleanText(text); err == nil && text == "" {
+			err = errors.New("the response contains no text")
 		}
 		if outcome = outcomeOf(ctx, err); outcome == outcomeFailed {
 			s.warnOf(q, err)
@@ -138,12 +136,12 @@ func (s *Server) explained(ctx context.Context, q question, deadline time.Time) 
 	case outcomeExplained:
 		return text, ""
 	case outcomeLate:
-		return "", late
+		return "", lateMessage
 	}
 	return "", ""
 }
 
-// warnOf logs a failure, but not one for each photo while an explainer is away.
+// warnOf logs a failure, at most once per explainWarn.
 func (s *Server) warnOf(q question, err error) {
 	now, last := time.Now().UnixNano(), s.explanations.warned.Load()
 	if now-last > int64(explainWarn) && s.explanations.warned.CompareAndSwap(last, now) {
@@ -151,27 +149,26 @@ func (s *Server) warnOf(q question, err error) {
 	}
 }
 
-// CheckExplainer tells why photos could not be explained now; nil if they
-// could, or if nobody was configured to.
+// CheckExplainer returns why photos cannot be explained now. It returns nil if they can, or
+// if no explainer is configured.
 func (s *Server) CheckExplainer(ctx context.Context) error {
-	if s.explanations.ask == nil {
+	if s.explanations.explainer == nil {
 		return nil
 	}
-	return s.explanations.ask.check(ctx)
+	return s.explanations.explainer.check(ctx)
 }
 
-// Close gives up what the explainer holds. Call it after the last upload.
+// Close closes the explainer's idle connections. Call it after the last upload.
 func (s *Server) Close() {
-	if c, ok := s.explanations.ask.(*chat); ok {
+	if c, ok := s.explanations.explainer.(*chat); ok {
 		c.client.CloseIdleConnections()
 	}
 }
 
-// spoken makes text of an explainer fit for a device, a language model and a
-// terminal: valid, without control characters and without those that reverse
-// the order of others, and cut between two characters so that JSON writes it in
-// maxText bytes.
-func spoken(text string) string {
+// cleanText makes an explainer's text safe for a device, a language model and a terminal: valid
+// UTF-8, without control characters and characters that change the direction of writing,
+// and cut so that its JSON has at most maxText bytes.
+func cleanText(text string) string {
 	var b strings.Builder
 	size := 0
 	for _, r := range text {

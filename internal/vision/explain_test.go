@@ -21,7 +21,7 @@ import (
 
 const visionKey = "sk-test-7f3a"
 
-// model is an OpenAI-compatible server whose completions answer makes.
+// model is an OpenAI-compatible server; answer handles its completions.
 func model(t testing.TB, answer http.HandlerFunc) (url string) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -47,10 +47,10 @@ func completion(text string) http.HandlerFunc {
 	}
 }
 
-// explainedCamp ends what the explainer holds, too.
-func explainedCamp(t testing.TB, change ...func(*Options)) *camp {
+// newChatServer also closes the explainer at the end of the test.
+func newChatServer(t testing.TB, change ...func(*Options)) *testServer {
 	t.Helper()
-	c := newCamp(t, change...)
+	c := newTestServer(t, change...)
 	t.Cleanup(c.vision.Close)
 	return c
 }
@@ -64,13 +64,13 @@ func (r result) text(t testing.TB) string {
 	return body.Text
 }
 
-// The server is asked with the question and the very picture, and the device
-// gets its text beside what it got before.
+// The request contains the question and the unchanged picture, and the device receives the
+// text with its response.
 func TestChatExplains(t *testing.T) {
 	t.Parallel()
 	jpeg := picture(t, 1200)
 	asked := make(chan chatRequest, 1)
-	c := explainedCamp(t, withChat(model(t, func(w http.ResponseWriter, r *http.Request) {
+	c := newChatServer(t, withChat(model(t, func(w http.ResponseWriter, r *http.Request) {
 		if got := r.Header.Get("Authorization"); got != "Bearer "+visionKey {
 			t.Errorf("Authorization %q", got)
 		}
@@ -87,7 +87,7 @@ func TestChatExplains(t *testing.T) {
 	}
 	body := <-asked
 	if body.Model != "seer" || len(body.Messages) != 1 || len(body.Messages[0].Content) != 2 || body.Messages[0].Content[0].Text != "what is \"it\"?" {
-		t.Fatalf("asked %.200v", body)
+		t.Fatalf("the request is %.200v", body)
 	}
 	data, found := strings.CutPrefix(body.Messages[0].Content[1].ImageURL.URL, "data:image/jpeg;base64,")
 	if sent, err := base64.StdEncoding.DecodeString(data); !found || err != nil || string(sent) != string(jpeg) {
@@ -101,8 +101,7 @@ func TestChatExplains(t *testing.T) {
 	}
 }
 
-// Whatever the explainer does, the photo is stored and the answer fits into a
-// device.
+// Whatever the explainer does, the photo is stored and the response fits into a device.
 func TestExplainerFailures(t *testing.T) {
 	var other atomic.Int64
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { other.Add(1) }))
@@ -124,7 +123,7 @@ func TestExplainerFailures(t *testing.T) {
 		{"redirect", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, elsewhere.URL, http.StatusTemporaryRedirect)
 		}, outcomeFailed, ""},
-		{"no JSON", status(200, "<html>"), outcomeFailed, ""},
+		{"not JSON", status(200, "<html>"), outcomeFailed, ""},
 		{"no choice", status(200, `{"choices":[]}`), outcomeFailed, ""},
 		{"null", status(200, `{"choices":[{"message":{"content":null}}]}`), outcomeFailed, ""},
 		{"only control characters", completion("\x00\x1b\n "), outcomeFailed, ""},
@@ -143,7 +142,7 @@ func TestExplainerFailures(t *testing.T) {
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			var log strings.Builder
-			c := explainedCamp(t, withChat(model(t, tc.answer)), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+			c := newChatServer(t, withChat(model(t, tc.answer)), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 			r := c.camera(t, robot, strings.NewReader(cameraBody("q", picture(t, 64))))
 			id := r.must(t)
 			if got := r.text(t); got != tc.text || !utf8.ValidString(got) || c.vision.Explanations.Get(tc.outcome) != 1 {
@@ -165,18 +164,18 @@ func TestExplainerFailures(t *testing.T) {
 	}
 }
 
-// A server that takes its time costs the device the explanation and nothing
-// else, within what it waits.
+// A slow server costs the device the explanation and nothing else, within the time that it
+// waits.
 func TestLateExplanation(t *testing.T) {
-	c := explainedCamp(t, withChat(model(t, func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // only then a client that goes away shows
+	c := newChatServer(t, withChat(model(t, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // only then a disconnected client is detected
 		<-r.Context().Done()
 	})))
 	c.vision.budget = 150 * time.Millisecond
 	begun := time.Now()
 	answer := c.wire(t, c.cameraHead(robot)+chunked(cameraBody("q", picture(t, 64)), 4096))
 	// security: D8
-	if answer.status != http.StatusOK || answer.Photo == "" || answer.Message != late || time.Since(begun) > 5*time.Second {
+	if answer.status != http.StatusOK || answer.Photo == "" || answer.Message != lateMessage || time.Since(begun) > 5*time.Second {
 		t.Errorf("%s after %v", answer.raw, time.Since(begun))
 	}
 	if c.vision.Explanations.Get(outcomeLate) != 1 {
@@ -184,7 +183,7 @@ func TestLateExplanation(t *testing.T) {
 	}
 }
 
-// More photos than may be explained at once wait, and then go without.
+// Photos above the limit wait; above that limit they are not explained.
 func TestTooManyExplanations(t *testing.T) {
 	e := newExplanations(&responder{})
 	for range MaxExplaining {
@@ -198,20 +197,20 @@ func TestTooManyExplanations(t *testing.T) {
 	}
 	devicetest.Eventually(t, "all wait", func() bool { return e.waiting.Load() == MaxWaiting })
 	if outcome := e.enter(t.Context()); outcome != outcomeBusy {
-		t.Errorf("one too many: %q", outcome)
+		t.Errorf("above the limit: %q", outcome)
 	}
 	for range MaxWaiting {
 		e.leave()
 		if outcome := <-outcomes; outcome != "" {
-			t.Errorf("one that waited: %q", outcome)
+			t.Errorf("after waiting: %q", outcome)
 		}
 	}
 }
 
-// A slow explainer takes no place from uploads.
-func TestExplanationsHoldNoUploadPlace(t *testing.T) {
+// A slow explainer uses no slot for uploads.
+func TestExplanationsUseNoUploadSlot(t *testing.T) {
 	release := make(chan struct{})
-	c := explainedCamp(t, withChat(model(t, func(w http.ResponseWriter, r *http.Request) {
+	c := newChatServer(t, withChat(model(t, func(w http.ResponseWriter, r *http.Request) {
 		<-release
 		completion("a cat")(w, r)
 	})))
@@ -228,11 +227,11 @@ func TestExplanationsHoldNoUploadPlace(t *testing.T) {
 	}
 }
 
-// Without an address whoever responds on NATS is asked; he finds the picture
-// where the question says.
+// Without a URL, a service that responds on NATS is used; it finds the picture where the
+// question specifies.
 func TestResponderExplains(t *testing.T) {
 	const subject = "test.vision.explain"
-	c := newCamp(t, func(o *Options) { o.Subject = subject })
+	c := newTestServer(t, func(o *Options) { o.Subject = subject })
 	jpeg := picture(t, 64)
 	upload := func() result { return c.camera(t, robot, strings.NewReader(cameraBody("what?", jpeg))) }
 	if r := upload(); r.must(t) == "" || r.raw != `{"success":true,"photo":"`+r.Photo+`"}` || c.vision.Explanations.Get(outcomeNone) != 1 {
@@ -278,7 +277,7 @@ func TestResponderExplains(t *testing.T) {
 	}
 }
 
-// The diagnosis says why photos are not explained, and never the key.
+// The diagnosis contains why photos are not explained, and never the key.
 func TestCheckExplainer(t *testing.T) {
 	url := model(t, completion(""))
 	gone := httptest.NewServer(http.NotFoundHandler())
@@ -291,11 +290,11 @@ func TestCheckExplainer(t *testing.T) {
 	}{
 		{"right", "", ChatOptions{URL: url, Key: visionKey}},
 		{"wrong key", "check --vision-key", ChatOptions{URL: url, Key: "wrong-" + visionKey}},
-		{"nobody there", "does not answer", ChatOptions{URL: gone.URL, Key: visionKey}},
+		{"not reachable", "does not answer", ChatOptions{URL: gone.URL, Key: visionKey}},
 		{"no list of models", "", ChatOptions{URL: noList.URL, Key: visionKey}},
-		{"nobody configured", "", ChatOptions{}},
+		{"not configured", "", ChatOptions{}},
 	} {
-		c := explainedCamp(t, func(o *Options) { o.Chat = tc.opt })
+		c := newChatServer(t, func(o *Options) { o.Chat = tc.opt })
 		err := c.vision.CheckExplainer(t.Context())
 		if (err == nil) != (tc.want == "") || err != nil && (!strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), visionKey)) {
 			t.Errorf("%s: %v", tc.name, err)
@@ -306,7 +305,7 @@ func TestCheckExplainer(t *testing.T) {
 	}
 }
 
-// c404 asks a server that knows no chat.
+// c404 sends a request to a server without chat completions.
 func c404(t *testing.T) error {
 	web := httptest.NewServer(http.NotFoundHandler())
 	defer web.Close()

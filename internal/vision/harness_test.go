@@ -73,7 +73,7 @@ func dialNATS(t testing.TB, url string, options ...nats.Option) jetstream.JetStr
 	return js
 }
 
-// newIndex is the index in a database of its own.
+// newIndex returns the index in a new database.
 func newIndex(t testing.TB) *photos.Index {
 	t.Helper()
 	s, err := store.Open(context.Background(), "sqlite", t.TempDir(), slog.New(slog.DiscardHandler))
@@ -91,8 +91,8 @@ func newIndex(t testing.TB) *photos.Index {
 	return photos.New(s)
 }
 
-// camp is a core with a photo receiver in front of it.
-type camp struct {
+// testServer is a core with a photo receiver.
+type testServer struct {
 	ports   *devicetest.Ports
 	service *fleet.Service
 	vision  *Server
@@ -101,22 +101,22 @@ type camp struct {
 	url     string
 }
 
-func newCamp(t testing.TB, change ...func(*Options)) *camp {
+func newTestServer(t testing.TB, change ...func(*Options)) *testServer {
 	t.Helper()
 	js := dialNATS(t, "", nats.InProcessServer(newNATS(t, t.TempDir(), 0)))
-	return newCampOn(t, js, change...)
+	return newTestServerOn(t, js, change...)
 }
 
-func newCampOn(t testing.TB, js jetstream.JetStream, change ...func(*Options)) *camp {
+func newTestServerOn(t testing.TB, js jetstream.JetStream, change ...func(*Options)) *testServer {
 	t.Helper()
 	mint, err := credential.New([]byte("0123456789abcdef"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &camp{ports: devicetest.New(), mint: mint, js: js}
+	c := &testServer{ports: devicetest.New(), mint: mint, js: js}
 	mux := http.NewServeMux()
 	web := httptest.NewUnstartedServer(mux)
-	web.Config.ReadTimeout = 15 * time.Second // as the node's
+	web.Config.ReadTimeout = 15 * time.Second // as in the node
 	web.Start()
 	t.Cleanup(web.Close)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
@@ -137,7 +137,7 @@ func newCampOn(t testing.TB, js jetstream.JetStream, change ...func(*Options)) *
 	return c
 }
 
-// picture is a JPEG of noise, which does not compress: about side*side bytes.
+// picture returns a JPEG of noise, which does not compress: about side*side bytes.
 func picture(t testing.TB, side int) []byte {
 	t.Helper()
 	img := image.NewGray(image.Rect(0, 0, side, side))
@@ -152,8 +152,8 @@ func picture(t testing.TB, side int) []byte {
 	return b.Bytes()
 }
 
-// Bodies as the firmware writes them, byte for byte (esp32_camera.cc:290-331,
-// lvgl_display.cc and mcp_server.cc:204-250 of v2.4.2).
+// Bodies as the firmware writes them, byte for byte (esp32_camera.cc:290-331, lvgl_display.cc
+// and mcp_server.cc:204-250 of v2.4.2).
 
 const (
 	cameraBoundary   = "----ESP32_CAMERA_BOUNDARY"
@@ -171,8 +171,8 @@ func snapshotBody(jpeg []byte) string {
 		string(jpeg) + "\r\n--" + snapshotBoundary + "--\r\n"
 }
 
-// cameraHead is the request of the firmware's HTTP client: HTTP/1.1, chunked.
-func (c *camp) cameraHead(id devices.ID) string {
+// cameraHead returns the request header of the firmware's HTTP client: HTTP/1.1, chunked.
+func (c *testServer) cameraHead(id devices.ID) string {
 	_, token, _ := c.vision.Grant(id, time.Now())
 	return "POST " + PathExplain + " HTTP/1.1\r\nHost: " + strings.TrimPrefix(c.url, "http://") + "\r\nDevice-Id: " + string(id) +
 		"\r\nClient-Id: client-1\r\nAuthorization: Bearer " + token + "\r\nContent-Type: multipart/form-data; boundary=" + cameraBoundary +
@@ -189,8 +189,8 @@ func chunked(body string, size int) string {
 	return b.String() + "0\r\n\r\n"
 }
 
-// wire sends bytes as they are and reads one answer.
-func (c *camp) wire(t testing.TB, request string) result {
+// wire sends bytes unchanged and reads one response.
+func (c *testServer) wire(t testing.TB, request string) result {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
 	if err != nil {
@@ -207,7 +207,7 @@ func (c *camp) wire(t testing.TB, request string) result {
 	return read(t, answer)
 }
 
-// result is an answer as the device reads it.
+// result is a response as the device reads it.
 type result struct {
 	status  int
 	raw     string
@@ -227,14 +227,14 @@ func read(t testing.TB, answer *http.Response) result {
 	if err := json.Unmarshal(body, &r); err != nil || answer.Header.Get("Content-Type") != "application/json" || len(body) > 6<<10 {
 		t.Errorf("answer %d %q, %d bytes: %v", answer.StatusCode, body, len(body), err)
 	}
-	if r.Success != (r.status == http.StatusOK) || r.Success == (r.Message != "" && r.Message != late) || r.Success != isPhotoID(r.Photo) {
+	if r.Success != (r.status == http.StatusOK) || r.Success == (r.Message != "" && r.Message != lateMessage) || r.Success != isPhotoID(r.Photo) {
 		t.Errorf("answer %d %s", r.status, r.raw)
 	}
 	return r
 }
 
-// camera uploads like any HTTP client.
-func (c *camp) camera(t testing.TB, id devices.ID, body io.Reader, headers ...string) result {
+// camera uploads as any HTTP client does.
+func (c *testServer) camera(t testing.TB, id devices.ID, body io.Reader, headers ...string) result {
 	t.Helper()
 	url, token, _ := c.vision.Grant(id, time.Now())
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
@@ -254,7 +254,7 @@ func (c *camp) camera(t testing.TB, id devices.ID, body io.Reader, headers ...st
 	return read(t, answer)
 }
 
-func (c *camp) screen(t testing.TB, url string, body io.Reader) result {
+func (c *testServer) screen(t testing.TB, url string, body io.Reader) result {
 	t.Helper()
 	answer, err := http.Post(url, "multipart/form-data; boundary="+snapshotBoundary, body)
 	if err != nil {
@@ -263,7 +263,7 @@ func (c *camp) screen(t testing.TB, url string, body io.Reader) result {
 	return read(t, answer)
 }
 
-// must takes a stored upload.
+// must returns the photo id of a successful upload.
 func (r result) must(t testing.TB) string {
 	t.Helper()
 	if r.status != http.StatusOK {
@@ -272,8 +272,8 @@ func (r result) must(t testing.TB) string {
 	return r.Photo
 }
 
-// messages is how many messages the bucket holds on subjects like this.
-func (c *camp) messages(t testing.TB, kind string) int {
+// messages returns the number of messages in the bucket under one kind of subject.
+func (c *testServer) messages(t testing.TB, kind string) int {
 	t.Helper()
 	stream, err := c.js.Stream(t.Context(), "OBJ_"+bucketName)
 	if err != nil {
@@ -290,8 +290,8 @@ func (c *camp) messages(t testing.TB, kind string) int {
 	return n
 }
 
-// content is a stored photo, read back.
-func (c *camp) content(t testing.TB, id string) (devices.Photo, []byte) {
+// content returns a stored photo.
+func (c *testServer) content(t testing.TB, id string) (devices.Photo, []byte) {
 	t.Helper()
 	photo, reader, err := c.vision.Open(t.Context(), id)
 	if err != nil {
@@ -305,7 +305,7 @@ func (c *camp) content(t testing.TB, id string) (devices.Photo, []byte) {
 	return photo, b
 }
 
-func (c *camp) ids(t testing.TB, ctx context.Context, device devices.ID) []string {
+func (c *testServer) ids(t testing.TB, ctx context.Context, device devices.ID) []string {
 	t.Helper()
 	photos, _, err := c.vision.List(ctx, device, "", 1000)
 	if err != nil {

@@ -12,35 +12,33 @@ import (
 
 // Timing of the index.
 const (
-	indexTime   = 3 * time.Second // for the row of one photo, before its device is answered
+	indexTime   = 3 * time.Second // for the row of one photo, before the response to its device
 	indexAgain  = 15 * time.Second
 	expireEvery = 10 * time.Minute
-	indexBatch  = 500 // photos that are in memory while the index is filled
+	indexBatch  = 500 // photos in memory while the index is filled
 )
 
-// note puts a photo into the index. If the database is away Keep finds the photo
-// later: it is stored.
-func (s *Server) note(ctx context.Context, p devices.Photo) {
+// addToIndex adds a photo to the index. If the database is unreachable, Keep adds it later.
+func (s *Server) addToIndex(ctx context.Context, p devices.Photo) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), indexTime)
 	defer cancel()
 	if err := s.opt.Index.Add(ctx, p); err != nil {
-		s.lack()
+		s.requestFill()
 	}
 }
 
-// lack requests that the index be filled.
-func (s *Server) lack() {
+// requestFill requests that the index be filled.
+func (s *Server) requestFill() {
 	select {
 	case s.missing <- struct{}{}:
-	default: // it will be
+	default: // already requested
 	}
 }
 
-// Keep fills the index with photos that are not in it, of an older version or
-// from a time without the database, and removes those that have aged out, until
-// ctx ends.
+// Keep adds stored photos that are missing in the index, from an older version or a time
+// without the database, and removes those that have aged out, until ctx ends.
 func (s *Server) Keep(ctx context.Context) {
-	s.lack()
+	s.requestFill()
 	expire := time.NewTicker(expireEvery)
 	defer expire.Stop()
 	for {
@@ -48,28 +46,28 @@ func (s *Server) Keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-expire.C:
-			_, _ = s.opt.Index.Expire(ctx, s.expired()) // tried again later; a page leaves them out
+			_, _ = s.opt.Index.Expire(ctx, s.expired()) // tried again later; pages leave these photos out
 			continue
 		case <-s.missing:
 		}
 		if s.fill(ctx) == nil {
 			continue
 		}
-		select { // the database or NATS is away
+		select { // the database or NATS is unreachable
 		case <-ctx.Done():
 			return
 		case <-time.After(indexAgain):
-			s.lack()
+			s.requestFill()
 		}
 	}
 }
 
-// expired is the id before which photos have aged out. The id of a snapshot is
-// older than what it shows.
+// expired returns the id before which photos have aged out. The id of a snapshot is older
+// than the photo.
 func (s *Server) expired() string { return idAt(time.Now().Add(-s.opt.Retention - SnapshotLife)) }
 
-// fill puts every stored photo into the index, and takes those out that are older
-// than any.
+// fill adds every stored photo to the index, and removes entries older than the oldest
+// photo.
 func (s *Server) fill(ctx context.Context) error {
 	o, err := s.bucket.store(ctx)
 	if err != nil {
@@ -95,7 +93,7 @@ func (s *Server) fill(ctx context.Context) error {
 	})
 	flush()
 	if err = errors.Join(err, scanErr); err == nil {
-		_, err = s.opt.Index.Expire(ctx, oldest) // what made room for a lower limit
+		_, err = s.opt.Index.Expire(ctx, oldest) // removed to make room for a lower limit
 	}
 	return err
 }

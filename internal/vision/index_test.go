@@ -14,7 +14,7 @@ import (
 )
 
 // keep runs Keep until the test ends.
-func (c *camp) keep(t *testing.T) {
+func (c *testServer) keep(t *testing.T) {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -28,11 +28,11 @@ func (c *camp) keep(t *testing.T) {
 	})
 }
 
-// crowd stores so many photos of a device as another node of an older version
-// did: as objects, and in no index. They have no chunks.
-func (c *camp) crowd(t *testing.T, device devices.ID, n int) {
+// storeUnindexed stores n photos of a device as a node of an older version did: as objects without
+// index entries. They have no chunks.
+func (c *testServer) storeUnindexed(t *testing.T, device devices.ID, n int) {
 	t.Helper()
-	c.camera(t, robot, strings.NewReader(cameraBody("first", picture(t, 16)))).must(t) // makes the bucket
+	c.camera(t, robot, strings.NewReader(cameraBody("first", picture(t, 16)))).must(t) // creates the bucket
 	begun := time.Now().Add(-30 * time.Minute)
 	for i := range n {
 		id := newPhotoID(begun.Add(time.Duration(i) * time.Millisecond))
@@ -54,11 +54,11 @@ func (c *camp) crowd(t *testing.T, device devices.ID, n int) {
 
 const many = 30_000
 
-// A list of photos costs its page, however many are stored, and photos that an
-// older version stored come into the index.
+// The time to list photos depends on the page, not on the number of stored photos, and
+// photos of an older version are added to the index.
 func TestListOfManyPhotos(t *testing.T) {
-	c := newCamp(t)
-	c.crowd(t, other, many)
+	c := newTestServer(t)
+	c.storeUnindexed(t, other, many)
 	c.keep(t)
 	deadline := time.Now().Add(2 * time.Minute)
 	for {
@@ -91,11 +91,11 @@ func TestListOfManyPhotos(t *testing.T) {
 	}
 }
 
-// A full store takes photos however many small ones it holds.
+// A full store accepts photos even if it contains very many small ones.
 func TestUploadIntoAFullStoreOfMany(t *testing.T) {
 	const limit = 12 << 20
-	c := newCamp(t, func(o *Options) { o.Limit = limit })
-	c.crowd(t, other, 26_000)
+	c := newTestServer(t, func(o *Options) { o.Limit = limit })
+	c.storeUnindexed(t, other, 26_000)
 	jpeg := picture(t, 512)
 	for i := range 12 {
 		begun := time.Now()
@@ -109,10 +109,10 @@ func TestUploadIntoAFullStoreOfMany(t *testing.T) {
 	}
 }
 
-// Photos that a time without the database left out of the index come into it.
+// Photos stored while the database was unreachable are added to the index later.
 func TestPhotosWithoutTheDatabase(t *testing.T) {
 	index := &awayIndex{Index: newIndex(t), away: true}
-	c := newCamp(t, func(o *Options) { o.Index = index })
+	c := newTestServer(t, func(o *Options) { o.Index = index })
 	photo := c.camera(t, robot, strings.NewReader(cameraBody("?", picture(t, 64)))).must(t)
 	if _, content := c.content(t, photo); len(content) == 0 {
 		t.Error("the photo is not stored")
@@ -126,7 +126,7 @@ func TestPhotosWithoutTheDatabase(t *testing.T) {
 	}
 }
 
-// awayIndex is an index whose database cannot be written for a while.
+// awayIndex is an index whose database cannot be written for some time.
 type awayIndex struct {
 	Index
 	away bool

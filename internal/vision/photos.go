@@ -13,34 +13,33 @@ import (
 	"fleetd/internal/devices"
 )
 
-// readTime bounds what the object store may take for one answer.
+// readTime is the time limit of one read of the object store.
 const readTime = 15 * time.Second
 
-// errAway is what readers get while the store does not answer.
-func errAway(err error) error {
+// errStoreUnavailable returns the error while the store is unreachable.
+func errStoreUnavailable(err error) error {
 	return &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Detail: "the photo store does not answer: " + err.Error()}
 }
 
-// readError words an error of the store; a photo that is not there is
-// CodeNotFound.
-func readError(id string, err error) error {
+// photoError converts an error of the store; an unknown photo is CodeNotFound.
+func photoError(id string, err error) error {
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return &devices.Error{Code: devices.CodeNotFound, Detail: "no photo " + id + " is stored"}
 	}
-	return errAway(err)
+	return errStoreUnavailable(err)
 }
 
-// Ready returns why photos are not kept, and what to do.
+// Ready returns why photos cannot be stored, with advice; nil if they can.
 func (s *Server) Ready() error {
-	if fault := s.bucket.fault.Load(); fault != nil {
+	if fault := s.bucket.lastError.Load(); fault != nil {
 		return *fault
 	}
 	return nil
 }
 
-// List returns at most limit photos, newest first, of one device or of all if
-// device is empty; before is the id behind which the page starts, empty for
-// the newest. more tells whether others follow.
+// List returns at most limit photos, newest first, of one device, or of all if device is
+// empty. before is the id after which the page starts, empty for the newest. more reports
+// whether further photos follow.
 func (s *Server) List(ctx context.Context, device devices.ID, before string, limit int) (photos []devices.Photo, more bool, err error) {
 	photos, err = s.opt.Index.Page(ctx, device, before, s.expired(), limit+1)
 	if err != nil {
@@ -65,21 +64,20 @@ func (s *Server) DeleteAll(ctx context.Context, device devices.ID) (deleted int,
 	}
 }
 
-// openedPhoto is a photo that is read, in one of the places for that.
+// openedPhoto is a photo that is being read; it occupies a slot.
 type openedPhoto struct {
 	*bytes.Reader
 	close func()
 }
 
-// Close gives the place back.
+// Close frees the slot.
 func (p openedPhoto) Close() error {
 	p.close()
 	return nil
 }
 
-// Open returns a photo and its JPEG. It was read to its end and agrees with
-// its digest. MaxReading are open at once, since each is in memory as long as
-// its reader takes; others wait.
+// Open returns a photo and its JPEG, which was read completely and matches its digest. At
+// most MaxReading photos are open at a time, because each is in memory; others wait.
 func (s *Server) Open(ctx context.Context, id string) (photo devices.Photo, content io.ReadCloser, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
@@ -100,20 +98,20 @@ func (s *Server) Open(ctx context.Context, id string) (photo devices.Photo, cont
 	}
 	jpeg, err := o.objects.GetBytes(ctx, id)
 	if err != nil {
-		return devices.Photo{}, nil, readError(id, err)
+		return devices.Photo{}, nil, photoError(id, err)
 	}
 	return photoOf(info), openedPhoto{bytes.NewReader(jpeg), leave}, nil
 }
 
-// content is the JPEG of a photo, for the explainer.
+// content returns the JPEG of a photo, for the explainer.
 func (s *Server) content(ctx context.Context, id string) ([]byte, error) {
 	o, err := s.bucket.store(ctx)
 	if err != nil {
-		return nil, errAway(err)
+		return nil, errStoreUnavailable(err)
 	}
 	content, err := o.objects.GetBytes(ctx, id)
 	if err != nil {
-		return nil, readError(id, err)
+		return nil, photoError(id, err)
 	}
 	return content, nil
 }
@@ -127,25 +125,25 @@ func (s *Server) Delete(ctx context.Context, id string) error {
 		return err
 	}
 	if err := o.objects.Delete(ctx, id); err != nil {
-		return readError(id, err)
+		return photoError(id, err)
 	}
 	return s.opt.Index.Remove(ctx, id)
 }
 
-func (s *Server) find(ctx context.Context, id string) (*opened, *jetstream.ObjectInfo, error) {
+func (s *Server) find(ctx context.Context, id string) (*openStore, *jetstream.ObjectInfo, error) {
 	if !isPhotoID(id) {
-		return nil, nil, readError(id, jetstream.ErrObjectNotFound)
+		return nil, nil, photoError(id, jetstream.ErrObjectNotFound)
 	}
 	o, err := s.bucket.store(ctx)
 	if err != nil {
-		return nil, nil, errAway(err)
+		return nil, nil, errStoreUnavailable(err)
 	}
 	info, err := o.objects.GetInfo(ctx, id)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		_ = s.opt.Index.Remove(ctx, id) // it may be left over; else it ages out
+		_ = s.opt.Index.Remove(ctx, id) // its entry may be left over; if this fails, it ages out
 	}
 	if err != nil {
-		return nil, nil, readError(id, err)
+		return nil, nil, photoError(id, err)
 	}
 	return o, info, nil
 }

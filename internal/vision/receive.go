@@ -11,42 +11,41 @@ import (
 	"strings"
 	"time"
 
-	"fleetd/internal/lobby"
+	"fleetd/internal/connlimit"
 )
 
-// taken is a photo that was stored.
-type taken struct {
-	bytes  int64
-	sha256 string
-	heard  time.Time // no later than this the device had sent its last byte
+// storedPhoto is a stored photo.
+type storedPhoto struct {
+	bytes      int64
+	sha256     string
+	receivedBy time.Time // latest time at which the device had sent its last byte
 }
 
-// store reads the upload into the bucket. Whatever goes wrong, nothing of it
-// stays behind.
-func (s *Server) store(w http.ResponseWriter, r *http.Request, u *upload) (taken, error) {
+// store reads the upload into the bucket. On an error nothing of it remains.
+func (s *Server) store(w http.ResponseWriter, r *http.Request, u *upload) (storedPhoto, error) {
 	control := http.NewResponseController(w)
-	pace := lobby.Pace{Grace: s.patience, Most: s.patience}
+	pace := connlimit.BodyPace{Grace: s.uploadTime, Max: s.uploadTime}
 	if s.opt.MinRate > 0 {
-		pace.Grace, pace.Rate = min(s.slowGrace, s.patience), s.opt.MinRate
+		pace.Grace, pace.Rate = min(s.slowGrace, s.uploadTime), s.opt.MinRate
 	}
-	lobby.PaceBody(w, r, pace)
+	connlimit.PaceBody(w, r, pace)
 	if u.kind == KindSnapshot {
 		if err := s.bucket.mustBeNew(r.Context(), u.photo); err != nil {
-			return taken{}, err
+			return storedPhoto{}, err
 		}
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, MaxUpload+MaxQuestion+overhead)
 	form, err := r.MultipartReader()
 	if err != nil {
-		return taken{}, refuse(http.StatusBadRequest, reasonBadRequest, "the upload must be multipart/form-data with a part named file")
+		return storedPhoto{}, refuse(http.StatusBadRequest, reasonBadRequest, "the upload must be multipart/form-data with a part named file")
 	}
 	d := newDraft(s.bucket)
 	defer d.free()
 	u.question, err = d.readForm(r.Context(), form)
-	// While a chunk was being stored the device may have sent all the others.
-	heard := time.Now().Add(-d.storing)
+	// While a chunk was stored, the device may have sent all of the rest.
+	receivedBy := time.Now().Add(-d.storing)
 	if err == nil {
-		// Or the deadline would cut the connection while the answer is made.
+		// Otherwise the deadline would end the connection during the response.
 		err = control.SetReadDeadline(time.Time{})
 	}
 	if err == nil {
@@ -54,25 +53,25 @@ func (s *Server) store(w http.ResponseWriter, r *http.Request, u *upload) (taken
 	}
 	if err != nil {
 		d.abort(context.WithoutCancel(r.Context()))
-		return taken{}, err
+		return storedPhoto{}, err
 	}
-	return taken{d.size, hex.EncodeToString(d.sum.Sum(nil)), heard}, nil
+	return storedPhoto{d.size, hex.EncodeToString(d.sum.Sum(nil)), receivedBy}, nil
 }
 
-// readForm takes the parts in whatever order: the firmware sends `question`
-// and `file`, snapshots `file` alone. Behind the last boundary there may be
-// anything; ML307 modules send a line break (ml307_http.cc:107-111).
+// readForm reads the parts in any order: the firmware sends `question` and `file`, snapshots
+// only `file`. Any bytes may follow the last boundary; ML307 modules send a line break
+// (ml307_http.cc:107-111).
 func (d *draft) readForm(ctx context.Context, form *multipart.Reader) (question string, err error) {
 	var asked, filed bool
 	for {
 		part, err := form.NextPart()
 		switch {
-		case errors.Is(err, io.EOF) && filed: // the picture has shown that it is whole
+		case errors.Is(err, io.EOF) && filed: // readFile has checked that the picture is complete
 			return question, nil
 		case errors.Is(err, io.EOF):
 			return "", refuse(http.StatusBadRequest, reasonBadRequest, "the upload has no part named file")
 		case err != nil:
-			return "", readFault(err)
+			return "", readError(err)
 		}
 		switch name := part.FormName(); {
 		case name == "question" && !asked:
@@ -94,7 +93,7 @@ func (d *draft) readForm(ctx context.Context, form *multipart.Reader) (question 
 func readQuestion(part io.Reader) (string, error) {
 	text, err := io.ReadAll(io.LimitReader(part, MaxQuestion+1))
 	if err != nil {
-		return "", readFault(err)
+		return "", readError(err)
 	}
 	if len(text) > MaxQuestion {
 		return "", refuse(http.StatusRequestEntityTooLarge, reasonTooLarge, "the question has more than %d bytes", MaxQuestion)
@@ -102,8 +101,8 @@ func readQuestion(part io.Reader) (string, error) {
 	return strings.ToValidUTF8(string(text), "\uFFFD"), nil
 }
 
-// readFault words an error of the connection or of the multipart format.
-func readFault(err error) error {
+// readError converts an error of the connection or of the multipart format.
+func readError(err error) error {
 	tooLarge := (*http.MaxBytesError)(nil)
 	switch {
 	case errors.As(err, &tooLarge):
@@ -111,7 +110,7 @@ func readFault(err error) error {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return refuse(http.StatusRequestTimeout, reasonSlow, "the upload was slower than --upload-min-rate, or took longer than %v", UploadTime)
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return refuse(http.StatusBadRequest, reasonBroken, "the upload broke off")
+		return refuse(http.StatusBadRequest, reasonBroken, "the upload is incomplete")
 	}
 	return refuse(http.StatusBadRequest, reasonBroken, "the upload cannot be read: %v", err)
 }

@@ -15,12 +15,12 @@ import (
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	c := newCamp(t)
+	c := newTestServer(t)
 	jpeg, wide := picture(t, 400), picture(t, 16)
-	// A header that claims 9000 by 16 pixels.
+	// A header with the dimensions 9000 by 16.
 	at := bytes.Index(wide, []byte{0xFF, 0xC0}) + 7
 	wide[at], wide[at+1] = 9000>>8, 9000&0xFF
-	c.camera(t, robot, strings.NewReader(cameraBody("", jpeg))).must(t) // makes the bucket
+	c.camera(t, robot, strings.NewReader(cameraBody("", jpeg))).must(t) // creates the bucket
 	stored := c.messages(t, "C")
 	big := picture(t, 1200)
 	cases := []struct {
@@ -35,8 +35,8 @@ func TestRefusals(t *testing.T) {
 		{"bare token", cameraBody("", jpeg), []string{"Authorization", c.mint.UploadToken(string(robot), time.Now().Add(time.Hour))}, 401, reasonUnauthorized},
 		{"token of another device", cameraBody("", jpeg), []string{"Authorization", "Bearer " + c.mint.UploadToken(string(other), time.Now().Add(time.Hour))}, 401, reasonUnauthorized},
 		{"expired token", cameraBody("", jpeg), []string{"Authorization", "Bearer " + c.mint.UploadToken(string(robot), time.Now())}, 401, reasonUnauthorized},
-		{"stranger", cameraBody("", jpeg), []string{"Device-Id", "stranger", "Authorization", "Bearer " + c.mint.UploadToken("stranger", time.Now().Add(time.Hour))}, 401, reasonUnauthorized},
-		{"no multipart", cameraBody("", jpeg), []string{"Content-Type", "image/jpeg"}, 400, reasonBadRequest},
+		{"unknown device", cameraBody("", jpeg), []string{"Device-Id", "unknown", "Authorization", "Bearer " + c.mint.UploadToken("unknown", time.Now().Add(time.Hour))}, 401, reasonUnauthorized},
+		{"not multipart", cameraBody("", jpeg), []string{"Content-Type", "image/jpeg"}, 400, reasonBadRequest},
 		{"no boundary", cameraBody("", jpeg), []string{"Content-Type", "multipart/form-data"}, 400, reasonBadRequest},
 		{"other boundary", cameraBody("", jpeg), []string{"Content-Type", "multipart/form-data; boundary=x"}, 400, reasonBadRequest},
 		{"empty", "", nil, 400, reasonBadRequest},
@@ -47,11 +47,11 @@ func TestRefusals(t *testing.T) {
 		{"large photo", cameraBody("", pad(jpeg, MaxUpload+1)), nil, 413, reasonTooLarge},
 		{"large rest", "--" + cameraBoundary + "\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n" + strings.Repeat("x", MaxUpload+MaxQuestion+overhead), nil, 413, reasonTooLarge},
 		{"empty file", cameraBody("", nil), nil, 415, reasonNotJPEG},
-		{"no JPEG", cameraBody("", []byte("GIF89a")), nil, 415, reasonNotJPEG},
+		{"not a JPEG", cameraBody("", []byte("GIF89a")), nil, 415, reasonNotJPEG},
 		{"HTML with a JPEG's beginning", cameraBody("", append([]byte{0xFF, 0xD8, 0xFF}, "<script>"...)), nil, 415, reasonNotJPEG},
 		{"cut picture", cameraBody("", jpeg[:len(jpeg)-2]), nil, 415, reasonNotJPEG},
 		{"cut big picture", cameraBody("", big[:len(big)-2]), nil, 415, reasonNotJPEG},
-		{"something behind the picture", cameraBody("", append(bytes.Clone(jpeg), "<?php"...)), nil, 415, reasonNotJPEG},
+		{"bytes after the picture", cameraBody("", append(bytes.Clone(jpeg), "<?php"...)), nil, 415, reasonNotJPEG},
 		{"too wide", cameraBody("", wide), nil, 415, reasonNotJPEG},
 		{"cut body", cameraBody("q", big)[:len(big)], nil, 400, reasonBroken},
 		{"cut before the file", "--" + cameraBoundary + "\r\nContent-Disposition: form-data; na", nil, 400, reasonBadRequest},
@@ -65,7 +65,7 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("%d %s, want %d %s", r.status, r.raw, tc.status, tc.reason)
 			}
 			if chunks, objects := c.messages(t, "C"), c.messages(t, "M"); chunks != stored || objects != 1 {
-				t.Errorf("%d chunks and %d objects are left", chunks, objects)
+				t.Errorf("%d chunks and %d objects remain", chunks, objects)
 			}
 		})
 	}
@@ -83,9 +83,9 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A device that goes away in the middle leaves nothing behind.
+// An upload that the device interrupts leaves no chunks.
 func TestAborted(t *testing.T) {
-	c := newCamp(t)
+	c := newTestServer(t)
 	big := picture(t, 1200)
 	reader, writer := io.Pipe()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.url+PathExplain, reader)
@@ -113,19 +113,19 @@ func TestAborted(t *testing.T) {
 	})
 	_ = writer.CloseWithError(errors.New("out of battery"))
 	if err := <-ended; err == nil {
-		t.Error("the upload was answered")
+		t.Error("the upload got a response")
 	}
-	devicetest.Eventually(t, "chunks are gone", func() bool { return c.messages(t, "C") == 0 })
+	devicetest.Eventually(t, "the chunks are removed", func() bool { return c.messages(t, "C") == 0 })
 	devicetest.Eventually(t, "it counts as broken", func() bool { return c.vision.Uploads.Get(reasonBroken) == 1 })
 	if n := c.messages(t, "M"); n != 0 {
 		t.Errorf("%d objects", n)
 	}
 }
 
-// A dripping upload is cut.
+// A very slow upload is closed.
 func TestSlowUpload(t *testing.T) {
-	c := newCamp(t)
-	c.vision.patience = 100 * time.Millisecond
+	c := newTestServer(t)
+	c.vision.uploadTime = 100 * time.Millisecond
 	reader, writer := io.Pipe()
 	defer writer.Close()
 	result := make(chan result, 1)
@@ -138,13 +138,13 @@ func TestSlowUpload(t *testing.T) {
 	}
 }
 
-// No device takes the places of the others.
+// One device cannot use the slots of the others.
 func TestTooManyUploadsOfOneDevice(t *testing.T) {
-	c := newCamp(t)
+	c := newTestServer(t)
 	body := cameraBody("q", picture(t, 64))
-	results := make(chan result, MaxOfDevice)
+	results := make(chan result, MaxPerDevice)
 	var writers []*io.PipeWriter
-	for range MaxOfDevice {
+	for range MaxPerDevice {
 		reader, writer := io.Pipe()
 		writers = append(writers, writer)
 		go func() { results <- c.camera(t, robot, reader) }()
@@ -152,7 +152,7 @@ func TestTooManyUploadsOfOneDevice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	devicetest.Eventually(t, "all are in progress", func() bool { return c.vision.InProgress.Load() == MaxOfDevice })
+	devicetest.Eventually(t, "all are in progress", func() bool { return c.vision.InProgress.Load() == MaxPerDevice })
 	if r := c.camera(t, robot, strings.NewReader(body)); r.status != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", r.status, r.raw)
 	}
@@ -163,13 +163,13 @@ func TestTooManyUploadsOfOneDevice(t *testing.T) {
 			_ = w.Close()
 		}()
 	}
-	for range MaxOfDevice {
+	for range MaxPerDevice {
 		(<-results).must(t)
 	}
 }
 
 func TestTooManyUploads(t *testing.T) {
-	c := newCamp(t, func(o *Options) { o.PerDevice, o.PerAddress = MaxUploads, MaxUploads })
+	c := newTestServer(t, func(o *Options) { o.PerDevice, o.PerAddress = MaxUploads, MaxUploads })
 	jpeg := picture(t, 64)
 	body := cameraBody("q", jpeg)
 	results := make(chan result, MaxUploads)

@@ -13,20 +13,20 @@ import (
 	"fleetd/internal/devices/admission"
 )
 
-// Members that upload at 2 bytes a second, again and again, on as many
-// connections as there are places, keep nobody from sending a photo.
-func TestSlowUploadsLeavePlaces(t *testing.T) {
+// Members that repeatedly upload at 2 bytes a second, on as many connections as there are
+// slots, do not prevent others from sending a photo.
+func TestSlowUploadsLeaveSlots(t *testing.T) {
 	const rate = 2 << 10
-	c := newCamp(t, func(o *Options) { o.MinRate = rate })
+	c := newTestServer(t, func(o *Options) { o.MinRate = rate })
 	c.vision.slowGrace = 300 * time.Millisecond
 	stop := make(chan struct{})
 	var slow sync.WaitGroup
-	for i := range MaxUploads / MaxOfDevice {
+	for i := range MaxUploads / MaxPerDevice {
 		id := devices.ID(fmt.Sprintf("02:00:00:00:01:%02x", i))
 		if _, err := c.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "client-1"}); err != nil {
 			t.Fatal(err)
 		}
-		for range MaxOfDevice {
+		for range MaxPerDevice {
 			slow.Go(func() {
 				for {
 					select {
@@ -60,8 +60,8 @@ func TestSlowUploadsLeavePlaces(t *testing.T) {
 	}
 }
 
-// drip begins an upload and sends two bytes a second until it is ended.
-func (c *camp) drip(id devices.ID, stop <-chan struct{}) {
+// drip begins an upload and sends two bytes a second until the server ends it.
+func (c *testServer) drip(id devices.ID, stop <-chan struct{}) {
 	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
 	if err != nil {
 		return
@@ -73,7 +73,7 @@ func (c *camp) drip(id devices.ID, stop <-chan struct{}) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = conn.Read(make([]byte, 1)) // the answer, or the end
+		_, _ = conn.Read(make([]byte, 1)) // the response, or the end
 	}()
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()

@@ -12,6 +12,8 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,9 +24,9 @@ import (
 	"fleetd/internal/devicetest"
 )
 
-// TestCameraUpload sends what the firmware sends and reads it back.
+// TestCameraUpload uploads as the firmware does, and reads the photo back.
 func TestCameraUpload(t *testing.T) {
-	c := newCamp(t)
+	c := newTestServer(t)
 	small, big := picture(t, 64), picture(t, 1200)
 	if len(big) <= 2*chunkSize {
 		t.Fatalf("the big picture has only %d bytes", len(big))
@@ -35,13 +37,13 @@ func TestCameraUpload(t *testing.T) {
 	}{
 		{"small", "what is this?", cameraBody("what is this?", small), small},
 		{"several chunks", "桌上有什么?\"\n", cameraBody("桌上有什么?\"\n", big), big},
-		{"line break behind the end, as ML307 modules send", "q", cameraBody("q", small) + "\r\n", small},
+		{"line break after the end, as ML307 modules send it", "q", cameraBody("q", small) + "\r\n", small},
 		{"no question", "", strings.ReplaceAll(snapshotBody(small), snapshotBoundary, cameraBoundary), small},
 		{"question last", "later", "--" + cameraBoundary + "\r\nContent-Disposition: form-data; name=\"file\"; filename=\"camera.jpg\"\r\n\r\n" + string(small) +
 			"\r\n--" + cameraBoundary + "\r\nContent-Disposition: form-data; name=\"question\"\r\n\r\nlater\r\n--" + cameraBoundary + "--", small},
-		{"part nobody knows", "q", "--" + cameraBoundary + "\r\nContent-Disposition: form-data; name=\"mode\"\r\n\r\nfast\r\n" + cameraBody("q", small), small},
-		{"zeros behind the picture", "q", cameraBody("q", append(bytes.Clone(small), 0, 0, 0)), append(bytes.Clone(small), 0, 0, 0)},
-		{"question that is no UTF-8", "a\uFFFDb", cameraBody("a\xffb", small), small},
+		{"unknown part", "q", "--" + cameraBoundary + "\r\nContent-Disposition: form-data; name=\"mode\"\r\n\r\nfast\r\n" + cameraBody("q", small), small},
+		{"zeros after the picture", "q", cameraBody("q", append(bytes.Clone(small), 0, 0, 0)), append(bytes.Clone(small), 0, 0, 0)},
+		{"question that is not UTF-8", "a\uFFFDb", cameraBody("a\xffb", small), small},
 		{"exactly one chunk", "q", cameraBody("q", pad(small, chunkSize)), pad(small, chunkSize)},
 		{"largest", "q", cameraBody(strings.Repeat("q", 1), pad(small, MaxUpload)), pad(small, MaxUpload)},
 	}
@@ -56,7 +58,7 @@ func TestCameraUpload(t *testing.T) {
 			if photo != want || !bytes.Equal(content, tc.jpeg) || photo.TakenAt.Sub(begun.UTC()) > time.Minute || begun.Sub(photo.TakenAt) > time.Millisecond {
 				t.Errorf("%+v, %d bytes, want %+v", photo, len(content), want)
 			}
-			// Other readers of the bucket see an ordinary object.
+			// Other readers of the bucket find an ordinary object.
 			objects, err := c.js.ObjectStore(t.Context(), bucketName)
 			if err != nil {
 				t.Fatal(err)
@@ -81,20 +83,20 @@ func TestCameraUpload(t *testing.T) {
 	}
 }
 
-// pad fills a JPEG up with zeros.
+// pad fills a JPEG with zeros.
 func pad(jpeg []byte, size int) []byte {
 	return append(bytes.Clone(jpeg), make([]byte, size-len(jpeg))...)
 }
 
 func TestSnapshotUpload(t *testing.T) {
-	c := newCamp(t)
+	c := newTestServer(t)
 	jpeg := picture(t, 320)
 	url, photo := c.vision.Snapshot(robot, time.Now())
 	if strings.Contains(strings.TrimPrefix(url, c.url), ":") {
-		t.Errorf("the firmware reads no colon in a path: %s", url)
+		t.Errorf("the firmware does not accept a colon in a path: %s", url)
 	}
 	if id := c.screen(t, url, strings.NewReader(snapshotBody(jpeg))).must(t); id != photo {
-		t.Errorf("stored as %s, promised as %s", id, photo)
+		t.Errorf("stored as %s, announced as %s", id, photo)
 	}
 	if p, content := c.content(t, photo); p.Kind != KindSnapshot || p.Device != robot || !bytes.Equal(content, jpeg) {
 		t.Errorf("%+v", p)
@@ -111,16 +113,16 @@ func TestSnapshotUpload(t *testing.T) {
 		t.Errorf("use after the photo was deleted: %d %s", r.status, r.raw)
 	}
 	if n := c.messages(t, "C"); n != 0 {
-		t.Errorf("%d chunks are left", n)
+		t.Errorf("%d chunks remain", n)
 	}
 	url, photo = c.vision.Snapshot(robot, time.Now())
 	refused := c.screen(t, url, strings.NewReader(snapshotBody([]byte("no picture"))))
 	if refused.status != http.StatusUnsupportedMediaType {
 		t.Errorf("%d %s", refused.status, refused.raw)
 	}
-	// A refused upload has not used the address.
+	// A refused upload does not use up the URL.
 	if id := c.screen(t, url, strings.NewReader(snapshotBody(jpeg))).must(t); id != photo {
-		t.Errorf("stored as %s, promised as %s", id, photo)
+		t.Errorf("stored as %s, announced as %s", id, photo)
 	}
 	for name, bad := range map[string]string{
 		"expired":      c.url + PathSnapshot + c.mint.SnapshotToken(string(robot), newPhotoID(time.Now()), time.Now().Add(-time.Second)),
@@ -136,14 +138,14 @@ func TestSnapshotUpload(t *testing.T) {
 	}
 }
 
-// TestSnapshotRace: an address of one use takes one upload, even if several
-// arrive at once.
+// TestSnapshotRace checks that a single-use URL accepts one upload, even if several arrive
+// concurrently.
 func TestSnapshotRace(t *testing.T) {
-	c := newCamp(t, func(o *Options) { o.PerDevice = MaxUploads })
+	c := newTestServer(t, func(o *Options) { o.PerDevice = MaxUploads })
 	jpeg := picture(t, 64)
 	url, photo := c.vision.Snapshot(robot, time.Now())
 	const racers = 8
-	// All have sent their picture, and none its end.
+	// Each has sent its picture, but not the end of the body.
 	var writers []*io.PipeWriter
 	results := make(chan result, racers)
 	body := snapshotBody(jpeg)
@@ -183,8 +185,8 @@ func TestSnapshotRace(t *testing.T) {
 	}
 }
 
-// TestNATSAway: a node that starts without NATS refuses photos in words, and
-// takes them once NATS is there; so does one whose bucket was deleted.
+// TestNATSAway checks that a node without NATS refuses photos with an error text, and
+// accepts them once NATS is connected; the same after its bucket was deleted.
 func TestNATSAway(t *testing.T) {
 	dir := t.TempDir()
 	first := newNATS(t, dir, -1)
@@ -193,7 +195,7 @@ func TestNATSAway(t *testing.T) {
 	first.Shutdown()
 	first.WaitForShutdown()
 	js := dialNATS(t, url, nats.RetryOnFailedConnect(true))
-	c := newCampOn(t, js)
+	c := newTestServerOn(t, js)
 	body := cameraBody("q", picture(t, 64))
 	away := func() {
 		t.Helper()
@@ -222,17 +224,17 @@ func TestNATSAway(t *testing.T) {
 	if err := js.DeleteObjectStore(t.Context(), bucketName); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "the bucket is made again", func() bool { return c.camera(t, robot, strings.NewReader(body)).status == http.StatusOK })
+	devicetest.Eventually(t, "the bucket is created again", func() bool { return c.camera(t, robot, strings.NewReader(body)).status == http.StatusOK })
 	second.Shutdown()
 	second.WaitForShutdown()
-	devicetest.Eventually(t, "NATS is gone", func() bool { return !js.Conn().IsConnected() })
+	devicetest.Eventually(t, "NATS is disconnected", func() bool { return !js.Conn().IsConnected() })
 	away()
 }
 
-// When the store is full the oldest photos make room.
+// When the store is full, the oldest photos are removed.
 func TestEviction(t *testing.T) {
 	const limit = 3 << 20
-	c := newCamp(t, func(o *Options) { o.Limit = limit })
+	c := newTestServer(t, func(o *Options) { o.Limit = limit })
 	jpeg := picture(t, 700)
 	body := cameraBody("q", jpeg)
 	var all []string
@@ -242,7 +244,7 @@ func TestEviction(t *testing.T) {
 	left := c.ids(t, t.Context(), "")
 	slices.Reverse(left)
 	if len(left) < 2 || len(left) > limit/len(jpeg) || !slices.Equal(left, all[len(all)-len(left):]) {
-		t.Errorf("%d of %d are left, %d bytes each", len(left), len(all), len(jpeg))
+		t.Errorf("%d of %d remain, %d bytes each", len(left), len(all), len(jpeg))
 	}
 	for _, id := range left {
 		if _, content := c.content(t, id); !bytes.Equal(content, jpeg) {
@@ -251,8 +253,34 @@ func TestEviction(t *testing.T) {
 	}
 }
 
+// Concurrent uploads into a full store find room, although others use the room that was made.
+func TestManyUploadsIntoAFullStore(t *testing.T) {
+	const limit, clients, times = 20 << 20, 24, 20
+	c := newTestServer(t, func(o *Options) { o.Limit, o.PerDevice, o.PerAddress = limit, clients, clients })
+	jpeg := picture(t, 700)
+	body := cameraBody("q", jpeg)
+	for range limit/len(jpeg) + 1 {
+		c.camera(t, robot, strings.NewReader(body)).must(t)
+	}
+	var tasks sync.WaitGroup
+	var refused atomic.Int64
+	for range clients {
+		tasks.Go(func() {
+			for range times {
+				if c.camera(t, robot, strings.NewReader(body)).status != http.StatusOK {
+					refused.Add(1)
+				}
+			}
+		})
+	}
+	tasks.Wait()
+	if n := refused.Load(); n != 0 {
+		t.Errorf("%d of %d uploads were refused", n, clients*times)
+	}
+}
+
 func TestPhotos(t *testing.T) {
-	c := newCamp(t)
+	c := newTestServer(t)
 	jpeg := picture(t, 64)
 	var of = map[devices.ID][]string{}
 	for i := range 9 {
@@ -263,7 +291,7 @@ func TestPhotos(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := objects.PutString(t.Context(), "not ours", "text"); err != nil {
+	if _, err := objects.PutString(t.Context(), "foreign", "text"); err != nil {
 		t.Fatal(err)
 	}
 	newest := slices.Clone(of[robot])
@@ -297,7 +325,7 @@ func TestPhotos(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _, err = c.vision.Open(t.Context(), newest[0])
-	for _, err := range []error{err, c.vision.Delete(t.Context(), newest[0]), c.vision.Delete(t.Context(), "not ours"), c.vision.Delete(t.Context(), newPhotoID(time.Now()))} {
+	for _, err := range []error{err, c.vision.Delete(t.Context(), newest[0]), c.vision.Delete(t.Context(), "foreign"), c.vision.Delete(t.Context(), newPhotoID(time.Now()))} {
 		if e := devices.AsError(err); e.Code != devices.CodeNotFound {
 			t.Errorf("%v", err)
 		}
@@ -311,7 +339,7 @@ func TestPhotos(t *testing.T) {
 }
 
 func TestGrant(t *testing.T) {
-	c := newCamp(t)
+	c := newTestServer(t)
 	now := time.Now()
 	url, token, expires := c.vision.Grant(robot, now)
 	if url != c.url+PathExplain || c.mint.VerifyUpload(token, string(robot), expires.Add(-time.Second)) != nil || expires.Sub(now) > GrantLife ||
@@ -325,7 +353,7 @@ func TestGrant(t *testing.T) {
 	if url, token, expires := none.Grant(robot, now); url != "" || token != "" || !expires.IsZero() {
 		t.Errorf("%s %s %v", url, token, expires)
 	}
-	// Before it knows its core it takes nothing.
+	// Without a core it refuses uploads.
 	w := httptest.NewRecorder()
 	r := httptest.NewRequest(http.MethodPost, PathExplain, nil)
 	r.Header.Set("Device-Id", string(robot))
@@ -356,8 +384,8 @@ func TestPhotoIDs(t *testing.T) {
 	}
 }
 
-// FuzzUpload: whatever a device sends, the draft ends with a picture in the
-// bucket or with a refusal and nothing.
+// FuzzUpload checks that for any input, the result is either a picture in the bucket, or a
+// refusal and nothing in the bucket.
 func FuzzUpload(f *testing.F) {
 	jpeg := picture(f, 16)
 	f.Add([]byte(cameraBody("q", jpeg)))
@@ -366,7 +394,7 @@ func FuzzUpload(f *testing.F) {
 	f.Add([]byte("--" + cameraBoundary + "--"))
 	f.Add([]byte("--" + cameraBoundary + "\r\n\r\n"))
 	f.Add([]byte(strings.ReplaceAll(snapshotBody(jpeg), snapshotBoundary, cameraBoundary)))
-	c := newCamp(f)
+	c := newTestServer(f)
 	id := c.camera(f, robot, strings.NewReader(cameraBody("", jpeg))).must(f)
 	if err := c.vision.Delete(f.Context(), id); err != nil {
 		f.Fatal(err)
@@ -382,11 +410,11 @@ func FuzzUpload(f *testing.F) {
 		defer d.free()
 		question, err := d.readForm(t.Context(), form)
 		defer d.abort(t.Context())
-		no := (*refusal)(nil)
+		refused := (*refusal)(nil)
 		switch {
-		case errors.As(err, &no):
-			if no.status < 400 || no.message == "" || no.cause != nil {
-				t.Fatalf("%+v", no)
+		case errors.As(err, &refused):
+			if refused.status < 400 || refused.message == "" || refused.cause != nil {
+				t.Fatalf("%+v", refused)
 			}
 		case err != nil:
 			t.Fatal(err)

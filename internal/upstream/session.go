@@ -14,29 +14,29 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// phase is how far a conversation is with its chat server.
+// phase is the state of a conversation towards its chat server.
 type phase uint8
 
 const (
-	phaseNew    phase = iota // Begin has not come yet
-	phaseWanted              // being dialled, or saying hello: everything queues
+	phaseNew    phase = iota // before Begin
+	phaseWanted              // dialling, or waiting for the hello: everything queues
 	phaseUp                  // everything is passed on
-	phaseParked              // it failed; over WebSocket the device's next `listen` dials again
+	phaseParked              // the connection failed; over WebSocket the device's next `listen` dials again
 	phaseEnded
 )
 
-// talk is one conversation. While it has a chat server one goroutine dials,
-// reads and takes leave, and another writes when there is something to write;
-// a parked one has none.
-type talk struct {
+// bridgeSession is one conversation. While it has a chat server, one goroutine dials, reads
+// and ends the connection, and another writes while items are queued. A parked one has no
+// goroutine.
+type bridgeSession struct {
 	b   *Bridge
 	c   *speech.Conversation
-	udp bool // it can be hung up; a WebSocket is its own conversation
-	// over is set by whoever ends the conversation first, so that the device is
-	// told goodbye by one of them only.
-	over   atomic.Bool
-	nudge  chan struct{} // the device has spoken while leave is taken
-	logged bool          // something unusable; of the running goroutine
+	udp bool // it can be hung up; over WebSocket the connection is the conversation
+	// ended is set by the side that ends the conversation first, so that the device gets
+	// only one goodbye.
+	ended  atomic.Bool
+	wake   chan struct{} // a message of the device arrived while part waits
+	logged bool          // an unusable message was logged; belongs to the running goroutine
 
 	mu       sync.Mutex
 	ctx      context.Context // from begin to end
@@ -44,39 +44,39 @@ type talk struct {
 	phase    phase
 	running  bool
 	writing  bool
-	link     *link // dialled; nil before and after
+	link     *link // nil before dialling and after the connection
 	queue    []item
 	next     int // index of the first item not written
-	frames   int // of those waiting
+	frames   int // frames in the queue
 	bytes    int
 	failures int       // since the last hello of a chat server
-	restAt   time.Time // when the next one may be dialled
+	redialAt time.Time // when the next chat server may be dialled
 }
 
-// item is one thing to write.
+// item is one message to write.
 type item struct {
 	kind itemKind
 	data []byte
-	buf  *[]byte // of a frame, which is pooled
+	buf  *[]byte // pooled buffer of a frame
 }
 
 type itemKind uint8
 
 const (
 	itemFrame   itemKind = iota // a binary message
-	itemMessage                 // of the device, its session id to be replaced
+	itemMessage                 // of the device; its session id is replaced
 	itemAnswer                  // an MCP payload
 	itemPing
 )
 
 var frameBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 256); return &b }}
 
-func newTalk(b *Bridge, c *speech.Conversation) *talk {
-	return &talk{b: b, c: c, udp: c.Who().Transport == devices.TransportMQTT, nudge: make(chan struct{}, 1)}
+func newBridgeSession(b *Bridge, c *speech.Conversation) *bridgeSession {
+	return &bridgeSession{b: b, c: c, udp: c.Identity().Transport == devices.TransportMQTT, wake: make(chan struct{}, 1)}
 }
 
-// begin starts to dial; false if the conversation has ended already.
-func (t *talk) begin() bool {
+// begin starts to dial. It returns false if the conversation has ended already.
+func (t *bridgeSession) begin() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.phase == phaseEnded {
@@ -88,37 +88,37 @@ func (t *talk) begin() bool {
 	return true
 }
 
-func (t *talk) runLocked() {
+func (t *bridgeSession) runLocked() {
 	if !t.running {
 		t.running = t.b.start(t.run)
 	}
 }
 
-// end is the core's: nothing is sent in either direction afterwards.
-func (t *talk) end() {
-	t.over.Store(true)
+// end is called by the core: nothing is sent in either direction afterwards.
+func (t *bridgeSession) end() {
+	t.ended.Store(true)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.phase = phaseEnded
 	t.clearLocked()
 	if t.cancel != nil {
-		t.cancel() // wakes the reader
+		t.cancel() // ends the read
 	}
 }
 
-// hangup ends the conversation, over UDP, unless it has ended.
-func (t *talk) hangup() {
-	if t.udp && t.over.CompareAndSwap(false, true) {
+// hangup ends the conversation over UDP, unless it has ended.
+func (t *bridgeSession) hangup() {
+	if t.udp && t.ended.CompareAndSwap(false, true) {
 		t.c.Hangup()
 	}
 }
 
 // audio queues one frame of the device.
-func (t *talk) audio(f envelope.Frame) {
+func (t *bridgeSession) audio(f envelope.Frame) {
 	buf := frameBuffers.Get().(*[]byte)
 	msg, err := envelope.Framing2.AppendFrame((*buf)[:0], f)
 	*buf = msg
-	if err != nil { // an empty one, or longer than any device sends
+	if err != nil { // empty, or longer than a device can send
 		frameBuffers.Put(buf)
 		return
 	}
@@ -128,17 +128,17 @@ func (t *talk) audio(f envelope.Frame) {
 }
 
 // message queues one message of the device.
-func (t *talk) message(kind string, msg []byte) {
+func (t *bridgeSession) message(kind string, msg []byte) {
 	listens := kind == "listen" && startsListening(msg)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if kind == "abort" && t.link != nil {
-		t.link.hushed.Store(true)
+		t.link.interrupted.Store(true)
 	}
 	if t.phase == phaseParked {
 		if listens || kind == "abort" {
 			select {
-			case t.nudge <- struct{}{}:
+			case t.wake <- struct{}{}:
 			default:
 			}
 		}
@@ -152,20 +152,20 @@ func (t *talk) message(kind string, msg []byte) {
 	t.pushLocked(item{kind: itemMessage, data: bytes.Clone(msg)})
 }
 
-// startsListening tells whether a `listen` message begins something.
+// startsListening reports whether a `listen` message starts listening.
 func startsListening(msg []byte) bool {
 	state := stateOf(msg)
 	return state == "start" || state == "detect"
 }
 
-// stateOf is the string member `state` of a message.
+// stateOf returns the string member `state` of a message.
 func stateOf(msg []byte) string {
 	state, _ := jsonspan.String(jsonspan.Member(msg, "state"))
 	return state
 }
 
-// answer queues an MCP payload for the connection that asked.
-func (t *talk) answer(l *link, payload []byte) {
+// answer queues an MCP payload for the connection with the request.
+func (t *bridgeSession) answer(l *link, payload []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.link != l {
@@ -175,17 +175,17 @@ func (t *talk) answer(l *link, payload []byte) {
 	t.pushLocked(item{kind: itemAnswer, data: payload})
 }
 
-// pushLocked queues the item and starts the writer. The newest is refused when
-// the queue is full, so that the beginning of what is said is not lost; without
-// a chat server the newest frames are kept.
-func (t *talk) pushLocked(it item) {
+// pushLocked queues the item and starts the writer. When the queue is full, the new item is
+// refused, so that the beginning of speech is kept; without a chat server, the newest
+// frames are kept.
+func (t *bridgeSession) pushLocked(it item) {
 	full := t.bytes+len(it.data) > MaxQueuedBytes
 	switch {
 	case t.phase == phaseEnded:
 		it.release()
 		return
 	case it.kind == itemFrame && t.phase == phaseParked:
-		for t.frames >= KeptFrames { // nothing but frames waits then
+		for t.frames >= KeptFrames { // only frames are queued then
 			old := t.popLocked()
 			old.release()
 			t.b.Dropped.Add(DropNoUpstream, 1)
@@ -211,7 +211,7 @@ func (t *talk) pushLocked(it item) {
 	t.writeLocked()
 }
 
-func (t *talk) popLocked() item {
+func (t *bridgeSession) popLocked() item {
 	it := t.queue[t.next]
 	t.queue[t.next] = item{}
 	t.next++
@@ -222,7 +222,7 @@ func (t *talk) popLocked() item {
 	return it
 }
 
-func (t *talk) clearLocked() {
+func (t *bridgeSession) clearLocked() {
 	for t.next < len(t.queue) {
 		it := t.popLocked()
 		it.release()
@@ -230,22 +230,22 @@ func (t *talk) clearLocked() {
 	t.queue, t.next = nil, 0
 }
 
-// release gives a frame's buffer back.
+// release returns a frame's buffer to the pool.
 func (it item) release() {
 	if it.buf != nil && cap(*it.buf) <= 4096 {
 		frameBuffers.Put(it.buf)
 	}
 }
 
-// writeLocked starts the writer if there is something to write and nobody does.
-func (t *talk) writeLocked() {
+// writeLocked starts the writer if items are queued and no writer runs.
+func (t *bridgeSession) writeLocked() {
 	if !t.writing && t.phase == phaseUp && t.next < len(t.queue) {
 		t.writing = t.b.start(t.write)
 	}
 }
 
-// write writes what is queued, then ends.
-func (t *talk) write() {
+// write writes the queued items, then ends.
+func (t *bridgeSession) write() {
 	defer tasks.Contain(t.b.opt.Log, func() { t.mu.Lock(); t.writing = false; t.mu.Unlock() })
 	for {
 		t.mu.Lock()
@@ -262,7 +262,7 @@ func (t *talk) write() {
 		if err != nil {
 			t.mu.Lock()
 			if t.link == l && t.phase == phaseUp {
-				t.phase = phaseWanted // nothing more goes this way; the reader ends it
+				t.phase = phaseWanted // nothing more can be written; the reader ends the connection
 			}
 			t.mu.Unlock()
 			l.interrupt()
@@ -270,38 +270,38 @@ func (t *talk) write() {
 	}
 }
 
-// run is the conversation's goroutine: one chat server after the other as long
-// as one is wanted.
-func (t *talk) run() {
+// run is the goroutine of the conversation. It connects to one chat server after the other
+// as long as one is wanted.
+func (t *bridgeSession) run() {
 	defer tasks.Contain(t.b.opt.Log, func() {
-		t.park()
+		t.parkConversation()
 		t.stopRunning()
 		t.hangup()
 	})
-	for t.await() {
+	for t.awaitDial() {
 		l := &link{t: t}
 		outcome, err := l.converse()
-		t.park()
-		t.note(outcome, err)
-		t.part(l)
+		t.parkConversation()
+		t.logEnd(outcome, err)
+		t.finishConversation(l)
 	}
-	t.hangup() // the bridge closes; after End it does nothing
+	t.hangup() // when the bridge closes; after End it does nothing
 }
 
-// await waits until a chat server is wanted and may be dialled; false if none is.
-func (t *talk) await() bool {
+// awaitDial waits until a chat server may be dialled. It returns false if none is wanted.
+func (t *bridgeSession) awaitDial() bool {
 	t.mu.Lock()
-	rest := time.Until(t.restAt)
+	wait := time.Until(t.redialAt)
 	if t.phase != phaseWanted || t.ctx.Err() != nil {
 		t.running = false
 		t.mu.Unlock()
 		return false
 	}
 	t.mu.Unlock()
-	if rest <= 0 {
+	if wait <= 0 {
 		return true
 	}
-	timer := time.NewTimer(rest)
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -312,23 +312,23 @@ func (t *talk) await() bool {
 	}
 }
 
-func (t *talk) stopRunning() {
+func (t *bridgeSession) stopRunning() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.running = false
 }
 
-// park gives the connection up: what waited for it is of a conversation that
-// the next one knows nothing of.
-func (t *talk) park() {
+// parkConversation gives up the connection and drops queued items, since the next chat server starts a
+// new conversation.
+func (t *bridgeSession) parkConversation() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.link = nil
-	t.restAt = time.Now().Add(min(RedialFirst<<min(t.failures, 5), RedialLast))
+	t.redialAt = time.Now().Add(min(RedialFirst<<min(t.failures, 5), RedialLast))
 	t.failures++
 	t.clearLocked()
-	select { // of a leave that was taken before
-	case <-t.nudge:
+	select { // clears a signal from before
+	case <-t.wake:
 	default:
 	}
 	if t.phase != phaseEnded {
@@ -338,38 +338,38 @@ func (t *talk) park() {
 
 var ttsStop = []byte(`{"type":"tts","state":"stop"}`)
 
-// part takes leave of the device when the chat server has gone: what it said is
-// played out, an unfinished speech gets its end, then the conversation is hung
-// up. Over WebSocket that is all: the device's next `listen` dials again.
-func (t *talk) part(l *link) {
-	if t.over.Load() {
+// finishConversation finishes a connection towards the device: it waits until the device has played the
+// speech, ends an unfinished speech with a `tts stop`, then hangs up. Over WebSocket it does
+// not hang up: the device's next `listen` dials again.
+func (t *bridgeSession) finishConversation(l *link) {
+	if t.ended.Load() {
 		return
 	}
 	if l.speaking {
-		_ = t.c.Send(by, ttsStop) // fails if the device is away
+		_ = t.c.Send(principal, ttsStop) // fails if the device is not connected
 	}
 	if !t.udp {
 		return
 	}
-	if rest := min(time.Until(l.playedOut), speech.MaxSpeech); (rest > 0 || l.speaking) && !l.hushed.Load() {
-		timer := time.NewTimer(max(rest, 0) + speechTail)
+	if wait := min(time.Until(l.playedOut), speech.MaxSpeech); (wait > 0 || l.speaking) && !l.interrupted.Load() {
+		timer := time.NewTimer(max(wait, 0) + speechTail)
 		defer timer.Stop()
 		select {
 		case <-timer.C:
-		case <-t.nudge: // it has stopped playing
+		case <-t.wake: // the device has stopped playing
 		case <-t.ctx.Done():
 		}
 	}
 	t.hangup()
 }
 
-// note counts how a connection ended, and says it.
-func (t *talk) note(outcome Outcome, err error) {
+// logEnd counts and logs how a connection ended.
+func (t *bridgeSession) logEnd(outcome Outcome, err error) {
 	t.b.Connections.Add(outcome, 1)
-	log := t.b.opt.Log.With("device", t.c.Who().Device, "session", t.c.ID(), "outcome", outcome)
+	log := t.b.opt.Log.With("device", t.c.Identity().Device, "session", t.c.ID(), "outcome", outcome)
 	switch outcome {
 	case DialFailed, HelloMissing:
-		log.Warn("chat server is not there: check --voice-upstream and that it runs", "error", err)
+		log.Warn("cannot reach the chat server; check --voice-upstream and that the server is running", "error", err)
 	default:
 		log.Debug("connection to the chat server ended", "error", err)
 	}

@@ -1,0 +1,129 @@
+package access
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Limits of the console's login.
+const (
+	ConsoleCodeLife = time.Minute
+	ConsoleKeyLife  = 12 * time.Hour
+	MaxConsoleKeys  = 100 // valid ones with the same parent
+)
+
+// Parent is the key from which a console key was made. The console key has at most its rights,
+// acts in its name, and ends with it.
+type Parent struct {
+	Key  string `json:"key"` // id, or KeyAdmin
+	Name string `json:"name"`
+	// Admin is the SHA-256 of the admin token that made the key, hex. The key ends when that
+	// token is rotated.
+	Admin string `json:"admin,omitempty"`
+}
+
+// SetAdmin sets a function that returns the fleet's admin token. Call it before the first
+// console key is used.
+func (r *Registry) SetAdmin(token func() string) { r.adminToken = token }
+
+func (r *Registry) adminHash() string {
+	if r.adminToken == nil {
+		return ""
+	}
+	return hashOf(r.adminToken())
+}
+
+// ConsoleKey returns what a console key of this caller may do, without id and token, for
+// Issue. No scopes means all scopes of the caller.
+func (r *Registry) ConsoleKey(who *Caller, scopes Scopes, now time.Time) (Key, error) {
+	switch {
+	case who == nil || who.Through != "":
+		return Key{}, errors.New("a key of the console cannot make another one; run `fleetd console` with the key that made it, or with the admin token")
+	case who == Open:
+		return Key{}, errors.New("this node requires no key; open the console without a code")
+	}
+	for _, name := range scopes.Names() {
+		if !who.Scopes.Has(Scope(name)) {
+			return Key{}, fmt.Errorf("the key %q does not have the scope %s, so a key of the console made from it cannot have it", who.Name, name)
+		}
+	}
+	k := Key{Scopes: cmp.Or(scopes, who.Scopes), Devices: who.Devices, Tools: who.Tools, Since: scopesVersion, Parent: Parent{Key: who.Key, Name: who.Name}}
+	if who.Key == KeyAdmin {
+		k.Parent.Admin = r.adminHash()
+	}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if h := r.byID[who.Key]; h != nil {
+		k.Expires = h.key.Expires
+	}
+	children := 0
+	for _, h := range r.byID {
+		if h.key.Parent.Key == who.Key && r.endedLocked(&h.key, now) == nil {
+			children++
+		}
+	}
+	if children >= MaxConsoleKeys {
+		return Key{}, fmt.Errorf("the key %q has %d valid keys of the console, which is the limit; revoke some with `fleetd keys revoke`, or wait until they end", who.Name, children)
+	}
+	return k, nil
+}
+
+// Issue completes a key that ConsoleKey returned, and returns it with its token. It fails if
+// the parent has ended meanwhile.
+func (r *Registry) Issue(k Key, now time.Time) (_ Key, token string, err error) {
+	r.mu.RLock()
+	err = r.endedLocked(&k, now)
+	r.mu.RUnlock()
+	if err != nil {
+		return Key{}, "", fmt.Errorf("%w: %q (%s)", err, k.Parent.Name, k.Parent.Key)
+	}
+	k.ID = randomText(idBytes)
+	token = tokenPrefix + k.ID + "_" + randomText(secretBytes)
+	k.Name, k.Hash, k.Created = "console "+k.ID, hashOf(token), now.UTC().Truncate(time.Microsecond)
+	if end := k.Created.Add(ConsoleKeyLife); k.Expires.IsZero() || end.Before(k.Expires) {
+		k.Expires = end
+	}
+	return k, token, nil
+}
+
+// HashConsoleCode returns the form in which a code is stored. It has more than 128 random bits, so
+// that its plain SHA-256 can be stored safely.
+func HashConsoleCode(code string) string { return hashOf("console " + code) }
+
+// EndedError returns why a key of the registry has ended, itself or with its parent; nil if it
+// is valid.
+func (r *Registry) EndedError(k Key, now time.Time) error {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.endedLocked(&k, now)
+}
+
+func (r *Registry) endedLocked(k *Key, now time.Time) error {
+	err := k.EndedError(now)
+	switch parent := r.byID[k.Parent.Key]; {
+	case err != nil || k.Parent.Key == "":
+		return err
+	case k.Parent.Key == KeyAdmin:
+		if k.Parent.Admin != r.adminHash() {
+			return ErrRevoked
+		}
+		return nil
+	case parent == nil: // it ended so long ago that it was dropped
+		return ErrRevoked
+	default:
+		return parent.key.EndedError(now)
+	}
+}
+
+// newKeyCaller returns the caller of a key: of a console key, its parent with the rights of
+// the console key.
+func newKeyCaller(k *Key) *Caller {
+	c := &Caller{Key: k.ID, Name: k.Name, Scopes: k.Scopes, Devices: k.Devices, Tools: k.Tools}
+	if k.Parent.Key != "" {
+		c.Key, c.Name, c.Through = k.Parent.Key, k.Parent.Name, k.ID
+	}
+	c.wire = c.encode()
+	return c
+}

@@ -1,0 +1,391 @@
+// Package explain answers why a device is offline or a call failed. It merges what all
+// nodes recorded with the state of the device, and applies an ordered table of rules: the
+// first one that finds something decides.
+package explain
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/counters"
+	"fleetd/internal/devices"
+)
+
+// Question is the kind of the questions to other nodes.
+const Question = "records"
+
+// Limits of one answer.
+const (
+	maxSteps    = 200 // of one node, that rules look at
+	maxCalls    = 100
+	maxRecords  = 1000 // of one page of a recording
+	eventTime   = 24 * time.Hour
+	maxEvents   = 20
+	missingDB   = "database"
+	missingSeen = "events"
+)
+
+// Devices are the parts of the core that an Explainer needs.
+type Devices interface {
+	// Get returns the state of a device; an error with CodeDeviceUnknown if the fleet
+	// does not have it.
+	Get(ctx context.Context, id devices.ID) (devices.View, error)
+	// Permit returns an error if the principal may not do this to a device.
+	Permit(ctx context.Context, principal access.Principal, scope access.Scope, id devices.ID) error
+}
+
+// Records are what this node recorded.
+type Records interface {
+	Steps(id devices.ID, kind devices.StepKind, before time.Time, limit int) []devices.Step
+	Calls(id devices.ID, before time.Time, limit int) []devices.CallStep
+	CallsOf(call string) []devices.CallStep
+	Refusals() []devices.Step
+	Reach(id devices.ID) time.Time
+}
+
+// Events reads the event stream.
+type Events interface {
+	Recent(ctx context.Context, q devices.EventQuery, limit int, keep func(devices.StreamEvent) bool) ([]devices.StreamEvent, error)
+}
+
+// Options of an Explainer.
+type Options struct {
+	Devices Devices
+	Records Records // nil with --recorder-memory 0
+	Events  Events
+	Node    string
+	// Nodes returns the names of the live nodes, this one included.
+	Nodes func() []string
+	// Gather queries other nodes, as cluster.Link.Gather does.
+	Gather func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string)
+}
+
+// Explainer answers why. It is safe for concurrent use.
+type Explainer struct {
+	opt Options
+	// Explained counts the explanations by cause.
+	Explained counters.Map[string]
+}
+
+// New returns an Explainer.
+func New(opt Options) *Explainer { return &Explainer{opt: opt} }
+
+// Metrics registers the explainer's metrics.
+func (x *Explainer) Metrics(r *counters.Registry) {
+	counters.ByKey(r.Counter("explained_causes_total", "Explanations of devices and calls, by cause; docs/troubleshooting.md lists the causes.", "cause"), &x.Explained)
+}
+
+// question is what a node requests from another one; one of Device, Call and Refusals.
+type question struct {
+	Device   devices.ID       `json:"device,omitempty"`
+	Kind     devices.StepKind `json:"kind,omitempty"`
+	Before   time.Time        `json:"before,omitzero"`
+	Limit    int              `json:"limit,omitempty"`
+	Call     string           `json:"call,omitempty"`
+	Refusals bool             `json:"refusals,omitempty"`
+}
+
+// records is the answer.
+type records struct {
+	Steps []devices.Step     `json:"steps,omitempty"`
+	Calls []devices.CallStep `json:"calls,omitempty"`
+	Since time.Time          `json:"since"`
+}
+
+// Answer answers another node.
+func (x *Explainer) Answer(_ context.Context, data []byte) ([]byte, error) {
+	var q question
+	if err := json.Unmarshal(data, &q); err != nil {
+		return nil, fmt.Errorf("read the question: %w", err)
+	}
+	return json.Marshal(x.own(q))
+}
+
+// own returns the records of this node.
+func (x *Explainer) own(q question) records {
+	r := x.opt.Records
+	switch {
+	case r == nil:
+		return records{}
+	case q.Refusals:
+		return records{Steps: r.Refusals()}
+	case q.Call != "":
+		return records{Calls: r.CallsOf(q.Call)}
+	}
+	limit := min(max(q.Limit, 1), maxRecords)
+	out := records{Since: r.Reach(q.Device)}
+	if q.Kind != kindCall {
+		out.Steps = r.Steps(q.Device, q.Kind, q.Before, limit)
+	}
+	if q.Kind == "" || q.Kind == kindCall {
+		out.Calls = r.Calls(q.Device, q.Before, limit)
+	}
+	return out
+}
+
+// kindCall is the kind of calls in a recording.
+const kindCall devices.StepKind = "call"
+
+// gathered are the records of all nodes.
+type gathered struct {
+	steps   []devices.Step
+	calls   []devices.CallStep
+	reach   []api.Reach
+	missing []string
+}
+
+// gather returns the records of all live nodes, newest first.
+func (x *Explainer) gather(ctx context.Context, q question) (g gathered, err error) {
+	data, err := json.Marshal(q)
+	if err != nil {
+		return g, err
+	}
+	answers, missing := x.opt.Gather(ctx, Question, data, x.opt.Nodes())
+	all := map[string]records{x.opt.Node: x.own(q)}
+	for node, answer := range answers {
+		var r records
+		if json.Unmarshal(answer, &r) != nil {
+			missing = append(missing, node)
+			continue
+		}
+		all[node] = r
+	}
+	g.missing = append([]string{}, missing...)
+	g.reach = []api.Reach{}
+	for _, node := range slices.Sorted(maps.Keys(all)) {
+		r := all[node]
+		g.steps, g.calls = append(g.steps, r.Steps...), append(g.calls, r.Calls...)
+		if !r.Since.IsZero() {
+			g.reach = append(g.reach, api.Reach{Node: node, Since: api.At(r.Since)})
+		}
+	}
+	slices.SortStableFunc(g.steps, func(a, b devices.Step) int { return b.At.Compare(a.At) })
+	slices.SortStableFunc(g.calls, func(a, b devices.CallStep) int { return b.At.Compare(a.At) })
+	return g, nil
+}
+
+// Device explains a device. The caller has checked that by may see it.
+func (x *Explainer) Device(ctx context.Context, by access.Principal, id devices.ID) (api.Why, error) {
+	g, err := x.gather(ctx, question{Device: id, Limit: maxSteps})
+	if err != nil {
+		return api.Why{}, err
+	}
+	f := &facts{now: time.Now(), steps: g.steps, calls: g.calls, found: true}
+	f.view, err = x.opt.Devices.Get(ctx, id)
+	state := string(f.view.State)
+	switch {
+	case err == nil:
+		f.found = f.view.State != devices.StatePending || f.view.Device.Admission != ""
+	case devices.AsError(err).Code == devices.CodeDeviceUnknown:
+		f.found, state = false, "unknown"
+		if refused, err := x.gather(ctx, question{Refusals: true}); err == nil {
+			f.steps = append(f.steps, slices.DeleteFunc(refused.steps, func(s devices.Step) bool { return s.Device != id })...)
+		}
+	default:
+		state = "unknown"
+		g.missing = append(g.missing, missingDB)
+	}
+	found := explainDevice(f)
+	if err != nil && f.found { // neither the holder nor the database has its state
+		found.certain = false
+	}
+	e := api.Why{Device: string(id), State: state, Well: found.cause == "well" || found.cause == wakeable, Cause: string(found.cause), Sentence: found.sentence, Certain: found.certain,
+		Evidence: []api.Evidence{}, Next: found.cause.next(string(id)), Reach: g.reach, Missing: g.missing}
+	seen := x.mayWrite(ctx, by, id)
+	for i := range f.steps[:min(len(f.steps), evidenceLength)] {
+		e.Evidence = append(e.Evidence, evidenceOf(&f.steps[i], seen))
+	}
+	for i := range f.calls[:min(len(f.calls), evidenceLength)] {
+		if c := &f.calls[i]; c.Outcome != "ok" || c.Late {
+			e.Evidence = append(e.Evidence, api.Evidence{At: api.At(c.At), Node: c.Node, Kind: string(kindCall), Text: fmt.Sprintf("%s %s: %s%s", c.Call, c.Tool, c.Outcome, lateText(c.Late))})
+		}
+	}
+	if events, err := x.opt.Events.Recent(ctx, devices.EventQuery{Device: id, Since: f.now.Add(-eventTime)}, maxEvents, isPresence); err != nil {
+		e.Missing = append(e.Missing, missingSeen)
+	} else if len(f.steps) == 0 {
+		for _, event := range events {
+			e.Evidence = append(e.Evidence, evidenceOfEvent(event))
+		}
+	}
+	slices.SortStableFunc(e.Evidence, func(a, b api.Evidence) int { return b.At.Compare(a.At.Time) })
+	x.Explained.Add(e.Cause, 1)
+	return e, nil
+}
+
+func lateText(late bool) string {
+	if late {
+		return ", late"
+	}
+	return ""
+}
+
+// isPresence selects the events that show when the device was connected.
+func isPresence(e devices.StreamEvent) bool {
+	return e.Kind == devices.EventOnline || e.Kind == devices.EventOffline
+}
+
+func evidenceOfEvent(e devices.StreamEvent) api.Evidence {
+	var payload struct {
+		Time      time.Time `json:"time"`
+		Node      string    `json:"node"`
+		Reason    string    `json:"reason"`
+		Transport string    `json:"transport"`
+	}
+	_ = json.Unmarshal(e.Data, &payload) // what is missing is empty
+	return api.Evidence{At: api.At(payload.Time), Node: payload.Node, Kind: string(e.Kind), Text: cmp.Or(payload.Reason, payload.Transport)}
+}
+
+// evidenceOf returns a step in words.
+func evidenceOf(s *devices.Step, addresses bool) api.Evidence {
+	var parts []string
+	add := func(text string) {
+		if text != "" {
+			parts = append(parts, text)
+		}
+	}
+	add(words(s.Cause))
+	add(s.Text)
+	add(string(s.Transport))
+	if s.Took > 0 {
+		add("after " + s.Took.Round(time.Millisecond).String())
+	}
+	if addresses && s.Remote.IsValid() {
+		add("from " + s.Remote.String())
+	}
+	if s.Count > 1 {
+		add(fmt.Sprintf("%d times", s.Count))
+	}
+	return api.Evidence{At: api.At(s.At), Node: s.Node, Kind: string(s.Kind), Text: strings.Join(parts, " ")}
+}
+
+// mayWrite reports whether the caller may see addresses.
+func (x *Explainer) mayWrite(ctx context.Context, by access.Principal, id devices.ID) bool {
+	return by.Caller != nil && by.Caller.Scopes.Has(access.ScopeWrite) && x.opt.Devices.Permit(ctx, by, access.ScopeWrite, id) == nil
+}
+
+// Recording returns what happened to a device before a time, newest first, at most limit;
+// a zero time and an empty kind select all. The caller has checked that by may see it.
+func (x *Explainer) Recording(ctx context.Context, by access.Principal, id devices.ID, kind devices.StepKind, before time.Time, limit int) (api.Recording, error) {
+	g, err := x.gather(ctx, question{Device: id, Kind: kind, Before: before, Limit: limit})
+	if err != nil {
+		return api.Recording{}, err
+	}
+	out := api.Recording{Items: []api.Record{}, Reach: g.reach, Missing: g.missing}
+	addresses := x.mayWrite(ctx, by, id)
+	for i := range g.steps {
+		out.Items = append(out.Items, recordOf(&g.steps[i], addresses))
+	}
+	for _, c := range g.calls {
+		if !c.Holder && c.Held != "" { // the holder's record has more
+			continue
+		}
+		out.Items = append(out.Items, api.Record{At: api.At(c.At), Node: c.Node, Kind: string(kindCall), Device: string(c.Device), Cause: c.Outcome, Text: c.Detail + lateText(c.Late), DurationMS: c.Took.Milliseconds(),
+			Count: 1, Call: c.Call, Tool: c.Tool})
+	}
+	slices.SortStableFunc(out.Items, func(a, b api.Record) int { return b.At.Compare(a.At.Time) })
+	out.Items = out.Items[:min(len(out.Items), limit)]
+	return out, nil
+}
+
+func recordOf(s *devices.Step, addresses bool) api.Record {
+	r := api.Record{At: api.At(s.At), Node: s.Node, Kind: string(s.Kind), Device: string(s.Device), Cause: string(s.Cause), Text: s.Text, Transport: string(s.Transport),
+		Generation: s.Generation, DurationMS: s.Took.Milliseconds(), Calls: s.Calls, Count: s.Count}
+	if addresses && s.Remote.IsValid() {
+		r.Address = s.Remote.String()
+	}
+	return r
+}
+
+// Refusals returns the OTA checks and connections of devices that are not members, newest
+// first; only for callers that are not limited to devices.
+func (x *Explainer) Refusals(ctx context.Context, by access.Principal) (api.Recording, error) {
+	g, err := x.gather(ctx, question{Refusals: true})
+	if err != nil {
+		return api.Recording{}, err
+	}
+	out := api.Recording{Items: []api.Record{}, Reach: g.reach, Missing: g.missing}
+	addresses := by.Caller.Scopes.Has(access.ScopeWrite)
+	for i := range g.steps {
+		out.Items = append(out.Items, recordOf(&g.steps[i], addresses))
+	}
+	return out, nil
+}
+
+// callSteps returns what is recorded of a call that the caller may see.
+func (x *Explainer) callSteps(ctx context.Context, by access.Principal, call string) ([]devices.CallStep, []string, error) {
+	g, err := x.gather(ctx, question{Call: call})
+	if err != nil {
+		return nil, nil, err
+	}
+	unknown := &devices.Error{Code: devices.CodeNotFound, Detail: "no call with this id is recorded" + missingText(g.missing)}
+	if len(g.calls) == 0 {
+		return nil, nil, unknown
+	}
+	c := &g.calls[0]
+	own := by.Caller != nil && (by.Caller.Scopes.Has(access.ScopeAdmin) || c.Key == by.Key())
+	if !own || x.opt.Devices.Permit(ctx, by, access.ScopeEvents, c.Device) != nil {
+		return nil, nil, unknown
+	}
+	slices.Reverse(g.calls)
+	return g.calls, g.missing, nil
+}
+
+func missingText(missing []string) string {
+	if len(missing) == 0 {
+		return ""
+	}
+	return "; these nodes did not answer: " + strings.Join(missing, ", ")
+}
+
+// Call returns what is recorded of a call: of the caller's own, or any for admin. Other
+// calls, and those of devices that the caller may not see, are not found.
+func (x *Explainer) Call(ctx context.Context, by access.Principal, call string) (api.RecordedCall, error) {
+	steps, missing, err := x.callSteps(ctx, by, call)
+	if err != nil {
+		return api.RecordedCall{}, err
+	}
+	first := steps[0]
+	out := api.RecordedCall{Call: first.Call, Device: string(first.Device), Tool: first.Tool, Key: first.Key, Steps: []api.CallStep{}, Missing: missing}
+	for _, s := range steps {
+		out.Steps = append(out.Steps, api.CallStep{Node: s.Node, At: api.At(s.At), Holder: s.Holder, DurationMS: s.Took.Milliseconds(), WaitedMS: s.Waited.Milliseconds(), Ahead: s.Ahead,
+			Sent: s.Sent, Late: s.Late, Outcome: s.Outcome, Rule: s.Rule, Detail: s.Detail, Bytes: s.Bytes})
+	}
+	return out, nil
+}
+
+// ExplainCall explains a call that Call would return.
+func (x *Explainer) ExplainCall(ctx context.Context, by access.Principal, call string) (api.Why, error) {
+	steps, missing, err := x.callSteps(ctx, by, call)
+	if err != nil {
+		return api.Why{}, err
+	}
+	m := mergeCall(steps)
+	found := explainCall(&m)
+	e := api.Why{Device: string(m.first.Device), Call: m.first.Call, State: m.first.Outcome, Well: found.cause == "well" || m.first.Outcome == "ok" || m.first.Outcome == "restarting", Cause: string(found.cause),
+		Sentence: found.sentence, Certain: found.certain, Evidence: []api.Evidence{}, Next: found.cause.next(string(m.first.Device)), Reach: []api.Reach{}, Missing: missing}
+	for i := len(steps) - 1; i >= 0; i-- {
+		s := &steps[i]
+		where := "received it"
+		if s.Holder {
+			where = "holds the device"
+		}
+		e.Evidence = append(e.Evidence, api.Evidence{At: api.At(s.At), Node: s.Node, Kind: string(kindCall),
+			Text: fmt.Sprintf("%s: %s after %s%s%s (the node %s)", s.Tool, s.Outcome, seconds(s.Took), lateText(s.Late), detail(s.Detail), where)})
+	}
+	if found.cause == "device_offline" { // why it is
+		if why, err := x.Device(ctx, by, m.first.Device); err == nil {
+			e.Sentence += " Now: " + why.Sentence
+			e.Evidence, e.Next, e.Reach = append(e.Evidence, why.Evidence...), append(e.Next, why.Next...), why.Reach
+		}
+	}
+	x.Explained.Add(e.Cause, 1)
+	return e, nil
+}

@@ -1,0 +1,113 @@
+package explain
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/recorder"
+)
+
+const lamp devices.ID = "02:00:00:00:00:07"
+
+var admin = access.Principal{Caller: access.Admin}
+
+// core is a fleet of one device.
+type core struct {
+	view devices.View
+	err  error
+}
+
+func (c *core) Get(context.Context, devices.ID) (devices.View, error) { return c.view, c.err }
+
+func (c *core) Permit(context.Context, access.Principal, access.Scope, devices.ID) error { return nil }
+
+// stream is an event stream with one event, or one that does not answer.
+type stream struct{ err error }
+
+func (s stream) Recent(context.Context, devices.EventQuery, int, func(devices.StreamEvent) bool) ([]devices.StreamEvent, error) {
+	return []devices.StreamEvent{{Kind: devices.EventOffline, Device: lamp, Data: json.RawMessage(`{"time":"2026-03-01T10:00:00Z","node":"b","reason":"dead"}`)}}, s.err
+}
+
+// pair returns the explainer of node a, which is queried, and the recorders of both nodes; node c does
+// not answer, and node d answers something else.
+func pair(c *core, events Events) (x *Explainer, a, b *recorder.Recorder) {
+	a, b = recorder.New("a", recorder.MinMemory), recorder.New("b", recorder.MinMemory)
+	other := New(Options{Devices: c, Records: b, Events: events, Node: "b"})
+	return New(Options{Devices: c, Records: a, Events: events, Node: "a", Nodes: func() []string { return []string{"a", "b", "c", "d"} },
+		Gather: func(ctx context.Context, kind string, question []byte, nodes []string) (map[string][]byte, []string) {
+			answer, err := other.Answer(ctx, question)
+			if err != nil || kind != Question || len(nodes) != 4 {
+				panic(err)
+			}
+			return map[string][]byte{"b": answer, "d": []byte("{")}, []string{"c"}
+		}}), a, b
+}
+
+// What another node recorded explains a device, with the database and the events away; the
+// answer names what it lacks.
+func TestExplainWithPartsAway(t *testing.T) {
+	x, _, b := pair(&core{err: devices.ErrDatabase}, stream{err: errors.New("away")})
+	b.Step(devices.Step{Kind: devices.StepRefused, Device: lamp, Cause: devices.CauseOldToken, Transport: devices.TransportMQTT})
+	e, err := x.Device(t.Context(), admin, lamp)
+	if err != nil || e.Cause != "old_generation" || e.Certain || e.State != "unknown" || len(e.Evidence) != 1 || e.Evidence[0].Node != "b" {
+		t.Errorf("%+v, %v", e, err)
+	}
+	slices.Sort(e.Missing)
+	if want := []string{"c", "d", "database", "events"}; !slices.Equal(e.Missing, want) || len(e.Reach) != 2 {
+		t.Errorf("missing %v, reach %v", e.Missing, e.Reach)
+	}
+	if x.Explained.Get("old_generation") != 1 {
+		t.Error("the cause is not counted")
+	}
+}
+
+// Without records, as after a restart of all nodes, the state and the events remain.
+func TestExplainWithoutRecords(t *testing.T) {
+	x := New(Options{Devices: &core{view: offline("dead")}, Events: stream{}, Node: "a", Nodes: func() []string { return []string{"a"} },
+		Gather: func(context.Context, string, []byte, []string) (map[string][]byte, []string) { return nil, nil }})
+	e, err := x.Device(t.Context(), admin, lamp)
+	if err != nil || e.Cause != "dead" || len(e.Reach) != 0 || len(e.Evidence) != 1 || e.Evidence[0].Text != "dead" || e.Evidence[0].Node != "b" {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if _, err := x.Call(t.Context(), admin, "aaaaaaaaaaaaaaaa"); devices.AsError(err).Code != devices.CodeNotFound {
+		t.Errorf("a call that nobody recorded: %v", err)
+	}
+}
+
+// A call has the records of the node that received it and of the one that holds the device;
+// one to a device that is offline has why it is.
+func TestCallOverNodes(t *testing.T) {
+	x, a, b := pair(&core{view: offline("dead")}, stream{})
+	at := time.Now()
+	const id, away = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
+	a.Call(devices.CallStep{Call: id, Device: lamp, Key: "k", Tool: "t", At: at, Took: time.Second, Outcome: "device_timeout", Sent: true, Held: "b"})
+	b.Call(devices.CallStep{Call: id, Device: lamp, Key: "k", Tool: "t", At: at, Took: time.Second, Outcome: "device_timeout", Sent: true, Holder: true, Held: "b"})
+	b.Call(devices.CallStep{Call: id, Device: lamp, Key: "k", Tool: "t", At: at, Took: 3 * time.Second, Outcome: "ok", Holder: true, Late: true, Held: "b"})
+	a.Call(devices.CallStep{Call: away, Device: lamp, Key: "k", Tool: "t", At: at, Outcome: "device_offline"})
+	c, err := x.Call(t.Context(), admin, id)
+	if err != nil || len(c.Steps) != 3 || c.Device != string(lamp) || !slices.Contains(c.Missing, "c") {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if e, err := x.ExplainCall(t.Context(), admin, id); err != nil || e.Cause != "answered_late" || len(e.Evidence) != 3 || e.Well {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if e, err := x.ExplainCall(t.Context(), admin, away); err != nil || e.Cause != "device_offline" || !strings.Contains(e.Sentence, "no power") {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if r, err := x.Recording(t.Context(), admin, lamp, kindCall, time.Time{}, 10); err != nil || len(r.Items) != 3 {
+		t.Errorf("%d records of calls, %v", len(r.Items), err) // the first node's record has less than the holder's
+	}
+	if r, err := x.Recording(t.Context(), admin, lamp, "", time.Time{}, 1); err != nil || len(r.Items) != 1 {
+		t.Errorf("with a limit: %+v, %v", r.Items, err)
+	}
+	if _, err := x.Answer(t.Context(), []byte("{")); err == nil {
+		t.Error("a question that is not JSON is answered")
+	}
+}

@@ -1,0 +1,206 @@
+package manager
+
+import (
+	"context"
+	crand "crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/dispatch"
+	"fleetd/internal/jobs"
+	"fleetd/internal/selector"
+	"fleetd/internal/timespan"
+)
+
+// CreateOptions are what comes with a new job.
+type CreateOptions struct {
+	Key          string // Idempotency-Key; empty: none
+	Confirmation string // the token of a refusal with CodeConfirmation; empty: none
+}
+
+// Create commits a job as the caller. again means that the key and the body are those of an
+// earlier job, which is returned. Errors are *devices.Error: CodeConfirmation has a token for
+// the same caller and body.
+func (m *Manager) Create(ctx context.Context, p access.Principal, spec api.JobSpec, o CreateOptions) (j api.Job, again bool, err error) {
+	j, again, err = m.create(ctx, p, spec, jobs.HashOf(&spec), o)
+	if !again { // a repeated request changes nothing
+		m.Fleet.NoteChange(p, "create job", "", "job "+j.ID, err)
+	}
+	return j, again, err
+}
+
+// Later commits a call of one device as a job that expires after later. timeout is that of the
+// call, zero for the tool's default; key is an Idempotency-Key, empty for none. Errors are as
+// of Create.
+func (m *Manager) Later(ctx context.Context, p access.Principal, call devices.ToolCall, timeout, later time.Duration, key string) (j api.Job, again bool, err error) {
+	spec := api.JobSpec{Devices: []string{string(call.Device)}, Action: api.JobAction{Call: &api.JobCall{Tool: call.Tool, Arguments: call.Arguments}}}
+	if timeout > 0 {
+		spec.Action.Call.Timeout = timespan.Format(timeout)
+	}
+	hash := jobs.HashOf(&spec) + "-" + timespan.Format(later) // a repetition has another deadline
+	spec.When = &api.JobWhen{Until: api.At(m.Store.Now().Add(later))}
+	j, again, err = m.create(ctx, p, spec, hash, CreateOptions{Key: key, Confirmation: call.Confirmation})
+	if !again {
+		m.Fleet.NoteChange(p, "create job", call.Device, "job "+j.ID+" calls "+devices.Clip(call.Tool)+" later", err)
+	}
+	return j, again, err
+}
+
+func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSpec, hash string, o CreateOptions) (out api.Job, again bool, err error) {
+	if o.Key != "" && !jobs.IsKey(o.Key) {
+		return out, false, devices.Errorf(devices.CodeBadRequest, "the Idempotency-Key must have 1 to 128 printable ASCII characters")
+	}
+	if o.Key != "" {
+		if err := m.Fleet.Permit(ctx, p, access.ScopeJobs, ""); err != nil {
+			return out, false, asError(err)
+		}
+		// Before the rules are asked: the confirmation was used by the first request.
+		switch stored, err := m.Store.Repeated(ctx, p.Key(), o.Key, hash); {
+		case err == nil:
+			return jobView(&stored), true, nil
+		case !errors.Is(err, devices.ErrNotFound):
+			return out, false, asError(err)
+		}
+	}
+	now := m.Store.Now()
+	d, err := m.draft(ctx, p, &spec, now)
+	if err != nil {
+		return out, false, asError(err)
+	}
+	if len(d.confirm) > 0 {
+		if err := m.confirm(ctx, p, hash, d.confirm, o.Confirmation); err != nil {
+			return out, false, asError(err)
+		}
+	}
+	j := jobs.New(spec, p.Key(), p.Name(), d.selection.String(), now)
+	j.Key, j.Hash, j.Confirmed = o.Key, hash, d.confirm
+	var rows []jobs.Task
+	if len(spec.Devices) > 0 && j.Due(now) && j.Fire(now) {
+		for _, id := range spec.Devices {
+			rows = append(rows, taskOf(&j, devices.ID(id), j.CreatedAt))
+		}
+	}
+	stored, again, err := m.Store.Create(ctx, j, rows)
+	if err != nil {
+		return out, false, asError(err)
+	}
+	if !again {
+		m.Poke()
+	}
+	return jobView(&stored), again, nil
+}
+
+// asError returns any error as *devices.Error, and nil as nil.
+func asError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return devices.AsError(err)
+}
+
+// taskOf returns the row of a device's task; at orders the queue of the device.
+func taskOf(j *jobs.Job, id devices.ID, at time.Time) jobs.Task {
+	return jobs.Task{Job: j.ID, Round: j.Round, Device: id, Seq: at.UnixMicro(), Spread: jobs.Spread(j.ID, id), State: jobs.TaskWaiting}
+}
+
+// draft is a checked job that was not created.
+type draft struct {
+	selection selector.Selector
+	confirm   []string // rules that require a confirmation
+}
+
+// draft checks a job and the caller's rights, and fills in defaults.
+func (m *Manager) draft(ctx context.Context, p access.Principal, spec *api.JobSpec, now time.Time) (d draft, err error) {
+	if err := m.Fleet.Permit(ctx, p, access.ScopeJobs, ""); err != nil {
+		return d, err
+	}
+	if err := jobs.Check(spec, m.Zone, now); err != nil {
+		return d, err
+	}
+	switch a := &spec.Action; {
+	case a.Call != nil:
+		g := m.Fleet.Guard()
+		confirm, no := g.JobRules(access.Query{By: p, Tool: a.Call.Tool})
+		if no == nil {
+			no = g.CheckURL(a.Call.Tool, a.Call.Arguments)
+		}
+		if no != nil {
+			return d, dispatch.RefusalError(no)
+		}
+		d.confirm = confirm
+	case a.Restart != nil:
+		err = m.Fleet.PermitMessage(ctx, p, json.RawMessage(dispatch.RestartMessage))
+	default:
+		err = m.Fleet.PermitMessage(ctx, p, a.Message)
+	}
+	if err != nil {
+		return d, err
+	}
+	if len(spec.Devices) == 0 {
+		if d.selection, err = selector.Parse(spec.Select); err != nil {
+			return d, devices.Errorf(devices.CodeBadRequest, "select: %v", err)
+		}
+		if p.Caller.Limited() {
+			d.selection = selector.And(p.Caller.Devices, d.selection)
+		}
+		return d, nil
+	}
+	for _, id := range spec.Devices {
+		if err := m.Fleet.Permit(ctx, p, access.ScopeJobs, devices.ID(id)); err != nil {
+			return d, err
+		}
+		if err := m.Fleet.Registry().CheckReady(); err != nil {
+			return d, err
+		}
+		if !m.Fleet.Registry().Status(devices.ID(id), "").Known {
+			return d, devices.Errorf(devices.CodeDeviceUnknown, "device %s is not known; a job is only for devices of the fleet", id)
+		}
+	}
+	d.selection = selector.In(selector.FieldDevice, spec.Devices...)
+	return d, nil
+}
+
+// confirm accepts the token of an earlier refusal, once, or refuses with a new one.
+func (m *Manager) confirm(ctx context.Context, p access.Principal, hash string, rules []string, token string) error {
+	detail := fmt.Sprintf("the rule %s requires a person's confirmation: repeat the same job with this confirmation within %d min; it holds for all calls of the job",
+		rules[0], int(jobs.ConfirmLifetime/time.Minute))
+	if token != "" {
+		known, err := m.Store.TakeConfirm(ctx, digestOf(token), p.Key(), hash)
+		switch {
+		case err == nil && !slices.ContainsFunc(rules, func(r string) bool { return !slices.Contains(known, r) }):
+			return nil
+		case err != nil && devices.AsError(err).Code != devices.CodeNotFound:
+			return err
+		}
+		detail = "the confirmation belongs to another job, was used, or has expired; " + detail
+	}
+	fresh := crand.Text()
+	if err := m.Store.Confirm(ctx, digestOf(fresh), p.Key(), hash, rules); err != nil {
+		return err
+	}
+	return &devices.Error{Code: devices.CodeConfirmation, Detail: detail, Rule: rules[0], Confirmation: fresh}
+}
+
+// Decline makes the confirmation of a job that a person did not confirm invalid. It always returns an
+// error.
+func (m *Manager) Decline(ctx context.Context, p access.Principal, action, confirmation string) error {
+	var err error = &devices.Error{Code: devices.CodeConfirmation, Rule: access.RuleDeclined, Detail: "the person did not confirm the job; nothing was created"}
+	if no := m.Store.DropConfirm(ctx, digestOf(confirmation), p.Key()); no != nil {
+		err = asError(no)
+	}
+	m.Fleet.NoteChange(p, action, "", "declined", err)
+	return err
+}
+
+func digestOf(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,123 @@
+// Package manager creates, shows and changes jobs for their callers, and does the fleet's
+// periodic work on them: it fires schedules, writes the tasks of selections, and ends what
+// has expired or been left by nodes that are lost. What devices are sent is the work of
+// package runner.
+package manager
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/catalog"
+	"fleetd/internal/devices/registry"
+	"fleetd/internal/jobs"
+	"fleetd/internal/selector"
+	"fleetd/internal/tasks"
+)
+
+// Fleet is what a Manager uses of the core.
+type Fleet interface {
+	Guard() *access.Guard
+	Permit(ctx context.Context, principal access.Principal, scope access.Scope, id devices.ID) error
+	PermitMessage(ctx context.Context, principal access.Principal, body []byte) error
+	Each(ctx context.Context, principal access.Principal, sel selector.Selector, f func([]devices.View) error) error
+	List(ctx context.Context, q devices.ListQuery) (views []devices.View, next string, err error)
+	Views(ctx context.Context, ids []devices.ID) ([]devices.View, error)
+	Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, error)
+	Registry() *registry.Registry
+	// NoteChange records a change, or the attempt, in the audit.
+	NoteChange(principal access.Principal, action string, id devices.ID, detail string, err error)
+}
+
+// Options of a Manager.
+type Options struct {
+	Store    jobs.Store
+	Fleet    Fleet
+	Instance string // of this process, as in its lease
+	// Leases reports whether nodes have leases; without them running tasks of other
+	// instances are those of an earlier start.
+	Leases bool
+	Zone   *time.Location // of schedules without one
+	Log    *slog.Logger
+}
+
+// Manager is safe for concurrent use.
+type Manager struct {
+	Options
+	turn    turn
+	wake    chan struct{} // capacity 1: there may be periodic work
+	tasks   *tasks.Group
+	stopped sync.WaitGroup
+	stop    context.CancelFunc
+}
+
+// New returns a running Manager; Close stops it.
+func New(o Options) *Manager {
+	ctx, stop := context.WithCancel(context.Background())
+	m := &Manager{Options: o, wake: make(chan struct{}, 1), tasks: tasks.New(o.Log), stop: stop}
+	m.turn = turn{m: m, followed: map[string]time.Time{}, superseded: map[string]int64{}}
+	m.stopped.Go(func() { m.turn.run(ctx) })
+	return m
+}
+
+// Close ends the periodic work and waits for it.
+func (m *Manager) Close() {
+	m.stop()
+	m.stopped.Wait()
+	m.tasks.Close()
+	m.tasks.Wait()
+}
+
+// Poke starts the periodic work now, if this node does it. It does not block.
+func (m *Manager) Poke() {
+	select {
+	case m.wake <- struct{}{}:
+	default: // it starts already
+	}
+}
+
+// OnDecision ends the tasks of a device that is no longer known. It does not block; the id is
+// empty if any device may have changed.
+func (m *Manager) OnDecision(id devices.ID) {
+	if id == "" {
+		return
+	}
+	m.tasks.Run(func() {
+		if m.Fleet.Registry().Status(id, "").Known {
+			return
+		}
+		ctx, cancel := context.WithTimeout(m.tasks.Context(), time.Minute)
+		defer cancel()
+		if err := m.Store.Forget(ctx, id); err != nil {
+			m.Log.Warn("cannot end the tasks of a forgotten device; they expire", "device", id, "error", err)
+		}
+	})
+}
+
+// isLimited reports whether a caller sees only the jobs that it created.
+func isLimited(p access.Principal) bool { return p.Caller.Limited() || len(p.Caller.Tools) > 0 }
+
+// job returns a job that the caller may see.
+func (m *Manager) job(ctx context.Context, p access.Principal, scope access.Scope, id string) (jobs.Job, error) {
+	if err := m.Fleet.Permit(ctx, p, scope, ""); err != nil {
+		return jobs.Job{}, err
+	}
+	unknown := devices.Errorf(devices.CodeNotFound, "unknown job %q; GET /v1/jobs lists them", devices.Clip(id))
+	if !jobs.IsID(id) {
+		return jobs.Job{}, unknown
+	}
+	j, err := m.Store.Job(ctx, id)
+	switch {
+	case err != nil && devices.AsError(err).Code == devices.CodeNotFound:
+		return j, unknown
+	case err != nil:
+		return j, err
+	case isLimited(p) && j.Owner != p.Key():
+		return j, unknown
+	}
+	return j, nil
+}

@@ -1,0 +1,231 @@
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/fleet"
+	"fleetd/internal/jobs"
+	"fleetd/internal/store"
+	"fleetd/internal/store/jobstore"
+)
+
+const (
+	lamp  = devices.ID("aa:bb:cc:dd:ee:01")
+	robot = devices.ID("aa:bb:cc:dd:ee:02")
+)
+
+// testManager is a Manager over a real core and a real database, without the periodic work.
+type testManager struct {
+	*Manager
+	ports *devicetest.Ports
+	fleet *fleet.Service
+}
+
+func newManager(t *testing.T) *testManager {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	db, err := store.Open(t.Context(), "sqlite", t.TempDir(), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = db.Close(ctx) // nothing of this test is needed again
+	})
+	p := devicetest.New()
+	for _, id := range []devices.ID{lamp, robot} {
+		p.Put(devices.Member{ID: id, ClientID: "c", Labels: map[string]string{"room": map[devices.ID]string{lamp: "lab", robot: "hall"}[id]}})
+	}
+	s := p.Service(t, fleet.Config{})
+	m := &Manager{Options: Options{Store: jobstore.New(db, log), Fleet: s, Instance: "i", Zone: time.UTC, Log: log}, wake: make(chan struct{}, 1)}
+	return &testManager{m, p, s}
+}
+
+// key returns a caller with a new key.
+func (m *testManager) key(t *testing.T, scopes, selector string) access.Principal {
+	t.Helper()
+	s, d := devicetest.Rights(t, scopes, selector)
+	k, _, err := m.fleet.CreateKey(t.Context(), devicetest.Admin, fleet.NewKeyParams{Name: fmt.Sprintf("key %d", len(m.fleet.Keys().Keys())), Scopes: s, Devices: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	who, ok := m.fleet.Keys().Caller(k.ID)
+	if !ok {
+		t.Fatal("the key is not known")
+	}
+	return access.Principal{Caller: who, Via: access.ViaREST}
+}
+
+func callSpec(tool string, ids ...devices.ID) api.JobSpec {
+	spec := api.JobSpec{Action: api.JobAction{Call: &api.JobCall{Tool: tool, Arguments: json.RawMessage(`{}`)}}}
+	for _, id := range ids {
+		spec.Devices = append(spec.Devices, string(id))
+	}
+	return spec
+}
+
+func codeOf(err error) devices.Code {
+	if err == nil {
+		return ""
+	}
+	return devices.AsError(err).Code
+}
+
+// What a key may not do, no job of it is created for; what it may not see, it does not find.
+func TestRightsAtCreation(t *testing.T) {
+	m := newManager(t)
+	all, lab := m.key(t, "jobs jobs:read tools:call", ""), m.key(t, "jobs jobs:read tools:call", "room=lab")
+	for _, c := range []struct {
+		name string
+		by   access.Principal
+		spec api.JobSpec
+		want devices.Code
+	}{
+		{"all rights", all, callSpec("self.get", robot), ""},
+		{"a device of its own", lab, callSpec("self.get", lamp), ""},
+		{"another device", lab, callSpec("self.get", robot), devices.CodeForbidden},
+		{"a device that does not exist", lab, callSpec("self.get", "aa:bb:cc:dd:ee:09"), devices.CodeForbidden},
+		{"without jobs", m.key(t, "tools:call", ""), callSpec("self.get", lamp), devices.CodeForbidden},
+		{"without tools:call", m.key(t, "jobs", ""), callSpec("self.get", lamp), devices.CodeForbidden},
+		{"a tool for people", all, callSpec("self.reboot", lamp), devices.CodeToolDenied},
+		{"restart without its scope", all, api.JobSpec{Action: api.JobAction{Restart: &api.JobRestart{}}, Devices: []string{string(lamp)}}, devices.CodeForbidden},
+	} {
+		j, _, err := m.Create(t.Context(), c.by, c.spec, CreateOptions{})
+		// security: K20
+		if got := codeOf(err); got != c.want || (c.want == "") != (j.ID != "") {
+			t.Errorf("%s: %q (%v), want %q", c.name, got, err, c.want)
+		}
+	}
+	// A selection is limited to the key's devices, whatever it selects.
+	j, _, err := m.Create(t.Context(), lab, api.JobSpec{Action: callSpec("self.get").Action, Select: "device=*"}, CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored, err := m.Store.Job(t.Context(), j.ID)
+	// security: K20
+	if err != nil || !strings.Contains(stored.Devices, "room=lab") {
+		t.Errorf("selects %q, %v", stored.Devices, err)
+	}
+	// The jobs of others do not exist for a limited key.
+	other, _, err := m.Create(t.Context(), all, callSpec("self.get", lamp), CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, got := m.Get(t.Context(), lab, other.ID)
+	_, paused := m.Do(t.Context(), lab, other.ID, "pause", VerbOptions{})
+	cancelled := m.CancelTask(t.Context(), lab, lamp, other.ID)
+	list, listed := m.List(t.Context(), lab, Query{Device: string(lamp)})
+	queue, queued := m.Queue(t.Context(), lab, lamp)
+	// security: K20
+	if codeOf(got) != devices.CodeNotFound || codeOf(paused) != devices.CodeNotFound || codeOf(cancelled) != devices.CodeNotFound || listed != nil || queued != nil ||
+		slices.ContainsFunc(list.Items, func(j api.Job) bool { return j.ID == other.ID }) || slices.ContainsFunc(queue, func(t api.Task) bool { return t.Job == other.ID }) {
+		t.Errorf("%v, %v, %v, %v, %v", got, paused, cancelled, list, queue)
+	}
+}
+
+// A request that is repeated with its key is answered with its job, although its confirmation was used.
+func TestRepeatedAfterConfirmation(t *testing.T) {
+	m := newManager(t)
+	if _, err := m.fleet.SetPolicy(t.Context(), devicetest.Admin, access.Policy{Rules: []access.Rule{{Name: "ask", Tools: []string{"self.lock.*"}, Action: access.Confirm}}}, 0); err != nil {
+		t.Fatal(err)
+	}
+	spec, key := callSpec("self.lock.open", lamp), CreateOptions{Key: "once"}
+	_, _, err := m.Create(t.Context(), devicetest.Admin, spec, key)
+	var asked *devices.Error
+	if !errors.As(err, &asked) || asked.Code != devices.CodeConfirmation || asked.Confirmation == "" {
+		t.Fatalf("%v", err)
+	}
+	confirmed := key
+	confirmed.Confirmation = asked.Confirmation
+	j, again, err := m.Create(t.Context(), devicetest.Admin, spec, confirmed)
+	if err != nil || again {
+		t.Fatalf("%v, %t", err, again)
+	}
+	for _, o := range []CreateOptions{confirmed, key} {
+		if repeated, again, err := m.Create(t.Context(), devicetest.Admin, spec, o); err != nil || !again || repeated.ID != j.ID {
+			t.Errorf("%+v: %v, %t, %v", o, repeated.ID, again, err)
+		}
+	}
+	if _, _, err := m.Create(t.Context(), devicetest.Admin, callSpec("self.lock.open", robot), key); codeOf(err) != devices.CodeConflict {
+		t.Errorf("another body: %v", err)
+	}
+	// A confirmation that a person declined is good for nothing.
+	_, _, err = m.Create(t.Context(), devicetest.Admin, spec, CreateOptions{})
+	if !errors.As(err, &asked) {
+		t.Fatal(err)
+	}
+	if err := m.Decline(t.Context(), devicetest.Admin, "create job", asked.Confirmation); codeOf(err) != devices.CodeConfirmation {
+		t.Errorf("declined: %v", err)
+	}
+	// security: K20
+	if _, _, err = m.Create(t.Context(), devicetest.Admin, spec, CreateOptions{Confirmation: asked.Confirmation}); codeOf(err) != devices.CodeConfirmation {
+		t.Errorf("a declined confirmation: %v", err)
+	}
+}
+
+// Whatever is done with a job is in the audit, with its caller; a repeated request is not.
+func TestJobsAreAudited(t *testing.T) {
+	m := newManager(t)
+	by := m.key(t, "jobs jobs:read tools:call", "")
+	j, _, err := m.Create(t.Context(), by, callSpec("self.get", lamp, robot), CreateOptions{Key: "k"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	note := "x"
+	_, _, repeated := m.Create(t.Context(), by, callSpec("self.get", lamp, robot), CreateOptions{Key: "k"})
+	_, edited := m.Edit(t.Context(), by, j.ID, api.JobEdit{Note: &note})
+	_, paused := m.Do(t.Context(), by, j.ID, "pause", VerbOptions{Reason: "lunch"})
+	_, again := m.Do(t.Context(), by, j.ID, "pause", VerbOptions{})
+	later, _, queued := m.Later(t.Context(), by, devices.ToolCall{Device: lamp, Tool: "self.get"}, 0, time.Hour, "")
+	if err := errors.Join(repeated, edited, paused, m.CancelTask(t.Context(), by, lamp, j.ID), queued); err != nil || codeOf(again) != devices.CodeConflict {
+		t.Fatal(err, again)
+	}
+	var seen []string
+	for _, e := range m.ports.Recorded() {
+		if e.Key == by.Key() {
+			detail, _, _ := strings.Cut(e.Detail, ":") // an error follows
+			seen = append(seen, fmt.Sprintf("%s %s %s %s", e.Action, e.Device, detail, e.Outcome))
+		}
+	}
+	want := []string{"create job  job " + j.ID + " ok", "edit job  job " + j.ID + " ok", "pause job  job " + j.ID + " ok", "pause job  job " + j.ID + " conflict",
+		"create job " + string(lamp) + " job " + later.ID + " calls self.get later ok", "cancel task " + string(lamp) + " job " + j.ID + " ok"}
+	slices.Sort(seen)
+	slices.Sort(want)
+	if !slices.Equal(seen, want) {
+		t.Errorf("%q, want %q", seen, want)
+	}
+}
+
+// What a device waits for follows the transport of its last connection, whatever its own setting.
+func TestReasonAsleep(t *testing.T) {
+	m := newManager(t)
+	j := jobs.Job{State: jobs.Running, Until: time.Now().Add(time.Hour), Opened: 1, Spec: api.JobSpec{When: &api.JobWhen{}, Pace: &api.JobPace{Rate: jobs.RateUnlimited, Concurrency: 1}}}
+	for _, c := range []struct {
+		last, prefer devices.Transport
+		epoch        devices.Epoch
+		want         jobs.Wait
+	}{
+		{devices.TransportWebSocket, "", 7, jobs.WaitAsleep},
+		{devices.TransportWebSocket, devices.TransportMQTT, 7, jobs.WaitAsleep},
+		{devices.TransportMQTT, devices.TransportWebSocket, 7, jobs.WaitOffline},
+		{"", devices.TransportWebSocket, 0, jobs.WaitOffline},
+	} {
+		v := devices.View{Device: devices.Device{Prefer: c.prefer}, Presence: devices.Presence{Transport: c.last, Epoch: c.epoch}}
+		if got := m.waitOf(&j, &jobs.Task{State: jobs.TaskWaiting}, &v, false, time.Now()); got != c.want {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+}

@@ -1,0 +1,307 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+	"fleetd/internal/timescale"
+)
+
+// Times of the periodic work.
+var (
+	turnEvery   = timescale.Of(time.Second)
+	idleEvery   = timescale.Of(3 * time.Second) // while no job is due
+	turnLasts   = timescale.Of(5 * time.Second)
+	followEvery = timescale.Of(time.Minute)
+	pruneEvery  = timescale.Of(time.Minute)
+)
+
+const (
+	turnTime   = time.Minute // of one turn; the next one goes on
+	loseBatch  = 500
+	pruneBatch = 1000
+)
+
+// turn is the fleet's periodic work on jobs. At most one node does it at a time; what it does
+// may be done twice, since every step is a transaction that looks at the job again.
+type turn struct {
+	m          *Manager
+	until      time.Time            // of the turn that this process has, by its own clock
+	followed   map[string]time.Time // when a job with follow selected last
+	superseded map[string]int64     // the round for which older ones were ended
+	pruned     time.Time
+	next       time.Time // when there is work at the latest, by this process's clock
+	failed     bool      // the last turn failed, which was logged
+}
+
+func (t *turn) run(ctx context.Context) {
+	ticker := time.NewTicker(turnEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if time.Now().Before(t.next) {
+				continue
+			}
+		case <-t.m.wake:
+		}
+		limited, cancel := context.WithTimeout(ctx, turnTime)
+		err := t.once(limited)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil && !t.failed:
+			t.m.Log.Warn("jobs: the periodic work failed; it is tried again each second", "error", err)
+		case err == nil && t.failed:
+			t.m.Log.Info("jobs: the periodic work goes on")
+		}
+		t.failed = err != nil
+	}
+}
+
+// take reports whether this process may do the work now.
+func (t *turn) take(ctx context.Context) (bool, error) {
+	begun := time.Now()
+	if begun.Before(t.until.Add(-turnLasts / 2)) {
+		return true, nil
+	}
+	ok, err := t.m.Store.TakeTurn(ctx, t.m.Instance, turnLasts)
+	if ok && err == nil {
+		t.until = begun.Add(turnLasts)
+	}
+	return ok && err == nil, err
+}
+
+var errTurnLost = errors.New("another node does the periodic work")
+
+func (t *turn) once(ctx context.Context) error {
+	if ok, err := t.take(ctx); !ok {
+		return err
+	}
+	open, err := t.m.Store.Open(ctx)
+	if err != nil {
+		return err
+	}
+	t.next = t.nextOf(open)
+	var errs []error
+	seen := map[string]bool{}
+	for i := range open {
+		seen[open[i].ID] = true
+		if err := t.job(ctx, open[i]); err != nil && !errors.Is(err, jobs.ErrStale) {
+			errs = append(errs, err)
+		}
+		if ok, err := t.take(ctx); !ok {
+			return errors.Join(append(errs, err)...)
+		}
+	}
+	for id := range t.followed {
+		if !seen[id] {
+			delete(t.followed, id)
+		}
+	}
+	for id := range t.superseded {
+		if !seen[id] {
+			delete(t.superseded, id)
+		}
+	}
+	return errors.Join(append(errs, t.lose(ctx), t.prune(ctx))...)
+}
+
+// nextOf returns when one of the jobs is to be moved on, at most idleEvery from now. Changes by
+// other nodes are found then.
+func (t *turn) nextOf(open []jobs.Job) time.Time {
+	now := t.m.Store.Now()
+	next := now.Add(idleEvery)
+	for i := range open {
+		j := &open[i]
+		for _, at := range []time.Time{j.NextAt, j.Until, j.StageEnd} {
+			if at.After(now) && at.Before(next) {
+				next = at
+			}
+		}
+		if j.State == jobs.Preparing || j.Due(now) || !j.State.Open() && j.Counts.Waiting > 0 {
+			next = now
+		}
+	}
+	return time.Now().Add(next.Sub(now))
+}
+
+// lose ends the running tasks of processes that are lost.
+func (t *turn) lose(ctx context.Context) error {
+	self := t.m.Instance
+	if t.m.Leases {
+		self = ""
+	}
+	for {
+		ended, _, err := t.m.Store.LoseRunning(ctx, self, loseBatch)
+		if err != nil {
+			return err
+		}
+		if len(ended) > 0 {
+			t.m.Log.Warn("tasks of a process that has ended have an unknown outcome", "tasks", len(ended))
+		}
+		if len(ended) < loseBatch {
+			return nil
+		}
+	}
+}
+
+// prune deletes jobs that ended long ago.
+func (t *turn) prune(ctx context.Context) error {
+	if time.Since(t.pruned) < pruneEvery {
+		return nil
+	}
+	t.pruned = time.Now()
+	_, err := t.m.Store.Prune(ctx, t.m.Store.Now().Add(-jobs.Kept), pruneBatch)
+	return err
+}
+
+// job moves one job on.
+func (t *turn) job(ctx context.Context, j jobs.Job) (err error) {
+	m := t.m
+	if j.State == jobs.Cancelled {
+		if j.Counts.Waiting == 0 {
+			return nil
+		}
+		_, err := m.endWaiting(ctx, j, -1, jobs.CancelledT)
+		return err
+	}
+	if !j.State.Open() {
+		return nil
+	}
+	now := m.Store.Now()
+	if !j.Until.After(now) {
+		if j.Counts.Waiting > 0 {
+			if j, err = m.endWaiting(ctx, j, -1, jobs.Expired); err != nil {
+				return err
+			}
+		}
+		return t.settle(ctx, &j)
+	}
+	if j.Due(now) {
+		if j, err = m.Store.Edit(ctx, j.ID, func(j *jobs.Job) error {
+			if !j.Due(m.Store.Now()) {
+				return jobs.ErrStale
+			}
+			j.Fire(m.Store.Now())
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	if j.State == jobs.Preparing {
+		if j, err = t.prepare(ctx, j); err != nil {
+			return err
+		}
+	}
+	if j.State == jobs.Running && j.Round > 1 && t.superseded[j.ID] < j.Round {
+		if j, err = m.endWaiting(ctx, j, j.Round, jobs.Superseded); err != nil {
+			return err
+		}
+		t.superseded[j.ID] = j.Round
+	}
+	if j.Spec.Follow && j.State == jobs.Running && time.Since(t.followed[j.ID]) >= followEvery {
+		if j, err = t.follow(ctx, j); err != nil {
+			return err
+		}
+	}
+	return t.settle(ctx, &j)
+}
+
+// settle applies the time that has passed.
+func (t *turn) settle(ctx context.Context, j *jobs.Job) error {
+	after, now := *j, t.m.Store.Now()
+	after.Settle(now)
+	if after.State == j.State && after.Stage == j.Stage && after.StageEnd.Equal(j.StageEnd) {
+		return nil
+	}
+	_, err := t.m.Store.Edit(ctx, j.ID, func(j *jobs.Job) error {
+		j.Settle(now)
+		return nil
+	})
+	return err
+}
+
+// prepare writes the tasks of a job's selection, from its cursor on.
+func (t *turn) prepare(ctx context.Context, j jobs.Job) (jobs.Job, error) {
+	at := j.CreatedAt
+	if j.Repeats() {
+		at = t.m.Store.Now()
+	}
+	for j.State == jobs.Preparing {
+		ids, next, err := t.page(ctx, &j, j.Cursor)
+		if err != nil {
+			return j, err
+		}
+		if j, err = t.write(ctx, j, j.Cursor, next, ids, at, next == ""); err != nil {
+			return j, err
+		}
+		if ok, err := t.take(ctx); !ok {
+			return j, errors.Join(errTurnLost, err)
+		}
+	}
+	t.followed[j.ID] = time.Now()
+	return j, nil
+}
+
+// follow writes tasks of devices that came to match the selection of a job.
+func (t *turn) follow(ctx context.Context, j jobs.Job) (jobs.Job, error) {
+	at, after := t.m.Store.Now(), ""
+	for {
+		ids, next, err := t.page(ctx, &j, after)
+		if err != nil {
+			return j, err
+		}
+		if j, err = t.write(ctx, j, "", "", ids, at, false); err != nil {
+			return j, err
+		}
+		if after = next; next == "" {
+			t.followed[j.ID] = time.Now()
+			return j, nil
+		}
+	}
+}
+
+// page returns devices of a job's selection after a cursor, and the next one; empty: the last
+// page.
+func (t *turn) page(ctx context.Context, j *jobs.Job, after string) (ids []devices.ID, next string, err error) {
+	if len(j.Spec.Devices) > 0 { // at most PrepareBatch
+		for _, id := range j.Spec.Devices {
+			if t.m.Fleet.Registry().Status(devices.ID(id), "").Known {
+				ids = append(ids, devices.ID(id))
+			}
+		}
+		return ids, "", t.m.Fleet.Registry().CheckReady()
+	}
+	q, err := query(j.Devices, after)
+	if err != nil {
+		return nil, "", err
+	}
+	views, next, err := t.m.Fleet.List(ctx, q)
+	for i := range views {
+		ids = append(ids, views[i].Device.ID)
+	}
+	return ids, next, err
+}
+
+// write adds tasks for devices.
+func (t *turn) write(ctx context.Context, j jobs.Job, cursor, next string, ids []devices.ID, at time.Time, last bool) (jobs.Job, error) {
+	if len(ids) == 0 && !last && cursor == next {
+		return j, nil
+	}
+	rows := make([]jobs.Task, 0, len(ids))
+	for _, id := range ids {
+		rows = append(rows, taskOf(&j, id, at))
+	}
+	after, err := t.m.Store.AddTasks(ctx, j.ID, cursor, next, rows, last)
+	if err != nil {
+		return j, err
+	}
+	return after, nil
+}

@@ -1,0 +1,186 @@
+package manager
+
+import (
+	"context"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+)
+
+// endBatch is how many waiting tasks one transaction ends or repeats.
+const endBatch = 2000
+
+// verbTime limits what a verb does in the request; the periodic work does the rest.
+const verbTime = 30 * time.Second
+
+// VerbOptions are what comes with a verb.
+type VerbOptions struct {
+	Outcomes []string // of retry: the outcomes of tasks to be repeated; none: failed
+	Reason   string   // of pause: for people
+}
+
+// Edit changes pace, deadline, note or stop rule of an open job.
+func (m *Manager) Edit(ctx context.Context, p access.Principal, id string, e api.JobEdit) (api.Job, error) {
+	j, err := m.edit(ctx, p, id, e)
+	m.Fleet.NoteChange(p, "edit job", "", "job "+devices.Clip(id), err)
+	return j, err
+}
+
+func (m *Manager) edit(ctx context.Context, p access.Principal, id string, e api.JobEdit) (api.Job, error) {
+	if _, err := m.job(ctx, p, access.ScopeJobs, id); err != nil {
+		return api.Job{}, asError(err)
+	}
+	j, err := m.Store.Edit(ctx, id, func(j *jobs.Job) error {
+		if !j.State.Open() {
+			return devices.Errorf(devices.CodeConflict, "job %s is %s and cannot be changed; only open jobs can", j.ID, j.State)
+		}
+		if err := jobs.CheckEdit(&e, j, m.Store.Now()); err != nil {
+			return err
+		}
+		if e.Pace != nil {
+			j.Spec.Pace = e.Pace
+		}
+		if e.Stop != nil {
+			j.Spec.Stop = e.Stop
+		}
+		if e.Note != nil {
+			j.Spec.Note = *e.Note
+		}
+		if e.Until != nil {
+			j.Until = e.Until.UTC().Truncate(time.Microsecond)
+			when := *j.Spec.When
+			when.Until = api.At(j.Until)
+			j.Spec.When = &when
+		}
+		return nil
+	})
+	if err != nil {
+		return api.Job{}, asError(err)
+	}
+	return jobView(&j), nil
+}
+
+// Do applies a verb to a job: pause, resume, cancel, retry or advance.
+func (m *Manager) Do(ctx context.Context, p access.Principal, id, verb string, o VerbOptions) (api.Job, error) {
+	j, err := m.do(ctx, p, id, verb, o)
+	m.Fleet.NoteChange(p, devices.Clip(verb)+" job", "", "job "+devices.Clip(id), err)
+	return j, err
+}
+
+func (m *Manager) do(ctx context.Context, p access.Principal, id, verb string, o VerbOptions) (api.Job, error) {
+	if _, err := m.job(ctx, p, access.ScopeJobs, id); err != nil {
+		return api.Job{}, asError(err)
+	}
+	var err error
+	var j jobs.Job
+	now := m.Store.Now()
+	switch verb {
+	case "pause":
+		j, err = m.Store.Edit(ctx, id, func(j *jobs.Job) error { return j.Pause(o.Reason) })
+	case "resume":
+		j, err = m.Store.Edit(ctx, id, func(j *jobs.Job) error { return j.Resume(now) })
+	case "advance":
+		j, err = m.Store.Edit(ctx, id, func(j *jobs.Job) error { return j.Advance(now) })
+	case "cancel":
+		j, err = m.cancel(ctx, id, now)
+	case "retry":
+		j, err = m.retry(ctx, id, o.Outcomes)
+	default:
+		err = devices.Errorf(devices.CodeBadRequest, "unknown verb %q; use pause, resume, cancel, retry or advance", devices.Clip(verb))
+	}
+	if err != nil {
+		return api.Job{}, asError(err)
+	}
+	m.Poke()
+	return jobView(&j), nil
+}
+
+// cancel ends a job, and its waiting tasks as far as there is time.
+func (m *Manager) cancel(ctx context.Context, id string, now time.Time) (jobs.Job, error) {
+	j, err := m.Store.Edit(ctx, id, func(j *jobs.Job) error { return j.Cancel(now) })
+	if err != nil {
+		return j, err
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), verbTime)
+	defer stop()
+	if rest, err := m.endWaiting(ctx, j, -1, jobs.CancelledT); err == nil {
+		return rest, nil
+	}
+	return j, nil // it is cancelled; the periodic work ends the rest
+}
+
+// endWaiting ends all waiting tasks of rounds below round, or with round < 0 of all.
+func (m *Manager) endWaiting(ctx context.Context, j jobs.Job, round int64, outcome jobs.Outcome) (jobs.Job, error) {
+	for {
+		ended, next, err := m.Store.EndWaiting(ctx, j.ID, round, "", outcome, "", endBatch)
+		if err != nil {
+			return j, err
+		}
+		j = next
+		if len(ended) < endBatch {
+			return j, nil
+		}
+	}
+}
+
+// retry returns ended tasks to waiting.
+func (m *Manager) retry(ctx context.Context, id string, names []string) (jobs.Job, error) {
+	outcomes := []jobs.Outcome{jobs.Failed}
+	if len(names) > 0 {
+		outcomes = nil
+	}
+	for _, name := range names {
+		switch o := jobs.Outcome(name); o {
+		case jobs.Failed, jobs.Unknown, jobs.Refused, jobs.Expired, jobs.CancelledT:
+			outcomes = append(outcomes, o)
+		default:
+			return jobs.Job{}, devices.Errorf(devices.CodeBadRequest, "tasks with the outcome %q cannot be repeated; use failed, unknown, refused, expired or cancelled", devices.Clip(name))
+		}
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), verbTime)
+	defer stop()
+	before, err := m.Store.Job(ctx, id)
+	if err != nil {
+		return before, err
+	}
+	if before.State == jobs.Cancelled || before.State == jobs.Preparing {
+		return before, (&before).Reopen(m.Store.Now())
+	}
+	for {
+		n, j, err := m.Store.Retry(ctx, id, outcomes, endBatch)
+		if err != nil {
+			return j, err
+		}
+		if n < endBatch {
+			return j, nil
+		}
+	}
+}
+
+// CancelTask ends a device's waiting task of a job. A task that runs is CodeConflict.
+func (m *Manager) CancelTask(ctx context.Context, p access.Principal, device devices.ID, job string) error {
+	err := m.cancelTask(ctx, p, device, job)
+	m.Fleet.NoteChange(p, "cancel task", device, "job "+devices.Clip(job), err)
+	return err
+}
+
+func (m *Manager) cancelTask(ctx context.Context, p access.Principal, device devices.ID, job string) error {
+	if err := m.Fleet.Permit(ctx, p, access.ScopeJobs, device); err != nil {
+		return asError(err)
+	}
+	j, err := m.job(ctx, p, access.ScopeJobs, job)
+	if err != nil {
+		return asError(err)
+	}
+	ended, _, err := m.Store.EndWaiting(ctx, j.ID, -1, device, jobs.CancelledT, "", endBatch)
+	if err != nil {
+		return asError(err)
+	}
+	if len(ended) == 0 {
+		return devices.Errorf(devices.CodeConflict, "job %s has no waiting task for device %s; one that runs ends by itself", j.ID, device)
+	}
+	return nil
+}

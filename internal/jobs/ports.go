@@ -1,0 +1,145 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"fleetd/internal/devices"
+)
+
+// Errors of Store.
+var (
+	// ErrConflict: the Idempotency-Key was used with another body.
+	ErrConflict = &devices.Error{Code: devices.CodeConflict, Detail: "this Idempotency-Key was used with another body; use a new key, or repeat the body"}
+	// ErrQueueFull: too many tasks are open.
+	ErrQueueFull = &devices.Error{Code: devices.CodeQueueFull, Detail: "the queue is full; wait for open jobs to end, or cancel some"}
+	// ErrStale: the row is not in the state that the operation needs.
+	ErrStale = errors.New("the job has changed meanwhile")
+)
+
+// Store keeps jobs and tasks. Every method is one or more transactions on the database; errors
+// wrap devices.ErrDatabase, and devices.ErrUncertain if it is not known whether the transaction
+// was committed; devices.ErrNotFound: the job does not exist. Transactions lock rows of jobs by
+// id, then rows of tasks by (job, round, device). now is the database's clock, see Now. It is
+// safe for concurrent use.
+type Store interface {
+	// Now returns the database's clock: on Postgres as last measured, at most some seconds
+	// ago; on SQLite the node's. It does no I/O.
+	Now() time.Time
+
+	// Create commits a job, and with tasks its rows (at most MaxDevices), so that a job of
+	// a few devices needs no preparing: it is given as Preparing (Job.Fire), and
+	// Create counts its rows and ends the preparing, as AddTasks does with last. If Owner has used Key in the last KeyLifetime, it
+	// returns that job and again, or ErrConflict if the hashes differ. ErrQueueFull if
+	// MaxOpenJobs or MaxOpenTasks are reached, or MaxDeviceTasks by a job with one task.
+	Create(ctx context.Context, j Job, tasks []Task) (stored Job, again bool, err error)
+	// Repeated returns the job that owner has created with this key in the last KeyLifetime, or
+	// devices.ErrNotFound; ErrConflict if the hashes differ.
+	Repeated(ctx context.Context, owner, key, hash string) (Job, error)
+	// Job returns a job.
+	Job(ctx context.Context, id string) (Job, error)
+	// Jobs returns jobs, newest first.
+	Jobs(ctx context.Context, f Filter) (list []Job, next string, err error)
+	// Open returns all open jobs, in order of id. It is one query of at most MaxOpenJobs rows.
+	Open(ctx context.Context) ([]Job, error)
+	// Edit locks a job's row, applies f, and writes the result with the next Version. An
+	// error of f is returned, and nothing is written.
+	Edit(ctx context.Context, id string, f func(j *Job) error) (Job, error)
+
+	// AddTasks writes rows of the round of a job that is Preparing with this cursor, and sets
+	// the cursor; with last it also ends the preparing (Job.Prepared). Rows that exist are
+	// left alone. Devices with MaxDeviceTasks open tasks get a row that ended as Refused
+	// with CodeQueueFull. A job with follow that was prepared takes rows, too, with both
+	// cursors empty. ErrStale if the job is not in that state.
+	AddTasks(ctx context.Context, id, cursor, next string, tasks []Task, last bool) (Job, error)
+	// EndWaiting ends up to limit waiting tasks of a job with this outcome: of all rounds
+	// below round, or with round < 0 of all; device, if not empty, is the only one. It
+	// returns the job afterwards.
+	EndWaiting(ctx context.Context, id string, round int64, device devices.ID, outcome Outcome, code string, limit int) (ended []Task, j Job, err error)
+	// Retry returns up to limit ended tasks of the current round with one of these outcomes
+	// to waiting, and applies Job.Reopen if there are any.
+	Retry(ctx context.Context, id string, outcomes []Outcome, limit int) (n int, j Job, err error)
+
+	// Waiting returns waiting tasks of a job whose Spread is above after, in order of
+	// Spread, whatever their DueAt.
+	Waiting(ctx context.Context, id string, after int64, limit int) ([]Candidate, error)
+	// WaitingOf returns waiting tasks of these devices, in order of device and of its queue,
+	// at most perDevice of each device: the oldest, and rather those whose job may begin
+	// tasks now than others.
+	WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) ([]Candidate, error)
+	// Begin begins those of the candidates that may begin now, as one transaction: jobs
+	// Grant them, no task of the device is running, and none of the device that is older
+	// and due could begin before it. instance must have a lease, where there are leases.
+	// It returns the tasks that are now running; the caller may send at once. Candidates
+	// that do not begin are left out, with no error. With ErrUncertain it returns those that
+	// may be running: nothing may be sent, and the caller ends them as NotSent later.
+	Begin(ctx context.Context, node, instance string, list []Candidate) (begun []Task, changed []Change, err error)
+	// End records how tasks that this instance runs ended, with the jobs' counters, and
+	// applies Job.Record. Ends of tasks that another attempt, instance or outcome owns
+	// already are ignored, except answers (OK, Failed) that come after Unknown was recorded
+	// for the same Fence: they replace it, and the task is Late. A task that failed, or is
+	// Unknown and repeatable, waits again if Job.RetryAt wants it; ended has it as waiting.
+	End(ctx context.Context, instance string, list []End) (ended []Task, changed []Change, err error)
+	// LoseRunning ends, as Unknown with CodeNodeLost, running tasks of processes without a
+	// lease; with self, on a database without leases, of every instance but that.
+	LoseRunning(ctx context.Context, self string, limit int) (ended []Task, changed []Change, err error)
+
+	// Tasks returns tasks of a job in order of device and round, for lists and reports.
+	Tasks(ctx context.Context, f TaskFilter) (list []Task, next string, err error)
+	// Queue returns the open tasks of a device in their order, with their jobs.
+	Queue(ctx context.Context, id devices.ID) ([]Queued, error)
+	// Forget ends all open tasks of a device as Gone.
+	Forget(ctx context.Context, id devices.ID) error
+
+	// Confirm stores a confirmation request of owner for the body with this hash, under
+	// the token's digest, until now + ConfirmLifetime; TakeConfirm removes it and returns
+	// the rules, or devices.ErrNotFound if it does not exist, has expired or belongs to
+	// another owner or body.
+	Confirm(ctx context.Context, digest, owner, hash string, rules []string) error
+	TakeConfirm(ctx context.Context, digest, owner, hash string) (rules []string, err error)
+	// DropConfirm removes a confirmation request of owner, if it exists.
+	DropConfirm(ctx context.Context, digest, owner string) error
+
+	// TakeTurn reports whether this process may do the fleet's periodic work for the next
+	// few seconds; at most one may.
+	TakeTurn(ctx context.Context, instance string, lasts time.Duration) (bool, error)
+	// Prune deletes jobs that ended before a time, with their tasks, at most limit rows, and
+	// expired confirmations.
+	Prune(ctx context.Context, before time.Time, limit int) (int, error)
+}
+
+// Filter selects jobs of a list.
+type Filter struct {
+	State  State
+	Action string // call, message or restart
+	Device devices.ID
+	Owner  string // only jobs of this key; empty: all
+	After  string // the next of the page before
+	Limit  int
+}
+
+// TaskFilter selects tasks of a job.
+type TaskFilter struct {
+	Job     string
+	Outcome Outcome
+	Open    bool // only those that have not ended
+	After   string
+	Limit   int
+}
+
+// Queued is an open task with its job.
+type Queued struct {
+	Task Task
+	Job  Job
+}
+
+// Change is a job whose row a transaction has written, as it is afterwards: its state may be
+// the same as before.
+type Change struct {
+	Job         Job
+	From        State // before; empty: it is new
+	FromStage   int
+	FromWaiting int64
+	First       bool // its first task has begun
+}

@@ -1,0 +1,464 @@
+package jobs
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+)
+
+// Standing reports whether the job goes on until its deadline, though no task is open.
+func (j *Job) Standing() bool { return j.Spec.Follow || j.Repeats() }
+
+// Repeats reports whether the job fires again and again.
+func (j *Job) Repeats() bool { return j.Spec.When.Cron != "" }
+
+// Action returns the name of the job's action: call, message or restart.
+func (j *Job) Action() string {
+	switch {
+	case j.Spec.Action.Call != nil:
+		return "call"
+	case j.Spec.Action.Restart != nil:
+		return "restart"
+	}
+	return "message"
+}
+
+// AwaitsIdle reports whether tasks wait for the end of a conversation.
+func (j *Job) AwaitsIdle() bool { return j.Spec.Busy == "wait" }
+
+// Zone returns the timezone of the job's schedule; it was checked.
+func (j *Job) Zone() *time.Location {
+	zone, err := time.LoadLocation(j.Spec.When.Timezone)
+	if err != nil {
+		return time.UTC
+	}
+	return zone
+}
+
+// New returns a job of a checked spec. devices is the text of its selection, limited to
+// what its creator may select; text without terms is not valid.
+func New(spec api.JobSpec, owner, ownerName, devices string, now time.Time) Job {
+	now = now.UTC().Truncate(time.Microsecond)
+	j := Job{ID: NewID(now), Owner: owner, OwnerName: ownerName, Devices: devices, Spec: spec, State: Scheduled,
+		NextAt: spec.When.At.UTC().Truncate(time.Microsecond), CreatedAt: now, Until: spec.When.Until.UTC().Truncate(time.Microsecond)}
+	if spec.When.At.IsZero() {
+		j.NextAt = time.Time{}
+	}
+	if j.Repeats() {
+		from := now
+		if j.NextAt.After(now) {
+			from = j.NextAt.Add(-time.Microsecond)
+		}
+		j.NextAt, _ = j.schedule().Next(from) // Check has found one
+	}
+	return j
+}
+
+func (j *Job) schedule() Schedule { return Schedule{j.Spec.When.Cron, j.Zone()} }
+
+// Due reports whether a scheduled job fires now, or a repeating one whose last round goes on.
+func (j *Job) Due(now time.Time) bool {
+	return (j.State == Scheduled || j.State == Running && j.Repeats() && j.Until.After(now)) && !j.NextAt.After(now)
+}
+
+// Fire begins a round: the job is Preparing until all its rows are written. A repeating job
+// that is more than MissedAfter late counts the firing as missed, and Fire reports false.
+func (j *Job) Fire(now time.Time) bool {
+	if !j.Due(now) {
+		return false
+	}
+	at := j.NextAt
+	if j.Repeats() {
+		j.NextAt, _ = j.schedule().Next(now)
+		if now.Sub(at) > MissedAfter {
+			j.Missed++
+			return false
+		}
+		j.Round++
+	}
+	j.State, j.Cursor, j.RoundN = Preparing, "", 0
+	j.Stage, j.StageEnd, j.Opened, j.Started, j.PassedOK = 0, time.Time{}, 0, 0, 0
+	return true
+}
+
+// Prepared ends the preparing: stages count from the number of tasks that there are now.
+func (j *Job) Prepared(now time.Time) {
+	if j.State != Preparing {
+		return
+	}
+	j.State = Running
+	j.Cursor = ""
+	j.openStages(now)
+	j.Settle(now)
+}
+
+// Added counts new tasks of the round, waiting and refused.
+func (j *Job) Added(waiting, refused int) {
+	j.RoundN += int64(waiting + refused)
+	j.Counts.Waiting += int64(waiting)
+	j.Counts.Ended[outcomeIndex(Refused)] += int64(refused)
+}
+
+// wants returns how many successes the stage wants in all.
+func (j *Job) wants(stage int) int64 {
+	ok := j.Spec.Stages[stage].OK
+	n := ok.Number
+	if n == 0 {
+		n = int64(math.Ceil(ok.Percent / 100 * float64(j.RoundN)))
+	}
+	return min(max(n, 1), j.RoundN)
+}
+
+// openStages lets as many tasks begin as the current stage still wants successes.
+func (j *Job) openStages(now time.Time) {
+	if len(j.Spec.Stages) == 0 || j.Stage >= len(j.Spec.Stages) {
+		j.Opened = math.MaxInt64
+		return
+	}
+	j.Opened = max(j.Opened, j.Started+j.wants(j.Stage)-j.PassedOK)
+}
+
+// Gate returns why no task of the job may begin now, and when that may change by itself; zero:
+// it is not known. Tasks of a job with a closed gate are not due: they hold no other task up.
+func (j *Job) Gate(now time.Time) (Wait, time.Time) {
+	switch j.State {
+	case Running:
+	case Paused:
+		return WaitPaused, time.Time{}
+	case Halted:
+		return WaitHalted, time.Time{}
+	default:
+		return WaitLater, j.NextAt
+	}
+	if !j.Until.After(now) {
+		return WaitLater, time.Time{} // its tasks are about to expire
+	}
+	if w := j.Spec.When.Window; w != nil {
+		window := Window{Schedule{w.Cron, j.Zone()}, durationOf(w.For, 0)}
+		if open, next := window.Open(now); !open {
+			return WaitWindow, next
+		}
+	}
+	if j.Started >= j.Opened {
+		return WaitStage, j.StageEnd
+	}
+	if j.Counts.Running >= int64(j.Spec.Pace.Concurrency) {
+		return WaitPace, time.Time{}
+	}
+	if n, at := j.arrivals(now); n == 0 {
+		return WaitPace, at
+	}
+	return WaitNone, time.Time{}
+}
+
+// arrivals returns how many tasks the rate admits now, and when it admits the next one.
+func (j *Job) arrivals(now time.Time) (int64, time.Time) {
+	rate, err := ParseRate(j.Spec.Pace.Rate)
+	if err != nil || rate.Interval == 0 {
+		return math.MaxInt64, time.Time{}
+	}
+	tat := j.TAT
+	if tat.Before(now) {
+		tat = now
+	}
+	room := time.Duration(rate.Burst)*rate.Interval - tat.Sub(now)
+	if n := int64(room / rate.Interval); n > 0 {
+		return n, time.Time{}
+	}
+	return 0, now.Add(rate.Interval - room)
+}
+
+// Grant returns how many of want waiting tasks begin now, and counts them as running. Give
+// back with Return those that then do not begin.
+func (j *Job) Grant(now time.Time, want int) int {
+	if gate, _ := j.Gate(now); gate != WaitNone {
+		return 0
+	}
+	n := min(int64(want), j.Counts.Waiting, int64(j.Spec.Pace.Concurrency)-j.Counts.Running)
+	if j.Opened < math.MaxInt64 { // else tasks of an older round may have made Started negative
+		n = min(n, j.Opened-j.Started)
+	}
+	if rate, err := ParseRate(j.Spec.Pace.Rate); err == nil && rate.Interval > 0 {
+		fits, _ := j.arrivals(now)
+		if n = min(n, fits); n > 0 {
+			if j.TAT.Before(now) {
+				j.TAT = now
+			}
+			j.TAT = j.TAT.Add(time.Duration(n) * rate.Interval)
+		}
+	}
+	n = max(n, 0)
+	j.Counts.Waiting -= n
+	j.Counts.Running += n
+	j.Started += n
+	if n > 0 && j.BegunAt.IsZero() {
+		j.BegunAt = now
+	}
+	return int(n)
+}
+
+// Return returns n granted or running tasks to waiting.
+func (j *Job) Return(n int) {
+	j.Counts.Waiting += int64(n)
+	j.Counts.Running -= int64(n)
+	j.Started -= int64(n)
+	if rate, err := ParseRate(j.Spec.Pace.Rate); err == nil && rate.Interval > 0 {
+		j.TAT = j.TAT.Add(-time.Duration(n) * rate.Interval)
+	}
+}
+
+// Retried returns a running task that was sent to waiting, to be repeated. It has used its part of
+// the rate.
+func (j *Job) Retried() {
+	j.Counts.Waiting++
+	j.Counts.Running--
+	j.Started--
+}
+
+// RetryAt returns when a task with this outcome is due again, and false if it has ended. attempt is the number of attempts so far.
+func (j *Job) RetryAt(o Outcome, attempt int, now time.Time) (time.Time, bool) {
+	retry := j.Spec.Retry
+	if retry == nil || attempt > retry.Failed || o != Failed && !(o == Unknown && j.Spec.Repeatable) {
+		return time.Time{}, false
+	}
+	return now.Add(durationOf(retry.After, DefaultRetry)), true
+}
+
+// Record counts a running task that ended with this outcome, and applies the stop rule. Call
+// Settle after the last one of a transaction.
+func (j *Job) Record(o Outcome) {
+	j.Counts.Running--
+	j.Counts.Ended[outcomeIndex(o)]++
+	if o == OK {
+		j.PassedOK++
+	}
+	j.stop()
+}
+
+// RecordWaiting counts a waiting task that ended with this outcome.
+func (j *Job) RecordWaiting(o Outcome) {
+	j.Counts.Waiting--
+	j.Counts.Ended[outcomeIndex(o)]++
+}
+
+// RecordLate moves the count of a task from Unknown to o. It never continues a halted job, nor
+// opens or closes a stage that has passed.
+func (j *Job) RecordLate(o Outcome) {
+	j.Counts.Ended[outcomeIndex(Unknown)]--
+	j.Counts.Ended[outcomeIndex(o)]++
+	if o == OK {
+		j.PassedOK++
+	}
+}
+
+// Again counts n ended tasks with this outcome as waiting.
+func (j *Job) Again(o Outcome, n int) {
+	j.Counts.Ended[outcomeIndex(o)] -= int64(n)
+	j.Counts.Waiting += int64(n)
+	if o == OK || o == Failed || o == Unknown {
+		j.Started -= int64(n)
+	}
+	if o == OK {
+		j.PassedOK -= int64(n)
+	}
+}
+
+func (j *Job) stop() {
+	s := j.Spec.Stop
+	if s == nil || j.State != Running && j.State != Paused {
+		return
+	}
+	harmed := j.Counts.Of(Failed) + j.Counts.Of(Unknown)
+	ended := harmed + j.Counts.Of(OK)
+	over := s.Failed > 0 && harmed >= int64(s.Failed)
+	if share, err := api.ParseAmount(s.Share); err == nil && ended >= int64(s.Of) {
+		over = over || float64(harmed)*100 >= share.Percent*float64(ended)
+	}
+	if over {
+		j.Halt(ReasonStop)
+	}
+}
+
+// Halt halts an open job that a person may continue.
+func (j *Job) Halt(reason string) {
+	if !j.State.Open() || j.State == Halted {
+		return
+	}
+	if j.State != Paused {
+		j.Before = j.State
+	}
+	j.State, j.Reason = Halted, reason
+}
+
+// Settle moves a job on as far as its counts and the time allow: stages pass, halt or open, and a
+// job without open tasks is done, or scheduled again. Every transaction that changes the
+// job's tasks calls it last, and the periodic work for time that passes.
+func (j *Job) Settle(now time.Time) {
+	for j.State == Running && j.Stage < len(j.Spec.Stages) {
+		if j.StageEnd.IsZero() {
+			if j.PassedOK < j.wants(j.Stage) {
+				if j.Counts.Running == 0 && j.Started >= j.Opened && j.Counts.Waiting > 0 {
+					j.Halt(ReasonStage)
+				}
+				break
+			}
+			j.StageEnd = now.Add(durationOf(j.Spec.Stages[j.Stage].Soak, 0))
+		}
+		if j.Spec.Stages[j.Stage].Hold || j.StageEnd.After(now) {
+			break
+		}
+		j.nextStage(now)
+	}
+	switch {
+	case j.State == Cancelled && j.Counts.Open() == 0 && j.EndedAt.IsZero():
+		j.EndedAt = now
+	case !j.State.Open() || j.Counts.Open() > 0 || j.State == Preparing:
+	case !j.Until.After(now):
+		j.finish(Done, now)
+	case j.State != Running:
+	case j.Repeats():
+		j.State = Scheduled
+	case !j.Standing():
+		j.finish(Done, now)
+	}
+	if j.State == Scheduled && j.Repeats() && j.NextAt.After(j.Until) && j.Counts.Open() == 0 {
+		j.finish(Done, now)
+	}
+}
+
+func (j *Job) nextStage(now time.Time) {
+	j.Stage++
+	j.StageEnd = time.Time{}
+	j.openStages(now)
+}
+
+func (j *Job) finish(s State, now time.Time) {
+	j.State, j.EndedAt = s, now
+	if s == Done {
+		j.Reason = ""
+	}
+}
+
+// Verbs of people. Each returns an error of CodeConflict if the job's state does not allow it.
+
+// Pause stops tasks from beginning; those that run end by themselves.
+func (j *Job) Pause(reason string) error {
+	if j.State == Paused || j.State == Halted || !j.State.Open() {
+		return j.conflict("paused", "a job that is open and neither paused nor halted")
+	}
+	j.Before, j.State, j.Reason = j.State, Paused, reason
+	return nil
+}
+
+// Resume continues a paused or halted job. A stage that did not pass opens as many tasks as it
+// still wants; the stop rule counts from here on as before, so that it may halt at the next failure.
+func (j *Job) Resume(now time.Time) error {
+	if j.State != Paused && j.State != Halted {
+		return j.conflict("resumed", "a paused or halted job")
+	}
+	if j.Reason == ReasonStage && j.Stage < len(j.Spec.Stages) {
+		j.Opened = j.Started + j.wants(j.Stage) - j.PassedOK
+	}
+	j.State, j.Reason, j.Before = j.Before, "", ""
+	j.Settle(now)
+	return nil
+}
+
+// Cancel ends the job: its waiting tasks end as cancelled (Store.EndWaiting), running ones by
+// themselves; it has ended when the last one has, so that the periodic work finds it.
+func (j *Job) Cancel(now time.Time) error {
+	if !j.State.Open() {
+		return j.conflict("cancelled", "an open job")
+	}
+	j.State = Cancelled
+	j.Settle(now)
+	return nil
+}
+
+// Advance opens the next stage, whether this one has passed or not.
+func (j *Job) Advance(now time.Time) error {
+	if j.State != Running && !(j.State == Halted && j.Reason == ReasonStage) || j.Stage >= len(j.Spec.Stages) {
+		return j.conflict("advanced", "a running job with a stage that is not the last")
+	}
+	if j.State == Halted {
+		j.State, j.Reason, j.Before = j.Before, "", ""
+	}
+	j.nextStage(now)
+	j.Settle(now)
+	return nil
+}
+
+// Reopen makes a job that is done run again, for tasks that are to be repeated.
+func (j *Job) Reopen(now time.Time) error {
+	if j.State == Cancelled || j.State == Preparing {
+		return j.conflict("retried", "a job that was not cancelled")
+	}
+	if j.State == Done || j.State == Scheduled {
+		j.State, j.EndedAt = Running, time.Time{}
+		if !j.Until.After(now.Add(time.Minute)) {
+			j.Until = now.Add(DefaultUntil)
+		}
+	}
+	return nil
+}
+
+func (j *Job) conflict(done, needs string) error {
+	return devices.Errorf(devices.CodeConflict, "job %s is %s and cannot be %s; that needs %s", j.ID, j.State, done, needs)
+}
+
+// AtRisk returns how many devices can come to harm before the job halts by itself, of total.
+func AtRisk(spec *api.JobSpec, total int64) int64 {
+	most := total
+	together := int64(spec.Pace.Concurrency)
+	if s := spec.Stop; s != nil {
+		if s.Failed > 0 {
+			most = min(most, int64(s.Failed)+together)
+		}
+		if share, err := api.ParseAmount(s.Share); err == nil {
+			most = min(most, max(int64(s.Of), int64(math.Ceil(share.Percent/100*float64(total))))+together)
+		}
+	}
+	return min(most, total)
+}
+
+// WaitOf returns why a waiting task waits: by its job's gate, its own due time, the device's
+// state and its queue. connected is whether the device has a session anywhere, sleeps whether it
+// is a WebSocket device without one, ahead whether an older task of the device is due or running.
+func WaitOf(j *Job, t *Task, connected, sleeps, ahead, busy bool, now time.Time) Wait {
+	gate, _ := j.Gate(now)
+	switch {
+	case gate == WaitPaused || gate == WaitHalted || gate == WaitLater:
+		return gate
+	case t.DueAt.After(now):
+		return WaitRetry
+	case !connected && sleeps:
+		return WaitAsleep
+	case !connected:
+		return WaitOffline
+	case gate != WaitNone:
+		return gate
+	case ahead:
+		return WaitOrder
+	case busy:
+		return WaitBusy
+	}
+	return WaitPace // it is about to begin
+}
+
+// IsOutcome reports whether a text names an outcome.
+func IsOutcome(text string) bool { return slices.Contains(Outcomes, Outcome(text)) }
+
+// Uncount takes a task that is deleted out of the counts.
+func (j *Job) Uncount(t *Task) {
+	switch t.State {
+	case TaskWaiting:
+		j.Counts.Waiting--
+	case TaskRunning:
+		j.Counts.Running--
+	default:
+		j.Counts.Ended[outcomeIndex(t.Outcome)]--
+	}
+}

@@ -1,0 +1,220 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/dispatch"
+	"fleetd/internal/jobs"
+	"fleetd/internal/jsonspan"
+	"fleetd/internal/timespan"
+)
+
+// run is one task that has begun.
+type run struct {
+	r         *Runner
+	task      jobs.Task
+	job       jobs.Job
+	slot      *dispatch.Reservation
+	asked     time.Time // before the commit of its beginning, by the monotonic clock
+	permitted bool      // its bytes may have left
+}
+
+// do sends the task and records how it ended.
+func (t *run) do() {
+	end := t.result(jobs.Unknown, string(devices.CodeInternal), "internal error (bug)")
+	defer func() { t.finish(end) }() // also if it panics
+	end = t.send()
+}
+
+func (t *run) finish(end jobs.End) {
+	t.slot.Release()
+	t.r.setRunning(t.task.Device, false)
+	t.r.ends.add(end)
+}
+
+// result returns how the task ended.
+func (t *run) result(o jobs.Outcome, code, detail string) jobs.End {
+	return jobs.End{Job: t.task.Job, Round: t.task.Round, Device: t.task.Device, Fence: t.task.Fence, Outcome: o, Code: code, Detail: clip(detail, jobs.MaxDetail)}
+}
+
+func (t *run) again(pause time.Duration) jobs.End {
+	return notSent(&t.task, t.r.Store.Now().Add(pause))
+}
+
+// hold is again for what the device's other tasks would meet, too: none of them may overtake.
+func (t *run) hold(pause time.Duration) jobs.End {
+	end := notSent(&t.task, time.Time{})
+	end.Pause = pause
+	return end
+}
+
+func (t *run) halt(reason string) jobs.End {
+	end := notSent(&t.task, time.Time{})
+	end.Halt = reason
+	return end
+}
+
+var (
+	errLate  = errors.New("the commit is too long ago")
+	errOwner = errors.New("the owner's key has ended")
+)
+
+// permit is called last before bytes leave: the beginning must be recent, so that a process that
+// did not run meanwhile, and counts as lost, sends nothing.
+func (t *run) permit() error {
+	if time.Since(t.asked) > sendTime || !t.r.MayBegin() {
+		return errLate
+	}
+	t.permitted = true
+	return nil
+}
+
+// principal returns the caller as whom the task acts; ok is false if this node does not have its
+// key yet.
+func (r *Runner) principal(owner string) (p access.Principal, ok bool, err error) {
+	p.Via = access.ViaJob
+	switch owner {
+	case access.KeyAdmin:
+		p.Caller = access.Admin
+		return p, true, nil
+	case access.KeyOpen:
+		p.Caller = access.Open
+		if !r.Open {
+			return p, true, errOwner
+		}
+		return p, true, nil
+	}
+	if p.Caller, ok = r.Devices.Keys().Caller(owner); !ok {
+		return p, false, nil
+	}
+	if r.Devices.Keys().Valid(p.Caller, time.Now()) != nil {
+		return p, true, errOwner
+	}
+	return p, true, nil
+}
+
+func (t *run) send() jobs.End {
+	p, ok, err := t.r.principal(t.job.Owner)
+	switch {
+	case err != nil:
+		return t.halt(jobs.ReasonKey)
+	case !ok:
+		return t.again(refreshEvery)
+	case t.job.Spec.Busy == "skip" && t.slot.IsTalking():
+		return t.result(jobs.Refused, string(devices.CodeDeviceBusy), "a conversation is open on the device")
+	case t.job.AwaitsIdle() && t.slot.IsTalking():
+		return t.again(talkingAfter)
+	}
+	t.r.stats.Waited.Observe(max(0, t.r.Store.Now().Sub(time.UnixMicro(t.task.Seq))))
+	call := t.r.Devices.NewCallID()
+	end := jobs.End{}
+	if c := t.job.Spec.Action.Call; c != nil {
+		end = t.call(p, c.Tool, c.Arguments, c.Timeout, call)
+	} else {
+		end = t.message(p, call)
+	}
+	end.Call = call
+	return end
+}
+
+func (t *run) message(p access.Principal, call string) jobs.End {
+	body := t.job.Spec.Action.Message
+	if t.job.Spec.Action.Restart != nil {
+		body = json.RawMessage(dispatch.RestartMessage)
+	}
+	ctx, cancel := context.WithTimeout(t.r.tasks.Context(), dispatch.DefaultTimeout)
+	defer cancel()
+	err := t.slot.Message(ctx, devices.Message{ID: call, Device: t.task.Device, Body: body, Principal: p, Job: t.job.ID}, t.permit)
+	if err != nil {
+		return t.failed(err)
+	}
+	return t.result(jobs.OK, jobs.CodeSent, "")
+}
+
+func (t *run) call(p access.Principal, tool string, arguments json.RawMessage, timeout, call string) jobs.End {
+	lasts := dispatch.TimeoutFor(tool)
+	if d, err := timespan.Parse(timeout); timeout != "" && err == nil {
+		lasts = d
+	}
+	ctx, cancel := context.WithTimeout(t.r.tasks.Context(), lasts)
+	defer cancel()
+	late := func(r devices.ToolResult, err error) {
+		if err != nil {
+			return
+		}
+		end := t.answered(&r)
+		end.Late, end.Call = true, call
+		t.r.ends.add(end)
+	}
+	r, err := t.slot.Call(ctx, devices.ToolCall{ID: call, Device: t.task.Device, Tool: tool, Arguments: arguments, Principal: p,
+		Job: t.job.ID, Confirmed: t.job.Confirmed, Late: late}, t.permit)
+	if err != nil {
+		return t.failed(err)
+	}
+	return t.answered(&r)
+}
+
+// answered is the end of a task whose device answered, or restarts.
+func (t *run) answered(r *devices.ToolResult) jobs.End {
+	end := t.result(jobs.OK, r.Outcome, "")
+	if r.IsError {
+		end.Outcome, end.Code = jobs.Failed, jobs.CodeToolError
+	}
+	end.Result = clip(textOf(r.Content), jobs.MaxResult)
+	return end
+}
+
+// failed is the end of a task with an error.
+func (t *run) failed(err error) jobs.End {
+	if errors.Is(err, errLate) {
+		return t.hold(0)
+	}
+	e := devices.AsError(err)
+	switch e.Code {
+	case devices.CodeConfirmation:
+		return t.halt(jobs.ReasonConfirmation)
+	case devices.CodeUnauthorized:
+		return t.halt(jobs.ReasonKey)
+	case devices.CodeForbidden, devices.CodeToolDenied, devices.CodeInvalidArguments, devices.CodeToolUnknown, devices.CodeBadRequest, devices.CodeTooLarge:
+		if t.permitted { // by the device
+			return t.result(jobs.Failed, string(e.Code), e.Detail)
+		}
+		return t.result(jobs.Refused, string(e.Code), e.Detail)
+	case devices.CodeDeviceError:
+		return t.result(jobs.Failed, string(e.Code), e.Detail)
+	}
+	if e.Sent {
+		return t.result(jobs.Unknown, string(e.Code), e.Detail)
+	}
+	return t.hold(againAfter)
+}
+
+// textOf returns the text of the content items of an answer.
+func textOf(content json.RawMessage) string {
+	var texts []string
+	for walk := jsonspan.Array(content); walk.Next(); {
+		if text, ok := jsonspan.String(jsonspan.Member(walk.Value(), "text")); ok {
+			texts = append(texts, text)
+		}
+	}
+	return strings.Join(texts, "\n")
+}
+
+// clip cuts a text, which databases must be able to store, to at most so many bytes.
+func clip(text string, most int) string {
+	text = strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "")
+	if len(text) <= most {
+		return text
+	}
+	for most > 0 && !utf8.RuneStart(text[most]) {
+		most--
+	}
+	return text[:most]
+}

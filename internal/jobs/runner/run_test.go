@@ -1,0 +1,228 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/dispatch"
+	"fleetd/internal/jobs"
+)
+
+// clock is a Store of which only the clock is used.
+type clock struct{ jobs.Store }
+
+func (clock) Now() time.Time { return time.Date(2026, 3, 2, 7, 0, 0, 0, time.UTC) }
+
+func running(permitted bool) *run {
+	return &run{r: &Runner{Options: Options{Store: clock{}}}, task: jobs.Task{Job: "j", Device: "d", Fence: 7}, permitted: permitted}
+}
+
+// What was not sent waits again, and stays due: another task of the device would overtake it. What may have been sent
+// is never not sent.
+func TestOutcomesOfErrors(t *testing.T) {
+	sent := func(code devices.Code) error { return &devices.Error{Code: code, Sent: true} }
+	for _, c := range []struct {
+		name      string
+		err       error
+		permitted bool
+		outcome   jobs.Outcome
+		notSent   bool
+		halt      string
+	}{
+		{"timeout after bytes", sent(devices.CodeDeviceTimeout), true, jobs.Unknown, false, ""},
+		{"connection lost after bytes", sent(devices.CodeConnectionLost), true, jobs.Unknown, false, ""},
+		{"takeover after bytes", sent(devices.CodeSuperseded), true, jobs.Unknown, false, ""},
+		{"a bug after bytes", sent(devices.CodeInternal), true, jobs.Unknown, false, ""},
+		{"device error", sent(devices.CodeDeviceError), true, jobs.Failed, false, ""},
+		{"arguments refused by the device", sent(devices.CodeInvalidArguments), true, jobs.Failed, false, ""},
+		{"tool unknown to the device", devices.Errorf(devices.CodeToolUnknown, "no"), true, jobs.Failed, false, ""},
+		{"tool unknown here", devices.Errorf(devices.CodeToolUnknown, "no"), false, jobs.Refused, false, ""},
+		{"arguments refused here", devices.Errorf(devices.CodeInvalidArguments, "no"), false, jobs.Refused, false, ""},
+		{"forbidden", devices.Errorf(devices.CodeForbidden, "no"), false, jobs.Refused, false, ""},
+		{"denied", devices.Errorf(devices.CodeToolDenied, "no"), false, jobs.Refused, false, ""},
+		{"takeover before bytes", devices.Errorf(devices.CodeSuperseded, "no"), false, "", true, ""},
+		{"offline", devices.Errorf(devices.CodeDeviceOffline, "no"), false, "", true, ""},
+		{"busy", devices.Errorf(devices.CodeDeviceBusy, "no"), false, "", true, ""},
+		{"labels cannot be read", devices.Errorf(devices.CodeUnavailable, "no"), false, "", true, ""},
+		{"the commit is too long ago", errLate, false, "", true, ""},
+		{"the key has ended", devices.Errorf(devices.CodeUnauthorized, "no"), false, "", true, jobs.ReasonKey},
+		{"a new rule", devices.Errorf(devices.CodeConfirmation, "no"), false, "", true, jobs.ReasonConfirmation},
+	} {
+		end := running(c.permitted).failed(c.err)
+		if end.Outcome != c.outcome || end.NotSent != c.notSent || end.Halt != c.halt || end.Fence != 7 || !end.Again.IsZero() {
+			t.Errorf("%s: %+v", c.name, end)
+		}
+	}
+}
+
+// A process that did not run after the commit, or has lost its lease, sends nothing.
+func TestOldBeginningsAreNotSent(t *testing.T) {
+	x := running(false)
+	x.r.MayBegin = func() bool { return true }
+	if x.asked = time.Now().Add(-2 * sendTime); !errors.Is(x.permit(), errLate) || x.permitted {
+		t.Error("a commit of two seconds ago was permitted")
+	}
+	x.asked = time.Now()
+	x.r.MayBegin = func() bool { return false }
+	if !errors.Is(x.permit(), errLate) || x.permitted {
+		t.Error("a node without a lease was permitted")
+	}
+	x.r.MayBegin = func() bool { return true }
+	if x.permit() != nil || !x.permitted {
+		t.Error("a recent commit was not permitted")
+	}
+}
+
+func TestResultsAreText(t *testing.T) {
+	x := running(true)
+	content := json.RawMessage(`[{"type":"text","text":"a\u0000b"},{"type":"image"},{"type":"text","text":"` + strings.Repeat("ü", jobs.MaxResult) + `"}]`)
+	end := x.answered(&devices.ToolResult{Content: content})
+	if end.Outcome != jobs.OK || !strings.HasPrefix(end.Result, "ab\nü") || len(end.Result) > jobs.MaxResult || !utf8.ValidString(end.Result) {
+		t.Errorf("%d bytes: %.20q", len(end.Result), end.Result)
+	}
+	if end := x.answered(&devices.ToolResult{IsError: true}); end.Outcome != jobs.Failed || end.Code != jobs.CodeToolError {
+		t.Errorf("a tool that failed: %+v", end)
+	}
+}
+
+// Jobs are scanned when there can be tasks that are not in memory, and not at every change.
+func TestScans(t *testing.T) {
+	p := &pump{jobs: map[string]*jobState{}}
+	job := jobs.Job{ID: "j", State: jobs.Running, RoundN: 10, Version: 1, Counts: jobs.Counts{Waiting: 10}}
+	p.update(job)
+	s, now := p.jobs["j"], time.Now()
+	if !s.needsScan(now) {
+		t.Fatal("a new job is not scanned")
+	}
+	s.scannedAt, s.size, s.waiting = now, 10, 10
+	job.Version, job.Counts.Waiting, job.Counts.Ended[0] = 2, 0, 10
+	if p.update(job); s.needsScan(now) {
+		t.Error("a job without waiting tasks is scanned")
+	}
+	job.Version, job.Counts.Waiting, job.Counts.Ended[0] = 3, 5, 5
+	if p.update(job); !s.needsScan(now) {
+		t.Error("tasks that are repeated are not found")
+	}
+	// A task whose device went to this node while it ran waits again, and the node on which it ran sent no hint.
+	s.scannedAt, s.waiting = now, 5
+	for _, waiting := range []int64{3, 4} {
+		job.Version, job.Counts.Waiting, job.Counts.Running, job.Counts.Ended[0] = job.Version+1, waiting, 5-waiting, 5
+		p.update(job)
+	}
+	if s.needsScan(now.Add(againScan/2)) || !s.needsScan(now.Add(2*againScan)) {
+		t.Error("a task that waits again is not found, or at each change")
+	}
+	s.scannedAt, s.least = now.Add(2*againScan), 4 // as scan does
+	if p.update(job); s.needsScan(now.Add(4 * againScan)) {
+		t.Error("a job whose tasks are all known is scanned")
+	}
+	job.Version, job.State = job.Version+1, jobs.Done
+	if p.update(job); p.jobs["j"] != nil {
+		t.Error("an ended job is kept")
+	}
+}
+
+// hub is the devices of a node on which every slot is free.
+type hub struct{ Devices }
+
+func (hub) Reserve(devices.ID) (*dispatch.Reservation, error) { return &dispatch.Reservation{}, nil }
+
+type store struct{ jobs.Store }
+
+func (store) Now() time.Time { return time.Unix(1000, 0) }
+
+// Of a device that several jobs want, the oldest task is chosen: others would not begin, and their device
+// would lose a second.
+func TestTheOldestTaskIsChosen(t *testing.T) {
+	for range 20 { // the order of a map differs
+		p := newPump(&Runner{Options: Options{Store: store{}, Devices: hub{}}, running: map[devices.ID]struct{}{}})
+		for i, id := range []string{"a", "b", "c", "d", "e", "f"} {
+			j := jobs.Job{ID: id, State: jobs.Running, Until: time.Unix(2000, 0), Opened: 10, Counts: jobs.Counts{Waiting: 1}}
+			j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 10}
+			p.update(j)
+			p.insert(p.jobs[id], jobs.Candidate{Job: id, Device: "x", Seq: int64(10 - i/2*2)}, maxOfJob) // e and f have the same age
+		}
+		if w := p.choose(); len(w) != 1 || w[0].Job != "e" {
+			t.Fatalf("chosen: %+v", w)
+		}
+	}
+}
+
+// scanned is a store that notes where a scan began.
+type scanned struct {
+	store
+	after int64
+}
+
+func (s *scanned) Waiting(_ context.Context, _ string, after int64, _ int) ([]jobs.Candidate, error) {
+	s.after = after
+	return nil, nil
+}
+
+// The next task of a device is taken though scans have filled the memory of its job; if all memory is
+// full, the next scan begins before it.
+func TestNoCandidateIsForgotten(t *testing.T) {
+	from := &scanned{}
+	p := newPump(&Runner{Options: Options{Store: from, Devices: hub{}}})
+	p.update(jobs.Job{ID: "j", State: jobs.Running, RoundN: 10_000, Counts: jobs.Counts{Waiting: 10_000}})
+	s := p.jobs["j"]
+	s.scannedAt, s.round, s.size, s.waiting, s.cursor = time.Now(), 0, 10_000, 10_000, 9000
+	s.list, p.total = make([]jobs.Candidate, maxOfJob), maxOfJob
+	if err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: "x", Spread: 500}); err != nil || len(s.list) != maxOfJob+1 {
+		t.Fatalf("%d candidates, %v", len(s.list), err)
+	}
+	for _, spread := range []int64{700, 600, 800} {
+		p.total = maxCandidates
+		if err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: devices.ID(rune(spread)), Spread: spread}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.list, p.total = nil, 0
+	if !s.needsScan(time.Now()) {
+		t.Fatal("no scan is wanted")
+	}
+	if err := p.scan(t.Context(), s); err != nil || from.after != 599 {
+		t.Errorf("scanned after %d, %v", from.after, err)
+	}
+}
+
+// A device whose only task in memory ends with its job, as when it expires, is looked up again: it may have
+// tasks of other jobs.
+func TestDevicesOfEndedJobsAreReadAgain(t *testing.T) {
+	p := newPump(&Runner{Options: Options{Store: store{}, Devices: hub{}}, wake: make(chan struct{}, 1), arrived: map[devices.ID]struct{}{}})
+	job := jobs.Job{ID: "j", State: jobs.Running, Version: 1, Counts: jobs.Counts{Waiting: 1}}
+	p.update(job)
+	p.insert(p.jobs["j"], jobs.Candidate{Job: "j", Device: "x"}, maxOfJob)
+	job.Version, job.State = 2, jobs.Done
+	p.update(job)
+	if arrived, _, _ := p.r.take(); len(arrived) != 1 || p.total != 0 {
+		t.Errorf("%v is read again, %d candidates", arrived, p.total)
+	}
+}
+
+// A database that is too slow for a full group begins smaller ones.
+func TestGroupsAdapt(t *testing.T) {
+	p := newPump(&Runner{})
+	for range 10 {
+		p.adapt(beginTime, context.DeadlineExceeded)
+	}
+	if p.batch != leastBatch {
+		t.Errorf("groups of %d after failures", p.batch)
+	}
+	if p.adapt(beginTime*3/4, nil); p.batch != leastBatch {
+		t.Errorf("groups of %d, with little time left", p.batch)
+	}
+	for range 10 {
+		p.adapt(time.Millisecond, nil)
+	}
+	if p.batch != jobs.BeginBatch {
+		t.Errorf("groups of %d after successes", p.batch)
+	}
+}

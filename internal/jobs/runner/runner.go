@@ -1,0 +1,254 @@
+// Package runner does the tasks of jobs on the devices that are connected to this node. A task
+// is sent only after its beginning is committed; if that fails, or takes too long, nothing is
+// sent. The outcome is kept in memory until the database has it, and nothing else begins
+// meanwhile.
+package runner
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/counters"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/dispatch"
+	"fleetd/internal/jobs"
+	"fleetd/internal/tasks"
+	"fleetd/internal/timescale"
+)
+
+// Limits.
+const (
+	maxRunning    = 1024     // tasks of this node at once
+	maxOfJob      = 2000     // waiting tasks of one job that scans keep in memory
+	maxCandidates = 64 << 10 // waiting tasks in memory in all, about 200 bytes each
+	maxArrived    = 1 << 20  // devices whose tasks are to be read; beyond that scans find them
+	leastBatch    = 10       // tasks that are begun at once by a slow database
+	perDevice     = 4        // waiting tasks of a device that are read at once
+	arrivedBatch  = 500      // devices of one query
+	scanPage      = 2000     // rows of one query
+	scanRows      = 100_000  // rows of one scan; the next one goes on
+	beginTime     = 250 * time.Millisecond
+	sendTime      = time.Second      // from the beginning of the commit to the bytes
+	readTime      = 5 * time.Second  // of one query
+	endTime       = 10 * time.Second // of one transaction that ends tasks
+	endWait       = 5 * time.Millisecond
+	groupWait     = 25 * time.Millisecond // to collect devices that connect together
+	closeGrace    = 10 * time.Second      // for running tasks when the node stops
+)
+
+// Pauses before another attempt.
+var (
+	refreshEvery  = timescale.Of(5 * time.Second)
+	refreshActive = timescale.Of(time.Second) // while tasks of devices here wait for their pace
+	rescanEvery   = 5 * time.Minute           // in case a hint was lost
+	// againScan is how soon a job is scanned again whose tasks wait again: that of a device that went to this node
+	// while its task ran elsewhere.
+	againScan    = timescale.Of(10 * time.Second)
+	againAfter   = timescale.Of(time.Second)
+	talkingAfter = timescale.Of(2 * time.Second)
+)
+
+// Devices is what a Runner uses of the core.
+type Devices interface {
+	// Reserve is as of dispatch.Dispatcher.
+	Reserve(id devices.ID) (*dispatch.Reservation, error)
+	// IsHere reports whether the device has a session on this node.
+	IsHere(id devices.ID) bool
+	Keys() *access.Registry
+	NewCallID() string
+}
+
+// Options of a Runner.
+type Options struct {
+	Store    jobs.Store
+	Devices  Devices
+	Node     string
+	Instance string
+	// MayBegin reports whether tasks may begin: the node is not stopping, and its lease is
+	// valid.
+	MayBegin func() bool
+	Open     bool // callers without a token have all rights
+	Log      *slog.Logger
+}
+
+// Stats are the counters of a Runner. They are safe for concurrent use.
+type Stats struct {
+	Conflicts atomic.Uint64 // tasks that this node wanted to begin, and that others began or held up
+	Waited    counters.Histogram
+	Waiting   atomic.Int64 // candidates in memory
+	Running   atomic.Int64
+}
+
+// Runner runs tasks. Its methods are safe for concurrent use.
+type Runner struct {
+	Options
+	stats Stats
+	tasks *tasks.Group
+	ends  *ender
+	stop  context.CancelFunc
+	loop  sync.WaitGroup
+	wake  chan struct{} // capacity 1
+
+	totals atomic.Pointer[Totals]
+
+	mu      sync.Mutex
+	arrived map[devices.ID]struct{}
+	updated map[string]jobs.Job
+	later   map[devices.ID]time.Time // when to read the tasks of a device
+	hinted  bool                     // the open jobs are to be read
+	running map[devices.ID]struct{}  // devices with a task that has begun here
+}
+
+// New returns a running Runner; Close stops it.
+func New(o Options) *Runner {
+	ctx, stop := context.WithCancel(context.Background())
+	r := &Runner{Options: o, tasks: tasks.New(o.Log), stop: stop, wake: make(chan struct{}, 1), arrived: map[devices.ID]struct{}{}, updated: map[string]jobs.Job{},
+		hinted: true, later: map[devices.ID]time.Time{}, running: map[devices.ID]struct{}{}}
+	r.ends = newEnder(r)
+	r.loop.Go(func() { newPump(r).run(ctx) })
+	return r
+}
+
+// Stats returns the counters.
+func (r *Runner) Stats() *Stats { return &r.stats }
+
+// Close begins no more tasks, waits for those that run, at most closeGrace, and records how they
+// ended.
+func (r *Runner) Close() {
+	r.stop()
+	r.loop.Wait()
+	limit := time.Now().Add(closeGrace)
+	for r.stats.Running.Load() > 0 && time.Now().Before(limit) {
+		time.Sleep(endWait)
+	}
+	r.tasks.Close()
+	r.tasks.Wait() // cancels the calls that are left: their outcome is unknown
+	r.ends.close()
+}
+
+// Totals are the open jobs of the fleet and their waiting tasks, in numbers.
+type Totals struct {
+	States map[jobs.State]int
+	// Waiting are tasks by what their jobs wait for; WaitNone: only for their devices.
+	Waiting map[jobs.Wait]int64
+}
+
+// Totals returns the numbers of open jobs, as last read. Do not change them.
+func (r *Runner) Totals() Totals {
+	if totals := r.totals.Load(); totals != nil {
+		return *totals
+	}
+	return Totals{}
+}
+
+func (r *Runner) signal() {
+	select {
+	case r.wake <- struct{}{}:
+	default: // it wakes already
+	}
+}
+
+// Ready implements session.Lifecycle: the device can be called. Devices that connect within the
+// same groupWait are looked up together.
+func (r *Runner) Ready(id devices.ID, _ string) {
+	r.lookAt(id, groupWait-time.Duration(time.Now().UnixNano())%groupWait)
+}
+
+// Gone implements session.Lifecycle.
+func (r *Runner) Gone(devices.ID, string, devices.CloseReason) {}
+
+// CheckedIn implements session.Lifecycle.
+func (r *Runner) CheckedIn(devices.Facts) {}
+
+// Look reads the waiting tasks of a device soon, if it is connected here.
+func (r *Runner) Look(ids ...devices.ID) {
+	r.mu.Lock()
+	for _, id := range ids {
+		if len(r.arrived) < maxArrived {
+			r.arrived[id] = struct{}{}
+		}
+	}
+	r.mu.Unlock()
+	r.signal()
+}
+
+// lookAt is Look after a pause.
+func (r *Runner) lookAt(id devices.ID, pause time.Duration) {
+	at := time.Now().Add(pause)
+	r.mu.Lock()
+	if known, ok := r.later[id]; !ok || at.Before(known) {
+		r.later[id] = at
+	}
+	r.mu.Unlock()
+	r.signal()
+}
+
+// due moves devices whose time has come to the arrived ones, and returns when the next one is due.
+func (r *Runner) due(next time.Time) time.Time {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, at := range r.later {
+		switch {
+		case !at.After(now):
+			delete(r.later, id)
+			r.arrived[id] = struct{}{}
+		case at.Before(next):
+			next = at
+		}
+	}
+	return next
+}
+
+// Update gives the runner the state of jobs after a transaction. It does not block.
+func (r *Runner) Update(changed []jobs.Change) {
+	r.mu.Lock()
+	for i := range changed {
+		j := &changed[i].Job
+		if known, ok := r.updated[j.ID]; !ok || known.Version < j.Version {
+			r.updated[j.ID] = *j
+		}
+	}
+	r.mu.Unlock()
+	r.signal()
+}
+
+// Hint makes the runner read the open jobs: another node has changed some.
+func (r *Runner) Hint() {
+	r.mu.Lock()
+	r.hinted = true
+	r.mu.Unlock()
+	r.signal()
+}
+
+// take returns and clears what has arrived.
+func (r *Runner) take() (arrived map[devices.ID]struct{}, updated map[string]jobs.Job, hinted bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	arrived, updated, hinted = r.arrived, r.updated, r.hinted
+	r.arrived, r.updated, r.hinted = map[devices.ID]struct{}{}, map[string]jobs.Job{}, false
+	return arrived, updated, hinted
+}
+
+func (r *Runner) isRunning(id devices.ID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ok := r.running[id]
+	return ok
+}
+
+func (r *Runner) setRunning(id devices.ID, on bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if on {
+		r.running[id] = struct{}{}
+		r.stats.Running.Add(1)
+		return
+	}
+	delete(r.running, id)
+	r.stats.Running.Add(-1)
+}

@@ -1,0 +1,377 @@
+package recorder
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"fleetd/internal/devices"
+)
+
+func id(n int) devices.ID {
+	return devices.ID(fmt.Sprintf("02:00:00:%02x:%02x:%02x", n>>16&255, n>>8&255, n&255))
+}
+
+var address = netip.MustParseAddr("192.0.2.44")
+
+// connected and closed are the two records of a good connection.
+func connected(n int) devices.Step {
+	return devices.Step{Kind: devices.StepConnected, Device: id(n), Transport: devices.TransportMQTT, Epoch: 1_790_000_000_000_000, Remote: address, Text: "2.4.2",
+		Took: 400 * time.Millisecond, Generation: 3}
+}
+
+func closed(n int) devices.Step {
+	return devices.Step{Kind: devices.StepClosed, Device: id(n), Cause: devices.StepCause(devices.CloseGone), Took: 3 * time.Hour, Transport: devices.TransportMQTT}
+}
+
+// What is recorded is read back, newest first.
+func TestStepsAreKept(t *testing.T) {
+	r := New("a", MinMemory)
+	want := []devices.Step{closed(1), connected(1),
+		{Kind: devices.StepRefused, Device: id(1), Cause: devices.CauseWrongToken, Remote: netip.MustParseAddr("2001:db8::7"), Transport: devices.TransportWebSocket, Text: "why"}}
+	for i := len(want) - 1; i >= 0; i-- {
+		r.Step(want[i])
+		r.Step(connected(2)) // between them
+	}
+	got := r.Steps(id(1), "", time.Time{}, 10)
+	if len(got) != len(want) {
+		t.Fatalf("%d steps, want %d", len(got), len(want))
+	}
+	for i, s := range got {
+		if time.Since(s.At) > time.Minute || s.Count != 1 || s.Node != "a" {
+			t.Errorf("step %d: %+v", i, s)
+		}
+		s.At, s.Count, s.Node = time.Time{}, 0, ""
+		if s != want[i] {
+			t.Errorf("step %d is\n%+v, want\n%+v", i, s, want[i])
+		}
+	}
+	if got := r.Steps(id(1), devices.StepClosed, time.Time{}, 10); len(got) != 1 || got[0].Kind != devices.StepClosed {
+		t.Errorf("of one kind: %+v", got)
+	}
+	if got := r.Steps(id(1), "", got[2].At, 10); len(got) != 0 {
+		t.Errorf("before the first: %+v", got)
+	}
+	if got := r.Steps(id(3), "", time.Time{}, 10); got != nil {
+		t.Errorf("of another device: %+v", got)
+	}
+}
+
+// Every kind and every cause is read back: the record has their index.
+func TestWordsAreKept(t *testing.T) {
+	r := New("a", MinMemory)
+	for i, kind := range devices.StepKinds {
+		for j, cause := range devices.StepCauses {
+			n := i*len(devices.StepCauses) + j
+			r.Step(devices.Step{Kind: kind, Device: id(n), Cause: cause})
+			if got := r.Steps(id(n), "", time.Time{}, 1); len(got) != 1 || got[0].Kind != kind || got[0].Cause != cause {
+				t.Fatalf("%s %s: %+v", kind, cause, got)
+			}
+		}
+	}
+}
+
+// Hostile text is cut and stays valid UTF-8; numbers out of range harm nothing else.
+func TestHostileSteps(t *testing.T) {
+	r := New("a", MinMemory)
+	texts := []string{strings.Repeat("\x1b[31m\x00", 2000), strings.Repeat("語", 100), "\xff\xfe\x80"}
+	for _, text := range texts {
+		r.Step(devices.Step{Kind: devices.StepMCPFailed, Device: id(1), Cause: "not a cause", Transport: "no", Text: text, Epoch: -1, Generation: math.MinInt64, Took: math.MinInt64, Calls: -1})
+		r.Step(devices.Step{Kind: "no kind", Device: devices.ID(text), Text: text})
+		r.Call(devices.CallStep{Call: text, Device: id(1), Key: text, Tool: text, Detail: text, Outcome: text, Rule: text, Ahead: text, Held: text, Bytes: -1})
+		r.Step(devices.Step{Device: id(1), Text: text, Unknown: true})
+	}
+	r.Step(connected(1))
+	steps, calls := r.Steps(id(1), "", time.Time{}, 100), r.Calls(id(1), time.Time{}, 100)
+	if len(steps) != len(texts)+1 || len(calls) != len(texts) {
+		t.Fatalf("%d steps, %d calls", len(steps), len(calls))
+	}
+	for _, text := range []string{steps[1].Text, steps[2].Text, steps[3].Text, calls[0].Tool, calls[1].Detail, calls[2].Key, r.Refusals()[0].Text} {
+		if !utf8.ValidString(text) || len(text) > 3*maxDetail {
+			t.Errorf("kept %q", text)
+		}
+	}
+	if steps[0].Text != "2.4.2" {
+		t.Errorf("the step after them is %+v", steps[0])
+	}
+}
+
+// 100,000 devices with three connections each stay within the memory and 5 %.
+func TestMemory(t *testing.T) {
+	const limit = 64 << 20
+	before := heap()
+	r := New("a", limit)
+	if grown := heap() - before; grown > 1<<20 {
+		t.Errorf("an empty recorder takes %d bytes", grown)
+	}
+	for range 3 {
+		for n := range 100_000 {
+			r.Step(connected(n))
+			r.Step(closed(n))
+		}
+	}
+	grown := heap() - before
+	t.Logf("%.1f MiB in the heap, %.1f MiB counted, %d bytes a device", float64(grown)/(1<<20), float64(r.Memory.Load())/(1<<20), grown/100_000)
+	if grown > limit*105/100 {
+		t.Errorf("it takes %d bytes", grown)
+	}
+	if counted := r.Memory.Load(); counted > limit || counted < grown*9/10 {
+		t.Errorf("it counts %d bytes of %d", counted, grown)
+	}
+	kept := 0
+	for n := range 100_000 {
+		if steps := r.Steps(id(n), "", time.Time{}, 10); len(steps) >= 2 && steps[0].Kind == devices.StepClosed {
+			kept++
+		}
+	}
+	if kept != 100_000 {
+		t.Errorf("the last connection of %d devices is kept", kept)
+	}
+	// However much follows, the limit holds.
+	for n := range 200_000 {
+		r.Step(connected(n))
+		r.Call(devices.CallStep{Call: "aaaaaaaaaaaaaaaa", Device: id(n), Tool: "self.audio_speaker.set_volume", Outcome: "device_timeout", Detail: strings.Repeat("x", 200)})
+		r.Call(devices.CallStep{Call: "aaaaaaaaaaaaaaaa", Device: id(n), Tool: "self.audio_speaker.set_volume", Outcome: "ok"})
+	}
+	grown = heap() - before
+	t.Logf("full: %.1f MiB", float64(grown)/(1<<20))
+	if grown > limit*105/100 || r.Memory.Load() > limit {
+		t.Errorf("it takes %d bytes, counts %d", grown, r.Memory.Load())
+	}
+	runtime.KeepAlive(r)
+}
+
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// A device that reconnects 100 times a second for ten minutes drives out nobody's records,
+// and how often it did so is known.
+func TestFlapperEvictsNobody(t *testing.T) {
+	r := New("a", 16<<20)
+	const others = 500
+	for n := range others {
+		r.Step(connected(n))
+	}
+	const times = 100 * 60 * 10
+	for range times {
+		r.Step(connected(others))
+		r.Step(closed(others))
+		r.Call(devices.CallStep{Call: "aaaaaaaaaaaaaaaa", Device: id(others), Outcome: "device_offline"})
+	}
+	for n := range others {
+		if len(r.Steps(id(n), "", time.Time{}, 10)) != 1 {
+			t.Errorf("the record of device %d is gone", n)
+		}
+	}
+	seen := map[devices.StepKind]int{}
+	for _, s := range r.Steps(id(others), "", time.Time{}, 1000) {
+		seen[s.Kind] += s.Count
+	}
+	if seen[devices.StepConnected] != times || seen[devices.StepClosed] != times || r.Combined.Load() != 2*times-stepBurst {
+		t.Errorf("it counts %v, %d combined", seen, r.Combined.Load())
+	}
+	if n := len(r.Calls(id(others), time.Time{}, 10_000)); n != callBurst || r.Dropped.Load() != times-callBurst {
+		t.Errorf("%d calls are kept, %d dropped", n, r.Dropped.Load())
+	}
+}
+
+// After its burst a device records again at its rate.
+func TestRateRecovers(t *testing.T) {
+	r := New("a", MinMemory)
+	for range 2 * stepBurst {
+		r.Step(closed(1))
+	}
+	r.started = r.started.Add(-(3*stepPause + 1) * time.Second)
+	for range 5 {
+		r.Step(connected(1))
+	}
+	if n := len(r.Steps(id(1), devices.StepConnected, time.Time{}, 100)); n != 3 {
+		t.Errorf("%d records after the time of three", n)
+	}
+}
+
+// Unknown devices share a ring of their own, where repetitions are one entry.
+func TestRefusals(t *testing.T) {
+	r := New("a", MinMemory)
+	r.Step(connected(1))
+	for n := range 10_000 {
+		s := devices.Step{Kind: devices.StepRefused, Device: id(n + 10), Cause: devices.CauseUnknownDevice, Remote: address, Unknown: true}
+		r.Step(s)
+		r.Step(s)
+	}
+	list := r.Refusals()
+	if len(list) != maxRefusals || list[0].Device != id(10_009) || list[0].Count != 2 || list[0].Node != "a" {
+		t.Errorf("%d refusals, the first %+v", len(list), list[0])
+	}
+	if len(r.Steps(id(1), "", time.Time{}, 10)) != 1 || r.Memory.Load() > 64<<10 {
+		t.Errorf("unknown devices take %d bytes", r.Memory.Load())
+	}
+}
+
+// A failed call is kept when many good ones have followed, and so is its late answer.
+func TestFailedCallsOutliveGoodOnes(t *testing.T) {
+	r := New("a", MinMemory)
+	begun := time.Now()
+	lost := devices.CallStep{Call: "lostlostlostlost", Device: id(1), Key: "ops", Tool: "self.light.set", At: begun, Took: 30 * time.Second, Waited: 27 * time.Second, Ahead: "aheadaheadahead1",
+		Sent: true, Holder: true, Outcome: "device_timeout", Detail: "the device did not answer in time", Rule: "r", Held: "b", Bytes: 17}
+	r.Call(lost)
+	late := lost
+	late.Late, late.Outcome, late.Took = true, "ok", 34*time.Second
+	r.Call(late)
+	for n := range 20_000 {
+		r.Call(devices.CallStep{Call: fmt.Sprintf("%016d", n), Device: id(n % 300), Tool: "self.light.set", At: begun, Outcome: "ok"})
+	}
+	got := r.CallsOf(lost.Call)
+	if len(got) != 2 {
+		t.Fatalf("%d records of the call", len(got))
+	}
+	for i, want := range []devices.CallStep{lost, late} {
+		want.Node = "a"
+		if d := got[i].At.Sub(begun).Abs(); d > time.Second {
+			t.Errorf("it began %v off", d)
+		}
+		if got[i].At = want.At; got[i] != want {
+			t.Errorf("got %+v\nwant %+v", got[i], want)
+		}
+	}
+	if r.CallsOf("") != nil || r.CallsOf("0000000000000000") != nil {
+		t.Error("a call that was overwritten is found")
+	}
+	if r.CallsOf("0000000000019999") == nil {
+		t.Error("the last call is not found")
+	}
+}
+
+// Readers and writers run at the same time, while records are overwritten.
+func TestConcurrentUse(t *testing.T) {
+	r := New("a", MinMemory)
+	var all sync.WaitGroup
+	for w := range 4 {
+		all.Go(func() {
+			for n := range 20_000 {
+				r.Step(connected(n%5000 + w))
+				r.Call(devices.CallStep{Call: "cccccccccccccccc", Device: id(n % 50), Outcome: "ok"})
+				if n%50 == 0 {
+					for _, s := range r.Steps(id(n%5000), "", time.Time{}, 100) {
+						if s.Kind != devices.StepConnected || s.Text != "2.4.2" {
+							t.Errorf("read %+v", s)
+							return
+						}
+					}
+				}
+			}
+			r.Reach(id(w))
+			r.CallsOf("cccccccccccccccc")
+		})
+	}
+	all.Wait()
+}
+
+// The age of records is that of the oldest one, once there are more than fit.
+func TestReach(t *testing.T) {
+	r := New("a", MinMemory)
+	if !r.Reach(id(1)).Equal(r.started) {
+		t.Error("an empty recorder reaches back to its start")
+	}
+	time.Sleep(5 * time.Millisecond)
+	for n := range 100_000 {
+		r.Step(connected(n))
+	}
+	if since := r.Reach(id(1)).Sub(r.started); since <= 0 || since > time.Minute {
+		t.Errorf("it reaches back to %v after its start", since)
+	}
+}
+
+// A record costs no allocation.
+func TestAllocations(t *testing.T) {
+	r := New("a", MinMemory)
+	step, call := connected(1), devices.CallStep{Call: "aaaaaaaaaaaaaaaa", Device: id(1), Key: "ops", Tool: "self.light.set", Outcome: "ok"}
+	for n := range 10_000 { // every chunk is allocated
+		r.Step(connected(n))
+		call.Device = id(n)
+		r.Call(call)
+		call.Outcome = "ok"
+	}
+	ids := make([]devices.ID, 512)
+	for n := range ids {
+		ids[n] = id(n)
+	}
+	n := 0
+	if got := testing.AllocsPerRun(1000, func() {
+		n++
+		step.Device, call.Device = ids[n%len(ids)], ids[n%len(ids)]
+		r.Step(step)
+		r.Call(call)
+	}); got != 0 {
+		t.Errorf("%v allocations", got)
+	}
+}
+
+func BenchmarkStep(b *testing.B) {
+	r := New("a", 64<<20)
+	step := connected(1)
+	ids := make([]devices.ID, 10_000)
+	for n := range ids {
+		ids[n] = id(n)
+	}
+	for n := range 600_000 { // every chunk is allocated
+		step.Device = id(n % 100_000)
+		r.Step(step)
+	}
+	cpu := cpuTime(b)
+	b.ReportAllocs()
+	n := 0
+	for ; b.Loop(); n++ {
+		if n%(stepBurst*len(ids)) == 0 { // so that none is combined
+			r.started = r.started.Add(-stepBurst * stepPause * time.Second)
+		}
+		step.Device = ids[n%len(ids)]
+		r.Step(step)
+	}
+	b.ReportMetric(float64(cpuTime(b)-cpu)/float64(n), "cpu-ns/op")
+	if r.Combined.Load() > 0 {
+		b.Error("steps were combined")
+	}
+}
+
+func BenchmarkCall(b *testing.B) {
+	r := New("a", 64<<20)
+	c := devices.CallStep{Call: "aaaaaaaaaaaaaaaa", Device: id(1), Key: "ops", Tool: "self.audio_speaker.set_volume", At: time.Now(), Outcome: "ok", Holder: true}
+	ids := make([]devices.ID, 10_000)
+	for n := range ids {
+		ids[n] = id(n)
+	}
+	for n := range 10 * len(ids) {
+		c.Device = ids[n%len(ids)]
+		r.Call(c)
+	}
+	cpu := cpuTime(b)
+	b.ReportAllocs()
+	n := 0
+	for ; b.Loop(); n++ {
+		c.Device = ids[n%len(ids)]
+		r.Call(c)
+	}
+	b.ReportMetric(float64(cpuTime(b)-cpu)/float64(n), "cpu-ns/op")
+}
+
+// cpuTime is the time that the process has had a processor: other programs do not count.
+func cpuTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

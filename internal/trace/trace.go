@@ -1,0 +1,354 @@
+// Package trace shows the messages between a device and the node that holds it, and what is
+// recorded of it, while somebody reads that.
+//
+// A trace is a lease that its reader renews on all nodes; so it survives the device's
+// reconnects and changes of node. The node that holds the device publishes entries on NATS,
+// from where the reader's node takes them. Without a trace, a message costs one atomic load.
+package trace
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"fleetd/internal/api"
+	"fleetd/internal/counters"
+	"fleetd/internal/devices"
+	"fleetd/internal/timescale"
+)
+
+// Question is the kind of the messages to other nodes.
+const Question = "trace"
+
+// Limits of traces.
+const (
+	// MaxTraces is how many there are at once in the fleet; each node has all of them.
+	MaxTraces = 30
+	// MaxTime is the longest that one lasts.
+	MaxTime = 24 * time.Hour
+	// MaxPayload is how many bytes of a message an entry has.
+	MaxPayload = 1 << 10
+	// entryRate and entryBurst bound the entries of one trace, in a second and at once; maxQueue
+	// those that wait to be published. An entry has 2 KiB at most.
+	entryRate, entryBurst = 200, 1000
+	maxQueue              = 512
+)
+
+var (
+	// leaseTime is how long a trace goes on without a reader.
+	leaseTime = timescale.Of(30 * time.Second)
+	// renewTime is how often a reader renews it.
+	renewTime = leaseTime / 3
+)
+
+// Options of a Tracer.
+type Options struct {
+	Node string
+	// Nodes returns the names of the live nodes, this one included.
+	Nodes func() []string
+	// Gather queries other nodes, as cluster.Link.Gather does.
+	Gather func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string)
+	// Publish sends an entry to the readers of a device on all nodes.
+	Publish func(device devices.ID, entry []byte) error
+	// Subscribe calls deliver with the entries of a device, from one goroutine, until stop
+	// is called. Entries that deliver is too slow for are lost.
+	Subscribe func(device devices.ID, deliver func(entry []byte)) (stop func(), err error)
+	Log       *slog.Logger
+}
+
+// lease is a trace on the wire between nodes.
+type lease struct {
+	ID      string     `json:"id"`
+	Device  devices.ID `json:"device"`
+	Payload bool       `json:"payload,omitempty"`
+	Until   time.Time  `json:"until"`
+	Ended   bool       `json:"ended,omitempty"`
+}
+
+func (l lease) wire(missing []string) api.Trace {
+	if missing == nil {
+		missing = []string{}
+	}
+	return api.Trace{ID: l.ID, Device: string(l.Device), Payload: l.Payload, ExpiresAt: api.At(l.Until), Missing: missing}
+}
+
+// Tracer has the traces of the fleet. It is safe for concurrent use.
+type Tracer struct {
+	opt Options
+
+	mu sync.Mutex
+	// active is replaced as a whole; nil while there are none.
+	active atomic.Pointer[map[devices.ID]*target]
+	// ended are traces that were ended or replaced, and when: a reader that renews one at that moment does not begin it
+	// again.
+	ended  map[string]time.Time
+	closed bool
+	tasks  sync.WaitGroup
+
+	// Entries counts entries published, Dropped those that were too many.
+	Entries, Dropped atomic.Uint64
+}
+
+// target is a traced device.
+type target struct {
+	lease   lease
+	rate    *rate.Limiter
+	queue   chan []byte
+	end     chan struct{}
+	dropped atomic.Uint64 // since the last entry
+	ends    time.Time     // of the lease
+	readers int           // on this node: with one, a lease that was renewed too late goes on
+	timer   *time.Timer
+}
+
+// New returns a Tracer; Close stops it.
+func New(opt Options) *Tracer { return &Tracer{opt: opt, ended: map[string]time.Time{}} }
+
+// Metrics registers the tracer's metrics.
+func (t *Tracer) Metrics(r *counters.Registry) {
+	counters.Value(r.Gauge("traces", "Traces of devices that are running in the fleet, by the leases on this node."), func() int64 { return int64(len(t.targets())) })
+	counters.Value(r.Counter("trace_entries_total", "Entries of traces that this node published."), t.Entries.Load)
+	counters.Value(r.Counter("trace_dropped_total", "Entries of traces left out because a device had more than 200 a second."), t.Dropped.Load)
+}
+
+func (t *Tracer) targets() map[devices.ID]*target {
+	if m := t.active.Load(); m != nil {
+		return *m
+	}
+	return nil
+}
+
+// Start begins a trace, or replaces that of the device. It ends after this time at the latest, and
+// leaseTime after Follow returned. Errors are *devices.Error.
+func (t *Tracer) Start(ctx context.Context, device devices.ID, payload bool, lasts time.Duration) (api.Trace, error) {
+	if lasts < time.Second || lasts > MaxTime {
+		return api.Trace{}, devices.Errorf(devices.CodeBadRequest, "a trace lasts from 1s to %v", MaxTime)
+	}
+	l := lease{ID: strings.ToLower(rand.Text()[:16]), Device: device, Payload: payload, Until: time.Now().Add(lasts)}
+	if !t.apply(l) {
+		return api.Trace{}, devices.Errorf(devices.CodeConflict, "%d devices are traced already, the most that a fleet can; end a trace, or wait until one ends", MaxTraces)
+	}
+	return l.wire(t.share(ctx, l)), nil
+}
+
+// Get returns the trace of a device.
+func (t *Tracer) Get(device devices.ID) (api.Trace, bool) {
+	x := t.targets()[device]
+	if x == nil {
+		return api.Trace{}, false
+	}
+	return x.lease.wire(nil), true
+}
+
+// End ends the trace of a device; false if there is none.
+func (t *Tracer) End(ctx context.Context, device devices.ID) bool {
+	x := t.targets()[device]
+	if x == nil {
+		return false
+	}
+	l := x.lease
+	l.Ended = true
+	t.apply(l)
+	t.share(ctx, l)
+	return true
+}
+
+// Follow delivers the entries of a device's trace, and keeps it running, until ctx or the trace
+// ends, or deliver fails, whose error it returns.
+func (t *Tracer) Follow(ctx context.Context, device devices.ID, deliver func(entry []byte) error) error {
+	x := t.begin(device)
+	if x == nil {
+		return devices.Errorf(devices.CodeNotFound, "the device is not traced; start a trace with POST")
+	}
+	defer t.leave(x)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failed := make(chan error, 1)
+	stop, err := t.opt.Subscribe(device, func(entry []byte) {
+		if err := deliver(entry); err != nil {
+			select {
+			case failed <- err:
+			default: // the first one is enough
+			}
+		}
+	})
+	if err != nil {
+		return devices.Errorf(devices.CodeUnavailable, "entries of traces come over NATS, which cannot be reached: %v", err)
+	}
+	defer stop()
+	renew := time.NewTicker(renewTime)
+	defer renew.Stop()
+	for {
+		if t.targets()[device] != x {
+			return nil
+		}
+		t.apply(x.lease)
+		t.share(ctx, x.lease)
+		select {
+		case <-x.end:
+		case <-renew.C:
+		case err := <-failed:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// begin counts a reader of a device's trace, which it returns; nil if there is none.
+func (t *Tracer) begin(device devices.ID) *target {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x := t.targets()[device]
+	if x != nil {
+		x.readers++
+	}
+	return x
+}
+
+func (t *Tracer) leave(x *target) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x.readers--
+}
+
+// share sends a trace to the other nodes, and returns those that did not answer.
+func (t *Tracer) share(ctx context.Context, l lease) (missing []string) {
+	question, err := json.Marshal(l)
+	if err != nil {
+		t.opt.Log.Error("a trace cannot be encoded", "error", err)
+		return nil
+	}
+	_, missing = t.opt.Gather(ctx, Question, question, t.opt.Nodes())
+	return missing
+}
+
+// Answer takes a trace from another node.
+func (t *Tracer) Answer(_ context.Context, data []byte) ([]byte, error) {
+	var l lease
+	if err := json.Unmarshal(data, &l); err != nil {
+		return nil, fmt.Errorf("read the trace: %w", err)
+	}
+	t.apply(l)
+	return []byte("{}"), nil
+}
+
+// apply begins, renews or ends a trace on this node. It reports false if there are too many.
+func (t *Tracer) apply(l lease) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	x := t.targets()[l.Device]
+	switch {
+	case t.closed:
+		return true
+	case l.Ended:
+		t.endLocked(l.ID, now)
+		if x != nil && x.lease.ID == l.ID {
+			t.removeLocked(x)
+		}
+		return true
+	case !l.Until.After(now) || !t.ended[l.ID].IsZero():
+		return true
+	case x != nil && x.lease.ID == l.ID:
+		x.ends = now.Add(leaseTime)
+		return true
+	case x == nil && len(t.targets()) >= MaxTraces:
+		return false
+	}
+	if x != nil {
+		t.endLocked(x.lease.ID, now)
+		t.removeLocked(x)
+	}
+	x = &target{lease: l, rate: rate.NewLimiter(entryRate, entryBurst), queue: make(chan []byte, maxQueue), end: make(chan struct{}), ends: now.Add(leaseTime)}
+	next := maps.Clone(t.targets())
+	if next == nil {
+		next = map[devices.ID]*target{}
+	}
+	next[l.Device] = x
+	t.active.Store(&next)
+	x.timer = time.AfterFunc(min(leaseTime, time.Until(l.Until)), func() { t.expire(x) })
+	t.tasks.Go(func() { t.publish(x) })
+	return true
+}
+
+// endLocked notes that a trace has ended, for as long as a reader can renew it.
+func (t *Tracer) endLocked(id string, now time.Time) {
+	for id, at := range t.ended {
+		if now.Sub(at) > leaseTime {
+			delete(t.ended, id)
+		}
+	}
+	t.ended[id] = now
+}
+
+// expire ends a trace whose lease or time is over.
+func (t *Tracer) expire(x *target) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	left := time.Until(x.ends)
+	if x.readers > 0 {
+		left = max(left, renewTime)
+	}
+	left = min(left, time.Until(x.lease.Until))
+	switch {
+	case t.targets()[x.lease.Device] != x:
+	case left > 0:
+		x.timer.Reset(left)
+	default:
+		t.removeLocked(x)
+	}
+}
+
+func (t *Tracer) removeLocked(x *target) {
+	x.timer.Stop()
+	close(x.end)
+	next := maps.Clone(t.targets())
+	delete(next, x.lease.Device)
+	if len(next) == 0 {
+		t.active.Store(nil)
+		return
+	}
+	t.active.Store(&next)
+}
+
+// Close ends all traces on this node, and waits for their tasks.
+func (t *Tracer) Close() {
+	t.mu.Lock()
+	t.closed = true
+	for _, x := range t.targets() {
+		t.removeLocked(x)
+	}
+	t.mu.Unlock()
+	t.tasks.Wait()
+}
+
+// publish sends the entries of a trace until it ends.
+func (t *Tracer) publish(x *target) {
+	for {
+		select {
+		case <-x.end:
+			return
+		case entry := <-x.queue:
+			if err := t.opt.Publish(x.lease.Device, entry); err != nil {
+				t.drop(x)
+				continue
+			}
+			t.Entries.Add(1)
+		}
+	}
+}
+
+func (t *Tracer) drop(x *target) {
+	x.dropped.Add(1)
+	t.Dropped.Add(1)
+}

@@ -1,0 +1,317 @@
+package trace
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fleet connects the tracers of nodes.
+type fleet struct {
+	t     *testing.T
+	mu    sync.Mutex
+	nodes map[string]*Tracer
+	cut   map[string]bool // nodes that receive nothing
+	subs  map[int]func([]byte)
+	next  int
+	block chan struct{} // publishing waits for it; nil: does not wait
+}
+
+func newFleet(t *testing.T, names ...string) *fleet {
+	f := &fleet{t: t, nodes: map[string]*Tracer{}, cut: map[string]bool{}, subs: map[int]func([]byte){}}
+	for _, name := range names {
+		f.nodes[name] = New(Options{Node: name, Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return names },
+			Gather: func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string) {
+				for _, other := range nodes {
+					switch {
+					case other == name:
+					case f.isCut(other):
+						missing = append(missing, other)
+					default:
+						if _, err := f.nodes[other].Answer(ctx, question); err != nil || kind != Question {
+							t.Errorf("%s: %v", kind, err)
+						}
+					}
+				}
+				return nil, missing
+			},
+			Publish: func(id devices.ID, entry []byte) error {
+				if f.block != nil {
+					<-f.block
+				}
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				for _, deliver := range f.subs {
+					deliver(entry)
+				}
+				return nil
+			},
+			Subscribe: func(id devices.ID, deliver func([]byte)) (func(), error) {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				f.next++
+				n := f.next
+				f.subs[n] = deliver
+				return func() {
+					f.mu.Lock()
+					defer f.mu.Unlock()
+					delete(f.subs, n)
+				}, nil
+			}})
+		t.Cleanup(f.nodes[name].Close)
+	}
+	return f
+}
+
+func (f *fleet) isCut(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.cut[name]
+}
+
+func (f *fleet) setCut(name string, cut bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cut[name] = cut
+}
+
+// reader reads the trace of a device on a node until the test ends it.
+type reader struct {
+	mu      sync.Mutex
+	entries []api.TraceEntry
+	stop    context.CancelFunc
+	done    chan error
+}
+
+func (f *fleet) read(node string, device devices.ID) *reader {
+	ctx, stop := context.WithCancel(f.t.Context())
+	r := &reader{stop: stop, done: make(chan error, 1)}
+	go func() {
+		r.done <- f.nodes[node].Follow(ctx, device, func(entry []byte) error {
+			var e api.TraceEntry
+			if err := json.Unmarshal(entry, &e); err != nil {
+				f.t.Error(err)
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.entries = append(r.entries, e)
+			return nil
+		})
+	}()
+	f.await("the reader is there", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.subs) > 0 })
+	return r
+}
+
+func (r *reader) got() []api.TraceEntry {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]api.TraceEntry(nil), r.entries...)
+}
+
+func (f *fleet) await(what string, done func() bool) {
+	f.t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			f.t.Fatal("not within 10 s: " + what)
+		}
+	}
+}
+
+// quicken shortens the lease of a trace.
+func quicken(t *testing.T, lease time.Duration) {
+	before := leaseTime
+	leaseTime, renewTime = lease, lease/3
+	t.Cleanup(func() { leaseTime, renewTime = before, before/3 })
+}
+
+const device = devices.ID("02:00:00:00:00:07")
+
+var message = []byte(`{"session_id":"s","type":"mcp","payload":{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"x","arguments":{"password":"hunter2","v":1}}}}`)
+
+// A trace that was started on one node shows on another what passes on a third; with payloads, which have no secrets.
+func TestTrace(t *testing.T) {
+	f := newFleet(t, "a", "b", "c")
+	f.nodes["c"].Message(device, true, message) // nobody reads: dropped
+	if _, err := f.nodes["a"].Start(t.Context(), device, false, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	r := f.read("b", device)
+	holder := f.nodes["c"]
+	holder.Message(device, true, message)
+	holder.Message(device, false, []byte(`{"type":`))
+	holder.Message("02:00:00:00:00:08", true, message)
+	f.await("two messages", func() bool { return len(r.got()) == 2 })
+	first, second := r.got()[0], r.got()[1]
+	if first.Kind != KindReceived || first.Node != "c" || first.Type != "mcp" || first.Method != "tools/call" || first.RPC != "7" || first.Bytes != len(message) || first.Payload != "" {
+		t.Errorf("%+v", first)
+	}
+	if second.Kind != KindSent || second.Text == "" || second.Type != "" {
+		t.Errorf("%+v", second)
+	}
+	// Another trace of the device ends the first.
+	if _, err := f.nodes["b"].Start(t.Context(), device, true, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-r.done; err != nil {
+		t.Error(err)
+	}
+	r = f.read("a", device)
+	holder.Message(device, true, message)
+	f.await("a payload", func() bool { return len(r.got()) == 1 })
+	// security: N51
+	if p := r.got()[0].Payload; !strings.Contains(p, `"v":1`) || strings.Contains(p, "hunter2") {
+		t.Errorf("payload %s", p)
+	}
+	holder.Message(device, true, []byte(`{"type":"x","text":"`+strings.Repeat("ü", 2000)+`"}`))
+	f.await("a long one", func() bool { return len(r.got()) == 2 })
+	if p := r.got()[1].Payload; len(p) > MaxPayload {
+		t.Errorf("%d bytes of payload", len(p))
+	}
+	if !f.nodes["c"].End(t.Context(), device) || f.nodes["c"].End(t.Context(), device) {
+		t.Error("it does not end, or twice")
+	}
+	if err := <-r.done; err != nil {
+		t.Error(err)
+	}
+	for name, node := range f.nodes {
+		if _, ok := node.Get(device); ok || node.active.Load() != nil {
+			t.Errorf("node %s has a trace", name)
+		}
+	}
+}
+
+// A trace goes on while it is read, also on a node that did not hear of it at its start, and ends on all nodes without
+// a reader.
+func TestLease(t *testing.T) {
+	quicken(t, 300*time.Millisecond)
+	f := newFleet(t, "a", "b")
+	f.setCut("b", true)
+	started, err := f.nodes["a"].Start(t.Context(), device, false, time.Minute)
+	if err != nil || len(started.Missing) != 1 {
+		t.Fatalf("%+v, %v", started, err)
+	}
+	r := f.read("a", device)
+	f.setCut("b", false)
+	f.await("the other node has it", func() bool { _, ok := f.nodes["b"].Get(device); return ok })
+	time.Sleep(3 * leaseTime)
+	f.nodes["b"].Message(device, true, message)
+	f.await("an entry", func() bool { return len(r.got()) > 0 })
+	r.stop()
+	<-r.done
+	f.await("no trace is left", func() bool { return f.nodes["a"].active.Load() == nil && f.nodes["b"].active.Load() == nil })
+	var gone *devices.Error
+	if err := f.nodes["a"].Follow(t.Context(), device, nil); !errors.As(err, &gone) || gone.Code != devices.CodeNotFound {
+		t.Errorf("%v", err)
+	}
+}
+
+// A trace ends at its time though it is read.
+func TestTimeOfATrace(t *testing.T) {
+	f := newFleet(t, "a")
+	if _, err := f.nodes["a"].Start(t.Context(), device, false, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	r := f.read("a", device)
+	if err := <-r.done; err != nil {
+		t.Error(err)
+	}
+	for _, lasts := range []time.Duration{0, time.Millisecond, 25 * time.Hour} {
+		if _, err := f.nodes["a"].Start(t.Context(), device, false, lasts); devices.AsError(err).Code != devices.CodeBadRequest {
+			t.Errorf("%v: %v", lasts, err)
+		}
+	}
+}
+
+// A flood waits for nobody: what is too much is left out and counted, in the next entry, too.
+func TestFloodOfATrace(t *testing.T) {
+	f := newFleet(t, "a")
+	f.block = make(chan struct{})
+	node := f.nodes["a"]
+	if _, err := node.Start(t.Context(), device, true, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	r := f.read("a", device)
+	const flood = 5000
+	for range flood {
+		node.Message(device, true, message)
+	}
+	dropped := node.Dropped.Load()
+	if dropped < flood-entryBurst-1 {
+		t.Errorf("%d dropped", dropped)
+	}
+	close(f.block)
+	f.await("those that were queued", func() bool { return node.Entries.Load()+dropped == flood })
+	time.Sleep(3 * time.Second / entryRate)
+	node.Message(device, true, message)
+	f.await("the next entry", func() bool { return node.Entries.Load()+dropped == flood+1 })
+	var noted uint64
+	for _, e := range r.got() {
+		noted += e.Dropped
+	}
+	if noted != dropped {
+		t.Errorf("%d of %d dropped entries are in the others", noted, dropped)
+	}
+}
+
+// security: N51
+func TestTracesAreLimited(t *testing.T) {
+	f := newFleet(t, "a", "b")
+	for i := range MaxTraces {
+		if _, err := f.nodes["a"].Start(t.Context(), devices.ID(fmt.Sprint(i)), false, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := f.nodes["b"].Start(t.Context(), device, false, time.Minute); devices.AsError(err).Code != devices.CodeConflict {
+		t.Errorf("%v", err)
+	}
+	if _, err := f.nodes["b"].Start(t.Context(), "0", true, time.Minute); err != nil {
+		t.Errorf("replacing one: %v", err)
+	}
+}
+
+// Without a trace a message costs nothing worth to measure.
+func TestNoTraceAllocs(t *testing.T) {
+	node := newFleet(t, "a").nodes["a"]
+	if n := testing.AllocsPerRun(100, func() { node.Message(device, true, message) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// Records and calls are shown, and passed on.
+func TestRecords(t *testing.T) {
+	f := newFleet(t, "a")
+	var next counting
+	rec := f.nodes["a"].Recorder(&next)
+	if _, err := f.nodes["a"].Start(t.Context(), device, false, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	r := f.read("a", device)
+	rec.Step(devices.Step{Device: device, Kind: devices.StepClosed, Cause: "gone", Text: "t"})
+	rec.Call(devices.CallStep{Device: device, Call: "c1", Tool: "x", Outcome: "ok"})
+	rec.Step(devices.Step{Device: "other"})
+	f.await("two entries", func() bool { return len(r.got()) == 2 })
+	if got := r.got(); got[0].Kind != KindRecord || got[0].Type != "closed" || got[0].Cause != "gone" || got[1].Kind != KindCall || got[1].Call != "c1" || got[1].Type != "x" || got[1].Cause != "ok" {
+		t.Errorf("%+v", got)
+	}
+	if next != (counting{2, 1}) {
+		t.Errorf("%+v", next)
+	}
+}
+
+type counting struct{ steps, calls int }
+
+func (c *counting) Step(devices.Step)     { c.steps++ }
+func (c *counting) Call(devices.CallStep) { c.calls++ }

@@ -1,0 +1,87 @@
+package webhooks
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Allow decides to which addresses webhooks may connect: public ones, and those of --webhook-allow.
+type Allow struct {
+	networks []netip.Prefix
+	hosts    []string
+}
+
+// ParseAllow reads the entries of --webhook-allow: networks such as 10.0.0.0/8, addresses, and names of hosts, which
+// are allowed whatever they resolve to.
+func ParseAllow(entries []string) (*Allow, error) {
+	a := &Allow{}
+	for _, entry := range entries {
+		if prefix, err := netip.ParsePrefix(entry); err == nil {
+			a.networks = append(a.networks, prefix.Masked())
+		} else if addr, err := netip.ParseAddr(entry); err == nil {
+			a.networks = append(a.networks, netip.PrefixFrom(addr.Unmap(), addr.Unmap().BitLen()))
+		} else if isHost(entry) {
+			a.hosts = append(a.hosts, strings.ToLower(entry))
+		} else {
+			return nil, fmt.Errorf("must be comma-separated networks such as 10.0.0.0/8, addresses or names of hosts, not %q", entry)
+		}
+	}
+	return a, nil
+}
+
+func isHost(text string) bool {
+	return text != "" && len(text) <= 253 && strings.Trim(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._") == "" && !strings.HasPrefix(text, ".")
+}
+
+// reserved are the networks of the IANA registries of special addresses that are not reachable from everywhere, and those
+// that contain addresses of IPv4.
+var reserved = func() (list []netip.Prefix) {
+	for _, text := range []string{"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24",
+		"192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3",
+		"::/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/9", "ff00::/8"} {
+		list = append(list, netip.MustParsePrefix(text))
+	}
+	return list
+}()
+
+// checkAddr returns an error if a webhook may not connect to this address.
+func (a *Allow) checkAddr(addr netip.Addr) error {
+	addr = addr.Unmap().WithZone("")
+	in := func(p netip.Prefix) bool { return p.Contains(addr) }
+	if !slices.ContainsFunc(reserved, in) || slices.ContainsFunc(a.networks, in) {
+		return nil
+	}
+	return fmt.Errorf("%s is not a public address; an operator can allow it with --webhook-allow", addr)
+}
+
+// checkHost returns an error if the host of a URL is an address to which a webhook may not connect. A name is checked when
+// it is dialled.
+func (a *Allow) checkHost(host string) error {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return a.checkAddr(addr)
+	}
+	return nil
+}
+
+// control returns the check of a connection to a host, for net.Dialer: it gets the address that is dialled, which the
+// name may have changed to since any earlier look.
+func (a *Allow) control(host string) func(network, address string, _ syscall.RawConn) error {
+	if slices.Contains(a.hosts, strings.ToLower(strings.TrimSuffix(host, "."))) {
+		return nil
+	}
+	return func(_, address string, _ syscall.RawConn) error {
+		text, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return err
+		}
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return err
+		}
+		return a.checkAddr(addr)
+	}
+}

@@ -1,0 +1,299 @@
+package webhooks
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/counters"
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/timescale"
+)
+
+var (
+	turnEvery  = timescale.Of(3 * time.Second)
+	leaseLasts = timescale.Of(15 * time.Second)
+	// scanEvery is the interval between looks for devices that have been offline for long enough.
+	scanEvery = timescale.Of(10 * time.Second)
+	// saveEvery is how often the position is saved while events are left out.
+	saveEvery = timescale.Of(10 * time.Second)
+	// retryFirst is the pause after a first failed attempt. It doubles with each, up to retryMost.
+	retryFirst = timescale.Of(time.Second)
+	retryMost  = timescale.Of(time.Minute)
+	// followPause is the pause after the event streams were not available.
+	followPause = timescale.Of(2 * time.Second)
+)
+
+const (
+	// sealPurpose separates sealed secrets from other sealed values.
+	sealPurpose = "webhook"
+	// dueKept is how long after its time the absence of a device is still reported.
+	dueKept = 24 * time.Hour
+	dueMost = 100 // devices of one look
+	// pruneEvery is how often absences that are not reported any more are deleted.
+	pruneEvery = time.Hour
+	// stopTime limits the writes with which a node that stops ends its leases.
+	stopTime = 2 * time.Second
+)
+
+// Fleet is what a Manager uses of the core.
+type Fleet interface {
+	Permit(ctx context.Context, principal access.Principal, scope access.Scope, id devices.ID) error
+	PermitEvent(ctx context.Context, principal access.Principal, e devices.StreamEvent) error
+	Keys() *access.Registry
+	NoteChange(principal access.Principal, action string, id devices.ID, detail string, err error)
+}
+
+// Events reads the event streams, as events.Bus does.
+type Events interface {
+	Follow(ctx context.Context, q devices.EventQuery, deliver func(devices.StreamEvent) error) error
+}
+
+// Options of a Manager.
+type Options struct {
+	Store    Store
+	Fleet    Fleet
+	Events   Events
+	Mint     *credential.Mint
+	Allow    *Allow
+	Instance string // of this process, unlike that of any other
+	// Open accepts the creator of a fleet without tokens (--api-auth none).
+	Open    bool
+	Version string
+	Log     *slog.Logger
+}
+
+// Manager delivers the webhooks whose lease this process has, and shows and changes all. It is safe for concurrent use.
+type Manager struct {
+	opt    Options
+	sender *sender
+	poke   chan struct{} // capacity 1: something was changed
+	stop   context.CancelFunc
+	done   sync.WaitGroup
+
+	mu      sync.Mutex
+	workers map[string]*worker
+
+	// Deliveries counts attempts by result: delivered, failed.
+	Deliveries counters.Map[string]
+	// Time is the time of attempts.
+	Time counters.Histogram
+}
+
+// Results of attempts.
+const (
+	resultDelivered = "delivered"
+	resultFailed    = "failed"
+)
+
+// New returns a running Manager.
+func New(opt Options) *Manager {
+	m := &Manager{opt: opt, sender: newSender(opt.Allow, opt.Version), poke: make(chan struct{}, 1), workers: map[string]*worker{}}
+	for _, result := range []string{resultDelivered, resultFailed} {
+		m.Deliveries.Add(result, 0) // otherwise an alert on its increase would miss the first one
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	m.stop = stop
+	m.done.Go(func() { m.run(ctx) })
+	return m
+}
+
+// Close ends the deliveries and the leases, so that other nodes continue at once.
+func (m *Manager) Close() {
+	m.stop()
+	m.done.Wait()
+	m.sender.close()
+}
+
+// Metrics adds the metrics of webhooks.
+func (m *Manager) Metrics(r *counters.Registry) {
+	counters.ByKey(r.Counter("webhook_deliveries_total", "Attempts of this node to deliver to webhooks: `delivered`, `failed`.", "result"), &m.Deliveries)
+	r.Histogram("webhook_delivery_seconds", "Time of one attempt, at most 10 s.", &m.Time)
+	count := func(failing bool) func() int {
+		return func() (n int) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			for _, w := range m.workers {
+				if !failing || w.isFailing() {
+					n++
+				}
+			}
+			return n
+		}
+	}
+	counters.Value(r.Gauge("webhooks", "Webhooks that this node delivers."), count(false))
+	counters.Value(r.Gauge("webhooks_failing", "Webhooks of this node whose last attempt failed."), count(true))
+}
+
+func (m *Manager) run(ctx context.Context) {
+	ticker := time.NewTicker(turnEvery)
+	defer ticker.Stop()
+	for {
+		m.turn(ctx)
+		select {
+		case <-ctx.Done():
+			m.endAll()
+			limited, cancel := context.WithTimeout(context.Background(), stopTime)
+			defer cancel()
+			if err := m.opt.Store.Release(limited, m.opt.Instance); err != nil {
+				m.opt.Log.Debug("webhooks: the leases end by themselves", "error", err)
+			}
+			return
+		case <-m.poke:
+		case <-ticker.C:
+		}
+	}
+}
+
+// turn starts, keeps and ends the workers of this process. While the database is away workers end with their leases.
+func (m *Manager) turn(ctx context.Context) {
+	hooks, err := m.opt.Store.List(ctx)
+	if err == nil {
+		m.follow(ctx, hooks)
+	}
+	var over []*worker
+	m.mu.Lock()
+	for id, w := range m.workers {
+		if time.Now().After(w.leased) {
+			over = append(over, w)
+			delete(m.workers, id)
+		}
+	}
+	m.mu.Unlock()
+	for _, w := range over {
+		w.end()
+	}
+}
+
+// follow makes the workers those of the hooks whose lease this process can have.
+func (m *Manager) follow(ctx context.Context, hooks []Hook) {
+	left := map[string]bool{}
+	for _, h := range hooks {
+		m.mu.Lock()
+		w := m.workers[h.ID]
+		m.mu.Unlock()
+		if m.stopped(&h) != "" || w != nil && w.hook.Version != h.Version {
+			continue
+		}
+		begun := time.Now()
+		mine, err := m.opt.Store.Lease(ctx, h.ID, m.opt.Instance, h.Version, leaseLasts)
+		switch {
+		case err != nil:
+			left[h.ID] = w != nil // until the lease ends
+		case mine && w != nil:
+			w.leased, left[h.ID] = begun.Add(leaseLasts), true
+		case mine:
+			m.begin(ctx, h.ID, begun)
+			left[h.ID] = true
+		}
+	}
+	m.mu.Lock()
+	var gone []*worker
+	for id, w := range m.workers {
+		if !left[id] {
+			gone = append(gone, w)
+			delete(m.workers, id)
+		}
+	}
+	m.mu.Unlock()
+	for _, w := range gone {
+		w.end()
+		m.wake() // with its new settings, if it was changed
+	}
+}
+
+// begin starts a worker with what the row has now that this process has its lease.
+func (m *Manager) begin(ctx context.Context, id string, leased time.Time) {
+	h, err := m.opt.Store.Get(ctx, id)
+	if err != nil {
+		return // the next turn tries again
+	}
+	w, err := newWorker(m, h)
+	if err != nil {
+		m.opt.Log.Error("a webhook cannot be delivered: its secret was sealed with another --secret; set a new one", "webhook", id)
+		return
+	}
+	w.leased = leased.Add(leaseLasts)
+	m.mu.Lock()
+	m.workers[id] = w
+	m.mu.Unlock()
+	w.start()
+}
+
+func (m *Manager) endAll() {
+	m.mu.Lock()
+	all := m.workers
+	m.workers = map[string]*worker{}
+	m.mu.Unlock()
+	for _, w := range all {
+		w.cancel()
+	}
+	for _, w := range all {
+		w.end()
+	}
+}
+
+func (m *Manager) wake() {
+	select {
+	case m.poke <- struct{}{}:
+	default:
+	}
+}
+
+// creator returns who a webhook acts as.
+func (m *Manager) creator(h *Hook) (*access.Caller, error) {
+	switch {
+	case h.Owner == access.KeyAdmin:
+		return access.Admin, nil
+	case h.Owner == access.KeyOpen && m.opt.Open:
+		return access.Open, nil
+	}
+	who, ok := m.opt.Fleet.Keys().Caller(h.Owner)
+	if !ok {
+		return nil, access.ErrToken
+	}
+	return who, m.opt.Fleet.Keys().Valid(who, time.Now())
+}
+
+// stopped returns why a webhook is not delivered; empty if it is.
+func (m *Manager) stopped(h *Hook) string {
+	who, err := m.creator(h)
+	switch {
+	case errors.Is(err, access.ErrRevoked):
+		return "the key " + h.OwnerName + " that created it was revoked"
+	case errors.Is(err, access.ErrExpired):
+		return "the key " + h.OwnerName + " that created it has expired"
+	case err != nil:
+		return "the key " + h.OwnerName + " that created it does not exist any more"
+	case !who.Scopes.Has(access.ScopeEvents):
+		return "the key " + h.OwnerName + " that created it does not have the scope events:read"
+	}
+	return ""
+}
+
+// Reseal seals secrets with the newest secret of the fleet that are sealed with an older one, and returns how many.
+func (m *Manager) Reseal(ctx context.Context) (changed int, err error) {
+	hooks, err := m.opt.Store.List(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, h := range hooks {
+		sealed, old, err := m.opt.Mint.Reseal(sealPurpose, h.ID, h.Sealed)
+		switch {
+		case err != nil:
+			m.opt.Log.Error("the secret of a webhook cannot be opened: it was sealed with another --secret; set a new one", "webhook", h.ID)
+			continue
+		case !old:
+			continue
+		}
+		if err := m.opt.Store.Reseal(ctx, h.ID, h.Sealed, sealed); err != nil {
+			return changed, err
+		}
+		changed++
+	}
+	return changed, nil
+}

@@ -1,0 +1,203 @@
+package webhooks
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"strings"
+	"time"
+
+	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/timespan"
+)
+
+// List returns the webhooks that a caller may see: those that its key created; administrators see all.
+func (m *Manager) List(ctx context.Context, by access.Principal) ([]api.Webhook, error) {
+	hooks, err := m.opt.Store.List(ctx)
+	if err != nil {
+		return nil, devices.AsError(err)
+	}
+	out := []api.Webhook{}
+	for i := range hooks {
+		if owns(by, &hooks[i]) {
+			out = append(out, m.view(&hooks[i]))
+		}
+	}
+	return out, nil
+}
+
+func owns(by access.Principal, h *Hook) bool {
+	return by.Caller != nil && (by.Caller.Scopes.Has(access.ScopeAdmin) || by.Key() == h.Owner)
+}
+
+// get returns a webhook of the caller; those of others are not found.
+func (m *Manager) get(ctx context.Context, by access.Principal, id string) (Hook, error) {
+	h, err := m.opt.Store.Get(ctx, id)
+	if err == nil && !owns(by, &h) {
+		err = devices.ErrNotFound
+	}
+	if errors.Is(err, devices.ErrNotFound) {
+		return h, devices.Errorf(devices.CodeNotFound, "there is no webhook with this id; GET /v1/webhooks lists them")
+	}
+	if err != nil {
+		return h, devices.AsError(err)
+	}
+	return h, nil
+}
+
+func (m *Manager) view(h *Hook) api.Webhook {
+	out := api.Webhook{ID: h.ID, URL: h.URL, Types: []string{}, Select: h.Select, CreatedBy: h.OwnerName, CreatedAt: api.At(h.CreatedAt), State: "active", Reason: m.stopped(h),
+		Delivered: h.Delivered, DeliveredAt: api.At(h.DeliveredAt), FailingSince: api.At(h.FailingSince), LastError: h.LastError}
+	for _, kind := range h.Types {
+		out.Types = append(out.Types, string(kind))
+	}
+	if h.OfflineFor > 0 {
+		out.OfflineFor = timespan.Format(h.OfflineFor)
+	}
+	switch {
+	case out.Reason != "":
+		out.State = "stopped"
+	case !h.FailingSince.IsZero():
+		out.State = "failing"
+	}
+	return out
+}
+
+// Create creates a webhook that acts as its creator.
+func (m *Manager) Create(ctx context.Context, by access.Principal, n api.NewWebhook) (out api.CreatedWebhook, err error) {
+	h := Hook{ID: "wh_" + strings.ToLower(rand.Text()[:16]), Owner: by.Key(), OwnerName: by.Name(), CreatedAt: time.Now().UTC().Truncate(time.Microsecond), Version: 1}
+	defer func() { m.opt.Fleet.NoteChange(by, "create_webhook", "", describe(&h), err) }()
+	if err := m.opt.Fleet.Permit(ctx, by, access.ScopeEvents, ""); err != nil { // it reads events
+		return out, err
+	}
+	secret, err := m.set(&h, api.WebhookEdit{URL: &n.URL, Types: &n.Types, Select: &n.Select, OfflineFor: &n.OfflineFor, Secret: &n.Secret})
+	if err != nil {
+		return out, err
+	}
+	switch err := m.opt.Store.Create(ctx, h); {
+	case errors.Is(err, ErrFull):
+		return out, devices.Errorf(devices.CodeConflict, "%s", err.Error())
+	case err != nil:
+		return out, devices.AsError(err)
+	}
+	m.wake()
+	return api.CreatedWebhook{Webhook: m.view(&h), Secret: secret}, nil
+}
+
+// Edit changes a webhook. It continues where it was.
+func (m *Manager) Edit(ctx context.Context, by access.Principal, id string, e api.WebhookEdit) (out api.CreatedWebhook, err error) {
+	h, err := m.get(ctx, by, id)
+	defer func() { m.opt.Fleet.NoteChange(by, "edit_webhook", "", describe(&h), err) }()
+	if err != nil {
+		return out, err
+	}
+	secret, err := m.set(&h, e)
+	if err != nil {
+		return out, err
+	}
+	switch err := m.opt.Store.Update(ctx, h); {
+	case errors.Is(err, ErrStale):
+		return out, devices.Errorf(devices.CodeConflict, "the webhook was changed or deleted by another request at the same time; send the request again")
+	case err != nil:
+		return out, devices.AsError(err)
+	}
+	m.wake()
+	return api.CreatedWebhook{Webhook: m.view(&h), Secret: secret}, nil
+}
+
+// set applies an edit. made is a secret that was made for it.
+func (m *Manager) set(h *Hook, e api.WebhookEdit) (made string, err error) {
+	if e.URL != nil {
+		h.URL = *e.URL
+	}
+	if e.Types != nil {
+		h.Types = nil
+		for _, kind := range *e.Types {
+			h.Types = append(h.Types, devices.EventKind(kind))
+		}
+	}
+	if e.Select != nil {
+		h.Select = *e.Select
+	}
+	if e.OfflineFor != nil {
+		h.OfflineFor = 0
+		if *e.OfflineFor != "" {
+			if h.OfflineFor, err = timespan.Parse(*e.OfflineFor); err != nil || h.OfflineFor <= 0 {
+				return "", devices.Errorf(devices.CodeBadRequest, "offline_for must be a duration such as 10m")
+			}
+		}
+	}
+	if err := h.check(m.opt.Allow); err != nil {
+		return "", err
+	}
+	if e.Secret == nil {
+		return "", nil
+	}
+	text := *e.Secret
+	if text == "" {
+		b := make([]byte, newSecret)
+		rand.Read(b) // never fails (crypto/rand)
+		made = secretPrefix + base64.StdEncoding.EncodeToString(b)
+		text = made
+	}
+	key, err := parseSecret(text)
+	if err != nil {
+		return "", err
+	}
+	h.Sealed = m.opt.Mint.Seal(sealPurpose, h.ID, key)
+	return made, nil
+}
+
+// describe is the text of a webhook in the audit, without its URL, which may contain a token.
+func describe(h *Hook) string {
+	var names []string
+	for _, kind := range h.Types {
+		names = append(names, string(kind))
+	}
+	return strings.TrimSpace(h.ID + " " + strings.Join(names, ","))
+}
+
+// Delete deletes a webhook.
+func (m *Manager) Delete(ctx context.Context, by access.Principal, id string) error {
+	h, err := m.get(ctx, by, id)
+	if err == nil {
+		if err = m.opt.Store.Delete(ctx, h.ID); errors.Is(err, devices.ErrNotFound) {
+			err = nil // by another request
+		} else if err != nil {
+			err = devices.AsError(err)
+		}
+	}
+	m.opt.Fleet.NoteChange(by, "delete_webhook", "", describe(&h), err)
+	m.wake()
+	return err
+}
+
+// Test delivers a message of the type test at once, from this node.
+func (m *Manager) Test(ctx context.Context, by access.Principal, id string) (api.WebhookTest, error) {
+	h, err := m.get(ctx, by, id)
+	if err != nil {
+		return api.WebhookTest{}, err
+	}
+	if reason := m.stopped(&h); reason != "" {
+		return api.WebhookTest{}, devices.Errorf(devices.CodeConflict, "the webhook has stopped: %s", reason)
+	}
+	key, err := m.opt.Mint.Open(sealPurpose, h.ID, h.Sealed)
+	if err != nil {
+		return api.WebhookTest{}, devices.Errorf(devices.CodeConflict, "the secret of the webhook was sealed with another --secret; set a new one")
+	}
+	begun := time.Now()
+	data, err := json.Marshal(map[string]string{"requested_by": by.Name()})
+	if err != nil {
+		return api.WebhookTest{}, err
+	}
+	status, err := m.sender.send(ctx, h.URL, key, "msg_"+strings.ToLower(rand.Text()), message{Type: kindTest, Timestamp: begun.UTC().Truncate(time.Millisecond), Webhook: h.ID, Data: data})
+	out := api.WebhookTest{Delivered: err == nil, Status: status, DurationMS: time.Since(begun).Milliseconds()}
+	if err != nil {
+		out.Error = err.Error()
+	}
+	return out, nil
+}

@@ -1,0 +1,755 @@
+package webhooks_test
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.uber.org/goleak"
+
+	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/credential"
+	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
+	"fleetd/internal/events"
+	"fleetd/internal/selector"
+	"fleetd/internal/store"
+	"fleetd/internal/store/storetest"
+	"fleetd/internal/store/webhookstore"
+	"fleetd/internal/webhooks"
+)
+
+func TestMain(m *testing.M) {
+	webhooks.Quicken()
+	goleak.VerifyTestMain(m)
+}
+
+// core judges callers by the labels of a map.
+type core struct {
+	keys   *access.Registry
+	mu     sync.Mutex
+	labels map[devices.ID]map[string]string
+	notes  []string
+}
+
+func (c *core) Keys() *access.Registry { return c.keys }
+
+func (c *core) Permit(_ context.Context, p access.Principal, scope access.Scope, id devices.ID) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if no := p.Permit(scope, string(id), c.labels[id]); no != nil {
+		return devices.Errorf(devices.CodeForbidden, "%s", no.Detail)
+	}
+	return nil
+}
+
+func (c *core) PermitEvent(ctx context.Context, p access.Principal, e devices.StreamEvent) error {
+	if _, ok := e.Kind.OfJob(); ok && p.Caller.Limited() && e.Owner != p.Key() {
+		return devices.Errorf(devices.CodeForbidden, "another key created the job")
+	}
+	return c.Permit(ctx, p, access.ScopeEvents, e.Device)
+}
+
+func (c *core) NoteChange(_ access.Principal, action string, _ devices.ID, detail string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.notes = append(c.notes, fmt.Sprint(action, " ", detail, " ", err))
+}
+
+// wire is a Store that can be cut off, and that can lose writes of the status.
+type wire struct {
+	webhooks.Store
+	cut, lose atomic.Bool
+}
+
+var errCut = fmt.Errorf("%w: cut", devices.ErrDatabase)
+
+func (w *wire) Cut() { w.cut.Store(true) }
+
+func (w *wire) List(ctx context.Context) ([]webhooks.Hook, error) {
+	if w.cut.Load() {
+		return nil, errCut
+	}
+	return w.Store.List(ctx)
+}
+
+func (w *wire) Save(ctx context.Context, id, instance string, s webhooks.Status) error {
+	if w.cut.Load() || w.lose.Load() {
+		return errCut
+	}
+	return w.Store.Save(ctx, id, instance, s)
+}
+
+func (w *wire) Release(ctx context.Context, instance string) error {
+	if w.cut.Load() {
+		return errCut
+	}
+	return w.Store.Release(ctx, instance)
+}
+
+// world is a fleet without nodes: a database, a NATS server, and managers.
+type world struct {
+	t     *testing.T
+	db    storetest.Database
+	store *store.Store
+	core  *core
+	bus   *events.Bus
+	nc    *nats.Conn
+	mint  *credential.Mint
+	seq   int64
+}
+
+func newWorld(t *testing.T, db storetest.Database) *world {
+	t.Helper()
+	w := &world{t: t, db: db, core: &core{keys: access.NewRegistry(), labels: map[devices.ID]map[string]string{}}}
+	log := slog.New(slog.DiscardHandler)
+	var err error
+	if w.store, err = store.Open(t.Context(), db.URL, "", log); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.store.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := w.store.WaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS did not start")
+	}
+	if w.nc, err = nats.Connect(s.ClientURL()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.nc.Close)
+	if w.bus, err = events.New(events.Options{Conn: w.nc, Prefix: "test.v1", Node: "n1", Retention: time.Hour, Limit: 10 << 20, NotificationLimit: 10 << 20, Log: log}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.bus.Close)
+	devicetest.Eventually(t, "the streams exist", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		return errors.Is(w.bus.Follow(ctx, devices.EventQuery{}, nil), context.DeadlineExceeded)
+	})
+	if w.mint, err = credential.New([]byte("a secret for tests only")); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// manager starts one more process.
+func (w *world) manager(allow ...string) (*webhooks.Manager, *wire) {
+	w.t.Helper()
+	if allow == nil {
+		allow = []string{"127.0.0.0/8"}
+	}
+	allowed, err := webhooks.ParseAllow(allow)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	s := &wire{Store: webhookstore.New(w.store)}
+	w.seq++
+	m := webhooks.New(webhooks.Options{Store: s, Fleet: w.core, Events: w.bus, Mint: w.mint, Allow: allowed, Instance: fmt.Sprint("process ", w.seq), Log: slog.New(slog.NewTextHandler(w.t.Output(), nil))})
+	w.t.Cleanup(m.Close)
+	return m, s
+}
+
+var admin = access.Principal{Caller: access.Admin}
+
+func (w *world) create(m *webhooks.Manager, by access.Principal, n api.NewWebhook) api.CreatedWebhook {
+	w.t.Helper()
+	h, err := m.Create(w.t.Context(), by, n)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return h
+}
+
+// key makes a key with events:read and webhooks.
+func (w *world) key(name, sel string) (access.Principal, access.Key) {
+	w.t.Helper()
+	scopes, err := access.ParseScopes([]string{"events:read", "webhooks"})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	s, err := selector.Parse(sel)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	k, _, err := access.NewKey(name, scopes, s, nil, time.Now(), time.Time{})
+	if err == nil {
+		_, err = w.core.keys.Put(k, time.Now())
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	who, _ := w.core.keys.Caller(k.ID)
+	return access.Principal{Caller: who}, k
+}
+
+// happen publishes events of a kind with numbers.
+func (w *world) happen(kind devices.EventKind, id devices.ID, numbers ...int) {
+	for _, n := range numbers {
+		w.bus.Publish(devices.Event{Kind: kind, Device: id, Epoch: 7, Seq: int64(n), Time: time.Now(), MsgID: fmt.Sprintf("%s-%s-%d", id, kind, n), Fields: json.RawMessage(fmt.Sprintf(`"n":%d`, n))})
+	}
+}
+
+// delivery is what a receiver gets.
+type delivery struct {
+	ID   string
+	Type string
+	Gap  []struct{ Stream string }
+	Data struct {
+		Device string
+		N      int
+		Reason string
+		Since  time.Time `json:"offline_since"`
+	}
+	Webhook string
+}
+
+// receiver is somebody's server.
+type receiver struct {
+	*httptest.Server
+	t      *testing.T
+	secret atomic.Pointer[string]
+	answer atomic.Pointer[http.HandlerFunc]
+
+	mu       sync.Mutex
+	accepted []delivery
+	attempts int
+}
+
+func newReceiver(t *testing.T) *receiver {
+	r := &receiver{t: t}
+	r.Server = httptest.NewServer(r)
+	t.Cleanup(r.Close)
+	return r
+}
+
+func (r *receiver) respond(f http.HandlerFunc) { r.answer.Store(&f) }
+
+func (r *receiver) fail(status int) {
+	r.respond(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
+}
+
+func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	body, err := io.ReadAll(req.Body)
+	d := delivery{ID: req.Header.Get("webhook-id")}
+	if err != nil || json.Unmarshal(body, &d) != nil || req.Method != "POST" {
+		r.t.Errorf("%s %q: %v", req.Method, body, err)
+	}
+	if secret := r.secret.Load(); secret != nil {
+		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(*secret, "whsec_"))
+		if want := webhooks.SignatureOf(key, d.ID, req.Header.Get("webhook-timestamp"), body); err != nil || req.Header.Get("webhook-signature") != want {
+			r.t.Errorf("signature %q, want %q", req.Header.Get("webhook-signature"), want)
+		}
+	}
+	r.mu.Lock()
+	r.attempts++
+	r.mu.Unlock()
+	if answer := r.answer.Load(); answer != nil && *answer != nil {
+		(*answer)(w, req)
+		return
+	}
+	r.mu.Lock()
+	r.accepted = append(r.accepted, d)
+	r.mu.Unlock()
+}
+
+func (r *receiver) got() ([]delivery, int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.accepted), r.attempts
+}
+
+func (r *receiver) numbers() (out []int) {
+	all, _ := r.got()
+	for _, d := range all {
+		out = append(out, d.Data.N)
+	}
+	return out
+}
+
+func (r *receiver) await(numbers ...int) {
+	r.t.Helper()
+	defer func() {
+		if r.t.Failed() {
+			r.t.Logf("delivered are %v", r.numbers())
+		}
+	}()
+	devicetest.Eventually(r.t, fmt.Sprintf("%v are delivered", numbers), func() bool { return slices.Equal(r.numbers(), numbers) })
+}
+
+func numbersTo(n int) (out []int) {
+	for i := range n {
+		out = append(out, i+1)
+	}
+	return out
+}
+
+// A webhook gets the types and devices that it names, signed.
+func TestDelivers(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	w.core.labels["a"] = map[string]string{"room": "lab"}
+	m, _ := w.manager()
+	all, lab := newReceiver(t), newReceiver(t)
+	first := w.create(m, admin, api.NewWebhook{URL: all.URL, Types: []string{"online", "offline"}})
+	all.secret.Store(&first.Secret)
+	given := "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 24))
+	second := w.create(m, admin, api.NewWebhook{URL: lab.URL, Types: []string{"online"}, Select: "room=lab", Secret: given})
+	lab.secret.Store(&given)
+	if second.Secret != "" || !strings.HasPrefix(first.Secret, "whsec_") {
+		t.Errorf("secrets %q, %q", first.Secret, second.Secret)
+	}
+	w.happen(devices.EventOnline, "a", 1)
+	w.happen(devices.EventPending, "a", 2)
+	w.happen(devices.EventOnline, "b", 3)
+	w.happen(devices.EventOffline, "a", 4)
+	all.await(1, 3, 4)
+	lab.await(1)
+	got, _ := all.got()
+	if got[0].Type != "online" || got[2].Type != "offline" || got[0].Webhook != first.ID || got[0].Data.Device != "a" || got[0].ID == got[1].ID {
+		t.Errorf("%+v", got)
+	}
+	list, err := m.List(t.Context(), admin)
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	devicetest.Eventually(t, "deliveries are counted", func() bool {
+		list, err = m.List(t.Context(), admin)
+		return err == nil && list[0].Delivered+list[1].Delivered == 4
+	})
+	text, _ := json.Marshal(list)
+	key, _ := base64.StdEncoding.DecodeString(strings.TrimPrefix(first.Secret, "whsec_"))
+	var sealed string
+	if err := w.db.Raw.QueryRow(`SELECT sealed FROM webhooks WHERE id = $1`, first.ID).Scan(&sealed); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(text), first.Secret) || strings.Contains(sealed, first.Secret[6:20]) || strings.Contains(sealed, string(key)) {
+		t.Errorf("the secret is shown: %s", text)
+	}
+	// A change continues after the last event, with a new secret.
+	empty, types := "", []string{"pending"}
+	edited, err := m.Edit(t.Context(), admin, first.ID, api.WebhookEdit{Types: &types, Secret: &empty})
+	if err != nil || edited.Secret == "" || edited.Secret == first.Secret {
+		t.Fatalf("%+v, %v", edited, err)
+	}
+	all.secret.Store(&edited.Secret)
+	number := 4
+	devicetest.Eventually(t, "the change is in force", func() bool {
+		number++
+		w.happen(devices.EventPending, "a", number)
+		time.Sleep(20 * time.Millisecond)
+		return len(all.numbers()) > 3
+	})
+	if err := m.Delete(t.Context(), admin, first.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Delete(t.Context(), admin, first.ID); devices.AsError(err).Code != devices.CodeNotFound {
+		t.Errorf("deleted twice: %v", err)
+	}
+}
+
+// A receiver that fails for long gets everything afterwards, once each by id and in order; one that never answers costs
+// nobody else.
+func TestReceiverThatFails(t *testing.T) {
+	for name, db := range map[string]storetest.Maker{"SQLite": storetest.SQLite, "Postgres": storetest.Postgres} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, db(t))
+			m, _ := w.manager()
+			failing, healthy, silent := newReceiver(t), newReceiver(t), newReceiver(t)
+			held := make(chan struct{})
+			silent.respond(func(http.ResponseWriter, *http.Request) { <-held })
+			defer close(held)
+			failing.fail(503)
+			for _, r := range []*receiver{silent, failing, healthy} {
+				h := w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}})
+				r.secret.Store(&h.Secret)
+			}
+			const count = 50
+			for n := range count {
+				w.happen(devices.EventOnline, "a", n+1)
+			}
+			healthy.await(numbersTo(count)...)
+			devicetest.Eventually(t, "many attempts failed", func() bool { _, n := failing.got(); return n >= 60 })
+			list, err := m.List(t.Context(), admin)
+			i := slices.IndexFunc(list, func(h api.Webhook) bool { return h.URL == failing.URL })
+			if err != nil || list[i].State != "failing" || list[i].LastError != "the receiver answered 503" || list[i].FailingSince.IsZero() {
+				t.Errorf("%+v, %v", list[i], err)
+			}
+			if n := m.Deliveries.Get("failed"); n < 60 {
+				t.Errorf("%d failures counted", n)
+			}
+			failing.respond(nil)
+			failing.await(numbersTo(count)...)
+			ids := map[string]bool{}
+			got, _ := failing.got()
+			for _, d := range got {
+				ids[d.ID] = true
+			}
+			if len(ids) != count {
+				t.Errorf("%d ids of %d deliveries", len(ids), count)
+			}
+			devicetest.Eventually(t, "it is active again", func() bool {
+				list, err := m.List(t.Context(), admin)
+				return err == nil && list[i].State == "active" && list[i].FailingSince.IsZero()
+			})
+			if _, n := silent.got(); n != 1 {
+				t.Errorf("%d attempts at the one that does not answer, while the first has its 10 s", n)
+			}
+		})
+	}
+}
+
+// Of two processes one delivers. If it is killed after the receiver has accepted and before that is written, the other
+// delivers again, with the same id, and goes on.
+func TestKilledBetweenDeliveryAndRecord(t *testing.T) {
+	for name, db := range map[string]storetest.Maker{"SQLite": storetest.SQLite, "Postgres": storetest.Postgres} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, db(t))
+			one, wireOne := w.manager()
+			r := newReceiver(t)
+			w.create(one, admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}})
+			w.happen(devices.EventOnline, "a", 1, 2)
+			r.await(1, 2)
+			devicetest.Eventually(t, "both are recorded", func() bool {
+				list, err := one.List(t.Context(), admin)
+				return err == nil && list[0].Delivered == 2
+			})
+			two, _ := w.manager()
+			w.happen(devices.EventOnline, "a", 3, 4)
+			r.await(1, 2, 3, 4)
+			devicetest.Eventually(t, "the first process has counted all", func() bool { return one.Deliveries.Get("delivered") == 4 })
+			if n := two.Deliveries.Get("delivered"); n != 0 {
+				t.Errorf("%d deliveries by the second process", n)
+			}
+			wireOne.lose.Store(true)
+			w.happen(devices.EventOnline, "a", 5)
+			r.await(1, 2, 3, 4, 5)
+			one.Kill(wireOne)
+			w.happen(devices.EventOnline, "a", 6)
+			r.await(1, 2, 3, 4, 5, 5, 6)
+			if got, _ := r.got(); got[4].ID != got[5].ID || got[5].ID == got[6].ID {
+				t.Errorf("ids %+v", got[4:])
+			}
+			devicetest.Eventually(t, "the second process has counted both", func() bool { return two.Deliveries.Get("delivered") == 2 })
+			// One that stops ends its lease at once.
+			two.Close()
+			three, _ := w.manager()
+			w.happen(devices.EventOnline, "a", 7)
+			r.await(1, 2, 3, 4, 5, 5, 6, 7)
+			devicetest.Eventually(t, "the third process has delivered", func() bool { return three.Deliveries.Get("delivered") == 1 })
+		})
+	}
+}
+
+// A webhook acts as the key that made it: it gets what that key may see, others do not see it, and it stops with it.
+func TestActsAsItsCreator(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	w.core.labels["a"], w.core.labels["b"] = map[string]string{"room": "lab"}, map[string]string{"room": "hall"}
+	m, _ := w.manager()
+	lab, k := w.key("lab", "room=lab")
+	other, _ := w.key("other key", "")
+	mine, all := newReceiver(t), newReceiver(t)
+	h := w.create(m, lab, api.NewWebhook{URL: mine.URL, Types: []string{"online"}, Select: "room in (lab,hall)"})
+	w.create(m, other, api.NewWebhook{URL: all.URL, Types: []string{"online"}})
+	w.happen(devices.EventOnline, "a", 1)
+	w.happen(devices.EventOnline, "b", 2)
+	w.happen(devices.EventOnline, "a", 3)
+	all.await(1, 2, 3)
+	mine.await(1, 3)
+
+	for by, want := range map[*access.Principal]int{&lab: 1, &other: 1, &admin: 2} {
+		if list, err := m.List(t.Context(), *by); err != nil || len(list) != want {
+			t.Errorf("%s sees %d webhooks, %v", by.Name(), len(list), err)
+		}
+	}
+	url := all.URL
+	if _, err := m.Edit(t.Context(), other, h.ID, api.WebhookEdit{URL: &url}); devices.AsError(err).Code != devices.CodeNotFound {
+		t.Errorf("another key changes it: %v", err)
+	}
+	if err := m.Delete(t.Context(), other, h.ID); devices.AsError(err).Code != devices.CodeNotFound {
+		t.Errorf("another key deletes it: %v", err)
+	}
+	if _, err := m.Test(t.Context(), other, h.ID); devices.AsError(err).Code != devices.CodeNotFound {
+		t.Errorf("another key tries it: %v", err)
+	}
+	scopes, _ := access.ParseScopes([]string{"webhooks"})
+	if _, err := m.Create(t.Context(), access.Principal{Caller: access.NewCaller("k", "k", scopes, selector.Selector{}, nil)}, api.NewWebhook{URL: url, Types: []string{"online"}}); devices.AsError(err).Code != devices.CodeForbidden {
+		t.Errorf("a key without events:read: %v", err)
+	}
+
+	k.Revoked = time.Now()
+	if _, err := w.core.keys.Put(k, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	w.happen(devices.EventOnline, "a", 4)
+	all.await(1, 2, 3, 4)
+	list, err := m.List(t.Context(), admin)
+	i := slices.IndexFunc(list, func(x api.Webhook) bool { return x.ID == h.ID })
+	if err != nil || list[i].State != "stopped" || list[i].Reason != "the key lab that created it was revoked" {
+		t.Errorf("%+v, %v", list[i], err)
+	}
+	w.happen(devices.EventOnline, "a", 5)
+	all.await(1, 2, 3, 4, 5)
+	mine.await(1, 3)
+	if _, err := m.Test(t.Context(), admin, h.ID); devices.AsError(err).Code != devices.CodeConflict {
+		t.Errorf("a stopped one is tried: %v", err)
+	}
+}
+
+// A name that resolves to an address that is not public is refused when it is dialled, whatever it was before.
+func TestAddressIsJudgedWhenDialled(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	r := newReceiver(t)
+	named := strings.Replace(r.URL, "127.0.0.1", "localhost", 1)
+	strict, _ := w.manager("192.0.2.0/24")
+	if _, err := strict.Create(t.Context(), admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}}); err == nil || !strings.Contains(err.Error(), "--webhook-allow") {
+		t.Errorf("an address: %v", err)
+	}
+	h := w.create(strict, admin, api.NewWebhook{URL: named, Types: []string{"online"}})
+	outcome, err := strict.Test(t.Context(), admin, h.ID)
+	if err != nil || outcome.Delivered || !strings.Contains(outcome.Error, "not a public address") || !strings.Contains(outcome.Error, "--webhook-allow") {
+		t.Errorf("a name: %+v, %v", outcome, err)
+	}
+	w.happen(devices.EventOnline, "a", 1)
+	devicetest.Eventually(t, "the refusal is shown", func() bool {
+		list, err := strict.List(t.Context(), admin)
+		return err == nil && strings.Contains(list[0].LastError, "--webhook-allow")
+	})
+	// security: N50
+	if _, n := r.got(); n != 0 {
+		t.Errorf("%d requests reached a private address", n)
+	}
+	strict.Close()
+	w.manager("localhost")
+	r.await(1)
+}
+
+// Redirects are not followed, and an answer without end costs 64 KiB.
+func TestHostileReceivers(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	m, _ := w.manager()
+	r, target := newReceiver(t), newReceiver(t)
+	h := w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"photo"}})
+	test := func() api.WebhookTest {
+		t.Helper()
+		outcome, err := m.Test(t.Context(), admin, h.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return outcome
+	}
+	r.respond(func(w http.ResponseWriter, req *http.Request) {
+		http.Redirect(w, req, target.URL, http.StatusTemporaryRedirect)
+	})
+	if got := test(); got.Delivered || got.Status != 307 || !strings.Contains(got.Error, "redirects are not followed") {
+		t.Errorf("%+v", got)
+	}
+	// security: N50
+	if _, n := target.got(); n != 0 {
+		t.Error("the redirect was followed")
+	}
+	var written atomic.Int64
+	r.respond(func(w http.ResponseWriter, _ *http.Request) {
+		for {
+			n, err := w.Write(make([]byte, 32<<10))
+			written.Add(int64(n))
+			if err != nil {
+				return
+			}
+		}
+	})
+	if got := test(); !got.Delivered {
+		t.Errorf("%+v", got)
+	}
+	devicetest.Eventually(t, "the connection is closed", func() bool {
+		before := written.Load()
+		time.Sleep(20 * time.Millisecond)
+		return written.Load() == before
+	})
+	r.respond(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Text", strings.Repeat("x", 100<<10))
+		w.WriteHeader(200)
+	})
+	if got := test(); got.Delivered || len(got.Error) > 300 {
+		t.Errorf("%+v", got)
+	}
+	r.Close()
+	if got := test(); got.Delivered || got.Status != 0 || strings.Contains(got.Error, "http://") {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Events that the stream does not have any more are a gap in the next delivery.
+func TestGap(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	m, _ := w.manager()
+	r := newReceiver(t)
+	w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}})
+	w.happen(devices.EventOnline, "a", 1)
+	r.await(1)
+	r.fail(500)
+	w.happen(devices.EventOnline, "a", 2, 3, 4)
+	devicetest.Eventually(t, "an attempt failed", func() bool { return m.Deliveries.Get("failed") > 2 })
+	js, err := jetstream.New(w.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "TEST_V1_EVENTS")
+	if err == nil {
+		err = stream.Purge(t.Context(), jetstream.WithPurgeKeep(1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	devicetest.Eventually(t, "only 4 is left to try", func() bool { _, n := r.got(); time.Sleep(50 * time.Millisecond); _, more := r.got(); return more > n })
+	r.respond(nil)
+	devicetest.Eventually(t, "the rest is delivered", func() bool { n := r.numbers(); return len(n) > 1 && n[len(n)-1] == 4 })
+	w.happen(devices.EventOnline, "a", 5)
+	devicetest.Eventually(t, "and what follows", func() bool { n := r.numbers(); return n[len(n)-1] == 5 })
+	got, _ := r.got()
+	if len(got) != 3 || len(got[1].Gap) != 1 || got[1].Gap[0].Stream != "events" || len(got[0].Gap)+len(got[2].Gap) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// offline_for is computed from what the database has: from a device that was away before the manager started, once for
+// each absence, and never for one that came back.
+func TestOfflineFor(t *testing.T) {
+	for name, maker := range map[string]storetest.Maker{"SQLite": storetest.SQLite, "Postgres": storetest.Postgres} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, maker(t))
+			m, _ := w.manager()
+			r := newReceiver(t)
+			w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"offline", "online"}, OfflineFor: "10m", Select: "!spare"})
+			w.core.labels["spare"] = map[string]string{"spare": "1"}
+			away := func(id string, since time.Duration) {
+				w.db.Exec(t, `INSERT INTO presence (device, epoch, seq, online, node, session, client_id, transport, reason, connected_at, last_seen, mcp_state, mcp_error, catalog, catalog_partial, tool_count, offline_since)
+ VALUES ($1, 1, 1, FALSE, '', '', '', '', 'dead', 0, 0, 'unknown', '', '', FALSE, 0, $2) ON CONFLICT (device) DO UPDATE SET online = FALSE, offline_since = excluded.offline_since`, id, time.Now().Add(-since).UnixMicro())
+			}
+			away("long before the webhook", time.Hour)
+			away("short", 5*time.Minute)
+			away("spare", 10*time.Minute-time.Second)
+			away("due", 10*time.Minute-time.Second)
+			w.happen(devices.EventOffline, "a", 1)
+			w.happen(devices.EventOnline, "a", 2)
+			devices := func() (out []string) {
+				all, _ := r.got()
+				for _, d := range all {
+					out = append(out, d.Type+" "+d.Data.Device)
+				}
+				slices.Sort(out)
+				return out
+			}
+			want := []string{"offline due", "online a"}
+			devicetest.Eventually(t, "the absence is delivered", func() bool { return slices.Equal(devices(), want) })
+			w.db.Exec(t, `INSERT INTO webhook_offline SELECT id, 'forgotten', $1 FROM webhooks`, time.Now().Add(-72*time.Hour).UnixMicro())
+			devicetest.Eventually(t, "both deliveries are noted", func() bool {
+				return m.Deliveries.Get("delivered") == 2 && w.db.Count(t, `SELECT count(*) FROM webhook_offline WHERE device = 'due'`) == 1
+			})
+			// After a restart it is not delivered again; another absence is.
+			m.Close()
+			w.manager()
+			w.happen("online", "a", 3)
+			away("late", 10*time.Minute-500*time.Millisecond)
+			want = []string{"offline due", "offline late", "online a", "online a"}
+			devicetest.Eventually(t, "another absence", func() bool { return slices.Equal(devices(), want) })
+			got, _ := r.got()
+			i := slices.IndexFunc(got, func(d delivery) bool { return d.Data.Device == "due" })
+			if got[i].Data.Reason != "dead" || time.Since(got[i].Data.Since) < 10*time.Minute {
+				t.Errorf("%+v", got[i])
+			}
+			devicetest.Eventually(t, "the two that were delivered and the one that was left out are noted", func() bool { return w.db.Count(t, `SELECT count(*) FROM webhook_offline`) == 3 })
+		})
+	}
+}
+
+// What is wrong in a request is named.
+func TestRequests(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	m, _ := w.manager()
+	const url = "https://example.com/hook?token=geheim"
+	for _, tc := range []struct {
+		n    api.NewWebhook
+		want string
+	}{
+		{api.NewWebhook{URL: "ftp://example.com", Types: []string{"online"}}, "http or https"},
+		{api.NewWebhook{URL: "https://", Types: []string{"online"}}, "http or https"},
+		{api.NewWebhook{URL: "https://a:b@example.com", Types: []string{"online"}}, "neither user"},
+		{api.NewWebhook{URL: url}, "types is missing"},
+		{api.NewWebhook{URL: url, Types: []string{"onlin"}}, `not "onlin"`},
+		{api.NewWebhook{URL: url, Types: []string{"messages"}}, `not "messages"`},
+		{api.NewWebhook{URL: url, Types: []string{"online", "online"}}, "twice"},
+		{api.NewWebhook{URL: url, Types: []string{"online"}, OfflineFor: "10m"}, "needs the type offline"},
+		{api.NewWebhook{URL: url, Types: []string{"offline"}, OfflineFor: "1s"}, "from 10s to 30d"},
+		{api.NewWebhook{URL: url, Types: []string{"offline"}, OfflineFor: "soon"}, "a duration such as 10m"},
+		{api.NewWebhook{URL: url, Types: []string{"offline"}, Select: "state=online"}, "select"},
+		{api.NewWebhook{URL: url, Types: []string{"offline"}, Select: "room="}, "select"},
+		{api.NewWebhook{URL: url, Types: []string{"offline"}, Secret: "whsec_c2hvcnQ="}, "24 to 64 bytes"},
+		{api.NewWebhook{URL: "http://[::1]:80/", Types: []string{"offline"}}, "--webhook-allow"},
+		{api.NewWebhook{URL: "http://[::ffff:10.0.0.1]/", Types: []string{"offline"}}, "--webhook-allow"},
+	} {
+		if _, err := m.Create(t.Context(), admin, tc.n); err == nil || devices.AsError(err).Code != devices.CodeBadRequest || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%+v: %v, want %q", tc.n, err, tc.want)
+		}
+	}
+	for range webhooks.MaxHooks {
+		w.create(m, admin, api.NewWebhook{URL: url, Types: []string{"photo"}})
+	}
+	if _, err := m.Create(t.Context(), admin, api.NewWebhook{URL: url, Types: []string{"photo"}}); devices.AsError(err).Code != devices.CodeConflict {
+		t.Errorf("number 101: %v", err)
+	}
+	if i := slices.IndexFunc(w.core.notes, func(n string) bool { return strings.Contains(n, "geheim") }); i >= 0 {
+		t.Errorf("the audit has the URL's token: %s", w.core.notes[i])
+	}
+	if _, err := m.Edit(t.Context(), admin, "wh_none", api.WebhookEdit{}); !errors.As(err, new(*devices.Error)) || devices.AsError(err).Code != devices.CodeNotFound {
+		t.Errorf("%v", err)
+	}
+}
+
+// After a rotation of the fleet's secret the secrets of webhooks are sealed with the new one.
+func TestReseal(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	m, _ := w.manager()
+	r := newReceiver(t)
+	h := w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}})
+	r.secret.Store(&h.Secret)
+	if err := w.mint.Adopt(credential.Rotation{Secrets: []credential.SealedSecret{{Number: 1, Sealed: w.mint.NewSecret(1)}}}, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := m.Reseal(t.Context()); n != 1 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if n, err := m.Reseal(t.Context()); n != 0 || err != nil {
+		t.Errorf("again: %d, %v", n, err)
+	}
+	w.happen(devices.EventOnline, "a", 1)
+	r.await(1)
+	if outcome, err := m.Test(t.Context(), admin, h.ID); err != nil || !outcome.Delivered {
+		t.Errorf("%+v, %v", outcome, err)
+	}
+}
