@@ -2,22 +2,22 @@ package devices
 
 import "time"
 
-// Bucket allows so many of a thing at once, and then so many a second. The zero
-// value is full. Its owner guards it.
+// Bucket is a token bucket: it allows a burst, and then a rate per second. The zero
+// value is full. It is not safe for concurrent use.
 type Bucket struct {
 	spent float32 // of the burst
 	at    int64   // unix nanoseconds
 }
 
-// Take tells whether another is allowed; a burst of 0 means no limit.
-func (b *Bucket) Take(now time.Time, rate float32, burst int) bool {
-	return burst == 0 || b.Spend(now, 1, rate, burst)
+// Allow reports whether one more is allowed; a burst of 0 means no limit.
+func (b *Bucket) Allow(now time.Time, rate float32, burst int) bool {
+	return burst == 0 || b.AllowN(now, 1, rate, burst)
 }
 
-// Spend is Take for n at once.
-func (b *Bucket) Spend(now time.Time, n int, rate float32, burst int) bool {
+// AllowN is Allow for n at once.
+func (b *Bucket) AllowN(now time.Time, n int, rate float32, burst int) bool {
 	at := now.UnixNano()
-	passed := max(0, at-b.at) // a clock that was set back costs the device nothing
+	passed := max(0, at-b.at) // a clock that was set back costs nothing
 	b.spent = max(0, b.spent-rate*float32(passed)/float32(time.Second))
 	b.at = at
 	if b.spent+float32(n) > float32(burst) {
@@ -27,7 +27,7 @@ func (b *Bucket) Spend(now time.Time, n int, rate float32, burst int) bool {
 	return true
 }
 
-// Level is how much of the burst is spent at a time.
-func (b *Bucket) Level(now time.Time, rate float32) float32 {
+// Spent returns how much of the burst is spent at a time.
+func (b *Bucket) Spent(now time.Time, rate float32) float32 {
 	return max(0, b.spent-rate*float32(max(0, now.UnixNano()-b.at))/float32(time.Second))
 }

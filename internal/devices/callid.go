@@ -8,20 +8,21 @@ import (
 	"time"
 )
 
-// CallIDs makes the ids of calls, raw requests and messages where they come into
-// the fleet: 16 of a-z and 2-7 (base32 of RFC 4648). The first 3 are of the node's
-// name, the next 4 of its start, the rest are a number that comes once and does not
-// tell its receiver how many calls others make. It is safe for concurrent use.
+// CallIDs creates the ids of calls, raw requests and messages on the node that first
+// receives them: 16 characters of a-z and 2-7 (base32 of RFC 4648). The first 3
+// derive from the node's name, the next 4 from its start time, the rest from a counter,
+// scrambled so that it does not reveal how many calls others make. It is safe for
+// concurrent use.
 type CallIDs struct {
 	prefix [7]byte
 	keys   [3]uint64 // odd, random
 	last   atomic.Uint64
 }
 
-// callIDLength is how many characters an id has.
+// callIDLength is the length of an id in characters.
 const callIDLength = 16
 
-// NewCallIDs makes the ids of one start of a node.
+// NewCallIDs returns the id generator of one process.
 func NewCallIDs(node string, started time.Time) *CallIDs {
 	c := &CallIDs{}
 	sum := sha256.Sum256([]byte(node))
@@ -33,13 +34,13 @@ func NewCallIDs(node string, started time.Time) *CallIDs {
 	return c
 }
 
-// Next returns an id that was not given before.
+// Next returns a new id.
 func (c *CallIDs) Next() string {
 	var id [callIDLength]byte
 	copy(id[:], c.prefix[:])
 	const bits = 5 * (callIDLength - len(c.prefix))
 	n := c.last.Add(1)
-	for _, key := range c.keys { // each step can be undone, so that two numbers stay two
+	for _, key := range c.keys { // each step is reversible, so different numbers give different ids
 		n = n * key & (1<<bits - 1)
 		n ^= n >> (bits/2 + 1)
 	}
@@ -55,12 +56,12 @@ func base32(dst []byte, n uint64) {
 	}
 }
 
-// OfCall is err as the error of a call with this id.
-func OfCall(err error, id string) error {
+// WithCallID returns err as an Error of the call with this id.
+func WithCallID(err error, id string) error {
 	if err == nil {
 		return nil
 	}
-	e := *AsError(err) // others may hold the same
+	e := *AsError(err) // copied, since other calls may share it
 	e.Call = id
 	return &e
 }

@@ -26,21 +26,21 @@ func TestCallIDs(t *testing.T) {
 	wg.Wait()
 	a := NewCallIDs("node-a", start).Next()
 	if b, c := NewCallIDs("node-b", start).Next(), NewCallIDs("node-a", start.Add(time.Second)).Next(); a == b || a == c || a[:3] != c[:3] || a[3:7] != b[3:7] {
-		t.Errorf("%s, on another node %s, of the next start %s", a, b, c)
+		t.Errorf("%s, on another node %s, of the next process %s", a, b, c)
 	}
 }
 
 func TestOfCall(t *testing.T) {
 	shared := Errorf(CodeDeviceBusy, "wait")
-	err := OfCall(shared, "id")
+	err := WithCallID(shared, "id")
 	if e := AsError(err); e.Call != "id" || e.Code != CodeDeviceBusy || shared.Call != "" {
-		t.Errorf("%+v, the error of others is %+v", e, shared)
+		t.Errorf("%+v, the shared error is %+v", e, shared)
 	}
-	if e := AsError(OfCall(errors.New("odd"), "id")); e.Call != "id" || e.Code != CodeInternal {
+	if e := AsError(WithCallID(errors.New("odd"), "id")); e.Call != "id" || e.Code != CodeInternal {
 		t.Errorf("%+v", e)
 	}
-	if OfCall(nil, "id") != nil {
-		t.Error("no error became one")
+	if WithCallID(nil, "id") != nil {
+		t.Error("nil became an error")
 	}
 	back, ok := ParseProblem(AsError(err).AppendProblem(nil))
 	if !ok || back.Call != "id" {

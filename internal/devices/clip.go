@@ -2,12 +2,12 @@ package devices
 
 import "strings"
 
-// Clip bounds what a device may say of itself. What is cut off is let go.
+// Clip cuts text that a device reported about itself to maxReportedText bytes.
 func Clip(text string) string {
-	if len(text) <= maxSaid {
+	if len(text) <= maxReportedText {
 		return text
 	}
-	return strings.Clone(strings.ToValidUTF8(text[:maxSaid], ""))
+	return strings.Clone(strings.ToValidUTF8(text[:maxReportedText], ""))
 }
 
-const maxSaid = 128
+const maxReportedText = 128

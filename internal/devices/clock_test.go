@@ -5,28 +5,28 @@ import (
 	"time"
 )
 
-// A clock that is set back keeps no device out.
+// A clock that is set back does not lock devices out.
 func TestClockSetBack(t *testing.T) {
-	now := time.Now().Round(0) // the wall clock alone
+	now := time.Now().Round(0) // only the wall clock
 	back := now.Add(-10 * time.Minute)
 	var b Bucket
 	for range 5 {
-		b.Take(now, 1, 5)
+		b.Allow(now, 1, 5)
 	}
-	if b.Take(back, 1, 5) {
-		t.Error("the burst is not bounded")
+	if b.Allow(back, 1, 5) {
+		t.Error("the burst has no limit")
 	}
-	if !b.Take(back.Add(time.Second), 1, 5) {
-		t.Error("a second later nothing is allowed again")
+	if !b.Allow(back.Add(time.Second), 1, 5) {
+		t.Error("nothing is allowed a second later")
 	}
 	var f Takeovers
 	for range maxTakeovers + 1 {
-		f.Contested(now)
+		f.Record(now)
 	}
-	if !f.Contested(now.Add(time.Second)) {
-		t.Fatal("nobody fights")
+	if !f.Record(now.Add(time.Second)) {
+		t.Fatal("the id is not contested")
 	}
-	if f.Contested(back) {
-		t.Error("newcomers are refused for as long as the clock was set back")
+	if f.Record(back) {
+		t.Error("other clients are refused for as long as the clock was set back")
 	}
 }

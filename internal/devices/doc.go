@@ -1,8 +1,8 @@
-// Package devices is the vocabulary of fleetd: ids, records, states, errors,
-// events and the messages between nodes, with the pure rules on them, such as
-// which of two states of a device is newer and which generations of credentials
-// are valid.
+// Package devices contains the types that the core and its adapters share: ids,
+// records, states, errors, events and the messages between nodes, with the rules on
+// them, such as which of two states of a device is newer and which generations of
+// credentials are valid.
 //
-// It has no locks, no goroutines and no interfaces; the core that works with
-// these types is package fleet.
+// It has no locks, no goroutines and no interfaces; package fleet and the packages
+// below this one work with these types.
 package devices

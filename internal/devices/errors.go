@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,10 +11,10 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Code is the stable name of a refusal or failure, as REST and NATS show it.
+// Code is the stable name of an error, as REST and NATS show it.
 type Code string
 
-// Codes. Each adapter maps them to its own statuses in one table.
+// Codes. The table in problem.go maps them to HTTP statuses.
 const (
 	CodeBadRequest       Code = "bad_request"
 	CodeTooLarge         Code = "too_large"
@@ -34,37 +35,39 @@ const (
 	CodeDeviceTimeout    Code = "device_timeout"
 	CodeUnavailable      Code = "unavailable"
 	CodeInternal         Code = "internal"
+	CodeConflict         Code = "conflict"
+	CodeQueueFull        Code = "queue_full"
 )
 
-// OutcomeUnknown is the outcome of a call whose bytes left while its answer
-// never came: the device may or may not have acted.
+// OutcomeUnknown is the outcome of a call that was sent and not answered: the device
+// may or may not have acted.
 const OutcomeUnknown = "unknown"
 
-// Fault is one thing wrong with a call's arguments.
+// Fault is one invalid part of a call's arguments.
 type Fault struct {
 	Pointer string `json:"pointer"` // RFC 6901, into the arguments
 	Detail  string `json:"detail"`
 }
 
-// Error is a refusal or failure with its stable code. Sent and Outcome are set
-// where a call got as far as the connection.
+// Error is an error with its stable code. Sent and Outcome are set if the call reached
+// the device's connection.
 type Error struct {
 	Code    Code
-	Detail  string // one sentence for people, naming what to do where there is something
-	Part    string // with CodeUnavailable: the part that is down
+	Detail  string // one sentence for people, with what to do if possible
+	Part    string // with CodeUnavailable: the part that is unreachable
 	Sent    bool   // whether bytes left for the device
-	Outcome string // OutcomeUnknown if they did and no answer came
-	Rule    string // which rule refused, where one did
-	// Confirmation, with CodeConfirmation, is what confirms the same call once.
+	Outcome string // OutcomeUnknown if bytes left and no answer arrived
+	Rule    string // the rule that refused the request, if one did
+	// Confirmation, with CodeConfirmation, is the token that confirms the same call once.
 	Confirmation string
 	Faults       []Fault
-	Call         string // the id of the call that failed; empty if none was made of the request
+	Call         string // id of the failed call; empty if the request did not become a call
 }
 
-// Error is the code and the detail.
+// Error returns the code and the detail.
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Detail }
 
-// Is reports equality by code, so that errors.Is works across a hop.
+// Is compares codes, so that errors.Is works with errors of other nodes.
 func (e *Error) Is(target error) bool {
 	t, ok := target.(*Error)
 	return ok && t.Code == e.Code
@@ -75,8 +78,8 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Detail: fmt.Sprintf(format, args...)}
 }
 
-// AsError returns err as *Error; anything else becomes CodeInternal, a
-// database failure CodeUnavailable.
+// AsError returns err as *Error. A database failure becomes CodeUnavailable, ErrNotFound
+// CodeNotFound, any other error CodeInternal.
 func AsError(err error) *Error {
 	var e *Error
 	switch {
@@ -85,104 +88,152 @@ func AsError(err error) *Error {
 	case errors.Is(err, ErrDatabase):
 		return &Error{Code: CodeUnavailable, Part: "database", Detail: "the database does not answer; try again later"}
 	case errors.Is(err, ErrNotFound):
-		return &Error{Code: CodeNotFound, Detail: "no such thing"}
+		return &Error{Code: CodeNotFound, Detail: "not found"}
 	default:
 		return &Error{Code: CodeInternal, Detail: err.Error()}
 	}
 }
 
-// ErrOverloaded is returned by fleet.Conn.SendControl when too much waits already.
-var ErrOverloaded = errors.New("too many bytes wait for this connection")
+// ErrOverloaded is returned by Conn.SendControl of package session when its queue is full.
+var ErrOverloaded = errors.New("the connection's write queue is full")
 
-// ErrHello is returned by fleet.Session.HandleControl for a hello: the front end
-// answers it where its transport allows more than one.
-var ErrHello = errors.New("hello on a session that is open")
+// ErrHello is returned by Session.HandleControl of package session for a hello: the
+// front end answers it if its transport allows more than one.
+var ErrHello = errors.New("hello on an open session")
 
-// ErrNoHolder is returned by a fleet.Router when no node holds the device.
+// ErrNoHolder is returned by a dispatch.Router if no node holds the device.
 var ErrNoHolder = errors.New("no node holds the device")
 
-// ErrConflict means that somebody else changed a thing first.
-var ErrConflict = errors.New("it was changed meanwhile")
+// ErrConflict means that another change was committed first.
+var ErrConflict = errors.New("it was changed by somebody else meanwhile")
 
-// ErrBound is returned by the keeper of attestation keys where a serial number
-// would prove a second device, or a device be proven by a second one.
-var ErrBound = errors.New("bound otherwise")
+// ErrBound is returned by the store of attestation keys if the serial number or the
+// device is bound to another one already.
+var ErrBound = errors.New("the serial number or the device is bound to another one already")
 
-// Origin says where a request came to this node from.
+// Details of errors by which the recorder's reader tells causes apart that have one code.
+const (
+	DetailCancelled         = "the caller cancelled the request"
+	DetailConfirmationEnded = "the confirmation belongs to another call, was used, or has expired"
+)
+
+// ClosedCall returns the error of a call whose session has ended; sent means that the
+// device may have received it.
+func ClosedCall(reason CloseReason, sent bool) *Error {
+	e := &Error{Code: CodeConnectionLost, Sent: sent, Detail: "the device's connection ended: " + string(reason)}
+	if reason == CloseSuperseded {
+		e.Code, e.Detail = CodeSuperseded, "the device connected again during the call"
+	}
+	if reason == CloseDraining && !sent {
+		e.Code, e.Part, e.Detail = CodeUnavailable, "node", "the node that holds the device is stopping, and the device reconnects to another node; try again"
+	}
+	if sent {
+		e.Outcome = OutcomeUnknown
+	}
+	return e
+}
+
+// TimeoutCall returns the error of a call that timed out or was cancelled.
+func TimeoutCall(ctx context.Context, sent bool) *Error {
+	e := &Error{Code: CodeDeviceTimeout, Sent: sent, Detail: "the device did not answer in time"}
+	if !sent {
+		e.Detail = "the call was not sent in time: earlier calls are still running on the device"
+	}
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		e.Detail = DetailCancelled
+	}
+	if sent {
+		e.Outcome = OutcomeUnknown
+	}
+	return e
+}
+
+// Origin is where a request came to this node from.
 type Origin uint8
 
 // Origins.
 const (
-	// OriginCaller: into the fleet. It is routed to the node that holds the device,
-	// and recorded.
+	// OriginCaller: from a caller, to any node. It is routed to the node that holds the
+	// device, and recorded in the audit log.
 	OriginCaller Origin = iota
-	// OriginHolder: into the fleet, by the device's own subject. It is recorded, and
-	// never routed.
+	// OriginHolder: from a caller, on the device's own subject. It is recorded, and never
+	// routed.
 	OriginHolder
-	// OriginNode: from another node, which keeps the record. It is never routed.
+	// OriginNode: from another node, which records it. It is never routed.
 	OriginNode
 )
 
-// ToolCall asks for one tool of one device. The context given with it carries
-// the deadline, waiting included.
+// ToolCall is a call of one tool of one device. Its context has the deadline, which
+// includes waiting.
 type ToolCall struct {
-	ID        string // see CallIDs; empty: the core makes one
+	ID        string // see CallIDs; if empty, the core creates one
 	Device    ID
 	Tool      string
-	Arguments json.RawMessage // a JSON object, or nil for none
-	By        access.By       // who asks; never sent to the device
-	Origin    Origin          `json:"-"`
+	Arguments json.RawMessage  // a JSON object, or nil for none
+	Principal access.Principal // not sent to the device
+	Origin    Origin           `json:"-"`
 	// Confirmation is the token of an earlier refusal with CodeConfirmation.
 	Confirmation string
 
-	// Late takes the answer if it comes after the caller's time is over, or that none
-	// will come; nil: nobody wants it. It is called at most once, and must not block.
+	// Late receives the answer if it arrives after the caller's deadline, or an error if
+	// none will arrive. It may be nil. It is called at most once, and must not block.
 	Late func(ToolResult, error) `json:"-"`
 
-	// Judged are the rules that let the call pass. The core sets it; it does not
-	// travel between nodes.
-	Judged *access.Guard `json:"-"`
+	// Job is the job whose task the call is, and Confirmed are the rules that a person has
+	// confirmed for all its calls. They are only of calls by a Reservation of package dispatch.
+	Job       string   `json:"-"`
+	Confirmed []string `json:"-"`
+
+	// Waited is how long the call waited for the device's slot, and Ahead the call that held
+	// it then. The core sets them.
+	Waited time.Duration `json:"-"`
+	Ahead  string        `json:"-"`
+
+	// Guard is the policy that permitted the call. The core sets it; it is not sent
+	// between nodes.
+	Guard *access.Guard `json:"-"`
 }
 
-// ToolResult is what a tool answered.
+// ToolResult is the result of a tool.
 type ToolResult struct {
 	Content  json.RawMessage // a JSON array of MCP content items
 	IsError  bool
 	Outcome  string // `restarting` for tools that restart the device, else empty
 	Duration time.Duration
 	Node     string
-	Call     string // its id, where it came into the fleet
+	Call     string // id, given by the node that received the call
 }
 
-// RPCCall asks for one MCP request other than initialize.
+// RPCCall is one MCP request other than initialize.
 type RPCCall struct {
-	ID     string // ToolCall's
-	Device ID
-	Method string
-	Params json.RawMessage // a JSON object, or nil for none
-	By     access.By
-	Origin Origin
-	// Confirmation is ToolCall's, for tools/call.
+	ID        string // as in ToolCall
+	Device    ID
+	Method    string
+	Params    json.RawMessage // a JSON object, or nil for none
+	Principal access.Principal
+	Origin    Origin
+	// Confirmation is as in ToolCall, for tools/call.
 	Confirmation string
 }
 
-// RPCResult is the device's answer: exactly one of Result and Error is set.
+// RPCResult is the device's answer: either Result or Error is set.
 type RPCResult struct {
 	Result json.RawMessage
-	Error  json.RawMessage // the device's error object, with a code synthesised where it sent none
-	Call   string          // its id
+	Error  json.RawMessage // the device's error object, with a code added if it has none
+	Call   string          // id of the request
 }
 
 // Message is a JSON message for a device, other than MCP and hello.
 type Message struct {
-	ID     string // ToolCall's
-	Device ID
-	Body   json.RawMessage // an object with a string member `type`
-	By     access.By
-	Origin Origin
+	ID        string // as in ToolCall
+	Device    ID
+	Body      json.RawMessage // an object with a string member `type`
+	Principal access.Principal
+	Origin    Origin
+	Job       string `json:"-"` // as in ToolCall
 }
 
-// ToolList is the answer to the question for a device's tools.
+// ToolList is a device's list of tools.
 type ToolList struct {
 	Catalog Hash
 	State   CatalogState
@@ -190,9 +241,9 @@ type ToolList struct {
 	Tools   []json.RawMessage // each exactly as the device sent it
 }
 
-// CheckText refuses a value with a string that the device's reader does not take
-// as it is: with a lone surrogate it drops the whole message without an answer, and
-// a NUL ends the string. What names the value.
+// CheckText returns an error if a value contains a string that the device's JSON reader
+// does not accept: it drops a message with a lone surrogate without an answer, and ends
+// a string at a NUL. what names the value.
 func CheckText(what string, value []byte) error {
 	pointer, fault := jsonspan.FindTextFault(value)
 	detail := ""
@@ -200,7 +251,7 @@ func CheckText(what string, value []byte) error {
 	case jsonspan.TextOK:
 		return nil
 	case jsonspan.LoneSurrogate:
-		detail = "has half of a surrogate pair: the device drops such a message; send both halves, or the character itself"
+		detail = "has half of a surrogate pair, and the device drops the whole message; send both halves, or the character itself"
 	case jsonspan.NUL:
 		detail = `has the character \u0000: the device ends the text there; leave it out`
 	}

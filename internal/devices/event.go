@@ -2,14 +2,17 @@ package devices
 
 import (
 	"encoding/json"
+	"slices"
+	"strings"
 	"time"
 )
 
-// Event is something that happened to a device. fleet.Publisher adds the node.
+// Event is something that happened to a device, or to a job. fleet.Publisher adds the node.
 type Event struct {
 	Kind    EventKind
 	Device  ID
-	Subject string // further subject tokens behind the kind, e.g. the notification's method; already safe
+	Job     string // id of the job, of kinds of jobs; they have neither device nor session nor epoch
+	Subject string // further subject tokens after the kind, e.g. the notification's method; already safe
 	Session string
 	Epoch   Epoch
 	Seq     int64
@@ -35,4 +38,68 @@ const (
 	EventPending      EventKind = "pending"
 	EventContested    EventKind = "contested"
 	EventSilent       EventKind = "udp.silent"
+
+	EventTask         EventKind = "task"
+	EventJobStarted   EventKind = "job.started"
+	EventJobStage     EventKind = "job.stage"
+	EventJobPaused    EventKind = "job.paused"
+	EventJobHalted    EventKind = "job.halted"
+	EventJobResumed   EventKind = "job.resumed"
+	EventJobDone      EventKind = "job.done"
+	EventJobCancelled EventKind = "job.cancelled"
 )
+
+// jobPrefix begins the kinds of jobs. The rest is the last token of their subject.
+const jobPrefix = "job."
+
+// OfJob returns the last token of the subject of a kind of jobs, and whether it is one.
+func (k EventKind) OfJob() (token string, ok bool) { return strings.CutPrefix(string(k), jobPrefix) }
+
+// JobEvent returns the kind of an event of a job with this last token of its subject.
+func JobEvent(token string) EventKind { return EventKind(jobPrefix + token) }
+
+// EventInfo describes an event kind: its text in docs/reference/events.md, and the
+// stream that keeps it.
+type EventInfo struct {
+	Kind   EventKind
+	Suffix string // further tokens of the subject
+	When   string
+	Adds   string
+	Stored bool
+	Stream EventStream // if Stored
+}
+
+const jobAdds = "`state`, `reason`, `action`, `stage`, `round`, `counts`, `note`, `owner`, `created_by`"
+
+// EventKinds lists all kinds.
+var EventKinds = []EventInfo{
+	{EventOnline, "", "a connection was accepted", "`transport`, `client_id`", true, EventsStream},
+	{EventOffline, "", "the connection ended", "`reason`", true, EventsStream},
+	{EventCatalog, "", "the device's tools differ from before; published after the database has them", "`catalog`, `added`, `removed`, `changed`, `partial`", true, EventsStream},
+	{EventNotification, ".<method>", "the device sent an MCP notification", "`method`, `params`", true, NotificationsStream},
+	{EventPhoto, "", "the device uploaded a photo or snapshot", "`photo`, `question`, `bytes`", true, EventsStream},
+	{EventPending, "", "the device got an activation code and is pending approval", "`client_id`, `known` (true: another client of a known device id)", true, EventsStream},
+	{EventContested, "", "a connection was refused because two clients use the device id, or a [proof](../devices.md#hardware-that-proves-itself) for it was",
+		"`client_id`, `reason`: `fight`; or `wrong_proof`, `other_device` (the serial number proves another device), `other_serial` (another one proves this device), with `serial`", true, EventsStream},
+	{EventTask, "", "a task of a [job](../jobs.md) ended, or failed and waits to be repeated; its outcome is committed",
+		"`job`, `round`, `attempt`, `state`, `outcome`, `code`, `late`, `call`", true, JobsStream},
+	{EventJobStarted, "", "its first task began", jobAdds, true, JobsStream},
+	{EventJobStage, "", "its next stage opened", jobAdds, true, JobsStream},
+	{EventJobPaused, "", "a person paused it", jobAdds, true, JobsStream},
+	{EventJobHalted, "", "a rule halted it; `reason` names it", jobAdds, true, JobsStream},
+	{EventJobResumed, "", "it goes on after it was paused or halted, or tasks of an ended job are repeated", jobAdds, true, JobsStream},
+	{EventJobDone, "", "its last task ended, or its deadline passed", jobAdds, true, JobsStream},
+	{EventJobCancelled, "", "a person cancelled it; tasks that run end by themselves", jobAdds, true, JobsStream},
+	{EventMessage, ".<type>", "every other message of the device: `listen`, `abort`, `goodbye`, `iot` ..., except `hello` and `mcp`", "`message` (untouched)", false, 0},
+	{EventSilent, "", "a conversation over UDP is open for 10 seconds and no packet was accepted; once per conversation", "`conversation` (its id), `packets` (how many named it)", false, 0},
+}
+
+// StoredKinds returns the kinds that these streams keep, or any stream if none is given.
+func StoredKinds(streams ...EventStream) (kinds []EventKind) {
+	for _, k := range EventKinds {
+		if k.Stored && (len(streams) == 0 || slices.Contains(streams, k.Stream)) {
+			kinds = append(kinds, k.Kind)
+		}
+	}
+	return kinds
+}

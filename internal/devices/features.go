@@ -1,7 +1,7 @@
 package devices
 
-// Features is what is known of a device's MCP server: its hello tells, and over
-// MQTT that may come long after the connection, or never.
+// Features is what is known of a device's MCP server. The device reports it in its
+// hello, which over MQTT may arrive long after the connection, or never.
 type Features uint8
 
 // Features.

@@ -14,13 +14,13 @@ var ErrBadID = errors.New("not a device id")
 
 // ID names one device. Its canonical form is `aa:bb:cc:dd:ee:ff` for a MAC
 // address, else lower-case `[a-z0-9][a-z0-9_-]{0,63}`, never twelve hex digits.
-// The only way to make one from outside text is ParseID.
+// Text from outside must go through ParseID.
 type ID string
 
-// ParseID brings text into canonical form. Twelve hex digits with `:`, `-` or
-// nothing between the pairs (the firmware sends `aa:bb:cc:dd:ee:ff`,
-// system_info.cc:35-47; MQTT client ids use other separators) are a MAC
-// address; anything else is lower-cased and checked. Errors wrap ErrBadID.
+// ParseID returns the canonical form of text. Twelve hex digits with `:`, `-` or nothing
+// between the pairs are a MAC address (the firmware sends `aa:bb:cc:dd:ee:ff`,
+// system_info.cc:35-47; MQTT client ids use other separators); anything else is
+// lower-cased and checked. Errors wrap ErrBadID.
 func ParseID(text string) (ID, error) {
 	if id, ok := parseMAC(text); ok {
 		return id, nil
@@ -30,7 +30,7 @@ func ParseID(text string) (ID, error) {
 	}
 	lower := []byte(text)
 	for i, c := range lower {
-		if c >= 'A' && c <= 'Z' { // ASCII alone: other letters must not become it
+		if c >= 'A' && c <= 'Z' { // only ASCII: other letters have no lower case here
 			c |= 0x20
 			lower[i] = c
 		}
@@ -42,7 +42,7 @@ func ParseID(text string) (ID, error) {
 	return ID(lower), nil
 }
 
-// parseMAC accepts the three notations of a MAC address and no mixture of them.
+// parseMAC accepts the three notations of a MAC address, but no mixture.
 func parseMAC(text string) (ID, bool) {
 	step := 3
 	switch len(text) {
@@ -77,17 +77,17 @@ func parseMAC(text string) (ID, bool) {
 	return ID(out[:]), true
 }
 
-// Token is the id as one NATS subject token or MQTT topic level: without
+// Token returns the id as one NATS subject token or MQTT topic level: without
 // colons. The mapping is one to one, because an id that is not a MAC address
 // is never twelve hex digits.
 func (id ID) Token() string { return strings.ReplaceAll(string(id), ":", "") }
 
-// MQTT topics of a device: it publishes to one, and takes whatever comes on its
-// connection (mqtt_protocol.cc:113); the other is for clients that subscribe,
-// and for brokers that do on a device's behalf.
+// MQTT topics of a device. It publishes to TopicUp, and reads every message on its
+// connection (mqtt_protocol.cc:113). TopicDown is for clients that subscribe, and for
+// brokers that subscribe for the device.
 
-// TopicUp is where the device publishes, `fleetd/<d>/up`.
+// TopicUp returns the topic that the device publishes to, `fleetd/<d>/up`.
 func TopicUp(id ID) string { return "fleetd/" + id.Token() + "/up" }
 
-// TopicDown is where fleetd publishes for the device, `fleetd/<d>/down`.
+// TopicDown returns the topic that fleetd publishes to, `fleetd/<d>/down`.
 func TopicDown(id ID) string { return "fleetd/" + id.Token() + "/down" }

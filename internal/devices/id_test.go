@@ -22,7 +22,7 @@ func TestParseID(t *testing.T) {
 	}
 }
 
-// FuzzParseID: canonical ids parse to themselves, and tokens map one to one.
+// FuzzParseID checks that canonical ids parse to themselves, and tokens map one to one.
 func FuzzParseID(f *testing.F) {
 	f.Add("AA:BB:CC:DD:EE:FF")
 	f.Add("robot-1")
@@ -35,7 +35,7 @@ func FuzzParseID(f *testing.F) {
 			t.Errorf("%q is not canonical: %q, %v", id, again, err)
 		}
 		if back, err := ParseID(id.Token()); err != nil || back != id {
-			t.Errorf("token %q does not lead back to %q but %q, %v", id.Token(), id, back, err)
+			t.Errorf("token %q of %q parses as %q, %v", id.Token(), id, back, err)
 		}
 		if strings.ContainsAny(id.Token(), ".*> /+#:\x00") {
 			t.Errorf("token %q is not safe in a subject", id.Token())

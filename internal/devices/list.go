@@ -13,40 +13,39 @@ import (
 	"fleetd/internal/selector"
 )
 
-// Sort is the order of a list. Devices of which it says nothing are left out: the
-// last two are of those that are offline.
+// Sort is the order of a list. The last two lists contain only devices that are
+// offline.
 type Sort string
 
-// Orders, all of them ascending. Devices with the same value come in order of
-// their ids.
+// Orders, all ascending. Devices with equal values are in order of their ids.
 const (
 	SortID           Sort = "id"
-	SortName         Sort = "name" // without regard to case
+	SortName         Sort = "name" // ignoring case
 	SortLastSeen     Sort = "last_seen"
-	SortOfflineSince Sort = "offline_since" // those that never connected come first
+	SortOfflineSince Sort = "offline_since" // devices that never connected come first
 )
 
-// ListQuery selects the devices of a list.
+// ListQuery is the query of one page of a list.
 type ListQuery struct {
 	Select selector.Selector
-	Text   string // part of id, name or board, without regard to case
+	Text   string // part of id, name or board, ignoring case
 	Sort   Sort   // empty: SortID
-	After  string // Next of the page before; empty: from the beginning
+	After  string // Next of the previous page; empty: start of the list
 	Limit  int    // 1 to 1000
-	// Members leaves out devices that wait and never were members: a key that depends
-	// on labels, which they have none of, must not see them.
+	// Members excludes pending devices that were never members: keys that depend on labels
+	// must not see them, since they have none.
 	Members bool
 }
 
-// Page is one page of a list. It may have fewer rows than asked for, or none, and
-// others may follow nevertheless: the work for one page is bounded.
+// Page is one page of a list. It may have fewer rows than requested, or none, although
+// more follow: the work for one page is limited.
 type Page struct {
 	Rows []Row
-	Next string // for ListQuery.After; empty: the list ends here
+	Next string // for ListQuery.After; empty: end of the list
 }
 
-// Cursor is a place in a list: after this device, with this value of what the list
-// is sorted by.
+// Cursor is a position in a list: after the device with this id and this value of the
+// sort field.
 type Cursor struct {
 	Sort   Sort   `json:"s,omitempty"`
 	Text   string `json:"t,omitempty"` // of SortName
@@ -54,28 +53,28 @@ type Cursor struct {
 	ID     ID     `json:"i"`
 }
 
-// Compare orders places as lists do.
+// Compare orders cursors as lists are ordered.
 func (c Cursor) Compare(b Cursor) int {
 	return cmp.Or(strings.Compare(c.Text, b.Text), cmp.Compare(c.Number, b.Number), strings.Compare(string(c.ID), string(b.ID)))
 }
 
-// HasText tells whether a text in lower case is part of the device's id, name or
-// board: it is the search of lists.
+// HasText reports whether a text in lower case is part of the device's id, name or
+// board, as the search of lists does.
 func (d *Device) HasText(text string) bool {
 	return strings.Contains(string(d.ID), text) || strings.Contains(strings.ToLower(d.Name), text) || strings.Contains(strings.ToLower(d.Board), text)
 }
 
-// String is the cursor as Page.Next and ListQuery.After have it.
+// String returns the cursor as in Page.Next and ListQuery.After.
 func (c Cursor) String() string {
 	text, err := json.Marshal(c)
 	if err != nil {
-		panic(err) // strings and a number can be encoded
+		panic(err) // cannot fail for strings and a number
 	}
 	return base64.RawURLEncoding.EncodeToString(text)
 }
 
-// ParseCursor reads a cursor of a list in this order, or fails with ErrCursor.
-// Empty text is the beginning.
+// ParseCursor parses a cursor of a list in this order, or returns ErrCursor. Empty text
+// is the start of the list.
 func ParseCursor(text string, sort Sort) (c Cursor, err error) {
 	if sort == "" {
 		sort = SortID
@@ -93,34 +92,33 @@ func ParseCursor(text string, sort Sort) (c Cursor, err error) {
 	return c, nil
 }
 
-// ErrCursor is returned for a ListQuery.After that is not a Page.Next of a list in
-// the same order.
+// ErrCursor is returned if ListQuery.After is not a Page.Next of a list in the same
+// order.
 var ErrCursor = errors.New("unknown cursor; pass next_cursor from the previous page")
 
-// Counted is a value with the number of devices that have it.
-type Counted struct {
+// ValueCount is a value with the number of devices that have it.
+type ValueCount struct {
 	Value string `json:"value"`
 	N     int64  `json:"n"`
 }
 
-// Dimension counts devices by one of their values: those that most devices have,
-// the most frequent first, and how many devices have another.
+// Dimension counts devices by one of their values: the most frequent values, and the
+// number of devices with other values.
 type Dimension struct {
-	Top   []Counted `json:"top"`
-	Other int64     `json:"other"`
+	Top   []ValueCount `json:"top"`
+	Other int64        `json:"other"`
 }
 
 // Counts are the numbers of devices by their values: `state` (online, offline, and
-// revoked, which is counted beside one of these), `offline_reason` of those that
-// are offline, `transport` and `node` of those that are online, `board`,
-// `firmware`, `mcp_state`.
+// revoked, which is counted in addition), `offline_reason` of offline devices,
+// `transport` and `node` of online devices, `board`, `firmware`, `mcp_state`.
 type Counts struct {
 	Total      int64                `json:"total"`
 	Dimensions map[string]Dimension `json:"dimensions"`
 	AsOf       time.Time            `json:"as_of"`
 }
 
-// CatalogCount is a tool list with the number of devices that had it last.
+// CatalogCount is a tool list with the number of devices whose latest list it is.
 type CatalogCount struct {
 	Catalog Hash
 	N       int64

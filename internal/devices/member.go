@@ -10,50 +10,50 @@ import (
 	"time"
 )
 
-// Member is what is decided of a device: its admission, the generation of its
-// credentials, and what operators write. The zero Admission is that of a device
-// that is not known. It is the state folded from the device's changes.
+// Member is the registry's state of a device: its admission, the generation of its
+// credentials, and what operators write. The zero Admission means unknown. It results
+// from applying (folding) the device's changes in order.
 type Member struct {
 	ID        ID
 	Admission Admission
-	ClientID  string // the admitted Client-Id; empty: the first that comes is admitted
+	ClientID  string // the admitted Client-Id; empty: the first client is admitted
 	Name      string
 	Labels    map[string]string
 	Prefer    Transport // what the OTA reply offers; empty for the node's default
 	Serial    string    // eFuse serial number, as reported or imported
-	// Joined is the transport that was offered to a device that joined by itself
-	// under open admission; empty once somebody decided about it, or it
-	// connected. Until then it expires.
-	Joined    Transport
-	FirstSeen time.Time
-	Revision  int64 // of the last change
+	// JoinTransport is the transport that was offered to a device that joined by itself
+	// under open admission. It is empty once an operator decided about the device, or it
+	// connected; until then the device expires.
+	JoinTransport Transport
+	FirstSeen     time.Time
+	Revision      int64 // of the last change
 
 	Generation    int64
-	Previous      int64     // valid, too, until PreviousUntil
-	PreviousUntil time.Time // zero: it is not valid
+	Previous      int64     // also valid until PreviousUntil
+	PreviousUntil time.Time // zero: Previous is not valid
 	Reason        string    // of the last change of Generation
 }
 
-// Known tells whether the device is a member, or was one and is revoked.
+// Known reports whether the device is a member, or a revoked one.
 func (m *Member) Known() bool {
 	return m.Admission == AdmissionMember || m.Admission == AdmissionRevoked
 }
 
-// Exception is the record of the member's credentials; ok is false if they are
-// those of generation 0.
+// Exception returns the record of the member's credentials; ok is false if they have
+// generation 0.
 func (m *Member) Exception() (x Exception, ok bool) {
 	revoked := m.Admission == AdmissionRevoked
 	return Exception{Device: m.ID, Generation: m.Generation, Revoked: revoked, Reason: m.Reason, Previous: m.Previous, PreviousUntil: m.PreviousUntil},
 		m.Generation > 0 || revoked
 }
 
-// Aspect names what a change is about.
+// Aspect is the part of the state that a change affects.
 type Aspect string
 
-// Aspects. A label has the prefix AspectLabel before its key.
+// Aspects. A label's aspect is AspectLabel followed by its key.
 const (
 	AspectJoin       Aspect = "join"       // a device joined by itself: joinValue
-	AspectImport     Aspect = "import"     // one change of everything that an import changed: importValue
+	AspectImport     Aspect = "import"     // all changes of an import in one: importValue
 	AspectAdmission  Aspect = "admission"  // member, revoked, forgotten or expired
 	AspectClient     Aspect = "client"     // the admitted Client-Id
 	AspectGeneration Aspect = "generation" // of the credentials: generationValue
@@ -66,11 +66,11 @@ const (
 	AspectRotation   Aspect = "rotation" // of the fleet: the generation of all devices
 )
 
-// Change is one entry of the log of decisions. Revisions have no gaps, and their
-// order is that of the commits.
+// Change is one entry of the log of changes. Revisions have no gaps and are in order of
+// the commits.
 type Change struct {
 	Revision int64           `json:"revision"`
-	ID       string          `json:"id"`               // random; a decision that is made again has the same
+	ID       string          `json:"id"`               // random; the same if the decision is repeated
 	Device   ID              `json:"device,omitempty"` // empty: of the fleet
 	Aspect   Aspect          `json:"aspect"`
 	Value    json.RawMessage `json:"value"` // JSON; null: removed
@@ -78,33 +78,33 @@ type Change struct {
 	At       time.Time       `json:"at"` // by the clock of the node that decided
 }
 
-// Position is a place in the log: a revision with the id of its change, and the
-// lineage that both belong to.
+// Position is a position in the log: a revision, the id of its change, and the lineage
+// of both. A restored database has another lineage.
 type Position struct {
 	Lineage  string `json:"lineage"`
 	Revision int64  `json:"revision"`
 	ID       string `json:"id"` // empty if Revision is 0
 }
 
-// Decision is one thing that somebody decides about a device. Decide gets what
-// the database holds, locked, and changes it; an error refuses the decision and
-// changes nothing. It runs inside a transaction, so it must neither wait nor do
-// I/O, and it may run again if the transaction has to be repeated.
+// Decision is one decision about a device. Decide receives the state in the database,
+// locked, and changes it; an error refuses the decision and changes nothing. It runs
+// inside a transaction: it must not block or do I/O, and it may run again if the
+// transaction is repeated.
 type Decision struct {
-	ID     string // of the first change it makes; random
+	ID     string // of its first change; random
 	Device ID
 	Who    string
-	// Import makes one change of everything, with AspectImport.
+	// Import combines all changes into one with AspectImport.
 	Import bool
-	// Once: a change of the device that has this ID already is not made again.
+	// Once skips the decision if the device has a change with this ID already.
 	Once   bool
 	Decide func(m *Member) error
-	// DecideWith is Decide for what depends on the rotation of the fleet, which
-	// stays as it is until the decision is committed. One of the two is set.
+	// DecideWith is Decide for decisions that depend on the fleet's rotation, which cannot
+	// change until the commit. Either Decide or DecideWith is set.
 	DecideWith func(m *Member, r Rotation) error
 }
 
-// Make decides. r matters if DecideWith is set.
+// Make runs the decision. r is used only by DecideWith.
 func (d *Decision) Make(m *Member, r Rotation) error {
 	if d.DecideWith != nil {
 		return d.DecideWith(m, r)
@@ -112,13 +112,13 @@ func (d *Decision) Make(m *Member, r Rotation) error {
 	return d.Decide(m)
 }
 
-// Outcome is what became of a Decision: its changes in order of their revisions,
-// none if nothing differs, and the state after them.
+// Outcome is the result of a Decision: its changes in order of revision, none if nothing
+// differs, and the state after them.
 type Outcome struct {
 	Err     error // of Decide
 	After   Member
 	Changes []Change
-	// Before is the state that Decide got.
+	// Before is the state that Decide received.
 	Before Member
 }
 
@@ -153,13 +153,13 @@ func (m *Member) setGeneration(g generationValue) {
 	m.Generation, m.Previous, m.PreviousUntil, m.Reason = g.Generation, g.Previous, g.PreviousUntil, g.Reason
 }
 
-// Clone copies the member with its labels.
+// Clone returns a copy of the member with its own labels.
 func (m Member) Clone() Member {
 	m.Labels = maps.Clone(m.Labels)
 	return m
 }
 
-// value encodes what a change says. None of the types it is used with can fail.
+// value encodes the value of a change. It cannot fail for the types it is used with.
 func value(v any) json.RawMessage {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -168,8 +168,8 @@ func value(v any) json.RawMessage {
 	return text
 }
 
-// ChangesOf are the changes that make after out of before, without revision, id,
-// author and time. Folding them into before gives after.
+// ChangesOf returns the changes from before to after, without revision, id, author and
+// time. imported combines them into one.
 func ChangesOf(before, after *Member, imported bool) (list []Change) {
 	add := func(a Aspect, v any) {
 		list = append(list, Change{Device: after.ID, Aspect: a, Value: value(v)})
@@ -180,9 +180,9 @@ func ChangesOf(before, after *Member, imported bool) (list []Change) {
 		}
 		return list
 	}
-	if !before.Known() && after.Admission == AdmissionMember && after.Joined != TransportNone {
-		add(AspectJoin, joinValue{after.ClientID, after.Joined})
-		before = &Member{ID: before.ID, Admission: AdmissionMember, ClientID: after.ClientID, Joined: after.Joined,
+	if !before.Known() && after.Admission == AdmissionMember && after.JoinTransport != TransportNone {
+		add(AspectJoin, joinValue{after.ClientID, after.JoinTransport})
+		before = &Member{ID: before.ID, Admission: AdmissionMember, ClientID: after.ClientID, JoinTransport: after.JoinTransport,
 			Generation: before.Generation, Previous: before.Previous, PreviousUntil: before.PreviousUntil, Reason: before.Reason}
 	}
 	if after.Admission != before.Admission {
@@ -239,7 +239,7 @@ func importOf(before, after *Member) (v importValue, differs bool) {
 	return v, differs || len(v.Labels) > 0
 }
 
-// labelsOf are the labels that differ; nil is one that is gone.
+// labelsOf returns the labels that differ; nil means removed.
 func labelsOf(before, after *Member) map[string]*string {
 	var out map[string]*string
 	put := func(key string, value *string) {
@@ -261,15 +261,15 @@ func labelsOf(before, after *Member) map[string]*string {
 	return out
 }
 
-// Fold applies one change of the device: m becomes the state after it. A device
-// that is forgotten or expired keeps the generation of its credentials alone.
+// Fold applies one change of the device. A device that is forgotten or expired keeps
+// only the generation of its credentials.
 func (m *Member) Fold(c Change) error {
 	if err := m.fold(c); err != nil {
 		return fmt.Errorf("change %d of %s, %s: %w", c.Revision, c.Device, c.Aspect, err)
 	}
 	m.Revision = c.Revision
 	if c.Aspect != AspectJoin {
-		m.Joined = TransportNone
+		m.JoinTransport = TransportNone
 	}
 	return nil
 }
@@ -280,7 +280,7 @@ func (m *Member) fold(c Change) error {
 		var v joinValue
 		err := json.Unmarshal(c.Value, &v)
 		m.begin(c)
-		m.ClientID, m.Joined = v.ClientID, v.Transport
+		m.ClientID, m.JoinTransport = v.ClientID, v.Transport
 		return err
 	case AspectImport:
 		return m.foldImport(c)
@@ -313,7 +313,7 @@ func (m *Member) fold(c Change) error {
 	}
 	key, isLabel := strings.CutPrefix(string(c.Aspect), string(AspectLabel))
 	if !isLabel {
-		return fmt.Errorf("this fleetd does not know the aspect; start a newer one")
+		return fmt.Errorf("this version of fleetd does not support the aspect; upgrade this node")
 	}
 	if bytes.Equal(c.Value, []byte("null")) {
 		m.setLabel(key, nil)
@@ -358,13 +358,13 @@ func (m *Member) foldImport(c Change) error {
 	return err
 }
 
-// begin makes a device that was not known a member. What an earlier device of
-// the same id left behind is the generation of its credentials.
+// begin makes an unknown device a member. It keeps the generation of the credentials
+// that an earlier device with the same id had.
 func (m *Member) begin(c Change) {
 	*m = Member{ID: c.Device, Admission: AdmissionMember, FirstSeen: c.At, Generation: m.Generation, Previous: m.Previous, PreviousUntil: m.PreviousUntil, Reason: m.Reason}
 }
 
-// setLabel replaces the map: a reader of the one before keeps what it has.
+// setLabel replaces the map, so that concurrent readers keep the old one.
 func (m *Member) setLabel(key string, value *string) {
 	m.Labels = maps.Clone(m.Labels)
 	m.putLabel(key, value)

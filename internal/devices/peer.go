@@ -2,75 +2,74 @@ package devices
 
 import "time"
 
-// ClaimKind says why a node claims a device.
+// ClaimKind is the reason of a claim.
 type ClaimKind string
 
-// Claims. The clocks of two nodes differ, so that of two connections the newer
-// one may have the lower epoch; a connect claim therefore wins over whatever is
-// held, and the loser's epoch comes back for the winner to rise above.
+// Claims. The clocks of two nodes differ, so the newer of two connections may have the
+// lower epoch. A connect claim therefore wins over an existing session; the loser
+// answers with its epoch, and the winner raises its own above that.
 const (
 	ClaimConnect  ClaimKind = "connect"  // the device has just connected here
-	ClaimReassert ClaimKind = "reassert" // it still is; the lower epoch gives way
-	ClaimAnswer   ClaimKind = "answer"   // a connect claim was obeyed
+	ClaimReassert ClaimKind = "reassert" // the device is still connected here; the lower epoch ends
+	ClaimAnswer   ClaimKind = "answer"   // the session was ended because of a connect claim
 )
 
-// Claim says that a node holds a device's session, or gave it up.
+// Claim is the message that a node holds a device's session, or ended it.
 type Claim struct {
 	Device ID
 	Kind   ClaimKind
 	Node   string
 	Epoch  Epoch
-	// Conversation is, in an answer, the id of the UDP conversation that ended
-	// with the session: the device must be told goodbye with it.
+	// Conversation is, in an answer, the id of the UDP conversation that ended with the
+	// session: the device needs a goodbye for it.
 	Conversation string
-	// Generation is that of the credentials which the device came with: older
-	// ones end everywhere.
+	// Generation is that of the device's credentials: older ones end on all nodes.
 	Generation int64
 }
 
-// Lease is a node's sign of life in the database.
+// Lease is a node's lease in the database.
 type Lease struct {
 	Node     string
-	Instance string // of one start
-	Beat     int64  // counts up while it lives
+	Instance string // of one process
+	Beat     int64  // counter, increased at each renewal
 	Started  time.Time
 	Version  string
 	API      string
 	Devices  int
-	Stamps   bool // what it asks other nodes carries a stamp
+	Stamps   bool // it stamps its requests to other nodes
 }
 
-// News is what one node tells the others that no database keeps.
+// News is information that nodes send each other and that is not in the database.
 type News struct {
-	Spoken   *Spoken   `json:"spoken,omitempty"`
-	Disputed *Disputed `json:"disputed,omitempty"`
+	Pending *PendingClient `json:"spoken,omitempty"`
+	Dispute *DisputeNews   `json:"disputed,omitempty"`
 }
 
-// Spoken is the activation code that a waiting client speaks.
-type Spoken struct {
+// PendingClient is a client that waits for approval, with its activation code.
+type PendingClient struct {
 	Device    ID     `json:"device"`
 	ClientID  string `json:"client_id"`
 	Code      string `json:"code"`
 	Challenge string `json:"challenge"`
-	// Renewal counts the challenges that this code had before.
+	// Renewal counts the earlier challenges of this code.
 	Renewal int `json:"renewal,omitempty"`
-	// Known says that another client is admitted under the id.
+	// Known reports that another client of the device is admitted.
 	Known bool `json:"known,omitempty"`
 	// Facts are what the device reported.
 	Facts Facts `json:"facts,omitzero"`
 }
 
-// Disputed is the news that a device's proof was refused.
-type Disputed struct {
+// DisputeNews is the news that a proof for a device was refused.
+type DisputeNews struct {
 	Device ID      `json:"device"`
 	Reason Dispute `json:"reason"`
 }
 
-// Question is one that only the node which holds a device can answer.
-type Question string
+// Query is a request that only the node that holds a device can answer.
+type Query string
 
-// Questions.
+// Queries.
 const (
-	AskView    Question = "view"    // how is it connected?
-	AskRefresh Question = "refresh" // the same, once its tools are read again
+	QueryView    Query = "view"    // the state of its connection
+	QueryRefresh Query = "refresh" // the same, after its tools were listed again
 )

@@ -9,26 +9,28 @@ import (
 // EventStream is one of the streams that keep events.
 type EventStream int
 
-// The streams, in the order in which a position names them. Notifications have
-// one of their own, so that a device that sends many pushes no other event out.
+// The streams, in the order of an EventPosition. Notifications have a stream of their
+// own, so that a device that sends many does not displace other events, and so have jobs
+// and their tasks.
 const (
 	EventsStream EventStream = iota
 	NotificationsStream
+	JobsStream
 	EventStreams int = iota
 )
 
 func (s EventStream) String() string {
-	return [...]string{"events", "notifications"}[s]
+	return [...]string{"events", "notifications", "jobs"}[s]
 }
 
-// EventPosition is how far a reader has come: the sequence of the last event
-// that it has from each stream, 0 where it has none.
+// EventPosition is the position of a reader: the sequence of the last event that it
+// received from each stream, 0 for none.
 type EventPosition [EventStreams]uint64
 
 var errPosition = errors.New("not an event id")
 
-// ParseEventPosition reads what String writes. A number alone is a position in
-// the first stream, which once was the only one.
+// ParseEventPosition parses the result of String. Missing numbers are 0: older versions
+// had one stream, then two.
 func ParseEventPosition(s string) (p EventPosition, err error) {
 	parts := strings.Split(s, ".")
 	if len(parts) > EventStreams {
@@ -42,8 +44,8 @@ func ParseEventPosition(s string) (p EventPosition, err error) {
 	return p, nil
 }
 
-// String is the sequences with dots between, without zeros at the end: `1042.77`,
-// `1042`, `0.77`; empty for none.
+// String returns the sequences separated by dots, without zeros at the end: `1042.77.5`,
+// `1042.77`, `0.77`; empty for the zero position.
 func (p EventPosition) String() string {
 	used := len(p)
 	for used > 0 && p[used-1] == 0 {

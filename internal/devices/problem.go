@@ -7,45 +7,49 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// statuses is the one table from codes to HTTP statuses and their phrases,
-// which problem objects carry over REST and NATS alike.
-var statuses = map[Code]struct {
-	status int
-	phrase string
-}{
-	CodeBadRequest:       {400, "Bad Request"},
-	CodeUnauthorized:     {401, "Unauthorized"},
-	CodeForbidden:        {403, "Forbidden"},
-	CodeChanged:          {412, "Precondition Failed"},
-	CodeToolDenied:       {403, "Forbidden"},
-	CodeNotFound:         {404, "Not Found"},
-	CodeDeviceUnknown:    {404, "Not Found"},
-	CodeToolUnknown:      {404, "Not Found"},
-	CodeDeviceOffline:    {409, "Conflict"},
-	CodeSuperseded:       {409, "Conflict"},
-	CodeTooLarge:         {413, "Request Entity Too Large"},
-	CodeInvalidArguments: {422, "Unprocessable Entity"},
-	CodeConfirmation:     {428, "Precondition Required"},
-	CodeDeviceBusy:       {429, "Too Many Requests"},
-	CodeInternal:         {500, "Internal Server Error"},
-	CodeConnectionLost:   {502, "Bad Gateway"},
-	CodeDeviceError:      {502, "Bad Gateway"},
-	CodeUnavailable:      {503, "Service Unavailable"},
-	CodeDeviceTimeout:    {504, "Gateway Timeout"},
+// codeInfo is the HTTP status of a code, as in problem objects over REST and NATS, and
+// its text in the reference.
+type codeInfo struct {
+	status  int
+	phrase  string
+	meaning string
 }
 
-// Status is the HTTP status of the code, and its phrase.
+var codes = map[Code]codeInfo{
+	CodeBadRequest:       {400, "Bad Request", "The request is malformed: the detail names the member or parameter. Correct it."},
+	CodeUnauthorized:     {401, "Unauthorized", "No token, or one that is not valid. Give an API key or the admin token."},
+	CodeForbidden:        {403, "Forbidden", "The key does not have the scope, or is limited to other devices or tools; `rule` names the rule."},
+	CodeChanged:          {412, "Precondition Failed", "Somebody else changed it since the revision in `If-Match`. Read it again."},
+	CodeToolDenied:       {403, "Forbidden", "The policy denies this tool; `rule` names the rule."},
+	CodeNotFound:         {404, "Not Found", "There is nothing with this id or at this path."},
+	CodeDeviceUnknown:    {404, "Not Found", "The fleet has no device with this id."},
+	CodeToolUnknown:      {404, "Not Found", "The device has no tool of this name; its tools are listed again."},
+	CodeDeviceOffline:    {409, "Conflict", "The device is a member but not connected."},
+	CodeSuperseded:       {409, "Conflict", "The device connected again during the call; `sent` and `outcome` report whether it may have acted."},
+	CodeConflict:         {409, "Conflict", "The job is in another state than the request needs, or the `Idempotency-Key` was used with another body."},
+	CodeTooLarge:         {413, "Request Entity Too Large", "The body or value is larger than the limit in the detail."},
+	CodeInvalidArguments: {422, "Unprocessable Entity", "The arguments do not fit the tool's schema; `errors` has every fault with its JSON pointer."},
+	CodeConfirmation:     {428, "Precondition Required", "A person has to agree: repeat the same call within 60 s with the `confirmation` of this answer."},
+	CodeDeviceBusy:       {429, "Too Many Requests", "The limit of waiting calls for this device, or of requests of this key, is reached. Try again later."},
+	CodeQueueFull:        {429, "Too Many Requests", "Too many tasks of the device, or jobs or tasks of the fleet, are open. Wait for some to end, or cancel them."},
+	CodeInternal:         {500, "Internal Server Error", "An internal error (bug); the node's log has the cause. Please report it."},
+	CodeConnectionLost:   {502, "Bad Gateway", "The connection to the device broke during the call; `outcome` is `unknown` if bytes had left."},
+	CodeDeviceError:      {502, "Bad Gateway", "The device answered with an error, or with a malformed message."},
+	CodeUnavailable:      {503, "Service Unavailable", "The node is stopping, or a part that the request needs is unreachable; `part` names it. Try again later."},
+	CodeDeviceTimeout:    {504, "Gateway Timeout", "The device did not answer in time; it may have acted (`outcome` is `unknown`)."},
+}
+
+// Status returns the HTTP status of the code and its phrase.
 func (c Code) Status() (status int, phrase string) {
-	s, ok := statuses[c]
+	s, ok := codes[c]
 	if !ok {
-		s = statuses[CodeInternal]
+		s = codes[CodeInternal]
 	}
 	return s.status, s.phrase
 }
 
-// TellsSent says whether a problem with this error states if bytes left for
-// the device.
-func (e *Error) TellsSent() bool {
+// ReportsSent reports whether the problem object of this error has the member sent.
+func (e *Error) ReportsSent() bool {
 	switch e.Code {
 	case CodeSuperseded, CodeConnectionLost, CodeDeviceTimeout, CodeDeviceError:
 		return true
@@ -70,7 +74,7 @@ func (e *Error) AppendProblem(dst []byte) []byte {
 		dst = append(dst, `,"part":`...)
 		dst = jsonspan.AppendString(dst, e.Part)
 	}
-	if e.TellsSent() {
+	if e.ReportsSent() {
 		dst = append(dst, `,"sent":`...)
 		dst = strconv.AppendBool(dst, e.Sent)
 	}
@@ -108,7 +112,7 @@ func (e *Error) AppendProblem(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// ParseProblem reads a problem object back; ok is false if data is none.
+// ParseProblem parses a problem object; ok is false if data is not one.
 func ParseProblem(data []byte) (e *Error, ok bool) {
 	e = &Error{}
 	walk := jsonspan.Object(data)
@@ -152,7 +156,7 @@ func ParseProblem(data []byte) (e *Error, ok bool) {
 	return e, ok && walk.Err() == nil
 }
 
-// AppendResult appends the result as REST and NATS answer it.
+// AppendResult appends the result in the form of REST and NATS.
 func (r ToolResult) AppendResult(dst []byte) []byte {
 	dst = append(dst, `{"content":`...)
 	if len(r.Content) == 0 {
@@ -176,7 +180,7 @@ func (r ToolResult) AppendResult(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// ParseResult reads what AppendResult wrote; ok is false if data is none.
+// ParseResult parses the result of AppendResult; ok is false if data is not one.
 func ParseResult(data []byte) (r ToolResult, ok bool) {
 	walk := jsonspan.Object(data)
 	for walk.Next() {

@@ -11,13 +11,13 @@ const (
 	StateContested State = "contested"
 )
 
-// MCPState is how far fleetd got with a device's MCP server. Unknown tools and
-// no tools are different things.
+// MCPState is the state of a device's MCP server. An unknown list of tools is not an
+// empty one.
 type MCPState string
 
 // MCP states.
 const (
-	MCPUnknown      MCPState = "unknown"      // not asked yet
+	MCPUnknown      MCPState = "unknown"      // no request sent yet
 	MCPListing      MCPState = "listing"      // initialize or tools/list in progress
 	MCPReady        MCPState = "ready"        // tools verified on this connection
 	MCPNone         MCPState = "none"         // the device does not speak MCP
@@ -25,38 +25,37 @@ const (
 	MCPError        MCPState = "error"        // it answers with errors
 )
 
-// CatalogState is how sure a device's tools are.
+// CatalogState is the state of a device's tool list.
 type CatalogState string
 
 // Catalog states.
 const (
 	CatalogReady   CatalogState = "ready"   // verified on this connection
-	CatalogStale   CatalogState = "stale"   // known from before; callable
+	CatalogStale   CatalogState = "stale"   // last known list; callable
 	CatalogUnknown CatalogState = "unknown" // never listed
 	CatalogNone    CatalogState = "none"    // the device does not speak MCP
-	CatalogError   CatalogState = "error"   // listing failed and nothing is known from before
+	CatalogError   CatalogState = "error"   // listing failed and no list is known
 )
 
-// CloseReason says why a session ended. The list is closed: every value has a
-// counter.
+// CloseReason is why a session ended. The list is complete: every value has a counter.
 type CloseReason string
 
 // Close reasons.
 const (
-	CloseGone       CloseReason = "gone"       // the device closed or its connection broke: the normal end
-	CloseDead       CloseReason = "dead"       // silent too long: two pings unanswered, or one and a half MQTT keepalives
+	CloseGone       CloseReason = "gone"       // the device closed it or the connection broke: the normal end
+	CloseDead       CloseReason = "dead"       // no sign of life: two pings unanswered, or one and a half MQTT keepalives
 	CloseIdle       CloseReason = "idle"       // 110 s without a data frame and --websocket-idle close
 	CloseSuperseded CloseReason = "superseded" // the device connected again
-	CloseSlow       CloseReason = "slow"       // it reads too slowly: 64 KiB waited
+	CloseSlow       CloseReason = "slow"       // it reads too slowly: 64 KiB were queued
 	CloseNoHello    CloseReason = "no_hello"   // no valid hello within 5 s
-	CloseProtocol   CloseReason = "protocol"   // it broke the transport's rules
+	CloseProtocol   CloseReason = "protocol"   // it violated the transport's protocol
 	CloseTooLarge   CloseReason = "too_large"  // a message over the limit
-	CloseContested  CloseReason = "contested"  // a cloned id: the incumbent stays
+	CloseContested  CloseReason = "contested"  // a cloned id: the existing session is kept
 	CloseRevoked    CloseReason = "revoked"    // revoked or forgotten by the operator
-	CloseDraining   CloseReason = "draining"   // the node stops
-	CloseCrowded    CloseReason = "crowded"    // too many came at once; it had no turn in time
+	CloseDraining   CloseReason = "draining"   // the node is stopping
+	CloseCrowded    CloseReason = "crowded"    // too many devices connected at once; it was not admitted in time
 	CloseFlooding   CloseReason = "flooding"   // it sent more than it may for --flood-grace
-	CloseInternal   CloseReason = "internal"   // a fault of ours
+	CloseInternal   CloseReason = "internal"   // an internal error (bug)
 )
 
 // CloseReasons lists every reason, for counters.

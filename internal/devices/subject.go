@@ -2,21 +2,20 @@ package devices
 
 import "strings"
 
-// Limits of free text in a subject.
+// Limits of text in a subject.
 const (
 	maxSubjectTokens = 8
 	maxSubjectBytes  = 128
 )
 
-// NotificationTokens makes an MCP method part of a subject: a leading
-// `notifications/` is cut off, `/` separates tokens.
+// NotificationTokens returns an MCP method as subject tokens: without a leading
+// `notifications/`, and with `/` as separator.
 func NotificationTokens(method string) string {
 	return SubjectTokens(strings.Split(strings.TrimPrefix(method, "notifications/"), "/")...)
 }
 
-// SubjectTokens makes each text one safe subject token: every character
-// outside [A-Za-z0-9_-] becomes `_`, empty becomes `_`; at most 8 tokens and
-// 128 bytes in all.
+// SubjectTokens makes each text one safe subject token: characters outside
+// [A-Za-z0-9_-] become `_`, empty text becomes `_`; at most 8 tokens and 128 bytes in all.
 func SubjectTokens(texts ...string) string {
 	var b strings.Builder
 	for i, text := range texts {

@@ -2,25 +2,25 @@ package devices
 
 import "time"
 
-// Fighters: an id that this many sessions of different clients took from each
-// other within fightWindow is cloned. The incumbent stays, newcomers are
-// refused for fightPause.
+// Limits of takeovers. An id that sessions of different clients took over more than
+// maxTakeovers times within takeoverWindow is contested: the current session is kept,
+// and other connections are refused for ContestedPause.
 const (
-	maxTakeovers = 5
-	fightWindow  = time.Minute
-	FightPause   = 30 * time.Second
+	maxTakeovers   = 5
+	takeoverWindow = time.Minute
+	ContestedPause = 30 * time.Second
 )
 
-// Takeovers remembers the latest changes of hand of one device. Its owner guards it.
+// Takeovers records the latest takeovers of one device. It is not safe for concurrent use.
 type Takeovers struct {
 	times        [maxTakeovers]int64 // unix nanoseconds, a ring
 	next         int8
 	refusedUntil int64
 }
 
-// Contested notes that a session of another client takes the device over, and
-// returns true if that makes, or keeps, the id contested.
-func (t *Takeovers) Contested(now time.Time) bool {
+// Record records that a session of another client takes the device over. It reports
+// whether the id is contested.
+func (t *Takeovers) Record(now time.Time) bool {
 	at := now.UnixNano()
 	if t.Refuses(at) {
 		return true
@@ -28,16 +28,16 @@ func (t *Takeovers) Contested(now time.Time) bool {
 	oldest := t.times[t.next]
 	t.times[t.next] = at
 	t.next = (t.next + 1) % maxTakeovers
-	if oldest == 0 || at-oldest > int64(fightWindow) || at < oldest { // or the clock was set back
+	if oldest == 0 || at-oldest > int64(takeoverWindow) || at < oldest { // or the clock was set back
 		return false
 	}
-	t.refusedUntil = at + int64(FightPause)
+	t.refusedUntil = at + int64(ContestedPause)
 	t.times = [maxTakeovers]int64{}
 	return true
 }
 
-// Refuses tells whether newcomers are refused. An end further away than the
-// pause is that of a clock that was set back since.
+// Refuses reports whether other clients are refused. An end further away than the pause
+// comes from a clock that was set back, and is ignored.
 func (t *Takeovers) Refuses(at int64) bool {
-	return at < t.refusedUntil && t.refusedUntil-at <= int64(FightPause)
+	return at < t.refusedUntil && t.refusedUntil-at <= int64(ContestedPause)
 }

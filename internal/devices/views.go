@@ -2,30 +2,57 @@ package devices
 
 import (
 	"encoding/json"
+	"slices"
+	"strings"
 	"time"
 )
 
-// The types below pass between adapters that may not know each other: events
-// and photos on their way to the REST API, findings of the diagnosis.
+// The types below are passed between adapters that do not import each other: events and
+// photos for the REST API, findings of the diagnosis.
 
-// StreamEvent is one event read back from the stream.
+// StreamEvent is one event read from a stream.
 type StreamEvent struct {
-	ID     EventPosition // for resuming after this event
+	ID     EventPosition // to resume after this event
 	Kind   EventKind
-	Device ID
+	Device ID              // empty for kinds of jobs
+	Owner  string          // of kinds of jobs: id of the key that created the job
 	Data   json.RawMessage // the payload as published
-	Gap    bool            // events after the requested position are gone; Data has which
+	Gap    bool            // events after the requested position were deleted; Data has the range
 }
 
 // EventQuery selects events. Empty fields select everything.
 type EventQuery struct {
 	Device ID
 	Kind   EventKind
-	// After is the position after which to start. The zero position means from now on, or
-	// from Since on if that is set, or with FromStart from the first event there ever was.
+	// After is the position to start after. The zero position means new events only, or
+	// events since Since if that is set, or with FromStart all that are kept.
 	After     EventPosition
 	Since     time.Time
 	FromStart bool
+	NoJobs    bool // no events of jobs and tasks
+}
+
+// Check returns an error of CodeBadRequest if no stream has events that it selects.
+func (q *EventQuery) Check() error {
+	if q.Kind == "" {
+		return nil
+	}
+	if _, ok := q.Kind.OfJob(); ok && q.Device != "" {
+		return Errorf(CodeBadRequest, "events of type %s have no device; leave device out, or use the type task", q.Kind)
+	}
+	kinds := StoredKinds()
+	if !slices.Contains(kinds, q.Kind) {
+		return Errorf(CodeBadRequest, "type must be one of %s", joinKinds(kinds))
+	}
+	return nil
+}
+
+func joinKinds(kinds []EventKind) string {
+	names := make([]string, len(kinds))
+	for i, kind := range kinds {
+		names[i] = string(kind)
+	}
+	return strings.Join(names, ", ")
 }
 
 // Photo describes one stored upload.
@@ -39,7 +66,7 @@ type Photo struct {
 	TakenAt  time.Time `json:"taken_at"`
 }
 
-// Node is one node of the fleet and what it carries.
+// Node is one node of the fleet.
 type Node struct {
 	Name    string    `json:"name"`
 	Version string    `json:"version"`
@@ -51,26 +78,25 @@ type Node struct {
 // Severity of a finding.
 type Severity string
 
-// Severities. An error strands or boot-loops devices.
+// Severities. An error makes devices unreachable or lets them reboot in a loop.
 const (
 	SeverityError   Severity = "error"
 	SeverityWarning Severity = "warning"
 	SeverityInfo    Severity = "info"
 )
 
-// Finding is one thing the diagnosis noticed about the settings.
+// Finding is one problem that the diagnosis found in the settings.
 type Finding struct {
-	Severity Severity `json:"severity"`
-	Setting  string   `json:"setting"`
-	Message  string   `json:"message"`
+	Severity Severity
+	Setting  string
+	Message  string
 }
 
-// Diagnosis is the world as one device sees it: the exact OTA reply, and what
-// is wrong with it.
+// Diagnosis is the exact OTA reply for one device, and the problems found in it.
 type Diagnosis struct {
-	OTAURL   string          `json:"ota_url"`
-	Device   ID              `json:"device"`
-	Status   int             `json:"status"`
-	Reply    json.RawMessage `json:"reply"`
-	Findings []Finding       `json:"findings"`
+	OTAURL   string
+	Device   ID
+	Status   int
+	Reply    json.RawMessage
+	Findings []Finding
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// Framing is the layout of binary WebSocket messages, told to the device by
+// Framing is the layout of binary WebSocket messages, which the device receives in
 // the OTA reply (websocket_protocol.cc:29-52, protocol.h:17-31). One message
 // holds one Opus packet. All integers are big-endian.
 //
@@ -52,8 +52,8 @@ type Frame struct {
 	Opus      []byte
 }
 
-// ParseFrame takes one binary message apart. The firmware checks nothing here;
-// the server checks everything. Opus points into msg.
+// ParseFrame parses one binary message. The firmware checks nothing here; the server
+// checks everything. Opus points into msg.
 func (f Framing) ParseFrame(msg []byte) (Frame, error) {
 	var frame Frame
 	switch f {

@@ -1,7 +1,7 @@
-// Package hello is the handshake that opens a conversation: one JSON document
-// from the device, one from the server.
+// Package hello encodes and decodes the handshake that opens a conversation: one JSON
+// document from the device, one from the server.
 //
-// The device speaks first (websocket_protocol.cc:198-222, version 3 with
+// The device sends the first (websocket_protocol.cc:198-222, version 3 with
 // transport "udp" over MQTT, mqtt_protocol.cc:351-375):
 //
 //	{"type":"hello","version":1,"features":{"mcp":true,"glyph_push":true},
@@ -9,8 +9,8 @@
 //	 "audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}
 //
 // The server answers once, promptly, and always with a string `transport`:
-// without it every firmware up to today reboots
-// (websocket_protocol.cc:226-227). A second answer, or one after 10 s, spoils
+// without it every known firmware version reboots
+// (websocket_protocol.cc:226-227). A second answer, or one after 10 s, breaks
 // the device's next connection.
 package hello
 
@@ -24,7 +24,7 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Transports as they stand in hello documents.
+// Transports as named in hello documents.
 const (
 	TransportWebSocket = "websocket"
 	TransportUDP       = "udp"
@@ -41,11 +41,11 @@ type AudioParams struct {
 	FrameDuration int
 }
 
-// DeviceAudio is what firmware sends (audio_service.h:65-76) and what stands
-// in for an audio_params that is absent.
+// DeviceAudio contains the values that firmware sends (audio_service.h:65-76), which also
+// replace an absent audio_params.
 var DeviceAudio = AudioParams{SampleRate: 16000, Channels: 1, FrameDuration: 60}
 
-// ServerAudio is the downlink fleetd announces unless told otherwise.
+// ServerAudio is the default downlink that fleetd announces.
 var ServerAudio = AudioParams{SampleRate: 24000, Channels: 1, FrameDuration: 60}
 
 // Device is a device's hello.
@@ -60,9 +60,9 @@ type Device struct {
 	Audio     AudioParams
 }
 
-// ParseDevice reads a device's hello. Unknown members are passed over, absent
+// ParseDevice reads a device's hello. Unknown members are ignored, absent
 // ones take the firmware's values, but a member of the wrong type or an
-// impossible value is refused, since it tells of a broken sender.
+// impossible value is refused, since it shows that the sender is faulty.
 func ParseDevice(msg []byte) (Device, error) {
 	d := Device{Audio: DeviceAudio}
 	seen := member(0)
@@ -70,7 +70,7 @@ func ParseDevice(msg []byte) (Device, error) {
 	for walk.Next() {
 		which := memberOf(walk.Key())
 		if which == 0 || seen&which != 0 {
-			continue // of duplicate keys the first counts, as in cJSON
+			continue // as in cJSON, the first of duplicate keys counts
 		}
 		seen |= which
 		if err := d.set(which, walk.Value()); err != nil {
@@ -197,7 +197,7 @@ func (a *AudioParams) set(value []byte) error {
 }
 
 // Check refuses what Opus cannot carry: rates other than 8, 12, 16, 24 and
-// 48 kHz, durations the firmware's decoder does not take
+// 48 kHz, durations the firmware's decoder does not accept
 // (audio_service.h:55-63), more than two channels.
 func (a AudioParams) Check() error {
 	switch a.SampleRate {
@@ -219,14 +219,14 @@ func (a AudioParams) Check() error {
 // Server is the server's answer.
 type Server struct {
 	Transport string // TransportWebSocket or TransportUDP
-	SessionID string // fresh for each hello, [A-Za-z0-9_-]+: the device echoes it unescaped
+	SessionID string // new for each hello, [A-Za-z0-9_-]+: the device echoes it unescaped
 	Audio     AudioParams
 	UDP       *UDP // with TransportUDP, and only then
 }
 
-// UDP tells the device where its audio goes and how it is sealed.
+// UDP contains the address to which the device sends audio, and its encryption key.
 type UDP struct {
-	Server     string   // IPv4 address or host name: the device knows no IPv6 (esp_udp.cc)
+	Server     string   // IPv4 address or host name: the device does not support IPv6 (esp_udp.cc)
 	Port       uint16   // never 0
 	Key, Nonce [16]byte // AES-128-CTR
 }
@@ -276,7 +276,7 @@ func (u *UDP) check() error {
 		return fmt.Errorf("%w: udp.server %s must be an IPv4 address or a name", ErrInvalid, u.Server)
 	}
 	if err != nil && !isHostName(u.Server) {
-		return fmt.Errorf("%w: udp.server %q is no host name", ErrInvalid, u.Server)
+		return fmt.Errorf("%w: udp.server %q is not a valid host name", ErrInvalid, u.Server)
 	}
 	if u.Port == 0 {
 		return fmt.Errorf("%w: udp.port is 0", ErrInvalid)

@@ -222,8 +222,8 @@ func TestDeviceRequestsAndNotifications(t *testing.T) {
 	}
 }
 
-// What comes after its caller has left goes to who asked for it, once, and the end
-// of the connection does, too.
+// A response that arrives after its caller has returned goes to the late handler, once; so
+// does the end of the connection.
 func TestLateAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScripted(nil)

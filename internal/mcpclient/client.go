@@ -2,7 +2,7 @@
 // xiaozhi-esp32 firmware (main/mcp_server.cc, v1.7.0 to v2.4.2) and of the
 // devices built after it.
 //
-// The dialect in short: request ids are int32 numbers and come back as such;
+// The dialect in short: request ids are int32 numbers and come back unchanged;
 // anything malformed is dropped without an answer; `params` must be absent
 // rather than null; errors have no code, and their message is not escaped, so
 // that a quote in it makes the whole envelope invalid JSON; answers overtake
@@ -65,7 +65,7 @@ func (e *RPCError) Error() string {
 	return fmt.Sprintf("device answers error %d: %s", e.Code, e.Message)
 }
 
-// DefaultErrorCode stands in for the code the firmware never sends.
+// DefaultErrorCode replaces the error code, which the firmware never sends.
 const DefaultErrorCode = -32000
 
 // Notification is an MCP notification from the device. Params is nil if it had
@@ -90,7 +90,7 @@ const (
 	DeviationMalformed      Deviation = "malformed"       // neither request, notification nor answer
 	DeviationNoVersion      Deviation = "no_version"      // jsonrpc is not "2.0"
 	DeviationImageEncoding  Deviation = "image_encoding"  // image content as JSON text inside a string
-	DeviationBadTool        Deviation = "bad_tool"        // an element of a tool list that is no tool
+	DeviationBadTool        Deviation = "bad_tool"        // an element of a tool list that is not a tool
 	DeviationCursorLoop     Deviation = "cursor_loop"     // a cursor came twice
 	DeviationCursorRefused  Deviation = "cursor_refused"  // the device refuses a cursor it gave
 	DeviationOversizeTool   Deviation = "oversize_tool"   // one tool does not fit the device's page
@@ -133,12 +133,12 @@ type waiter struct {
 // ErrDropped. It is called once, must not block, and may keep the result.
 type Late func(result json.RawMessage, err error)
 
-// maxLate bounds the answers of one connection that are waited for after their
-// callers have left.
+// maxLate limits the responses of one connection that are awaited after their callers
+// have returned.
 const maxLate = 32
 
-// ErrDropped says that too many later requests wait for late answers.
-var ErrDropped = errors.New("too many late answers are waited for")
+// ErrDropped means that too many later requests wait for late responses.
+var ErrDropped = errors.New("too many late responses are awaited")
 
 type answer struct {
 	result json.RawMessage
@@ -179,7 +179,7 @@ func (c *Client) Close(cause error) {
 	}
 }
 
-// hand gives the answer to the caller, or to who takes it late.
+// hand passes the response to the caller, or to its late handler.
 func (w waiter) hand(a answer) {
 	if w.late != nil {
 		w.late(a.own(), a.err)
@@ -225,7 +225,7 @@ func (c *Client) take(id int32) (w waiter, ok bool) {
 // Answered is how many answers have come that a request waited for.
 func (c *Client) Answered() uint32 { return c.answered.Load() }
 
-// used tells whether this connection has sent a request with this id.
+// used reports whether this connection has sent a request with this id.
 func (c *Client) used(id int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -284,7 +284,7 @@ func (c *Client) abandon(id int32, ch chan answer, late Late) (answer, bool) {
 		if _, waited := c.take(id); waited {
 			return answer{}, false
 		}
-		return <-ch, true // whoever took the waiter has sent or is about to send
+		return <-ch, true // the goroutine that took the waiter has sent or is about to send
 	}
 	c.mu.Lock()
 	at, first, waiting := -1, -1, 0
@@ -324,8 +324,8 @@ func (c *Client) Notify(method string) error {
 	return nil
 }
 
-// Probe asks for a method that no firmware has (`ping`): any answer, the error
-// included, proves that the device lives, and costs it 90 bytes.
+// Probe requests a method that no firmware has (`ping`): any response, including the
+// error, proves that the device is connected, and costs it 90 bytes.
 func (c *Client) Probe(ctx context.Context) error {
 	_, err := c.Request(ctx, "ping", nil)
 	if rpc := (*RPCError)(nil); errors.As(err, &rpc) || errors.Is(err, ErrMalformed) {

@@ -426,7 +426,7 @@ func TestListGuards(t *testing.T) {
 		deviation Deviation
 	}{
 		{"endless cursor", func(string, int) string { return page("b", tool("a")) }, 2, true, 2, DeviationCursorLoop},
-		{"new cursor for ever", func(_ string, n int) string { return page(strconv.Itoa(n), tool("a")) }, MaxPages, true, MaxPages, DeviationListTooLong},
+		{"new cursor on each page", func(_ string, n int) string { return page(strconv.Itoa(n), tool("a")) }, MaxPages, true, MaxPages, DeviationListTooLong},
 		{"oversize tool", func(cursor string, _ int) string {
 			if cursor == "" {
 				return page("big", tool("a"))

@@ -29,7 +29,7 @@ var dialect = []struct {
 	{"Method not implemented: ", RefusalMethod},
 }
 
-// Refusal tells what the device objects to: by its text for the firmware,
+// Refusal returns the reason of the error: by its text for the firmware,
 // which sends no code, by the JSON-RPC code for others.
 func (e *RPCError) Refusal() Refusal {
 	for _, d := range dialect {

@@ -10,10 +10,10 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Handle takes one payload from the device: valid JSON, as envelope.Parse
+// Handle handles one payload from the device: valid JSON, as envelope.Parse
 // returns it. Call it from one goroutine at a time; it does not keep payload. It blocks no longer than Peer.SendMCP, and
-// only to answer a request of the device's. The error says that the payload
-// was unusable; the connection is fine.
+// only to respond to a request of the device. An error means that the
+// payload was unusable; the connection remains usable.
 func (c *Client) Handle(payload []byte) error {
 	var m message
 	if err := m.parse(payload); err != nil {
@@ -235,7 +235,7 @@ var (
 )
 
 // salvage relies on the fixed member order of the firmware's concatenated
-// text. message is nil if the broken answer is no error.
+// text. message is nil if the broken response is not an error.
 func salvage(envelope []byte) (id int64, message []byte, ok bool) {
 	if !bytes.Contains(envelope, mcpMark) {
 		return 0, nil, false

@@ -23,8 +23,8 @@ const (
 	maxBadTools  = 100
 )
 
-// InitParams are what `initialize` tells the device. Without a vision URL its
-// camera has nowhere to send photos; a URL without a token clears the token
+// InitParams are the parameters of `initialize`. Without a vision URL the device's
+// camera cannot send photos; a URL without a token clears the token
 // (mcp_server.cc:331-348).
 type InitParams struct {
 	VisionURL   string
@@ -116,7 +116,7 @@ type ToolList struct {
 	Partial bool   // the list could not be read to its end
 	Reason  string // why, for people
 
-	read, bad int // bytes of all pages, elements that are no tools
+	read, bad int // bytes of all pages, elements that are not tools
 	buf       *[]byte
 }
 
@@ -198,7 +198,7 @@ func (c *Client) listOnce(ctx context.Context) (ToolList, error) {
 		}
 		if len(next) > MaxCursor || list.read > maxPageBytes || list.bad > maxBadTools {
 			c.peer.DeviateMCP(DeviationListTooLong)
-			return list.cut("the device's pages hold too much that is no tool"), nil
+			return list.cut("the device's pages contain too much data that is not a tool"), nil
 		}
 		if _, again := seen[next]; again {
 			c.peer.DeviateMCP(DeviationCursorLoop)
@@ -310,7 +310,7 @@ func (c *Client) addTools(list *ToolList, elements *jsonspan.Walk) error {
 				return errListTooLong
 			}
 			c.peer.DeviateMCP(DeviationBadTool)
-			list.Partial, list.Reason = true, "an element of the list is no tool"
+			list.Partial, list.Reason = true, "an element of the list is not a tool"
 			continue
 		}
 		if len(list.JSON)+len(tool) > MaxListBytes || list.Count == MaxTools {
@@ -325,7 +325,7 @@ func (c *Client) addTools(list *ToolList, elements *jsonspan.Walk) error {
 	return nil
 }
 
-// isTool tells whether an element has what makes it callable: a name.
+// isTool reports whether an element has what makes it callable: a name.
 func isTool(element []byte) bool {
 	if jsonspan.KindOf(element) != jsonspan.KindObject {
 		return false

@@ -8,7 +8,7 @@ import (
 )
 
 // A fleet has many devices and few firmwares: most pages of tools are, byte for
-// byte, one that came before. Such a page is valid JSON and its tools are known, so
+// byte, one that was received before. This page is valid JSON and its tools are known, so
 // that an envelope which ends with it is not read again: three walks over 8 KB each
 // become a hash and a comparison.
 const (
@@ -16,7 +16,7 @@ const (
 	minKnownPage  = 512 // bytes; what is shorter costs little
 )
 
-// knownPage is one result of tools/list without an element that is no tool. It is
+// knownPage is one result of tools/list in which all elements are tools. It is
 // never changed.
 type knownPage struct {
 	result []byte // as the device sent it

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"fleetd/internal/envelope"
 )
@@ -93,8 +94,8 @@ func TestKnownPageIsNotLent(t *testing.T) {
 	}
 }
 
-// A page with an element that is no tool is read each time: each device is to be
-// counted. One that does not fit into the list is cut as it would be else.
+// A page with an element that is not a tool is read each time, to count each device. One
+// that does not fit into the list is cut as usual.
 func TestPagesThatAreNotKnown(t *testing.T) {
 	t.Parallel()
 	bad := strings.Replace(page("bad", 4, ""), `"tools":[`, `"tools":[17,`, 1)
@@ -166,14 +167,15 @@ func FuzzCutAnswer(f *testing.F) {
 	f.Add(fmt.Appendf(nil, stock, "41", `{"tools":[]}`))
 	f.Add([]byte(`{"session_id":"","type":"mcp","payload":{"jsonrpc":"2.0","id":2147483648,"result":1}}`))
 	f.Add([]byte(`{"session_id":"a","type":"mcp","payload":{"jsonrpc":"2.0","id":1,"result":{"a":1},"result":{"b":2}}}`))
+	f.Add([]byte("{\"session_id\":\"\",\"type\":\"mcp\",\"payload\":{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"\xe1\":[]}}}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		id, result, ok := cutAnswer(data)
-		if !ok || !json.Valid(result) { // only results that were read are known
+		if !ok || !json.Valid(result) || !utf8.Valid(result) { // only results that were read are known
 			return
 		}
 		e, err := envelope.Parse(data)
 		if err != nil || string(e.Type) != envelope.TypeMCP {
-			t.Fatalf("%q is no envelope: %v", data, err)
+			t.Fatalf("%q is not an envelope: %v", data, err)
 		}
 		var m message
 		if err := m.parse(e.Payload); err != nil {

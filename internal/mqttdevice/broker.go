@@ -15,72 +15,72 @@ import (
 	paho "github.com/eclipse/paho.mqtt.golang"
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
-	"fleetd/internal/lobby"
-	"fleetd/internal/outbox"
 	"fleetd/internal/tasks"
+	"fleetd/internal/writequeue"
 )
 
 // Limits of a Broker.
 const (
-	takers         = 16  // goroutines that take messages; those of one device have one
-	inboxLimit     = 256 // messages waiting for one of them; the broker then waits
+	handlers       = 16  // goroutines that handle messages; each device's messages are handled by the same one
+	inboxLimit     = 256 // messages queued for one of them; at the limit, the broker waits
 	maxBrokerConns = 100_000
 	publishTimeout = 5 * time.Second
 	connectRetry   = 2 * time.Second
-	stopQuiesce    = 250 // ms for what is being published
+	stopQuiesce    = 250 // ms for messages that are being published
 	firstAttempt   = 3 * time.Second
 )
 
-// Topics a broker may publish when a client comes and goes (docs/emqx.md).
+// Topics to which a broker may publish when a client connects or disconnects (docs/howto/emqx.md).
 const (
 	leafUp           = "up"
 	leafConnected    = "connected"
 	leafDisconnected = "disconnected"
 )
 
-// Broker is the second source of MQTT devices: an external broker that
-// subscribes on their behalf, or whose devices subscribe themselves. A session
-// opens at a device's first message, or when the broker says that it came; it
-// ends when the broker says that it left, or after one and a half keepalives
-// of silence and a probe that nobody answers. The broker checks credentials,
-// by asking `POST /v1/mqtt/authenticate`, and keeps each device to its topics.
+// Broker is the second source of MQTT devices: an external broker that subscribes on
+// their behalf, or whose devices subscribe themselves. A session opens at a device's
+// first message, or when the broker reports that the device has connected. It ends
+// when the broker reports that the device has disconnected, or after one and a half
+// keepalives of silence and a probe without a response. The broker checks credentials
+// by `POST /v1/mqtt/authenticate`, and restricts each device to its topics.
 type Broker struct {
-	opt    Options
-	url    string
-	keep   time.Duration
-	client paho.Client
-	voice  *voice
-	stats  Stats
-	seed   maphash.Seed
-	inbox  [takers]chan paho.Message
-	up     atomic.Bool
-	first  chan error // how the first attempt to connect ended
+	opt         Options
+	url         string
+	keep        time.Duration
+	client      paho.Client
+	voice       *voice
+	stats       Stats
+	seed        maphash.Seed
+	inbox       [handlers]chan paho.Message
+	up          atomic.Bool
+	firstResult chan error // the result of the first attempt to connect
 
-	mu      sync.Mutex
-	trouble string // why the broker is not connected, as last said
-	conns   map[devices.ID]*brokerConn
-	// proven is the generation of the credentials that a client presented when
-	// the broker last asked: a device that was revoked since is not let in by
-	// the connection that it still has to the broker.
-	proven map[devices.ID]int64
-	ctx    context.Context
-	stop   context.CancelFunc
-	tasks  sync.WaitGroup
+	mu        sync.Mutex
+	lastError string // why the broker is not connected, as last logged
+	conns     map[devices.ID]*brokerConn
+	// generations contains the generation of the credentials that a client presented
+	// when the broker last authenticated it. A device that was revoked since then is
+	// refused, even on the connection that it still has to the broker.
+	generations map[devices.ID]int64
+	ctx         context.Context
+	stop        context.CancelFunc
+	tasks       sync.WaitGroup
 }
 
-// NewBroker connects to the broker at address (tcp:// or ssl://, user info
-// allowed). It fails if the broker refuses the login; one that is merely
-// unreachable it goes on trying for ever. clientID must be its own on every
-// node; keepalive is what devices were told.
+// NewBroker connects to the broker at address (tcp:// or ssl://, may contain user
+// info). It returns an error if the broker refuses the login. If the broker is
+// unreachable, it continues to try without limit. clientID must be unique to the node;
+// keepalive is the one configured on devices.
 func NewBroker(opt Options, address, clientID string, keepalive time.Duration) (*Broker, error) {
 	u, err := url.Parse(address)
 	if err != nil {
 		return nil, fmt.Errorf("broker address: %w", err)
 	}
-	b := &Broker{opt: opt, url: u.Redacted(), keep: keepalive * 3 / 2, seed: maphash.MakeSeed(), first: make(chan error, 1),
-		conns: map[devices.ID]*brokerConn{}, proven: map[devices.ID]int64{}}
+	b := &Broker{opt: opt, url: u.Redacted(), keep: keepalive * 3 / 2, seed: maphash.MakeSeed(), firstResult: make(chan error, 1),
+		conns: map[devices.ID]*brokerConn{}, generations: map[devices.ID]int64{}}
 	for i := range b.inbox {
 		b.inbox[i] = make(chan paho.Message, inboxLimit)
 	}
@@ -88,8 +88,8 @@ func NewBroker(opt Options, address, clientID string, keepalive time.Duration) (
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	options := paho.NewClientOptions().AddBroker(u.Scheme + "://" + u.Host).SetClientID(clientID).SetProtocolVersion(4).
 		SetConnectRetry(true).SetConnectRetryInterval(connectRetry).SetMaxReconnectInterval(connectRetry * 5).SetKeepAlive(10 * time.Second).
-		SetWriteTimeout(publishTimeout).SetOrderMatters(true).SetOnConnectHandler(b.connected).SetConnectionLostHandler(b.lost).
-		SetConnectionNotificationHandler(b.notified)
+		SetWriteTimeout(publishTimeout).SetOrderMatters(true).SetOnConnectHandler(b.onConnect).SetConnectionLostHandler(b.onLost).
+		SetConnectionNotificationHandler(b.onNotification)
 	if u.User != nil {
 		options.SetUsername(u.User.Username())
 		if password, given := u.User.Password(); given {
@@ -97,23 +97,23 @@ func NewBroker(opt Options, address, clientID string, keepalive time.Duration) (
 		}
 	}
 	b.client = paho.NewClient(options)
-	b.client.Connect() // retries by itself; b.connected subscribes
+	b.client.Connect() // retries without limit; b.connected subscribes
 	for _, inbox := range b.inbox {
-		b.tasks.Go(func() { b.take(inbox) })
+		b.tasks.Go(func() { b.handleInbox(inbox) })
 	}
 	b.tasks.Go(b.sweep)
 	select {
-	case err := <-b.first:
+	case err := <-b.firstResult:
 		if isRefusal(err) {
 			b.Close()
-			return nil, fmt.Errorf("the broker at %s refuses fleetd's login: %w", b.url, err)
+			return nil, fmt.Errorf("the broker at %s refuses fleetd's login; check the user and password in its address: %w", b.url, err)
 		}
 	case <-time.After(firstAttempt):
 	}
 	return b, nil
 }
 
-// isRefusal tells a broker that says no from one that says nothing.
+// isRefusal reports whether the broker refused the login; other errors may be temporary.
 func isRefusal(err error) bool {
 	for _, refusal := range []error{packets.ErrorRefusedBadProtocolVersion, packets.ErrorRefusedIDRejected,
 		packets.ErrorRefusedBadUsernameOrPassword, packets.ErrorRefusedNotAuthorised} {
@@ -124,8 +124,8 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// notified says once why the broker is not connected, until that changes.
-func (b *Broker) notified(_ paho.Client, n paho.ConnectionNotification) {
+// onNotification logs once why the broker is not connected, until the reason changes.
+func (b *Broker) onNotification(_ paho.Client, n paho.ConnectionNotification) {
 	var err error
 	switch n := n.(type) {
 	case paho.ConnectionNotificationFailed:
@@ -139,32 +139,32 @@ func (b *Broker) notified(_ paho.Client, n paho.ConnectionNotification) {
 		return
 	}
 	select {
-	case b.first <- err:
-	default: // somebody knows already
+	case b.firstResult <- err:
+	default: // the first result is already there
 	}
 	b.mu.Lock()
-	told := b.trouble == err.Error()
-	b.trouble = err.Error()
+	logged := b.lastError == err.Error()
+	b.lastError = err.Error()
 	b.mu.Unlock()
-	if !told {
-		b.opt.Log.Warn("MQTT broker does not take fleetd's connection; trying again", "broker", b.url, "error", err)
+	if !logged {
+		b.opt.Log.Warn("cannot connect to the MQTT broker; trying again", "broker", b.url, "error", err)
 	}
 }
 
 // Stats returns the counters.
 func (b *Broker) Stats() *Stats { return &b.stats }
 
-// Up tells whether the broker is connected.
+// Up reports whether the broker is connected.
 func (b *Broker) Up() bool { return b.up.Load() }
 
-func (b *Broker) connected(c paho.Client) {
+func (b *Broker) onConnect(c paho.Client) {
 	b.opt.Log.Info("MQTT broker connected", "broker", b.url)
 	select {
-	case b.first <- nil:
+	case b.firstResult <- nil:
 	default:
 	}
 	b.mu.Lock()
-	b.trouble = ""
+	b.lastError = ""
 	b.mu.Unlock()
 	topics := map[string]byte{}
 	for _, leaf := range []string{leafUp, leafConnected, leafDisconnected} {
@@ -173,7 +173,7 @@ func (b *Broker) connected(c paho.Client) {
 	token := c.SubscribeMultiple(topics, func(_ paho.Client, m paho.Message) {
 		token, _, _ := strings.Cut(strings.TrimPrefix(m.Topic(), topicRoot), "/")
 		select {
-		case b.inbox[maphash.String(b.seed, token)%takers] <- m:
+		case b.inbox[maphash.String(b.seed, token)%handlers] <- m:
 		case <-b.ctx.Done():
 		}
 	})
@@ -183,16 +183,16 @@ func (b *Broker) connected(c paho.Client) {
 		case <-b.ctx.Done():
 			return
 		}
-		if err := subscribed(token); err != nil {
-			b.opt.Log.Error("MQTT broker refuses the subscription to devices' topics; see docs/emqx.md", "broker", b.url, "error", err)
+		if err := subscriptionError(token); err != nil {
+			b.opt.Log.Error("MQTT broker refuses the subscription to devices' topics; see docs/howto/emqx.md", "broker", b.url, "error", err)
 			return
 		}
 		b.up.Store(true)
 	})
 }
 
-// subscribed reads SUBACK, where a refusal is no error of the token's.
-func subscribed(token paho.Token) error {
+// subscriptionError checks SUBACK, whose refusals the token does not report as an error.
+func subscriptionError(token paho.Token) error {
 	if err := token.Error(); err != nil {
 		return err
 	}
@@ -206,24 +206,24 @@ func subscribed(token paho.Token) error {
 	return nil
 }
 
-func (b *Broker) lost(_ paho.Client, err error) {
+func (b *Broker) onLost(_ paho.Client, err error) {
 	b.up.Store(false)
-	b.opt.Log.Warn("MQTT broker lost; its devices are unreachable until it is back", "broker", b.url, "error", err)
+	b.opt.Log.Warn("connection to the MQTT broker lost; its devices are unreachable until it is restored", "broker", b.url, "error", err)
 }
 
-// take hands messages to their devices, in order.
-func (b *Broker) take(inbox chan paho.Message) {
+// take handles the messages of an inbox in order.
+func (b *Broker) handleInbox(inbox chan paho.Message) {
 	for {
 		select {
 		case <-b.ctx.Done():
 			return
 		case m := <-inbox:
-			b.message(m.Topic(), m.Payload())
+			b.handleMessage(m.Topic(), m.Payload())
 		}
 	}
 }
 
-func (b *Broker) message(topic string, payload []byte) {
+func (b *Broker) handleMessage(topic string, payload []byte) {
 	defer tasks.Contain(b.opt.Log, nil)
 	id, leaf, err := deviceOfTopic(topic)
 	if err != nil {
@@ -237,15 +237,15 @@ func (b *Broker) message(topic string, payload []byte) {
 		return
 	}
 	if leaf == leafConnected {
-		b.forget(id) // another connection of the device: what the old one knew is gone
+		b.forget(id) // another connection of the device: the state of the old one is void
 	}
 	c, err := b.ensure(id)
 	if err != nil {
-		b.opt.Log.Debug("device behind the broker not accepted", "device", id, "error", err)
+		b.opt.Log.Debug("device of the MQTT broker refused", "device", id, "error", err)
 		b.stats.Connacks.Add("refused", 1)
 		return
 	}
-	c.heard.Store(time.Now().UnixNano())
+	c.lastReceived.Store(time.Now().UnixNano())
 	if leaf == leafConnected {
 		return
 	}
@@ -254,16 +254,16 @@ func (b *Broker) message(topic string, payload []byte) {
 		return
 	}
 	session := c.session.Load()
-	asked := session.Answered()
+	asked := session.AnswerCount()
 	reason := devices.CloseProtocol
-	c.taken.Store(true)
+	c.handling.Store(true)
 	err = c.receive(payload)
-	c.taken.Store(false)
-	if err == nil && session.Answered() == asked { // what comes by a broker cannot wait there
-		_, err = c.meter.Note(b.opt.Floods, lobby.CostMessage, time.Now())
+	c.handling.Store(false)
+	if err == nil && session.AnswerCount() == asked { // messages of a broker cannot be delayed, so the pause is ignored
+		_, err = c.meter.Count(b.opt.Floods, connlimit.CostMessage, time.Now())
 	}
-	if errors.Is(err, lobby.ErrFlood) {
-		b.opt.Floods.Bar(string(id), time.Now())
+	if errors.Is(err, connlimit.ErrFlood) {
+		b.opt.Floods.Block(string(id), time.Now())
 		reason = devices.CloseFlooding
 	}
 	if err != nil {
@@ -271,8 +271,8 @@ func (b *Broker) message(topic string, payload []byte) {
 	}
 }
 
-// forget makes the device's next message open a session, which takes the place
-// of the one it may have.
+// forget makes the device's next message open a session, which replaces the existing
+// one.
 func (b *Broker) forget(id devices.ID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -285,24 +285,24 @@ func (b *Broker) get(id devices.ID) *brokerConn {
 	return b.conns[id]
 }
 
-// ensure returns the device's connection, opened now if there was none. Only
-// the goroutine that takes the device's messages calls it.
+// ensure returns the device's connection, or opens one. It is called only by the
+// goroutine that handles the device's messages.
 func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 	if c := b.get(id); c != nil {
 		return c, nil
 	}
-	if b.opt.Floods.Barred(string(id), time.Now()) > 0 {
-		return nil, errFlooded
+	if b.opt.Floods.Blocked(string(id), time.Now()) > 0 {
+		return nil, errBlocked
 	}
 	generation, known := b.opt.Service.OldestGeneration(id)
 	ctx, cancel := context.WithTimeout(b.ctx, session.LookupTimeout)
 	client := b.opt.Service.ClientOf(ctx, id)
 	cancel()
 	if !b.opt.Open && (!known || !b.opt.Service.IsMember(id)) {
-		return nil, errOut
+		return nil, errNotMember
 	}
 	b.mu.Lock()
-	proven, asked := b.proven[id]
+	proven, asked := b.generations[id]
 	b.mu.Unlock()
 	if asked {
 		if !b.opt.Service.Accepts(id, proven) {
@@ -321,20 +321,20 @@ func (b *Broker) ensure(id devices.ID) (*brokerConn, error) {
 	b.stats.Connacks.Add("0", 1)
 	b.mu.Lock()
 	full := len(b.conns) >= maxBrokerConns
-	if !full && !c.closed.Load() { // else it was revoked or taken over meanwhile
+	if !full && !c.closed.Load() { // else it was revoked or replaced in the meantime
 		b.conns[id] = c
 	}
 	b.mu.Unlock()
 	if full {
 		session.Close(devices.CloseInternal)
-		return nil, fmt.Errorf("%d devices are connected already", maxBrokerConns)
+		return nil, fmt.Errorf("the limit of %d devices is reached", maxBrokerConns)
 	}
 	session.StartMCP(devices.FeaturesUnknown)
 	return c, nil
 }
 
-// sweep probes devices that were silent too long: nobody tells us when their
-// connection to the broker ends.
+// sweep probes devices that were silent for too long, since a broker need not report
+// the end of their connections.
 func (b *Broker) sweep() {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
@@ -346,7 +346,7 @@ func (b *Broker) sweep() {
 			b.mu.Lock()
 			var silent []*brokerConn
 			for _, c := range b.conns {
-				if now.UnixNano()-c.heard.Load() > int64(b.keep) && c.probing.CompareAndSwap(false, true) {
+				if now.UnixNano()-c.lastReceived.Load() > int64(b.keep) && c.probing.CompareAndSwap(false, true) {
 					silent = append(silent, c)
 				}
 			}
@@ -358,25 +358,25 @@ func (b *Broker) sweep() {
 	}
 }
 
-// Close ends the connection to the broker. Sessions are closed by the
-// fleet.Service before.
+// Close closes the connection to the broker. The fleet.Service has closed the sessions
+// before.
 func (b *Broker) Close() {
 	b.stop()
 	b.client.Disconnect(stopQuiesce)
 	b.tasks.Wait()
 }
 
-// brokerConn is a device behind the broker. It is the fleet.Conn of its
+// brokerConn is a device that is connected to the broker. It is the fleet.Conn of its
 // session.
 type brokerConn struct {
 	link
-	broker  *Broker
-	topic   string
-	heard   atomic.Int64 // unix nanoseconds
-	probing atomic.Bool
-	closed  atomic.Bool
-	taken   atomic.Bool // a message of the device is being taken
-	out     outbox.Box
+	broker       *Broker
+	topic        string
+	lastReceived atomic.Int64 // unix nanoseconds
+	probing      atomic.Bool
+	closed       atomic.Bool
+	handling     atomic.Bool // a message of the device is being handled
+	out          writequeue.Queue
 }
 
 var errBrokerAway = errors.New("the MQTT broker is not connected")
@@ -387,18 +387,18 @@ func (c *brokerConn) SendControl(msg []byte) error {
 		return errBrokerAway
 	}
 	send := c.out.Send
-	if c.taken.Load() { // perhaps from who takes messages of other devices, too
-		send = c.out.Queue
+	if c.handling.Load() { // the handling goroutine also serves other devices, so it must not wait
+		send = c.out.Enqueue
 	}
 	err := send(c, 0, msg, QueueLimit)
-	if errors.Is(err, outbox.ErrFull) {
+	if errors.Is(err, writequeue.ErrFull) {
 		return devices.ErrOverloaded
 	}
 	return err
 }
 
-// Write implements outbox.Writer. It waits for publishTimeout at most if the broker
-// takes nothing; what is lost then leaves the way open for what follows.
+// Write implements writequeue.Writer. It waits at most for publishTimeout if the broker
+// does not read. A lost message does not stop the following ones.
 func (c *brokerConn) Write(_ int, msg []byte) error {
 	token := c.broker.client.Publish(c.topic, 0, false, bytes.Clone(msg))
 	select {
@@ -406,15 +406,15 @@ func (c *brokerConn) Write(_ int, msg []byte) error {
 		if token.Error() != nil {
 			c.broker.stats.Unpublished.Add(1)
 		}
-	default: // paho's writer has it
+	default: // queued in the client library
 	}
 	return nil
 }
 
-// Go implements outbox.Writer.
+// Go implements writequeue.Writer.
 func (c *brokerConn) Go(task func()) { c.broker.tasks.Go(task) }
 
-// Close forgets the device until its next message.
+// Close removes the device until its next message.
 func (c *brokerConn) Close(devices.CloseReason) {
 	if c.closed.Swap(true) {
 		return
@@ -428,21 +428,21 @@ func (c *brokerConn) Close(devices.CloseReason) {
 	}
 }
 
-// probe asks the device whether it is there, by a request that every MCP
-// device answers with an error (mcp_server.cc:429-432).
+// probe checks whether the device is connected, by a request that every MCP device
+// answers with an error (mcp_server.cc:429-432).
 func (c *brokerConn) probe() {
 	defer c.probing.Store(false)
 	ctx, cancel := context.WithTimeout(c.broker.ctx, c.broker.keep)
 	defer cancel()
-	if c.session.Load().Alive(ctx) {
-		return // the answer was a message
+	if c.session.Load().IsAlive(ctx) {
+		return // the response arrived as a message
 	}
 	if c.broker.ctx.Err() == nil {
 		c.session.Load().Close(devices.CloseDead)
 	}
 }
 
-// Authenticate answers the broker that asks whether a client may come in.
+// Authenticate checks the credentials of a client of the broker.
 func (b *Broker) Authenticate(clientID, username, password string) error {
 	who, _, err := b.opt.login(clientID, username, password)
 	if err != nil || !who.Verified {
@@ -450,10 +450,10 @@ func (b *Broker) Authenticate(clientID, username, password string) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, known := b.proven[who.Device]; known || len(b.proven) < maxBrokerConns {
-		b.proven[who.Device] = who.Generation
+	if _, known := b.generations[who.Device]; known || len(b.generations) < maxBrokerConns {
+		b.generations[who.Device] = who.Generation
 	}
 	return nil
 }
 
-var errOutdated = errors.New("the device's credentials were revoked; end its connection to the broker")
+var errOutdated = errors.New("the device's credentials were revoked; close its connection to the broker")

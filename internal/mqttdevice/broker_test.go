@@ -14,7 +14,7 @@ import (
 	"fleetd/internal/mqttdevice"
 )
 
-// fakeBroker answers CONNECT and SUBSCRIBE with these codes and nothing else.
+// fakeBroker answers CONNECT and SUBSCRIBE with these codes, and nothing else.
 func fakeBroker(t *testing.T, connack, suback byte) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -51,11 +51,11 @@ func fakeBroker(t *testing.T, connack, suback byte) string {
 	return "tcp://fleetd:secret@" + l.Addr().String()
 }
 
-// A login that the broker refuses stops the start in one sentence, which does
-// not repeat the password; a broker that is not there does not.
+// A login that the broker refuses makes the start fail with an error that does not
+// contain the password; an unreachable broker does not.
 func TestBrokerRefusesLogin(t *testing.T) {
 	t.Parallel()
-	b := ground(t)
+	b := newBench(t)
 	for _, code := range []byte{packets.ErrRefusedBadUsernameOrPassword, packets.ErrRefusedNotAuthorised, packets.ErrRefusedIDRejected} {
 		source, err := mqttdevice.NewBroker(b.options, fakeBroker(t, code, 0), clientID(), time.Minute)
 		if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "refuses fleetd's login") {
@@ -72,18 +72,18 @@ func TestBrokerRefusesLogin(t *testing.T) {
 	_ = l.Close()
 	source, err := mqttdevice.NewBroker(b.options, "tcp://"+l.Addr().String(), clientID(), time.Minute)
 	if err != nil {
-		t.Fatalf("nobody there: %v", err)
+		t.Fatalf("unreachable broker: %v", err)
 	}
 	defer source.Close()
 	if source.Up() {
-		t.Error("nobody is connected")
+		t.Error("an unreachable broker counts as connected")
 	}
 }
 
-// A broker that lets fleetd in and does not let it listen is no broker.
+// A broker that refuses the subscription does not count as connected.
 func TestBrokerRefusesSubscription(t *testing.T) {
 	for code, up := range map[byte]bool{0: true, 0x80: false} {
-		b := ground(t)
+		b := newBench(t)
 		log := &lines{}
 		b.options.Log = log.logger()
 		source, err := mqttdevice.NewBroker(b.options, fakeBroker(t, 0, code), clientID(), time.Minute)
@@ -91,16 +91,15 @@ func TestBrokerRefusesSubscription(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(source.Close)
-		devicetest.Eventually(t, "it is clear", func() bool { return source.Up() == up && (up || strings.Contains(log.String(), "docs/emqx.md")) })
+		devicetest.Eventually(t, "the subscription is answered", func() bool { return source.Up() == up && (up || strings.Contains(log.String(), "docs/howto/emqx.md")) })
 	}
 }
 
-// A device that comes back through the broker is told everything anew, and one
-// whose credentials were revoked is not let in by the connection that it still
-// has.
+// A device that reconnects to the broker gets a new session, and a device whose
+// credentials were revoked is refused on the connection that it still has.
 func TestBrokerReportsConnections(t *testing.T) {
 	address := "tcp://" + devicetest.Broker(t)
-	b := ground(t)
+	b := newBench(t)
 	b.become(t, id, "c1")
 	source, err := mqttdevice.NewBroker(b.options, address, clientID(), time.Minute)
 	if err != nil {
@@ -109,10 +108,10 @@ func TestBrokerReportsConnections(t *testing.T) {
 	t.Cleanup(func() { b.service.Close(); source.Close() })
 	devicetest.Eventually(t, "the broker is connected", source.Up)
 	login := b.login(id, "c1")
-	if err := source.Authenticate(login.client, login.user, login.password); err != nil {
+	if err := source.Authenticate(login.ClientID, login.Username, login.Password); err != nil {
 		t.Fatal(err)
 	}
-	if source.Authenticate(login.client, login.user, "wrong") == nil {
+	if source.Authenticate(login.ClientID, login.Username, "wrong") == nil {
 		t.Error("a wrong password is allowed")
 	}
 	d, err := connect(address, login, id, true)
@@ -149,7 +148,7 @@ func TestBrokerReportsConnections(t *testing.T) {
 	}
 	connected := func() {
 		t.Helper()
-		if err := d.publish("fleetd/"+id.Token()+"/connected", ""); err != nil {
+		if err := d.Publish("fleetd/"+id.Token()+"/connected", nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -170,7 +169,7 @@ func TestBrokerReportsConnections(t *testing.T) {
 	}
 	devicetest.Eventually(t, "its old connection is refused", func() bool { return source.Stats().Connacks.Get("refused") > refused })
 	renewed := b.mint.DeviceToken(string(id), "c1", 1)
-	if err := source.Authenticate(login.client, login.user, renewed); err != nil {
+	if err := source.Authenticate(login.ClientID, login.Username, renewed); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Send(`{"type":"noop"}`); err != nil {

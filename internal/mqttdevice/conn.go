@@ -13,84 +13,83 @@ import (
 
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
-	"fleetd/internal/lobby"
-	"fleetd/internal/outbox"
+	"fleetd/internal/fleet"
 	"fleetd/internal/tasks"
+	"fleetd/internal/writequeue"
 )
 
 // conn is one device's connection. It is the fleet.Conn of its session.
 type conn struct {
 	link
-	front *Front
-	net   net.Conn
-	level byte          // of the protocol, 3 or 4
-	keep  time.Duration // the device must be heard within this; 0 is for ever
-	slow  atomic.Bool   // it took nothing for WriteTimeout
-	heard atomic.Int64  // unix nanoseconds of the last bytes received
-	// writing is since when a write has been running, in unix nanoseconds; 0: none is.
-	// The sweeper ends one that takes too long: a deadline for each would be a timer,
-	// and each timer wakes the process once more, long after the write.
+	front        *Front
+	net          net.Conn
+	level        byte          // of the protocol, 3 or 4
+	keep         time.Duration // longest time without bytes from the device; 0: no limit
+	slow         atomic.Bool   // a write took longer than WriteTimeout
+	lastReceived atomic.Int64  // unix nanoseconds of the last bytes received
+	// writing is the start of the write in progress in unix nanoseconds; 0: none. The
+	// sweeper ends a write that takes too long: a deadline for each write would be a
+	// timer, and each timer wakes the process once more, long after the write.
 	writing atomic.Int64
-	topic   string // down
+	topic   string // topic down
 
 	lastID uint16 // of the last QoS 1 message
 
-	// in is what was read and not used yet: in[start:end]. It is all an idle
-	// connection holds; longer packets are read past it.
+	// in[start:end] was read and not used yet. It is the only buffer of an idle
+	// connection; longer packets are read into others.
 	start, end int
 	in         [readSize]byte
 
-	out outbox.Box
+	out writequeue.Queue
 }
 
 const readSize = 256
 
-var errTooBad = fmt.Errorf("%d unusable messages on one connection", MaxBad)
+var errTooManyUnusable = fmt.Errorf("%d unusable messages on one connection", MaxBad)
 
-// run lets the device in on the goroutine that the listener started, and
-// leaves the rest of the connection's life to a fresh one, whose stack has not
-// grown yet.
+// run admits the device on the goroutine that the listener started. A new goroutine
+// serves the rest of the connection, because its stack has not grown yet.
 func (c *conn) run() {
-	defer tasks.Contain(c.front.opt.Log, c.fault)
+	defer tasks.Contain(c.front.opt.Log, c.onPanic)
 	begun := time.Now()
-	c.heard.Store(begun.UnixNano())
+	c.lastReceived.Store(begun.UnixNano())
 	reason := c.enter(begun)
 	if reason == "" {
 		go c.serve()
 		return
 	}
-	if c.session.Load() == nil && reason != devices.CloseSuperseded { // a session counts its own end
+	if c.session.Load() == nil && reason != devices.CloseSuperseded { // otherwise the session counts its end
 		c.front.opt.Service.Stats().Closed.Add(reason, 1)
 	}
-	c.leave()
+	c.remove()
 }
 
-// fault ends what a fault of ours has left behind.
-func (c *conn) fault() {
+// onPanic closes the connection after an internal error (bug).
+func (c *conn) onPanic() {
 	if session := c.session.Load(); session != nil {
 		session.Close(devices.CloseInternal)
 	}
-	c.leave()
+	c.remove()
 }
 
-// enter is open, behind which the connection is no unknown any more.
+// enter calls open, after which the connection no longer counts as unknown.
 func (c *conn) enter(begun time.Time) devices.CloseReason {
 	defer c.front.unknown.Add(-1)
 	return c.open(begun)
 }
 
-// leave gives up the place that Front.conns took.
-func (c *conn) leave() {
+// remove removes the connection from Front.conns.
+func (c *conn) remove() {
 	_ = c.net.Close() // the peer may have closed it
 	c.front.conns.Remove(c)
 }
 
-// open waits for CONNECT, checks it, and answers; the session is there when it
-// returns "".
+// open waits for CONNECT, checks it and answers. If it returns "", the session is open.
 func (c *conn) open(begun time.Time) devices.CloseReason {
 	log, remote := c.front.opt.Log, c.net.RemoteAddr().String()
-	_ = c.net.SetReadDeadline(begun.Add(ConnectTimeout)) // an error shows at the read
+	_ = c.net.SetReadDeadline(begun.Add(ConnectTimeout)) // an error shows in the read
 	place := c.front.silent.Add(c.net)
 	p, err := c.readConnect()
 	c.front.silent.Remove(place)
@@ -104,28 +103,32 @@ func (c *conn) open(begun time.Time) devices.CloseReason {
 	}
 	who, code, err := c.front.identify(p, remote)
 	if err != nil {
-		if code == packets.ErrRefusedBadUsernameOrPassword && c.tooMany() {
-			code, err = packets.ErrRefusedNotAuthorised, errTooMany
+		c.noteLogin(who, code, string(p.Password))
+		if code == packets.ErrRefusedBadUsernameOrPassword && c.tooManyFailures() {
+			code, err = packets.ErrRefusedNotAuthorised, errTooManyFailures
 		}
 		return c.refuse(p.ClientIdentifier, refusal{code, closeReasons[code]}, err)
 	}
-	lobby.Vouch(c.net)
-	if c.front.opt.Floods.Barred(string(who.Device), begun) > 0 {
-		return c.refuse(p.ClientIdentifier, refusal{packets.ErrRefusedServerUnavailable, devices.CloseFlooding}, errFlooded)
+	connlimit.MarkAuthenticated(c.net)
+	if c.front.opt.Floods.Blocked(string(who.Device), begun) > 0 {
+		c.noteRefusal(who, devices.StepCause(devices.CloseFlooding))
+		return c.refuse(p.ClientIdentifier, refusal{packets.ErrRefusedServerUnavailable, devices.CloseFlooding}, errBlocked)
 	}
-	if err := c.front.room.Enter(c.front.ctx); err != nil {
+	if err := c.front.admission.Enter(c.front.ctx); err != nil {
+		c.noteRefusal(who, devices.StepCause(devices.CloseCrowded))
 		return c.refuse(p.ClientIdentifier, refusal{packets.ErrRefusedServerUnavailable, devices.CloseCrowded}, err)
 	}
 	c.level, c.topic = p.ProtocolVersion, devices.TopicDown(who.Device)
 	c.keep = time.Duration(p.Keepalive) * time.Second * 3 / 2
 	c.link.prepare(c.front.voice, who.Device, remote)
-	c.out.Hold() // nothing overtakes CONNACK
+	c.out.Hold() // CONNACK must be the first packet
 	session, err := c.front.opt.Service.Accept(who, c)
 	if err != nil {
 		r, known := refusals[devices.AsError(err).Code]
 		if !known {
 			r = refusal{packets.ErrRefusedServerUnavailable, devices.CloseInternal}
 		}
+		c.noteRefusal(who, devices.StepCause(r.reason))
 		return c.refuse(p.ClientIdentifier, r, err)
 	}
 	c.session.Store(session)
@@ -135,39 +138,52 @@ func (c *conn) open(begun time.Time) devices.CloseReason {
 	}
 	c.front.count("0")
 	c.out.Flush(c)
-	c.out.IfOpen(func() { _ = c.net.SetReadDeadline(time.Time{}) }) // keepalive finds the dead from here on
+	c.out.IfOpen(func() { _ = c.net.SetReadDeadline(time.Time{}) }) // from now on the keepalive detects dead connections
 	c.front.connectTime.Observe(time.Since(begun))
 	session.StartMCP(devices.FeaturesUnknown)
 	return ""
 }
 
-var errFlooded = errors.New("the device was closed for sending too much, and is back too soon")
+// noteLogin records why a login was refused.
+func (c *conn) noteLogin(who devices.Identity, code byte, password string) {
+	cause := devices.StepCause(closeReasons[code])
+	if code == packets.ErrRefusedBadUsernameOrPassword && who.Device != "" {
+		cause = c.front.opt.Service.LoginCause(who.Device, func(g int64) bool { return c.front.opt.Mint.IsDevice(password, string(who.Device), who.ClientID, g) })
+	}
+	c.noteRefusal(who, cause)
+}
 
-var errTooMany = errors.New("too many wrong passwords from this address; try again later")
+func (c *conn) noteRefusal(who devices.Identity, cause devices.StepCause) {
+	c.front.opt.Service.NoteStep(devices.Step{Kind: devices.StepRefused, Device: who.Device, Cause: cause, Remote: fleet.RemoteOf(who.Remote), Transport: devices.TransportMQTT})
+}
 
-// tooMany notes a wrong password, and waits with the answer to the one that is
-// too many.
-func (c *conn) tooMany() bool {
+var errBlocked = errors.New("the device was closed for flooding and reconnected too early")
+
+var errTooManyFailures = errors.New("too many wrong passwords from this address; try again later")
+
+// tooManyFailures notes a wrong password, and waits with the answer to the one that is
+// tooManyFailures counts a wrong password, and delays the answer above the limit.
+func (c *conn) tooManyFailures() bool {
 	peer, err := netip.ParseAddrPort(c.net.RemoteAddr().String())
 	return err == nil && c.front.opt.Failures.Failed(c.front.ctx, peer.Addr())
 }
 
-// refuse answers CONNECT with a code and its reason in the log.
+// refuse answers CONNECT with a code and logs the error.
 func (c *conn) refuse(clientID string, r refusal, err error) devices.CloseReason {
 	c.front.count(fmt.Sprint(r.code))
 	c.front.opt.Log.Debug("device refused", "remote", c.net.RemoteAddr(), "client_id", fmt.Sprintf("%.80q", clientID), "connack", r.code, "error", err)
-	_ = c.net.SetWriteDeadline(time.Now().Add(WriteTimeout)) // the connection ends whether it is written or not
+	_ = c.net.SetWriteDeadline(time.Now().Add(WriteTimeout)) // the connection ends even if this fails
 	_, _ = c.net.Write(connack(r.code))
 	return r.reason
 }
 
-// refusal is how a connection is refused, and what that counts as.
+// refusal is a CONNACK code and the close reason that it counts as.
 type refusal struct {
 	code   byte
 	reason devices.CloseReason
 }
 
-// closeReasons are what refused credentials count as.
+// closeReasons maps the codes of refused credentials to close reasons.
 var closeReasons = map[byte]devices.CloseReason{
 	packets.ErrRefusedBadProtocolVersion:    devices.CloseProtocol,
 	packets.ErrRefusedIDRejected:            devices.CloseProtocol,
@@ -176,7 +192,7 @@ var closeReasons = map[byte]devices.CloseReason{
 	packets.ErrRefusedNotAuthorised:         devices.CloseRevoked,
 }
 
-// refusals are what Accept refuses.
+// refusals maps the errors of Service.Accept.
 var refusals = map[devices.Code]refusal{
 	devices.CodeUnavailable:  {packets.ErrRefusedServerUnavailable, devices.CloseDraining},
 	devices.CodeUnauthorized: {packets.ErrRefusedNotAuthorised, devices.CloseRevoked},
@@ -202,7 +218,7 @@ func (c *conn) readConnect() (*packets.ConnectPacket, error) {
 	return parseConnect(h, body)
 }
 
-// fill waits for bytes; only they keep the connection alive.
+// fill reads bytes; only they keep the connection alive.
 func (c *conn) fill() error {
 	if c.start == c.end {
 		c.start, c.end = 0, 0
@@ -213,7 +229,7 @@ func (c *conn) fill() error {
 	n, err := c.net.Read(c.in[c.end:])
 	c.end += n
 	if n > 0 {
-		c.heard.Store(time.Now().UnixNano())
+		c.lastReceived.Store(time.Now().UnixNano())
 		return nil
 	}
 	if err == nil {
@@ -222,7 +238,7 @@ func (c *conn) fill() error {
 	return err
 }
 
-// header waits for a fixed header.
+// header reads a fixed header.
 func (c *conn) header(limit int) (header, error) {
 	for {
 		h, ok, err := parseHeader(c.in[c.start:c.end], limit)
@@ -239,9 +255,9 @@ func (c *conn) header(limit int) (header, error) {
 	}
 }
 
-// body returns the packet's body. It lies in the read buffer, or, if it does
-// not fit, in buf, which is the caller's to put back; buf grows with what
-// arrives and not with what was announced.
+// body returns the body of a packet. It is in the read buffer, or, if it does not fit,
+// in buf, which the caller must put back. buf grows with the received bytes, not with
+// the announced length.
 func (c *conn) body(h header) (body []byte, buf *[]byte, err error) {
 	have := c.end - c.start
 	if h.length <= have {
@@ -249,9 +265,9 @@ func (c *conn) body(h header) (body []byte, buf *[]byte, err error) {
 		c.start += h.length
 		return body, nil, nil
 	}
-	open := c.session.Load() != nil // else CONNECT's own deadline counts
+	open := c.session.Load() != nil // before, the deadline of CONNECT applies
 	if open {
-		_ = c.net.SetReadDeadline(time.Now().Add(PacketTimeout)) // an error shows at the read
+		_ = c.net.SetReadDeadline(time.Now().Add(PacketTimeout)) // an error shows in the read
 	}
 	buf = buffers.Get().(*[]byte)
 	b := append((*buf)[:0], c.in[c.start:c.end]...)
@@ -266,7 +282,7 @@ func (c *conn) body(h header) (body []byte, buf *[]byte, err error) {
 			putBuffer(buf)
 			return nil, nil, readErr
 		}
-		c.heard.Store(time.Now().UnixNano())
+		c.lastReceived.Store(time.Now().UnixNano())
 	}
 	if open {
 		c.out.IfOpen(func() { _ = c.net.SetReadDeadline(time.Time{}) })
@@ -274,66 +290,64 @@ func (c *conn) body(h header) (body []byte, buf *[]byte, err error) {
 	return b, buf, nil
 }
 
-// serve feeds the session until the connection ends. After each packet it
-// leaves the wait for the next one to a fresh goroutine: a stack that has grown
-// to handle a packet stays grown, a fresh one of 2 KB is enough to wait, and
-// waiting is what an idle device's does for ever. So the frames from here to
-// the read must stay small. A PINGREQ, which is all that an idle device sends, grows
-// no stack, and a fresh goroutine for each would wake another thread.
+// serve handles packets until the connection ends. After each packet except PINGREQ it
+// continues on a new goroutine: a stack that has grown to handle a packet stays grown,
+// and 2 KB are enough to wait, which is what an idle connection does. The frames from
+// here to the read must therefore stay small. A PINGREQ, the only packet of an idle
+// device, does not grow the stack, and a new goroutine would wake another thread.
 func (c *conn) serve() {
-	defer tasks.Contain(c.front.opt.Log, c.fault)
+	defer tasks.Contain(c.front.opt.Log, c.onPanic)
 	for {
 		h, err := c.header(PacketLimit)
 		switch {
 		case err != nil:
 		case h.kind() == packets.Pingreq && h.length == 0:
-			if err = c.note(lobby.CostControl); err == nil {
+			if err = c.meterFrame(connlimit.CostControl); err == nil {
 				err = c.answer(pingresp)
 			}
 			if err == nil {
 				continue
 			}
 		default:
-			asked := c.session.Load().Answered()
-			if err = c.take(h); err == nil && c.session.Load().Answered() == asked {
-				err = c.note(lobby.CostMessage)
+			asked := c.session.Load().AnswerCount()
+			if err = c.handle(h); err == nil && c.session.Load().AnswerCount() == asked {
+				err = c.meterFrame(connlimit.CostMessage)
 			}
 		}
 		if err != nil {
 			c.finish(err)
 			return
 		}
-		if c.start == c.end { // nothing waits to be handled here
-			go c.serve() // owned as before: leave is still to come
+		if c.start == c.end { // no complete packet is buffered
+			go c.serve() // as before, remove is still to be called
 			return
 		}
 	}
 }
 
-// note counts what was not asked for, and waits while the device sends too much.
-//
-//go:noinline
-func (c *conn) note(cost float32) error {
-	pause, err := c.meter.Note(c.front.opt.Floods, cost, time.Now())
+// meterFrame counts a packet without a request of fleetd, and pauses while the device exceeds
+// its rate.
+func (c *conn) meterFrame(cost float32) error {
+	pause, err := c.meter.Count(c.front.opt.Floods, cost, time.Now())
 	if pause > 0 {
-		time.Sleep(pause) // the device's own bytes wait, in its own buffers
+		time.Sleep(pause) // the device's packets wait in its own buffers
 	}
 	return err
 }
 
-// finish ends the session for the reason that the error of its reader tells.
+// finish closes the session with the reason that the read error indicates.
 func (c *conn) finish(err error) {
 	session := c.session.Load()
 	var network net.Error
 	switch {
 	case c.slow.Load():
 		session.Close(devices.CloseSlow)
-	case errors.Is(err, lobby.ErrFlood):
-		c.front.opt.Floods.Bar(string(c.device), time.Now())
+	case errors.Is(err, connlimit.ErrFlood):
+		c.front.opt.Floods.Block(string(c.device), time.Now())
 		session.Close(devices.CloseFlooding)
 	case errors.Is(err, errTooLarge):
 		session.Close(devices.CloseTooLarge)
-	case errors.Is(err, os.ErrDeadlineExceeded): // half a packet, and then silence
+	case errors.Is(err, os.ErrDeadlineExceeded): // silence after a part of a packet
 		session.Close(devices.CloseDead)
 	case errors.Is(err, io.EOF), errors.As(err, &network), errors.Is(err, net.ErrClosed), errors.Is(err, errDisconnect):
 		session.Close(devices.CloseGone)
@@ -341,15 +355,15 @@ func (c *conn) finish(err error) {
 		c.front.opt.Log.Debug("device broke the protocol", "session", session.ID(), "error", err)
 		session.Close(devices.CloseProtocol)
 	}
-	c.leave()
+	c.remove()
 }
 
 var errDisconnect = errors.New("DISCONNECT")
 
-// take does what one packet asks for. An error ends the connection.
+// handle handles one packet. An error ends the connection.
 //
 //go:noinline
-func (c *conn) take(h header) error {
+func (c *conn) handle(h header) error {
 	body, buf, err := c.body(h)
 	if err != nil {
 		return err
@@ -358,7 +372,7 @@ func (c *conn) take(h header) error {
 		defer putBuffer(buf)
 	}
 	if h.kind() == packets.Publish {
-		return c.published(h, body)
+		return c.handlePublish(h, body)
 	}
 	p, err := decode(h, body)
 	if err != nil {
@@ -367,28 +381,27 @@ func (c *conn) take(h header) error {
 	switch p := p.(type) {
 	case *packets.SubscribePacket:
 		if len(p.Topics) == 0 || len(p.Topics) > maxTopics {
-			return fmt.Errorf("SUBSCRIBE with %d topics; 1 to %d are taken", len(p.Topics), maxTopics)
+			return fmt.Errorf("SUBSCRIBE has %d topics; it must have 1 to %d", len(p.Topics), maxTopics)
 		}
 		return c.answer(suback(p, c.topic, c.level))
 	case *packets.UnsubscribePacket:
 		return c.answer(acknowledge(packets.Unsuback, p.MessageID))
 	case *packets.PubackPacket:
-		return nil // of nothing we sent: our QoS is 0
+		return nil // unexpected: fleetd publishes with QoS 0
 	case *packets.DisconnectPacket:
 		return errDisconnect
 	}
 	return errors.New("a second CONNECT")
 }
 
-// published passes a message of the device on, if its topic is one it may
-// publish to.
-func (c *conn) published(h header, body []byte) error {
+// handlePublish handles a message of the device, if the device may publish to its topic.
+func (c *conn) handlePublish(h header, body []byte) error {
 	p, err := parsePublish(h, body)
 	if err != nil {
 		return err
 	}
 	if p.qos > 1 {
-		return errors.New("QoS 2 is not offered")
+		return errors.New("QoS 2 is not supported")
 	}
 	if err := checkTopic(p.topic); err != nil {
 		return err
@@ -398,7 +411,7 @@ func (c *conn) published(h header, body []byte) error {
 	case repeated: // acknowledged again, below
 	case !c.mayPublish(p.topic):
 		c.front.stats.ForeignTopics.Add(1)
-		err = c.unusable(fmt.Errorf("message for topic %.80q, which is not this device's", p.topic))
+		err = c.unusable(fmt.Errorf("the device may not publish to topic %.80q", p.topic))
 	default:
 		err = c.receive(p.payload)
 	}
@@ -412,16 +425,16 @@ func (c *conn) published(h header, body []byte) error {
 	return nil
 }
 
-// mayPublish allows the device's own topic, and that of xiaozhi-mqtt-gateway,
-// whose devices keep it until their next boot.
+// mayPublish allows the device's own topic and that of xiaozhi-mqtt-gateway, which its
+// devices use until they restart.
 func (c *conn) mayPublish(topic []byte) bool {
 	return string(topic) == gatewayTopic || isTopicUp(topic, c.device)
 }
 
-// answer writes a packet of the protocol's own.
+// answer writes a control packet.
 func (c *conn) answer(packet []byte) error {
 	err := c.out.Send(c, 0, packet, QueueLimit)
-	if errors.Is(err, outbox.ErrFull) {
+	if errors.Is(err, writequeue.ErrFull) {
 		c.session.Load().Close(devices.CloseSlow)
 	}
 	return err
@@ -433,28 +446,28 @@ func (c *conn) SendControl(msg []byte) error {
 	defer putBuffer(buf)
 	*buf = appendPublish((*buf)[:0], c.topic, msg)
 	err := c.out.Send(c, 0, *buf, QueueLimit)
-	if errors.Is(err, outbox.ErrFull) {
+	if errors.Is(err, writequeue.ErrFull) {
 		return devices.ErrOverloaded
 	}
 	return err
 }
 
-// Write implements outbox.Writer.
+// Write implements writequeue.Writer.
 func (c *conn) Write(_ int, packet []byte) error {
 	c.writing.Store(time.Now().UnixNano())
 	_, err := c.net.Write(packet)
 	c.writing.Store(0)
 	if err != nil {
 		c.slow.Store(errors.Is(err, os.ErrDeadlineExceeded))
-		_ = c.net.Close() // the device may have got half a packet; wakes the reader, which ends the session
+		_ = c.net.Close() // half a packet may have been sent; the reader ends the session
 	}
 	return err
 }
 
-// Go implements outbox.Writer.
+// Go implements writequeue.Writer.
 func (c *conn) Go(task func()) { c.front.conns.Go(task) }
 
-// Close ends the connection; MQTT 3.1.1 has no way to say why.
+// Close closes the connection; MQTT 3.1.1 has no packet for the reason.
 func (c *conn) Close(devices.CloseReason) {
 	if c.out.Close() {
 		_ = c.net.Close() // unblocks the reader
@@ -463,7 +476,7 @@ func (c *conn) Close(devices.CloseReason) {
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 1024); return &b }}
 
-// putBuffer keeps no buffer that one large message has grown.
+// putBuffer drops buffers that one large message has grown.
 func putBuffer(b *[]byte) {
 	if b != nil && cap(*b) <= 64<<10 {
 		buffers.Put(b)

@@ -1,4 +1,4 @@
 package mqttdevice
 
-// SetMaxUnknown makes the limit one that a test can reach. Call it before Serve.
+// SetMaxUnknown sets a limit that a test can reach. Call it before Serve.
 func (f *Front) SetMaxUnknown(n int32) { f.maxUnknown = n }

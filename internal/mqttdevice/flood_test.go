@@ -9,17 +9,17 @@ import (
 
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/lobby"
 )
 
-// A device that sends without end is closed when its grace is over, whatever it
-// sends, and is kept away for a while.
+// A device that sends without end is closed when its grace is over, whatever it sends,
+// and is blocked for a while.
 func TestFloods(t *testing.T) {
 	const grace = time.Second
-	b := ground(t)
-	b.options.Floods = lobby.NewFloods(grace)
+	b := newBench(t)
+	b.options.Floods = connlimit.NewFloods(grace)
 	b.listen(t)
 	publish := func(text string) []byte {
 		topic := "device-server"
@@ -43,7 +43,7 @@ func TestFloods(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := conn.Write(b.login(id, "c1").packet(t)); err != nil {
+				if _, err := conn.Write(b.login(id, "c1").Connect()); err != nil {
 					t.Fatal(err)
 				}
 				answer, err := packets.ReadPacket(conn)
@@ -57,7 +57,7 @@ func TestFloods(t *testing.T) {
 			if code != packets.Accepted {
 				t.Fatalf("CONNACK %d", code)
 			}
-			go func() { // takes what comes
+			go func() { // reads responses
 				for {
 					if _, err := packets.ReadPacket(conn); err != nil {
 						return
@@ -87,7 +87,7 @@ func TestFloods(t *testing.T) {
 			again, code := dial()
 			defer func() { _ = again.Close() }()
 			if code != packets.ErrRefusedServerUnavailable {
-				t.Errorf("it is back at once: CONNACK %d", code)
+				t.Errorf("it can reconnect at once: CONNACK %d", code)
 			}
 		})
 	}

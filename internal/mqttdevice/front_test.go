@@ -16,16 +16,17 @@ import (
 	"fleetd/internal/fleet"
 	"fleetd/internal/mqttdevice"
 	"fleetd/internal/udpaudio"
+	"fleetd/simulator/firmware"
 )
 
 const id = devices.ID("02:00:00:00:00:01")
 
-// paho sleeps out its pause between two tries to connect, also when it was told to stop.
+// paho sleeps between two attempts to connect, even after Disconnect.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/eclipse/paho%2emqtt%2egolang.(*client).Connect.func1"))
 }
 
-// bench is a front end behind a real listener and a real UDP socket.
+// bench is a front end with a real listener and a real UDP socket.
 type bench struct {
 	*devicetest.Ports
 	service *fleet.Service
@@ -35,12 +36,12 @@ type bench struct {
 	options mqttdevice.Options
 	address string
 	reads   *devicetest.Deadlines
-	unknown int32 // that may be connected; 0: as many as ever
+	unknown int32 // SetMaxUnknown; 0: the default
 }
 
 func open(t *testing.T) *bench {
 	t.Helper()
-	b := ground(t)
+	b := newBench(t)
 	b.listen(t)
 	return b
 }
@@ -70,10 +71,10 @@ func (b *bench) listen(t *testing.T) {
 	})
 }
 
-// ground is what both sources stand on.
-func ground(t *testing.T) *bench { return groundWith(t, fleet.Config{}) }
+// newBench returns what the tests of both sources need.
+func newBench(t *testing.T) *bench { return newBenchWith(t, fleet.Config{}) }
 
-func groundWith(t *testing.T, cfg fleet.Config) *bench {
+func newBenchWith(t *testing.T, cfg fleet.Config) *bench {
 	t.Helper()
 	mint, err := credential.New([]byte("a secret for tests only"))
 	if err != nil {
@@ -94,8 +95,8 @@ func groundWith(t *testing.T, cfg fleet.Config) *bench {
 	return b
 }
 
-func (b *bench) login(id devices.ID, client string) login {
-	return login{id.Token(), credential.MQTTUser(client), b.mint.DeviceToken(string(id), client, 0)}
+func (b *bench) login(id devices.ID, client string) firmware.Login {
+	return firmware.Login{ClientID: id.Token(), Username: credential.MQTTUser(client), Password: b.mint.DeviceToken(string(id), client, 0), Keepalive: 30}
 }
 
 func (b *bench) dial(t testing.TB, id devices.ID, client string) devicetest.Device {
@@ -112,20 +113,20 @@ func TestFrontEndSuiteOwnListener(t *testing.T) {
 	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
 		b := open(t)
 		return devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello, Lacks: map[string]string{
-			devicetest.OneHello:   "each hello opens a conversation of its own",
+			devicetest.OneHello:   "each hello opens a new conversation",
 			devicetest.PushToTalk: "the conversation ends without the connection, and an idle device has none"}}
 	})
 }
 
-// clientID is one that no other run of the tests uses at the same broker.
+// clientID returns an id that no other test run uses at the same broker.
 func clientID() string { return "fleetd-test-" + rand.Text() }
 
 func TestFrontEndSuiteExternalBroker(t *testing.T) {
 	t.Parallel()
 	address := "tcp://" + devicetest.Broker(t)
 	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
-		b := ground(t)
-		b.become(t, id, "c1") // devices ask the OTA address first
+		b := newBench(t)
+		b.become(t, id, "c1") // devices contact the OTA URL first
 		b.become(t, "02:00:00:00:00:02", "other")
 		source, err := mqttdevice.NewBroker(b.options, address, clientID(), time.Second)
 		if err != nil {
@@ -142,17 +143,17 @@ func TestFrontEndSuiteExternalBroker(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := d.publish("fleetd/"+id.Token()+"/connected", ""); err != nil { // as the broker would
+				if err := d.Publish("fleetd/"+id.Token()+"/connected", nil); err != nil { // as the broker would
 					t.Fatal(err)
 				}
 				return d
 			},
 			Lacks: map[string]string{
-				devicetest.OneHello:      "each hello opens a conversation of its own",
+				devicetest.OneHello:      "each hello opens a new conversation",
 				devicetest.PushToTalk:    "the conversation ends without the connection, and an idle device has none",
-				devicetest.NewestWins:    "the broker changes connections behind one session",
-				devicetest.CallsEnd:      "a broker without events tells nobody that a device left",
-				devicetest.OnlineOffline: "the end shows only in a probe, so its reason is another",
+				devicetest.NewestWins:    "the session does not depend on the device's connection to the broker",
+				devicetest.CallsEnd:      "a broker without events does not report that a device has disconnected",
+				devicetest.OnlineOffline: "the end is detected by a probe, so the reason differs",
 			}}
 	})
 }
@@ -165,12 +166,12 @@ func (b *bench) become(t *testing.T, id devices.ID, client string) {
 	}
 }
 
-// A device that goes without a word is found out by its silence and a probe;
-// one that the broker reports gone is gone at once.
-func TestBrokerNoticesAbsence(t *testing.T) {
+// A device that disconnects silently is detected by its silence and a probe; one that
+// the broker reports as disconnected ends at once.
+func TestBrokerProbes(t *testing.T) {
 	t.Parallel()
 	address := "tcp://" + devicetest.Broker(t)
-	b := ground(t)
+	b := newBench(t)
 	b.become(t, id, "c1")
 	source, err := mqttdevice.NewBroker(b.options, address, clientID(), time.Second)
 	if err != nil {
@@ -191,7 +192,7 @@ func TestBrokerNoticesAbsence(t *testing.T) {
 			return err == nil && v.State == devices.StateOnline
 		})
 		if reported {
-			if err := d.publish("fleetd/"+id.Token()+"/disconnected", ""); err != nil {
+			if err := d.Publish("fleetd/"+id.Token()+"/disconnected", nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -201,19 +202,19 @@ func TestBrokerNoticesAbsence(t *testing.T) {
 			return err == nil && v.State == devices.StateOffline
 		})
 	}
-	// A session is gone from the list a moment before that is told.
-	devicetest.Eventually(t, "both ends are told", func() bool { return len(b.Seen(devices.EventOffline)) == 2 })
+	// The session is removed a moment before the event is sent.
+	devicetest.Eventually(t, "both offline events are sent", func() bool { return len(b.Seen(devices.EventOffline)) == 2 })
 	reasons := b.Seen(devices.EventOffline)
 	if string(reasons[0].Fields) != `"reason":"dead"` || string(reasons[1].Fields) != `"reason":"gone"` {
 		t.Errorf("offline events %+v", reasons)
 	}
-	stranger, err := connect(address, login{client: "stranger"}, "02:00:00:00:00:77", false)
+	unknown, err := connect(address, firmware.Login{ClientID: "unknown"}, "02:00:00:00:00:77", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stranger.Close()
-	if err := stranger.Send(hello); err != nil {
+	defer unknown.Close()
+	if err := unknown.Send(hello); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "a stranger is refused", func() bool { return source.Stats().Connacks.Get("refused") > 0 })
+	devicetest.Eventually(t, "an unknown device is refused", func() bool { return source.Stats().Connacks.Get("refused") > 0 })
 }

@@ -2,10 +2,8 @@ package mqttdevice_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -14,55 +12,12 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/devicetest/client"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mqttdevice"
 )
 
-// raw is a connection that says what it likes.
-type raw struct {
-	net.Conn
-	t testing.TB
-}
-
-func (b *bench) raw(t testing.TB) raw {
-	t.Helper()
-	c, err := net.Dial("tcp", b.address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return raw{c, t}
-}
-
-func (r raw) say(what []byte) {
-	r.t.Helper()
-	if _, err := r.Write(what); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-// ended reads until the server closes, and returns what it said.
-func (r raw) ended(within time.Duration) []byte {
-	r.t.Helper()
-	_ = r.SetReadDeadline(time.Now().Add(within))
-	said, err := io.ReadAll(r)
-	var network net.Error
-	if errors.As(err, &network) && network.Timeout() {
-		r.t.Errorf("the connection was still open after %v; said %x", within, said)
-	}
-	return said
-}
-
-// packet waits for one packet.
-func (r raw) packet() packets.ControlPacket {
-	r.t.Helper()
-	_ = r.SetReadDeadline(time.Now().Add(10 * time.Second))
-	p, err := packets.ReadPacket(r)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return p
-}
+func (b *bench) raw(t testing.TB) client.Raw { return client.DialRaw(t, b.address) }
 
 func encode(t testing.TB, p packets.ControlPacket) []byte {
 	t.Helper()
@@ -78,19 +33,19 @@ func (b *bench) connectPacket(t testing.TB, change func(*packets.ConnectPacket))
 	login := b.login(id, "c1")
 	p := packets.NewControlPacket(packets.Connect).(*packets.ConnectPacket)
 	p.ProtocolName, p.ProtocolVersion, p.CleanSession, p.Keepalive = "MQTT", 4, true, 60
-	p.ClientIdentifier, p.UsernameFlag, p.Username, p.PasswordFlag, p.Password = login.client, true, login.user, true, []byte(login.password)
+	p.ClientIdentifier, p.UsernameFlag, p.Username, p.PasswordFlag, p.Password = login.ClientID, true, login.Username, true, []byte(login.Password)
 	if change != nil {
 		change(p)
 	}
 	return encode(t, p)
 }
 
-// up is a connection that was let in.
-func (b *bench) up(t testing.TB) raw {
+// up opens a connection and waits until it is admitted.
+func (b *bench) up(t testing.TB) client.Raw {
 	t.Helper()
 	r := b.raw(t)
-	r.say(b.connectPacket(t, nil))
-	if p, ok := r.packet().(*packets.ConnackPacket); !ok || p.ReturnCode != packets.Accepted {
+	r.Send(b.connectPacket(t, nil))
+	if p, ok := r.Packet().(*packets.ConnackPacket); !ok || p.ReturnCode != packets.Accepted {
 		t.Fatalf("CONNECT was answered by %v", p)
 	}
 	return r
@@ -118,13 +73,13 @@ func TestConnackCodes(t *testing.T) {
 		"MQTT 3.1":                   {func(p *packets.ConnectPacket) { p.ProtocolName, p.ProtocolVersion = "MQIsdp", 3 }, 0},
 		"MQTT 5":                     {func(p *packets.ConnectPacket) { p.ProtocolVersion = 5 }, 1},
 		"another protocol":           {func(p *packets.ConnectPacket) { p.ProtocolName = "AMQP" }, 1},
-		"empty client id":            {set("", good.user, good.password), 2},
-		"hostile client id":          {set("../#", good.user, good.password), 2},
+		"empty client id":            {set("", good.Username, good.Password), 2},
+		"hostile client id":          {set("../#", good.Username, good.Password), 2},
 		"two-part client id":         {set("GID_x@@@aa_bb_cc_dd_ee_ff", gatewayUser, "x"), 2},
-		"wrong password":             {set(good.client, good.user, "wrong"), 4},
+		"wrong password":             {set(good.ClientID, good.Username, "wrong"), 4},
 		"no password":                {func(p *packets.ConnectPacket) { p.PasswordFlag, p.UsernameFlag = false, false }, 4},
-		"password of another":        {set("020000000099", good.user, good.password), 4},
-		"Client-Id of another":       {set(good.client, "client:c2", good.password), 4},
+		"password of another":        {set("020000000099", good.Username, good.Password), 4},
+		"Client-Id of another":       {set(good.ClientID, "client:c2", good.Password), 4},
 		"password of the generation": {set("020000000005", "client:c5", b.mint.DeviceToken("02:00:00:00:00:05", "c5", 0)), 4},
 		"revoked":                    {set("020000000005", "client:c5", b.mint.DeviceToken("02:00:00:00:00:05", "c5", 1)), 5},
 		"gateway's login":            {set(gatewayID, gatewayUser, "4mZePrI2DkxNhNnHRl/WS8KKzrFqXMvj0c3a/OGeMas="), 0},
@@ -132,32 +87,31 @@ func TestConnackCodes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.raw(t)
-			r.say(b.connectPacket(t, c.change))
-			ack, ok := r.packet().(*packets.ConnackPacket)
+			r.Send(b.connectPacket(t, c.change))
+			ack, ok := r.Packet().(*packets.ConnackPacket)
 			if !ok || ack.ReturnCode != c.code || ack.SessionPresent {
 				t.Fatalf("answered by %v, want code %d", ack, c.code)
 			}
 			if c.code != 0 {
-				if more := r.ended(5 * time.Second); len(more) > 0 {
-					t.Errorf("after the refusal came %x", more)
+				if more, _ := r.Ended(5 * time.Second); len(more) > 0 {
+					t.Errorf("received after the refusal: %x", more)
 				}
 			}
 		})
 	}
 }
 
-// A gateway's login can be renewed by nobody, so it dies with the first
-// revocation.
-func TestGatewayLoginDies(t *testing.T) {
+// A gateway's login cannot be renewed, so the first revocation ends it permanently.
+func TestGatewayLoginEnds(t *testing.T) {
 	b := open(t)
 	const login = "eyJpcCI6IjEuMi4zLjQifQ=="
 	const client = "GID_x@@@02_00_00_00_00_07@@@u"
 	dial := func() byte {
 		r := b.raw(t)
-		r.say(b.connectPacket(t, func(p *packets.ConnectPacket) {
+		r.Send(b.connectPacket(t, func(p *packets.ConnectPacket) {
 			p.ClientIdentifier, p.Username, p.Password = client, login, []byte(b.gateway.Password(client, login))
 		}))
-		return r.packet().(*packets.ConnackPacket).ReturnCode
+		return r.Packet().(*packets.ConnackPacket).ReturnCode
 	}
 	if code := dial(); code != 0 {
 		t.Fatalf("code %d", code)
@@ -168,7 +122,7 @@ func TestGatewayLoginDies(t *testing.T) {
 	if code := dial(); code != packets.ErrRefusedNotAuthorised {
 		t.Errorf("after the revocation: code %d", code)
 	}
-	// A device that is let in again gets new credentials, and these stay dead.
+	// A device that is admitted again gets new credentials; the gateway's stay invalid.
 	if _, err := b.service.Approve(t.Context(), devicetest.Admin, "02:00:00:00:00:07"); err != nil {
 		t.Fatal(err)
 	}
@@ -179,23 +133,23 @@ func TestGatewayLoginDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code := dial(); code != packets.ErrRefusedNotAuthorised {
-		t.Errorf("forgotten, where anybody may come: code %d", code)
+		t.Errorf("removed, with open enrollment: code %d", code)
 	}
 }
 
-// A gateway's login proves which device it is, and no more: who belongs to the
-// fleet is decided as at an OTA check.
-func TestGatewayLoginIsNoAdmission(t *testing.T) {
+// A gateway's login proves the id of the device only; membership in the fleet is decided
+// as in an OTA check.
+func TestGatewayLoginNeedsMembership(t *testing.T) {
 	const user = "eyJpcCI6IjEuMi4zLjQifQ=="
 	for _, approve := range []bool{false, true} {
-		b := groundWith(t, fleet.Config{Approve: approve})
+		b := newBenchWith(t, fleet.Config{Approve: approve})
 		b.listen(t)
 		dial := func(client string) byte {
 			r := b.raw(t)
-			r.say(b.connectPacket(t, func(p *packets.ConnectPacket) {
+			r.Send(b.connectPacket(t, func(p *packets.ConnectPacket) {
 				p.ClientIdentifier, p.Username, p.Password = client, user, []byte(b.gateway.Password(client, user))
 			}))
-			return r.packet().(*packets.ConnackPacket).ReturnCode
+			return r.Packet().(*packets.ConnackPacket).ReturnCode
 		}
 		unknown := byte(0)
 		if approve {
@@ -217,27 +171,27 @@ func TestGatewayLoginIsNoAdmission(t *testing.T) {
 			t.Errorf("approve %t: another client of the device got code %d", approve, code)
 		}
 		if len(b.Seen(devices.EventPending)) == 0 {
-			t.Errorf("approve %t: nobody was told that it waits", approve)
+			t.Errorf("approve %t: no pending event was sent", approve)
 		}
-		// The manager puts the address where the Client-Id belongs.
+		// The manager puts the MAC address where the Client-Id belongs.
 		if code := dial("G@@@02_00_00_00_00_08@@@02_00_00_00_00_08"); code != 0 {
 			t.Errorf("approve %t: its own address for a Client-Id got code %d", approve, code)
 		}
-		// The signed text joins id and user by a bar.
+		// The signed text joins id and user with a vertical bar.
 		const forged = "G@@@02_00_00_00_00_08@@@u"
 		r := b.raw(t)
-		r.say(b.connectPacket(t, func(p *packets.ConnectPacket) {
+		r.Send(b.connectPacket(t, func(p *packets.ConnectPacket) {
 			p.ClientIdentifier, p.Username = forged, "foo@@@02_00_00_00_00_09@@@v|"+user
 			p.Password = []byte(b.gateway.Password(forged+"|foo@@@02_00_00_00_00_09@@@v", user))
 		}))
-		if code := r.packet().(*packets.ConnackPacket).ReturnCode; code != packets.ErrRefusedBadUsernameOrPassword {
+		if code := r.Packet().(*packets.ConnackPacket).ReturnCode; code != packets.ErrRefusedBadUsernameOrPassword {
 			t.Errorf("another device's password got code %d", code)
 		}
 	}
 }
 
-// Everything here ends the connection, some of it after a word, and harms no
-// other device.
+// Each of these packets ends its connection, some after an answer, and affects no other
+// device.
 func TestBrokenPacketsEndTheirConnection(t *testing.T) {
 	b := open(t)
 	other := b.dial(t, "02:00:00:00:00:02", "other")
@@ -262,10 +216,10 @@ func TestBrokenPacketsEndTheirConnection(t *testing.T) {
 	} {
 		t.Run("before/"+name, func(t *testing.T) {
 			r := b.raw(t)
-			r.say(what)
+			r.Send(what)
 			// security: D11
-			if said := r.ended(7 * time.Second); len(said) > 0 {
-				t.Errorf("answered by %x", said)
+			if got, _ := r.Ended(7 * time.Second); len(got) > 0 {
+				t.Errorf("answered with %x", got)
 			}
 		})
 	}
@@ -288,7 +242,7 @@ func TestBrokenPacketsEndTheirConnection(t *testing.T) {
 		t.Run("after/"+name, func(t *testing.T) {
 			r := b.up(t)
 			_, _ = r.Write(what) // the server may close before the last byte
-			_ = r.ended(7 * time.Second)
+			_, _ = r.Ended(7 * time.Second)
 			// security: D11
 			devicetest.Eventually(t, "the session ends", func() bool {
 				v, err := b.service.Get(t.Context(), id)
@@ -302,7 +256,7 @@ func TestBrokenPacketsEndTheirConnection(t *testing.T) {
 	}
 }
 
-// A message for another device's topic goes nowhere, whoever it names.
+// A message to another device's topic is dropped.
 func TestForeignTopic(t *testing.T) {
 	b := open(t)
 	victim := b.dial(t, "02:00:00:00:00:02", "other")
@@ -314,19 +268,19 @@ func TestForeignTopic(t *testing.T) {
 	t.Cleanup(d.Close)
 	const text = `{"type":"listen","state":"start"}`
 	for _, topic := range []string{"fleetd/020000000002/up", "fleetd/020000000001/down", "fleetd//up", "$SYS/x", "fleetd/020000000001/up/"} {
-		if err := d.publish(topic, text); err != nil {
+		if err := d.Publish(topic, []byte(text)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, topic := range []string{"fleetd/020000000001/up", "device-server"} {
-		if err := d.publish(topic, text); err != nil {
+		if err := d.Publish(topic, []byte(text)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	devicetest.Eventually(t, "its own messages arrive", func() bool { return len(b.Seen(devices.EventMessage)) == 2 })
 	for _, e := range b.Seen(devices.EventMessage) {
 		if e.Device != id {
-			t.Errorf("a message came as %s's", e.Device)
+			t.Errorf("a message was attributed to %s", e.Device)
 		}
 	}
 	if n := b.front.Stats().ForeignTopics.Load(); n != 5 {
@@ -334,8 +288,8 @@ func TestForeignTopic(t *testing.T) {
 	}
 }
 
-// QoS 1 is acknowledged, a repetition too but taken once; SUBSCRIBE, PINGREQ
-// and UNSUBSCRIBE are answered.
+// QoS 1 messages are acknowledged, a repeated one too but handled once; SUBSCRIBE,
+// PINGREQ and UNSUBSCRIBE are answered.
 func TestAnswers(t *testing.T) {
 	b := open(t)
 	r := b.up(t)
@@ -346,16 +300,16 @@ func TestAnswers(t *testing.T) {
 	subscribe.MessageID, subscribe.Topics, subscribe.Qoss = 5, []string{devices.TopicDown(id), "#", "fleetd/020000000002/down"}, []byte{1, 0, 0}
 	unsubscribe := packets.NewControlPacket(packets.Unsubscribe).(*packets.UnsubscribePacket)
 	unsubscribe.MessageID, unsubscribe.Topics = 6, []string{"#"}
-	r.say(encode(t, message))
+	r.Send(encode(t, message))
 	message.Dup = true
-	r.say(encode(t, message))
-	r.say(encode(t, subscribe))
-	r.say(encode(t, unsubscribe))
-	r.say([]byte{0xc0, 0})
+	r.Send(encode(t, message))
+	r.Send(encode(t, subscribe))
+	r.Send(encode(t, unsubscribe))
+	r.Send([]byte{0xc0, 0})
 	devicetest.Eventually(t, "it counts as let in", func() bool { all, waiting := b.front.Connected(); return all == 1 && waiting == 0 })
 	var got []string
 	for len(got) < 5 {
-		switch p := r.packet().(type) {
+		switch p := r.Packet().(type) {
 		case *packets.PubackPacket:
 			got = append(got, fmt.Sprint("puback ", p.MessageID))
 		case *packets.SubackPacket:
@@ -364,7 +318,7 @@ func TestAnswers(t *testing.T) {
 			got = append(got, fmt.Sprint("unsuback ", p.MessageID))
 		case *packets.PingrespPacket:
 			got = append(got, "pingresp")
-		case *packets.PublishPacket: // fleetd asks for the tools meanwhile
+		case *packets.PublishPacket: // fleetd requests the tool list
 			if p.Qos != 0 || p.TopicName != devices.TopicDown(id) {
 				t.Errorf("published %s with QoS %d", p.TopicName, p.Qos)
 			}
@@ -374,16 +328,16 @@ func TestAnswers(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", strings.Join(got, "|"), want)
 	}
 	if n := len(b.Seen(devices.EventMessage)); n != 1 {
-		t.Errorf("the message was taken %d times", n)
+		t.Errorf("the message was handled %d times", n)
 	}
 }
 
-// A device that drips one byte at a time into CONNECT is cut off by the clock,
-// as is one that says nothing.
+// A device that sends CONNECT one byte at a time is closed at the timeout, as is one that
+// sends nothing.
 func TestSlowConnect(t *testing.T) {
 	t.Parallel()
 	b := open(t)
-	begun := time.Now() // before the node begins to count
+	begun := time.Now() // before the node starts its timer
 	silent, drip := b.raw(t), b.raw(t)
 	connect := b.connectPacket(t, nil)
 	stop := make(chan struct{})
@@ -403,23 +357,23 @@ func TestSlowConnect(t *testing.T) {
 			}
 		}
 	}()
-	silent.ended(mqttdevice.ConnectTimeout + 3*time.Second)
-	drip.ended(mqttdevice.ConnectTimeout + 3*time.Second)
+	silent.Ended(mqttdevice.ConnectTimeout + 3*time.Second)
+	drip.Ended(mqttdevice.ConnectTimeout + 3*time.Second)
 	close(stop)
 	<-stopped
 	if took := time.Since(begun); took < mqttdevice.ConnectTimeout {
-		t.Errorf("cut off after %v; slow devices have %v", took, mqttdevice.ConnectTimeout)
+		t.Errorf("closed after %v; the timeout is %v", took, mqttdevice.ConnectTimeout)
 	}
-	devicetest.Eventually(t, "both are gone", func() bool { all, waiting := b.front.Connected(); return all == 0 && waiting == 0 })
+	devicetest.Eventually(t, "both are closed", func() bool { all, waiting := b.front.Connected(); return all == 0 && waiting == 0 })
 }
 
-// Only what the device sends keeps it alive: a dead one that is called again
-// and again still ends (GW-9).
+// Only bytes from the device keep it alive: a dead device to which fleetd keeps sending
+// still ends (GW-9).
 func TestKeepaliveCountsReceivedBytesOnly(t *testing.T) {
 	t.Parallel()
 	b := open(t)
 	r := b.raw(t)
-	r.say(b.connectPacket(t, func(p *packets.ConnectPacket) { p.Keepalive = 1 }))
+	r.Send(b.connectPacket(t, func(p *packets.ConnectPacket) { p.Keepalive = 1 }))
 	begun := time.Now()
 	done := make(chan struct{})
 	go func() {
@@ -428,7 +382,7 @@ func TestKeepaliveCountsReceivedBytesOnly(t *testing.T) {
 			if _, err := packets.ReadPacket(r); err != nil {
 				return
 			}
-			_ = b.service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(`{"type":"custom","payload":{}}`)}) // it may be gone
+			_ = b.service.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(`{"type":"custom","payload":{}}`)}) // the device may be disconnected
 		}
 	}()
 	<-done
@@ -438,9 +392,9 @@ func TestKeepaliveCountsReceivedBytesOnly(t *testing.T) {
 	devicetest.Eventually(t, "it counts as dead", func() bool { return b.service.Stats().Closed.Get(devices.CloseDead) == 1 })
 }
 
-// Packets come in any pieces.
-// CONNECT and the rest of a long packet have a deadline, waiting for the next
-// packet has none.
+// Packets may arrive in any pieces.
+// CONNECT and the rest of a long packet have a deadline; waiting for the next packet has
+// none.
 func TestNoDeadlineBetweenPackets(t *testing.T) {
 	b := open(t)
 	d, err := connect("tcp://"+b.address, b.login(id, "c1"), id, false)
@@ -449,21 +403,21 @@ func TestNoDeadlineBetweenPackets(t *testing.T) {
 	}
 	defer d.Close()
 	none := func() bool { _, last := b.reads.Read(); return last.IsZero() }
-	devicetest.Eventually(t, "no deadline is left of CONNECT", none)
+	devicetest.Eventually(t, "the deadline of CONNECT is cleared", none)
 	before, _ := b.reads.Read()
 	if before == 0 {
 		t.Error("CONNECT had no deadline")
 	}
-	if err := d.publish(devices.TopicUp(id), `{"type":"listen","state":"`+strings.Repeat("x", 8<<10)+`"}`); err != nil {
+	if err := d.Send(`{"type":"listen","state":"` + strings.Repeat("x", 8<<10) + `"}`); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "the long packet had a deadline, and left none", func() bool {
+	devicetest.Eventually(t, "the long packet had a deadline, which is cleared", func() bool {
 		sets, _ := b.reads.Read()
 		return sets > before && none()
 	})
 }
 
-func TestPiecesAndHeaps(t *testing.T) {
+func TestPacketsInPieces(t *testing.T) {
 	b := open(t)
 	r := b.raw(t)
 	message := packets.NewControlPacket(packets.Publish).(*packets.PublishPacket)
@@ -476,7 +430,7 @@ func TestPiecesAndHeaps(t *testing.T) {
 	go func() { _, _ = io.Copy(io.Discard, r) }()
 	for len(all) > 0 { // 1, 2, 3 ... bytes at a time
 		n := min(len(all), 1+len(all)%97)
-		r.say(all[:n])
+		r.Send(all[:n])
 		all = all[n:]
 	}
 	devicetest.Eventually(t, "all five arrive", func() bool { return len(b.Seen(devices.EventMessage)) == 5 })

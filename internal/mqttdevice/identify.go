@@ -13,26 +13,26 @@ import (
 )
 
 var (
-	errLogin = errors.New("user name or password is wrong; restart the device so that it asks the OTA address again")
-	errOut   = errors.New("the device is no member of this fleet; restart it so that it asks the OTA address, or approve it")
+	errLogin     = errors.New("wrong user name or password; restart the device so that it requests new credentials from the OTA URL")
+	errNotMember = errors.New("the device is not a member of this fleet; approve it, or restart it so that it contacts the OTA URL")
 )
 
-// identify checks CONNECT, from memory, and returns the code to refuse it with
-// (section 3.2.2.3): 1 the protocol, 2 the client id, 4 the login, 5 a device
-// that is known and may not come in.
+// identify checks CONNECT from memory, and returns the CONNACK code of a refusal
+// (section 3.2.2.3): 1 the protocol, 2 the client id, 4 the login, 5 a known device that
+// is not admitted.
 func (f *Front) identify(p *packets.ConnectPacket, remote string) (devices.Identity, byte, error) {
-	if !isSpoken(p.ProtocolName, p.ProtocolVersion) {
-		return devices.Identity{}, packets.ErrRefusedBadProtocolVersion, fmt.Errorf("protocol %.20q level %d; MQTT 3.1 and 3.1.1 are spoken", p.ProtocolName, p.ProtocolVersion)
+	if !isSupported(p.ProtocolName, p.ProtocolVersion) {
+		return devices.Identity{}, packets.ErrRefusedBadProtocolVersion, fmt.Errorf("protocol %.20q level %d is not supported; use MQTT 3.1 or 3.1.1", p.ProtocolName, p.ProtocolVersion)
 	}
 	if p.Validate() != packets.Accepted && p.ClientIdentifier != "" {
-		return devices.Identity{}, packets.ErrRefusedBadUsernameOrPassword, errors.New("CONNECT contradicts itself")
+		return devices.Identity{}, packets.ErrRefusedBadUsernameOrPassword, errors.New("CONNECT has contradictory flags and fields")
 	}
 	who, code, err := f.opt.login(p.ClientIdentifier, p.Username, string(p.Password))
 	who.Transport, who.Remote = devices.TransportMQTT, remote
 	return who, code, err
 }
 
-// login finds out who presents these three.
+// login checks the client id, user name and password of a device.
 func (o Options) login(clientID, username, password string) (devices.Identity, byte, error) {
 	if credential.IsGatewayID(clientID) {
 		return o.gatewayLogin(clientID, username, password)
@@ -54,38 +54,38 @@ func (o Options) login(clientID, username, password string) (devices.Identity, b
 		return who, packets.ErrRefusedBadUsernameOrPassword, errLogin
 	}
 	if !admitted {
-		return who, packets.ErrRefusedNotAuthorised, errOut
+		return who, packets.ErrRefusedNotAuthorised, errNotMember
 	}
 	who.Verified, who.Generation = true, generation
 	return who, packets.Accepted, nil
 }
 
-// maxClientID bounds a Client-Id, in bytes; the firmware's has 36.
+// maxClientID is the longest Client-Id in bytes; the firmware's has 36.
 const maxClientID = 128
 
-// gatewayLogin admits devices that still hold what xiaozhi-mqtt-gateway's OTA
-// server gave them. The login proves which device it is; whether that belongs
-// to the fleet is decided as at an OTA check. It cannot be renewed, so it is
-// worth what the first one of fleetd's own is: nothing once the device was
-// revoked or forgotten, or the grace of its rotation is over.
+// gatewayLogin admits devices with credentials from the OTA server of
+// xiaozhi-mqtt-gateway. The login proves the id of the device; whether the device belongs
+// to the fleet is decided as in an OTA check. These credentials cannot be renewed, so
+// they count as generation 0: they end when the device is revoked or removed, or when the
+// grace of its rotation ends.
 func (o Options) gatewayLogin(clientID, username, password string) (devices.Identity, byte, error) {
 	mac, uuid, ok := credential.ParseGatewayID(clientID)
 	if !ok || uuid == "" {
-		return devices.Identity{}, packets.ErrRefusedIDRejected, errors.New("client id must have three parts, GID@@@mac@@@uuid: without the third there is no password to check")
+		return devices.Identity{}, packets.ErrRefusedIDRejected, errors.New("the client id must have three parts, GID@@@mac@@@uuid; without the third the password cannot be checked")
 	}
 	id, err := devices.ParseID(mac)
 	if err != nil {
 		return devices.Identity{}, packets.ErrRefusedIDRejected, fmt.Errorf("client id: %w", err)
 	}
 	if other, err := devices.ParseID(strings.ReplaceAll(uuid, "_", ":")); err == nil && other == id {
-		uuid = "" // the manager puts the address there, which is no Client-Id
+		uuid = "" // xiaozhi-esp32-server-manager puts the MAC address there, which is not a Client-Id
 	}
 	who := devices.Identity{Device: id, ClientID: uuid}
 	if o.Open {
 		return who, packets.Accepted, nil
 	}
 	if o.Gateway == nil {
-		return who, packets.ErrRefusedIDRejected, errors.New("logins of xiaozhi-mqtt-gateway need --gateway-signature-key")
+		return who, packets.ErrRefusedIDRejected, errors.New("client ids of xiaozhi-mqtt-gateway are accepted only with --gateway-signature-key")
 	}
 	if _, _, ok := o.Gateway.Verify(clientID, username, password); !ok {
 		return who, packets.ErrRefusedBadUsernameOrPassword, errLogin
@@ -97,7 +97,7 @@ func (o Options) gatewayLogin(clientID, username, password string) (devices.Iden
 	case err != nil:
 		return who, packets.ErrRefusedIDRejected, err
 	case !welcome.Admitted || !o.Service.Accepts(id, 0):
-		return who, packets.ErrRefusedNotAuthorised, errOut
+		return who, packets.ErrRefusedNotAuthorised, errNotMember
 	}
 	who.ClientID, who.Verified = o.Service.ClientOf(context.Background(), id), true
 	return who, packets.Accepted, nil

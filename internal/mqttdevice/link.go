@@ -11,25 +11,25 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
-	"fleetd/internal/lobby"
 	"fleetd/internal/udpaudio"
 )
 
-// Topics. Devices publish to their own, and take whatever comes on their
-// connection; the topic down is for those that subscribe (py-xiaozhi, or a
-// broker on their behalf). `<d>` is the id without colons.
+// Topics. Devices publish to their own topic, and accept any topic on their connection;
+// the topic down is for clients that subscribe (py-xiaozhi, or a broker on the device's
+// behalf). `<d>` is the id without colons.
 const (
 	topicRoot    = "fleetd/"
 	topicUp      = "/up"
 	gatewayTopic = "device-server"
 )
 
-// isTopicUp is `string(topic) == devices.TopicUp(id)` without making it.
+// isTopicUp is `string(topic) == devices.TopicUp(id)` without an allocation.
 func isTopicUp(topic []byte, id devices.ID) bool {
 	if !bytes.HasPrefix(topic, []byte(topicRoot)) || !bytes.HasSuffix(topic, []byte(topicUp)) || len(topic) < len(topicRoot)+len(topicUp) {
 		return false
@@ -48,16 +48,16 @@ func isTopicUp(topic []byte, id devices.ID) bool {
 	return i == len(token)
 }
 
-// checkTopic refuses what nobody may publish to (MQTT 3.1.1, sections 3.3.2
-// and 4.7).
+// checkTopic refuses topics to which a client must not publish (MQTT 3.1.1, sections
+// 3.3.2 and 4.7).
 func checkTopic(topic []byte) error {
 	if len(topic) == 0 || bytes.ContainsAny(topic, "+#\x00") || !utf8.Valid(topic) {
-		return fmt.Errorf("topic %.80q: it must not be empty nor have wildcards", topic)
+		return fmt.Errorf("topic %.80q must be UTF-8 text without wildcards, and not empty", topic)
 	}
 	return nil
 }
 
-// voice opens audio channels for the devices of either source.
+// voice opens audio channels for devices of both sources.
 type voice struct {
 	udp     *udpaudio.Table
 	server  string
@@ -67,17 +67,17 @@ type voice struct {
 	log     *slog.Logger
 }
 
-// link is one device, whichever source it came by.
+// link is one device of either source.
 type link struct {
 	*voice
 	device  devices.ID
-	remote  netip.Addr // zero behind a broker
+	remote  netip.Addr // zero for devices of a broker
 	session atomic.Pointer[session.Session]
 
-	helloAt time.Time // beginning of the second in which hellos are counted
-	hellos  int
-	bad     int
-	meter   lobby.Meter
+	helloAt  time.Time // start of the second in which hellos are counted
+	hellos   int
+	badCount int
+	meter    connlimit.Meter
 }
 
 func (l *link) prepare(v *voice, id devices.ID, remote string) {
@@ -87,8 +87,8 @@ func (l *link) prepare(v *voice, id devices.ID, remote string) {
 	}
 }
 
-// receive takes one message of the device. An error ends the connection; an
-// unusable message does not, until there have been MaxBad.
+// receive handles one message of the device. An error ends the connection. Unusable
+// messages return one only when there have been MaxBad of them.
 func (l *link) receive(msg []byte) error {
 	err := l.session.Load().HandleControl(msg)
 	if errors.Is(err, devices.ErrHello) {
@@ -101,18 +101,18 @@ func (l *link) receive(msg []byte) error {
 }
 
 func (l *link) unusable(err error) error {
-	if l.bad++; l.bad == 1 || l.bad == MaxBad {
-		l.log.Debug("unusable message", "device", l.device, "count", l.bad, "error", err)
+	if l.badCount++; l.badCount == 1 || l.badCount == MaxBad {
+		l.log.Debug("unusable message", "device", l.device, "count", l.badCount, "error", err)
 	}
-	if l.bad >= MaxBad {
-		return errTooBad
+	if l.badCount >= MaxBad {
+		return errTooManyUnusable
 	}
 	return nil
 }
 
-// hello opens a conversation, or replaces the one that is open: the firmware
-// says hello again without a goodbye (mqtt_protocol.cc:239-252). Each has a key
-// of its own, since a repeated one would repeat its keystream.
+// hello opens a conversation and replaces an open one: the firmware sends another hello
+// without a goodbye (mqtt_protocol.cc:239-252). Each conversation has its own key,
+// since a repeated key would repeat the keystream.
 func (l *link) hello(msg []byte) error {
 	begun := time.Now()
 	h, err := hello.ParseDevice(msg)
@@ -146,7 +146,7 @@ func (l *link) hello(msg []byte) error {
 	reply.UDP = &hello.UDP{Server: l.server, Port: l.port, Key: channel.Key(), Nonce: channel.Nonce()}
 	answer, err := reply.Append(nil)
 	if err == nil {
-		err = session.Answer(answer)
+		err = session.SendHelloReply(answer)
 	}
 	if err != nil {
 		conversation.End()
@@ -158,15 +158,15 @@ func (l *link) hello(msg []byte) error {
 	return nil
 }
 
-// deviceOfTopic reads `fleetd/<d>/<leaf>`.
+// deviceOfTopic parses `fleetd/<d>/<leaf>`.
 func deviceOfTopic(topic string) (id devices.ID, leaf string, err error) {
 	token, leaf, found := strings.Cut(strings.TrimPrefix(topic, topicRoot), "/")
 	if !found || !strings.HasPrefix(topic, topicRoot) {
-		return "", "", fmt.Errorf("topic %.80q has not the form %s<device>/<name>", topic, topicRoot)
+		return "", "", fmt.Errorf("topic %.80q does not have the form %s<device>/<name>", topic, topicRoot)
 	}
 	id, err = devices.ParseID(token)
 	if err == nil && id.Token() != token {
-		err = fmt.Errorf("topic %.80q does not name the device as %s", topic, id.Token())
+		err = fmt.Errorf("topic %.80q must contain the device id as %s", topic, id.Token())
 	}
 	return id, leaf, err
 }

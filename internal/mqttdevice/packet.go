@@ -12,24 +12,24 @@ import (
 // Errors of a fixed header (MQTT 3.1.1, section 2.2).
 var (
 	errLength   = errors.New("remaining length has more than four bytes")
-	errType     = errors.New("packet type does not exist or is not for servers")
-	errFlags    = errors.New("flags of the fixed header are not as they must be")
-	errTooLarge = errors.New("packet is over the limit")
+	errType     = errors.New("packet type is unknown or only for clients")
+	errFlags    = errors.New("the flags of the fixed header are invalid")
+	errTooLarge = errors.New("the packet is larger than the limit")
 )
 
-// header is a fixed header: the first byte and the length of what follows.
+// header is a fixed header: the first byte and the length of the body.
 type header struct {
 	first  byte
 	length int
-	size   int // its own bytes
+	size   int // of the header, in bytes
 }
 
 func (h header) kind() byte { return h.first >> 4 }
 
-// parseHeader reads a fixed header at the beginning of b. ok is false while
-// bytes are missing. The length is checked before anybody reads, or makes room
-// for, the body: paho's ReadPacket would do that first, and would take a fourth
-// byte that announces a fifth.
+// parseHeader parses the fixed header at the beginning of b. ok is false while bytes are
+// missing. The length is checked before any of the body is read or allocated; paho's
+// ReadPacket would allocate it first, and would accept a fourth length byte that
+// announces a fifth.
 func parseHeader(b []byte, limit int) (h header, ok bool, err error) {
 	if len(b) == 0 {
 		return h, false, nil
@@ -52,13 +52,13 @@ func parseHeader(b []byte, limit int) (h header, ok bool, err error) {
 		}
 	}
 	if h.length > limit {
-		return h, false, fmt.Errorf("%w: %d bytes announced, at most %d are taken", errTooLarge, h.length, limit)
+		return h, false, fmt.Errorf("%w: it announces %d bytes, the limit is %d", errTooLarge, h.length, limit)
 	}
 	return h, true, nil
 }
 
-// checkFirst allows the packets a client may send, with the flags they must
-// have (table 2.2; SUBSCRIBE and UNSUBSCRIBE came with 0 from some 3.1 clients).
+// checkFirst allows the packets that a client may send, with valid flags (table 2.2).
+// Some 3.1 clients send SUBSCRIBE and UNSUBSCRIBE with 0.
 func checkFirst(first byte) error {
 	flags := first & 0x0f
 	switch first >> 4 {
@@ -80,25 +80,25 @@ func checkFirst(first byte) error {
 	return nil
 }
 
-// decode hands a body to paho. The packet keeps nothing of it.
+// decode parses a body with paho. The packet keeps no reference to it.
 func decode(h header, body []byte) (packets.ControlPacket, error) {
 	p, err := packets.NewControlPacketWithHeader(packets.FixedHeader{MessageType: h.kind(), Dup: h.first&8 != 0,
 		Qos: h.first >> 1 & 3, Retain: h.first&1 != 0, RemainingLength: h.length})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errType, err)
 	}
-	// A Buffer, because paho takes the end of a Reader for a missing field where
-	// an empty one is last.
+	// A Buffer, because paho takes the end of a Reader for a missing field if the last
+	// field is empty.
 	if err := p.Unpack(bytes.NewBuffer(body)); err != nil {
-		return nil, fmt.Errorf("packet does not contain what it must: %w", err)
+		return nil, fmt.Errorf("a field of the packet is missing: %w", err)
 	}
-	if size := sizeOf(p); size != h.length { // paho fills up with zeros what is cut off
+	if size := sizeOf(p); size != h.length { // paho fills missing bytes with zeros
 		return nil, fmt.Errorf("%s has %d bytes where its fields need %d", packets.PacketNames[h.kind()], h.length, size)
 	}
 	return p, nil
 }
 
-// sizeOf is the length of the body of a packet with these fields (section 3).
+// sizeOf returns the length of the body of a packet with these fields (section 3).
 func sizeOf(p packets.ControlPacket) int {
 	switch p := p.(type) {
 	case *packets.ConnectPacket:
@@ -131,7 +131,7 @@ func sizeOf(p packets.ControlPacket) int {
 	return 0
 }
 
-// publish is what a device's PUBLISH holds. It points into the packet.
+// publish contains the fields of a PUBLISH. It points into the packet.
 type publish struct {
 	topic, payload []byte
 	qos            byte
@@ -139,10 +139,10 @@ type publish struct {
 	id             uint16
 }
 
-var errPublish = errors.New("PUBLISH is shorter than its topic and id")
+var errPublish = errors.New("the PUBLISH ends within its topic or packet id")
 
-// parsePublish takes a PUBLISH apart without copying (section 3.3): it is all
-// that devices send in their steady state.
+// parsePublish parses a PUBLISH without copying (section 3.3): other packets are rare
+// after CONNECT.
 func parsePublish(h header, body []byte) (p publish, err error) {
 	p.qos, p.dup = h.first>>1&3, h.first&8 != 0
 	if len(body) < 2 {
@@ -166,9 +166,9 @@ func parsePublish(h header, body []byte) (p publish, err error) {
 	return p, nil
 }
 
-// appendPublish appends a PUBLISH of QoS 0: the device ignores its topic
-// (mqtt_protocol.cc:113), and QoS 1 could repeat a hello, which would reset
-// its sequences.
+// appendPublish appends a PUBLISH of QoS 0. The device ignores its topic
+// (mqtt_protocol.cc:113), and QoS 1 could repeat a hello, which would reset its sequence
+// numbers.
 func appendPublish(dst []byte, topic string, payload []byte) []byte {
 	dst = append(dst, packets.Publish<<4)
 	n := 2 + len(topic) + len(payload)
@@ -194,8 +194,8 @@ func acknowledge(kind byte, id uint16) []byte {
 
 var pingresp = []byte{packets.Pingresp << 4, 0}
 
-// suback answers a SUBSCRIBE: QoS 0 for the topic fleetd publishes to, refusal
-// for all others (0x80, which MQTT 3.1 does not know: QoS 0 and silence).
+// suback answers a SUBSCRIBE: QoS 0 for the topic that fleetd publishes to, 0x80 (failure)
+// for all others. MQTT 3.1 has no failure code; there they get QoS 0 and no messages.
 func suback(p *packets.SubscribePacket, topic string, level byte) []byte {
 	out := []byte{packets.Suback << 4, byte(2 + len(p.Topics)), byte(p.MessageID >> 8), byte(p.MessageID)}
 	for _, asked := range p.Topics {
@@ -208,5 +208,5 @@ func suback(p *packets.SubscribePacket, topic string, level byte) []byte {
 	return out
 }
 
-// maxTopics bounds one SUBSCRIBE; the answer's length then fits one byte.
+// maxTopics limits one SUBSCRIBE; the length of the answer then fits in one byte.
 const maxTopics = 100

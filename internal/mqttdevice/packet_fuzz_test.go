@@ -11,16 +11,15 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 )
 
-// clientFlags are the packets that a client may send with the flags that they
-// may have, written off table 2.2. SUBSCRIBE and UNSUBSCRIBE of some 3.1
-// clients have 0, and a repeated one has DUP.
+// clientFlags are the packets that a client may send, with their valid flags, from table
+// 2.2. SUBSCRIBE and UNSUBSCRIBE of some 3.1 clients have 0, and a repeated one has DUP.
 var clientFlags = map[byte][]byte{
 	packets.Connect: {0}, packets.Publish: {0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13}, packets.Puback: {0}, packets.Subscribe: {0, 2, 10},
 	packets.Unsubscribe: {0, 2, 10}, packets.Pingreq: {0}, packets.Disconnect: {0},
 }
 
-// readPaho is paho's ReadPacket for packets that are there as a whole: it would
-// make room for what is announced before it reads that.
+// readPaho is paho's ReadPacket for complete packets: for others it would allocate the
+// announced length before it reads.
 func readPaho(b []byte) (packets.ControlPacket, error) {
 	length := 0
 	for i := 1; i < len(b) && i <= 4; i++ {
@@ -35,8 +34,8 @@ func readPaho(b []byte) (packets.ControlPacket, error) {
 	return packets.ReadPacket(bytes.NewReader(b))
 }
 
-// bodyAgain is the body of p as paho writes it. paho does not write the reserved
-// bit of CONNECT, so it is set here.
+// bodyAgain returns the body of p as paho writes it. paho does not write the reserved bit
+// of CONNECT, so it is set here.
 func bodyAgain(t *testing.T, p packets.ControlPacket) []byte {
 	var out bytes.Buffer
 	if err := p.Write(&out); err != nil {
@@ -54,8 +53,8 @@ func bodyAgain(t *testing.T, p packets.ControlPacket) []byte {
 	return b
 }
 
-// FuzzPacket compares what is read here with what paho reads. Differences that
-// are meant, all of them refused here and taken by paho:
+// FuzzPacket compares this parser with paho's. Intended differences, which are refused
+// here and accepted by paho:
 //
 //   - a length of more than four bytes, packets over the limit, packets that
 //     only servers send, flags that a packet must not have;
@@ -63,8 +62,8 @@ func bodyAgain(t *testing.T, p packets.ControlPacket) []byte {
 //     the last field;
 //   - PUBLISH with packet id 0 (section 2.3.1).
 //
-// One the other way round: of a CONNECT of another protocol, such as MQTT 5, only
-// the name and level are read here, which paho may fail to read on.
+// One difference in the other direction: of a CONNECT of another protocol, such as MQTT 5,
+// only the name and level are read here, while paho may fail to read the rest.
 func FuzzPacket(f *testing.F) {
 	f.Add([]byte{0x10, 14, 0, 4, 'M', 'Q', 'T', 'T', 4, 2, 0, 60, 0, 2, 'a', 'b'})
 	f.Add([]byte("\x10\x21\x00\x06MQIsdp\x03\xee\x00\x3c\x00\x01a\x00\x01t\x00\x03bye\x00\x04user\x00\x02pw"))
@@ -84,13 +83,13 @@ func FuzzPacket(f *testing.F) {
 	f.Add([]byte{0x32, 0xff, 0xff, 0x03})
 	f.Add([]byte{0x20, 2, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		theirs, theirErr := readPaho(b)
+		want, theirErr := readPaho(b)
 		h, ok, err := parseHeader(b, PacketLimit)
 		allowed := len(b) > 0 && slices.Contains(clientFlags[b[0]>>4], b[0]&0x0f)
 		switch {
 		case errors.Is(err, errLength):
 			if len(b) < 5 || b[1]&b[2]&b[3]&b[4]&0x80 == 0 {
-				t.Errorf("%x has no length of five bytes", b)
+				t.Errorf("%x does not have a length of five bytes", b)
 			}
 			return
 		case errors.Is(err, errTooLarge):
@@ -107,36 +106,36 @@ func FuzzPacket(f *testing.F) {
 			t.Fatalf("%x: the header is accepted", b)
 		case !ok || len(b)-h.size < h.length:
 			if theirErr == nil {
-				t.Errorf("%x is not complete here, %v to paho", b, theirs)
+				t.Errorf("%x is incomplete here, paho returns %v", b, want)
 			}
 			return
 		}
 		body := b[h.size : h.size+h.length]
-		whole := theirErr == nil && bytes.Equal(bodyAgain(t, theirs), body)
+		whole := theirErr == nil && bytes.Equal(bodyAgain(t, want), body)
 		switch h.kind() {
 		case packets.Publish:
-			comparePublish(t, h, body, theirs, theirErr)
+			comparePublish(t, h, body, want, theirErr)
 		case packets.Connect:
 			p, err := parseConnect(h, body)
-			if _, _, protocolErr := protocolOf(body); err == nil && !isSpoken(p.ProtocolName, p.ProtocolVersion) {
+			if _, _, protocolErr := protocolOf(body); err == nil && !isSupported(p.ProtocolName, p.ProtocolVersion) {
 				name := append([]byte{0, byte(len(p.ProtocolName))}, p.ProtocolName...)
 				if !bytes.HasPrefix(body, append(name, p.ProtocolVersion)) {
 					t.Errorf("%x: %q %d", body, p.ProtocolName, p.ProtocolVersion)
 				}
-			} else if (err == nil) != (whole && protocolErr == nil) || err == nil && !reflect.DeepEqual(p, theirs) {
-				t.Errorf("%x: %+v, %v, paho reads %+v, %v", body, p, err, theirs, theirErr)
+			} else if (err == nil) != (whole && protocolErr == nil) || err == nil && !reflect.DeepEqual(p, want) {
+				t.Errorf("%x: %+v, %v, paho reads %+v, %v", body, p, err, want, theirErr)
 			}
 		default:
 			p, err := decode(h, body)
-			if (err == nil) != whole || err == nil && !reflect.DeepEqual(p, theirs) {
-				t.Errorf("%x: %+v, %v, paho reads %+v, %v", b, p, err, theirs, theirErr)
+			if (err == nil) != whole || err == nil && !reflect.DeepEqual(p, want) {
+				t.Errorf("%x: %+v, %v, paho reads %+v, %v", b, p, err, want, theirErr)
 			}
 		}
 	})
 }
 
-// comparePublish also writes the message again, which paho must read back.
-func comparePublish(t *testing.T, h header, body []byte, theirs packets.ControlPacket, theirErr error) {
+// comparePublish also encodes the message again and reads it with paho.
+func comparePublish(t *testing.T, h header, body []byte, want packets.ControlPacket, theirErr error) {
 	ours, err := parsePublish(h, body)
 	if theirErr != nil {
 		if err == nil {
@@ -144,7 +143,7 @@ func comparePublish(t *testing.T, h header, body []byte, theirs packets.ControlP
 		}
 		return
 	}
-	p := theirs.(*packets.PublishPacket)
+	p := want.(*packets.PublishPacket)
 	if zeroID := p.Qos > 0 && p.MessageID == 0; (err != nil) != zeroID {
 		t.Fatalf("%x: %v, paho reads %v", body, err, p)
 	}

@@ -35,7 +35,7 @@ func TestParseHeader(t *testing.T) {
 	}
 }
 
-// What is written here is what paho reads.
+// paho reads the encoded packets.
 func TestAppendPublish(t *testing.T) {
 	for _, size := range []int{0, 1, 100, 127, 128, 16_383, 16_384, 200_000} {
 		payload := bytes.Repeat([]byte{'x'}, size)
@@ -57,7 +57,7 @@ func TestTopics(t *testing.T) {
 			t.Errorf("%q: want %t", topic, own)
 		}
 		if (topic == devices.TopicUp(id)) != own {
-			t.Errorf("%q: the two disagree", topic)
+			t.Errorf("%q: the two functions disagree", topic)
 		}
 	}
 	for topic, want := range map[string]string{"fleetd/aabbccddeeff/up": "aa:bb:cc:dd:ee:ff up", "fleetd/lamp-1/connected": "lamp-1 connected",
@@ -69,7 +69,7 @@ func TestTopics(t *testing.T) {
 	}
 }
 
-// Nothing is allocated to take a PUBLISH apart or to write one.
+// Parsing and encoding a PUBLISH allocates nothing.
 func TestPublishAllocatesNothing(t *testing.T) {
 	packet := appendPublish(nil, "fleetd/aabbccddeeff/up", []byte(`{"type":"mcp","payload":{}}`))
 	buf := make([]byte, 0, 256)
@@ -85,8 +85,8 @@ func TestPublishAllocatesNothing(t *testing.T) {
 	}
 }
 
-// A packet whose fields do not fill it exactly is refused; an empty field at the
-// end is there.
+// A packet whose fields do not fill it exactly is refused; an empty last field is
+// accepted.
 func TestDecodeWholePackets(t *testing.T) {
 	for name, c := range map[string]struct {
 		packet string
@@ -102,7 +102,7 @@ func TestDecodeWholePackets(t *testing.T) {
 		"SUBSCRIBE, id cut":        {"\x82\x01\x05", false},
 		"PUBACK, id cut":           {"\x40\x01\x05", false},
 		"PINGREQ with a body":      {"\xc0\x01x", false},
-		"PUBACK and a byte more":   {"\x40\x03\x00\x01x", false},
+		"PUBACK, a byte at end":    {"\x40\x03\x00\x01x", false},
 		"DISCONNECT with no body":  {"\xe0\x00", true},
 		"SUBSCRIBE, a byte at end": {"\x82\x07\x00\x01\x00\x01a\x00x", false},
 	} {

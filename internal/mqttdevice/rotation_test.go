@@ -7,10 +7,11 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/mqttdevice"
+	"fleetd/simulator/firmware"
 )
 
-// A rotated device is let in with its old password until it comes with the new
-// one, at our own listener and where an external broker asks.
+// A rotated device is admitted with its old password until it uses the new one, at the
+// listener and at an external broker.
 func TestRotatedPassword(t *testing.T) {
 	b := open(t)
 	source, err := mqttdevice.NewBroker(b.options, fakeBroker(t, 0, 0), clientID(), time.Minute)
@@ -22,15 +23,15 @@ func TestRotatedPassword(t *testing.T) {
 	if err := b.service.Rotate(t.Context(), devicetest.Admin, id, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	of := func(generation int64) login {
+	of := func(generation int64) firmware.Login {
 		l := b.login(id, "c1")
-		l.password = b.mint.DeviceToken(string(id), "c1", generation)
+		l.Password = b.mint.DeviceToken(string(id), "c1", generation)
 		return l
 	}
 	allowed := func(generation int64, want bool) {
 		t.Helper()
 		l := of(generation)
-		if err := source.Authenticate(l.client, l.user, l.password); (err == nil) != want {
+		if err := source.Authenticate(l.ClientID, l.Username, l.Password); (err == nil) != want {
 			t.Errorf("generation %d behind a broker: %v", generation, err)
 		}
 		d, err := connect("tcp://"+b.address, l, id, false)

@@ -11,8 +11,8 @@ import (
 	"fleetd/internal/mqttdevice"
 )
 
-// A device that reads nothing is ended as slow, which is not the normal end,
-// and others do not notice.
+// A device that reads nothing is closed with the reason slow, and other devices are not
+// affected.
 func TestSlowReader(t *testing.T) {
 	t.Parallel()
 	b := open(t)
@@ -23,7 +23,7 @@ func TestSlowReader(t *testing.T) {
 	text := `{"type":"custom","payload":{"x":"` + strings.Repeat("x", 30_000) + `"}}`
 	stop := make(chan struct{})
 	stopped := make(chan struct{})
-	go func() { // one after the other: what waits never fills the queue
+	go func() { // one after the other, so that the queue never fills
 		defer close(stopped)
 		for {
 			select {
@@ -31,7 +31,7 @@ func TestSlowReader(t *testing.T) {
 				return
 			default:
 			}
-			if b.service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(text)}) != nil {
+			if b.service.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(text)}) != nil {
 				return
 			}
 		}
@@ -41,7 +41,7 @@ func TestSlowReader(t *testing.T) {
 	close(stop)
 	<-stopped
 	if took := time.Since(begun); took < mqttdevice.WriteTimeout {
-		t.Errorf("given up after %v", took)
+		t.Errorf("closed after %v", took)
 	}
 	if n := b.service.Stats().Closed.Get(devices.CloseGone); n != 0 {
 		t.Errorf("%d connections count as gone", n)

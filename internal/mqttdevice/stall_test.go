@@ -10,14 +10,15 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/devicetest/client"
 	"fleetd/internal/mqttdevice"
 )
 
-// stalling carries connections to a broker, and stops to carry what comes from the
-// client while it is stalled.
+// stalling forwards connections to a broker. While it is stalled, it does not forward
+// bytes of the client.
 type stalling struct {
 	net.Listener
-	open chan struct{} // closed while it is not
+	open chan struct{} // closed while it is not stalled
 	mu   sync.Mutex
 }
 
@@ -77,13 +78,13 @@ func (s *stalling) stop() {
 	s.open = make(chan struct{})
 }
 
-// A broker that takes nothing for a while delays what is published, and nothing that
-// devices say: also not when it is to be answered.
-func TestStalledPublishDelaysNobodyElse(t *testing.T) {
+// A broker that does not read for a while delays published messages, and no messages of
+// devices, even if they need an answer.
+func TestStalledPublish(t *testing.T) {
 	t.Parallel()
 	address := devicetest.Broker(t)
 	way := stall(t, address)
-	b := ground(t)
+	b := newBench(t)
 	const other = devices.ID("02:00:00:00:00:02")
 	b.become(t, id, "c1")
 	b.become(t, other, "c2")
@@ -93,8 +94,8 @@ func TestStalledPublishDelaysNobodyElse(t *testing.T) {
 	}
 	t.Cleanup(func() { b.service.Close(); source.Close() })
 	devicetest.Eventually(t, "the broker is connected", source.Up)
-	dial := func(id devices.ID, client string) *device {
-		d, err := connect("tcp://"+address, b.login(id, client), id, true)
+	dial := func(id devices.ID, clientID string) *client.Client {
+		d, err := connect("tcp://"+address, b.login(id, clientID), id, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,9 +116,9 @@ func TestStalledPublishDelaysNobodyElse(t *testing.T) {
 	t.Cleanup(func() { <-stuck })
 	t.Cleanup(func() { close(way.gate()) })
 	sent := make(chan struct{}, 1)
-	go func() { // until nothing more is taken
+	go func() { // until no more is accepted
 		defer close(stuck)
-		for t.Context().Err() == nil && b.service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: big}) == nil {
+		for t.Context().Err() == nil && b.service.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: big}) == nil {
 			select {
 			case sent <- struct{}{}:
 			default:
@@ -142,7 +143,7 @@ func TestStalledPublishDelaysNobodyElse(t *testing.T) {
 	if err := quiet.Send(`{"type":"listen","state":"stop"}`); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "the other device is heard", func() bool {
+	devicetest.Eventually(t, "the other device's message arrives", func() bool {
 		for _, e := range b.Seen(devices.EventMessage) {
 			if e.Device == other && strings.Contains(string(e.Fields), "stop") {
 				return true
@@ -151,6 +152,6 @@ func TestStalledPublishDelaysNobodyElse(t *testing.T) {
 		return false
 	})
 	if took := time.Since(begun); took > time.Second {
-		t.Errorf("the other device was heard after %v", took)
+		t.Errorf("the other device's message arrived after %v", took)
 	}
 }

@@ -15,11 +15,10 @@ import (
 	"fleetd/internal/mqttdevice"
 )
 
-// The same front end serves TLS, beside a peer that never finishes its
-// handshake.
+// The front end also serves TLS, while another peer never finishes its handshake.
 func TestOverTLS(t *testing.T) {
 	t.Parallel()
-	b := ground(t)
+	b := newBench(t)
 	b.front = mqttdevice.New(b.options)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -41,7 +40,7 @@ func TestOverTLS(t *testing.T) {
 	})
 	b.address = l.Addr().String()
 	stuck := b.raw(t)
-	stuck.say([]byte{0x16, 3, 1})
+	stuck.Send([]byte{0x16, 3, 1})
 	client := paho.NewClient(paho.NewClientOptions().AddBroker("ssl://" + b.address).SetClientID(id.Token()).
 		SetUsername(credential.MQTTUser("c1")).SetPassword(b.mint.DeviceToken(string(id), "c1", 0)).
 		SetTLSConfig(&tls.Config{InsecureSkipVerify: true}).SetProtocolVersion(4).SetAutoReconnect(false))
@@ -53,5 +52,5 @@ func TestOverTLS(t *testing.T) {
 		t.Fatal(token.Error())
 	}
 	devicetest.Eventually(t, "its message arrives", func() bool { return len(b.Seen(devices.EventMessage)) == 1 })
-	stuck.ended(mqttdevice.ConnectTimeout + 3*time.Second)
+	stuck.Ended(mqttdevice.ConnectTimeout + 3*time.Second)
 }

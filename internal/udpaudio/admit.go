@@ -5,64 +5,65 @@ import (
 	"time"
 )
 
-// How an address is believed. A forger who knows ssrc but not the key can only
-// send packets that decrypt to random bytes. Of those about 1.2 % look like a
-// mono Opus packet of 60 ms, more for shorter frames, so one plausible packet
-// proves nothing; several in a row without a miss do.
+// How an address is verified. An attacker with the ssrc but without the key can only send
+// packets that decrypt to random bytes. About 1.2 % of these look like a mono Opus packet
+// of 60 ms, more for shorter frames. One plausible packet therefore proves nothing;
+// several in sequence without an implausible one do.
 //
-//   - The first plausible packet of a quiet channel founds a provisional path:
-//     its audio is delivered at once. After confirmQuiet packets it is
-//     confirmed, and only then does downlink audio go there.
-//   - One implausible packet, or another address, and the channel is contested
-//     for contestedFor. A provisional path is no more than a claim then.
-//   - A claim needs confirmContestedBits of evidence then: five or more packets
-//     in a row. Its audio is held meanwhile and delivered when it is proven, so
-//     the genuine device loses nothing. Its first implausible packet ends it.
-//   - A confirmed path is alive for aliveFor after its last packet. Until then
-//     no claim replaces it, and other addresses' packets are dropped, before
-//     decryption unless they would continue the sequence, which is what a
-//     device behind a rebinding NAT sends: those are held. Only packets of the
-//     path itself advance its window.
-//   - A sequence more than maxJump ahead is a claim too, of the same address
+//   - The first plausible packet of a quiet channel creates a provisional path, and its
+//     audio is delivered at once. After confirmQuiet packets the path is confirmed, and
+//     from then on downlink audio is sent to it.
+//   - One implausible packet, or one from another address, makes the channel contested
+//     for contestedFor. A provisional path then becomes a claim.
+//   - A claim in a contested channel needs confirmContestedBits of evidence: five or more
+//     packets in sequence. Its audio is held until then and delivered when it is proven,
+//     so the genuine device loses nothing. Its first implausible packet ends it.
+//   - A confirmed path is alive for aliveFor after its last packet. Until then no claim
+//     replaces it, and packets from other addresses are dropped before decryption. The
+//     exception are packets that would continue the sequence, as a device sends them
+//     behind a NAT that assigns a new port: these are held. Only packets of the path
+//     itself advance its window.
+//   - A sequence number more than maxJump ahead is also a claim, of the same address
 //     (RFC 3550 appendix A.1).
 //
-// Left to an attacker: one who also forges the device's source address and
-// guesses its sequences can spoil audio while the flood lasts. The window does
-// not run away with it (path.afford), so it ends with the flood. Replaying
-// recorded packets gains nothing: no claim is founded on taken sequences.
+// What remains possible: an attacker who also forges the device's source address and
+// guesses its sequence numbers can disturb audio while the flood lasts. The window does
+// not advance faster than the device speaks (path.mayAdvance), so the disturbance ends with
+// the flood. Replaying recorded packets has no effect: no claim starts with sequence
+// numbers that were accepted before.
 const (
-	// maxJump is the farthest step that is believed from a single packet.
+	// maxJump is the largest step of the sequence that a single packet may make.
 	maxJump = windowSize
 
-	aliveFor     = time.Second // so also between two changes of address, at least
+	aliveFor     = time.Second // therefore also the shortest time between two changes of address
 	contestedFor = 10 * time.Second
 	claimLife    = 5 * time.Second
 
-	// What confirms an address: packets, and bits of evidence among them. 34
-	// bits are five packets of a steady 60 ms stream, and to a flood of 50,000
-	// packets per second at least four days for one lucky forgery.
+	// What confirms an address: packets, and bits of evidence among them. 34 bits are five
+	// packets of a steady 60 ms stream; a flood of 50,000 packets per second needs at least
+	// four days for one successful forgery.
 	confirmQuiet         = 3
 	confirmQuietBits     = 11
 	confirmContestedBits = 34
-	confirmJump          = 2 // of a confirmed address, not contested
+	confirmJump          = 2 // of a confirmed address that is not contested
 
-	// maxClaims outlasts the gap between two packets of the device in a flood
-	// from many ports: 600 plausible packets per second are 36 in 60 ms.
+	// maxClaims covers the time between two packets of the device in a flood from many
+	// ports: 600 plausible packets per second are 36 in 60 ms.
 	maxClaims     = 256
 	maxHeldFrames = 64        // per claim; a move takes aliveFor and a few packets
-	maxHeldBytes  = 256 << 10 // per channel; over twice what one claim can hold
+	maxHeldBytes  = 256 << 10 // per channel; over twice what one claim can contain
 
 	maxCredit    = 48                    // packets, under windowSize
-	defaultFrame = 20 * time.Millisecond // for afford, if the hello told none
+	defaultFrame = 20 * time.Millisecond // for mayAdvance, if the hello contains no duration
 )
 
-// packet is one datagram on its way through admit.
+// packet is one datagram during admit.
 type packet struct {
 	header
 	iv    *[HeaderSize]byte
 	body  []byte // plaintext after open
 	from  netip.AddrPort
-	local netip.Addr // that it was sent to; zero if the socket has only one
+	local netip.Addr // destination address; zero if the socket has only one
 	now   time.Time
 	ctr   *ctr
 }
@@ -70,35 +71,35 @@ type packet struct {
 // open decrypts p in place and reports whether it is plausible.
 func (c *Channel) open(p *packet) bool {
 	p.ctr.xor(c.block, p.iv, p.body)
-	return c.speech.plausible(p.body)
+	return c.model.plausible(p.body)
 }
 
-// admit judges one packet of the channel. After Accepted p.body is plaintext
-// and to be delivered; a change, which is rare, comes before it.
+// admit verifies one packet of the channel. After Accepted, p.body is plaintext to be
+// delivered. A change, which is rare, must be handled before it.
 func (c *Channel) admit(p *packet) (Verdict, *change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed.Load() {
 		return UnknownSSRC, nil
 	}
-	c.tried++
-	verdict, ch := c.judge(p)
-	c.heard = c.heard || verdict == Accepted
+	c.datagrams++
+	verdict, ch := c.verify(p)
+	c.hasAudio = c.hasAudio || verdict == Accepted
 	return verdict, ch
 }
 
-func (c *Channel) judge(p *packet) (Verdict, *change) {
+func (c *Channel) verify(p *packet) (Verdict, *change) {
 	if p.sequence == 0 { // the device starts at 1
 		return Old, nil
 	}
 	if c.path.addr.IsValid() && p.from == c.path.addr {
-		return c.judgeOwn(p)
+		return c.verifyOwn(p)
 	}
 	if c.path.confirmed {
-		return c.judgeForeign(p)
+		return c.verifyForeign(p)
 	}
 	if c.path.addr.IsValid() {
-		c.demote()
+		c.demotePath()
 		c.contested = p.now
 	}
 	if !c.open(p) {
@@ -112,43 +113,43 @@ func (c *Channel) judge(p *packet) (Verdict, *change) {
 	return Accepted, c.accept(p)
 }
 
-// judgeOwn judges a packet from the path's address.
-func (c *Channel) judgeOwn(p *packet) (Verdict, *change) {
+// verifyOwn verifies a packet from the path's address.
+func (c *Channel) verifyOwn(p *packet) (Verdict, *change) {
 	where, step := c.path.window.place(p.sequence)
 	switch {
-	case where == taken:
+	case where == accepted:
 		return Replayed, nil
-	case where == behind && !c.path.missed(p.sequence):
+	case where == below && !c.path.maybeMissed(p.sequence):
 		return Old, nil
 	}
 	if !c.open(p) {
 		c.refuse(p)
 		if c.path.confirmed {
-			c.path.suspect(p.now)
+			c.path.recordForgery(p.now)
 		} else {
 			c.path = path{}
 		}
 		return Implausible, nil
 	}
-	if where == behind || step > maxJump || !c.path.afford(step, p.now, c.speech.duration) {
+	if where == below || step > maxJump || !c.path.mayAdvance(step, p.now, c.model.duration) {
 		return c.claim(p, Jump)
 	}
-	if cl := c.claims[p.from]; cl != nil { // the stream goes on where it was: the jump was none
+	if cl := c.claims[p.from]; cl != nil { // the stream continues at its old position, so the jump was forged
 		c.discard(c.drop(cl))
 	}
 	return Accepted, c.accept(p)
 }
 
-// accept takes a packet into the path's window. It returns a change when that
-// confirms the path.
+// accept adds a packet to the path's window. It returns a change if that confirms the
+// path.
 func (c *Channel) accept(p *packet) *change {
-	c.path.window.take(p.sequence)
+	c.path.window.accept(p.sequence)
 	c.path.first = min(c.path.first, p.sequence)
-	c.path.heard = p.now
+	c.path.lastReceived = p.now
 	if c.path.confirmed {
 		return nil
 	}
-	c.path.proof.add(p.body[0], &c.speech)
+	c.path.proof.add(p.body[0], &c.model)
 	if c.path.proof.packets < confirmQuiet || c.path.proof.bits < confirmQuietBits {
 		return nil
 	}
@@ -157,11 +158,11 @@ func (c *Channel) accept(p *packet) *change {
 	return &change{to: c.path.addr}
 }
 
-// judgeForeign judges a packet from another address than the confirmed one.
-func (c *Channel) judgeForeign(p *packet) (Verdict, *change) {
+// verifyForeign verifies a packet from another address than the confirmed one.
+func (c *Channel) verifyForeign(p *packet) (Verdict, *change) {
 	where, step := c.path.window.place(p.sequence)
 	next := where == ahead && (step <= maxJump || !c.path.alive(p.now))
-	if !next && !(where == behind && c.path.missed(p.sequence)) {
+	if !next && !(where == below && c.path.maybeMissed(p.sequence)) {
 		c.contested = p.now
 		return Foreign, nil
 	}
@@ -172,7 +173,7 @@ func (c *Channel) judgeForeign(p *packet) (Verdict, *change) {
 	return c.claim(p, Held)
 }
 
-// refuse notes an implausible packet: whoever sent it is not the device.
+// refuse records an implausible packet, which the device cannot have sent.
 func (c *Channel) refuse(p *packet) {
 	c.contested = p.now
 	if cl := c.claims[p.from]; cl != nil {
@@ -184,15 +185,15 @@ func (c *Channel) isContested(now time.Time) bool { return now.Sub(c.contested) 
 
 func (c *Channel) discard(frames int) { c.table.stats.Discarded.Add(uint64(frames)) }
 
-// demote turns the provisional path into a claim, which keeps what it proved.
-func (c *Channel) demote() {
-	cl := c.found(c.path.addr)
-	cl.window, cl.proof, cl.first, cl.heard = c.path.window, c.path.proof, c.path.first, c.path.heard
+// demotePath turns the provisional path into a claim, which keeps its evidence.
+func (c *Channel) demotePath() {
+	cl := c.newClaim(c.path.addr)
+	cl.window, cl.proof, cl.first, cl.lastReceived = c.path.window, c.path.proof, c.path.first, c.path.lastReceived
 	c.path = path{}
 }
 
-// found makes an empty claim in place of any other of the same address.
-func (c *Channel) found(addr netip.AddrPort) *claim {
+// newClaim creates an empty claim, which replaces a claim of the same address.
+func (c *Channel) newClaim(addr netip.AddrPort) *claim {
 	if cl := c.claims[addr]; cl != nil {
 		c.discard(c.drop(cl))
 	}
@@ -207,8 +208,8 @@ func (c *Channel) found(addr netip.AddrPort) *claim {
 	return cl
 }
 
-// claim adds a plausible packet to its address's claim, or founds one. The
-// verdict is verdict, or Accepted if that proves the address.
+// claim adds a plausible packet to the claim of its address, or creates one. It returns
+// verdict, or Accepted if the packet proves the address.
 func (c *Channel) claim(p *packet, verdict Verdict) (Verdict, *change) {
 	cl := c.claims[p.from]
 	where, step := ahead, uint32(0)
@@ -216,20 +217,20 @@ func (c *Channel) claim(p *packet, verdict Verdict) (Verdict, *change) {
 		where, step = cl.window.place(p.sequence)
 	}
 	switch {
-	case where == taken:
+	case where == accepted:
 		return Replayed, nil
-	case cl == nil || where == behind || step > maxJump: // another stream
+	case cl == nil || where == below || step > maxJump: // another stream
 		if len(c.claims) > 0 {
 			c.contested = p.now
 		}
-		cl = c.found(p.from)
+		cl = c.newClaim(p.from)
 		cl.first = p.sequence
 	}
-	cl.window.take(p.sequence)
+	cl.window.accept(p.sequence)
 	cl.first = min(cl.first, p.sequence)
-	cl.heard = p.now
-	if where != inside { // only an ascending sequence proves something
-		cl.proof.add(p.body[0], &c.speech)
+	cl.lastReceived = p.now
+	if where != inside { // only an ascending sequence is evidence
+		cl.proof.add(p.body[0], &c.model)
 	}
 	if c.proven(cl, p.now) {
 		return Accepted, c.adopt(cl, p)
@@ -256,15 +257,15 @@ func (c *Channel) proven(cl *claim, now time.Time) bool {
 	return cl.proof.packets >= confirmQuiet && cl.proof.bits >= confirmQuietBits
 }
 
-// adopt makes the claim the path and releases what it held. Every other claim
-// is dropped with its frames.
+// adopt makes the claim the path and releases its held frames. It drops all other claims
+// with their frames.
 func (c *Channel) adopt(cl *claim, p *packet) *change {
 	old := c.path
 	floor := old.window.high
-	next := path{addr: cl.addr, window: cl.window, first: cl.first, confirmed: true, heard: p.now}
+	next := path{addr: cl.addr, window: cl.window, first: cl.first, confirmed: true, lastReceived: p.now}
 	if next.window.high > floor {
 		next.window.merge(old.window)
-	} else { // back to what a forged jump left behind
+	} else { // back to the sequence numbers below a forged jump
 		floor = old.floor
 	}
 	next.floor = floor

@@ -9,21 +9,21 @@ import (
 	"fleetd/internal/envelope"
 )
 
-type deaf struct{ frames int }
+type sink struct{ frames int }
 
-func (d *deaf) HandleAudio(envelope.Frame) { d.frames++ }
-func (d *deaf) Silent(uint64)              {}
+func (d *sink) HandleAudio(envelope.Frame) { d.frames++ }
+func (d *sink) ReportNoAudio(uint64)       {}
 
-// confirmed returns a channel without a socket whose path is proven.
-func confirmed(tb testing.TB) (*reader, *Channel, *deaf) {
+// confirmed returns a channel without a socket whose path is confirmed.
+func confirmed(tb testing.TB) (*reader, *Channel, *sink) {
 	tb.Helper()
-	table, d := newTable(slog.New(slog.DiscardHandler)), &deaf{}
+	table, d := newTable(slog.New(slog.DiscardHandler)), &sink{}
 	c := open(tb, table, d)
 	r := &reader{table: table}
 	for seq := uint32(1); seq <= confirmQuiet; seq++ {
 		var b [maxPacket]byte
 		var x ctr
-		n := seal(&b, c.block, header{ssrc: c.ssrc, sequence: seq}, speak(seq), &x)
+		n := seal(&b, c.block, header{ssrc: c.ssrc, sequence: seq}, audioFrame(seq), &x)
 		r.handle(b[:n], home, c.opened)
 	}
 	if !c.Remote().IsValid() {
@@ -36,7 +36,7 @@ func TestReceivingAllocatesNothing(t *testing.T) {
 	r, c, d := confirmed(t)
 	var b [maxPacket]byte
 	var x ctr
-	seq, opus := uint32(confirmQuiet), speak(0)
+	seq, opus := uint32(confirmQuiet), audioFrame(0)
 	now := c.opened
 	if n := testing.AllocsPerRun(1000, func() {
 		seq++
@@ -55,7 +55,7 @@ func TestReceivingAllocatesNothing(t *testing.T) {
 	}
 }
 
-// echo answers from inside the call.
+// echo sends the frame back from within the call.
 type echo struct {
 	c    *Channel
 	sent int
@@ -66,18 +66,18 @@ func (e *echo) HandleAudio(f envelope.Frame) {
 		e.sent++
 	}
 }
-func (e *echo) Silent(uint64) {}
+func (e *echo) ReportNoAudio(uint64) {}
 
 func TestSocketsAllocateNothing(t *testing.T) {
 	if raceDetector {
-		t.Log("sync.Pool drops items under the race detector; allocation tests run without it, too")
+		t.Log("sync.Pool drops items under the race detector; run the allocation tests without it")
 		return
 	}
-	for _, addr := range []string{"127.0.0.1:0", ":0"} { // one family, both
+	for _, addr := range []string{"127.0.0.1:0", ":0"} { // one address family, both
 		table, e := listen(t, addr), &echo{}
 		e.c = open(t, table, e)
 		device := dial(t, table)
-		seq, opus := uint32(0), speak(0)
+		seq, opus := uint32(0), audioFrame(0)
 		var b [maxPacket]byte
 		say := func() {
 			seq++
@@ -107,7 +107,7 @@ func BenchmarkReceive(b *testing.B) {
 	r, c, _ := confirmed(b)
 	var packet [maxPacket]byte
 	var x ctr
-	opus := speak(0)
+	opus := audioFrame(0)
 	now := time.Now()
 	sealed := func(seq uint32) []byte {
 		n := seal(&packet, c.block, header{ssrc: c.ssrc, sequence: seq}, opus, &x)
@@ -137,7 +137,7 @@ func BenchmarkReceive(b *testing.B) {
 		var p [HeaderSize + 90]byte
 		rng := rand.New(rand.NewPCG(1, 2))
 		b.ReportAllocs()
-		for b.Loop() { // most of it is the making of the forgery
+		for b.Loop() { // most of the time is spent on making the forgery
 			forgery(p[:], c.ssrc, c.path.window.high+1, rng)
 			r.handle(p[:], away, now)
 		}
@@ -153,10 +153,10 @@ func BenchmarkReceive(b *testing.B) {
 }
 
 func BenchmarkSocket(b *testing.B) {
-	table, d := listen(b, "127.0.0.1:0"), &deaf{}
+	table, d := listen(b, "127.0.0.1:0"), &sink{}
 	c := open(b, table, d)
 	device := dial(b, table)
-	opus := speak(0)
+	opus := audioFrame(0)
 	var p [maxPacket]byte
 	var seq uint32
 	b.ReportAllocs()
@@ -171,14 +171,14 @@ func BenchmarkSocket(b *testing.B) {
 }
 
 func BenchmarkSend(b *testing.B) {
-	table, d := listen(b, "127.0.0.1:0"), &deaf{}
+	table, d := listen(b, "127.0.0.1:0"), &sink{}
 	c := open(b, table, d)
 	device := dial(b, table)
 	for seq := uint32(1); seq <= confirmQuiet; seq++ {
-		device.say(c, seq)
+		device.sendFrame(c, seq)
 	}
 	settle(b, table, confirmQuiet)
-	opus := speak(0)
+	opus := audioFrame(0)
 	b.ReportAllocs()
 	for b.Loop() {
 		_ = c.SendAudio(envelope.Frame{Opus: opus}) // errors are counted

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// forger sends forged packets; next is the sequence the device will use next.
+// forger sends forged packets; next is the sequence number that the device will use next.
 type forger struct {
 	name  string
-	ports int // addresses it sends from
+	ports int // number of source addresses
 	seq   func(w *world, i int, next uint32) uint32
 }
 
@@ -31,13 +31,12 @@ func (f *forger) flood(w *world, n int, next uint32) {
 		w.forge(from, f.seq(w, i, next))
 	}
 	if at := w.c.Remote(); at.Addr() == attacker {
-		w.t.Fatalf("downlink goes to the attacker; %s", w.story())
+		w.t.Fatalf("downlink is sent to the attacker; %s", w.story())
 	}
 }
 
-// TestFlood runs 50,000 forged packets per second of simulated time before the
-// device's first packet, between all of its packets, in a pause, and while its
-// address changes.
+// TestFlood sends 50,000 forged packets per second of simulated time before the device's
+// first packet, between all of its packets, in a pause, and while its address changes.
 func TestFlood(t *testing.T) {
 	const rate = 50_000
 	for _, k := range []struct {
@@ -59,13 +58,13 @@ func TestFlood(t *testing.T) {
 			perFrame := int(rate * k.frame / time.Second)
 			frames := uint32(40)
 			switch {
-			case raceDetector: // it slows down everything tenfold
+			case raceDetector: // which makes everything ten times slower
 				perFrame /= 10
 			case k.full:
 				frames = 180 // over a million forged packets
 			}
 			say := func(from netip.AddrPort, seq uint32) {
-				p := speak(seq)
+				p := audioFrame(seq)
 				if k.frame != frame {
 					p[0] = 9 << 3 // SILK 20 ms
 				}
@@ -91,65 +90,65 @@ func TestFlood(t *testing.T) {
 				say(home, seq)
 			}
 			last := 2*frames + 80
-			for seq := 2*frames + 1; seq <= last; seq++ { // its NAT rebinds
+			for seq := 2*frames + 1; seq <= last; seq++ { // the device's NAT assigns a new port
 				f.flood(w, perFrame/10, seq)
 				say(away, seq)
 			}
 			if w.c.Remote() != away {
 				t.Errorf("address is %v, not the new one", w.c.Remote())
 			}
-			wantInOrder(t, w.ear.frames)
-			if got := len(w.ear.frames); float64(got) < 0.99*float64(last) {
+			wantInOrder(t, w.recorder.frames)
+			if got := len(w.recorder.frames); float64(got) < 0.99*float64(last) {
 				t.Errorf("%d of %d frames arrived", got, last)
 			}
-			if w.ear.noise > 1 {
-				t.Errorf("%d forged frames were heard", w.ear.noise)
+			if w.recorder.noise > 1 {
+				t.Errorf("%d forged frames were delivered", w.recorder.noise)
 			}
 			w.wantCounted()
-			t.Logf("%d packets, %d of %d frames, %d noise: %s", w.fed, len(w.ear.frames), last, w.ear.noise, w.story())
+			t.Logf("%d packets, %d of %d frames, %d noise: %s", w.fed, len(w.recorder.frames), last, w.recorder.noise, w.story())
 		})
 	}
 }
 
-// TestFloodWithForgedSource floods with the device's own source address. Aimed
-// blindly it changes nothing; aimed at the sequence it spoils audio, but the
-// window stays within the device's reach, and the downlink where it is.
+// TestFloodWithForgedSource floods with the device's own source address. Without knowledge
+// of the sequence it has no effect. With it, it disturbs audio, but the window stays within
+// the device's reach, and the downlink address does not change.
 func TestFloodWithForgedSource(t *testing.T) {
 	for _, aim := range []string{"random", "maximum"} {
-		w := newWorld(t, speech60)
+		w := newWorld(t, params60)
 		w.start(10)
 		for seq := uint32(11); seq <= 100; seq++ {
 			for i := range 1000 {
 				w.forge(home, aims[aim](w, i, seq))
 			}
-			w.say(home, seq)
+			w.sendFrame(home, seq)
 			w.wait(frame)
 		}
 		// security: D10
 		w.wantFrames(1, 100)
 		w.wantCounted()
 	}
-	w := newWorld(t, speech60)
+	w := newWorld(t, params60)
 	w.start(10)
 	seq := uint32(11)
 	for ; seq <= 60; seq++ {
 		for i := range 3000 {
 			w.forge(home, aims["next"](w, i, w.c.path.window.high))
 		}
-		w.say(home, seq)
+		w.sendFrame(home, seq)
 		w.wait(frame)
 	}
 	// security: D10
 	if ahead := w.c.path.window.high - seq; ahead > windowSize {
-		t.Fatalf("the window ran %d ahead", ahead)
+		t.Fatalf("the window is %d ahead", ahead)
 	}
-	heard := len(w.ear.frames)
+	delivered := len(w.recorder.frames)
 	for range 200 {
-		w.say(home, seq)
+		w.sendFrame(home, seq)
 		seq++
 		w.wait(frame)
 	}
-	if got := len(w.ear.frames) - heard; got < 200-windowSize {
+	if got := len(w.recorder.frames) - delivered; got < 200-windowSize {
 		t.Errorf("%d of 200 frames arrived after the flood; %s", got, w.story())
 	}
 	// security: D10
@@ -158,15 +157,15 @@ func TestFloodWithForgedSource(t *testing.T) {
 	}
 }
 
-// TestControlAddressIsPreferred fills the claims and then some.
+// TestControlAddressIsPreferred fills the table of claims more than once.
 func TestControlAddressIsPreferred(t *testing.T) {
-	p := speech60
+	p := params60
 	p.Remote = home.Addr()
 	w := newWorld(t, p)
 	w.forge(netip.AddrPortFrom(attacker, 1), 1)
 	for seq := uint32(1); seq <= 20; seq++ {
-		w.say(home, seq)
-		for i := range 2 * maxClaims { // every one of them plausible
+		w.sendFrame(home, seq)
+		for i := range 2 * maxClaims { // all of them plausible
 			w.feed(netip.AddrPortFrom(attacker, uint16(1000*seq)+uint16(i)), w.uplink(seq, []byte{11 << 3, 1}))
 		}
 		w.wait(frame)

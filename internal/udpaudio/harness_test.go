@@ -43,16 +43,16 @@ func unhex(t *testing.T, s string) []byte {
 }
 
 var (
-	speech60 = Params{FrameDuration: 60 * time.Millisecond, Channels: 1}
+	params60 = Params{FrameDuration: 60 * time.Millisecond, Channels: 1}
 	home     = netip.MustParseAddrPort("192.0.2.1:4000")
 	away     = netip.MustParseAddrPort("192.0.2.1:5000")
 )
 
-// marker is what genuine test frames begin with, behind the TOC.
+// marker is the beginning of genuine test frames, after the TOC.
 var marker = []byte("genuine!")
 
-// speak returns frame number n, a mono packet of 60 ms of 90 bytes.
-func speak(n uint32) []byte {
+// audioFrame returns frame number n, a mono packet of 60 ms of 90 bytes.
+func audioFrame(n uint32) []byte {
 	p := make([]byte, 90)
 	p[0] = 11 << 3 // SILK, wideband, 60 ms, code 0
 	copy(p[1:], marker)
@@ -60,8 +60,8 @@ func speak(n uint32) []byte {
 	return p
 }
 
-// ear collects what a channel delivers.
-type ear struct {
+// recorder collects the frames and calls of a channel.
+type recorder struct {
 	mu     sync.Mutex
 	frames []uint32 // genuine, by number
 	noise  int
@@ -69,7 +69,7 @@ type ear struct {
 	tried  uint64
 }
 
-func (e *ear) HandleAudio(f envelope.Frame) {
+func (e *recorder) HandleAudio(f envelope.Frame) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(f.Opus) >= 13 && bytes.Equal(f.Opus[1:9], marker) {
@@ -79,15 +79,15 @@ func (e *ear) HandleAudio(f envelope.Frame) {
 	e.noise++
 }
 
-func (e *ear) Silent(tried uint64) {
+func (e *recorder) ReportNoAudio(tried uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.silent++
 	e.tried = tried
 }
 
-// told returns the calls of Silent.
-func (e *ear) told() (calls int, tried uint64) {
+// silentCalls returns the calls of ReportNoAudio.
+func (e *recorder) silentCalls() (calls int, tried uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.silent, e.tried
@@ -95,20 +95,20 @@ func (e *ear) told() (calls int, tried uint64) {
 
 // world is one channel without a socket, its device, and a clock.
 type world struct {
-	t      *testing.T
-	table  *Table
-	c      *Channel
-	ear    *ear
-	reader *reader
-	ctr    ctr
-	now    time.Time
-	rng    *rand.Rand
-	fed    uint64
+	t        *testing.T
+	table    *Table
+	c        *Channel
+	recorder *recorder
+	reader   *reader
+	ctr      ctr
+	now      time.Time
+	rng      *rand.Rand
+	fed      uint64
 }
 
 func newWorld(t *testing.T, p Params) *world {
-	w := &world{t: t, table: newTable(slog.New(slog.DiscardHandler)), ear: &ear{}, rng: rand.New(rand.NewPCG(1, 2))}
-	p.Receiver = w.ear
+	w := &world{t: t, table: newTable(slog.New(slog.DiscardHandler)), recorder: &recorder{}, rng: rand.New(rand.NewPCG(1, 2))}
+	p.Receiver = w.recorder
 	c, err := w.table.Open(p)
 	if err != nil {
 		t.Fatal(err)
@@ -134,9 +134,9 @@ func (w *world) uplink(seq uint32, opus []byte) []byte {
 	return b[:n]
 }
 
-// say sends genuine frame number seq under that sequence.
-func (w *world) say(from netip.AddrPort, seq uint32) Verdict {
-	return w.feed(from, w.uplink(seq, speak(seq)))
+// sendFrame sends genuine frame number seq with that sequence number.
+func (w *world) sendFrame(from netip.AddrPort, seq uint32) Verdict {
+	return w.feed(from, w.uplink(seq, audioFrame(seq)))
 }
 
 func (w *world) feed(from netip.AddrPort, b []byte) Verdict {
@@ -155,7 +155,7 @@ func (w *world) feed(from netip.AddrPort, b []byte) Verdict {
 	return Verdicts
 }
 
-// forge sends random bytes under the channel's ssrc.
+// forge sends random bytes with the channel's ssrc.
 func (w *world) forge(from netip.AddrPort, seq uint32) {
 	var b [HeaderSize + 90]byte
 	forgery(b[:], w.c.ssrc, seq, w.rng)
@@ -176,12 +176,12 @@ func forgery(b []byte, ssrc, seq uint32, rng *rand.Rand) {
 
 func (w *world) wait(d time.Duration) { w.now = w.now.Add(d) }
 
-// wantFrames checks that exactly the frames first..last came, in order.
+// wantFrames checks that exactly the frames first..last were delivered, in order.
 func (w *world) wantFrames(first, last uint32) {
 	w.t.Helper()
-	wantInOrder(w.t, w.ear.frames)
-	if n := len(w.ear.frames); n != int(last-first+1) || w.ear.frames[0] != first || w.ear.frames[n-1] != last {
-		w.t.Errorf("got %d frames %v, want %d to %d", n, w.ear.frames, first, last)
+	wantInOrder(w.t, w.recorder.frames)
+	if n := len(w.recorder.frames); n != int(last-first+1) || w.recorder.frames[0] != first || w.recorder.frames[n-1] != last {
+		w.t.Errorf("got %d frames %v, want %d to %d", n, w.recorder.frames, first, last)
 	}
 }
 
@@ -189,13 +189,13 @@ func wantInOrder(t *testing.T, frames []uint32) {
 	t.Helper()
 	for i := 1; i < len(frames); i++ {
 		if frames[i] <= frames[i-1] {
-			t.Fatalf("frame %d came after %d", frames[i], frames[i-1])
+			t.Fatalf("frame %d was delivered after %d", frames[i], frames[i-1])
 		}
 	}
 }
 
-// wantCounted checks that every packet got one verdict, and that every held
-// frame was released, discarded or is still held.
+// wantCounted checks that every packet got one verdict, and that every held frame was
+// released, discarded or is still held.
 func (w *world) wantCounted() {
 	w.t.Helper()
 	var sum uint64

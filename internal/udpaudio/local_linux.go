@@ -7,19 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxControl has room for the packet information of one datagram.
+// maxControl is the size of the packet information of one datagram.
 const maxControl = 64
 
-// Where the address stands in a control message: the answer's source, which is
-// ipi_spec_dst for IPv4, and the beginning for IPv6.
+// Offsets of the source address in a control message: ipi_spec_dst for IPv4, the
+// beginning for IPv6.
 var (
 	local4 = unix.CmsgLen(4)
 	local6 = unix.CmsgLen(0)
 )
 
-// askLocal has the system report the address that each datagram was sent to, if the
-// socket takes them for all addresses of the host.
-func (t *Table) askLocal() error {
+// enableLocalAddress makes the system report the destination address of each datagram, if the socket
+// receives for all addresses of the host.
+func (t *Table) enableLocalAddress() error {
 	if !localAddr(t.conn).Addr().IsUnspecified() {
 		return nil
 	}
@@ -35,9 +35,9 @@ func (t *Table) askLocal() error {
 	return failed
 }
 
-// localOf finds the address in the control messages of a datagram; the zero Addr if
+// localAddress returns the address in the control messages of a datagram; the zero Addr if
 // there is none.
-func localOf(control []byte) netip.Addr {
+func localAddress(control []byte) netip.Addr {
 	for len(control) > 0 {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
 		switch {
@@ -53,17 +53,16 @@ func localOf(control []byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// source is the scratch space of the control message that says which address a
-// packet leaves from.
-type source struct{ ip4, ip6 []byte }
+// sourceControl contains the control messages with the source address of a packet.
+type sourceControl struct{ ip4, ip6 []byte }
 
-func newSource() source {
-	return source{unix.PktInfo4(&unix.Inet4Pktinfo{}), unix.PktInfo6(&unix.Inet6Pktinfo{})}
+func newSourceControl() sourceControl {
+	return sourceControl{unix.PktInfo4(&unix.Inet4Pktinfo{}), unix.PktInfo6(&unix.Inet6Pktinfo{})}
 }
 
-// write sends a packet from that address, or from the one that the system chooses
-// if local is the zero Addr.
-func (s *source) write(fd int, packet []byte, local netip.Addr, ipv6 bool, to syscall.Sockaddr) error {
+// write sends a packet from the address local, or from the one that the system chooses if
+// local is the zero Addr.
+func (s *sourceControl) write(fd int, packet []byte, local netip.Addr, ipv6 bool, to syscall.Sockaddr) error {
 	var control []byte
 	switch {
 	case !local.IsValid():

@@ -9,16 +9,16 @@ import (
 
 const maxControl = 0
 
-// Here the system chooses the address that answers leave from: listen on one
-// address of a host that has several.
-func (*Table) askLocal() error { return nil }
+// On this system the source address cannot be set: listen on one address if the host has
+// several.
+func (*Table) enableLocalAddress() error { return nil }
 
-func localOf([]byte) netip.Addr { return netip.Addr{} }
+func localAddress([]byte) netip.Addr { return netip.Addr{} }
 
-type source struct{}
+type sourceControl struct{}
 
-func newSource() source { return source{} }
+func newSourceControl() sourceControl { return sourceControl{} }
 
-func (*source) write(fd int, packet []byte, _ netip.Addr, _ bool, to syscall.Sockaddr) error {
+func (*sourceControl) write(fd int, packet []byte, _ netip.Addr, _ bool, to syscall.Sockaddr) error {
 	return syscall.Sendto(fd, packet, 0, to)
 }

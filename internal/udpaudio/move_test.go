@@ -6,34 +6,34 @@ import (
 	"time"
 )
 
-// TestTwoClaimsContest has two addresses continue a silent path.
+// TestTwoClaimsContest has two addresses continue an inactive path.
 func TestTwoClaimsContest(t *testing.T) {
-	w := newWorld(t, speech60)
+	w := newWorld(t, params60)
 	w.start(10)
 	w.wait(time.Minute)
-	w.say(away, 11)
-	w.say(netip.AddrPortFrom(attacker, 1), 11)
+	w.sendFrame(away, 11)
+	w.sendFrame(netip.AddrPortFrom(attacker, 1), 11)
 	for seq := uint32(12); seq <= 15; seq++ {
-		if v, want := w.say(away, seq), seq == 15; (v == Accepted) != want {
+		if v, want := w.sendFrame(away, seq), seq == 15; (v == Accepted) != want {
 			t.Errorf("packet %d: %v", seq, v)
 		}
 	}
 	w.wantFrames(1, 15)
 }
 
-// TestReplaysAcrossAMove replays from the new address what the old one sent.
+// TestReplaysAcrossAMove replays packets of the old address from the new one.
 func TestReplaysAcrossAMove(t *testing.T) {
-	w := newWorld(t, speech60)
+	w := newWorld(t, params60)
 	w.start(50)
 	w.wait(time.Minute)
 	for seq := uint32(51); seq <= 53; seq++ {
-		w.say(away, seq)
+		w.sendFrame(away, seq)
 	}
 	if w.c.Remote() != away {
 		t.Fatalf("address is %v", w.c.Remote())
 	}
 	for seq := uint32(1); seq <= 53; seq++ {
-		if v := w.say(away, seq); v != Replayed {
+		if v := w.sendFrame(away, seq); v != Replayed {
 			t.Errorf("replay of %d: %v", seq, v)
 		}
 	}
@@ -47,19 +47,19 @@ func TestRebinding(t *testing.T) {
 		lost uint32        // packets meanwhile
 	}{{"in mid-sentence", 0, 0}, {"after a pause", time.Minute, 0}, {"while out of reach", 5 * time.Second, 83}} {
 		t.Run(k.name, func(t *testing.T) {
-			w := newWorld(t, speech60)
+			w := newWorld(t, params60)
 			w.start(50)
 			w.wait(k.gap)
 			moved := time.Time{}
 			for seq := 51 + k.lost; seq <= 150; seq++ {
-				w.say(away, seq)
+				w.sendFrame(away, seq)
 				if moved.IsZero() && w.c.Remote() == away {
 					moved = w.now
 				}
 				w.wait(frame)
 			}
-			wantInOrder(t, w.ear.frames)
-			if n := len(w.ear.frames); n != 150-int(k.lost) || w.ear.noise != 0 {
+			wantInOrder(t, w.recorder.frames)
+			if n := len(w.recorder.frames); n != 150-int(k.lost) || w.recorder.noise != 0 {
 				t.Errorf("%d frames of %d", n, 150-k.lost)
 			}
 			if w.c.Remote() != away || w.table.stats.Moves.Load() != 1 || w.table.stats.Discarded.Load() != 0 {
@@ -75,17 +75,17 @@ func TestRebinding(t *testing.T) {
 	}
 }
 
-// TestFlipFlop alternates addresses with each packet: the first one keeps the
-// channel, and nothing of it is lost.
+// TestFlipFlop alternates addresses with each packet: the first one keeps the channel, and
+// none of its packets is lost.
 func TestFlipFlop(t *testing.T) {
-	w := newWorld(t, speech60)
+	w := newWorld(t, params60)
 	w.start(10)
 	for seq := uint32(11); seq <= 210; seq++ {
 		from := home
 		if seq%2 == 0 {
 			from = away
 		}
-		if v := w.say(from, seq); (v == Accepted) != (from == home) {
+		if v := w.sendFrame(from, seq); (v == Accepted) != (from == home) {
 			t.Fatalf("packet %d from %v: %v", seq, from, v)
 		}
 		w.wait(frame)
@@ -99,16 +99,16 @@ func TestFlipFlop(t *testing.T) {
 	if w.c.Remote() != home || w.table.stats.Moves.Load() != 0 {
 		t.Errorf("address %v, %s", w.c.Remote(), w.story())
 	}
-	for seq := uint32(211); seq < 400; seq++ { // both fall silent in turn
+	for seq := uint32(211); seq < 400; seq++ { // both become silent in turn
 		from := home
 		if seq/40%2 == 0 {
 			from = away
 		}
-		w.say(from, seq)
+		w.sendFrame(from, seq)
 		w.wait(frame)
 	}
-	wantInOrder(t, w.ear.frames)
-	if n := len(w.ear.frames); n != 10+100+189 {
+	wantInOrder(t, w.recorder.frames)
+	if n := len(w.recorder.frames); n != 10+100+189 {
 		t.Errorf("%d frames", n)
 	}
 	if moves := w.table.stats.Moves.Load(); moves != 4 {
@@ -118,13 +118,13 @@ func TestFlipFlop(t *testing.T) {
 }
 
 func TestMovesAtMostOnceASecond(t *testing.T) {
-	w := newWorld(t, speech60)
+	w := newWorld(t, params60)
 	w.start(10)
 	var last time.Time
 	remote := home
-	for seq := uint32(11); seq <= 2000; seq++ { // a new address every 7 packets, far faster than speech
+	for seq := uint32(11); seq <= 2000; seq++ { // a new address every 7 packets, far faster than real speech
 		from := netip.AddrPortFrom(home.Addr(), uint16(5000+seq/7))
-		w.say(from, seq)
+		w.sendFrame(from, seq)
 		if now := w.c.Remote(); now != remote {
 			// security: D10
 			if w.now.Sub(last) < aliveFor {

@@ -16,9 +16,9 @@ const (
 	maxPacket  = HeaderSize + MaxPayload
 )
 
-// Bytes of the header that tell the directions apart, so that their key
-// streams never meet although both use the one key. The device ignores flags
-// and ssrc of what it receives (mqtt_protocol.cc:267-334).
+// Bytes of the header that differ between the directions, so that both can use one key
+// without sharing keystream. The device ignores flags and ssrc of received packets
+// (mqtt_protocol.cc:267-334).
 const (
 	packetType   = 0x01
 	flagDownlink = 0x80
@@ -32,7 +32,7 @@ type header struct {
 	timestamp, sequence uint32
 }
 
-// parse checks the form of one datagram. The verdict is Accepted, Short,
+// parse checks the format of one datagram. It returns the verdict Accepted, Short,
 // BadType, TooLong, BadLength or Empty.
 func parse(b []byte) (header, Verdict) {
 	switch {
@@ -55,8 +55,8 @@ func parse(b []byte) (header, Verdict) {
 	}, Accepted
 }
 
-// seal builds the packet of one Opus packet of 1 to MaxPayload bytes in dst
-// and returns its length.
+// seal encrypts one Opus packet of 1 to MaxPayload bytes into dst and returns the length
+// of the datagram.
 func seal(dst *[maxPacket]byte, block cipher.Block, h header, opus []byte, c *ctr) int {
 	dst[0], dst[1] = packetType, h.flags
 	binary.BigEndian.PutUint16(dst[2:], uint16(len(opus)))
@@ -68,15 +68,15 @@ func seal(dst *[maxPacket]byte, block cipher.Block, h header, opus []byte, c *ct
 	return n
 }
 
-// ctr is CTR mode without allocation: the key stream is made in a scratch
-// buffer that its owner keeps. Not for concurrent use.
+// ctr is CTR mode without allocations: its owner keeps the keystream buffer. It is not
+// safe for concurrent use.
 type ctr struct {
 	in  [16]byte
 	out [256]byte
 }
 
-// xor encrypts or decrypts p in place. The counter is 128 bits, big-endian,
-// and starts at iv; the device's mbedtls counts the same way.
+// xor encrypts or decrypts p in place. The counter is 128 bits, big-endian, and starts at
+// iv, as in the device's mbedtls.
 func (c *ctr) xor(block cipher.Block, iv *[HeaderSize]byte, p []byte) {
 	hi, lo := binary.BigEndian.Uint64(iv[:8]), binary.BigEndian.Uint64(iv[8:])
 	for len(p) > 0 {

@@ -60,7 +60,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// TestMalformedVectors feeds the bad packets of the vectors, as uplink.
+// TestMalformedVectors receives the invalid packets of the vectors, as uplink.
 func TestMalformedVectors(t *testing.T) {
 	var v struct {
 		Cases []struct {
@@ -72,11 +72,11 @@ func TestMalformedVectors(t *testing.T) {
 	want := map[string]Verdict{ // by the beginning of the reason
 		"15 bytes": Short, "empty": Short, "type byte": BadType, "payload_len": BadLength, "trailing": BadLength,
 		"sequence 0": Old, "exact duplicate": BadFlags, "header only": Empty,
-		"VALID for HEAD": Implausible, // its Opus is made up
-		"NOT detectable": BadFlags,    // a downlink packet, which nobody may send us
+		"VALID for HEAD": Implausible, // its Opus is not valid
+		"NOT detectable": BadFlags,    // a downlink packet, which devices do not send
 	}
 	for _, k := range v.Cases {
-		w := newWorld(t, speech60)
+		w := newWorld(t, params60)
 		got := w.feed(home, unhex(t, k.Packet))
 		for prefix, verdict := range want {
 			if strings.HasPrefix(k.Reason, prefix) && got != verdict {
@@ -119,7 +119,7 @@ func TestOverlapVector(t *testing.T) {
 		n := seal(&b, block, h, make([]byte, len(want)/2), &c)
 		return b[HeaderSize:n]
 	}
-	// The vector does not tell ssrc; the fact it states holds for any.
+	// The vector does not contain ssrc; the fact that it shows holds for any.
 	one := stream(v.Seq1, header{ssrc: 1, sequence: 1})
 	two := stream(v.Seq2, header{ssrc: 1, sequence: 2})
 	if !bytes.Equal(one[16:], two[:len(two)-16]) {
@@ -131,8 +131,8 @@ func TestOverlapVector(t *testing.T) {
 	}
 }
 
-// TestDownlinkBlocksNeverMeet encrypts under hostile timestamps and compares
-// all counter blocks, those of an uplink with equal numbers included.
+// TestDownlinkBlocksNeverMeet encrypts under hostile timestamps and compares all counter
+// blocks, including those of an uplink with equal numbers.
 func TestDownlinkBlocksNeverMeet(t *testing.T) {
 	c := &Channel{ssrc: 0x40ffee01}
 	type counter struct{ hi, lo uint64 }
@@ -163,7 +163,7 @@ func TestDownlinkBlocksNeverMeet(t *testing.T) {
 	}
 }
 
-// Senders at the same time get numbers of their own.
+// Concurrent senders get different sequence numbers.
 func TestNextConcurrently(t *testing.T) {
 	c := &Channel{}
 	const senders, each = 4, 500
@@ -226,7 +226,7 @@ func FuzzOpen(f *testing.F) {
 	block := newBlock(f, []byte("key must be 16 b"))
 	var c ctr
 	var b [maxPacket]byte
-	n := seal(&b, block, header{ssrc: 0xc0ffee01, sequence: 1}, speak(1), &c)
+	n := seal(&b, block, header{ssrc: 0xc0ffee01, sequence: 1}, audioFrame(1), &c)
 	f.Add(b[:n])
 	f.Add(b[:HeaderSize])
 	f.Add([]byte{})

@@ -7,14 +7,14 @@ import (
 	"fleetd/internal/envelope"
 )
 
-// proof is what plausible packets in a row say about their sender.
+// proof is the evidence of consecutive plausible packets for their sender.
 type proof struct {
 	packets int
 	bits    float64 // see speech
-	toc     byte    // of the latest
+	toc     byte    // of the latest packet
 }
 
-func (p *proof) add(toc byte, s *speech) {
+func (p *proof) add(toc byte, s *packetModel) {
 	switch {
 	case p.packets == 0:
 		p.bits = s.first
@@ -27,45 +27,45 @@ func (p *proof) add(toc byte, s *speech) {
 	p.toc = toc
 }
 
-// path is the address the device is believed to speak from. It is provisional
-// at first: heard at once, spoken to only when confirmed.
+// path is the verified address of the device. It is provisional at first: its audio is
+// delivered, but nothing is sent to it until it is confirmed.
 type path struct {
-	addr      netip.AddrPort
-	window    window
-	proof     proof // until confirmed
-	confirmed bool
-	heard     time.Time // last accepted packet
+	addr         netip.AddrPort
+	window       window
+	proof        proof // until confirmed
+	confirmed    bool
+	lastReceived time.Time // last accepted packet
 
-	// A path that began with a jump may itself be the forgery. As long as it
-	// has not outgrown its window, sequences between floor (the highest of the
-	// path before) and the window may found a claim: they were never taken.
+	// A path that began with a jump may itself be forged. Until it has advanced by a whole
+	// window, sequence numbers between floor (the highest of the previous path) and the
+	// window may start a claim, because they were never accepted.
 	first, floor uint32
 
-	forged   time.Time // last implausible packet from addr: somebody forges the address
-	credit   uint32    // steps that the sequence may make while forged
+	forged   time.Time // last implausible packet from addr, which shows that the address is being forged
+	credit   uint32    // steps that the sequence may make meanwhile
 	credited time.Time
 }
 
-func (p *path) alive(now time.Time) bool { return now.Sub(p.heard) < aliveFor }
+func (p *path) alive(now time.Time) bool { return now.Sub(p.lastReceived) < aliveFor }
 
-// missed reports whether seq, which is behind the window, may be part of what
-// a forged jump left behind.
-func (p *path) missed(seq uint32) bool {
+// maybeMissed reports whether seq, which is below the window, may belong to the stream before
+// a forged jump.
+func (p *path) maybeMissed(seq uint32) bool {
 	return p.window.high-p.first <= windowSize && seq > p.floor
 }
 
-// suspect notes a packet that somebody forged with the path's own address.
-func (p *path) suspect(now time.Time) {
+// recordForgery records a packet with the path's address that somebody forged.
+func (p *path) recordForgery(now time.Time) {
 	if now.Sub(p.forged) >= contestedFor {
 		p.credit, p.credited = maxCredit, now
 	}
 	p.forged = now
 }
 
-// afford reports whether the highest sequence may advance by step. It always
-// may, unless somebody forges the path's address: then not faster than the
-// device speaks, so that chance hits cannot run away with the window.
-func (p *path) afford(step uint32, now time.Time, every time.Duration) bool {
+// mayAdvance reports whether the highest sequence may advance by step. It always may unless
+// the path's address is being forged. Then it advances no faster than the device speaks,
+// so that forgeries that are plausible by chance cannot move the window far.
+func (p *path) mayAdvance(step uint32, now time.Time, every time.Duration) bool {
 	if now.Sub(p.forged) >= contestedFor {
 		return true
 	}
@@ -82,33 +82,33 @@ func (p *path) afford(step uint32, now time.Time, every time.Duration) bool {
 	return true
 }
 
-// claim is an address, not or not yet the path's, whose packets were plausible
-// so far. Also a jump of the path's own address is a claim.
+// claim is an address other than the path's whose packets were plausible so far. A jump
+// of the path's own address is also a claim.
 type claim struct {
-	addr   netip.AddrPort
-	window window
-	proof  proof
-	first  uint32 // lowest sequence
-	heard  time.Time
-	frames []heldFrame
-	bytes  int
+	addr         netip.AddrPort
+	window       window
+	proof        proof
+	first        uint32 // lowest sequence number
+	lastReceived time.Time
+	frames       []heldFrame
+	bytes        int
 }
 
-// heldFrame is a frame that waits for its sender to be proven.
+// heldFrame is a frame whose sender is not proven yet.
 type heldFrame struct {
 	sequence uint32
 	frame    envelope.Frame
 }
 
-// change tells of a newly proven address.
+// change describes a newly proven address.
 type change struct {
 	from, to  netip.AddrPort
 	moved     bool
-	released  []heldFrame // to be delivered before the packet at hand
+	released  []heldFrame // to be delivered before the current packet
 	discarded int
 }
 
-// drop forgets a claim and returns how many frames were lost with it.
+// drop removes a claim and returns the number of its frames.
 func (c *Channel) drop(cl *claim) int {
 	delete(c.claims, cl.addr)
 	c.heldBytes -= cl.bytes
@@ -123,30 +123,30 @@ func (c *Channel) dropClaims() (discarded int) {
 	return discarded
 }
 
-// strength orders claims for eviction. A flood from many ports founds many
-// claims of one packet each; what proved more outlives them, and so does the
-// host of the control connection.
+// strength orders claims for eviction. A flood from many ports creates many claims of one
+// packet each; claims with more evidence are kept longer, and so is a claim from the host
+// of the control connection.
 func (c *Channel) strength(cl *claim) float64 {
 	if cl.addr.Addr() == c.control {
-		return cl.proof.bits + c.speech.again
+		return cl.proof.bits + c.model.again
 	}
 	return cl.proof.bits
 }
 
-// weakest is the claim to give up first: the least proven, and of those the
-// one that was silent for longest.
+// weakest returns the claim to evict first: the one with the least evidence, and among
+// equals the one that was inactive for longest.
 func (c *Channel) weakest() *claim {
 	var weakest *claim
 	least := 0.0
 	for _, cl := range c.claims {
-		if s := c.strength(cl); weakest == nil || s < least || s == least && cl.heard.Before(weakest.heard) {
+		if s := c.strength(cl); weakest == nil || s < least || s == least && cl.lastReceived.Before(weakest.lastReceived) {
 			weakest, least = cl, s
 		}
 	}
 	return weakest
 }
 
-// hold keeps the packet for its claim, at the cost of weaker claims.
+// hold stores the packet in its claim, and evicts weaker claims if necessary.
 func (c *Channel) hold(cl *claim, p *packet) (discarded int) {
 	if len(cl.frames) == maxHeldFrames {
 		n := len(cl.frames[0].frame.Opus)

@@ -2,5 +2,5 @@
 
 package udpaudio
 
-// raceDetector makes sync.Pool drop items at random, so nothing counts allocations.
+// raceDetector reports that sync.Pool drops items at random, so allocations are not counted.
 const raceDetector = true

@@ -4,7 +4,7 @@ package udpaudio
 
 import "net/netip"
 
-// outgoing is the scratch space of one packet on its way out.
+// outgoing is the buffer of one outgoing packet.
 type outgoing struct {
 	buf [maxPacket]byte
 	n   int
@@ -13,7 +13,7 @@ type outgoing struct {
 
 func newOutgoing() *outgoing { return &outgoing{} }
 
-// send writes o to the address. Here it may wait while the socket's buffer is
+// send writes o to the address. On this system it may wait while the socket's buffer is
 // full; on Unix it never does.
 func (t *Table) send(o *outgoing, to *endpoint) error {
 	_, err := t.conn.WriteToUDPAddrPort(o.buf[:o.n], to.AddrPort)
@@ -22,6 +22,6 @@ func (t *Table) send(o *outgoing, to *endpoint) error {
 
 const maxControl = 0
 
-func (*Table) askLocal() error { return nil }
+func (*Table) enableLocalAddress() error { return nil }
 
-func localOf([]byte) netip.Addr { return netip.Addr{} }
+func localAddress([]byte) netip.Addr { return netip.Addr{} }

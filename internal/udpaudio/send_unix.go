@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// outgoing is the scratch space of one packet on its way out.
+// outgoing contains the buffers of one outgoing packet.
 type outgoing struct {
 	buf   [maxPacket]byte
 	n     int
@@ -15,7 +15,7 @@ type outgoing struct {
 	ip4   syscall.SockaddrInet4
 	ip6   syscall.SockaddrInet6
 	to    syscall.Sockaddr // one of the two above
-	from  source
+	from  sourceControl
 	local netip.Addr
 	ipv6  bool
 	err   error
@@ -23,24 +23,24 @@ type outgoing struct {
 }
 
 func newOutgoing() *outgoing {
-	o := &outgoing{from: newSource()}
-	o.write = func(fd uintptr) bool { // made once: a closure per packet would be an allocation
+	o := &outgoing{from: newSourceControl()}
+	o.write = func(fd uintptr) bool { // created once: a closure per packet would be an allocation
 		for {
 			if o.err = o.from.write(int(fd), o.buf[:o.n], o.local, o.ipv6, o.to); o.err != syscall.EINTR {
-				return true // never wait for a full socket
+				return true // true: never wait for a full socket
 			}
 		}
 	}
 	return o
 }
 
-// send writes o to the device without ever waiting: net.UDPConn would park
-// the caller while the socket's buffer is full.
+// send writes o to the device without waiting: net.UDPConn would park the caller while the
+// socket's buffer is full.
 func (t *Table) send(o *outgoing, to *endpoint) error {
 	addr := to.Addr()
 	o.local, o.ipv6 = to.local, t.ipv6
 	switch {
-	case addr.Zone() != "": // needs an interface's number; rare enough for the slow way
+	case addr.Zone() != "": // needs the number of an interface; rare enough for the slow path
 		_, err := t.conn.WriteToUDPAddrPort(o.buf[:o.n], to.AddrPort)
 		return err
 	case t.ipv6:

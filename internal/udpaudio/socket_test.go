@@ -28,7 +28,7 @@ func listen(t testing.TB, addr string) *Table {
 	return table
 }
 
-// peer is a socket that speaks to a table.
+// peer is a socket that exchanges packets with a table.
 type peer struct {
 	t    testing.TB
 	conn *net.UDPConn
@@ -54,16 +54,16 @@ func (p *peer) send(b []byte) {
 	}
 }
 
-func (p *peer) say(c *Channel, seq uint32) {
+func (p *peer) sendFrame(c *Channel, seq uint32) {
 	p.t.Helper()
-	if err := p.try(c, seq); err != nil {
+	if err := p.trySend(c, seq); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-func (p *peer) try(c *Channel, seq uint32) error {
+func (p *peer) trySend(c *Channel, seq uint32) error {
 	var b [maxPacket]byte
-	n := seal(&b, c.block, header{ssrc: c.ssrc, sequence: seq}, speak(seq), &p.ctr)
+	n := seal(&b, c.block, header{ssrc: c.ssrc, sequence: seq}, audioFrame(seq), &p.ctr)
 	_, err := p.conn.Write(b[:n])
 	return err
 }
@@ -85,7 +85,7 @@ func (p *peer) receive(c *Channel) (header, []byte) {
 	return h, b[HeaderSize:n]
 }
 
-// total is how many datagrams the table has read.
+// total returns the number of datagrams that the table has read.
 func total(table *Table) (n uint64) {
 	for v := range Verdicts {
 		n += table.Stats().Packets(v)
@@ -96,7 +96,7 @@ func total(table *Table) (n uint64) {
 // settle waits until the table has read n datagrams.
 func settle(t testing.TB, table *Table, n uint64) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Microsecond) // spinning would keep the scheduler from polling the sockets
+	tick := time.NewTicker(20 * time.Microsecond) // a busy loop would keep the scheduler from polling the sockets
 	defer tick.Stop()
 	for deadline := time.Now().Add(10 * time.Second); total(table) < n; <-tick.C {
 		if time.Now().After(deadline) {
@@ -107,7 +107,7 @@ func settle(t testing.TB, table *Table, n uint64) {
 
 func open(t testing.TB, table *Table, r Receiver) *Channel {
 	t.Helper()
-	p := speech60
+	p := params60
 	p.Receiver = r
 	c, err := table.Open(p)
 	if err != nil {
@@ -126,15 +126,15 @@ func TestConversation(t *testing.T) {
 				}
 				_ = probe.Close()
 			}
-			table, ear := listen(t, addr), &ear{}
+			table, ear := listen(t, addr), &recorder{}
 			c := open(t, table, ear)
-			if err := c.SendAudio(envelope.Frame{Opus: speak(1)}); !errors.Is(err, ErrNoAddress) {
+			if err := c.SendAudio(envelope.Frame{Opus: audioFrame(1)}); !errors.Is(err, ErrNoAddress) {
 				t.Errorf("got %v, want ErrNoAddress", err)
 			}
 			device := dial(t, table)
 			device.send(nil)
 			for seq := uint32(1); seq <= 5; seq++ {
-				device.say(c, seq)
+				device.sendFrame(c, seq)
 			}
 			settle(t, table, 6)
 			if got, want := ear.frames, 5; len(got) != want {
@@ -146,14 +146,14 @@ func TestConversation(t *testing.T) {
 			}
 			nonce := c.Nonce()
 			for i := range uint32(20) {
-				if err := c.SendAudio(envelope.Frame{Timestamp: 60 * i, Opus: speak(i)}); err != nil {
+				if err := c.SendAudio(envelope.Frame{Timestamp: 60 * i, Opus: audioFrame(i)}); err != nil {
 					t.Fatal(err)
 				}
 				h, opus := device.receive(c)
 				if h.flags != flagDownlink || h.sequence != i+1 || h.timestamp != 60*i || h.ssrc != binary.BigEndian.Uint32(nonce[4:])|ssrcDownlink {
 					t.Errorf("header %+v", h)
 				}
-				if string(opus) != string(speak(i)) {
+				if string(opus) != string(audioFrame(i)) {
 					t.Errorf("packet %d is %x", i, opus)
 				}
 			}
@@ -167,10 +167,10 @@ func TestConversation(t *testing.T) {
 			}
 			c.Close()
 			c.Close()
-			if err := c.SendAudio(envelope.Frame{Opus: speak(1)}); !errors.Is(err, ErrClosed) {
+			if err := c.SendAudio(envelope.Frame{Opus: audioFrame(1)}); !errors.Is(err, ErrClosed) {
 				t.Errorf("got %v, want ErrClosed", err)
 			}
-			device.say(c, 6)
+			device.sendFrame(c, 6)
 			settle(t, table, 7)
 			if n := table.Stats().Packets(UnknownSSRC); n != 1 {
 				t.Errorf("%d packets for the closed channel", n)
@@ -186,7 +186,7 @@ func TestNonceAndKeysDiffer(t *testing.T) {
 	table := listen(t, "127.0.0.1:0")
 	keys, nonces := map[[16]byte]bool{}, map[[16]byte]bool{}
 	for range 1000 {
-		c := open(t, table, &ear{})
+		c := open(t, table, &recorder{})
 		n := c.Nonce()
 		if n[0] != 1 || n[4]&1 != 0 || n != [16]byte{0: 1, 4: n[4], 5: n[5], 6: n[6], 7: n[7]} {
 			t.Fatalf("nonce %x", n)
@@ -202,7 +202,7 @@ func TestNonceAndKeysDiffer(t *testing.T) {
 func TestTooManyChannels(t *testing.T) {
 	table := listen(t, "127.0.0.1:0")
 	table.stats.Channels.Store(MaxChannels)
-	if _, err := table.Open(speech60); !errors.Is(err, ErrTooMany) {
+	if _, err := table.Open(params60); !errors.Is(err, ErrTooMany) {
 		t.Errorf("got %v, want ErrTooMany", err)
 	}
 	if n := table.stats.Channels.Load(); n != MaxChannels {
@@ -210,13 +210,13 @@ func TestTooManyChannels(t *testing.T) {
 	}
 	table.stats.Channels.Store(0)
 	table.Close()
-	if _, err := table.Open(speech60); !errors.Is(err, ErrClosed) || table.stats.Channels.Load() != 0 {
+	if _, err := table.Open(params60); !errors.Is(err, ErrClosed) || table.stats.Channels.Load() != 0 {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
 }
 
-// crowd is some sockets that flood one channel without overrunning the
-// receive buffer, so that what is lost is lost by the table.
+// crowd is several sockets that flood one channel without overrunning the receive buffer, so
+// that only the table drops packets.
 type crowd struct {
 	t     *testing.T
 	table *Table
@@ -239,10 +239,9 @@ func (a *crowd) flood(c *Channel, n int, seq func(i int) uint32) {
 	settle(a.t, a.table, a.sent)
 }
 
-// TestFloodOverSockets is the attack with real datagrams, as fast as the table
-// reads them.
+// TestFloodOverSockets is the attack with real datagrams, as fast as the table reads them.
 func TestFloodOverSockets(t *testing.T) {
-	table, ear := listen(t, "127.0.0.1:0"), &ear{}
+	table, ear := listen(t, "127.0.0.1:0"), &recorder{}
 	c := open(t, table, ear)
 	device := dial(t, table)
 	a := &crowd{t: t, table: table, rng: rand.New(rand.NewPCG(3, 4))}
@@ -262,7 +261,7 @@ func TestFloodOverSockets(t *testing.T) {
 	say := func(n uint32) {
 		for range n {
 			a.flood(c, perFrame, aims[next%3])
-			device.say(c, next)
+			device.sendFrame(c, next)
 			a.sent++
 			next++
 		}
@@ -275,14 +274,14 @@ func TestFloodOverSockets(t *testing.T) {
 		t.Fatalf("address is %v; %s", c.Remote(), story(table.Stats()))
 	}
 	for i := range uint32(50) {
-		if err := c.SendAudio(envelope.Frame{Timestamp: i, Opus: speak(i)}); err != nil {
+		if err := c.SendAudio(envelope.Frame{Timestamp: i, Opus: audioFrame(i)}); err != nil {
 			t.Fatal(err)
 		}
 		if h, _ := device.receive(c); h.sequence != i+1 {
 			t.Fatalf("downlink packet %d has sequence %d", i, h.sequence)
 		}
 	}
-	for pause := time.Now(); time.Since(pause) < aliveFor+aliveFor/10; { // the path is dead
+	for pause := time.Now(); time.Since(pause) < aliveFor+aliveFor/10; { // the path is no longer alive
 		a.flood(c, perFrame, aims[2])
 	}
 	say(frames)
@@ -294,7 +293,7 @@ func TestFloodOverSockets(t *testing.T) {
 	if c.Remote() != device.addr() || table.Stats().Moves.Load() != 0 {
 		t.Errorf("address is %v", c.Remote())
 	}
-	for _, p := range a.peers { // what was sent over the loopback has arrived
+	for _, p := range a.peers { // packets sent over the loopback have arrived
 		_ = p.conn.SetReadDeadline(time.Now().Add(time.Millisecond))
 		if n, err := p.conn.Read(make([]byte, 2048)); err == nil {
 			t.Errorf("an attacker received %d bytes", n)
@@ -303,14 +302,14 @@ func TestFloodOverSockets(t *testing.T) {
 }
 
 func TestUnknownFlood(t *testing.T) {
-	table, ear := listen(t, "127.0.0.1:0"), &ear{}
+	table, ear := listen(t, "127.0.0.1:0"), &recorder{}
 	c := open(t, table, ear)
 	device := dial(t, table)
 	a := &crowd{t: t, table: table, peers: []*peer{dial(t, table)}, rng: rand.New(rand.NewPCG(5, 6))}
 	wrong := &Channel{ssrc: c.ssrc ^ 1}
 	a.flood(wrong, 10_000, func(i int) uint32 { return uint32(i) })
 	for seq := uint32(1); seq <= 10; seq++ {
-		device.say(c, seq)
+		device.sendFrame(c, seq)
 	}
 	settle(t, table, a.sent+10)
 	if n := table.Stats().Packets(UnknownSSRC); n != 10_000 || len(ear.frames) != 10 {
@@ -318,18 +317,18 @@ func TestUnknownFlood(t *testing.T) {
 	}
 }
 
-// TestDeadPeer sends to a closed port: the refusal must end nothing.
+// TestDeadPeer sends to a closed port: the ICMP error must not end anything.
 func TestDeadPeer(t *testing.T) {
-	table, ear := listen(t, "127.0.0.1:0"), &ear{}
+	table, ear := listen(t, "127.0.0.1:0"), &recorder{}
 	c := open(t, table, ear)
 	device := dial(t, table)
 	for seq := uint32(1); seq <= 3; seq++ {
-		device.say(c, seq)
+		device.sendFrame(c, seq)
 	}
 	settle(t, table, 3)
 	_ = device.conn.Close()
 	for range 100 {
-		_ = c.SendAudio(envelope.Frame{Opus: speak(1)}) // refused or not, as the system likes
+		_ = c.SendAudio(envelope.Frame{Opus: audioFrame(1)}) // the system decides whether it is refused
 	}
 	if s := table.Stats(); s.Sent.Load()+s.SendErrors.Load() != 100 {
 		t.Errorf("%d sent, %d errors", s.Sent.Load(), s.SendErrors.Load())
@@ -337,7 +336,7 @@ func TestDeadPeer(t *testing.T) {
 	other := open(t, table, ear)
 	late := dial(t, table)
 	for seq := uint32(4); seq <= 6; seq++ {
-		late.say(other, seq)
+		late.sendFrame(other, seq)
 	}
 	settle(t, table, 6)
 	if len(ear.frames) != 6 {
@@ -349,14 +348,14 @@ func TestSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := newTable(slog.New(slog.DiscardHandler))
 		table.tasks.Go(table.sweeper)
-		mute, forged, heard, gone := &ear{}, &ear{}, &ear{}, &ear{}
+		mute, forged, withAudio, gone := &recorder{}, &recorder{}, &recorder{}, &recorder{}
 		open(t, table, mute)
-		bad, good, closed := open(t, table, forged), open(t, table, heard), open(t, table, gone)
+		bad, good, closed := open(t, table, forged), open(t, table, withAudio), open(t, table, gone)
 		r := &reader{table: table}
 		var c ctr
 		var b [maxPacket]byte
 		for seq := uint32(1); seq <= 7; seq++ {
-			n := seal(&b, good.block, header{ssrc: good.ssrc, sequence: seq}, speak(seq), &c)
+			n := seal(&b, good.block, header{ssrc: good.ssrc, sequence: seq}, audioFrame(seq), &c)
 			r.handle(b[:n], home, time.Now())
 			n = seal(&b, bad.block, header{ssrc: bad.ssrc, sequence: seq}, []byte{0xff, 0xff}, &c)
 			r.handle(b[:n], home, time.Now())
@@ -364,20 +363,20 @@ func TestSilent(t *testing.T) {
 		closed.Close()
 		time.Sleep(SilentAfter - time.Millisecond)
 		synctest.Wait()
-		for _, e := range []*ear{mute, forged} {
-			if calls, _ := e.told(); calls != 0 {
-				t.Error("told too early")
+		for _, e := range []*recorder{mute, forged} {
+			if calls, _ := e.silentCalls(); calls != 0 {
+				t.Error("reported too early")
 			}
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		for _, k := range []struct {
 			name  string
-			ear   *ear
+			ear   *recorder
 			calls int
 			tried uint64
-		}{{"mute", mute, 1, 0}, {"forged", forged, 1, 7}, {"heard", heard, 0, 0}, {"closed", gone, 0, 0}} {
-			if calls, tried := k.ear.told(); calls != k.calls || tried != k.tried {
+		}{{"mute", mute, 1, 0}, {"forged", forged, 1, 7}, {"withAudio", withAudio, 0, 0}, {"closed", gone, 0, 0}} {
+			if calls, tried := k.ear.silentCalls(); calls != k.calls || tried != k.tried {
 				t.Errorf("%s: %d calls, %d tried", k.name, calls, tried)
 			}
 		}
@@ -389,8 +388,8 @@ func TestSilent(t *testing.T) {
 	})
 }
 
-// TestConcurrently opens, closes, sends and receives at once, and closes the
-// table under all of it.
+// TestConcurrently opens, closes, sends and receives concurrently, and closes the table
+// meanwhile.
 func TestConcurrently(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -404,8 +403,8 @@ func TestConcurrently(t *testing.T) {
 		device := dial(t, table)
 		tasks.Go(func() {
 			for i := uint32(0); ; i++ {
-				p := speech60
-				p.Receiver = &ear{}
+				p := params60
+				p.Receiver = &recorder{}
 				c, err := table.Open(p)
 				if errors.Is(err, ErrClosed) {
 					return
@@ -415,8 +414,8 @@ func TestConcurrently(t *testing.T) {
 					return
 				}
 				for seq := uint32(1); seq <= 6; seq++ {
-					_ = device.try(c, seq)                            // fails once the table is closed
-					_ = c.SendAudio(envelope.Frame{Opus: speak(seq)}) // the address may not be known yet
+					_ = device.trySend(c, seq)                             // fails once the table is closed
+					_ = c.SendAudio(envelope.Frame{Opus: audioFrame(seq)}) // the address may not be known yet
 					c.Remote()
 				}
 				table.sweep(c, time.Now())
@@ -441,6 +440,6 @@ func TestConcurrently(t *testing.T) {
 func TestListenRefuses(t *testing.T) {
 	table := listen(t, "127.0.0.1:0")
 	if _, err := Listen(context.Background(), table.Addr().String(), slog.New(slog.DiscardHandler)); err == nil {
-		t.Error("the same port twice")
+		t.Error("it listens twice on the same port")
 	}
 }

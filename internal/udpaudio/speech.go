@@ -7,25 +7,25 @@ import (
 	"fleetd/internal/opus"
 )
 
-// speech is what a device announced it would say.
-type speech struct {
+// speech describes the packets that a device announced.
+type packetModel struct {
 	duration time.Duration // of one packet; 0 for any
 	mono     bool
-	// What a plausible packet says for its sender, in bits: how much likelier
-	// it is from the device than from random bytes. A device repeats mode,
-	// bandwidth and channels in steady of its packets; first is for a packet
-	// with none before it, again for one like the one before, fresh for the
-	// others. As these are likelihood ratios, a run of random packets reaches a
-	// sum of n bits with a chance of at most 2^-n.
+	// The evidence of a plausible packet for its sender, in bits: how much likelier it is
+	// from the device than from random bytes. A device repeats mode, bandwidth and
+	// channels in the fraction steady of its packets. first is for a packet without a
+	// predecessor, again for one like its predecessor, fresh for others. These are
+	// likelihood ratios, so random packets reach a sum of n bits with a probability of at
+	// most 2^-n.
 	first, again, fresh float64
 }
 
 const steady = 0.75
 
-func newSpeech(duration time.Duration, channels int) speech {
-	s := speech{duration: duration, mono: channels == 1}
-	// Of the 256 first bytes, those that random packets can pass with: all,
-	// and of one kind. Code 3 needs more luck, which the halves stand for.
+func newPacketModel(duration time.Duration, channels int) packetModel {
+	s := packetModel{duration: duration, mono: channels == 1}
+	// Of the 256 first bytes, the number with which random packets can pass: of all kinds,
+	// and of one kind. Code 3 passes less often; the halves account for it.
 	pass, like := 0.5, 0.5
 	for kind := range 64 {
 		n := 0.0
@@ -44,12 +44,12 @@ func newSpeech(duration time.Duration, channels int) speech {
 	return s
 }
 
-func (s *speech) fits(duration time.Duration, stereo bool) bool {
+func (s *packetModel) fits(duration time.Duration, stereo bool) bool {
 	return (s.duration == 0 || s.duration == duration) && !(s.mono && stereo)
 }
 
-// plausible reports whether p may be what the device says.
-func (s *speech) plausible(p []byte) bool {
+// plausible reports whether the device may have sent p.
+func (s *packetModel) plausible(p []byte) bool {
 	duration, stereo, ok := opus.Inspect(p)
 	return ok && s.fits(duration, stereo)
 }

@@ -25,15 +25,15 @@ func TestPlausible(t *testing.T) {
 		{60, 1, []byte{9<<3 | 3, 3, 1, 2}, false},
 		{0, 0, nil, false},
 	} {
-		s := newSpeech(k.ms*time.Millisecond, k.channels)
+		s := newPacketModel(k.ms*time.Millisecond, k.channels)
 		if got := s.plausible(k.p); got != k.want {
 			t.Errorf("%d ms, %d channels, %x: %v", k.ms, k.channels, k.p, got)
 		}
 	}
 }
 
-// TestChance measures how often random bytes pass, which the evidence in bits
-// must not overstate.
+// TestChance measures how often random bytes are plausible, which the evidence in bits must
+// not overstate.
 func TestChance(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, k := range []struct {
@@ -41,7 +41,7 @@ func TestChance(t *testing.T) {
 		channels int
 		most     float64
 	}{{60, 1, 0.013}, {20, 1, 0.12}, {0, 1, 0.45}, {0, 2, 0.9}} {
-		s := newSpeech(k.ms*time.Millisecond, k.channels)
+		s := newPacketModel(k.ms*time.Millisecond, k.channels)
 		const tries = 200_000
 		// The likelihood ratio of a random packet after another must be 1 on average, or less.
 		passed, ratio, toc := 0, 0.0, byte(11<<3)

@@ -2,25 +2,25 @@ package udpaudio
 
 import "sync/atomic"
 
-// Verdict is what became of one received datagram.
+// Verdict is the result of one received datagram.
 type Verdict uint8
 
 // Verdicts. Every datagram gets exactly one.
 const (
-	Accepted    Verdict = iota // handed to the Receiver at once
-	Held                       // plausible, from an address that is not proven yet; handed over or discarded later
+	Accepted    Verdict = iota // delivered to the Receiver at once
+	Held                       // plausible, from an address that is not proven yet; delivered or discarded later
 	Short                      // under 16 bytes, or empty
 	BadType                    // first byte is not 1
-	BadFlags                   // flags of another direction: a reflected downlink packet
+	BadFlags                   // flags of the other direction: a reflected downlink packet
 	BadLength                  // length field does not match
 	TooLong                    // over MaxPayload
-	Empty                      // no Opus
-	UnknownSSRC                // no such channel, or closed
-	Replayed                   // sequence was taken before
+	Empty                      // no Opus packet
+	UnknownSSRC                // unknown or closed channel
+	Replayed                   // sequence number was accepted before
 	Old                        // below the replay window, or 0
-	Jump                       // sequence too far ahead to be believed from one packet; held like Held
-	Implausible                // decrypts to something that the device would not say
-	Foreign                    // from another address while the proven one is alive, not even decrypted
+	Jump                       // sequence number too far ahead for a single packet; held like Held
+	Implausible                // decrypts to something that the device would not send
+	Foreign                    // from another address while the proven one is alive; not decrypted
 	Verdicts                   // number of verdicts
 )
 
@@ -37,20 +37,20 @@ func (v Verdict) String() string {
 	return verdictNames[v]
 }
 
-// Stats are the counters of a Table. Read them at any time.
+// Stats contains the counters of a Table. They can be read at any time.
 type Stats struct {
 	packets [Verdicts]atomic.Uint64
 
 	Channels   atomic.Int64  // open now
-	Released   atomic.Uint64 // held frames handed to the Receiver
-	Discarded  atomic.Uint64 // held frames thrown away
-	Confirmed  atomic.Uint64 // addresses proven, the first of a channel and later ones
+	Released   atomic.Uint64 // held frames delivered to the Receiver
+	Discarded  atomic.Uint64 // held frames dropped
+	Confirmed  atomic.Uint64 // addresses proven, including later ones of a channel
 	Moves      atomic.Uint64 // proven addresses that replaced another
 	Silent     atomic.Uint64 // calls of Receiver.Silent
-	Sent       atomic.Uint64 // packets given to the socket
-	SendErrors atomic.Uint64 // packets the socket refused: ENOBUFS, EAGAIN, ICMP errors
+	Sent       atomic.Uint64 // packets written to the socket
+	SendErrors atomic.Uint64 // packets that the socket refused: ENOBUFS, EAGAIN, ICMP errors
 	ReadErrors atomic.Uint64
 }
 
-// Packets returns how many datagrams got verdict v.
+// Packets returns the number of datagrams with verdict v.
 func (s *Stats) Packets(v Verdict) uint64 { return s.packets[v].Load() }

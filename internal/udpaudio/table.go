@@ -1,18 +1,17 @@
-// Package udpaudio is the audio plane of the MQTT transport: Opus packets in
-// UDP datagrams, both ways, one channel per conversation.
+// Package udpaudio implements the audio of the MQTT transport: Opus packets in UDP
+// datagrams in both directions, one channel per conversation.
 //
 //	u8 type=1 | u8 flags | u16 length | u32 ssrc | u32 timestamp | u32 sequence | Opus
 //
-// All integers are big-endian, the length is that of the Opus packet. The 16
-// bytes before it are the IV of AES-128-CTR over it (mqtt_protocol.cc:180-212,
-// 267-334; vectors udp_audio.json). The device copies type, flags and ssrc
-// from the nonce it is given, so ssrc names the channel. Uplink flags are 0;
-// downlink packets have flag 0x80 and ssrc bit 0x01000000 set, since one key
-// serves both directions.
+// All integers are big-endian; the length is that of the Opus packet. The 16 bytes before
+// it are the IV of its AES-128-CTR encryption (mqtt_protocol.cc:180-212, 267-334; vectors
+// udp_audio.json). The device copies type, flags and ssrc from its nonce, so ssrc
+// identifies the channel. Uplink flags are 0; downlink packets have flag 0x80 and ssrc bit
+// 0x01000000 set, because both directions use one key.
 //
-// Nothing authenticates a packet, and ssrc travels in clear text. So an
-// address is not believed because its packet decrypts: see admit.go for what
-// it must prove, and what an attacker can and cannot do.
+// Packets are not authenticated, and ssrc is sent in clear text. An address is therefore
+// not trusted because its packet decrypts: admit.go describes the evidence that it needs,
+// and what an attacker can and cannot do.
 package udpaudio
 
 import (
@@ -34,8 +33,8 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// DefaultAddr is where a Table listens unless told otherwise: all addresses,
-// IPv4 and IPv6. The device itself speaks IPv4 only (esp-ml307 esp_udp.cc).
+// DefaultAddr is where a Table listens by default: all addresses, IPv4 and IPv6. The
+// device supports IPv4 only (esp-ml307 esp_udp.cc).
 const DefaultAddr = ":8884"
 
 // Limits of a Table.
@@ -43,10 +42,10 @@ const (
 	MaxChannels  = 1 << 18 // about 1 KB each
 	SilentAfter  = 10 * time.Second
 	sweepEvery   = time.Second
-	socketBuffer = 4 << 20 // bytes, each way; the kernel may grant less
+	socketBuffer = 4 << 20 // bytes, in each direction; the kernel may grant less
 	shards       = 64
-	// After so many read errors in a row the reader waits before each attempt,
-	// so that a broken socket does not take a core.
+	// After maxReadErrors read errors in sequence the reader waits before each attempt, so
+	// that a broken socket does not use a whole core.
 	maxReadErrors = 16
 	readRetry     = 50 * time.Millisecond
 )
@@ -54,45 +53,44 @@ const (
 // Errors of Open and SendAudio.
 var (
 	ErrClosed    = errors.New("audio channel is closed")
-	ErrTooMany   = errors.New("too many audio channels; close some or add a node")
-	ErrNoAddress = errors.New("the device's UDP address is not known before it has spoken")
+	ErrTooMany   = errors.New("too many audio channels on this node; end conversations or add a node")
+	ErrNoAddress = errors.New("the UDP address of the device is unknown until it has sent audio")
 	ErrEmpty     = errors.New("an audio packet must not be empty")
 	ErrTooLong   = errors.New("audio packet is too long for one datagram")
-	ErrExhausted = errors.New("audio channel has used up its sequences; open a new one")
+	ErrExhausted = errors.New("audio channel has used all sequence numbers; open a new one")
 )
 
-// Receiver takes what a device says. Calls for one channel come one after the
-// other, from the goroutine that reads the socket, which they must not block;
-// one may still be under way when Channel.Close returns.
+// Receiver receives a device's audio. Calls for one channel are sequential, on the
+// goroutine that reads the socket, which they must not block. A call may still be in
+// progress when Channel.Close returns.
 type Receiver interface {
-	// HandleAudio takes one Opus packet. f.Opus is only valid during the call.
+	// HandleAudio receives one Opus packet. f.Opus is valid only during the call.
 	HandleAudio(f envelope.Frame)
-	// Silent is called at most once: the channel has been open for SilentAfter
-	// and no packet was accepted for it. tried is the number of datagrams that
-	// named it: 0 tells of a blocked port, many of a wrong key or a forger.
-	Silent(tried uint64)
+	// ReportNoAudio is called at most once: if the channel was open for SilentAfter and no
+	// packet was accepted. tried is the number of datagrams with the channel's ssrc: 0
+	// indicates a blocked port, many a wrong key or an attacker.
+	ReportNoAudio(tried uint64)
 }
 
 // Params describe one channel.
 type Params struct {
-	// FrameDuration is that of the device's hello, for example 60 ms; 0 for any.
+	// FrameDuration is the value of the device's hello, for example 60 ms; 0 for any.
 	FrameDuration time.Duration
-	// Channels is that of the device's hello; 1 refuses stereo.
+	// Channels is the value of the device's hello; 1 refuses stereo.
 	Channels int
-	// Remote is the address of the control connection. It is preferred when
-	// several addresses claim the channel, never required.
+	// Remote is the address of the control connection. It is preferred if several
+	// addresses claim the channel, and never required.
 	Remote   netip.Addr
 	Receiver Receiver
 }
 
-// Table is the channels of one socket. All methods may be called at any time
-// and concurrently.
+// Table contains the channels of one socket. It is safe for concurrent use.
 type Table struct {
 	log      *slog.Logger
 	conn     *net.UDPConn
 	raw      syscall.RawConn
 	ipv6     bool // the socket's family
-	wildcard bool // the socket takes packets for all addresses of the host
+	wildcard bool // the socket receives for all addresses of the host
 	outgoing sync.Pool
 	stats    Stats
 
@@ -117,8 +115,8 @@ func newTable(log *slog.Logger) *Table {
 	return t
 }
 
-// Listen opens the socket at addr, "host:port", DefaultAddr if empty, and
-// returns a running Table. It runs until Close or the end of ctx.
+// Listen opens the socket at addr, "host:port" or "" for DefaultAddr, and returns a running
+// Table. It runs until Close, or until ctx ends.
 func Listen(ctx context.Context, addr string, log *slog.Logger) (*Table, error) {
 	if addr == "" {
 		addr = DefaultAddr
@@ -141,10 +139,10 @@ func Listen(ctx context.Context, addr string, log *slog.Logger) (*Table, error) 
 	t := newTable(log)
 	t.conn, t.raw, t.ipv6 = conn, raw, localAddr(conn).Addr().Is6()
 	if err := errors.Join(conn.SetReadBuffer(socketBuffer), conn.SetWriteBuffer(socketBuffer)); err != nil {
-		log.Warn("udp socket keeps its default buffers", "error", err)
+		log.Warn("cannot enlarge the buffers of the UDP socket; packets may be lost under load", "error", err)
 	}
-	if err := t.askLocal(); err != nil {
-		log.Warn("udp answers leave from the address that the system chooses: listen on one address if this host has several", "error", err)
+	if err := t.enableLocalAddress(); err != nil {
+		log.Warn("cannot set the source address of UDP packets; if this host has several addresses, listen on one of them", "error", err)
 	}
 	stop := context.AfterFunc(ctx, t.shut)
 	t.tasks.Go(func() { defer stop(); t.read() })
@@ -161,14 +159,14 @@ func localAddr(conn *net.UDPConn) netip.AddrPort {
 	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 }
 
-// Addr is the address the socket is bound to.
+// Addr returns the address of the socket.
 func (t *Table) Addr() netip.AddrPort { return localAddr(t.conn) }
 
 // Stats returns the counters of the table.
 func (t *Table) Stats() *Stats { return &t.stats }
 
-// Close ends all channels and waits for the table's goroutines. It must not be
-// called from a Receiver.
+// Close closes all channels and waits for the table's goroutines. It must not be called
+// from a Receiver.
 func (t *Table) Close() {
 	t.shut()
 	t.tasks.Wait()
@@ -178,7 +176,7 @@ func (t *Table) shut() {
 	t.once.Do(func() {
 		t.closed.Store(true)
 		close(t.done)
-		_ = t.conn.Close() // closed only here
+		_ = t.conn.Close() // cannot be closed twice
 		for i := range t.shards {
 			for _, c := range t.shards[i].list(nil) {
 				c.Close()
@@ -199,8 +197,8 @@ func (s *shard) list(dst []*Channel) []*Channel {
 
 func (t *Table) shard(ssrc uint32) *shard { return &t.shards[ssrc%shards] }
 
-// Open makes a channel with a fresh key and ssrc. Errors: ErrClosed, and
-// ErrTooMany above MaxChannels.
+// Open creates a channel with a new key and ssrc. Errors: ErrClosed, and ErrTooMany above
+// MaxChannels.
 func (t *Table) Open(p Params) (*Channel, error) {
 	var random [20]byte
 	if _, err := rand.Read(random[:]); err != nil {
@@ -230,12 +228,12 @@ func (t *Table) Open(p Params) (*Channel, error) {
 	}
 }
 
-// add registers c and reports false if its ssrc is in use.
+// add registers c. It returns false if its ssrc is in use.
 func (t *Table) add(c *Channel) (bool, error) {
 	s := t.shard(c.ssrc)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if t.closed.Load() { // set before shut lists the shards
+	if t.closed.Load() { // set before shut lists the channels
 		return false, ErrClosed
 	}
 	if s.channels[c.ssrc] != nil {
@@ -260,7 +258,7 @@ func (t *Table) find(ssrc uint32) *Channel {
 	return s.channels[ssrc]
 }
 
-// read is the socket's one reader. It ends when the socket is closed.
+// read is the only reader of the socket. It ends when the socket is closed.
 func (t *Table) read() {
 	r := reader{table: t}
 	for failed := 0; ; {
@@ -268,7 +266,7 @@ func (t *Table) read() {
 		if err == nil {
 			failed = 0
 			if t.wildcard {
-				r.local = localOf(r.control[:info])
+				r.local = localAddress(r.control[:info])
 			}
 			r.contain(r.buf[:n], from, time.Now())
 			continue
@@ -276,9 +274,9 @@ func (t *Table) read() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		t.stats.ReadErrors.Add(1) // ICMP errors of what was sent come out here on some systems
+		t.stats.ReadErrors.Add(1) // on some systems, ICMP errors of sent packets are reported here
 		if failed++; failed == maxReadErrors {
-			t.log.Warn("udp socket fails to read", "error", err)
+			t.log.Warn("cannot read from the UDP socket; trying again", "error", err)
 		}
 		if failed >= maxReadErrors {
 			select {
@@ -290,26 +288,25 @@ func (t *Table) read() {
 	}
 }
 
-// reader is what one reading goroutine needs. It must live on the heap once,
-// not per packet.
+// reader contains the buffers of the reading goroutine. It must be allocated once, not per
+// packet.
 type reader struct {
 	table   *Table
 	packet  packet
 	ctr     ctr
-	local   netip.Addr // that the datagram was sent to
+	local   netip.Addr // destination address of the datagram
 	control [maxControl]byte
-	buf     [maxPacket + 1]byte // one more, to see that a packet is too long
+	buf     [maxPacket + 1]byte // one byte more, to detect packets that are too long
 }
 
-// contain is handle for one datagram of a stranger: a fault that its bytes set
-// off must not end the audio of all devices.
+// contain calls handle for one datagram of an unknown sender: a panic that its bytes cause
+// must not end the audio of all devices.
 func (r *reader) contain(b []byte, from netip.AddrPort, now time.Time) {
 	defer tasks.Contain(r.table.log, func() { r.table.stats.ReadErrors.Add(1) })
 	r.handle(b, from, now)
 }
 
-// handle takes one datagram, which it decrypts in place, and counts it when it
-// is done with it.
+// handle handles one datagram, which it decrypts in place, and counts it at the end.
 func (r *reader) handle(b []byte, from netip.AddrPort, now time.Time) {
 	t := r.table
 	h, verdict := parse(b)
@@ -332,7 +329,7 @@ func (r *reader) handle(b []byte, from netip.AddrPort, now time.Time) {
 	}
 	verdict, change := c.admit(&r.packet)
 	if change != nil {
-		t.tell(c, change)
+		t.apply(c, change)
 	}
 	if verdict == Accepted {
 		c.receiver.HandleAudio(envelope.Frame{Timestamp: h.timestamp, Opus: r.packet.body})
@@ -340,8 +337,8 @@ func (r *reader) handle(b []byte, from netip.AddrPort, now time.Time) {
 	t.stats.packets[verdict].Add(1)
 }
 
-// tell counts a change of address and hands over what was held for it.
-func (t *Table) tell(c *Channel, ch *change) {
+// apply counts a change of address and delivers the frames held for it.
+func (t *Table) apply(c *Channel, ch *change) {
 	t.stats.Confirmed.Add(1)
 	t.stats.Released.Add(uint64(len(ch.released)))
 	t.stats.Discarded.Add(uint64(ch.discarded))
@@ -364,7 +361,7 @@ func (t *Table) sweeper() {
 		case <-t.done:
 			return
 		case now := <-tick.C:
-			for i := range t.shards { // one at a time, so that the reader is never kept long
+			for i := range t.shards { // one shard at a time, so that the reader is not delayed
 				list = t.shards[i].list(list[:0])
 				for _, c := range list {
 					t.sweep(c, now)
@@ -380,6 +377,6 @@ func (t *Table) sweep(c *Channel, now time.Time) {
 	t.stats.Discarded.Add(uint64(discarded))
 	if silent {
 		t.stats.Silent.Add(1)
-		c.receiver.Silent(tried)
+		c.receiver.ReportNoAudio(tried)
 	}
 }

@@ -13,20 +13,20 @@ func TestWindow(t *testing.T) {
 		where place
 	}{
 		{"first", nil, 1, ahead},
-		{"duplicate", []uint32{1}, 1, taken},
-		{"64 behind", []uint32{65}, 1, inside},
-		{"64 behind, taken", []uint32{1, 65}, 1, taken},
-		{"65 behind", []uint32{66}, 1, behind},
+		{"duplicate", []uint32{1}, 1, accepted},
+		{"64 below", []uint32{65}, 1, inside},
+		{"64 below, taken", []uint32{1, 65}, 1, accepted},
+		{"65 below", []uint32{66}, 1, below},
 		{"hole", []uint32{1, 2, 4}, 3, inside},
-		{"filled hole", []uint32{1, 2, 4, 3}, 3, taken},
-		{"all but the edge slid out", []uint32{1, 2, 66}, 2, taken},
+		{"filled hole", []uint32{1, 2, 4, 3}, 3, accepted},
+		{"all but the edge slid out", []uint32{1, 2, 66}, 2, accepted},
 		{"slid out at once", []uint32{5, 1000}, 999, inside},
-		{"highest of all", []uint32{1, 1<<32 - 1}, 1<<32 - 1, taken},
+		{"highest of all", []uint32{1, 1<<32 - 1}, 1<<32 - 1, accepted},
 		{"below the highest of all", []uint32{1, 1<<32 - 1}, 1<<32 - 65, inside},
 	} {
 		var w window
 		for _, seq := range k.took {
-			w.take(seq)
+			w.accept(seq)
 		}
 		if got, _ := w.place(k.seq); got != k.where {
 			t.Errorf("%s: got %d, want %d", k.name, got, k.where)
@@ -34,7 +34,7 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestWindowModel compares with a set.
+// TestWindowModel compares the window with a set.
 func TestWindowModel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -46,9 +46,9 @@ func TestWindowModel(t *testing.T) {
 			switch {
 			case seq > high:
 			case set[seq] && high-seq <= windowSize:
-				want = taken
+				want = accepted
 			case high-seq > windowSize:
-				want = behind
+				want = below
 			default:
 				want = inside
 			}
@@ -57,7 +57,7 @@ func TestWindowModel(t *testing.T) {
 				t.Fatalf("%d at %d: got %d, want %d", seq, high, got, want)
 			}
 			if got == ahead || got == inside {
-				w.take(seq)
+				w.accept(seq)
 				set[seq], high = true, max(high, seq)
 			}
 		}
@@ -67,17 +67,17 @@ func TestWindowModel(t *testing.T) {
 func TestWindowMerge(t *testing.T) {
 	for _, gap := range []uint32{1, 5, 63, 64, 65, 200} {
 		var old, next window
-		old.take(98)
-		old.take(100)
-		next.take(100 + gap)
+		old.accept(98)
+		old.accept(100)
+		next.accept(100 + gap)
 		next.merge(old)
 		for _, seq := range []uint32{98, 99, 100} {
 			want := inside
 			if seq != 99 {
-				want = taken
+				want = accepted
 			}
 			if 100+gap-seq > windowSize {
-				want = behind
+				want = below
 			}
 			if got, _ := next.place(seq); got != want {
 				t.Errorf("gap %d, sequence %d: got %d, want %d", gap, seq, got, want)

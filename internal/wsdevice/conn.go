@@ -13,14 +13,15 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleet"
 	"fleetd/internal/hello"
-	"fleetd/internal/lobby"
-	"fleetd/internal/outbox"
 	"fleetd/internal/tasks"
+	"fleetd/internal/writequeue"
 )
 
 // conn is one upgraded connection. It is the fleet.Conn of its session.
@@ -31,28 +32,28 @@ type conn struct {
 	session atomic.Pointer[session.Session]
 
 	lastSent atomic.Int64 // unix nanoseconds of the last data frame written
-	// writing is since when a data frame has been written, in unix nanoseconds; 0: none
-	// is. The sweeper ends one that takes too long: a deadline for each would be a timer,
-	// and each timer wakes the process once more, long after the write.
-	writing    atomic.Int64
-	lastPing   atomic.Int64
-	lastHeard  atomic.Int64 // unix nanoseconds of the last data frame read
-	unanswered atomic.Int32 // pings
-	slow       atomic.Bool  // it took nothing for WriteTimeout
+	// writing is the start of the data frame being written, in unix nanoseconds; 0: none.
+	// The sweeper ends a write that takes too long: a deadline for each write would be a
+	// timer, and each timer wakes the process once more, long after the write.
+	writing      atomic.Int64
+	lastPing     atomic.Int64
+	lastReceived atomic.Int64 // unix nanoseconds of the last data frame read
+	unanswered   atomic.Int32 // pings since the last pong or message
+	slow         atomic.Bool  // a write took longer than WriteTimeout
 
-	meter lobby.Meter
-	empty int // bytes read since the last that had something in them
+	meter      connlimit.Meter
+	emptyBytes int // bytes read since the last ones with content
 
-	out outbox.Box
+	out writequeue.Queue
 }
 
-// How long a connection stays open behind our Close frame.
+// How long a connection stays open after fleetd's Close frame.
 const (
 	closeLinger = time.Second
-	drainLinger = 300 * time.Millisecond // Ctrl-C shall not take a second
+	drainLinger = 300 * time.Millisecond // keeps the shutdown short
 )
 
-// closeCodes are the WebSocket close codes of our own reasons.
+// closeCodes are the WebSocket close codes of reasons that come from fleetd.
 var closeCodes = map[devices.CloseReason]int{
 	devices.CloseNoHello:    websocket.ClosePolicyViolation,
 	devices.CloseProtocol:   websocket.CloseProtocolError,
@@ -67,7 +68,7 @@ var closeCodes = map[devices.CloseReason]int{
 	devices.CloseSuperseded: websocket.CloseNormalClosure,
 }
 
-// refusals are the close reasons of what Accept refuses.
+// refusals maps the errors of Service.Accept to close reasons.
 var refusals = map[devices.Code]devices.CloseReason{
 	devices.CodeUnavailable:  devices.CloseDraining,
 	devices.CodeUnauthorized: devices.CloseRevoked,
@@ -76,47 +77,48 @@ var refusals = map[devices.Code]devices.CloseReason{
 	devices.CodeSuperseded:   devices.CloseSuperseded,
 }
 
-// run opens the session on the goroutine that the upgrade started, and leaves
-// the rest of the connection's life to a fresh one: opening needs a stack of
-// 8 KB, which a goroutine parked in a read would keep for ever.
+// run opens the session on the goroutine that the upgrade started. A new goroutine serves
+// the rest of the connection: opening needs a stack of 8 KB, which would stay as long as
+// the connection.
 func (c *conn) run(who devices.Identity, begun time.Time) {
-	defer tasks.Contain(c.front.opt.Log, c.fault)
+	defer tasks.Contain(c.front.opt.Log, c.onPanic)
 	c.lastSent.Store(begun.UnixNano())
-	// Devices that connect together shall not be pinged together for ever.
+	// Spread the pings of devices that connect at the same time.
 	c.lastPing.Store(begun.Add(-rand.N(PingEvery / 2)).UnixNano())
 	session, reason := c.open(who, begun)
 	if session != nil {
 		go c.serve(session)
 		return
 	}
-	if c.session.Load() == nil { // a session counts its own end
+	if c.session.Load() == nil { // otherwise the session counts its end
 		c.Close(reason)
-		if reason != devices.CloseSuperseded { // so does one that was overtaken at once
+		if reason != devices.CloseSuperseded { // the session that was replaced at once counts its own end
 			c.front.opt.Service.Stats().Closed.Add(reason, 1)
+			c.front.opt.Service.NoteStep(devices.Step{Kind: devices.StepRefused, Device: who.Device, Cause: devices.StepCause(reason), Remote: fleet.RemoteOf(who.Remote), Transport: devices.TransportWebSocket})
 		}
 	}
-	c.end()
+	c.remove()
 }
 
-// fault ends what a fault of ours has left behind.
-func (c *conn) fault() {
+// onPanic closes the connection after an internal error (bug).
+func (c *conn) onPanic() {
 	if session := c.session.Load(); session != nil {
 		session.Close(devices.CloseInternal)
 	}
-	c.end()
+	c.remove()
 }
 
-// end gives up the place that Front.conns took.
-func (c *conn) end() {
+// remove removes the connection from Front.conns.
+func (c *conn) remove() {
 	_ = c.ws.Close() // the peer may have closed it
 	c.front.conns.Remove(c)
 }
 
-// open waits for the hello and answers it, once, from local state.
+// open waits for the hello and answers it from local state.
 func (c *conn) open(who devices.Identity, begun time.Time) (*session.Session, devices.CloseReason) {
 	log := c.front.opt.Log
 	c.ws.SetReadLimit(HelloLimit)
-	_ = c.ws.SetReadDeadline(time.Now().Add(HelloTimeout)) // an error shows at the read
+	_ = c.ws.SetReadDeadline(time.Now().Add(HelloTimeout)) // an error shows in the read
 	kind, r, err := c.ws.NextReader()
 	var buf *[]byte
 	if err == nil {
@@ -148,12 +150,12 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*session.Session, de
 		return nil, refusals[devices.AsError(err).Code]
 	}
 	c.session.Store(session)
-	lobby.Vouch(c.ws.NetConn()) // without credentials it has proven itself only now
+	connlimit.MarkAuthenticated(c.ws.NetConn()) // without credentials, the hello is what authenticates
 	reply, err := session.OpenAudio(h, hello.TransportWebSocket, func(*speech.Conversation) (speech.AudioPath, error) {
 		return (*audioPath)(c), nil
 	})
 	answer, appendErr := reply.Append(nil)
-	if err = errors.Join(err, appendErr); err != nil { // only a fault of ours can make an unusable hello
+	if err = errors.Join(err, appendErr); err != nil { // only an internal error (bug) can cause this
 		log.Error("server hello", "device", who.Device, "error", err)
 		session.Close(devices.CloseInternal)
 		return nil, devices.CloseInternal
@@ -164,8 +166,8 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*session.Session, de
 	}
 	c.front.opt.Service.Stats().HelloTime.Observe(time.Since(begun))
 	c.ws.SetReadLimit(MessageLimit)
-	c.out.IfOpen(func() { // whoever closed has set a deadline that must stay
-		_ = c.ws.SetReadDeadline(time.Time{}) // pings find the dead from here on
+	c.out.IfOpen(func() { // Close has set a deadline that must stay
+		_ = c.ws.SetReadDeadline(time.Time{}) // from now on pings detect dead connections
 	})
 	c.ws.SetPongHandler(c.pong)
 	session.BeginConversation()
@@ -175,14 +177,14 @@ func (c *conn) open(who devices.Identity, begun time.Time) (*session.Session, de
 
 func (c *conn) pong(string) error {
 	c.unanswered.Store(0)
-	c.empty = 0
-	return c.note(lobby.CostControl)
+	c.emptyBytes = 0
+	return c.meterFrame(connlimit.CostControl)
 }
 
-// serve feeds the session until the connection ends. Its frame stays small
-// for the same reason: it is there, parked, for every idle device.
+// serve handles messages until the connection ends. Its frame must stay small, because
+// it exists for every idle device.
 func (c *conn) serve(session *session.Session) {
-	defer tasks.Contain(c.front.opt.Log, c.fault)
+	defer tasks.Contain(c.front.opt.Log, c.onPanic)
 	bad := 0
 	for {
 		kind, r, err := c.ws.NextReader()
@@ -196,14 +198,14 @@ func (c *conn) serve(session *session.Session) {
 	}
 }
 
-// finish ends the session for the reason that the error of its reader tells.
+// finish closes the session with the reason that the read error indicates.
 func (c *conn) finish(session *session.Session, err error) {
 	closed := (*websocket.CloseError)(nil)
 	switch {
 	case c.slow.Load():
 		session.Close(devices.CloseSlow)
-	case errors.Is(err, lobby.ErrFlood):
-		c.flooded()
+	case errors.Is(err, connlimit.ErrFlood):
+		c.onFlood()
 	case errors.Is(err, websocket.ErrReadLimit):
 		session.Close(devices.CloseTooLarge)
 	case errors.As(err, &closed), errors.Is(err, io.EOF), isNetwork(err):
@@ -211,13 +213,13 @@ func (c *conn) finish(session *session.Session, err error) {
 	default:
 		session.Close(devices.CloseProtocol)
 	}
-	c.end()
+	c.remove()
 }
 
-var errTooBad = fmt.Errorf("%d unusable messages on one connection", MaxBad)
+var errTooManyUnusable = fmt.Errorf("%d unusable messages on one connection", MaxBad)
 
-// handle passes one message on. An error ends the connection; an unusable
-// message does not, until there have been MaxBad.
+// handle handles one message. An error ends the connection. Unusable messages return one
+// only when there have been MaxBad of them.
 //
 //go:noinline
 func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int) error {
@@ -226,15 +228,15 @@ func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int)
 		return err
 	}
 	c.unanswered.Store(0)
-	c.lastHeard.Store(time.Now().UnixNano())
+	c.lastReceived.Store(time.Now().UnixNano())
 	cost := float32(0)
 	if kind == websocket.TextMessage {
-		asked := session.Answered()
-		if err = session.HandleControl(*buf); session.Answered() == asked {
-			cost = lobby.CostMessage
+		asked := session.AnswerCount()
+		if err = session.HandleControl(*buf); session.AnswerCount() == asked {
+			cost = connlimit.CostMessage
 		}
 	} else {
-		cost = lobby.CostAudio
+		cost = connlimit.CostAudio
 		var frame envelope.Frame
 		if frame, err = c.framing.ParseFrame(*buf); err == nil {
 			session.HandleAudio(frame)
@@ -242,7 +244,7 @@ func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int)
 	}
 	putBuffer(buf)
 	releaseInput(c.ws.NetConn())
-	if flood := c.note(cost); flood != nil {
+	if flood := c.meterFrame(cost); flood != nil {
 		return flood
 	}
 	if err == nil {
@@ -252,7 +254,7 @@ func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int)
 		c.front.opt.Log.Debug("unusable message", "session", session.ID(), "count", *bad, "error", err)
 	}
 	if *bad >= MaxBad {
-		return errTooBad
+		return errTooManyUnusable
 	}
 	return nil
 }
@@ -264,15 +266,15 @@ func isNetwork(err error) bool {
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 1024); return &b }}
 
-// putBuffer keeps no buffer that one large message has grown.
+// putBuffer drops buffers that one large message has grown.
 func putBuffer(b *[]byte) {
 	if cap(*b) <= 64<<10 {
 		buffers.Put(b)
 	}
 }
 
-// readAll reads a message into a pooled buffer, which is the caller's to put
-// back. It is taken only when bytes have come: an idle connection holds none.
+// readAll reads a message into a pooled buffer, which the caller must put back. It takes
+// the buffer when bytes have arrived, so that an idle connection holds none.
 func (c *conn) readAll(r io.Reader) (*[]byte, error) {
 	buf := buffers.Get().(*[]byte)
 	b := (*buf)[:0]
@@ -284,7 +286,7 @@ func (c *conn) readAll(r io.Reader) (*[]byte, error) {
 		b = b[:len(b)+n]
 		*buf = b
 		if n > 0 {
-			c.empty = 0
+			c.emptyBytes = 0
 		}
 		switch {
 		case err == nil:
@@ -297,14 +299,14 @@ func (c *conn) readAll(r io.Reader) (*[]byte, error) {
 	}
 }
 
-// SendControl writes msg on the caller's goroutine if nobody else is writing,
-// else queues it. See fleet.Conn.
+// SendControl writes msg on the caller's goroutine if no other write is in progress, and
+// queues it otherwise. See fleet.Conn.
 func (c *conn) SendControl(msg []byte) error { return c.send(websocket.TextMessage, msg) }
 
-// audioPath is the connection as its conversation sees it.
+// audioPath is the connection as a speech.AudioPath.
 type audioPath conn
 
-// SendAudio frames one packet as the device was told. See speech.AudioPath.
+// SendAudio sends one packet in the framing of the hello. See speech.AudioPath.
 func (p *audioPath) SendAudio(f envelope.Frame) error {
 	c := (*conn)(p)
 	buf := buffers.Get().(*[]byte)
@@ -317,23 +319,23 @@ func (p *audioPath) SendAudio(f envelope.Frame) error {
 	return c.send(websocket.BinaryMessage, msg)
 }
 
-// Close does nothing: the connection goes on, or ends with its session.
+// Close does nothing: the connection continues, or ends with its session.
 func (p *audioPath) Close() {}
 
-// send maps a full outbox to what the core knows.
+// send converts the error of a full write queue to that of the core.
 func (c *conn) send(kind int, msg []byte) error {
 	err := c.out.Send(c, kind, msg, QueueLimit)
-	if errors.Is(err, outbox.ErrFull) {
+	if errors.Is(err, writequeue.ErrFull) {
 		return devices.ErrOverloaded
 	}
 	return err
 }
 
-// Go implements outbox.Writer.
+// Go implements writequeue.Writer.
 func (c *conn) Go(task func()) { c.front.conns.Go(task) }
 
-// Write implements outbox.Writer: one message in one frame, since fragments
-// deafen firmware up to v2.1.0.
+// Write implements writequeue.Writer. It writes one message in one frame, because
+// firmware up to v2.1.0 receives nothing more after a fragmented message.
 func (c *conn) Write(kind int, msg []byte) error {
 	now := time.Now()
 	c.writing.Store(now.UnixNano())
@@ -341,26 +343,26 @@ func (c *conn) Write(kind int, msg []byte) error {
 	c.writing.Store(0)
 	if err != nil {
 		c.slow.Store(errors.Is(err, os.ErrDeadlineExceeded))
-		c.expire() // wakes the reader, which closes the connection
+		c.expire() // the reader gets an error and closes the connection
 		return err
 	}
 	c.lastSent.Store(now.UnixNano())
 	return nil
 }
 
-// expire ends what the connection's goroutines wait for: also the reader's own write,
-// which the sweeper does not end any more once the front end closes.
+// expire makes all pending reads and writes fail. That includes the reader's own write,
+// which the sweeper no longer ends when the front end is closing.
 func (c *conn) expire() { _ = c.ws.NetConn().SetDeadline(time.Now()) }
 
-// Close ends the connection. A reason of ours is told in a Close frame; the
-// firmware neither answers that nor closes TCP (web_socket.cc:383-388), so the
-// reader waits for it a short while at most.
+// Close closes the connection, with a Close frame if the reason comes from fleetd. The
+// firmware neither answers it nor closes TCP (web_socket.cc:383-388), so the reader waits
+// only for a short time.
 func (c *conn) Close(reason devices.CloseReason) {
 	if !c.out.Close() {
 		return
 	}
-	code, ours := closeCodes[reason]
-	if !ours {
+	code, sendsClose := closeCodes[reason]
+	if !sendsClose {
 		c.expire()
 		return
 	}
@@ -373,19 +375,19 @@ func (c *conn) Close(reason devices.CloseReason) {
 	if reason == devices.CloseDraining {
 		linger = drainLinger
 	}
-	_ = c.ws.SetReadDeadline(time.Now().Add(linger)) // an error shows at the read
+	_ = c.ws.SetReadDeadline(time.Now().Add(linger)) // an error shows in the read
 }
 
 var noop = []byte(`{"type":"noop"}`)
 
-// sweep does what is due on this connection.
+// sweep performs what is due on this connection.
 func (c *conn) sweep(now time.Time) {
 	if begun := c.writing.Load(); begun != 0 && now.UnixNano()-begun > int64(WriteTimeout) {
-		_ = c.ws.NetConn().SetWriteDeadline(now) // an error shows at the write
+		_ = c.ws.NetConn().SetWriteDeadline(now) // an error shows in the write
 	}
 	session := c.session.Load()
 	if session == nil {
-		return // the hello's deadline is running
+		return // the deadline of the hello applies
 	}
 	if now.Sub(time.Unix(0, c.lastPing.Load())) >= PingEvery {
 		c.lastPing.Store(now.UnixNano())
@@ -393,16 +395,16 @@ func (c *conn) sweep(now time.Time) {
 			c.front.conns.Go(func() { session.Close(devices.CloseDead) })
 			return
 		}
-		c.front.conns.Go(func() { // who never takes it ends as dead, and the ping with the connection
+		c.front.conns.Go(func() { // a blocked ping ends with the connection
 			_ = c.ws.WriteControl(websocket.PingMessage, nil, time.Time{})
 		})
 	}
 	idle := now.Sub(time.Unix(0, c.lastSent.Load()))
-	talks := now.Sub(time.Unix(0, c.lastHeard.Load())) < KeepAfter
+	active := now.Sub(time.Unix(0, c.lastReceived.Load())) < KeepAfter
 	switch {
-	case c.front.opt.CloseIdle && !talks && idle >= IdleAfter:
+	case c.front.opt.CloseIdle && !active && idle >= IdleAfter:
 		c.front.conns.Go(func() { session.Close(devices.CloseIdle) })
-	case (talks || !c.front.opt.CloseIdle) && idle >= KeepAfter:
+	case (active || !c.front.opt.CloseIdle) && idle >= KeepAfter:
 		c.front.conns.Go(func() {
 			if errors.Is(c.SendControl(noop), devices.ErrOverloaded) {
 				session.Close(devices.CloseSlow)

@@ -7,23 +7,23 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
-	"fleetd/internal/lobby"
 	"fleetd/internal/wsdevice"
 )
 
-// Who tries tokens is answered late and with 429; a device with the right one
-// comes in at once, from the same address.
+// Clients that try tokens get a delayed 429; a device with a valid token is admitted at
+// once from the same address.
 func TestWrongTokensAreSlowedDown(t *testing.T) {
 	t.Parallel()
-	failures := lobby.NewFailures(nil)
+	failures := connlimit.NewFailures(nil)
 	b := open(t, func(o *wsdevice.Options) { o.Failures = failures })
 	const id = devices.ID("aa:bb:cc:dd:ee:ff")
 	if _, err := b.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
-	knock := func(generation int64) (status int, took time.Duration) {
+	attempt := func(generation int64) (status int, took time.Duration) {
 		t.Helper()
 		begun := time.Now()
 		ws, answer, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c", generation))
@@ -32,8 +32,8 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 		}
 		return answer.StatusCode, time.Since(begun)
 	}
-	for range lobby.FailureBurst {
-		if status, took := knock(7); status != http.StatusUnauthorized || took > lobby.FailureDelay/2 {
+	for range connlimit.FailureBurst {
+		if status, took := attempt(7); status != http.StatusUnauthorized || took > connlimit.FailureDelay/2 {
 			t.Fatalf("%d after %v", status, took)
 		}
 	}
@@ -41,16 +41,16 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 	go func() {
 		defer close(late)
 		// security: D7
-		if status, took := knock(7); status != http.StatusTooManyRequests || took < lobby.FailureDelay {
-			t.Errorf("one too many: %d after %v", status, took)
+		if status, took := attempt(7); status != http.StatusTooManyRequests || took < connlimit.FailureDelay {
+			t.Errorf("above the limit: %d after %v", status, took)
 		}
 	}()
 	// security: D7
-	if status, took := knock(0); status != http.StatusSwitchingProtocols || took > lobby.FailureDelay/2 {
+	if status, took := attempt(0); status != http.StatusSwitchingProtocols || took > connlimit.FailureDelay/2 {
 		t.Errorf("the right token: %d after %v", status, took)
 	}
 	<-late
-	// A device that waits for approval has no token, and tries nothing.
+	// A device that waits for approval has no token, and does not count.
 	if _, answer, err := websocket.DefaultDialer.Dial(b.url, http.Header{"Device-Id": {string(id)}}); err == nil || answer.StatusCode != http.StatusUnauthorized {
 		t.Errorf("no token: %v", err)
 	}

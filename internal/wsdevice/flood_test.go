@@ -10,20 +10,20 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/lobby"
 	"fleetd/internal/wsdevice"
 )
 
-// A device that sends without end is closed when its grace is over, whatever it
-// sends, and is kept away for a while. Others notice nothing.
+// A device that sends without end is closed when its grace is over, whatever it sends,
+// and is blocked for a while. Other devices are not affected.
 func TestFloods(t *testing.T) {
 	const grace = time.Second
-	b := open(t, func(o *wsdevice.Options) { o.Floods = lobby.NewFloods(grace) })
-	innocent := devicetest.NewScript()
+	b := open(t, func(o *wsdevice.Options) { o.Floods = connlimit.NewFloods(grace) })
+	otherScript := devicetest.NewScript()
 	other := devices.ID("02:00:00:00:00:09")
-	devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello}.Online(t, other, "c9", innocent)
+	devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello}.Online(t, other, "c9", otherScript)
 	frame := func(kind, text string) []byte { // masked with zeros, as a client must
 		return append([]byte{kind[0], 0x80 | byte(len(text)), 0, 0, 0, 0}, text...)
 	}
@@ -51,7 +51,7 @@ func TestFloods(t *testing.T) {
 			if err := ws.WriteMessage(websocket.TextMessage, []byte(`{"type":"hello","version":1,"transport":"websocket"}`)); err != nil {
 				t.Fatal(err)
 			}
-			go func() { // takes what comes
+			go func() { // reads responses
 				for {
 					if _, _, err := ws.NextReader(); err != nil {
 						return
@@ -69,7 +69,7 @@ func TestFloods(t *testing.T) {
 					default:
 					}
 					begun := time.Now()
-					_, err := b.service.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: other, Tool: "self.audio_speaker.set_volume", Arguments: []byte(`{"volume":5}`)})
+					_, err := b.service.CallTool(t.Context(), devices.ToolCall{Principal: devicetest.Admin, Device: other, Tool: "self.audio_speaker.set_volume", Arguments: []byte(`{"volume":5}`)})
 					asked.Add(1)
 					if err != nil || time.Since(begun) > 100*time.Millisecond {
 						slow.Add(1)
@@ -99,14 +99,14 @@ func TestFloods(t *testing.T) {
 			})
 			// security: D17
 			if _, response, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0)); err == nil || response.StatusCode != 429 || response.Header.Get("Retry-After") != "10" {
-				t.Errorf("it is back at once: %v", err)
+				t.Errorf("it can reconnect at once: %v", err)
 			}
 		})
 	}
 }
 
-// inundate writes the frame again and again, until the other side ends it or the time
-// is over.
+// inundate writes the frame repeatedly, until the server closes the connection or the
+// time is over.
 func inundate(conn net.Conn, first, frame []byte, limit time.Duration) error {
 	w := bufio.NewWriterSize(conn, 16<<10)
 	deadline := time.Now().Add(limit)

@@ -1,12 +1,11 @@
-// Package wsdevice is the WebSocket front end: it lets devices in at
-// `GET /xiaozhi/v1/`, and turns one connection into one fleet.Session.
+// Package wsdevice is the WebSocket front end: it accepts devices at
+// `GET /xiaozhi/v1/`, and opens one fleet.Session per connection.
 //
-// The upgrade request carries Authorization, Device-Id, Client-Id and
-// Protocol-Version (websocket_protocol.cc:97-106). Credentials are checked
-// before the upgrade, from memory. The handler starts the connection's one
-// goroutine, its reader, and returns, so that net/http frees what it holds for
-// the request; there is no parked writer, no timer and no queue per idle
-// connection. One sweeper serves all of them.
+// The upgrade request contains Authorization, Device-Id, Client-Id and Protocol-Version
+// (websocket_protocol.cc:97-106). Credentials are checked before the upgrade, from
+// memory. The handler starts the connection's only goroutine, its reader, and returns, so
+// that net/http frees its buffers. An idle connection has no writer goroutine, no timer
+// and no queue. One sweeper serves all connections.
 package wsdevice
 
 import (
@@ -22,47 +21,47 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"fleetd/internal/connlimit"
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
 	"fleetd/internal/fleet"
-	"fleetd/internal/lobby"
 )
 
 // Limits of the front end.
 const (
 	AcceptRate    = 10_000 // connections per second
 	AcceptBurst   = 4_000
-	MaxWaiting    = 4_096           // connections waiting for their turn; more get 503
-	AcceptWait    = 8 * time.Second // longest wait: a device gives up after 10 s and may not come back
+	MaxWaiting    = 4_096           // connections in the admission queue; more get 503
+	AcceptWait    = 8 * time.Second // longest wait: a device gives up after 10 s and may not reconnect
 	HelloTimeout  = 5 * time.Second
 	HelloLimit    = 16 << 10  // bytes of the first message
-	MessageLimit  = 256 << 10 // bytes of any other; the firmware sends at most 65,535
+	MessageLimit  = 256 << 10 // bytes of any other message; the firmware sends at most 65,535
 	QueueLimit    = 64 << 10  // bytes waiting to be written
 	WriteTimeout  = 5 * time.Second
 	PingEvery     = 30 * time.Second
 	MaxUnanswered = 2                // pings
-	KeepAfter     = 50 * time.Second // the device's own clock runs out at 120 s (protocol.cc:100-109)
+	KeepAfter     = 50 * time.Second // the device disconnects after 120 s without a message (protocol.cc:100-109)
 	IdleAfter     = 110 * time.Second
 	MaxBad        = 100 // unusable messages on one connection
 	sweepEvery    = 5 * time.Second
-	sweepSteps    = 50 // in which one sweep is done, over half of that time
+	sweepSteps    = 50 // number of steps in which one sweep is done, over half of the interval
 )
 
 // Options of a Front.
 type Options struct {
 	Service *fleet.Service
 	Mint    *credential.Mint
-	// Open lets every device in without credentials (--device-auth none).
+	// Open admits every device without credentials (--device-auth none).
 	Open bool
-	// Failures slows down who tries tokens; nil does not.
-	Failures *lobby.Failures
-	// Floods ends connections that send without end; nil does not.
-	Floods *lobby.Floods
-	// CloseIdle closes a connection on which nothing was sent for IdleAfter, unless
-	// the device talks;
-	// otherwise a `noop` message after KeepAfter keeps it usable.
+	// Failures slows down clients that try tokens; may be nil.
+	Failures *connlimit.Failures
+	// Floods closes connections that send without end; may be nil.
+	Floods *connlimit.Floods
+	// CloseIdle closes a connection on which nothing was sent for IdleAfter, unless the
+	// device sends messages. Without it, a `noop` message after KeepAfter keeps the
+	// connection usable.
 	CloseIdle bool
 	Log       *slog.Logger
 }
@@ -70,12 +69,12 @@ type Options struct {
 // Front is the WebSocket front end of one node: an http.Handler for the device
 // path. Close it after its listener.
 type Front struct {
-	opt      Options
-	upgrader websocket.Upgrader
-	room     *lobby.Room
-	conns    lobby.List[*conn]
-	ctx      context.Context
-	stop     context.CancelFunc
+	opt       Options
+	upgrader  websocket.Upgrader
+	admission *connlimit.AdmissionQueue
+	conns     connlimit.List[*conn]
+	ctx       context.Context
+	stop      context.CancelFunc
 
 	// Refused counts refusals before the upgrade, by status.
 	Refused counters.Map[int]
@@ -83,9 +82,9 @@ type Front struct {
 
 // New returns a running front end.
 func New(opt Options) *Front {
-	f := &Front{opt: opt, room: lobby.NewRoom(lobby.Limits{Rate: AcceptRate, Burst: AcceptBurst, Waiting: MaxWaiting, Patience: AcceptWait})}
+	f := &Front{opt: opt, admission: connlimit.NewAdmissionQueue(connlimit.QueueLimits{Rate: AcceptRate, Burst: AcceptBurst, Waiting: MaxWaiting, MaxWait: AcceptWait})}
 	f.upgrader = websocket.Upgrader{
-		ReadBufferSize:   256, // every connection holds this for ever; longer messages are read past it
+		ReadBufferSize:   256, // held by every connection; longer messages are read into other buffers
 		WriteBufferSize:  1024,
 		WriteBufferPool:  &sync.Pool{},
 		HandshakeTimeout: HelloTimeout,
@@ -95,29 +94,30 @@ func New(opt Options) *Front {
 	return f
 }
 
-// Close refuses new connections and waits for every reader to end. Sessions
-// are closed by the fleet.Service.
+// Close refuses new connections and waits until every reader has ended. The
+// fleet.Service closes the sessions.
 func (f *Front) Close() {
 	f.conns.Close()
 	f.stop()
 	f.conns.Wait()
 }
 
-// ServeHTTP upgrades one device's request, or refuses it with a status and one
-// sentence: 400 bad id or no WebSocket request, 401 credentials, 429 too many
-// wrong ones from this address, or back too soon after a flood, 503 too many at once or stopping.
+// ServeHTTP upgrades the request of a device, or refuses it with a status and an error
+// text: 400 invalid id or not a WebSocket request, 401 invalid credentials, 429 too many
+// wrong ones from this address or blocked for flooding, 503 too many connections or
+// stopping.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	who, status, err := f.identify(r)
 	if err == nil {
-		if who.Verified { // who waits for its turn shall not take its neighbours' share
-			lobby.VouchFor(r.Context())
+		if who.Verified { // while it waits for admission it must not use the share of its address
+			connlimit.MarkRequestAuthenticated(r.Context())
 		}
-		if wait := f.opt.Floods.Barred(string(who.Device), begun); wait > 0 {
-			status, err = http.StatusTooManyRequests, errFlooded
+		if wait := f.opt.Floods.Blocked(string(who.Device), begun); wait > 0 {
+			status, err = http.StatusTooManyRequests, errBlocked
 			w.Header().Set("Retry-After", strconv.Itoa(int(wait/time.Second)+1))
 		} else {
-			status, err = http.StatusServiceUnavailable, f.room.Enter(r.Context())
+			status, err = http.StatusServiceUnavailable, f.admission.Enter(r.Context())
 		}
 	}
 	if status == http.StatusUnauthorized && r.Header.Get("Authorization") != "" && f.opt.Failures.FailedRequest(r) {
@@ -126,6 +126,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if err != nil {
 		f.Refused.Add(status, 1)
+		f.opt.Service.NoteStep(devices.Step{Kind: devices.StepRefused, Device: who.Device, Cause: f.refusalCause(r, who, status, err), Remote: fleet.RemoteOf(r.RemoteAddr), Transport: devices.TransportWebSocket})
 		f.opt.Log.Debug("device refused", "remote", r.RemoteAddr, "device", r.Header.Get("Device-Id"), "status", status, "error", err)
 		if status == http.StatusUnauthorized {
 			w.Header().Set("WWW-Authenticate", "Bearer")
@@ -133,11 +134,11 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), status)
 		return
 	}
-	version, _ := strconv.Atoi(r.Header.Get("Protocol-Version")) // absent or odd counts as 1
+	version, _ := strconv.Atoi(r.Header.Get("Protocol-Version")) // absent or invalid counts as 1
 	c := &conn{front: f, framing: envelope.FramingOf(version)}
-	ws, err := f.upgrader.Upgrade(watcher{w, c}, r, nil)
+	ws, err := f.upgrader.Upgrade(watchingWriter{w, c}, r, nil)
 	if err != nil {
-		f.Refused.Add(http.StatusBadRequest, 1) // gorilla has answered
+		f.Refused.Add(http.StatusBadRequest, 1) // gorilla has responded
 		return
 	}
 	c.ws = ws
@@ -146,7 +147,30 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = ws.Close()
 		return
 	}
-	go c.run(who, begun) // owned by f.conns since Add
+	go c.run(who, begun) // f.conns waits for it
+}
+
+// refusalCause returns the cause of a refusal with this status.
+func (f *Front) refusalCause(r *http.Request, who devices.Identity, status int, err error) devices.StepCause {
+	switch {
+	case errors.Is(err, errBlocked):
+		return devices.StepCause(devices.CloseFlooding)
+	case status == http.StatusUnauthorized:
+		return f.opt.Service.LoginCause(who.Device, f.proves(r, who))
+	case status == http.StatusTooManyRequests:
+		return devices.CauseRateLimited
+	case status == http.StatusServiceUnavailable:
+		return devices.StepCause(devices.CloseCrowded)
+	}
+	return devices.CauseBadRequest
+}
+
+// proves returns whether the request's token is that of a generation. The firmware sends
+// it as `Bearer <token>`, or unchanged if it contains a space
+// (websocket_protocol.cc:97-101).
+func (f *Front) proves(r *http.Request, who devices.Identity) func(generation int64) bool {
+	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return func(g int64) bool { return f.opt.Mint.IsDevice(token, string(who.Device), who.ClientID, g) }
 }
 
 // identify checks the request's headers.
@@ -162,20 +186,16 @@ func (f *Front) identify(r *http.Request) (devices.Identity, int, error) {
 	if f.opt.Open {
 		return who, 0, nil
 	}
-	// The firmware sends the token as `Bearer <token>`, or as it is if it has a
-	// space in it (websocket_protocol.cc:97-101).
-	token := r.Header.Get("Authorization")
-	token = strings.TrimPrefix(token, "Bearer ")
-	generation, proven, admitted := f.opt.Service.Authenticate(id, func(g int64) bool { return f.opt.Mint.IsDevice(token, string(id), who.ClientID, g) })
+	generation, proven, admitted := f.opt.Service.Authenticate(id, f.proves(r, who))
 	if !proven || !admitted {
-		return who, http.StatusUnauthorized, errors.New("credentials are not valid for this device; restart it so that it asks the OTA address again")
+		return who, http.StatusUnauthorized, errors.New("invalid credentials; restart the device so that it requests new ones from the OTA URL")
 	}
 	who.Verified, who.Generation = true, generation
 	return who, 0, nil
 }
 
-// sweep pings, keeps alive or closes every connection when it is due. What it
-// starts runs in goroutines of its own, so that one stuck socket delays nobody.
+// sweep pings, keeps alive or closes connections when it is due. Blocking operations run
+// in goroutines of their own, so that one blocked socket delays no other.
 func (f *Front) sweep() {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
@@ -192,15 +212,14 @@ func (f *Front) sweep() {
 	}
 }
 
-// sweepAll does what is due on every connection, a few at a time: thousands of
-// pings at once, and the answers to them, would hold up everything else for
-// tens of milliseconds.
+// sweepAll sweeps the connections in small steps: thousands of pings at once, and their
+// pongs, would delay other work by tens of milliseconds.
 func (f *Front) sweepAll(batch []*conn) {
 	for rest := sweepSteps; len(batch) > 0; rest-- {
-		few := batch[:(len(batch)+rest-1)/rest]
-		batch = batch[len(few):]
+		step := batch[:(len(batch)+rest-1)/rest]
+		batch = batch[len(step):]
 		now := time.Now()
-		for _, c := range few {
+		for _, c := range step {
 			c.sweep(now)
 		}
 		if len(batch) == 0 {

@@ -1,14 +1,12 @@
 package wsdevice_test
 
 import (
-	"bytes"
+	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,18 +16,19 @@ import (
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/envelope"
+	"fleetd/internal/devicetest/client"
 	"fleetd/internal/fleet"
 	"fleetd/internal/wsdevice"
+	"fleetd/simulator/firmware"
 )
 
-const hello = `{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`
+const hello = client.HelloWebSocket
 
 const id = devices.ID("02:00:00:00:00:01")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bench is a front end behind a real HTTP server.
+// bench is a front end with a real HTTP server.
 type bench struct {
 	*devicetest.Ports
 	service *fleet.Service
@@ -71,92 +70,25 @@ func (b bench) header(id devices.ID, client string, generation int64) http.Heade
 		"Authorization": {"Bearer " + b.mint.DeviceToken(string(id), client, generation)}}
 }
 
-// device is a gorilla client: another implementation than the simulator's.
-type device struct {
-	ws *websocket.Conn
-	mu sync.Mutex
-
-	text, audio chan []byte // closed at the end
-}
-
-// read sorts what comes until the connection ends.
-func (d *device) read() {
-	defer close(d.text)
-	defer close(d.audio)
-	for {
-		kind, data, err := d.ws.ReadMessage()
-		switch {
-		case err != nil:
-			return
-		case kind == websocket.TextMessage:
-			d.text <- data
-		default:
-			frame, err := envelope.Framing2.ParseFrame(data)
-			if err != nil {
-				return
-			}
-			d.audio <- bytes.Clone(frame.Opus)
-		}
-	}
-}
-
-func (b bench) dial(t testing.TB, id devices.ID, client string) devicetest.Device {
+func (b bench) dial(t testing.TB, id devices.ID, clientID string) devicetest.Device {
 	t.Helper()
-	ws, _, err := websocket.DefaultDialer.Dial(b.url, b.header(id, client, 0))
+	d, err := client.Dial(firmware.Login{URL: b.url + "/", Device: string(id), Client: clientID, Token: b.mint.DeviceToken(string(id), clientID, 0), Version: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &device{ws: ws, text: make(chan []byte, 1000), audio: make(chan []byte, 1000)}
-	go d.read()
 	return d
 }
-
-func (d *device) Send(text string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.ws.WriteMessage(websocket.TextMessage, []byte(text))
-}
-
-func (d *device) SendAudio(opus []byte) error {
-	frame, err := envelope.Framing2.AppendFrame(nil, envelope.Frame{Opus: opus})
-	if err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.ws.WriteMessage(websocket.BinaryMessage, frame)
-}
-
-func (d *device) Receive() (string, error) {
-	data, ok := <-d.text
-	if !ok {
-		return "", io.EOF
-	}
-	return string(data), nil
-}
-
-func (d *device) ReceiveAudio() ([]byte, error) {
-	data, ok := <-d.audio
-	if !ok {
-		return nil, io.EOF
-	}
-	return data, nil
-}
-
-func (d *device) Hear(string) error { return nil }
-
-func (d *device) Close() { _ = d.ws.Close() }
 
 func TestFrontEndSuite(t *testing.T) {
 	t.Parallel()
 	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
 		b := open(t)
 		return devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello, Lacks: map[string]string{
-			devicetest.ToolsBeforeHello: "the connection begins with a hello",
-			devicetest.HelloAgain:       "a second hello would poison the device's next connection (websocket_protocol.cc:182-184)",
-			devicetest.GoodbyeEndsAudio: "the device closes the socket instead",
-			devicetest.GoodbyeToTheDead: "the conversation ends with its connection",
-			devicetest.ShortPackets:     "only packets over UDP were dropped (mqtt_protocol.cc:228)",
+			devicetest.ToolsBeforeHello:     "the connection begins with a hello",
+			devicetest.HelloAgain:           "a second hello would break the device's next connection (websocket_protocol.cc:182-184)",
+			devicetest.GoodbyeEndsAudio:     "the device closes the socket instead",
+			devicetest.GoodbyeAfterNodeLoss: "the conversation ends with its connection",
+			devicetest.ShortPackets:         "only packets over UDP were dropped (mqtt_protocol.cc:228)",
 		}}
 	})
 }
@@ -182,7 +114,7 @@ func TestRefusedBeforeUpgrade(t *testing.T) {
 		"wrong token":        {change("Authorization", "Bearer x"), 401},
 		"another device":     {change("Device-Id", "02:00:00:00:00:02"), 401},
 		"another client":     {change("Client-Id", "c2"), 401},
-		"dead generation":    {b.header(id, "c1", 1), 401},
+		"old generation":     {b.header(id, "c1", 1), 401},
 		"token of the admin": {change("Authorization", "Bearer "+b.mint.AdminToken()), 401},
 	} {
 		_, response, err := websocket.DefaultDialer.Dial(b.url, c.header)
@@ -195,24 +127,24 @@ func TestRefusedBeforeUpgrade(t *testing.T) {
 	}
 }
 
-// A device that has said hello is silent for as long as it likes: pings find
-// out whether it is there.
+// After the hello a device may be silent without limit: pings detect whether it is still
+// connected.
 func TestNoDeadlineAfterHello(t *testing.T) {
 	b := open(t)
 	d := b.dial(t, id, "c1")
 	defer d.Close()
 	if sets, last := b.reads.Read(); sets == 0 || time.Until(last) > wsdevice.HelloTimeout {
-		t.Errorf("the hello may come until %v", last)
+		t.Errorf("the deadline of the hello is %v", last)
 	}
 	if err := d.Send(hello); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "no deadline is left", func() bool { _, last := b.reads.Read(); return last.IsZero() })
+	devicetest.Eventually(t, "the deadline is cleared", func() bool { _, last := b.reads.Read(); return last.IsZero() })
 }
 
-// A device that asks and takes no answer keeps the reader in a write, which ends with
-// the front end, too: no sweep comes any more then.
-func TestStopEndsTheReadersWrite(t *testing.T) {
+// A device that sends requests and reads no responses blocks the reader in a write. Closing
+// the front end ends that write, too, because no sweep follows.
+func TestCloseEndsBlockedWrites(t *testing.T) {
 	b := open(t)
 	ws, _, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0))
 	if err != nil {
@@ -224,7 +156,7 @@ func TestStopEndsTheReadersWrite(t *testing.T) {
 	}
 	request := fmt.Appendf(nil, `{"type":"mcp","payload":{"jsonrpc":"2.0","id":"%s","method":"x"}}`, strings.Repeat("x", 60<<10))
 	for err == nil {
-		_ = ws.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)) // an error shows at the write
+		_ = ws.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)) // an error shows in the write
 		err = ws.WriteMessage(websocket.TextMessage, request)
 	}
 	ended := make(chan struct{})
@@ -236,8 +168,8 @@ func TestStopEndsTheReadersWrite(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(2 * wsdevice.WriteTimeout):
-		_ = ws.Close() // lets all of them go
-		t.Error("the front end waits for a device that takes nothing")
+		_ = ws.Close() // unblocks the front end
+		t.Error("the front end waits for a device that does not read")
 	}
 }
 
@@ -265,7 +197,7 @@ func TestRevokedCredentialsAreRefused(t *testing.T) {
 	}
 }
 
-// What comes instead of a hello ends the connection, soon and with a reason.
+// A first message other than a hello ends the connection at once, with a close code.
 func TestBadFirstMessages(t *testing.T) {
 	b := open(t)
 	for name, c := range map[string]struct {
@@ -274,7 +206,7 @@ func TestBadFirstMessages(t *testing.T) {
 		code int
 	}{
 		"binary before hello": {websocket.BinaryMessage, "\x00\x02", websocket.CloseProtocolError},
-		"no JSON":             {websocket.TextMessage, "GET /", websocket.ClosePolicyViolation},
+		"not JSON":            {websocket.TextMessage, "GET /", websocket.ClosePolicyViolation},
 		"another message":     {websocket.TextMessage, `{"type":"listen"}`, websocket.ClosePolicyViolation},
 		"another transport":   {websocket.TextMessage, `{"type":"hello","transport":"udp"}`, websocket.ClosePolicyViolation},
 		"over 16 KiB":         {websocket.TextMessage, `{"type":"hello","x":"` + strings.Repeat("x", 17<<10) + `"}`, websocket.CloseMessageTooBig},
@@ -292,21 +224,22 @@ func TestBadFirstMessages(t *testing.T) {
 		}
 		_ = ws.Close()
 	}
-	devicetest.Eventually(t, "no session was made", func() bool { return b.service.Stats().Connects.Get(devices.TransportWebSocket) == 0 })
+	devicetest.Eventually(t, "no session was opened", func() bool { return b.service.Stats().Connects.Get(devices.TransportWebSocket) == 0 })
 }
 
 func TestMessageOverLimitClosesOnlyItsSender(t *testing.T) {
 	b := open(t)
 	other := b.dial(t, "02:00:00:00:00:02", "c2")
 	defer other.Close()
-	d := b.dial(t, id, "c1")
-	defer d.Close()
-	for _, x := range []devicetest.Device{other, d} {
-		if err := x.Send(hello); err != nil {
-			t.Fatal(err)
-		}
+	d, _, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0)) // no firmware sends as much
+	if err != nil {
+		t.Fatal(err)
 	}
-	_ = d.Send(`{"type":"x","y":"` + strings.Repeat("y", wsdevice.MessageLimit) + `"}`) // may fail half way
+	defer func() { _ = d.Close() }()
+	if err := errors.Join(other.Send(hello), d.WriteMessage(websocket.TextMessage, []byte(hello))); err != nil {
+		t.Fatal(err)
+	}
+	_ = d.WriteMessage(websocket.TextMessage, []byte(`{"type":"x","y":"`+strings.Repeat("y", wsdevice.MessageLimit)+`"}`)) // may fail half way
 	// security: D11
 	devicetest.Eventually(t, "the sender is closed", func() bool { return b.service.Stats().Closed.Get(devices.CloseTooLarge) == 1 })
 	if err := other.Send(`{"type":"mcp","payload":{"jsonrpc":"2.0","id":1,"method":"ping"}}`); err != nil {

@@ -10,9 +10,9 @@ import (
 	"fleetd/internal/wsdevice"
 )
 
-// A device that talks is not idle, however long nothing is said to it; its own
-// clock, which counts what it hears, is kept fresh meanwhile.
-func TestTalkingIsNotIdle(t *testing.T) {
+// A device that sends messages is not idle, even if nothing is sent to it; a noop resets
+// its timeout, which counts what it receives.
+func TestActiveDeviceIsNotIdle(t *testing.T) {
 	b := open(t, func(o *wsdevice.Options) { o.CloseIdle = true })
 	d := b.dial(t, id, "c1")
 	defer d.Close()
@@ -27,7 +27,7 @@ func TestTalkingIsNotIdle(t *testing.T) {
 		if err := d.SendAudio(devicetest.Packet(n)); err != nil {
 			t.Fatal(err)
 		}
-		devicetest.Eventually(t, "the packet is heard", func() bool { return len(b.Heard()) == n })
+		devicetest.Eventually(t, "the packet is received", func() bool { return len(b.Frames()) == n })
 	}
 	for n := 1; n <= 8; n++ { // 160 s
 		talk(n)
@@ -37,7 +37,7 @@ func TestTalkingIsNotIdle(t *testing.T) {
 		t.Fatalf("%q, %v", text, err)
 	}
 	if v, err := b.service.Get(t.Context(), id); err != nil || v.State != devices.StateOnline {
-		t.Fatalf("a device that talks is %s, %v", v.State, err)
+		t.Fatalf("a device that sends audio is %s, %v", v.State, err)
 	}
 	b.front.Age(wsdevice.IdleAfter)
 	for {

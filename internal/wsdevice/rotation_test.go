@@ -12,15 +12,15 @@ import (
 	"fleetd/internal/devicetest"
 )
 
-// Over WebSocket, too, a rotated device is let in with what it has until it
-// comes with what it gets next.
+// Over WebSocket, too, a rotated device is admitted with its old token until it uses the
+// new one.
 func TestRotatedToken(t *testing.T) {
 	b := open(t)
 	const id = devices.ID("aa:bb:cc:dd:ee:ff")
 	if _, err := b.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
-	knock := func(generation int64) int {
+	attempt := func(generation int64) int {
 		t.Helper()
 		ws, answer, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c", generation))
 		if err != nil {
@@ -30,7 +30,7 @@ func TestRotatedToken(t *testing.T) {
 		if err := ws.WriteMessage(websocket.TextMessage, []byte(`{"type":"hello","version":1,"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`)); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := ws.ReadMessage(); err != nil { // the server's hello: it was accepted
+		if _, _, err := ws.ReadMessage(); err != nil { // the server's hello shows that it was admitted
 			t.Fatalf("generation %d: %v", generation, err)
 		}
 		return http.StatusOK
@@ -42,7 +42,7 @@ func TestRotatedToken(t *testing.T) {
 		generation int64
 		want       int
 	}{{0, 200}, {2, 401}, {0, 200}, {1, 200}, {0, 401}, {1, 200}} {
-		if got := knock(step.generation); got != step.want {
+		if got := attempt(step.generation); got != step.want {
 			t.Errorf("step %d, generation %d: %d, want %d", i, step.generation, got, step.want)
 		}
 	}

@@ -8,19 +8,19 @@ import (
 	"unsafe"
 )
 
-// crypto/tls reads a record whole into a buffer which it keeps as long as the
-// connection lives: 8 KB and more once a page of tools has come, for every idle device. Nothing
-// in its interface gives that back, so it is taken from where it is. Where the fields
-// are not what they were in Go 1.26 nothing is done, which a test reports.
-var tlsRaw, tlsInput = offset[bytes.Buffer]("rawInput"), offset[bytes.Reader]("input")
+// crypto/tls reads a whole record into a buffer that it keeps as long as the connection:
+// 8 KB and more after a page of tools, for every idle device. It has no method that frees
+// the buffer, so its fields are accessed by offset. If the fields differ from those of Go
+// 1.26, nothing is done, and a test fails.
+var tlsRaw, tlsInput = fieldOffset[bytes.Buffer]("rawInput"), fieldOffset[bytes.Reader]("input")
 
-// keepInput is what an idle TLS connection may keep, in bytes: a record header and what
-// is read with it.
+// keepInput is how many bytes of buffer an idle TLS connection may keep: a record header
+// and what is read with it.
 const keepInput = 1 << 10
 
-// offset is where a field of tls.Conn is; zero, which is none of these, if there is none
-// of that type.
-func offset[T any](name string) uintptr {
+// fieldOffset returns the offset of a field of tls.Conn, or 0, which is not the offset of
+// either field, if there is no field of that name and type.
+func fieldOffset[T any](name string) uintptr {
 	f, ok := reflect.TypeFor[tls.Conn]().FieldByName(name)
 	if !ok || f.Type != reflect.TypeFor[T]() {
 		return 0
@@ -28,10 +28,10 @@ func offset[T any](name string) uintptr {
 	return f.Offset
 }
 
-// releaseInput gives back what a TLS connection keeps of records that have been read to
-// their ends. Only the goroutine that reads from it may call this, between reads.
+// releaseInput frees the input buffers of a TLS connection if all of their bytes have been
+// read. Only the goroutine that reads the connection may call it, between reads.
 func releaseInput(conn net.Conn) {
-	if w, ok := conn.(*watched); ok {
+	if w, ok := conn.(*watchedConn); ok {
 		conn = w.Conn
 	}
 	c, secure := conn.(*tls.Conn)
@@ -41,6 +41,6 @@ func releaseInput(conn net.Conn) {
 	raw := (*bytes.Buffer)(unsafe.Add(unsafe.Pointer(c), tlsRaw))
 	input := (*bytes.Reader)(unsafe.Add(unsafe.Pointer(c), tlsInput))
 	if raw.Len() == 0 && input.Len() == 0 && raw.Cap() > keepInput {
-		*raw, *input = bytes.Buffer{}, bytes.Reader{} // input points into what raw had
+		*raw, *input = bytes.Buffer{}, bytes.Reader{} // input points into the buffer of raw
 	}
 }

@@ -10,11 +10,11 @@ import (
 	"unsafe"
 )
 
-// A TLS connection that has carried a large message keeps no buffer for it, and goes on.
+// A TLS connection that has received a large message frees the buffer and remains usable.
 func TestReleaseInput(t *testing.T) {
 	t.Parallel()
 	if tlsRaw == 0 || tlsInput == 0 {
-		t.Fatal("crypto/tls keeps its input in other fields than it did; see tlsinput.go")
+		t.Fatal("the fields of tls.Conn have changed; adapt tlsinput.go")
 	}
 	pair := httptest.NewUnstartedServer(nil)
 	pair.StartTLS()
@@ -37,18 +37,18 @@ func TestReleaseInput(t *testing.T) {
 				t.Fatal(err)
 			}
 			n += some
-			releaseInput(server) // in the middle of a record nothing is lost
+			releaseInput(server) // bytes of an incomplete record are kept
 		}
 		if err := <-written; err != nil || !bytes.Equal(got, text) {
 			t.Fatalf("round %d: %v, or the text is another", round, err)
 		}
 		if raw.Cap() > keepInput {
-			t.Errorf("round %d: %d bytes are kept", round, raw.Cap())
+			t.Errorf("round %d: the buffer still has %d bytes", round, raw.Cap())
 		}
 	}
 	go func() { _ = client.CloseWrite() }()
 	if _, err := server.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("the end is %v", err)
 	}
-	releaseInput(near) // no TLS: nothing to do
+	releaseInput(near) // not TLS: nothing to do
 }

@@ -1,6 +1,6 @@
-// Package admission lets devices in: OTA checks, spoken codes and their approval,
-// proofs of hardware, revocation and the rotation of credentials. What is decided it
-// has the registry write; who waits lives in its memory.
+// Package admission decides which devices may join: OTA checks, activation codes and their
+// approval, proofs of hardware, revocation and the rotation of credentials. The registry
+// stores its decisions; pending clients are only in memory.
 //
 // Lock order: pendings.mu and disputes.mu are taken alone, and never held during I/O.
 package admission
@@ -16,30 +16,30 @@ import (
 	"fleetd/internal/devices/session"
 )
 
-// Config is what admission needs to know of the node.
+// Config configures an Admission.
 type Config struct {
-	Approve bool // unknown devices wait for approval
-	// Offer is the transport that the OTA reply offers where nobody chose another.
+	Approve bool // unknown devices need approval
+	// Offer is the transport that the OTA reply offers unless an operator chose one.
 	Offer devices.Transport
 }
 
-// Ports are the ways out, and the parts below.
+// Ports are the interfaces and parts that an Admission uses.
 type Ports struct {
 	Records   Finder
 	Registry  *registry.Registry
 	Hub       *session.Hub
 	Directory session.Directory
 	Publisher session.Publisher
-	Record    func(audit.Entry) // what somebody did
+	Record    func(audit.Entry) // records an audit entry
 	Log       *slog.Logger
 }
 
-// Finder reads one device, or fails with ErrNotFound.
+// Finder reads one device, or returns ErrNotFound.
 type Finder interface {
 	Find(ctx context.Context, id devices.ID) (devices.Row, error)
 }
 
-// Admission lets devices in. Its methods are safe for concurrent use.
+// Admission admits devices. Its methods are safe for concurrent use.
 type Admission struct {
 	cfg      Config
 	ports    Ports
@@ -55,19 +55,19 @@ func New(cfg Config, ports Ports) *Admission {
 	return &Admission{cfg: cfg, ports: ports, registry: ports.Registry, hub: ports.Hub, log: ports.Log, pending: newPendings()}
 }
 
-// Changed takes a change of a device that has come into force.
-func (a *Admission) Changed(c devices.Change) {
+// OnChange handles a change of a device that is now in force.
+func (a *Admission) OnChange(c devices.Change) {
 	if c.Aspect == devices.AspectAdmission || c.Aspect == devices.AspectImport || c.Aspect == devices.AspectClient {
 		a.pending.dropAdmitted(c.Device, a.registry)
 	}
 }
 
-// Waits tells whether a client of the device waits for approval.
-func (a *Admission) Waits(id devices.ID) bool { return a.pending.waits(id, time.Now()) }
+// IsPending reports whether a client of the device is pending approval.
+func (a *Admission) IsPending(id devices.ID) bool { return a.pending.has(id, time.Now()) }
 
-// Waiting is the client that asked last under an id, of those that wait; ok is
-// false if none does.
-func (a *Admission) Waiting(id devices.ID) (v devices.View, ok bool) {
+// Pending returns the pending client of the device that checked in last; ok is false if there
+// is none.
+func (a *Admission) Pending(id devices.ID) (v devices.View, ok bool) {
 	p := a.pending.clients(id)
 	if len(p) == 0 {
 		return devices.View{}, false
@@ -75,8 +75,8 @@ func (a *Admission) Waiting(id devices.ID) (v devices.View, ok bool) {
 	return a.pendingView(id, p[len(p)-1]), true
 }
 
-// AllWaiting are the devices under whose id a client waits.
-func (a *Admission) AllWaiting(now time.Time) map[devices.ID]devices.View {
+// AllPending returns the devices with a pending client.
+func (a *Admission) AllPending(now time.Time) map[devices.ID]devices.View {
 	all := a.pending.all(now)
 	out := make(map[devices.ID]devices.View, len(all))
 	for id, p := range all {
@@ -85,7 +85,7 @@ func (a *Admission) AllWaiting(now time.Time) map[devices.ID]devices.View {
 	return out
 }
 
-// pendingView is a device that waits and never was a member.
+// pendingView returns the view of a pending device that was never a member.
 func (a *Admission) pendingView(id devices.ID, p pending) devices.View {
 	d := devices.Device{ID: id, Board: p.facts.Board, Firmware: p.facts.Firmware, ELF: p.facts.ELF, Chip: p.facts.Chip,
 		Language: p.facts.Language, Serial: p.facts.Serial, ActivateV2: p.facts.ActivateV2, FirstSeen: p.facts.CheckedAt, CheckedAt: p.facts.CheckedAt}
@@ -93,13 +93,12 @@ func (a *Admission) pendingView(id devices.ID, p pending) devices.View {
 		CatalogState: devices.CatalogUnknown, Pending: p.clientID}
 }
 
-// Learn takes another node's news: of what lives in memory alone. Nothing is
-// written.
-func (a *Admission) Learn(n devices.News) {
-	if c := n.Spoken; c != nil {
-		a.pending.learn(c, time.Now()) // its life is counted by our own clock
+// OnNews handles another node's news. It only changes memory.
+func (a *Admission) OnNews(n devices.News) {
+	if c := n.Pending; c != nil {
+		a.pending.addRemote(c, time.Now()) // the lifetime is measured by the clock of this node
 	}
-	if n.Disputed != nil {
-		a.dispute(n.Disputed.Device, time.Now())
+	if n.Dispute != nil {
+		a.addDispute(n.Dispute.Device, time.Now())
 	}
 }

@@ -16,58 +16,58 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// disputeLife is how long a device whose proof was refused shows as contested:
-// as long as it has a code.
-const disputeLife = CodeLife
+// disputeLifetime is how long a device is shown as contested after a refused proof: as long
+// as it has a code.
+const disputeLifetime = CodeLifetime
 
-// TakeChallenge uses up the challenge that the client was given, if it is this
-// one and still good: each is good for one proof. back makes it good again, for
-// a proof that could not be judged.
-func (a *Admission) TakeChallenge(id devices.ID, clientID, challenge string) (back func(), ok bool) {
+// TakeChallenge uses up the challenge that the client received, if it matches and is unused:
+// each is valid for one proof. restore makes it valid again, for a proof that could not be
+// decided.
+func (a *Admission) TakeChallenge(id devices.ID, clientID, challenge string) (restore func(), ok bool) {
 	p := a.pending
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expireLocked(id, time.Now())
 	for i := range p.byDevice[id] {
 		w := &p.byDevice[id][i]
-		if w.clientID != clientID || w.spent || subtle.ConstantTimeCompare([]byte(w.challenge), []byte(challenge)) != 1 {
+		if w.clientID != clientID || w.answered || subtle.ConstantTimeCompare([]byte(w.challenge), []byte(challenge)) != 1 {
 			continue
 		}
-		w.spent = true
-		return func() { p.unspend(id, clientID, challenge) }, true
+		w.answered = true
+		return func() { p.restoreChallenge(id, clientID, challenge) }, true
 	}
 	return nil, false
 }
 
-func (p *pendings) unspend(id devices.ID, clientID, challenge string) {
+func (p *pendings) restoreChallenge(id devices.ID, clientID, challenge string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.byDevice[id] {
 		if w := &p.byDevice[id][i]; w.clientID == clientID && w.challenge == challenge {
-			w.spent = false
+			w.answered = false
 		}
 	}
 }
 
-// Reasons why a right proof admits nobody. The lists of attest add to them.
+// Reasons why a valid proof admits no device. Package attest has further ones.
 const (
-	RefusedUnknown = "unknown"   // the device does not wait here
+	RefusedUnknown = "unknown"   // the device is not pending here
 	RefusedRevoked = "revoked"   // an operator revoked it, and has to approve it
-	RefusedForeign = "not_bound" // it would replace a member that never named this number
-	// RefusedUnavailable: the database did not take it; the device tries again.
+	RefusedForeign = "not_bound" // it would replace a member that never reported this serial number
+	// RefusedUnavailable: the database did not accept it; the device retries.
 	RefusedUnavailable = "unavailable"
 )
 
-// AdmitProven admits the client that waits under the id, as Approve does: its
-// hardware has proven itself under this serial number. bound says that the
-// number was bound to the device before. Who would replace the client of a
-// member needs that, or a member that named the number itself: else whoever has
-// any listed chip could take any device. What an operator revoked stays so
-// until an operator approves it. refused is why, empty if it is admitted.
+// AdmitProven admits the client that is pending, as Approve does, after its hardware has
+// proven itself with this serial number. bound means that the number was bound to the device
+// before. Replacing the client of a member requires that, or that the member reported the
+// number itself: otherwise the owner of any listed chip could take over any device. A
+// revoked device stays revoked until an operator approves it. refused is the reason, empty
+// if the client is admitted.
 func (a *Admission) AdmitProven(ctx context.Context, id devices.ID, clientID, serial string, bound bool) (refused string) {
-	waits := a.pending.waits(id, time.Now())
+	waits := a.pending.has(id, time.Now())
 	err := a.admit(ctx, "chip "+serial, id, clientID, func(m *devices.Member) error {
-		if reason := refuses(m, waits, clientID, serial, bound); reason != "" {
+		if reason := refusalReason(m, waits, clientID, serial, bound); reason != "" {
 			return refusal(reason)
 		}
 		return nil
@@ -77,7 +77,7 @@ func (a *Admission) AdmitProven(ctx context.Context, id devices.ID, clientID, se
 	case errors.As(err, &no):
 		return string(no)
 	case err != nil:
-		a.log.Warn("a device that has proven itself is not admitted yet; it tries again", "device", id, "error", err)
+		a.log.Warn("a proven device is not admitted yet; it retries", "device", id, "error", err)
 		return RefusedUnavailable
 	}
 	a.ports.Record(audit.Entry{At: time.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: audit.OutcomeOK, Detail: devices.Clip("serial " + serial + ", client " + clientID)})
@@ -89,11 +89,11 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// MayProve is what AdmitProven would refuse a number for that is not bound yet,
-// so that it is not bound in vain.
+// MayProve returns the reason for which AdmitProven would refuse an unbound number, so that
+// it is not bound needlessly.
 func (a *Admission) MayProve(ctx context.Context, id devices.ID, clientID, serial string) (refused string) {
 	m := devices.Member{ID: id}
-	if a.registry.Standing(id, clientID).Known {
+	if a.registry.Status(id, clientID).Known {
 		ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout)
 		defer cancel()
 		row, err := a.ports.Records.Find(ctx, id)
@@ -102,10 +102,10 @@ func (a *Admission) MayProve(ctx context.Context, id devices.ID, clientID, seria
 		}
 		m = row.Device.Member()
 	}
-	return refuses(&m, a.pending.waits(id, time.Now()), clientID, serial, false)
+	return refusalReason(&m, a.pending.has(id, time.Now()), clientID, serial, false)
 }
 
-func refuses(m *devices.Member, waits bool, clientID, serial string, bound bool) (reason string) {
+func refusalReason(m *devices.Member, waits bool, clientID, serial string, bound bool) (reason string) {
 	switch {
 	case !m.Known() && !waits:
 		return RefusedUnknown
@@ -117,29 +117,28 @@ func refuses(m *devices.Member, waits bool, clientID, serial string, bound bool)
 	return ""
 }
 
-// Dispute reports that somebody's proof for the id was refused. The id shows as
+// ReportDispute records that a proof for the device was refused. The device is shown as
 // contested for a while; nothing else changes.
-func (a *Admission) Dispute(id devices.ID, clientID, serial string, reason devices.Dispute) {
+func (a *Admission) ReportDispute(id devices.ID, clientID, serial string, reason devices.Dispute) {
 	now := time.Now()
 	a.hub.Stats().Contested.Add(reason, 1)
-	a.dispute(id, now)
-	a.ports.Directory.Tell(devices.News{Disputed: &devices.Disputed{Device: id, Reason: reason}})
+	a.addDispute(id, now)
+	a.ports.Directory.PublishNews(devices.News{Dispute: &devices.DisputeNews{Device: id, Reason: reason}})
 	a.log.Warn("device id is contested", "device", id, "client", clientID, "serial", serial, "reason", string(reason))
 	a.ports.Record(audit.Entry{At: now, Kind: audit.KindRefusal, Action: "prove", Device: string(id), Outcome: string(reason), Detail: devices.Clip("serial " + serial + ", client " + clientID)})
 	fields := jsonspan.AppendString([]byte(`"client_id":`), clientID)
 	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(reason))
 	fields = jsonspan.AppendString(append(fields, `,"serial":`...), serial)
 	a.ports.Publisher.Publish(devices.Event{Kind: devices.EventContested, Device: id, Time: now, Fields: fields,
-		MsgID: id.Token() + "-contested-" + string(reason) + "-" + strconv.FormatInt(now.Unix()/int64(devices.FightPause/time.Second), 10)})
+		MsgID: id.Token() + "-contested-" + string(reason) + "-" + strconv.FormatInt(now.Unix()/int64(devices.ContestedPause/time.Second), 10)})
 }
 
-func (a *Admission) dispute(id devices.ID, now time.Time) { a.disputes.add(id, now) }
+func (a *Admission) addDispute(id devices.ID, now time.Time) { a.disputes.add(id, now) }
 
-// maxDisputes bounds the ids that are remembered as disputed; the oldest makes
-// room.
+// maxDisputes is how many disputed ids are kept; the oldest is dropped.
 const maxDisputes = 10_000
 
-// disputes remembers the ids for which a proof was refused lately.
+// disputes holds the ids for which a proof was refused recently.
 type disputes struct {
 	mu sync.Mutex
 	at map[devices.ID]time.Time
@@ -163,7 +162,7 @@ func (d *disputes) add(id devices.ID, now time.Time) {
 	d.at[id] = now
 }
 
-// ids are those that are disputed now.
+// ids returns the disputed ids.
 func (d *disputes) ids(now time.Time) []devices.ID {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,27 +177,27 @@ func (d *disputes) has(id devices.ID, now time.Time) bool {
 	return ok && isRecent(at, now)
 }
 
-// isRecent is also false for a time that lies ahead: the clock was set back since.
+// isRecent is false for a time in the future: the clock was set back since.
 func isRecent(at, now time.Time) bool {
 	age := now.Sub(at)
-	return age >= 0 && age < disputeLife
+	return age >= 0 && age < disputeLifetime
 }
 
-// IsContested tells whether clients fight for the id, or somebody's proof for it was
-// refused lately.
+// IsContested reports whether clients take the id over from each other, or a proof for it
+// was refused recently.
 func (a *Admission) IsContested(id devices.ID, now time.Time) bool {
 	if a.disputes.has(id, now) {
 		return true
 	}
-	return a.hub.Fought(id, now)
+	return a.hub.HasTakeovers(id, now)
 }
 
-// ContestedIDs are the contested devices as this node sees them, in order.
+// ContestedIDs returns the contested devices as recorded on this node, sorted.
 func (a *Admission) ContestedIDs(now time.Time) []devices.ID {
-	ids := append(a.disputes.ids(now), a.hub.FoughtIDs(now)...)
+	ids := append(a.disputes.ids(now), a.hub.TakeoverIDs(now)...)
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
 
-// Contested is how many devices are contested as this node sees it.
+// Contested returns the number of contested devices as recorded on this node.
 func (a *Admission) Contested() int { return len(a.ContestedIDs(time.Now())) }

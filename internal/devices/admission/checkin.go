@@ -14,14 +14,14 @@ import (
 
 // Limits of activation.
 const (
-	CodeLife      = 10 * time.Minute // of one spoken code
-	MaxPending    = 10_000           // devices waiting with a code at once
-	MaxWrongCodes = 10               // per wrongCodeSpan, over all callers
-	wrongCodeSpan = time.Minute
-	maxClientID   = 128
+	CodeLifetime    = 10 * time.Minute // of an activation code
+	MaxPending      = 10_000           // pending clients of all devices
+	MaxWrongCodes   = 10               // per wrongCodeWindow, over all callers
+	wrongCodeWindow = time.Minute
+	maxClientID     = 128
 )
 
-// CheckIn is what a device says at its OTA check.
+// CheckIn is what a device reports at its OTA check.
 type CheckIn struct {
 	Device     devices.ID
 	ClientID   string
@@ -32,131 +32,130 @@ type CheckIn struct {
 	Language   string
 	Serial     string
 	ActivateV2 bool
-	From       netip.Addr // of the host that asks, as lobby.HostOf makes it; zero if not known
-	// Offer is the transport that the reply offers, unless an operator chose
-	// another for the device; empty: the node's default.
+	From       netip.Addr // of the requesting host, from connlimit.HostOf; zero if unknown
+	// Offer is the transport that the reply offers, unless an operator chose one; empty: the
+	// node's default.
 	Offer devices.Transport
 }
 
-// facts are what the device reported, for its row.
+// facts returns what the device reported, for its row.
 func (c *CheckIn) facts(now time.Time) devices.Facts {
 	return devices.Facts{Device: c.Device, Board: devices.Clip(c.Board), Firmware: devices.Clip(c.Firmware), ELF: devices.Clip(c.ELF), Chip: devices.Clip(c.Chip),
 		Language: devices.Clip(c.Language), Serial: devices.Clip(c.Serial), ActivateV2: c.ActivateV2, CheckedAt: now}
 }
 
-// Welcome is what the OTA reply is made of.
-type Welcome struct {
+// CheckInResult is the basis of the OTA reply.
+type CheckInResult struct {
 	Admitted   bool
 	Generation int64             // of its credentials
 	Prefer     devices.Transport // empty for the node's default
-	Code       string            // six digits to speak while not admitted
+	Code       string            // six digits to speak, if not admitted
 	Challenge  string
 }
 
-// CheckIn admits a device or makes it wait. A member is admitted from memory. An
-// unknown device becomes a member under open admission, for which the database is
-// waited for; a known one with another Client-Id waits for approval under either.
-// CodeUnavailable: the node does not know its members, the database does not take
-// a new one, or too many devices wait.
-func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (Welcome, error) {
+// CheckIn admits a device or makes it pending. A member is admitted from memory. An unknown
+// device becomes a member under open admission, for which it waits for the database; a known
+// one with another Client-Id always needs approval. The error has CodeUnavailable if the
+// node has not read its members, the database does not accept a new one, or too many
+// devices are pending.
+func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, error) {
 	if len(c.ClientID) > maxClientID {
-		return Welcome{}, devices.Errorf(devices.CodeBadRequest, "Client-Id has %d bytes, at most %d are allowed", len(c.ClientID), maxClientID)
+		return CheckInResult{}, devices.Errorf(devices.CodeBadRequest, "Client-Id has %d bytes, at most %d are allowed", len(c.ClientID), maxClientID)
 	}
-	if err := a.registry.Judge(); err != nil {
-		return Welcome{}, err
+	if err := a.registry.CheckReady(); err != nil {
+		return CheckInResult{}, err
 	}
 	now := time.Now().UTC()
-	is := a.registry.Standing(c.Device, c.ClientID)
-	mayJoin := !is.Known && !a.cfg.Approve || is.Member() && is.Client == registry.ClientNone && c.ClientID != ""
+	status := a.registry.Status(c.Device, c.ClientID)
+	mayJoin := !status.Known && !a.cfg.Approve || status.Member() && status.Client == registry.ClientNone && c.ClientID != ""
 	if mayJoin {
 		offer := c.Offer
 		if offer == devices.TransportNone {
 			offer = a.cfg.Offer
 		}
 		if err := a.registry.Join(ctx, c.Device, c.ClientID, offer); err != nil && devices.AsError(err).Code != devices.CodeForbidden {
-			return Welcome{}, err
+			return CheckInResult{}, err
 		}
-		is = a.registry.Standing(c.Device, c.ClientID)
+		status = a.registry.Status(c.Device, c.ClientID)
 	}
-	if is.Admits() {
-		a.hub.Reported(c.facts(now))
+	if status.Admits() {
+		a.hub.OnFacts(c.facts(now))
 		generation, _ := a.hub.Generation(c.Device)
-		return Welcome{Admitted: true, Generation: generation, Prefer: is.Prefer}, nil
+		return CheckInResult{Admitted: true, Generation: generation, Prefer: status.Prefer}, nil
 	}
-	return a.wait(c, is, now)
+	return a.addPending(c, status, now)
 }
 
-// wait gives a client a code to speak. That it waits is known in memory alone, on
-// all nodes, until somebody approves it.
-func (a *Admission) wait(c CheckIn, is registry.Standing, now time.Time) (Welcome, error) {
-	p, fresh, err := a.pending.get(c, is.Known, now)
+// addPending gives a client an activation code. Pending clients are only in memory, on all
+// nodes, until they are approved.
+func (a *Admission) addPending(c CheckIn, status registry.Status, now time.Time) (CheckInResult, error) {
+	p, fresh, err := a.pending.get(c, status.Known, now)
 	if err != nil {
-		return Welcome{}, err
+		return CheckInResult{}, err
 	}
 	if fresh {
-		a.ports.Directory.Tell(devices.News{Spoken: p.spoken(c.Device)})
+		a.ports.Directory.PublishNews(devices.News{Pending: p.news(c.Device)})
 		fields := jsonspan.AppendString([]byte(`"client_id":`), c.ClientID)
-		fields = strconv.AppendBool(append(fields, `,"known":`...), is.Known)
+		fields = strconv.AppendBool(append(fields, `,"known":`...), status.Known)
 		a.ports.Publisher.Publish(devices.Event{Kind: devices.EventPending, Device: c.Device, Time: now, Fields: fields,
 			MsgID: c.Device.Token() + "-pending-" + p.challenge})
-		a.log.Info("device waits for approval", "device", c.Device, "client", c.ClientID, "known", is.Known)
+		a.log.Info("device is pending approval", "device", c.Device, "client", c.ClientID, "known", status.Known)
 	}
 	generation, _ := a.hub.Generation(c.Device)
-	return Welcome{Generation: generation, Prefer: is.Prefer, Code: p.code, Challenge: p.challenge}, nil
+	return CheckInResult{Generation: generation, Prefer: status.Prefer, Code: p.code, Challenge: p.challenge}, nil
 }
 
-// Recognize is CheckIn for a device that proves who it is in another way than
-// by asking where to go, and says nothing else of itself. An empty clientID is
-// that of a member, if there is one.
-func (a *Admission) Recognize(ctx context.Context, id devices.ID, clientID string) (Welcome, error) {
-	if err := a.registry.Judge(); err != nil {
-		return Welcome{}, err
+// Recognize is CheckIn for a device that proves its identity otherwise than by an OTA check
+// and reports nothing else. An empty clientID stands for that of the member, if there is one.
+func (a *Admission) Recognize(ctx context.Context, id devices.ID, clientID string) (CheckInResult, error) {
+	if err := a.registry.CheckReady(); err != nil {
+		return CheckInResult{}, err
 	}
-	if is := a.registry.Standing(id, clientID); is.Member() && (clientID == "" || is.Client == registry.ClientSame) {
+	if status := a.registry.Status(id, clientID); status.Member() && (clientID == "" || status.Client == registry.ClientSame) {
 		generation, ok := a.hub.Generation(id)
-		return Welcome{Admitted: ok, Generation: generation, Prefer: is.Prefer}, nil
+		return CheckInResult{Admitted: ok, Generation: generation, Prefer: status.Prefer}, nil
 	}
 	return a.CheckIn(ctx, CheckIn{Device: id, ClientID: clientID, Offer: devices.TransportMQTT})
 }
 
-// Activated tells whether a device that waited is admitted now.
-func (a *Admission) Activated(id devices.ID, clientID string) bool {
-	is := a.registry.Standing(id, clientID)
-	return is.Admits()
+// IsActivated reports whether the client is admitted.
+func (a *Admission) IsActivated(id devices.ID, clientID string) bool {
+	status := a.registry.Status(id, clientID)
+	return status.Admits()
 }
 
-// Approve admits the device, or the other Client-Id of a known device, that
-// waits. name is a device id or the code the device speaks; wrong codes are
-// limited. The credentials of a replaced client die.
-func (a *Admission) Approve(ctx context.Context, by access.By, name string) (devices.ID, error) {
+// Approve admits a pending device, or the other Client-Id of a known device. name is a
+// device id or an activation code; wrong codes are limited. The credentials of a replaced
+// client end.
+func (a *Admission) Approve(ctx context.Context, principal access.Principal, name string) (devices.ID, error) {
 	id, spoken, err := a.resolve(name)
 	if err != nil {
 		return "", err
 	}
-	is := a.registry.Standing(id, spoken)
+	status := a.registry.Status(id, spoken)
 	waiting := a.pending.clients(id)
 	switch {
 	case spoken != "":
 	case len(waiting) > 1:
-		return "", devices.Errorf(devices.CodeForbidden, "%d clients wait under the id %s; approve the code that the right one speaks", len(waiting), id)
+		return "", devices.Errorf(devices.CodeForbidden, "%d clients are pending for device %s; approve by the code that the right one speaks", len(waiting), id)
 	case len(waiting) == 1:
 		spoken = waiting[0].clientID
-	case is.Member():
+	case status.Member():
 		return id, nil
-	case !is.Known:
-		return "", registry.Unknown(id)
+	case !status.Known:
+		return "", registry.UnknownDevice(id)
 	}
-	permits := Permit(by, id)
-	return id, a.admit(ctx, by.Key(), id, spoken, func(m *devices.Member) error {
-		if !m.Known() { // it waits, and has no labels
+	permits := Permit(principal, id)
+	return id, a.admit(ctx, principal.Key(), id, spoken, func(m *devices.Member) error {
+		if !m.Known() { // it is pending, and has no labels
 			return nil
 		}
 		return permits(m)
 	})
 }
 
-// admit makes the device a member, with this Client-Id unless it is empty. refuse
-// may prevent that, by what the database holds of it.
+// admit makes the device a member, with this Client-Id unless it is empty. refuse may
+// refuse it based on the state in the database.
 func (a *Admission) admit(ctx context.Context, who string, id devices.ID, client string, refuse func(*devices.Member) error) error {
 	changes, err := a.registry.Approve(ctx, who, id, client, refuse)
 	if err != nil {
@@ -164,7 +163,7 @@ func (a *Admission) admit(ctx context.Context, who string, id devices.ID, client
 	}
 	for _, p := range a.pending.clients(id) {
 		if p.clientID == client && !p.facts.CheckedAt.IsZero() {
-			a.hub.Reported(p.facts)
+			a.hub.OnFacts(p.facts)
 		}
 	}
 	a.pending.drop(id)
@@ -174,11 +173,11 @@ func (a *Admission) admit(ctx context.Context, who string, id devices.ID, client
 	return nil
 }
 
-// resolve finds the device that name means: its id, else its spoken code, and
-// then the client that speaks it.
+// resolve returns the device of name, which is its id or its activation code; for a code also
+// the client.
 func (a *Admission) resolve(name string) (id devices.ID, spoken string, err error) {
 	id, err = devices.ParseID(name)
-	if err == nil && (a.registry.Standing(id, "").Known || a.pending.waits(id, time.Now())) {
+	if err == nil && (a.registry.Status(id, "").Known || a.pending.has(id, time.Now())) {
 		return id, "", nil
 	}
 	switch {
@@ -190,12 +189,12 @@ func (a *Admission) resolve(name string) (id devices.ID, spoken string, err erro
 	return "", "", a.unknown(id)
 }
 
-// unknown is the error for a device that this node does not know.
+// unknown returns the error for a device that this node does not know.
 func (a *Admission) unknown(id devices.ID) error {
-	if err := a.registry.Judge(); err != nil {
+	if err := a.registry.CheckReady(); err != nil {
 		return err
 	}
-	return registry.Unknown(id)
+	return registry.UnknownDevice(id)
 }
 
 func isCode(name string) bool {
@@ -203,28 +202,27 @@ func isCode(name string) bool {
 	return err == nil && len(name) == 6
 }
 
-// Revoke makes the device's credentials invalid and ends its session; it waits
-// for approval at its next check. While the database is away it is in force on
-// the nodes that the answer names, and written when that is back.
-func (a *Admission) Revoke(ctx context.Context, by access.By, id devices.ID) (registry.Revoked, error) {
-	r, err := a.registry.Revoke(ctx, by.Key(), id, Permit(by, id))
+// Revoke ends the device's credentials and its session; it needs approval at its next check.
+// While the database is unreachable the revocation applies on the nodes in the result, and
+// is written later.
+func (a *Admission) Revoke(ctx context.Context, principal access.Principal, id devices.ID) (registry.RevokeResult, error) {
+	r, err := a.registry.Revoke(ctx, principal.Key(), id, Permit(principal, id))
 	if err == nil {
 		a.log.Info("device revoked", "device", id, "recorded", r.Recorded)
 	}
 	return r, err
 }
 
-// Forget removes a device and its history. Its generation goes up, so that
-// credentials it still holds stay dead. One that merely waits is turned away
-// until it asks again.
-func (a *Admission) Forget(ctx context.Context, by access.By, id devices.ID) error {
-	return a.ForgetAt(ctx, by, id, 0)
+// Forget removes a device and its history. Its generation is raised, so that credentials it
+// still has stay invalid. A pending device is removed until it checks in again.
+func (a *Admission) Forget(ctx context.Context, principal access.Principal, id devices.ID) error {
+	return a.ForgetAt(ctx, principal, id, 0)
 }
 
-// ForgetAt is Forget for the device at this revision; 0: whatever it is.
-func (a *Admission) ForgetAt(ctx context.Context, by access.By, id devices.ID, ifMatch int64) error {
-	waited := a.pending.waits(id, time.Now())
-	err := a.registry.ForgetAt(ctx, by.Key(), id, ifMatch, Permit(by, id))
+// ForgetAt is Forget for a device at this revision; 0 accepts any.
+func (a *Admission) ForgetAt(ctx context.Context, principal access.Principal, id devices.ID, ifMatch int64) error {
+	waited := a.pending.has(id, time.Now())
+	err := a.registry.ForgetAt(ctx, principal.Key(), id, ifMatch, Permit(principal, id))
 	if err == nil || devices.AsError(err).Code == devices.CodeDeviceUnknown {
 		a.pending.drop(id)
 	}
@@ -237,31 +235,31 @@ func (a *Admission) ForgetAt(ctx context.Context, by access.By, id devices.ID, i
 	return err
 }
 
-// Welcome is what CheckIn would answer the device's admitted client now; it
-// changes nothing.
-func (a *Admission) Welcome(id devices.ID) Welcome {
-	is := a.registry.Standing(id, "")
+// Preview returns what CheckIn would return for the device's admitted client now, without
+// changing anything.
+func (a *Admission) Preview(id devices.ID) CheckInResult {
+	status := a.registry.Status(id, "")
 	generation, ok := a.hub.Generation(id)
-	return Welcome{Admitted: is.Member() || !is.Known && ok && !a.cfg.Approve, Generation: generation, Prefer: is.Prefer}
+	return CheckInResult{Admitted: status.Member() || !status.Known && ok && !a.cfg.Approve, Generation: generation, Prefer: status.Prefer}
 }
 
-// Knows tells whether the device is known, admitted or not, or may be: before the
-// members are read nobody can tell.
-func (a *Admission) Knows(id devices.ID) bool {
-	return !a.registry.Ready() || a.registry.Standing(id, "").Known || a.pending.waits(id, time.Now())
+// IsKnown reports whether the device is known or pending. It is true for all devices until
+// the members are read.
+func (a *Admission) IsKnown(id devices.ID) bool {
+	return !a.registry.Ready() || a.registry.Status(id, "").Known || a.pending.has(id, time.Now())
 }
 
-// IsMember tells whether the device is known and admitted.
-func (a *Admission) IsMember(id devices.ID) bool { return a.registry.Standing(id, "").Member() }
+// IsMember reports whether the device is a member.
+func (a *Admission) IsMember(id devices.ID) bool { return a.registry.Status(id, "").Member() }
 
-// MemberOf tells whether the device is known and admitted, or may be, for adapters
-// that act on its behalf.
-func (a *Admission) MemberOf(id devices.ID) bool { return !a.registry.Ready() || a.IsMember(id) }
+// MayBeMember reports whether the device is a member, or the members are not read yet. It is
+// for adapters that act for the device.
+func (a *Admission) MayBeMember(id devices.ID) bool { return !a.registry.Ready() || a.IsMember(id) }
 
-// ClientOf is the admitted Client-Id of a device; empty if there is none, or it
-// cannot be read from the database now.
+// ClientOf returns the admitted Client-Id of a device; empty if there is none, or the
+// database cannot be read.
 func (a *Admission) ClientOf(ctx context.Context, id devices.ID) string {
-	m, err := a.registry.Decided(ctx, id)
+	m, err := a.registry.Member(ctx, id)
 	if err != nil {
 		return ""
 	}

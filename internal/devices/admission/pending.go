@@ -14,22 +14,20 @@ import (
 	"fleetd/internal/devices/registry"
 )
 
-// maxPendingClients bounds the clients that wait under one device id. Where
-// there is no room, under an id or over all, whoever comes takes the place of
-// one whose address has more of them, so that no host keeps others out or makes
-// their codes worthless.
+// maxPendingClients is how many clients of one device may be pending. If this limit or
+// MaxPending is reached, a new client replaces one whose host has more of them, so that no
+// host can lock others out or make their codes useless.
 const maxPendingClients = 4
 
-// pendings holds the activation codes of devices that wait for approval. A
-// code belongs to one client: whoever asks under the same id cannot take
-// another's place. They live in memory only: a device repeats its check every
-// half minute and speaks a new code after a restart.
+// pendings holds the activation codes of pending clients. A code belongs to one client:
+// another client of the same device cannot take it. They are only in memory: a device
+// repeats its check every half minute, and gets a new code after a restart.
 type pendings struct {
 	mu       sync.Mutex
 	byDevice map[devices.ID][]pending // oldest first
 	codes    map[string]devices.ID
-	byHost   map[netip.Addr]int // codes; of other nodes under the zero address
-	wrong    int                // codes tried in vain since wrongAt
+	byHost   map[netip.Addr]int // number of codes; those of other nodes have the zero address
+	wrong    int                // wrong codes since wrongAt
 	wrongAt  time.Time
 }
 
@@ -37,20 +35,20 @@ type pending struct {
 	clientID  string
 	code      string
 	challenge string
-	spent     bool // the challenge was answered; the next check brings another
-	renewal   int  // challenges before it
+	answered  bool // the challenge was answered; the next check creates another
+	renewal   int  // number of earlier challenges
 	expires   time.Time
 	host      netip.Addr    // of the request; zero if another node received it
-	known     bool          // another client is admitted under the id
-	facts     devices.Facts // what the device reported
+	known     bool          // another client of the device is admitted
+	facts     devices.Facts // reported by the device
 }
 
 func newPendings() *pendings {
 	return &pendings{byDevice: map[devices.ID][]pending{}, codes: map[string]devices.ID{}, byHost: map[netip.Addr]int{}}
 }
 
-// get returns the code of a waiting client, a fresh one if it has none. known
-// tells whether another client is admitted under the id.
+// get returns the code of a pending client, a fresh one if it has none. known means that
+// another client of the device is admitted.
 func (p *pendings) get(c CheckIn, known bool, now time.Time) (found pending, fresh bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,8 +57,8 @@ func (p *pendings) get(c CheckIn, known bool, now time.Time) (found pending, fre
 	for i := range p.byDevice[id] {
 		if old := &p.byDevice[id][i]; old.clientID == clientID {
 			old.facts = c.facts(now)
-			if old.spent {
-				old.challenge, old.spent, old.renewal = newChallenge(), false, old.renewal+1
+			if old.answered {
+				old.challenge, old.answered, old.renewal = newChallenge(), false, old.renewal+1
 				return *old, true, nil
 			}
 			return *old, false, nil
@@ -70,18 +68,18 @@ func (p *pendings) get(c CheckIn, known bool, now time.Time) (found pending, fre
 		for other := range p.byDevice {
 			p.expireLocked(other, now)
 		}
-		if len(p.codes) >= MaxPending && !p.makeRoomLocked(host) {
-			return pending{}, false, devices.Errorf(devices.CodeUnavailable, "%d devices wait for approval already; approve or forget some", MaxPending)
+		if len(p.codes) >= MaxPending && !p.evictLocked(host) {
+			return pending{}, false, devices.Errorf(devices.CodeUnavailable, "%d devices are pending approval already; approve or forget some", MaxPending)
 		}
 	}
 	if waiting := p.byDevice[id]; len(waiting) >= maxPendingClients {
 		at := replaceable(waiting, host)
 		if at < 0 {
-			return pending{}, false, devices.Errorf(devices.CodeUnavailable, "%d clients wait under the id %s already; approve one, or ask again in %v", maxPendingClients, id, CodeLife)
+			return pending{}, false, devices.Errorf(devices.CodeUnavailable, "%d clients are pending for device %s already; approve one, or try again in %v", maxPendingClients, id, CodeLifetime)
 		}
 		p.removeLocked(id, at)
 	}
-	next := pending{clientID: clientID, code: p.unusedCode(), challenge: newChallenge(), expires: now.Add(CodeLife), host: host, known: known, facts: c.facts(now)}
+	next := pending{clientID: clientID, code: p.unusedCode(), challenge: newChallenge(), expires: now.Add(CodeLifetime), host: host, known: known, facts: c.facts(now)}
 	p.addLocked(id, next)
 	return next, true, nil
 }
@@ -92,7 +90,7 @@ func (p *pendings) addLocked(id devices.ID, next pending) {
 	p.byHost[next.host]++
 }
 
-// removeLocked ends the wait of one client of a device.
+// removeLocked removes one pending client of a device.
 func (p *pendings) removeLocked(id devices.ID, at int) {
 	waiting := p.byDevice[id]
 	old := waiting[at]
@@ -107,9 +105,9 @@ func (p *pendings) removeLocked(id devices.ID, at int) {
 	p.byDevice[id] = slices.Delete(waiting, at, at+1)
 }
 
-// makeRoomLocked ends the wait of a client of the host that has the most, if
-// that is more than this one has.
-func (p *pendings) makeRoomLocked(host netip.Addr) bool {
+// evictLocked removes a client of the host that has the most, if that is more than this
+// host has.
+func (p *pendings) evictLocked(host netip.Addr) bool {
 	most, n := host, p.byHost[host]+1
 	for other, count := range p.byHost {
 		if count > n {
@@ -128,9 +126,9 @@ func (p *pendings) makeRoomLocked(host netip.Addr) bool {
 	return false
 }
 
-// replaceable is the client under an id that is replaced by one of this host: the
-// newest of the host that has the most there, if that has more than this one
-// would have; of this host's own, the oldest. -1: nobody.
+// replaceable returns the index of the client that one of this host replaces: the newest of
+// the host that has the most, if that has more than this one would have; else the oldest of
+// this host; -1: none.
 func replaceable(waiting []pending, host netip.Addr) (at int) {
 	count := map[netip.Addr]int{}
 	for _, w := range waiting {
@@ -148,12 +146,12 @@ func replaceable(waiting []pending, host netip.Addr) (at int) {
 	return at
 }
 
-// learn takes a code that another node gave out: the device may ask any node
-// next, and the operator too. One that is taken here belongs to another device
-// and is passed over; its device gets a new one within the half minute.
-func (p *pendings) learn(c *devices.Spoken, now time.Time) {
+// addRemote adds a code that another node created: the device or the operator may use any
+// node next. A code that is in use here for another device is ignored; the other device gets
+// a new one within half a minute.
+func (p *pendings) addRemote(c *devices.PendingClient, now time.Time) {
 	id := c.Device
-	next := pending{clientID: c.ClientID, code: c.Code, challenge: c.Challenge, renewal: c.Renewal, expires: now.Add(CodeLife), known: c.Known, facts: c.Facts}
+	next := pending{clientID: c.ClientID, code: c.Code, challenge: c.Challenge, renewal: c.Renewal, expires: now.Add(CodeLifetime), known: c.Known, facts: c.Facts}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expireLocked(id, now)
@@ -164,7 +162,7 @@ func (p *pendings) learn(c *devices.Spoken, now time.Time) {
 	for i, old := range waiting {
 		if old.clientID == next.clientID {
 			if old.code < next.code || old.code == next.code && !next.renews(old) {
-				return // both nodes gave one out at once; both keep the lower
+				return // both nodes created one at the same time; both keep the lower code
 			}
 			if old.code == next.code {
 				next.expires = old.expires
@@ -184,21 +182,20 @@ func (p *pendings) learn(c *devices.Spoken, now time.Time) {
 	p.addLocked(id, next)
 }
 
-// renews tells whether a challenge stands in for another under the same code;
-// of two that nodes made at once both keep the lower.
+// renews reports whether a challenge replaces another one of the same code; of two that nodes
+// created at the same time both keep the lower one.
 func (p pending) renews(old pending) bool {
 	return p.renewal > old.renewal || p.renewal == old.renewal && p.challenge < old.challenge
 }
 
-// expireLocked removes the codes of one device that are past their life.
+// expireLocked removes the expired codes of one device.
 func (p *pendings) expireLocked(id devices.ID, now time.Time) {
 	for len(p.byDevice[id]) > 0 && !now.Before(p.byDevice[id][0].expires) {
 		p.removeLocked(id, 0)
 	}
 }
 
-// unusedCode draws until the code is free: with MaxPending of a million taken
-// that is almost always the first.
+// unusedCode returns a random unused code: of a million, at most MaxPending are in use.
 func (p *pendings) unusedCode() string {
 	for {
 		n, err := rand.Int(rand.Reader, big.NewInt(1_000_000))
@@ -218,15 +215,15 @@ func newChallenge() string {
 	return hex.EncodeToString(b[:])
 }
 
-// byCode finds the device and client that speak this code.
+// byCode returns the device and client with this code.
 func (p *pendings) byCode(code string, now time.Time) (devices.ID, string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.Sub(p.wrongAt) > wrongCodeSpan {
+	if now.Sub(p.wrongAt) > wrongCodeWindow {
 		p.wrong, p.wrongAt = 0, now
 	}
 	if p.wrong >= MaxWrongCodes {
-		return "", "", devices.Errorf(devices.CodeForbidden, "too many wrong codes; wait a minute, or approve the device by its id")
+		return "", "", devices.Errorf(devices.CodeForbidden, "too many wrong codes; try again in a minute, or approve the device by its id")
 	}
 	id := p.codes[code]
 	p.expireLocked(id, now)
@@ -236,18 +233,18 @@ func (p *pendings) byCode(code string, now time.Time) (devices.ID, string, error
 		}
 	}
 	p.wrong++
-	return "", "", devices.Errorf(devices.CodeDeviceUnknown, "no device waits with the code %s; codes live %v", code, CodeLife)
+	return "", "", devices.Errorf(devices.CodeDeviceUnknown, "no pending device has the code %s; codes are valid for %v", code, CodeLifetime)
 }
 
-// waits tells whether a client of the device has a code that is still good.
-func (p *pendings) waits(id devices.ID, now time.Time) bool {
+// has reports whether a client of the device has a valid code.
+func (p *pendings) has(id devices.ID, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expireLocked(id, now)
 	return len(p.byDevice[id]) > 0
 }
 
-// clients are those that wait under an id.
+// clients returns the pending clients of a device.
 func (p *pendings) clients(id devices.ID) []pending {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -255,12 +252,12 @@ func (p *pendings) clients(id devices.ID) []pending {
 	return slices.Clone(p.byDevice[id])
 }
 
-// spoken is the news of a client that waits.
-func (p *pending) spoken(id devices.ID) *devices.Spoken {
-	return &devices.Spoken{Device: id, ClientID: p.clientID, Code: p.code, Challenge: p.challenge, Renewal: p.renewal, Known: p.known, Facts: p.facts}
+// news returns the news about a pending client.
+func (p *pending) news(id devices.ID) *devices.PendingClient {
+	return &devices.PendingClient{Device: id, ClientID: p.clientID, Code: p.code, Challenge: p.challenge, Renewal: p.renewal, Known: p.known, Facts: p.facts}
 }
 
-// all are the devices under whose id a client waits, each with its latest.
+// all returns the devices with a pending client, each with its latest one.
 func (p *pendings) all(now time.Time) map[devices.ID]pending {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -274,7 +271,7 @@ func (p *pendings) all(now time.Time) map[devices.ID]pending {
 	return out
 }
 
-// drop forgets every client that waits under the id.
+// drop removes all pending clients of a device.
 func (p *pendings) drop(id devices.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -283,11 +280,11 @@ func (p *pendings) drop(id devices.ID) {
 	}
 }
 
-// dropAdmitted ends the wait under an id once one of its clients is admitted, or
-// the device is forgotten.
+// dropAdmitted removes the pending clients of a device once one of them is admitted, or the
+// device is forgotten.
 func (p *pendings) dropAdmitted(id devices.ID, r *registry.Registry) {
 	for _, w := range p.clients(id) {
-		if is := r.Standing(id, w.clientID); is.Admits() || !is.Known && w.known {
+		if status := r.Status(id, w.clientID); status.Admits() || !status.Known && w.known {
 			p.drop(id)
 			return
 		}

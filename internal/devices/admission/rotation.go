@@ -8,8 +8,8 @@ import (
 	"fleetd/internal/devices"
 )
 
-// Bounds of the time for which credentials stay valid that were rotated. A
-// device learns new ones at its OTA check alone, and checks only when it boots.
+// Limits of the grace period in which rotated credentials stay valid. A device gets new ones
+// only at its OTA check, when it boots.
 const (
 	DefaultGrace = 720 * time.Hour
 	MinGrace     = time.Minute
@@ -18,14 +18,14 @@ const (
 
 func checkGrace(grace time.Duration) error {
 	if grace < MinGrace || grace > MaxGrace {
-		return devices.Errorf(devices.CodeBadRequest, "grace must be a duration from %v to %v, such as %v", MinGrace, MaxGrace, DefaultGrace)
+		return devices.Errorf(devices.CodeBadRequest, "grace must be from %v to %v, for example %v", MinGrace, MaxGrace, DefaultGrace)
 	}
 	return nil
 }
 
-// Rotate has the device get new credentials at its next OTA check. Those it has
-// stay valid until it has connected with the new ones, or grace is over.
-func (a *Admission) Rotate(ctx context.Context, by access.By, id devices.ID, grace time.Duration) error {
+// Rotate gives the device new credentials at its next OTA check. The current ones stay valid
+// until it has connected with the new ones, or the grace period ends.
+func (a *Admission) Rotate(ctx context.Context, principal access.Principal, id devices.ID, grace time.Duration) error {
 	if err := checkGrace(grace); err != nil {
 		return err
 	}
@@ -34,28 +34,28 @@ func (a *Admission) Rotate(ctx context.Context, by access.By, id devices.ID, gra
 		return OrUnknown(id, err)
 	}
 	until := time.Now().Add(grace)
-	confirmed := max(row.Presence.Generation, a.hub.SecretsFor(id).Confirmed)
-	if err := a.registry.Rotate(ctx, by.Key(), id, until, confirmed, Permit(by, id)); err != nil {
+	confirmed := max(row.Presence.Generation, a.hub.Generations(id).Confirmed)
+	if err := a.registry.Rotate(ctx, principal.Key(), id, until, confirmed, Permit(principal, id)); err != nil {
 		return err
 	}
 	a.log.Info("device's credentials rotated", "device", id, "until", until)
 	return nil
 }
 
-// RotateSecret replaces the secret from which all credentials derive: devices get new
-// ones as after RotateAll, and the admin token ends at once. seal makes the secret of a
-// number, sealed.
-func (a *Admission) RotateSecret(ctx context.Context, by access.By, grace time.Duration, seal func(number int64) string) (devices.Rotation, error) {
+// RotateSecret replaces the secret from which all credentials derive: devices get new ones as
+// after RotateAll, and the admin token ends at once. seal returns the sealed secret with a
+// number.
+func (a *Admission) RotateSecret(ctx context.Context, principal access.Principal, grace time.Duration, seal func(number int64) string) (devices.Rotation, error) {
 	if err := checkGrace(grace); err != nil {
 		return devices.Rotation{}, err
 	}
-	next, err := a.registry.RotateFleet(ctx, by.Key(), func(old devices.Rotation, highest int64) (devices.Rotation, error) {
+	next, err := a.registry.RotateFleet(ctx, principal.Key(), func(old devices.Rotation, highest int64) (devices.Rotation, error) {
 		now := time.Now()
-		next, err := old.Raised(highest, now, now.Add(grace))
+		next, err := old.NextGeneration(highest, now, now.Add(grace))
 		if err != nil {
 			return old, err
 		}
-		return next.WithSecret(now, seal)
+		return next.AddSecret(now, seal)
 	})
 	if err != nil {
 		return devices.Rotation{}, err
@@ -64,9 +64,9 @@ func (a *Admission) RotateSecret(ctx context.Context, by access.By, grace time.D
 	return next, nil
 }
 
-// RotateAdmin ends the admin token on all nodes and begins another.
-func (a *Admission) RotateAdmin(ctx context.Context, by access.By) (devices.Rotation, error) {
-	next, err := a.registry.RotateFleet(ctx, by.Key(), func(old devices.Rotation, _ int64) (devices.Rotation, error) {
+// RotateAdmin replaces the admin token on all nodes.
+func (a *Admission) RotateAdmin(ctx context.Context, principal access.Principal) (devices.Rotation, error) {
+	next, err := a.registry.RotateFleet(ctx, principal.Key(), func(old devices.Rotation, _ int64) (devices.Rotation, error) {
 		old.Admin++
 		return old, nil
 	})
@@ -77,14 +77,14 @@ func (a *Admission) RotateAdmin(ctx context.Context, by access.By) (devices.Rota
 	return next, nil
 }
 
-// RotateAll is Rotate for every device, those included that come later.
-func (a *Admission) RotateAll(ctx context.Context, by access.By, grace time.Duration) (devices.Rotation, error) {
+// RotateAll is Rotate for every device, including devices that join later.
+func (a *Admission) RotateAll(ctx context.Context, principal access.Principal, grace time.Duration) (devices.Rotation, error) {
 	if err := checkGrace(grace); err != nil {
 		return devices.Rotation{}, err
 	}
-	next, err := a.registry.RotateFleet(ctx, by.Key(), func(old devices.Rotation, highest int64) (devices.Rotation, error) {
+	next, err := a.registry.RotateFleet(ctx, principal.Key(), func(old devices.Rotation, highest int64) (devices.Rotation, error) {
 		now := time.Now()
-		return old.Raised(highest, now, now.Add(grace))
+		return old.NextGeneration(highest, now, now.Add(grace))
 	})
 	if err != nil {
 		return devices.Rotation{}, err

@@ -17,15 +17,14 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// schema is a tool's inputSchema, prepared for checking. What the firmware
-// emits (an object of boolean, integer and string properties with default,
-// minimum, maximum and required; mcp_server.h:125-165) is checked by hand
-// without allocating; anything beyond goes through a JSON Schema validator,
-// compiled when first needed.
+// schema is a tool's inputSchema, prepared for checking. Schemas of the firmware (an object
+// of boolean, integer and string properties with default, minimum, maximum and required;
+// mcp_server.h:125-165) are checked here without allocating; other schemas by a JSON Schema
+// validator that is compiled when first needed.
 type schema struct {
 	raw        []byte
 	properties []property
-	complex    *compiled // nil if the simple checker is enough
+	complex    *compiled // nil if the simple checker is sufficient
 }
 
 type property struct {
@@ -52,8 +51,7 @@ type compiled struct {
 	err    error
 }
 
-// parseSchema never fails: what the simple checker does not know makes the
-// schema complex.
+// parseSchema never fails: a schema that the simple checker does not support is complex.
 func parseSchema(raw []byte) schema {
 	s := schema{raw: raw}
 	simple := true
@@ -74,7 +72,7 @@ func parseSchema(raw []byte) schema {
 			simple = false
 		}
 	}
-	simple = simple && len(s.properties) <= maxSimple // one bit each
+	simple = simple && len(s.properties) <= maxSimple // one bit each in check
 	if required != nil && simple {
 		names := jsonspan.Array(required)
 		for names.Next() && simple {
@@ -89,7 +87,7 @@ func parseSchema(raw []byte) schema {
 	return s
 }
 
-// maxSimple is the most properties of a schema that is checked by hand.
+// maxSimple is the maximum number of properties of a simple schema.
 const maxSimple = 64
 
 func (s *schema) require(name string) bool {
@@ -145,9 +143,9 @@ func (s *schema) parseProperties(raw []byte) (simple bool) {
 	return simple && walk.Err() == nil
 }
 
-// check returns every fault of args, which must be a JSON object or empty.
-// The firmware's own checks are weaker: a wrong type on an argument that has a
-// default silently becomes the default (mcp_server.cc:524-542).
+// check returns every fault of args, which must be a JSON object or empty. The firmware's own
+// checks are weaker: an argument of a wrong type silently becomes its default
+// (mcp_server.cc:524-542).
 func (s *schema) check(args []byte) ([]devices.Fault, error) {
 	if len(args) == 0 {
 		args = []byte("{}")
@@ -184,13 +182,13 @@ func (s *schema) check(args []byte) ([]devices.Fault, error) {
 	return faults, nil
 }
 
-// shadows finds members that equal a property only when case is folded. The
-// device takes the first that does (cJSON), whatever was checked here.
+// shadows finds members whose names equal a property only when case is ignored. The device
+// uses the first of them (cJSON), whatever was checked here.
 func (s *schema) shadows(args []byte) (faults []devices.Fault) {
 	for walk := jsonspan.Object(args); walk.Next(); {
 		if name := s.shadowed(string(walk.Key())); name != "" {
 			faults = append(faults, devices.Fault{Pointer: jsonspan.Pointer(string(walk.Key())),
-				Detail: fmt.Sprintf("the device reads this name as %q: write it so", devices.Clip(name))})
+				Detail: fmt.Sprintf("the device reads this name as %q: use this spelling", devices.Clip(name))})
 		}
 	}
 	return faults
@@ -232,27 +230,27 @@ func (p *property) fault(value []byte) string {
 	return ""
 }
 
-// denyLoader refuses every reference to another document: a device must not
-// make fleetd read files or dial hosts.
+// denyLoader refuses references to other documents: a device must not make fleetd read
+// files or connect to hosts.
 type denyLoader struct{}
 
 func (denyLoader) Load(url string) (any, error) {
-	return nil, fmt.Errorf("schema refers to %s; references to other documents are not followed", url)
+	return nil, fmt.Errorf("the schema refers to %s; references to other documents are not followed", url)
 }
 
-// Limits of what a device's schema may cost its callers. A schema beyond them
-// is not checked here: the device judges the arguments itself.
+// Limits of the cost of a device's schema. Arguments for a schema beyond them are checked
+// only by the device.
 const (
 	maxSchema      = 16 << 10 // bytes
 	maxFaults      = 20
 	maxFaultDetail = 200 // bytes
 )
 
-var errCostly = errors.New("schema may cost too much to check")
+var errCostly = errors.New("the schema may be too costly to check")
 
-// affordable refuses what lets a short schema cost unbounded time or memory:
-// references (which multiply), patterns (whose counted repetitions expand),
-// and numbers too long for exact arithmetic.
+// affordable reports whether a schema is free of constructs with which a short schema costs
+// unlimited time or memory: references (which multiply), patterns (whose repetitions
+// expand), and numbers too long for exact arithmetic.
 func affordable(value []byte) bool {
 	switch jsonspan.KindOf(value) {
 	case jsonspan.KindNumber:
@@ -283,7 +281,7 @@ func affordable(value []byte) bool {
 	return true
 }
 
-// plainNumbers tells whether every number in a value is plain.
+// plainNumbers reports whether every number in a value is a plainNumber.
 func plainNumbers(value []byte) bool {
 	switch jsonspan.KindOf(value) {
 	case jsonspan.KindNumber:
@@ -302,7 +300,7 @@ func plainNumbers(value []byte) bool {
 	return true
 }
 
-// plainNumber tells whether exact arithmetic with the number is cheap.
+// plainNumber reports whether exact arithmetic with the number is cheap.
 func plainNumber(literal []byte) bool {
 	mantissa, exponent, found := bytes.Cut(literal, []byte("e"))
 	if !found {
@@ -311,19 +309,19 @@ func plainNumber(literal []byte) bool {
 	return len(mantissa) <= 64 && len(exponent) <= 4
 }
 
-// maxCheck bounds the product of the lengths of a schema and of arguments, in
-// square bytes: 2 KB of schema and 2 KB of arguments, say.
+// maxCheck limits the product of the lengths of a schema and of its arguments, in bytes: for
+// example 2 KB of schema and 2 KB of arguments.
 const maxCheck = 4 << 20
 
 func (s *schema) checkComplex(args []byte) (faults []devices.Fault, err error) {
 	if !plainNumbers(args) {
-		return []devices.Fault{{Detail: "holds a number too long to check"}}, nil
+		return []devices.Fault{{Detail: "contains a number that is too long to check"}}, nil
 	}
 	if len(s.raw)*len(args) > maxCheck {
-		return nil, nil // the validator may hold each part of the one against each of the other: let the device judge
+		return nil, nil // the cost may grow with the product: let the device decide
 	}
 	defer func() {
-		if recover() != nil { // a fault of the validator's must not be the caller's
+		if recover() != nil { // a panic of the validator must not affect the caller
 			faults, err = nil, nil
 		}
 	}()
@@ -344,7 +342,7 @@ func (s *schema) checkComplex(args []byte) (faults []devices.Fault, err error) {
 		}
 	})
 	if s.complex.err != nil || s.complex.schema == nil {
-		return nil, nil // the device's schema is no schema: let the device judge
+		return nil, nil // the device's schema is not valid: let the device decide
 	}
 	instance, err := jsonschema.UnmarshalJSON(bytes.NewReader(args))
 	if err != nil {
@@ -377,16 +375,15 @@ func leaves(e *jsonschema.ValidationError, faults []devices.Fault) []devices.Fau
 	return faults
 }
 
-// CheckCall refuses a call whose arguments the tool's schema does not allow,
-// or that the firmware would misunderstand.
+// CheckCall returns an error if the tool's schema does not allow the arguments, or the
+// firmware would misread them.
 func (t *Tool) CheckCall(args json.RawMessage) *devices.Error {
 	faults, err := t.schema.check(args)
 	if err != nil {
 		return devices.Errorf(devices.CodeBadRequest, "arguments must be a JSON object: %v", err)
 	}
-	// The description of this tool's url stands where its default should
-	// (mcp_server.cc:152-155): called without one, the device stops its audio
-	// and tries to download that sentence.
+	// The default of this tool's url is its description (mcp_server.cc:152-155): called without
+	// one, the device stops its audio and tries to download that sentence.
 	if t.Name == UpgradeFirmware && jsonspan.Member(args, "url") == nil {
 		faults = append(faults, devices.Fault{Pointer: "/url", Detail: "is required"})
 	}

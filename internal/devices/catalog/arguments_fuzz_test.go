@@ -13,17 +13,17 @@ import (
 	"fleetd/internal/devices"
 )
 
-// FuzzSchemaAndArguments compares the quick checker with a JSON Schema
-// validator that fleetd does not use: what passes is valid, and what is refused
-// is not. Differences that are meant:
+// FuzzSchemaAndArguments compares the simple checker with a JSON Schema validator that
+// fleetd does not use: accepted arguments are valid, refused ones are not. Intended
+// differences:
 //
-//   - the device has 32 bits for an integer without bounds of its own, and an
-//     integer is taken with 18 digits at most;
-//   - of names that appear twice each is checked, where others take the last;
-//   - annotations are not looked at: a description may be a number.
+//   - an integer without bounds must fit 32 bits, as on the device, and has at most 18
+//     digits;
+//   - of duplicate names each value is checked; others use the last;
+//   - annotations are ignored: a description may be a number.
 //
-// Schemas that the quick checker leaves to the validator of the product are
-// only checked for what callers count on.
+// Complex schemas, which the product leaves to its own validator, are only checked for the
+// guarantees to callers.
 func FuzzSchemaAndArguments(f *testing.F) {
 	for _, schema := range []string{otto, `{"type":"object","properties":{"x":{"anyOf":[{"type":"null"}],"pattern":"("}}}`,
 		`{"type":"object","properties":{"n":{"type":"integer","minimum":-5,"maximum":5e0},"s":{"type":"string"}},"required":["s","n"]}`,
@@ -67,7 +67,7 @@ func compareValidator(t *testing.T, s *schema, args []byte, refused *devices.Err
 	var literals map[string]json.RawMessage
 	if err := json.Unmarshal(args, &literals); err != nil || literals == nil {
 		if refused == nil || refused.Code != devices.CodeBadRequest {
-			t.Fatalf("%q: %v, encoding/json reads %v", args, refused, err)
+			t.Fatalf("%q: %v, encoding/json returns %v", args, refused, err)
 		}
 		return
 	}
@@ -82,13 +82,13 @@ func compareValidator(t *testing.T, s *schema, args []byte, refused *devices.Err
 	}
 	var instance map[string]any
 	if json.Unmarshal(args, &instance) != nil {
-		return // a number out of the range of a float64
+		return // a number outside the range of a float64
 	}
 	var theirs jsonschema.Schema
 	if json.Unmarshal(s.raw, &theirs) != nil {
 		return // an annotation of another type
 	}
-	theirs.Schema = "" // the quick checker reads every draft alike
+	theirs.Schema = "" // the simple checker treats every draft alike
 	resolved, err := theirs.Resolve(nil)
 	if err != nil {
 		t.Fatalf("%s: %v", s.raw, err)
@@ -102,8 +102,7 @@ func compareValidator(t *testing.T, s *schema, args []byte, refused *devices.Err
 	}
 }
 
-// isOutOfRange tells whether an integer is one that the device cannot take, or
-// too long to be read.
+// isOutOfRange reports whether an integer does not fit the device, or is too long to parse.
 func isOutOfRange(s *schema, instance map[string]any, literals map[string]json.RawMessage) bool {
 	for _, p := range s.properties {
 		n, ok := instance[p.name].(float64)
@@ -118,8 +117,8 @@ func nesting(text []byte) int {
 	return bytes.Count(text, []byte("[")) + bytes.Count(text, []byte("{"))
 }
 
-// hasDuplicates tells whether an object has two members with names that
-// encoding/json takes for the same.
+// hasDuplicates reports whether an object has two members whose names are equal for
+// encoding/json.
 func hasDuplicates(text []byte) bool {
 	d := json.NewDecoder(bytes.NewReader(text))
 	return duplicatesIn(d)

@@ -74,8 +74,8 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// A schema names files and addresses in vain: whoever read the one here would
-// find arguments to refuse, and a server is not asked.
+// A schema cannot make fleetd read a file or send a request: the file here would make the
+// arguments invalid, and the server counts requests.
 func TestSchemasReadNothing(t *testing.T) {
 	var asked atomic.Int32
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -102,8 +102,8 @@ func TestSchemasReadNothing(t *testing.T) {
 	}
 }
 
-// What a hostile device can put into a schema, and a caller into arguments,
-// costs nothing: such schemas are left to the device, such numbers refused.
+// Costly schemas of a device are left to the device, and costly numbers in arguments are
+// refused.
 func TestCostlySchemas(t *testing.T) {
 	defs := ""
 	for i := range 32 {

@@ -1,8 +1,8 @@
-// Package catalog holds tool lists by their content: what their tools are, whether
-// arguments fit a tool's schema, how two lists differ, and which tools match words.
+// Package catalog holds tool lists by content: their tools, the check of arguments against a
+// tool's schema, the differences of two lists, and the search for tools.
 //
-// A Cache has one lock, which is held for lookups alone; lists are parsed and
-// compared outside it.
+// A Cache has one lock, which is held only for lookups; lists are parsed and compared
+// without it.
 package catalog
 
 import (
@@ -20,28 +20,27 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Catalog is one distinct tool list, shared by every device that has it. It
-// does not change.
+// Catalog is one distinct tool list, shared by every device that has it. It is immutable.
 type Catalog struct {
 	Hash  devices.Hash
-	JSON  []byte // the array as received, page borders left out
+	JSON  []byte // the array as received, pages joined
 	Tools []Tool
 	index map[string]int
-	first func() []byte // fields of the event that a device has this as its first list
+	first func() []byte // event fields of a device that has this as its first list
 }
 
-// UpgradeFirmware is the tool that installs another firmware image.
+// UpgradeFirmware is the tool that installs a firmware image.
 const UpgradeFirmware = "self.upgrade_firmware"
 
 // Tool is one element of a catalog.
 type Tool struct {
 	Name     string
-	Raw      json.RawMessage // exactly as sent; points into the catalog's JSON
+	Raw      json.RawMessage // exactly as sent; part of the catalog's JSON
 	UserOnly bool            // annotations.audience is ["user"]: not meant for a language model
 	schema   schema
 }
 
-// New parses a tool list, as mcpclient.ToolList.JSON. It keeps text.
+// New parses a tool list, as in mcpclient.ToolList.JSON. It keeps text.
 func New(text []byte) (*Catalog, error) {
 	c := &Catalog{Hash: sha256.Sum256(text), JSON: text, index: map[string]int{}}
 	walk := jsonspan.Array(text)
@@ -50,7 +49,7 @@ func New(text []byte) (*Catalog, error) {
 		if err != nil {
 			return nil, fmt.Errorf("tool %d: %w", len(c.Tools), err)
 		}
-		if _, dup := c.index[tool.Name]; !dup { // the device runs the first of that name
+		if _, dup := c.index[tool.Name]; !dup { // the device runs the first tool of a name
 			c.index[tool.Name] = len(c.Tools)
 		}
 		c.Tools = append(c.Tools, tool)
@@ -107,24 +106,24 @@ func isUserOnly(annotations []byte) bool {
 	return false
 }
 
-// Cache holds one copy of every list that a node has met. It is safe for
-// concurrent use.
+// Cache holds one copy of every list that a node has received. It is safe for concurrent
+// use.
 type Cache struct {
-	room int64 // bytes, as Catalog.size counts them
+	room int64 // bytes, as counted by Catalog.size
 
 	mu      sync.RWMutex
 	byHash  map[devices.Hash]*Catalog
-	byELF   map[string]*Catalog // the complete list of a firmware image; nil if devices with it disagree
+	byELF   map[string]*Catalog // the complete list of a firmware image; nil if its devices have different lists
 	bytes   int64
-	evicted time.Time // when room was last made
+	evicted time.Time // last eviction
 }
 
-// NewCache returns a Cache for so many bytes of lists.
+// NewCache returns a Cache for lists of a total size in bytes.
 func NewCache(room int64) *Cache {
 	return &Cache{room: room, byHash: map[devices.Hash]*Catalog{}, byELF: map[string]*Catalog{}}
 }
 
-// size is about what the catalog takes in memory.
+// size estimates the memory of the catalog in bytes.
 func (c *Catalog) size() int64 { return int64(len(c.JSON) + 300*len(c.Tools) + 500) }
 
 // Get returns the list with this hash; nil if it is not in memory.
@@ -134,7 +133,7 @@ func (c *Cache) Get(h devices.Hash) *Catalog {
 	return c.byHash[h]
 }
 
-// ToolNames are the names of all tools in all lists, each once.
+// ToolNames returns the names of all tools in all lists, each once.
 func (c *Cache) ToolNames() []string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -147,8 +146,8 @@ func (c *Cache) ToolNames() []string {
 	return slices.Collect(maps.Keys(names))
 }
 
-// ForELF returns the list that all devices with a firmware image had; nil if none
-// is known, or they differ.
+// ForELF returns the list of all devices with a firmware image; nil if it is unknown, or they
+// have different lists.
 func (c *Cache) ForELF(elf string) *Catalog {
 	if elf == "" {
 		return nil
@@ -158,11 +157,10 @@ func (c *Cache) ForELF(elf string) *Catalog {
 	return c.byELF[elf]
 }
 
-// Learn remembers that a firmware image had this list. What devices with the
-// same image do not agree on is never shown for another: the image is what a
-// device says of itself, and one could say it to put words into the others'
-// mouths.
-func (c *Cache) Learn(elf string, cat *Catalog) {
+// SetForELF records that a device with a firmware image has this list. If devices with the
+// same image have different lists, none is shown for another device: a device reports its
+// image itself, and a false report could otherwise show forged tools for other devices.
+func (c *Cache) SetForELF(elf string, cat *Catalog) {
 	if elf == "" {
 		return
 	}
@@ -178,15 +176,15 @@ func (c *Cache) Learn(elf string, cat *Catalog) {
 	c.byELF[elf] = cat
 }
 
-// Intern returns the shared catalog with this text, parsing and copying it
-// only if its hash is new. The error is ErrNoRoom, or that of New.
+// Intern returns the shared catalog with this text. It parses and copies the text only if its
+// hash is new. The error is ErrNoRoom, or that of New.
 func (c *Cache) Intern(text []byte) (cat *Catalog, isNew bool, err error) {
 	h := devices.Hash(sha256.Sum256(text))
 	if cat := c.Get(h); cat != nil {
 		return cat, false, nil
 	}
 	if _, bytes := c.Usage(); bytes+int64(len(text)) > c.room {
-		return nil, false, ErrNoRoom // before it is copied and parsed for nothing
+		return nil, false, ErrNoRoom // checked first, to avoid a useless copy
 	}
 	cat, err = New(bytes.Clone(text))
 	if err != nil {
@@ -205,25 +203,24 @@ func (c *Cache) Intern(text []byte) (cat *Catalog, isNew bool, err error) {
 	return cat, true, nil
 }
 
-// Bounds of what is kept in memory.
+// Limits of the cache.
 const (
-	// maxCatalogs is how many lists are kept before those that nobody has any
-	// more are dropped.
+	// maxCatalogs is how many lists are kept before unused ones are dropped.
 	maxCatalogs = 2000
-	// maxImages is how many firmware images are known with their list. The
-	// image is what a device says of itself, as often as it likes.
+	// maxImages is how many firmware images are kept. Devices report the image, and may
+	// report any number.
 	maxImages = 10_000
-	// evictEvery is how often room is made: that looks at every device.
+	// evictEvery is the shortest interval of evictions, which visit every device.
 	evictEvery = time.Second
 )
 
-// ErrNoRoom is the error of Intern for a list that does not fit.
-var ErrNoRoom = errors.New("the node holds too many different tool lists; raise --catalog-memory")
+// ErrNoRoom is the error of Intern if a list does not fit.
+var ErrNoRoom = errors.New("the node has too many different tool lists in memory; raise --catalog-memory")
 
-// Evict drops the lists that no device has any more, and, if not enough room
-// is left then, those of devices that are not connected here: the database has
-// them. inUse names the lists that some device has, true if it is connected.
-// It returns how many were dropped.
+// Evict drops the lists that no device has any more, and, if there is still too little room,
+// those of devices that are not connected here, which the database has. inUse returns the
+// lists of all devices, true if one of these devices is connected. It returns how many were
+// dropped.
 func (c *Cache) Evict(now time.Time, inUse func() map[devices.Hash]bool) (dropped int) {
 	c.mu.Lock()
 	due := now.Sub(c.evicted) >= evictEvery
@@ -263,27 +260,26 @@ func (c *Cache) Evict(now time.Time, inUse func() map[devices.Hash]bool) (droppe
 	return dropped
 }
 
-// Many tells whether there are more lists than need to be kept.
-func (c *Cache) Many() bool {
+// IsOverfull reports whether there are more lists than maxCatalogs.
+func (c *Cache) IsOverfull() bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return len(c.byHash) > maxCatalogs
 }
 
-// Usage is how many lists are in memory, and how many bytes they take.
+// Usage returns the number of lists in memory and their size in bytes.
 func (c *Cache) Usage() (lists int, bytes int64) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return len(c.byHash), c.bytes
 }
 
-// Text is the list as it is stored.
+// Text returns the list as it is stored.
 func (c *Catalog) Text(now time.Time) devices.CatalogText {
 	return devices.CatalogText{Hash: c.Hash, Tools: c.JSON, Count: len(c.Tools), FirstSeen: now}
 }
 
-// Diff names the tools that are new in after, gone from it, or different in
-// any byte.
+// Diff returns the names of tools that were added, removed, or changed in any byte.
 func Diff(before, after *Catalog) (added, removed, changed []string) {
 	if before == nil {
 		before = &Catalog{}
@@ -306,14 +302,13 @@ func Diff(before, after *Catalog) (added, removed, changed []string) {
 	return added, removed, changed
 }
 
-// MaxDiffNames bounds each list of names in a catalog event; the true sizes
-// are in the catalogs themselves.
+// MaxDiffNames is how many names each list of a catalog event contains at most.
 const MaxDiffNames = 200
 
-// EventFields are the members of the event that a device has another list than
-// before; before is nil if it had none.
+// EventFields returns the members of the event that a device's list has changed; before is
+// nil if it had none.
 func EventFields(before, after *Catalog, partial bool) []byte {
-	if before == nil && !partial { // the same for every device that is new
+	if before == nil && !partial { // the same for every new device
 		return after.first()
 	}
 	return diffFields(before, after, partial)

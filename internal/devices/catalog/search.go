@@ -9,9 +9,8 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Search returns at most limit tools of lists that may be shown and have all words,
-// in lower case, in their name or description, the best first. Nothing is held but
-// these.
+// Search returns at most limit tools of lists, best first, that may permits and that have all
+// words, in lower case, in their name or description. It keeps only these in memory.
 func Search(lists map[*Catalog]struct{}, words [][]byte, limit int, may func(*Tool) bool) []*Tool {
 	var found []match
 	for cat := range lists {
@@ -39,25 +38,25 @@ func Search(lists map[*Catalog]struct{}, words [][]byte, limit int, may func(*To
 	return tools
 }
 
-// match is a tool that a search found.
+// match is a found tool.
 type match struct {
 	tool *Tool
 	rank int
 }
 
-// compare puts the better match first; the same tool is equal.
+// compare orders better matches first; the same tool is equal.
 func (m match) compare(o match) int {
 	return cmp.Or(cmp.Compare(o.rank, m.rank), cmp.Compare(m.tool.Name, o.tool.Name), bytes.Compare(m.tool.Raw, o.tool.Raw))
 }
 
 // Ranks of matches.
 const (
-	rankDescription = 1 // a word is in the description alone
-	rankName        = 2 // all are in the name
-	rankLast        = 3 // they are the last part of the name
+	rankDescription = 1 // a word is only in the description
+	rankName        = 2 // all words are in the name
+	rankLast        = 3 // the word is the last part of the name
 )
 
-// rank tells how well a tool matches; 0: not at all.
+// rank returns how well a tool matches; 0: not at all.
 func (t *Tool) rank(words [][]byte) int {
 	rank := rankName
 	var description []byte
@@ -66,7 +65,7 @@ func (t *Tool) rank(words [][]byte) int {
 			continue
 		}
 		if rank == rankName {
-			description = jsonspan.Member(t.Raw, "description") // as sent; words have nothing to escape
+			description = jsonspan.Member(t.Raw, "description") // as sent; words contain nothing that JSON escapes
 		}
 		rank = rankDescription
 		if !containsFold(description, word) {
@@ -79,8 +78,8 @@ func (t *Tool) rank(words [][]byte) int {
 	return rank
 }
 
-// containsFold tells whether text contains word, which is in lower case, with
-// the case of ASCII letters ignored.
+// containsFold reports whether text contains word, which is in lower case, ignoring the case
+// of ASCII letters.
 func containsFold[T string | []byte](text T, word []byte) bool {
 	for i := 0; i+len(word) <= len(text); i++ {
 		n := 0

@@ -12,25 +12,29 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Record keeps an entry, if anybody does.
+// Record records an entry, if there is an audit log.
 func (s *Dispatcher) Record(e audit.Entry) {
 	if s.ports.Audit != nil {
 		s.ports.Audit.Record(e)
 	}
 }
 
-// EntryOf is the entry of what a caller did to a device.
-func EntryOf(at time.Time, by access.By, kind audit.Kind, action string, id devices.ID) audit.Entry {
-	return audit.Entry{At: at, Kind: kind, Action: action, Device: string(id), Key: by.Key(), Name: by.Name(), Via: string(by.Via), From: by.From}
+// EntryOf returns the entry of a principal's action on a device.
+func EntryOf(at time.Time, principal access.Principal, kind audit.Kind, action string, id devices.ID) audit.Entry {
+	e := audit.Entry{At: at, Kind: kind, Action: action, Device: string(id), Key: principal.Key(), Name: principal.Name(), Via: string(principal.Via), From: principal.From}
+	if principal.Caller != nil {
+		e.Through = principal.Caller.Through
+	}
+	return e
 }
 
-// auditCall records a call where it came into the fleet: that is where its
-// caller and its whole time are known, wherever it went.
+// auditCall records a call on the node that received it first: only there the caller and
+// the total duration are known.
 func (s *Dispatcher) auditCall(c *devices.ToolCall, begun time.Time, r *devices.ToolResult, err error) {
 	if s.ports.Audit == nil {
 		return
 	}
-	e := EntryOf(begun, c.By, audit.KindCall, c.Tool, c.Device)
+	e := EntryOf(begun, c.Principal, audit.KindCall, c.Tool, c.Device)
 	e.Call = c.ID
 	e.Duration = time.Since(begun)
 	if len(c.Arguments) > 0 {
@@ -42,15 +46,15 @@ func (s *Dispatcher) auditCall(c *devices.ToolCall, begun time.Time, r *devices.
 	if r.Node != "" && r.Node != s.cfg.Node {
 		e.Held = r.Node
 	}
-	settle(&e, r, err)
+	setOutcome(&e, r, err)
 	if err == nil && c.Confirmation != "" {
 		e.Detail = "confirmed"
 	}
+	e.Detail = detailOf(c.Job, e.Detail)
 	s.Record(e)
 }
 
-// auditRPC records a raw request as what it does: a call of a tool, else its
-// method.
+// auditRPC records a raw request: tools/call as a call of the tool, others by their method.
 func (s *Dispatcher) auditRPC(c *devices.RPCCall, begun time.Time, r *devices.RPCResult, err error) {
 	if s.ports.Audit == nil {
 		return
@@ -58,15 +62,15 @@ func (s *Dispatcher) auditRPC(c *devices.RPCCall, begun time.Time, r *devices.RP
 	result := devices.ToolResult{Node: s.cfg.Node, IsError: r.Error != nil}
 	call, ok := toolCallOf(c)
 	if c.Method != methodCall || !ok {
-		call = devices.ToolCall{ID: c.ID, Device: c.Device, By: c.By, Tool: devices.Clip(c.Method), Arguments: c.Params}
+		call = devices.ToolCall{ID: c.ID, Device: c.Device, Principal: c.Principal, Tool: devices.Clip(c.Method), Arguments: c.Params}
 	} else if err == nil && jsonspan.KindOf(jsonspan.Member(r.Result, "isError")) == jsonspan.KindTrue {
 		result.IsError = true
 	}
 	s.auditCall(&call, begun, &result, err)
 }
 
-// settle notes how it ended.
-func settle(e *audit.Entry, r *devices.ToolResult, err error) {
+// setOutcome sets the outcome of an entry.
+func setOutcome(e *audit.Entry, r *devices.ToolResult, err error) {
 	switch {
 	case err != nil:
 		refusal := devices.AsError(err)
@@ -83,14 +87,26 @@ func settle(e *audit.Entry, r *devices.ToolResult, err error) {
 	}
 }
 
-// auditMessage records a message for a device, other than those of which a
-// conversation has many: what a person hears is not the fleet's to keep.
+// auditMessage records a message for a device. Accepted messages of a conversation are not
+// recorded: there are many, and what a person hears is private.
 func (s *Dispatcher) auditMessage(m *devices.Message, kind string, err error) {
-	if s.ports.Audit == nil || err == nil && speech.IsSpeech(kind) {
+	if s.ports.Audit == nil || err == nil && m.Job == "" && speech.IsSpeech(kind) {
 		return
 	}
-	e := EntryOf(time.Now(), m.By, audit.KindMessage, kind, m.Device)
+	e := EntryOf(time.Now(), m.Principal, audit.KindMessage, kind, m.Device)
 	e.Call = s.callID(m.ID)
-	settle(&e, &devices.ToolResult{}, err)
+	setOutcome(&e, &devices.ToolResult{}, err)
+	e.Detail = detailOf(m.Job, e.Detail)
 	s.Record(e)
+}
+
+// detailOf adds the job to the detail of an entry.
+func detailOf(job, detail string) string {
+	switch {
+	case job == "":
+		return detail
+	case detail == "":
+		return "job " + job
+	}
+	return "job " + job + ": " + detail
 }

@@ -15,7 +15,7 @@ import (
 	"fleetd/internal/mcpclient"
 )
 
-// Timeouts of calls, waiting included.
+// Timeouts of calls, including waiting.
 const (
 	DefaultTimeout = 30 * time.Second
 	CameraTimeout  = 75 * time.Second // the upload alone may take 30 + 30 s
@@ -25,17 +25,16 @@ const (
 
 const methodCall = "tools/call"
 
-// toolSnapshot sends a picture of the screen to an address.
+// toolSnapshot uploads a picture of the screen to a URL.
 const toolSnapshot = "self.screen.snapshot"
 
-// restarts are tools after which the device reboots or leaves the network, so
-// that its answer is lost (firmware v2.1.0 on): a disconnect, or silence, is
-// their success.
-var restarts = map[string]bool{"self.reboot": true, "self.res.esp_restart": true, "self.system.reconfigure_wifi": true, "self.disp.network": true}
+// restartingTools make the device reboot or leave the network, so that its answer is lost
+// (firmware v2.1.0 and later): a disconnect or silence counts as success.
+var restartingTools = map[string]bool{"self.reboot": true, "self.res.esp_restart": true, "self.system.reconfigure_wifi": true, "self.disp.network": true}
 
-// disconnects are tools after which a WebSocket device first closes its
-// channel: a disconnect is their success, silence is not.
-var disconnects = map[string]bool{"self.system.set_aec": true, "self.AEC.set_mode": true}
+// disconnectingTools make a WebSocket device first close its channel: a disconnect counts
+// as success, silence does not.
+var disconnectingTools = map[string]bool{"self.system.set_aec": true, "self.AEC.set_mode": true}
 
 // OutcomeRestarting is the outcome of a call whose tool restarts the device.
 const OutcomeRestarting = "restarting"
@@ -44,7 +43,7 @@ func isCamera(tool string) bool {
 	return strings.HasPrefix(tool, "self.camera.") || strings.HasSuffix(tool, ".take_photo")
 }
 
-// TimeoutFor is the timeout of a call that names none.
+// TimeoutFor returns the default timeout of a tool.
 func TimeoutFor(tool string) time.Duration {
 	switch {
 	case isCamera(tool):
@@ -53,7 +52,7 @@ func TimeoutFor(tool string) time.Duration {
 	return DefaultTimeout
 }
 
-// call runs one call on this session's device and counts its outcome.
+// call runs one call on the session's device and counts its outcome.
 func (s *Dispatcher) call(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
 	begun := time.Now()
 	r, err := s.tryCall(ctx, x, c)
@@ -63,7 +62,7 @@ func (s *Dispatcher) call(ctx context.Context, x *session.Session, c *devices.To
 	switch {
 	case err != nil:
 		stats.Calls.Add(string(devices.AsError(err).Code), 1)
-		s.log.Debug("call failed", "call", c.ID, "device", c.Device, "tool", devices.Clip(c.Tool), "by", c.By.Key(), "error", err)
+		s.log.Debug("call failed", "call", c.ID, "device", c.Device, "tool", devices.Clip(c.Tool), "by", c.Principal.Key(), "error", err)
 	case r.IsError:
 		stats.Calls.Add(audit.OutcomeToolError, 1)
 	default:
@@ -74,7 +73,7 @@ func (s *Dispatcher) call(ctx context.Context, x *session.Session, c *devices.To
 
 func (s *Dispatcher) tryCall(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
 	if !isToolName(c.Tool) {
-		return devices.ToolResult{}, devices.Errorf(devices.CodeBadRequest, "a tool's name has 1 to %d bytes of text without control characters", maxToolName)
+		return devices.ToolResult{}, devices.Errorf(devices.CodeBadRequest, "a tool's name must have 1 to %d bytes of text without control characters", maxToolName)
 	}
 	if err := devices.CheckText("arguments", c.Arguments); err != nil {
 		return devices.ToolResult{}, err
@@ -85,88 +84,110 @@ func (s *Dispatcher) tryCall(ctx context.Context, x *session.Session, c *devices
 	if err := s.validate(x, c); err != nil {
 		return devices.ToolResult{}, err
 	}
-	if ttl, ok := c.Judged.Shared(string(c.Device), x.Labels(), c.Tool); ok {
-		return s.share(ctx, callersOf(x), c, ttl, func() (devices.ToolResult, error) { return s.perform(ctx, x, c) })
+	if ttl, ok := c.Guard.Shared(string(c.Device), x.Labels(), c.Tool); ok {
+		return s.share(ctx, callerStateOf(x), c, ttl, func() (devices.ToolResult, error) { return s.perform(ctx, x, c) })
 	}
-	defer outdate(x)
+	defer clearShared(x)
 	return s.perform(ctx, x, c)
 }
 
-// perform makes a call that was admitted.
+// perform runs a call that was permitted.
 func (s *Dispatcher) perform(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
-	if err := x.Acquire(ctx); err != nil {
+	begun, ahead := time.Now(), s.running.call(c.Device)
+	err := x.Acquire(ctx, c.Principal.Key())
+	c.Waited, c.Ahead = time.Since(begun), ahead
+	if err != nil {
 		return devices.ToolResult{}, err
 	}
 	defer x.Release()
-	if err := s.stillMay(ctx, x, c); err != nil {
+	s.running.begin(c.Device, c.ID)
+	defer s.running.end(c.Device, c.ID)
+	if err := s.recheck(ctx, x, c); err != nil {
 		return devices.ToolResult{}, err
 	}
+	if err := prepare(ctx, x, c); err != nil {
+		return devices.ToolResult{}, err
+	}
+	return s.send(ctx, x, c)
+}
+
+// prepare gives the device what it needs for the call.
+func prepare(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
 	if isCamera(c.Tool) {
 		if err := x.PrepareUpload(ctx); err != nil {
-			return devices.ToolResult{}, callError(x, c.Tool, err)
+			return callError(x, c.Tool, err)
 		}
 	}
+	return nil
+}
+
+// send sends a call and waits for its answer. The caller holds a slot of the device.
+func (s *Dispatcher) send(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
 	arguments, photo := c.Arguments, ""
 	if c.Tool == toolSnapshot && jsonspan.Member(arguments, "url") == nil {
 		arguments, photo = s.snapshotArguments(c.Device, arguments)
 	}
 	answer := ctx
-	if restarts[c.Tool] {
+	if restartingTools[c.Tool] {
 		var cancel context.CancelFunc
 		answer, cancel = context.WithTimeout(ctx, restartSilence)
 		defer cancel()
 	}
-	r, err := x.CallTool(answer, c.Tool, arguments, s.late(x, c, photo))
+	r, err := x.CallTool(answer, c.Tool, arguments, s.lateHandler(x, c, photo))
 	if err != nil {
-		// Silence counts from the call itself, not from the caller's deadline.
+		// Silence counts from the start of the call, not from the caller's deadline.
 		silent := errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
 		return failedCall(x, c, err, silent)
 	}
-	return answered(c.Tool, photo, r), nil
+	return resultOf(c.Tool, photo, r), nil
 }
 
-// answered is the result of a call that the device has answered.
-func answered(tool, photo string, r mcpclient.Result) devices.ToolResult {
+// resultOf returns the result of a call that the device has answered.
+func resultOf(tool, photo string, r mcpclient.Result) devices.ToolResult {
 	switch {
 	case tool == catalog.UpgradeFirmware:
-		// The firmware restarts instead of answering when it succeeds.
-		return devices.ToolResult{Content: textContent("the device answered instead of restarting: the upgrade failed"), IsError: true}
+		// After a successful upgrade the firmware restarts instead of answering.
+		return devices.ToolResult{Content: textContent("the upgrade failed: the device answered instead of restarting"), IsError: true}
 	case photo != "" && !r.IsError:
 		r.Content = textContent(`{"success":true,"photo":"` + photo + `"}`)
 	}
 	return devices.ToolResult{Content: r.Content, IsError: r.IsError}
 }
 
-// late hands on the answer of a call whose caller's time is over; nil if nobody
-// wants it.
-func (s *Dispatcher) late(x *session.Session, c *devices.ToolCall, photo string) func(mcpclient.Result, error) {
-	if c.Late == nil {
+// lateHandler returns the function for an answer after the caller's deadline; nil if it is
+// not wanted.
+func (s *Dispatcher) lateHandler(x *session.Session, c *devices.ToolCall, photo string) func(mcpclient.Result, error) {
+	begun := time.Now()
+	switch {
+	case c.Late == nil && s.ports.Recorder == nil:
 		return nil
+	case c.Late == nil:
+		return func(r mcpclient.Result, err error) { s.recordLate(c, begun, r, err) }
 	}
 	call := *c
 	return func(r mcpclient.Result, err error) {
 		s.stats.LateAnswers.Add(1)
+		s.recordLate(&call, begun, r, err)
 		result := devices.ToolResult{}
 		if err != nil {
 			result, err = failedCall(x, &call, err, false)
 		} else {
-			result = answered(call.Tool, photo, r)
+			result = resultOf(call.Tool, photo, r)
 		}
 		result.Node, result.Call = s.cfg.Node, call.ID
-		call.Late(result, devices.OfCall(err, call.ID))
+		call.Late(result, devices.WithCallID(err, call.ID))
 	}
 }
 
-// snapshotArguments adds an upload address of our own to a snapshot call that
-// names none; the device would have nowhere to send the picture.
+// snapshotArguments adds an upload URL of fleetd to a snapshot call without a URL; the
+// device would not know where to send the picture.
 func (s *Dispatcher) snapshotArguments(id devices.ID, args json.RawMessage) (out json.RawMessage, photo string) {
 	url, photo := s.ports.Vision.Snapshot(id, time.Now())
 	return jsonspan.WithString(args, "url", url), photo
 }
 
-// validate checks the call against what is known of the device's tools, before
-// the device is bothered. A list that is stale, partial or not read yet
-// refuses nothing by name: the device itself knows better.
+// validate checks the call against the known tools before it is sent. With a list that is
+// stale, partial or not read yet it refuses no unknown tool: the device decides.
 func (s *Dispatcher) validate(x *session.Session, c *devices.ToolCall) error {
 	known := x.Tools()
 	if known.NoMCP {
@@ -192,7 +213,7 @@ func (s *Dispatcher) validate(x *session.Session, c *devices.ToolCall) error {
 	return asError(tool.CheckCall(arguments))
 }
 
-// asError avoids the typed nil.
+// asError avoids a non-nil error with a nil *Error.
 func asError(e *devices.Error) error {
 	if e == nil {
 		return nil
@@ -200,11 +221,11 @@ func asError(e *devices.Error) error {
 	return e
 }
 
-// failedCall turns a failed call of a tool into its result or error.
+// failedCall converts the error of a call into its result or error.
 func failedCall(x *session.Session, c *devices.ToolCall, err error, silent bool) (devices.ToolResult, error) {
 	var closed session.ClosedError
 	gone := errors.As(err, &closed) && !errors.Is(err, mcpclient.ErrNotSent) && closed.ByDevice()
-	if restarts[c.Tool] && (gone || silent) || gone && (disconnects[c.Tool] || c.Tool == catalog.UpgradeFirmware) {
+	if restartingTools[c.Tool] && (gone || silent) || gone && (disconnectingTools[c.Tool] || c.Tool == catalog.UpgradeFirmware) {
 		return devices.ToolResult{Content: json.RawMessage("[]"), Outcome: OutcomeRestarting}, nil
 	}
 	rpc := (*mcpclient.RPCError)(nil)
@@ -214,7 +235,7 @@ func failedCall(x *session.Session, c *devices.ToolCall, err error, silent bool)
 	return devices.ToolResult{}, callError(x, c.Tool, err)
 }
 
-// callError is the one table from the MCP client's errors to codes.
+// callError is the table from errors of the MCP client to codes.
 func callError(x *session.Session, what string, err error) *devices.Error {
 	rpc := (*mcpclient.RPCError)(nil)
 	var closed session.ClosedError
@@ -222,7 +243,7 @@ func callError(x *session.Session, what string, err error) *devices.Error {
 	case errors.As(err, &rpc):
 		switch rpc.Refusal() {
 		case mcpclient.RefusalTool:
-			x.Relist() // our list is out of date
+			x.Relist() // the list is out of date
 			return devices.Errorf(devices.CodeToolUnknown, "the device has no tool %q: %s", what, rpc.Message)
 		case mcpclient.RefusalArguments:
 			return &devices.Error{Code: devices.CodeInvalidArguments, Detail: rpc.Message, Sent: true, Faults: []devices.Fault{{Detail: rpc.Message}}}
@@ -231,14 +252,14 @@ func callError(x *session.Session, what string, err error) *devices.Error {
 	case errors.Is(err, mcpclient.ErrMalformed):
 		return &devices.Error{Code: devices.CodeDeviceError, Detail: err.Error(), Sent: true, Outcome: devices.OutcomeUnknown}
 	case errors.As(err, &closed):
-		return session.ClosedCall(closed.Reason, !errors.Is(err, mcpclient.ErrNotSent))
+		return devices.ClosedCall(closed.Reason, !errors.Is(err, mcpclient.ErrNotSent))
 	case errors.Is(err, mcpclient.ErrNotSent):
-		return &devices.Error{Code: devices.CodeConnectionLost, Detail: "the device's connection takes no more bytes: " + err.Error()}
+		return &devices.Error{Code: devices.CodeConnectionLost, Detail: "the call could not be written to the device: " + err.Error()}
 	case errors.Is(err, context.DeadlineExceeded):
-		x.Doubt()
+		x.OnCallTimeout()
 		return &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the device did not answer in time", Sent: true, Outcome: devices.OutcomeUnknown}
 	case errors.Is(err, context.Canceled):
-		return &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller gave up", Sent: true, Outcome: devices.OutcomeUnknown}
+		return &devices.Error{Code: devices.CodeDeviceTimeout, Detail: devices.DetailCancelled, Sent: true, Outcome: devices.OutcomeUnknown}
 	}
 	return &devices.Error{Code: devices.CodeInternal, Detail: err.Error(), Sent: true, Outcome: devices.OutcomeUnknown}
 }

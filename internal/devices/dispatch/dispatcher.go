@@ -13,31 +13,32 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// Config is what requests need to know of the node.
+// Config configures a Dispatcher.
 type Config struct {
 	Node   string
 	Routed bool // there can be other nodes
 }
 
-// Ports are the ways out, and the parts below; Audit may be nil.
+// Ports are the interfaces and parts that a Dispatcher uses; Audit may be nil.
 type Ports struct {
-	Records  Finder
-	Registry *registry.Registry
-	Hub      *session.Hub
-	Waits    func(devices.ID) bool // for approval
-	Router   Router
-	Vision   session.Vision
-	Audit    Auditor
-	Tasks    *tasks.Group
-	Log      *slog.Logger
+	Records   Finder
+	Registry  *registry.Registry
+	Hub       *session.Hub
+	IsPending func(devices.ID) bool // reports whether the device is pending approval
+	Router    Router
+	Vision    session.Vision
+	Audit     Auditor
+	Recorder  devices.Recorder // may be nil
+	Tasks     *tasks.Group
+	Log       *slog.Logger
 }
 
-// Finder reads one device, or fails with ErrNotFound.
+// Finder reads one device, or returns ErrNotFound.
 type Finder interface {
 	Find(ctx context.Context, id devices.ID) (devices.Row, error)
 }
 
-// Dispatcher takes requests to devices. Its methods are safe for concurrent use.
+// Dispatcher sends requests to devices. Its methods are safe for concurrent use.
 type Dispatcher struct {
 	cfg     Config
 	ports   Ports
@@ -45,27 +46,29 @@ type Dispatcher struct {
 	log     *slog.Logger
 	rules   *rules
 	callIDs *devices.CallIDs
-	places  Places
+	limiter Limiter
+	running running
 	stats   Counters
 }
 
 // New returns a Dispatcher.
 func New(cfg Config, ports Ports) *Dispatcher {
-	return &Dispatcher{cfg: cfg, ports: ports, hub: ports.Hub, log: ports.Log, rules: newRules(), callIDs: devices.NewCallIDs(cfg.Node, time.Now())}
+	return &Dispatcher{cfg: cfg, ports: ports, hub: ports.Hub, log: ports.Log, rules: newRules(), callIDs: devices.NewCallIDs(cfg.Node, time.Now()),
+		running: running{calls: map[devices.ID]string{}}}
 }
 
 // Counters count requests. It is safe for concurrent use.
 type Counters struct {
-	SharedCalls atomic.Uint64        // calls of readers answered with another's answer
-	LateAnswers atomic.Uint64        // handed to who waited for them after the caller had left
+	SharedCalls atomic.Uint64        // calls of read-only tools answered with another call's result
+	LateAnswers atomic.Uint64        // answers passed on after the caller had left
 	Calls       counters.Map[string] // by outcome: ok, tool_error or an error code
 	CallTime    counters.Histogram
 }
 
-// Places are those of the requests that this node serves. What comes in by another
-// way than a method of the Dispatcher takes one there; an adapter that has taken
-// one says so by its Origin.
-func (s *Dispatcher) Places() *Places { return &s.places }
+// Limiter returns the limiter of the requests that this node serves. Requests that do not
+// enter through a method of the Dispatcher acquire a slot themselves, and have another
+// Origin than OriginCaller.
+func (s *Dispatcher) Limiter() *Limiter { return &s.limiter }
 
 // Stats returns the counters.
 func (s *Dispatcher) Stats() *Counters { return &s.stats }

@@ -1,12 +1,11 @@
-// Package dispatch takes requests to devices: calls of tools, raw MCP requests and
-// messages, from every way into the fleet, by one way through it:
+// Package dispatch sends requests to devices: calls of tools, raw MCP requests and
+// messages. Those of all interfaces pass the same stages:
 //
-//	authorize, resolve, here or one hop, guard, validate, slot, wire, classify, record
+//	authorize, resolve, run here or forward, guard, validate, slot, wire, classify, record
 //
-// route.go has the first three and the last stage, guard.go the rules, call.go the
-// others. An Origin says where a request came in: a hop is neither routed nor
-// recorded once more.
+// route.go contains the first three stages and the last one, guard.go the rules, call.go
+// the others. A request of another node (see Origin) is neither routed nor recorded
+// again.
 //
-// Lock order: rules.mu and callerState.mu are taken alone, and never held during a
-// call.
+// Lock order: rules.mu and callerState.mu are taken alone, and never held during a call.
 package dispatch

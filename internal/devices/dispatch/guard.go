@@ -19,43 +19,42 @@ import (
 	"fleetd/internal/devices/speech"
 )
 
-// Limits of what a session remembers for its callers.
+// Limits of the state that a session keeps for its callers.
 const (
-	// ConfirmationLife is how long a call may be confirmed after it was refused
-	// for want of that.
-	ConfirmationLife = 60 * time.Second
-	maxConfirmations = 64 // of one device; the oldest makes room
-	maxOfCaller      = 4  // of them, of one caller
-	maxShared        = 32 // answers of one device; beyond that calls share nothing
+	// ConfirmationLifetime is how long a call can be confirmed after it was refused without
+	// a confirmation.
+	ConfirmationLifetime   = 60 * time.Second
+	maxConfirmations       = 64 // per device; the oldest is dropped
+	maxConfirmationsPerKey = 4  // of these, per key
+	maxShared              = 32 // shared answers per device; beyond that calls are not shared
 )
 
-// callerState is what is kept for the callers of one session's device. It is made
-// when first needed: most devices are never asked for more than they sent. It is
-// safe for concurrent use.
+// callerState is the state that a session keeps for the callers of its device. It is created
+// when first needed, since most devices need none. It is safe for concurrent use.
 type callerState struct {
 	mu            sync.Mutex
 	confirmations []confirmation // oldest first
 	shared        map[string]*sharedCall
 }
 
-// callersOf returns the state of a session's callers.
-func callersOf(x *session.Session) *callerState {
+// callerStateOf returns the caller state of a session.
+func callerStateOf(x *session.Session) *callerState {
 	return x.CallerState(func() any { return &callerState{shared: map[string]*sharedCall{}} }).(*callerState)
 }
 
-// confirmation is a call that waits for a person's yes.
+// confirmation is a call that waits for the confirmation of a person.
 type confirmation struct {
 	token   string
-	key     string            // whose it is
-	call    [sha256.Size]byte // whose it is, and what exactly
+	key     string            // key of the caller
+	call    [sha256.Size]byte // digest of key, tool and arguments
 	expires time.Time
 }
 
-// maxToolName bounds a tool's name, in bytes; stock firmware's longest has 31.
+// maxToolName is the longest name of a tool, in bytes; the longest of stock firmware has 31.
 const maxToolName = 256
 
-// isToolName tells whether a name is the same to the device as to us: it ends
-// names at the first NUL, and gets no bytes that are not text.
+// isToolName reports whether the device reads a name as fleetd does: it ends names at the
+// first NUL and expects text.
 func isToolName(name string) bool {
 	for _, c := range name {
 		if c < ' ' || c == 0x7f || c == utf8.RuneError {
@@ -65,19 +64,18 @@ func isToolName(name string) bool {
 	return name != "" && len(name) <= maxToolName
 }
 
-// errNoRules refuses calls as long as the operator's rules are not known.
+// errNoRules refuses calls until the operator's rules were read.
 var errNoRules = &devices.Error{Code: devices.CodeUnavailable, Part: "database",
-	Detail: "this node has not read the fleet's rules yet: its database has not answered since it was first started; ask another node, or again"}
+	Detail: "this node has not read the fleet's rules from the database yet; try again, or use another node"}
 
-// guard is where every way in ends: whether this caller may have this tool of
-// this device, with these arguments, now. It is asked by the owner, so that
-// there is one answer.
+// guard decides whether this caller may call this tool of this device with these arguments
+// now. Calls of all interfaces pass it, on the node that holds the device.
 func (s *Dispatcher) guard(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
-	if !s.rules.known.Load() {
+	if !s.rules.loaded.Load() {
 		return errNoRules
 	}
-	if err := s.Permit(ctx, c.By, access.ScopeCall, c.Device); err != nil {
-		return err // it may be another node that let the caller in, and this one that lacks the labels
+	if err := s.Permit(ctx, c.Principal, access.ScopeCall, c.Device); err != nil {
+		return err // another node may have permitted the caller, and this one lacks the labels
 	}
 	known := x.Tools()
 	var tool *catalog.Tool
@@ -85,37 +83,43 @@ func (s *Dispatcher) guard(ctx context.Context, x *session.Session, c *devices.T
 		tool = known.List.Tool(c.Tool)
 	}
 	g := s.Guard()
-	c.Judged = g
+	c.Guard = g
 	if g.NeedsLabels() {
 		if err := x.AwaitRow(ctx); err != nil {
 			return err
 		}
 	}
-	if strings.HasPrefix(c.Confirmation, declinedMark) {
-		return callersOf(x).decline(c)
+	if strings.HasPrefix(c.Confirmation, declinedPrefix) {
+		return callerStateOf(x).decline(c)
 	}
-	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: x.Labels(), Tool: c.Tool,
+	d := g.Decide(access.Query{By: c.Principal, Device: string(c.Device), Labels: x.Labels(), Tool: c.Tool,
 		Listed: tool != nil || known.Complete, UserOnly: tool != nil && tool.UserOnly})
 	if d.Refusal != nil {
-		return Refused(d.Refusal)
+		return RefusalError(d.Refusal)
 	}
 	if no := g.CheckURL(c.Tool, c.Arguments); no != nil {
-		return Refused(no)
+		return RefusalError(no)
+	}
+	if d.Action == access.Confirm && c.Job != "" {
+		if slices.Contains(c.Confirmed, d.Rule) {
+			return nil
+		}
+		return &devices.Error{Code: devices.CodeConfirmation, Rule: d.Rule, Detail: fmt.Sprintf("the rule %q requires a confirmation that the job does not have; create the job again", d.Rule)}
 	}
 	if d.Action == access.Confirm {
-		return callersOf(x).confirm(c, d.Rule)
+		return callerStateOf(x).confirm(c, d.Rule)
 	}
 	return nil
 }
 
-// stillMay asks again after a call has waited for its turn: its key may have
-// ended meanwhile, and rules may have changed. What a person confirmed stays so.
-func (s *Dispatcher) stillMay(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
-	if err := s.stillValid(c.By); err != nil {
+// recheck repeats the checks after a call has waited for its turn: its key may have been
+// revoked, and rules may have changed. A confirmation stays valid.
+func (s *Dispatcher) recheck(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
+	if err := s.checkKey(c.Principal); err != nil {
 		return err
 	}
 	g := s.Guard()
-	if g == c.Judged {
+	if g == c.Guard {
 		return nil
 	}
 	if g.NeedsLabels() {
@@ -123,48 +127,47 @@ func (s *Dispatcher) stillMay(ctx context.Context, x *session.Session, c *device
 			return err
 		}
 	}
-	d := g.Decide(access.Question{By: c.By, Device: string(c.Device), Labels: x.Labels(), Tool: c.Tool, Listed: true})
+	d := g.Decide(access.Query{By: c.Principal, Device: string(c.Device), Labels: x.Labels(), Tool: c.Tool, Listed: true})
 	if d.Refusal == nil {
 		d.Refusal = g.CheckURL(c.Tool, c.Arguments)
 	}
 	if d.Refusal != nil {
-		return Refused(d.Refusal)
+		return RefusalError(d.Refusal)
 	}
 	return nil
 }
 
-// stillValid tells whether the caller's key has not ended.
-func (s *Dispatcher) stillValid(by access.By) error {
-	if err := s.rules.keys.Valid(by.Who, time.Now()); err != nil {
+// checkKey returns an error if the principal's key has ended.
+func (s *Dispatcher) checkKey(principal access.Principal) error {
+	if err := s.rules.keys.Valid(principal.Caller, time.Now()); err != nil {
 		return devices.Errorf(devices.CodeUnauthorized, "%v", err)
 	}
 	return nil
 }
 
-// declinedMark stands before a confirmation that a person did not give.
-const declinedMark = "no:"
+// declinedPrefix marks a confirmation that a person declined.
+const declinedPrefix = "no:"
 
-// Declined is what a call carries in place of a confirmation if the person who
-// was asked said no: the call is not made, and the confirmation is void.
-func Declined(confirmation string) string { return declinedMark + confirmation }
+// Declined returns what a call carries in place of a confirmation if the person declined:
+// the call is not made, and the confirmation becomes invalid.
+func Declined(confirmation string) string { return declinedPrefix + confirmation }
 
-// decline makes a confirmation void, and is never nil.
+// decline invalidates a confirmation; it always returns an error.
 func (d *callerState) decline(c *devices.ToolCall) error {
-	token := strings.TrimPrefix(c.Confirmation, declinedMark)
+	token := strings.TrimPrefix(c.Confirmation, declinedPrefix)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.confirmations = slices.DeleteFunc(d.confirmations, func(known confirmation) bool { return known.key == c.By.Key() && known.is(token) })
-	return &devices.Error{Code: devices.CodeConfirmation, Rule: access.RuleDeclined, Detail: "the person who was asked did not confirm; the tool was not called"}
+	d.confirmations = slices.DeleteFunc(d.confirmations, func(known confirmation) bool { return known.key == c.Principal.Key() && known.matches(token) })
+	return &devices.Error{Code: devices.CodeConfirmation, Rule: access.RuleDeclined, Detail: "the person did not confirm the call; the tool was not called"}
 }
 
-// is compares in constant time.
-func (k *confirmation) is(token string) bool {
+// matches compares the token in constant time.
+func (k *confirmation) matches(token string) bool {
 	return subtle.ConstantTimeCompare([]byte(k.token), []byte(token)) == 1
 }
 
-// confirm takes the token of an earlier refusal, once, or refuses and gives
-// one. It is good for this caller, device, tool and arguments alone, and ends
-// with the connection.
+// confirm accepts the token of an earlier refusal, once, or refuses with a new one. A token
+// is valid only for this caller, device, tool and arguments, and ends with the connection.
 func (d *callerState) confirm(c *devices.ToolCall, rule string) error {
 	now := time.Now()
 	call := callDigest(c)
@@ -173,35 +176,35 @@ func (d *callerState) confirm(c *devices.ToolCall, rule string) error {
 	d.confirmations = slices.DeleteFunc(d.confirmations, func(known confirmation) bool { return now.After(known.expires) })
 	if c.Confirmation != "" {
 		i := slices.IndexFunc(d.confirmations, func(known confirmation) bool {
-			return known.is(c.Confirmation) && known.call == call
+			return known.matches(c.Confirmation) && known.call == call
 		})
 		if i >= 0 {
 			d.confirmations = slices.Delete(d.confirmations, i, i+1)
 			return nil
 		}
 	}
-	fresh := confirmation{token: crand.Text(), key: c.By.Key(), call: call, expires: now.Add(ConfirmationLife)}
-	d.waitLocked(fresh)
-	e := devices.Errorf(devices.CodeConfirmation, "the tool %q needs a person's yes: make the same call with this confirmation within %d s", c.Tool, int(ConfirmationLife/time.Second))
+	fresh := confirmation{token: crand.Text(), key: c.Principal.Key(), call: call, expires: now.Add(ConfirmationLifetime)}
+	d.addLocked(fresh)
+	e := devices.Errorf(devices.CodeConfirmation, "the tool %q needs a person's confirmation: repeat the same call with this confirmation within %d s", c.Tool, int(ConfirmationLifetime/time.Second))
 	if c.Confirmation != "" {
-		e.Detail = "the confirmation is for another call, used, or too old; " + e.Detail
+		e.Detail = devices.DetailConfirmationEnded + "; " + e.Detail
 	}
 	e.Rule, e.Confirmation = rule, fresh.token
 	return e
 }
 
-// waitLocked keeps a call for its yes. Nobody's calls push another's out, as long
-// as there is room at all.
-func (d *callerState) waitLocked(fresh confirmation) {
-	mine := 0
+// addLocked adds a confirmation. If its key has the most allowed, it replaces the oldest of
+// that key; if there is no room, the oldest of all.
+func (d *callerState) addLocked(fresh confirmation) {
+	own := 0
 	for _, known := range d.confirmations {
 		if known.key == fresh.key {
-			mine++
+			own++
 		}
 	}
 	oldest := -1
 	switch {
-	case mine >= maxOfCaller:
+	case own >= maxConfirmationsPerKey:
 		oldest = slices.IndexFunc(d.confirmations, func(known confirmation) bool { return known.key == fresh.key })
 	case len(d.confirmations) >= maxConfirmations:
 		oldest = 0
@@ -212,11 +215,11 @@ func (d *callerState) waitLocked(fresh confirmation) {
 	d.confirmations = append(d.confirmations, fresh)
 }
 
-// callDigest tells one call from every other. Each part is a hash of its own
-// there, so that none runs into the next.
+// callDigest returns a digest that is different for different calls. Each part is hashed
+// first, so that parts cannot be shifted into each other.
 func callDigest(c *devices.ToolCall) (sum [sha256.Size]byte) {
 	h := sha256.New()
-	for _, part := range [][]byte{[]byte(c.By.Key()), []byte(c.Tool), c.Arguments} {
+	for _, part := range [][]byte{[]byte(c.Principal.Key()), []byte(c.Tool), c.Arguments} {
 		inner := sha256.Sum256(part)
 		h.Write(inner[:])
 	}
@@ -224,18 +227,17 @@ func callDigest(c *devices.ToolCall) (sum [sha256.Size]byte) {
 	return sum
 }
 
-// sharedCall is one call of a tool that only reads, and those who wait for its
-// answer, too.
+// sharedCall is one call of a read-only tool, with the callers that wait for its result.
 type sharedCall struct {
-	done   chan struct{} // closed when the rest is set
-	result devices.ToolResult
-	err    error
-	own    bool      // the call ended with its caller's patience, which is nobody else's
-	until  time.Time // how long the answer may be given again
+	done      chan struct{} // closed when the other fields are set
+	result    devices.ToolResult
+	err       error
+	abandoned bool      // the call ended because its own caller left, so others must repeat it
+	until     time.Time // how long the result may be reused
 }
 
-// share makes one call of identical ones at the same time, and gives its answer
-// again for ttl. Every caller has passed the guard for itself.
+// share combines concurrent identical calls into one, and reuses its result for ttl. Every
+// caller has passed the guard.
 func (s *Dispatcher) share(ctx context.Context, d *callerState, c *devices.ToolCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
 	key := c.Tool + "\x00" + string(c.Arguments)
 	for {
@@ -243,33 +245,33 @@ func (s *Dispatcher) share(ctx context.Context, d *callerState, c *devices.ToolC
 		known := d.shared[key]
 		if known == nil || known.stale(time.Now()) {
 			if len(d.shared) >= maxShared {
-				d.forgetLocked(time.Now())
+				d.expireLocked(time.Now())
 			}
 			if len(d.shared) >= maxShared {
 				d.mu.Unlock()
 				return call()
 			}
-			mine := &sharedCall{done: make(chan struct{})}
-			d.shared[key] = mine
+			own := &sharedCall{done: make(chan struct{})}
+			d.shared[key] = own
 			d.mu.Unlock()
-			return d.lead(ctx, key, mine, ttl, call)
+			return d.runShared(ctx, key, own, ttl, call)
 		}
 		d.mu.Unlock()
 		select {
 		case <-known.done:
-			if !known.own {
+			if !known.abandoned {
 				s.stats.SharedCalls.Add(1)
 				return known.result, known.err
 			}
 		case <-ctx.Done():
-			return devices.ToolResult{}, session.TimeoutCall(ctx, false)
+			return devices.ToolResult{}, devices.TimeoutCall(ctx, false)
 		}
 	}
 }
 
-// outdate forgets what was read before, and lets nobody join who reads at this
-// moment: a call that does something has ended, and what it did must show.
-func outdate(x *session.Session) {
+// clearShared drops shared results, including those of calls in progress: a call that may
+// change the device's state has ended, and later reads must show it.
+func clearShared(x *session.Session) {
 	if d, ok := x.CallerState(nil).(*callerState); ok {
 		d.mu.Lock()
 		clear(d.shared)
@@ -277,25 +279,24 @@ func outdate(x *session.Session) {
 	}
 }
 
-// lead makes the call that others share.
-func (d *callerState) lead(ctx context.Context, key string, mine *sharedCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
-	mine.own = true // also if call panics
+// runShared runs the call that others share.
+func (d *callerState) runShared(ctx context.Context, key string, own *sharedCall, ttl time.Duration, call func() (devices.ToolResult, error)) (devices.ToolResult, error) {
+	own.abandoned = true // also if call panics
 	defer func() {
 		d.mu.Lock()
-		mine.until = time.Now().Add(ttl)
-		if (ttl <= 0 || mine.own || mine.err != nil || mine.result.IsError) && d.shared[key] == mine {
+		own.until = time.Now().Add(ttl)
+		if (ttl <= 0 || own.abandoned || own.err != nil || own.result.IsError) && d.shared[key] == own {
 			delete(d.shared, key)
 		}
 		d.mu.Unlock()
-		close(mine.done)
+		close(own.done)
 	}()
-	mine.result, mine.err = call()
-	mine.own = mine.err != nil && ctx.Err() != nil
-	return mine.result, mine.err
+	own.result, own.err = call()
+	own.abandoned = own.err != nil && ctx.Err() != nil
+	return own.result, own.err
 }
 
-// stale tells whether an answer is there and too old. The caller holds the
-// lock.
+// stale reports whether a result exists and is too old. The caller holds callerState.mu.
 func (s *sharedCall) stale(now time.Time) bool {
 	select {
 	case <-s.done:
@@ -305,7 +306,7 @@ func (s *sharedCall) stale(now time.Time) bool {
 	}
 }
 
-func (d *callerState) forgetLocked(now time.Time) {
+func (d *callerState) expireLocked(now time.Time) {
 	for key, s := range d.shared {
 		if s.stale(now) {
 			delete(d.shared, key)
@@ -313,27 +314,25 @@ func (d *callerState) forgetLocked(now time.Time) {
 	}
 }
 
-// guardRPC is guard for a request that calls no tool. What a custom firmware
-// makes of other methods no rule about tools can tell.
+// guardRPC is guard for a request that calls no tool. Rules about tools do not apply to it.
 func (s *Dispatcher) guardRPC(ctx context.Context, c *devices.RPCCall) error {
 	scope := access.ScopeUser
 	switch c.Method {
 	case "ping", "tools/list", "prompts/list", "resources/list", "resources/templates/list":
 		scope = access.ScopeCall
 	}
-	if err := s.Permit(ctx, c.By, scope, c.Device); err != nil {
+	if err := s.Permit(ctx, c.Principal, scope, c.Device); err != nil {
 		return err
 	}
-	if scope == access.ScopeUser && len(c.By.Who.Tools) > 0 {
-		return Refused(&access.Refusal{Rule: access.RuleTools, Detail: "the key is for some tools alone, and " + devices.Clip(c.Method) + " is none"})
+	if scope == access.ScopeUser && len(c.Principal.Caller.Tools) > 0 {
+		return RefusalError(&access.Refusal{Rule: access.RuleTools, Detail: "the key is limited to some tools and cannot send the method " + devices.Clip(c.Method)})
 	}
 	return nil
 }
 
-// messageScope is what sending a message of this type takes. `system` restarts
-// devices, as tools for people do; `iot` was how firmware before MCP was told to
-// act.
-func messageScope(kind string) access.Scope {
+// MessageScope returns the scope for a message of this type. `system` restarts devices, like
+// user-only tools; `iot` is the tool call of firmware before MCP.
+func MessageScope(kind string) access.Scope {
 	switch {
 	case speech.IsSpeech(kind):
 		return access.ScopeAudio
@@ -343,14 +342,14 @@ func messageScope(kind string) access.Scope {
 	return access.ScopeCall
 }
 
-// guardMessage tells whether the caller may send this device a message of this
-// type. The device reads the type of a message as it stands.
-func (s *Dispatcher) guardMessage(ctx context.Context, by access.By, id devices.ID, kind string) error {
-	if err := s.Permit(ctx, by, messageScope(kind), id); err != nil {
+// guardMessage returns an error if the principal may not send this device a message of this
+// type.
+func (s *Dispatcher) guardMessage(ctx context.Context, principal access.Principal, id devices.ID, kind string) error {
+	if err := s.Permit(ctx, principal, MessageScope(kind), id); err != nil {
 		return err
 	}
-	if len(by.Who.Tools) > 0 && !speech.IsSpeech(kind) {
-		return Refused(&access.Refusal{Rule: access.RuleTools, Detail: fmt.Sprintf("the key %q is for some tools alone, and a message of type %s is none", by.Name(), kind)})
+	if len(principal.Caller.Tools) > 0 && !speech.IsSpeech(kind) {
+		return RefusalError(&access.Refusal{Rule: access.RuleTools, Detail: fmt.Sprintf("the key %q is limited to some tools and cannot send messages of type %s", principal.Name(), kind)})
 	}
 	return nil
 }

@@ -9,9 +9,9 @@ import (
 	"fleetd/internal/devices/speech"
 )
 
-// SendMessage sends one message other than MCP, which has come into the fleet here,
-// to a device. It returns once the message is written, or queued after the speech it
-// belongs to; devices answer none. Errors are *Error.
+// SendMessage sends a message other than MCP, which this node received first, to a device. It
+// returns once the message is written, or queued after the speech it belongs to; devices
+// do not answer. Errors are *Error.
 func (s *Dispatcher) SendMessage(ctx context.Context, m devices.Message) error {
 	m.ID = s.callID(m.ID)
 	kind, body, err := speech.CheckMessage(m.Body)
@@ -20,26 +20,25 @@ func (s *Dispatcher) SendMessage(ctx context.Context, m devices.Message) error {
 		_, err = route(ctx, s, &messageVerb{m, kind})
 	}
 	s.auditMessage(&m, kind, err)
-	return devices.OfCall(err, m.ID)
+	return devices.WithCallID(err, m.ID)
 }
 
-// QueueMessage is SendMessage for a device of this node, and for callers that must
-// not block: done is called with the outcome, on this goroutine or, where a
-// connection has to be written to, on another. Messages of one conversation keep
-// their order with its audio.
+// QueueMessage is SendMessage for a device of this node, for callers that must not block. done
+// is called with the outcome, on this goroutine or, if a connection has to be written to,
+// on another. Messages of one conversation keep their order with its audio.
 func (s *Dispatcher) QueueMessage(m devices.Message, done func(error)) {
 	kind, body, err := speech.CheckMessage(m.Body)
 	m.Body = body
 	if m.Origin != devices.OriginNode {
 		m.ID = s.callID(m.ID)
-		told := done
+		reply := done
 		done = func(err error) {
 			s.auditMessage(&m, kind, err)
-			told(devices.OfCall(err, m.ID))
+			reply(devices.WithCallID(err, m.ID))
 		}
 	}
 	if err == nil {
-		err = s.guardMessage(noWait, m.By, m.Device, kind)
+		err = s.guardMessage(noWait, m.Principal, m.Device, kind)
 	}
 	if err != nil {
 		done(err)
@@ -49,23 +48,35 @@ func (s *Dispatcher) QueueMessage(m devices.Message, done func(error)) {
 		x.Queue(kind, m.Body, done)
 		return
 	}
-	asked := s.ports.Tasks.Run(func() {
+	started := s.ports.Tasks.Run(func() {
 		ctx, cancel := context.WithTimeout(s.ports.Tasks.Context(), session.LookupTimeout)
 		defer cancel()
-		done(s.Absent(ctx, m.Device))
+		done(s.AbsentError(ctx, m.Device))
 	})
-	if !asked {
+	if !started {
 		done(session.ErrDraining)
 	}
 }
 
-// PermitSpeech tells whether a voice service of this node may send a device a
-// message of this type, and records that it did; err is what is wrong with the
-// message itself.
-func (s *Dispatcher) PermitSpeech(by access.By, id devices.ID, kind string, err error) error {
+// PermitSpeech returns an error if a voice service of this node may not send a device a
+// message of this type, and records the message; err is the error of the message itself.
+func (s *Dispatcher) PermitSpeech(principal access.Principal, id devices.ID, kind string, err error) error {
 	if err == nil {
-		err = s.guardMessage(noWait, by, id, kind)
+		err = s.guardMessage(noWait, principal, id, kind)
 	}
-	s.auditMessage(&devices.Message{Device: id, By: by}, kind, err)
+	s.auditMessage(&devices.Message{Device: id, Principal: principal}, kind, err)
 	return err
+}
+
+// RestartMessage is the message that restarts a device.
+const RestartMessage = `{"type":"system","command":"reboot"}`
+
+// PermitMessage returns an error if a message is not valid, or the principal may send messages
+// of its type to no device.
+func (s *Dispatcher) PermitMessage(ctx context.Context, principal access.Principal, body []byte) error {
+	kind, _, err := speech.CheckMessage(body)
+	if err != nil {
+		return err
+	}
+	return s.guardMessage(ctx, principal, "", kind)
 }

@@ -7,21 +7,21 @@ import (
 	"fleetd/internal/devices"
 )
 
-// Router carries what is meant for a device one hop to the node that holds it.
-// Every method fails with ErrNoHolder at once if no node does.
+// Router forwards requests to the node that holds a device. Its methods return ErrNoHolder
+// at once if no node does.
 type Router interface {
-	// Forward carries a tool call.
+	// Forward forwards a tool call.
 	Forward(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error)
-	// ForwardRPC carries a raw MCP request.
+	// ForwardRPC forwards a raw MCP request.
 	ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error)
-	// ForwardMessage carries a message other than MCP.
+	// ForwardMessage forwards a message other than MCP.
 	ForwardMessage(ctx context.Context, m devices.Message) error
-	// Ask asks the holder, and returns what Service.Answer made there.
-	Ask(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error)
+	// Query sends a query to the holder, and returns the result of its Service.Answer.
+	Query(ctx context.Context, id devices.ID, q devices.Query) ([]byte, error)
 }
 
-// Auditor takes the record of who did what. Record never blocks and never
-// fails; what cannot be kept leaves a gap that shows.
+// Auditor records who did what. Record never blocks and never fails; entries that cannot be
+// kept leave a visible gap.
 type Auditor interface {
 	Record(e audit.Entry)
 }

@@ -12,91 +12,91 @@ import (
 	"fleetd/internal/devices/session"
 )
 
-// verb is a kind of request, as route takes it from where it came in to its device.
+// verb is a kind of request that route handles.
 type verb[R any] interface {
-	// target is who asks what of which device, and where that came in.
-	target() (by access.By, id devices.ID, origin devices.Origin)
-	// permit tells why the caller may not ask for this at all; asked before anything
-	// of the device is looked up.
+	// target returns the principal, the device and the origin.
+	target() (principal access.Principal, id devices.ID, origin devices.Origin)
+	// permit returns an error if the principal may not send this request at all; route
+	// calls it before it looks up the device.
 	permit(ctx context.Context, s *Dispatcher) error
-	// here makes the request on a session of this node.
-	here(ctx context.Context, s *Dispatcher, x *session.Session) (R, error)
-	// hop has the node that holds the device make it; ErrNoHolder if none does.
-	hop(ctx context.Context, s *Dispatcher) (R, error)
+	// runLocal runs the request on a session of this node.
+	runLocal(ctx context.Context, s *Dispatcher, x *session.Session) (R, error)
+	// forward runs the request on the node that holds the device; ErrNoHolder if none does.
+	forward(ctx context.Context, s *Dispatcher) (R, error)
 }
 
-// route makes a request on this node if the device is here, else, where it came into
-// the fleet, on the node that holds the device: one hop, never two. A request is
-// repeated only if a takeover ended it before a byte left, and only once.
+// route runs a request on this node if it holds the device, else, for requests of callers,
+// on the holder: one hop, never two. A request is repeated, once, only if a takeover ended it
+// before a byte was sent.
 func route[R any](ctx context.Context, s *Dispatcher, v verb[R]) (r R, err error) {
-	by, id, origin := v.target()
+	principal, id, origin := v.target()
 	if origin == devices.OriginCaller {
 		if err := v.permit(ctx, s); err != nil {
-			return r, err // before it can be told which devices there are
+			return r, err // refused before the existence of the device is revealed
 		}
-		if err := s.places.Enter(by.Key()); err != nil {
+		if err := s.limiter.Acquire(principal.Key()); err != nil {
 			return r, err
 		}
-		defer s.places.Leave(by.Key())
+		defer s.limiter.Release(principal.Key())
 	}
 	for range 2 {
 		x := s.hub.Session(id)
 		switch {
 		case x != nil:
-			r, err = v.here(ctx, s, x)
+			r, err = v.runLocal(ctx, s, x)
 		case origin == devices.OriginCaller:
-			r, err = v.hop(ctx, s)
+			r, err = v.forward(ctx, s)
 			err = s.OrAbsent(ctx, id, err)
 		default:
 			if err = v.permit(ctx, s); err == nil {
-				err = s.Absent(ctx, id)
+				err = s.AbsentError(ctx, id)
 			}
 		}
-		if err == nil || origin != devices.OriginCaller || !isOvertaken(err) {
+		if err == nil || origin != devices.OriginCaller || !isSuperseded(err) {
 			break
 		}
 	}
 	return r, err
 }
 
-// isOvertaken tells whether a takeover ended a request before a byte left.
-func isOvertaken(err error) bool {
+// isSuperseded reports whether a takeover ended a request before a byte was sent.
+func isSuperseded(err error) bool {
 	var e *devices.Error
 	return errors.As(err, &e) && e.Code == devices.CodeSuperseded && !e.Sent
 }
 
-// OrAbsent is the error of a Router, or absent if no node holds the device.
+// OrAbsent returns AbsentError in place of ErrNoHolder.
 func (s *Dispatcher) OrAbsent(ctx context.Context, id devices.ID, err error) error {
 	if errors.Is(err, devices.ErrNoHolder) {
-		return s.Absent(ctx, id)
+		return s.AbsentError(ctx, id)
 	}
 	return err
 }
 
-// Absent tells a device that is offline from one nobody knows, and from one that
-// a living node holds which cannot be reached. It asks the database once,
-// briefly, and only if there are other nodes.
-func (s *Dispatcher) Absent(ctx context.Context, id devices.ID) error {
-	if err := s.ports.Registry.Judge(); err != nil {
+// AbsentError returns the error for a device without a session here: unknown, offline, or
+// held by a live node that cannot be reached. It queries the database once, and only if
+// there are other nodes.
+func (s *Dispatcher) AbsentError(ctx context.Context, id devices.ID) error {
+	if err := s.ports.Registry.CheckReady(); err != nil {
 		return err
 	}
-	known := s.ports.Registry.Standing(id, "").Known || s.ports.Waits(id)
+	known := s.ports.Registry.Status(id, "").Known || s.ports.IsPending(id)
 	if s.cfg.Routed {
 		ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout)
 		defer cancel()
 		row, err := s.ports.Records.Find(ctx, id)
-		if err == nil && s.hub.Elsewhere(row.Presence) {
-			return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: fmt.Sprintf("node %s holds the device and cannot be reached", row.Presence.Node)}
+		if err == nil && s.hub.IsHeldElsewhere(row.Presence) {
+			return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: fmt.Sprintf("node %s holds the device and cannot be reached; try again", row.Presence.Node)}
 		}
 		known = known || err == nil // another node has just made it a member
 	}
 	if !known {
-		return registry.Unknown(id)
+		return registry.UnknownDevice(id)
 	}
 	return devices.Errorf(devices.CodeDeviceOffline, "device %s is not connected", id)
 }
 
-// callID is the id that a request was given, or a new one.
+// callID returns the given id, or a new one.
 func (s *Dispatcher) callID(given string) string {
 	if given != "" {
 		return given
@@ -104,29 +104,30 @@ func (s *Dispatcher) callID(given string) string {
 	return s.NewCallID()
 }
 
-// NewCallID is an id for a call, a raw request or a message that has come into the
-// fleet here.
+// NewCallID returns an id for a call, raw request or message that this node received first.
 func (s *Dispatcher) NewCallID() string { return s.callIDs.Next() }
 
 // toolVerb is a call of a tool.
 type toolVerb devices.ToolCall
 
-func (v *toolVerb) target() (access.By, devices.ID, devices.Origin) { return v.By, v.Device, v.Origin }
-
-func (v *toolVerb) permit(ctx context.Context, s *Dispatcher) error {
-	return s.Permit(ctx, v.By, access.ScopeCall, v.Device)
+func (v *toolVerb) target() (access.Principal, devices.ID, devices.Origin) {
+	return v.Principal, v.Device, v.Origin
 }
 
-func (v *toolVerb) here(ctx context.Context, s *Dispatcher, x *session.Session) (devices.ToolResult, error) {
+func (v *toolVerb) permit(ctx context.Context, s *Dispatcher) error {
+	return s.Permit(ctx, v.Principal, access.ScopeCall, v.Device)
+}
+
+func (v *toolVerb) runLocal(ctx context.Context, s *Dispatcher, x *session.Session) (devices.ToolResult, error) {
 	return s.call(ctx, x, (*devices.ToolCall)(v))
 }
 
-func (v *toolVerb) hop(ctx context.Context, s *Dispatcher) (devices.ToolResult, error) {
+func (v *toolVerb) forward(ctx context.Context, s *Dispatcher) (devices.ToolResult, error) {
 	return s.ports.Router.Forward(ctx, devices.ToolCall(*v))
 }
 
-// CallTool calls a tool of a device. ctx carries the deadline, waiting included.
-// Errors are *Error.
+// CallTool calls a tool of a device. ctx has the deadline, including waiting. Errors are
+// *Error.
 func (s *Dispatcher) CallTool(ctx context.Context, c devices.ToolCall) (devices.ToolResult, error) {
 	begun := time.Now()
 	c.ID = s.callID(c.ID)
@@ -134,29 +135,32 @@ func (s *Dispatcher) CallTool(ctx context.Context, c devices.ToolCall) (devices.
 	if c.Origin != devices.OriginNode {
 		s.auditCall(&c, begun, &r, err)
 	}
+	s.recordCall(&c, begun, &r, err)
 	r.Call = c.ID
-	return r, devices.OfCall(err, c.ID)
+	return r, devices.WithCallID(err, c.ID)
 }
 
 // rpcVerb is a raw request.
 type rpcVerb devices.RPCCall
 
-func (v *rpcVerb) target() (access.By, devices.ID, devices.Origin) { return v.By, v.Device, v.Origin }
-
-func (v *rpcVerb) permit(ctx context.Context, s *Dispatcher) error {
-	return s.Permit(ctx, v.By, access.ScopeCall, v.Device)
+func (v *rpcVerb) target() (access.Principal, devices.ID, devices.Origin) {
+	return v.Principal, v.Device, v.Origin
 }
 
-func (v *rpcVerb) here(ctx context.Context, s *Dispatcher, x *session.Session) (devices.RPCResult, error) {
+func (v *rpcVerb) permit(ctx context.Context, s *Dispatcher) error {
+	return s.Permit(ctx, v.Principal, access.ScopeCall, v.Device)
+}
+
+func (v *rpcVerb) runLocal(ctx context.Context, s *Dispatcher, x *session.Session) (devices.RPCResult, error) {
 	return s.checkedRPC(ctx, x, devices.RPCCall(*v))
 }
 
-func (v *rpcVerb) hop(ctx context.Context, s *Dispatcher) (devices.RPCResult, error) {
+func (v *rpcVerb) forward(ctx context.Context, s *Dispatcher) (devices.RPCResult, error) {
 	return s.ports.Router.ForwardRPC(ctx, devices.RPCCall(*v))
 }
 
-// CallRPC sends any MCP request but `initialize` to a device. tools/call takes
-// the path of CallTool, its schema check and special tools included.
+// CallRPC sends any MCP request except `initialize` to a device. tools/call is handled like
+// CallTool, including the schema check and special tools.
 func (s *Dispatcher) CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
 	begun := time.Now()
 	c.ID = s.callID(c.ID)
@@ -164,31 +168,32 @@ func (s *Dispatcher) CallRPC(ctx context.Context, c devices.RPCCall) (devices.RP
 	if c.Origin != devices.OriginNode {
 		s.auditRPC(&c, begun, &r, err)
 	}
+	s.recordRPC(&c, begun, &r, err)
 	r.Call = c.ID
-	return r, devices.OfCall(err, c.ID)
+	return r, devices.WithCallID(err, c.ID)
 }
 
-// messageVerb is a message other than MCP, which devices do not answer.
+// messageVerb is a message other than MCP; devices do not answer it.
 type messageVerb struct {
 	devices.Message
 	kind string
 }
 
-// target has messages routed that come into the fleet here; QueueMessage has the others.
-func (v *messageVerb) target() (access.By, devices.ID, devices.Origin) {
-	return v.By, v.Device, devices.OriginCaller
+// target always routes: QueueMessage handles messages from other origins.
+func (v *messageVerb) target() (access.Principal, devices.ID, devices.Origin) {
+	return v.Principal, v.Device, devices.OriginCaller
 }
 
 func (v *messageVerb) permit(ctx context.Context, s *Dispatcher) error {
-	return s.guardMessage(ctx, v.By, v.Device, v.kind)
+	return s.guardMessage(ctx, v.Principal, v.Device, v.kind)
 }
 
-func (v *messageVerb) here(ctx context.Context, s *Dispatcher, x *session.Session) (struct{}, error) {
+func (v *messageVerb) runLocal(ctx context.Context, s *Dispatcher, x *session.Session) (struct{}, error) {
 	outcome := make(chan error, 1)
 	x.Queue(v.kind, v.Body, func(err error) { outcome <- err })
 	return struct{}{}, <-outcome
 }
 
-func (v *messageVerb) hop(ctx context.Context, s *Dispatcher) (struct{}, error) {
+func (v *messageVerb) forward(ctx context.Context, s *Dispatcher) (struct{}, error) {
 	return struct{}{}, s.ports.Router.ForwardMessage(ctx, v.Message)
 }

@@ -13,8 +13,8 @@ import (
 	"fleetd/internal/mcpclient"
 )
 
-// checkedRPC is where every way in ends: what a raw request may be is decided
-// by the owner of the device.
+// checkedRPC checks and sends a raw request of any interface, on the node that holds the
+// device.
 func (s *Dispatcher) checkedRPC(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
 	switch {
 	case x.Tools().NoMCP:
@@ -22,15 +22,15 @@ func (s *Dispatcher) checkedRPC(ctx context.Context, x *session.Session, c devic
 	case c.Method == "":
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "method is missing")
 	case !speech.IsWord(c.Method):
-		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "method must be 1 to %d of [A-Za-z0-9_./$-]: the device reads others as another method than stands there", speech.MaxWord)
+		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "method must be 1 to %d of [A-Za-z0-9_./$-]: the device would read other text as a different method", speech.MaxWord)
 	case c.Method == "initialize":
-		return devices.RPCResult{}, devices.Errorf(devices.CodeForbidden, "initialize belongs to fleetd: it carries the photo address and token")
+		return devices.RPCResult{}, devices.Errorf(devices.CodeForbidden, "initialize is reserved for fleetd: it contains the photo address and token")
 	case strings.HasPrefix(c.Method, "notifications"):
-		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "%q is a notification: devices never answer those", c.Method)
+		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "%q is a notification: devices do not answer notifications", c.Method)
 	case c.Method == methodCall:
 		return s.callByRPC(ctx, x, c)
 	case len(c.Params) > 0 && jsonspan.KindOf(c.Params) != jsonspan.KindObject:
-		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "params must be a JSON object or absent: devices drop anything else without an answer")
+		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, "params must be a JSON object or absent: devices drop other params without an answer")
 	}
 	if err := devices.CheckText("params", c.Params); err != nil {
 		return devices.RPCResult{}, err
@@ -41,9 +41,9 @@ func (s *Dispatcher) checkedRPC(ctx context.Context, x *session.Session, c devic
 	return s.rpc(ctx, x, c)
 }
 
-// toolCallOf reads the params of tools/call; false if they are not valid.
+// toolCallOf parses the params of tools/call; ok is false if they are not valid.
 func toolCallOf(c *devices.RPCCall) (call devices.ToolCall, ok bool) {
-	call = devices.ToolCall{ID: c.ID, Device: c.Device, By: c.By, Confirmation: c.Confirmation}
+	call = devices.ToolCall{ID: c.ID, Device: c.Device, Principal: c.Principal, Confirmation: c.Confirmation}
 	walk := jsonspan.Object(c.Params)
 	for walk.Next() {
 		switch string(walk.Key()) {
@@ -69,14 +69,14 @@ func (s *Dispatcher) callByRPC(ctx context.Context, x *session.Session, c device
 }
 
 func (s *Dispatcher) rpc(ctx context.Context, x *session.Session, c devices.RPCCall) (devices.RPCResult, error) {
-	if err := x.Acquire(ctx); err != nil {
+	if err := x.Acquire(ctx, c.Principal.Key()); err != nil {
 		return devices.RPCResult{}, err
 	}
 	defer x.Release()
-	if err := s.stillValid(c.By); err != nil {
+	if err := s.checkKey(c.Principal); err != nil {
 		return devices.RPCResult{}, err
 	}
-	if err := s.guardRPC(ctx, &c); err != nil { // labels may have changed while it waited
+	if err := s.guardRPC(ctx, &c); err != nil { // labels may have changed while the request waited
 		return devices.RPCResult{}, err
 	}
 	result, err := x.Request(ctx, c.Method, c.Params)

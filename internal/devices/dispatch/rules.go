@@ -9,16 +9,16 @@ import (
 	"fleetd/internal/devices"
 )
 
-// rules are what the node has of keys and of the policy: all of it, in memory, so that
-// nobody is judged by a database that may be away.
+// rules hold the keys and the policy of the fleet in memory, so that no decision waits for
+// the database.
 type rules struct {
 	keys  *access.Registry
 	guard atomic.Pointer[access.Guard]
-	// known says that the operator's rules were read, if only that there are
-	// none: before that nobody can tell what they forbid.
-	known atomic.Bool
+	// loaded means that the operator's rules were read, even if there are none: before that
+	// it is unknown what they forbid.
+	loaded atomic.Bool
 
-	mu sync.Mutex // of changes of guard
+	mu sync.Mutex // serializes changes of guard
 }
 
 func newRules() *rules {
@@ -27,14 +27,14 @@ func newRules() *rules {
 	return d
 }
 
-// Keys is where all keys of the fleet are.
+// Keys returns the keys of the fleet.
 func (s *Dispatcher) Keys() *access.Registry { return s.rules.keys }
 
-// Guard is the policy in force.
+// Guard returns the current policy.
 func (s *Dispatcher) Guard() *access.Guard { return s.rules.guard.Load() }
 
-// InstallGuard brings a newer version of the policy into force; false if that in
-// force is not older.
+// InstallGuard applies a newer version of the policy. It reports false if the current one is
+// not older.
 func (s *Dispatcher) InstallGuard(g *access.Guard) bool {
 	s.rules.mu.Lock()
 	defer s.rules.mu.Unlock()
@@ -42,58 +42,58 @@ func (s *Dispatcher) InstallGuard(g *access.Guard) bool {
 		return false
 	}
 	s.rules.guard.Store(g)
-	s.rules.known.Store(true)
+	s.rules.loaded.Store(true)
 	return true
 }
 
-// ReplaceGuard brings a policy into force, whatever its version.
+// ReplaceGuard applies a policy, whatever its version.
 func (s *Dispatcher) ReplaceGuard(g *access.Guard) {
 	s.rules.mu.Lock()
 	defer s.rules.mu.Unlock()
 	s.rules.guard.Store(g)
-	s.rules.known.Store(true)
+	s.rules.loaded.Store(true)
 }
 
-// Permit tells why the caller may not do this to a device, or, with an empty
-// id, at all; nil if it may. A device that is not known is refused to a key that
-// depends on labels, so that it learns nothing of which others there are. Where the
-// labels matter and cannot be read, the error is CodeUnavailable.
-func (s *Dispatcher) Permit(ctx context.Context, by access.By, scope access.Scope, id devices.ID) error {
-	if id != "" && by.Who.NeedsLabels() {
+// Permit returns an error if the principal may not do this to a device, or, with an empty
+// id, at all. A key that depends on labels gets the same refusal for an unknown device, so
+// that it does not reveal which devices exist. If the labels matter and cannot be read, the
+// error has CodeUnavailable.
+func (s *Dispatcher) Permit(ctx context.Context, principal access.Principal, scope access.Scope, id devices.ID) error {
+	if id != "" && principal.Caller.NeedsLabels() {
 		labels, known, err := s.labelsOf(ctx, id)
 		switch {
 		case err != nil:
 			return err
 		case known:
-			return permitted(by.Permit(scope, string(id), labels))
+			return permitError(principal.Permit(scope, string(id), labels))
 		}
-		return permitted(by.PermitUnknown(scope, string(id)))
+		return permitError(principal.PermitUnknown(scope, string(id)))
 	}
-	return permitted(by.Permit(scope, string(id), nil))
+	return permitError(principal.Permit(scope, string(id), nil))
 }
 
-// PermitNow is Permit where nobody may wait for the database: labels that are not
-// in memory are CodeUnavailable, and are read meanwhile.
-func (s *Dispatcher) PermitNow(by access.By, scope access.Scope, id devices.ID) error {
-	return s.Permit(noWait, by, scope, id)
+// PermitNow is Permit without waiting for the database: labels that are not in memory are
+// CodeUnavailable, and are read meanwhile.
+func (s *Dispatcher) PermitNow(principal access.Principal, scope access.Scope, id devices.ID) error {
+	return s.Permit(noWait, principal, scope, id)
 }
 
-// noWait is a context that has ended.
+// noWait is an ended context.
 var noWait = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-func permitted(no *access.Refusal) error {
+func permitError(no *access.Refusal) error {
 	if no != nil {
-		return Refused(no)
+		return RefusalError(no)
 	}
 	return nil
 }
 
-// Refused is a refusal of access as an error of the core.
-func Refused(no *access.Refusal) *devices.Error {
+// RefusalError returns a refusal of package access as *devices.Error.
+func RefusalError(no *access.Refusal) *devices.Error {
 	code := devices.CodeForbidden
 	if no.Tool {
 		code = devices.CodeToolDenied
@@ -101,14 +101,13 @@ func Refused(no *access.Refusal) *devices.Error {
 	return &devices.Error{Code: code, Detail: no.Detail, Rule: no.Rule}
 }
 
-// labelsOf are the labels of a device, wherever it is: from memory, else from the
-// database, for which it waits at most registry.RowLimit.
-// known is false for a device that is not known.
+// labelsOf returns the labels of a device on any node: from memory, else from the database,
+// for which it waits at most registry.RowLimit. known is false for an unknown device.
 func (s *Dispatcher) labelsOf(ctx context.Context, id devices.ID) (labels map[string]string, known bool, err error) {
 	if d, ok := s.hub.Device(id); ok {
 		return d.Labels, true, nil
 	}
-	m, err := s.ports.Registry.Decided(ctx, id)
+	m, err := s.ports.Registry.Member(ctx, id)
 	if err != nil && devices.AsError(err).Code == devices.CodeDeviceUnknown {
 		return nil, false, nil
 	}

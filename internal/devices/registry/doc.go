@@ -1,10 +1,9 @@
-// Package registry knows who the devices of the fleet are: who is a member, with
-// which credentials, and what was decided of each. Decisions are changes in a log
-// that the database keeps; every node follows it by revision and holds a compact
-// roster of all members, so that a device can boot and connect while the database
-// is away.
+// Package registry holds the members of the fleet: their admission, their credentials,
+// and all decisions about them. Decisions are changes in a log in the database. Every
+// node applies the log in order of revision and keeps a compact roster of all members in
+// memory, so that devices can check in and connect while the database is unreachable.
 //
-// Lock order: Registry.follow (the one that applies changes) before Registry.mu
-// (exceptions, pending revocations) before a shard of the roster. None is held
-// during I/O, follow excepted, which orders the reads of the log.
+// Lock order: Registry.follow (which applies changes) before Registry.mu (exceptions,
+// pending revocations) before a shard of the roster. Only follow, which orders the reads
+// of the log, is held during I/O.
 package registry

@@ -2,10 +2,10 @@ package registry
 
 import "fleetd/internal/access"
 
-// RenewFile has a snapshot written with all that is known.
+// RenewFile requests a new snapshot.
 func (r *Registry) RenewFile() { r.file.reset() }
 
-// HeldKeys are the API keys by id.
+// HeldKeys returns the API keys by id.
 func (r *Registry) HeldKeys() map[string]access.Key {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

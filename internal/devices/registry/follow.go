@@ -13,40 +13,40 @@ import (
 )
 
 const (
-	// maxAhead is how far a change may be ahead of those in force to wait for them;
-	// what is further is read from the log.
+	// maxAhead is by how many revisions an early change may be ahead to be kept; later
+	// ones are read from the log.
 	maxAhead = 10_000
-	// maxRecent is how many changes a node keeps for others.
+	// maxRecent is how many changes a node keeps for other nodes.
 	maxRecent = 2048
-	// gapPatience is how long a gap may wait for the hint that fills it.
-	gapPatience = 50 * time.Millisecond
-	// readPage is how many changes are read at once.
+	// gapDelay is how long a gap may wait for the hint that fills it.
+	gapDelay = 50 * time.Millisecond
+	// readPage is how many changes are read at a time.
 	readPage = 1_000
 )
 
-// Offer takes changes that were committed here or by another node. They come into
-// force in the order of their revisions; what is missing between them is read.
+// Offer adds changes that this or another node committed. They come into force in order
+// of revision; missing ones in between are read from the log.
 func (r *Registry) Offer(list []devices.Change) {
 	r.follow.Lock()
 	defer r.follow.Unlock()
 	for _, c := range list {
 		switch {
 		case c.Revision <= r.at.Revision:
-			r.suspect = r.suspect || r.recent.contradicts(c)
+			r.diverged = r.diverged || r.recent.contradicts(c)
 		case c.Revision <= r.at.Revision+maxAhead:
 			r.ahead[c.Revision] = c
 		}
-		r.heard = max(r.heard, c.Revision)
+		r.maxHint = max(r.maxHint, c.Revision)
 	}
-	if !r.suspect {
+	if !r.diverged {
 		r.advanceLocked()
 	}
-	if r.suspect || r.heard > r.at.Revision {
-		r.wake()
+	if r.diverged || r.maxHint > r.at.Revision {
+		r.signalGap()
 	}
 }
 
-// hasApplied tells whether a change is among the last that came into force.
+// hasApplied reports whether a change is among the latest ones in force.
 func (r *Registry) hasApplied(c devices.Change) bool {
 	r.follow.Lock()
 	defer r.follow.Unlock()
@@ -54,7 +54,7 @@ func (r *Registry) hasApplied(c devices.Change) bool {
 	return found && r.recent.list[i].ID == c.ID
 }
 
-// advanceLocked applies what has come in order.
+// advanceLocked applies the changes that are next in order.
 func (r *Registry) advanceLocked() {
 	var applied []devices.Change
 	for {
@@ -75,11 +75,11 @@ func (r *Registry) appliedLocked(list []devices.Change) {
 	}
 	r.file.append(list)
 	r.Stats.Applied.Add(uint64(len(list)))
-	close(r.moved)
-	r.moved = make(chan struct{})
+	close(r.advanced)
+	r.advanced = make(chan struct{})
 }
 
-// applyLocked brings one change into force. It is the next one.
+// applyLocked applies the next change.
 func (r *Registry) applyLocked(c devices.Change) {
 	if c.Device == "" {
 		r.applyFleet(c)
@@ -89,20 +89,20 @@ func (r *Registry) applyLocked(c devices.Change) {
 	r.at.Revision, r.at.ID = c.Revision, c.ID
 	r.recent.add(c)
 	r.rows.fold(c)
-	r.settled(c)
-	r.opt.Observer.Changed(c)
+	r.removeRevocation(c)
+	r.opt.Observer.OnChange(c)
 }
 
-// applyDevice updates the roster and the exceptions. Folding the change into what
-// the roster knows gives the rest.
+// applyDevice updates the roster and the exceptions. It folds the change into the state
+// that the roster has.
 func (r *Registry) applyDevice(c devices.Change) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all := r.roster.Load()
-	all.update(c.Device, func(old record, known bool) (record, bool) {
+	all.update(c.Device, func(old record, found bool) (record, bool) {
 		x := r.exceptions[c.Device]
 		m := devices.Member{ID: c.Device, Generation: x.Generation, Previous: x.Previous, PreviousUntil: x.PreviousUntil, Reason: x.Reason}
-		if known {
+		if found {
 			m.Admission, m.Prefer = devices.AdmissionMember, old.prefer()
 			if old.flags&flagRevoked != 0 {
 				m.Admission = devices.AdmissionRevoked
@@ -111,7 +111,7 @@ func (r *Registry) applyDevice(c devices.Change) {
 		}
 		if err := m.Fold(c); err != nil {
 			r.opt.Log.Error("a change cannot be applied", "error", err)
-			return old, known
+			return old, found
 		}
 		if x, ok := m.Exception(); ok {
 			x.ChangedAt = c.At
@@ -119,7 +119,7 @@ func (r *Registry) applyDevice(c devices.Change) {
 		} else {
 			delete(r.exceptions, c.Device)
 		}
-		next := record{client: old.client}.with(m.Prefer).admitted(m.Admission)
+		next := record{client: old.client}.withTransport(m.Prefer).withAdmission(m.Admission)
 		if m.ClientID != sameClient {
 			next.client = all.client(c.Device, m.ClientID)
 		}
@@ -127,7 +127,7 @@ func (r *Registry) applyDevice(c devices.Change) {
 	})
 }
 
-// sameClient stands for the admitted client, whose id the roster does not have.
+// sameClient stands for the admitted client, whose id is not in the roster.
 const sameClient = "\x00"
 
 func (r *Registry) applyFleet(c devices.Change) {
@@ -157,11 +157,11 @@ func (r *Registry) applyFleet(c devices.Change) {
 		}
 	}
 	if err != nil {
-		r.opt.Log.Error("a change of the fleet cannot be applied", "revision", c.Revision, "aspect", c.Aspect, "error", err)
+		r.opt.Log.Error("a change of the fleet cannot be applied; this node needs a newer version of fleetd", "revision", c.Revision, "aspect", c.Aspect, "error", err)
 	}
 }
 
-// replace puts another state in place of what is known.
+// replace replaces the whole state.
 func (r *Registry) replace(all *roster, s Snapshot, since []devices.Change, restored bool) {
 	r.follow.Lock()
 	defer r.follow.Unlock()
@@ -179,10 +179,10 @@ func (r *Registry) replace(all *roster, s Snapshot, since []devices.Change, rest
 	r.rotation, r.policy = s.Rotation, s.Policy
 	r.mu.Unlock()
 	r.at = s.Position
-	r.suspect = false
+	r.diverged = false
 	r.recent = recent{}
 	r.rows.clear()
-	r.opt.Observer.Replaced(s)
+	r.opt.Observer.OnReplace(s)
 	for _, c := range since {
 		r.applyLocked(c)
 	}
@@ -192,18 +192,18 @@ func (r *Registry) replace(all *roster, s Snapshot, since []devices.Change, rest
 		}
 	}
 	if restored {
-		r.heard = 0
+		r.maxHint = 0
 	}
-	close(r.moved)
-	r.moved = make(chan struct{})
+	close(r.advanced)
+	r.advanced = make(chan struct{})
 }
 
-// Refresh reads what was decided since the last change that is in force here, or
-// everything where that is not possible. Without an error the registry is ready.
+// Refresh reads the changes since the last one in force, or everything if that is not
+// possible. The registry is ready if it returns nil.
 func (r *Registry) Refresh(ctx context.Context) error {
 	r.reading.Lock()
 	defer r.reading.Unlock()
-	at, suspect := r.state() // before the head: what is committed meanwhile may come into force at once
+	at, suspect := r.state() // read before the head: later commits may come into force at any time
 	head, err := r.opt.Ledger.Head(ctx)
 	if err != nil {
 		return r.wrap("read the fleet's revision", err)
@@ -212,11 +212,11 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	case at.Lineage == "":
 		err = r.reload(ctx, false)
 	case suspect, head.Lineage != at.Lineage, head.Revision < at.Revision, head.Revision == at.Revision && head.ID != at.ID:
-		r.opt.Log.Warn("the fleet's history went backwards, as after a restore; everything is read anew", "revision", head.Revision, "before", at.Revision)
+		r.opt.Log.Warn("the log of changes went backwards, as after a restore of the database; the registry is read again", "revision", head.Revision, "before", at.Revision)
 		r.Stats.Restored.Add(1)
 		err = r.reload(ctx, true)
 	case head.Revision > at.Revision:
-		err = r.readOn(ctx)
+		err = r.readLog(ctx)
 	}
 	if err != nil {
 		return err
@@ -228,9 +228,9 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// readOn reads the log from the last change that is in force. That one must still
-// be there, under the same id. The caller holds r.reading.
-func (r *Registry) readOn(ctx context.Context) error {
+// readLog reads the log from the last change in force on, which must still have the same
+// id. The caller holds r.reading.
+func (r *Registry) readLog(ctx context.Context) error {
 	for {
 		at := r.Position()
 		if at.Lineage == "" {
@@ -246,14 +246,14 @@ func (r *Registry) readOn(ctx context.Context) error {
 		}
 		if at.Revision > 0 {
 			if len(list) == 0 || list[0].Revision != at.Revision || list[0].ID != at.ID {
-				r.opt.Log.Warn("the log of changes is not the one this node has followed, as after a restore; everything is read anew", "revision", at.Revision)
+				r.opt.Log.Warn("the log of changes differs from the one that this node applied, as after a restore of the database; the registry is read again", "revision", at.Revision)
 				r.Stats.Restored.Add(1)
 				return r.reload(ctx, true)
 			}
 		}
 		whole := len(list) < readPage
 		r.Offer(list)
-		if _, suspect := r.state(); suspect { // a hint of another history came meanwhile, and nothing is applied
+		if _, suspect := r.state(); suspect { // a hint of another history arrived meanwhile, and no change is applied
 			r.Stats.Restored.Add(1)
 			return r.reload(ctx, true)
 		}
@@ -263,13 +263,13 @@ func (r *Registry) readOn(ctx context.Context) error {
 	}
 }
 
-// reload reads everything. The caller holds r.reading.
+// reload reads the whole registry. The caller holds r.reading.
 func (r *Registry) reload(ctx context.Context, restored bool) error {
 	all := newRoster(r.key)
 	r.Stats.Snapshots.Add(1)
 	s, err := r.opt.Ledger.Snapshot(ctx, func(m devices.Member) {
 		all.update(m.ID, func(record, bool) (record, bool) {
-			return record{client: all.client(m.ID, m.ClientID)}.with(m.Prefer).admitted(m.Admission), true
+			return record{client: all.client(m.ID, m.ClientID)}.withTransport(m.Prefer).withAdmission(m.Admission), true
 		})
 	})
 	if err != nil {
@@ -277,29 +277,29 @@ func (r *Registry) reload(ctx context.Context, restored bool) error {
 	}
 	r.replace(all, s, nil, restored)
 	r.file.reset()
-	return r.readOn(ctx) // what came into force meanwhile is not in the snapshot
+	return r.readLog(ctx) // changes that came into force meanwhile are not in the snapshot
 }
 
-// wake has run look at a gap.
-func (r *Registry) wake() {
+// signalGap makes run check for a gap.
+func (r *Registry) signalGap() {
 	select {
-	case r.kick <- struct{}{}:
+	case r.gap <- struct{}{}:
 	default:
 	}
 }
 
-// run reads what hints did not bring.
+// run reads the changes that no hint delivered.
 func (r *Registry) run() {
 	for {
 		select {
 		case <-r.ctx.Done():
 			return
-		case <-r.kick:
+		case <-r.gap:
 		}
 		select {
 		case <-r.ctx.Done():
 			return
-		case <-time.After(gapPatience):
+		case <-time.After(gapDelay):
 		}
 		if !r.hasGap() {
 			continue
@@ -307,7 +307,7 @@ func (r *Registry) run() {
 		ctx, cancel := context.WithTimeout(r.ctx, decideLimit)
 		err := r.readMissing(ctx)
 		cancel()
-		if err != nil { // the next beat tries again
+		if err != nil { // retried at the next beat
 			r.opt.Log.Debug("missing changes not read yet", "error", err)
 		}
 	}
@@ -316,10 +316,10 @@ func (r *Registry) run() {
 func (r *Registry) hasGap() bool {
 	r.follow.Lock()
 	defer r.follow.Unlock()
-	return (r.suspect || r.heard > r.at.Revision) && r.at.Lineage != ""
+	return (r.diverged || r.maxHint > r.at.Revision) && r.at.Lineage != ""
 }
 
-// readMissing reads what hints did not bring, or everything if one of them is of
+// readMissing reads the changes that no hint delivered, or everything if a hint is of
 // another history.
 func (r *Registry) readMissing(ctx context.Context) error {
 	if _, suspect := r.state(); suspect {
@@ -327,22 +327,22 @@ func (r *Registry) readMissing(ctx context.Context) error {
 	}
 	r.reading.Lock()
 	defer r.reading.Unlock()
-	return r.readOn(ctx)
+	return r.readLog(ctx)
 }
 
 func (r *Registry) state() (at devices.Position, suspect bool) {
 	r.follow.Lock()
 	defer r.follow.Unlock()
-	return r.at, r.suspect
+	return r.at, r.diverged
 }
 
-// await returns once the changes up to a revision are in force and noted on
-// disk. Those of other nodes before them are read if no hint brings them.
+// await returns once the changes up to a revision are in force and written to the file.
+// It reads missing changes of other nodes if no hint delivers them.
 func (r *Registry) await(ctx context.Context, revision int64) error {
-	read := time.After(gapPatience / 2)
+	read := time.After(gapDelay / 2)
 	for {
 		r.follow.Lock()
-		done, moved := r.at.Revision >= revision, r.moved
+		done, moved := r.at.Revision >= revision, r.advanced
 		r.follow.Unlock()
 		if done {
 			r.file.await(ctx, revision)
@@ -353,8 +353,8 @@ func (r *Registry) await(ctx context.Context, revision int64) error {
 		case <-read:
 			r.reading.Lock()
 			var err error
-			if r.Position().Revision < revision { // else somebody else has read it while this waited
-				err = r.readOn(ctx)
+			if r.Position().Revision < revision { // else another caller has read it while this one waited
+				err = r.readLog(ctx)
 			}
 			r.reading.Unlock()
 			if err != nil {
@@ -366,7 +366,7 @@ func (r *Registry) await(ctx context.Context, revision int64) error {
 	}
 }
 
-// recent keeps the last changes, in order and without gaps.
+// recent holds the latest changes, in order and without gaps.
 type recent struct {
 	list []devices.Change
 }
@@ -382,14 +382,14 @@ func (x *recent) find(revision int64) (i int, found bool) {
 	return slices.BinarySearchFunc(x.list, revision, func(c devices.Change, revision int64) int { return cmp.Compare(c.Revision, revision) })
 }
 
-// contradicts tells whether there is another change in place of this one.
+// contradicts reports whether recent has another change with the same revision.
 func (x *recent) contradicts(c devices.Change) bool {
 	i, found := x.find(c.Revision)
 	return found && x.list[i].ID != c.ID
 }
 
-// after returns those after a place in the log; ok is false if some of them, or
-// the place itself, are not here.
+// after returns the changes after a position; ok is false if some of them, or the
+// position itself, are no longer here.
 func (x *recent) after(at devices.Position) (list []devices.Change, ok bool) {
 	i, found := x.find(at.Revision)
 	if found {

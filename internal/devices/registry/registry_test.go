@@ -22,7 +22,7 @@ import (
 	"fleetd/internal/devices/registry/registrytest"
 )
 
-// watcher is an Observer that notes what it is told.
+// watcher is an Observer that records its notifications.
 type watcher struct {
 	mu       sync.Mutex
 	changes  []devices.Change
@@ -36,12 +36,14 @@ func (w *watcher) note(f func()) {
 	defer w.mu.Unlock()
 	f()
 }
-func (w *watcher) Changed(c devices.Change)      { w.note(func() { w.changes = append(w.changes, c) }) }
-func (w *watcher) Replaced(registry.Snapshot)    { w.note(func() { w.replaced++ }) }
-func (w *watcher) Revoked(p registry.Revocation) { w.note(func() { w.revoked = append(w.revoked, p) }) }
-func (w *watcher) Row(row devices.Row)           { w.note(func() { w.rows = append(w.rows, row) }) }
+func (w *watcher) OnChange(c devices.Change)   { w.note(func() { w.changes = append(w.changes, c) }) }
+func (w *watcher) OnReplace(registry.Snapshot) { w.note(func() { w.replaced++ }) }
+func (w *watcher) OnRevocation(p registry.Revocation) {
+	w.note(func() { w.revoked = append(w.revoked, p) })
+}
+func (w *watcher) OnRow(row devices.Row) { w.note(func() { w.rows = append(w.rows, row) }) }
 
-// node is a Registry of a test.
+// node is a Registry under test.
 type node struct {
 	*registry.Registry
 	watcher *watcher
@@ -67,7 +69,7 @@ func startNode(t *testing.T, l *registrytest.Ledger, dir string, change ...func(
 func join(t *testing.T, n *node, id devices.ID, client string) {
 	t.Helper()
 	err := n.Join(t.Context(), id, client, devices.TransportMQTT)
-	for range 10 { // on a busy machine a join may take longer than JoinLimit; devices try again, too
+	for range 10 { // on a slow machine a join may take longer than JoinLimit; devices retry, too
 		if err == nil || devices.AsError(err).Code != devices.CodeUnavailable {
 			break
 		}
@@ -82,39 +84,39 @@ func TestJoinAndRevoke(t *testing.T) {
 	l := registrytest.New()
 	n := startNode(t, l, t.TempDir())
 	join(t, n, "aa:00:00:00:00:01", "client")
-	if s := n.Standing("aa:00:00:00:00:01", "client"); !s.Member() || s.Client != registry.ClientSame {
+	if s := n.Status("aa:00:00:00:00:01", "client"); !s.Member() || s.Client != registry.ClientSame {
 		t.Fatalf("after the join: %+v", s)
 	}
-	if s := n.Standing("aa:00:00:00:00:01", "other"); s.Client != registry.ClientOther {
+	if s := n.Status("aa:00:00:00:00:01", "other"); s.Client != registry.ClientOther {
 		t.Fatalf("another client: %+v", s)
 	}
 	got, err := n.Revoke(t.Context(), "admin", "aa:00:00:00:00:01")
 	if err != nil || !got.Recorded {
 		t.Fatalf("revoke: %+v, %v", got, err)
 	}
-	if s := n.Standing("aa:00:00:00:00:01", "client"); s.Member() {
+	if s := n.Status("aa:00:00:00:00:01", "client"); s.Member() {
 		t.Fatalf("after the revocation: %+v", s)
 	}
-	if x := n.Secrets("aa:00:00:00:00:01"); !x.Revoked || x.Generation != 1 {
+	if x := n.Generations("aa:00:00:00:00:01"); !x.Revoked || x.Generation != 1 {
 		t.Fatalf("after the revocation: %+v", x)
 	}
 	if _, err := n.Approve(t.Context(), "admin", "aa:00:00:00:00:01", "client", nil); err != nil {
 		t.Fatal(err)
 	}
-	if x := n.Secrets("aa:00:00:00:00:01"); x.Revoked || x.Generation != 1 {
+	if x := n.Generations("aa:00:00:00:00:01"); x.Revoked || x.Generation != 1 {
 		t.Fatalf("after the approval: %+v", x)
 	}
 	if err := n.Forget(t.Context(), "admin", "aa:00:00:00:00:01"); err != nil {
 		t.Fatal(err)
 	}
-	if x := n.Secrets("aa:00:00:00:00:01"); x.Generation != 2 || n.Members() != 0 {
+	if x := n.Generations("aa:00:00:00:00:01"); x.Generation != 2 || n.Members() != 0 {
 		t.Fatalf("after it was forgotten: %+v, %d members", x, n.Members())
 	}
 }
 
-// Credentials that end are above the fleet's rotation, whether or not the node has
-// heard of it.
-func TestRotatedElsewhere(t *testing.T) {
+// A revoked, forgotten or rotated device gets a generation above the fleet's rotation,
+// whether or not the node has received that rotation.
+func TestRotationByAnotherNode(t *testing.T) {
 	for name, end := range map[string]func(n *node) error{
 		"revoked":   func(n *node) error { _, err := n.Revoke(t.Context(), "admin", "a"); return err },
 		"forgotten": func(n *node) error { return n.Forget(t.Context(), "admin", "a") },
@@ -126,20 +128,19 @@ func TestRotatedElsewhere(t *testing.T) {
 			n := startNode(t, l, "")
 			join(t, n, "a", "client")
 			l.SetRotation(devices.Rotation{Generation: 5})
-			if err := end(n); err != nil || n.Secrets("a").Generation != 6 {
-				t.Errorf("%+v, %v", n.Secrets("a"), err)
+			if err := end(n); err != nil || n.Generations("a").Generation != 6 {
+				t.Errorf("%+v, %v", n.Generations("a"), err)
 			}
 		})
 	}
 }
 
-// A device that joins while the database is slow is turned away, and a member as
-// soon as its join is committed: nobody else has to decide anything first, and it
-// need not ask while the database answers at once.
+// A device that joins while the database is slow is refused, and is a member as soon as
+// its join is committed, without any other decision.
 func TestLateJoin(t *testing.T) {
 	for _, commits := range []func(l *registrytest.Ledger){
-		func(l *registrytest.Ledger) { l.SetDelay(time.Second) }, // while the join still waits for it
-		func(l *registrytest.Ledger) { l.SetLate(time.Minute) },  // when nobody waits for it any more
+		func(l *registrytest.Ledger) { l.SetDelay(time.Second) }, // while the join still waits
+		func(l *registrytest.Ledger) { l.SetLate(time.Minute) },  // when the join no longer waits
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			l := registrytest.New()
@@ -152,19 +153,19 @@ func TestLateJoin(t *testing.T) {
 			if waited := time.Since(begun); waited != registry.JoinLimit {
 				t.Errorf("the join waited for %v", waited)
 			}
-			time.Sleep(time.Minute) // of the test's own clock
-			if s := n.Standing("aa:00:00:00:00:01", "client"); !s.Member() || s.Client != registry.ClientSame {
+			time.Sleep(time.Minute) // fake time
+			if s := n.Status("aa:00:00:00:00:01", "client"); !s.Member() || s.Client != registry.ClientSame {
 				t.Errorf("after the commit: %+v", s)
 			}
 		})
 	}
 }
 
-// slowLog is a ledger whose log does not answer, or whose head others hear of late.
+// slowLog is a ledger whose log does not answer, or whose head is reported late.
 type slowLog struct {
 	*registrytest.Ledger
 	stuck  atomic.Bool
-	onHead func() // called between the read of the head and its answer
+	onHead func() // called between the read of the head and its return
 }
 
 func (l *slowLog) Changes(ctx context.Context, from int64, limit int) ([]devices.Change, error) {
@@ -184,20 +185,20 @@ func (l *slowLog) Head(ctx context.Context) (devices.Position, error) {
 	return at, err
 }
 
-// A join that is recorded, and not in force here in time, turns its device away: it
-// is no stranger that waits for approval.
-func TestJoinBehindAGap(t *testing.T) {
+// A join that is recorded but not in force here in time is refused as unavailable: the
+// device is not pending approval.
+func TestJoinAfterAGap(t *testing.T) {
 	l := registrytest.New()
 	slow := &slowLog{Ledger: l}
 	other, n := startNode(t, l, ""), startNode(t, l, "", func(o *registry.Options) { o.Ledger = slow })
 	slow.stuck.Store(true)
 	join(t, other, "aa:00:00:00:00:01", "client")
 	if err := n.Join(t.Context(), "aa:00:00:00:00:02", "client", devices.TransportMQTT); !hasCode(err, devices.CodeUnavailable) {
-		t.Errorf("with a change before it that is not known: %v", err)
+		t.Errorf("with a missing change before it: %v", err)
 	}
 }
 
-// What is committed while the head is read does not make the history go backwards.
+// A commit during the read of the head is not a history that went backwards.
 func TestDecisionWhileRefreshing(t *testing.T) {
 	l := registrytest.New()
 	slow := &slowLog{Ledger: l}
@@ -209,10 +210,10 @@ func TestDecisionWhileRefreshing(t *testing.T) {
 	}
 }
 
-// The history loses its end, as when a standby takes over, under the same lineage:
-// a decision after that is in force when it is answered, and a node that hears of
-// it gives up what was lost, also when the revisions have gone on since.
-func TestDecisionAfterALostEnd(t *testing.T) {
+// The history loses its end under the same lineage, as when a standby takes over. A later
+// decision is in force when it returns, and a node that receives it drops the lost
+// changes, even if revisions have advanced since.
+func TestDecisionAfterALostTail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := registrytest.New()
 		n, other := startNode(t, l, ""), startNode(t, l, "")
@@ -230,32 +231,32 @@ func TestDecisionAfterALostEnd(t *testing.T) {
 		if _, err := n.Revoke(t.Context(), "admin", "aa:00:00:00:00:01"); err != nil {
 			t.Fatal(err)
 		}
-		if n.Standing("aa:00:00:00:00:01", "client").Member() || n.Standing("aa:00:00:00:00:03", "client").Known {
-			t.Errorf("after the revocation: %+v, %+v", n.Standing("aa:00:00:00:00:01", "client"), n.Standing("aa:00:00:00:00:03", "client"))
+		if n.Status("aa:00:00:00:00:01", "client").Member() || n.Status("aa:00:00:00:00:03", "client").Known {
+			t.Errorf("after the revocation: %+v, %+v", n.Status("aa:00:00:00:00:01", "client"), n.Status("aa:00:00:00:00:03", "client"))
 		}
-		other.Offer(l.Log(2)) // also one that would follow what was lost
+		other.Offer(l.Log(2)) // includes the change that would follow the lost ones
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if other.Standing("aa:00:00:00:00:01", "client").Member() || other.Standing("aa:00:00:00:00:03", "client").Known || other.Position() != n.Position() {
-			t.Errorf("another node: %+v at %+v", other.Standing("aa:00:00:00:00:03", "client"), other.Position())
+		if other.Status("aa:00:00:00:00:01", "client").Member() || other.Status("aa:00:00:00:00:03", "client").Known || other.Position() != n.Position() {
+			t.Errorf("another node: %+v at %+v", other.Status("aa:00:00:00:00:03", "client"), other.Position())
 		}
 	})
 }
 
-// hasCode tells whether an error has this code.
+// hasCode reports whether an error has this code.
 func hasCode(err error, code devices.Code) bool {
 	return err != nil && devices.AsError(err).Code == code
 }
 
-// TestFold makes random decisions on three nodes whose hints are lost, late,
-// doubled and out of order: all end with what the tables hold.
+// TestFold makes random decisions on three nodes whose hints are lost, late, duplicated
+// and out of order: all end with the state in the tables.
 func TestFold(t *testing.T) {
 	seeds := uint64(20)
 	if testing.Short() {
 		seeds = 5
 	}
 	for seed := range seeds {
-		synctest.Test(t, func(t *testing.T) { fold(t, seed) }) // without waiting for gaps to be read
+		synctest.Test(t, func(t *testing.T) { fold(t, seed) }) // in fake time, without waiting for gaps
 	}
 }
 
@@ -276,7 +277,7 @@ func fold(t *testing.T, seed uint64) {
 			t.Fatal(err)
 		}
 		hints = append(hints, out[0].Changes...)
-		for range r.IntN(4) { // some hints, of any time, in any order, perhaps again
+		for range r.IntN(4) { // some hints, of any time, in any order, possibly repeated
 			if len(hints) > 0 {
 				nodes[r.IntN(3)].Offer([]devices.Change{hints[r.IntN(len(hints))]})
 			}
@@ -300,14 +301,14 @@ func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 	what := r.IntN(8)
 	d.Decide = func(m *devices.Member) error {
 		if !m.Known() && what != 0 && what != 6 {
-			return registry.Unknown(id)
+			return registry.UnknownDevice(id)
 		}
 		switch what {
 		case 0:
 			if !m.Known() {
-				m.Admission, m.ClientID, m.Joined = devices.AdmissionMember, client, devices.TransportMQTT
+				m.Admission, m.ClientID, m.JoinTransport = devices.AdmissionMember, client, devices.TransportMQTT
 				if d.Import {
-					m.Joined = devices.TransportNone
+					m.JoinTransport = devices.TransportNone
 				}
 			}
 		case 1:
@@ -316,16 +317,16 @@ func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 			m.Labels = map[string]string{"room": client, client: "x"}
 		case 3:
 			m.Admission = devices.AdmissionRevoked
-			registry.Raise(m, devices.Rotation{}, "revoked")
+			registry.RaiseGeneration(m, devices.Rotation{}, "revoked")
 		case 4:
 			m.Prefer = devices.TransportWebSocket
 		case 5:
 			m.Admission, m.ClientID = devices.AdmissionMember, client
-			registry.Raise(m, devices.Rotation{}, "approved")
+			registry.RaiseGeneration(m, devices.Rotation{}, "approved")
 		case 6:
 			if m.Known() && !d.Import {
 				m.Admission = devices.AdmissionForgotten
-				registry.Raise(m, devices.Rotation{}, registry.ReasonForgotten)
+				registry.RaiseGeneration(m, devices.Rotation{}, registry.ReasonForgotten)
 			}
 		case 7:
 			m.Previous, m.PreviousUntil = m.Generation, time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond)
@@ -336,27 +337,27 @@ func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 	return d
 }
 
-// checkAgainst compares what a node knows with what the ledger's tables hold.
+// checkAgainst compares a node's state with the ledger's tables.
 func checkAgainst(t *testing.T, n *node, l *registrytest.Ledger) {
 	t.Helper()
 	members := 0
 	for id, m := range l.Members() {
-		s := n.Standing(id, m.ClientID)
-		want := registry.Standing{Known: m.Known(), Revoked: m.Admission == devices.AdmissionRevoked, Prefer: m.Prefer, Client: registry.ClientSame}
-		if other := n.Standing(id, "some client"); m.ClientID == "" && other.Client != registry.ClientNone {
-			t.Errorf("%s stands as %+v for the first client", id, other)
+		s := n.Status(id, m.ClientID)
+		want := registry.Status{Known: m.Known(), Revoked: m.Admission == devices.AdmissionRevoked, Prefer: m.Prefer, Client: registry.ClientSame}
+		if other := n.Status(id, "some client"); m.ClientID == "" && other.Client != registry.ClientNone {
+			t.Errorf("%s has status %+v for the first client", id, other)
 		}
 		if s != want {
-			t.Errorf("%s stands as %+v, want %+v", id, s, want)
+			t.Errorf("%s has status %+v, want %+v", id, s, want)
 		}
 		x, _ := m.Exception()
-		if got, want := n.Secrets(id), devices.SecretsOf(x); got.Generation != want.Generation || got.Revoked != want.Revoked || got.Previous != want.Previous || got.PreviousUntil != want.PreviousUntil {
+		if got, want := n.Generations(id), devices.GenerationsOf(x); got.Generation != want.Generation || got.Revoked != want.Revoked || got.Previous != want.Previous || got.PreviousUntil != want.PreviousUntil {
 			t.Errorf("%s has %+v, want %+v", id, got, want)
 		}
 		if m.Known() {
 			members++
-			if got, err := n.Decided(t.Context(), id); err != nil || got.Name != m.Name || fmt.Sprint(got.Labels) != fmt.Sprint(m.Labels) {
-				t.Errorf("decided of %s is %+v (%v), want %+v", id, got, err, m)
+			if got, err := n.Member(t.Context(), id); err != nil || got.Name != m.Name || fmt.Sprint(got.Labels) != fmt.Sprint(m.Labels) {
+				t.Errorf("member %s is %+v (%v), want %+v", id, got, err, m)
 			}
 		}
 	}
@@ -380,19 +381,19 @@ func TestRestart(t *testing.T) {
 	n.Close()
 	l.SetAway(true)
 	again := startNode(t, l, dir)
-	if !again.Ready() || !again.Standing("aa:00:00:00:00:01", "client").Member() || again.Standing("aa:00:00:00:00:02", "client").Member() {
-		t.Fatalf("after a start without the database: ready %v, %+v, %+v", again.Ready(), again.Standing("aa:00:00:00:00:01", "client"), again.Standing("aa:00:00:00:00:02", "client"))
+	if !again.Ready() || !again.Status("aa:00:00:00:00:01", "client").Member() || again.Status("aa:00:00:00:00:02", "client").Member() {
+		t.Fatalf("after a start without the database: ready %v, %+v, %+v", again.Ready(), again.Status("aa:00:00:00:00:01", "client"), again.Status("aa:00:00:00:00:02", "client"))
 	}
 	if len(again.HeldKeys()) != 1 {
 		t.Fatalf("keys: %v", again.HeldKeys())
 	}
 	if err := again.Join(t.Context(), "aa:00:00:00:00:03", "client", devices.TransportMQTT); !hasCode(err, devices.CodeUnavailable) {
-		t.Fatalf("a stranger while the database is away: %v", err)
+		t.Fatalf("an unknown device while the database is unreachable: %v", err)
 	}
 }
 
-// TestSnapshotDamage cuts and damages the snapshot everywhere: a node then starts
-// without one, and judges nobody while the database is away.
+// TestSnapshotDamage truncates and damages the snapshot everywhere: a node then starts
+// without one, and refuses all devices while the database is unreachable.
 func TestSnapshotDamage(t *testing.T) {
 	l, dir := registrytest.New(), t.TempDir()
 	n := startNode(t, l, dir)
@@ -417,8 +418,8 @@ func TestSnapshotDamage(t *testing.T) {
 		if again.Ready() != usable {
 			t.Errorf("%s: ready is %v", what, again.Ready())
 		}
-		if err := again.Judge(); (err == nil) != usable {
-			t.Errorf("%s: judge says %v", what, err)
+		if err := again.CheckReady(); (err == nil) != usable {
+			t.Errorf("%s: CheckReady returns %v", what, err)
 		}
 	}
 	check("whole", whole, true)
@@ -442,7 +443,7 @@ func TestSnapshotDamage(t *testing.T) {
 	}
 }
 
-// TestTornTail cuts the changes beside a snapshot anywhere: what is whole is used.
+// TestTornTail truncates the changes file anywhere: complete lines are used.
 func TestTornTail(t *testing.T) {
 	l, dir := registrytest.New(), t.TempDir()
 	n := startNode(t, l, dir)
@@ -474,13 +475,13 @@ func TestTornTail(t *testing.T) {
 		again.Close()
 	}
 	if before < 15 {
-		t.Errorf("%d members of a nearly whole tail", before)
+		t.Errorf("%d members of a nearly complete tail", before)
 	}
 }
 
-// TestSnapshotBesideChanges writes snapshots while changes come: none is lost, nor
-// what follows one that is in both, the snapshot and the queue.
-func TestSnapshotBesideChanges(t *testing.T) {
+// TestSnapshotDuringChanges writes snapshots while changes arrive: none is lost, nor a
+// change after one that is in both the snapshot and the queue.
+func TestSnapshotDuringChanges(t *testing.T) {
 	const count = 2000
 	for range 3 {
 		l, dir := registrytest.New(), t.TempDir()
@@ -509,7 +510,7 @@ func TestSnapshotBesideChanges(t *testing.T) {
 }
 
 func TestHistoryGoesBackwards(t *testing.T) {
-	for name, lineage := range map[string]string{"restored by fleetd": "second", "a standby that was behind": "first"} {
+	for name, lineage := range map[string]string{"restored by fleetd": "second", "an outdated standby": "first"} {
 		t.Run(name, func(t *testing.T) {
 			l := registrytest.New()
 			n := startNode(t, l, t.TempDir())
@@ -526,7 +527,7 @@ func TestHistoryGoesBackwards(t *testing.T) {
 			if n.Stats.Restored.Load() != 1 {
 				t.Errorf("restored %d times", n.Stats.Restored.Load())
 			}
-			if n.Standing("b", "client").Known {
+			if n.Status("b", "client").Known {
 				t.Error("a device of the history that was lost is known")
 			}
 		})
@@ -547,8 +548,8 @@ func TestPruned(t *testing.T) {
 	checkAgainst(t, again, l)
 }
 
-// A node that is far behind reads the log, however many hints of what is further it
-// has heard meanwhile.
+// A node that missed many changes reads the log, however many hints of later changes it has
+// received.
 func TestHintsFarAhead(t *testing.T) {
 	l := registrytest.New()
 	n := startNode(t, l, "")
@@ -562,15 +563,15 @@ func TestHintsFarAhead(t *testing.T) {
 		all = append(all, out[0].Changes...)
 	}
 	n.Offer(all[12_000:])
-	eventually(t, "the node has read what it missed", func() bool { return n.Position().Revision == all[len(all)-1].Revision })
+	eventually(t, "the node has read the missing changes", func() bool { return n.Position().Revision == all[len(all)-1].Revision })
 	if err := n.Refresh(t.Context()); err != nil {
 		t.Error(err)
 	}
 	checkAgainst(t, n, l)
 }
 
-// While the database is away, a node whose snapshot other nodes cannot complete
-// admits nobody.
+// While the database is unreachable, a node with a snapshot that other nodes cannot
+// complete admits no device.
 func TestSnapshotTooOldForPeers(t *testing.T) {
 	l, dir := registrytest.New(), t.TempDir()
 	old := startNode(t, l, dir)
@@ -583,20 +584,20 @@ func TestSnapshotTooOldForPeers(t *testing.T) {
 	for i := range 5 {
 		join(t, maker, devices.ID(fmt.Sprint("x", i)), "client")
 	}
-	live := startNode(t, l, t.TempDir()) // from the tables: it has none of the changes
+	live := startNode(t, l, t.TempDir()) // read from the tables: it has none of the changes
 	l.SetAway(true)
 	again := startNode(t, l, dir, func(o *registry.Options) { o.Peers = pairPeers{func() *registry.Registry { return live.Registry }} })
-	if again.Ready() || again.Judge() == nil {
-		t.Error("it judges by a snapshot that it knows to be old")
+	if again.Ready() || again.CheckReady() == nil {
+		t.Error("it admits devices based on an outdated snapshot")
 	}
 	l.SetAway(false)
-	if err := again.Refresh(t.Context()); err != nil || !again.Ready() || again.Standing("a", "client").Member() {
+	if err := again.Refresh(t.Context()); err != nil || !again.Ready() || again.Status("a", "client").Member() {
 		t.Errorf("with the database: %v, ready %v", err, again.Ready())
 	}
 }
 
-// TestRevokeWithoutDatabase: it is in force at once, is on disk, is written when
-// the database is back, and an approval has to wait for that.
+// TestRevokeWithoutDatabase checks that a revocation is in force at once, is on disk, is
+// written when the database is back, and that an approval has to wait for that.
 func TestRevokeWithoutDatabase(t *testing.T) {
 	l, dir := registrytest.New(), t.TempDir()
 	n := startNode(t, l, dir)
@@ -606,12 +607,12 @@ func TestRevokeWithoutDatabase(t *testing.T) {
 	if err != nil || got.Recorded || !slices.Equal(got.Nodes, []string{"n"}) {
 		t.Fatalf("revoke: %+v, %v", got, err)
 	}
-	if n.Standing("a", "client").Member() || !n.Secrets("a").Revoked || len(n.watcher.revoked) != 1 {
+	if n.Status("a", "client").Member() || !n.Generations("a").Revoked || len(n.watcher.revoked) != 1 {
 		t.Fatal("the revocation is not in force")
 	}
 	n.Close()
 	again := startNode(t, l, dir)
-	if again.Standing("a", "client").Member() {
+	if again.Status("a", "client").Member() {
 		t.Fatal("the revocation is lost with the process")
 	}
 	if _, err := again.Approve(t.Context(), "admin", "a", "client", nil); !hasCode(err, devices.CodeUnavailable) {
@@ -621,22 +622,22 @@ func TestRevokeWithoutDatabase(t *testing.T) {
 	if err := again.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no revocation waits", func() bool { return len(again.Revocations()) == 0 })
-	if x := again.Secrets("a"); !x.Revoked || x.Generation != 1 {
+	eventually(t, "no revocation is pending", func() bool { return len(again.PendingRevocations()) == 0 })
+	if x := again.Generations("a"); !x.Revoked || x.Generation != 1 {
 		t.Fatalf("after the database is back: %+v", x)
 	}
-	eventually(t, "the file of waiting revocations is gone", func() bool {
+	eventually(t, "the file of pending revocations is removed", func() bool {
 		_, err := os.Stat(filepath.Join(dir, registry.RevocationsFile))
 		return errors.Is(err, os.ErrNotExist)
 	})
 }
 
-// eventually waits until done, at most five seconds.
+// eventually waits up to five seconds until done returns true.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("did not come true: %s", what)
+			t.Fatalf("not reached: %s", what)
 		}
 	}
 }
@@ -646,19 +647,19 @@ type pairPeers struct {
 	other func() *registry.Registry
 }
 
-func (p pairPeers) Tell([]devices.Change) {} // all hints are lost
+func (p pairPeers) Publish([]devices.Change) {} // all hints are lost
 func (p pairPeers) Revoke(_ context.Context, r registry.Revocation) []string {
-	if p.other().Confirm(r) != nil {
+	if p.other().AddRevocation(r) != nil {
 		return nil
 	}
 	return []string{"other"}
 }
-func (p pairPeers) Ask(_ context.Context, at devices.Position) []registry.PeerAnswer {
+func (p pairPeers) Query(_ context.Context, at devices.Position) []registry.PeerAnswer {
 	return []registry.PeerAnswer{p.other().Answer(at)}
 }
 
-// TestStartFromPeers: a node whose snapshot is old learns from a live one what was
-// decided since, before it admits anybody.
+// TestStartFromPeers checks that a node with an old snapshot gets later decisions from a
+// live node before it admits devices.
 func TestStartFromPeers(t *testing.T) {
 	l, dir := registrytest.New(), t.TempDir()
 	old := startNode(t, l, dir)
@@ -675,7 +676,7 @@ func TestStartFromPeers(t *testing.T) {
 	}
 	again := startNode(t, l, dir, func(o *registry.Options) { o.Peers = pairPeers{func() *registry.Registry { return live.Registry }} })
 	for _, id := range []devices.ID{"a", "b"} {
-		if !again.Ready() || again.Standing(id, "client").Member() {
+		if !again.Ready() || again.Status(id, "client").Member() {
 			t.Errorf("%s is admitted after its revocation; ready %v", id, again.Ready())
 		}
 	}
@@ -691,35 +692,35 @@ func TestIfMatch(t *testing.T) {
 		t.Fatal(changes, err)
 	}
 	if _, err := n.Edit(t.Context(), "admin", "a", changes[0].Revision-1, rename); !hasCode(err, devices.CodeChanged) {
-		t.Fatalf("an edit of what has moved on: %v", err)
+		t.Fatalf("an edit of an old revision: %v", err)
 	}
 }
 
-// What may have been written is not answered as if it had not.
+// A write that may have been committed is not reported as failed.
 func TestUncertainDecision(t *testing.T) {
 	l := registrytest.New()
 	n := startNode(t, l, "", func(o *registry.Options) { o.Ledger = uncertain{l} })
 	_, err := n.Edit(t.Context(), "admin", "a", 0, func(*devices.Member) error { return nil })
-	if !hasCode(err, devices.CodeUnavailable) || !strings.Contains(devices.AsError(err).Detail, "look whether") {
+	if !hasCode(err, devices.CodeUnavailable) || !strings.Contains(devices.AsError(err).Detail, "check whether") {
 		t.Errorf("%v", err)
 	}
 }
 
-// uncertain is a ledger whose commits end with the connection.
+// uncertain is a ledger whose commits fail with a lost connection.
 type uncertain struct{ *registrytest.Ledger }
 
 func (uncertain) Decide(context.Context, []devices.Decision) ([]devices.Outcome, error) {
 	return nil, fmt.Errorf("%w: %w", devices.ErrUncertain, devices.ErrDatabase)
 }
 
-// overtaken is a ledger that answers with a head and, before that arrives, makes
-// another decision.
-type overtaken struct {
+// changingHead is a ledger that makes another decision between the read of the head and
+// its return.
+type changingHead struct {
 	registry.Ledger
 	between func()
 }
 
-func (l *overtaken) Head(ctx context.Context) (devices.Position, error) {
+func (l *changingHead) Head(ctx context.Context) (devices.Position, error) {
 	head, err := l.Ledger.Head(ctx)
 	if between := l.between; between != nil {
 		l.between = nil
@@ -728,9 +729,9 @@ func (l *overtaken) Head(ctx context.Context) (devices.Position, error) {
 	return head, err
 }
 
-func TestHeadThatIsOvertakenIsNoRestore(t *testing.T) {
+func TestOutdatedHeadIsNotARestore(t *testing.T) {
 	l := registrytest.New()
-	over := &overtaken{Ledger: l}
+	over := &changingHead{Ledger: l}
 	n := startNode(t, l, t.TempDir(), func(opt *registry.Options) { opt.Ledger = over })
 	join(t, n, "aa:00:00:00:00:01", "client")
 	before := n.Stats.Restored.Load()

@@ -14,19 +14,19 @@ import (
 	"fleetd/internal/durable"
 )
 
-// RevocationsFile has the revocations that the database has not taken yet.
+// RevocationsFile contains the revocations that are not in the database yet.
 const RevocationsFile = "revocations.json"
 
-// maxRevocations bounds those that wait; further ones are refused.
+// maxRevocations is how many may be pending; further ones are refused.
 const maxRevocations = 10_000
 
-// peerConfirm is how long a revocation waits for other nodes to confirm it.
+// peerConfirm is how long a revocation waits for confirmations of other nodes.
 const peerConfirm = time.Second
 
-// Revocation is one that was decided while the database was away: of a device, or
-// of an API key. It is in force on every node that has heard of it, and each of
-// them writes it to the database as soon as that answers. The change it makes has
-// its id, so that it is made once.
+// Revocation is a revocation of a device or an API key that was decided while the
+// database was unreachable. It is in force on every node that has received it, and each of
+// them writes it to the database as soon as possible. Its change has the same id, so that
+// it is written once.
 type Revocation struct {
 	ID     string     `json:"id"`
 	Device devices.ID `json:"device,omitempty"`
@@ -35,14 +35,14 @@ type Revocation struct {
 	At     time.Time  `json:"at"`
 }
 
-// Revoked tells what became of a revocation: whether it is in the database, and if
-// not, which other nodes have written it down.
-type Revoked struct {
+// RevokeResult reports whether a revocation is in the database, and if not, which nodes
+// have written it to disk.
+type RevokeResult struct {
 	Recorded bool
 	Nodes    []string
 }
 
-// revocationOf tells whether a revocation of the device waits.
+// revocationOf reports whether a revocation of the device is pending.
 func (r *Registry) revocationOf(id devices.ID) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -57,8 +57,8 @@ func (r *Registry) revocationOf(id devices.ID) bool {
 	return false
 }
 
-// Waits tells whether the end of an API key is not written yet.
-func (r *Registry) Waits(key string) bool {
+// IsKeyRevocationPending reports whether the revocation of an API key is not in the database yet.
+func (r *Registry) IsKeyRevocationPending(key string) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, p := range r.revokes {
@@ -69,8 +69,8 @@ func (r *Registry) Waits(key string) bool {
 	return false
 }
 
-// Revocations are those that wait.
-func (r *Registry) Revocations() []Revocation {
+// PendingRevocations returns the revocations that are not in the database yet, oldest first.
+func (r *Registry) PendingRevocations() []Revocation {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	list := make([]Revocation, 0, len(r.revokes))
@@ -81,42 +81,42 @@ func (r *Registry) Revocations() []Revocation {
 	return list
 }
 
-// Confirm takes a revocation of another node: it is in force and on disk when
-// Confirm returns nil.
-func (r *Registry) Confirm(p Revocation) error {
+// AddRevocation adds a revocation of this or another node. It is in force and on disk if
+// AddRevocation returns nil.
+func (r *Registry) AddRevocation(p Revocation) error {
 	r.mu.Lock()
-	_, known := r.revokes[p.ID]
+	_, found := r.revokes[p.ID]
 	switch {
-	case known:
+	case found:
 	case len(r.revokes) >= maxRevocations:
 		r.mu.Unlock()
-		return devices.Errorf(devices.CodeUnavailable, "%d revocations wait for the database already", maxRevocations)
+		return devices.Errorf(devices.CodeUnavailable, "%d revocations wait for the database already; revoke again when it is reachable", maxRevocations)
 	default:
 		r.revokes[p.ID] = p
 	}
 	r.mu.Unlock()
-	if known {
+	if found {
 		return nil
 	}
 	r.follow.Lock()
-	r.opt.Observer.Revoked(p)
+	r.opt.Observer.OnRevocation(p)
 	r.follow.Unlock()
 	return r.saveRevocations()
 }
 
-// pend puts a revocation into force that the database did not take.
-func (r *Registry) pend(ctx context.Context, p Revocation) (Revoked, error) {
-	var out Revoked
-	unwritten := r.Confirm(p)
+// revokeWithoutDatabase applies a revocation that the database did not accept.
+func (r *Registry) revokeWithoutDatabase(ctx context.Context, p Revocation) (RevokeResult, error) {
+	var out RevokeResult
+	unwritten := r.AddRevocation(p)
 	switch {
 	case unwritten == nil:
 		out.Nodes = []string{r.opt.Node}
-	case !r.waits(p.ID):
-		return Revoked{}, unwritten
-	default: // it is in force here until the node stops; others may have a disk that takes it
-		r.opt.Log.Error("a revocation is in force and not on this node's disk", "device", p.Device, "key", p.Key, "error", unwritten)
+	case !r.isPending(p.ID):
+		return RevokeResult{}, unwritten
+	default: // it is in force here until the node stops; the disks of other nodes may work
+		r.opt.Log.Error("a revocation is in force but not on this node's disk", "device", p.Device, "key", p.Key, "error", unwritten)
 	}
-	r.opt.Log.Warn("revoked without the database; it is written when that answers", "device", p.Device, "key", p.Key, "by", p.Who)
+	r.opt.Log.Warn("revoked without the database; the revocation is written when the database is reachable", "device", p.Device, "key", p.Key, "by", p.Who)
 	if r.opt.Peers != nil {
 		ctx, cancel := context.WithTimeout(ctx, peerConfirm)
 		defer cancel()
@@ -128,16 +128,16 @@ func (r *Registry) pend(ctx context.Context, p Revocation) (Revoked, error) {
 	return out, nil
 }
 
-// waits tells whether a revocation is in force and not in the database.
-func (r *Registry) waits(id string) bool {
+// isPending reports whether a revocation is in force but not in the database.
+func (r *Registry) isPending(id string) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	_, waits := r.revokes[id]
 	return waits
 }
 
-// settled ends the wait of a revocation whose change is in force. r.follow is held.
-func (r *Registry) settled(c devices.Change) {
+// removeRevocation removes a revocation whose change is in force. The caller holds r.follow.
+func (r *Registry) removeRevocation(c devices.Change) {
 	r.mu.Lock()
 	_, waits := r.revokes[c.ID]
 	delete(r.revokes, c.ID)
@@ -145,31 +145,31 @@ func (r *Registry) settled(c devices.Change) {
 	if waits {
 		r.tasks.Go(func() {
 			if err := r.saveRevocations(); err != nil {
-				r.opt.Log.Warn("a revocation that is recorded by now is still noted as waiting", "error", err)
+				r.opt.Log.Warn("the file of pending revocations cannot be updated; a revocation that is recorded remains in it", "error", err)
 			}
 		})
 	}
 }
 
-// retryRevocations writes what waits to the database.
+// retryRevocations writes pending revocations to the database.
 func (r *Registry) retryRevocations() {
-	for _, p := range r.Revocations() {
+	for _, p := range r.PendingRevocations() {
 		r.tasks.Go(func() {
 			ctx, cancel := context.WithTimeout(r.ctx, decideLimit)
 			defer cancel()
 			if err := r.record(ctx, p); err != nil {
-				r.opt.Log.Warn("a revocation is not in the database yet; it is in force and tried again", "device", p.Device, "key", p.Key, "error", err)
+				r.opt.Log.Warn("a revocation is in force but not in the database yet; it is retried", "device", p.Device, "key", p.Key, "error", err)
 			}
 		})
 	}
 }
 
-// record writes a revocation. Where it changes nothing, as of a device that was
-// forgotten or revoked meanwhile, it is settled as well.
+// record writes a revocation. If it changes nothing, because the device was forgotten or
+// revoked meanwhile, it is removed as well.
 func (r *Registry) record(ctx context.Context, p Revocation) (err error) {
 	var changes []devices.Change
 	if p.Key != "" {
-		changes, err = r.endKey(ctx, p)
+		changes, err = r.revokeKey(ctx, p)
 	} else {
 		changes, err = r.decide(ctx, devices.Decision{ID: p.ID, Device: p.Device, Who: p.Who, Once: true, DecideWith: revoke()})
 		if isCode(err, devices.CodeDeviceUnknown) {
@@ -177,16 +177,16 @@ func (r *Registry) record(ctx context.Context, p Revocation) (err error) {
 		}
 	}
 	if err == nil && len(changes) == 0 {
-		r.settled(devices.Change{ID: p.ID})
+		r.removeRevocation(devices.Change{ID: p.ID})
 	}
 	return err
 }
 
-func (r *Registry) endKey(ctx context.Context, p Revocation) ([]devices.Change, error) {
+func (r *Registry) revokeKey(ctx context.Context, p Revocation) ([]devices.Change, error) {
 	r.mu.RLock()
-	k, known := r.keys[p.Key]
+	k, found := r.keys[p.Key]
 	r.mu.RUnlock()
-	if !known {
+	if !found {
 		return nil, nil
 	}
 	if k.Revoked.IsZero() {
@@ -195,8 +195,8 @@ func (r *Registry) endKey(ctx context.Context, p Revocation) ([]devices.Change, 
 	return r.saveKey(ctx, p.Who, p.ID, k)
 }
 
-// loadRevocations reads those that waited when the node stopped. They are in force
-// before anything else is.
+// loadRevocations loads the revocations that were pending when the node stopped. They
+// are in force before anything else.
 func (r *Registry) loadRevocations() {
 	if r.opt.Dir == "" {
 		return
@@ -210,7 +210,7 @@ func (r *Registry) loadRevocations() {
 		err = json.Unmarshal(text, &list)
 	}
 	if err != nil {
-		r.opt.Log.Error("revocations that the database had not taken cannot be read; revoke again what was revoked while it was away", "file", RevocationsFile, "error", err)
+		r.opt.Log.Error("pending revocations cannot be read; repeat the revocations that were made while the database was unreachable", "file", RevocationsFile, "error", err)
 		return
 	}
 	r.mu.Lock()
@@ -224,10 +224,10 @@ func (r *Registry) saveRevocations() error {
 	if r.opt.Dir == "" {
 		return nil
 	}
-	r.revokeFile.Lock() // the last to write has all of them
+	r.revokeFile.Lock() // the last writer writes all of them
 	defer r.revokeFile.Unlock()
 	path := filepath.Join(r.opt.Dir, RevocationsFile)
-	list := r.Revocations()
+	list := r.PendingRevocations()
 	if len(list) == 0 {
 		return errors.Join(removeIfThere(path), durable.SyncDir(r.opt.Dir))
 	}
@@ -238,10 +238,10 @@ func (r *Registry) saveRevocations() error {
 	return durable.WriteFile(path, text)
 }
 
-// askPeers takes over what other nodes know beyond this node's snapshot. It is false
-// if one of them knows more than could be taken over: then this node must admit
-// nobody by what it has.
-func (r *Registry) askPeers(ctx context.Context) (caughtUp bool) {
+// catchUpFromPeers completes this node's snapshot from other nodes. It reports false if
+// one of them has changes that it could not get: then no device may be admitted based on
+// the snapshot.
+func (r *Registry) catchUpFromPeers(ctx context.Context) (caughtUp bool) {
 	if r.opt.Peers == nil {
 		return true
 	}
@@ -251,35 +251,35 @@ func (r *Registry) askPeers(ctx context.Context) (caughtUp bool) {
 		again = false
 		at := r.Position()
 		caughtUp = true
-		for _, a := range r.opt.Peers.Ask(ctx, at) {
-			r.take(a)
+		for _, a := range r.opt.Peers.Query(ctx, at) {
+			r.applyAnswer(a)
 			now := r.Position()
-			again = again || !a.Whole && now.Revision > at.Revision
+			again = again || !a.Complete && now.Revision > at.Revision
 			caughtUp = caughtUp && a.At.Lineage == now.Lineage && a.At.Revision <= now.Revision
 		}
 	}
 	return caughtUp
 }
 
-// take takes over what another node knows.
-func (r *Registry) take(a PeerAnswer) {
+// applyAnswer adds the revocations and changes of another node.
+func (r *Registry) applyAnswer(a PeerAnswer) {
 	for _, p := range a.Revocations {
-		if err := r.Confirm(p); err != nil {
-			r.opt.Log.Warn("a revocation of another node is not written down", "device", p.Device, "key", p.Key, "error", err)
+		if err := r.AddRevocation(p); err != nil {
+			r.opt.Log.Warn("a revocation of another node cannot be written to disk", "device", p.Device, "key", p.Key, "error", err)
 		}
 	}
 	at := r.Position()
 	switch {
 	case a.At.Lineage == at.Lineage && len(a.Changes) > 0:
 		r.Offer(a.Changes)
-	case a.At != at && !a.Whole:
-		r.opt.Log.Warn("this node's snapshot is too old for another node to complete it; what was decided since is not known here", "node", a.Node, "revision", at.Revision, "theirs", a.At.Revision)
+	case a.At != at && !a.Complete:
+		r.opt.Log.Warn("this node's snapshot is too old to be completed by another node; later changes are missing until the database is reachable", "node", a.Node, "revision", at.Revision, "theirs", a.At.Revision)
 	}
 }
 
-// Answer is what this node knows beyond a position.
+// Answer returns this node's changes after a position.
 func (r *Registry) Answer(at devices.Position) PeerAnswer {
-	a := PeerAnswer{Node: r.opt.Node, At: r.Position(), Revocations: r.Revocations()}
-	a.Changes, a.Whole = r.Recent(at)
+	a := PeerAnswer{Node: r.opt.Node, At: r.Position(), Revocations: r.PendingRevocations()}
+	a.Changes, a.Complete = r.Recent(at)
 	return a
 }

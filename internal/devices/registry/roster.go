@@ -7,9 +7,9 @@ import (
 	"fleetd/internal/devices"
 )
 
-// record is what the roster holds of one device.
+// record is the roster's record of one device.
 type record struct {
-	client uint64 // keyed hash of the admitted Client-Id; 0: the first that comes is admitted
+	client uint64 // keyed hash of the admitted Client-Id; 0: the first client is admitted
 	flags  uint8
 }
 
@@ -17,10 +17,10 @@ const (
 	flagRevoked   = 1 << iota
 	flagWebSocket // preferred transport; neither: the node's default
 	flagMQTT
-	flagUsed // a slot of a table with a record
+	flagUsed // the slot contains a record
 )
 
-func (r record) with(prefer devices.Transport) record {
+func (r record) withTransport(prefer devices.Transport) record {
 	r.flags &^= flagWebSocket | flagMQTT
 	switch prefer {
 	case devices.TransportWebSocket:
@@ -31,7 +31,7 @@ func (r record) with(prefer devices.Transport) record {
 	return r
 }
 
-func (r record) admitted(to devices.Admission) record {
+func (r record) withAdmission(to devices.Admission) record {
 	r.flags &^= flagRevoked
 	if to == devices.AdmissionRevoked {
 		r.flags |= flagRevoked
@@ -51,7 +51,7 @@ func (r record) prefer() devices.Transport {
 
 const rosterShards = 64
 
-// roster holds a record for each device, under a keyed hash of its id.
+// roster holds a record for each device, by a keyed hash of its id.
 type roster struct {
 	key    sipKey
 	n      atomic.Int64
@@ -65,7 +65,7 @@ type rosterShard struct {
 
 func newRoster(key sipKey) *roster { return &roster{key: key} }
 
-// grow makes room for n devices at once.
+// grow allocates space for n devices.
 func (r *roster) grow(n int) {
 	for i := range r.shards {
 		if t := &r.shards[i].table; t.n == 0 {
@@ -86,8 +86,7 @@ func (r *roster) get(id devices.ID) (record, bool) {
 	return s.table.at(i), true
 }
 
-// client is the hash of a Client-Id under its device's id; never 0, and 0 for
-// the empty one.
+// client returns the hash of a device's Client-Id; 0 for the empty one, else never 0.
 func (r *roster) client(id devices.ID, clientID string) uint64 {
 	if clientID == "" {
 		return 0
@@ -95,36 +94,35 @@ func (r *roster) client(id devices.ID, clientID string) uint64 {
 	return max(r.key.sum(string(id)+"\x00"+clientID), 1)
 }
 
-// update replaces the record of a device by what change makes of it; known is
-// false for one that has none. A device that change returns as unknown leaves.
-func (r *roster) update(id devices.ID, change func(old record, known bool) (record, bool)) {
+// update replaces the record of a device by the result of change; found is false if there
+// is none. The record is removed if change returns false.
+func (r *roster) update(id devices.ID, change func(old record, found bool) (record, bool)) {
 	r.updateHash(r.key.sum(string(id)), change)
 }
 
-func (r *roster) updateHash(h uint64, change func(old record, known bool) (record, bool)) {
+func (r *roster) updateHash(h uint64, change func(old record, found bool) (record, bool)) {
 	s := &r.shards[h%rosterShards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var old record
-	i, known := s.table.find(h)
-	if known {
+	i, found := s.table.find(h)
+	if found {
 		old = s.table.at(i)
 	}
-	next, stays := change(old, known)
+	next, stays := change(old, found)
 	switch {
-	case stays && known:
+	case stays && found:
 		s.table.set(i, next)
 	case stays:
 		s.table.insert(h, next)
 		r.n.Add(1)
-	case known:
+	case found:
 		s.table.remove(i)
 		r.n.Add(-1)
 	}
 }
 
-// each calls f for all records of one shard after another, with that shard's
-// lock held.
+// each calls f for all records, one shard after another, with the lock of the shard held.
 func (r *roster) each(f func(h uint64, rec record)) {
 	for i := range r.shards {
 		s := &r.shards[i]

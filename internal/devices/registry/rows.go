@@ -10,65 +10,64 @@ import (
 	"fleetd/internal/timescale"
 )
 
-// RowLimit is how long what needs a row waits for it.
+// RowLimit is how long callers wait for a row.
 var RowLimit = timescale.Patience(250 * time.Millisecond)
 
 const (
-	// rowPage is how many rows are asked for with one statement.
+	// rowPage is how many rows one statement reads.
 	rowPage = 500
-	// rowsMemory bounds the rows kept of devices that are not connected, in bytes.
+	// rowsMemory limits the cache of devices that are not connected, in bytes.
 	rowsMemory = 16 << 20
-	// rowRetry is the pause before rows are asked for again that a session waits for.
+	// rowRetry is the pause before the rows of connected devices are requested again.
 	rowRetry = time.Second
 )
 
-// rows asks the database for rows, in groups, and keeps what is decided of
-// devices that were asked about. While a group is on its way the next one gathers.
+// rows reads rows from the database in groups, and caches the state of devices that were
+// requested. While one group is read the next one is collected.
 type rows struct {
 	r    *Registry
 	wake chan struct{}
 
 	mu      sync.Mutex
-	waiting map[devices.ID]*rowWait
+	waiting map[devices.ID]*rowRequest
 	cache   map[devices.ID]*list.Element // of *cached, guarded by Registry.follow
 	order   *list.List                   // the latest used first
 	bytes   int
 }
 
-// rowWait is a row that was asked for.
-type rowWait struct {
+// rowRequest is a requested row.
+type rowRequest struct {
 	done    chan struct{}
 	member  devices.Member
 	err     error
-	deliver bool // to the observer, when it is there, however long that takes
+	deliver bool // pass it to the observer when it arrives, however late
 }
 
-// cached is what is decided of a device, kept up to date with each change.
-type cached struct {
+// cachedMember is the state of a device, updated with each change.
+type cachedMember struct {
 	member devices.Member
 	bytes  int
 }
 
 func (w *rows) init(r *Registry) {
 	w.r, w.wake = r, make(chan struct{}, 1)
-	w.waiting, w.cache, w.order = map[devices.ID]*rowWait{}, map[devices.ID]*list.Element{}, list.New()
+	w.waiting, w.cache, w.order = map[devices.ID]*rowRequest{}, map[devices.ID]*list.Element{}, list.New()
 }
 
-// Request has the row of a device read and handed to the observer. It does not
-// wait; while the database is away it is tried again.
-func (r *Registry) Request(id devices.ID) { r.rows.ask(id, true) }
+// RequestRow requests the row of a device for the observer. It does not block; while the
+// database is unreachable the request is retried.
+func (r *Registry) RequestRow(id devices.ID) { r.rows.request(id, true) }
 
-// Decided returns what is decided of a device: from memory, else from the
-// database, for which it waits at most RowLimit. It fails with
-// devices.CodeDeviceUnknown or CodeUnavailable.
-func (r *Registry) Decided(ctx context.Context, id devices.ID) (devices.Member, error) {
+// Member returns the state of a device: from memory, else from the database, for which it
+// waits at most RowLimit. The error has devices.CodeDeviceUnknown or CodeUnavailable.
+func (r *Registry) Member(ctx context.Context, id devices.ID) (devices.Member, error) {
 	if m, ok := r.rows.get(id); ok {
 		return m, nil
 	}
-	if r.ready.Load() && !r.Standing(id, "").Known {
-		return devices.Member{}, Unknown(id)
+	if r.ready.Load() && !r.Status(id, "").Known {
+		return devices.Member{}, UnknownDevice(id)
 	}
-	wait := r.rows.ask(id, false)
+	wait := r.rows.request(id, false)
 	ctx, cancel := context.WithTimeout(ctx, RowLimit)
 	defer cancel()
 	select {
@@ -80,7 +79,7 @@ func (r *Registry) Decided(ctx context.Context, id devices.ID) (devices.Member, 
 }
 
 func noRow(id devices.ID) error {
-	return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "what is decided of " + string(id) + " (its labels) cannot be read from the database now; try again"}
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "the labels of " + string(id) + " cannot be read from the database now; try again"}
 }
 
 func (w *rows) get(id devices.ID) (devices.Member, bool) {
@@ -91,15 +90,15 @@ func (w *rows) get(id devices.ID) (devices.Member, bool) {
 		return devices.Member{}, false
 	}
 	w.order.MoveToFront(e)
-	return e.Value.(*cached).member, true
+	return e.Value.(*cachedMember).member, true
 }
 
-func (w *rows) ask(id devices.ID, deliver bool) *rowWait {
+func (w *rows) request(id devices.ID, deliver bool) *rowRequest {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	wait := w.waiting[id]
 	if wait == nil {
-		wait = &rowWait{done: make(chan struct{})}
+		wait = &rowRequest{done: make(chan struct{})}
 		w.waiting[id] = wait
 		select {
 		case w.wake <- struct{}{}:
@@ -110,7 +109,7 @@ func (w *rows) ask(id devices.ID, deliver bool) *rowWait {
 	return wait
 }
 
-// run reads what was asked for.
+// run reads the requested rows.
 func (w *rows) run() {
 	for {
 		select {
@@ -118,7 +117,7 @@ func (w *rows) run() {
 			return
 		case <-w.wake:
 		}
-		for page := w.take(); len(page) > 0; page = w.take() {
+		for page := w.nextPage(); len(page) > 0; page = w.nextPage() {
 			if !w.read(page) {
 				select {
 				case <-w.r.ctx.Done():
@@ -130,10 +129,10 @@ func (w *rows) run() {
 	}
 }
 
-func (w *rows) take() map[devices.ID]*rowWait {
+func (w *rows) nextPage() map[devices.ID]*rowRequest {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	page := make(map[devices.ID]*rowWait, min(len(w.waiting), rowPage))
+	page := make(map[devices.ID]*rowRequest, min(len(w.waiting), rowPage))
 	for id, wait := range w.waiting {
 		if len(page) == rowPage {
 			break
@@ -144,9 +143,9 @@ func (w *rows) take() map[devices.ID]*rowWait {
 	return page
 }
 
-// read gets one page of rows; false if the database does not answer. What is to
-// be delivered is then asked for again.
-func (w *rows) read(page map[devices.ID]*rowWait) bool {
+// read reads one page of rows. It reports false if the database does not answer; rows for
+// the observer are then requested again.
+func (w *rows) read(page map[devices.ID]*rowRequest) bool {
 	ids := make([]devices.ID, 0, len(page))
 	for id := range page {
 		ids = append(ids, id)
@@ -160,7 +159,7 @@ func (w *rows) read(page map[devices.ID]*rowWait) bool {
 			wait.err = noRow(id)
 			close(wait.done)
 			if wait.deliver && w.r.ctx.Err() == nil {
-				w.ask(id, true)
+				w.request(id, true)
 			}
 		}
 		return false
@@ -173,32 +172,32 @@ func (w *rows) read(page map[devices.ID]*rowWait) bool {
 			continue
 		}
 		delete(page, row.Device.ID)
-		if !w.upToDate(&row.Device, from) {
-			w.ask(row.Device.ID, wait.deliver)
+		if !w.foldRecent(&row.Device, from) {
+			w.request(row.Device.ID, wait.deliver)
 			wait.err = noRow(row.Device.ID)
 			close(wait.done)
 			continue
 		}
 		wait.member = row.Device.Member()
-		w.keep(wait.member, !wait.deliver) // else the observer has it, for as long as the device is connected
+		w.keep(wait.member, !wait.deliver) // else the observer keeps it while the device is connected
 		close(wait.done)
 		if wait.deliver {
-			w.r.opt.Observer.Row(row)
+			w.r.opt.Observer.OnRow(row)
 		}
 	}
 	for id, wait := range page {
-		wait.err = Unknown(id)
+		wait.err = UnknownDevice(id)
 		close(wait.done)
-		if wait.deliver { // the row is on its way, or nobody's
-			w.r.opt.Observer.Row(devices.Row{Device: devices.Device{ID: id}})
+		if wait.deliver { // the row is not written yet, or the device is unknown
+			w.r.opt.Observer.OnRow(devices.Row{Device: devices.Device{ID: id}})
 		}
 	}
 	return true
 }
 
-// upToDate folds the changes into a row that came into force while it was read;
-// false if there are more of them than a node keeps. Registry.follow is held.
-func (w *rows) upToDate(d *devices.Device, from int64) bool {
+// foldRecent folds the changes into a row that came into force while it was read. It
+// reports false if they are no longer in memory. The caller holds Registry.follow.
+func (w *rows) foldRecent(d *devices.Device, from int64) bool {
 	since := w.r.recent.list
 	if at := w.r.at.Revision; at > from && (len(since) == 0 || since[0].Revision > from+1) {
 		return false
@@ -211,8 +210,8 @@ func (w *rows) upToDate(d *devices.Device, from int64) bool {
 	return true
 }
 
-// keep adds to the cache what is decided of a device, or takes it out. Registry.follow
-// is held.
+// keep adds the state of a device to the cache, or removes it. The caller holds
+// Registry.follow.
 func (w *rows) keep(m devices.Member, here bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -224,21 +223,21 @@ func (w *rows) keep(m devices.Member, here bool) {
 	for key, value := range m.Labels {
 		size += 64 + len(key) + len(value)
 	}
-	w.cache[m.ID] = w.order.PushFront(&cached{m, size})
+	w.cache[m.ID] = w.order.PushFront(&cachedMember{m, size})
 	for w.bytes += size; w.bytes > rowsMemory; {
-		w.dropLocked(w.order.Back().Value.(*cached).member.ID)
+		w.dropLocked(w.order.Back().Value.(*cachedMember).member.ID)
 	}
 }
 
 func (w *rows) dropLocked(id devices.ID) {
 	if e := w.cache[id]; e != nil {
-		w.bytes -= e.Value.(*cached).bytes
+		w.bytes -= e.Value.(*cachedMember).bytes
 		w.order.Remove(e)
 		delete(w.cache, id)
 	}
 }
 
-// fold brings what is kept of a device up to date. Registry.follow is held.
+// fold updates the cached state of a device. The caller holds Registry.follow.
 func (w *rows) fold(c devices.Change) {
 	w.mu.Lock()
 	e := w.cache[c.Device]
@@ -246,7 +245,7 @@ func (w *rows) fold(c devices.Change) {
 	if e == nil || c.Device == "" {
 		return
 	}
-	m := e.Value.(*cached).member
+	m := e.Value.(*cachedMember).member
 	if c.Revision <= m.Revision {
 		return
 	}

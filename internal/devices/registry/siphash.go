@@ -5,15 +5,15 @@ import (
 	"math/bits"
 )
 
-// sipKey keys the hashes of the roster, so that nobody without the fleet's secret
-// can choose ids that collide.
+// sipKey keys the hashes of the roster, so that only holders of the fleet's secret can
+// find ids that collide.
 type sipKey struct{ k0, k1 uint64 }
 
 func newSipKey(key [16]byte) sipKey {
 	return sipKey{binary.LittleEndian.Uint64(key[:8]), binary.LittleEndian.Uint64(key[8:])}
 }
 
-// sum is SipHash-2-4 (Aumasson and Bernstein, 2012) of the text.
+// sum returns SipHash-2-4 (Aumasson and Bernstein, 2012) of the text.
 func (k sipKey) sum(text string) uint64 {
 	v0, v1 := k.k0^0x736f6d6570736575, k.k1^0x646f72616e646f6d
 	v2, v3 := k.k0^0x6c7967656e657261, k.k1^0x7465646279746573

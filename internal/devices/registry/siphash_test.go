@@ -2,8 +2,8 @@ package registry
 
 import "testing"
 
-// The vectors are those of the reference implementation: key 00 01 ... 0f, and
-// texts of the bytes 00, 00 01, and so on.
+// The vectors of the reference implementation: key 00 01 ... 0f, and texts of the bytes
+// 00, 00 01, and so on.
 func TestSipHash(t *testing.T) {
 	var key [16]byte
 	for i := range key {

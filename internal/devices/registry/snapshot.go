@@ -23,8 +23,7 @@ import (
 	"fleetd/internal/durable"
 )
 
-// Files of the data directory: the registry as of one position, and the changes
-// since.
+// Files in the data directory: the registry as of one position, and the changes since.
 const (
 	SnapshotFile = "registry.snapshot"
 	TailFile     = "registry.changes"
@@ -34,18 +33,18 @@ const (
 	snapshotMagic  = "fleetd registry\n"
 	snapshotFormat = 1
 	recordBytes    = 8 + 8 + 1
-	maxHeader      = 1 << 30 // bytes; exceptions and keys of that size are in no fleet
-	// tailLimit is the size of the changes beside a snapshot at which another is
+	maxHeader      = 1 << 30 // bytes; the header of any fleet is smaller
+	// tailLimit is the size of the changes file, in bytes, at which a new snapshot is
 	// written.
 	tailLimit = 8 << 20
-	// writeRetry is the pause after a write that failed.
+	// writeRetry is the pause after a failed write.
 	writeRetry = 10 * time.Second
-	// syncEvery is how long a power cut may reach back: those changes are in the
-	// database, and other nodes have them.
+	// syncEvery is the period of changes that a power failure may lose: they are in the
+	// database and on other nodes.
 	syncEvery = time.Second
 )
 
-// snapshotHeader is the JSON document in front of the records.
+// snapshotHeader is the JSON document before the records.
 type snapshotHeader struct {
 	Format  int    `json:"format"`
 	Fleet   string `json:"fleet"` // fingerprint of the secret that keys the hashes
@@ -53,32 +52,32 @@ type snapshotHeader struct {
 	Snapshot
 }
 
-// saved is what a node finds of an earlier run.
-type saved struct {
+// storedState is the state that an earlier process stored.
+type storedState struct {
 	Snapshot
 	roster  *roster
 	changes []devices.Change
 }
 
-// file writes the snapshot and the changes since, on a goroutine of its own.
+// file writes the snapshot and the changes since, in its own goroutine.
 type file struct {
 	dir, fleet string
 	log        *slog.Logger
 
 	mu      sync.Mutex
 	queue   []devices.Change
-	whole   bool  // a snapshot has to be written: what is queued is part of it
-	written int64 // revision up to which changes were handed to the system
+	full    bool  // a snapshot must be written: it includes the queue
+	written int64 // revision up to which changes were written to the operating system
 	wrote   chan struct{}
 	wake    chan struct{}
-	// failed: what is queued is not on disk, as on one that is full; it is tried again
-	// as a whole.
+	// failed means that the last write failed, for example because the disk is full; the
+	// next one writes a full snapshot.
 	failed   bool
 	failedAt time.Time
 
-	// of the writing goroutine
-	tail  *os.File // nil: there is no snapshot that it belongs to
-	last  int64    // revision of the last change in it, or of its snapshot
+	// used only by the writing goroutine
+	tail  *os.File // nil: there is no snapshot for it
+	last  int64    // revision of the last change in the tail, or of its snapshot
 	size  int64
 	dirty bool
 }
@@ -94,19 +93,19 @@ func (f *file) append(list []devices.Change) {
 	}
 	f.mu.Lock()
 	if len(f.queue) > maxAhead {
-		f.queue, f.whole = nil, true // less to write than that many lines
+		f.queue, f.full = nil, true // a snapshot is smaller than that many lines
 	}
-	if !f.whole {
+	if !f.full {
 		f.queue = append(f.queue, list...)
 	}
 	f.mu.Unlock()
 	f.signal()
 }
 
-// reset has a snapshot written: what is known was read anew.
+// reset requests a new snapshot, after everything was read again.
 func (f *file) reset() {
 	f.mu.Lock()
-	f.queue, f.whole = nil, true
+	f.queue, f.full = nil, true
 	f.mu.Unlock()
 	f.signal()
 }
@@ -118,8 +117,8 @@ func (f *file) signal() {
 	}
 }
 
-// await returns once the changes up to a revision were handed to the system, so
-// that they outlive the process; or when ctx ends: the database has them.
+// await returns once the changes up to a revision were written to the operating system,
+// so that they survive the process; or when ctx ends, since the database has them.
 func (f *file) await(ctx context.Context, revision int64) {
 	if f.dir == "" {
 		return
@@ -139,7 +138,7 @@ func (f *file) await(ctx context.Context, revision int64) {
 	}
 }
 
-// run writes until ctx ends. save returns the state to write as a whole.
+// run writes until ctx ends. save returns the full state.
 func (f *file) run(ctx context.Context, save func() ([]byte, Snapshot)) {
 	if f.dir == "" {
 		return
@@ -152,13 +151,13 @@ func (f *file) run(ctx context.Context, save func() ([]byte, Snapshot)) {
 			f.write(save)
 			f.sync()
 			if f.tail != nil {
-				_ = f.tail.Close() // it was synced
+				_ = f.tail.Close() // already synced
 			}
 			return
 		case <-f.wake:
 			f.write(save)
 		case <-ticker.C:
-			f.write(save) // what failed, after a while
+			f.write(save) // retries a failed write after writeRetry
 			f.sync()
 		}
 	}
@@ -166,11 +165,11 @@ func (f *file) run(ctx context.Context, save func() ([]byte, Snapshot)) {
 
 func (f *file) write(save func() ([]byte, Snapshot)) {
 	f.mu.Lock()
-	list, whole := f.queue, f.whole
+	list, whole := f.queue, f.full
 	if f.failed && time.Since(f.failedAt) < writeRetry {
 		list, whole = nil, false
 	} else {
-		f.queue, f.whole = nil, false
+		f.queue, f.full = nil, false
 	}
 	f.mu.Unlock()
 	if len(list) == 0 && !whole {
@@ -178,18 +177,18 @@ func (f *file) write(save func() ([]byte, Snapshot)) {
 	}
 	var err error
 	if !whole && f.tail != nil {
-		err = f.extend(list)
+		err = f.appendTail(list)
 	}
 	if whole || f.tail == nil || f.size > tailLimit || err != nil {
-		err = f.renew(save)
+		err = f.writeSnapshot(save)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err != nil && !f.failed {
-		f.log.Error("the node's snapshot of the registry cannot be written; without it this node cannot start while the database is away", "directory", f.dir, "error", err)
+		f.log.Error("the node's snapshot of the registry cannot be written; without it this node admits no devices after a restart while the database is unreachable", "directory", f.dir, "error", err)
 	}
 	if f.failed = err != nil; f.failed {
-		f.whole, f.failedAt = true, time.Now()
+		f.full, f.failedAt = true, time.Now()
 	} else if len(list) > 0 {
 		f.written = max(f.written, list[len(list)-1].Revision)
 	}
@@ -197,16 +196,16 @@ func (f *file) write(save func() ([]byte, Snapshot)) {
 	f.wrote = make(chan struct{})
 }
 
-// extend adds changes to the tail, a line each. Those that came into force while
-// the snapshot was made are in it already.
-func (f *file) extend(list []devices.Change) error {
+// appendTail appends changes to the tail, one line each, except those that the snapshot
+// contains already.
+func (f *file) appendTail(list []devices.Change) error {
 	var b bytes.Buffer
 	for _, c := range list {
 		if c.Revision <= f.last {
 			continue
 		}
 		f.last = c.Revision
-		line, err := json.Marshal(brief(c))
+		line, err := json.Marshal(withoutUnusedValue(c))
 		if err != nil {
 			return err
 		}
@@ -218,8 +217,8 @@ func (f *file) extend(list []devices.Change) error {
 	return err
 }
 
-// brief leaves the value out where neither the roster nor access needs it.
-func brief(c devices.Change) devices.Change {
+// withoutUnusedValue removes the value if neither the roster nor the access rules need it.
+func withoutUnusedValue(c devices.Change) devices.Change {
 	if c.Device != "" && (c.Aspect == devices.AspectName || c.Aspect == devices.AspectSerial || len(c.Aspect) > len(devices.AspectLabel) && c.Aspect[:len(devices.AspectLabel)] == devices.AspectLabel) {
 		c.Value = json.RawMessage(`""`)
 	}
@@ -232,7 +231,7 @@ func writeLine(b *bytes.Buffer, line []byte) {
 
 var crcTable = crc32.MakeTable(crc32.Castagnoli)
 
-// readLine checks a line of the tail; ok is false for one that was cut or damaged.
+// readLine checks a line of the tail; ok is false if it is truncated or damaged.
 func readLine(line []byte) (content []byte, ok bool) {
 	if len(line) < 10 || line[8] != ' ' || line[len(line)-1] != '\n' {
 		return nil, false
@@ -250,12 +249,12 @@ func (f *file) sync() {
 	}
 }
 
-// renew writes a snapshot and begins an empty tail. A crash between the two
-// leaves a tail that names another snapshot, and is not used.
-func (f *file) renew(save func() ([]byte, Snapshot)) (err error) {
+// writeSnapshot writes a snapshot and starts an empty tail. After a crash between the two
+// the tail names another snapshot and is not used.
+func (f *file) writeSnapshot(save func() ([]byte, Snapshot)) (err error) {
 	records, s := save()
 	if s.Lineage == "" {
-		return nil // nothing is known yet
+		return nil // nothing has been read yet
 	}
 	if f.tail != nil {
 		_ = f.tail.Close() // it is replaced
@@ -271,7 +270,7 @@ func (f *file) renew(save func() ([]byte, Snapshot)) (err error) {
 	if err := durable.Rename(temp, filepath.Join(f.dir, SnapshotFile)); err != nil {
 		return err
 	}
-	if err := f.begin(s.Position); err != nil {
+	if err := f.createTail(s.Position); err != nil {
 		return err
 	}
 	f.mu.Lock()
@@ -280,8 +279,8 @@ func (f *file) renew(save func() ([]byte, Snapshot)) (err error) {
 	return nil
 }
 
-// begin makes an empty tail for the snapshot as of a position.
-func (f *file) begin(at devices.Position) error {
+// createTail creates an empty tail for the snapshot as of a position.
+func (f *file) createTail(at devices.Position) error {
 	line, err := json.Marshal(at)
 	if err != nil {
 		return err
@@ -304,8 +303,8 @@ func removeIfThere(path string) error {
 	return nil
 }
 
-// encodeSnapshot writes: magic, length and JSON of the header, the records, and
-// the SHA-256 of all that.
+// encodeSnapshot writes the magic, length and JSON of the header, the records, and the
+// SHA-256 of all these.
 func encodeSnapshot(w io.Writer, fleet string, records []byte, s Snapshot) error {
 	sum := sha256.New()
 	out := bufio.NewWriterSize(io.MultiWriter(w, sum), 1<<16)
@@ -329,12 +328,12 @@ func encodeSnapshot(w io.Writer, fleet string, records []byte, s Snapshot) error
 	return err
 }
 
-// errDamaged says that a snapshot is not used.
+// errDamaged means that a snapshot is damaged and not used.
 var errDamaged = errors.New("the file is damaged")
 
-// load reads what an earlier run wrote; nil if there is nothing, or nothing that
-// can be used, which the error explains.
-func (f *file) load(key sipKey) (*saved, error) {
+// load reads the stored state; nil if there is none that can be used, with an error that
+// explains why.
+func (f *file) load(key sipKey) (*storedState, error) {
 	if f.dir == "" {
 		return nil, nil
 	}
@@ -350,11 +349,11 @@ func (f *file) load(key sipKey) (*saved, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", content.Name(), err)
 	}
-	f.written = s.Revision // also if its tail is missing, or of another snapshot
+	f.written = s.Revision // also if the tail is missing, or belongs to another snapshot
 	return s, f.loadTail(s)
 }
 
-func decodeSnapshot(r io.Reader, fleet string, key sipKey) (*saved, error) {
+func decodeSnapshot(r io.Reader, fleet string, key sipKey) (*storedState, error) {
 	sum := sha256.New()
 	in := bufio.NewReaderSize(r, 1<<16)
 	hashed := io.TeeReader(in, sum)
@@ -376,15 +375,15 @@ func decodeSnapshot(r io.Reader, fleet string, key sipKey) (*saved, error) {
 	}
 	switch {
 	case h.Format != snapshotFormat:
-		return nil, fmt.Errorf("it has the format %d of another version", h.Format)
+		return nil, fmt.Errorf("it has format %d of another version of fleetd", h.Format)
 	case h.Fleet != fleet:
-		return nil, errors.New("it is of a fleet with another secret")
+		return nil, errors.New("it belongs to a fleet with another secret")
 	}
 	all, err := decodeRecords(hashed, h.Members, key)
 	if err != nil {
 		return nil, err
 	}
-	return &saved{Snapshot: h.Snapshot, roster: all}, checkSum(in, sum)
+	return &storedState{Snapshot: h.Snapshot, roster: all}, checkSum(in, sum)
 }
 
 func decodeRecords(r io.Reader, n int, key sipKey) (*roster, error) {
@@ -395,7 +394,7 @@ func decodeRecords(r io.Reader, n int, key sipKey) (*roster, error) {
 		if _, err := io.ReadFull(r, part); err != nil {
 			return nil, errDamaged
 		}
-		if left == n { // the count is believed once there is something to count
+		if left == n { // the count is trusted once there is a record
 			all.grow(min(n, 16*MaxMembers))
 		}
 		left -= len(part) / recordBytes
@@ -418,9 +417,9 @@ func checkSum(r io.Reader, sum hash.Hash) error {
 	return nil
 }
 
-// loadTail adds the changes since the snapshot, up to the first line that was cut,
-// and has further ones appended behind them.
-func (f *file) loadTail(s *saved) error {
+// loadTail adds the changes since the snapshot, up to the first damaged line; further
+// changes are appended after them.
+func (f *file) loadTail(s *storedState) error {
 	path := filepath.Join(f.dir, TailFile)
 	content, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -434,7 +433,7 @@ func (f *file) loadTail(s *saved) error {
 	first, _ := lines.ReadBytes('\n')
 	var at devices.Position
 	if text, ok := readLine(first); !ok || json.Unmarshal(text, &at) != nil || at != s.Position {
-		return nil // of another snapshot
+		return nil // belongs to another snapshot
 	}
 	good += len(first)
 	for {
@@ -455,7 +454,7 @@ func (f *file) loadTail(s *saved) error {
 	return err
 }
 
-// save is the state as it is now, for a snapshot, its roster as records.
+// save returns the current state for a snapshot, with the roster as records.
 func (r *Registry) save() (records []byte, s Snapshot) {
 	r.follow.Lock()
 	defer r.follow.Unlock()

@@ -2,8 +2,8 @@ package registry
 
 import "math/bits"
 
-// table maps hashes to records: open addressing with linear probing, between 68 and
-// 85 % full, so that a device takes 20 to 25 bytes. A Go map takes 56.
+// table maps hashes to records: open addressing with linear probing, between 68 and 85 %
+// full, so that a device takes 20 to 25 bytes. A Go map takes 56.
 type table struct {
 	n      int
 	hashes []uint64
@@ -11,7 +11,7 @@ type table struct {
 	flags  []uint8 // with flagUsed where there is a record
 }
 
-// home is where the search for a hash begins. The low bits have chosen the shard.
+// home returns the slot where the search for a hash starts. The low bits select the shard.
 func (t *table) home(h uint64) int {
 	high, _ := bits.Mul64(h, uint64(len(t.flags)))
 	return int(high)
@@ -24,7 +24,7 @@ func (t *table) next(i int) int {
 	return 0
 }
 
-// find returns the slot of a hash, or the one where it would be inserted.
+// find returns the slot of a hash, or the slot to insert it.
 func (t *table) find(h uint64) (i int, found bool) {
 	if len(t.flags) == 0 {
 		return 0, false
@@ -41,7 +41,7 @@ func (t *table) at(i int) record { return record{t.client[i], t.flags[i] &^ flag
 
 func (t *table) set(i int, r record) { t.client[i], t.flags[i] = r.client, r.flags|flagUsed }
 
-// insert adds a hash that is not there.
+// insert adds a hash that the table does not contain.
 func (t *table) insert(h uint64, r record) {
 	if (t.n+1)*20 > len(t.flags)*17 {
 		t.resize(len(t.flags) + len(t.flags)/4 + 16)
@@ -52,13 +52,13 @@ func (t *table) insert(h uint64, r record) {
 	t.n++
 }
 
-// remove empties a slot, and moves those after it that the gap would hide.
+// remove empties a slot, and moves following records that the gap would make unreachable.
 func (t *table) remove(i int) {
 	t.n--
 	for j := t.next(i); t.flags[j]&flagUsed != 0; j = t.next(j) {
 		home := t.home(t.hashes[j])
 		if i < j && i < home && home <= j || j < i && (i < home || home <= j) {
-			continue // it is found without passing the gap
+			continue // it is found without crossing the gap
 		}
 		t.hashes[i], t.client[i], t.flags[i] = t.hashes[j], t.client[j], t.flags[j]
 		i = j

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A table is a map, whatever is inserted and removed in whatever order, also where
-// hashes crowd.
+// A table behaves like a map for any sequence of insertions and removals, also if hashes
+// collide.
 func TestTable(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, crowd := range []uint64{1 << 63, 1 << 58, 40} {

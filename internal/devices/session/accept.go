@@ -14,7 +14,7 @@ import (
 	"fleetd/internal/timescale"
 )
 
-// Sessions calls f for every session of this node.
+// Sessions calls f for every session on this node.
 func (s *Hub) Sessions(f func(*Session)) {
 	s.table.each(func(e *entry) {
 		if session := e.session.Load(); session != nil {
@@ -24,25 +24,25 @@ func (s *Hub) Sessions(f func(*Session)) {
 }
 
 var (
-	ErrDraining  = devices.Errorf(devices.CodeUnavailable, "this node is stopping; connect again")
-	errOutdated  = devices.Errorf(devices.CodeUnauthorized, "the credentials were revoked while the device connected")
-	errTooOften  = devices.Errorf(devices.CodeDeviceBusy, "the device connects again and again; it may once a second")
-	errOvertaken = devices.Errorf(devices.CodeSuperseded, "the device connected again while this connection was accepted")
+	ErrDraining    = devices.Errorf(devices.CodeUnavailable, "this node is stopping; connect again")
+	errCredentials = devices.Errorf(devices.CodeUnauthorized, "the device's credentials were revoked; the device needs new ones from an OTA check")
+	errReconnects  = devices.Errorf(devices.CodeDeviceBusy, "the device reconnects too often; at most one connection per second is accepted")
+	errSuperseded  = devices.Errorf(devices.CodeSuperseded, "the device connected again while this connection was being accepted")
 )
 
-// Accept makes the connection the device's session: the newest wins, the old
-// one is closed. It answers from memory: no database, no network. Only an unknown
-// device that presents valid credentials, or that the front end lets in without,
-// waits for the database to make it a member, at most registry.JoinLimit. An error
-// means that the connection must be closed.
+// Accept makes the connection the device's session: the newest wins, the old one is
+// closed. It answers from memory, without database or network. Only an unknown device
+// with valid credentials, or one that the front end accepts without, waits for the
+// database to make it a member, at most registry.JoinLimit. After an error the caller
+// closes the connection.
 func (s *Hub) Accept(who devices.Identity, conn Conn) (*Session, error) {
 	s.accepting.RLock()
 	defer s.accepting.RUnlock()
-	if s.closed || s.leaving {
+	if s.closed || s.draining {
 		return nil, ErrDraining
 	}
 	now := time.Now()
-	if err := s.belongs(who); err != nil {
+	if err := s.authorize(who); err != nil {
 		return nil, err
 	}
 	remote := who.Remote
@@ -50,9 +50,9 @@ func (s *Hub) Accept(who devices.Identity, conn Conn) (*Session, error) {
 	if addr, err := netip.ParseAddrPort(remote); err == nil {
 		x.remote = addr.Addr().Unmap()
 	}
-	// Held before the session can be seen: whoever ends it releases.
+	// before the session becomes visible: Close calls Release
 	if err := s.ports.Directory.Hold(who.Device); err != nil {
-		s.log.Warn("device cannot be announced to other nodes", "device", who.Device, "error", err)
+		s.log.Warn("cannot subscribe to commands of a device; calls through other nodes fail until NATS reconnects", "device", who.Device, "error", err)
 	}
 	old, err := s.install(x, who)
 	if err != nil {
@@ -65,16 +65,16 @@ func (s *Hub) Accept(who devices.Identity, conn Conn) (*Session, error) {
 	if old != nil {
 		old.Close(devices.CloseSuperseded)
 	}
-	if s.outdated(x) { // revoked while it was installed, before anybody could see it
+	if s.outdated(x) { // revoked during install, before the session was visible
 		x.Close(devices.CloseRevoked)
-		return nil, errOutdated
+		return nil, errCredentials
 	}
 	if !x.entry.isKnown() {
-		s.registry.Request(who.Device)
+		s.registry.RequestRow(who.Device)
 	}
 	x.adopt()
 	if !x.announce() {
-		return nil, errOvertaken
+		return nil, errSuperseded
 	}
 	x.claim(devices.ClaimConnect)
 	s.stats.Connects.Add(who.Transport, 1)
@@ -82,40 +82,39 @@ func (s *Hub) Accept(who devices.Identity, conn Conn) (*Session, error) {
 	return x, nil
 }
 
-// belongs tells whether a connection may become a session. Credentials of an
-// earlier generation are valid until the device has connected with newer ones,
-// which may have been to another node: for those the database is asked, if it
-// answers.
-func (s *Hub) belongs(who devices.Identity) error {
-	if err := s.registry.Judge(); err != nil {
+// authorize returns an error if a connection may not become a session. Credentials of
+// an earlier generation are valid until the device has connected with newer ones, possibly
+// to another node: for those it queries the database, if that answers.
+func (s *Hub) authorize(who devices.Identity) error {
+	if err := s.registry.CheckReady(); err != nil {
 		return err
 	}
 	if who.Verified && !s.Accepts(who.Device, who.Generation) {
-		return errOutdated
+		return errCredentials
 	}
-	is := s.registry.Standing(who.Device, who.ClientID)
+	status := s.registry.Status(who.Device, who.ClientID)
 	current, _ := s.Generation(who.Device)
 	switch {
-	case !is.Known && who.Verified && s.cfg.Approve:
-		return errOutdated // forgotten, or expired, under a rule that lets in what somebody approves
-	case !is.Known:
+	case !status.Known && who.Verified && s.cfg.Approve:
+		return errCredentials // forgotten or expired, and new devices need approval
+	case !status.Known:
 		return s.registry.Join(s.tasks.Context(), who.Device, who.ClientID, who.Transport)
 	case who.Verified && who.Generation < current:
 		ctx, cancel := context.WithTimeout(s.tasks.Context(), LookupTimeout)
 		defer cancel()
 		if row, err := s.ports.Records.Find(ctx, who.Device); err == nil {
-			own := s.registry.Secrets(who.Device)
+			own := s.registry.Generations(who.Device)
 			if own.Confirmed = row.Presence.Generation; !own.Accepts(who.Generation, s.registry.Rotation(), time.Now()) {
-				return errOutdated
+				return errCredentials
 			}
 		}
 	}
 	return nil
 }
 
-var errContested = devices.Errorf(devices.CodeForbidden, "the device id is cloned: another client holds it")
+var errContested = devices.Errorf(devices.CodeForbidden, "the device id is contested: another client is connected with it")
 
-// install puts the session in the hub and returns the one it replaces.
+// install puts the session into the hub and returns the session it replaces.
 func (s *Hub) install(x *Session, who devices.Identity) (old *Session, err error) {
 	for {
 		e, _ := s.table.ensure(who.Device, who.ClientID)
@@ -124,22 +123,22 @@ func (s *Hub) install(x *Session, who devices.Identity) (old *Session, err error
 			defer e.mu.Unlock()
 			return s.installLocked(e, x, who)
 		}
-		e.mu.Unlock() // nobody needed it a moment ago
+		e.mu.Unlock() // the entry was removed a moment ago
 	}
 }
 
 func (s *Hub) installLocked(e *entry, x *Session, who devices.Identity) (old *Session, err error) {
-	who.Remote, who.Device = "", e.id // a session keeps no second copy of what its entry has
+	who.Remote, who.Device = "", e.id // no second copy of the strings of the entry
 	if known := e.device.Load().ClientID; known == who.ClientID {
 		who.ClientID = known
 	}
 	x.entry, x.who = e, who
 	x.init()
-	if !e.reconnects.Take(x.connected, 1, s.cfg.Reconnects) {
-		return nil, errTooOften
+	if !e.reconnectBucket.Allow(x.connected, 1, s.cfg.Reconnects) {
+		return nil, errReconnects
 	}
 	old = e.session.Load()
-	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.Contested(x.connected) {
+	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.Record(x.connected) {
 		return nil, errContested
 	}
 	x.epoch = max(devices.Epoch(timescale.Now().UnixMicro()), e.lastEpoch+1)
@@ -153,8 +152,8 @@ func (s *Hub) installLocked(e *entry, x *Session, who devices.Identity) (old *Se
 	return old, nil
 }
 
-// announce makes the session known outside, unless it was closed meanwhile.
-// Holding the lock keeps `online` in front of the `offline` of whoever closes.
+// announce publishes the session, unless it was closed meanwhile. The lock keeps
+// `online` before the `offline` of a concurrent Close.
 func (x *Session) announce() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -175,15 +174,15 @@ func (x *Session) publishOnlineLocked() {
 
 func (s *Hub) publishContested(e *entry, clientID, remote string, now time.Time) {
 	s.log.Warn("device id is contested", "device", e.id, "client", clientID, "remote", remote)
-	s.stats.Contested.Add(devices.DisputeFight, 1)
+	s.stats.Contested.Add(devices.DisputeTakeovers, 1)
 	fields := jsonspan.AppendString([]byte(`"client_id":`), clientID)
-	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(devices.DisputeFight))
+	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(devices.DisputeTakeovers))
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventContested, Device: e.id, Time: now, Fields: fields,
-		MsgID: e.id.Token() + "-contested-" + strconv.FormatInt(now.Unix()/int64(devices.FightPause/time.Second), 10)})
+		MsgID: e.id.Token() + "-contested-" + strconv.FormatInt(now.Unix()/int64(devices.ContestedPause/time.Second), 10)})
 }
 
-// newSessionID returns 16 characters of [a-z2-7]: the device echoes the id
-// without escaping it.
+// newSessionID returns 16 characters of [a-z2-7]: the device echoes the id without
+// escaping it.
 func newSessionID() string {
 	var b [10]byte
 	crand.Read(b[:]) // never fails (crypto/rand)

@@ -11,13 +11,13 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// OpenAudio opens a conversation: the answer to the device's hello, made from
-// local state alone. open makes the path of its audio. A conversation that is
-// still open is replaced: devices say hello again without a goodbye.
+// OpenAudio opens a conversation and returns the server's hello, from local state only.
+// open creates the path of its audio. It replaces an open conversation: devices send
+// another hello without a goodbye.
 func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.Conversation) (speech.AudioPath, error)) (hello.Server, error) {
-	o := speech.Opening{ID: x.id, Owned: transport != hello.TransportUDP, Who: x.who, Hello: h}
+	o := speech.Opening{ID: x.id, Owned: transport != hello.TransportUDP, Identity: x.who, Hello: h}
 	if x.remote.IsValid() && x.svc.speech.HasVoice() {
-		o.Who.Remote = x.remote.String()
+		o.Identity.Remote = x.remote.String()
 	}
 	if !o.Owned {
 		x.mu.Lock()
@@ -29,7 +29,7 @@ func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.
 	if err != nil {
 		return hello.Server{}, err
 	}
-	old, ok := x.entry.converse(x, c)
+	old, ok := x.entry.setConversation(x, c)
 	if !ok {
 		c.End()
 		return hello.Server{}, ClosedError{devices.CloseSuperseded}
@@ -37,15 +37,15 @@ func (x *Session) OpenAudio(h hello.Device, transport string, open func(*speech.
 	if old != nil {
 		old.End()
 	}
-	if reason := x.closeReason(); reason != "" { // its Close may have looked before
+	if reason := x.closeReason(); reason != "" { // a concurrent Close may have missed the conversation
 		x.closeConversation(reason)
 	}
 	return hello.Server{Transport: transport, SessionID: c.ID(), Audio: hello.ServerAudio}, nil
 }
 
-// converse makes c the device's conversation, unless x is not its session any
-// more: then the conversation there belongs to another, who must keep it.
-func (e *entry) converse(x *Session, c *speech.Conversation) (old *speech.Conversation, ok bool) {
+// setConversation makes c the device's conversation, unless x is no longer its session:
+// then the conversation belongs to another session.
+func (e *entry) setConversation(x *Session, c *speech.Conversation) (old *speech.Conversation, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.session.Load() != x {
@@ -54,23 +54,23 @@ func (e *entry) converse(x *Session, c *speech.Conversation) (old *speech.Conver
 	return e.conversation.Swap(c), true
 }
 
-// BeginConversation reports the open conversation to the voice service. Call it
-// once the hello is answered, so that nothing is said before that.
+// BeginConversation reports the open conversation to the voice service. Call it after the
+// hello was answered, so that no message is sent earlier.
 func (x *Session) BeginConversation() {
 	if c := x.entry.conversation.Load(); c != nil {
 		c.Begin()
 	}
 }
 
-// CloseAudio ends the conversation; the session lives on.
+// CloseAudio ends the conversation; the session continues.
 func (x *Session) CloseAudio() {
 	if c := x.entry.conversation.Load(); c != nil {
 		c.End()
 	}
 }
 
-// HandleAudio takes one Opus packet of the device; it is not kept. Frames
-// outside a conversation are counted and dropped.
+// HandleAudio handles one Opus packet of the device; it does not keep f. Frames without a
+// conversation are counted and dropped.
 func (x *Session) HandleAudio(f envelope.Frame) {
 	if c := x.entry.conversation.Load(); c != nil && x.owns(c) {
 		c.HandleAudio(f)
@@ -79,31 +79,33 @@ func (x *Session) HandleAudio(f envelope.Frame) {
 	x.svc.speech.Drop()
 }
 
-// owns tells whether the conversation ends with the session.
+// owns reports whether the conversation ends with the session.
 func (x *Session) owns(c *speech.Conversation) bool { return c.IsOwned() && c.ID() == x.id }
 
-// sayGoodbye tells the device that its conversation is over; it must name the
-// id of that conversation (mqtt_protocol.cc:128-140).
+// sayGoodbye sends the device the end of its conversation; it must contain the id of that
+// conversation (mqtt_protocol.cc:128-140).
 func (x *Session) sayGoodbye(id string) {
 	msg := append(jsonspan.AppendString([]byte(`{"type":"goodbye","session_id":`), id), '}')
+	x.trace(false, msg)
 	if err := x.conn.SendControl(msg); err != nil {
 		x.svc.log.Debug("goodbye not sent", "device", x.who.Device, "error", err)
 	}
 }
 
-// dismiss says goodbye to the conversation that a message names if its node was killed: the device is
-// still in it. Once for a connection, since messages name the latest one also when it is over.
-func (x *Session) dismiss(id []byte) {
+// endStaleConversation sends a goodbye for the conversation in a message's session id if its
+// node was killed: the device still has it open. It does so once for each connection, since
+// messages contain the latest id also after the end.
+func (x *Session) endStaleConversation(id []byte) {
 	const maxID = 64 // bytes
-	if x.dismissed || len(id) == 0 || len(id) > maxID || x.who.Transport != devices.TransportMQTT ||
+	if x.staleEnded || len(id) == 0 || len(id) > maxID || x.who.Transport != devices.TransportMQTT ||
 		bytes.HasPrefix(id, []byte(x.id)) || x.entry.conversation.Load() != nil {
 		return
 	}
 	dead := string(id)
-	x.dismissed = x.svc.run(func() { x.sayGoodbye(dead) })
+	x.staleEnded = x.svc.run(func() { x.sayGoodbye(dead) })
 }
 
-// closeConversation is what the end of a session means for the conversation.
+// closeConversation ends or detaches the conversation when the session ends.
 func (x *Session) closeConversation(reason devices.CloseReason) {
 	c := x.entry.conversation.Load()
 	switch {
@@ -116,17 +118,17 @@ func (x *Session) closeConversation(reason devices.CloseReason) {
 		x.sayGoodbye(c.ID())
 		c.End()
 	default:
-		c.Orphan()
+		c.Detach()
 	}
 }
 
-// adopt makes the conversation of a lost connection the session's own.
+// adopt continues the conversation of a lost connection.
 func (x *Session) adopt() {
 	c := x.entry.conversation.Load()
 	if c == nil || c.IsOwned() || x.who.Transport != devices.TransportMQTT {
 		return
 	}
-	c.Adopt()
+	c.Reattach()
 	x.svc.log.Debug("conversation goes on", "device", x.who.Device, "session", x.id, "conversation", c.ID())
 }
 
@@ -153,7 +155,7 @@ func (e *entry) Goodbye(id string) {
 }
 
 // Report implements speech.Line.
-func (e *entry) Report(kind devices.EventKind, fields []byte) {
+func (e *entry) PublishEvent(kind devices.EventKind, fields []byte) {
 	if x := e.session.Load(); x != nil {
 		x.publish(kind, "", fields, false)
 	}
@@ -163,7 +165,7 @@ func (e *entry) Report(kind devices.EventKind, fields []byte) {
 func (e *entry) Firmware() string { return e.device.Load().Firmware }
 
 // Leave implements speech.Line.
-func (e *entry) Leave(c *speech.Conversation) bool {
+func (e *entry) CloseIdle(c *speech.Conversation) bool {
 	if x := e.session.Load(); x != nil && x.owns(c) {
 		if !x.isIdle() {
 			return false
@@ -173,8 +175,8 @@ func (e *entry) Leave(c *speech.Conversation) bool {
 	return true
 }
 
-// Ended implements speech.Line. What passed counts for the session of the moment.
-func (e *entry) Ended(c *speech.Conversation) {
+// RemoveConversation implements speech.Line. It adds the counts to the current session.
+func (e *entry) RemoveConversation(c *speech.Conversation) {
 	e.conversation.CompareAndSwap(c, nil)
 	if x := e.session.Load(); x != nil {
 		received, dropped := c.Audio()

@@ -9,13 +9,13 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// closeCalls is how close to each other two connections count as simultaneous:
-// then the higher epoch wins, since neither node knows which was first.
-const closeCalls = 2 * time.Second
+// simultaneousWindow is how close in time two connections count as simultaneous: then the
+// higher epoch wins, since neither node can tell which was first.
+const simultaneousWindow = 2 * time.Second
 
 func (x *Session) claim(kind devices.ClaimKind) { x.svc.ports.Directory.Claim(x.claimOf(kind)) }
 
-// remind claims the device again, in case a claim was lost.
+// remind repeats the claim, in case it was lost.
 func (x *Session) remind() { x.svc.ports.Directory.Remind(x.claimOf(devices.ClaimReassert)) }
 
 func (x *Session) claimOf(kind devices.ClaimKind) devices.Claim {
@@ -26,55 +26,55 @@ func (x *Session) claimOf(kind devices.ClaimKind) devices.Claim {
 	return c
 }
 
-// Claimed takes a claim of another node. It does not wait for the device: claims
-// come one after the other, and a connection may be stuck for seconds.
-func (s *Hub) Claimed(c devices.Claim) {
+// OnClaim handles a claim of another node. It does not wait for the device: claims are
+// handled in order, and a connection may block for seconds.
+func (s *Hub) OnClaim(c devices.Claim) {
 	e := s.table.get(c.Device)
 	if e == nil {
 		return
 	}
 	e.mu.Lock()
-	e.lastEpoch = max(e.lastEpoch, c.Epoch) // a later connection here stands above it
+	e.lastEpoch = max(e.lastEpoch, c.Epoch) // a later connection here gets a higher epoch
 	e.confirmed = max(e.confirmed, c.Generation)
-	e.elsewhere = true
+	e.heldElsewhere = true
 	e.mu.Unlock()
 	x := e.session.Load()
 	if x == nil || !fenced {
 		return
 	}
-	switch mine := x.Epoch(); c.Kind {
+	switch own := x.Epoch(); c.Kind {
 	case devices.ClaimConnect:
-		if x.stands(mine, c) {
-			x.claim(devices.ClaimConnect) // they hear it, and give way
+		if x.holdsAgainst(own, c) {
+			x.claim(devices.ClaimConnect) // the other node receives it and ends its session
 			return
 		}
-		s.run(func() { x.yield(c, true) }) // not while the node stops, which ends the session as well
+		s.run(func() { x.stepDown(c, true) }) // not run if the node is stopping, which ends the session as well
 	case devices.ClaimReassert:
-		if x.outranks(mine, c) {
+		if x.outranks(own, c) {
 			x.claim(devices.ClaimReassert)
 		} else {
-			s.run(func() { x.yield(c, false) })
+			s.run(func() { x.stepDown(c, false) })
 		}
 	case devices.ClaimAnswer:
-		x.rise(c)
+		x.raiseEpoch(c)
 	}
 }
 
-// stands tells whether the session stands against a connect claim: only if it
-// has just connected itself, by this node's own clock, and has the higher epoch,
-// which both nodes then see alike.
-func (x *Session) stands(mine devices.Epoch, c devices.Claim) bool {
-	return time.Since(x.connected) < closeCalls && x.outranks(mine, c)
+// holdsAgainst reports whether the session is kept despite a connect claim: only if it has
+// just connected, by this node's own clock, and has the higher epoch, which both nodes
+// compare alike.
+func (x *Session) holdsAgainst(own devices.Epoch, c devices.Claim) bool {
+	return time.Since(x.connected) < simultaneousWindow && x.outranks(own, c)
 }
 
-// outranks compares epochs; of equal ones that of the node with the higher name
-// counts more, for both nodes alike.
-func (x *Session) outranks(mine devices.Epoch, c devices.Claim) bool {
-	return mine > c.Epoch || mine == c.Epoch && x.svc.cfg.Node > c.Node
+// outranks compares epochs; of equal ones the node with the higher name wins, on both
+// nodes alike.
+func (x *Session) outranks(own devices.Epoch, c devices.Claim) bool {
+	return own > c.Epoch || own == c.Epoch && x.svc.cfg.Node > c.Node
 }
 
-// yield ends the session in favour of another node's.
-func (x *Session) yield(c devices.Claim, answer bool) {
+// stepDown ends the session in favor of another node's.
+func (x *Session) stepDown(c devices.Claim, answer bool) {
 	conversation := ""
 	if open := x.entry.conversation.Load(); open != nil && !open.IsOwned() {
 		conversation = open.ID()
@@ -87,48 +87,47 @@ func (x *Session) yield(c devices.Claim, answer bool) {
 	}
 }
 
-// rise puts the session above one that gave way with a higher epoch, whose rows
-// would otherwise stand in front of ours, and ends what the device still has
-// open with the other node.
-func (x *Session) rise(c devices.Claim) {
-	x.riseAbove(c.Epoch)
+// raiseEpoch gives the session an epoch above the one that ended in its favor, whose rows
+// would otherwise be newer, and ends the device's conversation with the other node.
+func (x *Session) raiseEpoch(c devices.Claim) {
+	x.raiseEpochAbove(c.Epoch)
 	if c.Conversation != "" && x.who.Transport == devices.TransportMQTT {
 		x.svc.run(func() { x.sayGoodbye(c.Conversation) })
 	}
 }
 
-// Reassert claims everything that this node holds, to all nodes: after a partition.
+// Reassert claims all devices of this node: after a partition.
 func (s *Hub) Reassert() { s.Sessions(func(x *Session) { x.claim(devices.ClaimReassert) }) }
 
-// losePage bounds what LoseNode marks at a time.
-const losePage = 500
+// lostPage is how many devices MarkNodeLost marks at a time.
+const lostPage = 500
 
-// LoseNode marks what a dead node left online as offline, and says so: every
-// node that finds out does it, and the stream keeps one event of each. Only what
-// connected before a time is lost, unless that is zero: later a new start of the
-// node holds it. online reads a page of such rows behind a device, in id order.
-// The number of devices counts also with an error.
-func (s *Hub) LoseNode(ctx context.Context, node string, before time.Time,
+// MarkNodeLost marks the devices that a dead node left online as offline, and publishes
+// their events. Every node that detects it may do so; the stream keeps one event of each.
+// Only devices that connected before a time are lost, unless it is zero: later ones are
+// held by a new process of the node. online reads a page of rows after a device, in order
+// of ids. lost is also valid with an error.
+func (s *Hub) MarkNodeLost(ctx context.Context, node string, before time.Time,
 	online func(ctx context.Context, node string, before time.Time, after devices.ID, limit int) ([]devices.Presence, error)) (lost int, err error) {
 	after := devices.ID("")
 	for {
-		rows, err := online(ctx, node, before, after, losePage)
+		rows, err := online(ctx, node, before, after, lostPage)
 		if err != nil {
 			return lost, fmt.Errorf("read devices of node %s: %w", node, err)
 		}
 		for _, p := range rows {
-			s.lose(p)
+			s.markLost(p)
 		}
 		lost += len(rows)
-		if len(rows) < losePage {
+		if len(rows) < lostPage {
 			return lost, nil
 		}
 		after = rows[len(rows)-1].Device
 	}
 }
 
-// lose marks one device as offline, unless it is connected here meanwhile.
-func (s *Hub) lose(p devices.Presence) {
+// markLost marks one device as offline, unless it is connected here.
+func (s *Hub) markLost(p devices.Presence) {
 	if s.table.session(p.Device) != nil {
 		return
 	}

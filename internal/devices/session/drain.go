@@ -10,22 +10,21 @@ import (
 )
 
 const (
-	// closeAtOnce bounds the sessions that CloseAll ends at one time.
+	// closeAtOnce is how many sessions CloseAll closes concurrently.
 	closeAtOnce = 256
-	// finishCalls is how long beyond the window a device that is let go may take
-	// to answer what it was asked.
-	finishCalls = 10 * time.Second
-	// drainLook is how often a device that is let go is looked at: whether its
-	// calls are answered, and whether it still talks.
-	drainLook = 50 * time.Millisecond
-	// talkPause is how long nothing may pass in a conversation before it counts
-	// as over.
-	talkPause = 2 * time.Second
+	// callGrace is how long after the window a drained device may take to answer its
+	// calls.
+	callGrace = 10 * time.Second
+	// drainPoll is how often a drained device is checked for open calls and an active
+	// conversation.
+	drainPoll = 50 * time.Millisecond
+	// speechPause is how long a conversation must be without traffic to count as paused.
+	speechPause = 2 * time.Second
 )
 
-// CloseAll ends every session of this node.
+// CloseAll ends every session on this node.
 func (s *Hub) CloseAll(reason devices.CloseReason) {
-	// Closing may write a last word, which a stuck connection does not take.
+	// Closing may write a last message, which blocks on a stuck connection.
 	var closing sync.WaitGroup
 	places := make(chan struct{}, closeAtOnce)
 	s.table.each(func(e *entry) {
@@ -46,43 +45,41 @@ func (s *Hub) CloseAll(reason devices.CloseReason) {
 	closing.Wait()
 }
 
-// Leave sends the devices to other nodes: no more come in, and those that are
-// here are let go one by one over the window, in no order, so that they do not
-// all knock at the same door at once. A device first answers what it was asked;
-// one that is talking stays until it pauses or the window is over. It returns
-// early with ctx.
-func (s *Hub) Leave(ctx context.Context, window time.Duration) {
+// Drain moves the devices to other nodes: it accepts no new connections, and closes the
+// sessions one by one over the window in random order, so that the devices do not all
+// reconnect at once. A device first answers its calls; one with an active conversation
+// stays until a pause or the end of the window. Drain returns early if ctx ends.
+func (s *Hub) Drain(ctx context.Context, window time.Duration) {
 	s.accepting.Lock()
-	s.leaving = true
+	s.draining = true
 	s.accepting.Unlock()
-	var here []*Session
-	s.Sessions(func(x *Session) { here = append(here, x) })
-	rand.Shuffle(len(here), func(i, j int) { here[i], here[j] = here[j], here[i] })
+	var sessions []*Session
+	s.Sessions(func(x *Session) { sessions = append(sessions, x) })
+	rand.Shuffle(len(sessions), func(i, j int) { sessions[i], sessions[j] = sessions[j], sessions[i] })
 	begun := time.Now()
 	end := begun.Add(window)
-	var going sync.WaitGroup
-	defer going.Wait()
-	for i, x := range here {
-		due := begun.Add(window * time.Duration(i) / time.Duration(len(here)))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for i, x := range sessions {
+		due := begun.Add(window * time.Duration(i) / time.Duration(len(sessions)))
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(time.Until(due)):
 		}
-		going.Go(func() {
-			x.finishTalk(ctx, end)
-			x.finishCalls(ctx, end.Add(finishCalls))
+		wg.Go(func() {
+			x.awaitPause(ctx, end)
+			x.awaitCalls(ctx, end.Add(callGrace))
 			x.Close(devices.CloseDraining)
 		})
 	}
 }
 
-// finishTalk returns when nothing passes in the device's conversation, at the
-// latest at end.
-func (x *Session) finishTalk(ctx context.Context, end time.Time) {
+// awaitPause waits for a pause in the device's conversation, at most until end.
+func (x *Session) awaitPause(ctx context.Context, end time.Time) {
 	var last uint64
 	var since time.Time
-	x.until(ctx, end, func() bool {
+	x.pollUntil(ctx, end, func() bool {
 		c := x.entry.conversation.Load()
 		if c == nil || c.IsOver() {
 			return true
@@ -90,25 +87,25 @@ func (x *Session) finishTalk(ctx context.Context, end time.Time) {
 		if now := c.Traffic(); now != last || since.IsZero() {
 			last, since = now, time.Now()
 		}
-		return time.Since(since) >= talkPause
+		return time.Since(since) >= speechPause
 	})
 }
 
-// finishCalls refuses new calls and returns when those before are answered.
-func (x *Session) finishCalls(ctx context.Context, end time.Time) {
+// awaitCalls refuses new calls and waits for those in progress.
+func (x *Session) awaitCalls(ctx context.Context, end time.Time) {
 	x.mu.Lock()
-	x.leaving = true
+	x.draining = true
 	x.mu.Unlock()
-	x.until(ctx, end, func() bool {
+	x.pollUntil(ctx, end, func() bool {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		return x.inFlight == 0
 	})
 }
 
-// until looks until done says so, the session ends, or time is up.
-func (x *Session) until(ctx context.Context, end time.Time, done func() bool) {
+// pollUntil waits until done returns true, the session ends, or time is up.
+func (x *Session) pollUntil(ctx context.Context, end time.Time, done func() bool) {
 	for !done() && x.closeReason() == "" && time.Now().Before(end) && ctx.Err() == nil {
-		time.Sleep(drainLook)
+		time.Sleep(drainPoll)
 	}
 }

@@ -2,16 +2,16 @@ package session
 
 import "fleetd/internal/devices"
 
-// Reported takes what a member said at its OTA check.
-func (s *Hub) Reported(f devices.Facts) {
+// OnFacts handles what a member reported at its OTA check.
+func (s *Hub) OnFacts(f devices.Facts) {
 	s.ports.Records.SaveFacts(f)
-	s.tell(func(l Lifecycle) { l.CheckedIn(f) })
+	s.notify(func(l Lifecycle) { l.CheckedIn(f) })
 	if e := s.table.get(f.Device); e != nil {
-		e.update(func(d *devices.Device) { s.describe(d, f) })
+		e.update(func(d *devices.Device) { s.applyFacts(d, f) })
 	}
 }
 
-func (s *Hub) describe(d *devices.Device, f devices.Facts) {
+func (s *Hub) applyFacts(d *devices.Device, f devices.Facts) {
 	if f.CheckedAt.Before(d.CheckedAt) {
 		return
 	}

@@ -2,6 +2,6 @@
 
 package session
 
-// fenced says that a node gives way to claims. Built with the tag brokenfence
-// it does not, and the chaos test must notice.
+// fenced makes a node obey claims. The build tag brokenfence disables it, which the chaos
+// test must detect.
 const fenced = true

@@ -11,32 +11,31 @@ import (
 	"fleetd/internal/mcpclient"
 )
 
-// Retries of a failed handshake double from the first to the last pause.
+// Pauses between retries of a failed handshake double from the first to the last.
 const (
 	retryFirst = 5 * time.Second
 	retryLast  = 5 * time.Minute
 )
 
-// Renewal of the upload token: at half of its life by the sweeper, and before
-// a camera call with less than grantReserve left.
+// Renewal of the upload token: at half of its lifetime by the sweeper, and before a
+// camera call with less than grantReserve left.
 const (
 	grantRenew   = 12 * time.Hour
 	grantReserve = time.Hour
 )
 
-// LookupTimeout bounds what a session waits for the database.
+// LookupTimeout limits how long a session waits for the database.
 const LookupTimeout = 250 * time.Millisecond
 
-// relistEvery bounds how often a device can make fleetd read its list again.
+// relistEvery is how often a device can make fleetd read its list again.
 const relistEvery = 30 * time.Second
 
-// Retries of a handshake with a device that has not said what it can.
+// Pauses between handshakes with a device that has not reported its features.
 var unannouncedPauses = [...]time.Duration{5 * time.Second, 25 * time.Second, time.Hour}
 
-// StartMCP begins to read the device's tools: at the connection where nothing
-// is announced there, and at each hello, once that is answered. Without
-// features.mcp the device has no MCP server, which is not the same as an empty
-// list. A hello that tells nothing new starts nothing.
+// StartMCP starts to read the device's tools: when it connects, if the transport has no
+// hello, and after each answered hello. Without features.mcp the device has no MCP
+// server, which is different from an empty list. A hello without news starts nothing.
 func (x *Session) StartMCP(f devices.Features) {
 	x.mu.Lock()
 	again := x.features == f
@@ -59,15 +58,16 @@ func (x *Session) StartMCP(f devices.Features) {
 	}
 	x.setMCPLocked(devices.MCPNone, "")
 	x.catalog, x.catalogState, x.partial = nil, devices.CatalogNone, false
-	x.own, x.ownPartial = devices.Hash{}, false
+	x.storedList, x.storedPartial = devices.Hash{}, false
 	presence := x.presenceLocked(x.closed == "")
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
+	x.record(devices.Step{Kind: devices.StepConnected, Cause: devices.CauseNoMCP, Generation: x.who.Generation})
+	x.svc.notify(func(l Lifecycle) { l.Ready(x.who.Device, x.id) })
 }
 
-// Relist reads the list again because the device reports a change, or refused a
-// tool that is in the list: at once, or when relistEvery has passed since
-// the last time.
+// Relist reads the list again because the device reported a change, or refused a listed
+// tool: at once, or when relistEvery has passed since the last time.
 func (x *Session) Relist() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -76,7 +76,7 @@ func (x *Session) Relist() {
 	case x.closed != "", x.relistDue:
 	case wait > 0:
 		x.relistDue = true
-		time.AfterFunc(wait, func() { // nothing to stop: it is short, and looks first
+		time.AfterFunc(wait, func() { // not stopped at Close: it is short and checks first
 			x.mu.Lock()
 			defer x.mu.Unlock()
 			x.relistDue, x.relistAt = false, time.Now()
@@ -88,8 +88,8 @@ func (x *Session) Relist() {
 	}
 }
 
-// startHandshake runs one handshake in its own goroutine; if one runs already,
-// another follows it, since that one may have read too early.
+// startHandshake runs a handshake in its own goroutine. If one is running, another
+// follows, since that one may have read too early.
 func (x *Session) startHandshake() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -106,8 +106,8 @@ func (x *Session) startHandshakeLocked() {
 	}
 }
 
-// handshakeEndedLocked is called where the outcome of a handshake is noted, so
-// that nobody sees it ended without one.
+// handshakeEndedLocked is called together with the outcome of a handshake, so that a
+// handshake never appears to end without one.
 func (x *Session) handshakeEndedLocked() {
 	x.handshaking = false
 	if x.again {
@@ -122,13 +122,13 @@ func (x *Session) handshake() {
 	s.stats.Handshakes.Add(1)
 	defer s.stats.Handshakes.Add(-1)
 	x.mu.Lock()
-	if x.features == devices.FeaturesNone { // its hello came meanwhile
+	if x.features == devices.FeaturesNone { // its hello arrived meanwhile
 		x.handshaking, x.again = false, false
 		x.mu.Unlock()
 		return
 	}
 	x.setMCPLocked(devices.MCPListing, "")
-	x.probing.silent = false // what follows tells
+	x.probing.unresponsive = false // decided by the handshake
 	x.mu.Unlock()
 	list, err := x.initializeAndList(s.tasks.Context())
 	if err == nil && x.isWithoutMCP() {
@@ -136,7 +136,7 @@ func (x *Session) handshake() {
 		err = errWithoutMCP
 	}
 	if err == nil {
-		err = x.listed(list)
+		err = x.onList(list)
 		list.Release()
 	}
 	if err != nil {
@@ -146,7 +146,7 @@ func (x *Session) handshake() {
 	s.stats.HandshakeTime.Observe(time.Since(begun))
 }
 
-var errWithoutMCP = errors.New("the device says that it has no MCP")
+var errWithoutMCP = errors.New("the device reported that it has no MCP server")
 
 func (x *Session) isWithoutMCP() bool {
 	x.mu.Lock()
@@ -154,26 +154,25 @@ func (x *Session) isWithoutMCP() bool {
 	return x.features == devices.FeaturesNone
 }
 
-// Bounds of reading one list: in all, and for how long it may keep a slot from
-// others. Slots smooth a storm of devices that answer at once; a slow device
-// goes on without one, and thousands of silent ones keep a newcomer waiting for
-// seconds only.
+// Limits of reading one list: the total time, and for how long it occupies a slot. Slots
+// smooth a storm of devices that answer at once. A slow device continues without its slot,
+// so thousands of silent devices delay another one by seconds only.
 const (
 	listTimeout = time.Minute
 	slotTime    = 300 * time.Millisecond
 )
 
-// initializeAndList takes a slot for the list only.
+// initializeAndList occupies a slot only for the list.
 func (x *Session) initializeAndList(ctx context.Context) (mcpclient.ToolList, error) {
 	if err := x.initialize(ctx); err != nil {
 		return mcpclient.ToolList{}, err
 	}
 	select {
 	case x.svc.handshakes <- struct{}{}:
-		giveBack := sync.OnceFunc(func() { <-x.svc.handshakes })
-		timer := time.AfterFunc(slotTime, giveBack)
+		release := sync.OnceFunc(func() { <-x.svc.handshakes })
+		timer := time.AfterFunc(slotTime, release)
 		defer timer.Stop()
-		defer giveBack()
+		defer release()
 	case <-ctx.Done():
 		return mcpclient.ToolList{}, context.Cause(ctx)
 	}
@@ -182,7 +181,7 @@ func (x *Session) initializeAndList(ctx context.Context) (mcpclient.ToolList, er
 	return x.client.ListTools(ctx)
 }
 
-// initialize tells the device where to send photos and learns what it is.
+// initialize sends the device the upload address for photos and reads what it is.
 func (x *Session) initialize(ctx context.Context) error {
 	s := x.svc
 	url, token, expires := s.ports.Vision.Grant(x.who.Device, time.Now())
@@ -197,14 +196,13 @@ func (x *Session) initialize(ctx context.Context) error {
 	x.mu.Unlock()
 	if x.entry.isKnown() {
 		x.reportInitialized()
-	} // else it waits for the device's row: another node may have taken a newer check, with more in it
+	} // else it waits for the device's row: another node may have newer facts
 	return nil
 }
 
-// reportInitialized takes over what the device said of itself in `initialize`. One
-// that connects without an OTA check (credentials from an earlier boot, or none
-// asked) reports its board and version only there. That is newer than any earlier
-// check, wherever the two are merged.
+// reportInitialized stores what the device reported in `initialize`. A device that
+// connects without an OTA check (with credentials from an earlier boot, or without any)
+// reports its board and version only there. They are newer than any earlier check.
 func (x *Session) reportInitialized() {
 	x.mu.Lock()
 	board, firmware := x.board, x.firmware
@@ -216,7 +214,7 @@ func (x *Session) reportInitialized() {
 	f := devices.Facts{Device: d.ID, Board: d.Board, Firmware: firmware, ELF: d.ELF, Chip: d.Chip, Language: d.Language, Serial: d.Serial,
 		ActivateV2: d.ActivateV2, CheckedAt: time.Now().UTC().Truncate(time.Microsecond)}
 	if d.Firmware != firmware {
-		f.ELF = "" // of another image
+		f.ELF = "" // the ELF belongs to another image
 	}
 	if f.Board == "" {
 		f.Board = board
@@ -224,10 +222,10 @@ func (x *Session) reportInitialized() {
 	if f.CheckedAt.Before(d.CheckedAt) { // by another node's clock
 		f.CheckedAt = d.CheckedAt.Add(time.Microsecond)
 	}
-	x.svc.Reported(f)
+	x.svc.OnFacts(f)
 }
 
-// failed keeps the session and tries the handshake again later.
+// failed keeps the session and schedules another handshake.
 func (x *Session) failed(err error) {
 	state := devices.MCPError
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -259,6 +257,11 @@ func (x *Session) failed(err error) {
 	presence := x.presenceLocked(true)
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
+	cause := devices.CauseError
+	if state == devices.MCPUnresponsive {
+		cause = devices.CauseUnresponsive
+	}
+	x.record(devices.Step{Kind: devices.StepMCPFailed, Cause: cause, Text: reason})
 	x.svc.log.Warn("MCP handshake failed", "device", x.who.Device, "session", x.id, "state", state, "retry", pause, "error", reason)
 }
 
@@ -274,10 +277,10 @@ func (x *Session) setMCPLocked(state devices.MCPState, reason string) {
 	x.mcp = state
 }
 
-// Alive asks the device for a sign of life and waits for it until ctx ends, at
-// most the time of one step. A device that runs a tool is let alone: it answers
-// nothing meanwhile.
-func (x *Session) Alive(ctx context.Context) bool {
+// IsAlive requests a sign of life from the device and waits for it until ctx ends, at most
+// the time of one MCP step. A device that runs a tool counts as alive: it answers nothing
+// meanwhile.
+func (x *Session) IsAlive(ctx context.Context) bool {
 	if !x.isIdle() {
 		return true
 	}
@@ -286,17 +289,17 @@ func (x *Session) Alive(ctx context.Context) bool {
 	return x.client.Probe(ctx) == nil
 }
 
-// isIdle tells that no call runs.
+// isIdle reports whether no call is running.
 func (x *Session) isIdle() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.inFlight == 0
 }
 
-// RefreshPoll is how often a refresh looks whether the handshake has ended.
+// RefreshPoll is how often a refresh checks whether the handshake has ended.
 const RefreshPoll = 20 * time.Millisecond
 
-// Refresh reads the device's tools again.
+// Refresh lists the device's tools again.
 func (x *Session) Refresh(ctx context.Context) error {
 	x.startHandshake()
 	ticker := time.NewTicker(RefreshPoll)
@@ -307,15 +310,15 @@ func (x *Session) Refresh(ctx context.Context) error {
 		x.mu.Unlock()
 		switch {
 		case closed != "":
-			return ClosedCall(closed, true)
+			return devices.ClosedCall(closed, true)
 		case !busy && failed:
-			return &devices.Error{Code: devices.CodeDeviceError, Detail: "the device's tools could not be read: " + reason, Sent: true}
+			return &devices.Error{Code: devices.CodeDeviceError, Detail: "the device's tools could not be listed: " + reason, Sent: true}
 		case !busy:
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return TimeoutCall(ctx, true)
+			return devices.TimeoutCall(ctx, true)
 		case <-ticker.C:
 		}
 	}

@@ -14,24 +14,24 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// Config is what sessions need to know of the node.
+// Config configures a Hub.
 type Config struct {
 	Node           string
-	Version        string // of fleetd, told to devices in `initialize`
+	Version        string // of fleetd, sent to devices in `initialize`
 	CallsPerDevice int    // calls in flight on one device, 1 to 16
-	Approve        bool   // unknown devices wait for approval
-	Handshakes     int    // tool lists being read at once
+	Approve        bool   // unknown devices need approval
+	Handshakes     int    // tool lists that are read concurrently
 	CatalogMemory  int64  // bytes of tool lists in memory; 0: DefaultCatalogMemory
-	Reconnects     int    // connections of one device at once, then one a second; 0: no limit
-	// Alive tells whether another node holds a lease; what it has online is then
-	// left alone. Nil if there can be no other node.
-	Alive func(node string) bool
+	Reconnects     int    // burst of connections of one device, then one per second; 0: no limit
+	// IsNodeAlive reports whether another node has a lease; devices that it holds are
+	// not marked offline. Nil if there can be no other node.
+	IsNodeAlive func(node string) bool
 }
 
-// DefaultCatalogMemory holds about 10,000 different lists of common length.
+// DefaultCatalogMemory holds about 10,000 different lists of usual length, in bytes.
 const DefaultCatalogMemory = 256 << 20
 
-// Ports are the ways out of a Hub, and the parts below it.
+// Ports are the interfaces and parts that a Hub uses.
 type Ports struct {
 	Records   Records
 	Catalogs  Catalogs
@@ -40,34 +40,37 @@ type Ports struct {
 	Vision    Vision
 	Registry  *registry.Registry
 	Speech    *speech.Service
+	Recorder  devices.Recorder // may be nil
+	Tracer    devices.Tracer   // may be nil
 	Log       *slog.Logger
 }
 
-// Hub has the devices that are connected to this node. Its methods are safe for
+// Hub holds the devices that are connected to this node. Its methods are safe for
+// concurrent use.
 // concurrent use.
 type Hub struct {
 	cfg   Config
 	ports Ports
 	log   *slog.Logger
 
-	table     *table
-	registry  *registry.Registry
-	speech    *speech.Service
-	catalogs  *catalog.Cache
-	strings   interner
-	stats     Stats
-	outranked outranked
-	observing sync.Mutex // of changes of observers
-	observers atomic.Pointer[[]Lifecycle]
+	table       *table
+	registry    *registry.Registry
+	speech      *speech.Service
+	catalogs    *catalog.Cache
+	strings     interner
+	stats       Stats
+	staleWrites staleWrites
+	observersMu sync.Mutex // of changes of observers
+	observers   atomic.Pointer[[]Lifecycle]
 
 	handshakes chan struct{}
 	tasks      *tasks.Group
-	accepting  sync.RWMutex // held for reading by Accept; closed and leaving change under it
+	accepting  sync.RWMutex // held for reading by Accept; protects closed and draining
 	closed     bool
-	leaving    bool // accepts nobody, serves who is here
+	draining   bool // accepts no connections, serves existing ones
 }
 
-// New returns a Hub whose tasks are part of a group.
+// New returns a Hub that runs its tasks in a group.
 func New(group *tasks.Group, cfg Config, ports Ports) *Hub {
 	s := &Hub{cfg: cfg, ports: ports, log: ports.Log, table: newTable(), registry: ports.Registry, speech: ports.Speech,
 		catalogs: catalog.NewCache(cmp.Or(cfg.CatalogMemory, DefaultCatalogMemory)), handshakes: make(chan struct{}, max(cfg.Handshakes, 1)), tasks: group}
@@ -78,14 +81,17 @@ func New(group *tasks.Group, cfg Config, ports Ports) *Hub {
 // Stats returns the counters.
 func (s *Hub) Stats() *Stats { return &s.stats }
 
-// run starts a task; false if the node is closing.
+// run starts a task; it reports false if the node is closing.
 func (s *Hub) run(task func()) bool { return s.tasks.Run(task) }
 
-// Session is the session that a device has on this node; nil: it has none.
+// Session returns the session of a device on this node; nil if it has none.
 func (s *Hub) Session(id devices.ID) *Session { return s.table.session(id) }
 
-// Device is what this node knows of a device itself; ok is false if that is less
-// than the database has.
+// IsHere reports whether the device has a session on this node.
+func (s *Hub) IsHere(id devices.ID) bool { return s.table.session(id) != nil }
+
+// Device returns a device without its connection; ok is false if this node has less than
+// the database.
 func (s *Hub) Device(id devices.ID) (device devices.Device, ok bool) {
 	if e := s.table.get(id); e != nil && e.isKnown() {
 		return *e.device.Load(), true
@@ -93,8 +99,8 @@ func (s *Hub) Device(id devices.ID) (device devices.Device, ok bool) {
 	return devices.Device{}, false
 }
 
-// Changed takes a change of a device that has come into force.
-func (s *Hub) Changed(c devices.Change) {
+// OnChange handles a change of a device that is now in force.
+func (s *Hub) OnChange(c devices.Change) {
 	e := s.table.get(c.Device)
 	if e == nil {
 		return
@@ -105,61 +111,60 @@ func (s *Hub) Changed(c devices.Change) {
 	s.evictOutdated(e)
 }
 
-// Replaced looks at all devices again: any of them may differ.
-func (s *Hub) Replaced() {
+// OnReplace checks all devices: any of them may have changed.
+func (s *Hub) OnReplace() {
 	s.table.each(func(e *entry) {
 		s.evictOutdated(e)
 		if e.isKnown() {
-			s.registry.Request(e.id)
+			s.registry.RequestRow(e.id)
 		}
 	})
 }
 
-// Revoked ends what a device has here if its credentials are not valid any more.
-func (s *Hub) Revoked(id devices.ID) {
+// OnRevocation ends the device's session here if its credentials are no longer valid.
+func (s *Hub) OnRevocation(id devices.ID) {
 	if e := s.table.get(id); e != nil {
 		s.evictOutdated(e)
 	}
 }
 
-// Row takes the row of a device that was requested of the registry.
-func (s *Hub) Row(row devices.Row) {
+// OnRow handles the row of a device that was requested from the registry.
+func (s *Hub) OnRow(row devices.Row) {
 	e := s.table.get(row.Device.ID)
-	if e == nil || row.Device.Admission == "" { // its row is not written yet, or it is forgotten
+	if e == nil || row.Device.Admission == "" { // its row is not written yet, or the device is forgotten
 		return
 	}
 	s.merge(e, row)
 	x := e.session.Load()
 	if x != nil {
-		s.run(x.rowRead)
+		s.run(x.onRow)
 	}
 	e.mu.Lock()
-	listed := e.listedBy
-	e.listedBy = nil
+	listed := e.unrecorded
+	e.unrecorded = nil
 	e.mu.Unlock()
-	if listed != nil && listed != x { // the device left before its row came
-		s.run(listed.record)
+	if listed != nil && listed != x { // the device disconnected before its row arrived
+		s.run(listed.recordList)
 	}
 }
 
-// Fought tells whether clients take the device from each other.
-func (s *Hub) Fought(id devices.ID, now time.Time) bool {
+// HasTakeovers reports whether clients take the device over from each other.
+func (s *Hub) HasTakeovers(id devices.ID, now time.Time) bool {
 	e := s.table.get(id)
-	return e != nil && e.fought(now)
+	return e != nil && e.hasTakeovers(now)
 }
 
-// FoughtIDs are the devices that clients take from each other.
-func (s *Hub) FoughtIDs(now time.Time) (ids []devices.ID) {
+// TakeoverIDs returns the devices that clients take over from each other.
+func (s *Hub) TakeoverIDs(now time.Time) (ids []devices.ID) {
 	s.table.each(func(e *entry) {
-		if e.fought(now) {
+		if e.hasTakeovers(now) {
 			ids = append(ids, e.id)
 		}
 	})
 	return ids
 }
 
-// Close ends every session as draining; connections and tasks that come later are
-// refused.
+// Close ends every session with CloseDraining. Later connections and tasks are refused.
 func (s *Hub) Close() {
 	s.accepting.Lock()
 	s.closed = true
@@ -168,6 +173,6 @@ func (s *Hub) Close() {
 	s.CloseAll(devices.CloseDraining)
 }
 
-// Held is how many devices this node has to do with: those with a session, and for
-// a while those that had one.
-func (s *Hub) Held() int { return int(s.table.count.Load()) }
+// Entries returns the number of devices with a session here, or with one a short while
+// ago.
+func (s *Hub) Entries() int { return int(s.table.count.Load()) }

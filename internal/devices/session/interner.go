@@ -5,11 +5,11 @@ import (
 	"sync/atomic"
 )
 
-// maxInterned bounds what devices can make an interner keep.
+// maxInterned is how many strings an interner keeps.
 const maxInterned = 10_000
 
-// interner keeps one copy of strings that whole fleets share (boards,
-// firmware versions, image hashes).
+// interner keeps one copy of strings that many devices share (boards, firmware versions,
+// image hashes).
 type interner struct {
 	m sync.Map
 	n atomic.Int32

@@ -11,20 +11,20 @@ import (
 	"fleetd/internal/mcpclient"
 )
 
-// What one device may add to the database: recordBurst bytes at once, and as
-// much again in a day. A list counts with its bytes if this node has not met
-// it, and each entry of the history with recordCost.
+// Limits of what one device may add to the database: recordBurst bytes at once, and as
+// much again per day. A list counts with its bytes if it is new to this node, and each
+// history entry with recordCost.
 const (
 	recordBurst = 4 << 20
 	recordRate  = float32(recordBurst) / (24 * 60 * 60) // bytes per second
 	recordCost  = 16 << 10
 )
 
-// listed takes a fresh list: it becomes the session's catalog, the device's
-// record, and, if it differs from before, a history entry and an event once
-// that entry is committed. What is over the device's share of the database
-// stays in memory until the next listing finds room.
-func (x *Session) listed(list mcpclient.ToolList) error {
+// onList handles a new list: it becomes the session's catalog, the device's list in the
+// database, and, if it differs from the previous one, a history entry and an event after
+// the commit of that entry. A list beyond the device's limit stays in memory until a later
+// listing is within it.
+func (x *Session) onList(list mcpclient.ToolList) error {
 	s, e := x.svc, x.entry
 	cat, isNew, err := s.intern(list.JSON)
 	if errors.Is(err, catalog.ErrNoRoom) {
@@ -45,29 +45,31 @@ func (x *Session) listed(list mcpclient.ToolList) error {
 	x.setMCPLocked(devices.MCPReady, devices.Clip(list.Reason))
 	presence := x.presenceLocked(x.closed == "")
 	x.handshakeEndedLocked()
-	first := !x.readied
-	x.readied = true
+	first := !x.toolsRead
+	x.toolsRead = true
+	firmware := x.firmware
 	x.mu.Unlock()
 	s.ports.Records.SavePresence(presence)
 	if first {
-		s.tell(func(l Lifecycle) { l.Ready(e.id, x.id) })
+		x.record(devices.Step{Kind: devices.StepConnected, Text: firmware, Took: time.Since(x.connected), Generation: x.who.Generation})
+		s.notify(func(l Lifecycle) { l.Ready(e.id, x.id) })
 	}
 	e.mu.Lock()
 	known := e.isKnown()
-	if !known { // the list is recorded once it is known what the device had before
-		e.listedBy = x
+	if !known { // the list is recorded once the device's previous list is known
+		e.unrecorded = x
 	}
 	e.mu.Unlock()
 	if known {
-		x.record()
+		x.recordList()
 	}
 	return nil
 }
 
-// record enters the session's list into the records, if that has not been done:
-// it becomes the device's record, and, if it differs from before, a history entry
-// and an event once that entry is committed.
-func (x *Session) record() {
+// recordList records the session's list, unless that was done already: as the device's list
+// in the database, and, if it differs from the previous one, as a history entry and an
+// event after the commit of that entry.
+func (x *Session) recordList() {
 	s, e := x.svc, x.entry
 	x.mu.Lock()
 	cat, partial, isNew, due := x.catalog, x.partial, x.unrecordedNew, x.unrecorded
@@ -76,25 +78,25 @@ func (x *Session) record() {
 	if !due {
 		return
 	}
-	x.reportInitialized() // the entry names the firmware; the row may have come since it was reported
+	x.reportInitialized() // the entry contains the firmware; the row may have arrived since it was reported
 	cost := recordCost
 	if isNew {
 		cost += len(cat.JSON)
 	}
 	device := e.device.Load()
 	if !partial {
-		s.catalogs.Learn(device.ELF, cat)
+		s.catalogs.SetForELF(device.ELF, cat)
 	}
-	x.catchUp()
+	x.loadLastListing()
 	before := x.listBefore(cat.Hash)
 	e.mu.Lock()
-	if x.isWithoutMCP() { // a hello said so meanwhile
+	if x.isWithoutMCP() { // a hello reported so meanwhile
 		e.mu.Unlock()
 		return
 	}
 	changed := e.catalog != cat.Hash || e.partial != partial || e.listedFW == notRecorded
 	enter := changed || e.listedFW != device.Firmware
-	over := enter && !e.recorded.Spend(time.Now(), cost, recordRate, recordBurst)
+	over := enter && !e.recordBucket.AllowN(time.Now(), cost, recordRate, recordBurst)
 	e.catalog, e.partial, e.listedFW = cat.Hash, partial, device.Firmware
 	if over {
 		e.listedFW = notRecorded
@@ -104,11 +106,11 @@ func (x *Session) record() {
 	switch {
 	case over:
 		s.stats.Unrecorded.Add(1)
-		s.log.Warn("the device changes its tools too often; this list is not stored", "device", e.id, "catalog", cat.Hash)
+		s.log.Warn("the device changes its tools too often; this list is not recorded", "device", e.id, "catalog", cat.Hash)
 		return
 	case !enter:
 		x.mu.Lock()
-		x.setOwnLocked(cat.Hash, partial)
+		x.setStoredLocked(cat.Hash, partial)
 		presence := x.presenceLocked(x.closed == "")
 		x.mu.Unlock()
 		s.ports.Records.SavePresence(presence)
@@ -122,12 +124,12 @@ func (x *Session) record() {
 	x.mu.Unlock()
 	entry := devices.HistoryEntry{Device: e.id, Epoch: epoch, Seq: seq, Catalog: cat.Hash, Firmware: device.Firmware,
 		ELF: device.ELF, Partial: partial, At: now.UTC()}
-	// What waits for the commit holds on to neither list.
+	// The function that waits for the commit keeps neither list in memory.
 	hash, fields := cat.Hash, []byte(nil)
 	if changed {
 		fields = catalog.EventFields(before, cat, partial)
 	}
-	if !s.ports.Catalogs.SaveCatalog(entry, cat.Text(now), func() { x.stored(hash, partial, fields) }) {
+	if !s.ports.Catalogs.SaveCatalog(entry, cat.Text(now), func() { x.onListStored(hash, partial, fields) }) {
 		e.mu.Lock()
 		if e.catalog == hash { // else a later listing has its own entry
 			e.listedFW = notRecorded
@@ -136,16 +138,16 @@ func (x *Session) record() {
 	}
 }
 
-// notRecorded stands where the firmware of the last entry does if that entry
-// was not made, so that the next listing makes one. No version is like it.
+// notRecorded takes the place of the last entry's firmware if that entry was not made, so
+// that the next listing makes one. It equals no version.
 const notRecorded = "\x00"
 
-// catchUp learns what another node listed since this one did, so that a return
-// to an older list is entered, too, and a list that both saw is not.
-func (x *Session) catchUp() {
+// loadLastListing loads what another node listed since this one did, so that a return to
+// an older list gets an entry, and a list that both nodes read does not.
+func (x *Session) loadLastListing() {
 	e := x.entry
 	e.mu.Lock()
-	elsewhere := e.elsewhere
+	elsewhere := e.heldElsewhere
 	e.mu.Unlock()
 	if !elsewhere {
 		return
@@ -154,19 +156,19 @@ func (x *Session) catchUp() {
 	defer cancel()
 	last, err := x.svc.ports.Catalogs.History(ctx, e.id, 0, 0, 1)
 	if err != nil || len(last) == 0 {
-		return // what this node knows has to do
+		return // the state of this node is used
 	}
 	e.mu.Lock()
-	e.elsewhere = false
+	e.heldElsewhere = false
 	e.catalog, e.partial, e.listedFW = last[0].Catalog, last[0].Partial, last[0].Firmware
 	e.mu.Unlock()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.setOwnLocked(last[0].Catalog, last[0].Partial) // its entry is stored
+	x.setStoredLocked(last[0].Catalog, last[0].Partial) // its entry is stored
 }
 
-// listBefore is the list that the device had, if it is not this one: from the
-// database, where memory had no room for it.
+// listBefore returns the device's previous list, if it differs; from the database if it is
+// not in memory.
 func (x *Session) listBefore(now devices.Hash) *catalog.Catalog {
 	x.entry.mu.Lock()
 	before := x.entry.catalog
@@ -178,29 +180,28 @@ func (x *Session) listBefore(now devices.Hash) *catalog.Catalog {
 	defer cancel()
 	cat, err := x.svc.Catalog(ctx, before)
 	if err != nil {
-		return nil // the event then says that all tools are new
+		return nil // the event then lists all tools as new
 	}
 	return cat
 }
 
-// stored runs when the list and its history entry are in the database; fields
-// are those of the event, nil if the list is the one from before. Only
-// now may the device's row name the list: a node killed between the two would
-// otherwise believe at its next start that the entry exists.
-func (x *Session) stored(catalog devices.Hash, partial bool, fields []byte) {
+// onListStored runs after the list and its history entry were committed; fields are those
+// of the event, nil if the list did not change. Only now may the device's row contain the
+// list: otherwise a node killed between the two writes would assume that the entry exists.
+func (x *Session) onListStored(catalog devices.Hash, partial bool, fields []byte) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.setOwnLocked(catalog, partial)
+	x.setStoredLocked(catalog, partial)
 	x.svc.ports.Records.SavePresence(x.presenceLocked(x.closed == ""))
 	if fields != nil {
 		x.publishLocked(devices.EventCatalog, "", fields, true)
 	}
 }
 
-// setOwnLocked notes which list is stored as the device's, unless a hello said
-// meanwhile that it has no MCP.
-func (x *Session) setOwnLocked(catalog devices.Hash, partial bool) {
+// setStoredLocked records which list is stored as the device's, unless a hello reported
+// meanwhile that it has no MCP server.
+func (x *Session) setStoredLocked(catalog devices.Hash, partial bool) {
 	if x.features != devices.FeaturesNone {
-		x.own, x.ownPartial = catalog, partial
+		x.storedList, x.storedPartial = catalog, partial
 	}
 }

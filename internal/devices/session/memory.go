@@ -10,11 +10,11 @@ import (
 	"fleetd/internal/devices/catalog"
 )
 
-// CatalogUsage is how many tool lists are in memory, and how many bytes they
-// take, of which Config.CatalogMemory is the bound.
+// CatalogUsage returns the number of tool lists in memory and their size in bytes, which
+// Config.CatalogMemory limits.
 func (s *Hub) CatalogUsage() (lists int, bytes int64) { return s.catalogs.Usage() }
 
-// intern is catalogs.intern, after making room if there is none.
+// intern is catalogs.Intern; it evicts lists if there is no room.
 func (s *Hub) intern(text []byte) (cat *catalog.Catalog, isNew bool, err error) {
 	cat, isNew, err = s.catalogs.Intern(text)
 	if errors.Is(err, catalog.ErrNoRoom) {
@@ -30,8 +30,8 @@ func (s *Hub) evictCatalogs() {
 	s.stats.CatalogsEvicted.Add(uint64(s.catalogs.Evict(time.Now(), s.catalogsInUse)))
 }
 
-// catalogsInUse names the last list of every device; true if one that has it
-// is connected here.
+// catalogsInUse returns the last list of every device; true if one of its devices is
+// connected here.
 func (s *Hub) catalogsInUse() map[devices.Hash]bool {
 	used := map[devices.Hash]bool{}
 	s.table.each(func(e *entry) {
@@ -42,15 +42,14 @@ func (s *Hub) catalogsInUse() map[devices.Hash]bool {
 	return used
 }
 
-// Catalog returns one tool list, from memory if some device of this node has
-// had it.
+// Catalog returns one tool list, from memory if a device of this node has had it.
 func (s *Hub) Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, error) {
 	if cat := s.catalogs.Get(h); cat != nil {
 		return cat, nil
 	}
 	text, err := s.ports.Catalogs.Catalog(ctx, h)
 	if errors.Is(err, devices.ErrNotFound) {
-		return nil, devices.Errorf(devices.CodeNotFound, "no catalog %s is stored", h)
+		return nil, devices.Errorf(devices.CodeNotFound, "unknown catalog %s", h)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read catalog: %w", err)
@@ -58,5 +57,5 @@ func (s *Hub) Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, er
 	return catalog.New(text.Tools)
 }
 
-// ToolNames are the names of all tools in all lists in memory, each once.
+// ToolNames returns the names of all tools in all lists in memory, each once.
 func (s *Hub) ToolNames() []string { return s.catalogs.ToolNames() }

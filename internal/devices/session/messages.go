@@ -6,18 +6,17 @@ import (
 	"fleetd/internal/envelope"
 )
 
-// maxMessages bounds the messages that wait for one device without a
-// conversation.
+// maxMessages is how many messages may be queued for one device without a conversation.
 const maxMessages = 64
 
-// waiting is a message for a device without a conversation.
-type waiting struct {
+// queuedMessage is a message for a device without a conversation.
+type queuedMessage struct {
 	body []byte
 	done func(error)
 }
 
-// Queue writes a message that was checked, or queues it after the speech that it
-// belongs to. done is called with the outcome, on this goroutine or another.
+// Queue writes a checked message, or queues it after the speech that it belongs to. done is
+// called with the outcome, on this or another goroutine.
 func (x *Session) Queue(kind string, msg []byte, done func(error)) {
 	c := x.entry.conversation.Load()
 	session := x.id
@@ -27,8 +26,8 @@ func (x *Session) Queue(kind string, msg []byte, done func(error)) {
 	body := speech.WithSession(msg, session)
 	switch {
 	case kind == "goodbye" && c != nil && !c.IsOwned():
-		if id := sessionOf(body); id != c.ID() { // the device itself ignores it then (mqtt_protocol.cc:128-140)
-			done(devices.Errorf(devices.CodeSuperseded, "conversation %q is over; the device has another", devices.Clip(id)))
+		if id := sessionOf(body); id != c.ID() { // the device would ignore it (mqtt_protocol.cc:128-140)
+			done(devices.Errorf(devices.CodeSuperseded, "conversation %q has ended; the device has another one", devices.Clip(id)))
 			return
 		}
 		if !x.svc.run(func() { c.Hangup(); done(nil) }) { // it may block
@@ -41,16 +40,15 @@ func (x *Session) Queue(kind string, msg []byte, done func(error)) {
 	}
 }
 
-// queueMessage writes messages one after the other, in the order in which they
-// were given, on a task that ends when there are no more.
+// queueMessage writes messages in order, in a task that ends when there are no more.
 func (x *Session) queueMessage(body []byte, done func(error)) {
 	x.mu.Lock()
 	if len(x.messages) >= maxMessages {
 		x.mu.Unlock()
-		done(devices.Errorf(devices.CodeDeviceBusy, "%d messages wait for the device already", maxMessages))
+		done(devices.Errorf(devices.CodeDeviceBusy, "%d messages are queued for the device already; try again later", maxMessages))
 		return
 	}
-	x.messages = append(x.messages, waiting{body, done})
+	x.messages = append(x.messages, queuedMessage{body, done})
 	first := len(x.messages) == 1
 	x.mu.Unlock()
 	if first && !x.svc.run(x.writeMessages) {
@@ -81,13 +79,13 @@ func (x *Session) writeMessages() {
 	}
 }
 
-// writeMessage writes to a device that has no conversation.
+// writeMessage writes to a device without a conversation.
 func (x *Session) writeMessage(msg []byte) error {
 	if err := x.sendControl(msg); err != nil {
 		if reason := x.closeReason(); reason != "" {
-			return ClosedCall(reason, false)
+			return devices.ClosedCall(reason, false)
 		}
-		return &devices.Error{Code: devices.CodeConnectionLost, Detail: "the device's connection takes no more bytes: " + err.Error()}
+		return &devices.Error{Code: devices.CodeConnectionLost, Detail: "the message could not be written to the device: " + err.Error()}
 	}
 	return nil
 }
@@ -100,9 +98,9 @@ func sessionOf(body []byte) string {
 	return string(m.SessionID)
 }
 
-// Say queues one Opus packet for a device on this node. It never blocks; what
-// cannot be queued is counted.
-func (s *Hub) Say(id devices.ID, opus []byte) {
+// SendAudio queues one Opus packet for a device on this node. It never blocks; dropped
+// packets are counted.
+func (s *Hub) SendAudio(id devices.ID, opus []byte) {
 	if e := s.table.get(id); e != nil {
 		if c := e.conversation.Load(); c != nil {
 			_ = c.SendAudio(envelope.Frame{Opus: opus}) // counted there

@@ -10,56 +10,55 @@ import (
 	"fleetd/internal/mcpclient"
 )
 
-// probing is the state of a session whose device let a call time out. The
-// device may be busy with that call, or not answer anything any more; a probe
-// shows which. The session's lock guards the fields.
+// probing is the state of a session after a call timed out. The device may be busy with
+// that call, or not answer anything: a probe finds out. Session.mu protects the fields.
 type probing struct {
-	doubted bool // a call timed out, and nothing has been answered since
-	running bool // one at a time
-	silent  bool // the device counts as unresponsive for a probe, and not for a handshake
-	tries   uint8
+	timedOut     bool // a call timed out, and nothing was answered since
+	running      bool // a probe is running
+	unresponsive bool // the device counts as unresponsive because of a probe, not a handshake
+	tries        uint8
 }
 
-// Doubt notes that the device did not answer a call in time. The probe begins
-// when no call runs: a device that runs a tool answers nothing meanwhile, and
-// the outcome of the next call tells as much.
-func (x *Session) Doubt() {
+// OnCallTimeout records that the device did not answer a call in time. The probe starts
+// when no call is running: a device that runs a tool answers nothing else, and the outcome
+// of the next call is as good.
+func (x *Session) OnCallTimeout() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.probing.doubted = true
+	x.probing.timedOut = true
 }
 
-// probeLocked starts a probe if there is a reason for one.
+// probeLocked starts a probe if one is needed.
 func (x *Session) probeLocked() {
 	p := &x.probing
-	if p.doubted && !p.running && x.inFlight == 0 && x.closed == "" {
+	if p.timedOut && !p.running && x.inFlight == 0 && x.closed == "" {
 		p.running = x.svc.run(x.probe)
 	}
 }
 
-// probe finds out whether the device answers anything. If not, it counts as
-// unresponsive until it does. It does not count as an attempt of a handshake.
+// probe checks whether the device answers. If not, it counts as unresponsive until it
+// does. A probe does not count as a handshake attempt.
 func (x *Session) probe() {
 	ctx, cancel := context.WithTimeout(x.svc.tasks.Context(), mcpclient.StepTimeout)
 	defer cancel()
 	err := x.client.Probe(ctx)
 	if err == nil {
-		x.answered()
+		x.onAnswer()
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	p := &x.probing
 	p.running = false
 	switch {
-	case err == nil, !p.doubted, x.svc.tasks.Context().Err() != nil, x.closed != "": // or something else was answered meanwhile
+	case err == nil, !p.timedOut, x.svc.tasks.Context().Err() != nil, x.closed != "": // or another request was answered meanwhile
 		return
-	case x.inFlight > 0: // a call came meanwhile, which the device may be busy with
+	case x.inFlight > 0: // a call started meanwhile that may keep the device busy
 		return
-	case !p.silent && (x.mcp != devices.MCPReady || x.handshaking):
-		return // what is wrong is known, and its handshake is tried again
+	case !p.unresponsive && (x.mcp != devices.MCPReady || x.handshaking):
+		return // the failure is known already, and its handshake is retried
 	}
-	if !p.silent {
-		p.silent = true
+	if !p.unresponsive {
+		p.unresponsive = true
 		x.setMCPLocked(devices.MCPUnresponsive, devices.Clip(fmt.Sprintf("probe: %v", err)))
 		x.catalogState = devices.CatalogStale
 		x.svc.ports.Records.SavePresence(x.presenceLocked(true))
@@ -77,29 +76,27 @@ func (x *Session) probe() {
 	})
 }
 
-// judgeAnswer takes the outcome of a request: an answer, whatever it is, shows
-// that the device is there.
-func (x *Session) judgeAnswer(err error) {
+// noteAnswer handles the outcome of a request: any answer shows that the device is alive.
+func (x *Session) noteAnswer(err error) {
 	if err != nil {
 		rpc := (*mcpclient.RPCError)(nil)
 		if !errors.As(err, &rpc) && !errors.Is(err, mcpclient.ErrMalformed) {
 			return
 		}
 	}
-	x.answered()
+	x.onAnswer()
 }
 
-// answered notes that the device has answered something, in time or late: it is
-// there.
-func (x *Session) answered() {
+// onAnswer records that the device has answered, in time or late.
+func (x *Session) onAnswer() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	p := &x.probing
-	if !p.doubted {
+	if !p.timedOut {
 		return
 	}
-	silent := p.silent
-	p.doubted, p.silent, p.tries = false, false, 0
+	silent := p.unresponsive
+	p.timedOut, p.unresponsive, p.tries = false, false, 0
 	if !silent || x.mcp != devices.MCPUnresponsive || x.closed != "" {
 		return
 	}

@@ -8,24 +8,22 @@ import (
 	"fleetd/internal/devices/registry"
 )
 
-// evictOutdated ends what the device has here if its credentials are not valid any
-// more, without waiting: a connection may be stuck for seconds.
+// evictOutdated ends the device's session and conversation if its credentials are no longer
+// valid. It does not wait, since a connection may block for seconds.
 func (s *Hub) evictOutdated(e *entry) {
 	x := e.session.Load()
-	is := s.registry.Standing(e.id, "")
-	if x != nil && s.outdated(x) || !is.Known && s.registry.Ready() || is.Revoked {
-		s.run(e.evict) // not while the node stops, which ends the session as well
+	status := s.registry.Status(e.id, "")
+	if x != nil && s.outdated(x) || !status.Known && s.registry.Ready() || status.Revoked {
+		s.run(e.evict) // not run if the node is stopping, which ends the session as well
 	}
 }
 
-// outdated tells whether the session came in with credentials that are not valid
-// any more.
+// outdated reports whether the session's credentials are no longer valid.
 func (s *Hub) outdated(x *Session) bool {
 	return x.who.Verified && !s.Accepts(x.who.Device, x.who.Generation)
 }
 
-// merge takes over what the database holds of a device that this node has to do
-// with.
+// merge combines a row of the database with the state of its entry.
 func (s *Hub) merge(e *entry, row devices.Row) {
 	d, p := row.Device, row.Presence
 	d.Board, d.Firmware, d.ELF = s.strings.get(d.Board), s.strings.get(d.Firmware), s.strings.get(d.ELF)
@@ -35,9 +33,9 @@ func (s *Hub) merge(e *entry, row devices.Row) {
 	defer e.mu.Unlock()
 	before := e.device.Load()
 	if before.ClientID == d.ClientID {
-		d.ClientID = before.ClientID // one copy, as far as another can be spared
+		d.ClientID = before.ClientID // keep only one copy of the string
 	}
-	if before.CheckedAt.After(d.CheckedAt) { // reported here, and on its way into the database
+	if before.CheckedAt.After(d.CheckedAt) { // reported here, and not in the database yet
 		d.Board, d.Firmware, d.ELF, d.Chip = before.Board, before.Firmware, before.ELF, before.Chip
 		d.Language, d.Serial, d.ActivateV2, d.CheckedAt = before.Language, before.Serial, before.ActivateV2, before.CheckedAt
 	}
@@ -49,34 +47,34 @@ func (s *Hub) merge(e *entry, row devices.Row) {
 	}
 	if e.catalog == (devices.Hash{}) && !e.isWithoutMCP() {
 		e.catalog, e.partial = p.Catalog, p.Partial
-		if !d.CheckedAt.After(p.LastSeen) { // else its firmware may have changed since it was listed
+		if !d.CheckedAt.After(p.LastSeen) { // else its firmware may have changed since the listing
 			e.listedFW = d.Firmware
 		}
 	}
 	close(*e.row.Swap(nil))
 }
 
-// isWithoutMCP tells whether the device has said, on its connection, that it has no
-// tools.
+// isWithoutMCP reports whether the device has reported, on its connection, that it has no
+// MCP server.
 func (e *entry) isWithoutMCP() bool {
 	x := e.session.Load()
 	return x != nil && x.isWithoutMCP()
 }
 
-// rowRead does for a session what had to wait for the device's row.
-func (x *Session) rowRead() {
+// onRow continues what waited for the device's row.
+func (x *Session) onRow() {
 	s, e := x.svc, x.entry
-	if s.outdated(x) { // the device has connected elsewhere with newer credentials since
+	if s.outdated(x) { // the device has connected to another node with newer credentials
 		e.evict()
 		return
 	}
-	x.showKnown()
+	x.showStoredTools()
 	x.reportInitialized()
-	x.record()
+	x.recordList()
 }
 
-// showKnown shows the tools that the device had before, until they are verified.
-func (x *Session) showKnown() {
+// showStoredTools shows the device's previous tools until they are verified.
+func (x *Session) showStoredTools() {
 	s, e := x.svc, x.entry
 	e.mu.Lock()
 	hash := e.catalog
@@ -86,7 +84,7 @@ func (x *Session) showKnown() {
 		defer cancel()
 		if text, err := s.ports.Catalogs.Catalog(ctx, hash); err == nil {
 			if _, _, err := s.intern(text.Tools); err != nil {
-				s.log.Debug("the tools that the device had are not shown", "device", e.id, "error", err)
+				s.log.Debug("the stored tools of the device cannot be shown", "device", e.id, "error", err)
 			}
 		}
 	}
@@ -99,8 +97,7 @@ func (x *Session) showKnown() {
 	}
 }
 
-// AwaitRow waits until what the database holds of the session's device is known,
-// at most registry.RowLimit.
+// AwaitRow waits until the device's row was read, at most registry.RowLimit.
 func (x *Session) AwaitRow(ctx context.Context) error {
 	row := x.entry.row.Load()
 	if row == nil {
@@ -114,20 +111,19 @@ func (x *Session) AwaitRow(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-timer.C:
 	}
-	return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "the device's labels, which a key or rule asks for, cannot be read from the database now; try again"}
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "the device's labels, which a key or rule needs, cannot be read from the database now; try again"}
 }
 
-// Bounds of what is kept of devices that have no session here any more.
+// Limits of entries without a session.
 const (
-	// idleLife is how long an entry is kept at least: whether the device fights for
-	// its id, and how often it comes, has to be known over its connections.
-	idleLife = 2 * time.Minute
-	// maxIdle bounds them; above it those idle for longest go first.
+	// idleLifetime is how long an entry is kept at least: takeovers and reconnects are
+	// counted over several connections.
+	idleLifetime = 2 * time.Minute
+	// maxIdle is how many entries may exist before all idle ones are removed.
 	maxIdle = 100_000
 )
 
-// expireIdle removes an entry that nobody needs any more. full says that there are
-// too many of them.
+// expireIdle removes an entry that is no longer needed. full means that there are too many.
 func (s *Hub) expireIdle(e *entry, now time.Time, full bool) {
 	unused := func() bool {
 		if e.session.Load() != nil || e.conversation.Load() != nil {
@@ -138,7 +134,7 @@ func (s *Hub) expireIdle(e *entry, now time.Time, full bool) {
 			e.idleSince = now.UnixNano()
 		}
 		idle := now.Sub(time.Unix(0, e.idleSince))
-		return idle >= idleLife && (full || !e.takeovers.Refuses(now.UnixNano()) && e.recorded.Level(now, recordRate) == 0)
+		return idle >= idleLifetime && (full || !e.takeovers.Refuses(now.UnixNano()) && e.recordBucket.Spent(now, recordRate) == 0)
 	}
 	e.mu.Lock()
 	due := unused()

@@ -15,8 +15,8 @@ import (
 	"fleetd/internal/mcpclient"
 )
 
-// Session is one device's presence on this node: from Accept to Close. Its
-// front end feeds it from one goroutine; everything else comes from any.
+// Session is one device's connection to this node, from Accept to Close. Its front end
+// calls it from one goroutine; other methods are safe for concurrent use.
 type Session struct {
 	svc       *Hub
 	entry     *entry
@@ -33,19 +33,19 @@ type Session struct {
 	closed devices.CloseReason // empty while open
 	hellos int                 // answered on this connection
 
-	// Together, since there is a session for every device and each gap counts.
-	announced   bool // `online` was published
-	leaving     bool // takes no new calls: the node stops
-	handshaking bool
-	again       bool // another handshake was asked for while one runs
-	initialized bool // on this connection
-	partial     bool // the catalog
-	ownPartial  bool // the own one
-	dismissed   bool // a conversation of a dead node; used by HandleControl alone
-	readied     bool // its tools were read on this connection
-	relistDue   bool // the list is read again when relistEvery has passed
-	// unrecorded: the catalog waits to be entered into the records; unrecordedNew: no
-	// device had it before.
+	// Grouped, since there is a session for every device and padding counts.
+	announced     bool // `online` was published
+	draining      bool // accepts no new calls: the node is draining
+	handshaking   bool
+	again         bool // another handshake was requested while one is running
+	initialized   bool // on this connection
+	partial       bool // of the catalog
+	storedPartial bool // of the stored list
+	staleEnded    bool // a goodbye was sent for a conversation of a dead node; used only by HandleControl
+	toolsRead     bool // its tools were listed on this connection
+	relistDue     bool // a relist is scheduled
+	// unrecorded: the catalog is not recorded yet; unrecordedNew: it was new to this
+	// node.
 	unrecorded    bool
 	unrecordedNew bool
 	probing       probing
@@ -53,22 +53,22 @@ type Session struct {
 
 	mcp          devices.MCPState
 	mcpError     string
-	board        string // as `initialize` on this connection said
+	board        string // as reported in `initialize` on this connection
 	firmware     string
 	relistAt     time.Time
 	attempts     int32
 	inFlight     int32
 	retry        *time.Timer
 	grantExpires time.Time
-	catalog      *catalog.Catalog // shown and called by; may be a guess while stale
+	catalog      *catalog.Catalog // the list in use; may be a guess while stale
 	catalogState devices.CatalogState
-	own          devices.Hash // the device's last list whose history entry is stored
+	storedList   devices.Hash // the device's last list with a stored history entry
 
-	queue []chan struct{} // callers waiting for a slot, first come first served
+	queue devices.Turns // calls that wait for a slot
 
-	messages []waiting // for the device, while it has no conversation
+	messages []queuedMessage // for the device, while it has no conversation
 
-	callers any // what the callers of the device share; nil until somebody needs it
+	callers any // state that dispatch keeps for the device's callers; nil until needed
 
 	audioPackets uint64 // of conversations that have ended
 	audioDropped uint64
@@ -76,11 +76,11 @@ type Session struct {
 
 // Limits of a session.
 const (
-	MaxWaitingCalls   = 16 // behind the calls in flight
+	MaxWaitingCalls   = 16 // in addition to the calls in flight
 	notificationRate  = 20 // per second and device
 	notificationBurst = 40
-	// MaxNotification bounds the bytes of a notification's method and params;
-	// the stream that keeps them is everybody's.
+	// MaxNotification limits the size of a notification's method and params, in bytes:
+	// all devices share the stream that stores them.
 	MaxNotification = 16 << 10
 )
 
@@ -89,11 +89,11 @@ func (x *Session) init() {
 	x.client = mcpclient.New((*sessionPeer)(x))
 }
 
-// startCatalog shows the device's own last catalog, else the one its firmware
-// image is known for, until the list is verified. The caller holds e.mu.
+// startCatalog shows the device's previous catalog, else the one of its firmware image,
+// until the list is verified. The caller holds e.mu.
 func (x *Session) startCatalog(e *entry, known *catalog.Cache) {
 	if e.listedFW != notRecorded { // else that list is not stored
-		x.own, x.ownPartial = e.catalog, e.partial
+		x.storedList, x.storedPartial = e.catalog, e.partial
 	}
 	if cat := known.Get(e.catalog); cat != nil {
 		x.catalog, x.partial = cat, e.partial
@@ -105,33 +105,32 @@ func (x *Session) startCatalog(e *entry, known *catalog.Cache) {
 	}
 }
 
-// Device is the id of its device.
+// Device returns the id of the device.
 func (x *Session) Device() devices.ID { return x.who.Device }
 
-// ID is the session id that the device was told.
+// ID returns the session id that was sent to the device.
 func (x *Session) ID() string { return x.id }
 
-// Epoch orders the sessions of one device. It rises once if another node gave
-// the device up with a higher one.
+// Epoch orders the sessions of one device. It is raised if another node ended a session
+// with a higher one.
 func (x *Session) Epoch() devices.Epoch {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.epoch
 }
 
-// ClosedError is what requests pending on a closed session fail with.
+// ClosedError is the error of requests that are pending when a session is closed.
 type ClosedError struct{ Reason devices.CloseReason }
 
 func (e ClosedError) Error() string { return "session closed: " + string(e.Reason) }
 
-// ByDevice tells whether the device's own going ended the session.
+// ByDevice reports whether the device itself ended the session.
 func (e ClosedError) ByDevice() bool {
 	return e.Reason == devices.CloseGone || e.Reason == devices.CloseDead || e.Reason == devices.CloseSuperseded
 }
 
-// Close ends the session: pending calls fail, the connection is closed, the
-// device goes offline unless a newer session has taken over. The first reason
-// counts; further calls do nothing.
+// Close ends the session: pending calls fail, the connection is closed, and the device goes
+// offline unless a newer session has replaced this one. Only the first call has an effect.
 func (x *Session) Close(reason devices.CloseReason) {
 	x.mu.Lock()
 	if x.closed != "" {
@@ -139,18 +138,15 @@ func (x *Session) Close(reason devices.CloseReason) {
 		return
 	}
 	x.closed = reason
-	waiting := x.queue
-	x.queue = nil
+	waiting := x.queue.Len()
+	x.queue.Close()
 	if x.retry != nil {
 		x.retry.Stop()
 	}
-	state, announced := x.mcp, x.announced
+	state, announced, calls := x.mcp, x.announced, int(x.inFlight)+waiting
 	presence := x.presenceLocked(false)
 	x.mu.Unlock()
 
-	for _, ch := range waiting {
-		close(ch)
-	}
 	s := x.svc
 	x.entry.session.CompareAndSwap(x, nil)
 	x.client.Close(ClosedError{reason})
@@ -159,41 +155,42 @@ func (x *Session) Close(reason devices.CloseReason) {
 	s.ports.Directory.Release(x.who.Device)
 	s.stats.Closed.Add(reason, 1)
 	if !announced {
-		return // nobody was told that it is there
+		return // its `online` was not published
 	}
 	s.ports.Records.SavePresence(presence)
 	s.stats.States.Add(State{x.who.Transport, state}, -1)
 	fields := jsonspan.AppendString([]byte(`"reason":`), string(reason))
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: x.who.Device, Session: x.id, Epoch: presence.Epoch, Seq: presence.Seq,
 		Time: time.Now(), MsgID: offlineID(x.who.Device, presence.Epoch), Fields: fields})
-	s.tell(func(l Lifecycle) { l.Gone(x.who.Device, x.id, reason) })
+	s.notify(func(l Lifecycle) { l.Gone(x.who.Device, x.id, reason) })
+	x.record(devices.Step{Kind: devices.StepClosed, Cause: devices.StepCause(reason), Took: time.Since(x.connected), Calls: calls})
 	s.log.Info("device disconnected", "device", x.who.Device, "session", x.id, "epoch", presence.Epoch, "transport", x.who.Transport, "reason", reason)
 }
 
-// presenceLocked takes the next sequence number and describes the session.
+// presenceLocked returns the session's row with the next sequence number.
 func (x *Session) presenceLocked(online bool) devices.Presence {
 	x.seq++
 	p := devices.Presence{Device: x.who.Device, Epoch: x.epoch, Seq: x.seq, Online: online, Node: x.svc.cfg.Node, Session: x.id,
 		ClientID: x.who.ClientID, Transport: x.who.Transport, Reason: string(x.closed), ConnectedAt: x.connected.UTC(),
-		LastSeen: time.Now().UTC(), MCP: x.mcp, MCPError: x.mcpError, Catalog: x.own, Partial: x.ownPartial,
-		KeepCatalog: x.own == (devices.Hash{}) && x.mcp != devices.MCPNone}
+		LastSeen: time.Now().UTC(), MCP: x.mcp, MCPError: x.mcpError, Catalog: x.storedList, Partial: x.storedPartial,
+		KeepCatalog: x.storedList == (devices.Hash{}) && x.mcp != devices.MCPNone}
 	if x.who.Verified {
 		p.Generation = x.who.Generation
 	}
-	if x.catalog != nil && x.catalog.Hash == x.own {
+	if x.catalog != nil && x.catalog.Hash == x.storedList {
 		p.Tools = len(x.catalog.Tools)
 	}
 	return p
 }
 
-// publish sends an event of this session. Stored events carry a message id.
+// publish publishes an event of this session. Stored events have a message id.
 func (x *Session) publish(kind devices.EventKind, subject string, fields []byte, stored bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.publishLocked(kind, subject, fields, stored)
 }
 
-// publishLocked is publish for those who hold the lock; publishers never block.
+// publishLocked is publish for callers that hold the lock; publishers never block.
 func (x *Session) publishLocked(kind devices.EventKind, subject string, fields []byte, stored bool) {
 	x.seq++
 	e := devices.Event{Kind: kind, Device: x.who.Device, Subject: subject, Session: x.id, Epoch: x.epoch, Seq: x.seq, Time: time.Now(), Fields: fields}
@@ -203,19 +200,20 @@ func (x *Session) publishLocked(kind devices.EventKind, subject string, fields [
 	x.svc.ports.Publisher.Publish(e)
 }
 
-// HandleControl takes one text message of the device. Call it from one
-// goroutine at a time; msg is not kept. An error says that the message was
-// unusable and why; the session goes on.
+// HandleControl handles one text message of the device. Call it from one goroutine at a
+// time; it does not keep msg. An error means that the message was not usable; the session
+// continues.
 func (x *Session) HandleControl(msg []byte) error {
 	if reason := x.closeReason(); reason != "" {
-		return ClosedError{reason} // the connection lingers; its device has moved on
+		return ClosedError{reason} // the connection is not closed yet
 	}
+	x.trace(true, msg)
 	if x.client.HandleKnown(msg) {
 		return nil
 	}
 	m, err := envelope.Parse(msg)
 	if err != nil {
-		// A broken envelope is most often the firmware's unescaped error text.
+		// A malformed envelope is most often the firmware's unescaped error text.
 		if errors.Is(err, jsonspan.ErrSyntax) || errors.Is(err, jsonspan.ErrUTF8) {
 			if x.client.HandleBroken(msg) {
 				return nil
@@ -224,7 +222,7 @@ func (x *Session) HandleControl(msg []byte) error {
 		x.svc.stats.BadMessages.Add(1)
 		return err
 	}
-	x.dismiss(m.SessionID)
+	x.endStaleConversation(m.SessionID)
 	switch string(m.Type) {
 	case envelope.TypeMCP:
 		if m.Payload == nil {
@@ -235,47 +233,62 @@ func (x *Session) HandleControl(msg []byte) error {
 	case "hello":
 		return devices.ErrHello
 	default:
-		x.message(string(m.Type), m, msg)
+		x.onMessage(string(m.Type), m, msg)
 		return nil
 	}
 }
 
-// Answered is how many answers of the device were waited for.
-func (x *Session) Answered() uint32 { return x.client.Answered() }
+// AnswerCount returns the number of answers of the device to pending requests.
+func (x *Session) AnswerCount() uint32 { return x.client.Answered() }
 
-// message does what a message means for the conversation, and publishes it for
-// whoever listens.
-func (x *Session) message(kind string, m envelope.Message, msg []byte) {
+// onMessage applies a message to the conversation, and publishes it.
+func (x *Session) onMessage(kind string, m envelope.Message, msg []byte) {
 	c := x.entry.conversation.Load()
 	if c != nil {
-		c.Interpret(kind, m.SessionID, msg)
+		c.HandleMessage(kind, m.SessionID, msg)
 	}
 	if !x.takeToken() {
 		return
 	}
 	if c != nil {
-		c.Pass(kind, msg)
+		c.PassToVoice(kind, msg)
 	}
 	x.svc.stats.Notified.Add(1)
 	fields := append([]byte(`"message":`), msg...)
 	x.publish(devices.EventMessage, devices.SubjectTokens(kind), fields, false)
 }
 
-// takeToken is the bucket of notifications and messages.
+// takeToken applies the rate limit of notifications and messages.
 func (x *Session) takeToken() bool {
 	x.entry.mu.Lock()
-	ok := x.entry.chatter.Take(time.Now(), notificationRate, notificationBurst)
+	ok := x.entry.messageBucket.Allow(time.Now(), notificationRate, notificationBurst)
 	x.entry.mu.Unlock()
 	if !ok {
 		x.svc.stats.NotifyDrops.Add(1)
+		x.record(devices.Step{Kind: devices.StepLimit, Text: "messages"})
 	}
 	return ok
 }
 
-// sessionPeer is the session as its MCP client sees it.
+// record records a step of this session.
+func (x *Session) record(s devices.Step) {
+	if r := x.svc.ports.Recorder; r != nil {
+		s.Device, s.Transport, s.Epoch, s.Remote = x.who.Device, x.who.Transport, x.Epoch(), x.remote
+		r.Step(s)
+	}
+}
+
+// trace shows a message to those who trace the device.
+func (x *Session) trace(received bool, msg []byte) {
+	if t := x.svc.ports.Tracer; t != nil {
+		t.Message(x.who.Device, received, msg)
+	}
+}
+
+// sessionPeer implements mcpclient's peer for a session.
 type sessionPeer Session
 
-// SendMCP wraps the payload and writes it.
+// SendMCP writes the payload in an envelope.
 func (p *sessionPeer) SendMCP(payload []byte) error {
 	buf := sendBuffers.Get().(*[]byte)
 	*buf = envelope.AppendMCP((*buf)[:0], p.id, payload)
@@ -284,11 +297,12 @@ func (p *sessionPeer) SendMCP(payload []byte) error {
 	return err
 }
 
-// Answer writes the front end's answer to a hello.
-func (x *Session) Answer(msg []byte) error { return x.sendControl(msg) }
+// SendHelloReply writes the front end's answer to a hello.
+func (x *Session) SendHelloReply(msg []byte) error { return x.sendControl(msg) }
 
-// sendControl writes one message; a device that takes none is ended as slow.
+// sendControl writes one message; if the queue is full, it ends the session as slow.
 func (x *Session) sendControl(msg []byte) error {
+	x.trace(false, msg)
 	err := x.conn.SendControl(msg)
 	if errors.Is(err, devices.ErrOverloaded) {
 		x.Close(devices.CloseSlow)
@@ -320,7 +334,7 @@ func (p *sessionPeer) NotifyMCP(n mcpclient.Notification) {
 	}
 }
 
-// DeviateMCP counts a deviation under the device's firmware version.
+// DeviateMCP counts a deviation by the device's firmware version.
 func (p *sessionPeer) DeviateMCP(d mcpclient.Deviation) {
 	key := DeviationKey{d, p.entry.device.Load().Firmware}
 	stats := &p.svc.stats
@@ -328,7 +342,8 @@ func (p *sessionPeer) DeviateMCP(d mcpclient.Deviation) {
 		key.Firmware = "other"
 	}
 	stats.Deviations.Add(key, 1)
+	(*Session)(p).record(devices.Step{Kind: devices.StepDeviation, Text: string(d)})
 	if d == mcpclient.DeviationLateReply {
-		(*Session)(p).answered()
+		(*Session)(p).onAnswer()
 	}
 }

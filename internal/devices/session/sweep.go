@@ -6,28 +6,27 @@ import (
 	"fleetd/internal/devices"
 )
 
-// sweepParts is in how many parts a sweep is spread over its minute.
+// sweepParts is the number of parts of a sweep, one each second.
 const sweepParts = 60
 
-// sweep is the node's one timer. Over a minute it comes to every device that this
-// node has to do with, a part of them each second, so that a node with many never
-// has a burst of work.
+// sweep visits every device of this node once a minute, a part of them each second, so that
+// there are no bursts of work. It is the node's only timer for devices.
 func (s *Hub) sweep() {
 	ticker := time.NewTicker(time.Minute / sweepParts)
 	defer ticker.Stop()
-	again := time.NewTicker(outrankedEvery)
+	again := time.NewTicker(staleRetryInterval)
 	defer again.Stop()
 	for part := 0; ; {
 		select {
 		case <-s.tasks.Context().Done():
 			return
 		case <-again.C:
-			s.saveOutranked()
+			s.retryStaleWrites()
 		case now := <-ticker.C:
 			part = (part + 1) % sweepParts
 			full := s.table.count.Load() > maxIdle
 			s.table.part(part, sweepParts, func(e *entry) { s.sweepEntry(e, now, full) })
-			if part == 0 && s.catalogs.Many() {
+			if part == 0 && s.catalogs.IsOverfull() {
 				s.evictCatalogs()
 			}
 		}
@@ -43,8 +42,8 @@ func (s *Hub) sweepEntry(e *entry, now time.Time, full bool) {
 		s.expireIdle(e, now, full)
 		return
 	}
-	if s.outdated(x) { // the grace of its credentials is over
-		s.run(e.evict) // the next device does not wait for a stuck connection
+	if s.outdated(x) { // the grace period of its credentials is over
+		s.run(e.evict) // so that other devices do not wait for a stuck connection
 		return
 	}
 	x.remind()
@@ -56,8 +55,8 @@ func (s *Hub) sweepEntry(e *entry, now time.Time, full bool) {
 	}
 }
 
-// startRenewal re-initializes a ready device in the background; a failure
-// leaves the old token until the next sweep.
+// startRenewal re-initializes a ready device in a task; after a failure the old token stays
+// until the next sweep.
 func (x *Session) startRenewal() {
 	x.svc.run(func() {
 		if err := x.initialize(x.svc.tasks.Context()); err != nil {

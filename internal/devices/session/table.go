@@ -10,9 +10,9 @@ import (
 	"fleetd/internal/devices/speech"
 )
 
-// table holds the devices that this node has to do with: those that have a session
-// or a conversation here, and for a while those that had one. In shards, so that
-// fleets of connecting devices do not queue at one lock.
+// table holds the entries of devices that have a session or a conversation here, or had one
+// a short while ago. It is sharded, so that many connecting devices do not wait for one
+// lock.
 type table struct {
 	seed   maphash.Seed
 	shards [64]shard
@@ -24,33 +24,32 @@ type shard struct {
 	entries map[devices.ID]*entry
 }
 
-// entry is one device. device and session are read without a lock; writers hold
-// mu.
+// entry is one device. device and session are read without a lock; writers hold mu.
 type entry struct {
 	id      devices.ID
 	device  atomic.Pointer[devices.Device] // immutable snapshot; never nil
 	session atomic.Pointer[Session]
-	// conversation is the open audio channel; over UDP it outlives a session.
+	// conversation is the open audio channel; over UDP it may outlive a session.
 	conversation atomic.Pointer[speech.Conversation]
-	// row is nil once device is what the database holds; until then it has only
-	// what this node has heard, and those who wait for more wait here.
+	// row is nil once device contains the database's row. Before that device has only
+	// what was reported to this node, and callers wait on the channel.
 	row atomic.Pointer[chan struct{}]
 
-	mu        sync.Mutex
-	lastEpoch devices.Epoch
-	confirmed int64        // the highest generation of credentials that a connection came with
-	removed   bool         // from the hub; nobody may hold on to it
-	idleSince int64        // unix nanoseconds; 0: it has, or is about to get, a session
-	catalog   devices.Hash // of the last listing; zero if never listed
-	listedFW  string
-	partial   bool
-	elsewhere bool     // another node held it since it was listed here
-	listedBy  *Session // whose list is recorded once the row has come
-	takeovers devices.Takeovers
+	mu            sync.Mutex
+	lastEpoch     devices.Epoch
+	confirmed     int64        // the highest generation of credentials that the device connected with
+	removed       bool         // from the table; the entry must not be used any more
+	idleSince     int64        // unix nanoseconds; 0: it has a session, or is about to get one
+	catalog       devices.Hash // of the last listing; zero if never listed
+	listedFW      string
+	partial       bool
+	heldElsewhere bool     // another node held it since it was listed here
+	unrecorded    *Session // whose list is recorded once the row has arrived
+	takeovers     devices.Takeovers
 
-	reconnects devices.Bucket // a device that fights itself makes two events and two log lines each time
-	recorded   devices.Bucket // bytes of lists and entries that go to the database
-	chatter    devices.Bucket // of notifications and messages, over all its connections
+	reconnectBucket devices.Bucket // each reconnect causes two events and two log lines
+	recordBucket    devices.Bucket // bytes of lists and entries written to the database
+	messageBucket   devices.Bucket // of notifications and messages, over all connections
 }
 
 func newTable() *table {
@@ -65,7 +64,7 @@ func (h *table) shard(id devices.ID) *shard {
 	return &h.shards[maphash.String(h.seed, string(id))%uint64(len(h.shards))]
 }
 
-// get returns the entry of a known device, else nil.
+// get returns the entry of a device, nil if there is none.
 func (h *table) get(id devices.ID) *entry {
 	s := h.shard(id)
 	s.mu.RLock()
@@ -73,7 +72,7 @@ func (h *table) get(id devices.ID) *entry {
 	return s.entries[id]
 }
 
-// session returns the session a device has on this node, else nil.
+// session returns the device's session on this node, nil if there is none.
 func (h *table) session(id devices.ID) *Session {
 	if e := h.get(id); e != nil {
 		return e.session.Load()
@@ -81,7 +80,7 @@ func (h *table) session(id devices.ID) *Session {
 	return nil
 }
 
-// ensure returns the entry of a device, made if there was none.
+// ensure returns the entry of a device, and creates it if necessary.
 func (h *table) ensure(id devices.ID, clientID string) (e *entry, created bool) {
 	if e := h.get(id); e != nil {
 		return e, false
@@ -101,7 +100,7 @@ func (h *table) ensure(id devices.ID, clientID string) (e *entry, created bool) 
 	return e, true
 }
 
-// remove takes an entry out, if nobody uses it at this moment.
+// remove removes an entry that is unused.
 func (h *table) remove(e *entry, unused func() bool) {
 	s := h.shard(e.id)
 	s.mu.Lock()
@@ -115,7 +114,7 @@ func (h *table) remove(e *entry, unused func() bool) {
 	}
 }
 
-// each calls f for every entry of one shard after another, with no lock held.
+// each calls f for every entry, one shard after another, without a lock.
 func (h *table) each(f func(*entry)) {
 	h.part(0, 1, f)
 }
@@ -137,7 +136,7 @@ func (h *table) part(i, n int, f func(*entry)) {
 	}
 }
 
-// update replaces the device's snapshot by what change makes of a copy.
+// update replaces the device by a copy that change has modified.
 func (e *entry) update(change func(*devices.Device)) *devices.Device {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -151,11 +150,10 @@ func (e *entry) updateLocked(change func(*devices.Device)) *devices.Device {
 	return &d
 }
 
-// isKnown tells whether the device is what the database holds.
+// isKnown reports whether device contains the database's row.
 func (e *entry) isKnown() bool { return e.row.Load() == nil }
 
-// evict ends what the device has on this node: its session, and a conversation
-// that waits for its connection to come back.
+// evict ends the device's session, and a conversation that waits for its connection.
 func (e *entry) evict() {
 	if session := e.session.Load(); session != nil {
 		session.Close(devices.CloseRevoked)
@@ -165,8 +163,8 @@ func (e *entry) evict() {
 	}
 }
 
-// fought tells whether clients take the id from each other.
-func (e *entry) fought(now time.Time) bool {
+// hasTakeovers reports whether clients take the id over from each other.
+func (e *entry) hasTakeovers(now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.takeovers.Refuses(now.UnixNano())

@@ -2,7 +2,7 @@ package session
 
 import "fleetd/internal/devices"
 
-// CatalogStateOf is the catalog state of a device without a session.
+// CatalogStateOf returns the catalog state of a device without a session.
 func CatalogStateOf(p devices.Presence) devices.CatalogState {
 	switch {
 	case p.MCP == devices.MCPNone:
@@ -28,7 +28,7 @@ func (x *Session) View() devices.View {
 		v.AudioPackets += received
 		v.AudioDropped += dropped
 	}
-	x.seq = seq // a look takes no place in the order of effects
+	x.seq = seq // reading does not use up a sequence number
 	v.Presence.KeepCatalog = false
 	if x.catalog != nil {
 		v.Presence.Catalog, v.Presence.Partial, v.Presence.Tools = x.catalog.Hash, x.partial, len(x.catalog.Tools)
@@ -36,8 +36,8 @@ func (x *Session) View() devices.View {
 	return v
 }
 
-// Publish sends an event that an adapter made, e.g. of an uploaded photo, as
-// one of the device's session if it has one here.
+// Publish publishes an event of an adapter, e.g. of an uploaded photo, with the device's
+// session if it has one here.
 func (s *Hub) Publish(e devices.Event) {
 	if x := s.table.session(e.Device); x != nil {
 		x.mu.Lock()

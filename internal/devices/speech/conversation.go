@@ -12,72 +12,71 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// orphanLife is how long a UDP conversation goes on without its control
-// connection. Losing MQTT does not end it on the device (application.cc:511-543),
-// which reconnects about 10 s later, at the latest after 60 s.
-const orphanLife = 60 * time.Second
+// reconnectGrace is how long a UDP conversation continues without its control connection.
+// Losing MQTT does not end it on the device (application.cc:511-543), which reconnects
+// about 10 s later, at the latest after 60 s.
+const reconnectGrace = 60 * time.Second
 
-// Conversation is one open audio channel of a device, from hello to goodbye.
-// Over UDP it belongs to the device and not to its connection: a successor on
-// the same node inherits it. Its methods are safe for concurrent use.
+// Conversation is one open audio channel of a device, from hello to goodbye. Over UDP it
+// belongs to the device and not to its connection: the next session on the same node
+// continues it. Its methods are safe for concurrent use.
 //
-// WebSocket devices have one all the time, so what only those who speak need is
-// made when they do.
+// WebSocket devices always have one, so the state for speech is created when needed.
 type Conversation struct {
 	svc   *Service
 	line  Line
-	owned bool // by the connection, as over WebSocket
+	owned bool // ends with the connection, as over WebSocket
 	id    string
 	path  AudioPath
-	topic string // made with the first frame, by the goroutine that brings it
+	topic string // set with the first frame, by its goroutine
 	intro *intro // for the Voice; nil without one
 
-	uplink devices.Bucket // used by the goroutine that brings the frames
+	uplink devices.Bucket // used only by the goroutine of the frames
 
-	received atomic.Uint64 // frames of the device
-	dropped  atomic.Uint64 // of those and of frames for it
-	other    atomic.Uint64 // messages of the device, and what was said to it
+	received atomic.Uint64 // frames from the device
+	dropped  atomic.Uint64 // of these and of frames to the device
+	other    atomic.Uint64 // messages from and to the device
 
-	mu     sync.Mutex
-	ended  bool
-	quiet  uint8  // sweeps in a row without anything new
-	last   uint64 // received and other at the latest sweep
-	begun  bool   // the Voice was told
-	muted  bool   // the user interrupted: nothing more of this speech
-	orphan *time.Timer
-	idle   *time.Timer // of a device that would lose its wake word
-	down   *downlink   // made with the first thing to say
+	mu             sync.Mutex
+	ended          bool
+	quiet          uint8  // consecutive sweeps without traffic
+	last           uint64 // traffic at the last sweep
+	begun          bool   // Voice.Begin was called
+	interrupted    bool   // the user interrupted: the rest of this speech is dropped
+	reconnectTimer *time.Timer
+	idle           *time.Timer // of a device that would lose its wake word
+	down           *downlink   // created when needed
 }
 
-// intro is how the device introduced itself.
+// intro is what the device sent at the start.
 type intro struct {
 	who   devices.Identity
 	hello hello.Device
 }
 
-// ID is the session id that the device was told with this conversation.
+// ID returns the session id of this conversation, as sent to the device.
 func (c *Conversation) ID() string { return c.id }
 
-// Who is the device's identity when it said hello. Only a Voice may ask.
-func (c *Conversation) Who() devices.Identity { return c.intro.who }
+// Identity returns the identity of the device at its hello. Only a Voice may call it.
+func (c *Conversation) Identity() devices.Identity { return c.intro.who }
 
-// Hello is what the device announced. Only a Voice may ask.
+// Hello returns the device's hello. Only a Voice may call it.
 func (c *Conversation) Hello() hello.Device { return c.intro.hello }
 
-// Opening is a conversation that a device's hello begins.
+// Opening describes a new conversation.
 type Opening struct {
-	ID    string // the session id that the device gets
-	Owned bool   // it ends with its connection, as over WebSocket
-	Who   devices.Identity
-	Hello hello.Device
+	ID       string // the session id that the device gets
+	Owned    bool   // it ends with its connection, as over WebSocket
+	Identity devices.Identity
+	Hello    hello.Device
 }
 
-// Open makes a conversation on a line; open makes the path of its audio. Begin
-// follows once the hello is answered.
+// Open creates a conversation on a line; open creates the path of its audio. Call Begin after
+// the hello was answered.
 func (s *Service) Open(line Line, o Opening, open func(*Conversation) (AudioPath, error)) (*Conversation, error) {
 	c := &Conversation{svc: s, line: line, owned: o.Owned, id: o.ID}
 	if s.voice != nil {
-		c.intro = &intro{o.Who, o.Hello}
+		c.intro = &intro{o.Identity, o.Hello}
 	}
 	path, err := open(c)
 	if err != nil {
@@ -88,10 +87,10 @@ func (s *Service) Open(line Line, o Opening, open func(*Conversation) (AudioPath
 	return c, nil
 }
 
-// IsOwned tells whether the conversation ends with its connection.
+// IsOwned reports whether the conversation ends with its connection.
 func (c *Conversation) IsOwned() bool { return c.owned }
 
-// Begin reports the conversation to the voice service, once.
+// Begin reports the conversation to the voice service once.
 func (c *Conversation) Begin() {
 	if c.svc.voice == nil {
 		return
@@ -105,29 +104,29 @@ func (c *Conversation) Begin() {
 	}
 }
 
-// Interpret does what a message of the device means for the conversation.
-func (c *Conversation) Interpret(kind string, session, msg []byte) {
+// HandleMessage applies a message of the device to the conversation.
+func (c *Conversation) HandleMessage(kind string, session, msg []byte) {
 	c.other.Add(1)
 	switch kind {
 	case "listen":
-		c.listens(msg)
+		c.onListen(msg)
 	case "abort":
 		c.abort()
 	case "goodbye":
-		if !c.owned && string(session) == c.id { // else of an earlier one, late
+		if !c.owned && string(session) == c.id { // else a late goodbye of an earlier one
 			c.End()
 		}
 	}
 }
 
-// Pass hands a message of the device to the voice service.
-func (c *Conversation) Pass(kind string, msg []byte) {
+// PassToVoice passes a message of the device to the voice service.
+func (c *Conversation) PassToVoice(kind string, msg []byte) {
 	if c.svc.voice != nil && !c.IsOver() {
 		c.svc.voice.Message(c, kind, msg)
 	}
 }
 
-// HandleAudio takes one Opus packet of the device; it is not kept.
+// HandleAudio handles one Opus packet of the device; it does not keep f.
 func (c *Conversation) HandleAudio(f envelope.Frame) {
 	s := c.svc
 	s.stats.AudioFrames.Add(1)
@@ -135,7 +134,7 @@ func (c *Conversation) HandleAudio(f envelope.Frame) {
 		c.drop(AudioRefused)
 		return
 	}
-	if !c.uplink.Take(time.Now(), uplinkRate, uplinkBurst) {
+	if !c.uplink.Allow(time.Now(), uplinkRate, uplinkBurst) {
 		c.drop(AudioTooMany)
 		return
 	}
@@ -151,10 +150,10 @@ func (c *Conversation) HandleAudio(f envelope.Frame) {
 	}
 }
 
-// Silent says that the channel is open and none of the device's packets
-// arrived: the most common trouble in the field is a UDP port that a firewall
-// or container does not pass on. tried packets named the channel all the same.
-func (c *Conversation) Silent(tried uint64) {
+// ReportNoAudio reports that the channel is open but no packet of the device was accepted:
+// often a UDP port that a firewall or container does not forward. tried is the number of
+// packets with the channel's id.
+func (c *Conversation) ReportNoAudio(tried uint64) {
 	if !c.line.Connected() || c.IsOver() {
 		return
 	}
@@ -162,12 +161,12 @@ func (c *Conversation) Silent(tried uint64) {
 	c.svc.log.Warn("no audio arrives: check that the UDP port is open from the device to this node (--udp-listen, --public-udp)",
 		"device", c.line.Device(), "session", c.id, "packets", tried)
 	fields := jsonspan.AppendString([]byte(`"conversation":`), c.id)
-	c.line.Report(devices.EventSilent, strconv.AppendUint(append(fields, `,"packets":`...), tried, 10))
+	c.line.PublishEvent(devices.EventSilent, strconv.AppendUint(append(fields, `,"packets":`...), tried, 10))
 }
 
-// Hangup ends the conversation politely and leaves the session alone. Over
-// MQTT the device is told goodbye; over WebSocket, where the connection is the
-// conversation, it is told that the speech is over.
+// Hangup ends the conversation and leaves the session open. Over MQTT the device gets a
+// goodbye; over WebSocket, where the connection is the conversation, it gets the end of the
+// speech.
 func (c *Conversation) Hangup() {
 	if c.IsOver() {
 		return
@@ -180,35 +179,35 @@ func (c *Conversation) Hangup() {
 	c.End()
 }
 
-// Orphan lets a conversation go on for orphanLife whose connection was lost.
-func (c *Conversation) Orphan() {
+// Detach keeps a conversation for reconnectGrace after its connection was lost.
+func (c *Conversation) Detach() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.ended && c.orphan == nil && !c.line.Connected() {
-		c.orphan = time.AfterFunc(orphanLife, c.abandon)
+	if !c.ended && c.reconnectTimer == nil && !c.line.Connected() {
+		c.reconnectTimer = time.AfterFunc(reconnectGrace, c.expire)
 	}
 }
 
-// Adopt takes back what Orphan did: the device has connected again.
-func (c *Conversation) Adopt() {
+// Reattach undoes Detach: the device has connected again.
+func (c *Conversation) Reattach() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.orphan != nil {
-		c.orphan.Stop()
-		c.orphan = nil
+	if c.reconnectTimer != nil {
+		c.reconnectTimer.Stop()
+		c.reconnectTimer = nil
 	}
 }
 
-// quietSweeps ends a UDP conversation in which nothing happened for two to
-// three minutes. The device counts it as over after 120 s without a word from us
-// and tells nobody (protocol.cc:100-109); neither does one that lost its power.
+// quietSweeps ends a UDP conversation without traffic for two to three minutes. The device
+// considers it ended after 120 s without a message from the server and sends nothing
+// (protocol.cc:100-109); nor does a device without power.
 const quietSweeps = 3
 
-// Sweep ends a conversation that the device has left without a goodbye. Call it
-// once a minute.
+// Sweep ends a conversation that the device has left without a goodbye. Call it once a
+// minute.
 func (c *Conversation) Sweep() {
 	if c.owned {
-		return // its connection tells
+		return // it ends with its connection
 	}
 	now := c.Traffic()
 	c.mu.Lock()
@@ -218,30 +217,30 @@ func (c *Conversation) Sweep() {
 	over := c.quiet >= quietSweeps
 	c.mu.Unlock()
 	if over {
-		c.svc.log.Info("conversation ended in silence", "device", c.line.Device(), "conversation", c.id)
+		c.svc.log.Info("conversation ended: no traffic", "device", c.line.Device(), "conversation", c.id)
 		c.End()
 	}
 }
 
-// abandon ends a conversation whose control connection did not come back.
-func (c *Conversation) abandon() {
+// expire ends a conversation whose control connection did not come back.
+func (c *Conversation) expire() {
 	if !c.line.Connected() {
 		c.End()
 	}
 }
 
-// Traffic counts what went either way.
+// Traffic counts frames and messages in both directions.
 func (c *Conversation) Traffic() uint64 { return c.received.Load() + c.other.Load() }
 
-// IsOver tells whether the conversation has ended.
+// IsOver reports whether the conversation has ended.
 func (c *Conversation) IsOver() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended
 }
 
-// End ends the conversation without a message to the device, and closes the audio
-// path. It may be called any number of times.
+// End ends the conversation without a message to the device, and closes the audio path. It
+// may be called repeatedly.
 func (c *Conversation) End() {
 	c.mu.Lock()
 	if c.ended {
@@ -249,8 +248,8 @@ func (c *Conversation) End() {
 		return
 	}
 	c.ended = true
-	if c.orphan != nil {
-		c.orphan.Stop()
+	if c.reconnectTimer != nil {
+		c.reconnectTimer.Stop()
 	}
 	if c.idle != nil {
 		c.idle.Stop()
@@ -259,7 +258,7 @@ func (c *Conversation) End() {
 		c.down.clear()
 	}
 	c.mu.Unlock()
-	c.line.Ended(c)
+	c.line.RemoveConversation(c)
 	c.path.Close()
 	c.svc.stats.Conversations.Add(-1)
 	if c.svc.voice != nil {
@@ -267,8 +266,8 @@ func (c *Conversation) End() {
 	}
 }
 
-// Audio counts the frames of the device, and the frames either way that were
-// dropped.
+// Audio returns the number of frames of the device, and of dropped frames in both
+// directions.
 func (c *Conversation) Audio() (received, dropped uint64) { return c.received.Load(), c.dropped.Load() }
 
 func (c *Conversation) drop(reason AudioDrop) {
@@ -276,24 +275,24 @@ func (c *Conversation) drop(reason AudioDrop) {
 	c.svc.stats.AudioDrops.Add(reason, 1)
 }
 
-// Bounds of what a device says: the queue to NATS is everybody's. Stock devices
-// send 17 packets a second, of some 100 bytes each.
+// Limits of the device's audio: all devices share the queue to NATS. Stock devices send 17
+// packets a second, of about 100 bytes each.
 const (
 	MaxPacket   = 1500 // bytes
 	uplinkRate  = 1000 // packets per second and conversation
 	uplinkBurst = 2000
 )
 
-// AudioDrop says why a frame went no further. The list is closed.
+// AudioDrop is why a frame was dropped. The list is complete.
 type AudioDrop string
 
 // Reasons of dropped frames.
 const (
 	AudioNoChannel    AudioDrop = "no_channel"    // no conversation is open
-	AudioNotPublished AudioDrop = "not_published" // NATS is away or its queue full
-	AudioTooMany      AudioDrop = "too_many"      // the device sends more than any that speaks
-	AudioFull         AudioDrop = "full"          // 30 s wait already
+	AudioNotPublished AudioDrop = "not_published" // NATS is unreachable or its queue is full
+	AudioTooMany      AudioDrop = "too_many"      // over the device's rate limit
+	AudioFull         AudioDrop = "full"          // 30 s are queued already
 	AudioAborted      AudioDrop = "aborted"       // the user interrupted this speech
 	AudioRefused      AudioDrop = "refused"       // empty, or longer than the device can decode
-	AudioUnsent       AudioDrop = "unsent"        // the path took it not: no address yet, or broken
+	AudioUnsent       AudioDrop = "unsent"        // rejected by the audio path: no UDP address yet, or write failed
 )

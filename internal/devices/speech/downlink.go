@@ -11,51 +11,50 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// What the device can take (application.cc:518-522, 951-960, audio_service.h:42):
-// it plays nothing before `tts start` has taken effect, and keeps at most 40
-// packets; what comes beyond them is lost without a word.
+// Limits of the device (application.cc:518-522, 951-960, audio_service.h:42): it plays nothing
+// before `tts start` has taken effect, and keeps at most 40 packets; further packets are
+// lost without a report.
 const (
-	// MaxSpeech bounds the audio that waits for one device.
+	// MaxSpeech is how much audio is queued for one device.
 	MaxSpeech = 30 * time.Second
-	// SpeechAhead is how far sending runs ahead of playing.
+	// SpeechAhead is how far sending is ahead of playback.
 	SpeechAhead = time.Second
-	// SpeechGap passes between `tts start` and the first packet.
+	// SpeechGap is the pause between `tts start` and the first packet.
 	SpeechGap = 150 * time.Millisecond
-	// speechTail passes between the end of playing and `tts stop`, up to which
-	// firmware to v2.1.0 would throw away what it still holds.
+	// speechTail is the pause between the end of playback and `tts stop`, at which firmware
+	// up to v2.1.0 drops the packets it still has.
 	speechTail = 100 * time.Millisecond
-	// maxAhead bounds the packets on their way, whatever their duration.
+	// maxAhead limits the packets that are sent ahead, whatever their duration.
 	maxAhead = 30
-	// longestPacket is what the server hello announces.
+	// longestPacket is the packet duration in the server hello.
 	longestPacket = 60 * time.Millisecond
-	// MaxSpeechBytes bounds what waits for one device, messages included.
+	// MaxSpeechBytes is how many bytes are queued for one device, including messages.
 	MaxSpeechBytes = 512 << 10
 )
 
-// downlink is what waits to be said to one device, in order, at the speed at
-// which the device plays it. It is guarded by its conversation's lock. Nothing
-// runs while nothing waits: pump is a task that ends when it has to wait and is
-// started again by a timer.
+// downlink is the queue to one device, in order, sent at the speed of playback. Its
+// conversation's lock protects it. Nothing runs while the queue is empty: pump is a task that
+// ends when it has to wait, and a timer starts it again.
 type downlink struct {
-	items   []said
-	next    int           // index of the first item not sent
-	audio   time.Duration // playing time of the audio in items
+	items   []queuedItem
+	next    int           // index of the first unsent item
+	audio   time.Duration // playing time of the queued audio
 	bytes   int           // of items and urgent
-	urgent  [][]byte      // messages that do not belong to the speech
+	urgent  [][]byte      // messages that are not part of the speech
 	pumping bool
 	timer   *time.Timer
 
-	notBefore time.Time // of the next packet
+	notBefore time.Time // earliest time of the next packet
 	playedOut time.Time // when the device will have played what was sent
-	started   time.Time // of this speech, origin of its timestamps
+	started   time.Time // start of this speech, for its timestamps
 	ahead     []time.Time
 }
 
-// said is one thing to say: a packet, or a message of the speech.
-type said struct {
+// queuedItem is a packet, or a message of the speech.
+type queuedItem struct {
 	data     []byte
 	duration time.Duration // of a packet; 0 for a message
-	stamp    uint32        // of a packet, if its sender gave one
+	stamp    uint32        // of a packet, if the sender set one
 	state    ttsState
 }
 
@@ -77,7 +76,7 @@ func (d *downlink) clear() {
 	}
 }
 
-// downLocked makes the queue when there is something to say.
+// downLocked returns the queue, and creates it if necessary.
 func (c *Conversation) downLocked() *downlink {
 	if c.down == nil {
 		c.down = &downlink{}
@@ -85,10 +84,9 @@ func (c *Conversation) downLocked() *downlink {
 	return c.down
 }
 
-// SendAudio queues one Opus packet for the device; it is copied. Its timestamp
-// is the sender's, in milliseconds, for server-AEC builds that echo it; 0 is the
-// packet's place in the speech. It never blocks. An error means that the packet
-// was dropped and counted.
+// SendAudio queues a copy of one Opus packet for the device. Its timestamp is the sender's, in
+// milliseconds, for server-AEC builds that echo it; 0 is replaced by the position in the
+// speech. It never blocks. With an error the packet was dropped and counted.
 func (c *Conversation) SendAudio(f envelope.Frame) error {
 	packet := f.Opus
 	duration, _, ok := opus.Inspect(packet)
@@ -104,20 +102,20 @@ func (c *Conversation) SendAudio(f envelope.Frame) error {
 	case c.ended:
 		c.drop(AudioNoChannel)
 		return devices.Errorf(devices.CodeConnectionLost, "the conversation has ended")
-	case c.muted:
+	case c.interrupted:
 		c.drop(AudioAborted)
-		return nil // the speaker cannot know yet that nobody listens
+		return nil // the sender does not know of the interruption yet
 	case d.audio+duration > MaxSpeech || d.bytes+len(packet) > MaxSpeechBytes:
 		c.drop(AudioFull)
-		return devices.Errorf(devices.CodeDeviceBusy, "%v of audio wait for the device already", MaxSpeech)
+		return devices.Errorf(devices.CodeDeviceBusy, "%v of audio are queued for the device already; send more slowly", MaxSpeech)
 	}
 	d.audio += duration
-	c.enqueueLocked(said{data: bytes.Clone(packet), duration: duration, stamp: f.Timestamp})
+	c.enqueueLocked(queuedItem{data: bytes.Clone(packet), duration: duration, stamp: f.Timestamp})
 	return nil
 }
 
-// SendMessage queues one message. Those of the speech (`tts`) keep their place in
-// it, others go ahead. The caller has checked msg.
+// SendMessage queues one message. Those of the speech (`tts`) keep their order with the
+// audio, others are sent first. The caller has checked msg.
 func (c *Conversation) SendMessage(kind string, msg []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,10 +124,10 @@ func (c *Conversation) SendMessage(kind string, msg []byte) error {
 		return devices.Errorf(devices.CodeConnectionLost, "the conversation has ended")
 	}
 	if d.bytes+len(msg) > MaxSpeechBytes {
-		return devices.Errorf(devices.CodeDeviceBusy, "%d bytes wait for the device already", d.bytes)
+		return devices.Errorf(devices.CodeDeviceBusy, "%d bytes are queued for the device already; try again later", d.bytes)
 	}
 	if kind != "tts" {
-		if c.owned { // else a conversation over UDP that nobody hears would go on with each
+		if c.owned { // otherwise each message would prolong a UDP conversation that the device has left
 			c.other.Add(1)
 		}
 		d.urgent = append(d.urgent, bytes.Clone(msg))
@@ -137,11 +135,11 @@ func (c *Conversation) SendMessage(kind string, msg []byte) error {
 		c.wakeLocked()
 		return nil
 	}
-	item := said{data: bytes.Clone(msg), state: ttsStateOf(msg)}
+	item := queuedItem{data: bytes.Clone(msg), state: ttsStateOf(msg)}
 	if item.state == ttsStart {
-		c.muted = false
+		c.interrupted = false
 	}
-	if !c.muted {
+	if !c.interrupted {
 		c.enqueueLocked(item)
 	}
 	return nil
@@ -157,9 +155,9 @@ func ttsStateOf(msg []byte) ttsState {
 	return ttsOther
 }
 
-func (c *Conversation) enqueueLocked(item said) {
+func (c *Conversation) enqueueLocked(item queuedItem) {
 	d := c.down
-	if d.next > 0 && d.next >= len(d.items)/2 { // a speech without pauses must not grow for ever
+	if d.next > 0 && d.next >= len(d.items)/2 { // a speech without pauses must not grow without limit
 		d.items, d.next = append(d.items[:0], d.items[d.next:]...), 0
 	}
 	d.items = append(d.items, item)
@@ -167,8 +165,8 @@ func (c *Conversation) enqueueLocked(item said) {
 	c.wakeLocked()
 }
 
-// wakeLocked starts the pump unless it runs or waits for a time that what was
-// queued does not change.
+// wakeLocked starts the pump unless it is running, or a timer is set that the new item does
+// not change.
 func (c *Conversation) wakeLocked() {
 	d := c.down
 	if d.pumping || d.timer != nil && len(d.urgent) == 0 {
@@ -181,9 +179,8 @@ func (c *Conversation) wakeLocked() {
 	d.pumping = c.svc.tasks.Run(c.pump)
 }
 
-// abort answers the user's interruption: what waits is thrown away, and the
-// device, which goes on playing until it is told (application.cc:736-737), is
-// told to stop.
+// abort handles the user's interruption: it drops the queue, and sends the device, which
+// continues to play until then (application.cc:736-737), the end of the speech.
 func (c *Conversation) abort() {
 	c.mu.Lock()
 	if c.ended {
@@ -197,15 +194,15 @@ func (c *Conversation) abort() {
 		}
 	}
 	d.clear()
-	answered := c.muted
-	c.muted = true
+	answered := c.interrupted
+	c.interrupted = true
 	c.mu.Unlock()
-	if !answered { // else the device was told already, and nothing was said since
+	if !answered { // else the stop was sent already, and nothing since
 		c.stopSpeech()
 	}
 }
 
-// stopSpeech sends `tts stop` ahead of everything.
+// stopSpeech sends `tts stop` before everything else.
 func (c *Conversation) stopSpeech() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,7 +216,7 @@ func (c *Conversation) stopSpeech() {
 	c.wakeLocked()
 }
 
-// pump says what is due, then ends or leaves the rest to a timer.
+// pump sends the items that are due, then ends or sets a timer for the rest.
 func (c *Conversation) pump() {
 	defer tasks.Contain(c.svc.log, c.End)
 	for {
@@ -245,7 +242,7 @@ func (c *Conversation) pump() {
 		}
 		item := &d.items[d.next]
 		if wait := d.wait(item, time.Now()); wait > 0 {
-			d.timer = time.AfterFunc(wait, c.due)
+			d.timer = time.AfterFunc(wait, c.onTimer)
 			d.pumping = false
 			c.mu.Unlock()
 			return
@@ -256,7 +253,7 @@ func (c *Conversation) pump() {
 		c.other.Add(1)
 		d.bytes -= len(taken.data)
 		d.audio -= taken.duration
-		stamp := d.sent(&taken, time.Now())
+		stamp := d.markSent(&taken, time.Now())
 		c.mu.Unlock()
 		if taken.duration == 0 {
 			c.sendControl(taken.data)
@@ -268,8 +265,8 @@ func (c *Conversation) pump() {
 	}
 }
 
-// due is the timer's: the next item's time has come.
-func (c *Conversation) due() {
+// onTimer starts the pump when the next item is due.
+func (c *Conversation) onTimer() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.down.timer = nil
@@ -278,8 +275,8 @@ func (c *Conversation) due() {
 	}
 }
 
-// wait is how long the item has to wait.
-func (d *downlink) wait(item *said, now time.Time) time.Duration {
+// wait returns how long the item has to wait.
+func (d *downlink) wait(item *queuedItem, now time.Time) time.Duration {
 	switch {
 	case item.state == ttsStop:
 		return d.playedOut.Add(speechTail).Sub(now)
@@ -296,9 +293,9 @@ func (d *downlink) wait(item *said, now time.Time) time.Duration {
 	return wait
 }
 
-// sent notes when the device will have played the item, and returns its
-// timestamp in the speech, in milliseconds.
-func (d *downlink) sent(item *said, now time.Time) uint32 {
+// markSent updates the end of playback for a sent item, and returns the item's timestamp in
+// the speech, in milliseconds.
+func (d *downlink) markSent(item *queuedItem, now time.Time) uint32 {
 	switch {
 	case item.state == ttsStart:
 		d.notBefore = now.Add(SpeechGap)
@@ -326,7 +323,7 @@ func (d *downlink) sent(item *said, now time.Time) uint32 {
 	return 0
 }
 
-// sendControl writes a message on the device's connection of the moment.
+// sendControl writes a message to the device's current connection.
 func (c *Conversation) sendControl(msg []byte) {
 	if err := c.line.SendControl(msg); err != nil {
 		c.svc.stats.MessageDrops.Add(1)

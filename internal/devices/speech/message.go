@@ -9,11 +9,11 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// MaxMessage bounds a message for a device, in bytes. Firmware to v2.1.0 keeps
-// such a message twice in some 100 KB of free memory.
+// MaxMessage is the maximum size of a message for a device, in bytes. Firmware up to v2.1.0
+// keeps two copies of a message in about 100 KB of free memory.
 const MaxMessage = 32 << 10
 
-// IsSpeech tells whether a message belongs to what is said and heard.
+// IsSpeech reports whether a type of message is part of a conversation.
 func IsSpeech(kind string) bool {
 	switch kind {
 	case "tts", "stt", "llm", "listen", "abort", "goodbye":
@@ -22,11 +22,11 @@ func IsSpeech(kind string) bool {
 	return false
 }
 
-// namesRead are the members of messages whose values are checked here.
-var namesRead = []string{"type", "session_id", "state", "status", "message", "emotion", "text"}
+// checkedMembers are the members that the device reads and that are checked here.
+var checkedMembers = []string{"type", "session_id", "state", "status", "message", "emotion", "text"}
 
-// CheckMessage checks what may be sent, and returns its type and what is sent: in
-// text for people, U+FFFD stands in for what would cost them all or the rest of it.
+// CheckMessage checks a message, and returns its type and the message to send: in text for
+// people, U+FFFD replaces characters that would make the device drop all or the rest of it.
 func CheckMessage(body []byte) (kind string, sent []byte, err error) {
 	if kind, err = messageKind(body); err != nil {
 		return kind, body, err
@@ -45,26 +45,26 @@ func messageKind(body []byte) (string, error) {
 	if err != nil {
 		return "", devices.Errorf(devices.CodeBadRequest, `the message must be a JSON object with a string "type": %v`, err)
 	}
-	// The device finds members without regard to case (cJSON), and would take
-	// the first for what it is called here.
+	// The device ignores the case of member names (cJSON), and would read the first member
+	// that matches.
 	for walk := jsonspan.Object(body); walk.Next(); {
-		key, _, cut := strings.Cut(string(walk.Key()), "\x00") // where its reader stops
-		for _, name := range namesRead {
+		key, _, cut := strings.Cut(string(walk.Key()), "\x00") // the device's reader stops at the NUL
+		for _, name := range checkedMembers {
 			if (cut || key != name) && strings.EqualFold(key, name) {
 				return "", devices.Errorf(devices.CodeBadRequest, "the message has a member %q: the device reads it as its %s; write it in lower case or leave it out", devices.Clip(key), name)
 			}
 		}
 	}
 	if !IsWord(string(m.Type)) {
-		return "", devices.Errorf(devices.CodeBadRequest, "the message's type must be 1 to %d of [A-Za-z0-9_.-]: the device reads others as another type than stands there", MaxWord)
+		return "", devices.Errorf(devices.CodeBadRequest, "the message's type must be 1 to %d of [A-Za-z0-9_.-]: the device would read other text as a different type", MaxWord)
 	}
 	switch kind := string(m.Type); kind {
 	case envelope.TypeMCP:
-		return "", devices.Errorf(devices.CodeForbidden, "mcp belongs to fleetd: call tools by the call and mcp routes")
+		return "", devices.Errorf(devices.CodeForbidden, "mcp is reserved for fleetd: use the call and mcp routes to call tools")
 	case "hello":
-		return "", devices.Errorf(devices.CodeForbidden, "hello belongs to fleetd: a second one spoils the device's next connection")
+		return "", devices.Errorf(devices.CodeForbidden, "hello is reserved for fleetd: a second one breaks the device's next connection")
 	case "tts":
-		// Firmware to v2.3.0 crashes on a tts message without state.
+		// Firmware up to v2.3.0 crashes on a tts message without state.
 		if !hasString(body, "state") {
 			return "", devices.Errorf(devices.CodeBadRequest, `a tts message needs a string "state", such as start, sentence_start or stop`)
 		}
@@ -81,12 +81,12 @@ func messageKind(body []byte) (string, error) {
 	}
 }
 
-// MaxWord bounds the type of a message and the method of a raw request.
+// MaxWord is the maximum length of a message type or a method, in bytes.
 const MaxWord = 64
 
-// IsWord tells whether text means the same to the device as to us. Its reader
-// ends a string at the first NUL (cJSON, std::string from a char pointer), so
-// that what is compared here as a whole would be another word there.
+// IsWord reports whether the device reads text as fleetd does. Its reader ends a string at the
+// first NUL (cJSON, std::string from a char pointer), so a text with one would be another
+// text there.
 func IsWord(text string) bool {
 	for _, c := range []byte(text) {
 		switch {
@@ -102,8 +102,7 @@ func hasString(object []byte, name string) bool {
 	return jsonspan.KindOf(jsonspan.Member(object, name)) == jsonspan.KindString
 }
 
-// WithSession adds the session id that devices expect where the sender, who
-// need not know it, left it out.
+// WithSession adds the session id that devices expect, if the sender left it out.
 func WithSession(body []byte, id string) []byte {
 	if jsonspan.Member(body, "session_id") != nil {
 		return body
@@ -112,9 +111,9 @@ func WithSession(body []byte, id string) []byte {
 }
 
 // Send queues one message of a voice service for the device.
-func (c *Conversation) Send(by access.By, body []byte) error {
+func (c *Conversation) Send(principal access.Principal, body []byte) error {
 	kind, body, err := CheckMessage(body)
-	if err := c.svc.permit(by, c.line.Device(), kind, err); err != nil {
+	if err := c.svc.permit(principal, c.line.Device(), kind, err); err != nil {
 		return err
 	}
 	if !c.line.Connected() {

@@ -1,9 +1,8 @@
-// Package speech carries what is said between a device and whoever listens and
-// answers: conversations from hello to goodbye, frames of audio up, and down at the
-// speed at which the device plays them.
+// Package speech carries conversations between a device and the services that take part in
+// them, from hello to goodbye: audio frames up, and audio down at the speed of playback.
 //
-// Lock order: Conversation.mu comes last; it is never held while a Line, an
-// AudioPath or a Voice is called.
+// Lock order: Conversation.mu comes last; it is not held while a Line, an AudioPath or a
+// Voice is called.
 package speech
 
 import (
@@ -17,25 +16,25 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// Service has what the conversations of a node share.
+// Service is shared by the conversations of a node.
 type Service struct {
 	audio AudioBus
 	voice Voice // may be nil
 	stats *AudioStats
 	tasks *tasks.Group
 	log   *slog.Logger
-	// permit tells whether a voice service may send a device a message of this type,
-	// and records that it did; err is what is wrong with the message itself.
-	permit func(by access.By, id devices.ID, kind string, err error) error
+	// permit returns an error if a voice service may not send a device a message of this
+	// type, and records the message; err is the error of the message itself.
+	permit func(principal access.Principal, id devices.ID, kind string, err error) error
 }
 
-// Options are what New needs; Voice may be nil.
+// Options configure a Service; Voice may be nil.
 type Options struct {
 	Audio  AudioBus
 	Voice  Voice
 	Tasks  *tasks.Group
 	Log    *slog.Logger
-	Permit func(by access.By, id devices.ID, kind string, err error) error
+	Permit func(principal access.Principal, id devices.ID, kind string, err error) error
 }
 
 // New returns a Service.
@@ -46,76 +45,76 @@ func New(o Options) *Service {
 // Stats returns the counters.
 func (s *Service) Stats() *AudioStats { return s.stats }
 
-// HasVoice tells whether a voice service takes part in the conversations of this node.
+// HasVoice reports whether a voice service takes part in the conversations of this node.
 func (s *Service) HasVoice() bool { return s.voice != nil }
 
-// Drop counts a frame for which no conversation is open.
+// Drop counts a frame without an open conversation.
 func (s *Service) Drop() { s.stats.AudioDrops.Add(AudioNoChannel, 1) }
 
 // AudioStats counts audio. It is safe for concurrent use.
 type AudioStats struct {
 	AudioFrames atomic.Uint64 // received from devices
 	AudioSent   atomic.Uint64 // sent to devices
-	// MessageDrops counts messages of a conversation that found no connection.
+	// MessageDrops counts messages of a conversation without a connection.
 	MessageDrops   atomic.Uint64
-	SilentChannels atomic.Uint64 // opened, and nothing came
+	SilentChannels atomic.Uint64 // opened, but no packet arrived
 	Conversations  atomic.Int64  // open now
 	AudioDrops     counters.Map[AudioDrop]
 }
 
-// Line is the device of a conversation, on whatever connection it has at the time.
-// Its methods may be called from any goroutine.
+// Line is the device of a conversation, on its current connection. Its methods are safe for
+// concurrent use.
 type Line interface {
-	// Device is its id.
+	// Device returns the id.
 	Device() devices.ID
-	// Connected tells whether it has a connection.
+	// Connected reports whether it has a connection.
 	Connected() bool
-	// SendControl writes a message; devices.ErrNoHolder without a connection.
+	// SendControl writes a message; without a connection it returns devices.ErrNoHolder.
 	SendControl(msg []byte) error
-	// Goodbye tells the device that its conversation with this id is over.
+	// Goodbye sends the device the end of the conversation with this id.
 	Goodbye(id string)
 	// Report publishes an event of the device's session, if it has one.
-	Report(kind devices.EventKind, fields []byte)
-	// Firmware is the version of its firmware, as far as that is known.
+	PublishEvent(kind devices.EventKind, fields []byte)
+	// Firmware returns the version of its firmware, if known.
 	Firmware() string
-	// Leave closes the connection of a conversation that ends with it, unless a call
-	// runs: then it returns false.
-	Leave(c *Conversation) bool
-	// Ended removes the conversation from the device.
-	Ended(c *Conversation)
+	// CloseIdle closes the connection of a conversation that ends with it. It reports false
+	// if a call is running.
+	CloseIdle(c *Conversation) bool
+	// RemoveConversation removes the conversation from the device.
+	RemoveConversation(c *Conversation)
 }
 
-// AudioBus takes what devices say to whoever listens. Its methods never block
-// and keep nothing of a frame.
+// AudioBus publishes the audio of devices. Its methods never block and keep no part of a
+// frame.
 type AudioBus interface {
-	// Topic names where the frames of one device go, for PublishAudio.
+	// Topic returns the topic of one device's frames, for PublishAudio.
 	Topic(id devices.ID) string
-	// PublishAudio passes one frame on; false if it had to be dropped. seq
-	// counts the frames of the conversation with this session id, from 1.
+	// PublishAudio publishes one frame. It reports false if it was dropped. seq counts the
+	// frames of the conversation with this session id, from 1.
 	PublishAudio(topic, session string, seq uint64, f envelope.Frame) bool
 }
 
-// Voice takes part in conversations inside this process, such as a bridge to a
-// voice server. Its methods must not block. Each conversation has at most one
-// Begin and exactly one End. The device does not wait for Begin: by a hair,
-// Audio, Message and even End may come before it.
+// Voice takes part in conversations inside this process, such as a bridge to a voice server.
+// Its methods must not block. Each conversation has at most one Begin and exactly one End.
+// The device does not wait for Begin, so Audio, Message and even End may be called slightly
+// earlier.
 type Voice interface {
-	// Begin is called once the device's hello was answered.
+	// Begin is called after the device's hello was answered.
 	Begin(c *Conversation)
-	// Message is a message of the device other than hello and MCP.
+	// Message handles a message of the device other than hello and MCP.
 	Message(c *Conversation, kind string, msg []byte)
-	// Audio is one frame of the device, valid during the call only.
+	// Audio handles one frame of the device, which is valid only during the call.
 	Audio(c *Conversation, f envelope.Frame)
-	// End says that the conversation is over, whoever ended it.
+	// End is called when the conversation has ended, for whatever reason.
 	End(c *Conversation)
 }
 
-// AudioPath carries frames to one device: its WebSocket, or a UDP channel.
+// AudioPath sends frames to one device: over its WebSocket, or a UDP channel.
 type AudioPath interface {
-	// SendAudio writes one Opus packet within a bounded time and keeps nothing
-	// of it. An error means that this packet is lost; the path may live on.
+	// SendAudio writes one Opus packet within a limited time and does not keep it. An error
+	// means that this packet is lost; the path may still work.
 	SendAudio(f envelope.Frame) error
-	// Close gives the path up; no frame of the device comes from it afterwards.
-	// It may be called any number of times.
+	// Close closes the path; no frame of the device arrives from it afterwards. It may be
+	// called repeatedly.
 	Close()
 }

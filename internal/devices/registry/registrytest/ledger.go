@@ -1,5 +1,4 @@
-// Package registrytest has a ledger in memory, for tests. Production never
-// imports it.
+// Package registrytest contains a ledger in memory. Only tests import it.
 package registrytest
 
 import (
@@ -16,8 +15,8 @@ import (
 	"fleetd/internal/devices/registry"
 )
 
-// Ledger is a registry.Ledger in memory: what several nodes of a test share. It
-// can be away, slow, pruned, and its history can go backwards. It is safe for
+// Ledger is a registry.Ledger in memory that several nodes of a test share. It can be
+// unreachable, slow, or pruned, and its history can go backwards. It is safe for
 // concurrent use.
 type Ledger struct {
 	mu       sync.Mutex
@@ -27,17 +26,23 @@ type Ledger struct {
 	members  map[devices.ID]devices.Member
 	rotation devices.Rotation
 	keys     map[string]access.Key
+	codes    map[string]consoleCode // by hash
 	policy   access.Policy
 	log      []devices.Change
-	kept     int // changes up to this place in the log are pruned
+	kept     int // changes up to this index of the log are pruned
 	late     []func([]devices.Change)
-	// commitLate: a decision is committed although its caller has left.
+	// commitLate commits decisions whose caller has left.
 	commitLate bool
+}
+
+type consoleCode struct {
+	key     access.Key
+	expires time.Time
 }
 
 // New returns an empty Ledger.
 func New() *Ledger {
-	return &Ledger{lineage: "first", members: map[devices.ID]devices.Member{}, keys: map[string]access.Key{}}
+	return &Ledger{lineage: "first", members: map[devices.ID]devices.Member{}, keys: map[string]access.Key{}, codes: map[string]consoleCode{}}
 }
 
 func (l *Ledger) enter() (func(), error) {
@@ -49,22 +54,22 @@ func (l *Ledger) enter() (func(), error) {
 	return l.mu.Unlock, nil
 }
 
-// SetAway makes everything fail, or work again, as if the database were down.
+// SetAway makes all methods fail, or work again, like an unreachable database.
 func (l *Ledger) SetAway(away bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.away = away
 }
 
-// SetDelay makes each decision take so long.
+// SetDelay delays each decision.
 func (l *Ledger) SetDelay(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.delay = d
 }
 
-// SetLate makes decisions that SetDelay delays for longer than their callers wait:
-// they are committed all the same.
+// SetLate delays each decision for longer than its caller waits, and commits it
+// nevertheless.
 func (l *Ledger) SetLate(delay time.Duration) {
 	l.SetDelay(delay)
 	l.mu.Lock()
@@ -72,8 +77,8 @@ func (l *Ledger) SetLate(delay time.Duration) {
 	l.commitLate = true
 }
 
-// Late implements registry.Ledger.
-func (l *Ledger) Late(take func([]devices.Change)) {
+// OnLateChanges implements registry.Ledger.
+func (l *Ledger) OnLateChanges(take func([]devices.Change)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.late = append(l.late, take)
@@ -86,14 +91,14 @@ func (l *Ledger) Prune(revision int64) {
 	l.kept = int(revision)
 }
 
-// Members are all devices that have a state, forgotten ones included.
+// Members returns all devices that have a state, including forgotten ones.
 func (l *Ledger) Members() map[devices.ID]devices.Member {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.members)
 }
 
-// Member is the state of one device.
+// Member returns the state of one device.
 func (l *Ledger) Member(id devices.ID) (m devices.Member, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,7 +106,7 @@ func (l *Ledger) Member(id devices.ID) (m devices.Member, known bool) {
 	return m, ok && m.Known()
 }
 
-// Exceptions are the devices whose credentials are not those of generation 0.
+// Exceptions returns the devices whose credentials do not have generation 0.
 func (l *Ledger) Exceptions() (list []devices.Exception) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,45 +118,45 @@ func (l *Ledger) Exceptions() (list []devices.Exception) {
 	return list
 }
 
-// Keys are the API keys by id.
+// Keys returns the API keys by id.
 func (l *Ledger) Keys() map[string]access.Key {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.keys)
 }
 
-// Policy is the policy that was stored last.
+// Policy returns the latest policy.
 func (l *Ledger) Policy() access.Policy {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.policy
 }
 
-// Rotation is that of the fleet.
+// Rotation returns the rotation of the fleet.
 func (l *Ledger) Rotation() devices.Rotation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.rotation
 }
 
-// Log returns the changes after a revision, pruned ones included.
+// Log returns the changes after a revision, including pruned ones.
 func (l *Ledger) Log(after int64) []devices.Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.log[after:])
 }
 
-// Connected notes that a device has connected: it does not expire any more.
+// Connected records that a device has connected, and therefore does not expire.
 func (l *Ledger) Connected(id devices.ID) {
-	l.update(id, func(m *devices.Member) { m.Joined = devices.TransportNone })
+	l.update(id, func(m *devices.Member) { m.JoinTransport = devices.TransportNone })
 }
 
-// Reported takes the serial number that a device reported.
+// Reported sets the serial number that a device reported.
 func (l *Ledger) Reported(id devices.ID, serial string) {
 	l.update(id, func(m *devices.Member) { m.Serial = serial })
 }
 
-// update changes what is no decision of a known device.
+// update changes state of a known device that is not part of a decision.
 func (l *Ledger) update(id devices.ID, change func(m *devices.Member)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,8 +166,8 @@ func (l *Ledger) update(id devices.ID, change func(m *devices.Member)) {
 	}
 }
 
-// SetRotation puts a rotation in place, whatever the one before: that of a fleet
-// whose grace is over, for example.
+// SetRotation replaces the rotation, whatever the current one: for example by one
+// whose grace period has ended.
 func (l *Ledger) SetRotation(next devices.Rotation) []devices.Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -170,7 +175,7 @@ func (l *Ledger) SetRotation(next devices.Rotation) []devices.Change {
 	return l.fleetLocked(devices.AspectRotation, fmt.Sprintf("rotation %d", next.Generation), "test", next)
 }
 
-// RestoreTo makes the history end at a revision, as a restored backup does.
+// RestoreTo cuts the history at a revision, like a restored backup.
 func (l *Ledger) RestoreTo(revision int64, lineage string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -273,8 +278,8 @@ func (l *Ledger) decideLocked(d devices.Decision) (out devices.Outcome) {
 		}
 		out.Changes = append(out.Changes, c)
 	}
-	if folded.Joined != after.Joined && after.Known() { // decided about, and nothing else differs
-		folded.Joined = after.Joined
+	if folded.JoinTransport != after.JoinTransport && after.Known() { // a decision was made, but nothing else differs
+		folded.JoinTransport = after.JoinTransport
 	}
 	if ok || len(out.Changes) > 0 {
 		l.members[d.Device] = folded
@@ -303,6 +308,32 @@ func (l *Ledger) SaveKey(_ context.Context, who, id string, k access.Key) ([]dev
 	}
 	l.keys[k.ID] = k
 	return l.fleetLocked(devices.AspectKey, id, who, k), nil
+}
+
+// SaveConsoleCode implements fleet.ConsoleCodes.
+func (l *Ledger) SaveConsoleCode(_ context.Context, hash string, k access.Key, expires time.Time) error {
+	leave, err := l.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	l.codes[hash] = consoleCode{k, expires}
+	return nil
+}
+
+// TakeConsoleCode implements fleet.ConsoleCodes.
+func (l *Ledger) TakeConsoleCode(_ context.Context, hash string, now time.Time) (access.Key, error) {
+	leave, err := l.enter()
+	if err != nil {
+		return access.Key{}, err
+	}
+	defer leave()
+	code, ok := l.codes[hash]
+	delete(l.codes, hash)
+	if !ok || !now.Before(code.expires) {
+		return access.Key{}, devices.ErrNotFound
+	}
+	return code.key, nil
 }
 
 // SavePolicy implements registry.Ledger.
@@ -392,7 +423,7 @@ func (l *Ledger) Snapshot(_ context.Context, member func(devices.Member)) (regis
 	return s, nil
 }
 
-// Device is the row that a member's state is stored as.
+// Device returns the row of a member.
 func Device(m devices.Member) devices.Device {
 	return devices.Device{ID: m.ID, Admission: m.Admission, ClientID: m.ClientID, Name: m.Name, Labels: maps.Clone(m.Labels), Prefer: m.Prefer,
 		Serial: m.Serial, FirstSeen: m.FirstSeen, Revision: m.Revision}

@@ -1,4 +1,4 @@
-package lobby
+package connlimit
 
 import (
 	"context"
@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// A crowd waits for its turn; who finds no place, or waits too long, is told.
-func TestRoom(t *testing.T) {
+// Connections above the rate wait; those that find the queue full or wait too long get an error.
+func TestAdmissionQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := NewRoom(Limits{Rate: 10, Burst: 5, Waiting: 100, Patience: 2050 * time.Millisecond})
+		r := NewAdmissionQueue(QueueLimits{Rate: 10, Burst: 5, Waiting: 100, MaxWait: 2050 * time.Millisecond})
 		var mu sync.Mutex
 		let, refused := map[int]int{}, 0
 		begun := time.Now()
@@ -31,7 +31,7 @@ func TestRoom(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if all := let[0] + let[1] + let[2]; let[0] < 14 || let[0] > 15 || let[1] != 10 || all != 25 || refused != 175 { // 5 at once, 10 a second for 2 s
-			t.Errorf("let in by second %v, refused %d", let, refused)
+			t.Errorf("admitted by second %v, refused %d", let, refused)
 		}
 		if err := r.Enter(t.Context()); err != nil {
 			t.Errorf("after the crowd: %v", err)
@@ -39,7 +39,7 @@ func TestRoom(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		for range 10 {
-			_ = r.Enter(ctx) // some get in
+			_ = r.Enter(ctx) // some are admitted
 		}
 		if n := r.waiting.Load(); n != 0 {
 			t.Errorf("%d still wait", n)
@@ -61,7 +61,7 @@ func TestList(t *testing.T) {
 		l.Go(func() { time.Sleep(time.Second) })
 		l.Close()
 		if l.Add(9) {
-			t.Error("a closed list takes connections")
+			t.Error("a closed list accepts connections")
 		}
 		go func() {
 			for n := range 5 {

@@ -1,4 +1,4 @@
-package lobby
+package connlimit
 
 import (
 	"bytes"
@@ -22,18 +22,18 @@ func header(t *testing.T, version byte, source string) []byte {
 	return b
 }
 
-func TestProxied(t *testing.T) {
-	listen := func(trusted string) *Proxied {
+func TestProxyListener(t *testing.T) {
+	listen := func(trusted string) *ProxyListener {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := NewProxied(l, []netip.Prefix{netip.MustParsePrefix(trusted)}, slog.New(slog.DiscardHandler))
+		p := NewProxyListener(l, []netip.Prefix{netip.MustParsePrefix(trusted)}, slog.New(slog.DiscardHandler))
 		t.Cleanup(func() { _ = p.Close() })
 		return p
 	}
 	proxies, direct := listen("127.0.0.0/8"), listen("192.0.2.0/24")
-	dial := func(p *Proxied, first ...[]byte) net.Conn {
+	dial := func(p *ProxyListener, first ...[]byte) net.Conn {
 		t.Helper()
 		c, err := net.Dial("tcp", p.Addr().String())
 		if err != nil {
@@ -47,10 +47,10 @@ func TestProxied(t *testing.T) {
 		}
 		return c
 	}
-	dial(proxies) // says nothing, and keeps nobody waiting
+	dial(proxies) // a silent connection must not delay the others
 	for _, c := range []struct {
 		name   string
-		at     *Proxied
+		at     *ProxyListener
 		first  []byte
 		remote string // empty: the connection's own
 		text   string
@@ -76,7 +76,7 @@ func TestProxied(t *testing.T) {
 		_, err = io.ReadFull(server, text)
 		// security: D19
 		if err != nil || server.RemoteAddr().String() != want || string(text) != c.text {
-			t.Errorf("%s: %v says %q, %v; want %s", c.name, server.RemoteAddr(), text, err, want)
+			t.Errorf("%s: %v sends %q, %v; want %s", c.name, server.RemoteAddr(), text, err, want)
 		}
 		_ = server.Close()
 	}

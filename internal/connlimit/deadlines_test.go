@@ -1,4 +1,4 @@
-package lobby
+package connlimit
 
 import (
 	"bufio"
@@ -11,27 +11,27 @@ import (
 	"time"
 )
 
-// serveTimed runs a handler behind a gate, whose writes have this limit.
-func serveTimed(t *testing.T, limit time.Duration, handler http.Handler) (address string, gate *Guarded) {
+// serveTimed runs a handler on a limited listener with this write limit.
+func serveTimed(t *testing.T, limit time.Duration, handler http.Handler) (address string, limiter *Listener) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	guarded := NewGate(0, 0, nil).GuardTimed(l)
-	guarded.timed = limit
-	serveBehind(t, guarded, handler)
-	return l.Addr().String(), guarded
+	limited := NewLimiter(0, 0, nil).LimitCallers(l)
+	limited.timed = limit
+	serveOn(t, limited, handler)
+	return l.Addr().String(), limited
 }
 
-// serveBehind runs a handler on a listener until the test ends.
-func serveBehind(t *testing.T, guarded *Guarded, handler http.Handler) {
+// serveOn runs a handler on a listener until the test ends.
+func serveOn(t *testing.T, limited *Listener, handler http.Handler) {
 	t.Helper()
 	server := &http.Server{Handler: handler, ConnContext: WithConn}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = server.Serve(guarded) // ends with Close
+		_ = server.Serve(limited) // ends with Close
 	}()
 	t.Cleanup(func() {
 		_ = server.Close()
@@ -53,11 +53,11 @@ func dial(t *testing.T, address, request string) net.Conn {
 	return c
 }
 
-// A reader that does not read is cut, one that is slow reads everything.
-func TestReadersWhoDoNotRead(t *testing.T) {
+// A client that does not read is closed; a slow one reads the whole response.
+func TestClientsThatDoNotRead(t *testing.T) {
 	large := bytes.Repeat([]byte("x"), 32<<20)
 	result := make(chan error, 2)
-	address, gate := serveTimed(t, 200*time.Millisecond, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	address, limiter := serveTimed(t, 200*time.Millisecond, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, err := w.Write(large)
 		result <- err
 	}))
@@ -65,28 +65,28 @@ func TestReadersWhoDoNotRead(t *testing.T) {
 	select {
 	case err := <-result:
 		// security: N30
-		if err == nil || gate.Slow.Load() != 1 {
-			t.Errorf("everything was written to a reader that reads nothing, or it is counted %d times", gate.Slow.Load())
+		if err == nil || limiter.Slow.Load() != 1 {
+			t.Errorf("everything was written to a client that does not read, or it was counted %d times", limiter.Slow.Load())
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatal("a reader that does not read is never cut")
+		t.Fatal("a client that does not read is never closed")
 	}
 	slow := dial(t, address, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 	buffer := make([]byte, 256<<10)
 	for read := 0; read < len(large); {
 		n, err := slow.Read(buffer)
 		if err != nil {
-			t.Fatalf("a slow reader is cut after %d bytes: %v", read, err)
+			t.Fatalf("a slow client is closed after %d bytes: %v", read, err)
 		}
 		read += n
 		time.Sleep(10 * time.Millisecond)
 	}
 	if err := <-result; err != nil {
-		t.Errorf("a slow reader: %v", err)
+		t.Errorf("a slow client: %v", err)
 	}
 }
 
-// A deadline of the handler wins over that of the connection.
+// A deadline set by the handler takes precedence over that of the connection.
 func TestGivenWriteDeadline(t *testing.T) {
 	result := make(chan time.Duration, 1)
 	address, _ := serveTimed(t, time.Hour, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -94,18 +94,18 @@ func TestGivenWriteDeadline(t *testing.T) {
 		if err := http.NewResponseController(w).SetWriteDeadline(begun.Add(100 * time.Millisecond)); err != nil {
 			t.Error(err)
 		}
-		_, _ = w.Write(make([]byte, 32<<20)) // what it took counts
+		_, _ = w.Write(make([]byte, 32<<20)) // ends with the handler's deadline
 		result <- time.Since(begun)
 	}))
 	dial(t, address, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 	select {
 	case <-result:
 	case <-time.After(10 * time.Second):
-		t.Fatal("the handler's deadline does not count")
+		t.Fatal("the handler's deadline has no effect")
 	}
 }
 
-// A connection goes on after a body that was read or has arrived, and ends
+// A connection stays open after a body that was read or has arrived, and is closed
 // after one that has not.
 func TestConnectionsAfterBodies(t *testing.T) {
 	for _, tc := range []struct {
@@ -115,16 +115,16 @@ func TestConnectionsAfterBodies(t *testing.T) {
 	}{
 		{"read", "0123456789", true, true},
 		{"arrived", "0123456789", false, true},
-		{"never comes", "", false, false},
-		{"comes too slowly", "01234", true, false},
+		{"never arrives", "", false, false},
+		{"arrives too slowly", "01234", true, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			address, _ := serveTimed(t, WriteTime, AnswerFirst(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			address, _ := serveTimed(t, WriteTime, RespondEarly(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if tc.read {
-					_, _ = io.Copy(io.Discard, r.Body) // a body that breaks off is answered as well
+					_, _ = io.Copy(io.Discard, r.Body) // a body that ends early gets a response as well
 				}
 				_, _ = w.Write([]byte("ok"))
-			}), Pace{Grace: 200 * time.Millisecond, Rate: 1 << 20}))
+			}), BodyPace{Grace: 200 * time.Millisecond, Rate: 1 << 20}))
 			c := dial(t, address, fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n%s", tc.body))
 			in := bufio.NewReader(c)
 			answer, err := http.ReadResponse(in, nil)
@@ -134,7 +134,7 @@ func TestConnectionsAfterBodies(t *testing.T) {
 			_, _ = io.Copy(io.Discard, answer.Body) // two bytes
 			// security: N30
 			if answer.Close == tc.goesOn {
-				t.Errorf("the connection ends: %v", answer.Close)
+				t.Errorf("the connection is closed: %v", answer.Close)
 			}
 			if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil && tc.goesOn {
 				t.Fatal(err)
@@ -147,17 +147,17 @@ func TestConnectionsAfterBodies(t *testing.T) {
 	}
 }
 
-// A large body that keeps its rate is read to its end, whatever it takes.
+// A large body that keeps its rate is read to its end, however long it takes.
 func TestBodyThatKeepsItsRate(t *testing.T) {
 	result := make(chan error, 1)
-	address, _ := serveTimed(t, WriteTime, AnswerFirst(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	address, _ := serveTimed(t, WriteTime, RespondEarly(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, err := io.Copy(io.Discard, r.Body)
 		result <- err
-	}), Pace{Grace: 300 * time.Millisecond, Rate: 1 << 10}))
+	}), BodyPace{Grace: 300 * time.Millisecond, Rate: 1 << 10}))
 	const pieces, piece = 20, 4 << 10
 	c := dial(t, address, fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", pieces*piece))
 	for range pieces {
-		time.Sleep(50 * time.Millisecond) // a second for the whole, three times the grace
+		time.Sleep(50 * time.Millisecond) // one second in all, three times the grace
 		if _, err := c.Write(make([]byte, piece)); err != nil {
 			t.Fatal(err)
 		}
@@ -167,9 +167,9 @@ func TestBodyThatKeepsItsRate(t *testing.T) {
 	}
 }
 
-// A client that waits to be asked for its body is refused without being asked.
+// A client that waits for 100 Continue is refused without one.
 func TestRefusalOfABodyNotYetSent(t *testing.T) {
-	address, _ := serveTimed(t, WriteTime, AnswerFirst(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	address, _ := serveTimed(t, WriteTime, RespondEarly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusForbidden)
 	}), DefaultPace))
 	c := dial(t, address, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
@@ -180,18 +180,18 @@ func TestRefusalOfABodyNotYetSent(t *testing.T) {
 	}
 }
 
-// A route's own pace takes the place of the listener's: of two, the shorter would end
-// a body that keeps the longer.
+// The pace of a route replaces that of the listener; with both, the shorter deadline
+// would end a body that keeps the longer one.
 func TestOnePace(t *testing.T) {
 	got := make(chan bool, 1)
-	address, _ := serveTimed(t, WriteTime, AnswerFirst(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	address, _ := serveTimed(t, WriteTime, RespondEarly(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		listeners := r.Body
-		PaceBody(w, r, Pace{Grace: time.Minute})
+		PaceBody(w, r, BodyPace{Grace: time.Minute})
 		body, paced := r.Body.(*pacedBody)
 		got <- r.Body == listeners && paced && body.pace.Grace == time.Minute && body.pace.Late == DefaultPace.Late
 	}), DefaultPace))
 	dial(t, address, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
 	if !<-got {
-		t.Error("two paces judge one body")
+		t.Error("both paces apply to one body")
 	}
 }

@@ -6,10 +6,10 @@ import (
 	"fleetd/internal/devices"
 )
 
-// SecretsFor are those of a device, known here or not, with the highest
-// generation that it has connected with, as far as this node has met it.
-func (s *Hub) SecretsFor(id devices.ID) devices.Secrets {
-	own := s.registry.Secrets(id)
+// Generations returns the generations of a device, known here or not. Confirmed is the
+// highest generation that it has connected with, as recorded on this node.
+func (s *Hub) Generations(id devices.ID) devices.Generations {
+	own := s.registry.Generations(id)
 	if e := s.table.get(id); e != nil {
 		e.mu.Lock()
 		own.Confirmed = e.confirmed
@@ -18,11 +18,11 @@ func (s *Hub) SecretsFor(id devices.ID) devices.Secrets {
 	return own
 }
 
-// Authenticate finds the generation whose credentials were presented. proves
-// tells whether they are those of one; all that are valid are tried, whichever
-// fits. admitted is false for a device that was revoked.
+// Authenticate finds the generation of the presented credentials. proves reports whether
+// they are those of a generation; all valid ones are tried, so the time does not depend on
+// which one matches. admitted is false for a revoked device.
 func (s *Hub) Authenticate(id devices.ID, proves func(generation int64) bool) (generation int64, proven, admitted bool) {
-	own := s.SecretsFor(id)
+	own := s.Generations(id)
 	list, n, _ := own.Valid(s.registry.Rotation(), time.Now())
 	for _, g := range list[:n] {
 		if proves(g) && !proven {
@@ -32,23 +32,23 @@ func (s *Hub) Authenticate(id devices.ID, proves func(generation int64) bool) (g
 	return generation, proven, !own.Revoked
 }
 
-// Accepts tells whether credentials of this generation are valid.
+// Accepts reports whether credentials of this generation are valid.
 func (s *Hub) Accepts(id devices.ID, generation int64) bool {
-	own := s.SecretsFor(id)
+	own := s.Generations(id)
 	return own.Accepts(generation, s.registry.Rotation(), time.Now())
 }
 
-// Generation is the generation of the credentials that a device is given; ok is
-// false if none are valid.
+// Generation returns the generation of the credentials that a device gets; ok is false if
+// none are valid.
 func (s *Hub) Generation(id devices.ID) (generation int64, ok bool) {
-	own := s.registry.Secrets(id)
+	own := s.registry.Generations(id)
 	return own.Current(s.registry.Rotation()), !own.Revoked
 }
 
-// OldestGeneration is the oldest that is valid, for a connection of which is not
-// known what it presented: it must not end the one that it did.
+// OldestGeneration returns the oldest valid generation, for a connection whose
+// credentials are unknown: it must not end the credentials it came with.
 func (s *Hub) OldestGeneration(id devices.ID) (generation int64, ok bool) {
-	own := s.SecretsFor(id)
+	own := s.Generations(id)
 	list, n, _ := own.Valid(s.registry.Rotation(), time.Now())
 	generation = list[0]
 	for _, g := range list[1:n] {
@@ -57,9 +57,9 @@ func (s *Hub) OldestGeneration(id devices.ID) (generation int64, ok bool) {
 	return generation, !own.Revoked
 }
 
-// Credentials tells which credentials of a device are valid.
+// Credentials returns which credentials of a device are valid.
 func (s *Hub) Credentials(id devices.ID) devices.Credentials {
-	own := s.SecretsFor(id)
+	own := s.Generations(id)
 	list, _, until := own.Valid(s.registry.Rotation(), time.Now())
 	return devices.Credentials{Generation: list[0], PreviousUntil: until}
 }

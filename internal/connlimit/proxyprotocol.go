@@ -1,4 +1,4 @@
-package lobby
+package connlimit
 
 import (
 	"bufio"
@@ -14,21 +14,21 @@ import (
 	"github.com/pires/go-proxyproto"
 )
 
-// Limits of what proxies say before the client speaks.
+// Limits of PROXY headers.
 const (
 	HeaderTimeout = 5 * time.Second
-	MaxHeaders    = 4_096 // connections whose header has not come; more are closed
+	MaxHeaders    = 4_096 // connections whose header has not arrived; more are closed
 	headerBuffer  = 256   // a header of version 2 with its extensions may be longer
 )
 
-// Proxied is a listener behind proxies that say by the PROXY protocol (version 1 or 2)
-// whose connection they pass on. Headers are taken from trusted proxies alone, and
-// these must send one; others connect as ever. Close it to end its goroutines.
-type Proxied struct {
+// ProxyListener is a listener for proxies that name the client of each connection by
+// the PROXY protocol (version 1 or 2). Headers are accepted from trusted proxies only,
+// and these must send one; other peers connect without. Close ends its goroutines.
+type ProxyListener struct {
 	net.Listener
 	trusted []netip.Prefix
 	log     *slog.Logger
-	out     chan accepted
+	out     chan acceptResult
 	ctx     context.Context
 	stop    context.CancelFunc
 	tasks   sync.WaitGroup
@@ -38,21 +38,21 @@ type Proxied struct {
 	Refused atomic.Uint64
 }
 
-type accepted struct {
+type acceptResult struct {
 	conn net.Conn
 	err  error
 }
 
-// NewProxied returns a running Proxied over l.
-func NewProxied(l net.Listener, trusted []netip.Prefix, log *slog.Logger) *Proxied {
-	p := &Proxied{Listener: l, trusted: trusted, log: log, out: make(chan accepted)}
+// NewProxyListener returns a running ProxyListener over l.
+func NewProxyListener(l net.Listener, trusted []netip.Prefix, log *slog.Logger) *ProxyListener {
+	p := &ProxyListener{Listener: l, trusted: trusted, log: log, out: make(chan acceptResult)}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.tasks.Go(p.accept)
 	return p
 }
 
 // Accept waits for a connection whose client is known.
-func (p *Proxied) Accept() (net.Conn, error) {
+func (p *ProxyListener) Accept() (net.Conn, error) {
 	select {
 	case a := <-p.out:
 		return a.conn, a.err
@@ -61,15 +61,15 @@ func (p *Proxied) Accept() (net.Conn, error) {
 	}
 }
 
-// Close ends the listener and what has not been accepted.
-func (p *Proxied) Close() error {
+// Close closes the listener and the connections that were not accepted.
+func (p *ProxyListener) Close() error {
 	err := p.Listener.Close()
 	p.stop()
 	p.tasks.Wait()
 	return err
 }
 
-func (p *Proxied) accept() {
+func (p *ProxyListener) accept() {
 	for {
 		c, err := p.Listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -79,39 +79,39 @@ func (p *Proxied) accept() {
 		if err == nil {
 			peer, _ = netip.ParseAddrPort(c.RemoteAddr().String()) // zero is not trusted
 		}
-		if err != nil || !within(peer.Addr(), p.trusted) {
-			p.hand(accepted{c, err})
+		if err != nil || !inNetworks(peer.Addr(), p.trusted) {
+			p.deliver(acceptResult{c, err})
 			continue
 		}
 		if p.waiting.Add(1) > MaxHeaders {
 			p.waiting.Add(-1)
-			p.refuse(c, errors.New("too many connections whose header has not come"))
+			p.refuse(c, errors.New("too many connections whose header has not arrived"))
 			continue
 		}
-		p.tasks.Go(func() { p.read(c) }) // a proxy that says nothing must not keep others waiting
+		p.tasks.Go(func() { p.read(c) }) // a silent proxy must not delay other connections
 	}
 }
 
-// hand gives a connection, or an error, to who calls Accept.
-func (p *Proxied) hand(a accepted) {
+// deliver passes a connection or an error to Accept.
+func (p *ProxyListener) deliver(a acceptResult) {
 	select {
 	case p.out <- a:
 	case <-p.ctx.Done():
 		if a.conn != nil {
-			_ = a.conn.Close() // nobody was told anything yet
+			_ = a.conn.Close() // closed without a response
 		}
 	}
 }
 
-func (p *Proxied) refuse(c net.Conn, err error) {
+func (p *ProxyListener) refuse(c net.Conn, err error) {
 	p.Refused.Add(1)
-	p.log.Debug("trusted proxy sends no valid PROXY header; have it send one, or take it from --trusted-proxies", "remote", c.RemoteAddr(), "error", err)
-	_ = c.Close() // what it sent instead is not an answer's due
+	p.log.Debug("trusted proxy sends no valid PROXY header; make it send one, or remove it from --trusted-proxies", "remote", c.RemoteAddr(), "error", err)
+	_ = c.Close() // a response could not be in the right protocol
 }
 
-// read takes the header of a trusted proxy.
-func (p *Proxied) read(c net.Conn) {
-	_ = c.SetReadDeadline(time.Now().Add(HeaderTimeout)) // an error shows at the read
+// read reads the header of a trusted proxy.
+func (p *ProxyListener) read(c net.Conn) {
+	_ = c.SetReadDeadline(time.Now().Add(HeaderTimeout)) // an error shows in the read
 	stop := context.AfterFunc(p.ctx, func() { _ = c.Close() })
 	defer stop()
 	r := bufio.NewReaderSize(c, headerBuffer)
@@ -125,24 +125,24 @@ func (p *Proxied) read(c net.Conn) {
 	v := &proxiedConn{Conn: c, rest: r, remote: c.RemoteAddr()}
 	if source, _, ok := header.TCPAddrs(); ok && !header.Command.IsLocal() {
 		v.remote = source
-	} // else the proxy's own: it looks whether the port lives
+	} // else a health check of the proxy: keep its own address
 	if r.Buffered() == 0 {
 		v.rest = nil
 	}
-	p.hand(accepted{v, nil})
+	p.deliver(acceptResult{v, nil})
 }
 
 // proxiedConn is a connection whose client the proxy has named.
 type proxiedConn struct {
 	net.Conn
-	rest   *bufio.Reader // what came with the header; nil when it is read
+	rest   *bufio.Reader // bytes that arrived with the header; nil when they are read
 	remote net.Addr
 }
 
-// RemoteAddr is the client's address.
+// RemoteAddr returns the address of the client.
 func (c *proxiedConn) RemoteAddr() net.Addr { return c.remote }
 
-// Read implements net.Conn. Like any net.Conn's, it has one caller at a time here.
+// Read implements net.Conn. Unlike other connections, it allows one caller at a time.
 func (c *proxiedConn) Read(b []byte) (int, error) {
 	if c.rest == nil {
 		return c.Conn.Read(b)
@@ -154,5 +154,5 @@ func (c *proxiedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite is what net/http ends a connection with whose peer still sends.
+// CloseWrite is called by net/http to end a connection whose peer is still sending.
 func (c *proxiedConn) CloseWrite() error { return closeWrite(c.Conn) }

@@ -1,4 +1,4 @@
-package lobby
+package connlimit
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Failures within the burst are answered at once, others late; the burst grows
-// back.
+// Failures within the burst are answered at once, others are delayed. The burst is
+// restored over time.
 func TestFailuresAreDelayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := NewFailures(nil)
@@ -48,7 +48,7 @@ func TestFailuresAreDelayed(t *testing.T) {
 	})
 }
 
-// A host has all addresses of its /64, and no other one's.
+// All addresses of a /64 network count as one host, and no others.
 func TestFailuresOfIPv6(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := NewFailures(nil)
@@ -57,17 +57,17 @@ func TestFailuresOfIPv6(t *testing.T) {
 		}
 		// security: D7
 		if !f.Failed(t.Context(), netip.MustParseAddr("2001:db8:0:1:ffff::1")) {
-			t.Error("another address of the /64 is another host")
+			t.Error("another address of the /64 counts as another host")
 		}
 		// security: D7
 		if f.Failed(t.Context(), netip.MustParseAddr("2001:db8:0:2::1")) {
-			t.Error("the next /64 is the same host")
+			t.Error("the next /64 counts as the same host")
 		}
 	})
 }
 
-// Few answers wait, of one address and of all; the rest hear no at once. Who
-// goes away leaves his place.
+// The number of delayed answers is limited, per address and in all; further attempts
+// are refused at once. A client that disconnects makes room.
 func TestFailuresWaitBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := NewFailures(nil)
@@ -80,13 +80,13 @@ func TestFailuresWaitBounded(t *testing.T) {
 		spend(one)
 		ctx, leave := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		for range MaxDelayedOf {
+		for range MaxDelayedPerAddress {
 			wg.Go(func() { f.Failed(ctx, one) })
 		}
 		synctest.Wait()
 		begun := time.Now()
 		if !f.Failed(t.Context(), one) || time.Since(begun) != 0 || f.Refused.Load() != 1 {
-			t.Error("one too many of an address waits")
+			t.Error("an attempt above the limit of an address is delayed")
 		}
 		leave()
 		wg.Wait()
@@ -100,14 +100,14 @@ func TestFailuresWaitBounded(t *testing.T) {
 		}
 		synctest.Wait()
 		if !f.Failed(t.Context(), one) || f.Refused.Load() != 2 {
-			t.Error("one too many of all waits")
+			t.Error("an attempt above the limit of all is delayed")
 		}
 		wg.Wait()
 	})
 }
 
-// Many addresses cost memory once, and evict no address that waits.
-func TestFailuresForget(t *testing.T) {
+// The memory for addresses is limited, and no address with a delayed answer is evicted.
+func TestFailuresAreForgotten(t *testing.T) {
 	f := NewFailures(nil)
 	now := time.Now()
 	waiting := netip.MustParseAddr("192.0.2.1")
@@ -126,8 +126,8 @@ func TestFailuresForget(t *testing.T) {
 	}
 }
 
-// Behind a trusted proxy the address that it names counts, and the proxy's own
-// never does; others cannot name one.
+// For a trusted proxy the address that it names is counted, and its own never is;
+// other peers cannot name an address.
 func TestFailuresBehindProxies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
@@ -149,23 +149,23 @@ func TestFailuresBehindProxies(t *testing.T) {
 			t.Error("the named address is not slowed down")
 		}
 		if !ask("198.51.100.1:1", "203.0.113.200") {
-			t.Error("who is no proxy chooses its address")
+			t.Error("a peer that is not a trusted proxy chooses its address")
 		}
 		if ask("10.0.0.1:1", "") || ask("nonsense", "") {
-			t.Error("the proxy, or nobody, is slowed down")
+			t.Error("the proxy, or a request without an address, is slowed down")
 		}
 	})
 }
 
-func TestNoFailures(t *testing.T) {
+func TestNilFailures(t *testing.T) {
 	var f *Failures
 	if f.Failed(t.Context(), netip.MustParseAddr("192.0.2.1")) || f.FailedRequest(nil) {
 		t.Error("nil slows down")
 	}
 }
 
-// A client that a trusted proxy names is slowed down, also within the networks
-// that are trusted; the proxy itself is not.
+// A client that a trusted proxy names is slowed down, also if its address is in a
+// trusted network; the proxy itself is not.
 func TestNamedClientsAreSlowedDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := NewFailures([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
@@ -173,7 +173,7 @@ func TestNamedClientsAreSlowedDown(t *testing.T) {
 		r.RemoteAddr = "10.0.0.5:1234"
 		for range 2 * FailureBurst {
 			if f.FailedRequest(r) {
-				t.Fatal("the proxy is slowed down for whom it did not name")
+				t.Fatal("the proxy is slowed down for a request without a named client")
 			}
 		}
 		r.Header.Set("X-Forwarded-For", "10.1.2.3")

@@ -1,0 +1,98 @@
+package connlimit
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// slotShare is the part of the node's threads that the requests of one caller compute on at
+// once, one at least. The kernel divides a processor among threads in steps of a few
+// milliseconds, and prefers those that waited; Go's scheduler takes 10 ms for each request
+// that computes, one after the other. So as long as threads are left, the number of one
+// caller's requests does not delay those of others.
+const slotShare = 4
+
+// slotTime is how long a request keeps a slot: one that waits for a database which does not
+// answer does not compute.
+const slotTime = 500 * time.Millisecond
+
+// slotsOfCaller is how many slots a caller has.
+func slotsOfCaller() int { return max(1, runtime.GOMAXPROCS(0)/slotShare) }
+
+// Slot is a place in which a request computes. It belongs to one goroutine. A nil *Slot is
+// always there.
+type Slot struct {
+	places chan struct{}
+	hold   *hold
+}
+
+// hold is the time from taking a place to giving it back.
+type hold struct {
+	places chan struct{}
+	ended  atomic.Bool
+	lease  *time.Timer
+}
+
+func (h *hold) end() {
+	if h.ended.CompareAndSwap(false, true) {
+		<-h.places
+	}
+}
+
+// Compute waits for a slot of the caller, at most WorkWait; then it returns ErrTooMuchWork. The
+// request leaves the slot at its end, and gives it back while it waits for its client. A nil
+// *Work has any number.
+func (w *Work) Compute(ctx context.Context, caller string) (*Slot, error) {
+	if w == nil {
+		return nil, nil
+	}
+	s := &Slot{places: w.of(caller).places}
+	select {
+	case s.places <- struct{}{}:
+	default:
+		w.Waited.Add(1)
+		timer := time.NewTimer(w.wait)
+		defer timer.Stop()
+		select {
+		case s.places <- struct{}{}:
+		case <-timer.C:
+			w.Refused.Add(1)
+			return nil, ErrTooMuchWork
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	s.begin()
+	return s, nil
+}
+
+func (s *Slot) begin() {
+	h := &hold{places: s.places}
+	h.lease = time.AfterFunc(slotTime, h.end)
+	s.hold = h
+}
+
+// Leave gives the slot back. Any number of times.
+func (s *Slot) Leave() {
+	if s == nil || s.hold == nil {
+		return
+	}
+	s.hold.lease.Stop()
+	s.hold.end()
+	s.hold = nil
+}
+
+// Pause gives the slot back while f waits, for a client or a device. A request that has left it
+// does not take it again.
+func (s *Slot) Pause(f func()) {
+	if s == nil || s.hold == nil {
+		f()
+		return
+	}
+	s.Leave()
+	f()
+	s.places <- struct{}{} // another request has it for slotTime at most
+	s.begin()
+}

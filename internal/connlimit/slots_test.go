@@ -1,0 +1,117 @@
+package connlimit
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// One caller's requests compute in its slots, whatever their number, and those of another
+// caller do not wait for them; what waits too long is refused.
+func TestSlotsOfOneCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, ctx := NewWork(), t.Context()
+		const requests, computing = 20, 100 * time.Millisecond
+		var mu sync.Mutex
+		busy, most := 0, 0
+		add := func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			busy += n
+			most = max(most, busy)
+		}
+		done := make(chan struct{})
+		for range requests {
+			go func() {
+				defer func() { done <- struct{}{} }()
+				s, err := w.Compute(ctx, "greedy")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				add(1)
+				time.Sleep(computing)
+				add(-1)
+				s.Leave()
+				s.Leave() // a second time changes nothing
+			}()
+		}
+		synctest.Wait()
+		begun := time.Now()
+		// security: N43
+		if s, err := w.Compute(ctx, "modest"); err != nil || time.Since(begun) != 0 {
+			t.Errorf("another caller waits %v: %v", time.Since(begun), err)
+		} else {
+			s.Leave()
+		}
+		for range requests {
+			<-done
+		}
+		// security: N43
+		if most != slotsOfCaller() {
+			t.Errorf("%d requests of one caller compute at once, want %d", most, slotsOfCaller())
+		}
+		if w.Waited.Load() == 0 || w.Refused.Load() != 0 {
+			t.Errorf("%d waited, %d were refused", w.Waited.Load(), w.Refused.Load())
+		}
+	})
+}
+
+// A request that waits for its client has no slot meanwhile, and one that waits for a
+// database that does not answer has it for a time.
+func TestSlotsAreGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, ctx := NewWork(), t.Context()
+		take := func() (s *Slot, waited time.Duration) {
+			begun := time.Now()
+			s, err := w.Compute(ctx, "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s, time.Since(begun)
+		}
+		var all []*Slot
+		for range slotsOfCaller() {
+			s, _ := take()
+			all = append(all, s)
+		}
+		all[0].Pause(func() {
+			s, waited := take()
+			if waited != 0 {
+				t.Errorf("a slot whose request waits for its client is free after %v", waited)
+			}
+			s.Leave()
+		})
+		late, waited := take()
+		if waited != slotTime {
+			t.Errorf("a slot that is held is free after %v, want %v", waited, slotTime)
+		}
+		for _, s := range append(all, late) {
+			s.Leave()
+		}
+		if n := len(w.of("a").places); n != 0 {
+			t.Errorf("%d slots are taken at the end", n)
+		}
+	})
+}
+
+// A request that finds no slot in time is refused, and counted.
+func TestSlotsRefuse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := NewWork()
+		w.wait = slotTime / 2
+		for range slotsOfCaller() {
+			s, err := w.Compute(t.Context(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Leave()
+		}
+		// security: N43
+		if _, err := w.Compute(t.Context(), "a"); !errors.Is(err, ErrTooMuchWork) || w.Refused.Load() != 1 {
+			t.Errorf("%v, %d refused", err, w.Refused.Load())
+		}
+	})
+}
