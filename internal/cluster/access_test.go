@@ -16,8 +16,8 @@ import (
 	"fleetd/internal/selector"
 )
 
-// Who asks travels with the call: the holder refuses the same people for the
-// same reasons, whichever node they came to.
+// The caller travels with the call: the holder refuses the same callers for the
+// same reasons, whichever node received the call.
 func TestHopCarriesTheCaller(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, devicetest.NewScript())
@@ -25,30 +25,30 @@ func TestHopCarriesTheCaller(t *testing.T) {
 	if err := f.holding.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: &labels}); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "the other node knows the label", func() bool {
-		return f.fwd.Permit(t.Context(), access.By{Who: wireBy.Who}, access.ScopeCall, id) == nil
+	devicetest.Eventually(t, "the other node has the label", func() bool {
+		return f.fwd.Permit(t.Context(), access.Principal{Caller: wireBy.Caller}, access.ScopeCall, id) == nil
 	})
-	devicetest.SetPolicy(t, f.holding, access.Policy{Rules: []access.Rule{{Name: "ask", Keys: []string{"asked"}, Action: access.Confirm}}})
-	by := func(name, scopes, selected string, tools ...string) access.By {
+	devicetest.SetPolicy(t, f.holding, access.Policy{Rules: []access.Rule{{Name: "ask", Keys: []string{"confirmer"}, Action: access.Confirm}}})
+	principal := func(name, scopes, selected string, tools ...string) access.Principal {
 		s, err := access.ParseScopes(strings.Fields(scopes))
 		if err != nil {
 			t.Fatal(err)
 		}
 		d, _ := selector.Parse(selected)
-		return access.By{Who: access.NewCaller("k-"+name, name, s, d, tools), Via: access.ViaREST, From: "192.0.2.7:1"}
+		return access.Principal{Caller: access.NewCaller("k-"+name, name, s, d, tools), Via: access.ViaREST, From: "192.0.2.7:1"}
 	}
-	call := func(s *fleet.Service, b access.By, confirmation string) (devices.ToolResult, *devices.Error) {
+	call := func(s *fleet.Service, b access.Principal, confirmation string) (devices.ToolResult, *devices.Error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		c := volumeCall
-		c.By, c.Confirmation = b, confirmation
+		c.Principal, c.Confirmation = b, confirmation
 		r, err := s.CallTool(ctx, c)
 		if err != nil {
 			return r, devices.AsError(err)
 		}
 		return r, nil
 	}
-	for _, b := range []access.By{{}, by("reader", "devices:read", ""), by("attic", "tools:call", "room=attic"), by("getter", "tools:call", "room=lab", "*get_*"), by("asked", "tools:call", "")} {
+	for _, b := range []access.Principal{{}, principal("reader", "devices:read", ""), principal("attic", "tools:call", "room=attic"), principal("getter", "tools:call", "room=lab", "*get_*"), principal("confirmer", "tools:call", "")} {
 		_, local := call(f.holding, b, "")
 		_, routed := call(f.fwd, b, "")
 		// security: K3
@@ -57,17 +57,17 @@ func TestHopCarriesTheCaller(t *testing.T) {
 		}
 	}
 	// security: K3
-	if r, err := call(f.fwd, by("setter", "tools:call", "room=lab", "*set_*"), ""); err != nil || r.Node != "holder" {
+	if r, err := call(f.fwd, principal("setter", "tools:call", "room=lab", "*set_*"), ""); err != nil || r.Node != "holder" {
 		t.Errorf("%+v %v", r, err)
 	}
-	_, refusal := call(f.fwd, by("asked", "tools:call", ""), "")
-	if _, err := call(f.fwd, by("asked", "tools:call", ""), refusal.Confirmation); err != nil {
+	_, refusal := call(f.fwd, principal("confirmer", "tools:call", ""), "")
+	if _, err := call(f.fwd, principal("confirmer", "tools:call", ""), refusal.Confirmation); err != nil {
 		t.Errorf("confirmed over a hop: %v", err)
 	}
-	if _, err := call(f.holding, by("asked", "tools:call", ""), refusal.Confirmation); err == nil {
-		t.Error("a confirmation is good twice")
+	if _, err := call(f.holding, principal("confirmer", "tools:call", ""), refusal.Confirmation); err == nil {
+		t.Error("a confirmation was accepted twice")
 	}
-	// The holder has heard that the key ended, the other node has not yet.
+	// The holder has the revocation of the key, the other node does not yet.
 	gone := wireKey
 	gone.Tools = nil
 	if _, err := f.ports.Ledger.SaveKey(t.Context(), "test", gone.ID, gone); err != nil {
@@ -75,12 +75,12 @@ func TestHopCarriesTheCaller(t *testing.T) {
 	}
 	devicetest.Refresh(t, f.holding)
 	// security: K9
-	if _, err := call(f.fwd, access.By{Who: access.NewCaller(gone.ID, gone.Name, gone.Scopes, selector.Selector{}, nil)}, ""); err == nil || err.Code != devices.CodeUnauthorized {
-		t.Errorf("a key that ended: %v", err)
+	if _, err := call(f.fwd, access.Principal{Caller: access.NewCaller(gone.ID, gone.Name, gone.Scopes, selector.Selector{}, nil)}, ""); err == nil || err.Code != devices.CodeUnauthorized {
+		t.Errorf("a revoked key: %v", err)
 	}
 }
 
-// A service is who its token says.
+// A service has the rights of its token.
 func TestServicesHaveKeys(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, devicetest.NewScript())
@@ -89,7 +89,7 @@ func TestServicesHaveKeys(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, token, err := f.holding.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: name, Scopes: s, Tools: tools})
+		_, token, err := f.holding.CreateKey(t.Context(), devicetest.Admin, fleet.NewKeyParams{Name: name, Scopes: s, Tools: tools})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,10 +127,10 @@ func TestServicesHaveKeys(t *testing.T) {
 			t.Errorf("%s %s with %.12s: %q by %q, want %q by %q", c.verb, c.body, c.token, code, rule, c.code, c.rule)
 		}
 	}
-	devicetest.Eventually(t, "the other node has heard of the key", func() bool { _, ok := f.fwd.Keys().Find("caller", time.Now()); return ok })
+	devicetest.Eventually(t, "the other node has the key", func() bool { _, ok := f.fwd.Keys().Find("caller", time.Now()); return ok })
 	if _, _, err := f.fwd.RevokeKey(t.Context(), devicetest.Admin, "caller"); err != nil {
 		t.Fatal(err)
 	}
 	// security: K9
-	devicetest.Eventually(t, "the key ends on the node that holds the device", func() bool { code, _ := ask("call", caller, call); return code == "unauthorized" })
+	devicetest.Eventually(t, "the key is revoked on the node that holds the device", func() bool { code, _ := ask("call", caller, call); return code == "unauthorized" })
 }

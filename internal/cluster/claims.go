@@ -12,9 +12,9 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// claimMessage is a claim on the wire, on `<prefix>.claims.<node>`, stamped like a
-// hop. The subject lets a node pass over its own without a look at them: there
-// is one for every connection.
+// claimMessage is the wire form of a claim, on `<prefix>.claims.<node>`, stamped
+// like a hop. There is one for every connection: the subject lets a node skip its
+// own without parsing them.
 type claimMessage struct {
 	Kind         devices.ClaimKind `json:"kind"`
 	Device       devices.ID        `json:"device"`
@@ -29,35 +29,35 @@ const (
 	verbNews  = "news"
 )
 
-func (l *Link) claims(node string) string { return l.opt.Prefix + ".claims." + node }
+func (l *Link) claimsSubject(node string) string { return l.opt.Prefix + ".claims." + node }
 
-func (l *Link) news(node string) string { return l.opt.Prefix + ".news." + node }
+func (l *Link) newsSubject(node string) string { return l.opt.Prefix + ".news." + node }
 
-// Claim tells every other node. NATS away loses the claim; Service.Reassert
-// makes it good.
+// Claim sends a claim to every other node. It is lost while NATS is unreachable;
+// Service.Reassert repeats it.
 func (l *Link) Claim(c devices.Claim) {
-	if l.opt.Alone {
+	if l.opt.SingleNode {
 		return
 	}
-	if !l.opt.Up() {
+	if !l.opt.IsConnected() {
 		l.ClaimsLost.Add(1)
 		return
 	}
-	if err := l.broadcast(l.claims(l.opt.Node), verbClaim, c.Device, appendClaim(make([]byte, 0, 192), c)); err != nil {
+	if err := l.broadcast(l.claimsSubject(l.opt.Node), verbClaim, c.Device, appendClaim(make([]byte, 0, 192), c)); err != nil {
 		l.ClaimsLost.Add(1)
 	}
 }
 
-// Remind tells whoever else holds the device, on the device's own subject: nobody
-// else is disturbed by what is said once a minute for each device. The
-// connection must not echo (nats.NoEcho), or the server may choose this node for
-// the one that hears it. A node of an older version that holds the device does not
-// understand it; its own claims, to all, are answered here.
+// Remind sends a claim on the device's own subject: it reaches another holder of
+// the device, and no other node has to process the one that is sent each minute for
+// each device. The connection must not echo (nats.NoEcho), or the server may deliver
+// it to this node alone. A holder of an older version does not understand it; its
+// own broadcast claims are answered here.
 func (l *Link) Remind(c devices.Claim) {
-	if l.opt.Alone || !l.opt.Up() {
+	if l.opt.SingleNode || !l.opt.IsConnected() {
 		return
 	}
-	// What is lost is said again within a minute.
+	// A lost reminder is repeated within a minute.
 	_ = l.broadcast(l.subject(c.Device, verbClaim), verbClaim, c.Device, appendClaim(make([]byte, 0, 192), c))
 }
 
@@ -75,8 +75,8 @@ func appendClaim(dst []byte, c devices.Claim) []byte {
 	return append(dst, '}')
 }
 
-// claimed takes a claim.
-func (l *Link) claimed(msg *nats.Msg) {
+// onClaim handles a claim of another node.
+func (l *Link) onClaim(msg *nats.Msg) {
 	if msg.Subject == l.ownClaims {
 		return
 	}
@@ -85,60 +85,60 @@ func (l *Link) claimed(msg *nats.Msg) {
 	if err := json.Unmarshal(msg.Data, &c); err != nil || c.Node == l.opt.Node {
 		return
 	}
-	if !l.isFirst(msg, verbClaim, c.Device) {
+	if !l.acceptOnce(msg, verbClaim, c.Device) {
 		return
 	}
 	l.Requests.Add(verbClaim, 1)
-	l.service.Load().Claimed(devices.Claim{Device: c.Device, Kind: c.Kind, Node: c.Node, Epoch: c.Epoch, Conversation: c.Conversation, Generation: c.Generation})
+	l.service.Load().OnClaim(devices.Claim{Device: c.Device, Kind: c.Kind, Node: c.Node, Epoch: c.Epoch, Conversation: c.Conversation, Generation: c.Generation})
 }
 
-// newsMessage is news on the wire, on `<prefix>.news.<node>`, or the announcement
-// of a node's nonce.
+// newsMessage is the wire form of news, on `<prefix>.news.<node>`, or announces a
+// node's nonce.
 type newsMessage struct {
 	Node  string `json:"node"`
-	Nonce string `json:"nonce,omitempty"` // of the node's start; then there is nothing else
+	Nonce string `json:"nonce,omitempty"` // of this process; then there are no news
 	devices.News
 }
 
-// News that is lost is made good: what this node told within retell before it
-// lost NATS, and while it was away, is told again when it is back. A node that
-// was away itself reads the database.
+// News that may be lost are repeated after NATS has reconnected: those published
+// within resendWindow before the connection was lost, and those from the outage. A
+// node that was itself disconnected reads the database.
 const (
-	retell  = 30 * time.Second // longer than a connection can be dead unnoticed
-	maxTold = 10_000           // beyond that the oldest are given up, and counted
+	resendWindow  = 30 * time.Second // longer than a dead connection stays undetected
+	maxRecentNews = 10_000           // beyond that the oldest are dropped, and counted
 )
 
-// told is news on its way.
-type told struct {
+// recentNews is news that may have to be repeated.
+type recentNews struct {
 	news devices.News
 	at   time.Time
 	sent bool
 }
 
-// Tell passes news on to every other node.
-func (l *Link) Tell(n devices.News) {
-	if l.opt.Alone {
+// Tell publishes news to every other node.
+func (l *Link) PublishNews(n devices.News) {
+	if l.opt.SingleNode {
 		return
 	}
 	l.newsMu.Lock()
 	defer l.newsMu.Unlock()
 	old := 0
-	for old < len(l.told) && (l.told[old].sent && time.Since(l.told[old].at) > retell || len(l.told)-old >= maxTold) {
-		if !l.told[old].sent {
+	for old < len(l.recent) && (l.recent[old].sent && time.Since(l.recent[old].at) > resendWindow || len(l.recent)-old >= maxRecentNews) {
+		if !l.recent[old].sent {
 			l.ClaimsLost.Add(1)
 		}
 		old++
 	}
-	l.told = append(l.told[old:], told{news: n, at: time.Now(), sent: l.opt.Up() && l.publishNews(newsMessage{Node: l.opt.Node, News: n})})
+	l.recent = append(l.recent[old:], recentNews{news: n, at: time.Now(), sent: l.opt.IsConnected() && l.publishNews(newsMessage{Node: l.opt.Node, News: n})})
 }
 
-// tellAgain is Tell for what other nodes may have missed: what was not sent yet,
-// and what was within this time.
-func (l *Link) tellAgain(within time.Duration) {
+// resendNews publishes the news again that other nodes may have missed: unsent
+// news, and those sent at most within ago.
+func (l *Link) resendNews(within time.Duration) {
 	l.newsMu.Lock()
 	defer l.newsMu.Unlock()
-	for i := range l.told {
-		t := &l.told[i]
+	for i := range l.recent {
+		t := &l.recent[i]
 		if t.sent && time.Since(t.at) > within {
 			continue
 		}
@@ -148,32 +148,32 @@ func (l *Link) tellAgain(within time.Duration) {
 	}
 }
 
-// publishNews sends one piece; false if NATS does not take it.
+// publishNews sends one piece of news. It reports whether NATS accepted it.
 func (l *Link) publishNews(n newsMessage) bool {
 	body, err := json.Marshal(n)
 	if err != nil {
-		l.opt.Log.Error("news", "error", err)
-		return true // it will never be better
+		l.opt.Log.Error("news cannot be encoded", "error", err)
+		return true // a retry would fail as well
 	}
-	return l.broadcast(l.news(l.opt.Node), verbNews, "", body) == nil
+	return l.broadcast(l.newsSubject(l.opt.Node), verbNews, "", body) == nil
 }
 
-// learn takes another node's news.
-func (l *Link) learn(msg *nats.Msg) {
+// onNews handles another node's news.
+func (l *Link) onNews(msg *nats.Msg) {
 	defer tasks.Contain(l.opt.Log, nil)
 	var n newsMessage
 	if err := json.Unmarshal(msg.Data, &n); err != nil || n.Node == l.opt.Node {
 		return
 	}
 	if n.Nonce != "" {
-		if _, _, ok := l.signed(msg, verbNews, ""); ok {
-			l.takeNonce(n.Nonce)
+		if _, _, ok := l.verifyBroadcast(msg, verbNews, ""); ok {
+			l.onNonce(n.Nonce)
 		}
 		return
 	}
-	if !l.isFirst(msg, verbNews, "") {
+	if !l.acceptOnce(msg, verbNews, "") {
 		return
 	}
 	l.Requests.Add(verbNews, 1)
-	l.service.Load().Learn(n.News)
+	l.service.Load().OnNews(n.News)
 }

@@ -40,8 +40,8 @@ func online(service *fleet.Service) bool {
 	return held
 }
 
-// A device that moves to another node is held there alone, also if the node
-// that it leaves has a clock ahead: the winner rises above the loser.
+// A device that moves to another node is held only there, also if the clock of the
+// node that it leaves is ahead: the winner raises its epoch above the loser's.
 func TestTakeoverBetweenNodes(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -55,28 +55,28 @@ func TestTakeoverBetweenNodes(t *testing.T) {
 	}
 	flush()
 	const ahead = devices.Epoch(5 * time.Second / time.Microsecond)
-	f.holding.Claimed(devices.Claim{Device: id, Kind: devices.ClaimAnswer, Node: "gone", Epoch: first.session.Epoch() + ahead})
+	f.holding.OnClaim(devices.Claim{Device: id, Kind: devices.ClaimAnswer, Node: "gone", Epoch: first.session.Epoch() + ahead})
 	before := first.session.Epoch()
 	if before <= ahead {
-		t.Fatal("the first session did not rise")
+		t.Fatal("the first session did not raise its epoch")
 	}
-	devicetest.Eventually(t, "the first connection is no newcomer", func() bool { return first.age() > 2*time.Second })
+	devicetest.Eventually(t, "the first connection is older than the window", func() bool { return first.age() > 2*time.Second })
 	second := f.at(t, f.fwd)
-	devicetest.Eventually(t, "the device is held by one node, above all before", func() bool {
+	devicetest.Eventually(t, "one node holds the device, with the highest epoch", func() bool {
 		return !online(f.holding) && online(f.fwd) && second.session.Epoch() > before
 	})
-	devicetest.Eventually(t, "the device is told goodbye of what it left behind", func() bool {
+	devicetest.Eventually(t, "the device receives a goodbye for its earlier conversation", func() bool {
 		return strings.Contains(strings.Join(second.received(), ""), `{"type":"goodbye","session_id":"`+first.session.ID()+`-1"}`)
 	})
 	flush()
 	ctx := t.Context()
-	if r, err := f.holding.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: []byte(`{"volume":1}`)}); err != nil || r.Node != "far" {
+	if r, err := f.holding.CallTool(ctx, devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: []byte(`{"volume":1}`)}); err != nil || r.Node != "far" {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
 
-// A reminder finds who else holds the device, also on another server of NATS, and
-// disturbs nobody else. A recorded one does nothing.
+// A reminder reaches the other holder of a device, also on another NATS server,
+// and no other node. A recorded reminder is refused.
 func TestRemindReachesTheOtherHolder(t *testing.T) {
 	t.Parallel()
 	first := startNATS(t, server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: -1})
@@ -89,10 +89,10 @@ func TestRemindReachesTheOtherHolder(t *testing.T) {
 	}
 	f.at(t, f.holding)
 	const seen = "test.v1.cmd."
-	devicetest.Eventually(t, "interest is known everywhere", func() bool {
+	devicetest.Eventually(t, "the subscriptions have reached both servers", func() bool {
 		return first.GlobalAccount().SubscriptionInterest(seen+id.Token()+".x") && second.GlobalAccount().SubscriptionInterest(seen+id.Token()+".x")
 	})
-	// The far node holds it, too, though the claims of both were lost: it is told, at the
+	// The far node holds it, too, because the claims of both were lost. It receives the
 	// first reminder of the two.
 	if err := f.far.Hold(id); err != nil {
 		t.Fatal(err)
@@ -100,11 +100,11 @@ func TestRemindReachesTheOtherHolder(t *testing.T) {
 	if err := f.far.opt.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "the first server knows of both", func() bool {
+	devicetest.Eventually(t, "the first server has both subscriptions", func() bool {
 		f.holder.Remind(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "holder", Epoch: 1})
 		return f.far.Requests.Get(verbClaim) > 0
 	})
-	var recorded *nats.Msg // the last of those, which was taken
+	var recorded *nats.Msg // the last reminder that was accepted
 	for err := error(nil); err == nil; {
 		var msg *nats.Msg
 		if msg, err = recorder.NextMsg(200 * time.Millisecond); err == nil {
@@ -115,7 +115,7 @@ func TestRemindReachesTheOtherHolder(t *testing.T) {
 	for range 20 {
 		f.holder.Remind(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "holder", Epoch: 1})
 	}
-	devicetest.Eventually(t, "each reminder is taken by the other", func() bool { return f.far.Requests.Get(verbClaim) == taken+20 })
+	devicetest.Eventually(t, "the other node accepts each reminder", func() bool { return f.far.Requests.Get(verbClaim) == taken+20 })
 	f.far.Remind(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "far", Epoch: 1 << 60})
 	devicetest.Eventually(t, "the higher epoch stays", func() bool {
 		f.holder.mu.Lock()
@@ -133,7 +133,7 @@ func TestRemindReachesTheOtherHolder(t *testing.T) {
 	devicetest.Eventually(t, "a recorded reminder is refused", func() bool { return f.far.Refused.Get(devices.CodeUnauthorized) == refused+1 })
 	// security: N8
 	if n := f.far.Requests.Get(verbClaim); n != taken {
-		t.Errorf("%d more were taken", n-taken)
+		t.Errorf("%d more were accepted", n-taken)
 	}
 }
 
@@ -144,7 +144,7 @@ func TestSimultaneousConnections(t *testing.T) {
 		var both sync.WaitGroup
 		for _, service := range []*fleet.Service{f.holding, f.fwd} {
 			both.Go(func() {
-				// The loser may hear of it before it is even told that it is in.
+				// The losing session may be closed before Accept returns.
 				_, _ = service.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportMQTT}, &script{Script: devicetest.NewScript()})
 			})
 		}
@@ -153,8 +153,7 @@ func TestSimultaneousConnections(t *testing.T) {
 	}
 }
 
-// After a partition both nodes hold the device; what they say when it has
-// healed leaves one.
+// After a partition both nodes hold the device; reasserted claims leave one holder.
 func TestReassertHeals(t *testing.T) {
 	f := newFleet(t)
 	f.at(t, f.holding)
@@ -165,7 +164,7 @@ func TestReassertHeals(t *testing.T) {
 	devicetest.Eventually(t, "one node still holds it", func() bool { return online(f.holding) != online(f.fwd) })
 }
 
-// Claims of strangers change nothing.
+// Claims of unknown senders change nothing.
 func TestForgedClaim(t *testing.T) {
 	f := newFleet(t)
 	c := f.at(t, f.holding)
@@ -176,6 +175,6 @@ func TestForgedClaim(t *testing.T) {
 	devicetest.Eventually(t, "it is refused", func() bool { return f.holder.Refused.Get(devices.CodeUnauthorized) == 1 })
 	// security: N1
 	if !online(f.holding) || c.session.Epoch() > 9999999999999999 {
-		t.Error("a forged claim was believed")
+		t.Error("a forged claim was accepted")
 	}
 }

@@ -85,7 +85,7 @@ func newFleetOn(t *testing.T, cfg fleet.Config, holder, far string) *testFleet {
 	node := func(name, url string) (*Link, *fleet.Service) {
 		log := slog.New(slog.DiscardHandler)
 		link := New(Options{Conn: connect(url), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
-		cfg.Node, cfg.Alive = name, func(string) bool { return true }
+		cfg.Node, cfg.IsNodeAlive = name, func(string) bool { return true }
 		peers := link.Peers()
 		ports := f.ports.FleetPorts()
 		ports.Directory, ports.Router, ports.Peers = link, link, peers
@@ -115,7 +115,7 @@ type script struct {
 	made time.Time
 }
 
-// age is how long the connection has been there.
+// age is how long the connection has existed.
 func (c *script) age() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,7 +143,7 @@ func (c *script) SendControl(msg []byte) error {
 		return nil
 	}
 	if answer := c.Answer(msg); answer != "" {
-		_ = c.session.HandleControl([]byte(answer)) // odd answers are the test's
+		_ = c.session.HandleControl([]byte(answer)) // some tests send invalid answers
 	}
 	return nil
 }
@@ -206,7 +206,7 @@ func TestRoutedAnswersEqualLocalOnes(t *testing.T) {
 		run := func(s *fleet.Service) (devices.ToolResult, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
-			return s.CallTool(ctx, devices.ToolCall{Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args), By: devicetest.Admin})
+			return s.CallTool(ctx, devices.ToolCall{Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args), Principal: devicetest.Admin})
 		}
 		local, localErr := run(f.holding)
 		routed, routedErr := run(f.fwd)
@@ -222,14 +222,13 @@ func TestRoutedAnswersEqualLocalOnes(t *testing.T) {
 			t.Errorf("%s: answered by %q", c.tool, routed.Node)
 		}
 	}
-	rpc, err := f.fwd.CallRPC(t.Context(), devices.RPCCall{By: devicetest.Admin, Device: id, Method: "ping"})
+	rpc, err := f.fwd.CallRPC(t.Context(), devices.RPCCall{Principal: devicetest.Admin, Device: id, Method: "ping"})
 	if err != nil || string(rpc.Error) != `{"code":-32000,"message":"Method not implemented: ping"}` {
 		t.Errorf("%s, %v", rpc.Error, err)
 	}
 }
 
-// Whoever is asked describes the device as its holder does, and any node has
-// its tools read again.
+// Every node describes the device as its holder does, and can refresh its tools.
 func TestAnyNodeDescribesTheDevice(t *testing.T) {
 	f := newFleet(t)
 	s := devicetest.NewScript()
@@ -248,7 +247,7 @@ func TestAnyNodeDescribesTheDevice(t *testing.T) {
 	}
 	local.Presence.LastSeen, far.Presence.LastSeen, local.Presence.Seq, far.Presence.Seq = time.Time{}, time.Time{}, 0, 0
 	if !reflect.DeepEqual(local.Presence, far.Presence) || local.State != far.State || local.CatalogState != far.CatalogState {
-		t.Errorf("the holder says\n%+v\nthe other node\n%+v", local, far)
+		t.Errorf("the holder reports\n%+v\nthe other node\n%+v", local, far)
 	}
 	s.Tools = `[` + devicetest.Volume + `,` + devicetest.Reboot + `]`
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -258,12 +257,12 @@ func TestAnyNodeDescribesTheDevice(t *testing.T) {
 		t.Errorf("%+v, %v", list, err)
 	}
 	if _, err := f.fwd.Refresh(ctx, "02:00:00:00:00:99", true); devices.AsError(err).Code != devices.CodeDeviceUnknown {
-		t.Errorf("a device nobody knows: %v", err)
+		t.Errorf("an unknown device: %v", err)
 	}
 }
 
 // A device that changes its tools on another node, and back on this one, has
-// all three in its history; one that only moves has no entry more.
+// all three lists in its history; one that only moves adds no entry.
 func TestHistoryAcrossNodes(t *testing.T) {
 	f := newFleet(t)
 	list := func(service *fleet.Service, tools string) {
@@ -303,7 +302,7 @@ func TestHistoryAcrossNodes(t *testing.T) {
 
 func TestNobodyHoldsTheDevice(t *testing.T) {
 	f := newFleet(t)
-	if _, err := f.far.Forward(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
+	if _, err := f.far.Forward(t.Context(), devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
 		t.Errorf("before: %v", err)
 	}
 	session := f.connect(t, devicetest.NewScript())
@@ -311,11 +310,11 @@ func TestNobodyHoldsTheDevice(t *testing.T) {
 	if err := f.holder.opt.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.far.Forward(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
+	if _, err := f.far.Forward(t.Context(), devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "x"}); !errors.Is(err, devices.ErrNoHolder) {
 		t.Errorf("after: %v", err)
 	}
 	for id, want := range map[devices.ID]devices.Code{id: devices.CodeDeviceOffline, "02:00:00:00:00:99": devices.CodeDeviceUnknown} {
-		if _, err := f.fwd.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "x"}); code(err) != want {
+		if _, err := f.fwd.CallTool(t.Context(), devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "x"}); code(err) != want {
 			t.Errorf("call of %s: %v", id, err)
 		}
 	}
@@ -348,11 +347,11 @@ func TestServicesNeedAToken(t *testing.T) {
 		{"no JSON", "call", admin, "x", "bad_request"},
 		{"no tool", "call", admin, "{}", "bad_request"},
 		{"bad timeout", "call", admin, `{"tool":"x","timeout":"1h"}`, "bad_request"},
-		{"unknown command", "dance", admin, "{}", "bad_request"},
+		{"unknown command", "paint", admin, "{}", "bad_request"},
 		{"raw request of a service", "rpc", admin, `{"method":"ping"}`, "bad_request"},
-		{"question of a node by a service", "view", admin, "{}", "bad_request"},
+		{"request of a node, sent by a service", "view", admin, "{}", "bad_request"},
 		{"over the limit", "call", admin, `{"tool":"` + strings.Repeat("x", maxBody) + `"}`, "too_large"},
-		{"timeout of nothing", "call", admin, `{"tool":"x","timeout":"0s"}`, "bad_request"},
+		{"zero timeout", "call", admin, `{"tool":"x","timeout":"0s"}`, "bad_request"},
 	} {
 		// security: N1
 		if got := ask(c.verb, c.header, []byte(c.body)); got != c.want {
@@ -365,7 +364,7 @@ func TestServicesNeedAToken(t *testing.T) {
 	}
 }
 
-// FuzzParse compares with what encoding/json reads: of each member the last.
+// FuzzParse compares with encoding/json, which takes the last of duplicate members.
 func FuzzParse(f *testing.F) {
 	l := New(Options{})
 	for _, data := range []string{`{"tool":"x","arguments":{"a":1},"timeout":"5s"}`, `{"arguments":null,"timeout":5}`, `{"method":"m","params":[1],"confirmation":"c","timeout":"1h"}`,

@@ -10,30 +10,30 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// Limits of the requests that wait for the dispatcher.
+// Limits of the dispatcher's backlog.
 const (
 	MaxBacklog      = 65_536   // requests
 	MaxBacklogBytes = 64 << 20 // of requests, headers included
-	// requestCost is about what a message takes beside its text.
+	// requestCost estimates the memory of a message beside its text, in bytes.
 	requestCost = 512
 )
 
-// backlog is the requests taken from NATS and not dispatched yet, first come
-// first served. It belongs to the dispatcher.
+// backlog holds requests that were received from NATS and not dispatched yet, first
+// in, first out. Only the dispatcher uses it.
 type backlog struct {
-	waiting []*nats.Msg // from next on
+	waiting []*nats.Msg // from index next on
 	next    int
 	bytes   int
 }
 
-// put takes a request; false if there is no room for it. The mark behind what
-// waited while the node slept always finds some.
+// put adds a request. It reports whether there was room; there always is for
+// resumeMark.
 func (b *backlog) put(msg *nats.Msg) bool {
 	cost := costOf(msg)
-	if msg != wakeMark && (len(b.waiting)-b.next >= MaxBacklog || b.bytes+cost > MaxBacklogBytes) {
+	if msg != resumeMark && (len(b.waiting)-b.next >= MaxBacklog || b.bytes+cost > MaxBacklogBytes) {
 		return false
 	}
-	if b.next > len(b.waiting)/2 && len(b.waiting) == cap(b.waiting) { // room at the front, before growing
+	if b.next > len(b.waiting)/2 && len(b.waiting) == cap(b.waiting) { // reuse the space at the front before growing
 		n := copy(b.waiting, b.waiting[b.next:])
 		clear(b.waiting[n:])
 		b.waiting, b.next = b.waiting[:n], 0
@@ -59,9 +59,9 @@ func (b *backlog) take() *nats.Msg {
 
 func costOf(msg *nats.Msg) int { return requestCost + msg.Size() }
 
-// dispatch only hands requests on, so that one slow device delays no other.
-// With every request it takes all that came meanwhile from NATS, as far as the
-// backlog has room for them, in requests and in bytes.
+// dispatch starts requests without waiting for them, so that one slow device delays
+// no other. After every request it moves all requests that arrived from NATS into
+// the backlog, within its limits of requests and bytes.
 func (l *Link) dispatch() {
 	var queue backlog
 	for {
@@ -75,7 +75,7 @@ func (l *Link) dispatch() {
 		} else if l.ctx.Err() != nil {
 			return
 		}
-		if !l.late(msg) && !l.inOrder(msg) {
+		if !l.refuseStalled(msg) && !l.serveInOrder(msg) {
 			l.start(msg)
 		}
 		for n := len(l.inbox); n > 0; n-- {
@@ -85,49 +85,49 @@ func (l *Link) dispatch() {
 	}
 }
 
-// late refuses what waited while the node slept.
-func (l *Link) late(msg *nats.Msg) bool {
-	if msg == wakeMark {
-		l.drowsy.Add(-1)
+// refuseStalled refuses requests that arrived while the process did not run.
+func (l *Link) refuseStalled(msg *nats.Msg) bool {
+	if msg == resumeMark {
+		l.stalled.Add(-1)
 		return true
 	}
-	l.wake() // the watch may wake up later than this
-	if l.drowsy.Load() == 0 {
+	l.detectStall() // the watch may notice it later than this
+	if l.stalled.Load() == 0 {
 		return false
 	}
-	l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "the node was stopped for a while, and this request with it"})
+	l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "the node did not run for a while and refuses the requests of that time; send the request again"})
 	return true
 }
 
-// collect takes a request into the backlog, or refuses it.
+// collect adds a request to the backlog, or refuses it.
 func (l *Link) collect(queue *backlog, msg *nats.Msg) {
 	switch {
 	case len(msg.Data) > maxHop:
 		l.refuse(msg, tooLarge(msg))
 	case !queue.put(msg):
-		l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "too many requests wait"})
+		l.refuse(msg, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "the node has too many waiting requests; try again later"})
 	}
 }
 
-// start serves one request in a task of its own. Until it is known who asks,
-// which takes microseconds, the task has one of a few places for which requests
-// wait here, so that a caller's flood fills only the caller's share of those
-// being served.
+// start serves one request in its own goroutine. Until the caller is authenticated,
+// which takes microseconds, the request occupies one of maxAuthenticating slots, and
+// the dispatcher waits for a free one. A caller that floods the node therefore fills
+// only its own share of the requests in progress.
 func (l *Link) start(msg *nats.Msg) {
 	select {
-	case l.opening <- struct{}{}:
+	case l.authenticating <- struct{}{}:
 	case <-l.ctx.Done():
 		return
 	}
 	l.serving.Add(1)
 	l.tasks.Go(func() {
 		defer l.serving.Add(-1)
-		opened := sync.OnceFunc(func() { <-l.opening })
-		defer opened()
+		authenticated := sync.OnceFunc(func() { <-l.authenticating })
+		defer authenticated()
 		defer tasks.Contain(l.opt.Log, func() {
-			l.refuse(msg, &devices.Error{Code: devices.CodeInternal, Detail: "a fault of the node; its log says more"})
+			l.refuse(msg, &devices.Error{Code: devices.CodeInternal, Detail: "internal error (bug); see the log of the node"})
 		})
-		l.serve(msg, opened)
+		l.serve(msg, authenticated)
 	})
 }
 

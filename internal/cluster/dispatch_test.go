@@ -41,11 +41,11 @@ func TestBacklogIsFirstInFirstOut(t *testing.T) {
 	}
 	for n := range MaxBacklog {
 		if !b.put(&nats.Msg{}) {
-			t.Fatalf("only %d requests have room", n)
+			t.Fatalf("only %d requests fit", n)
 		}
 	}
 	if b.put(&nats.Msg{}) {
-		t.Error("there is room without end")
+		t.Error("the backlog has no limit")
 	}
 	b = backlog{}
 	long := &nats.Msg{Data: make([]byte, 60_000)}
@@ -53,12 +53,12 @@ func TestBacklogIsFirstInFirstOut(t *testing.T) {
 	for ; b.put(long); n++ {
 	}
 	if bytes := n * len(long.Data); bytes > MaxBacklogBytes || bytes < MaxBacklogBytes*9/10 {
-		t.Errorf("%d long requests have room", n)
+		t.Errorf("%d long requests fit", n)
 	}
 }
 
-// Long requests that come faster than they are looked at are refused beyond
-// the bytes that may wait; each caller hears of it.
+// Long requests that arrive faster than they are dispatched are refused beyond the
+// limit of bytes; each caller gets an answer.
 func TestFloodOfLongRequests(t *testing.T) {
 	f := newFleet(t)
 	conn, err := nats.Connect(f.client.ConnectedUrl())
@@ -66,7 +66,7 @@ func TestFloodOfLongRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	link := New(Options{Conn: conn, Prefix: "test.v1", Node: "flooded", Mint: f.mint, Alone: true, Log: slog.New(slog.DiscardHandler)})
+	link := New(Options{Conn: conn, Prefix: "test.v1", Node: "flooded", Mint: f.mint, SingleNode: true, Log: slog.New(slog.DiscardHandler)})
 	const flooded = devices.ID("02:00:00:00:00:02")
 	if err := link.Hold(flooded); err != nil {
 		t.Fatal(err)
@@ -92,8 +92,8 @@ func TestFloodOfLongRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	devicetest.Eventually(t, "all have come", func() bool { return len(link.inbox) == n })
-	if err := link.Attach(f.holding); err != nil { // it looks only now
+	devicetest.Eventually(t, "all have arrived", func() bool { return len(link.inbox) == n })
+	if err := link.Attach(f.holding); err != nil { // it reads the inbox only now
 		t.Fatal(err)
 	}
 	defer link.Close()

@@ -18,32 +18,32 @@ import (
 	"fleetd/internal/timescale"
 )
 
-// A hop is a request to the node that holds a device. The holder says something
-// every acceptEvery, if only that it works on it; whoever asked waits lostAfter
-// for the next word, so that a call sent to a node that was frozen, killed, or
-// cut off while the server still believes in it, ends long before its deadline.
+// A hop is a request to the node that holds a device. The holder sends an acceptance
+// or the answer at least every acceptEvery; the requesting node gives up lostAfter
+// the last of them. A call to a node that was frozen, killed or disconnected without
+// the server noticing thus ends long before its deadline.
 var (
 	acceptEvery = timescale.Of(time.Second)
 	lostAfter   = timescale.Of(3 * time.Second)
 )
 
-// lastWord is how long beyond its deadline a call waits for the holder to tell
-// how it ended: whether anything was sent to the device.
-const lastWord = 150 * time.Millisecond
+// outcomeGrace is how long after its deadline a call waits for the holder to report
+// the outcome: whether anything was sent to the device.
+const outcomeGrace = 150 * time.Millisecond
 
-// accepted is what a holder sends before an answer that takes its time.
-var accepted = []byte(`{"accepted":true}`)
+// acceptedReply is what a holder sends before an answer that takes longer.
+var acceptedReply = []byte(`{"accepted":true}`)
 
-// maxShort bounds what can be an acceptance, or the answer to a message; no
-// other is looked through for it.
+// maxShort is the largest size of an acceptance, or of the answer to a message, in
+// bytes; larger answers are not searched for those.
 const maxShort = 512
 
-// says tells whether a short object has this member, and true in it.
-func says(data []byte, name string) bool {
+// hasTrue reports whether a short object has this member with the value true.
+func hasTrue(data []byte, name string) bool {
 	return len(data) <= maxShort && jsonspan.KindOf(jsonspan.Member(data, name)) == jsonspan.KindTrue
 }
 
-// answers are the hops that this node waits for, on one subscription.
+// answers are the hops in progress of this node, on one subscription.
 type answers struct {
 	prefix string // subject of the subscription without its last token
 
@@ -53,26 +53,26 @@ type answers struct {
 	late    map[string]lateAnswer     // of hops that have ended, by reply subject
 }
 
-// lateAnswer is who takes what the holder sends after its hop has ended.
+// lateAnswer handles an answer that arrives after its hop has ended.
 type lateAnswer struct {
 	take func(*nats.Msg)
 	end  time.Time
 }
 
 const (
-	// HeaderLate marks an answer that comes after the hop's own.
+	// HeaderLate marks an answer that arrives after its hop has ended.
 	HeaderLate = "Fleetd-Hop-Late"
-	// lateLife is how long a late answer is waited for, at most maxLate at a time.
-	lateLife = 10 * time.Minute
-	maxLate  = 4096
+	// lateLifetime is how long a late answer is expected, for at most maxLate hops.
+	lateLifetime = 10 * time.Minute
+	maxLate      = 4096
 )
 
 func newAnswers() *answers {
 	return &answers{prefix: nats.NewInbox() + ".", waiting: map[string]chan *nats.Msg{}, late: map[string]lateAnswer{}}
 }
 
-// open returns the subject for one answer, and where it arrives: acceptances
-// and the answer, or nil when the connection was lost.
+// open returns the reply subject of a new hop, and the channel for its acceptances
+// and its answer, or nil when the connection is lost.
 func (a *answers) open() (subject string, arrive chan *nats.Msg) {
 	arrive = make(chan *nats.Msg, 8)
 	a.mu.Lock()
@@ -83,7 +83,7 @@ func (a *answers) open() (subject string, arrive chan *nats.Msg) {
 	return subject, arrive
 }
 
-// close ends the wait for an answer; late, if not nil, takes one that comes later.
+// close ends a hop. late, if not nil, handles an answer that arrives later.
 func (a *answers) close(subject string, late func(*nats.Msg)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -96,19 +96,18 @@ func (a *answers) close(subject string, late func(*nats.Msg)) {
 		maps.DeleteFunc(a.late, func(_ string, l lateAnswer) bool { return now.After(l.end) })
 	}
 	if len(a.late) < maxLate {
-		a.late[subject] = lateAnswer{late, now.Add(lateLife)}
+		a.late[subject] = lateAnswer{late, now.Add(lateLifetime)}
 	}
 }
 
-// take passes on what arrived. A holder that sends more than it may is not
-// waited for.
-func (a *answers) take(msg *nats.Msg) {
-	if late := a.pass(msg); late != nil {
+// deliver passes on an answer. It drops what exceeds the buffer of a hop.
+func (a *answers) deliver(msg *nats.Msg) {
+	if late := a.route(msg); late != nil {
 		late(msg)
 	}
 }
 
-func (a *answers) pass(msg *nats.Msg) (late func(*nats.Msg)) {
+func (a *answers) route(msg *nats.Msg) (late func(*nats.Msg)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if arrive := a.waiting[msg.Subject]; arrive != nil {
@@ -129,8 +128,8 @@ func (a *answers) pass(msg *nats.Msg) (late func(*nats.Msg)) {
 	return l.take
 }
 
-// lose tells everybody who waits that the connection is lost.
-func (a *answers) lose() {
+// connectionLost ends all hops in progress.
+func (a *answers) connectionLost() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, arrive := range a.waiting {
@@ -141,14 +140,14 @@ func (a *answers) lose() {
 	}
 }
 
-// hop asks the node that holds the device, and signs for the caller. late, if not
-// nil, takes an answer that comes after the device's time was over.
+// hop sends a request of the caller to the node that holds the device. late, if not
+// nil, handles an answer that arrives after the deadline.
 func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body []byte, late func(*nats.Msg)) (answered []byte, err error) {
-	if l.opt.Alone {
+	if l.opt.SingleNode {
 		return nil, devices.ErrNoHolder
 	}
-	if !l.opt.Up() {
-		return nil, away(false)
+	if !l.opt.IsConnected() {
+		return nil, errNATSDown(false)
 	}
 	subject, arrive := l.answers.open()
 	defer func() {
@@ -159,13 +158,13 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 	}()
 	msg := &nats.Msg{Subject: l.subject(id, verb), Reply: subject, Data: body, Header: nats.Header{
 		HeaderStamp: []string{l.stamp(id, verb, noNonce, subject, caller, body)}, HeaderCaller: []string{caller}}}
-	if !l.opt.Stamped() { // for nodes of before
+	if !l.opt.AllStampHops() { // for nodes of an older version
 		msg.Header[HeaderHop] = []string{l.opt.Mint.HopSignature(string(id), verb, append([]byte(caller+"\n"), body...))}
 	}
 	if err := l.opt.Conn.PublishMsg(msg); err != nil {
-		return nil, away(false)
+		return nil, errNATSDown(false)
 	}
-	agains := 0
+	resends := 0
 	lost := time.NewTimer(lostAfter)
 	defer lost.Stop()
 	ended := ctx.Done()
@@ -174,18 +173,18 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 		case answer := <-arrive:
 			switch {
 			case answer == nil:
-				return nil, away(true)
+				return nil, errNATSDown(true)
 			case len(answer.Data) == 0 && answer.Header.Get("Status") == "503": // the server's "no responders"
 				return nil, devices.ErrNoHolder
 			case answer.Header.Get(HeaderAgain) != "":
-				if agains++; agains > maxAgain {
+				if resends++; resends > maxResends {
 					continue
 				}
 				msg.Header[HeaderStamp] = []string{l.stamp(id, verb, answer.Header.Get(HeaderAgain), subject, caller, body)}
 				if err := l.opt.Conn.PublishMsg(msg); err != nil {
-					return nil, away(false)
+					return nil, errNATSDown(false)
 				}
-			case says(answer.Data, "accepted"):
+			case hasTrue(answer.Data, "accepted"):
 				if ended != nil {
 					lost.Reset(lostAfter)
 				}
@@ -194,19 +193,19 @@ func (l *Link) hop(ctx context.Context, id devices.ID, verb, caller string, body
 			}
 		case <-lost.C:
 			if ended == nil {
-				return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Sent: true, Outcome: devices.OutcomeUnknown, Detail: "the node that holds the device did not answer in time"}
+				return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Sent: true, Outcome: devices.OutcomeUnknown, Detail: "the node that holds the device did not answer in time, so the outcome is unknown"}
 			}
 			l.HopsLost.Add(1)
 			return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Sent: true, Outcome: devices.OutcomeUnknown,
-				Detail: fmt.Sprintf("the node that held the device did not answer within %v", lostAfter)}
+				Detail: fmt.Sprintf("the node that holds the device did not answer within %v, so the outcome is unknown", lostAfter)}
 		case <-ended:
 			ended = nil
-			lost.Reset(lastWord)
+			lost.Reset(outcomeGrace)
 		}
 	}
 }
 
-// isUnknown tells whether the outcome of a hop is not known.
+// isUnknown reports whether the outcome of a hop is unknown.
 func isUnknown(answer []byte, err error) bool {
 	if err != nil {
 		return devices.AsError(err).Outcome == devices.OutcomeUnknown
@@ -215,8 +214,8 @@ func isUnknown(answer []byte, err error) bool {
 	return ok && e.Outcome == devices.OutcomeUnknown
 }
 
-// accept sends acceptances of a hop while it is due an answer, until done is
-// called. Anybody but a node gets the answer alone.
+// accept sends acceptances of a hop until done is called. Services do not get
+// acceptances.
 func (l *Link) accept(msg *nats.Msg, node bool) (done func()) {
 	if !node {
 		return func() {}
@@ -228,14 +227,14 @@ func (l *Link) accept(msg *nats.Msg, node bool) (done func()) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if !a.done {
-			l.reply(msg, accepted)
+			l.reply(msg, acceptedReply)
 			a.timer.Reset(acceptEvery)
 		}
 	})
 	return a.end
 }
 
-// acceptance repeats itself until it is ended.
+// acceptance repeats itself until end is called.
 type acceptance struct {
 	mu    sync.Mutex
 	timer *time.Timer
@@ -249,8 +248,8 @@ func (a *acceptance) end() {
 	a.timer.Stop()
 }
 
-func away(sent bool) error {
-	e := &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Sent: sent, Detail: "NATS does not answer, so devices on other nodes cannot be reached"}
+func errNATSDown(sent bool) error {
+	e := &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Sent: sent, Detail: "NATS is unreachable, so devices on other nodes cannot be reached; check --nats"}
 	if sent {
 		e.Outcome = devices.OutcomeUnknown
 	}
@@ -267,7 +266,7 @@ func (l *Link) Forward(ctx context.Context, c devices.ToolCall) (devices.ToolRes
 			take(resultOf(msg.Data))
 		}
 	}
-	data, err := l.request(ctx, c.Device, "call", c.By, command{Call: c.ID, Tool: c.Tool, Arguments: c.Arguments, Confirmation: c.Confirmation, Late: late != nil}, late)
+	data, err := l.request(ctx, c.Device, "call", c.Principal, command{Call: c.ID, Tool: c.Tool, Arguments: c.Arguments, Confirmation: c.Confirmation, Late: late != nil}, late)
 	if err != nil {
 		return devices.ToolResult{}, err
 	}
@@ -284,7 +283,7 @@ func resultOf(data []byte) (devices.ToolResult, error) {
 
 // ForwardRPC sends a raw MCP request to the node that holds the device.
 func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error) {
-	data, err := l.request(ctx, c.Device, "rpc", c.By, command{Call: c.ID, Method: c.Method, Params: c.Params, Confirmation: c.Confirmation}, nil)
+	data, err := l.request(ctx, c.Device, "rpc", c.Principal, command{Call: c.ID, Method: c.Method, Params: c.Params, Confirmation: c.Confirmation}, nil)
 	if err != nil {
 		return devices.RPCResult{}, err
 	}
@@ -302,19 +301,19 @@ func (l *Link) ForwardRPC(ctx context.Context, c devices.RPCCall) (devices.RPCRe
 
 // ForwardMessage sends a message to the node that holds the device.
 func (l *Link) ForwardMessage(ctx context.Context, m devices.Message) error {
-	data, err := l.hop(ctx, m.Device, "send", string(access.AppendBy(nil, m.By)), m.Body, nil)
+	data, err := l.hop(ctx, m.Device, "send", string(access.AppendPrincipal(nil, m.Principal)), m.Body, nil)
 	if err != nil {
 		return err
 	}
-	if says(data, "ok") {
+	if hasTrue(data, "ok") {
 		return nil
 	}
 	return remoteError(data)
 }
 
-// Ask asks the node that holds the device about it.
-func (l *Link) Ask(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error) {
-	data, err := l.request(ctx, id, string(q), access.By{Who: access.Fleet}, command{}, nil)
+// Ask requests information about a device from the node that holds it.
+func (l *Link) Query(ctx context.Context, id devices.ID, q devices.Query) ([]byte, error) {
+	data, err := l.request(ctx, id, string(q), access.Principal{Caller: access.Fleet}, command{}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -331,12 +330,12 @@ func remoteError(data []byte) error {
 	return &devices.Error{Code: devices.CodeInternal, Detail: fmt.Sprintf("another node answered %.80q", data), Sent: true, Outcome: devices.OutcomeUnknown}
 }
 
-// request makes one hop with the time that remains.
-func (l *Link) request(ctx context.Context, id devices.ID, verb string, by access.By, c command, late func(*nats.Msg)) ([]byte, error) {
+// request makes one hop with the remaining time of ctx.
+func (l *Link) request(ctx context.Context, id devices.ID, verb string, principal access.Principal, c command, late func(*nats.Msg)) ([]byte, error) {
 	timeout := dispatch.DefaultTimeout
 	if deadline, ok := ctx.Deadline(); ok {
 		timeout = time.Until(deadline)
 	}
 	c.Timeout = max(timeout, time.Millisecond).String()
-	return l.hop(ctx, id, verb, string(access.AppendBy(nil, by)), c.append(nil), late)
+	return l.hop(ctx, id, verb, string(access.AppendPrincipal(nil, principal)), c.append(nil), late)
 }

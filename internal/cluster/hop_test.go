@@ -15,7 +15,7 @@ import (
 )
 
 // volumeCall is a call that the scripted device answers.
-var volumeCall = devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), By: devicetest.Admin}
+var volumeCall = devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), Principal: devicetest.Admin}
 
 func (f *testFleet) callFar(t *testing.T, timeout time.Duration) (devices.ToolResult, error) {
 	t.Helper()
@@ -40,8 +40,7 @@ func (f *testFleet) slow(t *testing.T, after time.Duration) {
 	f.connect(t, s)
 }
 
-// A call that takes its time on the device is waited for, since its holder says
-// that it has it.
+// A slow call is waited for, since its holder sends acceptances.
 func TestSlowCallIsAccepted(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -53,8 +52,8 @@ func TestSlowCallIsAccepted(t *testing.T) {
 	}
 }
 
-// A node that is subscribed and does not run swallows a call for lostAfter, not
-// until the call's deadline.
+// A call to a node that is subscribed but does not run ends after lostAfter, not at
+// the call's deadline.
 func TestFrozenHolder(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -71,14 +70,14 @@ func TestFrozenHolder(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	if took := time.Since(begun); took < lostAfter || took > 2*lostAfter {
-		t.Errorf("told after %v", took)
+		t.Errorf("answered after %v", took)
 	}
 	if f.far.HopsLost.Load() != 1 {
 		t.Errorf("%d lost hops are counted", f.far.HopsLost.Load())
 	}
 }
 
-// Whoever waits for another node is told at once when the connection is lost.
+// Callers that wait for another node get an error at once when the connection is lost.
 func TestConnectionLostDuringHop(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -102,13 +101,13 @@ func TestConnectionLostDuringHop(t *testing.T) {
 	}
 }
 
-// A node that wakes up runs nothing that waited while it slept, and everything
-// that comes afterwards.
-func TestBacklogOfANapIsRefused(t *testing.T) {
+// After a stall a node runs no request that arrived during the stall, and all that
+// arrive afterwards.
+func TestBacklogOfAStallIsRefused(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, devicetest.NewScript())
 	woken := make(chan struct{}, 1)
-	f.holder.opt.Woken = func() { woken <- struct{}{} }
+	f.holder.opt.OnResume = func() { woken <- struct{}{} }
 	ask := func() (devices.Code, error) {
 		body := []byte(`{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5}}`)
 		msg, err := f.client.RequestMsg(&nats.Msg{Subject: "test.v1.cmd." + id.Token() + ".call", Header: nats.Header{HeaderToken: {f.mint.AdminToken()}}, Data: body}, 5*time.Second)
@@ -121,34 +120,34 @@ func TestBacklogOfANapIsRefused(t *testing.T) {
 		return "", nil
 	}
 	if code, err := ask(); code != "" || err != nil {
-		t.Fatalf("awake: %q, %v", code, err)
+		t.Fatalf("before the stall: %q, %v", code, err)
 	}
-	// Asleep: as if the clock had run on without the process.
-	f.holder.naps.ticked.Add(-int64(2 * napLimit))
+	// A stall: as if the clock had gone on without the process.
+	f.holder.stalls.ticked.Add(-int64(2 * stallLimit))
 	code, err := ask()
-	if err != nil || code != devices.CodeUnavailable && f.holder.Naps.Load() != 1 { // the watch may have been through with it before
-		t.Fatalf("just awake: %q, %v", code, err)
+	if err != nil || code != devices.CodeUnavailable && f.holder.Stalls.Load() != 1 { // the watch may have handled the stall already
+		t.Fatalf("just after the stall: %q, %v", code, err)
 	}
 	select {
 	case <-woken:
 	case <-time.After(5 * time.Second):
-		t.Fatal("nobody was told of the nap")
+		t.Fatal("OnResume was not called")
 	}
 	devicetest.Eventually(t, "requests are served again", func() bool {
 		code, err := ask()
 		return code == "" && err == nil
 	})
-	if f.holder.Naps.Load() != 1 {
-		t.Errorf("%d naps are counted", f.holder.Naps.Load())
+	if f.holder.Stalls.Load() != 1 {
+		t.Errorf("%d stalls are counted", f.holder.Stalls.Load())
 	}
 }
 
-// While NATS is away devices come and go as ever, without a word to the
-// connection, which may block; what they held is made good afterwards.
+// While NATS is unreachable devices connect and disconnect as usual, without a call
+// on the connection, which may block; their subscriptions follow afterwards.
 func TestHoldWhileAway(t *testing.T) {
 	f := newFleet(t)
 	away := false
-	f.holder.opt.Up = func() bool { return !away }
+	f.holder.opt.IsConnected = func() bool { return !away }
 	subscribed := func() bool {
 		_, err := f.client.Request("test.v1.cmd."+id.Token()+".call", []byte("{}"), time.Second)
 		return err == nil
@@ -162,7 +161,7 @@ func TestHoldWhileAway(t *testing.T) {
 	}
 	away = true
 	if err := f.holder.Hold(id); err != nil || subscribed() {
-		t.Errorf("held while away: %v", err)
+		t.Errorf("held while NATS was unreachable: %v", err)
 	}
 	f.holder.Claim(devices.Claim{Device: id, Kind: devices.ClaimConnect})
 	if n := f.holder.ClaimsLost.Load(); n != 1 {
@@ -170,20 +169,20 @@ func TestHoldWhileAway(t *testing.T) {
 	}
 	away = false
 	if settled(); !subscribed() {
-		t.Error("nobody serves a device that came while NATS was away")
+		t.Error("no node serves a device that connected while NATS was unreachable")
 	}
 	away = true
 	f.holder.Release(id)
 	away = false
 	if settled(); subscribed() {
-		t.Error("a device that left while NATS was away is still served")
+		t.Error("a device that disconnected while NATS was unreachable is still served")
 	}
 	if len(f.holder.holds) != 0 {
 		t.Errorf("%d holds are left", len(f.holder.holds))
 	}
 }
 
-// A holder that dies after it accepted a call is not waited for either.
+// A call also ends early if its holder dies after it accepted the call.
 func TestHolderDiesAfterAcceptance(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -203,12 +202,12 @@ func TestHolderDiesAfterAcceptance(t *testing.T) {
 	}
 }
 
-// A call that ends in the holder's queue is told as unsent from another node, too.
-func TestTimeoutIsToldAlike(t *testing.T) {
+// A call that times out in the holder's queue is reported as unsent from another node, too.
+func TestTimeoutIsReportedAlike(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	s := devicetest.NewScript()
-	s.Call = func(string, json.RawMessage) string { return "" } // for ever
+	s.Call = func(string, json.RawMessage) string { return "" } // never answers
 	f.connect(t, s)
 	call := func(service *fleet.Service, timeout time.Duration) *devices.Error {
 		ctx, cancel := context.WithTimeout(t.Context(), timeout)
@@ -221,12 +220,12 @@ func TestTimeoutIsToldAlike(t *testing.T) {
 	devicetest.Eventually(t, "the device is busy", func() bool { return f.holding.Stats().InFlight.Load() == 1 })
 	local, routed := call(f.holding, 100*time.Millisecond), call(f.fwd, 100*time.Millisecond)
 	if local.Sent || routed.Sent || local.Code != routed.Code || local.Outcome != routed.Outcome {
-		t.Errorf("told here %+v, from the other node %+v", local, routed)
+		t.Errorf("reported here %+v, from the other node %+v", local, routed)
 	}
 	<-first
 }
 
-// What REST takes, a hop takes, and byte for byte.
+// A hop carries everything that REST accepts, byte for byte.
 func TestBigHop(t *testing.T) {
 	f := newFleet(t)
 	s := devicetest.NewScript()
@@ -240,7 +239,7 @@ func TestBigHop(t *testing.T) {
 	for _, text := range []string{strings.Repeat("<>&", 4_000), strings.Repeat("x", maxBody-100)} {
 		arguments := json.RawMessage(`{"text":"` + text + `"}`)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		_, err := f.fwd.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "echo", Arguments: arguments})
+		_, err := f.fwd.CallTool(ctx, devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "echo", Arguments: arguments})
 		cancel()
 		if err != nil {
 			t.Fatalf("%d bytes: %v", len(arguments), err)

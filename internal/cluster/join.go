@@ -12,71 +12,70 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Fleet is what all nodes of one fleet have in common. Neither part is secret.
+// Fleet identifies a fleet: all its nodes have the same values. Neither is secret.
 type Fleet struct {
-	Node     string `json:"node"`     // who says so
-	Database string `json:"database"` // the database's own id; empty while it is away
-	Secret   string `json:"secret"`   // fingerprint
+	Node     string `json:"node"`     // name of the sender
+	Database string `json:"database"` // id that the database contains; empty while it is unreachable
+	Secret   string `json:"secret"`   // fingerprint of the secret
 }
 
-// ErrOtherFleet is wrapped by the error of Join if the nodes that are there
-// belong to another fleet.
+// ErrOtherFleet is wrapped by the error of Join if the running nodes belong to
+// another fleet.
 var ErrOtherFleet = errors.New("another fleet uses this NATS and prefix")
 
-// joinTimeout bounds the question at the start; nodes that are there answer in
-// milliseconds.
+// joinTimeout limits the request at startup; running nodes answer in milliseconds.
 const joinTimeout = time.Second
 
-func (l *Link) fleet() string { return l.opt.Prefix + ".fleet" }
+func (l *Link) fleetSubject() string { return l.opt.Prefix + ".fleet" }
 
-// Join asks the nodes that are there whether this one belongs to them, and
-// answers those that come later. Two fleets on one prefix would hear each
-// other's devices and write into each other's streams. The error wraps
-// ErrOtherFleet, or says that NATS could not be asked.
-func (l *Link) Join(ctx context.Context, mine Fleet) error {
-	question, err := json.Marshal(mine)
+// Join checks with the running nodes that this one belongs to their fleet, and then
+// answers nodes that join later. Two fleets with one prefix would receive each
+// other's events and write into each other's streams. The error wraps ErrOtherFleet,
+// unless the request itself failed.
+func (l *Link) Join(ctx context.Context, own Fleet) error {
+	question, err := json.Marshal(own)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
-	answer, err := l.opt.Conn.RequestWithContext(ctx, l.fleet(), question)
+	answer, err := l.opt.Conn.RequestWithContext(ctx, l.fleetSubject(), question)
 	switch {
-	case errors.Is(err, nats.ErrNoResponders): // the first node
-	case errors.Is(err, context.DeadlineExceeded): // those that are there do not run
+	case errors.Is(err, nats.ErrNoResponders): // first node
+	case errors.Is(err, context.DeadlineExceeded): // the running nodes do not answer
 	case err != nil:
-		return fmt.Errorf("ask the other nodes: %w", err)
+		return fmt.Errorf("request the fleet of the other nodes: %w", err)
 	default:
 		var theirs Fleet
 		if err := json.Unmarshal(answer.Data, &theirs); err != nil {
-			return fmt.Errorf("%w, and answers %.80q", ErrOtherFleet, answer.Data)
+			return fmt.Errorf("%w: unexpected answer %.80q", ErrOtherFleet, answer.Data)
 		}
-		if err := mine.differs(theirs); err != nil {
+		if err := own.mismatch(theirs); err != nil {
 			return err
 		}
 	}
-	l.mine.Store(&question)
+	l.fleet.Store(&question)
 	if l.joined.Swap(true) {
 		return nil
 	}
-	if _, err := l.opt.Conn.Subscribe(l.fleet(), l.introduce); err != nil {
+	if _, err := l.opt.Conn.Subscribe(l.fleetSubject(), l.answerJoin); err != nil {
 		return fmt.Errorf("answer new nodes: %w", err)
 	}
-	if err := l.opt.Conn.FlushTimeout(joinTimeout); err != nil { // the next that asks must find us
+	if err := l.opt.Conn.FlushTimeout(joinTimeout); err != nil { // the next node to join must reach this one
 		l.opt.Log.Warn("NATS did not confirm a subscription", "error", err)
 	}
 	return nil
 }
 
-// introduce tells another node that wants to join which fleet this is.
-func (l *Link) introduce(msg *nats.Msg) {
+// answerJoin sends the identity of this fleet to a node that joins.
+func (l *Link) answerJoin(msg *nats.Msg) {
 	defer tasks.Contain(l.opt.Log, nil)
-	l.reply(msg, *l.mine.Load())
+	l.reply(msg, *l.fleet.Load())
 }
 
-// differs returns in one sentence what keeps two nodes apart; a database that
-// is away is not known to differ.
-func (f Fleet) differs(from Fleet) error {
+// mismatch returns an error if two nodes belong to different fleets. An
+// unreachable database counts as equal.
+func (f Fleet) mismatch(from Fleet) error {
 	switch {
 	case f.Secret != from.Secret:
 		return fmt.Errorf("%w: node %s has another secret; give this node that fleet's --secret, or a --nats-prefix of its own", ErrOtherFleet, from.Node)

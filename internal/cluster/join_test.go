@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A node of another fleet is told so in one sentence, by whoever is there.
+// A node of another fleet receives one sentence about what differs.
 func TestJoin(t *testing.T) {
 	f := newFleet(t)
 	if err := f.holder.Join(t.Context(), Fleet{Node: "holder", Database: "d", Secret: "s"}); err != nil {
@@ -20,7 +20,7 @@ func TestJoin(t *testing.T) {
 	}{
 		{"another secret", Fleet{Node: "far", Database: "d", Secret: "x"}, "node holder has another secret; give this node that fleet's --secret"},
 		{"another database", Fleet{Node: "far", Database: "x", Secret: "s"}, "node holder has another database; give this node that fleet's --database"},
-		{"its database is away", Fleet{Node: "far", Secret: "s"}, ""},
+		{"its database is unreachable", Fleet{Node: "far", Secret: "s"}, ""},
 		{"the same fleet", Fleet{Node: "far", Database: "d", Secret: "s"}, ""},
 	} {
 		err := f.far.Join(t.Context(), c.fleet)
@@ -31,8 +31,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// A node that asks again is not answered by itself, since its connection does not echo:
-// it knows another secret by now.
+// A node that joins again does not answer itself, although it has another secret
+// this time: its connection does not echo.
 func TestJoinAgain(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

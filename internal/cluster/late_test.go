@@ -12,9 +12,9 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// An answer that comes after its caller's time reaches who asked for it, on the node
-// that holds the device as one hop away; so does the end of the connection. It
-// comes once, whatever is repeated.
+// An answer that arrives after its caller's deadline reaches the caller, on the node
+// that holds the device as well as one hop away; so does the end of the connection.
+// It arrives once, even if the answer is repeated.
 func TestLateAnswers(t *testing.T) {
 	f := newFleet(t)
 	s := devicetest.NewScript()
@@ -31,7 +31,7 @@ func TestLateAnswers(t *testing.T) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
-			_, err := node.CallTool(ctx, devices.ToolCall{Device: id, Tool: "slow", By: devicetest.Admin, ID: "call-" + name,
+			_, err := node.CallTool(ctx, devices.ToolCall{Device: id, Tool: "slow", Principal: devicetest.Admin, ID: "call-" + name,
 				Late: func(r devices.ToolResult, err error) { late <- outcome{r, err} }})
 			if e := devices.AsError(err); code(err) != devices.CodeDeviceTimeout || e.Outcome != devices.OutcomeUnknown {
 				t.Fatalf("%s: %v", name, err)
@@ -54,7 +54,7 @@ func TestLateAnswers(t *testing.T) {
 			case o := <-late:
 				return o
 			case <-time.After(10 * time.Second):
-				t.Fatalf("%s: nothing came", name)
+				t.Fatalf("%s: nothing arrived", name)
 				return outcome{}
 			}
 		}
@@ -74,7 +74,7 @@ func TestLateAnswers(t *testing.T) {
 			t.Errorf("%s: %v", name, o.err)
 		}
 		if len(late) > 0 {
-			t.Errorf("%s: it came twice", name)
+			t.Errorf("%s: it arrived twice", name)
 		}
 		c = f.dial(t, s)
 	}

@@ -15,15 +15,14 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// What one node decides holds on the other: a device known to one is known to
-// both, a revocation ends the session wherever it is, and a forgotten device is
-// nobody's.
+// A decision of one node applies on the other: both have a new device, a revocation
+// ends the session on either node, and both remove a forgotten device.
 func TestNewsReachEveryNode(t *testing.T) {
 	f := newFleet(t)
 	if _, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c", Board: "box", Firmware: "2.4.2"}); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "the other node knows the device", func() bool { return f.fwd.IsMember(id) && f.fwd.ClientOf(t.Context(), id) == "c" })
+	devicetest.Eventually(t, "the other node has the device", func() bool { return f.fwd.IsMember(id) && f.fwd.ClientOf(t.Context(), id) == "c" })
 	c := &script{Script: devicetest.NewScript()}
 	session, err := f.fwd.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c)
 	if err != nil {
@@ -38,8 +37,8 @@ func TestNewsReachEveryNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "the session on the other node ends", func() bool { return !online(f.fwd) && !f.fwd.IsMember(id) })
-	devicetest.Eventually(t, "the other node knows the new generation", func() bool {
-		generation, ok := f.fwd.Generation(id) // with the change itself; the revocation is in force before
+	devicetest.Eventually(t, "the other node has the new generation", func() bool {
+		generation, ok := f.fwd.Generation(id) // part of the change itself; the revocation applies before
 		return !ok && generation == 1
 	})
 	if _, err := f.fwd.Approve(t.Context(), devicetest.Admin, string(id)); err != nil {
@@ -49,13 +48,13 @@ func TestNewsReachEveryNode(t *testing.T) {
 	if err := f.holding.Forget(t.Context(), devicetest.Admin, id); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "nobody knows it, and its credentials are dead", func() bool {
+	devicetest.Eventually(t, "both nodes have removed it, and its credentials are invalid", func() bool {
 		generation, _ := f.fwd.Generation(id) // a change of its own, after that of the admission
 		return !f.fwd.IsMember(id) && !f.holding.IsMember(id) && generation == 2
 	})
 }
 
-// Changes of strangers change nothing.
+// Changes of unknown senders are refused.
 func TestForgedChanges(t *testing.T) {
 	f := newFleet(t)
 	if _, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
@@ -83,12 +82,11 @@ func TestForgedChanges(t *testing.T) {
 	})
 	// security: N1
 	if _, ok := f.holding.Generation(id); !ok || !f.holding.IsMember(id) || f.holding.Registry().Position().Revision >= next {
-		t.Error("forged changes were believed")
+		t.Error("forged changes were accepted")
 	}
 }
 
-// A device that waits speaks one code, whichever node it asks, and any node
-// takes it.
+// A pending device gets the same code from every node, and every node accepts it.
 func TestCodesAreShared(t *testing.T) {
 	f := newFleetWith(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4, Approve: true})
 	first, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"})
@@ -105,19 +103,19 @@ func TestCodesAreShared(t *testing.T) {
 	if _, err := f.fwd.Approve(t.Context(), devicetest.Admin, code); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "both admit it", func() bool { return f.holding.Activated(id, "c") && f.fwd.Activated(id, "c") })
+	devicetest.Eventually(t, "both admit it", func() bool { return f.holding.IsActivated(id, "c") && f.fwd.IsActivated(id, "c") })
 }
 
-// What a node decides while it has no NATS, the others read; who waits they hear
-// when it is back.
-func TestNewsAreToldAgain(t *testing.T) {
+// The other nodes read decisions that a node made without NATS from the database;
+// pending devices are sent to them when NATS is back.
+func TestNewsAreResent(t *testing.T) {
 	f := newFleetWith(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4, Approve: true})
 	f.ports.Put(devices.Member{ID: id, ClientID: "c"})
 	for _, s := range []*fleet.Service{f.holding, f.fwd} {
 		devicetest.Refresh(t, s)
 	}
 	away := true
-	f.holder.opt.Up = func() bool { return !away }
+	f.holder.opt.IsConnected = func() bool { return !away }
 	if _, err := f.holding.Revoke(t.Context(), devicetest.Admin, id); err != nil {
 		t.Fatal(err)
 	}
@@ -128,8 +126,8 @@ func TestNewsAreToldAgain(t *testing.T) {
 	if err := f.holder.opt.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if generation, ok := f.fwd.Generation(id); !ok || generation != 0 || f.fwd.Knows(other) {
-		t.Errorf("the other node knows already: generation %d, %t", generation, ok)
+	if generation, ok := f.fwd.Generation(id); !ok || generation != 0 || f.fwd.IsKnown(other) {
+		t.Errorf("the other node has it already: generation %d, %t", generation, ok)
 	}
 	devicetest.Refresh(t, f.fwd)
 	if generation, ok := f.fwd.Generation(id); ok || generation != 1 {
@@ -137,11 +135,11 @@ func TestNewsAreToldAgain(t *testing.T) {
 	}
 	away = false
 	f.holder.Reconnected()
-	devicetest.Eventually(t, "the other node knows who waits", func() bool { return f.fwd.Knows(other) })
+	devicetest.Eventually(t, "the other node has the pending device", func() bool { return f.fwd.IsKnown(other) })
 }
 
-// Without the database a revocation is in force on every node that confirms it,
-// and a key's end, too.
+// Without the database a revocation applies on every node that confirms it, and so
+// does the end of a key.
 func TestRevocationWithoutTheDatabase(t *testing.T) {
 	f := newFleet(t)
 	if _, err := f.holding.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
@@ -161,7 +159,7 @@ func TestRevocationWithoutTheDatabase(t *testing.T) {
 	}
 	devicetest.Eventually(t, "the session on the other node ends", func() bool { return !online(f.fwd) && !f.fwd.IsMember(id) })
 	if _, err := f.fwd.Accept(devices.Identity{Device: id, ClientID: "c", Transport: devices.TransportWebSocket, Verified: true}, c); devices.AsError(err).Code != devices.CodeUnauthorized {
-		t.Errorf("it comes again: %v", err)
+		t.Errorf("it connects again: %v", err)
 	}
 	f.ports.SetAway(false)
 	for _, s := range []*fleet.Service{f.holding, f.fwd} {
@@ -169,6 +167,6 @@ func TestRevocationWithoutTheDatabase(t *testing.T) {
 	}
 	devicetest.Eventually(t, "it is written, once", func() bool {
 		m, _ := f.ports.Ledger.Member(id)
-		return m.Admission == devices.AdmissionRevoked && m.Generation == 1 && len(f.holding.Registry().Revocations())+len(f.fwd.Registry().Revocations()) == 0
+		return m.Admission == devices.AdmissionRevoked && m.Generation == 1 && len(f.holding.Registry().PendingRevocations())+len(f.fwd.Registry().PendingRevocations()) == 0
 	})
 }

@@ -14,11 +14,11 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// Subjects of the registry, each with the name of the sending node behind it.
-// Changes are told to all, once they are committed; what is lost is read from the
-// log. A revocation that the database did not take, and the question what others
-// know, are answered on an inbox which the signed body names: somebody who repeats
-// a message gets no answer.
+// Subjects of the registry; each ends with the name of the sending node. Changes are
+// broadcast after the commit; a node that misses one reads the log. A revocation that
+// the database did not accept, and a query of other nodes' changes, are answered on an
+// inbox that the signed body names, so that a sender of a recorded message gets no
+// answer.
 const (
 	verbChanges = "changes"
 	verbRevoke  = "revoke"
@@ -27,16 +27,15 @@ const (
 )
 
 const (
-	// maxChanges bounds the changes of one message, in bytes: NATS takes 1 MiB.
+	// maxChanges limits the changes of one message, in bytes; NATS accepts 1 MiB.
 	maxChanges = 512 << 10
-	// upPause is the pause between two looks whether NATS is reached.
+	// upPause is the pause between two checks whether NATS is connected.
 	upPause = 50 * time.Millisecond
-	// peerSettle is how long the answers of further nodes are waited for after the
-	// first.
+	// peerSettle is how long further answers are awaited after the first.
 	peerSettle = 300 * time.Millisecond
 )
 
-// registryMessage is what nodes send each other about the registry.
+// registryMessage is the wire form of all messages about the registry.
 type registryMessage struct {
 	Node       string               `json:"node"`
 	Reply      string               `json:"reply,omitempty"` // inbox for the answer
@@ -46,36 +45,36 @@ type registryMessage struct {
 	Answer     *registry.PeerAnswer `json:"answer,omitempty"`
 }
 
-// Peers are the other nodes, as the registry asks and tells them.
+// Peers implements registry.Peers: it exchanges changes with the other nodes.
 type Peers struct {
 	link     *Link
 	registry atomic.Pointer[registry.Registry]
 }
 
-// Peers returns the way to the other nodes.
+// Peers returns the registry's connection to the other nodes.
 func (l *Link) Peers() *Peers { return &Peers{link: l} }
 
 func (l *Link) registrySubject(verb, node string) string {
 	return l.opt.Prefix + "." + verb + "." + node
 }
 
-// Follow has the registry follow what other nodes tell. Call it once.
+// Follow subscribes to changes and queries of other nodes for r. Call it once.
 func (p *Peers) Follow(r *registry.Registry) error {
 	l := p.link
-	if l.opt.Alone {
+	if l.opt.SingleNode {
 		return nil
 	}
 	p.registry.Store(r)
 	var errs []error
 	for _, verb := range []string{verbChanges, verbRevoke, verbAsk} {
-		_, err := l.opt.Conn.Subscribe(l.registrySubject(verb, "*"), func(msg *nats.Msg) { p.told(verb, msg) })
+		_, err := l.opt.Conn.Subscribe(l.registrySubject(verb, "*"), func(msg *nats.Msg) { p.onMessage(verb, msg) })
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// sendRegistry signs and sends a message to all other nodes; false if NATS does
-// not take it.
+// send signs a message and publishes it to all other nodes. It reports whether NATS
+// accepted it.
 func (p *Peers) send(verb string, m registryMessage) bool {
 	l := p.link
 	m.Node = l.opt.Node
@@ -84,13 +83,13 @@ func (p *Peers) send(verb string, m registryMessage) bool {
 		l.opt.Log.Error("a message to other nodes cannot be encoded", "verb", verb, "error", err)
 		return false
 	}
-	return l.opt.Up() && l.broadcast(l.registrySubject(verb, l.opt.Node), verb, "", body) == nil
+	return l.opt.IsConnected() && l.broadcast(l.registrySubject(verb, l.opt.Node), verb, "", body) == nil
 }
 
-// Tell sends changes that were committed here.
-func (p *Peers) Tell(list []devices.Change) {
+// Tell publishes changes that this node committed.
+func (p *Peers) Publish(list []devices.Change) {
 	l := p.link
-	if l.opt.Alone {
+	if l.opt.SingleNode {
 		return
 	}
 	for len(list) > 0 {
@@ -99,23 +98,23 @@ func (p *Peers) Tell(list []devices.Change) {
 			size += len(list[n].Value) + 256
 		}
 		if !p.send(verbChanges, registryMessage{Changes: list[:n]}) {
-			l.ClaimsLost.Add(1) // they are read from the log
+			l.ClaimsLost.Add(1) // other nodes read them from the log
 			return
 		}
 		list = list[n:]
 	}
 }
 
-// Revoke sends a revocation, and returns who has written it down.
+// Revoke publishes a revocation. It returns the nodes that have written it to disk.
 func (p *Peers) Revoke(ctx context.Context, r registry.Revocation) (nodes []string) {
 	p.request(ctx, verbRevoke, registryMessage{Revocation: &r}, func(m registryMessage) { nodes = append(nodes, m.Node) })
 	return nodes
 }
 
-// Ask asks what other nodes know beyond a position. A node that starts may not have
-// reached NATS yet: it waits for that until ctx ends.
-func (p *Peers) Ask(ctx context.Context, at devices.Position) (answers []registry.PeerAnswer) {
-	for !p.link.opt.Alone && !p.link.opt.Up() {
+// Ask requests the changes of other nodes after a position. If NATS is not connected,
+// as during startup, it waits until ctx ends.
+func (p *Peers) Query(ctx context.Context, at devices.Position) (answers []registry.PeerAnswer) {
+	for !p.link.opt.SingleNode && !p.link.opt.IsConnected() {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -130,19 +129,19 @@ func (p *Peers) Ask(ctx context.Context, at devices.Position) (answers []registr
 	return answers
 }
 
-// request sends a message and takes the answers that come until ctx ends, or
-// peerSettle after the first.
+// request publishes a message and handles the answers that arrive until ctx ends, or
+// until peerSettle after the first.
 func (p *Peers) request(ctx context.Context, verb string, m registryMessage, take func(registryMessage)) {
 	l := p.link
-	if l.opt.Alone || !l.opt.Up() {
+	if l.opt.SingleNode || !l.opt.IsConnected() {
 		return
 	}
 	inbox, err := l.opt.Conn.SubscribeSync(l.opt.Conn.NewInbox())
 	if err != nil {
-		l.opt.Log.Warn("other nodes cannot be asked", "error", err)
+		l.opt.Log.Warn("cannot subscribe to answers of other nodes", "error", err)
 		return
 	}
-	defer func() { _ = inbox.Unsubscribe() }() // fails at most with the connection
+	defer func() { _ = inbox.Unsubscribe() }() // fails only with the connection
 	m.Reply = inbox.Subject
 	if !p.send(verb, m) {
 		return
@@ -164,14 +163,14 @@ func (p *Peers) request(ctx context.Context, verb string, m registryMessage, tak
 	}
 }
 
-// registryTold takes a message of another node.
-func (p *Peers) told(verb string, msg *nats.Msg) {
+// onMessage handles a message of another node.
+func (p *Peers) onMessage(verb string, msg *nats.Msg) {
 	l := p.link
 	if msg.Subject == l.registrySubject(verb, l.opt.Node) {
 		return
 	}
 	var m registryMessage
-	if err := json.Unmarshal(msg.Data, &m); err != nil || m.Node == l.opt.Node || !l.isFirst(msg, verb, "") {
+	if err := json.Unmarshal(msg.Data, &m); err != nil || m.Node == l.opt.Node || !l.acceptOnce(msg, verb, "") {
 		return
 	}
 	l.Requests.Add(verb, 1)
@@ -180,9 +179,9 @@ func (p *Peers) told(verb string, msg *nats.Msg) {
 	case verb == verbChanges:
 		r.Offer(m.Changes)
 	case verb == verbRevoke && m.Revocation != nil:
-		l.run(func() { // it waits for the disk
-			if err := r.Confirm(*m.Revocation); err != nil {
-				l.opt.Log.Error("a revocation of another node is in force and not on disk", "device", m.Revocation.Device, "key", m.Revocation.Key, "error", err)
+		l.run(func() { // writes to disk
+			if err := r.AddRevocation(*m.Revocation); err != nil {
+				l.opt.Log.Error("a revocation of another node is in force but not on disk; a restart of this node may lose it", "device", m.Revocation.Device, "key", m.Revocation.Key, "error", err)
 				return
 			}
 			p.reply(m.Reply, registryMessage{})
@@ -194,14 +193,14 @@ func (p *Peers) told(verb string, msg *nats.Msg) {
 			for ; n < len(answer.Changes) && size < maxChanges; n++ {
 				size += len(answer.Changes[n].Value) + 256
 			}
-			answer.Whole = answer.Whole && n == len(answer.Changes)
+			answer.Complete = answer.Complete && n == len(answer.Changes)
 			answer.Changes = answer.Changes[:n]
 			p.reply(m.Reply, registryMessage{Answer: &answer})
 		})
 	}
 }
 
-// run runs a task that Close waits for.
+// run starts a task that Close waits for.
 func (l *Link) run(task func()) {
 	l.tasks.Go(func() {
 		defer tasks.Contain(l.opt.Log, nil)
@@ -209,7 +208,7 @@ func (l *Link) run(task func()) {
 	})
 }
 
-// reply answers on the inbox that the request named.
+// reply answers on the inbox that the request names.
 func (p *Peers) reply(inbox string, m registryMessage) {
 	l := p.link
 	m.Node = l.opt.Node
@@ -220,6 +219,6 @@ func (p *Peers) reply(inbox string, m registryMessage) {
 	}
 	stamp := l.opt.Mint.HopSignature("", stampKind+verbReply, stamped("", inbox, "", body))
 	if err := l.opt.Conn.PublishMsg(&nats.Msg{Subject: inbox, Data: body, Header: nats.Header{HeaderStamp: []string{stamp}}}); err != nil {
-		l.opt.Log.Debug("another node is not answered", "error", err)
+		l.opt.Log.Debug("answer to another node not sent", "error", err)
 	}
 }

@@ -16,12 +16,12 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// Who may publish on NATS and has heard what nodes told each other cannot say it
-// again: a claim that was obeyed once ends no later session, neither on the node
-// that obeyed it nor on one that has started since; the same holds for news.
+// A client of NATS that recorded messages between nodes cannot replay them: a claim
+// that was accepted once ends no later session, neither on the node that accepted it
+// nor on one that has started since. The same holds for news.
 func TestClaimsCannotBeRepeated(t *testing.T) {
 	f := newFleet(t)
-	heard, err := f.client.SubscribeSync("test.v1.*.far")
+	messages, err := f.client.SubscribeSync("test.v1.*.far")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestClaimsCannotBeRepeated(t *testing.T) {
 	}
 	var recorded []*nats.Msg
 	devicetest.Eventually(t, "a claim, a change and news were recorded", func() bool {
-		msg, err := heard.NextMsg(time.Second)
+		msg, err := messages.NextMsg(time.Second)
 		if err != nil {
 			return false
 		}
@@ -59,19 +59,19 @@ func TestClaimsCannotBeRepeated(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	devicetest.Eventually(t, "each has been looked at", func() bool {
+	devicetest.Eventually(t, "each has been processed", func() bool {
 		return f.holder.Refused.Get(devices.CodeUnauthorized) == int64(len(recorded)) ||
 			f.holder.Requests.Get(verbClaim)+f.holder.Requests.Get(verbNews)+f.holder.Requests.Get(verbChanges) >= claims+news+changes+int64(len(recorded))
 	})
 	// security: N8
 	if f.holder.Requests.Get(verbClaim) != claims || f.holder.Requests.Get(verbNews) != news || f.holder.Requests.Get(verbChanges) != changes {
-		t.Errorf("%d claims and %d news were taken twice", f.holder.Requests.Get(verbClaim)-claims, f.holder.Requests.Get(verbNews)-news)
+		t.Errorf("%d claims and %d news were accepted twice", f.holder.Requests.Get(verbClaim)-claims, f.holder.Requests.Get(verbNews)-news)
 	}
 	if !online(f.holding) {
-		t.Error("a claim that was repeated ended the session")
+		t.Error("a replayed claim ended the session")
 	}
 
-	// A node that has started since knows none of it, and takes none.
+	// A node that has started since has no record of them, and accepts none.
 	conn, err := nats.Connect(f.client.ConnectedUrl())
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +82,7 @@ func TestClaimsCannotBeRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer late.Close()
-	devicetest.Eventually(t, "the others know the new node", func() bool { return f.far.peers.has(late.nonce) && late.peers.has(f.far.nonce) })
+	devicetest.Eventually(t, "the others have the nonce of the new node", func() bool { return f.far.peers.has(late.nonce) && late.peers.has(f.far.nonce) })
 	for _, m := range recorded {
 		if err := f.client.PublishMsg(&nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
 			t.Fatal(err)
@@ -90,20 +90,20 @@ func TestClaimsCannotBeRepeated(t *testing.T) {
 	}
 	devicetest.Eventually(t, "the new node refuses each", func() bool { return late.Refused.Get(devices.CodeUnauthorized) >= int64(len(recorded)) })
 	if n := late.Requests.Get(verbClaim) + late.Requests.Get(verbChanges); n != 0 || !online(f.holding) {
-		t.Errorf("%d old claims and changes were taken", n)
+		t.Errorf("%d old claims and changes were accepted", n)
 	}
 	f.far.Claim(devices.Claim{Device: "02:00:00:00:00:77", Kind: devices.ClaimReassert, Node: "far", Epoch: 1})
-	devicetest.Eventually(t, "a new claim is taken by all", func() bool {
+	devicetest.Eventually(t, "all nodes accept a new claim", func() bool {
 		return late.Requests.Get(verbClaim) == 1 && f.holder.Requests.Get(verbClaim) == claims+1
 	})
 }
 
-// Claims and news without a stamp are those of a node of an older version, as
-// long as there may be one.
+// Claims and news without a stamp are accepted as long as the fleet may have a node
+// of an older version.
 func TestBroadcastsWithoutAStamp(t *testing.T) {
 	f := newFleet(t)
 	allStamped := &atomic.Bool{}
-	f.holder.opt.StampedAll = allStamped.Load
+	f.holder.opt.AllStampBroadcasts = allStamped.Load
 	body := appendClaim(nil, devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "old", Epoch: 1})
 	publish := func() {
 		t.Helper()
@@ -113,12 +113,12 @@ func TestBroadcastsWithoutAStamp(t *testing.T) {
 	}
 	taken := f.holder.Requests.Get(verbClaim)
 	publish()
-	devicetest.Eventually(t, "it is taken", func() bool { return f.holder.Requests.Get(verbClaim) == taken+1 })
+	devicetest.Eventually(t, "it is accepted", func() bool { return f.holder.Requests.Get(verbClaim) == taken+1 })
 	allStamped.Store(true)
 	publish()
 	devicetest.Eventually(t, "it is refused", func() bool { return f.holder.Refused.Get(devices.CodeUnauthorized) == 1 })
 	// security: N8
 	if n := f.holder.Requests.Get(verbClaim); n != taken+1 {
-		t.Errorf("%d were taken", n-taken)
+		t.Errorf("%d were accepted", n-taken)
 	}
 }

@@ -33,28 +33,28 @@ func (l *Link) respond(msg, answer *nats.Msg) {
 	}
 }
 
-// request is what a message's subject and headers say.
+// request is what the subject and the headers of a message contain.
 type request struct {
-	device devices.ID
-	verb   string
-	by     access.By
-	node   bool // another node of this fleet asks
+	device    devices.ID
+	verb      string
+	principal access.Principal
+	fromNode  bool // sent by another node of this fleet
 }
 
-// origin is where the request came into the fleet.
+// origin returns where the request entered the fleet.
 func (r *request) origin() devices.Origin {
-	if r.node {
+	if r.fromNode {
 		return devices.OriginNode
 	}
 	return devices.OriginHolder
 }
 
-// open tells who asks for what. If that is not in order, it has been answered.
-func (l *Link) open(msg *nats.Msg) (r request, ok bool) {
+// readRequest parses and authenticates a message. If it fails, it has sent an answer.
+func (l *Link) readRequest(msg *nats.Msg) (r request, ok bool) {
 	switch err := l.check(msg, &r); {
 	case err == nil:
 		return r, true
-	case errors.Is(err, errAgain):
+	case errors.Is(err, errNonceRequired):
 		l.respond(msg, &nats.Msg{Header: nats.Header{HeaderAgain: []string{l.nonce}}})
 	default:
 		l.refuse(msg, devices.AsError(err))
@@ -63,33 +63,34 @@ func (l *Link) open(msg *nats.Msg) (r request, ok bool) {
 }
 
 func (l *Link) check(msg *nats.Msg, r *request) (err error) {
-	token, verb, _ := strings.Cut(strings.TrimPrefix(msg.Subject, l.opt.Prefix+".cmd."), ".")
-	r.verb = verb
-	if r.device, err = devices.ParseID(token); err != nil {
+	token, verb, ofDevice := strings.Cut(strings.TrimPrefix(msg.Subject, l.opt.Prefix+".cmd."), ".")
+	if r.verb = verb; !ofDevice {
+		r.verb = token
+	} else if r.device, err = devices.ParseID(token); err != nil {
 		return &devices.Error{Code: devices.CodeBadRequest, Detail: err.Error()}
 	}
 	switch err := l.authenticate(msg, r); {
-	case errors.Is(err, errAgain):
+	case errors.Is(err, errNonceRequired):
 		return err
 	case err != nil:
 		refusal := &devices.Error{Code: devices.CodeUnauthorized, Detail: "header " + HeaderToken + " must hold an API token: " + err.Error()}
-		if errors.Is(err, errRepeated) {
+		if errors.Is(err, errReplayed) {
 			refusal.Detail = err.Error()
 		}
-		l.service.Load().NoteRefusal(access.By{Via: access.ViaNATS}, r.verb, r.device, refusal)
+		l.service.Load().NoteRefusal(access.Principal{Via: access.ViaNATS}, r.verb, r.device, refusal)
 		return refusal
 	}
-	if len(msg.Data) > maxBody && !r.node {
+	if len(msg.Data) > maxBody && !r.fromNode {
 		return tooLarge(msg)
 	}
 	return nil
 }
 
-// inOrder serves right here what must be taken as it was sent: audio and messages
-// of a conversation, and claims. None of it blocks.
-func (l *Link) inOrder(msg *nats.Msg) bool {
+// serveInOrder handles messages whose order matters: audio and messages of a
+// conversation, and claims. It does not block and reports whether msg was one.
+func (l *Link) serveInOrder(msg *nats.Msg) bool {
 	if strings.HasSuffix(msg.Subject, "."+verbClaim) && msg.Header.Get(HeaderStamp) != "" {
-		l.claimed(msg)
+		l.onClaim(msg)
 		return true
 	}
 	audio := strings.HasSuffix(msg.Subject, ".audio")
@@ -97,63 +98,66 @@ func (l *Link) inOrder(msg *nats.Msg) bool {
 		return false
 	}
 	defer tasks.Contain(l.opt.Log, nil)
-	r, ok := l.open(msg)
+	r, ok := l.readRequest(msg)
 	switch {
 	case !ok:
 	case audio:
 		l.Requests.Add(r.verb, 1)
-		if err := l.service.Load().PermitNow(r.by, access.ScopeAudio, r.device); err != nil {
-			l.service.Load().NoteRefusal(r.by, r.verb, r.device, err)
+		if err := l.service.Load().PermitNow(r.principal, access.ScopeAudio, r.device); err != nil {
+			l.service.Load().NoteRefusal(r.principal, r.verb, r.device, err)
 			l.refuse(msg, devices.AsError(err))
 			return true
 		}
-		l.service.Load().Say(r.device, msg.Data)
+		l.service.Load().SendAudio(r.device, msg.Data)
 	default:
 		l.Requests.Add(r.verb, 1)
-		done := l.accept(msg, r.node)
-		l.service.Load().QueueMessage(devices.Message{Device: r.device, Body: msg.Data, By: r.by, Origin: r.origin()}, func(err error) {
+		done := l.accept(msg, r.fromNode)
+		l.service.Load().QueueMessage(devices.Message{Device: r.device, Body: msg.Data, Principal: r.principal, Origin: r.origin()}, func(err error) {
 			done()
 			if err != nil {
 				l.refuse(msg, devices.AsError(err))
 				return
 			}
-			l.reply(msg, sent)
+			l.reply(msg, okReply)
 		})
 	}
 	return true
 }
 
-var sent = []byte(`{"ok":true}`)
+var okReply = []byte(`{"ok":true}`)
 
-// serve answers one request; opened is called once it is known who asks.
-func (l *Link) serve(msg *nats.Msg, opened func()) {
-	r, ok := l.open(msg)
+// serve answers one request; it calls authenticated after the caller is authenticated.
+func (l *Link) serve(msg *nats.Msg, authenticated func()) {
+	r, ok := l.readRequest(msg)
 	if !ok {
 		return
 	}
-	places := l.service.Load().Places()
-	err := places.Enter(r.by.Key())
-	opened()
+	places := l.service.Load().Limiter()
+	err := places.Acquire(r.principal.Key())
+	authenticated()
 	if err != nil {
 		l.refuse(msg, devices.AsError(err))
 		return
 	}
-	defer places.Leave(r.by.Key())
-	id, verb, node := r.device, r.verb, r.node
+	defer places.Release(r.principal.Key())
+	id, verb, node := r.device, r.verb, r.fromNode
 	defer l.accept(msg, node)()
 	var answer []byte
 	switch {
+	case id == "": // only jobs is subscribed to
+		l.Requests.Add(verb, 1)
+		answer, err = l.createJob(r, msg)
 	case verb == "call":
 		l.Requests.Add(verb, 1)
 		answer, err = l.call(r, msg)
-	case verb == "rpc" && node: // between nodes alone; services have REST for it
+	case verb == "rpc" && node: // only between nodes; services use REST
 		l.Requests.Add(verb, 1)
 		answer, err = l.rpc(r, msg.Data)
-	case node && (verb == string(devices.AskView) || verb == string(devices.AskRefresh)):
+	case node && (verb == string(devices.QueryView) || verb == string(devices.QueryRefresh)):
 		l.Requests.Add(verb, 1)
-		answer, err = l.answer(id, devices.Question(verb), msg.Data)
+		answer, err = l.answer(id, devices.Query(verb), msg.Data)
 	default:
-		err = &devices.Error{Code: devices.CodeBadRequest, Detail: fmt.Sprintf("no command %q; there are call, send and audio", verb)}
+		err = &devices.Error{Code: devices.CodeBadRequest, Detail: fmt.Sprintf("unknown command %q; use call, send or audio", verb)}
 	}
 	if err != nil {
 		l.refuse(msg, devices.AsError(err))
@@ -162,26 +166,26 @@ func (l *Link) serve(msg *nats.Msg, opened func()) {
 	l.reply(msg, answer)
 }
 
-// authenticate accepts an API token, or another node of this fleet.
+// authenticate accepts an API token, or a signature of another node of this fleet.
 func (l *Link) authenticate(msg *nats.Msg, r *request) (err error) {
 	signature, stamp := msg.Header.Get(HeaderHop), msg.Header.Get(HeaderStamp)
 	if signature == "" && stamp == "" {
-		r.by.Via = access.ViaNATS
-		r.by.Who, err = l.door.Admit(msg.Header.Get(HeaderToken), time.Now())
+		r.principal.Via = access.ViaNATS
+		r.principal.Caller, err = l.auth.Authenticate(msg.Header.Get(HeaderToken), time.Now())
 		return err
 	}
 	caller := msg.Header.Get(HeaderCaller)
-	r.node = true
+	r.fromNode = true
 	switch {
 	case stamp != "":
-		if err := l.takeStamp(msg, stamp, caller, r); err != nil {
+		if err := l.verifyStamp(msg, stamp, caller, r); err != nil {
 			return err
 		}
-	case l.opt.Stamped(), !l.opt.Mint.IsHop(signature, string(r.device), r.verb, append([]byte(caller+"\n"), msg.Data...)):
+	case l.opt.AllStampHops(), !l.opt.Mint.IsHop(signature, string(r.device), r.verb, append([]byte(caller+"\n"), msg.Data...)):
 		return access.ErrToken
 	}
-	r.by = l.callers.Parse(caller)
-	return l.door.Keys.Valid(r.by.Who, time.Now()) // the other node may not have heard yet
+	r.principal = l.callers.Parse(caller)
+	return l.auth.Keys.Valid(r.principal.Caller, time.Now()) // the other node may not know of a revocation yet
 }
 
 // command is the body of a call or raw request.
@@ -191,15 +195,15 @@ type command struct {
 	Method    string
 	Params    json.RawMessage
 	Timeout   string
-	// Confirmation is that of a call that was refused for want of one.
+	// Confirmation repeats the token of a call that required a confirmation.
 	Confirmation string
-	// Call is the id that another node gave it.
+	// Call is the call's id, given by the node that received it.
 	Call string
-	// Late: the other node wants the answer also after its caller's time is over.
+	// Late requests the answer also after the caller's deadline.
 	Late bool
 }
 
-// append writes what parse reads. What the caller sent stays as it is.
+// append writes what parse reads. Arguments and params stay byte for byte.
 func (c command) append(dst []byte) []byte {
 	dst = append(dst, '{')
 	text := func(name, value string) {
@@ -250,7 +254,7 @@ func (l *Link) parse(data []byte) (command, context.Context, context.CancelFunc,
 			c.Late = jsonspan.KindOf(value) == jsonspan.KindTrue
 		case "timeout":
 			if c.Timeout, _ = jsonspan.String(value); c.Timeout == "" {
-				c.Timeout = string(value) // refused below, by its own words
+				c.Timeout = string(value) // not a string: the duration check refuses it
 			}
 		}
 	}
@@ -279,11 +283,11 @@ func (l *Link) call(from request, msg *nats.Msg) ([]byte, error) {
 	if c.Tool == "" {
 		return nil, &devices.Error{Code: devices.CodeBadRequest, Detail: `a call needs {"tool":"...","arguments":{...}}`}
 	}
-	call := devices.ToolCall{ID: c.Call, Device: from.device, Tool: c.Tool, Arguments: c.Arguments, By: from.by, Confirmation: c.Confirmation}
+	call := devices.ToolCall{ID: c.Call, Device: from.device, Tool: c.Tool, Arguments: c.Arguments, Principal: from.principal, Confirmation: c.Confirmation}
 	if call.Origin = from.origin(); call.Origin == devices.OriginHolder {
 		call.ID = ""
 	}
-	if from.node && c.Late {
+	if from.fromNode && c.Late {
 		call.Late = func(r devices.ToolResult, err error) { l.answerLate(msg, r, err) }
 	}
 	r, err := l.service.Load().CallTool(ctx, call)
@@ -293,7 +297,7 @@ func (l *Link) call(from request, msg *nats.Msg) ([]byte, error) {
 	return r.AppendResult(nil), nil
 }
 
-// answerLate sends what became of a call after its hop has ended.
+// answerLate sends the outcome of a call after its hop has ended.
 func (l *Link) answerLate(msg *nats.Msg, r devices.ToolResult, err error) {
 	body := []byte(nil)
 	if err != nil {
@@ -304,7 +308,7 @@ func (l *Link) answerLate(msg *nats.Msg, r devices.ToolResult, err error) {
 	l.respond(msg, &nats.Msg{Header: nats.Header{HeaderLate: []string{"1"}}, Data: body})
 }
 
-func (l *Link) answer(id devices.ID, q devices.Question, data []byte) ([]byte, error) {
+func (l *Link) answer(id devices.ID, q devices.Query, data []byte) ([]byte, error) {
 	_, ctx, cancel, err := l.parse(data)
 	if err != nil {
 		return nil, err
@@ -319,7 +323,7 @@ func (l *Link) rpc(from request, data []byte) ([]byte, error) {
 		return nil, err
 	}
 	defer cancel()
-	r, err := l.service.Load().CallRPC(ctx, devices.RPCCall{Origin: devices.OriginNode, ID: c.Call, Device: from.device, Method: c.Method, Params: c.Params, By: from.by, Confirmation: c.Confirmation})
+	r, err := l.service.Load().CallRPC(ctx, devices.RPCCall{Origin: devices.OriginNode, ID: c.Call, Device: from.device, Method: c.Method, Params: c.Params, Principal: from.principal, Confirmation: c.Confirmation})
 	if err != nil {
 		return nil, err
 	}

@@ -18,10 +18,10 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// One key's calls to silent devices, more than a node serves at once, leave
-// places for every other caller, service or another node's, and the key itself
-// is refused what is over its share, over a hop as over NATS.
-func TestOneKeyLeavesPlaces(t *testing.T) {
+// More calls of one key to silent devices than a node serves at once leave slots for
+// every other caller, service or node. The key itself is refused beyond its share,
+// over a hop as over NATS.
+func TestOneKeyLeavesSlots(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, devicetest.NewScript())
 	silent := devicetest.NewScript()
@@ -54,11 +54,11 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	flooder, token, err := f.holding.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: "flooder", Scopes: scopes})
+	flooder, token, err := f.holding.CreateKey(t.Context(), devicetest.Admin, fleet.NewKeyParams{Name: "flooder", Scopes: scopes})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, other, err := f.holding.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: "other", Scopes: scopes})
+	_, other, err := f.holding.CreateKey(t.Context(), devicetest.Admin, fleet.NewKeyParams{Name: "other", Scopes: scopes})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,14 +75,14 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	devicetest.Eventually(t, "each is being served or was refused", func() bool {
-		return f.holding.Places().Taken()+len(answers) == count*each && f.holder.Waiting.Load() == 0
+	devicetest.Eventually(t, "each is in progress or was refused", func() bool {
+		return f.holding.Limiter().InUse()+len(answers) == count*each && f.holder.Waiting.Load() == 0
 	})
 	// security: K16
-	if taken := f.holding.Places().Taken(); taken > dispatch.MaxServing/2 || taken < dispatch.MaxServing/2-1 {
-		t.Errorf("one key has %d of %d places", taken, dispatch.MaxServing)
+	if taken := f.holding.Limiter().InUse(); taken > dispatch.MaxServing/2 || taken < dispatch.MaxServing/2-1 {
+		t.Errorf("one key has %d of %d slots", taken, dispatch.MaxServing)
 	}
-	if n := f.holding.Places().OverShare.Load(); n != uint64(len(answers)) || n == 0 {
+	if n := f.holding.Limiter().OverShare.Load(); n != uint64(len(answers)) || n == 0 {
 		t.Errorf("%d refusals counted, %d answered", n, len(answers))
 	}
 	if refusal := <-answers; !strings.Contains(string(refusal.Data), `"device_busy"`) {
@@ -97,14 +97,14 @@ func TestOneKeyLeavesPlaces(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	call := volumeCall
-	call.By = devicetest.Admin
+	call.Principal = devicetest.Admin
 	if _, err := f.fwd.CallTool(ctx, call); err != nil {
 		t.Errorf("another caller's hop: %v", err)
 	}
-	call.By = access.By{Who: access.NewCaller(flooder.ID, flooder.Name, flooder.Scopes, flooder.Devices, nil), Via: access.ViaREST}
+	call.Principal = access.Principal{Caller: access.NewCaller(flooder.ID, flooder.Name, flooder.Scopes, flooder.Devices, nil), Via: access.ViaREST}
 	if _, err := f.fwd.CallTool(ctx, call); code(err) != devices.CodeDeviceBusy {
 		t.Errorf("the same key's hop: %v", err)
 	}
 	f.holding.Sessions(func(x *session.Session) { x.Close(devices.CloseGone) }) // ends all calls
-	devicetest.Eventually(t, "all places are free", func() bool { return f.holding.Places().Taken() == 0 })
+	devicetest.Eventually(t, "all slots are free", func() bool { return f.holding.Limiter().InUse() == 0 })
 }

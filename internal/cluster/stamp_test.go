@@ -19,7 +19,7 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// counted is a device that counts how often its tool runs.
+// counted is a device that counts the runs of its tool.
 func (f *testFleet) counted(t *testing.T) *atomic.Int64 {
 	t.Helper()
 	n := &atomic.Int64{}
@@ -29,22 +29,22 @@ func (f *testFleet) counted(t *testing.T) *atomic.Int64 {
 	return n
 }
 
-// listen hears all that nodes ask each other about devices.
+// listen records all requests between nodes about devices.
 func (f *testFleet) listen(t *testing.T) *nats.Subscription {
 	t.Helper()
-	heard, err := f.client.SubscribeSync("test.v1.cmd.>")
+	messages, err := f.client.SubscribeSync("test.v1.cmd.>")
 	if err == nil {
 		err = f.client.Flush()
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	return heard
+	return messages
 }
 
 func (f *testFleet) call(t *testing.T) error {
 	t.Helper()
-	_, err := f.fwd.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`)})
+	_, err := f.fwd.CallTool(t.Context(), devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`)})
 	return err
 }
 
@@ -57,26 +57,26 @@ func next(t *testing.T, s *nats.Subscription) *nats.Msg {
 	return msg
 }
 
-// Whoever hears what nodes ask each other can repeat none of it: not to the
-// node that took it, nor to one that does not know of it.
+// A client of NATS that records requests between nodes can replay none of them,
+// neither to the node that accepted it nor to one that has no record of it.
 func TestHopsCannotBeRepeated(t *testing.T) {
 	f := newFleet(t)
 	ran := f.counted(t)
-	heard := f.listen(t)
+	messages := f.listen(t)
 	for range 3 {
 		if err := f.call(t); err != nil {
 			t.Fatal(err)
 		}
 	}
-	first, asked := next(t, heard), next(t, heard) // the first hop is made again, with the holder's nonce
-	if first.Reply != asked.Reply || !strings.HasPrefix(first.Header.Get(HeaderStamp), noNonce+" ") || !strings.HasPrefix(asked.Header.Get(HeaderStamp), f.holder.nonce+" ") {
-		t.Fatalf("%q, then %q", first.Header, asked.Header)
+	first, resent := next(t, messages), next(t, messages) // the first hop is sent again, with the holder's nonce
+	if first.Reply != resent.Reply || !strings.HasPrefix(first.Header.Get(HeaderStamp), noNonce+" ") || !strings.HasPrefix(resent.Header.Get(HeaderStamp), f.holder.nonce+" ") {
+		t.Fatalf("%q, then %q", first.Header, resent.Header)
 	}
-	second := next(t, heard)
-	if second.Reply == asked.Reply || !strings.HasPrefix(second.Header.Get(HeaderStamp), noNonce+" ") {
+	second := next(t, messages)
+	if second.Reply == resent.Reply || !strings.HasPrefix(second.Header.Get(HeaderStamp), noNonce+" ") {
 		t.Errorf("the second hop: %q", second.Header)
 	}
-	answers, err := f.client.SubscribeSync(asked.Reply[:strings.LastIndexByte(asked.Reply, '.')] + ".*")
+	answers, err := f.client.SubscribeSync(resent.Reply[:strings.LastIndexByte(resent.Reply, '.')] + ".*")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,8 +86,8 @@ func TestHopsCannotBeRepeated(t *testing.T) {
 		return &other
 	}
 	bare := &nats.Msg{Subject: second.Subject, Reply: second.Reply, Data: second.Data, Header: nats.Header{HeaderHop: second.Header[HeaderHop], HeaderCaller: second.Header[HeaderCaller]}}
-	f.holder.opt.Stamped = func() bool { return true }
-	for name, msg := range map[string]*nats.Msg{"as it was": second, "with the nonce": asked, "with another number": elsewhere(second), "without its stamp": bare} {
+	f.holder.opt.AllStampHops = func() bool { return true }
+	for name, msg := range map[string]*nats.Msg{"as it was": second, "with the nonce": resent, "with another number": elsewhere(second), "without its stamp": bare} {
 		if err := f.client.PublishMsg(msg); err != nil {
 			t.Fatal(err)
 		}
@@ -100,15 +100,15 @@ func TestHopsCannotBeRepeated(t *testing.T) {
 	if n := len(slices.DeleteFunc(f.ports.Recorded(), func(e audit.Entry) bool {
 		return e.Kind != audit.KindRefusal || e.Device != string(id) || e.Outcome != string(devices.CodeUnauthorized)
 	})); n != 4 {
-		t.Errorf("%d of 4 repetitions are in the record", n)
+		t.Errorf("%d of 4 repetitions are in the audit log", n)
 	}
-	f.holder.taken = taken{} // as if it had just started
+	f.holder.replays = replayFilter{} // as if it had just started
 	if err := f.client.PublishMsg(second); err != nil {
 		t.Fatal(err)
 	}
 	// security: N2
 	if got := next(t, answers); got.Header.Get(HeaderAgain) != f.holder.nonce {
-		t.Errorf("a node that knows of nothing: %q", got.Data)
+		t.Errorf("a node without a record: %q", got.Data)
 	}
 	// security: N2
 	if err := f.call(t); err != nil || ran.Load() != 4 {
@@ -116,12 +116,12 @@ func TestHopsCannotBeRepeated(t *testing.T) {
 	}
 }
 
-// Servers between two clusters write the reply of a message anew.
+// Servers between two clusters rewrite the reply subject of a message.
 func TestHopWithAnotherReply(t *testing.T) {
 	f := newFleet(t)
 	ran := f.counted(t)
-	f.holder.opt.Stamped = func() bool { return true }
-	body, caller := []byte(`{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5},"timeout":"5s"}`), string(access.AppendBy(nil, devicetest.Admin))
+	f.holder.opt.AllStampHops = func() bool { return true }
+	body, caller := []byte(`{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5},"timeout":"5s"}`), string(access.AppendPrincipal(nil, devicetest.Admin))
 	msg := &nats.Msg{Subject: "test.v1.cmd." + id.Token() + ".call", Data: body, Header: nats.Header{HeaderCaller: {caller},
 		HeaderStamp: {f.far.stamp(id, "call", f.holder.nonce, "_INBOX.far.1", caller, body)}}}
 	answer, err := f.client.RequestMsg(msg, 5*time.Second)
@@ -130,17 +130,17 @@ func TestHopWithAnotherReply(t *testing.T) {
 	}
 	answer, err = f.client.RequestMsg(msg, 5*time.Second)
 	if p, ok := devices.ParseProblem(answer.Data); err != nil || !ok || p.Code != devices.CodeUnauthorized || ran.Load() != 1 {
-		t.Errorf("the same again: %s, %v, ran %d times", answer.Data, err, ran.Load())
+		t.Errorf("the same hop again: %s, %v, ran %d times", answer.Data, err, ran.Load())
 	}
 }
 
-// A node of before neither sends nor asks for stamps, and is understood until it
-// is known that there is none.
+// A node of an older version neither sends nor requires stamps. Its hops are accepted
+// until all nodes are known to stamp.
 func TestUnstampedHops(t *testing.T) {
 	f := newFleet(t)
 	ran := f.counted(t)
 	body := []byte(`{"tool":"self.audio_speaker.set_volume","arguments":{"volume":5},"timeout":"5s"}`)
-	caller := string(access.AppendBy(nil, access.By{Who: access.Fleet, Via: access.ViaREST}))
+	caller := string(access.AppendPrincipal(nil, access.Principal{Caller: access.Fleet, Via: access.ViaREST}))
 	ask := func() devices.Code {
 		msg, err := f.client.RequestMsg(&nats.Msg{Subject: "test.v1.cmd." + id.Token() + ".call", Data: body, Header: nats.Header{HeaderCaller: {caller},
 			HeaderHop: {f.mint.HopSignature(string(id), "call", append([]byte(caller+"\n"), body...))}}}, 5*time.Second)
@@ -154,9 +154,9 @@ func TestUnstampedHops(t *testing.T) {
 		return p.Code
 	}
 	var all atomic.Bool
-	f.holder.opt.Stamped = all.Load
+	f.holder.opt.AllStampHops = all.Load
 	if code := ask(); code != "" || ran.Load() != 1 {
-		t.Errorf("while others may be of before: %q", code)
+		t.Errorf("while others may be of an older version: %q", code)
 	}
 	all.Store(true)
 	if code := ask(); code != devices.CodeUnauthorized || ran.Load() != 1 {
@@ -164,28 +164,28 @@ func TestUnstampedHops(t *testing.T) {
 	}
 }
 
-// Nobody makes a node run a call twice by asking for it again.
+// A forged request to send a call again does not run it twice.
 func TestForgedAgain(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	ran := f.counted(t)
-	heard := f.listen(t)
+	messages := f.listen(t)
 	ended := make(chan struct{})
 	defer func() { <-ended }()
 	go func() {
 		defer close(ended)
 		for {
-			msg, err := heard.NextMsg(time.Second)
+			msg, err := messages.NextMsg(time.Second)
 			if err != nil {
 				return
 			}
 			for _, nonce := range []string{f.holder.nonce, "other"} {
-				_ = f.client.PublishMsg(&nats.Msg{Subject: msg.Reply, Header: nats.Header{HeaderAgain: {nonce}}}) // the test's end is the worst that can happen
+				_ = f.client.PublishMsg(&nats.Msg{Subject: msg.Reply, Header: nats.Header{HeaderAgain: {nonce}}}) // fails at most at the end of the test
 			}
 		}
 	}()
 	for range 20 {
-		if err := f.call(t); err != nil && devices.AsError(err).Code != devices.CodeUnauthorized { // an answer to what was asked again
+		if err := f.call(t); err != nil && devices.AsError(err).Code != devices.CodeUnauthorized { // the answer to the repeated hop
 			t.Error(err)
 		}
 	}
@@ -204,36 +204,36 @@ func TestStampOnTheWire(t *testing.T) {
 	}
 }
 
-func TestTaken(t *testing.T) {
-	var all taken
+func TestReplayFilter(t *testing.T) {
+	var all replayFilter
 	take := func(sender string, n uint64, fresh bool, want error) {
 		t.Helper()
-		if err := all.take("_INBOX."+sender+"."+strconv.FormatUint(n, 36), fresh); !errors.Is(err, want) {
+		if err := all.accept("_INBOX."+sender+"."+strconv.FormatUint(n, 36), fresh); !errors.Is(err, want) {
 			t.Errorf("%s %d: %v, want %v", sender, n, err, want)
 		}
 	}
-	take("a", 10, false, errAgain)
+	take("a", 10, false, errNonceRequired)
 	take("a", 10, true, nil)
-	take("a", 10, true, errRepeated)
-	take("a", 10, false, errRepeated)
-	take("a", 9, false, errAgain) // perhaps taken by the process before this one
+	take("a", 10, true, errReplayed)
+	take("a", 10, false, errReplayed)
+	take("a", 9, false, errNonceRequired) // perhaps accepted by the process before this one
 	take("a", 9, true, nil)
-	take("a", 9, true, errRepeated)
+	take("a", 9, true, errReplayed)
 	take("a", 12, false, nil)
 	take("a", 11, false, nil)
-	take("a", 11, false, errRepeated)
-	take("b", 1, false, errAgain)
+	take("a", 11, false, errReplayed)
+	take("b", 1, false, errNonceRequired)
 	take("a", 12+hopWindow, false, nil)
-	take("a", 12, false, errRepeated) // out of the window
-	take("a", 13, false, nil)         // still in it, where 13+hopWindow will be
+	take("a", 12, false, errReplayed) // out of the window
+	take("a", 13, false, nil)         // still in it, at the bit where 13+hopWindow will be
 	take("a", 13+hopWindow, false, nil)
-	take("a", 13+hopWindow, false, errRepeated)
+	take("a", 13+hopWindow, false, errReplayed)
 	take("a", 1e9, false, nil)
 	take("a", 1e9-1, false, nil)
 	take("a", 1e9-hopWindow+1, false, nil)
-	take("a", 1e9-hopWindow, false, errRepeated)
+	take("a", 1e9-hopWindow, false, errReplayed)
 	for _, odd := range []string{"", "x", "_INBOX.a.", "_INBOX.a.0b", "_INBOX.a.B", "_INBOX.a.-1"} {
-		if err := all.take(odd, true); !errors.Is(err, access.ErrToken) {
+		if err := all.accept(odd, true); !errors.Is(err, access.ErrToken) {
 			t.Errorf("%q: %v", odd, err)
 		}
 	}
@@ -243,11 +243,11 @@ func TestTaken(t *testing.T) {
 	if len(all.from) != maxSenders {
 		t.Errorf("%d senders are remembered", len(all.from))
 	}
-	take("a", 2e9, false, errAgain) // it was forgotten
+	take("a", 2e9, false, errNonceRequired) // it was forgotten
 	take("many1", 6, false, nil)
 }
 
-// Many hops at once are each taken, also those that make the acquaintance.
+// Concurrent hops are all accepted, also the first ones between two nodes.
 func TestHopsAtOnce(t *testing.T) {
 	f := newFleetWith(t, fleet.Config{CallsPerDevice: 64, Handshakes: 4})
 	ran := f.counted(t)

@@ -16,9 +16,9 @@ import (
 	"fleetd/internal/hello"
 )
 
-// A voice service that speaks in one burst is heard whole and in order: its
-// messages and its audio travel on two subjects of one connection.
-func TestVoiceServiceIsHeardInOrder(t *testing.T) {
+// Messages and audio of a voice service that sends them in one burst arrive complete
+// and in order: they use two subjects of one connection.
+func TestVoiceServiceKeepsItsOrder(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	c := f.dial(t, devicetest.NewScript())
@@ -35,7 +35,7 @@ func TestVoiceServiceIsHeardInOrder(t *testing.T) {
 	}
 	admin := f.mint.AdminToken()
 	var want []string
-	publish("audio", "wrong", "never heard")
+	publish("audio", "wrong", "never played")
 	publish("send", admin, `{"session_id":"s","type":"tts","state":"start"}`)
 	want = append(want, `{"session_id":"s","type":"tts","state":"start"}`)
 	for n := range 20 {
@@ -45,13 +45,13 @@ func TestVoiceServiceIsHeardInOrder(t *testing.T) {
 	}
 	publish("send", admin, `{"session_id":"s","type":"tts","state":"stop"}`)
 	want = append(want, `{"session_id":"s","type":"tts","state":"stop"}`)
-	devicetest.Eventually(t, "everything is heard", func() bool { return len(c.received()) == len(want) })
+	devicetest.Eventually(t, "everything has arrived", func() bool { return len(c.received()) == len(want) })
 	if got := c.received(); strings.Join(got, "|") != strings.Join(want, "|") {
-		t.Errorf("heard %q", got)
+		t.Errorf("received %q", got)
 	}
 }
 
-// A message is answered, by the holder and over one hop alike.
+// A message is answered by the holder and over one hop alike.
 func TestMessagesAreAnswered(t *testing.T) {
 	f := newFleet(t)
 	c := f.dial(t, devicetest.NewScript())
@@ -64,7 +64,7 @@ func TestMessagesAreAnswered(t *testing.T) {
 		}
 		return string(answer.Data)
 	}
-	const alert = `{"session_id":"s","type":"alert","status":"Door","message":"It rings","emotion":"happy"}`
+	const alert = `{"session_id":"s","type":"alert","status":"Bell","message":"It rings","emotion":"happy"}`
 	if answer := ask(alert); answer != `{"ok":true}` || len(c.received()) != 1 || c.received()[0] != alert {
 		t.Errorf("answer %s, the device got %q", answer, c.received())
 	}
@@ -74,10 +74,10 @@ func TestMessagesAreAnswered(t *testing.T) {
 		}
 	}
 	for name, service := range map[string]*fleet.Service{"local": f.holding, "routed": f.fwd} {
-		if err := service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(alert)}); err != nil {
+		if err := service.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(alert)}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		err := service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(`{"type":"tts"}`)})
+		err := service.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(`{"type":"tts"}`)})
 		if code(err) != devices.CodeBadRequest {
 			t.Errorf("%s: %v", name, err)
 		}

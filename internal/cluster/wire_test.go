@@ -23,10 +23,10 @@ import (
 	"fleetd/internal/selector"
 )
 
-// wireMessage is one message between nodes as version 1 of the wire has it, in
+// wireMessage is one message between nodes of version 1 of the wire format, in
 // testdata/wire/v1. Those files never change: nodes of two versions run side by
-// side during every rolling restart. A message may gain members; it may not
-// lose or change one that stands there.
+// side during every rolling restart. A message may gain members; it may not lose or
+// change existing ones.
 type wireMessage struct {
 	Subject string              `json:"subject,omitempty"`
 	Header  map[string][]string `json:"header,omitempty"`
@@ -57,8 +57,8 @@ var (
 	wireKey  = access.Key{ID: "abcdefgh", Name: "lab agent", Hash: strings.Repeat("ab", 32), Scopes: wireScopes, Devices: selector.FromMap(map[string]string{"room": "lab"}), Tools: []string{"*get_*"},
 		Created: wireTime, Expires: wireTime.Add(time.Hour), Revoked: wireTime.Add(time.Minute)}
 	wireScopes, _ = access.ParseScopes([]string{"devices:read", "tools:call"})
-	wireBy        = access.By{Who: access.NewCaller("abcdefgh", "lab agent", wireScopes, selector.FromMap(map[string]string{"room": "lab"}), []string{"*set_*"}), Via: access.ViaREST, From: "192.0.2.7:4711"}
-	wireSpoken    = devices.Spoken{Device: id, ClientID: "11111111-2222-4333-8444-555555555555", Code: "123456", Challenge: "c"}
+	wireBy        = access.Principal{Caller: access.NewCaller("abcdefgh", "lab agent", wireScopes, selector.FromMap(map[string]string{"room": "lab"}), []string{"*set_*"}), Via: access.ViaREST, From: "192.0.2.7:4711"}
+	wireSpoken    = devices.PendingClient{Device: id, ClientID: "11111111-2222-4333-8444-555555555555", Code: "123456", Challenge: "c"}
 )
 
 var (
@@ -68,8 +68,8 @@ var (
 	wirePosition   = devices.Position{Lineage: "LINEAGE", Revision: 7, ID: "CHANGE7"}
 )
 
-// wireSends are all messages that one node sends to the others unasked, or as
-// the question of a hop.
+// wireSends are all messages that a node sends to other nodes on its own, or as the
+// request of a hop.
 var wireSends = map[string]func(ctx context.Context, l *Link){
 	"claim-connect": func(_ context.Context, l *Link) {
 		l.Claim(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "far", Epoch: 1795262400000000})
@@ -80,37 +80,37 @@ var wireSends = map[string]func(ctx context.Context, l *Link){
 	"claim-answer": func(_ context.Context, l *Link) {
 		l.Claim(devices.Claim{Device: id, Kind: devices.ClaimAnswer, Node: "far", Epoch: 1795262400000002, Conversation: "abcdefghijklmnop-3"})
 	},
-	"news-spoken": func(_ context.Context, l *Link) { l.Tell(devices.News{Spoken: &wireSpoken}) },
+	"news-spoken": func(_ context.Context, l *Link) { l.PublishNews(devices.News{Pending: &wireSpoken}) },
 	"hop-call-key": func(ctx context.Context, l *Link) {
-		_, _ = l.Forward(ctx, devices.ToolCall{By: wireBy, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), Confirmation: "CONFIRMED"})
+		_, _ = l.Forward(ctx, devices.ToolCall{Principal: wireBy, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), Confirmation: "CONFIRMED"})
 	},
 	"news-disputed": func(_ context.Context, l *Link) {
-		l.Tell(devices.News{Disputed: &devices.Disputed{Device: id, Reason: devices.DisputeProof}})
+		l.PublishNews(devices.News{Dispute: &devices.DisputeNews{Device: id, Reason: devices.DisputeProof}})
 	},
 	"claim-generation": func(_ context.Context, l *Link) {
 		l.Claim(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "far", Epoch: 1795262400000003, Generation: 2})
 	},
 	"hop-call": func(ctx context.Context, l *Link) {
-		_, _ = l.Forward(ctx, devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), By: access.By{Who: access.Fleet, Via: "api"}})
+		_, _ = l.Forward(ctx, devices.ToolCall{Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":5}`), Principal: access.Principal{Caller: access.Fleet, Via: "api"}})
 	},
 	"hop-rpc": func(ctx context.Context, l *Link) {
-		_, _ = l.ForwardRPC(ctx, devices.RPCCall{Device: id, Method: "tools/list", Params: json.RawMessage(`{"cursor":""}`), By: access.By{Who: access.Fleet, Via: "api"}})
+		_, _ = l.ForwardRPC(ctx, devices.RPCCall{Device: id, Method: "tools/list", Params: json.RawMessage(`{"cursor":""}`), Principal: access.Principal{Caller: access.Fleet, Via: "api"}})
 	},
-	"changes":     func(_ context.Context, l *Link) { l.Peers().Tell(wireChanges) },
+	"changes":     func(_ context.Context, l *Link) { l.Peers().Publish(wireChanges) },
 	"revoke":      func(ctx context.Context, l *Link) { l.Peers().Revoke(ctx, wireRevocation) },
-	"ask":         func(ctx context.Context, l *Link) { l.Peers().Ask(ctx, wirePosition) },
-	"hop-view":    func(ctx context.Context, l *Link) { _, _ = l.Ask(ctx, id, devices.AskView) },
-	"hop-refresh": func(ctx context.Context, l *Link) { _, _ = l.Ask(ctx, id, devices.AskRefresh) },
+	"ask":         func(ctx context.Context, l *Link) { l.Peers().Query(ctx, wirePosition) },
+	"hop-view":    func(ctx context.Context, l *Link) { _, _ = l.Query(ctx, id, devices.QueryView) },
+	"hop-refresh": func(ctx context.Context, l *Link) { _, _ = l.Query(ctx, id, devices.QueryRefresh) },
 	"hop-send": func(ctx context.Context, l *Link) {
-		_ = l.ForwardMessage(ctx, devices.Message{Device: id, Body: json.RawMessage(`{"type":"alert","status":"Note","message":"hi","emotion":"happy"}`), By: access.By{Who: access.Fleet, Via: "api"}})
+		_ = l.ForwardMessage(ctx, devices.Message{Device: id, Body: json.RawMessage(`{"type":"alert","status":"Note","message":"hi","emotion":"happy"}`), Principal: access.Principal{Caller: access.Fleet, Via: "api"}})
 	},
 }
 
-// What this version sends has everything that version 1 of the wire has.
+// Messages of this version contain everything that version 1 of the wire format contains.
 func TestWireSent(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	heard, err := f.client.SubscribeSync("test.v1.>")
+	messages, err := f.client.SubscribeSync("test.v1.>")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,9 +119,9 @@ func TestWireSent(t *testing.T) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(wireSends)) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		wireSends[name](ctx, f.far) // a hop fails: nobody answers
+		wireSends[name](ctx, f.far) // a hop fails: no node answers
 		cancel()
-		got, err := heard.NextMsg(5 * time.Second)
+		got, err := messages.NextMsg(5 * time.Second)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -131,7 +131,7 @@ func TestWireSent(t *testing.T) {
 		}
 		for header := range want.Header {
 			if header == HeaderHop && string(got.Data) != want.Body {
-				continue // it signs another body, with the time that remains or a member more; TestWireReceived checks the scheme
+				continue // it signs another body, with the remaining time or an added member; TestWireReceived checks the scheme
 			}
 			if !slices.Equal(got.Header[header], want.Header[header]) {
 				t.Errorf("%s: header %s is %q, want %q", name, header, got.Header[header], want.Header[header])
@@ -141,7 +141,7 @@ func TestWireSent(t *testing.T) {
 	}
 }
 
-// has checks that every member of want stands in got, down to the leaves.
+// has checks that got contains every member of want, at every level.
 func has(t *testing.T, path string, got, want json.RawMessage, but string) {
 	t.Helper()
 	var members, all map[string]json.RawMessage
@@ -163,7 +163,7 @@ func has(t *testing.T, path string, got, want json.RawMessage, but string) {
 	}
 }
 
-// members checks that an object has all that another has, whatever the values.
+// members checks that an object has all members of another, whatever their values.
 func members(t *testing.T, got []byte, want string) {
 	t.Helper()
 	var has, all map[string]json.RawMessage
@@ -177,8 +177,8 @@ func members(t *testing.T, got []byte, want string) {
 	}
 }
 
-// heardBy is the link of a node that takes the frozen messages of another.
-func heardBy(t *testing.T) *testFleet {
+// newReceiver returns a fleet whose node receives the recorded messages of another.
+func newReceiver(t *testing.T) *testFleet {
 	t.Helper()
 	f := newFleet(t)
 	f.connect(t, devicetest.NewScript())
@@ -189,11 +189,11 @@ func heardBy(t *testing.T) *testFleet {
 	return f
 }
 
-// What version 1 of the wire sends is understood, also with members that it
+// Messages of version 1 of the wire format are accepted, also with members that it
 // does not have yet.
 func TestWireReceived(t *testing.T) {
 	for _, more := range []string{"", `,"added_later":{"a":[1]}`} {
-		f := heardBy(t)
+		f := newReceiver(t)
 		extended := func(name string) *nats.Msg {
 			m := readWire(t, name).nats()
 			if more == "" {
@@ -225,16 +225,16 @@ func TestWireReceived(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"claim-reassert", "claim-answer", "claim-connect"} {
-			f.holder.claimed(extended(name))
+			f.holder.onClaim(extended(name))
 		}
 		for _, name := range []string{"news-spoken", "news-disputed"} {
-			f.holder.learn(extended(name))
+			f.holder.onNews(extended(name))
 		}
 		if n := f.holder.Refused.Get(devices.CodeUnauthorized); n != 0 {
-			t.Errorf("%d messages count as forged", n)
+			t.Errorf("%d messages were refused as forged", n)
 		}
 		if claims, news := f.holder.Requests.Get(verbClaim), f.holder.Requests.Get(verbNews); claims < 3 || news < 2 {
-			t.Errorf("%d claims and %d news were taken", claims, news)
+			t.Errorf("%d claims and %d news were accepted", claims, news)
 		}
 		if v, err := f.holding.Get(t.Context(), id); err != nil || v.State != devices.StateContested || v.Pending != wireSpoken.ClientID {
 			t.Errorf("after the news: %+v, %v", v, err)
@@ -242,7 +242,7 @@ func TestWireReceived(t *testing.T) {
 	}
 }
 
-// What version 1 says of the registry, as it is read.
+// Messages about the registry of version 1 are parsed.
 func TestWireRegistry(t *testing.T) {
 	for name, want := range map[string]registryMessage{
 		"changes": {Changes: wireChanges},
@@ -257,7 +257,7 @@ func TestWireRegistry(t *testing.T) {
 	}
 }
 
-// The answers of a hop as version 1 has them.
+// The answers of a hop in version 1.
 func TestWireAnswers(t *testing.T) {
 	answer := func(name string) []byte { return []byte(readWire(t, name).Body) }
 	r, ok := devices.ParseResult(answer("answer-result"))
@@ -270,11 +270,11 @@ func TestWireAnswers(t *testing.T) {
 		t.Errorf("problem %+v, %t", p, ok)
 	}
 	has(t, "answer-problem", p.AppendProblem(nil), answer("answer-problem"), "")
-	has(t, "answer-accepted", accepted, answer("answer-accepted"), "")
-	has(t, "answer-sent", sent, answer("answer-sent"), "")
+	has(t, "answer-accepted", acceptedReply, answer("answer-accepted"), "")
+	has(t, "answer-sent", okReply, answer("answer-sent"), "")
 }
 
-// The holder knows a call by the id that it got where it came into the fleet.
+// The holder uses the id that the call got from the node that received it.
 func TestCallIDOnAHop(t *testing.T) {
 	l := &Link{ctx: t.Context()}
 	sent := command{Call: "k5tq2mwaaaaaaaac", Tool: "t", Arguments: json.RawMessage(`{"a":1}`), Timeout: "5s"}

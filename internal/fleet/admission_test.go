@@ -13,7 +13,7 @@ import (
 	"fleetd/internal/fleet"
 )
 
-func check(t *testing.T, s *fleet.Service, client string) admission.Welcome {
+func check(t *testing.T, s *fleet.Service, client string) admission.CheckInResult {
 	t.Helper()
 	w, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: client, Board: "b", Firmware: "2.4.2"})
 	if err != nil {
@@ -22,12 +22,12 @@ func check(t *testing.T, s *fleet.Service, client string) admission.Welcome {
 	return w
 }
 
-// revoke revokes a device while the database is there.
+// revoke revokes a device; the database must record it.
 func revoke(t *testing.T, s *fleet.Service, id devices.ID) error {
 	t.Helper()
 	r, err := s.Revoke(t.Context(), devicetest.Admin, id)
 	if err == nil && !r.Recorded {
-		err = errors.New("the revocation is not recorded")
+		err = errors.New("the revocation is not in the database")
 	}
 	return err
 }
@@ -42,10 +42,10 @@ func TestOpenAdmission(t *testing.T) {
 			t.Errorf("known device, another client: %+v", w)
 		}
 		if again := check(t, s, "c2"); again.Code != w.Code {
-			t.Error("the code changes between checks")
+			t.Error("the code changed between two checks")
 		}
 		if w := check(t, s, "c1"); !w.Admitted {
-			t.Error("the waiting clone locked the member out")
+			t.Error("the pending clone locked the member out")
 		}
 		if events := p.Seen(devices.EventPending); len(events) != 1 {
 			t.Errorf("%d pending events, want 1", len(events))
@@ -62,10 +62,10 @@ func TestOpenAdmission(t *testing.T) {
 	})
 }
 
-// A device without a Client-Id is a member like others, until one comes with one.
+// A device without a Client-Id is a member like others, until a client with one connects.
 func TestWithoutClientID(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
-		if w := check(t, s, ""); !w.Admitted || !s.Activated(id, "") {
+		if w := check(t, s, ""); !w.Admitted || !s.IsActivated(id, "") {
 			t.Errorf("it joins: %+v", w)
 		}
 		p.SetAway(true)
@@ -74,7 +74,7 @@ func TestWithoutClientID(t *testing.T) {
 		}
 		p.SetAway(false)
 		if w := check(t, s, "c1"); !w.Admitted {
-			t.Errorf("the first that names itself: %+v", w)
+			t.Errorf("the first client with a Client-Id: %+v", w)
 		}
 		if w := check(t, s, ""); w.Admitted || w.Code == "" {
 			t.Errorf("without one afterwards: %+v", w)
@@ -85,7 +85,7 @@ func TestWithoutClientID(t *testing.T) {
 func TestApproveAdmission(t *testing.T) {
 	bubble(t, fleet.Config{Approve: true}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		w := check(t, s, "c1")
-		if w.Admitted || s.Activated(id, "c1") {
+		if w.Admitted || s.IsActivated(id, "c1") {
 			t.Fatalf("%+v", w)
 		}
 		check(t, s, "c1")
@@ -95,9 +95,9 @@ func TestApproveAdmission(t *testing.T) {
 		if v := state(t, s); v.State != devices.StatePending || v.Pending != "c1" {
 			t.Errorf("%+v", v)
 		}
-		time.Sleep(admission.CodeLife)
+		time.Sleep(admission.CodeLifetime)
 		if again := check(t, s, "c1"); again.Code == w.Code {
-			t.Error("the code outlives its life")
+			t.Error("the code is valid after its lifetime")
 		}
 		if _, err := s.Approve(t.Context(), devicetest.Admin, w.Code); err == nil {
 			t.Error("an expired code is accepted")
@@ -105,21 +105,21 @@ func TestApproveAdmission(t *testing.T) {
 		if _, err := s.Approve(t.Context(), devicetest.Admin, string(id)); err != nil {
 			t.Fatal(err)
 		}
-		if w := check(t, s, "c1"); !w.Admitted || w.Generation != 0 || !s.Activated(id, "c1") || s.Activated(id, "c2") {
+		if w := check(t, s, "c1"); !w.Admitted || w.Generation != 0 || !s.IsActivated(id, "c1") || s.IsActivated(id, "c2") {
 			t.Errorf("%+v", w)
 		}
 	})
 }
 
-// Whoever asks last under a waiting device's id gets nothing by it.
-func TestApproveByIDWantsOneClient(t *testing.T) {
+// A client that checks in last under a pending device's id gains nothing by it.
+func TestApproveByIDNeedsOneClient(t *testing.T) {
 	bubble(t, fleet.Config{Approve: true}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		owner := check(t, s, "owner")
 		check(t, s, "attacker")
 		if _, err := s.Approve(t.Context(), devicetest.Admin, string(id)); err == nil || devices.AsError(err).Code != devices.CodeForbidden {
 			t.Errorf("approval by id: %v", err)
 		}
-		if _, err := s.Approve(t.Context(), devicetest.Admin, owner.Code); err != nil || !s.Activated(id, "owner") || s.Activated(id, "attacker") {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, owner.Code); err != nil || !s.IsActivated(id, "owner") || s.IsActivated(id, "attacker") {
 			t.Errorf("approval by code: %v", err)
 		}
 	})
@@ -147,7 +147,7 @@ func TestWrongCodesAreLimited(t *testing.T) {
 	})
 }
 
-func TestRevokeAndForgetKillCredentials(t *testing.T) {
+func TestRevokeAndForgetEndCredentials(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		check(t, s, "c1")
 		conn := connect(t, s, "c1", devicetest.NewScript())
@@ -177,9 +177,9 @@ func TestRevokeAndForgetKillCredentials(t *testing.T) {
 			t.Errorf("a forgotten device has generation %d, want 2", generation)
 		}
 		if w := check(t, s, "c9"); !w.Admitted || w.Generation != 2 {
-			t.Errorf("it may come back with new credentials: %+v", w)
+			t.Errorf("it may join again with new credentials: %+v", w)
 		}
-		// A node that starts from the records knows all of it.
+		// A node that starts from the database has the same generation.
 		again := p.Service(t, fleet.Config{})
 		if generation, ok := again.Generation(id); generation != 2 || !ok {
 			t.Errorf("after a restart: generation %d, %v", generation, ok)
@@ -187,10 +187,10 @@ func TestRevokeAndForgetKillCredentials(t *testing.T) {
 	})
 }
 
-// A device that was never admitted has no credentials that could come back: it
-// leaves nothing behind, neither when an operator forgets it nor when its code
-// was not used for a day. One that was admitted leaves its exception.
-func TestStrangersLeaveNoException(t *testing.T) {
+// A device that was never admitted has no credentials that could be used again: it
+// leaves no exception, neither when an operator forgets it nor when its code expires.
+// A device that was admitted leaves its exception.
+func TestUnadmittedDevicesLeaveNoException(t *testing.T) {
 	bubble(t, fleet.Config{Approve: true}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		come := func(n int) devices.ID {
 			id := devices.ID(fmt.Sprintf("02:00:00:00:02:%02x", n))
@@ -207,7 +207,7 @@ func TestStrangersLeaveNoException(t *testing.T) {
 		synctest.Wait()
 		// security: D15
 		if log := p.Ledger.Log(0); len(p.Devices()) != 0 || len(log) != 0 {
-			t.Errorf("%d devices and changes %+v are left of strangers", len(p.Devices()), log)
+			t.Errorf("%d devices and changes %+v are left of devices that were never admitted", len(p.Devices()), log)
 		}
 		admitted := come(3)
 		if _, err := s.Approve(t.Context(), devicetest.Admin, string(admitted)); err != nil {
@@ -217,7 +217,7 @@ func TestStrangersLeaveNoException(t *testing.T) {
 			t.Fatal(err)
 		}
 		if x := p.Ledger.Exceptions(); s.Accepts(admitted, 0) || len(x) != 1 {
-			t.Errorf("the credentials of a forgotten member are good: %+v", x)
+			t.Errorf("the credentials of a forgotten member are valid: %+v", x)
 		}
 		revoked := come(4)
 		if _, err := s.Approve(t.Context(), devicetest.Admin, string(revoked)); err != nil {
@@ -227,7 +227,7 @@ func TestStrangersLeaveNoException(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s.Accepts(revoked, 0) || s.Accepts(revoked, 1) {
-			t.Error("the credentials of a device that was revoked and forgotten are good")
+			t.Error("the credentials of a device that was revoked and forgotten are valid")
 		}
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// One device cannot fill the queue that carries everybody's audio.
+// One device cannot fill the audio queue that all devices share.
 func TestUplinkIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ports := devicetest.New()
@@ -25,8 +25,8 @@ func TestUplinkIsBounded(t *testing.T) {
 		for n := range 5000 {
 			c.HandleAudio(envelope.Frame{Opus: packet(n)})
 		}
-		if n := len(ports.Heard()); n != 2000 {
-			t.Errorf("%d of 5000 packets at once were passed on", n)
+		if n := len(ports.Frames()); n != 2000 {
+			t.Errorf("%d of 5000 packets at once were published", n)
 		}
 		if n := s.Stats().AudioDrops.Get(speech.AudioTooMany); n != 3000 {
 			t.Errorf("%d were dropped", n)
@@ -34,13 +34,13 @@ func TestUplinkIsBounded(t *testing.T) {
 		time.Sleep(time.Second)
 		c.HandleAudio(envelope.Frame{Opus: make([]byte, speech.MaxPacket+1)})
 		c.HandleAudio(envelope.Frame{Opus: packet(1)})
-		if n := len(ports.Heard()); n != 2001 || s.Stats().AudioDrops.Get(speech.AudioRefused) != 1 {
-			t.Errorf("%d packets were passed on, the long one among them", n)
+		if n := len(ports.Frames()); n != 2001 || s.Stats().AudioDrops.Get(speech.AudioRefused) != 1 {
+			t.Errorf("%d packets were published, the long one among them", n)
 		}
 	})
 }
 
-// A device has one share of notifications, however often it connects.
+// A device has one notification limit, however often it connects.
 func TestReconnectingBringsNoFreshShare(t *testing.T) {
 	ports := devicetest.New()
 	s := ports.Service(t, fleet.Config{})
@@ -57,8 +57,7 @@ func TestReconnectingBringsNoFreshShare(t *testing.T) {
 	}
 }
 
-// A schema that meets arguments which make its check costly is left to the
-// device.
+// A check of arguments that would cost too much is left to the device.
 func TestCostlyCheckIsLeftToTheDevice(t *testing.T) {
 	script := devicetest.NewScript()
 	branches := strings.Repeat("false,", 2000) + "false"
@@ -66,18 +65,18 @@ func TestCostlyCheckIsLeftToTheDevice(t *testing.T) {
 	script.Call = func(string, json.RawMessage) string { return devicetest.True }
 	s := devicetest.New().Service(t, fleet.Config{})
 	connect(t, s, "c1", script)
-	devicetest.Eventually(t, "the tool is known", func() bool { return state(t, s).CatalogState == devices.CatalogReady })
+	devicetest.Eventually(t, "the tool is listed", func() bool { return state(t, s).CatalogState == devices.CatalogReady })
 	begun := time.Now()
 	args := `{"a":[` + strings.Repeat("1,", 25_000) + `1]}`
-	r, err := s.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "bomb", Arguments: json.RawMessage(args)})
+	r, err := s.CallTool(t.Context(), devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "bomb", Arguments: json.RawMessage(args)})
 	if err != nil || r.IsError {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if took := time.Since(begun); took > 5*time.Second {
 		t.Errorf("it took %v", took)
 	}
-	// Small arguments are still checked.
-	if _, err := s.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "bomb", Arguments: json.RawMessage(`{"a":[1]}`)}); devices.AsError(err).Code != devices.CodeInvalidArguments {
+	// Small arguments are checked.
+	if _, err := s.CallTool(t.Context(), devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "bomb", Arguments: json.RawMessage(`{"a":[1]}`)}); devices.AsError(err).Code != devices.CodeInvalidArguments {
 		t.Errorf("small arguments: %v", err)
 	}
 }

@@ -11,13 +11,13 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// bulky is a list of about 900 KB that no other n has.
+// bulky returns a list of about 900 KB, different for every n.
 func bulky(n int) string {
 	return fmt.Sprintf(`[{"name":"tool-%d","description":%q,"inputSchema":{"type":"object","properties":{}}}]`, n, strings.Repeat("x", 900_000))
 }
 
-// A member that comes back with ever new long lists fills neither the memory
-// nor the database, and is itself served all the same.
+// A member that reconnects with a new long list each time fills neither the memory nor
+// the database, and is still served.
 func TestEverNewListsAreBounded(t *testing.T) {
 	const memory = 5 << 20
 	bubble(t, fleet.Config{CatalogMemory: memory}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
@@ -44,7 +44,7 @@ func TestEverNewListsAreBounded(t *testing.T) {
 		if s.Stats().CatalogsEvicted.Load() == 0 || s.Stats().CatalogsRefused.Load() != 0 {
 			t.Errorf("%d evicted, %d refused", s.Stats().CatalogsEvicted.Load(), s.Stats().CatalogsRefused.Load())
 		}
-		// It was not recorded; once there is room, the same list is.
+		// It was not recorded; the same list is recorded once there is room.
 		seen := len(p.Seen(devices.EventCatalog))
 		time.Sleep(24 * time.Hour)
 		come(29)
@@ -54,9 +54,8 @@ func TestEverNewListsAreBounded(t *testing.T) {
 	})
 }
 
-// Lists that connected devices have are not dropped for others, which get none
-// and are told why; room that absent devices take is given away, and their
-// lists are read from the database.
+// Lists of connected devices are not evicted for others, which get an error with
+// the reason. Lists of absent devices are evicted, and read from the database later.
 func TestCatalogMemoryIsBounded(t *testing.T) {
 	bubble(t, fleet.Config{CatalogMemory: 3 << 20}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		come := func(n int) *pipe {
@@ -83,7 +82,7 @@ func TestCatalogMemoryIsBounded(t *testing.T) {
 			t.Errorf("one too many: %v, %v", list.State, err)
 		}
 		first.session.Close(devices.CloseGone)
-		time.Sleep(time.Minute) // it tries again
+		time.Sleep(time.Minute) // it retries
 		if list, err := listOf(3); err != nil || list.State != devices.CatalogReady || len(list.Tools) != 1 {
 			t.Errorf("with room: %v, %v", list.State, err)
 		}
@@ -93,8 +92,8 @@ func TestCatalogMemoryIsBounded(t *testing.T) {
 	})
 }
 
-// A list for which the store had no room is named by no row, not by that of the
-// next connection either, until a listing finds room for it.
+// No row names a list that the store dropped, not even the next connection's row,
+// until a listing finds room for it.
 func TestDroppedListIsNotNamed(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		p.Full = true
@@ -103,7 +102,7 @@ func TestDroppedListIsNotNamed(t *testing.T) {
 			ready(t, s)
 			// security: D16
 			if row := p.Presences[id]; !row.Online || row.Catalog != (devices.Hash{}) || row.Tools != 0 || len(p.Entries) != 0 {
-				t.Fatalf("the row names a list that is not stored: %+v, %d entries", row, len(p.Entries))
+				t.Fatalf("the row names a list that is not in the database: %+v, %d entries", row, len(p.Entries))
 			}
 		}
 		p.Full = false

@@ -10,10 +10,10 @@ import (
 	"fleetd/internal/devices"
 )
 
-var errNoChanges = &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "this node does not read the log of decisions"}
+var errNoChanges = &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "this node has no access to the log of changes"}
 
-// DeviceChanges are the decisions about a device with revisions below one, or the
-// newest if that is 0, newest first.
+// DeviceChanges returns the changes of a device with revisions below before, newest
+// first; 0 starts with the newest.
 func (s *Service) DeviceChanges(ctx context.Context, id devices.ID, before int64, limit int) ([]devices.Change, error) {
 	if s.ports.Changes == nil {
 		return nil, errNoChanges
@@ -21,11 +21,11 @@ func (s *Service) DeviceChanges(ctx context.Context, id devices.ID, before int64
 	return s.ports.Changes.DeviceChanges(ctx, id, before, limit)
 }
 
-// ChangesSince are the decisions with revisions above one, made at a time or later,
-// in order, that the caller may see: a key for some devices sees those of these
-// devices. next is the revision after which to go on; 0 at the end. The list may be
-// short, or empty, and have more after it.
-func (s *Service) ChangesSince(ctx context.Context, by access.By, since time.Time, after int64, limit int) (list []devices.Change, next int64, err error) {
+// ChangesSince returns the changes with revisions above after, made at since or
+// later, in order of revision. A key that is limited to devices gets the changes of
+// these devices. next is the revision to continue after, 0 at the end. The list may
+// be short or empty although more follows.
+func (s *Service) ChangesSince(ctx context.Context, principal access.Principal, since time.Time, after int64, limit int) (list []devices.Change, next int64, err error) {
 	if s.ports.Changes == nil {
 		return nil, 0, errNoChanges
 	}
@@ -36,19 +36,19 @@ func (s *Service) ChangesSince(ctx context.Context, by access.By, since time.Tim
 	if len(list) == limit {
 		next = list[limit-1].Revision
 	}
-	if by.Who.Limited() {
-		list, err = s.visible(ctx, by, list)
+	if principal.Caller.Limited() {
+		list, err = s.visible(ctx, principal, list)
 	}
 	for i := range list {
-		list[i].Value = shown(&list[i])
+		list[i].Value = publicValue(&list[i])
 	}
 	return list, next, err
 }
 
-// visible are the changes of devices that the caller may see now.
-func (s *Service) visible(ctx context.Context, by access.By, list []devices.Change) ([]devices.Change, error) {
+// visible returns the changes of devices that the caller may see now.
+func (s *Service) visible(ctx context.Context, principal access.Principal, list []devices.Change) ([]devices.Change, error) {
 	labels := map[devices.ID]map[string]string{}
-	if by.Who.NeedsLabels() {
+	if principal.Caller.NeedsLabels() {
 		var ids []devices.ID
 		for _, c := range list {
 			if c.Device != "" {
@@ -68,13 +68,13 @@ func (s *Service) visible(ctx context.Context, by access.By, list []devices.Chan
 	}
 	return slices.DeleteFunc(list, func(c devices.Change) bool {
 		known, found := labels[c.Device]
-		return c.Device == "" || by.Who.NeedsLabels() && !found || !by.Who.Devices.MatchIdentity(string(c.Device), known)
+		return c.Device == "" || principal.Caller.NeedsLabels() && !found || !principal.Caller.Devices.MatchIdentity(string(c.Device), known)
 	}), nil
 }
 
-// shown is the value of a change as callers see it: of an API key what names it, of
-// a policy its version. Both are read elsewhere, by those who may.
-func shown(c *devices.Change) json.RawMessage {
+// publicValue returns the value of a change for callers: of an API key its id and
+// name, of a policy its version. Authorized callers read the rest elsewhere.
+func publicValue(c *devices.Change) json.RawMessage {
 	var short any
 	switch c.Aspect {
 	case devices.AspectKey:

@@ -14,17 +14,17 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// What a dead node left online goes offline once; a device that is here by now
-// is left alone.
-func TestLoseNode(t *testing.T) {
+// Devices that a dead node left online are marked offline once; a device that is
+// connected here meanwhile is not.
+func TestMarkNodeLost(t *testing.T) {
 	ports := devicetest.New()
-	s := ports.Service(t, fleet.Config{Alive: func(string) bool { return true }})
+	s := ports.Service(t, fleet.Config{IsNodeAlive: func(string) bool { return true }})
 	ports.Put(devices.Member{ID: "02:00:00:00:00:09"})
 	p := overMQTT(t, s)
 	rows := []devices.Presence{{Device: id, Epoch: 5, Seq: 1, Online: true, Node: "dead"}, {Device: "02:00:00:00:00:09", Epoch: 7, Seq: 3, Online: true, Node: "dead", Session: "s"}}
-	lost, err := s.LoseNode(t.Context(), "dead", time.Time{}, func(_ context.Context, node string, _ time.Time, _ devices.ID, _ int) ([]devices.Presence, error) {
+	lost, err := s.MarkNodeLost(t.Context(), "dead", time.Time{}, func(_ context.Context, node string, _ time.Time, _ devices.ID, _ int) ([]devices.Presence, error) {
 		if node != "dead" {
-			t.Errorf("asked for %s", node)
+			t.Errorf("queried node %s", node)
 		}
 		return rows, nil
 	})
@@ -36,45 +36,45 @@ func TestLoseNode(t *testing.T) {
 		t.Errorf("events %+v", events)
 	}
 	if _, n, _, _ := ports.Of(id); !n.Online || n.Session != p.session.ID() {
-		t.Errorf("the device that is here is %+v", n)
+		t.Errorf("the device that is connected here is %+v", n)
 	}
 	if _, n, _, _ := ports.Of("02:00:00:00:00:09"); n.Online || n.Seq != 4 || n.Reason != "node_lost" {
 		t.Errorf("the lost one is %+v", n)
 	}
 }
 
-// Every connection is claimed, and the claims of others are obeyed or not.
+// Every connection is claimed; claims of other nodes end the session or not.
 func TestClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ports := devicetest.New()
 		s := ports.Service(t, fleet.Config{Node: "b"})
 		p := overMQTT(t, s)
-		mine := p.session.Epoch()
+		own := p.session.Epoch()
 		claims := func() []devices.Claim { return ports.Claimed() }
-		if c := claims(); len(c) != 1 || c[0] != (devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "b", Epoch: mine}) {
+		if c := claims(); len(c) != 1 || c[0] != (devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "b", Epoch: own}) {
 			t.Fatalf("claims %+v", c)
 		}
-		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: mine - 1})
-		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: mine})
-		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "a", Epoch: mine - 1})
+		s.OnClaim(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: own - 1})
+		s.OnClaim(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: own})
+		s.OnClaim(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "a", Epoch: own - 1})
 		synctest.Wait()
 		if p.reason() != "" || len(claims()) != 4 {
 			t.Fatalf("closed as %q after %+v", p.reason(), claims())
 		}
 		time.Sleep(time.Minute)
-		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: mine - devices.Epoch(time.Hour/time.Microsecond)})
+		s.OnClaim(devices.Claim{Device: id, Kind: devices.ClaimConnect, Node: "a", Epoch: own - devices.Epoch(time.Hour/time.Microsecond)})
 		synctest.Wait()
 		if p.reason() != devices.CloseSuperseded {
-			t.Fatal("a connection elsewhere did not end this one: the other clock is behind")
+			t.Fatal("a connection to another node with a slower clock did not end this one")
 		}
-		if last := claims()[len(claims())-1]; last.Kind != devices.ClaimAnswer || last.Epoch != mine {
-			t.Errorf("answered by %+v", last)
+		if last := claims()[len(claims())-1]; last.Kind != devices.ClaimAnswer || last.Epoch != own {
+			t.Errorf("the answer is %+v", last)
 		}
 		again := overMQTT(t, s)
-		if again.session.Epoch() <= mine {
-			t.Error("the next session is below the one before")
+		if again.session.Epoch() <= own {
+			t.Error("the next session has a lower epoch than the previous one")
 		}
-		s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "a", Epoch: again.session.Epoch() + 1})
+		s.OnClaim(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "a", Epoch: again.session.Epoch() + 1})
 		synctest.Wait()
 		if again.reason() != devices.CloseSuperseded {
 			t.Error("a higher epoch did not end this session")
@@ -82,9 +82,10 @@ func TestClaims(t *testing.T) {
 	})
 }
 
-// A session whose row the database refuses rises above what is past, of a dead
-// node, or offline, and leaves it to another living node to answer its claim.
-func TestOutranked(t *testing.T) {
+// A session whose row the database refuses raises its epoch above rows that are offline
+// or of a dead node. Above the row of another live node it does not: that node answers
+// its claim.
+func TestStaleWrite(t *testing.T) {
 	const far = devices.Epoch(1 << 60)
 	for _, c := range []struct {
 		name    string
@@ -92,35 +93,35 @@ func TestOutranked(t *testing.T) {
 		rises   bool
 		appears bool // announced again
 	}{
-		{"an earlier session, ended", devices.Presence{Epoch: far, Seq: 3, Node: "other"}, true, true},
+		{"a session that has ended", devices.Presence{Epoch: far, Seq: 3, Node: "other"}, true, true},
 		{"left online by a dead node", devices.Presence{Epoch: far, Seq: 3, Node: "dead", Online: true}, true, false},
 		{"left online by this node's last run", devices.Presence{Epoch: far, Seq: 3, Node: "n-test", Online: true}, true, false},
-		{"held by another living node", devices.Presence{Epoch: far, Seq: 3, Node: "other", Online: true}, false, false},
-		{"below by now", devices.Presence{Epoch: 1, Seq: 3, Node: "other"}, false, false},
+		{"held by another live node", devices.Presence{Epoch: far, Seq: 3, Node: "other", Online: true}, false, false},
+		{"already lower", devices.Presence{Epoch: 1, Seq: 3, Node: "other"}, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ports := devicetest.New()
-				s := ports.Service(t, fleet.Config{Alive: func(node string) bool { return node == "other" }})
+				s := ports.Service(t, fleet.Config{IsNodeAlive: func(node string) bool { return node == "other" }})
 				p := overMQTT(t, s)
 				before, claims, onlines := p.session.Epoch(), len(ports.Claimed()), len(ports.Seen(devices.EventOnline))
 				c.stored.Device = id
-				s.Outranked(c.stored)
+				s.OnStaleWrite(c.stored)
 				synctest.Wait()
 				_, row, _, _ := ports.Of(id)
 				if rose := p.session.Epoch() > before; rose != c.rises || c.rises && (p.session.Epoch() <= c.stored.Epoch || row.Epoch != p.session.Epoch() || !row.Online) {
 					t.Errorf("epoch %d, before %d, row %+v", p.session.Epoch(), before, row)
 				}
 				if appeared := len(ports.Seen(devices.EventOnline)) > onlines; appeared != c.appears {
-					t.Errorf("announced again: %t", appeared)
+					t.Errorf("published again: %t", appeared)
 				}
-				if c.name == "held by another living node" {
+				if c.name == "held by another live node" {
 					if len(ports.Claimed()) == claims {
-						t.Error("the other node is not asked")
+						t.Error("no claim was sent to the other node")
 					}
 					time.Sleep(6 * time.Second)
 					if _, again, _, _ := ports.Of(id); again.Seq <= row.Seq {
-						t.Error("the row is not tried again")
+						t.Error("the row was not written again")
 					}
 				}
 			})
@@ -128,13 +129,13 @@ func TestOutranked(t *testing.T) {
 	}
 }
 
-// A node that was declared lost announces what it still holds.
-func TestReappear(t *testing.T) {
+// A node that was declared lost announces the devices that it still holds.
+func TestReannounce(t *testing.T) {
 	ports := devicetest.New()
 	s := ports.Service(t, fleet.Config{})
 	p := overMQTT(t, s)
 	before := p.session.Epoch()
-	s.Reappear()
+	s.Reannounce()
 	if _, row, _, _ := ports.Of(id); p.session.Epoch() <= before || row.Epoch != p.session.Epoch() || !row.Online {
 		t.Errorf("epoch %d, before %d, row %+v", p.session.Epoch(), before, row)
 	}
@@ -143,28 +144,28 @@ func TestReappear(t *testing.T) {
 	}
 }
 
-// stuck is a connection whose peer takes nothing: whatever is written, and the
-// alert with which TLS closes, waits until the test lets go.
-type stuck struct{ free chan struct{} }
+// stuckConn is a connection whose peer reads nothing: writes and Close block until the
+// test ends.
+type stuckConn struct{ free chan struct{} }
 
-func (c stuck) SendControl([]byte) error {
+func (c stuckConn) SendControl([]byte) error {
 	<-c.free
 	return errors.New("closed")
 }
 
-func (c stuck) Close(devices.CloseReason) { <-c.free }
+func (c stuckConn) Close(devices.CloseReason) { <-c.free }
 
-// Claims and news come one after the other, and those of other devices do not
-// wait for a connection that is stuck.
-func TestStuckConnectionsHoldNobodyUp(t *testing.T) {
+// Claims and news are processed in order; those of other devices do not wait for a
+// stuck connection.
+func TestStuckConnectionsDelayNoOthers(t *testing.T) {
 	revoke := func(m *devices.Member) error {
 		m.Admission = devices.AdmissionRevoked
-		registry.Raise(m, devices.Rotation{}, "revoked")
+		registry.RaiseGeneration(m, devices.Rotation{}, "revoked")
 		return nil
 	}
 	forget := func(m *devices.Member) error {
 		m.Admission = devices.AdmissionForgotten
-		registry.Raise(m, devices.Rotation{}, registry.ReasonForgotten)
+		registry.RaiseGeneration(m, devices.Rotation{}, registry.ReasonForgotten)
 		return nil
 	}
 	elsewhere := func(t *testing.T, p *devicetest.Ports, s *fleet.Service, id devices.ID, decide func(*devices.Member) error) {
@@ -176,7 +177,7 @@ func TestStuckConnectionsHoldNobodyUp(t *testing.T) {
 	}
 	for name, end := range map[string]func(t *testing.T, p *devicetest.Ports, s *fleet.Service, id devices.ID){
 		"superseded": func(_ *testing.T, _ *devicetest.Ports, s *fleet.Service, id devices.ID) {
-			s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "other", Epoch: 1 << 60})
+			s.OnClaim(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "other", Epoch: 1 << 60})
 		},
 		"revoked": func(t *testing.T, p *devicetest.Ports, s *fleet.Service, id devices.ID) {
 			elsewhere(t, p, s, id, revoke)
@@ -185,7 +186,7 @@ func TestStuckConnectionsHoldNobodyUp(t *testing.T) {
 			elsewhere(t, p, s, id, forget)
 		},
 		"answered": func(_ *testing.T, _ *devicetest.Ports, s *fleet.Service, id devices.ID) {
-			s.Claimed(devices.Claim{Device: id, Kind: devices.ClaimAnswer, Node: "other", Epoch: 1 << 60, Conversation: "its conversation"})
+			s.OnClaim(devices.Claim{Device: id, Kind: devices.ClaimAnswer, Node: "other", Epoch: 1 << 60, Conversation: "its conversation"})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +197,7 @@ func TestStuckConnectionsHoldNobodyUp(t *testing.T) {
 			const count = 10
 			of := func(n int) devices.ID { return devices.ID(fmt.Sprintf("02:00:00:00:00:%02x", n)) }
 			for n := range count {
-				if _, err := s.Accept(devices.Identity{Device: of(n), Transport: devices.TransportMQTT, Verified: true}, stuck{free}); err != nil {
+				if _, err := s.Accept(devices.Identity{Device: of(n), Transport: devices.TransportMQTT, Verified: true}, stuckConn{free}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -211,7 +212,7 @@ func TestStuckConnectionsHoldNobodyUp(t *testing.T) {
 			case <-taken:
 			case <-time.After(5 * time.Second):
 				// security: N6
-				t.Error("they wait for the first connection")
+				t.Error("they waited for the stuck connection")
 			}
 		})
 	}

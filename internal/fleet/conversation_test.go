@@ -19,7 +19,7 @@ import (
 	"fleetd/internal/hello"
 )
 
-// path notes what reaches a device besides MCP, and when.
+// path records what reaches a device besides MCP, and when.
 type path struct {
 	mu     sync.Mutex
 	log    []arrival
@@ -75,7 +75,7 @@ func packet(n int) []byte { return fmt.Appendf([]byte{23<<3 | 3, 3}, "%06d", n) 
 
 func send(t *testing.T, s *fleet.Service, body string) {
 	t.Helper()
-	if err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(body)}); err != nil {
+	if err := s.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(body)}); err != nil {
 		t.Fatalf("%s: %v", body, err)
 	}
 }
@@ -85,8 +85,8 @@ const (
 	ttsStop  = `{"type":"tts","state":"stop"}`
 )
 
-// A burst of ten seconds is played out as the device can take it: behind the
-// gap, never more than about a second ahead, whole, in order, stop last.
+// A burst of ten seconds is sent at the speed of playback: after the initial gap,
+// never more than about a second ahead, complete, in order, with stop last.
 func TestSpeechIsPaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := devicetest.New().Service(t, fleet.Config{})
@@ -96,14 +96,14 @@ func TestSpeechIsPaced(t *testing.T) {
 		const packets = 167
 		send(t, s, ttsStart)
 		for n := range packets {
-			s.Say(id, packet(n))
+			s.SendAudio(id, packet(n))
 		}
 		send(t, s, ttsStop)
 		send(t, s, `{"type":"llm","emotion":"happy"}`)
-		time.Sleep(12 * time.Second) // of the test's own clock
+		time.Sleep(12 * time.Second) // fake time
 		log := p.path.arrived()
 		if len(log) != packets+3 {
-			t.Fatalf("%d things arrived, want %d", len(log), packets+3)
+			t.Fatalf("%d packets and messages arrived, want %d", len(log), packets+3)
 		}
 		if !strings.Contains(log[0].text, `"start"`) && !strings.Contains(log[1].text, `"start"`) {
 			t.Errorf("it begins with %s, %s", log[0].text, log[1].text)
@@ -113,7 +113,7 @@ func TestSpeechIsPaced(t *testing.T) {
 			switch {
 			case a.opus == nil && strings.Contains(a.text, `"llm"`):
 				if i > 2 {
-					t.Error("a message that is not of the speech waited for it")
+					t.Error("a message that does not belong to the speech waited for it")
 				}
 			case a.opus == nil:
 			case !bytes.Equal(a.opus, packet(n)):
@@ -130,12 +130,12 @@ func TestSpeechIsPaced(t *testing.T) {
 			}
 		}
 		if last := log[len(log)-1]; !strings.Contains(last.text, `"stop"`) || last.at.Before(playing) {
-			t.Errorf("the last thing is %q, %v before the speech is over", last.text, playing.Sub(last.at))
+			t.Errorf("the last one is %q, %v before the speech is over", last.text, playing.Sub(last.at))
 		}
 	})
 }
 
-// What does not fit is refused, newest first, and counted.
+// Audio beyond the limit is refused and counted.
 func TestSpeechIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := devicetest.New().Service(t, fleet.Config{})
@@ -143,25 +143,25 @@ func TestSpeechIsBounded(t *testing.T) {
 		synctest.Wait()
 		send(t, s, ttsStart)
 		for n := range 600 { // 36 s
-			s.Say(id, packet(n))
+			s.SendAudio(id, packet(n))
 		}
-		// 30 s wait, whatever has left since the first.
+		// 30 s may wait, beside the packets sent since the first.
 		if n := s.Stats().AudioDrops.Get(speech.AudioFull); n < 80 || n > 100 {
 			t.Errorf("%d of 600 packets were refused", n)
 		}
-		s.Say(id, nil)
-		s.Say(id, []byte{3<<3 | 1, 1, 2}) // 120 ms: longer than announced
+		s.SendAudio(id, nil)
+		s.SendAudio(id, []byte{3<<3 | 1, 1, 2}) // 120 ms: longer than announced
 		if n := s.Stats().AudioDrops.Get(speech.AudioRefused); n != 2 {
 			t.Errorf("%d unplayable packets were refused, want 2", n)
 		}
-		s.Say("02:00:00:00:00:99", packet(1))
+		s.SendAudio("02:00:00:00:00:99", packet(1))
 		if n := s.Stats().AudioDrops.Get(speech.AudioNoChannel); n != 1 {
-			t.Errorf("%d packets for nobody", n)
+			t.Errorf("%d packets without a conversation", n)
 		}
 	})
 }
 
-// An interruption is answered at once, and nothing of that speech follows.
+// An interruption is answered at once, and nothing more of that speech is sent.
 func TestAbortIsAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ports := devicetest.New()
@@ -170,28 +170,28 @@ func TestAbortIsAnswered(t *testing.T) {
 		synctest.Wait()
 		send(t, s, ttsStart)
 		for n := range 100 {
-			s.Say(id, packet(n))
+			s.SendAudio(id, packet(n))
 		}
 		time.Sleep(500 * time.Millisecond)
 		if err := p.session.HandleControl([]byte(`{"session_id":"","type":"abort","reason":"wake_word_detected"}`)); err != nil {
 			t.Fatal(err)
 		}
-		s.Say(id, packet(100)) // the service does not know yet
+		s.SendAudio(id, packet(100)) // the service has not received the abort yet
 		send(t, s, ttsStop)
 		synctest.Wait()
 		before := p.path.arrived()
 		if last := before[len(before)-1]; !strings.Contains(last.text, `"state":"stop"`) {
-			t.Fatalf("the last thing is %+v", last)
+			t.Fatalf("the last one is %+v", last)
 		}
 		time.Sleep(10 * time.Second)
 		if after := p.path.arrived(); len(after) != len(before) {
-			t.Errorf("%d things followed the stop", len(after)-len(before))
+			t.Errorf("%d packets or messages followed the stop", len(after)-len(before))
 		}
 		if len(ports.Seen(devices.EventMessage)) != 1 {
-			t.Error("the service was not told")
+			t.Error("the service did not receive the abort")
 		}
-		send(t, s, ttsStart) // the next speech is heard again
-		s.Say(id, packet(7))
+		send(t, s, ttsStart) // the next speech is sent again
+		s.SendAudio(id, packet(7))
 		time.Sleep(time.Second)
 		after := p.path.arrived()
 		if !bytes.Equal(after[len(after)-1].opus, packet(7)) {
@@ -224,9 +224,9 @@ func (p *pipe) hello(t *testing.T) (conversation *speech.Conversation, reply hel
 	return conversation, reply
 }
 
-// Losing the control connection does not end a UDP conversation: the next
-// session inherits it, a hello there replaces it, and nobody's goodbye for an
-// earlier one counts.
+// A UDP conversation survives the loss of the control connection: the next session
+// takes it over, a hello there replaces it, and a late goodbye for an earlier
+// conversation is ignored.
 func TestConversationOutlivesConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ports := devicetest.New()
@@ -239,13 +239,13 @@ func TestConversationOutlivesConnection(t *testing.T) {
 		c.HandleAudio(envelope.Frame{Opus: packet(1)})
 		first.session.Close(devices.CloseGone)
 		c.HandleAudio(envelope.Frame{Opus: packet(2)})
-		s.Say(id, packet(3))
+		s.SendAudio(id, packet(3))
 		time.Sleep(40 * time.Second)
 		second := overMQTT(t, s)
 		time.Sleep(40 * time.Second)
 		c.HandleAudio(envelope.Frame{Opus: packet(4)})
-		if heard := ports.Heard(); len(heard) != 3 || heard[2].Seq != 3 || heard[2].Session != c.ID() {
-			t.Errorf("heard %+v", heard)
+		if events := ports.Frames(); len(events) != 3 || events[2].Seq != 3 || events[2].Session != c.ID() {
+			t.Errorf("events %+v", events)
 		}
 		if log := first.path.arrived(); len(log) != 1 || first.path.closes() != 0 {
 			t.Errorf("%d packets reached the device, its path was closed %d times", len(log), first.path.closes())
@@ -276,8 +276,8 @@ func TestConversationOutlivesConnection(t *testing.T) {
 	})
 }
 
-// A conversation whose device never comes back ends after a minute, and one
-// that is hung up tells the device.
+// A conversation whose device does not come back ends after a minute. A hangup sends
+// the device a goodbye.
 func TestConversationEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := devicetest.New().Service(t, fleet.Config{})
@@ -296,7 +296,7 @@ func TestConversationEnds(t *testing.T) {
 			t.Errorf("after a hangup: %+v", log)
 		}
 		c, _ = back.hello(t)
-		c.Silent(3)
+		c.ReportNoAudio(3)
 		back.session.Close(devices.CloseDraining)
 		if log := back.path.arrived(); len(log) != 2 || !strings.Contains(log[1].text, c.ID()) {
 			t.Errorf("when the node stops: %+v", log)
@@ -314,64 +314,63 @@ func TestMessagesAreChecked(t *testing.T) {
 		`{"type":"alert","status":"x","message":"y"}`:                                  devices.CodeBadRequest,
 		`{"type":"custom","payload":"` + strings.Repeat("x", speech.MaxMessage) + `"}`: devices.CodeTooLarge,
 	} {
-		err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: json.RawMessage(body)})
+		err := s.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: json.RawMessage(body)})
 		if devices.AsError(err).Code != want {
 			t.Errorf("%.40s: %v, want %s", body, err, want)
 		}
 	}
-	send(t, s, `{"type":"alert","status":"Door","message":"It rings","emotion":"happy"}`)
+	send(t, s, `{"type":"alert","status":"Bell","message":"It rings","emotion":"happy"}`)
 	devicetest.Eventually(t, "the alert arrives", func() bool {
 		log := p.path.arrived()
-		return len(log) == 1 && log[0].text == `{"session_id":"`+p.session.ID()+`","type":"alert","status":"Door","message":"It rings","emotion":"happy"}`
+		return len(log) == 1 && log[0].text == `{"session_id":"`+p.session.ID()+`","type":"alert","status":"Bell","message":"It rings","emotion":"happy"}`
 	})
-	err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: "02:00:00:00:00:99", Body: json.RawMessage(ttsStop)})
+	err := s.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: "02:00:00:00:00:99", Body: json.RawMessage(ttsStop)})
 	if devices.AsError(err).Code != devices.CodeDeviceUnknown {
-		t.Errorf("a device nobody knows: %v", err)
+		t.Errorf("an unknown device: %v", err)
 	}
 }
 
-// A connection that was overtaken does not take its successor's conversation
-// away by a hello of its own.
-func TestOvertakenHelloHarmsNobody(t *testing.T) {
+// A hello on a superseded connection does not end the conversation of its successor.
+func TestSupersededHelloKeepsTheConversation(t *testing.T) {
 	s := devicetest.New().Service(t, fleet.Config{})
 	first := overMQTT(t, s)
 	second := overMQTT(t, s)
 	c, _ := second.hello(t)
 	_, err := first.session.OpenAudio(hello.Device{}, hello.TransportUDP, func(*speech.Conversation) (speech.AudioPath, error) { return &first.path, nil })
 	if err == nil {
-		t.Error("a session that is over opened a conversation")
+		t.Error("a session that has ended opened a conversation")
 	}
 	if first.path.closes() != 1 || second.path.closes() != 0 {
 		t.Errorf("its path was closed %d times, the successor's %d", first.path.closes(), second.path.closes())
 	}
 	if c.SendAudio(envelope.Frame{Opus: packet(1)}) != nil || s.Stats().Conversations.Load() != 1 {
-		t.Error("the successor's conversation is gone")
+		t.Error("the successor's conversation has ended")
 	}
 }
 
-// A service that is late with its goodbye ends nobody else's conversation.
+// A late goodbye of a service does not end another conversation.
 func TestForeignGoodbye(t *testing.T) {
 	s := devicetest.New().Service(t, fleet.Config{})
 	p := overMQTT(t, s)
 	c, _ := p.hello(t)
-	err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(`{"type":"goodbye","session_id":"older-1"}`)})
+	err := s.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(`{"type":"goodbye","session_id":"older-1"}`)})
 	if devices.AsError(err).Code != devices.CodeSuperseded || p.path.closes() != 0 {
 		t.Errorf("%v, closed %d times", err, p.path.closes())
 	}
 	send(t, s, `{"type":"goodbye"}`)
 	if log := p.path.arrived(); p.path.closes() != 1 || len(log) != 1 || !strings.Contains(log[0].text, c.ID()) {
-		t.Errorf("closed %d times, the device heard %+v", p.path.closes(), log)
+		t.Errorf("closed %d times, the device received %+v", p.path.closes(), log)
 	}
 }
 
-// Messages keep their order where no conversation keeps it for them.
+// Messages to a device without a conversation keep their order.
 func TestMessagesKeepTheirOrder(t *testing.T) {
 	s := devicetest.New().Service(t, fleet.Config{})
 	p := overMQTT(t, s)
 	const messages = 60
 	answered := make(chan error, messages)
 	for n := range messages {
-		s.QueueMessage(devices.Message{By: devicetest.Admin, Device: id, Body: fmt.Appendf(nil, `{"session_id":"","type":"custom","payload":{"n":%d}}`, n)}, func(err error) { answered <- err })
+		s.QueueMessage(devices.Message{Principal: devicetest.Admin, Device: id, Body: fmt.Appendf(nil, `{"session_id":"","type":"custom","payload":{"n":%d}}`, n)}, func(err error) { answered <- err })
 	}
 	for range messages {
 		if err := <-answered; err != nil {
@@ -388,34 +387,34 @@ func TestMessagesKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// The device finds members without regard to case, so `Type` would pass for it.
+// The device ignores the case of member names, so it would read `Type` as the type.
 func TestTypeInAnotherCase(t *testing.T) {
 	s := devicetest.New().Service(t, fleet.Config{})
 	overMQTT(t, s)
 	for _, body := range []string{`{"Type":"mcp","type":"custom","payload":{}}`, `{"type\u0000":"mcp","type":"custom"}`, `{"type":"custom","TYPE":"mcp"}`} {
-		if err := s.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: id, Body: []byte(body)}); devices.AsError(err).Code != devices.CodeBadRequest {
+		if err := s.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(body)}); devices.AsError(err).Code != devices.CodeBadRequest {
 			t.Errorf("%s: %v", body, err)
 		}
 	}
 }
 
-// A device that lost its power says no goodbye: its conversation ends when
-// nothing was heard or said for minutes, not before.
+// A device without power sends no goodbye: its conversation ends after minutes without
+// traffic, not before.
 func TestQuietConversationEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := devicetest.New().Service(t, fleet.Config{})
 		p := overMQTT(t, s)
 		c, _ := p.hello(t)
 		for range 10 {
-			time.Sleep(100 * time.Second) // of the test's own clock
+			time.Sleep(100 * time.Second) // fake time
 			c.HandleAudio(envelope.Frame{Opus: packet(1)})
 		}
 		if p.path.closes() != 0 {
-			t.Fatal("a conversation ended while the device spoke")
+			t.Fatal("a conversation ended while the device sent audio")
 		}
 		time.Sleep(5 * time.Minute)
 		if p.path.closes() != 1 || state(t, s).State != devices.StateOnline {
-			t.Error("a conversation in which nothing happens stays open")
+			t.Error("a conversation without traffic stays open")
 		}
 	})
 }

@@ -1,8 +1,7 @@
-// Package fleet is the core of fleetd: who the devices are, which of them
-// hold a session on this node, what their tools are, and how a call reaches
-// them. Front ends (wsdevice) feed connections in, use cases (restapi,
-// cluster) come from the other side, and everything that leaves the process
-// goes through the small interfaces declared in ports.go.
+// Package fleet is the core of fleetd: it combines the registry, sessions, admission
+// and requests of package devices into one Service. Front ends (wsdevice,
+// mqttdevice) feed connections in; restapi, mcpserver and cluster call it. All I/O
+// goes through the interfaces in ports.go and those of the parts.
 //
-// Nothing here knows SQL, NATS, WebSocket or HTTP.
+// The package does not depend on SQL, NATS, WebSocket or HTTP.
 package fleet

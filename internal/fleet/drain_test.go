@@ -14,8 +14,8 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// A node that leaves lets nobody in and its devices go one by one.
-func TestLeaveSpreadsTheDevices(t *testing.T) {
+// A draining node accepts no connections and closes its sessions one by one.
+func TestDrainSpreadsTheDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := devicetest.New().Service(t, fleet.Config{})
 		const count = 40
@@ -30,13 +30,13 @@ func TestLeaveSpreadsTheDevices(t *testing.T) {
 		}
 		held := func() (n int) { s.Sessions(func(*session.Session) { n++ }); return n }
 		done := make(chan struct{})
-		go func() { defer close(done); s.Leave(t.Context(), 20*time.Second) }()
+		go func() { defer close(done); s.Drain(t.Context(), 20*time.Second) }()
 		time.Sleep(10*time.Second - time.Millisecond)
 		if n := held(); n < count/2-1 || n > count/2+1 {
-			t.Errorf("%d of %d devices are left at half time", n, count)
+			t.Errorf("%d of %d devices are left in the middle of the window", n, count)
 		}
 		if err := accept(99); devices.AsError(err).Code != devices.CodeUnavailable {
-			t.Errorf("a device that comes now: %v", err)
+			t.Errorf("a device that connects now: %v", err)
 		}
 		<-done
 		if n := held(); n != 0 {
@@ -45,8 +45,8 @@ func TestLeaveSpreadsTheDevices(t *testing.T) {
 	})
 }
 
-// A device that is let go first answers what it was asked, and takes nothing new.
-func TestLeaveFinishesCalls(t *testing.T) {
+// A drained device first answers its calls, and gets no new ones.
+func TestDrainFinishesCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := devicetest.New().Service(t, fleet.Config{})
 		p := overMQTT(t, s)
@@ -55,17 +55,17 @@ func TestLeaveFinishesCalls(t *testing.T) {
 			return devicetest.True
 		}
 		call := func() error {
-			_, err := s.CallTool(t.Context(), devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "self.reboot_later", Arguments: json.RawMessage("{}")})
+			_, err := s.CallTool(t.Context(), devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "self.reboot_later", Arguments: json.RawMessage("{}")})
 			return err
 		}
 		answered := make(chan error, 1)
 		go func() { answered <- call() }()
 		synctest.Wait()
 		left := make(chan struct{})
-		go func() { defer close(left); s.Leave(t.Context(), time.Second) }()
+		go func() { defer close(left); s.Drain(t.Context(), time.Second) }()
 		time.Sleep(time.Second)
 		if e := devices.AsError(call()); e.Code != devices.CodeUnavailable || e.Sent || e.Part != "node" {
-			t.Errorf("a call on a device that is let go: %+v", e)
+			t.Errorf("a call on a device that is drained: %+v", e)
 		}
 		if p.reason() != "" {
 			t.Errorf("closed as %s with a call in flight", p.reason())
@@ -80,8 +80,8 @@ func TestLeaveFinishesCalls(t *testing.T) {
 	})
 }
 
-// A device that talks stays until it pauses, or the window is over.
-func TestLeaveWaitsForAPause(t *testing.T) {
+// A device with an active conversation stays until a pause, or the end of the window.
+func TestDrainWaitsForAPause(t *testing.T) {
 	for _, c := range []struct {
 		talks, stays time.Duration
 	}{{0, 2 * time.Second}, {5 * time.Second, 7 * time.Second}, {time.Minute, 20 * time.Second}} {
@@ -92,7 +92,7 @@ func TestLeaveWaitsForAPause(t *testing.T) {
 				conversation, _ := p.hello(t)
 				begun := time.Now()
 				left := make(chan struct{})
-				go func() { defer close(left); s.Leave(t.Context(), 20*time.Second) }()
+				go func() { defer close(left); s.Drain(t.Context(), 20*time.Second) }()
 				for time.Since(begun) < c.talks && p.reason() == "" {
 					conversation.HandleAudio(envelope.Frame{Opus: []byte{0xb8, 1, 2}})
 					time.Sleep(60 * time.Millisecond)

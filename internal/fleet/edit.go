@@ -13,7 +13,7 @@ import (
 	"fleetd/internal/selector"
 )
 
-// Edit is what an operator may write on a device; nil leaves a field alone.
+// Edit is an operator's edit of a device; nil fields stay as they are.
 type Edit struct {
 	Name   *string
 	Labels *map[string]string // replaces all
@@ -21,7 +21,7 @@ type Edit struct {
 	Prefer *devices.Transport
 }
 
-// Bounds of what operators write on a device.
+// Limits of the values that operators write.
 const (
 	MaxName       = 128 // bytes
 	MaxLabels     = 64
@@ -29,7 +29,7 @@ const (
 	MaxLabelValue = 256 // bytes
 )
 
-// Check tells what of an edit is not allowed on any device.
+// Check returns an error if the edit is not valid for any device.
 func (e *Edit) Check() error {
 	if e.Name != nil && len(*e.Name) > MaxName {
 		return devices.Errorf(devices.CodeBadRequest, "name has %d bytes, at most %d are allowed", len(*e.Name), MaxName)
@@ -53,15 +53,15 @@ func (e *Edit) Check() error {
 	return nil
 }
 
-// CheckLabel tells what is wrong with a label.
+// CheckLabel returns an error if a label is not valid.
 func CheckLabel(key, value string) error {
 	if key == "" || devices.SubjectTokens(key) != key || len(key) > MaxLabelKey || len(value) > MaxLabelValue {
-		return devices.Errorf(devices.CodeBadRequest, "label %q: keys are 1 to %d of [A-Za-z0-9_-], values at most %d bytes", key, MaxLabelKey, MaxLabelValue)
+		return devices.Errorf(devices.CodeBadRequest, "label %q: a key has 1 to %d characters of [A-Za-z0-9_-], a value at most %d bytes", key, MaxLabelKey, MaxLabelValue)
 	}
 	return nil
 }
 
-// apply makes the edit.
+// apply applies the edit to a member.
 func (e *Edit) apply(m *devices.Member) error {
 	if e.Name != nil {
 		m.Name = *e.Name
@@ -89,13 +89,13 @@ func (e *Edit) apply(m *devices.Member) error {
 }
 
 // Edit changes a device's name, labels or preferred transport. ifMatch is the
-// revision of the device that the operator has seen; 0: whatever it is.
-func (s *Service) Edit(ctx context.Context, by access.By, id devices.ID, ifMatch int64, edit Edit) error {
+// revision that the device must have; 0 accepts any.
+func (s *Service) Edit(ctx context.Context, principal access.Principal, id devices.ID, ifMatch int64, edit Edit) error {
 	if err := edit.Check(); err != nil {
 		return err
 	}
-	permits := admission.Permit(by, id)
-	_, err := s.registry.Edit(ctx, by.Key(), id, ifMatch, func(m *devices.Member) error {
+	permits := admission.Permit(principal, id)
+	_, err := s.registry.Edit(ctx, principal.Key(), id, ifMatch, func(m *devices.Member) error {
 		if err := permits(m); err != nil {
 			return err
 		}
@@ -104,33 +104,32 @@ func (s *Service) Edit(ctx context.Context, by access.By, id devices.ID, ifMatch
 	return err
 }
 
-// editPage is how many devices EditAll decides about at a time: other decisions
-// wait that long.
+// editPage is how many devices EditAll decides about in one transaction, for which
+// other decisions wait.
 const editPage = 200
 
-// EditAll makes an edit of all devices that the selector selects and the caller
-// may change, and counts those that match and those that changed. It counts also
-// with an error.
-func (s *Service) EditAll(ctx context.Context, by access.By, sel selector.Selector, edit Edit) (matched, changed int, err error) {
+// EditAll applies an edit to all devices that the selector matches and the caller may
+// change. It returns how many match and how many changed, also with an error.
+func (s *Service) EditAll(ctx context.Context, principal access.Principal, sel selector.Selector, edit Edit) (matched, changed int, err error) {
 	if err := edit.Check(); err != nil {
 		return 0, 0, err
 	}
 	l := s.lister(ctx, devices.ListQuery{Select: sel})
-	err = s.Each(ctx, by, sel, func(page []devices.View) error {
+	err = s.Each(ctx, principal, sel, func(page []devices.View) error {
 		for list := range slices.Chunk(page, editPage) {
 			decisions := make([]devices.Decision, len(list))
 			now := time.Now()
 			for i, v := range list {
 				id, selectable := v.Device.ID, selectable(&v, l.catalog)
-				permits := admission.Permit(by, id)
-				decisions[i] = devices.Decision{Device: id, Who: by.Key(), Decide: func(m *devices.Member) error {
-					is := selectable
-					is.Name, is.Labels = m.Name, m.Labels // as they are now; the rest nobody decides
+				permits := admission.Permit(principal, id)
+				decisions[i] = devices.Decision{Device: id, Who: principal.Key(), Decide: func(m *devices.Member) error {
+					status := selectable
+					status.Name, status.Labels = m.Name, m.Labels // name and labels as the database has them now; no decision changes the rest
 					switch {
 					case !m.Known():
-						return registry.Unknown(id)
-					case !sel.Match(&is, now):
-						return devices.Errorf(devices.CodeChanged, "%s is not selected any more", id)
+						return registry.UnknownDevice(id)
+					case !sel.Match(&status, now):
+						return devices.Errorf(devices.CodeChanged, "%s no longer matches the selector", id)
 					}
 					if err := permits(m); err != nil {
 						return err

@@ -9,8 +9,8 @@ import (
 	"fleetd/internal/devices"
 )
 
-// Hypothesis is a call that nobody makes.
-type Hypothesis struct {
+// ExplainRequest is a hypothetical call.
+type ExplainRequest struct {
 	Key       string // id or name, or admin, open, voice, gateway
 	Device    devices.ID
 	Tool      string
@@ -18,10 +18,10 @@ type Hypothesis struct {
 	Arguments json.RawMessage
 }
 
-// Explain says what would become of a call, and which rule would decide: as the
-// owner of the device would, from what is known of its tools.
-func (s *Service) Explain(ctx context.Context, h Hypothesis) (access.Explanation, error) {
-	who, ended, err := s.callerNamed(h.Key)
+// Explain reports how a call would be decided, and by which rule: as the owner of the
+// device decides, with the tools that are known of it.
+func (s *Service) Explain(ctx context.Context, h ExplainRequest) (access.Explanation, error) {
+	who, ended, err := s.findCaller(h.Key)
 	if err != nil {
 		return access.Explanation{}, err
 	}
@@ -33,7 +33,7 @@ func (s *Service) Explain(ctx context.Context, h Hypothesis) (access.Explanation
 	if err != nil {
 		return access.Explanation{}, err
 	}
-	q := access.Question{By: access.By{Who: who, Via: h.Via}, Device: string(h.Device), Labels: v.Device.Labels, Tool: h.Tool,
+	q := access.Query{By: access.Principal{Caller: who, Via: h.Via}, Device: string(h.Device), Labels: v.Device.Labels, Tool: h.Tool,
 		Listed: v.CatalogState == devices.CatalogReady && !v.Presence.Partial}
 	missing := false
 	if v.Presence.Catalog != (devices.Hash{}) {
@@ -51,13 +51,13 @@ func (s *Service) Explain(ctx context.Context, h Hypothesis) (access.Explanation
 	}
 	x := s.Guard().Explain(q, h.Arguments)
 	if missing && x.Action != access.Deny {
-		x.Detail = "the rules allow it, but the device has no such tool: the call would be refused as " + string(devices.CodeToolUnknown)
+		x.Detail = "the rules allow it, but the device does not have the tool: the call would be refused with " + string(devices.CodeToolUnknown)
 	}
 	return x, nil
 }
 
-// callerNamed finds whom a key lets in, and why it does not any more.
-func (s *Service) callerNamed(name string) (who *access.Caller, ended, err error) {
+// findCaller returns the caller of a key, and the error if the key has ended.
+func (s *Service) findCaller(name string) (who *access.Caller, ended, err error) {
 	for _, c := range []*access.Caller{access.Admin, access.Open, access.Voice, access.Gateway} {
 		if c.Key == name {
 			return c, nil, nil
@@ -66,8 +66,8 @@ func (s *Service) callerNamed(name string) (who *access.Caller, ended, err error
 	now := time.Now()
 	k, ok := s.Keys().Find(name, now)
 	if !ok {
-		return nil, nil, devices.Errorf(devices.CodeNotFound, "there is no key %q; admin, open, voice and gateway are the callers without one", name)
+		return nil, nil, devices.Errorf(devices.CodeNotFound, "unknown key %q; give the id or name of a key, or admin, open, voice or gateway", name)
 	}
 	who, _ = s.Keys().Caller(k.ID)
-	return who, k.Ended(now), nil
+	return who, s.Keys().EndedError(k, now), nil
 }

@@ -13,8 +13,7 @@ import (
 	"fleetd/internal/devices/session"
 )
 
-// Get describes one device: as the node that holds it knows it, else as the
-// database does.
+// Get returns one device: from the node that holds it, else from the database.
 func (s *Service) Get(ctx context.Context, id devices.ID) (devices.View, error) {
 	v, err := s.get(ctx, id)
 	v.Credentials = s.Credentials(id)
@@ -23,82 +22,82 @@ func (s *Service) Get(ctx context.Context, id devices.ID) (devices.View, error) 
 
 func (s *Service) get(ctx context.Context, id devices.ID) (devices.View, error) {
 	if x := s.Session(id); x != nil {
-		_ = x.AwaitRow(ctx) // without it what this node knows has to do
-		return s.marked(x.View()), nil
+		_ = x.AwaitRow(ctx) // without the row, the state in memory is used
+		return s.withPendingState(x.View()), nil
 	}
-	if s.registry.Ready() && !s.registry.Standing(id, "").Known {
-		if v, ok := s.Waiting(id); ok {
-			return s.marked(v), nil
+	if s.registry.Ready() && !s.registry.Status(id, "").Known {
+		if v, ok := s.Pending(id); ok {
+			return s.withPendingState(v), nil
 		}
-		return devices.View{}, registry.Unknown(id)
+		return devices.View{}, registry.UnknownDevice(id)
 	}
-	v, heldErr := s.heldBriefly(ctx, id)
+	v, heldErr := s.queryHolderBriefly(ctx, id)
 	if heldErr == nil {
-		return s.marked(v), nil
+		return s.withPendingState(v), nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout) // a time of its own: that of the holder may be over
+	ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout) // not the context of the query to the holder, which may have ended
 	defer cancel()
 	row, err := s.ports.Records.Find(ctx, id)
 	switch {
 	case err == nil:
 		return s.view(row), nil
 	case errors.Is(heldErr, context.DeadlineExceeded):
-		return devices.View{}, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "the node that holds the device does not answer, nor does the database; try again"}
+		return devices.View{}, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "neither the node that holds the device nor the database answers; try again"}
 	}
 	return devices.View{}, admission.OrUnknown(id, err)
 }
 
-// heldBriefly asks the node that holds the device how it is connected. Its error
-// is ErrNoHolder if there is none, and context.DeadlineExceeded if there is one
-// which takes its time.
-func (s *Service) heldBriefly(ctx context.Context, id devices.ID) (devices.View, error) {
+// queryHolderBriefly requests a device's view from the node that holds it. Its error
+// is ErrNoHolder if there is none, and context.DeadlineExceeded if the holder does not
+// answer within session.LookupTimeout.
+func (s *Service) queryHolderBriefly(ctx context.Context, id devices.ID) (devices.View, error) {
 	ctx, cancel := context.WithTimeout(ctx, session.LookupTimeout)
 	defer cancel()
-	v, err := s.held(ctx, id, devices.AskView)
+	v, err := s.queryHolder(ctx, id, devices.QueryView)
 	if err != nil && ctx.Err() != nil {
 		err = ctx.Err()
 	}
 	return v, err
 }
 
-// view is a stored row with what this node knows better.
+// view combines a stored row with the state that this node has in memory.
 func (s *Service) view(row devices.Row) devices.View {
 	if x := s.Session(row.Device.ID); x != nil {
-		return s.marked(x.View())
+		return s.withPendingState(x.View())
 	}
 	p := row.Presence
 	v := devices.View{Device: row.Device, Presence: p, State: devices.StateOffline, CatalogState: session.CatalogStateOf(p)}
-	if p.Online && s.Elsewhere(p) {
+	if p.Online && s.IsHeldElsewhere(p) {
 		v.State = devices.StateOnline
 		if p.MCP == devices.MCPReady {
 			v.CatalogState = devices.CatalogReady
 		}
-		return s.marked(v)
+		return s.withPendingState(v)
 	}
-	if p.Online { // it is not: this node held it a moment ago, or a node that is lost
+	if p.Online { // outdated: the session here has just ended, or the node is lost
 		v.Presence.OfflineSince = p.LastSeen
 	}
 	v.Presence.Online, v.Presence.Transport, v.Presence.Session = false, devices.TransportNone, ""
-	return s.marked(v)
+	return s.withPendingState(v)
 }
 
-// marked shows that a device is contested, or waits.
-func (s *Service) marked(v devices.View) devices.View {
+// withPendingState sets the state of a contested or pending device.
+func (s *Service) withPendingState(v devices.View) devices.View {
 	now := time.Now()
 	switch {
 	case s.IsContested(v.Device.ID, now):
 		v.State = devices.StateContested
-	case v.State == devices.StateOffline && s.Waits(v.Device.ID):
+	case v.State == devices.StateOffline && s.IsPending(v.Device.ID):
 		v.State = devices.StatePending
 	}
-	if waiting, ok := s.Waiting(v.Device.ID); ok {
+	if waiting, ok := s.Pending(v.Device.ID); ok {
 		v.Pending = waiting.Pending
 	}
 	return v
 }
 
-// Tools lists a device's tools: verified if it is connected and ready, else
-// what is known from before. User-only tools only if user.
+// Tools returns a device's tools: verified if it is connected and ready, else the
+// last known ones. user includes user-only tools.
 func (s *Service) Tools(ctx context.Context, id devices.ID, user bool) (devices.ToolList, error) {
 	v, err := s.Get(ctx, id)
 	if err != nil {
@@ -124,7 +123,7 @@ func (s *Service) toolsOf(ctx context.Context, v devices.View, user bool) (devic
 	return list, nil
 }
 
-// History returns which catalogs a device had, newest first.
+// History returns the catalogs that a device had, newest first.
 func (s *Service) History(ctx context.Context, id devices.ID, epoch devices.Epoch, seq int64, limit int) ([]devices.HistoryEntry, error) {
 	entries, err := s.ports.Catalogs.History(ctx, id, epoch, seq, limit)
 	if err != nil {

@@ -26,15 +26,15 @@ const guardedTools = `[{"name":"self.get_device_status","inputSchema":{"type":"o
 {"name":"self.reboot","inputSchema":{"type":"object","properties":{}},"annotations":{"audience":["user"]}},
 {"name":"self.screen.preview_image","inputSchema":{"type":"object","properties":{"url":{"type":"string"}},"required":["url"]}}]`
 
-// someone is a caller with these rights.
-func someone(t *testing.T, via access.Via, scopes, selector string, tools ...string) access.By {
+// principalWith returns a principal with these rights.
+func principalWith(t *testing.T, via access.Via, scopes, selector string, tools ...string) access.Principal {
 	t.Helper()
 	s, d := devicetest.Rights(t, scopes, selector)
-	return access.By{Who: access.NewCaller("k"+selector, "some key", s, d, tools), Via: via, From: "192.0.2.7:1"}
+	return access.Principal{Caller: access.NewCaller("k"+selector, "some key", s, d, tools), Via: via, From: "192.0.2.7:1"}
 }
 
-// guarded is a device with guardedTools and the label room=lab, and what it was
-// asked for.
+// guarded runs a test with a device that has guardedTools and the label room=lab, and
+// counts its calls.
 func guarded(t *testing.T, test func(t *testing.T, p *devicetest.Ports, s *fleet.Service, asked *atomic.Int32, conn *pipe)) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		var asked atomic.Int32
@@ -54,48 +54,48 @@ func guarded(t *testing.T, test func(t *testing.T, p *devicetest.Ports, s *fleet
 	})
 }
 
-func callBy(t *testing.T, s *fleet.Service, by access.By, tool, args, confirmation string) (devices.ToolResult, *devices.Error) {
+func callBy(t *testing.T, s *fleet.Service, principal access.Principal, tool, args, confirmation string) (devices.ToolResult, *devices.Error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	r, err := s.CallTool(ctx, devices.ToolCall{By: by, Device: id, Tool: tool, Arguments: json.RawMessage(args), Confirmation: confirmation})
+	r, err := s.CallTool(ctx, devices.ToolCall{Principal: principal, Device: id, Tool: tool, Arguments: json.RawMessage(args), Confirmation: confirmation})
 	if err != nil {
 		return r, devices.AsError(err)
 	}
 	return r, nil
 }
 
-func TestGuardRefusesTheSameOnEveryWay(t *testing.T) {
+func TestGuardRefusesAlikeOverEveryInterface(t *testing.T) {
 	guarded(t, func(t *testing.T, p *devicetest.Ports, s *fleet.Service, asked *atomic.Int32, _ *pipe) {
 		for _, c := range []struct {
-			by         access.By
+			principal  access.Principal
 			tool, args string
 			code       devices.Code
 			rule       string
 		}{
-			{access.By{}, "self.get_device_status", `{}`, devices.CodeForbidden, access.RuleCaller},
-			{someone(t, access.ViaREST, "devices:read", ""), "self.get_device_status", `{}`, devices.CodeForbidden, access.RuleScope},
-			{someone(t, access.ViaREST, "tools:call", "room=attic"), "self.get_device_status", `{}`, devices.CodeForbidden, access.RuleDevices},
-			{someone(t, access.ViaREST, "tools:call", "room=lab", "*get_*"), "self.lamp.set", `{"on":true}`, devices.CodeToolDenied, access.RuleTools},
-			{someone(t, access.ViaREST, "tools:call", ""), "self.reboot", `{}`, devices.CodeToolDenied, access.RuleUserOnly},
+			{access.Principal{}, "self.get_device_status", `{}`, devices.CodeForbidden, access.RuleCaller},
+			{principalWith(t, access.ViaREST, "devices:read", ""), "self.get_device_status", `{}`, devices.CodeForbidden, access.RuleScope},
+			{principalWith(t, access.ViaREST, "tools:call", "room=attic"), "self.get_device_status", `{}`, devices.CodeForbidden, access.RuleDevices},
+			{principalWith(t, access.ViaREST, "tools:call", "room=lab", "*get_*"), "self.lamp.set", `{"on":true}`, devices.CodeToolDenied, access.RuleTools},
+			{principalWith(t, access.ViaREST, "tools:call", ""), "self.reboot", `{}`, devices.CodeToolDenied, access.RuleUserOnly},
 			{devicetest.Admin, "self.screen.preview_image", `{"url":"http://192.0.2.1/a.jpg"}`, devices.CodeToolDenied, access.RuleURL},
-			{someone(t, access.ViaMCP, "tools:call:user", ""), "self.reboot", `{}`, devices.CodeConfirmation, access.RuleConfirm},
+			{principalWith(t, access.ViaMCP, "tools:call:user", ""), "self.reboot", `{}`, devices.CodeConfirmation, access.RuleConfirm},
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			before := len(p.Audited)
-			_, direct := s.CallTool(ctx, devices.ToolCall{By: c.by, Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args)})
-			_, raw := s.CallRPC(ctx, devices.RPCCall{By: c.by, Device: id, Method: "tools/call", Params: fmt.Appendf(nil, `{"name":%q,"arguments":%s}`, c.tool, c.args)})
-			_, here := s.CallTool(ctx, devices.ToolCall{Origin: devices.OriginHolder, By: c.by, Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args)})
+			_, direct := s.CallTool(ctx, devices.ToolCall{Principal: c.principal, Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args)})
+			_, raw := s.CallRPC(ctx, devices.RPCCall{Principal: c.principal, Device: id, Method: "tools/call", Params: fmt.Appendf(nil, `{"name":%q,"arguments":%s}`, c.tool, c.args)})
+			_, here := s.CallTool(ctx, devices.ToolCall{Origin: devices.OriginHolder, Principal: c.principal, Device: id, Tool: c.tool, Arguments: json.RawMessage(c.args)})
 			cancel()
 			for way, err := range map[string]error{"call": direct, "raw": raw, "here": here} {
 				// security: K3 K10
 				if e := devices.AsError(err); e.Code != c.code || e.Rule != c.rule || e.Detail == "" {
-					t.Errorf("%s by %s of %s: %+v", way, c.by.Name(), c.tool, e)
+					t.Errorf("%s by %s of %s: %+v", way, c.principal.Name(), c.tool, e)
 				}
 			}
 			for _, e := range p.Audited[before:] {
 				// security: K15
-				if e.Kind != audit.KindCall || e.Action != c.tool || e.Device != string(id) || e.Outcome != string(c.code) || e.Rule != c.rule || e.From != c.by.From || e.Key != c.by.Key() || e.Digest == (audit.Hash{}) || e.Arguments != nil {
+				if e.Kind != audit.KindCall || e.Action != c.tool || e.Device != string(id) || e.Outcome != string(c.code) || e.Rule != c.rule || e.From != c.principal.From || e.Key != c.principal.Key() || e.Digest == (audit.Hash{}) || e.Arguments != nil {
 					t.Errorf("recorded: %+v", e)
 				}
 			}
@@ -106,37 +106,37 @@ func TestGuardRefusesTheSameOnEveryWay(t *testing.T) {
 		}
 		// security: K3
 		if n := asked.Load(); n != 0 {
-			t.Errorf("the device was asked %d times", n)
+			t.Errorf("the device received %d calls", n)
 		}
 		// security: K3
-		if _, err := callBy(t, s, someone(t, access.ViaREST, "tools:call", "room=lab", "*get_*"), "self.get_device_status", `{}`, ""); err != nil || asked.Load() != 1 {
-			t.Errorf("what the key is for: %v", err)
+		if _, err := callBy(t, s, principalWith(t, access.ViaREST, "tools:call", "room=lab", "*get_*"), "self.get_device_status", `{}`, ""); err != nil || asked.Load() != 1 {
+			t.Errorf("a call that the key allows: %v", err)
 		}
 		// security: K15
 		if e := p.Audited[len(p.Audited)-1]; e.Kind != audit.KindCall || e.Action != "self.get_device_status" || e.Outcome != "ok" || e.Digest == (audit.Hash{}) || e.Arguments != nil {
-			t.Errorf("a call that was made is recorded as %+v", e)
+			t.Errorf("a successful call is recorded as %+v", e)
 		}
 	})
 }
 
-// A key for some devices learns nothing of which others there are.
+// A limited key does not learn which other devices exist.
 func TestLimitedKeyLearnsNothing(t *testing.T) {
 	guarded(t, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service, _ *atomic.Int32, _ *pipe) {
-		by := someone(t, access.ViaREST, "tools:call", "room=attic")
-		var said []string
+		principal := principalWith(t, access.ViaREST, "tools:call", "room=attic")
+		var errs []string
 		for _, other := range []devices.ID{id, "02:00:00:00:00:99"} {
-			_, err := s.CallTool(t.Context(), devices.ToolCall{By: by, Device: other, Tool: "self.get_device_status"})
-			said = append(said, devices.AsError(err).Error())
+			_, err := s.CallTool(t.Context(), devices.ToolCall{Principal: principal, Device: other, Tool: "self.get_device_status"})
+			errs = append(errs, devices.AsError(err).Error())
 		}
 		// security: K8
-		if said[0] != said[1] || !strings.HasPrefix(said[0], "forbidden") {
-			t.Errorf("%q", said)
+		if errs[0] != errs[1] || !strings.HasPrefix(errs[0], "forbidden") {
+			t.Errorf("%q", errs)
 		}
 	})
 }
 
-// Labels that cannot be read are not those of a device without labels: a key that
-// depends on them opens nothing, whatever its terms say, until they are read.
+// Labels that cannot be read do not count as missing: a key that depends on them gives
+// no access, whatever its selector, until they are read.
 func TestUnknownLabelsOpenNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ports, dir := devicetest.New(), t.TempDir()
@@ -150,19 +150,19 @@ func TestUnknownLabelsOpenNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		may := func(selected string) *devices.Error {
-			by := someone(t, access.ViaREST, "tools:call", selected)
+			principal := principalWith(t, access.ViaREST, "tools:call", selected)
 			begun := time.Now()
-			err := s.Permit(t.Context(), by, access.ScopeCall, id)
+			err := s.Permit(t.Context(), principal, access.ScopeCall, id)
 			if took := time.Since(begun); took > registry.RowLimit {
-				t.Errorf("%s: judged after %v", selected, took)
+				t.Errorf("%s: decided after %v", selected, took)
 			}
 			begun = time.Now()
-			if now := s.PermitNow(by, access.ScopeCall, id); (now == nil) != (err == nil) || time.Since(begun) > 0 {
+			if now := s.PermitNow(principal, access.ScopeCall, id); (now == nil) != (err == nil) || time.Since(begun) > 0 {
 				t.Errorf("%s: %v, and without waiting %v after %v", selected, err, now, time.Since(begun))
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			_, asked := s.CallRPC(ctx, devices.RPCCall{Origin: devices.OriginNode, By: by, Device: id, Method: "ping"}) // as for another node, which let the caller in
+			_, asked := s.CallRPC(ctx, devices.RPCCall{Origin: devices.OriginNode, Principal: principal, Device: id, Method: "ping"}) // as a request of another node, which permitted the caller
 			if err == nil {
 				return nil
 			}
@@ -179,7 +179,7 @@ func TestUnknownLabelsOpenNothing(t *testing.T) {
 			}
 		}
 		ports.SetAway(false)
-		time.Sleep(5 * time.Second) // the row is asked for again
+		time.Sleep(5 * time.Second) // the row is requested again
 		for selected, want := range map[string]bool{"room=lab": true, "room!=lab": false, "room!=attic": true, "!room": false, "!floor": true, "": true} {
 			if no := may(selected); (no == nil) != want || no != nil && no.Code != devices.CodeForbidden {
 				t.Errorf("%s: %v when the labels are read", selected, no)
@@ -190,23 +190,23 @@ func TestUnknownLabelsOpenNothing(t *testing.T) {
 
 func TestRawMethodsAndMessagesHaveScopes(t *testing.T) {
 	guarded(t, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service, _ *atomic.Int32, conn *pipe) {
-		model, some, person := someone(t, access.ViaRaw, "tools:call", ""), someone(t, access.ViaRaw, "tools:call:user", "", "*get_*"), someone(t, access.ViaRaw, "tools:call:user", "")
+		model, some, person := principalWith(t, access.ViaRaw, "tools:call", ""), principalWith(t, access.ViaRaw, "tools:call:user", "", "*get_*"), principalWith(t, access.ViaRaw, "tools:call:user", "")
 		for _, c := range []struct {
-			by     access.By
-			method string
-			ok     bool
-		}{{model, "ping", true}, {model, "custom/flash", false}, {some, "custom/flash", false}, {person, "custom/flash", true}, {person, "tools/call\x00", false}, {person, "initialize\x00", false}, {person, "initialize", false}, {someone(t, access.ViaRaw, "audio", ""), "ping", false}} {
-			_, err := s.CallRPC(t.Context(), devices.RPCCall{By: c.by, Device: id, Method: c.method})
+			principal access.Principal
+			method    string
+			ok        bool
+		}{{model, "ping", true}, {model, "custom/flash", false}, {some, "custom/flash", false}, {person, "custom/flash", true}, {person, "tools/call\x00", false}, {person, "initialize\x00", false}, {person, "initialize", false}, {principalWith(t, access.ViaRaw, "audio", ""), "ping", false}} {
+			_, err := s.CallRPC(t.Context(), devices.RPCCall{Principal: c.principal, Device: id, Method: c.method})
 			// security: K3 K4 K5
 			if refused := errors.Is(err, &devices.Error{Code: devices.CodeForbidden}) || errors.Is(err, &devices.Error{Code: devices.CodeBadRequest}); refused == c.ok {
-				t.Errorf("%s by %v: %v", c.method, c.by.Who.Scopes.Names(), err)
+				t.Errorf("%s by %v: %v", c.method, c.principal.Caller.Scopes.Names(), err)
 			}
 		}
-		voice := access.By{Who: access.Voice, Via: access.ViaVoice}
+		voice := access.Principal{Caller: access.Voice, Via: access.ViaVoice}
 		for _, c := range []struct {
-			by   access.By
-			body string
-			ok   bool
+			principal access.Principal
+			body      string
+			ok        bool
 		}{
 			{model, `{"type":"alert","status":"a","message":"b","emotion":"c"}`, true},
 			{model, `{"type":"system","command":"reboot"}`, false},
@@ -214,17 +214,17 @@ func TestRawMethodsAndMessagesHaveScopes(t *testing.T) {
 			{voice, `{"type":"llm","emotion":"happy"}`, true},
 			{voice, `{"type":"system","command":"reboot"}`, false},
 			{person, `{"type":"system","command":"reboot"}`, true},
-			{person, `{"type":"system","TYPE":"alert","command":"reboot"}`, false}, // whatever the device makes of it
-			{model, `{"type":"system\u0000","command":"reboot"}`, false},           // the device's reader stops there
+			{person, `{"type":"system","TYPE":"alert","command":"reboot"}`, false}, // whatever the device's reader makes of it
+			{model, `{"type":"system\u0000","command":"reboot"}`, false},           // the device's reader stops at the NUL
 			{voice, `{"type":"mcp\u0000","payload":{}}`, false},
 			{person, `{"type":"","x":1}`, false},
-			{model, `{"type":"iot","commands":[]}`, false}, // tools by another name, before MCP
+			{model, `{"type":"iot","commands":[]}`, false}, // tool calls before MCP
 			{some, `{"type":"alert","status":"a","message":"b","emotion":"c"}`, false},
 		} {
-			err := s.SendMessage(t.Context(), devices.Message{By: c.by, Device: id, Body: json.RawMessage(c.body)})
+			err := s.SendMessage(t.Context(), devices.Message{Principal: c.principal, Device: id, Body: json.RawMessage(c.body)})
 			// security: K3 K4 K5
 			if (err == nil) != c.ok {
-				t.Errorf("%s by %v: %v", c.body, c.by.Who.Scopes.Names(), err)
+				t.Errorf("%s by %v: %v", c.body, c.principal.Caller.Scopes.Names(), err)
 			}
 		}
 		synctest.Wait()
@@ -235,45 +235,45 @@ func TestRawMethodsAndMessagesHaveScopes(t *testing.T) {
 	})
 }
 
-// The device ends a name where ours goes on.
+// The device ends a name at a NUL.
 func TestToolNamesAreText(t *testing.T) {
 	guarded(t, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service, asked *atomic.Int32, _ *pipe) {
-		getters := someone(t, access.ViaREST, "tools:call:user", "", "*get_*")
+		getters := principalWith(t, access.ViaREST, "tools:call:user", "", "*get_*")
 		for _, name := range []string{"self.reboot\x00get_", "self.reboot\x01get_", "self.get_\xff", "", strings.Repeat("get_", 100)} {
-			for _, by := range []access.By{getters, devicetest.Admin} {
+			for _, principal := range []access.Principal{getters, devicetest.Admin} {
 				// security: K4
-				if _, err := callBy(t, s, by, name, `{}`, ""); err == nil || err.Code != devices.CodeBadRequest {
+				if _, err := callBy(t, s, principal, name, `{}`, ""); err == nil || err.Code != devices.CodeBadRequest {
 					t.Errorf("%q: %v", name, err)
 				}
 			}
 		}
 		// security: K4
 		if asked.Load() != 0 {
-			t.Error("the device was asked")
+			t.Error("the device received a call")
 		}
 	})
 }
 
-// What waits for its turn is judged again when that comes.
+// A call that waited for its turn is checked again.
 func TestKeyEndsWhileItsCallWaits(t *testing.T) {
 	guarded(t, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service, asked *atomic.Int32, conn *pipe) {
 		scopes, _ := access.ParseScopes([]string{"tools:call"})
-		k, _, err := s.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: "short", Scopes: scopes})
+		k, _, err := s.CreateKey(t.Context(), devicetest.Admin, fleet.NewKeyParams{Name: "short", Scopes: scopes})
 		if err != nil {
 			t.Fatal(err)
 		}
 		who, _ := s.Keys().Caller(k.ID)
 		conn.script.Call = func(tool string, _ json.RawMessage) string { asked.Add(1); return "" }
 		var both sync.WaitGroup
-		both.Go(func() { _, _ = callBy(t, s, devicetest.Admin, "self.lamp.set", `{"on":true}`, "") }) // holds the device for 10 s
+		both.Go(func() { _, _ = callBy(t, s, devicetest.Admin, "self.lamp.set", `{"on":true}`, "") }) // occupies the device for 10 s
 		synctest.Wait()
 		both.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			_, err := s.CallTool(ctx, devices.ToolCall{By: access.By{Who: who, Via: access.ViaREST}, Device: id, Tool: "self.lamp.set", Arguments: json.RawMessage(`{"on":false}`)})
+			_, err := s.CallTool(ctx, devices.ToolCall{Principal: access.Principal{Caller: who, Via: access.ViaREST}, Device: id, Tool: "self.lamp.set", Arguments: json.RawMessage(`{"on":false}`)})
 			// security: K11
 			if devices.AsError(err).Code != devices.CodeUnauthorized {
-				t.Errorf("its turn came: %v", err)
+				t.Errorf("the call had its turn: %v", err)
 			}
 		})
 		synctest.Wait()
@@ -283,94 +283,94 @@ func TestKeyEndsWhileItsCallWaits(t *testing.T) {
 		both.Wait()
 		// security: K11
 		if asked.Load() != 1 {
-			t.Errorf("the device was asked %d times", asked.Load())
+			t.Errorf("the device received %d calls", asked.Load())
 		}
 	})
 }
 
 func TestConfirmation(t *testing.T) {
 	guarded(t, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service, asked *atomic.Int32, conn *pipe) {
-		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "ask", Tools: []string{"self.lamp.*", "self.screen.*"}, Action: access.Confirm}},
+		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "confirm", Tools: []string{"self.lamp.*", "self.screen.*"}, Action: access.Confirm}},
 			URLs: []access.URLRule{{Tools: []string{"*"}, Prefixes: []string{"http://192.0.2.1"}}}})
-		by, other := someone(t, access.ViaREST, "tools:call", "room=lab"), someone(t, access.ViaREST, "tools:call", "")
+		principal, other := principalWith(t, access.ViaREST, "tools:call", "room=lab"), principalWith(t, access.ViaREST, "tools:call", "")
 		const on, off = `{"on":true}`, `{"on":false}`
-		refusalOf := func(by access.By, tool, args, confirmation string) string {
+		refusalOf := func(principal access.Principal, tool, args, confirmation string) string {
 			t.Helper()
 			before := asked.Load()
-			_, err := callBy(t, s, by, tool, args, confirmation)
-			if err == nil || err.Code != devices.CodeConfirmation || err.Confirmation == "" || err.Rule != "policy:ask" || asked.Load() != before {
+			_, err := callBy(t, s, principal, tool, args, confirmation)
+			if err == nil || err.Code != devices.CodeConfirmation || err.Confirmation == "" || err.Rule != "policy:confirm" || asked.Load() != before {
 				t.Fatalf("%+v", err)
 			}
 			return err.Confirmation
 		}
-		refusal := func(by access.By, args, confirmation string) string {
+		refusal := func(principal access.Principal, args, confirmation string) string {
 			t.Helper()
-			return refusalOf(by, "self.lamp.set", args, confirmation)
+			return refusalOf(principal, "self.lamp.set", args, confirmation)
 		}
-		token := refusal(by, on, "")
+		token := refusal(principal, on, "")
 		// security: K12
 		refusal(other, on, token)
 		// security: K12
-		refusal(by, off, token)
+		refusal(principal, off, token)
 		// security: K12
-		refusal(by, on, token+"x")
-		person := someone(t, access.ViaREST, "tools:call:user", "device="+string(id)) // for tools for people
-		const both = `{"on":true,"url":"http://192.0.2.1/a.jpg"}`                     // what either tool takes
+		refusal(principal, on, token+"x")
+		person := principalWith(t, access.ViaREST, "tools:call:user", "device="+string(id)) // may call user-only tools
+		const both = `{"on":true,"url":"http://192.0.2.1/a.jpg"}`                           // valid for both tools
 		// security: K12
 		refusalOf(person, "self.lamp.set", both, refusalOf(person, "self.screen.preview_image", both, ""))
-		if _, err := callBy(t, s, by, "self.lamp.set", on, token); err != nil || asked.Load() != 1 {
+		if _, err := callBy(t, s, principal, "self.lamp.set", on, token); err != nil || asked.Load() != 1 {
 			t.Fatalf("confirmed: %v", err)
 		}
 		// security: K12
-		refusal(by, on, token) // it was good once
-		token = refusal(by, on, "")
+		refusal(principal, on, token) // it is valid once
+		token = refusal(principal, on, "")
 		before := asked.Load()
 		no := dispatch.Declined(token)
 		if _, err := callBy(t, s, other, "self.lamp.set", on, no); err == nil || err.Code != devices.CodeConfirmation {
-			t.Errorf("another says no: %v", err)
+			t.Errorf("another caller declines: %v", err)
 		}
-		if _, err := callBy(t, s, by, "self.lamp.set", on, token); err != nil || asked.Load() != before+1 {
-			t.Errorf("what another declined: %v", err)
+		if _, err := callBy(t, s, principal, "self.lamp.set", on, token); err != nil || asked.Load() != before+1 {
+			t.Errorf("after another caller declined: %v", err)
 		}
-		token = refusal(by, on, "")
-		if _, err := callBy(t, s, by, "self.lamp.set", on, dispatch.Declined(token)); err == nil || err.Code != devices.CodeConfirmation || err.Confirmation != "" || err.Rule != access.RuleDeclined {
+		token = refusal(principal, on, "")
+		if _, err := callBy(t, s, principal, "self.lamp.set", on, dispatch.Declined(token)); err == nil || err.Code != devices.CodeConfirmation || err.Confirmation != "" || err.Rule != access.RuleDeclined {
 			t.Errorf("declined: %+v", err)
 		}
-		refusal(by, on, token) // a no is a no
+		refusal(principal, on, token) // a declined confirmation stays declined
 		devicetest.SetPolicy(t, s, access.Policy{})
-		if _, err := callBy(t, s, by, "self.lamp.set", on, dispatch.Declined("x")); err == nil || asked.Load() != before+1 {
-			t.Errorf("declined where nobody needs to ask any more: %v", err)
+		if _, err := callBy(t, s, principal, "self.lamp.set", on, dispatch.Declined("x")); err == nil || asked.Load() != before+1 {
+			t.Errorf("declined a call that needs no confirmation any more: %v", err)
 		}
-		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "ask", Tools: []string{"self.lamp.*"}, Action: access.Confirm}}})
-		token = refusal(by, on, "")
-		time.Sleep(dispatch.ConfirmationLife + time.Second)
+		devicetest.SetPolicy(t, s, access.Policy{Rules: []access.Rule{{Name: "confirm", Tools: []string{"self.lamp.*"}, Action: access.Confirm}}})
+		token = refusal(principal, on, "")
+		time.Sleep(dispatch.ConfirmationLifetime + time.Second)
 		// security: K12
-		refusal(by, on, token)
-		token = refusal(by, on, "")
-		for range 100 { // somebody else's wishes take nobody's place
+		refusal(principal, on, token)
+		token = refusal(principal, on, "")
+		for range 100 { // another caller's calls do not use up this caller's places
 			refusal(other, on, "")
 		}
-		if _, err := callBy(t, s, by, "self.lamp.set", on, token); err != nil {
-			t.Errorf("beside another's wishes: %v", err)
+		if _, err := callBy(t, s, principal, "self.lamp.set", on, token); err != nil {
+			t.Errorf("beside another caller's calls: %v", err)
 		}
-		token = refusal(by, on, "")
-		for range 4 { // one's own do
-			refusal(by, off, "")
+		token = refusal(principal, on, "")
+		for range 4 { // the caller's own calls do
+			refusal(principal, off, "")
 		}
-		refusal(by, on, token)
-		token = refusal(by, on, "")
+		refusal(principal, on, token)
+		token = refusal(principal, on, "")
 		connect(t, s, "c1", conn.script)
 		ready(t, s)
 		// security: K12
-		refusal(by, on, token) // another connection is another moment
-		// Denied or not there: nothing to confirm.
-		if _, err := callBy(t, s, by, "self.lamp.unknown", on, ""); err == nil || err.Code == devices.CodeInternal {
+		refusal(principal, on, token) // a new connection needs a new confirmation
+		// A denied or unknown tool needs no confirmation.
+		if _, err := callBy(t, s, principal, "self.lamp.unknown", on, ""); err == nil || err.Code == devices.CodeInternal {
 			t.Errorf("%v", err)
 		}
 	})
 }
 
-// Ten who ask for the same cost the device one call.
+// Ten concurrent reads cause one call to the device.
 func TestReadersAreShared(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		var asked atomic.Int32
@@ -405,15 +405,15 @@ func TestReadersAreShared(t *testing.T) {
 			return answers
 		}
 		if got := together(10, "self.get_device_status", `{}`); len(got) != 1 || asked.Load() != 1 || s.Stats().SharedCalls.Load() != 9 {
-			t.Errorf("%v, the device was asked %d times", got, asked.Load())
+			t.Errorf("%v, the device received %d calls", got, asked.Load())
 		}
 		together(2, "self.get_device_status", `{}`)
 		if asked.Load() != 2 {
-			t.Errorf("without a time to live the device was asked %d times", asked.Load())
+			t.Errorf("without a time to live the device received %d calls", asked.Load())
 		}
 		together(3, "self.lamp.set", `{"on":true}`)
 		if asked.Load() != 5 {
-			t.Errorf("a tool that acts was shared: %d", asked.Load())
+			t.Errorf("a call that is not a read was shared: %d", asked.Load())
 		}
 		devicetest.SetPolicy(t, s, access.Policy{Reads: []access.Read{{Tools: []string{"self.get_*"}, TTL: "5s"}}})
 		together(2, "self.get_device_status", `{}`)
@@ -423,30 +423,30 @@ func TestReadersAreShared(t *testing.T) {
 		}
 		together(1, "self.lamp.set", `{"on":true}`)
 		if got := together(2, "self.get_device_status", `{}`); asked.Load() != 8 || len(got) != 1 {
-			t.Errorf("after a call that acts: %v, asked %d times", got, asked.Load())
+			t.Errorf("after a call that is not a read: %v, %d calls", got, asked.Load())
 		}
 		time.Sleep(6 * time.Second)
 		fails.Store(true)
 		together(2, "self.get_device_status", `{}`)
 		together(1, "self.get_device_status", `{}`)
 		if asked.Load() != 10 {
-			t.Errorf("a failure was kept: %d", asked.Load())
+			t.Errorf("a failure was reused: %d", asked.Load())
 		}
-		// Who gives up takes nobody along.
+		// A caller that gives up does not end the call for others.
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		fails.Store(false)
 		dumb.Store(true)
 		var patient sync.WaitGroup
 		patient.Go(func() {
-			if _, err := s.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "self.get_device_status", Arguments: json.RawMessage(`{}`)}); err == nil {
-				t.Error("the impatient one got an answer")
+			if _, err := s.CallTool(ctx, devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "self.get_device_status", Arguments: json.RawMessage(`{}`)}); err == nil {
+				t.Error("the caller that gave up got an answer")
 			}
 		})
 		synctest.Wait()
 		patient.Go(func() {
 			if _, err := callBy(t, s, devicetest.Admin, "self.get_device_status", `{}`, ""); err != nil {
-				t.Errorf("the patient one: %v", err)
+				t.Errorf("the other caller: %v", err)
 			}
 		})
 		patient.Wait()

@@ -8,39 +8,39 @@ import (
 	"fleetd/internal/devices/registry"
 )
 
-// MaxImport is how many rows Import takes at once.
+// MaxImport is how many rows one Import accepts.
 const MaxImport = 1000
 
-// ImportRow is what an import writes on one device; nil leaves a field alone.
+// ImportRow is what an import writes to one device; nil fields stay as they are.
 type ImportRow struct {
 	Device   devices.ID
-	ClientID *string // empty: none is admitted, and the first that comes will be
+	ClientID *string // empty: no client is admitted yet; the first one will be
 	Name     *string
 	Prefer   *devices.Transport
 	Serial   *string
-	Labels   map[string]*string // to set; nil removes one
+	Labels   map[string]*string // to set; nil removes a label
 }
 
-// Imported is what became of a row.
-type Imported struct {
-	Err     error // why it was refused; nothing is changed then
+// ImportResult is the outcome of one row.
+type ImportResult struct {
+	Err     error // why the row was refused; then nothing changed
 	Created bool
-	Changed bool // and not created
-	// FirstClient says that the device is a member without a client: the first that
-	// comes is admitted.
+	Changed bool // an existing device changed
+	// FirstClient reports that the device is a member without a client: the first that
+	// connects is admitted.
 	FirstClient bool
 }
 
-// CheckImport tells what Import would make of rows, and changes nothing. created is
-// how many devices earlier rows of the file would make. With an error nothing is
-// known.
-func (s *Service) CheckImport(ctx context.Context, by access.By, rows []ImportRow, replace bool, created int64) ([]Imported, error) {
-	if err := s.registry.Judge(); err != nil {
+// CheckImport returns the results that Import would have, without changing anything.
+// created is how many devices earlier rows of the file create. With an error there are
+// no results.
+func (s *Service) CheckImport(ctx context.Context, principal access.Principal, rows []ImportRow, replace bool, created int64) ([]ImportResult, error) {
+	if err := s.registry.CheckReady(); err != nil {
 		return nil, err
 	}
 	var known []devices.ID
 	for _, row := range rows {
-		if s.registry.Standing(row.Device, "").Known {
+		if s.registry.Status(row.Device, "").Known {
 			known = append(known, row.Device)
 		}
 	}
@@ -54,9 +54,9 @@ func (s *Service) CheckImport(ctx context.Context, by access.By, rows []ImportRo
 			members[row.Device.ID] = row.Device.Member()
 		}
 	}
-	out := make([]Imported, len(rows))
+	out := make([]ImportResult, len(rows))
 	rotation := s.registry.Rotation()
-	for i, d := range s.importDecisions(by, rows, replace, created) {
+	for i, d := range s.importDecisions(principal, rows, replace, created) {
 		before, ok := members[d.Device]
 		if !ok {
 			before = devices.Member{ID: d.Device}
@@ -71,25 +71,24 @@ func (s *Service) CheckImport(ctx context.Context, by access.By, rows []ImportRo
 	return out, nil
 }
 
-// Import writes rows, at most MaxImport, each of another device, in one
-// transaction. A device that is not known becomes a member. replace lets a row
-// replace the client of a member, and admit a device that was revoked. committed is
-// called when the rows are in the database and come into force here: the next may
-// be imported. With an error it is not known whether anything was written.
-func (s *Service) Import(ctx context.Context, by access.By, rows []ImportRow, replace bool, committed func()) ([]Imported, error) {
-	if err := s.registry.Judge(); err != nil {
+// Import writes at most MaxImport rows, each of another device, in one transaction. An
+// unknown device becomes a member. replace allows a row to replace the client of a
+// member, and to admit a revoked device. committed is called after the commit: the
+// caller may import the next rows. With an error, rows may have been written or not.
+func (s *Service) Import(ctx context.Context, principal access.Principal, rows []ImportRow, replace bool, committed func()) ([]ImportResult, error) {
+	if err := s.registry.CheckReady(); err != nil {
 		return nil, err
 	}
-	// Those before may be no members here yet, and the next have to know of these if
-	// the fleet is about to be full.
+	// Near the limit the members that earlier rows created must be counted here before
+	// the next rows are checked.
 	if s.registry.Limit()-s.registry.Members() < 3*MaxImport {
 		committed = nil
 	}
-	outcomes, err := s.registry.DecideMany(ctx, s.importDecisions(by, rows, replace, 0), committed)
+	outcomes, err := s.registry.DecideMany(ctx, s.importDecisions(principal, rows, replace, 0), committed)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Imported, len(outcomes))
+	out := make([]ImportResult, len(outcomes))
 	for i := range outcomes {
 		o := &outcomes[i]
 		if out[i].Err = o.Err; o.Err == nil {
@@ -99,56 +98,56 @@ func (s *Service) Import(ctx context.Context, by access.By, rows []ImportRow, re
 	return out, nil
 }
 
-func imported(before, after *devices.Member, changed bool) Imported {
+func imported(before, after *devices.Member, changed bool) ImportResult {
 	created := !before.Known() && after.Known()
-	return Imported{Created: created, Changed: changed && !created, FirstClient: after.Admission == devices.AdmissionMember && after.ClientID == ""}
+	return ImportResult{Created: created, Changed: changed && !created, FirstClient: after.Admission == devices.AdmissionMember && after.ClientID == ""}
 }
 
-func (s *Service) importDecisions(by access.By, rows []ImportRow, replace bool, created int64) []devices.Decision {
+func (s *Service) importDecisions(principal access.Principal, rows []ImportRow, replace bool, created int64) []devices.Decision {
 	room := max(0, s.registry.Limit()-s.registry.Members()-int(created))
 	list := make([]devices.Decision, len(rows))
 	for i := range rows {
 		row := &rows[i]
-		is := s.registry.Standing(row.Device, "")
-		full := !is.Known && room == 0
-		if !is.Known && room > 0 {
+		status := s.registry.Status(row.Device, "")
+		full := !status.Known && room == 0
+		if !status.Known && room > 0 {
 			room--
 		}
-		list[i] = devices.Decision{Device: row.Device, Who: by.Key(), Import: true}
+		list[i] = devices.Decision{Device: row.Device, Who: principal.Key(), Import: true}
 		decide := func(m *devices.Member, rotation devices.Rotation) error {
 			switch {
 			case full && !m.Known():
-				return &devices.Error{Code: devices.CodeUnavailable, Part: "members", Detail: "the fleet has as many devices as --members-limit allows"}
-			case is.Revoked && m.Known() && m.Admission != devices.AdmissionRevoked:
-				return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "a revocation of the device is not recorded yet; import it again when it is"}
+				return &devices.Error{Code: devices.CodeUnavailable, Part: "members", Detail: "the fleet has reached --members-limit; forget devices or raise the limit"}
+			case status.Revoked && m.Known() && m.Admission != devices.AdmissionRevoked:
+				return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "a revocation of the device is not written to the database yet; import the device again later"}
 			}
-			return row.decide(m, by, rotation, replace)
+			return row.decide(m, principal, rotation, replace)
 		}
 		if replace {
 			list[i].DecideWith = decide
-		} else { // no credentials end, so that the rotation does not matter
+		} else { // no credentials end, so the rotation has no effect
 			list[i].Decide = func(m *devices.Member) error { return decide(m, devices.Rotation{}) }
 		}
 	}
 	return list
 }
 
-// decide makes the member what the row says.
-func (row *ImportRow) decide(m *devices.Member, by access.By, rotation devices.Rotation, replace bool) error {
-	if err := row.permitted(m, by); err != nil {
+// decide applies the row to the member.
+func (row *ImportRow) decide(m *devices.Member, principal access.Principal, rotation devices.Rotation, replace bool) error {
+	if err := row.checkPermission(m, principal); err != nil {
 		return err
 	}
 	replaced := m.ClientID != "" && row.ClientID != nil && *row.ClientID != m.ClientID
 	revoked := m.Admission == devices.AdmissionRevoked
 	switch {
 	case replace && (replaced || revoked):
-		registry.Raise(m, rotation, "imported")
+		registry.RaiseGeneration(m, rotation, "imported")
 	case revoked:
-		return devices.Errorf(devices.CodeForbidden, "the device was revoked; approve it, or import with replace_client to admit it again")
+		return devices.Errorf(devices.CodeForbidden, "the device was revoked; approve it, or import it with replace_client to admit it again")
 	case replaced:
-		return devices.Errorf(devices.CodeForbidden, "another client is admitted under the id; import with replace_client to replace it")
+		return devices.Errorf(devices.CodeForbidden, "the device has another admitted client; import it with replace_client to replace that client")
 	}
-	m.Admission, m.Joined = devices.AdmissionMember, devices.TransportNone
+	m.Admission, m.JoinTransport = devices.AdmissionMember, devices.TransportNone
 	if row.ClientID != nil {
 		m.ClientID = *row.ClientID
 	}
@@ -159,14 +158,14 @@ func (row *ImportRow) decide(m *devices.Member, by access.By, rotation devices.R
 	return edit.apply(m)
 }
 
-// permitted tells why the caller may not write the row. A key for devices by label
-// creates none: it would choose the label itself.
-func (row *ImportRow) permitted(m *devices.Member, by access.By) error {
+// checkPermission returns an error if the caller may not write the row. A key that is
+// limited by labels creates no devices, since it would choose the labels itself.
+func (row *ImportRow) checkPermission(m *devices.Member, principal access.Principal) error {
 	switch {
-	case !m.Known() && by.Who.NeedsLabels():
-		return devices.Errorf(devices.CodeForbidden, "the device is not known, and a key for devices with labels creates none")
-	case !by.Who.Devices.MatchIdentity(string(row.Device), m.Labels):
-		return devices.Errorf(devices.CodeForbidden, "the key is not for this device")
+	case !m.Known() && principal.Caller.NeedsLabels():
+		return devices.Errorf(devices.CodeForbidden, "the device is unknown; a key that is limited by labels cannot create devices")
+	case !principal.Caller.Devices.MatchIdentity(string(row.Device), m.Labels):
+		return devices.Errorf(devices.CodeForbidden, "the key does not cover this device")
 	}
 	return nil
 }

@@ -9,26 +9,26 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// An import makes no more members than the fleet may have, and says so before it
+// An import creates no more members than the limit allows, and reports that before it
 // writes anything.
 func TestImportKeepsTheLimit(t *testing.T) {
 	p := devicetest.New()
 	s := p.Service(t, fleet.Config{Members: 3})
 	p.Put(devices.Member{ID: "a"})
 	rows := []fleet.ImportRow{{Device: "b"}, {Device: "a"}, {Device: "c"}, {Device: "d"}}
-	// What earlier rows of the file would make takes room as well.
+	// Earlier rows of the file count towards the limit.
 	if got, err := s.CheckImport(t.Context(), devicetest.Admin, rows, false, 2); err != nil || got[0].Err == nil || got[1].Err != nil || got[2].Err == nil {
 		t.Errorf("after two others: %+v, %v", got, err)
 	}
 	for _, write := range []bool{false, true} {
 		got, err := s.CheckImport(t.Context(), devicetest.Admin, rows, false, 0)
 		if write {
-			got, err = s.Import(t.Context(), devicetest.Admin, rows, false, func() { t.Error("the next rows may be imported before these count") })
+			got, err = s.Import(t.Context(), devicetest.Admin, rows, false, func() { t.Error("committed was called before these rows are counted") })
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, want := range []fleet.Imported{{Created: true, FirstClient: true}, {FirstClient: true}, {Created: true, FirstClient: true}} {
+		for i, want := range []fleet.ImportResult{{Created: true, FirstClient: true}, {FirstClient: true}, {Created: true, FirstClient: true}} {
 			if got[i] != want {
 				t.Errorf("row %d: %+v", i, got[i])
 			}
@@ -42,8 +42,7 @@ func TestImportKeepsTheLimit(t *testing.T) {
 	}
 }
 
-// A revocation that waits for the database is not undone by an import that is
-// faster.
+// An import does not undo a revocation that waits for the database.
 func TestImportWhileARevocationWaits(t *testing.T) {
 	p := devicetest.New()
 	s := p.Service(t, fleet.Config{})
@@ -52,13 +51,13 @@ func TestImportWhileARevocationWaits(t *testing.T) {
 	if r, err := s.Revoke(t.Context(), devicetest.Admin, "a"); err != nil || r.Recorded {
 		t.Fatal(r, err)
 	}
-	p.SetAway(false) // and nobody has noticed yet
+	p.SetAway(false) // the node has not noticed yet
 	name := "x"
 	got, err := s.Import(t.Context(), devicetest.Admin, []fleet.ImportRow{{Device: "a", Name: &name}}, true, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It is refused, or the revocation was recorded first and the import admits it again.
+	// It is refused, or the revocation was written first and the import admits it again.
 	if m, _ := p.Ledger.Member("a"); got[0].Err == nil && m.Generation < 2 || got[0].Err != nil && m.Name != "" {
 		t.Errorf("%+v, %+v", got, m)
 	}

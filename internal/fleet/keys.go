@@ -16,13 +16,13 @@ import (
 	"fleetd/internal/selector"
 )
 
-// PermitCatalog tells why the caller may not read a tool list by its hash; nil
-// if it may. A key for some devices reads the lists that those have.
-func (s *Service) PermitCatalog(ctx context.Context, by access.By, h devices.Hash) error {
-	if err := s.Permit(ctx, by, access.ScopeRead, ""); err != nil || !by.Who.Limited() {
+// PermitCatalog returns an error if the caller may not read a tool list by its hash. A
+// key that is limited to devices may read the lists of these devices.
+func (s *Service) PermitCatalog(ctx context.Context, principal access.Principal, h devices.Hash) error {
+	if err := s.Permit(ctx, principal, access.ScopeRead, ""); err != nil || !principal.Caller.Limited() {
 		return err
 	}
-	lists, err := s.ports.Records.CatalogsOf(ctx, by.Who.Devices)
+	lists, err := s.ports.Records.CatalogsOf(ctx, principal.Caller.Devices)
 	if err != nil {
 		return err
 	}
@@ -31,82 +31,90 @@ func (s *Service) PermitCatalog(ctx context.Context, by access.By, h devices.Has
 			return nil
 		}
 	}
-	return dispatch.Refused(&access.Refusal{Rule: access.RuleDevices, Detail: fmt.Sprintf("none of the devices with %s has this tool list", by.Who.Devices)})
+	return dispatch.RefusalError(&access.Refusal{Rule: access.RuleDevices, Detail: fmt.Sprintf("no device that the key covers (%s) has this tool list", principal.Caller.Devices)})
 }
 
-// KeyWish is what a new key shall be.
-type KeyWish struct {
+// PermitEvent returns an error if the caller may not see a stored event: one of a device as of
+// Permit. A key that is limited to devices sees events of the jobs that it created.
+func (s *Service) PermitEvent(ctx context.Context, principal access.Principal, e devices.StreamEvent) error {
+	if _, ok := e.Kind.OfJob(); ok && principal.Caller.Limited() && e.Owner != principal.Key() {
+		return dispatch.RefusalError(&access.Refusal{Rule: access.RuleDevices, Detail: "another key created the job"})
+	}
+	return s.Permit(ctx, principal, access.ScopeEvents, e.Device)
+}
+
+// NewKeyParams are the properties of a new API key.
+type NewKeyParams struct {
 	Name    string
 	Scopes  access.Scopes
 	Devices selector.Selector // without an Identity error
 	Tools   []string
-	Expires time.Time // zero: never
+	Expires time.Time // zero: the key does not expire
 }
 
-// CreateKey makes a key and returns its token, which is shown this once. The
-// key is in the database before anybody has it.
-func (s *Service) CreateKey(ctx context.Context, by access.By, wish KeyWish) (access.Key, string, error) {
-	k, token, err := s.createKey(ctx, by, wish)
-	s.auditChange(by, audit.KindKey, "create", "", strings.TrimSpace(k.ID+" "+wish.Name), err)
+// CreateKey creates an API key. It returns the token, which cannot be shown again. The
+// key is in the database before CreateKey returns.
+func (s *Service) CreateKey(ctx context.Context, principal access.Principal, params NewKeyParams) (access.Key, string, error) {
+	k, token, err := s.createKey(ctx, principal, params)
+	s.auditChange(principal, audit.KindKey, "create", "", strings.TrimSpace(k.ID+" "+params.Name), err)
 	return k, token, err
 }
 
-func (s *Service) createKey(ctx context.Context, by access.By, wish KeyWish) (access.Key, string, error) {
-	if err := s.Permit(ctx, by, access.ScopeAdmin, ""); err != nil {
+func (s *Service) createKey(ctx context.Context, principal access.Principal, params NewKeyParams) (access.Key, string, error) {
+	if err := s.Permit(ctx, principal, access.ScopeAdmin, ""); err != nil {
 		return access.Key{}, "", err
 	}
 	now := time.Now()
-	if old, ok := s.Keys().Find(wish.Name, now); ok && old.Name == wish.Name && old.Ended(now) == nil {
-		return access.Key{}, "", devices.Errorf(devices.CodeBadRequest, "there is a key named %q; revoke it, or choose another name", wish.Name)
+	if old, ok := s.Keys().Find(params.Name, now); ok && old.Name == params.Name && old.EndedError(now) == nil {
+		return access.Key{}, "", devices.Errorf(devices.CodeBadRequest, "a key named %q exists already; revoke it, or choose another name", params.Name)
 	}
-	k, token, err := access.NewKey(wish.Name, wish.Scopes, wish.Devices, wish.Tools, now, wish.Expires)
+	k, token, err := access.NewKey(params.Name, params.Scopes, params.Devices, params.Tools, now, params.Expires)
 	if err != nil {
 		return access.Key{}, "", devices.Errorf(devices.CodeBadRequest, "%v", err)
 	}
-	return k, token, s.registry.SaveKey(ctx, by.Key(), k)
+	return k, token, s.registry.SaveKey(ctx, principal.Key(), k)
 }
 
-// RevokeKey ends a key, given by id or name, at once and on all nodes. While the
-// database is away it is in force on the nodes that the answer names, and written
-// when that is back.
-func (s *Service) RevokeKey(ctx context.Context, by access.By, name string) (access.Key, registry.Revoked, error) {
-	k, r, err := s.revokeKey(ctx, by, name)
-	s.auditChange(by, audit.KindKey, "revoke", "", strings.TrimSpace(k.ID+" "+name), err)
+// RevokeKey revokes a key, given by id or name, at once and on all nodes. While the
+// database is unreachable it applies on the nodes in the result, and is written later.
+func (s *Service) RevokeKey(ctx context.Context, principal access.Principal, name string) (access.Key, registry.RevokeResult, error) {
+	k, r, err := s.revokeKey(ctx, principal, name)
+	s.auditChange(principal, audit.KindKey, "revoke", "", strings.TrimSpace(k.ID+" "+name), err)
 	return k, r, err
 }
 
-func (s *Service) revokeKey(ctx context.Context, by access.By, name string) (access.Key, registry.Revoked, error) {
-	recorded := registry.Revoked{Recorded: true}
-	if err := s.Permit(ctx, by, access.ScopeAdmin, ""); err != nil {
+func (s *Service) revokeKey(ctx context.Context, principal access.Principal, name string) (access.Key, registry.RevokeResult, error) {
+	recorded := registry.RevokeResult{Recorded: true}
+	if err := s.Permit(ctx, principal, access.ScopeAdmin, ""); err != nil {
 		return access.Key{}, recorded, err
 	}
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	k, ok := s.Keys().Find(name, now)
 	if !ok {
-		return access.Key{}, recorded, devices.Errorf(devices.CodeNotFound, "there is no key %q", name)
+		return access.Key{}, recorded, devices.Errorf(devices.CodeNotFound, "unknown key %q", name)
 	}
-	if !k.Revoked.IsZero() && !s.registry.Waits(k.ID) {
+	if !k.Revoked.IsZero() && !s.registry.IsKeyRevocationPending(k.ID) {
 		return k, recorded, nil
 	}
 	k.Revoked = now
-	r, err := s.registry.EndKey(ctx, by.Key(), k)
+	r, err := s.registry.RevokeKey(ctx, principal.Key(), k)
 	return k, r, err
 }
 
-// learnKey takes over what another node, the database or this node's notes know
-// of a key.
-func (s *Service) learnKey(k access.Key) {
+// applyKey adds or updates a key that another node, the database or a file of this
+// node contains.
+func (s *Service) applyKey(k access.Key) {
 	if _, err := s.Keys().Put(k, time.Now()); err != nil {
-		s.log.Warn("an API key cannot be used", "id", k.ID, "error", err)
+		s.log.Warn("an API key is not valid", "id", k.ID, "error", err)
 	}
 }
 
-// MaxUnmatched bounds the globs that UnmatchedTools names.
+// MaxUnmatched is how many globs UnmatchedTools returns at most.
 const MaxUnmatched = 20
 
-// UnmatchedTools are the globs of a policy that match no tool of any list that
-// this node has in memory, each with its place: most often a spelling mistake.
-// It returns nil while the node has no list.
+// UnmatchedTools returns the globs of a policy that match no tool of any list in this
+// node's memory, each with its place in the policy: often a typing error. It returns
+// nil while the node has no list.
 func (s *Service) UnmatchedTools(p access.Policy) (unmatched []string) {
 	names := s.ToolNames()
 	if len(names) == 0 {
@@ -133,72 +141,71 @@ func (s *Service) UnmatchedTools(p access.Policy) (unmatched []string) {
 	return unmatched
 }
 
-// SetPolicy replaces the policy of the tool guard. base is the version that the
-// writer has seen: if another came meanwhile, nothing changes.
-func (s *Service) SetPolicy(ctx context.Context, by access.By, p access.Policy, base int64) (access.Policy, error) {
-	p, err := s.setPolicy(ctx, by, p, base)
-	s.auditChange(by, audit.KindPolicy, "set", "", fmt.Sprintf("version %d", p.Version), err)
+// SetPolicy replaces the policy of the tool guard. base must be the current version.
+func (s *Service) SetPolicy(ctx context.Context, principal access.Principal, p access.Policy, base int64) (access.Policy, error) {
+	p, err := s.setPolicy(ctx, principal, p, base)
+	s.auditChange(principal, audit.KindPolicy, "set", "", fmt.Sprintf("version %d", p.Version), err)
 	return p, err
 }
 
-func (s *Service) setPolicy(ctx context.Context, by access.By, p access.Policy, base int64) (access.Policy, error) {
-	if err := s.Permit(ctx, by, access.ScopeAdmin, ""); err != nil {
+func (s *Service) setPolicy(ctx context.Context, principal access.Principal, p access.Policy, base int64) (access.Policy, error) {
+	if err := s.Permit(ctx, principal, access.ScopeAdmin, ""); err != nil {
 		return access.Policy{}, err
 	}
 	if s.cfg.PolicyFixed {
-		return access.Policy{}, devices.Errorf(devices.CodeForbidden, "the policy of this fleet is a file (--policy-file); change that")
+		return access.Policy{}, devices.Errorf(devices.CodeForbidden, "the policy of this fleet comes from --policy-file; change that file")
 	}
 	if now := s.Guard().Policy().Version; base != now {
-		return access.Policy{}, devices.Errorf(devices.CodeBadRequest, "the policy is at version %d, not %d: read it again and make your change there", now, base)
+		return access.Policy{}, devices.Errorf(devices.CodeBadRequest, "the policy has version %d, not %d: read it again and repeat your change", now, base)
 	}
 	p.Warnings = nil
-	p.Version, p.Changed, p.By = base+1, time.Now().UTC().Truncate(time.Microsecond), by.Name()+" ("+by.Key()+")"
+	p.Version, p.Changed, p.By = base+1, time.Now().UTC().Truncate(time.Microsecond), principal.Name()+" ("+principal.Key()+")"
 	guard, err := access.Compile(p)
 	if err != nil {
 		return access.Policy{}, devices.Errorf(devices.CodeBadRequest, "%v", err)
 	}
-	switch err := s.registry.SavePolicy(ctx, by.Key(), p); {
+	switch err := s.registry.SavePolicy(ctx, principal.Key(), p); {
 	case errors.Is(err, devices.ErrConflict):
-		return access.Policy{}, devices.Errorf(devices.CodeBadRequest, "another version %d was written at the same time: read it and make your change there", p.Version)
+		return access.Policy{}, devices.Errorf(devices.CodeBadRequest, "another version %d was written at the same time: read it and repeat your change", p.Version)
 	case err != nil:
 		return access.Policy{}, err
 	}
-	s.installPolicy(guard) // it is in force by now, unless this node lags behind
+	s.installPolicy(guard) // already in force, unless this node is late
 	return p, nil
 }
 
-// UsePolicy brings the policy of a file into force, whatever its version.
+// UsePolicy replaces the policy by that of a file, whatever its version.
 func (s *Service) UsePolicy(g *access.Guard) {
 	s.ReplaceGuard(g)
 	s.log.Info("policy in force", "rules", len(g.Policy().Rules))
 }
 
-// installPolicy brings a newer version into force.
+// installPolicy applies a newer version of the policy.
 func (s *Service) installPolicy(g *access.Guard) {
 	if !s.cfg.PolicyFixed && s.InstallGuard(g) {
 		s.log.Info("policy in force", "version", g.Policy().Version, "rules", len(g.Policy().Rules), "by", g.Policy().By)
 	}
 }
 
-// learnPolicy takes over a version that was checked where it was written.
-func (s *Service) learnPolicy(p access.Policy) {
+// applyPolicy applies a version that another node or the database contains.
+func (s *Service) applyPolicy(p access.Policy) {
 	guard, err := access.Compile(p)
 	if err != nil {
-		s.log.Error("a version of the policy cannot be used; the one before stays in force", "version", p.Version, "error", err)
+		s.log.Error("a version of the policy is not valid; the previous one stays in force", "version", p.Version, "error", err)
 		return
 	}
 	s.installPolicy(guard)
 }
 
-// replacePolicy brings the policy of a whole reading of the registry into force,
-// which may be an older one than that before.
+// replacePolicy applies the policy of a complete read of the registry, which may be
+// older than the current one.
 func (s *Service) replacePolicy(p access.Policy) {
 	if s.cfg.PolicyFixed {
 		return
 	}
 	guard, err := access.Compile(p)
 	if err != nil {
-		s.log.Error("the stored policy cannot be used; no call is allowed until another is set", "version", p.Version, "error", err)
+		s.log.Error("the stored policy is not valid; calls are refused until another one is set", "version", p.Version, "error", err)
 		return
 	}
 	s.ReplaceGuard(guard)

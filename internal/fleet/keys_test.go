@@ -18,14 +18,14 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// setVolume calls a tool of the device under test.
+// setVolume calls a tool of the test's device.
 func setVolume(t *testing.T, s *fleet.Service) *devices.Error {
 	t.Helper()
 	_, err := call(t, s, "self.audio_speaker.set_volume", `{"volume":1}`)
 	return err
 }
 
-// A node that never read the operator's rules cannot tell what they forbid.
+// A node that has not read the operator's rules cannot know what they forbid.
 func TestNoCallsWithoutRules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := devicetest.New()
@@ -34,20 +34,20 @@ func TestNoCallsWithoutRules(t *testing.T) {
 		who := devices.Identity{Device: id, ClientID: "c1", Transport: devices.TransportWebSocket}
 		// security: K6
 		if _, err := s.Accept(who, &pipe{script: devicetest.NewScript()}); devices.AsError(err).Code != devices.CodeUnavailable {
-			t.Errorf("a device is let in before the members are known: %v", err)
+			t.Errorf("a device is accepted before the members are read: %v", err)
 		}
 		// security: K6
 		if err := setVolume(t, s); err == nil || err.Code != devices.CodeUnavailable || err.Part != "database" {
-			t.Errorf("before the rules are known: %v", err)
+			t.Errorf("before the rules are read: %v", err)
 		}
 		p.Back(t, s)
 		connect(t, s, "c1", devicetest.NewScript())
 		ready(t, s)
 		// security: K6
 		if err := setVolume(t, s); err != nil {
-			t.Errorf("when it is known that there are none: %v", err)
+			t.Errorf("after reading that there are no rules: %v", err)
 		}
-		// A version that this program does not understand is not the same as none.
+		// A policy version that this program does not understand is not an empty policy.
 		later := devicetest.New()
 		later.Put(devices.Member{ID: id, ClientID: "c1"})
 		if _, err := later.Ledger.SavePolicy(t.Context(), "later", access.Policy{Version: 1, Rules: []access.Rule{{Action: "later"}}}); err != nil {
@@ -58,31 +58,31 @@ func TestNoCallsWithoutRules(t *testing.T) {
 		ready(t, other)
 		// security: K6
 		if err := setVolume(t, other); err == nil || err.Code != devices.CodeUnavailable {
-			t.Errorf("with rules of a later program: %v", err)
+			t.Errorf("with rules of a newer version: %v", err)
 		}
 	})
 }
 
-// The end of a key is in force without the database, outlives the process, and is
-// written when the database is back.
+// A revocation of a key applies without the database, survives a restart, and is written
+// when the database is back.
 func TestKeysWhileTheDatabaseIsAway(t *testing.T) {
 	dir := t.TempDir()
 	bubble(t, fleet.Config{Dir: dir}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		scopes, _ := access.ParseScopes([]string{"tools:call"})
-		wish := fleet.KeyWish{Name: "kitchen agent", Scopes: scopes}
-		if _, _, err := s.CreateKey(t.Context(), someone(t, access.ViaREST, "devices:write", ""), wish); devices.AsError(err).Code != devices.CodeForbidden {
-			t.Errorf("made by who may not: %v", err)
+		params := fleet.NewKeyParams{Name: "kitchen agent", Scopes: scopes}
+		if _, _, err := s.CreateKey(t.Context(), principalWith(t, access.ViaREST, "devices:write", ""), params); devices.AsError(err).Code != devices.CodeForbidden {
+			t.Errorf("created without the right: %v", err)
 		}
-		k, token, err := s.CreateKey(t.Context(), devicetest.Admin, wish)
+		k, token, err := s.CreateKey(t.Context(), devicetest.Admin, params)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := s.CreateKey(t.Context(), devicetest.Admin, wish); devices.AsError(err).Code != devices.CodeBadRequest {
-			t.Errorf("a second of that name: %v", err)
+		if _, _, err := s.CreateKey(t.Context(), devicetest.Admin, params); devices.AsError(err).Code != devices.CodeBadRequest {
+			t.Errorf("a second key of that name: %v", err)
 		}
 		p.SetAway(true)
-		if _, _, err := s.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: "x", Scopes: scopes}); devices.AsError(err).Code != devices.CodeUnavailable {
-			t.Errorf("made while the database is away: %v", err)
+		if _, _, err := s.CreateKey(t.Context(), devicetest.Admin, fleet.NewKeyParams{Name: "x", Scopes: scopes}); devices.AsError(err).Code != devices.CodeUnavailable {
+			t.Errorf("created while the database is unreachable: %v", err)
 		}
 		if who, err := s.Keys().Authenticate(token, time.Now()); err != nil || who.Key != k.ID {
 			t.Errorf("%v %v", who, err)
@@ -99,7 +99,7 @@ func TestKeysWhileTheDatabaseIsAway(t *testing.T) {
 			t.Errorf("revoked twice: %+v, %v", again, err)
 		}
 		s.Close()
-		// The node is started again before it could write the end.
+		// The node restarts before it could write the revocation.
 		again := p.Service(t, fleet.Config{Node: "again", Dir: dir})
 		// security: K9
 		if _, err := again.Keys().Authenticate(token, time.Now()); !errors.Is(err, access.ErrRevoked) {
@@ -111,12 +111,12 @@ func TestKeysWhileTheDatabaseIsAway(t *testing.T) {
 		p.Back(t, again)
 		synctest.Wait()
 		// security: K9
-		if stored := p.Ledger.Keys()[k.ID]; stored.Revoked.IsZero() || len(again.Registry().Revocations()) != 0 {
+		if stored := p.Ledger.Keys()[k.ID]; stored.Revoked.IsZero() || len(again.Registry().PendingRevocations()) != 0 {
 			t.Errorf("when the database is back: %+v", stored)
 		}
 		// security: K9
 		if _, err := again.Keys().Authenticate(token, time.Now()); !errors.Is(err, access.ErrRevoked) {
-			t.Errorf("when it is written: %v", err)
+			t.Errorf("after it was written: %v", err)
 		}
 		again.Close()
 		kept := fmt.Sprint(p.Ledger.Keys(), p.Ledger.Log(0))
@@ -138,23 +138,23 @@ func TestKeysWhileTheDatabaseIsAway(t *testing.T) {
 		for _, e := range p.Audited {
 			// security: K1
 			if strings.Contains(fmt.Sprint(e), token) {
-				t.Errorf("the record holds a token: %+v", e)
+				t.Errorf("the audit entry contains a token: %+v", e)
 			}
 		}
 	})
 }
 
-// The end of a key holds on a node that hears of it before it hears of the key.
+// A revocation applies on a node that receives it before it receives the key.
 func TestKeyEndsBeforeItIsKnown(t *testing.T) {
 	p := devicetest.New()
 	a, b := p.Service(t, fleet.Config{Node: "a"}), p.Service(t, fleet.Config{Node: "b"})
 	scopes, _ := access.ParseScopes([]string{"tools:call"})
-	k, token, err := a.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: "short", Scopes: scopes})
+	k, token, err := a.CreateKey(t.Context(), devicetest.Admin, fleet.NewKeyParams{Name: "short", Scopes: scopes})
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.SetAway(true)
-	if err := b.Registry().Confirm(registry.Revocation{ID: "r", Key: k.ID, Who: "admin", At: time.Now()}); err != nil {
+	if err := b.Registry().AddRevocation(registry.Revocation{ID: "r", Key: k.ID, Who: "admin", At: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
 	b.Registry().Offer(p.Ledger.Log(0))
@@ -169,15 +169,15 @@ func TestPolicyVersions(t *testing.T) {
 	bubble(t, fleet.Config{Dir: dir}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		p.Put(devices.Member{ID: id, ClientID: "c1"})
 		deny := access.Policy{Rules: []access.Rule{{Name: "all", Action: access.Deny}}}
-		if _, err := s.SetPolicy(t.Context(), someone(t, access.ViaREST, "devices:write", ""), deny, 0); devices.AsError(err).Code != devices.CodeForbidden {
-			t.Errorf("by who may not: %v", err)
+		if _, err := s.SetPolicy(t.Context(), principalWith(t, access.ViaREST, "devices:write", ""), deny, 0); devices.AsError(err).Code != devices.CodeForbidden {
+			t.Errorf("without the right: %v", err)
 		}
 		first, err := s.SetPolicy(t.Context(), devicetest.Admin, deny, 0)
 		if err != nil || first.Version != 1 || p.Ledger.Policy().Version != 1 {
 			t.Fatal(first, err)
 		}
 		if _, err := s.SetPolicy(t.Context(), devicetest.Admin, access.Policy{}, 0); devices.AsError(err).Code != devices.CodeBadRequest {
-			t.Errorf("over a version not seen: %v", err)
+			t.Errorf("over an unknown version: %v", err)
 		}
 		elsewhere := func(policy access.Policy) []devices.Change {
 			changes, err := p.Ledger.SavePolicy(t.Context(), "elsewhere", policy)
@@ -188,7 +188,7 @@ func TestPolicyVersions(t *testing.T) {
 		}
 		second, third := elsewhere(access.Policy{Version: 2, Rules: deny.Rules}), elsewhere(access.Policy{Version: 3})
 		if _, err := s.SetPolicy(t.Context(), devicetest.Admin, access.Policy{}, 1); devices.AsError(err).Code != devices.CodeBadRequest {
-			t.Errorf("over a version not heard of: %v", err)
+			t.Errorf("over a version that was not received: %v", err)
 		}
 		s.Registry().Offer(third)
 		s.Registry().Offer(second)
@@ -199,7 +199,7 @@ func TestPolicyVersions(t *testing.T) {
 		s.Registry().Offer(elsewhere(access.Policy{Version: 4, Rules: []access.Rule{{Action: "later"}}}))
 		// security: K14
 		if got := s.Guard().Policy(); got.Version != 3 {
-			t.Errorf("a version of a later program came into force: %+v", got)
+			t.Errorf("a version of a newer program came into force: %+v", got)
 		}
 		s.Registry().Offer(elsewhere(access.Policy{Version: 5, Rules: deny.Rules}))
 		older, err := access.Compile(access.Policy{Version: 4})
@@ -214,7 +214,7 @@ func TestPolicyVersions(t *testing.T) {
 		defer fresh.Close()
 		// security: K6
 		if err := fresh.Registry().Refresh(t.Context()); err != nil || fresh.Guard().Policy().Version != 5 {
-			t.Errorf("a node that reads everything has version %d, %v", fresh.Guard().Policy().Version, err)
+			t.Errorf("a node that read everything has version %d, %v", fresh.Guard().Policy().Version, err)
 		}
 		p.SetAway(true)
 		// security: K6

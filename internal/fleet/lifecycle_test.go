@@ -13,24 +13,24 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// observer keeps what it is told.
+// observer records its notifications.
 type observer struct {
-	mu   sync.Mutex
-	told []string
+	mu     sync.Mutex
+	events []string
 }
 
 func (o *observer) note(format string, args ...any) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.told = append(o.told, fmt.Sprintf(format, args...))
+	o.events = append(o.events, fmt.Sprintf(format, args...))
 }
 
 func (o *observer) take() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	told := o.told
-	o.told = nil
-	return told
+	events := o.events
+	o.events = nil
+	return events
 }
 
 func (o *observer) Ready(id devices.ID, session string) { o.note("ready %s %t", id, session != "") }
@@ -41,8 +41,8 @@ func (o *observer) CheckedIn(f devices.Facts) {
 	o.note("checked in %s %s %s", f.Device, f.Firmware, f.ELF)
 }
 
-// Observers are told of a device's check, its tools, once on a connection, and its
-// end; of one that never was online, nothing.
+// Observers are notified of a device's check-in, of its tools once for each connection,
+// and of its end; not of a connection that was refused.
 func TestLifecycle(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		p.Put(devices.Member{ID: id, ClientID: "c1"})
@@ -56,7 +56,7 @@ func TestLifecycle(t *testing.T) {
 		script.Firmware = "2.0.9"
 		conn := connect(t, s, "c1", script)
 		ready(t, s)
-		if _, err := s.Refresh(t.Context(), id, false); err != nil { // read once more
+		if _, err := s.Refresh(t.Context(), id, false); err != nil { // lists its tools again
 			t.Fatal(err)
 		}
 		conn.session.Close(devices.CloseGone)
@@ -64,14 +64,32 @@ func TestLifecycle(t *testing.T) {
 		want := []string{fmt.Sprintf("checked in %s 2.0.9 e1", id), fmt.Sprintf("ready %s true", id), fmt.Sprintf("gone %s gone", id)}
 		for _, o := range []*observer{&first, &second} {
 			if got := o.take(); !slices.Equal(got, want) {
-				t.Errorf("told %q, want %q", got, want)
+				t.Errorf("notified %q, want %q", got, want)
 			}
 		}
 		if _, err := s.Accept(devices.Identity{Device: id, ClientID: "c1", Verified: true, Generation: 7}, idle{}); err == nil {
-			t.Fatal("credentials of no generation were accepted")
+			t.Fatal("credentials of an unknown generation were accepted")
 		}
 		if got := first.take(); got != nil {
-			t.Errorf("told %q of a connection that was refused", got)
+			t.Errorf("notified %q of a connection that was refused", got)
+		}
+	})
+}
+
+// A device without tools takes messages: observers are notified of it, too, once.
+func TestLifecycleWithoutMCP(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		p.Put(devices.Member{ID: id, ClientID: "c1"})
+		var o observer
+		s.Observe(&o)
+		session, err := s.Accept(devices.Identity{Device: id, ClientID: "c1", Verified: true}, idle{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		session.StartMCP(devices.FeaturesNone)
+		session.StartMCP(devices.FeaturesNone)
+		if got, want := o.take(), []string{fmt.Sprintf("ready %s true", id)}; !slices.Equal(got, want) {
+			t.Errorf("notified %q, want %q", got, want)
 		}
 	})
 }

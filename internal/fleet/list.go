@@ -14,35 +14,35 @@ import (
 	"fleetd/internal/selector"
 )
 
-// List describes one page of devices. What the database finds is shown, and
-// selected once more, with what this node knows better. Devices that wait and
-// never were members are in no table: they come with lists in order of ids. A page
-// may be short, or empty, and have a next one; the last has none.
+// List returns one page of devices. The rows of the database are combined with the
+// state in memory, and matched against the selector once more. Pending devices that
+// were never members are in no table: lists in order of ids include them. A page may
+// be short or empty although more follow; the last page has no next.
 func (s *Service) List(ctx context.Context, q devices.ListQuery) (views []devices.View, next string, err error) {
 	after, err := devices.ParseCursor(q.After, q.Sort)
 	if err != nil {
 		return nil, "", devices.Errorf(devices.CodeBadRequest, "%v", err)
 	}
 	l := s.lister(ctx, q)
-	var between []placed
+	var extra []listItem
 	if q.Sort == "" || q.Sort == devices.SortID {
-		between = l.waiting()
+		extra = l.pendingDevices()
 	}
 	page := devices.Page{}
 	online, offline := q.Select.AllowsState(string(devices.StateOnline)), q.Select.AllowsState(string(devices.StateOffline))
 	var rows []devices.Row
-	if online != offline || !online { // else the database finds all of them
-		if rows, err = l.inMemory(); err != nil {
+	if online != offline || !online { // else the query returns all of them
+		if rows, err = l.rowsWithMemoryState(); err != nil {
 			return nil, "", err
 		}
 	}
 	if online || offline {
 		page, err = s.ports.Records.List(ctx, q)
 		for _, row := range rows {
-			between = append(between, placed{s.view(row), l.placeOf(&row)})
+			extra = append(extra, listItem{s.view(row), l.cursorOf(&row)})
 		}
 	} else {
-		page = l.cut(rows, after)
+		page = l.pageOf(rows, after)
 	}
 	if errors.Is(err, devices.ErrCursor) {
 		return nil, "", devices.Errorf(devices.CodeBadRequest, "%v", err)
@@ -51,35 +51,35 @@ func (s *Service) List(ctx context.Context, q devices.ListQuery) (views []device
 		return nil, "", err
 	}
 	for _, row := range page.Rows {
-		l.add(placed{s.view(row), l.placeOf(&row)})
+		l.add(listItem{s.view(row), l.cursorOf(&row)})
 	}
-	return l.merge(between, after, page.Next)
+	return l.merge(extra, after, page.Next)
 }
 
-// lister makes one page.
+// lister collects one page.
 type lister struct {
 	s        *Service
 	ctx      context.Context
 	q        devices.ListQuery
 	now      time.Time
 	catalogs map[devices.Hash]*catalog.Catalog
-	views    []placed
+	views    []listItem
 	listed   map[devices.ID]bool
-	waits    map[devices.ID]devices.View // those that wait for approval
+	pending  map[devices.ID]devices.View // clients that are pending
 }
 
 func (s *Service) lister(ctx context.Context, q devices.ListQuery) *lister {
 	return &lister{s: s, ctx: ctx, q: q, now: time.Now(), catalogs: map[devices.Hash]*catalog.Catalog{}, listed: map[devices.ID]bool{}}
 }
 
-// placed is a device with its place in the list.
-type placed struct {
+// listItem is a device with its position in the list.
+type listItem struct {
 	devices.View
 	at devices.Cursor
 }
 
-// add takes a device into the page if it is selected as it is now.
-func (l *lister) add(v placed) {
+// add adds a device to the page if its current state matches.
+func (l *lister) add(v listItem) {
 	d := selectable(&v.View, l.catalog)
 	if !l.listed[v.Device.ID] && l.q.Select.Match(&d, l.now) {
 		l.listed[v.Device.ID] = true
@@ -88,20 +88,20 @@ func (l *lister) add(v placed) {
 	}
 }
 
-// catalog is a tool list, each looked up once.
+// catalog returns a tool list; each is looked up once.
 func (l *lister) catalog(h devices.Hash) *catalog.Catalog {
 	if h == (devices.Hash{}) || !l.q.Select.Needs(selector.FieldTool) {
 		return nil
 	}
 	cat, seen := l.catalogs[h]
 	if !seen {
-		cat, _ = l.s.Catalog(l.ctx, h) // without its tools none is selected by them
+		cat, _ = l.s.Catalog(l.ctx, h) // without its tools the device matches no tool selector
 		l.catalogs[h] = cat
 	}
 	return cat
 }
 
-// selectable is the device as selectors see it.
+// selectable returns the device as selectors see it.
 func selectable(v *devices.View, list func(devices.Hash) *catalog.Catalog) selector.Device {
 	d, p := &v.Device, &v.Presence
 	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: string(v.State),
@@ -114,40 +114,40 @@ func selectable(v *devices.View, list func(devices.Hash) *catalog.Catalog) selec
 	return out
 }
 
-// allWaiting are the devices under whose id a client waits, read once.
-func (l *lister) allWaiting() map[devices.ID]devices.View {
-	if l.waits == nil {
-		l.waits = l.s.AllWaiting(l.now)
+// allPending returns the devices with a pending client, read once.
+func (l *lister) allPending() map[devices.ID]devices.View {
+	if l.pending == nil {
+		l.pending = l.s.AllPending(l.now)
 	}
-	return l.waits
+	return l.pending
 }
 
-// waiting are the devices that wait for approval and never were members.
-func (l *lister) waiting() []placed {
-	var out []placed
+// pendingDevices returns pending devices that were never members.
+func (l *lister) pendingDevices() []listItem {
+	var out []listItem
 	if l.q.Members {
 		return nil
 	}
-	for id, v := range l.allWaiting() {
-		if !l.s.registry.Standing(id, "").Known {
-			v := l.s.marked(v)
+	for id, v := range l.allPending() {
+		if !l.s.registry.Status(id, "").Known {
+			v := l.s.withPendingState(v)
 			if v.Device.HasText(strings.ToLower(l.q.Text)) {
-				out = append(out, placed{v, devices.Cursor{Sort: devices.SortID, ID: id}})
+				out = append(out, listItem{v, devices.Cursor{Sort: devices.SortID, ID: id}})
 			}
 		}
 	}
 	return out
 }
 
-// inMemory are the rows of known devices whose state no row has: another client
-// waits, or they are contested.
-func (l *lister) inMemory() ([]devices.Row, error) {
+// rowsWithMemoryState returns the rows of known devices whose state is only in memory:
+// those with a pending client, and contested ones.
+func (l *lister) rowsWithMemoryState() ([]devices.Row, error) {
 	if !l.q.Select.AllowsState(string(devices.StatePending)) && !l.q.Select.AllowsState(string(devices.StateContested)) {
 		return nil, nil
 	}
 	ids := l.s.ContestedIDs(l.now)
-	for id := range l.allWaiting() {
-		if l.s.registry.Standing(id, "").Known {
+	for id := range l.allPending() {
+		if l.s.registry.Status(id, "").Known {
 			ids = append(ids, id)
 		}
 	}
@@ -167,24 +167,24 @@ func (l *lister) inMemory() ([]devices.Row, error) {
 	return slices.DeleteFunc(rows, func(r devices.Row) bool { return !r.Device.HasText(text) }), nil
 }
 
-// memoryPage is how many rows of devices in a state of memory are read at once.
+// memoryPage is how many rows of these devices are read at once.
 const memoryPage = 500
 
-// cut makes a page of rows that are there as a whole.
-func (l *lister) cut(rows []devices.Row, after devices.Cursor) devices.Page {
+// pageOf returns one page of a complete list of rows.
+func (l *lister) pageOf(rows []devices.Row, after devices.Cursor) devices.Page {
 	rows = slices.DeleteFunc(rows, func(r devices.Row) bool {
-		return l.placeOf(&r).Compare(after) <= 0 || l.byTime() && l.s.view(r).Presence.Online
+		return l.cursorOf(&r).Compare(after) <= 0 || l.byTime() && l.s.view(r).Presence.Online
 	})
-	slices.SortFunc(rows, func(a, b devices.Row) int { return l.placeOf(&a).Compare(l.placeOf(&b)) })
+	slices.SortFunc(rows, func(a, b devices.Row) int { return l.cursorOf(&a).Compare(l.cursorOf(&b)) })
 	if len(rows) <= l.q.Limit {
 		return devices.Page{Rows: rows}
 	}
 	rows = rows[:l.q.Limit]
-	return devices.Page{Rows: rows, Next: l.placeOf(&rows[len(rows)-1]).String()}
+	return devices.Page{Rows: rows, Next: l.cursorOf(&rows[len(rows)-1]).String()}
 }
 
-// placeOf is the place of a row in the list.
-func (l *lister) placeOf(r *devices.Row) devices.Cursor {
+// cursorOf returns the position of a row in the list.
+func (l *lister) cursorOf(r *devices.Row) devices.Cursor {
 	c := devices.Cursor{Sort: cmp.Or(l.q.Sort, devices.SortID), ID: r.Device.ID}
 	switch {
 	case l.q.Sort == devices.SortName:
@@ -197,19 +197,19 @@ func (l *lister) placeOf(r *devices.Row) devices.Cursor {
 	return c
 }
 
-// merge puts the devices in between that belong on this page and that the database
-// did not find.
-func (l *lister) merge(between []placed, after devices.Cursor, next string) ([]devices.View, string, error) {
+// merge adds the devices that belong on this page and that the database did not
+// return.
+func (l *lister) merge(extra []listItem, after devices.Cursor, next string) ([]devices.View, string, error) {
 	end, err := devices.ParseCursor(next, l.q.Sort)
 	if err != nil {
 		return nil, "", err
 	}
-	for _, v := range between {
+	for _, v := range extra {
 		if v.at.Compare(after) > 0 && (next == "" || v.at.Compare(end) <= 0) && !(l.byTime() && v.Presence.Online) {
 			l.add(v)
 		}
 	}
-	slices.SortStableFunc(l.views, func(a, b placed) int { return a.at.Compare(b.at) })
+	slices.SortStableFunc(l.views, func(a, b listItem) int { return a.at.Compare(b.at) })
 	if len(l.views) > l.q.Limit {
 		l.views = l.views[:l.q.Limit]
 		next = l.views[l.q.Limit-1].at.String()
@@ -221,19 +221,18 @@ func (l *lister) merge(between []placed, after devices.Cursor, next string) ([]d
 	return out, next, nil
 }
 
-// byTime tells whether the list is in order of a time that online devices do not
-// have.
+// byTime reports whether the list is sorted by a time that online devices do not have.
 func (l *lister) byTime() bool {
 	return l.q.Sort == devices.SortLastSeen || l.q.Sort == devices.SortOfflineSince
 }
 
-// eachPage is how many devices Each passes on at a time.
+// eachPage is how many devices Each passes to f at a time.
 const eachPage = 1000
 
-// Each calls f with all devices that the selector selects and the caller may see,
-// a page at a time, in order of their ids.
-func (s *Service) Each(ctx context.Context, by access.By, sel selector.Selector, f func([]devices.View) error) error {
-	q := devices.ListQuery{Select: selector.And(by.Who.Devices, sel), Limit: eachPage, Members: by.Who.NeedsLabels()}
+// Each calls f with all devices that the selector matches and the caller may see, a
+// page at a time, in order of their ids.
+func (s *Service) Each(ctx context.Context, principal access.Principal, sel selector.Selector, f func([]devices.View) error) error {
+	q := devices.ListQuery{Select: selector.And(principal.Caller.Devices, sel), Limit: eachPage, Members: principal.Caller.NeedsLabels()}
 	for {
 		page, next, err := s.List(ctx, q)
 		if err != nil {
@@ -251,13 +250,29 @@ func (s *Service) Each(ctx context.Context, by access.By, sel selector.Selector,
 	}
 }
 
-// Counts are the numbers of devices by their values, of those that the selector
-// selects and the caller may see. Those of all devices are kept; others are
-// counted, and given again for countsLife.
-func (s *Service) Counts(ctx context.Context, by access.By, sel selector.Selector) (devices.Counts, error) {
-	sel = selector.And(by.Who.Devices, sel)
+// Counts returns the numbers of devices by their values, of those that the selector
+// matches and the caller may see. The counts of all devices are maintained; others are
+// computed, and reused for countsLifetime.
+func (s *Service) Counts(ctx context.Context, principal access.Principal, sel selector.Selector) (devices.Counts, error) {
+	sel = selector.And(principal.Caller.Devices, sel)
 	if sel.IsZero() {
 		return s.ports.Records.Counts(ctx)
 	}
-	return s.countOf(ctx, sel)
+	return s.cachedCounts(ctx, sel)
+}
+
+// Views returns those of the devices that are known, in any order, at most memoryPage at a
+// time from the database.
+func (s *Service) Views(ctx context.Context, ids []devices.ID) ([]devices.View, error) {
+	var out []devices.View
+	for part := range slices.Chunk(ids, memoryPage) {
+		rows, err := s.ports.Records.Rows(ctx, part)
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range rows {
+			out = append(out, s.view(row))
+		}
+	}
+	return out, nil
 }

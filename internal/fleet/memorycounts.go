@@ -8,18 +8,18 @@ import (
 	"fleetd/internal/selector"
 )
 
-// CountsInMemory are the numbers of devices in the states that no row has, of those
-// that the selector selects and the caller may see.
-func (s *Service) CountsInMemory(ctx context.Context, by access.By, sel selector.Selector) (pending, contested int64, err error) {
+// CountsInMemory returns the numbers of pending and contested devices, which no row
+// contains, of those that the selector matches and the caller may see.
+func (s *Service) CountsInMemory(ctx context.Context, principal access.Principal, sel selector.Selector) (pending, contested int64, err error) {
 	states := selector.In(selector.FieldState, string(devices.StatePending), string(devices.StateContested))
-	l := s.lister(ctx, devices.ListQuery{Select: selector.And(selector.And(by.Who.Devices, sel), states), Members: by.Who.NeedsLabels()})
-	waiting := l.waiting()
-	rows, err := l.inMemory()
+	l := s.lister(ctx, devices.ListQuery{Select: selector.And(selector.And(principal.Caller.Devices, sel), states), Members: principal.Caller.NeedsLabels()})
+	waiting := l.pendingDevices()
+	rows, err := l.rowsWithMemoryState()
 	if err != nil {
 		return 0, 0, err
 	}
 	for _, row := range rows {
-		l.add(placed{View: s.view(row)})
+		l.add(listItem{View: s.view(row)})
 	}
 	for _, v := range waiting {
 		l.add(v)

@@ -20,14 +20,14 @@ func shortCall(t *testing.T, s *fleet.Service, timeout time.Duration) *devices.E
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	_, err := s.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":1}`)})
+	_, err := s.CallTool(ctx, devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: "self.audio_speaker.set_volume", Arguments: json.RawMessage(`{"volume":1}`)})
 	if err == nil {
 		return nil
 	}
 	return devices.AsError(err)
 }
 
-// busyScript is a device that answers nothing while busy is set.
+// busyScript returns a device that answers nothing while busy is set.
 func busyScript(busy *atomic.Bool) *devicetest.Script {
 	script := devicetest.NewScript()
 	script.Call = func(string, json.RawMessage) string {
@@ -45,7 +45,7 @@ func busyScript(busy *atomic.Bool) *devicetest.Script {
 	return script
 }
 
-// requests is how many requests of a method the device has received.
+// requests returns how many requests of a method the device has received.
 func requests(script *devicetest.Script, method string) (n int) {
 	for _, r := range script.Received() {
 		if r.Method == method {
@@ -55,7 +55,7 @@ func requests(script *devicetest.Script, method string) (n int) {
 	return n
 }
 
-// However many calls time out, one probe runs at a time.
+// Only one probe runs at a time, however many calls time out.
 func TestOneProbeForManyTimeouts(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		var busy atomic.Bool
@@ -80,8 +80,8 @@ func TestOneProbeForManyTimeouts(t *testing.T) {
 	})
 }
 
-// A device that was busy is ready again with its first answer, late or not, and
-// was never counted as a failed handshake.
+// A busy device is ready again with its first answer, late or not, and does not count as
+// a failed handshake.
 func TestBusyDeviceIsReadyAtItsFirstAnswer(t *testing.T) {
 	for _, answer := range []string{"a late one", "to a call", "to the probe"} {
 		t.Run(answer, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestBusyDeviceIsReadyAtItsFirstAnswer(t *testing.T) {
 						t.Fatal(err)
 					}
 				default:
-					time.Sleep(30 * time.Second) // the probe that runs fails, the next one does not
+					time.Sleep(30 * time.Second) // the current probe fails, the next one succeeds
 				}
 				synctest.Wait()
 				if v := state(t, s); v.Presence.MCP != devices.MCPReady || v.CatalogState != devices.CatalogReady {
@@ -131,8 +131,8 @@ func TestBusyDeviceIsReadyAtItsFirstAnswer(t *testing.T) {
 	}
 }
 
-// No probe is sent while a call runs: the device answers nothing meanwhile.
-func TestNoProbeBesideACall(t *testing.T) {
+// No probe is sent while a call runs: the device answers nothing else meanwhile.
+func TestNoProbeDuringACall(t *testing.T) {
 	bubble(t, fleet.Config{CallsPerDevice: 2}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		var busy atomic.Bool
 		script := busyScript(&busy)
@@ -147,7 +147,7 @@ func TestNoProbeBesideACall(t *testing.T) {
 		_ = shortCall(t, s, time.Second)
 		time.Sleep(15 * time.Second)
 		if n := requests(script, "ping"); n != 0 {
-			t.Errorf("%d probes beside a call", n)
+			t.Errorf("%d probes during a call", n)
 		}
 		<-ended
 		synctest.Wait()
@@ -157,8 +157,7 @@ func TestNoProbeBesideACall(t *testing.T) {
 	})
 }
 
-// A list that changes again within half a minute is read again when that has
-// passed.
+// A list that changes again within half a minute is read again after that time.
 func TestListChangedTwice(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		script := devicetest.NewScript()
@@ -188,7 +187,7 @@ func TestListChangedTwice(t *testing.T) {
 	})
 }
 
-// An answer while the probe runs holds, though the probe itself is lost.
+// An answer during a probe counts, even if the probe itself gets none.
 func TestAnswerWhileTheProbeRuns(t *testing.T) {
 	for _, answer := range []string{"a late one", "to a call"} {
 		t.Run(answer, func(t *testing.T) {
@@ -197,7 +196,7 @@ func TestAnswerWhileTheProbeRuns(t *testing.T) {
 				script := busyScript(&busy)
 				p := connect(t, s, "c1", script)
 				ready(t, s)
-				busy.Store(true) // what comes now is lost
+				busy.Store(true) // messages to the device are lost
 				_ = shortCall(t, s, 2*time.Second)
 				synctest.Wait()
 				var late string

@@ -14,8 +14,8 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// Credentials that die while a connection is being opened open nothing.
-func TestCredentialsAreHeldAgainstTheDeviceAtAccept(t *testing.T) {
+// Credentials that end while a connection is being accepted give no session.
+func TestCredentialsAreCheckedAtAccept(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		check(t, s, "c1")
 		verified := devices.Identity{Device: id, ClientID: "c1", Verified: true}
@@ -34,7 +34,7 @@ func TestCredentialsAreHeldAgainstTheDeviceAtAccept(t *testing.T) {
 		if d, _, _, held := p.Of(id); d.ID != "" || held != 0 {
 			t.Errorf("the forgotten device is back as %+v, held %d", d, held)
 		}
-		// What a node keeps for a start without its database includes it.
+		// The snapshot that a node uses without its database includes it.
 		dir := t.TempDir()
 		p.Service(t, fleet.Config{Dir: dir}).Close()
 		p.SetAway(true)
@@ -44,13 +44,13 @@ func TestCredentialsAreHeldAgainstTheDeviceAtAccept(t *testing.T) {
 	})
 }
 
-// The list of another device with the same image is shown, but not recorded as
-// this one's.
+// The list of another device with the same image is shown, but not recorded for this
+// one.
 func TestGuessedCatalogIsNotRecorded(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		twin := admission.CheckIn{Device: "02:00:00:00:00:02", ClientID: "c", Firmware: "2.4.2", ELF: "e"}
-		mine := admission.CheckIn{Device: id, ClientID: "c1", Firmware: "2.4.2", ELF: "e"}
-		for _, c := range []admission.CheckIn{twin, mine} {
+		own := admission.CheckIn{Device: id, ClientID: "c1", Firmware: "2.4.2", ELF: "e"}
+		for _, c := range []admission.CheckIn{twin, own} {
 			if _, err := s.CheckIn(t.Context(), c); err != nil {
 				t.Fatal(err)
 			}
@@ -68,8 +68,8 @@ func TestGuessedCatalogIsNotRecorded(t *testing.T) {
 	})
 }
 
-// Sessions that are accepted and closed at once by many leave nothing behind,
-// and watchers see `online` before `offline`.
+// Sessions that are accepted and closed concurrently leave no state, and subscribers
+// receive `online` before `offline`.
 func TestAcceptRacesWithClose(t *testing.T) {
 	p := devicetest.New()
 	s := p.Service(t, fleet.Config{})
@@ -92,7 +92,7 @@ func TestAcceptRacesWithClose(t *testing.T) {
 				c := &pipe{script: devicetest.NewScript()}
 				x, err := s.Accept(devices.Identity{Device: id, ClientID: "c1"}, c)
 				if err != nil {
-					continue // closed before it was announced
+					continue // closed before it was published
 				}
 				x.Close(devices.CloseGone)
 			}
@@ -114,11 +114,11 @@ func TestAcceptRacesWithClose(t *testing.T) {
 		}
 	}
 	if n := s.Stats().States.Get(session.State{Transport: devices.TransportWebSocket, MCP: devices.MCPUnknown}); n != 0 {
-		t.Errorf("%d sessions are counted, none is there", n)
+		t.Errorf("%d sessions are counted, none exists", n)
 	}
 }
 
-func TestRestartIsNoExcuseForEveryEnd(t *testing.T) {
+func TestRestartExcusesOnlyADisconnect(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		script := devicetest.NewScript()
 		var p *pipe
@@ -131,8 +131,8 @@ func TestRestartIsNoExcuseForEveryEnd(t *testing.T) {
 	})
 }
 
-// A list that changes while it is read is read once more; a device cannot make
-// fleetd do nothing else.
+// A list that changes while it is read is read once more; a device cannot cause endless
+// reads.
 func TestListChangedDuringAHandshake(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		const changed = `{"type":"mcp","payload":{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}}`
@@ -150,7 +150,7 @@ func TestListChangedDuringAHandshake(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		if n := requests(script, "tools/list"); n != 3 {
-			t.Errorf("%d readings after another minute, want 3: the last notices may tell of another change", n)
+			t.Errorf("%d readings after another minute, want 3: the last notices may be about another change", n)
 		}
 		if err := p.session.HandleControl([]byte(changed)); err != nil {
 			t.Fatal(err)
@@ -169,7 +169,7 @@ func TestClaimsOnAMemberEndWithTheirCode(t *testing.T) {
 		if v := state(t, s); v.State != devices.StatePending {
 			t.Errorf("state %s", v.State)
 		}
-		time.Sleep(admission.CodeLife + 2*time.Minute)
+		time.Sleep(admission.CodeLifetime + 2*time.Minute)
 		synctest.Wait()
 		if v := state(t, s); v.State != devices.StateOffline || v.Pending != "" {
 			t.Errorf("after the code's life: %s %q", v.State, v.Pending)

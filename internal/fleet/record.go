@@ -10,26 +10,26 @@ import (
 	"fleetd/internal/devices/dispatch"
 )
 
-// NoteRefusal records that an adapter turned a request away before it became a
-// call: for want of a token, or of a scope.
-func (s *Service) NoteRefusal(by access.By, action string, id devices.ID, err error) {
-	s.auditChange(by, audit.KindRefusal, action, id, "", err)
+// NoteRefusal records that an adapter refused a request before it became a call:
+// because of its token or scope.
+func (s *Service) NoteRefusal(principal access.Principal, action string, id devices.ID, err error) {
+	s.auditChange(principal, audit.KindRefusal, action, id, "", err)
 }
 
-// NoteChange records what somebody did to a device, or tried to do.
-func (s *Service) NoteChange(by access.By, action string, id devices.ID, detail string, err error) {
-	s.auditChange(by, audit.KindDevice, action, id, detail, err)
+// NoteChange records a change of a device, or the attempt.
+func (s *Service) NoteChange(principal access.Principal, action string, id devices.ID, detail string, err error) {
+	s.auditChange(principal, audit.KindDevice, action, id, detail, err)
 }
 
-// NoteCredential records a change of what proves devices, other than one
-// device's own.
-func (s *Service) NoteCredential(by access.By, action, detail string, err error) {
-	s.auditChange(by, audit.KindCredential, action, "", detail, err)
+// NoteCredential records a change of attestation keys or of the fleet's credentials, as
+// opposed to those of one device.
+func (s *Service) NoteCredential(principal access.Principal, action, detail string, err error) {
+	s.auditChange(principal, audit.KindCredential, action, "", detail, err)
 }
 
-// auditChange records a change that somebody made, or tried to make.
-func (s *Service) auditChange(by access.By, kind audit.Kind, action string, id devices.ID, detail string, err error) {
-	e := dispatch.EntryOf(time.Now(), by, kind, action, id)
+// auditChange records a change, or the attempt.
+func (s *Service) auditChange(principal access.Principal, kind audit.Kind, action string, id devices.ID, detail string, err error) {
+	e := dispatch.EntryOf(time.Now(), principal, kind, action, id)
 	e.Detail, e.Outcome = detail, audit.OutcomeOK
 	if err != nil {
 		refusal := devices.AsError(err)

@@ -14,7 +14,7 @@ import (
 
 const rotated = devices.ID("aa:bb:cc:dd:ee:ff")
 
-// generations are those that open the door, the newest first.
+// generations returns the valid generations, newest first.
 func generations(s *fleet.Service, id devices.ID) []int64 {
 	var all []int64
 	s.Authenticate(id, func(g int64) bool {
@@ -41,23 +41,23 @@ func member(t testing.TB, p *devicetest.Ports) *fleet.Service {
 	return s
 }
 
-// comes connects the device with credentials of a generation.
-func comes(t testing.TB, s *fleet.Service, generation int64) (*session.Session, error) {
+// connectWith connects the device with credentials of a generation.
+func connectWith(t testing.TB, s *fleet.Service, generation int64) (*session.Session, error) {
 	t.Helper()
 	return s.Accept(devices.Identity{Device: rotated, ClientID: "c1", Transport: devices.TransportMQTT, Verified: true, Generation: generation}, idle{})
 }
 
-// idle is a connection on which nothing happens.
+// idle is a connection that does nothing.
 type idle struct{}
 
 func (idle) SendControl([]byte) error  { return nil }
 func (idle) Close(devices.CloseReason) {}
 
-// The old credentials live until the device has come with the new ones.
+// The old credentials are valid until the device has connected with the new ones.
 func TestRotate(t *testing.T) {
 	p := devicetest.New()
 	s := member(t, p)
-	session, err := comes(t, s, 0)
+	session, err := connectWith(t, s, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,19 +72,19 @@ func TestRotate(t *testing.T) {
 		t.Errorf("a second time: %v", err)
 	}
 	session.Close(devices.CloseGone)
-	if _, err := comes(t, s, 0); err != nil {
+	if _, err := connectWith(t, s, 0); err != nil {
 		t.Errorf("a device that did not boot: %v", err)
 	}
 	if w, err := s.CheckIn(t.Context(), admission.CheckIn{Device: rotated, ClientID: "c1"}); err != nil || w.Generation != 1 {
 		t.Errorf("%+v, %v", w, err)
 	}
-	if _, err := comes(t, s, 1); err != nil {
+	if _, err := connectWith(t, s, 1); err != nil {
 		t.Fatal(err)
 	}
 	// security: D3
-	wantGenerations(t, "come with the new ones", s, 1)
+	wantGenerations(t, "connected with the new ones", s, 1)
 	// security: D3
-	if _, err := comes(t, s, 0); devices.AsError(err).Code != devices.CodeUnauthorized {
+	if _, err := connectWith(t, s, 0); devices.AsError(err).Code != devices.CodeUnauthorized {
 		t.Errorf("old ones afterwards: %v", err)
 	}
 	if v, err := s.Get(t.Context(), rotated); err != nil || !v.Credentials.PreviousUntil.IsZero() {
@@ -96,8 +96,8 @@ func TestRotate(t *testing.T) {
 	wantGenerations(t, "again", s, 2, 1)
 }
 
-// Revoking during the grace kills old and new at once; what is approved then
-// has neither.
+// A revocation during the grace period ends old and new credentials at once; an approval
+// then creates others.
 func TestRevokeEndsGrace(t *testing.T) {
 	s := member(t, devicetest.New())
 	if _, err := s.RotateAll(t.Context(), devicetest.Admin, time.Hour); err != nil {
@@ -112,7 +112,7 @@ func TestRevokeEndsGrace(t *testing.T) {
 	}
 	// security: D3
 	if _, _, admitted := s.Authenticate(rotated, func(int64) bool { return true }); admitted || s.Accepts(rotated, 0) || s.Accepts(rotated, 3) {
-		t.Error("a revoked device is let in")
+		t.Error("a revoked device is accepted")
 	}
 	if err := s.Rotate(t.Context(), devicetest.Admin, rotated, time.Hour); devices.AsError(err).Code != devices.CodeForbidden {
 		t.Errorf("rotate a revoked device: %v", err)
@@ -124,8 +124,8 @@ func TestRevokeEndsGrace(t *testing.T) {
 	wantGenerations(t, "approved again", s, 3)
 }
 
-// The fleet's rotation holds for every device, whatever its own generation,
-// and for those that come later; nothing is written per device.
+// The fleet's rotation applies to every device, whatever its own generation, and to
+// devices that join later; nothing is written per device.
 func TestRotateAll(t *testing.T) {
 	p := devicetest.New()
 	s := member(t, p)
@@ -151,7 +151,7 @@ func TestRotateAll(t *testing.T) {
 		t.Errorf("one of generation 2: %v", got)
 	}
 	if got := generations(s, "later"); !slices.Equal(got, []int64{3, 0}) {
-		t.Errorf("one that comes later: %v", got)
+		t.Errorf("one that joins later: %v", got)
 	}
 	if n := len(p.Ledger.Log(0)) - changes; n != 1 {
 		t.Errorf("%d changes were written, not one for all devices", n)
@@ -183,8 +183,8 @@ func TestRotateAllNeedsTheDatabase(t *testing.T) {
 	}
 }
 
-// Other nodes know at once; one that missed the changes reads them, one that
-// starts takes them from the database or its own snapshot.
+// Other nodes learn of a rotation by a hint, else from the log; a node that starts reads
+// it from the database or its own snapshot.
 func TestRotationIsKnownEverywhere(t *testing.T) {
 	p := devicetest.New()
 	here := member(t, p)
@@ -202,20 +202,20 @@ func TestRotationIsKnownEverywhere(t *testing.T) {
 	wantGenerations(t, "by a hint", there, 2, 1, 0)
 	there.Registry().Offer(before) // late
 	wantGenerations(t, "after an old hint", there, 2, 1, 0)
-	there.Claimed(devices.Claim{Device: rotated, Kind: devices.ClaimConnect, Node: "here", Epoch: 1, Generation: 2})
-	wantGenerations(t, "once it has come elsewhere, where nothing is held of it", there, 2, 1, 0)
+	there.OnClaim(devices.Claim{Device: rotated, Kind: devices.ClaimConnect, Node: "here", Epoch: 1, Generation: 2})
+	wantGenerations(t, "after it connected to another node, without a session here", there, 2, 1, 0)
 	devicetest.Refresh(t, missed)
 	wantGenerations(t, "by the log", missed, 2, 1, 0)
 	dir := t.TempDir()
 	noted := p.Service(t, fleet.Config{Node: "noted", Dir: dir})
-	wantGenerations(t, "started anew", noted, 2, 1, 0)
+	wantGenerations(t, "after a start", noted, 2, 1, 0)
 	noted.Close()
 	p.SetAway(true)
 	wantGenerations(t, "from the snapshot", p.Service(t, fleet.Config{Node: "noted", Dir: dir}), 2, 1, 0)
 }
 
-// A device that has connected with newer credentials, to whichever node, is not
-// let in with older ones anywhere: its row says which those were.
+// A device that has connected with newer credentials, to any node, is not accepted with
+// older ones anywhere: its row contains the generation.
 func TestNewerCredentialsElsewhereEndOlderOnes(t *testing.T) {
 	p := devicetest.New()
 	here := member(t, p)
@@ -224,19 +224,19 @@ func TestNewerCredentialsElsewhereEndOlderOnes(t *testing.T) {
 		t.Fatal(err)
 	}
 	devicetest.Refresh(t, there)
-	x, err := comes(t, here, 1)
+	x, err := connectWith(t, here, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	x.Close(devices.CloseGone)
 	// security: D3
-	if _, err := comes(t, there, 0); devices.AsError(err).Code != devices.CodeUnauthorized {
+	if _, err := connectWith(t, there, 0); devices.AsError(err).Code != devices.CodeUnauthorized {
 		t.Errorf("older credentials on another node: %v", err)
 	}
-	if _, err := comes(t, there, 1); err != nil {
+	if _, err := connectWith(t, there, 1); err != nil {
 		t.Errorf("the newer ones: %v", err)
 	}
-	// Where the row cannot be read the device is let in, and ends when it can.
+	// If the row cannot be read the device is accepted; the session ends when it can.
 	away := p.Service(t, fleet.Config{Node: "away"})
 	p.SetAway(true)
 	c := &pipe{script: devicetest.NewScript()}
@@ -248,7 +248,7 @@ func TestNewerCredentialsElsewhereEndOlderOnes(t *testing.T) {
 	devicetest.Eventually(t, "the session with older credentials ends", func() bool { return c.reason() == devices.CloseRevoked })
 }
 
-// When the grace is over the old credentials are worth nothing.
+// After the grace period the old credentials are invalid.
 func TestGraceEnds(t *testing.T) {
 	p := devicetest.New()
 	s := member(t, p)
@@ -268,7 +268,7 @@ func TestGraceEnds(t *testing.T) {
 	}
 }
 
-// A forgotten device comes back with nothing it had, grace or not.
+// A forgotten device cannot connect with its old credentials, during the grace period either.
 func TestForgetEndsGrace(t *testing.T) {
 	p := devicetest.New()
 	s := member(t, p)

@@ -12,27 +12,26 @@ import (
 	"fleetd/internal/selector"
 )
 
-// ToolMatch is a tool that a search found: Count devices have it word for word.
+// ToolMatch is a tool that a search found; Count devices have exactly this tool.
 type ToolMatch struct {
 	Tool    *catalog.Tool
 	Count   int
 	Devices []devices.ID // some of them
 }
 
-// SearchTools finds tools that have all words of the query in their name or
-// description, whatever their case, among those that key and rules let the
-// caller call. It returns at most limit, the best first, each with up to
-// examples devices.
+// SearchTools finds tools whose name or description contains all words of the query,
+// ignoring case, among those that the caller's key and the rules allow. It returns at
+// most limit tools, best first, each with up to examples devices.
 //
-// Devices of one firmware share a list, so the distinct lists are searched, and the
-// database counts the devices that have each.
-func (s *Service) SearchTools(ctx context.Context, by access.By, query string, limit, examples int) ([]ToolMatch, error) {
+// Devices with the same firmware share a list: the distinct lists are searched, and the
+// database counts the devices of each.
+func (s *Service) SearchTools(ctx context.Context, principal access.Principal, query string, limit, examples int) ([]ToolMatch, error) {
 	words := bytes.Fields([]byte(strings.ToLower(query)))
-	if by.Who == nil || len(words) == 0 || limit < 1 {
+	if principal.Caller == nil || len(words) == 0 || limit < 1 {
 		return nil, nil
 	}
-	// Lists that none of the caller's devices has must not take places.
-	listed, err := s.ports.Records.CatalogsOf(ctx, by.Who.Devices)
+	// Lists that none of the caller's devices has must not use up the limit.
+	listed, err := s.ports.Records.CatalogsOf(ctx, principal.Caller.Devices)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +39,7 @@ func (s *Service) SearchTools(ctx context.Context, by access.By, query string, l
 	byHash := map[devices.Hash]*catalog.Catalog{}
 	lists := map[*catalog.Catalog]struct{}{}
 	for _, one := range listed {
-		if cat, err := s.Catalog(ctx, one.Catalog); err == nil { // else it was pruned a moment ago
+		if cat, err := s.Catalog(ctx, one.Catalog); err == nil { // else it has just been pruned
 			counts[cat], byHash[one.Catalog] = one, cat
 			lists[cat] = struct{}{}
 		}
@@ -48,7 +47,7 @@ func (s *Service) SearchTools(ctx context.Context, by access.By, query string, l
 	guard := s.Guard()
 	found := make([]ToolMatch, 0, limit)
 	for _, tool := range catalog.Search(lists, words, limit, func(t *catalog.Tool) bool {
-		return guard.MayEver(access.Question{By: by, Tool: t.Name, UserOnly: t.UserOnly})
+		return guard.MayAllow(access.Query{By: principal, Tool: t.Name, UserOnly: t.UserOnly})
 	}) {
 		found = append(found, ToolMatch{Tool: tool})
 	}
@@ -62,14 +61,14 @@ func (s *Service) SearchTools(ctx context.Context, by access.By, query string, l
 			m.Count += int(one.N)
 		}
 	}
-	// Where rules go by labels, devices are counted one by one.
+	// If rules depend on labels, devices are counted one by one.
 	enough := examples
 	if guard.NeedsLabels() {
-		enough = maxLooked
+		enough = maxExamined
 	}
 	for i := range found {
 		m := &found[i]
-		count, err := s.lookFor(ctx, by, guard, m, byHash, examples, enough)
+		count, err := s.findExamples(ctx, principal, guard, m, byHash, examples, enough)
 		if err != nil {
 			return nil, err
 		}
@@ -77,36 +76,35 @@ func (s *Service) SearchTools(ctx context.Context, by access.By, query string, l
 			m.Count = count
 		}
 	}
-	// What rules deny on each of these devices, and not on others, took a place.
+	// Drop the tools that the rules deny on every device of the caller.
 	return slices.DeleteFunc(found, func(m ToolMatch) bool { return m.Count == 0 }), nil
 }
 
-// maxLooked is how many devices a search looks at whose rules go by labels; a
-// count above that is of those alone.
-const maxLooked = 5000
+// maxExamined is how many devices a search examines if rules depend on labels; larger
+// counts cover only these devices.
+const maxExamined = 5000
 
-// firstLooked is how many devices are read at first: a few examples are among the
-// first devices for the most part.
-const firstLooked = 16
+// firstPage is how many devices are read at first; most examples are among them.
+const firstPage = 16
 
-// lookFor finds devices that have the tool of a match and on which the rules do not
-// deny it: it notes some of them as examples, and counts up to enough.
-func (s *Service) lookFor(ctx context.Context, by access.By, guard *access.Guard, m *ToolMatch, lists map[devices.Hash]*catalog.Catalog, examples, enough int) (count int, err error) {
-	q := devices.ListQuery{Select: selector.And(by.Who.Devices, selector.In(selector.FieldTool, m.Tool.Name)), Limit: max(firstLooked, examples), Members: by.Who.NeedsLabels()}
-	for looked := 0; looked < maxLooked; {
+// findExamples finds devices that have the tool of a match and on which the rules do
+// not deny it: it records some of them as examples, and counts up to enough.
+func (s *Service) findExamples(ctx context.Context, principal access.Principal, guard *access.Guard, m *ToolMatch, lists map[devices.Hash]*catalog.Catalog, examples, enough int) (count int, err error) {
+	q := devices.ListQuery{Select: selector.And(principal.Caller.Devices, selector.In(selector.FieldTool, m.Tool.Name)), Limit: max(firstPage, examples), Members: principal.Caller.NeedsLabels()}
+	for examined := 0; examined < maxExamined; {
 		page, next, err := s.List(ctx, q)
 		if err != nil {
 			return count, err
 		}
-		looked += len(page)
+		examined += len(page)
 		for _, v := range page {
 			cat := lists[v.Presence.Catalog]
 			if cat == nil {
-				continue // it came since
+				continue // it is newer than the lists
 			}
 			t := cat.Tool(m.Tool.Name)
 			if t == nil || !bytes.Equal(t.Raw, m.Tool.Raw) ||
-				guard.RuleAction(access.Question{By: by, Device: string(v.Device.ID), Labels: v.Device.Labels, Tool: t.Name}) == access.Deny {
+				guard.RuleAction(access.Query{By: principal, Device: string(v.Device.ID), Labels: v.Device.Labels, Tool: t.Name}) == access.Deny {
 				continue
 			}
 			if len(m.Devices) < examples {

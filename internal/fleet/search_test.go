@@ -46,7 +46,7 @@ func searchedPorts(t testing.TB, n int) *devicetest.Ports {
 	return ports
 }
 
-func by(t testing.TB, scopes, selected string, tools ...string) access.By {
+func principal(t testing.TB, scopes, selected string, tools ...string) access.Principal {
 	t.Helper()
 	s, err := access.ParseScopes([]string{"devices:read", scopes})
 	if err != nil {
@@ -56,13 +56,13 @@ func by(t testing.TB, scopes, selected string, tools ...string) access.By {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return access.By{Who: access.NewCaller("k", "k", s, d, tools), Via: access.ViaMCP}
+	return access.Principal{Caller: access.NewCaller("k", "k", s, d, tools), Via: access.ViaMCP}
 }
 
 // find searches for at most limit tools, with three devices each.
-func find(t testing.TB, s *fleet.Service, by access.By, query string, limit int) []fleet.ToolMatch {
+func find(t testing.TB, s *fleet.Service, principal access.Principal, query string, limit int) []fleet.ToolMatch {
 	t.Helper()
-	found, err := s.SearchTools(t.Context(), by, query, limit, 3)
+	found, err := s.SearchTools(t.Context(), principal, query, limit, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,9 +73,9 @@ func TestSearchTools(t *testing.T) {
 	s := searched(t, 40)
 	admin := devicetest.Admin
 	for name, c := range map[string]struct {
-		by    access.By
-		query string
-		want  []string
+		principal access.Principal
+		query     string
+		want      []string
 	}{
 		"name":            {admin, "set_volume", []string{"self.audio_speaker.set_volume 20"}},
 		"case":            {admin, "SET_Volume", []string{"self.audio_speaker.set_volume 20"}},
@@ -84,15 +84,15 @@ func TestSearchTools(t *testing.T) {
 		"nothing":         {admin, "teapot", nil},
 		"no words":        {admin, "  ", nil},
 		"for people":      {admin, "reboot", []string{"self.reboot 10"}},
-		"model":           {by(t, "tools:call", ""), "reboot", nil},
-		"person":          {by(t, "tools:call:user", ""), "reboot", []string{"self.reboot 10"}},
-		"of one room":     {by(t, "tools:call", "room=hall"), "lamp", []string{"self.lamp.turn_on 10", "self.dog.walk 10"}},
-		"of other rooms":  {by(t, "tools:call", "room!=hall"), "lamp", []string{"self.lamp.turn_on 10"}},
-		"only some tools": {by(t, "tools:call", "", "*dog*"), "lamp", []string{"self.dog.walk 10"}},
-		"nobody":          {access.By{}, "lamp", nil},
+		"model":           {principal(t, "tools:call", ""), "reboot", nil},
+		"person":          {principal(t, "tools:call:user", ""), "reboot", []string{"self.reboot 10"}},
+		"of one room":     {principal(t, "tools:call", "room=hall"), "lamp", []string{"self.lamp.turn_on 10", "self.dog.walk 10"}},
+		"of other rooms":  {principal(t, "tools:call", "room!=hall"), "lamp", []string{"self.lamp.turn_on 10"}},
+		"only some tools": {principal(t, "tools:call", "", "*dog*"), "lamp", []string{"self.dog.walk 10"}},
+		"nobody":          {access.Principal{}, "lamp", nil},
 	} {
 		var got []string
-		for _, m := range find(t, s, c.by, c.query, 10) {
+		for _, m := range find(t, s, c.principal, c.query, 10) {
 			got = append(got, fmt.Sprintf("%s %d", m.Tool.Name, m.Count))
 			if len(m.Devices) != 3 {
 				t.Errorf("%s: devices %q", name, m.Devices)
@@ -107,11 +107,11 @@ func TestSearchTools(t *testing.T) {
 	}
 }
 
-// What rules deny is not found: what they deny everywhere takes no place from
-// what they do not, and devices on which they deny a tool are not counted.
+// A search finds no tool that the rules deny. A tool that is denied everywhere does not
+// use up the limit, and devices on which a tool is denied are not counted.
 func TestSearchByRules(t *testing.T) {
 	s := searched(t, 40)
-	caller := by(t, "tools:call", "")
+	caller := principal(t, "tools:call", "")
 	found := func(limit int) (got []string) {
 		for _, m := range find(t, s, caller, "lamp", limit) {
 			got = append(got, fmt.Sprintf("%s %d", m.Tool.Name, m.Count))
@@ -125,12 +125,12 @@ func TestSearchByRules(t *testing.T) {
 		rules []access.Rule
 		want  []string
 	}{
-		"no rules":          {nil, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
-		"denied everywhere": {[]access.Rule{deny}, []string{"self.dog.walk 10"}},
-		"but in the hall":   {[]access.Rule{hall, deny}, []string{"self.lamp.turn_on 10", "self.dog.walk 10"}},
-		"elsewhere":         {[]access.Rule{lab}, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
-		"over another way":  {[]access.Rule{{Name: "rest", Tools: deny.Tools, Via: []access.Via{access.ViaREST}, Action: access.Deny}}, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
-		"for another key":   {[]access.Rule{{Name: "other", Tools: deny.Tools, Keys: []string{"other"}, Action: access.Deny}}, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
+		"no rules":               {nil, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
+		"denied everywhere":      {[]access.Rule{deny}, []string{"self.dog.walk 10"}},
+		"but in the hall":        {[]access.Rule{hall, deny}, []string{"self.lamp.turn_on 10", "self.dog.walk 10"}},
+		"elsewhere":              {[]access.Rule{lab}, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
+		"over another interface": {[]access.Rule{{Name: "rest", Tools: deny.Tools, Via: []access.Via{access.ViaREST}, Action: access.Deny}}, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
+		"for another key":        {[]access.Rule{{Name: "other", Tools: deny.Tools, Keys: []string{"other"}, Action: access.Deny}}, []string{"self.lamp.turn_on 10", "self.lamp.turn_on 10", "self.dog.walk 10"}},
 	} {
 		devicetest.SetPolicy(t, s, access.Policy{Rules: c.rules})
 		if got := found(10); !slices.Equal(got, c.want) {
@@ -143,8 +143,8 @@ func TestSearchByRules(t *testing.T) {
 	}
 }
 
-// endless is a database whose lists have no end: the devices of the ports, again
-// and again. It notes how many rows it returned.
+// endless is a database whose lists do not end: it repeats the devices of the ports, and
+// counts the rows that it returned.
 type endless struct {
 	*devicetest.Ports
 	rows atomic.Int64
@@ -169,8 +169,8 @@ func (e *endless) List(ctx context.Context, q devices.ListQuery) (devices.Page, 
 	return page, nil
 }
 
-// A search reads a bounded number of devices, however many there are, and whatever
-// rules deny on how many of them.
+// A search reads a limited number of devices, however many there are and whatever the
+// rules deny.
 func TestSearchIsBounded(t *testing.T) {
 	ports := searchedPorts(t, 40)
 	records := &endless{Ports: ports}

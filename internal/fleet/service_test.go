@@ -24,8 +24,8 @@ import (
 
 const id = devices.ID("02:00:00:00:00:01")
 
-// pipe is a connection made of a script: what the core sends is answered at
-// once, on the sender's goroutine.
+// pipe is a connection to a script: each message of the core is answered at once, on the
+// sender's goroutine.
 type pipe struct {
 	script  *devicetest.Script
 	session *session.Session
@@ -49,7 +49,7 @@ func (p *pipe) SendControl(msg []byte) error {
 	}
 	p.path.note(msg)
 	if answer := p.script.Answer(msg); answer != "" {
-		_ = p.session.HandleControl([]byte(answer)) // unusable answers are part of the script
+		_ = p.session.HandleControl([]byte(answer)) // scripts may answer unusable messages
 	}
 	return nil
 }
@@ -101,7 +101,7 @@ func ready(t *testing.T, s *fleet.Service) {
 	}
 }
 
-// bubble runs a test in fake time and ends the core inside it.
+// bubble runs a test in fake time and closes the core inside it.
 func bubble(t *testing.T, cfg fleet.Config, test func(t *testing.T, p *devicetest.Ports, s *fleet.Service)) {
 	synctest.Test(t, func(t *testing.T) {
 		p := devicetest.New()
@@ -115,7 +115,7 @@ func call(t *testing.T, s *fleet.Service, tool, args string) (devices.ToolResult
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), dispatch.TimeoutFor(tool))
 	defer cancel()
-	r, err := s.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: tool, Arguments: json.RawMessage(args)})
+	r, err := s.CallTool(ctx, devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: tool, Arguments: json.RawMessage(args)})
 	if err != nil {
 		return r, devices.AsError(err)
 	}
@@ -133,7 +133,7 @@ func TestRetriesWithBackoffWhileTheDeviceIsSilent(t *testing.T) {
 			return ""
 		}
 		connect(t, s, "c1", script)
-		time.Sleep(11 * time.Second) // fake time: the first initialize ran into its 10 s
+		time.Sleep(11 * time.Second) // fake time: the first initialize timed out after 10 s
 		synctest.Wait()
 		if v := state(t, s); v.Presence.MCP != devices.MCPUnresponsive || v.CatalogState != devices.CatalogError {
 			t.Errorf("MCP %s, catalog %s", v.Presence.MCP, v.CatalogState)
@@ -177,7 +177,7 @@ func TestToolsAreKnownBeforeTheyAreVerified(t *testing.T) {
 			t.Errorf("a call while stale: %v", err)
 		}
 		if len(p.Seen(devices.EventCatalog)) != 1 {
-			t.Error("an unchanged list is no event")
+			t.Error("an unchanged list published an event")
 		}
 	})
 }
@@ -198,7 +198,7 @@ func TestCatalogOfTheSameFirmwareImageIsShown(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		synctest.Wait() // its row tells which image it has
+		synctest.Wait() // its row contains the image
 		if list, err := s.Tools(t.Context(), check.Device, true); err != nil || list.State != devices.CatalogStale || len(list.Tools) != 2 {
 			t.Errorf("%+v, %v", list, err)
 		}
@@ -219,7 +219,7 @@ func TestHistoryAndDiff(t *testing.T) {
 		if len(events) != 2 || !strings.Contains(string(events[1].Fields), `"added":["self.new"],"removed":["self.reboot"],"changed":["self.audio_speaker.set_volume"]`) {
 			t.Errorf("%s", events[len(events)-1].Fields)
 		}
-		script.Firmware = "2.5.1" // same tools under another firmware: an entry, no event
+		script.Firmware = "2.5.1" // the same tools under another firmware: an entry, but not an event
 		connect(t, s, "c1", script)
 		ready(t, s)
 		history, err := s.History(t.Context(), id, 0, 0, 10)
@@ -238,8 +238,8 @@ func TestClonedIDKeepsTheIncumbent(t *testing.T) {
 		for i := range 6 {
 			last = connect(t, s, []string{"a", "b"}[i%2], devicetest.NewScript())
 		}
-		newcomer := devices.Identity{Device: id, ClientID: "a"}
-		if _, err := s.Accept(newcomer, &pipe{}); err == nil || devices.AsError(err).Code != devices.CodeForbidden {
+		identity := devices.Identity{Device: id, ClientID: "a"}
+		if _, err := s.Accept(identity, &pipe{}); err == nil || devices.AsError(err).Code != devices.CodeForbidden {
 			t.Errorf("the seventh: %v", err)
 		}
 		if v := state(t, s); v.State != devices.StateContested || last.reason() != "" {
@@ -249,7 +249,7 @@ func TestClonedIDKeepsTheIncumbent(t *testing.T) {
 			t.Error("no event")
 		}
 		time.Sleep(31 * time.Second)
-		if _, err := s.Accept(newcomer, &pipe{script: devicetest.NewScript()}); err != nil {
+		if _, err := s.Accept(identity, &pipe{script: devicetest.NewScript()}); err != nil {
 			t.Errorf("after the pause: %v", err)
 		}
 	})
@@ -258,7 +258,7 @@ func TestClonedIDKeepsTheIncumbent(t *testing.T) {
 func TestEpochsRiseEvenWhenTheClockDoesNot(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		var before devices.Epoch
-		for range 5 { // fake time stands still
+		for range 5 { // fake time does not advance
 			p := connect(t, s, "c1", devicetest.NewScript())
 			if p.session.Epoch() <= before {
 				t.Fatalf("epoch %d after %d", p.session.Epoch(), before)
@@ -296,7 +296,7 @@ func TestRestartingToolsSucceedInSilence(t *testing.T) {
 			t.Errorf("%+v, %v after %v", r, err, time.Since(begun))
 		}
 		if _, err := call(t, s, "self.upgrade_firmware", `{}`); err == nil || err.Code != devices.CodeToolUnknown {
-			t.Errorf("a tool the list does not have: %v", err)
+			t.Errorf("a tool that is not in the list: %v", err)
 		}
 	})
 }
@@ -373,7 +373,7 @@ func TestRestartKeepsMembersAndEndsLostSessions(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 		connect(t, s, "c1", devicetest.NewScript())
 		ready(t, s)
-		// The database as a killed node leaves it: still online.
+		// The database after a node was killed: still online.
 		_, left, _, _ := p.Of(id)
 		next := devicetest.New()
 		next.Ledger, next.Texts = p.Ledger, p.Texts
@@ -383,7 +383,7 @@ func TestRestartKeepsMembersAndEndsLostSessions(t *testing.T) {
 		if err != nil || v.State != devices.StateOffline || v.CatalogState != devices.CatalogStale {
 			t.Errorf("%+v, %v", v, err)
 		}
-		if n, err := again.LoseNode(t.Context(), left.Node, time.Time{}, func(context.Context, string, time.Time, devices.ID, int) ([]devices.Presence, error) {
+		if n, err := again.MarkNodeLost(t.Context(), left.Node, time.Time{}, func(context.Context, string, time.Time, devices.ID, int) ([]devices.Presence, error) {
 			return []devices.Presence{left}, nil
 		}); err != nil || n != 1 {
 			t.Fatal(n, err)
@@ -397,7 +397,7 @@ func TestRestartKeepsMembersAndEndsLostSessions(t *testing.T) {
 		}
 		p2 := &pipe{script: devicetest.NewScript()}
 		session, err := again.Accept(devices.Identity{Device: id, ClientID: "c1"}, p2)
-		synctest.Wait() // the database refuses its first row: the clock stands still
+		synctest.Wait() // the database refuses its first row: the clock has not advanced
 		if err != nil || session.Epoch() <= left.Epoch {
 			t.Errorf("epoch %d after %d, %v", session.Epoch(), left.Epoch, err)
 		}

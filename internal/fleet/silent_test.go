@@ -15,8 +15,8 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// Members that never answer tools/list keep a newcomer waiting for seconds only.
-func TestSilentMembersDelayNobody(t *testing.T) {
+// Members that never answer tools/list delay another device by seconds only.
+func TestSilentMembersDelayNoOthers(t *testing.T) {
 	bubble(t, fleet.Config{Handshakes: 256}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		silent := devicetest.NewScript()
 		silent.Other = func(r devicetest.Request) string {
@@ -38,25 +38,25 @@ func TestSilentMembersDelayNobody(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		if v := state(t, s); v.Presence.MCP != devices.MCPReady {
-			t.Errorf("after 5 s the newcomer's tools are %s", v.Presence.MCP)
+			t.Errorf("after 5 s the new device's tools are %s", v.Presence.MCP)
 		}
 	})
 }
 
-// slowHolder is a router to a node that holds every device and takes its time.
+// slowHolder is a router to a node that holds every device and answers slowly.
 type slowHolder struct{ *devicetest.Ports }
 
-func (slowHolder) Ask(ctx context.Context, _ devices.ID, _ devices.Question) ([]byte, error) {
+func (slowHolder) Query(ctx context.Context, _ devices.ID, _ devices.Query) ([]byte, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
-// A device whose node answers slowly is online if its row is; without the
-// database, too, its state is unknown and not offline.
+// A device whose node answers slowly is online if its row is. Without the database its
+// state is unknown, not offline.
 func TestSlowHolderIsOnline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ports := devicetest.New()
-		s := ports.ServiceOver(t, fleet.Config{Node: "b", Alive: func(string) bool { return true }}, func(p *fleet.Ports) { p.Router = slowHolder{ports} })
+		s := ports.ServiceOver(t, fleet.Config{Node: "b", IsNodeAlive: func(string) bool { return true }}, func(p *fleet.Ports) { p.Router = slowHolder{ports} })
 		if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,7 @@ func TestSlowHolderIsOnline(t *testing.T) {
 		if err != nil || v.State != devices.StateOnline || v.Presence.Node != "a" {
 			t.Errorf("%s on %q, %v", v.State, v.Presence.Node, err)
 		}
-		ports.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: 2, Node: "a"}) // NATS may be silent, too
+		ports.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: 2, Node: "a"}) // NATS may not answer either
 		if v, err := s.Get(t.Context(), id); err != nil || v.State != devices.StateOffline {
 			t.Errorf("with an offline row: %s, %v", v.State, err)
 		}
@@ -76,7 +76,7 @@ func TestSlowHolderIsOnline(t *testing.T) {
 	})
 }
 
-// A node that has not read its members answers decisions with unavailable.
+// A node that has not read its members refuses decisions as unavailable.
 func TestDecisionsBeforeTheMembersAreRead(t *testing.T) {
 	ports := devicetest.New()
 	ports.Put(devices.Member{ID: id, ClientID: "c"})
@@ -93,8 +93,8 @@ func TestDecisionsBeforeTheMembersAreRead(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if !s.Knows(id) || s.IsMember(id) || !s.MemberOf(id) {
-		t.Error("nobody can tell yet who is a member")
+	if !s.IsKnown(id) || s.IsMember(id) || !s.MayBeMember(id) {
+		t.Error("the members are not read yet")
 	}
 	ports.Back(t, s)
 	if w := check(t, s, "c"); !w.Admitted {
@@ -102,7 +102,7 @@ func TestDecisionsBeforeTheMembersAreRead(t *testing.T) {
 	}
 }
 
-// A raw request that waits for its turn when its key ends is not made.
+// A raw request that waits for its turn is not sent if its key is revoked meanwhile.
 func TestKeyEndsWhileItsRequestWaits(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		release := make(chan struct{})
@@ -111,7 +111,7 @@ func TestKeyEndsWhileItsRequestWaits(t *testing.T) {
 		connect(t, s, "c1", script)
 		ready(t, s)
 		scopes, _ := access.ParseScopes([]string{"tools:call:user", "tools:call"})
-		k, _, err := s.CreateKey(t.Context(), devicetest.Admin, fleet.KeyWish{Name: "short", Scopes: scopes})
+		k, _, err := s.CreateKey(t.Context(), devicetest.Admin, fleet.NewKeyParams{Name: "short", Scopes: scopes})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +122,7 @@ func TestKeyEndsWhileItsRequestWaits(t *testing.T) {
 		go func() {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			_, err := s.CallRPC(ctx, devices.RPCCall{By: access.By{Who: who, Via: access.ViaREST}, Device: id, Method: "resources/list"})
+			_, err := s.CallRPC(ctx, devices.RPCCall{Principal: access.Principal{Caller: who, Via: access.ViaREST}, Device: id, Method: "resources/list"})
 			second <- err
 		}()
 		synctest.Wait()
@@ -134,7 +134,7 @@ func TestKeyEndsWhileItsRequestWaits(t *testing.T) {
 			t.Error(err)
 		}
 		if err := <-second; err == nil || devices.AsError(err).Code != devices.CodeUnauthorized {
-			t.Errorf("the request that waited: %v", err)
+			t.Errorf("the waiting request: %v", err)
 		}
 		for _, r := range script.Received() {
 			if r.Method == "resources/list" {
@@ -144,8 +144,8 @@ func TestKeyEndsWhileItsRequestWaits(t *testing.T) {
 	})
 }
 
-// The firmware that a device reports when it connects is newer than an earlier
-// OTA check, wherever that comes from.
+// The firmware version that a device reports when it connects is newer than an earlier
+// OTA check, on whichever node that was.
 func TestFirmwareOfInitializeHolds(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, ports *devicetest.Ports, s *fleet.Service) {
 		if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e"}); err != nil {
@@ -167,8 +167,8 @@ func TestFirmwareOfInitializeHolds(t *testing.T) {
 	})
 }
 
-// A newer check that another node took holds with everything in it, where the
-// device then connects to a node that missed it.
+// A newer check on another node keeps all its values when the device connects to a node
+// that missed it.
 func TestNewerCheckElsewhereHolds(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, ports *devicetest.Ports, a *fleet.Service) {
 		first := admission.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e-old", Language: "zh-CN", Chip: "esp32s3"}

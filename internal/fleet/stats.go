@@ -6,7 +6,7 @@ import (
 	"fleetd/internal/devices/speech"
 )
 
-// Stats counts what the core does. A collector reads it at any time.
+// Stats are the counters of the core. They may be read at any time.
 type Stats struct {
 	*speech.AudioStats
 	*session.Stats

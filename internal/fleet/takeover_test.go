@@ -10,8 +10,8 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// A device that connects again and again is let in at once a few times, then
-// once a second, and keeps the session that it has.
+// A device that reconnects in a loop is accepted a few times at once, then once a second,
+// and keeps its session.
 func TestReconnectsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ports := devicetest.New()
@@ -27,7 +27,7 @@ func TestReconnectsAreBounded(t *testing.T) {
 			}
 		}
 		if let != 20 {
-			t.Errorf("%d of 500 connections at once were let in", let)
+			t.Errorf("%d of 500 connections at once were accepted", let)
 		}
 		if err := accept(); devices.AsError(err).Code != devices.CodeDeviceBusy {
 			t.Errorf("refused with %v", err)
@@ -35,14 +35,14 @@ func TestReconnectsAreBounded(t *testing.T) {
 		if v := state(t, s); v.State != devices.StateOnline {
 			t.Errorf("the device is %s", v.State)
 		}
-		time.Sleep(5 * time.Second) // of the test's own clock
+		time.Sleep(5 * time.Second) // fake time
 		for let = 0; accept() == nil; let++ {
 		}
 		if let != 5 {
 			t.Errorf("%d connections after five seconds", let)
 		}
 		if err := accept(); err == nil {
-			t.Error("another at once")
+			t.Error("a second one at once")
 		}
 		if n := s.Stats().Connects.Get(devices.TransportMQTT); n != 25 {
 			t.Errorf("%d sessions", n)

@@ -15,21 +15,21 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// A call that waits for its turn is judged by the rules of when it comes, its
-// address included.
+// A call that waits for its turn is checked with the rules of that time, including its
+// URL.
 func TestRulesChangeWhileACallWaits(t *testing.T) {
 	guarded(t, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service, asked *atomic.Int32, conn *pipe) {
 		const shown = "http://192.0.2.1/"
 		devicetest.AllowURLs(t, s, shown)
 		conn.script.Call = func(string, json.RawMessage) string { asked.Add(1); return "" }
 		var all sync.WaitGroup
-		all.Go(func() { _, _ = callBy(t, s, devicetest.Admin, "self.lamp.set", `{"on":true}`, "") }) // holds the device for 10 s
+		all.Go(func() { _, _ = callBy(t, s, devicetest.Admin, "self.lamp.set", `{"on":true}`, "") }) // occupies the device for 10 s
 		synctest.Wait()
 		wait := func(tool, args, rule string) {
 			all.Go(func() {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				_, err := s.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: tool, Arguments: json.RawMessage(args)})
+				_, err := s.CallTool(ctx, devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: tool, Arguments: json.RawMessage(args)})
 				// security: K11
 				if e := devices.AsError(err); e.Code != devices.CodeToolDenied || e.Rule != rule {
 					t.Errorf("%s: %v", tool, err)
@@ -43,12 +43,12 @@ func TestRulesChangeWhileACallWaits(t *testing.T) {
 		all.Wait()
 		// security: K11
 		if n := asked.Load(); n != 1 {
-			t.Errorf("the device was asked %d times", n)
+			t.Errorf("the device received %d calls", n)
 		}
 	})
 }
 
-// A device runs one call at a time, also when they come and go.
+// A device runs one call at a time.
 func TestCallsTakeTurns(t *testing.T) {
 	guarded(t, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service, asked *atomic.Int32, conn *pipe) {
 		var running, most atomic.Int32
@@ -68,7 +68,7 @@ func TestCallsTakeTurns(t *testing.T) {
 		for range 3 {
 			all.Go(set)
 		}
-		time.Sleep(1500 * time.Millisecond) // the second runs
+		time.Sleep(1500 * time.Millisecond) // the second call runs
 		all.Go(set)
 		all.Wait()
 		set()

@@ -18,22 +18,23 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"fleetd/internal/connlimit"
+	"fleetd/internal/console"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
-	"fleetd/internal/lobby"
 	"fleetd/internal/provision"
 	"fleetd/internal/restapi"
 )
 
-// parts names what is down; none means that the node is ready.
-func (n *node) parts() map[string]error {
+// downParts returns the parts that are down, with their errors; none if the node is ready.
+func (n *node) downParts() map[string]error {
 	down := map[string]error{}
 	if err := n.store.Ready(); err != nil {
 		down["database"] = err
 	}
 	if !n.bus.up.Load() {
 		down["nats"] = errors.New("not connected")
-	} else if err := n.kept(); err != nil {
+	} else if err := n.storageError(); err != nil {
 		down["events"] = err
 	}
 	if err := n.vision.Ready(); err != nil {
@@ -48,27 +49,27 @@ func (n *node) parts() map[string]error {
 	return down
 }
 
-// health adds the load balancers' routes to the devices' side. A node without
-// its database or NATS still serves devices, so only stopping makes it unfit
-// there; what is down is named, and no more, since anybody can ask.
+// health adds the routes for load balancers to the listener of devices. A node without
+// its database or NATS still serves devices, so only stopping makes it unready there. The
+// names of the parts that are down are included, but no more, because anyone can read them.
 func (n *node) health(mux *http.ServeMux) {
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		answer := struct {
 			Ready bool     `json:"ready"`
 			Down  []string `json:"down,omitempty"`
-		}{Ready: !n.draining.get() && n.service.Registry().Ready(), Down: slices.Sorted(maps.Keys(n.parts()))}
+		}{Ready: !n.draining.get() && n.service.Registry().Ready(), Down: slices.Sorted(maps.Keys(n.downParts()))}
 		w.Header().Set("Content-Type", "application/json")
 		if !answer.Ready {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		body, _ := json.Marshal(answer) // strings always marshal
-		_, _ = w.Write(body)            // nobody to tell if the prober is gone
+		body, _ := json.Marshal(answer) // cannot fail for strings
+		_, _ = w.Write(body)            // fails only if the prober has disconnected
 	})
 }
 
-// httpLog takes what net/http logs: panics are faults of ours, the rest is
-// clients that came and went.
+// httpLog receives the log of net/http: panics are internal errors (bugs), the rest is
+// clients that connected and disconnected.
 type httpLog struct{ log *slog.Logger }
 
 func (l httpLog) Write(line []byte) (int, error) {
@@ -80,8 +81,8 @@ func (l httpLog) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// whileServing sends devices elsewhere, or away for a moment, once the node
-// stops: uploads of calls in progress still come through.
+// whileServing refuses connections and OTA checks of devices once the node is stopping;
+// photo uploads of calls in progress are still accepted.
 func (n *node) whileServing(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if n.draining.get() && (r.URL.Path == provision.PathWebSocket || strings.HasPrefix(r.URL.Path, provision.PathOTA)) {
@@ -93,30 +94,35 @@ func (n *node) whileServing(next http.Handler) http.Handler {
 	})
 }
 
-// startAPI opens the people's side.
+// startAPI opens the API for people and programs.
 func (n *node) startAPI() error {
+	n.startExplain()
 	n.startMCP()
-	api := restapi.New(restapi.Options{Service: n.service, Mint: n.mint, AuthNone: n.cfg.APIAuth == "none", Failures: n.failures["api-listen"], Events: n.events,
-		Photos: n.vision, Archive: n.store, AuditSince: n.auditSince, Attest: n.attest, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.parts, Draining: n.draining.get,
+	var pages http.Handler
+	if n.cfg.Console {
+		pages = console.New()
+	}
+	metrics := n.metrics()
+	api := restapi.New(restapi.Options{Console: pages, Service: n.service, Mint: n.mint, AuthNone: n.cfg.APIAuth == "none", Work: n.work, Failures: n.failures["api-listen"], Events: n.events,
+		Photos: n.vision, Archive: n.store, Jobs: n.jobs.manager, Webhooks: n.webhooks, Stats: n.startStats(metrics), Explainer: n.explain, Tracer: n.tracer, AuditSince: n.auditSince, Attest: n.attest, Diagnoser: n.provision, Nodes: n.nodes, Ready: n.downParts, Draining: n.draining.get,
 		Authenticate: n.mqtt.authenticate, LogLevel: &n.level, Log: n.log, Version: n.cfg.Version})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{
-		version: n.cfg.Version, node: n.cfg.Node, service: n.service, front: n.front, provision: n.provision, attest: n.attest, events: n.events,
-		cluster: n.cluster, store: n.store, vision: n.vision, bus: n.bus, mqtt: n.mqtt, gate: n.gate, apiGate: n.apiGate, floods: n.floods, guarded: n.guarded, proxied: n.proxied, failures: n.failures, certificate: n.certificate, apiCertificate: n.apiCertificate, audit: n.audit, policy: n.policy, upstream: n.upstream, members: n.members, mcp: n.mcp.Stats()})
-	api.HandlePublic("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), newCollector(metrics))
+	api.HandlePublic("GET /metrics", newSharedAnswer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{})))
 	api.Handle("GET /debug/pprof/", http.HandlerFunc(pprof.Index))
 	api.Handle("GET /debug/pprof/profile", http.HandlerFunc(pprof.Profile))
 	api.Handle("GET /debug/pprof/trace", http.HandlerFunc(pprof.Trace))
-	// What a node needs shows only when what it needed has been given back,
-	// which the runtime otherwise does at its leisure.
+	// The memory that a node needs can only be measured after unused memory was
+	// returned, which the runtime otherwise delays.
 	api.Handle("POST /debug/free-memory", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		debug.FreeOSMemory()
 		w.WriteHeader(http.StatusNoContent)
 	}))
-	n.api = &http.Server{Handler: lobby.AnswerFirst(n.withMCP(api), n.pace("api-listen")), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}
+	n.api = &http.Server{Handler: connlimit.RespondEarly(n.withMCP(api), n.pace("api-listen")), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: n.httpErrors(), ConnContext: connlimit.WithConn}
 	if n.apiCertificate != nil {
 		n.api.TLSConfig = n.apiCertificate.config()
+		n.apiNet = connlimit.LimitHandshakes(n.api, n.apiNet)
 	}
 	n.serve("api-listen", n.api, n.apiNet)
 	n.onStop(n.mcp.Close) // before the listener waits for its streams
@@ -124,19 +130,19 @@ func (n *node) startAPI() error {
 }
 
 func (n *node) nodes() []devices.Node {
-	if n.members != nil {
-		return n.members.nodes()
+	if n.leases != nil {
+		return n.leases.All()
 	}
-	return []devices.Node{{Name: n.cfg.Node, Version: n.cfg.Version, Started: n.started, Devices: n.held(), API: n.apiURL()}}
+	return []devices.Node{{Name: n.cfg.Node, Version: n.cfg.Version, Started: n.started, Devices: n.deviceCount(), API: n.apiURL()}}
 }
 
-// held is the number of devices connected here.
-func (n *node) held() (held int) {
+// deviceCount returns the number of devices connected to this node.
+func (n *node) deviceCount() (held int) {
 	n.service.Stats().States.Each(func(_ session.State, count int64) { held += int(count) })
 	return held
 }
 
-// apiURL is where this node's API is.
+// apiURL returns the URL of this node's API.
 func (n *node) apiURL() string {
 	u := localURL(n.apiNet)
 	if n.apiCertificate != nil {
@@ -145,8 +151,8 @@ func (n *node) apiURL() string {
 	return u
 }
 
-// apiCertFile is the file of the API's certificate, which commands on this machine
-// compare with what the listener shows; empty without TLS.
+// apiCertFile returns the file of the API's certificate, with which commands on this
+// machine compare that of the listener; empty without TLS.
 func (n *node) apiCertFile() string {
 	if n.apiCertificate == nil {
 		return ""

@@ -14,41 +14,41 @@ import (
 	"fleetd/internal/audit"
 	"fleetd/internal/config"
 	"fleetd/internal/credential"
+	"fleetd/internal/datadir"
 	"fleetd/internal/durable"
 )
 
 const (
-	auditGrace = 10 * time.Second // for the last entries
-	awayGrace  = time.Second      // the same while the database is away
-	// maxUnwritten bounds the file of entries that no database took, over any
-	// number of starts.
+	auditGrace   = 10 * time.Second // for the last entries
+	offlineGrace = time.Second      // the same while the database is unreachable
+	// maxUnwritten is the size limit of the file of entries that could not be written to
+	// the database, over any number of starts.
 	maxUnwritten = 256 << 20
 )
 
-// startAudit opens the record of who did what. It ends behind all that makes
-// entries, and before the database.
+// startAudit opens the audit log. It stops after all parts that write entries, and before
+// the database.
 func (n *node) startAudit(ctx context.Context) {
 	n.auditSince = n.keyedSince(ctx)
 	n.audit = audit.New(audit.Options{Node: n.cfg.Node, Version: n.cfg.Version, Key: n.mint.AuditKey(), Since: n.auditSince,
-		Store: n.store, Log: n.log, Spill: n.dir.spillAudit})
+		Store: n.store, Log: n.log, Spill: func(blocks []audit.Block) error { return spillAudit(n.dir, blocks) }})
 	n.onStop(func() {
 		grace := auditGrace
 		if n.store.Ready() != nil {
-			grace = awayGrace
+			grace = offlineGrace
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), grace)
 		defer cancel()
 		if err := n.audit.Close(ctx); err != nil {
-			n.log.Error("the audit has a gap", "error", err)
+			n.log.Error("audit entries were lost", "error", err)
 		}
 	})
 	n.whileRunning(n.recoverAudit)
 }
 
-// keyedSince is when the fleet began to hash its record under its key: the
-// earliest that this directory and the database know. Both are sealed, so that
-// neither can be set to another time; who takes the database's out does not get
-// at the directory's, nor at those of other nodes.
+// keyedSince returns when the fleet started to key its audit log: the earliest time in the
+// data directory and in the database. Both are sealed, so that neither can be changed; a
+// person who removes the database's cannot remove those in the directories of nodes.
 func (n *node) keyedSince(ctx context.Context) time.Time {
 	const purpose = "audit since"
 	since := n.started.Truncate(time.Second)
@@ -60,37 +60,37 @@ func (n *node) keyedSince(ctx context.Context) time.Time {
 		}
 		switch {
 		case err != nil:
-			n.log.Error("when the fleet began to key its audit was changed by somebody", "where", where, "error", err)
+			n.log.Error("the stored time since when the audit log is keyed was modified", "where", where, "error", err)
 		case at.Before(since):
 			since = at
 		}
 	}
 	seal := func() string {
-		text, _ := since.MarshalText() // a time of this century
+		text, _ := since.MarshalText() // cannot fail for a time of this century
 		return n.mint.Settings().Seal(purpose, "", text)
 	}
-	noted, err := os.ReadFile(n.dir.file(fileKeyed))
+	noted, err := os.ReadFile(n.dir.File(datadir.FileKeyed))
 	if err == nil {
-		earlier(fileKeyed, string(noted))
+		earlier(datadir.FileKeyed, string(noted))
 	}
 	before := since
 	if stored, err := n.store.AuditKeyed(ctx, seal()); err == nil {
 		earlier("database", stored)
 	}
 	if err != nil || since.Before(before) {
-		if err := n.dir.write(fileKeyed, []byte(seal()+"\n")); err != nil {
-			n.log.Warn("not noted since when the audit is keyed", "error", err)
+		if err := n.dir.Write(datadir.FileKeyed, []byte(seal()+"\n")); err != nil {
+			n.log.Warn("cannot store since when the audit log is keyed", "error", err)
 		}
 	}
 	return since
 }
 
-// AuditKey is the key under which a node with these settings hashes its audit;
-// nil if its secret is not here.
+// AuditKey returns the key with which a node with these settings hashes its audit log; nil
+// if its secret is not available.
 func AuditKey(cfg *config.Config) ([]byte, error) {
 	secret := cfg.Secret
 	if secret == "" {
-		content, err := os.ReadFile(filepath.Join(cfg.DataDir, fileSecret))
+		content, err := os.ReadFile(filepath.Join(cfg.DataDir, datadir.FileSecret))
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		}
@@ -106,19 +106,19 @@ func AuditKey(cfg *config.Config) ([]byte, error) {
 	return mint.AuditKey(), nil
 }
 
-// spillAudit keeps blocks that the database did not take before the node
+// spillAudit stores blocks that could not be written to the database before the node
 // stopped.
-func (d *dataDir) spillAudit(blocks []audit.Block) error {
+func spillAudit(d *datadir.Dir, blocks []audit.Block) error {
 	var content []byte
 	for i := range blocks {
 		content = audit.AppendExport(content, &blocks[i])
 	}
-	return durable.Append(d.file(fileAudit), maxUnwritten, content)
+	return durable.Append(d.File(datadir.FileAudit), maxUnwritten, content)
 }
 
-// recoverAudit writes what an earlier run could not.
+// recoverAudit writes the blocks of earlier runs.
 func (n *node) recoverAudit(ctx context.Context) {
-	name := n.dir.file(fileAudit)
+	name := n.dir.File(datadir.FileAudit)
 	content, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -134,13 +134,13 @@ func (n *node) recoverAudit(ctx context.Context) {
 		})
 		if err == nil {
 			if err = os.Remove(name); err == nil {
-				n.log.Info("the audit of an earlier run is written", "blocks", blocks)
+				n.log.Info("audit entries of an earlier run were written", "blocks", blocks)
 				return
 			}
 			break
 		}
 		if n.store.Ready() == nil && ctx.Err() == nil {
-			break // the file is to blame
+			break // the file is the cause
 		}
 		select {
 		case <-ctx.Done():
@@ -149,6 +149,6 @@ func (n *node) recoverAudit(ctx context.Context) {
 		}
 	}
 	if ctx.Err() == nil {
-		n.log.Error("the audit of an earlier run cannot be written; the file stays", "file", name, "error", err)
+		n.log.Error("cannot write the audit entries of an earlier run; the file is kept", "file", name, "error", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
 	"fleetd/internal/credential"
+	"fleetd/internal/datadir"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -44,10 +45,10 @@ type away struct{}
 func (away) SaveAuditBlock(context.Context, *audit.Block) error { return errors.New("away") }
 
 // What no database took before a stop is there after the next start.
-func TestAuditSurvivesAStopWithoutDatabase(t *testing.T) {
+func TestAuditAfterStopWithoutDatabase(t *testing.T) {
 	dir := open(t, t.TempDir())
 	for range 2 { // two starts without a database
-		log := audit.New(audit.Options{Node: "n-1", Store: away{}, Log: quiet, Spill: dir.spillAudit})
+		log := audit.New(audit.Options{Node: "n-1", Store: away{}, Log: quiet, Spill: func(blocks []audit.Block) error { return spillAudit(dir, blocks) }})
 		log.Record(audit.Entry{At: time.Now(), Kind: audit.KindCall, Action: "self.get_device_status", Key: "k", Outcome: "ok"})
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
@@ -55,7 +56,7 @@ func TestAuditSurvivesAStopWithoutDatabase(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s, err := store.Open(t.Context(), "sqlite", dir.path, quiet)
+	s, err := store.Open(t.Context(), "sqlite", dir.Path, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +75,7 @@ func TestAuditSurvivesAStopWithoutDatabase(t *testing.T) {
 	if r := v.Report(); !r.Intact || r.Runs != 2 || r.Entries != 6 || len(r.Unended) != 0 {
 		t.Errorf("%+v", r)
 	}
-	if _, err := os.Stat(dir.file(fileAudit)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(dir.File(datadir.FileAudit)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file stays: %v", err)
 	}
 }
@@ -83,12 +84,12 @@ func TestAuditSurvivesAStopWithoutDatabase(t *testing.T) {
 // database, and neither can be led to believe that it was later.
 func TestKeyedSince(t *testing.T) {
 	dir := open(t, t.TempDir())
-	s, err := store.Open(t.Context(), "sqlite", dir.path, quiet)
+	s, err := store.Open(t.Context(), "sqlite", dir.Path, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close(t.Context())
-	raw, err := sql.Open("sqlite", filepath.Join(dir.path, store.FileName))
+	raw, err := sql.Open("sqlite", filepath.Join(dir.Path, store.FileName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +117,7 @@ func TestKeyedSince(t *testing.T) {
 	}{
 		{"the first start", func() {}},
 		{"a later one", func() {}},
-		{"one with a new directory", func() { _ = os.Remove(dir.file(fileKeyed)) }},
+		{"one with a new directory", func() { _ = os.Remove(dir.File(datadir.FileKeyed)) }},
 		{"one whose database lost it", func() { exec(`DELETE FROM fleet WHERE key = 'audit_keyed'`) }},
 		{"one whose database was changed", func() { exec(`UPDATE fleet SET value = 'x' WHERE key = 'audit_keyed'`) }},
 	} {
@@ -170,9 +171,9 @@ func TestPolicyFile(t *testing.T) {
 	if version := service.Guard().Policy().Version; name() != "nothing at all" || version != 0 {
 		t.Errorf("%q is in force, as version %d", name(), version)
 	}
-	by := access.By{Who: access.Admin, Via: access.ViaREST}
+	by := access.Principal{Caller: access.Admin, Via: access.ViaREST}
 	if _, err := service.SetPolicy(t.Context(), by, access.Policy{}, 0); devices.AsError(err).Code != devices.CodeForbidden {
-		t.Errorf("the API changes what a file says: %v", err)
+		t.Errorf("the API changes the policy of a file: %v", err)
 	}
 	stop()
 	<-watched

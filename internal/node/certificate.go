@@ -8,53 +8,55 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"fleetd/internal/counters"
 )
 
-// certificateCheck is how often the files are looked at.
+// certificateCheck is how often the files are checked.
 const certificateCheck = 10 * time.Second
 
-// certificate serves a key pair from files, to every TLS listener of devices,
-// and reads them again when they change; a pair that does not load leaves the
-// old one in place. It is safe for concurrent use.
+// certificate serves a key pair from files to TLS listeners, and reads the files again when
+// they change; if they cannot be loaded, it keeps the previous pair. It is safe for
+// concurrent use.
 type certificate struct {
 	cert, key string
 	log       *slog.Logger
 
-	mu      sync.Mutex
-	pair    *tls.Certificate
-	checked time.Time
-	seen    stamp // of the files as last tried, whether they loaded or not
+	mu        sync.Mutex
+	pair      *tls.Certificate
+	checked   time.Time
+	lastStamp stamp // of the files at the last attempt, successful or not
 
 	reloads, failures atomic.Uint64
 }
 
-// stamp tells a change of the two files. Renewals may keep the times of older
-// files, so a later time alone is not what counts.
+// stamp identifies a version of the two files. A renewal may set an older time, so any
+// difference counts as a change.
 type stamp [2]struct {
 	changed time.Time
 	size    int64
 }
 
-// newCertificate loads the pair of two flags, or fails in one sentence.
+// newCertificate loads the pair of two flags.
 func newCertificate(flags, cert, key string, log *slog.Logger) (*certificate, error) {
 	c := &certificate{cert: cert, key: key, log: log, checked: time.Now()}
-	c.seen = c.stamp()
+	c.lastStamp = c.stamp()
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", flags, err)
 	}
-	c.take(&pair)
+	c.use(&pair)
 	return c, nil
 }
 
-// config is for HTTP/1.1 alone: the firmware knows no HTTP/2, a WebSocket upgrade
-// needs 1.1, and so do the deadlines and limits of connections.
+// config allows only HTTP/1.1: the firmware does not support HTTP/2, and WebSocket upgrades
+// and the deadlines and limits of connections need 1.1.
 func (c *certificate) config() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current(), nil }}
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.currentPair(), nil }}
 }
 
-// mqttConfig is config for MQTT, which clients may name by ALPN.
+// mqttConfig is config for MQTT, which clients may select by ALPN.
 func (c *certificate) mqttConfig() *tls.Config {
 	config := c.config()
 	config.NextProtos = []string{"mqtt"}
@@ -70,9 +72,8 @@ func (c *certificate) stamp() (s stamp) {
 	return s
 }
 
-// current is the pair to serve. It looks at the files at most once in
-// certificateCheck.
-func (c *certificate) current() *tls.Certificate {
+// currentPair returns the pair to serve. It checks the files at most once per certificateCheck.
+func (c *certificate) currentPair() *tls.Certificate {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if time.Since(c.checked) >= certificateCheck {
@@ -81,16 +82,16 @@ func (c *certificate) current() *tls.Certificate {
 	return c.pair
 }
 
-// checkLocked reads the files if they changed since they were last tried, so
-// that a pair which does not load is complained of once. The stamp is taken
-// first: what is written while they are read shows as another change.
+// checkLocked reads the files if they have changed since the last attempt, so that an invalid
+// pair is logged once. The stamp is taken first: a write during the reading is then detected
+// as another change.
 func (c *certificate) checkLocked() {
 	c.checked = time.Now()
 	now := c.stamp()
-	if now == c.seen {
+	if now == c.lastStamp {
 		return
 	}
-	c.seen = now
+	c.lastStamp = now
 	c.loadLocked()
 }
 
@@ -98,29 +99,38 @@ func (c *certificate) loadLocked() {
 	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
 	if err != nil {
 		c.failures.Add(1)
-		c.log.Error("certificate files changed but do not load, keeping the old pair", "error", err, "expires", c.pair.Leaf.NotAfter)
+		c.log.Error("cannot load the changed certificate files; keeping the previous pair", "error", err, "expires", c.pair.Leaf.NotAfter)
 		return
 	}
 	c.reloads.Add(1)
-	c.take(&pair)
+	c.use(&pair)
 	c.log.Info("certificate reloaded", "file", c.cert, "expires", pair.Leaf.NotAfter)
 }
 
-// take serves a pair from now on.
-func (c *certificate) take(pair *tls.Certificate) {
+// use makes a pair the one that is served.
+func (c *certificate) use(pair *tls.Certificate) {
 	c.pair = pair
 	if !pair.Leaf.NotAfter.After(time.Now()) {
-		c.log.Warn("the certificate has expired, so that clients refuse it; renew it", "file", c.cert, "expired", pair.Leaf.NotAfter)
+		c.log.Warn("the certificate has expired and clients refuse it; renew it", "file", c.cert, "expired", pair.Leaf.NotAfter)
 	}
 }
 
-// reload reads the files now, changed or not.
+// reload reads the files now, even if they have not changed.
 func (c *certificate) reload() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.checked, c.seen = time.Now(), c.stamp()
+	c.checked, c.lastStamp = time.Now(), c.stamp()
 	c.loadLocked()
 }
 
-// expires is when the pair that is served does.
-func (c *certificate) expires() time.Time { return c.current().Leaf.NotAfter }
+// expires returns when the served pair expires.
+func (c *certificate) expires() time.Time { return c.currentPair().Leaf.NotAfter }
+
+// metrics adds the metrics of the certificate of a listener, "device" or "api".
+func (c *certificate) metrics(r *counters.Registry, listener string) {
+	counters.Value(r.Gauge("certificate_expiry_timestamp_seconds", "When the served certificate expires, in seconds since 1970, by listener: `device`, `api`; absent without TLS.", "listener"),
+		func() int64 { return c.expires().Unix() }, listener)
+	reloads := r.Counter("certificate_reloads_total", "Changed certificate files: `loaded`, `failed`.", "result", "listener")
+	counters.Value(reloads, c.reloads.Load, "loaded", listener)
+	counters.Value(reloads, c.failures.Load, "failed", listener)
+}

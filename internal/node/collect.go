@@ -7,21 +7,20 @@ import (
 	"time"
 )
 
-// The collector lets the heap grow by what lives on it, so that tool lists, up
-// to --catalog-memory and what waits for the database, would cost twice their
-// bytes. They live long and hold no pointers: nothing is gained by waiting for as
-// much garbage again.
+// The garbage collector lets the heap grow in proportion to the live heap, so that tool lists
+// (up to --catalog-memory, and those queued for the database) would need twice their bytes.
+// They are long-lived and contain no pointers, so that collecting earlier is cheap.
 const (
 	collectEvery   = time.Second
-	collectPercent = 100 // the runtime's own, unless GOGC says otherwise
-	collectLeast   = 20  // below it collecting takes more than it gives
+	collectPercent = 100 // the runtime's default, unless GOGC is set
+	collectLeast   = 20  // below it, collecting costs more than it frees
 )
 
-// collect keeps the heap from growing on account of bytes of tool lists, until
-// ctx ends.
+// collect keeps the heap from growing in proportion to the bytes of tool lists, until ctx
+// ends.
 func (n *node) collect(ctx context.Context) {
 	if given := debug.SetGCPercent(collectPercent); given != collectPercent {
-		debug.SetGCPercent(given) // the operator has decided
+		debug.SetGCPercent(given) // GOGC takes precedence
 		return
 	}
 	defer debug.SetGCPercent(collectPercent)
@@ -45,10 +44,10 @@ func (n *node) collect(ctx context.Context) {
 	}
 }
 
-// heapPercent is how much a heap may grow of which these bytes are tool lists,
-// in steps, since setting it stops the program for a moment.
+// heapPercent returns the GC percentage for a heap with these bytes of tool lists, in steps,
+// because setting it stops the program for a moment.
 func heapPercent(live, lists int64) int {
-	if live <= 0 || lists*20 < live { // as it mostly is
+	if live <= 0 || lists*20 < live { // the usual case
 		return collectPercent
 	}
 	const step = 10

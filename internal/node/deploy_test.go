@@ -2,9 +2,6 @@ package node
 
 import (
 	"encoding/json"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,71 +15,21 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"fleetd/internal/config"
+	"fleetd/internal/counters"
 )
-
-// declaration is one metric of this package.
-type declaration struct {
-	labels    []string
-	histogram bool
-}
-
-// declared reads the metrics off the sources: a running node shows only those
-// that have a value.
-func declared(t *testing.T) map[string]declaration {
-	t.Helper()
-	out := map[string]declaration{}
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		if strings.HasSuffix(file, "_test.go") {
-			continue
-		}
-		tree, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ast.Inspect(tree, func(n ast.Node) bool {
-			call, ok := n.(*ast.CallExpr)
-			if !ok {
-				return true
-			}
-			name, _ := call.Fun.(*ast.Ident)
-			if name == nil || !slices.Contains([]string{"counter", "gauge", "newMetric"}, name.Name) {
-				return true
-			}
-			var texts []string
-			for _, arg := range call.Args {
-				if literal, ok := arg.(*ast.BasicLit); ok && literal.Kind == token.STRING {
-					text, _ := strconv.Unquote(literal.Value) // it was parsed
-					texts = append(texts, text)
-				}
-			}
-			if len(texts) >= 2 { // name, help, labels; not the helpers themselves
-				out["fleetd_"+texts[0]] = declaration{texts[2:], name.Name == "newMetric"}
-			}
-			return true
-		})
-	}
-	if len(out) < 50 {
-		t.Fatalf("%d metrics found", len(out))
-	}
-	return out
-}
 
 // scraped are the metrics with their labels as Prometheus sees them, those of
 // the client library included.
 func scraped(t *testing.T) map[string][]string {
 	t.Helper()
 	out := map[string][]string{}
-	for name, d := range declared(t) {
-		if !d.histogram {
-			out[name] = d.labels
+	for _, m := range everyMetric(t) {
+		if m.Kind != counters.KindHistogram {
+			out["fleetd_"+m.Name] = m.Labels
 			continue
 		}
 		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-			out[name+suffix] = append([]string{"le"}, d.labels...)
+			out["fleetd_"+m.Name+suffix] = append([]string{"le"}, m.Labels...)
 		}
 	}
 	registry := prometheus.NewRegistry()
@@ -129,8 +76,7 @@ func unknown(expression string, metrics map[string][]string) (faults []string) {
 	return faults
 }
 
-// Dashboard and alerts speak of metrics that exist, so that renaming one
-// breaks this test and not a night's sleep.
+// Dashboard and alerts use only existing metrics.
 func TestDashboardAndAlertsUseRealMetrics(t *testing.T) {
 	metrics := scraped(t)
 	if faults := unknown(`rate(fleetd_call_second_bucket[5m]) + fleetd_devices{colour="red"}`, metrics); len(faults) != 2 {
@@ -161,7 +107,7 @@ func TestDashboardAndAlertsUseRealMetrics(t *testing.T) {
 	if len(expressions) < 40 {
 		t.Fatalf("the dashboard has %d expressions", len(expressions))
 	}
-	// The rules are taken whole: their texts name no metric that is none.
+	// The rules are checked as a whole, including the metrics in their texts.
 	expressions = append(expressions, read(t, "deploy/prometheus/fleetd.rules.yml"), read(t, "deploy/prometheus/fleetd.rules_test.yml"))
 	for _, expression := range expressions {
 		for _, fault := range unknown(expression, metrics) {
@@ -170,25 +116,35 @@ func TestDashboardAndAlertsUseRealMetrics(t *testing.T) {
 	}
 }
 
-// The table of operations.md has every metric, and none that is gone.
-func TestMetricsAreDocumented(t *testing.T) {
-	metrics := declared(t)
-	text := read(t, "docs/operations.md")
-	for name := range metrics {
-		if !strings.Contains(text, "`"+name+"`") && !(strings.HasPrefix(name, "fleetd_upstream_") && strings.Contains(text, "`fleetd_upstream_*`")) {
-			t.Errorf("%s is not in docs/operations.md", name)
+// Docs name metrics that exist; docs/reference/metrics.md is compared by TestReference.
+func TestDocsNameRealMetrics(t *testing.T) {
+	metrics := scraped(t)
+	pages := []string{"../../README.md"}
+	for _, pattern := range []string{"../../docs/*.md", "../../docs/howto/*.md"} {
+		more, err := filepath.Glob(pattern)
+		if err != nil || len(more) == 0 {
+			t.Fatalf("%s: %d pages, %v", pattern, len(more), err)
 		}
+		pages = append(pages, more...)
 	}
-	for _, row := range regexp.MustCompile("(?m)^\\| `fleetd_.*$").FindAllString(text, -1) {
-		for _, name := range regexp.MustCompile("`(fleetd_[a-z_]*[a-z])`").FindAllStringSubmatch(row, -1) {
-			if _, ok := metrics[name[1]]; !ok {
-				t.Errorf("docs/operations.md has a metric %s that no node has", name[1])
+	found := 0
+	for _, page := range pages {
+		for _, name := range regexp.MustCompile("`(fleetd_[a-z_]*[a-z])[`{]").FindAllStringSubmatch(read(t, strings.TrimPrefix(page, "../../")), -1) {
+			found++
+			if _, ok := metrics[name[1]]; ok {
+				continue
+			}
+			if _, ok := metrics[name[1]+"_count"]; !ok {
+				t.Errorf("%s has a metric %s that no node has", page, name[1])
 			}
 		}
 	}
+	if found < 10 {
+		t.Errorf("%d names of metrics found in docs", found)
+	}
 }
 
-// Whoever starts nodes gives them the time that stopping takes.
+// Every way of starting nodes allows them enough time to stop.
 func TestGracePeriods(t *testing.T) {
 	needed := load(t, nil).DrainWindow + stopLimit
 	for file, pattern := range map[string]string{
@@ -208,8 +164,8 @@ func TestGracePeriods(t *testing.T) {
 	}
 }
 
-// Every FLEETD_ variable of the files is one that a node knows: an unknown one
-// stops its start.
+// Every FLEETD_ variable of the files is a valid setting: with an unknown one a node
+// does not start.
 func TestDeployedSettingsExist(t *testing.T) {
 	names := map[string]bool{}
 	for _, f := range config.Flags() {
@@ -223,7 +179,7 @@ func TestDeployedSettingsExist(t *testing.T) {
 		}
 		for _, s := range set {
 			if !names[s[1]] {
-				t.Errorf("%s sets %s, which no node knows", file, s[1])
+				t.Errorf("%s sets %s, which is not a setting", file, s[1])
 			}
 		}
 	}

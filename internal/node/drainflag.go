@@ -2,7 +2,7 @@ package node
 
 import "sync/atomic"
 
-// drainFlag is set once the node begins to stop.
+// drainFlag is set when the node starts to stop.
 type drainFlag struct{ v atomic.Bool }
 
 func (d *drainFlag) set()      { d.v.Store(true) }

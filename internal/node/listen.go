@@ -11,24 +11,25 @@ import (
 	"syscall"
 
 	"fleetd/internal/config"
+	"fleetd/internal/datadir"
 	"fleetd/internal/udpaudio"
 )
 
-// listeners opens the node's ports by the port rule: a default port that is
-// taken moves to a free one while the fleet has no device yet; ports once
-// chosen, or given, stop the start if they are taken.
+// listeners opens the node's ports. If a default port is in use, a free port is chosen while
+// the fleet has no device. A port that was chosen before or configured must be free,
+// otherwise the start fails.
 type listeners struct {
 	cfg    *config.Config
-	dir    *dataDir
+	dir    *datadir.Dir
 	log    *slog.Logger
 	stored map[string]string // flag to host:port, as chosen at an earlier start
-	fresh  bool              // no device is known
+	fresh  bool              // there is no device
 	moved  map[string]bool
 }
 
-func newListeners(cfg *config.Config, dir *dataDir, log *slog.Logger, fresh bool) (*listeners, error) {
+func newListeners(cfg *config.Config, dir *datadir.Dir, log *slog.Logger, fresh bool) (*listeners, error) {
 	l := &listeners{cfg: cfg, dir: dir, log: log, stored: map[string]string{}, fresh: fresh, moved: map[string]bool{}}
-	return l, dir.readJSON(filePorts, &l.stored)
+	return l, dir.ReadJSON(datadir.FilePorts, &l.stored)
 }
 
 // open listens on address, the value of the flag.
@@ -44,7 +45,7 @@ func (l *listeners) open(flag, address string) (net.Listener, error) {
 	return listener, err
 }
 
-// openAudio is open for the UDP socket.
+// openAudio opens the UDP socket for audio.
 func (l *listeners) openAudio(ctx context.Context, address string) (*udpaudio.Table, error) {
 	var table *udpaudio.Table
 	err := l.choose("udp-listen", address, func(address string) (net.Addr, error) {
@@ -57,14 +58,14 @@ func (l *listeners) openAudio(ctx context.Context, address string) (*udpaudio.Ta
 	return table, err
 }
 
-// choose binds the flag's address by the port rule.
+// choose binds the flag's address by the rule of listeners.
 func (l *listeners) choose(flag, address string, bind func(address string) (net.Addr, error)) error {
 	given := l.cfg.Given(flag)
 	if stored, ok := l.stored[flag]; ok && !given {
 		address, given = stored, true
 	}
 	bound, err := bind(address)
-	// At any other port than 8883 devices would not speak TLS (esp_mqtt.cc:27-32).
+	// On other ports than 8883 devices would not use TLS (esp_mqtt.cc:27-32).
 	if errors.Is(err, syscall.EADDRINUSE) && !given && l.fresh && flag != "mqtt-tls-listen" {
 		host, _, splitErr := net.SplitHostPort(address)
 		if splitErr != nil {
@@ -72,34 +73,34 @@ func (l *listeners) choose(flag, address string, bind func(address string) (net.
 		}
 		if bound, err = bind(net.JoinHostPort(host, "0")); err == nil {
 			l.moved[flag] = true
-			l.log.Warn("default port is taken, using a free one from now on", "flag", "--"+flag, "wanted", address, "using", bound.String())
+			l.log.Warn("the default port is in use; using a free port from now on", "flag", "--"+flag, "wanted", address, "using", bound.String())
 		}
 	}
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return fmt.Errorf("--%s: %s is taken by another program; stop it or choose another port", flag, address)
+			return fmt.Errorf("--%s: %s is in use by another program; stop it or choose another port", flag, address)
 		}
 		return fmt.Errorf("--%s: %w", flag, err)
 	}
 	if !l.cfg.Given(flag) {
-		host, _, _ := net.SplitHostPort(address) // it was listened on
+		host, _, _ := net.SplitHostPort(address) // valid, since it was bound
 		l.stored[flag] = net.JoinHostPort(host, portOf(bound))
 	}
 	return nil
 }
 
 func portOf(addr net.Addr) string {
-	_, port, _ := net.SplitHostPort(addr.String()) // the address of a socket
+	_, port, _ := net.SplitHostPort(addr.String()) // valid for the address of a socket
 	return port
 }
 
-// save stores the ports chosen.
-func (l *listeners) save() error { return l.dir.writeJSON(filePorts, l.stored) }
+// save stores the chosen ports.
+func (l *listeners) save() error { return l.dir.WriteJSON(datadir.FilePorts, l.stored) }
 
 func port(listener net.Listener) int { return listener.Addr().(*net.TCPAddr).Port }
 
-// publicHost is the host devices are told to dial: as given, else the first
-// IPv4 address that is not loopback, else loopback.
+// publicHost returns the host for devices: the configured one, else the first IPv4 address
+// that is not loopback, else loopback.
 func publicHost(given string) string {
 	if given != "" {
 		return given
@@ -118,7 +119,7 @@ func publicHost(given string) string {
 	return "127.0.0.1"
 }
 
-// localURL is the URL under which programs on this machine reach a listener.
+// localURL returns the URL of a listener for programs on this machine.
 func localURL(listener net.Listener) string {
 	addr := listener.Addr().(*net.TCPAddr)
 	host := addr.IP.String()

@@ -10,24 +10,24 @@ import (
 	"strings"
 )
 
-// memoryShare is the part of a container's memory that Go's heap is kept below, in
-// percent: the rest is for what Go does not count.
+// memoryShare is the percentage of a container's memory that limits Go's heap; the rest is
+// for memory that Go does not count.
 const memoryShare = 90
 
 // LimitMemory keeps the heap below the memory limit of the process's cgroup, unless
-// GOMEMLIMIT says how much it may be: otherwise a container is killed where the
-// garbage collector could have made room.
+// GOMEMLIMIT is set: otherwise a container is killed although the garbage collector could
+// have freed memory.
 func LimitMemory(environ []string) {
 	if slices.ContainsFunc(environ, func(v string) bool { return strings.HasPrefix(v, "GOMEMLIMIT=") }) || os.Getenv("GOMEMLIMIT") != "" {
-		return // the runtime has read it
+		return // the runtime has applied it
 	}
 	if limit := cgroupLimit("/"); limit > 0 {
 		debug.SetMemoryLimit(limit / 100 * memoryShare)
 	}
 }
 
-// cgroupLimit is the smallest memory limit of the cgroups that this process is in,
-// 0 without one. root is / but in tests.
+// cgroupLimit returns the smallest memory limit of the process's cgroups, or 0 without one.
+// root is / except in tests.
 func cgroupLimit(root string) (limit int64) {
 	text, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {
@@ -55,7 +55,7 @@ func cgroupLimit(root string) (limit int64) {
 			path = filepath.Dir(path)
 		}
 	}
-	if least >= 1<<60 { // version 1 writes none as a number like this
+	if least >= 1<<60 { // version 1 has a very large number if there is no limit
 		return 0
 	}
 	return least

@@ -12,30 +12,46 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/connlimit"
+	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/gatewayapi"
-	"fleetd/internal/lobby"
 	"fleetd/internal/mqttdevice"
 	"fleetd/internal/provision"
 	"fleetd/internal/udpaudio"
 )
 
-// mqttSide is what serves MQTT devices: a listener of ours or an external
-// broker, and the audio socket of either.
+// mqttSide serves MQTT devices: by a listener or an external broker, and the audio socket.
 type mqttSide struct {
 	front     *mqttdevice.Front
 	listeners []net.Listener // of front
 	broker    *mqttdevice.Broker
 	audio     *udpaudio.Table
-	told      provision.MQTT // what the OTA reply says
-	udp       string         // where devices are told to send audio
+	otaConfig provision.MQTT // the MQTT part of the OTA reply
+	udp       string         // host:port to which devices send audio
 	gateway   *credential.Gateway
-	// authenticate judges clients of an external broker; nil without one.
+	// authenticate checks clients of an external broker; nil without one.
 	authenticate func(clientID, username, password string) error
 	gatewayAPI   *gatewayapi.Server
 }
 
-// startMQTT opens the MQTT side, unless it is off.
+// metrics adds the metrics of the parts that run.
+func (m *mqttSide) metrics(r *counters.Registry) {
+	if m.front != nil {
+		m.front.Metrics(r)
+	}
+	if m.broker != nil {
+		m.broker.Metrics(r)
+	}
+	if m.audio != nil {
+		m.audio.Stats().Metrics(r)
+	}
+	if m.gatewayAPI != nil {
+		m.gatewayAPI.Metrics(r)
+	}
+}
+
+// startMQTT starts the MQTT side, unless it is off.
 func (n *node) startMQTT(ctx context.Context) error {
 	m := &mqttSide{}
 	if n.cfg.GatewaySignatureKey != "" {
@@ -68,11 +84,11 @@ func (n *node) startMQTT(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.told.Keepalive = n.cfg.MQTTKeepalive
+	m.otaConfig.Keepalive = n.cfg.MQTTKeepalive
 	return n.listeners.save()
 }
 
-// audioAddress is where devices are told to send audio.
+// audioAddress returns the address to which devices send audio.
 func (n *node) audioAddress() (server string, port uint16, err error) {
 	if n.cfg.PublicUDP == "" {
 		return publicHost(n.cfg.PublicHost), n.mqtt.audio.Addr().Port(), nil
@@ -88,24 +104,23 @@ func (n *node) audioAddress() (server string, port uint16, err error) {
 	return server, uint16(number), nil
 }
 
-// openMQTT listens for devices. With a certificate they are sent to the TLS
-// listener.
+// openMQTT listens for devices. With a certificate they are directed to the TLS listener.
 func (n *node) openMQTT(m *mqttSide, options mqttdevice.Options) error {
-	told, err := n.openGuarded("mqtt-listen", n.cfg.MQTTListen)
+	deviceListener, err := n.openLimited("mqtt-listen", n.cfg.MQTTListen)
 	if err != nil {
 		return err
 	}
-	listeners := []net.Listener{told}
+	listeners := []net.Listener{deviceListener}
 	if n.certificate != nil {
-		overTLS, err := n.openGuarded("mqtt-tls-listen", n.cfg.MQTTTLSListen)
+		overTLS, err := n.openLimited("mqtt-tls-listen", n.cfg.MQTTTLSListen)
 		if err != nil {
-			_ = told.Close()
+			_ = deviceListener.Close()
 			return err
 		}
-		told = overTLS
+		deviceListener = overTLS
 		listeners = append(listeners, tls.NewListener(overTLS, n.certificate.mqttConfig()))
 	}
-	m.told.Endpoint = endpoint(n.cfg.PublicMQTT, publicHost(n.cfg.PublicHost), portOf(told.Addr()))
+	m.otaConfig.Endpoint = endpoint(n.cfg.PublicMQTT, publicHost(n.cfg.PublicHost), portOf(deviceListener.Addr()))
 	m.front = mqttdevice.New(options)
 	n.onStop(func() {
 		n.endSessions()
@@ -119,15 +134,15 @@ func (n *node) openMQTT(m *mqttSide, options mqttdevice.Options) error {
 			m.front.Serve(l)
 		}()
 		n.onStop(func() {
-			_ = l.Close() // which ends Serve; it may be closed already
+			_ = l.Close() // ends Serve; may be closed already
 			<-done
 		})
 	}
 	return nil
 }
 
-// endpoint is what devices are told: as given, the port included where it was
-// left out.
+// endpoint returns the endpoint for devices: the configured one, with the port if it is
+// missing.
 func endpoint(given, host, port string) string {
 	if given == "" {
 		return net.JoinHostPort(host, port)
@@ -144,7 +159,7 @@ func (n *node) joinBroker(m *mqttSide, options mqttdevice.Options) error {
 	if err != nil {
 		return fmt.Errorf("--mqtt: %w", err)
 	}
-	m.told.Endpoint = endpoint(n.cfg.PublicMQTT, u.Hostname(), u.Port())
+	m.otaConfig.Endpoint = endpoint(n.cfg.PublicMQTT, u.Hostname(), u.Port())
 	m.broker, err = mqttdevice.NewBroker(options, n.cfg.MQTT, "fleetd-"+n.cfg.Node, time.Duration(n.cfg.MQTTKeepalive)*time.Second)
 	if err != nil {
 		return fmt.Errorf("--mqtt: %w", err)
@@ -157,20 +172,20 @@ func (n *node) joinBroker(m *mqttSide, options mqttdevice.Options) error {
 	return nil
 }
 
-// endSessions lets calls in progress finish and ends the devices' sessions;
-// the front ends wait for their readers afterwards. Nobody new comes in
-// meanwhile: behind a load balancer a port that is closed means another node at
-// once, and being refused by this one 10 seconds of waiting.
+// endSessions lets calls in progress finish and ends the devices' sessions; the front ends
+// wait for their readers afterwards. It closes the listeners first: with a load balancer, a
+// closed port leads a device to another node at once, while a refusal makes it wait for 10
+// seconds.
 func (n *node) endSessions() {
-	n.ended.Do(func() {
+	n.endOnce.Do(func() {
 		for _, l := range n.mqtt.listeners {
-			_ = l.Close() // nothing else holds it
+			_ = l.Close() // may be closed already
 		}
-		others := n.members != nil && n.members.others(context.Background())
+		others := n.leases != nil && n.leases.Others(context.Background())
 		ctx, cancel := context.WithTimeout(context.Background(), n.cfg.DrainWindow+callGrace)
 		defer cancel()
 		if others {
-			n.service.Leave(ctx, n.cfg.DrainWindow)
+			n.service.Drain(ctx, n.cfg.DrainWindow)
 		}
 		n.cluster.Drain(ctx)
 		n.service.Close()
@@ -187,8 +202,8 @@ func (n *node) startGatewayAPI() error {
 		return err
 	}
 	n.mqtt.gatewayAPI = gatewayapi.New(gatewayapi.Options{Service: n.service, Gateway: n.mqtt.gateway, Timeout: n.cfg.GatewayTimeout,
-		Door: &access.Door{Keys: n.service.Keys(), IsAdmin: n.mint.IsAdmin}, Failures: n.failures["gateway-api-listen"], Log: n.log})
-	n.serve("gateway-api-listen", &http.Server{Handler: lobby.AnswerFirst(n.mqtt.gatewayAPI, n.pace("gateway-api-listen")), ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}, l)
+		Auth: &access.Authenticator{Keys: n.service.Keys(), IsAdmin: n.mint.IsAdmin}, Failures: n.failures["gateway-api-listen"], Work: n.work, Log: n.log})
+	n.serve("gateway-api-listen", &http.Server{Handler: connlimit.RespondEarly(n.mqtt.gatewayAPI, n.pace("gateway-api-listen")), ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors(), ConnContext: connlimit.WithConn}, l)
 	return nil
 }

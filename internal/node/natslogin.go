@@ -12,20 +12,21 @@ import (
 	"fleetd/internal/credential"
 )
 
-// loginCheck is how often connections to the embedded NATS are checked for keys that
-// have ended.
+// loginCheck is how often connections to the embedded NATS are checked for keys that have
+// ended.
 const loginCheck = 5 * time.Second
 
-// natsLogins decides who may connect to the embedded NATS, where it asks: whoever shows
-// the admin token, for everything, or an API key for all devices, for what its
-// scopes open. It is safe for concurrent use.
+// natsLogins checks logins to the embedded NATS: the admin token gives access to all
+// subjects, an API key for all devices to those of its scopes. It is safe for concurrent use.
 type natsLogins struct {
 	mint   *credential.Mint
 	prefix string
-	keys   atomic.Pointer[access.Registry] // nil until the core has them
+	keys   atomic.Pointer[access.Registry] // nil until the core is started
 
-	mu sync.Mutex
-	in map[uint64]*access.Caller // by id of the connection
+	running func() *server.Server
+
+	mu      sync.Mutex
+	callers map[uint64]*access.Caller // by connection id
 }
 
 // Check implements server.Authentication.
@@ -39,22 +40,46 @@ func (l *natsLogins) Check(client server.ClientAuthentication) bool {
 		return false
 	}
 	who, err := keys.Authenticate(token, time.Now())
-	if err != nil || who.Limited() { // a subject does not tell the labels of its device
+	if err != nil || who.Limited() { // subjects do not contain the labels of devices
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.connectionsLocked(who) >= natsOfKey {
 		return false
 	}
 	client.RegisterUser(&server.User{Username: who.Key, Permissions: l.permissions(who)})
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.in[client.GetID()] = who
+	l.callers[client.GetID()] = who
 	return true
 }
 
-// permissions are the subjects that a key opens, as deploy/nats/users.conf gives them to
-// users. Replies come below _INBOX.<id of the key>, so that none hears another's.
+// connectionsLocked returns the number of connections of a key.
+func (l *natsLogins) connectionsLocked(who *access.Caller) (open int) {
+	s := l.running()
+	if s == nil { // the server has just started
+		return 0
+	}
+	for id, other := range l.callers {
+		switch {
+		case other.Key != who.Key:
+		case s.GetClient(id) == nil: // it has disconnected
+			delete(l.callers, id)
+		default:
+			open++
+		}
+	}
+	return open
+}
+
+// permissions returns the subjects for a key, the same as deploy/nats/users.conf gives to
+// users. Replies are sent to _INBOX.<id of the key>, so that a key cannot read those of another.
 func (l *natsLogins) permissions(who *access.Caller) *server.Permissions {
 	publish := &server.SubjectPermission{}
 	subscribe := &server.SubjectPermission{Allow: []string{"_INBOX." + who.Key + ".>"}}
 	devices := l.prefix + ".devices."
+	if who.Scopes.Has(access.ScopeEvents) {
+		subscribe.Allow = append(subscribe.Allow, l.prefix+".jobs.>")
+	}
 	switch {
 	case who.Scopes.Has(access.ScopeAudio):
 		publish.Allow = append(publish.Allow, l.prefix+".cmd.*.audio", l.prefix+".cmd.*.send")
@@ -65,6 +90,9 @@ func (l *natsLogins) permissions(who *access.Caller) *server.Permissions {
 	}
 	if who.Scopes.Has(access.ScopeCall) || who.Scopes.Has(access.ScopeUser) {
 		publish.Allow = append(publish.Allow, l.prefix+".cmd.*.call")
+	}
+	if who.Scopes.Has(access.ScopeJobs) {
+		publish.Allow = append(publish.Allow, l.prefix+".cmd.jobs")
 	}
 	p := &server.Permissions{Publish: publish, Subscribe: subscribe}
 	if who.Scopes.Has(access.ScopePhotos) {
@@ -77,7 +105,7 @@ func (l *natsLogins) permissions(who *access.Caller) *server.Permissions {
 	return p
 }
 
-// watch ends connections whose key has ended, until ctx does.
+// watch closes connections whose key has ended, until ctx ends.
 func (l *natsLogins) watch(ctx context.Context, keys *access.Registry, running func() *server.Server) {
 	l.keys.Store(keys)
 	ticker := time.NewTicker(loginCheck)
@@ -95,13 +123,13 @@ func (l *natsLogins) watch(ctx context.Context, keys *access.Registry, running f
 func (l *natsLogins) endAll(keys *access.Registry, s *server.Server, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for id, who := range l.in {
+	for id, who := range l.callers {
 		switch {
-		case s.GetClient(id) == nil: // it left
-			delete(l.in, id)
+		case s.GetClient(id) == nil: // it has disconnected
+			delete(l.callers, id)
 		case keys.Valid(who, now) != nil:
-			_ = s.DisconnectClientByID(id) // it may have left just now
-			delete(l.in, id)
+			_ = s.DisconnectClientByID(id) // it may have disconnected just now
+			delete(l.callers, id)
 		}
 	}
 }

@@ -16,47 +16,60 @@ import (
 	"sync"
 	"time"
 
-	"fleetd/internal/apiclient"
 	"fleetd/internal/attest"
 	"fleetd/internal/audit"
 	"fleetd/internal/cluster"
+	"fleetd/internal/cluster/lease"
 	"fleetd/internal/config"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/credential"
+	"fleetd/internal/datadir"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/events"
+	"fleetd/internal/explain"
 	"fleetd/internal/fleet"
-	"fleetd/internal/lobby"
 	"fleetd/internal/mcpserver"
 	"fleetd/internal/provision"
+	"fleetd/internal/recorder"
 	"fleetd/internal/store"
 	"fleetd/internal/store/database"
 	"fleetd/internal/store/ledger"
 	"fleetd/internal/timescale"
+	"fleetd/internal/trace"
 	"fleetd/internal/upstream"
 	"fleetd/internal/vision"
+	"fleetd/internal/webhooks"
 	"fleetd/internal/wsdevice"
 )
 
-// Bounds of starting and stopping.
+// Time limits of starting and stopping.
 const (
 	openTimeout   = 10 * time.Second
 	callGrace     = 10 * time.Second // for calls in progress
-	answerGrace   = time.Second      // for them to say that they were cut short
+	answerGrace   = time.Second      // for the responses of cancelled calls
 	deviceAnswer  = vision.UploadTime + vision.ExplainTime + 15*time.Second
 	storeGrace    = 10 * time.Second
-	stopLimit     = 30 * time.Second // beyond the drain window, after which something hangs
-	refreshEvery  = 5 * time.Second  // tries to read what was decided
+	stopLimit     = 30 * time.Second // beyond the drain window; then the process exits with an error
+	refreshEvery  = 5 * time.Second  // between attempts to read registry changes
 	refreshLimit  = time.Minute
-	maxHandshakes = 256 // tool lists being read at once
-	maxReconnects = 20  // of one device at once, then one a second
+	maxHandshakes = 256 // tool lists read at the same time
+	maxReconnects = 20  // burst per device, then one a second
 	devicesWanted = 20_000
 )
 
-// Run runs one node until ctx ends, then drains it. It returns an error, in
-// one sentence, if the node cannot start, or did not stop in time.
-func Run(ctx context.Context, cfg *config.Config) error {
-	n := &node{cfg: cfg, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), guarded: map[string]*lobby.Guarded{}, proxied: map[string]*lobby.Proxied{}, woken: make(chan struct{}, 1)}
+// Run runs one node until ctx ends, then drains it. It returns an error if the node cannot
+// start, or did not stop in time.
+func Run(ctx context.Context, cfg *config.Config) error { return RunWith(ctx, cfg, Extras{}) }
+
+// Extras contains additions of a test program to a node.
+type Extras struct {
+	MCP mcpserver.Extra
+}
+
+// RunWith is Run with extras.
+func RunWith(ctx context.Context, cfg *config.Config, extras Extras) error {
+	n := &node{cfg: cfg, extras: extras, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), limited: map[string]*connlimit.Listener{}, proxyListeners: map[string]*connlimit.ProxyListener{}, resumed: make(chan struct{}, 1)}
 	n.logging()
 	var release func()
 	n.hangups, release = catchHangups()
@@ -80,36 +93,41 @@ func Run(ctx context.Context, cfg *config.Config) error {
 	case <-stopped:
 		return err
 	case <-time.After(stopLimit + cfg.DrainWindow):
-		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1) // the last resort says what hangs
+		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1) // shows what blocks
 		return errors.Join(err, fmt.Errorf("the node did not stop within %v; its goroutines are listed above", stopLimit+cfg.DrainWindow))
 	}
 }
 
-// node is one running node. Its parts stand in the order in which they start.
+// node is one running node. Its parts are in the order in which they start.
 type node struct {
 	cfg     *config.Config
+	extras  Extras
 	started time.Time
 	level   slog.LevelVar
 	log     *slog.Logger
 
-	dir       *dataDir
-	mint      *credential.Mint
-	rotations chan struct{} // capacity 1: the fleet's secrets may have changed
-	bus       *bus
-	events    *events.Bus
-	store     *store.Store
-	ledger    *ledger.Ledger
-	listeners *listeners
-	gate      *lobby.Gate
-	floods    *lobby.Floods
-	apiGate   *lobby.Gate
-	guarded   map[string]*lobby.Guarded // by flag
-	proxied   map[string]*lobby.Proxied // of them, those behind proxies that name their clients
-	failures  map[string]*lobby.Failures
-	deviceNet net.Listener
-	apiNet    net.Listener
-	publicURL string
+	dir            *datadir.Dir
+	mint           *credential.Mint
+	rotations      chan struct{} // capacity 1: the fleet's secrets may have changed
+	bus            *bus
+	events         *events.Bus
+	store          *store.Store
+	ledger         *ledger.Ledger
+	listeners      *listeners
+	deviceLimiter  *connlimit.Limiter
+	floods         *connlimit.Floods
+	work           *connlimit.Work
+	apiLimiter     *connlimit.Limiter
+	limited        map[string]*connlimit.Listener      // by flag
+	proxyListeners map[string]*connlimit.ProxyListener // of them, those behind proxies that name their clients
+	failures       map[string]*connlimit.Failures
+	deviceNet      net.Listener
+	apiNet         net.Listener
+	publicURL      string
 
+	recorder    *recorder.Recorder // nil with --recorder-memory 0
+	tracer      *trace.Tracer
+	explain     *explain.Explainer
 	audit       *audit.Log
 	auditSince  time.Time   // its blocks are keyed
 	policy      *policyFile // nil without --policy-file
@@ -131,13 +149,15 @@ type node struct {
 
 	ready    chan struct{} // the database became usable
 	serveErr chan error
-	woken    chan struct{} // the process did not run for a while
+	resumed  chan struct{} // the process did not run for a while
 	joining  sync.Mutex
-	joined   bool     // the other nodes, if any, are of this fleet
-	members  *members // nil where no other node can be: the database is a file
-	stops    []func() // in starting order, run in reverse
+	joined   bool // the other nodes, if any, are of this fleet
+	jobs     *jobsSide
+	webhooks *webhooks.Manager
+	leases   *lease.Nodes // nil where no other node can be: the database is a file
+	stops    []func()     // in starting order, run in reverse
 	draining drainFlag
-	ended    sync.Once // the devices' sessions
+	endOnce  sync.Once // the devices' sessions
 }
 
 func (n *node) logging() {
@@ -151,8 +171,7 @@ func (n *node) logging() {
 	n.log = slog.New(handler).With("node", n.cfg.Node)
 }
 
-// redactAttr keeps what is named like a secret out of the log, whoever hands it
-// over.
+// redactAttr replaces the values of attributes whose names are those of secrets.
 func redactAttr(_ []string, a slog.Attr) slog.Attr {
 	if audit.IsSecret(a.Key) {
 		a.Value = slog.StringValue(audit.Redacted)
@@ -160,7 +179,7 @@ func redactAttr(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// onStop adds a step that runs when everything started later has stopped.
+// onStop adds a step that runs after all parts that were started later have stopped.
 func (n *node) onStop(step func()) { n.stops = append(n.stops, step) }
 
 func (n *node) stop() {
@@ -170,15 +189,15 @@ func (n *node) stop() {
 	}
 }
 
-// start brings the parts up: data directory, NATS, database, ports, core,
-// front ends, and last what people use.
+// start starts the parts: data directory, NATS, database, ports, core, front ends, and last
+// the API.
 func (n *node) start(ctx context.Context) error {
 	var err error
-	if n.dir, err = openDataDir(n.cfg.DataDir); err != nil {
+	if n.dir, err = datadir.Open(n.cfg.DataDir); err != nil {
 		return err
 	}
-	n.onStop(n.dir.close)
-	secret, err := n.dir.secret(n.cfg.Secret)
+	n.onStop(n.dir.Close)
+	secret, err := n.dir.Secret(n.cfg.Secret)
 	if err != nil {
 		return err
 	}
@@ -219,7 +238,7 @@ func (n *node) openStore(ctx context.Context) error {
 		case n.ready <- struct{}{}:
 		default: // one wake-up is enough
 		}
-	}), store.OnOutranked(func(p devices.Presence) { n.service.Outranked(p) })) // the core saves the rows, so it is there
+	}), store.OnStaleWrite(func(p devices.Presence) { n.service.OnStaleWrite(p) })) // rows come from the core, so it exists
 	if err != nil {
 		return fmt.Errorf("--database: %w", err)
 	}
@@ -227,7 +246,7 @@ func (n *node) openStore(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(context.Background(), storeGrace)
 		defer cancel()
 		if err := n.store.Close(ctx); err != nil {
-			n.log.Error("the database did not take the last rows", "error", err)
+			n.log.Error("the last rows could not be written to the database", "error", err)
 		}
 	})
 	n.ledger = ledger.New(n.store, n.log, ledger.Clock(timescale.Now))
@@ -238,7 +257,7 @@ func (n *node) openStore(ctx context.Context) error {
 	return nil
 }
 
-// listen opens the ports, so that the addresses told to devices are known.
+// listen opens the ports, which determines the addresses for devices.
 func (n *node) listen(ctx context.Context) error {
 	fresh, err := n.isFresh(ctx)
 	if err != nil {
@@ -247,18 +266,19 @@ func (n *node) listen(ctx context.Context) error {
 	if n.listeners, err = newListeners(n.cfg, n.dir, n.log, fresh); err != nil {
 		return err
 	}
-	n.failures = map[string]*lobby.Failures{}
+	n.failures = map[string]*connlimit.Failures{}
 	for _, flag := range []string{"device-listen", "mqtt-listen", "gateway-api-listen", "api-listen"} {
-		n.failures[flag] = lobby.NewFailures(n.cfg.TrustedProxies)
+		n.failures[flag] = connlimit.NewFailures(n.cfg.TrustedProxies)
 	}
-	n.floods = lobby.NewFloods(n.cfg.FloodGrace)
-	n.gate = lobby.NewGate(deviceFiles(openFiles()), n.cfg.ConnectionsPerAddress, n.cfg.TrustedProxies)
-	if n.deviceNet, err = n.openGuarded("device-listen", n.cfg.DeviceListen); err != nil {
+	n.floods = connlimit.NewFloods(n.cfg.FloodGrace)
+	n.work = connlimit.NewWork()
+	n.deviceLimiter = connlimit.NewLimiter(deviceFiles(openFiles()), n.cfg.ConnectionsPerAddress, n.cfg.TrustedProxies)
+	if n.deviceNet, err = n.openLimited("device-listen", n.cfg.DeviceListen); err != nil {
 		return err
 	}
 	n.onStop(func() { _ = n.deviceNet.Close() }) // the servers close them first
 	most := apiFiles(openFiles())
-	n.apiGate = lobby.NewGate(most, most/2, n.cfg.TrustedProxies)
+	n.apiLimiter = connlimit.NewLimiter(most, most/2, n.cfg.TrustedProxies)
 	if n.cfg.APITLSCert != "" {
 		if n.apiCertificate, err = newCertificate("--api-tls-cert, --api-tls-key", n.cfg.APITLSCert, n.cfg.APITLSKey, n.log); err != nil {
 			return err
@@ -278,14 +298,20 @@ func (n *node) listen(ctx context.Context) error {
 	return n.listeners.save()
 }
 
-// startCore builds the core with its ways out, and reads the members.
+// startCore starts the core with its ports, and reads the registry.
 func (n *node) startCore(ctx context.Context) error {
 	if err := n.readPolicy(); err != nil {
 		return err
 	}
 	n.startAudit(ctx)
-	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, Alone: !n.shared(),
-		Open: n.cfg.APIAuth == "none", Up: n.bus.up.Load, Stamped: n.stamped, StampedAll: n.allStamped, Woken: n.wake, Log: n.log})
+	var isAlive func(string) bool
+	if n.shared() {
+		n.leases = lease.New(lease.Options{Node: n.cfg.Node, Version: n.cfg.Version, Started: n.started, Database: n.store, Devices: n.deviceCount, API: n.apiURL,
+			Refresh: n.refresh, IsConnected: n.bus.up.Load, Log: n.log})
+		isAlive = n.leases.Has
+	}
+	n.cluster = cluster.New(cluster.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Mint: n.mint, Node: n.cfg.Node, SingleNode: !n.shared(),
+		Open: n.cfg.APIAuth == "none", IsConnected: n.bus.up.Load, AllStampHops: n.leases.AllStampHops, AllStampBroadcasts: n.leases.AllStampBroadcasts, OnResume: n.wake, Log: n.log})
 	n.onStop(n.cluster.Close)
 	if err := n.openVision(); err != nil {
 		return err
@@ -300,12 +326,19 @@ func (n *node) startCore(ctx context.Context) error {
 		others = n.cluster.Peers()
 		peers = others
 	}
+	n.startTracer()
+	var steps devices.Recorder
+	if n.cfg.RecorderMemory > 0 {
+		n.recorder = recorder.New(n.cfg.Node, n.cfg.RecorderMemory)
+		steps = n.tracer.Recorder(n.recorder)
+	}
 	n.service = fleet.New(
 		fleet.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
-			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, CatalogMemory: n.cfg.CatalogMemory, Reconnects: maxReconnects, Alive: n.alive(), PolicyFixed: n.policy != nil,
+			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, CatalogMemory: n.cfg.CatalogMemory, Reconnects: maxReconnects, IsNodeAlive: isAlive, PolicyFixed: n.policy != nil,
 			Offer: n.offer(), Dir: n.cfg.DataDir, Fleet: n.mint.Fingerprint(), RosterKey: n.mint.RosterKey(), Members: n.cfg.MembersLimit, OnRotation: n.rotated},
-		fleet.Ports{Records: n.store, Catalogs: n.store, Ledger: n.ledger, Changes: n.ledger, Publisher: n.events, Directory: n.cluster, Router: n.cluster, Peers: peers,
-			Audio: n.events, Voice: voice, Vision: n.vision, Audit: n.audit, Log: n.log})
+		fleet.Ports{Records: n.store, Catalogs: n.store, Ledger: n.ledger, Changes: n.ledger, Codes: n.ledger, Publisher: n.events, Directory: n.cluster, Router: n.cluster, Peers: peers,
+			Audio: n.events, Voice: voice, Vision: n.vision, Audit: n.audit, Recorder: steps, Tracer: n.tracer, Log: n.log})
+	n.service.Keys().SetAdmin(n.mint.AdminToken)
 	n.onStop(n.service.Close)
 	if n.bus.logins != nil {
 		n.whileRunning(func(ctx context.Context) { n.bus.logins.watch(ctx, n.service.Keys(), n.bus.embedded.server.Load) })
@@ -332,14 +365,20 @@ func (n *node) startCore(ctx context.Context) error {
 	if err := n.service.Registry().Start(ctx); err != nil {
 		return err
 	}
+	if err := n.startJobs(); err != nil {
+		return err
+	}
+	if err := n.startWebhooks(); err != nil {
+		return err
+	}
 	keep, stop := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	done.Go(func() { n.keep(keep) })
 	done.Go(func() { n.prune(keep) })
 	done.Go(func() { n.rejoins(keep) })
 	done.Go(func() { n.collect(keep) })
-	if n.members != nil {
-		done.Go(func() { n.members.run(keep) })
+	if n.leases != nil {
+		done.Go(func() { n.leases.Run(keep, n.service) })
 	}
 	n.onStop(func() {
 		stop()
@@ -348,11 +387,11 @@ func (n *node) startCore(ctx context.Context) error {
 	return nil
 }
 
-// isFresh tells whether the data directory knows no device: only then a default
+// isFresh reports whether the data directory contains no device: only then a default
 // port that is taken may move.
 func (n *node) isFresh(ctx context.Context) (bool, error) {
-	for _, name := range []string{registry.SnapshotFile, fileKnown} {
-		if _, err := os.Stat(n.dir.file(name)); !errors.Is(err, fs.ErrNotExist) {
+	for _, name := range []string{registry.SnapshotFile, datadir.FileKnown} {
+		if _, err := os.Stat(n.dir.File(name)); !errors.Is(err, fs.ErrNotExist) {
 			return false, err
 		}
 	}
@@ -363,7 +402,7 @@ func (n *node) isFresh(ctx context.Context) (bool, error) {
 	return err == nil && len(page.Rows) == 0, nil
 }
 
-// offer is the transport that devices are told of unless somebody chose another.
+// offer returns the transport for devices without a setting of their own.
 func (n *node) offer() devices.Transport {
 	if n.cfg.MQTT == "off" {
 		return devices.TransportWebSocket
@@ -371,7 +410,7 @@ func (n *node) offer() devices.Transport {
 	return devices.Transport(n.cfg.Transport)
 }
 
-// keep follows the database: when it comes up, and while it is needed.
+// keep reads registry changes when the database becomes usable, and while some are missing.
 func (n *node) keep(ctx context.Context) {
 	again := time.NewTicker(refreshEvery)
 	defer again.Stop()
@@ -385,8 +424,8 @@ func (n *node) keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case err := <-refused:
-			// A database of another fleet, or newer than this program, shows
-			// only when it answers.
+			// A database of another fleet, or of a newer version, is detected only when
+			// it is reachable.
 			if errors.Is(err, store.ErrConfig) {
 				n.serveErr <- fmt.Errorf("--database: %w", err)
 			}
@@ -395,45 +434,45 @@ func (n *node) keep(ctx context.Context) {
 			n.databaseUp(ctx)
 		case <-again.C:
 			r := n.service.Registry()
-			if n.store.Ready() == nil && (!r.Ready() || len(r.Revocations()) > 0) {
+			if n.store.Ready() == nil && (!r.Ready() || len(r.PendingRevocations()) > 0) {
 				n.refresh(ctx)
 			}
 		}
 	}
 }
 
-// refresh reads what was decided since the last change that this node knows.
+// refresh reads registry changes since the last one that this node has.
 func (n *node) refresh(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, refreshLimit)
 	defer cancel()
 	if err := n.service.Registry().Refresh(ctx); err != nil {
-		n.log.Warn("what was decided could not be read; it is tried again", "error", err)
+		n.log.Warn("cannot read registry changes; trying again", "error", err)
 	}
 }
 
-// databaseUp does what has to be done each time the database becomes usable.
+// databaseUp is called each time the database becomes usable.
 func (n *node) databaseUp(ctx context.Context) {
 	n.joinLate()
-	if err := os.Remove(n.dir.file(fileKnown)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		n.log.Warn("the notes of an older version stay", "file", fileKnown, "error", err)
+	if err := os.Remove(n.dir.File(datadir.FileKnown)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		n.log.Warn("cannot remove a file of an older version", "file", datadir.FileKnown, "error", err)
 	}
-	if n.members != nil {
-		return // who is lost is found by leases
+	if n.leases != nil {
+		return // leases detect lost nodes
 	}
-	names, err := n.store.Orphans(ctx)
-	for _, name := range names { // of the last run: there is no other node
-		lost, loseErr := n.service.LoseNode(ctx, name, n.started, n.store.OnlineOf)
+	names, err := n.store.NodesWithoutLease(ctx)
+	for _, name := range names { // of the last run, because there is no other node
+		lost, loseErr := n.service.MarkNodeLost(ctx, name, n.started, n.store.OnlineOf)
 		err = errors.Join(err, loseErr)
 		if lost > 0 {
-			n.log.Info("devices of the last run are offline", "devices", lost)
+			n.log.Info("marked devices of the last run as offline", "devices", lost)
 		}
 	}
 	if err != nil {
-		n.log.Warn("devices that the last run left online are not marked yet", "error", err)
+		n.log.Warn("cannot mark devices of the last run as offline; trying again when the database is reconnected", "error", err)
 	}
 }
 
-// startFrontEnds opens the devices' side.
+// startFrontEnds starts the listeners for devices.
 func (n *node) startFrontEnds(ctx context.Context) error {
 	if n.cfg.DeviceTLSCert != "" {
 		var err error
@@ -450,11 +489,11 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 		n.endSessions()
 		n.front.Close()
 	})
-	location, err := time.LoadLocation(n.cfg.Timezone)
+	location, err := time.LoadLocation(n.cfg.DeviceTimezone)
 	if err != nil {
 		return fmt.Errorf("--timezone: %w", err)
 	}
-	offered := &n.mqtt.told
+	offered := &n.mqtt.otaConfig
 	if n.cfg.MQTT == "off" {
 		offered = nil
 	}
@@ -468,15 +507,15 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 		TrustedProxies: n.cfg.TrustedProxies, Failures: n.failures["device-listen"], Log: n.log,
 		Settings: provision.Settings{DeviceListen: n.deviceNet.Addr().String(), PublicHost: n.cfg.PublicHost, Proxied: n.cfg.PublicDeviceURL != "",
 			PortMoved: n.listeners.moved["device-listen"], TLSHere: n.cfg.DeviceTLSCert != "", Open: n.cfg.DeviceAuth == "none", InContainer: inContainer(),
-			MQTTMoved: n.listeners.moved["mqtt-listen"], UDPMoved: n.listeners.moved["udp-listen"], UDP: n.mqtt.udp, Explainer: n.vision.CheckExplainer,
-			Kept: func() error { return errors.Join(n.kept(), n.vision.Ready()) }}})
+			MQTTMoved: n.listeners.moved["mqtt-listen"], UDPMoved: n.listeners.moved["udp-listen"], UDP: n.mqtt.udp, ExplainerError: n.vision.CheckExplainer,
+			StorageError: func() error { return errors.Join(n.storageError(), n.vision.Ready()) }}})
 	mux := http.NewServeMux()
 	n.provision.Register(mux)
 	mux.Handle("GET "+provision.PathWebSocket, n.front)
 	n.vision.Register(mux)
 	n.health(mux)
-	n.device = &http.Server{Handler: lobby.AnswerFirst(n.perAddress(n.whileServing(mux)), lobby.Pace{}), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
-		WriteTimeout: deviceAnswer, IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors(), ConnContext: lobby.WithConn}
+	n.device = &http.Server{Handler: connlimit.RespondEarly(n.perAddress(n.whileServing(mux)), connlimit.BodyPace{}), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
+		WriteTimeout: deviceAnswer, IdleTimeout: 60 * time.Second, MaxHeaderBytes: 8 << 10, ErrorLog: n.httpErrors(), ConnContext: connlimit.WithConn}
 	if n.certificate != nil {
 		n.device.TLSConfig = n.certificate.config()
 	}
@@ -484,7 +523,7 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 	return nil
 }
 
-// whileRunning runs a task until the node stops what was started before it.
+// whileRunning runs a task until the node stops, before it stops parts that were started earlier.
 func (n *node) whileRunning(task func(context.Context)) {
 	ctx, stop := context.WithCancel(context.Background())
 	var done sync.WaitGroup
@@ -522,7 +561,7 @@ func (n *node) serve(flag string, s *http.Server, l net.Listener) {
 			if err == nil {
 				break
 			}
-			end() // requests that did not end by themselves say so in their answers
+			end() // cancels requests that have not ended, which then send an error
 		}
 		_ = s.Close()
 		<-done
@@ -530,8 +569,8 @@ func (n *node) serve(flag string, s *http.Server, l net.Listener) {
 	})
 }
 
-// inContainer tells whether the address this machine sees is one that devices
-// outside cannot.
+// inContainer reports whether the node runs in a container, whose address devices cannot
+// reach.
 func inContainer() bool {
 	for _, mark := range []string{"/.dockerenv", "/run/.containerenv"} {
 		if _, err := os.Stat(mark); err == nil {
@@ -541,9 +580,9 @@ func inContainer() bool {
 	return false
 }
 
-// runInfo is what client commands on this machine find.
-func (n *node) runInfo() apiclient.RunInfo {
-	place, _ := database.Place(n.cfg.Database, n.cfg.DataDir) // the store has opened it
-	return apiclient.RunInfo{PID: os.Getpid(), Database: place, Node: n.cfg.Node, Version: n.cfg.Version, API: n.apiURL(), APICert: n.apiCertFile(), Device: n.publicURL,
+// runInfo returns the content of run.json, for client commands on this machine.
+func (n *node) runInfo() datadir.RunInfo {
+	place, _ := database.Location(n.cfg.Database, n.cfg.DataDir) // valid, since the store has opened it
+	return datadir.RunInfo{PID: os.Getpid(), Database: place, Node: n.cfg.Node, Version: n.cfg.Version, API: n.apiURL(), APICert: n.apiCertFile(), Device: n.publicURL,
 		OTA: n.publicURL + provision.PathOTA, NATS: n.bus.url, Started: n.started}
 }

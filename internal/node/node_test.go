@@ -19,17 +19,18 @@ import (
 	"time"
 
 	"fleetd/internal/config"
+	"fleetd/internal/datadir"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
 
-func open(t *testing.T, path string) *dataDir {
+func open(t *testing.T, path string) *datadir.Dir {
 	t.Helper()
-	d, err := openDataDir(path)
+	d, err := datadir.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.close)
+	t.Cleanup(d.Close)
 	return d
 }
 
@@ -42,29 +43,7 @@ func load(t *testing.T, flags map[string]string) *config.Config {
 	return cfg
 }
 
-func TestDataDirIsLockedAndPrivate(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "d")
-	d := open(t, path)
-	if _, err := openDataDir(path); err == nil || !strings.Contains(err.Error(), "in use by another fleetd") {
-		t.Errorf("second node: %v", err)
-	}
-	first, err := d.secret("")
-	if err != nil || len(first) != 64 {
-		t.Fatal(first, err)
-	}
-	if again, err := d.secret(""); err != nil || again != first {
-		t.Error("the secret changes between starts")
-	}
-	if given, err := d.secret("given secret"); err != nil || given != "given secret" {
-		t.Error("a given secret does not win")
-	}
-	info, err := os.Stat(d.file(fileSecret))
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
-	}
-}
-
-// taken is an address that somebody else listens on.
+// taken returns an address on which another listener listens.
 func taken(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -111,7 +90,7 @@ func TestPortRule(t *testing.T) {
 	_ = again.Close()
 }
 
-// pair writes a self-signed certificate named after serial.
+// pair writes a self-signed certificate with this serial number.
 func pair(t *testing.T, dir string, serial int64) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -163,7 +142,7 @@ func TestCertificateReload(t *testing.T) {
 			if err != nil {
 				return
 			}
-			_ = conn.(*tls.Conn).Handshake() // the client tells more
+			_ = conn.(*tls.Conn).Handshake() // the client reports the error
 			_ = conn.Close()
 		}
 	}()
@@ -206,7 +185,7 @@ func TestCertificateReload(t *testing.T) {
 			t.Errorf("certificate %d is served after a broken change", got)
 		}
 	}
-	if n := strings.Count(complaints.String(), "do not load"); n != 1 || c.failures.Load() != 1 || c.reloads.Load() != 2 {
+	if n := strings.Count(complaints.String(), "cannot load the changed certificate files"); n != 1 || c.failures.Load() != 1 || c.reloads.Load() != 2 {
 		t.Errorf("%d complaints of one change, %d failures, %d reloads", n, c.failures.Load(), c.reloads.Load())
 	}
 	pair(t, dir, 4)

@@ -10,24 +10,24 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
+	"fleetd/internal/counters"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 )
 
-// policyCheck is how often the policy's file is looked at.
+// policyCheck is how often the policy file is checked.
 const policyCheck = time.Second
 
-// policyFile holds the rules of the tool guard in a file of the operator's, and
-// brings them into force again when it changes. One that is not usable leaves
-// the old rules in place.
+// policyFile loads the rules of the tool guard from a file, and again when it changes. If the
+// file is invalid, the previous rules stay in force.
 type policyFile struct {
-	path    string
-	log     *slog.Logger
-	service *fleet.Service
-	audit   *audit.Log
-	seen    policyStamp // as last tried, whether it was usable or not
-	guard   *access.Guard
-	wanted  chan struct{} // capacity 1: read it again
+	path          string
+	log           *slog.Logger
+	service       *fleet.Service
+	audit         *audit.Log
+	lastStamp     policyStamp // at the last attempt, successful or not
+	guard         *access.Guard
+	reloadRequest chan struct{} // capacity 1: a reload was requested
 
 	reloads, failures atomic.Uint64
 }
@@ -37,13 +37,13 @@ type policyStamp struct {
 	size    int64
 }
 
-// readPolicy loads the file of --policy-file, or fails in one sentence.
+// readPolicy loads the file of --policy-file.
 func (n *node) readPolicy() error {
 	if n.cfg.PolicyFile == "" {
 		return nil
 	}
-	p := &policyFile{path: n.cfg.PolicyFile, log: n.log, wanted: make(chan struct{}, 1)}
-	p.seen = p.stamp()
+	p := &policyFile{path: n.cfg.PolicyFile, log: n.log, reloadRequest: make(chan struct{}, 1)}
+	p.lastStamp = p.stamp()
 	var err error
 	if p.guard, err = p.load(); err != nil {
 		return fmt.Errorf("--policy-file: %w", err)
@@ -61,8 +61,8 @@ func (p *policyFile) load() (*access.Guard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", p.path, err)
 	}
-	// Versions count what the API wrote. One of a file would go into the node's
-	// notes and, once there is no file any more, stand above those.
+	// Versions count changes by the API. One of a file would be stored in the node's
+	// snapshot, and take precedence over later ones once no file is used.
 	policy.Version = 0
 	return access.Compile(policy)
 }
@@ -74,7 +74,7 @@ func (p *policyFile) stamp() (s policyStamp) {
 	return s
 }
 
-// attach brings the file into force.
+// attach puts the rules of the file into force.
 func (p *policyFile) attach(s *fleet.Service, log *audit.Log) {
 	p.service, p.audit = s, log
 	p.use(p.guard, nil)
@@ -91,15 +91,15 @@ func (p *policyFile) use(g *access.Guard, err error) {
 	p.audit.Record(e)
 }
 
-// request makes watch read the file again, changed or not.
+// request makes watch read the file again, even if it has not changed.
 func (p *policyFile) request() {
 	select {
-	case p.wanted <- struct{}{}:
-	default: // it will
+	case p.reloadRequest <- struct{}{}:
+	default: // already requested
 	}
 }
 
-// watch looks at the file until ctx ends.
+// watch checks the file until ctx ends.
 func (p *policyFile) watch(ctx context.Context) {
 	ticker := time.NewTicker(policyCheck)
 	defer ticker.Stop()
@@ -107,10 +107,10 @@ func (p *policyFile) watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.wanted:
+		case <-p.reloadRequest:
 			p.reload()
 		case <-ticker.C:
-			if p.stamp() != p.seen {
+			if p.stamp() != p.lastStamp {
 				p.reload()
 			}
 		}
@@ -118,13 +118,19 @@ func (p *policyFile) watch(ctx context.Context) {
 }
 
 func (p *policyFile) reload() {
-	p.seen = p.stamp() // first: what is written meanwhile shows as another change
+	p.lastStamp = p.stamp() // first: a write during the reading is then detected as another change
 	g, err := p.load()
 	if err != nil {
 		p.failures.Add(1)
-		p.log.Error("the changed policy is not usable; the rules before stay in force", "error", err)
+		p.log.Error("the changed policy file is invalid; the previous rules stay in force", "error", err)
 	} else {
 		p.reloads.Add(1)
 	}
 	p.use(g, err)
+}
+
+func (p *policyFile) metrics(r *counters.Registry) {
+	reloads := r.Counter("policy_reloads_total", "Changed policy files: `loaded`, `failed`; absent without `--policy-file`.", "result")
+	counters.Value(reloads, p.reloads.Load, "loaded")
+	counters.Value(reloads, p.failures.Load, "failed")
 }

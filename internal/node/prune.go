@@ -8,10 +8,10 @@ import (
 	"fleetd/internal/store"
 )
 
-// Every node offers to prune at times of its own, a little more often than
-// needed; the store lets one of them do it.
+// Every node tries to prune at random times, a little more often than necessary; the store
+// lets only one of them do it.
 const (
-	firstPrune = 10 * time.Minute // a start has other things to do
+	firstPrune = 10 * time.Minute // not during a start
 	pruneLimit = 30 * time.Minute
 )
 
@@ -40,24 +40,24 @@ func (n *node) pruneOnce(ctx context.Context) {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		n.log.Warn("old history could not be deleted; it is tried again within the hour", "error", err)
+		n.log.Warn("cannot delete old history; trying again within the hour", "error", err)
 	case p.History+p.Catalogs+p.Audit > 0:
 		n.log.Info("old history deleted", "entries", p.History, "catalogs", p.Catalogs, "audit_blocks", p.Audit, "took", time.Since(begun).Round(time.Millisecond))
 	}
 }
 
-// expirePage is how many devices are removed at a time that joined by themselves
-// and never connected.
+// expirePage is how many devices that enrolled by themselves and never connected are removed
+// at a time.
 const expirePage = 200
 
-// pruneRegistry removes devices that joined by themselves and never connected, and
-// what is beyond the retention of the log of changes.
+// pruneRegistry removes devices that enrolled by themselves and never connected, and changes
+// beyond the retention of the change log.
 func (n *node) pruneRegistry(ctx context.Context) {
 	if n.store.Ready() != nil {
 		return
 	}
 	if _, err := n.ledger.ClearJoined(ctx); err != nil {
-		n.log.Warn("devices that have connected are not noted as such yet", "error", err)
+		n.log.Warn("cannot record which devices have connected; trying again within the hour", "error", err)
 		return
 	}
 	for {
@@ -67,11 +67,11 @@ func (n *node) pruneRegistry(ctx context.Context) {
 			expired, err = n.service.Registry().Expire(ctx, ids)
 		}
 		if err != nil {
-			n.log.Warn("devices that never connected are not removed yet", "error", err)
+			n.log.Warn("cannot remove devices that never connected; trying again within the hour", "error", err)
 			return
 		}
 		if expired > 0 {
-			n.log.Info("devices removed that joined by themselves and never connected", "devices", expired)
+			n.log.Info("removed devices that enrolled by themselves and never connected", "devices", expired)
 		}
 		if len(ids) < expirePage {
 			break
@@ -79,7 +79,7 @@ func (n *node) pruneRegistry(ctx context.Context) {
 	}
 	switch deleted, err := n.ledger.Prune(ctx, time.Now()); {
 	case err != nil:
-		n.log.Warn("old changes could not be deleted; it is tried again within the hour", "error", err)
+		n.log.Warn("cannot delete old changes; trying again within the hour", "error", err)
 	case deleted > 0:
 		n.log.Info("old changes deleted", "changes", deleted)
 	}

@@ -9,6 +9,7 @@ import (
 	"fleetd/internal/fleet"
 	"fleetd/internal/store"
 	"fleetd/internal/store/ledger"
+	"fleetd/internal/store/storetest"
 )
 
 // The settings reach the database.
@@ -20,7 +21,7 @@ func TestPruneBySettings(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = s.Close(t.Context()) })
 	const id devices.ID = "aa:bb:cc:dd:ee:ff"
-	addDevice(t, s, devices.Device{ID: id})
+	storetest.AddMember(t, s, devices.Device{ID: id})
 	for n := range 5 { // four days ago to now
 		s.SaveCatalog(devices.HistoryEntry{Device: id, Epoch: devices.Epoch(n + 1), At: time.Now().Add(time.Duration(n-4) * 24 * time.Hour)}, devices.CatalogText{}, nil)
 	}

@@ -9,13 +9,12 @@ import (
 	"fleetd/internal/cluster"
 )
 
-// join makes sure that the nodes on this NATS are of this fleet. It is asked
-// again when NATS or the database comes up late; what was known then is not
-// asked twice.
+// join checks that the nodes on this NATS belong to this fleet. It is called again when NATS
+// or the database becomes reachable late; a completed check is not repeated.
 func (n *node) join(ctx context.Context) error {
 	n.joining.Lock()
 	defer n.joining.Unlock()
-	private := n.cfg.NATS == "embedded" && n.cfg.NATSListen == "" // nobody else is there
+	private := n.cfg.NATS == "embedded" && n.cfg.NATSListen == "" // no other node can connect
 	if private || n.joined || !n.bus.up.Load() {
 		return nil
 	}
@@ -28,46 +27,46 @@ func (n *node) join(ctx context.Context) error {
 	case errors.Is(err, cluster.ErrOtherFleet):
 		return fmt.Errorf("--nats: %w", err)
 	case err != nil:
-		n.log.Warn("the other nodes could not be asked", "error", err)
+		n.log.Warn("cannot check the other nodes on NATS", "error", err)
 		return nil
 	}
 	n.joined = database != ""
 	return nil
 }
 
-// joinLate is join once the node runs: it ends a node that does not belong here.
+// joinLate is join for a running node: it stops a node that does not belong to the fleet.
 func (n *node) joinLate() {
 	if err := n.join(context.Background()); err != nil {
 		select {
 		case n.serveErr <- err:
-		default: // it ends for other reasons
+		default: // it stops for another reason
 		}
 	}
 }
 
-// shared tells whether there can be other nodes: they share a database.
+// shared reports whether there can be other nodes: they share a database.
 func (n *node) shared() bool { return strings.HasPrefix(n.cfg.Database, "postgres") }
 
-// wake has rejoins look after what happened while the process did not run.
+// wake makes rejoins handle a time in which the process did not run.
 func (n *node) wake() {
 	select {
-	case n.woken <- struct{}{}:
-	default: // one wake-up is enough
+	case n.resumed <- struct{}{}:
+	default: // one signal is enough
 	}
 }
 
-// rejoins makes good, each time the node was cut off from the others, what it
-// missed: they may have taken devices over, and decided about some.
+// rejoins catches up, each time the node was disconnected from the others: they may have
+// taken over devices, and changed the registry.
 func (n *node) rejoins(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-n.bus.back:
-			n.log.Info("NATS connection is back")
+		case <-n.bus.reconnected:
+			n.log.Info("NATS connection restored")
 			n.cluster.Reconnected()
 			n.joinLate()
-		case <-n.woken:
+		case <-n.resumed:
 		}
 		if n.shared() {
 			n.service.Reassert()

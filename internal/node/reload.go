@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// catchHangups makes SIGHUP a request to read files again, from the first moment
-// of the node on; it never ends it. A process that was started to ignore the
-// signal, as by nohup, goes on ignoring it: hangups is then nil.
+// catchHangups makes SIGHUP a request to reload files, from the start of the node; it never
+// ends the process. If the process was started with the signal ignored, as by nohup, it stays
+// ignored, and hangups is nil.
 func catchHangups() (hangups chan os.Signal, release func()) {
 	if signal.Ignored(syscall.SIGHUP) {
 		return nil, func() {}
@@ -19,8 +19,8 @@ func catchHangups() (hangups chan os.Signal, release func()) {
 	return hangups, func() { signal.Stop(hangups) }
 }
 
-// reloads reads the node's files again at each SIGHUP, until ctx ends: the
-// certificates and the policy. What cannot be read leaves in force what was.
+// reloads reads the node's files again at each SIGHUP, until ctx ends: the certificates and
+// the policy. If a file cannot be loaded, the previous one stays in force.
 func (n *node) reloads(ctx context.Context) {
 	for {
 		select {
@@ -28,7 +28,7 @@ func (n *node) reloads(ctx context.Context) {
 			return
 		case <-n.hangups:
 		}
-		n.log.Info("SIGHUP: reading certificates and policy again")
+		n.log.Info("SIGHUP: reloading certificates and policy")
 		for _, c := range []*certificate{n.certificate, n.apiCertificate} {
 			if c != nil {
 				c.reload()

@@ -5,11 +5,12 @@ import (
 	"time"
 
 	"fleetd/internal/credential"
+	"fleetd/internal/datadir"
 	"fleetd/internal/devices"
 )
 
-// rotated takes the fleet's secrets. fresh says that other nodes may not know them
-// yet. The admin token's file follows, and what is sealed: see followRotation.
+// rotated applies the fleet's secrets. fresh is set if other nodes may not have them yet.
+// followRotation then updates the admin token's file and the sealed data.
 func (n *node) rotated(r devices.Rotation, fresh bool) {
 	next := credential.Rotation{Admin: r.Admin, PreviousUntil: r.PreviousUntil}
 	for _, s := range r.Secrets {
@@ -20,17 +21,17 @@ func (n *node) rotated(r devices.Rotation, fresh bool) {
 		learned = time.Now()
 	}
 	if err := n.mint.Adopt(next, learned); err != nil {
-		n.log.Error("the fleet's secret was rotated, and this node cannot follow: it refuses credentials that others accept", "error", err)
+		n.log.Error("the fleet's secret was rotated, but this node cannot use the new one and refuses credentials that other nodes accept", "error", err)
 		return
 	}
 	select {
 	case n.rotations <- struct{}{}:
-	default: // one wake-up is enough
+	default: // one signal is enough
 	}
 }
 
-// followRotation keeps the admin token's file and what is sealed in the database up
-// to the newest secret, until ctx ends.
+// followRotation updates the admin token's file and the sealed data in the database to the
+// newest secret, until ctx ends.
 func (n *node) followRotation(ctx context.Context) {
 	for {
 		select {
@@ -39,17 +40,19 @@ func (n *node) followRotation(ctx context.Context) {
 		case <-n.rotations:
 		}
 		if err := n.writeToken(); err != nil {
-			n.log.Error("the admin token was rotated, and its file could not be written; start this node again once it can be", "error", err)
+			n.log.Error("the admin token was rotated, but its file cannot be written; fix that and restart this node", "error", err)
 		}
 		n.reseal(ctx)
 	}
 }
 
-// writeToken keeps the admin token in its file.
-func (n *node) writeToken() error { return n.dir.write(fileToken, []byte(n.mint.AdminToken()+"\n")) }
+// writeToken writes the admin token to its file.
+func (n *node) writeToken() error {
+	return n.dir.Write(datadir.FileToken, []byte(n.mint.AdminToken()+"\n"))
+}
 
-// reseal seals chip keys under the newest secret. What is left, the next node to
-// prune takes up.
+// reseal seals chip keys and secrets of webhooks with the newest secret. The next node that prunes continues with
+// those that are left.
 func (n *node) reseal(ctx context.Context) {
 	if n.mint.Number() == 0 || n.store.Ready() != nil {
 		return
@@ -57,8 +60,15 @@ func (n *node) reseal(ctx context.Context) {
 	switch changed, err := n.attest.Reseal(ctx); {
 	case ctx.Err() != nil:
 	case err != nil:
-		n.log.Warn("chip keys are not all sealed under the new secret yet; it is tried again within the hour", "error", err)
+		n.log.Warn("not all chip keys are sealed with the new secret; trying again within the hour", "error", err)
 	case changed > 0:
-		n.log.Info("chip keys sealed under the new secret", "keys", changed)
+		n.log.Info("chip keys are sealed with the new secret", "keys", changed)
+	}
+	switch changed, err := n.webhooks.Reseal(ctx); {
+	case ctx.Err() != nil:
+	case err != nil:
+		n.log.Warn("not all secrets of webhooks are sealed with the new secret; trying again within the hour", "error", err)
+	case changed > 0:
+		n.log.Info("secrets of webhooks are sealed with the new secret", "webhooks", changed)
 	}
 }

@@ -17,28 +17,28 @@ import (
 )
 
 const (
-	storageEvery = 2 * time.Second
-	storageFirst = 5 * time.Second // between restarts of the server, and twice as long after each that did not help
-	storageLast  = 5 * time.Minute
-	storageSpare = 1 << 20 // bytes that must be writable before one
+	storageEvery   = 2 * time.Second
+	restartFirst   = 5 * time.Second // between restarts of the server; doubled after each that did not help
+	restartLongest = 5 * time.Minute
+	storageSpare   = 1 << 20 // bytes that must be writable before a restart
 )
 
-// openEvents makes the bus of events, whose streams are in NATS.
+// openEvents opens the event bus, whose streams are in NATS.
 func (n *node) openEvents() error {
 	var err error
 	if n.events, err = events.New(events.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Node: n.cfg.Node,
 		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, NotificationLimit: n.cfg.NotificationLimit, Replicas: n.cfg.NATSReplicas, Log: n.log}); err != nil {
 		return err
 	}
-	n.onStop(n.events.Close) // after the store, whose last rows still make events
+	n.onStop(n.events.Close) // after the store, whose last rows still cause events
 	if n.bus.embedded != nil {
 		n.whileRunning(n.bus.embedded.watch)
 	}
 	return nil
 }
 
-// kept returns why events are not kept, and what to do.
-func (n *node) kept() error {
+// storageError returns why events are not stored, with advice; nil if they are.
+func (n *node) storageError() error {
 	if n.bus.embedded != nil {
 		if err := n.bus.embedded.ready(); err != nil {
 			return err
@@ -47,16 +47,15 @@ func (n *node) kept() error {
 	return n.events.Ready()
 }
 
-// embedded is the NATS server in this process. After a write that failed, as
-// on a full disk, a server takes nothing more for that stream and answers
-// nobody; without permission to write it disables JetStream. Both last until
-// it is restarted: JetStream alone cannot be, without a data race in the server
-// and a second dispatcher of its API.
+// embedded is the NATS server in this process. After a failed write, as on a full disk, a
+// server accepts nothing more for that stream and does not respond; without write permission
+// it disables JetStream. Both last until it is restarted. JetStream cannot be restarted alone
+// without a data race in the server and a second dispatcher of its API.
 type embedded struct {
-	options *server.Options
-	log     *slog.Logger
-	server  atomic.Pointer[server.Server]
-	fault   atomic.Pointer[error]
+	options   *server.Options
+	log       *slog.Logger
+	server    atomic.Pointer[server.Server]
+	lastError atomic.Pointer[error]
 }
 
 // start starts a server.
@@ -65,14 +64,14 @@ func (e *embedded) start() error {
 	if err != nil {
 		return fmt.Errorf("embedded NATS: %w", err)
 	}
-	s.SetLoggerV2(natsLog{e.log}, false, false, false)
+	s.SetLoggerV2(newNATSLog(e.log), false, false, false)
 	s.Start()
 	if !s.ReadyForConnections(natsStart) {
 		s.Shutdown()
 		return errNATSStart
 	}
 	if address, ok := s.Addr().(*net.TCPAddr); ok {
-		e.options.Port = address.Port // a restart keeps a port that the system chose
+		e.options.Port = address.Port // a restart keeps the port chosen by the system
 	}
 	e.server.Store(s)
 	return nil
@@ -80,7 +79,7 @@ func (e *embedded) start() error {
 
 var errNATSStart = errors.New("embedded NATS did not start within 10 s")
 
-// InProcessConn connects the node to the server that runs now.
+// InProcessConn connects the node to the running server.
 func (e *embedded) InProcessConn() (net.Conn, error) { return e.server.Load().InProcessConn() }
 
 func (e *embedded) close() {
@@ -89,16 +88,16 @@ func (e *embedded) close() {
 	s.WaitForShutdown()
 }
 
-// ready returns what keeps the server from writing, and what to do.
+// ready returns why the server cannot write, with advice; nil if it can.
 func (e *embedded) ready() error {
-	if fault := e.fault.Load(); fault != nil {
+	if fault := e.lastError.Load(); fault != nil {
 		return *fault
 	}
 	return nil
 }
 
-// broken is why the server writes no more. Other complaints are left out, such
-// as a stream whose files cannot be read: a restart does not help there.
+// broken returns why the server cannot write, or "". It ignores other problems, such as a
+// stream whose files cannot be read, because a restart does not help there.
 func (e *embedded) broken() string {
 	s := e.server.Load()
 	if !s.JetStreamEnabled() {
@@ -112,13 +111,12 @@ func (e *embedded) broken() string {
 	return ""
 }
 
-// watch restarts the server whenever it cannot write though its directory can
-// be written to.
+// watch restarts the server if it cannot write although its directory is writable.
 func (e *embedded) watch(ctx context.Context) {
 	ticker := time.NewTicker(storageEvery)
 	defer ticker.Stop()
 	var tried time.Time
-	wait := storageFirst
+	wait := restartFirst
 	for {
 		select {
 		case <-ctx.Done():
@@ -127,32 +125,32 @@ func (e *embedded) watch(ctx context.Context) {
 		}
 		reason := e.broken()
 		if reason == "" {
-			wait = storageFirst
-			e.fault.Store(nil)
+			wait = restartFirst
+			e.lastError.Store(nil)
 			continue
 		}
 		fault := fmt.Errorf("the embedded NATS cannot write to %s (%s): free disk space there, or fix its permissions; "+
-			"events and photos are kept again without a restart of the node", e.options.StoreDir, reason)
-		if e.fault.Swap(&fault) == nil {
-			e.log.Error("events and photos are not kept", "error", fault)
+			"events and photos are then stored again without a restart of the node", e.options.StoreDir, reason)
+		if e.lastError.Swap(&fault) == nil {
+			e.log.Error("events and photos are not stored", "error", fault)
 		}
 		if time.Since(tried) < wait || writable(e.options.StoreDir) != nil {
 			continue
 		}
 		if !tried.IsZero() {
-			wait = min(2*wait, storageLast)
+			wait = min(2*wait, restartLongest)
 		}
 		tried = time.Now()
 		e.close()
 		if err := e.start(); err != nil {
-			e.log.Error("embedded NATS is not restarted yet", "error", err)
+			e.log.Error("cannot restart the embedded NATS; trying again", "error", err)
 			continue
 		}
-		e.log.Info("embedded NATS restarted, because it could not write")
+		e.log.Info("restarted the embedded NATS because it could not write")
 	}
 }
 
-// writable tells whether a directory's disk has room for more than a moment.
+// writable returns an error if the directory's disk is almost full or not writable.
 func writable(dir string) error {
 	f, err := os.CreateTemp(dir, "room-")
 	if err != nil {

@@ -11,13 +11,14 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"fleetd/internal/credential"
+	"fleetd/internal/datadir"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 )
 
 // A write of the embedded NATS fails once, as on a full disk: readyz has the
 // part and what to do, and events are kept again without a restart.
-func TestEmbeddedStorageHeals(t *testing.T) {
+func TestEmbeddedStorageRecovers(t *testing.T) {
 	t.Parallel()
 	const full = "/dev/full"
 	if _, err := os.Stat(full); err != nil {
@@ -56,17 +57,17 @@ func TestEmbeddedStorageHeals(t *testing.T) {
 	devicetest.Eventually(t, "an event is kept", func() bool { return state().Msgs == 1 })
 
 	// The server begins its next file, after 4 MiB, where every write fails.
-	msgs := filepath.Join(n.dir.file(dirNATS), "jetstream", "$G", "streams", "FLEETD_V1_EVENTS", "msgs")
+	msgs := filepath.Join(n.dir.File(datadir.DirNATS), "jetstream", "$G", "streams", "FLEETD_V1_EVENTS", "msgs")
 	if err := os.Symlink(full, filepath.Join(msgs, "2.blk")); err != nil {
 		t.Fatal(err)
 	}
 	publish(300, 20_000)
-	devicetest.Eventually(t, "readyz has the part", func() bool { return n.kept() != nil })
+	devicetest.Eventually(t, "readyz has the part", func() bool { return n.storageError() != nil })
 	before := state().LastSeq
 	devicetest.Eventually(t, "events are kept again", func() bool {
 		publish(1, 1)
 		now := state().LastSeq
-		return now > before && n.kept() == nil
+		return now > before && n.storageError() == nil
 	})
 	if state().FirstSeq != 1 {
 		t.Errorf("events from before are gone: %+v", state())

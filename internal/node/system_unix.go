@@ -2,10 +2,7 @@
 
 package node
 
-import (
-	"os"
-	"syscall"
-)
+import "syscall"
 
 // openFiles is how many descriptors this process may have; 0 if that cannot be
 // known.
@@ -16,7 +13,3 @@ func openFiles() int {
 	}
 	return int(min(limit.Cur, 1<<30)) // unlimited is the highest number
 }
-
-// lock takes the lock of a file, which ends with the process at the latest. An error
-// means that another process has it.
-func lock(file *os.File) error { return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }

@@ -10,8 +10,8 @@ import (
 	"fleetd/internal/vision"
 )
 
-// openVision makes the photo receiver. Its object store is named like the
-// event stream, after the prefix.
+// openVision creates the photo receiver. The name of its object store begins with the prefix,
+// as that of the event stream does.
 func (n *node) openVision() error {
 	js, err := jetstream.New(n.bus.conn)
 	if err != nil {

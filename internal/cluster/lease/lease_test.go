@@ -1,18 +1,17 @@
-package node
+package lease
 
 import (
 	"context"
 	"log/slog"
-	"net"
 	"testing"
 	"time"
 
-	"fleetd/internal/config"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 	"fleetd/internal/store"
 	"fleetd/internal/store/ledger"
+	"fleetd/internal/store/storetest"
 )
 
 // silent is a connection that takes everything and answers nothing.
@@ -21,7 +20,17 @@ type silent struct{}
 func (silent) SendControl([]byte) error  { return nil }
 func (silent) Close(devices.CloseReason) {}
 
-// sharing returns nodes over one database, as far as members need them.
+// node is a node as far as leases need it.
+type node struct {
+	name    string
+	started time.Time
+	store   *store.Store
+	ledger  *ledger.Ledger
+	service *fleet.Service
+	nodes   *Nodes
+}
+
+// sharing returns nodes over one database.
 func sharing(t *testing.T, names ...string) (nodes []*node) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
@@ -35,23 +44,19 @@ func sharing(t *testing.T, names ...string) (nodes []*node) {
 		}
 	})
 	for _, name := range names {
-		api, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = api.Close() })
 		ports := devicetest.New()
-		n := &node{cfg: &config.Config{Node: name}, log: log, store: db, bus: &bus{}, apiNet: api, started: time.Now()}
-		n.bus.up.Store(true)
-		n.members = newMembers(n)
+		n := &node{name: name, store: db, started: time.Now()}
+		n.nodes = New(Options{Node: name, Started: n.started, Database: db, Devices: func() int { return 0 }, API: func() string { return "http://127.0.0.1" },
+			Refresh: func(context.Context) {}, IsConnected: func() bool { return true }, Log: log})
 		n.ledger = ledger.New(db, log)
 		t.Cleanup(n.ledger.Close)
-		n.service = fleet.New(fleet.Config{Node: name, CallsPerDevice: 1, Handshakes: 4, Alive: n.members.has},
+		n.service = fleet.New(fleet.Config{Node: name, CallsPerDevice: 1, Handshakes: 4, IsNodeAlive: n.nodes.Has},
 			fleet.Ports{Records: db, Catalogs: db, Ledger: n.ledger, Publisher: ports, Directory: ports, Router: ports, Vision: ports, Audio: ports, Log: log})
 		t.Cleanup(n.service.Close)
 		if err := n.service.Registry().Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		n.nodes.fleet = n.service
 		nodes = append(nodes, n)
 	}
 	return nodes
@@ -67,7 +72,7 @@ func (n *node) accept(t *testing.T, id devices.ID) {
 
 func (n *node) awaitRow(t *testing.T, id devices.ID, online bool) {
 	t.Helper()
-	devicetest.Eventually(t, "the row says so", func() bool {
+	devicetest.Eventually(t, "the row is offline", func() bool {
 		row, err := n.store.Find(t.Context(), id)
 		return err == nil && row.Presence.Online == online
 	})
@@ -75,7 +80,7 @@ func (n *node) awaitRow(t *testing.T, id devices.ID, online bool) {
 
 func (n *node) beat(t *testing.T) []devices.Lease {
 	t.Helper()
-	lost, err := n.members.beat(t.Context())
+	lost, err := n.nodes.beat(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,41 +89,40 @@ func (n *node) beat(t *testing.T) []devices.Lease {
 
 // stoodStill makes every lease look as if it had not moved for long, up to this
 // time ago.
-func (m *members) stoodStill(ago time.Duration) {
+func (m *Nodes) stoodStill(ago time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	m.seen = newMembers(m.node).seen
-	m.seen.Own = m.lease
-	for at := now.Add(-leaseTime - 2*clearTurn); at.Before(now.Add(-ago)); at = at.Add(beatEvery) {
-		m.seen.Look(m.latest, at)
+	m.monitor = m.newMonitor()
+	for at := now.Add(-Lifetime - 2*m.monitor.CleanupDelay); at.Before(now.Add(-ago)); at = at.Add(m.every) {
+		m.monitor.Observe(m.latest, at)
 	}
 }
 
-// A node whose beat goes on while another marks its devices as lost is told,
-// and announces what it holds.
-func TestResumedNodeIsTold(t *testing.T) {
+// A node that continues while another marks its devices as lost learns of it, and announces
+// its devices.
+func TestResumedNodeReannounces(t *testing.T) {
 	nodes := sharing(t, "a", "c")
 	a, c := nodes[0], nodes[1]
 	const id = devices.ID("02:00:00:00:00:01")
 	a.accept(t, id)
 	a.beat(t)
 	c.beat(t)
-	c.members.stoodStill(0)
+	c.nodes.stoodStill(0)
 	lost := c.beat(t)
 	if len(lost) != 1 || lost[0].Node != "a" {
 		t.Fatalf("lost: %v", lost)
 	}
 	a.beat(t) // it resumes
-	c.members.lose(t.Context(), lost[0])
-	c.members.tasks.Wait()
+	c.nodes.cleanUpLost(t.Context(), lost[0])
+	c.nodes.tasks.Wait()
 	c.awaitRow(t, id, false)
 	a.beat(t)
-	if a.members.lostAt.IsZero() {
-		t.Fatal("a does not know that it was declared lost")
+	if a.nodes.lostAt.IsZero() {
+		t.Fatal("a has not learned that it was declared lost")
 	}
-	a.members.lostAt = time.Now().Add(-answerTime)
-	a.members.reappear()
+	a.nodes.lostAt = time.Now().Add(-answerTime)
+	a.nodes.reannounce()
 	a.awaitRow(t, id, true)
 }
 
@@ -132,44 +136,44 @@ func TestRestartedNodeKeepsItsDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	const gone, back = devices.ID("02:00:00:00:00:01"), devices.ID("02:00:00:00:00:02")
-	addDevice(t, c.store, devices.Device{ID: gone})
+	storetest.AddMember(t, c.store, devices.Device{ID: gone})
 	c.store.SavePresence(devices.Presence{Device: gone, Epoch: 1, Seq: 1, Online: true, Node: "a", ConnectedAt: a.started.Add(-time.Minute)})
 	a.accept(t, back)
 	c.awaitRow(t, gone, true)
 	a.beat(t)
 	c.beat(t)
-	c.members.stoodStill(0)
+	c.nodes.stoodStill(0)
 	a.beat(t)
 	lost := c.beat(t)
 	if len(lost) != 1 || lost[0].Instance != "killed" {
 		t.Fatalf("lost: %v", lost)
 	}
-	c.members.lose(t.Context(), lost[0])
-	c.members.tasks.Wait()
+	c.nodes.cleanUpLost(t.Context(), lost[0])
+	c.nodes.tasks.Wait()
 	c.awaitRow(t, gone, false)
 	c.awaitRow(t, back, true)
 	a.beat(t)
-	if !a.members.lostAt.IsZero() {
+	if !a.nodes.lostAt.IsZero() {
 		t.Error("a takes itself for lost")
 	}
-	if nodes := c.members.nodes(); len(nodes) != 2 {
+	if nodes := c.nodes.All(); len(nodes) != 2 {
 		t.Errorf("nodes: %v", nodes)
 	}
 }
 
 // Requests of other nodes need a stamp as soon as no node of an older version is
 // there, and so do claims and news.
-func TestStampsAreWanted(t *testing.T) {
+func TestStampsAreRequired(t *testing.T) {
 	nodes := sharing(t, "a", "c")
 	a, c := nodes[0], nodes[1]
 	wanted := func(hops, all bool) {
 		t.Helper()
 		a.beat(t)
-		if a.stamped() != hops || a.allStamped() != all {
-			t.Errorf("stamps are wanted of hops: %t, of claims and news: %t; want %t and %t", a.stamped(), a.allStamped(), hops, all)
+		if a.nodes.AllStampHops() != hops || a.nodes.AllStampBroadcasts() != all {
+			t.Errorf("stamps are wanted of hops: %t, of claims and news: %t; want %t and %t", a.nodes.AllStampHops(), a.nodes.AllStampBroadcasts(), hops, all)
 		}
 	}
-	if a.stamped() || a.allStamped() {
+	if a.nodes.AllStampHops() || a.nodes.AllStampBroadcasts() {
 		t.Error("stamps are wanted before the first look")
 	}
 	c.beat(t)
@@ -189,24 +193,24 @@ func TestStampsAreWanted(t *testing.T) {
 	}
 }
 
-// Nobody is lost for a time in which nobody could look.
-func TestBlindNodeLosesNobody(t *testing.T) {
+// No node is lost for a time in which the leases could not be read.
+func TestNoLossWhileDatabaseIsAway(t *testing.T) {
 	nodes := sharing(t, "a", "c")
 	a, c := nodes[0], nodes[1]
 	a.beat(t)
 	c.beat(t)
-	c.members.stoodStill(leaseTime) // then the database was away
+	c.nodes.stoodStill(Lifetime) // then the database was away
 	if lost := c.beat(t); len(lost) != 0 {
 		t.Errorf("lost: %v", lost)
 	}
 }
 
 // Before its first beat a node reads the leases once, however many devices it
-// asks about, and takes a node for living while it cannot read them.
+// checks, and takes a node as alive while it cannot read them.
 func TestLeasesAreReadOnceAtTheStart(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		reads := 0
-		l := startLook{}
+		l := startLeases{every: time.Minute}
 		for range 3000 {
 			found, err := l.leases(func(context.Context) ([]devices.Lease, error) {
 				reads++
@@ -225,20 +229,20 @@ func TestLeasesAreReadOnceAtTheStart(t *testing.T) {
 	}
 }
 
-// Rows of a node that ended without its last words are cleared away at the
-// second look.
+// Devices of a node that could not write its last rows are cleaned up at the second
+// check.
 func TestOrphans(t *testing.T) {
 	n := sharing(t, "a")[0]
 	const id = devices.ID("02:00:00:00:00:01")
-	addDevice(t, n.store, devices.Device{ID: id})
+	storetest.AddMember(t, n.store, devices.Device{ID: id})
 	n.store.SavePresence(devices.Presence{Device: id, Epoch: 1, Seq: 1, Online: true, Node: "gone"})
 	n.awaitRow(t, id, true)
 	n.beat(t)
-	first := n.members.orphans(t.Context(), nil)
+	first := n.nodes.cleanUpOrphaned(t.Context(), nil)
 	if len(first) != 1 {
-		t.Fatalf("orphans: %v", first)
+		t.Fatalf("orphaned: %v", first)
 	}
-	n.members.orphans(t.Context(), first)
-	n.members.tasks.Wait()
+	n.nodes.cleanUpOrphaned(t.Context(), first)
+	n.nodes.tasks.Wait()
 	n.awaitRow(t, id, false)
 }

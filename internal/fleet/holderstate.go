@@ -11,10 +11,10 @@ import (
 	"fleetd/internal/devices/session"
 )
 
-// holding is the answer to a Question: what the holder knows of a device beyond
-// the rows, which lag behind and hold no counters. It travels between nodes;
-// members are added, never changed.
-type holding struct {
+// holderState is the answer to a Query: the state of a device at its holder beyond the
+// database's row, which is older and has no counters. It is sent between nodes:
+// members may be added, never changed.
+type holderState struct {
 	Node         string               `json:"node"`
 	Session      string               `json:"session"`
 	Epoch        devices.Epoch        `json:"epoch"`
@@ -35,16 +35,16 @@ type holding struct {
 	AudioDropped uint64               `json:"audio_dropped"`
 }
 
-func holdingOf(v *devices.View) holding {
+func holderStateOf(v *devices.View) holderState {
 	p := v.Presence
-	return holding{Node: p.Node, Session: p.Session, Epoch: p.Epoch, Seq: p.Seq, ClientID: p.ClientID, Transport: p.Transport,
+	return holderState{Node: p.Node, Session: p.Session, Epoch: p.Epoch, Seq: p.Seq, ClientID: p.ClientID, Transport: p.Transport,
 		ConnectedAt: p.ConnectedAt, LastSeen: p.LastSeen, Contested: v.State == devices.StateContested, MCP: p.MCP, MCPError: p.MCPError,
 		Catalog: p.Catalog.String(), CatalogState: v.CatalogState, Partial: p.Partial, Tools: p.Tools,
 		AudioOpen: v.AudioOpen, AudioPackets: v.AudioPackets, AudioDropped: v.AudioDropped}
 }
 
-// view puts what the holder says in place of what the rows say.
-func (h holding) view(d devices.Device) (devices.View, error) {
+// view combines the state with the stored device.
+func (h holderState) view(d devices.Device) (devices.View, error) {
 	catalog, err := devices.ParseHash(h.Catalog)
 	if err != nil {
 		return devices.View{}, fmt.Errorf("catalog: %w", err)
@@ -58,32 +58,32 @@ func (h holding) view(d devices.Device) (devices.View, error) {
 	return v, nil
 }
 
-// Answer answers a query of another node about a device that this one holds.
-// Errors are *Error.
-func (s *Service) Answer(ctx context.Context, id devices.ID, q devices.Question) ([]byte, error) {
+// Answer answers a query of another node about a device that this node holds. Errors
+// are *Error.
+func (s *Service) Answer(ctx context.Context, id devices.ID, q devices.Query) ([]byte, error) {
 	x := s.Session(id)
 	if x == nil {
-		return nil, s.Absent(ctx, id)
+		return nil, s.AbsentError(ctx, id)
 	}
-	if q == devices.AskRefresh {
+	if q == devices.QueryRefresh {
 		if err := x.Refresh(ctx); err != nil {
 			return nil, err
 		}
 	}
 	v := x.View()
-	return json.Marshal(holdingOf(&v))
+	return json.Marshal(holderStateOf(&v))
 }
 
-// held asks whoever holds the device; errors wrap ErrNoHolder if nobody does.
-func (s *Service) held(ctx context.Context, id devices.ID, q devices.Question) (devices.View, error) {
-	if s.cfg.Alive == nil {
-		return devices.View{}, devices.ErrNoHolder // there is no other node
+// queryHolder queries the node that holds the device; without one the error wraps ErrNoHolder.
+func (s *Service) queryHolder(ctx context.Context, id devices.ID, q devices.Query) (devices.View, error) {
+	if s.cfg.IsNodeAlive == nil {
+		return devices.View{}, devices.ErrNoHolder // there are no other nodes
 	}
-	data, err := s.ports.Router.Ask(ctx, id, q)
+	data, err := s.ports.Router.Query(ctx, id, q)
 	if err != nil {
 		return devices.View{}, err
 	}
-	var h holding
+	var h holderState
 	if err := json.Unmarshal(data, &h); err != nil {
 		return devices.View{}, fmt.Errorf("answer of another node: %w", err)
 	}
@@ -94,7 +94,7 @@ func (s *Service) held(ctx context.Context, id devices.ID, q devices.Question) (
 	return h.view(device)
 }
 
-// device is what is known of a device itself.
+// device returns a device without its connection.
 func (s *Service) device(ctx context.Context, id devices.ID) (devices.Device, error) {
 	if d, ok := s.Device(id); ok {
 		return d, nil
@@ -103,8 +103,8 @@ func (s *Service) device(ctx context.Context, id devices.ID) (devices.Device, er
 	return row.Device, err
 }
 
-// Refresh reads a connected device's tools again, on whichever node it is, and
-// returns them as Tools does. ctx bounds the wait.
+// Refresh lists a connected device's tools again, on whichever node it is, and returns
+// them as Tools does. ctx limits the wait.
 func (s *Service) Refresh(ctx context.Context, id devices.ID, user bool) (devices.ToolList, error) {
 	if x := s.Session(id); x != nil {
 		if err := x.Refresh(ctx); err != nil {
@@ -112,11 +112,11 @@ func (s *Service) Refresh(ctx context.Context, id devices.ID, user bool) (device
 		}
 		return s.toolsOf(ctx, x.View(), user)
 	}
-	v, err := s.held(ctx, id, devices.AskRefresh)
+	v, err := s.queryHolder(ctx, id, devices.QueryRefresh)
 	if err != nil {
 		return devices.ToolList{}, s.OrAbsent(ctx, id, err)
 	}
-	for { // a list that was never seen before is on its way into the database
+	for { // a new list may not have reached the database yet
 		list, err := s.toolsOf(ctx, v, user)
 		if e := (*devices.Error)(nil); !errors.As(err, &e) || e.Code != devices.CodeNotFound {
 			return list, err

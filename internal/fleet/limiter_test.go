@@ -15,16 +15,16 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// One key's calls to silent devices over REST and MCP, more than a node serves at
-// once, leave places for every other caller.
-func TestOneKeyLeavesPlacesOnEveryWay(t *testing.T) {
+// More calls of one key to silent devices, over REST and MCP, than a node serves at once
+// leave slots for every other caller.
+func TestOneKeyLeavesSlotsOverEveryInterface(t *testing.T) {
 	for _, via := range []access.Via{access.ViaREST, access.ViaMCP} {
 		bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
 			const count, each = 250, 17
 			p.Put(devices.Member{ID: id, ClientID: "c1"})
 			connect(t, s, "c1", devicetest.NewScript())
 			ready(t, s)
-			flooder := someone(t, via, "tools:call tools:call:user", "")
+			flooder := principalWith(t, via, "tools:call tools:call:user", "")
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			var refused atomic.Int64
@@ -35,7 +35,7 @@ func TestOneKeyLeavesPlacesOnEveryWay(t *testing.T) {
 				}
 				for range each {
 					go func() {
-						_, err := s.CallTool(ctx, devices.ToolCall{Device: silent, Tool: "x", By: flooder})
+						_, err := s.CallTool(ctx, devices.ToolCall{Device: silent, Tool: "x", Principal: flooder})
 						if err != nil && devices.AsError(err).Code == devices.CodeDeviceBusy {
 							refused.Add(1)
 						}
@@ -44,10 +44,10 @@ func TestOneKeyLeavesPlacesOnEveryWay(t *testing.T) {
 			}
 			synctest.Wait()
 			// security: K16
-			if taken := s.Places().Taken(); taken > dispatch.MaxServing/2 || taken+int(refused.Load()) != count*each {
-				t.Errorf("%s: one key has %d of %d places, %d calls were refused", via, taken, dispatch.MaxServing, refused.Load())
+			if taken := s.Limiter().InUse(); taken > dispatch.MaxServing/2 || taken+int(refused.Load()) != count*each {
+				t.Errorf("%s: one key has %d of %d slots, %d calls were refused", via, taken, dispatch.MaxServing, refused.Load())
 			}
-			if n := s.Places().OverShare.Load(); n == 0 || n != uint64(refused.Load()) {
+			if n := s.Limiter().OverShare.Load(); n == 0 || n != uint64(refused.Load()) {
 				t.Errorf("%s: %d refusals counted", via, n)
 			}
 			begun := time.Now()
@@ -56,8 +56,8 @@ func TestOneKeyLeavesPlacesOnEveryWay(t *testing.T) {
 			}
 			cancel()
 			synctest.Wait()
-			if taken := s.Places().Taken(); taken != 0 {
-				t.Errorf("%s: %d places are still taken", via, taken)
+			if taken := s.Limiter().InUse(); taken != 0 {
+				t.Errorf("%s: %d slots are still in use", via, taken)
 			}
 		})
 	}

@@ -1,0 +1,151 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/tasks"
+	"fleetd/internal/timescale"
+)
+
+// A gather is one question to all other nodes, on `<prefix>.gather.<node>`, stamped like
+// a claim; each node answers on the inbox that the signed body names.
+const (
+	verbGather       = "gather"
+	verbGatherAnswer = "gathered"
+)
+
+var (
+	// gatherTime is how long answers of a gather are awaited.
+	gatherTime = timescale.Of(time.Second)
+	// gatherAgain is when it is sent once more to nodes that have not answered: a node
+	// refuses the first message of a sender that does not know its nonce yet.
+	gatherAgain = gatherTime / 3
+)
+
+// gatherMessage is the wire form of a question and of an answer.
+type gatherMessage struct {
+	Node     string          `json:"node"`
+	Kind     string          `json:"kind,omitempty"`
+	Reply    string          `json:"reply,omitempty"`
+	Question json.RawMessage `json:"question,omitempty"`
+	// Answer is base64 in JSON: it may be compressed.
+	Answer []byte `json:"answer,omitempty"`
+}
+
+// gatherAnswer answers a question of another node.
+type gatherAnswer func(ctx context.Context, question []byte) ([]byte, error)
+
+// OnGather has answer answer the questions of a kind from other nodes; it is called from
+// goroutines of its own. An answer may have 700 KiB.
+func (l *Link) OnGather(kind string, answer func(ctx context.Context, question []byte) ([]byte, error)) {
+	l.gathers.Store(kind, gatherAnswer(answer))
+}
+
+// Gather sends a question of a kind, which is JSON, to the named nodes and returns their
+// answers by node, and the nodes that did not answer within a second, in order of name. This node
+// is left out.
+func (l *Link) Gather(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string) {
+	answers = map[string][]byte{}
+	for _, node := range nodes {
+		if node != l.opt.Node && !slices.Contains(missing, node) {
+			missing = append(missing, node)
+		}
+	}
+	slices.Sort(missing)
+	if l.opt.SingleNode || len(missing) == 0 || !l.opt.IsConnected() {
+		return answers, missing
+	}
+	inbox, err := l.opt.Conn.SubscribeSync(l.opt.Conn.NewInbox())
+	if err != nil {
+		l.opt.Log.Warn("cannot subscribe to answers of other nodes", "error", err)
+		return answers, missing
+	}
+	defer func() { _ = inbox.Unsubscribe() }() // fails only with the connection
+	body, err := json.Marshal(gatherMessage{Node: l.opt.Node, Kind: kind, Reply: inbox.Subject, Question: question})
+	if err != nil {
+		l.opt.Log.Error("a question to other nodes cannot be encoded", "kind", kind, "error", err)
+		return answers, missing
+	}
+	ctx, cancel := context.WithTimeout(ctx, gatherTime)
+	defer cancel()
+	for attempt := 0; attempt < 2 && len(missing) > 0; attempt++ {
+		if l.broadcast(l.gatherSubject(l.opt.Node), verbGather, "", body) != nil {
+			return answers, missing
+		}
+		until, done := ctx, context.CancelFunc(func() {})
+		if attempt == 0 {
+			until, done = context.WithTimeout(ctx, gatherAgain)
+		}
+		missing = l.collectAnswers(until, inbox, answers, missing)
+		done()
+	}
+	return answers, missing
+}
+
+// collectAnswers reads answers until none is missing or ctx ends.
+func (l *Link) collectAnswers(ctx context.Context, inbox *nats.Subscription, answers map[string][]byte, missing []string) []string {
+	for len(missing) > 0 {
+		msg, err := inbox.NextMsgWithContext(ctx)
+		if err != nil {
+			return missing
+		}
+		var m gatherMessage
+		if !l.opt.Mint.IsHop(msg.Header.Get(HeaderStamp), "", stampKind+verbGatherAnswer, stamped("", inbox.Subject, "", msg.Data)) || json.Unmarshal(msg.Data, &m) != nil {
+			l.Refused.Add(devices.CodeUnauthorized, 1)
+			continue
+		}
+		if i := slices.Index(missing, m.Node); i >= 0 {
+			answers[m.Node] = m.Answer
+			missing = slices.Delete(missing, i, i+1)
+		}
+	}
+	return missing
+}
+
+func (l *Link) gatherSubject(node string) string { return l.opt.Prefix + "." + verbGather + "." + node }
+
+// onGather answers another node's question.
+func (l *Link) onGather(msg *nats.Msg) {
+	defer tasks.Contain(l.opt.Log, nil)
+	var m gatherMessage
+	if err := json.Unmarshal(msg.Data, &m); err != nil || m.Node == l.opt.Node || !l.acceptOnce(msg, verbGather, "") {
+		return
+	}
+	l.Requests.Add(verbGather, 1)
+	answer, known := l.gathers.Load(m.Kind)
+	if !known { // of a newer version, or this node is starting
+		return
+	}
+	l.run(func() {
+		ctx, cancel := context.WithTimeout(l.ctx, gatherTime)
+		defer cancel()
+		if err := l.sendAnswer(ctx, m, answer.(gatherAnswer)); err != nil {
+			l.opt.Log.Warn("a question of another node was not answered", "kind", m.Kind, "from", m.Node, "error", err)
+		}
+	})
+}
+
+func (l *Link) sendAnswer(ctx context.Context, m gatherMessage, answer gatherAnswer) error {
+	text, err := answer(ctx, m.Question)
+	if err != nil {
+		return err
+	}
+	body, err := json.Marshal(gatherMessage{Node: l.opt.Node, Answer: text})
+	if err != nil {
+		return err
+	}
+	stamp := l.opt.Mint.HopSignature("", stampKind+verbGatherAnswer, stamped("", m.Reply, "", body))
+	err = l.opt.Conn.PublishMsg(&nats.Msg{Subject: m.Reply, Data: body, Header: nats.Header{HeaderStamp: []string{stamp}}})
+	if errors.Is(err, nats.ErrMaxPayload) {
+		return fmt.Errorf("%w: %d bytes", err, len(body))
+	}
+	return err
+}
