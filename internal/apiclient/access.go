@@ -5,53 +5,42 @@ import (
 	"encoding/json"
 	"io"
 	"iter"
-	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
+
+	"fleetd/internal/api"
 )
 
-// Key is an API key without what proves it.
+// Key is an API key.
 type Key struct {
-	ID      string    `json:"id"`
-	Name    string    `json:"name"`
-	Scopes  []string  `json:"scopes"`
-	Devices Selection `json:"devices"`
-	Tools   []string  `json:"tools"`
-	// State is "valid", "expired" or "revoked".
-	State string `json:"state"`
-	// Expires is zero if it never does.
-	Created time.Time `json:"created"`
-	Expires time.Time `json:"expires"`
-	Revoked time.Time `json:"revoked"`
-	// Token is there only in the answer to CreateKey.
-	Token string `json:"token"`
+	api.Key
 	// Raw is the object as received.
 	Raw json.RawMessage `json:"-"`
 }
 
 // UnmarshalJSON keeps the object as received beside its members.
-func (k *Key) UnmarshalJSON(data []byte) error {
-	type plain Key
-	return withRaw(data, (*plain)(k), &k.Raw)
-}
-
-// NewKeyParams describe a new key.
-type NewKeyParams struct {
-	Name    string     `json:"name"`
-	Scopes  []string   `json:"scopes"`
-	Devices string     `json:"devices,omitempty"` // select text
-	Tools   []string   `json:"tools,omitempty"`
-	Expires *time.Time `json:"expires,omitempty"`
-}
+func (x *Key) UnmarshalJSON(data []byte) error { return withRaw(data, &x.Key, &x.Raw) }
 
 // CreateKey makes a key; its Token is shown this once.
-func (c *Client) CreateKey(ctx context.Context, params NewKeyParams) (Key, error) {
-	var k Key
+func (c *Client) CreateKey(ctx context.Context, params api.NewKey) (api.CreatedKey, error) {
+	var k api.CreatedKey
 	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("keys"), nil, params, &k)
+	return k, err
+}
+
+// CreateConsoleCode makes a one-time code of the console.
+func (c *Client) CreateConsoleCode(ctx context.Context, params api.NewConsoleCode) (api.ConsoleCode, error) {
+	var code api.ConsoleCode
+	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("console", "codes"), nil, params, &code)
+	return code, err
+}
+
+// CreateConsoleKey exchanges a one-time code for a key; the client needs no token.
+func (c *Client) CreateConsoleKey(ctx context.Context, code string) (api.CreatedKey, error) {
+	var k api.CreatedKey
+	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("console", "keys"), nil, api.ConsoleLogin{Code: code}, &k)
 	return k, err
 }
 
@@ -61,50 +50,25 @@ func (c *Client) Keys(ctx context.Context) iter.Seq2[Key, error] {
 }
 
 // RevokeKey ends a key, given by id or name.
-func (c *Client) RevokeKey(ctx context.Context, key string) (Revocation, error) {
+func (c *Client) RevokeKey(ctx context.Context, key string) (api.Revocation, error) {
 	return c.revoke(ctx, http.MethodDelete, pathOf("keys", key))
 }
 
-// Selection is a selection of devices as text; empty selects all. Servers send it as text, or as an object of labels.
-type Selection string
-
-// UnmarshalJSON reads both forms.
-func (s *Selection) UnmarshalJSON(data []byte) error {
-	var labels map[string]string
-	if json.Unmarshal(data, &labels) != nil {
-		return json.Unmarshal(data, (*string)(s))
-	}
-	var terms []string
-	for _, label := range slices.Sorted(maps.Keys(labels)) {
-		terms = append(terms, label+"="+labels[label])
-	}
-	*s = Selection(strings.Join(terms, ","))
-	return nil
-}
-
-// Self is the caller as the server knows it.
+// Self is the caller, and what it may do.
 type Self struct {
-	Name string `json:"name"`
-	// Key is the key's id; "admin" or "open" without an API key.
-	Key     string    `json:"key"`
-	Scopes  []string  `json:"scopes"`
-	Devices Selection `json:"devices"`
-	Tools   []string  `json:"tools"`
-	// Expires is zero if it never does.
-	Expires time.Time `json:"expires"`
-	Admin   bool      `json:"admin"`
-	// Raw is the answer as received.
+	api.Self
+	// Raw is the object as received.
 	Raw json.RawMessage `json:"-"`
 }
 
+// UnmarshalJSON keeps the object as received beside its members.
+func (x *Self) UnmarshalJSON(data []byte) error { return withRaw(data, &x.Self, &x.Raw) }
+
 // Self returns who the token of this client belongs to, and what it may do.
 func (c *Client) Self(ctx context.Context) (Self, error) {
-	content, _, err := c.exchange(ctx, requestTimeout, http.MethodGet, pathOf("self"), nil, nil)
-	if err != nil {
-		return Self{}, err
-	}
-	answer := Self{Raw: content}
-	return answer, c.decode(content, &answer)
+	var answer Self
+	err := c.into(ctx, requestTimeout, http.MethodGet, pathOf("self"), nil, nil, &answer)
+	return answer, err
 }
 
 // Policy returns the rules in force as the server sends them.
@@ -121,18 +85,14 @@ func (c *Client) SetPolicy(ctx context.Context, policy json.RawMessage, base int
 
 // PolicyVersion is one version of the rules.
 type PolicyVersion struct {
-	Version int64     `json:"version"`
-	Changed time.Time `json:"changed"`
-	By      string    `json:"by"`
-	Rules   int       `json:"rules"`
+	api.PolicyVersion
 	// Raw is the object as received.
 	Raw json.RawMessage `json:"-"`
 }
 
 // UnmarshalJSON keeps the object as received beside its members.
-func (v *PolicyVersion) UnmarshalJSON(data []byte) error {
-	type plain PolicyVersion
-	return withRaw(data, (*plain)(v), &v.Raw)
+func (x *PolicyVersion) UnmarshalJSON(data []byte) error {
+	return withRaw(data, &x.PolicyVersion, &x.Raw)
 }
 
 // PolicyVersions returns the versions of the rules, newest first.
@@ -158,7 +118,7 @@ type Explanation struct {
 	Raw json.RawMessage `json:"-"`
 }
 
-// Explain says what would become of a call by this key; via and arguments may be empty.
+// Explain returns the decision on a call by this key; via and arguments may be empty.
 func (c *Client) Explain(ctx context.Context, key, device, tool, via string, arguments json.RawMessage) (Explanation, error) {
 	query := url.Values{"key": {key}, "device": {device}, "tool": {tool}}
 	setIf(query, "via", via)
@@ -171,33 +131,15 @@ func (c *Client) Explain(ctx context.Context, key, device, tool, via string, arg
 	return x, c.decode(content, &x)
 }
 
-// AuditEntry is one entry of the record of who did what.
+// AuditEntry is one entry of the audit.
 type AuditEntry struct {
-	Run      string    `json:"run"`
-	Node     string    `json:"node"`
-	Seq      int64     `json:"seq"`
-	At       time.Time `json:"at"`
-	Kind     string    `json:"kind"`
-	Action   string    `json:"action"`
-	Device   string    `json:"device"`
-	Key      string    `json:"key"`
-	Name     string    `json:"name"`
-	Via      string    `json:"via"`
-	From     string    `json:"from"`
-	Outcome  string    `json:"outcome"`
-	Rule     string    `json:"rule"`
-	Detail   string    `json:"detail"`
-	Duration int64     `json:"duration_ns"`
-	Count    int64     `json:"count"`
+	api.AuditEntry
 	// Raw is the object as received.
 	Raw json.RawMessage `json:"-"`
 }
 
 // UnmarshalJSON keeps the object as received beside its members.
-func (e *AuditEntry) UnmarshalJSON(data []byte) error {
-	type plain AuditEntry
-	return withRaw(data, (*plain)(e), &e.Raw)
-}
+func (x *AuditEntry) UnmarshalJSON(data []byte) error { return withRaw(data, &x.AuditEntry, &x.Raw) }
 
 // AuditFilter selects entries; empty fields select all.
 type AuditFilter struct {
@@ -230,21 +172,9 @@ func (c *Client) Audit(ctx context.Context, filter AuditFilter) iter.Seq2[AuditE
 	return list[AuditEntry](ctx, c, pathOf("audit"), filter.query())
 }
 
-// AuditReport is what a look for gaps found.
-type AuditReport struct {
-	Intact   bool     `json:"intact"`
-	Runs     int      `json:"runs"`
-	Blocks   int      `json:"blocks"`
-	Entries  int64    `json:"entries"`
-	Dropped  int64    `json:"dropped"`
-	Headless int      `json:"headless"`
-	Unended  []string `json:"unended"`
-	Faults   []string `json:"faults"`
-}
-
 // VerifyAudit has the node look for gaps in the record.
-func (c *Client) VerifyAudit(ctx context.Context, filter AuditFilter) (AuditReport, error) {
-	var report AuditReport
+func (c *Client) VerifyAudit(ctx context.Context, filter AuditFilter) (api.AuditReport, error) {
+	var report api.AuditReport
 	err := c.into(ctx, verifyTimeout, http.MethodGet, pathOf("audit", "verify"), filter.query(), nil, &report)
 	return report, err
 }

@@ -1,5 +1,5 @@
 // Package apiclient speaks the REST side of a fleetd node: JSON over HTTP under /v1, server-sent events, and errors as
-// RFC 9457 problems. It is what the command line uses, and it knows nothing of the server's own types: a member the
+// RFC 9457 problems. It is what the command line uses, and depends on nothing of the server but the types of internal/api: a member the
 // server adds later is kept in the Raw bytes of an answer and otherwise ignored.
 package apiclient
 
@@ -26,7 +26,7 @@ const (
 	// longestCall is what the server allows one call to take, waiting included.
 	longestCall = 300 * time.Second
 	// answerSlack is what the network may add to the time given to a call: the server's answer that a call timed
-	// out says more than ours would.
+	// out has more detail than the client's own.
 	answerSlack = 15 * time.Second
 	// maxAnswer bounds an answer held in memory; photos are streamed and do not count.
 	maxAnswer = 64 << 20

@@ -15,6 +15,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/datadir"
 )
 
 // newServer starts a server for one test and returns a client of it.
@@ -81,10 +84,11 @@ func TestRequests(t *testing.T) {
 			return err
 		}, "GET /v1/devices?limit=1000&select=room%3Dlab%2Cfirmware%3C2.4&sort=last_seen", "", `{"items":[]}`},
 		{"patch selection", func(c *Client) error {
-			_, err := c.PatchSelected(ctx, "room=lab", SelectionPatch{Labels: map[string]*string{"room": nil, "floor": &name}})
+			_, err := c.PatchSelected(ctx, "room=lab", api.SelectionEdit{Labels: map[string]*string{"room": nil, "floor": &name}})
 			return err
 		}, "PATCH /v1/devices?select=room%3Dlab", `{"labels":{"floor":"lamp","room":null}}`, `{}`},
 		{"fleet", func(c *Client) error { _, err := c.Fleet(ctx, ""); return err }, "GET /v1/fleet", "", `{}`},
+		{"stats", func(c *Client) error { _, err := c.Stats(ctx, time.Unix(0, 0), 5*time.Minute); return err }, "GET /v1/stats?since=1970-01-01T00%3A00%3A00Z&step=5m0s", "", `{}`},
 		{"changes", func(c *Client) error { _, err := Collect(c.Changes(ctx, "", "7")); return err }, "GET /v1/changes?limit=1000&since=7", "", `{"items":[]}`},
 		{"device's changes", func(c *Client) error { _, err := Collect(c.Changes(ctx, "d", "")); return err }, "GET /v1/devices/d/changes?limit=1000", "", `{"items":[]}`},
 		{"export", func(c *Client) error { _, err := c.ExportDevices(ctx, "a=1", FormatCSV, io.Discard); return err }, "GET /v1/devices/export?format=csv&select=a%3D1", "", `id`},
@@ -184,13 +188,13 @@ func TestDevice(t *testing.T) {
 		t.Error("Raw is not what was received")
 	}
 	d.Raw = nil
-	want := Device{
+	want := Device{Device: api.Device{
 		ID: "aa:bb:cc:dd:ee:ff", Name: "lamp", Labels: map[string]string{"room": "1"}, State: "online", Transport: "websocket",
 		Node: "n-1", Board: "bread-compact-wifi", Firmware: "2.4.2", ClientID: "c", SessionID: "s",
-		MCP:       MCP{State: "ready", Tools: 7, Catalog: "ab", CatalogState: "ready", Partial: true, Error: "e"},
-		Audio:     Audio{Open: true, Packets: 9, Dropped: 1},
-		FirstSeen: time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC), LastSeen: time.Date(2026, 8, 2, 0, 0, 0, 5e8, time.UTC),
-	}
+		MCP:       api.DeviceMCP{State: "ready", Tools: 7, Catalog: "ab", CatalogState: "ready", Partial: true, Error: "e"},
+		Audio:     api.DeviceAudio{Open: true, Packets: 9, Dropped: 1},
+		FirstSeen: api.At(time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)), LastSeen: api.At(time.Date(2026, 8, 2, 0, 0, 0, 5e8, time.UTC)),
+	}}
 	if !reflect.DeepEqual(d, want) {
 		t.Errorf("got  %+v\nwant %+v", d, want)
 	}
@@ -276,11 +280,11 @@ func TestProblemExtensions(t *testing.T) {
 		t.Errorf("outcome %q, sent %v %v, extensions %s", p.Outcome(), sent, known, p.Extensions)
 	}
 	if _, kept := p.Extensions["code"]; kept {
-		t.Error("a known member stands among the extensions")
+		t.Error("a known member is among the extensions")
 	}
 	silent := &Problem{}
 	if _, known := silent.Sent(); known || silent.Outcome() != "" || silent.Faults() != nil {
-		t.Error("a problem without members says something")
+		t.Error("a problem without members has a text")
 	}
 }
 
@@ -302,7 +306,7 @@ func TestDiagnose(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d.OTAURL != "http://h/xiaozhi/ota/" || d.Device != "aa:bb:cc:dd:ee:ff" || d.Status != 200 || string(d.Reply) != `{"b":1,"a":2}` ||
-		!reflect.DeepEqual(d.Findings, []Finding{{"error", "--public-host", "m"}}) || !d.ServerTime.Equal(time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)) {
+		!reflect.DeepEqual(d.Findings, []api.Finding{{Severity: "error", Setting: "--public-host", Message: "m"}}) || !d.ServerTime.Equal(time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)) {
 		t.Errorf("got %+v", d)
 	}
 }
@@ -351,50 +355,21 @@ func TestNew(t *testing.T) {
 	}
 }
 
-func TestRunInfo(t *testing.T) {
-	dir := t.TempDir()
-	info := RunInfo{PID: 7, Node: "n-1", Version: "v1", API: "http://127.0.0.1:8080", Device: "http://192.0.2.1:8000",
-		OTA: "http://192.0.2.1:8000/xiaozhi/ota/", NATS: "nats://127.0.0.1:4222", Started: time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)}
-	for range 2 { // the second replaces the first
-		if err := WriteRunInfo(dir, info); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got, err := ReadRunInfo(dir); err != nil || got != info {
-		t.Errorf("%+v, %v", got, err)
-	}
-	stat, err := os.Stat(filepath.Join(dir, "run.json"))
-	if err != nil || stat.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", stat.Mode(), err)
-	}
-	for range 2 { // the second finds nothing to remove
-		if err := RemoveRunInfo(dir); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
-	if err := WriteRunInfo(filepath.Join(dir, "none"), info); err == nil {
-		t.Error("wrote into a directory that does not exist")
-	}
-}
-
 func TestDiscover(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := Discover(dir, "", ""); !errors.Is(err, ErrNoNode) ||
 		err.Error() != "no running node found in "+dir+"; start one with `fleetd serve`, or give --api URL and --token" {
 		t.Errorf("empty directory: %v", err)
 	}
-	if err := WriteRunInfo(dir, RunInfo{API: "http://0.0.0.0:8080"}); err != nil {
+	if err := datadir.WriteRunInfo(dir, datadir.RunInfo{API: "http://0.0.0.0:8080"}); err != nil {
 		t.Fatal(err)
 	}
-	// A node was killed; whoever listens on its port now does not get the token.
+	// A node was killed; another process that listens on its port now does not get the token.
 	for _, text := range []string{"without the lock's file", "with it"} {
 		if _, err := Discover(dir, "", ""); !errors.Is(err, ErrNoNode) || !strings.Contains(err.Error(), "ended without a stop") { // security: K17
 			t.Errorf("left by a killed node, %s: %v", text, err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, LockFile), nil, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, datadir.LockFile), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -430,7 +405,7 @@ func TestDiscover(t *testing.T) {
 // lockDir holds the lock of a data directory as its node does while it runs.
 func lockDir(t *testing.T, dir string) {
 	t.Helper()
-	file, err := os.Create(filepath.Join(dir, LockFile))
+	file, err := os.Create(filepath.Join(dir, datadir.LockFile))
 	if err != nil {
 		t.Fatal(err)
 	}

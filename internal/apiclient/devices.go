@@ -7,68 +7,19 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
+
+	"fleetd/internal/api"
 )
 
-// Device is one device as the API shows it.
+// Device is one device.
 type Device struct {
-	ID     string            `json:"id"`
-	Name   string            `json:"name"`
-	Labels map[string]string `json:"labels"`
-	// State is "online", "offline", "pending" or "contested".
-	State string `json:"state"`
-	// OfflineReason and OfflineSince say why it is not connected, and since when; empty if it is, or never was.
-	OfflineReason string    `json:"offline_reason"`
-	OfflineSince  time.Time `json:"offline_since"`
-	Transport     string    `json:"transport"`
-	Node          string    `json:"node"`
-	Board         string    `json:"board"`
-	Firmware      string    `json:"firmware"`
-	ClientID      string    `json:"client_id"`
-	// PendingClientID is another client id that waits for approval.
-	PendingClientID string `json:"pending_client_id"`
-	SessionID       string `json:"session_id"`
-	MCP             MCP    `json:"mcp"`
-	Audio           Audio  `json:"audio"`
-	// Credentials is how far its credentials are.
-	Credentials Credentials `json:"credentials"`
-	// FirstSeen, LastSeen and ConnectedAt are zero if the server does not know.
-	FirstSeen   time.Time `json:"first_seen"`
-	LastSeen    time.Time `json:"last_seen"`
-	ConnectedAt time.Time `json:"connected_at"`
-	// Revision is that of the last decision about the device; 0 if the server does not say.
-	Revision int64 `json:"revision"`
+	api.Device
 	// Raw is the object as received.
 	Raw json.RawMessage `json:"-"`
 }
 
-// MCP is what is known of a device's MCP server.
-type MCP struct {
-	// State is "unknown", "listing", "ready", "none", "unresponsive" or "error".
-	State string `json:"state"`
-	// Tools is how many tools the device has.
-	Tools int `json:"tools"`
-	// Catalog is the SHA-256 of the tool list.
-	Catalog string `json:"catalog"`
-	// CatalogState is "ready", "stale", "unknown", "none" or "error".
-	CatalogState string `json:"catalog_state"`
-	// Partial says that the list could not be read to its end.
-	Partial bool   `json:"partial"`
-	Error   string `json:"error"`
-}
-
-// Audio is the state of a device's audio channel.
-type Audio struct {
-	Open    bool   `json:"open"`
-	Packets uint64 `json:"packets"`
-	Dropped uint64 `json:"dropped"`
-}
-
 // UnmarshalJSON keeps the object as received beside its members.
-func (d *Device) UnmarshalJSON(data []byte) error {
-	type plain Device
-	return withRaw(data, (*plain)(d), &d.Raw)
-}
+func (x *Device) UnmarshalJSON(data []byte) error { return withRaw(data, &x.Device, &x.Raw) }
 
 // DeviceFilter selects devices; empty fields select all.
 type DeviceFilter struct {
@@ -154,32 +105,24 @@ func (c *Client) Approve(ctx context.Context, id string) error {
 	return c.into(ctx, requestTimeout, http.MethodPost, pathOf("devices", id, "approve"), nil, nil, nil)
 }
 
-// Revocation says how far a revocation is. It is in force when it is returned.
-type Revocation struct {
-	// Recorded says that it is in the database. If not, the nodes record it when the database is back.
-	Recorded bool `json:"recorded"`
-	// Nodes are those that confirmed it; empty if it is recorded, which holds for all.
-	Nodes []string `json:"nodes"`
-}
-
 // Revoke raises a device's credentials to a new generation: the old ones are worthless, and the device waits for
 // approval from its next OTA check on.
-func (c *Client) Revoke(ctx context.Context, id string) (Revocation, error) {
+func (c *Client) Revoke(ctx context.Context, id string) (api.Revocation, error) {
 	return c.revoke(ctx, http.MethodPost, pathOf("devices", id, "revoke"))
 }
 
 // revoke sends a request that is answered with 202 while the database is away, else with another success.
-func (c *Client) revoke(ctx context.Context, method, path string) (Revocation, error) {
+func (c *Client) revoke(ctx context.Context, method, path string) (api.Revocation, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	resp, err := c.do(ctx, method, path, nil, nil, nil)
 	if err != nil {
-		return Revocation{}, err
+		return api.Revocation{}, err
 	}
 	content, err := c.readAll(resp)
 	if err != nil || resp.StatusCode != http.StatusAccepted {
-		return Revocation{Recorded: true}, err
+		return api.Revocation{Recorded: true}, err
 	}
-	var answer Revocation
+	var answer api.Revocation
 	return answer, c.decode(content, &answer)
 }

@@ -27,7 +27,7 @@ const (
 type Event struct {
 	// ID is the sequence in the stream, to resume after; empty for events that are not stored.
 	ID string
-	// Type is the kind, such as "online" or "notifications.robot.fell"; "gap" says that events are missing.
+	// Type is the kind, such as "online" or "notifications.robot.fell"; "gap": events are missing.
 	Type string
 	// Data is the payload, a JSON object.
 	Data []byte
@@ -46,11 +46,15 @@ type EventOptions struct {
 }
 
 // Events follows live events until the context ends, which ends the sequence without an error. A stream that breaks is
-// resumed after the last event with an ID. Only what trying again cannot mend ends the sequence with an error: an
+// resumed after the last event with an ID. Only what trying again cannot repair ends the sequence with an error: an
 // answer that refuses, or a server that was not there in the first place.
 func (c *Client) Events(ctx context.Context, options EventOptions) iter.Seq2[Event, error] {
+	return (&stream{client: c, path: pathOf("events"), options: options, after: options.After, wait: firstRetry}).all(ctx)
+}
+
+// all yields the events of one connection after the other.
+func (s *stream) all(ctx context.Context) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		s := stream{client: c, options: options, after: options.After, wait: firstRetry}
 		for {
 			err := s.follow(ctx, yield)
 			if ctx.Err() != nil || errors.Is(err, errEnough) {
@@ -60,8 +64,8 @@ func (c *Client) Events(ctx context.Context, options EventOptions) iter.Seq2[Eve
 				yield(Event{}, err)
 				return
 			}
-			if options.OnRetry != nil {
-				options.OnRetry(err, s.wait)
+			if s.options.OnRetry != nil {
+				s.options.OnRetry(err, s.wait)
 			}
 			select {
 			case <-ctx.Done():
@@ -79,6 +83,7 @@ var errEnough = errors.New("the consumer stopped")
 // stream is the state that outlives one connection.
 type stream struct {
 	client  *Client
+	path    string
 	options EventOptions
 	after   string
 	wait    time.Duration
@@ -109,7 +114,7 @@ func (s *stream) follow(ctx context.Context, yield func(Event, error) bool) erro
 	case !s.options.Since.IsZero():
 		query.Set("since", s.options.Since.UTC().Format(time.RFC3339Nano))
 	}
-	resp, err := s.client.do(ctx, http.MethodGet, pathOf("events"), query, nil, header)
+	resp, err := s.client.do(ctx, http.MethodGet, s.path, query, nil, header)
 	if err != nil {
 		return err
 	}

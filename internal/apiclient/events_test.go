@@ -59,7 +59,7 @@ func TestEventFormat(t *testing.T) {
 	}
 }
 
-// TestEventsResume breaks the stream, sends 503, and checks that each attempt asks for what is missing.
+// TestEventsResume breaks the stream, sends 503, and checks that each attempt requests what is missing.
 func TestEventsResume(t *testing.T) {
 	attempt := 0
 	var asked []string

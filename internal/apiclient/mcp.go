@@ -28,13 +28,13 @@ const (
 
 // BridgeMCP carries MCP between a host that speaks over pipes, one message a line, and the node's endpoint at path,
 // until in ends or ctx does. Messages pass as they are, whatever their revision; the bridge adds what HTTP wants:
-// the session, the revision, and the names that routers read. What MCP has no words for is told to note, one call at
+// the session, the revision, and the names that routers read. Errors that MCP cannot express go to note, one call at
 // a time.
 func (c *Client) BridgeMCP(ctx context.Context, path string, in io.Reader, out io.Writer, note func(error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	b := &mcpBridge{client: c, path: path, ctx: ctx, out: out, gone: make(chan struct{}), note: note, running: map[string]context.CancelFunc{}, slots: make(chan struct{}, maxMCPAtOnce)}
-	// Reading a pipe cannot be interrupted, so that whoever ends the context does not wait for it.
+	// Reading a pipe cannot be interrupted, so that the end of the context does not wait for it.
 	ended := make(chan error, 1)
 	go func() { ended <- b.read(ctx, in) }()
 	var err error
@@ -110,7 +110,7 @@ type mcpMessage struct {
 
 func (m *mcpMessage) isCall() bool { return m.Method != "" && len(m.ID) > 0 }
 
-// ends tells whether a call ends before its host leaves.
+// ends reports whether a call ends before its host leaves.
 func (m *mcpMessage) ends() bool { return m.Method != "subscriptions/listen" }
 
 // modern is the revision of a message that needs no session; empty for others.
@@ -173,7 +173,7 @@ func (b *mcpBridge) read(ctx context.Context, in io.Reader) error {
 }
 
 // readLine reads to the end of a line; of one that is too long it keeps the
-// beginning, and says so.
+// beginning, and whole is false.
 func readLine(r *bufio.Reader) (line []byte, whole bool, err error) {
 	whole = true
 	for {
@@ -270,7 +270,7 @@ func (b *mcpBridge) postWith(ctx context.Context, line []byte, m *mcpMessage, he
 		var a mcpMessage
 		isAnswer := json.Unmarshal(message, &a) == nil && a.Method == ""
 		answered = answered || isAnswer
-		// Before the host knows, so that what it says next comes after it.
+		// Before the host has the answer, so that its next message comes after it.
 		switch {
 		case !isAnswer || a.Result == nil:
 		case m.Method == "initialize":

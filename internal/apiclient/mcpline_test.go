@@ -24,7 +24,7 @@ func TestReadLine(t *testing.T) {
 	}
 }
 
-// A request has one answer, also if the connection breaks off behind it.
+// A request has one answer, also if the connection breaks off after it.
 func TestOneAnswer(t *testing.T) {
 	c := newServer(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")

@@ -13,7 +13,7 @@ import (
 // maxMCPFollowed is how many resources a session may follow at the node.
 const maxMCPFollowed = 64
 
-// opened notes a session and listens to what the node says unasked.
+// opened notes a session and listens for notifications of the node.
 func (b *mcpBridge) opened(hello []byte, revision, session string) {
 	if revision == "" || session == "" {
 		return
@@ -24,7 +24,7 @@ func (b *mcpBridge) opened(hello []byte, revision, session string) {
 	b.tasks.Go(func() { b.listen(b.ctx, session) })
 }
 
-// listen reads what the node says unasked, as long as the session lives.
+// listen reads notifications of the node until the session ends.
 func (b *mcpBridge) listen(ctx context.Context, session string) {
 	for ctx.Err() == nil && b.broken() == nil {
 		header := b.header(&mcpMessage{})
@@ -45,7 +45,7 @@ func (b *mcpBridge) listen(ctx context.Context, session string) {
 					return
 				}
 			case status >= 400 && status < 500 && status != http.StatusTooManyRequests:
-				return // the next message opens another session, or tells what is wrong
+				return // the next message opens another session, or reports what is wrong
 			}
 		}
 		if err != nil || ctx.Err() == nil {
@@ -80,7 +80,7 @@ func (b *mcpBridge) following() []string {
 }
 
 // reopen makes a session in place of a lost one, which the node does not have any more, such as after its restart, and
-// subscribes in it to what the host followed. The host knows nothing of sessions. Of several requests that find it
+// subscribes in it to what the host followed. The host has no sessions. Of several requests that find it
 // lost, one reopens it.
 func (b *mcpBridge) reopen(ctx context.Context, lost string) bool {
 	b.reopening.Lock()
@@ -127,7 +127,7 @@ func (b *mcpBridge) ask(ctx context.Context, line []byte, header http.Header) (a
 }
 
 // subscribe subscribes in a new session to what the host followed in the lost one. What the node refuses now is
-// dropped: the host was told that it follows it, and MCP cannot take that back. An error is that of the session.
+// dropped: the host has the answer that it follows it, and MCP cannot take that back. An error is that of the session.
 func (b *mcpBridge) subscribe(ctx context.Context, header http.Header) error {
 	type params struct {
 		URI string `json:"uri"`

@@ -19,7 +19,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// mcpNode is the node behind a bridge, as far as MCP goes, between two restarts.
+// mcpNode is the node of a bridge, as far as MCP goes, between two restarts.
 type mcpNode struct {
 	server *mcp.Server
 	http   [2]http.Handler // with sessions, and without
@@ -54,7 +54,7 @@ func newMCPNode(refuse string) *mcpNode {
 		}
 	})
 	get := func(*http.Request) *mcp.Server { return n.server }
-	// What is said before the bridge listens is kept until then, as fleetd does.
+	// What is sent before the bridge listens is kept until then, as fleetd does.
 	n.http[0] = mcp.NewStreamableHTTPHandler(get, &mcp.StreamableHTTPOptions{EventStore: mcp.NewMemoryEventStore(nil)})
 	n.http[1] = mcp.NewStreamableHTTPHandler(get, &mcp.StreamableHTTPOptions{Stateless: true})
 	return n
@@ -150,7 +150,7 @@ func (h *mcpHost) hear(t *testing.T) (m struct {
 			t.Fatalf("%s: %v", line, err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Fatal("nothing is said to the host")
+		t.Fatal("nothing is sent to the host")
 	}
 	return m
 }
@@ -243,7 +243,7 @@ func TestSubscriptionsOfASilentHost(t *testing.T) {
 }
 
 // A stream of the revisions without sessions ends with its node, and the host
-// is told: it opens another one, and knows that it may have missed something.
+// gets an error: it opens another one, since it may have missed something.
 func TestListeningEndsWithTheNode(t *testing.T) {
 	h := newMCPHost(t)
 	h.say(t, `"id":5,"method":"subscriptions/listen","params":{"notifications":{"resourceSubscriptions":["test://a"]},"_meta":{%q:%q,`+

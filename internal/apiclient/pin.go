@@ -11,7 +11,7 @@ import (
 )
 
 // pinned trusts the first certificate of a file and no other: the node's own,
-// whatever names it has and whoever signed it.
+// whatever its names and its issuer.
 func pinned(file string) http.RoundTripper {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, // VerifyConnection is stricter

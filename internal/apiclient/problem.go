@@ -112,7 +112,7 @@ func (p *Problem) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// readProblem turns an error answer into a Problem, whoever sent it: a reverse proxy in between answers with HTML.
+// readProblem turns an error answer into a Problem, from any server: a reverse proxy in between answers with HTML.
 func readProblem(resp *http.Response) *Problem {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	p := &Problem{}
@@ -126,7 +126,7 @@ func readProblem(resp *http.Response) *Problem {
 	return p
 }
 
-// firstLine shortens the body of an answer that is not a problem document; HTML says nothing in one line.
+// firstLine shortens the body of an answer that is not a problem document; a line of HTML is of no use.
 func firstLine(body []byte) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(body)), "\n")
 	if strings.HasPrefix(line, "<") || strings.HasPrefix(line, "{") || !utf8.ValidString(line) {

@@ -8,55 +8,32 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
-	"time"
+
+	"fleetd/internal/api"
 )
 
-// FleetCounts say how many devices there are of each kind. A dimension has its most frequent values, and "other" for
-// the rest.
+// FleetCounts are the numbers of devices by their values.
 type FleetCounts struct {
-	Total int64 `json:"total"`
-	// AsOf is when the devices were counted.
-	AsOf          time.Time        `json:"as_of"`
-	State         map[string]int64 `json:"state"`
-	OfflineReason map[string]int64 `json:"offline_reason"`
-	Transport     map[string]int64 `json:"transport"`
-	Board         map[string]int64 `json:"board"`
-	Firmware      map[string]int64 `json:"firmware"`
-	Node          map[string]int64 `json:"node"`
-	MCPState      map[string]int64 `json:"mcp_state"`
-	// Raw is the answer as received.
+	api.FleetCounts
+	// Raw is the object as received.
 	Raw json.RawMessage `json:"-"`
 }
+
+// UnmarshalJSON keeps the object as received beside its members.
+func (x *FleetCounts) UnmarshalJSON(data []byte) error { return withRaw(data, &x.FleetCounts, &x.Raw) }
 
 // Fleet counts the devices of a selection; an empty one counts all.
 func (c *Client) Fleet(ctx context.Context, selection string) (FleetCounts, error) {
 	query := make(url.Values)
 	setIf(query, "select", selection)
-	content, _, err := c.exchange(ctx, requestTimeout, http.MethodGet, pathOf("fleet"), query, nil)
-	if err != nil {
-		return FleetCounts{}, err
-	}
-	answer := FleetCounts{Raw: content}
-	return answer, c.decode(content, &answer)
-}
-
-// SelectionPatch changes all devices of a selection.
-type SelectionPatch struct {
-	// Labels are merged into those of each device; nil removes a label.
-	Labels map[string]*string `json:"labels,omitempty"`
-	// Transport is what the devices are offered at their next boot.
-	Transport *string `json:"transport,omitempty"`
-}
-
-// SelectionPatched says how many devices a patch was for, and how many it changed.
-type SelectionPatched struct {
-	Matched int64 `json:"matched"`
-	Changed int64 `json:"changed"`
+	var answer FleetCounts
+	err := c.into(ctx, requestTimeout, http.MethodGet, pathOf("fleet"), query, nil, &answer)
+	return answer, err
 }
 
 // PatchSelected changes all devices of a selection, which must not be empty.
-func (c *Client) PatchSelected(ctx context.Context, selection string, patch SelectionPatch) (SelectionPatched, error) {
-	var answer SelectionPatched
+func (c *Client) PatchSelected(ctx context.Context, selection string, patch api.SelectionEdit) (api.SelectionEdited, error) {
+	var answer api.SelectionEdited
 	err := c.into(ctx, bulkTimeout, http.MethodPatch, pathOf("devices"), url.Values{"select": {selection}}, patch, &answer)
 	return answer, err
 }
@@ -79,31 +56,9 @@ type ImportOptions struct {
 	ReplaceClient bool
 }
 
-// LineFault is a fault in a file.
-type LineFault struct {
-	// Line and Column count from 1; Column is 0 if the fault is the line's.
-	Line   int64  `json:"line"`
-	Column int64  `json:"column"`
-	Detail string `json:"detail"`
-}
-
-// ImportReport says what became of a file. Of a refused file it has the faults alone.
-type ImportReport struct {
-	// Rows is how many devices the file contains.
-	Rows      int64 `json:"rows"`
-	Created   int64 `json:"created"`
-	Changed   int64 `json:"changed"`
-	Unchanged int64 `json:"unchanged"`
-	// Refused is how many rows have a fault, Faults the first of them.
-	Refused int64       `json:"refused"`
-	Faults  []LineFault `json:"faults"`
-	// FirstClients is how many rows are members without a client: the first that comes is admitted.
-	FirstClients int64 `json:"first_clients"`
-}
-
 // ImportDevices sends a file of devices as it reads it. A file that is refused for its faults is a report with them, and
 // the [*Problem].
-func (c *Client) ImportDevices(ctx context.Context, file io.Reader, options ImportOptions) (ImportReport, error) {
+func (c *Client) ImportDevices(ctx context.Context, file io.Reader, options ImportOptions) (api.ImportReport, error) {
 	query := make(url.Values)
 	if options.Partial {
 		query.Set("partial", "true")
@@ -115,7 +70,7 @@ func (c *Client) ImportDevices(ctx context.Context, file io.Reader, options Impo
 	if options.Format == FormatNDJSON {
 		contentType = "application/x-ndjson"
 	}
-	var report ImportReport
+	var report api.ImportReport
 	resp, err := c.do(ctx, http.MethodPost, pathOf("devices", "import"), query, upload{file, contentType, max(options.Size, -1)}, nil)
 	var problem *Problem
 	switch {
@@ -133,7 +88,7 @@ func (c *Client) ImportDevices(ctx context.Context, file io.Reader, options Impo
 }
 
 // lineFaults returns "faults" and "refused": the faults in a file, and how many rows have one.
-func (p *Problem) lineFaults() (faults []LineFault, refused int64) {
+func (p *Problem) lineFaults() (faults []api.LineFault, refused int64) {
 	// Absent or of another shape: nothing to show; the detail remains.
 	_ = json.Unmarshal(p.Extensions["faults"], &faults)
 	_ = json.Unmarshal(p.Extensions["refused"], &refused)
@@ -149,24 +104,13 @@ func (c *Client) ExportDevices(ctx context.Context, selection, format string, w 
 
 // Change is one decision about a device or the fleet.
 type Change struct {
-	Revision int64 `json:"revision"`
-	// Device is empty for a decision about the fleet.
-	Device string `json:"device"`
-	// Aspect is what was decided, such as "name" or "label:room".
-	Aspect string `json:"aspect"`
-	// Value is JSON; null: removed.
-	Value json.RawMessage `json:"value"`
-	Who   string          `json:"who"`
-	At    time.Time       `json:"at"`
+	api.Change
 	// Raw is the object as received.
 	Raw json.RawMessage `json:"-"`
 }
 
 // UnmarshalJSON keeps the object as received beside its members.
-func (x *Change) UnmarshalJSON(data []byte) error {
-	type plain Change
-	return withRaw(data, (*plain)(x), &x.Raw)
-}
+func (x *Change) UnmarshalJSON(data []byte) error { return withRaw(data, &x.Change, &x.Raw) }
 
 // Changes returns the log of decisions: of one device, the newest first, or of all in order of revision if device is
 // empty. since is a revision or a time (RFC 3339); the log begins after it. If it is empty, the log begins with the oldest change there is.

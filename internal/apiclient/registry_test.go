@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"fleetd/internal/api"
 )
 
 // A file that the server refuses at once is not sent.
@@ -49,7 +51,7 @@ func TestImportFaults(t *testing.T) {
 	if !errors.As(err, &problem) || problem.Error() != "2 rows have a fault (invalid_arguments)" {
 		t.Errorf("%v", err)
 	}
-	if want := (ImportReport{Refused: 2, Faults: []LineFault{{2, 4, "x"}}}); !reflect.DeepEqual(report, want) {
+	if want := (api.ImportReport{Refused: 2, Faults: []api.LineFault{{Line: 2, Column: 4, Detail: "x"}}}); !reflect.DeepEqual(report, want) {
 		t.Errorf("%+v", report)
 	}
 }
@@ -74,14 +76,13 @@ func TestRevocation(t *testing.T) {
 }
 
 func TestSelection(t *testing.T) {
-	for text, want := range map[string]Selection{`"room=lab"`: "room=lab", `{"room":"lab","floor":"1"}`: "floor=1,room=lab", `{}`: "", `null`: ""} {
-		var got Selection
-		if err := json.Unmarshal([]byte(text), &got); err != nil || got != want {
-			t.Errorf("%s: %q, %v", text, got, err)
+	for text, want := range map[string]string{`"room=lab"`: "room=lab", `{"room":"lab","floor":"1"}`: "floor=1,room=lab", `{}`: "", `null`: ""} {
+		var got api.Key
+		if err := json.Unmarshal([]byte(`{"devices":`+text+`}`), &got); err != nil || got.Devices.String() != want {
+			t.Errorf("%s: %q, %v", text, got.Devices, err)
 		}
 	}
-	var got Selection
-	if json.Unmarshal([]byte(`5`), &got) == nil {
+	if json.Unmarshal([]byte(`{"devices":5}`), new(api.Key)) == nil {
 		t.Error("a number is a selection")
 	}
 }

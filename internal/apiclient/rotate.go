@@ -4,57 +4,32 @@ import (
 	"context"
 	"net/http"
 	"time"
+
+	"fleetd/internal/api"
 )
-
-// Credentials is how far the credentials of a device, or of the fleet, are.
-type Credentials struct {
-	// Generation is that of the credentials given out at the next OTA check.
-	Generation int64 `json:"generation"`
-	// PreviousUntil is until when older ones are valid, too; zero if they are not.
-	PreviousUntil time.Time `json:"previous_until"`
-}
-
-type graceBody struct {
-	Grace string `json:"grace"`
-}
 
 // Rotate has a device get new credentials at its next OTA check; the old ones stay valid until it has used the new ones,
 // or grace is over.
-func (c *Client) Rotate(ctx context.Context, id string, grace time.Duration) (Credentials, error) {
+func (c *Client) Rotate(ctx context.Context, id string, grace time.Duration) (api.Credentials, error) {
 	var d Device
-	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("devices", id, "rotate"), nil, graceBody{grace.String()}, &d)
+	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("devices", id, "rotate"), nil, api.Grace{Grace: grace.String()}, &d)
 	return d.Credentials, err
 }
 
 // RotateAll is Rotate for all devices.
-func (c *Client) RotateAll(ctx context.Context, grace time.Duration) (Credentials, error) {
-	var after Credentials
-	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("devices", "rotate"), nil, graceBody{grace.String()}, &after)
+func (c *Client) RotateAll(ctx context.Context, grace time.Duration) (api.Credentials, error) {
+	var after api.Credentials
+	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("devices", "rotate"), nil, api.Grace{Grace: grace.String()}, &after)
 	return after, err
 }
 
-// RotatedSecret is what came of a rotation of the fleet's secret.
-type RotatedSecret struct {
-	// Secret is its number, Generation that of all credentials of devices from now on.
-	Secret     int64 `json:"secret"`
-	Generation int64 `json:"generation"`
-	// PreviousUntil is when those before end; zero if there are none.
-	PreviousUntil time.Time `json:"previous_until"`
-	AdminToken    string    `json:"admin_token"`
-}
-
-type secretBody struct {
-	AdminOnly bool   `json:"admin_only,omitempty"`
-	Grace     string `json:"grace,omitempty"`
-}
-
 // RotateSecret replaces the fleet's secret, or the admin token alone, which has no grace.
-func (c *Client) RotateSecret(ctx context.Context, adminOnly bool, grace time.Duration) (RotatedSecret, error) {
-	body := secretBody{AdminOnly: adminOnly}
+func (c *Client) RotateSecret(ctx context.Context, adminOnly bool, grace time.Duration) (api.RotatedSecret, error) {
+	body := api.SecretRotation{AdminOnly: adminOnly}
 	if !adminOnly {
 		body.Grace = grace.String()
 	}
-	var r RotatedSecret
+	var r api.RotatedSecret
 	err := c.into(ctx, requestTimeout, http.MethodPost, pathOf("secret", "rotate"), nil, body, &r)
 	return r, err
 }

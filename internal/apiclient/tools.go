@@ -9,21 +9,19 @@ import (
 	"net/http"
 	"net/url"
 	"time"
+
+	"fleetd/internal/api"
 )
 
 // ToolList is a device's tools, or a stored catalog.
 type ToolList struct {
-	// Catalog is the SHA-256 of the list.
-	Catalog string `json:"catalog"`
-	// State is "ready", "stale", "unknown", "none" or "error"; empty for a stored catalog.
-	State string `json:"state"`
-	// Partial says that the list could not be read to its end.
-	Partial bool `json:"partial"`
-	// Items are the tools exactly as the device sent them.
-	Items []json.RawMessage `json:"items"`
-	// Raw is the answer as received.
+	api.ToolList
+	// Raw is the object as received.
 	Raw json.RawMessage `json:"-"`
 }
+
+// UnmarshalJSON keeps the object as received beside its members.
+func (x *ToolList) UnmarshalJSON(data []byte) error { return withRaw(data, &x.ToolList, &x.Raw) }
 
 // Tools returns the tools of a device; user adds those that the device marks as being for its user only.
 func (c *Client) Tools(ctx context.Context, device string, user bool) (ToolList, error) {
@@ -45,12 +43,9 @@ func (c *Client) Catalog(ctx context.Context, hash string) (ToolList, error) {
 }
 
 func (c *Client) toolList(ctx context.Context, timeout time.Duration, method, path string, query url.Values) (ToolList, error) {
-	content, _, err := c.exchange(ctx, timeout, method, path, query, nil)
-	if err != nil {
-		return ToolList{}, err
-	}
-	answer := ToolList{Raw: content}
-	return answer, c.decode(content, &answer)
+	var answer ToolList
+	err := c.into(ctx, timeout, method, path, query, nil, &answer)
+	return answer, err
 }
 
 // DeviceCatalogs returns which catalogs a device had, under which firmware and when, each as the server sends it.
@@ -71,7 +66,7 @@ type CallRequest struct {
 // CallResult is what a tool answered.
 type CallResult struct {
 	Content []Content `json:"content"`
-	// IsError says that the tool failed on the device; Content holds its words.
+	// IsError: the tool failed on the device; Content has its text.
 	IsError bool `json:"isError"`
 	// DurationMS is how long the call took, in milliseconds.
 	DurationMS float64 `json:"duration_ms"`
@@ -137,16 +132,9 @@ func (c Content) ImageBytes() (data []byte, mimeType string, err error) {
 }
 
 // Call calls a tool. A tool that fails on the device is a result with IsError; everything else that goes wrong is an
-// error, a [*Problem] if the server said so.
+// error, a [*Problem] if the server answered with one.
 func (c *Client) Call(ctx context.Context, device, tool string, call CallRequest) (CallResult, error) {
-	body := struct {
-		Arguments json.RawMessage `json:"arguments,omitempty"`
-		Timeout   string          `json:"timeout,omitempty"`
-
-		Confirmation string `json:"confirmation,omitempty"`
-	}{call.Arguments, durationText(call.Timeout), call.Confirmation}
-	content, _, err := c.exchange(ctx, callTimeout(call.Timeout), http.MethodPost,
-		pathOf("devices", device, "tools", tool, "call"), nil, body)
+	content, err := c.call(ctx, device, tool, call, 0, nil)
 	if err != nil {
 		return CallResult{}, err
 	}
@@ -154,20 +142,31 @@ func (c *Client) Call(ctx context.Context, device, tool string, call CallRequest
 	return answer, c.decode(content, &answer)
 }
 
-// RPCResult is a device's answer to a raw MCP request: one of the two is set.
-type RPCResult struct {
-	Result json.RawMessage `json:"result"`
-	Error  json.RawMessage `json:"error"`
+func (c *Client) call(ctx context.Context, device, tool string, call CallRequest, later time.Duration, header http.Header) ([]byte, error) {
+	body := struct {
+		Arguments json.RawMessage `json:"arguments,omitempty"`
+		Timeout   string          `json:"timeout,omitempty"`
+
+		Confirmation string `json:"confirmation,omitempty"`
+		Later        string `json:"later,omitempty"`
+	}{call.Arguments, durationText(call.Timeout), call.Confirmation, durationText(later)}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout(call.Timeout))
+	defer cancel()
+	resp, err := c.do(ctx, http.MethodPost, pathOf("devices", device, "tools", tool, "call"), nil, body, header)
+	if err != nil {
+		return nil, err
+	}
+	return c.readAll(resp)
 }
 
 // MCP sends a device any MCP request but initialize. Params is a JSON object or nil; timeout 0 leaves it to the server.
-func (c *Client) MCP(ctx context.Context, device, method string, params json.RawMessage, timeout time.Duration) (RPCResult, error) {
+func (c *Client) MCP(ctx context.Context, device, method string, params json.RawMessage, timeout time.Duration) (api.RPCResult, error) {
 	body := struct {
 		Method  string          `json:"method"`
 		Params  json.RawMessage `json:"params,omitempty"`
 		Timeout string          `json:"timeout,omitempty"`
 	}{method, params, durationText(timeout)}
-	var answer RPCResult
+	var answer api.RPCResult
 	err := c.into(ctx, callTimeout(timeout), http.MethodPost, pathOf("devices", device, "mcp"), nil, body, &answer)
 	return answer, err
 }

@@ -15,8 +15,8 @@ import (
 // BodyLimit is how many bytes a request body may have: the 100 kB of Express.
 const BodyLimit = 100 << 10
 
-// read returns the whole body, whatever its content type says; if that fails
-// it answers by refuse, with the statuses of Express.
+// read returns the whole body, regardless of its content type; if that fails it
+// responds with refuse, with the statuses of Express.
 func (x *exchange) read(refuse func(status int, code devices.Code, text string)) (body []byte, ok bool) {
 	body, err := io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, BodyLimit))
 	var large *http.MaxBytesError

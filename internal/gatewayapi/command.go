@@ -26,8 +26,8 @@ type command struct {
 }
 
 // parseCommand reads `{"type":"mcp","payload":{"method":...,"params":...}}`.
-// Of duplicate keys the last counts, as in JavaScript; everything unknown, `id`
-// and `jsonrpc` included, is passed over.
+// Of duplicate keys the last counts, as in JavaScript; unknown members, including
+// `id` and `jsonrpc`, are ignored.
 func parseCommand(body []byte) (c command, err error) {
 	var kind string
 	var payload []byte
@@ -80,7 +80,7 @@ func (s *Server) command(x *exchange) {
 		x.fail(s.refusal(ctx, x.by, id), c)
 		return
 	}
-	result, err := s.opt.Service.CallRPC(ctx, devices.RPCCall{Device: id, Method: c.method, Params: c.params, By: x.by, Confirmation: x.r.Header.Get(HeaderConfirmation)})
+	result, err := s.opt.Service.CallRPC(ctx, devices.RPCCall{Device: id, Method: c.method, Params: c.params, Principal: x.by, Confirmation: x.r.Header.Get(HeaderConfirmation)})
 	if err != nil {
 		x.fail(devices.AsError(err), c)
 		return
@@ -102,10 +102,9 @@ func deviceOf(clientID string) (devices.ID, bool) {
 	return id, err == nil
 }
 
-// refusal is why a command that is none cannot be sent. The gateway looks for
-// the device first, so that a wrong command to a device that is not there is
-// answered as if it were right.
-func (s *Server) refusal(ctx context.Context, by access.By, id devices.ID) *devices.Error {
+// refusal returns the response to an invalid command. The gateway looks for the device
+// first, so an invalid command to an unknown device gets the response to a valid one.
+func (s *Server) refusal(ctx context.Context, by access.Principal, id devices.ID) *devices.Error {
 	if err := s.opt.Service.Permit(ctx, by, access.ScopeCall, id); err != nil {
 		s.opt.Service.NoteRefusal(by, "commands", id, err)
 		return devices.AsError(err)
@@ -175,12 +174,12 @@ func (x *exchange) failCommand(status int, code devices.Code, text string) {
 	x.body = append(appendString([]byte(`{"success":false,"error":`), text), '}')
 }
 
-// fail words a refusal of the core. All are 500, as with the gateway, unless
-// the caller wants to tell them apart.
+// fail converts an error of the core to a response. All are 500, as with the gateway,
+// unless the caller requests strict statuses.
 func (x *exchange) fail(e *devices.Error, c command) {
 	if e.Code == devices.CodeBadRequest && strings.HasPrefix(c.method, prefixNotification) {
 		// The device is there, and would have dropped it without an answer:
-		// with the gateway such requests always timed out.
+		// with the gateway these requests always timed out.
 		x.succeed(CodeIgnored, json.RawMessage("{}"))
 		return
 	}
@@ -191,7 +190,7 @@ func (x *exchange) fail(e *devices.Error, c command) {
 	text := e.Detail
 	switch {
 	case e.Code == devices.CodeDeviceUnknown, e.Code == devices.CodeDeviceOffline,
-		e.Code == devices.CodeUnavailable && e.Part == "database": // asked only when no node has the device
+		e.Code == devices.CodeUnavailable && e.Part == "database": // used only when no node has the device
 		text = textNotConnected
 	case e.Code == devices.CodeDeviceTimeout:
 		text = textTimeout
@@ -200,7 +199,7 @@ func (x *exchange) fail(e *devices.Error, c command) {
 	case e.Code == devices.CodeToolUnknown:
 		text = "Unknown tool: " + member(c.params, "name") // the device's words (mcp_server.cc:508-560)
 	case e.Code == devices.CodeInternal:
-		text, x.fault = "a fault of the node; its log says more under "+x.operation, e
+		text, x.internal = "internal error; see the log of the node for "+x.operation, e
 	}
 	if e.Confirmation != "" {
 		x.w.Header().Set(HeaderConfirmation, e.Confirmation)

@@ -89,12 +89,12 @@ func TestCommandOurs(t *testing.T) {
 	}{
 		{"notification", mcp(`{"method":"notifications/cancelled","params":{}}`), 200, CodeIgnored, `{"success":true,"data":{}}`},
 		{"initialize", mcp(`{"method":"initialize","params":{"protocolVersion":"2024-11-05"}}`), 500, devices.CodeForbidden,
-			failed("initialize belongs to fleetd: it carries the photo address and token")},
+			failed("initialize is reserved for fleetd: it contains the photo address and token")},
 		{"no method", mcp(`{}`), 500, devices.CodeBadRequest, failed("method is missing")},
 		{"method no string", mcp(`{"method":5}`), 500, devices.CodeBadRequest, failed("method is missing")},
 		{"payload no object", mcp(`"x"`), 500, devices.CodeBadRequest, failed("指令类型无效")},
 		{"params no object", mcp(`{"method":"tools/list","params":[1]}`), 500, devices.CodeBadRequest,
-			failed("params must be a JSON object or absent: devices drop anything else without an answer")},
+			failed("params must be a JSON object or absent: devices drop other params without an answer")},
 		{"call without a name", mcp(`{"method":"tools/call","params":{}}`), 500, devices.CodeBadRequest,
 			failed(`tools/call needs params {\"name\":\"...\",\"arguments\":{...}}`)},
 		{"null", `null`, 400, devices.CodeBadRequest, failed("the body is not usable: it must be a JSON object")},
@@ -227,7 +227,7 @@ func TestCommandConnectionEnds(t *testing.T) {
 	}
 }
 
-// stub is a core that answers as it is told, for what a real one does rarely.
+// stub is a core with configured results, for cases that are rare with a real one.
 type stub struct {
 	result devices.RPCResult
 	err    error
@@ -235,9 +235,9 @@ type stub struct {
 
 func (s stub) Get(context.Context, devices.ID) (devices.View, error) { return devices.View{}, s.err }
 
-func (s stub) Permit(context.Context, access.By, access.Scope, devices.ID) error { return nil }
+func (s stub) Permit(context.Context, access.Principal, access.Scope, devices.ID) error { return nil }
 
-func (s stub) NoteRefusal(access.By, string, devices.ID, error) {}
+func (s stub) NoteRefusal(access.Principal, string, devices.ID, error) {}
 
 func (s stub) CallRPC(context.Context, devices.RPCCall) (devices.RPCResult, error) {
 	return s.result, s.err
@@ -275,13 +275,13 @@ func TestCommandErrors(t *testing.T) {
 func TestCommandFault(t *testing.T) {
 	f := newFleet(t, func(o *Options) { o.Service = stub{err: errors.New("secret inner words")} })
 	r := f.do(t, "POST", commandRobot, mcp(callVolume))
-	r.is(t, 500, devices.CodeInternal, failed("a fault of the node; its log says more under "+r.header.Get(HeaderOperation)))
+	r.is(t, 500, devices.CodeInternal, failed("internal error; see the log of the node for "+r.header.Get(HeaderOperation)))
 	if log := f.log.String(); !strings.Contains(log, "secret inner words") || !strings.Contains(log, "level=ERROR") || !strings.Contains(log, r.header.Get(HeaderOperation)) {
 		t.Errorf("log %s", log)
 	}
 }
 
-// TestCommandResults tells a device's error from a result that only says so.
+// TestCommandResults distinguishes a device's error from a result with the same text.
 func TestCommandResults(t *testing.T) {
 	const two = `{"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}],"isError":true}`
 	for _, c := range []struct {

@@ -6,14 +6,14 @@ import (
 	"testing"
 	"time"
 
-	"fleetd/internal/lobby"
+	"fleetd/internal/connlimit"
 )
 
-// Who tries tokens is answered late and with 429; the right one is served at
+// Clients that try tokens get a delayed 429; a valid one is served at
 // once.
 func TestWrongTokensAreSlowedDown(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
+	f := newFleet(t, func(o *Options) { o.Failures = connlimit.NewFailures(nil) })
 	ask := func(token string) (status int, took time.Duration) {
 		r := httptest.NewRequest(http.MethodPost, "/api/devices/status", http.NoBody)
 		r.Header.Set("Authorization", "Bearer "+token)
@@ -21,15 +21,15 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 		f.api.ServeHTTP(w, r)
 		return w.Code, time.Since(begun)
 	}
-	for range lobby.FailureBurst {
-		if status, took := ask("guess"); status != http.StatusUnauthorized || took > lobby.FailureDelay/2 {
+	for range connlimit.FailureBurst {
+		if status, took := ask("guess"); status != http.StatusUnauthorized || took > connlimit.FailureDelay/2 {
 			t.Fatalf("%d after %v", status, took)
 		}
 	}
-	if status, took := ask("guess"); status != http.StatusTooManyRequests || took < lobby.FailureDelay {
+	if status, took := ask("guess"); status != http.StatusTooManyRequests || took < connlimit.FailureDelay {
 		t.Errorf("one too many: %d after %v", status, took)
 	}
-	if status, took := ask(f.mint.AdminToken()); status == http.StatusUnauthorized || status == http.StatusTooManyRequests || took > lobby.FailureDelay/2 {
+	if status, took := ask(f.mint.AdminToken()); status == http.StatusUnauthorized || status == http.StatusTooManyRequests || took > connlimit.FailureDelay/2 {
 		t.Errorf("the right one: %d after %v", status, took)
 	}
 }

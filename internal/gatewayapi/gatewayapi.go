@@ -1,15 +1,15 @@
 // Package gatewayapi serves the HTTP API of xiaozhi-mqtt-gateway (its app.js,
 // on Express) onto fleet.Service, so that consoles and scripts written for it
-// go on working: the same routes, tokens, statuses and bodies, byte for byte,
+// continue to work: the same routes, tokens, statuses and bodies, byte for byte,
 // as its commit 93f026a answers them.
 //
 // What it adds stays out of their way: the headers X-Fleetd-Code and
 // X-Fleetd-Operation, statuses that tell failures apart with `?strict=1`, and
-// the admin token of the fleet beside the daily one. What it changes is what no
-// caller can want back: requests are authenticated before their body is read,
+// the admin token of the fleet beside the daily one. It changes only what no
+// caller can depend on: requests are authenticated before their body is read,
 // refusals of Express itself are JSON and not HTML pages, and a device is found
-// by its MAC address alone, since GID and uuid differ between those who make
-// client ids.
+// by its MAC address alone, since GID and uuid differ between programs that
+// create client ids.
 package gatewayapi
 
 import (
@@ -26,10 +26,10 @@ import (
 	"golang.org/x/time/rate"
 
 	"fleetd/internal/access"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
-	"fleetd/internal/lobby"
 )
 
 // DefaultTimeout is the gateway's fixed one: from the request to the device's
@@ -38,7 +38,7 @@ const DefaultTimeout = 5 * time.Second
 
 // Headers of every answer.
 const (
-	HeaderCode      = "X-Fleetd-Code"      // `ok`, `ignored`, or the stable name of what went wrong
+	HeaderCode      = "X-Fleetd-Code"      // `ok`, `ignored`, or the stable error code
 	HeaderOperation = "X-Fleetd-Operation" // an opaque id that the log has too
 	// HeaderConfirmation carries what confirms a call that was refused as
 	// confirmation_required, in the answer and in the request made again.
@@ -68,24 +68,26 @@ type Service interface {
 	// Get describes a device; only whether it is connected, and whether a
 	// conversation is open, is used.
 	Get(ctx context.Context, id devices.ID) (devices.View, error)
-	// Permit tells why a caller may not look at a device, or at any.
-	Permit(ctx context.Context, by access.By, scope access.Scope, id devices.ID) error
+	// Permit returns why a caller may not see a device, or any device; nil if it may.
+	Permit(ctx context.Context, by access.Principal, scope access.Scope, id devices.ID) error
 	// CallRPC sends an MCP request to a device wherever it is connected.
 	// tools/call takes the one checked path of all calls.
 	CallRPC(ctx context.Context, c devices.RPCCall) (devices.RPCResult, error)
-	// NoteRefusal records that somebody was turned away.
-	NoteRefusal(by access.By, action string, id devices.ID, err error)
+	// NoteRefusal records the refusal of a request.
+	NoteRefusal(by access.Principal, action string, id devices.ID, err error)
 }
 
 // Options of a Server. All fields but Timeout are required.
 type Options struct {
 	Service Service
 	Gateway *credential.Gateway
-	Timeout time.Duration // of one request; 0 means DefaultTimeout
-	Door    *access.Door  // whose tokens are accepted, too
-	// Failures slows down who tries tokens; nil does not.
-	Failures *lobby.Failures
-	Log      *slog.Logger
+	Timeout time.Duration         // of one request; 0 means DefaultTimeout
+	Auth    *access.Authenticator // whose tokens are accepted, too
+	// Failures slows down clients that try tokens; may be nil.
+	Failures *connlimit.Failures
+	// Work bounds what each caller has the node do without a device; may be nil.
+	Work *connlimit.Work
+	Log  *slog.Logger
 }
 
 // RequestKey is what requests are counted by.
@@ -138,17 +140,17 @@ type exchange struct {
 	r         *http.Request
 	operation string
 	strict    bool // failures have statuses of their own
-	by        access.By
+	by        access.Principal
 	device    devices.ID
 	method    string
 
-	status int
-	code   devices.Code
-	body   []byte
-	fault  error // of ours, for the log
+	status   int
+	code     devices.Code
+	body     []byte
+	internal error // internal error (bug), for the log
 }
 
-// Lines about requests that proved nothing: anybody can cause them.
+// Limits of log lines about unauthenticated requests, which anyone can cause.
 const (
 	refusedLines = 1 // per second
 	refusedBurst = 20
@@ -168,7 +170,7 @@ func (s *Server) serve(route Route, handle func(*exchange)) http.Handler {
 		h.Set(HeaderCode, string(x.code))
 		h.Set(HeaderOperation, x.operation)
 		w.WriteHeader(x.status)
-		_, _ = w.Write(x.body) // the client is gone if this fails
+		_, _ = w.Write(x.body) // fails only if the client has disconnected
 		s.Requests.Add(RequestKey{route, x.code}, 1)
 		s.log(route, x, time.Since(begun))
 	})
@@ -176,11 +178,11 @@ func (s *Server) serve(route Route, handle func(*exchange)) http.Handler {
 
 // log writes one line per request, and few of those without a token: calls act on devices, and a caller who
 // reports an operation wants it found. Status queries, which consoles repeat
-// all day, are only told to those who debug.
+// all day, are only logged at level debug.
 func (s *Server) log(route Route, x *exchange, took time.Duration) {
 	level := slog.LevelInfo
 	switch {
-	case x.fault != nil:
+	case x.internal != nil:
 		level = slog.LevelError
 	case route == RouteStatus && x.code == CodeOK:
 		level = slog.LevelDebug
@@ -188,13 +190,13 @@ func (s *Server) log(route Route, x *exchange, took time.Duration) {
 	if !s.opt.Log.Enabled(x.r.Context(), level) {
 		return
 	}
-	if x.by.Who == nil && x.fault == nil && !s.refusals.Allow() {
+	if x.by.Caller == nil && x.internal == nil && !s.refusals.Allow() {
 		s.unlogged.Add(1)
 		return
 	}
 	attrs := []slog.Attr{slog.String("route", string(route)), slog.String("operation", x.operation), slog.String("code", string(x.code)),
 		slog.Int("status", x.status), slog.String("remote", x.r.RemoteAddr), slog.Duration("took", took)}
-	if x.by.Who != nil {
+	if x.by.Caller != nil {
 		attrs = append(attrs, slog.String("caller", x.by.Name()))
 	}
 	if x.device != "" {
@@ -203,8 +205,8 @@ func (s *Server) log(route Route, x *exchange, took time.Duration) {
 	if x.method != "" {
 		attrs = append(attrs, slog.String("method", x.method[:min(len(x.method), maxLoggedMethod)]))
 	}
-	if x.fault != nil {
-		attrs = append(attrs, slog.Any("error", x.fault))
+	if x.internal != nil {
+		attrs = append(attrs, slog.Any("error", x.internal))
 	}
 	if n := s.unlogged.Swap(0); n > 0 {
 		attrs = append(attrs, slog.Int64("refused_without_a_line", n))
@@ -212,7 +214,7 @@ func (s *Server) log(route Route, x *exchange, took time.Duration) {
 	s.opt.Log.LogAttrs(x.r.Context(), level, "gateway API request", attrs...)
 }
 
-// The gateway's own sentences.
+// Error texts of the gateway.
 const (
 	textNoToken      = "未提供有效的Authorization头"
 	textWrongToken   = "无效的授权令牌"
@@ -224,22 +226,22 @@ const (
 )
 
 // admitted calls handle for requests with a token that is good. Like the
-// gateway it takes `Bearer ` in no other case, and what stands between the
-// first blank and the second.
+// gateway it takes `Bearer ` in no other case, and uses the text between
+// the first blank and the second.
 func (s *Server) admitted(handle func(*exchange)) func(*exchange) {
 	return func(x *exchange) {
 		rest, found := strings.CutPrefix(x.r.Header.Get("Authorization"), "Bearer ")
 		if !found {
-			x.w.Header().Set("Connection", "close") // a place for those that prove who they are
+			x.w.Header().Set("Connection", "close") // leaves the connection to clients that authenticate
 			x.refuse(http.StatusUnauthorized, devices.CodeUnauthorized, textNoToken)
 			return
 		}
 		token, _, _ := strings.Cut(rest, " ")
 		now := time.Now()
-		x.by = access.By{Who: access.Gateway, Via: access.ViaGateway, From: s.opt.Failures.From(x.r)}
+		x.by = access.Principal{Caller: access.Gateway, Via: access.ViaGateway, From: s.opt.Failures.Client(x.r)}
 		if !s.opt.Gateway.IsDaily(token, now) {
 			var err error
-			if x.by.Who, err = s.opt.Door.Admit(token, now); err != nil {
+			if x.by.Caller, err = s.opt.Auth.Authenticate(token, now); err != nil {
 				status := http.StatusUnauthorized
 				if s.opt.Failures.FailedRequest(x.r) {
 					status = http.StatusTooManyRequests
@@ -250,12 +252,17 @@ func (s *Server) admitted(handle func(*exchange)) func(*exchange) {
 				return
 			}
 		}
-		lobby.VouchFor(x.r.Context())
+		connlimit.MarkRequestAuthenticated(x.r.Context())
 		handle(x)
+		units := connlimit.WorkOfBody(x.r, BodyLimit)
+		if x.code != CodeOK {
+			units++
+		}
+		_ = s.opt.Work.BeginUnits(x.r.Context(), x.by.Key(), units) // delays the answer: consoles know no 429
 	}
 }
 
-// refuseCalls stands where the gateway connects the audio of two devices.
+// refuseCalls replaces the route that connects the audio of two devices in the gateway.
 func refuseCalls(x *exchange) {
 	x.refuse(http.StatusNotImplemented, CodeNotImplemented,
 		"fleetd does not bridge calls between devices; keep the gateway for these, or use another service")

@@ -73,7 +73,7 @@ func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 	if f.gateway, err = credential.NewGateway(signatureKey); err != nil {
 		t.Fatal(err)
 	}
-	opt := Options{Service: f.service, Gateway: f.gateway, Door: &access.Door{Keys: f.service.Keys(), IsAdmin: f.mint.IsAdmin}, Log: slog.New(slog.NewTextHandler(f.log, nil))}
+	opt := Options{Service: f.service, Gateway: f.gateway, Auth: &access.Authenticator{Keys: f.service.Keys(), IsAdmin: f.mint.IsAdmin}, Log: slog.New(slog.NewTextHandler(f.log, nil))}
 	for _, c := range change {
 		c(&opt)
 	}
@@ -97,16 +97,16 @@ func (f *testFleet) connect(t testing.TB, id devices.ID, script *devicetest.Scri
 	return devicetest.Connect(t, f.service, id, script)
 }
 
-// deaf is a path of audio that leads nowhere.
-type deaf struct{}
+// nullAudio is an audio path that discards packets.
+type nullAudio struct{}
 
-func (deaf) SendAudio(envelope.Frame) error { return nil }
-func (deaf) Close()                         {}
+func (nullAudio) SendAudio(envelope.Frame) error { return nil }
+func (nullAudio) Close()                         {}
 
 // talk opens a conversation of a device.
 func talk(t testing.TB, l *devicetest.Line) {
 	t.Helper()
-	open := func(*speech.Conversation) (speech.AudioPath, error) { return deaf{}, nil }
+	open := func(*speech.Conversation) (speech.AudioPath, error) { return nullAudio{}, nil }
 	if _, err := l.Session.OpenAudio(hello.Device{}, hello.TransportUDP, open); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 var errNoList = errors.New(textNoList)
 
 // parseStatus returns the array of client ids: `clientIds` as the gateway's
-// code has it, else `deviceIds` as its README says.
+// code has it, else `deviceIds` as in its README.
 func parseStatus(body []byte) (list []byte, err error) {
 	var clients, described []byte
 	err = members(body, func(key string, value []byte) {
@@ -37,9 +37,9 @@ func parseStatus(body []byte) (list []byte, err error) {
 	return list, nil
 }
 
-// status tells of each client id whether its device is connected (exists) and
-// whether a conversation is open (isAlive). The body limit bounds how many are
-// asked for. Devices of this node are known from memory; looking for others
+// status reports for each client id whether its device is connected (exists) and
+// whether a conversation is open (isAlive). The body limit limits their
+// number. Devices of this node are known from memory; looking for others
 // ends with the request's time, after which they count as not connected.
 func (s *Server) status(x *exchange) {
 	if err := s.opt.Service.Permit(context.Background(), x.by, access.ScopeRead, ""); err != nil {

@@ -105,7 +105,7 @@ func TestTokens(t *testing.T) {
 		{"today", "Bearer " + today, ""},
 		{"yesterday", "Bearer " + f.gateway.DailyToken(time.Now().UTC().AddDate(0, 0, -1)), ""},
 		{"tomorrow", "Bearer " + f.gateway.DailyToken(time.Now().UTC().AddDate(0, 0, 1)), ""},
-		{"more behind it", "Bearer " + today + " extra", ""},
+		{"more text after it", "Bearer " + today + " extra", ""},
 		{"admin", "Bearer " + f.mint.AdminToken(), ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -10,14 +10,14 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
-	"fleetd/internal/lobby"
 )
 
 const ping = `{"jsonrpc":"2.0","id":2,"method":"ping"}`
 
-func TestPlacesAndTokens(t *testing.T) {
+func TestOriginsAndTokens(t *testing.T) {
 	f := newFleet(t, func(o *Options) {
 		o.Hosts, o.Origins = []string{"fleet.example.com"}, []string{"https://console.example.com"}
 	})
@@ -42,7 +42,7 @@ func TestPlacesAndTokens(t *testing.T) {
 		"listed page":          {admin, []string{"Origin", "https://console.example.com"}, 200},
 		"other scheme":         {admin, []string{"Origin", "http://console.example.com"}, 403},
 		"other page":           {admin, []string{"Origin", "https://evil.example"}, 403},
-		"page of a neighbour":  {admin, []string{"Origin", "http://192.0.2.66"}, 403},
+		"page of another host": {admin, []string{"Origin", "http://192.0.2.66"}, 403},
 		"page without origin":  {admin, []string{"Origin", "null"}, 403},
 		"own page":             {admin, []string{"Host", "192.0.2.7:8080", "Origin", "http://192.0.2.7:8080"}, 200},
 		"longer name":          {admin, []string{"Host", "localhost.evil.example"}, 403},
@@ -65,12 +65,12 @@ func TestPlacesAndTokens(t *testing.T) {
 	}
 	for _, reason := range []string{refusedHost, refusedOrigin, refusedToken} {
 		if f.mcp.Stats().Refused.Get(reason) == 0 {
-			t.Errorf("refusals for %s are not counted", reason)
+			t.Errorf("refusals with the reason %s are not counted", reason)
 		}
 	}
 }
 
-// A session is its key's, at its address, until it ends.
+// A session belongs to its key and its path until it ends.
 func TestSessionsBelongToTheirKey(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, lamp, devicetest.NewScript())
@@ -78,7 +78,7 @@ func TestSessionsBelongToTheirKey(t *testing.T) {
 	_, other := f.key(t, "devices:read tools:call", "", time.Hour)
 	session := f.open(t, PathMCP, one)
 	if !strings.HasPrefix(session, "n-test.") {
-		t.Errorf("the session %q does not name its node", session)
+		t.Errorf("the session %q does not contain its node's name", session)
 	}
 	with := []string{"Mcp-Session-Id", session, "Mcp-Protocol-Version", "2025-06-18"}
 	for name, c := range map[string]struct {
@@ -92,7 +92,7 @@ func TestSessionsBelongToTheirKey(t *testing.T) {
 	}
 	// security: H2
 	if a := f.send(t, http.MethodGet, PathMCP, other, "", with...); a.status != 403 {
-		t.Errorf("another key listens: %d", a.status)
+		t.Errorf("another key opens the stream: %d", a.status)
 	}
 	// security: H2
 	if a := f.send(t, http.MethodDelete, PathMCP, other, "", with...); a.status != 403 {
@@ -102,21 +102,21 @@ func TestSessionsBelongToTheirKey(t *testing.T) {
 		t.Errorf("its key ends it: %d", a.status)
 	}
 	if a := f.send(t, http.MethodPost, PathMCP, one, ping, with...); a.status != 404 {
-		t.Errorf("it goes on: %d", a.status)
+		t.Errorf("it continues after its end: %d", a.status)
 	}
 	if n := f.mcp.Stats().Sessions.Load(); n != 0 {
 		t.Errorf("%d sessions are counted", n)
 	}
 	// The transport before Streamable HTTP.
 	old := f.host(t, PathSSE, "2024-11-05", one, nil)
-	f.mcp.old.mu.Lock()
-	for id := range f.mcp.old.byID {
+	f.mcp.sseStreams.mu.Lock()
+	for id := range f.mcp.sseStreams.byID {
 		session = id
 	}
-	f.mcp.old.mu.Unlock()
+	f.mcp.sseStreams.mu.Unlock()
 	// security: H2
 	if a := f.send(t, http.MethodPost, PathSSE+"?sessionid="+session, other, ping); a.status != 403 {
-		t.Errorf("another key uses an old session: %d %s", a.status, a.body)
+		t.Errorf("another key uses an SSE session: %d %s", a.status, a.body)
 	}
 	if _, err := old.ListTools(t.Context(), nil); err != nil {
 		t.Error(err)
@@ -137,14 +137,14 @@ func TestSessionsAreBounded(t *testing.T) {
 	if status := alive(open[0]); status != http.StatusOK {
 		t.Fatal(status)
 	}
-	// One more takes the place of the one that was idle longest: clients leave without a word.
+	// One more replaces the session that was idle longest: clients disconnect without a DELETE.
 	open = append(open, f.open(t, PathMCP, one))
 	for i, want := range map[int]int{0: http.StatusOK, 1: http.StatusNotFound, 2: http.StatusOK, MaxKeySessions: http.StatusOK} {
 		if status := alive(open[i]); status != want {
 			t.Errorf("session %d: %d, want %d", i, status, want)
 		}
 	}
-	// Not that of one with a stream.
+	// A session with a stream is not replaced.
 	f.mcp.sessions.lock.Lock()
 	for _, x := range f.mcp.sessions.byID {
 		x.busy++
@@ -155,7 +155,7 @@ func TestSessionsAreBounded(t *testing.T) {
 		t.Errorf("one more: %d", a.status)
 	}
 	f.open(t, PathMCP, other)
-	for range 50 { // what fails takes no place for good
+	for range 50 { // failed attempts must not use up slots
 		f.send(t, http.MethodPost, PathMCP, other, ping)
 		f.send(t, http.MethodPost, PathMCP, other, strings.Repeat("x", BodyLimit+1))
 	}
@@ -172,7 +172,7 @@ func TestSessionsAreBounded(t *testing.T) {
 	}
 	add(others - 1)
 	f.open(t, PathMCP, other)
-	// The node has as many as it may: the key with the most makes room, while it has idle ones.
+	// At the limit of the node, the key with the most sessions makes room, while it has idle ones.
 	busy := func(n int) {
 		s.lock.Lock()
 		defer s.lock.Unlock()
@@ -182,7 +182,7 @@ func TestSessionsAreBounded(t *testing.T) {
 	}
 	busy(-1)
 	s.lock.Lock()
-	of := s.byKey[s.byID[open[2]].v.who.Key]
+	of := s.byKey[s.byID[open[2]].v.caller.Key]
 	s.lock.Unlock()
 	before := of.sessions
 	// security: H3
@@ -192,14 +192,14 @@ func TestSessionsAreBounded(t *testing.T) {
 	busy(2)
 	// security: H3
 	if a := f.send(t, http.MethodPost, PathMCP, other, hello); a.status != 503 {
-		t.Errorf("more than the node may have: %d", a.status)
+		t.Errorf("a session above the limit of the node: %d", a.status)
 	}
 	busy(-1)
 	add(1 - others)
 }
 
-// Who is revoked, or whose key expires, is out within a second: sessions,
-// streams and calls in progress.
+// When a key is revoked or expires, its sessions, streams and calls in progress end
+// within a second.
 func TestKeysEndMidStream(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"revoked", "expired"} {
@@ -241,16 +241,16 @@ func keyEnds(t *testing.T, era string, revoke bool) {
 	}
 	begun := time.Now()
 	// security: H4
-	devicetest.Eventually(t, "nothing is left of it", func() bool {
+	devicetest.Eventually(t, "its sessions and calls have ended", func() bool {
 		return f.mcp.Stats().Sessions.Load() == 0 && f.mcp.sessions.calls.Load() == 0
 	})
 	// security: H4
 	if took := time.Since(begun); revoke && took > time.Second {
-		t.Errorf("it went on for %v", took)
+		t.Errorf("it continued for %v", took)
 	}
 	select {
 	case <-failed:
-	case <-time.After(5 * time.Second): // the client may try to go on first
+	case <-time.After(5 * time.Second): // the client may try to resume first
 		// security: H4
 		t.Error("the client still waits")
 	}
@@ -260,8 +260,8 @@ func keyEnds(t *testing.T, era string, revoke bool) {
 	}
 }
 
-// A key ends within a second also while a change of the rules has the tools of
-// many sessions looked up on other nodes that are slow.
+// A key ends within a second even while a policy change makes the node compare the
+// lists of many sessions with slow nodes.
 func TestKeysEndWhileListsAreLookedUp(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -280,16 +280,16 @@ func TestKeysEndWhileListsAreLookedUp(t *testing.T) {
 	f.open(t, PathMCP, token)
 	asked := f.ports.SlowNodes(100 * time.Millisecond)
 	devicetest.SetPolicy(t, f.service, access.Policy{Rules: []access.Rule{{Name: "dark", Tools: []string{"self.lamp.on"}, Action: access.Deny}}})
-	devicetest.Eventually(t, "the lists are being looked up", func() bool { return asked() > 0 })
+	devicetest.Eventually(t, "the lists are being read", func() bool { return asked() > 0 })
 	key.Revoked = time.Now()
 	if _, err := f.service.Keys().Put(key, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	begun := time.Now()
-	devicetest.Eventually(t, "its session is gone", func() bool { return f.mcp.Stats().Sessions.Load() == open })
+	devicetest.Eventually(t, "its session has ended", func() bool { return f.mcp.Stats().Sessions.Load() == open })
 	// security: H10
 	if took := time.Since(begun); took > time.Second || asked() == open {
-		t.Errorf("it went on for %v, with %d of %d lists looked up", took, asked(), open)
+		t.Errorf("it continued for %v, with %d of %d lists read", took, asked(), open)
 	}
 }
 
@@ -307,11 +307,11 @@ func TestBadRequests(t *testing.T) {
 		method, path, body string
 		headers            []string
 		status             int
-		says               string
+		contains           string
 	}{
 		"10 MB":                    {http.MethodPost, PathMCP, strings.Repeat(" ", 10<<20), with, 413, ""},
 		"10 MB, modern":            {http.MethodPost, PathMCP, strings.Repeat(" ", 10<<20), modern("tools/call", "find_devices"), 413, ""},
-		"no JSON":                  {http.MethodPost, PathMCP, "{", with, 400, ""},
+		"not JSON":                 {http.MethodPost, PathMCP, "{", with, 400, ""},
 		"unknown session":          {http.MethodPost, PathMCP, ping, []string{"Mcp-Session-Id", "n-test.x", "Mcp-Protocol-Version", "2025-06-18"}, 404, ""},
 		"GET without session":      {http.MethodGet, PathMCP, "", nil, 400, ""},
 		"PUT":                      {http.MethodPut, PathMCP, "", with, 405, ""},
@@ -328,13 +328,13 @@ func TestBadRequests(t *testing.T) {
 		"unknown device":           {http.MethodPost, PathDevices + "aa:bb:cc:dd:ee:99", hello, nil, 404, "device_unknown"},
 		"bad cursor":               {http.MethodPost, PathMCP, `{"jsonrpc":"2.0","id":4,"method":"resources/list","params":{"cursor":"%%%"}}`, with, 200, "-32602"},
 		"bad cursor of tools":      {http.MethodPost, PathMCP, `{"jsonrpc":"2.0","id":4,"method":"tools/list","params":{"cursor":"%%%"}}`, with, 200, "-32602"},
-		"member of another type":   {http.MethodPost, PathMCP, strings.Replace(call, `"arguments":{}`, `"arguments":{"select":{"room":"lab"}}`, 1), modern("tools/call", "find_devices"), 200, "select is of the type object"},
+		"member of another type":   {http.MethodPost, PathMCP, strings.Replace(call, `"arguments":{}`, `"arguments":{"select":{"room":"lab"}}`, 1), modern("tools/call", "find_devices"), 200, "select has the wrong type object"},
 		"unknown member":           {http.MethodPost, PathMCP, strings.Replace(call, `"arguments":{}`, `"arguments":{"stat":"online"}`, 1), modern("tools/call", "find_devices"), 200, "invalid_arguments"},
 		"tool of devices' server":  {http.MethodPost, PathMCP, strings.ReplaceAll(call, "find_devices", dispatchTool), modern("tools/call", dispatchTool), 400, "-32602"},
 		"dispatch itself":          {http.MethodPost, PathDevices + string(lamp), strings.ReplaceAll(call, "find_devices", dispatchTool), modern("tools/call", dispatchTool), 400, "-32602"},
 	} {
 		// security: H9
-		if a := f.send(t, c.method, c.path, admin, c.body, c.headers...); a.status != c.status || !strings.Contains(a.body, c.says) {
+		if a := f.send(t, c.method, c.path, admin, c.body, c.headers...); a.status != c.status || !strings.Contains(a.body, c.contains) {
 			t.Errorf("%s: %d %.300s", name, a.status, a.body)
 		}
 	}
@@ -345,12 +345,12 @@ func TestBadRequests(t *testing.T) {
 	devicetest.Eventually(t, "the sessions of a stopping node end", func() bool { return f.mcp.Stats().Sessions.Load() == 0 })
 }
 
-// Who tries tokens is answered late; the right token is served at once, from
-// the same address, and no token is no attempt.
+// Clients that try tokens get a delayed answer. A valid token is served at once from the
+// same address, and a request without a token does not count.
 func TestWrongTokensAreSlowedDown(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
-	for range lobby.FailureBurst {
+	f := newFleet(t, func(o *Options) { o.Failures = connlimit.NewFailures(nil) })
+	for range connlimit.FailureBurst {
 		if a := f.send(t, http.MethodPost, PathMCP, "guess", hello); a.status != http.StatusUnauthorized {
 			t.Fatalf("%d", a.status)
 		}
@@ -360,17 +360,17 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 		defer close(late)
 		begun := time.Now()
 		// security: D7
-		if a := f.send(t, http.MethodPost, PathMCP, "guess", hello); a.status != http.StatusTooManyRequests || time.Since(begun) < lobby.FailureDelay {
-			t.Errorf("one too many: %d after %v", a.status, time.Since(begun))
+		if a := f.send(t, http.MethodPost, PathMCP, "guess", hello); a.status != http.StatusTooManyRequests || time.Since(begun) < connlimit.FailureDelay {
+			t.Errorf("above the limit: %d after %v", a.status, time.Since(begun))
 		}
 	}()
 	begun := time.Now()
 	// security: D7
-	if a := f.send(t, http.MethodPost, PathMCP, admin, hello); a.status != http.StatusOK || time.Since(begun) > lobby.FailureDelay/2 {
-		t.Errorf("the right one: %d after %v", a.status, time.Since(begun))
+	if a := f.send(t, http.MethodPost, PathMCP, admin, hello); a.status != http.StatusOK || time.Since(begun) > connlimit.FailureDelay/2 {
+		t.Errorf("the valid token: %d after %v", a.status, time.Since(begun))
 	}
-	if a := f.send(t, http.MethodPost, PathMCP, "", hello); a.status != http.StatusUnauthorized || time.Since(begun) > lobby.FailureDelay {
-		t.Errorf("none: %d", a.status)
+	if a := f.send(t, http.MethodPost, PathMCP, "", hello); a.status != http.StatusUnauthorized || time.Since(begun) > connlimit.FailureDelay {
+		t.Errorf("no token: %d", a.status)
 	}
 	<-late
 }

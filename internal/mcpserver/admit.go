@@ -15,36 +15,38 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
-	"fleetd/internal/lobby"
 )
 
-// visit is who is behind a request or session, and where it leads.
-type visit struct {
-	who    *access.Caller
+// requestInfo is the caller of a request or session, and the server that it addresses.
+type requestInfo struct {
+	caller *access.Caller
 	from   string
 	device devices.ID // empty: the whole fleet
 
-	request *request                // the one that came with it
-	place   *place                  // for the session that the request may make
-	session atomic.Pointer[session] // that it made; nil without
+	request *request                // the HTTP request that carries it
+	slot    *sessionSlot            // for the session that the request may open
+	session atomic.Pointer[session] // that the request opened; nil without one
 }
 
-type visitKey struct{}
+type requestInfoKey struct{}
 
-// visitOf is the visit that a handler works for. Contexts of sessions keep the
-// values of the request that made them.
-func visitOf(ctx context.Context) *visit {
-	v, _ := ctx.Value(visitKey{}).(*visit)
+// requestInfoOf returns the requestInfo of a handler's context. Contexts of sessions
+// keep the values of the request that opened them.
+func requestInfoOf(ctx context.Context) *requestInfo {
+	v, _ := ctx.Value(requestInfoKey{}).(*requestInfo)
 	if v == nil {
-		return &visit{} // may do nothing
+		return &requestInfo{} // has no permissions
 	}
 	return v
 }
 
-func (v *visit) by() access.By { return access.By{Who: v.who, Via: access.ViaMCP, From: v.from} }
+func (v *requestInfo) by() access.Principal {
+	return access.Principal{Caller: v.caller, Via: access.ViaMCP, From: v.from}
+}
 
-// Reasons of refusals. The list is closed: each has a counter.
+// Reasons of refusals. Each has a counter.
 const (
 	refusedHost     = "host"
 	refusedOrigin   = "origin"
@@ -57,29 +59,30 @@ const (
 	refusedKey      = "sessions_of_key"
 	refusedRequests = "requests_of_key"
 	refusedCalls    = "calls_of_key"
+	refusedRate     = "rate_of_key"
 	refusedBody     = "body"
 	refusedDraining = "draining"
 )
 
-// refusal is why a request is not served.
+// refusal describes why a request is not served.
 type refusal struct {
 	reason string
 	err    *devices.Error
-	status int // in place of the code's; 0: the code's
+	status int // instead of the code's; 0: the code's
 }
 
 func refuse(reason string, code devices.Code, detail string) *refusal {
 	return &refusal{reason: reason, err: &devices.Error{Code: code, Detail: detail}}
 }
 
-func (s *Server) refuse(w http.ResponseWriter, r *http.Request, no *refusal) {
-	s.stats.Refused.Add(no.reason, 1)
-	status, _ := no.err.Code.Status()
-	status = cmp.Or(no.status, status)
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, denied *refusal) {
+	s.stats.Refused.Add(denied.reason, 1)
+	status, _ := denied.err.Code.Status()
+	status = cmp.Or(denied.status, status)
 	h := w.Header()
 	switch status {
 	case http.StatusUnauthorized:
-		h.Set("Connection", "close") // its place is for those that prove who they are
+		h.Set("Connection", "close") // leaves the connection to clients that authenticate
 		h.Set("WWW-Authenticate", `Bearer resource_metadata="`+base(r)+PathMetadata+r.URL.Path+`"`)
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		h.Set("Retry-After", "1")
@@ -87,15 +90,15 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, no *refusal) {
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(no.err.AppendProblem(nil), '\n')) // the client is gone if this fails
+	_, _ = w.Write(append(denied.err.AppendProblem(nil), '\n')) // fails only if the client has disconnected
 }
 
-// checkPlace refuses requests that a web page may have caused: one of another
-// site, or one that gave its own name this node's address.
-func (s *Server) checkPlace(r *http.Request) *refusal {
+// checkOrigin refuses requests that a web page may have caused: a page of another
+// origin, or one whose own host name resolves to this node.
+func (s *Server) checkOrigin(r *http.Request) *refusal {
 	host := hostOf(r.Host)
-	if _, err := netip.ParseAddr(host); err != nil && !isLocalName(host) && !s.listed(host) {
-		return refuse(refusedHost, devices.CodeForbidden, "the Host header names no host of this node; give its name to --mcp-hosts if it is one")
+	if _, err := netip.ParseAddr(host); err != nil && !isLocalName(host) && !s.isListedHost(host) {
+		return refuse(refusedHost, devices.CodeForbidden, "the Host header is not a name of this node; add it to --mcp-hosts if it should be")
 	}
 	origins := r.Header.Values("Origin")
 	if len(origins) == 0 {
@@ -106,18 +109,18 @@ func (s *Server) checkPlace(r *http.Request) *refusal {
 		from := hostOf(u.Host)
 		addr, err := netip.ParseAddr(from)
 		if isLocalName(from) || err == nil && addr.Unmap().IsLoopback() || strings.EqualFold(u.Host, r.Host) ||
-			s.listedPage(u.Scheme+"://"+u.Host) {
+			s.isListedOrigin(u.Scheme+"://"+u.Host) {
 			return nil
 		}
 	}
-	return refuse(refusedOrigin, devices.CodeForbidden, "this request came from another site's page; give its origin to --mcp-origins if it may")
+	return refuse(refusedOrigin, devices.CodeForbidden, "this request came from a web page of another origin; add the origin to --mcp-origins to allow it")
 }
 
-func (s *Server) listed(host string) bool {
+func (s *Server) isListedHost(host string) bool {
 	return slices.ContainsFunc(s.opt.Hosts, func(h string) bool { return strings.EqualFold(h, host) })
 }
 
-// hostOf is the host of host[:port], without the brackets of an IPv6 address.
+// hostOf returns the host of host[:port], without the brackets of an IPv6 address.
 func hostOf(authority string) string {
 	if host, _, err := net.SplitHostPort(authority); err == nil {
 		authority = host
@@ -127,21 +130,21 @@ func hostOf(authority string) string {
 
 func isLocalName(host string) bool { return strings.EqualFold(host, "localhost") }
 
-// visitor is who asks, and for what.
-func (s *Server) visitor(r *http.Request) (*visit, *refusal) {
-	who, err := s.opt.Door.Admit(lobby.Bearer(r.Header), time.Now())
+// identify authenticates a request and finds the server that it addresses.
+func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
+	who, err := s.opt.Auth.Authenticate(connlimit.BearerToken(r.Header), time.Now())
 	if err != nil {
-		s.note(access.By{Via: access.ViaMCP, From: s.opt.Failures.From(r)}, r.Method, "", &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()})
+		s.note(access.Principal{Via: access.ViaMCP, From: s.opt.Failures.Client(r)}, r.Method, "", &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()})
 		if r.Header.Get("Authorization") != "" && s.opt.Failures.FailedRequest(r) {
-			no := refuse(refusedGuesses, devices.CodeUnauthorized, "too many wrong tokens from this address; try again later with the right one")
-			no.status = http.StatusTooManyRequests
-			return nil, no
+			denied := refuse(refusedGuesses, devices.CodeUnauthorized, "too many wrong tokens from this address; try again later with a valid one")
+			denied.status = http.StatusTooManyRequests
+			return nil, denied
 		}
 		return nil, refuse(refusedToken, devices.CodeUnauthorized, unauthorized(err))
 	}
-	v := &visit{who: who, from: s.opt.Failures.From(r)}
+	v := &requestInfo{caller: who, from: s.opt.Failures.Client(r)}
 	if s.opt.Draining() {
-		return nil, refuse(refusedDraining, devices.CodeUnavailable, "this node is stopping; ask another one")
+		return nil, refuse(refusedDraining, devices.CodeUnavailable, "this node is stopping; send the request to another node")
 	}
 	if r.URL.Path == PathMCP || r.URL.Path == PathSSE {
 		return v, nil
@@ -173,7 +176,7 @@ func unauthorized(err error) string {
 	return "give an API key as `Authorization: Bearer ...`; `fleetd keys create` makes one"
 }
 
-// base is the URL under which the client reaches this node. Host was checked.
+// base returns the URL under which the client reaches this node; Host was checked.
 func base(r *http.Request) string {
 	if r.TLS != nil || strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https") {
 		return "https://" + r.Host
@@ -181,15 +184,15 @@ func base(r *http.Request) string {
 	return "http://" + r.Host
 }
 
-// metadata answers RFC 9728: what is protected here, and how keys are shown.
-// There is no authorization server: the operator gives keys out.
+// metadata implements RFC 9728: the protected resource, and how to send a key. Operators
+// create the keys; there is no authorization server.
 func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
 	resource := strings.TrimPrefix(r.URL.Path, PathMetadata)
 	if resource == "" {
 		resource = PathMCP
 	}
-	if !Takes(resource) || strings.HasPrefix(resource, PathMetadata) || r.Method != http.MethodGet {
-		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "there is no such resource"))
+	if !Handles(resource) || strings.HasPrefix(resource, PathMetadata) || r.Method != http.MethodGet {
+		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "unknown resource"))
 		return
 	}
 	body, err := json.Marshal(struct {
@@ -198,12 +201,12 @@ func (s *Server) metadata(w http.ResponseWriter, r *http.Request) {
 		Methods  []string `json:"bearer_methods_supported"`
 		Scopes   []string `json:"scopes_supported"`
 	}{base(r) + resource, "fleetd", []string{"header"}, access.AllScopes().Names()})
-	if err != nil { // strings marshal
+	if err != nil { // cannot fail for strings
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	h := w.Header()
-	h.Set("Access-Control-Allow-Origin", "*") // in place of one page: there is nothing in it that is not in the documentation
+	h.Set("Access-Control-Allow-Origin", "*") // for every page: the response is public
 	h.Set("Content-Type", "application/json")
-	_, _ = w.Write(append(body, '\n')) // the client is gone if this fails
+	_, _ = w.Write(append(body, '\n')) // fails only if the client has disconnected
 }

@@ -20,18 +20,18 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// Bounds of what a call gives back.
+// Limits of results.
 const (
-	maxPhoto     = 4 << 20         // bytes, as the receiver of uploads allows
-	clockSlack   = 5 * time.Second // between the node that called and the one that took the photo
-	maxPhotoText = 16 << 10        // bytes of an answer that may name a photo
-	maxShownArgs = 2000            // bytes of the arguments in a question to a person
+	maxPhoto     = 4 << 20         // bytes, the limit of photo uploads
+	clockSlack   = 5 * time.Second // clock difference between this node and the one that received the photo
+	maxPhotoText = 16 << 10        // bytes of a result that may name a photo
+	maxShownArgs = 2000            // bytes of the arguments in a confirmation request
 )
 
-// askConfirm names the question in a result that needs an answer.
-const askConfirm = "confirm"
+// confirmKey is the key of the confirmation in InputRequests.
+const confirmKey = "confirm"
 
-// failure is why a call has no result, as a host shows it.
+// failure describes to a host why a call has no result.
 type failure struct {
 	Device  string          `json:"device,omitempty"`
 	Tool    string          `json:"tool,omitempty"`
@@ -48,17 +48,17 @@ func (s *Server) failure(err error) failure {
 	e := devices.AsError(err)
 	if e.Code == devices.CodeInternal {
 		s.log.Error("MCP request failed", "error", err, "call", e.Call)
-		return failure{Code: e.Code, Detail: "internal error; the node's log says more", Sent: e.Sent, Outcome: e.Outcome, Call: e.Call}
+		return failure{Code: e.Code, Detail: "internal error; see the log of the node", Sent: e.Sent, Outcome: e.Outcome, Call: e.Call}
 	}
 	f := failure{Code: e.Code, Detail: cleanText(e.Detail), Rule: e.Rule, Sent: e.Sent, Outcome: e.Outcome, Call: e.Call}
-	for _, fault := range e.Faults { // they quote the device's schema
+	for _, fault := range e.Faults { // faults quote the device's schema
 		f.Faults = append(f.Faults, devices.Fault{Pointer: cleanText(fault.Pointer), Detail: cleanText(fault.Detail)})
 	}
 	return f
 }
 
-// failed is the result of a tool that could not do its work: models read those
-// and try again, where a protocol error stays with the host.
+// failed returns the result of a tool that failed. Models read it and can correct
+// the call; a protocol error would reach only the host.
 func (s *Server) failed(f failure) *mcp.CallToolResult {
 	s.stats.Calls.Add(string(f.Code), 1)
 	r := structured(struct {
@@ -70,36 +70,35 @@ func (s *Server) failed(f failure) *mcp.CallToolResult {
 
 func (s *Server) failedBy(err error) *mcp.CallToolResult { return s.failed(s.failure(err)) }
 
-// note records that a caller was turned away before it came to a call, which
-// the core records itself.
-func (s *Server) note(by access.By, action string, id devices.ID, err error) {
+// note records that a request was refused before a call; the core records calls
+// itself.
+func (s *Server) note(by access.Principal, action string, id devices.ID, err error) {
 	if e := devices.AsError(err); e.Code == devices.CodeForbidden || e.Code == devices.CodeUnauthorized {
 		s.opt.Service.NoteRefusal(by, action, id, err)
 	}
 }
 
-// structured is a result that is the same as JSON and as text.
+// structured returns a result with the same JSON as structured content and as text.
 func structured(v any) *mcp.CallToolResult {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil { // strings, numbers and checked JSON encode
+	if err := e.Encode(v); err != nil { // strings, numbers and valid JSON can be encoded
 		return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: "the result cannot be written: " + err.Error()}}}
 	}
 	text := bytes.TrimSpace(b.Bytes())
 	return &mcp.CallToolResult{StructuredContent: json.RawMessage(text), Content: []mcp.Content{&mcp.TextContent{Text: string(text)}}}
 }
 
-// run calls one tool of one device. The confirmation of a person is that of a
-// question which the core asked before: it belongs to this caller, device, tool
-// and arguments, and is good once.
-func (s *Server) run(ctx context.Context, by access.By, c devices.ToolCall, timeout time.Duration) (devices.ToolResult, []mcp.Content, error) {
+// run calls one tool of one device. c.Confirmation is the token of a confirmation
+// request of the core. It is valid once, for this caller, device, tool and arguments.
+func (s *Server) run(ctx context.Context, by access.Principal, c devices.ToolCall, timeout time.Duration) (devices.ToolResult, []mcp.Content, error) {
 	if timeout == 0 {
 		timeout = dispatch.TimeoutFor(c.Tool)
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	c.By = by
+	c.Principal = by
 	begun := time.Now()
 	result, err := s.opt.Service.CallTool(ctx, c)
 	if err != nil {
@@ -108,43 +107,43 @@ func (s *Server) run(ctx context.Context, by access.By, c devices.ToolCall, time
 	return result, s.photos(ctx, c.Device, begun, contents(result.Content)), nil
 }
 
-// asking runs a call that a person may have to confirm. question is set if the
-// host is to ask first.
-func (s *Server) asking(ctx context.Context, req *mcp.CallToolRequest, c devices.ToolCall, timeout time.Duration) (result devices.ToolResult, content []mcp.Content, question *mcp.CallToolResult, err error) {
+// runConfirmed runs a call that a person may have to confirm. If question is not nil, the
+// host must ask the person first.
+func (s *Server) runConfirmed(ctx context.Context, req *mcp.CallToolRequest, c devices.ToolCall, timeout time.Duration) (result devices.ToolResult, content []mcp.Content, question *mcp.CallToolResult, err error) {
 	answered := false
-	if answer, ok := req.Params.InputResponses[askConfirm]; ok {
+	if answer, ok := req.Params.InputResponses[confirmKey]; ok {
 		yes, isAnswer := answer.(*mcp.ElicitResult)
 		if !isAnswer || yes.Action != "accept" {
 			c.Confirmation = dispatch.Declined(req.Params.RequestState)
-			_, _, err := s.run(ctx, visitOf(ctx).by(), c, timeout) // is recorded, and never nil
+			_, _, err := s.run(ctx, requestInfoOf(ctx).by(), c, timeout) // records the refusal; err is never nil
 			return result, nil, nil, err
 		}
 		answered, c.Confirmation = true, req.Params.RequestState
 	}
-	result, content, err = s.run(ctx, visitOf(ctx).by(), c, timeout)
+	result, content, err = s.run(ctx, requestInfoOf(ctx).by(), c, timeout)
 	e := devices.AsError(errOr(err))
 	switch {
 	case err == nil || e.Code != devices.CodeConfirmation:
 		return result, content, nil, err
 	case answered:
-		return result, nil, nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: "the confirmation came too late or is for another call; the tool was not called"}
-	case !canAsk(req.Session):
-		return result, nil, nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: fmt.Sprintf("a person has to confirm this call, and this host cannot ask one (it lacks elicitation); "+
-			"a person can make it with POST /v1/devices/%s/tools/%s/call and the confirmation that its first answer, 428, carries", c.Device, c.Tool)}
+		return result, nil, nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: "the confirmation has expired or belongs to another call; the tool was not called"}
+	case !canElicit(req.Session):
+		return result, nil, nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: fmt.Sprintf("a person must confirm this call, and this host cannot ask (it does not support elicitation); "+
+			"a person can call POST /v1/devices/%s/tools/%s/call and repeat it with the confirmation of the 428 response", c.Device, c.Tool)}
 	}
-	shown, ok := showable(c.Arguments)
+	shown, ok := displayArguments(c.Arguments)
 	if !ok || clean(c.Tool, maxTitle) != c.Tool {
-		return result, nil, nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: fmt.Sprintf("a person has to confirm this call, and cannot be shown all of its arguments "+
-			"(at most %d bytes, and nothing invisible in them); a person can make it with POST /v1/devices/%s/tools/.../call", maxShownArgs, c.Device)}
+		return result, nil, nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: fmt.Sprintf("a person must confirm this call, but its arguments cannot be shown "+
+			"(the limit is %d bytes without invisible characters); a person can call POST /v1/devices/%s/tools/.../call", maxShownArgs, c.Device)}
 	}
 	return result, nil, &mcp.CallToolResult{
-		InputRequests: mcp.InputRequestMap{askConfirm: &mcp.ElicitParams{Mode: "form", Message: s.question(ctx, c, shown),
+		InputRequests: mcp.InputRequestMap{confirmKey: &mcp.ElicitParams{Mode: "form", Message: s.question(ctx, c, shown),
 			RequestedSchema: json.RawMessage(`{"type":"object","properties":{}}`)}},
 		RequestState: e.Confirmation,
 	}, nil
 }
 
-// errOr keeps AsError away from nil.
+// errOr replaces nil, which AsError does not accept.
 func errOr(err error) error {
 	if err == nil {
 		return devices.ErrNotFound
@@ -152,8 +151,8 @@ func errOr(err error) error {
 	return err
 }
 
-// canAsk tells whether the host can put a question to a person.
-func canAsk(session *mcp.ServerSession) bool {
+// canElicit reports whether the host can ask a person (elicitation by form).
+func canElicit(session *mcp.ServerSession) bool {
 	p := session.InitializeParams()
 	if p == nil || p.Capabilities == nil || p.Capabilities.Elicitation == nil {
 		return false
@@ -174,9 +173,9 @@ func (s *Server) question(ctx context.Context, c devices.ToolCall, shown string)
 	return text + "?"
 }
 
-// showable is a call's arguments as a person reads them: decoded, so that no
-// escape hides what stands there, and whole. False if they cannot be shown so.
-func showable(arguments json.RawMessage) (text string, ok bool) {
+// displayArguments returns the arguments as a person can read them, decoded, so that escapes
+// hide nothing. ok is false if they cannot be shown completely.
+func displayArguments(arguments json.RawMessage) (text string, ok bool) {
 	if len(bytes.TrimSpace(arguments)) == 0 {
 		return "{}", true
 	}
@@ -190,19 +189,19 @@ func showable(arguments json.RawMessage) (text string, ok bool) {
 		return "", false
 	}
 	text = strings.TrimSpace(b.String())
-	// Members given twice are told apart by their number alone.
-	return text, len(text) <= maxShownArgs && clean(text, maxShownArgs+len("…")) == text && membersOf(arguments) == membersOf([]byte(text))
+	// Decoding keeps one of several members with the same name; only the count shows that.
+	return text, len(text) <= maxShownArgs && clean(text, maxShownArgs+len("…")) == text && countMembers(arguments) == countMembers([]byte(text))
 }
 
-// membersOf counts the members of an object.
-func membersOf(object []byte) (n int) {
+// countMembers returns the number of members of an object.
+func countMembers(object []byte) (n int) {
 	for walk := jsonspan.Object(object); walk.Next(); n++ {
 	}
 	return n
 }
 
-// contents turns what a device answered into what hosts take. Items of a kind
-// that is not known are shown as the text they are.
+// contents converts the content of a device's result to MCP content. Items of an
+// unknown type become text.
 func contents(raw json.RawMessage) []mcp.Content {
 	out := []mcp.Content{}
 	walk := jsonspan.Array(raw)
@@ -232,21 +231,21 @@ func contentOf(item []byte) mcp.Content {
 	return &mcp.TextContent{Text: string(appendClean(nil, item, 0))}
 }
 
-// media is what the type of a picture or a sound looks like.
-var media = regexp.MustCompile(`^(image|audio)/[A-Za-z0-9][A-Za-z0-9.+-]{0,60}$`)
+// mediaTypePattern matches the media types of images and sounds.
+var mediaTypePattern = regexp.MustCompile(`^(image|audio)/[A-Za-z0-9][A-Za-z0-9.+-]{0,60}$`)
 
-// mediaType is the type that a device gives, if it is one, else what the data look
-// like.
-func mediaType(said string, data []byte) string {
-	if media.MatchString(said) {
-		return said
+// mediaType returns the type that the device reported if it is valid, else the type
+// detected from the data.
+func mediaType(reported string, data []byte) string {
+	if mediaTypePattern.MatchString(reported) {
+		return reported
 	}
 	return http.DetectContentType(data)
 }
 
-// photos adds the photo that an answer names: the tools of cameras and screens
-// upload what they took, and say where it is. The name comes from the device,
-// so it only counts for a photo of that very device, taken during this call.
+// photos adds the photo that a result names: camera and screen tools upload the photo
+// and return its id. The id comes from the device, so only a photo of the same device,
+// taken during this call, is accepted.
 func (s *Server) photos(ctx context.Context, id devices.ID, begun time.Time, content []mcp.Content) []mcp.Content {
 	for _, item := range content {
 		text, ok := item.(*mcp.TextContent)
@@ -267,7 +266,7 @@ func (s *Server) photos(ctx context.Context, id devices.ID, begun time.Time, con
 func (s *Server) photo(ctx context.Context, id devices.ID, name string, begun time.Time) []byte {
 	photo, body, err := s.opt.Photos.Open(ctx, name)
 	if err != nil {
-		return nil // the text names it; whoever wants it asks again
+		return nil // the text contains the id, by which the host can read it
 	}
 	defer func() { _ = body.Close() }()
 	if photo.Device != id || photo.TakenAt.Before(begun.Add(-clockSlack)) || photo.TakenAt.After(time.Now().Add(clockSlack)) {

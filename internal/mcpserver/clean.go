@@ -10,21 +10,21 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// What a device says of itself reaches a language model, which may take it for
-// instructions. It is therefore short, shows everything that is in it, and is
-// marked as the device's own words.
+// A device's texts reach a language model, which may take them for instructions. They
+// are therefore shortened, stripped of invisible characters, and marked as the
+// device's own words.
 
-// Bounds of a device's own words.
+// Limits of a device's texts.
 const (
 	maxTitle       = 128 // bytes
 	maxDescription = 1024
-	maxWord        = 256     // of a text inside a schema
+	maxWord        = 256     // bytes of a text in a schema
 	maxSchema      = 8 << 10 // bytes
 	maxDepth       = 8       // of a schema
 	maxMembers     = 64      // of one object or array in it
 )
 
-// Marks of a device's own words.
+// Metadata keys and the prefix that mark a device's texts.
 const (
 	metaOriginal  = "fleetd/original_name"
 	metaUntrusted = "fleetd/untrusted"
@@ -32,12 +32,12 @@ const (
 	untrustedMark = "[in the device's own words] "
 )
 
-// clean returns text on one line without anything that a reader does not see:
-// control characters, marks that turn the direction of writing, characters
-// without a glyph. It has at most limit bytes.
+// clean returns text on one line without invisible characters: control characters,
+// marks that change the direction of writing, characters without a glyph. The result
+// has at most limit bytes.
 func clean(text string, limit int) string {
 	var b strings.Builder
-	space := true // none at the beginning, no two in a row
+	space := true // no space at the beginning, no two in a row
 	for _, c := range text {
 		switch {
 		case unicode.IsSpace(c) || c == '\u2800': // the braille blank
@@ -61,12 +61,11 @@ func clean(text string, limit int) string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-// escapes are what terminals take for commands: sequences with a beginning and an
-// end, whole.
+// escapes matches complete terminal escape sequences.
 var escapes = regexp.MustCompile("(?s)(?:\x1b\\[|\u009b)[0-?]*[ -/]*[@-~]|(?:\x1b[\\]PX^_]|[\u009d\u0090\u0098\u009e\u009f]).*?(?:\x07|\x1b\\\\|\u009c|$)|\x1b[ -/]*[0-~]")
 
-// cleanText is clean for text of many lines, as tools answer it: lines and tabs stay,
-// and so does its length.
+// cleanText is clean for text of several lines, such as tool results: it keeps lines
+// and tabs, and has no limit.
 func cleanText(text string) string {
 	if strings.IndexFunc(text, func(c rune) bool { return unclean(c) }) < 0 {
 		return text
@@ -85,10 +84,10 @@ func cleanText(text string) string {
 	return b.String()
 }
 
-// maxNested is how deep a device's JSON is shown; what is deeper is null.
+// maxNested is the depth to which a device's JSON is shown; deeper values become null.
 const maxNested = 64
 
-// appendClean copies a device's JSON with all of its texts cleaned.
+// appendClean appends a device's JSON with all texts cleaned.
 func appendClean(dst, raw []byte, depth int) []byte {
 	kind := jsonspan.KindOf(raw)
 	if depth > maxNested && (kind == jsonspan.KindObject || kind == jsonspan.KindArray) {
@@ -123,18 +122,19 @@ func appendClean(dst, raw []byte, depth int) []byte {
 	return append(dst, bytes.TrimSpace(raw)...)
 }
 
-// unclean tells whether text of many lines must not have a character.
+// unclean reports whether cleanText removes or replaces a character.
 func unclean(c rune) bool {
 	return c == utf8.RuneError || c != '\n' && c != '\t' && invisible(c)
 }
 
-// invisible tells whether a character shows nothing by itself. Formatting and
-// private characters are not printable; the others look like letters to Unicode.
+// invisible reports whether a character shows nothing by itself. unicode.IsPrint
+// excludes formatting and private characters; the others in the list are letters or
+// marks in Unicode.
 func invisible(c rune) bool {
 	switch {
 	case !unicode.IsPrint(c):
 		return true
-	case c >= 0xFE00 && c <= 0xFE0F, c >= 0xE0100 && c <= 0xE01EF: // variation selectors can carry any bytes
+	case c >= 0xFE00 && c <= 0xFE0F, c >= 0xE0100 && c <= 0xE01EF: // variation selectors can encode arbitrary bytes
 		return true
 	case c == 0x034F, c == 0x115F, c == 0x1160, c == 0x17B4, c == 0x17B5, c == 0x3164, c == 0xFFA0, c >= 0x180B && c <= 0x180F:
 		return true
@@ -142,13 +142,13 @@ func invisible(c rune) bool {
 	return false
 }
 
-// anySchema stands where a schema is unusable: the core still checks arguments
-// against the true one.
+// anySchema replaces an unusable schema; the core still checks arguments against the
+// original.
 const anySchema = `{"type":"object"}`
 
-// cleanSchema returns an input schema that any host can take: an object, small,
-// flat, without references to anything, its texts cleaned. If it cannot be made
-// from what the device sent, it is anySchema and a note says why.
+// cleanSchema returns an input schema that any host can read: a small, shallow object
+// without references, its texts cleaned. If that cannot be made from the device's
+// schema, it returns anySchema and a note with the reason.
 func cleanSchema(raw []byte) (schema []byte, note string) {
 	switch {
 	case len(raw) == 0:
@@ -156,22 +156,22 @@ func cleanSchema(raw []byte) (schema []byte, note string) {
 	case len(raw) > maxSchema:
 		return []byte(anySchema), "the device's schema is too large to show"
 	case jsonspan.KindOf(raw) != jsonspan.KindObject:
-		return []byte(anySchema), "the device's schema is no object"
+		return []byte(anySchema), "the device's schema is not an object"
 	}
 	out, note := appendSchema(make([]byte, 0, len(raw)), raw, 0)
 	if note != "" {
 		return []byte(anySchema), note
 	}
 	if kind, _ := jsonspan.String(jsonspan.Member(out, "type")); kind != "object" {
-		return []byte(anySchema), "the device's schema is not that of an object"
+		return []byte(anySchema), "the device's schema does not describe an object"
 	}
 	return out, ""
 }
 
-// appendSchema copies one value of a schema.
+// appendSchema appends one value of a schema.
 func appendSchema(dst, raw []byte, depth int) (out []byte, note string) {
 	if depth > maxDepth {
-		return nil, "the device's schema is too deep to show"
+		return nil, "the device's schema is nested too deeply to show"
 	}
 	switch jsonspan.KindOf(raw) {
 	case jsonspan.KindString:
@@ -202,7 +202,7 @@ func appendSchema(dst, raw []byte, depth int) (out []byte, note string) {
 	return append(dst, bytes.TrimSpace(raw)...), ""
 }
 
-const unreadable = "the device's schema is too large or not readable"
+const unreadable = "the device's schema is too large or cannot be read"
 
 func appendObject(dst, raw []byte, depth int) (out []byte, note string) {
 	dst = append(dst, '{')
@@ -212,10 +212,10 @@ func appendObject(dst, raw []byte, depth int) (out []byte, note string) {
 		key := string(walk.Key())
 		switch {
 		case strings.HasPrefix(key, "$"):
-			return nil, "the device's schema refers to others, which is not followed"
+			return nil, "the device's schema contains references, which are not supported"
 		case seen[key] || len(seen) == maxMembers || key != clean(key, maxWord):
 			return nil, unreadable
-		case strings.EqualFold(key, "x-mcp-header"): // it would make hosts send headers of the device's choice
+		case strings.EqualFold(key, "x-mcp-header"): // the device could make hosts send headers of its choice
 			continue
 		}
 		if len(seen) > 0 {

@@ -77,14 +77,14 @@ func TestCleanSchema(t *testing.T) {
 	}
 }
 
-var hostTakes = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,39}$`)
+var validHostName = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,39}$`)
 
 func TestHostNames(t *testing.T) {
 	long := "self." + strings.Repeat("long_", 12)
 	got := hostNames([]string{"self.audio_speaker.set_volume", "self.get_device_status", "音量", "", "self.A.b", "self.a.b", "self.a_b", long, long + "x", "9lives", "a b", "SELF.x"})
 	seen := map[string]bool{}
 	for _, name := range got {
-		if !hostTakes.MatchString(name) || seen[name] {
+		if !validHostName.MatchString(name) || seen[name] {
 			t.Errorf("%q in %q", name, got)
 		}
 		seen[name] = true
@@ -129,7 +129,7 @@ func FuzzCleanSchema(f *testing.F) {
 			t.Fatalf("%s: %v", got, err)
 		}
 		if strings.Contains(string(got), `"$ref"`) {
-			if again, note := cleanSchema(got); note == "" { // it may stand in a text
+			if again, note := cleanSchema(got); note == "" { // "$ref" may occur in a text
 				t.Logf("%s", again)
 			} else {
 				t.Fatalf("%s", got)
@@ -146,7 +146,7 @@ func FuzzHostNames(f *testing.F) {
 		}
 		names := hostNames([]string{a, b, c})
 		for i, name := range names {
-			if !hostTakes.MatchString(name) {
+			if !validHostName.MatchString(name) {
 				t.Fatalf("%q", name)
 			}
 			if name == names[(i+1)%3] {

@@ -6,24 +6,22 @@ import (
 	"strings"
 )
 
-// What a page of another origin may do that checkPlace let in. Pages hold their
-// key themselves, so that nothing that a browser adds by itself is asked for:
-// no cookies, no credentials.
+// The rights of a page of another origin that checkOrigin admitted. Pages send their
+// key themselves, so nothing that browsers add is needed: no cookies, no credentials.
 const (
 	pageMethods = "GET, POST, DELETE"
 	pageHeaders = "Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name"
 	pageReads   = "Mcp-Session-Id, WWW-Authenticate, Retry-After"
-	pageMaxAge  = "7200" // seconds; some browsers keep nothing longer
+	pageMaxAge  = "7200" // seconds, the maximum of some browsers
 )
 
-// allowPage lets the page that a request came from read the answer, whatever
-// it will be; checkPlace must have let the request in. It answers what the
-// browser asks before the request itself, and tells so: no key comes with that.
-// Where nobody has to show a key, only pages that the operator named get that
-// far: whatever else this machine serves is not meant by that.
+// allowPage lets the page that sent a request read the response; checkOrigin must have
+// admitted the request. It answers preflight requests, which carry no key, and returns
+// true for them. On a node that needs no key, only the origins that the operator
+// configured are allowed: other local servers' pages must not get access.
 func (s *Server) allowPage(w http.ResponseWriter, r *http.Request) (answered bool) {
 	origin := r.Header.Get("Origin")
-	if origin == "" || s.opt.Door.Open && !s.listedPage(origin) {
+	if origin == "" || s.opt.Auth.Open && !s.isListedOrigin(origin) {
 		return false
 	}
 	h := w.Header()
@@ -40,6 +38,6 @@ func (s *Server) allowPage(w http.ResponseWriter, r *http.Request) (answered boo
 	return true
 }
 
-func (s *Server) listedPage(origin string) bool {
+func (s *Server) isListedOrigin(origin string) bool {
 	return slices.ContainsFunc(s.opt.Origins, func(o string) bool { return strings.EqualFold(o, origin) })
 }

@@ -6,14 +6,14 @@ import (
 	"strings"
 	"testing"
 
-	"fleetd/internal/lobby"
+	"fleetd/internal/connlimit"
 )
 
 const console = "https://console.example.com"
 
-// Browsers let the pages through that may come in, and no others.
+// Only pages of allowed origins may read responses.
 func TestPages(t *testing.T) {
-	f := newFleet(t, func(o *Options) { o.Origins, o.Failures = []string{console}, lobby.NewFailures(nil) })
+	f := newFleet(t, func(o *Options) { o.Origins, o.Failures = []string{console}, connlimit.NewFailures(nil) })
 	question := []string{"Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "authorization,content-type,mcp-protocol-version"}
 	for _, path := range []string{PathMCP, PathDevices + string(lamp), PathSSE, PathMetadata + PathMCP} {
 		for _, origin := range []string{console, "http://localhost:6274", "http://127.0.0.1:6274", "http://[::1]:6274", f.url} {
@@ -32,7 +32,7 @@ func TestPages(t *testing.T) {
 				}
 			}
 			if a.header.Get("Access-Control-Max-Age") == "" {
-				t.Errorf("%s of %s is asked before each request", path, origin)
+				t.Errorf("%s of %s: preflight results are not cached", path, origin)
 			}
 		}
 		for _, origin := range []string{"https://evil.example", "http://console.example.com", "https://console.example.com:8443", "null"} {
@@ -48,21 +48,21 @@ func TestPages(t *testing.T) {
 		}
 	}
 	if a := f.send(t, http.MethodOptions, PathMCP, "", "", append(question, "Origin", console, "Host", "evil.example")...); a.status != http.StatusForbidden {
-		t.Errorf("under another name: %d", a.status)
+		t.Errorf("with another host name: %d", a.status)
 	} else {
 		mayNotRead(t, a)
 	}
 	if n := f.mcp.Stats().Refused.Get(refusedToken); n != 0 {
-		t.Errorf("%d questions counted as refused", n)
+		t.Errorf("%d preflight requests are counted as refused", n)
 	}
 }
 
-// Where nobody shows a key, this machine's other pages reach nothing.
+// On a node that needs no key, pages of other local servers have no access.
 func TestPagesWithoutKeys(t *testing.T) {
 	f := newFleet(t, func(o *Options) {
-		door := *o.Door
-		door.Open = true
-		o.Door, o.Origins = &door, []string{console}
+		auth := *o.Auth
+		auth.Open = true
+		o.Auth, o.Origins = &auth, []string{console}
 	})
 	for origin, may := range map[string]bool{console: true, "http://localhost:6274": false, f.url: false} {
 		asked := f.send(t, http.MethodOptions, PathMCP, "", "", "Access-Control-Request-Method", "POST", "Origin", origin)
@@ -80,8 +80,8 @@ func TestPagesWithoutKeys(t *testing.T) {
 	}
 }
 
-// A page reads every answer, what is wrong with its request too.
-func TestPagesReadAnswers(t *testing.T) {
+// A page can read every response, including errors.
+func TestPagesReadResponses(t *testing.T) {
 	f := newFleet(t, func(o *Options) { o.Origins = []string{console} })
 	for name, c := range map[string]struct {
 		method, path, token, body string
@@ -91,10 +91,10 @@ func TestPagesReadAnswers(t *testing.T) {
 	}{
 		"a session":         {http.MethodPost, PathMCP, admin, hello, nil, 200, "Mcp-Session-Id"},
 		"no key":            {http.MethodPost, PathMCP, "", hello, nil, 401, "WWW-Authenticate"},
-		"no question":       {http.MethodOptions, PathMCP, "", "", nil, 401, "WWW-Authenticate"},
-		"no such path":      {http.MethodPost, PathMCP + "/else", admin, hello, nil, 404, ""},
-		"no such session":   {http.MethodPost, PathMCP, admin, ping, []string{"Mcp-Session-Id", "gone"}, 404, ""},
-		"no such method":    {http.MethodPut, PathMCP, admin, "", nil, 405, ""},
+		"no preflight":      {http.MethodOptions, PathMCP, "", "", nil, 401, "WWW-Authenticate"},
+		"unknown path":      {http.MethodPost, PathMCP + "/else", admin, hello, nil, 404, ""},
+		"unknown session":   {http.MethodPost, PathMCP, admin, ping, []string{"Mcp-Session-Id", "gone"}, 404, ""},
+		"unknown method":    {http.MethodPut, PathMCP, admin, "", nil, 405, ""},
 		"no stream":         {http.MethodGet, PathMCP, admin, "", nil, 400, ""},
 		"without a session": {http.MethodPost, PathMCP, admin, ping, []string{"Mcp-Protocol-Version", "2026-07-28"}, 400, ""},
 		"no SSE session":    {http.MethodPost, PathSSE, admin, ping, nil, 404, ""},
@@ -108,7 +108,7 @@ func TestPagesReadAnswers(t *testing.T) {
 		if c.reads != "" && (a.header.Get(c.reads) == "" || !slices.Contains(exposed, c.reads)) {
 			t.Errorf("%s: %q of %v", name, exposed, a.header)
 		}
-		mayNotRead(t, f.send(t, c.method, c.path, c.token, c.body, c.headers...)) // nothing for what is no page
+		mayNotRead(t, f.send(t, c.method, c.path, c.token, c.body, c.headers...)) // without an Origin
 	}
 	f.draining.Store(true)
 	if a := f.send(t, http.MethodPost, PathMCP, admin, hello, "Origin", console); a.status != 503 || a.header.Get("Retry-After") == "" {
@@ -127,10 +127,10 @@ func mayRead(t *testing.T, a answer, origin string) {
 		t.Errorf("%d for %s: allowed to %q", a.status, origin, got)
 	}
 	if !slices.Contains(a.header.Values("Vary"), "Origin") {
-		t.Errorf("%d for %s: a cache would give it to other pages", a.status, origin)
+		t.Errorf("%d for %s: a cache would return it to other pages", a.status, origin)
 	}
 	if a.header.Get("Access-Control-Allow-Credentials") != "" {
-		t.Errorf("%d for %s: cookies are asked for", a.status, origin)
+		t.Errorf("%d for %s: cookies are allowed", a.status, origin)
 	}
 }
 

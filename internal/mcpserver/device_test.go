@@ -29,8 +29,8 @@ func namesOf(t testing.TB, s *mcp.ClientSession) (names []string) {
 	return names
 }
 
-// A device's tools have names that hosts take, and are those that the key may
-// call.
+// A device's tools have names that hosts accept, and the list contains those that the
+// key may call.
 func TestDeviceTools(t *testing.T) {
 	f := newFleet(t)
 	script := devicetest.NewScript()
@@ -55,7 +55,7 @@ func TestDeviceTools(t *testing.T) {
 			if got := namesOf(t, s); !slices.Equal(got, c.tools) {
 				t.Errorf("%s, %s: %q", era, name, got)
 			}
-			// What a key does not see it may try: the core refuses it, as on every way in.
+			// A tool that is not listed can be called: the core refuses it, as on every interface.
 			want := map[string]string{"model": access.RuleUserOnly, "getters": access.RuleTools, "reader": access.RuleScope, "person": access.RuleConfirm}[name]
 			// security: H6
 			if r, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "reboot"}); err != nil || !r.IsError || ruleOf(t, r) != want {
@@ -64,7 +64,7 @@ func TestDeviceTools(t *testing.T) {
 		}
 		// security: H6
 		if _, err := f.tryHost(t, path, era, elsewhere, nil); err == nil {
-			t.Errorf("%s: a key for other devices gets in", era)
+			t.Errorf("%s: a key for other devices is admitted", era)
 		}
 		s := f.host(t, path, era, model, nil)
 		if r := call(t, s, "audio_speaker_set_volume", map[string]any{"volume": 3}); r.IsError || textOf(r) != "self.audio_speaker.set_volume" {
@@ -86,7 +86,7 @@ func TestDeviceTools(t *testing.T) {
 	}
 }
 
-// What a hostile device writes into its list cannot leave the place it has.
+// A hostile tool list of a device cannot reach beyond the fields it belongs in.
 func TestHostileTools(t *testing.T) {
 	f := newFleet(t)
 	script := devicetest.NewScript()
@@ -106,7 +106,7 @@ func TestHostileTools(t *testing.T) {
 				t.Fatal(err)
 			}
 			// security: H5
-			if !hostTakes.MatchString(tool.Name) || len(text) > 3000 || strings.ContainsAny(string(text), "\u202e\u200b\u2066\x1b") || strings.Contains(string(text), "etc/passwd") ||
+			if !validHostName.MatchString(tool.Name) || len(text) > 3000 || strings.ContainsAny(string(text), "\u202e\u200b\u2066\x1b") || strings.Contains(string(text), "etc/passwd") ||
 				!strings.HasPrefix(tool.Description, untrustedMark) {
 				t.Errorf("%s: %.400s", era, text)
 			}
@@ -124,8 +124,8 @@ func TestHostileTools(t *testing.T) {
 	}
 }
 
-// A person is asked before a device restarts, and the answer counts once, for
-// that call alone.
+// A person must confirm a restart of a device; the confirmation is valid once, for that
+// call only.
 func TestConfirmation(t *testing.T) {
 	for _, path := range []string{PathMCP, PathDevices + string(lamp)} {
 		for _, era := range eras {
@@ -149,7 +149,7 @@ func TestConfirmation(t *testing.T) {
 				action := ""
 				asked := func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
 					if !strings.Contains(r.Params.Message, "self.reboot") || !strings.Contains(r.Params.Message, string(lamp)) {
-						t.Errorf("asked %q", r.Params.Message)
+						t.Errorf("the question is %q", r.Params.Message)
 					}
 					return &mcp.ElicitResult{Action: action, Content: map[string]any{}}, nil
 				}
@@ -161,15 +161,15 @@ func TestConfirmation(t *testing.T) {
 				s := f.host(t, path, era, admin, &mcp.ClientOptions{ElicitationHandler: asked})
 				if path == PathMCP {
 					// security: H7
-					if r := call(t, s, "call_many", map[string]any{"devices": []string{string(lamp)}, "tool": "self.reboot"}); !strings.Contains(textOf(r), "call_device_tool asks") || reboots.Load() != 0 {
-						t.Errorf("many at once: %s", textOf(r))
+					if r := call(t, s, "call_many", map[string]any{"devices": []string{string(lamp)}, "tool": "self.reboot"}); !strings.Contains(textOf(r), "use call_device_tool") || reboots.Load() != 0 {
+						t.Errorf("call_many: %s", textOf(r))
 					}
 				}
-				for _, no := range []string{"decline", "cancel"} {
-					action = no
+				for _, denied := range []string{"decline", "cancel"} {
+					action = denied
 					// security: H7
 					if r := reboot(s); !r.IsError || !strings.Contains(textOf(r), "did not confirm") || reboots.Load() != 0 {
-						t.Errorf("%s: %s, %d reboots", no, textOf(r), reboots.Load())
+						t.Errorf("%s: %s, %d reboots", denied, textOf(r), reboots.Load())
 					}
 				}
 				for i := range int64(2) {
@@ -184,7 +184,7 @@ func TestConfirmation(t *testing.T) {
 	}
 }
 
-// A photo comes with the answer that names it only if it is the device's own,
+// A photo is added to the result that names it only if it belongs to the device and was
 // taken during the call.
 func TestPhotos(t *testing.T) {
 	f := newFleet(t)
@@ -219,7 +219,7 @@ func TestPhotos(t *testing.T) {
 				i := slices.IndexFunc(r.Content, func(c mcp.Content) bool { _, ok := c.(*mcp.ImageContent); return ok })
 				// security: H8
 				if (i >= 0) != comes {
-					t.Errorf("%s %s %s: a picture: %v", era, path, photo, i >= 0)
+					t.Errorf("%s %s %s: an image: %v", era, path, photo, i >= 0)
 				}
 				if i >= 0 {
 					if image := r.Content[i].(*mcp.ImageContent); string(image.Data) != "jpeg of own" || image.MIMEType != "image/jpeg" {
@@ -234,9 +234,9 @@ func TestPhotos(t *testing.T) {
 	}
 }
 
-func TestCalledIsWrittenAsJSONIs(t *testing.T) {
-	for _, c := range []called{{Device: "d", Tool: "t", Node: "n"}, {Device: "d", Tool: "a\"b", Text: []string{"x", "ä\u2028\n"}, IsError: true, Outcome: "restarting", Duration: 1.25, Node: "n"}} {
-		var again called
+func TestCallResultJSON(t *testing.T) {
+	for _, c := range []callResult{{Device: "d", Tool: "t", Node: "n"}, {Device: "d", Tool: "a\"b", Text: []string{"x", "ä\u2028\n"}, IsError: true, Outcome: "restarting", Duration: 1.25, Node: "n"}} {
+		var again callResult
 		if err := json.Unmarshal(c.append(nil), &again); err != nil || again.Tool != c.Tool || !slices.Equal(again.Text, c.Text) || again.IsError != c.IsError || again.Outcome != c.Outcome ||
 			again.Duration != c.Duration || again.Node != c.Node || again.Device != c.Device {
 			t.Errorf("%s: %v", c.append(nil), err)
@@ -251,7 +251,7 @@ func TestCalledIsWrittenAsJSONIs(t *testing.T) {
 	}
 }
 
-// ruleOf is what refused a call.
+// ruleOf returns the rule that refused a call.
 func ruleOf(t *testing.T, r *mcp.CallToolResult) string {
 	t.Helper()
 	if r == nil {

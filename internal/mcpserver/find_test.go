@@ -14,14 +14,14 @@ import (
 	"fleetd/internal/devicetest"
 )
 
-// name gives a device a name.
+// name sets the name and labels of a device.
 func (f *testFleet) name(t testing.TB, id devices.ID, name string, labels map[string]string) {
 	t.Helper()
 	f.ports.Put(devices.Member{ID: id, Name: name, Labels: labels})
 }
 
-// finds asks find_devices.
-func finds(t testing.TB, s *mcp.ClientSession, args map[string]any) (a listed) {
+// finds calls find_devices.
+func finds(t testing.TB, s *mcp.ClientSession, args map[string]any) (a findResult) {
 	t.Helper()
 	r := call(t, s, "find_devices", args)
 	if err := json.Unmarshal([]byte(textOf(r)), &a); err != nil || r.IsError {
@@ -30,7 +30,7 @@ func finds(t testing.TB, s *mcp.ClientSession, args map[string]any) (a listed) {
 	return a
 }
 
-func idsIn(a listed) (ids []string) {
+func idsIn(a findResult) (ids []string) {
 	for _, d := range a.Devices {
 		ids = append(ids, d.ID)
 	}
@@ -38,8 +38,8 @@ func idsIn(a listed) (ids []string) {
 	return ids
 }
 
-// What was decided, and what a device reports, is found by the next search.
-func TestFindingFollowsChanges(t *testing.T) {
+// The next search reflects changes by operators and by devices.
+func TestFindAfterChanges(t *testing.T) {
 	f := newFleet(t)
 	s := f.host(t, PathMCP, "2025-11-25", admin, nil)
 	f.name(t, lamp, "Kitchen lamp", nil)
@@ -49,7 +49,7 @@ func TestFindingFollowsChanges(t *testing.T) {
 	}
 	f.name(t, lamp, "Hall lamp", map[string]string{"floor": "2"})
 	if ids := idsIn(finds(t, s, map[string]any{"query": "kitchen"})); !slices.Equal(ids, []string{string(robot)}) {
-		t.Errorf("after the name: %q", ids)
+		t.Errorf("after the renaming: %q", ids)
 	}
 	if ids := idsIn(finds(t, s, map[string]any{"query": "2nd floor"})); !slices.Equal(ids, []string{string(lamp)}) {
 		t.Errorf("after the label: %q", ids)
@@ -59,7 +59,7 @@ func TestFindingFollowsChanges(t *testing.T) {
 	}
 	a := finds(t, s, map[string]any{"query": "hall"})
 	if len(a.Devices) > 0 || a.Total != 1 || !slices.Equal(a.Labels["room"], []string{"kitchen"}) || !slices.Equal(a.Unknown, []string{"hall"}) {
-		t.Errorf("after forgetting: %+v", a)
+		t.Errorf("after the removal: %+v", a)
 	}
 	f.connect(t, "aa:bb:cc:dd:ee:03", devicetest.NewScript())
 	f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: "aa:bb:cc:dd:ee:03"})
@@ -68,8 +68,8 @@ func TestFindingFollowsChanges(t *testing.T) {
 	})
 }
 
-// A search goes with a selection, and through its pages comes to every device once.
-func TestFindingSelected(t *testing.T) {
+// A search can be combined with a selector, and its pages contain every device once.
+func TestFindWithSelector(t *testing.T) {
 	f := newFleet(t)
 	for i := range 30 {
 		f.name(t, devices.ID(fmt.Sprintf("02:00:00:00:00:%02x", i)), "Lamp", map[string]string{"room": []string{"lab", "hall"}[i%2], "floor": fmt.Sprint(i % 3)})
@@ -114,8 +114,8 @@ func TestFindingSelected(t *testing.T) {
 	}
 }
 
-// Every tool takes a device by its name, if one device has it: of several it names
-// them, and no key learns of devices that are not for it.
+// Every tool accepts the name of a device if it is unique. The error for an ambiguous
+// name lists the devices, and no key learns of devices that it may not see.
 func TestDevicesByName(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, lamp, devicetest.NewScript())
@@ -134,7 +134,7 @@ func TestDevicesByName(t *testing.T) {
 			"call_device_tool": {"tool": "self.audio_speaker.set_volume", "arguments": volume},
 		} {
 			args["device"] = "küchenlampe"
-			// The device of this test has no status to tell: that is its own answer.
+			// The device of this test has no status tool; that is an error of its own.
 			if text := textOf(call(t, s, tool, args)); strings.Contains(text, "invalid_arguments") || strings.Contains(text, "device_unknown") {
 				t.Errorf("%s, %s: %s", era, tool, text)
 			}
@@ -143,16 +143,16 @@ func TestDevicesByName(t *testing.T) {
 		if !strings.Contains(textOf(r), `"ok":1`) {
 			t.Errorf("%s: %s", era, textOf(r))
 		}
-		if r = call(t, s, "describe_device", map[string]any{"device": "Twin"}); r.IsError || !strings.Contains(textOf(r), "Something else") { // an id comes first
+		if r = call(t, s, "describe_device", map[string]any{"device": "Twin"}); r.IsError || !strings.Contains(textOf(r), "Something else") { // an id takes precedence
 			t.Errorf("%s: %s", era, textOf(r))
 		}
 		if r = call(t, s, "describe_device", map[string]any{"device": " Twin"}); !r.IsError || !strings.Contains(textOf(r), string(robot)+", aa:bb:cc:dd:ee:03") {
 			t.Errorf("%s: %s", era, textOf(r))
 		}
-		if r = call(t, s, "describe_device", map[string]any{"device": "no such lamp"}); !r.IsError || !strings.Contains(textOf(r), "find_devices") {
+		if r = call(t, s, "describe_device", map[string]any{"device": "unknown lamp"}); !r.IsError || !strings.Contains(textOf(r), "find_devices") {
 			t.Errorf("%s: %s", era, textOf(r))
 		}
-		s = f.host(t, PathMCP, era, caller, nil) // who may not read devices calls them by their ids
+		s = f.host(t, PathMCP, era, caller, nil) // a key without devices:read can address devices by id
 		// security: H11
 		if r = call(t, s, "call_device_tool", map[string]any{"device": " Twin", "tool": "self.audio_speaker.set_volume", "arguments": volume}); !r.IsError || strings.Contains(textOf(r), string(robot)) {
 			t.Errorf("%s: %s", era, textOf(r))
@@ -173,35 +173,35 @@ func TestDevicesByName(t *testing.T) {
 	}
 }
 
-// Where a tool is not there, the error names those that are nearest.
-func TestNearToolsAreNamed(t *testing.T) {
+// The error for an unknown tool names similar tools.
+func TestSimilarToolsAreSuggested(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, lamp, devicetest.NewScript())
 	for _, era := range eras {
 		s := f.host(t, PathMCP, era, admin, nil)
-		if r := call(t, s, "call_device_tool", map[string]any{"device": string(lamp), "tool": "self.speaker.volume"}); !r.IsError || !strings.Contains(textOf(r), "near to it are self.audio_speaker.set_volume") {
+		if r := call(t, s, "call_device_tool", map[string]any{"device": string(lamp), "tool": "self.speaker.volume"}); !r.IsError || !strings.Contains(textOf(r), "similar names: self.audio_speaker.set_volume") {
 			t.Errorf("%s: %s", era, textOf(r))
 		}
-		if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "find_device"}); err == nil || !strings.Contains(err.Error(), "near to it are find_devices") {
+		if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "find_device"}); err == nil || !strings.Contains(err.Error(), "similar names: find_devices") {
 			t.Errorf("%s: %v", era, err)
 		}
 		s = f.host(t, PathDevices+string(lamp), era, admin, nil)
-		if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "set_volume"}); err == nil || !strings.Contains(err.Error(), "near to it are audio_speaker_set_volume") {
+		if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "set_volume"}); err == nil || !strings.Contains(err.Error(), "similar names: audio_speaker_set_volume") {
 			t.Errorf("%s: %v", era, err)
 		}
 	}
 }
 
-// Bounds of what a model has to read.
+// Size limits of what a model reads.
 const (
-	mostList   = 14 << 10 // bytes of tools/list
-	mostTool   = 1300     // bytes of one tool in it
-	mostDevice = 200      // bytes of a device in a list: 50 tokens
-	mostEvent  = 240      // bytes of an event: 60 tokens
+	maxListBytes   = 14 << 10 // bytes of tools/list
+	maxToolBytes   = 1300     // bytes of one tool in it
+	maxDeviceBytes = 200      // bytes of a device in a list: 50 tokens
+	maxEventBytes  = 240      // bytes of an event: 60 tokens
 )
 
-// The tools are described in few words: when to use each and when not, with an
-// example that fits its schema.
+// The descriptions of tools are short: when to use a tool and when not, with an example
+// that matches its schema.
 func TestToolsAreShort(t *testing.T) {
 	f := newFleet(t)
 	s := f.host(t, PathMCP, "2025-11-25", admin, nil)
@@ -215,8 +215,8 @@ func TestToolsAreShort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if sum += len(text); len(text) > mostTool {
-			t.Errorf("%s takes %d bytes, at most %d may be", tool.Name, len(text), mostTool)
+		if sum += len(text); len(text) > maxToolBytes {
+			t.Errorf("%s has %d bytes; the maximum is %d", tool.Name, len(text), maxToolBytes)
 		}
 		_, example, ok := strings.Cut(tool.Description, "Example: ")
 		var args map[string]any
@@ -225,7 +225,7 @@ func TestToolsAreShort(t *testing.T) {
 		}
 		for _, part := range []string{"Use it ", "not "} {
 			if !strings.Contains(tool.Description, part) {
-				t.Errorf("the description of %s does not say %q", tool.Name, part)
+				t.Errorf("the description of %s does not contain %q", tool.Name, part)
 			}
 		}
 		input, err := json.Marshal(tool.InputSchema)
@@ -234,16 +234,16 @@ func TestToolsAreShort(t *testing.T) {
 		}
 		for name := range args {
 			if !strings.Contains(string(input), `"`+name+`":`) {
-				t.Errorf("the example of %s has %s, its schema has not", tool.Name, name)
+				t.Errorf("the example of %s contains %s, which its schema does not", tool.Name, name)
 			}
 		}
 	}
-	if t.Logf("tools/list: %d bytes", sum); sum > mostList {
-		t.Errorf("tools/list takes %d bytes, at most %d may be", sum, mostList)
+	if t.Logf("tools/list: %d bytes", sum); sum > maxListBytes {
+		t.Errorf("tools/list has %d bytes; the maximum is %d", sum, maxListBytes)
 	}
 }
 
-// What lists show of a device and of an event is what tells it from others.
+// Lists contain only what distinguishes a device or an event from others.
 func TestAnswersAreShort(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, lamp, devicetest.NewScript())
@@ -251,11 +251,11 @@ func TestAnswersAreShort(t *testing.T) {
 	f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: lamp, Data: []byte(`{"device":"aa:bb:cc:dd:ee:01","node":"n-abcdef","session":"hfjcp3of2bu63ryj","epoch":1795420661826708,"seq":1,"time":"2026-11-23T07:57:41.826Z","transport":"mqtt","client_id":"36c98363-3656-43cb-a00f-8bced2391a90"}`)})
 	s := f.host(t, PathMCP, "2025-11-25", admin, nil)
 	one := textOf(call(t, s, "find_devices", map[string]any{"query": "kitchen lamp"}))
-	if t.Logf("%d bytes: %s", len(one), one); len(one)-len(`{"devices":[]}`) > mostDevice {
-		t.Errorf("a device takes %d bytes, at most %d may be: %s", len(one), mostDevice, one)
+	if t.Logf("%d bytes: %s", len(one), one); len(one)-len(`{"devices":[]}`) > maxDeviceBytes {
+		t.Errorf("a device has %d bytes; the maximum is %d: %s", len(one), maxDeviceBytes, one)
 	}
 	event := textOf(call(t, s, "list_recent_events", map[string]any{}))
-	if t.Logf("%d bytes: %s", len(event), event); len(event)-len(`{"events":[]}`) > mostEvent || !strings.Contains(event, `"time":"2026-11-23T07:57:41.826Z","data":{"transport":"mqtt"}`) {
-		t.Errorf("an event takes %d bytes, at most %d may be: %s", len(event), mostEvent, event)
+	if t.Logf("%d bytes: %s", len(event), event); len(event)-len(`{"events":[]}`) > maxEventBytes || !strings.Contains(event, `"time":"2026-11-23T07:57:41.826Z","data":{"transport":"mqtt"}`) {
+		t.Errorf("an event has %d bytes; the maximum is %d: %s", len(event), maxEventBytes, event)
 	}
 }

@@ -34,7 +34,7 @@ const (
 
 var eras = []string{"2024-11-05", "2025-06-18", "2025-11-25", "2026-07-28"}
 
-// testFleet is a core with an MCP server in front of it.
+// testFleet is a core with an MCP server.
 type testFleet struct {
 	ports    *devicetest.Ports
 	service  *fleet.Service
@@ -47,10 +47,16 @@ type testFleet struct {
 
 func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 	t.Helper()
+	return newFleetOver(t, nil, change...)
+}
+
+// newFleetOver is newFleet with other ports where replace sets them.
+func newFleetOver(t testing.TB, replace func(*fleet.Ports), change ...func(*Options)) *testFleet {
+	t.Helper()
 	f := &testFleet{ports: devicetest.New(), events: &fakeEvents{}, photos: &fakePhotos{}}
-	f.service = f.ports.Service(t, fleet.Config{Node: "n-test", CallsPerDevice: 2, Handshakes: 4, Alive: func(string) bool { return true }})
-	opt := Options{Service: f.service, Events: f.events, Photos: f.photos, Node: "n-test", Version: "1.2.3", Draining: f.draining.Load,
-		Door: &access.Door{Keys: f.service.Keys(), IsAdmin: func(token string) bool { return token == admin }},
+	f.service = f.ports.ServiceOver(t, fleet.Config{Node: "n-test", CallsPerDevice: 2, Handshakes: 4, IsNodeAlive: func(string) bool { return true }}, replace)
+	opt := Options{Service: f.service, Events: f.events, Photos: f.photos, Explainer: fakeExplainer{}, Node: "n-test", Version: "1.2.3", Draining: f.draining.Load,
+		Auth: &access.Authenticator{Keys: f.service.Keys(), IsAdmin: func(token string) bool { return token == admin }},
 		Log:  slog.New(slog.DiscardHandler)}
 	for _, c := range change {
 		c(&opt)
@@ -64,7 +70,7 @@ func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 	return f
 }
 
-// fakeEvents passes on what tests say.
+// fakeEvents delivers the events of a test.
 type fakeEvents struct {
 	mu     sync.Mutex
 	past   []devices.StreamEvent
@@ -101,7 +107,7 @@ func (e *fakeEvents) Recent(_ context.Context, q devices.EventQuery, limit int, 
 
 func (e *fakeEvents) happen(t testing.TB, event devices.StreamEvent) {
 	t.Helper()
-	devicetest.Eventually(t, "somebody follows the events", func() bool {
+	devicetest.Eventually(t, "the server follows the events", func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		return len(e.listen) > 0
@@ -134,12 +140,12 @@ func (p *fakePhotos) Open(_ context.Context, id string) (devices.Photo, io.ReadC
 	defer p.mu.Unlock()
 	photo, ok := p.byID[id]
 	if !ok {
-		return photo, nil, &devices.Error{Code: devices.CodeNotFound, Detail: "no such photo"}
+		return photo, nil, &devices.Error{Code: devices.CodeNotFound, Detail: "photo not found"}
 	}
 	return photo, io.NopCloser(strings.NewReader("jpeg of " + id)), nil
 }
 
-// connect brings a device online and waits until its tools are known.
+// connect connects a device and waits until its tools are known.
 func (f *testFleet) connect(t testing.TB, id devices.ID, script *devicetest.Script) *devicetest.Line {
 	t.Helper()
 	return devicetest.Connect(t, f.service, id, script)
@@ -152,7 +158,7 @@ func (f *testFleet) label(t testing.TB, id devices.ID, labels map[string]string)
 	}
 }
 
-// key makes an API key.
+// key creates an API key.
 func (f *testFleet) key(t testing.TB, scopes, selector string, life time.Duration, tools ...string) (access.Key, string) {
 	t.Helper()
 	s, d := devicetest.Rights(t, scopes, selector)
@@ -223,7 +229,7 @@ func textOf(r *mcp.CallToolResult) string {
 	return b.String()
 }
 
-// answer is a plain HTTP answer.
+// answer is an HTTP response.
 type answer struct {
 	status int
 	header http.Header
@@ -232,7 +238,7 @@ type answer struct {
 
 const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"raw","version":"1"}}}`
 
-// send makes a request by hand; headers come in pairs.
+// send sends an HTTP request without the SDK; headers are pairs of name and value.
 func (f *testFleet) send(t testing.TB, method, path, token, body string, headers ...string) answer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -265,7 +271,7 @@ func (f *testFleet) send(t testing.TB, method, path, token, body string, headers
 	return answer{response.StatusCode, response.Header, string(content)}
 }
 
-// open opens a session by hand.
+// open opens a session without the SDK.
 func (f *testFleet) open(t testing.TB, path, token string) (session string) {
 	t.Helper()
 	a := f.send(t, http.MethodPost, path, token, hello)
@@ -278,7 +284,7 @@ func (f *testFleet) open(t testing.TB, path, token string) (session string) {
 	return session
 }
 
-// tools is a device's list with the given names, all without arguments.
+// tools returns a device's tool list with the given names, all without arguments.
 func tools(names ...string) string {
 	var b bytes.Buffer
 	for i, name := range names {
@@ -287,7 +293,7 @@ func tools(names ...string) string {
 		}
 		quoted, err := json.Marshal(name)
 		if err != nil {
-			panic(err) // it is a string
+			panic(err) // a string can be encoded
 		}
 		fmt.Fprintf(&b, `{"name":%s,"description":"Does %s.","inputSchema":{"type":"object","properties":{}}}`, quoted, strings.Trim(string(quoted), `"`))
 	}

@@ -14,16 +14,16 @@ import (
 	"fleetd/internal/devicetest"
 )
 
-// There is no authorization server here, and a host that looks for one learns that
-// at once: an answer of 401 would have it try for ever.
+// There is no authorization server, and a host that looks for one gets 404: after a 401
+// it would try without end.
 func TestNoAuthorizationServer(t *testing.T) {
 	f := newFleet(t)
 	for _, path := range []string{"/.well-known/oauth-authorization-server", "/.well-known/oauth-authorization-server/mcp", "/.well-known/openid-configuration",
 		"/mcp/.well-known/openid-configuration", "/register", "/authorize", "/token"} {
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
 			for name, token := range map[string]string{"without a token": "", "with a wrong one": "wrong"} {
-				if !Takes(path) {
-					t.Errorf("%s goes elsewhere", path)
+				if !Handles(path) {
+					t.Errorf("%s is not handled", path)
 				}
 				// security: H1
 				if a := f.send(t, method, path, token, ""); a.status != http.StatusNotFound || a.header.Get("WWW-Authenticate") != "" {
@@ -34,7 +34,7 @@ func TestNoAuthorizationServer(t *testing.T) {
 	}
 }
 
-// stream opens a stream of events.
+// stream opens an event stream.
 func (f *testFleet) stream(t testing.TB, method, path, body string, headers ...string) (status int, lines *bufio.Reader) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -55,13 +55,13 @@ func (f *testFleet) stream(t testing.TB, method, path, body string, headers ...s
 	return response.StatusCode, bufio.NewReader(response.Body)
 }
 
-// until reads lines up to one with this beginning, and returns the rest of it.
+// until reads lines up to one with this prefix, and returns the rest of that line.
 func until(t testing.TB, lines *bufio.Reader, beginning string) string {
 	t.Helper()
 	for {
 		line, err := lines.ReadString('\n')
 		if err != nil {
-			t.Errorf("no line begins with %q: %v", beginning, err)
+			t.Errorf("no line has the prefix %q: %v", beginning, err)
 			return ""
 		}
 		if rest, ok := strings.CutPrefix(line, beginning); ok {
@@ -70,9 +70,9 @@ func until(t testing.TB, lines *bufio.Reader, beginning string) string {
 	}
 }
 
-// A client whose connection broke unseen takes its stream up again while the node
-// still holds the old one: the newer request gets it.
-func TestNewerStreamWins(t *testing.T) {
+// A client whose connection was lost resumes its stream while the node still has the
+// old connection: the newer request gets the stream.
+func TestStreamTakeOver(t *testing.T) {
 	f := newFleet(t)
 	script := devicetest.NewScript()
 	script.Other = func(r devicetest.Request) string {
@@ -92,7 +92,7 @@ func TestNewerStreamWins(t *testing.T) {
 		t.Fatal(status)
 	}
 	if status, _ = f.stream(t, http.MethodGet, PathMCP, "", in...); status != http.StatusOK {
-		t.Errorf("another stream for what is unasked: %d", status)
+		t.Errorf("another stream for unsolicited messages: %d", status)
 	}
 	for err := error(nil); err == nil; { // the first one ends
 		_, err = first.ReadByte()
@@ -106,10 +106,10 @@ func TestNewerStreamWins(t *testing.T) {
 		return got[len(got)-1].Method == "tools/call"
 	})
 	answer := make(chan string, 1)
-	go func() { // nothing comes before the answer of the call
+	go func() { // nothing arrives before the result of the call
 		status, again := f.stream(t, http.MethodGet, PathMCP, "", append(in, "Last-Event-ID", id)...)
 		if status != http.StatusOK {
-			t.Errorf("taking up the stream of a call: %d", status)
+			t.Errorf("resuming the stream of a call: %d", status)
 		}
 		answer <- until(t, again, "data: {")
 	}()
@@ -126,8 +126,8 @@ func TestNewerStreamWins(t *testing.T) {
 	}
 }
 
-// What the protocol has no method for is answered in its own words, whatever the
-// revision, and what needs a session says so.
+// In every revision, an unknown method gets an error of the protocol, and a request
+// without the session that it needs gets an error that names the header.
 func TestMethodsOfOldRevisions(t *testing.T) {
 	f := newFleet(t)
 	for _, era := range eras[:3] {
@@ -155,8 +155,8 @@ func TestMethodsOfOldRevisions(t *testing.T) {
 	}
 }
 
-// A tool's name alone tells no host that it changes nothing.
-func TestNamesPromiseNothing(t *testing.T) {
+// The name of a tool is not evidence that it changes nothing.
+func TestReadOnlyHints(t *testing.T) {
 	f := newFleet(t)
 	script := devicetest.NewScript()
 	script.Tools = `[{"name":"self.get_device_status","description":"d","inputSchema":{"type":"object","properties":{}}},` +
@@ -177,7 +177,7 @@ func TestNamesPromiseNothing(t *testing.T) {
 	}
 }
 
-// At a device's address the prompts are about that device.
+// On the server of one device the prompts concern that device.
 func TestPromptsOfADevice(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, lamp, devicetest.NewScript())
@@ -198,13 +198,13 @@ func TestPromptsOfADevice(t *testing.T) {
 			}
 		}
 		if _, err := s.GetPrompt(t.Context(), &mcp.GetPromptParams{Name: "diagnose_device", Arguments: map[string]string{"device": string(robot)}}); err == nil {
-			t.Errorf("%s: a prompt about another device", era)
+			t.Errorf("%s: a prompt for another device is returned", era)
 		}
 	}
 }
 
-// What a tool answers reaches a host without what a terminal or a reader would take
-// for something else, its errors and the kinds of its pictures included.
+// Results of tools reach a host without characters that mislead terminals or readers,
+// including errors and media types.
 func TestAnswersAreClean(t *testing.T) {
 	f := newFleet(t)
 	script := devicetest.NewScript()
@@ -245,7 +245,7 @@ func TestAnswersAreClean(t *testing.T) {
 					case *mcp.ImageContent:
 						texts = append(texts, c.MIMEType)
 						if c.MIMEType != "image/gif" {
-							t.Errorf("%s, %s: a picture of the type %q", era, name, c.MIMEType)
+							t.Errorf("%s, %s: an image of the type %q", era, name, c.MIMEType)
 						}
 					case *mcp.TextContent:
 						if err := json.Unmarshal([]byte(c.Text), &decoded); err == nil {
@@ -267,7 +267,7 @@ func TestAnswersAreClean(t *testing.T) {
 	}
 }
 
-// flat are all texts of a JSON value, decoded.
+// flat returns all texts of a JSON value, decoded.
 func flat(v any) string {
 	switch v := v.(type) {
 	case string:
@@ -288,8 +288,8 @@ func flat(v any) string {
 	return ""
 }
 
-// Over the transport before Streamable HTTP, too, a method that is not there is
-// answered on the stream.
+// Over the transport before Streamable HTTP, the error for an unknown method is sent on
+// the stream, too.
 func TestMethodsOverSSE(t *testing.T) {
 	f := newFleet(t)
 	_, lines := f.stream(t, http.MethodGet, PathSSE, "")
@@ -311,7 +311,7 @@ func TestMethodsOverSSE(t *testing.T) {
 	}
 }
 
-// Each message of a batch costs far more to decode than to write.
+// The number of messages in a batch is limited.
 func TestBatchesAreBounded(t *testing.T) {
 	f := newFleet(t)
 	const era = "2025-03-26"

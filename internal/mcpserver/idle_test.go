@@ -16,21 +16,21 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// Bounds of what an idle session with a stream takes.
+// Memory limits of an idle session with a stream.
 const (
 	idleSessions = 300
-	idleShare    = 1.5 // of one at a bare server of the SDK
+	idleShare    = 1.5 // relative to a bare server of the SDK
 )
 
-// An idle session with a stream takes at most half as much again as one of a bare
-// server of the SDK, heap and stacks, the connection included.
+// An idle session with a stream takes at most 1.5 times the memory of one on a bare
+// server of the SDK: heap and stacks, including the connection.
 func TestIdleSessions(t *testing.T) {
 	server := mcp.NewServer(&mcp.Implementation{Name: "bare", Version: "1"}, nil)
 	bare := httptest.NewServer(mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return server }, nil))
 	defer bare.Close()
 	defer func() {
 		for session := range server.Sessions() {
-			_ = session.Close() // nothing is in progress
+			_ = session.Close() // no request is in progress
 		}
 	}()
 	f := newFleet(t)
@@ -46,7 +46,7 @@ func TestIdleSessions(t *testing.T) {
 	}
 }
 
-// idleBytes is what a session with an open stream takes, of as many as are opened.
+// idleBytes returns the memory per session with an open stream.
 func idleBytes(t *testing.T, url string, tokens []string) float64 {
 	t.Helper()
 	open := func(i int) net.Conn {
@@ -76,7 +76,7 @@ func idleBytes(t *testing.T, url string, tokens []string) float64 {
 		}
 		return c
 	}
-	first := open(0) // what is made once
+	first := open(0) // allocates what is shared
 	defer func() { _ = first.Close() }()
 	memory := func() float64 {
 		var m runtime.MemStats

@@ -16,36 +16,36 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// maxIndexes is how many lists of tools are kept ready for hosts. Devices of one
-// firmware share a list.
+// maxIndexes is the number of tool lists that are kept prepared for hosts. Devices
+// with the same firmware share a list.
 const maxIndexes = 256
 
-// toolIndex is one list of tools as hosts see it. It does not change.
+// toolIndex is one list of tools as hosts see it. It is immutable.
 type toolIndex struct {
 	hash   devices.Hash
-	tools  []indexed
-	byHost map[string]*indexed
-	byName map[string]*indexed
+	tools  []indexedTool
+	byHost map[string]*indexedTool
+	byName map[string]*indexedTool
 }
 
-// indexed is one tool of it.
-type indexed struct {
+// indexedTool is one tool of a toolIndex.
+type indexedTool struct {
 	name     string            // the device's
-	sum      [sha256.Size]byte // of all the device says of it
+	sum      [sha256.Size]byte // of the device's definition of the tool
 	userOnly bool
-	tool     *mcp.Tool // cleaned, under a host's name
+	tool     *mcp.Tool // cleaned, with its name for hosts
 }
 
 func newToolIndex(c *catalog.Catalog, replaced func()) *toolIndex {
-	x := &toolIndex{hash: c.Hash, byHost: map[string]*indexed{}, byName: map[string]*indexed{}}
+	x := &toolIndex{hash: c.Hash, byHost: map[string]*indexedTool{}, byName: map[string]*indexedTool{}}
 	var names []string
 	for i := range c.Tools {
 		t := &c.Tools[i]
-		if t.Name == "" || c.Tool(t.Name) != t { // the device runs the first of a name
+		if t.Name == "" || c.Tool(t.Name) != t { // of several tools with one name, the device runs the first
 			continue
 		}
 		names = append(names, t.Name)
-		x.tools = append(x.tools, indexed{name: t.Name, sum: sha256.Sum256(t.Raw), userOnly: t.UserOnly, tool: newTool(t, replaced)})
+		x.tools = append(x.tools, indexedTool{name: t.Name, sum: sha256.Sum256(t.Raw), userOnly: t.UserOnly, tool: newTool(t, replaced)})
 	}
 	for i, name := range hostNames(names) {
 		t := &x.tools[i]
@@ -68,15 +68,15 @@ func newTool(t *catalog.Tool, replaced func()) *mcp.Tool {
 	return tool
 }
 
-// readers are the tools of stock firmware that only read. They take no arguments:
-// one that does is another tool under that name.
-var readers = []string{"self.get_device_status", "self.get_system_info", "self.screen.get_info", "self.battery.get_level"}
+// readOnlyTools are the read-only tools of stock firmware. They take no arguments: a tool of
+// the same name with arguments is a different one.
+var readOnlyTools = []string{"self.get_device_status", "self.get_system_info", "self.screen.get_info", "self.battery.get_level"}
 
-// annotate tells hosts what is known of stock firmware's tools; of others they
-// assume the worst, whatever they are called.
+// annotate returns the hints for tools of stock firmware. For other tools hosts assume
+// the worst, whatever their name is.
 func annotate(name string, schema []byte) *mcp.ToolAnnotations {
 	switch {
-	case slices.Contains(readers, name) && membersOf(jsonspan.Member(schema, "properties")) == 0:
+	case slices.Contains(readOnlyTools, name) && countMembers(jsonspan.Member(schema, "properties")) == 0:
 		return &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true}
 	case access.IsUserTool(name):
 		destructive := true
@@ -85,15 +85,15 @@ func annotate(name string, schema []byte) *mcp.ToolAnnotations {
 	return nil
 }
 
-// find returns a tool by the device's name for it, or by a host's.
-func (x *toolIndex) find(name string) *indexed {
+// find returns a tool by the device's name or by its name for hosts.
+func (x *toolIndex) find(name string) *indexedTool {
 	if t := x.byName[name]; t != nil {
 		return t
 	}
 	return x.byHost[name]
 }
 
-// indexCache keeps the lists used last.
+// indexCache keeps the most recently used lists.
 type indexCache struct {
 	mu     sync.Mutex
 	byHash map[devices.Hash]*list.Element // of *toolIndex
@@ -127,21 +127,21 @@ func (c *indexCache) put(x *toolIndex) {
 	}
 }
 
-// view is what one caller sees of one device's tools.
+// view contains the tools of a device that one caller sees.
 type view struct {
 	device devices.View
-	index  *toolIndex // nil: none are known
-	tools  []viewed
+	index  *toolIndex // nil: the tools are unknown
+	tools  []viewedTool
 }
 
-// viewed is a tool that the caller may call.
-type viewed struct {
-	*indexed
-	confirm bool // a person has to say yes
+// viewedTool is a tool that the caller may call.
+type viewedTool struct {
+	*indexedTool
+	confirm bool // a person must confirm calls
 }
 
-// viewOf reads a device with the tools that its caller may call.
-func (s *Server) viewOf(ctx context.Context, by access.By, id devices.ID) (*view, error) {
+// viewOf returns a device with the tools that the caller may call.
+func (s *Server) viewOf(ctx context.Context, by access.Principal, id devices.ID) (*view, error) {
 	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, id); err != nil {
 		return nil, err
 	}
@@ -165,16 +165,16 @@ func (s *Server) viewOf(ctx context.Context, by access.By, id devices.ID) (*view
 	guard := s.opt.Service.Guard()
 	for i := range v.index.tools {
 		t := &v.index.tools[i]
-		decision := guard.Decide(access.Question{By: by, Device: string(id), Labels: d.Device.Labels, Tool: t.name, UserOnly: t.userOnly, Listed: true})
+		decision := guard.Decide(access.Query{By: by, Device: string(id), Labels: d.Device.Labels, Tool: t.name, UserOnly: t.userOnly, Listed: true})
 		if decision.Action != access.Deny {
-			v.tools = append(v.tools, viewed{t, decision.Action == access.Confirm})
+			v.tools = append(v.tools, viewedTool{t, decision.Action == access.Confirm})
 		}
 	}
 	return v, nil
 }
 
-// mark tells two views apart.
-func (v *view) mark() (sum [sha256.Size]byte) {
+// fingerprint returns a hash by which views are compared.
+func (v *view) fingerprint() (sum [sha256.Size]byte) {
 	h := sha256.New()
 	for _, t := range v.tools {
 		h.Write(t.sum[:])

@@ -1,17 +1,16 @@
-// Package mcpserver is the fleet as an MCP server, for hosts of language
-// models: `/mcp` with a small constant set of tools over the whole fleet,
-// `/mcp/devices/{id}` with one device's own tools under names that hosts take,
-// and `/sse` for hosts that know only the transport before Streamable HTTP.
+// Package mcpserver serves the fleet as an MCP server to hosts of language models:
+// `/mcp` with a small constant set of tools over the whole fleet,
+// `/mcp/devices/{id}` with one device's own tools under names that hosts accept, and
+// `/sse` for hosts that only support the transport before Streamable HTTP.
 //
-// Both eras of the protocol are served on one URL. Revisions up to 2025-11-25
-// keep a session, 2026-07-28 keeps none; the header Mcp-Protocol-Version tells
-// them apart. The official SDK speaks the protocol. What it would do too
-// openly for a server that many keys share is done here: who may come in,
-// how many sessions there are, whose they are and when they end, and what of
-// a device's own words reaches a model.
+// Two generations of the protocol are served on one URL. Revisions up to 2025-11-25
+// have sessions, 2026-07-28 does not; the header Mcp-Protocol-Version distinguishes
+// them. The official SDK implements the protocol. This package adds what a server with
+// many keys needs: authentication, limits of sessions, their owner and their end, and
+// the cleaning of a device's texts before they reach a model.
 //
-// Nothing here decides what a caller may do: the core does, at the owner of
-// the device, as for every other way in.
+// This package makes no access decisions. The core makes them, at the node that owns
+// the device, as for every other interface.
 package mcpserver
 
 import (
@@ -26,9 +25,10 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
-	"fleetd/internal/lobby"
 )
 
 // Paths.
@@ -43,18 +43,18 @@ const (
 const (
 	BodyLimit       = 256 << 10 // bytes of a request
 	MaxSessions     = 1000      // of all callers
-	MaxBatch        = 100       // messages in one body, of the revisions that have batches
+	MaxBatch        = 100       // messages in one body, in revisions with batches
 	MaxKeySessions  = 100       // of one caller
-	MaxKeyRequests  = 200       // of one caller at once, streams included
-	MaxKeyCalls     = 200       // of one caller at once, with or without somebody who waits
-	MaxSubscription = 64        // resources that one session follows
+	MaxKeyRequests  = 200       // of one caller in progress, including streams
+	MaxKeyCalls     = 200       // of one caller in progress, even if the client has disconnected
+	MaxSubscription = 64        // resource subscriptions of one session
 	SessionTimeout  = 30 * time.Minute
 	closeGrace      = 10 * time.Second // for calls in progress when the node stops
 	sweepEvery      = 250 * time.Millisecond
 )
 
-// revisionModern is the first revision without sessions. Revisions are dates,
-// so that text order is their order.
+// revisionModern is the first revision without sessions. Revisions are dates, so they
+// can be compared as text.
 const revisionModern = "2026-07-28"
 
 // Events reads the event stream.
@@ -72,49 +72,69 @@ type Photos interface {
 	Open(ctx context.Context, id string) (devices.Photo, io.ReadCloser, error)
 }
 
-// Options of a Server. All fields are required but Failures, Hosts and Origins.
+// Explainer answers why a device or a call is as it is.
+type Explainer interface {
+	Device(ctx context.Context, by access.Principal, id devices.ID) (api.Why, error)
+	ExplainCall(ctx context.Context, by access.Principal, call string) (api.Why, error)
+}
+
+// Options of a Server. All fields except Failures, Work, Hosts and Origins are required.
 type Options struct {
 	Service *fleet.Service
-	Door    *access.Door
-	// Failures slows down who tries tokens; nil slows nobody down.
-	Failures *lobby.Failures
-	Events   Events
-	Photos   Photos
-	// Hosts are names under which the API is reached, beside addresses and
-	// localhost; Origins are web pages that may ask, as scheme://host[:port].
+	Auth    *access.Authenticator
+	// Failures slows down clients that try tokens; may be nil.
+	Failures *connlimit.Failures
+	// Work bounds what each key has the node do, calls of devices excepted; may be nil.
+	Work      *connlimit.Work
+	Events    Events
+	Photos    Photos
+	Jobs      Jobs
+	Explainer Explainer
+	// Hosts are names of the API besides IP addresses and localhost. Origins are web
+	// pages that may send requests, as scheme://host[:port].
 	Hosts, Origins []string
-	// Node begins the ids of sessions, so that a load balancer finds their node.
+	// Node is the prefix of session ids, by which a load balancer finds the node.
 	Node     string
 	Version  string
 	Draining func() bool
-	// Fixtures adds what the conformance suite wants, in programs built for it.
-	Fixtures bool
-	Log      *slog.Logger
+	// Extra adds to the fleet's server what a test suite expects there; nil adds nothing.
+	Extra Extra
+	Log   *slog.Logger
+}
+
+// Extra is what a test program adds to the fleet's server.
+type Extra interface {
+	// Capabilities adds to what the server announces.
+	Capabilities(*mcp.ServerCapabilities)
+	// Register adds tools, resources and prompts; its goroutines end with ctx.
+	Register(ctx context.Context, server *mcp.Server)
+	// Owns reports whether a resource is one of them.
+	Owns(uri string) bool
 }
 
 // Server serves MCP. It is an http.Handler for its paths.
 type Server struct {
-	opt      Options
-	log      *slog.Logger
-	fleet    endpoint
-	device   endpoint
-	sessions *sessions
-	index    *indexCache
-	words    *words
-	watch    *watch
-	follows  *follows
-	lists    *lists
-	post     *post
-	rules    chan struct{} // capacity 1: the rules have changed
-	old      oldStreams
-	stats    Stats
+	opt           Options
+	log           *slog.Logger
+	fleet         endpoint
+	device        endpoint
+	sessions      *sessions
+	index         *indexCache
+	wordIndex     *wordIndex
+	watch         *watch
+	subscriptions *subscriptions
+	toolLists     *toolLists
+	notifier      *notifier
+	policyChanged chan struct{} // capacity 1: the policy has changed
+	sseStreams    sseStreams
+	stats         Stats
 
 	ctx   context.Context // ends with the server
 	stop  context.CancelFunc
 	tasks sync.WaitGroup
 }
 
-// endpoint is one MCP server with its two ways of speaking HTTP.
+// endpoint is one MCP server with its two HTTP handlers.
 type endpoint struct {
 	server    *mcp.Server
 	stateful  http.Handler // revisions with sessions
@@ -123,45 +143,45 @@ type endpoint struct {
 
 // New returns a running server; Close ends it.
 func New(opt Options) *Server {
-	s := &Server{opt: opt, log: opt.Log, index: newIndexCache(), follows: newFollows(), old: oldStreams{byID: map[string]*oldStream{}}, rules: make(chan struct{}, 1)}
+	s := &Server{opt: opt, log: opt.Log, index: newIndexCache(), subscriptions: newSubscriptions(), sseStreams: sseStreams{byID: map[string]*sseStream{}}, policyChanged: make(chan struct{}, 1)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
-	s.post = newPost(s.ctx)
-	s.words = newWords(s)
+	s.notifier = newNotifier(s.ctx)
+	s.wordIndex = newWordIndex(s)
 	s.sessions = newSessions(&s.stats, s.forget)
-	s.watch = newWatch(opt.Events, opt.Log, s.wants, s.words.touched, s.notify)
+	s.watch = newWatch(opt.Events, opt.Log, s.needsEvents, s.wordIndex.onReport, s.notify)
 	s.fleet = s.newEndpoint(s.newFleetServer())
 	s.device = s.newEndpoint(s.newDeviceServer())
 	s.tasks.Go(func() { s.watch.follow(s.ctx) })
-	s.tasks.Go(func() { s.watch.tell(s.ctx) })
+	s.tasks.Go(func() { s.watch.deliver(s.ctx) })
 	s.tasks.Go(s.sweep)
-	s.tasks.Go(s.relist)
+	s.tasks.Go(s.recheckLists)
 	return s
 }
 
 // Stats returns the counters.
 func (s *Server) Stats() *Stats { return &s.stats }
 
-// forget drops what a session that has ended was to be told.
+// forget drops the pending notifications of a session that has ended.
 func (s *Server) forget(session *mcp.ServerSession) {
-	s.lists.drop(session)
-	s.follows.drop(session)
+	s.toolLists.drop(session)
+	s.subscriptions.drop(session)
 }
 
-// Close ends every session and waits for calls in progress, up to a limit,
-// after which they are cancelled.
+// Close ends every session and waits for calls in progress up to closeGrace, after
+// which they are cancelled.
 func (s *Server) Close() {
 	s.sessions.drain()
 	s.sessions.wait(closeGrace)
 	s.sessions.endAll()
 	s.stop()
 	s.tasks.Wait()
-	s.post.close()
+	s.notifier.close()
 }
 
 func (s *Server) newEndpoint(server *mcp.Server) endpoint {
 	get := func(*http.Request) *mcp.Server { return server }
-	// The SDK checks Host on loopback listeners alone; visitor checks it everywhere.
-	options := mcp.StreamableHTTPOptions{MaxRequestBodyBytes: BodyLimit, PropagateRequestCancellation: true, DisableLocalhostProtection: true, Logger: quiet}
+	// The SDK checks Host only on loopback listeners; checkOrigin checks it on all.
+	options := mcp.StreamableHTTPOptions{MaxRequestBodyBytes: BodyLimit, PropagateRequestCancellation: true, DisableLocalhostProtection: true, Logger: discardLog}
 	modern := options
 	modern.Stateless = true
 	options.SessionTimeout = SessionTimeout
@@ -169,18 +189,18 @@ func (s *Server) newEndpoint(server *mcp.Server) endpoint {
 	return endpoint{server, mcp.NewStreamableHTTPHandler(get, &options), mcp.NewStreamableHTTPHandler(get, &modern)}
 }
 
-// quiet takes the SDK's log lines: several for each request, none of which says
-// more than an error that the client gets.
-var quiet = slog.New(slog.DiscardHandler)
+// discardLog discards the SDK's log lines: several for each request, with nothing that is
+// not in the response.
+var discardLog = slog.New(slog.DiscardHandler)
 
-// serverOptions are those of both servers.
+// serverOptions returns the options that both servers share.
 func (s *Server) serverOptions(instructions string, capabilities *mcp.ServerCapabilities) *mcp.ServerOptions {
 	return &mcp.ServerOptions{
 		Instructions: instructions,
-		Logger:       quiet,
+		Logger:       discardLog,
 		Capabilities: capabilities,
 		GetSessionID: s.newSessionID,
-		// What a list holds depends on who asks.
+		// Lists depend on the caller.
 		SetCacheable:       func(_ context.Context, _ mcp.Request, c *mcp.Cacheable) { c.CacheScope = "private" },
 		CompletionHandler:  s.complete,
 		SubscribeHandler:   s.subscribe,
@@ -188,13 +208,13 @@ func (s *Server) serverOptions(instructions string, capabilities *mcp.ServerCapa
 	}
 }
 
-// Takes tells whether a path is one of ours.
-func Takes(path string) bool {
+// Handles reports whether the server handles a path.
+func Handles(path string) bool {
 	return path == PathMCP || strings.HasPrefix(path, PathMCP+"/") || path == PathSSE || strings.HasPrefix(path, PathMetadata) || wantsAuthorization(path)
 }
 
-// wantsAuthorization tells whether a path is one where hosts look for an
-// authorization server, or use one. There is none.
+// wantsAuthorization reports whether hosts use a path to find an authorization server
+// or to use it. There is none.
 func wantsAuthorization(path string) bool {
 	switch path {
 	case "/register", "/authorize", "/token":
@@ -203,40 +223,44 @@ func wantsAuthorization(path string) bool {
 	return strings.Contains(path, "/.well-known/") && !strings.HasPrefix(path, PathMetadata)
 }
 
-// ServeHTTP answers one request.
+// ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	if no := s.checkPlace(r); no != nil {
-		s.refuse(w, r, no)
+	if denied := s.checkOrigin(r); denied != nil {
+		s.refuse(w, r, denied)
 		return
 	}
 	if s.allowPage(w, r) {
 		return
 	}
 	if wantsAuthorization(r.URL.Path) {
-		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "there is no authorization server; `fleetd keys create` makes an API key"))
+		s.refuse(w, r, refuse(refusedPath, devices.CodeNotFound, "there is no authorization server; create an API key with `fleetd keys create`"))
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, PathMetadata) {
 		s.metadata(w, r)
 		return
 	}
-	v, no := s.visitor(r)
-	if no != nil {
-		s.refuse(w, r, no)
+	v, denied := s.identify(r)
+	if denied != nil {
+		s.refuse(w, r, denied)
 		return
 	}
-	lobby.VouchFor(r.Context())
-	ctx, cancel := context.WithCancel(context.WithValue(r.Context(), visitKey{}, v))
+	connlimit.MarkRequestAuthenticated(r.Context())
+	ctx, cancel := context.WithCancel(context.WithValue(r.Context(), requestInfoKey{}, v))
 	defer cancel()
-	out := newPatient(w)
+	out := newDeadlineWriter(w)
 	defer out.end()
-	leave, no := s.sessions.enter(v, cancel, out)
-	if no != nil {
-		s.refuse(w, r, no)
+	leave, denied := s.sessions.enter(v, cancel, out)
+	if denied != nil {
+		s.refuse(w, r, denied)
 		return
 	}
 	defer leave()
+	if err := s.opt.Work.BeginUnits(ctx, v.caller.Key, connlimit.WorkOfBody(r, BodyLimit)); err != nil {
+		s.refuse(w, r, refuse(refusedRate, devices.CodeDeviceBusy, err.Error()))
+		return
+	}
 	r = r.WithContext(ctx)
 	switch {
 	case r.URL.Path == PathSSE:
@@ -248,7 +272,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) endpointOf(v *visit) *endpoint {
+func (s *Server) endpointOf(v *requestInfo) *endpoint {
 	if v.device != "" {
 		return &s.device
 	}

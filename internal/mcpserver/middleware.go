@@ -3,24 +3,27 @@ package mcpserver
 import (
 	"context"
 	"errors"
-	"fleetd/internal/tasks"
+	"slices"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/connlimit"
+	"fleetd/internal/tasks"
 )
 
-// common stands before every request of both servers: it makes a session the
-// caller's at its first request, and lets nobody go on whose key has ended.
+// common handles every request of both servers first. It binds a new session to its
+// caller, and refuses requests whose key has ended.
 func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (result mcp.Result, err error) {
-		// The SDK contains no panic, and it would end the sessions of all devices.
+		// The SDK does not recover panics; one would end the sessions of all devices.
 		defer tasks.Contain(s.log, func() {
-			result, err = nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "a fault of the node; its log says more"}
+			result, err = nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "internal error; see the log of the node"}
 		})
 		s.stats.request(method)
-		v := visitOf(ctx)
-		if err := s.opt.Service.Keys().Valid(v.who, time.Now()); err != nil {
+		v := requestInfoOf(ctx)
+		if err := s.opt.Service.Keys().Valid(v.caller, time.Now()); err != nil {
 			return nil, err
 		}
 		session, ok := req.GetSession().(*mcp.ServerSession)
@@ -29,8 +32,8 @@ func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 		}
 		switch method {
 		case "initialize":
-			if v.place != nil && !v.place.bind(session, session.ID(), v) {
-				return nil, errors.New("the session cannot be opened any more")
+			if v.slot != nil && !v.slot.bind(session, session.ID(), v) {
+				return nil, errors.New("the session cannot be opened: this node is stopping")
 			}
 		case "tools/call", "prompts/get", "resources/read", "completion/complete":
 			done, ok := s.sessions.call(v)
@@ -39,24 +42,56 @@ func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 				return nil, invalid("this key has too many calls in progress")
 			}
 			defer done()
+			if units := workOf(req); units > 0 { // calls of devices wait for these
+				err := s.opt.Work.BeginUnits(ctx, v.caller.Key, units)
+				var slot *connlimit.Slot
+				if err == nil {
+					slot, err = s.opt.Work.Compute(ctx, v.caller.Key)
+				}
+				if err != nil {
+					s.stats.Refused.Add(refusedRate, 1)
+					return nil, invalid(err.Error())
+				}
+				defer slot.Leave()
+			}
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithCancel(ctx)
 			defer cancel()
-			if x := v.session.Load(); x != nil { // the SDK cancels no call of a session that ends
+			if x := v.session.Load(); x != nil { // the SDK does not cancel the calls of a session that ends
 				defer context.AfterFunc(x.ctx, cancel)()
 			}
 		case "subscriptions/listen":
 			v.request.stream.Store(true)
-			defer s.follows.drop(session)
-			defer s.lists.listen(ctx, session, v)()
+			defer s.subscriptions.drop(session)
+			defer s.toolLists.listen(ctx, session, v)()
 		}
 		return next(ctx, method, req)
 	}
 }
 
-// badCursor is the protocol's answer to a cursor that is none of ours.
-var badCursor = &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "the cursor is none of ours, or the list has changed since; begin again without one"}
+// badCursor is the error for an unknown cursor.
+var badCursor = &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown cursor, or the list has changed; start again without a cursor"}
 
 func invalid(detail string) error {
 	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: detail}
+}
+
+// searchWork is the cost of a tool that the node answers from its own data, in units of
+// connlimit.Work, because it searches the fleet.
+const searchWork = 10
+
+// workOf returns the cost of a call. Calls of devices have limits of their own.
+func workOf(req mcp.Request) int64 {
+	call, ok := req.GetParams().(*mcp.CallToolParamsRaw)
+	switch {
+	case !ok:
+		return 1
+	case call.Name == "call_device_tool", call.Name == "call_many", !isFleetTool(call.Name):
+		return 0
+	}
+	return searchWork
+}
+
+func isFleetTool(name string) bool {
+	return slices.ContainsFunc(fleetTools, func(t mcp.Tool) bool { return t.Name == name })
 }

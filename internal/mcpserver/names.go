@@ -6,15 +6,14 @@ import (
 	"strings"
 )
 
-// Hosts take names of different kinds: some refuse dots, some count the
-// server's name in. These suit all of them: ^[a-z][a-z0-9_-]{0,39}$.
+// Names that all hosts accept: some refuse dots, some count the name of the server.
+// They match ^[a-z][a-z0-9_-]{0,39}$.
 const (
 	maxHostName = 40
-	nameStem    = 33 // of a name with a hash: stem, "_", 6 digits
+	nameStem    = 33 // length of the name before "_" and 6 hex digits of a hash
 )
 
-// hostName is a device's tool name as hosts take it. It is not unique: see
-// hostNames.
+// hostName returns a name that hosts accept. It is not unique: see hostNames.
 func hostName(original string) string {
 	name := []byte(strings.ToLower(strings.TrimPrefix(original, "self.")))
 	for i, c := range name {
@@ -33,9 +32,8 @@ func hashedName(name, original string) string {
 	return name[:min(len(name), nameStem)] + "_" + hex.EncodeToString(sum[:3])
 }
 
-// hostNames names all tools of one list, each differently, so that a name
-// depends on nothing but the list: whoever may call only some of the tools
-// knows them by the same names.
+// hostNames returns a unique name for each tool of a list. A name depends only on the
+// whole list, so it is the same for callers that may call only some of the tools.
 func hostNames(originals []string) []string {
 	count := make(map[string]int, len(originals))
 	names := make([]string, len(originals))
@@ -49,13 +47,13 @@ func hostNames(originals []string) []string {
 			taken[name] = true
 			continue
 		}
-		names[i] = "" // below, when the plain names are known
+		names[i] = "" // set below, when the names without a hash are known
 	}
 	for i, name := range names {
 		if name != "" {
 			continue
 		}
-		// A list whose hashes collide was made to; it gets another one.
+		// Only a list made for it has colliding hashes; a salt resolves the collision.
 		for salt := originals[i]; ; salt += "'" {
 			if name = hashedName(hostName(originals[i]), salt); !taken[name] {
 				break

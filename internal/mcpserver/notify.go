@@ -12,76 +12,76 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// lists knows what tools each session of a device's server was shown, so that
-// only those are told of a change for whom there is one.
-type lists struct {
+// toolLists records the tools that each session of the device server was shown, so that
+// a session is notified only if its own list has changed.
+type toolLists struct {
 	s       *Server
-	trigger func() // makes the SDK notify every session of the server
+	trigger func() // makes the SDK notify every session
 
-	mu    sync.Mutex
-	shows map[*mcp.ServerSession]*shown
+	mu         sync.Mutex
+	shownLists map[*mcp.ServerSession]*shownList
 }
 
-type shown struct {
-	v       *visit
-	mark    [sha256.Size]byte
-	pending bool // it is to be told
+type shownList struct {
+	v           *requestInfo
+	fingerprint [sha256.Size]byte
+	pending     bool // a notification is due
 }
 
-func newLists(s *Server, trigger func()) *lists {
-	return &lists{s: s, trigger: trigger, shows: map[*mcp.ServerSession]*shown{}}
+func newToolLists(s *Server, trigger func()) *toolLists {
+	return &toolLists{s: s, trigger: trigger, shownLists: map[*mcp.ServerSession]*shownList{}}
 }
 
-// shown notes what a session saw. Requests without a session are told by the
-// stream they listen on.
-func (l *lists) shown(session *mcp.ServerSession, v *visit, view *view) {
+// record records the list that a session was shown. Requests without a session are
+// notified on the stream on which they listen.
+func (l *toolLists) record(session *mcp.ServerSession, v *requestInfo, view *view) {
 	x := v.session.Load()
 	if x == nil || session == nil {
 		return
 	}
-	mark := view.mark()
+	fingerprint := view.fingerprint()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if x.ctx.Err() == nil {
-		l.shows[session] = &shown{v: v, mark: mark}
+		l.shownLists[session] = &shownList{v: v, fingerprint: fingerprint}
 	}
 }
 
-// listen notes a stream that wants to be told; end must be called with it.
-func (l *lists) listen(ctx context.Context, session *mcp.ServerSession, v *visit) (end func()) {
+// listen records a stream that expects notifications; end must be called when it ends.
+func (l *toolLists) listen(ctx context.Context, session *mcp.ServerSession, v *requestInfo) (end func()) {
 	if v.device == "" {
 		return func() {}
 	}
-	mark := l.markOf(ctx, v)
+	fingerprint := l.fingerprintOf(ctx, v)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.shows[session] = &shown{v: v, mark: mark}
+	l.shownLists[session] = &shownList{v: v, fingerprint: fingerprint}
 	return func() { l.drop(session) }
 }
 
-// markOf is the mark of what a visit sees now; nothing, if that cannot be told.
-func (l *lists) markOf(ctx context.Context, v *visit) [sha256.Size]byte {
+// fingerprintOf returns the fingerprint of the current list; that of an empty list on an error.
+func (l *toolLists) fingerprintOf(ctx context.Context, v *requestInfo) [sha256.Size]byte {
 	if view, err := l.s.viewOf(ctx, v.by(), v.device); err == nil {
-		return view.mark()
+		return view.fingerprint()
 	}
-	return (&view{}).mark()
+	return (&view{}).fingerprint()
 }
 
-func (l *lists) drop(session *mcp.ServerSession) {
+func (l *toolLists) drop(session *mcp.ServerSession) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.shows, session)
+	delete(l.shownLists, session)
 }
 
-// of are the sessions that see the device; of every device if id is empty.
-func (l *lists) of(id devices.ID) map[*mcp.ServerSession]*visit {
+// of returns the sessions that show a device; all sessions if id is empty.
+func (l *toolLists) sessionsOf(id devices.ID) map[*mcp.ServerSession]*requestInfo {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var of map[*mcp.ServerSession]*visit
-	for session, x := range l.shows {
+	var of map[*mcp.ServerSession]*requestInfo
+	for session, x := range l.shownLists {
 		if id == "" || x.v.device == id {
 			if of == nil {
-				of = map[*mcp.ServerSession]*visit{}
+				of = map[*mcp.ServerSession]*requestInfo{}
 			}
 			of[session] = x.v
 		}
@@ -89,15 +89,15 @@ func (l *lists) of(id devices.ID) map[*mcp.ServerSession]*visit {
 	return of
 }
 
-// changed looks what the sessions of a device see now, of every device if id
-// is empty, and tells those that saw something else.
-func (l *lists) changed(id devices.ID) {
+// recheck compares the current lists of the sessions of a device (of all devices if id
+// is empty) with the lists that they were shown, and notifies those that differ.
+func (l *toolLists) recheck(id devices.ID) {
 	tell := false
-	for session, v := range l.of(id) {
-		mark := l.markOf(l.s.ctx, v)
+	for session, v := range l.sessionsOf(id) {
+		fingerprint := l.fingerprintOf(l.s.ctx, v)
 		l.mu.Lock()
-		if x := l.shows[session]; x != nil && x.mark != mark {
-			x.mark, x.pending, tell = mark, true, true
+		if x := l.shownLists[session]; x != nil && x.fingerprint != fingerprint {
+			x.fingerprint, x.pending, tell = fingerprint, true, true
 		}
 		l.mu.Unlock()
 	}
@@ -106,11 +106,11 @@ func (l *lists) changed(id devices.ID) {
 	}
 }
 
-// take tells whether a session is to be told, once.
-func (l *lists) take(session *mcp.ServerSession) bool {
+// take reports whether a notification is due for a session, and clears that.
+func (l *toolLists) takePending(session *mcp.ServerSession) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	x := l.shows[session]
+	x := l.shownLists[session]
 	if x == nil || !x.pending {
 		return false
 	}
@@ -118,40 +118,40 @@ func (l *lists) take(session *mcp.ServerSession) bool {
 	return true
 }
 
-// follows knows which sessions follow which resources.
-type follows struct {
+// subscriptions records the resource subscriptions of sessions.
+type subscriptions struct {
 	mu        sync.Mutex
-	byDevice  map[devices.ID]map[string]int // followers of each URI, as the client wrote it
-	bySession map[*mcp.ServerSession]map[string]follow
+	byDevice  map[devices.ID]map[string]int // number of subscriptions of each URI, as the client wrote it
+	bySession map[*mcp.ServerSession]map[string]subscription
 }
 
-type follow struct {
-	v      *visit
+type subscription struct {
+	v      *requestInfo
 	device devices.ID
 }
 
-func newFollows() *follows {
-	return &follows{byDevice: map[devices.ID]map[string]int{}, bySession: map[*mcp.ServerSession]map[string]follow{}}
+func newSubscriptions() *subscriptions {
+	return &subscriptions{byDevice: map[devices.ID]map[string]int{}, bySession: map[*mcp.ServerSession]map[string]subscription{}}
 }
 
-func (f *follows) add(session *mcp.ServerSession, uri string, to follow) error {
+func (f *subscriptions) add(session *mcp.ServerSession, uri string, to subscription) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	mine := f.bySession[session]
-	if _, twice := mine[uri]; twice {
+	own := f.bySession[session]
+	if _, twice := own[uri]; twice {
 		return nil
 	}
-	if len(mine) >= MaxSubscription {
-		return invalid("a session may follow 64 resources")
+	if len(own) >= MaxSubscription {
+		return invalid("a session may subscribe to at most 64 resources")
 	}
 	if x := to.v.session.Load(); x != nil && x.ctx.Err() != nil {
-		return nil // it has ended
+		return nil // the session has ended
 	}
-	if mine == nil {
-		mine = map[string]follow{}
-		f.bySession[session] = mine
+	if own == nil {
+		own = map[string]subscription{}
+		f.bySession[session] = own
 	}
-	mine[uri] = to
+	own[uri] = to
 	if f.byDevice[to.device] == nil {
 		f.byDevice[to.device] = map[string]int{}
 	}
@@ -159,13 +159,13 @@ func (f *follows) add(session *mcp.ServerSession, uri string, to follow) error {
 	return nil
 }
 
-func (f *follows) remove(session *mcp.ServerSession, uri string) {
+func (f *subscriptions) remove(session *mcp.ServerSession, uri string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.removeLocked(session, uri)
 }
 
-func (f *follows) removeLocked(session *mcp.ServerSession, uri string) {
+func (f *subscriptions) removeLocked(session *mcp.ServerSession, uri string) {
 	to, ok := f.bySession[session][uri]
 	if !ok {
 		return
@@ -183,7 +183,7 @@ func (f *follows) removeLocked(session *mcp.ServerSession, uri string) {
 	}
 }
 
-func (f *follows) drop(session *mcp.ServerSession) {
+func (f *subscriptions) drop(session *mcp.ServerSession) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for uri := range f.bySession[session] {
@@ -191,8 +191,8 @@ func (f *follows) drop(session *mcp.ServerSession) {
 	}
 }
 
-// of are the URIs that are followed of a device; of all if id is empty.
-func (f *follows) of(id devices.ID) (uris []string) {
+// urisOf returns the subscribed URIs of a device; all of them if id is empty.
+func (f *subscriptions) urisOf(id devices.ID) (uris []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for device, of := range f.byDevice {
@@ -206,22 +206,22 @@ func (f *follows) of(id devices.ID) (uris []string) {
 	return uris
 }
 
-func (f *follows) get(session *mcp.ServerSession, uri string) (follow, bool) {
+func (f *subscriptions) get(session *mcp.ServerSession, uri string) (subscription, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	to, ok := f.bySession[session][uri]
 	return to, ok
 }
 
-// wants tells whether any session cares for a device.
-func (s *Server) wants(id devices.ID) bool {
-	s.follows.mu.Lock()
-	_, followed := s.follows.byDevice[id]
-	s.follows.mu.Unlock()
-	return followed || len(s.lists.of(id)) > 0
+// needsEvents reports whether any session needs the events of a device.
+func (s *Server) needsEvents(id devices.ID) bool {
+	s.subscriptions.mu.Lock()
+	_, followed := s.subscriptions.byDevice[id]
+	s.subscriptions.mu.Unlock()
+	return followed || len(s.toolLists.sessionsOf(id)) > 0
 }
 
-// notify tells sessions what an event changed.
+// notify notifies the sessions that an event concerns.
 func (s *Server) notify(e devices.StreamEvent) {
 	defer tasks.Contain(s.log, nil)
 	id := e.Device
@@ -234,16 +234,16 @@ func (s *Server) notify(e devices.StreamEvent) {
 			return
 		}
 	}
-	for _, uri := range s.follows.of(id) {
+	for _, uri := range s.subscriptions.urisOf(id) {
 		of, err := parseURI(uri)
 		if err != nil || e.Kind == devices.EventCatalog && of.part == partStatus && !e.Gap {
 			continue
 		}
 		params := &mcp.ResourceUpdatedNotificationParams{URI: uri}
-		_ = s.fleet.server.ResourceUpdated(s.ctx, params) // it tells of no failure
+		_ = s.fleet.server.ResourceUpdated(s.ctx, params) // it returns no error
 		_ = s.device.server.ResourceUpdated(s.ctx, params)
 	}
-	s.lists.changed(id)
+	s.toolLists.recheck(id)
 }
 
 // Kinds of notifications, for their counter.
@@ -252,53 +252,53 @@ const (
 	notifiedResource = "resource"
 )
 
-// onlyChanged holds back what the SDK would tell every session of a server.
-func (s *Server) onlyChanged(next mcp.MethodHandler) mcp.MethodHandler {
+// filterListChanged stops notifications that the SDK sends to every session of a server.
+func (s *Server) filterListChanged(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		if method != "notifications/tools/list_changed" {
 			return next(ctx, method, req)
 		}
 		session, _ := req.GetSession().(*mcp.ServerSession)
-		if s.lists.take(session) {
-			s.post.send(session, notifiedTools, func(ctx context.Context) { s.tell(ctx, next, method, req, notifiedTools) })
+		if s.toolLists.takePending(session) {
+			s.notifier.send(session, notifiedTools, func(ctx context.Context) { s.deliver(ctx, next, method, req, notifiedTools) })
 		}
 		return nil, nil
 	}
 }
 
-// onlyPermitted holds back what a session followed while it still might.
-func (s *Server) onlyPermitted(next mcp.MethodHandler) mcp.MethodHandler {
+// filterPermitted stops notifications about resources that the caller may no longer read.
+func (s *Server) filterPermitted(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		params, ok := req.GetParams().(*mcp.ResourceUpdatedNotificationParams)
 		if !ok {
 			return next(ctx, method, req)
 		}
 		session, _ := req.GetSession().(*mcp.ServerSession)
-		s.post.send(session, params.URI, func(ctx context.Context) {
-			to, ok := s.follows.get(session, params.URI)
+		s.notifier.send(session, params.URI, func(ctx context.Context) {
+			to, ok := s.subscriptions.get(session, params.URI)
 			if ok && s.opt.Service.Permit(ctx, to.v.by(), access.ScopeRead, to.device) == nil {
-				s.tell(ctx, next, method, req, notifiedResource)
+				s.deliver(ctx, next, method, req, notifiedResource)
 			}
 		})
 		return nil, nil
 	}
 }
 
-// tell delivers a notification.
-func (s *Server) tell(ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request, kind string) {
+// deliver delivers a notification.
+func (s *Server) deliver(ctx context.Context, next mcp.MethodHandler, method string, req mcp.Request, kind string) {
 	defer tasks.Contain(s.log, nil)
 	if _, err := next(ctx, method, req); err != nil {
-		s.log.Debug("a host was not told", "method", method, "error", err)
+		s.log.Debug("an MCP notification was not delivered", "method", method, "error", err)
 		return
 	}
 	s.stats.Notified.Add(kind, 1)
 }
 
-// subscribe is called by the SDK before it notes a subscription.
+// subscribe is called by the SDK before it records a subscription.
 func (s *Server) subscribe(ctx context.Context, req *mcp.SubscribeRequest) error {
-	v := visitOf(ctx)
-	if s.isFixture(req.Params.URI) {
-		return s.follows.add(req.Session, req.Params.URI, follow{v, ""})
+	v := requestInfoOf(ctx)
+	if s.opt.Extra != nil && s.opt.Extra.Owns(req.Params.URI) {
+		return s.subscriptions.add(req.Session, req.Params.URI, subscription{v, ""})
 	}
 	of, err := parseURI(req.Params.URI)
 	if err != nil || of.device == "" || !v.covers(of.device) {
@@ -307,10 +307,10 @@ func (s *Server) subscribe(ctx context.Context, req *mcp.SubscribeRequest) error
 	if err := s.opt.Service.Permit(ctx, v.by(), access.ScopeRead, of.device); err != nil {
 		return s.protocolError(ctx, err)
 	}
-	return s.follows.add(req.Session, req.Params.URI, follow{v, of.device})
+	return s.subscriptions.add(req.Session, req.Params.URI, subscription{v, of.device})
 }
 
 func (s *Server) unsubscribe(_ context.Context, req *mcp.UnsubscribeRequest) error {
-	s.follows.remove(req.Session, req.Params.URI)
+	s.subscriptions.remove(req.Session, req.Params.URI)
 	return nil
 }

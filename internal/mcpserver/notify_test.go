@@ -17,10 +17,10 @@ import (
 	"fleetd/internal/selector"
 )
 
-// quietTime is how long a test waits for what must not come.
+// quietTime is how long a test waits for something that must not happen.
 const quietTime = 200 * time.Millisecond
 
-// Only those are told that a list of tools changed who see a change.
+// Only sessions whose list of tools has changed are notified.
 func TestListChanged(t *testing.T) {
 	t.Parallel()
 	for _, era := range []string{"2025-06-18", "2025-11-25", "2026-07-28"} {
@@ -30,28 +30,28 @@ func TestListChanged(t *testing.T) {
 			f.connect(t, lamp, script)
 			f.connect(t, robot, devicetest.NewScript())
 			_, getters := f.key(t, "devices:read tools:call", "", time.Hour, "*get_*")
-			told := map[string]*atomic.Int64{}
+			notified := map[string]*atomic.Int64{}
 			for name, c := range map[string]struct{ path, token string }{"device": {PathDevices + string(lamp), admin}, "again": {PathDevices + string(lamp), admin},
 				"other device": {PathDevices + string(robot), admin}, "sees no change": {PathDevices + string(lamp), getters}, "fleet": {PathMCP, admin}} {
 				n := &atomic.Int64{}
-				told[name] = n
+				notified[name] = n
 				s := f.host(t, c.path, era, c.token, &mcp.ClientOptions{ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { n.Add(1) }})
 				namesOf(t, s)
 			}
 			expect := func(what string, want int64) {
 				t.Helper()
-				devicetest.Eventually(t, what, func() bool { return told["device"].Load() == want && told["again"].Load() == want })
+				devicetest.Eventually(t, what, func() bool { return notified["device"].Load() == want && notified["again"].Load() == want })
 				time.Sleep(quietTime)
 				for _, name := range []string{"other device", "sees no change", "fleet"} {
-					if n := told[name].Load(); n != 0 {
-						t.Errorf("%s: %s is told %d times", what, name, n)
+					if n := notified[name].Load(); n != 0 {
+						t.Errorf("%s: %s is notified %d times", what, name, n)
 					}
 				}
-				if n := told["device"].Load(); n != want {
-					t.Errorf("%s: told %d times, not %d", what, n, want)
+				if n := notified["device"].Load(); n != want {
+					t.Errorf("%s: notified %d times, not %d", what, n, want)
 				}
 			}
-			devicetest.Eventually(t, "all listen", func() bool { return len(f.mcp.lists.of("")) == 4 })
+			devicetest.Eventually(t, "all listen", func() bool { return len(f.mcp.toolLists.sessionsOf("")) == 4 })
 			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: lamp}) // which changes nothing
 			expect("nothing changed", 0)
 			script.Tools = tools("self.lamp.on", "self.lamp.off")
@@ -59,7 +59,7 @@ func TestListChanged(t *testing.T) {
 			f.events.happen(t, devices.StreamEvent{Kind: devices.EventCatalog, Device: lamp})
 			expect("the list changed", 1)
 			devicetest.SetPolicy(t, f.service, access.Policy{Rules: []access.Rule{{Name: "dark", Tools: []string{"self.lamp.on"}, Devices: selector.FromMap(map[string]string{"device": string(lamp)}), Action: access.Deny}}})
-			expect("a rule took a tool away", 2)
+			expect("a rule removed a tool", 2)
 		})
 	}
 }
@@ -96,7 +96,7 @@ func TestResources(t *testing.T) {
 				t.Errorf("%s %s: %+v, %v", era, uri, r, err)
 			}
 			if err == nil && era >= revisionModern && r.CacheScope != "private" {
-				t.Errorf("%s may be kept by anybody", uri)
+				t.Errorf("%s may be cached for other callers", uri)
 			}
 		}
 		for _, uri := range []string{uriOf(robot), uriOf(robot) + "/tools", uriOf("aa:bb:cc:dd:ee:99"), uriPhotos + "p2", uriPhotos + "p3", uriOf(lamp) + "/else", "fleet://else", "file:///etc/passwd"} {
@@ -115,13 +115,13 @@ func TestResources(t *testing.T) {
 			}
 			args["device"] = string(robot)
 			if _, err := s.GetPrompt(t.Context(), &mcp.GetPromptParams{Name: name, Arguments: args}); err == nil {
-				t.Errorf("%s %s: of a device that is not for the key", era, name)
+				t.Errorf("%s %s: for a device that the key may not see", era, name)
 			}
 		}
 	}
 }
 
-// Followers of a device hear of it while they may see it.
+// Subscribers of a device are notified as long as they may see it.
 func TestSubscriptions(t *testing.T) {
 	for _, era := range []string{"2025-06-18", "2025-11-25", "2026-07-28"} {
 		t.Run(era, func(t *testing.T) {
@@ -131,44 +131,44 @@ func TestSubscriptions(t *testing.T) {
 			f.label(t, lamp, map[string]string{"room": "lab"})
 			_, lab := f.key(t, "devices:read", "room=lab", time.Hour)
 			var mu sync.Mutex
-			var heard []string
+			var updated []string
 			s := f.host(t, PathMCP, era, lab, &mcp.ClientOptions{ResourceUpdatedHandler: func(_ context.Context, r *mcp.ResourceUpdatedNotificationRequest) {
 				mu.Lock()
 				defer mu.Unlock()
-				heard = append(heard, r.Params.URI)
+				updated = append(updated, r.Params.URI)
 			}})
 			if err := s.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uriOf(lamp)}); err != nil {
 				t.Fatal(err)
 			}
-			if era < revisionModern { // refusals of the newer revision come on the stream
+			if era < revisionModern { // newer revisions send refusals on the stream
 				for _, uri := range []string{uriOf(robot), uriPhotos + "p1", "test://x"} {
 					if err := s.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uri}); err == nil {
-						t.Errorf("it follows %s", uri)
+						t.Errorf("it can subscribe to %s", uri)
 					}
 				}
 			}
-			devicetest.Eventually(t, "it follows", func() bool { return len(f.mcp.follows.of(lamp)) == 1 })
+			devicetest.Eventually(t, "it has subscribed", func() bool { return len(f.mcp.subscriptions.urisOf(lamp)) == 1 })
 			count := func() int {
 				mu.Lock()
 				defer mu.Unlock()
-				return len(heard)
+				return len(updated)
 			}
 			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOffline, Device: lamp})
 			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOffline, Device: robot})
-			devicetest.Eventually(t, "it hears", func() bool { return count() == 1 })
+			devicetest.Eventually(t, "it is notified", func() bool { return count() == 1 })
 			f.label(t, lamp, map[string]string{"room": "hall"})
 			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: lamp})
 			time.Sleep(quietTime)
 			if n := count(); n != 1 {
-				t.Errorf("it heard %d times of a device that is not for it any more", n)
+				t.Errorf("it was notified %d times of a device that it may no longer see", n)
 			}
 			_ = s.Close()
-			devicetest.Eventually(t, "nothing is left", func() bool { return len(f.mcp.follows.of("")) == 0 && f.mcp.Stats().Sessions.Load() == 0 })
+			devicetest.Eventually(t, "all sessions and subscriptions have ended", func() bool { return len(f.mcp.subscriptions.urisOf("")) == 0 && f.mcp.Stats().Sessions.Load() == 0 })
 		})
 	}
 }
 
-// Progress is told to who asked, and a call that is cancelled ends.
+// A caller that requests progress receives it, and a cancelled call ends.
 func TestProgressAndCancellation(t *testing.T) {
 	for _, era := range eras {
 		t.Run(era, func(t *testing.T) {
@@ -183,9 +183,9 @@ func TestProgressAndCancellation(t *testing.T) {
 			}
 			f.connect(t, lamp, script)
 			f.connect(t, robot, devicetest.NewScript())
-			var told atomic.Int64
+			var notified atomic.Int64
 			s := f.host(t, PathMCP, era, admin, &mcp.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
-				told.Add(1)
+				notified.Add(1)
 				if r.Params.Total != 2 {
 					t.Errorf("%+v", r.Params)
 				}
@@ -196,7 +196,7 @@ func TestProgressAndCancellation(t *testing.T) {
 			if err != nil || r.IsError || !strings.Contains(textOf(r), `"ok":2`) {
 				t.Fatalf("%s, %v", textOf(r), err)
 			}
-			devicetest.Eventually(t, "progress is told", func() bool { return told.Load() == 2 })
+			devicetest.Eventually(t, "progress is reported", func() bool { return notified.Load() == 2 })
 			silent.Store(true)
 			ctx, cancel := context.WithCancel(t.Context())
 			failed := make(chan error, 1)
@@ -204,17 +204,17 @@ func TestProgressAndCancellation(t *testing.T) {
 				_, err := s.CallTool(ctx, params)
 				failed <- err
 			}()
-			devicetest.Eventually(t, "the call is on its way", func() bool { return f.mcp.sessions.calls.Load() == 1 })
+			devicetest.Eventually(t, "the call is in progress", func() bool { return f.mcp.sessions.calls.Load() == 1 })
 			cancel()
 			if err := <-failed; err == nil {
-				t.Error("a call that was cancelled has a result")
+				t.Error("a cancelled call has a result")
 			}
-			devicetest.Eventually(t, "the call ended at the node", func() bool { return f.mcp.sessions.calls.Load() == 0 })
+			devicetest.Eventually(t, "the call has ended on the node", func() bool { return f.mcp.sessions.calls.Load() == 0 })
 		})
 	}
 }
 
-// What an event says is shown within bounds, to who may read it.
+// Events are shown with limited size, to callers that may read them.
 func TestEvents(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, lamp, devicetest.NewScript())

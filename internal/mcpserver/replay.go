@@ -8,18 +8,18 @@ import (
 	"sync"
 )
 
-// Bounds of what is kept so that a client whose stream broke off can go on
-// where it was. Revision 2026-07-28 does not know that any more.
+// Limits of the messages that are kept so that a client can resume an interrupted
+// stream. Revision 2026-07-28 has no resumption.
 const (
 	maxReplay        = 64 << 20  // bytes of all sessions
-	maxSessionReplay = 256 << 10 // bytes of one session; a photo is over it and comes once
-	maxReplayStreams = 32        // of one session, besides the one for everything unasked
+	maxSessionReplay = 256 << 10 // bytes of one session; a larger message, such as a photo, is sent once
+	maxReplayStreams = 32        // of one session, besides the stream for unsolicited messages
 )
 
-var errReplayGone = errors.New("what the stream said then is not kept any more")
+var errReplayGone = errors.New("the messages of the stream after this event id are no longer kept")
 
-// replays is the SDK's event store. The SDK's own never forgets a stream while
-// its session lives, so that one client can fill the memory with pings.
+// replays is the event store of the SDK. The SDK's own store keeps every stream until
+// its session ends, so that one client could fill the memory with pings.
 type replays struct {
 	stats *Stats
 
@@ -31,8 +31,8 @@ type replays struct {
 type replaySession struct {
 	bytes   int
 	streams map[string]*replayStream
-	opened  []string        // streams in the order of their beginning
-	order   []*replayStream // of every message kept
+	opened  []string        // streams in the order in which they were opened
+	order   []*replayStream // the stream of every stored message, oldest first
 }
 
 type replayStream struct {
@@ -44,7 +44,7 @@ func newReplays(stats *Stats) *replays {
 	return &replays{stats: stats, sessions: map[string]*replaySession{}}
 }
 
-// Open begins a stream.
+// Open opens a stream.
 func (r *replays) Open(_ context.Context, session, stream string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -55,7 +55,7 @@ func (r *replays) Open(_ context.Context, session, stream string) error {
 	}
 	if stream != "" {
 		if len(s.opened) == maxReplayStreams {
-			r.forgetLocked(s, s.opened[0])
+			r.dropStreamLocked(s, s.opened[0])
 			s.opened = slices.Delete(s.opened, 0, 1)
 		}
 		s.opened = append(s.opened, stream)
@@ -64,8 +64,8 @@ func (r *replays) Open(_ context.Context, session, stream string) error {
 	return nil
 }
 
-// forgetLocked drops a stream with what is kept of it.
-func (r *replays) forgetLocked(s *replaySession, stream string) {
+// dropStreamLocked drops a stream and its messages.
+func (r *replays) dropStreamLocked(s *replaySession, stream string) {
 	old := s.streams[stream]
 	delete(s.streams, stream)
 	s.order = slices.DeleteFunc(s.order, func(o *replayStream) bool { return o == old })
@@ -80,7 +80,7 @@ func (r *replays) countLocked(s *replaySession, n int) {
 	r.stats.ReplayBytes.Store(int64(r.bytes))
 }
 
-// Append keeps a message; the session's oldest make room for it.
+// Append stores a message and drops the oldest messages over the limits.
 func (r *replays) Append(_ context.Context, session, stream string, data []byte) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,7 +89,7 @@ func (r *replays) Append(_ context.Context, session, stream string, data []byte)
 		return errReplayGone
 	}
 	to := s.streams[stream]
-	if to == nil { // many streams began since
+	if to == nil { // it was dropped for newer streams
 		r.stats.ReplayDropped.Add(1)
 		return nil
 	}
@@ -108,7 +108,7 @@ func (r *replays) Append(_ context.Context, session, stream string, data []byte)
 	return nil
 }
 
-// After yields what a stream said behind an index.
+// After returns the messages of a stream after an index.
 func (r *replays) After(_ context.Context, session, stream string, index int) iter.Seq2[[]byte, error] {
 	r.mu.Lock()
 	var data [][]byte
@@ -134,8 +134,8 @@ func (r *replays) After(_ context.Context, session, stream string, index int) it
 	}
 }
 
-// closed drops a session.
-func (r *replays) closed(session string) {
+// closeSession drops a session.
+func (r *replays) closeSession(session string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.sessions[session]

@@ -27,15 +27,15 @@ const (
 	toolStatus   = "self.get_device_status"
 )
 
-// resourceTemplates are all there is to read.
+// resourceTemplates are the templates of all resources.
 var resourceTemplates = []*mcp.ResourceTemplate{
 	{URITemplate: uriDevices + "{device}", Name: "device", Title: "Device", MIMEType: typeJSON, Description: "State of a device: connection, firmware, labels, how many tools."},
-	{URITemplate: uriDevices + "{device}/status", Name: "device_status", Title: "Device status", MIMEType: typeJSON, Description: "What the device itself says of its state now: volume, screen, battery, network. Asks the device."},
+	{URITemplate: uriDevices + "{device}/status", Name: "device_status", Title: "Device status", MIMEType: typeJSON, Description: "The state that the device reports when asked: volume, screen, battery, network."},
 	{URITemplate: uriDevices + "{device}/tools", Name: "device_tools", Title: "Device tools", MIMEType: typeJSON, Description: "The tools of a device that this key may call, with their schemas."},
-	{URITemplate: uriPhotos + "{photo}", Name: "photo", Title: "Photo", MIMEType: "image/jpeg", Description: "A photo that a device took, by the id that its tool or an event gave."},
+	{URITemplate: uriPhotos + "{photo}", Name: "photo", Title: "Photo", MIMEType: "image/jpeg", Description: "A photo that a device took, by the id from a tool result or an event."},
 }
 
-// place of a resource in the fleet.
+// resource is a parsed URI.
 type resource struct {
 	device devices.ID
 	part   string // of the device; empty for its state
@@ -67,19 +67,19 @@ func parseURI(uri string) (r resource, err error) {
 
 func uriOf(id devices.ID) string { return uriDevices + string(id) }
 
-// covers tells whether a device is within what the visit is about.
-func (v *visit) covers(id devices.ID) bool { return v.device == "" || v.device == id }
+// covers reports whether the addressed server serves a device.
+func (v *requestInfo) covers(id devices.ID) bool { return v.device == "" || v.device == id }
 
-// addResources makes the SDK ask read for everything. Its own templates match
-// no colon unescaped, which every device id has.
+// addResources registers one template for all URIs. The SDK's templates do not match
+// unescaped colons, which every device id contains.
 func (s *Server) addResources(server *mcp.Server) {
 	server.AddResourceTemplate(&mcp.ResourceTemplate{URITemplate: "fleet://{+rest}", Name: "fleet"}, s.read)
 }
 
-// resourceLists answers the lists of resources and templates.
+// resourceLists answers requests for the lists of resources and templates.
 func (s *Server) resourceLists(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
-		if s.listsFixtures() {
+		if s.opt.Extra != nil {
 			return next(ctx, method, req)
 		}
 		switch method {
@@ -88,7 +88,7 @@ func (s *Server) resourceLists(next mcp.MethodHandler) mcp.MethodHandler {
 			if params, _ := req.GetParams().(*mcp.ListResourcesParams); params != nil {
 				cursor = params.Cursor
 			}
-			return s.listResources(ctx, visitOf(ctx), cursor)
+			return s.listResources(ctx, requestInfoOf(ctx), cursor)
 		case "resources/templates/list":
 			if params, _ := req.GetParams().(*mcp.ListResourceTemplatesParams); params != nil && params.Cursor != "" {
 				return nil, badCursor
@@ -99,7 +99,7 @@ func (s *Server) resourceLists(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-func (s *Server) listResources(ctx context.Context, v *visit, cursor string) (*mcp.ListResourcesResult, error) {
+func (s *Server) listResources(ctx context.Context, v *requestInfo, cursor string) (*mcp.ListResourcesResult, error) {
 	result := &mcp.ListResourcesResult{Resources: []*mcp.Resource{}, Cacheable: mcp.Cacheable{CacheScope: "private"}}
 	if v.device != "" {
 		for _, part := range []string{"", partStatus, partTools} {
@@ -126,23 +126,23 @@ func (s *Server) listResources(ctx context.Context, v *visit, cursor string) (*m
 	return result, nil
 }
 
-// protocolError is a failure that is no tool's.
+// protocolError returns the JSON-RPC error for a failure outside a tool call.
 func (s *Server) protocolError(ctx context.Context, err error) error {
-	s.note(visitOf(ctx).by(), "resources", "", err)
+	s.note(requestInfoOf(ctx).by(), "resources", "", err)
 	e := devices.AsError(err)
 	code := int64(jsonrpc.CodeInternalError)
 	switch e.Code {
 	case devices.CodeBadRequest, devices.CodeForbidden, devices.CodeDeviceUnknown, devices.CodeNotFound:
 		code = jsonrpc.CodeInvalidParams
 	case devices.CodeInternal:
-		return &jsonrpc.Error{Code: code, Message: "a fault of the node; its log says more"}
+		return &jsonrpc.Error{Code: code, Message: "internal error; see the log of the node"}
 	}
 	return &jsonrpc.Error{Code: code, Message: string(e.Code) + ": " + e.Detail}
 }
 
 // read reads one resource.
 func (s *Server) read(ctx context.Context, req *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
-	v, uri := visitOf(ctx), req.Params.URI
+	v, uri := requestInfoOf(ctx), req.Params.URI
 	of, err := parseURI(uri)
 	if err != nil {
 		return nil, err
@@ -180,7 +180,7 @@ func (s *Server) read(ctx context.Context, req *mcp.ReadResourceRequest) (*mcp.R
 	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: uri, MIMEType: typeJSON, Text: string(text)}}}, nil
 }
 
-func (s *Server) readPhoto(ctx context.Context, v *visit, uri, id string) (*mcp.ReadResourceResult, error) {
+func (s *Server) readPhoto(ctx context.Context, v *requestInfo, uri, id string) (*mcp.ReadResourceResult, error) {
 	photo, body, err := s.opt.Photos.Open(ctx, id)
 	switch {
 	case err != nil && devices.AsError(err).Code == devices.CodeNotFound:
@@ -189,7 +189,7 @@ func (s *Server) readPhoto(ctx context.Context, v *visit, uri, id string) (*mcp.
 		return nil, s.protocolError(ctx, err)
 	}
 	defer func() { _ = body.Close() }()
-	// Whose photo it is stays unknown to those who may not see it.
+	// Callers that may not see a photo do not learn its device.
 	if !v.covers(photo.Device) || s.opt.Service.Permit(ctx, v.by(), access.ScopePhotos, photo.Device) != nil {
 		return nil, mcp.ResourceNotFoundError(uri)
 	}
@@ -200,15 +200,15 @@ func (s *Server) readPhoto(ctx context.Context, v *visit, uri, id string) (*mcp.
 	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: uri, MIMEType: "image/jpeg", Blob: jpeg}}}, nil
 }
 
-// status is what a device says of its state.
+// status is the state that a device reported.
 type status struct {
 	Device string          `json:"device"`
 	State  devices.State   `json:"state"`
-	Status json.RawMessage `json:"status,omitempty"` // as the device wrote it
-	Text   string          `json:"text,omitempty"`   // where that was no JSON
+	Status json.RawMessage `json:"status,omitempty"` // as the device reported it
+	Text   string          `json:"text,omitempty"`   // if that was not JSON
 }
 
-func (s *Server) status(ctx context.Context, by access.By, d devices.View) (*status, error) {
+func (s *Server) status(ctx context.Context, by access.Principal, d devices.View) (*status, error) {
 	result, content, err := s.run(ctx, by, devices.ToolCall{Device: d.Device.ID, Tool: toolStatus}, 0)
 	if err != nil {
 		return nil, err
@@ -227,13 +227,13 @@ func (s *Server) status(ctx context.Context, by access.By, d devices.View) (*sta
 	return out, nil
 }
 
-// complete completes device ids, in resources and prompts.
+// complete completes device ids in resources and prompts.
 func (s *Server) complete(ctx context.Context, req *mcp.CompleteRequest) (*mcp.CompleteResult, error) {
 	result := &mcp.CompleteResult{Completion: mcp.CompletionResultDetails{Values: []string{}}}
 	if req.Params.Argument.Name != "device" {
 		return result, nil
 	}
-	v := visitOf(ctx)
+	v := requestInfoOf(ctx)
 	prefix := strings.ToLower(req.Params.Argument.Value)
 	if v.device != "" {
 		if strings.HasPrefix(string(v.device), prefix) {

@@ -16,23 +16,23 @@ import (
 	"fleetd/internal/selector"
 )
 
-// Bounds of a search by words.
+// Limits of a search.
 const (
-	maxSelected = 1000 // devices among which a selection and a search are made together; of more, what is found is selected
-	maxLooked   = 1000 // devices that are looked at for one page
-	maxKeys     = 12   // labels that an empty answer names
-	maxValues   = 8    // of each
-	maxNamed    = 5    // devices that an error names
+	maxSelected  = 1000 // devices up to which a selector is applied before the search; of more, it is applied to the matches
+	maxPageReads = 1000 // devices that are read for one page
+	maxKeys      = 12   // labels in an empty result
+	maxValues    = 8    // of each
+	maxListed    = 5    // devices listed in an error
 )
 
-// words are the devices by their words.
-type words struct {
+// wordIndex is the search index of all devices.
+type wordIndex struct {
 	s      *Server
 	keeper *finder.Keeper
 }
 
-func newWords(s *Server) *words {
-	w := &words{s: s}
+func newWordIndex(s *Server) *wordIndex {
+	w := &wordIndex{s: s}
 	w.keeper = finder.NewKeeper(w, func(f func(context.Context)) bool {
 		if s.ctx.Err() != nil {
 			return false
@@ -50,17 +50,17 @@ func newWords(s *Server) *words {
 	return w
 }
 
-// touched takes note that a device reported something.
-func (w *words) touched(id devices.ID) { w.keeper.Touched(string(id)) }
+// onReport records that a device reported a change.
+func (w *wordIndex) onReport(id devices.ID) { w.keeper.Touched(string(id)) }
 
 // Docs implements finder.Source.
-func (w *words) Docs(ctx context.Context, after string, limit int) ([]finder.Doc, string, error) {
+func (w *wordIndex) Docs(ctx context.Context, after string, limit int) ([]finder.Doc, string, error) {
 	views, next, err := w.s.opt.Service.List(ctx, devices.ListQuery{After: after, Limit: limit})
 	return docsOf(views), next, err
 }
 
 // DocsOf implements finder.Source.
-func (w *words) DocsOf(ctx context.Context, ids []string) ([]finder.Doc, error) {
+func (w *wordIndex) DocsOf(ctx context.Context, ids []string) ([]finder.Doc, error) {
 	views, err := w.s.views(ctx, ids, selector.Selector{})
 	return docsOf(views), err
 }
@@ -75,19 +75,19 @@ func docsOf(views []devices.View) []finder.Doc {
 }
 
 // ToolsOf implements finder.Source.
-func (w *words) ToolsOf(ctx context.Context, list string) ([]finder.Tool, error) {
+func (w *wordIndex) ToolsOf(ctx context.Context, list string) ([]finder.Tool, error) {
 	hash, err := devices.ParseHash(list)
 	if err != nil {
 		return nil, err
 	}
 	cat, err := w.s.opt.Service.Catalog(ctx, hash)
 	if err != nil {
-		return nil, nil // it was pruned a moment ago
+		return nil, nil // pruned since
 	}
-	return toolsToFind(cat), nil
+	return findableTools(cat), nil
 }
 
-func toolsToFind(cat *catalog.Catalog) (list []finder.Tool) {
+func findableTools(cat *catalog.Catalog) (list []finder.Tool) {
 	for i := range cat.Tools {
 		if t := &cat.Tools[i]; cat.Tool(t.Name) == t {
 			description, _ := jsonspan.String(jsonspan.Member(t.Raw, "description"))
@@ -97,9 +97,9 @@ func toolsToFind(cat *catalog.Catalog) (list []finder.Tool) {
 	return list
 }
 
-// views reads devices by their ids, as far as a selector selects them.
+// views returns the devices with these ids that a selector matches.
 func (s *Server) views(ctx context.Context, ids []string, sel selector.Selector) (views []devices.View, err error) {
-	q := devices.ListQuery{Select: selector.And(selector.In(selector.FieldDevice, ids...), sel), Limit: maxLooked}
+	q := devices.ListQuery{Select: selector.And(selector.In(selector.FieldDevice, ids...), sel), Limit: maxPageReads}
 	for {
 		page, next, err := s.opt.Service.List(ctx, q)
 		if err != nil {
@@ -112,16 +112,16 @@ func (s *Server) views(ctx context.Context, ids []string, sel selector.Selector)
 	}
 }
 
-// found are the devices that a search found.
-type found struct {
+// searchResult is the result of a search.
+type searchResult struct {
 	finder.Result
 	devices []devices.View // a page
 	next    string
 }
 
-// search finds the devices that have all words of a text and are selected, among
+// search finds the devices that match all words of a text and the selector, among
 // those that the caller may see.
-func (s *Server) search(ctx context.Context, by access.By, text string, sel selector.Selector, cursor string, limit int) (f found, err error) {
+func (s *Server) search(ctx context.Context, by access.Principal, text string, sel selector.Selector, cursor string, limit int) (f searchResult, err error) {
 	from := 0
 	if cursor != "" {
 		if from, err = strconv.Atoi(cursor); err != nil || from < 1 {
@@ -131,20 +131,20 @@ func (s *Server) search(ctx context.Context, by access.By, text string, sel sele
 	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, ""); err != nil {
 		return f, err
 	}
-	index, err := s.words.keeper.Index(ctx)
+	index, err := s.wordIndex.keeper.Index(ctx)
 	if errors.Is(err, finder.ErrTooMany) {
 		s.stats.Unindexed.Add(1)
-		err = badArguments(fmt.Sprintf("a fleet of more than %d devices is not searched by words: leave query out, and give select", finder.MaxDevices))
+		err = badArguments(fmt.Sprintf("word search is not available in a fleet of more than %d devices: leave out query and use select", finder.MaxDevices))
 	}
 	if err != nil {
 		return f, err
 	}
 	guard := s.opt.Service.Guard()
-	search := finder.Search{Text: text, See: sees(by), May: func(t *finder.Tool) bool {
-		return guard.MayEver(access.Question{By: by, Tool: t.Name, UserOnly: t.UserOnly})
+	search := finder.Search{Text: text, See: visibleTo(by), May: func(t *finder.Tool) bool {
+		return guard.MayAllow(access.Query{By: by, Tool: t.Name, UserOnly: t.UserOnly})
 	}}
 	if !sel.IsZero() {
-		q := devices.ListQuery{Select: selector.And(by.Who.Devices, sel), Limit: maxSelected, Members: by.Who.NeedsLabels()}
+		q := devices.ListQuery{Select: selector.And(by.Caller.Devices, sel), Limit: maxSelected, Members: by.Caller.NeedsLabels()}
 		selected, next, err := s.opt.Service.List(ctx, q)
 		if err != nil {
 			return f, err
@@ -159,7 +159,7 @@ func (s *Server) search(ctx context.Context, by access.By, text string, sel sele
 	}
 	f.Result = index.Find(search)
 	at := from
-	for end := from + maxLooked; at < len(f.Found) && at < end && len(f.devices) < limit; {
+	for end := from + maxPageReads; at < len(f.Found) && at < end && len(f.devices) < limit; {
 		page := f.Found[at:min(at+limit-len(f.devices), len(f.Found))]
 		ids := make([]string, len(page))
 		for i, d := range page {
@@ -181,25 +181,24 @@ func (s *Server) search(ctx context.Context, by access.By, text string, sel sele
 	return f, nil
 }
 
-// sees tells of each device whether the caller may see it.
-func sees(by access.By) func(*finder.Doc) bool {
-	return func(d *finder.Doc) bool { return by.Who.Devices.MatchIdentity(d.ID, d.Labels) }
+// visibleTo returns a function that reports whether the caller may see a device.
+func visibleTo(by access.Principal) func(*finder.Doc) bool {
+	return func(d *finder.Doc) bool { return by.Caller.Devices.MatchIdentity(d.ID, d.Labels) }
 }
 
-// deviceOf is the device that a caller means: by its id, or by its name if that is
-// the name of one device only.
-func (s *Server) deviceOf(ctx context.Context, by access.By, text string) (devices.ID, error) {
+// deviceOf returns the device with an id, or with a name that no other device has.
+func (s *Server) deviceOf(ctx context.Context, by access.Principal, text string) (devices.ID, error) {
 	if strings.TrimSpace(text) == "" {
-		return "", badArguments("device is missing: give the id or the name of one, as find_devices shows it")
+		return "", badArguments("device is missing: give the id or the name of a device; find_devices lists them")
 	}
 	id, idErr := devices.ParseID(text)
-	if idErr == nil && s.opt.Service.Registry().Standing(id, "").Known {
+	if idErr == nil && s.opt.Service.Registry().Status(id, "").Known {
 		return id, nil
 	}
 	err := s.opt.Service.Permit(ctx, by, access.ScopeRead, "")
 	var index *finder.Index
 	if err == nil {
-		index, err = s.words.keeper.Index(ctx)
+		index, err = s.wordIndex.keeper.Index(ctx)
 	}
 	if err != nil { // names cannot be looked up
 		if idErr != nil {
@@ -207,19 +206,19 @@ func (s *Server) deviceOf(ctx context.Context, by access.By, text string) (devic
 		}
 		return id, nil
 	}
-	switch named := index.Named(text, sees(by)); {
+	switch named := index.Named(text, visibleTo(by)); {
 	case len(named) == 1:
 		return devices.ID(named[0]), nil
 	case len(named) > 1:
-		return "", badArguments(fmt.Sprintf("%d devices have the name %q: %s; ask which is meant, and give its id", len(named), clean(text, maxTitle), some(named, maxNamed)))
+		return "", badArguments(fmt.Sprintf("%d devices have the name %q: %s; ask which one is meant, and give its id", len(named), clean(text, maxTitle), joinFirst(named, maxListed)))
 	case idErr != nil:
 		return "", badArguments(fmt.Sprintf("no device has the id or the name %q; find_devices finds devices by words", clean(text, maxTitle)))
 	}
-	return id, nil // it may wait for approval; who looks it up says whether it is there
+	return id, nil // it may wait for approval; the caller of deviceOf checks that it exists
 }
 
-// some are the first of a list, as text.
-func some(list []string, most int) string {
+// joinFirst joins at most the first entries of a list.
+func joinFirst(list []string, most int) string {
 	if len(list) > most {
 		return strings.Join(list[:most], ", ") + ", ..."
 	}

@@ -13,30 +13,29 @@ import (
 	"fleetd/internal/devices"
 )
 
-// sessions knows whose the sessions and requests are, bounds them, and ends
-// them. It is also the SDK's event store, which is how it hears of a session's
-// end.
+// sessions records the owners of sessions and requests, limits their numbers, and ends
+// them. It is also the SDK's event store, by which it learns that a session has ended.
 type sessions struct {
 	*replays
 	stats *Stats
 	calls atomic.Int64 // requests in progress that may wait for a device
-	over  func(*mcp.ServerSession)
+	onEnd func(*mcp.ServerSession)
 	ends  sync.WaitGroup
 
 	lock     sync.Mutex
 	byID     map[string]*session
 	requests map[*request]struct{}
-	byKey    map[string]*use
-	total    int // places given
+	byKey    map[string]*usage
+	total    int // slots taken
 	draining bool
 }
 
-// session is one that a client opened.
+// session is a session that a client opened.
 type session struct {
 	id     string
-	v      *visit
+	v      *requestInfo
 	server *mcp.ServerSession
-	ctx    context.Context // ends with it, calls in progress included
+	ctx    context.Context // ends with the session and its calls in progress
 	cancel context.CancelFunc
 
 	// under sessions.lock:
@@ -45,65 +44,65 @@ type session struct {
 	used    time.Time // when the last of them ended
 }
 
-// request is one being answered.
+// request is an HTTP request in progress.
 type request struct {
-	v      *visit
-	cancel context.CancelFunc
-	answer *patient
-	stream atomic.Bool // it goes on until somebody ends it
-	events atomic.Pointer[eventStream]
-	gone   chan struct{} // closed when it is answered
+	v        *requestInfo
+	cancel   context.CancelFunc
+	response *deadlineWriter
+	stream   atomic.Bool // it continues until the client or the server ends it
+	events   atomic.Pointer[eventStream]
+	done     chan struct{} // closed when the request ends
 }
 
-// eventStream is the one that an answer is, in its session.
+// eventStream identifies the stream that a response carries.
 type eventStream struct{ session, stream string }
 
-// use is what one caller has open.
-type use struct {
+// usage counts what one caller has open.
+type usage struct {
 	who      *access.Caller
 	sessions int
 	requests int
-	calls    int // in progress, whether somebody waits for them or not
+	calls    int // in progress, even if the client has disconnected
 }
 
 func newSessions(stats *Stats, over func(*mcp.ServerSession)) *sessions {
-	return &sessions{replays: newReplays(stats), stats: stats, over: over, byID: map[string]*session{}, requests: map[*request]struct{}{}, byKey: map[string]*use{}}
+	return &sessions{replays: newReplays(stats), stats: stats, onEnd: over, byID: map[string]*session{}, requests: map[*request]struct{}{}, byKey: map[string]*usage{}}
 }
 
-// newSessionID begins with the node's name: a load balancer that reads it sends
-// a session to the node that has it.
+// newSessionID returns an id with the node's name as prefix, by which a load balancer
+// finds the node of a session.
 func (s *Server) newSessionID() string { return s.opt.Node + "." + rand.Text() }
 
-func (s *sessions) useLocked(who *access.Caller) *use {
+func (s *sessions) usageLocked(who *access.Caller) *usage {
 	u := s.byKey[who.Key]
 	if u == nil {
-		u = &use{who: who}
+		u = &usage{who: who}
 		s.byKey[who.Key] = u
 	}
 	return u
 }
 
-func (s *sessions) freeLocked(u *use) {
+func (s *sessions) freeLocked(u *usage) {
 	if u.sessions == 0 && u.requests == 0 && u.calls == 0 {
 		delete(s.byKey, u.who.Key)
 	}
 }
 
-// enter counts a request in; leave must be called at its end.
-func (s *sessions) enter(v *visit, cancel context.CancelFunc, answer *patient) (leave func(), no *refusal) {
+// enter counts a request; leave must be called when it ends.
+func (s *sessions) enter(v *requestInfo, cancel context.CancelFunc, answer *deadlineWriter) (leave func(), denied *refusal) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	u := s.useLocked(v.who)
+	u := s.usageLocked(v.caller)
 	if u.requests >= MaxKeyRequests {
 		return nil, refuse(refusedRequests, devices.CodeDeviceBusy, "this key has too many requests and streams in progress")
 	}
-	r := &request{v: v, cancel: cancel, answer: answer, gone: make(chan struct{})}
+	r := &request{v: v, cancel: cancel, response: answer, done: make(chan struct{})}
 	v.request = r
 	s.requests[r] = struct{}{}
 	u.requests++
 	s.stats.Streams.Store(int64(len(s.requests)))
 	return func() {
-		close(r.gone)
+		close(r.done)
 		s.lock.Lock()
 		defer s.lock.Unlock()
 		delete(s.requests, r)
@@ -113,65 +112,65 @@ func (s *sessions) enter(v *visit, cancel context.CancelFunc, answer *patient) (
 	}, nil
 }
 
-// call counts a call in; false if its caller has too many in progress. A host
-// that goes away does not end its call in revisions with sessions.
-func (s *sessions) call(v *visit) (done func(), ok bool) {
+// call counts a call. It returns false if the caller has too many in progress. In
+// revisions with sessions, a call continues when its client disconnects.
+func (s *sessions) call(v *requestInfo) (done func(), ok bool) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	u := s.useLocked(v.who)
+	u := s.usageLocked(v.caller)
 	if u.calls >= MaxKeyCalls {
 		return nil, false
 	}
 	u.calls++
 	s.calls.Add(1)
 	x := v.session.Load()
-	x.begunLocked()
+	x.beginLocked()
 	return func() {
 		s.calls.Add(-1)
 		s.lock.Lock()
 		defer s.lock.Unlock()
-		x.endedLocked()
+		x.endLocked()
 		u.calls--
 		s.freeLocked(u)
 	}, true
 }
 
-// place is room for one session. It is taken before the session exists.
-type place struct {
+// sessionSlot is reserved before a session exists.
+type sessionSlot struct {
 	s    *sessions
-	u    *use
+	u    *usage
 	done bool // bound, or released; under s.lock
 }
 
-func (s *sessions) reserve(v *visit) (*place, *refusal) {
+func (s *sessions) reserve(v *requestInfo) (*sessionSlot, *refusal) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	u := s.useLocked(v.who)
+	u := s.usageLocked(v.caller)
 	switch {
 	case s.draining:
-		return nil, refuse(refusedDraining, devices.CodeUnavailable, "this node is stopping; ask another one")
+		return nil, refuse(refusedDraining, devices.CodeUnavailable, "this node is stopping; send the request to another node")
 	case s.total >= MaxSessions && !s.evictLocked(""):
-		return nil, refuse(refusedTotal, devices.CodeUnavailable, "this node has as many MCP sessions as it may, all of them in use")
-	case u.sessions >= MaxKeySessions && !s.evictLocked(v.who.Key):
-		return nil, refuse(refusedKey, devices.CodeDeviceBusy, "this key has as many MCP sessions as it may, all of them in use; end some with DELETE")
+		return nil, refuse(refusedTotal, devices.CodeUnavailable, "this node has its maximum of MCP sessions, and all are in use; try again later or at another node")
+	case u.sessions >= MaxKeySessions && !s.evictLocked(v.caller.Key):
+		return nil, refuse(refusedKey, devices.CodeDeviceBusy, "this key has its maximum of MCP sessions, and all are in use; end some with DELETE")
 	}
 	s.total++
 	u.sessions++
 	s.stats.Sessions.Store(int64(s.total))
-	return &place{s: s, u: u}, nil
+	return &sessionSlot{s: s, u: u}, nil
 }
 
-// evictLocked ends the session of a key that was idle longest, or with no key that of
-// the key with the most sessions; false if all are in use. Many clients leave without a
-// DELETE.
+// evictLocked ends the session of a key that was idle longest. If key is empty, it
+// chooses the key with the most sessions. It returns false if all sessions are in use.
+// Many clients disconnect without a DELETE.
 func (s *sessions) evictLocked(key string) bool {
 	var idle *session
 	most := 0
 	for _, x := range s.byID {
-		if x.busy > 0 || x.closing || key != "" && x.v.who.Key != key {
+		if x.busy > 0 || x.closing || key != "" && x.v.caller.Key != key {
 			continue
 		}
-		of := s.useLocked(x.v.who).sessions
+		of := s.usageLocked(x.v.caller).sessions
 		if idle == nil || of > most || of == most && x.used.Before(idle.used) {
 			idle, most = x, of
 		}
@@ -182,48 +181,48 @@ func (s *sessions) evictLocked(key string) bool {
 	idle.closing = true
 	idle.cancel()
 	delete(s.byID, idle.id)
-	s.vacateLocked(s.useLocked(idle.v.who))
+	s.releaseSlotLocked(s.usageLocked(idle.v.caller))
 	s.stats.Evicted.Add(1)
 	s.ends.Go(func() {
-		_ = idle.server.Close() // nothing was asked in it
-		s.over(idle.server)
+		_ = idle.server.Close() // no request is in progress
+		s.onEnd(idle.server)
 	})
 	return true
 }
 
-// begunLocked and endedLocked count what a session does; there may be none.
-func (x *session) begunLocked() {
+// beginLocked and endLocked count the requests of a session; x may be nil.
+func (x *session) beginLocked() {
 	if x != nil {
 		x.busy++
 	}
 }
 
-func (x *session) endedLocked() {
+func (x *session) endLocked() {
 	if x != nil {
 		x.busy--
 		x.used = time.Now()
 	}
 }
 
-func (s *sessions) vacateLocked(u *use) {
+func (s *sessions) releaseSlotLocked(u *usage) {
 	s.total--
 	u.sessions--
 	s.freeLocked(u)
 	s.stats.Sessions.Store(int64(s.total))
 }
 
-// release gives a place back that no session took.
-func (p *place) release() {
+// release frees a slot that was not bound to a session.
+func (p *sessionSlot) release() {
 	p.s.lock.Lock()
 	defer p.s.lock.Unlock()
 	if !p.done {
 		p.done = true
-		p.s.vacateLocked(p.u)
+		p.s.releaseSlotLocked(p.u)
 	}
 }
 
-// bind gives the place to a session; false if it came too late.
-func (p *place) bind(server *mcp.ServerSession, id string, v *visit) bool {
+// bind binds the slot to a session. It returns false if the slot is no longer valid.
+func (p *sessionSlot) bind(server *mcp.ServerSession, id string, v *requestInfo) bool {
 	p.s.lock.Lock()
 	defer p.s.lock.Unlock()
 	if p.done || p.s.draining {
@@ -237,33 +236,33 @@ func (p *place) bind(server *mcp.ServerSession, id string, v *visit) bool {
 	return true
 }
 
-// enterSession counts a request of a session in; leave must be called at its end. A
-// session that does not exist is for the SDK to refuse.
-func (s *sessions) enterSession(id string, v *visit) (leave func(), no *refusal) {
+// enterSession counts a request of a session; leave must be called when it ends.
+// Unknown sessions are refused by the SDK.
+func (s *sessions) enterSession(id string, v *requestInfo) (leave func(), denied *refusal) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	x := s.byID[id]
-	if x != nil && (x.v.who.Key != v.who.Key || x.v.device != v.device) {
+	if x != nil && (x.v.caller.Key != v.caller.Key || x.v.device != v.device) {
 		return nil, refuse(refusedOwner, devices.CodeForbidden, "this session was opened by another key, or at another address")
 	}
-	x.begunLocked()
+	x.beginLocked()
 	return func() {
 		s.lock.Lock()
 		defer s.lock.Unlock()
-		x.endedLocked()
+		x.endLocked()
 	}, nil
 }
 
-// Open begins a stream: the SDK's event store says which request is its answer.
+// Open opens a stream and records the request whose response it is.
 func (s *sessions) Open(ctx context.Context, id, stream string) error {
-	if r := visitOf(ctx).request; r != nil && stream != "" {
+	if r := requestInfoOf(ctx).request; r != nil && stream != "" {
 		r.events.Store(&eventStream{id, stream})
 	}
 	return s.replays.Open(ctx, id, stream)
 }
 
-// takeOver ends the requests that carry a stream which a newer request is to have:
-// their connection may be long dead. The call that the stream is of goes on.
+// takeOver ends older requests that carry a stream, because their connection may be
+// dead. The call that the stream belongs to continues.
 func (s *sessions) takeOver(ctx context.Context, id, stream string, newer *request) {
 	of := eventStream{id, stream}
 	s.lock.Lock()
@@ -277,9 +276,9 @@ func (s *sessions) takeOver(ctx context.Context, id, stream string, newer *reque
 	s.lock.Unlock()
 	for _, r := range older {
 		r.cancel()
-		r.answer.abort()
+		r.response.abort()
 		select {
-		case <-r.gone:
+		case <-r.done:
 		case <-ctx.Done():
 		}
 	}
@@ -287,39 +286,39 @@ func (s *sessions) takeOver(ctx context.Context, id, stream string, newer *reque
 
 // SessionClosed is called by the SDK when a session has ended.
 func (s *sessions) SessionClosed(_ context.Context, id string) error {
-	s.closed(id)
-	s.ended(id)
+	s.closeSession(id)
+	s.sessionEnded(id)
 	return nil
 }
 
-func (s *sessions) ended(id string) {
+func (s *sessions) sessionEnded(id string) {
 	s.lock.Lock()
 	x := s.byID[id]
 	if x != nil {
 		delete(s.byID, id)
 		x.cancel()
-		s.vacateLocked(s.useLocked(x.v.who))
+		s.releaseSlotLocked(s.usageLocked(x.v.caller))
 	}
 	s.lock.Unlock()
 	if x != nil {
-		s.over(x.server)
+		s.onEnd(x.server)
 	}
 }
 
-// silent are the streams that are to show a sign of life.
-func (s *sessions) silent(now time.Time) (due []*patient) {
+// heartbeatsDue returns the streams for which a heartbeat is due.
+func (s *sessions) heartbeatsDue(now time.Time) (due []*deadlineWriter) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	for r := range s.requests {
-		if r.answer.due(now) {
-			due = append(due, r.answer)
+		if r.response.heartbeatDue(now) {
+			due = append(due, r.response)
 		}
 	}
 	return due
 }
 
-// judge ends what belongs to callers who may not go on.
-func (s *sessions) judge(valid func(*access.Caller) bool) {
+// endInvalid ends the sessions and requests of callers that valid rejects.
+func (s *sessions) endInvalid(valid func(*access.Caller) bool) {
 	s.lock.Lock()
 	var out map[*access.Caller]bool
 	for _, u := range s.byKey {
@@ -332,13 +331,13 @@ func (s *sessions) judge(valid func(*access.Caller) bool) {
 	}
 	s.lock.Unlock()
 	if out != nil {
-		s.endWhere(func(v *visit) bool { return out[v.who] }, true)
+		s.endWhere(func(v *requestInfo) bool { return out[v.caller] }, true)
 	}
 }
 
-// endWhere ends the sessions and requests of some visits; with calls, those
-// that wait for a device, too.
-func (s *sessions) endWhere(of func(*visit) bool, calls bool) {
+// endWhere ends the sessions and requests that of selects. If calls is set, it also
+// cancels calls that wait for a device.
+func (s *sessions) endWhere(of func(*requestInfo) bool, calls bool) {
 	s.lock.Lock()
 	var list []*session
 	for _, x := range s.byID {
@@ -364,32 +363,32 @@ func (s *sessions) endWhere(of func(*visit) bool, calls bool) {
 	s.lock.Unlock()
 }
 
-// drain takes no new session, and ends those that exist as soon as their calls
-// are over.
+// drain refuses new sessions, and ends existing ones as soon as their calls have
+// ended.
 func (s *sessions) drain() {
 	s.lock.Lock()
 	s.draining = true
 	s.lock.Unlock()
-	s.endWhere(func(*visit) bool { return true }, false)
+	s.endWhere(func(*requestInfo) bool { return true }, false)
 }
 
-// wait waits for calls in progress.
+// wait waits for calls in progress, at most for limit.
 func (s *sessions) wait(limit time.Duration) {
 	for end := time.Now().Add(limit); s.calls.Load() > 0 && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
 
-// endAll ends everything now.
+// endAll ends all sessions and requests at once.
 func (s *sessions) endAll() {
-	s.endWhere(func(*visit) bool { return true }, true)
+	s.endWhere(func(*requestInfo) bool { return true }, true)
 	s.ends.Wait()
 }
 
-// sweep ends the sessions and streams of keys that were revoked or have
-// expired, all of them when the node stops, and looks whether the rules have
-// changed. It never waits: what a session sees now is looked up elsewhere, on
-// other nodes for the most part, and by as many questions as there are sessions.
+// sweep ends the sessions and streams of keys that were revoked or have expired, ends
+// all of them when the node stops, and detects policy changes. It never blocks: the
+// lists of sessions are compared elsewhere, since that sends a request to other nodes
+// for most sessions.
 func (s *Server) sweep() {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
@@ -399,17 +398,17 @@ func (s *Server) sweep() {
 		case <-s.ctx.Done():
 			return
 		case now := <-ticker.C:
-			for _, answer := range s.sessions.silent(now) {
-				s.tasks.Go(answer.beat) // each may have a slow reader
+			for _, answer := range s.sessions.heartbeatsDue(now) {
+				s.tasks.Go(answer.writeHeartbeat) // each may block on a slow client
 			}
-			s.words.keeper.Expire(now)
+			s.wordIndex.keeper.Expire(now)
 			registry := s.opt.Service.Keys()
-			s.sessions.judge(func(who *access.Caller) bool { return registry.Valid(who, now) == nil })
+			s.sessions.endInvalid(func(who *access.Caller) bool { return registry.Valid(who, now) == nil })
 			if g := s.opt.Service.Guard(); g != guard {
 				guard = g
 				select {
-				case s.rules <- struct{}{}:
-				default: // the lookup that is due sees this change, too
+				case s.policyChanged <- struct{}{}:
+				default: // the pending comparison includes this change
 				}
 			}
 			if !drained && s.opt.Draining() {
@@ -420,14 +419,14 @@ func (s *Server) sweep() {
 	}
 }
 
-// relist tells sessions what a change of the rules did to their tools.
-func (s *Server) relist() {
+// recheckLists notifies sessions whose list of tools a policy change has altered.
+func (s *Server) recheckLists() {
 	for {
 		select {
 		case <-s.ctx.Done():
 			return
-		case <-s.rules:
-			s.lists.changed("")
+		case <-s.policyChanged:
+			s.toolLists.recheck("")
 		}
 	}
 }

@@ -10,32 +10,32 @@ import (
 	"fleetd/internal/devices"
 )
 
-// oldStreams are the sessions of the transport before Streamable HTTP: one GET
-// that carries every answer, and POSTs that name it.
-type oldStreams struct {
+// sseStreams are the sessions of the transport before Streamable HTTP: one GET that
+// carries every response, and POSTs that name it.
+type sseStreams struct {
 	mu   sync.Mutex
-	byID map[string]*oldStream
+	byID map[string]*sseStream
 }
 
-type oldStream struct {
-	v         *visit
+type sseStream struct {
+	v         *requestInfo
 	transport *mcp.SSEServerTransport
 }
 
-// serveSSE serves the transport of 2024-11-05, for the whole fleet. The SDK has
-// a handler for it, which neither binds a session to its caller nor counts it.
-func (s *Server) serveSSE(w http.ResponseWriter, r *http.Request, v *visit) {
+// serveSSE serves the transport of 2024-11-05, for the whole fleet. The SDK's handler
+// neither binds a session to its caller nor counts it.
+func (s *Server) serveSSE(w http.ResponseWriter, r *http.Request, v *requestInfo) {
 	switch r.Method {
 	case http.MethodGet:
 		s.openSSE(w, r, v)
 	case http.MethodPost:
-		s.old.mu.Lock()
-		stream := s.old.byID[r.URL.Query().Get("sessionid")]
-		s.old.mu.Unlock()
+		s.sseStreams.mu.Lock()
+		stream := s.sseStreams.byID[r.URL.Query().Get("sessionid")]
+		s.sseStreams.mu.Unlock()
 		switch {
 		case stream == nil:
 			http.Error(w, "session not found", http.StatusNotFound)
-		case stream.v.who.Key != v.who.Key:
+		case stream.v.caller.Key != v.caller.Key:
 			s.refuse(w, r, refuse(refusedOwner, devices.CodeForbidden, "this session was opened by another key"))
 		default:
 			s.postSSE(w, r, stream)
@@ -46,12 +46,12 @@ func (s *Server) serveSSE(w http.ResponseWriter, r *http.Request, v *visit) {
 	}
 }
 
-// postSSE takes one message. The SDK would answer outside the stream where the method
-// is not there.
-func (s *Server) postSSE(w http.ResponseWriter, r *http.Request, stream *oldStream) {
+// postSSE receives one message. For unknown methods, the SDK would respond outside the
+// stream.
+func (s *Server) postSSE(w http.ResponseWriter, r *http.Request, stream *sseStream) {
 	body, err := readBody(r)
 	if err != nil {
-		s.refuse(w, r, refuse(refusedBody, devices.CodeBadRequest, "the request's body broke off"))
+		s.refuse(w, r, refuse(refusedBody, devices.CodeBadRequest, "the request body is incomplete"))
 		return
 	}
 	method, id := callOf(body)
@@ -60,51 +60,51 @@ func (s *Server) postSSE(w http.ResponseWriter, r *http.Request, stream *oldStre
 		return
 	}
 	out := stream.transport.Response
-	if _, err := fmt.Fprintf(out, "event: message\ndata: %s\n\n", s.notThere(id, method)); err != nil {
-		http.Error(w, "session not found", http.StatusNotFound) // its stream is gone
+	if _, err := fmt.Fprintf(out, "event: message\ndata: %s\n\n", s.methodNotFound(id, method)); err != nil {
+		http.Error(w, "session not found", http.StatusNotFound) // its stream has ended
 		return
 	}
-	_ = http.NewResponseController(out).Flush() // the next write fails if the client is gone
+	_ = http.NewResponseController(out).Flush() // the next write fails if the client has disconnected
 	w.WriteHeader(http.StatusAccepted)
 }
 
-func (s *Server) openSSE(w http.ResponseWriter, r *http.Request, v *visit) {
-	place, no := s.sessions.reserve(v)
-	if no != nil {
-		s.refuse(w, r, no)
+func (s *Server) openSSE(w http.ResponseWriter, r *http.Request, v *requestInfo) {
+	slot, denied := s.sessions.reserve(v)
+	if denied != nil {
+		s.refuse(w, r, denied)
 		return
 	}
-	defer place.release()
+	defer slot.release()
 	id := s.newSessionID()
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-cache, no-transform")
-	stream := &oldStream{v, &mcp.SSEServerTransport{Endpoint: PathSSE + "?sessionid=" + id, Response: w, MaxRequestBodyBytes: BodyLimit}}
-	s.old.mu.Lock()
-	s.old.byID[id] = stream
-	s.old.mu.Unlock()
+	stream := &sseStream{v, &mcp.SSEServerTransport{Endpoint: PathSSE + "?sessionid=" + id, Response: w, MaxRequestBodyBytes: BodyLimit}}
+	s.sseStreams.mu.Lock()
+	s.sseStreams.byID[id] = stream
+	s.sseStreams.mu.Unlock()
 	defer func() {
-		s.old.mu.Lock()
-		delete(s.old.byID, id)
-		s.old.mu.Unlock()
+		s.sseStreams.mu.Lock()
+		delete(s.sseStreams.byID, id)
+		s.sseStreams.mu.Unlock()
 	}()
 	v.request.stream.Store(true)
 	session, err := s.fleet.server.Connect(r.Context(), stream.transport, nil)
-	if err != nil { // the client is gone
+	if err != nil { // the client has disconnected
 		return
 	}
-	if !place.bind(session, id, v) {
-		_ = session.Close() // nothing was asked yet
+	if !slot.bind(session, id, v) {
+		_ = session.Close() // no request is in progress
 		return
 	}
-	defer s.sessions.ended(id)
-	if leave, no := s.sessions.enterSession(id, v); no == nil { // it has a stream as long as it lives
+	defer s.sessions.sessionEnded(id)
+	if leave, denied := s.sessions.enterSession(id, v); denied == nil { // counts as in use until its stream ends
 		defer leave()
 	}
 	over := make(chan struct{})
 	go func() { // ends with the session
 		defer close(over)
-		_ = session.Wait() // why it ended is nobody's business but the client's
+		_ = session.Wait() // the reason only concerns the client
 	}()
 	select {
 	case <-r.Context().Done():

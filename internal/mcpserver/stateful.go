@@ -13,20 +13,20 @@ import (
 	"fleetd/internal/jsonspan"
 )
 
-// methods are those that a server has in the revisions with sessions.
+// methods are the methods of a server in revisions with sessions.
 var methods = map[string]bool{"initialize": true, "ping": true, "server/discover": true, "tools/list": true, "tools/call": true, "resources/list": true,
 	"resources/templates/list": true, "resources/read": true, "resources/subscribe": true, "resources/unsubscribe": true, "prompts/list": true,
 	"prompts/get": true, "completion/complete": true, "logging/setLevel": true}
 
-// serveStateful serves the revisions with sessions: one that exists must be
-// the caller's and of this path, and for a new one there must be room.
-func (s *Server) serveStateful(w http.ResponseWriter, r *http.Request, v *visit) {
+// serveStateful serves revisions with sessions. An existing session must belong to the
+// caller and to this path; a new one needs a slot.
+func (s *Server) serveStateful(w http.ResponseWriter, r *http.Request, v *requestInfo) {
 	h := s.endpointOf(v).stateful
 	id := r.Header.Get("Mcp-Session-Id")
 	if r.Method == http.MethodPost {
 		answered, err := s.answerPost(w, r, id)
 		if err != nil {
-			s.refuse(w, r, refuse(refusedBody, devices.CodeBadRequest, "the request's body broke off"))
+			s.refuse(w, r, refuse(refusedBody, devices.CodeBadRequest, "the request body is incomplete"))
 			return
 		}
 		if answered {
@@ -34,9 +34,9 @@ func (s *Server) serveStateful(w http.ResponseWriter, r *http.Request, v *visit)
 		}
 	}
 	if id != "" || r.Method != http.MethodPost {
-		leave, no := s.sessions.enterSession(id, v)
-		if no != nil {
-			s.refuse(w, r, no)
+		leave, denied := s.sessions.enterSession(id, v)
+		if denied != nil {
+			s.refuse(w, r, denied)
 			return
 		}
 		defer leave()
@@ -48,18 +48,18 @@ func (s *Server) serveStateful(w http.ResponseWriter, r *http.Request, v *visit)
 		h.ServeHTTP(w, r)
 		return
 	}
-	place, no := s.sessions.reserve(v)
-	if no != nil {
-		s.refuse(w, r, no)
+	slot, denied := s.sessions.reserve(v)
+	if denied != nil {
+		s.refuse(w, r, denied)
 		return
 	}
-	defer place.release()
-	v.place = place
+	defer slot.release()
+	v.slot = slot
 	h.ServeHTTP(w, r)
 }
 
-// answerPost answers what the SDK would answer outside the protocol: a method that
-// is not there, and a request that needs a session and names none.
+// answerPost answers requests to which the SDK would respond outside the protocol: an
+// unknown method, and a request without the session that it needs.
 func (s *Server) answerPost(w http.ResponseWriter, r *http.Request, session string) (answered bool, err error) {
 	body, err := readBody(r)
 	if err != nil {
@@ -67,30 +67,30 @@ func (s *Server) answerPost(w http.ResponseWriter, r *http.Request, session stri
 	}
 	method, call := callOf(body)
 	switch {
-	case tooMany(body):
+	case isLargeBatch(body):
 		writeError(w, http.StatusBadRequest, errorAnswer([]byte("null"), jsonrpc.CodeInvalidRequest, "a batch has at most "+strconv.Itoa(MaxBatch)+" messages; send several"))
 		return true, nil
 	case call == nil:
 		return false, nil
 	case session == "" && method != "initialize" && method != "server/discover":
-		writeError(w, http.StatusBadRequest, errorAnswer(call, jsonrpc.CodeInvalidRequest, "the header Mcp-Session-Id is missing: begin with initialize, and send the id of the session that it opens"))
+		writeError(w, http.StatusBadRequest, errorAnswer(call, jsonrpc.CodeInvalidRequest, "the header Mcp-Session-Id is missing: send initialize first, then the id of the session that it opens"))
 		return true, nil
 	case !methods[method]:
-		writeError(w, http.StatusOK, s.notThere(call, method))
+		writeError(w, http.StatusOK, s.methodNotFound(call, method))
 		return true, nil
 	}
 	return false, nil
 }
 
-// readBody reads the beginning of a body and leaves the request with the whole of it.
+// readBody reads a body up to the limit, and lets the request be read again from its start.
 func readBody(r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, BodyLimit+1))
 	r.Body = readCloser{io.MultiReader(bytes.NewReader(body), r.Body), r.Body}
 	return body, err
 }
 
-// callOf is what a body calls, with the id of the call; nil for what is too large, a
-// batch, no JSON, an answer or a notification.
+// callOf returns the method and the id of a call. Both are empty for a body that is
+// too large or not JSON, and for batches, responses and notifications.
 func callOf(body []byte) (method string, id []byte) {
 	if len(body) > BodyLimit || jsonspan.KindOf(body) != jsonspan.KindObject {
 		return "", nil
@@ -103,9 +103,9 @@ func callOf(body []byte) (method string, id []byte) {
 	return method, id
 }
 
-// tooMany tells whether a body is a batch of more than MaxBatch messages, each of which
-// costs far more to decode than to write.
-func tooMany(body []byte) bool {
+// isLargeBatch reports whether a body is a batch of more than MaxBatch messages. Decoding a
+// message costs far more than sending it.
+func isLargeBatch(body []byte) bool {
 	if jsonspan.KindOf(bytes.TrimLeft(body[:min(len(body), 64)], " \t\r\n")) != jsonspan.KindArray {
 		return false
 	}
@@ -115,8 +115,8 @@ func tooMany(body []byte) bool {
 	return n > MaxBatch
 }
 
-// notThere is the protocol's answer to a call of a method that is not there.
-func (s *Server) notThere(id []byte, method string) []byte {
+// methodNotFound returns the error for an unknown method.
+func (s *Server) methodNotFound(id []byte, method string) []byte {
 	s.stats.request(method)
 	return errorAnswer(id, jsonrpc.CodeMethodNotFound, "method not found: "+clean(method, maxTitle))
 }
@@ -126,7 +126,7 @@ type readCloser struct {
 	io.Closer
 }
 
-// errorAnswer is an answer of JSON-RPC.
+// errorAnswer returns a JSON-RPC error response.
 func errorAnswer(id []byte, code int, message string) []byte {
 	answer := append(append([]byte(`{"jsonrpc":"2.0","id":`), id...), `,"error":{"code":`...)
 	answer = jsonspan.AppendString(append(strconv.AppendInt(answer, int64(code), 10), `,"message":`...), message)
@@ -138,5 +138,5 @@ func writeError(w http.ResponseWriter, status int, answer []byte) {
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(answer, '\n')) // the client is gone if this fails
+	_, _ = w.Write(append(answer, '\n')) // fails only if the client has disconnected
 }

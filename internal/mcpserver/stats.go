@@ -5,26 +5,26 @@ import (
 	"sync/atomic"
 )
 
-// Stats counts what passes.
+// Stats contains the counters of the server.
 type Stats struct {
 	// Requests counts by method, Calls tool calls by outcome, Refused requests
 	// that were not served by reason, Notified notifications by kind.
 	Requests, Calls, Refused, Notified counters.Map[string]
-	// Sessions are open now, Streams are requests being answered.
+	// Sessions is the number of open sessions, Streams that of requests in progress.
 	Sessions, Streams atomic.Int64
-	// Evicted counts sessions that made room for others of their key.
+	// Evicted counts idle sessions that were ended for new ones of their key.
 	Evicted atomic.Uint64
-	// Unindexed counts searches by words in a fleet that has too many devices for an index.
+	// Unindexed counts searches in a fleet that is too large for an index.
 	Unindexed atomic.Uint64
-	// ReplayBytes is what is kept for streams that break off; ReplayDropped
-	// counts messages that had to make room.
+	// ReplayBytes is the size of the messages kept for interrupted streams;
+	// ReplayDropped counts messages that were dropped.
 	ReplayBytes   atomic.Int64
 	ReplayDropped atomic.Uint64
-	// Replaced counts schemas and Unnamed tools of devices that no host could use.
+	// Replaced counts tool schemas of devices that hosts could not read.
 	Replaced atomic.Uint64
 }
 
-// counted are the methods with a counter of their own; a client may send any.
+// counted are the methods with a counter of their own; clients may send any.
 var counted = map[string]bool{"initialize": true, "ping": true, "server/discover": true, "tools/list": true, "tools/call": true,
 	"resources/list": true, "resources/templates/list": true, "resources/read": true, "resources/subscribe": true, "resources/unsubscribe": true,
 	"subscriptions/listen": true, "prompts/list": true, "prompts/get": true, "completion/complete": true}

@@ -38,7 +38,7 @@ func TestCallAllocations(t *testing.T) {
 	core := testing.AllocsPerRun(500, func() {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		if _, err := f.service.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: robot, Tool: "self.audio_speaker.set_volume",
+		if _, err := f.service.CallTool(ctx, devices.ToolCall{Principal: devicetest.Admin, Device: robot, Tool: "self.audio_speaker.set_volume",
 			Arguments: json.RawMessage(`{"volume":50}`)}); err != nil {
 			t.Error(err)
 		}

@@ -8,33 +8,11 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 )
 
-// chip is one line of the list of chips, as it is imported.
-type chip struct {
-	Serial string `json:"serial" doc:"As burnt into the chip: 1 to 64 of [A-Za-z0-9._-]."`
-	Key    string `json:"key" doc:"eFuse block KEY0, 64 hex digits. It is stored encrypted and never shown."`
-	Device string `json:"device,omitempty" doc:"The device that it proves; left out: the first one that it does."`
-}
-
-type importInput struct {
-	Body struct {
-		Items []chip `json:"items" nullable:"false" doc:"At most 1000, and 64 KiB. All are imported or none."`
-	}
-}
-
-type imported struct {
-	Imported int `json:"imported"`
-}
-
-// listedChip is one line as it is shown.
-type listedChip struct {
-	Serial     string `json:"serial"`
-	Device     string `json:"device" doc:"The device that it proves; empty until the first proof."`
-	ImportedAt stamp  `json:"imported_at"`
-	BoundAt    stamp  `json:"bound_at" doc:"null while it proves none."`
-}
+type importInput struct{ Body api.NewChips }
 
 type listChipsInput struct{ Page }
 
@@ -55,7 +33,7 @@ func (s *Server) attestationRoutes() {
 		status: http.StatusNoContent, answer: "Removed.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.removeChip)
 }
 
-func (s *Server) importChips(ctx context.Context, in *importInput) (*answer[imported], error) {
+func (s *Server) importChips(ctx context.Context, in *importInput) (*answer[api.Imported], error) {
 	chips := make([]devices.Chip, len(in.Body.Items))
 	for i, c := range in.Body.Items {
 		chips[i] = devices.Chip(c)
@@ -65,10 +43,10 @@ func (s *Server) importChips(ctx context.Context, in *importInput) (*answer[impo
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[imported]{imported{len(chips)}}, nil
+	return &answer[api.Imported]{api.Imported{Imported: len(chips)}}, nil
 }
 
-func (s *Server) listChips(ctx context.Context, in *listChipsInput) (*answer[list[listedChip]], error) {
+func (s *Server) listChips(ctx context.Context, in *listChipsInput) (*answer[api.List[api.Chip]], error) {
 	after, err := parseCursor(in.Cursor)
 	if err != nil {
 		return nil, err
@@ -77,14 +55,14 @@ func (s *Server) listChips(ctx context.Context, in *listChipsInput) (*answer[lis
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	body := list[listedChip]{Items: make([]listedChip, len(keys))}
+	body := api.List[api.Chip]{Items: make([]api.Chip, len(keys))}
 	for i, k := range keys {
-		body.Items[i] = listedChip{Serial: k.Serial, Device: string(k.Device), ImportedAt: stamp(k.ImportedAt), BoundAt: stamp(k.BoundAt)}
+		body.Items[i] = api.Chip{Serial: k.Serial, Device: string(k.Device), ImportedAt: api.At(k.ImportedAt), BoundAt: api.At(k.BoundAt)}
 	}
 	if more {
 		body.NextCursor = newCursor(keys[len(keys)-1].Serial)
 	}
-	return &answer[list[listedChip]]{body}, nil
+	return &answer[api.List[api.Chip]]{body}, nil
 }
 
 func (s *Server) removeChip(ctx context.Context, in *chipInput) (*struct{}, error) {

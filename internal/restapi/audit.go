@@ -12,6 +12,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
@@ -29,7 +30,7 @@ const pathAuditExport = "/v1/audit/export"
 // AuditRange is the time that entries are wanted of.
 type AuditRange struct {
 	Since time.Time `query:"since" doc:"RFC 3339: no entries before it."`
-	Until time.Time `query:"until" doc:"RFC 3339: no entries behind it."`
+	Until time.Time `query:"until" doc:"RFC 3339: no entries after it."`
 }
 
 type listAuditInput struct {
@@ -42,41 +43,17 @@ type listAuditInput struct {
 	Outcome string `query:"outcome" doc:"ok, tool_error, or the code of a refusal or failure."`
 }
 
-// auditLine describes an entry, which is passed on as it was written.
-type auditLine struct {
-	Run       string          `json:"run" doc:"One start of a node."`
-	Node      string          `json:"node"`
-	Seq       int64           `json:"seq" doc:"Counts the entries of the run, from 1."`
-	At        time.Time       `json:"at" doc:"When it began."`
-	Kind      string          `json:"kind"`
-	Action    string          `json:"action" doc:"The tool or method that was called, the message's type, or what was done."`
-	Device    string          `json:"device,omitempty"`
-	Key       string          `json:"key,omitempty"`
-	Name      string          `json:"name,omitempty"`
-	Via       string          `json:"via,omitempty"`
-	From      string          `json:"from,omitempty"`
-	Digest    string          `json:"digest,omitempty" doc:"SHA-256 of the arguments."`
-	Arguments json.RawMessage `json:"arguments,omitempty" doc:"Where the policy's audit_arguments names the tool."`
-	Cut       bool            `json:"arguments_cut,omitempty"`
-	Outcome   string          `json:"outcome"`
-	Rule      string          `json:"rule,omitempty" doc:"What refused."`
-	Detail    string          `json:"detail,omitempty"`
-	Held      string          `json:"held,omitempty" doc:"The node that held the device, if another."`
-	Duration  int64           `json:"duration_ns,omitempty"`
-	Count     int64           `json:"count,omitempty" doc:"How many it stands for."`
-}
-
 func (s *Server) auditRoutes() {
 	away := []devices.Code{devices.CodeUnavailable}
 	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/audit", about{id: "listAudit", scope: access.ScopeAdmin, tag: tagAudit,
 		summary: "List who did what", text: "What happened in the last second may not be there yet. Entries come by the time at which groups of them were written; of two nodes' " +
 			"groups, one comes before the other. One request looks at a bounded part of the record: a page may hold fewer entries than asked for, and none, while next_cursor leads on.",
-		answer: "A page, newest first.", codes: away}), "application/json", schemaOf[list[auditLine]](s)), s.listAudit)
+		answer: "A page, newest first.", codes: away}), "application/json", schemaOf[api.List[api.AuditEntry]](s)), s.listAudit)
 	s.handle(withAnswer(s.operation(http.MethodGet, pathAuditExport, about{id: "exportAudit", scope: access.ScopeAdmin, tag: tagAudit,
 		summary: "Export the record", text: "JSON lines: one that describes a block of entries, with its hash and that of the block before it, then its entries. " +
 			"`fleetd audit verify FILE` checks it without a node, with the fleet's secret.",
 		answer: "Whole blocks, run by run. An answer that breaks off is not complete.", codes: away}), "application/jsonl", &huma.Schema{Type: huma.TypeString}),
-		s.exportAudit, queryParam("since", "RFC 3339: no blocks that end before it."), queryParam("until", "RFC 3339: no blocks that begin behind it."))
+		s.exportAudit, queryParam("since", "RFC 3339: no blocks that end before it."), queryParam("until", "RFC 3339: no blocks that begin after it."))
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/audit/verify", about{id: "verifyAudit", scope: access.ScopeAdmin, tag: tagAudit,
 		summary: "Look for gaps in the record", text: "Walks the whole record, or that of a time, and takes as long as that does.",
 		answer: "What was found.", codes: away}), s.verifyAudit)
@@ -131,7 +108,7 @@ func (s *Server) listAudit(ctx context.Context, in *listAuditInput) (*raw, error
 					return newRaw(endAudit(out, auditPlace(place))), nil
 				}
 			}
-			place.FirstSeq-- // behind this block
+			place.FirstSeq-- // after this block
 		}
 		if len(blocks) < auditPage {
 			break
@@ -158,7 +135,7 @@ type auditFilter struct {
 	device devices.ID
 }
 
-// match tells whether an entry is wanted. Most are not, so the text is looked
+// match reports whether an entry is wanted. Most are not, so the text is looked
 // at before it is taken apart.
 func (f *auditFilter) match(line []byte) (seq int64, ok bool) {
 	for _, want := range [...]string{string(f.device), f.in.Key, f.in.Kind, f.in.Action, f.in.Outcome} {
@@ -258,7 +235,7 @@ func auditRangeOf(r *http.Request) (out AuditRange, err error) {
 	return out, nil
 }
 
-func (s *Server) verifyAudit(ctx context.Context, in *AuditRange) (*answer[audit.Report], error) {
+func (s *Server) verifyAudit(ctx context.Context, in *AuditRange) (*answer[api.AuditReport], error) {
 	v := audit.Verifier{Key: s.opt.Mint.AuditKey(), Since: s.opt.AuditSince}
 	err := s.walkAudit(ctx, *in, func(b *audit.Block) error {
 		v.Add(b)
@@ -267,5 +244,5 @@ func (s *Server) verifyAudit(ctx context.Context, in *AuditRange) (*answer[audit
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[audit.Report]{v.Report()}, nil
+	return &answer[api.AuditReport]{v.Report()}, nil
 }

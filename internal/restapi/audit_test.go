@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
@@ -53,8 +54,8 @@ func (a *fakeArchive) AuditBlocks(_ context.Context, q audit.Query) (out []audit
 	})
 	for _, b := range all {
 		p := q.Before
-		behind := p.LastAt.IsZero() || cmp.Or(b.LastAt.Compare(p.LastAt), cmp.Compare(b.Run, p.Run), cmp.Compare(b.FirstSeq, p.FirstSeq)) <= 0
-		if behind && (q.Since.IsZero() || !b.LastAt.Before(q.Since)) && (q.Until.IsZero() || !b.FirstAt.After(q.Until)) {
+		after := p.LastAt.IsZero() || cmp.Or(b.LastAt.Compare(p.LastAt), cmp.Compare(b.Run, p.Run), cmp.Compare(b.FirstSeq, p.FirstSeq)) <= 0
+		if after && (q.Since.IsZero() || !b.LastAt.Before(q.Since)) && (q.Until.IsZero() || !b.FirstAt.After(q.Until)) {
 			out = append(out, b)
 		}
 	}
@@ -175,7 +176,7 @@ func TestAuditExportAndVerify(t *testing.T) {
 		t.Errorf("%+v", report)
 	}
 	f.do(t, "GET", "/v1/audit/export?since=x", "").problem(t, 400, devices.CodeBadRequest)
-	var report audit.Report
+	var report api.AuditReport
 	f.do(t, "GET", "/v1/audit/verify", "").json(t, &report)
 	if !report.Intact || report.Blocks != 100 {
 		t.Errorf("%+v", report)
@@ -213,7 +214,7 @@ func TestKeys(t *testing.T) {
 		if strings.Contains(r.body, made.Token) || strings.Contains(r.body, "hash") {
 			t.Errorf("the list shows what is secret: %s", r.body)
 		}
-		var page list[struct{ Name, State string }]
+		var page api.List[struct{ Name, State string }]
 		r.json(t, &page)
 		for _, k := range page.Items {
 			names = append(names, k.Name+" "+k.State)
@@ -275,7 +276,7 @@ func TestKeySelectors(t *testing.T) {
 	if r.status != 200 || !strings.Contains(r.body, `"devices":"room!=lab"`) || !strings.Contains(r.body, `"devices":{"room":"lab"}`) {
 		t.Errorf("%d %s", r.status, r.body)
 	}
-	if doc := f.do(t, "GET", "/openapi.json", "").body; strings.Count(doc, `"oneOf":[{"description":"Terms joined by commas`) != 5 {
+	if doc := f.do(t, "GET", "/openapi.json", "").body; strings.Count(doc, `"oneOf":[{"description":"Terms joined by commas`) != 6 { // Key, CreatedKey, NewKey, Self, Rule, Read
 		t.Errorf("%d schemas of a selector", strings.Count(doc, `"oneOf":[{"description":"Terms joined by commas`))
 	}
 }
@@ -329,7 +330,7 @@ func TestPolicy(t *testing.T) {
 		t.Errorf("%+v", x)
 	}
 	f.do(t, "GET", "/v1/policy/explain?key=admin&device="+string(robot)+"&tool=self.nothing", "").json(t, &x)
-	if x.Action != access.Allow || !strings.Contains(x.Detail, "has no such tool") {
+	if x.Action != access.Allow || !strings.Contains(x.Detail, "does not have the tool") {
 		t.Errorf("a tool that is not there: %+v", x)
 	}
 	f.do(t, "GET", "/v1/policy/explain?key=nobody&device="+string(robot)+"&tool=a", "").problem(t, 404, devices.CodeNotFound)
@@ -339,7 +340,7 @@ func TestPolicy(t *testing.T) {
 	for v := range 5 {
 		f.archive.versions = append(f.archive.versions, access.Policy{Version: int64(v + 1), By: "me", Changed: auditDay})
 	}
-	var page list[struct {
+	var page api.List[struct {
 		Version int64
 		By      string
 	}]

@@ -16,10 +16,11 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/bulk"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
-	"fleetd/internal/lobby"
 	"fleetd/internal/selector"
 )
 
@@ -33,7 +34,7 @@ const (
 )
 
 // importPace is how slowly a file to import may come.
-var importPace = lobby.Pace{Grace: time.Minute, Rate: 32 << 10}
+var importPace = connlimit.BodyPace{Grace: time.Minute, Rate: 32 << 10}
 
 // Types of files with devices.
 const (
@@ -46,12 +47,12 @@ func (s *Server) bulkRoutes() {
 	text := &huma.Schema{Type: huma.TypeString}
 	in := withAnswer(s.operation(http.MethodPost, pathImport, about{id: "importDevices", scope: access.ScopeWrite, tag: tagDevices, summary: "Import devices",
 		text: "A file of at most 1 GiB and 1,000,000 devices: CSV whose first line names the columns (id,name,transport,serial,client_id,label.KEY,...; only id is needed), " +
-			"or NDJSON with the same names and labels as an object. The Content-Type tells which, else the first byte. Devices that are not known become members; of others the given values are set and labels merged. " +
+			"or NDJSON with the same names and labels as an object. The Content-Type decides which it is, else the first byte. Devices that are not known become members; of others the given values are set and labels merged. " +
 			"An empty cell leaves a value as it is, and `\\null` (in NDJSON null) removes it. Columns of an export that say what a device reported are ignored. " +
 			"The whole file is checked first: with any fault nothing is imported and the answer is 422 with the line and column of each, unless partial. " +
 			"Then devices are written in groups; what is refused because it changed meanwhile is listed, too. A file that was imported in part may be imported again. " +
 			"The first client of a member without a client_id is admitted.",
-		answer: "What became of the file.", codes: append(away, devices.CodeTooLarge, devices.CodeInvalidArguments)}), valueJSON[0], schemaOf[bulk.ImportReport](s))
+		answer: "What became of the file.", codes: append(away, devices.CodeTooLarge, devices.CodeInvalidArguments)}), valueJSON[0], schemaOf[api.ImportReport](s))
 	in.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{typeCSV: {Schema: text}, typeNDJSON: {Schema: text}}}
 	s.handle(in, s.importDevices, queryParam("partial", "true: import the rows without a fault.", "true", "false"),
 		queryParam("replace_client", "true: a row may replace the client of a member, whose credentials end, and admit a device that was revoked.", "true", "false"))
@@ -101,7 +102,7 @@ func (s *Server) importDevices(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) runImport(w http.ResponseWriter, r *http.Request) (report bulk.ImportReport, err error) {
+func (s *Server) runImport(w http.ResponseWriter, r *http.Request) (report api.ImportReport, err error) {
 	query := queryOf(r)
 	opt := bulk.Options{}
 	if opt.Partial, err = isTrue(query, "partial"); err != nil {
@@ -145,7 +146,7 @@ func importBusy(why string) error {
 type untilDrain struct{ s *Server }
 
 // CheckImport implements bulk.Core.
-func (d untilDrain) CheckImport(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool, created int64) ([]fleet.Imported, error) {
+func (d untilDrain) CheckImport(ctx context.Context, by access.Principal, rows []fleet.ImportRow, replace bool, created int64) ([]fleet.ImportResult, error) {
 	if err := d.s.draining(); err != nil {
 		return nil, err
 	}
@@ -153,7 +154,7 @@ func (d untilDrain) CheckImport(ctx context.Context, by access.By, rows []fleet.
 }
 
 // Import implements bulk.Core.
-func (d untilDrain) Import(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool, committed func()) ([]fleet.Imported, error) {
+func (d untilDrain) Import(ctx context.Context, by access.Principal, rows []fleet.ImportRow, replace bool, committed func()) ([]fleet.ImportResult, error) {
 	if err := d.s.draining(); err != nil {
 		return nil, err
 	}
@@ -175,7 +176,7 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, format *bulk.Form
 		return out, errFileTooLarge
 	}
 	control := http.NewResponseController(w)
-	lobby.PaceBody(w, r, importPace)
+	connlimit.PaceBody(w, r, importPace)
 	body := bufio.NewReader(r.Body)
 	if *format, err = formatOf(r, body); err != nil {
 		return out, err
@@ -208,10 +209,10 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, format *bulk.Form
 
 func (s *Server) noDisk(err error) error {
 	s.opt.Log.Error("a file to import cannot be kept", "error", err)
-	return &devices.Error{Code: devices.CodeUnavailable, Part: "disk", Detail: "this node cannot keep the file while it is imported; its log says why"}
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "disk", Detail: "this node cannot keep the file while it is imported; its log has the cause"}
 }
 
-// formatOf tells the format by the Content-Type, else by the first byte: curl sends
+// formatOf finds the format by the Content-Type, else by the first byte: curl sends
 // files as forms.
 func formatOf(r *http.Request, body *bufio.Reader) (bulk.Format, error) {
 	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // one that cannot be read names no format

@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
 	"sync"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
@@ -28,6 +31,7 @@ const HeaderCall = "Fleetd-Call"
 type exchange struct {
 	in, out []byte
 	call    string // its id
+	queued  bool   // answered with the job that makes the call later
 }
 
 var exchanges = sync.Pool{New: func() any { return &exchange{in: make([]byte, 0, 2048), out: make([]byte, 0, 2048)} }}
@@ -49,7 +53,7 @@ func (x *exchange) read(r *http.Request) error {
 	if r.ContentLength > BodyLimit {
 		return errTooLarge
 	}
-	x.in, x.call = x.in[:0], ""
+	x.in, x.call, x.queued = x.in[:0], "", false
 	for {
 		if len(x.in) == cap(x.in) {
 			x.in = append(x.in, 0)[:len(x.in)]
@@ -77,6 +81,9 @@ func (x *exchange) send(w http.ResponseWriter) {
 	if len(x.out) > 2048 { // net/http counts shorter ones itself
 		h.Set("Content-Length", strconv.Itoa(len(x.out)))
 	}
+	if x.queued {
+		w.WriteHeader(http.StatusAccepted)
+	}
 	_, _ = w.Write(x.out) // the client is gone if this fails
 }
 
@@ -86,12 +93,13 @@ type callRequest struct {
 	arguments    []byte // a JSON object, or nil
 	timeout      string
 	confirmation string
+	later        string
 }
 
 // decodeCall reads a tool call strictly. No bytes at all are a call without
 // arguments.
 func decodeCall(body []byte) (c callRequest, err error) {
-	var seen [3]bool
+	var seen [4]bool
 	err = members(body, func(key, value []byte) error {
 		switch string(key) {
 		case "confirmation":
@@ -109,8 +117,13 @@ func decodeCall(body []byte) (c callRequest, err error) {
 				return err
 			}
 			return once(&seen[1], "timeout")
+		case "later":
+			if c.later, err = text(value, "later"); err != nil {
+				return err
+			}
+			return once(&seen[3], "later")
 		}
-		return unknownMember(key, "arguments, timeout, confirmation")
+		return unknownMember(key, "arguments, timeout, confirmation, later")
 	})
 	return c, err
 }
@@ -203,12 +216,38 @@ func text(value []byte, name string) (string, error) {
 	return t, nil
 }
 
+// receive reads the body of a call. A large one is work of its caller.
+func (s *Server) receive(x *exchange, r *http.Request) error {
+	if units := connlimit.WorkOfBody(r, BodyLimit); units > 0 {
+		if err := s.work(r, units); err != nil {
+			return err
+		}
+	}
+	return x.read(r)
+}
+
+// failCall answers a call that failed, which is work of its caller, too: one that only collects
+// refusals waits for its rate.
+func (s *Server) failCall(w http.ResponseWriter, r *http.Request, err error) {
+	_ = s.work(r, 1) // the answer is err whatever it cost
+	s.fail(w, r, err)
+}
+
+// work waits until the caller may have so many units of work done.
+func (s *Server) work(r *http.Request, units int64) error {
+	by := s.by(r, access.ViaREST)
+	if by.Caller == nil { // the key ended after the token was checked
+		return nil
+	}
+	return workError(s.opt.Work.BeginUnits(r.Context(), by.Caller.Key, units))
+}
+
 // call is the hot path: one tool call.
 func (s *Server) call(w http.ResponseWriter, r *http.Request) {
 	x := exchanges.Get().(*exchange)
 	defer x.free()
 	if err := s.runCall(x, r); err != nil {
-		s.fail(w, r, err)
+		s.failCall(w, r, err)
 		return
 	}
 	x.send(w)
@@ -219,16 +258,19 @@ func (s *Server) runCall(x *exchange, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := x.read(r); err != nil {
+	if err := s.receive(x, r); err != nil {
 		return err
 	}
 	req, err := decodeCall(x.in)
 	if err != nil {
 		return err
 	}
-	c := devices.ToolCall{Device: id, Tool: r.PathValue("tool"), Arguments: req.arguments, By: s.by(r, access.ViaREST), Confirmation: req.confirmation}
+	c := devices.ToolCall{Device: id, Tool: r.PathValue("tool"), Arguments: req.arguments, Principal: s.by(r, access.ViaREST), Confirmation: req.confirmation}
 	timeout, err := parseTimeout(req.timeout, dispatch.TimeoutFor(c.Tool))
 	if err != nil {
+		return err
+	}
+	if err := s.checkLater(r, req.later); err != nil {
 		return err
 	}
 	if err := s.draining(); err != nil {
@@ -237,6 +279,13 @@ func (s *Server) runCall(x *exchange, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
 	result, err := s.opt.Service.CallTool(ctx, c)
+	if err != nil && req.later != "" {
+		var j api.Job
+		if j, x.queued, err = s.callLater(r, c, timeout, req.later, err); x.queued {
+			x.out = append(x.out[:0], fmt.Sprintf(`{"job":%q}`+"\n", j.ID)...)
+			return nil
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -249,7 +298,7 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
 	x := exchanges.Get().(*exchange)
 	defer x.free()
 	if err := s.runRPC(x, r); err != nil {
-		s.fail(w, r, err)
+		s.failCall(w, r, err)
 		return
 	}
 	x.send(w)
@@ -260,7 +309,7 @@ func (s *Server) runRPC(x *exchange, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := x.read(r); err != nil {
+	if err := s.receive(x, r); err != nil {
 		return err
 	}
 	req, err := decodeRPC(x.in)
@@ -276,7 +325,7 @@ func (s *Server) runRPC(x *exchange, r *http.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
-	result, err := s.opt.Service.CallRPC(ctx, devices.RPCCall{Device: id, Method: req.method, Params: req.params, By: s.by(r, access.ViaRaw), Confirmation: req.confirmation})
+	result, err := s.opt.Service.CallRPC(ctx, devices.RPCCall{Device: id, Method: req.method, Params: req.params, Principal: s.by(r, access.ViaRaw), Confirmation: req.confirmation})
 	if err != nil {
 		return err
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
@@ -26,7 +28,7 @@ func TestCall(t *testing.T) {
 	for _, path := range []string{volumePath, "/v1/devices/AABBCCDDEEFF/tools/self.audio_speaker.set_volume/call",
 		"/v1/devices/aa%3Abb%3Acc%3Add%3Aee%3Aff/tools/self%2Eaudio_speaker.set_volume/call"} {
 		r := f.do(t, "POST", path, `{"arguments":{"volume":50},"timeout":"10s"}`)
-		var result toolResult
+		var result api.ToolResult
 		r.json(t, &result)
 		if got != `self.audio_speaker.set_volume {"volume":50}` {
 			t.Errorf("device got %s", got)
@@ -39,7 +41,7 @@ func TestCall(t *testing.T) {
 	script.Call = func(string, json.RawMessage) string {
 		return `"result":{"content":[{"type":"text","text":"the arm is stuck"}],"isError":true}`
 	}
-	var result toolResult
+	var result api.ToolResult
 	f.do(t, "POST", volumePath, `{"arguments":{"volume":50}}`).json(t, &result)
 	if !result.IsError {
 		t.Error("a tool that fails on the device is a result")
@@ -73,7 +75,7 @@ func TestCallIDs(t *testing.T) {
 		}
 		entries := f.ports.Recorded()
 		last := entries[len(entries)-1]
-		if r.body == "{\"ok\":true}\n" { // as ever: its id is in the header alone
+		if r.body == "{\"ok\":true}\n" { // its id is in the header alone
 			answer.Call = last.Call
 		}
 		if answer.Call == "" || r.header.Get(HeaderCall) != answer.Call || last.Call != answer.Call || seen[answer.Call] {
@@ -95,7 +97,7 @@ func TestCallRestarting(t *testing.T) {
 		return ""
 	}
 	r := f.do(t, "POST", "/v1/devices/aa:bb:cc:dd:ee:ff/tools/self.reboot/call", "")
-	var result toolResult
+	var result api.ToolResult
 	r.json(t, &result)
 	if result.Outcome != "restarting" || len(result.Content) != 0 || !strings.Contains(r.body, `"content":[]`) {
 		t.Errorf("answer %s", r.body)
@@ -378,6 +380,31 @@ func BenchmarkCall(b *testing.B) {
 	}
 }
 
+// BenchmarkHTTPCall is BenchmarkCall over a connection.
+func BenchmarkHTTPCall(b *testing.B) {
+	f := newFleet(b)
+	f.connect(b, robot, devicetest.NewScript())
+	server := httptest.NewServer(f.api)
+	defer server.Close()
+	b.ReportAllocs()
+	for b.Loop() {
+		r, err := http.NewRequestWithContext(b.Context(), http.MethodPost, server.URL+volumePath, strings.NewReader(`{"arguments":{"volume":50}}`))
+		if err != nil {
+			b.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+f.token)
+		response, err := server.Client().Do(r)
+		if err != nil {
+			b.Fatal(err)
+		}
+		text, err := io.ReadAll(response.Body)
+		_ = response.Body.Close() // read to its end
+		if err != nil || !strings.Contains(string(text), `"isError":false`) {
+			b.Fatalf("%s, %v", text, err)
+		}
+	}
+}
+
 // FuzzCallBody: whatever is accepted is valid JSON of the right shape, and
 // nothing is accepted that a lenient decoder would refuse.
 func FuzzCallBody(f *testing.F) {
@@ -390,7 +417,7 @@ func FuzzCallBody(f *testing.F) {
 		if err != nil {
 			var p *problem
 			if !errors.As(err, &p) || p.Status != http.StatusBadRequest || p.Detail == "" {
-				t.Fatalf("%v is no problem with a detail", err)
+				t.Fatalf("%v is not a problem with a detail", err)
 			}
 			return
 		}

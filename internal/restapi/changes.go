@@ -11,18 +11,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 )
-
-// change is one entry of the log of decisions.
-type change struct {
-	Revision int64           `json:"revision"`
-	Device   string          `json:"device" doc:"Empty for a decision about the fleet."`
-	Aspect   string          `json:"aspect" doc:"What was decided: join, import, admission, client, generation, name, transport, serial, label:KEY; of the fleet: key, policy, rotation."`
-	Value    json.RawMessage `json:"value" doc:"JSON; null: removed. Of an API key its id and name, of a policy its version."`
-	Who      string          `json:"who" doc:"Id of the key of the caller; admin or open; device, if it joined by itself; expiry."`
-	At       stamp           `json:"at" doc:"By the clock of the node that decided."`
-}
 
 type deviceChangesInput struct {
 	DevicePath
@@ -73,13 +64,13 @@ func revisionOf(cursor string) (int64, error) {
 	return n, nil
 }
 
-func newChanges(changes []devices.Change) list[change] {
-	page := list[change]{Items: []change{}}
+func newChanges(changes []devices.Change) api.List[api.Change] {
+	page := api.List[api.Change]{Items: []api.Change{}}
 	for _, c := range changes {
 		if c.Aspect == devices.AspectRotation {
 			c.Value = publicRotation(c.Value)
 		}
-		page.Items = append(page.Items, change{c.Revision, string(c.Device), string(c.Aspect), c.Value, c.Who, stamp(c.At)})
+		page.Items = append(page.Items, api.Change{Revision: c.Revision, Device: string(c.Device), Aspect: string(c.Aspect), Value: c.Value, Who: c.Who, At: api.At(c.At)})
 	}
 	return page
 }
@@ -103,7 +94,7 @@ func publicRotation(value json.RawMessage) json.RawMessage {
 	return out
 }
 
-func (s *Server) listDeviceChanges(ctx context.Context, in *deviceChangesInput) (*answer[list[change]], error) {
+func (s *Server) listDeviceChanges(ctx context.Context, in *deviceChangesInput) (*answer[api.List[api.Change]], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
@@ -137,10 +128,10 @@ func (s *Server) listDeviceChanges(ctx context.Context, in *deviceChangesInput) 
 	if more {
 		page.NextCursor = newCursor(strconv.FormatInt(changes[len(changes)-1].Revision, 10))
 	}
-	return &answer[list[change]]{page}, nil
+	return &answer[api.List[api.Change]]{page}, nil
 }
 
-func (s *Server) listChanges(ctx context.Context, in *changesInput) (*answer[list[change]], error) {
+func (s *Server) listChanges(ctx context.Context, in *changesInput) (*answer[api.List[api.Change]], error) {
 	since, after, err := parseSince(in.Since)
 	if err != nil {
 		return nil, err
@@ -160,5 +151,5 @@ func (s *Server) listChanges(ctx context.Context, in *changesInput) (*answer[lis
 	if next > 0 {
 		page.NextCursor = newCursor(strconv.FormatInt(next, 10))
 	}
-	return &answer[list[change]]{page}, nil
+	return &answer[api.List[api.Change]]{page}, nil
 }

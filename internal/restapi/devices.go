@@ -14,69 +14,28 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 	"fleetd/internal/selector"
 )
 
-// device is one device as the API shows it.
-type device struct {
-	ID              string            `json:"id" doc:"aa:bb:cc:dd:ee:ff, or another name the device gave itself."`
-	Name            string            `json:"name" doc:"What the operator calls it."`
-	Labels          map[string]string `json:"labels"`
-	State           devices.State     `json:"state" enum:"online,offline,pending,contested"`
-	OfflineReason   string            `json:"offline_reason" doc:"Why the last connection ended; empty unless it is offline."`
-	OfflineSince    stamp             `json:"offline_since" doc:"When it was last seen before it went offline; null unless it is offline, and if it never was connected."`
-	Admission       devices.Admission `json:"admission" enum:"member,revoked," doc:"Empty: it waits for approval, and never was a member."`
-	Transport       devices.Transport `json:"transport" doc:"How it is connected; empty if it is not."`
-	Node            string            `json:"node" doc:"The node that holds it, or held it last."`
-	Board           string            `json:"board"`
-	Firmware        string            `json:"firmware"`
-	ClientID        string            `json:"client_id" doc:"The admitted Client-Id."`
-	PendingClientID string            `json:"pending_client_id,omitempty" doc:"Another Client-Id that waits for approval."`
-	SessionID       string            `json:"session_id"`
-	MCP             deviceMCP         `json:"mcp"`
-	Audio           deviceAudio       `json:"audio"`
-	Credentials     deviceCredentials `json:"credentials"`
-	FirstSeen       stamp             `json:"first_seen"`
-	LastSeen        stamp             `json:"last_seen" doc:"Now, while it is connected."`
-	ConnectedAt     stamp             `json:"connected_at" doc:"null unless it is connected."`
-	Revision        int64             `json:"revision" doc:"Of the last decision about it; the ETag, and what If-Match takes."`
-}
-
-// deviceMCP is what is known of a device's MCP server.
-type deviceMCP struct {
-	State        devices.MCPState     `json:"state" enum:"unknown,listing,ready,none,unresponsive,error"`
-	Tools        int                  `json:"tools" doc:"How many tools it has."`
-	Catalog      string               `json:"catalog" doc:"SHA-256 of its tool list; empty if it was never read."`
-	CatalogState devices.CatalogState `json:"catalog_state" enum:"ready,stale,unknown,none,error" doc:"ready: verified on this connection; stale: known from before, and callable."`
-	Partial      bool                 `json:"partial" doc:"The list could not be read to its end."`
-	Error        string               `json:"error"`
-}
-
-// deviceAudio is a device's audio channel.
-type deviceAudio struct {
-	Open    bool   `json:"open"`
-	Packets uint64 `json:"packets"`
-	Dropped uint64 `json:"dropped"`
-}
-
-func newDevice(v devices.View) device {
+func newDevice(v devices.View) api.Device {
 	d, p := &v.Device, &v.Presence
-	body := device{ID: string(d.ID), Name: d.Name, Labels: d.Labels, State: v.State, Transport: p.Transport, Node: p.Node, Board: d.Board,
+	body := api.Device{ID: string(d.ID), Name: d.Name, Labels: d.Labels, State: string(v.State), Transport: string(p.Transport), Node: p.Node, Board: d.Board,
 		Firmware: d.Firmware, ClientID: cmp.Or(d.ClientID, p.ClientID), PendingClientID: v.Pending, SessionID: p.Session,
-		MCP: deviceMCP{State: cmp.Or(p.MCP, devices.MCPUnknown), Tools: p.Tools, Catalog: p.Catalog.String(),
-			CatalogState: cmp.Or(v.CatalogState, devices.CatalogUnknown), Partial: p.Partial, Error: p.MCPError},
-		Audio:       deviceAudio{Open: v.AudioOpen, Packets: v.AudioPackets, Dropped: v.AudioDropped},
-		Credentials: deviceCredentials{v.Credentials.Generation, stamp(v.Credentials.PreviousUntil)},
-		FirstSeen:   stamp(d.FirstSeen), LastSeen: stamp(p.LastSeen), Admission: d.Admission, Revision: d.Revision}
+		MCP: api.DeviceMCP{State: string(cmp.Or(p.MCP, devices.MCPUnknown)), Tools: p.Tools, Catalog: p.Catalog.String(),
+			CatalogState: string(cmp.Or(v.CatalogState, devices.CatalogUnknown)), Partial: p.Partial, Error: p.MCPError},
+		Audio:       api.DeviceAudio{Open: v.AudioOpen, Packets: v.AudioPackets, Dropped: v.AudioDropped},
+		Credentials: api.Credentials{Generation: v.Credentials.Generation, PreviousUntil: api.At(v.Credentials.PreviousUntil)},
+		FirstSeen:   api.At(d.FirstSeen), LastSeen: api.At(p.LastSeen), Admission: string(d.Admission), Revision: d.Revision}
 	if body.Labels == nil {
 		body.Labels = map[string]string{}
 	}
 	if p.Online {
-		body.ConnectedAt, body.LastSeen = stamp(p.ConnectedAt), stamp(time.Now())
+		body.ConnectedAt, body.LastSeen = api.At(p.ConnectedAt), api.At(time.Now())
 	} else {
-		body.OfflineReason, body.OfflineSince = p.Reason, stamp(p.OfflineSince)
+		body.OfflineReason, body.OfflineSince = p.Reason, api.At(p.OfflineSince)
 	}
 	return body
 }
@@ -92,6 +51,8 @@ type listDevicesInput struct {
 	Sort      string `query:"sort" enum:"id,name,last_seen,offline_since" default:"id" doc:"Ascending. last_seen and offline_since list the devices that are offline."`
 	State     string `query:"state" enum:"online,offline,pending,contested" doc:"pending: waits for approval, itself or with another Client-Id. contested: a cloned id, fought over now."`
 	Transport string `query:"transport" enum:"websocket,mqtt"`
+	Reason    string `query:"reason" doc:"Why it is offline, as in offline_reason."`
+	Node      string `query:"node" doc:"The node that holds it."`
 	Board     string `query:"board"`
 	Firmware  string `query:"firmware"`
 	Label     string `query:"label" doc:"key, or key=value."`
@@ -115,7 +76,7 @@ func (in *listDevicesInput) selector() (selector.Selector, error) {
 	for _, one := range []struct {
 		field selector.Field
 		value string
-	}{{selector.FieldState, in.State}, {selector.FieldTransport, in.Transport}, {selector.FieldBoard, in.Board}, {selector.FieldFirmware, in.Firmware}} {
+	}{{selector.FieldState, in.State}, {selector.FieldTransport, in.Transport}, {selector.FieldReason, in.Reason}, {selector.FieldNode, in.Node}, {selector.FieldBoard, in.Board}, {selector.FieldFirmware, in.Firmware}} {
 		if one.value != "" {
 			sel = selector.And(sel, selector.In(one.field, one.value))
 		}
@@ -126,7 +87,7 @@ func (in *listDevicesInput) selector() (selector.Selector, error) {
 type patchDeviceInput struct {
 	DevicePath
 	Precondition
-	Body deviceEdit
+	Body api.DeviceEdit
 }
 
 type forgetInput struct {
@@ -134,15 +95,8 @@ type forgetInput struct {
 	Precondition
 }
 
-// deviceEdit is what an operator may write on a device.
-type deviceEdit struct {
-	Name      *string            `json:"name,omitempty" doc:"At most 128 bytes."`
-	Labels    map[string]*string `json:"labels,omitempty" doc:"Replaces all labels; at most 64. If one of them is null, the object is merged instead (RFC 7396): null removes a label, and labels left out stay."`
-	Transport *string            `json:"transport,omitempty" enum:"websocket,mqtt," doc:"What the device is offered at its next boot; empty for the node's default."`
-}
-
-// edit is the body as the core takes it, with what it changes for the audit log.
-func (b *deviceEdit) edit() (edit fleet.Edit, changes []string) {
+// editOf returns the body as the core takes it, with what it changes for the audit log.
+func editOf(b *api.DeviceEdit) (edit fleet.Edit, changes []string) {
 	edit.Name = b.Name
 	if b.Name != nil {
 		changes = append(changes, "name")
@@ -163,12 +117,6 @@ func (b *deviceEdit) edit() (edit fleet.Edit, changes []string) {
 		edit.Prefer = &prefer
 	}
 	return edit, changes
-}
-
-// patchedDevice is the device, and when the change reaches it.
-type patchedDevice struct {
-	device
-	Applies string `json:"applies,omitempty" doc:"next boot, if the transport was given."`
 }
 
 type answer[T any] struct{ Body T }
@@ -218,24 +166,24 @@ func labelText(labels map[string]*string) string {
 	return strings.Join(pairs, ",")
 }
 
-func (s *Server) listDevices(ctx context.Context, in *listDevicesInput) (*answer[list[device]], error) {
+func (s *Server) listDevices(ctx context.Context, in *listDevicesInput) (*answer[api.List[api.Device]], error) {
 	sel, err := in.selector()
 	if err != nil {
 		return nil, err
 	}
-	views, next, err := s.opt.Service.List(ctx, devices.ListQuery{Members: caller(ctx).Who.NeedsLabels(), Select: selector.And(caller(ctx).Who.Devices, sel), Text: in.Q,
+	views, next, err := s.opt.Service.List(ctx, devices.ListQuery{Members: caller(ctx).Caller.NeedsLabels(), Select: selector.And(caller(ctx).Caller.Devices, sel), Text: in.Q,
 		Sort: devices.Sort(in.Sort), After: in.Cursor, Limit: in.Limit})
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	page := list[device]{Items: make([]device, len(views)), NextCursor: next}
+	page := api.List[api.Device]{Items: make([]api.Device, len(views)), NextCursor: next}
 	for i, v := range views {
 		page.Items[i] = newDevice(v)
 	}
-	return &answer[list[device]]{page}, nil
+	return &answer[api.List[api.Device]]{page}, nil
 }
 
-func (s *Server) getDevice(ctx context.Context, in *DevicePath) (*tagged[device], error) {
+func (s *Server) getDevice(ctx context.Context, in *DevicePath) (*tagged[api.Device], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
@@ -243,7 +191,7 @@ func (s *Server) getDevice(ctx context.Context, in *DevicePath) (*tagged[device]
 	return s.show(ctx, id)
 }
 
-func (s *Server) show(ctx context.Context, id devices.ID) (*tagged[device], error) {
+func (s *Server) show(ctx context.Context, id devices.ID) (*tagged[api.Device], error) {
 	v, err := s.opt.Service.Get(ctx, id)
 	if err != nil {
 		return nil, s.problem(ctx, err)
@@ -251,7 +199,7 @@ func (s *Server) show(ctx context.Context, id devices.ID) (*tagged[device], erro
 	return newTagged(&v, newDevice(v)), nil
 }
 
-func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[patchedDevice], error) {
+func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[api.EditedDevice], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
@@ -260,7 +208,7 @@ func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[
 	if err != nil {
 		return nil, err
 	}
-	edit, changes := in.Body.edit()
+	edit, changes := editOf(&in.Body)
 	applies := ""
 	if edit.Prefer != nil {
 		applies = "next boot"
@@ -274,7 +222,7 @@ func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return newTagged(&after, patchedDevice{newDevice(after), applies}), nil
+	return newTagged(&after, api.EditedDevice{Device: newDevice(after), Applies: applies}), nil
 }
 
 // changedLimit is how long a device is read again that cannot be read after a change.
@@ -290,7 +238,7 @@ func (s *Server) changed(ctx context.Context, id devices.ID) (devices.View, erro
 		}
 		if time.Now().After(end) || ctx.Err() != nil {
 			return v, &devices.Error{Code: devices.CodeUnavailable, Part: "database",
-				Detail: "the change is recorded, and the device cannot be read now; look whether it shows the change before you repeat it"}
+				Detail: "the change is recorded, and the device cannot be read now; check whether it shows the change before you repeat it"}
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -335,9 +283,9 @@ func (s *Server) erase(ctx context.Context, id devices.ID) error {
 // spokenCode is what a waiting device speaks.
 var spokenCode = regexp.MustCompile(`^[0-9]{6}$`)
 
-func (s *Server) approveDevice(ctx context.Context, in *DevicePath) (*tagged[device], error) {
+func (s *Server) approveDevice(ctx context.Context, in *DevicePath) (*tagged[api.Device], error) {
 	by := caller(ctx)
-	if by.Who.Limited() && spokenCode.MatchString(in.Device) {
+	if by.Caller.Limited() && spokenCode.MatchString(in.Device) {
 		// It may be that of a device which the key is not for.
 		return nil, newProblem(&devices.Error{Code: devices.CodeForbidden, Rule: access.RuleDevices, Detail: "a key for some devices approves by device id, not by code"})
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -24,21 +23,19 @@ const (
 
 const pathEvents = "/v1/events"
 
-// streamKinds can be asked for; messages are never stored.
-var streamKinds = []devices.EventKind{devices.EventOnline, devices.EventOffline, devices.EventCatalog, devices.EventNotification,
-	devices.EventPhoto, devices.EventPending, devices.EventContested}
-
 func (s *Server) eventRoutes() {
 	var kinds []any
-	for _, kind := range streamKinds {
+	for _, kind := range devices.StoredKinds() {
 		kinds = append(kinds, string(kind))
 	}
 	s.handle(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
 		text: "Server-sent events: id is the position in the streams, event the kind, data the payload on one line. With Last-Event-ID the answer " +
-			"resumes after that event, with 0 at the first there is; if some after it are gone already, it begins with one `gap` event for each stream. A comment every 15 s keeps proxies patient.",
+			"resumes after that event, with 0 at the first there is; if some after it are gone already, it begins with one `gap` event for each stream. A key that is limited to devices receives events of these, and of the jobs that it created. A comment every 15 s keeps proxies patient.",
 		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),
 		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.events,
-		queryParam("device", "Only events of this device."), queryParam("type", "Only events of this kind.", kinds...),
+		queryParam("device", "Only events of this device, and of its tasks."), queryParam("type", "Only events of this kind; those of jobs have no device.", kinds...),
+		queryParam("batch", "An interval from 100ms to 5s, such as 500ms: instead of single events, one event `changes` with {events: [{type, data}], replaced, omitted} in each, for pages. "+
+			"Of online and offline, and of catalog, only a device's last one is in it (replaced counts the others); of more than 500 events the newest are, and omitted counts the others."),
 		queryParam("last_event_id", "As the header, which wins."), queryParam("since", "RFC 3339: begin with the events of then. An id to resume after wins."),
 		&huma.Param{Name: "Last-Event-ID", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
 }
@@ -46,6 +43,10 @@ func (s *Server) eventRoutes() {
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	by := s.by(r, access.ViaREST)
 	q, err := eventQuery(r)
+	batch, batchErr := batchInterval(r)
+	if err == nil {
+		err = batchErr
+	}
 	if err == nil && q.Device != "" {
 		err = s.permitDevice(r.Context(), by, access.ScopeEvents, "followEvents", q.Device)
 	}
@@ -63,21 +64,28 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	keeper.Go(func() {
 		defer cancel()
 		out.keep(ctx, func() bool {
-			return s.opt.Draining() || s.opt.Service.Keys().Valid(by.Who, time.Now()) != nil
+			return s.opt.Draining() || s.opt.Service.Keys().Valid(by.Caller, time.Now()) != nil
 		})
 	})
 	deliver := out.event
-	if by.Who.Limited() { // labels may change while it lasts
+	if batch > 0 {
+		batches := &eventBatch{out: out}
+		deliver = batches.add
+		keeper.Go(func() {
+			defer cancel()
+			batches.run(ctx, batch)
+		})
+	}
+	forward := deliver
+	if by.Caller.Limited() { // labels may change while it lasts
 		deliver = func(e devices.StreamEvent) error {
-			if e.Device != "" {
-				switch err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, e.Device); {
-				case isUnavailable(err): // its labels: the client resumes here
-					return err
-				case err != nil:
-					return nil
-				}
+			switch err := s.opt.Service.PermitEvent(ctx, by, e); {
+			case isUnavailable(err): // its labels: the client resumes here
+				return err
+			case err != nil:
+				return nil
 			}
-			return out.event(e)
+			return forward(e)
 		}
 	}
 	err = s.opt.Events.Follow(ctx, q, deliver)
@@ -86,9 +94,25 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case out.started:
 		_ = out.control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
-	case err != nil:
+	case err != nil && r.Context().Err() == nil:
+		if ended := s.opt.Service.Keys().Valid(by.Caller, time.Now()); ended != nil { // before the first event was there
+			err = &devices.Error{Code: devices.CodeUnauthorized, Detail: ended.Error()}
+		}
 		s.fail(w, r, err)
 	}
+}
+
+// batchInterval returns the interval of batches; 0: single events.
+func batchInterval(r *http.Request) (time.Duration, error) {
+	text := r.URL.Query().Get("batch")
+	if text == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < minBatch || d > maxBatch {
+		return 0, badRequest("batch must be a duration from 100ms to 5s, such as 500ms")
+	}
+	return d, nil
 }
 
 func eventQuery(r *http.Request) (q devices.EventQuery, err error) {
@@ -99,10 +123,10 @@ func eventQuery(r *http.Request) (q devices.EventQuery, err error) {
 		}
 	}
 	if kind := devices.EventKind(values.Get("type")); kind != "" {
-		if !slices.Contains(streamKinds, kind) {
-			return q, badRequest("type must be one of online, offline, catalog, notifications, photo, pending, contested")
-		}
 		q.Kind = kind
+		if err := q.Check(); err != nil {
+			return q, err
+		}
 	}
 	last := r.Header.Get("Last-Event-ID")
 	if last == "" {
@@ -110,7 +134,7 @@ func eventQuery(r *http.Request) (q devices.EventQuery, err error) {
 	}
 	if last != "" {
 		if q.After, err = devices.ParseEventPosition(last); err != nil {
-			return q, badRequest("Last-Event-ID must be an id that this stream sent, such as 1042.77, or 0 for all events there are")
+			return q, badRequest("Last-Event-ID must be an id that this stream sent, such as 1042.77.5, or 0 for all events there are")
 		}
 		q.FromStart = q.After == devices.EventPosition{}
 	}

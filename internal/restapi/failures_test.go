@@ -6,21 +6,21 @@ import (
 	"testing"
 	"time"
 
-	"fleetd/internal/lobby"
+	"fleetd/internal/connlimit"
 )
 
-// Who tries tokens is answered late and with 429; the right token is served at
-// once, from the same address, and no token is no attempt.
+// A client that guesses tokens is answered late and with 429; the right token is served at
+// once, from the same address, and a request without a token is not a guess.
 func TestWrongTokensAreSlowedDown(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, func(o *Options) { o.Failures = lobby.NewFailures(nil) })
+	f := newFleet(t, func(o *Options) { o.Failures = connlimit.NewFailures(nil) })
 	ask := func(authorization string) (response, time.Duration) {
 		begun := time.Now()
 		r := f.do(t, http.MethodGet, "/v1/nodes", "", "Authorization", authorization)
 		return r, time.Since(begun)
 	}
-	for range lobby.FailureBurst {
-		if r, took := ask("Bearer guess"); r.status != http.StatusUnauthorized || took > lobby.FailureDelay/2 {
+	for range connlimit.FailureBurst {
+		if r, took := ask("Bearer guess"); r.status != http.StatusUnauthorized || took > connlimit.FailureDelay/2 {
 			t.Fatalf("%d after %v", r.status, took)
 		}
 	}
@@ -28,15 +28,15 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 	go func() {
 		defer close(late)
 		// security: D7
-		if r, took := ask("Bearer guess"); r.status != http.StatusTooManyRequests || took < lobby.FailureDelay || !strings.Contains(r.body, `"code":"unauthorized"`) {
+		if r, took := ask("Bearer guess"); r.status != http.StatusTooManyRequests || took < connlimit.FailureDelay || !strings.Contains(r.body, `"code":"unauthorized"`) {
 			t.Errorf("one too many: %d %s after %v", r.status, r.body, took)
 		}
 	}()
 	// security: D7
-	if r, took := ask("Bearer " + f.token); r.status != http.StatusOK || took > lobby.FailureDelay/2 {
+	if r, took := ask("Bearer " + f.token); r.status != http.StatusOK || took > connlimit.FailureDelay/2 {
 		t.Errorf("the right one: %d after %v", r.status, took)
 	}
-	if r, took := ask(""); r.status != http.StatusUnauthorized || took > lobby.FailureDelay/2 {
+	if r, took := ask(""); r.status != http.StatusUnauthorized || took > connlimit.FailureDelay/2 {
 		t.Errorf("none: %d after %v", r.status, took)
 	}
 	<-late

@@ -2,20 +2,28 @@ package restapi
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"fleetd/internal/access"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
 )
 
-// permit tells why a caller may not make a request of this kind; nil if it may.
+// permit returns why a caller may not make a request of this kind; nil if it may.
 // text is the device in its path, if there is one.
-func (s *Server) permit(ctx context.Context, by access.By, a about, text string) error {
+func (s *Server) permit(ctx context.Context, by access.Principal, a about, text string) error {
 	if a.anyone {
-		if by.Who == nil { // the key ended after the token was checked
+		if by.Caller == nil { // the key ended after the token was checked
 			return &devices.Error{Code: devices.CodeUnauthorized, Detail: access.ErrToken.Error()}
 		}
 		return nil
@@ -27,12 +35,16 @@ func (s *Server) permit(ctx context.Context, by access.By, a about, text string)
 			return err
 		}
 	}
-	return s.permitDevice(ctx, by, a.scope, a.id, id)
+	err := s.permitDevice(ctx, by, a.scope, a.id, id)
+	if err != nil && a.hides && by.Caller != nil && by.Caller.Scopes.Has(a.scope) && !isUnavailable(err) {
+		return registry.UnknownDevice(id)
+	}
+	return err
 }
 
 // permitDevice is permit for a device that was found otherwise. The refusal
 // goes to the record.
-func (s *Server) permitDevice(ctx context.Context, by access.By, scope access.Scope, action string, id devices.ID) error {
+func (s *Server) permitDevice(ctx context.Context, by access.Principal, scope access.Scope, action string, id devices.ID) error {
 	err := s.opt.Service.Permit(ctx, by, scope, id)
 	if err != nil {
 		s.opt.Service.NoteRefusal(by, action, id, err)
@@ -40,7 +52,7 @@ func (s *Server) permitDevice(ctx context.Context, by access.By, scope access.Sc
 	return err
 }
 
-// isUnavailable tells whether an answer has to wait for a part that is down, as for
+// isUnavailable reports whether an answer has to wait for a part that is down, as for
 // the labels of a device.
 func isUnavailable(err error) bool {
 	return err != nil && devices.AsError(err).Code == devices.CodeUnavailable
@@ -49,22 +61,22 @@ func isUnavailable(err error) bool {
 // callerKey finds the caller in the context of an operation of huma's.
 type callerKey struct{}
 
-// caller says who makes the request.
-func caller(ctx context.Context) access.By {
-	by, _ := ctx.Value(callerKey{}).(access.By)
+// caller is the caller of the request.
+func caller(ctx context.Context) access.Principal {
+	by, _ := ctx.Value(callerKey{}).(access.Principal)
 	return by
 }
 
-// guardOperation stands in front of an operation of huma's.
+// guardOperation checks the caller of an operation of huma's.
 func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		r, w := humago.Unwrap(ctx)
-		by := s.by(r, access.ViaREST)
-		if err := s.permit(r.Context(), by, a, ctx.Param("device")); err != nil {
-			s.fail(w, r, err)
-			return
+		by, slot, err := s.enter(w, r, a)
+		defer slot.Leave()
+		if err == nil {
+			err = checkQuery(r, nil) // huma refuses unknown ones
 		}
-		if err := checkQuery(r, nil); err != nil { // huma refuses unknown ones
+		if err != nil {
 			s.fail(w, r, err)
 			return
 		}
@@ -75,13 +87,124 @@ func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) 
 	}
 }
 
-// guardHandler stands in front of a plain handler.
+// guardHandler checks the caller of a plain handler.
 func (s *Server) guardHandler(a about, handler http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if err := s.permit(r.Context(), s.by(r, access.ViaREST), a, r.PathValue("device")); err != nil {
+		_, slot, err := s.enter(w, r, a)
+		defer slot.Leave()
+		if err != nil {
 			s.fail(w, r, err)
 			return
 		}
 		handler(w, r)
+	}
+}
+
+// enter returns who makes a request of this kind and the slot in which it is worked on, or
+// why it is refused.
+func (s *Server) enter(w http.ResponseWriter, r *http.Request, a about) (access.Principal, *connlimit.Slot, error) {
+	by := s.by(r, access.ViaREST)
+	slot, err := s.begin(w, r, by) // before the scopes: refusals cost work, too
+	if err == nil {
+		err = s.permit(r.Context(), by, a, r.PathValue("device"))
+	}
+	return by, slot, err
+}
+
+// begin waits until the caller may have one more request worked on, and returns the slot
+// in which that is done.
+func (s *Server) begin(w http.ResponseWriter, r *http.Request, by access.Principal) (*connlimit.Slot, error) {
+	if by.Caller == nil { // the key ended after the token was checked
+		return nil, nil
+	}
+	err := s.opt.Work.Begin(r.Context(), by.Caller.Key)
+	var slot *connlimit.Slot
+	if err == nil {
+		slot, err = s.opt.Work.Compute(r.Context(), by.Caller.Key)
+	}
+	if err != nil {
+		if errors.Is(err, connlimit.ErrTooMuchWork) {
+			w.Header().Set("Retry-After", retryWork)
+		}
+		return nil, workError(err)
+	}
+	r.Body = &pausedBody{r.Body, slot}
+	if c, counted := w.(*countedAnswer); counted {
+		c.caller, c.client.slot = by.Caller.Key, slot
+	}
+	return slot, nil
+}
+
+// retryWork is the Retry-After of a caller that has more work done than it may.
+var retryWork = strconv.Itoa(int(connlimit.WorkWait / time.Second))
+
+// workError is the refusal for an error of connlimit.Work.
+func workError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, connlimit.ErrTooMuchWork):
+		return &devices.Error{Code: devices.CodeDeviceBusy, Detail: fmt.Sprintf("this key makes more requests than %d a second, or more large ones at once than the node works on for one key; calls of tools do not count", connlimit.WorkRate)}
+	}
+	return &devices.Error{Code: devices.CodeUnavailable, Detail: "the client left while its request waited"}
+}
+
+// pausedBody gives the slot of its request back while it waits for the client.
+type pausedBody struct {
+	io.ReadCloser
+	slot *connlimit.Slot
+}
+
+// Read reads bytes of the body.
+func (b *pausedBody) Read(p []byte) (n int, err error) {
+	b.slot.Pause(func() { n, err = b.ReadCloser.Read(p) })
+	return n, err
+}
+
+// pausedAnswer gives the slot of its request back while it waits for the client, and does not take it again
+// if the answer is a stream of events.
+type pausedAnswer struct {
+	http.ResponseWriter
+	slot *connlimit.Slot
+}
+
+// Unwrap is for http.ResponseController.
+func (a *pausedAnswer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+// Write sends bytes of the answer.
+func (a *pausedAnswer) Write(p []byte) (n int, err error) {
+	if isStream(a.Header()) {
+		a.slot.Leave()
+	}
+	a.slot.Pause(func() { n, err = a.ResponseWriter.Write(p) })
+	return n, err
+}
+
+func isStream(h http.Header) bool {
+	return strings.HasPrefix(h.Get("Content-Type"), "text/event-stream")
+}
+
+// countedAnswer counts the bytes of an answer as it was before compression.
+type countedAnswer struct {
+	http.ResponseWriter
+	client *pausedAnswer // what ResponseWriter writes to in the end
+	caller string        // whose work it is; empty: of nobody
+	bytes  int64
+}
+
+// Unwrap is for http.ResponseController.
+func (a *countedAnswer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+// Write sends bytes of the answer.
+func (a *countedAnswer) Write(b []byte) (int, error) {
+	n, err := a.ResponseWriter.Write(b)
+	a.bytes += int64(n)
+	return n, err
+}
+
+// charge counts the answer as its caller's work. What a stream brings in hours does not count.
+func (a *countedAnswer) charge(work *connlimit.Work) {
+	if a.caller != "" && !isStream(a.Header()) {
+		work.Charge(a.caller, a.bytes)
 	}
 }

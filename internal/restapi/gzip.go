@@ -3,7 +3,6 @@ package restapi
 import (
 	"compress/gzip"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 )
@@ -16,22 +15,6 @@ var gzips = sync.Pool{New: func() any { return gzip.NewWriter(nil) }}
 // gzipped are the beginnings of the types that shrink. Streams of events do not
 // count: each event leaves at once.
 var gzipped = []string{"application/json", "application/problem+json", "application/x-ndjson", "text/csv", "text/html"}
-
-// takesGzip tells whether an answer to this request may be compressed.
-func takesGzip(r *http.Request) bool {
-	if r.Method != http.MethodGet {
-		return false
-	}
-	for coding := range strings.SplitSeq(r.Header.Get("Accept-Encoding"), ",") {
-		name, quality, _ := strings.Cut(strings.TrimSpace(coding), ";")
-		if strings.EqualFold(strings.TrimSpace(name), "gzip") {
-			value, found := strings.CutPrefix(strings.ReplaceAll(quality, " ", ""), "q=")
-			q, err := strconv.ParseFloat(value, 64)
-			return !found || err == nil && q > 0
-		}
-	}
-	return false
-}
 
 // gzipAnswer compresses an answer that is long enough and of a type that shrinks.
 // It is used by one goroutine.

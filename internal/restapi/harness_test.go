@@ -13,15 +13,20 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"fleetd/internal/attest"
+	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
+	"fleetd/internal/recorder"
+	"fleetd/internal/stats"
+	"fleetd/internal/trace"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -58,6 +63,10 @@ type testFleet struct {
 	events   *fakeEvents
 	photos   *fakePhotos
 	archive  *fakeArchive
+	jobs     *fakeJobs
+	recorder *recorder.Recorder
+	traces   *trace.Tracer
+	webhooks *fakeWebhooks
 	api      *Server
 	url      string
 	token    string
@@ -89,7 +98,7 @@ func (l *logBuffer) String() string {
 
 func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 	t.Helper()
-	f := &testFleet{ports: &records{Ports: devicetest.New()}, events: &fakeEvents{}, photos: &fakePhotos{}, archive: &fakeArchive{}, log: &logBuffer{}}
+	f := &testFleet{ports: &records{Ports: devicetest.New()}, events: &fakeEvents{}, photos: &fakePhotos{}, archive: &fakeArchive{}, jobs: &fakeJobs{}, webhooks: &fakeWebhooks{}, log: &logBuffer{}}
 	f.service = f.ports.ServiceOver(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4, Approve: true}, func(p *fleet.Ports) {
 		p.Records, p.Catalogs, p.Changes = f.ports, f.ports, changeLog{f.ports.Ledger}
 	})
@@ -98,13 +107,17 @@ func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 		t.Fatal(err)
 	}
 	f.token = mint.AdminToken()
-	opt := Options{Service: f.service, Mint: mint, Events: f.events, Photos: f.photos, Archive: f.archive, Attest: attest.New(f.ports, mint, slog.New(slog.DiscardHandler)), Diagnoser: fakeDiagnoser{}, Draining: f.draining.Load,
+	opt := Options{Service: f.service, Mint: mint, Events: f.events, Photos: f.photos, Archive: f.archive, Jobs: f.jobs, Webhooks: f.webhooks, Explainer: f.explainer(), Tracer: f.tracer(t), Attest: attest.New(f.ports, mint, slog.New(slog.DiscardHandler)), Diagnoser: fakeDiagnoser{}, Draining: f.draining.Load,
 		LogLevel: &f.level, Log: slog.New(slog.NewTextHandler(f.log, nil)), Version: "1.2.3",
 		Nodes: func() []devices.Node { return f.nodes },
 		Ready: func() map[string]error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			return f.down
+		}}
+	opt.Stats = &stats.Fleet{Recorder: stats.New("n-test", time.Now(), &counters.Registry{}), Nodes: func() []string { return []string{"n-test", "n-gone"} },
+		Gather: func(_ context.Context, _ string, _ []byte, nodes []string) (map[string][]byte, []string) {
+			return nil, slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == "n-test" })
 		}}
 	for _, c := range change {
 		c(&opt)

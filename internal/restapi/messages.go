@@ -39,8 +39,8 @@ type sent struct {
 	OK bool `json:"ok"`
 }
 
-// credentials are what an MQTT client presents.
-type credentials struct {
+// mqttLogin is what an MQTT client presents.
+type mqttLogin struct {
 	ClientID string `json:"clientid"`
 	Username string `json:"username,omitempty"`
 	Password string `json:"password,omitempty"`
@@ -53,16 +53,16 @@ type judgement struct {
 
 func (s *Server) messageRoutes() {
 	op := withAnswer(s.operation(http.MethodPost, pathMessages, about{id: "sendMessage", scope: access.ScopeCall, judged: true, tag: tagDevices, summary: "Send a message to a device",
-		text: "alert makes any stock device speak up; notify, custom and system do what its firmware knows. Further members are passed on untouched. A system message needs tools:call:user. " +
-			"Devices answer no message: ok says that it was written, or waits in its place behind what is being said.",
-		answer: "It was taken.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded,
+		text: "alert makes any stock device show and play it; notify, custom and system depend on its firmware. Further members are passed on untouched. A system message needs tools:call:user. " +
+			"Devices do not answer messages: ok means that it was written, or that it is queued after the speech that is being sent.",
+		answer: "It was accepted.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded,
 			devices.CodeConnectionLost, devices.CodeDeviceBusy, devices.CodeTooLarge, devices.CodeUnavailable}}), "application/json", schemaOf[sent](s))
 	op.RequestBody = s.jsonBody(schemaOf[message](s), true)
 	s.handle(op, s.sendMessage, pathParam("device", "Device id."))
 	if s.opt.Authenticate != nil {
 		huma.Register(s.api, s.operation(http.MethodPost, pathAuthenticate, about{id: "authenticateMQTT", scope: access.ScopeBroker, tag: tagDevices,
 			summary: "Tell a broker whether a client may come in",
-			text:    "For the HTTP authentication of an external MQTT broker; see docs/emqx.md.",
+			text:    "For the HTTP authentication of an external MQTT broker; see docs/howto/emqx.md.",
 			answer:  "The judgement; a refusal is 200 as well."}), s.authenticate)
 	}
 }
@@ -100,10 +100,10 @@ func (s *Server) runMessage(x *exchange, r *http.Request) error {
 	defer cancel()
 	// The core may still hold the message when the buffer serves another request.
 	x.call = s.opt.Service.NewCallID()
-	return s.opt.Service.SendMessage(ctx, devices.Message{ID: x.call, Device: id, Body: json.RawMessage(bytes.Clone(x.in)), By: s.by(r, access.ViaREST)})
+	return s.opt.Service.SendMessage(ctx, devices.Message{ID: x.call, Device: id, Body: json.RawMessage(bytes.Clone(x.in)), Principal: s.by(r, access.ViaREST)})
 }
 
-type authenticateInput struct{ Body credentials }
+type authenticateInput struct{ Body mqttLogin }
 
 func (s *Server) authenticate(_ context.Context, in *authenticateInput) (*answer[judgement], error) {
 	if err := s.opt.Authenticate(in.Body.ClientID, in.Body.Username, in.Body.Password); err != nil {

@@ -3,7 +3,6 @@ package restapi
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -13,58 +12,31 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
-
-// nodeView is one node and what it carries.
-type nodeView struct {
-	Name    string `json:"name"`
-	Version string `json:"version"`
-	Started stamp  `json:"started"`
-	Devices int    `json:"devices" doc:"Connected devices."`
-	API     string `json:"api" doc:"Where its API is."`
-}
 
 type diagnosisInput struct {
 	Device string `query:"device" doc:"Device id; without it, a device that does not exist."`
 }
 
-// diagnosis describes an answer that is appended by hand.
-type diagnosis struct {
-	OTAURL   string            `json:"ota_url" doc:"The URL to type into a device."`
-	Device   string            `json:"device"`
-	Status   int               `json:"status" doc:"The HTTP status of the reply."`
-	Reply    json.RawMessage   `json:"reply" doc:"The exact answer to its OTA check."`
-	Findings []devices.Finding `json:"findings" nullable:"false" doc:"Settings that would strand a device, and others worth knowing."`
-}
-
-type logLevel struct {
-	Level string `json:"level" enum:"debug,info,warn,error"`
-}
-
-type logLevelInput struct{ Body logLevel }
-
-// readiness is the answer of /readyz.
-type readiness struct {
-	Ready bool              `json:"ready"`
-	Down  map[string]string `json:"down" nullable:"false" doc:"What is down, and why."`
-}
+type logLevelInput struct{ Body api.LogLevel }
 
 func (s *Server) nodeRoutes() {
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/nodes", about{id: "listNodes", scope: access.ScopeAdmin, tag: tagNodes, summary: "List nodes",
 		answer: "A page, in order of name."}), s.listNodes)
 	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/diagnosis", about{id: "diagnose", scope: access.ScopeAdmin, tag: tagNodes,
 		summary: "See the world as a device does", answer: "The exact OTA reply, and what is wrong with it."}),
-		"application/json", schemaOf[diagnosis](s)), s.diagnose)
+		"application/json", schemaOf[api.Diagnosis](s)), s.diagnose)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/log-level", about{id: "getLogLevel", scope: access.ScopeAdmin, tag: tagNodes, summary: "Get the log level",
-		answer: "The level."}), func(context.Context, *struct{}) (*answer[logLevel], error) { return s.level(), nil })
+		answer: "The level."}), func(context.Context, *struct{}) (*answer[api.LogLevel], error) { return s.level(), nil })
 	huma.Register(s.api, s.operation(http.MethodPut, "/v1/log-level", about{id: "setLogLevel", scope: access.ScopeAdmin, tag: tagNodes, summary: "Set the log level",
 		text: "Of this node, until it stops.", answer: "The level."}), s.setLevel)
 	live := s.operation(http.MethodGet, "/livez", about{id: "live", public: true, tag: tagNodes, summary: "Tell whether the node runs", answer: "It runs."})
 	s.handle(withAnswer(live, "text/plain", &huma.Schema{Type: huma.TypeString}), serveLive)
 	ready := withAnswer(s.operation(http.MethodGet, "/readyz", about{id: "ready", public: true, tag: tagNodes, summary: "Tell whether the node wants traffic",
-		answer: "It does."}), "application/json", schemaOf[readiness](s))
+		answer: "It does."}), "application/json", schemaOf[api.Readiness](s))
 	ready.Responses["503"] = &huma.Response{Description: "It does not, and why.", Content: ready.Responses["200"].Content}
 	s.handle(ready, s.serveReady)
 	metrics := s.operation(http.MethodGet, "/metrics", about{id: "metrics", public: true, tag: tagNodes, summary: "Get metrics for Prometheus",
@@ -72,13 +44,13 @@ func (s *Server) nodeRoutes() {
 	s.describe(withAnswer(metrics, "text/plain", &huma.Schema{Type: huma.TypeString}))
 }
 
-func (s *Server) listNodes(_ context.Context, in *Page) (*answer[list[nodeView]], error) {
+func (s *Server) listNodes(_ context.Context, in *Page) (*answer[api.List[api.Node]], error) {
 	after, err := parseCursor(in.Cursor)
 	if err != nil {
 		return nil, err
 	}
 	nodes := slices.SortedFunc(slices.Values(s.opt.Nodes()), func(a, b devices.Node) int { return cmp.Compare(a.Name, b.Name) })
-	page := list[nodeView]{Items: []nodeView{}}
+	page := api.List[api.Node]{Items: []api.Node{}}
 	for _, n := range nodes {
 		if n.Name <= after {
 			continue
@@ -87,9 +59,9 @@ func (s *Server) listNodes(_ context.Context, in *Page) (*answer[list[nodeView]]
 			page.NextCursor = newCursor(page.Items[len(page.Items)-1].Name)
 			break
 		}
-		page.Items = append(page.Items, nodeView{n.Name, n.Version, stamp(n.Started), n.Devices, n.API})
+		page.Items = append(page.Items, api.Node{Name: n.Name, Version: n.Version, Started: api.At(n.Started), Devices: n.Devices, API: n.API})
 	}
-	return &answer[list[nodeView]]{page}, nil
+	return &answer[api.List[api.Node]]{page}, nil
 }
 
 func (s *Server) diagnose(_ context.Context, in *diagnosisInput) (*raw, error) {
@@ -121,11 +93,11 @@ func (s *Server) diagnose(_ context.Context, in *diagnosisInput) (*raw, error) {
 	return newRaw(append(b, "]}\n"...)), nil
 }
 
-func (s *Server) level() *answer[logLevel] {
-	return &answer[logLevel]{logLevel{strings.ToLower(s.opt.LogLevel.Level().String())}}
+func (s *Server) level() *answer[api.LogLevel] {
+	return &answer[api.LogLevel]{api.LogLevel{Level: strings.ToLower(s.opt.LogLevel.Level().String())}}
 }
 
-func (s *Server) setLevel(ctx context.Context, in *logLevelInput) (*answer[logLevel], error) {
+func (s *Server) setLevel(ctx context.Context, in *logLevelInput) (*answer[api.LogLevel], error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(in.Body.Level)); err != nil {
 		return nil, badRequest("level is debug, info, warn or error")
@@ -144,7 +116,7 @@ func serveLive(w http.ResponseWriter, _ *http.Request) {
 
 // serveReady answers 503 while some part is down or the node stops.
 func (s *Server) serveReady(w http.ResponseWriter, _ *http.Request) {
-	answer := readiness{Ready: true, Down: map[string]string{}}
+	answer := api.Readiness{Ready: true, Down: map[string]string{}}
 	for part, err := range s.opt.Ready() {
 		if err != nil {
 			answer.Ready, answer.Down[part] = false, err.Error()

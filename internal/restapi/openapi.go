@@ -16,19 +16,24 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
+	"fleetd/internal/precompressed"
 	"fleetd/internal/selector"
 )
 
 // Tags group the operations.
 const (
-	tagDevices = "devices"
-	tagTools   = "tools"
-	tagEvents  = "events"
-	tagPhotos  = "photos"
-	tagNodes   = "nodes"
-	tagAccess  = "access"
-	tagAudit   = "audit"
+	tagDevices  = "devices"
+	tagTools    = "tools"
+	tagEvents   = "events"
+	tagPhotos   = "photos"
+	tagNodes    = "nodes"
+	tagAccess   = "access"
+	tagAudit    = "audit"
+	tagJobs     = "jobs"
+	tagExplain  = "explain"
+	tagWebhooks = "webhooks"
 )
 
 // newAPI sets huma up without its own routes: the document is served by us,
@@ -48,7 +53,10 @@ func (s *Server) newAPI() {
 			Tags: []*huma.Tag{
 				{Name: tagDevices, Description: "Who belongs to the fleet, and how they are."},
 				{Name: tagTools, Description: "What devices can do, and making them do it."},
+				{Name: tagJobs, Description: "What is to happen on many devices, later, or when a device is there: once."},
+				{Name: tagExplain, Description: "Why a device or a call is as it is, from what the nodes recorded in memory."},
 				{Name: tagEvents, Description: "What happens, as it happens."},
+				{Name: tagWebhooks, Description: "What happens, delivered to addresses of yours."},
 				{Name: tagPhotos, Description: "What cameras and screens uploaded."},
 				{Name: tagNodes, Description: "The nodes themselves."},
 				{Name: tagAccess, Description: "Who may do what: API keys, and the rules of the tool guard."},
@@ -61,6 +69,9 @@ func (s *Server) newAPI() {
 		Transformers:                 []huma.Transformer{refusals},
 	})
 	s.api.OpenAPI().Components.Schemas.RegisterTypeAlias(reflect.TypeFor[selector.Selector](), reflect.TypeFor[selectorSchema]())
+	s.api.OpenAPI().Components.Schemas.RegisterTypeAlias(reflect.TypeFor[api.Selection](), reflect.TypeFor[selectorSchema]())
+	s.api.OpenAPI().Components.Schemas.RegisterTypeAlias(reflect.TypeFor[api.Time](), reflect.TypeFor[timeSchema]())
+	s.api.OpenAPI().Components.Schemas.RegisterTypeAlias(reflect.TypeFor[api.Amount](), reflect.TypeFor[amountSchema]())
 	s.api.UseMiddleware(wrapContext)
 }
 
@@ -81,7 +92,7 @@ func (selectorSchema) Schema(huma.Registry) *huma.Schema {
 }
 
 // marshal writes one JSON value, at once when all of it is encoded. It does not
-// report a write that fails: the client is gone, which is no fault of the operation.
+// report a write that fails: the client is gone, which is not a failure of the operation.
 func marshal(w io.Writer, v any) error {
 	encoder := json.NewEncoder(writeAnyway{w})
 	encoder.SetEscapeHTML(false)
@@ -110,9 +121,11 @@ type about struct {
 	scope  access.Scope
 	anyone bool
 	public bool
-	// judged says that the core judges the caller, whose answer depends on more
+	// judged: the core checks the caller, since the decision depends on more
 	// than the scope and the device.
 	judged bool
+	// hides: a device outside of the caller's limits is answered as an unknown one.
+	hides  bool
 	status int    // of success, 200 if zero
 	answer string // what success is
 	codes  []devices.Code
@@ -137,7 +150,9 @@ func (s *Server) operation(method, path string, a about) huma.Operation {
 	op := huma.Operation{Method: method, Path: path, OperationID: a.id, Tags: []string{a.tag}, Summary: a.summary,
 		Description: a.text, DefaultStatus: a.status, Responses: responses, MaxBodyBytes: BodyLimit + 1}
 	if a.public {
-		delete(op.Responses, "default") // they do not fail
+		if len(a.codes) == 0 {
+			delete(op.Responses, "default") // they do not fail
+		}
 		op.Security = []map[string][]string{}
 		return op
 	}
@@ -186,7 +201,7 @@ func (s *Server) handle(op huma.Operation, handler http.HandlerFunc, params ...*
 	}
 	switch a, ok := s.rights[pattern]; {
 	case !ok:
-		s.HandlePublic(pattern, inner) // whoever probes may add what it likes
+		s.HandlePublic(pattern, inner) // probes may add parameters
 	case a.judged:
 		s.mux.HandleFunc(pattern, handler)
 	default:
@@ -250,6 +265,7 @@ func newRaw(body []byte) *raw { return &raw{valueJSON[0], body} }
 
 // rootText is for people and programs that begin with the address alone.
 const rootText = `fleetd, the API of a node
+/console/      the web console; fleetd console opens it
 /docs          for people: every operation, and the scope that it needs
 /openapi.json  the same for programs
 /v1/           REST, with an API key as bearer token (fleetd keys create)
@@ -266,24 +282,21 @@ func (s *Server) documentRoutes() {
 	openAnswers(document)
 	var b bytes.Buffer
 	if err := marshal(&b, document); err != nil {
-		panic("the OpenAPI document does not encode: " + err.Error()) // a fault of the program, found by any test
+		panic("the OpenAPI document does not encode: " + err.Error()) // a bug, found by any test
 	}
-	s.document = b.Bytes()
-	s.page, s.policy = renderPage(document)
-	s.HandlePublic("GET /openapi.json", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header()["Content-Type"] = valueJSON
-		_, _ = w.Write(s.document)
-	}))
+	s.document = precompressed.New(valueJSON[0], b.Bytes())
+	page, policy := renderPage(document)
+	s.page, s.policy = precompressed.New("text/html; charset=utf-8", page), policy
+	s.HandlePublic("GET /openapi.json", s.document)
 	s.HandlePublic("GET /{$}", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = w.Write([]byte(rootText))
 	}))
 	s.public["/"] = true
-	s.HandlePublic("GET /docs", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	s.HandlePublic("GET /docs", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Security-Policy", s.policy)
 		w.Header().Set("Referrer-Policy", "no-referrer")
-		_, _ = w.Write(s.page)
+		s.page.ServeHTTP(w, r)
 	}))
 }
 
@@ -309,35 +322,6 @@ func openAnswers(document *huma.OpenAPI) {
 
 // The types below exist for the document; their JSON is appended by hand.
 
-type toolCallBody struct {
-	Arguments map[string]json.RawMessage `json:"arguments,omitempty" doc:"The tool's arguments, by the tool's inputSchema."`
-	Timeout   string                     `json:"timeout,omitempty" example:"10s" doc:"A Go duration, waiting included: 30s by default, 75s for camera tools, at most 300s."`
-
-	Confirmation string `json:"confirmation,omitempty" doc:"What an earlier answer confirmation_required carried: this call, and no other, then passes once."`
-}
-
-type toolResult struct {
-	Content    []json.RawMessage `json:"content" nullable:"false" doc:"MCP content items, as the device sent them."`
-	IsError    bool              `json:"isError" doc:"The tool failed on the device; the content says why."`
-	Outcome    string            `json:"outcome,omitempty" doc:"restarting: the tool restarts the device, which therefore never answers."`
-	DurationMS float64           `json:"duration_ms" doc:"Milliseconds, waiting included."`
-	Call       string            `json:"call" doc:"The id of the call, in the audit and in logs; also in the header Fleetd-Call."`
-	Node       string            `json:"node" doc:"The node that held the device."`
-}
-
-type rpcBody struct {
-	Method  string                     `json:"method" example:"tools/list"`
-	Params  map[string]json.RawMessage `json:"params,omitempty"`
-	Timeout string                     `json:"timeout,omitempty" example:"10s"`
-
-	Confirmation string `json:"confirmation,omitempty" doc:"As for a tool call."`
-}
-
-type rpcResult struct {
-	Result json.RawMessage `json:"result,omitempty" doc:"What the device answered; or"`
-	Error  json.RawMessage `json:"error,omitempty" doc:"the error object it answered with."`
-}
-
 func (s *Server) callRoutes() {
 	codes := []devices.Code{devices.CodeTooLarge, devices.CodeInvalidArguments, devices.CodeToolDenied, devices.CodeConfirmation,
 		devices.CodeDeviceUnknown, devices.CodeToolUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded, devices.CodeConnectionLost,
@@ -345,12 +329,15 @@ func (s *Server) callRoutes() {
 	call := withAnswer(s.operation(http.MethodPost, pathCall, about{id: "callTool", scope: access.ScopeCall, judged: true, tag: tagTools, summary: "Call a tool",
 		text: "A tool that fails on the device is 200 with isError. A call is never repeated after a timeout: the device may have acted. " +
 			"A client that goes away ends its call.",
-		answer: "What the tool answered.", codes: codes}), "application/json", schemaOf[toolResult](s))
-	call.RequestBody = s.jsonBody(schemaOf[toolCallBody](s), false)
-	s.handle(call, s.call, pathParam("device", "Device id."), pathParam("tool", "Tool name, such as `self.audio_speaker.set_volume`."))
+		answer: "What the tool answered.", codes: codes}), "application/json", schemaOf[api.ToolResult](s))
+	call.RequestBody = s.jsonBody(schemaOf[api.ToolCall](s), false)
+	call.Responses["202"] = &huma.Response{Description: "With later: the device is not connected, and the job calls it when it is back.",
+		Content: map[string]*huma.MediaType{valueJSON[0]: {Schema: schemaOf[api.QueuedCall](s)}}}
+	s.handle(call, s.call, pathParam("device", "Device id."), pathParam("tool", "Tool name, such as `self.audio_speaker.set_volume`."), &huma.Param{Name: headerKey, In: "header",
+		Description: "With later alone: the same key and call again answer with the same job, for 7 days.", Schema: &huma.Schema{Type: huma.TypeString}})
 	rpc := withAnswer(s.operation(http.MethodPost, pathMCP, about{id: "sendRequest", scope: access.ScopeCall, judged: true, tag: tagTools, summary: "Send any MCP request",
 		text:   "Any method but initialize; tools/call takes the path of a tool call, checks included.",
-		answer: "Exactly one of result and error.", codes: codes}), "application/json", schemaOf[rpcResult](s))
-	rpc.RequestBody = s.jsonBody(schemaOf[rpcBody](s), true)
+		answer: "Exactly one of result and error.", codes: codes}), "application/json", schemaOf[api.RPCResult](s))
+	rpc.RequestBody = s.jsonBody(schemaOf[api.RPC](s), true)
 	s.handle(rpc, s.mcp, pathParam("device", "Device id."))
 }

@@ -10,21 +10,11 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 )
 
 const pathPhoto = "/v1/photos/{id}"
-
-// photo is one stored upload.
-type photo struct {
-	ID       string `json:"id"`
-	Device   string `json:"device"`
-	Question string `json:"question" doc:"What the device was asked to look for."`
-	Bytes    int64  `json:"bytes"`
-	SHA256   string `json:"sha256"`
-	Kind     string `json:"kind" enum:"camera,snapshot"`
-	TakenAt  stamp  `json:"taken_at" doc:"When it arrived."`
-}
 
 type listPhotosInput struct {
 	Page
@@ -46,7 +36,7 @@ func (s *Server) photoRoutes() {
 		s.photo, pathParam("id", "Photo id."))
 }
 
-func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[list[photo]], error) {
+func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[api.List[api.Photo]], error) {
 	before, err := parseCursor(in.Cursor)
 	if err != nil {
 		return nil, err
@@ -63,11 +53,11 @@ func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[l
 			return nil, s.problem(ctx, err)
 		}
 	}
-	page := list[photo]{Items: []photo{}}
+	page := api.List[api.Photo]{Items: []api.Photo{}}
 	permitted := map[devices.ID]bool{}
 	for range maxPhotoPages {
 		limit := in.Limit - len(page.Items)
-		if by.Who.Limited() && id == "" {
+		if by.Caller.Limited() && id == "" {
 			limit = MaxLimit // most may be of other devices
 		}
 		photos, more, err := s.opt.Photos.List(ctx, id, before, limit)
@@ -87,21 +77,21 @@ func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[l
 			if before = p.ID; !allowed {
 				continue
 			}
-			page.Items = append(page.Items, photo{p.ID, string(p.Device), p.Question, p.Bytes, p.SHA256, p.Kind, stamp(p.TakenAt)})
+			page.Items = append(page.Items, api.Photo{ID: p.ID, Device: string(p.Device), Question: p.Question, Bytes: p.Bytes, SHA256: p.SHA256, Kind: p.Kind, TakenAt: api.At(p.TakenAt)})
 			if len(page.Items) == in.Limit {
 				more = more || i < len(photos)-1
 				break
 			}
 		}
 		if !more {
-			return &answer[list[photo]]{page}, nil
+			return &answer[api.List[api.Photo]]{page}, nil
 		}
 		page.NextCursor = newCursor(before)
 		if len(page.Items) == in.Limit {
 			break
 		}
 	}
-	return &answer[list[photo]]{page}, nil
+	return &answer[api.List[api.Photo]]{page}, nil
 }
 
 // maxPhotoPages bounds the search of a key for some devices for its photos
@@ -110,9 +100,9 @@ const maxPhotoPages = 20
 
 // permitPhoto opens a photo for somebody who may. A key for some devices cannot
 // tell a photo of another device from none.
-func (s *Server) permitPhoto(ctx context.Context, by access.By, scope access.Scope, action, id string) (devices.Photo, io.ReadCloser, error) {
+func (s *Server) permitPhoto(ctx context.Context, by access.Principal, scope access.Scope, action, id string) (devices.Photo, io.ReadCloser, error) {
 	p, content, err := s.opt.Photos.Open(ctx, id)
-	if err != nil && (!by.Who.Limited() || devices.AsError(err).Code != devices.CodeNotFound) {
+	if err != nil && (!by.Caller.Limited() || devices.AsError(err).Code != devices.CodeNotFound) {
 		return p, nil, err
 	}
 	if err != nil {

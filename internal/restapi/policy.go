@@ -10,19 +10,12 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 )
 
 const pathPolicy = "/v1/policy"
-
-// policyVersion is one version in a list.
-type policyVersion struct {
-	Version int64  `json:"version"`
-	Changed stamp  `json:"changed"`
-	By      string `json:"by" doc:"Name of the key that wrote it."`
-	Rules   int    `json:"rules"`
-}
 
 type versionPath struct {
 	Version int64 `path:"version" minimum:"1"`
@@ -33,13 +26,13 @@ type explainInput struct {
 	Device    string `query:"device" required:"true" doc:"Device id."`
 	Tool      string `query:"tool" required:"true"`
 	Via       string `query:"via" enum:"rest,raw,nats,gateway,voice,mcp" default:"rest" doc:"The way in."`
-	Arguments string `query:"arguments" doc:"A JSON object; the addresses in it are held against the list."`
+	Arguments string `query:"arguments" doc:"A JSON object; the addresses in it are checked against the list."`
 }
 
 func (s *Server) policyRoutes() {
 	document := schemaOf[access.Policy](s)
 	get := withAnswer(s.operation(http.MethodGet, pathPolicy, about{id: "getPolicy", scope: access.ScopeAdmin, tag: tagAccess,
-		summary: "Get the rules in force", text: "What PUT takes; the ETag is the version. Behind these rules stand the built-in ones, see docs/access.md.",
+		summary: "Get the rules in force", text: "What PUT takes; the ETag is the version. After these rules the built-in ones apply, see docs/access.md.",
 		answer: "The policy."}), "application/json", document)
 	s.handle(get, s.getPolicy)
 	put := withAnswer(s.operation(http.MethodPut, pathPolicy, about{id: "setPolicy", scope: access.ScopeAdmin, tag: tagAccess,
@@ -55,7 +48,7 @@ func (s *Server) policyRoutes() {
 		summary: "Get a version of the rules", answer: "The policy as it was.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}),
 		"application/json", document), s.getPolicyVersion)
 	huma.Register(s.api, s.operation(http.MethodGet, pathPolicy+"/explain", about{id: "explainPolicy", scope: access.ScopeAdmin, tag: tagAccess,
-		summary: "Say which rule decides", text: "Nothing is called.", answer: "What would become of the call, and everything it is held against, in order.",
+		summary: "Explain which rule decides", text: "Nothing is called.", answer: "The decision on the call, and everything that was checked, in order.",
 		codes: []devices.Code{devices.CodeNotFound, devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.explainPolicy)
 }
 
@@ -113,7 +106,7 @@ func (s *Server) runSetPolicy(r *http.Request) (p access.Policy, err error) {
 	return p, err
 }
 
-func (s *Server) listPolicyVersions(ctx context.Context, in *Page) (*answer[list[policyVersion]], error) {
+func (s *Server) listPolicyVersions(ctx context.Context, in *Page) (*answer[api.List[api.PolicyVersion]], error) {
 	place, err := parseCursor(in.Cursor)
 	if err != nil {
 		return nil, err
@@ -128,15 +121,15 @@ func (s *Server) listPolicyVersions(ctx context.Context, in *Page) (*answer[list
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	page := list[policyVersion]{Items: []policyVersion{}}
+	page := api.List[api.PolicyVersion]{Items: []api.PolicyVersion{}}
 	for i, p := range versions {
 		if i == in.Limit {
 			page.NextCursor = newCursor(strconv.FormatInt(versions[i-1].Version, 10))
 			break
 		}
-		page.Items = append(page.Items, policyVersion{p.Version, stamp(p.Changed), p.By, len(p.Rules)})
+		page.Items = append(page.Items, api.PolicyVersion{Version: p.Version, Changed: api.At(p.Changed), By: p.By, Rules: len(p.Rules)})
 	}
-	return &answer[list[policyVersion]]{page}, nil
+	return &answer[api.List[api.PolicyVersion]]{page}, nil
 }
 
 func (s *Server) getPolicyVersion(ctx context.Context, in *versionPath) (*raw, error) {
@@ -159,7 +152,7 @@ func (s *Server) explainPolicy(ctx context.Context, in *explainInput) (*answer[a
 	if err != nil {
 		return nil, err
 	}
-	h := fleet.Hypothesis{Key: in.Key, Device: id, Tool: in.Tool, Via: access.Via(in.Via)}
+	h := fleet.ExplainRequest{Key: in.Key, Device: id, Tool: in.Tool, Via: access.Via(in.Via)}
 	if in.Arguments != "" {
 		if h.Arguments, err = object([]byte(in.Arguments), "arguments"); err != nil || !json.Valid(h.Arguments) {
 			return nil, badRequest("arguments must be a JSON object")

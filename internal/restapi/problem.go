@@ -10,7 +10,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
-	"fleetd/internal/bulk"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 )
 
@@ -30,21 +30,21 @@ type problem struct {
 	Errors       []devices.Fault `json:"errors,omitempty" nullable:"false" doc:"With code invalid_arguments: every fault with its JSON pointer into the arguments."`
 	Call         string          `json:"call,omitempty" doc:"The id of the call, raw request or message that failed, in the audit and in logs; also in the header Fleetd-Call."`
 	// Faults are those of a file.
-	Faults  []bulk.LineFault `json:"faults,omitempty" nullable:"false" doc:"With code invalid_arguments of an import: the faults of the file, at most 1000."`
-	Refused int64            `json:"refused,omitempty" doc:"With faults: how many rows have one."`
+	Faults  []api.LineFault `json:"faults,omitempty" nullable:"false" doc:"With code invalid_arguments of an import: the faults of the file, at most 1000."`
+	Refused int64           `json:"refused,omitempty" doc:"With faults: how many rows have one."`
 }
 
-// newProblem words a refusal.
+// newProblem makes the problem of a refusal.
 func newProblem(e *devices.Error) *problem {
 	status, phrase := e.Code.Status()
 	p := &problem{Title: phrase, Status: status, Code: e.Code, Detail: e.Detail, Part: e.Part, Outcome: e.Outcome, Rule: e.Rule, Confirmation: e.Confirmation, Errors: e.Faults, Call: e.Call}
-	if e.TellsSent() {
+	if e.ReportsSent() {
 		p.Sent = &e.Sent
 	}
 	return p
 }
 
-// problem translates any error of the core. Faults of our own are logged here
+// problem translates any error of the core. Internal errors are logged here
 // and not shown.
 func (s *Server) problem(ctx context.Context, err error) *problem {
 	p := (*problem)(nil)
@@ -61,7 +61,7 @@ func (s *Server) problem(ctx context.Context, err error) *problem {
 		if ctx.Err() == nil {
 			s.opt.Log.Error("API request failed", "error", err, "call", e.Call)
 		}
-		e = &devices.Error{Code: e.Code, Sent: e.Sent, Outcome: e.Outcome, Call: e.Call, Detail: "a fault of the node; its log says more"}
+		e = &devices.Error{Code: e.Code, Sent: e.Sent, Outcome: e.Outcome, Call: e.Call, Detail: "internal error (bug); the node's log has the cause"}
 	}
 	return newProblem(e)
 }
@@ -122,8 +122,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 // every body as JSON whatever it calls itself: curl sends JSON as a form.
 type humaContext struct {
 	inner
-	status int       // of a refusal, instead of the one huma chose
-	by     access.By // from guardOperation on
+	status int              // of a refusal, instead of the one huma chose
+	by     access.Principal // from guardOperation on
 }
 
 // inner gives the embedded context a name other than that of its own method.
@@ -132,7 +132,7 @@ type inner = huma.Context
 // Unwrap lets humago find the request.
 func (c *humaContext) Unwrap() huma.Context { return c.inner }
 
-// Context tells who asks.
+// Context carries the caller.
 func (c *humaContext) Context() context.Context {
 	return context.WithValue(c.inner.Context(), callerKey{}, c.by)
 }

@@ -8,7 +8,7 @@ import (
 	"fleetd/internal/devices"
 )
 
-// The page says of each operation which scope it needs.
+// The page shows the scope that each operation needs.
 func TestPageShowsScopes(t *testing.T) {
 	f := newFleet(t)
 	page := f.do(t, "GET", "/docs", "", "Authorization", "").body

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/audit"
-	"fleetd/internal/bulk"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
@@ -137,7 +137,7 @@ func TestFleetCounts(t *testing.T) {
 		}
 	}
 	f.do(t, "GET", "/v1/fleet?select=%2C", "").problem(t, 400, devices.CodeBadRequest)
-	counts := newFleetCounts(devices.Counts{Dimensions: map[string]devices.Dimension{"board": {Top: []devices.Counted{{Value: "x", N: 3}, {Value: "other", N: 2}}, Other: 4}}})
+	counts := newFleetCounts(devices.Counts{Dimensions: map[string]devices.Dimension{"board": {Top: []devices.ValueCount{{Value: "x", N: 3}, {Value: "other", N: 2}}, Other: 4}}})
 	if counts.Board["other"] != 6 || counts.Board["x"] != 3 {
 		t.Errorf("%v", counts.Board)
 	}
@@ -377,7 +377,7 @@ func TestImportOfManyLines(t *testing.T) {
 	faulty[manyLines-1] = "no id," + strings.Join(strings.Split(lines[manyLines-1], ",")[1:], ",")
 	p := f.do(t, "POST", "/v1/devices/import", strings.Join(faulty, "\n"), "Content-Type", "text/csv").problem(t, 422, devices.CodeInvalidArguments)
 	column := int64(len(strings.Join(strings.Split(lines[234], ",")[:2], ",")) + 2)
-	want := []bulk.LineFault{{Line: 235, Column: column, Detail: "label room has 257 bytes, at most 256 are allowed"},
+	want := []api.LineFault{{Line: 235, Column: column, Detail: "label room has 257 bytes, at most 256 are allowed"},
 		{Line: 501, Column: 1, Detail: "02:00:00:00:00:10 is on line 18 already"},
 		{Line: manyLines, Column: 1, Detail: `id must be a MAC address or 1 to 64 of [a-z0-9_-], not "no id"`}}
 	if !slices.Equal(p.Faults, want) || p.Refused != 3 || p.Detail != "the file has faults on 3 rows; nothing of it was imported" {
@@ -386,7 +386,7 @@ func TestImportOfManyLines(t *testing.T) {
 	if n := f.service.Registry().Members(); n != 0 {
 		t.Fatalf("%d devices of a file that was refused", n)
 	}
-	var report bulk.ImportReport
+	var report api.ImportReport
 	body := strings.Join(lines, "\n")
 	f.do(t, "POST", "/v1/devices/import", body, "Content-Type", "text/csv").json(t, &report)
 	if report.Rows != manyLines || report.Created != manyLines || report.Refused != 0 || f.service.Registry().Members() != manyLines {
@@ -468,15 +468,15 @@ func TestImportRules(t *testing.T) {
 	}{
 		{"merge", "", "id,label.floor,label.new,name\nmember,\\null,x,\n", "", 200, `{"rows":1,"created":0,"changed":1,"unchanged":0,"first_clients":0,"refused":0,"faults":[]}`},
 		{"first client", "", `{"id":"open"}` + "\n" + `{"id":"fresh"}`, "", 200, `{"rows":2,"created":1,"changed":0,"unchanged":1,"first_clients":2,"refused":0,"faults":[]}`},
-		{"other client", "", "id,client_id\nmember,c9\ngone,\n", "", 422, `"faults":[{"line":2,"column":1,"detail":"another client is admitted under the id; import with replace_client to replace it"},{"line":3,"column":1,"detail":"the device was revoked;`},
-		{"no client", "", `{"id":"member","client_id":null}`, "", 422, `another client is admitted`},
+		{"other client", "", "id,client_id\nmember,c9\ngone,\n", "", 422, `"faults":[{"line":2,"column":1,"detail":"the device has another admitted client; import it with replace_client to replace that client"},{"line":3,"column":1,"detail":"the device was revoked;`},
+		{"no client", "", `{"id":"member","client_id":null}`, "", 422, `the device has another admitted client`},
 		{"partial", "?partial=true", "id,client_id\nmember,c9\nfresh,c5\n", "", 200, `"changed":1,"unchanged":0,"first_clients":0,"refused":1,"faults":[{"line":2,`},
 		{"replace", "?replace_client=true", "id,client_id\nmember,c9\ngone,\n", "", 200, `"changed":2,"unchanged":0,"first_clients":0,"refused":0`},
 		{"replaced", "?replace_client=true&partial=false", "id,client_id\nmember,c9\ngone,\n", "", 200, `"changed":0,"unchanged":2`},
-		{"key by label", "", "id,name\nmember,a\nopen,b\nnew,c\n", lab, 422, `"detail":"the key is not for this device"},{"line":4,"column":1,"detail":"the device is not known, and a key for devices with labels creates none"}]`},
+		{"key by label", "", "id,name\nmember,a\nopen,b\nnew,c\n", lab, 422, `"detail":"the key does not cover this device"},{"line":4,"column":1,"detail":"the device is unknown; a key that is limited by labels cannot create devices"}]`},
 		{"its own", "", "id,name\nmember,a\n", lab, 200, `"changed":1`},
-		{"key by id", "", "id\nnew1\nnew2\n", one, 422, `"faults":[{"line":3,"column":1,"detail":"the key is not for this device"}]`},
-		{"header, partial", "?partial=true", "id,nmae\na,b\n", "", 422, `there is no column \"nmae\"`},
+		{"key by id", "", "id\nnew1\nnew2\n", one, 422, `"faults":[{"line":3,"column":1,"detail":"the key does not cover this device"}]`},
+		{"header, partial", "?partial=true", "id,nmae\na,b\n", "", 422, `unknown column \"nmae\"`},
 		{"no rows", "", "id\n", "", 200, `{"rows":0,`},
 		{"parameter", "?replace=true", "id\n", "", 400, `there is no parameter \"replace\"`},
 		{"value", "?partial=yes", "id\n", "", 400, "partial must be true or false"},

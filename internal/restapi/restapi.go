@@ -5,7 +5,7 @@
 // Most operations are declared with huma on the standard library's mux. The
 // two that carry calls to devices are plain handlers which decode spans of the
 // request and append the answer: a framework's work per request would cost
-// half of what such a call costs altogether. They are described in the same
+// half of what the whole call costs. They are described in the same
 // document.
 //
 // Every failure is one problem document (RFC 9457), and one table gives each
@@ -27,13 +27,15 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/attest"
 	"fleetd/internal/audit"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
-	"fleetd/internal/lobby"
+	"fleetd/internal/precompressed"
+	"fleetd/internal/stats"
 )
 
-// Limits of requests.
+// QueueLimits of requests.
 const (
 	BodyLimit    = 64 << 10 // bytes
 	DefaultLimit = 100      // items of a list
@@ -55,8 +57,8 @@ type Events interface {
 // CodeUnavailable among them.
 type Photos interface {
 	// List returns at most limit photos, newest first, of one device or of all
-	// if device is empty; before is the id behind which the page starts. more
-	// tells whether others follow.
+	// if device is empty; before is the id after which the page starts. more
+	// reports whether others follow.
 	List(ctx context.Context, device devices.ID, before string, limit int) (photos []devices.Photo, more bool, err error)
 	// Open returns a photo and its JPEG, which the caller closes.
 	Open(ctx context.Context, id string) (devices.Photo, io.ReadCloser, error)
@@ -66,12 +68,12 @@ type Photos interface {
 	DeleteAll(ctx context.Context, device devices.ID) (deleted int, err error)
 }
 
-// Diagnoser tells what a device would be told; id may be empty.
+// Diagnoser computes what a device gets at its OTA check; id may be empty.
 type Diagnoser interface {
 	Diagnose(id devices.ID) devices.Diagnosis
 }
 
-// Archive is what the database keeps of rules and deeds. Errors are those of
+// Archive is what the database keeps of the policy and the audit. Errors are those of
 // fleet.Records.
 type Archive interface {
 	// PolicyVersion returns one version of the policy, or another one if it is
@@ -80,43 +82,59 @@ type Archive interface {
 	// PolicyVersions returns at most limit versions below one, newest first, or
 	// the newest if that is 0.
 	PolicyVersions(ctx context.Context, before int64, limit int) ([]access.Policy, error)
-	// AuditBlocks returns blocks at or behind q.Before, newest first.
+	// AuditBlocks returns blocks at or after q.Before, newest first.
 	AuditBlocks(ctx context.Context, q audit.Query) ([]audit.Block, error)
-	// AuditRuns returns blocks behind q.Before, in the order of run and
+	// AuditRuns returns blocks after q.Before, in the order of run and
 	// sequence.
 	AuditRuns(ctx context.Context, q audit.Query) ([]audit.Block, error)
 }
 
-// Options of a Server. All fields are required but AuthNone and Dir.
+// Stats answers queries of figures over time.
+type Stats interface {
+	// Query adds up what the nodes have of a range, or what one has that is named; known is false if there is no
+	// node with that name.
+	Query(ctx context.Context, q stats.Range, node string) (a stats.Answer, known bool, err error)
+}
+
+// Options of a Server. All fields are required but AuthNone, Console and Dir.
 type Options struct {
 	Service *fleet.Service
 	Mint    *credential.Mint
-	// AuthNone asks for no token. Requests that a web page may have caused are
+	// AuthNone requires no token. Requests that a web page may have caused are
 	// then refused: the listener is on loopback, and so are browsers.
 	AuthNone bool
-	// Failures slows down who tries tokens; nil does not.
-	Failures *lobby.Failures
-	Events   Events
-	Photos   Photos
-	Attest   *attest.List
-	Archive  Archive
+	// Work bounds what one caller has the node do, calls excepted; nil does not.
+	Work *connlimit.Work
+	// Failures slows down clients that guess tokens; nil does not.
+	Failures  *connlimit.Failures
+	Events    Events
+	Photos    Photos
+	Attest    *attest.List
+	Archive   Archive
+	Jobs      Jobs
+	Stats     Stats
+	Explainer Explainer
+	Tracer    Tracer
+	Webhooks  Webhooks
 	// AuditSince is when the fleet began to hash its record under its key.
 	AuditSince time.Time
 	Diagnoser  Diagnoser
 	// Nodes are the nodes of the fleet, this one included.
 	Nodes func() []devices.Node
 	// Authenticate judges what an MQTT client of an external broker presents;
-	// nil if there is no such broker.
+	// nil without an external broker.
 	Authenticate func(clientID, username, password string) error
 	// Ready names the parts that are down; none means ready.
 	Ready func() map[string]error
-	// Draining tells whether the node stops: calls are then refused, and event
+	// Draining reports whether the node stops: calls are then refused, and event
 	// streams end.
 	Draining func() bool
 	// LogLevel is what /v1/log-level shows and sets.
 	LogLevel *slog.LevelVar
 	Log      *slog.Logger
 	Version  string
+	// Console serves the web console below /console/; nil: it is switched off.
+	Console http.Handler
 	// Dir is where files are kept while they are imported; empty: where the system
 	// keeps temporary ones.
 	Dir string
@@ -129,14 +147,14 @@ type Server struct {
 	opt      Options
 	mux      *http.ServeMux
 	api      huma.API
-	door     *access.Door
+	auth     *access.Authenticator
 	public   map[string]bool  // exact paths that need no token
 	rights   map[string]about // what an operation takes, by `METHOD /path`
 	browsers *http.CrossOriginProtection
-	document []byte        // OpenAPI, JSON
-	page     []byte        // the same for people
-	policy   string        // of the page
-	patience time.Duration // streamWrite, less in tests
+	document precompressed.Answer // OpenAPI, JSON
+	page     precompressed.Answer // the same for people
+	policy   string               // of the page
+	patience time.Duration        // streamWrite, less in tests
 
 	importing sync.Mutex    // one import at a time
 	receiving chan struct{} // capacity maxReceived: files on their way
@@ -146,7 +164,7 @@ type Server struct {
 func New(opt Options) *Server {
 	s := &Server{opt: opt, mux: http.NewServeMux(), public: map[string]bool{}, rights: map[string]about{},
 		browsers: http.NewCrossOriginProtection(), patience: streamWrite, receiving: make(chan struct{}, maxReceived),
-		door: &access.Door{Keys: opt.Service.Keys(), IsAdmin: opt.Mint.IsAdmin, Open: opt.AuthNone}}
+		auth: &access.Authenticator{Keys: opt.Service.Keys(), IsAdmin: opt.Mint.IsAdmin, Open: opt.AuthNone}}
 	s.newAPI()
 	s.deviceRoutes()
 	s.selectionRoutes()
@@ -158,13 +176,19 @@ func New(opt Options) *Server {
 	s.toolRoutes()
 	s.callRoutes()
 	s.messageRoutes()
+	s.jobRoutes()
 	s.eventRoutes()
+	s.webhookRoutes()
 	s.photoRoutes()
 	s.keyRoutes()
 	s.selfRoutes()
 	s.policyRoutes()
 	s.auditRoutes()
 	s.nodeRoutes()
+	s.statsRoutes()
+	s.consoleRoutes()
+	s.explainRoutes()
+	s.traceRoutes()
 	s.documentRoutes()
 	s.mux.HandleFunc("/", s.unknown)
 	return s
@@ -187,6 +211,8 @@ func (s *Server) HandlePublic(pattern string, h http.Handler) {
 // Shared header values; net/http copies them and nobody writes to them.
 var (
 	valueNosniff = []string{"nosniff"}
+	// valuePolicy keeps browsers from showing an answer as a page that runs scripts or loads files.
+	valuePolicy  = []string{"default-src 'none'; frame-ancestors 'none'; sandbox"}
 	valueJSON    = []string{"application/json"}
 	valueProblem = []string{"application/problem+json"}
 )
@@ -194,7 +220,10 @@ var (
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header()["X-Content-Type-Options"] = valueNosniff
-	if !s.public[r.URL.Path] {
+	w.Header()["Content-Security-Policy"] = valuePolicy
+	if s.public[r.URL.Path] || isConsole(r) {
+		connlimit.PaceAnonymous(r.Context())
+	} else {
 		if p := s.admit(r); p != nil {
 			if p.Code == devices.CodeUnauthorized && r.Header.Get("Authorization") != "" && s.opt.Failures.FailedRequest(r) {
 				p = tooManyFailures(p)
@@ -206,14 +235,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			p.write(w)
 			return
 		}
-		lobby.VouchFor(r.Context())
+		connlimit.MarkRequestAuthenticated(r.Context())
 	}
-	if !takesGzip(r) {
+	if r.Method != http.MethodGet { // answers to changes and calls are short
 		s.mux.ServeHTTP(w, r)
 		return
 	}
-	answer := &gzipAnswer{ResponseWriter: w}
-	s.mux.ServeHTTP(answer, r)
+	client := &pausedAnswer{ResponseWriter: w}
+	counted := &countedAnswer{ResponseWriter: client, client: client}
+	defer counted.charge(s.opt.Work)
+	if !precompressed.AcceptsGzip(r) {
+		s.mux.ServeHTTP(counted, r)
+		return
+	}
+	answer := &gzipAnswer{ResponseWriter: client}
+	counted.ResponseWriter = answer
+	s.mux.ServeHTTP(counted, r)
 	answer.end()
 }
 
@@ -222,26 +259,26 @@ func (s *Server) admit(r *http.Request) *problem {
 	if s.opt.AuthNone {
 		return s.admitLocal(r)
 	}
-	if _, err := s.door.Admit(lobby.Bearer(r.Header), time.Now()); err != nil {
+	if _, err := s.auth.Authenticate(connlimit.BearerToken(r.Header), time.Now()); err != nil {
 		refusal := &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error() +
 			": give an API key (`fleetd keys create`) or the admin token as `Authorization: Bearer ...`; the node keeps the latter in its data directory, in the file admin-token"}
-		s.opt.Service.NoteRefusal(access.By{Via: access.ViaREST, From: s.opt.Failures.From(r)}, r.Method+" "+r.URL.Path[:min(len(r.URL.Path), maxNotedPath)], "", refusal)
+		s.opt.Service.NoteRefusal(access.Principal{Via: access.ViaREST, From: s.opt.Failures.Client(r)}, r.Method+" "+r.URL.Path[:min(len(r.URL.Path), maxNotedPath)], "", refusal)
 		return newProblem(refusal)
 	}
 	return nil
 }
 
-// by says who makes a request that was let in. It is asked again where it is
+// by returns the caller of an authenticated request. It is looked up again where it is
 // needed, because carrying it along with a request costs more than finding it.
-func (s *Server) by(r *http.Request, via access.Via) access.By {
-	who, err := s.door.Admit(lobby.Bearer(r.Header), time.Now())
+func (s *Server) by(r *http.Request, via access.Via) access.Principal {
+	who, err := s.auth.Authenticate(connlimit.BearerToken(r.Header), time.Now())
 	if err != nil {
 		who = nil // the key ended a moment ago
 	}
-	return access.By{Who: who, Via: via, From: s.opt.Failures.From(r)}
+	return access.Principal{Caller: who, Via: via, From: s.opt.Failures.Client(r)}
 }
 
-// admitLocal stands in for the token where there is none: a web page open in a
+// admitLocal replaces the token where none is required: a web page open in a
 // browser on this machine could otherwise send requests here, directly or by
 // giving its own host name this address.
 func (s *Server) admitLocal(r *http.Request) *problem {
@@ -263,7 +300,7 @@ func (s *Server) admitLocal(r *http.Request) *problem {
 // methods are tried to tell a wrong method from an unknown path.
 var methods = []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
 
-// unknown answers what no route took.
+// unknown answers requests that no route matches.
 func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
 	var allowed []string
 	probe := r.Clone(r.Context())
@@ -274,7 +311,7 @@ func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if len(allowed) == 0 {
-		newProblem(&devices.Error{Code: devices.CodeNotFound, Detail: "there is nothing at " + r.URL.Path + "; /docs lists what there is"}).write(w)
+		newProblem(&devices.Error{Code: devices.CodeNotFound, Detail: "there is nothing at " + r.URL.Path + "; /docs lists all paths"}).write(w)
 		return
 	}
 	w.Header().Set("Allow", strings.Join(allowed, ", "))
@@ -288,5 +325,5 @@ func (s *Server) draining() error {
 	if !s.opt.Draining() {
 		return nil
 	}
-	return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; ask another one"}
+	return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
 }

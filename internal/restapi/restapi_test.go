@@ -20,10 +20,14 @@ var table = []string{
 	"POST /v1/attestation/keys", "GET /v1/attestation/keys", "DELETE /v1/attestation/keys/{serial}",
 	"POST /v1/devices/{device}/approve", "POST /v1/devices/{device}/revoke",
 	"GET /v1/devices/{device}/tools", "POST /v1/devices/{device}/tools/refresh", "POST /v1/devices/{device}/tools/{tool}/call",
-	"POST /v1/devices/{device}/mcp", "POST /v1/devices/{device}/messages", "GET /v1/events", "GET /v1/catalogs/{sha256}", "GET /v1/devices/{device}/catalogs",
+	"POST /v1/devices/{device}/mcp", "POST /v1/devices/{device}/messages", "GET /v1/events", "GET /v1/catalogs/{sha256}", "GET /v1/calls/{call}", "GET /v1/calls/{call}/explain", "GET /v1/devices/{device}/explain", "GET /v1/devices/{device}/recording", "POST /v1/devices/{device}/trace", "GET /v1/devices/{device}/trace", "DELETE /v1/devices/{device}/trace", "GET /v1/refusals", "GET /v1/devices/{device}/catalogs",
 	"GET /v1/keys", "POST /v1/keys", "POST /v1/secret/rotate", "DELETE /v1/keys/{key}", "GET /v1/policy", "PUT /v1/policy", "GET /v1/policy/versions",
-	"GET /v1/policy/versions/{version}", "GET /v1/self", "GET /v1/policy/explain", "GET /v1/audit", "GET /v1/audit/export", "GET /v1/audit/verify",
-	"GET /v1/photos", "GET /v1/photos/{id}", "DELETE /v1/photos/{id}", "GET /v1/nodes", "GET /v1/diagnosis",
+	"GET /v1/policy/versions/{version}", "GET /v1/self", "POST /v1/console/codes", "POST /v1/console/keys", "GET /v1/policy/explain", "GET /v1/audit", "GET /v1/audit/export", "GET /v1/audit/verify",
+	"GET /v1/photos", "GET /v1/photos/{id}", "DELETE /v1/photos/{id}", "GET /v1/nodes", "GET /v1/stats", "GET /v1/diagnosis",
+	"GET /v1/webhooks", "POST /v1/webhooks", "PATCH /v1/webhooks/{id}", "DELETE /v1/webhooks/{id}", "POST /v1/webhooks/{id}/test",
+	"POST /v1/jobs", "GET /v1/jobs", "GET /v1/jobs/{job}", "PATCH /v1/jobs/{job}", "POST /v1/jobs/{job}/pause", "POST /v1/jobs/{job}/resume", "POST /v1/jobs/{job}/cancel",
+	"POST /v1/jobs/{job}/retry", "POST /v1/jobs/{job}/advance", "GET /v1/jobs/{job}/tasks", "GET /v1/jobs/{job}/report", "GET /v1/devices/{device}/tasks",
+	"POST /v1/devices/{device}/tasks/{job}/cancel",
 	"GET /v1/log-level", "PUT /v1/log-level", "GET /livez", "GET /readyz", "GET /metrics",
 }
 
@@ -117,7 +121,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// Every code of the core has its status, as the table of the interface says.
+// Every code of the core has its status, as the table of the interface has it.
 func TestStatuses(t *testing.T) {
 	want := map[devices.Code]int{"bad_request": 400, "too_large": 413, "not_found": 404, "invalid_arguments": 422, "unauthorized": 401,
 		"forbidden": 403, "tool_denied": 403, "confirmation_required": 428, "device_unknown": 404, "tool_unknown": 404, "device_offline": 409,
@@ -187,7 +191,7 @@ func TestDocument(t *testing.T) {
 			t.Errorf("reference %s leads nowhere", match[1])
 		}
 	}
-	for name, strict := range map[string]bool{"ToolCallBody": true, "DeviceEdit": true, "LogLevel": true, "Device": false, "Problem": false} {
+	for name, strict := range map[string]bool{"ToolCall": true, "DeviceEdit": true, "LogLevel": true, "Device": false, "Problem": false} {
 		if got := strings.Contains(string(doc.Components.Schemas[name]), `"additionalProperties":false`); got != strict {
 			t.Errorf("%s is strict: %v", name, got)
 		}
@@ -320,7 +324,7 @@ func TestBodies(t *testing.T) {
 	if r := f.do(t, "PATCH", path, `{}`, "Content-Type", "application/x-www-form-urlencoded"); r.status != 200 {
 		t.Errorf("curl -d: %d %s", r.status, r.body)
 	}
-	for _, query := range []string{"limit=0", "limit=1001", "limit=x", "limit=-1", "cursor=%21", "state=asleep", "transport=ble", "stat=online"} {
+	for _, query := range []string{"limit=0", "limit=1001", "limit=x", "limit=-1", "cursor=%21", "state=sleeping", "transport=ble", "stat=online"} {
 		f.do(t, "GET", "/v1/devices?"+query, "").problem(t, 400, devices.CodeBadRequest)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 )
@@ -39,30 +40,24 @@ func (p *Precondition) revision() (int64, error) {
 	return n, nil
 }
 
-// revoked says how far a revocation is that the database did not take.
-type revoked struct {
-	Recorded bool     `json:"recorded" doc:"Whether it is in the database."`
-	Nodes    []string `json:"nodes" nullable:"false" doc:"The nodes where it is in force by now. They record it when the database answers again."`
-}
-
 // revokedAnswer is a revocation: 204 if it is recorded, else 202 with how far it is.
 type revokedAnswer struct {
 	Status int
-	Body   *revoked
+	Body   *api.Revocation
 }
 
-func newRevoked(r registry.Revoked) *revokedAnswer {
+func newRevoked(r registry.RevokeResult) *revokedAnswer {
 	if r.Recorded {
 		return &revokedAnswer{Status: http.StatusNoContent}
 	}
-	return &revokedAnswer{http.StatusAccepted, &revoked{Nodes: append([]string{}, r.Nodes...)}}
+	return &revokedAnswer{http.StatusAccepted, &api.Revocation{Nodes: append([]string{}, r.Nodes...)}}
 }
 
 // registerRevoke adds an operation that revokes something.
 func registerRevoke[In any](s *Server, op huma.Operation, handler func(context.Context, *In) (*revokedAnswer, error)) {
 	op.Responses[strconv.Itoa(http.StatusAccepted)] = &huma.Response{
 		Description: "Revoked without the database: in force on the nodes named, and recorded as soon as the database answers.",
-		Content:     map[string]*huma.MediaType{valueJSON[0]: {Schema: schemaOf[revoked](s)}}}
+		Content:     map[string]*huma.MediaType{valueJSON[0]: {Schema: schemaOf[api.Revocation](s)}}}
 	huma.Register(s.api, op, handler)
 	op.Responses[strconv.Itoa(op.DefaultStatus)].Content = nil // what huma derives from the type
 }

@@ -8,30 +8,20 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/timespan"
 )
 
-// deviceCredentials is how far a device's credentials are.
-type deviceCredentials struct {
-	Generation    int64 `json:"generation" doc:"Of the credentials that the device gets at its next OTA check."`
-	PreviousUntil stamp `json:"previous_until" doc:"Until then older ones are valid, too, unless the device comes with the new ones first; null: they are not."`
-}
-
-// graceBody says how long rotated credentials stay valid.
-type graceBody struct {
-	Grace string `json:"grace,omitempty" example:"30d" doc:"A duration such as 90m, 12h or 30d, from 1m to 365d; left out: 30d."`
-}
-
 type rotateInput struct {
 	DevicePath
-	Body *graceBody
+	Body *api.Grace
 }
 
-type rotateAllInput struct{ Body *graceBody }
+type rotateAllInput struct{ Body *api.Grace }
 
-func (b *graceBody) duration() (time.Duration, error) {
+func graceOf(b *api.Grace) (time.Duration, error) {
 	if b == nil {
 		return admission.DefaultGrace, nil
 	}
@@ -59,21 +49,7 @@ func (s *Server) rotateRoutes() {
 		answer: "The generation of all credentials from now on.", codes: []devices.Code{devices.CodeUnavailable}}), s.rotateDevices)
 }
 
-// secretBody says how the fleet's secret is rotated.
-type secretBody struct {
-	AdminOnly bool   `json:"admin_only,omitempty" doc:"Only the admin token: devices, and what is sealed, stay as they are."`
-	Grace     string `json:"grace,omitempty" example:"30d" doc:"How long devices that did not boot since keep their credentials: a duration from 1m to 365d; left out: 30d."`
-}
-
-type rotateSecretInput struct{ Body *secretBody }
-
-// rotatedSecret is what came of it.
-type rotatedSecret struct {
-	Secret        int64  `json:"secret" doc:"Number of the secret; 0 is the one of the settings."`
-	Generation    int64  `json:"generation" doc:"Of all credentials of devices from now on."`
-	PreviousUntil stamp  `json:"previous_until,omitzero" doc:"When those before end."`
-	AdminToken    string `json:"admin_token" doc:"The new one. The one of this request is worth nothing any more."`
-}
+type rotateSecretInput struct{ Body *api.SecretRotation }
 
 func (s *Server) secretRoutes() {
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/secret/rotate", about{id: "rotateSecret", scope: access.ScopeAdmin, tag: tagNodes, summary: "Rotate the fleet's secret",
@@ -82,9 +58,9 @@ func (s *Server) secretRoutes() {
 		answer: "The number of the secret, and the new admin token.", codes: []devices.Code{devices.CodeUnavailable}}), s.rotateSecret)
 }
 
-func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*answer[rotatedSecret], error) {
+func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*answer[api.RotatedSecret], error) {
 	by := caller(ctx)
-	var body secretBody
+	var body api.SecretRotation
 	if in.Body != nil {
 		body = *in.Body
 	}
@@ -107,19 +83,19 @@ func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*answ
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	out := rotatedSecret{Secret: r.Secret(), Generation: r.Generation, AdminToken: s.opt.Mint.AdminToken()}
+	out := api.RotatedSecret{Secret: r.Secret(), Generation: r.Generation, AdminToken: s.opt.Mint.AdminToken()}
 	if time.Now().Before(r.PreviousUntil) {
-		out.PreviousUntil = stamp(r.PreviousUntil)
+		out.PreviousUntil = api.At(r.PreviousUntil)
 	}
-	return &answer[rotatedSecret]{out}, nil
+	return &answer[api.RotatedSecret]{out}, nil
 }
 
-func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*tagged[device], error) {
+func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*tagged[api.Device], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
 	}
-	grace, err := in.Body.duration()
+	grace, err := graceOf(in.Body)
 	if err != nil {
 		return nil, err
 	}
@@ -131,8 +107,8 @@ func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*tagged[dev
 	return s.show(ctx, id)
 }
 
-func (s *Server) rotateDevices(ctx context.Context, in *rotateAllInput) (*answer[deviceCredentials], error) {
-	grace, err := in.Body.duration()
+func (s *Server) rotateDevices(ctx context.Context, in *rotateAllInput) (*answer[api.Credentials], error) {
+	grace, err := graceOf(in.Body)
 	if err != nil {
 		return nil, err
 	}
@@ -141,5 +117,5 @@ func (s *Server) rotateDevices(ctx context.Context, in *rotateAllInput) (*answer
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[deviceCredentials]{deviceCredentials{r.Generation, stamp(r.PreviousUntil)}}, nil
+	return &answer[api.Credentials]{api.Credentials{Generation: r.Generation, PreviousUntil: api.At(r.PreviousUntil)}}, nil
 }

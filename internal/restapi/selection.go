@@ -10,6 +10,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/selector"
 )
@@ -30,23 +31,19 @@ func parseSelect(text string) (selector.Selector, error) {
 	return sel, nil
 }
 
-// fleetCounts are the numbers of devices by their values.
-type fleetCounts struct {
-	Total         int64            `json:"total" doc:"Devices that are known. Those that wait for their first approval are not among them."`
-	AsOf          stamp            `json:"as_of" doc:"When they were counted."`
-	State         map[string]int64 `json:"state" doc:"online and offline make up the total. revoked, pending and contested are counted beside these; pending includes devices that were never members."`
-	OfflineReason map[string]int64 `json:"offline_reason" doc:"Of the devices that are offline. As in all members below, other has the number of devices with any less frequent value, and an empty name that of those without one."`
-	Transport     map[string]int64 `json:"transport" doc:"Of the devices that are online."`
-	Board         map[string]int64 `json:"board"`
-	Firmware      map[string]int64 `json:"firmware"`
-	Node          map[string]int64 `json:"node" doc:"Of the devices that are online."`
-	MCPState      map[string]int64 `json:"mcp_state"`
+// selectionOf writes the selection of a key: as an object of labels where that is equivalent.
+func selectionOf(sel selector.Selector) api.Selection {
+	text, err := sel.MarshalJSON() // json.Marshal would escape for HTML
+	if err != nil {                // a selector of a key marshals
+		return api.Selection{Text: sel.String()}
+	}
+	return api.Selection{Text: sel.String(), JSON: text}
 }
 
 // otherValues is the name of the less frequent values of a dimension.
 const otherValues = "other"
 
-func newFleetCounts(c devices.Counts) fleetCounts {
+func newFleetCounts(c devices.Counts) api.FleetCounts {
 	values := func(dimension string) map[string]int64 {
 		d := c.Dimensions[dimension]
 		out := make(map[string]int64, len(d.Top)+1)
@@ -58,25 +55,13 @@ func newFleetCounts(c devices.Counts) fleetCounts {
 		}
 		return out
 	}
-	return fleetCounts{Total: c.Total, AsOf: stamp(c.AsOf), State: values("state"), OfflineReason: values("offline_reason"), Transport: values("transport"),
+	return api.FleetCounts{Total: c.Total, AsOf: api.At(c.AsOf), State: values("state"), OfflineReason: values("offline_reason"), Transport: values("transport"),
 		Board: values("board"), Firmware: values("firmware"), Node: values("node"), MCPState: values("mcp_state")}
 }
 
 type selectionEditInput struct {
 	Selection
-	Body selectionEdit
-}
-
-// selectionEdit is what an operator may write on many devices.
-type selectionEdit struct {
-	Labels    map[string]*string `json:"labels,omitempty" doc:"Merged into the labels of each device; null removes one."`
-	Transport *string            `json:"transport,omitempty" enum:"websocket,mqtt," doc:"What the devices are offered at their next boot; empty for the node's default."`
-}
-
-// selectionEdited says how many devices an edit was for, and how many it changed.
-type selectionEdited struct {
-	Matched int `json:"matched" doc:"Devices that the selection selects and the key is for."`
-	Changed int `json:"changed" doc:"Those of them that are different now."`
+	Body api.SelectionEdit
 }
 
 func (s *Server) selectionRoutes() {
@@ -90,7 +75,7 @@ func (s *Server) selectionRoutes() {
 		answer: "How many devices it was for.", codes: append(away, devices.CodeTooLarge)}), s.editDevices)
 }
 
-func (s *Server) getFleet(ctx context.Context, in *Selection) (*answer[fleetCounts], error) {
+func (s *Server) getFleet(ctx context.Context, in *Selection) (*answer[api.FleetCounts], error) {
 	sel, err := in.selector()
 	if err != nil {
 		return nil, err
@@ -106,10 +91,10 @@ func (s *Server) getFleet(ctx context.Context, in *Selection) (*answer[fleetCoun
 	}
 	body := newFleetCounts(counts)
 	body.State[string(devices.StatePending)], body.State[string(devices.StateContested)] = pending, contested
-	return &answer[fleetCounts]{body}, nil
+	return &answer[api.FleetCounts]{body}, nil
 }
 
-func (s *Server) editDevices(ctx context.Context, in *selectionEditInput) (*answer[selectionEdited], error) {
+func (s *Server) editDevices(ctx context.Context, in *selectionEditInput) (*answer[api.SelectionEdited], error) {
 	sel, err := in.selector()
 	if err != nil {
 		return nil, err
@@ -120,7 +105,7 @@ func (s *Server) editDevices(ctx context.Context, in *selectionEditInput) (*answ
 	if len(in.Body.Labels) == 0 && in.Body.Transport == nil {
 		return nil, badRequest("the body changes nothing: give labels or transport")
 	}
-	edit, changes := (&deviceEdit{Transport: in.Body.Transport}).edit()
+	edit, changes := editOf(&api.DeviceEdit{Transport: in.Body.Transport})
 	if edit.Merge = in.Body.Labels; len(edit.Merge) > 0 {
 		changes = slices.Insert(changes, 0, "labels "+labelText(edit.Merge))
 	}
@@ -133,7 +118,7 @@ func (s *Server) editDevices(ctx context.Context, in *selectionEditInput) (*answ
 		}
 		return nil, &p
 	}
-	return &answer[selectionEdited]{selectionEdited{matched, changed}}, nil
+	return &answer[api.SelectionEdited]{api.SelectionEdited{Matched: matched, Changed: changed}}, nil
 }
 
 // count writes a number of things.

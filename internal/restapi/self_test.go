@@ -17,8 +17,8 @@ func TestSelf(t *testing.T) {
 	f := newFleet(t)
 	scopes, labels := devicetest.Rights(t, "tools:call audio", "room=lab")
 	expires := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
-	k, token, err := f.service.CreateKey(t.Context(), access.By{Who: access.Admin, Via: access.ViaREST},
-		fleet.KeyWish{Name: "lab", Scopes: scopes, Devices: labels, Tools: []string{"*get_*"}, Expires: expires})
+	k, token, err := f.service.CreateKey(t.Context(), access.Principal{Caller: access.Admin, Via: access.ViaREST},
+		fleet.NewKeyParams{Name: "lab", Scopes: scopes, Devices: labels, Tools: []string{"*get_*"}, Expires: expires})
 	if err != nil {
 		t.Fatal(err)
 	}

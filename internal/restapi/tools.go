@@ -2,13 +2,13 @@ package restapi
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
@@ -28,30 +28,8 @@ type historyInput struct {
 	Page
 }
 
-// historyEntry says that from some time on a device had this catalog.
-type historyEntry struct {
-	Catalog  string `json:"catalog" doc:"SHA-256 of the tool list."`
-	Firmware string `json:"firmware"`
-	ELF      string `json:"elf_sha256" doc:"SHA-256 of the firmware image."`
-	Partial  bool   `json:"partial"`
-	Since    stamp  `json:"since"`
-}
-
-// toolList and storedCatalog describe answers that are appended by hand.
-type toolList struct {
-	Catalog string               `json:"catalog" doc:"SHA-256 of the whole list."`
-	State   devices.CatalogState `json:"state" enum:"ready,stale,unknown,none,error"`
-	Partial bool                 `json:"partial"`
-	Items   []json.RawMessage    `json:"items" nullable:"false" doc:"The tools, exactly as the device sent them."`
-}
-
-type storedCatalog struct {
-	Catalog string            `json:"catalog"`
-	Items   []json.RawMessage `json:"items" nullable:"false" doc:"The tools, exactly as the device sent them."`
-}
-
 func (s *Server) toolRoutes() {
-	tools := schemaOf[toolList](s)
+	tools := schemaOf[api.ToolList](s)
 	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/devices/{device}/tools", about{id: "listTools", scope: access.ScopeRead, tag: tagTools,
 		summary: "List a device's tools", answer: "The tools, and how sure they are.",
 		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), "application/json", tools), s.listTools)
@@ -61,7 +39,7 @@ func (s *Server) toolRoutes() {
 			devices.CodeDeviceError, devices.CodeDeviceTimeout, devices.CodeUnavailable}}), "application/json", tools), s.refreshTools)
 	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, "/v1/catalogs/{sha256}", about{id: "getCatalog", scope: access.ScopeRead, tag: tagTools,
 		summary: "Get a stored tool list", answer: "The list.",
-		codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), "application/json", schemaOf[storedCatalog](s)), s.getCatalog)
+		codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), "application/json", schemaOf[api.StoredCatalog](s)), s.getCatalog)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/catalogs", about{id: "listDeviceCatalogs", scope: access.ScopeRead, tag: tagTools,
 		summary: "List the tool lists a device had", answer: "A page, newest first.",
 		codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.listDeviceCatalogs)
@@ -138,7 +116,7 @@ func (s *Server) getCatalog(ctx context.Context, in *catalogPath) (*raw, error) 
 	return newRaw(append(b, "}\n"...)), nil
 }
 
-func (s *Server) listDeviceCatalogs(ctx context.Context, in *historyInput) (*answer[list[historyEntry]], error) {
+func (s *Server) listDeviceCatalogs(ctx context.Context, in *historyInput) (*answer[api.List[api.HistoryEntry]], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
@@ -160,14 +138,14 @@ func (s *Server) listDeviceCatalogs(ctx context.Context, in *historyInput) (*ans
 			return nil, s.problem(ctx, err)
 		}
 	}
-	page := list[historyEntry]{Items: []historyEntry{}}
+	page := api.List[api.HistoryEntry]{Items: []api.HistoryEntry{}}
 	more := len(entries) > in.Limit
 	entries = entries[:min(len(entries), in.Limit)]
 	for _, e := range entries {
-		page.Items = append(page.Items, historyEntry{e.Catalog.String(), e.Firmware, e.ELF, e.Partial, stamp(e.At)})
+		page.Items = append(page.Items, api.HistoryEntry{Catalog: e.Catalog.String(), Firmware: e.Firmware, ELF: e.ELF, Partial: e.Partial, Since: api.At(e.At)})
 	}
 	if hasMore(len(entries), in.Limit, more) {
 		page.NextCursor = newCursor(historyPlace(entries[len(entries)-1]))
 	}
-	return &answer[list[historyEntry]]{page}, nil
+	return &answer[api.List[api.HistoryEntry]]{page}, nil
 }

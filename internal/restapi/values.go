@@ -12,40 +12,27 @@ import (
 	"fleetd/internal/devices/dispatch"
 )
 
-// stamp is a time as the API writes it: RFC 3339 with milliseconds, UTC; null
-// for the zero time.
-type stamp time.Time
-
-// MarshalJSON implements json.Marshaler.
-func (t stamp) MarshalJSON() ([]byte, error) {
-	return t.append(make([]byte, 0, len(`"2006-01-02T15:04:05.000Z"`))), nil
-}
-
-func (t stamp) append(dst []byte) []byte {
-	if time.Time(t).IsZero() {
-		return append(dst, "null"...)
-	}
-	at := time.Time(t).UTC()
-	dst = at.AppendFormat(append(dst, '"'), time.RFC3339) // several times as fast as a layout with a fraction
-	ms := at.Nanosecond() / 1e6
-	return append(dst[:len(dst)-1], '.', byte('0'+ms/100), byte('0'+ms/10%10), byte('0'+ms%10), 'Z', '"')
-}
+// timeSchema describes an api.Time.
+type timeSchema struct{}
 
 // Schema implements huma.SchemaProvider.
-func (stamp) Schema(huma.Registry) *huma.Schema {
+func (timeSchema) Schema(huma.Registry) *huma.Schema {
 	return &huma.Schema{Type: huma.TypeString, Format: "date-time", Nullable: true}
+}
+
+// amountSchema describes a number of tasks, or a share of them.
+type amountSchema struct{}
+
+// Schema implements huma.SchemaProvider.
+func (amountSchema) Schema(huma.Registry) *huma.Schema {
+	least := 1.0
+	return &huma.Schema{OneOf: []*huma.Schema{{Type: huma.TypeInteger, Minimum: &least}, {Type: huma.TypeString, Pattern: `^[0-9.]+%$`}}, Examples: []any{"5%"}}
 }
 
 // Page are the parameters of a list.
 type Page struct {
 	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Most items of the page."`
 	Cursor string `query:"cursor" doc:"next_cursor of the page before."`
-}
-
-// list is one page.
-type list[T any] struct {
-	Items      []T    `json:"items" nullable:"false"`
-	NextCursor string `json:"next_cursor" doc:"Ask with it for the next page; empty on the last one."`
 }
 
 // newCursor hides the place a page ended at.
@@ -62,7 +49,7 @@ func parseCursor(cursor string) (place string, err error) {
 
 var errCursor = badRequest(devices.ErrCursor.Error())
 
-// more tells whether to offer another page. The largest page may be all that
+// more reports whether to offer another page. The largest page may be all that
 // the database hands out at once, so when it is full another one may follow.
 func hasMore(items, limit int, more bool) bool { return more || items == MaxLimit && limit == MaxLimit }
 

@@ -148,7 +148,7 @@ func discardResponse(t *testing.T, br *bufio.Reader) (length int) {
 	return length
 }
 
-// answerFrames is a device: it says hello and answers every request until the connection ends, calls without allocating.
+// answerFrames is a device: it sends a hello and answers every request until the connection ends, calls without allocating.
 func answerFrames(c net.Conn, br *bufio.Reader) {
 	script := devicetest.NewScript()
 	buf, out := make([]byte, 4096), make([]byte, 0, 4096)

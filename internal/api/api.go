@@ -1,0 +1,466 @@
+// Package api has the JSON types of the REST API, which the server writes and the
+// client and the command line read: one declaration for each. The tags `doc`,
+// `enum`, `example` and `nullable` are those of huma, from which the server makes
+// docs/reference/openapi.json.
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Time is a time in RFC 3339 with milliseconds, UTC; the zero time is null.
+type Time struct{ time.Time }
+
+// At returns t as a Time.
+func At(t time.Time) Time { return Time{t} }
+
+// MarshalJSON implements json.Marshaler.
+func (t Time) MarshalJSON() ([]byte, error) {
+	return t.append(make([]byte, 0, len(`"2006-01-02T15:04:05.000Z"`))), nil
+}
+
+func (t Time) append(dst []byte) []byte {
+	if t.IsZero() {
+		return append(dst, "null"...)
+	}
+	at := t.UTC()
+	dst = at.AppendFormat(append(dst, '"'), time.RFC3339) // several times as fast as a layout with a fraction
+	ms := at.Nanosecond() / 1e6
+	return append(dst[:len(dst)-1], '.', byte('0'+ms/100), byte('0'+ms/10%10), byte('0'+ms%10), 'Z', '"')
+}
+
+// UnmarshalJSON implements json.Unmarshaler; null is the zero time.
+func (t *Time) UnmarshalJSON(data []byte) error {
+	t.Time = time.Time{}
+	return json.Unmarshal(data, &t.Time)
+}
+
+// Selection is a selection of devices: text such as "room=lab", or an object of
+// labels. It is not evaluated here, so that a client can read what a newer server
+// sends.
+type Selection struct {
+	Text string
+	JSON json.RawMessage // as received, or as to be sent in place of Text
+}
+
+// String returns the selection as text, of either form.
+func (s Selection) String() string { return s.Text }
+
+// IsZero reports whether all devices are selected.
+func (s Selection) IsZero() bool { return s.Text == "" }
+
+// MarshalJSON implements json.Marshaler.
+func (s Selection) MarshalJSON() ([]byte, error) {
+	if len(s.JSON) > 0 {
+		return s.JSON, nil
+	}
+	return json.Marshal(s.Text)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (s *Selection) UnmarshalJSON(data []byte) error {
+	*s = Selection{JSON: bytes.Clone(data)}
+	var labels map[string]string
+	if json.Unmarshal(data, &labels) != nil {
+		if json.Unmarshal(data, &s.Text) != nil {
+			return errors.New(`a selection must be text such as "room=lab", or an object of labels with texts`)
+		}
+		return nil
+	}
+	var terms []string
+	for _, label := range slices.Sorted(maps.Keys(labels)) {
+		terms = append(terms, label+"="+labels[label])
+	}
+	s.Text = strings.Join(terms, ",")
+	return nil
+}
+
+// List is one page of a list.
+type List[T any] struct {
+	Items      []T    `json:"items" nullable:"false"`
+	NextCursor string `json:"next_cursor" doc:"The cursor of the next page; empty on the last one."`
+}
+
+// Device is one device.
+type Device struct {
+	ID              string            `json:"id" doc:"aa:bb:cc:dd:ee:ff, or another name the device gave itself."`
+	Name            string            `json:"name" doc:"What the operator calls it."`
+	Labels          map[string]string `json:"labels"`
+	State           string            `json:"state" enum:"online,offline,pending,contested"`
+	OfflineReason   string            `json:"offline_reason" doc:"Why the last connection ended; empty unless it is offline."`
+	OfflineSince    Time              `json:"offline_since" doc:"When it was last seen before it went offline; null unless it is offline, and if it never was connected."`
+	Admission       string            `json:"admission" enum:"member,revoked," doc:"Empty: it waits for approval, and never was a member."`
+	Transport       string            `json:"transport" doc:"How it is connected; empty if it is not."`
+	Node            string            `json:"node" doc:"The node that holds it, or held it last."`
+	Board           string            `json:"board"`
+	Firmware        string            `json:"firmware"`
+	ClientID        string            `json:"client_id" doc:"The admitted Client-Id."`
+	PendingClientID string            `json:"pending_client_id,omitempty" doc:"Another Client-Id that waits for approval."`
+	SessionID       string            `json:"session_id"`
+	MCP             DeviceMCP         `json:"mcp"`
+	Audio           DeviceAudio       `json:"audio"`
+	Credentials     Credentials       `json:"credentials"`
+	FirstSeen       Time              `json:"first_seen"`
+	LastSeen        Time              `json:"last_seen" doc:"Now, while it is connected."`
+	ConnectedAt     Time              `json:"connected_at" doc:"null unless it is connected."`
+	Revision        int64             `json:"revision" doc:"Of the last decision about it; the ETag, and what If-Match takes."`
+}
+
+// DeviceMCP is the state of a device's MCP server.
+type DeviceMCP struct {
+	State        string `json:"state" enum:"unknown,listing,ready,none,unresponsive,error"`
+	Tools        int    `json:"tools" doc:"How many tools it has."`
+	Catalog      string `json:"catalog" doc:"SHA-256 of its tool list; empty if it was never read."`
+	CatalogState string `json:"catalog_state" enum:"ready,stale,unknown,none,error" doc:"ready: verified on this connection; stale: known from before, and callable."`
+	Partial      bool   `json:"partial" doc:"The list could not be read to its end."`
+	Error        string `json:"error"`
+}
+
+// DeviceAudio is a device's audio channel.
+type DeviceAudio struct {
+	Open    bool   `json:"open"`
+	Packets uint64 `json:"packets"`
+	Dropped uint64 `json:"dropped"`
+}
+
+// Credentials are those of a device, or of the fleet.
+type Credentials struct {
+	Generation    int64 `json:"generation" doc:"Of the credentials that the device gets at its next OTA check."`
+	PreviousUntil Time  `json:"previous_until" doc:"Until then older ones are valid, too, unless the device comes with the new ones first; null: they are not."`
+}
+
+// DeviceEdit is a change of one device; members left out stay.
+type DeviceEdit struct {
+	Name      *string            `json:"name,omitempty" doc:"At most 128 bytes."`
+	Labels    map[string]*string `json:"labels,omitempty" doc:"Replaces all labels; at most 64. If one of them is null, the object is merged instead (RFC 7396): null removes a label, and labels left out stay."`
+	Transport *string            `json:"transport,omitempty" enum:"websocket,mqtt," doc:"What the device is offered at its next boot; empty for the node's default."`
+}
+
+// EditedDevice is the answer to a DeviceEdit.
+type EditedDevice struct {
+	Device
+	Applies string `json:"applies,omitempty" doc:"next boot, if the transport was given."`
+}
+
+// SelectionEdit is a change of all devices of a selection.
+type SelectionEdit struct {
+	Labels    map[string]*string `json:"labels,omitempty" doc:"Merged into the labels of each device; null removes one."`
+	Transport *string            `json:"transport,omitempty" enum:"websocket,mqtt," doc:"What the devices are offered at their next boot; empty for the node's default."`
+}
+
+// SelectionEdited is the answer to a SelectionEdit.
+type SelectionEdited struct {
+	Matched int `json:"matched" doc:"Devices that the selection selects and the key is for."`
+	Changed int `json:"changed" doc:"Those of them that are different now."`
+}
+
+// FleetCounts are the numbers of devices by their values.
+type FleetCounts struct {
+	Total         int64            `json:"total" doc:"Devices that are known. Those that wait for their first approval are not among them."`
+	AsOf          Time             `json:"as_of" doc:"When they were counted."`
+	State         map[string]int64 `json:"state" doc:"online and offline make up the total. revoked, pending and contested are counted beside these; pending includes devices that were never members."`
+	OfflineReason map[string]int64 `json:"offline_reason" doc:"Of the devices that are offline. As in all members below, other has the number of devices with any less frequent value, and an empty name that of those without one."`
+	Transport     map[string]int64 `json:"transport" doc:"Of the devices that are online."`
+	Board         map[string]int64 `json:"board"`
+	Firmware      map[string]int64 `json:"firmware"`
+	Node          map[string]int64 `json:"node" doc:"Of the devices that are online."`
+	MCPState      map[string]int64 `json:"mcp_state"`
+}
+
+// Revocation is the answer to a revocation that the database did not take.
+type Revocation struct {
+	Recorded bool     `json:"recorded" doc:"Whether it is in the database."`
+	Nodes    []string `json:"nodes" nullable:"false" doc:"The nodes where it is in force. They record it when the database answers again."`
+}
+
+// Grace is how long rotated credentials stay valid.
+type Grace struct {
+	Grace string `json:"grace,omitempty" example:"30d" doc:"A duration such as 90m, 12h or 30d, from 1m to 365d; left out: 30d."`
+}
+
+// SecretRotation is how the fleet's secret is rotated.
+type SecretRotation struct {
+	AdminOnly bool   `json:"admin_only,omitempty" doc:"Only the admin token: devices, and what is sealed, stay as they are."`
+	Grace     string `json:"grace,omitempty" example:"30d" doc:"How long devices that did not boot since keep their credentials: a duration from 1m to 365d; left out: 30d."`
+}
+
+// RotatedSecret is the answer to a SecretRotation.
+type RotatedSecret struct {
+	Secret        int64  `json:"secret" doc:"Number of the secret; 0 is the one of the settings."`
+	Generation    int64  `json:"generation" doc:"Of all credentials of devices from now on."`
+	PreviousUntil Time   `json:"previous_until,omitzero" doc:"When those before end."`
+	AdminToken    string `json:"admin_token" doc:"The new one. The one of this request is not valid any more."`
+}
+
+// Change is one entry of the log of decisions.
+type Change struct {
+	Revision int64           `json:"revision"`
+	Device   string          `json:"device" doc:"Empty for a decision about the fleet."`
+	Aspect   string          `json:"aspect" doc:"What was decided: join, import, admission, client, generation, name, transport, serial, label:KEY; of the fleet: key, policy, rotation."`
+	Value    json.RawMessage `json:"value" doc:"JSON; null: removed. Of an API key its id and name, of a policy its version."`
+	Who      string          `json:"who" doc:"Id of the key of the caller; admin or open; device, if it joined by itself; expiry."`
+	At       Time            `json:"at" doc:"By the clock of the node that decided."`
+}
+
+// Key is an API key without what proves it.
+type Key struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name"`
+	Scopes  []string  `json:"scopes" nullable:"false"`
+	Devices Selection `json:"devices" doc:"Which devices it is for; {}: all of them."`
+	Tools   []string  `json:"tools" nullable:"false" doc:"Globs of tools; none: all tools."`
+	State   string    `json:"state" enum:"valid,expired,revoked"`
+	Created Time      `json:"created"`
+	Expires Time      `json:"expires" doc:"null: never."`
+	Revoked Time      `json:"revoked" doc:"null: it was not."`
+	Parent  string    `json:"parent,omitempty" doc:"Of a key of the console: id of the key that it was made from, in whose name it acts and with which it ends; admin for the admin token."`
+}
+
+// CreatedKey is a new key with its token.
+type CreatedKey struct {
+	Key
+	Token string `json:"token" doc:"Shown this once, and stored nowhere."`
+}
+
+// NewKey describes a new key.
+type NewKey struct {
+	Name    string     `json:"name" example:"lab dashboard" doc:"1 to 64 letters, digits, blanks and . _ @ -; refusals and the audit quote it."`
+	Scopes  []string   `json:"scopes" nullable:"false" doc:"devices:read, tools:call, tools:call:user, devices:write, events:read, audio, admin, photos:read, broker."`
+	Devices Selection  `json:"devices,omitzero" doc:"Only these devices."`
+	Tools   []string   `json:"tools,omitempty" doc:"Only tools that one of these globs matches."`
+	Expires *time.Time `json:"expires,omitempty" doc:"Without it the key lasts until it is revoked."`
+}
+
+// Self is the caller.
+type Self struct {
+	Name    string    `json:"name"`
+	Key     string    `json:"key" doc:"Id of the API key; admin for the admin token, open where no token is required."`
+	Scopes  []string  `json:"scopes" nullable:"false"`
+	Devices Selection `json:"devices" doc:"Which devices it is for; {}: all of them."`
+	Tools   []string  `json:"tools" nullable:"false" doc:"Globs of tools; none: all tools."`
+	Expires Time      `json:"expires" doc:"null: never."`
+	Admin   bool      `json:"admin" doc:"The caller may do everything."`
+	Through string    `json:"through,omitempty" doc:"Id of the console key that is used, if it is one."`
+}
+
+// NewConsoleCode describes a one-time code of the console.
+type NewConsoleCode struct {
+	Scopes []string `json:"scopes,omitempty" doc:"Only these scopes of the caller; left out: all of them."`
+}
+
+// ConsoleCode is a one-time code.
+type ConsoleCode struct {
+	Code    string    `json:"code" doc:"For the address of the console: /console/#code=CODE."`
+	Expires time.Time `json:"expires" doc:"Unless it is used before, which works once."`
+}
+
+// ConsoleLogin exchanges a one-time code for a key.
+type ConsoleLogin struct {
+	Code string `json:"code"`
+}
+
+// PolicyVersion is one version of the policy, without its rules.
+type PolicyVersion struct {
+	Version int64  `json:"version"`
+	Changed Time   `json:"changed"`
+	By      string `json:"by" doc:"Name of the key that wrote it."`
+	Rules   int    `json:"rules"`
+}
+
+// AuditEntry is one entry of the audit.
+type AuditEntry struct {
+	Run       string          `json:"run" doc:"One start of a node."`
+	Node      string          `json:"node"`
+	Seq       int64           `json:"seq" doc:"Counts the entries of the run, from 1."`
+	At        time.Time       `json:"at" doc:"When it began."`
+	Kind      string          `json:"kind"`
+	Action    string          `json:"action" doc:"The tool or method that was called, the message's type, or what was done."`
+	Device    string          `json:"device,omitempty"`
+	Key       string          `json:"key,omitempty"`
+	Name      string          `json:"name,omitempty"`
+	Via       string          `json:"via,omitempty"`
+	From      string          `json:"from,omitempty"`
+	Through   string          `json:"through,omitempty" doc:"Id of the console key that the caller used."`
+	Digest    string          `json:"digest,omitempty" doc:"SHA-256 of the arguments."`
+	Arguments json.RawMessage `json:"arguments,omitempty" doc:"Where the policy's audit_arguments names the tool."`
+	Cut       bool            `json:"arguments_cut,omitempty"`
+	Outcome   string          `json:"outcome"`
+	Rule      string          `json:"rule,omitempty" doc:"What refused."`
+	Detail    string          `json:"detail,omitempty"`
+	Held      string          `json:"held,omitempty" doc:"The node that held the device, if another."`
+	Duration  int64           `json:"duration_ns,omitempty"`
+	Count     int64           `json:"count,omitempty" doc:"How many entries it represents."`
+}
+
+// NewChip is one line of an import of chip keys.
+type NewChip struct {
+	Serial string `json:"serial" doc:"As burnt into the chip: 1 to 64 of [A-Za-z0-9._-]."`
+	Key    string `json:"key" doc:"eFuse block KEY0, 64 hex digits. It is stored encrypted and never shown."`
+	Device string `json:"device,omitempty" doc:"The device that it proves; left out: the first one that it does."`
+}
+
+// NewChips is an import of chip keys.
+type NewChips struct {
+	Items []NewChip `json:"items" nullable:"false" doc:"At most 1000, and 64 KiB. All are imported or none."`
+}
+
+// Imported is the answer to NewChips.
+type Imported struct {
+	Imported int `json:"imported"`
+}
+
+// Chip is one line of the list of chips.
+type Chip struct {
+	Serial     string `json:"serial"`
+	Device     string `json:"device" doc:"The device that it proves; empty until the first proof."`
+	ImportedAt Time   `json:"imported_at"`
+	BoundAt    Time   `json:"bound_at" doc:"null while it proves none."`
+}
+
+// Photo is one stored upload.
+type Photo struct {
+	ID       string `json:"id"`
+	Device   string `json:"device"`
+	Question string `json:"question" doc:"What the device was asked to look for."`
+	Bytes    int64  `json:"bytes"`
+	SHA256   string `json:"sha256"`
+	Kind     string `json:"kind" enum:"camera,snapshot"`
+	TakenAt  Time   `json:"taken_at" doc:"When it arrived."`
+}
+
+// Node is one node.
+type Node struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	Started Time   `json:"started"`
+	Devices int    `json:"devices" doc:"Connected devices."`
+	API     string `json:"api" doc:"Where its API is."`
+}
+
+// Diagnosis is what a device gets at its OTA check.
+type Diagnosis struct {
+	OTAURL   string          `json:"ota_url" doc:"The URL to type into a device."`
+	Device   string          `json:"device"`
+	Status   int             `json:"status" doc:"The HTTP status of the reply."`
+	Reply    json.RawMessage `json:"reply" doc:"The exact answer to its OTA check."`
+	Findings []Finding       `json:"findings" nullable:"false" doc:"Settings that would strand a device, and others worth knowing."`
+}
+
+// Finding is one thing wrong, or worth knowing, about a setting.
+type Finding struct {
+	Severity string `json:"severity"`
+	Setting  string `json:"setting"`
+	Message  string `json:"message"`
+}
+
+// LogLevel is the level of a node's log.
+type LogLevel struct {
+	Level string `json:"level" enum:"debug,info,warn,error"`
+}
+
+// Readiness is the answer of /readyz.
+type Readiness struct {
+	Ready bool              `json:"ready"`
+	Down  map[string]string `json:"down" nullable:"false" doc:"What is down, and why."`
+}
+
+// ToolList is a device's tools.
+type ToolList struct {
+	Catalog string            `json:"catalog" doc:"SHA-256 of the whole list."`
+	State   string            `json:"state" enum:"ready,stale,unknown,none,error"`
+	Partial bool              `json:"partial"`
+	Items   []json.RawMessage `json:"items" nullable:"false" doc:"The tools, exactly as the device sent them."`
+}
+
+// StoredCatalog is a tool list by its hash.
+type StoredCatalog struct {
+	Catalog string            `json:"catalog"`
+	Items   []json.RawMessage `json:"items" nullable:"false" doc:"The tools, exactly as the device sent them."`
+}
+
+// HistoryEntry is a catalog that a device had from some time on.
+type HistoryEntry struct {
+	Catalog  string `json:"catalog" doc:"SHA-256 of the tool list."`
+	Firmware string `json:"firmware"`
+	ELF      string `json:"elf_sha256" doc:"SHA-256 of the firmware image."`
+	Partial  bool   `json:"partial"`
+	Since    Time   `json:"since"`
+}
+
+// ToolCall is the body of a tool call.
+type ToolCall struct {
+	Arguments map[string]json.RawMessage `json:"arguments,omitempty" doc:"The tool's arguments, by the tool's inputSchema."`
+	Timeout   string                     `json:"timeout,omitempty" example:"10s" doc:"A Go duration, waiting included: 30s by default, 75s for camera tools, at most 300s."`
+
+	Confirmation string `json:"confirmation,omitempty" doc:"What an earlier answer confirmation_required contained: this call, and no other, then passes once."`
+	Later        string `json:"later,omitempty" example:"24h" doc:"If the device is not connected, the call becomes a job: it is made when the device is back, at most this much later, 1s to 30d. The answer is then 202 with the job. Needs the scope jobs, too."`
+}
+
+// QueuedCall is the answer to a call that is made later.
+type QueuedCall struct {
+	Job string `json:"job" doc:"Id of the job."`
+}
+
+// ToolResult is the answer of a tool.
+type ToolResult struct {
+	Content    []json.RawMessage `json:"content" nullable:"false" doc:"MCP content items, as the device sent them."`
+	IsError    bool              `json:"isError" doc:"The tool failed on the device; the content has the reason."`
+	Outcome    string            `json:"outcome,omitempty" doc:"restarting: the tool restarts the device, which therefore never answers."`
+	DurationMS float64           `json:"duration_ms" doc:"Milliseconds, waiting included."`
+	Call       string            `json:"call" doc:"The id of the call, in the audit and in logs; also in the header Fleetd-Call."`
+	Node       string            `json:"node" doc:"The node that held the device."`
+}
+
+// RPC is the body of any MCP request.
+type RPC struct {
+	Method  string                     `json:"method" example:"tools/list"`
+	Params  map[string]json.RawMessage `json:"params,omitempty"`
+	Timeout string                     `json:"timeout,omitempty" example:"10s"`
+
+	Confirmation string `json:"confirmation,omitempty" doc:"As for a tool call."`
+}
+
+// RPCResult is a device's answer to an RPC: one of the two members.
+type RPCResult struct {
+	Result json.RawMessage `json:"result,omitempty" doc:"What the device answered; or"`
+	Error  json.RawMessage `json:"error,omitempty" doc:"the error object it answered with."`
+}
+
+// LineFault is a fault in a file. Line and Column count from 1, columns in bytes; Column is 0 if the fault
+// concerns a whole line.
+type LineFault struct {
+	Line   int64  `json:"line"`
+	Column int64  `json:"column"`
+	Detail string `json:"detail"`
+}
+
+// ImportReport is the result of an import. Of a refused file it has the faults alone.
+type ImportReport struct {
+	Rows         int64       `json:"rows" doc:"Devices in the file."`
+	Created      int64       `json:"created"`
+	Changed      int64       `json:"changed"`
+	Unchanged    int64       `json:"unchanged"`
+	FirstClients int64       `json:"first_clients" doc:"Rows of members without a client_id: the first client that connects with the id is admitted, also with --admission approve."`
+	Refused      int64       `json:"refused" doc:"Rows with a fault."`
+	Faults       []LineFault `json:"faults" nullable:"false" doc:"At most 1000 of them."`
+}
+
+// AuditReport is the result of a verification.
+type AuditReport struct {
+	Intact  bool  `json:"intact" doc:"Nothing is missing between the blocks of any run, and none was changed."`
+	Runs    int   `json:"runs" doc:"Starts of nodes."`
+	Blocks  int   `json:"blocks"`
+	Entries int64 `json:"entries"`
+	Dropped int64 `json:"dropped" doc:"Entries dropped while the database was unreachable, as recorded by the nodes."`
+	// Headless and Unended are not faults: old blocks are deleted, nodes are running, and some are
+	// killed.
+	Headless int      `json:"headless" doc:"Runs without their beginning: it was deleted because of its age, or is before the requested time."`
+	Unended  []string `json:"unended" nullable:"false" doc:"Runs without a recorded stop: they are still running, were killed, or their end is missing."`
+	Faults   []string `json:"faults" nullable:"false" doc:"What is missing or was modified, at most 100."`
+}

@@ -1,0 +1,81 @@
+package api
+
+// Why is why a device or a call is as it is.
+type Why struct {
+	Device   string     `json:"device" doc:"Device id."`
+	Call     string     `json:"call,omitempty" doc:"Of a call: its id."`
+	State    string     `json:"state" doc:"Of a device: online, offline, pending or contested, unknown if it is not of this fleet. Of a call: its outcome."`
+	Well     bool       `json:"well" doc:"Nothing is wrong."`
+	Cause    string     `json:"cause" doc:"A stable word; further ones may be added. docs/troubleshooting.md lists them with what to do." enum:"well,unknown,never_seen,stranger_refused,waiting_approval,revoked,wrong_token,old_generation,contested,cloned,connect_not_seen,wrong_endpoint,check_refused,hello_failed,protocol,too_large,slow,crowded,rate_limited,dead,gone,idle,restarting,node_lost,draining,asleep,mcp_silent,mcp_failed,tools_missing,udp_silent,main_loop_busy,flapping,policy_denied,confirmation_missing,confirmation_expired,arguments_refused,tool_unknown,device_offline,queue_full,waited_behind,not_sent,sent_no_answer,answered_late,connection_lost,superseded,device_error,answer_malformed,answer_too_large,camera_not_ready,hop_lost,caller_left"`
+	Sentence string     `json:"sentence" doc:"The cause in words."`
+	Certain  bool       `json:"certain" doc:"false: it is what fits best."`
+	Evidence []Evidence `json:"evidence" nullable:"false" doc:"What was recorded, newest first."`
+	Next     []string   `json:"next" nullable:"false" doc:"What to do, in this order."`
+	Reach    []Reach    `json:"reach" nullable:"false" doc:"Since when each node has records."`
+	Missing  []string   `json:"missing" nullable:"false" doc:"Nodes that did not answer, and parts that could not be read: database, events."`
+}
+
+// Evidence is something that was recorded.
+type Evidence struct {
+	At   Time   `json:"at"`
+	Node string `json:"node" doc:"The node that recorded it."`
+	Kind string `json:"kind"`
+	Text string `json:"text"`
+}
+
+// Reach is since when a node has records.
+type Reach struct {
+	Node  string `json:"node"`
+	Since Time   `json:"since"`
+}
+
+// Record is one record of what happened to a device.
+type Record struct {
+	At         Time   `json:"at"`
+	Node       string `json:"node" doc:"The node that recorded it."`
+	Kind       string `json:"kind" enum:"ota.check,activation.try,connect.refused,connected,mcp.failed,catalog,deviation,udp,limit,closed,call"`
+	Device     string `json:"device"`
+	Cause      string `json:"cause,omitempty" doc:"Why, or what the device was offered."`
+	Text       string `json:"text,omitempty" doc:"A detail: an endpoint, a version, an error. Some of them are the device's own words."`
+	Address    string `json:"address,omitempty" doc:"Of the device; only for keys with devices:write."`
+	Transport  string `json:"transport,omitempty"`
+	Generation int64  `json:"generation,omitempty" doc:"Of the credentials."`
+	DurationMS int64  `json:"duration_ms,omitempty" doc:"connected: until it was ready; closed: age of the session; call: its duration."`
+	Calls      int    `json:"calls,omitempty" doc:"closed: calls that were in progress."`
+	Count      int    `json:"count" doc:"How many equal records were combined into this one."`
+	Call       string `json:"call,omitempty" doc:"call: its id."`
+	Tool       string `json:"tool,omitempty" doc:"call: the tool or method."`
+}
+
+// Recording is what happened to a device.
+type Recording struct {
+	Items   []Record `json:"items" nullable:"false" doc:"Newest first."`
+	Reach   []Reach  `json:"reach" nullable:"false" doc:"Since when each node has records."`
+	Missing []string `json:"missing" nullable:"false" doc:"Nodes that did not answer."`
+}
+
+// RecordedCall is what the nodes recorded of a call.
+type RecordedCall struct {
+	Call    string     `json:"call"`
+	Device  string     `json:"device"`
+	Tool    string     `json:"tool" doc:"Or the method of a raw request."`
+	Key     string     `json:"key" doc:"Of the caller."`
+	Steps   []CallStep `json:"steps" nullable:"false" doc:"By time: of the node that received the call, of the node that holds the device, and an answer that came late."`
+	Missing []string   `json:"missing" nullable:"false" doc:"Nodes that did not answer."`
+}
+
+// CallStep is what one node recorded of a call.
+type CallStep struct {
+	Node       string `json:"node"`
+	At         Time   `json:"at" doc:"When the call began there."`
+	Holder     bool   `json:"holder" doc:"The node holds the device."`
+	DurationMS int64  `json:"duration_ms"`
+	WaitedMS   int64  `json:"waited_ms" doc:"For the device to finish earlier calls."`
+	Ahead      string `json:"ahead,omitempty" doc:"The call that ran on the device meanwhile."`
+	Sent       bool   `json:"sent" doc:"Bytes left for the device."`
+	Late       bool   `json:"late" doc:"An answer that came after the caller had left."`
+	Outcome    string `json:"outcome" doc:"ok, tool_error, restarting, or the code of an error."`
+	Rule       string `json:"rule,omitempty" doc:"That refused it."`
+	Detail     string `json:"detail,omitempty"`
+	Bytes      int    `json:"bytes,omitempty" doc:"Of the answer."`
+}

@@ -1,0 +1,226 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"strconv"
+	"strings"
+)
+
+// JobSpec is a job as people write it: an action, for a selection of devices, at a
+// time, at a pace, with an end. The server fills in defaults.
+type JobSpec struct {
+	Action  JobAction  `json:"action" doc:"What is done on each device: exactly one member."`
+	Select  string     `json:"select,omitempty" doc:"The devices, as in GET /v1/devices?select=. Either select or devices." example:"room=lab"`
+	Devices []string   `json:"devices,omitempty" maxItems:"1000" doc:"The devices by id, at most 1,000."`
+	Follow  bool       `json:"follow,omitempty" doc:"Devices that come to match later get a task, too; the job ends at when.until."`
+	When    *JobWhen   `json:"when,omitempty"`
+	Pace    *JobPace   `json:"pace,omitempty"`
+	Stages  []JobStage `json:"stages,omitempty" maxItems:"20" doc:"The job goes on in stages; each opens as many tasks as it wants successes."`
+	Stop    *JobStop   `json:"stop,omitempty" doc:"When the job halts by itself. Tasks with the outcomes failed and unknown count."`
+	Retry   *JobRetry  `json:"retry,omitempty"`
+	Busy    string     `json:"busy,omitempty" enum:"wait,skip" doc:"While a conversation is open on the device: wait for its end (the default of restart), or end the task as refused."`
+	// Repeatable permits a second call after an unknown outcome.
+	Repeatable bool   `json:"repeatable,omitempty" doc:"The action may run twice without harm: an unknown outcome is retried as a failed one."`
+	Note       string `json:"note,omitempty" maxLength:"1000" doc:"For people."`
+}
+
+// NewJob is the body of POST /v1/jobs.
+type NewJob struct {
+	JobSpec
+	Confirmation string `json:"confirmation,omitempty" doc:"The token of a 428 answer to the same job; a person has agreed."`
+}
+
+// JobAction is what a job does on each device: one of the members.
+type JobAction struct {
+	Call    *JobCall        `json:"call,omitempty" doc:"Calls a tool."`
+	Message json.RawMessage `json:"message,omitempty" doc:"Sends a message, as POST /v1/devices/{device}/messages."`
+	Restart *JobRestart     `json:"restart,omitempty" doc:"Restarts the device."`
+}
+
+// JobCall is a call of one tool.
+type JobCall struct {
+	Tool      string          `json:"tool" minLength:"1" maxLength:"256"`
+	Arguments json.RawMessage `json:"arguments,omitempty" doc:"An object, as the tool's schema describes it."`
+	Timeout   string          `json:"timeout,omitempty" doc:"Of each call, 1s to 300s; as in POST .../call." example:"30s"`
+}
+
+// JobRestart restarts a device.
+type JobRestart struct {
+	When string `json:"when,omitempty" enum:"idle,now" doc:"idle (default): when no conversation is open."`
+}
+
+// JobWhen is when a job runs.
+type JobWhen struct {
+	At       Time       `json:"at,omitzero" doc:"Not before this time."`
+	Cron     string     `json:"cron,omitempty" doc:"Repeats: five fields, minute hour day month weekday." example:"0 7 * * 1-5"`
+	Timezone string     `json:"timezone,omitempty" doc:"Of cron and window, such as Europe/Berlin; default: the nodes' --timezone, or UTC if that is empty."`
+	Until    Time       `json:"until,omitzero" doc:"Tasks that have not begun by then expire; default 24 hours after at or the creation, at most 30 days. With cron or follow: the end of the job, at most 10 years."`
+	Window   *JobWindow `json:"window,omitempty" doc:"Tasks begin only inside it."`
+}
+
+// JobWindow is a time that repeats.
+type JobWindow struct {
+	Cron string `json:"cron" doc:"Its beginnings: five fields." example:"0 2 * * *"`
+	For  string `json:"for" doc:"How long it is open, 1m to 7d." example:"3h"`
+}
+
+// JobPace limits how fast tasks begin, over all nodes.
+type JobPace struct {
+	Rate        string `json:"rate,omitempty" doc:"Tasks per second, minute or hour: 20/s, 30/m, 100/h; unlimited: no limit. Default 20/s." example:"30/m"`
+	Concurrency int    `json:"concurrency,omitempty" minimum:"0" maximum:"100000" doc:"Tasks that run at once; default 32."`
+}
+
+// JobStage is a part of a job's devices that comes before the rest.
+type JobStage struct {
+	OK   Amount `json:"ok" doc:"How many tasks must end ok before the next stage, in all: a number, or a share such as 5%."`
+	Soak string `json:"soak,omitempty" doc:"How long to wait after them." example:"30m"`
+	Hold bool   `json:"hold,omitempty" doc:"Wait for POST .../advance before the next stage."`
+}
+
+// JobStop is when a job halts by itself: at so many failures, or at a share of the tasks
+// that have ended, once there are Of of them.
+type JobStop struct {
+	Failed int    `json:"failed,omitempty" minimum:"0"`
+	Share  string `json:"share,omitempty" example:"5%"`
+	Of     int    `json:"of,omitempty" minimum:"0" doc:"The share counts once so many tasks have ended; default 20."`
+}
+
+// JobRetry is how failed tasks are repeated.
+type JobRetry struct {
+	Failed int    `json:"failed,omitempty" minimum:"0" maximum:"10" doc:"How often a failed task is repeated."`
+	After  string `json:"after,omitempty" doc:"The pause before; default 1m." example:"10m"`
+}
+
+// Amount is a number of tasks, or a share of them.
+type Amount struct {
+	Number  int64
+	Percent float64 // if Number is 0: above 0, at most 100
+}
+
+// String returns the amount as in the command line: 5, or 5%.
+func (a Amount) String() string {
+	if a.Number > 0 {
+		return strconv.FormatInt(a.Number, 10)
+	}
+	return strconv.FormatFloat(a.Percent, 'f', -1, 64) + "%"
+}
+
+// ParseAmount parses the text of String.
+func ParseAmount(text string) (a Amount, err error) {
+	if share, ok := strings.CutSuffix(text, "%"); ok {
+		a.Percent, err = strconv.ParseFloat(share, 64)
+		if err != nil || !(a.Percent > 0 && a.Percent <= 100) {
+			return Amount{}, errors.New("must be a share above 0% and at most 100%, such as 5%")
+		}
+		return a, nil
+	}
+	a.Number, err = strconv.ParseInt(text, 10, 64)
+	if err != nil || a.Number < 1 {
+		return Amount{}, errors.New("must be a number from 1, or a share such as 5%")
+	}
+	return a, nil
+}
+
+// MarshalJSON encodes a number, or a share as text.
+func (a Amount) MarshalJSON() ([]byte, error) {
+	if a.Number > 0 {
+		return strconv.AppendInt(nil, a.Number, 10), nil
+	}
+	return strconv.AppendQuote(nil, a.String()), nil
+}
+
+// UnmarshalJSON decodes a number, or text.
+func (a *Amount) UnmarshalJSON(data []byte) (err error) {
+	text := string(data)
+	if len(data) > 0 && data[0] == '"' {
+		if err := json.Unmarshal(data, &text); err != nil {
+			return err
+		}
+	}
+	*a, err = ParseAmount(text)
+	return err
+}
+
+// Job is a job with its progress.
+type Job struct {
+	ID        string    `json:"id"`
+	State     string    `json:"state" enum:"scheduled,preparing,running,paused,halted,done,cancelled"`
+	Reason    string    `json:"reason" doc:"Why it is paused or halted: stop, stage_not_passed, confirmation, key, restored, or a person's words."`
+	Spec      JobSpec   `json:"spec" doc:"As given, with defaults filled in."`
+	Stage     int       `json:"stage" doc:"The current stage, from 1; 0 without stages."`
+	Round     int64     `json:"round" doc:"How often a repeating job has fired; else 0."`
+	NextAt    Time      `json:"next_at" doc:"When it fires next, or begins; null if it has."`
+	Until     Time      `json:"until"`
+	Counts    JobCounts `json:"counts"`
+	Missed    int64     `json:"missed" doc:"Firings that no node was there for."`
+	CreatedBy string    `json:"created_by" doc:"Name of the key."`
+	CreatedAt Time      `json:"created_at"`
+	BegunAt   Time      `json:"begun_at" doc:"When its first task began; null if none has."`
+	EndedAt   Time      `json:"ended_at" doc:"null while it is open."`
+}
+
+// JobCounts are the numbers of a job's tasks, over all rounds.
+type JobCounts struct {
+	Total      int64 `json:"total"`
+	Waiting    int64 `json:"waiting"`
+	Running    int64 `json:"running"`
+	OK         int64 `json:"ok"`
+	Failed     int64 `json:"failed"`
+	Unknown    int64 `json:"unknown"`
+	Refused    int64 `json:"refused"`
+	Expired    int64 `json:"expired"`
+	Cancelled  int64 `json:"cancelled"`
+	Already    int64 `json:"already"`
+	Superseded int64 `json:"superseded"`
+	Gone       int64 `json:"gone"`
+}
+
+// Task is a job for one device in one round.
+type Task struct {
+	Job        string `json:"job"`
+	Round      int64  `json:"round"`
+	Device     string `json:"device"`
+	State      string `json:"state" enum:"waiting,running,ended"`
+	Reason     string `json:"reason" doc:"Why it waits; empty unless it does." enum:",offline,asleep,later,window,stage,pace,paused,halted,order,busy,retry,database,node"`
+	DueAt      Time   `json:"due_at" doc:"Not before; null if it is due."`
+	Attempt    int    `json:"attempt"`
+	Outcome    string `json:"outcome" doc:"How it ended; empty while it is open." enum:",ok,failed,unknown,refused,expired,cancelled,already,superseded,gone"`
+	Code       string `json:"code" doc:"The error code, or tool_error, or sent: written, and devices do not answer it."`
+	Detail     string `json:"detail"`
+	Result     string `json:"result" doc:"The text that the tool answered, at most 4 KiB."`
+	Late       bool   `json:"late,omitempty" doc:"The answer came after the call's deadline."`
+	Node       string `json:"node" doc:"The node that began it last."`
+	Call       string `json:"call" doc:"Id of the last call, as in the audit."`
+	BegunAt    Time   `json:"begun_at"`
+	EndedAt    Time   `json:"ended_at"`
+	DurationMS int64  `json:"duration_ms"`
+}
+
+// JobPlan is what a dry run reports.
+type JobPlan struct {
+	Spec      JobSpec      `json:"spec" doc:"With defaults filled in."`
+	Devices   int64        `json:"devices" doc:"How many devices the selection has now."`
+	Online    int64        `json:"online" doc:"Of these, how many are connected."`
+	AtRisk    int64        `json:"at_risk" doc:"How many devices can fail or get lost before the job halts by itself."`
+	NextAt    Time         `json:"next_at"`
+	Refusals  []JobRefusal `json:"refusals" nullable:"false" doc:"What would be refused, by reason."`
+	Confirm   []string     `json:"confirm" nullable:"false" doc:"Rules that ask for a confirmation of the job."`
+	Estimated string       `json:"estimated" doc:"How long the pace takes for the connected devices."`
+}
+
+// JobRefusal is a reason for which tasks would be refused.
+type JobRefusal struct {
+	Code    string   `json:"code"`
+	Detail  string   `json:"detail"`
+	Count   int64    `json:"count"`
+	Devices []string `json:"devices" nullable:"false" doc:"The first ten."`
+}
+
+// JobEdit changes a job that has not ended; absent members stay.
+type JobEdit struct {
+	Pace  *JobPace `json:"pace,omitempty"`
+	Until *Time    `json:"until,omitempty"`
+	Note  *string  `json:"note,omitempty" maxLength:"1000"`
+	Stop  *JobStop `json:"stop,omitempty"`
+}

@@ -1,0 +1,300 @@
+package browser
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	cdplog "github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+
+	"fleetd/internal/fleettest"
+)
+
+var programs fleettest.Programs
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "console")
+	if err == nil {
+		defer func() { _ = os.RemoveAll(dir) }() // nobody uses it any more
+		programs, err = build(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+// build compiles the programs in the module of fleetd, with its dependencies.
+func build(dir string) (p fleettest.Programs, err error) {
+	here, err := os.Getwd()
+	if err == nil {
+		err = os.Chdir("../../..")
+	}
+	if err != nil {
+		return p, err
+	}
+	p, err = fleettest.Build(dir)
+	return p, errors.Join(err, os.Chdir(here))
+}
+
+const (
+	wait = 40 * time.Second // for what a page shows at last
+	poll = 50 * time.Millisecond
+)
+
+// browser is one Chromium with a profile of its own: what its tabs store, they share.
+type browser struct{ ctx context.Context }
+
+// start runs Chromium. Tests without one are NOT RUN, which fails in CI.
+func start(t *testing.T) *browser {
+	t.Helper()
+	program, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Skip("NOT RUN: there is no chromium")
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox)
+	allocated, cancel := chromedp.NewExecAllocator(context.Background(), options...)
+	ctx, end := chromedp.NewContext(allocated)
+	t.Cleanup(func() { end(); cancel() })
+	if err := chromedp.Do(ctx, chromedp.Navigate("about:blank")); err != nil {
+		t.Fatal(err)
+	}
+	return &browser{ctx}
+}
+
+// page is one tab. The test fails at its end if the page broke its policy, logged an error or had an uncaught one,
+// asked another host, or was refused something that the test does not expect.
+type page struct {
+	t      *testing.T
+	ctx    context.Context
+	origin string
+
+	mu       sync.Mutex
+	faults   []string
+	requests []string // method and path of all requests
+	expected map[int64]bool
+}
+
+// open opens a tab on a path of the console, with a key if there is one.
+func (b *browser) open(t *testing.T, n *fleettest.Node, key, path string) *page {
+	t.Helper()
+	return b.openAt(t, n.Info.API, key, path)
+}
+
+func (b *browser) openAt(t *testing.T, origin, key, path string) *page {
+	t.Helper()
+	ctx, cancel := chromedp.NewContext(b.ctx)
+	p := &page{t: t, ctx: ctx, origin: origin, expected: map[int64]bool{}}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the page shows:\n%.1500s", p.text())
+		}
+		cancel()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, fault := range p.faults {
+			t.Errorf("page %s: %s", path, fault)
+		}
+	})
+	p.do(chromedp.Navigate("about:blank"))
+	if err := chromedp.Listen(ctx, p.note); err != nil {
+		t.Fatal(err)
+	}
+	command(p, network.Enable, network.EnableParams{})
+	command(p, cdplog.Enable, cdp.Empty{})
+	if key != "" { // storage belongs to an origin: it is written on a page of it
+		p.do(chromedp.Navigate(origin + "/console/static/"))
+		p.forgive() // that page is a 404
+		p.eval(fmt.Sprintf("sessionStorage.setItem('fleetd.key', %q)", key))
+	}
+	p.do(chromedp.Navigate(origin + path))
+	return p
+}
+
+// note keeps what must not happen, and the requests.
+func (p *page) note(event any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fault := func(format string, args ...any) { p.faults = append(p.faults, fmt.Sprintf(format, args...)) }
+	switch e := event.(type) {
+	case *runtime.EventConsoleAPICalled:
+		if e.Type == "error" || e.Type == "assert" {
+			for _, arg := range e.Args {
+				fault("console.%s: %s %s", e.Type, arg.Value, arg.Description)
+			}
+		}
+	case *runtime.EventExceptionThrown:
+		fault("uncaught: %s %s", e.ExceptionDetails.Text, description(e.ExceptionDetails))
+	case *cdplog.EventEntryAdded:
+		if e.Entry.Level == "error" && e.Entry.Source != "network" { // a refused policy is among them
+			fault("log: %s %s", e.Entry.Text, e.Entry.URL)
+		}
+	case *network.EventRequestWillBeSent:
+		at, err := url.Parse(e.Request.URL)
+		if err != nil || at.Scheme != "blob" && at.Scheme != "data" && at.Scheme+"://"+at.Host != p.origin && e.Request.URL != "about:blank" { // data: a picture of the browser's own
+			fault("request to %s", e.Request.URL)
+		} else {
+			p.requests = append(p.requests, e.Request.Method+" "+at.RequestURI())
+		}
+	case *network.EventResponseReceived:
+		if e.Response.Status >= 400 && !p.expected[e.Response.Status] && !absent(e.Response.URL) {
+			fault("%d from %s", e.Response.Status, e.Response.URL)
+		}
+	}
+}
+
+func description(d *runtime.ExceptionDetails) string {
+	if d.Exception == nil {
+		return ""
+	}
+	return d.Exception.Description
+}
+
+// absent reports whether a browser requests something that no page names.
+func absent(address string) bool { return strings.HasSuffix(address, "/favicon.ico") }
+
+// expect names the refusals that a test provokes.
+func (p *page) expect(statuses ...int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, status := range statuses {
+		p.expected[status] = true
+	}
+}
+
+// sent returns how many requests so far begin with a method and path.
+func (p *page) sent(prefix string) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, request := range p.requests {
+		if strings.HasPrefix(request, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+func (p *page) do(actions ...chromedp.Action[chromedp.Void]) {
+	p.t.Helper()
+	if err := chromedp.Do(p.ctx, actions...); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func command[P, R any](p *page, c cdp.Command[P, R], params P) {
+	p.t.Helper()
+	if _, err := chromedp.Call(p.ctx, c, params); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// eval runs a script of the page and waits for its promise; what it returns must be JSON.
+func (p *page) eval(script string) any {
+	p.t.Helper()
+	result, err := chromedp.Run(p.ctx, chromedp.Evaluate[json.RawMessage]("Promise.resolve("+script+").then((v) => JSON.stringify(v ?? null))", chromedp.EvalAwaitPromise))
+	if err != nil {
+		p.t.Fatalf("%s: %v", script, err)
+	}
+	var text string
+	var value any
+	if err := errors.Join(json.Unmarshal(result, &text), json.Unmarshal([]byte(text), &value)); err != nil {
+		p.t.Fatalf("%s: %s: %v", script, result, err)
+	}
+	return value
+}
+
+// run runs a script that returns nothing.
+func (p *page) run(script string) {
+	p.t.Helper()
+	if _, err := chromedp.Run(p.ctx, chromedp.Evaluate[any]("(() => {"+script+"})()")); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// forgive forgets what was noted so far: the test provoked it.
+func (p *page) forgive() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.faults = nil
+}
+
+// text is what the page shows.
+func (p *page) text() string {
+	text, _ := chromedp.Run(p.ctx, chromedp.Evaluate[string]("document.body.innerText")) // for a log: empty if the page is gone
+	return text
+}
+
+// await waits until a script is true.
+func (p *page) await(script string) {
+	p.t.Helper()
+	for deadline := time.Now().Add(wait); ; time.Sleep(poll) {
+		if p.eval(script) == true {
+			return
+		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("never true: %s", script)
+		}
+	}
+}
+
+// shows waits until the page contains a text.
+func (p *page) shows(text string) {
+	p.t.Helper()
+	p.await(fmt.Sprintf("document.body.innerText.includes(%q)", text))
+}
+
+// number is a script's result as a number.
+func (p *page) number(script string) int {
+	p.t.Helper()
+	n, ok := p.eval(script).(float64)
+	if !ok {
+		p.t.Fatalf("%s is not a number", script)
+	}
+	return int(n)
+}
+
+// click presses the first button, link or label with a text, as a script can: it must be there and enabled.
+func (p *page) click(text string) {
+	p.t.Helper()
+	find := fmt.Sprintf(`[...document.querySelectorAll('button, a, summary, label')].find((e) => e.checkVisibility() && !e.disabled && e.textContent.trim() === %q)`, text)
+	p.await("!!" + find)
+	p.eval(find + ".click()")
+}
+
+// fill writes into a field as a person does, with keys.
+func (p *page) fill(selector, text string) {
+	p.t.Helper()
+	p.await(fmt.Sprintf("!!document.querySelector(%q)", selector))
+	p.eval(fmt.Sprintf("(document.querySelector(%q).focus(), document.querySelector(%q).select())", selector, selector))
+	p.do(chromedp.KeyEvent(text))
+}
+
+// emulate sets the size of the window and the scheme of colours.
+func (p *page) emulate(width, height int64, scheme string) {
+	p.t.Helper()
+	p.do(chromedp.EmulateViewport(width, height))
+	command(p, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
+}
+
+// visit loads a path, and waits for its title.
+func (p *page) visit(path string) {
+	p.t.Helper()
+	p.do(chromedp.Navigate(p.origin + path))
+	p.await("document.querySelectorAll('h1').length === 1 && document.title.endsWith('fleetd') && document.title !== 'fleetd'")
+}

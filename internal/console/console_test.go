@@ -1,0 +1,294 @@
+package console
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
+	"io/fs"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+func get(h http.Handler, target string, change func(*http.Request)) *httptest.ResponseRecorder {
+	r, w := httptest.NewRequest("GET", target, nil), httptest.NewRecorder()
+	if change != nil {
+		change(r)
+	}
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func TestHeaders(t *testing.T) {
+	h := New()
+	want := map[string]string{
+		"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; " +
+			"manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+		"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+		"Cross-Origin-Resource-Policy": "same-origin", "X-Frame-Options": "DENY",
+	}
+	paths := append(slices.Collect(maps.Keys(h.static)), "/console/", "/console/devices/aa:bb:cc:dd:ee:ff", "/console/static/", "/console/static/00000000/app/main.js")
+	for _, target := range paths {
+		w := get(h, target, nil)
+		for name, value := range want {
+			// security: N45
+			if got := w.Header()[name]; len(got) != 1 || got[0] != value {
+				t.Errorf("%s: %s is %q", target, name, got)
+			}
+		}
+	}
+}
+
+// Browsers take the opener policy only from a secure context, and log an error elsewhere.
+func TestOpenerPolicy(t *testing.T) {
+	h := New()
+	for host, want := range map[string]string{"localhost:8080": "same-origin", "127.0.0.1:8080": "same-origin", "127.9.9.9": "same-origin",
+		"[::1]:8080": "same-origin", "192.0.2.1:8080": "", "fleet.example.com": "", "localhost.example.com": ""} {
+		if got := get(h, "/console/", func(r *http.Request) { r.Host = host }).Header().Get("Cross-Origin-Opener-Policy"); got != want {
+			t.Errorf("%s: %q", host, got)
+		}
+	}
+	if got := get(h, "/console/", func(r *http.Request) { r.Host, r.TLS = "fleet.example.com", &tls.ConnectionState{} }).Header().Get("Cross-Origin-Opener-Policy"); got != "same-origin" {
+		t.Errorf("TLS: %q", got)
+	}
+}
+
+func TestPaths(t *testing.T) {
+	h := New()
+	index := get(h, "/console/", nil)
+	if index.Code != 200 || index.Header().Get("Content-Type") != "text/html; charset=utf-8" || index.Header().Get("Cache-Control") != "no-cache" || strings.Contains(index.Body.String(), "{{") {
+		t.Fatalf("%d %v %s", index.Code, index.Header(), index.Body)
+	}
+	if n := index.Body.Len(); n > 4<<10 {
+		t.Errorf("the index has %d bytes", n)
+	}
+	for _, target := range []string{"/console/devices", "/console/devices/aa:bb:cc:dd:ee:ff/tools", "/console/devices/lamp.7", "/console/nowhere", "/console/static", "/console/index.html", "/console/..%2f..%2fetc/passwd"} {
+		if w := get(h, target, nil); w.Code != 200 || w.Body.String() != index.Body.String() {
+			t.Errorf("%s: %d", target, w.Code)
+		}
+	}
+	if w := get(h, "/console/", func(r *http.Request) { r.Header.Set("If-None-Match", index.Header().Get("ETag")) }); w.Code != 304 {
+		t.Errorf("the index again: %d", w.Code)
+	}
+	root := regexp.MustCompile(`/console/static/[0-9a-f]{8}/`).FindString(index.Body.String())
+	for _, target := range []string{"/console/static/", root, root + "app/", root + "app/none.js", root + "index.html", root + "../console.go", strings.Replace(root+"app/main.js", root, "/console/static/00000000/", 1)} {
+		if w := get(h, target, nil); w.Code != 404 || w.Header().Get("Cache-Control") != "no-store" {
+			t.Errorf("%s: %d %v", target, w.Code, w.Header())
+		}
+	}
+	modules := 0
+	for target := range h.static {
+		w := get(h, target, nil)
+		if w.Code != 200 || w.Header().Get("Cache-Control") != "public, max-age=31536000, immutable" || w.Header().Get("ETag") == "" {
+			t.Errorf("%s: %d %v", target, w.Code, w.Header())
+		}
+		if path.Ext(target) == ".js" {
+			modules++
+			if w.Header().Get("Content-Type") != "text/javascript; charset=utf-8" || !strings.Contains(index.Body.String(), `<link rel="modulepreload" href="`+target+`">`) {
+				t.Errorf("%s: %v, or not preloaded", target, w.Header())
+			}
+		}
+	}
+	if modules == 0 {
+		t.Error("no modules")
+	}
+}
+
+// Own modules become one module, each after those that it imports, and what is written wrongly is found at the start.
+func TestBundle(t *testing.T) {
+	source := map[string]string{
+		"app/main.js":      "// Only a comment.\nimport { h } from \"../vendor/v.js\";\nimport { a, b as c } from \"./x.js\";\nimport * as all from \"./x.js\";\nh(a, c, all.b);",
+		"app/x.js":         "import other from \"../vendor/w.js\";\nexport { d } from \"./pages/y.js\";\nexport const a = other;\nexport async function* b() {}",
+		"app/pages/y.js":   "export class d {}",
+		"vendor/v.js":      "export const h = 1;",
+		"vendor/w.js":      "export default 1;",
+		"app/not-used.js":  "",
+		"vendor/unused.js": "",
+	}
+	want := `import * as $vendor_v from "../vendor/v.js";
+import * as $vendor_w from "../vendor/w.js";
+const $app_pages_y = (() => {
+class d {}
+return { d };
+})();
+const $app_x = (() => {
+const { default: other } = $vendor_w;
+const { d } = $app_pages_y;
+const a = other;
+async function* b() {}
+return { d, a, b };
+})();
+const $app_main = (() => {
+const { h } = $vendor_v;
+const { a, b: c } = $app_x;
+const all = $app_x;
+h(a, c, all.b);
+return {  };
+})();
+`
+	join := func(change func(map[string][]byte)) (string, error) {
+		files := map[string][]byte{}
+		for name, text := range source {
+			files[name] = []byte(text)
+		}
+		change(files)
+		bundled, err := newBundle(files, "app/main.js")
+		return string(bundled), err
+	}
+	if got, err := join(func(map[string][]byte) {}); err != nil || got != want {
+		t.Errorf("%v\n%s", err, got)
+	}
+	for fault, change := range map[string]func(map[string][]byte){
+		"app/main.js -> app/x.js -> app/pages/y.js": func(f map[string][]byte) { f["app/pages/y.js"] = []byte("import { a } from \"../x.js\";") },
+		"app/x.js has no export a":                  func(f map[string][]byte) { f["app/x.js"] = []byte("export const b = 1;") },
+		"vendor/v.js is not a file":                 func(f map[string][]byte) { delete(f, "vendor/v.js") },
+		"app/x.js:1":                                func(f map[string][]byte) { f["app/x.js"] = []byte("import \"./pages/y.js\";") },
+	} {
+		if _, err := join(change); err == nil || !strings.Contains(err.Error(), fault) {
+			t.Errorf("%s: %v", fault, err)
+		}
+	}
+}
+
+// Each string has its name in strings.js, and each name there is used.
+func TestStrings(t *testing.T) {
+	own := ownModules(t)
+	var all strings.Builder
+	for name, text := range own {
+		if name != "static/app/strings.js" {
+			all.WriteString(text)
+		}
+	}
+	sections := regexp.MustCompile(`(?m)^  (\w+): ?\{`).FindAllStringSubmatch(own["static/app/strings.js"], -1)
+	if len(sections) < 15 {
+		t.Fatalf("%d sections found", len(sections))
+	}
+	for _, section := range sections {
+		if !strings.Contains(all.String(), "s."+section[1]) {
+			t.Errorf("nothing uses s.%s", section[1])
+		}
+	}
+}
+
+// ownModules returns the modules of the console by name.
+func ownModules(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	err := fs.WalkDir(files, "static/app", func(name string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			body, err := files.ReadFile(name)
+			found[name] = string(body)
+			return err
+		}
+		return err
+	})
+	if err != nil || len(found) < 20 {
+		t.Fatal(len(found), err)
+	}
+	for name, text := range found {
+		if n := strings.Count(text, "\n"); n > 500 {
+			t.Errorf("%s has %d lines", name, n)
+		}
+	}
+	return found
+}
+
+// What others wrote is what they published: scripts/vendor-console writes the files and their hashes.
+func TestVendor(t *testing.T) {
+	var versions struct {
+		SHA256 map[string]string `json:"sha256"`
+	}
+	text, err := files.ReadFile("static/vendor/versions.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &versions); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := files.ReadDir("static/vendor")
+	if err != nil || len(entries) != len(versions.SHA256)+1 {
+		t.Fatalf("%d files, %d hashes: %v", len(entries), len(versions.SHA256), err)
+	}
+	for name, want := range versions.SHA256 {
+		body, err := files.ReadFile("static/vendor/" + name)
+		// security: N46
+		if sum := sha256.Sum256(body); err != nil || hex.EncodeToString(sum[:]) != want {
+			t.Errorf("%s: %x, %v", name, sum, err)
+		}
+	}
+}
+
+// forbidden is what own code and the index must not contain: ways from text to markup or code,
+// styles as text, other hosts.
+var forbidden = regexp.MustCompile(`innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|dangerously|\sstyle=|https?://`)
+
+func TestNoUnsafeCode(t *testing.T) {
+	for _, text := range []string{"x.innerHTML = y", `<p style="a">`, `fetch("https://a")`, "new Function()"} {
+		if !forbidden.MatchString(text) {
+			t.Fatalf("%q is not found", text)
+		}
+	}
+	h := New()
+	index := get(h, "/console/", nil).Body.String()
+	// security: N45
+	if found := forbidden.FindString(index); found != "" || regexp.MustCompile(`<script[^>]*>[^<]|<style|\son[a-z]+=`).MatchString(index) {
+		t.Errorf("the index contains %q, or an inline script or style", found)
+	}
+	for target := range h.static {
+		if ext := path.Ext(target); strings.Contains(target, "/vendor/") || ext != ".js" && ext != ".css" {
+			continue
+		}
+		if found := forbidden.FindString(get(h, target, nil).Body.String()); found != "" {
+			t.Errorf("%s contains %q", target, found)
+		}
+	}
+}
+
+// What a browser loads has a limit: scripts and styles together, compressed.
+func TestSizes(t *testing.T) {
+	total := 0
+	for target, file := range New().static {
+		if ext := path.Ext(target); ext == ".js" || ext == ".css" {
+			gzipped, _ := file.Size()
+			total += gzipped
+		}
+	}
+	if total > 80<<10 {
+		t.Errorf("%d bytes of scripts and styles, compressed; 80 KiB are allowed", total)
+	}
+}
+
+func TestUnknownType(t *testing.T) {
+	files := fstest.MapFS{"static/index.html": {Data: []byte("x")}, "static/app/main.js": {}, "static/a.exe": {Data: []byte("x")}}
+	if _, err := newHandler(files); err == nil || !strings.Contains(err.Error(), "a.exe") {
+		t.Errorf("%v", err)
+	}
+}
+
+// Any change of a file changes the path of all files.
+func TestHashOfTree(t *testing.T) {
+	paths := map[string]bool{}
+	for _, files := range []fstest.MapFS{
+		{"static/app/main.js": {}, "static/index.html": {Data: []byte("x")}, "static/a.js": {Data: []byte("1")}},
+		{"static/app/main.js": {}, "static/index.html": {Data: []byte("x")}, "static/a.js": {Data: []byte("2")}},
+		{"static/app/main.js": {}, "static/index.html": {Data: []byte("y")}, "static/a.js": {Data: []byte("1")}},
+	} {
+		h, err := newHandler(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for target := range h.static {
+			paths[target] = true
+		}
+	}
+	if len(paths) != 6 {
+		t.Errorf("%v", paths)
+	}
+}

@@ -1,0 +1,168 @@
+// The frame of the console: login, navigation, dialogs that requests ask for, and the choice of the page.
+import { html, render, useEffect, useRef, useState } from "./html.js";
+import * as api from "./api.js";
+import { Login, Confirmation } from "./session.js";
+import { until, utc } from "./format.js";
+import { Link, go, ROOT, to, useRoute } from "./route.js";
+import { s } from "./strings.js";
+import * as stream from "./stream.js";
+import { KEY_CHANGED, useStreamState, useTick } from "./data.js";
+import { Empty, Page } from "./ui.js";
+import { line } from "./untrusted.js";
+import { Overview } from "./pages/overview.js";
+import { Devices } from "./pages/devices.js";
+import { Device } from "./pages/device.js";
+import { Admissions } from "./pages/admissions.js";
+import { Jobs, Job, NewJob } from "./pages/jobs.js";
+import { Events } from "./pages/events.js";
+import { Audit } from "./pages/audit.js";
+import { Access } from "./pages/access.js";
+import { Nodes, Doctor } from "./pages/nodes.js";
+import { Stats } from "./pages/stats.js";
+import { Call } from "./pages/call.js";
+
+// PAGES are the entries of the navigation: name, path, and the scope that they need. The first four and "more" are
+// the bar of a phone.
+const PAGES = [
+  ["overview", [], "devices:read"], ["devices", ["devices"], "devices:read"], ["jobs", ["jobs"], "jobs:read"], ["events", ["events"], "events:read"],
+  ["admissions", ["admissions"], "devices:write"], ["stats", ["stats"], "devices:read"], ["audit", ["audit"], "admin"], ["access", ["access"], "admin"],
+  ["nodes", ["nodes"], "admin"], ["doctor", ["doctor"], "admin"],
+];
+
+// allows reports whether a key has a scope; the API decides, this only hides.
+export const allows = (self, scope) => self.admin || self.scopes.includes(scope) ||
+  (scope === "tools:call" && self.scopes.includes("tools:call:user")) || (scope === "jobs:read" && self.scopes.includes("jobs"));
+
+function choose({ segments: [page, ...rest], query }, self) {
+  const common = { query, self, can: (scope) => allows(self, scope) };
+  switch (page) {
+    case undefined: return html`<${Overview} ...${common} />`;
+    case "devices": return rest.length ? html`<${Device} key=${rest[0]} id=${rest[0]} tab=${rest[1] || ""} ...${common} />` : html`<${Devices} ...${common} />`;
+    case "admissions": return html`<${Admissions} ...${common} />`;
+    case "jobs":
+      if (rest[0] === "new") return html`<${NewJob} ...${common} />`;
+      return rest.length ? html`<${Job} key=${rest[0]} id=${rest[0]} ...${common} />` : html`<${Jobs} ...${common} />`;
+    case "events": return html`<${Events} ...${common} />`;
+    case "audit": return html`<${Audit} ...${common} />`;
+    case "keys": case "policy": case "explain": return html`<${Access} tab=${page === "keys" ? "" : page} ...${common} />`;
+    case "access": return html`<${Access} tab=${rest[0] || ""} ...${common} />`;
+    case "nodes": return html`<${Nodes} ...${common} />`;
+    case "doctor": return html`<${Doctor} ...${common} />`;
+    case "stats": return html`<${Stats} ...${common} />`;
+    case "calls": return html`<${Call} key=${rest[0]} id=${rest[0] || ""} ...${common} />`;
+  }
+  return html`<${Page} title=${s.problem.title(404)}><${Empty}>${s.session.missing(line(location.pathname))} <${Link} href=${to(["devices"])}>${s.session.missingNext}<//><//><//>`;
+}
+
+function Navigation({ self, page }) {
+  const [more, setMore] = useState(false);
+  const shown = PAGES.filter(([, , scope]) => allows(self, scope));
+  return html`<nav class=${more ? "main open" : "main"} aria-label="fleetd">
+    <${Link} class="brand" href=${ROOT}>fleetd<//>
+    <ul onClick=${() => setMore(false)}>${shown.map(([name, segments], i) => html`<li key=${name} class=${i >= 4 ? "further" : ""}>
+      <${Link} href=${to(segments)} aria-current=${page === segments[0] ? "page" : null}>${s.pages[name]}<//></li>`)}</ul>
+    ${shown.length > 4 && html`<button type="button" class="more" aria-expanded=${more} onClick=${() => setMore(!more)}>${s.pages.more}</button>`}
+  </nav>`;
+}
+
+// Live says whether the page follows the fleet, in a sign and a word.
+function Live() {
+  const { state } = useStreamState();
+  return html`<span class=${"live " + state} role="status"><span aria-hidden="true">${state === "live" ? "●" : "○"}</span> ${s.stream[state]}</span>`;
+}
+
+function Search() {
+  const field = useRef(null);
+  useEffect(() => {
+    const press = (event) => {
+      if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, [contenteditable]")) return;
+      event.preventDefault();
+      field.current.focus();
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
+  const submit = (event) => {
+    event.preventDefault();
+    go(to(["devices"], { q: field.current.value.trim() }));
+  };
+  return html`<form role="search" class="search" onSubmit=${submit}><input ref=${field} type="search" aria-label=${s.devices.search} placeholder=${s.devices.search}
+    onKeyDown=${(e) => e.key === "Escape" && e.target.blur()} /></form>`;
+}
+
+function Frame({ self }) {
+  const route = useRoute();
+  const [inUTC, setUTC] = useState(utc.get());
+  useTick(30_000);
+  const setClock = (on) => { utc.set(on); setUTC(on); };
+  const content = useRef(null);
+  const skip = (event) => { event.preventDefault(); content.current.querySelector("h1")?.focus(); };
+  return html`<a class="skip" href="#content" onClick=${skip}>${s.skip}</a>
+    <${Navigation} self=${self} page=${route.segments[0]} />
+    <div class="body">
+      <header class="bar"><${Search} /><${Live} />
+        <details class="who"><summary>${s.session.signedIn(line(self.name, 40))}</summary><div>
+          ${self.expires && html`<p>${s.session.ends(until(self.expires))}</p>`}
+          <p class="faint">${self.scopes.join(", ")}</p>
+          <label class="check"><input type="checkbox" checked=${inUTC} onChange=${(e) => setClock(e.target.checked)} /> ${s.session.utc}</label>
+          ${self.key !== "open" && html`<button type="button" onClick=${api.logout}>${s.session.logout}</button>`}
+        </div></details>
+      </header>
+      ${!isSecureContext && self.key !== "open" && html`<p class="notice warn">${s.session.insecure}</p>`}
+      <main id="content" ref=${content} key=${route.segments.join("/") + inUTC}>${choose(route, self)}</main>
+    </div>`;
+}
+
+// App asks who the caller is, again after each change of the key, and shows the dialogs that requests wait for.
+function App() {
+  const [self, setSelf] = useState(null);
+  const [login, setLogin] = useState(null); // {reason, done}
+  const [confirmation, setConfirmation] = useState(null); // {problem, options, done}
+  const [failed, setFailed] = useState("");
+
+  useEffect(() => {
+    let current = 0;
+    const identify = async () => {
+      const mine = ++current;
+      stream.stop();
+      try {
+        const found = await api.get("/v1/self");
+        if (mine !== current) return;
+        setFailed("");
+        setSelf(found);
+        dispatchEvent(new Event(KEY_CHANGED)); // what is shown may be of another key
+        stream.start(found.key);
+      } catch (error) {
+        if (mine !== current) return;
+        setFailed(error.message);
+        setTimeout(() => mine === current && identify(), 3000);
+      }
+    };
+    api.handlers.ask = (reason) => new Promise((done) => setLogin({ reason, done }));
+    api.handlers.confirm = (problem, options) => new Promise((done) => setConfirmation({ problem, options, done }));
+    api.handlers.changed = () => {
+      if (!api.key.get()) setSelf(null);
+      identify();
+    };
+    redeem().catch((error) => api.handlers.ask(`${s.login.code} (${error.message})`)).then(identify);
+  }, []);
+
+  const loggedIn = () => { login.done(); setLogin(null); };
+  const confirmed = (yes) => { confirmation.done(yes); setConfirmation(null); };
+  return html`${self ? html`<${Frame} self=${self} />` : html`<main><h1 class="brand">fleetd</h1>${failed && html`<p class="notice">${failed}</p>`}</main>`}
+    ${login && html`<${Login} reason=${login.reason} again=${!!self} onDone=${loggedIn} />`}
+    ${confirmation && html`<${Confirmation} ...${confirmation} onDone=${confirmed} />`}`;
+}
+
+// redeem exchanges the one-time code of `fleetd console` for a key, and removes it from the address and the history.
+async function redeem() {
+  const code = new URLSearchParams(location.hash.slice(1)).get("code");
+  if (!code) return;
+  history.replaceState(null, "", location.pathname + location.search);
+  const made = await api.request("POST", "/v1/console/keys", { body: { code }, public: true });
+  api.key.set(made.token, false);
+}
+
+const root = document.getElementById("app");
+root.textContent = "";
+render(html`<${App} />`, root);

@@ -1,0 +1,112 @@
+// One device: what it is, how it is, and what can be done with it.
+import { html, useRef, useState } from "../html.js";
+import { get, path, query as encode, request } from "../api.js";
+import { useData, useEvents, useTick } from "../data.js";
+import { age, bytes, clock } from "../format.js";
+import { Picture } from "../picture.js";
+import { Link, to } from "../route.js";
+import { s } from "../strings.js";
+import { Act, Command, Facts, Labels, Loaded, Page, Problem, State, Time } from "../ui.js";
+import { line, Said } from "../untrusted.js";
+import { Tools } from "./tools.js";
+import { Timeline } from "./timeline.js";
+import { Catalogs } from "./catalog.js";
+import { Queue, DeviceAccess } from "./deviceaccess.js";
+import { Explanation } from "./call.js";
+
+const TABS = [["", "devices:read"], ["tools", "devices:read"], ["timeline", "events:read"], ["catalog", "devices:read"], ["queue", "jobs:read"], ["access", "devices:write"]];
+
+export function Device({ id, tab, query, self, can }) {
+  const device = useData((signal) => get(path("v1", "devices", id), signal), [id]);
+  useTick();
+  useEvents((message) => {
+    if (message.gap || message.omitted || message.events?.some((e) => e.data.device === id && e.type !== "notifications")) device.soon();
+  });
+  const tabs = html`<nav aria-label=${s.device.sections}><ul class="tabs">${TABS.filter(([, scope]) => can(scope)).map(([name]) => html`<li key=${name}>
+    <${Link} href=${to(["devices", id, name].filter(Boolean))} aria-current=${name === tab ? "page" : null}>${s.device.tabs[name]}<//></li>`)}</ul></nav>`;
+  return html`<${Page} title=${device.data?.name || id} lead=${device.data && html`<${State} state=${device.data.state} />
+      <span class="faint">${device.data.state === "online" ? age(device.data.connected_at) : [device.data.offline_reason, device.data.offline_since && age(device.data.offline_since)].filter(Boolean).join(", ")}</span>`} />
+    ${tabs}
+    <${Loaded} from=${device}>${(d) => {
+      const common = { device: d, reload: device.reload, query, self, can };
+      switch (tab) {
+        case "tools": return html`<${Tools} ...${common} />`;
+        case "timeline": return html`<${Timeline} ...${common} />`;
+        case "catalog": return html`<${Catalogs} ...${common} />`;
+        case "queue": return html`<${Queue} ...${common} />`;
+        case "access": return html`<${DeviceAccess} ...${common} />`;
+      }
+      return html`<${FactsPage} ...${common} />`;
+    }}<//>`;
+}
+
+function FactsPage({ device: d, reload, can }) {
+  const f = s.device.facts;
+  return html`
+    ${d.admission === "revoked" && html`<p class="notice warn">${s.deviceAccess.revoked}</p>`}
+    ${(d.state === "pending" || d.pending_client_id) && can("devices:write") && html`<p class="notice warn">${f.pending}: <code>${line(d.pending_client_id)}</code>
+      <${Act} label=${s.device.approve} primary act=${async () => { await request("POST", path("v1", "devices", d.id, "approve")); reload(); }} /></p>`}
+    ${can("events:read") && html`<${Explanation} url=${path("v1", "devices", d.id, "explain")} watch=${`${d.state}/${d.mcp.state}`} title=${s.device.explain} quiet=${d.state === "online"} />`}
+    <section class="card"><${Facts} items=${[
+      [f.id, html`<code>${d.id}</code>`], [f.name, d.name && html`<${Said} text=${d.name} />`],
+      [f.board, d.board && html`<${Said} text=${d.board} />`], [f.firmware, d.firmware && html`<${Said} text=${d.firmware} />`],
+      [f.transport, d.transport], [f.node, d.state === "online" && d.node],
+      [f.connected, d.connected_at && html`<${Time} at=${d.connected_at} exact />`], [f.seen, d.last_seen && html`<${Time} at=${d.last_seen} />`], [f.first, d.first_seen && html`<${Time} at=${d.first_seen} exact />`],
+      [f.reason, d.offline_reason], [f.since, d.offline_since && html`<${Time} at=${d.offline_since} exact />`],
+      [f.mcp, html`${s.mcp[d.mcp.state]}${d.mcp.tools ? `, ${s.devices.tools(d.mcp.tools)}` : ""}`], [s.problem.title(400), d.mcp.error && html`<${Said} text=${d.mcp.error} max=${300} />`],
+      [f.catalog, d.mcp.catalog && html`<${Link} href=${to(["devices", d.id, "catalog"])}><code>${d.mcp.catalog.slice(0, 12)}</code><//>`],
+      [f.audio, d.audio.open && s.device.audio(d.audio.packets, d.audio.dropped)], [f.session, d.session_id && html`<code>${line(d.session_id)}</code>`],
+      [f.client, d.client_id && html`<code>${line(d.client_id)}</code>`],
+      [f.labels, Object.keys(d.labels).length > 0 && html`<${Labels} labels=${d.labels} />`],
+    ]} /></section>
+    ${can("photos:read") && html`<${Photos} id=${d.id} />`}
+    ${can("devices:write") && html`<${Edit} device=${d} reload=${reload} />`}
+    <${Command} cli=${`fleetd devices show ${d.id}`} url=${path("v1", "devices", d.id)} />`;
+}
+
+function Photos({ id }) {
+  const photos = useData((signal) => get("/v1/photos" + encode({ device: id, limit: 6 }), signal), [id]);
+  useEvents((message) => message.events?.some((e) => e.type === "photo" && e.data.device === id) && photos.soon());
+  return html`<section class="card"><h2>${s.device.photos}</h2><${Loaded} from=${photos}>${({ items }) => (items.length
+    ? html`<ul class="gallery">${items.map((p) => html`<li key=${p.id}><${Picture} id=${p.id} alt=${s.device.photo(line(p.question))} /><small>${clock(p.taken_at)}, ${bytes(p.bytes)}</small> <${Said} text=${p.question} /></li>`)}</ul>`
+    : html`<p class="faint">${s.device.noPhotos}</p>`)}<//></section>`;
+}
+
+// Edit changes what people say of a device. It sends only what changed, and refuses to overwrite other edits.
+function Edit({ device, reload }) {
+  const [message, setMessage] = useState("");
+  const [error, setError] = useState(null);
+  const opened = useRef(device); // the edit is of what was shown first
+  const text = Object.entries(device.labels).map(([k, v]) => `${k}=${v}`).join("\n");
+  const submit = async (event) => {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    setError(null);
+    setMessage("");
+    const labels = new Map(Object.keys(opened.current.labels).map((name) => [name, null]));
+    for (const row of form.get("labels").split("\n").map((r) => r.trim()).filter(Boolean)) {
+      const at = row.indexOf("=");
+      if (at < 1) {
+        setMessage(s.device.labelFault(row));
+        return;
+      }
+      labels.set(row.slice(0, at).trim(), row.slice(at + 1).trim());
+    }
+    const body = { name: form.get("name").trim(), labels: Object.fromEntries(labels) };
+    if (form.get("transport")) body.transport = form.get("transport");
+    try {
+      opened.current = await request("PATCH", path("v1", "devices", device.id), { body, headers: { "If-Match": `"${opened.current.revision}"` } });
+      setMessage(s.device.saved);
+      reload();
+    } catch (problem) {
+      setError(problem);
+      if (problem.status === 409 || problem.status === 412) setMessage(s.device.conflict);
+    }
+  };
+  return html`<details class="card"><summary><h2>${s.device.edit}</h2></summary><form onSubmit=${submit} onFocusIn=${() => { if (!message) opened.current = device; }}>
+    <div class="field"><label for="edit-name">${s.device.facts.name}</label><input id="edit-name" name="name" defaultValue=${device.name} autocomplete="off" /></div>
+    <div class="field"><label for="edit-labels">${s.device.labelsHint}</label><textarea id="edit-labels" name="labels" rows="3" spellcheck=${false} defaultValue=${text}></textarea></div>
+    <div class="field"><label for="edit-transport">${s.device.transportNext}</label><select id="edit-transport" name="transport"><option value="">${s.device.asIs}</option><option>mqtt</option><option>websocket</option></select></div>
+    ${message && html`<p role="status">${line(message, 200)}</p>`}<${Problem} error=${error} />
+    <div class="actions"><button class="primary">${s.save}</button></div></form></details>`;
+}

@@ -1,0 +1,100 @@
+// What happens now, over the whole fleet.
+import { html, useRef, useState } from "../html.js";
+import { now, query as encode, send } from "../api.js";
+import { useData, useEvents } from "../data.js";
+import { clock } from "../format.js";
+import { Link, setQuery, to } from "../route.js";
+import { s } from "../strings.js";
+import { parse } from "../stream.js";
+import { Command, Empty, Loaded, Page } from "../ui.js";
+import { line } from "../untrusted.js";
+
+const KEEP = 1000, SHOWN = 250;
+const HISTORY = 15 * 60_000;
+const IDLE = 400, LONGEST = 3000; // a read of what was ends when nothing came for so long, or after
+
+// TYPES are what the API can filter by.
+const TYPES = ["online", "offline", "catalog", "photo", "pending", "contested", "notifications", "task", "job"];
+
+// recent reads events since an instant, newest last, until the stream has nothing older than now.
+export async function recent({ device, type, since }, limit, signal) {
+  const ended = new AbortController();
+  const stop = () => ended.abort();
+  signal?.addEventListener("abort", stop);
+  const longest = setTimeout(stop, LONGEST);
+  let idle = setTimeout(stop, LONGEST);
+  const events = [];
+  try {
+    const response = await send("GET", "/v1/events" + encode({ device, type, since }), { signal: ended.signal });
+    idle = setTimeout(stop, IDLE);
+    for await (const event of parse(response.body)) {
+      clearTimeout(idle);
+      idle = setTimeout(stop, IDLE);
+      if (event.type !== "gap") events.push(event);
+      if (events.length > limit) events.shift();
+    }
+  } catch (error) {
+    if (error.name !== "AbortError" || signal?.aborted) throw error;
+  } finally {
+    clearTimeout(longest);
+    clearTimeout(idle);
+    signal?.removeEventListener("abort", stop);
+  }
+  return events;
+}
+
+// describe says what an event is, in words; what the device wrote is shown by the caller as text.
+export function describe(type, data) {
+  const word = s.events.types[type.split(".")[0]] || type;
+  const list = (names, sign) => (names || []).map((name) => sign + name);
+  switch (type) {
+    case "online": return `${word} (${data.transport})`;
+    case "offline": return `${word}: ${data.reason}`;
+    case "catalog": return `${word}: ${[...list(data.added, "+"), ...list(data.removed, "−"), ...list(data.changed, "±")].join(" ")}`;
+    case "photo": return `${word}: ${data.question ?? ""}`;
+    case "notifications": return `${word}: ${data.method} ${JSON.stringify(data.params ?? "")}`;
+  }
+  return [word, data.job, data.state, data.outcome, data.reason].filter(Boolean).join(" · ");
+}
+
+export function Events({ query }) {
+  const type = query.get("type") || "", device = query.get("device") || "";
+  const [paused, setPaused] = useState(false);
+  const [omitted, setOmitted] = useState(0);
+  const waiting = useRef([]);
+  const serial = useRef(0);
+  const number = (e) => ({ ...e, n: ++serial.current });
+  const list = useData(async (signal) => (await recent({ type, device, since: new Date(now() - HISTORY).toISOString() }, KEEP, signal)).map(number).reverse(), [type, device]);
+  const [, redraw] = useState(0);
+  useEvents((message) => {
+    if (message.gap) list.soon();
+    if (message.omitted) setOmitted((n) => n + message.omitted);
+    const mine = (message.events || []).filter((e) => (!type || e.type === type || e.type.startsWith(type + ".")) && (!device || e.data.device === device)).map(number).reverse();
+    if (!mine.length) return;
+    if (paused) {
+      waiting.current = [...mine, ...waiting.current].slice(0, KEEP);
+      redraw(waiting.current.length);
+    } else list.patch((rows) => [...mine, ...rows].slice(0, KEEP));
+  });
+  const resume = () => {
+    const held = waiting.current;
+    waiting.current = [];
+    list.patch((rows) => [...held, ...rows].slice(0, KEEP));
+    setPaused(false);
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    setQuery({ device: new FormData(event.target).get("device").trim() });
+  };
+  return html`<${Page} title=${s.events.title} />
+    <form class="row" onSubmit=${submit}><label>${s.events.type}<select value=${type} onChange=${(e) => setQuery({ type: e.target.value })}>
+        <option value="">${s.all}</option>${TYPES.map((t) => html`<option key=${t} value=${t}>${s.events.types[t]}</option>`)}</select></label>
+      <label>${s.events.device}<input name="device" value=${device} spellcheck=${false} /></label><button>${s.devices.apply}</button>
+      <button type="button" onClick=${() => (paused ? resume() : setPaused(true))}>${paused ? `${s.events.resume} (${s.timeline.waiting(waiting.current.length)})` : s.events.pause}</button></form>
+    ${omitted > 0 && html`<p class="notice warn" data-test="omitted">${s.events.omitted(omitted)}</p>`}
+    <${Loaded} from=${list}>${(rows) => (rows.length ? html`<ol class="log">${rows.slice(0, SHOWN).map((e) => html`<${Row} key=${e.n} event=${e} />`)}</ol>` : html`<${Empty}>${s.events.empty}<//>`)}<//>
+    <${Command} cli=${`fleetd events${device ? ` ${device}` : ""}`} url=${"/v1/events" + encode({ type, device })} />`;
+}
+
+export const Row = ({ event: { type, data } }) => html`<li><time datetime=${data.time} title=${data.time}>${clock(data.time, { ms: true })}</time>
+  <span>${data.device ? html`<${Link} href=${to(["devices", data.device])}>${data.device}<//> ` : data.job && html`<${Link} href=${to(["jobs", data.job])}>${data.job}<//> `}${line(describe(type, data), 200)}</span></li>`;

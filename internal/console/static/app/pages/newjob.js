@@ -1,0 +1,125 @@
+// A new job. First what it would do is shown, then the same job is started: what is sent is what was shown.
+import { html, useRef, useState } from "../html.js";
+import { get, path, query as encode, random, request } from "../api.js";
+import { useData } from "../data.js";
+import { plural } from "../format.js";
+import { encode as encodeForm, fields, Fields } from "../form.js";
+import { go, to } from "../route.js";
+import { s } from "../strings.js";
+import { Command, Facts, Page, Problem } from "../ui.js";
+import { line } from "../untrusted.js";
+
+// OPTIONS are single-line settings of a job: name, label, and where they stand in it.
+const OPTIONS = [
+  ["at", "at", "when.at", "datetime-local"], ["cron", "cron", "when.cron"], ["until", "until", "when.until", "datetime-local"], ["rate", "rate", "pace.rate"], ["concurrency", "concurrency", "pace.concurrency", "number"],
+  ["stages", "stages", "stages"], ["failed", "stopFailed", "stop.failed", "number"], ["share", "stopShare", "stop.share"], ["retry", "retry", "retry.failed", "number"], ["note", "note", "note"],
+];
+const EXAMPLES = { cron: "0 3 * * *", rate: "30/m", concurrency: "10", stages: "1 30m, 5%, 100%", failed: "2", share: "5%", retry: "1" };
+
+export function NewJob({ query, can }) {
+  const [kind, setKind] = useState("call");
+  const [select, setSelect] = useState(query.get("select") || "");
+  const [tool, setTool] = useState(query.get("tool") || "");
+  const [values, setValues] = useState(() => new Map());
+  const [faults, setFaults] = useState(() => new Map());
+  const [form, setForm] = useState({ when: "idle", busy: "" });
+  const [plan, setPlan] = useState(null); // {body, answer}
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const once = useRef("");
+
+  // The tools that are offered are those of one device of the selection.
+  const example = useData(async (signal) => {
+    const { items } = await get("/v1/devices" + encode({ select, limit: 1 }), signal);
+    if (!items.length) return [];
+    return (await get(path("v1", "devices", items[0].id, "tools") + encode({ user: can("tools:call:user") && "true" }), signal)).items;
+  }, [select]);
+  const tools = example.data || [];
+  const chosen = tools.find((t) => t.name === tool);
+  const list = chosen ? fields(chosen.inputSchema) : null;
+  const set = (name) => (event) => setForm({ ...form, [name]: event.target.type === "checkbox" ? event.target.checked : event.target.value });
+
+  const show = async (event) => {
+    event.preventDefault();
+    setError(null);
+    setPlan(null);
+    const encoded = list ? encodeForm(list, values) : { text: form.json || "{}", faults: new Map() };
+    setFaults(encoded.faults);
+    if (kind === "call" && encoded.faults.size) return;
+    let body;
+    try {
+      body = write({ kind, select, tool, text: encoded.text, form });
+      setPlan({ body, answer: await request("POST", "/v1/jobs?dry_run=true", { body }) });
+      once.current = random();
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  const start = async () => {
+    setBusy(true);
+    setError(null);
+    try {
+      const job = await request("POST", "/v1/jobs", { body: plan.body, headers: { "Idempotency-Key": once.current }, what: s.jobs.start(plan.answer.devices) });
+      go(to(["jobs", job.id]));
+    } catch (problem) {
+      setError(problem);
+      setBusy(false);
+    }
+  };
+  return html`<${Page} title=${s.jobs.new} />
+    <form onSubmit=${show} onInput=${() => setPlan(null)} noValidate>
+      <section class="card"><h2>${s.jobs.which}</h2><div class="field"><label for="select">${s.jobs.selectHint}</label><input id="select" value=${select} spellcheck=${false} autocapitalize="off" onChange=${(e) => setSelect(e.target.value.trim())} /></div>
+        <label class="check"><input type="checkbox" checked=${form.follow} onChange=${set("follow")} /> ${s.jobs.follow}</label></section>
+      <section class="card"><h2>${s.jobs.action}</h2><div class="chips" role="radiogroup" aria-label=${s.jobs.action}>${Object.entries(s.jobs.actions).map(([name, text]) => html`<label class="check chip" key=${name}><input type="radio" name="kind" checked=${kind === name} onChange=${() => setKind(name)} /> ${text}</label>`)}</div>
+        ${kind === "call" && html`<div class="field"><label for="tool">${s.jobs.tool}</label><input id="tool" list="tools" value=${tool} spellcheck=${false} autocapitalize="off" autocomplete="off" onInput=${(e) => { setTool(e.target.value); setValues(new Map()); }} />
+            <datalist id="tools">${tools.map((t, i) => html`<option key=${i} value=${t.name}></option>`)}</datalist></div>
+          ${list ? html`<${Fields} list=${list} values=${values} faults=${faults} onChange=${(v) => { setValues(v); setPlan(null); }} />`
+            : html`<div class="field"><label for="json">${s.tools.asJSON}</label><textarea id="json" class="mono" rows="4" spellcheck=${false} value=${form.json ?? "{}"} onInput=${set("json")}></textarea></div>`}
+          <label class="check"><input type="checkbox" checked=${form.repeatable} onChange=${set("repeatable")} /> ${s.jobs.repeatable}</label>`}
+        ${kind === "message" && html`<div class="field"><label for="status">${s.jobs.status}</label><input id="status" value=${form.status ?? ""} onInput=${set("status")} /></div><div class="field"><label for="message">${s.jobs.message}</label><textarea id="message" rows="3" value=${form.message ?? ""} onInput=${set("message")}></textarea></div>`}
+        ${kind === "restart" && html`<div class="field"><label for="when">${s.jobs.restartWhen}</label><select id="when" value=${form.when} onChange=${set("when")}><option value="idle">${s.jobs.idle}</option><option value="now">${s.jobs.now}</option></select></div>`}</section>
+      <details class="card"><summary><h2>${s.jobs.how}</h2></summary><div class="cards">${OPTIONS.map(([name, label, , type]) => html`<div class="field" key=${name}><label for=${`job-${name}`}>${s.jobs[label]}</label><input id=${`job-${name}`} type=${type || "text"} placeholder=${EXAMPLES[name] || ""} value=${form[name] ?? ""} onInput=${set(name)} /></div>`)}
+        <div class="field"><label for="busy">${s.jobs.busy}</label><select id="busy" value=${form.busy} onChange=${set("busy")}><option value="">${s.jobs.wait}</option><option value="skip">${s.jobs.skip}</option></select></div></div></details>
+      <${Problem} error=${error}>${error?.problem?.errors?.map((f, i) => html`<p key=${i}><code>${line(f.pointer, 80)}</code> ${line(f.detail, 200)}</p>`)}<//>
+      <div class="actions"><button class=${plan ? "" : "primary"}>${s.jobs.dryRun}</button></div>
+    </form>
+    ${plan && html`<${Plan} plan=${plan.answer} body=${plan.body} busy=${busy} onStart=${start} />`}`;
+}
+
+// write makes the body of a request. Arguments stay the text that they were, and are refused if they are not JSON.
+function write({ kind, select, tool, text, form }) {
+  const job = new Map([["select", JSON.stringify(select)]]);
+  if (kind === "call") {
+    JSON.parse(text);
+    job.set("action", `{"call":{"tool":${JSON.stringify(tool)},"arguments":${text}}}`);
+    if (form.repeatable) job.set("repeatable", "true");
+  } else if (kind === "message") job.set("action", JSON.stringify({ message: { type: "alert", status: form.status || "", message: form.message || "" } }));
+  else job.set("action", JSON.stringify({ restart: { when: form.when } }));
+  if (form.follow) job.set("follow", "true");
+  if (form.busy) job.set("busy", JSON.stringify(form.busy));
+  const parts = new Map();
+  for (const [name, , where, type] of OPTIONS) {
+    const value = String(form[name] ?? "").trim();
+    if (!value) continue;
+    const [member, inner] = where.split(".");
+    const written = name === "stages" ? stages(value) : type === "number" ? Number(value) : type === "datetime-local" ? new Date(value).toISOString() : value;
+    if (inner) parts.set(member, { ...parts.get(member), [inner]: written });
+    else job.set(member, JSON.stringify(written));
+  }
+  for (const [member, value] of parts) job.set(member, JSON.stringify(value));
+  return `{${[...job].map(([name, json]) => `${JSON.stringify(name)}:${json}`).join(",")}}`;
+}
+
+// stages reads "1 30m, 5%, 100%": a number or a share, and how long to wait after it.
+const stages = (text) => text.split(",").map((part) => {
+  const [ok, soak] = part.trim().split(/\s+/);
+  return { ok: ok.endsWith("%") ? ok : Number(ok), ...(soak && { soak }) };
+});
+
+const Plan = ({ plan, body, busy, onStart }) => html`<section class="card" data-test="plan" aria-label=${s.jobs.plan}><h2>${s.jobs.plan}</h2>
+  <p class="number-big">${s.jobs.planDevices(plan.devices, plan.online)}</p><p>${s.jobs.risk(plan.at_risk)} ${s.jobs.estimated(plan.estimated)}</p>
+  <${Facts} items=${[[s.jobs.rate, plan.spec.pace?.rate], [s.jobs.concurrency, plan.spec.pace?.concurrency && String(plan.spec.pace.concurrency)], [s.jobs.until, plan.spec.when?.until]]} />
+  ${plan.confirm.length > 0 && html`<p class="notice warn">${s.jobs.confirmations(line(plan.confirm.join(", "), 200))}</p>`}
+  ${plan.refusals.length > 0 && html`<h3>${s.jobs.refusals}</h3><ul>${plan.refusals.map((r, i) => html`<li key=${i}>${plural(r.count, "device")}: ${line(r.detail, 300)} <code>${r.code}</code></li>`)}</ul>`}
+  <div class="actions"><button type="button" class="primary" disabled=${busy || !plan.devices} onClick=${onStart}>${s.jobs.start(plan.devices)}</button></div>
+  <${Command} method="POST" url="/v1/jobs" body=${JSON.parse(body)} /></section>`;

@@ -1,0 +1,141 @@
+// What the pages share: titles, problems, tables of facts, dialogs, times.
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { age, clock } from "./format.js";
+import { Link } from "./route.js";
+import { s } from "./strings.js";
+import { line, Said } from "./untrusted.js";
+
+let first = true;
+
+// Page has the only h1, which gets the focus when one comes from another page.
+export function Page({ title, lead, children }) {
+  const heading = useRef(null);
+  useEffect(() => { document.title = `${line(title, 80)} · fleetd`; }, [title]);
+  useEffect(() => {
+    if (!first) heading.current.focus();
+    first = false;
+  }, []);
+  return html`<header class="head"><h1 tabindex="-1" ref=${heading}><bdi>${line(title, 80)}</bdi></h1>${lead}</header>${children}`;
+}
+
+// Problem is the API's sentence, with its code and the id of the call.
+export function Problem({ error, children }) {
+  if (!error) return null;
+  const { code, call, part } = error.problem || {};
+  return html`<div class="problem" role="alert">
+    <p><strong>${s.problem.title(error.status)}</strong> ${line(error.message, 400)}</p>
+    <p class="faint">${code && html`<code>${code}</code> `}${part && s.problem.part(part)}
+      ${call && html` <${Link} href=${`/console/calls/${call}`}>${s.problem.why}<//>`}</p>
+    ${(error.status === 503 || error.status === 0) && html`<p class="faint">${s.problem.retrying}</p>`}
+    ${children}
+  </div>`;
+}
+
+// Loaded shows what useData has: an error, a sign that it takes long, or the data, with its age if it is old.
+export function Loaded({ from, children }) {
+  const { data, error, slow, at } = from;
+  return html`${error && html`<${Problem} error=${error}>${data && html`<p>${s.problem.old(clock(at, { date: false }))}</p>`}<//>`}
+    ${data ? children(data) : !error && slow && html`<p class="notice" role="status">${s.loading}</p>`}`;
+}
+
+export const Time = ({ at, exact }) => (at ? html`<time datetime=${at} title=${at}>${exact ? clock(at) : age(at)}</time>` : "–");
+
+// State never speaks by colour alone: a sign and a word.
+const SIGNS = { online: "●", offline: "○", pending: "◐", contested: "▲" };
+export const State = ({ state }) => html`<span class=${"state " + (state in SIGNS ? state : "")}><span aria-hidden="true">${SIGNS[state] || "•"}</span> ${s.states[state] || line(state, 20)}</span>`;
+
+// Outcome is a word of a closed list with a tone: good, bad or neutral.
+export const Outcome = ({ tone, children }) => html`<span class=${"outcome " + tone}>${{ good: "✓", bad: "✕", neutral: "•" }[tone]} ${children}</span>`;
+
+// Facts is a list of names and values; empty values are left out.
+export const Facts = ({ items }) => html`<dl class="facts">${items.filter(([, value]) => value !== "" && value != null && value !== false)
+  .map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+
+export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
+
+// Dialog is modal and returns the focus by itself. Escape and the button cancel.
+export function Dialog({ title, onClose, children }) {
+  const dialog = useRef(null);
+  useLayoutEffect(() => {
+    const before = document.activeElement;
+    dialog.current.showModal();
+    return () => before?.isConnected && before.focus();
+  }, []);
+  return html`<dialog ref=${dialog} aria-labelledby="dialog-title" onCancel=${(event) => { event.preventDefault(); onClose?.(); }}>
+    <h2 id="dialog-title">${title}</h2>${children}</dialog>`;
+}
+
+// Ask is a button that asks before it acts: with a text to type, if phrase is given. It acts once.
+export function Ask({ label, question, phrase, danger, disabled, act }) {
+  const [open, setOpen] = useState(false);
+  const [typed, setTyped] = useState("");
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const close = () => { setOpen(false); setTyped(""); setError(null); };
+  const submit = async (event) => {
+    event.preventDefault();
+    if (busy) return;
+    setBusy(true);
+    try {
+      await act();
+      close();
+    } catch (problem) {
+      setError(problem);
+    } finally {
+      setBusy(false);
+    }
+  };
+  return html`<button type="button" class=${danger ? "danger" : ""} disabled=${disabled} onClick=${() => setOpen(true)}>${label}</button>
+    ${open && html`<${Dialog} title=${label} onClose=${close}>
+      <form onSubmit=${submit}>
+        <p>${question}</p>
+        ${phrase && html`<label>${s.ask.type(line(phrase))}<input autofocus autocomplete="off" value=${typed} onInput=${(e) => setTyped(e.target.value)} /></label>`}
+        <${Problem} error=${error} />
+        <div class="actions"><button class=${danger ? "danger" : "primary"} disabled=${busy || (phrase && typed !== phrase)}>${label}</button>
+          <button type="button" onClick=${close}>${s.cancel}</button></div>
+      </form>
+    <//>`}`;
+}
+
+// Act is a button that acts at once and shows what went wrong beside itself.
+export function Act({ label, act, primary, disabled }) {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const click = async () => {
+    setBusy(true);
+    setError(null);
+    try {
+      await act();
+    } catch (problem) {
+      setError(problem);
+    } finally {
+      setBusy(false);
+    }
+  };
+  return html`<button type="button" class=${primary ? "primary" : ""} disabled=${disabled || busy} onClick=${click}>${label}</button><${Problem} error=${error} />`;
+}
+
+// Command shows what would do the same on the command line. Copying by script needs a secure context.
+export function Command({ cli, method = "GET", url, body }) {
+  const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const curl = url && `curl -H "Authorization: Bearer $FLEETD_KEY"${method === "GET" ? "" : ` -X ${method}`}${body ? ` -d ${quote(JSON.stringify(body))}` : ""} ${quote(location.origin + url)}`;
+  return html`<details class="command"><summary>${s.command.title}</summary>
+    ${[cli, curl].filter(Boolean).map((text) => html`<${Copyable} key=${text} text=${text} />`)}</details>`;
+}
+
+export function Copyable({ text }) {
+  const field = useRef(null);
+  const copy = () => {
+    if (navigator.clipboard) navigator.clipboard.writeText(text);
+    else getSelection().selectAllChildren(field.current);
+  };
+  return html`<div class="copyable"><code ref=${field}>${text}</code>
+    <button type="button" onClick=${copy}>${navigator.clipboard ? s.command.copy : s.command.select}</button></div>`;
+}
+
+// Pages links to the next page of a list, and to the first from all others.
+export const Pager = ({ next, onCursor, cursor }) => (next || cursor) && html`<nav class="pager" aria-label=${s.pager.label}>
+  ${cursor && html`<button type="button" onClick=${() => onCursor("")}>${s.pager.first}</button>`}
+  ${next && html`<button type="button" onClick=${() => onCursor(next)}>${s.pager.next}</button>`}</nav>`;
+
+export const Labels = ({ labels }) => Object.entries(labels || {}).map(([name, value]) => html`<span class="label" key=${name}><${Said} text=${`${name}=${value}`} max=${60} /></span>`);

@@ -1,0 +1,450 @@
+package mcpserver
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/access"
+	"fleetd/internal/devices"
+	"fleetd/internal/devices/dispatch"
+	"fleetd/internal/finder"
+	"fleetd/internal/jsonspan"
+	"fleetd/internal/selector"
+	"fleetd/internal/tasks"
+)
+
+// Limits of calls.
+const (
+	maxCallTargets = 100
+	maxSuggestions = 3 // suggestions in an error
+	callWorkers    = 8
+	waitPoll       = 5 * time.Second // between checks while no event arrives
+)
+
+type callArgs struct {
+	Device    string          `json:"device"`
+	Tool      string          `json:"tool"`
+	Arguments json.RawMessage `json:"arguments"`
+	Timeout   int             `json:"timeout_seconds"`
+	Later     string          `json:"later"`
+}
+
+// decode decodes the arguments of call_device_tool, the most frequent call, without
+// reflection. The SDK has checked that they are JSON.
+func (a *callArgs) decode(raw []byte) error {
+	walk := jsonspan.Object(raw)
+	for walk.Next() {
+		value, ok := walk.Value(), true
+		switch key := walk.Key(); string(key) {
+		case "device":
+			a.Device, ok = jsonspan.String(value)
+		case "tool":
+			a.Tool, ok = jsonspan.String(value)
+		case "arguments":
+			a.Arguments = value
+		case "timeout_seconds":
+			var n int64
+			n, ok = jsonspan.Int(value)
+			a.Timeout = int(n)
+			ok = ok && int64(a.Timeout) == n
+		case "later":
+			a.Later, ok = jsonspan.String(value)
+		default:
+			return badArguments("unknown argument " + strconv.Quote(clean(string(key), maxTitle)) + "; valid ones are device, tool, arguments, timeout_seconds, later")
+		}
+		if !ok {
+			return badArguments(string(walk.Key()) + " has the wrong type; see the tool's input schema")
+		}
+	}
+	if walk.Err() != nil {
+		return badArguments("the arguments must be an object")
+	}
+	return nil
+}
+
+// callResult is the result of a call. Images and audio are separate content items.
+type callResult struct {
+	Device   string   `json:"device"`
+	Tool     string   `json:"tool"`
+	Text     []string `json:"text,omitempty"`
+	IsError  bool     `json:"is_error"`
+	Outcome  string   `json:"outcome,omitempty"`
+	Duration float64  `json:"duration_ms"`
+	Node     string   `json:"node,omitempty"`
+	Call     string   `json:"call,omitempty"`
+	Error    *failure `json:"error,omitempty"`
+}
+
+// append appends the JSON that encoding/json would produce.
+func (c *callResult) append(dst []byte) []byte {
+	dst = jsonspan.AppendString(append(dst, `{"device":`...), c.Device)
+	dst = jsonspan.AppendString(append(dst, `,"tool":`...), c.Tool)
+	for i, text := range c.Text {
+		sep := `,`
+		if i == 0 {
+			sep = `,"text":[`
+		}
+		dst = jsonspan.AppendString(append(dst, sep...), text)
+	}
+	if len(c.Text) > 0 {
+		dst = append(dst, ']')
+	}
+	dst = strconv.AppendBool(append(dst, `,"is_error":`...), c.IsError)
+	if c.Outcome != "" {
+		dst = jsonspan.AppendString(append(dst, `,"outcome":`...), c.Outcome)
+	}
+	dst = strconv.AppendFloat(append(dst, `,"duration_ms":`...), c.Duration, 'f', -1, 64)
+	dst = jsonspan.AppendString(append(dst, `,"node":`...), c.Node)
+	return append(jsonspan.AppendString(append(dst, `,"call":`...), c.Call), '}')
+}
+
+func newCallResult(c devices.ToolCall, r devices.ToolResult, content []mcp.Content) (callResult, []mcp.Content) {
+	out := callResult{Device: string(c.Device), Tool: c.Tool, IsError: r.IsError, Outcome: r.Outcome, Node: r.Node, Call: r.Call,
+		Duration: float64(r.Duration.Microseconds()) / 1000}
+	var other []mcp.Content
+	for _, item := range content {
+		if text, ok := item.(*mcp.TextContent); ok {
+			out.Text = append(out.Text, text.Text)
+		} else {
+			other = append(other, item)
+		}
+	}
+	if r.Outcome == dispatch.OutcomeRestarting && len(out.Text) == 0 {
+		out.Text = []string{restarting}
+	}
+	return out, other
+}
+
+func (s *Server) callDeviceTool(ctx context.Context, req *mcp.CallToolRequest, args callArgs) (*mcp.CallToolResult, error) {
+	by := requestInfoOf(ctx).by()
+	id, err := s.deviceOf(ctx, by, args.Device)
+	if err != nil {
+		return nil, err
+	}
+	call, timeout, err := s.prepare(ctx, args)
+	if err != nil {
+		return nil, err
+	}
+	call.Device = id
+	later, err := parseLater(args.Later)
+	if err != nil {
+		return nil, err
+	}
+	call.Tool = s.deviceToolName(ctx, by, id, call.Tool)
+	result, content, question, err := s.runConfirmed(ctx, req, call, timeout)
+	switch {
+	case err != nil && later > 0 && devices.AsError(err).Code == devices.CodeDeviceOffline:
+		return s.later(ctx, req, call, timeout, later)
+	case err != nil:
+		f := s.failure(err)
+		f.Device, f.Tool = string(id), clean(call.Tool, maxTitle)
+		f.suggest(ctx, s, by, id, args.Tool)
+		return s.failed(f), nil
+	case question != nil:
+		s.stats.Calls.Add("asked", 1)
+		return question, nil
+	}
+	s.stats.Calls.Add(outcomeOf(result), 1)
+	answer, pictures := newCallResult(call, result, content)
+	text := answer.append(nil)
+	out := &mcp.CallToolResult{IsError: result.IsError, StructuredContent: json.RawMessage(text), Content: append([]mcp.Content{&mcp.TextContent{Text: string(text)}}, pictures...)}
+	return out, nil
+}
+
+// prepare checks the arguments that call_device_tool and call_many share.
+func (s *Server) prepare(ctx context.Context, args callArgs) (c devices.ToolCall, timeout time.Duration, err error) {
+	seconds, err := checkRange("timeout_seconds", args.Timeout, 0, int(dispatch.MaxTimeout/time.Second))
+	switch {
+	case err != nil:
+		return c, 0, err
+	case args.Tool == "":
+		return c, 0, badArguments("tool is missing")
+	case len(args.Arguments) > 0 && jsonspan.KindOf(args.Arguments) != jsonspan.KindObject:
+		if !bytes.Equal(args.Arguments, []byte("null")) {
+			return c, 0, badArguments("arguments must be an object")
+		}
+		args.Arguments = nil
+	case s.opt.Draining():
+		return c, 0, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
+	}
+	return devices.ToolCall{Tool: args.Tool, Arguments: args.Arguments}, time.Duration(seconds) * time.Second, ctx.Err()
+}
+
+// suggest adds to a tool_unknown error the similarly named tools that the caller may
+// call.
+func (f *failure) suggest(ctx context.Context, s *Server, by access.Principal, id devices.ID, name string) {
+	if f.Code != devices.CodeToolUnknown {
+		return
+	}
+	f.Detail += "; describe_device lists its tools"
+	view, err := s.viewOf(ctx, by, id)
+	if err != nil {
+		return
+	}
+	if similar := view.similar(name); len(similar) > 0 {
+		f.Detail += "; similar names: " + strings.Join(similar, ", ")
+	}
+}
+
+// similarTools returns the tools with the most similar names.
+func (v *view) similar(name string) (names []string) {
+	for _, t := range v.tools {
+		names = append(names, infoOf(t.indexedTool).Name)
+	}
+	return finder.Nearest(name, names, maxSuggestions)
+}
+
+// deviceToolName returns the device's name of a tool, given that name or the one that hosts
+// see. It returns unknown names unchanged; the device refuses them.
+func (s *Server) deviceToolName(ctx context.Context, by access.Principal, id devices.ID, name string) string {
+	if bytes.IndexByte([]byte(name), '.') >= 0 { // names for hosts contain no dot
+		return name
+	}
+	view, err := s.viewOf(ctx, by, id)
+	if err != nil || view.index == nil {
+		return name
+	}
+	if t := view.index.find(name); t != nil {
+		return t.name
+	}
+	return name
+}
+
+type callManyArgs struct {
+	Devices   []string        `json:"devices"`
+	Select    string          `json:"select"`
+	Tool      string          `json:"tool"`
+	Arguments json.RawMessage `json:"arguments"`
+	Timeout   int             `json:"timeout_seconds"`
+}
+
+func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args callManyArgs) (*mcp.CallToolResult, error) {
+	call, timeout, err := s.prepare(ctx, callArgs{Tool: args.Tool, Arguments: args.Arguments, Timeout: args.Timeout})
+	if err != nil {
+		return nil, err
+	}
+	by := requestInfoOf(ctx).by()
+	ids, err := s.targets(ctx, by, args)
+	if err != nil {
+		return nil, err
+	}
+	answer := struct {
+		OK      int          `json:"ok"`
+		Failed  int          `json:"failed"`
+		Results []callResult `json:"results"`
+	}{Results: make([]callResult, len(ids))}
+	report := s.progress(req, len(ids))
+	pictures := make([][]mcp.Content, len(ids))
+	var next, done int
+	room := maxPhoto // bytes left for images and audio of all results
+	var mu sync.Mutex
+	take := func() (int, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		next++
+		return next - 1, next <= len(ids) && ctx.Err() == nil
+	}
+	var workers sync.WaitGroup
+	for range min(callWorkers, len(ids)) {
+		workers.Go(func() {
+			defer tasks.Contain(s.log, nil)
+			for i, more := take(); more; i, more = take() {
+				one := call
+				one.Device, one.Tool = ids[i], s.deviceToolName(ctx, by, ids[i], call.Tool)
+				result, content, err := s.run(ctx, by, one, timeout)
+				answer.Results[i], pictures[i] = newCallResult(one, result, content)
+				if err != nil {
+					f := s.failure(err)
+					f.suggest(ctx, s, by, ids[i], call.Tool)
+					if f.Code == devices.CodeConfirmation {
+						f.Detail = "a person must confirm this call for each device; use call_device_tool"
+					}
+					answer.Results[i] = callResult{Device: string(ids[i]), Tool: clean(one.Tool, maxTitle), IsError: true, Error: &f}
+				}
+				mu.Lock()
+				for _, item := range pictures[i] {
+					room -= sizeOf(item)
+				}
+				if room < 0 { // the texts contain the ids of photos
+					pictures[i] = nil
+				}
+				done++
+				report(ctx, done)
+				mu.Unlock()
+			}
+		})
+	}
+	workers.Wait()
+	if ctx.Err() != nil {
+		return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller cancelled the request", Sent: true, Outcome: devices.OutcomeUnknown}
+	}
+	for _, r := range answer.Results {
+		if r.IsError {
+			answer.Failed++
+			continue
+		}
+		answer.OK++
+	}
+	s.stats.Calls.Add("ok", int64(answer.OK))
+	s.stats.Calls.Add("failed_of_many", int64(answer.Failed))
+	out := structured(answer)
+	if room >= 0 {
+		out.Content = append(out.Content, slices.Concat(pictures...)...)
+	}
+	out.IsError = answer.OK == 0 && answer.Failed > 0
+	return out, nil
+}
+
+// sizeOf returns the size of an image or audio item.
+func sizeOf(item mcp.Content) int {
+	switch c := item.(type) {
+	case *mcp.ImageContent:
+		return len(c.Data)
+	case *mcp.AudioContent:
+		return len(c.Data)
+	}
+	return 0
+}
+
+// targets returns the devices that call_many calls.
+func (s *Server) targets(ctx context.Context, by access.Principal, args callManyArgs) (ids []devices.ID, err error) {
+	switch {
+	case (len(args.Devices) > 0) == (strings.TrimSpace(args.Select) != ""):
+		return nil, badArguments("give either devices or select, not both")
+	case len(args.Devices) > maxCallTargets:
+		return nil, badArguments("devices may contain at most 100 entries; make several calls")
+	case args.Select != "":
+		sel, err := selector.Parse(args.Select)
+		if err != nil {
+			return nil, badArguments(err.Error())
+		}
+		q := devices.ListQuery{Select: selector.And(sel, selector.In(selector.FieldState, string(devices.StateOnline))), Limit: maxCallTargets}
+		found, next, err := s.find(ctx, by, q, allPages)
+		if err != nil {
+			return nil, err
+		}
+		if next != "" {
+			return nil, badArguments("the selector matches more than 100 online devices; select fewer, or list them in several calls")
+		}
+		for _, d := range found {
+			ids = append(ids, d.Device.ID)
+		}
+		return ids, nil
+	}
+	for _, text := range args.Devices {
+		id, err := s.deviceOf(ctx, by, text)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// progress returns a function that reports progress to the host if the host asked for it.
+func (s *Server) progress(req *mcp.CallToolRequest, total int) func(ctx context.Context, done int) {
+	token := req.Params.GetProgressToken()
+	return func(ctx context.Context, done int) {
+		if token != nil {
+			// Errors are ignored: the result contains everything.
+			_ = req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: float64(done), Total: float64(total)})
+		}
+	}
+}
+
+type deviceArgs struct {
+	Device string `json:"device"`
+}
+
+func (s *Server) getStatus(ctx context.Context, _ *mcp.CallToolRequest, args deviceArgs) (*mcp.CallToolResult, error) {
+	by := requestInfoOf(ctx).by()
+	id, err := s.deviceOf(ctx, by, args.Device)
+	if err != nil {
+		return nil, err
+	}
+	view, err := s.viewOf(ctx, by, id)
+	if err != nil {
+		return nil, err
+	}
+	status, err := s.status(ctx, by, view.device)
+	if err != nil {
+		return nil, err
+	}
+	return structured(status), nil
+}
+
+type waitArgs struct {
+	Device  string `json:"device"`
+	Until   string `json:"until"`
+	Timeout int    `json:"timeout_seconds"`
+}
+
+func (s *Server) waitForDevice(ctx context.Context, req *mcp.CallToolRequest, args waitArgs) (*mcp.CallToolResult, error) {
+	by := requestInfoOf(ctx).by()
+	id, err := s.deviceOf(ctx, by, args.Device)
+	if err != nil {
+		return nil, err
+	}
+	seconds, err := checkRange("timeout_seconds", args.Timeout, 60, 300)
+	if err != nil {
+		return nil, err
+	}
+	until := cmp.Or(args.Until, "ready")
+	if !slices.Contains([]string{"online", "ready", "offline"}, until) {
+		return nil, badArguments("until must be online, ready or offline")
+	}
+	event, end := s.watch.wait(id)
+	defer end()
+	deadline := time.NewTimer(time.Duration(seconds) * time.Second)
+	defer deadline.Stop()
+	look := time.NewTicker(waitPoll)
+	defer look.Stop()
+	report, begun := s.progress(req, seconds), time.Now()
+	for over := false; ; {
+		if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, id); err != nil {
+			return nil, err
+		}
+		d, err := s.opt.Service.Get(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		if reached := inState(d, until); reached || over {
+			return structured(struct {
+				Reached bool   `json:"reached"`
+				Device  device `json:"device"`
+			}{reached, describe(d)}), nil
+		}
+		report(ctx, int(time.Since(begun)/time.Second))
+		select {
+		case <-ctx.Done():
+			return nil, &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the caller cancelled the request"}
+		case <-s.ctx.Done():
+			return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
+		case <-event:
+		case <-look.C:
+		case <-deadline.C:
+			over = true
+		}
+	}
+}
+
+func inState(d devices.View, state string) bool {
+	switch state {
+	case "online":
+		return d.Presence.Online
+	case "ready":
+		return d.Presence.Online && d.CatalogState == devices.CatalogReady
+	}
+	return !d.Presence.Online
+}

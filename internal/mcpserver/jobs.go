@@ -1,0 +1,244 @@
+package mcpserver
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+	"fleetd/internal/jobs/manager"
+	"fleetd/internal/timespan"
+)
+
+// Limits of get_job.
+const (
+	maxJobTasks   = 20
+	maxTaskResult = 400 // bytes of a task's result or detail
+)
+
+// Jobs creates and shows jobs, and records the changes in the audit. Errors are *devices.Error.
+type Jobs interface {
+	Create(ctx context.Context, by access.Principal, spec api.JobSpec, o manager.CreateOptions) (j api.Job, again bool, err error)
+	Plan(ctx context.Context, by access.Principal, spec api.JobSpec) (api.JobPlan, error)
+	Later(ctx context.Context, by access.Principal, call devices.ToolCall, timeout, later time.Duration, key string) (j api.Job, again bool, err error)
+	Decline(ctx context.Context, by access.Principal, action, confirmation string) error
+	Get(ctx context.Context, by access.Principal, id string) (api.Job, error)
+	Tasks(ctx context.Context, by access.Principal, q manager.TaskQuery) (api.List[api.Task], error)
+}
+
+type runJobArgs struct {
+	Select    string          `json:"select"`
+	Tool      string          `json:"tool"`
+	Arguments json.RawMessage `json:"arguments"`
+	At        api.Time        `json:"at"`
+	Cron      string          `json:"cron"`
+	Until     api.Time        `json:"until"`
+	Rate      string          `json:"rate"`
+	StopAfter int             `json:"stop_after_failures"`
+	DryRun    bool            `json:"dry_run"`
+	Key       string          `json:"key"`
+}
+
+func (s *Server) runJob(ctx context.Context, req *mcp.CallToolRequest, args runJobArgs) (*mcp.CallToolResult, error) {
+	by := requestInfoOf(ctx).by()
+	spec := api.JobSpec{Select: args.Select, Action: api.JobAction{Call: &api.JobCall{Tool: args.Tool, Arguments: args.Arguments}}}
+	if args.At != (api.Time{}) || args.Until != (api.Time{}) || args.Cron != "" {
+		spec.When = &api.JobWhen{At: args.At, Cron: args.Cron, Until: args.Until}
+	}
+	if args.Rate != "" {
+		spec.Pace = &api.JobPace{Rate: args.Rate}
+	}
+	if args.StopAfter != 0 {
+		spec.Stop = &api.JobStop{Failed: args.StopAfter}
+	}
+	if args.DryRun {
+		plan, err := s.opt.Jobs.Plan(ctx, by, spec)
+		if err != nil {
+			return nil, err
+		}
+		return structured(newPlanInfo(&plan)), nil
+	}
+	if s.opt.Draining() {
+		return nil, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is stopping; send the request to another node"}
+	}
+	var j api.Job
+	question, err := s.confirmJob(ctx, req, "create job", args.Arguments, func(token string) (err error) {
+		j, _, err = s.opt.Jobs.Create(ctx, by, spec, manager.CreateOptions{Key: args.Key, Confirmation: token})
+		return err
+	}, func(shown string) (string, error) {
+		plan, err := s.opt.Jobs.Plan(ctx, by, spec)
+		return fmt.Sprintf("Run %s%s on the devices %s (now %d)?", clean(args.Tool, maxTitle), shown, clean(args.Select, maxTitle), plan.Devices), err
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case question != nil:
+		return question, nil
+	}
+	return structured(newJobInfo(&j, nil)), nil
+}
+
+// parseLater returns how long a call may wait for its device, 0 if it may not.
+func parseLater(text string) (time.Duration, error) {
+	if text == "" {
+		return 0, nil
+	}
+	later, err := timespan.Parse(text)
+	if err != nil || later < time.Second || later > jobs.MaxUntil {
+		return 0, badArguments(`later must be a duration from 1s to 30d, such as "24h"`)
+	}
+	return later, nil
+}
+
+// later queues a call of a device that is not connected.
+func (s *Server) later(ctx context.Context, req *mcp.CallToolRequest, call devices.ToolCall, timeout, later time.Duration) (*mcp.CallToolResult, error) {
+	by := requestInfoOf(ctx).by()
+	var j api.Job
+	question, err := s.confirmJob(ctx, req, "create job", call.Arguments, func(token string) (err error) {
+		call.Confirmation = token
+		j, _, err = s.opt.Jobs.Later(ctx, by, call, timeout, later, "")
+		return err
+	}, func(shown string) (string, error) {
+		return fmt.Sprintf("%s When the device is back, within %s.", s.question(ctx, call, strings.TrimPrefix(shown, " with ")), timespan.Format(later)), nil
+	})
+	if err != nil || question != nil {
+		return question, err
+	}
+	return structured(newJobInfo(&j, nil)), nil
+}
+
+// confirmJob creates a job that a person may have to confirm. If question is not nil, the host must
+// ask the person first; ask returns its text, given the arguments as they are shown.
+func (s *Server) confirmJob(ctx context.Context, req *mcp.CallToolRequest, action string, arguments json.RawMessage, create func(token string) error, ask func(shown string) (string, error)) (*mcp.CallToolResult, error) {
+	token := ""
+	if answer, ok := req.Params.InputResponses[confirmKey]; ok {
+		token = req.Params.RequestState
+		if yes, isAnswer := answer.(*mcp.ElicitResult); !isAnswer || yes.Action != "accept" {
+			return nil, s.opt.Jobs.Decline(ctx, requestInfoOf(ctx).by(), action, token)
+		}
+	}
+	err := create(token)
+	e := devices.AsError(errOr(err))
+	switch {
+	case err == nil || e.Code != devices.CodeConfirmation:
+		return nil, err
+	case token != "":
+		return nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: "the confirmation has expired or belongs to another job; nothing was created"}
+	case !canElicit(req.Session):
+		return nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: "a person must confirm this job, and this host cannot ask (it does not support elicitation); a person can run it with fleetd jobs run"}
+	}
+	shown, ok := displayArguments(arguments)
+	if !ok {
+		return nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: fmt.Sprintf("a person must confirm this job, but its arguments cannot be shown "+
+			"(the limit is %d bytes without invisible characters); a person can run it with fleetd jobs run", maxShownArgs)}
+	}
+	if shown == "{}" {
+		shown = ""
+	} else {
+		shown = " with " + shown
+	}
+	text, err := ask(shown)
+	if err != nil {
+		return nil, err
+	}
+	return &mcp.CallToolResult{
+		InputRequests: mcp.InputRequestMap{confirmKey: &mcp.ElicitParams{Mode: "form", Message: text, RequestedSchema: json.RawMessage(`{"type":"object","properties":{}}`)}},
+		RequestState:  e.Confirmation,
+	}, nil
+}
+
+type getJobArgs struct {
+	Job     string `json:"job"`
+	Outcome string `json:"outcome"`
+}
+
+func (s *Server) getJob(ctx context.Context, _ *mcp.CallToolRequest, args getJobArgs) (*mcp.CallToolResult, error) {
+	by := requestInfoOf(ctx).by()
+	j, err := s.opt.Jobs.Get(ctx, by, args.Job)
+	if err != nil {
+		return nil, err
+	}
+	if args.Outcome == "" {
+		return structured(newJobInfo(&j, nil)), nil
+	}
+	page, err := s.opt.Jobs.Tasks(ctx, by, manager.TaskQuery{Job: args.Job, Outcome: args.Outcome, Limit: maxJobTasks})
+	if err != nil {
+		return nil, err
+	}
+	return structured(newJobInfo(&j, page.Items)), nil
+}
+
+// jobInfo is a job as models see it.
+type jobInfo struct {
+	Job    string           `json:"job"`
+	State  string           `json:"state"`
+	Reason string           `json:"reason,omitempty"`
+	Select string           `json:"select,omitempty"`
+	Tool   string           `json:"tool,omitempty"`
+	Counts map[string]int64 `json:"counts"`
+	NextAt string           `json:"next_at,omitempty"`
+	Until  string           `json:"until,omitempty"`
+	Tasks  []taskInfo       `json:"tasks,omitempty"`
+}
+
+type taskInfo struct {
+	Device  string `json:"device"`
+	Outcome string `json:"outcome,omitempty"`
+	Code    string `json:"code,omitempty"`
+	Text    string `json:"text,omitempty"`
+}
+
+func newJobInfo(j *api.Job, tasks []api.Task) jobInfo {
+	out := jobInfo{Job: j.ID, State: j.State, Reason: clean(j.Reason, maxTitle), Select: clean(j.Spec.Select, maxTitle), NextAt: timeText(j.NextAt), Until: timeText(j.Until), Counts: map[string]int64{}}
+	if c := j.Spec.Action.Call; c != nil {
+		out.Tool = clean(c.Tool, maxTitle)
+	}
+	c := &j.Counts
+	for name, n := range map[string]int64{"total": c.Total, "waiting": c.Waiting, "running": c.Running, "ok": c.OK, "failed": c.Failed, "unknown": c.Unknown, "refused": c.Refused,
+		"expired": c.Expired, "cancelled": c.Cancelled, "already": c.Already, "superseded": c.Superseded, "gone": c.Gone} {
+		if n > 0 || name == "total" {
+			out.Counts[name] = n
+		}
+	}
+	for i := range tasks {
+		t := &tasks[i]
+		text := t.Result
+		if text == "" {
+			text = t.Detail
+		}
+		out.Tasks = append(out.Tasks, taskInfo{Device: t.Device, Outcome: t.Outcome, Code: t.Code, Text: clean(text, maxTaskResult)})
+	}
+	return out
+}
+
+func timeText(t api.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
+// planInfo is a plan as models see it.
+type planInfo struct {
+	Devices  int64            `json:"devices"`
+	Online   int64            `json:"online"`
+	AtRisk   int64            `json:"at_risk"`
+	NextAt   string           `json:"next_at,omitempty"`
+	Confirm  bool             `json:"needs_confirmation,omitempty"`
+	Refusals []map[string]any `json:"refusals,omitempty"`
+}
+
+func newPlanInfo(p *api.JobPlan) planInfo {
+	out := planInfo{Devices: p.Devices, Online: p.Online, AtRisk: p.AtRisk, NextAt: timeText(p.NextAt), Confirm: len(p.Confirm) > 0}
+	for _, r := range p.Refusals {
+		out.Refusals = append(out.Refusals, map[string]any{"code": r.Code, "detail": clean(r.Detail, maxTaskResult), "count": r.Count})
+	}
+	return out
+}

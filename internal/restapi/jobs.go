@@ -1,0 +1,370 @@
+package restapi
+
+import (
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/bulk"
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+	"fleetd/internal/jobs/manager"
+	"fleetd/internal/timespan"
+)
+
+// Jobs creates, shows and changes jobs, and records the changes in the audit. Errors are
+// *devices.Error.
+type Jobs interface {
+	Create(ctx context.Context, by access.Principal, spec api.JobSpec, o manager.CreateOptions) (j api.Job, again bool, err error)
+	Plan(ctx context.Context, by access.Principal, spec api.JobSpec) (api.JobPlan, error)
+	Later(ctx context.Context, by access.Principal, call devices.ToolCall, timeout, later time.Duration, key string) (j api.Job, again bool, err error)
+	List(ctx context.Context, by access.Principal, q manager.Query) (api.List[api.Job], error)
+	Get(ctx context.Context, by access.Principal, id string) (api.Job, error)
+	Edit(ctx context.Context, by access.Principal, id string, e api.JobEdit) (api.Job, error)
+	Do(ctx context.Context, by access.Principal, id, verb string, o manager.VerbOptions) (api.Job, error)
+	Tasks(ctx context.Context, by access.Principal, q manager.TaskQuery) (api.List[api.Task], error)
+	EachTask(ctx context.Context, by access.Principal, id string, f func([]api.Task) error) error
+	Queue(ctx context.Context, by access.Principal, device devices.ID) ([]api.Task, error)
+	CancelTask(ctx context.Context, by access.Principal, device devices.ID, job string) error
+}
+
+// headerKey names a request, so that its repetition creates nothing.
+const headerKey = "Idempotency-Key"
+
+const pathReport = "/v1/jobs/{job}/report"
+
+type createJobInput struct {
+	DryRun bool   `query:"dry_run" doc:"true: nothing is created; the answer is 200 with what the job would do."`
+	Key    string `header:"Idempotency-Key" maxLength:"128" doc:"Printable characters, chosen by the caller: the same key and body again answer 200 with the same job, for 7 days."`
+	Body   api.NewJob
+}
+
+// createdJob is the answer to a new job; its status depends on what was asked.
+type createdJob struct {
+	Status int
+	Body   any
+}
+
+// JobPath names a job.
+type JobPath struct {
+	Job string `path:"job" doc:"Id of a job."`
+}
+
+type listJobsInput struct {
+	Page
+	State  string `query:"state" enum:"scheduled,preparing,running,paused,halted,done,cancelled"`
+	Action string `query:"action" enum:"call,message,restart"`
+	Device string `query:"device" doc:"Only jobs with a task for this device."`
+}
+
+type editJobInput struct {
+	JobPath
+	Body api.JobEdit
+}
+
+type jobVerbInput struct {
+	JobPath
+	Body *struct {
+		Reason  string   `json:"reason,omitempty" maxLength:"200" doc:"With pause: why, for people."`
+		Outcome []string `json:"outcome,omitempty" doc:"With retry: tasks with these outcomes are repeated; failed without it. unknown only if it is named."`
+	} `required:"false"`
+}
+
+type listTasksInput struct {
+	Page
+	JobPath
+	Outcome string `query:"outcome" enum:"ok,failed,unknown,refused,expired,cancelled,already,superseded,gone"`
+	Reason  string `query:"reason" doc:"Only tasks that wait for this reason." enum:"offline,asleep,later,window,stage,pace,paused,halted,order,busy,retry,database,node"`
+}
+
+type deviceTaskPath struct {
+	DevicePath
+	Job string `path:"job" doc:"Id of a job."`
+}
+
+// jobVerbs are what people do with a job.
+var jobVerbs = []struct{ name, summary, text, answer string }{
+	{"pause", "Pause a job", "Tasks that run end by themselves; none begins.", "The paused job."},
+	{"resume", "Resume a job", "Continues a paused or halted job.", "The job."},
+	{"cancel", "Cancel a job", "Waiting tasks end as cancelled; those that run end by themselves.", "The cancelled job."},
+	{"retry", "Repeat tasks of a job", "Ended tasks with the given outcomes wait again. A task whose outcome is unknown may have acted: it is repeated only if the body names unknown.", "The job."},
+	{"advance", "Open the next stage of a job", "Whether the current stage has passed or not.", "The job."},
+}
+
+func (s *Server) jobRoutes() {
+	away := []devices.Code{devices.CodeUnavailable}
+	known := append(away, devices.CodeNotFound)
+	create := s.operation(http.MethodPost, "/v1/jobs", about{id: "createJob", scope: access.ScopeJobs, tag: tagJobs, summary: "Create a job",
+		text: "An action for a selection of devices, at a time, at a pace, with an end. The key also needs the scope of the action. A job that is answered with 201 is committed: " +
+			"it survives the end of any node. A tool is called at most once per attempt; an outcome that is not known is never repeated by itself. " +
+			"Calls that a rule of the policy wants confirmed are confirmed once, for the whole job: repeat the same body with the `confirmation` of the 428 answer within 10 minutes.",
+		status: http.StatusCreated, answer: "The job.", codes: append(away, devices.CodeTooLarge, devices.CodeInvalidArguments, devices.CodeConflict, devices.CodeQueueFull,
+			devices.CodeConfirmation, devices.CodeDeviceUnknown, devices.CodeToolDenied)})
+	create.Responses["200"] = &huma.Response{Description: "The job that the same key and body created before; with dry_run, what the job would do.",
+		Content: map[string]*huma.MediaType{valueJSON[0]: {Schema: &huma.Schema{OneOf: []*huma.Schema{schemaOf[api.Job](s), schemaOf[api.JobPlan](s)}}}}}
+	create = withAnswer(create, valueJSON[0], schemaOf[api.Job](s))
+	huma.Register(s.api, create, s.createJob)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/jobs", about{id: "listJobs", scope: access.ScopeJobsRead, tag: tagJobs, summary: "List jobs",
+		text: "A key that is limited to some devices or tools sees the jobs that it created.", answer: "A page, newest first.", codes: away}), s.listJobs)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/jobs/{job}", about{id: "getJob", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Show a job",
+		answer: "The job with its counts.", codes: known}), s.getJob)
+	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/jobs/{job}", about{id: "editJob", scope: access.ScopeJobs, tag: tagJobs, summary: "Change a job",
+		text: "Pace, deadline, note and stop rule of a job that has not ended.", answer: "The job.", codes: append(known, devices.CodeInvalidArguments, devices.CodeConflict)}), s.editJob)
+	for _, verb := range jobVerbs {
+		huma.Register(s.api, s.operation(http.MethodPost, "/v1/jobs/{job}/"+verb.name, about{id: verb.name + "Job", scope: access.ScopeJobs, tag: tagJobs, summary: verb.summary,
+			text: verb.text, answer: verb.answer, codes: append(known, devices.CodeConflict)}), s.jobVerb(verb.name))
+	}
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/jobs/{job}/tasks", about{id: "listTasks", scope: access.ScopeJobsRead, tag: tagJobs, summary: "List the tasks of a job",
+		answer: "A page in order of device. A page may have fewer tasks than its limit.", codes: known}), s.listTasks)
+	report := s.operation(http.MethodGet, pathReport, about{id: "reportJob", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Export the tasks of a job",
+		text: "In CSV a cell that a spreadsheet would take for a formula begins with an apostrophe.", answer: "The tasks in order of device. An answer that breaks off is not complete.", codes: known})
+	file := &huma.Schema{Type: huma.TypeString}
+	report.Responses["200"].Content = map[string]*huma.MediaType{typeCSV: {Schema: file}, typeNDJSON: {Schema: file}}
+	s.handle(report, s.reportJob, pathParam("job", "Id of a job."), queryParam("format", "csv without it.", "csv", "ndjson"))
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/tasks", about{id: "deviceTasks", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Show the queue of a device",
+		answer: "The open tasks in their order, each waiting one with its reason.", codes: append(away, devices.CodeDeviceUnknown)}), s.deviceTasks)
+	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/tasks/{job}/cancel", about{id: "cancelTask", scope: access.ScopeJobs, tag: tagJobs,
+		summary: "Cancel a device's task", text: "One that waits; the rest of the job goes on.", status: http.StatusNoContent, answer: "It is cancelled.",
+		codes: append(known, devices.CodeConflict, devices.CodeDeviceUnknown)}), s.cancelTask)
+}
+
+func (s *Server) createJob(ctx context.Context, in *createJobInput) (*createdJob, error) {
+	if in.Key != "" && !jobs.IsKey(in.Key) {
+		return nil, badRequest(headerKey + " must have 1 to 128 printable ASCII characters")
+	}
+	by := caller(ctx)
+	if in.DryRun {
+		plan, err := s.opt.Jobs.Plan(ctx, by, in.Body.JobSpec)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return &createdJob{http.StatusOK, plan}, nil
+	}
+	if err := s.draining(); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	j, again, err := s.opt.Jobs.Create(ctx, by, in.Body.JobSpec, manager.CreateOptions{Key: in.Key, Confirmation: in.Body.Confirmation})
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	status := http.StatusCreated
+	if again {
+		status = http.StatusOK
+	}
+	return &createdJob{status, j}, nil
+}
+
+func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (*answer[api.List[api.Job]], error) {
+	after, err := parseCursor(in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	page, err := s.opt.Jobs.List(ctx, caller(ctx), manager.Query{State: in.State, Action: in.Action, Device: in.Device, Cursor: after, Limit: in.Limit})
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	page.NextCursor = newCursor(page.NextCursor)
+	return &answer[api.List[api.Job]]{page}, nil
+}
+
+// jobAnswer answers with a job, or with why there is none.
+func (s *Server) jobAnswer(ctx context.Context, j api.Job, err error) (*answer[api.Job], error) {
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &answer[api.Job]{j}, nil
+}
+
+func (s *Server) getJob(ctx context.Context, in *JobPath) (*answer[api.Job], error) {
+	j, err := s.opt.Jobs.Get(ctx, caller(ctx), in.Job)
+	return s.jobAnswer(ctx, j, err)
+}
+
+func (s *Server) editJob(ctx context.Context, in *editJobInput) (*answer[api.Job], error) {
+	j, err := s.opt.Jobs.Edit(ctx, caller(ctx), in.Job, in.Body)
+	return s.jobAnswer(ctx, j, err)
+}
+
+func (s *Server) jobVerb(verb string) func(context.Context, *jobVerbInput) (*answer[api.Job], error) {
+	return func(ctx context.Context, in *jobVerbInput) (*answer[api.Job], error) {
+		var o manager.VerbOptions
+		if in.Body != nil {
+			o.Reason, o.Outcomes = in.Body.Reason, in.Body.Outcome
+		}
+		switch {
+		case o.Reason != "" && verb != "pause":
+			return nil, badRequest("only pause takes a reason")
+		case len(o.Outcomes) > 0 && verb != "retry":
+			return nil, badRequest("only retry takes outcome")
+		case slices.ContainsFunc(o.Outcomes, func(text string) bool { return !jobs.IsOutcome(text) }):
+			return nil, badRequest("outcome must name outcomes of tasks, such as failed")
+		}
+		j, err := s.opt.Jobs.Do(ctx, caller(ctx), in.Job, verb, o)
+		return s.jobAnswer(ctx, j, err)
+	}
+}
+
+func (s *Server) listTasks(ctx context.Context, in *listTasksInput) (*answer[api.List[api.Task]], error) {
+	after, err := parseCursor(in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	page, err := s.opt.Jobs.Tasks(ctx, caller(ctx), manager.TaskQuery{Job: in.Job, Outcome: in.Outcome, Reason: in.Reason, Cursor: after, Limit: in.Limit})
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	page.NextCursor = newCursor(page.NextCursor)
+	return &answer[api.List[api.Task]]{page}, nil
+}
+
+func (s *Server) deviceTasks(ctx context.Context, in *DevicePath) (*answer[api.List[api.Task]], error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	queue, err := s.opt.Jobs.Queue(ctx, caller(ctx), id)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &answer[api.List[api.Task]]{api.List[api.Task]{Items: append([]api.Task{}, queue...)}}, nil
+}
+
+func (s *Server) cancelTask(ctx context.Context, in *deviceTaskPath) (*struct{}, error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.opt.Jobs.CancelTask(ctx, caller(ctx), id, in.Job); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return nil, nil
+}
+
+// taskColumns are those of a report in CSV.
+var taskColumns = []string{"device", "round", "state", "reason", "outcome", "code", "attempt", "begun_at", "ended_at", "duration_ms", "node", "call", "detail", "result"}
+
+func taskRow(t *api.Task) []string {
+	return []string{t.Device, strconv.FormatInt(t.Round, 10), t.State, t.Reason, t.Outcome, t.Code, strconv.Itoa(t.Attempt), csvTime(t.BegunAt), csvTime(t.EndedAt),
+		strconv.FormatInt(t.DurationMS, 10), t.Node, t.Call, t.Detail, t.Result}
+}
+
+func csvTime(t api.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format("2006-01-02T15:04:05.000Z")
+}
+
+// reportJob streams the tasks of a job.
+func (s *Server) reportJob(w http.ResponseWriter, r *http.Request) {
+	format := bulk.Format(queryOf(r)["format"])
+	switch format {
+	case "":
+		format = bulk.CSV
+	case bulk.CSV, bulk.NDJSON:
+	default:
+		s.fail(w, r, badRequest("format must be csv or ndjson"))
+		return
+	}
+	id := r.PathValue("job")
+	out := &slowWriter{w: w, control: http.NewResponseController(w)}
+	out.begin = func() {
+		h := w.Header()
+		h.Set("Content-Type", map[bulk.Format]string{bulk.CSV: typeCSV + "; charset=utf-8", bulk.NDJSON: typeNDJSON}[format])
+		h.Set("Content-Disposition", fmt.Sprintf(`attachment; filename="job-%s.%s"`, id, format))
+		h.Set("Cache-Control", "no-store")
+	}
+	if !jobs.IsID(id) {
+		s.fail(w, r, &devices.Error{Code: devices.CodeNotFound, Detail: "there is no job with this id"})
+		return
+	}
+	err := s.writeReport(r, out, id, format)
+	switch {
+	case err == nil:
+		out.start()
+		_ = out.control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
+	case out.started:
+		panic(http.ErrAbortHandler) // the client must not take it for the whole
+	default:
+		s.fail(w, r, err)
+	}
+}
+
+func (s *Server) writeReport(r *http.Request, out *slowWriter, id string, format bulk.Format) error {
+	rows := csv.NewWriter(out)
+	head := false
+	return s.opt.Jobs.EachTask(r.Context(), s.by(r, access.ViaREST), id, func(page []api.Task) error {
+		if err := s.draining(); err != nil {
+			return err
+		}
+		if format == bulk.CSV && !head {
+			head = true
+			if err := rows.Write(taskColumns); err != nil {
+				return err
+			}
+		}
+		for i := range page {
+			if format == bulk.NDJSON {
+				line, err := json.Marshal(&page[i])
+				if err != nil {
+					return err
+				}
+				if _, err := out.Write(append(line, '\n')); err != nil {
+					return err
+				}
+				continue
+			}
+			row := taskRow(&page[i])
+			for k, value := range row {
+				if value != "" { // an empty cell is not a formula
+					row[k] = bulk.Cell(value)
+				}
+			}
+			if err := rows.Write(row); err != nil {
+				return err
+			}
+		}
+		rows.Flush()
+		return rows.Error()
+	})
+}
+
+// callLater queues a call for a device that is not connected; queued is false if the error of
+// the direct call is the answer.
+func (s *Server) callLater(r *http.Request, c devices.ToolCall, timeout time.Duration, later string, failed error) (j api.Job, queued bool, err error) {
+	if e := devices.AsError(failed); e.Code != devices.CodeDeviceOffline {
+		return j, false, failed
+	}
+	until, _ := timespan.Parse(later) // checkLater has parsed it
+	if err := s.permitDevice(r.Context(), c.Principal, access.ScopeJobs, "createJob", c.Device); err != nil {
+		return j, false, err
+	}
+	j, _, err = s.opt.Jobs.Later(r.Context(), c.Principal, c, timeout, until, r.Header.Get(headerKey))
+	return j, err == nil, err
+}
+
+// checkLater checks the member later of a call, and the header that goes with it.
+func (s *Server) checkLater(r *http.Request, later string) error {
+	key := r.Header.Get(headerKey)
+	switch {
+	case later == "" && key != "":
+		return badRequest(headerKey + " needs the member later: a call that is made at once is never made again")
+	case later == "":
+		return nil
+	case key != "" && !jobs.IsKey(key):
+		return badRequest(headerKey + " must have 1 to 128 printable ASCII characters")
+	}
+	if d, err := timespan.Parse(later); err != nil || d < time.Second || d > jobs.MaxUntil {
+		return badRequest(`later must be a duration from 1s to 30d, such as "24h"`)
+	}
+	return nil
+}

@@ -1,0 +1,162 @@
+package restapi
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+	"fleetd/internal/timespan"
+)
+
+// Tracer shows the messages of devices. Errors are *devices.Error.
+type Tracer interface {
+	Start(ctx context.Context, id devices.ID, payload bool, lasts time.Duration) (api.Trace, error)
+	Get(id devices.ID) (api.Trace, bool)
+	Follow(ctx context.Context, id devices.ID, deliver func(entry []byte) error) error
+	End(ctx context.Context, id devices.ID) bool
+}
+
+// Actions of traces in the audit log.
+const (
+	actionTrace     = "trace"
+	actionTraceRead = "trace_read"
+	actionTraceEnd  = "trace_end"
+)
+
+var errNoTrace = &devices.Error{Code: devices.CodeNotFound, Detail: "the device is not traced; start a trace with POST"}
+
+type startTraceInput struct {
+	DevicePath
+	Body *api.NewTrace `required:"false"`
+}
+
+func (s *Server) traceRoutes() {
+	const path = "/v1/devices/{device}/trace"
+	huma.Register(s.api, s.operation(http.MethodPost, path, about{id: "startTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Start a trace",
+		text: "Messages between the device and the node that holds it, what nodes record of it, and its calls; never audio. It replaces an earlier trace of the device, goes on " +
+			"when the device connects again or to another node, and ends 30 s after its last reader left. A fleet has 30 traces at most. The beginning and the end are in the audit.",
+		status: http.StatusCreated, answer: "The trace, which GET reads.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeConflict, devices.CodeUnavailable}}), s.startTrace)
+	huma.Register(s.api, s.operation(http.MethodDelete, path, about{id: "endTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "End a trace",
+		status: http.StatusNoContent, answer: "It has ended on all nodes that can be reached.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeNotFound}}), s.endTrace)
+	s.handle(withAnswer(s.operation(http.MethodGet, path, about{id: "followTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Read a trace",
+		text:   "Server-sent events: `trace` with a TraceEntry as JSON on one line, and `end` when the trace ends. Entries are not stored: what happens while nobody reads is not shown. A trace with payloads needs the scope admin.",
+		answer: "Entries until the trace ends, the client goes away or reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeNotFound, devices.CodeUnavailable}}),
+		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.followTrace, pathParam("device", "Device id."))
+}
+
+// permitPayload refuses payloads to callers that are not administrators: they contain the requests of others.
+func permitPayload(by access.Principal) error {
+	if by.Caller.Scopes.Has(access.ScopeAdmin) {
+		return nil
+	}
+	return &devices.Error{Code: devices.CodeForbidden, Detail: "payloads need the scope admin; trace without them"}
+}
+
+func (s *Server) startTrace(ctx context.Context, in *startTraceInput) (*answer[api.Trace], error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	var wanted api.NewTrace
+	if in.Body != nil {
+		wanted = *in.Body
+	}
+	lasts, err := timespan.Parse(cmp.Or(wanted.For, "10m"))
+	if err != nil {
+		return nil, badRequest("for must be a duration such as 10m")
+	}
+	by := caller(ctx)
+	if wanted.Payload {
+		err = permitPayload(by)
+	}
+	if running, ok := s.opt.Tracer.Get(id); err == nil && ok && running.Payload {
+		err = permitPayload(by) // or it would end an administrator's trace
+	}
+	var started api.Trace
+	if err == nil {
+		started, err = s.opt.Tracer.Start(ctx, id, wanted.Payload, lasts)
+	}
+	detail := fmt.Sprintf("for %v", lasts)
+	if wanted.Payload {
+		detail += ", with payloads"
+	}
+	s.opt.Service.NoteChange(by, actionTrace, id, detail, err)
+	return answerOf(s, ctx, started, err)
+}
+
+func (s *Server) endTrace(ctx context.Context, in *DevicePath) (*struct{}, error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	by := caller(ctx)
+	running, ok := s.opt.Tracer.Get(id)
+	if ok && running.Payload {
+		err = permitPayload(by)
+	}
+	if err == nil && !s.opt.Tracer.End(ctx, id) {
+		err = errNoTrace
+	}
+	s.opt.Service.NoteChange(by, actionTraceEnd, id, "", err)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return nil, nil
+}
+
+func (s *Server) followTrace(w http.ResponseWriter, r *http.Request) {
+	id, err := parseDevice(r.PathValue("device"))
+	by := s.by(r, access.ViaREST)
+	if err == nil {
+		err = s.draining()
+	}
+	if err == nil {
+		running, ok := s.opt.Tracer.Get(id)
+		switch {
+		case !ok:
+			err = errNoTrace
+		case running.Payload:
+			err = permitPayload(by)
+		}
+	}
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	s.opt.Service.NoteChange(by, actionTraceRead, id, "", nil)
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	out := &eventStream{w: w, control: http.NewResponseController(w), patience: s.patience}
+	var keeper sync.WaitGroup
+	keeper.Go(func() {
+		defer cancel()
+		out.keep(ctx, func() bool {
+			err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, id) // labels may change while it lasts
+			return s.opt.Draining() || s.opt.Service.Keys().Valid(by.Caller, time.Now()) != nil || err != nil && !isUnavailable(err)
+		})
+	})
+	err = s.opt.Tracer.Follow(ctx, id, func(entry []byte) error {
+		return out.event(devices.StreamEvent{Kind: "trace", Data: json.RawMessage(entry)})
+	})
+	over := ctx.Err() == nil && err == nil
+	cancel()
+	keeper.Wait()
+	switch {
+	case over:
+		s.opt.Service.NoteChange(by, actionTraceEnd, id, "it was over", nil)
+		_ = out.event(devices.StreamEvent{Kind: "end", Data: json.RawMessage("{}")}) // the client that is gone needs none
+	case err != nil && !out.started:
+		s.fail(w, r, err)
+		return
+	}
+	_ = out.control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
+}

@@ -1,0 +1,99 @@
+package restapi
+
+import (
+	"context"
+	"net/http"
+	"slices"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"fleetd/internal/access"
+	"fleetd/internal/api"
+	"fleetd/internal/devices"
+)
+
+// Webhooks shows and changes webhooks. Errors are *devices.Error.
+type Webhooks interface {
+	List(ctx context.Context, by access.Principal) ([]api.Webhook, error)
+	Create(ctx context.Context, by access.Principal, n api.NewWebhook) (api.CreatedWebhook, error)
+	Edit(ctx context.Context, by access.Principal, id string, e api.WebhookEdit) (api.CreatedWebhook, error)
+	Delete(ctx context.Context, by access.Principal, id string) error
+	Test(ctx context.Context, by access.Principal, id string) (api.WebhookTest, error)
+}
+
+type createWebhookInput struct{ Body api.NewWebhook }
+
+// WebhookPath names a webhook.
+type WebhookPath struct {
+	ID string `path:"id" doc:"Id of a webhook."`
+}
+
+type editWebhookInput struct {
+	WebhookPath
+	Body api.WebhookEdit
+}
+
+func (s *Server) webhookRoutes() {
+	away := []devices.Code{devices.CodeUnavailable}
+	known := append(away, devices.CodeNotFound)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/webhooks", about{id: "listWebhooks", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "List webhooks",
+		text: "A key sees the webhooks that it created, administrators see all. There are at most 100.", answer: "A page, in order of id.", codes: away}), s.listWebhooks)
+	huma.Register(s.api, s.operation(http.MethodPost, "/v1/webhooks", about{id: "createWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Create a webhook",
+		text: "Events from now on are delivered by POST, signed as Standard Webhooks, at least once and in order of time: a delivery is repeated until the receiver answers 2xx within 10 s, and has the same `webhook-id` each time. " +
+			"The webhook acts as the key that creates it, which also needs the scope events:read, and stops when that key ends.",
+		status: http.StatusCreated, answer: "The webhook, with its secret if that was left out.", codes: append(away, devices.CodeConflict)}), s.createWebhook)
+	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/webhooks/{id}", about{id: "editWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Change a webhook",
+		text: "It goes on with the event after the last one that was delivered.", answer: "The webhook, with a secret if a new one was made.", codes: append(known, devices.CodeConflict)}), s.editWebhook)
+	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/webhooks/{id}", about{id: "deleteWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Delete a webhook",
+		status: http.StatusNoContent, answer: "It is deleted.", codes: known}), s.deleteWebhook)
+	huma.Register(s.api, s.operation(http.MethodPost, "/v1/webhooks/{id}/test", about{id: "testWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Try a webhook",
+		text: "Delivers a message of the type test at once, from the node that receives the request.", answer: "What came of it.", codes: append(known, devices.CodeConflict)}), s.testWebhook)
+}
+
+func (s *Server) listWebhooks(ctx context.Context, in *Page) (*answer[api.List[api.Webhook]], error) {
+	after, err := parseCursor(in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	hooks, err := s.opt.Webhooks.List(ctx, caller(ctx))
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	hooks = slices.DeleteFunc(hooks, func(h api.Webhook) bool { return h.ID <= after })
+	page := api.List[api.Webhook]{Items: hooks}
+	if len(hooks) > in.Limit {
+		page.Items, page.NextCursor = hooks[:in.Limit], newCursor(hooks[in.Limit-1].ID)
+	}
+	return &answer[api.List[api.Webhook]]{page}, nil
+}
+
+func (s *Server) createWebhook(ctx context.Context, in *createWebhookInput) (*answer[api.CreatedWebhook], error) {
+	h, err := s.opt.Webhooks.Create(ctx, caller(ctx), in.Body)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &answer[api.CreatedWebhook]{h}, nil
+}
+
+func (s *Server) editWebhook(ctx context.Context, in *editWebhookInput) (*answer[api.CreatedWebhook], error) {
+	h, err := s.opt.Webhooks.Edit(ctx, caller(ctx), in.ID, in.Body)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &answer[api.CreatedWebhook]{h}, nil
+}
+
+func (s *Server) deleteWebhook(ctx context.Context, in *WebhookPath) (*struct{}, error) {
+	if err := s.opt.Webhooks.Delete(ctx, caller(ctx), in.ID); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return nil, nil
+}
+
+func (s *Server) testWebhook(ctx context.Context, in *WebhookPath) (*answer[api.WebhookTest], error) {
+	outcome, err := s.opt.Webhooks.Test(ctx, caller(ctx), in.ID)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &answer[api.WebhookTest]{outcome}, nil
+}
