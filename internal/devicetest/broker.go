@@ -12,9 +12,9 @@ import (
 )
 
 // Broker returns the address, host:port, of a real MQTT broker such as
-// Mosquitto, and keeps it for the test: whoever subscribes there for devices
-// takes those of all tests, so no other test of this machine may use it
-// meanwhile. Without a broker the test is skipped.
+// Mosquitto, and reserves it for the test: a client that subscribes there for devices receives
+// the messages of all tests, so no other test on this machine may use it meanwhile. Without a
+// broker the test is skipped.
 func Broker(t testing.TB) (address string) {
 	t.Helper()
 	address = strings.TrimPrefix(os.Getenv("FLEETD_TEST_MQTT"), "tcp://")

@@ -12,9 +12,9 @@ import (
 
 // Behaviours that only one transport has.
 const (
-	PushToTalk       = "an idle channel ends after push-to-talk where the wake word is lost in it"
-	GoodbyeToTheDead = "a conversation that ended with its node is told goodbye, once"
-	ShortPackets     = "short packets are padded where they would be dropped"
+	PushToTalk           = "an idle channel ends after push-to-talk if the wake word would be lost in it"
+	GoodbyeAfterNodeLoss = "the device receives one goodbye for a conversation of a lost node"
+	ShortPackets         = "short packets are padded if they would be dropped"
 )
 
 // old is a device of that firmware version, which it reports in `initialize`.
@@ -22,7 +22,7 @@ func (f Frontend) old(t testing.TB, version string) (Device, *Script) {
 	t.Helper()
 	script := NewScript()
 	script.Firmware = version
-	d := f.talking(t, script)
+	d := f.withOpenAudio(t, script)
 	Eventually(t, "the firmware is known", func() bool {
 		v, err := f.Service.Get(t.Context(), testID)
 		return err == nil && v.Device.Firmware == version
@@ -90,7 +90,7 @@ func goodbyeToTheDead(t *testing.T, f Frontend) {
 			t.Fatal(err)
 		}
 	}
-	Eventually(t, "the dead conversation is told goodbye", func() bool { return goodbyes() == 2 })
+	Eventually(t, "the goodbye for the lost conversation is sent", func() bool { return goodbyes() == 2 })
 	f.tell(t, `{"type":"noop"}`) // comes after anything else
 	Eventually(t, "the device has all", func() bool {
 		all := script.Messages()
@@ -106,7 +106,7 @@ func shortPackets(t *testing.T, f Frontend) {
 	d, _ := f.old(t, "2.3.0")
 	f.tell(t, `{"type":"tts","state":"start"}`)
 	for _, packet := range short {
-		f.Service.Say(testID, packet)
+		f.Service.SendAudio(testID, packet)
 	}
 	for i, packet := range short {
 		got, err := d.ReceiveAudio()

@@ -32,7 +32,7 @@ func orNotFound(err error) error {
 func (p *Ports) boundLocked(serial string, id devices.ID) error {
 	for other, k := range p.Chips {
 		if id != "" && other != serial && k.Device == id {
-			return fmt.Errorf("serial number %s proves %s: %w", other, id, devices.ErrBound)
+			return fmt.Errorf("serial number %s is bound to %s: %w", other, id, devices.ErrBound)
 		}
 	}
 	return nil
@@ -59,7 +59,7 @@ func (p *Ports) BindAttestationKey(_ context.Context, serial string, id devices.
 		return orNotFound(err)
 	}
 	if k.Device != "" && k.Device != id {
-		return fmt.Errorf("serial number %s proves %s: %w", serial, k.Device, devices.ErrBound)
+		return fmt.Errorf("serial number %s is bound to %s: %w", serial, k.Device, devices.ErrBound)
 	}
 	if err := p.boundLocked(serial, id); err != nil {
 		return err

@@ -27,8 +27,8 @@ import (
 	"fleetd/internal/selector"
 )
 
-// Admin asks as the fleet's administrator.
-var Admin = access.By{Who: access.Admin, Via: access.ViaREST, From: "127.0.0.1:1"}
+// Admin is the fleet's administrator.
+var Admin = access.Principal{Caller: access.Admin, Via: access.ViaREST, From: "127.0.0.1:1"}
 
 // AllowURLs lets every tool have addresses under the prefix.
 func AllowURLs(t testing.TB, s *fleet.Service, prefix string) {
@@ -123,7 +123,7 @@ func Refresh(t testing.TB, s *fleet.Service) {
 
 // FleetPorts are these as the ports of a core.
 func (p *Ports) FleetPorts() fleet.Ports {
-	return fleet.Ports{Records: p, Catalogs: p, Ledger: &ledger{p.Ledger, p}, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Audit: p, Log: slog.New(slog.DiscardHandler)}
+	return fleet.Ports{Records: p, Catalogs: p, Ledger: &ledger{p.Ledger, p}, Codes: p.Ledger, Publisher: p, Directory: p, Router: p, Vision: p, Audio: p, Audit: p, Log: slog.New(slog.DiscardHandler)}
 }
 
 func (p *Ports) new(t testing.TB, cfg fleet.Config, change func(*fleet.Ports)) *fleet.Service {
@@ -387,11 +387,11 @@ func (p *Ports) CountsOf(_ context.Context, q devices.ListQuery) (devices.Counts
 	}
 	out := devices.Counts{Total: int64(len(rows)), Dimensions: map[string]devices.Dimension{}, AsOf: time.Now()}
 	for dimension, counted := range values {
-		var top []devices.Counted
+		var top []devices.ValueCount
 		for _, value := range slices.Sorted(maps.Keys(counted)) {
-			top = append(top, devices.Counted{Value: value, N: counted[value]})
+			top = append(top, devices.ValueCount{Value: value, N: counted[value]})
 		}
-		slices.SortStableFunc(top, func(a, b devices.Counted) int { return cmp.Compare(b.N, a.N) })
+		slices.SortStableFunc(top, func(a, b devices.ValueCount) int { return cmp.Compare(b.N, a.N) })
 		out.Dimensions[dimension] = devices.Dimension{Top: top}
 	}
 	return out, nil
@@ -426,15 +426,15 @@ func (p *Ports) SaveFacts(f devices.Facts) {
 	p.facts[f.Device] = f
 }
 
-// SavePresence implements fleet.Records, fence included: a core whose row says
-// that the device is online, and is refused, hears of what is stored.
+// SavePresence implements fleet.Records, including the comparison of epochs: OnStaleWrite
+// is called with the stored row if an online row is refused.
 func (p *Ports) SavePresence(n devices.Presence) {
 	if stored, refused := p.savePresence(n); refused && n.Online {
 		p.mu.Lock()
 		services := slices.Clone(p.services)
 		p.mu.Unlock()
 		for _, s := range services {
-			s.Outranked(stored)
+			s.OnStaleWrite(stored)
 		}
 	}
 }
@@ -547,7 +547,7 @@ func (p *Ports) Claimed() []devices.Claim {
 }
 
 // Tell implements fleet.Directory.
-func (p *Ports) Tell(n devices.News) {
+func (p *Ports) PublishNews(n devices.News) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.News = append(p.News, n)
@@ -574,7 +574,7 @@ func (p *Ports) ForwardRPC(context.Context, devices.RPCCall) (devices.RPCResult,
 func (p *Ports) ForwardMessage(context.Context, devices.Message) error { return devices.ErrNoHolder }
 
 // Ask fails like any Router without other nodes, after AskTime.
-func (p *Ports) Ask(ctx context.Context, _ devices.ID, _ devices.Question) ([]byte, error) {
+func (p *Ports) Query(ctx context.Context, _ devices.ID, _ devices.Query) ([]byte, error) {
 	p.mu.Lock()
 	p.Asked++
 	takes := p.AskTime
@@ -610,7 +610,7 @@ func (p *Ports) PublishAudio(topic, session string, seq uint64, f envelope.Frame
 }
 
 // Heard returns the frames of devices published so far, oldest first.
-func (p *Ports) Heard() []Audio {
+func (p *Ports) Frames() []Audio {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.Audio)

@@ -34,9 +34,8 @@ func ParseRequest(envelope []byte) (r Request, ok bool) {
 	return Request{e.SessionID, e.Payload.ID, e.Payload.Method, e.Payload.Params}, true
 }
 
-// Script answers like a device: Tools is what it lists, on one page unless
-// Pages is set; Call answers tools/call with the rest of the payload behind
-// the id, e.g. `"result":{...}`, or nothing for silence.
+// Script answers like a device: it lists Tools, on one page unless Pages is set; Call answers
+// tools/call with the rest of the payload after the id, e.g. `"result":{...}`, or nothing for silence.
 type Script struct {
 	Tools    string // JSON array
 	Firmware string
@@ -124,4 +123,27 @@ func (s *Script) rest(r Request) string {
 // NewScript is a device with two tools that answers every call with true.
 func NewScript() *Script {
 	return &Script{Tools: "[" + Volume + "," + Reboot + "]", Firmware: "2.4.2"}
+}
+
+// Play answers by the script until the connection ends: messages other than MCP
+// are noted, hellos open audio.
+func (s *Script) Play(d Device) {
+	for {
+		text, err := d.Receive()
+		if err != nil {
+			return
+		}
+		switch {
+		case strings.Contains(text, `"type":"hello"`):
+			if d.HandleHello(text) != nil {
+				return
+			}
+		case !strings.Contains(text, `"type":"mcp"`):
+			s.note(text)
+		default:
+			if answer := s.Answer([]byte(text)); answer != "" && d.Send(answer) != nil {
+				return
+			}
+		}
+	}
 }

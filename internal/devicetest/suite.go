@@ -23,7 +23,7 @@ type Device interface {
 	SendAudio(opus []byte) error
 	Receive() (text string, err error)      // the next text message; an error at the end
 	ReceiveAudio() (opus []byte, err error) // the next packet; an error at the end
-	Hear(hello string) error                // takes the server's hello, where audio needs what it says
+	HandleHello(hello string) error         // handles the server's hello, if audio depends on it
 	Close()
 }
 
@@ -46,7 +46,7 @@ const testID = devices.ID("02:00:00:00:00:01")
 // any other reason count as tests that did not run.
 const lacks = "LACKS: "
 
-// Online connects a scripted device, says hello, answers until the test ends,
+// Online connects a scripted device, sends its hello, answers until the test ends,
 // and waits until its tools are known.
 func (f Frontend) Online(t testing.TB, id devices.ID, clientID string, script *Script) Device {
 	t.Helper()
@@ -55,7 +55,7 @@ func (f Frontend) Online(t testing.TB, id devices.ID, clientID string, script *S
 	if err := d.Send(f.Hello); err != nil {
 		t.Fatal(err)
 	}
-	go f.answer(d, script)
+	go script.Play(d)
 	Eventually(t, "the device's tools are ready", func() bool {
 		v, err := f.Service.Get(context.Background(), id)
 		return err == nil && v.CatalogState == devices.CatalogReady && v.Presence.ClientID == clientID
@@ -63,33 +63,10 @@ func (f Frontend) Online(t testing.TB, id devices.ID, clientID string, script *S
 	return d
 }
 
-// answer plays the device until its connection ends.
-func (f Frontend) answer(d Device, script *Script) {
-	for {
-		text, err := d.Receive()
-		if err != nil {
-			return
-		}
-		if strings.Contains(text, `"type":"hello"`) {
-			if d.Hear(text) != nil {
-				return
-			}
-			continue
-		}
-		if !strings.Contains(text, `"type":"mcp"`) {
-			script.note(text)
-			continue
-		}
-		if answer := script.Answer([]byte(text)); answer != "" && d.Send(answer) != nil {
-			return
-		}
-	}
-}
-
 func call(s *fleet.Service, tool, args string, timeout time.Duration) (devices.ToolResult, *devices.Error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	r, err := s.CallTool(ctx, devices.ToolCall{By: Admin, Device: testID, Tool: tool, Arguments: json.RawMessage(args)})
+	r, err := s.CallTool(ctx, devices.ToolCall{Principal: Admin, Device: testID, Tool: tool, Arguments: json.RawMessage(args)})
 	if err != nil {
 		return r, devices.AsError(err)
 	}
@@ -123,7 +100,7 @@ func Run(t *testing.T, open func(t *testing.T) Frontend) {
 		{"device requests are answered", deviceRequests},
 		{"a device without MCP has no tools, not unknown ones", withoutMCP},
 		{OnlineOffline, onlineOffline},
-		{"audio is heard as it was said", audio},
+		{"audio arrives unchanged", audio},
 		{"speech reaches the device whole and in order", speaks},
 		{"text for people arrives though a part of it would be dropped", textArrives},
 		{"an interruption is answered", interruption},
@@ -132,7 +109,7 @@ func Run(t *testing.T, open func(t *testing.T) Frontend) {
 		{HelloAgain, helloAgain},
 		{GoodbyeEndsAudio, goodbye},
 		{PushToTalk, pushToTalk},
-		{GoodbyeToTheDead, goodbyeToTheDead},
+		{GoodbyeAfterNodeLoss, goodbyeToTheDead},
 		{ShortPackets, shortPackets},
 	} {
 		known[b.name] = true
@@ -340,7 +317,7 @@ func busy(t *testing.T, f Frontend) {
 		})
 	}
 	stats := f.Service.Stats()
-	Eventually(t, "16 calls wait behind one", func() bool {
+	Eventually(t, "16 calls wait for one", func() bool {
 		return stats.Waiting.Load() == session.MaxWaitingCalls && stats.InFlight.Load() == 1
 	})
 	if _, err := call(f.Service, volume, `{"volume":1}`, time.Second); err == nil || err.Code != devices.CodeDeviceBusy {
@@ -422,7 +399,7 @@ func strayReplies(t *testing.T, f Frontend) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Second)
 		defer cancel()
-		_, err := f.Service.CallRPC(ctx, devices.RPCCall{By: Admin, Device: testID, Method: "slow"})
+		_, err := f.Service.CallRPC(ctx, devices.RPCCall{Principal: Admin, Device: testID, Method: "slow"})
 		slow <- err
 	}()
 	Eventually(t, "the slow request arrived", func() bool { mu.Lock(); defer mu.Unlock(); return held != "" })
@@ -434,7 +411,7 @@ func strayReplies(t *testing.T, f Frontend) {
 	if err := <-slow; err != nil {
 		t.Errorf("the slow request: %v", err)
 	}
-	Eventually(t, "both strays are counted", func() bool {
+	Eventually(t, "both unmatched answers are counted", func() bool {
 		var late, foreign int64
 		f.Service.Stats().Deviations.Each(func(k session.DeviationKey, n int64) {
 			switch k.Kind {

@@ -34,15 +34,15 @@ func textChecked(t *testing.T, f Frontend) {
 		`{"volume":5,"\ud83d":1}`: "/\uFFFD", `{"volume":5,"volume\u0000x":1}`: "/volume\uFFFDx", `{"Volume":7,"volume":5}`: "/Volume",
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), brief)
-		_, err := f.Service.CallTool(ctx, devices.ToolCall{By: Admin, Device: testID, Tool: volume, Arguments: json.RawMessage(args)})
+		_, err := f.Service.CallTool(ctx, devices.ToolCall{Principal: Admin, Device: testID, Tool: volume, Arguments: json.RawMessage(args)})
 		refused(args, err, pointer)
-		_, err = f.Service.CallRPC(ctx, devices.RPCCall{By: Admin, Device: testID, Method: "tools/call", Params: json.RawMessage(`{"name":"` + volume + `","arguments":` + args + `}`)})
+		_, err = f.Service.CallRPC(ctx, devices.RPCCall{Principal: Admin, Device: testID, Method: "tools/call", Params: json.RawMessage(`{"name":"` + volume + `","arguments":` + args + `}`)})
 		refused("raw: "+args, err, pointer)
 		cancel()
 	}
 	for _, params := range []string{`{"cursor":"\ud83d"}`, `{"cursor":"a\u0000"}`} {
 		ctx, cancel := context.WithTimeout(t.Context(), brief)
-		_, err := f.Service.CallRPC(ctx, devices.RPCCall{By: Admin, Device: testID, Method: "tools/list", Params: json.RawMessage(params)})
+		_, err := f.Service.CallRPC(ctx, devices.RPCCall{Principal: Admin, Device: testID, Method: "tools/list", Params: json.RawMessage(params)})
 		refused(params, err, "/cursor")
 		cancel()
 	}
@@ -58,7 +58,7 @@ func textChecked(t *testing.T, f Frontend) {
 // elsewhere in messages, where it is refused.
 func textArrives(t *testing.T, f Frontend) {
 	script := NewScript()
-	f.talking(t, script)
+	f.withOpenAudio(t, script)
 	for _, kind := range []string{`"alert","status":"s","emotion":"e","message"`, `"tts","state":"sentence_start","text"`, `"stt","text"`} {
 		before := len(script.Messages())
 		f.tell(t, `{"type":`+kind+`:"a\ud83d b\u0000c \ud83d\ude00 \\ud83d"}`)
@@ -75,7 +75,7 @@ func textArrives(t *testing.T, f Frontend) {
 		`{"type":"alert","status":"s","Message":1,"message":"m","emotion":"e"}`:       devices.CodeBadRequest,
 		`{"type":"alert","status":"s","message":"m","emotion\u0000":1,"emotion":"e"}`: devices.CodeBadRequest,
 	} {
-		err := f.Service.SendMessage(t.Context(), devices.Message{By: Admin, Device: testID, Body: json.RawMessage(body)})
+		err := f.Service.SendMessage(t.Context(), devices.Message{Principal: Admin, Device: testID, Body: json.RawMessage(body)})
 		switch {
 		case err == nil, devices.AsError(err).Code != code:
 			t.Errorf("%s: %v, want %q", body, err, code)

@@ -25,10 +25,10 @@ func audio(t *testing.T, f Frontend) {
 			t.Fatal(err)
 		}
 	}
-	Eventually(t, "all packets are published", func() bool { return len(f.Ports.Heard()) == packets })
-	for n, heard := range f.Ports.Heard() {
-		if heard.Seq != uint64(n+1) || !bytes.Equal(heard.Opus, Packet(n)) || heard.Session == "" || heard.Topic != "audio."+testID.Token() {
-			t.Errorf("packet %d: %+v", n, heard)
+	Eventually(t, "all packets are published", func() bool { return len(f.Ports.Frames()) == packets })
+	for n, frames := range f.Ports.Frames() {
+		if frames.Seq != uint64(n+1) || !bytes.Equal(frames.Opus, Packet(n)) || frames.Session == "" || frames.Topic != "audio."+testID.Token() {
+			t.Errorf("packet %d: %+v", n, frames)
 		}
 	}
 	v, err := f.Service.Get(t.Context(), testID)
@@ -40,34 +40,34 @@ func audio(t *testing.T, f Frontend) {
 // tell sends a message to the device under test.
 func (f Frontend) tell(t testing.TB, body string) {
 	t.Helper()
-	if err := f.Service.SendMessage(t.Context(), devices.Message{By: Admin, Device: testID, Body: json.RawMessage(body)}); err != nil {
+	if err := f.Service.SendMessage(t.Context(), devices.Message{Principal: Admin, Device: testID, Body: json.RawMessage(body)}); err != nil {
 		t.Fatalf("%s: %v", body, err)
 	}
 }
 
-// talking is a device that was heard, so that it can be spoken to.
-func (f Frontend) talking(t testing.TB, script *Script) Device {
+// withOpenAudio returns a device whose audio has arrived, so that audio can be sent to it.
+func (f Frontend) withOpenAudio(t testing.TB, script *Script) Device {
 	t.Helper()
 	d := f.Online(t, testID, "c1", script)
 	Eventually(t, "audio is open", func() bool { v, err := f.Service.Get(t.Context(), testID); return err == nil && v.AudioOpen })
 	const packets = 6 // enough to make its address known over UDP
-	before := len(f.Ports.Heard())
+	before := len(f.Ports.Frames())
 	for n := range packets {
 		if err := d.SendAudio(Packet(1000 + n)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	Eventually(t, "the device is heard", func() bool { return len(f.Ports.Heard()) == before+packets })
+	Eventually(t, "the audio of the device arrives", func() bool { return len(f.Ports.Frames()) == before+packets })
 	return d
 }
 
 func speaks(t *testing.T, f Frontend) {
 	script := NewScript()
-	d := f.talking(t, script)
+	d := f.withOpenAudio(t, script)
 	const packets = 25 // 1.5 s: longer than what is sent ahead
 	f.tell(t, `{"type":"tts","state":"start"}`)
 	for n := range packets {
-		f.Service.Say(testID, Packet(n))
+		f.Service.SendAudio(testID, Packet(n))
 	}
 	f.tell(t, `{"type":"tts","state":"stop"}`)
 	begun := time.Now()
@@ -93,10 +93,10 @@ func speaks(t *testing.T, f Frontend) {
 
 func interruption(t *testing.T, f Frontend) {
 	script := NewScript()
-	d := f.talking(t, script)
+	d := f.withOpenAudio(t, script)
 	f.tell(t, `{"type":"tts","state":"start"}`)
 	for n := range 100 {
-		f.Service.Say(testID, Packet(n))
+		f.Service.SendAudio(testID, Packet(n))
 	}
 	if _, err := d.ReceiveAudio(); err != nil {
 		t.Fatal(err)
@@ -104,14 +104,14 @@ func interruption(t *testing.T, f Frontend) {
 	if err := d.Send(`{"session_id":"","type":"abort"}`); err != nil {
 		t.Fatal(err)
 	}
-	Eventually(t, "the device is told to stop", func() bool {
+	Eventually(t, "the device receives the stop", func() bool {
 		messages := script.Messages()
 		return len(messages) == 2 && strings.Contains(messages[1], `"type":"tts","state":"stop"`)
 	})
 	if n := f.Service.Stats().AudioDrops.Get(speech.AudioAborted); n < 60 {
 		t.Errorf("%d packets were thrown away; some 80 waited", n)
 	}
-	Eventually(t, "the service is told", func() bool {
+	Eventually(t, "the service receives it", func() bool {
 		seen := f.Ports.Seen(devices.EventMessage)
 		return len(seen) == 1 && seen[0].Subject == "abort"
 	})
@@ -129,7 +129,7 @@ func toolsBeforeHello(t *testing.T, f Frontend) {
 	d := f.Dial(t, testID, "c1")
 	t.Cleanup(d.Close)
 	script := NewScript()
-	go f.answer(d, script)
+	go script.Play(d)
 	Eventually(t, "the device's tools are ready", func() bool {
 		v, err := f.Service.Get(t.Context(), testID)
 		return err == nil && v.CatalogState == devices.CatalogReady
@@ -144,8 +144,8 @@ func toolsBeforeHello(t *testing.T, f Frontend) {
 	}
 }
 
-// opened says hello once more and returns what the server answers.
-func (f Frontend) opened(t *testing.T, d Device) string {
+// reopen sends another hello and returns the server's answer.
+func (f Frontend) reopen(t *testing.T, d Device) string {
 	t.Helper()
 	if err := d.Send(f.Hello); err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func (f Frontend) opened(t *testing.T, d Device) string {
 			t.Fatal(err)
 		}
 		if strings.Contains(text, `"type":"hello"`) {
-			if err := d.Hear(text); err != nil {
+			if err := d.HandleHello(text); err != nil {
 				t.Fatal(err)
 			}
 			return text
@@ -167,7 +167,7 @@ func (f Frontend) opened(t *testing.T, d Device) string {
 func helloAgain(t *testing.T, f Frontend) {
 	d := f.Dial(t, testID, "c1")
 	defer d.Close()
-	first, second := f.opened(t, d), f.opened(t, d)
+	first, second := f.reopen(t, d), f.reopen(t, d)
 	var a, b struct {
 		SessionID string `json:"session_id"`
 		UDP       struct{ Key, Nonce string }
@@ -181,9 +181,9 @@ func helloAgain(t *testing.T, f Frontend) {
 	if err := d.SendAudio(Packet(1)); err != nil {
 		t.Fatal(err)
 	}
-	Eventually(t, "the second conversation is heard", func() bool {
-		heard := f.Ports.Heard()
-		return len(heard) == 1 && heard[0].Session == b.SessionID && heard[0].Seq == 1
+	Eventually(t, "the audio of the second conversation arrives", func() bool {
+		frames := f.Ports.Frames()
+		return len(frames) == 1 && frames[0].Session == b.SessionID && frames[0].Seq == 1
 	})
 	if n := f.Service.Stats().Conversations.Load(); n != 1 {
 		t.Errorf("%d conversations are open", n)
@@ -196,7 +196,7 @@ func goodbye(t *testing.T, f Frontend) {
 	var h struct {
 		SessionID string `json:"session_id"`
 	}
-	if text := f.opened(t, d); json.Unmarshal([]byte(text), &h) != nil {
+	if text := f.reopen(t, d); json.Unmarshal([]byte(text), &h) != nil {
 		t.Fatal(text)
 	}
 	if err := d.Send(`{"session_id":"` + h.SessionID + `","type":"goodbye"}`); err != nil {

@@ -103,7 +103,7 @@ func (b *balancer) carry(c net.Conn, since time.Time) {
 	}
 }
 
-// webSocketOf is the device that asks for a WebSocket with this request, empty if nobody does.
+// webSocketOf is the device that requests a WebSocket with this request, empty if nobody does.
 func webSocketOf(request []byte) string {
 	if !bytes.HasPrefix(request, []byte("GET /xiaozhi/v1/")) {
 		return ""

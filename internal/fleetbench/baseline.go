@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -59,38 +57,9 @@ func (b baselines) run(ctx context.Context, name string, arguments ...string) (o
 	return string(text), s.others, err
 }
 
-// served is a baseline's server without its load.
-type served struct {
-	address, pid string
-	stop         func()
-}
-
-// serve runs a baseline's server until stop.
-func (b baselines) serve(name string) (served, error) {
-	cmd := exec.Command(b.program, "server", name)
-	load.DieWithParent(cmd)
-	cmd.Stderr = os.Stderr
-	stdin, inErr := cmd.StdinPipe()
-	stdout, outErr := cmd.StdoutPipe()
-	if err := errors.Join(inErr, outErr); err != nil {
-		return served{}, err
-	}
-	if err := cmd.Start(); err != nil {
-		return served{}, err
-	}
-	stop := func() {
-		_ = stdin.Close() // ends it
-		timer := time.AfterFunc(stopLimit, func() { _ = cmd.Process.Kill() })
-		defer timer.Stop()
-		_ = cmd.Wait() // how it ended is of no interest
-	}
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	address, ready := strings.CutPrefix(strings.TrimSpace(line), "READY ")
-	if !ready {
-		stop()
-		return served{}, errors.Join(fmt.Errorf("the baseline's server %s says %q", name, line), err)
-	}
-	return served{address, strconv.Itoa(cmd.Process.Pid), stop}, nil
+// serve runs a baseline's server without its load.
+func (b baselines) serve(name string) (*load.Child, error) {
+	return load.StartChild(b.program, nil, "server", name)
 }
 
 // triple is how the baselines print figures. The memory of few devices may shrink.

@@ -65,7 +65,7 @@ var callNames = map[string]string{overWebSocket: "call", overMQTT: "mqtt-call"}
 
 var mqttCallLines = append([]line{{name: figureCalls, goal: &goal{ratioAtLeast, 0.9}}}, callLines[1:]...)
 
-// measureMQTTCalls measures the same calls to MQTT devices, in turn with WebSocket devices, either of them first in
+// measureMQTTCalls measures the same calls to MQTT devices, alternating with WebSocket devices; each kind is first in
 // every other run.
 func (b *bench) measureMQTTCalls(ctx context.Context) error {
 	o := b.opt

@@ -40,7 +40,7 @@ const (
 )
 
 // startDaemon runs `fleetd serve` on a new data directory and free loopback ports. The settings are added to the command
-// line; what this program's environment says of fleetd does not count.
+// line; fleetd's variables in this program's environment do not count.
 func startDaemon(ctx context.Context, program string, settings ...string) (*daemon, error) {
 	dir, err := os.MkdirTemp("", "fleetbench")
 	if err != nil {
@@ -134,12 +134,12 @@ func (d *daemon) await(ctx context.Context, limit time.Duration) error {
 		return response.StatusCode == http.StatusOK, err
 	})
 	if err != nil {
-		return fmt.Errorf("not ready, says %q: %w", answer, err)
+		return fmt.Errorf("not ready, reports %q: %w", answer, err)
 	}
 	return nil
 }
 
-// poll calls done until it says so, fails, or ctx or the daemon ends.
+// poll calls done until it returns true, fails, or ctx or the daemon ends.
 func (d *daemon) poll(ctx context.Context, pause time.Duration, done func() (bool, error)) error {
 	for {
 		ok, err := done()
@@ -186,7 +186,7 @@ func (d *daemon) end() {
 
 func (d *daemon) pid() string { return strconv.Itoa(d.cmd.Process.Pid) }
 
-// get asks the people's side and returns the body of a 200.
+// get sends a request to the API and returns the body of a 200.
 func (d *daemon) get(ctx context.Context, path string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, d.api+path, nil)
 	if err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -9,97 +8,64 @@ import (
 	"net"
 
 	"fleetd/internal/fleetbench/load"
+	"fleetd/simulator/firmware"
 )
 
-// dancer connects devices one after another with buffers of its own.
-type dancer struct {
-	br   *bufio.Reader
-	buf  []byte
-	body []byte
-	out  []byte
+var markHello = []byte(`"type":"hello"`)
+
+// loginOf reads how device i logs in from the OTA reply, as its firmware does.
+func loginOf(transport string, reply []byte, i int) (firmware.Login, error) {
+	r, err := new(firmware.Flash).ReadReply(reply, "2.0.0")
+	l := r.Login
+	switch {
+	case err != nil:
+		return l, fmt.Errorf("OTA reply: %w", err)
+	case transport == overMQTT && (l.URL != "" || l.Password == "" || l.PublishTopic == "" || l.Endpoint == ""), transport == overWebSocket && (l.URL == "" || l.Token == ""):
+		return l, fmt.Errorf("OTA reply: no login over %s in %.300q", transport, reply)
+	}
+	l.Device, l.Client, l.SubscribeTopic = load.DeviceID(i), clientID(i), ""
+	return l, nil
 }
 
-var (
-	markInitialize = []byte(`"method":"initialize"`)
-	markHello      = []byte(`"type":"hello"`)
-)
-
-// dance takes one device from dial to the last page of its tools, and, if the fleet speaks, to its audio channel.
-func (w *dancer) dance(ctx context.Context, f *fleet, i int) (net.Conn, error) {
-	address := f.address
-	if f.transport == overMQTT {
-		address = f.logins[i].address
+// connectDevice takes device i from dial to the last page of its tools, and, if the fleet speaks, to its audio channel.
+func (f *fleet) connectDevice(ctx context.Context, i int) (net.Conn, *firmware.Line, error) {
+	l := f.logins[i]
+	address, err := l.Address()
+	if err != nil {
+		return nil, nil, err
 	}
 	c, err := f.dial(ctx, address, i)
 	if err != nil {
+		return nil, nil, err
+	}
+	line, err := load.Open(ctx, c, l)
+	if err == nil && f.transport == overWebSocket {
+		err = line.Send(load.Hello(l))
+	}
+	if err == nil {
+		err = load.ListTools(line, fmt.Sprintf("2.%d.0", i%len(f.lists)), f.lists[i%len(f.lists)])
+	}
+	if err == nil && f.channels != nil {
+		f.channels[i], err = wake(line, l)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, c.Close())
+	}
+	return c, line, nil
+}
+
+// wake opens a device's audio channel, as a user's word would.
+func wake(line *firmware.Line, l firmware.Login) (*firmware.Audio, error) {
+	if err := line.Send(load.Hello(l)); err != nil {
 		return nil, err
 	}
-	w.br.Reset(c) // the server never speaks first, so nothing of the last connection is missing
-	if err := w.talk(c, f, i); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
-}
-
-// open logs the device in, and says hello where a connection begins so.
-func (w *dancer) open(c net.Conn, f *fleet, i int) error {
-	if f.transport == overMQTT {
-		return w.connectMQTT(c, f.logins[i], i)
-	}
-	headers := "Device-Id: " + load.DeviceID(i) + "\r\nClient-Id: " + clientID(i) + "\r\nProtocol-Version: 1\r\nAuthorization: Bearer " + f.logins[i].password + "\r\n"
-	if err := load.Upgrade(c, w.br, "/xiaozhi/v1/", headers); err != nil {
-		return err
-	}
-	_, err := c.Write(load.HelloFrame)
-	return err
-}
-
-func (w *dancer) talk(c net.Conn, f *fleet, i int) error {
-	if err := w.open(c, f, i); err != nil {
-		return err
-	}
-	wire := f.framing(i)
-	pages := f.lists[i%len(f.lists)]
-	for next := 0; next < len(pages); {
-		_, m, err := wire.Read(w.br, w.buf)
-		if err != nil {
-			return err
-		}
-		id := load.RequestID(m)
-		if id == nil { // the server's hello, or a notification
-			continue
-		}
-		w.body = load.AppendReply(w.body[:0], m, id)
-		if bytes.Contains(m, markInitialize) {
-			w.body = fmt.Appendf(w.body, `{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"bread-compact-wifi","version":"2.%d.0"}}}}`, i%len(f.lists))
-		} else {
-			w.body = append(append(w.body, pages[next]...), "}}"...)
-			next++
-		}
-		w.out = wire.Append(w.out[:0], w.body)
-		if _, err := c.Write(w.out); err != nil {
-			return err
-		}
-	}
-	if f.channels == nil {
-		return nil
-	}
-	return w.wake(c, f, i)
-}
-
-// wake opens the device's audio channel, as a user's word would.
-func (w *dancer) wake(c net.Conn, f *fleet, i int) error {
-	wire := f.framing(i)
-	if _, err := c.Write(wire.Append(nil, helloUDP)); err != nil {
-		return err
-	}
 	for {
-		_, m, err := wire.Read(w.br, w.buf)
+		m, err := line.Receive()
 		if err != nil {
-			return fmt.Errorf("waiting for the server's hello: %w", err)
+			return nil, fmt.Errorf("waiting for the server's hello: %w", err)
 		}
-		if bytes.Contains(m, markHello) {
-			return f.channels[i].open(m)
+		if bytes.Contains(m.Data, markHello) {
+			return firmware.ReadAudio(m.Data)
 		}
 	}
 }

@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"fleetd/internal/fleetbench/load"
+	"fleetd/simulator/firmware"
 )
 
 // fleet is the devices of one run. A device is a number; its firmware is that number modulo the number of lists.
@@ -21,8 +21,8 @@ type fleet struct {
 	secure    *tls.Config // nil: without TLS
 	transport string
 	lists     [][]string
-	logins    []login
-	channels  []channel // of devices that speak; nil for a fleet that does not
+	logins    []firmware.Login
+	channels  []*firmware.Audio // of devices that speak; nil for a fleet that does not
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -36,9 +36,6 @@ const dialers = 64
 
 func clientID(i int) string { return fmt.Sprintf("36c98363-3656-43cb-a00f-%012x", i) }
 
-// deviceToken is a device's id as it stands in topics.
-func deviceToken(i int) string { return strings.ReplaceAll(load.DeviceID(i), ":", "") }
-
 // Transports as metrics name them.
 const (
 	overWebSocket = "websocket"
@@ -50,7 +47,7 @@ var otaPaths = map[string]string{overWebSocket: "/xiaozhi/ota/ws/", overMQTT: "/
 
 // newFleet makes n devices members, by the check that a device makes at boot; the answer gives its login.
 func newFleet(ctx context.Context, d *daemon, transport string, n int, lists [][]string) (*fleet, error) {
-	f := &fleet{address: d.device, secure: d.secure, transport: transport, lists: lists, logins: make([]login, n)}
+	f := &fleet{address: d.device, secure: d.secure, transport: transport, lists: lists, logins: make([]firmware.Login, n)}
 	return f, load.InParallel(16, n, func() (func(i int) error, func(), error) {
 		c, err := f.dial(ctx, f.address, 0)
 		if err != nil {
@@ -61,7 +58,7 @@ func newFleet(ctx context.Context, d *daemon, transport string, n int, lists [][
 	})
 }
 
-// stage runs a daemon as the variant says, with a fleet that is to connect; end stops both. callable is as for load.ToolPages.
+// stage runs a daemon as the variant specifies, with a fleet that is to connect; end stops both. callable is as for load.ToolPages.
 func (b *bench) stage(ctx context.Context, v variant, transport string, devices int, callable bool) (d *daemon, f *fleet, end func() error, err error) {
 	lists, err := load.ToolLists(callable)
 	if err != nil {
@@ -94,9 +91,6 @@ func (f *fleet) dial(ctx context.Context, address string, i int) (net.Conn, erro
 	return records{tls.Client(c, f.secure)}, nil // the first write shakes hands
 }
 
-// framing is how messages of device i travel.
-func (f *fleet) framing(i int) load.Framing { return load.Framing{Topic: f.logins[i].topic} }
-
 func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
 	firmware := i % len(f.lists)
 	body := fmt.Sprintf(`{"version":2,"language":"en-US","flash_size":16777216,"minimum_free_heap_size":"8318916","mac_address":"%s",`+
@@ -116,33 +110,30 @@ func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
 	if status != 200 {
 		return fmt.Errorf("OTA check: status %d, %.300q", status, answer)
 	}
-	return f.logins[i].read(f.transport, answer)
+	f.logins[i], err = loginOf(f.transport, answer, i)
+	return err
 }
-
-// helloUDP is what a device says over MQTT when it is woken.
-var helloUDP = []byte(`{"type":"hello","version":3,"features":{"mcp":true},"transport":"udp",` + load.AudioParams)
 
 // connect brings devices from (included) to to (excluded) from dial to the last page of their tools, and returns how
 // long each took. Live devices then go on answering; the others fall silent, which the daemon notices after a minute.
 func (f *fleet) connect(ctx context.Context, from, to int, live bool) ([]time.Duration, error) {
 	took := make([]time.Duration, to-from)
 	err := load.InParallel(dialers, to-from, func() (func(i int) error, func(), error) {
-		w := dancer{br: bufio.NewReaderSize(nil, 4096), buf: make([]byte, 4096)}
 		return func(i int) error {
 			begun := time.Now()
-			c, err := w.dance(ctx, f, from+i)
+			c, line, err := f.connectDevice(ctx, from+i)
 			if err != nil {
 				return fmt.Errorf("device %s: %w", load.DeviceID(from+i), err)
 			}
 			took[i] = time.Since(begun)
-			return f.keep(c, f.framing(from+i), live)
+			return f.keep(c, line, live)
 		}, func() {}, nil
 	})
 	return took, err
 }
 
 // keep notes a connection, and lets it answer if live.
-func (f *fleet) keep(c net.Conn, wire load.Framing, live bool) error {
+func (f *fleet) keep(c net.Conn, line *firmware.Line, live bool) error {
 	f.mu.Lock()
 	f.conns = append(f.conns, c)
 	f.mu.Unlock()
@@ -153,7 +144,7 @@ func (f *fleet) keep(c net.Conn, wire load.Framing, live bool) error {
 		return err
 	}
 	f.live.Go(func() {
-		load.AnswerCalls(c, wire)
+		load.AnswerCalls(line)
 		if !f.ended.Load() {
 			f.lost.Add(1)
 		}
@@ -171,7 +162,7 @@ func (f *fleet) drop() {
 	f.conns = nil
 }
 
-// close ends all connections. An error says that some had ended before.
+// close ends all connections. An error means that some had ended before.
 func (f *fleet) close() error {
 	f.ended.Store(true)
 	f.drop()

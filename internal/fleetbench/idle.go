@@ -102,7 +102,7 @@ func (b *bench) idleDevices(ctx context.Context, kind idle) error {
 
 // state is what a number of idle devices costs the daemon.
 type state struct {
-	resident float64 // as the kernel says
+	resident float64 // as the kernel reports
 	kept     float64 // of it, freed memory that the runtime has not given back
 	heap     float64
 	stack    float64
@@ -146,7 +146,7 @@ func (b *bench) idleRun(ctx context.Context, run int, v variant, transport strin
 
 // settled waits until n devices are ready and everything about them is written, collects garbage, gives the runtime
 // time to return pages, and reads what is left. The runtime never returns all: it keeps a reserve for the next heap
-// cycle, a tenth of the heap or more. The baseline returns it by hand before it reads; here it is told apart. A
+// cycle, a tenth of the heap or more. The baseline returns it by hand before it reads; here it is recognized. A
 // goroutine that only serves this moment may be alive, so the lowest count of some is taken. All this must end before
 // the daemon's first pings, 30 s after the first connection.
 func (b *bench) settled(ctx context.Context, d *daemon, n int) (state, spent, error) {

@@ -107,7 +107,7 @@ func (f *fleet) breathe() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	if f.transport == overMQTT {
 		f.mu.Lock()
-		conns, pause := f.conns, time.Duration(f.logins[0].keep)*time.Second/2/time.Duration(len(f.conns))
+		conns, pause := f.conns, time.Duration(f.logins[0].Keepalive)*time.Second/2/time.Duration(len(f.conns))
 		f.mu.Unlock()
 		f.live.Go(func() {
 			begun := time.Now()

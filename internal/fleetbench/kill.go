@@ -33,7 +33,7 @@ const (
 
 const (
 	killNodes   = 3
-	killLease   = 15 * time.Second // after which a node that shows no sign of life counts as lost (docs/operations.md)
+	killLease   = 15 * time.Second // after which a node that shows no sign of life counts as lost (docs/howto/several-nodes.md)
 	killWatch   = 15 * time.Second // how long presence is watched after that
 	killUsable  = 5 * time.Second
 	killReturns = 90 * time.Second // for the last device to return, and to be called
@@ -104,11 +104,11 @@ func (b *bench) killRun(ctx context.Context, run int, into samples) (err error) 
 
 // simulate starts the devices of the real simulator, which have the ids of this program's.
 func (b *bench) simulate(address string) (pid string, stop func(), err error) {
-	var said bytes.Buffer
+	var output bytes.Buffer
 	cmd := exec.Command(b.opt.simulator, "--ota", "http://"+address+"/xiaozhi/ota/", "--transport", "websocket", "--devices", strconv.Itoa(b.opt.kill),
 		"--wake", b.opt.killWake.String(), "--ramp", "1000/s", "--mac-base", load.DeviceID(0), "--quiet")
 	load.DieWithParent(cmd)
-	cmd.Stderr = &said
+	cmd.Stderr = &output
 	if err := cmd.Start(); err != nil {
 		return "", nil, fmt.Errorf("start %s (run `make build` first): %w", b.opt.simulator, err)
 	}
@@ -117,7 +117,7 @@ func (b *bench) simulate(address string) (pid string, stop func(), err error) {
 		timer := time.AfterFunc(stopLimit, func() { _ = cmd.Process.Kill() })
 		defer timer.Stop()
 		if err := cmd.Wait(); err != nil {
-			fmt.Fprintf(b.out, "the simulator ended with %v: %s\n", err, &said)
+			fmt.Fprintf(b.out, "the simulator ended with %v: %s\n", err, &output)
 		}
 	}, nil
 }

@@ -17,7 +17,7 @@ import (
 	"fleetd/internal/fleetbench/load"
 )
 
-// node is a server that greets with its name, behind the head of a request.
+// node is a server that greets with its name, after the head of a request.
 func node(t *testing.T, name string) (address string, end func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

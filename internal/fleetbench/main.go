@@ -1,5 +1,5 @@
 // Command fleetbench measures fleetd: tool calls over REST, what an idle device costs, how fast a fleet connects, what a
-// packet of audio costs, how long a fleet misses a node that is killed, and what a million known devices cost.
+// packet of audio costs, how long a fleet misses a node that is killed, what a million known devices cost, and how fast jobs run.
 //
 //	make bench                                  everything, each beside its baseline, pair by pair
 //	make bench BENCH="-only call -profile DIR"  one measurement, with CPU profiles
@@ -7,7 +7,7 @@
 // It runs the real program with a data directory, ports, NATS subjects and a database of its own, and removes all of
 // them. Load and server share the machine's processors, as the baselines do, so figures of different machines do not
 // compare, and ratios within one run do. It needs Linux, whose /proc it reads; Postgres is taken from
-// FLEETD_TEST_POSTGRES, else from the local machine, else its variants are left out and the report says so.
+// FLEETD_TEST_POSTGRES, else from the local machine, else its variants are left out and listed in the report.
 package main
 
 import (
@@ -18,14 +18,13 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"fleetd/internal/fleetbench/load"
+	"fleetd/internal/fleetbench/services"
 )
 
 // options are the flags.
@@ -40,16 +39,15 @@ type options struct {
 	storm               int
 	pace, idleRate      int
 	idleTime            time.Duration
-	kill, mcp           int
+	kill                int
 	killWake            time.Duration
 	udpDevices, udpRate int
+	jobDevices          int
 	udpLow, udpHigh     int
 	scale, scaleStorm   int
-	scaleRequests       int
 	scaleOn             string
 	scaleIdle           time.Duration
 	scaleSettle         time.Duration
-	plans               bool
 	embedded            bool
 	jsonFile, mdFile    string
 	profiles            string
@@ -58,7 +56,7 @@ type options struct {
 }
 
 // measurements, in the order in which they run.
-var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-cpu", "storm", "kill", "mqtt-call", "mqtt-idle", "udp", "udp-scale", "mcp", "scale"}
+var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-cpu", "storm", "kill", "mqtt-call", "mqtt-idle", "udp", "udp-scale", "scale", "jobs"}
 
 // reserveFiles are what a process needs beside one file per device.
 const reserveFiles = 500
@@ -83,8 +81,8 @@ func parseOptions(arguments []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.idleRate, "idle-rate", 1000, "calls per second, made evenly, beside -idle-high idle devices")
 	flags.DurationVar(&o.idleTime, "idle-time", time.Minute, "time over which the CPU of -idle-high idle devices is measured")
 	flags.IntVar(&o.kill, "kill", 9000, "devices of three nodes, one of which is killed; each takes two open files of this program")
-	flags.IntVar(&o.mcp, "mcp", 10_000, "devices beside which a host speaks MCP")
 	flags.DurationVar(&o.killWake, "kill-wake", 5*time.Second, "about how often a device that lost its node is woken")
+	flags.IntVar(&o.jobDevices, "job-devices", 10_000, "devices of jobs, with ten tasks each")
 	flags.IntVar(&o.udpDevices, "udp-devices", 4096, "devices that speak over UDP, an even number for the baseline")
 	flags.IntVar(&o.udpRate, "udp-rate", 60_000, "UDP packets per second offered by all devices; 0: as many as go")
 	flags.IntVar(&o.udpLow, "udp-low", 100, "speaking devices beside which -udp-high are measured")
@@ -92,10 +90,8 @@ func parseOptions(arguments []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.scale, "scale-devices", 1_000_000, "known devices of a node, -scale-storm among them")
 	flags.IntVar(&o.scaleStorm, "scale-storm", 5000, "devices that boot and connect to a node with -scale-devices known devices, and to one with only these")
 	flags.StringVar(&o.scaleOn, "scale-on", "", "only this database at -scale-devices: sqlite or postgres")
-	flags.IntVar(&o.scaleRequests, "scale-requests", 1000, "list requests of each kind; fewer where they would take more than 2 s, but at least 200")
 	flags.DurationVar(&o.scaleIdle, "scale-idle", 30*time.Second, "time over which reads and writes of an idle node with -scale-devices are counted")
 	flags.DurationVar(&o.scaleSettle, "scale-settle", 5*time.Second, "rest before a reading of memory at -scale-devices")
-	flags.BoolVar(&o.plans, "v", false, "have Postgres write plans of slow statements at -scale-devices to its log, which slows lists down")
 	flags.BoolVar(&o.embedded, "embedded", false, "leave the variants with external services out")
 	flags.StringVar(&o.jsonFile, "json", "", "write the report as JSON to this `file`")
 	flags.StringVar(&o.mdFile, "md", "", "write the tables as Markdown to this `file`")
@@ -114,57 +110,46 @@ func parseOptions(arguments []string, stderr io.Writer) (options, error) {
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	if o.pace < 1 || o.idleRate < 1 || o.idleTime <= 0 || o.mcp < 1 || o.kill < killNodes || o.killWake <= 0 {
-		return o, errors.New("-pace, -idle-rate, -idle-time, -mcp and -kill-wake must be positive, -kill at least 3")
+	if o.pace < 1 || o.idleRate < 1 || o.idleTime <= 0 || o.kill < killNodes || o.killWake <= 0 {
+		return o, errors.New("-pace, -idle-rate, -idle-time and -kill-wake must be positive, -kill at least 3")
 	}
-	if o.scaleStorm < 2 || o.scale <= o.scaleStorm || o.scale > scaleMost || o.scaleRequests < 1 || o.scaleIdle <= 0 {
-		return o, fmt.Errorf("-scale-storm must be at least 2, -scale-devices above it and at most %d, -scale-requests and -scale-idle positive", scaleMost)
+	if o.scaleStorm < 2 || o.scale <= o.scaleStorm || o.scale > scaleMost || o.scaleIdle <= 0 {
+		return o, fmt.Errorf("-scale-storm must be at least 2, -scale-devices above it and at most %d, -scale-idle positive", scaleMost)
 	}
 	if !slices.Contains([]string{"", "sqlite", "postgres"}, o.scaleOn) {
 		return o, fmt.Errorf("-scale-on must be sqlite or postgres, not %q", o.scaleOn)
 	}
-	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow || o.udpDevices < 1 || o.udpRate < 0 ||
+	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow || o.udpDevices < 1 || o.jobDevices < 1 || o.udpRate < 0 ||
 		o.udpLow < 1 || o.udpHigh <= o.udpLow {
-		return o, errors.New("-runs, -callers, -devices, -storm, -udp-devices, -udp-low and -idle-low must be positive, -idle-high above -idle-low, " +
+		return o, errors.New("-runs, -callers, -devices, -storm, -udp-devices, -job-devices, -udp-low and -idle-low must be positive, -idle-high above -idle-low, " +
 			"-udp-high above -udp-low, -udp-rate not negative")
 	}
 	return o, nil
 }
 
-// fit reduces the numbers of devices to what the file limit allows, keeping proportions, and says what it did.
+// fit reduces the numbers of devices to what the file limit allows, keeping proportions, and reports what it did.
 func (o *options) fit(files int) (changes []string) {
 	most := max(1, files-reserveFiles)
-	if o.storm > most {
-		changes = append(changes, fmt.Sprintf("storm with %d devices instead of %d", most, o.storm))
-		o.storm = most
-	}
-	if o.idleHigh > most {
-		changes = append(changes, fmt.Sprintf("idle devices up to %d instead of %d", most, o.idleHigh))
-		o.idleLow, o.idleHigh = most*o.idleLow/o.idleHigh, most
-	}
-	if most := max(killNodes, (files-2*reserveFiles-probeWorkers)/2); o.kill > most { // the balancer holds both ends of each connection
-		changes = append(changes, fmt.Sprintf("%d devices instead of %d where a node is killed", most, o.kill))
-		o.kill = most
-	}
-	if o.udpHigh > most {
-		changes = append(changes, fmt.Sprintf("audio of up to %d devices instead of %d", most, o.udpHigh))
-		o.udpLow, o.udpHigh = max(1, most*o.udpLow/o.udpHigh), most
-	}
-	if o.udpDevices > most {
-		changes = append(changes, fmt.Sprintf("audio of %d devices instead of %d", most, o.udpDevices))
-		o.udpDevices = most
-	}
-	if o.mcp > most {
-		changes = append(changes, fmt.Sprintf("MCP beside %d devices instead of %d", most, o.mcp))
-		o.mcp = most
-	}
-	if o.scaleStorm > most {
-		changes = append(changes, fmt.Sprintf("-scale-storm with %d devices instead of %d", most, o.scaleStorm))
-		o.scaleStorm = most
-	}
-	if o.devices > most {
-		changes = append(changes, fmt.Sprintf("calls to %d devices instead of %d", most, o.devices))
-		o.devices = most
+	mostKilled := max(killNodes, (files-2*reserveFiles-probeWorkers)/2) // the balancer holds both ends of each connection
+	for _, c := range []struct {
+		number, low *int // low keeps its proportion to number
+		most        int
+		text        string // with the new number and the old one
+	}{
+		{&o.storm, nil, most, "storm with %d devices instead of %d"}, {&o.idleHigh, &o.idleLow, most, "idle devices up to %d instead of %d"},
+		{&o.kill, nil, mostKilled, "%d devices instead of %d where a node is killed"}, {&o.udpHigh, &o.udpLow, most, "audio of up to %d devices instead of %d"},
+		{&o.udpDevices, nil, most, "audio of %d devices instead of %d"}, {&o.scaleStorm, nil, most, "-scale-storm with %d devices instead of %d"},
+		{&o.jobDevices, nil, most, "jobs over %d devices instead of %d"},
+		{&o.devices, nil, most, "calls to %d devices instead of %d"},
+	} {
+		if *c.number <= c.most {
+			continue
+		}
+		changes = append(changes, fmt.Sprintf(c.text, c.most, *c.number))
+		if c.low != nil {
+			*c.low = max(1, c.most**c.low / *c.number)
+		}
+		*c.number = c.most
 	}
 	for i := range changes {
 		changes[i] += fmt.Sprintf(": the open-file limit is %d", files)
@@ -176,37 +161,14 @@ func (o *options) fit(files int) (changes []string) {
 type bench struct {
 	opt       options
 	baselines baselines
-	postgres  *postgres // nil: none
-	nats      external  // only if something measured wants it
-	dir       string    // for files of this run
+	postgres  *services.Postgres // nil: none
+	nats      external           // only if something measured wants it
+	dir       string             // for files of this run
 	report    report
 	out       io.Writer
 }
 
-func main() {
-	if len(os.Args) == 3 && os.Args[1] == natsCommand {
-		exitOn(serveNATS(os.Args[2]))
-		return
-	}
-	if len(os.Args) == 3 && os.Args[1] == mcpCommand {
-		exitOn(serveMCP(os.Args[2]))
-		return
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	exitOn(err)
-}
-
-func exitOn(err error) {
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "fleetbench:", err)
-		os.Exit(1)
-	}
-}
+func main() { services.Main("fleetbench", run, servers) }
 
 // run measures what the arguments ask for and prints the tables. Whatever happens, what it started is stopped.
 func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err error) {
@@ -260,8 +222,8 @@ func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err
 func (b *bench) measure(name string) func(context.Context) error {
 	return map[string]func(context.Context) error{"call": b.measureCalls, "routed": b.measureRouted, "pace": b.measurePace,
 		"idle": b.measureIdle, "tls-idle": b.measureTLSIdle, "idle-cpu": b.measureIdleCPU, "storm": b.measureStorm, "kill": b.measureKill,
-		"mqtt-call": b.measureMQTTCalls, "mqtt-idle": b.measureMQTTIdle, "udp": b.measureUDP, "udp-scale": b.measureUDPScale, "mcp": b.measureMCP,
-		"scale": b.measureScale}[name]
+		"mqtt-call": b.measureMQTTCalls, "mqtt-idle": b.measureMQTTIdle, "udp": b.measureUDP, "udp-scale": b.measureUDPScale,
+		"scale": b.measureScale, "jobs": b.measureJobs}[name]
 }
 
 func (b *bench) leaveOut(what string) {
@@ -272,7 +234,7 @@ func (b *bench) leaveOut(what string) {
 // services finds what the external variants need.
 func (b *bench) services(ctx context.Context) error {
 	b.nats.stop = func() error { return nil }
-	p, err := findPostgres(ctx)
+	p, err := services.FindPostgres(ctx)
 	if err != nil {
 		b.leaveOut("variants with Postgres: " + err.Error())
 	} else {
@@ -282,7 +244,7 @@ func (b *bench) services(ctx context.Context) error {
 		return strings.HasPrefix(name, "udp") || b.postgres != nil && slices.Contains([]string{"routed", "idle", "tls-idle", "mqtt-idle", "storm", "kill"}, name)
 	}
 	if slices.ContainsFunc(b.opt.only, needNATS) {
-		b.nats, err = startNATS(ctx)
+		b.nats, err = startNATS()
 		return err
 	}
 	return nil
@@ -323,7 +285,7 @@ func (b *bench) quietly(name string, into samples, once func(samples) error) err
 	return nil
 }
 
-// progress says what the last run of one figure was.
+// progress reports what the last run of one figure was.
 func (b *bench) progress(name string, run int, fleetd, baseline samples, figure string) {
 	last := func(s samples, figure string) float64 {
 		if v := s[figure]; len(v) > 0 {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -12,19 +11,6 @@ import (
 	"testing"
 	"time"
 )
-
-// TestMain lets the bench start this program as the bare MCP server that it is
-// otherwise itself.
-func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == mcpCommand {
-		if err := serveMCP(os.Args[2]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	os.Exit(m.Run())
-}
 
 // Less CPU time than /proc counts does not spoil the report.
 func TestPerCPU(t *testing.T) {
@@ -57,8 +43,8 @@ func TestRun(t *testing.T) {
 		only = []string{"call", "storm", "udp", "scale"}
 	}
 	err := run(t.Context(), append(scaleArguments(), "-only", strings.Join(only, ","), "-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
-		"-idle-high", "50", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40",
-		"-mcp", "20", "-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles), &stdout, &stderr)
+		"-idle-high", "50", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40", "-job-devices", "30",
+		"-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles), &stdout, &stderr)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
@@ -91,7 +77,7 @@ func TestRun(t *testing.T) {
 		}
 	}
 	if left, err := filepath.Glob(filepath.Join(temporary, "fleetbench*")); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %q, %v", left, err)
+		t.Errorf("left over: %q, %v", left, err)
 	}
 }
 
@@ -109,6 +95,9 @@ func checkOthers(t *testing.T, r report) {
 		checkFigure(t, r, "idle-cpu-"+transport, figureBeside, 50, 1e7)
 	}
 	checkFigure(t, r, "mqtt-call", figureCalls, 10, 1e6)
+	checkFigure(t, r, "jobs-sqlite", figurePrepared, 0.001, 20)
+	checkFigure(t, r, "jobs-sqlite", figureIdleJobs, 0, 200)
+	checkRatio(t, r, "jobs-sqlite", figureTasks)
 	checkFigure(t, r, "mqtt-idle-embedded", figureGoroutines, 0.7, 1.4)
 }
 
@@ -152,7 +141,7 @@ func TestOptions(t *testing.T) {
 	if err != nil || !slices.Equal(o.only, []string{"storm", "call"}) || o.runs != 3 {
 		t.Errorf("given: %+v, %v", o, err)
 	}
-	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-no-such"}, {"-pace", "0"}, {"-kill", "2"}, {"-scale-devices", "5000"}, {"-scale-devices", "100000000"}, {"-scale-requests", "0"}, {"-scale-on", "mysql"}} {
+	for _, bad := range [][]string{{"-only", "calls"}, {"-only", ""}, {"-runs", "0"}, {"-idle-low", "20", "-idle-high", "20"}, {"-udp-rate", "-1"}, {"-udp-low", "9", "-udp-high", "9"}, {"extra"}, {"-unknown"}, {"-pace", "0"}, {"-kill", "2"}, {"-scale-devices", "5000"}, {"-scale-devices", "100000000"}, {"-scale-on", "mysql"}} {
 		if _, err := parseOptions(bad, io.Discard); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
@@ -265,11 +254,11 @@ func TestParseMetrics(t *testing.T) {
 		t.Errorf("%v, %v", m, err)
 	}
 	if _, err := parseMetrics("x one\n"); err == nil {
-		t.Error("a value that is no number is accepted")
+		t.Error("a value that is not a number is accepted")
 	}
 }
 
-// A daemon that ends by itself is reported with what it said, and leaves nothing.
+// A daemon that ends by itself is reported with its output, and leaves nothing.
 func TestDaemonThatFails(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
@@ -282,7 +271,7 @@ func TestDaemonThatFails(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "fleetbench*")); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %q, %v", left, err)
+		t.Errorf("left over: %q, %v", left, err)
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
@@ -9,83 +8,50 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"testing"
 	"time"
+
+	"fleetd/simulator/firmware"
 )
 
-func TestLogin(t *testing.T) {
+func TestLoginOf(t *testing.T) {
 	const (
 		webSocket = `{"websocket":{"url":"ws://x/","token":"secret","version":1}}`
 		mqtt      = `{"mqtt":{"endpoint":"127.0.0.1:1883","client_id":"a","username":"client:b","password":"secret","publish_topic":"fleetd/a/up","keepalive":120}}`
 	)
 	for _, tc := range []struct {
 		transport, reply string
-		want             login
+		want             firmware.Login
 		bad              bool
 	}{
-		{transport: overWebSocket, reply: webSocket, want: login{password: "secret"}},
-		{transport: overMQTT, reply: mqtt, want: login{"127.0.0.1:1883", "secret", "fleetd/a/up", 120}},
+		{transport: overWebSocket, reply: webSocket, want: firmware.Login{URL: "ws://x/", Token: "secret", Version: 1}},
+		{transport: overMQTT, reply: mqtt, want: firmware.Login{Endpoint: "127.0.0.1:1883", ClientID: "a", Username: "client:b", Password: "secret", PublishTopic: "fleetd/a/up", Keepalive: 120}},
 		{transport: overWebSocket, reply: mqtt, bad: true},
 		{transport: overMQTT, reply: webSocket, bad: true},
 		{transport: overMQTT, reply: `{"mqtt":{"password":"secret","publish_topic":"t"}}`, bad: true},
 		{transport: overMQTT, reply: `{`, bad: true},
 	} {
-		var got login
-		if err := got.read(tc.transport, []byte(tc.reply)); (err != nil) != tc.bad || !tc.bad && got != tc.want {
+		got, err := loginOf(tc.transport, []byte(tc.reply), 7)
+		tc.want.Device, tc.want.Client = "02:00:00:00:00:07", clientID(7)
+		if (err != nil) != tc.bad || !tc.bad && got != tc.want {
 			t.Errorf("%s %s: %+v, %v", tc.transport, tc.reply, got, err)
-		}
-	}
-}
-
-// CONNECT is what the OTA reply asks for, and a refusal is an error.
-func TestConnectMQTT(t *testing.T) {
-	const want = "\x10\x49\x00\x04MQTT\x04\xc2\x00\x78\x00\x0c020000000103\x00\x2bclient:36c98363-3656-43cb-a00f-000000000103\x00\x02pw"
-	for answer, accepted := range map[string]bool{"\x20\x02\x00\x00": true, "\x20\x02\x00\x05": false, "\xd0\x00": false, "": false} {
-		device, server := net.Pipe()
-		result := make(chan error, 1)
-		go func() {
-			w := dancer{br: bufio.NewReader(device), buf: make([]byte, 64)}
-			result <- w.connectMQTT(device, login{password: "pw", keep: 120}, 0x103)
-		}()
-		got := make([]byte, len(want))
-		if _, err := io.ReadFull(server, got); err != nil || string(got) != want {
-			t.Fatalf("CONNECT %q, %v\nwant    %q", got, err, want)
-		}
-		if _, err := io.WriteString(server, answer); err != nil {
-			t.Fatal(err)
-		}
-		if err := server.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-result; (err == nil) != accepted {
-			t.Errorf("after %q: %v", answer, err)
 		}
 	}
 }
 
 const channelKey = "000102030405060708090a0b0c0d0e0f"
 
-func openChannel(t *testing.T, server netip.AddrPort, ssrc int) channel {
+func openChannel(t *testing.T, server netip.AddrPort, ssrc int) *firmware.Audio {
 	t.Helper()
-	var c channel
 	hello := fmt.Sprintf(`{"type":"hello","transport":"udp","udp":{"server":"%s","port":%d,"key":"%s","nonce":"01000000%08x0000000000000000"}}`,
 		server.Addr(), server.Port(), channelKey, ssrc)
-	if err := c.open([]byte(hello)); err != nil {
+	c, err := firmware.ReadAudio([]byte(hello))
+	if err != nil {
 		t.Fatal(err)
 	}
 	return c
-}
-
-func TestChannelRefusesNonsense(t *testing.T) {
-	for _, udp := range []string{"{}", `{"server":"127.0.0.1","port":1,"key":"00","nonce":"00"}`, `{"server":"x","port":1,"key":"` + channelKey + `","nonce":"` + channelKey + `"}`,
-		`{"server":"127.0.0.1","port":1,"key":"` + channelKey + `","nonce":"0100"}`} {
-		if err := new(channel).open([]byte(`{"type":"hello","udp":` + udp + `}`)); err == nil {
-			t.Errorf("%s is accepted", udp)
-		}
-	}
 }
 
 // Every device speaks from one address, packets are numbered from 1, and decrypt to the Opus packet by another
@@ -100,7 +66,7 @@ func TestSpeaker(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, devices := range []int{3, 20} {
-		var channels []channel
+		var channels []*firmware.Audio
 		for i := range devices {
 			channels = append(channels, openChannel(t, sink.LocalAddr().(*net.UDPAddr).AddrPort(), i+1))
 		}
@@ -109,7 +75,7 @@ func TestSpeaker(t *testing.T) {
 			t.Fatal(err)
 		}
 		seen, from := map[uint32]uint32{}, map[uint32]netip.AddrPort{}
-		for heard := 0; heard < 200 || len(seen) < devices; {
+		for received := 0; received < 200 || len(seen) < devices; {
 			sent, err := s.speak(t.Context(), 2000, 20*time.Millisecond)
 			if err != nil || sent > 40 {
 				t.Fatalf("%d packets sent in 20 ms, %v", sent, err)
@@ -117,7 +83,7 @@ func TestSpeaker(t *testing.T) {
 			for range sent {
 				hearOne(t, sink, seen, from)
 			}
-			heard += sent
+			received += sent
 		}
 		if err := s.close(); err != nil {
 			t.Error(err)
@@ -155,13 +121,13 @@ func hearOne(t *testing.T, sink *net.UDPConn, seen map[uint32]uint32, from map[u
 	}
 	cipher.NewCTR(block, b[:audioHeader]).XORKeyStream(b[audioHeader:n], b[audioHeader:n])
 	if string(b[audioHeader:n]) != string(speech[:]) {
-		t.Fatalf("device %d said % x", ssrc, b[audioHeader:n])
+		t.Fatalf("device %d sent % x", ssrc, b[audioHeader:n])
 	}
 }
 
 func TestSpeakerEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	s, err := newSpeaker([]channel{openChannel(t, netip.MustParseAddrPort("127.0.0.1:9"), 1)})
+	s, err := newSpeaker([]*firmware.Audio{openChannel(t, netip.MustParseAddrPort("127.0.0.1:9"), 1)})
 	if err != nil {
 		t.Fatal(err)
 	}

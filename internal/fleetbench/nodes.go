@@ -7,6 +7,8 @@ import (
 	"net"
 	"slices"
 	"time"
+
+	"fleetd/internal/fleetbench/services"
 )
 
 // variant is a way to run the daemon.
@@ -18,7 +20,7 @@ type variant struct {
 	settings    []string
 }
 
-// start runs the daemon as the variant says. stop removes everything it left.
+// start runs the daemon as the variant specifies. stop removes everything it left.
 func (b *bench) start(ctx context.Context, v variant) (d *daemon, stop func() error, err error) {
 	nodes, stop, err := b.startNodes(ctx, v, nil)
 	if err != nil {
@@ -27,9 +29,9 @@ func (b *bench) start(ctx context.Context, v variant) (d *daemon, stop func() er
 	return nodes[0], stop, nil
 }
 
-// startNodes runs a fleet of nodes as the variant says, each with settings of its own.
+// startNodes runs a fleet of nodes as the variant specifies, each with settings of its own.
 func (b *bench) startNodes(ctx context.Context, v variant, each ...[]string) (nodes []*daemon, stop func() error, err error) {
-	prefix := "bench" + randomName()
+	prefix := "bench" + services.RandomName()
 	shared := append([]string{"--nats-prefix", prefix}, v.settings...)
 	if len(each) > 1 {
 		shared = append(shared, "--secret", "the secret of one fleet "+prefix)
@@ -42,7 +44,7 @@ func (b *bench) startNodes(ctx context.Context, v variant, each ...[]string) (no
 		return err
 	}
 	if v.postgres {
-		database, drop, err := b.postgres.create(ctx)
+		database, drop, err := b.postgres.Create(ctx, "fleetd_bench_")
 		if err != nil {
 			return nil, nil, err
 		}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -71,24 +70,23 @@ func (b *bench) paceBaseline(ctx context.Context, into samples) (err error) {
 	if err != nil {
 		return err
 	}
-	defer s.stop()
-	f := &fleet{address: s.address, transport: overWebSocket}
+	defer s.Stop()
+	f := &fleet{address: s.Address, transport: overWebSocket}
 	defer func() { err = errors.Join(err, f.close()) }()
-	br := bufio.NewReader(nil)
 	for i := range b.opt.devices {
-		c, err := load.Attach(ctx, f.address, i, nil, br, "")
+		c, line, err := load.Attach(ctx, f.address, i, nil)
 		if err != nil {
 			return err
 		}
-		if err := f.keep(c, load.Framing{}, true); err != nil {
+		if err := f.keep(c, line, true); err != nil {
 			return err
 		}
 	}
-	t := load.AttachedTarget(s.address)
+	t := load.AttachedTarget(s.Address)
 	if _, err := b.paced(ctx, t, b.opt.devices, b.opt.pace); err != nil { // warms up
 		return err
 	}
-	return b.openLoop(ctx, t, s.pid, into)
+	return b.openLoop(ctx, t, s.PID(), into)
 }
 
 // openLoop measures calls at the rate of -pace.

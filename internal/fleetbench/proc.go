@@ -3,38 +3,15 @@ package main
 import (
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
 	"fleetd/internal/fleetbench/load"
 )
 
-// tick is the unit of CPU time in /proc: 1/100 s on every Linux port of Go.
-const tick = 10 * time.Millisecond
-
-// perCPU is how many there were of something for a second of CPU time. Less than a tick cannot be told from none, and
+// perCPU is how many there were of something for a second of CPU time. Less than a tick cannot be distinguished from none, and
 // counts as one.
-func perCPU(n float64, used time.Duration) float64 { return n / max(used, tick).Seconds() }
-
-// processCPU is the user and system time that a process has used, to the tick. With reaped, the time of its children
-// that have ended is added. pid is a number or "self".
-func processCPU(pid string, reaped bool) (time.Duration, error) {
-	content, err := os.ReadFile("/proc/" + pid + "/stat")
-	if err != nil {
-		return 0, fmt.Errorf("CPU time of a process (fleetbench needs Linux's /proc): %w", err)
-	}
-	// The name before the last parenthesis may hold anything; utime is the 14th field, the third being the first behind it.
-	fields := strings.Fields(string(content[strings.LastIndexByte(string(content), ')')+1:]))
-	if len(fields) < 15 {
-		return 0, fmt.Errorf("/proc/%s/stat has %d fields", pid, len(fields))
-	}
-	last := 12
-	if reaped {
-		last = 14
-	}
-	return sumTicks(fields[11 : last+1])
-}
+func perCPU(n float64, used time.Duration) float64 { return n / max(used, load.Tick).Seconds() }
 
 // machineCPU is the time that all processors have spent doing anything.
 func machineCPU() (time.Duration, error) {
@@ -47,19 +24,7 @@ func machineCPU() (time.Duration, error) {
 	if len(fields) < 9 || fields[0] != "cpu" {
 		return 0, fmt.Errorf("/proc/stat begins with %q", line)
 	}
-	return sumTicks([]string{fields[1], fields[2], fields[3], fields[6], fields[7], fields[8]})
-}
-
-func sumTicks(fields []string) (time.Duration, error) {
-	sum := int64(0)
-	for _, f := range fields {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("ticks: %w", err)
-		}
-		sum += n
-	}
-	return time.Duration(sum) * tick, nil
+	return load.SumTicks([]string{fields[1], fields[2], fields[3], fields[6], fields[7], fields[8]})
 }
 
 // ownMemory is the resident set of a process in bytes, without memory that it shares through tmpfs.
@@ -71,7 +36,7 @@ func ownMemory(pid int) (int64, error) {
 func storedBytes(pid int) (int64, error) { return load.ProcessBytes(pid, "io", "write_bytes:") }
 
 // meter measures CPU time over a period: the daemons' and their NATS server's, this program's, and what other programs took
-// meanwhile, which tells how far the figures of that period can be trusted.
+// meanwhile, which reports how far the figures of that period can be trusted.
 type meter struct {
 	server                     string // process of the NATS server; empty for none
 	daemons                    []string
@@ -94,17 +59,17 @@ func startMeter(server string, daemons ...string) (meter, error) {
 func (m *meter) read() (err error) {
 	m.daemon = 0
 	for _, pid := range m.daemons {
-		used, err := processCPU(pid, false)
+		used, err := load.ProcessCPU(pid, false)
 		if err != nil {
 			return err
 		}
 		m.daemon += used
 	}
-	if m.own, err = processCPU("self", true); err != nil {
+	if m.own, err = load.ProcessCPU("self", true); err != nil {
 		return err
 	}
 	if m.server != "" {
-		if m.nats, err = processCPU(m.server, false); err != nil {
+		if m.nats, err = load.ProcessCPU(m.server, false); err != nil {
 			return err
 		}
 	}

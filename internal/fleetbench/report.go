@@ -59,7 +59,7 @@ func (s *spread) text(precision int) string {
 	return fmt.Sprintf("%.*f / %.*f / %.*f", precision, s.Min, precision, s.Median, precision, s.Max)
 }
 
-// goalKind says what of a figure is compared with a goal, and how.
+// goalKind is what of a figure is compared with a goal, and how.
 type goalKind string
 
 // The kinds of goals. Medians are compared, except where every run counts.
@@ -97,42 +97,9 @@ type measurement struct {
 	Title    string   `json:"title"`
 	Baseline string   `json:"baseline,omitempty"` // the command line
 	Figures  []figure `json:"figures"`
-	// Requests make a table of their own, without a baseline.
-	Requests []timing `json:"requests,omitempty"`
 }
 
-// timing is what many requests of one kind took, in milliseconds.
-type timing struct {
-	Name string  `json:"name"`
-	Made int     `json:"made"`
-	Rows float64 `json:"rows"` // of a page
-	P50  float64 `json:"p50"`
-	P99  float64 `json:"p99"`
-	// Goals; 0: none.
-	GoalP50 float64 `json:"goal_p50,omitempty"`
-	GoalP99 float64 `json:"goal_p99,omitempty"`
-}
-
-func (t *timing) met() bool {
-	return (t.GoalP50 == 0 || t.P50 <= t.GoalP50) && (t.GoalP99 == 0 || t.P99 <= t.GoalP99)
-}
-
-func (t *timing) goalText() string {
-	var parts []string
-	if t.GoalP50 > 0 {
-		parts = append(parts, fmt.Sprintf("p50 at most %g", t.GoalP50))
-	}
-	if t.GoalP99 > 0 {
-		parts = append(parts, fmt.Sprintf("p99 at most %g", t.GoalP99))
-	}
-	verdict := ": met"
-	if !t.met() {
-		verdict = ": missed"
-	}
-	return strings.Join(parts, ", ") + verdict
-}
-
-// line asks for a figure in a table.
+// line requests a figure in a table.
 type line struct {
 	name      string
 	precision int
@@ -228,13 +195,6 @@ func (r *report) markdown(w io.Writer) error {
 		fmt.Fprintf(&b, "\n### %s\n\n", m.Title)
 		if m.Baseline != "" {
 			fmt.Fprintf(&b, "Baseline: `%s`, in turn with fleetd.\n\n", m.Baseline)
-		}
-		if len(m.Requests) > 0 {
-			b.WriteString("| request | made | rows of a page | p50, ms | p99, ms | goal |\n|---|---|---|---|---|---|\n")
-			for _, t := range m.Requests {
-				fmt.Fprintf(&b, "| %s | %d | %.0f | %.1f | %.1f | %s |\n", t.Name, t.Made, t.Rows, t.P50, t.P99, t.goalText())
-			}
-			continue
 		}
 		b.WriteString("| figure | fleetd | baseline | ratio | goal |\n|---|---|---|---|---|\n")
 		for _, f := range m.Figures {

@@ -44,7 +44,6 @@ const (
 	figureIdleRead    = "idle node: rows read"
 	figureIdleFiles   = "idle node: files of the database written"
 	figureIdleBytes   = "idle node: bytes written to files by its process"
-	figureListsMissed = "requests of lists and counts that miss their goal, kinds"
 )
 
 var scaleLines = func(postgres bool) []line {
@@ -60,7 +59,7 @@ var scaleLines = func(postgres bool) []line {
 		{name: figureListening0, precision: 2, goal: most(2)}, {name: figureAnswers0, precision: 2}, {name: figureReadyz0, precision: 2, goal: most(5)},
 		{name: figureKnown, precision: 1, goal: most(100)}, {name: figureKnownKept, precision: 1}, {name: figureKnown0, precision: 1, goal: most(100)},
 		{name: figureIdleRows, goal: most(0)}, {name: figureIdleLease}, {name: figureIdleCommits}, {name: figureIdleRead},
-		{name: figureIdleFiles, goal: most(0)}, {name: figureIdleBytes}, {name: figureListsMissed, goal: most(0)},
+		{name: figureIdleFiles, goal: most(0)}, {name: figureIdleBytes},
 	}
 }
 
@@ -113,8 +112,7 @@ func (b *bench) scaleOn(ctx context.Context, postgres bool, storm, rest string) 
 	if err := many.fillIn(ctx, storm, rest, into); err != nil {
 		return fmt.Errorf("%s: fill in: %w", many.name, err)
 	}
-	requests, err := many.restarts(ctx, into)
-	if err != nil {
+	if err := many.restarts(ctx, into); err != nil {
 		return fmt.Errorf("%s: start: %w", many.name, err)
 	}
 	if err := few.run(ctx, func(d *daemon) error { _, err := few.load(ctx, d, storm); return err }); err != nil {
@@ -124,17 +122,9 @@ func (b *bench) scaleOn(ctx context.Context, postgres bool, storm, rest string) 
 	if err := b.storms(ctx, many, few, into, fleetd, baseline); err != nil {
 		return fmt.Errorf("%s: storm: %w", many.name, err)
 	}
-	missed := 0.0
-	for i := range requests {
-		if !requests[i].met() {
-			missed++
-		}
-	}
-	into.add(figureListsMissed, missed)
 	m := measurement{Name: "scale-" + name, Title: fmt.Sprintf("A node with %d known devices, %s, NATS embedded", b.opt.scale, title)}
 	m.tabulate(into, nil, scaleLines(postgres))
 	b.add(m)
-	b.add(measurement{Name: "scale-lists-" + name, Title: fmt.Sprintf("Lists and counts of %d devices, one caller, %s", b.opt.scale, title), Requests: requests})
 	m = measurement{Name: "scale-storm-" + name, Title: fmt.Sprintf("%d devices boot and connect over MQTT, %s: to a node with %d known devices, beside one with only these",
 		b.opt.scaleStorm, title, b.opt.scale)}
 	m.tabulate(fleetd, baseline, scaleStormLines)
@@ -165,7 +155,7 @@ func (b *bench) newKnown(ctx context.Context, name string, postgres bool) (k *kn
 	}
 	k.settings = []string{"--node", "bench", "--api-listen", k.port, "--members-limit", strconv.Itoa(max(1_000_000, b.opt.scale))}
 	if postgres {
-		if k.database, k.drop, err = b.postgres.create(ctx); err != nil {
+		if k.database, k.drop, err = b.postgres.Create(ctx, "fleetd_bench_"); err != nil {
 			return nil, errors.Join(err, os.RemoveAll(k.dir))
 		}
 		k.settings = append(k.settings, "--database", k.database)
@@ -422,13 +412,9 @@ func (d *daemon) edit(client *http.Client, device, change string) error {
 }
 
 // restarts measures the node with all devices: its start with and without a snapshot, its memory, what it does when
-// idle, and its lists.
-func (k *known) restarts(ctx context.Context, into samples) (requests []timing, err error) {
-	plans, err := k.logPlans(ctx)
-	if err != nil {
-		return nil, err
-	}
-	err = k.run(ctx, func(d *daemon) error {
+// idle.
+func (k *known) restarts(ctx context.Context, into samples) error {
+	err := k.run(ctx, func(d *daemon) error {
 		resident, err := k.memory(ctx, d)
 		if err != nil {
 			return err
@@ -444,19 +430,18 @@ func (k *known) restarts(ctx context.Context, into samples) (requests []timing, 
 		t := k.starts[len(k.starts)-1]
 		k.progress("listens after %v, ready after %v; %.1f MB above an empty node, %.1f after garbage collection", t.listens.Round(time.Millisecond), t.ready.Round(time.Millisecond),
 			into[figureKnown][0], into[figureKnownKept][0])
-		requests, err = k.lists(ctx, d)
-		return err
+		return nil
 	})
-	if err := errors.Join(err, plans()); err != nil {
-		return nil, err
+	if err != nil {
+		return err
 	}
 	k.add(into)
 	for _, file := range []string{"registry.snapshot", "registry.changes"} {
 		if err := os.Remove(filepath.Join(k.dir, file)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
+			return err
 		}
 	}
-	return requests, k.run(ctx, func(d *daemon) error {
+	return k.run(ctx, func(d *daemon) error {
 		t := k.starts[len(k.starts)-1]
 		into.add(figureListening0, t.listens.Seconds())
 		into.add(figureAnswers0, t.answers.Seconds())
@@ -592,30 +577,4 @@ func (k *known) fileStates() (states [2]string, err error) {
 		states[i] = fmt.Sprint(info.Size(), info.ModTime().UnixNano())
 	}
 	return states, nil
-}
-
-// logPlans has Postgres write plans of slow statements to its log, if they are wanted, until undo.
-func (k *known) logPlans(ctx context.Context) (undo func() error, err error) {
-	if !k.b.opt.plans || k.database == "" {
-		return func() error { return nil }, nil
-	}
-	db, err := k.open()
-	if err != nil {
-		return nil, err
-	}
-	name := ""
-	if err := db.QueryRowContext(ctx, `SELECT current_database()`).Scan(&name); err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	for _, setting := range []string{"session_preload_libraries = 'auto_explain'", "auto_explain.log_min_duration = '5ms'", "auto_explain.log_analyze = on",
-		"auto_explain.log_buffers = on", "auto_explain.log_timing = off"} {
-		if _, err := db.ExecContext(ctx, "ALTER DATABASE "+name+" SET "+setting); err != nil {
-			return nil, errors.Join(fmt.Errorf("plans: %w", err), db.Close())
-		}
-	}
-	k.progress("EXPLAIN (ANALYZE, BUFFERS) of statements that take 5 ms or more is in the log of the Postgres server, database %s", name)
-	return func() error {
-		_, err := db.ExecContext(context.WithoutCancel(ctx), "ALTER DATABASE "+name+" RESET ALL")
-		return errors.Join(err, db.Close())
-	}, nil
 }

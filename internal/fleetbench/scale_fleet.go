@@ -6,7 +6,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"strings"
 
@@ -31,7 +30,7 @@ const (
 var scaleReasons = []string{"gone", "dead", "idle", "slow", "draining", "node_lost"}
 
 // knownID is the id of a known device that does not connect: unique, and spread evenly over all ids of its prefix, so that
-// devices that were imported together are not neighbours in any index.
+// devices that were imported together are not adjacent in any index.
 func knownID(i int) string {
 	const bits, mask = 40, 1<<40 - 1
 	x := uint64(i)
@@ -46,9 +45,6 @@ func knownID(i int) string {
 func idOf(x uint64) string {
 	return fmt.Sprintf("06:%02x:%02x:%02x:%02x:%02x", x>>32&255, x>>24&255, x>>16&255, x>>8&255, x&255)
 }
-
-// middleID is an id from about the middle of all known devices.
-func middleID(random *rand.Rand) string { return idOf(1<<40/5*2 + random.Uint64N(1<<40/5)) }
 
 // writeDevices writes the file that is imported: devices from (included) to to (excluded) of a fleet, of which the first
 // storm are those that connect.

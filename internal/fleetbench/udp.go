@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"fleetd/simulator/firmware"
 )
 
 // Figures of audio over UDP. A packet counts if it was published.
@@ -22,7 +24,7 @@ const (
 	figurePacketAllocs = "allocations per packet"
 	figureUnpublished  = "accepted and not published, %"
 	figureRejected     = "other verdicts, or lost in the socket, %"
-	figureHeard        = "heard by the subscriber, %"
+	figureReceived     = "received by the subscriber, %"
 	figureNATSCPU      = "CPU of the NATS server per packet, µs"
 )
 
@@ -43,14 +45,14 @@ var udpWanted = []wanted{
 // udpVariant is a variant with a goal, which is a ratio, and perhaps somebody who listens.
 type udpVariant struct {
 	variant
-	ratio float64
-	heard bool
+	ratio    float64
+	received bool
 }
 
 func (v udpVariant) lines() []line {
 	lines := []line{{name: figurePerCPU}, {name: figurePacketCPU, precision: 2}, {name: figurePackets}, {name: figureOffered},
 		{name: figurePacketAllocs, precision: 1}, {name: figureUnpublished, precision: 2}, {name: figureRejected, precision: 2},
-		{name: figureHeard, precision: 1}, {name: figureNATSCPU, precision: 2}}
+		{name: figureReceived, precision: 1}, {name: figureNATSCPU, precision: 2}}
 	if v.ratio > 0 {
 		lines[0].goal = &goal{ratioAtLeast, v.ratio}
 	}
@@ -65,7 +67,7 @@ func (b *bench) measureUDP(ctx context.Context) error {
 	if !o.embedded {
 		variants = append(variants,
 			udpVariant{variant: variant{name: "udp-external", title: "external NATS, no subscriber", nats: true}, ratio: 0.6},
-			udpVariant{variant: variant{name: "udp-heard", title: "external NATS, one subscriber to all audio", nats: true}, heard: true})
+			udpVariant{variant: variant{name: "udp-received", title: "external NATS, one subscriber to all audio", nats: true}, received: true})
 	}
 	arguments := []string{"-io", "std", "-crypt", "manual", "-forward", "-sessions", strconv.Itoa(o.udpDevices), "-size", strconv.Itoa(audioPayload),
 		"-pps", strconv.Itoa(o.udpRate), "-d", o.duration.String()}
@@ -156,18 +158,18 @@ func (b *bench) udpRun(ctx context.Context, run int, v udpVariant, devices int, 
 		return err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	f.channels = make([]channel, devices)
+	f.channels = make([]*firmware.Audio, devices)
 	if err := f.bring(ctx, d, 0, devices); err != nil {
 		return err
 	}
-	var heard *atomic.Int64
-	if v.heard {
+	var received *atomic.Int64
+	if v.received {
 		counter, end, err := b.listen(d.prefix)
 		if err != nil {
 			return err
 		}
 		defer end()
-		heard = counter
+		received = counter
 	}
 	s, err := newSpeaker(f.channels)
 	if err != nil {
@@ -177,11 +179,11 @@ func (b *bench) udpRun(ctx context.Context, run int, v udpVariant, devices int, 
 	if _, err := s.speak(ctx, b.opt.udpRate, b.opt.duration); err != nil { // warms up, and proves addresses
 		return err
 	}
-	return b.udpMeasure(ctx, run, v, d, s, heard, into)
+	return b.udpMeasure(ctx, run, v, d, s, received, into)
 }
 
 // udpMeasure measures while the devices speak.
-func (b *bench) udpMeasure(ctx context.Context, run int, v udpVariant, d *daemon, s *speaker, heard *atomic.Int64, into samples) error {
+func (b *bench) udpMeasure(ctx context.Context, run int, v udpVariant, d *daemon, s *speaker, received *atomic.Int64, into samples) error {
 	before, err := d.afterSpeech(ctx)
 	if err != nil {
 		return err
@@ -190,9 +192,9 @@ func (b *bench) udpMeasure(ctx context.Context, run int, v udpVariant, d *daemon
 	if v.nats {
 		server = b.nats.pid
 	}
-	heardBefore := int64(0)
-	if heard != nil {
-		heardBefore = heard.Load()
+	receivedBefore := int64(0)
+	if received != nil {
+		receivedBefore = received.Load()
 	}
 	saved := d.profile(ctx, b.profileFile(v.name, run), max(1, int(b.opt.duration.Seconds())))
 	m, err := startMeter(server, d.pid())
@@ -229,21 +231,21 @@ func (b *bench) udpMeasure(ctx context.Context, run int, v udpVariant, d *daemon
 	if server != "" {
 		into.add(figureNATSCPU, used.nats.Seconds()*1e6/n)
 	}
-	if heard != nil {
-		into.add(figureHeard, float64(heard.Load()-heardBefore)/n*100)
+	if received != nil {
+		into.add(figureReceived, float64(received.Load()-receivedBefore)/n*100)
 	}
 	into.add(figureOthers, used.others*100)
 	return nil
 }
 
 // listen subscribes to the audio of every device at the external server.
-func (b *bench) listen(prefix string) (heard *atomic.Int64, end func(), err error) {
+func (b *bench) listen(prefix string) (received *atomic.Int64, end func(), err error) {
 	conn, err := nats.Connect(b.nats.url)
 	if err != nil {
 		return nil, nil, fmt.Errorf("nats: %w", err)
 	}
-	heard = &atomic.Int64{}
-	subscription, err := conn.Subscribe(prefix+".devices.*.audio", func(*nats.Msg) { heard.Add(1) })
+	received = &atomic.Int64{}
+	subscription, err := conn.Subscribe(prefix+".devices.*.audio", func(*nats.Msg) { received.Add(1) })
 	if err == nil {
 		err = errors.Join(subscription.SetPendingLimits(-1, -1), conn.Flush())
 	}
@@ -251,5 +253,5 @@ func (b *bench) listen(prefix string) (heard *atomic.Int64, end func(), err erro
 		conn.Close()
 		return nil, nil, fmt.Errorf("nats: %w", err)
 	}
-	return heard, conn.Close, nil
+	return received, conn.Close, nil
 }

@@ -14,21 +14,22 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/nats-io/nats.go"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
 const status = "self.get_device_status"
 
-// doorways are the ways to call a tool with an API key. Each returns the code
+// interfaces are the ways to call a tool with an API key. Each returns the code
 // and rule of a refusal, and `ok` for an answer.
-type doorways struct {
+type interfaces struct {
 	node    *Node
 	gateway string // host:port
 	bus     *nats.Conn
 	token   string
 }
 
-func (d *doorways) all() map[string]func(t *testing.T, device, tool, arguments string) (code, rule string) {
+func (d *interfaces) all() map[string]func(t *testing.T, device, tool, arguments string) (code, rule string) {
 	return map[string]func(t *testing.T, device, tool, arguments string) (code, rule string){
 		"rest": d.rest, "raw": d.raw, "nats": d.nats, "gateway": d.console, "cli": d.cli, "mcp": d.mcp}
 }
@@ -45,7 +46,7 @@ func outcomeOf(t *testing.T, body []byte) (code, rule string) {
 	return p.Code, p.Rule
 }
 
-func (d *doorways) post(t *testing.T, url, body string) (*http.Response, []byte) {
+func (d *interfaces) post(t *testing.T, url, body string) (*http.Response, []byte) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
@@ -65,17 +66,17 @@ func (d *doorways) post(t *testing.T, url, body string) (*http.Response, []byte)
 	return answer, content
 }
 
-func (d *doorways) rest(t *testing.T, device, tool, arguments string) (code, rule string) {
+func (d *interfaces) rest(t *testing.T, device, tool, arguments string) (code, rule string) {
 	_, body := d.post(t, d.node.Info.API+"/v1/devices/"+device+"/tools/"+tool+"/call", `{"arguments":`+arguments+`}`)
 	return outcomeOf(t, body)
 }
 
-func (d *doorways) raw(t *testing.T, device, tool, arguments string) (code, rule string) {
+func (d *interfaces) raw(t *testing.T, device, tool, arguments string) (code, rule string) {
 	_, body := d.post(t, d.node.Info.API+"/v1/devices/"+device+"/mcp", fmt.Sprintf(`{"method":"tools/call","params":{"name":%q,"arguments":%s}}`, tool, arguments))
 	return outcomeOf(t, body)
 }
 
-func (d *doorways) nats(t *testing.T, device, tool, arguments string) (code, rule string) {
+func (d *interfaces) nats(t *testing.T, device, tool, arguments string) (code, rule string) {
 	m := nats.NewMsg("fleetd.v1.cmd." + strings.ReplaceAll(device, ":", "") + ".call")
 	m.Header.Set("Fleetd-Token", d.token)
 	m.Data = fmt.Appendf(nil, `{"tool":%q,"arguments":%s}`, tool, arguments)
@@ -86,14 +87,14 @@ func (d *doorways) nats(t *testing.T, device, tool, arguments string) (code, rul
 	return outcomeOf(t, answer.Data)
 }
 
-// console knows of no rules: its answers have a code alone.
-func (d *doorways) console(t *testing.T, device, tool, arguments string) (code, rule string) {
+// console has no rules: its answers have a code alone.
+func (d *interfaces) console(t *testing.T, device, tool, arguments string) (code, rule string) {
 	id := strings.ReplaceAll(device, ":", "_")
 	answer, _ := d.post(t, "http://"+d.gateway+"/api/commands/GID@@@"+id+"@@@"+id, fmt.Sprintf(`{"type":"mcp","payload":{"method":"tools/call","params":{"name":%q,"arguments":%s}}}`, tool, arguments))
 	return answer.Header.Get("X-Fleetd-Code"), ""
 }
 
-func (d *doorways) cli(t *testing.T, device, tool, arguments string) (code, rule string) {
+func (d *interfaces) cli(t *testing.T, device, tool, arguments string) (code, rule string) {
 	_, errs, status := d.node.Command(t, "call", device, tool, "--args", arguments, "--api", d.node.Info.API, "--token", d.token)
 	if status == 0 {
 		return "ok", ""
@@ -107,7 +108,7 @@ func (d *doorways) cli(t *testing.T, device, tool, arguments string) (code, rule
 }
 
 // mcp is a host of a language model.
-func (d *doorways) mcp(t *testing.T, device, tool, arguments string) (code, rule string) {
+func (d *interfaces) mcp(t *testing.T, device, tool, arguments string) (code, rule string) {
 	client := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil)
 	session, err := client.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: d.node.Info.API + "/mcp",
 		HTTPClient: &http.Client{Transport: withToken{d.token}}}, nil)
@@ -127,7 +128,7 @@ func (d *doorways) mcp(t *testing.T, device, tool, arguments string) (code, rule
 
 // A key for one room and reading tools is refused everything else, the same on
 // every way in and on whichever node, and each refusal is in the audit with the
-// rule that decided. Revoked on one node it is worth nothing on the other, at
+// rule that decided. Revoked on one node it is not valid on the other, at
 // once, with the database away too.
 func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 	t.Parallel()
@@ -165,10 +166,10 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer bus.Close()
-	ways := &doorways{node: a, gateway: gateway, bus: bus, token: token}
+	ways := &interfaces{node: a, gateway: gateway, bus: bus, token: token}
 
-	b.Await(t, "the other node knows key and labels", 10*time.Second, func() bool {
-		code, _ := (&doorways{node: b, token: token}).rest(t, lab, status, `{}`)
+	b.Await(t, "the other node has key and labels", 10*time.Second, func() bool {
+		code, _ := (&interfaces{node: b, token: token}).rest(t, lab, status, `{}`)
 		return code == "ok"
 	})
 	type refusal struct{ via, device, tool, code, rule string }
@@ -185,7 +186,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 			{"02:ac:ce:55:ff:ff", status, `{}`, "forbidden", "key-devices"}, // there is none
 		} {
 			if name == "nats" && strings.HasSuffix(tc.device, "ff:ff") {
-				continue // nobody listens there, which NATS itself says
+				continue // no responders, which NATS itself reports
 			}
 			code, rule := call(t, tc.device, tc.tool, tc.arguments)
 			// security: K3 R2
@@ -201,7 +202,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 	}
 	repeatHop(t, bus, func() {
 		for _, n := range c.Nodes { // one of them has to ask the other
-			if code, _ := (&doorways{node: n, token: token}).rest(t, lab, status, `{}`); code != "ok" {
+			if code, _ := (&interfaces{node: n, token: token}).rest(t, lab, status, `{}`); code != "ok" {
 				t.Errorf("a call through each node: %s", code)
 			}
 		}
@@ -257,7 +258,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 
 	revoke := func(name, token string) {
 		t.Helper()
-		other := &doorways{node: b, token: token}
+		other := &interfaces{node: b, token: token}
 		if code, _ := other.rest(t, lab, status, `{}`); code != "ok" {
 			t.Errorf("%s before: %s", name, code)
 		}
@@ -275,7 +276,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 				t.Fatalf("%s is worth %s on the other node %v after it was revoked", name, code, took)
 			}
 		}
-		t.Logf("%s: worth nothing on the other node after %v", name, time.Since(revoked))
+		t.Logf("%s: refused on the other node after %v", name, time.Since(revoked))
 	}
 	revoke("lab", token)
 	for i, n := range c.Nodes {
@@ -296,7 +297,7 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 	}
 	a.Stop(t)
 	a.Run(t)
-	var report apiclient.AuditReport
+	var report api.AuditReport
 	b.Await(t, "the third run is in the record", 10*time.Second, func() bool {
 		report, err = b.VerifyAudit(t.Context(), apiclient.AuditFilter{})
 		return err == nil && report.Runs == 4
@@ -310,11 +311,11 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 	}
 }
 
-// repeatHop hears what one node asks the other, and asks the same again: it has
-// a stamp alone, and is worth nothing.
+// repeatHop records the request of one node to another, and sends the same again: it has
+// a stamp alone, and is not valid.
 func repeatHop(t *testing.T, bus *nats.Conn, ask func()) {
 	t.Helper()
-	heard, err := bus.SubscribeSync("fleetd.v1.cmd.*.call")
+	received, err := bus.SubscribeSync("fleetd.v1.cmd.*.call")
 	if err == nil {
 		err = bus.Flush()
 	}
@@ -322,7 +323,7 @@ func repeatHop(t *testing.T, bus *nats.Conn, ask func()) {
 		t.Fatal(err)
 	}
 	ask()
-	hop, err := heard.NextMsg(5 * time.Second)
+	hop, err := received.NextMsg(5 * time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +332,7 @@ func repeatHop(t *testing.T, bus *nats.Conn, ask func()) {
 	}
 	answers, err := bus.SubscribeSync(hop.Reply)
 	if err == nil {
-		err = errors.Join(heard.Unsubscribe(), bus.PublishMsg(hop))
+		err = errors.Join(received.Unsubscribe(), bus.PublishMsg(hop))
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -45,7 +45,7 @@ func TestAttestedActivation(t *testing.T) {
 		t.Errorf("keys:\n%s", out)
 	}
 	if strings.Contains(node.Log.String(), key) {
-		t.Error("the key stands in the log")
+		t.Error("the key is in the log")
 	}
 	if node.Metric(t, "fleetd_attestation_proofs_total", `outcome="admitted"`) != 1 || node.Metric(t, "fleetd_contested_total", `reason="wrong_proof"`) < 1 {
 		t.Error("not counted")

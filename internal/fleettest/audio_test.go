@@ -23,7 +23,7 @@ func setting(t testing.TB, name string, normal int) int {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n <= 0 {
-		t.Fatalf("%s=%q is no number", name, text)
+		t.Fatalf("%s=%q is not a number", name, text)
 	}
 	return n
 }
@@ -40,7 +40,7 @@ func TestForgerCannotStealAudio(t *testing.T) {
 	const id, frames = "02:00:00:00:04:01", 60
 	node := programs.Start(t, natsFlag, natsAnyPort)
 	bus := attach(t, node)
-	heard := bus.hear(t, id)
+	received := bus.listen(t, id)
 	d := boot(t, node.Info.OTA, id).dial(t, devicetest.NewScript())
 	c := d.hello(t)
 
@@ -48,7 +48,7 @@ func TestForgerCannotStealAudio(t *testing.T) {
 		report = make(chan UDPAttack, 1)
 		before := node.Metric(t, "fleetd_udp_packets_total")
 		go func() {
-			report <- Attack[UDPAttack](t, programs, "--attack", "udp", "--target", c.server, "--ssrc", c.ssrc(),
+			report <- Attack[UDPAttack](t, programs, "--attack", "udp", "--target", c.Server.String(), "--ssrc", c.ssrc(),
 				"--rate", strconv.Itoa(rate), "--duration", (frames*frameTime + 2*time.Second).String())
 		}()
 		node.Await(t, "the flood arrives", 10*time.Second, func() bool {
@@ -61,7 +61,7 @@ func TestForgerCannotStealAudio(t *testing.T) {
 		report := attack()
 		every(t, frameTime, frames, func(i int) {
 			c.say(t)
-			if i == frames/2 { // the device is known by now: it can be spoken to
+			if i == frames/2 { // the device is known: audio can be sent to it
 				bus.publish(t, id, "send", `{"type":"tts","state":"start"}`)
 				for n := range 20 {
 					bus.publish(t, id, "audio", string(frame(uint32(1000*(round+1)+n))))
@@ -74,23 +74,23 @@ func TestForgerCannotStealAudio(t *testing.T) {
 		if r.PacketsBack != 0 || r.Sent < rate {
 			t.Errorf("the forger sent %d packets and got %d", r.Sent, r.PacketsBack)
 		}
-		for len(c.heard) > 0 {
-			n, genuine := numberOf(<-c.heard)
+		for len(c.Packets) > 0 {
+			n, genuine := numberOf(<-c.Packets)
 			if !genuine || n != uint32(1000*(round+1)+answered%20) {
-				t.Errorf("the device heard frame %d, %t, as its answer %d", n, genuine, answered)
+				t.Errorf("the device received frame %d, %t, as its answer %d", n, genuine, answered)
 			}
 			answered++
 		}
 	}
-	got, twice, noise := heard.count()
+	got, twice, noise := received.count()
 	verdict := func(name string) float64 { return node.Metric(t, "fleetd_udp_packets_total", `verdict="`+name+`"`) }
-	t.Logf("%d of %d frames heard, %d twice, %d forged; accepted %.0f, held %.0f, implausible %.0f, foreign %.0f, jump %.0f, replayed %.0f, old %.0f",
+	t.Logf("%d of %d frames received, %d twice, %d forged; accepted %.0f, held %.0f, implausible %.0f, foreign %.0f, jump %.0f, replayed %.0f, old %.0f",
 		got, 2*frames, twice, noise, verdict("accepted"), verdict("held"), verdict("implausible"), verdict("foreign"), verdict("jump"), verdict("replayed"), verdict("old"))
 	if got < 2*frames*99/100 || twice > 0 || noise > 1 {
-		t.Errorf("%d of %d frames heard, %d of them twice, and %d forged", got, 2*frames, twice, noise)
+		t.Errorf("%d of %d frames received, %d of them twice, and %d forged", got, 2*frames, twice, noise)
 	}
-	if answered < 39 || c.stray.Load() > 0 {
-		t.Errorf("the device heard %d of 40 frames and %d stray packets", answered, c.stray.Load())
+	if answered < 39 || c.Dropped.Load() > 0 {
+		t.Errorf("the device received %d of 40 frames and %d foreign packets", answered, c.Dropped.Load())
 	}
 	if refused := verdict("implausible") + verdict("foreign"); refused < float64(rate) || verdict("accepted") < frames {
 		t.Errorf("metrics tell of %.0f refused and %.0f accepted packets", refused, verdict("accepted"))
@@ -104,11 +104,11 @@ func TestAudioSurvivesTCPCut(t *testing.T) {
 	t.Parallel()
 	const id, frames = "02:00:00:00:08:01", 20
 	node := programs.Start(t, natsFlag, natsAnyPort)
-	heard := attach(t, node).hear(t, id)
+	received := attach(t, node).listen(t, id)
 	proxy := storetest.NewProxy(t, node.Setting("--mqtt-listen"))
 	proxy.Start()
 	login := boot(t, node.Info.OTA, id)
-	login.address = proxy.Address()
+	login.Endpoint = proxy.Address()
 	d := login.dial(t, devicetest.NewScript())
 	node.AwaitReady(t, 1)
 	c := d.hello(t)
@@ -116,7 +116,7 @@ func TestAudioSurvivesTCPCut(t *testing.T) {
 
 	talk(c)
 	proxy.Stop()
-	<-d.gone
+	<-d.Gone()
 	node.Await(t, "the device is offline", 10*time.Second, func() bool {
 		v, err := node.Device(t.Context(), id)
 		return err == nil && v.State == "offline"
@@ -128,34 +128,34 @@ func TestAudioSurvivesTCPCut(t *testing.T) {
 	talk(c)
 	wantSeqs := func(session string, n int) {
 		t.Helper()
-		devicetest.Eventually(t, "all frames are heard", func() bool { return len(heard.of(session)) >= n })
-		for i, seq := range heard.of(session) {
+		devicetest.Eventually(t, "all frames are received", func() bool { return len(received.of(session)) >= n })
+		for i, seq := range received.of(session) {
 			if seq != uint64(i+1) {
 				t.Fatalf("frame %d of %s has the number %d", i+1, session, seq)
 			}
 		}
 	}
-	wantSeqs(c.session, 3*frames)
+	wantSeqs(c.Session, 3*frames)
 	if v, err := node.Device(t.Context(), id); err != nil || !v.Audio.Open || v.Audio.Packets != 3*frames || v.Audio.Dropped != 0 {
 		t.Errorf("audio %+v, %v", v.Audio, err)
 	}
 
 	talk(c)
 	again := d.hello(t)
-	if again.session == c.session || again.ssrc() == c.ssrc() {
-		t.Errorf("the new hello got the old session %s or ssrc %s", again.session, again.ssrc())
+	if again.Session == c.Session || again.ssrc() == c.ssrc() {
+		t.Errorf("the new hello got the old session %s or ssrc %s", again.Session, again.ssrc())
 	}
 	unknown := func() float64 { return node.Metric(t, "fleetd_udp_packets_total", `verdict="unknown_ssrc"`) }
 	if unknown() != 0 {
 		t.Errorf("%.0f packets were of an unknown channel", unknown())
 	}
 	talk(again)
-	wantSeqs(again.session, frames)
+	wantSeqs(again.Session, frames)
 	talk(c) // of the old channel
 	devicetest.Eventually(t, "the old channel is unknown", func() bool { return unknown() == frames })
-	wantSeqs(c.session, 4*frames)
-	if len(heard.of(c.session)) != 4*frames || node.Metric(t, "fleetd_udp_channels") != 1 {
-		t.Errorf("%d frames of the old channel, %.0f channels", len(heard.of(c.session)), node.Metric(t, "fleetd_udp_channels"))
+	wantSeqs(c.Session, 4*frames)
+	if len(received.of(c.Session)) != 4*frames || node.Metric(t, "fleetd_udp_channels") != 1 {
+		t.Errorf("%d frames of the old channel, %.0f channels", len(received.of(c.Session)), node.Metric(t, "fleetd_udp_channels"))
 	}
 }
 
@@ -177,9 +177,9 @@ func TestSilentUDP(t *testing.T) {
 	channels := map[string]*channel{silent: open(silent), mumbling: open(mumbling)}
 	begun := time.Now()
 	talk.say(t)
-	wrong := channels[mumbling].packet(1, frame(1)) // in the wrong key: nothing of it can be heard
+	wrong := channels[mumbling].SealAs(1, frame(1)) // in the wrong key: nothing of it can be received
 	wrong[16] ^= 0xff
-	if _, err := channels[mumbling].conn.Write(wrong); err != nil {
+	if _, err := channels[mumbling].Conn.Write(wrong); err != nil {
 		t.Fatal(err)
 	}
 	for range len(channels) {
@@ -203,12 +203,12 @@ func TestSilentUDP(t *testing.T) {
 		}
 		c := channels[e.Device]
 		if c == nil || m.Subject != "fleetd.v1.devices."+token(e.Device)+".udp.silent" {
-			t.Fatalf("%s says %s", m.Subject, m.Data)
+			t.Fatalf("%s has %s", m.Subject, m.Data)
 		}
 		delete(channels, e.Device)
 		want := map[string]int{silent: 0, mumbling: 1}[e.Device]
-		if e.Conversation != c.session || e.Node == "" || e.Session == "" || e.Epoch == 0 || e.Seq == 0 || e.Time.IsZero() || e.Packets == nil || *e.Packets != want {
-			t.Errorf("%s: %s, want %d packets in %s", e.Device, m.Data, want, c.session)
+		if e.Conversation != c.Session || e.Node == "" || e.Session == "" || e.Epoch == 0 || e.Seq == 0 || e.Time.IsZero() || e.Packets == nil || *e.Packets != want {
+			t.Errorf("%s: %s, want %d packets in %s", e.Device, m.Data, want, c.Session)
 		}
 	}
 	if n := node.Metric(t, "fleetd_udp_silent_channels_total"); n != 2 || len(events) > 0 {

@@ -158,7 +158,7 @@ func (b balancer) online(t testing.TB) (total int, byNode map[string][]apiclient
 	return total, byNode
 }
 
-// get asks the devices' address.
+// get requests a path of the devices' address.
 func get(t testing.TB, url string, header http.Header) (status int, body string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), "GET", url, nil)
@@ -244,7 +244,7 @@ func TestBalancedFleet(t *testing.T) {
 
 	// The database goes away for longer than it takes the balancer to give a server up.
 	database.Stop()
-	nodes[0].Await(t, "the API side says so", 20*time.Second, func() bool {
+	nodes[0].Await(t, "the API side reports it", 20*time.Second, func() bool {
 		status, _ := get(t, nodes[0].Info.API+"/readyz", nil)
 		return status == http.StatusServiceUnavailable
 	})
@@ -257,7 +257,7 @@ func TestBalancedFleet(t *testing.T) {
 			t.Errorf("a member's OTA check without the database: %d %s", status, body)
 		}
 		if status, body := get(t, fleet.ota, http.Header{"Device-Id": {"02:dd:00:00:00:00"}, "Client-Id": {"new"}}); status != http.StatusServiceUnavailable {
-			t.Errorf("a stranger's OTA check without the database: %d %s", status, body)
+			t.Errorf("the OTA check of an unknown device without the database: %d %s", status, body)
 		}
 		if r, err := fleet.Call(t.Context(), "02:f1:ee:00:00:01", volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`), Timeout: 5 * time.Second}); err != nil || r.IsError {
 			t.Errorf("a call without the database: %+v, %v", r, err)
@@ -285,7 +285,7 @@ func TestBalancedFleet(t *testing.T) {
 		if r.Totals.Crashes != 0 || r.Totals.DuplicateCallIDs != 0 {
 			t.Errorf("%+v", r.Totals)
 		}
-		// A node that stops does not answer newcomers, so that the balancer takes them elsewhere at once.
+		// A node that stops does not answer new devices, so that the balancer sends them elsewhere at once.
 		if refused := r.Totals.CONNACKCodes["3"]; refused != 0 {
 			t.Errorf("%d connections were sent away for 10 seconds", refused)
 		}
@@ -339,7 +339,7 @@ func TestBalancerTellsAddresses(t *testing.T) {
 	node.Await(t, "the node's log has the address of the device", 10*time.Second, func() bool { return strings.Contains(node.Log.String(), "127.0.0.77") })
 }
 
-// Whoever guesses tokens through the balancer is slowed down by its address,
+// A client that guesses tokens through the balancer is slowed down by its address,
 // which is what the audit has, whatever it writes.
 func TestBalancerTellsWhoGuesses(t *testing.T) {
 	t.Parallel()

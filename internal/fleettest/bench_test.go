@@ -6,24 +6,23 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/gorilla/websocket"
-
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/devicetest/client"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mqttdevice"
 	"fleetd/internal/udpaudio"
 	"fleetd/internal/wsdevice"
+	"fleetd/simulator/firmware"
 )
 
 // bench is the core with both real front ends in this process, over recorded
@@ -67,7 +66,7 @@ func open(t *testing.T) *bench {
 		mqtt.Close()
 		front.Close()
 	})
-	b.mqtt, b.websocket = listener.Addr().String(), "ws"+strings.TrimPrefix(server.URL, "http")
+	b.mqtt, b.websocket = listener.Addr().String(), "ws"+strings.TrimPrefix(server.URL, "http")+"/"
 	return b
 }
 
@@ -78,7 +77,7 @@ func (b *bench) login(t testing.TB, id devices.ID) login {
 	if _, err := b.service.CheckIn(context.Background(), admission.CheckIn{Device: id, ClientID: clientOf(string(id))}); err != nil {
 		t.Fatal(err)
 	}
-	return login{address: b.mqtt, client: id.Token(), user: credential.MQTTUser(clientOf(string(id))), password: b.token(id), topic: devices.TopicUp(id)}
+	return login{firmware.Login{Endpoint: b.mqtt, ClientID: id.Token(), Username: credential.MQTTUser(clientOf(string(id))), Password: b.token(id), PublishTopic: devices.TopicUp(id), Keepalive: 30}}
 }
 
 func (b *bench) token(id devices.ID) string {
@@ -107,7 +106,7 @@ func (b *bench) view(t testing.TB, id devices.ID) devices.View {
 	return v
 }
 
-// call calls a tool; err is nil or says what the core says.
+// call calls a tool; err is that of the core.
 func (b *bench) call(id devices.ID, tool, args string, timeout time.Duration) (devices.ToolResult, *devices.Error) {
 	return call(b.service, id, tool, args, timeout)
 }
@@ -115,58 +114,22 @@ func (b *bench) call(id devices.ID, tool, args string, timeout time.Duration) (d
 func call(s *fleet.Service, id devices.ID, tool, args string, timeout time.Duration) (devices.ToolResult, *devices.Error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	r, err := s.CallTool(ctx, devices.ToolCall{By: devicetest.Admin, Device: id, Tool: tool, Arguments: json.RawMessage(args)})
+	r, err := s.CallTool(ctx, devices.ToolCall{Principal: devicetest.Admin, Device: id, Tool: tool, Arguments: json.RawMessage(args)})
 	if err != nil {
 		return r, devices.AsError(err)
 	}
 	return r, nil
 }
 
-// socket is a WebSocket device that answers MCP by its script.
-type socket struct {
-	*devicetest.Script
-	mu     sync.Mutex
-	ws     *websocket.Conn
-	hellos chan string
-}
-
-const socketHello = `{"type":"hello","version":1,"features":{"mcp":true},"transport":"websocket","audio_params":{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}`
-
-// dialSocket connects and says hello.
-func dialSocket(t testing.TB, url, id, token string, script *devicetest.Script) *socket {
+// dialSocket connects a WebSocket device and sends a hello.
+func dialSocket(t testing.TB, url, id, token string, script *devicetest.Script) *device {
 	t.Helper()
-	ws, _, err := websocket.DefaultDialer.Dial(url, http.Header{"Device-Id": {id}, "Client-Id": {clientOf(id)}, "Protocol-Version": {"1"}, "Authorization": {"Bearer " + token}})
-	if err != nil {
+	d := login{firmware.Login{URL: url, Device: id, Client: clientOf(id), Token: token, Version: 1}}.dial(t, script)
+	if err := d.Send(client.HelloWebSocket); err != nil {
 		t.Fatal(err)
 	}
-	s := &socket{Script: script, ws: ws, hellos: make(chan string, 10)}
-	t.Cleanup(s.close)
-	if err := s.send(socketHello); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		for {
-			_, text, err := ws.ReadMessage()
-			if err != nil {
-				return
-			}
-			if strings.Contains(string(text), `"type":"hello"`) {
-				s.hellos <- string(text)
-			} else if answer := script.Answer(text); answer != "" {
-				_ = s.send(answer) // the connection ends if it fails
-			}
-		}
-	}()
-	return s
+	return d
 }
-
-func (s *socket) send(text string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ws.WriteMessage(websocket.TextMessage, []byte(text))
-}
-
-func (s *socket) close() { _ = s.ws.Close() }
 
 // pipe is a connection without a wire.
 type pipe struct {

@@ -29,7 +29,7 @@ const (
 type decision struct {
 	value      string
 	begun, end time.Time
-	// held says that it was answered by a node which had its database: then it
+	// held: it was answered by a node which had its database: then it
 	// must not be lost. Any other may hold, and at any time.
 	held bool
 }
@@ -267,7 +267,7 @@ func (s *storm) staleStart(node int, lasts time.Duration) {
 	s.NATS[node].Break(0, None)
 	s.SQL[node].Break(0, Cut)
 	s.Nodes[node].Run(s.t)
-	mend := time.AfterFunc(lasts/2, func() { s.SQL[node].Break(0, None) })
-	s.t.Cleanup(func() { mend.Stop() })
+	repair := time.AfterFunc(lasts/2, func() { s.SQL[node].Break(0, None) })
+	s.t.Cleanup(func() { repair.Stop() })
 	up()
 }

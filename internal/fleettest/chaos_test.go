@@ -80,10 +80,11 @@ type storm struct {
 	violations []string
 	done       map[string]int // faults by name
 	decisions  *decisions
+	jobs       *jobWork
 	js         jetstream.JetStream
 }
 
-// invariants hold when everything is mended and the fleet is at rest. The order
+// invariants hold when everything is restored and the fleet is at rest. The order
 // matters: account ends the devices, and quiet looks at what they leave. Each
 // new promise about faults joins this list.
 var invariants = []struct {
@@ -92,7 +93,8 @@ var invariants = []struct {
 }{
 	{"nodes, calls and database agree on who holds each device", (*storm).agree},
 	{"what was decided holds, and nothing old is back", (*storm).decided},
-	{"callers and devices agree on every call", (*storm).account},
+	{"every job ends", (*storm).finished},
+	{"callers, jobs and devices agree on every call", (*storm).account},
 	{"nothing is left when the devices are gone", (*storm).quiet},
 	{"events are kept", (*storm).kept},
 }
@@ -141,15 +143,17 @@ func chaos(t *testing.T, p Programs, seed uint64, lasts, patience time.Duration)
 	c.AwaitReady(t, len(s.ids)+chaosRevoked, time.Minute)
 	s.load = c.StartLoad(t, s.ids, LoadOptions{Seed: seed, Callers: chaosCallers, Pause: 20 * time.Millisecond, Timeout: 4 * time.Second})
 	s.decisions = s.decide(seed)
+	s.jobs = s.work(seed)
 
 	for end := time.Now().Add(lasts); time.Now().Before(end); {
 		s.strike()
 		time.Sleep(time.Duration(200+s.random.IntN(1000)) * time.Millisecond)
 	}
 	s.decisions.end()
+	s.jobs.end()
 	c.Mend()
 	s.decisions.revokeTheRest()
-	for i := range c.Nodes { // everybody moves once more, and nobody is told
+	for i := range c.Nodes { // everybody moves once more, and no node is notified
 		c.MQTT.Desert(i)
 		c.HTTP.Desert(i)
 	}
@@ -160,18 +164,19 @@ func chaos(t *testing.T, p Programs, seed uint64, lasts, patience time.Duration)
 	_ = revoked.Report(t) // ends it
 	t.Logf("faults: %v", s.done)
 	t.Logf("calls: %v", s.load.Outcomes())
+	t.Logf("jobs: %d, %d tasks; %v", len(s.jobs.all), s.jobs.tasks, s.jobs.verbs)
 	return s.violations
 }
 
-// strike breaks one thing, and sees to it that it is mended.
+// strike breaks one thing, and makes sure that it is restored.
 func (s *storm) strike() {
 	node := s.random.IntN(len(s.Nodes))
 	lasts := time.Duration(500+s.random.IntN(6000)) * time.Millisecond
 	breaks := func(name string, w *Wire, server int, f Fault) {
 		s.done[name]++
 		w.Break(server, f)
-		mend := time.AfterFunc(lasts, func() { w.Break(server, None) })
-		s.t.Cleanup(func() { mend.Stop() })
+		repair := time.AfterFunc(lasts, func() { w.Break(server, None) })
+		s.t.Cleanup(func() { repair.Stop() })
 	}
 	switch roll := s.random.IntN(100); {
 	case roll < 15:
@@ -286,20 +291,36 @@ func (s *storm) agree() {
 // account compares the answers that callers got with what the devices did.
 func (s *storm) account() {
 	l := s.load
+	var reports []Report
 	for _, sim := range s.sims {
 		r := sim.Report(s.t)
+		reports = append(reports, r)
 		if r.Totals.DuplicateCallIDs != 0 || r.Totals.Crashes != 0 {
 			s.violated("%d call ids were executed twice, %d devices crashed", r.Totals.DuplicateCallIDs, r.Totals.Crashes)
 		}
 		for _, d := range r.Devices {
-			if d.CallsTotal > l.issued[d.ID] || d.CallsTotal < l.answered[d.ID] {
-				s.violated("%s executed %d calls; %d were made, %d answered", d.ID, d.CallsTotal, l.issued[d.ID], l.answered[d.ID])
+			calls := int(d.CallsTotal)
+			for _, n := range d.Markers { // of jobs
+				calls -= int(n)
+			}
+			if calls > l.issued[d.ID] || calls < l.answered[d.ID] {
+				s.violated("%s executed %d calls; %d were made, %d answered", d.ID, calls, l.issued[d.ID], l.answered[d.ID])
 			}
 			stored := s.DB.Count(s.t, "SELECT count(*) FROM presence p JOIN catalogs c ON c.sha256 = p.catalog JOIN catalog_history h ON h.device = p.device AND h.catalog = p.catalog WHERE p.device = $1 AND p.catalog = $2", d.ID, d.CatalogSHA256)
 			if stored == 0 {
 				s.violated("%s has the tool list %s, which is not what the database has", d.ID, d.CatalogSHA256)
 			}
 		}
+	}
+	if s.jobs != nil {
+		outcomes, wrong := s.jobs.check(s.t, reports...)
+		for _, fault := range wrong {
+			s.violated("%s", fault)
+		}
+		if outcomes["ok"] == 0 {
+			s.violated("no task succeeded: %v", outcomes)
+		}
+		s.t.Logf("tasks: %v", outcomes)
 	}
 	for _, lists := range [][]string{l.slow, l.wrong} {
 		s.violations = append(s.violations, lists...)

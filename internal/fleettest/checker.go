@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -60,7 +61,7 @@ func (k *Checker) Edit(via int, device, aspect string) Answer {
 	defer cancel()
 	var err error
 	if key, isLabel := strings.CutPrefix(aspect, "label:"); isLabel {
-		_, err = k.c.Nodes[via].PatchSelected(ctx, "device="+device, apiclient.SelectionPatch{Labels: map[string]*string{key: &a.Value}})
+		_, err = k.c.Nodes[via].PatchSelected(ctx, "device="+device, api.SelectionEdit{Labels: map[string]*string{key: &a.Value}})
 	} else {
 		_, err = k.c.Nodes[via].Patch(ctx, device, apiclient.DevicePatch{Name: &a.Value})
 	}
@@ -86,7 +87,7 @@ func (k *Checker) answered(a Answer, ok string, err error) Answer {
 	switch {
 	case err == nil:
 		a.Code = ok
-	case errors.As(err, &problem) && !strings.Contains(problem.Detail, "look whether"):
+	case errors.As(err, &problem) && !strings.Contains(problem.Detail, "check whether"):
 		a.Code = problem.Code
 	}
 	k.mu.Lock()
@@ -106,7 +107,7 @@ func (k *Checker) Answers() map[string]int {
 	return n
 }
 
-// known is what the fleet knows of one device, as one place has it.
+// known is what the fleet has of one device, as one place has it.
 type known struct {
 	Admission, Name string
 	Labels          map[string]string
@@ -146,7 +147,7 @@ func account(answers []Answer, log []apiclient.Change) (faults []string) {
 	at := map[decided][]int64{}
 	for _, c := range log {
 		var value string
-		_ = json.Unmarshal(c.Value, &value) // no decision of ours has another type
+		_ = json.Unmarshal(c.Value, &value) // no decision has another type
 		x := decided{c.Device, c.Aspect, value}
 		at[x] = append(at[x], c.Revision)
 	}
@@ -174,7 +175,7 @@ func account(answers []Answer, log []apiclient.Change) (faults []string) {
 	return faults
 }
 
-// compare reads the log, the rows and every node, and tells the first difference.
+// compare reads the log, the rows and every node, and returns the first difference.
 func (k *Checker) compare() (log []apiclient.Change, differs string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/fleetbench/services"
 	"fleetd/internal/store/storetest"
 )
 
@@ -78,19 +79,14 @@ func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 }
 
 // natsServerOfItsOwn runs a NATS server in this process that notices a silent
-// client as quickly as docs/operations.md asks for.
+// client as quickly as docs/data.md requires.
 func natsServerOfItsOwn(t testing.TB) *server.Server {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(),
-		PingInterval: scaled(2 * time.Second), MaxPingsOut: 2, NoLog: true, NoSigs: true})
+	s, err := services.StartNATS("", t.TempDir(), func(o *server.Options) { o.PingInterval, o.MaxPingsOut = scaled(2*time.Second), 2 })
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("the NATS server did not start")
-	}
 	return s
 }
 

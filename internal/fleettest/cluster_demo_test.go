@@ -20,7 +20,7 @@ import (
 
 // What `make cluster-demo` prints can be pasted: each line calls the same
 // device on another node, and all answers name the node that holds it. Ctrl-C
-// leaves nothing behind.
+// leaves nothing.
 func TestClusterDemo(t *testing.T) {
 	t.Parallel()
 	for _, balanced := range []bool{false, true} {
@@ -55,7 +55,7 @@ func clusterDemo(t *testing.T, db storetest.Database, natsURL string, js jetstre
 	}
 	ended := make(chan struct{})
 	go func() {
-		_ = demo.Wait() // its output tells more
+		_ = demo.Wait() // its output has more
 		close(ended)
 	}()
 	interrupt := func() {
@@ -112,18 +112,18 @@ func clusterDemo(t *testing.T, db storetest.Database, natsURL string, js jetstre
 	}
 	mark := fmt.Sprintf("fleetd_demo_%d_", demo.Process.Pid)
 	if n := db.Count(t, "SELECT count(*) FROM pg_database WHERE starts_with(datname, $1)", mark); n != 0 {
-		t.Errorf("%d databases stay behind", n)
+		t.Errorf("%d databases remains", n)
 	}
 	names := js.StreamNames(t.Context())
 	for name := range names.Name() {
 		if strings.Contains(name, strings.ToUpper(mark)) {
-			t.Errorf("stream %s stays behind", name)
+			t.Errorf("stream %s remains", name)
 		}
 	}
 	if err := names.Err(); err != nil {
 		t.Error(err)
 	}
 	if processes, err := exec.Command("pgrep", "-f", temp).Output(); err == nil {
-		t.Errorf("processes stay behind: %s", processes)
+		t.Errorf("processes remains: %s", processes)
 	}
 }

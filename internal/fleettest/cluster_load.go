@@ -145,7 +145,7 @@ func (l *Load) Down(node int) (up func()) {
 
 func (l *Load) runs(node int, at time.Time) bool { return l.ran(node, at, at) }
 
-// ran tells whether the node ran from one time to another. The caller holds
+// ran reports whether the node ran from one time to another. The caller holds
 // the lock.
 func (l *Load) ran(node int, from, to time.Time) bool {
 	return !slices.ContainsFunc(l.unfair, func(s *span) bool {

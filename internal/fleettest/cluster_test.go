@@ -73,7 +73,7 @@ func TestThreeNodes(t *testing.T) {
 		{storetest.Postgres(t).URL, "one fleet, one secret", "has another database"},
 		{"sqlite", "another secret, and no better one", "has another secret"},
 	} {
-		log := programs.Refused(t, "--database", other.database, "--nats", url, "--nats-prefix", prefix, "--secret", other.secret, "--node", "stranger")
+		log := programs.Refused(t, "--database", other.database, "--nats", url, "--nats-prefix", prefix, "--secret", other.secret, "--node", "foreign")
 		if !strings.Contains(log, other.sentence) {
 			t.Errorf("a node of another fleet was refused with\n%s\nwant a sentence with %q", log, other.sentence)
 		}

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// wantEchoes wants every device to have heard exactly what it said, wake word
+// wantEchoes wants every device to have received exactly what it sent, wake word
 // included.
 func wantEchoes(t *testing.T, r Report) {
 	t.Helper()
 	for _, d := range r.Devices {
 		a := d.Audio
-		if a.Spoken == 0 || a.Heard != a.FramesSent || a.EchoIdentical != a.FramesSent || a.SentSHA256 != a.HeardSHA256 ||
+		if a.Spoken == 0 || a.Audible != a.FramesSent || a.EchoIdentical != a.FramesSent || a.SentSHA256 != a.AudibleSHA256 ||
 			a.EchoLost+a.EchoOutOfOrder+a.EchoForeign+a.DroppedQueueFull+a.DroppedNotSpeaking+a.CutOff+a.ResetByStart != 0 {
 			t.Errorf("%s (%s over %s): %s; audio %+v", d.ID, d.Profile, d.Transport, d.Error, a)
 		}
 	}
 }
 
-// What a device says comes back to it whole, in order and bit for bit, over
+// What a device sends comes back to it whole, in order and bit for bit, over
 // either transport, though the service sends it in one burst.
 func TestEchoIsFrameIdentical(t *testing.T) {
 	t.Parallel()
@@ -41,7 +41,7 @@ func TestEchoIsFrameIdentical(t *testing.T) {
 	node.Await(t, "all conversations are over", 60*time.Second, func() bool { return node.Metric(t, "fleetd_conversations") == 0 })
 	for name, sim := range sims {
 		r := sim.Report(t)
-		t.Logf("%s: %+v", name, r.Totals.ReportEcho)
+		t.Logf("%s: %+v", name, r.Totals.AudioCounts)
 		wantEchoes(t, r)
 	}
 	if n := node.Metric(t, "fleetd_audio_dropped_total", `reason="full"`) + node.Metric(t, "fleetd_audio_dropped_total", `reason="unsent"`) +

@@ -10,17 +10,15 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"fleetd/internal/devicetest/client"
 )
 
 // post sends the head of a request, and no body; the connection ends with the
 // test.
 func post(t *testing.T, address, path, header string) net.Conn {
 	t.Helper()
-	c, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
+	c := client.DialRaw(t, address)
 	if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n%s\r\n", path, header); err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +26,7 @@ func post(t *testing.T, address, path, header string) net.Conn {
 }
 
 // answerOf is the status of the answer which comes within limit, 0 without one; ended
-// tells whether the connection was closed after it by then.
+// reports whether the connection was closed after it by then.
 func answerOf(c net.Conn, limit time.Duration) (code int, ended bool) {
 	_ = c.SetReadDeadline(time.Now().Add(limit))
 	in := bufio.NewReader(c)
@@ -109,11 +107,7 @@ func TestRefusedConnectionsAreClosed(t *testing.T) {
 	node := programs.Start(t, "--gateway-api-listen", gateway, "--gateway-signature-key", gatewayKey)
 	for _, address := range []string{gateway, strings.TrimPrefix(node.Info.API, "http://")} {
 		for _, header := range []string{"", "Authorization: Bearer wrong\r\n"} {
-			c, err := net.Dial("tcp", address)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = c.Close() })
+			c := client.DialRaw(t, address)
 			if _, err := fmt.Fprintf(c, "POST /api/devices/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n%s\r\n{}", header); err != nil {
 				t.Fatal(err)
 			}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -67,7 +68,7 @@ func TestFleetEndToEnd(t *testing.T) {
 			}
 			tools, err := node.Tools(t.Context(), d.ID, false)
 			if err != nil || !strings.Contains(string(tools.Raw), `"self.camera.take_photo"`) {
-				return // it has no camera; the count below tells whether too many had none
+				return // it has no camera; the count below reports whether too many had none
 			}
 			r, err := node.Call(t.Context(), d.ID, "self.camera.take_photo", apiclient.CallRequest{Arguments: json.RawMessage(`{"question":"what \"is\" it?"}`)})
 			if err != nil || r.IsError || len(r.Content) != 1 {
@@ -109,8 +110,8 @@ func TestFleetEndToEnd(t *testing.T) {
 	}
 	taken := 0
 	for _, d := range report.Devices {
-		if got := lists[d.ID]; got.full != d.CatalogSHA256 || got.public != d.PublicSHA256 {
-			t.Errorf("%s (%s): lists %v, the device has %s and %s", d.ID, d.Profile, got, d.CatalogSHA256, d.PublicSHA256)
+		if got := lists[d.ID]; got.full != d.CatalogSHA256 || got.public != d.CatalogPublicSHA256 {
+			t.Errorf("%s (%s): lists %v, the device has %s and %s", d.ID, d.Profile, got, d.CatalogSHA256, d.CatalogPublicSHA256)
 		}
 		executed := 0
 		for _, c := range d.Calls {
@@ -157,10 +158,10 @@ func TestFaultyDevices(t *testing.T) {
 		programs.Simulate(t, node.Info.OTA, "--devices", "1", "--profile", "fw-2.4", "--fault", fault, "--mac-base", fmt.Sprintf("02:fa:00:00:00:%02x", i))
 	}
 	const silent, unescaped, loop, oversize, dup, badFrame = "02:fa:00:00:00:00", "02:fa:00:00:00:01", "02:fa:00:00:00:02", "02:fa:00:00:00:03", "02:fa:00:00:00:04", "02:fa:00:00:00:05"
-	state := func(id string) apiclient.MCP {
+	state := func(id string) api.DeviceMCP {
 		d, err := node.Device(t.Context(), id)
 		if err != nil {
-			return apiclient.MCP{}
+			return api.DeviceMCP{}
 		}
 		return d.MCP
 	}

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/datadir"
 	"fleetd/internal/devicetest"
 )
 
@@ -71,7 +72,7 @@ func (o *Output) String() string {
 type Node struct {
 	*apiclient.Client
 	Dir  string
-	Info apiclient.RunInfo
+	Info datadir.RunInfo
 	Log  *Output
 
 	programs Programs
@@ -92,7 +93,7 @@ func (p Programs) Start(t testing.TB, args ...string) *Node {
 	return n
 }
 
-// Refused runs a node that must not start, and returns what it said.
+// Refused runs a node that must not start, and returns its output.
 func (p Programs) Refused(t testing.TB, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -101,12 +102,12 @@ func (p Programs) Refused(t testing.TB, args ...string) string {
 	for _, flag := range portFlags {
 		args = append(args, flag, freePort(t))
 	}
-	said, err := exec.CommandContext(ctx, p.Fleetd, args...).CombinedOutput()
+	output, err := exec.CommandContext(ctx, p.Fleetd, args...).CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || ctx.Err() != nil {
-		t.Errorf("the node was not refused: %v\n%s", err, said)
+		t.Errorf("the node was not refused: %v\n%s", err, output)
 	}
-	return string(said)
+	return string(output)
 }
 
 // portFlags are the settings that name a port of every node.
@@ -147,7 +148,7 @@ func (n *Node) launch(t testing.TB) {
 	}
 	n.ended = make(chan struct{})
 	go func(process *exec.Cmd, ended chan struct{}) {
-		_ = process.Wait() // the log tells more
+		_ = process.Wait() // the log has more
 		close(ended)
 	}(n.process, n.ended)
 }
@@ -162,7 +163,7 @@ func (n *Node) awaitStart(t testing.TB) {
 			t.Fatalf("the node ended at its start:\n%s", n.Log)
 		default:
 		}
-		info, err := apiclient.ReadRunInfo(n.Dir)
+		info, err := datadir.ReadRunInfo(n.Dir)
 		n.Info = info
 		return err == nil && info.PID == pid
 	})
@@ -417,7 +418,7 @@ func (p Programs) Simulate(t testing.TB, ota string, args ...string) *Simulation
 		t.Fatal(err)
 	}
 	go func() {
-		_ = s.process.Wait() // the report tells more
+		_ = s.process.Wait() // the report has more
 		close(s.ended)
 	}()
 	t.Cleanup(func() {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -69,7 +70,7 @@ func TestForgetDeletesPhotosAndEvents(t *testing.T) {
 		t.Errorf("%d photos of the other one", n)
 	}
 	// It may be back, as a new member.
-	node.Await(t, "the audit says that it was forgotten", 10*time.Second, func() (found bool) {
+	node.Await(t, "the audit has that it was forgotten", 10*time.Second, func() (found bool) {
 		for e, err := range node.Audit(t.Context(), apiclient.AuditFilter{Device: first}) {
 			if err != nil {
 				t.Fatal(err)
@@ -96,7 +97,7 @@ func TestBrokerKey(t *testing.T) {
 	t.Parallel()
 	broker := freePort(t) // nobody is there; logins are judged nevertheless
 	node := programs.Start(t, "--mqtt", "tcp://"+broker)
-	key, err := node.CreateKey(t.Context(), apiclient.NewKeyParams{Name: "emqx", Scopes: []string{"broker"}})
+	key, err := node.CreateKey(t.Context(), api.NewKey{Name: "emqx", Scopes: []string{"broker"}})
 	if err != nil {
 		t.Fatal(err)
 	}

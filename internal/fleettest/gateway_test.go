@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"fleetd/internal/devicetest"
+	"fleetd/simulator/firmware"
 )
 
 const (
@@ -28,7 +29,7 @@ func gatewayLogin(address, client string) login {
 	user := base64.StdEncoding.EncodeToString([]byte(`{"ip":"1.2.3.4"}`))
 	mac := hmac.New(sha256.New, []byte(gatewayKey))
 	_, _ = io.WriteString(mac, client+"|"+user)
-	return login{address: address, client: client, user: user, password: base64.StdEncoding.EncodeToString(mac.Sum(nil)), topic: "device-server"}
+	return login{firmware.Login{Endpoint: address, ClientID: client, Username: user, Password: base64.StdEncoding.EncodeToString(mac.Sum(nil)), PublishTopic: "device-server", Keepalive: 30}}
 }
 
 // documented returns the shell commands of a section of a document, with
@@ -40,7 +41,8 @@ func documented(t *testing.T, file, section string, replace ...string) string {
 		t.Fatal(err)
 	}
 	_, rest, found := strings.Cut(string(text), "\n"+section+"\n")
-	_, rest, open := strings.Cut(rest, "```\n")
+	_, rest, open := strings.Cut(rest, "```sh ")
+	_, rest, _ = strings.Cut(rest, "\n") // why the test of all commands leaves them out
 	block, _, closed := strings.Cut(rest, "```")
 	if !found || !open || !closed {
 		t.Fatalf("%s has no commands in %q", file, section)
@@ -65,7 +67,7 @@ func TestGatewayCurlCommands(t *testing.T) {
 
 	const call = `{"type":"mcp","payload":{"method":"tools/call","params":{"name":"` + volume + `","arguments":{"volume":5}}}}`
 	if _, err := exec.LookPath("curl"); err == nil {
-		commands := documented(t, "../../docs/from-mqtt-gateway.md", "## 2. Check", "KEY='...'", "KEY='"+gatewayKey+"'",
+		commands := documented(t, "../../docs/howto/from-mqtt-gateway.md", "## 2. Check", "KEY='...'", "KEY='"+gatewayKey+"'",
 			"GID_default@@@aa_bb_cc_dd_ee_ff@@@aa_bb_cc_dd_ee_ff", "GID_other@@@02_00_00_00_06_01@@@02_00_00_00_06_01", // as consoles make ids up
 			"localhost:8007", api, "self.get_device_status", volume, `"arguments":{}`, `"arguments":{"volume":5}`)
 		out, err := exec.CommandContext(t.Context(), "bash", "-euc", commands).Output()
@@ -132,10 +134,10 @@ func TestGatewayCurlCommands(t *testing.T) {
 	}
 	for name, l := range map[string]login{
 		"two parts":      gatewayLogin(node.Setting("--mqtt-listen"), "GID_default@@@02_00_00_00_06_02"),
-		"wrong password": {address: node.Setting("--mqtt-listen"), client: gatewayID, user: "eyJpcCI6IjEuMi4zLjQifQ==", password: "guess"},
+		"wrong password": {firmware.Login{Endpoint: node.Setting("--mqtt-listen"), ClientID: gatewayID, Username: "eyJpcCI6IjEuMi4zLjQifQ==", Password: "guess"}},
 	} {
 		if x, err := l.connect(devicetest.NewScript()); err == nil {
-			x.close()
+			x.Close()
 			t.Errorf("%s was let in", name)
 		}
 	}

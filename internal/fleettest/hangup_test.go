@@ -35,9 +35,9 @@ func TestHangupEndsNoNode(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			node := tc.programs.Start(t)
 			node.signal(t, syscall.SIGHUP)
-			const said = "SIGHUP: reading"
+			const output = "SIGHUP: reloading"
 			if tc.reloads {
-				node.Await(t, "the node says what it does", 5*time.Second, func() bool { return strings.Contains(node.Log.String(), said) })
+				node.Await(t, "the node logs what it does", 5*time.Second, func() bool { return strings.Contains(node.Log.String(), output) })
 			}
 			for range 5 {
 				time.Sleep(100 * time.Millisecond) // there is nothing to wait for: it must not end
@@ -45,7 +45,7 @@ func TestHangupEndsNoNode(t *testing.T) {
 					t.Fatalf("after SIGHUP: %v", err)
 				}
 			}
-			if !tc.reloads && strings.Contains(node.Log.String(), said) {
+			if !tc.reloads && strings.Contains(node.Log.String(), output) {
 				t.Error("under nohup SIGHUP is not ignored")
 			}
 		})
@@ -78,22 +78,22 @@ func TestTLSOnTheAPI(t *testing.T) {
 	if n := served(); n != 1 {
 		t.Errorf("certificate %d is served", n)
 	}
-	if out, said, status := node.Command(t, "nodes"); status != 0 || !strings.Contains(out, "n-") {
-		t.Errorf("a command on this machine: %d %s %s", status, out, said)
+	if out, output, status := node.Command(t, "nodes"); status != 0 || !strings.Contains(out, "n-") {
+		t.Errorf("a command on this machine: %d %s %s", status, out, output)
 	}
 	writePair(t, cert, key, 2, time.Now().Add(2*time.Hour))
 	node.signal(t, syscall.SIGHUP)
 	node.Await(t, "the new certificate is served", 5*time.Second, func() bool { return served() == 2 })
-	if _, said, status := node.Command(t, "nodes"); status != 0 {
-		t.Errorf("a command after the renewal: %d %s", status, said)
+	if _, output, status := node.Command(t, "nodes"); status != 0 {
+		t.Errorf("a command after the renewal: %d %s", status, output)
 	}
 	// Nobody else's certificate will do.
 	client := http.Client{Transport: &http.Transport{}}
 	if _, err := client.Get(node.Info.API + "/livez"); err == nil {
-		t.Error("a client that knows no such authority trusts the API")
+		t.Error("a client without this authority trusts the API")
 	}
-	said := programs.Refused(t, "--api-tls-cert", cert, "--api-tls-key", filepath.Join(dir, "none.pem"))
-	if !strings.Contains(said, "--api-tls-cert, --api-tls-key") {
-		t.Errorf("without its key: %s", said)
+	output := programs.Refused(t, "--api-tls-cert", cert, "--api-tls-key", filepath.Join(dir, "none.pem"))
+	if !strings.Contains(output, "--api-tls-cert, --api-tls-key") {
+		t.Errorf("without its key: %s", output)
 	}
 }

@@ -3,7 +3,6 @@ package fleettest
 import (
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -12,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"fleetd/internal/devicetest/client"
 )
 
 // limited is the program under an open-file limit.
@@ -36,11 +37,7 @@ func (n *Node) fill(t *testing.T, address string, connections int) (open int) {
 	}
 	before, refused := decided(), n.Metric(t, "fleetd_connections_refused_total")
 	for range connections {
-		c, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
+		c := client.DialRaw(t, address)
 		go func() {
 			if _, err := c.Read(make([]byte, 1)); err == io.EOF {
 				closed.Add(1)
@@ -89,7 +86,7 @@ func TestDescriptorsAreLeftForTheAPI(t *testing.T) {
 }
 
 // One address has its share of silent connections on each of the devices'
-// ports, and devices that are in are no part of it, over either transport.
+// ports, and devices that are in are not counted, over either transport.
 func TestSharePerAddress(t *testing.T) {
 	t.Parallel()
 	const share = 10
@@ -117,15 +114,11 @@ func TestSharePerForwardedAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// ask sends a request, and returns the first line of what is said to it. With "Expect: 100-continue" that is said
+	// ask sends a request, and returns the first line of the answer. With "Expect: 100-continue" that comes
 	// when the node has let it in and waits for the body, which never comes.
-	ask := func(behind, expect, body string) string {
-		c, err := net.Dial("tcp", device.Host)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
-		if _, err := fmt.Fprintf(c, "POST /xiaozhi/ota/ HTTP/1.1\r\nHost: x\r\nDevice-Id: 02:00:00:00:00:01\r\nContent-Length: 10\r\nX-Forwarded-For: %s\r\n%s\r\n%s", behind, expect, body); err != nil {
+	ask := func(source, expect, body string) string {
+		c := client.DialRaw(t, device.Host)
+		if _, err := fmt.Fprintf(c, "POST /xiaozhi/ota/ HTTP/1.1\r\nHost: x\r\nDevice-Id: 02:00:00:00:00:01\r\nContent-Length: 10\r\nX-Forwarded-For: %s\r\n%s\r\n%s", source, expect, body); err != nil {
 			t.Fatal(err)
 		}
 		_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
@@ -135,8 +128,8 @@ func TestSharePerForwardedAddress(t *testing.T) {
 		}
 		return string(line)
 	}
-	wait := func(behind string) string { return ask(behind, "Expect: 100-continue\r\n", "") }
-	whole := func(behind string) string { return ask(behind, "", `{"a":"bc"}`) }
+	wait := func(source string) string { return ask(source, "Expect: 100-continue\r\n", "") }
+	whole := func(source string) string { return ask(source, "", `{"a":"bc"}`) }
 	for i, want := range []string{"100", "100", "503"} {
 		if got := wait("203.0.113.1"); got != "HTTP/1.1 "+want {
 			t.Errorf("request %d of one address at once: %s, want %s", i+1, got, want)

@@ -48,7 +48,7 @@ func (s service) publish(t testing.TB, id, verb, body string) {
 	}
 }
 
-// audience is what a service heard of one device.
+// audience is what a service received from one device.
 type audience struct {
 	mu      sync.Mutex
 	numbers []uint32 // of genuine frames, in order
@@ -57,7 +57,7 @@ type audience struct {
 }
 
 // hear listens to a device's audio until the test ends.
-func (s service) hear(t testing.TB, id string) *audience {
+func (s service) listen(t testing.TB, id string) *audience {
 	t.Helper()
 	a := &audience{seqs: map[string][]uint64{}}
 	sub, err := s.Subscribe("fleetd.v1.devices."+token(id)+".audio", func(m *nats.Msg) {
@@ -85,7 +85,7 @@ func (s service) hear(t testing.TB, id string) *audience {
 	return a
 }
 
-// count is the number of different genuine frames heard, and of those that
+// count is the number of different genuine frames received, and of those that
 // came twice.
 func (a *audience) count() (frames, twice, noise int) {
 	a.mu.Lock()

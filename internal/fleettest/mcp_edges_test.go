@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Where a host looks for an authorization server the real node says that there is
+// Where a host looks for an authorization server the real node answers that there is
 // none, whether it shows a token or not.
 func TestMCPWithoutAuthorizationServer(t *testing.T) {
 	t.Parallel()

@@ -92,7 +92,7 @@ func withTool(t testing.TB, node *Node, tool string) apiclient.Device {
 	return apiclient.Device{}
 }
 
-// A host finds devices, reads and calls their tools, sees a photo, and asks its
+// A host finds devices, reads and calls their tools, sees a photo, and confirms with its
 // person before a device restarts, whatever revision it speaks.
 func TestMCPHosts(t *testing.T) {
 	t.Parallel()
@@ -113,7 +113,7 @@ func TestMCPHosts(t *testing.T) {
 				return &mcp.ElicitResult{Action: "accept", Content: map[string]any{}}, nil
 			}})
 			tools, err := s.ListTools(t.Context(), nil)
-			if err != nil || len(tools.Tools) != 8 {
+			if err != nil || len(tools.Tools) != 11 {
 				t.Fatalf("%+v, %v", tools, err)
 			}
 			var found struct {
@@ -203,7 +203,7 @@ func ids(list []apiclient.Device) (ids []string) {
 	return ids
 }
 
-// checkPhoto tells whether a result has the photo that its text names.
+// checkPhoto reports whether a result has the photo that its text names.
 func checkPhoto(t testing.TB, node *Node, r *mcp.CallToolResult, text string) {
 	t.Helper()
 	var answer struct{ Photo string }
@@ -227,7 +227,7 @@ func checkPhoto(t testing.TB, node *Node, r *mcp.CallToolResult, text string) {
 }
 
 // Hosts that start a command speak through it, whatever revision, and go on
-// when the node was restarted behind it.
+// when the node of the session was restarted.
 func TestMCPOverPipes(t *testing.T) {
 	t.Parallel()
 	node := programs.Start(t)

@@ -16,7 +16,7 @@ import (
 	"fleetd/internal/devicetest"
 )
 
-// MQTT devices can be called from their connection on; most never say hello.
+// MQTT devices can be called as soon as they are connected; most never send a hello.
 func TestToolCallWithoutHello(t *testing.T) {
 	t.Parallel()
 	const fleet = 4
@@ -37,8 +37,8 @@ func TestToolCallWithoutHello(t *testing.T) {
 	}
 }
 
-// A node is killed and comes back on its ports: the whole fleet returns, nobody
-// is turned away, and conversations begin without delay meanwhile.
+// A node is killed and restarted on its ports: all devices reconnect, none is
+// refused, and conversations start without delay meanwhile.
 func TestFleetReturnsAfterRestart(t *testing.T) {
 	normal := 1500
 	if raceEnabled {
@@ -62,7 +62,7 @@ func TestFleetReturnsAfterRestart(t *testing.T) {
 	up := time.Now()
 	node.Await(t, "the fleet is back", time.Minute, ready)
 	t.Logf("down for %v, the fleet of %d ready %v later", up.Sub(down).Round(time.Millisecond), fleet+talkers, time.Since(up).Round(time.Millisecond))
-	node.Await(t, "the fleet is heard", time.Minute, func() bool { return node.Metric(t, "fleetd_hello_seconds_count") > talkers })
+	node.Await(t, "the fleet is connected", time.Minute, func() bool { return node.Metric(t, "fleetd_hello_seconds_count") > talkers })
 	for name, sim := range map[string]*Simulation{"idle": idle, "talking": talking} {
 		r := sim.Report(t).Totals
 		t.Logf("%s: CONNACK codes %v, %d reconnects, waited %+v ms, %d hellos in %+v ms", name, r.CONNACKCodes, r.MQTTReconnects, r.ReconnectWait, r.ServerHellos, r.HelloMS)
@@ -72,7 +72,7 @@ func TestFleetReturnsAfterRestart(t *testing.T) {
 			}
 		}
 		count := map[string]int{"idle": fleet, "talking": talkers}[name]
-		if r.MQTTReconnects < count || r.ReconnectWait.Max > 15_000 {
+		if int(r.MQTTReconnects) < count || r.ReconnectWait.Max > 15_000 {
 			t.Errorf("%s: %d of %d came back, the last after %.0f ms", name, r.MQTTReconnects, count, r.ReconnectWait.Max)
 		}
 		if name == "talking" && (r.ServerHellos < 2*talkers || r.HelloMS.P99 > 1000) {
@@ -80,12 +80,12 @@ func TestFleetReturnsAfterRestart(t *testing.T) {
 		}
 	}
 	if n := node.Metric(t, "fleetd_mqtt_connects_total", `code="3"`); n != 0 {
-		t.Errorf("the node turned %.0f devices away", n)
+		t.Errorf("the node refused %.0f devices", n)
 	}
 }
 
-// What a device is offered: what its address pins, else what its operator set,
-// else the node's default.
+// A device is offered the transport that its address requires, else the one that
+// the operator set for it, else the node's default.
 func TestTransportChoice(t *testing.T) {
 	t.Parallel()
 	const id = "02:00:00:00:09:01"
@@ -165,8 +165,8 @@ func (s *Simulation) await(t *testing.T, node *Node, count int) Report {
 	return r
 }
 
-// Bad input ends the connection it came on, if anything, and costs nobody else
-// a call.
+// Bad input ends at most its own connection, and no call of another device
+// fails.
 func TestHostileDevices(t *testing.T) {
 	t.Parallel()
 	const fleet = 4
@@ -199,7 +199,7 @@ func TestHostileDevices(t *testing.T) {
 	if slowest > 3*time.Second || made == 0 {
 		t.Errorf("%d calls, the slowest took %v", made, slowest)
 	}
-	// What is not listed ends without CONNACK.
+	// Probes that are not listed end without a CONNACK.
 	codes := map[string]int{"wrong-password": 4, "no-credentials": 4, "unknown-level": 1, "wildcard-topic": 0, "foreign-topic": 0, "system-topic": 0,
 		"one-megabyte": 0, "not-utf8-topic": 0, "second-connect": 0, "subscribe-all": 0}
 	open := []string{"foreign-topic", "system-topic", "subscribe-all"} // ignored or refused without ending anything
@@ -216,7 +216,7 @@ func TestHostileDevices(t *testing.T) {
 		}
 	}
 	r := sim.Report(t)
-	if r.Totals.MQTTReconnects != 0 || r.Totals.CallsTotal != made || r.Totals.Crashes != 0 {
+	if r.Totals.MQTTReconnects != 0 || int(r.Totals.CallsTotal) != made || r.Totals.Crashes != 0 {
 		t.Errorf("%d calls made, totals %+v", made, r.Totals)
 	}
 	if foreign := node.Metric(t, "fleetd_mqtt_dropped_total", `reason="foreign_topic"`); foreign < 2 {
@@ -224,7 +224,7 @@ func TestHostileDevices(t *testing.T) {
 	}
 }
 
-// Devices behind a broker of another make: tools, calls and conversations.
+// Devices connected to an external broker: tools, calls and conversations.
 func TestExternalBroker(t *testing.T) {
 	t.Parallel()
 	address := devicetest.Broker(t)
@@ -241,7 +241,7 @@ func TestExternalBroker(t *testing.T) {
 			t.Errorf("%s: %+v, %v", d.ID, r, err)
 		}
 	}
-	node.Await(t, "all echoes are said", 30*time.Second, func() bool {
+	node.Await(t, "all echoes are sent", 30*time.Second, func() bool {
 		return node.Metric(t, "fleetd_conversations") == 0 && node.Metric(t, "fleetd_udp_packets_sent_total") >= fleet*16
 	})
 	r := sim.Report(t)

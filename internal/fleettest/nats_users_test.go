@@ -63,7 +63,7 @@ func deployedUsers(t *testing.T) *server.Server {
 }
 
 // With the users of deploy/nats, nodes and programs can do all they have to,
-// and no program hears what is not for it.
+// and no program receives what is not for it.
 func TestNATSUsers(t *testing.T) {
 	bus := deployedUsers(t)
 	connect := func(user string, options ...nats.Option) *nats.Conn {
@@ -88,7 +88,7 @@ func TestNATSUsers(t *testing.T) {
 		return s
 	}
 	if _, err := explainer.Subscribe("fleetd.v1.vision.explain", func(m *nats.Msg) {
-		_ = m.Respond([]byte(`{"text":"a cat"}`)) // the photo's call tells
+		_ = m.Respond([]byte(`{"text":"a cat"}`)) // the photo's call shows it
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestNATSUsers(t *testing.T) {
 		t.Errorf("a service's call: %v, %v", answer, err)
 	}
 	for name, s := range map[string]*nats.Subscription{"watcher": watched, "voice": spoken} {
-		devicetest.Eventually(t, name+" hears of the device", func() bool {
+		devicetest.Eventually(t, name+" receives the device", func() bool {
 			m, err := s.NextMsg(5 * time.Second)
 			return err == nil && strings.HasSuffix(m.Subject, ".photo")
 		})
@@ -123,15 +123,15 @@ func TestNATSUsers(t *testing.T) {
 			t.Errorf("node %s misses something", n.Info.API)
 		}
 	}
-	for who, nc := range map[string]*nats.Conn{"voice": voice, "explainer": explainer, "watcher": watcher} {
+	for name, nc := range map[string]*nats.Conn{"voice": voice, "explainer": explainer, "watcher": watcher} {
 		subjects := []string{"fleetd.v1.cmd.*.call", "fleetd.v1.cmd.>", "_INBOX.>", "fleetd.v1.news.*", "$JS.>", ">"}
-		if who == "explainer" {
+		if name == "explainer" {
 			subjects = append(subjects, "fleetd.v1.devices.>")
 		}
 		for _, subject := range subjects {
 			// security: N5
 			if _, err := hear(nc, subject).NextMsg(time.Second); !errors.Is(err, nats.ErrPermissionViolation) {
-				t.Errorf("%s listens to %s: %v", who, subject, err)
+				t.Errorf("%s listens to %s: %v", name, subject, err)
 			}
 		}
 	}

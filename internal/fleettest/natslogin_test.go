@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"net/url"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
-	"fleetd/internal/apiclient"
+	"fleetd/internal/api"
 )
 
 // A service logs in to the embedded NATS with an API key, gets what its scopes open and
@@ -30,14 +32,14 @@ func TestNATSLoginByKey(t *testing.T) {
 		}
 		return nc, err
 	}
-	create := func(params apiclient.NewKeyParams) apiclient.Key {
+	create := func(params api.NewKey) api.CreatedKey {
 		k, err := node.CreateKey(t.Context(), params)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return k
 	}
-	limited := create(apiclient.NewKeyParams{Name: "limited", Scopes: []string{"events:read"}, Devices: "room=lab"})
+	limited := create(api.NewKey{Name: "limited", Scopes: []string{"events:read"}, Devices: api.Selection{Text: "room=lab"}})
 	// security: N9
 	for name, token := range map[string]string{"nobody": "", "a wrong token": "x", "a key for some devices": limited.Token} {
 		if _, err := connect(token, "_INBOX"); !errors.Is(err, nats.ErrAuthorization) {
@@ -47,7 +49,7 @@ func TestNATSLoginByKey(t *testing.T) {
 	if _, err := connect(node.Token(t), "_INBOX"); err != nil {
 		t.Errorf("the admin token: %v", err)
 	}
-	key := create(apiclient.NewKeyParams{Name: "agent", Scopes: []string{"events:read", "tools:call"}})
+	key := create(api.NewKey{Name: "agent", Scopes: []string{"events:read", "tools:call"}})
 	refused := make(chan error, 10)
 	closed := make(chan struct{})
 	nc, err := connect(key.Token, "_INBOX."+key.ID, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
@@ -76,7 +78,7 @@ func TestNATSLoginByKey(t *testing.T) {
 				t.Errorf("%s: %v", subject, err)
 			}
 		case <-time.After(10 * time.Second):
-			t.Errorf("%s can be heard", subject)
+			t.Errorf("%s can be subscribed to", subject)
 		}
 	}
 	if _, err := node.RevokeKey(t.Context(), key.ID); err != nil {
@@ -86,5 +88,71 @@ func TestNATSLoginByKey(t *testing.T) {
 	case <-closed: // security: N9
 	case <-time.After(30 * time.Second):
 		t.Error("the connection outlives its key")
+	}
+}
+
+// A key holds a bounded part of the embedded NATS: connections, and subscriptions of each.
+func TestNATSIsBounded(t *testing.T) {
+	t.Parallel()
+	node := programs.Start(t, natsFlag, "0.0.0.0:0")
+	at, err := url.Parse(node.Info.NATS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := node.CreateKey(t.Context(), api.NewKey{Name: "agent", Scopes: []string{"events:read"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	connect := func(token string, options ...nats.Option) (*nats.Conn, error) {
+		nc, err := nats.Connect("nats://127.0.0.1:"+at.Port(), append(options, nats.Token(token), nats.CustomInboxPrefix("_INBOX."+key.ID), nats.MaxReconnects(0))...)
+		if err == nil {
+			t.Cleanup(nc.Close)
+		}
+		return nc, err
+	}
+	const connections, subscriptions = 16, 5_000
+	failed := make(chan error, 1)
+	first, err := connect(key.Token, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		select {
+		case failed <- err:
+		default: // one is enough
+		}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range connections - 1 {
+		if _, err := connect(key.Token); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// security: N44
+	if _, err := connect(key.Token); !errors.Is(err, nats.ErrAuthorization) {
+		t.Errorf("one connection more: %v", err)
+	}
+	if _, err := connect(node.Token(t)); err != nil {
+		t.Errorf("the admin: %v", err)
+	}
+	for i := range subscriptions + 1 {
+		if _, err := first.Subscribe("fleetd.v1.devices."+strconv.Itoa(i)+".online", func(*nats.Msg) {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case err := <-failed: // security: N44
+		if !strings.Contains(err.Error(), "maximum subscriptions exceeded") {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a connection has any number of subscriptions")
+	}
+	first.Close()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		if _, err = connect(key.Token); err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the place of a connection that was closed stays taken: %v", err)
+		}
 	}
 }

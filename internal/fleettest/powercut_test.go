@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/devicetest"
@@ -117,7 +118,7 @@ func (p *promises) decideOnce(ctx context.Context, n *Node) error {
 		return err
 	}
 	p.names[id] = name
-	key, err := n.CreateKey(ctx, apiclient.NewKeyParams{Name: fmt.Sprintf("key-%d", p.next), Scopes: []string{"devices:read"}})
+	key, err := n.CreateKey(ctx, api.NewKey{Name: fmt.Sprintf("key-%d", p.next), Scopes: []string{"devices:read"}})
 	if err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func (p *promises) decideOnce(ctx context.Context, n *Node) error {
 	return nil
 }
 
-// check tells whether the node knows all that was answered.
+// check reports whether the node has all that was answered.
 func (p *promises) check(t *testing.T, n *Node) {
 	t.Helper()
 	secret, err := os.ReadFile(filepath.Join(n.Dir, "secret"))
@@ -180,7 +181,7 @@ func (p *promises) check(t *testing.T, n *Node) {
 }
 
 // The power fails 20 times on each file system, from the first start on: the
-// node starts again each time, and knows everything that it had answered.
+// node starts again each time, and has everything that it had answered.
 func TestPowerCuts(t *testing.T) {
 	long(t)
 	for _, kind := range []string{"ext4", "xfs"} {
@@ -273,7 +274,7 @@ func TestDamagedSnapshot(t *testing.T) {
 	}
 }
 
-// otaStatus asks the OTA address, as a device does at its start.
+// otaStatus requests the OTA address, as a device does at its start.
 func (n *Node) otaStatus(t *testing.T, id string) (status int) {
 	t.Helper()
 	response, err := askOTA(t.Context(), n, id)

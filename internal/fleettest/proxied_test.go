@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/eclipse/paho.mqtt.golang/packets"
+
+	"fleetd/internal/devicetest/client"
 )
 
 // Behind a TCP proxy that names its clients, limits per address are those of the
@@ -20,15 +22,11 @@ func TestProxyProtocol(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dial := func(address, client string) net.Conn {
+	dial := func(address, source string) net.Conn {
 		t.Helper()
-		c, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
-		if client != "" {
-			if _, err := fmt.Fprintf(c, "PROXY TCP4 %s 192.0.2.1 40000 8000\r\n", client); err != nil {
+		c := client.DialRaw(t, address)
+		if source != "" {
+			if _, err := fmt.Fprintf(c, "PROXY TCP4 %s 192.0.2.1 40000 8000\r\n", source); err != nil {
 				t.Fatal(err)
 			}
 		}

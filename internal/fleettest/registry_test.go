@@ -11,14 +11,14 @@ import (
 	"testing"
 	"time"
 
-	"fleetd/internal/apiclient"
+	"fleetd/internal/api"
 )
 
 // The database is away from three nodes for FLEETD_TEST_AWAY (a minute; by hand 10m),
 // one of which is started meanwhile from its snapshot, with 300 devices that boot,
-// connect, move and are called: all members come in, those revoked do not, strangers
+// connect, move and are called: all members come in, those revoked do not, unknown
 // wait, edits are refused at once. Afterwards every answer is in the log, and rows
-// and nodes are what the log says.
+// and nodes are what the log has.
 func TestMembersWithoutTheDatabase(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -69,7 +69,7 @@ func TestMembersWithoutTheDatabase(t *testing.T) {
 	c.HTTP.Break(2, None)
 	c.MQTT.Break(2, None)
 	load := c.StartLoad(t, ids, LoadOptions{Seed: 8, Callers: 4, Pause: 100 * time.Millisecond, Timeout: 15 * time.Second})
-	back, bad, strangers := simulate("02:e2", each), simulate("02:e3", 2), simulate("02:e4", 5)
+	back, bad, unknown := simulate("02:e2", each), simulate("02:e3", 2), simulate("02:e4", 5)
 	c.Nodes[0].Await(t, "all members are in", 45*time.Second, func() bool { return c.Held(t) == 2*each })
 	t.Logf("all members are in %v after the database went", time.Since(begun).Round(time.Second))
 	if held := c.Nodes[2].Metric(t, "fleetd_devices"); held == 0 {
@@ -101,7 +101,7 @@ func TestMembersWithoutTheDatabase(t *testing.T) {
 			}
 		}
 	}
-	for _, sim := range []*Simulation{bad, strangers} {
+	for _, sim := range []*Simulation{bad, unknown} {
 		for _, d := range sim.Report(t).Devices {
 			if d.Connects != 0 {
 				t.Errorf("%s has connected %d times, and is %s", d.ID, d.Connects, d.State)
@@ -136,7 +136,7 @@ func TestMembersWithoutTheDatabase(t *testing.T) {
 
 // Operators edit the same devices through three nodes at once, with clocks five
 // minutes apart, then with NATS cut between the nodes, then with the database cut
-// from one of them: what was answered holds everywhere, and the log tells all of it.
+// from one of them: what was answered holds everywhere, and the log has all of it.
 func TestEditsOnAllNodes(t *testing.T) {
 	t.Parallel()
 	c := programs.StartCluster(t, ClusterOptions{Seed: 9, Clocks: []time.Duration{-5 * time.Minute, 0, 5 * time.Minute}})
@@ -187,7 +187,7 @@ func TestEditsOnAllNodes(t *testing.T) {
 		c.NATS[i].Break(0, None)
 	}
 	c.SQL[1].Break(0, Cut)
-	c.Nodes[1].Await(t, "the node knows that its database is away", 10*time.Second, func() bool { return k.Edit(1, "02:e5:00:00:00:00", "name").Code == "unavailable" })
+	c.Nodes[1].Await(t, "the node notices that its database is away", 10*time.Second, func() bool { return k.Edit(1, "02:e5:00:00:00:00", "name").Code == "unavailable" })
 	for via, codes := range phase(scaled(15 * time.Second)) {
 		want := "ok"
 		if via == 1 {
@@ -249,7 +249,7 @@ func TestFleetFollowsARestore(t *testing.T) {
 		if restored := n.Metric(t, "fleetd_registry_restored_total"); restored != 1 {
 			t.Errorf("node-%d noticed %v restores", i, restored)
 		}
-		if warnings := strings.Count(n.Log.String(), "history went backwards"); warnings != 1 {
+		if warnings := strings.Count(n.Log.String(), "the log of changes went backwards"); warnings != 1 {
 			t.Errorf("node-%d warned %d times", i, warnings)
 		}
 	}
@@ -352,7 +352,7 @@ func TestImportOfTenThousand(t *testing.T) {
 	if counts, err := node.Fleet(t.Context(), "room=room-7"); err != nil || counts.Total != int64(rows/50) {
 		t.Errorf("%d devices in room-7, %v", counts.Total, err)
 	}
-	if _, err := node.PatchSelected(t.Context(), "room=room-7", apiclient.SelectionPatch{Labels: map[string]*string{"room": nil}}); err != nil {
+	if _, err := node.PatchSelected(t.Context(), "room=room-7", api.SelectionEdit{Labels: map[string]*string{"room": nil}}); err != nil {
 		t.Error(err)
 	}
 	if counts, err := node.Fleet(t.Context(), "!room"); err != nil || counts.Total != int64(rows/50) {

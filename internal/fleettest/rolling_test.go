@@ -8,7 +8,7 @@ import (
 
 // Three nodes are restarted one after the other, as a deploy does it, under
 // calls and conversations: no answer is wrong, nobody hangs, and what fails is
-// told so with 409 or 503.
+// answered with 409 or 503.
 func TestRollingRestart(t *testing.T) { // alone: what a machine is too busy for in the drain window is cut off
 	const idle, talking = 100, 50
 	c := programs.StartCluster(t, ClusterOptions{Seed: 7, Args: []string{"--drain-window", "4s"}})

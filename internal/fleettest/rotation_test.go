@@ -9,13 +9,14 @@ import (
 	"fleetd/internal/apiclient"
 	"fleetd/internal/credential"
 	"fleetd/internal/devicetest"
+	"fleetd/simulator/firmware"
 )
 
 const rotationSecret = "a secret for tests only"
 
 // A fleet gets new credentials without anybody touching it: devices go on with
 // what they have, also over a restart of the node, until they boot; then the old
-// credentials are worth nothing.
+// credentials are not valid.
 func TestRotationWithoutTouchingFirmware(t *testing.T) {
 	t.Parallel()
 	node := programs.Start(t, "--secret", rotationSecret)
@@ -36,13 +37,13 @@ func TestRotationWithoutTouchingFirmware(t *testing.T) {
 	node.Run(t)
 	node.AwaitReady(t, count) // with what they had
 	device := node.List(t)[0]
-	if device.Credentials.Generation != 1 || time.Until(device.Credentials.PreviousUntil) < 23*time.Hour {
+	if device.Credentials.Generation != 1 || time.Until(device.Credentials.PreviousUntil.Time) < 23*time.Hour {
 		t.Errorf("%+v", device.Credentials)
 	}
-	old := login{address: node.Setting("--mqtt-listen"), client: token(device.ID), user: credential.MQTTUser(device.ClientID), password: mint.DeviceToken(device.ID, device.ClientID, 0)}
+	old := login{firmware.Login{Endpoint: node.Setting("--mqtt-listen"), ClientID: token(device.ID), Username: credential.MQTTUser(device.ClientID), Password: mint.DeviceToken(device.ID, device.ClientID, 0)}}
 	node.reboot(t, device.ID)
 	if d, err := old.connect(devicetest.NewScript()); err == nil {
-		d.close()
+		d.Close()
 		// security: D3
 		t.Error("old credentials are good after the device came with new ones")
 	}

@@ -21,7 +21,7 @@ func scaled(d time.Duration) time.Duration { return time.Duration(float64(d) * s
 
 // patient is scaled for what must happen in time. In short tests everything
 // else runs beside, which does not shrink.
-func patient(d time.Duration) time.Duration {
+func scaledWait(d time.Duration) time.Duration {
 	if testing.Short() {
 		return scaled(d) + 2*time.Second
 	}

@@ -101,7 +101,7 @@ func TestRotateSecret(t *testing.T) {
 	if n := c.DB.Count(t, `SELECT count(*) FROM presence WHERE online`); n != online {
 		t.Errorf("%d devices are online, %d were", n, online)
 	}
-	// Calls between nodes are signed with the new secret by now, and pass from everywhere.
+	// Calls between nodes are signed with the new secret, and are accepted from everywhere.
 	for i, n := range c.Nodes {
 		for _, id := range []string{"02:f1:ee:00:00:00", "02:f1:ee:00:00:07", "02:f1:ee:01:00:03"} {
 			if r, err := n.Volume(t, id, 10*time.Second); err != nil || r.IsError {
@@ -124,7 +124,7 @@ func TestRotateSecret(t *testing.T) {
 	}
 	for _, n := range c.Nodes {
 		// security: K18
-		n.Await(t, "the admin token of before is dead", 10*time.Second, func() bool { return n.status(t, before) == http.StatusUnauthorized })
+		n.Await(t, "the old admin token is not valid", 10*time.Second, func() bool { return n.status(t, before) == http.StatusUnauthorized })
 	}
 }
 

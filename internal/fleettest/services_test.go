@@ -63,7 +63,7 @@ func TestPostgresOutage(t *testing.T) {
 	})
 	call("02:aa:00:00:00:03")
 	if _, err := node.Call(t.Context(), "02:bb:00:00:00:00", volume, apiclient.CallRequest{}); problemCode(err) != "device_unknown" {
-		t.Errorf("a device nobody knows, database away: %v", err)
+		t.Errorf("an unknown device, database away: %v", err)
 	}
 	gone := early.Report(t) // the early devices leave while the database is away
 	proxy.Start()
@@ -76,7 +76,7 @@ func TestPostgresOutage(t *testing.T) {
 		var hash, firmware string
 		row := db.Raw.QueryRow("SELECT catalog, firmware FROM catalog_history WHERE device = $1 AND catalog = $2", d.ID, d.CatalogSHA256)
 		if err := row.Scan(&hash, &firmware); err != nil || hash != d.CatalogSHA256 || firmware != d.Firmware {
-			t.Errorf("%s: history says %s %s, %v; the device says %s %s", d.ID, hash, firmware, err, d.CatalogSHA256, d.Firmware)
+			t.Errorf("%s: history has %s %s, %v; the device has %s %s", d.ID, hash, firmware, err, d.CatalogSHA256, d.Firmware)
 		}
 	}
 }
@@ -134,12 +134,12 @@ func removeStreams(t *testing.T, js jetstream.JetStream, mark string) {
 	for name := range names.Name() {
 		if strings.Contains(name, mark) {
 			if err := js.DeleteStream(ctx, name); err != nil {
-				t.Errorf("stream %s stays behind: %v", name, err)
+				t.Errorf("stream %s remains: %v", name, err)
 			}
 		}
 	}
 	if err := names.Err(); err != nil {
-		t.Errorf("streams may stay behind: %v", err)
+		t.Errorf("streams may remains: %v", err)
 	}
 }
 

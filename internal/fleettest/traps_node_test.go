@@ -102,8 +102,8 @@ func TestTrap07AnyShapeOfJSON(t *testing.T) {
 	for _, shape := range all {
 		for _, text := range []string{shape, `{"type":"mcp","payload":` + shape + `}`,
 			`{"type":"mcp","payload":{"jsonrpc":"2.0","id":1,"result":` + shape + `}}`, `{"type":"hello","transport":"udp","audio_params":` + shape + `}`} {
-			_ = d.send(text) // it may have been thrown out
-			_ = ws.send(text)
+			_ = d.Send(text) // it may have been thrown out
+			_ = ws.Send(text)
 		}
 	}
 	for _, device := range []string{id, bystander} {
@@ -119,7 +119,7 @@ func TestTrap07AnyShapeOfJSON(t *testing.T) {
 	}
 	for _, d := range []*device{kept, target} {
 		select {
-		case <-d.gone:
+		case <-d.Gone():
 			// security: D11
 			t.Error("a healthy device was thrown out")
 		default:
@@ -144,7 +144,7 @@ func TestTrap09HelloWithoutServices(t *testing.T) {
 	bus.Start()
 	node := programs.Start(t, "--database", db.Via(t, sql.Address()), "--nats", "nats://"+bus.Address(), "--nats-prefix", prefix)
 	login := boot(t, node.Info.OTA, overMQTT)
-	login.dial(t, devicetest.NewScript()).close()
+	login.dial(t, devicetest.NewScript()).Close()
 	reply, _ := checkIn(t, node.Info.OTA+"ws/", overWS, "{}")
 	devicetest.Eventually(t, "the rows are there", func() bool { return db.Count(t, "SELECT count(*) FROM devices") == 2 })
 	sql.Stop()
@@ -169,7 +169,7 @@ func TestTrap09HelloWithoutServices(t *testing.T) {
 		quick("OTA check", func() { boot(t, node.Info.OTA, overMQTT) })
 		quick("OTA check of a new device", func() {
 			if reply, status := checkInOnce(t, node.Info.OTA, fmt.Sprintf("02:00:00:00:09:2%d", round), "{}"); status != http.StatusServiceUnavailable {
-				t.Errorf("a stranger's OTA check without the database: %d %s", status, reply.raw)
+				t.Errorf("the OTA check of an unknown device without the database: %d %s", status, reply.raw)
 			}
 		})
 		for _, id := range []string{overMQTT, overWS} {
@@ -231,7 +231,7 @@ func TestTrap14LargeAnswers(t *testing.T) {
 	if _, err := node.Call(t.Context(), id, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":3}`)}); problemCode(err) != "connection_lost" {
 		t.Errorf("%d bytes: %v", size, err)
 	}
-	await(t, "the device is thrown out", d.gone)
+	await(t, "the device is thrown out", d.Gone())
 	if n := node.Metric(t, "fleetd_device_disconnects_total", `reason="too_large"`); n != 1 || node.Ready(t) != 2 {
 		t.Errorf("%.0f devices were thrown out as too large, %d are ready", n, node.Ready(t))
 	}
@@ -246,11 +246,11 @@ var (
 func TestTrap15OTAReplies(t *testing.T) {
 	t.Parallel()
 	for name, flags := range map[string][]string{
-		"default":    nil,
-		"WebSocket":  {"--transport", "websocket"},
-		"approval":   {"--admission", "approve"},
-		"told names": {"--public-mqtt", "mqtt.example.org", "--public-device-url", "https://devices.example.org", "--mqtt-keepalive", "3600"},
-		"MQTT off":   {"--mqtt", "off"},
+		"default":     nil,
+		"WebSocket":   {"--transport", "websocket"},
+		"approval":    {"--admission", "approve"},
+		"given names": {"--public-mqtt", "mqtt.example.org", "--public-device-url", "https://devices.example.org", "--mqtt-keepalive", "3600"},
+		"MQTT off":    {"--mqtt", "off"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := programs.Start(t, flags...)

@@ -20,6 +20,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/devicetest/client"
 	"fleetd/internal/fleet"
 	"fleetd/internal/mcpclient"
 )
@@ -48,14 +49,13 @@ func idsOf(t *testing.T, script *devicetest.Script, method string) (ids []int64)
 // The answer to a call that was given up comes on the device's next
 // connection, or while another call waits: it answers nothing.
 func TestTrap01LateReplyMatchesNothing(t *testing.T) {
-	type talker interface{ send(text string) error }
-	for name, next := range map[string]func(t *testing.T, b *bench, first *device, script *devicetest.Script) (*bench, talker){
-		"same connection": func(_ *testing.T, b *bench, first *device, _ *devicetest.Script) (*bench, talker) { return b, first },
-		"next connection": func(t *testing.T, b *bench, first *device, script *devicetest.Script) (*bench, talker) {
-			first.close()
+	for name, next := range map[string]func(t *testing.T, b *bench, first *device, script *devicetest.Script) (*bench, *device){
+		"same connection": func(_ *testing.T, b *bench, first *device, _ *devicetest.Script) (*bench, *device) { return b, first },
+		"next connection": func(t *testing.T, b *bench, first *device, script *devicetest.Script) (*bench, *device) {
+			first.Close()
 			return b, b.device(t, trapID, script)
 		},
-		"next transport": func(t *testing.T, b *bench, _ *device, script *devicetest.Script) (*bench, talker) {
+		"next transport": func(t *testing.T, b *bench, _ *device, script *devicetest.Script) (*bench, *device) {
 			s := dialSocket(t, b.websocket, string(trapID), b.token(trapID), script)
 			devicetest.Eventually(t, "the socket takes over", func() bool {
 				v := b.view(t, trapID)
@@ -63,7 +63,7 @@ func TestTrap01LateReplyMatchesNothing(t *testing.T) {
 			})
 			return b, s
 		},
-		"next node": func(t *testing.T, _ *bench, _ *device, script *devicetest.Script) (*bench, talker) {
+		"next node": func(t *testing.T, _ *bench, _ *device, script *devicetest.Script) (*bench, *device) {
 			b := open(t)
 			return b, b.device(t, trapID, script)
 		},
@@ -106,7 +106,7 @@ func TestTrap01LateReplyMatchesNothing(t *testing.T) {
 			}()
 			<-started
 			late := fmt.Sprintf(`{"session_id":"","type":"mcp","payload":{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"late"}],"isError":false}}}`, given)
-			if err := on.send(late); err != nil {
+			if err := on.Send(late); err != nil {
 				t.Fatal(err)
 			}
 			devicetest.Eventually(t, "the late answer is counted", func() bool {
@@ -142,7 +142,7 @@ func TestTrap01LateReplyMatchesNothing(t *testing.T) {
 }
 
 // The answer is there before the request has been written, and it is not lost.
-// Who waits when the connection ends is told so, and why.
+// A caller that waits when the connection ends gets an error with the reason.
 func TestTrap02WaiterBeforeWrite(t *testing.T) {
 	s := devicetest.New().Service(t, fleet.Config{})
 	p := pipeTo(t, s, trapID, devicetest.NewScript())
@@ -217,17 +217,17 @@ func TestTrap03CursorGuard(t *testing.T) {
 				t.Errorf("a listed tool: %v", err)
 			}
 			if _, err := b.call(trapID, "self.behind_the_cut", `{}`, 5*time.Second); err != nil {
-				t.Errorf("a tool behind the cut, which the device may have: %v", err)
+				t.Errorf("a tool after the cut, which the device may have: %v", err)
 			}
 		})
 	}
 }
 
 // No tools, unknown tools and no MCP are three things, and none of them is the
-// list of before.
+// old list.
 func TestTrap04EmptyIsNotUnknown(t *testing.T) {
 	b := open(t)
-	empty, silent, deaf := devicetest.NewScript(), devicetest.NewScript(), devicetest.NewScript()
+	empty, silent, noMCP := devicetest.NewScript(), devicetest.NewScript(), devicetest.NewScript()
 	empty.Tools = "[]"
 	silent.Other = func(r devicetest.Request) string {
 		if r.Method == "tools/call" {
@@ -235,19 +235,19 @@ func TestTrap04EmptyIsNotUnknown(t *testing.T) {
 		}
 		return "silent"
 	}
-	deaf.Other = func(devicetest.Request) string { return "silent" }
+	noMCP.Other = func(devicetest.Request) string { return "silent" }
 	b.device(t, trapID, empty)
 	b.login(t, otherID).dial(t, silent)
-	const deafID = devices.ID("02:00:00:00:aa:03")
-	d := b.login(t, deafID).dial(t, deaf)
-	if err := d.send(strings.Replace(deviceHello, `"mcp":true`, `"aec":true`, 1)); err != nil {
+	const noMCPID = devices.ID("02:00:00:00:aa:03")
+	d := b.login(t, noMCPID).dial(t, noMCP)
+	if err := d.Send(strings.Replace(client.HelloMQTT, `"mcp":true`, `"aec":true`, 1)); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "the device without MCP says so", func() bool { return b.view(t, deafID).Presence.MCP == devices.MCPNone })
+	devicetest.Eventually(t, "the device without MCP is shown without MCP", func() bool { return b.view(t, noMCPID).Presence.MCP == devices.MCPNone })
 	for id, want := range map[devices.ID]struct {
 		state devices.CatalogState
 		code  devices.Code // of a call
-	}{trapID: {devices.CatalogReady, devices.CodeToolUnknown}, otherID: {devices.CatalogUnknown, ""}, deafID: {devices.CatalogNone, devices.CodeToolUnknown}} {
+	}{trapID: {devices.CatalogReady, devices.CodeToolUnknown}, otherID: {devices.CatalogUnknown, ""}, noMCPID: {devices.CatalogNone, devices.CodeToolUnknown}} {
 		list, err := b.service.Tools(t.Context(), id, true)
 		if err != nil || list.State != want.state || len(list.Tools) != 0 || list.Partial {
 			t.Errorf("%s: %s with %d tools, %v; want %s", id, list.State, len(list.Tools), err, want.state)
@@ -371,8 +371,8 @@ func TestTrap10OldCleanupIsConditional(t *testing.T) {
 	// And on real wires: MQTT replaced by WebSocket, whose TCP ends later.
 	d := b.device(t, otherID, devicetest.NewScript())
 	dialSocket(t, b.websocket, string(otherID), b.token(otherID), devicetest.NewScript())
-	<-d.gone
-	d.close()
+	<-d.Gone()
+	d.Close()
 	devicetest.Eventually(t, "the socket is the device", func() bool {
 		v := b.view(t, otherID)
 		return v.State == devices.StateOnline && v.Presence.Transport == devices.TransportWebSocket && v.CatalogState == devices.CatalogReady
@@ -415,7 +415,7 @@ func TestTrap13Dialects(t *testing.T) {
 				for _, reply := range c.replies {
 					reply = strings.ReplaceAll(reply, "ID", fmt.Sprint(idsOf(t, script, "tools/call")[0]))
 					reply = strings.ReplaceAll(reply, "RESULT", `{"content":[{"type":"text","text":"true"}],"isError":false}`)
-					errs = errors.Join(errs, d.send(`{"session_id":"","type":"mcp","payload":`+reply+`}`))
+					errs = errors.Join(errs, d.Send(`{"session_id":"","type":"mcp","payload":`+reply+`}`))
 				}
 				sent <- errs
 			}()
@@ -430,7 +430,7 @@ func TestTrap13Dialects(t *testing.T) {
 			if want := strings.NewReplacer(`\"`, `"`, `\n`, "\n").Replace(c.text); content[0].Text != want {
 				t.Errorf("text %q, want %q", content[0].Text, want)
 			}
-			d.close()
+			d.Close()
 			devicetest.Eventually(t, "the device is gone", func() bool { return b.view(t, trapID).State == devices.StateOffline })
 		})
 	}

@@ -3,8 +3,6 @@ package fleettest
 import (
 	"bytes"
 	"context"
-	"errors"
-	"io"
 	"math"
 	"net"
 	"strings"
@@ -17,61 +15,21 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/devicetest/client"
 	"fleetd/internal/mqttdevice"
 	"fleetd/internal/udpaudio"
 )
 
-// wire is an MQTT connection that says what it likes.
-type wire struct {
-	net.Conn
-	t testing.TB
+func (b *bench) wire(t testing.TB) client.Raw { return client.DialRaw(t, b.mqtt) }
+
+// packet is the CONNECT packet.
+func (l login) packet(keepalive uint16) []byte {
+	l.Keepalive = keepalive
+	return l.Connect()
 }
 
-func (b *bench) wire(t testing.TB) wire {
-	t.Helper()
-	c, err := net.Dial("tcp", b.mqtt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return wire{c, t}
-}
-
-func (w wire) say(what []byte) {
-	w.t.Helper()
-	if _, err := w.Write(what); err != nil {
-		w.t.Fatal(err)
-	}
-}
-
-// ended reads until the server closes, and returns what it said and how long
-// that took.
-func (w wire) ended(limit time.Duration) (said []byte, took time.Duration) {
-	w.t.Helper()
-	begun := time.Now()
-	_ = w.SetReadDeadline(begun.Add(limit))
-	said, err := io.ReadAll(w)
-	if network := net.Error(nil); errors.As(err, &network) && network.Timeout() {
-		w.t.Errorf("the connection was still open after %v", limit)
-	}
-	return said, time.Since(begun)
-}
-
-// connect is a CONNECT packet.
-func (l login) packet(t testing.TB, keepalive uint16) []byte {
-	t.Helper()
-	p := packets.NewControlPacket(packets.Connect).(*packets.ConnectPacket)
-	p.ProtocolName, p.ProtocolVersion, p.CleanSession, p.Keepalive = "MQTT", 4, true, keepalive
-	p.ClientIdentifier, p.UsernameFlag, p.Username, p.PasswordFlag, p.Password = l.client, true, l.user, true, []byte(l.password)
-	var b bytes.Buffer
-	if err := p.Write(&b); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
-}
-
-// Whoever does not come in properly is out within seconds, with the code that
-// says why, and costs nobody else anything.
+// A client that does not log in properly is closed within seconds, with the code of
+// the reason, at no cost for others.
 func TestTrap06HostileConnects(t *testing.T) {
 	t.Parallel()
 	b := open(t)
@@ -83,37 +41,37 @@ func TestTrap06HostileConnects(t *testing.T) {
 		t.Fatal(err)
 	}
 	renewed := old
-	renewed.password = b.mint.DeviceToken(string(revoked), clientOf(string(revoked)), 1)
-	wrong, stranger, twoParts, other := good, good, good, good
-	wrong.password = "guess"
-	stranger.client = "020000009999"
-	twoParts.client = "GID_x@@@02_00_00_00_aa_01"
-	other.client = otherID.Token()
+	renewed.Password = b.mint.DeviceToken(string(revoked), clientOf(string(revoked)), 1)
+	wrong, unknown, twoParts, other := good, good, good, good
+	wrong.Password = "guess"
+	unknown.ClientID = "020000009999"
+	twoParts.ClientID = "GID_x@@@02_00_00_00_aa_01"
+	other.ClientID = otherID.Token()
 	const none = 0xff
 	var wg sync.WaitGroup
 	for name, c := range map[string]struct {
-		said []byte
-		code byte
-		slow bool // it is waited for
+		output []byte
+		code   byte
+		slow   bool // it is waited for
 	}{
 		"five-byte length":  {[]byte{0x10, 0xff, 0xff, 0xff, 0xff, 0x7f}, none, false},
 		"256 MB announced":  {[]byte{0x10, 0xff, 0xff, 0xff, 0x7f}, none, false},
 		"never CONNECT":     {nil, none, true},
-		"half a CONNECT":    {good.packet(t, 60)[:20], none, true},
-		"two-part id":       {twoParts.packet(t, 60), packets.ErrRefusedIDRejected, false},
-		"wrong password":    {wrong.packet(t, 60), packets.ErrRefusedBadUsernameOrPassword, false},
-		"another's id":      {other.packet(t, 60), packets.ErrRefusedBadUsernameOrPassword, false},
-		"never checked in":  {stranger.packet(t, 60), packets.ErrRefusedBadUsernameOrPassword, false},
-		"dead credentials":  {old.packet(t, 60), packets.ErrRefusedBadUsernameOrPassword, false},
-		"revoked, new ones": {renewed.packet(t, 60), packets.ErrRefusedNotAuthorised, false},
+		"half a CONNECT":    {good.packet(60)[:20], none, true},
+		"two-part id":       {twoParts.packet(60), packets.ErrRefusedIDRejected, false},
+		"wrong password":    {wrong.packet(60), packets.ErrRefusedBadUsernameOrPassword, false},
+		"another's id":      {other.packet(60), packets.ErrRefusedBadUsernameOrPassword, false},
+		"never checked in":  {unknown.packet(60), packets.ErrRefusedBadUsernameOrPassword, false},
+		"dead credentials":  {old.packet(60), packets.ErrRefusedBadUsernameOrPassword, false},
+		"revoked, new ones": {renewed.packet(60), packets.ErrRefusedNotAuthorised, false},
 	} {
 		wg.Go(func() {
 			w := b.wire(t)
-			w.say(c.said)
-			said, took := w.ended(mqttdevice.ConnectTimeout + 5*time.Second)
+			w.Send(c.output)
+			output, took := w.Ended(mqttdevice.ConnectTimeout + 5*time.Second)
 			// security: D11
-			if want := []byte{0x20, 2, 0, c.code}; c.code == none && len(said) > 0 || c.code != none && !bytes.Equal(said, want) {
-				t.Errorf("%s: answered by %x, want code %d", name, said, c.code)
+			if want := []byte{0x20, 2, 0, c.code}; c.code == none && len(output) > 0 || c.code != none && !bytes.Equal(output, want) {
+				t.Errorf("%s: answered by %x, want code %d", name, output, c.code)
 			}
 			// security: D11
 			if c.slow != (took > mqttdevice.ConnectTimeout/2) {
@@ -123,19 +81,19 @@ func TestTrap06HostileConnects(t *testing.T) {
 	}
 	drip := b.wire(t)
 	wg.Go(func() { // one byte at a time does not wind the clock up again
-		connect := good.packet(t, 60)
+		connect := good.packet(60)
 		every(t, mqttdevice.ConnectTimeout/20, 30, func(i int) {
 			_, _ = drip.Write(connect[i : i+1]) // fails once the server has closed
 		})
 	})
 	wg.Go(func() {
-		if said, took := drip.ended(mqttdevice.ConnectTimeout + 2*time.Second); len(said) > 0 || took < mqttdevice.ConnectTimeout/2 {
-			t.Errorf("one byte at a time: answered by %x after %v", said, took)
+		if output, took := drip.Ended(mqttdevice.ConnectTimeout + 2*time.Second); len(output) > 0 || took < mqttdevice.ConnectTimeout/2 {
+			t.Errorf("one byte at a time: answered by %x after %v", output, took)
 		}
 	})
 	wg.Wait()
 	select {
-	case <-healthy.gone:
+	case <-healthy.Gone():
 		t.Error("the healthy device was thrown out")
 	default:
 	}
@@ -149,7 +107,7 @@ func TestTrap08KeepaliveCountsReceivedBytes(t *testing.T) {
 	t.Parallel()
 	b := open(t)
 	w := b.wire(t)
-	w.say(b.login(t, trapID).packet(t, 1))
+	w.Send(b.login(t, trapID).packet(1))
 	stop := make(chan struct{})
 	var sending sync.WaitGroup
 	sent := 0
@@ -159,23 +117,23 @@ func TestTrap08KeepaliveCountsReceivedBytes(t *testing.T) {
 			case <-stop:
 				return
 			case <-time.After(20 * time.Millisecond):
-				if b.service.SendMessage(t.Context(), devices.Message{By: devicetest.Admin, Device: trapID, Body: []byte(`{"type":"custom","payload":{}}`)}) == nil {
+				if b.service.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: trapID, Body: []byte(`{"type":"custom","payload":{}}`)}) == nil {
 					sent++
 				}
 			}
 		}
 	})
-	_, took := w.ended(10 * time.Second)
+	_, took := w.Ended(10 * time.Second)
 	close(stop)
 	sending.Wait()
 	if took < time.Second || took > 6*time.Second || sent < 10 {
 		t.Errorf("a device with a keepalive of 1 s ended after %v and %d messages", took, sent)
 	}
 	devicetest.Eventually(t, "it counts as dead", func() bool { return b.service.Stats().Closed.Get(devices.CloseDead) == 1 })
-	// One that is heard and never spoken to lives on.
+	// A connection that sends and gets nothing stays open.
 	alive := b.wire(t)
-	alive.say(b.login(t, otherID).packet(t, 1))
-	every(t, 500*time.Millisecond, 8, func(int) { alive.say([]byte{0xc0, 0}) })
+	alive.Send(b.login(t, otherID).packet(1))
+	every(t, 500*time.Millisecond, 8, func(int) { alive.Send([]byte{0xc0, 0}) })
 	if v := b.view(t, otherID); v.State != devices.StateOnline {
 		t.Errorf("the device that pings is %s", v.State)
 	}
@@ -191,7 +149,7 @@ func TestTrap11SlowConsumer(t *testing.T) {
 	if err := w.Conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
 		t.Fatal(err)
 	}
-	w.say(b.login(t, trapID).packet(t, 600)) // and reads nothing, ever
+	w.Send(b.login(t, trapID).packet(600)) // and reads nothing, ever
 	devicetest.Eventually(t, "it is online", func() bool {
 		v, err := b.service.Get(t.Context(), trapID)
 		return err == nil && v.State == devices.StateOnline
@@ -215,12 +173,12 @@ func TestTrap11SlowConsumer(t *testing.T) {
 	var floods sync.WaitGroup
 	floods.Go(func() {
 		flood(func(ctx context.Context) { // errors are what it leads to
-			_ = b.service.SendMessage(ctx, devices.Message{By: devicetest.Admin, Device: trapID, Body: []byte(`{"type":"custom","payload":"` + big + `"}`)})
+			_ = b.service.SendMessage(ctx, devices.Message{Principal: devicetest.Admin, Device: trapID, Body: []byte(`{"type":"custom","payload":"` + big + `"}`)})
 		})
 	})
 	floods.Go(func() {
 		flood(func(ctx context.Context) {
-			_, _ = b.service.CallRPC(ctx, devices.RPCCall{By: devicetest.Admin, Device: trapID, Method: "x", Params: []byte(`{"x":"` + big + `"}`)})
+			_, _ = b.service.CallRPC(ctx, devices.RPCCall{Principal: devicetest.Admin, Device: trapID, Method: "x", Params: []byte(`{"x":"` + big + `"}`)})
 		})
 	})
 	slowest := time.Duration(0)
@@ -233,7 +191,7 @@ func TestTrap11SlowConsumer(t *testing.T) {
 		b.view(t, trapID)
 		slowest = max(slowest, time.Since(begun))
 		if time.Since(flooded) > 15*time.Second {
-			t.Errorf("the slow device was not thrown out as such: it is %s", b.view(t, trapID).State)
+			t.Errorf("the slow device was not closed for that reason: it is %s", b.view(t, trapID).State)
 			break
 		}
 	}
@@ -254,14 +212,14 @@ func TestTrap11SlowConsumer(t *testing.T) {
 }
 
 // Forged, repeated and reordered datagrams, from here and there: each genuine
-// packet is heard once, and answers go to the device.
+// packet is received once, and answers go to the device.
 func TestTrap12UDP(t *testing.T) {
 	b := open(t)
 	d := b.device(t, trapID, devicetest.NewScript())
 	c := d.hello(t)
-	forger := c.socket(t)
+	forger := c.Socket(t)
 	forge := func(seq uint32) []byte {
-		p := c.packet(seq, frame(seq))
+		p := c.SealAs(seq, frame(seq))
 		for i := range p[16:] {
 			p[16+i] ^= byte(7*i + int(seq) | 1)
 		}
@@ -276,28 +234,28 @@ func TestTrap12UDP(t *testing.T) {
 	last := uint32(0)
 	wantAll := func(what string) {
 		t.Helper()
-		heard := map[uint32]int{}
-		devicetest.Eventually(t, what+": all genuine frames are heard", func() bool {
-			clear(heard)
-			for _, a := range b.Heard() {
+		received := map[uint32]int{}
+		devicetest.Eventually(t, what+": all genuine frames are received", func() bool {
+			clear(received)
+			for _, a := range b.Frames() {
 				n, genuine := numberOf(a.Opus)
 				if !genuine {
-					t.Fatalf("%s: %q was heard", what, a.Opus)
+					t.Fatalf("%s: %q was received", what, a.Opus)
 				}
-				heard[n]++
+				received[n]++
 			}
-			return len(heard) == int(last)
+			return len(received) == int(last)
 		})
-		for n, times := range heard {
+		for n, times := range received {
 			if times > 1 {
-				t.Errorf("%s: frame %d was heard %d times", what, n, times)
+				t.Errorf("%s: frame %d was received %d times", what, n, times)
 			}
 		}
 	}
 	say := func() {
 		last++
 		c.seq = last
-		write(c.conn, c.packet(last, frame(last)))
+		write(c.Conn, c.SealAs(last, frame(last)))
 	}
 
 	for range 10 {
@@ -305,25 +263,25 @@ func TestTrap12UDP(t *testing.T) {
 	}
 	wantAll("a quiet start")
 	write(forger, forge(math.MaxUint32))
-	write(c.conn, func() []byte { p := c.packet(math.MaxUint32, frame(1)); p[16] ^= 0xff; return p }()) // from the device's own address
+	write(c.Conn, func() []byte { p := c.SealAs(math.MaxUint32, frame(1)); p[16] ^= 0xff; return p }()) // from the device's own address
 	for range 10 {
 		say()
 	}
-	wantAll("behind the largest sequence")
+	wantAll("after the largest sequence")
 	for seq := uint32(1); seq <= last; seq++ {
-		write(c.conn, c.packet(seq, frame(seq)))
-		write(forger, c.packet(seq, frame(seq))) // recorded and replayed from elsewhere
+		write(c.Conn, c.SealAs(seq, frame(seq)))
+		write(forger, c.SealAs(seq, frame(seq))) // recorded and replayed from elsewhere
 	}
 	for range 5 {
 		say()
 	}
-	wantAll("behind repetitions")
+	wantAll("after repetitions")
 	for _, distance := range []uint32{1, 2, 17, 63} {
 		late := last + 1 // arrives `distance` packets late
 		for seq := late + 1; seq <= late+distance; seq++ {
-			write(c.conn, c.packet(seq, frame(seq)))
+			write(c.Conn, c.SealAs(seq, frame(seq)))
 		}
-		write(c.conn, c.packet(late, frame(late)))
+		write(c.Conn, c.SealAs(late, frame(late)))
 		last = late + distance
 		wantAll("reordered")
 	}
@@ -333,11 +291,11 @@ func TestTrap12UDP(t *testing.T) {
 	}
 	wantAll("address flip-flop")
 	for n := range 10 {
-		b.service.Say(trapID, frame(uint32(900+n)))
+		b.service.SendAudio(trapID, frame(uint32(900+n)))
 	}
 	for n := range 10 {
-		if got, ok := numberOf(await(t, "the answer", c.heard)); !ok || got != uint32(900+n) {
-			t.Errorf("the device heard frame %d as answer %d", got, n)
+		if got, ok := numberOf(await(t, "the answer", c.Packets)); !ok || got != uint32(900+n) {
+			t.Errorf("the device received frame %d as answer %d", got, n)
 		}
 	}
 	_ = forger.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // over the loopback, what was sent before the answers has arrived

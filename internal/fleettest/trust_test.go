@@ -9,11 +9,11 @@ import (
 
 // A device that waits is approved on a node it never spoke to and comes in
 // within its own polling; a revoked one is out within a second, whichever node
-// holds it and whichever is told.
+// holds it and whichever is approver.
 func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
 	t.Parallel()
 	const (
-		// Firmware asks every 3 s whether it was activated, then checks anew and
+		// Firmware polls every 3 s whether it was activated, then checks anew and
 		// connects (application.cc:457-492).
 		polling = 3 * time.Second
 		dialing = 5 * time.Second // with two cores under the race detector
@@ -29,13 +29,13 @@ func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
 	}
 	n := 0
 	for transport, id := range ids {
-		told := c.Nodes[n%len(c.Nodes)]
-		if out, errs, status := told.Command(t, "devices", "approve", id); status != 0 {
+		approver := c.Nodes[n%len(c.Nodes)]
+		if out, errs, status := approver.Command(t, "devices", "approve", id); status != 0 {
 			t.Fatalf("%s: %s %s", transport, out, errs)
 		}
 		approved := time.Now()
-		told.Await(t, transport+" is in", 20*time.Second, func() bool {
-			d, err := told.Device(t.Context(), id)
+		approver.Await(t, transport+" is in", 20*time.Second, func() bool {
+			d, err := approver.Device(t.Context(), id)
 			return err == nil && d.State == "online" && d.MCP.State == "ready"
 		})
 		if took := time.Since(approved); took > polling+dialing {
@@ -72,7 +72,7 @@ func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
 			t.Errorf("%s: a call of a revoked device ends with %d: %s", transport, status, errs)
 		}
 	}
-	time.Sleep(polling) // it wakes, and asks
+	time.Sleep(polling) // it wakes, and polls
 	for _, node := range c.Nodes {
 		// security: D2
 		if held := node.Metric(t, "fleetd_devices"); held != 0 {

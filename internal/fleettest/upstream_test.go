@@ -99,7 +99,7 @@ func (x *chatter) play(t *testing.T, opus []byte) {
 }
 
 // await takes from ch, for some time.
-func await[T any](t *testing.T, what string, ch <-chan T) (v T) {
+func await[T any](t testing.TB, what string, ch <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-ch:
@@ -125,7 +125,7 @@ next:
 }
 
 // A chat server takes the conversation, fleetd keeps MCP to itself; when the
-// chat server dies, the device is told, and can begin anew.
+// chat server dies, the device is notified, and can begin again.
 func TestVoiceUpstream(t *testing.T) {
 	t.Parallel()
 	const id, frames = "02:00:00:00:05:01", 40
@@ -163,13 +163,13 @@ func TestVoiceUpstream(t *testing.T) {
 			}
 		}
 	})
-	if err := d.send(`{"session_id":"` + c.session + `","type":"listen","state":"start","mode":"auto"}`); err != nil {
+	if err := d.Send(`{"session_id":"` + c.Session + `","type":"listen","state":"start","mode":"auto"}`); err != nil {
 		t.Fatal(err)
 	}
 	every(t, frameTime/3, frames, func(int) { c.say(t) })
 	for n := range frames {
 		if got, ok := numberOf(await(t, "a frame of the device", x.frames)); !ok || got != uint32(n+1) {
-			t.Fatalf("the chat server heard frame %d, %t, as number %d", got, ok, n+1)
+			t.Fatalf("the chat server received frame %d, %t, as number %d", got, ok, n+1)
 		}
 	}
 	awaitText(t, x.texts, `"type":"listen"`, `"state":"start"`)
@@ -179,8 +179,8 @@ func TestVoiceUpstream(t *testing.T) {
 		x.play(t, frame(uint32(5000+n)))
 	}
 	for n := range frames / 2 { // 1.2 s; the sentence goes on
-		if got, ok := numberOf(await(t, "a frame of the chat server", c.heard)); !ok || got != uint32(5000+n) {
-			t.Fatalf("the device heard frame %d, %t, as number %d", got, ok, n)
+		if got, ok := numberOf(await(t, "a frame of the chat server", c.Packets)); !ok || got != uint32(5000+n) {
+			t.Fatalf("the device received frame %d, %t, as number %d", got, ok, n)
 		}
 	}
 	// The chat server's own tool calls are answered by fleetd, under its ids.
@@ -191,9 +191,9 @@ func TestVoiceUpstream(t *testing.T) {
 		t.Error(err)
 	}
 	_ = x.ws.NetConn().Close() // killed: no Close frame
-	devicetest.Eventually(t, "the device is told goodbye", func() bool {
-		for _, text := range d.told() {
-			if strings.Contains(text, `"type":"goodbye"`) && strings.Contains(text, c.session) {
+	devicetest.Eventually(t, "the device gets a goodbye", func() bool {
+		for _, text := range d.Messages() {
+			if strings.Contains(text, `"type":"goodbye"`) && strings.Contains(text, c.Session) {
 				return true
 			}
 		}
@@ -204,10 +204,10 @@ func TestVoiceUpstream(t *testing.T) {
 	if made < 20 {
 		t.Errorf("only %d calls were made meanwhile", made)
 	}
-	told := strings.Join(d.told(), "\n")
+	messages := strings.Join(d.Messages(), "\n")
 	for _, want := range []string{`"type":"stt"`, `"state":"start"`} {
-		if !strings.Contains(told, want) {
-			t.Errorf("the device never got %s:\n%s", want, told)
+		if !strings.Contains(messages, want) {
+			t.Errorf("the device never got %s:\n%s", want, messages)
 		}
 	}
 	if v, err := node.Device(t.Context(), id); err != nil || v.State != "online" || v.Audio.Open {
@@ -217,8 +217,8 @@ func TestVoiceUpstream(t *testing.T) {
 	server = chatAt(t, address)
 	begun := time.Now()
 	again := d.hello(t)
-	if took := time.Since(begun); took > time.Second || again.session == c.session {
-		t.Errorf("hello took %v, session %s after %s", took, again.session, c.session)
+	if took := time.Since(begun); took > time.Second || again.Session == c.Session {
+		t.Errorf("hello took %v, session %s after %s", took, again.Session, c.Session)
 	}
 	x = await(t, "the new connection", server.opened)
 	x.say(t, `{"type":"hello","transport":"websocket","session_id":"theirs-2","audio_params":{"sample_rate":24000,"frame_duration":60}}`)
@@ -244,8 +244,8 @@ func TestVoiceUpstreamAbsent(t *testing.T) {
 		if took := time.Since(begun); took > time.Second {
 			t.Errorf("hello took %v", took)
 		}
-		devicetest.Eventually(t, "the device is told goodbye", func() bool {
-			return strings.Contains(strings.Join(d.told(), "\n"), `"type":"goodbye","session_id":"`+c.session+`"`)
+		devicetest.Eventually(t, "the device gets a goodbye", func() bool {
+			return strings.Contains(strings.Join(d.Messages(), "\n"), `"type":"goodbye","session_id":"`+c.Session+`"`)
 		})
 	}
 	if r, err := node.Call(t.Context(), id, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":7}`)}); err != nil || r.IsError {

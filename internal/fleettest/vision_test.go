@@ -46,7 +46,7 @@ func askCamera(t *testing.T, node *Node, device, question string) photoAnswer {
 	return answer
 }
 
-// The command line writes the photo that a call took, and not only what the device says of it.
+// The command line writes the photo that a call took, and not only what the device reports.
 func TestCallKeepsThePhoto(t *testing.T) {
 	t.Parallel()
 	node := programs.Start(t)
@@ -60,7 +60,7 @@ func TestCallKeepsThePhoto(t *testing.T) {
 	}
 }
 
-// A caller who asks a camera gets the explanation as the tool's answer, and
+// A caller of a camera gets the explanation as the tool's answer, and
 // the explainer saw the very picture that is stored.
 func TestPhotoIsExplained(t *testing.T) {
 	t.Parallel()

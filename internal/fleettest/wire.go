@@ -14,7 +14,7 @@ import (
 type Fault int
 
 // Faults of a wire. A stalled one loses every packet and closes nothing: what
-// was sent arrives when it is mended, as TCP would send it again.
+// was sent arrives when it is restored, as TCP would send it again.
 const (
 	None Fault = iota
 	Cut        // connections are closed, and new ones at once
@@ -37,10 +37,10 @@ type Wire struct {
 
 // wireEnd is the way to one server.
 type wireEnd struct {
-	address string
-	fault   Fault
-	mended  chan struct{} // closed while the way is open
-	links   map[*link]struct{}
+	address  string
+	fault    Fault
+	restored chan struct{} // closed while the way is open
+	links    map[*link]struct{}
 }
 
 // link is one connection through a wire.
@@ -63,7 +63,7 @@ func NewWire(t testing.TB, seed uint64, servers ...string) *Wire {
 	for _, address := range servers {
 		open := make(chan struct{})
 		close(open)
-		w.ends = append(w.ends, &wireEnd{address: address, mended: open, links: map[*link]struct{}{}})
+		w.ends = append(w.ends, &wireEnd{address: address, restored: open, links: map[*link]struct{}{}})
 	}
 	w.tasks.Go(w.accept)
 	t.Cleanup(func() {
@@ -74,7 +74,7 @@ func NewWire(t testing.TB, seed uint64, servers ...string) *Wire {
 		w.mu.Lock()
 		w.closed = true
 		for _, e := range w.ends {
-			e.mend()
+			e.repair()
 		}
 		w.mu.Unlock()
 		w.tasks.Wait()
@@ -85,16 +85,16 @@ func NewWire(t testing.TB, seed uint64, servers ...string) *Wire {
 // Address is where clients connect.
 func (w *Wire) Address() string { return w.listener.Addr().String() }
 
-// Break sets what is wrong with the way to one server, None to mend it.
+// Break sets what is wrong with the connection to one server, None to repair it.
 func (w *Wire) Break(server int, fault Fault) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	e := w.ends[server]
 	if e.fault == Stalled && fault != Stalled {
-		e.mend()
+		e.repair()
 	}
 	if fault == Stalled && e.fault != Stalled {
-		e.mended = make(chan struct{})
+		e.restored = make(chan struct{})
 	}
 	e.fault = fault
 	if fault == Cut {
@@ -104,16 +104,16 @@ func (w *Wire) Break(server int, fault Fault) {
 	}
 }
 
-func (e *wireEnd) mend() {
+func (e *wireEnd) repair() {
 	select {
-	case <-e.mended:
+	case <-e.restored:
 	default:
-		close(e.mended)
+		close(e.restored)
 	}
 }
 
 // Desert closes the clients' side of every connection to a server, which is
-// told nothing: as when devices lose their power or a router forgets them.
+// not notified: as when devices lose their power or a router forgets them.
 func (w *Wire) Desert(server int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -123,7 +123,7 @@ func (w *Wire) Desert(server int) {
 	}
 }
 
-// Sound tells whether nothing is wrong with the way to a server.
+// Sound reports whether nothing is wrong with the way to a server.
 func (w *Wire) Sound(server int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -216,7 +216,7 @@ func (w *Wire) copy(e *wireEnd, from, to net.Conn) {
 	for {
 		n, err := from.Read(buffer)
 		w.mu.Lock()
-		open := e.mended
+		open := e.restored
 		w.mu.Unlock()
 		<-open
 		if n > 0 {

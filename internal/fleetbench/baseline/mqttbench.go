@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/fleetbench/load"
+	"fleetd/simulator/firmware"
 )
 
 // loadMQTT measures what idle MQTT devices cost, or calls to devices.
@@ -31,7 +30,7 @@ func loadMQTT(ctx context.Context, arguments []string, out io.Writer) error {
 	}
 	var asIs, collected series
 	for range *o.runs {
-		perDevice, err := idleRun(*idle, func() (*server, error) { return startServer(nil, "mqttbench") },
+		perDevice, err := idleRun(*idle, func() (server, error) { return startServer(nil, "mqttbench") },
 			func(address string) ([]net.Conn, error) { return connectMQTT(ctx, address, *idle, false) })
 		if err != nil {
 			return err
@@ -48,8 +47,8 @@ func mqttCalls(ctx context.Context, out io.Writer, broker string, devices, calle
 	if err != nil {
 		return err
 	}
-	defer s.stop()
-	if _, err := connectMQTT(ctx, s.address, devices, true); err != nil {
+	defer s.Stop()
+	if _, err := connectMQTT(ctx, s.Address, devices, true); err != nil {
 		return err
 	}
 	var calls, half, tail, cpu series
@@ -59,7 +58,7 @@ func mqttCalls(ctx context.Context, out io.Writer, broker string, devices, calle
 			return err
 		}
 		var r mqttCalled
-		if err := s.ask(fmt.Sprintf("call %d %d %d", callers, devices, duration), &r); err != nil {
+		if err := s.Ask(fmt.Sprintf("call %d %d %d", callers, devices, duration), &r); err != nil {
 			return err
 		}
 		after, err := s.state()
@@ -84,14 +83,6 @@ func mqttCalls(ctx context.Context, out io.Writer, broker string, devices, calle
 	return err
 }
 
-// First bytes of further packets (MQTT 3.1.1, section 3).
-const (
-	mqttSubscribe = 0x82
-	mqttSuback    = 0x90
-	mqttPing      = 0xc0
-	mqttPong      = 0xd0
-)
-
 // Topics of a device: these and its number.
 const (
 	topicDown = "down/"
@@ -102,39 +93,19 @@ const (
 func connectMQTT(ctx context.Context, address string, n int, calls bool) ([]net.Conn, error) {
 	conns := make([]net.Conn, n)
 	return conns, load.InParallel(idleDialers, n, func() (func(i int) error, func(), error) {
-		br := bufio.NewReader(nil)
 		return func(i int) (err error) {
 			if conns[i], err = load.Dial(ctx, address, i); err != nil {
 				return err
 			}
-			br.Reset(conns[i]) // the server speaks only when asked, so nothing of the last connection is missing
-			if err := logIn(conns[i], br, strconv.Itoa(i)); err != nil {
+			device := strconv.Itoa(i)
+			line, err := firmware.Login{Endpoint: address, ClientID: device, Keepalive: 240, PublishTopic: topicUp + device, SubscribeTopic: topicDown + device}.Open(ctx, conns[i])
+			if err != nil {
 				return fmt.Errorf("device %d: %w", i, err)
 			}
 			if calls {
-				go load.AnswerCalls(conns[i], load.Framing{Topic: topicUp + strconv.Itoa(i)})
+				go load.AnswerCalls(line)
 			}
 			return conns[i].SetDeadline(time.Time{})
 		}, func() {}, nil
 	})
-}
-
-// logIn connects a device without name and password, and subscribes.
-func logIn(c net.Conn, br *bufio.Reader, device string) error {
-	connect := binary.BigEndian.AppendUint16(append(load.AppendString(nil, "MQTT"), 4, 2), 240) // level, clean session, keepalive
-	for _, packet := range []struct {
-		first, answer byte
-		body          []byte
-	}{
-		{load.MQTTConnect, load.MQTTConnack, load.AppendString(connect, device)},
-		{mqttSubscribe, mqttSuback, append(load.AppendString([]byte{0, 1}, topicDown+device), 0)}, // number 1, QoS 0
-	} {
-		if _, err := c.Write(append([]byte{packet.first, byte(len(packet.body))}, packet.body...)); err != nil { // all are short
-			return err
-		}
-		if first, body, err := load.ReadPacket(br, nil); err != nil || first != packet.answer {
-			return errors.Join(fmt.Errorf("a packet %#x is answered with %#x %x", packet.first, first, body), err)
-		}
-	}
-	return nil
 }

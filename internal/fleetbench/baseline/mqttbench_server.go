@@ -2,8 +2,10 @@ package main
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"fleetd/internal/fleetbench/load"
+	"fleetd/simulator/firmware"
 )
 
 // mqttServer answers the packets of devices, and calls them.
@@ -47,22 +50,23 @@ func (s *mqttServer) device(c net.Conn) {
 	br := bufio.NewReaderSize(c, 256)
 	var buf []byte
 	for {
-		first, body, err := load.ReadPacket(br, buf)
+		first, body, err := readPacket(br, buf)
 		if err != nil {
 			return
 		}
 		var reply []byte
 		switch first & 0xf0 {
-		case load.MQTTConnect:
-			reply = []byte{load.MQTTConnack, 2, 0, 0}
-		case load.MQTTPublish:
+		case mqttConnect:
+			id := body[min(len(body), 12):] // after the fixed part, the keepalive, and the length of the id
+			s.devices.Store(topicDown+string(id), c)
+			reply = []byte{mqttConnack, 2, 0, 0}
+		case mqttPublish:
 			s.receive(body)
 			buf = body // grown for the first answer, kept for the next
 		case mqttSubscribe & 0xf0:
 			if len(body) < 5 {
 				return
 			}
-			s.devices.Store(string(body[4:len(body)-1]), c)
 			reply = []byte{mqttSuback, 3, body[0], body[1], 0}
 		case mqttPing:
 			reply = []byte{mqttPong, 0}
@@ -91,13 +95,43 @@ func (s *mqttServer) receive(packet []byte) {
 func (s *mqttServer) publish(topic, message string) error {
 	c, connected := s.devices.Load(topic)
 	if !connected {
-		return errors.New("nobody subscribes to " + topic)
+		return errors.New("no device has " + topic)
 	}
 	b := s.packets.Get().(*[]byte)
 	defer s.packets.Put(b)
-	*b = load.Framing{Topic: topic}.Append((*b)[:0], []byte(message))
+	*b = firmware.AppendPublish((*b)[:0], topic, []byte(message))
 	_, err := c.(net.Conn).Write(*b) // net.Conn writes one packet after the other
 	return err
+}
+
+// First bytes of packets (MQTT 3.1.1, section 3).
+const (
+	mqttConnect   = 0x10
+	mqttConnack   = 0x20
+	mqttPublish   = 0x30
+	mqttSubscribe = 0x82
+	mqttSuback    = 0x90
+	mqttPing      = 0xc0
+	mqttPong      = 0xd0
+)
+
+// readPacket reads one packet of a device into buf, or a larger buffer if it does not fit.
+func readPacket(br *bufio.Reader, buf []byte) (first byte, body []byte, err error) {
+	if first, err = br.ReadByte(); err != nil {
+		return 0, nil, err
+	}
+	n, err := binary.ReadUvarint(br)
+	if err != nil {
+		return 0, nil, err
+	}
+	if n > 64<<10 {
+		return 0, nil, errors.New("MQTT packet over 64 KiB")
+	}
+	if uint64(cap(buf)) < n {
+		buf = make([]byte, n)
+	}
+	_, err = io.ReadFull(br, buf[:n])
+	return first, buf[:n], err
 }
 
 // mqttCalled is what calls took.

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +10,7 @@ import (
 	"time"
 
 	"fleetd/internal/fleetbench/load"
+	"fleetd/simulator/firmware"
 )
 
 // loadStorm measures how fast devices get from dial to a stored tool list: upgrade, hello, initialize and three pages.
@@ -66,13 +65,13 @@ func stormRun(ctx context.Context, lists [][]string, n, workers int, store, dsn 
 	if err != nil {
 		return r, err
 	}
-	defer s.stop()
+	defer s.Stop()
 	before, err := s.collected()
 	if err != nil {
 		return r, err
 	}
-	own, begun := ownCPU(), time.Now()
-	conns, latencies, err := connectStorm(ctx, s.address, lists, n, workers)
+	own, begun := load.OwnCPU(), time.Now()
+	conns, latencies, err := connectStorm(ctx, s.Address, lists, n, workers)
 	defer func() {
 		for _, c := range conns {
 			if c != nil {
@@ -84,14 +83,14 @@ func stormRun(ctx context.Context, lists [][]string, n, workers int, store, dsn 
 		return r, err
 	}
 	for p := (progress{}); p.Ready < n; time.Sleep(time.Millisecond) {
-		if err := s.ask("progress", &p); err != nil {
+		if err := s.Ask("progress", &p); err != nil {
 			return r, err
 		}
 		if p.Error != "" {
 			return r, errors.New(p.Error)
 		}
 	}
-	r = stormed{took: time.Since(begun), own: ownCPU() - own, latencies: latencies}
+	r = stormed{took: time.Since(begun), own: load.OwnCPU() - own, latencies: latencies}
 	after, err := s.state()
 	r.cpu = after.CPU - before.CPU
 	slices.Sort(r.latencies)
@@ -101,54 +100,19 @@ func stormRun(ctx context.Context, lists [][]string, n, workers int, store, dsn 
 func connectStorm(ctx context.Context, address string, lists [][]string, n, workers int) ([]net.Conn, []time.Duration, error) {
 	conns, latencies := make([]net.Conn, n), make([]time.Duration, n)
 	err := load.InParallel(workers, n, func() (func(i int) error, func(), error) {
-		d := stormDevice{br: bufio.NewReader(nil), buf: make([]byte, 4096)}
 		return func(i int) (err error) {
 			begun := time.Now()
-			if conns[i], err = load.Attach(ctx, address, i, nil, d.br, loginHeaders); err != nil {
+			var line *firmware.Line
+			if conns[i], line, err = load.Attach(ctx, address, i, nil); err != nil {
 				return err
 			}
-			err = d.talk(conns[i], lists[i%len(lists)])
+			if err := line.Send(load.Hello(attached)); err != nil {
+				return err
+			}
+			err = load.ListTools(line, "2.0.3", lists[i%len(lists)])
 			latencies[i] = time.Since(begun)
 			return err
 		}, func() {}, nil
 	})
 	return conns, latencies, err
-}
-
-// stormDevice connects devices one after another with buffers of its own.
-type stormDevice struct {
-	br             *bufio.Reader
-	buf, body, out []byte
-}
-
-var markInitialize = []byte(`"method":"initialize"`)
-
-// talk takes a device from hello to its last page.
-func (d *stormDevice) talk(c net.Conn, pages []string) error {
-	if _, err := c.Write(load.HelloFrame); err != nil {
-		return err
-	}
-	for next := 0; next < len(pages); {
-		_, m, err := load.ReadFrame(d.br, d.buf)
-		if err != nil {
-			return fmt.Errorf("the device waits for a request: %w", err)
-		}
-		id := load.RequestID(m)
-		if id == nil { // the server's hello, or a notification
-			continue
-		}
-		d.body = load.AppendReply(d.body[:0], m, id)
-		if bytes.Contains(m, markInitialize) {
-			d.body = append(d.body, `{"protocolVersion":"2024-11-05","capabilities":{"tools":{}},"serverInfo":{"name":"bread-compact-wifi","version":"2.0.3"}}`...)
-		} else {
-			d.body = append(d.body, pages[next]...)
-			next++
-		}
-		d.body = append(d.body, "}}"...)
-		d.out = load.AppendFrame(d.out[:0], load.OpText, d.body)
-		if _, err := c.Write(d.out); err != nil {
-			return err
-		}
-	}
-	return nil
 }

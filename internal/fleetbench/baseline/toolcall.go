@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -26,16 +25,15 @@ func loadCalls(ctx context.Context, arguments []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer s.stop()
-	br := bufio.NewReader(nil)
+	defer s.Stop()
 	for i := range *devices {
-		c, err := load.Attach(ctx, s.address, i, nil, br, "")
+		_, line, err := load.Attach(ctx, s.Address, i, nil)
 		if err != nil {
 			return err
 		}
-		go load.AnswerCalls(c, load.Framing{})
+		go load.AnswerCalls(line)
 	}
-	target := load.AttachedTarget(s.address)
+	target := load.AttachedTarget(s.Address)
 	if _, err := load.CallLoad(ctx, target, *callers, *devices, *duration); err != nil { // warms up
 		return err
 	}
@@ -45,12 +43,12 @@ func loadCalls(ctx context.Context, arguments []string, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		own, begun := ownCPU(), time.Now()
+		own, begun := load.OwnCPU(), time.Now()
 		latencies, err := load.CallLoad(ctx, target, *callers, *devices, *duration)
 		if err != nil {
 			return err
 		}
-		took, own := time.Since(begun), ownCPU()-own
+		took, own := time.Since(begun), load.OwnCPU()-own
 		after, err := s.state()
 		if err != nil {
 			return err

@@ -48,11 +48,11 @@ func loadAudio(ctx context.Context, arguments []string, out io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	defer s.stop()
+	defer s.Stop()
 	if err := pin(1); err != nil {
 		return err
 	}
-	d, err := newSpeakers(s.address, *sessions, *size)
+	d, err := newSpeakers(s.Address, *sessions, *size)
 	if err != nil {
 		return err
 	}
@@ -123,16 +123,16 @@ type spoken struct {
 // askPackets is the question for the number of packets that a server has handled.
 const askPackets = "packets"
 
-func (s *speakers) run(ctx context.Context, server *server, rate int, duration time.Duration) (r spoken, err error) {
+func (s *speakers) run(ctx context.Context, server server, rate int, duration time.Duration) (r spoken, err error) {
 	var first, last int
 	before, err := server.state()
-	if err := errors.Join(err, server.ask(askPackets, &first)); err != nil {
+	if err := errors.Join(err, server.Ask(askPackets, &first)); err != nil {
 		return r, err
 	}
 	begun := time.Now()
 	r.sent, err = s.speak(ctx, rate, duration)
 	r.took = time.Since(begun)
-	if err := errors.Join(err, server.ask(askPackets, &last)); err != nil {
+	if err := errors.Join(err, server.Ask(askPackets, &last)); err != nil {
 		return r, err
 	}
 	after, err := server.state()

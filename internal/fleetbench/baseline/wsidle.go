@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -16,6 +15,7 @@ import (
 	"github.com/gorilla/websocket"
 
 	"fleetd/internal/fleetbench/load"
+	"fleetd/simulator/firmware"
 )
 
 // Load of idle devices.
@@ -24,7 +24,7 @@ const (
 	idleRest    = 2 * time.Second // from the last device to the reading
 )
 
-// loadIdle measures what connected devices cost that have said hello.
+// loadIdle measures what connected devices cost that have sent a hello.
 func loadIdle(ctx context.Context, arguments []string, out io.Writer) error {
 	o := newOptions("wsidle")
 	n := o.Int("n", 10_000, "devices")
@@ -35,7 +35,7 @@ func loadIdle(ctx context.Context, arguments []string, out io.Writer) error {
 	}
 	var asIs, collected series
 	for range *o.runs {
-		perDevice, err := idleRun(*n, func() (*server, error) { return startServer(nil, "wsidle", strconv.FormatBool(*secure)) },
+		perDevice, err := idleRun(*n, func() (server, error) { return startServer(nil, "wsidle", strconv.FormatBool(*secure)) },
 			func(address string) ([]net.Conn, error) { return connectIdle(ctx, address, *n, *secure) })
 		if err != nil {
 			return err
@@ -48,17 +48,17 @@ func loadIdle(ctx context.Context, arguments []string, out io.Writer) error {
 
 // idleRun measures the bytes of resident memory that a server needs for each of n devices: as they are, and after a garbage
 // collection.
-func idleRun(n int, start func() (*server, error), connect func(address string) ([]net.Conn, error)) (perDevice [2]float64, err error) {
+func idleRun(n int, start func() (server, error), connect func(address string) ([]net.Conn, error)) (perDevice [2]float64, err error) {
 	s, err := start()
 	if err != nil {
 		return perDevice, err
 	}
-	defer s.stop()
+	defer s.Stop()
 	empty, err := s.collected()
 	if err != nil {
 		return perDevice, err
 	}
-	conns, err := connect(s.address)
+	conns, err := connect(s.Address)
 	defer func() {
 		for _, c := range conns {
 			if c != nil {
@@ -80,7 +80,7 @@ func idleRun(n int, start func() (*server, error), connect func(address string) 
 	return perDevice, nil
 }
 
-// connectIdle connects devices, each of which says hello and waits for the answer, so that the server has read and written
+// connectIdle connects devices, each of which sends its hello and waits for the answer, so that the server has read and written
 // once.
 func connectIdle(ctx context.Context, address string, n int, secure bool) ([]net.Conn, error) {
 	var config *tls.Config
@@ -89,23 +89,22 @@ func connectIdle(ctx context.Context, address string, n int, secure bool) ([]net
 	}
 	conns := make([]net.Conn, n)
 	return conns, load.InParallel(idleDialers, n, func() (func(i int) error, func(), error) {
-		br, buf := bufio.NewReader(nil), make([]byte, 512)
 		return func(i int) (err error) {
-			conns[i], err = load.Attach(ctx, address, i, config, br, loginHeaders)
-			if err != nil {
+			var line *firmware.Line
+			if conns[i], line, err = load.Attach(ctx, address, i, config); err != nil {
 				return err
 			}
-			if _, err := conns[i].Write(load.HelloFrame); err != nil {
+			if err := line.Send(load.Hello(attached)); err != nil {
 				return err
 			}
-			_, _, err = load.ReadFrame(br, buf)
+			_, err = line.Receive()
 			return err
 		}, func() {}, nil
 	})
 }
 
-// loginHeaders are those of a device; the server reads them and does nothing with them.
-const loginHeaders = "Client-Id: 36c98363-3656-43cb-a00f-8bced2391a90\r\nProtocol-Version: 1\r\nAuthorization: Bearer 0123456789abcdef\r\n"
+// attached is how attached devices log in, as far as their hello shows it.
+var attached = firmware.Login{URL: "ws://baseline/ws", Version: 1}
 
 var helloReply = []byte(`{"type":"hello","transport":"websocket","session_id":"` + session +
 	`","audio_params":{"format":"opus","sample_rate":24000,"channels":1,"frame_duration":60}}`)

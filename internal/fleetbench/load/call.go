@@ -65,7 +65,7 @@ func NewCaller(t Target, deadline time.Time) (*Caller, error) {
 // Close ends the connection.
 func (c *Caller) Close() { _ = c.conn.Close() } // nothing is under way
 
-// Call calls the device's tool; whatever is no success is an error.
+// Call calls the device's tool; whatever is not a success is an error.
 func (c *Caller) Call(device int) error {
 	ok, status, body, err := c.Try(DeviceID(device))
 	if err != nil {
@@ -77,7 +77,7 @@ func (c *Caller) Call(device int) error {
 	return nil
 }
 
-// Try calls the device's tool and returns the answer. An error says that there is none.
+// Try calls the device's tool and returns the answer. An error means that there is none.
 func (c *Caller) Try(device string) (ok bool, status int, body []byte, err error) {
 	c.request = append(append(append(c.request[:0], c.Before...), device...), c.After...)
 	if _, err := c.conn.Write(c.request); err != nil {

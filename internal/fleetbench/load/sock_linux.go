@@ -22,6 +22,9 @@ func lateBind(_, _ string, c syscall.RawConn) error {
 // DieWithParent ends the child if this program is killed.
 func DieWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
 
+// apartFromTerminal keeps an interruption of the terminal from the child.
+func apartFromTerminal(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
+
 // FileLimit is how many files a process may open; Go raises its own limit, and so the daemon's, to the hard one.
 func FileLimit() int {
 	var limit syscall.Rlimit

@@ -1,16 +1,14 @@
-// Package load is what the bench and its baselines share: devices and callers that speak just enough HTTP, WebSocket and
-// MQTT to be understood. They share two cores with the server, so everything else is left out; and as both sides are
-// measured with the same load, their ratio does not depend on it.
+// Package load is what the bench and its baselines share: devices with the transport of the firmware that answer at once, and
+// callers that speak just enough HTTP to be understood. They share two cores with the server, so everything else is left out;
+// and as both sides are measured with the same load, their ratio does not depend on it.
 package load
 
 import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"time"
@@ -31,7 +29,7 @@ func Dial(ctx context.Context, address string, i int) (net.Conn, error) {
 // DatagramBatch is how many UDP packets leave with one system call.
 const DatagramBatch = 64
 
-// ExchangeLimit bounds what is said on one connection until the device is ready.
+// ExchangeLimit bounds the exchange on one connection until the device is ready.
 const ExchangeLimit = time.Minute
 
 // ReadResponse reads one HTTP response with a Content-Length. The body is valid until the next read.
@@ -68,72 +66,4 @@ func ReadResponse(br *bufio.Reader) (status int, body []byte, err error) {
 		_, err = br.Discard(length)
 	}
 	return status, body, err
-}
-
-// Upgrade turns a fresh connection into a WebSocket. The key is fixed: nobody checks the answer.
-func Upgrade(c net.Conn, br *bufio.Reader, path, headers string) error {
-	request := "GET " + path + " HTTP/1.1\r\nHost: bench\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" +
-		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n" + headers + "\r\n"
-	if _, err := io.WriteString(c, request); err != nil {
-		return err
-	}
-	for first := true; ; first = false {
-		line, err := br.ReadSlice('\n')
-		switch {
-		case err != nil:
-			return fmt.Errorf("upgrade: %w", err)
-		case first && !bytes.Contains(line, []byte(" 101 ")):
-			return fmt.Errorf("upgrade refused: %q", line)
-		case len(line) == 2:
-			return nil
-		}
-	}
-}
-
-// WebSocket opcodes (RFC 6455, 5.2).
-const (
-	OpText = 1
-	OpPing = 9
-	OpPong = 10
-)
-
-// AppendFrame appends a client's frame, masked with zeros.
-func AppendFrame(dst []byte, op byte, payload []byte) []byte {
-	dst = append(dst, 0x80|op)
-	if len(payload) < 126 {
-		dst = append(dst, 0x80|byte(len(payload)))
-	} else {
-		dst = append(dst, 0x80|126, byte(len(payload)>>8), byte(len(payload)))
-	}
-	dst = append(dst, 0, 0, 0, 0)
-	return append(dst, payload...)
-}
-
-// ReadFrame reads a server's frame into buf, or a larger buffer if it does not fit.
-func ReadFrame(br *bufio.Reader, buf []byte) (op byte, payload []byte, err error) {
-	head, err := br.Peek(2)
-	if err != nil {
-		return 0, nil, err
-	}
-	op, n := head[0]&15, int(head[1]&127)
-	if _, err := br.Discard(2); err != nil {
-		return 0, nil, err
-	}
-	switch n {
-	case 126:
-		if head, err = br.Peek(2); err != nil {
-			return 0, nil, err
-		}
-		n = int(binary.BigEndian.Uint16(head))
-		if _, err := br.Discard(2); err != nil {
-			return 0, nil, err
-		}
-	case 127:
-		return 0, nil, errors.New("frame over 64 KiB")
-	}
-	if cap(buf) < n {
-		buf = make([]byte, n)
-	}
-	_, err = io.ReadFull(br, buf[:n])
-	return op, buf[:n], err
 }

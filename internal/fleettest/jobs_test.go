@@ -1,0 +1,128 @@
+package fleettest
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
+)
+
+// awaitJob waits until a job has this state.
+func (n *Node) awaitJob(t *testing.T, id, state string) (j apiclient.Job) {
+	t.Helper()
+	n.Await(t, "job "+id+" is "+state, time.Minute, func() bool {
+		var err error
+		j, err = n.Job(t.Context(), id)
+		return err == nil && j.State == state
+	})
+	return j
+}
+
+// a call for a device that is away is made when
+// it is back, once, although the node was killed meanwhile.
+func TestCallLater(t *testing.T) {
+	t.Parallel()
+	node := programs.Start(t)
+	const id = "02:f1:ee:00:00:00"
+	sim := programs.Simulate(t, node.Info.OTA, "--devices", "1")
+	node.AwaitReady(t, 1)
+	first := sim.Report(t) // it ends the simulation
+	node.Await(t, "the device is away", 30*time.Second, func() bool { return node.Ready(t) == 0 })
+	call := []string{"call", id, volume, "volume=40", `marker:="later"`, "--later", "1h", "--json", "--key", "once"}
+	out, errs, status := node.Command(t, call...)
+	var queued api.QueuedCall
+	if status != 0 || json.Unmarshal([]byte(out), &queued) != nil || queued.Job == "" {
+		t.Fatalf("status %d: %s %s", status, out, errs)
+	}
+	if again, _, _ := node.Command(t, call...); again != out {
+		t.Errorf("the same key: %s", again)
+	}
+	if out, errs, _ := node.Command(t, "queue", id); !strings.Contains(out, queued.Job) || !strings.Contains(out, "offline") {
+		t.Errorf("the queue of a device that is away:\n%s%s", out, errs)
+	}
+	node.Kill(t)
+	node.Run(t)
+	sim = programs.Simulate(t, node.Info.OTA, "--devices", "1")
+	j := node.awaitJob(t, queued.Job, "done")
+	if j.Counts.OK != 1 || j.Counts.Total != 1 {
+		t.Errorf("%+v", j.Counts)
+	}
+	if r := sim.Report(t); r.Totals.Markers["later"] != 1 || first.Totals.CallsTotal != 0 {
+		t.Errorf("executed %d times, and %d before", r.Totals.Markers["later"], first.Totals.CallsTotal)
+	}
+}
+
+// The first steps: plan, run, follow, report.
+func TestJobs(t *testing.T) {
+	t.Parallel()
+	const fleet = 40
+	node := programs.Start(t)
+	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--ramp", "40/s")
+	node.AwaitReady(t, fleet)
+	node.AwaitStored(t)
+	if _, errs, status := node.Command(t, "devices", "edit", "device=*", "room=lab", "--yes"); status != 0 {
+		t.Fatal(errs)
+	}
+	out, errs, status := node.Command(t, "jobs", "run", "room=lab", volume, "volume=40", "--dry-run")
+	if status != 0 || !strings.Contains(out, "40, 40 connected") {
+		t.Errorf("%d %s %s", status, out, errs)
+	}
+	if _, errs, status = node.Command(t, "jobs", "run", "room=lab", volume, "volume=40"); status != 2 || !strings.Contains(errs, "add --yes") {
+		t.Errorf("without a yes: %d %s", status, errs)
+	}
+	out, errs, status = node.Command(t, "jobs", "run", "room=lab", volume, "volume=40", "--rate", "unlimited", "--yes", "--watch")
+	if status != 0 || !strings.Contains(out, "done: 40 of 40 done, 40 ok") {
+		t.Fatalf("%d %s %s", status, out, errs)
+	}
+	id := strings.Fields(out)[1]
+	out, _, _ = node.Command(t, "jobs", "report", id)
+	if lines := strings.Split(strings.TrimSpace(out), "\n"); len(lines) != fleet+1 || !strings.Contains(lines[1], ",ended,,ok,") {
+		t.Errorf("the report has %d lines: %s", len(lines), tail(out, 500))
+	}
+	// Values that the tool refuses reach no device.
+	out, _, status = node.Command(t, "jobs", "run", "room=lab", volume, "volume=400", "--yes", "--watch", "--rate", "unlimited")
+	if status != 2 || !strings.Contains(out, "40 refused") {
+		t.Errorf("%d %s", status, out)
+	}
+	// A stop rule halts; a person continues.
+	out, _, status = node.Command(t, "jobs", "run", "room=lab", "self.nothing.here", "--yes", "--watch", "--rate", "unlimited", "--concurrency", "1", "--stop", "2")
+	if status != 2 || !strings.Contains(out, "40 refused") {
+		t.Errorf("a tool that no device has: %d %s", status, out)
+	}
+	if r := sim.Report(t); r.Totals.CallsTotal != fleet || r.Totals.DuplicateCallIDs != 0 {
+		t.Errorf("%d calls, %d twice", r.Totals.CallsTotal, r.Totals.DuplicateCallIDs)
+	}
+}
+
+// Case 7: the same key on three nodes at once is one job.
+func TestSameKeyOnThreeNodes(t *testing.T) {
+	t.Parallel()
+	c := programs.StartCluster(t, ClusterOptions{Nodes: 3})
+	programs.Simulate(t, c.Nodes[0].Info.OTA, "--devices", "3")
+	c.AwaitReady(t, 3, time.Minute)
+	job := api.NewJob{JobSpec: api.JobSpec{Action: api.JobAction{Restart: &api.JobRestart{}}, Select: "device=*", When: &api.JobWhen{At: api.At(time.Now().Add(time.Hour))}}}
+	var wg sync.WaitGroup
+	ids := make([]string, len(c.Nodes))
+	for i, n := range c.Nodes {
+		wg.Go(func() {
+			j, err := n.CreateJob(t.Context(), job, "k")
+			if err != nil {
+				t.Error(err)
+			}
+			ids[i] = j.ID
+		})
+	}
+	wg.Wait()
+	if ids[0] == "" || ids[0] != ids[1] || ids[1] != ids[2] {
+		t.Errorf("jobs %v", ids)
+	}
+	job.Note = "another body"
+	if _, err := c.Nodes[1].CreateJob(t.Context(), job, "k"); problemCode(err) != "conflict" {
+		t.Errorf("another body: %v", err)
+	}
+}
