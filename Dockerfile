@@ -41,7 +41,7 @@ USER 65532:65532
 ENV FLEETD_DATA_DIR=/data
 VOLUME /data
 # 8000: devices (OTA, WebSocket, photos). 1883: MQTT, 8883: MQTT over TLS if there is a certificate, 8884/udp: audio.
-# 8080: API, metrics; it listens on the container's loopback unless FLEETD_API_LISTEN says otherwise.
+# 8080: API, metrics; it listens on the container's loopback unless FLEETD_API_LISTEN is set.
 EXPOSE 8000 1883 8883 8884/udp 8080
 STOPSIGNAL SIGTERM
 # --live: a node without its database or NATS still serves devices and must not be restarted for it. The command finds

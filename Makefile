@@ -1,5 +1,5 @@
 # Every target works on a fresh clone with Go and a C compiler (the race
-# detector wants one). `make demo` and `make test` are all a newcomer needs.
+# detector wants one). `make demo` and `make test` are all that a first try needs.
 
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT     ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
@@ -8,14 +8,14 @@ LDFLAGS    := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMM
 # dependencies into everybody's build.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build demo cluster-demo run test verify check conformance chaos fuzz kills mutants bench simulate release clean
+.PHONY: all build demo cluster-demo run test verify check conformance chaos fuzz kills mutants bench simulate release reference clean
 all: build
 
 build: ## both programs, in bin/
 	@scripts/build '$(LDFLAGS)'
 
-demo: build ## a node with embedded defaults and a few simulated devices
-	@scripts/demo
+demo: build ## a node with embedded defaults and a few simulated devices (AWAY=30s/2m: each is away now and then)
+	@AWAY=$(AWAY) scripts/demo
 
 cluster-demo: build ## several nodes as one fleet with Postgres and NATS, NODES=3 DEVICES=3 for each
 	@scripts/cluster-demo
@@ -23,13 +23,13 @@ cluster-demo: build ## several nodes as one fleet with Postgres and NATS, NODES=
 run: build ## a node alone
 	bin/fleetd serve
 
-check: ## formatting, vet, staticcheck
+check: ## formatting, words, vet, staticcheck
 	@scripts/check '$(STATICCHECK)'
 
 test: ## what judges a change, in about five minutes: check, unit, integration, end to end, race
 	@STATICCHECK='$(STATICCHECK)' scripts/test
 
-verify: ## what takes longer, some 15 minutes: chaos, outages at full length, fuzz, conformance, release (PART="chaos fuzz")
+verify: ## what takes longer, some 25 minutes: chaos, outages at full length, fuzz, conformance, a generated client, release, attacks (PART="chaos fuzz")
 	@scripts/verify $(PART)
 
 conformance: ## the official MCP suite and the Inspector against fleetd; wants npm
@@ -50,6 +50,9 @@ mutants: ## breaks the code in a hundred places, one after the other: an asserti
 
 bench: build ## the figures of docs/benchmarks.md, each beside its baseline (BENCH="-only call,idle")
 	go run ./internal/fleetbench $(BENCH)
+
+reference: ## writes docs/reference and openapi.json from the program; make test compares them
+	FLEETD_TEST_UPDATE=1 go test -count=1 -run '^TestReference$$' ./cmd/fleetd ./internal/config ./internal/devices ./internal/explain ./internal/node ./internal/restapi
 
 simulate: ## what a fleet costs past one machine: 20 nodes and 200,000 devices in memory (SIM="-nodes 5 -devices 2000")
 	go run ./internal/fleetsim $(SIM)

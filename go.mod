@@ -3,6 +3,7 @@ module fleetd
 go 1.26.0
 
 require (
+	github.com/adhocore/gronx v1.20.4
 	github.com/alecthomas/kong v1.17.0
 	github.com/danielgtaylor/huma/v2 v2.37.2
 	github.com/eclipse/paho.mqtt.golang v1.5.1

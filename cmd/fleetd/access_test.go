@@ -157,11 +157,11 @@ func TestAuditExportAndVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	// security: R4
-	f.run("audit", "verify", file).is(t, exitFailed, "3 entries in 3 blocks of 1 runs\nfault: run r of node n, entries 2 to 2 were changed: their hash is another one\n", "fleetd: the audit log is incomplete or was modified\n")
+	f.run("audit", "verify", file).is(t, exitFailed, "3 entries in 3 blocks of 1 runs\nfault: run r of node n, entries 2 to 2 were modified: their hash does not match\n", "fleetd: the audit log is incomplete or was modified\n")
 	if got := f.run("audit", "verify", "--json"); got.code != exitFailed || !strings.Contains(got.stdout, `"intact": false`) || !strings.HasPrefix(got.stderr, `{"error":"the audit log is incomplete`) {
 		t.Errorf("as JSON: %+v", got)
 	}
-	f.run("audit", "verify").is(t, exitFailed, "4 entries in 3 blocks of 2 runs\n1 runs begin before what is here\n5 entries found no room while the database was away; the nodes say so themselves\nno end: run x\nfault: gone\n",
+	f.run("audit", "verify").is(t, exitFailed, "4 entries in 3 blocks of 2 runs\n1 runs begin before this part of the audit\n5 entries were dropped while the database was away, as the nodes recorded\nno end: run x\nfault: gone\n",
 		"fleetd: the audit log is incomplete or was modified\n")
 }
 
@@ -194,7 +194,7 @@ func TestAuditVerifyWithTheKey(t *testing.T) {
 	if got := f.run("audit", "verify", file, "--data-dir", filepath.Join(dir, "none")); got.code != exitFailed || !strings.Contains(got.stderr, "--secret-file") {
 		t.Errorf("without the secret: %+v", got)
 	}
-	if got := f.run("audit", "verify", file, "--secret-file", filepath.Join(dir, "other")); got.code != exitFailed || !strings.Contains(got.stdout, "were changed") {
+	if got := f.run("audit", "verify", file, "--secret-file", filepath.Join(dir, "other")); got.code != exitFailed || !strings.Contains(got.stdout, "were modified") {
 		t.Errorf("with another secret: %+v", got)
 	}
 }
@@ -226,11 +226,11 @@ func TestCallConfirmation(t *testing.T) {
 		before := len(f.requests())
 		a, _, stderr := newApp()
 		a.environ = []string{"FLEETD_API=" + f.url, "FLEETD_TOKEN=t0ken"}
-		a.stdin, a.asks = strings.NewReader(answer), true
+		a.stdin, a.interactive = strings.NewReader(answer), true
 		if code := a.run(context.Background(), []string{"call", "d", "self.reboot"}); code != exitRefused {
 			t.Errorf("%q: status %d", answer, code)
 		}
-		if !strings.HasPrefix(stderr.String(), "Call self.reboot on d? The rule policy:ask asks for a yes. [y/N] ") {
+		if !strings.HasPrefix(stderr.String(), "Call self.reboot on d? The rule policy:ask requires a confirmation. [y/N] ") {
 			t.Errorf("%q: %s", answer, stderr.String())
 		}
 		if n := len(f.requests()) - before; n != requests {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/audit"
 	"fleetd/internal/config"
@@ -69,7 +70,7 @@ func (cmd *auditShowCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	filter.PageSize = cmd.Limit + 1 // tells whether there are more
+	filter.PageSize = cmd.Limit + 1 // reports whether there are more
 	seen := make(map[string]int64)  // the highest number of each run
 	begun := a.now()
 	for first := true; ; first = false {
@@ -182,7 +183,7 @@ func (cmd *auditExportCmd) Run(ctx context.Context, a *app) error {
 		err = failed("write the export: %w", closeErr)
 	}
 	if err != nil {
-		_ = os.Remove(cmd.File) // the error that led here says more
+		_ = os.Remove(cmd.File) // the error that led here has the cause
 		return err
 	}
 	fmt.Fprintf(a.stdout, "%s: %d bytes\n", cmd.File, n)
@@ -214,7 +215,7 @@ func (cmd *auditVerifyCmd) key(a *app) ([]byte, error) {
 	return key, nil
 }
 
-// Run looks for gaps. A file is looked at right here: whoever exported it need not be trusted.
+// Run looks for gaps. A file is checked here, so that the node that exported it need not be trusted.
 func (cmd *auditVerifyCmd) Run(ctx context.Context, a *app) error {
 	report, err := cmd.report(ctx, a)
 	if err != nil {
@@ -231,13 +232,13 @@ func (cmd *auditVerifyCmd) Run(ctx context.Context, a *app) error {
 	return err
 }
 
-func printReport(w io.Writer, report apiclient.AuditReport) {
+func printReport(w io.Writer, report api.AuditReport) {
 	fmt.Fprintf(w, "%d entries in %d blocks of %d runs\n", report.Entries, report.Blocks, report.Runs)
 	if report.Headless > 0 {
-		fmt.Fprintf(w, "%d runs begin before what is here\n", report.Headless)
+		fmt.Fprintf(w, "%d runs begin before this part of the audit\n", report.Headless)
 	}
 	if report.Dropped > 0 {
-		fmt.Fprintf(w, "%d entries found no room while the database was away; the nodes say so themselves\n", report.Dropped)
+		fmt.Fprintf(w, "%d entries were dropped while the database was away, as the nodes recorded\n", report.Dropped)
 	}
 	for _, run := range report.Unended {
 		fmt.Fprintf(w, "no end: %s\n", oneLine(run))
@@ -250,7 +251,7 @@ func printReport(w io.Writer, report apiclient.AuditReport) {
 	}
 }
 
-func (cmd *auditVerifyCmd) report(ctx context.Context, a *app) (report apiclient.AuditReport, err error) {
+func (cmd *auditVerifyCmd) report(ctx context.Context, a *app) (report api.AuditReport, err error) {
 	if cmd.File == "" {
 		filter, err := cmd.filter(a)
 		if err != nil {
@@ -282,5 +283,5 @@ func (cmd *auditVerifyCmd) report(ctx context.Context, a *app) (report apiclient
 	if v.NeedsKey() {
 		return report, failed("%s is hashed under the fleet's secret; run this with the --data-dir of a node, or with --secret-file", cmd.File)
 	}
-	return apiclient.AuditReport(v.Report()), nil
+	return v.Report(), nil
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/backup"
 	"fleetd/internal/config"
-	"fleetd/internal/node"
 )
 
 type backupCmd struct {
@@ -18,7 +18,7 @@ type backupCmd struct {
 	Streams  bool    `help:"Also events and photos of the embedded NATS; the node must be stopped."`
 }
 
-// Run writes one archive and says what is in it, and what is not.
+// Run writes one archive and prints what is in it, and what is not.
 func (b *backupCmd) Run(ctx context.Context, a *app) error {
 	given := make(map[string]string)
 	for name, value := range map[string]*string{"data-dir": b.DataDir, "database": b.Database} {
@@ -31,7 +31,7 @@ func (b *backupCmd) Run(ctx context.Context, a *app) error {
 		return exitError{err, exitFailed}
 	}
 	cfg.Version = currentBuild().version
-	r, err := node.Backup(ctx, cfg, b.Output, b.Streams)
+	r, err := backup.Backup(ctx, cfg, b.Output, b.Streams)
 	if err != nil {
 		return exitError{err, exitFailed}
 	}
@@ -43,7 +43,7 @@ func (b *backupCmd) Run(ctx context.Context, a *app) error {
 	for _, sentence := range r.Without {
 		fmt.Fprintln(a.stdout, sentence)
 	}
-	fmt.Fprintln(a.stdout, "Keep it where nobody else reads it: whoever has it can command the fleet's devices.")
+	fmt.Fprintln(a.stdout, "Keep it where nobody else can read it: anyone who has it can command the fleet's devices.")
 	return nil
 }
 
@@ -53,10 +53,10 @@ type restoreCmd struct {
 	Force   bool   `help:"Replace what is in the directory already."`
 }
 
-// Run checks the archive, writes its files and says what is left to do.
+// Run checks the archive, writes its files and prints what is left to do.
 func (r *restoreCmd) Run(a *app) error {
 	dir := config.LoadClient(config.Client{DataDir: r.DataDir}, a.environ).DataDir
-	report, err := node.Restore(r.File, dir, r.Force)
+	report, err := backup.Restore(r.File, dir, r.Force)
 	if err != nil {
 		return exitError{err, exitFailed}
 	}

@@ -20,7 +20,7 @@ func TestBackupCommands(t *testing.T) {
 	run([]string{"FLEETD_DATA_DIR=" + dir}, "backup", "-o", t.TempDir()).is(t, exitFailed, "",
 		"fleetd: "+dir+" holds no fleetd.db; give --database as the node has it, or another --data-dir\n")
 
-	// A node with Postgres that was given its secret leaves little to back up, and says so.
+	// A node with Postgres that was given its secret leaves little to back up, and the report has that.
 	if err := os.WriteFile(filepath.Join(dir, "ports.json"), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -39,5 +39,5 @@ func TestBackupCommands(t *testing.T) {
 		}
 	}
 	run(nil, "restore", filepath.Join(dir, "ports.json"), "--data-dir", to).is(t, exitFailed, "",
-		"fleetd: "+filepath.Join(dir, "ports.json")+" is no backup made by `fleetd backup`\n")
+		"fleetd: "+filepath.Join(dir, "ports.json")+" is not a backup made by `fleetd backup`\n")
 }

@@ -14,7 +14,9 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/timespan"
 )
 
 type callCmd struct {
@@ -24,6 +26,8 @@ type callCmd struct {
 	Args    string        `help:"Arguments as one JSON object; key=value adds to it." placeholder:"JSON"`
 	Timeout time.Duration `help:"How long the call may take, waiting included (at most 300s; default: 30s, camera tools 75s)." placeholder:"10s"`
 	Output  string        `short:"o" help:"File for the image in the answer, or for the photo that the device took; further images get -2, -3 ... before the extension." placeholder:"FILE"`
+	Later   string        `help:"If the device is not connected, call it when it is back, at most this much later; prints the job." placeholder:"24h"`
+	Key     string        `help:"With --later, idempotency key: the same command again queues nothing." placeholder:"TEXT"`
 	Yes     bool          `help:"Confirm a call that needs a person's yes."`
 	JSON    bool          `name:"json" help:"Print the server's JSON."`
 	clientFlags
@@ -58,16 +62,23 @@ func (call *callCmd) Run(ctx context.Context, a *app) error {
 	if request.Arguments, err = json.Marshal(arguments); err != nil {
 		return failed("encode the arguments: %w", err)
 	}
-	result, err := c.Call(ctx, call.Device, call.Tool, request)
+	later, err := call.later()
+	if err != nil {
+		return err
+	}
+	result, job, err := c.CallLater(ctx, call.Device, call.Tool, request, later, call.Key)
 	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation() != "" {
 		if err := call.confirm(a, problem); err != nil {
 			return err
 		}
 		request.Confirmation = problem.Confirmation()
-		result, err = c.Call(ctx, call.Device, call.Tool, request)
+		result, job, err = c.CallLater(ctx, call.Device, call.Tool, request, later, call.Key)
 	}
 	if err != nil {
 		return err
+	}
+	if job != "" {
+		return call.queued(a, job)
 	}
 	if err := call.print(ctx, a, c, result); err != nil {
 		return err
@@ -78,21 +89,45 @@ func (call *callCmd) Run(ctx context.Context, a *app) error {
 	return nil
 }
 
-// confirm asks the person for the yes that a rule wants.
+// later returns the duration of --later; 0 without it.
+func (call *callCmd) later() (time.Duration, error) {
+	if call.Later == "" {
+		if call.Key != "" {
+			return 0, failed("--key needs --later: a call that is made at once is never made again")
+		}
+		return 0, nil
+	}
+	d, err := timespan.Parse(call.Later)
+	if err != nil || d < time.Second {
+		return 0, failed("--later must be a duration from 1s to 30d, such as 24h, not %q", call.Later)
+	}
+	return d, nil
+}
+
+// queued reports the job that makes the call later.
+func (call *callCmd) queued(a *app, job string) error {
+	if call.JSON {
+		return printValue(a.stdout, api.QueuedCall{Job: job})
+	}
+	_, err := fmt.Fprintf(a.stdout, "%s is not connected; job %s calls it when it is back: `fleetd jobs %s`\n", oneLine(call.Device), job, job)
+	return err
+}
+
+// confirm gets the confirmation that a rule requires from the person at the terminal.
 func (call *callCmd) confirm(a *app, problem *apiclient.Problem) error {
 	if call.Yes {
 		return nil
 	}
-	question := fmt.Sprintf("Call %s on %s? The rule %s asks for a yes.", oneLine(call.Tool), oneLine(call.Device), oneLine(problem.Rule()))
+	question := fmt.Sprintf("Call %s on %s? The rule %s requires a confirmation.", oneLine(call.Tool), oneLine(call.Device), oneLine(problem.Rule()))
 	if !a.confirmed(question) {
 		return exitError{fmt.Errorf("the call of %s on %s needs a yes (rule %s); nothing was done: add --yes to confirm it", call.Tool, call.Device, problem.Rule()), exitRefused}
 	}
 	return nil
 }
 
-// confirmed asks the person at the terminal; without one, the answer is no.
+// confirmed puts a question to the person at the terminal; without one, the answer is no.
 func (a *app) confirmed(question string) bool {
-	if !a.asks {
+	if !a.interactive {
 		return false
 	}
 	fmt.Fprint(a.stderr, question+" [y/N] ")
@@ -236,7 +271,7 @@ func uploadedPhoto(result apiclient.CallResult) string {
 	return ""
 }
 
-// image writes the n-th image of an answer to its file, or says that there is one.
+// image writes the n-th image of an answer to its file, or prints that there is one.
 func (call *callCmd) image(a *app, item apiclient.Content, n int) error {
 	data, mimeType, err := item.ImageBytes()
 	if err != nil {

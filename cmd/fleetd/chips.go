@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -50,7 +51,7 @@ func (cmd *chipsImportCmd) Run(ctx context.Context, a *app) error {
 }
 
 // readChips reads the file. Its errors name lines and never show their text, which may be a key.
-func readChips(stdin io.Reader, name string) ([]apiclient.Chip, error) {
+func readChips(stdin io.Reader, name string) ([]api.NewChip, error) {
 	input := stdin
 	if name != "-" {
 		f, err := os.Open(name)
@@ -62,7 +63,7 @@ func readChips(stdin io.Reader, name string) ([]apiclient.Chip, error) {
 	}
 	lines := csv.NewReader(input)
 	lines.Comment, lines.FieldsPerRecord, lines.TrimLeadingSpace, lines.ReuseRecord = '#', -1, true, true
-	var chips []apiclient.Chip
+	var chips []api.NewChip
 	for {
 		record, err := lines.Read()
 		if errors.Is(err, io.EOF) {
@@ -93,16 +94,16 @@ func readChips(stdin io.Reader, name string) ([]apiclient.Chip, error) {
 	return chips, nil
 }
 
-func readChip(record []string) (apiclient.Chip, error) {
+func readChip(record []string) (api.NewChip, error) {
 	if len(record) < 2 || len(record) > 3 {
-		return apiclient.Chip{}, fmt.Errorf("has %d fields; it must be serial,key[,device]", len(record))
+		return api.NewChip{}, fmt.Errorf("has %d fields; it must be serial,key[,device]", len(record))
 	}
-	chip := apiclient.Chip{Serial: strings.TrimSpace(record[0]), Key: strings.TrimSpace(record[1])}
+	chip := api.NewChip{Serial: strings.TrimSpace(record[0]), Key: strings.TrimSpace(record[1])}
 	if len(record) == 3 {
 		chip.Device = strings.TrimSpace(record[2])
 	}
 	if key, err := hex.DecodeString(chip.Key); err != nil || len(key) != 32 {
-		return apiclient.Chip{}, errors.New("the second field is not a chip key: 64 hex digits, the 32 bytes of eFuse block KEY0")
+		return api.NewChip{}, errors.New("the second field is not a chip key: 64 hex digits, the 32 bytes of eFuse block KEY0")
 	}
 	return chip, nil
 }
@@ -137,7 +138,7 @@ func (cmd *chipsListCmd) Run(ctx context.Context, a *app) error {
 		if device == "" {
 			device = "-"
 		}
-		rows = append(rows, []string{chip.Serial, device, ago(chip.ImportedAt, a.now())})
+		rows = append(rows, []string{chip.Serial, device, ago(chip.ImportedAt.Time, a.now())})
 	}
 	switch {
 	case cmd.JSON:

@@ -30,14 +30,14 @@ func TestChips(t *testing.T) {
 	if got := f.requests(); !reflect.DeepEqual(got, want) {
 		t.Errorf("asked %q", got)
 	}
-	for text, says := range map[string]string{
+	for text, want := range map[string]string{
 		"":                                    "fleetd: the file has no chip keys; each line is serial,key[,device]\n",
 		"SN-1," + key + "\nSN-2," + key + "0": "fleetd: line 2: the second field is not a chip key: 64 hex digits, the 32 bytes of eFuse block KEY0\n",
 		"SN-1":                                "fleetd: line 1: has 1 fields; it must be serial,key[,device]\n",
 		"\"SN-1," + key:                       "fleetd: line 1 is not CSV: extraneous or missing \" in quoted-field\n",
 	} {
 		write(text)
-		f.run("chips", "import", file).is(t, exitFailed, "", says)
+		f.run("chips", "import", file).is(t, exitFailed, "", want)
 	}
 	if got := f.requests(); len(got) != 3 {
 		t.Errorf("a file with a fault was sent: %q", got)

@@ -307,7 +307,7 @@ func (tree *testTree) dirOf(name string) (dir, test string) {
 	return dirs[0], test
 }
 
-// reaches tells whether a test is the function, or calls it by way of others of
+// reaches reports whether a test is the function, or calls it by way of others of
 // its package.
 func (tree *testTree) reaches(dir, test, function string) bool {
 	seen := map[string]bool{test: true}

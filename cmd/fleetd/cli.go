@@ -31,16 +31,18 @@ type app struct {
 	environ        []string
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	// asks says that a person sits at stdin and stderr.
-	asks bool
+	// interactive: stdin and stderr are a terminal.
+	interactive bool
+	// open starts a browser.
+	open func(link string) error
 	now  func() time.Time
 	// refresh is the pause between two looks of `devices --watch`.
 	refresh time.Duration
-	// inContainer says whether this process runs in a container.
+	// inContainer reports whether this process runs in a container.
 	inContainer bool
 	// columns is how many characters a line of the terminal has; 0: stdout is not a terminal.
 	columns int
-	// jsonErrors says that who reads stderr is a program.
+	// jsonErrors: errors are JSON, for programs.
 	jsonErrors bool
 }
 
@@ -48,12 +50,20 @@ type app struct {
 type commands struct {
 	Serve       serveCmd       `cmd:"" default:"withargs" help:"Run one node until SIGINT or SIGTERM (the default command)."`
 	Devices     devicesCmd     `cmd:"" help:"List devices, show, edit, import or export them; approve, revoke, forget or rotate."`
-	Fleet       fleetCmd       `cmd:"" help:"Count the devices by state, board, firmware and more."`
+	Fleet       fleetCmd       `cmd:"" help:"Count the devices by state, board, firmware and more; show figures over time."`
 	Tools       toolsCmd       `cmd:"" help:"List the tools of a device."`
 	Call        callCmd        `cmd:"" help:"Call a tool of a device."`
+	Jobs        jobsCmd        `cmd:"" help:"Call a tool on many devices, later, repeatedly or at a pace; show and control jobs."`
+	Queue       queueCmd       `cmd:"" help:"Show what waits for a device, and why."`
+	Restart     restartCmd     `cmd:"" help:"Restart devices when they are idle."`
 	Events      eventsCmd      `cmd:"" help:"Follow live events."`
+	Explain     explainCmd     `cmd:"" help:"Show why a device is offline or unwell, or why a call failed. Exit status 3: a cause was found, 4: unknown."`
+	Log         logCmd         `cmd:"" help:"Show what happened to a device: checks, connections, failures, calls."`
+	Trace       traceCmd       `cmd:"" help:"Show the messages of a device, its records and calls as they happen."`
+	Webhooks    webhooksCmd    `cmd:"" help:"List, create, change, delete or try webhooks, which deliver events to your addresses."`
 	Changes     changesCmd     `cmd:"" help:"Show the log of decisions: who changed what, and when."`
 	Photos      photosCmd      `cmd:"" help:"List, download or delete photos."`
+	Console     consoleCmd     `cmd:"" help:"Open the web console with a one-time link."`
 	MCP         mcpCmd         `cmd:"" name:"mcp" help:"Carry MCP over standard input and output, for LLM hosts that start a command."`
 	Keys        keysCmd        `cmd:"" help:"Create, list, show or revoke API keys."`
 	Secret      secretCmd      `cmd:"" help:"Rotate the fleet's secret, or the admin token."`
@@ -152,7 +162,10 @@ func (a *app) report(ctx context.Context, err error) int {
 	if err == nil {
 		return exitOK
 	}
-	// A request that the user stopped is no failure of the server.
+	if status := statusError(0); errors.As(err, &status) {
+		return int(status)
+	}
+	// A request that the user stopped is not a failure of the server.
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		fmt.Fprintln(a.stderr, "fleetd: interrupted")
 		return exitInterrupted

@@ -23,12 +23,13 @@ import (
 
 	"fleetd/internal/apiclient"
 	"fleetd/internal/config"
+	"fleetd/internal/datadir"
 )
 
 var testNow = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
 
-// api is a fake node: answers by "METHOD /path?query", and a record of what was asked.
-type api struct {
+// fakeAPI is a fake node: answers by "METHOD /path?query", and a record of what was asked.
+type fakeAPI struct {
 	t       *testing.T
 	url     string
 	answers map[string]string
@@ -38,16 +39,16 @@ type api struct {
 	asked []string
 }
 
-func newAPI(t *testing.T, answers map[string]string) *api {
+func newAPI(t *testing.T, answers map[string]string) *fakeAPI {
 	t.Helper()
-	f := &api{t: t, answers: answers, status: make(map[string]int)}
+	f := &fakeAPI{t: t, answers: answers, status: make(map[string]int)}
 	server := httptest.NewServer(http.HandlerFunc(f.serve))
 	t.Cleanup(server.Close)
 	f.url = server.URL
 	return f
 }
 
-func (f *api) serve(w http.ResponseWriter, r *http.Request) {
+func (f *fakeAPI) serve(w http.ResponseWriter, r *http.Request) {
 	var body bytes.Buffer
 	if _, err := body.ReadFrom(r.Body); err != nil {
 		f.t.Error(err)
@@ -77,7 +78,7 @@ func (f *api) serve(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, answer)
 }
 
-func (f *api) requests() []string {
+func (f *fakeAPI) requests() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return append([]string(nil), f.asked...)
@@ -101,7 +102,7 @@ func (b *buffer) String() string {
 	return b.content.String()
 }
 
-// outcome is what a command left behind.
+// outcome is the exit status and output of a command.
 type outcome struct {
 	code           int
 	stdout, stderr string
@@ -113,9 +114,13 @@ func newApp() (*app, *buffer, *buffer) {
 }
 
 // run executes a command against the fake node.
-func (f *api) run(args ...string) outcome {
+func (f *fakeAPI) run(args ...string) outcome { return f.runWith(func(*app) {}, args...) }
+
+// runWith is run in an app that change has changed.
+func (f *fakeAPI) runWith(change func(*app), args ...string) outcome {
 	a, stdout, stderr := newApp()
 	a.environ = []string{"FLEETD_API=" + f.url, "FLEETD_TOKEN=t0ken"}
+	change(a)
 	code := a.run(f.t.Context(), args)
 	return outcome{code, stdout.String(), stderr.String()}
 }
@@ -231,7 +236,7 @@ func TestServeFlags(t *testing.T) {
 // lockDir holds the lock of a data directory as its node does while it runs.
 func lockDir(t *testing.T, dir string) {
 	t.Helper()
-	file, err := os.Create(filepath.Join(dir, apiclient.LockFile))
+	file, err := os.Create(filepath.Join(dir, datadir.LockFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +262,7 @@ func TestNoNode(t *testing.T) {
 	// A node announces itself; its token is found beside it.
 	f := newAPI(t, map[string]string{"GET /v1/devices?limit=1000": `{"items":[],"next_cursor":""}`})
 	lockDir(t, dir)
-	if err := apiclient.WriteRunInfo(dir, apiclient.RunInfo{API: f.url}); err != nil {
+	if err := datadir.WriteRunInfo(dir, datadir.RunInfo{API: f.url}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(dir+"/admin-token", []byte("t0ken\n"), 0o600); err != nil {
@@ -324,7 +329,7 @@ func TestWait(t *testing.T) {
 
 }
 
-// A command that does not end is left behind at the second signal, unless that
+// A command that does not end is abandoned at the second signal, unless that
 // comes with the first: Ctrl-C, and a script that passes it on.
 func TestSecondSignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -335,7 +340,7 @@ func TestSecondSignal(t *testing.T) {
 		signals <- syscall.SIGTERM
 		synctest.Wait()
 		if len(ended) > 0 || cancelled != 1 {
-			t.Fatalf("left behind at once; %d cancellations", cancelled)
+			t.Fatalf("abandoned at once; %d cancellations", cancelled)
 		}
 		time.Sleep(2 * sameRequest)
 		signals <- syscall.SIGINT

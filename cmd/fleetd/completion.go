@@ -13,14 +13,14 @@ type completionCmd struct {
 	Shell string `arg:"" help:"bash, zsh or fish." enum:"bash,zsh,fish"`
 }
 
-// Help says where the script goes.
+// Help explains where the script goes.
 func (*completionCmd) Help() string {
 	return `bash: source <(fleetd completion bash)
 zsh:  fleetd completion zsh > "${fpath[1]}/_fleetd"
 fish: fleetd completion fish > ~/.config/fish/completions/fleetd.fish`
 }
 
-// Run prints the script, which knows commands, flags and the values of flags, and asks no node.
+// Run prints the script, which completes commands, flags and the values of flags without a node.
 func (cmd *completionCmd) Run(a *app, command *kong.Context) error {
 	var out strings.Builder
 	write := map[string]func(io.Writer, []completed){"bash": writeBash, "zsh": writeZsh, "fish": writeFish}[cmd.Shell]

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -154,8 +155,8 @@ var deviceColumns = []string{"id", "name", "state", "offline_reason", "offline_s
 	"tools", "catalog_state", "first_seen", "last_seen", "labels"}
 
 func deviceCells(d apiclient.Device) []string {
-	cells := []string{d.ID, d.Name, d.State, d.OfflineReason, csvTime(d.OfflineSince), d.Transport, d.Node, d.Board, d.Firmware,
-		strconv.Itoa(d.MCP.Tools), d.MCP.CatalogState, csvTime(d.FirstSeen), csvTime(d.LastSeen), labelsText(d.Labels)}
+	cells := []string{d.ID, d.Name, d.State, d.OfflineReason, csvTime(d.OfflineSince.Time), d.Transport, d.Node, d.Board, d.Firmware,
+		strconv.Itoa(d.MCP.Tools), d.MCP.CatalogState, csvTime(d.FirstSeen.Time), csvTime(d.LastSeen.Time), labelsText(d.Labels)}
 	for i, cell := range cells {
 		cells[i] = csvCell(cell)
 	}
@@ -215,10 +216,10 @@ func (d *devicesListCmd) seenCell(device apiclient.Device, now time.Time) string
 	switch {
 	case device.State == "online":
 		return "now"
-	case d.Watch && !device.LastSeen.IsZero():
-		return device.LastSeen.UTC().Format(time.RFC3339)
+	case d.Watch && !device.LastSeen.Time.IsZero():
+		return device.LastSeen.Time.UTC().Format(time.RFC3339)
 	}
-	return ago(device.LastSeen, now)
+	return ago(device.LastSeen.Time, now)
 }
 
 type approveCmd struct {
@@ -251,7 +252,7 @@ func (cmd *forgetCmd) Run(ctx context.Context, a *app) error {
 	return a.change(ctx, cmd.clientFlags, (*apiclient.Client).Forget, cmd.Device, "forgotten")
 }
 
-// change does one thing to one device and says so.
+// change does one thing to one device and prints that.
 func (a *app) change(ctx context.Context, flags clientFlags, do func(*apiclient.Client, context.Context, string) error, device, done string) error {
 	c, err := flags.client(a)
 	if err != nil {
@@ -264,9 +265,9 @@ func (a *app) change(ctx context.Context, flags clientFlags, do func(*apiclient.
 	return nil
 }
 
-// revoke ends a device's credentials or a key, and says how far that is. A revocation that is not recorded yet is in
+// revoke ends a device's credentials or a key, and prints how far that is. A revocation that is not recorded yet is in
 // force all the same, so it is a success.
-func (a *app) revoke(ctx context.Context, flags clientFlags, do func(*apiclient.Client, context.Context, string) (apiclient.Revocation, error), name, then string) error {
+func (a *app) revoke(ctx context.Context, flags clientFlags, do func(*apiclient.Client, context.Context, string) (api.Revocation, error), name, then string) error {
 	c, err := flags.client(a)
 	if err != nil {
 		return err

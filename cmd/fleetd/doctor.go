@@ -17,12 +17,13 @@ import (
 	"syscall"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
 const (
 	dialTimeout = 3 * time.Second
-	// clockTolerance is far above what a request takes and what the whole seconds of an HTTP date hide.
+	// clockTolerance is far longer than a request, and than the second to which an HTTP date is rounded.
 	clockTolerance = 10 * time.Second
 )
 
@@ -69,13 +70,13 @@ func (d *doctorCmd) Run(ctx context.Context, a *app) error {
 			return err
 		}
 	}
-	if slices.ContainsFunc(findings, func(f apiclient.Finding) bool { return f.Severity == severityError }) {
+	if slices.ContainsFunc(findings, func(f api.Finding) bool { return f.Severity == severityError }) {
 		return errStranding
 	}
 	return nil
 }
 
-func printFindings(a *app, findings []apiclient.Finding) error {
+func printFindings(a *app, findings []api.Finding) error {
 	if len(findings) == 0 {
 		fmt.Fprintln(a.stdout, "\nNothing found that would strand a device.")
 		return nil
@@ -89,11 +90,11 @@ func printFindings(a *app, findings []apiclient.Finding) error {
 }
 
 // clientFindings are the checks made from here: another place than the server, though not yet a device.
-func clientFindings(ctx context.Context, a *app, d apiclient.Diagnosis, asked, answered time.Time) []apiclient.Finding {
-	var findings []apiclient.Finding
-	add := func(f apiclient.Finding, ok bool) {
+func clientFindings(ctx context.Context, a *app, d apiclient.Diagnosis, asked, answered time.Time) []api.Finding {
+	var findings []api.Finding
+	add := func(f api.Finding, ok bool) {
 		// A finding of the server about a setting is not repeated.
-		known := func(other apiclient.Finding) bool {
+		known := func(other api.Finding) bool {
 			return other.Setting == f.Setting && other.Severity != "info"
 		}
 		if ok && !slices.ContainsFunc(d.Findings, known) && !slices.Contains(findings, f) {
@@ -108,7 +109,7 @@ func clientFindings(ctx context.Context, a *app, d apiclient.Diagnosis, asked, a
 	return findings
 }
 
-// target is an address that devices are told to dial, and the settings that decide it.
+// target is an address that devices dial, and the settings that decide it.
 type target struct {
 	host, port       string
 	tls              bool
@@ -164,57 +165,57 @@ var (
 )
 
 // checkAddress finds addresses that exist on one machine only.
-func checkAddress(host string, inContainer bool) (apiclient.Finding, bool) {
-	finding := apiclient.Finding{Severity: severityError, Setting: "--public-host"}
+func checkAddress(host string, inContainer bool) (api.Finding, bool) {
+	finding := api.Finding{Severity: severityError, Setting: "--public-host"}
 	ip, err := netip.ParseAddr(host)
 	if strings.EqualFold(host, "localhost") || (err == nil && ip.IsLoopback()) {
-		finding.Message = fmt.Sprintf("devices are told to dial %s, which is the device itself; give --public-host the address of this machine in the devices' network", host)
+		finding.Message = fmt.Sprintf("devices would dial %s, which is the device itself; give --public-host the address of this machine in the devices' network", host)
 		return finding, true
 	}
 	if err != nil {
-		return apiclient.Finding{}, false
+		return api.Finding{}, false
 	}
 	finding.Severity = severityWarning
 	docker := dockerRange.Contains(ip) && !notDocker.Contains(ip)
 	if docker || (inContainer && overlayRange.Contains(ip)) {
-		finding.Message = fmt.Sprintf("devices are told to dial %s, which looks like the address of a container; if devices cannot reach it, give --public-host the address of the machine the container runs on", host)
+		finding.Message = fmt.Sprintf("devices would dial %s, which looks like the address of a container; if devices cannot reach it, give --public-host the address of the machine the container runs on", host)
 		return finding, true
 	}
-	return apiclient.Finding{}, false
+	return api.Finding{}, false
 }
 
 // checkReach dials the address. A refusal means that nothing listens there; other failures may come from the network
 // between here and there, which the devices need not share.
-func checkReach(ctx context.Context, t target) (apiclient.Finding, bool) {
+func checkReach(ctx context.Context, t target) (api.Finding, bool) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	address := net.JoinHostPort(t.host, t.port)
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
-		finding := apiclient.Finding{Severity: severityWarning, Setting: t.listen,
-			Message: fmt.Sprintf("%s, which devices are told to dial, cannot be reached from here: %v", address, err)}
+		finding := api.Finding{Severity: severityWarning, Setting: t.listen,
+			Message: fmt.Sprintf("%s, which devices dial, cannot be reached from here: %v", address, err)}
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			finding.Severity = severityError
-			finding.Message = fmt.Sprintf("nothing listens on %s, which devices are told to dial; if the port moved or a proxy is in front, give %s", address, t.announce)
+			finding.Message = fmt.Sprintf("nothing listens on %s, which devices dial; if the port moved or a proxy is in front, give %s", address, t.announce)
 		}
 		return finding, true
 	}
 	defer conn.Close()
 	if !t.tls {
-		return apiclient.Finding{}, false
+		return api.Finding{}, false
 	}
 	if err := tls.Client(conn, &tls.Config{ServerName: t.host}).HandshakeContext(ctx); err != nil {
-		return apiclient.Finding{Severity: severityError, Setting: t.announce,
+		return api.Finding{Severity: severityError, Setting: t.announce,
 			Message: fmt.Sprintf("TLS with %s fails, and devices trust public certificate authorities only: %v", address, err)}, true
 	}
-	return apiclient.Finding{}, false
+	return api.Finding{}, false
 }
 
-// checkClock compares the server's clock with ours: devices take theirs from the server, and TLS fails on a device
-// with a wrong clock. The server's time is between two of ours, and cut to whole seconds.
-func checkClock(server, asked, answered time.Time) (apiclient.Finding, bool) {
+// checkClock compares the server's clock with that of this machine: devices take theirs from the server, and TLS fails on a device
+// with a wrong clock. The server's time is between two of this machine's, and cut to whole seconds.
+func checkClock(server, asked, answered time.Time) (api.Finding, bool) {
 	if server.IsZero() {
-		return apiclient.Finding{}, false
+		return api.Finding{}, false
 	}
 	var off time.Duration
 	switch {
@@ -223,14 +224,14 @@ func checkClock(server, asked, answered time.Time) (apiclient.Finding, bool) {
 	case server.Before(asked.Add(-clockTolerance)):
 		off = server.Sub(asked)
 	default:
-		return apiclient.Finding{}, false
+		return api.Finding{}, false
 	}
-	direction := "ahead of"
+	direction := "fast"
 	if off < 0 {
-		direction, off = "behind", -off
+		direction, off = "slow", -off
 	}
-	return apiclient.Finding{Severity: severityWarning, Message: fmt.Sprintf(
-		"the server's clock is %s %s the clock here; devices take their time from the server", off.Round(time.Second), direction)}, true
+	return api.Finding{Severity: severityWarning, Message: fmt.Sprintf(
+		"the server's clock is %s %s by the clock of this machine; devices take their time from the server", off.Round(time.Second), direction)}, true
 }
 
 // isContainer looks for the file Docker puts into every container.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -53,7 +54,7 @@ func (cmd *editCmd) Run(ctx context.Context, a *app) error {
 	return cmd.editDevice(ctx, a, c, labels)
 }
 
-// isSelection tells a selection from a device id, which has none of its characters.
+// isSelection reports whether a target is a selection and not a device id, which has none of its characters.
 func isSelection(target string) bool { return strings.ContainsAny(target, "=!<>(),* ") }
 
 // parseLabels reads KEY=VALUE and KEY-; nil removes a label.
@@ -113,7 +114,7 @@ func (cmd *editCmd) editDevice(ctx context.Context, a *app, c *apiclient.Client,
 	}
 }
 
-// isStale tells whether the device had changed since it was read.
+// isStale reports whether the device had changed since it was read.
 func isStale(err error) bool {
 	var problem *apiclient.Problem
 	return errors.As(err, &problem) && problem.Status == http.StatusPreconditionFailed
@@ -133,7 +134,7 @@ func merge(labels map[string]string, changes map[string]*string) map[string]stri
 	return merged
 }
 
-// editSelection changes all devices of a selection, and asks before it changes more than one.
+// editSelection changes all devices of a selection, with a question before it changes more than one.
 func (cmd *editCmd) editSelection(ctx context.Context, a *app, c *apiclient.Client, labels map[string]*string) error {
 	if !cmd.Yes {
 		counts, err := c.Fleet(ctx, cmd.Target)
@@ -148,11 +149,11 @@ func (cmd *editCmd) editSelection(ctx context.Context, a *app, c *apiclient.Clie
 			return exitError{fmt.Errorf("%d devices match; nothing was changed: add --yes to change them", counts.Total), exitRefused}
 		}
 	}
-	patched, err := c.PatchSelected(ctx, cmd.Target, apiclient.SelectionPatch{Labels: labels, Transport: cmd.Transport})
+	patched, err := c.PatchSelected(ctx, cmd.Target, api.SelectionEdit{Labels: labels, Transport: cmd.Transport})
 	if err != nil {
 		return err
 	}
-	text := fmt.Sprintf("%d of %s changed", patched.Changed, devicesText(patched.Matched))
+	text := fmt.Sprintf("%d of %s changed", int64(patched.Changed), devicesText(int64(patched.Matched)))
 	if cmd.Transport != nil {
 		text += "; the transport applies at the next boot"
 	}

@@ -35,7 +35,7 @@ func (e *eventsCmd) Run(ctx context.Context, a *app) error {
 	options := apiclient.EventOptions{Device: e.Device, Type: e.Type, Since: since, OnRetry: func(cause error, wait time.Duration) {
 		fmt.Fprintf(a.stderr, "fleetd: %s; trying again in %s\n", oneLine(cause.Error()), wait)
 	}}
-	if a.asks { // a person may wonder whether anything goes on
+	if a.interactive { // a person may wonder whether anything goes on
 		options.OnOpen = func() { fmt.Fprintf(a.stderr, "fleetd: connected to %s; Ctrl-C ends\n", oneLine(c.Base())) }
 	}
 	show := printEvent

@@ -20,15 +20,19 @@ const otherValues = "other"
 
 type fleetCmd struct {
 	Select string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as room=lab."`
+	Since  string `help:"Show figures over time instead, of the whole fleet: from a duration back such as 24h, a date or a time; at most 7 days." placeholder:"24h|TIME"`
 	JSON   bool   `name:"json" help:"Print the server's JSON, with all values."`
 	clientFlags
 }
 
-// Run prints the counts.
+// Run prints the counts, or the figures over time.
 func (cmd *fleetCmd) Run(ctx context.Context, a *app) error {
 	c, err := cmd.client(a)
 	if err != nil {
 		return err
+	}
+	if cmd.Since != "" {
+		return cmd.history(ctx, a, c)
 	}
 	counts, err := c.Fleet(ctx, cmd.Select)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -58,7 +59,7 @@ func TestEvents(t *testing.T) {
 			<-r.Context().Done()
 		}))
 		a, stdout, stderr := newApp()
-		a.asks = true
+		a.interactive = true
 		code := a.run(ctx, append(tc.args, "--api", server.URL))
 		server.Close()
 		cancel()
@@ -74,7 +75,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// listen opens a port that devices are said to dial.
+// listen opens a port that devices dial.
 func listen(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -98,7 +99,7 @@ func TestDoctor(t *testing.T) {
 		"GET /v1/diagnosis?device=02%3A00%3A00%3A00%3A00%3A01": reply(`[{"severity":"warning","setting":"--public-host","message":"loopback, for this lab"},{"severity":"info","setting":"","message":"fine\u0007"}]`),
 	})
 	f.run("doctor").is(t, exitRefused, head+
-		"Findings:\n  error  --public-host  devices are told to dial 127.0.0.1, which is the device itself; give --public-host the address of this machine in the devices' network\n",
+		"Findings:\n  error  --public-host  devices would dial 127.0.0.1, which is the device itself; give --public-host the address of this machine in the devices' network\n",
 		"fleetd: devices cannot work with these settings; see the errors above\n")
 	f.run("doctor", "--mac", "02:00:00:00:00:01").is(t, exitOK, head+
 		"Findings:\n  warning  --public-host  loopback, for this lab\n  info                    fine\n", "")
@@ -109,15 +110,15 @@ func TestDoctor(t *testing.T) {
 }
 
 func TestTargets(t *testing.T) {
-	d := apiclient.Diagnosis{OTAURL: "https://h/xiaozhi/ota/", Reply: []byte(`{"websocket":{"url":"wss://h:443/xiaozhi/v1/"}}`)}
+	d := apiclient.Diagnosis{Diagnosis: api.Diagnosis{OTAURL: "https://h/xiaozhi/ota/", Reply: []byte(`{"websocket":{"url":"wss://h:443/xiaozhi/v1/"}}`)}}
 	if got := targets(d); len(got) != 1 || got[0] != (target{"h", "443", true, "--device-listen", "--public-device-url"}) {
 		t.Errorf("got %+v", got)
 	}
-	d = apiclient.Diagnosis{OTAURL: "http://a:8000/", Reply: []byte(`{"websocket":{"url":"ws://b/"}}`)}
+	d = apiclient.Diagnosis{Diagnosis: api.Diagnosis{OTAURL: "http://a:8000/", Reply: []byte(`{"websocket":{"url":"ws://b/"}}`)}}
 	if got := targets(d); len(got) != 2 || got[0].host != "a" || got[0].port != "8000" || got[1].host != "b" || got[1].port != "80" || got[0].tls || got[1].tls {
 		t.Errorf("got %+v", got)
 	}
-	d = apiclient.Diagnosis{OTAURL: "http://a:8000/", Reply: []byte(`{"mqtt":{"endpoint":"b:1883"}}`)}
+	d = apiclient.Diagnosis{Diagnosis: api.Diagnosis{OTAURL: "http://a:8000/", Reply: []byte(`{"mqtt":{"endpoint":"b:1883"}}`)}}
 	if got := targets(d); len(got) != 2 || got[1] != (target{"b", "1883", false, "--mqtt-listen", "--public-mqtt"}) {
 		t.Errorf("got %+v", got)
 	}
@@ -127,7 +128,7 @@ func TestTargets(t *testing.T) {
 			t.Errorf("%s: got %+v", endpoint, got)
 		}
 	}
-	if got := targets(apiclient.Diagnosis{OTAURL: "::", Reply: []byte(`null`)}); len(got) != 0 {
+	if got := targets(apiclient.Diagnosis{Diagnosis: api.Diagnosis{OTAURL: "::", Reply: []byte(`null`)}}); len(got) != 0 {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -191,7 +192,7 @@ func TestCheckClock(t *testing.T) {
 		want   string
 	}{
 		{time.Time{}, ""}, {testNow, ""}, {testNow.Add(-9 * time.Second), ""}, {testNow.Add(11 * time.Second), ""},
-		{testNow.Add(61 * time.Second), "1m0s ahead of"}, {testNow.Add(-time.Hour), "1h0m0s behind"},
+		{testNow.Add(61 * time.Second), "1m0s fast"}, {testNow.Add(-time.Hour), "1h0m0s slow"},
 	}
 	for _, tc := range cases {
 		got, found := checkClock(tc.server, testNow, testNow.Add(time.Second))

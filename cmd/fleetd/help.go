@@ -83,7 +83,7 @@ func suggestion(root *kong.Node, args []string) string {
 	return fmt.Sprintf(", did you mean %q?", best)
 }
 
-// distance is the number of letters to insert, delete, replace or swap with their neighbour that turn a into b
+// distance is the number of letters to insert, delete, replace or swap with the next one that turn a into b
 // (optimal string alignment).
 func distance(a, b string) int {
 	rows := make([][]int, len(a)+1)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/selector"
 	"fleetd/internal/timespan"
@@ -21,7 +22,7 @@ type keysCmd struct {
 
 type keysCreateCmd struct {
 	Name    string   `required:"" help:"What the key is called in refusals and in the audit." placeholder:"NAME"`
-	Scope   []string `required:"" help:"Rights: devices:read, photos:read, tools:call, tools:call:user, devices:write, events:read, audio, broker, admin." placeholder:"SCOPE[,SCOPE]" values:"devices:read,photos:read,tools:call,tools:call:user,devices:write,events:read,audio,broker,admin"`
+	Scope   []string `required:"" help:"Rights: devices:read, photos:read, tools:call, tools:call:user, devices:write, events:read, jobs:read, jobs, webhooks, audio, broker, admin." placeholder:"SCOPE[,SCOPE]" values:"devices:read,photos:read,tools:call,tools:call:user,devices:write,events:read,jobs:read,jobs,webhooks,audio,broker,admin"`
 	Devices string   `help:"Only devices that this selects by their labels, such as room=lab or 'room in (lab,hall),!retired'; device=ID is one device." placeholder:"SELECT"`
 	Tools   []string `help:"Only tools that one of these globs matches." placeholder:"GLOB[,GLOB]"`
 	Expires string   `help:"When it ends: after a duration such as 30d, or at a date such as 2027-01-31 (UTC). Without it the key lasts until it is revoked." placeholder:"30d|DATE"`
@@ -30,7 +31,7 @@ type keysCreateCmd struct {
 
 // Run makes the key. Its token goes to standard output alone, so that a script can take it.
 func (cmd *keysCreateCmd) Run(ctx context.Context, a *app) error {
-	params := apiclient.NewKeyParams{Name: cmd.Name, Scopes: cmd.Scope, Devices: cmd.Devices, Tools: cmd.Tools}
+	params := api.NewKey{Name: cmd.Name, Scopes: cmd.Scope, Devices: api.Selection{Text: cmd.Devices}, Tools: cmd.Tools}
 	if _, err := selector.Parse(cmd.Devices); err != nil {
 		return failed("--devices: %w", err)
 	}
@@ -94,7 +95,7 @@ func (cmd *keysListCmd) Run(ctx context.Context, a *app) error {
 			}
 			continue
 		}
-		rows = append(rows, []string{k.ID, k.Name, k.State, strings.Join(k.Scopes, ","), cmp.Or(string(k.Devices), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires)})
+		rows = append(rows, []string{k.ID, k.Name, k.State, strings.Join(k.Scopes, ","), cmp.Or(k.Devices.String(), "all"), cmp.Or(strings.Join(k.Tools, ","), "all"), expiry(k.Expires.Time)})
 	}
 	switch {
 	case cmd.JSON:
@@ -135,7 +136,7 @@ func (cmd *keysShowCmd) Run(ctx context.Context, a *app) error {
 			return printJSON(a.stdout, self.Raw)
 		}
 		return aligned(a.stdout, "", [][]string{{"Key", self.Key}, {"Name", self.Name}, {"Scopes", strings.Join(self.Scopes, ", ")},
-			{"Devices", cmp.Or(string(self.Devices), "all")}, {"Tools", cmp.Or(strings.Join(self.Tools, ", "), "all")}, {"Expires", expiry(self.Expires)}}, 0)
+			{"Devices", cmp.Or(self.Devices.String(), "all")}, {"Tools", cmp.Or(strings.Join(self.Tools, ", "), "all")}, {"Expires", expiry(self.Expires.Time)}}, 0)
 	}
 	k, err := findKey(ctx, c, cmd.Key)
 	if err != nil {
@@ -145,10 +146,10 @@ func (cmd *keysShowCmd) Run(ctx context.Context, a *app) error {
 		return printJSON(a.stdout, k.Raw)
 	}
 	rows := [][]string{{"Key", k.ID}, {"Name", k.Name}, {"State", k.State}, {"Scopes", strings.Join(k.Scopes, ", ")},
-		{"Devices", cmp.Or(string(k.Devices), "all")}, {"Tools", cmp.Or(strings.Join(k.Tools, ", "), "all")},
-		{"Created", timeText(k.Created, a.now())}, {"Expires", expiry(k.Expires)}}
+		{"Devices", cmp.Or(k.Devices.String(), "all")}, {"Tools", cmp.Or(strings.Join(k.Tools, ", "), "all")},
+		{"Created", timeText(k.Created.Time, a.now())}, {"Expires", expiry(k.Expires.Time)}}
 	if !k.Revoked.IsZero() {
-		rows = append(rows, []string{"Revoked", timeText(k.Revoked, a.now())})
+		rows = append(rows, []string{"Revoked", timeText(k.Revoked.Time, a.now())})
 	}
 	return aligned(a.stdout, "", rows, 0)
 }

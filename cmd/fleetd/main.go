@@ -29,7 +29,8 @@ func main() {
 		stdin:       os.Stdin,
 		stdout:      os.Stdout,
 		stderr:      os.Stderr,
-		asks:        isatty.IsTerminal(os.Stdin.Fd()) && isatty.IsTerminal(os.Stderr.Fd()),
+		interactive: isatty.IsTerminal(os.Stdin.Fd()) && isatty.IsTerminal(os.Stderr.Fd()),
+		open:        openBrowser(os.Environ()),
 		now:         time.Now,
 		refresh:     2 * time.Second,
 		inContainer: isContainer("/"),
@@ -40,12 +41,12 @@ func main() {
 	os.Exit(wait(done, signals, cancel))
 }
 
-// sameRequest is how soon after the first a signal asks for nothing more: Ctrl-C reaches a whole group of processes, and
+// sameRequest is how soon after the first a signal counts as the same one: Ctrl-C reaches a whole group of processes, and
 // the one that started this may pass on its own.
 const sameRequest = time.Second
 
-// wait returns the exit status of the command. The first signal asks it to end, which drains a node; whoever sends a
-// second one does not want to wait for that.
+// wait returns the exit status of the command. The first signal ends its context, which drains a node; a
+// second one exits at once.
 func wait(done <-chan int, signals <-chan os.Signal, cancel context.CancelFunc) int {
 	var asked time.Time
 	for {

@@ -2,8 +2,8 @@ package main
 
 // coreMutants break the core packages, a few of each.
 var coreMutants = []mutant{
-	{file: "internal/access/key.go", test: "TestFindPrefersTheValidKey", breaks: "a name means the key that is valid",
-		old: "(found == nil || found.key.Ended(now) != nil && h.key.Ended(now) == nil)", new: "found == nil"},
+	{file: "internal/access/key.go", test: "TestFindPrefersTheValidKey", breaks: "a name refers to the valid key",
+		old: "(found == nil || found.key.EndedError(now) != nil && h.key.EndedError(now) == nil)", new: "found == nil"},
 	{file: "internal/access/key.go", test: "TestRegistryConcurrently", race: true, breaks: "a key is added under the lock",
 		old: "	r.mu.Lock()\n	defer r.mu.Unlock()\n	old := r.byID[k.ID]", new: "	old := r.byID[k.ID]"},
 
@@ -12,17 +12,17 @@ var coreMutants = []mutant{
 	{file: "internal/audit/log.go", test: "TestRecordWhileTheDatabaseIsAway", breaks: "a gap is counted once",
 		old: "		l.gap = 0\n", new: ""},
 	{file: "internal/audit/log.go", test: "TestStopCountsTheRest", breaks: "a stop writes what was only counted",
-		old: "l.strays.due(time.Time{})", new: "l.strays.due(time.Now())"},
+		old: "l.anonymous.due(time.Time{})", new: "l.anonymous.due(time.Now())"},
 	{file: "internal/audit/verify.go", test: "TestVerifyFindsFaults", breaks: "nothing follows the end of a run",
 		old: "		if v.ended {\n", new: "		if v.ended && b.FirstSeq == 1 {\n"},
 
 	{file: "internal/cluster/serve.go", test: "TestServicesNeedAToken", breaks: "raw requests are between nodes alone",
 		old: `case verb == "rpc" && node:`, new: `case verb == "rpc":`},
-	{file: "internal/cluster/beats.go", test: "TestOneNodeClearsAway", breaks: "one node clears away after another",
-		old: "b.Life+time.Duration(before)*b.Turn", new: "b.Life"},
-	{file: "internal/cluster/stamp.go", test: "TestTaken", breaks: "the node heard of longest ago makes room",
+	{file: "internal/cluster/lease/monitor.go", test: "TestOneNodeCleansUp", breaks: "one node cleans up after another",
+		old: "b.Lifetime+time.Duration(before)*b.CleanupDelay", new: "b.Lifetime"},
+	{file: "internal/cluster/stamp.go", test: "TestReplayFilter", breaks: "the least recently used sender is dropped",
 		old: "x.used < t.from[oldest].used", new: "x.used > t.from[oldest].used"},
-	{file: "internal/cluster/stamp.go", test: "TestHopsAtOnce", race: true, breaks: "a number is taken under the lock",
+	{file: "internal/cluster/stamp.go", test: "TestHopsAtOnce", race: true, breaks: "a number is recorded under the lock",
 		old: "	t.mu.Lock()\n	defer t.mu.Unlock()\n	w := t.from", new: "	w := t.from"},
 
 	{file: "internal/credential/gateway.go", test: "TestGatewayVerifyRefuses", breaks: "an id with the separator of what is signed is refused",
@@ -35,7 +35,7 @@ var coreMutants = []mutant{
 	{file: "internal/selector/match.go", test: "TestMatchIdentity", breaks: "a key selects by nothing that a device reports",
 		old: "t.Field != FieldDevice && t.Field != FieldLabel || ", new: ""},
 	{file: "internal/devices/session/slots.go", pkg: "internal/fleet", test: "TestCallsTakeTurns", breaks: "a turn that is handed on is not free",
-		old: "		x.queue = x.queue[1:]\n		return\n	}\n	x.queue = nil\n", new: "		x.queue = x.queue[1:]\n	}\n"},
+		old: "	if x.queue.Next() {\n		return\n	}\n", new: "	x.queue.Next()\n"},
 	{file: "internal/devices/member.go", pkg: "internal/devices/registry", test: "TestFold", breaks: "a device that was forgotten keeps its generation",
 		old: "			*m = Member{ID: c.Device, Generation: m.Generation, Previous: m.Previous, PreviousUntil: m.PreviousUntil, Reason: m.Reason}\n", new: "			*m = Member{ID: c.Device}\n"},
 	{file: "internal/devices/registry/follow.go", test: "TestFold", breaks: "changes come into force in order",
@@ -50,7 +50,7 @@ var coreMutants = []mutant{
 		old: "	if r.revocationOf(id) {\n		return nil, &devices.Error", new: "	if false {\n		return nil, &devices.Error"},
 	{file: "internal/devices/registry/decide.go", test: "TestIfMatch", breaks: "an edit of what has moved on is refused",
 		old: "case ifMatch > 0 && m.Revision != ifMatch:", new: "case ifMatch > m.Revision:"},
-	{file: "internal/devices/session/probe.go", pkg: "internal/fleet", test: "TestNoProbeBesideACall", breaks: "no probe runs beside a call",
+	{file: "internal/devices/session/probe.go", pkg: "internal/fleet", test: "TestNoProbeDuringACall", breaks: "no probe runs beside a call",
 		old: " && x.inFlight == 0", new: ""},
 	{file: "internal/devices/bucket.go", test: "TestClockSetBack", breaks: "a clock that is set back keeps nobody out",
 		old: "passed := max(0, at-b.at)", new: "passed := at - b.at"},
@@ -97,9 +97,9 @@ var coreMutants = []mutant{
 	{file: "internal/mqttdevice/link.go", test: "TestTopics", breaks: "a topic names the whole device",
 		old: "	return i == len(token)\n", new: "	return true\n"},
 
-	{file: "internal/outbox/outbox.go", test: "TestOrder", breaks: "what was written takes no room",
+	{file: "internal/writequeue/writequeue.go", test: "TestOrder", breaks: "what was written takes no room",
 		old: "		queue := b.queue\n		b.queue, b.queued = nil, 0\n", new: "		queue := b.queue\n		b.queue = nil\n"},
-	{file: "internal/outbox/outbox.go", test: "TestOrder", breaks: "the limit itself may wait",
+	{file: "internal/writequeue/writequeue.go", test: "TestOrder", breaks: "the limit itself may wait",
 		old: "b.queued+len(msg) > limit", new: "b.queued+len(msg) >= limit"},
 
 	{file: "internal/provision/checker.go", test: "TestCheckRefuses", breaks: "a part of a version fits an int of the device",

@@ -87,5 +87,5 @@ func TestMutantsApply(t *testing.T) {
 
 // coreDirs are the packages that have a mutant of their own.
 var coreDirs = []string{"internal/access", "internal/audit", "internal/cluster", "internal/credential", "internal/devices", "internal/envelope", "internal/events",
-	"internal/devices/session", "internal/hello", "internal/jsonspan", "internal/mcpclient", "internal/mqttdevice", "internal/outbox", "internal/provision", "internal/store", "internal/udpaudio",
+	"internal/devices/session", "internal/hello", "internal/jsonspan", "internal/mcpclient", "internal/mqttdevice", "internal/writequeue", "internal/provision", "internal/store", "internal/udpaudio",
 	"internal/wsdevice"}

@@ -78,7 +78,7 @@ func (m *mutant) run(t *testing.T, tree *testTree) (by string, err error) {
 	defer cancel()
 	command := exec.CommandContext(ctx, "go", append(args, "./"+m.testDir())...)
 	command.Dir = root
-	command.Env = append(os.Environ(), "GORACE=halt_on_error=1") // what follows a race may wait for ever
+	command.Env = append(os.Environ(), "GORACE=halt_on_error=1") // what follows a race may wait without end
 	output, err := command.CombinedOutput()
 	text = bytes.TrimSpace(output)
 	switch {
@@ -95,10 +95,10 @@ func (m *mutant) run(t *testing.T, tree *testTree) (by string, err error) {
 			return fmt.Sprintf("%s, %s:%d", m.test, found[1], line), nil
 		}
 	}
-	return "", fmt.Errorf("%s fails, but not by such an assertion:\n%s", m.test, text) // a panic, or the end of its time
+	return "", fmt.Errorf("%s fails, but not by an assertion:\n%s", m.test, text) // a panic, or the end of its time
 }
 
-// isItsOwn tells whether an assertion is one of the mutant's claim. Mutants of
+// isItsOwn reports whether an assertion is one of the mutant's claim. Mutants of
 // core packages take any.
 func (m *mutant) isItsOwn(tree *testTree, file string, line int) bool {
 	return m.claim == "" || slices.ContainsFunc(tree.markers, func(k marker) bool {

@@ -36,7 +36,7 @@ func (cmd *nodesCmd) Run(ctx context.Context, a *app) error {
 			}
 			continue
 		}
-		rows = append(rows, []string{n.Name, cmp.Or(n.Version, "-"), strconv.FormatInt(n.Devices, 10), ago(n.Started, a.now()), cmp.Or(n.API, "-")})
+		rows = append(rows, []string{n.Name, cmp.Or(n.Version, "-"), strconv.Itoa(n.Devices), ago(n.Started.Time, a.now()), cmp.Or(n.API, "-")})
 	}
 	if cmd.JSON {
 		return nil
@@ -76,7 +76,7 @@ type healthcheckCmd struct {
 	API     string `name:"api" help:"Base URL of a node's API instead ($FLEETD_API)." placeholder:"URL" group:"Node"`
 }
 
-// Run asks the node once. Every failure has the same exit status, the one that container platforms define.
+// Run requests the readiness once. Every failure has the same exit status, the one that container platforms define.
 func (cmd *healthcheckCmd) Run(ctx context.Context, a *app) error {
 	at := config.LoadClient(config.Client{DataDir: cmd.DataDir, API: cmd.API}, a.environ)
 	c, err := apiclient.Locate(at.DataDir, at.API)

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"fleetd/internal/apiclient"
+	"fleetd/internal/datadir"
 )
 
 func TestNodesAndLogLevel(t *testing.T) {
@@ -59,7 +59,7 @@ func TestPhotos(t *testing.T) {
 	f.run("photos", "delete", "p1").is(t, exitOK, "p1 deleted\n", "")
 }
 
-// A health check finds the node by itself, needs no token, and says what is down.
+// A health check finds the node by itself, needs no token, and prints what is down.
 func TestHealthcheck(t *testing.T) {
 	status, answer := 200, `{"ready":true,"down":{}}`
 	var paths []string
@@ -85,7 +85,7 @@ func TestHealthcheck(t *testing.T) {
 	}
 	run().is(t, exitFailed, "", "fleetd: no running node found in "+dir+"; start one with `fleetd serve`, or give --api URL and --token\n")
 	lockDir(t, dir)
-	if err := apiclient.WriteRunInfo(dir, apiclient.RunInfo{API: node.URL}); err != nil {
+	if err := datadir.WriteRunInfo(dir, datadir.RunInfo{API: node.URL}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, "admin-token"), 0o700); err != nil { // not readable as a file

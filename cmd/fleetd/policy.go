@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"fleetd/internal/apiclient"
+	"fleetd/internal/api"
 )
 
 type policyCmd struct {
@@ -34,11 +34,11 @@ type policyView struct {
 	Rules   []struct {
 		Name, Action     string
 		Tools, Keys, Via []string
-		Devices          apiclient.Selection
+		Devices          api.Selection
 	} `json:"rules"`
 	Reads []struct {
 		Tools   []string
-		Devices apiclient.Selection
+		Devices api.Selection
 		TTL     string
 	} `json:"reads"`
 	URLs []struct {
@@ -78,7 +78,7 @@ func (p *policyView) print(a *app) error {
 	any := func(list []string) string { return cmp.Or(strings.Join(list, ","), "any") }
 	rows := [][]string{{"RULE", "ACTION", "TOOLS", "DEVICES", "KEYS", "VIA"}}
 	for _, r := range p.Rules {
-		rows = append(rows, []string{r.Name, r.Action, any(r.Tools), cmp.Or(string(r.Devices), "all"), any(r.Keys), any(r.Via)})
+		rows = append(rows, []string{r.Name, r.Action, any(r.Tools), cmp.Or(r.Devices.String(), "all"), any(r.Keys), any(r.Via)})
 	}
 	if len(rows) == 1 {
 		fmt.Fprintln(w, "no rules of your own; the built-in ones hold")
@@ -86,7 +86,7 @@ func (p *policyView) print(a *app) error {
 		return err
 	}
 	for _, r := range p.Reads {
-		fmt.Fprintf(w, "reads  %s  devices %s  kept for %s\n", oneLine(any(r.Tools)), oneLine(cmp.Or(string(r.Devices), "all")), oneLine(cmp.Or(r.TTL, "0s")))
+		fmt.Fprintf(w, "reads  %s  devices %s  kept for %s\n", oneLine(any(r.Tools)), oneLine(cmp.Or(r.Devices.String(), "all")), oneLine(cmp.Or(r.TTL, "0s")))
 	}
 	for _, u := range p.URLs {
 		fmt.Fprintf(w, "urls   %s  %s\n", oneLine(any(u.Tools)), oneLine(strings.Join(u.Prefixes, " ")))
@@ -163,12 +163,12 @@ type policyExplainCmd struct {
 	Device string   `arg:"" help:"Device id."`
 	Tool   string   `arg:"" help:"Name of the tool."`
 	Values []string `arg:"" optional:"" name:"key=value" help:"Arguments; key:=JSON passes JSON as it is."`
-	Via    string   `help:"The way in: rest, raw, nats, gateway, voice or mcp." default:"rest" placeholder:"WAY"`
+	Via    string   `help:"The way in: rest, raw, nats, gateway, voice, mcp or job." default:"rest" placeholder:"WAY"`
 	JSON   bool     `name:"json" help:"Print the server's JSON."`
 	clientFlags
 }
 
-// Run says which rule decides.
+// Run prints which rule decides.
 func (cmd *policyExplainCmd) Run(ctx context.Context, a *app) error {
 	values, err := splitValues(cmd.Values)
 	if err != nil {

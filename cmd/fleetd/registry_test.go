@@ -151,7 +151,7 @@ func TestEditSelection(t *testing.T) {
 	for answer, code := range map[string]int{"y\n": exitOK, "n\n": exitRefused, "": exitRefused} {
 		a, _, stderr := newApp()
 		a.environ = []string{"FLEETD_API=" + f.url, "FLEETD_TOKEN=t0ken"}
-		a.stdin, a.asks = strings.NewReader(answer), true
+		a.stdin, a.interactive = strings.NewReader(answer), true
 		if got := a.run(t.Context(), []string{"devices", "edit", "room=lab", "room=hall", "floor-"}); got != code || !strings.HasPrefix(stderr.String(), "3 devices match room=lab; change them? [y/N] ") {
 			t.Errorf("%q: status %d, %s", answer, got, stderr)
 		}

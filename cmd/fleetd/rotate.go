@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"fleetd/internal/apiclient"
+	"fleetd/internal/api"
 )
 
 type rotateCmd struct {
@@ -24,7 +24,7 @@ func (cmd *rotateCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	var after apiclient.Credentials
+	var after api.Credentials
 	if cmd.All {
 		after, err = c.RotateAll(ctx, cmd.Grace)
 	} else {

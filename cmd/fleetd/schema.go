@@ -56,7 +56,7 @@ func (p *properties) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// typeNames is the "type" of a schema, which JSON Schema lets be a name or a list of names.
+// typeNames is the "type" of a schema, a name or a list of names.
 type typeNames []string
 
 // UnmarshalJSON reads both forms.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -20,7 +21,7 @@ type secretRotateCmd struct {
 	clientFlags
 }
 
-// Run asks, and rotates.
+// Run rotates, after a question.
 func (cmd *secretRotateCmd) Run(ctx context.Context, a *app) error {
 	c, err := cmd.client(a)
 	if err != nil {
@@ -51,8 +52,8 @@ func (cmd *secretRotateCmd) Run(ctx context.Context, a *app) error {
 // tokenTime is how long a node may take to write its admin token; it does so right after it has answered.
 const tokenTime = 5 * time.Second
 
-// tell says where the new admin token is, once it is there: scripts go on with it.
-func (cmd *secretRotateCmd) tell(ctx context.Context, a *app, c *apiclient.Client, r apiclient.RotatedSecret) error {
+// tell prints where the new admin token is, once the file has it: scripts go on with it.
+func (cmd *secretRotateCmd) tell(ctx context.Context, a *app, c *apiclient.Client, r api.RotatedSecret) error {
 	var err error
 	if dir, ok := c.Local(); ok {
 		for until := time.Now().Add(tokenTime); ; {

@@ -8,7 +8,7 @@ import (
 // TestSecurityClaimsHaveTests checks the link between each claim of
 // docs/security.md and the assertions that fail when it is no longer true. A
 // row names tests; in each of them, or in a helper that it calls, a comment
-// `// security: ID` is on the line above such an assertion.
+// `// security: ID` is on the line above its assertion.
 func TestSecurityClaimsHaveTests(t *testing.T) {
 	claims, others := readClaims(t)
 	tree := readTests(t)
@@ -17,7 +17,7 @@ func TestSecurityClaimsHaveTests(t *testing.T) {
 	}
 	for _, name := range others {
 		if dir, _ := tree.dirOf(name); dir == "" {
-			t.Errorf("docs/security.md names %s: no such test, or several; write package.%s", name, name)
+			t.Errorf("docs/security.md names %s: there is no test of this name, or several; write package.%s", name, name)
 		}
 	}
 	byID := map[string]*claim{}
@@ -33,7 +33,7 @@ func TestSecurityClaimsHaveTests(t *testing.T) {
 		for _, name := range c.tests {
 			dir, test := tree.dirOf(name)
 			if dir == "" {
-				t.Errorf("%s names %s: no such test, or several; write package.%s", c.id, name, test)
+				t.Errorf("%s names %s: there is no test of this name, or several; write package.%s", c.id, name, test)
 				continue
 			}
 			if !slices.ContainsFunc(tree.markers, func(m marker) bool {

@@ -55,6 +55,7 @@ func (s *serveCmd) Run(ctx context.Context, a *app) error {
 		return exitError{err, exitSettings}
 	}
 	node.LimitMemory(a.environ)
+	node.UseThreads(a.environ)
 	cfg.Version = currentBuild().version
 	if err := node.Run(ctx, cfg); err != nil {
 		return exitError{err, exitFailed}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -64,11 +65,11 @@ func deviceRows(d apiclient.Device, now time.Time) [][]string {
 		}
 		add("Audio", audio)
 	}
-	add("First seen", timeText(d.FirstSeen, now))
+	add("First seen", timeText(d.FirstSeen.Time, now))
 	if d.State == "online" {
 		add("Last seen", "now")
 	} else {
-		add("Last seen", timeText(d.LastSeen, now))
+		add("Last seen", timeText(d.LastSeen.Time, now))
 	}
 	if d.Revision > 0 {
 		add("Revision", strconv.FormatInt(d.Revision, 10))
@@ -85,11 +86,11 @@ func fullState(d apiclient.Device, now time.Time) string {
 	if since.IsZero() {
 		return text
 	}
-	return text + " since " + timeText(since, now)
+	return text + " since " + timeText(since.Time, now)
 }
 
 // toolsText is how many tools the device has, and how far they are known.
-func toolsText(m apiclient.MCP) string {
+func toolsText(m api.DeviceMCP) string {
 	var text string
 	switch m.CatalogState {
 	case "ready", "stale":

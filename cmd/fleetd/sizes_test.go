@@ -21,7 +21,7 @@ var overSize = map[string]int{
 // sized is a row of the table in docs/architecture.md, under "The core in numbers".
 var sized = regexp.MustCompile("(?m)^\\| `(internal/[a-z/]+)` \\| ([0-9,]+) \\| [^|]+ \\|$")
 
-// The packages of the core have a size that one can read, and the table says which.
+// The packages of the core have a size that one can read, which the table has.
 func TestPackageSizes(t *testing.T) {
 	text, err := os.ReadFile("../../docs/architecture.md")
 	if err != nil {
@@ -50,7 +50,7 @@ func TestPackageSizes(t *testing.T) {
 				t.Errorf("%s has %d lines, at most %d are allowed: find the seam", name, lines, most)
 			}
 			if n := listed[name]; n < lines-100 || n > lines+100 {
-				t.Errorf("%s has %d lines; the table in docs/architecture.md says %d", name, lines, n)
+				t.Errorf("%s has %d lines; the table in docs/architecture.md has %d", name, lines, n)
 			}
 		}
 	}

@@ -75,7 +75,7 @@ func printJSON(w io.Writer, document json.RawMessage) error {
 	return err
 }
 
-// printValue writes a value of ours as an indented JSON document.
+// printValue writes a value as an indented JSON document.
 func printValue(w io.Writer, value any) error {
 	document, err := json.Marshal(value)
 	if err != nil {

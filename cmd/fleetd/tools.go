@@ -46,7 +46,7 @@ func (t *toolsCmd) Run(ctx context.Context, a *app) error {
 	return nil
 }
 
-// stateNote says why a list may not be what the device has now.
+// stateNote explains why a list may not be what the device has now.
 func stateNote(list apiclient.ToolList) string {
 	switch list.State {
 	case "stale":

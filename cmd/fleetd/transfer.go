@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -22,7 +23,7 @@ type importCmd struct {
 	clientFlags
 }
 
-// Run sends the file and says what became of it.
+// Run sends the file and prints the result.
 func (cmd *importCmd) Run(ctx context.Context, a *app) error {
 	input, size := a.stdin, int64(-1)
 	if cmd.File != "-" {
@@ -66,7 +67,7 @@ func (cmd *importCmd) Run(ctx context.Context, a *app) error {
 	return printImport(a.stdout, report)
 }
 
-// fileFormat tells the format by the file's name, else by its first byte.
+// fileFormat finds the format by the file's name, else by its first byte.
 func fileFormat(name string, content *bufio.Reader) (string, error) {
 	if format := formatOf(name); format != "" {
 		return format, nil
@@ -84,7 +85,7 @@ func fileFormat(name string, content *bufio.Reader) (string, error) {
 	return apiclient.FormatCSV, nil
 }
 
-// formatOf tells the format by the name of a file; empty if it does not say.
+// formatOf returns the format by the name of a file; empty if the name has no known ending.
 func formatOf(name string) string {
 	switch strings.ToLower(filepath.Ext(name)) {
 	case ".csv":
@@ -95,7 +96,7 @@ func formatOf(name string) string {
 	return ""
 }
 
-func printImport(w io.Writer, r apiclient.ImportReport) error {
+func printImport(w io.Writer, r api.ImportReport) error {
 	text := fmt.Sprintf("%d rows: %d created, %d changed, %d unchanged", r.Rows, r.Created, r.Changed, r.Unchanged)
 	if r.Refused > 0 {
 		text += fmt.Sprintf(", %d not imported", r.Refused)
@@ -170,7 +171,7 @@ func writeFile(name string, write func(io.Writer) (int64, error)) (size int64, e
 		err = os.Rename(temp.Name(), name)
 	}
 	if err != nil {
-		_ = os.Remove(temp.Name()) // the error that led here says more
+		_ = os.Remove(temp.Name()) // the error that led here has the cause
 		return size, err
 	}
 	return size, nil

@@ -11,10 +11,10 @@ import (
 // -ldflags "-X main.linkedVersion=v1.2.3 -X main.linkedCommit=abc". Never assigned otherwise.
 var linkedVersion, linkedCommit string
 
-// build says what this program was made from.
+// build is what this program was made from.
 type build struct {
 	version, commit string
-	// modified says that the sources differed from the commit.
+	// modified: the sources differed from the commit.
 	modified bool
 }
 
@@ -28,7 +28,7 @@ func currentBuild() build {
 	return b
 }
 
-// completed fills what the linker was not told from the go command's record.
+// completed fills what the linker did not set from the go command's record.
 func (b build) completed(info *debug.BuildInfo) build {
 	if b.version == "" && info.Main.Version != "(devel)" {
 		b.version = info.Main.Version

@@ -1,4 +1,4 @@
-// Command echo is a voice service in one file: it plays back what every device says. A real one puts speech recognition,
+// Command echo is a voice service in one file: it plays back the speech of every device. A real one puts speech recognition,
 // a language model and a voice where this one keeps the packets; everything else is the same. See README.md.
 package main
 
@@ -19,28 +19,28 @@ import (
 
 const (
 	frame = 60 * time.Millisecond // of sound in each packet
-	quiet = 10                    // bytes of the longest packet that says "nothing to hear": devices send on while nobody speaks
+	quiet = 10                    // bytes of the longest packet that contains silence: devices keep sending while nobody speaks
 	stale = 2 * time.Second       // without a packet, and the next one begins something new
 )
 
-// echo is the service; heard is what one device has said.
+// echo is the service; recording is the speech of one device.
 type echo struct {
 	nc            *nats.Conn
 	prefix, token string
 	pause, most   int // packets: of silence that end an utterance, and of the longest utterance
 	mu            sync.Mutex
-	devices       map[string]*heard
+	devices       map[string]*recording
 }
 
-type heard struct {
+type recording struct {
 	session        string
 	packets        [][]byte
-	spoken, manual bool      // there is speech among them; the device says itself when it has finished
+	spoken, manual bool      // there is speech among them; the device signals the end itself
 	last, speaking time.Time // when the newest came; until when the device plays our answer
 }
 
 // audio takes one Opus packet. A device's packets come in order; the header Fleetd-Session names their conversation.
-func (e *echo) audio(device string, h *heard, msg *nats.Msg) {
+func (e *echo) audio(device string, h *recording, msg *nats.Msg) {
 	now := time.Now()
 	if now.Before(h.speaking) { // with echo cancellation devices hear while they speak
 		return
@@ -65,8 +65,8 @@ func (e *echo) audio(device string, h *heard, msg *nats.Msg) {
 }
 
 // listen takes a `listen` message: detect or start when the device begins to listen, stop when its button is released.
-// Messages and packets travel apart: the last packets may come behind a stop, and the wake word comes before its detect.
-func (e *echo) listen(device string, h *heard, msg *nats.Msg) {
+// Messages and packets travel apart: the last packets may arrive after a stop, and the wake word comes before its detect.
+func (e *echo) listen(device string, h *recording, msg *nats.Msg) {
 	var event struct{ Message struct{ State, Mode string } }
 	_ = json.Unmarshal(msg.Data, &event) // a device may send anything
 	switch event.Message.State {
@@ -77,11 +77,11 @@ func (e *echo) listen(device string, h *heard, msg *nats.Msg) {
 	}
 }
 
-// answer sends what was heard back: tts start, the packets, tts stop. They reach the device in the order in which they
+// answer sends the recording back: tts start, the packets, tts stop. They reach the device in the order in which they
 // are sent on one connection, and fleetd paces them to what the device can take, so they go in one burst (at most 30 s
 // may wait). When the user interrupts, fleetd drops what waits and stops the device; a service that goes on producing
 // sound subscribes to `messages.abort` and stops, too.
-func (e *echo) answer(device string, h *heard) {
+func (e *echo) answer(device string, h *recording) {
 	packets := h.packets
 	if h.packets, h.spoken = nil, false; len(packets) == 0 {
 		return
@@ -101,18 +101,18 @@ func (e *echo) answer(device string, h *heard) {
 		if err == nil {
 			err = e.nc.PublishMsg(message("send", `{"type":"tts","state":"stop"}`))
 		}
-		log.Printf("%s said %d packets; playing them back: %v", device, len(packets), err)
+		log.Printf("%s sent %d packets; playing them back: %v", device, len(packets), err)
 	}()
 }
 
 // subscribe hands what is published as <prefix>.devices.<device>.<what> to take, one message at a time.
-func (e *echo) subscribe(what string, take func(device string, h *heard, msg *nats.Msg)) error {
+func (e *echo) subscribe(what string, take func(device string, h *recording, msg *nats.Msg)) error {
 	_, err := e.nc.Subscribe(e.prefix+".devices.*."+what, func(msg *nats.Msg) {
 		device, _, _ := strings.Cut(strings.TrimPrefix(msg.Subject, e.prefix+".devices."), ".")
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if e.devices[device] == nil {
-			e.devices[device] = &heard{}
+			e.devices[device] = &recording{}
 		}
 		take(device, e.devices[device], msg)
 	})
@@ -139,7 +139,7 @@ func main() {
 	if err != nil {
 		log.Fatalf("%s: %v", *url, err)
 	}
-	e := &echo{nc: nc, prefix: *prefix, token: *token, pause: int(*silence / frame), most: int(*longest / frame), devices: map[string]*heard{}}
+	e := &echo{nc: nc, prefix: *prefix, token: *token, pause: int(*silence / frame), most: int(*longest / frame), devices: map[string]*recording{}}
 	if err := cmp.Or(e.subscribe("messages.listen", e.listen), e.subscribe("audio", e.audio)); err != nil {
 		log.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// rig is an echo, and a node that hears devices and keeps what is sent to them.
+// rig is an echo, and a node that receives from devices and records what is sent to them.
 type rig struct {
 	t    *testing.T
 	e    *echo
@@ -46,7 +46,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &echo{nc: connect(), prefix: "p.v1", token: "secret", pause: 16, most: 100, devices: map[string]*heard{}}
+	e := &echo{nc: connect(), prefix: "p.v1", token: "secret", pause: 16, most: 100, devices: map[string]*recording{}}
 	if err := e.subscribe("audio", e.audio); err != nil {
 		t.Fatal(err)
 	}
@@ -98,8 +98,8 @@ func (r *rig) listen(device, rest string) {
 	}
 }
 
-// until waits for what the echo has heard of a device: messages and packets travel apart.
-func (r *rig) until(what string, device string, true func(h *heard) bool) {
+// until waits for a state of a device's recording: messages and packets travel apart.
+func (r *rig) until(what string, device string, true func(h *recording) bool) {
 	r.t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -146,33 +146,33 @@ func (r *rig) echoed(device string, packets []string) {
 func TestButton(t *testing.T) {
 	r := newRig(t)
 	r.listen("d1", `"state":"start","mode":"manual"`)
-	r.until("it has a button", "d1", func(h *heard) bool { return h.manual })
-	said := r.speech("d1", 20)
-	said = append(said, r.silence("d1", 40)...)
-	said = append(said, r.speech("d1", 3)...)
-	r.until("everything is heard", "d1", func(h *heard) bool { return len(h.packets) == len(said) })
+	r.until("it has a button", "d1", func(h *recording) bool { return h.manual })
+	spoken := r.speech("d1", 20)
+	spoken = append(spoken, r.silence("d1", 40)...)
+	spoken = append(spoken, r.speech("d1", 3)...)
+	r.until("everything is recorded", "d1", func(h *recording) bool { return len(h.packets) == len(spoken) })
 	r.listen("d1", `"state":"stop"`)
-	r.echoed("d1", said)
-	r.listen("d1", `"state":"stop"`) // nothing was said
+	r.echoed("d1", spoken)
+	r.listen("d1", `"state":"stop"`) // nothing was spoken
 	r.listen("d1", `"state":7`)
 	r.listen("d1", `"state":"start","mode":"manual"`)
-	r.until("it listens", "d1", func(h *heard) bool { return h.speaking.IsZero() })
-	said = r.speech("d1", 1)
-	r.until("it is heard", "d1", func(h *heard) bool { return len(h.packets) == 1 })
+	r.until("it listens", "d1", func(h *recording) bool { return h.speaking.IsZero() })
+	spoken = r.speech("d1", 1)
+	r.until("it is recorded", "d1", func(h *recording) bool { return len(h.packets) == 1 })
 	r.listen("d1", `"state":"stop"`)
-	r.echoed("d1", said)
+	r.echoed("d1", spoken)
 }
 
-// A device without one: silence ends what it said, and is no utterance itself. Two devices do not mix.
+// A device without one: silence ends its utterance, and is not an utterance itself. Two devices do not mix.
 func TestSilenceEndsAnUtterance(t *testing.T) {
 	r := newRig(t)
 	r.speech("d2", 3) // a cough
 	before := append(r.silence("d1", 60), r.speech("d1", 3)...)
 	before = append(before, r.silence("d1", 5)...)
-	said := append(r.speech("d1", 30), r.silence("d1", 8)...) // a pause
-	said = append(said, r.speech("d1", 10)...)
+	spoken := append(r.speech("d1", 30), r.silence("d1", 8)...) // a pause
+	spoken = append(spoken, r.speech("d1", 10)...)
 	after := r.silence("d1", 60)
-	r.until("the answer is given", "d1", func(h *heard) bool { return !h.speaking.IsZero() })
+	r.until("the answer is given", "d1", func(h *recording) bool { return !h.speaking.IsZero() })
 	if start := <-r.sent; start.Subject != "p.v1.cmd.d1.send" {
 		t.Fatalf("%s %q", start.Subject, start.Data)
 	}
@@ -183,9 +183,9 @@ func TestSilenceEndsAnUtterance(t *testing.T) {
 		}
 		got = append(got, string(msg.Data))
 	}
-	all := strings.Join(before, "|") + "|" + strings.Join(said, "|") + "|" + strings.Join(after, "|")
-	if echo := strings.Join(got, "|"); !strings.Contains(all, echo) || !strings.Contains(echo, strings.Join(said, "|")) || len(got) > len(said)+32 {
-		t.Errorf("%d packets for %d: %q", len(got), len(said), echo)
+	all := strings.Join(before, "|") + "|" + strings.Join(spoken, "|") + "|" + strings.Join(after, "|")
+	if echo := strings.Join(got, "|"); !strings.Contains(all, echo) || !strings.Contains(echo, strings.Join(spoken, "|")) || len(got) > len(spoken)+32 {
+		t.Errorf("%d packets for %d: %q", len(got), len(spoken), echo)
 	}
 	select {
 	case msg := <-r.sent:
@@ -194,14 +194,14 @@ func TestSilenceEndsAnUtterance(t *testing.T) {
 	}
 }
 
-// Nobody is recorded for ever, nor while the answer is played.
+// No device is recorded without limit, nor while the answer is played.
 func TestLongest(t *testing.T) {
 	r := newRig(t)
-	said := r.speech("d1", 100)
+	spoken := r.speech("d1", 100)
 	r.speech("d1", 50) // our own voice, with echo cancellation
-	r.echoed("d1", said)
-	r.until("nothing is kept", "d1", func(h *heard) bool { return len(h.packets) == 0 })
+	r.echoed("d1", spoken)
+	r.until("nothing is kept", "d1", func(h *recording) bool { return len(h.packets) == 0 })
 	r.listen("d1", `"state":"start","mode":"auto"`)
-	r.until("it listens", "d1", func(h *heard) bool { return h.speaking.IsZero() })
+	r.until("it listens", "d1", func(h *recording) bool { return h.speaking.IsZero() })
 	r.echoed("d1", r.speech("d1", 100))
 }

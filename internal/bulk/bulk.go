@@ -1,6 +1,5 @@
-// Package bulk reads and writes devices in files: CSV with a header, or NDJSON.
-// A file is checked as a whole before anything of it is taken, and neither its
-// rows nor those of an export are ever in memory together.
+// Package bulk reads and writes devices in files: CSV with a header, or NDJSON. A file is checked completely
+// before any row is imported; the rows of a file or an export are never in memory all at once.
 package bulk
 
 import (
@@ -15,25 +14,26 @@ import (
 	"sync"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 )
 
-// Bounds of an import.
+// Limits of an import.
 const (
 	MaxBytes  = 1 << 30
 	MaxRows   = 1_000_000
-	MaxFaults = 1000 // listed; the rest is counted
+	MaxFaults = 1000 // listed; further ones are counted
 	// maxLine is the longest line, or row of CSV with its line breaks, in bytes.
 	maxLine = 256 << 10
-	// checkBatch is how many rows are checked against the database at once.
+	// checkBatch is how many rows are checked against the database at a time.
 	checkBatch = fleet.MaxImport
-	// importBatch is how many rows are given to the core at once. While they are
-	// written the next ones are read, so that the database never waits for the file.
+	// importBatch is how many rows are passed to the core at a time. The next ones are read
+	// while they are written, so that the database does not wait for the file.
 	importBatch = fleet.MaxImport
 )
 
-// Format is that of a file.
+// Format is the format of a file.
 type Format string
 
 // Formats.
@@ -42,41 +42,33 @@ const (
 	NDJSON Format = "ndjson"
 )
 
-// LineFault is a mistake in a file. Line and Column count from 1, columns in bytes;
-// Column is 0 where the fault is that of a whole line.
-type LineFault struct {
-	Line   int64  `json:"line"`
-	Column int64  `json:"column"`
-	Detail string `json:"detail"`
-}
-
 // row is one device of a file.
 type row struct {
 	fleet.ImportRow
 	line   int64
 	column int64 // of the id
-	faults []LineFault
+	faults []api.LineFault
 }
 
 func (r *row) fault(column int64, format string, args ...any) {
-	r.faults = append(r.faults, LineFault{r.line, column, fmt.Sprintf(format, args...)})
+	r.faults = append(r.faults, api.LineFault{Line: r.line, Column: column, Detail: fmt.Sprintf(format, args...)})
 }
 
 // reader reads the rows of a file.
 type reader interface {
-	// read returns the next row, or io.EOF. A *fileFault ends the file. The row is
-	// the caller's.
+	// read returns the next row, or io.EOF. After a *fileFault no more rows can be read. The caller
+	// owns the row.
 	read() (row, error)
-	// header is where the header is, and last where the last row is, blank lines
-	// before it included.
+	// header returns the position of the header, and last that of the last row, including preceding
+	// blank lines.
 	header() span
 	last() span
 }
 
-// fileFault is a fault for which no row of a file can be taken.
-type fileFault struct{ faults []LineFault }
+// fileFault is a fault because of which no row of a file can be imported.
+type fileFault struct{ faults []api.LineFault }
 
-func (f *fileFault) Error() string { return "the file cannot be read as devices" }
+func (f *fileFault) Error() string { return "the file cannot be parsed" }
 
 func newReader(file io.Reader, format Format, replace bool) (reader, error) {
 	if format == NDJSON {
@@ -85,43 +77,30 @@ func newReader(file io.Reader, format Format, replace bool) (reader, error) {
 	return newCSV(file, replace)
 }
 
-// Core takes what an import writes; it is the fleet.Service.
+// Core performs an import; it is the fleet.Service.
 type Core interface {
-	CheckImport(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool, created int64) ([]fleet.Imported, error)
-	Import(ctx context.Context, by access.By, rows []fleet.ImportRow, replace bool, committed func()) ([]fleet.Imported, error)
+	CheckImport(ctx context.Context, principal access.Principal, rows []fleet.ImportRow, replace bool, created int64) ([]fleet.ImportResult, error)
+	Import(ctx context.Context, principal access.Principal, rows []fleet.ImportRow, replace bool, committed func()) ([]fleet.ImportResult, error)
 }
 
 // Options of an import.
 type Options struct {
 	Format Format
-	// Partial takes the rows without a fault. Without it any fault refuses the file.
+	// Partial imports the rows without a fault. Otherwise any fault refuses the file.
 	Partial bool
-	// Replace lets a row replace the client of a member, and admit a device that was
-	// revoked.
+	// Replace allows a row to replace the client of a member, and to admit a revoked device.
 	Replace bool
 }
 
-// ImportReport says what became of a file.
-type ImportReport struct {
-	Rows         int64       `json:"rows" doc:"Devices in the file."`
-	Created      int64       `json:"created"`
-	Changed      int64       `json:"changed"`
-	Unchanged    int64       `json:"unchanged"`
-	FirstClients int64       `json:"first_clients" doc:"Rows of members without a client_id: the first client that comes with the id is admitted, also under approve."`
-	Refused      int64       `json:"refused" doc:"Rows with a fault."`
-	Faults       []LineFault `json:"faults" nullable:"false" doc:"At most 1000 of them."`
-}
-
-// ErrFaults is returned by Import for a file that was refused for the faults in the
-// report: nothing was taken.
+// ErrFaults is returned by Import for a file that was refused because of the faults in the report: nothing
+// was imported.
 var ErrFaults = errors.New("the file has faults, and nothing of it was imported")
 
-// Import checks a file and writes its devices. Of one that fails while they are
-// written, with another error than ErrFaults, a part was written, the rows with the
-// first ids; the same file may be imported again.
-func Import(ctx context.Context, core Core, by access.By, file io.ReaderAt, opt Options) (ImportReport, error) {
-	im := importer{ctx: ctx, core: core, by: by, opt: opt, seed: maphash.MakeSeed(), lines: map[uint64]uint32{}}
-	im.report.Faults = []LineFault{}
+// Import checks a file and writes its devices. After any other error than ErrFaults, a part may have been
+// written: the rows with the first ids; the same file can be imported again.
+func Import(ctx context.Context, core Core, principal access.Principal, file io.ReaderAt, opt Options) (api.ImportReport, error) {
+	im := importer{ctx: ctx, core: core, principal: principal, opt: opt, seed: maphash.MakeSeed(), lines: map[uint64]uint32{}}
+	im.report.Faults = []api.LineFault{}
 	err := im.check(file)
 	im.lines = nil
 	if err == nil && im.report.Refused > 0 && !opt.Partial {
@@ -130,25 +109,27 @@ func Import(ctx context.Context, core Core, by access.By, file io.ReaderAt, opt 
 	if err == nil {
 		err = im.write(file)
 	}
-	slices.SortStableFunc(im.report.Faults, func(a, b LineFault) int { return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column)) })
+	slices.SortStableFunc(im.report.Faults, func(a, b api.LineFault) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
 	return im.report, err
 }
 
 type importer struct {
-	ctx    context.Context
-	core   Core
-	by     access.By
-	opt    Options
-	report ImportReport
+	ctx       context.Context
+	core      Core
+	principal access.Principal
+	opt       Options
+	report    api.ImportReport
 
 	seed   maphash.Seed
-	lines  map[uint64]uint32 // where each device is, by a hash of its id
+	lines  map[uint64]uint32 // the line of each device, by a hash of its id
 	faulty []uint64          // a bit for each row with a fault
-	head   span              // the header of the file
-	order  order             // its rows without a fault of their own
+	head   span              // position of the header
+	order  order             // positions of the rows without a fault of their own
 }
 
-func (im *importer) refuse(index int64, faults ...LineFault) {
+func (im *importer) refuse(index int64, faults ...api.LineFault) {
 	for int64(len(im.faulty)) <= index/64 {
 		im.faulty = append(im.faulty, 0)
 	}
@@ -157,7 +138,7 @@ func (im *importer) refuse(index int64, faults ...LineFault) {
 	im.list(faults)
 }
 
-func (im *importer) list(faults []LineFault) {
+func (im *importer) list(faults []api.LineFault) {
 	im.report.Faults = append(im.report.Faults, faults[:min(len(faults), MaxFaults-len(im.report.Faults))]...)
 }
 
@@ -173,7 +154,7 @@ func (im *importer) check(file io.ReaderAt) error {
 		if len(batch.rows) == 0 {
 			return nil
 		}
-		results, err := im.core.CheckImport(im.ctx, im.by, batch.rows, im.opt.Replace, created)
+		results, err := im.core.CheckImport(im.ctx, im.principal, batch.rows, im.opt.Replace, created)
 		if err != nil {
 			return err
 		}
@@ -226,13 +207,13 @@ func (im *importer) check(file io.ReaderAt) error {
 // write imports the rows without a fault, in the order of their ids.
 func (im *importer) write(file io.ReaderAt) error {
 	var gathered batch
-	var writing []*written // at most two, the last of them not committed yet
+	var writing []*written // at most two; the last one is not committed yet
 	count := func() error {
 		w := writing[0]
 		writing = writing[1:]
 		return im.count(w)
 	}
-	defer func() { // what is written when an error ends the loop counts as well
+	defer func() { // batches in progress count, too, if an error ends the loop
 		for len(writing) > 0 {
 			_ = count()
 		}
@@ -264,7 +245,7 @@ func (im *importer) write(file io.ReaderAt) error {
 			return err
 		}
 		if len(r.faults) > 0 || string(r.Device) != string(im.order.id(e)) {
-			return fmt.Errorf("internal error (bug): the row on line %d is another one when the file is read again", e.line)
+			return fmt.Errorf("internal error (bug): the row on line %d differs when the file is read again", e.line)
 		}
 		r.line = int64(e.line)
 		if gathered.add(int64(e.index), &r); len(gathered.rows) == importBatch {
@@ -282,12 +263,12 @@ func (im *importer) write(file io.ReaderAt) error {
 	return flush()
 }
 
-// written is a batch on its way into the database.
+// written is a batch that is being written.
 type written struct {
 	batch     batch
-	committed chan struct{} // closed when it is in the database, or done
-	done      chan struct{} // closed when it is in force, too, or has failed
-	results   []fleet.Imported
+	committed chan struct{} // closed after the commit, or after done
+	done      chan struct{} // closed when it is in force, or has failed
+	results   []fleet.ImportResult
 	err       error
 }
 
@@ -306,19 +287,19 @@ func (im *importer) begin(b batch) *written {
 	go func() {
 		defer committed()
 		defer close(w.done)
-		w.results, w.err = im.core.Import(im.ctx, im.by, b.rows, im.opt.Replace, committed)
+		w.results, w.err = im.core.Import(im.ctx, im.principal, b.rows, im.opt.Replace, committed)
 	}()
 	return w
 }
 
-// count waits for a batch and reports what became of its rows.
+// count waits for a batch and adds the results of its rows.
 func (im *importer) count(w *written) error {
 	<-w.done
 	for i, result := range w.results {
 		switch {
-		case result.Err != nil: // it changed after it was checked
+		case result.Err != nil: // it changed after the check
 			im.report.Refused++
-			im.list([]LineFault{w.batch.at[i].fault(result.Err)})
+			im.list([]api.LineFault{w.batch.at[i].fault(result.Err)})
 			continue
 		case result.Created:
 			im.report.Created++
@@ -344,7 +325,7 @@ func (im *importer) each(rows reader, f func(index int64, r *row) error) error {
 		case err != nil:
 			return err
 		case index == MaxRows:
-			return &fileFault{[]LineFault{{Line: r.line, Detail: fmt.Sprintf("a file may have %d devices; split it", MaxRows)}}}
+			return &fileFault{[]api.LineFault{{Line: r.line, Detail: fmt.Sprintf("a file has at most %d devices; split it", MaxRows)}}}
 		}
 		if err := f(index, &r); err != nil {
 			return err
@@ -355,7 +336,7 @@ func (im *importer) each(rows reader, f func(index int64, r *row) error) error {
 	}
 }
 
-// batch gathers rows, with where they are in the file.
+// batch collects rows and their positions in the file.
 type batch struct {
 	rows []fleet.ImportRow
 	at   []place
@@ -363,8 +344,8 @@ type batch struct {
 
 type place struct{ index, line, column int64 }
 
-func (p place) fault(err error) LineFault {
-	return LineFault{p.line, p.column, devices.AsError(err).Detail}
+func (p place) fault(err error) api.LineFault {
+	return api.LineFault{Line: p.line, Column: p.column, Detail: devices.AsError(err).Detail}
 }
 
 func (b *batch) add(index int64, r *row) {

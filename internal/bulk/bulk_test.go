@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 )
@@ -23,8 +24,8 @@ type core struct {
 	fails        error // of the second batch that is written
 }
 
-func (c *core) CheckImport(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool, _ int64) ([]fleet.Imported, error) {
-	out := make([]fleet.Imported, len(rows))
+func (c *core) CheckImport(_ context.Context, _ access.Principal, rows []fleet.ImportRow, _ bool, _ int64) ([]fleet.ImportResult, error) {
+	out := make([]fleet.ImportResult, len(rows))
 	for i, row := range rows {
 		if c.check != nil {
 			out[i].Err = c.check(row)
@@ -33,11 +34,11 @@ func (c *core) CheckImport(_ context.Context, _ access.By, rows []fleet.ImportRo
 	return out, nil
 }
 
-func (c *core) Import(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool, committed func()) ([]fleet.Imported, error) {
+func (c *core) Import(_ context.Context, _ access.Principal, rows []fleet.ImportRow, _ bool, committed func()) ([]fleet.ImportResult, error) {
 	if c.batches = append(c.batches, len(rows)); len(c.batches) == 2 && c.fails != nil {
 		return nil, c.fails
 	}
-	out := make([]fleet.Imported, len(rows))
+	out := make([]fleet.ImportResult, len(rows))
 	for i, row := range rows {
 		out[i].Created = true
 		out[i].FirstClient = row.ClientID == nil
@@ -71,7 +72,7 @@ func TestRows(t *testing.T) {
 			`{"client_id":null,"id":"lamp","name":null,"transport":null}` + "\n" + ` {"id":"plain","state":{}} ` + "\n" + `{"id":"odd","name":"=1+1","labels":{"room":"","old":"'t Hooft"}}`,
 	} {
 		c := &core{}
-		report, err := Import(t.Context(), c, access.By{}, strings.NewReader(text), Options{Format: format})
+		report, err := Import(t.Context(), c, access.Principal{}, strings.NewReader(text), Options{Format: format})
 		if err != nil || report.Rows != 4 || report.Created != 4 || report.FirstClients != 2 || len(report.Faults) != 0 {
 			t.Errorf("%s: %+v, %v", format, report, err)
 		}
@@ -89,30 +90,30 @@ func TestFaults(t *testing.T) {
 		want       []string // line:column detail
 	}{
 		{"empty", "", CSV, []string{"1:0 the file is empty"}},
-		{"no id", "name\nx\n", CSV, []string{"1:0 the first line must name the columns, id among them"}},
-		{"semicolons", "id;name\nx;y\n", CSV, []string{`1:0 the first line`, `1:1 there is no column "id;name"`}},
-		{"columns", "id,lable.room,id,label.a b\nx,,,\n", CSV, []string{`1:4 there is no column "lable.room"`, `1:15 the column "id" occurs twice`, `1:18 the column "label.a b" must be label.KEY`}},
+		{"no id", "name\nx\n", CSV, []string{"1:0 the first line must contain the column names, including id"}},
+		{"semicolons", "id;name\nx;y\n", CSV, []string{`1:0 the first line`, `1:1 unknown column "id;name"`}},
+		{"columns", "id,lable.room,id,label.a b\nx,,,\n", CSV, []string{`1:4 unknown column "lable.room"`, `1:15 the column "id" occurs twice`, `1:18 the column "label.a b" must be label.KEY`}},
 		{"id", "name,id\nx,a b\ny,\nz,a\n", CSV, []string{`2:3 id must be a MAC address or 1 to 64 of [a-z0-9_-], not "a b"`, "3:3 id must be"}},
 		{"twice", "id\naabbccddeeff\nlamp\naa:bb:cc:dd:ee:ff\n", CSV, []string{"4:1 aa:bb:cc:dd:ee:ff is on line 2 already"}},
-		{"cells", "id,name\na\nb,x,y\n", CSV, []string{"2:0 the row has 1 cells, the first line names 2 columns", "3:0 the row has 3 cells"}},
+		{"cells", "id,name\na\nb,x,y\n", CSV, []string{"2:0 the row has 1 cells, but the first line has 2 columns", "3:0 the row has 3 cells"}},
 		{"quotes", "id,name\na,\"x\"y\nb,x\"y\nc,\n", CSV, []string{"2:5 a quote in a quoted cell", "3:4 a cell with a quote must be in quotes"}},
 		{"line breaks", "id,name,transport\na,\"x\ny\",tcp\nb,,tcp\n", CSV, []string{`3:4 transport must be websocket or mqtt, not "tcp"`, `4:4 transport must be`}},
 		{"values", "id,name,serial,client_id,label.a\na," + long + "," + long + "," + long + "," + long + "\n", CSV,
 			[]string{"2:3 name has 300 bytes, at most 128", "2:304 serial has 300", "2:605 client_id has 300", "2:906 label a has 300 bytes, at most 256"}},
 		{"bytes", "id,name,label.a\na,\xff,\x00\n", CSV, []string{"2:3 name has a byte that is not valid UTF-8, or zero", "2:5 label a has a byte"}},
 		{"revoked", "id,admission\na,revoked\nb,x\n", CSV, []string{"2:3 the device was revoked where it was exported", `3:3 admission must be member or revoked, not "x"`}},
-		{"open quote", "id,name\na,\"" + strings.Repeat("line\n", 60_000), CSV, []string{"2:0 a row that begins here has more than 262144 bytes"}},
+		{"open quote", "id,name\na,\"" + strings.Repeat("line\n", 60_000), CSV, []string{"2:0 the row that starts here has more than 262144 bytes"}},
 		{"json", "{\"id\":\"a\"}\n{\"id\":\"b\"\n[1]\n\n{\"id\":\"c\"} x\n", NDJSON,
 			[]string{"2:9 the line must be one JSON object", "3:1 the line must be", "5:12 the line must be"}},
 		{"members", `{"name":"x"}` + "\n" + `{"id":7}` + "\n" + `{"id":"a","nmae":"x","id":"b","name":1,"labels":{"a b":"x","c":1,"d":"x","d":"y"}}` + "\n" + `{"id":"b","labels":["x"]}`, NDJSON,
-			[]string{"1:1 id is missing", "2:7 id must be a string", `3:18 there is no member "nmae"`, `3:27 "id" is given twice`, "3:38 name must be a string", `3:56 label "a b": keys are 1 to 63`,
+			[]string{"1:1 id is missing", "2:7 id must be a string", `3:18 unknown member "nmae"`, `3:27 "id" is given twice`, "3:38 name must be a string", `3:56 label "a b": keys are 1 to 63`,
 				"3:64 label c must be a string, or null", `3:78 label "d" is given twice`, "4:20 labels must be an object of strings"}},
 		{"many labels", `{"id":"a","labels":{` + labels(65) + `}}`, NDJSON, []string{"1:0 the row has 65 labels, at most 64"}},
 		{"long line", `{"id":"a","name":"` + strings.Repeat("x", maxLine) + `"}`, NDJSON, []string{"1:0 the line has more than 262144 bytes"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := &core{}
-			report, err := Import(t.Context(), c, access.By{}, strings.NewReader(tc.text), Options{Format: tc.format})
+			report, err := Import(t.Context(), c, access.Principal{}, strings.NewReader(tc.text), Options{Format: tc.format})
 			if !errors.Is(err, ErrFaults) || len(c.got) > 0 || report.Created > 0 || report.Refused == 0 {
 				t.Errorf("%+v, %v", report, err)
 			}
@@ -156,14 +157,14 @@ func TestRefusals(t *testing.T) {
 	}
 	c := &core{check: refuse("d3", "d2001"), write: refuse("d100")}
 	file := strings.NewReader(text.String())
-	want := []LineFault{{5, 3, "not d3"}, {2003, 3, "not d2001"}, {2502, 3, "d7 is on line 9 already"}}
-	report, err := Import(t.Context(), c, access.By{}, file, Options{Format: CSV})
+	want := []api.LineFault{{Line: 5, Column: 3, Detail: "not d3"}, {Line: 2003, Column: 3, Detail: "not d2001"}, {Line: 2502, Column: 3, Detail: "d7 is on line 9 already"}}
+	report, err := Import(t.Context(), c, access.Principal{}, file, Options{Format: CSV})
 	if !errors.Is(err, ErrFaults) || len(c.got) > 0 || !slices.Equal(report.Faults, want) || report.Refused != 3 || report.Rows != 2501 {
 		t.Errorf("%+v, %v", report, err)
 	}
-	want = slices.Insert(want, 1, LineFault{102, 3, "not d100"})
+	want = slices.Insert(want, 1, api.LineFault{Line: 102, Column: 3, Detail: "not d100"})
 	file.Reset(text.String())
-	report, err = Import(t.Context(), c, access.By{}, file, Options{Format: CSV, Partial: true})
+	report, err = Import(t.Context(), c, access.Principal{}, file, Options{Format: CSV, Partial: true})
 	if err != nil || len(c.got) != 2497 || report.Created != 2497 || report.Refused != 4 || !slices.Equal(report.Faults, want) {
 		t.Errorf("%+v, %v", report, err)
 	}
@@ -172,20 +173,20 @@ func TestRefusals(t *testing.T) {
 	}
 	c = &core{fails: devices.ErrDatabase}
 	file.Reset(strings.TrimSuffix(text.String(), "n,d7\n"))
-	if report, err := Import(t.Context(), c, access.By{}, file, Options{Format: CSV}); !errors.Is(err, devices.ErrDatabase) || report.Created != importBatch {
+	if report, err := Import(t.Context(), c, access.Principal{}, file, Options{Format: CSV}); !errors.Is(err, devices.ErrDatabase) || report.Created != importBatch {
 		t.Errorf("%+v, %v", report, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	file.Reset(text.String())
-	if _, err := Import(ctx, &core{}, access.By{}, file, Options{Format: CSV}); !errors.Is(err, context.Canceled) {
+	if _, err := Import(ctx, &core{}, access.Principal{}, file, Options{Format: CSV}); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 }
 
 // Of many faults the first are listed and all counted.
 func TestManyFaults(t *testing.T) {
-	report, err := Import(t.Context(), &core{}, access.By{}, strings.NewReader("id\n"+strings.Repeat("x y\n", 1500)), Options{Format: CSV})
+	report, err := Import(t.Context(), &core{}, access.Principal{}, strings.NewReader("id\n"+strings.Repeat("x y\n", 1500)), Options{Format: CSV})
 	if !errors.Is(err, ErrFaults) || len(report.Faults) != MaxFaults || report.Refused != 1500 || report.Rows != 1500 {
 		t.Errorf("%d faults, %d refused, %v", len(report.Faults), report.Refused, err)
 	}
@@ -194,7 +195,7 @@ func TestManyFaults(t *testing.T) {
 // A cell is the value again, whatever the value, and never a formula.
 func TestCells(t *testing.T) {
 	for _, value := range []string{"", "x", "=1+1", "+1", "-1", "@x", "\tx", "\rx", "'", "''", "'x", "'=x", "''=x", `\null`, `\`, `'\null`, "'t Hooft", "x=1"} {
-		text := cell(value)
+		text := Cell(value)
 		if got := uncell(text); got != value || text == "" || text == cellNull || strings.IndexByte("=+-@\t\r", text[0]) >= 0 {
 			t.Errorf("%q: %q, read as %q", value, text, got)
 		}
@@ -267,7 +268,7 @@ func again(t *testing.T, format Format, rows []fleet.ImportRow) []fleet.ImportRo
 		t.Fatal(err)
 	}
 	c := &core{}
-	if report, err := Import(t.Context(), c, access.By{}, bytes.NewReader(file.Bytes()), Options{Format: format}); err != nil {
+	if report, err := Import(t.Context(), c, access.Principal{}, bytes.NewReader(file.Bytes()), Options{Format: format}); err != nil {
 		t.Fatalf("%+v, %v in %q", report, err, file.String())
 	}
 	return c.got
@@ -315,7 +316,7 @@ func TestExport(t *testing.T) {
 func fuzz(f *testing.F, format Format) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c := &core{}
-		report, err := Import(t.Context(), c, access.By{}, bytes.NewReader(text), Options{Format: format})
+		report, err := Import(t.Context(), c, access.Principal{}, bytes.NewReader(text), Options{Format: format})
 		if err != nil && !errors.Is(err, ErrFaults) {
 			t.Fatal(err)
 		}
@@ -327,7 +328,7 @@ func fuzz(f *testing.F, format Format) {
 				t.Errorf("%+v", fault)
 			}
 		}
-		if _, err := Import(t.Context(), &core{}, access.By{}, bytes.NewReader(text), Options{Format: format, Partial: true}); err != nil && !errors.Is(err, ErrFaults) {
+		if _, err := Import(t.Context(), &core{}, access.Principal{}, bytes.NewReader(text), Options{Format: format, Partial: true}); err != nil && !errors.Is(err, ErrFaults) {
 			t.Fatal(err)
 		}
 		if len(c.got) == 0 {

@@ -10,28 +10,29 @@ import (
 	"slices"
 	"strings"
 
+	"fleetd/internal/api"
 	"fleetd/internal/fleet"
 )
 
-// cellNull is a cell that removes a value; an empty one leaves it.
+// cellNull is a cell that removes a value; an empty one keeps it.
 const cellNull = `\null`
 
-// risky tells whether a cell with this text would be taken for something else: for a
-// formula by a spreadsheet, or by an import for no value.
+// risky reports whether a cell with this text would be misread: as a formula by a spreadsheet, or as no value
+// by an import.
 func risky(text string) bool {
 	text = strings.TrimLeft(text, "'")
 	return text == "" || strings.IndexByte("=+-@\t\r\\", text[0]) >= 0
 }
 
-// cell is a value in CSV: a risky one gets an apostrophe in front.
-func cell(value string) string {
+// Cell returns a value as a CSV cell: with an apostrophe before a risky one.
+func Cell(value string) string {
 	if risky(value) {
 		return "'" + value
 	}
 	return value
 }
 
-// uncell is the value of a cell.
+// uncell returns the value of a cell.
 func uncell(text string) string {
 	if len(text) > 0 && text[0] == '\'' && risky(text[1:]) {
 		return text[1:]
@@ -44,10 +45,10 @@ type csvReader struct {
 	input   *bounded
 	csv     *csv.Reader
 	names   []string // of the columns
-	base    int64    // where the file begins, after a byte order mark
+	base    int64    // start of the text, after a byte order mark
 	head    span
 	span    span  // of the last row
-	line    int64 // where the last row began
+	line    int64 // first line of the last row
 	replace bool
 }
 
@@ -78,13 +79,13 @@ func (r *csvReader) readHeader() error {
 	var syntax *csv.ParseError
 	switch {
 	case errors.Is(err, io.EOF):
-		return &fileFault{[]LineFault{{Line: 1, Detail: "the file is empty; its first line must name the columns, id among them"}}}
+		return &fileFault{[]api.LineFault{{Line: 1, Detail: "the file is empty; its first line must contain the column names, including id"}}}
 	case errors.As(err, &syntax):
-		return &fileFault{[]LineFault{syntaxFault(syntax)}}
+		return &fileFault{[]api.LineFault{syntaxFault(syntax)}}
 	case err != nil:
 		return err
 	}
-	var faults []LineFault
+	var faults []api.LineFault
 	for i, name := range header {
 		name = strings.TrimSpace(name)
 		problem := ""
@@ -97,17 +98,17 @@ func (r *csvReader) readHeader() error {
 				problem = fmt.Sprintf("the column %%s must be label.KEY, with a key of 1 to %d of [A-Za-z0-9_-]", fleet.MaxLabelKey)
 			}
 		case !slices.Contains([]string{fieldID, fieldName, fieldTransport, fieldSerial, fieldClientID, fieldAdmission}, name) && !slices.Contains(reported, name):
-			problem = "there is no column %s; columns are id, name, transport, serial, client_id and label.KEY, separated by commas"
+			problem = "unknown column %s; the columns are id, name, transport, serial, client_id and label.KEY, separated by commas"
 		}
 		if problem != "" {
 			line, column := r.csv.FieldPos(i)
-			faults = append(faults, LineFault{int64(line), int64(column), fmt.Sprintf(problem, quoted(name))})
+			faults = append(faults, api.LineFault{Line: int64(line), Column: int64(column), Detail: fmt.Sprintf(problem, quoted(name))})
 		}
 		r.names = append(r.names, strings.Clone(name))
 	}
 	r.line = 1
 	if !slices.Contains(r.names, fieldID) {
-		faults = append(faults, LineFault{Line: 1, Detail: "the first line must name the columns, id among them"})
+		faults = append(faults, api.LineFault{Line: 1, Detail: "the first line must contain the column names, including id"})
 	}
 	if faults != nil {
 		return &fileFault{faults}
@@ -115,19 +116,19 @@ func (r *csvReader) readHeader() error {
 	return nil
 }
 
-// next reads a record of bounded length.
+// next reads a record of limited length.
 func (r *csvReader) next() ([]string, error) {
 	r.input.left = maxLine
 	r.span.from = r.base + r.csv.InputOffset()
 	record, err := r.csv.Read()
 	r.span.to = r.base + r.csv.InputOffset()
 	if errors.Is(err, errLongLine) {
-		return nil, &fileFault{[]LineFault{{Line: r.line + 1, Detail: fmt.Sprintf("a row that begins here has more than %d bytes; perhaps a quote is not closed", maxLine)}}}
+		return nil, &fileFault{[]api.LineFault{{Line: r.line + 1, Detail: fmt.Sprintf("the row that starts here has more than %d bytes; perhaps a quote is not closed", maxLine)}}}
 	}
 	return record, err
 }
 
-func syntaxFault(err *csv.ParseError) LineFault {
+func syntaxFault(err *csv.ParseError) api.LineFault {
 	detail := err.Err.Error()
 	switch {
 	case errors.Is(err.Err, csv.ErrQuote):
@@ -135,7 +136,7 @@ func syntaxFault(err *csv.ParseError) LineFault {
 	case errors.Is(err.Err, csv.ErrBareQuote):
 		detail = `a cell with a quote must be in quotes, with the quote in it written twice`
 	}
-	return LineFault{int64(err.Line), int64(err.Column), detail}
+	return api.LineFault{Line: int64(err.Line), Column: int64(err.Column), Detail: detail}
 }
 
 func (r *csvReader) read() (row, error) {
@@ -144,7 +145,7 @@ func (r *csvReader) read() (row, error) {
 	if errors.As(err, &syntax) {
 		f := syntaxFault(syntax)
 		r.line = f.Line
-		return row{line: f.Line, faults: []LineFault{f}}, nil
+		return row{line: f.Line, faults: []api.LineFault{f}}, nil
 	}
 	if err != nil {
 		return row{}, err
@@ -153,7 +154,7 @@ func (r *csvReader) read() (row, error) {
 	out := row{line: int64(line)}
 	r.line = out.line
 	if len(record) != len(r.names) {
-		out.fault(0, "the row has %d cells, the first line names %d columns", len(record), len(r.names))
+		out.fault(0, "the row has %d cells, but the first line has %d columns", len(record), len(r.names))
 		return out, nil
 	}
 	for i, text := range record {
@@ -183,8 +184,7 @@ func (r *csvReader) read() (row, error) {
 
 var errLongLine = errors.New("a line is too long")
 
-// bounded fails when a record needs more than left bytes, what a reader in front of
-// it holds ahead included.
+// bounded fails if a record needs more than left bytes, including those that a buffered reader has read ahead.
 type bounded struct {
 	r    io.Reader
 	left int

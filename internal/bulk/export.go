@@ -14,15 +14,15 @@ import (
 	"fleetd/internal/devices"
 )
 
-// MaxLabelColumns is how many keys of labels the devices of one CSV may have.
+// MaxLabelColumns is how many label keys the devices of one CSV file may have.
 const MaxLabelColumns = 1000
 
 // Each calls f with the devices of an export, a page at a time.
 type Each func(f func([]devices.View) error) error
 
-// Export writes the devices. Those that wait and never were members are left out:
-// an import would admit them. It may call each twice. An error of a format that
-// does not fit is a *devices.Error, and nothing was written then.
+// Export writes the devices, except pending ones that were never members: an import would admit them. It may
+// call each twice. If the format cannot represent the devices, the error is a *devices.Error, and nothing was
+// written.
 func Export(w io.Writer, format Format, each Each) error {
 	if format == NDJSON {
 		return exportNDJSON(w, each)
@@ -34,7 +34,7 @@ func Export(w io.Writer, format Format, each Each) error {
 	return exportCSV(w, keys, each)
 }
 
-// labelKeys are the keys of all labels, in order.
+// labelKeys returns the keys of all labels, sorted.
 func labelKeys(each Each) ([]string, error) {
 	keys := map[string]bool{}
 	err := each(func(page []devices.View) error {
@@ -44,7 +44,7 @@ func labelKeys(each Each) ([]string, error) {
 			}
 		}
 		if len(keys) > MaxLabelColumns {
-			return devices.Errorf(devices.CodeBadRequest, "the devices have more than %d keys of labels, too many for columns: use format=ndjson, or select fewer devices", MaxLabelColumns)
+			return devices.Errorf(devices.CodeBadRequest, "the devices have more than %d label keys, too many for CSV columns; use format=ndjson, or select fewer devices", MaxLabelColumns)
 		}
 		return nil
 	})
@@ -75,7 +75,7 @@ func exportCSV(w io.Writer, keys []string, each Each) error {
 			for _, key := range keys {
 				value, has := d.Labels[key]
 				if has {
-					value = cell(value)
+					value = Cell(value)
 				}
 				record = append(record, value)
 			}
@@ -98,15 +98,15 @@ func exportCSV(w io.Writer, keys []string, each Each) error {
 	return buffered.Flush()
 }
 
-// optional is the cell of a value of which the empty one is none.
+// optional returns the cell of a value that may be missing.
 func optional(value string) string {
 	if value == "" {
 		return ""
 	}
-	return cell(value)
+	return Cell(value)
 }
 
-// state is what a device said and how it is, in the order of reported.
+// state returns the facts and the state of a device, in the order of reported.
 func state(v *devices.View) []string {
 	d, p := &v.Device, &v.Presence
 	reason, offline, connected, seen := p.Reason, p.OfflineSince, time.Time{}, p.LastSeen
@@ -157,7 +157,7 @@ func exportNDJSON(w io.Writer, each Each) error {
 	return out.Flush()
 }
 
-// object is a JSON object whose members have an order.
+// object is a JSON object with ordered members.
 type object []member
 
 type member struct {
@@ -165,8 +165,8 @@ type member struct {
 	value any
 }
 
-// add appends a member unless its value is empty: the import leaves what is not
-// there as it is. Numbers are written as numbers.
+// add appends a member unless its value is empty: an import keeps missing values. Numbers are written as
+// numbers.
 func (o object) add(m member) object {
 	text, _ := m.value.(string)
 	switch {
@@ -178,7 +178,7 @@ func (o object) add(m member) object {
 	return append(o, m)
 }
 
-// MarshalJSON writes the members in order.
+// MarshalJSON encodes the members in order.
 func (o object) MarshalJSON() ([]byte, error) {
 	text := []byte{'{'}
 	for i, m := range o {

@@ -10,7 +10,7 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// Names of what a row sets. In NDJSON labels are one object.
+// Names of the values in a row. In NDJSON labels are one object.
 const (
 	fieldID        = "id"
 	fieldName      = "name"
@@ -22,18 +22,18 @@ const (
 	labelPrefix    = "label."
 )
 
-// Bounds of what an import writes beside those of edits, in bytes.
+// Limits of values, in addition to those of edits, in bytes.
 const (
 	maxClientID = 128
 	maxSerial   = 128
 )
 
-// reported are the names that an export has beside those that a row sets: what the
-// device said, and how it is. An import ignores them.
+// reported are the further names in an export: what the device reported, and its state. An import ignores
+// them.
 var reported = []string{"state", "offline_reason", "offline_since", "connection", "node", "board", "chip", "firmware", "elf_sha256",
 	"mcp_state", "tools", "catalog", "first_seen", "last_seen", "connected_at", "revision"}
 
-// set takes the value of one field; null removes it.
+// set sets one field; null removes its value.
 func (r *row) set(field string, column int64, value string, null bool) {
 	if !utf8.ValidString(value) || strings.IndexByte(value, 0) >= 0 {
 		r.fault(column, "%s has a byte that is not valid UTF-8, or zero", field)
@@ -69,7 +69,7 @@ func (r *row) text(field string, column int64, value string, most int) *string {
 	return &value
 }
 
-// setLabel takes a label; null removes it.
+// setLabel sets a label; null removes it.
 func (r *row) setLabel(key string, column int64, value string, null bool) {
 	if r.Labels == nil {
 		r.Labels = map[string]*string{}
@@ -86,18 +86,18 @@ func (r *row) setLabel(key string, column int64, value string, null bool) {
 	r.Labels[key] = &value
 }
 
-// setAdmission looks at a column of exports: a device that was revoked is no member
-// of another fleet unless somebody says so.
+// setAdmission handles a column of exports: a device that was revoked becomes a member of another fleet only
+// if the import replaces clients.
 func (r *row) setAdmission(column int64, value string, replace bool) {
 	switch {
 	case value == string(devices.AdmissionRevoked) && !replace:
-		r.fault(column, "the device was revoked where it was exported; leave the row out, or import with replace_client to admit the device")
+		r.fault(column, "the device was revoked where it was exported; leave the row out, or import it with replace_client to admit the device")
 	case value != "" && value != string(devices.AdmissionMember) && value != string(devices.AdmissionRevoked):
 		r.fault(column, "admission must be member or revoked, not %s", quoted(value))
 	}
 }
 
-// checkLabels is the last look at a row.
+// checkLabels checks the labels of a complete row.
 func (r *row) checkLabels() {
 	set := 0
 	for _, value := range r.Labels {
@@ -110,7 +110,7 @@ func (r *row) checkLabels() {
 	}
 }
 
-// quoted shows a value in a fault.
+// quoted returns a value for a fault.
 func quoted(value string) string {
 	const shown = 40
 	if len(value) > shown {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 
+	"fleetd/internal/api"
 	"fleetd/internal/fleet"
 	"fleetd/internal/jsonspan"
 )
@@ -27,12 +28,12 @@ func newNDJSON(file io.Reader, replace bool) *ndjsonReader {
 	return &ndjsonReader{lines: bufio.NewReaderSize(file, 64<<10), replace: replace}
 }
 
-// header is empty: the lines name what they set.
+// header is empty: every line contains its names.
 func (r *ndjsonReader) header() span { return span{} }
 
 func (r *ndjsonReader) last() span { return r.span }
 
-// next returns the next line that is not blank, without its end.
+// next returns the next line that is not blank, without the line break.
 func (r *ndjsonReader) next() ([]byte, error) {
 	for {
 		text, err := r.lines.ReadSlice('\n')
@@ -49,7 +50,7 @@ func (r *ndjsonReader) next() ([]byte, error) {
 			text = r.long
 		}
 		if len(text) > maxLine {
-			return nil, &fileFault{[]LineFault{{Line: r.line, Detail: fmt.Sprintf("the line has more than %d bytes", maxLine)}}}
+			return nil, &fileFault{[]api.LineFault{{Line: r.line, Detail: fmt.Sprintf("the line has more than %d bytes", maxLine)}}}
 		}
 		if mark := bytes.HasPrefix(text, byteOrderMark); mark && r.line == 1 {
 			text = text[len(byteOrderMark):]
@@ -71,7 +72,7 @@ func (r *ndjsonReader) read() (row, error) {
 		return row{}, err
 	}
 	out := row{line: r.line}
-	// Spans share the line's array, so what is behind them tells where they begin.
+	// Spans share the line's array, so their capacity gives their position.
 	column := func(span []byte) int64 { return int64(cap(text)-cap(span)) + 1 }
 	var seen []string
 	walk := jsonspan.Object(text)
@@ -99,12 +100,12 @@ func (r *ndjsonReader) read() (row, error) {
 			out.readLabels(value, column)
 		default:
 			if !slices.Contains(reported, name) {
-				out.fault(at, "there is no member %s; members are id, name, transport, serial, client_id and labels", quoted(name))
+				out.fault(at, "unknown member %s; the members are id, name, transport, serial, client_id and labels", quoted(name))
 			}
 		}
 	}
 	if err := walk.Err(); err != nil {
-		out.faults = []LineFault{{r.line, syntaxColumn(text), "the line must be one JSON object: " + err.Error()}}
+		out.faults = []api.LineFault{{Line: r.line, Column: syntaxColumn(text), Detail: "the line must be one JSON object: " + err.Error()}}
 		return out, nil
 	}
 	if !slices.Contains(seen, fieldID) {
@@ -140,7 +141,7 @@ func (r *row) readLabels(object []byte, column func([]byte) int64) {
 	}
 }
 
-// syntaxColumn is where a line stops being JSON.
+// syntaxColumn returns the column of the first JSON error.
 func syntaxColumn(text []byte) int64 {
 	var v any
 	var syntax *json.SyntaxError

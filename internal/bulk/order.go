@@ -10,21 +10,19 @@ import (
 // span is a range of bytes in a file.
 type span struct{ from, to int64 }
 
-// order is where the rows of a file are, 24 bytes and the id for each. Rows are
-// written in the order of their ids: a batch then changes neighbouring pages of
-// the tables and their indexes, where rows in the order of the file would change
-// other pages each.
+// order holds the positions of the rows in a file: 24 bytes and the id for each. Rows are written in the order
+// of their ids: a batch then changes adjacent pages of the tables and their indexes.
 type order struct {
 	entries []entry
 	ids     []byte // each after its length
 }
 
 type entry struct {
-	at     int64 // in the file
+	at     int64 // position in the file
 	length uint32
 	line   uint32
 	index  uint32
-	id     uint32 // in ids
+	id     uint32 // position in ids
 }
 
 func (o *order) add(index int64, r *row, at span) {
@@ -32,12 +30,12 @@ func (o *order) add(index int64, r *row, at span) {
 	o.ids = append(append(o.ids, byte(len(r.Device))), r.Device...)
 }
 
-// id is the id of a row; it is not to be changed.
+// id returns the id of a row; it must not be modified.
 func (o *order) id(e *entry) []byte {
 	return o.ids[e.id+1:][:o.ids[e.id]]
 }
 
-// sort brings the rows in the order of their ids, without those that are skipped.
+// sort sorts the rows by id, without the skipped ones.
 func (o *order) sort(skip func(index int64) bool) {
 	o.entries = slices.DeleteFunc(o.entries, func(e entry) bool { return skip(int64(e.index)) })
 	slices.SortFunc(o.entries, func(a, b entry) int {
@@ -49,8 +47,8 @@ func (o *order) sort(skip func(index int64) bool) {
 type orderedFile struct {
 	file io.ReaderAt
 	rows []entry
-	next span   // the header, then the row that comes
-	text []byte // what is left of it
+	next span   // the header, then the next row
+	text []byte // unread rest of it
 	buf  []byte
 }
 

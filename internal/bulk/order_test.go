@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 )
@@ -20,12 +21,12 @@ type taker struct {
 	refuses devices.ID
 }
 
-func (c *taker) CheckImport(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool, _ int64) ([]fleet.Imported, error) {
-	return make([]fleet.Imported, len(rows)), nil
+func (c *taker) CheckImport(_ context.Context, _ access.Principal, rows []fleet.ImportRow, _ bool, _ int64) ([]fleet.ImportResult, error) {
+	return make([]fleet.ImportResult, len(rows)), nil
 }
 
-func (c *taker) Import(_ context.Context, _ access.By, rows []fleet.ImportRow, _ bool, _ func()) ([]fleet.Imported, error) {
-	out := make([]fleet.Imported, len(rows))
+func (c *taker) Import(_ context.Context, _ access.Principal, rows []fleet.ImportRow, _ bool, _ func()) ([]fleet.ImportResult, error) {
+	out := make([]fleet.ImportResult, len(rows))
 	for i, row := range rows {
 		if row.Device == c.refuses {
 			out[i].Err = devices.Errorf(devices.CodeForbidden, "refused")
@@ -45,20 +46,20 @@ func TestRowsAreWrittenInTheOrderOfTheirIDs(t *testing.T) {
 		format  Format
 		file    string
 		refused int64
-		fault   LineFault // of the row zz
+		fault   api.LineFault // of the row zz
 	}{
-		{"CSV", CSV, "id,name\nb,B\na,A\nzz,Z\nc,C\n", 1, LineFault{4, 1, "refused"}},
-		{"CSV without an end, with CRLF and a mark", CSV, mark + "name,id\r\nB,b\r\n\r\n\r\nC,c\r\nZ,zz\r\nA,a", 1, LineFault{6, 3, "refused"}},
-		{"CSV with line breaks in cells", CSV, "id,name,serial\nb,B,\"x\ny\"\nc,C,\"\"\"\nq\"\nzz,Z,\n\na,A,", 1, LineFault{6, 1, "refused"}},
-		{"CSV with other faults", CSV, "id,name\nb,B\nx y,X\nzz,Z\nc,C\na,A,extra\na,A\nb,again\n", 4, LineFault{4, 1, "refused"}},
-		{"NDJSON", NDJSON, "{\"id\":\"b\",\"name\":\"B\"}\n{\"id\":\"a\",\"name\":\"A\"}\n{\"id\":\"zz\",\"name\":\"Z\"}\n{\"id\":\"c\",\"name\":\"C\"}", 1, LineFault{3, 7, "refused"}},
-		{"NDJSON with blank lines, a mark and faults", NDJSON, mark + "\n  \n{\"id\":\"c\",\"name\":\"C\"}\r\n[]\n\n{\"id\":\"zz\"}\n{\"name\":\"B\", \"id\":\"b\"}\n{\"id\":\"a\",\"name\":\"A\"}\n", 2, LineFault{6, 7, "refused"}},
-		{"NDJSON with a mark before the first", NDJSON, mark + "{\"id\":\"zz\"}\n{\"id\":\"c\",\"name\":\"C\"}\n{\"id\":\"b\",\"name\":\"B\"}\n{\"id\":\"a\",\"name\":\"A\"}\n", 1, LineFault{1, 7, "refused"}},
-		{"NDJSON with a long line", NDJSON, "{\"id\":\"c\",\"name\":\"C\"}\n{\"id\":\"b\"," + strings.Repeat(" ", 100<<10) + "\"name\":\"B\"}\n{\"id\":\"zz\"}\n{\"id\":\"a\",\"name\":\"A\"}\n", 1, LineFault{3, 7, "refused"}},
+		{"CSV", CSV, "id,name\nb,B\na,A\nzz,Z\nc,C\n", 1, api.LineFault{Line: 4, Column: 1, Detail: "refused"}},
+		{"CSV without an end, with CRLF and a mark", CSV, mark + "name,id\r\nB,b\r\n\r\n\r\nC,c\r\nZ,zz\r\nA,a", 1, api.LineFault{Line: 6, Column: 3, Detail: "refused"}},
+		{"CSV with line breaks in cells", CSV, "id,name,serial\nb,B,\"x\ny\"\nc,C,\"\"\"\nq\"\nzz,Z,\n\na,A,", 1, api.LineFault{Line: 6, Column: 1, Detail: "refused"}},
+		{"CSV with other faults", CSV, "id,name\nb,B\nx y,X\nzz,Z\nc,C\na,A,extra\na,A\nb,again\n", 4, api.LineFault{Line: 4, Column: 1, Detail: "refused"}},
+		{"NDJSON", NDJSON, "{\"id\":\"b\",\"name\":\"B\"}\n{\"id\":\"a\",\"name\":\"A\"}\n{\"id\":\"zz\",\"name\":\"Z\"}\n{\"id\":\"c\",\"name\":\"C\"}", 1, api.LineFault{Line: 3, Column: 7, Detail: "refused"}},
+		{"NDJSON with blank lines, a mark and faults", NDJSON, mark + "\n  \n{\"id\":\"c\",\"name\":\"C\"}\r\n[]\n\n{\"id\":\"zz\"}\n{\"name\":\"B\", \"id\":\"b\"}\n{\"id\":\"a\",\"name\":\"A\"}\n", 2, api.LineFault{Line: 6, Column: 7, Detail: "refused"}},
+		{"NDJSON with a mark before the first", NDJSON, mark + "{\"id\":\"zz\"}\n{\"id\":\"c\",\"name\":\"C\"}\n{\"id\":\"b\",\"name\":\"B\"}\n{\"id\":\"a\",\"name\":\"A\"}\n", 1, api.LineFault{Line: 1, Column: 7, Detail: "refused"}},
+		{"NDJSON with a long line", NDJSON, "{\"id\":\"c\",\"name\":\"C\"}\n{\"id\":\"b\"," + strings.Repeat(" ", 100<<10) + "\"name\":\"B\"}\n{\"id\":\"zz\"}\n{\"id\":\"a\",\"name\":\"A\"}\n", 1, api.LineFault{Line: 3, Column: 7, Detail: "refused"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			core := &taker{refuses: "zz"}
-			report, err := Import(t.Context(), core, access.By{}, strings.NewReader(test.file), Options{Format: test.format, Partial: true})
+			report, err := Import(t.Context(), core, access.Principal{}, strings.NewReader(test.file), Options{Format: test.format, Partial: true})
 			if err != nil {
 				t.Fatal(err, report)
 			}
@@ -94,7 +95,7 @@ func TestManyRowsAreWrittenOnce(t *testing.T) {
 		}
 		slices.Sort(want)
 		core := &taker{}
-		if report, err := Import(t.Context(), core, access.By{}, strings.NewReader(b.String()), Options{Format: format}); err != nil || report.Created != 5000 {
+		if report, err := Import(t.Context(), core, access.Principal{}, strings.NewReader(b.String()), Options{Format: format}); err != nil || report.Created != 5000 {
 			t.Fatal(report, err)
 		}
 		var got []string
@@ -112,7 +113,7 @@ func TestManyRowsAreWrittenOnce(t *testing.T) {
 
 func TestFileWithFaultsIsNotWritten(t *testing.T) {
 	core := &taker{}
-	if _, err := Import(t.Context(), core, access.By{}, strings.NewReader("id\nb\nb\n"), Options{Format: CSV}); !errors.Is(err, ErrFaults) || core.rows != nil {
+	if _, err := Import(t.Context(), core, access.Principal{}, strings.NewReader("id\nb\nb\n"), Options{Format: CSV}); !errors.Is(err, ErrFaults) || core.rows != nil {
 		t.Error(err, core.rows)
 	}
 }

@@ -1,6 +1,6 @@
 // Package config turns flags and environment variables into one validated [Config].
 //
-// Every setting is one line of the table in table.go: flag, default, help and check. The command line, the
+// Every setting is one line of the table in settings.go: flag, default, help and check. The command line, the
 // environment and `fleetd serve --help` are all made from that table, so they cannot disagree. The flag --x-y
 // equals the environment variable FLEETD_X_Y; the flag wins. An empty environment variable counts as not set,
 // because compose files pass unset variables on as empty ones.
@@ -17,157 +17,9 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/mattn/go-isatty"
 )
-
-// Config holds the settings of one node. It is complete and valid once [Load] returned it, and nothing changes it
-// afterwards, except that the command sets Version; it is then safe for concurrent use. It carries secrets: do not
-// print it.
-type Config struct {
-	// DataDir is the directory that holds everything the node writes.
-	DataDir string
-	// Database is "sqlite" (a file in DataDir), "sqlite:PATH" or a postgres:// URL.
-	Database string
-
-	// NATS is "embedded" or a comma-separated list of nats:// or tls:// URLs.
-	NATS string
-	// NATSListen is the host:port of the embedded server's client port; empty keeps it inside the process.
-	NATSListen string
-	// NATSPrefix is the root of all subjects, one to five tokens of [A-Za-z0-9_-] joined by dots.
-	NATSPrefix string
-	// NATSReplicas is the number of servers of an external NATS cluster that hold each stored event and photo.
-	NATSReplicas int
-
-	// MQTT is "embedded", "off", or the tcp:// or ssl:// URL of an external broker.
-	MQTT string
-
-	// DeviceListen is the host:port of the HTTP listener for devices.
-	DeviceListen string
-	// MQTTListen, MQTTTLSListen and UDPListen are the host:port of the MQTT listeners and of the audio socket. The TLS
-	// listener is opened only with a certificate.
-	MQTTListen    string
-	MQTTTLSListen string
-	UDPListen     string
-	// APIListen is the host:port of the internal HTTP listener.
-	APIListen string
-	// PublicHost is the IPv4 address or name devices are told to dial; empty means that the node picks its first
-	// address that is not loopback.
-	PublicHost string
-	// PublicDeviceURL is the http(s) URL under which devices reach DeviceListen, without a trailing slash; empty
-	// means PublicHost and the listener's own port.
-	PublicDeviceURL string
-	// PublicMQTT is the host or host:port devices are told for MQTT, PublicUDP the host:port for audio; empty means
-	// PublicHost and the listener's own port.
-	PublicMQTT string
-	PublicUDP  string
-	// APITLSCert and APITLSKey are PEM files; both are empty or both are given.
-	APITLSCert string
-	APITLSKey  string
-	// DeviceTLSCert and DeviceTLSKey are PEM files; both are empty or both are given.
-	DeviceTLSCert string
-	DeviceTLSKey  string
-	// TrustedProxies are the addresses whose X-Forwarded-For is believed.
-	TrustedProxies []netip.Prefix
-
-	// ConnectionsPerAddress is how many connections of one address may wait to prove who they are; 0 is no limit.
-	ConnectionsPerAddress int
-
-	// Transport is what the OTA reply offers a device: "mqtt" or "websocket".
-	Transport string
-	// MQTTKeepalive is told to MQTT devices, in seconds.
-	MQTTKeepalive int
-	// WebSocketVersion is the binary framing told to devices, 1 to 3.
-	WebSocketVersion int
-	// ProxyProtocol is "on" or "off".
-	ProxyProtocol string
-	// FloodGrace is how long a device may be over its rate.
-	FloodGrace time.Duration
-	// WebSocketIdle is "keep" or "close".
-	WebSocketIdle string
-	// CallsPerDevice is how many tool calls may be in flight on one device, 1 to 16.
-	CallsPerDevice int
-	// Timezone is the IANA name sent to devices, such as "Europe/Berlin".
-	Timezone string
-
-	// DeviceAuth is "token" or "none".
-	DeviceAuth string
-	// Admission is "open" or "approve".
-	Admission string
-	// APIAuth is "token" or "none"; "none" implies that APIListen is a loopback address.
-	APIAuth string
-	// MCPHosts and MCPOrigins are names under which the API is reached, and web pages that may use MCP.
-	MCPHosts   []string
-	MCPOrigins []string
-	// ConformanceFixtures adds what the MCP conformance suite wants to /mcp, in programs built for it.
-	ConformanceFixtures bool
-	// Secret is the fleet's key without surrounding white space, from --secret or read from SecretFile; empty means
-	// that the node keeps one of its own in DataDir.
-	Secret string
-	// SecretFile is the file Secret was read from, or empty.
-	SecretFile string
-	// PolicyFile is the file with the rules of the tool guard, or empty.
-	PolicyFile string
-	// OTARate is how many OTA and activation requests one client address may make in a minute; 0 is no limit.
-	OTARate int
-	// OTABurst is how many of them may come at once.
-	OTABurst int
-	// NewMembersPerAddress is how many unknown devices may come from one client address in a minute; 0 is no limit.
-	NewMembersPerAddress int
-	// MembersLimit is how many devices the fleet may know.
-	MembersLimit int
-
-	// VoiceUpstream is the ws:// or wss:// URL of a chat server, or empty.
-	VoiceUpstream string
-	// GatewayAPIListen is the host:port of the drop-in gateway API, or empty.
-	GatewayAPIListen string
-	// GatewaySignatureKey and GatewayServerSecret are the keys of the gateway that this node replaces, or empty.
-	GatewaySignatureKey string
-	GatewayServerSecret string
-	// GatewayTimeout bounds a command of the gateway API.
-	GatewayTimeout time.Duration
-
-	// VisionURL is the http(s) base URL of the server that explains photos, without a trailing slash, or empty;
-	// VisionModel and VisionKey are what it is asked for and with, or empty.
-	VisionURL     string
-	VisionModel   string
-	VisionKey     string
-	UploadMinRate int64 // bytes per second; 0: none
-
-	// PhotoRetention and PhotoLimit bound the stored photos by age and by bytes.
-	PhotoRetention time.Duration
-	PhotoLimit     int64
-	// EventRetention bounds the stored events by age; NotificationLimit bounds notifications by bytes, EventLimit the
-	// others.
-	EventRetention    time.Duration
-	EventLimit        int64
-	NotificationLimit int64
-
-	// HistoryRetention and HistoryPerDevice bound the tool history of each device by age and by number.
-	HistoryRetention time.Duration
-	HistoryPerDevice int
-	// CatalogRetention is how long after its last use a tool list is deleted that nothing names any more.
-	CatalogRetention time.Duration
-	// AuditRetention bounds the record of who did what by age.
-	AuditRetention time.Duration
-	// CatalogMemory bounds the tool lists in memory, in bytes.
-	CatalogMemory int64
-
-	// DrainWindow is the time over which a stopping node lets its devices go.
-	DrainWindow time.Duration
-	// Node names this node in logs, metrics and answers.
-	Node string
-	// LogLevel is "debug", "info", "warn" or "error"; it is the level at the start.
-	LogLevel string
-	// LogFormat is "text" or "json"; "auto" has been resolved by looking at standard error.
-	LogFormat string
-
-	// Version is the version of the program, set by the command that runs the node.
-	Version string
-
-	given map[string]bool
-}
 
 // Given reports whether the user gave the setting, as a flag or in the environment, rather than leaving its default.
 // The name is the flag's, without dashes in front, such as "device-listen".
@@ -307,8 +159,8 @@ func (c *Config) resolve(environ []string) {
 	if c.Node == "" {
 		c.Node = "n-" + strings.ToLower(rand.Text()[:6])
 	}
-	if c.Timezone == "" {
-		c.Timezone = systemTimezone(environ)
+	if c.DeviceTimezone = c.Timezone; c.Timezone == "" {
+		c.DeviceTimezone = systemTimezone(environ)
 	}
 	if c.LogFormat == "auto" {
 		c.LogFormat = "json"

@@ -37,10 +37,10 @@ func TestDefaults(t *testing.T) {
 	want := Config{
 		DataDir: "./fleetd-data", Database: "sqlite", NATS: "embedded", NATSPrefix: "fleetd.v1", NATSReplicas: 1,
 		MQTT: "embedded", DeviceListen: ":8000", MQTTListen: ":1883", MQTTTLSListen: ":8883", UDPListen: ":8884", APIListen: "127.0.0.1:8080",
-		DrainWindow: 20 * time.Second, Transport: "mqtt", MQTTKeepalive: 120, GatewayTimeout: 5 * time.Second, WebSocketVersion: 1, WebSocketIdle: "keep", FloodGrace: 10 * time.Second, ProxyProtocol: "off", CallsPerDevice: 1, Timezone: "Asia/Shanghai",
-		DeviceAuth: "token", Admission: "open", APIAuth: "token", OTARate: 3000, OTABurst: 5000, NewMembersPerAddress: 60, MembersLimit: 1_000_000,
+		DrainWindow: 20 * time.Second, Transport: "mqtt", MQTTKeepalive: 120, GatewayTimeout: 5 * time.Second, WebSocketVersion: 1, WebSocketIdle: "keep", FloodGrace: 10 * time.Second, ProxyProtocol: "off", CallsPerDevice: 1, DeviceTimezone: "Asia/Shanghai",
+		DeviceAuth: "token", Admission: "open", APIAuth: "token", Console: true, OTARate: 3000, OTABurst: 5000, NewMembersPerAddress: 60, MembersLimit: 1_000_000,
 		UploadMinRate: 2 << 10, PhotoRetention: 168 * time.Hour, PhotoLimit: 10 << 30, EventRetention: 24 * time.Hour, EventLimit: 1 << 30, NotificationLimit: 1 << 30,
-		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, AuditRetention: 2160 * time.Hour, CatalogMemory: 256 << 20, ConnectionsPerAddress: 4096,
+		HistoryRetention: 9600 * time.Hour, HistoryPerDevice: 100, CatalogRetention: 168 * time.Hour, AuditRetention: 2160 * time.Hour, CatalogMemory: 256 << 20, RecorderMemory: 64 << 20, ConnectionsPerAddress: 4096,
 		Node: c.Node, LogLevel: "info", LogFormat: c.LogFormat,
 		given: map[string]bool{},
 	}
@@ -71,8 +71,8 @@ func TestEveryField(t *testing.T) {
 		"timezone": "Europe/Berlin", "ota-rate": "0", "ota-burst": "7", "new-members-per-address": "3", "members-limit": "5",
 		"device-auth": "none", "admission": "approve", "api-auth": "none", "secret-file": secret,
 		"photo-retention": "90m", "photo-limit": "512MiB", "event-retention": "36h", "event-limit": "1048576", "notification-limit": "2MiB",
-		"history-retention": "720h", "history-per-device": "7", "catalog-retention": "48h", "audit-retention": "96h", "policy-file": "policy.json", "catalog-memory": "32MiB", "connections-per-address": "9",
-		"mcp-hosts": "fleet.example.com, node-7", "mcp-origins": "https://console.example.com",
+		"history-retention": "720h", "history-per-device": "7", "catalog-retention": "48h", "audit-retention": "96h", "policy-file": "policy.json", "webhook-allow": "10.0.0.0/8, 192.0.2.7,hooks.example.com", "catalog-memory": "32MiB", "recorder-memory": "8MiB", "connections-per-address": "9",
+		"mcp-hosts": "fleet.example.com, node-7", "mcp-origins": "https://console.example.com", "console": "false",
 		"log-level": "debug", "log-format": "json",
 	}
 	c := mustLoad(t, given, nil)
@@ -88,10 +88,10 @@ func TestEveryField(t *testing.T) {
 		TrustedProxies: []netip.Prefix{
 			netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.7/32"), netip.MustParsePrefix("2001:db8::/32"),
 		},
-		Transport: "websocket", WebSocketVersion: 3, WebSocketIdle: "close", FloodGrace: 30 * time.Second, ProxyProtocol: "on", CallsPerDevice: 16, Timezone: "Europe/Berlin",
+		Transport: "websocket", WebSocketVersion: 3, WebSocketIdle: "close", FloodGrace: 30 * time.Second, ProxyProtocol: "on", CallsPerDevice: 16, Timezone: "Europe/Berlin", DeviceTimezone: "Europe/Berlin",
 		DeviceAuth: "none", Admission: "approve", APIAuth: "none", Secret: "0123456789abcdef", SecretFile: secret, OTABurst: 7, NewMembersPerAddress: 3, MembersLimit: 5,
 		PhotoRetention: 90 * time.Minute, PhotoLimit: 512 << 20, EventRetention: 36 * time.Hour, EventLimit: 1 << 20, NotificationLimit: 2 << 20,
-		HistoryRetention: 720 * time.Hour, HistoryPerDevice: 7, CatalogRetention: 48 * time.Hour, AuditRetention: 96 * time.Hour, PolicyFile: "policy.json", CatalogMemory: 32 << 20, ConnectionsPerAddress: 9,
+		HistoryRetention: 720 * time.Hour, HistoryPerDevice: 7, CatalogRetention: 48 * time.Hour, AuditRetention: 96 * time.Hour, PolicyFile: "policy.json", WebhookAllow: []string{"10.0.0.0/8", "192.0.2.7", "hooks.example.com"}, CatalogMemory: 32 << 20, RecorderMemory: 8 << 20, ConnectionsPerAddress: 9,
 		MCPHosts: []string{"fleet.example.com", "node-7"}, MCPOrigins: []string{"https://console.example.com"},
 		LogLevel: "debug", LogFormat: "json",
 		given: c.given,
@@ -132,7 +132,7 @@ func TestPrecedence(t *testing.T) {
 		})
 	}
 	if new(Config).Given("device-listen") {
-		t.Error("a zero Config says that a setting was given")
+		t.Error("a zero Config reports a setting as given")
 	}
 }
 
@@ -158,7 +158,7 @@ func TestUnknownVariables(t *testing.T) {
 		"FLEETD_TEST_POSTGRES=x", "FLEETD_API=http://x", "FLEETD_TOKEN=x", "FLEETD_SERVICE_HOST=10.0.0.1",
 		"FLEETD_PORT=tcp://10.0.0.1:8080", "FLEETD_PORT_8080_TCP_ADDR=10.0.0.1", "OTHER_DATADIR=x", "FLEETDX=1",
 	})
-	if _, err := Load(flags{"no-such": "1"}, nil); err == nil || !strings.Contains(err.Error(), "--no-such") {
+	if _, err := Load(flags{"unknown": "1"}, nil); err == nil || !strings.Contains(err.Error(), "--unknown") {
 		t.Errorf("unknown flag: %v", err)
 	}
 }
@@ -195,11 +195,11 @@ func TestFlags(t *testing.T) {
 	var groups []string
 	for _, f := range Flags() {
 		if seen[f.Name] {
-			t.Errorf("%s stands twice", f.Name)
+			t.Errorf("%s is there twice", f.Name)
 		}
 		seen[f.Name] = true
 		if f.Help == "" || !strings.HasSuffix(f.Help, ".") {
-			t.Errorf("%s: help %q is no sentence", f.Name, f.Help)
+			t.Errorf("%s: help %q is not a sentence", f.Name, f.Help)
 		}
 		if want := "FLEETD_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")); f.Env != want {
 			t.Errorf("%s: variable %s, want %s", f.Name, f.Env, want)
@@ -231,7 +231,7 @@ func TestLoadClient(t *testing.T) {
 		{"defaults", Client{}, nil, Client{DataDir: "./fleetd-data"}},
 		{"environment", Client{}, all, Client{DataDir: "/d", API: "http://a", Token: "t"}},
 		{"flags win", Client{DataDir: "/f", API: "http://f", Token: "f"}, all, Client{DataDir: "/f", API: "http://f", Token: "f"}},
-		{"unknown names are no concern of a client", Client{}, env{"FLEETD_NOPE=1"}, Client{DataDir: "./fleetd-data"}},
+		{"a client ignores unknown names", Client{}, env{"FLEETD_NOPE=1"}, Client{DataDir: "./fleetd-data"}},
 	}
 	for _, tc := range cases {
 		if got := LoadClient(tc.flags, tc.env); got != tc.want {

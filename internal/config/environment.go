@@ -57,7 +57,7 @@ func envName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// variables returns fleetd's variables that have a value. Where a name stands twice, the later one holds.
+// variables returns fleetd's variables that have a value. If a name occurs twice, the later one counts.
 func variables(environ []string) map[string]string {
 	found := make(map[string]string)
 	for _, entry := range environ {
@@ -161,7 +161,7 @@ func firstZone(names ...string) string {
 // validateZone refuses what [time.LoadLocation] accepts without naming a zone: the empty name and "Local".
 func validateZone(name string) error {
 	if name == "" || name == "Local" {
-		return fmt.Errorf("%q is no zone name", name)
+		return fmt.Errorf("%q is not the name of a time zone", name)
 	}
 	_, err := time.LoadLocation(name)
 	return err

@@ -7,7 +7,7 @@ import (
 )
 
 // FuzzPublicURL reads every accepted URL the way the device does: the first colon after the scheme starts the port
-// (managed component esp-ml307, web_socket.cc), and text there that is no number aborts the firmware.
+// (managed component esp-ml307, web_socket.cc), and text there that is not a number aborts the firmware.
 func FuzzPublicURL(f *testing.F) {
 	for _, seed := range []string{"http://h", "https://h:8443/a", "http://h/a:b", "http://[::1]", "http://u:p@h", "http://h%3A80", "http://h:080"} {
 		f.Add(seed)

@@ -32,9 +32,11 @@ func TestRefused(t *testing.T) {
 		{"history-per-device", "0", `must be a whole number from 1 to 10000`},
 		{"catalog-retention", "1h", `from 1d to 3650d`},
 		{"catalog-memory", "1MiB", `at least 16384KiB`},
+		{"recorder-memory", "512KiB", `at least 1024KiB, or 0`},
 		{"device-listen", "", `must be host:port or :port`},
 		{"device-listen", ":65536", `is ":65536" but must be host:port or :port`},
 		{"device-listen", "a b:80", `must be host:port or :port`},
+		{"console", "off", `is "off" but must be true or false`},
 		{"api-listen", "localhost", `is "localhost" but must be host:port or :port`},
 		{"public-host", "http://h", `is "http://h" but must be an IPv4 address or a host name without scheme, port or path`},
 		{"public-host", "h:8000", `must be an IPv4 address or a host name`},
@@ -109,7 +111,7 @@ func TestRefused(t *testing.T) {
 			}
 			_, fromEnv := Load(nil, env{envName(tc.flag) + "=" + tc.value})
 			if fromEnv == nil || fromEnv.Error() != err.Error() {
-				t.Errorf("the environment says %v, the flag %v", fromEnv, err)
+				t.Errorf("the environment gives %v, the flag %v", fromEnv, err)
 			}
 		})
 	}

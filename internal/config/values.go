@@ -57,6 +57,14 @@ func choice(field func(*Config) *string, allowed ...string) func(*Config, string
 	return checked(field, func(value string) error { return among(value, allowed...) })
 }
 
+// boolean stores true or false.
+func boolean(field func(*Config) *bool) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		*field(c) = value == "true"
+		return among(value, "true", "false")
+	}
+}
+
 // integer stores a whole number between low and high.
 func integer(field func(*Config) *int, low, high int) func(*Config, string) error {
 	return func(c *Config, value string) error {
@@ -99,6 +107,21 @@ func size(field func(*Config) *int64, low int64) func(*Config, string) error {
 	}
 }
 
+// sizeOrNone is size, but 0 is allowed.
+func sizeOrNone(field func(*Config) *int64, low int64) func(*Config, string) error {
+	set := size(field, low)
+	return func(c *Config, value string) error {
+		if value == "0" {
+			*field(c) = 0
+			return nil
+		}
+		if err := set(c, value); err != nil {
+			return fmt.Errorf("%w, or 0", err)
+		}
+		return nil
+	}
+}
+
 func among(value string, allowed ...string) error {
 	if slices.Contains(allowed, value) {
 		return nil
@@ -133,7 +156,7 @@ func checkPublicHost(value string) error {
 	if len(value) > 253 || !hostPattern.MatchString(value) {
 		return reason
 	}
-	// Four numbers that are no address, such as 300.1.1.1, would go out as a name that never resolves.
+	// Four numbers that are not an address, such as 300.1.1.1, would go out as a name that never resolves.
 	if strings.Trim(value, "0123456789.") == "" {
 		if _, err := netip.ParseAddr(value); err != nil {
 			return reason
@@ -143,8 +166,8 @@ func checkPublicHost(value string) error {
 }
 
 // checkPublicURL follows the device's URL parser: the first colon after the scheme starts the port, wherever it
-// stands, and a path behind it that is no number aborts the device. The activation path is appended to the text, so
-// a query would swallow it.
+// is, and a text after it that is not a number aborts the device. The activation path is appended to the URL, so a
+// query would contain it.
 func checkPublicURL(value string) error {
 	reason := errors.New("must be http://host[:port][/path] or https://host[:port][/path], with an IPv4 address or a name as host, and no user, query, fragment or colon in the path")
 	u, err := url.Parse(value)
@@ -203,7 +226,7 @@ func checkMQTT(value string) error {
 	return nil
 }
 
-// checkPublicMQTT wants what the device's parser takes: everything behind the first colon is the port.
+// checkPublicMQTT accepts what the device's parser accepts: everything after the first colon is the port.
 func checkPublicMQTT(value string) error {
 	reason := errors.New("must be host or host:port without a scheme, with an IPv4 address or a name as host")
 	host, port, found := strings.Cut(value, ":")
@@ -285,7 +308,7 @@ var placeholders = []string{"change-me", "changeme"}
 func checkPlaceholder(secret string) error {
 	for _, text := range placeholders {
 		if strings.Contains(strings.ToLower(secret), text) {
-			return errors.New("is the placeholder of an example, which everybody knows: make one with `openssl rand -hex 32`")
+			return errors.New("is the placeholder of an example, which is public: make one with `openssl rand -hex 32`")
 		}
 	}
 	return nil
@@ -306,6 +329,17 @@ func list(field func(*Config) *[]string, check func(string) error) func(*Config,
 		}
 		return nil
 	}
+}
+
+// checkWebhookAllow checks an entry as webhooks.ParseAllow does.
+func checkWebhookAllow(value string) error {
+	if _, err := parsePrefix(value); err == nil {
+		return nil
+	}
+	if strings.Contains(value, "/") || strings.Contains(value, ":") {
+		return errors.New("must be comma-separated networks, addresses or names of hosts such as 10.0.0.0/8,192.0.2.7,hooks.example.com")
+	}
+	return checkHost(value)
 }
 
 func checkHost(value string) error {

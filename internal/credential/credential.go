@@ -1,12 +1,10 @@
-// Package credential mints and verifies everything that opens a door of
-// fleetd: device tokens, upload tokens, snapshot tokens and the admin token. It
-// also seals what others keep in the database.
+// Package credential creates and verifies the credentials of fleetd: device tokens, upload tokens,
+// snapshot tokens and the admin token. It also encrypts values that are stored in the database.
 //
-// All of them derive from one secret with HMAC-SHA256 (RFC 2104), so every
-// node of a fleet that shares the secret verifies them from memory, with no
-// database. Purposes are kept apart by the first field of the signed text;
-// fields are length-prefixed, so no two different lists of fields sign alike.
-// Comparisons take constant time.
+// All of them derive from one secret with HMAC-SHA256 (RFC 2104): every node of a fleet has the secret and
+// verifies them from memory, without the database. The first signed field is the purpose; fields are
+// length-prefixed, so that different lists of fields have different signatures. Comparisons take constant
+// time.
 package credential
 
 import (
@@ -39,14 +37,14 @@ var (
 	ErrExpired     = errors.New("credential has expired")
 )
 
-// Mint makes and checks credentials of one fleet. It is safe for concurrent
-// use and holds no state but the fleet's secrets.
+// Mint creates and verifies credentials of one fleet. It is safe for concurrent use; its only state are
+// the fleet's secrets.
 type Mint struct {
 	ring     atomic.Pointer[ring]
-	adopting sync.Mutex // orders changes of ring
+	adopting sync.Mutex // serializes changes of ring
 }
 
-// New returns the mint of a fleet with this secret.
+// New returns the Mint of a fleet with this secret.
 func New(secret []byte) (*Mint, error) {
 	if len(secret) < MinSecret {
 		return nil, ErrSecretShort
@@ -57,21 +55,20 @@ func New(secret []byte) (*Mint, error) {
 	return m, nil
 }
 
-// NewSecret returns 32 random bytes as 64 hex digits, for a fleet that has
-// none yet.
+// NewSecret returns 32 random bytes as 64 hex digits, for a new fleet.
 func NewSecret() string {
 	var b [32]byte
 	rand.Read(b[:]) // never fails (crypto/rand)
 	return hex.EncodeToString(b[:])
 }
 
-// first is the secret of the settings.
+// first returns the secret of the settings.
 func (m *Mint) first() []byte { return m.ring.Load().secrets[0].secret }
 
-// AdminToken has 64 hex digits, the same on every node.
+// AdminToken returns the admin token: 64 hex digits, the same on every node.
 func (m *Mint) AdminToken() string { return m.ring.Load().admin }
 
-// IsAdmin tells whether token is the admin token.
+// IsAdmin reports whether token is the admin token.
 func (m *Mint) IsAdmin(token string) bool {
 	var given, want [2 * sha256.Size]byte // on the stack: a conversion would allocate for every request
 	copy(given[:], token)
@@ -80,58 +77,56 @@ func (m *Mint) IsAdmin(token string) bool {
 	return len(token) == len(admin) && subtle.ConstantTimeCompare(given[:], want[:]) == 1
 }
 
-// Fingerprint names the secret of the settings without revealing it: nodes compare it to find
-// out whether they belong to one fleet.
+// Fingerprint identifies the secret of the settings without revealing it: nodes compare it to check that
+// they belong to one fleet.
 func (m *Mint) Fingerprint() string {
 	return hex.EncodeToString(sum(m.first(), "fingerprint")[:8])
 }
 
-// DeviceToken is what the OTA reply gives a device and the device presents at
-// its WebSocket upgrade: 43 characters of base64url. It is the same at every
-// check as long as the arguments are, so that devices do not wear their flash.
+// DeviceToken returns the token that the OTA reply contains and the device presents at its WebSocket
+// upgrade: 43 characters of base64url. It is the same at every check while the arguments are the same, so
+// that devices do not rewrite their flash.
 func (m *Mint) DeviceToken(device, clientID string, generation int64) string {
 	return base64.RawURLEncoding.EncodeToString(sum(m.ring.Load().of(generation), "device", device, clientID, fmt.Sprint(generation)))
 }
 
-// IsDevice tells whether token is DeviceToken of the other arguments.
+// IsDevice reports whether token is the DeviceToken of the other arguments.
 func (m *Mint) IsDevice(token, device, clientID string, generation int64) bool {
 	return subtle.ConstantTimeCompare([]byte(token), []byte(m.DeviceToken(device, clientID, generation))) == 1
 }
 
-// userMark stands in front of a Client-Id, which may be empty, in an MQTT user
-// name, which must not be where there is a password (MQTT 3.1.1, 3.1.2.9).
+// userMark precedes a Client-Id, which may be empty, in an MQTT user name, which must not be empty if there
+// is a password (MQTT 3.1.1, 3.1.2.9).
 const userMark = "client:"
 
-// MQTTUser is the MQTT user name of a device with this Client-Id. Its client id
-// is the device's, its password DeviceToken.
+// MQTTUser returns the MQTT user name of a device with this Client-Id. Its client id is the device's, its
+// password DeviceToken.
 func MQTTUser(clientID string) string { return userMark + clientID }
 
-// ClientOfUser is the Client-Id in an MQTT user name made by MQTTUser.
+// ClientOfUser returns the Client-Id in an MQTT user name of MQTTUser.
 func ClientOfUser(username string) (clientID string, ok bool) {
 	return strings.CutPrefix(username, userMark)
 }
 
-// UploadToken is the bearer token of one device's photo uploads, valid until
-// expires (whole seconds).
+// UploadToken returns the bearer token of one device's photo uploads, valid until expires (whole seconds).
 func (m *Mint) UploadToken(device string, expires time.Time) string {
 	return m.expiring("upload", device, "", expires)
 }
 
-// VerifyUpload returns ErrInvalid or ErrExpired unless token is an
-// UploadToken of the device.
+// VerifyUpload returns ErrInvalid or ErrExpired unless token is an UploadToken of the device.
 func (m *Mint) VerifyUpload(token, device string, now time.Time) error {
 	return m.verify("upload", token, device, "", now)
 }
 
-// SnapshotToken allows one upload of the photo with this id for the device. It
-// is safe in a URL path: base64url, no colon.
+// SnapshotToken returns a token for one upload of the photo with this id by the device. It is safe in a URL
+// path: base64url, without colons.
 func (m *Mint) SnapshotToken(device, photo string, expires time.Time) string {
 	inner := m.expiring("snapshot", device, photo, expires)
 	return base64.RawURLEncoding.EncodeToString([]byte(device+" "+photo)) + "." + inner
 }
 
-// VerifySnapshot returns the device and photo id of a SnapshotToken, or
-// ErrInvalid or ErrExpired. That it is used once is for the caller to ensure.
+// VerifySnapshot returns the device and photo id of a SnapshotToken, or ErrInvalid or ErrExpired. The caller
+// must ensure that it is used once.
 func (m *Mint) VerifySnapshot(token string, now time.Time) (device, photo string, err error) {
 	name, proof, found := strings.Cut(token, ".")
 	named, err := base64.RawURLEncoding.DecodeString(name)
@@ -145,8 +140,21 @@ func (m *Mint) VerifySnapshot(token string, now time.Time) (device, photo string
 	return device, photo, m.verify("snapshot", proof, device, photo, now)
 }
 
-// HopSignature signs a call that one node passes to another: the receiver
-// acts on it without asking who the caller was.
+// ConsoleCode returns a new one-time code of the console, valid until expires (whole seconds): 26 random
+// characters, and a signature by which wrong codes are refused without reading the database.
+func (m *Mint) ConsoleCode(expires time.Time) string {
+	text := rand.Text()
+	return text + "." + m.expiring("console", "", text, expires)
+}
+
+// VerifyConsoleCode returns ErrInvalid or ErrExpired unless code is a ConsoleCode. The caller must ensure that
+// it is used once.
+func (m *Mint) VerifyConsoleCode(code string, now time.Time) error {
+	text, proof, _ := strings.Cut(code, ".")
+	return m.verify("console", proof, "", text, now)
+}
+
+// HopSignature signs a request from one node to another, which trusts the caller in it.
 func (m *Mint) HopSignature(device, kind string, body []byte) string {
 	return hop(m.ring.Load().signing(time.Now()), device, kind, body)
 }
@@ -155,7 +163,7 @@ func hop(secret []byte, device, kind string, body []byte) string {
 	return base64.RawURLEncoding.EncodeToString(sum(secret, "hop", device, kind, string(body)))
 }
 
-// IsHop tells whether signature is HopSignature of the other arguments.
+// IsHop reports whether signature is the HopSignature of the other arguments.
 func (m *Mint) IsHop(signature, device, kind string, body []byte) bool {
 	for _, secret := range m.ring.Load().valid(time.Now()) {
 		if secret != nil && subtle.ConstantTimeCompare([]byte(signature), []byte(hop(secret, device, kind, body))) == 1 {
@@ -165,21 +173,19 @@ func (m *Mint) IsHop(signature, device, kind string, body []byte) bool {
 	return false
 }
 
-// AuditKey is the key under which the fleet's record is hashed. It is that of the
-// secret of the settings, however often the fleet's was rotated: what was recorded
-// can be checked with it alone.
+// AuditKey returns the key for the hashes of the audit log. It derives from the secret of the settings, even
+// after rotations, so that old entries can be verified with that secret alone.
 func (m *Mint) AuditKey() []byte { return sum(m.first(), "audit") }
 
-// RosterKey keys the hashes of ids and clients in a node's roster.
+// RosterKey returns the key for the hashes of ids and clients in a node's roster.
 func (m *Mint) RosterKey() (key [16]byte) {
 	copy(key[:], sum(m.first(), "roster"))
 	return key
 }
 
-// Seal encrypts what the fleet keeps for itself, so that a database or a backup
-// alone does not give it away: AES-256-GCM with a random nonce, under a key that
-// derives from the secret and the purpose. name is what it belongs to; it cannot
-// be opened under another.
+// Seal encrypts a value of the fleet, so that a database or backup alone does not reveal it: AES-256-GCM
+// with a random nonce, and a key that derives from the secret and the purpose. name identifies the value;
+// it cannot be opened with another name.
 func (m *Mint) Seal(purpose, name string, plain []byte) string {
 	r := m.ring.Load()
 	sealed := seal(r.last(), purpose, name, plain)
@@ -189,8 +195,7 @@ func (m *Mint) Seal(purpose, name string, plain []byte) string {
 	return sealed
 }
 
-// Open returns what Seal took, or ErrInvalid: another secret, purpose or name,
-// or somebody changed it.
+// Open decrypts the result of Seal. ErrInvalid means another secret, purpose or name, or a modified value.
 func (m *Mint) Open(purpose, name, sealed string) ([]byte, error) {
 	number, box := numberOf(sealed)
 	for _, s := range m.ring.Load().secrets {
@@ -201,10 +206,10 @@ func (m *Mint) Open(purpose, name, sealed string) ([]byte, error) {
 	return nil, ErrInvalid
 }
 
-// Settings is the mint of the secret of the settings alone, for what is opened
-// before the fleet's other secrets are known.
+// Settings returns the Mint of the secret of the settings alone, for values that are opened before the
+// fleet's other secrets are read.
 func (m *Mint) Settings() *Mint {
-	first, _ := New(m.first()) // it was long enough before
+	first, _ := New(m.first()) // its length was checked before
 	return first
 }
 
@@ -227,16 +232,16 @@ func open(secret []byte, purpose, name, sealed string) ([]byte, error) {
 func boxOf(secret []byte, purpose string) cipher.AEAD {
 	block, err := aes.NewCipher(sum(secret, "seal", purpose))
 	if err != nil {
-		panic(err) // 32 bytes are a key
+		panic(err) // 32 bytes are a valid key
 	}
 	box, err := cipher.NewGCMWithRandomNonce(block)
 	if err != nil {
-		panic(err) // AES has the block size that GCM needs
+		panic(err) // AES has the block size of GCM
 	}
 	return box
 }
 
-// expiring is base64url of eight bytes of expiry and sixteen of MAC.
+// expiring returns base64url of eight bytes of expiry and sixteen of MAC.
 func (m *Mint) expiring(purpose, device, object string, expires time.Time) string {
 	var b [24]byte
 	binary.BigEndian.PutUint64(b[:], uint64(expires.Unix()))
@@ -264,8 +269,8 @@ func (m *Mint) verify(purpose, token, device, object string, now time.Time) erro
 	return nil
 }
 
-// sum signs the fields. The purpose is prefixed so that no token of one kind
-// is ever a token of another, nor the admin token.
+// sum signs the fields. The purpose is a prefix, so that a token of one kind is never valid as another
+// kind, nor as the admin token.
 func sum(secret []byte, purpose string, fields ...string) []byte {
 	h := hmac.New(sha256.New, secret)
 	var n [4]byte

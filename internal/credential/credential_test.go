@@ -57,6 +57,23 @@ func TestDeviceTokenBindsEveryField(t *testing.T) {
 	}
 }
 
+func TestConsoleCode(t *testing.T) {
+	m, now := mint(t, secret), time.Unix(1_800_000_000, 0)
+	code := m.ConsoleCode(now.Add(time.Minute))
+	if err := m.VerifyConsoleCode(code, now.Add(59*time.Second)); err != nil || code == m.ConsoleCode(now.Add(time.Minute)) {
+		t.Errorf("%q: %v", code, err)
+	}
+	if err := m.VerifyConsoleCode(code, now.Add(time.Minute)); !errors.Is(err, ErrExpired) {
+		t.Errorf("expired: %v", err)
+	}
+	for _, bad := range []string{"", ".", code[1:], "x" + code, code + "A", strings.Replace(code, ".", "", 1), m.UploadToken("", now.Add(time.Minute))} {
+		// security: K19
+		if err := m.VerifyConsoleCode(bad, now); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
 func TestExpiringTokens(t *testing.T) {
 	m := mint(t, secret)
 	now := time.Unix(1_800_000_000, 0)
@@ -109,8 +126,8 @@ func TestShortSecretRefused(t *testing.T) {
 	}
 }
 
-// FuzzVerify changes valid tokens: whatever still passes says what the fleet
-// once signed, and nothing passes for another device, purpose or time.
+// FuzzVerify changes valid tokens: a changed token that is still valid must have the signed
+// content, and none may be valid for another device, purpose or time.
 func FuzzVerify(f *testing.F) {
 	m, err := New([]byte(secret))
 	if err != nil {

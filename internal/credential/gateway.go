@@ -14,14 +14,14 @@ import (
 	"unicode/utf8"
 )
 
-// MinSignatureKey is the shortest signature key accepted, in characters
-// (xiaozhi-mqtt-gateway app.js, validateSignatureKeyComplexity).
+// MinSignatureKey is the minimum length of a signature key, in characters (xiaozhi-mqtt-gateway app.js,
+// validateSignatureKeyComplexity).
 const MinSignatureKey = 8
 
-// weakWords must not be part of a signature key, in any case (same function).
+// weakWords must not be part of a signature key, ignoring case (same function).
 var weakWords = [...]string{"test", "1234", "admin", "password", "qwerty", "xiaozhi"}
 
-// Errors of NewGateway. None repeats any of the key.
+// Errors of NewGateway. They contain no part of the key.
 var (
 	ErrSignatureKeyShort = fmt.Errorf("the gateway's signature key has fewer than %d characters: %s", MinSignatureKey, changeKey)
 	ErrSignatureKeyCase  = errors.New("the gateway's signature key needs an upper-case and a lower-case letter of a-z: " + changeKey)
@@ -30,24 +30,21 @@ var (
 
 const changeKey = "choose another one, and give the same to fleetd and to whatever hands out the devices' MQTT settings (server.mqtt_signature_key)"
 
-// gatewaySeparator stands between the parts of a gateway's client id.
+// gatewaySeparator separates the parts of a gateway's client id.
 const gatewaySeparator = "@@@"
 
-// UpstreamTestToken is what a gateway without a server secret presents to its
-// chat server.
+// UpstreamTestToken is the token that a gateway without a server secret presents to its chat server.
 const UpstreamTestToken = "test-token"
 
-// Gateway makes and checks the credentials of xiaozhi-mqtt-gateway, so that
-// devices and consoles that have them in flash and settings need no new ones.
-// They derive from two keys of that product and have nothing to do with Mint.
+// Gateway creates and verifies the credentials of xiaozhi-mqtt-gateway, so that devices and consoles keep
+// those in their flash and settings. They derive from two keys of that product and are independent of Mint.
 // It is safe for concurrent use.
 type Gateway struct {
 	key []byte
 }
 
-// NewGateway returns the credentials under this signature key
-// (MQTT_SIGNATURE_KEY). The key is held to the gateway's own rules; errors say what to do and do not
-// repeat it.
+// NewGateway returns the Gateway of this signature key (MQTT_SIGNATURE_KEY), which must satisfy the gateway's
+// own rules. Errors contain what to do, and not the key.
 func NewGateway(signatureKey string) (*Gateway, error) {
 	const lower, upper = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	if utf8.RuneCountInString(signatureKey) < MinSignatureKey {
@@ -64,14 +61,12 @@ func NewGateway(signatureKey string) (*Gateway, error) {
 	return &Gateway{key: []byte(signatureKey)}, nil
 }
 
-// IsGatewayID tells whether an MQTT client id is one of the gateway's: those
-// of fleetd never contain `@@@`.
+// IsGatewayID reports whether an MQTT client id is one of the gateway's: ids of fleetd never contain `@@@`.
 func IsGatewayID(clientID string) bool { return strings.Contains(clientID, gatewaySeparator) }
 
-// ParseGatewayID takes `GID@@@mac@@@uuid` or `GID@@@mac` apart, the MAC in any
-// case and with `_`, `:`, `-` or nothing between its bytes, and returns it as
-// aa:bb:cc:dd:ee:ff; uuid is empty where there are two parts. It proves
-// nothing: consoles name devices so, with a GID and uuid of their own making.
+// ParseGatewayID parses `GID@@@mac@@@uuid` or `GID@@@mac`, the MAC in any case and with `_`, `:`, `-` or
+// nothing between its bytes, and returns the MAC as aa:bb:cc:dd:ee:ff; uuid is empty for two parts. It
+// verifies nothing: consoles use these ids with any GID and uuid.
 func ParseGatewayID(clientID string) (mac, uuid string, ok bool) {
 	parts := strings.Split(clientID, gatewaySeparator)
 	if len(parts) != 2 && len(parts) != 3 {
@@ -86,7 +81,7 @@ func ParseGatewayID(clientID string) (mac, uuid string, ok bool) {
 	return mac, uuid, true
 }
 
-// macOf reads a MAC address in one of the notations of ParseGatewayID.
+// macOf parses a MAC address in one of the notations of ParseGatewayID.
 func macOf(text string) (mac string, ok bool) {
 	step := 2
 	if len(text) == 17 && strings.IndexByte("_:-", text[2]) >= 0 {
@@ -108,23 +103,22 @@ func macOf(text string) (mac string, ok bool) {
 	return strings.ToLower(mac), true
 }
 
-// Password is the MQTT password of a client id and username: base64 with
-// padding of HMAC-SHA256(signature key, "clientID|username"). The username is
-// base64 of a JSON object such as {"ip":"1.2.3.4"}, at the issuer's choice.
+// Password returns the MQTT password of a client id and username: base64 with padding of
+// HMAC-SHA256(signature key, "clientID|username"). The username is base64 of a JSON object chosen by the
+// issuer, for example {"ip":"1.2.3.4"}.
 func (g *Gateway) Password(clientID, username string) string {
 	return base64.StdEncoding.EncodeToString(signature(g.key, clientID, username))
 }
 
-// Verify tells whether password belongs to the client id and username of a
-// CONNECT, and returns the device's MAC address as aa:bb:cc:dd:ee:ff and the
-// uuid. Only ids of three parts, `GID@@@aa_bb_cc_dd_ee_ff@@@uuid`, pass: the
-// gateway lets those of two parts in without a password, which is a way in for
+// Verify reports whether password belongs to the client id and username of a CONNECT, and returns the
+// device's MAC address as aa:bb:cc:dd:ee:ff and the uuid. It accepts only ids of three parts,
+// `GID@@@aa_bb_cc_dd_ee_ff@@@uuid`: the gateway accepts ids of two parts without a password, so from
 // anybody. It takes constant time for ids and usernames of one length.
 func (g *Gateway) Verify(clientID, username, password string) (mac, uuid string, ok bool) {
 	signed := subtle.ConstantTimeCompare([]byte(password), []byte(g.Password(clientID, username))) == 1
 	parts := strings.Split(clientID, gatewaySeparator)
-	// What is signed joins the two by a bar: one in them would make another
-	// device's login of this one's.
+	// The signed text joins the two with a bar: a bar in one of them could make this login valid for
+	// another device.
 	if strings.Contains(clientID, "|") || !isBase64(username) || len(clientID) > maxGatewayID {
 		return "", "", false
 	}
@@ -134,8 +128,7 @@ func (g *Gateway) Verify(clientID, username, password string) (mac, uuid string,
 	return ParseGatewayID(clientID)
 }
 
-// maxGatewayID bounds a client id; its parts have 64, 17 and 36 characters at
-// the most.
+// maxGatewayID is the longest client id; its parts have at most 64, 17 and 36 characters.
 const maxGatewayID = 192
 
 func isBase64(text string) bool {
@@ -143,17 +136,16 @@ func isBase64(text string) bool {
 	return text != "" && err == nil
 }
 
-// DailyToken is the bearer token of the gateway's HTTP API on one day, that of
-// day's own time zone: hex of SHA-256("2006-01-02" + signature key).
+// DailyToken returns the bearer token of the gateway's HTTP API for one day, in that day's time zone: hex of
+// SHA-256("2006-01-02" + signature key).
 func (g *Gateway) DailyToken(day time.Time) string {
 	sum := sha256.Sum256(append([]byte(day.Format(time.DateOnly)), g.key...))
 	return hex.EncodeToString(sum[:])
 }
 
-// IsDaily tells whether token is the daily token of yesterday, today or
-// tomorrow in UTC. The gateway uses its local date, which is always one of
-// these; its callers may be in any time zone. How long the comparison takes
-// says neither how much of a token is right nor which day matched.
+// IsDaily reports whether token is the daily token of yesterday, today or tomorrow in UTC. The gateway uses
+// its local date, which is always one of these; its callers may be in any time zone. The duration reveals
+// neither how much of a token is correct nor which day matched.
 func (g *Gateway) IsDaily(token string, now time.Time) bool {
 	match := 0
 	for offset := -1; offset <= 1; offset++ {
@@ -163,11 +155,10 @@ func (g *Gateway) IsDaily(token string, now time.Time) bool {
 	return match == 1
 }
 
-// UpstreamToken is the bearer token with which a gateway opens a device's
-// conversation at its chat server:
-// base64url(HMAC-SHA256(server secret, "clientID|device|ts")) + "." + ts, where
-// ts is now in Unix seconds. clientID is the uuid, device the MAC address with
-// colons. secret is its SERVER_SECRET; without one it is UpstreamTestToken.
+// UpstreamToken returns the bearer token with which a gateway opens a device's conversation at its chat
+// server: base64url(HMAC-SHA256(server secret, "clientID|device|ts")) + "." + ts, where ts is now in Unix
+// seconds. clientID is the uuid, device the MAC address with colons. secret is its SERVER_SECRET; without one
+// it returns UpstreamTestToken.
 func UpstreamToken(secret, clientID, device string, now time.Time) string {
 	if secret == "" {
 		return UpstreamTestToken
@@ -176,8 +167,8 @@ func UpstreamToken(secret, clientID, device string, now time.Time) string {
 	return base64.RawURLEncoding.EncodeToString(signature([]byte(secret), clientID, device, ts)) + "." + ts
 }
 
-// signature signs fields as the gateway joins them. Unlike Mint's, the join is
-// ambiguous where a field contains the separator; it is theirs to keep.
+// signature signs fields joined like in the gateway. Unlike Mint's, the text is ambiguous if a field
+// contains the separator; compatibility requires that.
 func signature(key []byte, fields ...string) []byte {
 	h := hmac.New(sha256.New, key)
 	h.Write([]byte(strings.Join(fields, "|")))

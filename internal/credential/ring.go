@@ -11,30 +11,29 @@ import (
 	"time"
 )
 
-// SwitchDelay is how long a node goes on signing what it sends to other nodes with
-// the previous secret: they may not have read of the new one yet.
+// SwitchDelay is how long a node continues to sign messages to other nodes with the previous secret: they may
+// not have the new one yet.
 const SwitchDelay = 10 * time.Second
 
-// SealedSecret is a secret that replaced the one before it, as the fleet keeps it:
-// sealed under the secret of the settings.
+// SealedSecret is a secret that replaced another one, as stored: sealed with the secret of the settings.
 type SealedSecret struct {
 	Number int64  // 1 for the first rotation
-	Since  int64  // the generation of device credentials from which it mints them
+	Since  int64  // the first generation of device credentials that derives from it
 	Sealed string // by NewSecret
 }
 
-// Rotation is which secrets a fleet has beside the one of its settings, number 0.
+// Rotation contains the secrets of a fleet in addition to the one of its settings, number 0.
 type Rotation struct {
-	// Admin is the number of the admin token: each has another.
+	// Admin is the number of the admin token: each number has another token.
 	Admin int64
 	// Secrets are in order of Number and Since.
 	Secrets []SealedSecret
-	// PreviousUntil is when the last but one ends for all that has an expiry or is
-	// signed; device credentials end with their generation.
+	// PreviousUntil is when the previous secret ends for expiring and signed values; device credentials
+	// end with their generation.
 	PreviousUntil time.Time
 }
 
-// ring is what a Mint mints with.
+// ring holds the secrets of a Mint.
 type ring struct {
 	secrets       []numbered // at least the first
 	admin         string
@@ -49,7 +48,7 @@ type numbered struct {
 
 func (r *ring) last() []byte { return r.secrets[len(r.secrets)-1].secret }
 
-// previous is the last but one; nil if there is none, or it has ended.
+// previous returns the previous secret; nil if there is none, or it has ended.
 func (r *ring) previous(now time.Time) []byte {
 	if len(r.secrets) < 2 || !now.Before(r.previousUntil) {
 		return nil
@@ -57,10 +56,10 @@ func (r *ring) previous(now time.Time) []byte {
 	return r.secrets[len(r.secrets)-2].secret
 }
 
-// valid are the secrets that what is signed may be signed with, the newest first.
+// valid returns the secrets whose signatures are valid, newest first.
 func (r *ring) valid(now time.Time) [2][]byte { return [2][]byte{r.last(), r.previous(now)} }
 
-// signing is the secret to sign with for other nodes.
+// signing returns the secret that signs messages to other nodes.
 func (r *ring) signing(now time.Time) []byte {
 	if previous := r.previous(now); previous != nil && now.Before(r.switchAt) {
 		return previous
@@ -68,7 +67,7 @@ func (r *ring) signing(now time.Time) []byte {
 	return r.last()
 }
 
-// of is the secret of a generation of device credentials.
+// of returns the secret of a generation of device credentials.
 func (r *ring) of(generation int64) []byte {
 	for i := len(r.secrets) - 1; i > 0; i-- {
 		if r.secrets[i].since <= generation {
@@ -78,23 +77,23 @@ func (r *ring) of(generation int64) []byte {
 	return r.secrets[0].secret
 }
 
-// NewSecret makes a secret of a number and returns it sealed, for [Mint.Adopt] of
-// every node of the fleet.
+// NewSecret creates the secret with a number and returns it sealed, for [Mint.Adopt] on every node of the
+// fleet.
 func (m *Mint) NewSecret(number int64) string {
 	var secret [32]byte
 	rand.Read(secret[:]) // never fails (crypto/rand)
 	return seal(m.first(), "secret", strconv.FormatInt(number, 10), secret[:])
 }
 
-// Adopt takes the fleet's secrets. now is when this node learned of them, zero if
-// the others have known them for long. It fails, and changes nothing, if one cannot
-// be opened: it was sealed under another secret than that of the settings.
+// Adopt sets the fleet's secrets. now is when this node received them, zero if the other nodes have had them
+// for long. It fails, and changes nothing, if one cannot be opened: it was sealed with another secret than
+// that of the settings.
 func (m *Mint) Adopt(rotation Rotation, now time.Time) error {
 	next := &ring{secrets: []numbered{{secret: m.first()}}, previousUntil: rotation.PreviousUntil}
 	for _, s := range rotation.Secrets {
 		secret, err := open(m.first(), "secret", strconv.FormatInt(s.Number, 10), s.Sealed)
 		if err != nil {
-			return fmt.Errorf("secret %d of the fleet cannot be opened with the secret of the settings: %w", s.Number, err)
+			return fmt.Errorf("secret %d of the fleet cannot be opened with --secret; give this node the secret of the fleet: %w", s.Number, err)
 		}
 		next.secrets = append(next.secrets, numbered{s.Number, s.Since, secret})
 	}
@@ -109,8 +108,7 @@ func (m *Mint) Adopt(rotation Rotation, now time.Time) error {
 	return nil
 }
 
-// adminToken is HMAC-SHA256(secret, "admin") until the first rotation, as it was
-// before there were any.
+// adminToken returns HMAC-SHA256(secret, "admin") until the first rotation, as in older versions.
 func adminToken(secret []byte, number int64, rotated bool) string {
 	if number == 0 && !rotated {
 		h := hmac.New(sha256.New, secret)
@@ -120,14 +118,14 @@ func adminToken(secret []byte, number int64, rotated bool) string {
 	return hex.EncodeToString(sum(secret, "admin token", strconv.FormatInt(number, 10)))
 }
 
-// Number is that of the newest secret; 0: the one of the settings.
+// Number returns the number of the newest secret; 0 is that of the settings.
 func (m *Mint) Number() int64 {
 	secrets := m.ring.Load().secrets
 	return secrets[len(secrets)-1].number
 }
 
-// Reseal returns what Seal took sealed under the newest secret; changed is false if
-// it is already. The error is that of Open.
+// Reseal seals a sealed value with the newest secret; changed is false if it was already. The error is that
+// of Open.
 func (m *Mint) Reseal(purpose, name, sealed string) (again string, changed bool, err error) {
 	if number, _ := numberOf(sealed); number == m.Number() {
 		return sealed, false, nil
@@ -139,8 +137,8 @@ func (m *Mint) Reseal(purpose, name, sealed string) (again string, changed bool,
 	return m.Seal(purpose, name, plain), true, nil
 }
 
-// mark stands between the number of the secret and what is sealed under it. What
-// is sealed under number 0 has none.
+// mark separates the number of the secret from the value sealed with it. Values sealed with number 0 have
+// none.
 const mark = ":"
 
 func numberOf(sealed string) (number int64, box string) {

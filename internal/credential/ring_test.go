@@ -80,7 +80,7 @@ func TestRotation(t *testing.T) {
 				t.Errorf("%s: sealed anew: %v", name, err)
 			}
 		}
-		// Who has the old secret alone has nothing after the grace.
+		// The old secret alone is useless after the grace period.
 		thief, _ := mints(t)
 		forged, upload := thief.HopSignature(device, "call", nil), thief.UploadToken(device, now.Add(240*time.Hour))
 		time.Sleep(time.Until(until))

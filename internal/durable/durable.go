@@ -1,7 +1,6 @@
-// Package durable writes files so that they survive a power cut: what a call
-// reported as written is there afterwards, and nothing is there in part. A file
-// that was written and renamed without a sync has its name on the disk long
-// before its bytes, on ext4 and on XFS, and is empty after a cut.
+// Package durable writes files that survive a power failure: a write that was reported as done is complete
+// afterwards, and no file is written partially. Without a sync, a written and renamed file gets its name on the
+// disk long before its content (ext4, XFS), and is empty after a power failure.
 package durable
 
 import (
@@ -13,10 +12,10 @@ import (
 	"path/filepath"
 )
 
-// syncFile is replaced in tests, which want to know what was synced.
+// syncFile is replaced in tests.
 var syncFile = (*os.File).Sync
 
-// WriteFile replaces a file in one step, readable by its owner only.
+// WriteFile atomically replaces a file, readable only by its owner.
 func WriteFile(path string, content []byte) error {
 	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // mode 0600
 	if err != nil {
@@ -35,7 +34,7 @@ func WriteFile(path string, content []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// Create makes a file that must not exist, with these bytes.
+// Create creates a file that must not exist, with this content.
 func Create(path string, mode fs.FileMode, content io.Reader) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if err != nil {
@@ -51,8 +50,8 @@ func Create(path string, mode fs.FileMode, content io.Reader) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// Append adds to the end of a file, which it makes if need be, readable by its
-// owner only. limit bounds what the file may have before that.
+// Append appends to a file, and creates it if necessary, readable only by its owner. limit is the maximum size
+// of the file before that, in bytes.
 func Append(path string, limit int64, content []byte) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -74,7 +73,7 @@ func Append(path string, limit int64, content []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// Rename gives a synced file another name, in place of what has it.
+// Rename renames a synced file, and replaces an existing one.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
@@ -82,7 +81,7 @@ func Rename(from, to string) error {
 	return SyncDir(filepath.Dir(to))
 }
 
-// MkdirAll makes a directory with those above it, for their owner only.
+// MkdirAll creates a directory and its parents, accessible only by their owner.
 func MkdirAll(path string) error {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return nil
@@ -99,7 +98,7 @@ func MkdirAll(path string) error {
 	return SyncDir(parent)
 }
 
-// SyncDir makes what was created, renamed and removed in a directory survive.
+// SyncDir syncs a directory, so that its created, renamed and removed files survive.
 func SyncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// watch notes what is synced, without the random part of temporary names.
+// watch records what is synced, without the random part of temporary names.
 func watch(t *testing.T) *[]string {
 	t.Helper()
 	var synced []string
@@ -25,7 +25,7 @@ func watch(t *testing.T) *[]string {
 	return &synced
 }
 
-// Every way to write syncs the bytes first, then the directory that names them.
+// Every write syncs the content first, then the directory.
 func TestEveryWriteIsSynced(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	synced := watch(t)
@@ -57,7 +57,7 @@ func TestEveryWriteIsSynced(t *testing.T) {
 	}
 }
 
-// A write that fails leaves what was there, and nothing beside it.
+// A failed write leaves the old content, and no other file.
 func TestFailedWriteLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "known.json")

@@ -20,8 +20,8 @@ func idsOf(docs []*Doc) string {
 	return strings.Join(list, " ")
 }
 
-// house is a fleet in which words mean several things.
-func house() *Index {
+// testIndex is a fleet in which words have several meanings.
+func testIndex() *Index {
 	x := New()
 	x.SetList("lamp", []Tool{{Name: "self.lamp.turn_on", Description: "Turn on the lamp"}, {Name: "self.otto.walk", Description: "执行动作：行走"}, {Name: "self.reboot", Description: "Restart it", UserOnly: true}})
 	x.SetList("camera", []Tool{{Name: "self.camera.take_photo", Description: "Takes a photo."}})
@@ -41,7 +41,7 @@ func house() *Index {
 }
 
 func TestFind(t *testing.T) {
-	x := house()
+	x := testIndex()
 	for query, want := range map[string]string{
 		"kitchen lamp":             "a",
 		"LAMPS, kitchen":           "a",
@@ -53,7 +53,7 @@ func TestFind(t *testing.T) {
 		"lamp on the 2nd floor":    "d",
 		"second floor":             "d",
 		"floor=3":                  "c",
-		"lamp 2":                   "c d", // one of that name, and one on that floor: who asks has to choose
+		"lamp 2":                   "c d", // one of that name, and one on that floor: the caller must choose
 		"lamp 02":                  "c d",
 		"lamp 4":                   "",
 		"lamp four":                "",
@@ -73,7 +73,7 @@ func TestFind(t *testing.T) {
 		"02F1EE000017":             "02:f1:ee:00:00:17",
 		"camera":                   "02:f1:ee:00:00:17",
 		"livingroom camera":        "02:f1:ee:00:00:17",
-		"photo kitchen":            "a b", // what only tools have is no condition
+		"photo kitchen":            "a b", // a word that only tools have is not required
 		"kitchen rover":            "",
 		"lamp in the garage":       "",
 		"行走":                       "a b",
@@ -102,7 +102,7 @@ func TestFind(t *testing.T) {
 
 // Words of devices and tools that are not for the caller do not exist for it.
 func TestFindForSome(t *testing.T) {
-	x := house()
+	x := testIndex()
 	see := func(d *Doc) bool { return d.ID != "a" && d.ID != "b" }
 	// security: H11
 	if r := x.Find(Search{Text: "kichen", See: see, May: every}); len(r.Found) > 0 || len(r.ReadAs) > 0 || !slices.Equal(r.Unknown, []string{"kichen"}) {
@@ -164,7 +164,7 @@ func TestNearest(t *testing.T) {
 }
 
 func FuzzFind(f *testing.F) {
-	x := house()
+	x := testIndex()
 	for _, seed := range []string{"kitchen lamp", "厨房的灯", "2nd floor", "a=b", "00:17", "\xff", "ʼs İ ß"} {
 		f.Add(seed)
 	}

@@ -2,8 +2,8 @@
 // `lamp in the kitchen`, `2nd floor lamps`, `kichen lamp`, `厨房的灯`. Words are
 // looked up in the name, the labels, the board and the tools of each device.
 //
-// It is an index in memory, and knows nothing of where devices come from and who
-// may see them: its owner puts them in, and decides for each search.
+// It is an index in memory. Its owner adds the devices, and decides for each search which
+// of them the caller may see.
 package finder
 
 import (
@@ -14,7 +14,7 @@ import (
 	"sync"
 )
 
-// Doc is what is searched of one device.
+// Doc contains the searched data of one device.
 type Doc struct {
 	ID, Name, Board string
 	Labels          map[string]string
@@ -39,10 +39,10 @@ type Tool struct {
 	UserOnly          bool
 }
 
-// Index is what is known of all devices. It is safe for concurrent use.
+// Index is a search index of devices. It is safe for concurrent use.
 type Index struct {
 	mu    sync.RWMutex
-	slots []slot // in the order in which they came
+	slots []slot // in the order in which they were added
 	dead  int
 	byID  map[string]int32
 	names map[string][]int32 // by folded name
@@ -50,21 +50,21 @@ type Index struct {
 	lists map[string]*list
 }
 
-// slot is the place of a device; one that has changed gets another.
+// slot contains one version of a device; a changed device gets a new slot.
 type slot struct {
 	doc  *Doc
 	gone bool
 }
 
-// postings are where a word occurs.
+// postings are the slots in which a word occurs.
 type postings struct {
-	said  []int32 // in the name, a label's value, or an id that is a word
+	named []int32 // in the name, a label's value, or an id that is a word
 	aside []int32 // in a label's key or the board
 	tools []toolRef
 }
 
-// own tells whether a device has the word itself, not only a tool of it.
-func (p *postings) own() bool { return len(p.said)+len(p.aside) > 0 }
+// own reports whether a device has the word itself, not only a tool of it.
+func (p *postings) own() bool { return len(p.named)+len(p.aside) > 0 }
 
 type toolRef struct {
 	list *list
@@ -89,14 +89,14 @@ func (x *Index) clear() {
 	x.byID, x.names, x.words = map[string]int32{}, map[string][]int32{}, map[string]*postings{}
 }
 
-// Len is how many devices there are.
+// Len returns the number of devices.
 func (x *Index) Len() int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return len(x.byID)
 }
 
-// HasList tells whether the tools of a list are known.
+// HasList reports whether the tools of a list are known.
 func (x *Index) HasList(name string) bool {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -104,7 +104,7 @@ func (x *Index) HasList(name string) bool {
 	return l != nil && l.tools != nil
 }
 
-// SetList makes the tools of a list known.
+// SetList adds the tools of a list.
 func (x *Index) SetList(name string, tools []Tool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -168,7 +168,7 @@ func (x *Index) wordLocked(word string) *postings {
 	return p
 }
 
-// Put adds a device, or replaces what is known of it.
+// Put adds or replaces a device.
 func (x *Index) Put(d Doc) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -181,7 +181,7 @@ func (x *Index) Put(d Doc) {
 	x.putLocked(&d)
 }
 
-// Remove forgets a device.
+// Remove removes a device.
 func (x *Index) Remove(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -201,8 +201,7 @@ func (x *Index) removeLocked(id string) {
 	}
 }
 
-// compactLocked makes the index anew without what has gone, lists that no device
-// has included.
+// compactLocked rebuilds the index without removed devices and unused lists.
 func (x *Index) compactLocked() {
 	slots := x.slots
 	x.clear()
@@ -230,13 +229,13 @@ func (x *Index) putLocked(d *Doc) {
 	if name := foldName(d.Name); name != "" {
 		x.names[name] = append(x.names[name], at)
 	}
-	said, aside := ownWords(d)
-	for word := range said {
+	named, aside := ownWords(d)
+	for word := range named {
 		p := x.wordLocked(word)
-		p.said = append(p.said, at)
+		p.named = append(p.named, at)
 	}
 	for word := range aside {
-		if !said[word] {
+		if !named[word] {
 			p := x.wordLocked(word)
 			p.aside = append(p.aside, at)
 		}
@@ -248,19 +247,19 @@ func (x *Index) putLocked(d *Doc) {
 }
 
 // ownWords are the words of a device: those that name it, and those beside.
-func ownWords(d *Doc) (said, aside map[string]bool) {
-	said, aside = map[string]bool{}, map[string]bool{}
-	addWords(said, d.Name, 1, maxGram)
+func ownWords(d *Doc) (named, aside map[string]bool) {
+	named, aside = map[string]bool{}, map[string]bool{}
+	addWords(named, d.Name, 1, maxGram)
 	if !macAddress.MatchString(d.ID) {
-		addWords(said, d.ID, 1, maxGram)
+		addWords(named, d.ID, 1, maxGram)
 	}
 	for key, value := range d.Labels {
-		addWords(said, value, 1, maxGram)
+		addWords(named, value, 1, maxGram)
 		addWords(aside, key, 1, maxGram)
-		said[pairOf(foldName(key), foldName(value))] = true
+		named[pairOf(foldName(key), foldName(value))] = true
 	}
 	addWords(aside, d.Board, 1, maxGram)
-	return said, aside
+	return named, aside
 }
 
 // pairOf is the word for a label with its value: `floor 2` is not a floor of any
@@ -336,6 +335,6 @@ func (x *Index) Labels(see func(*Doc) bool, keys, values int) (labels []Label, t
 type Label struct {
 	Key    string
 	Values []string
-	More   bool // it has others
+	More   bool // there are other values
 	n      int  // devices
 }

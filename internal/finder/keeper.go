@@ -12,7 +12,7 @@ import (
 const (
 	// MaxDevices is how many devices are indexed at most, which takes about 1 KB each.
 	MaxDevices = 100_000
-	// IdleTime is after how long an index that nobody asks is dropped.
+	// IdleTime is how long an index is kept after its last use.
 	IdleTime = 10 * time.Minute
 	// settleTime is after how long what a device reported is in the database.
 	settleTime = 3 * time.Second
@@ -29,7 +29,7 @@ const (
 // ErrTooMany is returned for a fleet with more than MaxDevices.
 var ErrTooMany = errors.New("the fleet has too many devices to search them by words; use select")
 
-// Source is where devices are read from.
+// Source reads devices.
 type Source interface {
 	// Docs returns a page of all devices, and where the next begins; empty: nowhere.
 	Docs(ctx context.Context, after string, limit int) (docs []Doc, next string, err error)
@@ -39,8 +39,8 @@ type Source interface {
 	ToolsOf(ctx context.Context, list string) ([]Tool, error)
 }
 
-// Keeper keeps an index while somebody asks it: it is built at the first question,
-// and reads what has changed at the next ones. It is safe for concurrent use.
+// Keeper keeps an index while it is used: it builds the index at the first search, and
+// applies changes at later ones. It is safe for concurrent use.
 type Keeper struct {
 	source Source
 	run    func(func(context.Context)) bool // on a goroutine; false: the node stops
@@ -68,7 +68,7 @@ func NewKeeper(source Source, run func(func(context.Context)) bool) *Keeper {
 	return &Keeper{source: source, run: run, reading: make(chan struct{}, 1), changed: map[string]struct{}{}, touched: map[string]time.Time{}}
 }
 
-// Changed takes note that what is stored of a device has changed. It does not wait.
+// Changed records that a stored device has changed. It does not block.
 func (k *Keeper) Changed(id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -80,8 +80,8 @@ func (k *Keeper) Changed(id string) {
 	}
 }
 
-// Touched takes note that a device reports something, which will be stored. It does
-// not wait.
+// Touched records that a device has reported a change, which will be stored. It does not
+// block.
 func (k *Keeper) Touched(id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -107,7 +107,7 @@ func (k *Keeper) dropLocked() {
 	clear(k.touched)
 }
 
-// Expire drops an index that was not asked for IdleTime.
+// Expire drops an index that was not used for IdleTime.
 func (k *Keeper) Expire(now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -116,12 +116,12 @@ func (k *Keeper) Expire(now time.Time) {
 	}
 }
 
-// followsLocked tells whether changes matter: there is an index, or will be one.
+// followsLocked reports whether changes matter: there is an index, or will be one.
 func (k *Keeper) followsLocked() bool {
 	return k.index != nil || k.build != nil && k.build.err == nil
 }
 
-// Index returns the index as of now.
+// Index returns the index with all changes applied.
 func (k *Keeper) Index(ctx context.Context) (*Index, error) {
 	for {
 		k.mu.Lock()

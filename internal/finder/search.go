@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// Search is a question.
+// Search is a search request.
 type Search struct {
 	Text string
-	// See tells whether the caller may see a device: words of others do not exist for
-	// it. May tells whether it may ever call a tool.
+	// See reports whether the caller may see a device: words of others do not exist for
+	// it. May reports whether it may ever call a tool.
 	See func(*Doc) bool
 	May func(*Tool) bool
 	// Keep leaves devices out that are not searched.
 	Keep func(*Doc) bool
 }
 
-// Result is what was found.
+// Result is the result of a search.
 type Result struct {
 	// Found are the devices that fit best, all of them equally well, in order of their
 	// names; those that are named exactly like that come first. Weaker is how many others have all words, too, but only in their tools, board or
@@ -34,7 +34,7 @@ type Result struct {
 
 // How well a device fits a word.
 const (
-	fitSaid = iota
+	fitNamed = iota
 	fitAside
 	fitTool
 	fits
@@ -48,7 +48,7 @@ type term struct {
 	soft  bool     // devices that have it are better, others are found as well
 }
 
-// search is one in progress.
+// search is a search in progress.
 type search struct {
 	*Index
 	Search
@@ -61,7 +61,7 @@ type search struct {
 	extra  []uint16 // soft terms that it has
 }
 
-// Find looks for the devices that have all words of a question.
+// Find returns the devices that have all words of a search.
 func (x *Index) Find(q Search) Result {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -78,7 +78,7 @@ func (x *Index) Find(q Search) Result {
 	return s.result
 }
 
-// read turns the question into terms.
+// read splits the search text into terms.
 func (s *search) read() {
 	text := s.Text
 	for _, written := range macPart.FindAllString(text, -1) {
@@ -116,7 +116,7 @@ func (s *search) read() {
 // bareID takes the separators out of an id.
 var bareID = strings.NewReplacer(":", "", "-", "")
 
-// partOfID tells whether the id of a device that the caller may see has a part.
+// partOfID reports whether the id of a device that the caller may see has a part.
 func (s *search) partOfID(part string) bool {
 	for at := range s.slots {
 		if s.seen[at] && strings.Contains(bareID.Replace(s.slots[at].doc.ID), part) {
@@ -150,15 +150,15 @@ func (s *search) pair(list []token) int {
 	return 0
 }
 
-// lives tells whether a device that the caller may see has a word itself.
+// lives reports whether a device that the caller may see has a word itself.
 func (s *search) lives(word string) bool {
 	p := s.words[word]
-	return p != nil && (slices.ContainsFunc(p.said, s.sees) || slices.ContainsFunc(p.aside, s.sees))
+	return p != nil && (slices.ContainsFunc(p.named, s.sees) || slices.ContainsFunc(p.aside, s.sees))
 }
 
 func (s *search) sees(at int32) bool { return s.seen[at] }
 
-// tooled tells whether a tool has a word that the caller may call and a device has
+// tooled reports whether a tool has a word that the caller may call and a device has
 // that it may see.
 func (s *search) tooled(word string) bool {
 	p := s.words[word]
@@ -174,7 +174,7 @@ func (s *search) word(t token) {
 		return
 	}
 	if functionWords[t.text] {
-		if p := s.words[t.text]; p != nil && slices.ContainsFunc(p.said, s.sees) {
+		if p := s.words[t.text]; p != nil && slices.ContainsFunc(p.named, s.sees) {
 			s.add(t.raw, true, t.text)
 		}
 		return
@@ -252,7 +252,7 @@ func (s *search) split(word string) (a, b string, ok bool) {
 }
 
 // like are the words nearest to one that nobody has: those that begin with it, else
-// those that it is a slip of, else those that it is a part of. own tells whether
+// those that it is a slip of, else those that it is a part of. own reports whether
 // devices have them, and not only tools.
 func (s *search) like(word string) (words []string, own bool) {
 	const short = 3
@@ -269,7 +269,7 @@ func (s *search) like(word string) (words []string, own bool) {
 		func(w string) bool { return slips > 1 && near(w, word, slips) },
 		func(w string) bool { return strings.Contains(w, word) },
 	}
-	var said, tools [4][]string
+	var named, tools [4][]string
 	for w, p := range s.words {
 		if len(w) < short || strings.ContainsRune(w, '=') {
 			continue
@@ -279,7 +279,7 @@ func (s *search) like(word string) (words []string, own bool) {
 				continue
 			}
 			if p.own() && s.lives(w) {
-				said[i] = append(said[i], w)
+				named[i] = append(named[i], w)
 			} else if len(w) > 5 && i < 3 && s.tooled(w) {
 				tools[i] = append(tools[i], w)
 			}
@@ -287,10 +287,10 @@ func (s *search) like(word string) (words []string, own bool) {
 		}
 	}
 	for i := range matches {
-		slices.Sort(said[i])
+		slices.Sort(named[i])
 		slices.Sort(tools[i])
-		if len(said[i]) > 0 {
-			return said[i], true
+		if len(named[i]) > 0 {
+			return named[i], true
 		}
 		if len(tools[i]) > 0 {
 			return tools[i], false
@@ -322,7 +322,7 @@ func (s *search) match() {
 		if t.part != "" {
 			for at := range s.slots {
 				if strings.Contains(bareID.Replace(s.slots[at].doc.ID), t.part) {
-					take(int32(at), fitSaid)
+					take(int32(at), fitNamed)
 				}
 			}
 		}
@@ -342,8 +342,8 @@ func (s *search) each(word string, fit int, take func(at int32, fit int)) {
 		return
 	}
 	switch fit {
-	case fitSaid:
-		for _, at := range p.said {
+	case fitNamed:
+		for _, at := range p.named {
 			take(at, fit)
 		}
 	case fitAside:
@@ -413,12 +413,12 @@ func Rank(query string) func(name, text string) int {
 	asked := map[string]bool{}
 	addWords(asked, query, 2, 2)
 	list, _ := tokens(query)
-	said := map[string]bool{}
+	named := map[string]bool{}
 	for _, t := range list {
-		if other := opposites[t.text]; said[other] { // off the lamp on the second floor
+		if other := opposites[t.text]; named[other] { // off the lamp on the second floor
 			delete(asked, t.text)
 		} else {
-			said[t.text] = true
+			named[t.text] = true
 		}
 		if functionWords[t.text] && opposites[t.text] == "" && t.text != "get" && t.text != "set" {
 			delete(asked, t.text)
@@ -442,7 +442,7 @@ func Rank(query string) func(name, text string) int {
 	}
 }
 
-// opposites are words of which the first alone says what is wanted.
+// opposites are pairs of words of which only the first one in a query counts.
 var opposites = map[string]string{"on": "off", "off": "on", "up": "down", "down": "up"}
 
 func nearAny(words map[string]bool, word string) bool {

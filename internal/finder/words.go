@@ -46,7 +46,7 @@ func classOf(r rune) class {
 	return separator
 }
 
-// tokens splits a text into words: at anything that is no letter or digit, between
+// tokens splits a text into words: at anything that is not a letter or digit, between
 // letters and digits, and where a small letter is followed by a capital one.
 // joined also has those words whole that the last rule splits.
 func tokens(text string) (list []token, joined []string) {
@@ -136,8 +136,8 @@ var ordinals = map[string]string{"first": "1", "second": "2", "third": "3", "fou
 // cardinals are the others, which may also be a number of devices.
 var cardinals = map[string]string{"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "ten": "10"}
 
-// function words say nothing of which device is meant. A device may have one in its
-// name: then it is better than one that has not.
+// functionWords do not identify a device. A device whose name contains one ranks
+// above a device whose name does not.
 var functionWords = wordSet(`a an the in on at of to for from by with near and or is are be was it its my our your their me i you we they this that these those there here
  please turn switch set make put get give show tell let start stop do does did can could would will have has
  what which who whose where when how much many any some all every each both off up down now
@@ -154,7 +154,7 @@ func wordSet(text string) map[string]bool {
 	return set
 }
 
-// near tells whether two words differ by at most so many letters that are missing,
+// near reports whether two words differ by at most so many letters that are missing,
 // added, replaced or swapped with the next.
 func near(a, b string, most int) bool {
 	x, y := []rune(a), []rune(b)

@@ -14,10 +14,8 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/envelope"
+	"fleetd/internal/fleetbench/load"
 )
-
-// toolCalled is the tool that is called, as firmware v2.4.2 describes it.
-const toolCalled = "self.audio_speaker.set_volume"
 
 var argumentsCalled = []byte(`{"volume":50}`)
 
@@ -29,7 +27,7 @@ const (
 // toolLists are the results of `tools/list`, one page for each firmware.
 var toolLists = sync.OnceValue(func() (lists [firmwares]string) {
 	for f := range lists {
-		tools := []string{`{"name":"` + toolCalled + `","description":"Set the volume of the audio speaker.","inputSchema":` +
+		tools := []string{`{"name":"` + load.ToolSetVolume + `","description":"Set the volume of the audio speaker.","inputSchema":` +
 			`{"type":"object","properties":{"volume":{"type":"integer","minimum":0,"maximum":100}},"required":["volume"]}}`}
 		for i := 1; i < listLength; i++ {
 			tools = append(tools, fmt.Sprintf(`{"name":"self.module_%02d.set_property","description":"Firmware 2.%d: set the property of module %d.",`+
@@ -67,8 +65,8 @@ func (c *conn) SendControl(msg []byte) error {
 	if c.closed.Load() {
 		return errClosed
 	}
-	id, ok := requestID(msg)
-	if !ok {
+	id, err := strconv.ParseInt(string(load.RequestID(msg)), 10, 64)
+	if err != nil {
 		return nil
 	}
 	r := request{conn: c, id: id}
@@ -88,21 +86,6 @@ func (c *conn) SendControl(msg []byte) error {
 
 // Close ends the connection.
 func (c *conn) Close(devices.CloseReason) { c.closed.Store(true) }
-
-// requestID is the number after the last "id" of a message; fleetd writes it last.
-func requestID(msg []byte) (int64, bool) {
-	at := bytes.LastIndex(msg, []byte(`"id":`))
-	if at < 0 {
-		return 0, false
-	}
-	digits := msg[at+len(`"id":`):]
-	end := 0
-	for end < len(digits) && digits[end] >= '0' && digits[end] <= '9' {
-		end++
-	}
-	id, err := strconv.ParseInt(string(digits[:end]), 10, 64)
-	return id, err == nil
-}
 
 type requestKind uint8
 

@@ -157,7 +157,7 @@ func (s *sim) cleared(ctx context.Context, dead *node) error {
 	for deadline := time.Now().Add(s.opt.lease + lostLimit); ; {
 		seen := false
 		for _, n := range s.nodes {
-			seen = seen || !n.killed.Load() && n.alive(dead.name)
+			seen = seen || !n.killed.Load() && n.leases.Has(dead.name)
 		}
 		if !seen {
 			left, err := s.nodes[1].store.OnlineOf(ctx, dead.name, time.Time{}, "", 1)

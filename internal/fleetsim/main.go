@@ -9,10 +9,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
+
+	"fleetd/internal/fleetbench/services"
 )
 
 // options are the command line.
@@ -65,26 +64,7 @@ func parseOptions(arguments []string, stderr io.Writer) (o options, err error) {
 	return o, nil
 }
 
-func main() {
-	if len(os.Args) == 3 && os.Args[1] == natsCommand {
-		exitOn(serveNATS(os.Args[2], os.Stdin, os.Stdout))
-		return
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	exitOn(err)
-}
-
-func exitOn(err error) {
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "fleetsim:", err)
-		os.Exit(1)
-	}
-}
+func main() { services.Main("fleetsim", run, servers) }
 
 // run makes all steps and prints the tables. Whatever happens, what it started is stopped.
 func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) (err error) {
@@ -135,7 +115,7 @@ func (s *sim) steps(ctx context.Context, r *report) error {
 		if next.idle, err = s.during(ctx, fmt.Sprintf("idle-%d", total), func() error { return sleep(ctx, s.opt.idle) }); err != nil {
 			return err
 		}
-		if next.gauges, err = s.gauge(); err != nil { // claims that waited for the nodes have been taken by now
+		if next.gauges, err = s.gauge(); err != nil { // claims that waited for the nodes have been taken
 			return err
 		}
 		if err := s.heapProfile(total); err != nil {

@@ -11,13 +11,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
+	"fleetd/internal/fleetbench/services"
 )
 
 // TestMain lets the simulation start this program as a NATS server.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == natsCommand {
-		exitOn(serveNATS(os.Args[2], os.Stdin, os.Stdout))
+	if err := services.Serve(os.Args, servers); services.Served(err) {
+		if err != nil {
+			panic(err) // the test that started it fails
+		}
 		return
 	}
 	os.Exit(m.Run())
@@ -25,17 +27,12 @@ func TestMain(m *testing.M) {
 
 // A whole run with few devices: figures are plausible, every device of the dead node is reached, and nothing is left.
 func TestRun(t *testing.T) {
-	server := os.Getenv("FLEETD_TEST_POSTGRES")
-	if server == "" {
-		server = localPostgres
-	}
-	admin, err := pgx.Connect(t.Context(), server)
+	postgres, err := services.FindPostgres(t.Context())
 	if err != nil {
 		t.Skipf("NOT RUN: no Postgres: %v", err)
 	}
-	defer func() { _ = admin.Close(context.Background()) }()
 	databases := func() (n int) {
-		if err := admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_database WHERE datname LIKE 'fleetd\_sim\_%'`).Scan(&n); err != nil {
+		if err := postgres.Query(t.Context(), `SELECT count(*) FROM pg_database WHERE datname LIKE 'fleetd\_sim\_%'`, &n); err != nil {
 			t.Fatal(err)
 		}
 		return n
@@ -83,7 +80,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("printed %q", &stdout)
 	}
 	if left, err := os.ReadDir(temporary); err != nil || len(left) > 0 || databases() > before {
-		t.Errorf("left behind: %v, %v, %d databases", left, err, databases()-before)
+		t.Errorf("left over: %v, %v, %d databases", left, err, databases()-before)
 	}
 }
 
@@ -108,7 +105,7 @@ func TestInterrupted(t *testing.T) {
 		t.Error("it ran to its end")
 	}
 	if left, err := os.ReadDir(os.Getenv("TMPDIR")); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("left over: %v, %v", left, err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/fleetbench/load"
 )
 
 // counters are figures by name: what has been counted since the start, or the difference of two readings.
@@ -64,7 +65,7 @@ func (c counters) less(other counters, factor float64) counters {
 
 // read counts everything up to now.
 func (s *sim) read(ctx context.Context) (counters, error) {
-	c := counters{wall: float64(time.Now().UnixMicro()) / 1e6, cpuNodes: ownCPU().Seconds()}
+	c := counters{wall: float64(time.Now().UnixMicro()) / 1e6, cpuNodes: load.OwnCPU().Seconds()}
 	for _, n := range s.nodes {
 		stats := n.store.Stats()
 		c[claimsSent] += float64(n.claims.Load())
@@ -100,37 +101,27 @@ func (s *sim) read(ctx context.Context) (counters, error) {
 
 // readPostgres is the CPU time of the server's processes for this database, as far as they are processes of this machine.
 func (s *sim) readPostgres(ctx context.Context) (float64, error) {
-	rows, err := s.admin.Query(ctx, "SELECT pid FROM pg_stat_activity WHERE datname = $1", s.database)
-	if err != nil {
-		return 0, fmt.Errorf("postgres: %w", err)
+	var processes []int32
+	if err := s.postgres.Query(ctx, "SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity WHERE datname = '"+s.database+"'", &processes); err != nil {
+		return 0, err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var pid int
-		if err := rows.Scan(&pid); err != nil {
-			return 0, fmt.Errorf("postgres: %w", err)
-		}
-		name := strconv.Itoa(pid)
+	for _, pid := range processes {
+		name := strconv.Itoa(int(pid))
 		used := processCPU(name)
 		s.postgresAll += max(0, used-s.postgresCPU[name])
 		s.postgresCPU[name] = used
 	}
-	return s.postgresAll.Seconds(), rows.Err()
+	return s.postgresAll.Seconds(), nil
 }
 
-// processCPU is the CPU time of a process, 0 if it is not of this machine.
+// processCPU is the CPU time of a process of Postgres, 0 if it is not of this machine.
 func processCPU(pid string) time.Duration {
 	content, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil || !strings.Contains(string(content), "postgres") {
 		return 0
 	}
-	fields := strings.Fields(string(content[strings.LastIndexByte(string(content), ')')+1:]))
-	sum := int64(0)
-	for _, field := range fields[11:13] { // utime and stime, the 14th and 15th of the file
-		ticks, _ := strconv.ParseInt(field, 10, 64)
-		sum += ticks
-	}
-	return time.Duration(sum) * 10 * time.Millisecond
+	used, _ := load.ProcessCPU(pid, false) // it may have ended meanwhile
+	return used
 }
 
 // during counts what happens while f runs.

@@ -1,28 +1,26 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net"
 	"net/url"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"fleetd/internal/fleetbench/load"
+	"fleetd/internal/fleetbench/services"
 )
 
 // natsCommand is the hidden command under which this program runs one NATS server. Each has a process of its own, since
-// the heap and the CPU of three servers in one process cannot be told apart.
+// the heap and the CPU of three servers in one process cannot be separated.
 const natsCommand = "nats-server"
 
 const (
@@ -41,7 +39,6 @@ type natsOptions struct {
 
 // natsState is the state that a server reports. Counters begin with its start.
 type natsState struct {
-	URL      string
 	Peers    int // of JetStream, if the server leads it
 	Subs     int64
 	RouteIn  int64 // messages from the other servers
@@ -54,41 +51,24 @@ type natsState struct {
 	Events   int64 // of it, what JetStream holds
 }
 
+// servers are what this program is instead for itself.
+var servers = map[string]func(options string) error{natsCommand: serveNATS}
+
 // serveNATS runs a server until standard input ends, and answers each line there with its state. The line "collect"
 // collects garbage first.
-func serveNATS(text string, in io.Reader, out io.Writer) error {
+func serveNATS(text string) error {
 	runtime.MemProfileRate = profiledRate
 	var o natsOptions
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
 		return err
 	}
-	options := &server.Options{ServerName: o.Name, Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: o.Dir,
-		JetStreamMaxStore: 64 << 30, NoSigs: true, NoLog: true, PingInterval: natsPings, MaxPingsOut: 2,
-		Cluster: server.ClusterOpts{Name: "fleetsim", Host: "127.0.0.1", Port: o.Ports[o.Index]}}
-	for _, port := range o.Ports {
-		options.Routes = append(options.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", port)})
-	}
-	s, err := server.NewServer(options)
-	if err != nil {
-		return err
-	}
-	s.Start()
-	defer s.WaitForShutdown()
-	defer s.Shutdown()
-	if !s.ReadyForConnections(startLimit) {
-		return errors.New("the NATS server does not start")
-	}
-	encoder := json.NewEncoder(out)
-	for lines := bufio.NewScanner(in); lines.Scan(); {
-		state, err := stateOf(s, lines.Text() == "collect")
-		if err != nil {
-			return err
+	return services.ServeNATS(o.Name, o.Dir, func(options *server.Options) {
+		options.PingInterval, options.MaxPingsOut = natsPings, 2
+		options.Cluster = server.ClusterOpts{Name: "fleetsim", Host: "127.0.0.1", Port: o.Ports[o.Index]}
+		for _, port := range o.Ports {
+			options.Routes = append(options.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", port)})
 		}
-		if err := encoder.Encode(state); err != nil {
-			return err
-		}
-	}
-	return nil
+	}, func(s *server.Server, question string) (any, error) { return stateOf(s, question == "collect") })
 }
 
 func stateOf(s *server.Server, collect bool) (*natsState, error) {
@@ -96,14 +76,14 @@ func stateOf(s *server.Server, collect bool) (*natsState, error) {
 	if err != nil {
 		return nil, err
 	}
-	state := &natsState{URL: s.ClientURL(), Subs: int64(v.Subscriptions), In: v.InMsgs, Out: v.OutMsgs, InBytes: v.InBytes, OutBytes: v.OutBytes,
-		RouteIn: v.InMsgs - v.InClientMsgs, Slow: v.SlowConsumers, CPU: ownCPU()}
+	state := &natsState{Subs: int64(v.Subscriptions), In: v.InMsgs, Out: v.OutMsgs, InBytes: v.InBytes, OutBytes: v.OutBytes,
+		RouteIn: v.InMsgs - v.InClientMsgs, Slow: v.SlowConsumers, CPU: load.OwnCPU()}
 	if s.JetStreamIsLeader() {
 		state.Peers = len(s.JetStreamClusterPeers())
 	}
 	if collect {
 		state.Heap, state.Events = heap(jetStream)
-		state.CPU = ownCPU()
+		state.CPU = load.OwnCPU()
 	}
 	return state, nil
 }
@@ -145,22 +125,11 @@ func calledBy(stack []uintptr, functions []string) bool {
 	}
 }
 
-// ownCPU is the CPU time of this process.
-func ownCPU() time.Duration {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails only for a wrong argument
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
 // natsServer is one server process.
-type natsServer struct {
-	cmd   *exec.Cmd
-	stdin io.WriteCloser
-	lines *json.Decoder
-}
+type natsServer struct{ *load.Child }
 
 // startNATS starts a cluster and waits until JetStream has a leader that sees all servers.
-func startNATS(dir string, most int) (servers []*natsServer, err error) {
+func startNATS(dir string, most int) (servers []natsServer, err error) {
 	defer func() {
 		if err != nil {
 			stopNATS(servers)
@@ -170,32 +139,17 @@ func startNATS(dir string, most int) (servers []*natsServer, err error) {
 	if err != nil {
 		return nil, err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	for i := range most {
 		name := fmt.Sprintf("nats-%d", i+1)
 		text, err := json.Marshal(natsOptions{Name: name, Dir: filepath.Join(dir, name), Ports: ports, Index: i})
 		if err != nil {
 			return servers, err
 		}
-		s := &natsServer{cmd: exec.Command(self, natsCommand, string(text))}
-		s.cmd.Stderr = os.Stderr
-		// An interruption of the terminal reaches only this program, which ends them by closing their standard input.
-		s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		stdout, err := s.cmd.StdoutPipe()
+		c, err := load.StartChild("", nil, natsCommand, string(text))
 		if err != nil {
 			return servers, err
 		}
-		if s.stdin, err = s.cmd.StdinPipe(); err != nil {
-			return servers, err
-		}
-		s.lines = json.NewDecoder(stdout)
-		if err := s.cmd.Start(); err != nil {
-			return servers, err
-		}
-		servers = append(servers, s)
+		servers = append(servers, natsServer{c})
 	}
 	for deadline := time.Now().Add(startLimit); ; time.Sleep(100 * time.Millisecond) {
 		for _, s := range servers {
@@ -226,25 +180,16 @@ func freePorts(n int) (ports []int, err error) {
 	return ports, nil
 }
 
-func (s *natsServer) state(collect bool) (state natsState, err error) {
-	line := "read\n"
+func (s natsServer) state(collect bool) (state natsState, err error) {
+	question := "read"
 	if collect {
-		line = "collect\n"
+		question = "collect"
 	}
-	if _, err := io.WriteString(s.stdin, line); err != nil {
-		return state, fmt.Errorf("a NATS server has ended: %w", err)
-	}
-	err = s.lines.Decode(&state)
-	return state, err
+	return state, s.Ask(question, &state)
 }
 
-func stopNATS(servers []*natsServer) {
+func stopNATS(servers []natsServer) {
 	for _, s := range servers {
-		_ = s.stdin.Close() // ends it
-	}
-	for _, s := range servers {
-		timer := time.AfterFunc(startLimit, func() { _ = s.cmd.Process.Kill() })
-		_ = s.cmd.Wait() // how it ended is of no interest
-		timer.Stop()
+		s.Stop()
 	}
 }

@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/cluster"
+	"fleetd/internal/cluster/lease"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
@@ -26,8 +24,7 @@ import (
 
 // The settings of a node, as internal/node has them.
 const (
-	beatsPerLease = 5
-	loseAtMost    = time.Minute
+	openAtMost    = time.Minute
 	maxHandshakes = 256
 	maxReconnects = 20
 	prefix        = "fleetd.v1"
@@ -37,27 +34,22 @@ const (
 
 // node is one node of real parts, wired as internal/node does, without listeners, front ends and photos.
 type node struct {
-	name      string
-	leaseTime time.Duration
-	conn      *nats.Conn
-	up        atomic.Bool
-	store     *store.Store
-	ledger    *ledger.Ledger
-	events    *events.Bus
-	link      *cluster.Link
-	service   *fleet.Service
-	devices   *responder
-	log       *slog.Logger
+	name    string
+	conn    *nats.Conn
+	up      atomic.Bool
+	store   *store.Store
+	ledger  *ledger.Ledger
+	events  *events.Bus
+	link    *cluster.Link
+	service *fleet.Service
+	devices *responder
+	log     *slog.Logger
 
 	claims    atomic.Int64 // sent for connections
 	reasserts atomic.Int64 // sent once a minute for each device
 	cuts      atomic.Int64 // of the connection to NATS
 
-	lease  devices.Lease
-	begins int // of the lease
-	leases atomic.Pointer[[]devices.Lease]
-	lost   atomic.Int64 // nodes that this one declared lost
-	losing sync.Map     // instances whose devices are being marked
+	leases *lease.Nodes
 	stop   context.CancelFunc
 	tasks  sync.WaitGroup
 	killed atomic.Bool
@@ -101,8 +93,7 @@ func (noVision) Snapshot(devices.ID, time.Time) (url, photo string) { return "",
 
 // startNode starts a node. dir is a directory of its own.
 func startNode(ctx context.Context, name, natsURL, database, dir string, o options, mint *credential.Mint, to *responder, log *slog.Logger) (started *node, err error) {
-	n := &node{name: name, leaseTime: o.lease, devices: to, log: log.With("node", name),
-		lease: devices.Lease{Node: name, Instance: "s2-" + rand.Text(), Started: time.Now().UTC(), Version: "simulated", Stamps: true}}
+	n := &node{name: name, devices: to, log: log.With("node", name)}
 	defer func() {
 		if err != nil {
 			n.close()
@@ -132,17 +123,21 @@ func startNode(ctx context.Context, name, natsURL, database, dir string, o optio
 	if n.events, err = events.New(events.Options{Conn: n.conn, Prefix: prefix, Node: name, Retention: retention, Limit: eventLimit, NotificationLimit: eventLimit, Replicas: o.servers, Log: n.log}); err != nil {
 		return nil, err
 	}
-	if n.store, err = store.Open(ctx, database, dir, n.log, store.OnOutranked(func(p devices.Presence) { n.service.Outranked(p) })); err != nil {
+	if n.store, err = store.Open(ctx, database, dir, n.log, store.OnStaleWrite(func(p devices.Presence) { n.service.OnStaleWrite(p) })); err != nil {
 		return nil, err
 	}
-	if err := n.store.Ready(); err != nil {
+	usable, cancel := context.WithTimeout(ctx, openAtMost)
+	defer cancel()
+	if err := n.store.WaitReady(usable); err != nil {
 		return nil, err
 	}
 	n.ledger = ledger.New(n.store, n.log)
 	always := func() bool { return true }
-	n.link = cluster.New(cluster.Options{Conn: n.conn, Prefix: prefix, Mint: mint, Node: name, Up: n.up.Load, Stamped: always, StampedAll: always, Log: n.log})
+	n.link = cluster.New(cluster.Options{Conn: n.conn, Prefix: prefix, Mint: mint, Node: name, IsConnected: n.up.Load, AllStampHops: always, AllStampBroadcasts: always, Log: n.log})
 	others := n.link.Peers()
-	n.service = fleet.New(fleet.Config{Node: name, Version: "simulated", CallsPerDevice: 1, Handshakes: maxHandshakes, Reconnects: maxReconnects, Alive: n.alive,
+	n.leases = lease.New(lease.Options{Node: name, Version: "simulated", Started: time.Now().UTC(), Lifetime: o.lease, Database: n.store, Devices: n.held, API: func() string { return "" },
+		Refresh: n.refresh, IsConnected: n.up.Load, Log: n.log})
+	n.service = fleet.New(fleet.Config{Node: name, Version: "simulated", CallsPerDevice: 1, Handshakes: maxHandshakes, Reconnects: maxReconnects, IsNodeAlive: n.leases.Has,
 		Offer: devices.TransportWebSocket, Dir: dir, Fleet: mint.Fingerprint(), RosterKey: mint.RosterKey()},
 		fleet.Ports{Records: n.store, Catalogs: n.store, Ledger: n.ledger, Changes: n.ledger, Publisher: n.events, Directory: directory{n.link, n},
 			Router: n.link, Vision: noVision{}, Audio: n.events, Peers: others, Log: n.log})
@@ -155,21 +150,22 @@ func startNode(ctx context.Context, name, natsURL, database, dir string, o optio
 	if err := n.service.Registry().Start(ctx); err != nil {
 		return nil, err
 	}
-	if err := n.beat(ctx); err != nil { // the others see it before its first device comes
-		return nil, err
-	}
 	var running context.Context
 	running, n.stop = context.WithCancel(context.WithoutCancel(ctx))
-	n.tasks.Go(func() { n.run(running, back) })
+	n.tasks.Go(func() { n.leases.Run(running, n.service) })
+	n.tasks.Go(func() { n.reassert(running, back) })
+	for !n.leases.IsLeased() { // the others see it before its first device comes
+		select {
+		case <-usable.Done():
+			return nil, fmt.Errorf("node %s has no lease after %v: %w", name, openAtMost, usable.Err())
+		case <-time.After(settleEvery):
+		}
+	}
 	return n, nil
 }
 
-// run keeps the lease, and makes good what a lost connection left out.
-func (n *node) run(ctx context.Context, back <-chan struct{}) {
-	ticker := time.NewTicker(n.leaseTime / beatsPerLease)
-	defer ticker.Stop()
-	seen, begins := cluster.Beats{Own: n.lease, Every: n.leaseTime / beatsPerLease, Life: n.leaseTime, Turn: 2 * n.leaseTime}, 1
-	var takenAway time.Time
+// reassert repeats what a lost connection left out.
+func (n *node) reassert(ctx context.Context, back <-chan struct{}) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -177,68 +173,14 @@ func (n *node) run(ctx context.Context, back <-chan struct{}) {
 		case <-back:
 			n.link.Reconnected()
 			n.service.Reassert()
-		case <-ticker.C:
-			if err := n.beat(ctx); err != nil {
-				n.log.Warn("no beat", "error", err)
-				continue
-			}
-			now := time.Now()
-			if begins < n.begins { // other nodes took the lease away, and marked the devices
-				begins, takenAway = n.begins, now
-				n.service.Reassert()
-			} else if !takenAway.IsZero() {
-				takenAway = time.Time{}
-				n.service.Reappear()
-			}
-			n.look(ctx, &seen)
 		}
 	}
 }
 
-func (n *node) beat(ctx context.Context) error {
-	n.lease.Beat++
-	n.lease.Devices = n.held()
-	leases, begun, err := n.store.Beat(ctx, n.lease)
-	if err != nil {
-		return err
+func (n *node) refresh(ctx context.Context) {
+	if err := n.service.Registry().Refresh(ctx); err != nil {
+		n.log.Warn("cannot read registry changes", "error", err)
 	}
-	if begun {
-		n.begins++
-	}
-	n.leases.Store(&leases)
-	return n.service.Registry().Refresh(ctx)
-}
-
-// look marks the devices of nodes that do not renew their lease.
-func (n *node) look(ctx context.Context, seen *cluster.Beats) {
-	lost, _ := seen.Look(*n.leases.Load(), time.Now())
-	for _, l := range lost {
-		if _, again := n.losing.LoadOrStore(l.Instance, true); !again {
-			n.tasks.Go(func() { n.lose(ctx, l) })
-		}
-	}
-}
-
-func (n *node) lose(ctx context.Context, l devices.Lease) {
-	defer n.losing.Delete(l.Instance)
-	ctx, cancel := context.WithTimeout(ctx, loseAtMost)
-	defer cancel()
-	marked, err := n.service.LoseNode(ctx, l.Node, time.Time{}, n.store.OnlineOf)
-	end := n.store.DropNode
-	if marked > 0 {
-		end = n.store.EndLease
-	}
-	if err == nil || marked > 0 {
-		err = errors.Join(err, end(ctx, l))
-	}
-	n.lost.Add(1)
-	n.log.Info("node lost", "lost", l.Node, "devices", marked, "error", err)
-}
-
-// alive tells whether a node has a lease.
-func (n *node) alive(name string) bool {
-	leases := n.leases.Load()
-	return leases == nil || slices.ContainsFunc(*leases, func(l devices.Lease) bool { return l.Node == name })
 }
 
 // held is how many devices are connected to the node, ready how many of them have their tools read.

@@ -155,7 +155,7 @@ func (r *report) tabulate() {
 	}
 }
 
-// judge tells whether one more device costs no more in a large fleet than in a small one.
+// judge reports whether one more device costs no more in a large fleet than in a small one.
 func (f *figure) judge(tolerance float64) {
 	first, last := f.Slopes[0], f.Slopes[len(f.Slopes)-1]
 	flat := last <= first*(1+tolerance) || last*f.slope < 0.005 // rounded to nothing

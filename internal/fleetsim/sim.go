@@ -2,31 +2,28 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"golang.org/x/time/rate"
 
 	"fleetd/internal/access"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
+	"fleetd/internal/fleetbench/load"
+	"fleetd/internal/fleetbench/services"
 )
 
-// localPostgres is used if the environment names no server.
-const localPostgres = "postgres://root@127.0.0.1:5432/postgres"
-
 // nodeConnections are what a node may open to Postgres.
-const nodeConnections = 9
+const nodeConnections = 11
 
 const (
 	connectors  = 16 // devices that connect at once
@@ -39,10 +36,10 @@ type sim struct {
 	opt       options
 	out       io.Writer
 	dir       string
-	server    string // of Postgres
-	database  string // name
-	admin     *pgx.Conn
-	nats      []*natsServer
+	postgres  *services.Postgres
+	database  string       // name
+	drop      func() error // the database
+	nats      []natsServer
 	urls      []string
 	nodes     []*node
 	devs      []device
@@ -64,10 +61,7 @@ func (s *sim) say(format string, args ...any) {
 
 // start brings servers, database and nodes up, and makes the devices members.
 func start(ctx context.Context, o options, out io.Writer) (s *sim, err error) {
-	s = &sim{opt: o, out: out, server: os.Getenv("FLEETD_TEST_POSTGRES"), postgresCPU: map[string]time.Duration{}}
-	if s.server == "" {
-		s.server = localPostgres
-	}
+	s = &sim{opt: o, out: out, drop: func() error { return nil }, postgresCPU: map[string]time.Duration{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -90,11 +84,7 @@ func start(ctx context.Context, o options, out io.Writer) (s *sim, err error) {
 		return s, err
 	}
 	for _, server := range s.nats {
-		state, err := server.state(false)
-		if err != nil {
-			return s, err
-		}
-		s.urls = append(s.urls, state.URL)
+		s.urls = append(s.urls, server.Address)
 	}
 	for i := range o.nodes * o.devices {
 		s.devs = append(s.devs, newDevice(i, i%o.nodes))
@@ -157,34 +147,27 @@ func (q quieter) WithAttrs(attrs []slog.Attr) slog.Handler {
 
 // createDatabase makes an empty database, if the server takes as many connections as the nodes may open.
 func (s *sim) createDatabase(ctx context.Context) (address string, err error) {
-	if s.admin, err = pgx.Connect(ctx, s.server); err != nil {
-		return "", fmt.Errorf("postgres: %w", err)
+	if s.postgres, err = services.FindPostgres(ctx); err != nil {
+		return "", err
 	}
 	var most int
-	if err := s.admin.QueryRow(ctx, "SELECT current_setting('max_connections')::int").Scan(&most); err != nil {
-		return "", fmt.Errorf("postgres: %w", err)
+	if err := s.postgres.Query(ctx, "SELECT current_setting('max_connections')::int", &most); err != nil {
+		return "", err
 	}
 	if wanted := s.opt.nodes * nodeConnections; most < wanted {
 		return "", fmt.Errorf("%d nodes may open %d connections to Postgres, whose max_connections is %d: raise that, or simulate %d nodes", s.opt.nodes, wanted, most, most/nodeConnections)
 	}
-	s.database = "fleetd_sim_" + rand.Text()[:8]
-	// Interrupted half way, the server may make the database all the same.
-	if _, err := s.admin.Exec(context.WithoutCancel(ctx), `CREATE DATABASE "`+s.database+`" ENCODING 'UTF8' TEMPLATE template0`); err != nil {
-		s.database = ""
-		return "", fmt.Errorf("postgres: %w", err)
+	address, drop, err := s.postgres.Create(ctx, "fleetd_sim_")
+	if err == nil {
+		s.drop, s.database = drop, path.Base(address)
 	}
-	u, err := url.Parse(s.server)
-	if err != nil {
-		return "", fmt.Errorf("postgres: %w", err)
-	}
-	u.Path = "/" + s.database
-	return u.String(), nil
+	return address, err
 }
 
 // admit makes all devices members.
 func (s *sim) admit(ctx context.Context) error {
 	s.say("importing %d devices", len(s.devs))
-	by := access.By{Who: access.Admin}
+	by := access.Principal{Caller: access.Admin}
 	for first := 0; first < len(s.devs); first += fleet.MaxImport {
 		var rows []fleet.ImportRow
 		for _, d := range s.devs[first:min(first+fleet.MaxImport, len(s.devs))] {
@@ -273,11 +256,11 @@ func (s *sim) times() (accepted, listed latency) {
 	return accepted, latencyOf(all)
 }
 
-// call asks a node to call a tool of a device.
+// call has a node call a tool of a device.
 func (s *sim) call(ctx context.Context, n *node, id devices.ID) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, err := n.service.CallTool(ctx, devices.ToolCall{Device: id, Tool: toolCalled, Arguments: argumentsCalled, By: access.By{Who: access.Admin}})
+	_, err := n.service.CallTool(ctx, devices.ToolCall{Device: id, Tool: load.ToolSetVolume, Arguments: argumentsCalled, Principal: access.Principal{Caller: access.Admin}})
 	return err
 }
 
@@ -314,18 +297,7 @@ func (s *sim) close() (err error) {
 		s.tasks.Wait()
 	}
 	stopNATS(s.nats)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if s.admin != nil && s.admin.IsClosed() { // an interruption ends the connection
-		s.admin, err = pgx.Connect(ctx, s.server)
-	}
-	if s.admin != nil {
-		if s.database != "" {
-			_, dropErr := s.admin.Exec(ctx, `DROP DATABASE IF EXISTS "`+s.database+`" WITH (FORCE)`)
-			err = errors.Join(err, dropErr)
-		}
-		err = errors.Join(err, s.admin.Close(ctx))
-	}
+	err = s.drop()
 	if s.dir != "" {
 		err = errors.Join(err, os.RemoveAll(s.dir))
 	}

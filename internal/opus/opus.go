@@ -1,5 +1,5 @@
 // Package opus reads the structure of an Opus packet (RFC 6716, section 3)
-// without decoding it: how long it plays, and whether it can be one at all.
+// without decoding it: its duration, and whether it is valid.
 package opus
 
 import "time"
@@ -10,7 +10,7 @@ const (
 	MaxDuration = 120 * time.Millisecond // R5
 )
 
-// FrameDuration is the length of one frame by the first byte of the packet
+// FrameDuration returns the length of one frame, given by the first byte of the packet
 // (section 3.1, table 2).
 func FrameDuration(toc byte) time.Duration {
 	switch config := toc >> 3; {
@@ -50,7 +50,7 @@ func Inspect(p []byte) (duration time.Duration, stereo, ok bool) {
 	return duration, toc&4 != 0, ok && duration <= MaxDuration
 }
 
-// inspectMany checks a packet of code 3 behind its first byte: R5 to R7.
+// inspectMany checks a packet of code 3 after its first byte: R5 to R7.
 func inspectMany(p []byte) (frames int, ok bool) {
 	if len(p) == 0 { // R6, R7: at least two bytes
 		return 0, false
@@ -108,7 +108,7 @@ func frameLength(p []byte) (n, used int) {
 }
 
 // Pad makes a valid packet at least that many bytes long, at most 254 longer, by
-// padding that decoders pass over: a packet of code 3 (section 3.2.5). It returns the
+// padding that decoders ignore: a packet of code 3 (section 3.2.5). It returns the
 // packet itself if that is long enough.
 func Pad(p []byte, size int) []byte {
 	if len(p) >= size {

@@ -8,9 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// MarshalJSON writes an object such as {"room":"lab"} if the selector is no more
-// than equal values of labels and the device's id, else the canonical text. The
-// zero value is {}.
+// MarshalJSON encodes an object such as {"room":"lab"} if the selector contains only equal values of labels and
+// the device's id, else the canonical text. The zero value is {}.
 func (s Selector) MarshalJSON() ([]byte, error) {
 	var v any = s.String()
 	if values, ok := s.Map(); ok {
@@ -18,12 +17,12 @@ func (s Selector) MarshalJSON() ([]byte, error) {
 	}
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)
-	encoder.SetEscapeHTML(false) // the encoder that calls this one does it if it is to be done
+	encoder.SetEscapeHTML(false) // the calling encoder escapes if necessary
 	err := encoder.Encode(v)
 	return b.Bytes(), err
 }
 
-// Map is the selector as FromMap takes it; ok tells whether it can be one.
+// Map returns the argument of FromMap for the selector; ok reports whether there is one.
 func (s Selector) Map() (values map[string]string, ok bool) {
 	values = make(map[string]string, len(s.terms))
 	for _, t := range s.terms {
@@ -45,8 +44,7 @@ func (s Selector) Map() (values map[string]string, ok bool) {
 	return values, true
 }
 
-// UnmarshalJSON reads a text, or an object with the labels and the id that a
-// device must have, as FromMap does.
+// UnmarshalJSON decodes text, or an object with labels and id like the argument of FromMap.
 func (s *Selector) UnmarshalJSON(data []byte) error {
 	switch {
 	case string(data) == "null":
@@ -62,10 +60,10 @@ func (s *Selector) UnmarshalJSON(data []byte) error {
 	}
 	var values map[string]string
 	if err := json.Unmarshal(data, &values); err != nil {
-		return errors.New(`a selector is a text such as "room=lab", or an object such as {"room":"lab"}`)
+		return errors.New(`a selector is text such as "room=lab", or an object such as {"room":"lab"}`)
 	}
 	if len(values) > MaxTerms {
-		return fmt.Errorf("a selector may have %d labels, not %d", MaxTerms, len(values))
+		return fmt.Errorf("a selector has at most %d labels, not %d", MaxTerms, len(values))
 	}
 	*s = FromMap(values)
 	return nil

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// ParseLabel reads the filter by one label that lists have beside a selector:
-// `key`, or `key=value` with a literal value. Every name is that of a label.
+// ParseLabel parses the label filter of lists: `key`, or `key=value` with a literal value. Every name is that of
+// a label.
 func ParseLabel(text string) (Selector, error) {
 	key, value, has := strings.Cut(text, "=")
 	if !validLabel(key) {

@@ -2,8 +2,7 @@ package selector
 
 import "time"
 
-// Device is what a selector is evaluated on. An empty field, and a zero time,
-// is a value that the device does not have.
+// Device is the device that a selector is evaluated on. An empty field, and a zero time, is a missing value.
 type Device struct {
 	ID       string // canonical
 	Name     string
@@ -20,12 +19,11 @@ type Device struct {
 	Reason    string // why the device is offline; not read while Online
 	LastSeen  time.Time
 
-	// HasTool tells whether match is true for the name of one of the device's
-	// tools. nil: it has none.
+	// HasTool reports whether match is true for the name of one of the device's tools. nil: no tools.
 	HasTool func(match func(name string) bool) bool
 }
 
-// Match tells whether the selector selects the device. It does not allocate.
+// Match reports whether the selector matches the device. It does not allocate.
 func (s Selector) Match(d *Device, now time.Time) bool {
 	for i := range s.terms {
 		if !s.terms[i].match(d, now) {
@@ -35,7 +33,7 @@ func (s Selector) Match(d *Device, now time.Time) bool {
 	return true
 }
 
-// AllowsState tells whether a device in this state may be selected.
+// AllowsState reports whether a device in this state may match.
 func (s Selector) AllowsState(state string) bool {
 	d := Device{State: state}
 	for i := range s.terms {
@@ -46,8 +44,8 @@ func (s Selector) AllowsState(state string) bool {
 	return true
 }
 
-// MatchIdentity is Match for selectors without an Identity error: with any
-// other field it selects nothing. It does not allocate.
+// MatchIdentity is Match for selectors without an Identity error: a selector with any other field matches
+// nothing. It does not allocate.
 func (s Selector) MatchIdentity(id string, labels map[string]string) bool {
 	d := Device{ID: id, Labels: labels}
 	for i := range s.terms {
@@ -80,7 +78,7 @@ func (t *Term) match(d *Device, now time.Time) bool {
 	return ok && t.Op.accepts(order)
 }
 
-// accepts tells whether a comparison with this result holds.
+// accepts reports whether the comparison is true for this result.
 func (op Op) accepts(order int) bool {
 	switch op {
 	case OpLess:
@@ -95,7 +93,7 @@ func (op Op) accepts(order int) bool {
 	return false
 }
 
-// value is the device's value of the field, and whether it has one.
+// value returns the device's value of the field, and whether it has one.
 func (t *Term) value(d *Device) (value string, has bool) {
 	switch t.Field {
 	case FieldLabel:
@@ -131,8 +129,8 @@ func (t *Term) value(d *Device) (value string, has bool) {
 	return value, value != ""
 }
 
-// matchSeen compares how long ago the device was seen: one that is online is
-// seen now, and one that never was has no value.
+// matchSeen compares the time since the device was seen: an online device is seen now, and one that never
+// connected has no value.
 func (t *Term) matchSeen(d *Device, now time.Time) bool {
 	has := d.Online || !d.LastSeen.IsZero()
 	age := time.Duration(0)

@@ -11,20 +11,20 @@ import (
 	"fleetd/internal/timespan"
 )
 
-// SyntaxError is a mistake in a selector.
+// SyntaxError is a syntax error in a selector.
 type SyntaxError struct {
 	Text     string
-	Offset   int    // of the mistake, in bytes
+	Offset   int    // of the error, in bytes
 	Expected string // in words
 	Found    string // in words
 }
 
-// Column is the position of the mistake in characters, from 1.
+// Column returns the position of the error in characters, from 1.
 func (e *SyntaxError) Column() int {
 	return utf8.RuneCountInString(e.Text[:min(e.Offset, len(e.Text))]) + 1
 }
 
-// Error has the position, and the text unless it is long.
+// Error contains the position, and the text unless it is long.
 func (e *SyntaxError) Error() string {
 	const short = 80
 	where := "selector"
@@ -34,7 +34,7 @@ func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("%s, column %d: expected %s, found %s", where, e.Column(), e.Expected, e.Found)
 }
 
-// Parse reads a text. Empty text selects every device. Errors are *SyntaxError.
+// Parse parses a selector. Empty text matches every device. Errors are *SyntaxError.
 func Parse(text string) (Selector, error) {
 	p := parser{text: text}
 	if len(text) > MaxText {
@@ -50,7 +50,7 @@ func Parse(text string) (Selector, error) {
 		return Selector{}, err
 	}
 	s := newSelector(terms)
-	if n := len(s.String()); n > MaxText { // device ids and escapes grow
+	if n := len(s.String()); n > MaxText { // device ids and escapes may get longer
 		return Selector{}, &SyntaxError{text, len(text), fmt.Sprintf("at most %d bytes in canonical form", MaxText), fmt.Sprintf("%d bytes", n)}
 	}
 	return s, nil
@@ -61,7 +61,7 @@ type parser struct {
 	at   int
 }
 
-// fail is an error at the next character.
+// fail returns an error at the next character.
 func (p *parser) fail(format string, args ...any) error {
 	const shown = 20
 	found := "the end"
@@ -91,7 +91,7 @@ func (p *parser) take(token string) bool {
 	return true
 }
 
-// word returns the run of letters that names consist of, which may be empty.
+// word returns the next letters that may be a name, possibly none.
 func (p *parser) word() string {
 	from := p.at
 	for p.at < len(p.text) && labelByte(p.text[p.at]) {
@@ -187,7 +187,7 @@ func (p *parser) term() (t Term, err error) {
 	return t, p.fail("one of =, !=, in, not in after %s; only firmware and seen are compared with < and >", t.name())
 }
 
-// subject reads what the term is about.
+// subject parses the field or label of the term.
 func (p *parser) subject(t *Term) error {
 	from := p.at
 	name := p.word()
@@ -218,8 +218,7 @@ func validLabel(key string) bool {
 	return key != "" && len(key) <= MaxLabel
 }
 
-// listOp reads `in`, `not in` or `notin`, which a list follows. OpHas: it is
-// another word.
+// listOp parses `in`, `not in` or `notin`, which a list follows. OpHas: another word follows.
 func (p *parser) listOp() Op {
 	switch p.word() {
 	case "in":
@@ -254,7 +253,7 @@ func (p *parser) list(t *Term) error {
 	}
 }
 
-// values reads one value more.
+// values parses one more value.
 func (p *parser) values(t *Term, limit int) error {
 	p.space()
 	if len(t.Values) == limit {
@@ -285,7 +284,7 @@ func (p *parser) values(t *Term, limit int) error {
 	return nil
 }
 
-// value reads a value, in quotes or not.
+// value parses a value with or without quotes.
 func (p *parser) value() (Value, error) {
 	var parts []string // between stars
 	from := p.at
@@ -326,7 +325,7 @@ func (p *parser) value() (Value, error) {
 	return newValue(append(parts, string(part))), nil
 }
 
-// escape reads what follows a backslash. It reads nothing unless ok.
+// escape parses the text after a backslash. It consumes nothing unless ok.
 func (p *parser) escape() (c byte, ok bool) {
 	rest := p.text[p.at:]
 	if rest == "" {
@@ -350,7 +349,7 @@ func (p *parser) escape() (c byte, ok bool) {
 	return 0, false
 }
 
-// newValue makes a value of the texts between stars.
+// newValue returns the value of the texts between stars.
 func newValue(parts []string) Value {
 	if len(parts) == 1 {
 		return Value{Text: parts[0]}
@@ -398,13 +397,13 @@ func (p *parser) age(t *Term) error {
 // maxAge is the longest time that seen is compared with.
 const maxAge = 36500 * 24 * time.Hour
 
-// parseAge reads a duration that is not negative.
+// parseAge parses a duration that is not negative.
 func parseAge(text string) (time.Duration, bool) {
 	age, err := timespan.Parse(text)
 	return age, err == nil && age >= 0 && age <= maxAge
 }
 
-// name is how the term begins.
+// name returns the start of the term.
 func (t *Term) name() string {
 	if t.Field != FieldLabel {
 		return t.Field.String()
@@ -418,7 +417,7 @@ func (t *Term) name() string {
 	return t.Label
 }
 
-// finish sorts the values, and makes what is derived from the term.
+// finish sorts the values, and computes what derives from the term.
 func (t Term) finish() Term {
 	slices.SortFunc(t.Values, func(a, b Value) int { return a.compare(&b) })
 	t.Values = slices.CompactFunc(t.Values, func(a, b Value) bool { return a.compare(&b) == 0 })

@@ -1,9 +1,9 @@
-// Package selector reads and evaluates `select`: the text that selects devices
-// in lists, counts, jobs, events, export, API keys and policy.
+// Package selector parses and evaluates `select`: the text that selects devices in lists, counts, jobs, events,
+// export, API keys and policy.
 //
 //	room=lab, floor in (1,2), !retired, firmware<2.4.2, seen>2h
 //
-// Terms are joined by commas, and all of them must hold:
+// Terms are separated by commas, and all of them must match:
 //
 //	room=lab          the value is lab; * stands for any run of characters
 //	room!=lab         the value is not lab, or there is none
@@ -27,7 +27,7 @@ import (
 	"time"
 )
 
-// Bounds of what Parse accepts.
+// Limits of Parse.
 const (
 	MaxText   = 4096 // bytes of a text, as written and in canonical form
 	MaxTerms  = 32
@@ -35,8 +35,7 @@ const (
 	MaxLabel  = 63  // bytes of a label's key
 )
 
-// Field is what a term is about. Terms are ordered by it, so that the cheap
-// ones are evaluated first.
+// Field is the field of a term. Terms are ordered by it, so that cheap ones are evaluated first.
 type Field uint8
 
 // Fields.
@@ -61,10 +60,10 @@ var fieldNames = [...]string{
 	FieldName: "name", FieldBoard: "board", FieldChip: "chip", FieldFirmware: "firmware", FieldELF: "elf", FieldSeen: "seen", FieldTool: "tool",
 }
 
-// String is the field's name in text.
+// String returns the field's name.
 func (f Field) String() string { return fieldNames[f] }
 
-// fieldOf finds a field by its name. `label` is only a prefix.
+// fieldOf returns the field with this name. `label` is only a prefix.
 func fieldOf(name string) (Field, bool) {
 	i := slices.Index(fieldNames[:], name)
 	if i < 0 || Field(i) == FieldLabel {
@@ -73,7 +72,7 @@ func fieldOf(name string) (Field, bool) {
 	return Field(i), true
 }
 
-// Op is how a term compares.
+// Op is the operator of a term.
 type Op uint8
 
 // Operators.
@@ -95,23 +94,22 @@ type Term struct {
 	Field  Field
 	Label  string // the label's key; empty for other fields
 	Op     Op
-	Values []Value // of OpIn and OpNotIn, sorted, each once
+	Values []Value // of OpIn and OpNotIn, sorted, without duplicates
 
-	Version string        // of comparisons of the firmware; the firmware can read it
-	Age     time.Duration // of comparisons of seen
+	Version string        // in comparisons of the firmware; the firmware can parse it
+	Age     time.Duration // in comparisons of seen
 
 	text string                 // canonical
 	tool func(name string) bool // whether one of Values matches, for FieldTool
 }
 
-// String is the term's canonical text.
+// String returns the term's canonical text.
 func (t Term) String() string { return t.text }
 
-// Selector selects devices. The zero value selects every device. It does not
-// change, and copies share its terms.
+// Selector matches devices. The zero value matches every device. It is immutable; copies share its terms.
 type Selector struct{ terms []Term }
 
-// newSelector sorts the terms, drops repeated ones, and takes over the slice.
+// newSelector sorts the terms and drops duplicates. It keeps the slice.
 func newSelector(terms []Term) Selector {
 	if len(terms) == 0 {
 		return Selector{}
@@ -128,9 +126,8 @@ func newSelector(terms []Term) Selector {
 	return Selector{slices.CompactFunc(terms, func(a, b Term) bool { return a.text == b.text })}
 }
 
-// FromMap selects the devices that have all of these labels; the name `device`
-// stands for the device's id. Values are literal: * has no meaning. It is the
-// form in which keys and policies were written before there was a text.
+// FromMap returns a selector of the devices with all of these labels; the name `device` means the device's id.
+// Values are literal: * has no meaning. Keys and policies of older versions have this form.
 func FromMap(values map[string]string) Selector {
 	terms := make([]Term, 0, len(values))
 	for name, value := range values {
@@ -143,8 +140,7 @@ func FromMap(values map[string]string) Selector {
 	return newSelector(terms)
 }
 
-// In selects the devices of which a field, which is none of labels, has one of
-// these values, literally.
+// In returns a selector of the devices with one of these literal values in a field other than a label.
 func In(f Field, values ...string) Selector {
 	t := Term{Field: f}
 	for _, value := range values {
@@ -153,8 +149,7 @@ func In(f Field, values ...string) Selector {
 	return newSelector([]Term{t.finish()})
 }
 
-// Not selects the devices that a term does not select; ok is false for terms that
-// compare.
+// Not returns a selector of the devices that a term does not match; ok is false for comparisons.
 func Not(t Term) (not Selector, ok bool) {
 	switch t.Op {
 	case OpIn:
@@ -172,8 +167,7 @@ func Not(t Term) (not Selector, ok bool) {
 	return newSelector([]Term{t.finish()}), true
 }
 
-// And selects the devices that both select. It is not bounded: the text of a
-// result with more terms or bytes than Parse accepts cannot be parsed.
+// And returns a selector of the devices that both match. It has no limits: Parse may refuse its text.
 func And(a, b Selector) Selector {
 	switch {
 	case a.IsZero():
@@ -184,14 +178,14 @@ func And(a, b Selector) Selector {
 	return newSelector(slices.Concat(a.terms, b.terms))
 }
 
-// IsZero tells whether every device is selected. It makes `omitzero` work.
+// IsZero reports whether every device matches. It makes `omitzero` work.
 func (s Selector) IsZero() bool { return len(s.terms) == 0 }
 
-// Terms returns the conditions, all of which must hold.
+// Terms returns the terms, all of which must match.
 func (s Selector) Terms() []Term { return slices.Clone(s.terms) }
 
-// String is the canonical text: Parse reads it as the same selector, and two
-// selectors with the same terms have the same text.
+// String returns the canonical text: it parses as the same selector, and selectors with the same terms have the
+// same text.
 func (s Selector) String() string {
 	var b strings.Builder
 	for i, t := range s.terms {
@@ -203,16 +197,16 @@ func (s Selector) String() string {
 	return b.String()
 }
 
-// Needs tells whether the value of a field is needed to evaluate the selector.
+// Needs reports whether the value of a field is needed for the evaluation.
 func (s Selector) Needs(f Field) bool {
 	return slices.ContainsFunc(s.terms, func(t Term) bool { return t.Field == f })
 }
 
-// NeedsLabels tells whether the device's labels are needed.
+// NeedsLabels reports whether the device's labels are needed.
 func (s Selector) NeedsLabels() bool { return s.Needs(FieldLabel) }
 
-// Identity returns a *FieldError unless only the device's id and its labels are
-// used: operators set these, and nothing else may decide who may do what.
+// Identity returns a *FieldError unless the selector uses only the device's id and labels: operators set these,
+// and access must not depend on anything else.
 func (s Selector) Identity() error {
 	for _, t := range s.terms {
 		if t.Field != FieldDevice && t.Field != FieldLabel {
@@ -222,24 +216,23 @@ func (s Selector) Identity() error {
 	return nil
 }
 
-// FieldError names a field that may not be used in API keys and policy.
+// FieldError is the error for a field that may not be used in API keys and policy.
 type FieldError struct{ Field Field }
 
-// Error says why.
+// Error returns the reason.
 func (e *FieldError) Error() string {
 	why := "is reported by the device itself"
 	switch e.Field {
 	case FieldName:
-		why = "is a text for people"
+		why = "is free text"
 	case FieldState, FieldTransport, FieldNode, FieldReason, FieldSeen:
 		why = "changes with the connection of the device"
 	}
 	return "only device and labels may be used in API keys and policy: " + e.Field.String() + " " + why
 }
 
-// Check returns an error for what Parse would not accept. Selectors from JSON
-// objects and from FromMap may contain it: label keys that no device can have,
-// more terms, or longer values.
+// Check returns an error if Parse would refuse the selector. Selectors from JSON objects and FromMap may contain
+// label keys that no device can have, more terms, or longer values.
 func (s Selector) Check() error {
 	_, err := Parse(s.String())
 	return err

@@ -318,7 +318,7 @@ func TestIdentity(t *testing.T) {
 		"room=lab,board=x": "only device and labels may be used in API keys and policy: board is reported by the device itself",
 		"tool":             "tool is reported", "chip=a": "chip is reported", "elf=a": "elf is reported", "firmware<2": "firmware is reported",
 		"state=online": "state changes with the connection", "transport": "transport changes", "node": "node changes", "reason": "reason changes", "seen<2h": "seen changes",
-		"name=a": "name is a text for people",
+		"name=a": "name is free text",
 	} {
 		err := parse(t, text).Identity()
 		var field *FieldError
@@ -423,7 +423,7 @@ func TestJSON(t *testing.T) {
 		many[strconv.Itoa(i)] = "x"
 	}
 	tooMany, _ := json.Marshal(many)
-	for in, want := range map[string]string{`"room="`: "column 6", `7`: "a selector is a text", `{"room":7}`: "a selector is a text", `["room=lab"]`: "a selector is a text", string(tooMany): "32 labels"} {
+	for in, want := range map[string]string{`"room="`: "column 6", `7`: "a selector is text", `{"room":7}`: "a selector is text", `["room=lab"]`: "a selector is text", string(tooMany): "32 labels"} {
 		var s Selector
 		if err := json.Unmarshal([]byte(in), &s); err == nil || !strings.Contains(err.Error(), want) || !s.IsZero() {
 			t.Errorf("%.60s: %v, %v", in, s, err)

@@ -7,15 +7,15 @@ import (
 	"unicode/utf8"
 )
 
-// Value is what a term compares with.
+// Value is the value of a term.
 type Value struct {
 	Text string // of a literal
-	// Parts are the texts between the stars of a glob, at least two; the first and
-	// the last may be empty. A literal has none.
+	// Parts are the texts between the stars of a glob, at least two; the first and the last may be empty. A
+	// literal has none.
 	Parts []string
 }
 
-// Match tells whether the value matches the whole of text.
+// Match reports whether the value matches the whole text.
 func (v *Value) Match(text string) bool {
 	if v.Parts == nil {
 		return text == v.Text
@@ -25,7 +25,7 @@ func (v *Value) Match(text string) bool {
 		return false
 	}
 	text = text[len(v.Parts[0]) : len(text)-len(v.Parts[last])]
-	for _, part := range v.Parts[1:last] { // the earliest place of each leaves the most for the next
+	for _, part := range v.Parts[1:last] { // the earliest match of each part leaves the most text for the next
 		i := strings.Index(text, part)
 		if i < 0 {
 			return false
@@ -35,7 +35,7 @@ func (v *Value) Match(text string) bool {
 	return true
 }
 
-// appendTo writes the value as Parse reads it, in quotes if it needs them.
+// appendTo appends the value in the syntax of Parse, in quotes if necessary.
 func (v *Value) appendTo(b []byte) []byte {
 	parts := v.Parts
 	if parts == nil {
@@ -58,11 +58,10 @@ func (v *Value) compare(w *Value) int {
 	return strings.Compare(string(v.appendTo(nil)), string(w.appendTo(nil)))
 }
 
-// operatorBytes may not begin a value without quotes: `firmware=>2` is a
-// mistake.
+// operatorBytes may not start a value without quotes: `firmware=>2` is an error.
 const operatorBytes = "<>!"
 
-// delimiter tells whether a byte ends a value without quotes.
+// delimiter reports whether a byte ends a value without quotes.
 func delimiter(c byte) bool {
 	switch c {
 	case ' ', '\t', '\r', '\n', ',', '(', ')', '=', '"', '\\':
@@ -80,7 +79,7 @@ func needsQuotes(text string) bool {
 	return false
 }
 
-// printable tells whether r, with which text begins, can be shown as it is.
+// printable reports whether r, the first rune of text, is shown without an escape.
 func printable(text string, r rune) bool {
 	if r == utf8.RuneError {
 		_, size := utf8.DecodeRuneInString(text)
@@ -109,9 +108,8 @@ func appendQuoted(b []byte, text string) []byte {
 	return b
 }
 
-// normalID brings the id of a device into its canonical form: twelve hex digits
-// in pairs, with `:`, `-` or nothing between them, are a MAC address; ASCII
-// letters of anything else become lower case.
+// normalID returns the canonical form of a device id: twelve hex digits in pairs, with `:`, `-` or nothing between
+// them, are a MAC address; in other ids ASCII letters become lower case.
 func normalID(id string) string {
 	lower := lowerASCII(id)
 	pairs := lower

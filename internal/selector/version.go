@@ -6,21 +6,17 @@ import (
 	"strings"
 )
 
-// Versions are compared as the firmware does (main/ota.cc:394-419): the text is
-// split at dots, each part goes through std::stoi, which reads leading white
-// space, a sign and digits and ignores the rest, and the first part that
-// differs decides; if none does, the version with more parts is newer. A part
-// without a number, or with one that does not fit 32 bits, makes the firmware
-// abort: it cannot read that version. A dot at the end begins no part.
+// Versions are compared as in the firmware (main/ota.cc:394-419): the text is split at dots; std::stoi parses each
+// part: it accepts leading white space, a sign and digits, and ignores the rest; the first different part decides;
+// if there is none, the version with more parts is newer. A part without a number, or with one that does not fit
+// 32 bits, makes the firmware abort: it cannot parse that version. No part follows a dot at the end.
 
 // keyDigits is the width of a part in a key: 4294967295.
 const keyDigits = 10
 
-// VersionKey returns a text that sorts among those of other versions, compared
-// byte by byte, as the firmware sorts the versions: ten decimal digits for each
-// part, with an offset of 2^31, so that negative numbers come first. Digits
-// alone sort the same under every collation. It is false for the empty version,
-// and for one that the firmware cannot read.
+// VersionKey returns text that sorts byte by byte like versions in the firmware: ten decimal digits for each part,
+// with an offset of 2^31, so that negative numbers come first. Digits sort alike under every collation. ok is false
+// for the empty version, and for one that the firmware cannot parse.
 func VersionKey(version string) (key string, ok bool) {
 	if version == "" {
 		return "", false
@@ -42,15 +38,14 @@ func VersionKey(version string) (key string, ok bool) {
 	return string(b), true
 }
 
-// CompareVersions returns -1, 0 or +1 if a is older than b, equal to it or
-// newer, in the order of the firmware. It is false if one of them is empty, or
-// the firmware cannot read it.
+// CompareVersions returns -1, 0 or +1 if a is older than, equal to or newer than b, in the order of the firmware. ok
+// is false if one of them is empty, or the firmware cannot parse it.
 func CompareVersions(a, b string) (order int, ok bool) {
 	if a == "" || b == "" {
 		return 0, false
 	}
-	for a != "" || b != "" { // to the end of both: what follows may be unreadable
-		m, n := int64(math.MinInt64), int64(math.MinInt64) // no part is less than any
+	for a != "" || b != "" { // to the end of both: the rest may be invalid
+		m, n := int64(math.MinInt64), int64(math.MinInt64) // less than any part
 		if a != "" {
 			if m, a, ok = versionPart(a); !ok {
 				return 0, false
@@ -68,8 +63,7 @@ func CompareVersions(a, b string) (order int, ok bool) {
 	return order, true
 }
 
-// versionPart reads the first part of a version that is not empty, and returns
-// what follows its dot.
+// versionPart parses the first part of a version that is not empty, and returns the text after its dot.
 func versionPart(version string) (n int64, rest string, ok bool) {
 	part, rest, _ := strings.Cut(version, ".")
 	part = strings.TrimLeft(part, " \t\n\v\f\r")

@@ -1,5 +1,4 @@
-// Package tasks runs goroutines whose end somebody waits for, and contains their
-// panics.
+// Package tasks runs goroutines that a group waits for, and contains their panics.
 package tasks
 
 import (
@@ -26,13 +25,13 @@ func New(log *slog.Logger) *Group {
 	return g
 }
 
-// Context ends with Wait: tasks then have to.
+// Context returns a context that ends with Wait; tasks must then return.
 func (g *Group) Context() context.Context { return g.ctx }
 
-// Run starts a task that Wait waits for; false if the group is closing. It never
-// blocks: callers may hold locks.
+// Run starts a task that Wait waits for; it reports false if the group is closing. It never blocks: callers
+// may hold locks.
 func (g *Group) Run(task func()) bool {
-	if !g.mu.TryRLock() { // Close alone takes it from us
+	if !g.mu.TryRLock() { // only Close holds it for writing
 		return false
 	}
 	defer g.mu.RUnlock()
@@ -46,7 +45,7 @@ func (g *Group) Run(task func()) bool {
 	return true
 }
 
-// Close lets no task start any more. It does not wait.
+// Close prevents new tasks. It does not wait.
 func (g *Group) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -59,9 +58,8 @@ func (g *Group) Wait() {
 	g.running.Wait()
 }
 
-// Contain ends a panic of the goroutine that defers it, logs it, and calls
-// after if there is one: a bug that one device's bytes reach must not end
-// the sessions of all others.
+// Contain, when deferred, recovers a panic of the goroutine, logs it, and calls after unless that is nil: a bug
+// that one device triggers must not end the sessions of all others.
 func Contain(log *slog.Logger, after func()) {
 	if fault := recover(); fault != nil {
 		log.Error("internal error (bug), please report it", "panic", fault, "stack", string(debug.Stack()))

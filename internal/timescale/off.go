@@ -1,9 +1,8 @@
 //go:build !timescale
 
-// Package timescale shortens the intervals by which the nodes of a fleet watch
-// each other (leases, beats, pings), so that tests of whole programs need not
-// wait for them. All of them shrink by one factor, so that their order stays.
-// Only programs built with the tag timescale read a factor.
+// Package timescale shortens the intervals at which the nodes of a fleet monitor each other (leases, beats,
+// pings), for tests of whole programs. All intervals are scaled by one factor, which keeps their proportions.
+// Only programs built with the tag timescale read the factor.
 package timescale
 
 import "time"
@@ -14,5 +13,5 @@ func Of(d time.Duration) time.Duration { return d }
 // Patience returns the time unchanged.
 func Patience(d time.Duration) time.Duration { return d }
 
-// Now is the time.
+// Now returns the current time.
 func Now() time.Time { return time.Now() }

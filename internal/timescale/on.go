@@ -22,8 +22,7 @@ var factor = func() float64 {
 	return f
 }()
 
-// clockError is how far the node's clock is off, in tests of clocks that disagree: a
-// duration such as "-2.5s".
+// clockError is the error of the node's clock, in tests of clocks that differ: a duration such as "-2.5s".
 var clockError = func() time.Duration {
 	text := os.Getenv("FLEETD_TEST_CLOCK")
 	if text == "" {
@@ -36,12 +35,12 @@ var clockError = func() time.Duration {
 	return d
 }()
 
-// Now is the time by the node's clock. Epochs and the times of changes are made of it.
+// Now returns the time of the node's clock, from which epochs and the times of changes derive.
 func Now() time.Time { return time.Now().Add(clockError) }
 
 // Of returns the interval times the factor.
 func Of(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }
 
-// Patience returns a time in which the database must have done something, eight
-// times as long: beside all tests it shares two cores with a dozen nodes.
+// Patience returns a time limit for the database, eight times as long: during all tests it shares two cores with
+// a dozen nodes.
 func Patience(d time.Duration) time.Duration { return 8 * d }

@@ -1,5 +1,5 @@
-// Package timespan reads and writes durations as people give them: a Go duration,
-// which a number of days may precede, such as 90s, 2h30m, 7d or 1d12h.
+// Package timespan parses and formats durations as people write them: a Go duration with optional days before
+// it, such as 90s, 2h30m, 7d or 1d12h.
 package timespan
 
 import (
@@ -11,10 +11,10 @@ import (
 
 const day = 24 * time.Hour
 
-// maxDays keeps sums far from the end of the type.
+// maxDays avoids overflows.
 const maxDays = 36500
 
-// Parse reads a duration. A day has 24 hours. Negative durations have no days.
+// Parse parses a duration. A day has 24 hours. Negative durations have no days.
 func Parse(text string) (time.Duration, error) {
 	days, rest, found := strings.Cut(text, "d")
 	if !found {
@@ -35,7 +35,7 @@ func Parse(text string) (time.Duration, error) {
 	return sum + d, nil
 }
 
-// Format writes a duration as [Parse] reads it, without units that are zero: 7d, 1d12h, 90s.
+// Format formats a duration for [Parse], without units that are zero: 7d, 1d12h, 90s.
 func Format(d time.Duration) string {
 	days, rest := d/day, d%day
 	text := rest.String()

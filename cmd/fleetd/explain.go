@@ -1,0 +1,282 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
+)
+
+// Exit statuses of explain.
+const (
+	exitCause   = statusError(3)
+	exitUnknown = statusError(4)
+)
+
+// statusError is the exit status of a command that has printed its answer.
+type statusError int
+
+func (e statusError) Error() string { return "exit status " + strconv.Itoa(int(e)) }
+
+const (
+	// explained is how many devices `explain --offline` explains, and explainWorkers how many at a time.
+	explained      = 1000
+	explainWorkers = 8
+	shownDevices   = 5
+)
+
+// callID matches the ids of calls.
+var callID = regexp.MustCompile(`^[a-z2-7]{16}$`)
+
+type explainCmd struct {
+	Target  string `arg:"" optional:"" name:"device|call" help:"Device id, or the id of a call."`
+	Offline bool   `help:"All devices that are offline, grouped by cause." xor:"what"`
+	Unknown bool   `name:"strangers" help:"Unknown devices: their OTA checks and connections." xor:"what"`
+	JSON    bool   `name:"json" help:"Print the server's JSON."`
+	clientFlags
+}
+
+// Run prints why.
+func (cmd *explainCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	switch {
+	case err != nil:
+		return err
+	case cmd.Offline == (cmd.Target != "") && !cmd.Unknown, cmd.Unknown && cmd.Target != "":
+		return failed("give a device, a call, --offline or --strangers")
+	case cmd.Unknown:
+		r, err := c.Refusals(ctx)
+		if err != nil {
+			return err
+		}
+		return printRecording(a, r, cmd.JSON, true)
+	case cmd.Offline:
+		return cmd.offline(ctx, a, c)
+	}
+	e, err := explain(ctx, c, cmd.Target)
+	if err != nil {
+		return err
+	}
+	if cmd.JSON {
+		err = printJSON(a.stdout, e.Raw)
+	} else {
+		err = printExplanation(a, e)
+	}
+	return cmp.Or(err, statusOf(e))
+}
+
+// statusOf returns the exit status of an explanation; nil if nothing is wrong.
+func statusOf(e apiclient.Why) error {
+	switch {
+	case e.Well:
+		return nil
+	case e.Cause == "unknown":
+		return exitUnknown
+	}
+	return exitCause
+}
+
+// explain explains a call, if the name can be one of a call and is, else a device.
+func explain(ctx context.Context, c *apiclient.Client, target string) (apiclient.Why, error) {
+	if callID.MatchString(target) {
+		e, err := c.ExplainCall(ctx, target)
+		var problem *apiclient.Problem
+		if !errors.As(err, &problem) || problem.Code != "not_found" {
+			return e, err
+		}
+		if d, deviceErr := c.ExplainDevice(ctx, target); deviceErr == nil && d.State != "unknown" {
+			return d, nil
+		}
+		return e, err
+	}
+	return c.ExplainDevice(ctx, target)
+}
+
+func printExplanation(a *app, e apiclient.Why) error {
+	certain := ""
+	if !e.Certain {
+		certain = " (not certain: it fits best)"
+	}
+	what := "Device " + e.Device
+	if e.Call != "" {
+		what = "Call " + e.Call + " to " + e.Device
+	}
+	fmt.Fprintf(a.stdout, "%s is %s: %s%s\n%s\n", oneLine(what), oneLine(e.State), oneLine(e.Cause), certain, oneLine(e.Sentence))
+	var rows [][]string
+	for i, x := range e.Evidence {
+		name := ""
+		if i == 0 {
+			name = "Evidence"
+		}
+		rows = append(rows, []string{name, x.At.UTC().Format(time.RFC3339), x.Kind, x.Text, "(node " + x.Node + ")"})
+	}
+	if err := aligned(a.stdout, "", rows, 0); err != nil {
+		return err
+	}
+	for i, text := range e.Next {
+		if i == 0 {
+			fmt.Fprintln(a.stdout, "What to do")
+		}
+		fmt.Fprintf(a.stdout, "  %d. %s\n", i+1, oneLine(text))
+	}
+	return printReach(a, e.Reach, e.Missing)
+}
+
+// printReach prints how complete an answer is.
+func printReach(a *app, reach []api.Reach, missing []string) error {
+	var parts []string
+	for _, r := range reach {
+		parts = append(parts, r.Node+" since "+r.Since.UTC().Format(time.RFC3339))
+	}
+	if len(parts) > 0 {
+		fmt.Fprintln(a.stdout, oneLine("Records of "+strings.Join(parts, ", ")))
+	}
+	for _, m := range missing {
+		fmt.Fprintln(a.stdout, oneLine(m+" did not answer: its records are missing"))
+	}
+	return nil
+}
+
+// offline explains all devices that are offline, and groups them by cause.
+func (cmd *explainCmd) offline(ctx context.Context, a *app, c *apiclient.Client) error {
+	var ids []string
+	for d, err := range c.Devices(ctx, apiclient.DeviceFilter{State: "offline"}) {
+		if err != nil {
+			return err
+		}
+		if ids = append(ids, d.ID); len(ids) == explained {
+			fmt.Fprintf(a.stderr, "fleetd: only the first %d devices are explained\n", explained)
+			break
+		}
+	}
+	answers, errs := make([]apiclient.Why, len(ids)), make([]error, len(ids))
+	var work sync.WaitGroup
+	next := make(chan int)
+	for range explainWorkers {
+		work.Go(func() {
+			for i := range next {
+				answers[i], errs[i] = c.ExplainDevice(ctx, ids[i])
+			}
+		})
+	}
+	for i := range ids {
+		next <- i
+	}
+	close(next)
+	work.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	groups := map[string][]apiclient.Why{}
+	for _, e := range answers {
+		if cmd.JSON {
+			if err := printJSONLine(a.stdout, e.Raw); err != nil {
+				return err
+			}
+		}
+		groups[e.Cause] = append(groups[e.Cause], e)
+	}
+	if !cmd.JSON {
+		if err := printGroups(a, groups); err != nil {
+			return err
+		}
+	}
+	var status error
+	for _, e := range answers {
+		if s := statusOf(e); status == nil || s == exitUnknown {
+			status = s
+		}
+	}
+	return status
+}
+
+func printGroups(a *app, groups map[string][]apiclient.Why) error {
+	rows := [][]string{{"CAUSE", "DEVICES", "WHICH", "WHAT TO DO"}}
+	var causes []string
+	for cause := range groups {
+		causes = append(causes, cause)
+	}
+	slices.SortFunc(causes, func(x, y string) int {
+		return cmp.Or(cmp.Compare(len(groups[y]), len(groups[x])), strings.Compare(x, y))
+	})
+	for _, cause := range causes {
+		group := groups[cause]
+		var ids []string
+		for _, e := range group[:min(len(group), shownDevices)] {
+			ids = append(ids, e.Device)
+		}
+		if len(group) > shownDevices {
+			ids = append(ids, "...")
+		}
+		next := "-"
+		if len(group[0].Next) > 0 {
+			next = group[0].Next[0]
+		}
+		rows = append(rows, []string{cause, strconv.Itoa(len(group)), strings.Join(ids, " "), next})
+	}
+	return a.table(a.stdout, "", rows)
+}
+
+type logCmd struct {
+	Device string    `arg:"" help:"Device id."`
+	Kind   string    `help:"Only records of this kind, such as closed or call." placeholder:"KIND"`
+	Before time.Time `help:"Only earlier records." placeholder:"TIME"`
+	Limit  int       `default:"50" help:"At most this many, up to 1000."`
+	JSON   bool      `name:"json" help:"Print the server's JSON."`
+	clientFlags
+}
+
+// Run prints what happened to a device, newest first.
+func (cmd *logCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	r, err := c.Recording(ctx, cmd.Device, cmd.Kind, cmd.Before, cmd.Limit)
+	if err != nil {
+		return err
+	}
+	return printRecording(a, r, cmd.JSON, false)
+}
+
+func printRecording(a *app, r apiclient.Recording, asJSON, devices bool) error {
+	if asJSON {
+		return printJSON(a.stdout, r.Raw)
+	}
+	rows := [][]string{{"TIME", "NODE", "KIND", "CAUSE", "DETAIL"}}
+	if devices {
+		rows[0] = slices.Insert(rows[0], 2, "DEVICE")
+	}
+	for _, x := range r.Items {
+		var parts []string
+		for _, text := range []string{x.Tool, x.Text, x.Transport, x.Address, x.Call} {
+			if text != "" {
+				parts = append(parts, text)
+			}
+		}
+		if x.DurationMS > 0 {
+			parts = append(parts, (time.Duration(x.DurationMS) * time.Millisecond).String())
+		}
+		if x.Count > 1 {
+			parts = append(parts, strconv.Itoa(x.Count)+" times")
+		}
+		row := []string{x.At.UTC().Format(time.RFC3339), x.Node, x.Kind, cmp.Or(x.Cause, "-"), strings.Join(parts, " ")}
+		if devices {
+			row = slices.Insert(row, 2, x.Device)
+		}
+		rows = append(rows, row)
+	}
+	if err := a.table(a.stdout, "", rows); err != nil {
+		return err
+	}
+	return printReach(a, r.Reach, r.Missing)
+}

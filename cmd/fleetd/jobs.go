@@ -1,0 +1,336 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
+)
+
+type jobsCmd struct {
+	List    jobsListCmd    `cmd:"" default:"withargs" help:"List jobs, or show one (the default)."`
+	Run     jobsRunCmd     `cmd:"" help:"Call a tool on all devices of a selection: now, later, repeatedly, at a pace."`
+	Message jobsMessageCmd `cmd:"" help:"Send a message, such as an alert, to all devices of a selection."`
+	Pause   jobsPauseCmd   `cmd:"" help:"Pause a job: no further task begins."`
+	Resume  jobsResumeCmd  `cmd:"" help:"Continue a paused or halted job."`
+	Cancel  jobsCancelCmd  `cmd:"" help:"Cancel a job: waiting tasks end, running ones finish."`
+	Retry   jobsRetryCmd   `cmd:"" help:"Repeat the failed tasks of a job."`
+	Advance jobsAdvanceCmd `cmd:"" help:"Open the next stage of a job."`
+	Report  jobsReportCmd  `cmd:"" help:"Write what became of each device, as CSV or NDJSON."`
+}
+
+type jobsListCmd struct {
+	Job    string `arg:"" optional:"" help:"Id of a job, or last: the newest one."`
+	State  string `help:"Only jobs in this state." placeholder:"STATE" values:"scheduled,preparing,running,paused,halted,done,cancelled"`
+	Device string `help:"Only jobs with a task for this device." placeholder:"DEVICE"`
+	Watch  bool   `help:"Follow the job until it ends; the list, until Ctrl-C."`
+	JSON   bool   `name:"json" help:"Print the server's JSON, one job per line."`
+	clientFlags
+}
+
+// Run prints the jobs, or one.
+func (cmd *jobsListCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	if cmd.Job != "" {
+		if cmd.Job, err = jobID(ctx, c, cmd.Job); err != nil {
+			return err
+		}
+		return cmd.show(ctx, a, c)
+	}
+	var shown []byte
+	for {
+		var out bytes.Buffer
+		if err := cmd.write(ctx, a, c, &out); err != nil {
+			if cmd.Watch && ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if !bytes.Equal(out.Bytes(), shown) {
+			if _, err := a.stdout.Write(out.Bytes()); err != nil {
+				return failed("write: %w", err)
+			}
+			shown = out.Bytes()
+		}
+		if !cmd.Watch {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(a.refresh):
+		}
+	}
+}
+
+func (cmd *jobsListCmd) write(ctx context.Context, a *app, c *apiclient.Client, out io.Writer) error {
+	rows := [][]string{{"JOB", "STATE", "ACTION", "DEVICES", "DONE", "OK", "FAILED", "UNKNOWN", "CREATED", "BY"}}
+	for j, err := range c.Jobs(ctx, cmd.State, cmd.Device) {
+		if err != nil {
+			return err
+		}
+		if cmd.JSON {
+			if err := printJSONLine(out, j.Raw); err != nil {
+				return err
+			}
+			continue
+		}
+		n := j.Counts
+		rows = append(rows, []string{j.ID, stateText(&j.Job), actionText(&j.Spec.Action), selectionText(&j.Spec), fmt.Sprintf("%d of %d", n.Total-n.Waiting-n.Running, n.Total),
+			strconv.FormatInt(n.OK, 10), strconv.FormatInt(n.Failed, 10), strconv.FormatInt(n.Unknown, 10), j.CreatedAt.UTC().Format(time.DateTime), j.CreatedBy})
+	}
+	if cmd.JSON {
+		return nil
+	}
+	if len(rows) == 1 {
+		_, err := fmt.Fprintln(out, "no jobs; `fleetd jobs run SELECT TOOL` starts one")
+		return err
+	}
+	return aligned(out, "", rows, a.columns)
+}
+
+// show prints one job, and follows it with --watch.
+func (cmd *jobsListCmd) show(ctx context.Context, a *app, c *apiclient.Client) error {
+	if cmd.Watch {
+		return a.followJob(ctx, c, cmd.Job, cmd.JSON)
+	}
+	j, err := c.Job(ctx, cmd.Job)
+	if err != nil {
+		return err
+	}
+	if cmd.JSON {
+		return printJSON(a.stdout, j.Raw)
+	}
+	rows := [][]string{{"job", j.ID}, {"state", stateText(&j.Job)}, {"action", actionText(&j.Spec.Action)}, {"devices", selectionText(&j.Spec)},
+		{"tasks", countsText(&j.Counts)}, {"created", j.CreatedAt.UTC().Format(time.RFC3339) + " by " + cmp.Or(j.CreatedBy, "-")}}
+	add := func(name, value string) {
+		if value != "" {
+			rows = append(rows, []string{name, value})
+		}
+	}
+	if len(j.Spec.Stages) > 0 {
+		add("stage", fmt.Sprintf("%d of %d", min(j.Stage, len(j.Spec.Stages)), len(j.Spec.Stages)))
+	}
+	if j.Round > 0 || j.Missed > 0 {
+		add("rounds", fmt.Sprintf("%d, %d missed", j.Round, j.Missed))
+	}
+	add("next", utcText(j.NextAt))
+	add("begun", utcText(j.BegunAt))
+	add("until", utcText(j.Until))
+	add("ended", utcText(j.EndedAt))
+	add("note", j.Spec.Note)
+	return a.table(a.stdout, "", rows)
+}
+
+func utcText(t api.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
+// stateText is the state with its reason.
+func stateText(j *api.Job) string {
+	if j.Reason == "" {
+		return j.State
+	}
+	return j.State + " (" + j.Reason + ")"
+}
+
+func actionText(x *api.JobAction) string {
+	switch {
+	case x.Call != nil:
+		return "call " + x.Call.Tool
+	case x.Restart != nil:
+		return "restart " + x.Restart.When
+	}
+	return "message"
+}
+
+func selectionText(spec *api.JobSpec) string {
+	if spec.Select != "" {
+		return spec.Select
+	}
+	if len(spec.Devices) > 3 {
+		return devicesText(int64(len(spec.Devices)))
+	}
+	return strings.Join(spec.Devices, ",")
+}
+
+// countsText writes the counts that are not zero.
+func countsText(n *api.JobCounts) string {
+	text := fmt.Sprintf("%d of %d done", n.Total-n.Waiting-n.Running, n.Total)
+	for _, part := range []struct {
+		n    int64
+		name string
+	}{{n.Running, "running"}, {n.OK, "ok"}, {n.Failed, "failed"}, {n.Unknown, "unknown"}, {n.Refused, "refused"}, {n.Expired, "expired"},
+		{n.Cancelled, "cancelled"}, {n.Already, "already"}, {n.Superseded, "superseded"}, {n.Gone, "gone"}} {
+		if part.n > 0 {
+			text += fmt.Sprintf(", %d %s", part.n, part.name)
+		}
+	}
+	return text
+}
+
+// lastJob is what people write in place of the newest job's id.
+const lastJob = "last"
+
+// jobID returns the id of a job that a person has named.
+func jobID(ctx context.Context, c *apiclient.Client, name string) (string, error) {
+	if name != lastJob {
+		return name, nil
+	}
+	for j, err := range c.Jobs(ctx, "", "") { // the newest comes first
+		return j.ID, err
+	}
+	return "", exitError{errors.New("there are no jobs; `fleetd jobs run SELECT TOOL` starts one"), exitRefused}
+}
+
+// jobVerb is a command that changes one job.
+type jobVerb struct {
+	Job  string `arg:"" help:"Id of the job, or last: the newest one."`
+	JSON bool   `name:"json" help:"Print the server's JSON."`
+	clientFlags
+}
+
+func (cmd *jobVerb) do(ctx context.Context, a *app, verb, reason string, outcomes []string) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	id, err := jobID(ctx, c, cmd.Job)
+	if err != nil {
+		return err
+	}
+	j, err := c.DoJob(ctx, id, verb, reason, outcomes)
+	if err != nil {
+		return err
+	}
+	if cmd.JSON {
+		return printJSON(a.stdout, j.Raw)
+	}
+	_, err = fmt.Fprintf(a.stdout, "job %s is %s; %s\n", j.ID, stateText(&j.Job), countsText(&j.Counts))
+	return err
+}
+
+type jobsPauseCmd struct {
+	Reason string `help:"Why, for people." placeholder:"TEXT"`
+	jobVerb
+}
+
+// Run pauses the job.
+func (cmd *jobsPauseCmd) Run(ctx context.Context, a *app) error {
+	return cmd.do(ctx, a, "pause", cmd.Reason, nil)
+}
+
+type jobsResumeCmd struct{ jobVerb }
+
+// Run resumes the job.
+func (cmd *jobsResumeCmd) Run(ctx context.Context, a *app) error {
+	return cmd.do(ctx, a, "resume", "", nil)
+}
+
+type jobsCancelCmd struct{ jobVerb }
+
+// Run cancels the job.
+func (cmd *jobsCancelCmd) Run(ctx context.Context, a *app) error {
+	return cmd.do(ctx, a, "cancel", "", nil)
+}
+
+type jobsRetryCmd struct {
+	Outcome []string `help:"Repeat tasks with these outcomes; a task whose outcome is unknown may have acted." placeholder:"failed,unknown" default:"failed"`
+	jobVerb
+}
+
+// Run repeats tasks.
+func (cmd *jobsRetryCmd) Run(ctx context.Context, a *app) error {
+	return cmd.do(ctx, a, "retry", "", cmd.Outcome)
+}
+
+type jobsAdvanceCmd struct{ jobVerb }
+
+// Run opens the next stage.
+func (cmd *jobsAdvanceCmd) Run(ctx context.Context, a *app) error {
+	return cmd.do(ctx, a, "advance", "", nil)
+}
+
+type jobsReportCmd struct {
+	Job    string `arg:"" help:"Id of the job, or last: the newest one."`
+	Format string `help:"csv or ndjson." values:"csv,ndjson" default:"csv" placeholder:"FORMAT"`
+	Output string `short:"o" help:"File to write; standard output without it." placeholder:"FILE"`
+	clientFlags
+}
+
+// Run writes the report.
+func (cmd *jobsReportCmd) Run(ctx context.Context, a *app) error {
+	if cmd.Format != "csv" && cmd.Format != "ndjson" {
+		return failed("--format must be csv or ndjson, not %q", cmd.Format)
+	}
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	if cmd.Job, err = jobID(ctx, c, cmd.Job); err != nil {
+		return err
+	}
+	if cmd.Output == "" {
+		_, err := c.JobReport(ctx, cmd.Job, cmd.Format, a.stdout)
+		return err
+	}
+	return a.save(cmd.Output, func(w io.Writer) (int64, error) { return c.JobReport(ctx, cmd.Job, cmd.Format, w) })
+}
+
+type queueCmd struct {
+	Device string `arg:"" help:"Device id."`
+	Cancel string `help:"Cancel the waiting task of this job." placeholder:"JOB"`
+	JSON   bool   `name:"json" help:"Print the server's JSON, one task per line."`
+	clientFlags
+}
+
+// Run prints what waits for a device.
+func (cmd *queueCmd) Run(ctx context.Context, a *app) error {
+	c, err := cmd.client(a)
+	if err != nil {
+		return err
+	}
+	if cmd.Cancel != "" {
+		if err := c.CancelTask(ctx, cmd.Device, cmd.Cancel); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(a.stdout, "the task of job %s for %s is cancelled\n", cmd.Cancel, oneLine(cmd.Device))
+		return err
+	}
+	queue, err := c.Queue(ctx, cmd.Device)
+	if err != nil {
+		return err
+	}
+	rows := [][]string{{"JOB", "STATE", "WAITS FOR", "DUE", "ATTEMPT"}}
+	for _, t := range queue {
+		if cmd.JSON {
+			if err := printJSONLine(a.stdout, t.Raw); err != nil {
+				return err
+			}
+			continue
+		}
+		rows = append(rows, []string{t.Job, t.State, t.Reason, utcText(t.DueAt), strconv.Itoa(t.Attempt)})
+	}
+	if cmd.JSON {
+		return nil
+	}
+	if len(rows) == 1 {
+		_, err := fmt.Fprintf(a.stdout, "nothing waits for %s\n", oneLine(cmd.Device))
+		return err
+	}
+	return a.table(a.stdout, "", rows)
+}
