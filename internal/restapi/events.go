@@ -57,24 +57,12 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, err)
 		return
 	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	out := &eventStream{w: w, control: http.NewResponseController(w), patience: s.patience}
-	var keeper sync.WaitGroup
-	keeper.Go(func() {
-		defer cancel()
-		out.keep(ctx, func() bool {
-			return s.opt.Draining() || s.opt.Service.Keys().Valid(by.Caller, time.Now()) != nil
-		})
-	})
+	out, ctx := s.eventStream(w, r, func(context.Context) bool { return s.opt.Service.Keys().Valid(by.Caller, time.Now()) != nil })
 	deliver := out.event
 	if batch > 0 {
 		batches := &eventBatch{out: out}
 		deliver = batches.add
-		keeper.Go(func() {
-			defer cancel()
-			batches.run(ctx, batch)
-		})
+		out.do(func() { batches.run(ctx, batch) })
 	}
 	forward := deliver
 	if by.Caller.Limited() { // labels may change while it lasts
@@ -89,11 +77,10 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	err = s.opt.Events.Follow(ctx, q, deliver)
-	cancel()
-	keeper.Wait()
+	out.stop()
 	switch {
 	case out.started:
-		_ = out.control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
+		out.end()
 	case err != nil && r.Context().Err() == nil:
 		if ended := s.opt.Service.Keys().Valid(by.Caller, time.Now()); ended != nil { // before the first event was there
 			err = &devices.Error{Code: devices.CodeUnauthorized, Detail: ended.Error()}
@@ -151,6 +138,8 @@ func eventQuery(r *http.Request) (q devices.EventQuery, err error) {
 type eventStream struct {
 	control  *http.ResponseController
 	patience time.Duration
+	tasks    sync.WaitGroup
+	cancel   context.CancelFunc
 
 	mu      sync.Mutex
 	w       http.ResponseWriter
@@ -158,6 +147,32 @@ type eventStream struct {
 	last    time.Time // of a write
 	buf     []byte
 }
+
+// eventStream returns the stream that answers a request, and its context, which ends with the request, with stop, and
+// when the node drains or over reports so.
+func (s *Server) eventStream(w http.ResponseWriter, r *http.Request, over func(context.Context) bool) (*eventStream, context.Context) {
+	ctx, cancel := context.WithCancel(r.Context())
+	e := &eventStream{w: w, control: http.NewResponseController(w), patience: s.patience, cancel: cancel}
+	e.do(func() { e.keep(ctx, func() bool { return s.opt.Draining() || over(ctx) }) })
+	return e, ctx
+}
+
+// do runs task, whose return ends the stream.
+func (e *eventStream) do(task func()) {
+	e.tasks.Go(func() {
+		defer e.cancel()
+		task()
+	})
+}
+
+// stop ends the stream's context and waits for its tasks: the caller writes alone.
+func (e *eventStream) stop() {
+	e.cancel()
+	e.tasks.Wait()
+}
+
+// end gives the connection back to the server, which closes it with the answer if that fails.
+func (e *eventStream) end() { _ = e.control.SetWriteDeadline(time.Time{}) }
 
 // keep starts the answer if the follower has not failed by the first tick,
 // sends heartbeats, and returns once the stream has to end: the node stops, or

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -19,10 +18,12 @@ import (
 
 // Tracer shows the messages of devices. Errors are *devices.Error.
 type Tracer interface {
-	Start(ctx context.Context, id devices.ID, payload bool, lasts time.Duration) (api.Trace, error)
+	// Get returns the trace of a device. The others act on the one that was looked up and judged, and on no later one:
+	// Start gets the id of the one it replaces.
 	Get(id devices.ID) (api.Trace, bool)
-	Follow(ctx context.Context, id devices.ID, deliver func(entry []byte) error) error
-	End(ctx context.Context, id devices.ID) bool
+	Start(ctx context.Context, id devices.ID, replaces string, payload bool, lasts time.Duration) (api.Trace, error)
+	Follow(ctx context.Context, running api.Trace, deliver func(entry []byte) error) error
+	End(ctx context.Context, running api.Trace) bool
 }
 
 // Actions of traces in the audit log.
@@ -78,12 +79,13 @@ func (s *Server) startTrace(ctx context.Context, in *startTraceInput) (*answer[a
 	if wanted.Payload {
 		err = permitPayload(by)
 	}
-	if running, ok := s.opt.Tracer.Get(id); err == nil && ok && running.Payload {
+	running, ok := s.opt.Tracer.Get(id)
+	if err == nil && ok && running.Payload {
 		err = permitPayload(by) // or it would end an administrator's trace
 	}
 	var started api.Trace
 	if err == nil {
-		started, err = s.opt.Tracer.Start(ctx, id, wanted.Payload, lasts)
+		started, err = s.opt.Tracer.Start(ctx, id, running.ID, wanted.Payload, lasts)
 	}
 	detail := fmt.Sprintf("for %v", lasts)
 	if wanted.Payload {
@@ -103,7 +105,7 @@ func (s *Server) endTrace(ctx context.Context, in *DevicePath) (*struct{}, error
 	if ok && running.Payload {
 		err = permitPayload(by)
 	}
-	if err == nil && !s.opt.Tracer.End(ctx, id) {
+	if err == nil && !s.opt.Tracer.End(ctx, running) {
 		err = errNoTrace
 	}
 	s.opt.Service.NoteChange(by, actionTraceEnd, id, "", err)
@@ -119,37 +121,28 @@ func (s *Server) followTrace(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = s.draining()
 	}
-	if err == nil {
-		running, ok := s.opt.Tracer.Get(id)
-		switch {
-		case !ok:
-			err = errNoTrace
-		case running.Payload:
-			err = permitPayload(by)
-		}
+	running, ok := s.opt.Tracer.Get(id)
+	switch {
+	case err != nil:
+	case !ok:
+		err = errNoTrace
+	case running.Payload:
+		err = permitPayload(by)
 	}
 	if err != nil {
 		s.fail(w, r, err)
 		return
 	}
 	s.opt.Service.NoteChange(by, actionTraceRead, id, "", nil)
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	out := &eventStream{w: w, control: http.NewResponseController(w), patience: s.patience}
-	var keeper sync.WaitGroup
-	keeper.Go(func() {
-		defer cancel()
-		out.keep(ctx, func() bool {
-			err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, id) // labels may change while it lasts
-			return s.opt.Draining() || s.opt.Service.Keys().Valid(by.Caller, time.Now()) != nil || err != nil && !isUnavailable(err)
-		})
+	out, ctx := s.eventStream(w, r, func(ctx context.Context) bool {
+		err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, id) // labels may change while it lasts
+		return s.opt.Service.Keys().Valid(by.Caller, time.Now()) != nil || err != nil && !isUnavailable(err)
 	})
-	err = s.opt.Tracer.Follow(ctx, id, func(entry []byte) error {
+	err = s.opt.Tracer.Follow(ctx, running, func(entry []byte) error {
 		return out.event(devices.StreamEvent{Kind: "trace", Data: json.RawMessage(entry)})
 	})
 	over := ctx.Err() == nil && err == nil
-	cancel()
-	keeper.Wait()
+	out.stop()
 	switch {
 	case over:
 		s.opt.Service.NoteChange(by, actionTraceEnd, id, "it was over", nil)
@@ -157,6 +150,8 @@ func (s *Server) followTrace(w http.ResponseWriter, r *http.Request) {
 	case err != nil && !out.started:
 		s.fail(w, r, err)
 		return
+	default:
+		s.opt.Service.NoteChange(by, actionTraceEnd, id, "its reader left; it is over in 30 s without another", nil)
 	}
-	_ = out.control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
+	out.end()
 }

@@ -23,6 +23,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
 	"fleetd/internal/timescale"
 )
 
@@ -41,6 +42,8 @@ const (
 	// those that wait to be published. An entry has 2 KiB at most.
 	entryRate, entryBurst = 200, 1000
 	maxQueue              = 512
+	// maxEnded is how many traces a node remembers to be over.
+	maxEnded = 1000
 )
 
 var (
@@ -74,6 +77,13 @@ type lease struct {
 	Ended   bool       `json:"ended,omitempty"`
 }
 
+// verdict is the answer of a node to a trace, on the wire.
+type verdict struct {
+	// Over: it was ended, or replaced. Full: there are MaxTraces others.
+	Over bool `json:"over,omitempty"`
+	Full bool `json:"full,omitempty"`
+}
+
 func (l lease) wire(missing []string) api.Trace {
 	if missing == nil {
 		missing = []string{}
@@ -88,8 +98,8 @@ type Tracer struct {
 	mu sync.Mutex
 	// active is replaced as a whole; nil while there are none.
 	active atomic.Pointer[map[devices.ID]*target]
-	// ended are traces that were ended or replaced, and when: a reader that renews one at that moment does not begin it
-	// again.
+	// ended are traces that were ended or replaced before their time, which is kept: a reader that renews one does not
+	// begin it again.
 	ended  map[string]time.Time
 	closed bool
 	tasks  sync.WaitGroup
@@ -127,17 +137,29 @@ func (t *Tracer) targets() map[devices.ID]*target {
 	return nil
 }
 
-// Start begins a trace, or replaces that of the device. It ends after this time at the latest, and
-// leaseTime after Follow returned. Errors are *devices.Error.
-func (t *Tracer) Start(ctx context.Context, device devices.ID, payload bool, lasts time.Duration) (api.Trace, error) {
+// Start begins a trace. It ends after this time at the latest, and leaseTime after Follow returned. replaces is the id
+// of the device's trace that it ends, as Get returned it: the caller has seen whose that is. Errors are *devices.Error.
+func (t *Tracer) Start(ctx context.Context, device devices.ID, replaces string, payload bool, lasts time.Duration) (api.Trace, error) {
 	if lasts < time.Second || lasts > MaxTime {
 		return api.Trace{}, devices.Errorf(devices.CodeBadRequest, "a trace lasts from 1s to %v", MaxTime)
 	}
 	l := lease{ID: strings.ToLower(rand.Text()[:16]), Device: device, Payload: payload, Until: time.Now().Add(lasts)}
-	if !t.apply(l) {
+	t.mu.Lock()
+	if x := t.targets()[device]; x != nil && x.lease.ID != replaces {
+		t.mu.Unlock()
+		return api.Trace{}, devices.Errorf(devices.CodeConflict, "another trace of the device was started at the same moment; read that one, or try again to replace it")
+	}
+	answer := t.applyLocked(l)
+	t.mu.Unlock()
+	var missing []string
+	if !answer.Full {
+		answer, missing = t.share(ctx, l)
+	}
+	if answer.Full {
+		t.end(ctx, l)
 		return api.Trace{}, devices.Errorf(devices.CodeConflict, "%d devices are traced already, the most that a fleet can; end a trace, or wait until one ends", MaxTraces)
 	}
-	return l.wire(t.share(ctx, l)), nil
+	return l.wire(missing), nil
 }
 
 // Get returns the trace of a device.
@@ -149,23 +171,27 @@ func (t *Tracer) Get(device devices.ID) (api.Trace, bool) {
 	return x.lease.wire(nil), true
 }
 
-// End ends the trace of a device; false if there is none.
-func (t *Tracer) End(ctx context.Context, device devices.ID) bool {
-	x := t.targets()[device]
-	if x == nil {
+// End ends a trace that Get returned; false if it is over.
+func (t *Tracer) End(ctx context.Context, running api.Trace) bool {
+	x := t.targets()[devices.ID(running.Device)]
+	if x == nil || x.lease.ID != running.ID {
 		return false
 	}
-	l := x.lease
-	l.Ended = true
-	t.apply(l)
-	t.share(ctx, l)
+	t.end(ctx, x.lease)
 	return true
 }
 
-// Follow delivers the entries of a device's trace, and keeps it running, until ctx or the trace
-// ends, or deliver fails, whose error it returns.
-func (t *Tracer) Follow(ctx context.Context, device devices.ID, deliver func(entry []byte) error) error {
-	x := t.begin(device)
+func (t *Tracer) end(ctx context.Context, l lease) {
+	l.Ended = true
+	t.apply(l)
+	t.share(ctx, l)
+}
+
+// Follow delivers the entries of a trace that Get returned, and keeps it running, until ctx or the trace ends, or
+// deliver fails, whose error it returns. It delivers nothing of another trace of the device, which may show more.
+func (t *Tracer) Follow(ctx context.Context, running api.Trace, deliver func(entry []byte) error) error {
+	device := devices.ID(running.Device)
+	x := t.begin(device, running.ID)
 	if x == nil {
 		return devices.Errorf(devices.CodeNotFound, "the device is not traced; start a trace with POST")
 	}
@@ -174,6 +200,9 @@ func (t *Tracer) Follow(ctx context.Context, device devices.ID, deliver func(ent
 	defer cancel()
 	failed := make(chan error, 1)
 	stop, err := t.opt.Subscribe(device, func(entry []byte) {
+		if id, _ := jsonspan.String(jsonspan.Member(entry, "trace")); id != running.ID {
+			return
+		}
 		if err := deliver(entry); err != nil {
 			select {
 			case failed <- err:
@@ -192,7 +221,12 @@ func (t *Tracer) Follow(ctx context.Context, device devices.ID, deliver func(ent
 			return nil
 		}
 		t.apply(x.lease)
-		t.share(ctx, x.lease)
+		if answer, _ := t.share(ctx, x.lease); answer.Over {
+			over := x.lease
+			over.Ended = true
+			t.apply(over)
+			return nil
+		}
 		select {
 		case <-x.end:
 		case <-renew.C:
@@ -204,14 +238,15 @@ func (t *Tracer) Follow(ctx context.Context, device devices.ID, deliver func(ent
 	}
 }
 
-// begin counts a reader of a device's trace, which it returns; nil if there is none.
-func (t *Tracer) begin(device devices.ID) *target {
+// begin counts a reader of a trace, which it returns; nil if that is over.
+func (t *Tracer) begin(device devices.ID, id string) *target {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	x := t.targets()[device]
-	if x != nil {
-		x.readers++
+	if x == nil || x.lease.ID != id {
+		return nil
 	}
+	x.readers++
 	return x
 }
 
@@ -221,15 +256,22 @@ func (t *Tracer) leave(x *target) {
 	x.readers--
 }
 
-// share sends a trace to the other nodes, and returns those that did not answer.
-func (t *Tracer) share(ctx context.Context, l lease) (missing []string) {
+// share sends a trace to the other nodes. It returns their answers, all together, and those that did not answer.
+func (t *Tracer) share(ctx context.Context, l lease) (all verdict, missing []string) {
 	question, err := json.Marshal(l)
 	if err != nil {
 		t.opt.Log.Error("a trace cannot be encoded", "error", err)
-		return nil
+		return verdict{}, nil
 	}
-	_, missing = t.opt.Gather(ctx, Question, question, t.opt.Nodes())
-	return missing
+	answers, missing := t.opt.Gather(ctx, Question, question, t.opt.Nodes())
+	for node, data := range answers {
+		var one verdict
+		if err := json.Unmarshal(data, &one); err != nil {
+			t.opt.Log.Warn("a node's answer to a trace cannot be read", "node", node, "error", err)
+		}
+		all.Over, all.Full = all.Over || one.Over, all.Full || one.Full
+	}
+	return all, missing
 }
 
 // Answer takes a trace from another node.
@@ -238,35 +280,40 @@ func (t *Tracer) Answer(_ context.Context, data []byte) ([]byte, error) {
 	if err := json.Unmarshal(data, &l); err != nil {
 		return nil, fmt.Errorf("read the trace: %w", err)
 	}
-	t.apply(l)
-	return []byte("{}"), nil
+	return json.Marshal(t.apply(l))
 }
 
-// apply begins, renews or ends a trace on this node. It reports false if there are too many.
-func (t *Tracer) apply(l lease) bool {
+// apply begins, renews or ends a trace on this node.
+func (t *Tracer) apply(l lease) verdict {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.applyLocked(l)
+}
+
+func (t *Tracer) applyLocked(l lease) verdict {
 	now := time.Now()
 	x := t.targets()[l.Device]
 	switch {
 	case t.closed:
-		return true
+		return verdict{}
 	case l.Ended:
-		t.endLocked(l.ID, now)
+		t.endLocked(l, now)
 		if x != nil && x.lease.ID == l.ID {
 			t.removeLocked(x)
 		}
-		return true
-	case !l.Until.After(now) || !t.ended[l.ID].IsZero():
-		return true
+		return verdict{}
+	case !l.Until.After(now):
+		return verdict{}
+	case !t.ended[l.ID].IsZero():
+		return verdict{Over: true}
 	case x != nil && x.lease.ID == l.ID:
 		x.ends = now.Add(leaseTime)
-		return true
+		return verdict{}
 	case x == nil && len(t.targets()) >= MaxTraces:
-		return false
+		return verdict{Full: true}
 	}
 	if x != nil {
-		t.endLocked(x.lease.ID, now)
+		t.endLocked(x.lease, now)
 		t.removeLocked(x)
 	}
 	x = &target{lease: l, rate: rate.NewLimiter(entryRate, entryBurst), queue: make(chan []byte, maxQueue), end: make(chan struct{}), ends: now.Add(leaseTime)}
@@ -278,17 +325,26 @@ func (t *Tracer) apply(l lease) bool {
 	t.active.Store(&next)
 	x.timer = time.AfterFunc(min(leaseTime, time.Until(l.Until)), func() { t.expire(x) })
 	t.tasks.Go(func() { t.publish(x) })
-	return true
+	return verdict{}
 }
 
-// endLocked notes that a trace has ended, for as long as a reader can renew it.
-func (t *Tracer) endLocked(id string, now time.Time) {
-	for id, at := range t.ended {
-		if now.Sub(at) > leaseTime {
-			delete(t.ended, id)
-		}
+// endLocked notes that a trace is over, until it would have been without that. With maxEnded noted, those go first
+// that end next.
+func (t *Tracer) endLocked(l lease, now time.Time) {
+	t.ended[l.ID] = l.Until
+	if len(t.ended) <= maxEnded {
+		return
 	}
-	t.ended[id] = now
+	maps.DeleteFunc(t.ended, func(_ string, until time.Time) bool { return !until.After(now) })
+	for len(t.ended) > maxEnded {
+		next := ""
+		for id, until := range t.ended {
+			if next == "" || until.Before(t.ended[next]) {
+				next = id
+			}
+		}
+		delete(t.ended, next)
+	}
 }
 
 // expire ends a trace whose lease or time is over.

@@ -35,18 +35,21 @@ func newFleet(t *testing.T, names ...string) *fleet {
 	for _, name := range names {
 		f.nodes[name] = New(Options{Node: name, Log: slog.New(slog.DiscardHandler), Nodes: func() []string { return names },
 			Gather: func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string) {
+				answers = map[string][]byte{}
 				for _, other := range nodes {
 					switch {
 					case other == name:
 					case f.isCut(other):
 						missing = append(missing, other)
 					default:
-						if _, err := f.nodes[other].Answer(ctx, question); err != nil || kind != Question {
+						answer, err := f.nodes[other].Answer(ctx, question)
+						if err != nil || kind != Question {
 							t.Errorf("%s: %v", kind, err)
 						}
+						answers[other] = answer
 					}
 				}
-				return nil, missing
+				return answers, missing
 			},
 			Publish: func(id devices.ID, entry []byte) error {
 				if f.block != nil {
@@ -97,10 +100,11 @@ type reader struct {
 }
 
 func (f *fleet) read(node string, device devices.ID) *reader {
+	running, _ := f.nodes[node].Get(device)
 	ctx, stop := context.WithCancel(f.t.Context())
 	r := &reader{stop: stop, done: make(chan error, 1)}
 	go func() {
-		r.done <- f.nodes[node].Follow(ctx, device, func(entry []byte) error {
+		r.done <- f.nodes[node].Follow(ctx, running, func(entry []byte) error {
 			var e api.TraceEntry
 			if err := json.Unmarshal(entry, &e); err != nil {
 				f.t.Error(err)
@@ -145,7 +149,7 @@ var message = []byte(`{"session_id":"s","type":"mcp","payload":{"jsonrpc":"2.0",
 func TestTrace(t *testing.T) {
 	f := newFleet(t, "a", "b", "c")
 	f.nodes["c"].Message(device, true, message) // nobody reads: dropped
-	if _, err := f.nodes["a"].Start(t.Context(), device, false, time.Minute); err != nil {
+	if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	r := f.read("b", device)
@@ -162,7 +166,8 @@ func TestTrace(t *testing.T) {
 		t.Errorf("%+v", second)
 	}
 	// Another trace of the device ends the first.
-	if _, err := f.nodes["b"].Start(t.Context(), device, true, time.Minute); err != nil {
+	before, _ := f.nodes["b"].Get(device)
+	if _, err := f.nodes["b"].Start(t.Context(), device, before.ID, true, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-r.done; err != nil {
@@ -180,7 +185,8 @@ func TestTrace(t *testing.T) {
 	if p := r.got()[1].Payload; len(p) > MaxPayload {
 		t.Errorf("%d bytes of payload", len(p))
 	}
-	if !f.nodes["c"].End(t.Context(), device) || f.nodes["c"].End(t.Context(), device) {
+	running, _ := f.nodes["c"].Get(device)
+	if !f.nodes["c"].End(t.Context(), running) || f.nodes["c"].End(t.Context(), running) {
 		t.Error("it does not end, or twice")
 	}
 	if err := <-r.done; err != nil {
@@ -199,7 +205,7 @@ func TestLease(t *testing.T) {
 	quicken(t, 300*time.Millisecond)
 	f := newFleet(t, "a", "b")
 	f.setCut("b", true)
-	started, err := f.nodes["a"].Start(t.Context(), device, false, time.Minute)
+	started, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute)
 	if err != nil || len(started.Missing) != 1 {
 		t.Fatalf("%+v, %v", started, err)
 	}
@@ -213,7 +219,7 @@ func TestLease(t *testing.T) {
 	<-r.done
 	f.await("no trace is left", func() bool { return f.nodes["a"].active.Load() == nil && f.nodes["b"].active.Load() == nil })
 	var gone *devices.Error
-	if err := f.nodes["a"].Follow(t.Context(), device, nil); !errors.As(err, &gone) || gone.Code != devices.CodeNotFound {
+	if err := f.nodes["a"].Follow(t.Context(), started, nil); !errors.As(err, &gone) || gone.Code != devices.CodeNotFound {
 		t.Errorf("%v", err)
 	}
 }
@@ -221,7 +227,7 @@ func TestLease(t *testing.T) {
 // A trace ends at its time though it is read.
 func TestTimeOfATrace(t *testing.T) {
 	f := newFleet(t, "a")
-	if _, err := f.nodes["a"].Start(t.Context(), device, false, time.Second); err != nil {
+	if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Second); err != nil {
 		t.Fatal(err)
 	}
 	r := f.read("a", device)
@@ -229,7 +235,7 @@ func TestTimeOfATrace(t *testing.T) {
 		t.Error(err)
 	}
 	for _, lasts := range []time.Duration{0, time.Millisecond, 25 * time.Hour} {
-		if _, err := f.nodes["a"].Start(t.Context(), device, false, lasts); devices.AsError(err).Code != devices.CodeBadRequest {
+		if _, err := f.nodes["a"].Start(t.Context(), device, "", false, lasts); devices.AsError(err).Code != devices.CodeBadRequest {
 			t.Errorf("%v: %v", lasts, err)
 		}
 	}
@@ -240,7 +246,7 @@ func TestFloodOfATrace(t *testing.T) {
 	f := newFleet(t, "a")
 	f.block = make(chan struct{})
 	node := f.nodes["a"]
-	if _, err := node.Start(t.Context(), device, true, time.Minute); err != nil {
+	if _, err := node.Start(t.Context(), device, "", true, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	r := f.read("a", device)
@@ -270,15 +276,71 @@ func TestFloodOfATrace(t *testing.T) {
 func TestTracesAreLimited(t *testing.T) {
 	f := newFleet(t, "a", "b")
 	for i := range MaxTraces {
-		if _, err := f.nodes["a"].Start(t.Context(), devices.ID(fmt.Sprint(i)), false, time.Minute); err != nil {
+		if _, err := f.nodes["a"].Start(t.Context(), devices.ID(fmt.Sprint(i)), "", false, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := f.nodes["b"].Start(t.Context(), device, false, time.Minute); devices.AsError(err).Code != devices.CodeConflict {
+	if _, err := f.nodes["b"].Start(t.Context(), device, "", false, time.Minute); devices.AsError(err).Code != devices.CodeConflict {
 		t.Errorf("%v", err)
 	}
-	if _, err := f.nodes["b"].Start(t.Context(), "0", true, time.Minute); err != nil {
+	if _, err := f.nodes["b"].Start(t.Context(), "0", "", true, time.Minute); devices.AsError(err).Code != devices.CodeConflict {
+		t.Errorf("replacing one that was not looked up: %v", err)
+	}
+	first, _ := f.nodes["b"].Get("0")
+	if _, err := f.nodes["b"].Start(t.Context(), "0", first.ID, true, time.Minute); err != nil {
 		t.Errorf("replacing one: %v", err)
+	}
+	// A node that was cut off has room, and the others do not.
+	late := newFleet(t, "a", "b")
+	late.setCut("b", true)
+	for i := range MaxTraces {
+		if _, err := late.nodes["a"].Start(t.Context(), devices.ID(fmt.Sprint(i)), "", false, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := late.nodes["b"].Start(t.Context(), device, "", false, time.Minute); devices.AsError(err).Code != devices.CodeConflict {
+		t.Errorf("one more on a node that was cut off: %v", err)
+	}
+	if _, ok := late.nodes["b"].Get(device); ok {
+		t.Error("a trace that another node refused is running")
+	}
+}
+
+// A reader has the trace that it was let into, and not the one with payloads that replaced it, of which its node does
+// not know yet.
+//
+// security: N51
+func TestReplacedTrace(t *testing.T) {
+	quicken(t, 300*time.Millisecond)
+	f := newFleet(t, "a", "b")
+	first, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := f.read("b", device)
+	f.setCut("b", true)
+	if _, err := f.nodes["a"].Start(t.Context(), device, first.ID, true, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	admin := f.read("a", device)
+	f.await("the administrator's reader", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.subs) == 2 })
+	f.nodes["a"].Message(device, true, message)
+	f.await("the payload", func() bool { return len(admin.got()) == 1 })
+	if got := plain.got(); len(got) != 0 {
+		t.Errorf("the other reader has %+v", got)
+	}
+	if err := f.nodes["b"].Follow(t.Context(), api.Trace{Device: string(device), ID: "other"}, nil); devices.AsError(err).Code != devices.CodeNotFound {
+		t.Errorf("a trace that is over: %v", err)
+	}
+	// Its next renewal finds that the trace is over, though nobody renews the new one, and long after.
+	admin.stop()
+	<-admin.done
+	if err := <-plain.done; err != nil {
+		t.Error(err)
+	}
+	time.Sleep(2 * leaseTime)
+	if _, ok := f.nodes["a"].Get(device); ok {
+		t.Error("the reader that came back began its trace again")
 	}
 }
 
@@ -295,7 +357,7 @@ func TestRecords(t *testing.T) {
 	f := newFleet(t, "a")
 	var next counting
 	rec := f.nodes["a"].Recorder(&next)
-	if _, err := f.nodes["a"].Start(t.Context(), device, false, time.Minute); err != nil {
+	if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	r := f.read("a", device)
