@@ -369,11 +369,7 @@ type deviceArgs struct {
 
 func (s *Server) getStatus(ctx context.Context, _ *mcp.CallToolRequest, args deviceArgs) (*mcp.CallToolResult, error) {
 	by := requestInfoOf(ctx).by()
-	id, err := s.deviceOf(ctx, by, args.Device)
-	if err != nil {
-		return nil, err
-	}
-	view, err := s.viewOf(ctx, by, id)
+	view, err := s.namedView(ctx, by, args.Device)
 	if err != nil {
 		return nil, err
 	}

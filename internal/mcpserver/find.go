@@ -280,11 +280,7 @@ func (s *Server) describeDevice(ctx context.Context, _ *mcp.CallToolRequest, arg
 		return nil, err
 	}
 	by := requestInfoOf(ctx).by()
-	id, err := s.deviceOf(ctx, by, args.Device)
-	if err != nil {
-		return nil, err
-	}
-	view, err := s.viewOf(ctx, by, id)
+	view, err := s.namedView(ctx, by, args.Device)
 	if err != nil {
 		return nil, err
 	}

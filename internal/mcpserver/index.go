@@ -140,6 +140,15 @@ type viewedTool struct {
 	confirm bool // a person must confirm calls
 }
 
+// namedView returns what a caller may see of the device with this id or name.
+func (s *Server) namedView(ctx context.Context, by access.Principal, text string) (*view, error) {
+	id, err := s.deviceOf(ctx, by, text)
+	if err != nil {
+		return nil, err
+	}
+	return s.viewOf(ctx, by, id)
+}
+
 // viewOf returns a device with the tools that the caller may call.
 func (s *Server) viewOf(ctx context.Context, by access.Principal, id devices.ID) (*view, error) {
 	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, id); err != nil {

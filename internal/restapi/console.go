@@ -42,17 +42,24 @@ func (s *Server) consoleRoutes() {
 	s.HandlePublic("GET "+strings.TrimSuffix(pathConsole, "/"), http.RedirectHandler(pathConsole, http.StatusFound))
 }
 
-// console serves the files of the console. Where no token is required, another site's page must
-// not be able to reach them under its own name, like the rest of the API.
-func (s *Server) console(w http.ResponseWriter, r *http.Request) {
+// admitConsole answers a request for the console that has no token itself if it is to be refused. Where no token is
+// required, another site's page must not be able to reach the console under its own name, like the rest of the API.
+func (s *Server) admitConsole(w http.ResponseWriter, r *http.Request) bool {
 	if s.opt.AuthNone {
 		if p := s.admitLocal(r); p != nil {
 			p.write(w)
-			return
+			return false
 		}
 	}
 	if s.opt.Console == nil {
 		s.fail(w, r, errConsoleOff)
+	}
+	return s.opt.Console != nil
+}
+
+// console serves the files of the console.
+func (s *Server) console(w http.ResponseWriter, r *http.Request) {
+	if !s.admitConsole(w, r) {
 		return
 	}
 	s.opt.Console.ServeHTTP(w, r)
@@ -78,14 +85,7 @@ func (s *Server) createConsoleCode(ctx context.Context, in *createCodeInput) (*a
 }
 
 func (s *Server) createConsoleKey(w http.ResponseWriter, r *http.Request) {
-	if s.opt.AuthNone {
-		if p := s.admitLocal(r); p != nil {
-			p.write(w)
-			return
-		}
-	}
-	if s.opt.Console == nil {
-		s.fail(w, r, errConsoleOff)
+	if !s.admitConsole(w, r) {
 		return
 	}
 	var in api.ConsoleLogin

@@ -59,16 +59,14 @@ func (d *Device) boot(ctx context.Context) {
 		}
 		d.setLife(StateIdle, "")
 		d.startMQTT(ctx)
-		d.armWake()
-		d.armNotify()
+		d.arm()
 		if d.fleet.options.Talk {
 			d.wake()
 		}
 		return
 	}
 	d.setLife(StateIdle, "")
-	d.armWake()
-	d.armNotify()
+	d.arm()
 	d.wake()
 }
 

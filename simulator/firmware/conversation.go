@@ -20,21 +20,6 @@ const (
 	keepSessions = 5
 )
 
-// armWake starts the wake word timer of --wake; it runs for the rest of the device's life.
-func (d *Device) armWake() {
-	every := d.fleet.options.Wake
-	if every <= 0 {
-		return
-	}
-	d.mu.Lock()
-	armed := d.waking
-	d.waking = true
-	d.mu.Unlock()
-	if !armed {
-		d.fleet.after(d.jittered(every), d.wakeAgain)
-	}
-}
-
 func (d *Device) wakeAgain() {
 	d.mu.Lock()
 	stopped, booting := d.stopped, d.away || d.life == StateBooting || d.life == StateWaiting

@@ -98,8 +98,7 @@ type Device struct {
 	talkTimer  *time.Timer
 	audioQueue int
 	presses    uint64
-	notifying  bool
-	waking     bool
+	armed      bool // its timers run
 
 	stats deviceStats
 }
@@ -188,6 +187,24 @@ func (d *Device) random(draw func(*rand.Rand) time.Duration) time.Duration {
 
 func (d *Device) jittered(t time.Duration) time.Duration {
 	return d.random(func(r *rand.Rand) time.Duration { return jitter(r, t) })
+}
+
+// arm starts the timers of --wake and of --notify with the first boot; they run for the rest of the device's life.
+// Stock firmware sends no notifications; builds with own code do.
+func (d *Device) arm() {
+	d.mu.Lock()
+	armed := d.armed
+	d.armed = true
+	d.mu.Unlock()
+	if armed {
+		return
+	}
+	if every := d.fleet.options.Wake; every > 0 {
+		d.fleet.after(d.jittered(every), d.wakeAgain)
+	}
+	if every := d.fleet.options.Notify; every > 0 {
+		d.fleet.after(d.jittered(every), d.notifyOnce)
+	}
 }
 
 // sleep is a pause of the firmware; false means that the simulation ends.

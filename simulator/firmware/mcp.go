@@ -162,21 +162,6 @@ func (d *Device) foreignReply() {
 	}
 }
 
-// armNotify starts the notifications of --notify. Stock firmware sends none; builds with own code do.
-func (d *Device) armNotify() {
-	every := d.fleet.options.Notify
-	if every <= 0 {
-		return
-	}
-	d.mu.Lock()
-	armed := d.notifying
-	d.notifying = true
-	d.mu.Unlock()
-	if !armed {
-		d.fleet.after(d.jittered(every), d.notifyOnce)
-	}
-}
-
 func (d *Device) notifyOnce() {
 	d.mu.Lock()
 	ready, stopped := d.opened && d.out != nil, d.stopped
