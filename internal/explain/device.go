@@ -69,6 +69,14 @@ func explainDevice(f *facts) finding {
 
 func (f *facts) online() bool { return f.view.Presence.Online }
 
+// recorded returns the presence of a device by the records alone: connected, if nothing ended its newest connection.
+func (f *facts) recorded() (p devices.Presence) {
+	if s, ok := f.last(devices.StepConnected, devices.StepClosed); ok && s.Kind == devices.StepConnected {
+		p.Online, p.Node, p.Transport, p.ConnectedAt = true, s.Node, s.Transport, s.At
+	}
+	return p
+}
+
 // last returns the newest step of these kinds.
 func (f *facts) last(kinds ...devices.StepKind) (devices.Step, bool) {
 	for _, s := range f.steps {

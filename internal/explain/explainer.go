@@ -189,12 +189,13 @@ func (x *Explainer) Device(ctx context.Context, by access.Principal, id devices.
 		if refused, err := x.gather(ctx, question{Refusals: true}); err == nil {
 			f.steps = append(f.steps, slices.DeleteFunc(refused.steps, func(s devices.Step) bool { return s.Device != id })...)
 		}
-	default:
+	default: // neither the holder nor the database has its state
 		state = "unknown"
 		g.missing = append(g.missing, missingDB)
+		f.view.Presence = f.recorded()
 	}
 	found := explainDevice(f)
-	if err != nil && f.found { // neither the holder nor the database has its state
+	if err != nil && f.found {
 		found.certain = false
 	}
 	e := api.Why{Device: string(id), State: state, Well: found.cause == "well" || found.cause == wakeable, Cause: string(found.cause), Sentence: found.sentence, Certain: found.certain,

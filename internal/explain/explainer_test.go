@@ -66,6 +66,13 @@ func TestExplainWithPartsAway(t *testing.T) {
 	if x.Explained.Get("old_generation") != 1 {
 		t.Error("the cause is not counted")
 	}
+	// One that is connected is so by the records, though its OTA check came first.
+	const other devices.ID = "02:00:00:00:00:08"
+	b.Step(devices.Step{Kind: devices.StepCheck, Device: other, Cause: devices.CauseOffersMQTT, Transport: devices.TransportMQTT, At: time.Now().Add(-2 * time.Second)})
+	b.Step(devices.Step{Kind: devices.StepConnected, Device: other, Transport: devices.TransportMQTT, At: time.Now().Add(-time.Second)})
+	if e, err := x.Device(t.Context(), admin, other); err != nil || e.Cause != "well" || e.Certain || !strings.Contains(e.Sentence, "node b") {
+		t.Errorf("a connected device: %+v, %v", e, err)
+	}
 }
 
 // Without records, as after a restart of all nodes, the state and the events remain.

@@ -57,20 +57,9 @@ func TestEveryFaultIsExplained(t *testing.T) {
 	simulate := func(on *Node, n int, args ...string) *Simulation {
 		return programs.Simulate(t, on.Info.OTA, append([]string{"--devices", "1", "--mac-base", id(n), "--seed", fmt.Sprint(n + 1)}, args...)...)
 	}
-	// explained waits until a node answers with one of the causes.
 	explained := func(on *Node, device string, limit time.Duration, want ...string) {
 		t.Helper()
-		var last apiclient.Why
-		deadline := time.Now().Add(scaledWait(limit))
-		for time.Now().Before(deadline) {
-			var err error
-			if last, err = on.ExplainDevice(t.Context(), device); err == nil && slices.Contains(want, last.Cause) {
-				t.Logf("%-17s %-17s %s", device, last.Cause, last.Sentence)
-				return
-			}
-			time.Sleep(200 * time.Millisecond)
-		}
-		t.Errorf("%s: %s, want %v\n%s", device, last.Cause, want, last.Raw)
+		on.explained(t, device, limit, want...)
 	}
 
 	for i, f := range explainFaults {
@@ -190,4 +179,70 @@ func problemCall(err error) string {
 		return p.Call()
 	}
 	return ""
+}
+
+// explained waits until a node answers with one of the causes, and returns the explanation.
+func (n *Node) explained(t testing.TB, device string, limit time.Duration, want ...string) (last apiclient.Why) {
+	t.Helper()
+	for deadline := time.Now().Add(scaledWait(limit)); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+		var err error
+		if last, err = n.ExplainDevice(t.Context(), device); err == nil && slices.Contains(want, last.Cause) {
+			t.Logf("%-17s %-17s %s", device, last.Cause, last.Sentence)
+			return last
+		}
+	}
+	t.Errorf("%s: %s, want %v\n%s", device, last.Cause, want, last.Raw)
+	return last
+}
+
+// What happens while the database or NATS is away has its cause, too, and the answer names what could not be read.
+func TestOutagesAreExplained(t *testing.T) {
+	t.Parallel()
+	const count = 15
+	c := programs.StartCluster(t, ClusterOptions{Seed: 28})
+	sims := map[string]*Simulation{}
+	for i := range count {
+		id := fmt.Sprintf("02:ef:00:00:00:%02x", i)
+		sims[id] = programs.Simulate(t, c.OTA, "--devices", "1", "--mac-base", id, "--seed", fmt.Sprint(i+1), "--transport", "mqtt")
+	}
+	c.AwaitReady(t, count, time.Minute)
+	held := map[string][]string{}
+	for _, d := range c.Nodes[0].List(t) {
+		held[d.Node] = append(held[d.Node], d.ID)
+	}
+	asked, other, alone := c.Nodes[0], held["node-1"], held["node-2"]
+	if len(other) < 3 || len(alone) < 1 {
+		t.Fatalf("another seed is needed: %v", held)
+	}
+	before, during, stays := other[0], other[1], other[2]
+	sims[before].Report(t)
+	asked.explained(t, before, 20*time.Second, "gone")
+
+	for i := range c.SQL {
+		c.SQL[i].Break(0, Cut)
+	}
+	sims[during].Report(t)
+	for _, id := range []string{before, during} {
+		asked.explained(t, id, 20*time.Second, "gone")
+	}
+	asked.explained(t, stays, 20*time.Second, "well")
+	for i := range c.SQL {
+		c.SQL[i].Break(0, None)
+	}
+
+	// The devices of a node without NATS are connected, and other nodes cannot tell.
+	c.NATS[2].Break(0, Cut)
+	cut := alone[0]
+	c.Nodes[2].explained(t, cut, 20*time.Second, "well")
+	if e := asked.explained(t, cut, 20*time.Second, "well", "node_lost"); !slices.Contains(e.Missing, "node-2") {
+		t.Errorf("the node that does not answer is not named: %s", e.Raw)
+	}
+	e := c.Nodes[2].explained(t, stays, 20*time.Second, "well", "node_lost")
+	if !slices.Contains(e.Missing, "node-1") {
+		t.Errorf("asked on the node that is cut off: %s", e.Raw)
+	}
+	c.NATS[2].Break(0, None)
+	for _, id := range []string{stays, cut} {
+		asked.explained(t, id, 30*time.Second, "well")
+	}
 }
