@@ -200,8 +200,12 @@ func listStats(a *app, s apiclient.Stats) error {
 		head = append(head, strings.ReplaceAll(strings.ToUpper(l.title), " ", "_"))
 		columns = append(columns, l.points(s))
 	}
+	first := firstFigure(columns)
+	if first > 0 {
+		fmt.Fprintln(a.stderr, "fleetd: there are no figures from before "+s.Since.Add(time.Duration(int64(first)*s.Step)*time.Second).UTC().Format(time.RFC3339))
+	}
 	rows := [][]string{head}
-	for i := range columns[0] {
+	for i := first; i < len(columns[0]); i++ {
 		row := []string{s.Since.Add(time.Duration(int64(i)*s.Step) * time.Second).UTC().Format(time.RFC3339)}
 		for c, l := range statsLines {
 			text := noFigure
@@ -213,4 +217,16 @@ func listStats(a *app, s apiclient.Stats) error {
 		rows = append(rows, row)
 	}
 	return a.table(a.stdout, "", rows)
+}
+
+// firstFigure is the first step of which a column has a figure; 0 if none has.
+func firstFigure(columns [][]float64) int {
+	for i := range columns[0] {
+		for _, points := range columns {
+			if i < len(points) && !math.IsNaN(points[i]) {
+				return i
+			}
+		}
+	}
+	return 0
 }

@@ -19,11 +19,10 @@ func TestFleetHistory(t *testing.T) {
 	f := newAPI(t, map[string]string{"GET /v1/stats?since=2026-08-01T11%3A59%3A00Z": someStats, "GET /v1/stats?since=2026-08-01T11%3A59%3A00Z&step=10s": someStats})
 	f.run("fleet", "--since", "1m").is(t, exitOK, strings.Join([]string{
 		"TIME                  ONLINE  CONNECTS/S  CLOSES/S  OTA_CHECKS/S  CALLS/S  FAILED_CALLS/S  CALL_P50  CALL_P99  HELLO_P99  HANDSHAKE_P99  EVENTS_LOST/S  MEMORY",
-		"2026-08-01T11:59:00Z  -       -           -         -             -        -               -         -         -          -              -              -",
 		"2026-08-01T11:59:20Z  5       -           -         -             0.75     0.25            -         12.5ms    -          -              -              50MiB",
 		"2026-08-01T11:59:40Z  10      -           -         -             0        0               -         -         -          -              -              100MiB",
 		"",
-	}, "\n"), "fleetd: 2026-08-01T11:59:00Z to 2026-08-01T12:00:00Z, step 20s, nodes: a b [31m; no answer from: c\nfleetd: node a started 2026-08-01T11:59:25Z\n")
+	}, "\n"), "fleetd: 2026-08-01T11:59:00Z to 2026-08-01T12:00:00Z, step 20s, nodes: a b [31m; no answer from: c\nfleetd: node a started 2026-08-01T11:59:25Z\nfleetd: there are no figures from before 2026-08-01T11:59:20Z\n")
 	if got := f.run("fleet", "--since", "1m", "--json"); got.code != exitOK || !strings.HasPrefix(got.stdout, "{\n  \"since\": ") {
 		t.Errorf("%+v", got)
 	}
