@@ -662,17 +662,18 @@ func (p *Ports) Of(id devices.ID) (d devices.Device, n devices.Presence, history
 }
 
 // Eventually waits until done, looking every few milliseconds, and fails the
-// test after ten seconds.
+// test after 30 seconds.
 func Eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(10 * time.Second)
+	const limit = 30 * time.Second // a machine that builds beside the tests may take 10 s for what takes milliseconds
+	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	tick := time.NewTicker(3 * time.Millisecond)
 	defer tick.Stop()
 	for !done() {
 		select {
 		case <-deadline.C:
-			t.Fatalf("did not come true within 10 s: %s", what)
+			t.Fatalf("did not come true within %v: %s", limit, what)
 		case <-tick.C:
 		}
 	}

@@ -102,7 +102,10 @@ func (p Programs) Refused(t testing.TB, args ...string) string {
 	for _, flag := range portFlags {
 		args = append(args, flag, freePort(t))
 	}
-	output, err := exec.CommandContext(ctx, p.Fleetd, args...).CombinedOutput()
+	c := exec.CommandContext(ctx, p.Fleetd, args...)
+	c.Cancel = func() error { return c.Process.Signal(syscall.SIGQUIT) } // its goroutines are in the output then
+	c.WaitDelay = 5 * time.Second
+	output, err := c.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || ctx.Err() != nil {
 		t.Errorf("the node was not refused: %v\n%s", err, output)
