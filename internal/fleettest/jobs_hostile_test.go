@@ -29,7 +29,7 @@ import (
 //	13  a job over 50,000 devices, a thousand open jobs                 TestJobOfManyDevices
 //	14  a paused job is first in the queue                              storetest: who is not due holds nobody up
 //	15  concurrency over three nodes, one of them frozen                TestConcurrencyOverNodes; storetest: limits hold over three stores
-//	16  failures at once on three nodes                                 storetest: nothing begins after the stop rule
+//	16  failures at once on three nodes                                 TestFailuresAtOnce; storetest: nothing begins after the stop rule
 //	17  advance, resume, timer and halt at once                         storetest: three nodes at work; random work keeps the counters true
 
 // heldBy returns devices of a simulation that a node holds.
@@ -245,4 +245,49 @@ func TestConcurrencyOverNodes(t *testing.T) {
 		t.Errorf("frozen %v; %d ran at once; %v", frozen, highest, outcomes)
 	}
 	t.Logf("%d ran at once: %v", highest, outcomes)
+}
+
+// Case 16: calls on three nodes fail at the same moment, since nothing answers in time. After the job has halted nothing begins, and
+// no more devices come to harm than its stop rule and its concurrency admit.
+func TestFailuresAtOnce(t *testing.T) {
+	t.Parallel()
+	const count, stop, together, rounds = 90, 4, 60, 3 // so many that no node alone has them
+	c := programs.StartCluster(t, ClusterOptions{Seed: 26})
+	var ids []string
+	for i := range count {
+		ids = append(ids, fmt.Sprintf("02:af:00:00:00:%02x", i))
+	}
+	sim := programs.Simulate(t, c.OTA, "--devices", fmt.Sprint(count), "--mac-base", ids[0], "--fault", "late-reply", "--late", "4s")
+	c.AwaitReady(t, count, time.Minute)
+	a := newJobAccount(26, c.Nodes, ids)
+	for range rounds {
+		job := a.create(t, func(j *api.NewJob) {
+			j.Pace.Concurrency, j.Stop = together, &api.JobStop{Failed: stop}
+			j.Action.Call.Timeout = "1s"
+		})
+		c.Nodes[0].Await(t, "the job is halted", 20*time.Second, func() bool {
+			return c.DB.Count(t, "SELECT count(*) FROM jobs WHERE job = $1 AND state = 'halted'", job) == 1
+		})
+		const begun = "SELECT count(*) FROM tasks WHERE job = $1 AND attempt > 0"
+		harmed := c.DB.Count(t, begun, job)
+		if harmed < stop || harmed > stop+together {
+			t.Errorf("%d devices came to harm, %d to %d may", harmed, stop, stop+together)
+		}
+		c.Nodes[0].Await(t, "those that ran have ended", 20*time.Second, func() bool {
+			return c.DB.Count(t, "SELECT count(*) FROM tasks WHERE job = $1 AND state = 'running'", job) == 0
+		})
+		time.Sleep(time.Second) // in which a node would begin others
+		if n := c.DB.Count(t, begun, job) - harmed; n != 0 {
+			t.Errorf("%d tasks began after the halt", n)
+		}
+		if nodes := c.DB.Count(t, "SELECT count(DISTINCT node) FROM tasks WHERE job = $1 AND attempt > 0", job); nodes < 2 {
+			t.Errorf("failures on %d nodes", nodes)
+		}
+	}
+	a.settle(t, 30*time.Second) // which cancels them
+	outcomes := a.judge(t, sim.Report(t))
+	if outcomes["ok"]+outcomes["unknown"]+outcomes["cancelled"] != rounds*count || outcomes["cancelled"] < rounds*(count-stop-together) {
+		t.Errorf("outcomes %v", outcomes)
+	}
+	t.Log(outcomes)
 }
