@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,11 @@ type fleet struct {
 // dialers is how many devices connect at the same time.
 const dialers = 64
 
+// busyChecks is how often a device that is asked to come later does so, as the firmware would.
+const busyChecks = 30
+
+var errBusy = errors.New("the node is busy")
+
 func clientID(i int) string { return fmt.Sprintf("36c98363-3656-43cb-a00f-%012x", i) }
 
 // Transports as metrics name them.
@@ -54,7 +60,16 @@ func newFleet(ctx context.Context, d *daemon, transport string, n int, lists [][
 			return nil, nil, err
 		}
 		br := bufio.NewReaderSize(c, 8192)
-		return func(i int) error { return f.check(c, br, i) }, func() { _ = c.Close() }, nil
+		return func(i int) error {
+			for left := busyChecks; ; left-- {
+				if err := f.check(c, br, i); !errors.Is(err, errBusy) || left == 0 {
+					return err
+				}
+				if err := rest(ctx, time.Second); err != nil {
+					return err
+				}
+			}
+		}, func() { _ = c.Close() }, nil
 	})
 }
 
@@ -107,7 +122,11 @@ func (f *fleet) check(c net.Conn, br *bufio.Reader, i int) error {
 	if err != nil {
 		return fmt.Errorf("OTA check: %w", err)
 	}
-	if status != 200 {
+	switch status {
+	case 200:
+	case http.StatusServiceUnavailable:
+		return fmt.Errorf("OTA check: %w: %.300q", errBusy, answer)
+	default:
 		return fmt.Errorf("OTA check: status %d, %.300q", status, answer)
 	}
 	f.logins[i], err = loginOf(f.transport, answer, i)
