@@ -144,7 +144,7 @@ func TestWebhooksAndKills(t *testing.T) {
 	ids := map[string]string{}
 	for id, event := range good.got {
 		if !want[event] {
-			t.Errorf("%s is no event of the fleet: %s", id, event)
+			t.Errorf("a delivery that is not an event of the fleet, %s: %s", id, event)
 		}
 		if other := ids[event]; other != "" {
 			t.Errorf("one event with two ids, %s and %s: %s", other, id, event)
