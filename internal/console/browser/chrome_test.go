@@ -88,6 +88,7 @@ type page struct {
 	mu       sync.Mutex
 	faults   []string
 	requests []string // method and path of all requests
+	resumed  []string // the ids after which streams began
 	expected map[int64]bool
 }
 
@@ -151,6 +152,9 @@ func (p *page) note(event any) {
 			fault("request to %s", e.Request.URL)
 		} else {
 			p.requests = append(p.requests, e.Request.Method+" "+at.RequestURI())
+			if id, resumed := e.Request.Headers["Last-Event-ID"]; resumed {
+				p.resumed = append(p.resumed, fmt.Sprint(id))
+			}
 		}
 	case *network.EventResponseReceived:
 		if e.Response.Status >= 400 && !p.expected[e.Response.Status] && !absent(e.Response.URL) {
@@ -290,6 +294,18 @@ func (p *page) emulate(width, height int64, scheme string) {
 	p.t.Helper()
 	p.do(chromedp.EmulateViewport(width, height))
 	command(p, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
+}
+
+// media emulates a feature of the medium alone.
+func (p *page) media(name, value string) {
+	p.t.Helper()
+	command(p, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: name, Value: value}}})
+}
+
+// print shows the page as it is printed.
+func (p *page) print() {
+	p.t.Helper()
+	command(p, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"})
 }
 
 // visit loads a path, and waits for its title.

@@ -14,6 +14,7 @@ let member = null; // of the present key, while this tab takes part
 let identity = "";
 let status = { state: "off", at: 0 };
 let hiding = 0;
+let followed = false; // the present key's stream was live before
 
 export const state = () => status;
 
@@ -26,12 +27,14 @@ export function subscribe(listener) {
 
 function tell(message) {
   if (message.status) status = message.status;
+  if (status.state === "live") followed = true;
   for (const listener of listeners) listener(message.status ? { status: true } : message);
 }
 
 // start follows the stream for a caller, named by the id of its key; stop ends that.
 export function start(id) {
   stop();
+  followed = false;
   identity = id;
   if (!document.hidden) member = join(id);
 }
@@ -93,8 +96,11 @@ function join(id) {
         await follow(last, ended.signal, (message) => {
           delay = FIRST_RETRY;
           if (message.id) last = message.id;
-          if (message.open) setState("live");
-          else if (message.gap || message.events.length || message.omitted) share(message);
+          if (message.open) {
+            const missed = followed && !last; // there was no event yet to resume after
+            setState("live");
+            if (missed) share({ gap: true });
+          } else if (message.gap || message.events.length || message.omitted) share(message);
         });
       } catch (error) {
         if (ended.signal.aborted) break;

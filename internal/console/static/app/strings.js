@@ -27,6 +27,8 @@ export const s = {
     ends: (left) => `ends in ${left}`,
     logout: "Log out",
     utc: "UTC",
+    update: "The node serves another version of the console. What you have entered is lost when it is loaded.",
+    reload: "Load it",
     insecure: "This connection is not encrypted: the key crosses the network in clear. Put a proxy with TLS in front of the API.",
     missing: (page) => `There is no page ${page}.`,
     missingNext: "Go to the devices.",
