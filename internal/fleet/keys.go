@@ -84,10 +84,26 @@ func (s *Service) RevokeKey(ctx context.Context, principal access.Principal, nam
 }
 
 func (s *Service) revokeKey(ctx context.Context, principal access.Principal, name string) (access.Key, registry.RevokeResult, error) {
-	recorded := registry.RevokeResult{Recorded: true}
 	if err := s.Permit(ctx, principal, access.ScopeAdmin, ""); err != nil {
-		return access.Key{}, recorded, err
+		return access.Key{}, registry.RevokeResult{Recorded: true}, err
 	}
+	return s.endKey(ctx, principal, name)
+}
+
+// EndConsoleKey ends the key of the console with which the caller acts, as RevokeKey does: it is what logging out means.
+func (s *Service) EndConsoleKey(ctx context.Context, principal access.Principal) (r registry.RevokeResult, err error) {
+	id := principal.Caller.Through
+	if id == "" {
+		err = devices.Errorf(devices.CodeBadRequest, "only keys of the console end in this way; an administrator revokes others with DELETE /v1/keys/{key}")
+	} else {
+		_, r, err = s.endKey(ctx, principal, id)
+	}
+	s.auditChange(principal, audit.KindKey, "console_logout", "", id, err)
+	return r, err
+}
+
+func (s *Service) endKey(ctx context.Context, principal access.Principal, name string) (access.Key, registry.RevokeResult, error) {
+	recorded := registry.RevokeResult{Recorded: true}
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	k, ok := s.Keys().Find(name, now)
 	if !ok {

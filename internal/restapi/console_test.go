@@ -142,6 +142,17 @@ func TestConsoleLogin(t *testing.T) {
 	if len(logins) != 1 || logins[0].Key != parent.ID || logins[0].Through != k.ID || logins[0].Outcome != audit.OutcomeOK {
 		t.Errorf("%+v", logins)
 	}
+	// Logging out ends the console's key alone; the one that made it does not end in this way.
+	out, _ := f.login(t, token)
+	f.do(t, "DELETE", "/v1/self", "", as(token)...).problem(t, 400, devices.CodeBadRequest)
+	if r := f.do(t, "DELETE", "/v1/self", "", as(out.Token)...); r.status != 204 {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	// security: K19
+	f.do(t, "GET", "/v1/self", "", as(out.Token)...).problem(t, 401, devices.CodeUnauthorized)
+	if r := f.do(t, "GET", "/v1/self", "", as(k.Token)...); r.status != 200 {
+		t.Errorf("another console of the same key: %d %s", r.status, r.body)
+	}
 	if _, _, err := f.service.RevokeKey(t.Context(), devicetest.Admin, "lab"); err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +160,7 @@ func TestConsoleLogin(t *testing.T) {
 	f.do(t, "GET", "/v1/self", "", as(k.Token)...).problem(t, 401, devices.CodeUnauthorized)
 	var keys api.List[api.Key]
 	f.do(t, "GET", "/v1/keys", "").json(t, &keys)
-	if len(keys.Items) != 2 || keys.Items[1].ID != k.ID || keys.Items[1].State != "revoked" {
+	if len(keys.Items) != 3 || keys.Items[1].ID != k.ID || keys.Items[1].State != "revoked" {
 		t.Errorf("%+v", keys)
 	}
 }

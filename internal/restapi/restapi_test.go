@@ -22,7 +22,7 @@ var table = []string{
 	"GET /v1/devices/{device}/tools", "POST /v1/devices/{device}/tools/refresh", "POST /v1/devices/{device}/tools/{tool}/call",
 	"POST /v1/devices/{device}/mcp", "POST /v1/devices/{device}/messages", "GET /v1/events", "GET /v1/catalogs/{sha256}", "GET /v1/calls/{call}", "GET /v1/calls/{call}/explain", "GET /v1/devices/{device}/explain", "GET /v1/devices/{device}/recording", "POST /v1/devices/{device}/trace", "GET /v1/devices/{device}/trace", "DELETE /v1/devices/{device}/trace", "GET /v1/refusals", "GET /v1/devices/{device}/catalogs",
 	"GET /v1/keys", "POST /v1/keys", "POST /v1/secret/rotate", "DELETE /v1/keys/{key}", "GET /v1/policy", "PUT /v1/policy", "GET /v1/policy/versions",
-	"GET /v1/policy/versions/{version}", "GET /v1/self", "POST /v1/console/codes", "POST /v1/console/keys", "GET /v1/policy/explain", "GET /v1/audit", "GET /v1/audit/export", "GET /v1/audit/verify",
+	"GET /v1/policy/versions/{version}", "GET /v1/self", "DELETE /v1/self", "POST /v1/console/codes", "POST /v1/console/keys", "GET /v1/policy/explain", "GET /v1/audit", "GET /v1/audit/export", "GET /v1/audit/verify",
 	"GET /v1/photos", "GET /v1/photos/{id}", "DELETE /v1/photos/{id}", "GET /v1/nodes", "GET /v1/stats", "GET /v1/diagnosis",
 	"GET /v1/webhooks", "POST /v1/webhooks", "PATCH /v1/webhooks/{id}", "DELETE /v1/webhooks/{id}", "POST /v1/webhooks/{id}/test",
 	"POST /v1/jobs", "GET /v1/jobs", "GET /v1/jobs/{job}", "PATCH /v1/jobs/{job}", "POST /v1/jobs/{job}/pause", "POST /v1/jobs/{job}/resume", "POST /v1/jobs/{job}/cancel",

@@ -31,8 +31,11 @@ export const key = {
   },
 };
 
-// logout removes the key in all tabs of this browser: other tabs see the change of the entry.
-export function logout() {
+// logout removes the key in all tabs of this browser: other tabs see the change of the entry. A key that was made for
+// this console ends; one that somebody pasted may be in use elsewhere.
+export function logout(made) {
+  const token = key.get();
+  if (made) fetch("/v1/self", { method: "DELETE", headers: { Authorization: `Bearer ${token}` }, keepalive: true }).catch(() => {}); // it ends by itself, later
   key.clear();
   localStorage.setItem(LOGOUT, String(Date.now()));
   handlers.changed?.();

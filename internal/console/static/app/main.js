@@ -65,6 +65,23 @@ function Navigation({ self, page }) {
   </nav>`;
 }
 
+// OWN is the address of this script, which has the hash of all files of the console in it.
+const OWN = new URL(document.querySelector("script[type=module]").src).pathname;
+
+// Update offers to load the console again when the node serves another one, which it may after the stream was lost.
+function Update() {
+  const { state } = useStreamState();
+  const [other, setOther] = useState(false);
+  const lost = useRef(false);
+  useEffect(() => {
+    if (state === "lost") lost.current = true;
+    if (state !== "live" || !lost.current) return;
+    lost.current = false;
+    fetch(ROOT, { cache: "no-store" }).then(async (page) => page.ok && setOther(!(await page.text()).includes(OWN))).catch(() => {}); // looked for again after the next loss
+  }, [state]);
+  return other && html`<p class="notice" role="status">${s.session.update} <button type="button" onClick=${() => location.reload()}>${s.session.reload}</button></p>`;
+}
+
 // Live says whether the page follows the fleet, in a sign and a word.
 function Live() {
   const { state } = useStreamState();
@@ -105,9 +122,10 @@ function Frame({ self }) {
           ${self.expires && html`<p>${s.session.ends(until(self.expires))}</p>`}
           <p class="faint">${self.scopes.join(", ")}</p>
           <label class="check"><input type="checkbox" checked=${inUTC} onChange=${(e) => setClock(e.target.checked)} /> ${s.session.utc}</label>
-          ${self.key !== "open" && html`<button type="button" onClick=${api.logout}>${s.session.logout}</button>`}
+          ${self.key !== "open" && html`<button type="button" onClick=${() => api.logout(!!self.through)}>${s.session.logout}</button>`}
         </div></details>
       </header>
+      <${Update} />
       ${!isSecureContext && self.key !== "open" && html`<p class="notice warn">${s.session.insecure}</p>`}
       <main id="content" ref=${content} key=${route.segments.join("/") + inUTC}>${choose(route, self)}</main>
     </div>`;
@@ -126,7 +144,7 @@ function App() {
       const mine = ++current;
       stream.stop();
       try {
-        const found = await api.get("/v1/self");
+        const found = await whoami();
         if (mine !== current) return;
         setFailed("");
         setSelf(found);
@@ -160,8 +178,26 @@ async function redeem() {
   if (!code) return;
   history.replaceState(null, "", location.pathname + location.search);
   const made = await api.request("POST", "/v1/console/keys", { body: { code }, public: true });
+  fresh = true;
   api.key.set(made.token, false);
 }
+
+// whoami asks who the caller is. Behind a balancer the next request may reach a node that has not received a key which
+// was made a moment ago.
+async function whoami() {
+  for (let left = fresh ? 10 : 0; ; left--) {
+    try {
+      const found = await api.request("GET", "/v1/self", left ? { public: true } : {});
+      fresh = false;
+      return found;
+    } catch (error) {
+      if (error.status !== 401 || !left) throw error;
+      await new Promise((done) => setTimeout(done, 300));
+    }
+  }
+}
+
+let fresh = false; // the key comes from a code and was not used yet
 
 const root = document.getElementById("app");
 root.textContent = "";
