@@ -228,6 +228,10 @@ func (t *turn) settle(ctx context.Context, j *jobs.Job) error {
 	return err
 }
 
+// preparePage is how many rows one transaction of preparing writes. A pause half as long as the transaction follows:
+// calls meanwhile wait for the processor no longer than one page takes.
+const preparePage = 200
+
 // prepare writes the tasks of a job's selection, from its cursor on.
 func (t *turn) prepare(ctx context.Context, j jobs.Job) (jobs.Job, error) {
 	at := j.CreatedAt
@@ -235,6 +239,7 @@ func (t *turn) prepare(ctx context.Context, j jobs.Job) (jobs.Job, error) {
 		at = t.m.Store.Now()
 	}
 	for j.State == jobs.Preparing {
+		begun := time.Now()
 		ids, next, err := t.page(ctx, &j, j.Cursor)
 		if err != nil {
 			return j, err
@@ -244,6 +249,13 @@ func (t *turn) prepare(ctx context.Context, j jobs.Job) (jobs.Job, error) {
 		}
 		if ok, err := t.take(ctx); !ok {
 			return j, errors.Join(errTurnLost, err)
+		}
+		if j.State == jobs.Preparing {
+			select {
+			case <-ctx.Done():
+				return j, ctx.Err()
+			case <-time.After(time.Since(begun) / 2):
+			}
 		}
 	}
 	t.followed[j.ID] = time.Now()
@@ -283,6 +295,7 @@ func (t *turn) page(ctx context.Context, j *jobs.Job, after string) (ids []devic
 	if err != nil {
 		return nil, "", err
 	}
+	q.Limit = preparePage
 	views, next, err := t.m.Fleet.List(ctx, q)
 	for i := range views {
 		ids = append(ids, views[i].Device.ID)
