@@ -38,7 +38,7 @@ func (p *page) rowSays(device, text string) {
 	p.await(fmt.Sprintf("document.querySelector('[data-device=%q]')?.innerText.includes(%q)", device, text))
 }
 
-// On a slow network a page is there and says that it loads; without one it keeps what it shows, and then goes on after
+// On a slow network a page is there and shows that it loads; without one it keeps what it shows, and then goes on after
 // the last event, or loads again if there was none, so that nothing is missing.
 func TestSlowAndAbsentNetwork(t *testing.T) {
 	long(t)
@@ -86,7 +86,7 @@ func (p *page) resumes() []string {
 	return append([]string(nil), p.resumed...)
 }
 
-// Without the database a page says so, keeps what it shows with its age, tries again ever more slowly, and recovers by
+// Without the database a page names that, keeps what it shows with its age, tries again ever more slowly, and recovers by
 // itself. A node that was killed and is there again is found again by itself, too.
 func TestPartsAway(t *testing.T) {
 	long(t)
@@ -223,7 +223,7 @@ func TestAddresses(t *testing.T) {
 }
 
 // A person can read the pages in the dark, with colours of the system, without motion and on paper; without JavaScript
-// the page says what is needed.
+// the page names what is needed.
 func TestAppearance(t *testing.T) {
 	long(t)
 	b := start(t)
