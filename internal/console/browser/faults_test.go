@@ -184,7 +184,7 @@ func TestOtherVersion(t *testing.T) {
 	}
 	upgraded.Store(false)
 	p.click("Load it")
-	p.await("!document.body.innerText.includes('another version')")
+	p.await("!!document.body && !document.body.innerText.includes('another version')")
 	p.shows(volume)
 	p.forgive() // connections that the test closed
 }
