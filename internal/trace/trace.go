@@ -77,6 +77,12 @@ type lease struct {
 	Ended   bool       `json:"ended,omitempty"`
 }
 
+// over returns the message that ends the trace.
+func (l lease) over() lease {
+	l.Ended = true
+	return l
+}
+
 // verdict is the answer of a node to a trace, on the wire.
 type verdict struct {
 	// Over: it was ended, or replaced. Full: there are MaxTraces others.
@@ -182,9 +188,8 @@ func (t *Tracer) End(ctx context.Context, running api.Trace) bool {
 }
 
 func (t *Tracer) end(ctx context.Context, l lease) {
-	l.Ended = true
-	t.apply(l)
-	t.share(ctx, l)
+	t.apply(l.over())
+	t.share(ctx, l.over())
 }
 
 // Follow delivers the entries of a trace that Get returned, and keeps it running, until ctx or the trace ends, or
@@ -222,9 +227,7 @@ func (t *Tracer) Follow(ctx context.Context, running api.Trace, deliver func(ent
 		}
 		t.apply(x.lease)
 		if answer, _ := t.share(ctx, x.lease); answer.Over {
-			over := x.lease
-			over.Ended = true
-			t.apply(over)
+			t.apply(x.lease.over())
 			return nil
 		}
 		select {
@@ -328,18 +331,18 @@ func (t *Tracer) applyLocked(l lease) verdict {
 	return verdict{}
 }
 
-// endLocked notes that a trace is over, until it would have been without that. With maxEnded noted, those go first
-// that end next.
+// endLocked notes that a trace is over, until it would have been without that. With maxEnded noted, the one goes that
+// ends next.
 func (t *Tracer) endLocked(l lease, now time.Time) {
 	t.ended[l.ID] = l.Until
 	if len(t.ended) <= maxEnded {
 		return
 	}
 	maps.DeleteFunc(t.ended, func(_ string, until time.Time) bool { return !until.After(now) })
-	for len(t.ended) > maxEnded {
-		next := ""
+	if len(t.ended) > maxEnded {
+		next := l.ID
 		for id, until := range t.ended {
-			if next == "" || until.Before(t.ended[next]) {
+			if until.Before(t.ended[next]) {
 				next = id
 			}
 		}
