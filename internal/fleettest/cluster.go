@@ -90,6 +90,13 @@ func natsServerOfItsOwn(t testing.TB) *server.Server {
 	return s
 }
 
+// BreakSQL breaks, or restores, the way of every node to the database.
+func (c *Cluster) BreakSQL(fault Fault) {
+	for _, w := range c.SQL {
+		w.Break(0, fault)
+	}
+}
+
 // Mend repairs every wire.
 func (c *Cluster) Mend() {
 	for i := range c.Nodes {

@@ -218,17 +218,13 @@ func TestOutagesAreExplained(t *testing.T) {
 	sims[before].Report(t)
 	asked.explained(t, before, 20*time.Second, "gone")
 
-	for i := range c.SQL {
-		c.SQL[i].Break(0, Cut)
-	}
+	c.BreakSQL(Cut)
 	sims[during].Report(t)
 	for _, id := range []string{before, during} {
 		asked.explained(t, id, 20*time.Second, "gone")
 	}
 	asked.explained(t, stays, 20*time.Second, "well")
-	for i := range c.SQL {
-		c.SQL[i].Break(0, None)
-	}
+	c.BreakSQL(None)
 
 	// The devices of a node without NATS are connected, and other nodes cannot tell.
 	c.NATS[2].Break(0, Cut)

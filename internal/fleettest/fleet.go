@@ -455,3 +455,19 @@ func (n *Node) Token(t testing.TB) string {
 	}
 	return strings.TrimSpace(string(token))
 }
+
+// Status is what the API answers to a token; 0 if it does not answer.
+func (n *Node) Status(t testing.TB, token string) int {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, n.Info.API+"/v1/self", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return 0
+	}
+	_ = answer.Body.Close() // the status is enough
+	return answer.StatusCode
+}

@@ -33,9 +33,7 @@ func TestJobsWithoutTheDatabase(t *testing.T) {
 	}
 	a.create(t, nil)
 	c.Nodes[0].Await(t, "tasks run", 10*time.Second, func() bool { return c.DB.Count(t, "SELECT count(*) FROM tasks WHERE state = 'running'") > count/2 })
-	for i := range c.SQL {
-		c.SQL[i].Break(0, Cut)
-	}
+	c.BreakSQL(Cut)
 	load := c.StartLoad(t, []string{direct}, LoadOptions{Seed: 31, Callers: 4, Pause: 50 * time.Millisecond, Timeout: 5 * time.Second})
 	time.Sleep(time.Second) // a commit that was on its way
 	const begun = "SELECT count(*) FROM tasks WHERE state <> 'waiting'"
@@ -44,9 +42,7 @@ func TestJobsWithoutTheDatabase(t *testing.T) {
 	if n := c.DB.Count(t, begun); n != before {
 		t.Errorf("%d tasks began without the database", n-before)
 	}
-	for i := range c.SQL {
-		c.SQL[i].Break(0, None)
-	}
+	c.BreakSQL(None)
 	a.settle(t, time.Minute)
 	load.Stop()
 	if outcomes := load.Outcomes(); len(outcomes) != 1 || outcomes["ok"] < 100 {

@@ -52,15 +52,11 @@ func TestNight(t *testing.T) {
 	evening.Await(t, "the devices of the killed node are elsewhere", 2*time.Minute, func() bool {
 		return evening.Metric(t, "fleetd_devices")+c.Nodes[1].Metric(t, "fleetd_devices") == all
 	})
-	for i := range c.SQL {
-		c.SQL[i].Break(0, Cut)
-	}
+	c.BreakSQL(Cut)
 	time.Sleep(nightTime(t) / 2)
 	powerless.Report(t)
 	time.Sleep(nightTime(t) / 2)
-	for i := range c.SQL {
-		c.SQL[i].Break(0, None)
-	}
+	c.BreakSQL(None)
 	evening.Await(t, "the database is back", time.Minute, func() bool {
 		_, _, status := evening.Command(t, "devices", "revoke", base("02"))
 		return status == 0

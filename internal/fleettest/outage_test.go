@@ -104,9 +104,7 @@ func TestDatabaseAway(t *testing.T) {
 	for i := range 10 {
 		ids = append(ids, fmt.Sprintf("02:db:00:00:00:%02x", i))
 	}
-	for i := range c.SQL {
-		c.SQL[i].Break(0, Cut)
-	}
+	c.BreakSQL(Cut)
 	load := c.StartLoad(t, ids, LoadOptions{Seed: 4, Callers: 4, Pause: 50 * time.Millisecond, Timeout: 5 * time.Second})
 	time.Sleep(scaled(20 * time.Second))
 	goes.Report(t)

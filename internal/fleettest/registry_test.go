@@ -61,9 +61,7 @@ func TestMembersWithoutTheDatabase(t *testing.T) {
 	c.Nodes[2].Kill(t)
 	c.HTTP.Break(2, Cut)
 	c.MQTT.Break(2, Cut)
-	for i := range c.SQL {
-		c.SQL[i].Break(0, Cut)
-	}
+	c.BreakSQL(Cut)
 	begun := time.Now()
 	c.Nodes[2].Run(t)
 	c.HTTP.Break(2, None)
@@ -109,9 +107,7 @@ func TestMembersWithoutTheDatabase(t *testing.T) {
 		}
 	}
 	time.Sleep(away - time.Since(begun))
-	for i := range c.SQL {
-		c.SQL[i].Break(0, None)
-	}
+	c.BreakSQL(None)
 	c.Nodes[0].Await(t, "edits are answered again", 30*time.Second, func() bool { return k.Edit(0, ids[0], "name").Code == "ok" })
 	c.Nodes[0].Await(t, "all but the revoked are in", 30*time.Second, func() bool { return c.Held(t) == 2*each-1 })
 	load.Stop()

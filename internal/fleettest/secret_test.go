@@ -20,22 +20,6 @@ func (n *Node) rediscover(t *testing.T) {
 	}
 }
 
-// status is what the API answers to a token.
-func (n *Node) status(t *testing.T, token string) int {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, n.Info.API+"/v1/self", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Authorization", "Bearer "+token)
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return 0
-	}
-	_ = answer.Body.Close()
-	return answer.StatusCode
-}
-
 // The secret of three nodes with 200 devices is rotated, and the node that did it is
 // killed at once: devices go on, those that boot get new credentials, the old admin
 // token is dead everywhere, chip keys are sealed anew, and the audit is whole.
@@ -75,8 +59,8 @@ func TestRotateSecret(t *testing.T) {
 	c.Nodes[0].Kill(t)
 	for _, n := range c.Nodes[1:] {
 		// security: K18
-		n.Await(t, "the old admin token is dead", 10*time.Second, func() bool { return n.status(t, first) == http.StatusUnauthorized })
-		n.Await(t, "the new one is in its file", 10*time.Second, func() bool { return n.status(t, n.Token(t)) == http.StatusOK })
+		n.Await(t, "the old admin token is dead", 10*time.Second, func() bool { return n.Status(t, first) == http.StatusUnauthorized })
+		n.Await(t, "the new one is in its file", 10*time.Second, func() bool { return n.Status(t, n.Token(t)) == http.StatusOK })
 		n.rediscover(t)
 	}
 	c.Nodes[0].Run(t)
@@ -124,7 +108,7 @@ func TestRotateSecret(t *testing.T) {
 	}
 	for _, n := range c.Nodes {
 		// security: K18
-		n.Await(t, "the old admin token is not valid", 10*time.Second, func() bool { return n.status(t, before) == http.StatusUnauthorized })
+		n.Await(t, "the old admin token is not valid", 10*time.Second, func() bool { return n.Status(t, before) == http.StatusUnauthorized })
 	}
 }
 
@@ -156,7 +140,7 @@ func TestBackupAfterRotation(t *testing.T) {
 			t.Fatalf("%s: %s %s", file, out, errs)
 		}
 		restored.Run(t)
-		if restored.status(t, want) != http.StatusOK || restored.Token(t) != want {
+		if restored.Status(t, want) != http.StatusOK || restored.Token(t) != want {
 			t.Errorf("%s: the token of its time is not accepted", filepath.Base(file))
 		}
 		restored.Stop(t)

@@ -150,7 +150,7 @@ func TestKeys(t *testing.T) {
 	// Revoked while a page is open: the page requests a key, and is the same after another key.
 	p.visit("/console/devices?q=02%3Af1")
 	p.shows(first)
-	p.await("document.querySelector('.live').classList.contains('live')")
+	p.live()
 	if _, err := n.RevokeKey(t.Context(), made.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +225,7 @@ func TestTableFollows(t *testing.T) {
 	n.AwaitReady(t, 4)
 	p := b.open(t, n, n.Token(t), "/console/devices")
 	p.shows("02:f1:ee:00:00:10")
-	p.await("document.querySelector('.live').classList.contains('live')")
+	p.live()
 	lists := p.sent("GET /v1/devices")
 	p.eval("document.querySelector('[data-device=\"02:f1:ee:00:00:10\"] a').focus()")
 	away.Report(t) // its end

@@ -71,19 +71,7 @@ func TestLink(t *testing.T) {
 	p.expect(401)
 	p.eval("document.querySelector('.who').open = true")
 	p.click("Log out")
-	n.Await(t, "the key has ended", wait, func() bool {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, n.Info.API+"/v1/self", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Authorization", "Bearer "+token)
-		answer, err := http.DefaultClient.Do(r)
-		if err != nil {
-			return false
-		}
-		_ = answer.Body.Close() // the status is enough
-		return answer.StatusCode == http.StatusUnauthorized
-	})
+	n.Await(t, "the key has ended", wait, func() bool { return n.Status(t, token) == http.StatusUnauthorized })
 	again := b.openAt(t, "http://"+link.Host, "", link.Path+"#"+link.Fragment)
 	again.expect(401)
 	again.await("document.querySelector('dialog')?.open")
