@@ -244,11 +244,11 @@ func (p *page) text() string {
 	return text
 }
 
-// await waits until a script is true.
+// await waits until a script is true. Between two documents there is no body, and nothing is.
 func (p *page) await(script string) {
 	p.t.Helper()
 	for deadline := time.Now().Add(wait); ; time.Sleep(poll) {
-		if p.eval(script) == true {
+		if p.eval("document.body && ("+script+")") == true {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -261,6 +261,12 @@ func (p *page) await(script string) {
 func (p *page) shows(text string) {
 	p.t.Helper()
 	p.await(fmt.Sprintf("document.body.innerText.includes(%q)", text))
+}
+
+// live waits until the page follows the fleet.
+func (p *page) live() {
+	p.t.Helper()
+	p.await("document.querySelector('.live')?.classList.contains('live')")
 }
 
 // number is a script's result as a number.

@@ -36,7 +36,7 @@ func TestLargeFleet(t *testing.T) {
 	if nodes := p.number("document.querySelectorAll('*').length"); nodes > maxNodes {
 		t.Errorf("%d elements", nodes)
 	}
-	p.await("document.querySelector('.live').classList.contains('live')")
+	p.live()
 	requests := p.sent("GET /v1/")
 	heap := func() int {
 		p.run("window.gc && window.gc()")
@@ -84,7 +84,7 @@ func TestTabsShareAStream(t *testing.T) {
 		return total
 	}
 	for _, p := range pages {
-		p.await("document.querySelector('.live').classList.contains('live')")
+		p.live()
 	}
 	if got := streams(); got != 1 {
 		t.Fatalf("%d streams for %d tabs", got, tabs)
@@ -107,7 +107,7 @@ func TestKeyboard(t *testing.T) {
 	b := start(t)
 	n := fleet(t, 2)
 	p := b.open(t, n, n.Token(t), "/console/")
-	p.shows("Overview")
+	p.await("document.title.startsWith('Overview')") // which is set as the page begins to listen to keys
 	press := func(keys string) { p.do(chromedp.KeyEvent(keys)) }
 	// tab goes on until the focus is on something with this text.
 	tab := func(text string) {
