@@ -45,4 +45,5 @@ func (w *Work) Metrics(r *counters.Registry) {
 	held := r.Counter("api_requests_over_rate_total", "Requests to the API whose caller made more than it may: they `waited`, or were `refused` because they would have waited too long; see [limits](../limits.md).", "result")
 	counters.Value(held, w.Waited.Load, "waited")
 	counters.Value(held, w.Refused.Load, "refused")
+	counters.Value(r.Counter("api_streams_refused_total", "Streams of events and traces that were refused because their key has as many open at this node as it may; see [limits](../limits.md)."), w.Streams.Load)
 }

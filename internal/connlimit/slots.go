@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+
+	"fleetd/internal/background"
 )
 
 // slotShare is the part of the node's threads that the requests of one caller compute on at
@@ -24,8 +26,10 @@ func slotsOfCaller() int { return max(1, runtime.GOMAXPROCS(0)/slotShare) }
 // Slot is a place in which a request computes. It belongs to one goroutine. A nil *Slot is
 // always there.
 type Slot struct {
-	places chan struct{}
-	hold   *hold
+	places  chan struct{}
+	threads *background.Threads
+	share   chan struct{} // of the threads
+	hold    *hold
 }
 
 // hold is the time from taking a place to giving it back.
@@ -48,7 +52,8 @@ func (w *Work) Compute(ctx context.Context, caller string) (*Slot, error) {
 	if w == nil {
 		return nil, nil
 	}
-	s := &Slot{places: w.of(caller).places}
+	of := w.of(caller)
+	s := &Slot{places: of.places, threads: w.Threads, share: of.threads}
 	select {
 	case s.places <- struct{}{}:
 	default:
@@ -72,6 +77,26 @@ func (s *Slot) begin() {
 	h := &hold{places: s.places}
 	h.lease = time.AfterFunc(slotTime, h.end)
 	s.hold = h
+}
+
+// threadShare is the part of the threads of lower priority that one caller has: a request keeps its
+// thread while it waits for its client.
+const threadShare = 4
+
+// Run runs f, which computes in the slot, on a thread of lower priority, if the caller's share
+// has one left.
+func (s *Slot) Run(f func()) {
+	if s == nil {
+		f()
+		return
+	}
+	select {
+	case s.share <- struct{}{}:
+		defer func() { <-s.share }()
+		s.threads.Run(f)
+	default:
+		f()
+	}
 }
 
 // Leave gives the slot back. Any number of times.

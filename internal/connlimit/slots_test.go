@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"fleetd/internal/background"
 )
 
 // One caller's requests compute in its slots, whatever their number, and those of another
@@ -114,4 +116,39 @@ func TestSlotsRefuse(t *testing.T) {
 			t.Errorf("%v, %d refused", err, w.Refused.Load())
 		}
 	})
+}
+
+// Requests that wait for their clients take no more than a share of the threads from other callers.
+func TestThreadsOfOneCaller(t *testing.T) {
+	w := NewWork()
+	w.Threads = background.New()
+	release := make(chan struct{})
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer close(release)
+	for range background.MaxThreads {
+		s, err := w.Compute(t.Context(), "slow")
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting := make(chan struct{})
+		all.Go(func() {
+			s.Run(func() {
+				s.Leave()
+				close(waiting)
+				<-release
+			})
+		})
+		<-waiting
+	}
+	s, err := w.Compute(t.Context(), "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Leave()
+	s.Run(func() {})
+	// security: N43
+	if n := w.Threads.Direct.Load(); n != 0 {
+		t.Errorf("another caller found no thread beside one that has %d requests waiting", background.MaxThreads)
+	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"fleetd/internal/background"
 )
 
 // What one caller may have the node do that needs no device, in units of work: a request is
@@ -25,6 +27,9 @@ const (
 	maxAnswer = 4 * WorkRate
 	// WorkWait is the longest that a request waits; it is refused if it would wait longer.
 	WorkWait = 5 * time.Second
+	// refusalDelay is how long a refusal waits: a caller that repeats it at once would have the
+	// node refuse thousands a second.
+	refusalDelay = time.Second
 	// maxWorkers are the callers remembered; beyond them those that rest are forgotten.
 	maxWorkers = 1_000
 )
@@ -38,6 +43,11 @@ type Work struct {
 	rate  rate.Limit
 	burst int
 	wait  time.Duration
+	// refusal is refusalDelay, but in tests.
+	refusal time.Duration
+
+	// Threads run what computes in a slot. It is set before the first request.
+	Threads *background.Threads
 
 	mu      sync.Mutex
 	callers map[string]worker
@@ -45,17 +55,20 @@ type Work struct {
 	// Waited counts requests that had to wait for their rate or a slot, Refused those that would have
 	// waited too long.
 	Waited, Refused atomic.Uint64
+	// Streams counts those that were refused because their caller has as many as it may.
+	Streams atomic.Uint64
 }
 
 // worker is a caller: its rate, and what of it computes now.
 type worker struct {
 	*rate.Limiter
-	places chan struct{}
+	places  chan struct{}
+	threads chan struct{} // that work for it
 }
 
 // NewWork returns Work with the limits above.
 func NewWork() *Work {
-	return &Work{rate: WorkRate, burst: WorkBurst, wait: WorkWait, callers: map[string]worker{}}
+	return &Work{rate: WorkRate, burst: WorkBurst, wait: WorkWait, refusal: refusalDelay, callers: map[string]worker{}}
 }
 
 // Begin returns when the caller may have a request worked on, or with ErrTooMuchWork or
@@ -77,16 +90,24 @@ func (w *Work) BeginUnits(ctx context.Context, caller string, units int64) error
 	case wait > w.wait:
 		place.Cancel()
 		w.Refused.Add(1)
-		return ErrTooMuchWork
+		return pause(ctx, w.refusal, ErrTooMuchWork)
 	}
 	w.Waited.Add(1)
-	timer := time.NewTimer(wait)
+	if err := pause(ctx, wait, nil); err != nil {
+		place.Cancel()
+		return err
+	}
+	return nil
+}
+
+// pause returns err after a while, or the error of ctx.
+func pause(ctx context.Context, d time.Duration, err error) error {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return nil
+		return err
 	case <-ctx.Done():
-		place.Cancel()
 		return ctx.Err()
 	}
 }
@@ -114,12 +135,12 @@ func (w *Work) of(caller string) worker {
 	if !known {
 		if len(w.callers) >= maxWorkers {
 			for name, other := range w.callers {
-				if other.Tokens() >= float64(w.burst) && len(other.places) == 0 {
+				if other.Tokens() >= float64(w.burst) && len(other.places) == 0 && len(other.threads) == 0 {
 					delete(w.callers, name)
 				}
 			}
 		}
-		l = worker{rate.NewLimiter(w.rate, w.burst), make(chan struct{}, slotsOfCaller())}
+		l = worker{rate.NewLimiter(w.rate, w.burst), make(chan struct{}, slotsOfCaller()), make(chan struct{}, background.MaxThreads/threadShare)}
 		w.callers[caller] = l
 	}
 	return l

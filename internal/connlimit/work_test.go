@@ -54,7 +54,7 @@ func TestWorkOfLargeAnswers(t *testing.T) {
 		w.Charge("greedy", 1<<40)
 		begun = time.Now()
 		// security: N43
-		if err := w.Begin(ctx, "greedy"); !errors.Is(err, ErrTooMuchWork) || w.Refused.Load() != 1 || time.Since(begun) != 0 {
+		if err := w.Begin(ctx, "greedy"); !errors.Is(err, ErrTooMuchWork) || w.Refused.Load() != 1 || time.Since(begun) != refusalDelay {
 			t.Errorf("%v after %v", err, time.Since(begun))
 		}
 		time.Sleep(2 * WorkWait)

@@ -50,8 +50,10 @@ func (s *Service) List(ctx context.Context, q devices.ListQuery) (views []device
 	if err != nil {
 		return nil, "", err
 	}
-	for _, row := range page.Rows {
-		l.add(listItem{s.view(row), l.cursorOf(&row)})
+	l.views = make([]listItem, 0, len(page.Rows)+len(extra))
+	for i := range page.Rows {
+		row := &page.Rows[i]
+		l.add(listItem{s.view(*row), l.cursorOf(row)})
 	}
 	return l.merge(extra, after, page.Next)
 }

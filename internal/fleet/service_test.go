@@ -135,8 +135,8 @@ func TestRetriesWithBackoffWhileTheDeviceIsSilent(t *testing.T) {
 		connect(t, s, "c1", script)
 		time.Sleep(11 * time.Second) // fake time: the first initialize timed out after 10 s
 		synctest.Wait()
-		if v := state(t, s); v.Presence.MCP != devices.MCPUnresponsive || v.CatalogState != devices.CatalogError {
-			t.Errorf("MCP %s, catalog %s", v.Presence.MCP, v.CatalogState)
+		if v := state(t, s); v.Presence.MCP != devices.MCPUnresponsive || v.CatalogState != devices.CatalogError || v.Presence.MCPError != "initialize: no answer within 10 s" {
+			t.Errorf("MCP %s (%s), catalog %s", v.Presence.MCP, v.Presence.MCPError, v.CatalogState)
 		}
 		time.Sleep(5*time.Minute - 11*time.Second)
 		var tries int

@@ -4,7 +4,12 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+
+	"fleetd/internal/background"
 )
+
+// yieldRows is after how many rows other threads may run. Reading one takes some 10 µs.
+const yieldRows = 8
 
 // Queryer is a *sql.DB, a *sql.Tx or a *sql.Conn.
 type Queryer interface {
@@ -13,17 +18,27 @@ type Queryer interface {
 
 // Collect runs a query and reads all its rows.
 func Collect[T any](ctx context.Context, db Queryer, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
+	return CollectAbout(ctx, db, 0, scan, text, args...)
+}
+
+// CollectAbout is Collect for about n rows, for which there is room from the start.
+func CollectAbout[T any](ctx context.Context, db Queryer, n int, scan func(func(...any) error) (T, error), text string, args ...any) ([]T, error) {
 	rows, err := db.QueryContext(ctx, text, args...)
 	if err != nil {
 		return nil, err
 	}
 	var out []T
+	if n > 0 {
+		out = make([]T, 0, n)
+	}
 	for rows.Next() {
 		row, err := scan(rows.Scan)
 		if err != nil {
 			return nil, errors.Join(err, rows.Close())
 		}
-		out = append(out, row)
+		if out = append(out, row); len(out)%yieldRows == 0 {
+			background.Yield()
+		}
 	}
 	return out, rows.Err()
 }

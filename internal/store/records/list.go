@@ -111,7 +111,9 @@ func (s *Records) page(ctx context.Context, q devices.ListQuery, after cursor, b
 		listed += w.looked
 		found += len(w.rows)
 		s.ListedIDs.Add(int64(w.looked))
-		for _, r := range w.rows {
+		page.Rows = slices.Grow(page.Rows, min(len(w.rows), q.Limit-len(page.Rows)))
+		for i := range w.rows {
+			r := &w.rows[i]
 			if r.selected && len(page.Rows) == q.Limit {
 				page.Next = after.String()
 				return page, nil
@@ -268,7 +270,7 @@ func (s *Records) window(ctx context.Context, p *plan, after cursor, n, room int
 		return &c.Text
 	}
 	var err error
-	w.rows, err = database.Collect(ctx, s.db.Read, func(scan func(...any) error) (r placed, err error) {
+	w.rows, err = database.CollectAbout(ctx, s.db.Read, min(n, room), func(scan func(...any) error) (r placed, err error) {
 		r.at.Sort = after.Sort
 		r.Row, err = scanRow(func(places ...any) error {
 			return scan(append([]any{&w.looked, &w.last.ID, key(&w.last), key(&r.at)}, places...)...)
