@@ -86,6 +86,19 @@ type Step struct {
 	Node  string // that recorded it
 }
 
+// Ends selects the ends of sessions with a cause over a transport in a period.
+type Ends struct {
+	Cause     StepCause
+	Transport Transport
+	From, To  time.Time
+	Except    ID
+}
+
+// Match reports whether a StepClosed is selected; its device is not looked at.
+func (q *Ends) Match(s *Step) bool {
+	return s.Cause == q.Cause && s.Transport == q.Transport && !s.At.Before(q.From) && !s.At.After(q.To)
+}
+
 // CallStep is what a node recorded of a tool call, raw request or message: the node that
 // received it first, and the node that holds the device, each record one.
 type CallStep struct {

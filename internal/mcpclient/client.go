@@ -32,6 +32,17 @@ import (
 // StepTimeout bounds `initialize` and each page of `tools/list`.
 const StepTimeout = 10 * time.Second
 
+// NoAnswer is the cause of a context that ends because the device has not answered for this long. It is a
+// context.DeadlineExceeded in words that a person reads.
+type NoAnswer time.Duration
+
+func (n NoAnswer) Error() string {
+	return fmt.Sprintf("no answer within %.0f s", time.Duration(n).Seconds())
+}
+
+// Is reports whether target is context.DeadlineExceeded.
+func (NoAnswer) Is(target error) bool { return target == context.DeadlineExceeded }
+
 // ProtocolVersion is what the firmware answers whatever it is asked
 // (mcp_server.cc:388).
 const ProtocolVersion = "2024-11-05"

@@ -46,7 +46,7 @@ type ServerInfo struct {
 // `notifications/initialized`, within StepTimeout. The firmware needs it after
 // every reboot to learn the vision URL, and keeps no other state.
 func (c *Client) Initialize(ctx context.Context, p InitParams) (ServerInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, StepTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, StepTimeout, NoAnswer(StepTimeout))
 	defer cancel()
 	params := []byte(`{"protocolVersion":"` + ProtocolVersion + `","capabilities":{`)
 	if p.VisionURL != "" {
@@ -245,7 +245,7 @@ var errListTooLong = fmt.Errorf("the list is over %d bytes or %d tools", MaxList
 // listPage appends one page's tools to the list and returns the next cursor,
 // empty at the end.
 func (c *Client) listPage(ctx context.Context, cursor string, list *ToolList) (next string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, StepTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, StepTimeout, NoAnswer(StepTimeout))
 	defer cancel()
 	params := append([]byte(`{"cursor":`), jsonspan.AppendString(nil, cursor)...)
 	a, err := c.request(ctx, "tools/list", append(params, `,"withUserTools":true}`...), nil)

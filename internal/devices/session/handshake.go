@@ -176,7 +176,7 @@ func (x *Session) initializeAndList(ctx context.Context) (mcpclient.ToolList, er
 	case <-ctx.Done():
 		return mcpclient.ToolList{}, context.Cause(ctx)
 	}
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, listTimeout, mcpclient.NoAnswer(listTimeout))
 	defer cancel()
 	return x.client.ListTools(ctx)
 }
