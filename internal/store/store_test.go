@@ -27,17 +27,17 @@ func TestSQLite(t *testing.T) {
 
 func TestPostgres(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, storetest.Postgres)
+	storetest.Run(t, storetest.OnePostgres(t))
 }
 
 func TestPostgresLists(t *testing.T) {
 	t.Parallel()
-	storetest.RunLists(t, storetest.Postgres)
+	storetest.RunLists(t, storetest.OnePostgres(t))
 }
 
 func TestPostgresNetwork(t *testing.T) {
 	t.Parallel()
-	storetest.RunNetwork(t, storetest.Postgres)
+	storetest.RunNetwork(t, storetest.OnePostgres(t))
 }
 
 func BenchmarkSQLite(b *testing.B)   { storetest.Benchmark(b, storetest.SQLite) }

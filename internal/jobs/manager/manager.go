@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/background"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/registry"
@@ -42,7 +43,9 @@ type Options struct {
 	// instances are those of an earlier start.
 	Leases bool
 	Zone   *time.Location // of schedules without one
-	Log    *slog.Logger
+	// Threads write the tasks of selections.
+	Threads *background.Threads
+	Log     *slog.Logger
 }
 
 // Manager is safe for concurrent use.
@@ -59,7 +62,7 @@ type Manager struct {
 func New(o Options) *Manager {
 	ctx, stop := context.WithCancel(context.Background())
 	m := &Manager{Options: o, wake: make(chan struct{}, 1), tasks: tasks.New(o.Log), stop: stop}
-	m.turn = turn{m: m, followed: map[string]time.Time{}, superseded: map[string]int64{}}
+	m.turn = turn{m: m, followed: map[string]time.Time{}, superseded: map[string]int64{}, prepareTime: prepareTime}
 	m.stopped.Go(func() { m.turn.run(ctx) })
 	return m
 }

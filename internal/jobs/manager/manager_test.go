@@ -229,3 +229,56 @@ func TestReasonAsleep(t *testing.T) {
 		}
 	}
 }
+
+// Preparing a large job delays other jobs by no more than one pass may take for it, and goes on in the next.
+func TestPreparingDelaysNoOtherJob(t *testing.T) {
+	m := newManager(t)
+	const many = 5 * pageSize / 2
+	for i := range many {
+		m.ports.Put(devices.Member{ID: devices.ID(fmt.Sprintf("02:00:00:00:%02x:%02x", i>>8, i&255)), ClientID: "c", Labels: map[string]string{"room": "store"}})
+	}
+	large, _, err := m.Create(t.Context(), devicetest.Admin, api.JobSpec{Action: callSpec("self.get").Action, Select: "room=store"}, CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	small, _, err := m.Create(t.Context(), devicetest.Admin, api.JobSpec{Action: callSpec("self.get").Action, Devices: []string{string(lamp)},
+		When: &api.JobWhen{At: api.At(time.Now().Add(50 * time.Millisecond))}}, CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := func(id string) jobs.Job {
+		j, err := m.Store.Job(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return j
+	}
+	time.Sleep(time.Until(stored(small.ID).NextAt)) // the database's clock is that of this process
+	m.drainWake()
+	pass := &turn{m: m.Manager, followed: map[string]time.Time{}, superseded: map[string]int64{}, prepareTime: time.Nanosecond}
+	for n := range 3 {
+		if err := pass.once(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		j := stored(large.ID)
+		if want := min(int64(n+1)*pageSize, many); j.Counts.Total() != want || (j.State == jobs.Preparing) != (want < many) {
+			t.Errorf("after pass %d the large job is %s with %d tasks, want %d", n+1, j.State, j.Counts.Total(), want)
+		}
+		if more := m.drainWake(); more != (j.State == jobs.Preparing) {
+			t.Errorf("after pass %d the next one comes at once: %t", n+1, more)
+		}
+		if j := stored(small.ID); j.State != jobs.Running {
+			t.Errorf("after pass %d the job that is due is %s", n+1, j.State)
+		}
+	}
+}
+
+// drainWake reports whether periodic work was asked for.
+func (m *testManager) drainWake() bool {
+	select {
+	case <-m.wake:
+		return true
+	default:
+		return false
+	}
+}

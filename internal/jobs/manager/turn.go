@@ -20,9 +20,11 @@ var (
 )
 
 const (
-	turnTime   = time.Minute // of one turn; the next one goes on
-	loseBatch  = 500
-	pruneBatch = 1000
+	turnTime = time.Minute // of one turn; the next one goes on
+	// prepareTime is how long one pass over the jobs prepares, but for one page of each job: others are not late by more.
+	prepareTime = time.Second
+	loseBatch   = 500
+	pruneBatch  = 1000
 )
 
 // turn is the fleet's periodic work on jobs. At most one node does it at a time; what it does
@@ -34,7 +36,11 @@ type turn struct {
 	superseded map[string]int64     // the round for which older ones were ended
 	pruned     time.Time
 	next       time.Time // when there is work at the latest, by this process's clock
-	failed     bool      // the last turn failed, which was logged
+
+	prepareTime time.Duration // prepareTime, less in tests
+	prepares    time.Time     // until when this pass prepares
+	more        bool          // it left something to prepare
+	failed      bool          // the last turn failed, which was logged
 }
 
 func (t *turn) run(ctx context.Context) {
@@ -88,7 +94,7 @@ func (t *turn) once(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.next = t.nextOf(open)
+	t.next, t.prepares, t.more = t.nextOf(open), time.Now().Add(t.prepareTime), false
 	var errs []error
 	seen := map[string]bool{}
 	for i := range open {
@@ -110,7 +116,11 @@ func (t *turn) once(ctx context.Context) error {
 			delete(t.superseded, id)
 		}
 	}
-	return errors.Join(append(errs, t.lose(ctx), t.prune(ctx))...)
+	err = errors.Join(append(errs, t.lose(ctx), t.prune(ctx))...)
+	if t.more && err == nil {
+		t.m.Poke()
+	}
+	return err
 }
 
 // nextOf returns when one of the jobs is to be moved on, at most idleEvery from now. Changes by
@@ -196,7 +206,7 @@ func (t *turn) job(ctx context.Context, j jobs.Job) (err error) {
 		}
 	}
 	if j.State == jobs.Preparing {
-		if j, err = t.prepare(ctx, j); err != nil {
+		if j, err = t.prepare(ctx, j); err != nil || j.State == jobs.Preparing {
 			return err
 		}
 	}
@@ -228,23 +238,25 @@ func (t *turn) settle(ctx context.Context, j *jobs.Job) error {
 	return err
 }
 
-// preparePage is how many rows one transaction of preparing writes. A pause half as long as the transaction follows:
+// pageSize is how many rows one transaction of preparing writes. A pause as long as the transaction follows:
 // calls meanwhile wait for the processor no longer than one page takes.
-const preparePage = 200
+const pageSize = 200
 
-// prepare writes the tasks of a job's selection, from its cursor on.
+// prepare writes the tasks of a job's selection, from its cursor on, for as long as this pass has, one page at least.
 func (t *turn) prepare(ctx context.Context, j jobs.Job) (jobs.Job, error) {
 	at := j.CreatedAt
 	if j.Repeats() {
 		at = t.m.Store.Now()
 	}
-	for j.State == jobs.Preparing {
+	for n := 0; j.State == jobs.Preparing; n++ {
 		begun := time.Now()
-		ids, next, err := t.page(ctx, &j, j.Cursor)
-		if err != nil {
-			return j, err
+		if n > 0 && begun.After(t.prepares) { // a small job is whole with one page
+			t.more = true
+			return j, nil
 		}
-		if j, err = t.write(ctx, j, j.Cursor, next, ids, at, next == ""); err != nil {
+		var err error
+		t.m.Threads.Run(func() { j, err = t.preparePage(ctx, j, at) })
+		if err != nil {
 			return j, err
 		}
 		if ok, err := t.take(ctx); !ok {
@@ -254,12 +266,21 @@ func (t *turn) prepare(ctx context.Context, j jobs.Job) (jobs.Job, error) {
 			select {
 			case <-ctx.Done():
 				return j, ctx.Err()
-			case <-time.After(time.Since(begun) / 2):
+			case <-time.After(time.Since(begun)):
 			}
 		}
 	}
 	t.followed[j.ID] = time.Now()
 	return j, nil
+}
+
+// preparePage writes the tasks of the next devices.
+func (t *turn) preparePage(ctx context.Context, j jobs.Job, at time.Time) (jobs.Job, error) {
+	ids, next, err := t.page(ctx, &j, j.Cursor)
+	if err != nil {
+		return j, err
+	}
+	return t.write(ctx, j, j.Cursor, next, ids, at, next == "")
 }
 
 // follow writes tasks of devices that came to match the selection of a job.
@@ -295,7 +316,7 @@ func (t *turn) page(ctx context.Context, j *jobs.Job, after string) (ids []devic
 	if err != nil {
 		return nil, "", err
 	}
-	q.Limit = preparePage
+	q.Limit = pageSize
 	views, next, err := t.m.Fleet.List(ctx, q)
 	for i := range views {
 		ids = append(ids, views[i].Device.ID)

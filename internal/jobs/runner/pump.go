@@ -221,9 +221,14 @@ func (p *pump) read(ctx context.Context, arrived map[devices.ID]struct{}) error 
 	defer cancel()
 	for len(ids) > 0 {
 		part := ids[:min(arrivedBatch, len(ids))]
-		list, err := p.r.Store.WaitingOf(ctx, part, perDevice)
+		list, running, err := p.r.Store.WaitingOf(ctx, part, perDevice)
 		if err != nil {
 			return err
+		}
+		for _, id := range running { // perhaps on the node that it came from, which may give the task back
+			if !p.r.isRunning(id) {
+				p.r.lookAt(id, againAfter)
+			}
 		}
 		for i := range list {
 			if err := p.add(ctx, list[i]); err != nil {
@@ -418,7 +423,7 @@ func (p *pump) commit(ctx context.Context, wishes []wish) error {
 		list[i] = wishes[i].Candidate
 	}
 	asked := time.Now()
-	limited, cancel := context.WithTimeout(ctx, beginTime)
+	limited, cancel := context.WithTimeout(ctx, p.groupTime())
 	begun, changed, err := p.r.Store.Begin(limited, p.r.Node, p.r.Instance, list)
 	cancel()
 	p.adapt(time.Since(asked), err)
@@ -465,10 +470,19 @@ func (p *pump) commit(ctx context.Context, wishes []wish) error {
 func (p *pump) adapt(took time.Duration, err error) {
 	switch {
 	case err != nil:
-		p.batch = max(p.batch/2, leastBatch)
+		p.batch = max(p.batch/2, 1)
 	case took < beginTime/2:
 		p.batch = min(p.batch*2, jobs.BeginBatch)
 	}
+}
+
+// groupTime is how long a group may take. Calls of its devices wait meanwhile; one task has all the time that
+// leaves some to send it, since a database that is slower than this begins nothing else.
+func (p *pump) groupTime() time.Duration {
+	if p.batch == 1 {
+		return sendTime * 3 / 4
+	}
+	return beginTime
 }
 
 // notSent gives a task back that has begun.

@@ -171,6 +171,16 @@ func (t *run) answered(r *devices.ToolResult) jobs.End {
 	return end
 }
 
+// detailOf is the detail of an error with what is wrong where.
+func detailOf(e *devices.Error) string {
+	text, sep := e.Detail, ": "
+	for _, fault := range e.Faults {
+		text += sep + strings.TrimSpace(fault.Pointer+" "+fault.Detail)
+		sep = "; "
+	}
+	return text
+}
+
 // failed is the end of a task with an error.
 func (t *run) failed(err error) jobs.End {
 	if errors.Is(err, errLate) {
@@ -184,14 +194,14 @@ func (t *run) failed(err error) jobs.End {
 		return t.halt(jobs.ReasonKey)
 	case devices.CodeForbidden, devices.CodeToolDenied, devices.CodeInvalidArguments, devices.CodeToolUnknown, devices.CodeBadRequest, devices.CodeTooLarge:
 		if t.permitted { // by the device
-			return t.result(jobs.Failed, string(e.Code), e.Detail)
+			return t.result(jobs.Failed, string(e.Code), detailOf(e))
 		}
-		return t.result(jobs.Refused, string(e.Code), e.Detail)
+		return t.result(jobs.Refused, string(e.Code), detailOf(e))
 	case devices.CodeDeviceError:
-		return t.result(jobs.Failed, string(e.Code), e.Detail)
+		return t.result(jobs.Failed, string(e.Code), detailOf(e))
 	}
 	if e.Sent {
-		return t.result(jobs.Unknown, string(e.Code), e.Detail)
+		return t.result(jobs.Unknown, string(e.Code), detailOf(e))
 	}
 	return t.hold(againAfter)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -58,6 +59,18 @@ func TestOutcomesOfErrors(t *testing.T) {
 		end := running(c.permitted).failed(c.err)
 		if end.Outcome != c.outcome || end.NotSent != c.notSent || end.Halt != c.halt || end.Fence != 7 || !end.Again.IsZero() {
 			t.Errorf("%s: %+v", c.name, end)
+		}
+	}
+}
+
+// The report of a job names what is wrong with the arguments, as the answer to a direct call does.
+func TestRefusedArgumentsAreNamed(t *testing.T) {
+	err := &devices.Error{Code: devices.CodeInvalidArguments, Detail: "the arguments of self.lamp.set are not valid",
+		Faults: []devices.Fault{{Pointer: "/level", Detail: "must be at most 100, not 400"}, {Pointer: "/color", Detail: "is required"}}}
+	const want = "the arguments of self.lamp.set are not valid: /level must be at most 100, not 400; /color is required"
+	for _, permitted := range []bool{false, true} {
+		if end := running(permitted).failed(err); end.Detail != want {
+			t.Errorf("permitted %v: the detail is %q, want %q", permitted, end.Detail, want)
 		}
 	}
 }
@@ -213,10 +226,10 @@ func TestGroupsAdapt(t *testing.T) {
 	for range 10 {
 		p.adapt(beginTime, context.DeadlineExceeded)
 	}
-	if p.batch != leastBatch {
+	if p.batch != 1 {
 		t.Errorf("groups of %d after failures", p.batch)
 	}
-	if p.adapt(beginTime*3/4, nil); p.batch != leastBatch {
+	if p.adapt(beginTime*3/4, nil); p.batch != 1 {
 		t.Errorf("groups of %d, with little time left", p.batch)
 	}
 	for range 10 {
@@ -224,5 +237,58 @@ func TestGroupsAdapt(t *testing.T) {
 	}
 	if p.batch != jobs.BeginBatch {
 		t.Errorf("groups of %d after successes", p.batch)
+	}
+}
+
+// slow is a database that takes this long to begin tasks.
+type slow struct {
+	store
+	takes time.Duration
+}
+
+func (s slow) Begin(ctx context.Context, _, _ string, _ []jobs.Candidate) ([]jobs.Task, []jobs.Change, error) {
+	select {
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	case <-time.After(s.takes):
+		return nil, nil, nil
+	}
+}
+
+// A database that takes longer than beginTime for any group begins tasks, after some attempts.
+func TestSlowDatabaseBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPump(&Runner{Options: Options{Store: slow{takes: 2 * beginTime}}})
+		for n := range 20 {
+			if err := p.commit(t.Context(), nil); err == nil {
+				t.Logf("after %d attempts", n)
+				return
+			}
+		}
+		t.Errorf("nothing begins in groups of %d", p.batch)
+	})
+}
+
+// moved is a store in which the only task of a device runs, on the node from which the device came.
+type moved struct{ store }
+
+func (moved) WaitingOf(context.Context, []devices.ID, int) ([]jobs.Candidate, []devices.ID, error) {
+	return nil, []devices.ID{"x"}, nil
+}
+
+func (hub) IsHere(devices.ID) bool { return true }
+
+// A device that came while its task ran elsewhere is read again until the task is over: the other node may give
+// it back, and this one may have seen the job with as many waiting tasks before and after that.
+func TestTaskThatRunsElsewhereIsWaitedFor(t *testing.T) {
+	r := &Runner{Options: Options{Store: moved{}, Devices: hub{}}, wake: make(chan struct{}, 1), later: map[devices.ID]time.Time{}, running: map[devices.ID]struct{}{}}
+	p := newPump(r)
+	if err := p.read(t.Context(), map[devices.ID]struct{}{"x": {}}); err != nil || len(r.later) != 1 {
+		t.Errorf("%d devices are read again, %v", len(r.later), err)
+	}
+	r.setRunning("x", true)
+	clear(r.later)
+	if err := p.read(t.Context(), map[devices.ID]struct{}{"x": {}}); err != nil || len(r.later) != 0 {
+		t.Errorf("%d devices are read again whose task runs here, %v", len(r.later), err)
 	}
 }

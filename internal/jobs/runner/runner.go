@@ -26,7 +26,6 @@ const (
 	maxOfJob      = 2000     // waiting tasks of one job that scans keep in memory
 	maxCandidates = 64 << 10 // waiting tasks in memory in all, about 200 bytes each
 	maxArrived    = 1 << 20  // devices whose tasks are to be read; beyond that scans find them
-	leastBatch    = 10       // tasks that are begun at once by a slow database
 	perDevice     = 4        // waiting tasks of a device that are read at once
 	arrivedBatch  = 500      // devices of one query
 	scanPage      = 2000     // rows of one query

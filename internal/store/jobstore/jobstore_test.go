@@ -17,7 +17,7 @@ func TestSQLite(t *testing.T) {
 
 func TestPostgres(t *testing.T) {
 	t.Parallel()
-	storetest.RunJobs(t, storetest.Postgres)
+	storetest.RunJobs(t, storetest.OnePostgres(t))
 }
 
 func BenchmarkSQLite(b *testing.B)   { storetest.BenchmarkJobs(b, storetest.SQLite) }

@@ -158,10 +158,11 @@ func (s *Store) Waiting(ctx context.Context, id string, after int64, limit int) 
 		id, after, int64(limit))
 }
 
-// WaitingOf implements jobs.Store.
-func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) ([]jobs.Candidate, error) {
+// WaitingOf implements jobs.Store. One statement reads both: a task that is given back in between
+// would be in neither list.
+func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) (list []jobs.Candidate, running []devices.ID, err error) {
 	if len(ids) == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 	names := make([]string, len(ids))
 	for i, id := range ids {
@@ -169,16 +170,33 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) 
 	}
 	const columns = `SELECT t.job, t.round, t.device, t.seq, t.spread`
 	const order = ` ORDER BY CASE WHEN t.due_at <= $2 AND (SELECT j.ready_at FROM jobs j WHERE j.job = t.job) <= $2 THEN 0 ELSE 1 END, t.seq, t.job, t.round`
-	text := `SELECT job, round, device, seq, spread FROM (` + columns + `, row_number() OVER (PARTITION BY t.device` + order + `) AS place
- FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'waiting') q WHERE place <= $3 ORDER BY device, seq, job, round`
+	text := `SELECT job, round, device, seq, spread, FALSE AS runs FROM (` + columns + `, row_number() OVER (PARTITION BY t.device` + order + `) AS place
+ FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'waiting') q WHERE place <= $3
+ UNION ALL ` + columns + `, TRUE FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'running' ORDER BY device, seq, job, round`
 	arg := any(textOf(names))
 	if s.db.Postgres() {
 		// One lookup for each device: for a list, the planner may read all waiting tasks.
-		text = `SELECT t.job, t.round, t.device, t.seq, t.spread FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
- WHERE t.device = d.device AND t.state = 'waiting'` + order + ` LIMIT $3) t ORDER BY t.device, t.seq, t.job, t.round`
+		text = `SELECT t.job, t.round, t.device, t.seq, t.spread, FALSE AS runs FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
+ WHERE t.device = d.device AND t.state = 'waiting'` + order + ` LIMIT $3) t
+ UNION ALL SELECT t.job, t.round, t.device, t.seq, t.spread, TRUE FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
+ WHERE t.device = d.device AND t.state = 'running') t ORDER BY device, seq, job, round`
 		arg = sortedIDs(names)
 	}
-	return read(ctx, s, "reading the queues of devices", scanCandidate, text, arg, database.Micros(s.Now()), int64(min(perDevice, math.MaxInt32)))
+	type row struct {
+		jobs.Candidate
+		runs bool
+	}
+	rows, err := read(ctx, s, "reading the queues of devices", func(scan func(...any) error) (r row, err error) {
+		return r, scan(&r.Job, &r.Round, &r.Device, &r.Seq, &r.Spread, &r.runs)
+	}, text, arg, database.Micros(s.Now()), int64(min(perDevice, math.MaxInt32)))
+	for i := range rows {
+		if rows[i].runs {
+			running = append(running, rows[i].Device)
+		} else {
+			list = append(list, rows[i].Candidate)
+		}
+	}
+	return list, running, err
 }
 
 // Queue implements jobs.Store.

@@ -17,5 +17,5 @@ func TestSQLite(t *testing.T) {
 
 func TestPostgres(t *testing.T) {
 	t.Parallel()
-	storetest.RunLedger(t, storetest.Postgres)
+	storetest.RunLedger(t, storetest.OnePostgres(t))
 }

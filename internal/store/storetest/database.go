@@ -107,16 +107,13 @@ func Postgres(t testing.TB) Database {
 	if _, err := admin.Exec("CREATE DATABASE " + name + " ENCODING 'UTF8' TEMPLATE template0"); err != nil {
 		t.Fatal(err)
 	}
-	u := *server
-	u.Path = "/" + name
-	raw, err := sql.Open("pgx", u.String())
-	if err != nil {
+	// No test takes the power from this server, so commits need not wait for its disk.
+	if _, err := admin.Exec("ALTER DATABASE " + name + " SET synchronous_commit = off"); err != nil {
 		t.Fatal(err)
 	}
+	u := *server
+	u.Path = "/" + name
 	t.Cleanup(func() {
-		if err := raw.Close(); err != nil {
-			t.Error(err)
-		}
 		if _, err := admin.Exec("DROP DATABASE " + name + " WITH (FORCE)"); err != nil {
 			t.Error(err)
 		}
@@ -124,7 +121,36 @@ func Postgres(t testing.TB) Database {
 			t.Error(err)
 		}
 	})
-	return Database{URL: u.String(), Raw: raw, Postgres: true}
+	return Database{URL: u.String(), Raw: openPostgres(t, u.String()), Postgres: true}
+}
+
+// OnePostgres makes a database for all parts of a test, which run one after the other: each
+// finds it empty. To make and to drop one takes the server longer than most parts do.
+func OnePostgres(whole testing.TB) Maker {
+	db := Postgres(whole)
+	return func(t testing.TB) Database {
+		t.Helper()
+		db.Exec(t, "DROP SCHEMA public CASCADE")
+		db.Exec(t, "CREATE SCHEMA public")
+		part := db
+		part.Raw = openPostgres(t, db.URL) // without statements that were prepared for other tables
+		return part
+	}
+}
+
+// openPostgres opens connections that are closed with the test.
+func openPostgres(t testing.TB, url string) *sql.DB {
+	t.Helper()
+	raw, err := sql.Open("pgx", url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := raw.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return raw
 }
 
 // findPostgres returns a server that answers, and a connection to it.

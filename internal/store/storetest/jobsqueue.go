@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -384,11 +385,14 @@ func testQueueOrder(t *testing.T, f *jobFleet) {
 		if got := f.begin(t, "i", all...); len(got) != 0 {
 			t.Fatalf("a second task of a device begins: %+v", got)
 		}
+		if _, running, err := f.stores[0].WaitingOf(t.Context(), macs(1, 3), 1); err != nil || !slices.Equal(running, macs(1, 2)) {
+			t.Fatalf("devices with a task that runs: %v, %v", running, err)
+		}
 		for _, task := range begun {
 			f.end(t, task, nil)
 		}
 	}
-	if list, err := f.stores[0].WaitingOf(t.Context(), macs(1, 2), 9); err != nil || len(list) != 0 {
+	if list, _, err := f.stores[0].WaitingOf(t.Context(), macs(1, 2), 9); err != nil || len(list) != 0 {
 		t.Errorf("%+v, %v", list, err)
 	}
 }
@@ -433,7 +437,7 @@ func testNotDue(t *testing.T, f *jobFleet) {
 	if got := f.begin(t, "i", all...); len(got) != 0 {
 		t.Fatalf("a task that may not begin: %+v", got)
 	}
-	if got, err := s.WaitingOf(t.Context(), macs(1, 1), 2); err != nil || len(got) != 2 || got[1].Job != last.ID && got[0].Job != last.ID {
+	if got, _, err := s.WaitingOf(t.Context(), macs(1, 1), 2); err != nil || len(got) != 2 || got[1].Job != last.ID && got[0].Job != last.ID {
 		t.Errorf("the task that may begin is not among %+v, %v", got, err)
 	}
 	if got := f.begin(t, "i", candidates(&last, mac(1))...); len(got) != 1 {
