@@ -23,6 +23,10 @@ type Fleet struct {
 // another fleet.
 var ErrOtherFleet = errors.New("another fleet uses this NATS and prefix")
 
+// ErrNoAnswer is the error of Join if nodes run that did not answer in time. This
+// node answers others from then on; which fleet theirs is has to be checked again.
+var ErrNoAnswer = errors.New("the running nodes did not answer in time which fleet they belong to")
+
 // joinTimeout limits the request at startup; running nodes answer in milliseconds.
 const joinTimeout = time.Second
 
@@ -31,18 +35,20 @@ func (l *Link) fleetSubject() string { return l.opt.Prefix + ".fleet" }
 // Join checks with the running nodes that this one belongs to their fleet, and then
 // answers nodes that join later. Two fleets with one prefix would receive each
 // other's events and write into each other's streams. The error wraps ErrOtherFleet,
-// unless the request itself failed.
+// or is ErrNoAnswer, unless the request itself failed.
 func (l *Link) Join(ctx context.Context, own Fleet) error {
 	question, err := json.Marshal(own)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
+	limited, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
-	answer, err := l.opt.Conn.RequestWithContext(ctx, l.fleetSubject(), question)
+	answer, err := l.opt.Conn.RequestWithContext(limited, l.fleetSubject(), question)
+	var unchecked error
 	switch {
 	case errors.Is(err, nats.ErrNoResponders): // first node
-	case errors.Is(err, context.DeadlineExceeded): // the running nodes do not answer
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		unchecked = ErrNoAnswer
 	case err != nil:
 		return fmt.Errorf("request the fleet of the other nodes: %w", err)
 	default:
@@ -56,7 +62,7 @@ func (l *Link) Join(ctx context.Context, own Fleet) error {
 	}
 	l.fleet.Store(&question)
 	if l.joined.Swap(true) {
-		return nil
+		return unchecked
 	}
 	if _, err := l.opt.Conn.Subscribe(l.fleetSubject(), l.answerJoin); err != nil {
 		return fmt.Errorf("answer new nodes: %w", err)
@@ -64,7 +70,7 @@ func (l *Link) Join(ctx context.Context, own Fleet) error {
 	if err := l.opt.Conn.FlushTimeout(joinTimeout); err != nil { // the next node to join must reach this one
 		l.opt.Log.Warn("NATS did not confirm a subscription", "error", err)
 	}
-	return nil
+	return unchecked
 }
 
 // answerJoin sends the identity of this fleet to a node that joins.

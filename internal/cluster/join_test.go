@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 // A node of another fleet receives one sentence about what differs.
@@ -41,6 +43,35 @@ func TestJoinAgain(t *testing.T) {
 	}
 	if err := f.holder.Join(t.Context(), Fleet{Node: "holder", Database: "d", Secret: "other"}); err != nil {
 		t.Error(err)
+	}
+}
+
+// That nodes do not answer in time does not mean that none run.
+func TestJoinWithoutAnswer(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	silent, err := f.client.Subscribe(f.holder.fleetSubject(), func(*nats.Msg) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.client.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	own := Fleet{Node: "far", Database: "d", Secret: "s"}
+	// security: N3
+	if err := f.far.Join(t.Context(), own); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("beside a node that does not answer: %v, want %v", err, ErrNoAnswer)
+	}
+	if err := silent.Unsubscribe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.client.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	// It answers others meanwhile, one of another fleet as well.
+	// security: N3
+	if err := f.holder.Join(t.Context(), Fleet{Node: "holder", Database: "d", Secret: "x"}); !errors.Is(err, ErrOtherFleet) {
+		t.Errorf("a node of another fleet that comes meanwhile: %v", err)
 	}
 }
 

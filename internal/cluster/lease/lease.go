@@ -23,8 +23,9 @@ import (
 var Lifetime = timescale.Of(15 * time.Second)
 
 var (
-	answerTime  = timescale.Of(2 * time.Second) // for responses of other nodes to a claim
-	orphanEvery = timescale.Of(time.Minute)     // between checks for devices of nodes without a lease
+	answerTime   = timescale.Of(2 * time.Second)        // for responses of other nodes to a claim
+	newNodeEvery = timescale.Of(500 * time.Millisecond) // between looks for nodes that have just started
+	orphanEvery  = timescale.Of(time.Minute)            // between checks for devices of nodes without a lease
 )
 
 const (
@@ -92,7 +93,8 @@ type Nodes struct {
 	// beatAt is when the last renewal of the lease that succeeded was begun.
 	beatAt atomic.Pointer[time.Time]
 
-	start startLeases
+	start readLeases // before the first beat
+	since readLeases // after it, for a node that is not among the latest
 
 	mu       sync.Mutex
 	latest   []devices.Lease
@@ -108,7 +110,7 @@ func New(opt Options) *Nodes {
 	}
 	m := &Nodes{opt: opt, every: opt.Lifetime / beatsPerLifetime, cleaning: map[string]bool{},
 		lease: devices.Lease{Node: opt.Node, Instance: stampPrefix + rand.Text(), Started: opt.Started, Version: opt.Version, Stamps: true}}
-	m.start.every = m.every
+	m.start.every, m.since.every = m.every, newNodeEvery
 	m.monitor = m.newMonitor()
 	return m
 }
@@ -325,8 +327,8 @@ func (m *Nodes) IsLeased() bool {
 	return beat != nil && time.Since(*beat) < m.opt.Lifetime*2/3
 }
 
-// Has reports whether a node has a lease. If the leases cannot be read it returns true,
-// because treating a lost node as alive does less harm than the reverse.
+// Has reports whether a node has a lease. If the leases cannot be read it returns true
+// before the first beat, because treating a lost node as alive does less harm than the reverse.
 func (m *Nodes) Has(name string) bool {
 	m.mu.Lock()
 	leases := m.latest
@@ -337,12 +339,17 @@ func (m *Nodes) Has(name string) bool {
 			return true
 		}
 	}
-	return slices.ContainsFunc(leases, func(l devices.Lease) bool { return l.Node == name })
+	has := func(l devices.Lease) bool { return l.Node == name }
+	if slices.ContainsFunc(leases, has) {
+		return true
+	}
+	newer, _ := m.since.leases(m.opt.Database.Leases) // it may have started after the latest beat
+	return slices.ContainsFunc(newer, has)
 }
 
-// startLeases reads the leases before the first beat, at most once per interval: at the start,
-// they are needed for each device that other nodes hold.
-type startLeases struct {
+// readLeases reads the leases between beats, at most once per interval: they are needed for
+// each device that other nodes hold.
+type readLeases struct {
 	every time.Duration
 	mu    sync.Mutex
 	at    time.Time
@@ -350,7 +357,7 @@ type startLeases struct {
 	err   error
 }
 
-func (l *startLeases) leases(read func(context.Context) ([]devices.Lease, error)) ([]devices.Lease, error) {
+func (l *readLeases) leases(read func(context.Context) ([]devices.Lease, error)) ([]devices.Lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.at.IsZero() || time.Since(l.at) >= l.every {

@@ -210,7 +210,7 @@ func TestNoLossWhileDatabaseIsAway(t *testing.T) {
 func TestLeasesAreReadOnceAtTheStart(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		reads := 0
-		l := startLeases{every: time.Minute}
+		l := readLeases{every: time.Minute}
 		for range 3000 {
 			found, err := l.leases(func(context.Context) ([]devices.Lease, error) {
 				reads++
@@ -226,6 +226,20 @@ func TestLeasesAreReadOnceAtTheStart(t *testing.T) {
 		if reads != 1 {
 			t.Errorf("%d reads, want 1", reads)
 		}
+	}
+}
+
+// The devices of a node that has just started are not offline until the next beat of the others.
+func TestNewNodeIsThereAtOnce(t *testing.T) {
+	nodes := sharing(t, "a", "b")
+	a, b := nodes[0], nodes[1]
+	a.beat(t)
+	b.beat(t)
+	if !a.nodes.Has("b") {
+		t.Error("node b has a lease, and node a does not find it until its next beat")
+	}
+	if a.nodes.Has("c") {
+		t.Error("node c has no lease")
 	}
 }
 
