@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"fleetd/internal/api"
@@ -27,12 +27,8 @@ type statusError int
 
 func (e statusError) Error() string { return "exit status " + strconv.Itoa(int(e)) }
 
-const (
-	// explained is how many devices `explain --offline` explains, and explainWorkers how many at a time.
-	explained      = 1000
-	explainWorkers = 8
-	shownDevices   = 5
-)
+// shownDevices is how many devices `explain --offline` names of each cause.
+const shownDevices = 5
 
 // callID matches the ids of calls.
 var callID = regexp.MustCompile(`^[a-z2-7]{16}$`)
@@ -40,6 +36,7 @@ var callID = regexp.MustCompile(`^[a-z2-7]{16}$`)
 type explainCmd struct {
 	Target  string `arg:"" optional:"" name:"device|call" help:"Device id, or the id of a call."`
 	Offline bool   `help:"All devices that are offline, grouped by cause." xor:"what"`
+	Select  string `help:"With --offline: only these devices, such as room=lab." placeholder:"SELECT"`
 	Unknown bool   `name:"strangers" help:"Unknown devices: their OTA checks and connections." xor:"what"`
 	JSON    bool   `name:"json" help:"Print the server's JSON."`
 	clientFlags
@@ -53,6 +50,8 @@ func (cmd *explainCmd) Run(ctx context.Context, a *app) error {
 		return err
 	case cmd.Offline == (cmd.Target != "") && !cmd.Unknown, cmd.Unknown && cmd.Target != "":
 		return failed("give a device, a call, --offline or --strangers")
+	case cmd.Select != "" && !cmd.Offline:
+		return failed("--select is for --offline")
 	case cmd.Unknown:
 		r, err := c.Refusals(ctx)
 		if err != nil {
@@ -71,15 +70,15 @@ func (cmd *explainCmd) Run(ctx context.Context, a *app) error {
 	} else {
 		err = printExplanation(a, e)
 	}
-	return cmp.Or(err, statusOf(e))
+	return cmp.Or(err, statusOf(e.Well, e.Cause))
 }
 
 // statusOf returns the exit status of an explanation; nil if nothing is wrong.
-func statusOf(e apiclient.Why) error {
+func statusOf(well bool, cause string) error {
 	switch {
-	case e.Well:
+	case well:
 		return nil
-	case e.Cause == "unknown":
+	case cause == "unknown":
 		return exitUnknown
 	}
 	return exitCause
@@ -146,82 +145,75 @@ func printReach(a *app, reach []api.Reach, missing []string) error {
 	return nil
 }
 
-// offline explains all devices that are offline, and groups them by cause.
+// causeGroup is a cause with the devices that have it.
+type causeGroup struct {
+	api.OfflineCause
+	count int
+}
+
+// offline explains all devices that are offline, a page at a time, and groups them by cause. It keeps of each cause the
+// number and a few devices.
 func (cmd *explainCmd) offline(ctx context.Context, a *app, c *apiclient.Client) error {
-	var ids []string
-	for d, err := range c.Devices(ctx, apiclient.DeviceFilter{State: "offline"}) {
+	groups := map[string]*causeGroup{}
+	var missing []string
+	done := 0
+	for page, err := range c.ExplainOffline(ctx, cmd.Select) {
 		if err != nil {
 			return err
 		}
-		if ids = append(ids, d.ID); len(ids) == explained {
-			fmt.Fprintf(a.stderr, "fleetd: only the first %d devices are explained\n", explained)
-			break
-		}
-	}
-	answers, errs := make([]apiclient.Why, len(ids)), make([]error, len(ids))
-	var work sync.WaitGroup
-	next := make(chan int)
-	for range explainWorkers {
-		work.Go(func() {
-			for i := range next {
-				answers[i], errs[i] = c.ExplainDevice(ctx, ids[i])
-			}
-		})
-	}
-	for i := range ids {
-		next <- i
-	}
-	close(next)
-	work.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	groups := map[string][]apiclient.Why{}
-	for _, e := range answers {
 		if cmd.JSON {
-			if err := printJSONLine(a.stdout, e.Raw); err != nil {
+			if err := printJSONLine(a.stdout, page.Raw); err != nil {
 				return err
 			}
 		}
-		groups[e.Cause] = append(groups[e.Cause], e)
-	}
-	if !cmd.JSON {
-		if err := printGroups(a, groups); err != nil {
-			return err
+		for _, g := range page.Groups {
+			group := groups[g.Cause]
+			if group == nil {
+				group = &causeGroup{OfflineCause: g}
+				group.Devices = nil
+				groups[g.Cause] = group
+			}
+			group.count += g.Count
+			group.Devices = append(group.Devices, g.Devices[:min(len(g.Devices), shownDevices-len(group.Devices))]...)
+		}
+		for _, node := range page.Missing {
+			if !slices.Contains(missing, node) {
+				missing = append(missing, node)
+			}
+		}
+		if done += page.Explained; a.interactive && page.NextCursor != "" {
+			fmt.Fprintf(a.stderr, "\r%d devices", done)
 		}
 	}
+	if a.interactive && done > 0 {
+		fmt.Fprint(a.stderr, "\r\x1b[K")
+	}
 	var status error
-	for _, e := range answers {
-		if s := statusOf(e); status == nil || s == exitUnknown {
+	for _, g := range groups {
+		if s := statusOf(g.Well, g.Cause); status == nil || s == exitUnknown {
 			status = s
 		}
 	}
-	return status
+	if cmd.JSON {
+		return status
+	}
+	return cmp.Or(printGroups(a, groups), printReach(a, nil, missing), status)
 }
 
-func printGroups(a *app, groups map[string][]apiclient.Why) error {
+func printGroups(a *app, groups map[string]*causeGroup) error {
 	rows := [][]string{{"CAUSE", "DEVICES", "WHICH", "WHAT TO DO"}}
-	var causes []string
-	for cause := range groups {
-		causes = append(causes, cause)
-	}
-	slices.SortFunc(causes, func(x, y string) int {
-		return cmp.Or(cmp.Compare(len(groups[y]), len(groups[x])), strings.Compare(x, y))
-	})
-	for _, cause := range causes {
-		group := groups[cause]
-		var ids []string
-		for _, e := range group[:min(len(group), shownDevices)] {
-			ids = append(ids, e.Device)
-		}
-		if len(group) > shownDevices {
+	for _, g := range slices.SortedFunc(maps.Values(groups), func(x, y *causeGroup) int {
+		return cmp.Or(cmp.Compare(y.count, x.count), strings.Compare(x.Cause, y.Cause))
+	}) {
+		ids := g.Devices
+		if g.count > len(ids) {
 			ids = append(ids, "...")
 		}
 		next := "-"
-		if len(group[0].Next) > 0 {
-			next = group[0].Next[0]
+		if len(g.Next) > 0 {
+			next = g.Next[0]
 		}
-		rows = append(rows, []string{cause, strconv.Itoa(len(group)), strings.Join(ids, " "), next})
+		rows = append(rows, []string{g.Cause, strconv.Itoa(g.count), strings.Join(ids, " "), next})
 	}
 	return a.table(a.stdout, "", rows)
 }

@@ -230,25 +230,28 @@ func (cmd *restartCmd) Run(ctx context.Context, a *app) error {
 	return cmd.start(ctx, a, spec)
 }
 
-// start shows the plan, waits for a yes, and creates the job.
+// start shows what is wrong with the plan, waits for a yes, and creates the job.
 func (f *jobFlags) start(ctx context.Context, a *app, spec api.NewJob) error {
 	c, err := f.client(a)
 	if err != nil {
 		return err
 	}
-	if f.DryRun || !f.Yes {
-		plan, err := c.PlanJob(ctx, spec)
-		switch {
-		case err != nil:
-			return err
-		case f.DryRun && f.JSON:
-			return printJSON(a.stdout, plan.Raw)
-		case f.DryRun:
-			return printPlan(a, plan)
-		}
-		if plan.Devices > 1 && !a.confirmed(planQuestion(&plan.JobPlan)) {
-			return exitError{fmt.Errorf("%s; nothing was started: add --yes to start it, --dry-run to see more", planText(&plan.JobPlan)), exitRefused}
-		}
+	plan, err := c.PlanJob(ctx, spec)
+	switch {
+	case err != nil:
+		return err
+	case f.DryRun && f.JSON:
+		return printJSON(a.stdout, plan.Raw)
+	case f.DryRun:
+		return printPlan(a, plan)
+	case plan.Devices == 0 && spec.Select != "" && f.Key == "" && !f.Follow && (spec.When == nil || spec.When.At.IsZero() && spec.When.Cron == ""):
+		return exitError{fmt.Errorf("no device matches %s; nothing was started (with --follow, --at or --cron a job waits for devices that come to match)", spec.Select), exitRefused}
+	}
+	for _, no := range plan.Refusals {
+		fmt.Fprintf(a.stderr, "fleetd: %s will be refused: %s\n", devicesText(no.Count), oneLine(no.Detail)) // devices sent parts of it
+	}
+	if plan.Devices > 1 && !f.Yes && !a.confirmed(planQuestion(&plan.JobPlan)) {
+		return exitError{fmt.Errorf("%s; nothing was started: add --yes to start it, --dry-run to see more", planText(&plan.JobPlan)), exitRefused}
 	}
 	j, err := c.CreateJob(ctx, spec, f.Key)
 	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation() != "" {
@@ -393,7 +396,13 @@ func clipLine(line string, width int) string {
 // jobExit is the exit status of a job that is followed to its end.
 func jobExit(j *api.Job) error {
 	switch n := j.Counts; {
-	case j.State == "halted" || n.Unknown > 0:
+	case j.State == "halted":
+		lost := ""
+		if n.Unknown > 0 {
+			lost = fmt.Sprintf(", %d unknown", n.Unknown)
+		}
+		return exitError{fmt.Errorf("job %s is %s%s; `fleetd jobs report %s` has each device, `fleetd jobs resume %s` continues it", j.ID, stateText(j), lost, j.ID, j.ID), exitTimeout}
+	case n.Unknown > 0:
 		return exitError{fmt.Errorf("job %s is %s, %d unknown; `fleetd jobs report %s` has each device", j.ID, stateText(j), n.Unknown, j.ID), exitTimeout}
 	case n.Failed > 0:
 		return exitError{fmt.Errorf("%s failed; `fleetd jobs report %s` has each device, `fleetd jobs retry %s` repeats them", devicesText(n.Failed), j.ID, j.ID), exitTool}

@@ -119,9 +119,27 @@ func (cmd *jobsListCmd) show(ctx context.Context, a *app, c *apiclient.Client) e
 			rows = append(rows, []string{name, value})
 		}
 	}
-	if len(j.Spec.Stages) > 0 {
-		add("stage", fmt.Sprintf("%d of %d", min(j.Stage, len(j.Spec.Stages)), len(j.Spec.Stages)))
+	if w := j.Spec.When; w != nil {
+		zone := ""
+		if w.Timezone != "" {
+			zone = " (" + w.Timezone + ")"
+		}
+		add("at", utcText(w.At))
+		if w.Cron != "" {
+			add("schedule", w.Cron+zone)
+		}
+		if w.Window != nil {
+			add("window", fmt.Sprintf("%s, open for %s%s", w.Window.Cron, w.Window.For, zone))
+		}
 	}
+	if p := j.Spec.Pace; p != nil {
+		add("pace", fmt.Sprintf("%s, %d at once", p.Rate, p.Concurrency))
+	}
+	if n := len(j.Spec.Stages); n > 0 {
+		add("stage", fmt.Sprintf("%d of %d (%s)", min(j.Stage, n), n, stagesText(j.Spec.Stages)))
+	}
+	add("stop", stopText(j.Spec.Stop))
+	add("retry", retryText(j.Spec.Retry))
 	if j.Round > 0 || j.Missed > 0 {
 		add("rounds", fmt.Sprintf("%d, %d missed", j.Round, j.Missed))
 	}
@@ -166,6 +184,43 @@ func selectionText(spec *api.JobSpec) string {
 		return devicesText(int64(len(spec.Devices)))
 	}
 	return strings.Join(spec.Devices, ",")
+}
+
+// stagesText writes stages as --stages takes them.
+func stagesText(stages []api.JobStage) string {
+	texts := make([]string, len(stages))
+	for i, stage := range stages {
+		texts[i] = stage.OK.String()
+		switch {
+		case stage.Hold:
+			texts[i] += ":hold"
+		case stage.Soak != "":
+			texts[i] += ":" + stage.Soak
+		}
+	}
+	return strings.Join(texts, ", ")
+}
+
+func stopText(stop *api.JobStop) string {
+	var texts []string
+	if stop != nil && stop.Failed > 0 {
+		texts = append(texts, fmt.Sprintf("at %d failed or unknown", stop.Failed))
+	}
+	if stop != nil && stop.Share != "" {
+		texts = append(texts, fmt.Sprintf("at %s failed or unknown, once %d tasks have ended", stop.Share, stop.Of))
+	}
+	return strings.Join(texts, ", or ")
+}
+
+func retryText(retry *api.JobRetry) string {
+	if retry == nil || retry.Failed == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("at most %d of each task", retry.Failed)
+	if retry.After != "" {
+		text += ", " + retry.After + " apart"
+	}
+	return text
 }
 
 // countsText writes the counts that are not zero.
@@ -220,7 +275,15 @@ func (cmd *jobVerb) do(ctx context.Context, a *app, verb, reason string, outcome
 	if cmd.JSON {
 		return printJSON(a.stdout, j.Raw)
 	}
-	_, err = fmt.Fprintf(a.stdout, "job %s is %s; %s\n", j.ID, stateText(&j.Job), countsText(&j.Counts))
+	hint := ""
+	switch {
+	case verb != "retry":
+	case j.State == "halted" || j.State == "paused":
+		hint = fmt.Sprintf("; `fleetd jobs resume %s` continues it", j.ID)
+	case j.State == "done":
+		hint = fmt.Sprintf("; no task is %s: nothing is repeated", strings.Join(outcomes, " or "))
+	}
+	_, err = fmt.Fprintf(a.stdout, "job %s is %s; %s%s\n", j.ID, stateText(&j.Job), countsText(&j.Counts), hint)
 	return err
 }
 
@@ -293,7 +356,7 @@ func (cmd *jobsReportCmd) Run(ctx context.Context, a *app) error {
 
 type queueCmd struct {
 	Device string `arg:"" help:"Device id."`
-	Cancel string `help:"Cancel the waiting task of this job." placeholder:"JOB"`
+	Cancel string `help:"Cancel the waiting task of this job; last is the newest." placeholder:"JOB"`
 	JSON   bool   `name:"json" help:"Print the server's JSON, one task per line."`
 	clientFlags
 }
@@ -305,6 +368,9 @@ func (cmd *queueCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	if cmd.Cancel != "" {
+		if cmd.Cancel, err = jobID(ctx, c, cmd.Cancel); err != nil {
+			return err
+		}
 		if err := c.CancelTask(ctx, cmd.Device, cmd.Cancel); err != nil {
 			return err
 		}

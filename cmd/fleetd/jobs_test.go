@@ -35,14 +35,16 @@ func TestJobs(t *testing.T) {
 	f.run("jobs", "report", "last").is(t, exitOK, "device,round\n", "")
 	f.run("queue", "a").is(t, exitOK, "JOB                   STATE    WAITS FOR  DUE  ATTEMPT\n06q0000000abcdefghjk  waiting  offline         0\n", "")
 	f.run("queue", "a", "--cancel", "06q0000000abcdefghjk").is(t, exitOK, "the task of job 06q0000000abcdefghjk for a is cancelled\n", "")
+	f.run("queue", "a", "--cancel", "last").is(t, exitOK, "the task of job 06q0000000abcdefghjk for a is cancelled\n", "")
 	f.run("call", "a", "self.reboot", "--later", "24h").is(t, exitOK, "a is not connected; job 06q0000000abcdefghjk calls it when it is back: `fleetd jobs 06q0000000abcdefghjk`\n", "")
 	f.run("call", "a", "self.reboot", "--key", "x").is(t, exitFailed, "", "fleetd: --key needs --later: a call that is made at once is never made again\n")
 
 	// More than one device: a yes is needed, and without a terminal the answer is no.
 	f.run("jobs", "run", "room=lab", "self.lamp.set", "on=true").is(t, exitRefused, "",
-		"fleetd: 3 devices, 2 connected; nothing was started: add --yes to start it, --dry-run to see more\n")
+		"fleetd: 1 device will be refused: the device has no tool\nfleetd: 3 devices, 2 connected; nothing was started: add --yes to start it, --dry-run to see more\n")
 	f.run("jobs", "run", "room=lab", "self.lamp.set", "on=true", "text=5 o'clock", "--yes", "--rate", "30/m", "--stages", "1:30m,5%:hold,100%", "--stop", "2", "--retry", "2:10m",
-		"--window", "0 2 * * */3h", "--until", "2026-08-03T00:00:00Z").is(t, exitOK, "job 06q0000000abcdefghjk is running; follow it with `fleetd jobs 06q0000000abcdefghjk --watch`\n", "")
+		"--window", "0 2 * * */3h", "--until", "2026-08-03T00:00:00Z").is(t, exitOK, "job 06q0000000abcdefghjk is running; follow it with `fleetd jobs 06q0000000abcdefghjk --watch`\n",
+		"fleetd: 1 device will be refused: the device has no tool\n")
 	asked := f.requests()
 	const want = `POST /v1/jobs {"action":{"call":{"tool":"self.lamp.set","arguments":{"on":true,"text":"5 o'clock"}}},"select":"room=lab",` +
 		`"when":{"until":"2026-08-03T00:00:00.000Z","window":{"cron":"0 2 * * *","for":"3h"}},"pace":{"rate":"30/m"},` +
@@ -63,13 +65,60 @@ func TestJobs(t *testing.T) {
 	asked = f.requests()
 	for i, want := range []string{`POST /v1/jobs {"action":{"restart":{"when":"now"}},"devices":["a"]}`,
 		`POST /v1/jobs {"action":{"message":{"message":"Back at ten","status":"Note","type":"alert"}},"select":"room=lab"}`} {
-		if got := asked[len(asked)-2+i]; got != want {
+		if got := asked[len(asked)-3+2*i]; got != want { // before each the plan
 			t.Errorf("asked\n%s\nwant\n%s", got, want)
 		}
 	}
 	// A job that is followed ends with its outcome.
 	f.run("jobs", "06q0000000abcdefghjk", "--watch").is(t, exitTool, "job 06q0000000abcdefghjk done: 3 of 3 done, 2 ok, 1 failed\n",
 		"fleetd: 1 device failed; `fleetd jobs report 06q0000000abcdefghjk` has each device, `fleetd jobs retry 06q0000000abcdefghjk` repeats them\n")
+}
+
+// A halted job names the command that continues it, and a retry that repeats nothing reports it.
+func TestHaltedJobs(t *testing.T) {
+	halted := strings.NewReplacer(`"state":"running","reason":""`, `"state":"halted","reason":"stop"`, `"waiting":1,"running":1,"ok":1`, `"waiting":1,"failed":2`).Replace(jobJSON)
+	done := strings.NewReplacer(`"state":"running"`, `"state":"done"`, `"waiting":1,"running":1,"ok":1`, `"ok":3`).Replace(jobJSON)
+	f := newAPI(t, map[string]string{
+		"GET /v1/jobs/06q0000000abcdefghjk":         halted,
+		"POST /v1/jobs/06q0000000abcdefghjk/retry":  halted,
+		"GET /v1/jobs/06q0000000abcdefghjm":         strings.Replace(halted, `"failed":2`, `"failed":1,"unknown":1`, 1),
+		"POST /v1/jobs/06q0000000abcdefghjm/retry":  done,
+		"POST /v1/jobs/06q0000000abcdefghjm/cancel": done,
+	})
+	f.run("jobs", "06q0000000abcdefghjk", "--watch").is(t, exitTimeout, "job 06q0000000abcdefghjk halted (stop): 2 of 3 done, 2 failed\n",
+		"fleetd: job 06q0000000abcdefghjk is halted (stop); `fleetd jobs report 06q0000000abcdefghjk` has each device, `fleetd jobs resume 06q0000000abcdefghjk` continues it\n")
+	f.run("jobs", "06q0000000abcdefghjm", "--watch").is(t, exitTimeout, "job 06q0000000abcdefghjk halted (stop): 2 of 3 done, 1 failed, 1 unknown\n",
+		"fleetd: job 06q0000000abcdefghjk is halted (stop), 1 unknown; `fleetd jobs report 06q0000000abcdefghjk` has each device, `fleetd jobs resume 06q0000000abcdefghjk` continues it\n")
+	f.run("jobs", "retry", "06q0000000abcdefghjk").is(t, exitOK,
+		"job 06q0000000abcdefghjk is halted (stop); 2 of 3 done, 2 failed; `fleetd jobs resume 06q0000000abcdefghjk` continues it\n", "")
+	f.run("jobs", "retry", "06q0000000abcdefghjm", "--outcome", "failed,unknown").is(t, exitOK,
+		"job 06q0000000abcdefghjk is done; 3 of 3 done, 3 ok; no task is failed or unknown: nothing is repeated\n", "")
+	f.run("jobs", "cancel", "06q0000000abcdefghjm").is(t, exitOK, "job 06q0000000abcdefghjk is done; 3 of 3 done, 3 ok\n", "")
+}
+
+// A job shows when it begins its tasks, and how many at once.
+func TestJobShowsItsRules(t *testing.T) {
+	f := newAPI(t, map[string]string{"GET /v1/jobs/06q0000000abcdefghjk": strings.NewReplacer(`"when":{}`,
+		`"when":{"at":"2026-08-01T13:00:00Z","cron":"0 7 * * 1-5","timezone":"Europe/Berlin","window":{"cron":"0 2 * * *","for":"3h"}},`+
+			`"stages":[{"ok":1,"soak":"30m"},{"ok":"5%","hold":true},{"ok":"100%"}],"stop":{"failed":2,"share":"5%","of":20},"retry":{"failed":2,"after":"10m"}`,
+		`"stage":0`, `"stage":2`).Replace(jobJSON)})
+	f.run("jobs", "06q0000000abcdefghjk").is(t, exitOK, strings.Join([]string{
+		"job       06q0000000abcdefghjk",
+		"state     running",
+		"action    call self.lamp.set",
+		"devices   room=lab",
+		"tasks     1 of 3 done, 1 running, 1 ok",
+		"created   2026-08-01T12:00:00Z by admin token",
+		"at        2026-08-01T13:00:00Z",
+		"schedule  0 7 * * 1-5 (Europe/Berlin)",
+		"window    0 2 * * *, open for 3h (Europe/Berlin)",
+		"pace      20/s, 32 at once",
+		"stage     2 of 3 (1:30m, 5%:hold, 100%)",
+		"stop      at 2 failed or unknown, or at 5% failed or unknown, once 20 tasks have ended",
+		"retry     at most 2 of each task, 10m apart",
+		"begun     2026-08-01T12:00:01Z",
+		"until     2026-08-02T12:00:00Z",
+		""}, "\n"), "")
 }
 
 func TestJobFlags(t *testing.T) {
@@ -82,4 +131,30 @@ func TestJobFlags(t *testing.T) {
 			t.Errorf("%s %s: %+v", c.flag, c.value, got)
 		}
 	}
+}
+
+// A job for nobody is not started, unless devices may come to match.
+func TestJobForNobody(t *testing.T) {
+	f := newAPI(t, map[string]string{
+		"POST /v1/jobs?dry_run=true": `{"spec":{"action":{"call":{"tool":"self.lamp.set"}},"select":"room=lab","when":{"until":"2026-08-02T12:00:00Z"}},"devices":0,"online":0,"at_risk":0,"next_at":null,"refusals":[],"confirm":[],"estimated":""}`,
+		"POST /v1/jobs":              jobJSON,
+	})
+	f.run("jobs", "run", "room=lab", "self.lamp.set", "--yes").is(t, exitRefused, "",
+		"fleetd: no device matches room=lab; nothing was started (with --follow, --at or --cron a job waits for devices that come to match)\n")
+	for _, args := range [][]string{{"room=lab", "--follow"}, {"room=lab", "--at=2h"}, {"room=lab", "--cron=0 7 * * *"},
+		{"room=lab", "--key=k"}, // of a job that exists, and after which its devices match no more
+		{"a"}} {                 // the server refuses a named device itself
+		f.run(append([]string{"jobs", "run", args[0], "self.lamp.set", "--yes"}, args[1:]...)...).is(t, exitOK, "job 06q0000000abcdefghjk is running; follow it with `fleetd jobs 06q0000000abcdefghjk --watch`\n", "")
+	}
+}
+
+// What a plan refuses names parts of the schemas that devices sent: none of it controls the terminal.
+func TestPlansOfHostileDevices(t *testing.T) {
+	f := newAPI(t, map[string]string{
+		"POST /v1/jobs?dry_run=true": `{"spec":{"action":{"call":{"tool":"self.lamp.set"}},"when":{"until":"2026-08-02T12:00:00Z"}},"devices":1,"online":0,"at_risk":1,"next_at":null,` +
+			`"refusals":[{"code":"invalid_arguments","detail":"/\u001b]0;owned\u0007\u202e is required\nfleetd: done","count":1,"devices":["a"]}],"confirm":[],"estimated":""}`,
+		"POST /v1/jobs": jobJSON,
+	})
+	f.run("jobs", "run", "a", "self.lamp.set").is(t, exitOK, "job 06q0000000abcdefghjk is running; follow it with `fleetd jobs 06q0000000abcdefghjk --watch`\n",
+		"fleetd: 1 device will be refused: / ]0;owned is required fleetd: done\n")
 }

@@ -52,6 +52,13 @@ var claimMutants = []mutant{
 	{claim: "K15", file: "internal/devices/dispatch/audit.go", pkg: "internal/fleet", test: "TestGuardRefusesAlikeOverEveryInterface", breaks: "arguments are recorded only where the policy demands it",
 		old: "if s.Guard().KeepsArguments(c.Tool) {", new: "if !s.Guard().KeepsArguments(c.Tool) {"},
 
+	{claim: "K20", file: "internal/jobs/manager/create.go", test: "TestRightsAtCreation", breaks: "a selection is limited to the key's devices",
+		old: "			d.selection = selector.And(p.Caller.Devices, d.selection)\n", new: ""},
+	{claim: "K20", file: "internal/jobs/manager/create.go", test: "TestRightsAtCreation", breaks: "each device that a job names is one of the key",
+		old: "m.Fleet.Permit(ctx, p, access.ScopeJobs, devices.ID(id))", new: `m.Fleet.Permit(ctx, p, access.ScopeJobs, "")`},
+	{claim: "K21", file: "internal/devices/dispatch/reserve.go", pkg: "internal/fleet", test: "TestReservationIsJudged", breaks: "a key that has ended begins no task",
+		old: "	return r.s.checkKey(principal)\n", new: "	return nil\n"},
+
 	{claim: "R1", file: "internal/restapi/openapi.go", test: "TestEveryOperationTakesItsScope", breaks: "an operation checks its scope",
 		old: "	op.Middlewares = huma.Middlewares{s.guardOperation(a)}\n", new: ""},
 	{claim: "R3", file: "internal/fleet/keys.go", pkg: "internal/restapi", test: "TestEventsUnderAKey", breaks: "each event is checked against the key's devices",
@@ -137,4 +144,12 @@ var claimMutants = []mutant{
 		old: "case f.Secret != from.Secret:", new: "case f.Secret != from.Secret && f.Database != from.Database:"},
 	{claim: "N4", file: "internal/restapi/restapi.go", test: "TestNoToken", breaks: "another site's page is kept out where no token is required",
 		old: "if err := s.browsers.Check(r); err != nil {", new: "if err := s.browsers.Check(r); err != nil && r.Method == http.MethodPatch {"},
+	{claim: "N50", file: "internal/webhooks/send.go", test: "TestAddressIsJudgedWhenDialled", breaks: "the address that is dialled is judged",
+		old: "Control: allow.control(host)}", new: "Control: (&Allow{hosts: []string{host}}).control(host)}"},
+	{claim: "N50", file: "internal/webhooks/send.go", test: "TestHostileReceivers", breaks: "redirects are not followed",
+		old: "func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }", new: "nil"},
+	{claim: "N51", file: "internal/restapi/trace.go", test: "TestTraceOfADevice", breaks: "payloads are for administrators",
+		old: "	if wanted.Payload {\n		err = ", new: "	if wanted.Payload && id == \"\" {\n		err = "},
+	{claim: "N51", file: "internal/trace/entry.go", test: "TestTrace", breaks: "a payload has no secrets",
+		old: "audit.Redact(nil, msg)", new: "append(audit.Redact(nil, nil)[:0], msg...)"},
 }

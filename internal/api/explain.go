@@ -15,6 +15,23 @@ type Why struct {
 	Missing  []string   `json:"missing" nullable:"false" doc:"Nodes that did not answer, and parts that could not be read: database, events."`
 }
 
+// OfflineCauses is one page of the devices that are offline, by cause.
+type OfflineCauses struct {
+	Groups     []OfflineCause `json:"groups" nullable:"false" doc:"The largest first."`
+	Explained  int            `json:"explained" doc:"How many devices this page has."`
+	NextCursor string         `json:"next_cursor" doc:"For the next page; empty: all devices have been explained."`
+	Missing    []string       `json:"missing" nullable:"false" doc:"Nodes that did not answer."`
+}
+
+// OfflineCause is a cause with the devices of a page that have it.
+type OfflineCause struct {
+	Cause   string   `json:"cause" doc:"As of an explained device."`
+	Well    bool     `json:"well" doc:"Nothing is wrong."`
+	Count   int      `json:"count" doc:"Of devices."`
+	Devices []string `json:"devices" nullable:"false" doc:"Their ids."`
+	Next    []string `json:"next" nullable:"false" doc:"What to do, in this order; DEVICE stands for the id."`
+}
+
 // Evidence is something that was recorded.
 type Evidence struct {
 	At   Time   `json:"at"`

@@ -3,6 +3,8 @@ package apiclient
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"iter"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -41,6 +43,38 @@ func (c *Client) ExplainDevice(ctx context.Context, device string) (e Why, err e
 func (c *Client) ExplainCall(ctx context.Context, call string) (e Why, err error) {
 	err = c.into(ctx, requestTimeout, http.MethodGet, pathOf("calls", call, "explain"), nil, nil, &e)
 	return e, err
+}
+
+// OfflineCauses is one page of the devices that are offline, by cause.
+type OfflineCauses struct {
+	api.OfflineCauses
+	// Raw is the object as received.
+	Raw json.RawMessage `json:"-"`
+}
+
+// UnmarshalJSON keeps the object as received beside its members.
+func (x *OfflineCauses) UnmarshalJSON(data []byte) error {
+	return withRaw(data, &x.OfflineCauses, &x.Raw)
+}
+
+// ExplainOffline returns why devices are offline that the selection has, page by page as they are consumed. The last
+// element is an error if a page could not be had.
+func (c *Client) ExplainOffline(ctx context.Context, selection string) iter.Seq2[OfflineCauses, error] {
+	return func(yield func(OfflineCauses, error) bool) {
+		query := url.Values{"limit": {"1000"}}
+		setIf(query, "select", selection)
+		for {
+			var page OfflineCauses
+			err := c.into(ctx, requestTimeout, http.MethodGet, pathOf("explain"), query, nil, &page)
+			if err == nil && page.NextCursor != "" && page.NextCursor == query.Get("cursor") {
+				err = fmt.Errorf("%s sent the same page of causes twice", c.base)
+			}
+			if !yield(page, err) || err != nil || page.NextCursor == "" {
+				return
+			}
+			query.Set("cursor", page.NextCursor)
+		}
+	}
 }
 
 // Recording returns what happened to a device, newest first; an empty kind and a zero time select all.

@@ -11,6 +11,9 @@ import (
 // leastWait is from when the wait of a call that succeeded is worth a word.
 const leastWait = time.Second
 
+// outcomeRestarting is the outcome of a call that restarts the device.
+const outcomeRestarting = "restarting"
+
 // merged is a call as all nodes recorded it.
 type merged struct {
 	first  devices.CallStep  // of the node that answered the caller
@@ -66,7 +69,7 @@ func answeredLate(m *merged) (finding, bool) {
 func succeeded(m *merged) (finding, bool) {
 	switch m.first.Outcome {
 	case "ok":
-	case "restarting":
+	case outcomeRestarting:
 		return finding{"restarting", true, "The tool restarts the device, which therefore does not answer."}, true
 	default:
 		return finding{}, false

@@ -243,7 +243,7 @@ func restarting(f *facts) (finding, bool) {
 		return finding{}, false
 	}
 	for _, c := range f.calls {
-		if c.Outcome == "restarting" && ended.Sub(c.At).Abs() < restartTime {
+		if c.Outcome == outcomeRestarting && ended.Sub(c.At).Abs() < restartTime {
 			return finding{"restarting", true, fmt.Sprintf("The call %s of %s restarted it %s.", c.Call, c.Tool, ago(f.now, c.At))}, true
 		}
 	}

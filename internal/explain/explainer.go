@@ -4,17 +4,22 @@
 package explain
 
 import (
+	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/background"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
 )
@@ -40,6 +45,8 @@ type Devices interface {
 	Get(ctx context.Context, id devices.ID) (devices.View, error)
 	// Permit returns an error if the principal may not do this to a device.
 	Permit(ctx context.Context, principal access.Principal, scope access.Scope, id devices.ID) error
+	// List returns one page of devices, which may be short, and where the next one begins.
+	List(ctx context.Context, q devices.ListQuery) (views []devices.View, next string, err error)
 }
 
 // Records are what this node recorded.
@@ -49,6 +56,12 @@ type Records interface {
 	CallsOf(call string) []devices.CallStep
 	Refusals() []devices.Step
 	Reach(id devices.ID) time.Time
+	// Ended counts the devices that had an end like it, and those of them from an address;
+	// EndedOf counts some devices only.
+	Ended(q devices.Ends, remote netip.Addr) (all, there int)
+	EndedOf(ids []devices.ID, q devices.Ends, remote netip.Addr) (all, there int)
+	// CallsOn returns the calls of some devices that had an outcome.
+	CallsOn(ids []devices.ID, outcome string) []devices.CallStep
 }
 
 // Events reads the event stream.
@@ -62,10 +75,15 @@ type Options struct {
 	Records Records // nil with --recorder-memory 0
 	Events  Events
 	Node    string
+	// Keepalive is that of devices: those that lose their network at once are found dead
+	// within so long.
+	Keepalive time.Duration
 	// Nodes returns the names of the live nodes, this one included.
 	Nodes func() []string
 	// Gather queries other nodes, as cluster.Link.Gather does.
 	Gather func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string)
+	// Threads compute the answers to other nodes.
+	Threads *background.Threads
 }
 
 // Explainer answers why. It is safe for concurrent use.
@@ -83,7 +101,8 @@ func (x *Explainer) Metrics(r *counters.Registry) {
 	counters.ByKey(r.Counter("explained_causes_total", "Explanations of devices and calls, by cause; docs/troubleshooting.md lists the causes.", "cause"), &x.Explained)
 }
 
-// question is what a node requests from another one; one of Device, Call and Refusals.
+// question is what a node requests from another one; one of Device, Call, Refusals,
+// Ended and Batch.
 type question struct {
 	Device   devices.ID       `json:"device,omitempty"`
 	Kind     devices.StepKind `json:"kind,omitempty"`
@@ -91,6 +110,8 @@ type question struct {
 	Limit    int              `json:"limit,omitempty"`
 	Call     string           `json:"call,omitempty"`
 	Refusals bool             `json:"refusals,omitempty"`
+	Ended    *endsQuestion    `json:"ended,omitempty"`
+	Batch    *batch           `json:"batch,omitempty"`
 }
 
 // records is the answer.
@@ -98,15 +119,53 @@ type records struct {
 	Steps []devices.Step     `json:"steps,omitempty"`
 	Calls []devices.CallStep `json:"calls,omitempty"`
 	Since time.Time          `json:"since"`
+	Ends  *endCounts         `json:"ends,omitempty"`
 }
 
 // Answer answers another node.
-func (x *Explainer) Answer(_ context.Context, data []byte) ([]byte, error) {
+func (x *Explainer) Answer(_ context.Context, data []byte) (answer []byte, err error) {
 	var q question
 	if err := json.Unmarshal(data, &q); err != nil {
 		return nil, fmt.Errorf("read the question: %w", err)
 	}
-	return json.Marshal(x.own(q))
+	x.opt.Threads.Run(func() { answer, err = x.answer(q) })
+	return answer, err
+}
+
+func (x *Explainer) answer(q question) ([]byte, error) {
+	content, err := json.Marshal(x.own(q))
+	if err != nil || len(content) < compressFrom {
+		return content, err
+	}
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	_, err = w.Write(content)
+	if err = cmp.Or(err, w.Close()); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+const (
+	// compressFrom is from how many bytes an answer is compressed.
+	compressFrom = 16 << 10
+	// maxAnswer limits a decompressed answer, in bytes.
+	maxAnswer = 16 << 20
+)
+
+// decode reads the answer of another node.
+func decode(answer []byte) (r records, err error) {
+	if bytes.HasPrefix(answer, []byte{0x1f, 0x8b}) { // gzip
+		z, err := gzip.NewReader(bytes.NewReader(answer))
+		if err != nil {
+			return r, err
+		}
+		if answer, err = io.ReadAll(io.LimitReader(z, maxAnswer)); err != nil {
+			return r, err
+		}
+	}
+	err = json.Unmarshal(answer, &r)
+	return r, err
 }
 
 // own returns the records of this node.
@@ -115,6 +174,10 @@ func (x *Explainer) own(q question) records {
 	switch {
 	case r == nil:
 		return records{}
+	case q.Ended != nil:
+		return records{Ends: x.countEnds(q.Ended)}
+	case q.Batch != nil:
+		return x.ofBatch(q.Batch)
 	case q.Refusals:
 		return records{Steps: r.Refusals()}
 	case q.Call != "":
@@ -140,36 +203,60 @@ type gathered struct {
 	calls   []devices.CallStep
 	reach   []api.Reach
 	missing []string
+	ends    map[string]endCounts // by node
 }
 
 // gather returns the records of all live nodes, newest first.
-func (x *Explainer) gather(ctx context.Context, q question) (g gathered, err error) {
+func (x *Explainer) gather(ctx context.Context, q question) (gathered, error) {
+	a, err := x.ask(ctx, q)
+	if err != nil {
+		return gathered{}, err
+	}
+	return x.merge(q, a), nil
+}
+
+// answers are what other nodes answered, by node.
+type answers struct {
+	of      map[string][]byte
+	missing []string
+}
+
+// ask sends the question to the other nodes, and waits for them.
+func (x *Explainer) ask(ctx context.Context, q question) (a answers, err error) {
 	data, err := json.Marshal(q)
 	if err != nil {
-		return g, err
+		return a, err
 	}
-	answers, missing := x.opt.Gather(ctx, Question, data, x.opt.Nodes())
+	a.of, a.missing = x.opt.Gather(ctx, Question, data, x.opt.Nodes())
+	return a, nil
+}
+
+// merge joins the answers with the records of this node.
+func (x *Explainer) merge(q question, a answers) (g gathered) {
 	all := map[string]records{x.opt.Node: x.own(q)}
-	for node, answer := range answers {
-		var r records
-		if json.Unmarshal(answer, &r) != nil {
-			missing = append(missing, node)
+	g.missing = append([]string{}, a.missing...)
+	for node, answer := range a.of {
+		r, err := decode(answer)
+		if err != nil {
+			g.missing = append(g.missing, node)
 			continue
 		}
 		all[node] = r
 	}
-	g.missing = append([]string{}, missing...)
-	g.reach = []api.Reach{}
+	g.reach, g.ends = []api.Reach{}, map[string]endCounts{}
 	for _, node := range slices.Sorted(maps.Keys(all)) {
 		r := all[node]
 		g.steps, g.calls = append(g.steps, r.Steps...), append(g.calls, r.Calls...)
+		if r.Ends != nil {
+			g.ends[node] = *r.Ends
+		}
 		if !r.Since.IsZero() {
 			g.reach = append(g.reach, api.Reach{Node: node, Since: api.At(r.Since)})
 		}
 	}
 	slices.SortStableFunc(g.steps, func(a, b devices.Step) int { return b.At.Compare(a.At) })
 	slices.SortStableFunc(g.calls, func(a, b devices.CallStep) int { return b.At.Compare(a.At) })
-	return g, nil
+	return g
 }
 
 // Device explains a device. The caller has checked that by may see it.
@@ -198,9 +285,13 @@ func (x *Explainer) Device(ctx context.Context, by access.Principal, id devices.
 	if err != nil && f.found {
 		found.certain = false
 	}
-	e := api.Why{Device: string(id), State: state, Well: found.cause == "well" || found.cause == wakeable, Cause: string(found.cause), Sentence: found.sentence, Certain: found.certain,
+	e := api.Why{Device: string(id), State: state, Well: isWell(found.cause), Cause: string(found.cause), Sentence: found.sentence, Certain: found.certain,
 		Evidence: []api.Evidence{}, Next: found.cause.next(string(id)), Reach: g.reach, Missing: g.missing}
 	seen := x.mayWrite(ctx, by, id)
+	if text, ok := x.common(ctx, by, f, found, seen); ok {
+		e.Sentence += " " + text
+		e.Next = append([]string{nextNetwork}, e.Next...)
+	}
 	for i := range f.steps[:min(len(f.steps), evidenceLength)] {
 		e.Evidence = append(e.Evidence, evidenceOf(&f.steps[i], seen))
 	}
@@ -370,7 +461,7 @@ func (x *Explainer) ExplainCall(ctx context.Context, by access.Principal, call s
 	}
 	m := mergeCall(steps)
 	found := explainCall(&m)
-	e := api.Why{Device: string(m.first.Device), Call: m.first.Call, State: m.first.Outcome, Well: found.cause == "well" || m.first.Outcome == "ok" || m.first.Outcome == "restarting", Cause: string(found.cause),
+	e := api.Why{Device: string(m.first.Device), Call: m.first.Call, State: m.first.Outcome, Well: found.cause == "well" || m.first.Outcome == "ok" || m.first.Outcome == outcomeRestarting, Cause: string(found.cause),
 		Sentence: found.sentence, Certain: found.certain, Evidence: []api.Evidence{}, Next: found.cause.next(string(m.first.Device)), Reach: []api.Reach{}, Missing: missing}
 	for i := len(steps) - 1; i >= 0; i-- {
 		s := &steps[i]

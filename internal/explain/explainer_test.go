@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,16 +13,45 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/recorder"
+	"fleetd/internal/selector"
 )
 
 const lamp devices.ID = "02:00:00:00:00:07"
 
 var admin = access.Principal{Caller: access.Admin}
 
-// core is a fleet of one device.
+// core is a fleet of one device, and of a list of them.
 type core struct {
-	view devices.View
-	err  error
+	view   devices.View
+	err    error
+	list   []devices.View // in order of offline_since
+	listed int            // pages
+	short  int            // a page has at most so many, 0: seven
+}
+
+// List answers with short pages.
+func (c *core) List(_ context.Context, q devices.ListQuery) (page []devices.View, next string, err error) {
+	c.listed++
+	after, err := devices.ParseCursor(q.After, q.Sort)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, v := range c.list {
+		at := devices.Cursor{ID: v.Device.ID}
+		if q.Sort == devices.SortOfflineSince {
+			at.Number = v.Presence.OfflineSince.UnixMicro()
+		}
+		if at.Compare(after) <= 0 || !q.Select.Match(&selector.Device{ID: string(v.Device.ID), State: string(v.State), Labels: v.Device.Labels}, now) {
+			continue
+		}
+		if len(page) == min(q.Limit, cmp.Or(c.short, 7)) {
+			return page, next, nil
+		}
+		page = append(page, v)
+		at.Sort = cmp.Or(q.Sort, devices.SortID)
+		next = at.String()
+	}
+	return page, "", c.err
 }
 
 func (c *core) Get(context.Context, devices.ID) (devices.View, error) { return c.view, c.err }

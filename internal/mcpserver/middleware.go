@@ -30,6 +30,7 @@ func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 		if !ok {
 			return next(ctx, method, req)
 		}
+		var slot *connlimit.Slot
 		switch method {
 		case "initialize":
 			if v.slot != nil && !v.slot.bind(session, session.ID(), v) {
@@ -44,7 +45,6 @@ func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 			defer done()
 			if units := workOf(req); units > 0 { // calls of devices wait for these
 				err := s.opt.Work.BeginUnits(ctx, v.caller.Key, units)
-				var slot *connlimit.Slot
 				if err == nil {
 					slot, err = s.opt.Work.Compute(ctx, v.caller.Key)
 				}
@@ -65,7 +65,8 @@ func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 			defer s.subscriptions.drop(session)
 			defer s.toolLists.listen(ctx, session, v)()
 		}
-		return next(ctx, method, req)
+		slot.Run(func() { result, err = next(ctx, method, req) })
+		return result, err
 	}
 }
 

@@ -1,10 +1,15 @@
 package node
 
-import "fleetd/internal/explain"
+import (
+	"time"
+
+	"fleetd/internal/explain"
+)
 
 // startExplain answers the questions of other nodes about the records of this one.
 func (n *node) startExplain() {
-	opt := explain.Options{Devices: n.service, Events: n.events, Node: n.cfg.Node, Gather: n.cluster.Gather, Nodes: n.nodeNames}
+	opt := explain.Options{Devices: n.service, Events: n.events, Node: n.cfg.Node, Gather: n.cluster.Gather, Nodes: n.nodeNames, Threads: n.threads,
+		Keepalive: time.Duration(n.cfg.MQTTKeepalive) * time.Second}
 	if n.recorder != nil {
 		opt.Records = n.recorder
 	}

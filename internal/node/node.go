@@ -14,10 +14,12 @@ import (
 	"os"
 	"runtime/pprof"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"fleetd/internal/attest"
 	"fleetd/internal/audit"
+	"fleetd/internal/background"
 	"fleetd/internal/cluster"
 	"fleetd/internal/cluster/lease"
 	"fleetd/internal/config"
@@ -52,6 +54,7 @@ const (
 	storeGrace    = 10 * time.Second
 	stopLimit     = 30 * time.Second // beyond the drain window; then the process exits with an error
 	refreshEvery  = 5 * time.Second  // between attempts to read registry changes
+	joinTries     = 24               // checks that nobody answers, two minutes of them; then who subscribes there is not a node
 	refreshLimit  = time.Minute
 	maxHandshakes = 256 // tool lists read at the same time
 	maxReconnects = 20  // burst per device, then one a second
@@ -116,6 +119,7 @@ type node struct {
 	listeners      *listeners
 	deviceLimiter  *connlimit.Limiter
 	floods         *connlimit.Floods
+	threads        *background.Threads
 	work           *connlimit.Work
 	apiLimiter     *connlimit.Limiter
 	limited        map[string]*connlimit.Listener      // by flag
@@ -152,12 +156,14 @@ type node struct {
 	resumed  chan struct{} // the process did not run for a while
 	joining  sync.Mutex
 	joined   bool // the other nodes, if any, are of this fleet
-	jobs     *jobsSide
-	webhooks *webhooks.Manager
-	leases   *lease.Nodes // nil where no other node can be: the database is a file
-	stops    []func()     // in starting order, run in reverse
-	draining drainFlag
-	endOnce  sync.Once // the devices' sessions
+	// unanswered counts how often in a row others did not answer whether they are.
+	unanswered atomic.Int32
+	jobs       *jobsSide
+	webhooks   *webhooks.Manager
+	leases     *lease.Nodes // nil where no other node can be: the database is a file
+	stops      []func()     // in starting order, run in reverse
+	draining   drainFlag
+	endOnce    sync.Once // the devices' sessions
 }
 
 func (n *node) logging() {
@@ -271,7 +277,9 @@ func (n *node) listen(ctx context.Context) error {
 		n.failures[flag] = connlimit.NewFailures(n.cfg.TrustedProxies)
 	}
 	n.floods = connlimit.NewFloods(n.cfg.FloodGrace)
+	n.threads = background.New()
 	n.work = connlimit.NewWork()
+	n.work.Threads = n.threads
 	n.deviceLimiter = connlimit.NewLimiter(deviceFiles(openFiles()), n.cfg.ConnectionsPerAddress, n.cfg.TrustedProxies)
 	if n.deviceNet, err = n.openLimited("device-listen", n.cfg.DeviceListen); err != nil {
 		return err
@@ -433,6 +441,9 @@ func (n *node) keep(ctx context.Context) {
 			n.refresh(ctx)
 			n.databaseUp(ctx)
 		case <-again.C:
+			if tries := n.unanswered.Load(); tries > 0 && tries < joinTries {
+				n.joinLate()
+			}
 			r := n.service.Registry()
 			if n.store.Ready() == nil && (!r.Ready() || len(r.PendingRevocations()) > 0) {
 				n.refresh(ctx)

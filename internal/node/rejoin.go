@@ -23,9 +23,18 @@ func (n *node) join(ctx context.Context) error {
 		n.log.Debug("the fleet's id is not known yet", "error", err)
 	}
 	err = n.cluster.Join(ctx, cluster.Fleet{Node: n.cfg.Node, Database: database, Secret: n.mint.Fingerprint()})
+	unanswered := errors.Is(err, cluster.ErrNoAnswer)
+	if !unanswered {
+		n.unanswered.Store(0)
+	}
 	switch {
 	case errors.Is(err, cluster.ErrOtherFleet):
 		return fmt.Errorf("--nats: %w", err)
+	case unanswered && n.unanswered.Add(1) > 1: // which was logged
+		return nil
+	case unanswered:
+		n.log.Warn("cannot check the other nodes on NATS; the check is repeated, and this node stops if they belong to another fleet", "error", err)
+		return nil
 	case err != nil:
 		n.log.Warn("cannot check the other nodes on NATS", "error", err)
 		return nil

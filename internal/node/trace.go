@@ -15,44 +15,84 @@ import (
 // traceFlush is how long a subscription may take to be in force.
 const traceFlush = 2 * time.Second
 
-// maxUnreadTrace is how many bytes of entries wait for one reader; more are left out.
-const maxUnreadTrace = 1 << 20
+// maxUnreadTrace is how many entries, of some 2 KiB at most, wait for one reader; more are left out.
+const maxUnreadTrace = 512
+
+// traceReaders are the readers on this node, by device. The bus does not return to a node what it publishes (NoEcho),
+// so entries of devices that are connected to this node are passed to them directly.
+type traceReaders struct {
+	mu sync.Mutex
+	of map[devices.ID]map[chan *nats.Msg]bool
+}
+
+func (r *traceReaders) add(id devices.ID, unread chan *nats.Msg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.of[id] == nil {
+		r.of[id] = map[chan *nats.Msg]bool{}
+	}
+	r.of[id][unread] = true
+}
+
+func (r *traceReaders) remove(id devices.ID, unread chan *nats.Msg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.of[id], unread)
+	if len(r.of[id]) == 0 {
+		delete(r.of, id)
+	}
+}
+
+func (r *traceReaders) pass(id devices.ID, entry []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for unread := range r.of[id] {
+		select {
+		case unread <- &nats.Msg{Data: entry}:
+		default: // left out, as the bus does with a slow reader
+		}
+	}
+}
 
 // startTracer starts the traces of devices, whose entries are published on `<prefix>.trace.<device>`.
 func (n *node) startTracer() {
 	subject := func(id devices.ID) string { return n.cfg.NATSPrefix + ".trace." + id.Token() }
+	readers := traceReaders{of: map[devices.ID]map[chan *nats.Msg]bool{}}
 	n.tracer = trace.New(trace.Options{Node: n.cfg.Node, Gather: n.cluster.Gather, Nodes: n.nodeNames, Log: n.log,
 		Publish: func(id devices.ID, entry []byte) error {
 			if !n.bus.up.Load() { // or the library keeps it for the next connection
 				return nats.ErrDisconnected
 			}
+			readers.pass(id, entry)
 			return n.bus.conn.Publish(subject(id), entry)
 		},
 		Subscribe: func(id devices.ID, deliver func([]byte)) (stop func(), err error) {
 			if !n.bus.up.Load() {
 				return nil, nats.ErrDisconnected
 			}
-			entries, err := n.bus.conn.SubscribeSync(subject(id))
+			unread := make(chan *nats.Msg, maxUnreadTrace)
+			entries, err := n.bus.conn.ChanSubscribe(subject(id), unread)
 			if err != nil {
 				return nil, err
 			}
-			if err := errors.Join(entries.SetPendingLimits(-1, maxUnreadTrace), n.bus.conn.FlushTimeout(traceFlush)); err != nil {
+			if err := n.bus.conn.FlushTimeout(traceFlush); err != nil {
 				return nil, errors.Join(err, entries.Unsubscribe())
 			}
+			readers.add(id, unread)
 			ctx, cancel := context.WithCancel(context.Background())
 			var reading sync.WaitGroup
 			reading.Go(func() {
 				for {
-					msg, err := entries.NextMsgWithContext(ctx)
-					switch {
-					case err == nil:
+					select {
+					case msg := <-unread:
 						deliver(msg.Data)
-					case !errors.Is(err, nats.ErrSlowConsumer): // some were left out, which the numbers of entries show
+					case <-ctx.Done():
 						return
 					}
 				}
 			})
 			return func() {
+				readers.remove(id, unread)
 				cancel()
 				reading.Wait()
 				_ = entries.Unsubscribe() // fails only with the connection

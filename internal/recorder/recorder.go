@@ -68,7 +68,9 @@ type shard struct {
 	steps  ring
 	failed ring // calls that failed or were slow
 	good   ring // other calls
-	_      [64]byte
+	// fetched is of no use: it keeps the read of peek in the program.
+	fetched byte
+	_       [64]byte
 }
 
 // New returns a Recorder of at most this many bytes, which it takes as needed; at least
@@ -128,6 +130,7 @@ func (r *Recorder) Step(step devices.Step) {
 		return
 	}
 	e.spent++
+	s.fetched = s.steps.peek()
 	var space [maxStep]byte
 	rec := record{b: space[:]}
 	rec.head(at, kind, 0, e.last, uint32(hash))
@@ -268,6 +271,29 @@ func (r *Recorder) CallsOf(call string) (calls []devices.CallStep) {
 		r.scan(&r.shards[i], func(rec []byte) {
 			if body := rec[headSize:]; int(body[0]) == len(call) && string(body[1:1+len(call)]) == call {
 				calls = append(calls, r.readCall(rec))
+			}
+		})
+	}
+	return calls
+}
+
+// CallsOn returns the calls of some devices that had an outcome.
+func (r *Recorder) CallsOn(ids []devices.ID, outcome string) (calls []devices.CallStep) {
+	asked, checks := map[devices.ID]bool{}, map[*shard]map[uint32]bool{}
+	for _, id := range ids {
+		s, hash := r.shard(id)
+		if asked[id] = true; checks[s] == nil {
+			checks[s] = map[uint32]bool{}
+		}
+		checks[s][uint32(hash)] = true
+	}
+	for s, of := range checks {
+		r.scan(s, func(rec []byte) {
+			if !of[binary.LittleEndian.Uint32(rec[offCheck:])] {
+				return
+			}
+			if c := r.readCall(rec); c.Outcome == outcome && asked[c.Device] {
+				calls = append(calls, c)
 			}
 		})
 	}

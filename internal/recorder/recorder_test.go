@@ -375,3 +375,53 @@ func cpuTime(b *testing.B) time.Duration {
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
+
+// Ends of sessions are counted by device, address and period, also of records that have
+// taken the place of older ones.
+func TestEnded(t *testing.T) {
+	r := New("a", MinMemory)
+	there, elsewhere := netip.MustParseAddr("203.0.113.7"), netip.MustParseAddr("2001:db8::1")
+	ends := func(from, to int, at netip.Addr) {
+		for n := from; n < to; n++ {
+			s := closed(n)
+			s.Remote = at
+			r.Step(s)
+			r.Step(s)
+			r.Step(connected(n))
+		}
+	}
+	later := func(d time.Duration) { r.started = r.started.Add(-d) }
+	period := func(from, to time.Duration) devices.Ends {
+		return devices.Ends{Cause: devices.StepCause(devices.CloseGone), Transport: devices.TransportMQTT, From: time.Now().Add(-from), To: time.Now().Add(-to), Except: id(3)}
+	}
+	is := func(what string, q devices.Ends, all, from int) {
+		t.Helper()
+		if n, m := r.Ended(q, there); n != all || m != from {
+			t.Errorf("%s: %d ends, %d from the address, want %d, %d", what, n, m, all, from)
+		}
+	}
+	is("an empty recorder", period(time.Hour, 0), 0, 0)
+	ends(0, 20_000, elsewhere) // many times what fits
+	later(time.Minute)
+	ends(0, 400, there)
+	later(time.Minute)
+	ends(390, 500, elsewhere)
+	is("of now", period(30*time.Second, 0), 110, 0)
+	is("of a minute ago", period(90*time.Second, 30*time.Second), 399, 399)
+	is("of both", period(90*time.Second, 0), 499, 399) // a device counts once
+	other := period(90*time.Second, 0)
+	other.Cause = devices.StepCause(devices.CloseDead)
+	is("another cause", other, 0, 0)
+	other = period(90*time.Second, 0)
+	other.Transport = devices.TransportWebSocket
+	is("another transport", other, 0, 0)
+	if all, from := r.EndedOf([]devices.ID{id(1), id(2), id(3), id(450), id(30_000)}, period(90*time.Second, 0), there); all != 3 || from != 2 {
+		t.Errorf("of some devices: %d, %d from the address", all, from)
+	}
+	for i := range r.shards { // a period is found without reading what is older
+		s := &r.shards[i]
+		if pos := r.firstSince(&s.steps, time.Now().Add(-30*time.Second)); s.steps.next-pos > 2*chunkSlots {
+			t.Errorf("reads %d of %d slots", s.steps.next-pos, s.steps.next-s.steps.oldest)
+		}
+	}
+}

@@ -77,3 +77,13 @@ func (r *ring) resolve(low uint32) (pos uint64, ok bool) {
 	}
 	return r.next - uint64(back), true
 }
+
+// peek reads where the next record will be written, if that is allocated, so that the
+// processor fetches it while the record is made: this is a third of the time of a record.
+func (r *ring) peek() byte {
+	at := r.next % r.slots
+	if c := r.chunks[at/chunkSlots]; c != nil {
+		return c[at%chunkSlots*slot]
+	}
+	return 0
+}

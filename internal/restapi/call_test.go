@@ -58,10 +58,10 @@ func TestCallIDs(t *testing.T) {
 	raw := "/v1/devices/aa:bb:cc:dd:ee:ff/mcp"
 	seen := map[string]bool{}
 	for _, c := range []struct{ name, path, body string }{
-		{"a call", volumePath, `{"arguments":{"volume":50}}`},
+		{"a call", volumePath, `{"arguments":{"volume":50},"timeout":"20ms"}`},
 		{"a call with wrong arguments", volumePath, `{"arguments":{"volume":"x"}}`},
 		{"a call of nobody", "/v1/devices/nobody/tools/x/call", ""},
-		{"a raw request", raw, `{"method":"tools/list"}`},
+		{"a raw request", raw, `{"method":"tools/list","timeout":"20ms"}`},
 		{"a refused raw request", raw, `{"method":"initialize"}`},
 		{"a message", messagesPath, `{"type":"system","command":"x"}`},
 		{"a message for nobody", "/v1/devices/nobody/messages", `{"type":"system","command":"x"}`},

@@ -19,6 +19,11 @@ const (
 	streamTick  = 250 * time.Millisecond // looks for the start, a drain, the end of the key, and a heartbeat that is due
 	heartbeat   = 15 * time.Second
 	streamWrite = 10 * time.Second // a reader this slow is let go; it can resume
+	// flushEvery is how long an event waits at most for others to be sent with it. One
+	// that comes alone is sent at once.
+	flushEvery = 5 * time.Millisecond
+	// streamsOfKey are the streams of events and traces that one key may have open at one node.
+	streamsOfKey = 64
 )
 
 const pathEvents = "/v1/events"
@@ -28,10 +33,10 @@ func (s *Server) eventRoutes() {
 	for _, kind := range devices.StoredKinds() {
 		kinds = append(kinds, string(kind))
 	}
-	s.handle(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
+	s.handle(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", waits: true, scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
 		text: "Server-sent events: id is the position in the streams, event the kind, data the payload on one line. With Last-Event-ID the answer " +
 			"resumes after that event, with 0 at the first there is; if some after it are gone already, it begins with one `gap` event for each stream. A key that is limited to devices receives events of these, and of the jobs that it created. A comment every 15 s keeps proxies patient.",
-		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),
+		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeDeviceBusy, devices.CodeUnavailable}}),
 		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.events,
 		queryParam("device", "Only events of this device, and of its tasks."), queryParam("type", "Only events of this kind; those of jobs have no device.", kinds...),
 		queryParam("batch", "An interval from 100ms to 5s, such as 500ms: instead of single events, one event `changes` with {events: [{type, data}], replaced, omitted} in each, for pages. "+
@@ -53,10 +58,14 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = s.draining()
 	}
+	if err == nil {
+		err = s.enterStream(by.Caller)
+	}
 	if err != nil {
 		s.fail(w, r, err)
 		return
 	}
+	defer s.streams.leave(by.Caller.Key)
 	out, ctx := s.eventStream(w, r, func(context.Context) bool { return s.opt.Service.Keys().Valid(by.Caller, time.Now()) != nil })
 	deliver := out.event
 	if batch > 0 {
@@ -86,6 +95,45 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 			err = &devices.Error{Code: devices.CodeUnauthorized, Detail: ended.Error()}
 		}
 		s.fail(w, r, err)
+	}
+}
+
+// streams counts the open streams of each key.
+type streams struct {
+	mu   sync.Mutex
+	open map[string]int
+}
+
+// enterStream takes a place for a stream of a caller, and counts refusals.
+func (s *Server) enterStream(caller *access.Caller) error {
+	err := s.streams.enter(caller)
+	if errors.Is(err, errStreams) && s.opt.Work != nil {
+		s.opt.Work.Streams.Add(1)
+	}
+	return err
+}
+
+var errStreams = devices.Errorf(devices.CodeDeviceBusy, "this key has %d streams open at this node, as many as it may; close some, or give each program a key of its own", streamsOfKey)
+
+// enter takes a place for a stream, which leave gives back.
+func (s *streams) enter(caller *access.Caller) error {
+	if caller == nil { // the key ended after the request was checked
+		return errKeyEnded
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open[caller.Key] >= streamsOfKey {
+		return errStreams
+	}
+	s.open[caller.Key]++
+	return nil
+}
+
+func (s *streams) leave(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open[key]--; s.open[key] == 0 {
+		delete(s.open, key)
 	}
 }
 
@@ -141,10 +189,13 @@ type eventStream struct {
 	tasks    sync.WaitGroup
 	cancel   context.CancelFunc
 
+	hasMore chan struct{} // capacity 1: something was written that is not sent
+
 	mu      sync.Mutex
 	w       http.ResponseWriter
 	started bool
 	last    time.Time // of a write
+	sent    time.Time // by the last flush
 	buf     []byte
 }
 
@@ -152,9 +203,14 @@ type eventStream struct {
 // when the node drains or over reports so.
 func (s *Server) eventStream(w http.ResponseWriter, r *http.Request, over func(context.Context) bool) (*eventStream, context.Context) {
 	ctx, cancel := context.WithCancel(r.Context())
-	e := &eventStream{w: w, control: http.NewResponseController(w), patience: s.patience, cancel: cancel}
+	e := newEventStream(w, s.patience)
+	e.cancel = cancel
 	e.do(func() { e.keep(ctx, func() bool { return s.opt.Draining() || over(ctx) }) })
 	return e, ctx
+}
+
+func newEventStream(w http.ResponseWriter, patience time.Duration) *eventStream {
+	return &eventStream{w: w, control: http.NewResponseController(w), patience: patience, hasMore: make(chan struct{}, 1)}
 }
 
 // do runs task, whose return ends the stream.
@@ -175,7 +231,7 @@ func (e *eventStream) stop() {
 func (e *eventStream) end() { _ = e.control.SetWriteDeadline(time.Time{}) }
 
 // keep starts the answer if the follower has not failed by the first tick,
-// sends heartbeats, and returns once the stream has to end: the node stops, or
+// sends heartbeats and what event left, and returns once the stream has to end: the node stops, or
 // the key has ended.
 func (e *eventStream) keep(ctx context.Context, over func() bool) {
 	ticker := time.NewTicker(streamTick)
@@ -187,6 +243,15 @@ func (e *eventStream) keep(ctx context.Context, over func() bool) {
 		case now := <-ticker.C:
 			if over() || e.beat(now) != nil {
 				return
+			}
+		case <-e.hasMore:
+			select {
+			case <-ctx.Done(): // net/http sends it
+				return
+			case <-time.After(flushEvery):
+				if e.flush() != nil {
+					return
+				}
 			}
 		}
 	}
@@ -227,6 +292,28 @@ func (e *eventStream) writeLocked(b []byte) error {
 	if _, err := e.w.Write(b); err != nil {
 		return errSlowReader
 	}
+	if e.last.Sub(e.sent) < flushEvery {
+		select {
+		case e.hasMore <- struct{}{}:
+		default: // the keeper flushes soon anyway
+		}
+		return nil
+	}
+	return e.flushLocked()
+}
+
+func (e *eventStream) flush() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.last = time.Now()
+	if err := e.control.SetWriteDeadline(e.last.Add(e.patience)); err != nil {
+		return err
+	}
+	return e.flushLocked()
+}
+
+func (e *eventStream) flushLocked() error {
+	e.sent = e.last
 	if err := e.control.Flush(); err != nil {
 		return errSlowReader
 	}

@@ -5,15 +5,20 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"fleetd/internal/access"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 )
 
@@ -194,7 +199,7 @@ func (b *beats) SetWriteDeadline(time.Time) error { return nil }
 func TestHeartbeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &beats{quiet: quiet{header: http.Header{}}, start: time.Now()}
-		e := &eventStream{w: b, control: http.NewResponseController(b), patience: streamWrite}
+		e := newEventStream(b, streamWrite)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		go func() {
@@ -213,4 +218,112 @@ func TestHeartbeat(t *testing.T) {
 			t.Errorf("written at %v", b.at)
 		}
 	})
+}
+
+// flushes is a response that counts what was written, what of it was sent, and how often.
+type flushes struct {
+	quiet
+	written, sent, times int
+}
+
+func (f *flushes) Write(p []byte) (int, error)      { f.written += len(p); return len(p), nil }
+func (f *flushes) Flush()                           { f.sent, f.times = f.written, f.times+1 }
+func (f *flushes) SetWriteDeadline(time.Time) error { return nil }
+
+// An event that comes alone is sent at once, many that come together are sent together, soon.
+func TestEventsAreSentTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &flushes{quiet: quiet{header: http.Header{}}}
+		e := newEventStream(f, streamWrite)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go e.keep(ctx, func() bool { return false })
+		time.Sleep(time.Second)
+		synctest.Wait()
+		send := func(n int) {
+			for range n {
+				if err := e.event(devices.StreamEvent{ID: devices.EventPosition{1}, Kind: devices.EventOnline, Data: []byte("{}")}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		check := func(when string, flushed int) {
+			t.Helper()
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if f.times != flushed {
+				t.Errorf("%s: %d flushes, want %d", when, f.times, flushed)
+			}
+			f.times = 0
+		}
+		check("after the start", 1) // the heartbeat
+		send(1)
+		check("one event", 1)
+		time.Sleep(time.Second)
+		check("later", 0)
+		send(1000)
+		check("1000 events, while they come", 1)
+		time.Sleep(flushEvery)
+		synctest.Wait()
+		check("soon after them", 1)
+		if f.sent != f.written {
+			t.Errorf("%d of %d bytes were sent", f.sent, f.written)
+		}
+	})
+}
+
+// A key has a bounded number of streams, and gets its place back when one ends.
+func TestStreamsOfKey(t *testing.T) {
+	f := newFleet(t)
+	f.events.queue = make(chan devices.StreamEvent)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	f.follow(t, ctx, "")
+	key := slices.Collect(maps.Keys(f.api.streams.open))[0]
+	for range streamsOfKey - 1 {
+		if err := f.api.streams.enter(&access.Caller{Key: key}); err != nil {
+			t.Fatal(err)
+		}
+		defer f.api.streams.leave(key)
+	}
+	f.api.opt.Work = connlimit.NewWork()
+	// security: N43
+	f.do(t, "GET", "/v1/events", "").problem(t, 429, devices.CodeDeviceBusy)
+	if n := f.api.opt.Work.Streams.Load(); n != 1 {
+		t.Errorf("%d refusals are counted", n)
+	}
+	cancel()
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		f.api.streams.mu.Lock()
+		open := f.api.streams.open[key]
+		f.api.streams.mu.Unlock()
+		if open == streamsOfKey-1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the stream of a client that left is open after 10 s")
+		}
+		runtime.Gosched()
+	}
+	f.follow(t, t.Context(), "")
+}
+
+// A key may end after the check of its request and before the handler looks it up again: the stream is refused, as
+// any request with a key that has ended.
+func TestStreamsOfAKeyThatEnded(t *testing.T) {
+	f := newFleet(t)
+	f.put(robot, "board", "2.4.2", nil)
+	if r := f.do(t, http.MethodPost, "/v1/devices/"+string(robot)+"/trace", `{"payload":true}`); r.status != http.StatusCreated {
+		t.Fatalf("%d %s", r.status, r.body)
+	}
+	for name, handler := range map[string]http.HandlerFunc{"/v1/events": f.api.events, "/v1/devices/" + string(robot) + "/trace": f.api.followTrace} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, name, nil)
+		r.SetPathValue("device", string(robot))
+		r.Header.Set("Authorization", "Bearer of-a-key-that-ended")
+		w := httptest.NewRecorder()
+		handler(w, r)
+		if w.Code != http.StatusUnauthorized || !strings.Contains(w.Body.String(), string(devices.CodeUnauthorized)) {
+			t.Errorf("%s: %d %s", name, w.Code, w.Body)
+		}
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
+	"fleetd/internal/selector"
 )
 
 // Explainer answers why a device or a call is as it is. Errors are *devices.Error.
@@ -19,6 +20,12 @@ type Explainer interface {
 	Call(ctx context.Context, by access.Principal, call string) (api.RecordedCall, error)
 	ExplainCall(ctx context.Context, by access.Principal, call string) (api.Why, error)
 	Refusals(ctx context.Context, by access.Principal) (api.Recording, error)
+	Offline(ctx context.Context, by access.Principal, sel selector.Selector, after string, limit int) (api.OfflineCauses, error)
+}
+
+type offlineInput struct {
+	Page
+	Selection
 }
 
 type recordingInput struct {
@@ -37,6 +44,9 @@ func (s *Server) explainRoutes() {
 	const limits = "The nodes keep records in memory (--recorder-memory); reach has since when, and missing the nodes that did not answer within a second. "
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/explain", about{id: "explainDevice", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Explain a device",
 		text: "Why it is offline, or what is wrong with it while it is online. " + limits, answer: "The cause.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.explainDevice)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/explain", about{id: "explainOffline", scope: access.ScopeEvents, tag: tagExplain, summary: "Explain the devices that are offline",
+		text:   "Why they are, grouped by cause, a page at a time: add up the pages until next_cursor is empty. As with lists, a page may have fewer devices than limit, or none. " + limits,
+		answer: "The causes of a page.", codes: []devices.Code{devices.CodeUnavailable}}), s.explainOffline)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/recording", about{id: "getRecording", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Show what happened to a device",
 		text: "OTA checks, refused and accepted connections, failures, ends and calls. " + limits, answer: "Records, newest first.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.recording)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/calls/{call}", about{id: "getCall", scope: access.ScopeEvents, tag: tagExplain, summary: "Show a call",
@@ -53,6 +63,15 @@ func (s *Server) explainDevice(ctx context.Context, in *DevicePath) (*answer[api
 		return nil, err
 	}
 	e, err := s.opt.Explainer.Device(ctx, caller(ctx), id)
+	return answerOf(s, ctx, e, err)
+}
+
+func (s *Server) explainOffline(ctx context.Context, in *offlineInput) (*answer[api.OfflineCauses], error) {
+	sel, err := in.selector()
+	if err != nil {
+		return nil, err
+	}
+	e, err := s.opt.Explainer.Offline(ctx, caller(ctx), sel, in.Cursor, in.Limit)
 	return answerOf(s, ctx, e, err)
 }
 

@@ -2,13 +2,19 @@ package restapi
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 	"fleetd/internal/explain"
 	"fleetd/internal/recorder"
 )
@@ -87,6 +93,54 @@ func TestExplainWithinLimits(t *testing.T) {
 		"/v1/calls/nearnearnearnear/explain": `"cause":"sent_no_answer"`, "/v1/devices/02:00:00:00:00:99/explain": `"cause":"never_seen"`, "/v1/refusals": `"items":[]`} {
 		if got := get(path, f.token).body; !strings.Contains(got, want) || !strings.Contains(got, `"missing":["away"]`) {
 			t.Errorf("%s: %s", path, got)
+		}
+	}
+}
+
+// The devices that are offline are explained by page, under a limited key those that it
+// covers.
+func TestExplainOffline(t *testing.T) {
+	f := newFleet(t)
+	const many = 2500
+	for n := range many {
+		id := devices.ID(fmt.Sprintf("02:00:00:00:%02x:%02x", n>>8, n&255))
+		f.ports.Put(devices.Member{ID: id, Admission: devices.AdmissionMember, Labels: map[string]string{"room": fmt.Sprint("room-", n%5)}})
+		if n%5 == 1 {
+			f.recorder.Step(devices.Step{Kind: devices.StepRefused, Device: id, Cause: devices.CauseWrongToken})
+		}
+	}
+	f.connect(t, robot, devicetest.NewScript())
+	reader := f.key(t, "reader", "events:read", "room=room-1")
+	for _, c := range []struct{ query, token, want string }{
+		{"", f.token, "never_seen 2000, wrong_token 500"},
+		{"select=room%3Droom-2", f.token, "never_seen 500"},
+		{"", reader, "wrong_token 500"},
+		{"select=room%3Droom-2", reader, ""},
+	} {
+		counts, cursor, pages := map[string]int{}, "", 0
+		for first := true; first || cursor != ""; first = false {
+			got := f.do(t, http.MethodGet, "/v1/explain?limit=1000&"+c.query+"&cursor="+cursor, "", as(c.token)...)
+			var page api.OfflineCauses
+			if err := json.Unmarshal([]byte(got.body), &page); err != nil || got.status != http.StatusOK || page.Explained > 1000 || !slices.Equal(page.Missing, []string{"away"}) && page.Explained > 0 {
+				t.Fatalf("%q: %d %.300s", c.query, got.status, got.body)
+			}
+			for _, g := range page.Groups {
+				counts[g.Cause] += g.Count
+			}
+			cursor = page.NextCursor
+			pages++
+		}
+		var parts []string
+		for _, cause := range slices.Sorted(maps.Keys(counts)) {
+			parts = append(parts, fmt.Sprint(cause, " ", counts[cause]))
+		}
+		if got := strings.Join(parts, ", "); got != c.want || pages > 4 {
+			t.Errorf("%q: %s in %d pages, want %s", c.query, got, pages, c.want)
+		}
+	}
+	for query, want := range map[string]int{"select=%21%21": http.StatusBadRequest, "cursor=x": http.StatusBadRequest, "limit=1001": http.StatusBadRequest} {
+		if got := f.do(t, http.MethodGet, "/v1/explain?"+query, "", as(f.token)...); got.status != want && got.status != http.StatusUnprocessableEntity {
+			t.Errorf("%s: %d %s", query, got.status, got.body)
 		}
 	}
 }

@@ -19,12 +19,15 @@ import (
 	"fleetd/internal/devices/registry"
 )
 
+// errKeyEnded is for a key that ended after its token was checked.
+var errKeyEnded = &devices.Error{Code: devices.CodeUnauthorized, Detail: access.ErrToken.Error()}
+
 // permit returns why a caller may not make a request of this kind; nil if it may.
 // text is the device in its path, if there is one.
 func (s *Server) permit(ctx context.Context, by access.Principal, a about, text string) error {
 	if a.anyone {
-		if by.Caller == nil { // the key ended after the token was checked
-			return &devices.Error{Code: devices.CodeUnauthorized, Detail: access.ErrToken.Error()}
+		if by.Caller == nil {
+			return errKeyEnded
 		}
 		return nil
 	}
@@ -83,7 +86,7 @@ func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) 
 		if c, ok := ctx.(*humaContext); ok {
 			c.by = by
 		}
-		next(ctx)
+		slot.Run(func() { next(ctx) })
 	}
 }
 
@@ -96,7 +99,11 @@ func (s *Server) guardHandler(a about, handler http.HandlerFunc) http.HandlerFun
 			s.fail(w, r, err)
 			return
 		}
-		handler(w, r)
+		if a.waits {
+			handler(w, r)
+			return
+		}
+		slot.Run(func() { handler(w, r) })
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
@@ -125,7 +126,9 @@ type about struct {
 	// than the scope and the device.
 	judged bool
 	// hides: a device outside of the caller's limits is answered as an unknown one.
-	hides  bool
+	hides bool
+	// waits: it takes long and computes little.
+	waits  bool
 	status int    // of success, 200 if zero
 	answer string // what success is
 	codes  []devices.Code
@@ -280,23 +283,29 @@ func (s *Server) documentRoutes() {
 	delete(schemas, "ErrorModel") // huma registers its own, which nothing here sends
 	delete(schemas, "ErrorDetail")
 	openAnswers(document)
-	var b bytes.Buffer
-	if err := marshal(&b, document); err != nil {
-		panic("the OpenAPI document does not encode: " + err.Error()) // a bug, found by any test
-	}
-	s.document = precompressed.New(valueJSON[0], b.Bytes())
-	page, policy := renderPage(document)
-	s.page, s.policy = precompressed.New("text/html; charset=utf-8", page), policy
-	s.HandlePublic("GET /openapi.json", s.document)
+	// Most nodes are not asked for them.
+	encoded := sync.OnceValue(func() precompressed.Answer {
+		var b bytes.Buffer
+		if err := marshal(&b, document); err != nil {
+			panic("the OpenAPI document does not encode: " + err.Error()) // a bug, found by any test
+		}
+		return precompressed.New(valueJSON[0], b.Bytes())
+	})
+	page := sync.OnceValues(func() (precompressed.Answer, string) {
+		text, policy := renderPage(document)
+		return precompressed.New("text/html; charset=utf-8", text), policy
+	})
+	s.HandlePublic("GET /openapi.json", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { encoded().ServeHTTP(w, r) }))
 	s.HandlePublic("GET /{$}", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = w.Write([]byte(rootText))
 	}))
 	s.public["/"] = true
 	s.HandlePublic("GET /docs", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Security-Policy", s.policy)
+		answer, policy := page()
+		w.Header().Set("Content-Security-Policy", policy)
 		w.Header().Set("Referrer-Policy", "no-referrer")
-		s.page.ServeHTTP(w, r)
+		answer.ServeHTTP(w, r)
 	}))
 }
 

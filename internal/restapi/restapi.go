@@ -151,11 +151,9 @@ type Server struct {
 	public   map[string]bool  // exact paths that need no token
 	rights   map[string]about // what an operation takes, by `METHOD /path`
 	browsers *http.CrossOriginProtection
-	document precompressed.Answer // OpenAPI, JSON
-	page     precompressed.Answer // the same for people
-	policy   string               // of the page
-	patience time.Duration        // streamWrite, less in tests
+	patience time.Duration // streamWrite, less in tests
 
+	streams   streams
 	importing sync.Mutex    // one import at a time
 	receiving chan struct{} // capacity maxReceived: files on their way
 }
@@ -163,7 +161,7 @@ type Server struct {
 // New returns a Server.
 func New(opt Options) *Server {
 	s := &Server{opt: opt, mux: http.NewServeMux(), public: map[string]bool{}, rights: map[string]about{},
-		browsers: http.NewCrossOriginProtection(), patience: streamWrite, receiving: make(chan struct{}, maxReceived),
+		browsers: http.NewCrossOriginProtection(), patience: streamWrite, streams: streams{open: map[string]int{}}, receiving: make(chan struct{}, maxReceived),
 		auth: &access.Authenticator{Keys: opt.Service.Keys(), IsAdmin: opt.Mint.IsAdmin, Open: opt.AuthNone}}
 	s.newAPI()
 	s.deviceRoutes()
@@ -197,7 +195,7 @@ func New(opt Options) *Server {
 // Handle adds a handler for administrators, such as pprof. Call it before the
 // first request; pattern is one of http.ServeMux.
 func (s *Server) Handle(pattern string, h http.Handler) {
-	s.mux.HandleFunc(pattern, s.guardHandler(about{id: pattern, scope: access.ScopeAdmin}, h.ServeHTTP))
+	s.mux.HandleFunc(pattern, s.guardHandler(about{id: pattern, scope: access.ScopeAdmin, waits: true}, h.ServeHTTP))
 }
 
 // HandlePublic adds a handler that needs no token, such as metrics; pattern is

@@ -48,15 +48,18 @@ func (s *Server) traceRoutes() {
 		status: http.StatusCreated, answer: "The trace, which GET reads.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeConflict, devices.CodeUnavailable}}), s.startTrace)
 	huma.Register(s.api, s.operation(http.MethodDelete, path, about{id: "endTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "End a trace",
 		status: http.StatusNoContent, answer: "It has ended on all nodes that can be reached.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeNotFound}}), s.endTrace)
-	s.handle(withAnswer(s.operation(http.MethodGet, path, about{id: "followTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Read a trace",
+	s.handle(withAnswer(s.operation(http.MethodGet, path, about{id: "followTrace", waits: true, scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Read a trace",
 		text:   "Server-sent events: `trace` with a TraceEntry as JSON on one line, and `end` when the trace ends. Entries are not stored: what happens while nobody reads is not shown. A trace with payloads needs the scope admin.",
-		answer: "Entries until the trace ends, the client goes away or reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeNotFound, devices.CodeUnavailable}}),
+		answer: "Entries until the trace ends, the client goes away or reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeNotFound, devices.CodeDeviceBusy, devices.CodeUnavailable}}),
 		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.followTrace, pathParam("device", "Device id."))
 }
 
 // permitPayload refuses payloads to callers that are not administrators: they contain the requests of others.
 func permitPayload(by access.Principal) error {
-	if by.Caller.Scopes.Has(access.ScopeAdmin) {
+	switch {
+	case by.Caller == nil:
+		return errKeyEnded
+	case by.Caller.Scopes.Has(access.ScopeAdmin):
 		return nil
 	}
 	return &devices.Error{Code: devices.CodeForbidden, Detail: "payloads need the scope admin; trace without them"}
@@ -129,10 +132,14 @@ func (s *Server) followTrace(w http.ResponseWriter, r *http.Request) {
 	case running.Payload:
 		err = permitPayload(by)
 	}
+	if err == nil {
+		err = s.enterStream(by.Caller)
+	}
 	if err != nil {
 		s.fail(w, r, err)
 		return
 	}
+	defer s.streams.leave(by.Caller.Key)
 	s.opt.Service.NoteChange(by, actionTraceRead, id, "", nil)
 	out, ctx := s.eventStream(w, r, func(ctx context.Context) bool {
 		err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, id) // labels may change while it lasts

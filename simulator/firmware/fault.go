@@ -26,8 +26,8 @@ const (
 	faultHostileText
 )
 
-// faultNames is in the order of the documentation.
-func faultNames() []string {
+// FaultNames lists the faults that --fault takes, in the order of the documentation.
+func FaultNames() []string {
 	return []string{"silent", "slow", "late-reply", "unescaped-error", "cursor-loop", "oversize-tool",
 		"dup-hello", "clone", "flap", "bad-frame", "udp-loss", "udp-reorder", "nat", "hostile-text"}
 }
@@ -46,7 +46,7 @@ func ParseFaults(list string) ([]FaultRule, error) {
 	if list == "" {
 		return nil, nil
 	}
-	names := faultNames()
+	names := FaultNames()
 	for item := range strings.SplitSeq(list, ",") {
 		name, count, limited := strings.Cut(strings.TrimSpace(item), ":")
 		rule := FaultRule{n: -1}

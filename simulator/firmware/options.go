@@ -79,7 +79,7 @@ func (o *Options) Flags(fs *flag.FlagSet) (read func() error) {
 	fs.StringVar(&o.Serial, "serial", o.Serial, "eFuse serial `number` of the first device, which makes it prove itself at activation")
 	key := fs.String("efuse-key", "", "eFuse KEY0 of the first device, 64 `hex` digits; empty: one that derives from the seed")
 	fs.BoolVar(&o.Subscribe, "subscribe", o.Subscribe, "SUBSCRIBE to mqtt.subscribe_topic, for plain brokers; the firmware never does")
-	faults := fs.String("fault", "", "comma separated `list` of "+strings.Join(faultNames(), ", ")+"; name:N gives it to the first N devices only")
+	faults := fs.String("fault", "", "comma separated `list` of "+strings.Join(FaultNames(), ", ")+"; name:N gives it to the first N devices only")
 	fs.DurationVar(&o.Slow, "slow", o.Slow, "delay `D` of the fault slow")
 	fs.DurationVar(&o.Late, "late", o.Late, "delay `D` of the fault late-reply")
 	fs.Uint64Var(&o.Seed, "seed", o.Seed, "`number` from which all random things derive")
