@@ -34,7 +34,7 @@ func TestHeaders(t *testing.T) {
 		"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 		"Cross-Origin-Resource-Policy": "same-origin", "X-Frame-Options": "DENY",
 	}
-	paths := append(slices.Collect(maps.Keys(h.static)), "/console/", "/console/devices/aa:bb:cc:dd:ee:ff", "/console/static/", "/console/static/00000000/app/main.js")
+	paths := append(slices.Collect(maps.Keys(h.load().static)), "/console/", "/console/devices/aa:bb:cc:dd:ee:ff", "/console/static/", "/console/static/00000000/app/main.js")
 	for _, target := range paths {
 		w := get(h, target, nil)
 		for name, value := range want {
@@ -84,7 +84,7 @@ func TestPaths(t *testing.T) {
 		}
 	}
 	modules := 0
-	for target := range h.static {
+	for target := range h.load().static {
 		w := get(h, target, nil)
 		if w.Code != 200 || w.Header().Get("Cache-Control") != "public, max-age=31536000, immutable" || w.Header().Get("ETag") == "" {
 			t.Errorf("%s: %d %v", target, w.Code, w.Header())
@@ -101,35 +101,50 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// Own modules become one module, each after those that it imports, and what is written wrongly is found at the start.
+// Modules become one module, each after those that it imports, and what is written wrongly is found at the start.
 func TestBundle(t *testing.T) {
 	source := map[string]string{
-		"app/main.js":      "// Only a comment.\nimport { h } from \"../vendor/v.js\";\nimport { a, b as c } from \"./x.js\";\nimport * as all from \"./x.js\";\nh(a, c, all.b);",
-		"app/x.js":         "import other from \"../vendor/w.js\";\nexport { d } from \"./pages/y.js\";\nexport const a = other;\nexport async function* b() {}",
+		"app/main.js":      "// Only a comment.\nimport { h } from \"../vendor/v.js\";\nimport { a, b as c } from \"./x.js\";\nimport * as all from \"./x.js\";\n\n  h(a, c, all.b); // it's\n  f(\"a // b\"); // a comment",
+		"app/x.js":         "import other from \"../vendor/w.js\";\nimport { d } from \"./pages/y.js\";\nexport { y } from \"../vendor/u.js\";\nexport const a = other + d;\nexport async function* b() {}",
 		"app/pages/y.js":   "export class d {}",
-		"vendor/v.js":      "export const h = 1;",
-		"vendor/w.js":      "export default 1;",
+		"vendor/v.js":      "import{x as n,y}from\"./u.js\";var t=n+y;export{t as h,n};",
+		"vendor/u.js":      "const x=\"import{a}\",y=2;export{x,y}\n",
+		"vendor/w.js":      "/*! W */\nvar n=1;export default function(s){return n+s}",
 		"app/not-used.js":  "",
 		"vendor/unused.js": "",
 	}
-	want := `import * as $vendor_v from "../vendor/v.js";
-import * as $vendor_w from "../vendor/w.js";
-const $app_pages_y = (() => {
+	want := `const $vendor_u = (() => {
+const x="import{a}",y=2;
+return { x: x, y: y };
+})();
+const $vendor_v = (() => {
+const { x: n,y } = $vendor_u;
+var t=n+y;
+return { h: t, n: n };
+})();
+const $vendor_w = (() => {
+/*! W */
+var n=1;const $default = function(s){return n+s};
+return { default: $default };
+})();
+const { d } = (() => {
 class d {}
 return { d };
 })();
-const $app_x = (() => {
+const { y, a, b } = (() => {
 const { default: other } = $vendor_w;
-const { d } = $app_pages_y;
-const a = other;
+const { y } = $vendor_u;
+const a = other + d;
 async function* b() {}
-return { d, a, b };
+return { y, a, b };
 })();
-const $app_main = (() => {
+const $app_x = { y, a, b };
+const {  } = (() => {
 const { h } = $vendor_v;
-const { a, b: c } = $app_x;
+const c = b;
 const all = $app_x;
-h(a, c, all.b);
+h(a, c, all.b); // it's
+f("a // b");
 return {  };
 })();
 `
@@ -149,7 +164,19 @@ return {  };
 		"app/main.js -> app/x.js -> app/pages/y.js": func(f map[string][]byte) { f["app/pages/y.js"] = []byte("import { a } from \"../x.js\";") },
 		"app/x.js has no export a":                  func(f map[string][]byte) { f["app/x.js"] = []byte("export const b = 1;") },
 		"vendor/v.js is not a file":                 func(f map[string][]byte) { delete(f, "vendor/v.js") },
-		"app/x.js:1":                                func(f map[string][]byte) { f["app/x.js"] = []byte("import \"./pages/y.js\";") },
+		"app/x.js has no export z":                  func(f map[string][]byte) { f["app/main.js"] = []byte("import { z } from \"./x.js\";") },
+		"both export d; rename one":                 func(f map[string][]byte) { f["app/x.js"] = append(f["app/x.js"], "\nexport const d = 1;"...) },
+		"a cannot be imported as e": func(f map[string][]byte) {
+			f["app/main.js"] = []byte("import { a as e } from \"./x.js\";\nfunction a() {}")
+		},
+		"d cannot be imported as e": func(f map[string][]byte) {
+			f["app/main.js"] = []byte("import { a as d } from \"./x.js\";\nimport { d as e } from \"./pages/y.js\";")
+		},
+		"vendor/v.js has no export i":                func(f map[string][]byte) { f["app/main.js"] = []byte("import { i } from \"../vendor/v.js\";") },
+		"only what libraries export can be exported": func(f map[string][]byte) { f["app/x.js"] = []byte("export { d } from \"./pages/y.js\";") },
+		"vendor/v.js imports or exports":             func(f map[string][]byte) { f["vendor/v.js"] = []byte("var h=1;import(\"./u.js\");export{h};") },
+		"vendor/w.js imports or exports in":          func(f map[string][]byte) { f["vendor/w.js"] = []byte("var h=1;") },
+		"app/x.js:1":                                 func(f map[string][]byte) { f["app/x.js"] = []byte("import \"./pages/y.js\";") },
 	} {
 		if _, err := join(change); err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("%s: %v", fault, err)
@@ -241,12 +268,15 @@ func TestNoUnsafeCode(t *testing.T) {
 	if found := forbidden.FindString(index); found != "" || regexp.MustCompile(`<script[^>]*>[^<]|<style|\son[a-z]+=`).MatchString(index) {
 		t.Errorf("the index contains %q, or an inline script or style", found)
 	}
-	for target := range h.static {
-		if ext := path.Ext(target); strings.Contains(target, "/vendor/") || ext != ".js" && ext != ".css" {
-			continue
-		}
-		if found := forbidden.FindString(get(h, target, nil).Body.String()); found != "" {
-			t.Errorf("%s contains %q", target, found)
+	own := ownModules(t)
+	css, err := files.ReadFile("static/app.css")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own["static/app.css"] = string(css)
+	for name, text := range own {
+		if found := forbidden.FindString(text); found != "" {
+			t.Errorf("%s contains %q", name, found)
 		}
 	}
 }
@@ -254,7 +284,7 @@ func TestNoUnsafeCode(t *testing.T) {
 // What a browser loads has a limit: scripts and styles together, compressed.
 func TestSizes(t *testing.T) {
 	total := 0
-	for target, file := range New().static {
+	for target, file := range New().load().static {
 		if ext := path.Ext(target); ext == ".js" || ext == ".css" {
 			gzipped, _ := file.Size()
 			total += gzipped
@@ -267,7 +297,7 @@ func TestSizes(t *testing.T) {
 
 func TestUnknownType(t *testing.T) {
 	files := fstest.MapFS{"static/index.html": {Data: []byte("x")}, "static/app/main.js": {}, "static/a.exe": {Data: []byte("x")}}
-	if _, err := newHandler(files); err == nil || !strings.Contains(err.Error(), "a.exe") {
+	if _, err := newPages(files); err == nil || !strings.Contains(err.Error(), "a.exe") {
 		t.Errorf("%v", err)
 	}
 }
@@ -276,11 +306,11 @@ func TestUnknownType(t *testing.T) {
 func TestHashOfTree(t *testing.T) {
 	paths := map[string]bool{}
 	for _, files := range []fstest.MapFS{
-		{"static/app/main.js": {}, "static/index.html": {Data: []byte("x")}, "static/a.js": {Data: []byte("1")}},
-		{"static/app/main.js": {}, "static/index.html": {Data: []byte("x")}, "static/a.js": {Data: []byte("2")}},
-		{"static/app/main.js": {}, "static/index.html": {Data: []byte("y")}, "static/a.js": {Data: []byte("1")}},
+		{"static/app/main.js": {}, "static/index.html": {Data: []byte("x")}, "static/a.css": {Data: []byte("1")}},
+		{"static/app/main.js": {}, "static/index.html": {Data: []byte("x")}, "static/a.css": {Data: []byte("2")}},
+		{"static/app/main.js": {}, "static/index.html": {Data: []byte("y")}, "static/a.css": {Data: []byte("1")}},
 	} {
-		h, err := newHandler(files)
+		h, err := newPages(files)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,8 +15,10 @@ import (
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/heapprofiler"
 	cdplog "github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
+	cdppage "github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
@@ -37,7 +39,11 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return m.Run()
+	status := m.Run()
+	if chromium.end != nil {
+		chromium.end()
+	}
+	return status
 }
 
 // build compiles the programs in the module of fleetd, with its dependencies.
@@ -58,20 +64,40 @@ const (
 	poll = 50 * time.Millisecond
 )
 
-// browser is one Chromium with a profile of its own: what its tabs store, they share.
+// chromium is the browser of all tests, which the first one starts.
+var chromium struct {
+	sync.Once
+	ctx context.Context
+	end func()
+	err error
+}
+
+// elsewhere is a name under which a browser reaches this machine, and which it counts neither as this machine nor as a
+// secure context, like a node in a local network.
+const elsewhere = "fleet.test"
+
+// browser has a profile of its own: what its tabs store, they share, and nobody else sees.
 type browser struct{ ctx context.Context }
 
-// start runs Chromium. Tests without one are NOT RUN, which fails in CI.
+// start opens a profile in Chromium. Tests without one are NOT RUN, which fails in CI.
 func start(t *testing.T) *browser {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
 	if err != nil {
 		t.Skip("NOT RUN: there is no chromium")
 	}
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox)
-	allocated, cancel := chromedp.NewExecAllocator(context.Background(), options...)
-	ctx, end := chromedp.NewContext(allocated)
-	t.Cleanup(func() { end(); cancel() })
+	chromium.Do(func() {
+		options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.Flag("host-resolver-rules", "MAP *.test 127.0.0.1"))
+		allocated, free := chromedp.NewExecAllocator(context.Background(), options...)
+		ctx, end := chromedp.NewContext(allocated)
+		chromium.ctx, chromium.end = ctx, func() { end(); free() }
+		chromium.err = chromedp.Do(ctx, chromedp.Navigate("about:blank"))
+	})
+	if chromium.err != nil {
+		t.Fatal(chromium.err)
+	}
+	ctx, end := chromedp.NewContext(chromium.ctx, chromedp.WithNewBrowserContext())
+	t.Cleanup(end)
 	if err := chromedp.Do(ctx, chromedp.Navigate("about:blank")); err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +111,12 @@ type page struct {
 	ctx    context.Context
 	origin string
 
-	mu       sync.Mutex
-	faults   []string
-	requests []string // method and path of all requests
-	resumed  []string // the ids after which streams began
-	expected map[int64]bool
+	mu        sync.Mutex
+	faults    []string
+	requests  []string // method and path of all requests
+	resumed   []string // the ids after which streams began
+	referrers []string
+	expected  map[int64]bool
 }
 
 // open opens a tab on a path of the console, with a key if there is one.
@@ -98,12 +125,16 @@ func (b *browser) open(t *testing.T, n *fleettest.Node, key, path string) *page 
 	return b.openAt(t, n.Info.API, key, path)
 }
 
-func (b *browser) openAt(t *testing.T, origin, key, path string) *page {
+// openAt is open for another origin. scripts run at the start of each document.
+func (b *browser) openAt(t *testing.T, origin, key, path string, scripts ...string) *page {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(b.ctx)
 	p := &page{t: t, ctx: ctx, origin: origin, expected: map[int64]bool{}}
 	t.Cleanup(func() {
 		if t.Failed() {
+			p.mu.Lock()
+			t.Logf("the last requests of the page: %q", p.requests[max(0, len(p.requests)-10):])
+			p.mu.Unlock()
 			t.Logf("the page shows:\n%.1500s", p.text())
 		}
 		cancel()
@@ -119,6 +150,9 @@ func (b *browser) openAt(t *testing.T, origin, key, path string) *page {
 	}
 	command(p, network.Enable, network.EnableParams{})
 	command(p, cdplog.Enable, cdp.Empty{})
+	for _, script := range scripts {
+		p.before(script)
+	}
 	if key != "" { // storage belongs to an origin: it is written on a page of it
 		p.do(chromedp.Navigate(origin + "/console/static/"))
 		p.forgive() // that page is a 404
@@ -152,6 +186,9 @@ func (p *page) note(event any) {
 			fault("request to %s", e.Request.URL)
 		} else {
 			p.requests = append(p.requests, e.Request.Method+" "+at.RequestURI())
+			if from, ok := e.Request.Headers["Referer"]; ok && from != "" {
+				p.referrers = append(p.referrers, fmt.Sprint(from))
+			}
 			if id, resumed := e.Request.Headers["Last-Event-ID"]; resumed {
 				p.resumed = append(p.resumed, fmt.Sprint(id))
 			}
@@ -266,7 +303,7 @@ func (p *page) shows(text string) {
 // live waits until the page follows the fleet.
 func (p *page) live() {
 	p.t.Helper()
-	p.await("document.querySelector('.live')?.classList.contains('live')")
+	p.await("document.querySelector('.bar .live')?.className === 'live live'")
 }
 
 // number is a script's result as a number.
@@ -295,6 +332,27 @@ func (p *page) fill(selector, text string) {
 	p.do(chromedp.KeyEvent(text))
 }
 
+// press presses keys, one after the other.
+func (p *page) press(keys string) {
+	p.t.Helper()
+	p.do(chromedp.KeyEvent(keys))
+}
+
+// tab goes on with the keyboard until the focus is visibly on something with this text.
+func (p *page) tab(text string) {
+	p.t.Helper()
+	for range 80 {
+		if strings.Contains(fmt.Sprint(p.eval("!document.activeElement.matches('a, button, input, select, summary') ? '' : (document.activeElement.innerText ?? '') + (document.activeElement.labels?.[0]?.innerText ?? '')")), text) {
+			if p.eval("getComputedStyle(document.activeElement).outlineStyle") == "none" {
+				p.t.Errorf("the focus on %q is not visible", text)
+			}
+			return
+		}
+		p.press("\t")
+	}
+	p.t.Fatalf("the keyboard does not reach %q", text)
+}
+
 // emulate sets the size of the window and the scheme of colours.
 func (p *page) emulate(width, height int64, scheme string) {
 	p.t.Helper()
@@ -306,6 +364,23 @@ func (p *page) emulate(width, height int64, scheme string) {
 func (p *page) media(name, value string) {
 	p.t.Helper()
 	command(p, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: name, Value: value}}})
+}
+
+// before runs a script at the start of each document that is loaded from now on.
+func (p *page) before(script string) {
+	p.t.Helper()
+	command(p, cdppage.AddScriptToEvaluateOnNewDocument, cdppage.AddScriptToEvaluateOnNewDocumentParams{Source: script})
+}
+
+// heap is how many bytes of JavaScript are in use.
+func (p *page) heap() int {
+	p.t.Helper()
+	command(p, heapprofiler.CollectGarbage, cdp.Empty{})
+	usage, err := chromedp.Call(p.ctx, runtime.GetHeapUsage, cdp.Empty{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return int(usage.UsedSize)
 }
 
 // print shows the page as it is printed.

@@ -1,13 +1,9 @@
 package browser
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -15,7 +11,6 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/network"
-	cdppage "github.com/chromedp/cdproto/page"
 
 	"fleetd/internal/fleettest"
 )
@@ -84,6 +79,7 @@ func (p *page) resumes() []string {
 // itself. A node that was killed and is there again is found again by itself, too.
 func TestPartsAway(t *testing.T) {
 	long(t)
+	t.Parallel()
 	b := start(t)
 	c := programs.StartCluster(t, fleettest.ClusterOptions{Nodes: 2, Seed: 41})
 	programs.Simulate(t, c.OTA, "--devices", "4", "--quiet")
@@ -125,8 +121,7 @@ func TestWrongClock(t *testing.T) {
 	n := fleet(t, 1)
 	p := b.open(t, n, n.Token(t), "/console/")
 	for _, shift := range []time.Duration{-10 * time.Minute, 10 * time.Minute} {
-		command(p, cdppage.AddScriptToEvaluateOnNewDocument, cdppage.AddScriptToEvaluateOnNewDocumentParams{
-			Source: fmt.Sprintf("{ const real = Date.now.bind(Date); Date.now = () => real() + (%d); }", shift.Milliseconds())})
+		p.before(fmt.Sprintf("{ const real = Date.now.bind(Date); Date.now = () => real() + (%d); }", shift.Milliseconds()))
 		p.visit("/console/devices/" + first)
 		p.await("document.querySelectorAll('main time').length > 0 && [...document.querySelectorAll('main time')].every((e) => /^(now|\\d+ s ago|1 min( \\d+ s)? ago|\\d{4}-.*)$/.test(e.innerText))")
 	}
@@ -137,32 +132,25 @@ func TestOtherVersion(t *testing.T) {
 	long(t)
 	b := start(t)
 	n := fleet(t, 1)
-	node, err := url.Parse(n.Info.API)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var upgraded atomic.Bool
 	hash := regexp.MustCompile("/console/static/[0-9a-f]+/")
-	proxy := httputil.NewSingleHostReverseProxy(node)
-	proxy.FlushInterval = -1
-	proxy.ModifyResponse = func(r *http.Response) error {
-		if !upgraded.Load() || r.Request.URL.Path != "/console/" {
-			return nil
+	front := before(t, n, func(w http.ResponseWriter, r *http.Request) bool {
+		if !upgraded.Load() || r.URL.Path != "/console/" {
+			return false
 		}
-		body, err := io.ReadAll(r.Body)
+		answer, err := http.Get(n.Info.API + "/console/")
 		if err != nil {
-			return err
+			t.Error(err)
+			return false
 		}
-		body = hash.ReplaceAll(body, []byte("/console/static/0123456789abcdef/"))
-		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-		r.Header.Del("Content-Length")
-		return nil
-	}
-	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.Header.Del("Accept-Encoding") // the answer is to be read
-		proxy.ServeHTTP(w, r)
-	}))
-	t.Cleanup(front.Close)
+		defer func() { _ = answer.Body.Close() }() // read to its end
+		body, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		_, _ = w.Write(hash.ReplaceAll(body, []byte("/console/static/0123456789abcdef/"))) // the browser is gone if this fails
+		return true
+	})
 	p := b.openAt(t, front.URL, n.Token(t), "/console/devices/"+first+"/tools?tool="+volume)
 	p.fill("#field-0", "33")
 	p.live()
@@ -252,4 +240,45 @@ func TestAppearance(t *testing.T) {
 	if page, err := io.ReadAll(response.Body); err != nil || !strings.Contains(string(page), "<noscript>") || strings.Count(string(page), "fleetd devices") != 2 {
 		t.Errorf("without JavaScript: %s, %v", page, err)
 	}
+}
+
+// What a page keeps while the database is away has its age, and it is tried again ever more slowly, at most every 30 s.
+func TestRetriesGrow(t *testing.T) {
+	long(t)
+	b := start(t)
+	n := fleet(t, 1)
+	var away atomic.Bool
+	front := before(t, n, func(w http.ResponseWriter, r *http.Request) bool {
+		return away.Load() && r.URL.Path == "/v1/devices/"+first && respond(t, w, http.StatusServiceUnavailable, map[string]any{"status": 503, "code": "unavailable", "detail": "the database cannot be reached", "part": "database"})
+	})
+	p := b.openAt(t, front.URL, n.Token(t), "/console/devices/"+first+"/catalog", `{
+		window.delays = [];
+		const real = window.setTimeout; // a minute takes 1 s; retries alone are of a random length
+		window.setTimeout = (f, ms, ...rest) => real(f, ms >= 1500 && window.away ? (Number.isInteger(ms) || window.delays.push(ms), ms / 60) : ms, ...rest);
+	}`)
+	p.expect(503)
+	p.shows("There is one version")
+	p.live()
+	away.Store(true)
+	p.eval("(window.away = true, window.dispatchEvent(new Event('fleetd.key')))") // it is loaded again
+	p.shows("Not available.")
+	p.shows("part: database")
+	p.await("/What is shown is from \\d\\d:\\d\\d:\\d\\d\\./.test(document.querySelector('main').innerText)")
+	p.shows("There is one version")
+	p.await("window.delays.filter((ms) => ms > 22000).length >= 3")
+	delays := p.eval("window.delays").([]any)
+	longest := 0.0
+	for i, want := range []float64{2000, 4000, 8000, 16_000, 30_000, 30_000} {
+		if got := delays[i].(float64); got < want*0.75-1 || got > want*1.25+1 {
+			t.Errorf("retry %d after %v ms, want about %v: %v", i+1, got, want, delays)
+		}
+	}
+	for _, delay := range delays {
+		longest = max(longest, delay.(float64))
+	}
+	if longest > 37_501 {
+		t.Errorf("a retry after %v ms", longest)
+	}
+	away.Store(false)
+	p.await("!document.querySelector('.problem')")
 }

@@ -124,7 +124,7 @@ func TestKeys(t *testing.T) {
 	p.await("document.querySelector('dialog')?.open")
 	p.fill("input[name=key]", "fld_wrong")
 	p.do(chromedp.KeyEvent(kb.Enter))
-	p.shows("does not accept this key")
+	p.shows("does not accept this key. Copy it again, whole.")
 	p.fill("input[name=key]", token)
 	p.do(chromedp.KeyEvent(kb.Enter))
 	p.shows(first)
@@ -154,7 +154,7 @@ func TestKeys(t *testing.T) {
 	if _, err := n.RevokeKey(t.Context(), made.ID); err != nil {
 		t.Fatal(err)
 	}
-	p.await("document.querySelector('dialog')?.open")
+	p.await("document.querySelector('dialog')?.innerText.includes('make another one: fleetd keys create')")
 	if p.eval("location.search") != "?q=02%3Af1" {
 		t.Errorf("the address became %v", p.eval("location.href"))
 	}
@@ -172,12 +172,16 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// A tool is called from its form: types, faults at their fields, a photo, and a confirmation that acts once.
+// A device is found, and a tool called from its form: types, faults at their fields, a photo, and a confirmation that acts once.
 func TestCallFromAForm(t *testing.T) {
 	b := start(t)
 	n := fleet(t, 1)
-	p := b.open(t, n, n.Token(t), "/console/devices/"+first+"/tools?tool="+volume)
+	p := b.open(t, n, n.Token(t), "/console/")
 	p.expect(422, 428)
+	p.fill("input[type=search]", first[:14]+"\r")
+	p.click(first)
+	p.click("Tools")
+	p.click(volume)
 	p.click("Call")
 	p.shows("Enter a whole number.")
 	p.fill("#field-0", "400")
@@ -219,6 +223,7 @@ func TestCallFromAForm(t *testing.T) {
 
 // The table follows the fleet without loading again, and rows keep their place and the focus.
 func TestTableFollows(t *testing.T) {
+	long(t)
 	b := start(t)
 	n := fleet(t, 3)
 	away := programs.Simulate(t, n.Info.OTA, "--devices", "1", "--mac-base", "02:f1:ee:00:00:10", "--quiet")
@@ -227,12 +232,21 @@ func TestTableFollows(t *testing.T) {
 	p.shows("02:f1:ee:00:00:10")
 	p.live()
 	lists := p.sent("GET /v1/devices")
+	const order = "[...document.querySelectorAll('tbody tr')].map((r) => r.dataset.device).join()"
+	before := p.eval(order)
 	p.eval("document.querySelector('[data-device=\"02:f1:ee:00:00:10\"] a').focus()")
+	p.eval("getSelection().selectAllChildren(document.querySelector('[data-device=\"" + first + "\"] a'))")
 	away.Report(t) // its end
-	p.await("document.querySelector('[data-device=\"02:f1:ee:00:00:10\"]').innerText.includes('offline')")
-	p.await("[...document.querySelectorAll('.chip')].some((c) => c.innerText.replace(/\\s+/g, ' ') === 'offline 1')")
-	if got := p.eval("document.activeElement.textContent"); got != "02:f1:ee:00:00:10" {
-		t.Errorf("the focus went to %v", got)
+	p.rowSays("02:f1:ee:00:00:10", "offline")
+	p.counts("offline", 1)
+	programs.Simulate(t, n.Info.OTA, "--devices", "1", "--mac-base", "02:f1:ee:00:00:10", "--quiet")
+	p.rowSays("02:f1:ee:00:00:10", "online")
+	p.counts("online", 4)
+	if got := p.eval(order); got != before {
+		t.Errorf("the rows became %v", got)
+	}
+	if got := p.eval("document.activeElement.textContent + ' ' + getSelection()"); got != "02:f1:ee:00:00:10 "+first {
+		t.Errorf("focus and selection went to %v", got)
 	}
 	if again := p.sent("GET /v1/devices"); again != lists {
 		t.Errorf("the list was loaded %d times more", again-lists)
@@ -242,22 +256,51 @@ func TestTableFollows(t *testing.T) {
 	}
 }
 
+// Why a device is offline is two steps from the overview, with the keyboard alone, on a phone.
+func TestWhyOnAPhone(t *testing.T) {
+	b := start(t)
+	n := fleet(t, 1)
+	const gone = "02:f1:ee:00:00:10"
+	away := programs.Simulate(t, n.Info.OTA, "--devices", "1", "--mac-base", gone, "--transport", "mqtt", "--quiet")
+	n.AwaitReady(t, 2)
+	away.Report(t) // its end
+	p := b.open(t, n, n.Token(t), "/console/")
+	p.emulate(360, 640, "light")
+	p.await("[...document.querySelectorAll('section.card')].some((c) => c.innerText.startsWith('Why offline') && c.innerText.includes('gone'))")
+	p.tab("gone")
+	p.press("\r")
+	p.await("location.search.includes('reason=gone') && document.querySelectorAll('tbody tr').length === 1")
+	p.tab(gone)
+	p.press("\r")
+	p.await("document.querySelector('[data-test=explain] code')?.innerText === 'gone'")
+	if width := p.number("document.documentElement.scrollWidth"); width > 360 {
+		t.Errorf("the page is %d wide", width)
+	}
+}
+
 // paths are all pages, of a fleet with the first device.
-var paths = []string{"", "devices", "devices/" + first, "devices/" + first + "/tools?tool=" + volume, "devices/" + first + "/timeline", "devices/" + first + "/catalog",
-	"devices/" + first + "/queue", "devices/" + first + "/access", "admissions", "jobs", "jobs/new", "events", "audit", "access", "access/policy",
+var paths = []string{"", "devices", "devices/" + first, "devices/" + first + "/tools?tool=" + volume, "devices/" + first + "/timeline", "devices/" + first + "/trace", "devices/" + first + "/catalog",
+	"devices/" + first + "/queue", "devices/" + first + "/access", "admissions", "jobs", "jobs/new", "events", "webhooks", "audit", "access", "access/policy",
 	"access/explain?key=admin&tool=" + volume + "&device=" + first + "&via=rest", "nodes", "doctor", "stats", "calls"}
 
-// Every page fits a phone, has a title, and passes axe in both schemes.
+// Every page fits a phone, has a title, and passes axe, in both schemes, of which make test has one.
 func TestPagesForPeople(t *testing.T) {
 	b := start(t)
 	n := fleet(t, 4, "--profile", "fw-2.4,robot,fw-2.1,fw-1.9")
+	if _, err := n.CreateWebhook(t.Context(), api.NewWebhook{URL: "https://example.com/" + strings.Repeat("unbroken", 40), Types: []string{"photo"}}); err != nil { // nothing is delivered
+		t.Fatal(err)
+	}
 	axe, err := os.ReadFile("testdata/axe.min.js")
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := b.open(t, n, n.Token(t), "/console/")
 	p.expect(404)
-	for _, scheme := range []string{"light", "dark"} {
+	schemes := []string{"light", "dark"}
+	if testing.Short() {
+		schemes = schemes[:1]
+	}
+	for _, scheme := range schemes {
 		p.emulate(360, 640, scheme)
 		for _, path := range paths {
 			p.visit("/console/" + path)

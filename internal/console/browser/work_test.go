@@ -4,24 +4,28 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/chromedp/chromedp"
+
+	"fleetd/internal/api"
+	"fleetd/internal/apiclient"
+	"fleetd/internal/counters"
 )
 
-// A device that waits is admitted by the code that it speaks, pasted with a space; a wrong code admits nobody.
-func TestAdmission(t *testing.T) {
-	long(t)
-	b := start(t)
-	n := programs.Start(t, "--admission", "approve")
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.Info.OTA, strings.NewReader("{}"))
+// waits lets a device request its configuration, and returns the code that it speaks.
+func waits(t *testing.T, ota, device string) string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, ota, strings.NewReader("{}"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Header.Set("Device-Id", first)
-	r.Header.Set("Client-Id", "client-1")
+	r.Header.Set("Device-Id", device)
+	r.Header.Set("Client-Id", "client-"+device)
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +35,15 @@ func TestAdmission(t *testing.T) {
 	if err := json.NewDecoder(answer.Body).Decode(&reply); err != nil || len(reply.Activation.Code) != 6 {
 		t.Fatalf("the reply to a new device: %+v, %v", reply, err)
 	}
-	code := reply.Activation.Code
+	return reply.Activation.Code
+}
+
+// A device that waits is admitted by the code that it speaks, pasted with a space; a wrong code admits nobody.
+func TestAdmission(t *testing.T) {
+	long(t)
+	b := start(t)
+	n := programs.Start(t, "--admission", "approve")
+	code := waits(t, n.Info.OTA, first)
 	p := b.open(t, n, n.Token(t), "/console/admissions")
 	p.expect(404)
 	p.shows(first)
@@ -147,4 +159,224 @@ func TestPlots(t *testing.T) {
 		p.emulate(width, 800, "light")
 		p.await(fmt.Sprintf("[...document.querySelectorAll('figure.plot canvas')].every((c) => c.getBoundingClientRect().right <= %d)", width))
 	}
+}
+
+// The p99 of calls that the page shows is in the bucket in which /metrics has it. One call in ten is slow, so that this is
+// not the bucket of most calls.
+func TestPlotAndMetrics(t *testing.T) {
+	long(t)
+	t.Parallel()
+	b := start(t)
+	n := fleet(t, 1)
+	const late = "02:f1:ee:00:00:10"
+	programs.Simulate(t, n.Info.OTA, "--devices", "1", "--mac-base", late, "--fault", "slow", "--slow", "60ms", "--quiet")
+	n.AwaitReady(t, 2)
+	const calls = 20
+	for i := range calls {
+		id := first
+		if i%10 == 0 {
+			id = late
+		}
+		if _, err := n.Call(t.Context(), id, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":9}`)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var bounds []float64
+	for _, bound := range counters.Bounds {
+		bounds = append(bounds, bound.Seconds())
+	}
+	lower, upper := 0.0, 0.0
+	for _, bound := range bounds {
+		if n.Metric(t, "fleetd_call_seconds_bucket", fmt.Sprintf("le=%q", strconv.FormatFloat(bound, 'g', -1, 64))) >= 0.99*calls {
+			upper = bound
+			break
+		}
+		lower = bound
+	}
+	if total := n.Metric(t, "fleetd_call_seconds_count"); total != calls || upper <= 0.05 {
+		t.Fatalf("/metrics counts %v calls; the p99 is in the bucket up to %v s", total, upper)
+	}
+	p := b.open(t, n, n.Token(t), "/console/stats")
+	// A step of the plot may have a part of the calls: the p99 of all is between those of the steps.
+	const shown = "[...[...document.querySelectorAll('figure.plot')].find((f) => f.querySelector('h2').textContent === 'Time of calls')?.querySelectorAll('tbody td:last-child') ?? []]" +
+		".map((e) => e.textContent).filter((x) => x !== '–').map((x) => parseFloat(x) / (x.endsWith(' ms') ? 1000 : 1))"
+	p.await(fmt.Sprintf("((found) => found.length && Math.max(...found) >= %v && Math.min(...found) <= %v)(%s)", lower, upper, shown))
+	p.await(fmt.Sprintf("%s.every((x) => x <= %v)", shown, upper))
+}
+
+// A code of a device that somebody else approved meanwhile admits nobody again, and after too many wrong codes the page
+// names what else leads on.
+func TestAdmissionElsewhere(t *testing.T) {
+	long(t)
+	t.Parallel()
+	b := start(t)
+	n := programs.Start(t, "--admission", "approve")
+	code := waits(t, n.Info.OTA, first)
+	p := b.open(t, n, n.Token(t), "/console/admissions")
+	p.expect(403, 404)
+	p.shows(first)
+	if err := n.Approve(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	p.fill("#code", code+"\r")
+	p.await("!!document.querySelector('form.card .problem')")
+	p.shows("No device waits.")
+
+	const second = "02:f1:ee:00:00:01"
+	right := waits(t, n.Info.OTA, second)
+	wrong := "000000"
+	if right == wrong {
+		wrong = "111111"
+	}
+	for tries := 0; p.eval("!!document.querySelector('form.card .problem')?.innerText.includes('too many wrong codes')") != true; tries++ {
+		if tries > 50 {
+			t.Fatal("codes can be guessed without a limit")
+		}
+		sent := p.sent("POST /v1/devices/")
+		p.fill("#code", wrong+"\r")
+		n.Await(t, "the code is sent", wait, func() bool { return p.sent("POST /v1/devices/") > sent })
+		p.await("!!document.querySelector('form.card .problem')")
+	}
+	p.fill("#code", right+"\r") // not even this one, for a minute
+	p.shows("approve the device by its id")
+	if d, err := n.Device(t.Context(), second); err == nil && d.State != "pending" {
+		t.Errorf("it is %s", d.State)
+	}
+	p.await("[...document.querySelectorAll('tbody button')].some((b) => b.textContent === 'Approve')")
+	p.eval("[...document.querySelectorAll('tbody button')].find((b) => b.textContent === 'Approve').click()")
+	n.Await(t, "it is a member", wait, func() bool { d, err := n.Device(t.Context(), second); return err == nil && d.State != "pending" })
+}
+
+// The record of decisions is verified, and its export is what the command line exports.
+func TestAuditExport(t *testing.T) {
+	long(t)
+	b := start(t)
+	n := fleet(t, 1)
+	for range 3 {
+		if _, err := n.Call(t.Context(), first, "self.get_device_status", apiclient.CallRequest{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := b.openAt(t, n.Info.API, n.Token(t), "/console/audit", `{
+		const make = URL.createObjectURL;
+		URL.createObjectURL = (blob) => { blob.text().then((text) => { window.exported = text; }); return make(blob); };
+	}`)
+	p.await("document.querySelectorAll('tbody tr').length >= 3")
+	p.click("Verify the record")
+	p.await("/The record is complete: [1-9]\\d* entr(y|ies) verified/.test(document.body.innerText)")
+	command, errs, status := n.Command(t, "audit", "export", "-")
+	p.click("Export")
+	p.await("window.exported?.length > 0")
+	exported := fmt.Sprint(p.eval("window.exported"))
+	// What came after the first export is at the end of the second: both begin alike, entry by entry.
+	first, second := entries(command), entries(exported)
+	if status != 0 || len(first) < 3 || len(second) < len(first) {
+		t.Fatalf("%d and %d entries, status %d: %s", len(first), len(second), status, errs)
+	}
+	for i := range first {
+		if first[i] != second[i] {
+			t.Fatalf("line %d of the command line: %s; of the page: %s", i+1, first[i], second[i])
+		}
+	}
+}
+
+// entries are the lines of an export that are entries, which have an instant and a place in their run.
+func entries(text string) (found []string) {
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, `"seq":`) && strings.Contains(line, `"at":`) {
+			found = append(found, strings.TrimSpace(line))
+		}
+	}
+	return found
+}
+
+// Of a hundred lists of tools any two can be compared, and of a tool only what differs is shown.
+func TestManyVersions(t *testing.T) {
+	long(t)
+	b := start(t)
+	n := fleet(t, 1)
+	schema := func(most int) string {
+		return fmt.Sprintf(`{"items":[{"name":"level","description":"the same words","inputSchema":{"type":"object","properties":{"volume":{"type":"integer","minimum":0,"maximum":%d}}}},{"name":"other","inputSchema":{"type":"object"}}]}`, most)
+	}
+	front := before(t, n, func(w http.ResponseWriter, r *http.Request) bool {
+		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Path == "/v1/devices/"+first+"/catalogs" {
+			var items []string
+			for i := range 100 {
+				items = append(items, fmt.Sprintf(`{"catalog":"%064d","since":"2026-11-24T00:%02d:%02dZ","firmware":"2.4.%d"}`, 100-i, (100-i)/60, (100-i)%60, i))
+			}
+			_, _ = fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(items, ",")) // the browser is gone if this fails
+			return true
+		}
+		if name, ok := strings.CutPrefix(r.URL.Path, "/v1/catalogs/"); ok {
+			number, err := strconv.Atoi(strings.TrimLeft(name, "0"))
+			if err != nil {
+				t.Error(err)
+			}
+			_, _ = fmt.Fprint(w, schema(number))
+			return true
+		}
+		w.Header().Del("Content-Type")
+		return false
+	})
+	p := b.openAt(t, front.URL, n.Token(t), "/console/devices/"+first+"/catalog")
+	difference := func(old, fresh int) {
+		t.Helper()
+		p.await(fmt.Sprintf("document.querySelector('[data-test=diff]')?.innerText.includes('\"maximum\": %d') && document.querySelector('[data-test=diff]').innerText.includes('\"maximum\": %d')", old, fresh))
+		shown := fmt.Sprint(p.eval("document.querySelector('[data-test=diff]').innerText"))
+		if strings.Count(shown, "changed") != 1 || strings.Contains(shown, "the same words") || strings.Contains(shown, "other") {
+			t.Errorf("the difference is %s", shown)
+		}
+	}
+	difference(99, 100)
+	if n := p.number("document.querySelectorAll('main select')[1].options.length"); n != 100 {
+		t.Errorf("%d versions to choose from", n)
+	}
+	p.eval("(() => { const s = document.querySelectorAll('main select')[1]; s.value = s.options[99].value; s.dispatchEvent(new Event('change', { bubbles: true })) })()")
+	difference(1, 100)
+	if nodes := p.number("document.querySelectorAll('*').length"); nodes > maxNodes {
+		t.Errorf("%d elements", nodes)
+	}
+}
+
+// A start of a node is marked in the plots.
+func TestStartsInPlots(t *testing.T) {
+	long(t)
+	t.Parallel()
+	b := start(t)
+	n := fleet(t, 1)
+	n.Stop(t)
+	n.Run(t)
+	var without atomic.Bool
+	front := before(t, n, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/v1/stats" || !without.Load() {
+			return false
+		}
+		s, err := n.Stats(t.Context(), time.Now().Add(-time.Hour), 0)
+		if err != nil {
+			t.Error(err)
+		}
+		s.Starts = []api.NodeStart{}
+		for _, series := range s.Series {
+			if series.Name == "online" && series.Value == "mqtt" {
+				mean := 4.6
+				series.Points[len(series.Points)-1] = &mean
+			}
+		}
+		return respond(t, w, http.StatusOK, s.Stats)
+	})
+	// A mark is a dashed line; the series of a plot are not drawn point by point.
+	p := b.openAt(t, front.URL, n.Token(t), "/console/stats", `{
+		const real = CanvasRenderingContext2D.prototype.moveTo;
+		window.marks = 0;
+		CanvasRenderingContext2D.prototype.moveTo = function (x, y) { if (this.getLineDash().join() === "3,3") window.marks++; return real.call(this, x, y); };
+	}`)
+	p.await("document.querySelectorAll('figure.plot canvas').length > 5 && window.marks >= document.querySelectorAll('figure.plot canvas').length")
+	without.Store(true)
+	p.visit("/console/stats")
+	p.await("document.querySelectorAll('figure.plot canvas').length > 5")
+	if marks := p.number("window.marks"); marks != 0 {
+		t.Errorf("%d marks of no start", marks)
+	}
+	p.await("document.querySelector('figure.plot').innerText.includes('now 5, most 5')") // 4.6 on average in this step
 }

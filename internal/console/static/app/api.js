@@ -99,7 +99,7 @@ export async function send(method, url, options = {}) {
     if (response.ok) return response;
     const problem = await response.json().catch(() => ({ title: response.statusText }));
     if (response.status === 401 && handlers.ask && !options.public) {
-      if (key.get() === used) await askForKey(used ? problem.detail : "");
+      if (key.get() === used) await askForKey(!!used);
       if (options.signal?.aborted) throw new DOMException("left the page", "AbortError");
       continue;
     }

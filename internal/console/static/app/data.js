@@ -2,19 +2,20 @@
 import { useEffect, useReducer, useRef, useState } from "./html.js";
 import * as stream from "./stream.js";
 
-const FIRST_RETRY = 2_000, LAST_RETRY = 30_000;
 const REFETCH = 2_000; // at most once in this time after changes
 export const KEY_CHANGED = "fleetd.key"; // an event of the window
+export const STORED = 2_000; // after this a change is in the database
 const SLOW = 300; // a load that takes longer shows that it does
 
 // useData loads with load(signal) when one of deps changed, and again on reload(). Data stays while an error is shown;
 // what may pass by itself (503, no connection) is tried again, ever more slowly. Leaving the page ends the request.
-export function useData(load, deps, { every } = {}) {
+// An answer may be older than the change that soon() reports: with settle, it is read once more so long after the last one.
+export function useData(load, deps, { every, settle } = {}) {
   const [result, set] = useState({ data: null, error: null, at: 0, slow: false });
   const control = useRef(null);
   useEffect(() => {
     const ended = new AbortController();
-    let timer = 0, running = false, again = false, delay = FIRST_RETRY, lastAt = 0;
+    let timer = 0, settling = 0, running = false, again = false, delay = stream.FIRST_RETRY, lastAt = 0;
     set((r) => ({ ...r, error: null, stale: true }));
     async function run() {
       clearTimeout(timer);
@@ -28,15 +29,15 @@ export function useData(load, deps, { every } = {}) {
       try {
         const data = await load(ended.signal);
         if (ended.signal.aborted) return;
-        delay = FIRST_RETRY;
+        delay = stream.FIRST_RETRY;
         set({ data, error: null, at: Date.now(), slow: false });
         if (every) timer = setTimeout(() => !document.hidden && run(), every);
       } catch (error) {
         if (ended.signal.aborted) return;
         if (error.name !== "AbortError") set((r) => ({ ...r, error, slow: false, stale: false, data: r.stale ? null : r.data }));
         if (error.status === 503 || error.status === 0) {
-          timer = setTimeout(run, delay * (0.75 + Math.random() / 2));
-          delay = Math.min(LAST_RETRY, delay * 2);
+          timer = setTimeout(run, stream.spread(delay));
+          delay = stream.longer(delay);
         }
       } finally {
         clearTimeout(slow);
@@ -49,6 +50,8 @@ export function useData(load, deps, { every } = {}) {
     }
     // soon is reload for changes that come in masses.
     const soon = () => {
+      clearTimeout(settling);
+      if (settle) settling = setTimeout(run, settle);
       if (running) again = true;
       else {
         clearTimeout(timer);
@@ -63,6 +66,7 @@ export function useData(load, deps, { every } = {}) {
     return () => {
       ended.abort();
       clearTimeout(timer);
+      clearTimeout(settling);
       document.removeEventListener("visibilitychange", shown);
       removeEventListener(KEY_CHANGED, run);
     };
@@ -75,6 +79,48 @@ export function useData(load, deps, { every } = {}) {
   };
 }
 
+// useFeed adds rows, which have a key, to a list that is newest first and keeps so many. A row may come twice, because
+// the stream collects events for a moment and the list was read meanwhile. While the feed is paused, the rows on the page
+// stay as they are, even if rows are missing: what came since is added when it goes on, unless one of deps has changed: then
+// the list is another one.
+export function useFeed(list, keep, deps = []) {
+  const [paused, setPaused] = useState(false);
+  const [, redraw] = useReducer((n) => n + 1, 0);
+  const held = useRef([]), missed = useRef(false);
+  const forget = () => {
+    held.current = [];
+    missed.current = false;
+  };
+  useEffect(() => forget, deps);
+  const show = (rows) => rows.length && list.patch((before) => {
+    const known = new Set(before.map((row) => row.key));
+    return [...rows.filter((row) => !known.has(row.key)), ...before].slice(0, keep);
+  });
+  return {
+    paused,
+    held: held.current.length,
+    add(rows) {
+      if (!paused) show(rows);
+      else if (rows.length) {
+        held.current = [...rows, ...held.current].slice(0, keep);
+        redraw();
+      }
+    },
+    gap() {
+      if (paused) missed.current = true;
+      else list.soon();
+    },
+    toggle() {
+      if (paused) {
+        show(held.current);
+        if (missed.current) list.reload();
+        forget();
+      }
+      setPaused(!paused);
+    },
+  };
+}
+
 // useEvents calls each with every message of the stream while the page is shown.
 export function useEvents(each) {
   const latest = useRef(each);
@@ -83,9 +129,13 @@ export function useEvents(each) {
 }
 
 export function useStreamState() {
-  const [, redraw] = useReducer((n) => n + 1, 0);
-  useEvents((message) => message.status && redraw());
-  return stream.state();
+  const [state, set] = useState(stream.state());
+  useEffect(() => {
+    const look = () => set(stream.state());
+    look(); // another tab may have answered before this one listened
+    return stream.subscribe(look);
+  }, []);
+  return state;
 }
 
 // useTick draws again every interval, for ages.

@@ -21,9 +21,9 @@ export function fields(schema) {
   return found;
 }
 
-// encode writes arguments as JSON text, so that no name becomes a property of an object of ours, and an integer past
+// encodeForm writes arguments as JSON text, so that no name becomes a property of an object of ours, and an integer past
 // 2^53 is sent as it was typed. faults is a Map from name to a sentence.
-export function encode(list, values) {
+export function encodeForm(list, values) {
   const faults = new Map();
   const members = [];
   for (const field of list) {

@@ -7,25 +7,27 @@ import { Link, go, ROOT, to, useRoute } from "./route.js";
 import { s } from "./strings.js";
 import * as stream from "./stream.js";
 import { KEY_CHANGED, useStreamState, useTick } from "./data.js";
-import { Empty, Page } from "./ui.js";
+import { Denied, Empty, Page } from "./ui.js";
 import { line } from "./untrusted.js";
 import { Overview } from "./pages/overview.js";
 import { Devices } from "./pages/devices.js";
 import { Device } from "./pages/device.js";
 import { Admissions } from "./pages/admissions.js";
-import { Jobs, Job, NewJob } from "./pages/jobs.js";
+import { Jobs, Job } from "./pages/jobs.js";
+import { NewJob } from "./pages/newjob.js";
 import { Events } from "./pages/events.js";
 import { Audit } from "./pages/audit.js";
 import { Access } from "./pages/access.js";
 import { Nodes, Doctor } from "./pages/nodes.js";
 import { Stats } from "./pages/stats.js";
 import { Call } from "./pages/call.js";
+import { Webhooks } from "./pages/webhooks.js";
 
 // PAGES are the entries of the navigation: name, path, and the scope that they need. The first four and "more" are
 // the bar of a phone.
 const PAGES = [
   ["overview", [], "devices:read"], ["devices", ["devices"], "devices:read"], ["jobs", ["jobs"], "jobs:read"], ["events", ["events"], "events:read"],
-  ["admissions", ["admissions"], "devices:write"], ["stats", ["stats"], "devices:read"], ["audit", ["audit"], "admin"], ["access", ["access"], "admin"],
+  ["admissions", ["admissions"], "devices:write"], ["stats", ["stats"], "devices:read"], ["webhooks", ["webhooks"], "webhooks"], ["audit", ["audit"], "admin"], ["access", ["access"], "admin"],
   ["nodes", ["nodes"], "admin"], ["doctor", ["doctor"], "admin"],
 ];
 
@@ -35,6 +37,8 @@ export const allows = (self, scope) => self.admin || self.scopes.includes(scope)
 
 function choose({ segments: [page, ...rest], query }, self) {
   const common = { query, self, can: (scope) => allows(self, scope) };
+  const [name, , scope] = PAGES.find(([, segments]) => segments[0] === page) || [];
+  if (scope && !allows(self, scope)) return html`<${Page} title=${s.pages[name]} /><${Denied} scope=${scope} />`;
   switch (page) {
     case undefined: return html`<${Overview} ...${common} />`;
     case "devices": return rest.length ? html`<${Device} key=${rest[0]} id=${rest[0]} tab=${rest[1] || ""} ...${common} />` : html`<${Devices} ...${common} />`;
@@ -48,6 +52,7 @@ function choose({ segments: [page, ...rest], query }, self) {
     case "access": return html`<${Access} tab=${rest[0] || ""} ...${common} />`;
     case "nodes": return html`<${Nodes} ...${common} />`;
     case "doctor": return html`<${Doctor} ...${common} />`;
+    case "webhooks": return html`<${Webhooks} ...${common} />`;
     case "stats": return html`<${Stats} ...${common} />`;
     case "calls": return html`<${Call} key=${rest[0]} id=${rest[0] || ""} ...${common} />`;
   }
@@ -88,8 +93,9 @@ function Live() {
   return html`<span class=${"live " + state} role="status"><span aria-hidden="true">${state === "live" ? "●" : "○"}</span> ${s.stream[state]}</span>`;
 }
 
-function Search() {
+function Search({ q }) {
   const field = useRef(null);
+  useEffect(() => { field.current.value = q; }, [q]);
   useEffect(() => {
     const press = (event) => {
       if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, [contenteditable]")) return;
@@ -117,7 +123,7 @@ function Frame({ self }) {
   return html`<a class="skip" href="#content" onClick=${skip}>${s.skip}</a>
     <${Navigation} self=${self} page=${route.segments[0]} />
     <div class="body">
-      <header class="bar"><${Search} /><${Live} />
+      <header class="bar"><${Search} q=${(route.segments.join() === "devices" && route.query.get("q")) || ""} /><${Live} />
         <details class="who"><summary>${s.session.signedIn(line(self.name, 40))}</summary><div>
           ${self.expires && html`<p>${s.session.ends(until(self.expires))}</p>`}
           <p class="faint">${self.scopes.join(", ")}</p>
@@ -156,13 +162,17 @@ function App() {
         setTimeout(() => mine === current && identify(), 3000);
       }
     };
-    api.handlers.ask = (reason) => new Promise((done) => setLogin({ reason, done }));
+    api.handlers.ask = (reason) => new Promise((done) => setLogin({ reason: reason === true ? s.login.wrong : reason, done }));
     api.handlers.confirm = (problem, options) => new Promise((done) => setConfirmation({ problem, options, done }));
     api.handlers.changed = () => {
       if (!api.key.get()) setSelf(null);
       identify();
     };
-    redeem().catch((error) => api.handlers.ask(`${s.login.code} (${error.message})`)).then(identify);
+    const begin = () => redeem().catch((error) => api.handlers.ask(`${s.login.code} (${error.message})`)).then(identify);
+    const link = () => { if (coded()) begin().then(() => setLogin((open) => { open?.done(); return null; })); }; // in a tab that shows the console, a link changes the hash alone
+    begin();
+    addEventListener("hashchange", link);
+    return () => removeEventListener("hashchange", link);
   }, []);
 
   const loggedIn = () => { login.done(); setLogin(null); };
@@ -172,9 +182,11 @@ function App() {
     ${confirmation && html`<${Confirmation} ...${confirmation} onDone=${confirmed} />`}`;
 }
 
+const coded = () => new URLSearchParams(location.hash.slice(1)).get("code");
+
 // redeem exchanges the one-time code of `fleetd console` for a key, and removes it from the address and the history.
 async function redeem() {
-  const code = new URLSearchParams(location.hash.slice(1)).get("code");
+  const code = coded();
   if (!code) return;
   history.replaceState(null, "", location.pathname + location.search);
   const made = await api.request("POST", "/v1/console/keys", { body: { code }, public: true });

@@ -13,7 +13,7 @@ export function figure(value, unit) {
   if (value == null) return "–";
   if (unit === "bytes") return bytes(value);
   if (unit === "s") return milliseconds(value * 1000);
-  const digits = value !== 0 && Math.abs(value) < 10 ? 2 : 0;
+  const digits = unit && value !== 0 && Math.abs(value) < 10 ? 2 : 0; // devices are whole
   return (digits ? Number(value.toFixed(digits)).toString() : count(Math.round(value))) + (unit === "1/s" ? "/s" : "");
 }
 
@@ -27,8 +27,8 @@ export function Plot({ title, times, series, unit, marks = [], sync = "fleetd", 
     const plot = new uPlot({
       width: box.current.clientWidth, height: HEIGHT, cursor: { sync: { key: sync }, drag: { x: false, y: false } }, legend: { show: false },
       tzDate: (t) => (utc.get() ? uPlot.tzDate(new Date(t * 1000), "UTC") : new Date(t * 1000)),
-      scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 1, 1e-9) * 1.08] } },
-      axes: [{ ...axis, values: (_, ticks) => ticks.map((at) => clock(at * 1000).slice(...(times.at(-1) - times[0] > 86_400 ? [5, 10] : [11, 16]))) }, { ...axis, size: 64, values: (_, ticks) => ticks.map((v) => figure(v, unit)) }],
+      scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.08] } },
+      axes: [{ ...axis, values: (_, ticks) => ticks.map((at) => clock(at * 1000).slice(...(times.at(-1) - times[0] > 86_400 ? [5, 10] : [11, 16]))) }, { ...axis, size: 64, values: (_, ticks) => ticks.map((v) => (unit || v % 1 === 0 ? figure(v, unit) : "")) }],
       series: [{}, ...series.map((line_, i) => ({ label: line_.name, stroke: COLOURS[i % COLOURS.length][dark ? 1 : 0], width: 1.5, spanGaps: false, dash: i >= COLOURS.length ? [4, 3] : undefined }))],
       hooks: { draw: [(u) => {
         u.ctx.save();

@@ -51,8 +51,7 @@ export function Confirmation({ problem, options, onDone }) {
     onDone(yes);
   };
   return html`<${Dialog} title=${s.confirm.title} onClose=${() => finish(false)}>
-    <p>${line(problem.detail, 400)}</p>
-    ${problem.rule && html`<p>${s.confirm.rule(line(problem.rule))}</p>`}
+    <p>${problem.rule ? s.confirm.rule(line(problem.rule)) : line(problem.detail, 400)}</p>
     ${options.what && html`<p><strong>${line(options.what, 200)}</strong></p>`}
     <${Quoted} pre from=${s.tools.asJSON} text=${typeof options.body === "string" ? options.body : JSON.stringify(options.body, null, 2)} />
     <p class="faint">${left ? s.confirm.left(left) : s.confirm.over}</p>

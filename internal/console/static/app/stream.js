@@ -6,7 +6,8 @@ import { ApiError, key, random, send } from "./api.js";
 
 const HIDDEN = 60_000; // a hidden tab leaves after this
 const BEAT = 2_000, LEASE = 5_000; // the lease is renewed and ends
-const FIRST_RETRY = 2_000, LAST_RETRY = 30_000;
+export const FIRST_RETRY = 2_000;
+const LAST_RETRY = 30_000;
 
 const tab = random();
 const listeners = new Set();
@@ -14,7 +15,7 @@ let member = null; // of the present key, while this tab takes part
 let identity = "";
 let status = { state: "off", at: 0 };
 let hiding = 0;
-let followed = false; // the present key's stream was live before
+let followed = false; // the stream of the present key was live before
 
 export const state = () => status;
 
@@ -115,8 +116,8 @@ function join(id) {
       }
       if (ended.signal.aborted) break;
       setState("lost");
-      await sleep(delay * (0.75 + Math.random() / 2), ended.signal);
-      delay = Math.min(LAST_RETRY, delay * 2);
+      await sleep(spread(delay), ended.signal);
+      delay = longer(delay);
     }
   }
 
@@ -161,7 +162,11 @@ async function lease(name, signal, lead) {
   }
 }
 
-const sleep = (ms, signal) => new Promise((resolve) => {
+// Tabs try again ever more slowly, and not all at the same time.
+export const longer = (delay) => Math.min(LAST_RETRY, delay * 2);
+export const spread = (delay) => delay * (0.75 + Math.random() / 2);
+
+export const sleep = (ms, signal) => new Promise((resolve) => {
   const timer = setTimeout(resolve, ms);
   signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
 });

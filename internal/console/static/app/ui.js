@@ -1,7 +1,8 @@
 // What the pages share: titles, problems, tables of facts, dialogs, times.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { ApiError } from "./api.js";
 import { age, clock } from "./format.js";
-import { Link } from "./route.js";
+import { Link, to } from "./route.js";
 import { s } from "./strings.js";
 import { line, Said } from "./untrusted.js";
 
@@ -31,6 +32,9 @@ export function Problem({ error, children }) {
   </div>`;
 }
 
+// Denied is in place of what a key has no scope for.
+export const Denied = ({ scope }) => html`<${Problem} error=${new ApiError(403, { detail: s.problem.scope(scope), code: "forbidden" })} />`;
+
 // Loaded shows what useData has: an error, a sign that it takes long, or the data, with its age if it is old.
 export function Loaded({ from, children }) {
   const { data, error, slow, at } = from;
@@ -57,9 +61,12 @@ export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 export function Dialog({ title, onClose, children }) {
   const dialog = useRef(null);
   useLayoutEffect(() => {
-    const before = document.activeElement;
-    dialog.current.showModal();
-    return () => before?.isConnected && before.focus();
+    const before = document.activeElement, node = dialog.current;
+    node.showModal();
+    return () => {
+      node.close(); // while it is open nothing else takes the focus
+      if (before?.isConnected) before.focus();
+    };
   }, []);
   return html`<dialog ref=${dialog} aria-labelledby="dialog-title" onCancel=${(event) => { event.preventDefault(); onClose?.(); }}>
     <h2 id="dialog-title">${title}</h2>${children}</dialog>`;
@@ -92,16 +99,18 @@ export function Ask({ label, question, phrase, danger, disabled, act }) {
         ${phrase && html`<label>${s.ask.type(line(phrase))}<input autofocus autocomplete="off" value=${typed} onInput=${(e) => setTyped(e.target.value)} /></label>`}
         <${Problem} error=${error} />
         <div class="actions"><button class=${danger ? "danger" : "primary"} disabled=${busy || (phrase && typed !== phrase)}>${label}</button>
-          <button type="button" onClick=${close}>${s.cancel}</button></div>
+          <button type="button" onClick=${close}>${s.ask.back}</button></div>
       </form>
     <//>`}`;
 }
 
-// Act is a button that acts at once and shows what went wrong beside itself.
+// Act is a button that acts at once and shows what went wrong beside itself. While it acts it keeps the focus, as a
+// disabled one would not.
 export function Act({ label, act, primary, disabled }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const click = async () => {
+    if (busy) return;
     setBusy(true);
     setError(null);
     try {
@@ -112,14 +121,17 @@ export function Act({ label, act, primary, disabled }) {
       setBusy(false);
     }
   };
-  return html`<button type="button" class=${primary ? "primary" : ""} disabled=${disabled || busy} onClick=${click}>${label}</button><${Problem} error=${error} />`;
+  return html`<button type="button" class=${primary ? "primary" : ""} disabled=${disabled} aria-disabled=${busy ? "true" : null} onClick=${click}>${label}</button><${Problem} error=${error} />`;
 }
+
+// Pause holds the rows of a feed back, and counts those that wait.
+export const Pause = ({ feed }) => html`<button type="button" onClick=${feed.toggle}>${feed.paused ? `${s.feed.resume} (${s.feed.waiting(feed.held)})` : s.feed.pause}</button>`;
 
 // Command shows what would do the same on the command line. Copying by script needs a secure context.
 export function Command({ cli, method = "GET", url, body }) {
   const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const curl = url && `curl -H "Authorization: Bearer $FLEETD_KEY"${method === "GET" ? "" : ` -X ${method}`}${body ? ` -d ${quote(JSON.stringify(body))}` : ""} ${quote(location.origin + url)}`;
-  return html`<details class="command"><summary>${s.command.title}</summary>
+  return html`<details><summary>${s.command.title}</summary>
     ${[cli, curl].filter(Boolean).map((text) => html`<${Copyable} key=${text} text=${text} />`)}</details>`;
 }
 
@@ -138,4 +150,7 @@ export const Pager = ({ next, onCursor, cursor }) => (next || cursor) && html`<n
   ${cursor && html`<button type="button" onClick=${() => onCursor("")}>${s.pager.first}</button>`}
   ${next && html`<button type="button" onClick=${() => onCursor(next)}>${s.pager.next}</button>`}</nav>`;
 
-export const Labels = ({ labels }) => Object.entries(labels || {}).map(([name, value]) => html`<span class="label" key=${name}><${Said} text=${`${name}=${value}`} max=${60} /></span>`);
+export const Labels = ({ labels }) => Object.entries(labels || {}).map(([name, value]) => html`<${LabelLink} key=${name} name=${name} value=${value} />`);
+
+// LabelLink leads to the devices with the same label.
+export const LabelLink = ({ name, value, max = 60 }) => html`<${Link} class="label" href=${to(["devices"], { label: `${name}=${value}` })}>${line(`${name}=${value}`, max)}<//>`;

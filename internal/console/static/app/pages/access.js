@@ -36,7 +36,7 @@ function Keys({ query }) {
     ${made && html`<section class="notice warn" data-test="token"><p>${s.access.token} <bdi>${line(made.name)}</bdi></p><${Copyable} text=${made.token} /><button type="button" onClick=${() => setMade(null)}>${s.close}</button></section>`}
     ${told && html`<p class="notice" role="status">${told}</p>`}<p class="faint">${s.access.consoleKey}</p>
     <${Loaded} from=${list}>${({ items }) => (items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.access.keyColumns.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}<th scope="col">${s.access.revoke}</th></tr></thead><tbody>${items.map((k) => html`<tr key=${k.id}>
-      <td class="first"><${Said} text=${k.name} max=${60} /> <small>${k.id}</small></td><td>${line(k.scopes.join(", "), 200)}</td><td><bdi>${line(limits(k.devices) || s.all, 100)}</bdi></td><td><bdi>${line(k.tools.join(", ") || s.all, 100)}</bdi></td>
+      <td class="first"><${Said} text=${k.name} max=${60} /> <small>${k.id}</small></td><td class="names">${line(k.scopes.join(", "), 200)}</td><td><bdi>${line(limits(k.devices) || s.jobs.allDevices, 100)}</bdi></td><td class="names"><bdi>${line(k.tools.join(", ") || s.tools.back, 100)}</bdi></td>
       <td><${Outcome} tone=${k.state === "valid" ? "good" : "neutral"}>${s.access.states[k.state]}<//></td><td>${k.expires ? html`<${Time} at=${k.expires} exact />` : s.access.never}</td>
       <td>${k.state === "valid" && html`<${Ask} label=${s.access.revoke} question=${s.access.revokeAsk(line(k.name))} danger act=${revoke(k)} />`}</td></tr>`)}</tbody></table></div>` : html`<${Empty}>${s.access.noKeys}<//>`)}<//>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />
@@ -74,6 +74,9 @@ function NewKey({ onClose, onMade }) {
 // document leaves out what the API adds to a policy.
 const document_ = ({ version, changed, by, warnings, ...rest }) => JSON.stringify(rest, null, 2);
 
+// EXAMPLE is a rule to begin with.
+const EXAMPLE = JSON.stringify({ rules: [{ name: "ask before a photo", tools: ["self.camera.*"], action: "confirm" }] }, null, 2);
+
 function Policy({ query }) {
   const policy = useData((signal) => get("/v1/policy", signal), []);
   const versions = useData((signal) => get("/v1/policy/versions" + encode({ limit: 100 }), signal), [policy.data?.version]);
@@ -104,6 +107,7 @@ function Policy({ query }) {
   };
   const old = query.get("version");
   return html`<p>${s.access.policyLead}</p>
+    <details><summary>${s.access.example}</summary><p>${s.access.exampleLead}</p><${Copyable} text=${EXAMPLE} /></details>
     ${edit && html`<form class="card" onSubmit=${save}><div class="field wide-field"><label for="policy">${s.access.version(edit.base)}</label><textarea id="policy" class="mono" rows="16" spellcheck=${false} value=${edit.text} onInput=${(e) => setEdit({ ...edit, text: e.target.value })}></textarea></div>
       ${message && html`<p role="status">${line(message, 400)}</p>`}<${Problem} error=${error} /><div class="actions"><button class="primary">${s.save}</button><button type="button" onClick=${load}>${s.refresh}</button></div></form>`}
     <section class="card"><h2>${s.access.versions}</h2><${Loaded} from=${versions}>${({ items }) => html`<ol class="log">${items.map((v) => html`<li key=${v.version}><span>${clock(v.changed)}</span><span><${Link} href=${to(["access", "policy"], { version: String(v.version) })}>${s.access.version(v.version)}<//> ${line(v.by ?? "", 60)}</span></li>`)}</ol>`}<//>
@@ -143,6 +147,6 @@ function Explain({ query }) {
   return html`<form class="card" onSubmit=${submit}><div class="row">${["key", "device", "tool"].map((name) => html`<label key=${name}>${s.access[name]}<input name=${name} defaultValue=${asked[name]} required spellcheck=${false} /></label>`)}
       <label>${s.access.via}<select name="via" defaultValue=${asked.via}>${WAYS.map((w) => html`<option key=${w} selected=${w === asked.via}>${w}</option>`)}</select></label><button class="primary">${s.access.explain}</button></div></form>
     <${Problem} error=${found.error} />${found.data && html`<section class="card"><p><${Outcome} tone=${found.data.action === "allow" ? "good" : found.data.action === "deny" ? "bad" : "neutral"}>${line(found.data.action, 20)}<//> <code>${line(found.data.rule ?? "", 60)}</code> ${line(found.data.detail ?? "", 300)}</p>
-      <div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table><thead><tr>${s.access.steps.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead><tbody>${(found.data.steps || []).map((x, i) => html`<tr key=${i}><td><bdi>${line(x.rule, 60)}</bdi></td><td>${line(x.verdict, 40)} ${x.action && html`<small>${x.action}</small>`}</td><td>${line(x.why ?? "", 200)}</td></tr>`)}</tbody></table></div></section>`}
+      <div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.access.steps.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead><tbody>${(found.data.steps || []).map((x, i) => html`<tr key=${i}><td class="first"><bdi>${line(x.rule, 60)}</bdi></td><td>${line(x.verdict, 40)} ${x.action && html`<small>${x.action}</small>`}</td><td>${line(x.why ?? "", 200)}</td></tr>`)}</tbody></table></div></section>`}
     ${ready && html`<${Command} cli=${`fleetd policy explain --key ${asked.key} --device ${asked.device} --tool ${asked.tool}`} url=${"/v1/policy/explain" + encode(asked)} />`}`;
 }

@@ -23,7 +23,7 @@ export function Admissions({ query }) {
       <td><${Said} text=${d.board} max=${40} /></td><td><${Said} text=${d.firmware} max=${24} /></td><td><${Time} at=${d.waiting_since ?? d.last_seen ?? d.first_seen} /></td>
       <td><${Act} label=${s.admissions.approve} primary act=${() => approve(d.id)} /> <${Ask} label=${s.admissions.refuse} question=${s.deviceAccess.revokeAsk} danger act=${() => revoke(d.id)} /></td></tr>`)}</tbody></table></div>` : html`<${Empty}>${s.admissions.none}<//>`)}<//></section>
     ${strangers.data && html`<section><h2>${s.admissions.strangers}</h2>${strangers.data.items?.length ? html`<ol class="log">${strangers.data.items.map((r, i) => html`<li key=${i}><span>${clock(r.at)}</span>
-      <span><bdi>${line(r.device, 80)}</bdi> ${line([r.cause || r.kind, r.text, r.address, r.count > 1 && s.times(r.count)].filter(Boolean).join(" · "), 240)}</span></li>`)}</ol>` : html`<${Empty}>${s.admissions.noStrangers}<//>`}</section>`}
+      <span>${r.device && html`<${Link} href=${to(["devices", r.device])}><bdi>${line(r.device, 80)}</bdi><//>`} ${line([r.cause || r.kind, r.text, r.address, r.count > 1 && s.times(r.count)].filter(Boolean).join(" · "), 240)}</span></li>`)}</ol>` : html`<${Empty}>${s.admissions.noStrangers}<//>`}</section>`}
     <${Command} cli="fleetd devices approve CODE" method="POST" url="/v1/devices/CODE/approve" />`;
 }
 
@@ -51,6 +51,6 @@ function Code({ onApproved }) {
     }
   };
   return html`<form class="card" onSubmit=${submit}><div class="field"><label for="code">${s.admissions.code} <small>(${s.admissions.codeHint})</small></label>
-    <input id="code" inputmode="numeric" autocomplete="one-time-code" class="code" value=${code} onInput=${(e) => setCode(e.target.value)} /></div>
+    <input id="code" inputmode="numeric" autocomplete="one-time-code" value=${code} onInput=${(e) => setCode(e.target.value)} /></div>
     <button class="primary">${s.admissions.approve}</button><p role="status">${message}</p><${Problem} error=${error} /></form>`;
 }

@@ -17,8 +17,8 @@ export function Catalogs({ device, query }) {
     const newer = known(query.get("new")) || items[0].catalog;
     const older = known(query.get("old")) || items.find((v) => v.catalog !== newer)?.catalog || "";
     const choice = (name, value) => html`<select aria-label=${name === "new" ? s.catalog.compare : s.catalog.with} value=${value} onChange=${(e) => setQuery({ [name]: e.target.value, cursor })}>
-      ${items.map((v, i) => html`<option key=${i} value=${v.catalog}>${`${clock(v.since)} · ${line(v.firmware, 20)} · ${v.catalog.slice(0, 8)}`}</option>`)}</select>`;
-    return html`<div class="row"><label>${s.catalog.compare}${choice("new", newer)}</label><label>${s.catalog.with}${choice("old", older || newer)}</label></div>
+      ${items.map((v, i) => html`<option key=${i} value=${v.catalog}>${`${clock(v.since)} · ${line(v.firmware, 20)} · ${v.catalog.slice(0, 6)}`}</option>`)}</select>`;
+    return html`<div><label>${s.catalog.compare}${choice("new", newer)}</label><label>${s.catalog.with}${choice("old", older || newer)}</label></div>
       ${older ? html`<${Difference} newer=${newer} older=${older} />` : html`<${Empty}>${s.catalog.one}<//>`}
       <${Pager} next=${next} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />`;
   }}<//>`;

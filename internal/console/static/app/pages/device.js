@@ -6,15 +6,16 @@ import { age, bytes, clock } from "../format.js";
 import { Picture } from "../picture.js";
 import { Link, to } from "../route.js";
 import { s } from "../strings.js";
-import { Act, Command, Facts, Labels, Loaded, Page, Problem, State, Time } from "../ui.js";
+import { Act, Command, Denied, Facts, Labels, Loaded, Page, Problem, State, Time } from "../ui.js";
 import { line, Said } from "../untrusted.js";
 import { Tools } from "./tools.js";
 import { Timeline } from "./timeline.js";
+import { Trace } from "./trace.js";
 import { Catalogs } from "./catalog.js";
 import { Queue, DeviceAccess } from "./deviceaccess.js";
 import { Explanation } from "./call.js";
 
-const TABS = [["", "devices:read"], ["tools", "devices:read"], ["timeline", "events:read"], ["catalog", "devices:read"], ["queue", "jobs:read"], ["access", "devices:write"]];
+const TABS = [["", "devices:read"], ["tools", "devices:read"], ["timeline", "events:read"], ["trace", "events:read"], ["catalog", "devices:read"], ["queue", "jobs:read"], ["access", "devices:write"]];
 
 export function Device({ id, tab, query, self, can }) {
   const device = useData((signal) => get(path("v1", "devices", id), signal), [id]);
@@ -22,22 +23,25 @@ export function Device({ id, tab, query, self, can }) {
   useEvents((message) => {
     if (message.gap || message.omitted || message.events?.some((e) => e.data.device === id && e.type !== "notifications")) device.soon();
   });
+  const [, scope] = TABS.find(([name]) => name === tab) || [];
   const tabs = html`<nav aria-label=${s.device.sections}><ul class="tabs">${TABS.filter(([, scope]) => can(scope)).map(([name]) => html`<li key=${name}>
     <${Link} href=${to(["devices", id, name].filter(Boolean))} aria-current=${name === tab ? "page" : null}>${s.device.tabs[name]}<//></li>`)}</ul></nav>`;
   return html`<${Page} title=${device.data?.name || id} lead=${device.data && html`<${State} state=${device.data.state} />
       <span class="faint">${device.data.state === "online" ? age(device.data.connected_at) : [device.data.offline_reason, device.data.offline_since && age(device.data.offline_since)].filter(Boolean).join(", ")}</span>`} />
     ${tabs}
-    <${Loaded} from=${device}>${(d) => {
+    ${device.error?.status === 404 && can("events:read") && html`<${Explanation} url=${path("v1", "devices", id, "explain")} title=${s.device.explain} />`}
+    ${scope && !can(scope) ? html`<${Denied} scope=${scope} />` : html`<${Loaded} from=${device}>${(d) => {
       const common = { device: d, reload: device.reload, query, self, can };
       switch (tab) {
         case "tools": return html`<${Tools} ...${common} />`;
         case "timeline": return html`<${Timeline} ...${common} />`;
+        case "trace": return html`<${Trace} ...${common} />`;
         case "catalog": return html`<${Catalogs} ...${common} />`;
         case "queue": return html`<${Queue} ...${common} />`;
         case "access": return html`<${DeviceAccess} ...${common} />`;
       }
       return html`<${FactsPage} ...${common} />`;
-    }}<//>`;
+    }}<//>`}`;
 }
 
 function FactsPage({ device: d, reload, can }) {
@@ -53,7 +57,7 @@ function FactsPage({ device: d, reload, can }) {
       [f.transport, d.transport], [f.node, d.state === "online" && d.node],
       [f.connected, d.connected_at && html`<${Time} at=${d.connected_at} exact />`], [f.seen, d.last_seen && html`<${Time} at=${d.last_seen} />`], [f.first, d.first_seen && html`<${Time} at=${d.first_seen} exact />`],
       [f.reason, d.offline_reason], [f.since, d.offline_since && html`<${Time} at=${d.offline_since} exact />`],
-      [f.mcp, html`${s.mcp[d.mcp.state]}${d.mcp.tools ? `, ${s.devices.tools(d.mcp.tools)}` : ""}`], [s.problem.title(400), d.mcp.error && html`<${Said} text=${d.mcp.error} max=${300} />`],
+      [f.mcp, html`${s.mcp[d.mcp.state]}${d.mcp.tools ? `, ${s.devices.tools(d.mcp.tools)}` : ""}`], [s.device.explain, d.mcp.error && html`<${Said} text=${d.mcp.error} max=${300} />`],
       [f.catalog, d.mcp.catalog && html`<${Link} href=${to(["devices", d.id, "catalog"])}><code>${d.mcp.catalog.slice(0, 12)}</code><//>`],
       [f.audio, d.audio.open && s.device.audio(d.audio.packets, d.audio.dropped)], [f.session, d.session_id && html`<code>${line(d.session_id)}</code>`],
       [f.client, d.client_id && html`<code>${line(d.client_id)}</code>`],

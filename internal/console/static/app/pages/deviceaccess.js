@@ -15,8 +15,8 @@ export function Queue({ device, can }) {
   const tasks = useData((signal) => get(path("v1", "devices", device.id, "tasks"), signal), [device.id], { every: 5000 });
   const cancel = (job) => async () => { await request("POST", path("v1", "devices", device.id, "tasks", job, "cancel")); tasks.reload(); };
   return html`<${Loaded} from=${tasks}>${({ items }) => (items.length ? html`<ol class="log">${items.map((t) => html`<li key=${t.job + t.round}>
-      <span>${t.due_at && html`<${Time} at=${t.due_at} exact />`}</span><span><${Link} href=${to(["jobs", t.job])}>${t.job}<//> <${TaskState} task=${t} />
-      ${t.reason && html` ${s.queue.reason} ${s.jobs.reasons[t.reason] || t.reason}`} ${can("jobs") && t.state === "waiting" && html`<${Act} label=${s.queue.cancel} act=${cancel(t.job)} />`}</span></li>`)}</ol>` : html`<${Empty}>${s.queue.empty}<//>`)}<//>
+      <span><${Time} at=${t.due_at} exact /></span><span><${Link} href=${to(["jobs", t.job])}>${t.job}<//> <${TaskState} task=${t} />
+      ${t.reason && html` · ${s.jobs.reasons[t.reason] || t.reason}`} ${can("jobs") && t.state === "waiting" && html`<${Act} label=${s.queue.cancel} act=${cancel(t.job)} />`}</span></li>`)}</ol>` : html`<${Empty}>${s.queue.empty}<//>`)}<//>
     <${Command} cli=${`fleetd queue ${device.id}`} url=${path("v1", "devices", device.id, "tasks")} />`;
 }
 

@@ -1,16 +1,17 @@
 // Which devices are there, and how are they? The server pages, filters and counts; the stream patches rows on screen.
 import { html, useRef, useState } from "../html.js";
 import { download, get, query as encode } from "../api.js";
-import { useData, useEvents, useTick } from "../data.js";
+import { STORED, useData, useEvents, useTick } from "../data.js";
 import { age, count, term } from "../format.js";
 import { go, Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
-import { Command, Empty, Labels, Loaded, Page, Pager, State } from "../ui.js";
+import { Command, Empty, LabelLink, Loaded, Page, Pager, State } from "../ui.js";
 import { line, Said } from "../untrusted.js";
 
 const FILTERS = ["state", "reason", "board", "firmware", "transport", "node", "label", "q", "select"];
 const FACETS = [["state", "state"], ["reason", "offline_reason"], ["transport", "transport"], ["board", "board"], ["firmware", "firmware"]];
 const SAVED = "fleetd.filters";
+const COUNTED = 11_000; // after this no counts from before a change are reused
 const CHIPS = 8; // values of a facet that are shown, the most frequent first
 
 // selection writes the filters of a URL, without some of them, as one selector.
@@ -25,9 +26,9 @@ export function selection(query, without = []) {
 export function Devices({ query, can }) {
   const select = selection(query);
   const cursor = query.get("cursor") || "", sort = query.get("sort") || "id", q = query.get("q") || "";
-  const list = useData((signal) => get("/v1/devices" + encode({ select, q, sort, cursor, limit: 100 }), signal), [select, q, sort, cursor]);
+  const list = useData((signal) => get("/v1/devices" + encode({ select, q, sort, cursor, limit: 100 }), signal), [select, q, sort, cursor], { settle: STORED });
   const counted = selection(query, ["state"]);
-  const fleet = useData((signal) => get("/v1/fleet" + encode({ select: counted }), signal), [counted]);
+  const fleet = useData((signal) => get("/v1/fleet" + encode({ select: counted }), signal), [counted], { settle: counted ? COUNTED : STORED });
   const changed = useRef(new Set());
   const [changes, setChanges] = useState(0);
   useTick();
@@ -54,18 +55,17 @@ export function Devices({ query, can }) {
     fleet.reload();
   };
 
-  const total = fleet.data && (query.get("state") ? fleet.data.state[query.get("state")] ?? 0 : fleet.data.total);
+  // The counts are without the search: of its results only a single page is counted.
+  const found = list.data && !cursor && !list.data.next_cursor ? list.data.items.length : null;
+  const total = q ? found : fleet.data && (query.get("state") ? fleet.data.state[query.get("state")] ?? 0 : fleet.data.total);
   return html`<${Page} title=${s.devices.title} lead=${total != null && html`<span class="faint" data-test="total">${s.devices.counted(total)}</span>`} />
     <${Filters} query=${query} fleet=${fleet.data} />
     ${changes > 0 && html`<p class="changed"><button type="button" class="primary" onClick=${refresh}>${s.devices.changed(changes)}</button></p>`}
     <${Loaded} from=${list}>${({ items, next_cursor: next }) => (items.length || next
       ? html`${!items.length && html`<p class="notice">${s.devices.partial}</p>`}<${Table} items=${items} />`
-      : html`<${Nothing} filtered=${FILTERS.some((name) => query.get(name))} />`)}<//>
+      : html`<${Nothing} q=${q} filtered=${FILTERS.some((name) => query.get(name))} />`)}<//>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />
-    <div class="actions">
-      ${can("jobs") && html`<${Link} class="button" href=${to(["jobs", "new"], { select })}>${s.devices.job}<//>`}
-      <${Export} select=${select} />
-    </div>
+    ${!q && html`<div class="actions">${can("jobs") && html`<${Link} class="button" href=${to(["jobs", "new"], { select })}>${s.devices.job}<//>`}<${Export} select=${select} /></div>`}
     <${Command} cli=${`fleetd devices${select ? ` '${select.replaceAll("'", "'\\''")}'` : ""}`} url=${"/v1/devices" + encode({ select, q, sort })} />`;
 }
 
@@ -85,7 +85,7 @@ const Table = ({ items }) => html`<div class="scroll" tabindex="0" role="region"
     <td>${d.board && html`<${Said} text=${d.board} max=${40} />`}</td><td>${d.firmware && html`<${Said} text=${d.firmware} max=${24} />`}</td><td>${d.transport}</td>
     <td>${d.mcp.tools ? s.devices.tools(d.mcp.tools) : ""}${d.state === "online" && d.mcp.state !== "ready" && html` <small>${s.mcp[d.mcp.state]}</small>`}</td>
     <td>${d.state === "online" && d.node}</td>
-    <td>${Object.entries(d.labels).slice(0, 4).map(([k, v]) => html`<bdi class="label" key=${k}>${line(`${k}=${v}`, 32)}</bdi>`)}</td></tr>`)}</tbody></table></div>`;
+    <td>${Object.entries(d.labels).slice(0, 4).map(([k, v]) => html`<${LabelLink} key=${k} name=${k} value=${v} max=${32} />`)}</td></tr>`)}</tbody></table></div>`;
 
 function stateDetail(d) {
   if (d.state === "online") return d.connected_at && age(d.connected_at);
@@ -93,8 +93,11 @@ function stateDetail(d) {
   return "";
 }
 
-function Nothing({ filtered }) {
-  return html`<${Empty}>${s.devices.empty} ${!filtered && s.devices.emptyOTA} ${filtered && html`<${Link} href=${to(["devices"])}>${s.devices.clear}<//>`}<//>`;
+const ID = /^([0-9a-f]{2}[:-]?){5}[0-9a-f]{2}$/i;
+
+// Nothing leads on: a device that was searched by its id has a page, which says why it is not here.
+function Nothing({ q, filtered }) {
+  return html`<${Empty}>${ID.test(q) && html`<${Link} href=${to(["devices", q])}>${q}<//> ${s.devices.absent} `}${s.devices.empty} ${!filtered && s.devices.emptyOTA} ${filtered && html`<${Link} href=${to(["devices"])}>${s.devices.clear}<//>`}<//>`;
 }
 
 function Filters({ query, fleet }) {

@@ -1,12 +1,12 @@
 // What happens now, over the whole fleet.
-import { html, useRef, useState } from "../html.js";
+import { html, useState } from "../html.js";
 import { now, query as encode, send } from "../api.js";
-import { useData, useEvents } from "../data.js";
+import { useData, useEvents, useFeed } from "../data.js";
 import { clock } from "../format.js";
 import { Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
 import { parse } from "../stream.js";
-import { Command, Empty, Loaded, Page } from "../ui.js";
+import { Command, Empty, Loaded, Page, Pause } from "../ui.js";
 import { line } from "../untrusted.js";
 
 const KEEP = 1000, SHOWN = 250;
@@ -57,31 +57,21 @@ export function describe(type, data) {
   return [word, data.job, data.state, data.outcome, data.reason].filter(Boolean).join(" · ");
 }
 
+// identity is the same for an event wherever it was read.
+export const identity = (type, data) => [type, data.device, data.job, data.round, data.attempt, data.state, data.epoch, data.seq, data.time].join(" ");
+
+export const row = (event) => ({ ...event, key: identity(event.type, event.data) });
+
 export function Events({ query }) {
   const type = query.get("type") || "", device = query.get("device") || "";
-  const [paused, setPaused] = useState(false);
   const [omitted, setOmitted] = useState(0);
-  const waiting = useRef([]);
-  const serial = useRef(0);
-  const number = (e) => ({ ...e, n: ++serial.current });
-  const list = useData(async (signal) => (await recent({ type, device, since: new Date(now() - HISTORY).toISOString() }, KEEP, signal)).map(number).reverse(), [type, device]);
-  const [, redraw] = useState(0);
+  const list = useData(async (signal) => (await recent({ type, device, since: new Date(now() - HISTORY).toISOString() }, KEEP, signal)).map(row).reverse(), [type, device]);
+  const feed = useFeed(list, KEEP, [type, device]);
   useEvents((message) => {
-    if (message.gap) list.soon();
+    if (message.gap) feed.gap();
     if (message.omitted) setOmitted((n) => n + message.omitted);
-    const mine = (message.events || []).filter((e) => (!type || e.type === type || e.type.startsWith(type + ".")) && (!device || e.data.device === device)).map(number).reverse();
-    if (!mine.length) return;
-    if (paused) {
-      waiting.current = [...mine, ...waiting.current].slice(0, KEEP);
-      redraw(waiting.current.length);
-    } else list.patch((rows) => [...mine, ...rows].slice(0, KEEP));
+    feed.add((message.events || []).filter((e) => (!type || e.type === type || e.type.startsWith(type + ".")) && (!device || e.data.device === device)).map(row).reverse());
   });
-  const resume = () => {
-    const held = waiting.current;
-    waiting.current = [];
-    list.patch((rows) => [...held, ...rows].slice(0, KEEP));
-    setPaused(false);
-  };
   const submit = (event) => {
     event.preventDefault();
     setQuery({ device: new FormData(event.target).get("device").trim() });
@@ -90,9 +80,9 @@ export function Events({ query }) {
     <form class="row" onSubmit=${submit}><label>${s.events.type}<select value=${type} onChange=${(e) => setQuery({ type: e.target.value })}>
         <option value="">${s.all}</option>${TYPES.map((t) => html`<option key=${t} value=${t}>${s.events.types[t]}</option>`)}</select></label>
       <label>${s.events.device}<input name="device" value=${device} spellcheck=${false} /></label><button>${s.devices.apply}</button>
-      <button type="button" onClick=${() => (paused ? resume() : setPaused(true))}>${paused ? `${s.events.resume} (${s.timeline.waiting(waiting.current.length)})` : s.events.pause}</button></form>
+      <${Pause} feed=${feed} /></form>
     ${omitted > 0 && html`<p class="notice warn" data-test="omitted">${s.events.omitted(omitted)}</p>`}
-    <${Loaded} from=${list}>${(rows) => (rows.length ? html`<ol class="log">${rows.slice(0, SHOWN).map((e) => html`<${Row} key=${e.n} event=${e} />`)}</ol>` : html`<${Empty}>${s.events.empty}<//>`)}<//>
+    <${Loaded} from=${list}>${(rows) => (rows.length ? html`<ol class="log">${rows.slice(0, SHOWN).map((e) => html`<${Row} key=${e.key} event=${e} />`)}</ol>` : html`<${Empty}>${s.events.empty}<//>`)}<//>
     <${Command} cli=${`fleetd events${device ? ` ${device}` : ""}`} url=${"/v1/events" + encode({ type, device })} />`;
 }
 

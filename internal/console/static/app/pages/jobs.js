@@ -8,8 +8,6 @@ import { s } from "../strings.js";
 import { Act, Ask, Command, Empty, Facts, Loaded, Outcome, Page, Pager, Time } from "../ui.js";
 import { line, Quoted } from "../untrusted.js";
 
-export { NewJob } from "./newjob.js";
-
 const LIVE = 2000; // how often a job that goes on is read
 const OUTCOMES = ["ok", "already", "failed", "unknown", "refused", "expired", "cancelled", "superseded", "gone"];
 const TONES = new Map([["ok", "good"], ["already", "good"], ["failed", "bad"], ["refused", "bad"]]);
@@ -50,6 +48,9 @@ export function Job({ id, query, can }) {
   const job = useData((signal) => get(path("v1", "jobs", id), signal), [id], { every: LIVE });
   const live = job.data && OPEN.has(job.data.state);
   const tasks = useData((signal) => get(path("v1", "jobs", id, "tasks") + encode({ outcome, cursor, limit: 100 }), signal), [id, outcome, cursor, job.data?.state], { every: live ? LIVE : 0 });
+  const ids = tasks.data?.items.map((t) => t.device).join();
+  const named = useData((signal) => (ids ? get("/v1/devices" + encode({ select: `device in (${ids})`, limit: 100 }), signal) : Promise.resolve(null)), [ids]);
+  const names = new Map(named.data?.items.map((d) => [d.id, d.name]));
   useEvents((message) => message.events?.some((e) => e.data.job === id) && job.soon());
   const verb = (name, body = {}) => async () => { await request("POST", path("v1", "jobs", id, name), { body, what: `${name} ${id}` }); job.reload(); tasks.reload(); };
   return html`<${Page} title=${job.data?.spec.note || id} lead=${job.data && html`<${JobState} job=${job.data} />`} />
@@ -68,7 +69,7 @@ export function Job({ id, query, can }) {
           [s.jobs.stage, j.spec.stages?.length > 0 && `${j.stage + 1} / ${j.spec.stages.length}`], [s.jobs.round, j.round > 1 && String(j.round)], [s.jobs.missed, j.missed > 0 && count(j.missed)]]} />
         <details><summary>${s.jobs.spec}</summary><${Quoted} pre from=${line(j.created_by, 60)} text=${JSON.stringify(j.spec, null, 2)} /></details></section>`}<//>
     <section><h2>${s.jobs.tasks}</h2><${Loaded} from=${tasks}>${({ items }) => (items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.jobs.taskColumns.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead><tbody>${items.map((t) => html`<tr key=${t.device + t.round}>
-      <td class="first"><${Link} href=${to(["devices", t.device])}><bdi>${line(t.device, 64)}</bdi><//></td><td><${TaskState} task=${t} />${t.attempt > 1 && ` ×${t.attempt}`}</td><td>${t.reason && (s.jobs.reasons[t.reason] || t.reason)}</td>
+      <td class="first"><${Link} href=${to(["devices", t.device])}><bdi>${line(names.get(t.device) || t.device, 64)}</bdi><//></td><td><${TaskState} task=${t} />${t.attempt > 1 && ` ×${t.attempt}`}</td><td>${t.reason && (s.jobs.reasons[t.reason] || t.reason)}</td>
       <td><bdi>${line(t.detail || t.result || "", 160)}</bdi>${t.call && html` <${Link} href=${to(["calls", t.call])}>${t.outcome === "ok" ? t.call : s.why}<//>`}</td><td>${t.duration_ms ? milliseconds(t.duration_ms) : ""}</td><td>${t.ended_at && html`<time datetime=${t.ended_at} title=${clock(t.ended_at)}>${age(t.ended_at)}</time>`}</td></tr>`)}</tbody></table></div>` : html`<${Empty}>${s.jobs.noTasks}<//>`)}<//>
     <${Pager} next=${tasks.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} /></section>
     <${Command} cli=${`fleetd jobs ${id} --watch`} url=${path("v1", "jobs", id)} />`;

@@ -2,8 +2,8 @@
 import { html, useRef, useState } from "../html.js";
 import { get, path, query as encode, random, request } from "../api.js";
 import { useData } from "../data.js";
-import { plural } from "../format.js";
-import { encode as encodeForm, fields, Fields } from "../form.js";
+import { clock, plural } from "../format.js";
+import { encodeForm, fields, Fields } from "../form.js";
 import { go, to } from "../route.js";
 import { s } from "../strings.js";
 import { Command, Facts, Page, Problem } from "../ui.js";
@@ -90,7 +90,11 @@ export function NewJob({ query, can }) {
 function write({ kind, select, tool, text, form }) {
   const job = new Map([["select", JSON.stringify(select)]]);
   if (kind === "call") {
-    JSON.parse(text);
+    try {
+      JSON.parse(text);
+    } catch (error) {
+      throw new Error(s.tools.invalidJSON(error.message), { cause: error });
+    }
     job.set("action", `{"call":{"tool":${JSON.stringify(tool)},"arguments":${text}}}`);
     if (form.repeatable) job.set("repeatable", "true");
   } else if (kind === "message") job.set("action", JSON.stringify({ message: { type: "alert", status: form.status || "", message: form.message || "" } }));
@@ -116,9 +120,12 @@ const stages = (text) => text.split(",").map((part) => {
   return { ok: ok.endsWith("%") ? ok : Number(ok), ...(soak && { soak }) };
 });
 
-const Plan = ({ plan, body, busy, onStart }) => html`<section class="card" data-test="plan" aria-label=${s.jobs.plan}><h2>${s.jobs.plan}</h2>
+// reveal brings the plan, which is below a long form, into view.
+const reveal = (plan) => plan?.scrollIntoView({ block: "nearest" });
+
+const Plan = ({ plan, body, busy, onStart }) => html`<section class="card" ref=${reveal} data-test="plan" aria-label=${s.jobs.plan}><h2>${s.jobs.plan}</h2>
   <p class="number-big">${s.jobs.planDevices(plan.devices, plan.online)}</p><p>${s.jobs.risk(plan.at_risk)} ${s.jobs.estimated(plan.estimated)}</p>
-  <${Facts} items=${[[s.jobs.rate, plan.spec.pace?.rate], [s.jobs.concurrency, plan.spec.pace?.concurrency && String(plan.spec.pace.concurrency)], [s.jobs.until, plan.spec.when?.until]]} />
+  <${Facts} items=${[[s.jobs.rate, plan.spec.pace?.rate], [s.jobs.concurrency, plan.spec.pace?.concurrency && String(plan.spec.pace.concurrency)], [s.jobs.until, plan.spec.when?.until && clock(plan.spec.when.until)]]} />
   ${plan.confirm.length > 0 && html`<p class="notice warn">${s.jobs.confirmations(line(plan.confirm.join(", "), 200))}</p>`}
   ${plan.refusals.length > 0 && html`<h3>${s.jobs.refusals}</h3><ul>${plan.refusals.map((r, i) => html`<li key=${i}>${plural(r.count, "device")}: ${line(r.detail, 300)} <code>${r.code}</code></li>`)}</ul>`}
   <div class="actions"><button type="button" class="primary" disabled=${busy || !plan.devices} onClick=${onStart}>${s.jobs.start(plan.devices)}</button></div>

@@ -1,32 +1,34 @@
 // Is the fleet well, and what changed?
 import { html } from "../html.js";
 import { get, now, query as encode } from "../api.js";
-import { useData, useEvents, useTick } from "../data.js";
+import { STORED, useData, useEvents, useFeed, useTick } from "../data.js";
 import { count, plural, term } from "../format.js";
 import { Spark } from "../plot.js";
 import { Link, to } from "../route.js";
 import { s } from "../strings.js";
 import { Command, Copyable, Loaded, Page, State } from "../ui.js";
 import { line } from "../untrusted.js";
-import { recent, Row } from "./events.js";
+import { recent, row, Row } from "./events.js";
 
 const HOUR = 3_600_000;
-const LAST = 20;
+const KEEP = 1000, LAST = 20;
 const NOTABLE = new Set(["online", "offline", "catalog", "photo", "pending", "contested"]);
+const notable = (event) => NOTABLE.has(event.type);
 
 export function Overview({ can, self }) {
   useTick();
-  const fleet = useData((signal) => get("/v1/fleet", signal), []);
+  const fleet = useData((signal) => get("/v1/fleet", signal), [], { settle: STORED });
   const whole = Object.keys(self.devices || {}).length === 0; // the figures over time are of the whole fleet
   const stats = useData((signal) => (whole ? get("/v1/stats" + encode({ since: new Date(now() - HOUR).toISOString(), step: "1m" }), signal) : Promise.resolve(null)), [], { every: 60_000 });
   const doctor = useData((signal) => (can("admin") ? get("/v1/diagnosis", signal) : Promise.resolve(null)), []);
   const nodes = useData((signal) => (can("admin") ? get("/v1/nodes", signal) : Promise.resolve(null)), [], { every: 15_000 });
-  const events = useData(async (signal) => (can("events:read") ? (await recent({ since: new Date(now() - HOUR / 4).toISOString() }, LAST, signal)).reverse() : []), []);
+  const events = useData(async (signal) => (can("events:read") ? (await recent({ since: new Date(now() - HOUR / 4).toISOString() }, KEEP, signal)).filter(notable).slice(-LAST).map(row).reverse() : []), []);
+  const feed = useFeed(events, LAST);
   useEvents((message) => {
     if (message.status) return;
-    const notable = (message.events || []).filter((e) => NOTABLE.has(e.type));
-    if (message.gap || message.omitted || notable.length) fleet.soon();
-    if (notable.length) events.patch((rows) => [...notable.reverse(), ...rows].slice(0, LAST));
+    const found = (message.events || []).filter(notable);
+    if (message.gap || message.omitted || found.length) fleet.soon();
+    feed.add(found.map(row).reverse());
   });
   return html`<${Page} title=${s.overview.title} />
     <${Loaded} from=${fleet}>${(f) => html`
@@ -44,7 +46,7 @@ export function Overview({ can, self }) {
         <${Bars} title=${s.overview.boards} counts=${f.board} facet="board" />
         <${Bars} title=${s.overview.firmwares} counts=${f.firmware} facet="firmware" />
       </div>`}<//>
-    ${can("events:read") && html`<section><h2>${s.overview.happened}</h2><${Loaded} from=${events}>${(rows) => (rows.length ? html`<ol class="log">${rows.map((e, i) => html`<${Row} key=${i} event=${e} />`)}</ol>` : html`<p class="faint">${s.overview.nothing}</p>`)}<//></section>`}
+    ${can("events:read") && html`<section><h2>${s.overview.happened}</h2><${Loaded} from=${events}>${(rows) => (rows.length ? html`<ol class="log">${rows.map((e) => html`<${Row} key=${e.key} event=${e} />`)}</ol>` : html`<p class="faint">${s.overview.nothing}</p>`)}<//></section>`}
     <${Command} cli="fleetd fleet" url="/v1/fleet" />`;
 }
 

@@ -1,39 +1,27 @@
 // What happened to a device: events, records, decisions, calls and changes of tools in one list, newest first.
-import { html, useRef, useState } from "../html.js";
+import { html } from "../html.js";
 import { get, now, path, query as encode, save } from "../api.js";
-import { useData, useEvents } from "../data.js";
+import { useData, useEvents, useFeed } from "../data.js";
 import { clock, milliseconds } from "../format.js";
 import { Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
-import { Empty, Loaded } from "../ui.js";
+import { Empty, Loaded, Pause } from "../ui.js";
 import { line } from "../untrusted.js";
-import { describe, recent } from "./events.js";
+import { describe, identity, recent } from "./events.js";
 
 const KEEP = 1000, SHOWN = 250;
 const DAY = 86_400_000;
 
 export function Timeline({ device, query, can }) {
-  const [paused, setPaused] = useState(false);
-  const waiting = useRef([]);
-  const [, setWaiting] = useState(0);
   const list = useData((signal) => load(device.id, can, signal), [device.id]);
+  const feed = useFeed(list, KEEP);
   const verbose = query.get("verbose") === "1";
   const kinds = new Set((query.get("kinds") || Object.keys(s.timeline.kinds).join(",")).split(","));
 
   useEvents((message) => {
-    if (message.gap) list.soon();
-    const mine = (message.events || []).filter((e) => e.data.device === device.id).map(eventRow);
-    if (!mine.length) return;
-    if (paused) {
-      waiting.current = [...mine.reverse(), ...waiting.current].slice(0, KEEP);
-      setWaiting(waiting.current.length);
-    } else list.patch((rows) => [...mine.reverse(), ...rows].slice(0, KEEP));
+    if (message.gap) feed.gap();
+    feed.add((message.events || []).filter((e) => e.data.device === device.id).map(eventRow).reverse());
   });
-  const resume = () => {
-    list.patch((rows) => [...waiting.current, ...rows].slice(0, KEEP));
-    waiting.current = [];
-    setPaused(false);
-  };
   const toggle = (kind) => {
     const next = new Set(kinds);
     next.has(kind) ? next.delete(kind) : next.add(kind);
@@ -41,7 +29,7 @@ export function Timeline({ device, query, can }) {
   };
   return html`<div class="chips" role="group" aria-label=${s.timeline.title}>${Object.entries(s.timeline.kinds).map(([kind, text]) => html`<button key=${kind} type="button" class="chip" aria-pressed=${kinds.has(kind)} onClick=${() => toggle(kind)}>${text}</button>`)}
       <label class="check"><input type="checkbox" checked=${verbose} onChange=${(e) => setQuery({ verbose: e.target.checked ? "1" : "" }, { replace: true })} /> ${s.timeline.verbose}</label></div>
-    <div class="actions"><button type="button" onClick=${() => (paused ? resume() : setPaused(true))}>${paused ? `${s.timeline.resume} (${s.timeline.waiting(waiting.current.length)})` : s.timeline.pause}</button>
+    <div class="actions"><${Pause} feed=${feed} />
       <button type="button" onClick=${() => save(new Blob([JSON.stringify(list.data, null, 2)], { type: "application/json" }), `timeline-${device.id.replaceAll(":", "")}.json`)}>${s.timeline.download}</button></div>
     <${Loaded} from=${list}>${(rows) => {
       const shown = rows.filter((r) => kinds.has(r.kind) && (verbose || !r.verbose)).slice(0, SHOWN);
@@ -50,7 +38,7 @@ export function Timeline({ device, query, can }) {
     }}<//>`;
 }
 
-const eventRow = ({ type, data }) => ({ kind: "event", at: data.time, key: `e ${data.epoch} ${data.seq} ${type} ${data.time}`, text: describe(type, data), verbose: type === "notifications", call: data.call });
+const eventRow = ({ type, data }) => ({ kind: "event", at: data.time, key: identity(type, data), text: describe(type, data), verbose: type === "notifications", call: data.call });
 
 // load joins what the key may read. A part that this node does not have is left out.
 async function load(id, can, signal) {

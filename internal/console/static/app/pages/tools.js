@@ -3,7 +3,7 @@ import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { get, IMAGES, path, query as encode, request } from "../api.js";
 import { useData } from "../data.js";
 import { milliseconds, utc } from "../format.js";
-import { encode as encodeForm, fields, Fields } from "../form.js";
+import { encodeForm, fields, Fields } from "../form.js";
 import { Picture } from "../picture.js";
 import { go, Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
@@ -12,15 +12,18 @@ import { line, Quoted, Said } from "../untrusted.js";
 
 const KEEP = 10; // calls of a tool that this tab remembers
 const LATER = "24h";
-const remembered = new Map(); // "device tool" -> [{at, values, result}]
+const remembered = new Map(); // [{at, values, result}] by device and tool
 
-export function Tools({ device, query, can }) {
+// covers reports whether a key may call a tool by its name: * in a pattern is anything, ? one character.
+const covers = ({ tools }, name) => !tools?.length || tools.some((pattern) => new RegExp(`^${pattern.replace(/[.+^$\{}()|[\]\\]/g, "\\$&").replace(/\*+/g, ".*").replaceAll("?", ".")}$`, "su").test(name));
+
+export function Tools({ device, query, self, can }) {
   const people = can("tools:call:user") && query.get("user") === "1";
   const tools = useData((signal) => get(path("v1", "devices", device.id, "tools") + encode({ user: people && "true" }), signal), [device.id, people, device.mcp.catalog]);
   const [word, setWord] = useState("");
   const chosen = query.get("tool");
   return html`<${Loaded} from=${tools}>${({ items, state, partial }) => {
-    const found = items.filter((t) => String(t.name).toLowerCase().includes(word.toLowerCase()));
+    const found = items.filter((t) => covers(self, t.name) && String(t.name).toLowerCase().includes(word.toLowerCase()));
     const tool = chosen !== null && items.find((t) => t.name === chosen);
     return html`
       ${(state === "stale" || device.state !== "online") && html`<p class="notice warn">${s.tools.stale}</p>`}${partial && html`<p class="notice warn">${s.tools.partial}</p>`}
@@ -32,7 +35,7 @@ export function Tools({ device, query, can }) {
           <div class="actions"><${Act} label=${s.tools.refresh} act=${async () => { await request("POST", path("v1", "devices", device.id, "tools", "refresh")); tools.reload(); }} /></div>
         </div>
         <div>${tool ? html`<button type="button" class="link back" onClick=${() => go(to(["devices", device.id, "tools"], { user: people && "1" }))}>${s.tools.back}</button>
-          <${Tool} key=${`${device.id} ${tool.name}`} device=${device} tool=${tool} can=${can} />` : html`<${Empty}>${chosen ? s.problem.title(404) : s.tools.choose}<//>`}</div>
+          <${Tool} key=${`${device.id} ${tool.name}`} device=${device} tool=${tool} can=${(scope) => can(scope) && (scope !== "tools:call" || covers(self, tool.name))} />` : html`<${Empty}>${chosen ? s.problem.title(404) : s.tools.choose}<//>`}</div>
       </div>`;
   }}<//>`;
 }
@@ -47,6 +50,8 @@ function Tool({ device, tool, can }) {
   const [result, setResult] = useState(null); // {answer | error | stopped}
   const memory = `${device.id} ${tool.name}`;
   const busy = useRef(false);
+  const shownResult = useRef(null); // below the form, and on a phone below the window
+  useEffect(() => { if (result) shownResult.current.scrollIntoView({ block: "nearest" }); }, [result]);
   const url = path("v1", "devices", device.id, "tools", tool.name, "call");
 
   // read returns the arguments as JSON text, or null after it has shown what is wrong.
@@ -105,13 +110,13 @@ function Tool({ device, tool, can }) {
       ${faults.has("") && html`<p class="fault" role="alert">${line(faults.get(""), 300)}</p>`}
       ${json === null ? html`<${Fields} list=${list} values=${values} faults=${faults} onChange=${setValues} />`
         : html`<div class="field"><label for="arguments">${s.tools.asJSON}</label><textarea id="arguments" class="mono" rows="6" spellcheck=${false} value=${json} onInput=${(e) => setJSON(e.target.value)}></textarea></div>`}
-      <div class="actions">${can("tools:call") ? html`<button class="primary" disabled=${!!running}>${s.tools.call}</button>` : html`<p class="faint">${s.tools.denied}</p>`}
+      <div class="actions">${can("tools:call") ? html`<button class="primary" aria-disabled=${running ? "true" : null}>${s.tools.call}</button>` : html`<p class="faint">${s.tools.denied}</p>`}
         ${list && (json === null ? html`<button type="button" onClick=${asJSON}>${s.tools.asJSON}</button>` : html`<button type="button" onClick=${() => setJSON(null)}>${s.tools.asForm}</button>`)}
         ${can("tools:call") && can("jobs") && device.state !== "online" && html`<button type="button" disabled=${!!running} onClick=${() => call(true)}>${s.tools.later}</button>`}</div>
       <details><summary>${s.tools.timeout}</summary><input type="number" aria-label=${s.tools.timeout} min="1" max="300" value=${timeout} onInput=${(e) => setTimeout_(e.target.value)} /></details>
     </form>
     ${running && html`<${Waiting} control=${running} />`}
-    <div role="status">${result && html`<${Result} ...${result} device=${device} can=${can} />`}</div>
+    <div role="status" ref=${shownResult}>${result && html`<${Result} ...${result} device=${device} can=${can} />`}</div>
     <${Past} calls=${remembered.get(memory)} onAgain=${again} />
     <${Command} cli=${`fleetd call ${device.id} ${quoted(tool.name)}${shown && shown !== "{}" ? ` --args ${quoted(shown)}` : ""}`} method="POST" url=${url} body=${{ arguments: "…" }} />
   </section>`;
