@@ -1,5 +1,6 @@
 // Command fleetbench measures fleetd: tool calls over REST, what an idle device costs, how fast a fleet connects, what a
-// packet of audio costs, how long a fleet misses a node that is killed, what a million known devices cost, and how fast jobs run.
+// packet of audio costs, how long a fleet misses a node that is killed, what a million known devices cost, how fast jobs run,
+// what the recorder takes, and how fast the console is beside a large fleet.
 //
 //	make bench                                  everything, each beside its baseline, pair by pair
 //	make bench BENCH="-only call -profile DIR"  one measurement, with CPU profiles
@@ -48,6 +49,9 @@ type options struct {
 	scaleOn             string
 	scaleIdle           time.Duration
 	scaleSettle         time.Duration
+	recorderDevices     int
+	recorderPairs       int
+	consoleDevices      int
 	embedded            bool
 	jsonFile, mdFile    string
 	profiles            string
@@ -56,7 +60,7 @@ type options struct {
 }
 
 // measurements, in the order in which they run.
-var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-cpu", "storm", "kill", "mqtt-call", "mqtt-idle", "udp", "udp-scale", "scale", "jobs"}
+var measurements = []string{"call", "routed", "pace", "idle", "tls-idle", "idle-cpu", "storm", "kill", "mqtt-call", "mqtt-idle", "udp", "udp-scale", "scale", "jobs", "recorder", "console"}
 
 // reserveFiles are what a process needs beside one file per device.
 const reserveFiles = 500
@@ -92,6 +96,9 @@ func parseOptions(arguments []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.scaleOn, "scale-on", "", "only this database at -scale-devices: sqlite or postgres")
 	flags.DurationVar(&o.scaleIdle, "scale-idle", 30*time.Second, "time over which reads and writes of an idle node with -scale-devices are counted")
 	flags.DurationVar(&o.scaleSettle, "scale-settle", 5*time.Second, "rest before a reading of memory at -scale-devices")
+	flags.IntVar(&o.recorderDevices, "recorder-devices", 100_000, "devices with which a recorder is fed directly")
+	flags.IntVar(&o.recorderPairs, "recorder-pairs", 15, "pairs of calls to a node with a recorder and to one without")
+	flags.IntVar(&o.consoleDevices, "console-devices", 10_000, "devices that the console shows, at least 500")
 	flags.BoolVar(&o.embedded, "embedded", false, "leave the variants with external services out")
 	flags.StringVar(&o.jsonFile, "json", "", "write the report as JSON to this `file`")
 	flags.StringVar(&o.mdFile, "md", "", "write the tables as Markdown to this `file`")
@@ -119,9 +126,9 @@ func parseOptions(arguments []string, stderr io.Writer) (options, error) {
 	if !slices.Contains([]string{"", "sqlite", "postgres"}, o.scaleOn) {
 		return o, fmt.Errorf("-scale-on must be sqlite or postgres, not %q", o.scaleOn)
 	}
-	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow || o.udpDevices < 1 || o.jobDevices < 1 || o.udpRate < 0 ||
+	if o.runs < 1 || o.callers < 1 || o.devices < 1 || o.storm < 1 || o.idleLow < 1 || o.idleHigh <= o.idleLow || o.udpDevices < 1 || o.jobDevices < 1 || o.recorderDevices < 2 || o.recorderPairs < 1 || o.consoleDevices < 500 || o.udpRate < 0 ||
 		o.udpLow < 1 || o.udpHigh <= o.udpLow {
-		return o, errors.New("-runs, -callers, -devices, -storm, -udp-devices, -job-devices, -udp-low and -idle-low must be positive, -idle-high above -idle-low, " +
+		return o, errors.New("-runs, -callers, -devices, -storm, -udp-devices, -job-devices, -recorder-pairs, -udp-low and -idle-low must be positive, -recorder-devices at least 2, -console-devices at least 500, -idle-high above -idle-low, " +
 			"-udp-high above -udp-low, -udp-rate not negative")
 	}
 	return o, nil
@@ -139,7 +146,7 @@ func (o *options) fit(files int) (changes []string) {
 		{&o.storm, nil, most, "storm with %d devices instead of %d"}, {&o.idleHigh, &o.idleLow, most, "idle devices up to %d instead of %d"},
 		{&o.kill, nil, mostKilled, "%d devices instead of %d where a node is killed"}, {&o.udpHigh, &o.udpLow, most, "audio of up to %d devices instead of %d"},
 		{&o.udpDevices, nil, most, "audio of %d devices instead of %d"}, {&o.scaleStorm, nil, most, "-scale-storm with %d devices instead of %d"},
-		{&o.jobDevices, nil, most, "jobs over %d devices instead of %d"},
+		{&o.consoleDevices, nil, most, "the console beside %d devices instead of %d"}, {&o.jobDevices, nil, most, "jobs over %d devices instead of %d"},
 		{&o.devices, nil, most, "calls to %d devices instead of %d"},
 	} {
 		if *c.number <= c.most {
@@ -223,7 +230,7 @@ func (b *bench) measure(name string) func(context.Context) error {
 	return map[string]func(context.Context) error{"call": b.measureCalls, "routed": b.measureRouted, "pace": b.measurePace,
 		"idle": b.measureIdle, "tls-idle": b.measureTLSIdle, "idle-cpu": b.measureIdleCPU, "storm": b.measureStorm, "kill": b.measureKill,
 		"mqtt-call": b.measureMQTTCalls, "mqtt-idle": b.measureMQTTIdle, "udp": b.measureUDP, "udp-scale": b.measureUDPScale,
-		"scale": b.measureScale, "jobs": b.measureJobs}[name]
+		"scale": b.measureScale, "jobs": b.measureJobs, "recorder": b.measureRecorder, "console": b.measureConsole}[name]
 }
 
 func (b *bench) leaveOut(what string) {

@@ -43,7 +43,7 @@ func TestRun(t *testing.T) {
 		only = []string{"call", "storm", "udp", "scale"}
 	}
 	err := run(t.Context(), append(scaleArguments(), "-only", strings.Join(only, ","), "-fleetd", program, "-runs", "1", "-d", "200ms", "-callers", "8", "-devices", "20", "-idle-low", "10",
-		"-idle-high", "50", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40", "-job-devices", "30",
+		"-idle-high", "50", "-idle-time", "300ms", "-idle-rate", "100", "-pace", "500", "-settle", "50ms", "-storm", "40", "-job-devices", "30", "-recorder-devices", "3000", "-recorder-pairs", "2", "-console-devices", "500",
 		"-udp-devices", "20", "-udp-rate", "2000", "-udp-low", "3", "-udp-high", "20", "-embedded", "-quiet", "100", "-json", jsonFile, "-md", mdFile, "-profile", profiles), &stdout, &stderr)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
@@ -99,6 +99,19 @@ func checkOthers(t *testing.T, r report) {
 	checkFigure(t, r, "jobs-sqlite", figureIdleJobs, 0, 200)
 	checkRatio(t, r, "jobs-sqlite", figureTasks)
 	checkFigure(t, r, "mqtt-idle-embedded", figureGoroutines, 0.7, 1.4)
+	checkFigure(t, r, "recorder", figureRecord, 10, 10_000)
+	for _, figure := range []string{figureRecordAllocs, figureForgotten, figureEvicted} {
+		checkFigure(t, r, "recorder", figure, 0, 0)
+	}
+	checkFigure(t, r, "recorder", figureRecorderHeap, 0.1, 64)
+	if _, err := exec.LookPath("chromium"); err == nil {
+		for _, l := range consoleLines {
+			checkFigure(t, r, "console", l.name, -100, 60_000) // a heap may shrink
+		}
+		checkFigure(t, r, "console", figureConsoleBinary, 100, 10_000)
+	}
+	checkFigure(t, r, "recorder-call", figureServerCPU, 1, 10_000)
+	checkRatio(t, r, "recorder-call", figureServerCPU)
 }
 
 // checkRatio checks that a figure was measured beside its baseline.

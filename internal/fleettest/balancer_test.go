@@ -182,6 +182,7 @@ func get(t testing.TB, url string, header http.Header) (status int, body string)
 // audio goes to the node that holds its device, the database may be away, and
 // a node that stops or dies leaves its devices to the others.
 func TestBalancedFleet(t *testing.T) {
+	long(t)
 	t.Parallel()
 	haproxy(t)
 	db := storetest.Postgres(t)

@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/apiclient"
 	"fleetd/internal/store/storetest"
@@ -108,5 +111,28 @@ func TestThreeNodes(t *testing.T) {
 		if r := s.Report(t); r.Totals.Crashes != 0 || r.Totals.DuplicateCallIDs != 0 {
 			t.Errorf("%+v", r.Totals)
 		}
+	}
+}
+
+// A node that joins while the others are too busy to answer checks again, and stops once
+// they turn out to be another fleet.
+func TestOtherFleetThatAnswersLate(t *testing.T) {
+	t.Parallel()
+	url, prefix, _, conn := natsServer(t)
+	var asked atomic.Int32
+	if _, err := conn.Subscribe(prefix+".fleet", func(msg *nats.Msg) {
+		if asked.Add(1) > 3 { // three checks come from its start
+			_ = msg.Respond([]byte(`{"node":"busy","database":"theirs","secret":"theirs"}`))
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	log := programs.Refused(t, "--nats", url, "--nats-prefix", prefix)
+	// security: N3
+	if !strings.Contains(log, "node busy has another secret") {
+		t.Errorf("asked %d times; the node ended with\n%s", asked.Load(), log)
 	}
 }

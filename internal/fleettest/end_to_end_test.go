@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -19,6 +20,7 @@ import (
 var programs Programs
 
 func TestMain(m *testing.M) {
+	flag.Parse() // for testing.Short
 	dir, err := os.MkdirTemp("", "fleettest")
 	if err == nil {
 		programs, err = Build(dir)

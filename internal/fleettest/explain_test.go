@@ -5,24 +5,33 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
+	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/store/storetest"
+	"fleetd/simulator/firmware"
 )
 
-// explainFaults is the table of faults and the causes that they have, each seen by the node
-// of its number and asked on another one. unknown is never right.
-var explainFaults = []struct {
+// explainFault is a row of the table.
+type explainFault struct {
 	fault string
 	args  []string // of the simulator
 	calls int      // made with a short timeout
 	want  []string // one of these causes
 	call  string   // cause of the last call
-}{
+}
+
+// explainFaults is the table of faults and the causes that they have, each seen by the node
+// seenBy and asked on the node askedAt. unknown is never right.
+var explainFaults = []explainFault{
 	{fault: "", want: []string{"well"}},
 	{fault: "silent", want: []string{"mcp_silent"}},
 	{fault: "slow", calls: 2, want: []string{"main_loop_busy"}, call: "answered_late"},
@@ -37,11 +46,32 @@ var explainFaults = []struct {
 	{fault: "udp-loss", args: []string{"--talk"}, want: []string{"well"}},
 	{fault: "udp-reorder", args: []string{"--talk"}, want: []string{"well"}},
 	{fault: "nat", args: []string{"--talk"}, want: []string{"well", "udp_silent"}},
+	{fault: "hostile-text", want: []string{"well"}},
+}
+
+// seenBy and askedAt are the numbers of two nodes, for the row of a table.
+func seenBy(row int) int { return row % 2 }
+
+func askedAt(row int) int { return (seenBy(row) + 1 + row/2%2) % 3 }
+
+// A fault that the simulator learns has to have its cause.
+func TestEveryFaultHasARow(t *testing.T) {
+	for _, fault := range firmware.FaultNames() {
+		if !slices.ContainsFunc(explainFaults, func(f explainFault) bool { return f.fault == fault }) {
+			t.Errorf("the table of causes lacks the fault %s", fault)
+		}
+	}
+	for row, f := range explainFaults {
+		if seenBy(row) == askedAt(row) {
+			t.Errorf("the fault %s is asked on the node that saw it", f.fault)
+		}
+	}
 }
 
 // Every fault of a device and every outage has its cause, also on a node that did not see
 // it.
 func TestEveryFaultIsExplained(t *testing.T) {
+	long(t)
 	t.Parallel()
 	db := storetest.Postgres(t)
 	url, prefix, _, _ := natsServer(t)
@@ -62,15 +92,17 @@ func TestEveryFaultIsExplained(t *testing.T) {
 		on.explained(t, device, limit, want...)
 	}
 
+	lastCall := ""
 	for i, f := range explainFaults {
 		args := []string{"--transport", "mqtt"}
 		if f.fault != "" {
 			args = append(args, "--fault", f.fault)
 		}
-		simulate(nodes[i%2], i, append(args, f.args...)...)
+		simulate(nodes[seenBy(i)], i, append(args, f.args...)...)
 	}
 	for i, f := range explainFaults {
-		asked, device := nodes[(i+1)%3], id(i)
+		seen, at := seenBy(i), askedAt(i)
+		asked, device := nodes[at], id(i)
 		call := ""
 		if f.calls > 0 {
 			asked.Await(t, f.fault+" is ready", 40*time.Second, func() bool {
@@ -85,14 +117,17 @@ func TestEveryFaultIsExplained(t *testing.T) {
 			}
 			time.Sleep(4 * time.Second)
 		}
+		t.Logf("fault %q, seen by node-%d, asked on node-%d:", f.fault, seen, at)
 		explained(asked, device, 60*time.Second, f.want...)
 		if f.call != "" {
-			if e, err := nodes[(i+2)%3].ExplainCall(t.Context(), call); err != nil || e.Cause != f.call {
+			lastCall = call
+			if e, err := nodes[3-seen-at].ExplainCall(t.Context(), call); err != nil || e.Cause != f.call {
 				t.Errorf("%s: the call is %s, want %s: %s, %v", f.fault, e.Cause, f.call, e.Raw, err)
 			}
 		}
 	}
 
+	const wakeable = "asleep"
 	// Outages. The node that sees them is the third.
 	seen, asked := nodes[2], nodes[0]
 	const first = 0x40
@@ -146,14 +181,41 @@ func TestEveryFaultIsExplained(t *testing.T) {
 			t.Errorf("%s: %s", verb, errs)
 		}
 	}
-	explained(asked, id(first), 20*time.Second, "gone")
-	explained(asked, id(first+1), 20*time.Second, "asleep")
-	explained(asked, id(revoked), 20*time.Second, "revoked")
-	explained(asked, id(rotated), 30*time.Second, "old_generation")
-	explained(asked, id(first+5), 150*time.Second, "connect_not_seen") // after 30 s, whatever the scale
-	explained(asked, id(first+6), 20*time.Second, "wrong_token")
-	explained(asked, id(first+7), 20*time.Second, "stranger_refused")
-	explained(asked, id(first+8), 20*time.Second, "never_seen")
+	for _, o := range []struct {
+		outage string
+		device int
+		limit  time.Duration
+		cause  string
+	}{
+		{"its power is off", first, 20 * time.Second, "gone"},
+		{"nobody wakes it", first + 1, 20 * time.Second, wakeable},
+		{"it was revoked", revoked, 20 * time.Second, "revoked"},
+		{"its token was rotated", rotated, 30 * time.Second, "old_generation"},
+		{"a firewall", first + 5, 150 * time.Second, "connect_not_seen"}, // after 30 s, whatever the scale
+		{"a token of another fleet", first + 6, 20 * time.Second, "wrong_token"},
+		{"it is not a member", first + 7, 20 * time.Second, "stranger_refused"},
+		{"nothing was ever seen of it", first + 8, 20 * time.Second, "never_seen"},
+	} {
+		t.Logf("%s, seen by node-2, asked on node-0:", o.outage)
+		explained(asked, id(o.device), o.limit, o.cause)
+	}
+	// A key for some devices learns nothing of others, on any node.
+	limited := asked.limitedTo(t, "device="+id(first))
+	explained(limited, id(first), 20*time.Second, "gone")
+	for _, device := range []string{id(first + 1), id(rotated)} {
+		_, explainErr := limited.ExplainDevice(t.Context(), device)
+		_, recordingErr := limited.Recording(t.Context(), device, "", time.Time{}, 10)
+		_, traceErr := limited.StartTrace(t.Context(), device, api.NewTrace{})
+		_, callErr := limited.ExplainCall(t.Context(), lastCall)
+		for what, err := range map[string]error{"explain": explainErr, "recording": recordingErr, "trace": traceErr, "a call of another key": callErr} {
+			if p := (*apiclient.Problem)(nil); !errors.As(err, &p) || p.Status != http.StatusNotFound {
+				t.Errorf("%s of %s under a key for another device: %v", what, device, err)
+			}
+		}
+	}
+	if out, errs, status := asked.Command(t, "log", id(slices.IndexFunc(explainFaults, func(f explainFault) bool { return f.fault == "hostile-text" }))); status != 0 || strings.ContainsAny(out, "\x1b\x07\u202e") || !utf8.ValidString(out) {
+		t.Errorf("log of a device with hostile texts: status %d\n%q%s", status, out, errs)
+	}
 	if r, err := asked.Refusals(t.Context()); err != nil || len(r.Items) == 0 || r.Items[0].Device != id(first+7) || r.Items[0].Node != "node-2" {
 		t.Errorf("refusals: %s, %v", r.Raw, err)
 	}
@@ -170,6 +232,42 @@ func TestEveryFaultIsExplained(t *testing.T) {
 		t.Errorf("with a node that was killed: %s, %v", e.Raw, err)
 	}
 	explained(asked, id(lost), 60*time.Second, "node_lost")
+}
+
+// limitedTo returns the node as a key for some devices sees it.
+func (n *Node) limitedTo(t testing.TB, selection string) *Node {
+	t.Helper()
+	key, err := n.CreateKey(t.Context(), api.NewKey{Name: "limited", Scopes: []string{"events:read"}, Devices: api.Selection{Text: selection}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := apiclient.New(n.Info.API, key.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Node{Client: client, Info: n.Info}
+}
+
+// With the recorders off the rest explains a device: its state, the events, who did not answer.
+func TestExplainWithRecordersOff(t *testing.T) {
+	t.Parallel()
+	c := programs.StartCluster(t, ClusterOptions{Nodes: 2, Args: []string{"--recorder-memory", "0"}})
+	sim := programs.Simulate(t, c.OTA, "--devices", "6", "--mac-base", "02:ed:00:00:00:00", "--transport", "mqtt")
+	c.AwaitReady(t, 6, time.Minute)
+	devices := c.Nodes[0].List(t)
+	sim.Report(t)
+	for _, d := range devices {
+		asked := c.Nodes[0]
+		if d.Node == "node-0" {
+			asked = c.Nodes[1]
+		}
+		if e := asked.explained(t, d.ID, 20*time.Second, "gone"); len(e.Reach) != 0 || len(e.Evidence) == 0 {
+			t.Errorf("%s: %s", d.ID, e.Raw)
+		}
+	}
+	if out, errs, status := c.Nodes[1].Command(t, "explain", "--offline"); status != 3 || !regexp.MustCompile(`(?m)^gone +6 `).MatchString(out) {
+		t.Errorf("explain --offline: status %d\n%s%s", status, out, errs)
+	}
 }
 
 // problemCall returns the id of a call that failed.
@@ -195,8 +293,60 @@ func (n *Node) explained(t testing.TB, device string, limit time.Duration, want 
 	return last
 }
 
+// Of a fleet with thousands of devices that are offline, all are explained; those that went
+// away together have what they have in common as their cause. Both asked on another node than
+// the one that saw it.
+func TestManyOfflineDevicesAreExplained(t *testing.T) {
+	t.Parallel()
+	const known, together = 6000, 20
+	db := storetest.Postgres(t)
+	url, prefix, _, _ := natsServer(t)
+	var nodes []*Node
+	for i := range 2 {
+		nodes = append(nodes, programs.Start(t, "--database", db.URL, "--nats", url, "--nats-prefix", prefix, "--secret", "one fleet, one secret", "--node", fmt.Sprintf("node-%d", i)))
+	}
+	seen, asked := nodes[0], nodes[1]
+	lines := []string{"id,client_id,label.room"}
+	for i := range known {
+		lines = append(lines, fmt.Sprintf("02:e9:00:01:%02x:%02x,client-%d,room-%d", i>>8, i&255, i, i%2))
+	}
+	file := filepath.Join(t.TempDir(), "devices.csv")
+	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, status := seen.Command(t, "devices", "import", file); status != 0 {
+		t.Fatalf("import: %s%s", out, errs)
+	}
+	sim := programs.Simulate(t, seen.Info.OTA, "--devices", fmt.Sprint(together), "--mac-base", "02:e9:00:00:00:00", "--seed", "1", "--transport", "mqtt")
+	asked.Await(t, "all are online", time.Minute, func() bool {
+		counts, err := asked.Fleet(t.Context(), "state=online")
+		return err == nil && counts.Total == together
+	})
+	sim.Report(t)
+	one := "02:e9:00:00:00:07"
+	all := fmt.Sprintf("%d others with the address 127.0.0.1 went away within 5 s of it: look at the network, not the device", together-1)
+	asked.Await(t, "the others are counted", 30*time.Second, func() bool {
+		e, err := asked.ExplainDevice(t.Context(), one)
+		return err == nil && e.Cause == "gone" && strings.Contains(e.Sentence, all)
+	})
+	begun := time.Now()
+	out, errs, status := asked.Command(t, "explain", "--offline")
+	if t.Logf("fleetd explain --offline of %d devices: status %d after %v\n%s%s", known+together, status, time.Since(begun), out, errs); status != 3 {
+		t.Errorf("status %d", status)
+	}
+	for _, want := range []string{fmt.Sprintf(`never_seen +%d +\S`, known), fmt.Sprintf(`gone +%d +\S`, together)} {
+		if !regexp.MustCompile(`(?m)^` + want).MatchString(out) {
+			t.Errorf("no line is %s", want)
+		}
+	}
+	if out, _, status := asked.Command(t, "explain", "--offline", "--select", "room=room-1"); status != 3 || !strings.Contains(out, fmt.Sprint(known/2)) || strings.Contains(out, "gone") {
+		t.Errorf("of a selection: status %d\n%s", status, out)
+	}
+}
+
 // What happens while the database or NATS is away has its cause, too, and the answer names what could not be read.
 func TestOutagesAreExplained(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const count = 15
 	c := programs.StartCluster(t, ClusterOptions{Seed: 28})

@@ -14,6 +14,7 @@ import (
 // Case 4, and a database that is away in the middle: nothing begins without it, calls that people make go on,
 // what expired meanwhile was not sent, and the rest goes on.
 func TestJobsWithoutTheDatabase(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const count = 100
 	c := programs.StartCluster(t, ClusterOptions{Nodes: 2, Seed: 31})
@@ -168,6 +169,7 @@ func TestMinuteJob(t *testing.T) {
 // Case 12: the clocks of two nodes differ by ten minutes; a job that begins at a time begins at that time by the
 // database's clock, whichever node has the device.
 func TestClocksOfJobs(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const count = 10
 	c := programs.StartCluster(t, ClusterOptions{Nodes: 2, Seed: 32, Clocks: []time.Duration{10 * time.Minute, 0}})

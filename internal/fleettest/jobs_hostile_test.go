@@ -67,6 +67,7 @@ func (c *Cluster) slowCommits(t *testing.T) (awaitCommit, end func()) {
 // between the bytes and the answer, and between the answer and its record. Each task is unknown, or what its
 // late answer was, and happens at most once.
 func TestHoldersThatDie(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := programs.StartCluster(t, ClusterOptions{Nodes: 2, Seed: 21})
 	const base, count, late = "02:aa:00:00:00:", 12, 2 * time.Second
@@ -250,6 +251,7 @@ func TestConcurrencyOverNodes(t *testing.T) {
 // Case 16: calls on three nodes fail at the same moment, since nothing answers in time. After the job has halted nothing begins, and
 // no more devices come to harm than its stop rule and its concurrency admit.
 func TestFailuresAtOnce(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const count, stop, together, rounds = 90, 4, 60, 3 // so many that no node alone has them
 	c := programs.StartCluster(t, ClusterOptions{Seed: 26})
@@ -276,8 +278,8 @@ func TestFailuresAtOnce(t *testing.T) {
 		c.Nodes[0].Await(t, "those that ran have ended", 20*time.Second, func() bool {
 			return c.DB.Count(t, "SELECT count(*) FROM tasks WHERE job = $1 AND state = 'running'", job) == 0
 		})
-		time.Sleep(time.Second) // in which a node would begin others
-		if n := c.DB.Count(t, begun, job) - harmed; n != 0 {
+		time.Sleep(time.Second)                             // in which a node would begin others
+		if n := c.DB.Count(t, begun, job) - harmed; n > 0 { // less: given back, not sent
 			t.Errorf("%d tasks began after the halt", n)
 		}
 		if nodes := c.DB.Count(t, "SELECT count(DISTINCT node) FROM tasks WHERE job = $1 AND attempt > 0", job); nodes < 2 {

@@ -29,6 +29,7 @@ func (c *Cluster) held(t *testing.T) (one []string) {
 // gets an error: its own devices are called as before, and others are reported
 // be so within 6 s and then at once, and it heals by itself.
 func TestNATSDropped(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := programs.StartCluster(t, ClusterOptions{Nodes: 2, Seed: 3})
 	sim := programs.Simulate(t, c.OTA, "--devices", "12", "--mac-base", "02:da:00:00:00:00", "--wake", "1s", "--seed", "3")
@@ -92,6 +93,7 @@ func TestNATSDropped(t *testing.T) {
 // device fails, no node declares another lost, and the rows of devices that came and
 // went meanwhile are complete afterwards.
 func TestDatabaseAway(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := programs.StartCluster(t, ClusterOptions{Nodes: 2, Seed: 4})
 	stays := programs.Simulate(t, c.OTA, "--devices", "10", "--mac-base", "02:db:00:00:00:00", "--seed", "4")
@@ -138,6 +140,7 @@ func TestDatabaseAway(t *testing.T) {
 // and goes on: nobody waits for it longer than 6 s, nothing is done twice, and
 // it steps back.
 func TestFrozenNode(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := programs.StartCluster(t, ClusterOptions{Seed: 5})
 	s := &storm{Cluster: c, t: t, checking: "a frozen node"}

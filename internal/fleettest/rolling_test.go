@@ -10,6 +10,7 @@ import (
 // calls and conversations: no answer is wrong, nobody hangs, and what fails is
 // answered with 409 or 503.
 func TestRollingRestart(t *testing.T) { // alone: what a machine is too busy for in the drain window is cut off
+	long(t)
 	const idle, talking = 100, 50
 	c := programs.StartCluster(t, ClusterOptions{Seed: 7, Args: []string{"--drain-window", "4s"}})
 	come := []string{"--transport", "mqtt", "--reconnect", "500ms", "--reconnect-jitter", "500ms", "--time-scale", "0.1", "--quiet"}

@@ -19,7 +19,11 @@ func scale() float64 {
 // scaled is a time that follows from leases, beats or pings.
 func scaled(d time.Duration) time.Duration { return time.Duration(float64(d) * scale()) }
 
-// patient is scaled for what must happen in time. In short tests everything
+// shortPatience is how many times as long Await waits in short tests, beside which others compute: it ends as soon as what
+// it waits for is there, and what must be there within a time is measured.
+const shortPatience = 3
+
+// scaledWait is scaled for what must happen in time. In short tests everything
 // else runs beside, which does not shrink.
 func scaledWait(d time.Duration) time.Duration {
 	if testing.Short() {

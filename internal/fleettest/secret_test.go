@@ -27,9 +27,9 @@ func TestRotateSecret(t *testing.T) {
 	t.Parallel()
 	c := programs.StartCluster(t, ClusterOptions{Seed: 1})
 	const stay, boot = 100, 100
-	programs.Simulate(t, c.OTA, "--devices", "100", "--transport", "mqtt", "--profile", "fw-2.4", "--reconnect", "200ms", "--time-scale", "0.05")
+	programs.Simulate(t, c.OTA, "--devices", "100", "--transport", "mqtt", "--profile", "fw-2.4", "--reconnect", "200ms", "--time-scale", "0.2")
 	booting := func() *Simulation {
-		return programs.Simulate(t, c.OTA, "--devices", "100", "--mac-base", "02:f1:ee:01:00:00", "--transport", "websocket", "--profile", "fw-2.4", "--time-scale", "0.05")
+		return programs.Simulate(t, c.OTA, "--devices", "100", "--mac-base", "02:f1:ee:01:00:00", "--transport", "websocket", "--profile", "fw-2.4", "--time-scale", "0.2")
 	}
 	second := booting()
 	c.AwaitReady(t, stay+boot, time.Minute)

@@ -51,11 +51,9 @@ func TestStatsOfThreeNodes(t *testing.T) {
 		s = stats()
 		calls, _ := newest(s, "calls")
 		p99, measured := newest(s, "call_p99")
-		return calls > 0 && measured && p99 > 0 && p99 < 10
+		return calls > 0 && measured && p99 > 0 && p99 < 10 &&
+			len(s.Nodes) == 3 && len(s.NodesMissing) == 0 && len(s.Starts) == 3 // a node that computes may miss one answer
 	})
-	if len(s.Nodes) != 3 || len(s.NodesMissing) != 0 || len(s.Starts) != 3 {
-		t.Errorf("figures of %v, without %v, starts %v", s.Nodes, s.NodesMissing, s.Starts)
-	}
 	asked.Await(t, "a step in which all nine were online", time.Minute, func() bool { // on three nodes
 		online, _ := newest(stats(), "online")
 		return online == 9

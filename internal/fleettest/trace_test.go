@@ -3,6 +3,7 @@ package fleettest
 import (
 	"context"
 	"encoding/json"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,42 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
+
+// A trace shows the messages of a device that the same node holds, as on a node alone.
+func TestTraceOnTheHolder(t *testing.T) {
+	t.Parallel()
+	n := programs.Start(t)
+	const device = "02:f1:ee:00:00:00"
+	programs.Simulate(t, n.Info.OTA, "--devices", "1", "--quiet")
+	n.AwaitReady(t, 1)
+	if _, err := n.StartTrace(t.Context(), device, api.NewTrace{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+	defer stop()
+	var calling sync.WaitGroup
+	defer calling.Wait()
+	calling.Go(func() { // until the trace is read and shows one
+		for ctx.Err() == nil {
+			_, _ = n.Call(ctx, device, "self.get_device_status", apiclient.CallRequest{Timeout: time.Second})
+		}
+	})
+	seen := map[string]bool{}
+	for event, err := range n.TraceEvents(ctx, device, nil) {
+		var e api.TraceEntry
+		if err == nil {
+			err = json.Unmarshal(event.Data, &e)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[e.Kind] = true; seen["sent"] && seen["received"] && seen["call"] {
+			stop()
+			return
+		}
+	}
+	t.Errorf("the trace shows %v", seen)
+}
 
 // A trace on one node shows the messages of a device that another holds.
 func TestTraceAcrossNodes(t *testing.T) {
@@ -87,4 +124,21 @@ func TestTraceAcrossNodes(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 	}
 	commands.Wait()
+	// A reader that is killed ends nothing; without it the trace ends by itself, on every node.
+	killed := exec.Command(programs.Fleetd, "trace", device, "--for", "1h", "--data-dir", reader.Dir)
+	if err := killed.Start(); err != nil {
+		t.Fatal(err)
+	}
+	running := func(n float64) func() bool {
+		return func() bool {
+			return c.Nodes[0].Metric(t, "fleetd_traces") == n && c.Nodes[1].Metric(t, "fleetd_traces") == n
+		}
+	}
+	reader.Await(t, "the trace of the command runs", 30*time.Second, running(1))
+	stop() // the other reader
+	if err := killed.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = killed.Wait() // was killed
+	reader.Await(t, "the lease of the killed reader ends", 90*time.Second, running(0))
 }
