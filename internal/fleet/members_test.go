@@ -317,7 +317,7 @@ func TestWaitingDevicesInLists(t *testing.T) {
 		var all []devices.ID
 		for n := range 40 {
 			all = append(all, of(n))
-			switch n % 4 {
+			switch n % 5 {
 			case 0: // pending, and never a member
 				if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: of(n), ClientID: "c", Board: "box"}); err != nil {
 					t.Fatal(err)
@@ -329,16 +329,21 @@ func TestWaitingDevicesInLists(t *testing.T) {
 				if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: of(n), ClientID: "other"}); err != nil {
 					t.Fatal(err)
 				}
-			case 3:
+			case 3, 4: // connected, and without or with another pending client
 				p.Put(devices.Member{ID: of(n), ClientID: "c"})
 				if _, err := s.Accept(devices.Identity{Device: of(n), ClientID: "c", Transport: devices.TransportMQTT}, idle{}); err != nil {
 					t.Fatal(err)
+				}
+				if n%5 == 4 {
+					if _, err := s.CheckIn(t.Context(), admission.CheckIn{Device: of(n), ClientID: "other"}); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 		}
 		every := func(rest ...int) (some []devices.ID) {
 			for n := range all {
-				if slices.Contains(rest, n%4) {
+				if slices.Contains(rest, n%5) {
 					some = append(some, of(n))
 				}
 			}
@@ -346,12 +351,12 @@ func TestWaitingDevicesInLists(t *testing.T) {
 		}
 		for text, want := range map[string][]devices.ID{
 			"":                           all,
-			"state=pending":              every(0, 2),
-			"state in (pending,online)":  every(0, 2, 3),
-			"state in (pending,offline)": every(0, 1, 2),
+			"state=pending":              every(0, 2, 4),
+			"state in (pending,online)":  every(0, 2, 3, 4),
+			"state in (pending,offline)": every(0, 1, 2, 4),
 			"state!=pending":             every(1, 3),
 			"state=offline":              every(1),
-			"state=online":               every(3),
+			"state=online":               every(3, 4),
 			"board=box":                  every(0),
 		} {
 			sel, err := selector.Parse(text)
@@ -378,15 +383,15 @@ func TestWaitingDevicesInLists(t *testing.T) {
 		}
 		// Lists by name contain only known devices.
 		name := func(n int) string {
-			if n%4 == 2 {
+			if n%5 == 2 {
 				return fmt.Sprintf("N%02d", 40-n)
 			}
 			return ""
 		}
-		for text, rest := range map[string][]int{"state=pending": {2}, "state in (pending,online)": {2, 3}, "state in (pending,offline)": {1, 2}, "": {1, 2, 3}} {
+		for text, rest := range map[string][]int{"state=pending": {2, 4}, "state in (pending,online)": {2, 3, 4}, "state in (pending,offline)": {1, 2, 4}, "": {1, 2, 3, 4}} {
 			var want []string
 			for n := range all {
-				if slices.Contains(rest, n%4) {
+				if slices.Contains(rest, n%5) {
 					want = append(want, name(n)+" "+string(of(n)))
 				}
 			}

@@ -27,7 +27,8 @@ func (s *Service) CountsInMemory(ctx context.Context, principal access.Principal
 	for _, v := range l.views {
 		if v.State == devices.StateContested {
 			contested++
-		} else {
+		}
+		if v.State == devices.StatePending || v.Pending != "" {
 			pending++
 		}
 	}

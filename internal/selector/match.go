@@ -11,6 +11,7 @@ type Device struct {
 	Firmware string
 	ELF      string
 	State    string // online, offline, pending or contested
+	Pending  bool   // another client of the device waits for approval: state=pending is true beside State
 	Labels   map[string]string
 
 	Online    bool   // there is a connection
@@ -64,11 +65,12 @@ func (t *Term) match(d *Device, now time.Time) bool {
 		return t.matchTool(d)
 	}
 	value, has := t.value(d)
+	also := t.Field == FieldState && d.Pending && matchAny(t.Values, "pending")
 	switch t.Op {
 	case OpIn:
-		return has && matchAny(t.Values, value)
+		return has && matchAny(t.Values, value) || also
 	case OpNotIn:
-		return !has || !matchAny(t.Values, value)
+		return (!has || !matchAny(t.Values, value)) && !also
 	case OpHas:
 		return has
 	case OpLacks:

@@ -68,7 +68,7 @@ func NewRange(since, until, now time.Time, step time.Duration) (Range, error) {
 	}
 	seconds := int64(step / time.Second)
 	q := Range{From: since.Unix() / seconds * seconds, Step: seconds}
-	if points := (until.Unix() - q.From + seconds - 1) / seconds; points > MaxPoints {
+	if points := (until.Sub(q.Since()) + step - 1) / step; points > MaxPoints {
 		return Range{}, errPoints
 	} else {
 		q.Steps = max(int(points), 1)

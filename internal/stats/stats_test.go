@@ -237,6 +237,9 @@ func TestRanges(t *testing.T) {
 	}{
 		{time.Hour, 0, 0, Range{now.Truncate(30 * time.Second).Add(-time.Hour).Unix(), 30, 121}, nil},
 		{time.Hour, -time.Hour, 10 * time.Second, Range{now.Truncate(10 * time.Second).Add(-time.Hour).Unix(), 10, 361}, nil},
+		// Until is in the step that began 10 ms before; at its begin, that step is not in the range.
+		{17 * time.Second, 6990 * time.Millisecond, 10 * time.Second, Range{now.Add(-17 * time.Second).Unix(), 10, 2}, nil},
+		{17 * time.Second, 7 * time.Second, 10 * time.Second, Range{now.Add(-17 * time.Second).Unix(), 10, 1}, nil},
 		{24 * time.Hour, 0, 0, Range{now.Truncate(5 * time.Minute).Add(-24 * time.Hour).Unix(), 300, 289}, nil},
 		{7 * 24 * time.Hour, 0, 0, Range{now.Truncate(time.Hour).Add(-7 * 24 * time.Hour).Unix(), 3600, 169}, nil},
 		{30 * 24 * time.Hour, 0, 0, Range{now.Truncate(time.Hour).Add(-7 * 24 * time.Hour).Unix(), 3600, 169}, nil},
