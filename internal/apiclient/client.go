@@ -115,8 +115,10 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 
 // unreachable words a failure to get any answer.
 func (c *Client) unreachable(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("%s did not answer: %w", c.base, context.Cause(ctx))
+	if cause := context.Cause(ctx); errors.Is(cause, context.DeadlineExceeded) {
+		return lateError{c.base, cause}
+	} else if cause != nil {
+		return fmt.Errorf("%s did not answer: %w", c.base, cause)
 	}
 	if c.local != "" && errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("%w found in %s: the one that ran there does not answer at %s any more; start one with `fleetd serve`, or give --api URL and --token",
@@ -129,6 +131,15 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 	}
 	return fmt.Errorf("cannot reach the API at %s: %w", c.base, err)
 }
+
+// lateError is a deadline that passed without an answer.
+type lateError struct {
+	base  string
+	cause error
+}
+
+func (e lateError) Error() string { return e.base + " did not answer in time; its log may say why" }
+func (e lateError) Unwrap() error { return e.cause }
 
 // exchange sends a request within the timeout and returns the whole answer.
 func (c *Client) exchange(ctx context.Context, timeout time.Duration, method, path string, query url.Values, body any) ([]byte, http.Header, error) {

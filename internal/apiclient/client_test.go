@@ -339,7 +339,7 @@ func TestUnreachable(t *testing.T) {
 func TestDeadline(t *testing.T) {
 	c := newServer(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	_, _, err := c.exchange(t.Context(), 20*time.Millisecond, http.MethodGet, "/v1/nodes", nil, nil)
-	if !errors.Is(err, context.DeadlineExceeded) {
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.HasSuffix(err.Error(), " did not answer in time; its log may say why") {
 		t.Errorf("got %v", err)
 	}
 }

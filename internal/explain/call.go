@@ -155,4 +155,10 @@ func failedOnDevice(m *merged) (finding, bool) {
 	return finding{"device_error", true, "The device answered with an error." + detail(text)}, true
 }
 
-func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
+// seconds writes a time, one under a second in milliseconds.
+func seconds(d time.Duration) string {
+	if ms := d.Round(time.Millisecond).Milliseconds(); ms < 1000 {
+		return fmt.Sprintf("%d ms", max(ms, 1))
+	}
+	return fmt.Sprintf("%.1f s", d.Seconds())
+}

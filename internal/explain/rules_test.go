@@ -200,6 +200,14 @@ func TestCallRules(t *testing.T) {
 	}
 }
 
+func TestTimesInSentences(t *testing.T) {
+	for d, want := range map[time.Duration]string{0: "1 ms", 300 * time.Microsecond: "1 ms", 12600 * time.Microsecond: "13 ms", 999600 * time.Microsecond: "1.0 s", 27 * time.Second: "27.0 s"} {
+		if got := seconds(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+}
+
 // Every cause that rules name is listed, with what to do.
 func TestCauses(t *testing.T) {
 	for _, causes := range [][]Cause{values(refusalCauses), values(endCauses), values(outcomeCauses)} {

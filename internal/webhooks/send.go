@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -16,6 +17,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"fleetd/internal/devices"
@@ -103,7 +105,7 @@ func (s *sender) send(ctx context.Context, to string, key []byte, id string, m m
 			}
 			err = of.Err // without the URL, which may contain a token
 		}
-		return 0, errors.New(clip(err.Error()))
+		return 0, errors.New(clip(inWords(err)))
 	}
 	defer resp.Body.Close()
 	_, readErr := io.Copy(io.Discard, io.LimitReader(resp.Body, maxAnswer)) // so that the connection can be used again
@@ -116,6 +118,25 @@ func (s *sender) send(ctx context.Context, to string, key []byte, id string, m m
 		return resp.StatusCode, errors.New("the receiver's answer was cut off")
 	}
 	return resp.StatusCode, nil
+}
+
+// inWords says why a request got no answer.
+func inWords(err error) string {
+	var name *net.DNSError
+	var certificate *tls.CertificateVerificationError
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "connection refused: nothing listens on the port of the URL"
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+		return "the receiver closed the connection without an answer"
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return "the receiver does not speak HTTPS on this port; set a URL with http:// or another port"
+	case errors.As(err, &certificate):
+		return "its certificate is not accepted: " + certificate.Err.Error()
+	case errors.As(err, &name) && name.IsNotFound:
+		return fmt.Sprintf("the name %q has no address", name.Name)
+	}
+	return err.Error()
 }
 
 // clip cuts a text to maxError bytes.

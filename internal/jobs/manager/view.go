@@ -42,11 +42,15 @@ func taskView(t *jobs.Task, why jobs.Wait) api.Task {
 	return out
 }
 
-// estimate returns how long the pace takes for n tasks.
+// estimate returns how long the pace takes for n tasks, in whole seconds: 0 only if there is none, or no limit.
 func estimate(pace *api.JobPace, n int64) time.Duration {
 	rate, err := jobs.ParseRate(pace.Rate)
 	if err != nil || n == 0 || rate.Interval > math.MaxInt64/time.Duration(n) {
 		return 0
 	}
-	return (rate.Interval * time.Duration(n)).Round(time.Second)
+	d := rate.Interval * time.Duration(n)
+	if whole := d.Truncate(time.Second); whole != d {
+		return whole + time.Second
+	}
+	return d
 }
