@@ -120,7 +120,7 @@ func (s *sender) send(ctx context.Context, to string, key []byte, id string, m m
 	return resp.StatusCode, nil
 }
 
-// inWords says why a request got no answer.
+// inWords returns why a request got no answer, for people.
 func inWords(err error) string {
 	var name *net.DNSError
 	var certificate *tls.CertificateVerificationError
