@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// An error says what is wrong with the receiver.
+// An error names what is wrong with the receiver.
 func TestFailuresInWords(t *testing.T) {
 	closes := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		conn, _, err := http.NewResponseController(w).Hijack()
