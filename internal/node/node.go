@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -418,71 +417,6 @@ func (n *node) offer() devices.Transport {
 	return devices.Transport(n.cfg.Transport)
 }
 
-// keep reads registry changes when the database becomes usable, and while some are missing.
-func (n *node) keep(ctx context.Context) {
-	again := time.NewTicker(refreshEvery)
-	defer again.Stop()
-	refused := make(chan error, 1)
-	go func() { refused <- n.store.WaitReady(ctx) }() // ends with ctx
-	if n.service.Registry().Ready() && n.store.Ready() == nil {
-		n.databaseUp(ctx)
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case err := <-refused:
-			// A database of another fleet, or of a newer version, is detected only when
-			// it is reachable.
-			if errors.Is(err, store.ErrConfig) {
-				n.serveErr <- fmt.Errorf("--database: %w", err)
-			}
-		case <-n.ready:
-			n.refresh(ctx)
-			n.databaseUp(ctx)
-		case <-again.C:
-			if tries := n.unanswered.Load(); tries > 0 && tries < joinTries {
-				n.joinLate()
-			}
-			r := n.service.Registry()
-			if n.store.Ready() == nil && (!r.Ready() || len(r.PendingRevocations()) > 0) {
-				n.refresh(ctx)
-			}
-		}
-	}
-}
-
-// refresh reads registry changes since the last one that this node has.
-func (n *node) refresh(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, refreshLimit)
-	defer cancel()
-	if err := n.service.Registry().Refresh(ctx); err != nil {
-		n.log.Warn("cannot read registry changes; trying again", "error", err)
-	}
-}
-
-// databaseUp is called each time the database becomes usable.
-func (n *node) databaseUp(ctx context.Context) {
-	n.joinLate()
-	if err := os.Remove(n.dir.File(datadir.FileKnown)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		n.log.Warn("cannot remove a file of an older version", "file", datadir.FileKnown, "error", err)
-	}
-	if n.leases != nil {
-		return // leases detect lost nodes
-	}
-	names, err := n.store.NodesWithoutLease(ctx)
-	for _, name := range names { // of the last run, because there is no other node
-		lost, loseErr := n.service.MarkNodeLost(ctx, name, n.started, n.store.OnlineOf)
-		err = errors.Join(err, loseErr)
-		if lost > 0 {
-			n.log.Info("marked devices of the last run as offline", "devices", lost)
-		}
-	}
-	if err != nil {
-		n.log.Warn("cannot mark devices of the last run as offline; trying again when the database is reconnected", "error", err)
-	}
-}
-
 // startFrontEnds starts the listeners for devices.
 func (n *node) startFrontEnds(ctx context.Context) error {
 	if n.cfg.DeviceTLSCert != "" {
@@ -532,52 +466,6 @@ func (n *node) startFrontEnds(ctx context.Context) error {
 	}
 	n.serve("device-listen", n.device, n.deviceNet)
 	return nil
-}
-
-// whileRunning runs a task until the node stops, before it stops parts that were started earlier.
-func (n *node) whileRunning(task func(context.Context)) {
-	ctx, stop := context.WithCancel(context.Background())
-	var done sync.WaitGroup
-	done.Go(func() { task(ctx) })
-	n.onStop(func() {
-		stop()
-		done.Wait()
-	})
-}
-
-func (n *node) httpErrors() *log.Logger { return log.New(httpLog{n.log}, "", 0) }
-
-// serve runs an HTTP server until it is shut down; anything else ends the node.
-func (n *node) serve(flag string, s *http.Server, l net.Listener) {
-	requests, end := context.WithCancel(context.Background())
-	s.BaseContext = func(net.Listener) context.Context { return requests }
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		var err error
-		if s.TLSConfig != nil {
-			err = s.ServeTLS(l, "", "")
-		} else {
-			err = s.Serve(l)
-		}
-		if !errors.Is(err, http.ErrServerClosed) {
-			n.serveErr <- fmt.Errorf("--%s: %w", flag, err)
-		}
-	}()
-	n.onStop(func() {
-		for _, grace := range []time.Duration{callGrace, answerGrace} {
-			ctx, cancel := context.WithTimeout(context.Background(), grace)
-			err := s.Shutdown(ctx)
-			cancel()
-			if err == nil {
-				break
-			}
-			end() // cancels requests that have not ended, which then send an error
-		}
-		_ = s.Close()
-		<-done
-		end()
-	})
 }
 
 // inContainer reports whether the node runs in a container, whose address devices cannot
