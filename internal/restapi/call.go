@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -99,32 +100,8 @@ type callRequest struct {
 // decodeCall reads a tool call strictly. No bytes at all are a call without
 // arguments.
 func decodeCall(body []byte) (c callRequest, err error) {
-	var seen [4]bool
-	err = members(body, func(key, value []byte) error {
-		switch string(key) {
-		case "confirmation":
-			if c.confirmation, err = text(value, "confirmation"); err != nil {
-				return err
-			}
-			return once(&seen[2], "confirmation")
-		case "arguments":
-			if c.arguments, err = object(value, "arguments"); err != nil {
-				return err
-			}
-			return once(&seen[0], "arguments")
-		case "timeout":
-			if c.timeout, err = text(value, "timeout"); err != nil {
-				return err
-			}
-			return once(&seen[1], "timeout")
-		case "later":
-			if c.later, err = text(value, "later"); err != nil {
-				return err
-			}
-			return once(&seen[3], "later")
-		}
-		return unknownMember(key, "arguments, timeout, confirmation, later")
-	})
+	err = decode(body, member{name: "arguments", object: &c.arguments}, member{name: "timeout", text: &c.timeout},
+		member{name: "confirmation", text: &c.confirmation}, member{name: "later", text: &c.later})
 	return c, err
 }
 
@@ -137,45 +114,43 @@ type rpcRequest struct {
 }
 
 func decodeRPC(body []byte) (c rpcRequest, err error) {
-	var seen [4]bool
-	err = members(body, func(key, value []byte) error {
-		switch string(key) {
-		case "confirmation":
-			if c.confirmation, err = text(value, "confirmation"); err != nil {
-				return err
-			}
-			return once(&seen[3], "confirmation")
-		case "method":
-			if c.method, err = text(value, "method"); err != nil {
-				return err
-			}
-			return once(&seen[0], "method")
-		case "params":
-			if c.params, err = object(value, "params"); err != nil {
-				return err
-			}
-			return once(&seen[1], "params")
-		case "timeout":
-			if c.timeout, err = text(value, "timeout"); err != nil {
-				return err
-			}
-			return once(&seen[2], "timeout")
-		}
-		return unknownMember(key, "method, params, timeout, confirmation")
-	})
+	err = decode(body, member{name: "method", text: &c.method}, member{name: "params", object: &c.params},
+		member{name: "timeout", text: &c.timeout}, member{name: "confirmation", text: &c.confirmation})
 	return c, err
 }
 
-// members calls f for every member of the object in body.
-func members(body []byte, f func(key, value []byte) error) error {
+// member is a member that a body may have: an object or a string.
+type member struct {
+	name   string
+	object *[]byte
+	text   *string
+}
+
+// decode reads the object in body, if there is one, into members, each of which it has at most once.
+func decode(body []byte, into ...member) (err error) {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil
 	}
+	seen := 0 // one bit for each member
 	walk := jsonspan.Object(body)
 	for walk.Next() {
-		if err := f(walk.Key(), walk.Value()); err != nil {
+		at := slices.IndexFunc(into, func(m member) bool { return m.name == string(walk.Key()) })
+		if at < 0 {
+			return unknownMember(walk.Key(), into)
+		}
+		m := &into[at]
+		if m.object != nil {
+			*m.object, err = object(walk.Value(), m.name)
+		} else {
+			*m.text, err = text(walk.Value(), m.name)
+		}
+		if err != nil {
 			return err
 		}
+		if seen&(1<<at) != 0 {
+			return badRequest(m.name + " is given twice")
+		}
+		seen |= 1 << at
 	}
 	switch err := walk.Err(); {
 	case errors.Is(err, jsonspan.ErrType):
@@ -186,16 +161,13 @@ func members(body []byte, f func(key, value []byte) error) error {
 	return nil
 }
 
-func once(seen *bool, name string) error {
-	if *seen {
-		return badRequest(name + " is given twice")
+// unknownMember keeps nothing of known, so that what decode is given stays on the stack.
+func unknownMember(key []byte, known []member) error {
+	names := known[0].name
+	for _, m := range known[1:] {
+		names += ", " + m.name
 	}
-	*seen = true
-	return nil
-}
-
-func unknownMember(key []byte, known string) error {
-	return badRequest("the body has no member " + strconv.Quote(string(key)) + "; it takes " + known)
+	return badRequest("the body has no member " + strconv.Quote(string(key)) + "; it takes " + names)
 }
 
 func object(value []byte, name string) ([]byte, error) {
