@@ -3,6 +3,7 @@ package connlimit
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -27,8 +28,8 @@ const (
 	maxAnswer = 4 * WorkRate
 	// WorkWait is the longest that a request waits; it is refused if it would wait longer.
 	WorkWait = 5 * time.Second
-	// refusalDelay is how long a refusal waits: a caller that repeats it at once would have the
-	// node refuse thousands a second.
+	// refusalDelay is how long a refusal waits, and at most as long again: a caller that repeats it at
+	// once would have the node refuse thousands a second, and a batch of requests is not refused in one moment.
 	refusalDelay = time.Second
 	// maxWorkers are the callers remembered; beyond them those that rest are forgotten.
 	maxWorkers = 1_000
@@ -90,7 +91,7 @@ func (w *Work) BeginUnits(ctx context.Context, caller string, units int64) error
 	case wait > w.wait:
 		place.Cancel()
 		w.Refused.Add(1)
-		return pause(ctx, w.refusal, ErrTooMuchWork)
+		return pause(ctx, w.refusal+time.Duration(rand.Float64()*float64(w.refusal)), ErrTooMuchWork)
 	}
 	w.Waited.Add(1)
 	if err := pause(ctx, wait, nil); err != nil {

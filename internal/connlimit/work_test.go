@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,13 +55,47 @@ func TestWorkOfLargeAnswers(t *testing.T) {
 		w.Charge("greedy", 1<<40)
 		begun = time.Now()
 		// security: N43
-		if err := w.Begin(ctx, "greedy"); !errors.Is(err, ErrTooMuchWork) || w.Refused.Load() != 1 || time.Since(begun) != refusalDelay {
+		if err := w.Begin(ctx, "greedy"); !errors.Is(err, ErrTooMuchWork) || w.Refused.Load() != 1 || time.Since(begun) < refusalDelay {
 			t.Errorf("%v after %v", err, time.Since(begun))
 		}
 		time.Sleep(2 * WorkWait)
 		begun = time.Now()
 		if err := w.Begin(ctx, "greedy"); err != nil || time.Since(begun) != 0 {
 			t.Errorf("the caller does not come back: %v after %v", err, time.Since(begun))
+		}
+	})
+}
+
+// Requests that came together are not refused together: a thousand goroutines that go on in one moment delay
+// everybody else.
+func TestRefusalsAreSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := NewWork()
+		for w.of("a").Tokens() > -2*WorkRate*WorkWait.Seconds() {
+			w.Charge("a", maxAnswer*WorkBytes)
+		}
+		const requests = 1_000
+		begun, ends := time.Now(), make(chan time.Duration, requests)
+		for range requests {
+			go func() {
+				if err := w.Begin(t.Context(), "a"); !errors.Is(err, ErrTooMuchWork) {
+					t.Error(err)
+				}
+				ends <- time.Since(begun)
+			}()
+		}
+		const steps = 10
+		var at [steps]int
+		for range requests {
+			end := <-ends
+			if end < refusalDelay || end >= 2*refusalDelay {
+				t.Fatalf("a refusal after %v, want %v to %v", end, refusalDelay, 2*refusalDelay)
+			}
+			at[(end-refusalDelay)*steps/refusalDelay]++
+		}
+		// security: N43
+		if most := slices.Max(at[:]); most > 2*requests/steps {
+			t.Errorf("%d of %d requests are refused within a tenth of %v: %d", most, requests, refusalDelay, at)
 		}
 	})
 }
