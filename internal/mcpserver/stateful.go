@@ -24,7 +24,7 @@ func (s *Server) serveStateful(w http.ResponseWriter, r *http.Request, v *reques
 	h := s.endpointOf(v).stateful
 	id := r.Header.Get("Mcp-Session-Id")
 	if r.Method == http.MethodPost {
-		answered, err := s.answerPost(w, r, id)
+		answered, err := s.answerPost(w, r, v, id)
 		if err != nil {
 			s.refuse(w, r, refuse(refusedBody, devices.CodeBadRequest, "the request body is incomplete"))
 			return
@@ -59,17 +59,24 @@ func (s *Server) serveStateful(w http.ResponseWriter, r *http.Request, v *reques
 }
 
 // answerPost answers requests to which the SDK would respond outside the protocol: an
-// unknown method, and a request without the session that it needs.
-func (s *Server) answerPost(w http.ResponseWriter, r *http.Request, session string) (answered bool, err error) {
+// unknown method, and a request without the session that it needs. Each message of a batch is a unit of
+// work, since the SDK decodes all of them before it begins any.
+func (s *Server) answerPost(w http.ResponseWriter, r *http.Request, v *requestInfo, session string) (answered bool, err error) {
 	body, err := readBody(r)
 	if err != nil {
 		return false, err
 	}
-	method, call := callOf(body)
-	switch {
-	case isLargeBatch(body):
+	batch := batchSize(body)
+	if batch > MaxBatch {
 		writeError(w, http.StatusBadRequest, errorAnswer([]byte("null"), jsonrpc.CodeInvalidRequest, "a batch has at most "+strconv.Itoa(MaxBatch)+" messages; send several"))
 		return true, nil
+	}
+	if err := s.opt.Work.BeginUnits(r.Context(), v.caller.Key, int64(batch)); err != nil {
+		s.refuse(w, r, refuse(refusedRate, devices.CodeDeviceBusy, err.Error()))
+		return true, nil
+	}
+	method, call := callOf(body)
+	switch {
 	case call == nil:
 		return false, nil
 	case session == "" && method != "initialize" && method != "server/discover":
@@ -103,16 +110,15 @@ func callOf(body []byte) (method string, id []byte) {
 	return method, id
 }
 
-// isLargeBatch reports whether a body is a batch of more than MaxBatch messages. Decoding a
-// message costs far more than sending it.
-func isLargeBatch(body []byte) bool {
+// batchSize returns the number of messages of a batch, and at most one more than MaxBatch; 0 for a body that
+// is none. Decoding a message costs far more than sending it.
+func batchSize(body []byte) (n int) {
 	if jsonspan.KindOf(bytes.TrimLeft(body[:min(len(body), 64)], " \t\r\n")) != jsonspan.KindArray {
-		return false
+		return 0
 	}
-	n := 0
 	for w := jsonspan.Array(body); n <= MaxBatch && w.Next(); n++ {
 	}
-	return n > MaxBatch
+	return n
 }
 
 // methodNotFound returns the error for an unknown method.

@@ -23,8 +23,21 @@ func TestWorkOfOneKey(t *testing.T) {
 	if a := call("find_devices", `{}`); a.status != http.StatusOK || strings.Contains(a.body, refused) {
 		t.Fatalf("%d %s", a.status, a.body)
 	}
+	const era = "2025-03-26"
+	session := f.send(t, http.MethodPost, PathMCP, admin, strings.Replace(hello, "2025-06-18", era, 1)).header.Get("Mcp-Session-Id")
+	batch := func() answer {
+		const message = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
+		return f.send(t, http.MethodPost, PathMCP, admin, "["+message+","+message+"]", "Mcp-Session-Id", session, "Mcp-Protocol-Version", era)
+	}
+	if a := batch(); a.status != http.StatusAccepted {
+		t.Fatalf("a batch: %d %s", a.status, a.body)
+	}
 	for range 20 {
 		work.Charge("admin", 1<<40)
+	}
+	// security: N43
+	if a := batch(); a.status != http.StatusTooManyRequests {
+		t.Errorf("a batch: %d %s", a.status, a.body)
 	}
 	for _, tool := range []string{"find_devices", "search_device_tools", "describe_device"} {
 		// security: N43
