@@ -39,10 +39,40 @@ type hold struct {
 	lease  *time.Timer
 }
 
+// newHold is the hold of a place that was taken.
+func newHold(places chan struct{}) *hold {
+	h := &hold{places: places}
+	h.lease = time.AfterFunc(slotTime, h.end)
+	return h
+}
+
+// leave gives the place back before its time.
+func (h *hold) leave() {
+	h.lease.Stop()
+	h.end()
+}
+
 func (h *hold) end() {
 	if h.ended.CompareAndSwap(false, true) {
 		<-h.places
 	}
+}
+
+// Places bound how many requests of one kind are worked on at once, whoever sends them. Requests that wait
+// for the same commit go on together, and as many as there are connections would delay every other
+// request. It is safe for concurrent use.
+type Places chan struct{}
+
+// Enter waits for a place, and returns what gives it back, or the error of ctx. After slotTime a place
+// is given back by itself. leave may be called any number of times.
+func (p Places) Enter(ctx context.Context) (leave func(), err error) {
+	select {
+	case p <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	h := newHold(p)
+	return h.leave, nil
 }
 
 // Compute waits for a slot of the caller, at most WorkWait; then it returns ErrTooMuchWork. The
@@ -73,15 +103,11 @@ func (w *Work) Compute(ctx context.Context, caller string) (*Slot, error) {
 	return s, nil
 }
 
-func (s *Slot) begin() {
-	h := &hold{places: s.places}
-	h.lease = time.AfterFunc(slotTime, h.end)
-	s.hold = h
-}
+func (s *Slot) begin() { s.hold = newHold(s.places) }
 
 // threadShare is the part of the threads of lower priority that one caller has: a request keeps its
-// thread while it waits for its client.
-const threadShare = 4
+// thread while it waits for its client. Without a thread it computes at the priority of calls.
+const threadShare = 2
 
 // Run runs f, which computes in the slot, on a thread of lower priority, if the caller's share
 // has one left.
@@ -104,8 +130,7 @@ func (s *Slot) Leave() {
 	if s == nil || s.hold == nil {
 		return
 	}
-	s.hold.lease.Stop()
-	s.hold.end()
+	s.hold.leave()
 	s.hold = nil
 }
 

@@ -1,6 +1,7 @@
 package connlimit
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"testing"
@@ -95,6 +96,44 @@ func TestSlotsAreGivenBack(t *testing.T) {
 		}
 		if n := len(w.of("a").places); n != 0 {
 			t.Errorf("%d slots are taken at the end", n)
+		}
+	})
+}
+
+// Others wait while all places are taken, until one is given back or was held for too long.
+func TestPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		places, begun := make(Places, 2), time.Now()
+		enter := func() (leave func(), waited time.Duration) {
+			leave, err := places.Enter(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return leave, time.Since(begun)
+		}
+		first, _ := enter()
+		second, _ := enter()
+		time.AfterFunc(slotTime/2, first)
+		third, waited := enter()
+		// security: N43
+		if waited != slotTime/2 {
+			t.Errorf("a third request waits %v, want %v", waited, slotTime/2)
+		}
+		fourth, waited := enter()
+		if waited != slotTime {
+			t.Errorf("a fourth waits %v for a place that is held, want %v", waited, slotTime)
+		}
+		gone, end := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, end)
+		if _, err := places.Enter(gone); !errors.Is(err, context.Canceled) {
+			t.Errorf("a request whose client has gone: %v", err)
+		}
+		for _, leave := range []func(){first, second, third, fourth} {
+			leave()
+			leave()
+		}
+		if len(places) != 0 {
+			t.Errorf("%d places are taken at the end", len(places))
 		}
 	})
 }

@@ -81,6 +81,7 @@ type Server struct {
 	opt        Options
 	limits     limits // of all requests
 	newDevices limits // of unknown devices
+	joining    connlimit.Places
 
 	// Replies counts replies by kind: member, waiting, bad_request, rate_limited,
 	// too_many_new, unavailable, unsafe.
@@ -89,7 +90,7 @@ type Server struct {
 
 // New returns a Server.
 func New(opt Options) *Server {
-	s := &Server{opt: opt}
+	s := &Server{opt: opt, joining: make(connlimit.Places, maxJoining)}
 	s.Replies.Add(unsafeReply, 0) // otherwise an alert on its increase would miss the first one
 	s.limits.byAddr, s.newDevices.byAddr = map[netip.Addr]*rate.Limiter{}, map[netip.Addr]*rate.Limiter{}
 	return s
@@ -102,7 +103,7 @@ func (s *Server) Register(mux *http.ServeMux) {
 		check := func(w http.ResponseWriter, r *http.Request) { s.check(w, r, pinned) }
 		if pinned == devices.TransportMQTT && s.opt.MQTT == nil {
 			check = func(w http.ResponseWriter, _ *http.Request) {
-				s.refuse(w, "unavailable", http.StatusServiceUnavailable, errors.New("this node does not serve MQTT; use "+PathOTA))
+				s.refuse(w, unavailable, http.StatusServiceUnavailable, errors.New("this node does not serve MQTT; use "+PathOTA))
 			}
 		}
 		mux.HandleFunc("POST "+path+"{$}", check)
@@ -163,10 +164,19 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 	}
 	step.Device = c.Device
 	c.From, c.Offer = s.address(r), s.transport(pinned, devices.TransportNone)
-	if !s.opt.Service.IsKnown(c.Device) && !s.newDevices.allow(c.From, s.opt.NewPerMinute, newBurst*s.opt.NewPerMinute) {
-		step.Cause = devices.CauseTooManyNew
-		s.refuse(w, tooManyNew, http.StatusServiceUnavailable, errors.New("too many new devices from this address; try again"))
-		return
+	if !s.opt.Service.IsKnown(c.Device) {
+		if !s.newDevices.allow(c.From, s.opt.NewPerMinute, newBurst*s.opt.NewPerMinute) {
+			step.Cause = devices.CauseTooManyNew
+			s.refuse(w, tooManyNew, http.StatusServiceUnavailable, errors.New("too many new devices from this address; try again"))
+			return
+		}
+		leave, err := s.joining.Enter(r.Context())
+		if err != nil {
+			step.Cause, step.Text = devices.StepCause(unavailable), err.Error()
+			s.refuse(w, unavailable, http.StatusServiceUnavailable, errors.New("the node is stopping; try again"))
+			return
+		}
+		defer leave()
 	}
 	welcome, err := s.opt.Service.CheckIn(r.Context(), c)
 	if err != nil {
@@ -174,7 +184,7 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 		status := http.StatusBadRequest
 		kind := "bad_request"
 		if e.Code == devices.CodeUnavailable {
-			status, kind = http.StatusServiceUnavailable, "unavailable"
+			status, kind = http.StatusServiceUnavailable, unavailable
 		}
 		step.Cause, step.Text = devices.StepCause(kind), e.Detail
 		s.refuse(w, kind, status, e)
@@ -280,6 +290,13 @@ const unsafeReply = "unsafe"
 
 // tooManyNew is the kind of refusals of unknown devices above the limit.
 const tooManyNew = "too_many_new"
+
+// unavailable is the kind of refusals that the device can do nothing about.
+const unavailable = "unavailable"
+
+// maxJoining is how many unknown devices are worked on at once, so that those that come are not in the
+// way of those that are there.
+const maxJoining = 16
 
 // newBurst is the burst of new devices from one address, in minutes of its rate, for sites
 // that are being installed.
