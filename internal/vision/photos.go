@@ -96,7 +96,7 @@ func (s *Server) Open(ctx context.Context, id string) (photo devices.Photo, cont
 	if err != nil {
 		return devices.Photo{}, nil, err
 	}
-	jpeg, err := o.objects.GetBytes(ctx, id)
+	jpeg, err := s.fetch(ctx, o, id)
 	if err != nil {
 		return devices.Photo{}, nil, photoError(id, err)
 	}
@@ -109,11 +109,23 @@ func (s *Server) content(ctx context.Context, id string) ([]byte, error) {
 	if err != nil {
 		return nil, errStoreUnavailable(err)
 	}
-	content, err := o.objects.GetBytes(ctx, id)
+	content, err := s.fetch(ctx, o, id)
 	if err != nil {
 		return nil, photoError(id, err)
 	}
 	return content, nil
+}
+
+// fetch reads a photo from the store. At most MaxFetching are read in one moment: with an embedded server the
+// node computes and copies for each of them.
+func (s *Server) fetch(ctx context.Context, o *openStore, id string) ([]byte, error) {
+	select {
+	case s.fetching <- struct{}{}:
+		defer func() { <-s.fetching }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return o.objects.GetBytes(ctx, id)
 }
 
 // Delete removes a photo.

@@ -2,6 +2,7 @@ package vision
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -425,3 +426,25 @@ func FuzzUpload(f *testing.F) {
 }
 
 var _ session.Vision = (*Server)(nil)
+
+// While MaxFetching photos are read from the store, a further reader waits, no longer than its request.
+func TestPhotosAreFetchedInTurn(t *testing.T) {
+	c := newTestServer(t)
+	id := c.camera(t, robot, strings.NewReader(cameraBody("q", picture(t, 64)))).must(t)
+	for range MaxFetching {
+		c.vision.fetching <- struct{}{}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	// security: N43
+	if _, _, err := c.vision.Open(ctx, id); err == nil {
+		t.Error("a photo was read beside as many as may be read at once")
+	}
+	<-c.vision.fetching
+	if _, jpeg := c.content(t, id); len(jpeg) == 0 {
+		t.Error("an empty photo")
+	}
+	if n := len(c.vision.fetching); n != MaxFetching-1 {
+		t.Errorf("%d photos are being read, want %d", n, MaxFetching-1)
+	}
+}
