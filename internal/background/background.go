@@ -18,7 +18,7 @@ import (
 const (
 	// MaxThreads are the threads that exist at once at most. Work beyond them runs on
 	// the goroutine that brings it.
-	MaxThreads = 32
+	MaxThreads = 64
 	// idleTime is how long a thread without work is kept.
 	idleTime = 10 * time.Second
 	// niceness is added to the priority of a thread (nice(2)). The thread has a third of the share of
