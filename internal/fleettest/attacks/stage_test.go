@@ -40,13 +40,21 @@ const (
 
 // Environment of this program when it starts itself again.
 const (
-	envNode     = "ATTACK_NODE_CPU" // the processor of the node
-	envPrograms = "ATTACK_PROGRAMS" // the directory in which they were built
-	envCaller   = "ATTACK_CALLER"   // it makes the other calls
+	envPriorities = "ATTACK_PRIORITIES" // the parts have priorities
+	envPrograms   = "ATTACK_PROGRAMS"   // the directory in which they were built
+	envCaller     = "ATTACK_CALLER"     // it makes the other calls
 )
 
-// TestMain gives the attackers, which are this process, a processor of their own, and the node with its devices and their
-// callers another one.
+// Priorities of the parts (chrt(1)). Attackers, devices and callers stand for other machines: those that attack,
+// which are this process, have what nobody else wants of the processors, and the others, which need little, have them at
+// once. So what is measured is the node.
+var (
+	ofAttackers = []string{"chrt", "--idle", "0"}
+	ofOthers    = []string{"chrt", "--rr", "1"}
+	ofNode      = []string{"chrt", "--other", "0"}
+)
+
+// TestMain starts this program again at the priority of attackers.
 func TestMain(m *testing.M) {
 	code, err := run(m)
 	if err != nil {
@@ -69,15 +77,14 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if _, err := fleettest.Build(dir); err != nil { // with all processors
+	if _, err := fleettest.Build(dir); err != nil {
 		return 0, err
 	}
 	command, environment := os.Args, append(os.Environ(), envPrograms+"="+dir)
-	cpus := processors()
-	if _, err := exec.LookPath("taskset"); err == nil && len(cpus) > 1 {
-		command, environment = append([]string{"taskset", "-c", cpus[1]}, command...), append(environment, envNode+"="+cpus[0])
+	if err := exec.Command(ofOthers[0], append(ofOthers[1:], "true")...).Run(); err != nil {
+		fmt.Println("  attacks LACKS: chrt and the right to real-time priority; attackers take the processors from node, devices and callers, and ratios mean little")
 	} else {
-		fmt.Println("  attacks LACKS: two processors and taskset; node and attackers share what there is, and ratios mean little")
+		command, environment = append(slices.Clone(ofAttackers), command...), append(environment, envPriorities+"=1")
 	}
 	again := exec.Command(command[0], command[1:]...)
 	again.Env, again.Stdout, again.Stderr = environment, os.Stdout, os.Stderr
@@ -87,42 +94,20 @@ func run(m *testing.M) (code int, err error) {
 	return 0, nil
 }
 
-// processors are those that this process may use.
-func processors() (list []string) {
-	status, _ := os.ReadFile("/proc/self/status") // elsewhere: none
-	_, rest, _ := strings.Cut(string(status), "Cpus_allowed_list:")
-	allowed, _, _ := strings.Cut(rest, "\n")
-	for part := range strings.SplitSeq(strings.TrimSpace(allowed), ",") {
-		first, last, isRange := strings.Cut(part, "-")
-		if !isRange {
-			last = first
-		}
-		from, err := strconv.Atoi(first)
-		to, errTo := strconv.Atoi(last)
-		if err != nil || errTo != nil {
-			return nil
-		}
-		for i := from; i <= to; i++ {
-			list = append(list, strconv.Itoa(i))
-		}
-	}
-	return list
-}
-
-// pinned is a command line on the node's processor.
-func pinned(command ...string) []string {
-	if cpu := os.Getenv(envNode); cpu != "" {
-		return append([]string{"taskset", "-c", cpu}, command...)
+// prioritized is a command line at a priority.
+func prioritized(priority []string, command ...string) []string {
+	if os.Getenv(envPriorities) != "" {
+		return append(slices.Clone(priority), command...)
 	}
 	return command
 }
 
-// pinnedProgram is a program that runs on the node's processor, and writes its log to a file: this process, which is
-// busy, would read a pipe so slowly that the program waits.
-func pinnedProgram(t *testing.T, program, log string) string {
+// prioritizedProgram is a program at a priority that writes its log to a file: this process, which is busy, would
+// read a pipe so slowly that the program waits.
+func prioritizedProgram(t *testing.T, priority []string, program, log string) string {
 	t.Helper()
 	script := filepath.Join(t.TempDir(), filepath.Base(program))
-	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec "+strings.Join(pinned(program), " ")+" \"$@\" 2>>"+log+"\n"), 0o700); err != nil {
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec "+strings.Join(prioritized(priority, program), " ")+" \"$@\" 2>>"+log+"\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return script
@@ -166,7 +151,7 @@ func newStage(t *testing.T, secure bool) *stage {
 	t.Helper()
 	dir, logs := os.Getenv(envPrograms), t.TempDir()
 	nodeLog := filepath.Join(logs, "node")
-	programs := fleettest.Programs{Fleetd: pinnedProgram(t, filepath.Join(dir, "fleetd"), nodeLog), Simulator: pinnedProgram(t, filepath.Join(dir, "simulator"), filepath.Join(logs, "simulator"))}
+	programs := fleettest.Programs{Fleetd: prioritizedProgram(t, ofNode, filepath.Join(dir, "fleetd"), nodeLog), Simulator: prioritizedProgram(t, ofOthers, filepath.Join(dir, "simulator"), filepath.Join(logs, "simulator"))}
 	t.Cleanup(func() { checkLog(t, nodeLog) })
 	s := &stage{T: t, gateway: freeAddress(t), secure: secure,
 		web: &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}}
@@ -272,14 +257,14 @@ type answer struct {
 	P99           time.Duration
 }
 
-// startCaller starts the process that makes the other calls, beside the node.
+// startCaller starts the process that makes the other calls.
 func (s *stage) startCaller() {
 	s.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		s.Fatal(err)
 	}
-	command := pinned(self)
+	command := prioritized(ofOthers, self)
 	if s.caller, err = load.StartChild(command[0], []string{envCaller + "=1"}, command[1:]...); err != nil {
 		s.Fatal(err)
 	}
