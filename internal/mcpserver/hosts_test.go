@@ -11,7 +11,9 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/jsonspan"
 )
 
 // There is no authorization server, and a host that looks for one gets 404: after a 401
@@ -326,5 +328,22 @@ func TestBatchesAreBounded(t *testing.T) {
 		if got := strings.Contains(a.body, "a batch has at most 100 messages"); got != refused || (a.status == http.StatusAccepted) == refused {
 			t.Errorf("%d messages: %d %s", n, a.status, a.body)
 		}
+	}
+	const message = `{"jsonrpc":"2.0","id":1,"method":"tools/list"},`
+	many := strings.TrimSuffix(strings.Repeat(message, 2*MaxBatch), ",") + "]"
+	deep := strings.Replace(message, `"tools/list"`, `"tools/list","params":`+strings.Repeat("[", jsonspan.MaxDepth)+strings.Repeat("]", jsonspan.MaxDepth), 1)
+	for name, body := range map[string]string{"after white space": strings.Repeat(" ", 100) + "[" + many, "after a nested message": "[" + deep + many} {
+		// security: H14
+		if a := f.send(t, http.MethodPost, PathMCP, admin, body, "Mcp-Session-Id", session, "Mcp-Protocol-Version", era); !strings.Contains(a.body, "a batch has at most 100 messages") {
+			t.Errorf("%s: %d %.200s", name, a.status, a.body)
+		}
+		// security: H14
+		if a := f.send(t, http.MethodPost, PathMCP, admin, body, "Mcp-Protocol-Version", "2026-07-28"); !strings.Contains(a.body, "this revision has no batches") {
+			t.Errorf("%s, without a session: %d %.200s", name, a.status, a.body)
+		}
+	}
+	large := `  {"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"x":"` + strings.Repeat("x", connlimit.BodyWork) + `",` + benchMeta + `}}`
+	if a := f.send(t, http.MethodPost, PathMCP, admin, large, "Mcp-Protocol-Version", "2026-07-28", "Mcp-Method", "tools/list"); a.status != http.StatusOK {
+		t.Errorf("a large body: %d %s", a.status, a.body)
 	}
 }

@@ -266,7 +266,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == PathSSE:
 		s.serveSSE(out, r, v)
 	case r.Header.Get("Mcp-Protocol-Version") >= revisionModern:
-		s.endpointOf(v).stateless.ServeHTTP(out, r)
+		if !refuseBatch(out, r) {
+			s.endpointOf(v).stateless.ServeHTTP(out, r)
+		}
 	default:
 		s.serveStateful(out, r, v)
 	}

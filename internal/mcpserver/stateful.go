@@ -1,7 +1,9 @@
 package mcpserver
 
 import (
+	"bufio"
 	"bytes"
+	"errors"
 	"io"
 	"net/http"
 	"strconv"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -96,6 +99,29 @@ func readBody(r *http.Request) ([]byte, error) {
 	return body, err
 }
 
+// refuseBatch answers a batch in a revision that has none, before the SDK decodes all of it. Small bodies are left to
+// the SDK.
+func refuseBatch(w http.ResponseWriter, r *http.Request) (refused bool) {
+	if r.Method != http.MethodPost || r.ContentLength >= 0 && r.ContentLength <= connlimit.BodyWork {
+		return false
+	}
+	body := bufio.NewReaderSize(r.Body, 512)
+	r.Body = readCloser{body, r.Body}
+	for {
+		first, err := body.ReadByte()
+		switch {
+		case err != nil: // the SDK sees it, too
+			return false
+		case first == '[':
+			writeError(w, http.StatusBadRequest, errorAnswer([]byte("null"), jsonrpc.CodeInvalidRequest, "this revision has no batches; send each message in a request of its own"))
+			return true
+		case !strings.ContainsRune(" \t\r\n", rune(first)):
+			_ = body.UnreadByte() // it was read
+			return false
+		}
+	}
+}
+
 // callOf returns the method and the id of a call. Both are empty for a body that is
 // too large or not JSON, and for batches, responses and notifications.
 func callOf(body []byte) (method string, id []byte) {
@@ -110,13 +136,18 @@ func callOf(body []byte) (method string, id []byte) {
 	return method, id
 }
 
-// batchSize returns the number of messages of a batch, and at most one more than MaxBatch; 0 for a body that
-// is none. Decoding a message costs far more than sending it.
+// batchSize returns the number of messages of a batch, and at most one more than MaxBatch, also if they cannot be
+// counted; 0 for a body that is none. Decoding a message costs far more than sending it.
 func batchSize(body []byte) (n int) {
-	if jsonspan.KindOf(bytes.TrimLeft(body[:min(len(body), 64)], " \t\r\n")) != jsonspan.KindArray {
+	if jsonspan.KindOf(bytes.TrimLeft(body, " \t\r\n")) != jsonspan.KindArray {
 		return 0
 	}
-	for w := jsonspan.Array(body); n <= MaxBatch && w.Next(); n++ {
+	w := jsonspan.Array(body)
+	for n <= MaxBatch && w.Next() {
+		n++
+	}
+	if errors.Is(w.Err(), jsonspan.ErrDepth) {
+		return MaxBatch + 1
 	}
 	return n
 }

@@ -35,7 +35,7 @@ func TestWorkOfOneKey(t *testing.T) {
 	for range 20 {
 		work.Charge("admin", 1<<40)
 	}
-	// security: N43
+	// security: H14 N43
 	if a := batch(); a.status != http.StatusTooManyRequests {
 		t.Errorf("a batch: %d %s", a.status, a.body)
 	}
