@@ -115,7 +115,7 @@ func TestPlaces(t *testing.T) {
 		second, _ := enter()
 		time.AfterFunc(slotTime/2, first)
 		third, waited := enter()
-		// security: N43
+		// security: N47
 		if waited != slotTime/2 {
 			t.Errorf("a third request waits %v, want %v", waited, slotTime/2)
 		}

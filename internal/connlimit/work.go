@@ -28,8 +28,8 @@ const (
 	maxAnswer = 4 * WorkRate
 	// WorkWait is the longest that a request waits; it is refused if it would wait longer.
 	WorkWait = 5 * time.Second
-	// refusalDelay is how long a refusal waits, and at most as long again: a caller that repeats it at
-	// once would have the node refuse thousands a second, and a batch of requests is not refused in one moment.
+	// refusalDelay is how long a refusal waits at least; at most twice as long. A caller that repeats it at once
+	// would have the node refuse thousands a second, and requests that came together must not end together.
 	refusalDelay = time.Second
 	// maxWorkers are the callers remembered; beyond them those that rest are forgotten.
 	maxWorkers = 1_000

@@ -170,10 +170,10 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 			s.refuse(w, tooManyNew, http.StatusServiceUnavailable, errors.New("too many new devices from this address; try again"))
 			return
 		}
-		leave, err := s.joining.Enter(r.Context())
+		leave, err := s.enter(r.Context())
 		if err != nil {
 			step.Cause, step.Text = devices.StepCause(unavailable), err.Error()
-			s.refuse(w, unavailable, http.StatusServiceUnavailable, errors.New("the node is stopping; try again"))
+			s.refuse(w, unavailable, http.StatusServiceUnavailable, err)
 			return
 		}
 		defer leave()
@@ -291,12 +291,25 @@ const unsafeReply = "unsafe"
 // tooManyNew is the kind of refusals of unknown devices above the limit.
 const tooManyNew = "too_many_new"
 
-// unavailable is the kind of refusals that the device can do nothing about.
+// unavailable is the kind of refusals because the node cannot serve the check now.
 const unavailable = "unavailable"
 
-// maxJoining is how many unknown devices are worked on at once, so that those that come are not in the
-// way of those that are there.
-const maxJoining = 16
+// maxJoining is how many unknown devices are worked on at once, so that they delay the calls of known ones by
+// little, and joinWait how long the check of a further one waits.
+const (
+	maxJoining = 16
+	joinWait   = time.Second
+)
+
+// enter waits for a place among the unknown devices that are worked on.
+func (s *Server) enter(ctx context.Context) (leave func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, joinWait)
+	defer cancel()
+	if leave, err = s.joining.Enter(ctx); err != nil {
+		return nil, errors.New("too many unknown devices at once; try again")
+	}
+	return leave, nil
+}
 
 // newBurst is the burst of new devices from one address, in minutes of its rate, for sites
 // that are being installed.

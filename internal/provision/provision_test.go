@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"fleetd/internal/attest"
@@ -406,6 +407,35 @@ func TestNewMembersPerAddress(t *testing.T) {
 			t.Errorf("another address: %d", w.Code)
 		}
 	}
+}
+
+// While as many unknown devices are worked on as may be, a further one waits, and known ones do not.
+func TestUnknownDevicesInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, fleet.Config{}, nil)
+		ask := func(id string) (code int, waited time.Duration) {
+			begun := time.Now()
+			return b.do("POST", PathOTA, "{}", map[string]string{"Device-Id": id, "Client-Id": "c"}).Code, time.Since(begun)
+		}
+		if code, _ := ask(mac); code != http.StatusOK {
+			t.Fatal(code)
+		}
+		for range maxJoining {
+			b.server.joining <- struct{}{}
+		}
+		// security: N47
+		if code, waited := ask(mac); code != http.StatusOK || waited != 0 {
+			t.Errorf("a known device: %d after %v", code, waited)
+		}
+		// security: N47
+		if code, waited := ask("02:00:00:00:01:01"); code != http.StatusServiceUnavailable || waited != joinWait {
+			t.Errorf("an unknown device: %d after %v", code, waited)
+		}
+		time.AfterFunc(joinWait/2, func() { <-b.server.joining })
+		if code, waited := ask("02:00:00:00:01:01"); code != http.StatusOK || waited != joinWait/2 {
+			t.Errorf("a place is free: %d after %v", code, waited)
+		}
+	})
 }
 
 // HAProxy, among others, adds a second field instead of extending the first. Text from the
