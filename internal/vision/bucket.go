@@ -33,8 +33,8 @@ type bucket struct {
 	oldest   uint64
 	// lastError is why the store could not be created at the last attempt.
 	lastError atomic.Pointer[error]
-	// onEvict is called for each photo that was removed to make room.
-	onEvict func(ctx context.Context, id string)
+	// onEvict is called for the photos that were removed to make room.
+	onEvict func(ctx context.Context, ids []string)
 }
 
 type openStore struct {
@@ -43,8 +43,10 @@ type openStore struct {
 }
 
 func newBucket(opt Options) *bucket {
-	b := &bucket{js: opt.JetStream, onEvict: func(ctx context.Context, id string) {
-		_ = opt.Index.Remove(ctx, id) // if this fails, it is removed when it is not found
+	b := &bucket{js: opt.JetStream, onEvict: func(ctx context.Context, ids []string) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), indexTime) // the upload may have ended
+		defer cancel()
+		_ = opt.Index.Remove(ctx, ids...) // if this fails, each is removed when it is not found
 	}, open: make(chan *openStore, 1), evicting: make(chan struct{}, 1),
 		config: jetstream.ObjectStoreConfig{Bucket: opt.Bucket, Description: "photos of fleetd's devices", TTL: opt.Retention,
 			MaxBytes: opt.Limit, Replicas: max(opt.Replicas, 1), Storage: jetstream.FileStorage}}
@@ -256,6 +258,12 @@ func (b *bucket) evict(ctx context.Context) (more bool, err error) {
 		b.oldest = 0 // the stream was created again
 	}
 	space := min(evictBytes, uint64(b.config.MaxBytes)/2)
+	var evicted []string
+	defer func() {
+		if len(evicted) > 0 {
+			b.onEvict(ctx, evicted)
+		}
+	}()
 	for seq, freed := max(b.oldest, status.State.FirstSeq), uint64(0); freed < space; {
 		// The oldest photo is the first that was completed.
 		msg, err := o.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(b.metaSubjects()))
@@ -292,7 +300,7 @@ func (b *bucket) evict(ctx context.Context) (more bool, err error) {
 		if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 			return false, err
 		}
-		b.onEvict(ctx, info.Name)
+		evicted = append(evicted, info.Name)
 		freed += info.Size
 	}
 	return true, nil

@@ -16,6 +16,9 @@ import (
 // readTime is the time limit of one read of the object store.
 const readTime = 15 * time.Second
 
+// errTooManyRead refuses to read a photo beside as many as are being read.
+var errTooManyRead = &devices.Error{Code: devices.CodeUnavailable, Part: "photos", Detail: "too many photos are being read; try again"}
+
 // errStoreUnavailable returns the error while the store is unreachable.
 func errStoreUnavailable(err error) error {
 	return &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Detail: "the photo store does not answer: " + err.Error()}
@@ -84,7 +87,7 @@ func (s *Server) Open(ctx context.Context, id string) (photo devices.Photo, cont
 	select {
 	case s.reading <- struct{}{}:
 	case <-ctx.Done():
-		return devices.Photo{}, nil, &devices.Error{Code: devices.CodeUnavailable, Part: "photos", Detail: "too many photos are being read; try again"}
+		return devices.Photo{}, nil, errTooManyRead
 	}
 	leave := sync.OnceFunc(func() { <-s.reading })
 	defer func() {
@@ -98,7 +101,7 @@ func (s *Server) Open(ctx context.Context, id string) (photo devices.Photo, cont
 	}
 	jpeg, err := s.fetch(ctx, o, id)
 	if err != nil {
-		return devices.Photo{}, nil, photoError(id, err)
+		return devices.Photo{}, nil, err
 	}
 	return photoOf(info), openedPhoto{bytes.NewReader(jpeg), leave}, nil
 }
@@ -109,23 +112,22 @@ func (s *Server) content(ctx context.Context, id string) ([]byte, error) {
 	if err != nil {
 		return nil, errStoreUnavailable(err)
 	}
-	content, err := s.fetch(ctx, o, id)
-	if err != nil {
-		return nil, photoError(id, err)
-	}
-	return content, nil
+	return s.fetch(ctx, o, id)
 }
 
 // fetch reads a photo from the store. At most MaxFetching are read in one moment: with an embedded server the
 // node computes and copies for each of them.
 func (s *Server) fetch(ctx context.Context, o *openStore, id string) ([]byte, error) {
-	select {
-	case s.fetching <- struct{}{}:
-		defer func() { <-s.fetching }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	leave, err := s.fetching.Enter(ctx)
+	if err != nil {
+		return nil, errTooManyRead
 	}
-	return o.objects.GetBytes(ctx, id)
+	defer leave()
+	jpeg, err := o.objects.GetBytes(ctx, id)
+	if err != nil {
+		return nil, photoError(id, err)
+	}
+	return jpeg, nil
 }
 
 // Delete removes a photo.
