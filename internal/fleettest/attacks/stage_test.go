@@ -46,8 +46,8 @@ const (
 )
 
 // Priorities of the parts (chrt(1)). Attackers, devices and callers stand for other machines: those that attack,
-// which are this process, have what nobody else wants of the processors, and the others, which need little, have them at
-// once. So what is measured is the node.
+// which are this process, have what the node leaves of the processors, and the others, which need little, have them at
+// once. So a call waits for the node and for nothing else, and an attack is as strong as a processor or two.
 var (
 	ofAttackers = []string{"chrt", "--idle", "0"}
 	ofOthers    = []string{"chrt", "--rr", "1"}
@@ -81,7 +81,7 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	command, environment := os.Args, append(os.Environ(), envPrograms+"="+dir)
-	if err := exec.Command(ofOthers[0], append(ofOthers[1:], "true")...).Run(); err != nil {
+	if err := exec.Command(ofAttackers[0], slices.Concat(ofAttackers[1:], ofOthers, ofNode, []string{"true"})...).Run(); err != nil {
 		fmt.Println("  attacks LACKS: chrt and the right to real-time priority; attackers take the processors from node, devices and callers, and ratios mean little")
 	} else {
 		command, environment = append(slices.Clone(ofAttackers), command...), append(environment, envPriorities+"=1")
