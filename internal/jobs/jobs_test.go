@@ -68,6 +68,29 @@ func TestWindow(t *testing.T) {
 	}
 }
 
+// In the night in which clocks go back a window that opens within the repeated hour stays open in its second pass.
+func TestWindowWhenClocksGoBack(t *testing.T) {
+	for name, zone := range map[string]struct {
+		cron, opens string
+	}{"Europe/Berlin": {"30 2 * * *", "2026-10-25T00:30:00Z"}, "America/New_York": {"30 1 * * *", "2026-11-01T05:30:00Z"}} {
+		place, err := time.LoadLocation(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		opens, err := time.Parse(time.RFC3339, zone.opens)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := Window{Schedule{zone.cron, place}, 3 * time.Hour}
+		for after, want := range map[time.Duration]bool{-time.Minute: false, 0: true, 29 * time.Minute: true, 31 * time.Minute: true, 59 * time.Minute: true, 61 * time.Minute: true,
+			3*time.Hour - time.Minute: true, 3 * time.Hour: false} {
+			if open, _ := w.Open(opens.Add(after)); open != want {
+				t.Errorf("%s: open %v after the tick: %t", name, after, open)
+			}
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	spec, err := ParseNew([]byte(`{"action":{"call":{"tool":"self.reboot"}},"select":"room=lab"}`))
@@ -266,6 +289,130 @@ func TestStop(t *testing.T) {
 	j.Record(Failed)
 	if j.State != Halted {
 		t.Fatal("2 of 10 are 20 %")
+	}
+}
+
+// A person who resumes a job that its stop rule halted lets it go on until one more fails.
+func TestResumeAfterStop(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	j := job(t, now, 10, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 2} })
+	j.Grant(now, 6)
+	j.Record(Failed)
+	j.Record(Failed)
+	if j.State != Halted {
+		t.Fatalf("after two failures: %s", j.State)
+	}
+	if err := j.Resume(now); err != nil {
+		t.Fatal(err)
+	}
+	j.Record(OK)
+	if j.State != Running {
+		t.Errorf("after a success: %s", j.State)
+	}
+	j.Record(Failed)
+	if j.State != Halted {
+		t.Errorf("after one more failure: %s", j.State)
+	}
+}
+
+// The stop rule is applied while the next round is prepared.
+func TestStopWhilePreparing(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 30, 0, time.UTC)
+	spec := api.JobSpec{Action: api.JobAction{Restart: &api.JobRestart{}}, Select: "a", When: &api.JobWhen{Cron: "* * * * *"}, Stop: &api.JobStop{Failed: 1}}
+	if err := Check(&spec, time.UTC, now); err != nil {
+		t.Fatal(err)
+	}
+	j := New(spec, "k", "key", "", now)
+	for round := range 2 {
+		now = now.Add(time.Minute)
+		if !j.Fire(now) {
+			t.Fatalf("round %d: %+v", round+1, j)
+		}
+		if round == 0 {
+			j.Added(2, 0)
+			j.Prepared(now)
+			j.Grant(now, 2)
+		}
+	}
+	j.Record(Failed)
+	if j.State != Halted || j.Before != Preparing {
+		t.Errorf("%s, before that %s", j.State, j.Before)
+	}
+}
+
+// A job whose rows are not written at its deadline ends.
+func TestDeadlineWhilePreparing(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	spec := api.JobSpec{Action: api.JobAction{Restart: &api.JobRestart{}}, Select: "a"}
+	if err := Check(&spec, time.UTC, now); err != nil {
+		t.Fatal(err)
+	}
+	j := New(spec, "k", "key", "", now)
+	j.Fire(now)
+	j.Added(1, 0)
+	now = now.Add(DefaultUntil)
+	if j.Settle(now); j.State != Preparing {
+		t.Fatalf("with a waiting task: %s", j.State)
+	}
+	j.RecordWaiting(Expired)
+	if j.Settle(now); j.State != Done || !j.EndedAt.Equal(now) {
+		t.Errorf("%s, ended %s", j.State, j.EndedAt)
+	}
+}
+
+// Devices that come to match while a stage is open count for it, and it opens for them.
+func TestFollowedDevicesInStages(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	j := job(t, now, 10, func(s *api.JobSpec) { s.Follow, s.Stages = true, []api.JobStage{{OK: api.Amount{Percent: 100}}} })
+	j.Grant(now, 9) // one is away
+	for range 9 {
+		j.Record(OK)
+	}
+	j.Settle(now)
+	j.Added(1, 0)
+	j.Grant(now, 1)
+	j.Record(OK)
+	if j.Settle(now); j.State != Running {
+		t.Fatalf("after ten of eleven: %s %s", j.State, j.Reason)
+	}
+	j.Grant(now, 1)
+	j.Record(OK)
+	if j.Settle(now); j.Stage != 1 {
+		t.Errorf("after all: stage %d, %s %s", j.Stage, j.State, j.Reason)
+	}
+}
+
+// A task that is repeated after the end of a schedule does not begin the schedule again.
+func TestRetryAfterTheLastRound(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 30, 0, time.UTC)
+	spec := api.JobSpec{Action: api.JobAction{Restart: &api.JobRestart{}}, Select: "a", When: &api.JobWhen{Cron: "* * * * *", Until: api.At(now.Add(time.Minute))}}
+	if err := Check(&spec, time.UTC, now); err != nil {
+		t.Fatal(err)
+	}
+	j := New(spec, "k", "key", "", now)
+	now = now.Add(30 * time.Second)
+	j.Fire(now)
+	j.Added(1, 0)
+	j.Prepared(now)
+	j.Grant(now, 1)
+	j.Record(Failed)
+	now = now.Add(6 * time.Hour)
+	if j.Settle(now); j.State != Done {
+		t.Fatalf("after its end: %s", j.State)
+	}
+	if err := j.Reopen(now); err != nil {
+		t.Fatal(err)
+	}
+	j.Again(Failed, 1)
+	for later := time.Duration(0); later < DefaultUntil; later += time.Minute {
+		if j.Due(now.Add(later)) {
+			t.Fatalf("it fires %v after the retry", later)
+		}
+	}
+	j.Grant(now, 1)
+	j.Record(OK)
+	if j.Settle(now); j.State != Done {
+		t.Errorf("after the retry: %s, next %s, until %s", j.State, j.NextAt, j.Until)
 	}
 }
 

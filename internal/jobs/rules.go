@@ -95,9 +95,14 @@ func (j *Job) Prepared(now time.Time) {
 	j.Settle(now)
 }
 
-// Added counts new tasks of the round, waiting and refused.
+// Added counts new tasks of the round, waiting and refused. If the round runs already, the current stage opens as many
+// more as it wants more.
 func (j *Job) Added(waiting, refused int) {
+	before := j.wanted()
 	j.RoundN += int64(waiting + refused)
+	if j.State != Preparing {
+		j.Opened += j.wanted() - before
+	}
 	j.Counts.Waiting += int64(waiting)
 	j.Counts.Ended[outcomeIndex(Refused)] += int64(refused)
 }
@@ -110,6 +115,14 @@ func (j *Job) wants(stage int) int64 {
 		n = int64(math.Ceil(ok.Percent / 100 * float64(j.RoundN)))
 	}
 	return min(max(n, 1), j.RoundN)
+}
+
+// wanted is what the current stage wants until it passes.
+func (j *Job) wanted() int64 {
+	if j.Stage >= len(j.Spec.Stages) || !j.StageEnd.IsZero() {
+		return 0
+	}
+	return j.wants(j.Stage)
 }
 
 // openStages lets as many tasks begin as the current stage still wants successes.
@@ -227,16 +240,24 @@ func (j *Job) RetryAt(o Outcome, attempt int, now time.Time) (time.Time, bool) {
 	return now.Add(durationOf(retry.After, DefaultRetry)), true
 }
 
-// Record counts a running task that ended with this outcome, and applies the stop rule. Call
-// Settle after the last one of a transaction.
+// Record counts a running task that ended with this outcome, and applies the stop rule if the outcome may be what
+// breaks it: a job that was resumed goes on until one more fails. Call Settle after the last one of a transaction.
 func (j *Job) Record(o Outcome) {
 	j.Counts.Running--
 	j.Counts.Ended[outcomeIndex(o)]++
 	if o == OK {
 		j.PassedOK++
 	}
-	j.stop()
+	if s := j.Spec.Stop; s != nil && (harm(o) || o == OK && j.done() == int64(s.Of)) {
+		j.stop(s)
+	}
 }
+
+// harm reports whether a stop rule counts an outcome.
+func harm(o Outcome) bool { return o == Failed || o == Unknown }
+
+// done is the number of tasks that were carried out, whatever came of it.
+func (j *Job) done() int64 { return j.Counts.Of(OK) + j.Counts.Of(Failed) + j.Counts.Of(Unknown) }
 
 // RecordWaiting counts a waiting task that ended with this outcome.
 func (j *Job) RecordWaiting(o Outcome) {
@@ -266,13 +287,12 @@ func (j *Job) Again(o Outcome, n int) {
 	}
 }
 
-func (j *Job) stop() {
-	s := j.Spec.Stop
-	if s == nil || j.State != Running && j.State != Paused {
+// stop halts a job whose stop rule is broken, also while a further round is prepared.
+func (j *Job) stop(s *api.JobStop) {
+	if j.State != Running && j.State != Paused && j.State != Preparing {
 		return
 	}
-	harmed := j.Counts.Of(Failed) + j.Counts.Of(Unknown)
-	ended := harmed + j.Counts.Of(OK)
+	harmed, ended := j.Counts.Of(Failed)+j.Counts.Of(Unknown), j.done()
 	over := s.Failed > 0 && harmed >= int64(s.Failed)
 	if share, err := api.ParseAmount(s.Share); err == nil && ended >= int64(s.Of) {
 		over = over || float64(harmed)*100 >= share.Percent*float64(ended)
@@ -315,10 +335,10 @@ func (j *Job) Settle(now time.Time) {
 	switch {
 	case j.State == Cancelled && j.Counts.Open() == 0 && j.EndedAt.IsZero():
 		j.EndedAt = now
-	case !j.State.Open() || j.Counts.Open() > 0 || j.State == Preparing:
+	case !j.State.Open() || j.Counts.Open() > 0:
 	case !j.Until.After(now):
 		j.finish(Done, now)
-	case j.State != Running:
+	case j.State != Running: // also one that is preparing
 	case j.Repeats():
 		j.State = Scheduled
 	case !j.Standing():
@@ -391,7 +411,8 @@ func (j *Job) Advance(now time.Time) error {
 	return nil
 }
 
-// Reopen makes a job that is done run again, for tasks that are to be repeated.
+// Reopen makes a job that is done run again, for tasks that are to be repeated. A schedule that has come to its end does
+// not begin again.
 func (j *Job) Reopen(now time.Time) error {
 	if j.State == Cancelled || j.State == Preparing {
 		return j.conflict("retried", "a job that was not cancelled")
@@ -400,6 +421,9 @@ func (j *Job) Reopen(now time.Time) error {
 		j.State, j.EndedAt = Running, time.Time{}
 		if !j.Until.After(now.Add(time.Minute)) {
 			j.Until = now.Add(DefaultUntil)
+			if j.Repeats() {
+				j.NextAt = j.Until.Add(time.Microsecond)
+			}
 		}
 	}
 	return nil

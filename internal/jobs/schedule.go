@@ -62,6 +62,12 @@ func (s Schedule) Next(t time.Time) (time.Time, error) {
 // Last returns the last tick at or before t.
 func (s Schedule) Last(t time.Time) (time.Time, error) {
 	wall := onWall(t, s.zone).Truncate(time.Minute)
+	// After the clock was set back, readings that are later than this one were there before it.
+	if from, _ := t.In(s.zone).ZoneBounds(); !from.IsZero() {
+		if shown := onWall(from.Add(-time.Minute), s.zone).Truncate(time.Minute); shown.After(wall) {
+			wall = shown
+		}
+	}
 	for inclusive := true; ; inclusive = false {
 		last, err := gronx.PrevTickBefore(s.expression, wall, inclusive)
 		if err != nil {

@@ -20,6 +20,8 @@ type ender struct {
 	mu      sync.Mutex
 	list    []jobs.End
 	blocked bool // the last group was not accepted
+	// uncertain is the length of the start of list that has ends of tasks that perhaps did not begin.
+	uncertain int
 	closed  bool
 }
 
@@ -45,11 +47,26 @@ func (e *ender) add(end jobs.End) {
 	e.signal()
 }
 
-// isBlocked reports whether outcomes wait for the database.
+// addUncertain adds the ends of tasks that perhaps did not begin. Until they are written nothing else begins: such a task, begun
+// once more by then, would be taken for the one that did not begin, and be sent twice.
+func (e *ender) addUncertain(begun []jobs.Task) {
+	if len(begun) == 0 {
+		return
+	}
+	e.mu.Lock()
+	for i := range begun {
+		e.list = append(e.list, notSent(&begun[i], time.Time{}))
+	}
+	e.uncertain = len(e.list)
+	e.mu.Unlock()
+	e.signal()
+}
+
+// isBlocked reports whether outcomes wait for the database that must be written before anything begins.
 func (e *ender) isBlocked() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.blocked
+	return e.blocked || e.uncertain > 0
 }
 
 // close writes what is left, if the database accepts it, and ends.
@@ -89,11 +106,9 @@ func (e *ender) run() {
 				break
 			}
 			ok := e.write(list)
-			e.mu.Lock()
-			if e.blocked = !ok; ok {
-				e.list = append([]jobs.End(nil), e.list[len(list):]...)
+			if e.wrote(len(list), ok) {
+				e.r.signal()
 			}
-			e.mu.Unlock()
 			switch {
 			case ok:
 			case closed:
@@ -104,6 +119,18 @@ func (e *ender) run() {
 			}
 		}
 	}
+}
+
+// wrote notes whether the first n ends were accepted, and reports whether others may begin again since then.
+func (e *ender) wrote(n int, ok bool) (free bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	wasBlocked := e.blocked || e.uncertain > 0
+	if e.blocked = !ok; ok {
+		e.list = append([]jobs.End(nil), e.list[n:]...)
+		e.uncertain = max(0, e.uncertain-n)
+	}
+	return wasBlocked && !e.blocked && e.uncertain == 0
 }
 
 // write records one group, and lets the devices go on.

@@ -438,9 +438,7 @@ func (p *pump) commit(ctx context.Context, wishes []wish) error {
 		}
 	}()
 	if err != nil {
-		for i := range begun { // perhaps
-			p.r.ends.add(notSent(&begun[i], time.Time{}))
-		}
+		p.r.ends.addUncertain(begun) // perhaps they began
 		return err
 	}
 	for i := range changed {

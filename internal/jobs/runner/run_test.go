@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -266,6 +267,49 @@ func TestSlowDatabaseBegins(t *testing.T) {
 			}
 		}
 		t.Errorf("nothing begins in groups of %d", p.batch)
+	})
+}
+
+// doubtful is a database that perhaps began the first group, and records nothing until release is closed.
+type doubtful struct {
+	store
+	release chan struct{}
+}
+
+func (s *doubtful) Begin(context.Context, string, string, []jobs.Candidate) ([]jobs.Task, []jobs.Change, error) {
+	return []jobs.Task{{Job: "j", Device: "x", Fence: 1}}, nil, devices.ErrUncertain
+}
+
+func (s *doubtful) End(_ context.Context, _ string, list []jobs.End) ([]jobs.Task, []jobs.Change, error) {
+	<-s.release
+	return nil, nil, nil
+}
+
+// What perhaps began is given back before anything else begins: the same task, begun once more, would be given back
+// in its place, and then be sent twice.
+func TestNothingBeginsBesideDoubt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &doubtful{release: make(chan struct{})}
+		r := &Runner{Options: Options{Store: s, Devices: hub{}, MayBegin: func() bool { return true }, Log: slog.New(slog.DiscardHandler)}, wake: make(chan struct{}, 1),
+			arrived: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}, running: map[devices.ID]struct{}{}}
+		r.ends = newEnder(r)
+		p := newPump(r)
+		if err := p.commit(t.Context(), nil); !errors.Is(err, devices.ErrUncertain) {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if !r.ends.isBlocked() {
+			t.Error("others may begin while it is not known what did")
+		}
+		for len(r.wake) > 0 {
+			<-r.wake
+		}
+		close(s.release)
+		synctest.Wait()
+		if r.ends.isBlocked() || len(r.wake) == 0 {
+			t.Error("nothing begins after it was given back")
+		}
+		r.ends.close()
 	})
 }
 
