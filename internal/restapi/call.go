@@ -250,16 +250,22 @@ func (s *Server) runCall(x *exchange, r *http.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
-	result, err := s.opt.Service.CallTool(ctx, c)
-	if err != nil && req.later != "" {
-		var j api.Job
-		if j, x.queued, err = s.callLater(r, c, timeout, req.later, err); x.queued {
-			x.out = append(x.out[:0], fmt.Sprintf(`{"job":%q}`+"\n", j.ID)...)
-			return nil
+	var job api.Job
+	if job, x.queued, err = s.queuedBefore(r, c, timeout, req.later); err != nil {
+		return err
+	}
+	var result devices.ToolResult
+	if !x.queued {
+		if result, err = s.opt.Service.CallTool(ctx, c); err != nil && req.later != "" {
+			job, x.queued, err = s.callLater(r, c, timeout, req.later, err)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	if err != nil {
-		return err
+	if x.queued {
+		x.out = append(x.out[:0], fmt.Sprintf(`{"job":%q}`+"\n", job.ID)...)
+		return nil
 	}
 	x.call, x.out = result.Call, append(result.AppendResult(x.out[:0]), '\n')
 	return nil

@@ -27,6 +27,7 @@ type Jobs interface {
 	Create(ctx context.Context, by access.Principal, spec api.JobSpec, o manager.CreateOptions) (j api.Job, again bool, err error)
 	Plan(ctx context.Context, by access.Principal, spec api.JobSpec) (api.JobPlan, error)
 	Later(ctx context.Context, by access.Principal, call devices.ToolCall, timeout, later time.Duration, key string) (j api.Job, again bool, err error)
+	Queued(ctx context.Context, by access.Principal, call devices.ToolCall, timeout, later time.Duration, key string) (j api.Job, found bool, err error)
 	List(ctx context.Context, by access.Principal, q manager.Query) (api.List[api.Job], error)
 	Get(ctx context.Context, by access.Principal, id string) (api.Job, error)
 	Edit(ctx context.Context, by access.Principal, id string, e api.JobEdit) (api.Job, error)
@@ -336,6 +337,17 @@ func (s *Server) writeReport(r *http.Request, out *slowWriter, id string, format
 		rows.Flush()
 		return rows.Error()
 	})
+}
+
+// queuedBefore returns the job that an earlier request with the same Idempotency-Key and call made: what was queued is not
+// called at once, too.
+func (s *Server) queuedBefore(r *http.Request, c devices.ToolCall, timeout time.Duration, later string) (j api.Job, queued bool, err error) {
+	key := r.Header.Get(headerKey)
+	if key == "" {
+		return j, false, nil
+	}
+	until, _ := timespan.Parse(later) // checkLater has parsed it
+	return s.opt.Jobs.Queued(r.Context(), c.Principal, c, timeout, until, key)
 }
 
 // callLater queues a call for a device that is not connected; queued is false if the error of

@@ -56,6 +56,10 @@ func (f *fakeJobs) Later(_ context.Context, _ access.Principal, c devices.ToolCa
 	return j, false, err
 }
 
+func (f *fakeJobs) Queued(_ context.Context, _ access.Principal, c devices.ToolCall, timeout, later time.Duration, key string) (api.Job, bool, error) {
+	return api.Job{ID: fakeJobID}, key != "" && f.last() == fmt.Sprintf("later %s %s %s %s key=%s", c.Device, c.Tool, timeout, later, key), nil
+}
+
 func (f *fakeJobs) List(_ context.Context, _ access.Principal, q manager.Query) (api.List[api.Job], error) {
 	j, err := f.ask("list %+v", q)
 	return api.List[api.Job]{Items: []api.Job{j}, NextCursor: "place"}, err
@@ -166,6 +170,11 @@ func TestCallLater(t *testing.T) {
 	if answer.status != 202 || string(answer.body) != `{"job":"`+fakeJobID+`"}`+"\n" || f.jobs.last() != "later x self.reboot 30s 24h0m0s key=k" {
 		t.Errorf("%d %s %s", answer.status, answer.body, f.jobs.last())
 	}
+	device := f.connect(t, "x", silence())
+	if again := f.do(t, "POST", path, `{"later":"24h"}`, "Idempotency-Key", "k"); again.status != 202 || string(again.body) != string(answer.body) {
+		t.Errorf("again, with the device connected: %d %s", again.status, again.body)
+	}
+	device.session.Close(devices.CloseGone)
 	if status := f.do(t, "POST", path, `{}`).status; status != 409 {
 		t.Errorf("without later: %d", status)
 	}

@@ -41,17 +41,36 @@ func (m *Manager) Create(ctx context.Context, p access.Principal, spec api.JobSp
 // call, zero for the tool's default; key is an Idempotency-Key, empty for none. Errors are as
 // of Create.
 func (m *Manager) Later(ctx context.Context, p access.Principal, call devices.ToolCall, timeout, later time.Duration, key string) (j api.Job, again bool, err error) {
-	spec := api.JobSpec{Devices: []string{string(call.Device)}, Action: api.JobAction{Call: &api.JobCall{Tool: call.Tool, Arguments: call.Arguments}}}
-	if timeout > 0 {
-		spec.Action.Call.Timeout = timespan.Format(timeout)
-	}
-	hash := jobs.HashOf(&spec) + "-" + timespan.Format(later) // a repetition has another deadline
+	spec, hash := laterSpec(&call, timeout, later)
 	spec.When = &api.JobWhen{Until: api.At(m.Store.Now().Add(later))}
 	j, again, err = m.create(ctx, p, spec, hash, CreateOptions{Key: key, Confirmation: call.Confirmation})
 	if !again {
 		m.Fleet.NoteChange(p, "create job", call.Device, "job "+j.ID+" calls "+devices.Clip(call.Tool)+" later", err)
 	}
 	return j, again, err
+}
+
+// laterSpec is the job of a call without its deadline, which a repetition of the call has another one of, and the hash of both.
+func laterSpec(call *devices.ToolCall, timeout, later time.Duration) (spec api.JobSpec, hash string) {
+	spec = api.JobSpec{Devices: []string{string(call.Device)}, Action: api.JobAction{Call: &api.JobCall{Tool: call.Tool, Arguments: call.Arguments}}}
+	if timeout > 0 {
+		spec.Action.Call.Timeout = timespan.Format(timeout)
+	}
+	return spec, jobs.HashOf(&spec) + "-" + timespan.Format(later)
+}
+
+// Queued returns the job that Later has made of the same call and key before; found is false if there is none. The error
+// has CodeConflict if the key was used for something else.
+func (m *Manager) Queued(ctx context.Context, p access.Principal, call devices.ToolCall, timeout, later time.Duration, key string) (j api.Job, found bool, err error) {
+	_, hash := laterSpec(&call, timeout, later)
+	switch stored, err := m.Store.Repeated(ctx, p.Key(), key, hash); {
+	case errors.Is(err, devices.ErrNotFound):
+		return j, false, nil
+	case err != nil:
+		return j, false, asError(err)
+	default:
+		return jobView(&stored), true, nil
+	}
 }
 
 func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSpec, hash string, o CreateOptions) (out api.Job, again bool, err error) {

@@ -209,6 +209,29 @@ func TestJobsAreAudited(t *testing.T) {
 	}
 }
 
+// A queued call is found by its key, and the key stands for this call alone.
+func TestQueued(t *testing.T) {
+	m := newManager(t)
+	by := m.key(t, "jobs jobs:read tools:call", "")
+	call := devices.ToolCall{Device: lamp, Tool: "self.get"}
+	if _, found, err := m.Queued(t.Context(), by, call, time.Second, time.Hour, "k"); found || err != nil {
+		t.Fatalf("before: %t %v", found, err)
+	}
+	j, _, err := m.Later(t.Context(), by, call, time.Second, time.Hour, "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, found, err := m.Queued(t.Context(), by, call, time.Second, time.Hour, "k"); !found || again.ID != j.ID || err != nil {
+		t.Errorf("%t %s %v", found, again.ID, err)
+	}
+	if _, _, err := m.Queued(t.Context(), by, devices.ToolCall{Device: robot, Tool: "self.get"}, time.Second, time.Hour, "k"); codeOf(err) != devices.CodeConflict {
+		t.Errorf("of another call: %v", err)
+	}
+	if _, found, err := m.Queued(t.Context(), m.key(t, "jobs", ""), call, time.Second, time.Hour, "k"); found || err != nil {
+		t.Errorf("of another key: %t %v", found, err)
+	}
+}
+
 // What a device waits for follows the transport of its last connection, whatever its own setting.
 func TestReasonAsleep(t *testing.T) {
 	m := newManager(t)
