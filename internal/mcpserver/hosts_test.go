@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"io"
+	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -310,6 +313,45 @@ func TestMethodsOverSSE(t *testing.T) {
 	}
 	if data := until(t, lines, "data: "); json.Unmarshal([]byte(data), &answer) != nil || answer.ID != "x" || answer.Error.Code != -32601 {
 		t.Errorf("%s", data)
+	}
+}
+
+// What is answered without a token has a rate on each connection.
+func TestPathsWithoutATokenArePaced(t *testing.T) {
+	f := newFleet(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: f.mcp, ConnContext: connlimit.WithConn}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(connlimit.NewLimiter(0, 0, nil).LimitCallers(l)) }) // ends with Close
+	defer serving.Wait()
+	defer func() { _ = server.Close() }()
+	for name, request := range map[string]string{"metadata": "GET " + PathMetadata + " HTTP/1.1\r\nHost: localhost\r\n\r\n", "registration": "GET /register HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer x\r\n\r\n",
+		"another host": "GET /mcp HTTP/1.1\r\nHost: evil.example\r\n\r\n"} {
+		const more = 10
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun := time.Now()
+		go func() { _, _ = io.WriteString(c, strings.Repeat(request, connlimit.AnonymousBurst+more)) }()
+		in := bufio.NewReader(c)
+		for range connlimit.AnonymousBurst + more {
+			answer, err := http.ReadResponse(in, nil)
+			if err == nil {
+				_, err = io.Copy(io.Discard, answer.Body)
+			}
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		// security: N42
+		if took := time.Since(begun); took < (more-1)*time.Second/connlimit.AnonymousRate {
+			t.Errorf("%s: %d requests over the burst are answered within %v", name, more, took)
+		}
+		_ = c.Close()
 	}
 }
 

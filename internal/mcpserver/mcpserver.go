@@ -226,6 +226,7 @@ func wantsAuthorization(path string) bool {
 // ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	connlimit.PaceAnonymous(r.Context()) // much is answered before the caller is known
 	if denied := s.checkOrigin(r); denied != nil {
 		s.refuse(w, r, denied)
 		return

@@ -124,6 +124,7 @@ func (s *sender) send(ctx context.Context, to string, key []byte, id string, m m
 func inWords(err error) string {
 	var name *net.DNSError
 	var certificate *tls.CertificateVerificationError
+	var network net.Error // also *net.OpError and *net.DNSError, which quote nothing of what was received
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "connection refused: nothing listens on the port of the URL"
@@ -135,8 +136,10 @@ func inWords(err error) string {
 		return "its certificate is not accepted: " + certificate.Err.Error()
 	case errors.As(err, &name) && name.IsNotFound:
 		return fmt.Sprintf("the name %q has no address", name.Name)
+	case errors.As(err, &network):
+		return err.Error()
 	}
-	return err.Error()
+	return "the answer is not HTTP; check the scheme and the port of the URL"
 }
 
 // clip cuts a text to maxError bytes.

@@ -220,7 +220,10 @@ func (w *world) happen(kind devices.EventKind, id devices.ID, numbers ...int) {
 type delivery struct {
 	ID   string
 	Type string
-	Gap  []struct{ Stream string }
+	Gap  []struct {
+		Stream   string
+		From, To uint64
+	}
 	Data struct {
 		Device string
 		N      int
@@ -632,6 +635,53 @@ func TestGap(t *testing.T) {
 	got, _ := r.got()
 	if len(got) != 3 || len(got[1].Gap) != 1 || got[1].Gap[0].Stream != "events" || len(got[0].Gap)+len(got[2].Gap) != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// Events of other types that are deleted are not missing, and what is missing is one range, however often it grew.
+func TestGapsAreOfWhatIsMissing(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	m, _ := w.manager()
+	r := newReceiver(t)
+	w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}})
+	w.happen(devices.EventOnline, "a", 1)
+	r.await(1)
+	js, err := jetstream.New(w.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "TEST_V1_EVENTS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	purge := func(last uint64) { // all but the newest event, which has this sequence
+		t.Helper()
+		devicetest.Eventually(t, "it is stored", func() bool { info, err := stream.Info(t.Context()); return err == nil && info.State.LastSeq == last })
+		time.Sleep(200 * time.Millisecond) // until the position is saved, if it is
+		if err := stream.Purge(t.Context(), jetstream.WithPurgeKeep(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.happen(devices.EventPhoto, "a", 2, 3, 4)
+	purge(4)
+	m.Close()
+	m, _ = w.manager()
+	w.happen(devices.EventOnline, "a", 5)
+	r.await(1, 5)
+	if got, _ := r.got(); len(got[1].Gap) != 0 {
+		t.Errorf("photos are missing: %+v", got[1])
+	}
+	r.fail(500)
+	for last := uint64(7); last <= 11; last += 2 {
+		w.happen(devices.EventOnline, "a", int(last)-1, int(last))
+		purge(last)
+		failed := m.Deliveries.Get("failed")
+		devicetest.Eventually(t, "it was tried again", func() bool { return m.Deliveries.Get("failed") > failed+1 })
+	}
+	r.respond(nil)
+	r.await(1, 5, 11)
+	if got, _ := r.got(); len(got[2].Gap) != 1 || got[2].Data.N != 11 || got[2].Gap[0].From != 6 || got[2].Gap[0].To != 10 {
+		t.Errorf("%+v", got[2])
 	}
 }
 

@@ -114,9 +114,8 @@ func (w *worker) query() (q devices.EventQuery, err error) {
 	q.NoJobs = !slices.ContainsFunc(w.hook.Types, func(kind devices.EventKind) bool {
 		return slices.Contains(devices.StoredKinds(devices.JobsStream), kind)
 	})
-	if len(w.hook.Types) == 1 {
-		q.Kind = w.hook.Types[0]
-	}
+	// Of all kinds, also for one type: the position follows the stream, which may delete all that the webhook has
+	// seen without deleting anything that it wants.
 	return q, err
 }
 
@@ -152,20 +151,34 @@ func (w *worker) event(e devices.StreamEvent) error {
 		return err
 	}
 	w.mu.Lock()
-	w.status.Position, w.status.Gap = e.ID.String(), ""
+	w.status.Position = e.ID.String()
 	w.mu.Unlock()
 	return w.save(0)
 }
 
-// gap notes that events were deleted before they were delivered, for the next delivery.
+// missing are the events of a stream that were deleted before they were delivered, from one sequence to another.
+type missing struct {
+	Stream string `json:"stream"`
+	From   uint64 `json:"from"`
+	To     uint64 `json:"to"`
+}
+
+// gap notes that events were deleted before they were delivered, for the next delivery. There is one range of each stream.
 func (w *worker) gap(e devices.StreamEvent) error {
 	w.mu.Lock()
-	var gaps []json.RawMessage
+	var gaps []missing
 	if w.status.Gap != "" {
 		_ = json.Unmarshal([]byte(w.status.Gap), &gaps) // written here
 	}
-	text, err := json.Marshal(append(gaps, e.Data))
-	if err == nil {
+	var further missing
+	err := json.Unmarshal(e.Data, &further)
+	if at := slices.IndexFunc(gaps, func(g missing) bool { return g.Stream == further.Stream }); at >= 0 {
+		gaps[at].From, gaps[at].To = min(gaps[at].From, further.From), max(gaps[at].To, further.To)
+	} else {
+		gaps = append(gaps, further)
+	}
+	text, encodeErr := json.Marshal(gaps)
+	if err = errors.Join(err, encodeErr); err == nil {
 		w.status.Gap, w.status.Position = string(text), e.ID.String()
 	}
 	w.mu.Unlock()
@@ -220,6 +233,9 @@ func (w *worker) deliver(kind devices.EventKind, data json.RawMessage) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.failures, w.retryAt = 0, time.Time{}
+		if w.status.Gap == gap {
+			w.status.Gap = ""
+		}
 		w.status.Delivered, w.status.DeliveredAt, w.status.FailingSince = w.status.Delivered+1, begun, time.Time{}
 		return nil
 	}

@@ -22,7 +22,7 @@ type ender struct {
 	blocked bool // the last group was not accepted
 	// uncertain is the length of the start of list that has ends of tasks that perhaps did not begin.
 	uncertain int
-	closed  bool
+	closed    bool
 }
 
 func newEnder(r *Runner) *ender {
