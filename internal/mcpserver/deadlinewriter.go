@@ -109,8 +109,8 @@ func (p *deadlineWriter) abort() {
 	_ = p.control.SetWriteDeadline(time.Now()) // if this fails, the write ends by its own deadline
 }
 
-// end refuses further writes; the handler is about to return.
-func (p *deadlineWriter) end() {
+// end refuses further writes, and returns how many bytes were written; the handler is about to return.
+func (p *deadlineWriter) end() (sent int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ended = true
@@ -120,4 +120,5 @@ func (p *deadlineWriter) end() {
 		}
 		_ = p.control.SetWriteDeadline(time.Time{}) // if this fails, the connection is closed with the response
 	}
+	return int64(p.written)
 }

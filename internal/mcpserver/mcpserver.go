@@ -251,7 +251,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(context.WithValue(r.Context(), requestInfoKey{}, v))
 	defer cancel()
 	out := newDeadlineWriter(w)
-	defer out.end()
+	defer func() {
+		if sent := out.end(); r.Method == http.MethodPost { // the streams of a GET bring what devices do
+			s.opt.Work.Charge(v.caller.Key, sent)
+		}
+	}()
 	leave, denied := s.sessions.enter(v, cancel, out)
 	if denied != nil {
 		s.refuse(w, r, denied)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -33,6 +34,9 @@ func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 		var slot *connlimit.Slot
 		switch method {
 		case "initialize":
+			if _, err := s.begin(ctx, v, 1, false); err != nil {
+				return nil, err
+			}
 			if v.slot != nil && !v.slot.bind(session, session.ID(), v) {
 				return nil, errors.New("the session cannot be opened: this node is stopping")
 			}
@@ -44,13 +48,8 @@ func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 			}
 			defer done()
 			if units := workOf(req); units > 0 { // calls of devices wait for these
-				err := s.opt.Work.BeginUnits(ctx, v.caller.Key, units)
-				if err == nil {
-					slot, err = s.opt.Work.Compute(ctx, v.caller.Key)
-				}
-				if err != nil {
-					s.stats.Refused.Add(refusedRate, 1)
-					return nil, invalid(err.Error())
+				if slot, err = s.begin(ctx, v, units, true); err != nil {
+					return nil, err
 				}
 				defer slot.Leave()
 			}
@@ -64,10 +63,30 @@ func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 			v.request.stream.Store(true)
 			defer s.subscriptions.drop(session)
 			defer s.toolLists.listen(ctx, session, v)()
+		default:
+			if !strings.HasPrefix(method, "notifications/") {
+				if slot, err = s.begin(ctx, v, 1, method == "resources/list"); err != nil { // which reads the fleet
+					return nil, err
+				}
+				defer slot.Leave()
+			}
 		}
 		slot.Run(func() { result, err = next(ctx, method, req) })
 		return result, err
 	}
+}
+
+// begin waits until the caller may have so many units of work done, and if it is to compute for long, for a slot in which it does.
+func (s *Server) begin(ctx context.Context, v *requestInfo, units int64, computes bool) (slot *connlimit.Slot, err error) {
+	err = s.opt.Work.BeginUnits(ctx, v.caller.Key, units)
+	if err == nil && computes {
+		slot, err = s.opt.Work.Compute(ctx, v.caller.Key)
+	}
+	if err != nil {
+		s.stats.Refused.Add(refusedRate, 1)
+		return nil, invalid(err.Error())
+	}
+	return slot, nil
 }
 
 // badCursor is the error for an unknown cursor.

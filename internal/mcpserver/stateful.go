@@ -1,7 +1,6 @@
 package mcpserver
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"io"
@@ -105,22 +104,16 @@ func refuseBatch(w http.ResponseWriter, r *http.Request) (refused bool) {
 	if r.Method != http.MethodPost || r.ContentLength >= 0 && r.ContentLength <= connlimit.BodyWork {
 		return false
 	}
-	body := bufio.NewReaderSize(r.Body, 512)
-	r.Body = readCloser{body, r.Body}
-	for {
-		first, err := body.ReadByte()
-		switch {
-		case err != nil: // the SDK sees it, too
-			return false
-		case first == '[':
-			writeError(w, http.StatusBadRequest, errorAnswer([]byte("null"), jsonrpc.CodeInvalidRequest, "this revision has no batches; send each message in a request of its own"))
-			return true
-		case !strings.ContainsRune(" \t\r\n", rune(first)):
-			_ = body.UnreadByte() // it was read
-			return false
-		}
+	body, err := readBody(r)
+	if err != nil || jsonspan.KindOf(bytes.TrimLeft(body, jsonSpace)) != jsonspan.KindArray { // the SDK sees an error, too
+		return false
 	}
+	writeError(w, http.StatusBadRequest, errorAnswer([]byte("null"), jsonrpc.CodeInvalidRequest, "this revision has no batches; send each message in a request of its own"))
+	return true
 }
+
+// jsonSpace are the characters between values (RFC 8259, section 2).
+const jsonSpace = " \t\r\n"
 
 // callOf returns the method and the id of a call. Both are empty for a body that is
 // too large or not JSON, and for batches, responses and notifications.
@@ -139,7 +132,7 @@ func callOf(body []byte) (method string, id []byte) {
 // batchSize returns the number of messages of a batch, and at most one more than MaxBatch, also if they cannot be
 // counted; 0 for a body that is none. Decoding a message costs far more than sending it.
 func batchSize(body []byte) (n int) {
-	if jsonspan.KindOf(bytes.TrimLeft(body, " \t\r\n")) != jsonspan.KindArray {
+	if jsonspan.KindOf(bytes.TrimLeft(body, jsonSpace)) != jsonspan.KindArray {
 		return 0
 	}
 	w := jsonspan.Array(body)

@@ -45,6 +45,12 @@ func TestWorkOfOneKey(t *testing.T) {
 			t.Errorf("%s: %d %s", tool, a.status, a.body)
 		}
 	}
+	for _, method := range []string{"resources/list", "tools/list"} {
+		// security: N43
+		if a := f.send(t, http.MethodPost, PathMCP, admin, `{"jsonrpc":"2.0","id":4,"method":"`+method+`"}`, "Mcp-Session-Id", session, "Mcp-Protocol-Version", era); !strings.Contains(a.body, refused) {
+			t.Errorf("%s: %d %s", method, a.status, a.body)
+		}
+	}
 	// security: N43
 	if a := call("call_device_tool", `{"a":"`+strings.Repeat("x", connlimit.BodyWork)+`"}`); a.status != http.StatusTooManyRequests {
 		t.Errorf("a large body: %d %s", a.status, a.body)
