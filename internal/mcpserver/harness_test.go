@@ -135,7 +135,7 @@ func (p *fakePhotos) add(photo devices.Photo) {
 	p.byID[photo.ID] = photo
 }
 
-func (p *fakePhotos) Open(_ context.Context, id string) (devices.Photo, io.ReadCloser, error) {
+func (p *fakePhotos) Open(_ context.Context, _, id string) (devices.Photo, io.ReadCloser, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	photo, ok := p.byID[id]

@@ -69,7 +69,7 @@ type Events interface {
 
 // Photos reads stored photos.
 type Photos interface {
-	Open(ctx context.Context, id string) (devices.Photo, io.ReadCloser, error)
+	Open(ctx context.Context, reader, id string) (devices.Photo, io.ReadCloser, error)
 }
 
 // Explainer answers why a device or a call is as it is.

@@ -12,6 +12,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 )
 
@@ -181,7 +182,7 @@ func (s *Server) read(ctx context.Context, req *mcp.ReadResourceRequest) (*mcp.R
 }
 
 func (s *Server) readPhoto(ctx context.Context, v *requestInfo, uri, id string) (*mcp.ReadResourceResult, error) {
-	photo, body, err := s.opt.Photos.Open(ctx, id)
+	photo, body, err := s.opt.Photos.Open(ctx, v.by().Key(), id)
 	switch {
 	case err != nil && devices.AsError(err).Code == devices.CodeNotFound:
 		return nil, mcp.ResourceNotFoundError(uri)
@@ -192,6 +193,11 @@ func (s *Server) readPhoto(ctx context.Context, v *requestInfo, uri, id string) 
 	// Callers that may not see a photo do not learn its device.
 	if !v.covers(photo.Device) || s.opt.Service.Permit(ctx, v.by(), access.ScopePhotos, photo.Device) != nil {
 		return nil, mcp.ResourceNotFoundError(uri)
+	}
+	// Before it is in memory a second time: a client that does not read keeps it there until its deadline.
+	if err := s.opt.Work.BeginUnits(ctx, v.caller.Key, photo.Bytes/connlimit.WorkBytes); err != nil {
+		s.stats.Refused.Add(refusedRate, 1)
+		return nil, invalid(err.Error())
 	}
 	jpeg, err := io.ReadAll(io.LimitReader(body, maxPhoto))
 	if err != nil {

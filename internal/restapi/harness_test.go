@@ -282,7 +282,7 @@ func (p *fakePhotos) List(_ context.Context, device devices.ID, before string, l
 	return found[:min(len(found), limit)], len(found) > limit, p.err
 }
 
-func (p *fakePhotos) Open(_ context.Context, id string) (devices.Photo, io.ReadCloser, error) {
+func (p *fakePhotos) Open(_ context.Context, _, id string) (devices.Photo, io.ReadCloser, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, photo := range p.photos {

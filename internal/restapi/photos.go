@@ -101,7 +101,7 @@ const maxPhotoPages = 20
 // permitPhoto opens a photo for somebody who may. A key for some devices cannot
 // tell a photo of another device from none.
 func (s *Server) permitPhoto(ctx context.Context, by access.Principal, scope access.Scope, action, id string) (devices.Photo, io.ReadCloser, error) {
-	p, content, err := s.opt.Photos.Open(ctx, id)
+	p, content, err := s.opt.Photos.Open(ctx, by.Key(), id)
 	if err != nil && (!by.Caller.Limited() || devices.AsError(err).Code != devices.CodeNotFound) {
 		return p, nil, err
 	}

@@ -61,7 +61,7 @@ type Photos interface {
 	// reports whether others follow.
 	List(ctx context.Context, device devices.ID, before string, limit int) (photos []devices.Photo, more bool, err error)
 	// Open returns a photo and its JPEG, which the caller closes.
-	Open(ctx context.Context, id string) (devices.Photo, io.ReadCloser, error)
+	Open(ctx context.Context, reader, id string) (devices.Photo, io.ReadCloser, error)
 	// Delete removes a photo.
 	Delete(ctx context.Context, id string) error
 	// DeleteAll removes every photo of a device.

@@ -293,7 +293,7 @@ func (c *testServer) messages(t testing.TB, kind string) int {
 // content returns a stored photo.
 func (c *testServer) content(t testing.TB, id string) (devices.Photo, []byte) {
 	t.Helper()
-	photo, reader, err := c.vision.Open(t.Context(), id)
+	photo, reader, err := c.vision.Open(t.Context(), "reader", id)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,16 +80,15 @@ func (p openedPhoto) Close() error {
 }
 
 // Open returns a photo and its JPEG, which was read completely and matches its digest. At
-// most MaxReading photos are open at a time, because each is in memory; others wait.
-func (s *Server) Open(ctx context.Context, id string) (photo devices.Photo, content io.ReadCloser, err error) {
+// most MaxReading photos are open at a time, because each is in memory, and MaxPerReader of one reader, an API key;
+// others wait.
+func (s *Server) Open(ctx context.Context, reader, id string) (photo devices.Photo, content io.ReadCloser, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	select {
-	case s.reading <- struct{}{}:
-	case <-ctx.Done():
-		return devices.Photo{}, nil, errTooManyRead
+	leave, err := s.beginReading(ctx, reader)
+	if err != nil {
+		return devices.Photo{}, nil, err
 	}
-	leave := sync.OnceFunc(func() { <-s.reading })
 	defer func() {
 		if err != nil {
 			leave()
@@ -104,6 +103,47 @@ func (s *Server) Open(ctx context.Context, id string) (photo devices.Photo, cont
 		return devices.Photo{}, nil, err
 	}
 	return photoOf(info), openedPhoto{bytes.NewReader(jpeg), leave}, nil
+}
+
+// readerPlaces are the places of one reader.
+type readerPlaces struct {
+	taken chan struct{}
+	users int // that have one or wait for it; changed with the lock of Server.readers
+}
+
+// beginReading waits for a place of the reader, and then for one of all. leave may be called any number of times.
+func (s *Server) beginReading(ctx context.Context, reader string) (leave func(), err error) {
+	s.readersLock.Lock()
+	own := s.readers[reader]
+	if own == nil {
+		own = &readerPlaces{taken: make(chan struct{}, MaxPerReader)}
+		s.readers[reader] = own
+	}
+	own.users++
+	s.readersLock.Unlock()
+	gone := func() {
+		s.readersLock.Lock()
+		defer s.readersLock.Unlock()
+		if own.users--; own.users == 0 {
+			delete(s.readers, reader)
+		}
+	}
+	for i, places := range []chan struct{}{own.taken, s.reading} {
+		select {
+		case places <- struct{}{}:
+		case <-ctx.Done():
+			if i > 0 {
+				<-own.taken
+			}
+			gone()
+			return nil, errTooManyRead
+		}
+	}
+	return sync.OnceFunc(func() {
+		<-s.reading
+		<-own.taken
+		gone()
+	}), nil
 }
 
 // content returns the JPEG of a photo, for the explainer.

@@ -56,6 +56,7 @@ const (
 	slowGrace      = 5 * time.Second  // before the minimum rate applies
 	maxSlowDevices = 10_000           // devices remembered as slow
 	MaxReading     = 32               // photos in memory for readers of the API; more wait
+	MaxPerReader   = 8                // of them, of one reader
 	MaxFetching    = 2                // photos read from the store in one moment; more wait
 	UploadTime     = 30 * time.Second // from the request to its last byte
 	GrantLife      = 24 * time.Hour   // of an upload token
@@ -127,8 +128,10 @@ type Server struct {
 	bucket *bucket
 	slots  chan struct{}
 	// reading contains one element for each open photo.
-	reading  chan struct{}
-	fetching connlimit.Places // of photos that are read from the store
+	reading     chan struct{}
+	readersLock sync.Mutex
+	readers     map[string]*readerPlaces // that read photos or wait to
+	fetching    connlimit.Places         // of photos that are read from the store
 
 	explanations *explanations
 	// missing wakes Keep: a photo is missing in the index.
@@ -158,7 +161,7 @@ type Server struct {
 
 // New returns a Server. It refuses uploads until Attach.
 func New(opt Options) *Server {
-	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), reading: make(chan struct{}, MaxReading), fetching: make(connlimit.Places, MaxFetching), missing: make(chan struct{}, 1), uploading: map[devices.ID]int{},
+	s := &Server{opt: opt, bucket: newBucket(opt), slots: make(chan struct{}, MaxUploads), reading: make(chan struct{}, MaxReading), readers: map[string]*readerPlaces{}, fetching: make(connlimit.Places, MaxFetching), missing: make(chan struct{}, 1), uploading: map[devices.ID]int{},
 		addresses: connlimit.NewAddressShares(cmp.Or(opt.PerAddress, MaxPerAddress)), slow: make(chan struct{}, MaxSlowUploads), slowUntil: map[devices.ID]time.Time{}, uploadTime: UploadTime, slowGrace: slowGrace, budget: ExplainTime}
 	var ask explainer
 	switch {

@@ -210,7 +210,7 @@ func TestNATSAway(t *testing.T) {
 		if _, _, err := c.vision.List(t.Context(), "", "", 10); err != nil { // the index is in the database
 			t.Error(err)
 		}
-		_, _, openErr := c.vision.Open(t.Context(), newPhotoID(time.Now()))
+		_, _, openErr := c.vision.Open(t.Context(), "reader", newPhotoID(time.Now()))
 		for _, err := range []error{openErr, c.vision.Delete(t.Context(), newPhotoID(time.Now()))} {
 			if e := devices.AsError(err); e.Code != devices.CodeUnavailable || e.Part != "nats" {
 				t.Errorf("%v", err)
@@ -325,7 +325,7 @@ func TestPhotos(t *testing.T) {
 	if err := c.vision.Delete(t.Context(), newest[0]); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = c.vision.Open(t.Context(), newest[0])
+	_, _, err = c.vision.Open(t.Context(), "reader", newest[0])
 	for _, err := range []error{err, c.vision.Delete(t.Context(), newest[0]), c.vision.Delete(t.Context(), "foreign"), c.vision.Delete(t.Context(), newPhotoID(time.Now()))} {
 		if e := devices.AsError(err); e.Code != devices.CodeNotFound {
 			t.Errorf("%v", err)
@@ -437,7 +437,7 @@ func TestPhotosAreFetchedInTurn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	// security: N43
-	if _, _, err := c.vision.Open(ctx, id); err == nil {
+	if _, _, err := c.vision.Open(ctx, "reader", id); err == nil {
 		t.Error("a photo was read beside as many as may be read at once")
 	}
 	<-c.vision.fetching
@@ -446,5 +446,36 @@ func TestPhotosAreFetchedInTurn(t *testing.T) {
 	}
 	if n := len(c.vision.fetching); n != MaxFetching-1 {
 		t.Errorf("%d photos are being read, want %d", n, MaxFetching-1)
+	}
+}
+
+// A reader that takes all that it may leaves photos to others, and leaves nothing behind.
+func TestReadersHaveShares(t *testing.T) {
+	c := newTestServer(t)
+	id := c.camera(t, robot, strings.NewReader(cameraBody("q", picture(t, 64)))).must(t)
+	var open []io.ReadCloser
+	for range MaxPerReader {
+		_, photo, err := c.vision.Open(t.Context(), "slow", id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, photo)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	// security: N48
+	if _, _, err := c.vision.Open(ctx, "slow", id); !errors.Is(err, errTooManyRead) {
+		t.Errorf("one more: %v", err)
+	}
+	// security: N48
+	if _, jpeg := c.content(t, id); len(jpeg) == 0 {
+		t.Error("an empty photo")
+	}
+	for _, photo := range open {
+		_ = photo.Close()
+		_ = photo.Close() // a second time changes nothing
+	}
+	if len(c.vision.readers) != 0 || len(c.vision.reading) != 0 {
+		t.Errorf("%d readers and %d places are left", len(c.vision.readers), len(c.vision.reading))
 	}
 }
