@@ -51,11 +51,11 @@ func TestFailuresInWords(t *testing.T) {
 		closes.URL: "the receiver closed the connection without an answer",
 		strings.Replace(closes.URL, "http:", "https:", 1): "the receiver does not speak HTTPS on this port; set a URL with http:// or another port",
 		private.URL: "its certificate is not accepted: x509: certificate signed by unknown authority",
-		// security: N50
 		foreign("SECRET of another protocol\r\n"):              "the answer is not HTTP; check the scheme and the port of the URL",
 		foreign("HTTP/1.1 200 OK\r\nSECRET of a line\r\n\r\n"): "the answer is not HTTP; check the scheme and the port of the URL",
 		"http://receiver.invalid/":                             `the name "receiver.invalid" has no address`,
 	} {
+		// security: N50
 		if _, err := s.send(t.Context(), url, []byte("k"), "msg_1", message{}); err == nil || err.Error() != want {
 			t.Errorf("%s: %v, want %s", url, err, want)
 		}
