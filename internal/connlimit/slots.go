@@ -58,7 +58,7 @@ func (h *hold) end() {
 	}
 }
 
-// Places bound how many requests of one kind are worked on at once, whoever sends them. Requests that wait
+// Places bound how many requests of one kind are worked on at once, of all who send them. Requests that wait
 // for the same commit go on together, and as many as there are connections would delay every other
 // request. It is safe for concurrent use.
 type Places chan struct{}

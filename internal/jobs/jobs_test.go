@@ -187,6 +187,19 @@ func TestRate(t *testing.T) {
 	}
 }
 
+// A rate that is raised applies at once.
+func TestRateIsChanged(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	j := job(t, now, 1000, func(s *api.JobSpec) { s.Pace.Rate = "1/h" })
+	if n := j.Grant(now, 100) + j.Grant(now.Add(time.Minute), 100); n != 1 {
+		t.Fatalf("%d begin at one an hour", n)
+	}
+	j.SetPace(&api.JobPace{Rate: "20/s", Concurrency: 1000})
+	if n := j.Grant(now.Add(time.Minute), 100); n != 20 {
+		t.Errorf("%d begin after the rate was raised to 20 a second, want the first second's", n)
+	}
+}
+
 func TestConcurrency(t *testing.T) {
 	now := time.Now()
 	j := job(t, now, 100, func(s *api.JobSpec) { s.Pace.Concurrency = 3 })

@@ -184,6 +184,14 @@ func (j *Job) arrivals(now time.Time) (int64, time.Time) {
 	return 0, now.Add(rate.Interval - room)
 }
 
+// SetPace changes the pace. A new rate counts from now on: what the old one has used says nothing about it.
+func (j *Job) SetPace(pace *api.JobPace) {
+	if pace.Rate != j.Spec.Pace.Rate {
+		j.TAT = time.Time{}
+	}
+	j.Spec.Pace = pace
+}
+
 // Grant returns how many of want waiting tasks begin now, and counts them as running. Give
 // back with Return those that then do not begin.
 func (j *Job) Grant(now time.Time, want int) int {

@@ -449,7 +449,7 @@ func TestPhotosAreFetchedInTurn(t *testing.T) {
 	}
 }
 
-// A reader that takes all that it may leaves photos to others, and leaves nothing behind.
+// A reader that takes all that it may leaves photos to others, and nothing is left of it afterwards.
 func TestReadersHaveShares(t *testing.T) {
 	c := newTestServer(t)
 	id := c.camera(t, robot, strings.NewReader(cameraBody("q", picture(t, 64)))).must(t)

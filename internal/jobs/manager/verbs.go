@@ -41,7 +41,7 @@ func (m *Manager) edit(ctx context.Context, p access.Principal, id string, e api
 			return err
 		}
 		if e.Pace != nil {
-			j.Spec.Pace = e.Pace
+			j.SetPace(e.Pace)
 		}
 		if e.Stop != nil {
 			j.Spec.Stop = e.Stop

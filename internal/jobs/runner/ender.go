@@ -47,7 +47,7 @@ func (e *ender) add(end jobs.End) {
 	e.signal()
 }
 
-// addUncertain adds the ends of tasks that perhaps did not begin. Until they are written nothing else begins: such a task, begun
+// addUncertain adds the ends of tasks that perhaps did not begin. Until they are written nothing else begins: a task of these, begun
 // once more by then, would be taken for the one that did not begin, and be sent twice.
 func (e *ender) addUncertain(begun []jobs.Task) {
 	if len(begun) == 0 {
