@@ -328,6 +328,19 @@ func TestResumeAfterStop(t *testing.T) {
 	}
 }
 
+// How many devices can come to harm: what the stop rule lets fail and what runs at once, and all if failures are repeated first.
+func TestAtRisk(t *testing.T) {
+	for name, c := range map[string]struct {
+		stop  *api.JobStop
+		retry *api.JobRetry
+		want  int64
+	}{"no rule": {nil, nil, 100}, "two": {&api.JobStop{Failed: 2}, nil, 12}, "a share": {&api.JobStop{Share: "5%", Of: 20}, nil, 30}, "two, repeated": {&api.JobStop{Failed: 2}, &api.JobRetry{Failed: 1}, 100}} {
+		if got := AtRisk(&api.JobSpec{Pace: &api.JobPace{Concurrency: 10}, Stop: c.stop, Retry: c.retry}, 100); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
 // The stop rule is applied while the next round is prepared.
 func TestStopWhilePreparing(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 30, 0, time.UTC)

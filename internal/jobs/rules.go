@@ -184,7 +184,7 @@ func (j *Job) arrivals(now time.Time) (int64, time.Time) {
 	return 0, now.Add(rate.Interval - room)
 }
 
-// SetPace changes the pace. A new rate counts from now on: what the old one has used says nothing about it.
+// SetPace changes the pace. A new rate counts from now on: what the old one has used does not count for it.
 func (j *Job) SetPace(pace *api.JobPace) {
 	if pace.Rate != j.Spec.Pace.Rate {
 		j.TAT = time.Time{}
@@ -441,8 +441,12 @@ func (j *Job) conflict(done, needs string) error {
 	return devices.Errorf(devices.CodeConflict, "job %s is %s and cannot be %s; that needs %s", j.ID, j.State, done, needs)
 }
 
-// AtRisk returns how many devices can come to harm before the job halts by itself, of total.
+// AtRisk returns how many devices can come to harm before the job halts by itself, of total. Failures that are repeated count after
+// their last attempt, and others begin meanwhile.
 func AtRisk(spec *api.JobSpec, total int64) int64 {
+	if spec.Retry != nil && spec.Retry.Failed > 0 {
+		return total
+	}
 	most := total
 	together := int64(spec.Pace.Concurrency)
 	if s := spec.Stop; s != nil {
