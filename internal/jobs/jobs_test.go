@@ -408,6 +408,23 @@ func TestFollowedDevicesInStages(t *testing.T) {
 	}
 }
 
+// Tasks that were refused when they began, and are repeated by a person, begin once more in a stage.
+func TestRetryOfRefusedInStages(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	j := job(t, now, 2, func(s *api.JobSpec) { s.Stages = []api.JobStage{{OK: api.Amount{Percent: 100}}} })
+	j.Grant(now, 2)
+	j.Record(OK)
+	j.Record(Refused)
+	j.Settle(now)
+	if err := j.Reopen(now); err != nil {
+		t.Fatal(err)
+	}
+	j.Again(Refused, 1)
+	if j.Settle(now); j.State != Running || j.Grant(now, 1) != 1 {
+		t.Errorf("%s %s, %d of %d have begun", j.State, j.Reason, j.Started, j.Opened)
+	}
+}
+
 // A task that is repeated after the end of a schedule does not begin the schedule again.
 func TestRetryAfterTheLastRound(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 30, 0, time.UTC)

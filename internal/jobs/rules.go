@@ -283,15 +283,16 @@ func (j *Job) RecordLate(o Outcome) {
 	}
 }
 
-// Again counts n ended tasks with this outcome as waiting.
-func (j *Job) Again(o Outcome, n int) {
-	j.Counts.Ended[outcomeIndex(o)] -= int64(n)
-	j.Counts.Waiting += int64(n)
-	if o == OK || o == Failed || o == Unknown {
-		j.Started -= int64(n)
+// Again counts an ended task with this outcome and so many attempts as waiting. One that was refused had begun if there
+// was an attempt: others are refused when they are added.
+func (j *Job) Again(o Outcome, attempts int) {
+	j.Counts.Ended[outcomeIndex(o)]--
+	j.Counts.Waiting++
+	if o == OK || harm(o) || o == Refused && attempts > 0 {
+		j.Started--
 	}
 	if o == OK {
-		j.PassedOK -= int64(n)
+		j.PassedOK--
 	}
 }
 

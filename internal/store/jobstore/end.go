@@ -315,7 +315,7 @@ func (s *Store) Retry(ctx context.Context, id string, outcomes []jobs.Outcome, l
 			rows := make([][]any, n)
 			for i := range list {
 				task := &list[i]
-				row.Again(task.Outcome, 1)
+				row.Again(task.Outcome, task.Attempt)
 				task.State, task.DueAt, task.EndedAt = jobs.TaskWaiting, time.Time{}, time.Time{}
 				task.Outcome, task.Code, task.Detail, task.Result, task.Late = "", "", "", "", false
 				rows[i] = endValues(task)
