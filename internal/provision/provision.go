@@ -298,7 +298,7 @@ const unavailable = "unavailable"
 // little, and joinWait how long the check of a further one waits.
 const (
 	maxJoining = 16
-	joinWait   = time.Second
+	joinWait   = 3 * time.Second
 )
 
 // enter waits for a place among the unknown devices that are worked on.
