@@ -169,7 +169,8 @@ func (b *pausedBody) Read(p []byte) (n int, err error) {
 }
 
 // pausedAnswer gives the slot of its request back while it waits for the client, and does not take it again
-// if the answer is a stream of events.
+// if the answer is a stream of events or a photo. Nothing is computed for a photo, and a request that holds one of the places for
+// photos must not wait for a slot: requests with a slot wait for these places.
 type pausedAnswer struct {
 	http.ResponseWriter
 	slot *connlimit.Slot
@@ -180,7 +181,7 @@ func (a *pausedAnswer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 // Write sends bytes of the answer.
 func (a *pausedAnswer) Write(p []byte) (n int, err error) {
-	if isStream(a.Header()) {
+	if h := a.Header(); isStream(h) || h.Get("Content-Type") == mediaJPEG {
 		a.slot.Leave()
 	}
 	a.slot.Pause(func() { n, err = a.ResponseWriter.Write(p) })

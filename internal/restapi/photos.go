@@ -135,6 +135,8 @@ func (s *Server) deletePhoto(ctx context.Context, in *photoPath) (*struct{}, err
 	return nil, nil
 }
 
+const mediaJPEG = "image/jpeg"
+
 // photo streams the JPEG. A store that breaks off midway leaves a short body,
 // which the client sees by its Content-Length.
 func (s *Server) photo(w http.ResponseWriter, r *http.Request) {
@@ -152,7 +154,7 @@ func (s *Server) photo(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
-	h.Set("Content-Type", "image/jpeg")
+	h.Set("Content-Type", mediaJPEG)
 	h.Set("Content-Length", strconv.FormatInt(p.Bytes, 10))
 	h.Set("Last-Modified", p.TakenAt.UTC().Format(http.TimeFormat))
 	h.Set("Content-Disposition", `inline; filename="`+p.ID+`.jpg"`)
