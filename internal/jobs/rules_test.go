@@ -1,0 +1,162 @@
+package jobs
+
+import (
+	"testing"
+	"time"
+
+	"fleetd/internal/api"
+)
+
+// A person who resumes a job that its stop rule halted lets it go on until one more fails.
+func TestResumeAfterStop(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	j := job(t, now, 10, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 2} })
+	j.Grant(now, 6)
+	j.Record(Failed)
+	j.Record(Failed)
+	if j.State != Halted {
+		t.Fatalf("after two failures: %s", j.State)
+	}
+	if err := j.Resume(now); err != nil {
+		t.Fatal(err)
+	}
+	j.Record(OK)
+	if j.State != Running {
+		t.Errorf("after a success: %s", j.State)
+	}
+	j.Record(Failed)
+	if j.State != Halted {
+		t.Errorf("after one more failure: %s", j.State)
+	}
+}
+
+// How many devices can come to harm: what the stop rule lets fail and what runs at once, and all if failures are repeated first.
+func TestAtRisk(t *testing.T) {
+	for name, c := range map[string]struct {
+		stop  *api.JobStop
+		retry *api.JobRetry
+		want  int64
+	}{"no rule": {nil, nil, 100}, "two": {&api.JobStop{Failed: 2}, nil, 12}, "a share": {&api.JobStop{Share: "5%", Of: 20}, nil, 30}, "two, repeated": {&api.JobStop{Failed: 2}, &api.JobRetry{Failed: 1}, 100}} {
+		if got := AtRisk(&api.JobSpec{Pace: &api.JobPace{Concurrency: 10}, Stop: c.stop, Retry: c.retry}, 100); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// The stop rule is applied while the next round is prepared.
+func TestStopWhilePreparing(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 30, 0, time.UTC)
+	spec := api.JobSpec{Action: api.JobAction{Restart: &api.JobRestart{}}, Select: "a", When: &api.JobWhen{Cron: "* * * * *"}, Stop: &api.JobStop{Failed: 1}}
+	if err := Check(&spec, time.UTC, now); err != nil {
+		t.Fatal(err)
+	}
+	j := New(spec, "k", "key", "", now)
+	for round := range 2 {
+		now = now.Add(time.Minute)
+		if !j.Fire(now) {
+			t.Fatalf("round %d: %+v", round+1, j)
+		}
+		if round == 0 {
+			j.Added(2, 0)
+			j.Prepared(now)
+			j.Grant(now, 2)
+		}
+	}
+	j.Record(Failed)
+	if j.State != Halted || j.Before != Preparing {
+		t.Errorf("%s, before that %s", j.State, j.Before)
+	}
+}
+
+// A job whose rows are not written at its deadline ends.
+func TestDeadlineWhilePreparing(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	spec := api.JobSpec{Action: api.JobAction{Restart: &api.JobRestart{}}, Select: "a"}
+	if err := Check(&spec, time.UTC, now); err != nil {
+		t.Fatal(err)
+	}
+	j := New(spec, "k", "key", "", now)
+	j.Fire(now)
+	j.Added(1, 0)
+	now = now.Add(DefaultUntil)
+	if j.Settle(now); j.State != Preparing {
+		t.Fatalf("with a waiting task: %s", j.State)
+	}
+	j.RecordWaiting(Expired)
+	if j.Settle(now); j.State != Done || !j.EndedAt.Equal(now) {
+		t.Errorf("%s, ended %s", j.State, j.EndedAt)
+	}
+}
+
+// Devices that come to match while a stage is open count for it, and it opens for them.
+func TestFollowedDevicesInStages(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	j := job(t, now, 10, func(s *api.JobSpec) { s.Follow, s.Stages = true, []api.JobStage{{OK: api.Amount{Percent: 100}}} })
+	j.Grant(now, 9) // one is away
+	for range 9 {
+		j.Record(OK)
+	}
+	j.Settle(now)
+	j.Added(1, 0)
+	j.Grant(now, 1)
+	j.Record(OK)
+	if j.Settle(now); j.State != Running {
+		t.Fatalf("after ten of eleven: %s %s", j.State, j.Reason)
+	}
+	j.Grant(now, 1)
+	j.Record(OK)
+	if j.Settle(now); j.Stage != 1 {
+		t.Errorf("after all: stage %d, %s %s", j.Stage, j.State, j.Reason)
+	}
+}
+
+// Tasks that were refused when they began, and are repeated by a person, begin once more in a stage.
+func TestRetryOfRefusedInStages(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	j := job(t, now, 2, func(s *api.JobSpec) { s.Stages = []api.JobStage{{OK: api.Amount{Percent: 100}}} })
+	j.Grant(now, 2)
+	j.Record(OK)
+	j.Record(Refused)
+	j.Settle(now)
+	if err := j.Reopen(now); err != nil {
+		t.Fatal(err)
+	}
+	j.Again(Refused, 1)
+	if j.Settle(now); j.State != Running || j.Grant(now, 1) != 1 {
+		t.Errorf("%s %s, %d of %d have begun", j.State, j.Reason, j.Started, j.Opened)
+	}
+}
+
+// A task that is repeated after the end of a schedule does not begin the schedule again.
+func TestRetryAfterTheLastRound(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 30, 0, time.UTC)
+	spec := api.JobSpec{Action: api.JobAction{Restart: &api.JobRestart{}}, Select: "a", When: &api.JobWhen{Cron: "* * * * *", Until: api.At(now.Add(time.Minute))}}
+	if err := Check(&spec, time.UTC, now); err != nil {
+		t.Fatal(err)
+	}
+	j := New(spec, "k", "key", "", now)
+	now = now.Add(30 * time.Second)
+	j.Fire(now)
+	j.Added(1, 0)
+	j.Prepared(now)
+	j.Grant(now, 1)
+	j.Record(Failed)
+	now = now.Add(6 * time.Hour)
+	if j.Settle(now); j.State != Done {
+		t.Fatalf("after its end: %s", j.State)
+	}
+	if err := j.Reopen(now); err != nil {
+		t.Fatal(err)
+	}
+	j.Again(Failed, 1)
+	for later := time.Duration(0); later < DefaultUntil; later += time.Minute {
+		if j.Due(now.Add(later)) {
+			t.Fatalf("it fires %v after the retry", later)
+		}
+	}
+	j.Grant(now, 1)
+	j.Record(OK)
+	if j.Settle(now); j.State != Done {
+		t.Errorf("after the retry: %s, next %s, until %s", j.State, j.NextAt, j.Until)
+	}
+}
