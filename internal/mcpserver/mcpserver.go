@@ -262,11 +262,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer leave()
-	if err := s.opt.Work.BeginUnits(ctx, v.caller.Key, connlimit.WorkOfBody(r, BodyLimit)); err != nil {
-		s.refuse(w, r, refuse(refusedRate, devices.CodeDeviceBusy, err.Error()))
+	r = r.WithContext(ctx)
+	if !s.beginRequest(w, r, v, connlimit.WorkOfBody(r, BodyLimit)) {
 		return
 	}
-	r = r.WithContext(ctx)
 	switch {
 	case r.URL.Path == PathSSE:
 		s.serveSSE(out, r, v)
@@ -277,6 +276,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		s.serveStateful(out, r, v)
 	}
+}
+
+// beginRequest waits until the caller may have so many units of work done, or refuses the request.
+func (s *Server) beginRequest(w http.ResponseWriter, r *http.Request, v *requestInfo, units int64) bool {
+	err := s.opt.Work.BeginUnits(r.Context(), v.caller.Key, units)
+	if err != nil {
+		s.refuse(w, r, refuse(refusedRate, devices.CodeDeviceBusy, err.Error()))
+	}
+	return err == nil
 }
 
 func (s *Server) endpointOf(v *requestInfo) *endpoint {

@@ -195,9 +195,8 @@ func (s *Server) readPhoto(ctx context.Context, v *requestInfo, uri, id string) 
 		return nil, mcp.ResourceNotFoundError(uri)
 	}
 	// Before it is in memory a second time: a client that does not read keeps it there until its deadline.
-	if err := s.opt.Work.BeginUnits(ctx, v.caller.Key, photo.Bytes/connlimit.WorkBytes); err != nil {
-		s.stats.Refused.Add(refusedRate, 1)
-		return nil, invalid(err.Error())
+	if _, err := s.begin(ctx, v, photo.Bytes/connlimit.WorkBytes, false); err != nil {
+		return nil, err
 	}
 	jpeg, err := io.ReadAll(io.LimitReader(body, maxPhoto))
 	if err != nil {

@@ -73,8 +73,7 @@ func (s *Server) answerPost(w http.ResponseWriter, r *http.Request, v *requestIn
 		writeError(w, http.StatusBadRequest, errorAnswer([]byte("null"), jsonrpc.CodeInvalidRequest, "a batch has at most "+strconv.Itoa(MaxBatch)+" messages; send several"))
 		return true, nil
 	}
-	if err := s.opt.Work.BeginUnits(r.Context(), v.caller.Key, int64(batch)); err != nil {
-		s.refuse(w, r, refuse(refusedRate, devices.CodeDeviceBusy, err.Error()))
+	if !s.beginRequest(w, r, v, int64(batch)) {
 		return true, nil
 	}
 	method, call := callOf(body)
@@ -105,15 +104,17 @@ func refuseBatch(w http.ResponseWriter, r *http.Request) (refused bool) {
 		return false
 	}
 	body, err := readBody(r)
-	if err != nil || jsonspan.KindOf(bytes.TrimLeft(body, jsonSpace)) != jsonspan.KindArray { // the SDK sees an error, too
+	if err != nil || !isBatch(body) { // the SDK sees an error, too
 		return false
 	}
 	writeError(w, http.StatusBadRequest, errorAnswer([]byte("null"), jsonrpc.CodeInvalidRequest, "this revision has no batches; send each message in a request of its own"))
 	return true
 }
 
-// jsonSpace are the characters between values (RFC 8259, section 2).
-const jsonSpace = " \t\r\n"
+// isBatch reports whether a body is an array, after the white space of RFC 8259, section 2.
+func isBatch(body []byte) bool {
+	return jsonspan.KindOf(bytes.TrimLeft(body, " \t\r\n")) == jsonspan.KindArray
+}
 
 // callOf returns the method and the id of a call. Both are empty for a body that is
 // too large or not JSON, and for batches, responses and notifications.
@@ -132,7 +133,7 @@ func callOf(body []byte) (method string, id []byte) {
 // batchSize returns the number of messages of a batch, and at most one more than MaxBatch, also if they cannot be
 // counted; 0 for a body that is none. Decoding a message costs far more than sending it.
 func batchSize(body []byte) (n int) {
-	if jsonspan.KindOf(bytes.TrimLeft(body, jsonSpace)) != jsonspan.KindArray {
+	if !isBatch(body) {
 		return 0
 	}
 	w := jsonspan.Array(body)

@@ -216,6 +216,20 @@ func (w *world) happen(kind devices.EventKind, id devices.ID, numbers ...int) {
 	}
 }
 
+// stream is the stream of events.
+func (w *world) stream() jetstream.Stream {
+	w.t.Helper()
+	js, err := jetstream.New(w.nc)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	stream, err := js.Stream(w.t.Context(), "TEST_V1_EVENTS")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return stream
+}
+
 // delivery is what a receiver gets.
 type delivery struct {
 	ID   string
@@ -616,15 +630,7 @@ func TestGap(t *testing.T) {
 	r.fail(500)
 	w.happen(devices.EventOnline, "a", 2, 3, 4)
 	devicetest.Eventually(t, "an attempt failed", func() bool { return m.Deliveries.Get("failed") > 2 })
-	js, err := jetstream.New(w.nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := js.Stream(t.Context(), "TEST_V1_EVENTS")
-	if err == nil {
-		err = stream.Purge(t.Context(), jetstream.WithPurgeKeep(1))
-	}
-	if err != nil {
+	if err := w.stream().Purge(t.Context(), jetstream.WithPurgeKeep(1)); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "only 4 is left to try", func() bool { _, n := r.got(); time.Sleep(50 * time.Millisecond); _, more := r.got(); return more > n })
@@ -646,14 +652,7 @@ func TestGapsAreOfWhatIsMissing(t *testing.T) {
 	w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}})
 	w.happen(devices.EventOnline, "a", 1)
 	r.await(1)
-	js, err := jetstream.New(w.nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := js.Stream(t.Context(), "TEST_V1_EVENTS")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := w.stream()
 	purge := func(last uint64) { // all but the newest event, which has this sequence
 		t.Helper()
 		devicetest.Eventually(t, "it is stored", func() bool { info, err := stream.Info(t.Context()); return err == nil && info.State.LastSeq == last })

@@ -63,6 +63,11 @@ func laterSpec(call *devices.ToolCall, timeout, later time.Duration) (spec api.J
 // has CodeConflict if the key was used for something else.
 func (m *Manager) Queued(ctx context.Context, p access.Principal, call devices.ToolCall, timeout, later time.Duration, key string) (j api.Job, found bool, err error) {
 	_, hash := laterSpec(&call, timeout, later)
+	return m.repeated(ctx, p, key, hash)
+}
+
+// repeated returns the job that was created with a key and hash before; found is false if there is none.
+func (m *Manager) repeated(ctx context.Context, p access.Principal, key, hash string) (j api.Job, found bool, err error) {
 	switch stored, err := m.Store.Repeated(ctx, p.Key(), key, hash); {
 	case errors.Is(err, devices.ErrNotFound):
 		return j, false, nil
@@ -82,11 +87,8 @@ func (m *Manager) create(ctx context.Context, p access.Principal, spec api.JobSp
 			return out, false, asError(err)
 		}
 		// Before the rules are asked: the confirmation was used by the first request.
-		switch stored, err := m.Store.Repeated(ctx, p.Key(), o.Key, hash); {
-		case err == nil:
-			return jobView(&stored), true, nil
-		case !errors.Is(err, devices.ErrNotFound):
-			return out, false, asError(err)
+		if out, again, err = m.repeated(ctx, p, o.Key, hash); again || err != nil {
+			return out, again, err
 		}
 	}
 	now := m.Store.Now()

@@ -209,7 +209,7 @@ func TestJobsAreAudited(t *testing.T) {
 	}
 }
 
-// A queued call is found by its key, and the key stands for this call alone.
+// A queued call is found by its key, and the key cannot be used for another call.
 func TestQueued(t *testing.T) {
 	m := newManager(t)
 	by := m.key(t, "jobs jobs:read tools:call", "")

@@ -66,8 +66,10 @@ func (e *ender) addUncertain(begun []jobs.Task) {
 func (e *ender) isBlocked() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.blocked || e.uncertain > 0
+	return e.isBlockedLocked()
 }
+
+func (e *ender) isBlockedLocked() bool { return e.blocked || e.uncertain > 0 }
 
 // close writes what is left, if the database accepts it, and ends.
 func (e *ender) close() {
@@ -125,12 +127,12 @@ func (e *ender) run() {
 func (e *ender) wrote(n int, ok bool) (free bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	wasBlocked := e.blocked || e.uncertain > 0
+	wasBlocked := e.isBlockedLocked()
 	if e.blocked = !ok; ok {
 		e.list = append([]jobs.End(nil), e.list[n:]...)
 		e.uncertain = max(0, e.uncertain-n)
 	}
-	return wasBlocked && !e.blocked && e.uncertain == 0
+	return wasBlocked && !e.isBlockedLocked()
 }
 
 // write records one group, and lets the devices go on.
