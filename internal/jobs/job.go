@@ -151,7 +151,8 @@ type Job struct {
 	Stage    int       // from 0; len(Spec.Stages): all are open
 	StageEnd time.Time // when the soak of a passed stage ends; zero: the stage has not passed
 	Opened   int64     // tasks that may begin in all, as far as stages go
-	Started  int64     // tasks of the round that began and did not return to waiting
+	Started  int64     // tasks of the round that have begun, those that wait to be repeated among them
+	Held     int64     // those that wait to be repeated: they keep their places in the stage
 	PassedOK int64     // successes of the round
 	Round    int64
 	NextAt   time.Time // of Scheduled: when it is due; zero: at once
@@ -228,6 +229,8 @@ type Candidate struct {
 	Device devices.ID
 	Seq    int64
 	Spread int64
+	DueAt  time.Time // not before; zero: at once
+	Began  bool      // before, and it is to be repeated
 }
 
 // End is how a running task ends, or returns to waiting.

@@ -163,26 +163,36 @@ func job(t *testing.T, now time.Time, n int, change func(*api.JobSpec)) *Job {
 	return &j
 }
 
+// grant lets as many of want waiting tasks begin as there is room for, those that are to be repeated first.
+func grant(j *Job, now time.Time, want int) (n int) {
+	for room := j.Room(now); n < want && room.Has(j.Held > 0); n++ {
+		task := Task{Round: j.Round, Attempt: int(min(j.Held, 1))}
+		room.Take(j.Held > 0)
+		j.Start(now, &task)
+	}
+	return n
+}
+
 // The rate holds on average, with a burst of one second's worth.
 func TestRate(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	j := job(t, now, 1000, func(s *api.JobSpec) { s.Pace.Rate = "20/s" })
 	begun := 0
 	for i := range 100 {
-		begun += j.Grant(now.Add(time.Duration(i)*100*time.Millisecond), 100)
+		begun += grant(j, now.Add(time.Duration(i)*100*time.Millisecond), 100)
 	}
 	if begun < 198+20 || begun > 200+20 {
 		t.Errorf("%d of a rate of 20/s in 10 s", begun)
 	}
 	j = job(t, now, 10, func(s *api.JobSpec) { s.Pace.Rate = "30/m" })
-	if n := j.Grant(now, 10); n != 1 {
+	if n := grant(j, now, 10); n != 1 {
 		t.Errorf("30/m begins with %d", n)
 	}
 	if wait, next := j.Gate(now); wait != WaitPace || next.Sub(now) != 2*time.Second {
 		t.Errorf("%s until %s", wait, next)
 	}
-	j.Return(1)
-	if n := j.Grant(now, 10); n != 1 {
+	j.Return(&Task{})
+	if n := grant(j, now, 10); n != 1 {
 		t.Errorf("what was given back: %d", n)
 	}
 }
@@ -191,11 +201,11 @@ func TestRate(t *testing.T) {
 func TestRateIsChanged(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	j := job(t, now, 1000, func(s *api.JobSpec) { s.Pace.Rate = "1/h" })
-	if n := j.Grant(now, 100) + j.Grant(now.Add(time.Minute), 100); n != 1 {
+	if n := grant(j, now, 100) + grant(j, now.Add(time.Minute), 100); n != 1 {
 		t.Fatalf("%d begin at one an hour", n)
 	}
 	j.SetPace(&api.JobPace{Rate: "20/s", Concurrency: 1000})
-	if n := j.Grant(now.Add(time.Minute), 100); n != 20 {
+	if n := grant(j, now.Add(time.Minute), 100); n != 20 {
 		t.Errorf("%d begin after the rate was raised to 20 a second, want the first second's", n)
 	}
 }
@@ -203,11 +213,11 @@ func TestRateIsChanged(t *testing.T) {
 func TestConcurrency(t *testing.T) {
 	now := time.Now()
 	j := job(t, now, 100, func(s *api.JobSpec) { s.Pace.Concurrency = 3 })
-	if n := j.Grant(now, 100); n != 3 {
+	if n := grant(j, now, 100); n != 3 {
 		t.Fatal(n)
 	}
 	j.Record(OK)
-	if n := j.Grant(now, 100); n != 1 || j.Counts.Running != 3 {
+	if n := grant(j, now, 100); n != 1 || j.Counts.Running != 3 {
 		t.Fatal(n)
 	}
 }
@@ -219,7 +229,7 @@ func TestStages(t *testing.T) {
 		s.Stages = []api.JobStage{{OK: api.Amount{Number: 1}, Soak: "30m"}, {OK: api.Amount{Percent: 5}}, {OK: api.Amount{Percent: 100}}}
 	}
 	j := job(t, now, 100, stages)
-	if n := j.Grant(now, 100); n != 1 {
+	if n := grant(j, now, 100); n != 1 {
 		t.Fatalf("the first stage begins with %d", n)
 	}
 	j.Record(OK)
@@ -229,7 +239,7 @@ func TestStages(t *testing.T) {
 	}
 	now = now.Add(31 * time.Minute)
 	j.Settle(now)
-	if n := j.Grant(now, 100); n != 4 {
+	if n := grant(j, now, 100); n != 4 {
 		t.Fatalf("5 %% of 100 are 4 more, not %d", n)
 	}
 	for range 3 {
@@ -240,12 +250,12 @@ func TestStages(t *testing.T) {
 	if j.State != Halted || j.Reason != ReasonStage {
 		t.Fatalf("a stage with too few successes: %s %s", j.State, j.Reason)
 	}
-	if err := j.Resume(now); err != nil || j.Grant(now, 100) != 1 {
+	if err := j.Resume(now); err != nil || grant(j, now, 100) != 1 {
 		t.Fatalf("resumed, it opens what is missing: %v %+v", err, j)
 	}
 	j.Record(OK)
 	j.Settle(now)
-	if n := j.Grant(now, 100); n != 94 {
+	if n := grant(j, now, 100); n != 94 {
 		t.Fatalf("the last stage: %d", n)
 	}
 	for range 94 {
@@ -262,13 +272,13 @@ func TestHoldAndAdvance(t *testing.T) {
 	j := job(t, now, 10, func(s *api.JobSpec) {
 		s.Stages = []api.JobStage{{OK: api.Amount{Number: 1}, Hold: true}, {OK: api.Amount{Percent: 100}}}
 	})
-	j.Grant(now, 10)
+	grant(j, now, 10)
 	j.Record(OK)
 	j.Settle(now.Add(time.Hour))
 	if j.Stage != 0 {
 		t.Fatal("a stage that a person holds has passed by itself")
 	}
-	if err := j.Advance(now); err != nil || j.Stage != 1 || j.Grant(now, 10) != 9 {
+	if err := j.Advance(now); err != nil || j.Stage != 1 || grant(j, now, 10) != 9 {
 		t.Fatalf("%v %+v", err, j)
 	}
 }
@@ -277,13 +287,13 @@ func TestHoldAndAdvance(t *testing.T) {
 func TestStop(t *testing.T) {
 	now := time.Now()
 	j := job(t, now, 100, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 2} })
-	j.Grant(now, 10)
+	grant(j, now, 10)
 	j.Record(Failed)
 	if j.State != Running {
 		t.Fatal("halted by one failure")
 	}
 	j.Record(Unknown)
-	if j.State != Halted || j.Reason != ReasonStop || j.Grant(now, 10) != 0 {
+	if j.State != Halted || j.Reason != ReasonStop || grant(j, now, 10) != 0 {
 		t.Fatalf("%s %s", j.State, j.Reason)
 	}
 	j.RecordLate(OK)
@@ -291,7 +301,7 @@ func TestStop(t *testing.T) {
 		t.Fatal("a late answer continued it")
 	}
 	j = job(t, now, 100, func(s *api.JobSpec) { s.Stop = &api.JobStop{Share: "20%", Of: 10} })
-	j.Grant(now, 100)
+	grant(j, now, 100)
 	j.Record(Failed)
 	for range 8 {
 		j.Record(OK)
@@ -322,7 +332,7 @@ func TestRounds(t *testing.T) {
 	}
 	j.Added(1, 0)
 	j.Prepared(now)
-	j.Grant(now, 1)
+	grant(&j, now, 1)
 	j.Record(OK)
 	j.Settle(now)
 	if j.State != Scheduled {
@@ -343,10 +353,10 @@ func TestVerbs(t *testing.T) {
 			t.Errorf("%s of a running job: %v", name, err)
 		}
 	}
-	if err := j.Pause("lunch"); err != nil || j.Grant(now, 3) != 0 {
+	if err := j.Pause("lunch"); err != nil || grant(j, now, 3) != 0 {
 		t.Fatal(err)
 	}
-	if err := j.Resume(now); err != nil || j.Grant(now, 3) != 3 {
+	if err := j.Resume(now); err != nil || grant(j, now, 3) != 3 {
 		t.Fatal(err)
 	}
 	if err := j.Cancel(now); err != nil || j.State != Cancelled || !j.EndedAt.IsZero() {
@@ -380,11 +390,11 @@ func TestGateOfDeadlineAndOldRounds(t *testing.T) {
 	now := time.Now()
 	j := job(t, now, 3, nil)
 	j.Started = -1
-	if n := j.Grant(now, 3); n != 3 {
+	if n := grant(j, now, 3); n != 3 {
 		t.Errorf("with a negative number of started tasks %d begin, want 3", n)
 	}
 	j = job(t, now, 3, nil)
-	if n := j.Grant(j.Until, 3); n != 0 {
+	if n := grant(j, j.Until, 3); n != 0 {
 		t.Errorf("%d begin after the deadline", n)
 	}
 }

@@ -68,8 +68,8 @@ type Store interface {
 	// at most perDevice of each device: the oldest, and rather those whose job may begin
 	// tasks now than others; and which of the devices had a task that runs at that moment.
 	WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) (list []Candidate, running []devices.ID, err error)
-	// Begin begins those of the candidates that may begin now, as one transaction: jobs
-	// Grant them, no task of the device is running, and none of the device that is older
+	// Begin begins those of the candidates that may begin now, as one transaction: their jobs
+	// have Room, no task of the device is running, and none of the device that is older
 	// and due could begin before it. instance must have a lease, where there are leases.
 	// It returns the tasks that are now running; the caller may send at once. Candidates
 	// that do not begin are left out, with no error. With ErrUncertain it returns those that

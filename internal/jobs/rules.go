@@ -79,7 +79,7 @@ func (j *Job) Fire(now time.Time) bool {
 		j.Round++
 	}
 	j.State, j.Cursor, j.RoundN = Preparing, "", 0
-	j.Stage, j.StageEnd, j.Opened, j.Started, j.PassedOK = 0, time.Time{}, 0, 0, 0
+	j.Stage, j.StageEnd, j.Opened, j.Started, j.Held, j.PassedOK = 0, time.Time{}, 0, 0, 0, 0
 	return true
 }
 
@@ -154,7 +154,7 @@ func (j *Job) Gate(now time.Time) (Wait, time.Time) {
 			return WaitWindow, next
 		}
 	}
-	if j.Started >= j.Opened {
+	if j.Full() && j.Held == 0 {
 		return WaitStage, j.StageEnd
 	}
 	if j.Counts.Running >= int64(j.Spec.Pace.Concurrency) {
@@ -165,6 +165,18 @@ func (j *Job) Gate(now time.Time) (Wait, time.Time) {
 	}
 	return WaitNone, time.Time{}
 }
+
+// GateOf is Gate for one waiting task: a stage may be open for those alone that are to be repeated.
+func (j *Job) GateOf(t *Task, now time.Time) Wait {
+	gate, _ := j.Gate(now)
+	if gate == WaitNone && j.Full() && !j.holds(t) {
+		return WaitStage
+	}
+	return gate
+}
+
+// Full reports whether the stage lets no task begin for the first time.
+func (j *Job) Full() bool { return j.Started >= j.Opened }
 
 // arrivals returns how many tasks the rate admits now, and when it admits the next one.
 func (j *Job) arrivals(now time.Time) (int64, time.Time) {
@@ -191,51 +203,74 @@ func (j *Job) SetPace(pace *api.JobPace) {
 	j.Spec.Pace = pace
 }
 
-// Grant returns how many of want waiting tasks begin now, and counts them as running. Give
-// back with Return those that then do not begin.
-func (j *Job) Grant(now time.Time, want int) int {
-	if gate, _ := j.Gate(now); gate != WaitNone {
-		return 0
+// Room is how many waiting tasks of a job may begin now: in all, and for the first time.
+type Room struct{ all, fresh int64 }
+
+// Has reports whether there is room for a task that began before, or for one that did not.
+func (r *Room) Has(began bool) bool { return r.all > 0 && (began || r.fresh > 0) }
+
+// Take takes the room of one task.
+func (r *Room) Take(began bool) {
+	r.all--
+	if !began {
+		r.fresh--
 	}
-	n := min(int64(want), j.Counts.Waiting, int64(j.Spec.Pace.Concurrency)-j.Counts.Running)
-	if j.Opened < math.MaxInt64 { // else tasks of an older round may have made Started negative
-		n = min(n, j.Opened-j.Started)
+}
+
+// Room returns how many waiting tasks may begin now.
+func (j *Job) Room(now time.Time) Room {
+	if gate, _ := j.Gate(now); gate != WaitNone {
+		return Room{}
+	}
+	fits, _ := j.arrivals(now)
+	return Room{all: min(fits, j.Counts.Waiting, int64(j.Spec.Pace.Concurrency)-j.Counts.Running), fresh: j.Opened - max(j.Started, 0)}
+}
+
+// Start counts a waiting task, for which there is Room, as running. Attempt is what it was while it waited.
+func (j *Job) Start(now time.Time, t *Task) {
+	j.Counts.Waiting--
+	j.Counts.Running++
+	switch {
+	case j.holds(t):
+		j.Held--
+	case t.Round == j.Round:
+		j.Started++
 	}
 	if rate, err := ParseRate(j.Spec.Pace.Rate); err == nil && rate.Interval > 0 {
-		fits, _ := j.arrivals(now)
-		if n = min(n, fits); n > 0 {
-			if j.TAT.Before(now) {
-				j.TAT = now
-			}
-			j.TAT = j.TAT.Add(time.Duration(n) * rate.Interval)
+		if j.TAT.Before(now) {
+			j.TAT = now
 		}
+		j.TAT = j.TAT.Add(rate.Interval)
 	}
-	n = max(n, 0)
-	j.Counts.Waiting -= n
-	j.Counts.Running += n
-	j.Started += n
-	if n > 0 && j.BegunAt.IsZero() {
+	if j.BegunAt.IsZero() {
 		j.BegunAt = now
 	}
-	return int(n)
 }
 
-// Return returns n granted or running tasks to waiting.
-func (j *Job) Return(n int) {
-	j.Counts.Waiting += int64(n)
-	j.Counts.Running -= int64(n)
-	j.Started -= int64(n)
-	if rate, err := ParseRate(j.Spec.Pace.Rate); err == nil && rate.Interval > 0 {
-		j.TAT = j.TAT.Add(-time.Duration(n) * rate.Interval)
+// Return undoes Start.
+func (j *Job) Return(t *Task) {
+	j.Counts.Waiting++
+	j.Counts.Running--
+	switch {
+	case j.holds(t):
+		j.Held++
+	case t.Round == j.Round:
+		j.Started--
+	}
+	if rate, err := ParseRate(j.Spec.Pace.Rate); err == nil {
+		j.TAT = j.TAT.Add(-rate.Interval)
 	}
 }
 
-// Retried returns a running task that was sent to waiting, to be repeated. It has used its part of
-// the rate.
+// holds reports whether a task keeps its place in the stage while it waits.
+func (j *Job) holds(t *Task) bool { return t.Attempt > 0 && t.Round == j.Round }
+
+// Retried returns a running task of the round to waiting, to be repeated. It has used its part of the rate, and keeps its place
+// in the stage.
 func (j *Job) Retried() {
 	j.Counts.Waiting++
 	j.Counts.Running--
-	j.Started--
+	j.Held++
 }
 
 // RetryAt returns when a task with this outcome is due again, and false if it has ended. attempt is the number of attempts so far.
@@ -267,8 +302,11 @@ func harm(o Outcome) bool { return o == Failed || o == Unknown }
 func (j *Job) done() int64 { return j.Counts.Of(OK) + j.Counts.Of(Failed) + j.Counts.Of(Unknown) }
 
 // RecordWaiting counts a waiting task that ended with this outcome.
-func (j *Job) RecordWaiting(o Outcome) {
+func (j *Job) RecordWaiting(t *Task, o Outcome) {
 	j.Counts.Waiting--
+	if j.holds(t) {
+		j.Held--
+	}
 	j.Counts.Ended[outcomeIndex(o)]++
 }
 
@@ -282,15 +320,14 @@ func (j *Job) RecordLate(o Outcome) {
 	}
 }
 
-// Again counts an ended task with this outcome and so many attempts as waiting. One that was refused had begun if there
-// was an attempt: others are refused when they are added.
-func (j *Job) Again(o Outcome, attempts int) {
-	j.Counts.Ended[outcomeIndex(o)]--
+// Again counts an ended task of the round as waiting.
+func (j *Job) Again(t *Task) {
+	j.Counts.Ended[outcomeIndex(t.Outcome)]--
 	j.Counts.Waiting++
-	if o == OK || harm(o) || o == Refused && attempts > 0 {
-		j.Started--
+	if j.holds(t) {
+		j.Held++
 	}
-	if o == OK {
+	if t.Outcome == OK {
 		j.PassedOK--
 	}
 }
@@ -329,7 +366,7 @@ func (j *Job) Settle(now time.Time) {
 	for j.State == Running && j.Stage < len(j.Spec.Stages) {
 		if j.StageEnd.IsZero() {
 			if j.PassedOK < j.wants(j.Stage) {
-				if j.Counts.Running == 0 && j.Started >= j.Opened && j.Counts.Waiting > 0 {
+				if j.Counts.Running == 0 && j.Full() && j.Held == 0 && j.Counts.Waiting > 0 {
 					j.Halt(ReasonStage)
 				}
 				break
@@ -394,7 +431,7 @@ func AtRisk(spec *api.JobSpec, total int64) int64 {
 // state and its queue. connected is whether the device has a session anywhere, sleeps whether it
 // is a WebSocket device without one, ahead whether an older task of the device is due or running.
 func WaitOf(j *Job, t *Task, connected, sleeps, ahead, busy bool, now time.Time) Wait {
-	gate, _ := j.Gate(now)
+	gate := j.GateOf(t, now)
 	switch {
 	case gate == WaitPaused || gate == WaitHalted || gate == WaitLater:
 		return gate
@@ -417,14 +454,10 @@ func WaitOf(j *Job, t *Task, connected, sleeps, ahead, busy bool, now time.Time)
 // IsOutcome reports whether a text names an outcome.
 func IsOutcome(text string) bool { return slices.Contains(Outcomes, Outcome(text)) }
 
-// Uncount takes a task that is deleted out of the counts.
+// Uncount takes an ended task that is deleted out of the counts.
 func (j *Job) Uncount(t *Task) {
-	switch t.State {
-	case TaskWaiting:
-		j.Counts.Waiting--
-	case TaskRunning:
-		j.Counts.Running--
-	default:
-		j.Counts.Ended[outcomeIndex(t.Outcome)]--
+	j.Counts.Ended[outcomeIndex(t.Outcome)]--
+	if j.holds(t) {
+		j.Started--
 	}
 }

@@ -11,7 +11,7 @@ import (
 func TestResumeAfterStop(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	j := job(t, now, 10, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 2} })
-	j.Grant(now, 6)
+	grant(j, now, 6)
 	j.Record(Failed)
 	j.Record(Failed)
 	if j.State != Halted {
@@ -59,7 +59,7 @@ func TestStopWhilePreparing(t *testing.T) {
 		if round == 0 {
 			j.Added(2, 0)
 			j.Prepared(now)
-			j.Grant(now, 2)
+			grant(&j, now, 2)
 		}
 	}
 	j.Record(Failed)
@@ -82,7 +82,7 @@ func TestDeadlineWhilePreparing(t *testing.T) {
 	if j.Settle(now); j.State != Preparing {
 		t.Fatalf("with a waiting task: %s", j.State)
 	}
-	j.RecordWaiting(Expired)
+	j.RecordWaiting(&Task{}, Expired)
 	if j.Settle(now); j.State != Done || !j.EndedAt.Equal(now) {
 		t.Errorf("%s, ended %s", j.State, j.EndedAt)
 	}
@@ -92,18 +92,18 @@ func TestDeadlineWhilePreparing(t *testing.T) {
 func TestFollowedDevicesInStages(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	j := job(t, now, 10, func(s *api.JobSpec) { s.Follow, s.Stages = true, []api.JobStage{{OK: api.Amount{Percent: 100}}} })
-	j.Grant(now, 9) // one is away
+	grant(j, now, 9) // one is away
 	for range 9 {
 		j.Record(OK)
 	}
 	j.Settle(now)
 	j.Added(1, 0)
-	j.Grant(now, 1)
+	grant(j, now, 1)
 	j.Record(OK)
 	if j.Settle(now); j.State != Running {
 		t.Fatalf("after ten of eleven: %s %s", j.State, j.Reason)
 	}
-	j.Grant(now, 1)
+	grant(j, now, 1)
 	j.Record(OK)
 	if j.Settle(now); j.Stage != 1 {
 		t.Errorf("after all: stage %d, %s %s", j.Stage, j.State, j.Reason)
@@ -114,15 +114,15 @@ func TestFollowedDevicesInStages(t *testing.T) {
 func TestRetryOfRefusedInStages(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	j := job(t, now, 2, func(s *api.JobSpec) { s.Stages = []api.JobStage{{OK: api.Amount{Percent: 100}}} })
-	j.Grant(now, 2)
+	grant(j, now, 2)
 	j.Record(OK)
 	j.Record(Refused)
 	j.Settle(now)
 	if err := j.Reopen(now); err != nil {
 		t.Fatal(err)
 	}
-	j.Again(Refused, 1)
-	if j.Settle(now); j.State != Running || j.Grant(now, 1) != 1 {
+	j.Again(&Task{Attempt: 1, Outcome: Refused})
+	if j.Settle(now); j.State != Running || grant(j, now, 1) != 1 {
 		t.Errorf("%s %s, %d of %d have begun", j.State, j.Reason, j.Started, j.Opened)
 	}
 }
@@ -139,7 +139,7 @@ func TestRetryAfterTheLastRound(t *testing.T) {
 	j.Fire(now)
 	j.Added(1, 0)
 	j.Prepared(now)
-	j.Grant(now, 1)
+	grant(&j, now, 1)
 	j.Record(Failed)
 	now = now.Add(6 * time.Hour)
 	if j.Settle(now); j.State != Done {
@@ -148,13 +148,13 @@ func TestRetryAfterTheLastRound(t *testing.T) {
 	if err := j.Reopen(now); err != nil {
 		t.Fatal(err)
 	}
-	j.Again(Failed, 1)
+	j.Again(&Task{Attempt: 1, Outcome: Failed, Round: j.Round})
 	for later := time.Duration(0); later < DefaultUntil; later += time.Minute {
 		if j.Due(now.Add(later)) {
 			t.Fatalf("it fires %v after the retry", later)
 		}
 	}
-	j.Grant(now, 1)
+	grant(&j, now, 1)
 	j.Record(OK)
 	if j.Settle(now); j.State != Done {
 		t.Errorf("after the retry: %s, next %s, until %s", j.State, j.NextAt, j.Until)

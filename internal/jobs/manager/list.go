@@ -195,8 +195,7 @@ func isAhead(q *jobs.Queued, now time.Time) bool {
 	if q.Task.State == jobs.TaskRunning {
 		return true
 	}
-	gate, _ := q.Job.Gate(now)
-	return gate == jobs.WaitNone && !q.Task.DueAt.After(now)
+	return q.Job.GateOf(&q.Task, now) == jobs.WaitNone && !q.Task.DueAt.After(now)
 }
 
 // isBehind reports whether another task of the queue comes before t.

@@ -201,7 +201,12 @@ func (p *pump) open(ctx context.Context) error {
 		}
 		totals.States[s.job.State]++
 		gate, _ := s.job.Gate(now)
-		totals.Waiting[gate] += s.job.Counts.Waiting
+		waiting := s.job.Counts.Waiting
+		if gate == jobs.WaitNone && s.job.Full() {
+			totals.Waiting[jobs.WaitStage] += waiting - s.job.Held
+			waiting = s.job.Held
+		}
+		totals.Waiting[gate] += waiting
 	}
 	p.r.totals.Store(&totals)
 	return nil
@@ -363,29 +368,27 @@ func (p *pump) byAge() []*jobState {
 	return states
 }
 
-// choose takes candidates whose jobs let tasks begin, and reserves their devices.
+// choose takes candidates whose jobs let them begin, and reserves their devices.
 func (p *pump) choose() (wishes []wish) {
 	now := p.r.Store.Now()
-	room := min(p.batch, maxRunning-int(p.r.stats.Running.Load()))
+	most := min(p.batch, maxRunning-int(p.r.stats.Running.Load()))
 	chosen := map[devices.ID]bool{}
 	for _, s := range p.byAge() {
-		if len(wishes) >= room {
+		if len(wishes) >= most {
 			break
 		}
-		granted := s.job // Grant changes a copy
-		n := granted.Grant(now, min(len(s.list), room-len(wishes)))
+		room := s.job.Room(now)
 		kept := s.list[:0]
 		for i := range s.list {
 			c := s.list[i]
-			if n == 0 {
+			if len(wishes) >= most || !room.Has(c.Began) {
 				kept = append(kept, c)
 				continue
 			}
-			slot := p.reserve(s, &c, chosen)
-			if slot != nil {
+			if slot := p.reserve(s, &c, chosen, now); slot != nil {
 				wishes = append(wishes, wish{c, slot})
 				chosen[c.Device] = true
-				n--
+				room.Take(c.Began)
 			}
 			delete(s.have, keyOf(&c))
 			p.total--
@@ -397,7 +400,11 @@ func (p *pump) choose() (wishes []wish) {
 }
 
 // reserve takes a slot of the candidate's device; without one its tasks are read again later.
-func (p *pump) reserve(s *jobState, c *jobs.Candidate, chosen map[devices.ID]bool) *dispatch.Reservation {
+func (p *pump) reserve(s *jobState, c *jobs.Candidate, chosen map[devices.ID]bool, now time.Time) *dispatch.Reservation {
+	if pause := c.DueAt.Sub(now); pause > 0 {
+		p.r.lookAt(c.Device, pause)
+		return nil
+	}
 	if chosen[c.Device] || p.r.isRunning(c.Device) {
 		return nil // its end reads the device's tasks
 	}

@@ -169,6 +169,23 @@ func TestTheOldestTaskIsChosen(t *testing.T) {
 	}
 }
 
+// In a full stage those tasks alone are chosen that are to be repeated; one that is not due takes no room from the others.
+func TestChosenInAFullStage(t *testing.T) {
+	p := newPump(&Runner{Options: Options{Store: store{}, Devices: hub{}}, running: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}})
+	j := jobs.Job{ID: "j", State: jobs.Running, Until: time.Unix(2000, 0), Opened: 2, Started: 2, Held: 2, Counts: jobs.Counts{Waiting: 3}}
+	j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 1}
+	p.update(j)
+	for _, c := range []jobs.Candidate{{Job: "j", Device: "fresh"}, {Job: "j", Device: "later", Began: true, DueAt: time.Unix(1060, 0)}, {Job: "j", Device: "due", Began: true}} {
+		p.insert(p.jobs["j"], c, maxOfJob)
+	}
+	if w := p.choose(); len(w) != 1 || w[0].Device != "due" || len(p.jobs["j"].list) != 1 || p.total != 1 {
+		t.Errorf("chosen: %+v, %d are left", w, p.total)
+	}
+	if at := p.r.later["later"]; time.Until(at) < 50*time.Second || time.Until(at) > time.Minute {
+		t.Errorf("the task that is due in a minute is looked at in %v", time.Until(at))
+	}
+}
+
 // scanned is a store that notes where a scan began.
 type scanned struct {
 	store

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -86,17 +87,16 @@ func (t *transaction) begin(ctx context.Context, node, instance string, list []j
 		return cmp.Or(cmp.Compare(a.Job, b.Job), cmp.Compare(a.Spread, b.Spread), cmp.Compare(a.Device, b.Device))
 	})
 	var granted []jobs.Task
-	for len(first) > 0 {
+	for n := 0; len(first) > 0; first, n = first[n:], 0 {
 		j := all[first[0].Job]
-		n := 1
-		for n < len(first) && first[n].Job == j.ID {
-			n++
+		for room := j.Room(t.now); n < len(first) && first[n].Job == j.ID; n++ {
+			if began := first[n].Attempt > 0; room.Has(began) {
+				room.Take(began)
+				j.Start(t.now, &first[n])
+				j.touched = true
+				granted = append(granted, first[n])
+			}
 		}
-		if k := j.Grant(t.now, n); k > 0 {
-			j.touched = true
-			granted = append(granted, first[:k]...)
-		}
-		first = first[n:]
 	}
 	if err := t.start(ctx, node, instance, granted); err != nil {
 		return nil, nil, err
@@ -105,20 +105,55 @@ func (t *transaction) begin(ctx context.Context, node, instance string, list []j
 	return granted, changed, err
 }
 
-// firstDue returns, of each device without a running task, the oldest waiting task that is due and
-// whose job may begin tasks now: the only one that may begin.
-func (t *transaction) firstDue(ctx context.Context, all map[string]*locked, ids []string) (first []jobs.Task, err error) {
-	closed := []string{}
-	known := map[string]bool{} // jobs whose gate was checked; true: open
-	for id, j := range all {
-		gate, _ := j.Gate(t.now)
-		if known[id] = gate == jobs.WaitNone; !known[id] {
-			closed = append(closed, id)
+// A gate is what a job lets begin.
+type gate int
+
+const (
+	open   gate = iota
+	full        // none for the first time
+	closed      // none
+)
+
+// gates are those of the jobs that were looked at.
+type gates map[string]gate
+
+func (g gates) look(j *jobs.Job, now time.Time) {
+	switch wait, _ := j.Gate(now); {
+	case wait != jobs.WaitNone:
+		g[j.ID] = closed
+	case j.Full():
+		g[j.ID] = full
+	default:
+		g[j.ID] = open
+	}
+}
+
+// lets reports whether the job of a task, which was looked at, lets it begin.
+func (g gates) lets(t *jobs.Task) bool {
+	return g[t.Job] == open || g[t.Job] == full && t.Attempt > 0
+}
+
+// jobs returns the jobs with a gate, sorted.
+func (g gates) jobs(with gate) []string {
+	list := []string{} // for JSON
+	for id, gate := range g {
+		if gate == with {
+			list = append(list, id)
 		}
 	}
+	slices.Sort(list)
+	return list
+}
+
+// firstDue returns, of each device without a running task, the oldest waiting task that is due and
+// whose job lets it begin now: the only one that may begin.
+func (t *transaction) firstDue(ctx context.Context, all map[string]*locked, ids []string) (first []jobs.Task, err error) {
+	known := make(gates, len(all))
+	for _, j := range all {
+		known.look(&j.Job, t.now)
+	}
 	for len(ids) > 0 {
-		slices.Sort(closed)
-		list, err := t.oldest(ctx, ids, closed)
+		list, err := t.oldest(ctx, ids, known)
 		if err != nil {
 			return nil, err
 		}
@@ -128,20 +163,14 @@ func (t *transaction) firstDue(ctx context.Context, all map[string]*locked, ids 
 				others = append(others, list[i].Job)
 			}
 		}
-		if err := t.gates(ctx, sortedIDs(others), known); err != nil {
+		if err := t.look(ctx, sortedIDs(others), known); err != nil {
 			return nil, err
 		}
 		for i := range list {
-			switch {
-			case known[list[i].Job]:
+			if known.lets(&list[i]) {
 				first = append(first, list[i])
-			default:
+			} else {
 				again = append(again, string(list[i].Device))
-			}
-		}
-		for _, id := range sortedIDs(others) {
-			if !known[id] {
-				closed = append(closed, id)
 			}
 		}
 		ids = again
@@ -149,35 +178,39 @@ func (t *transaction) firstDue(ctx context.Context, all map[string]*locked, ids 
 	return first, nil
 }
 
-// gates reads jobs that hold up a device, and notes whether their gates are open. Their rows are
-// not locked: if one changes meanwhile, this transaction counts as the earlier one.
-func (t *transaction) gates(ctx context.Context, ids []string, known map[string]bool) error {
+// look reads jobs that hold up a device, and notes their gates. Their rows are not locked: if one changes meanwhile, this
+// transaction counts as the earlier one.
+func (t *transaction) look(ctx context.Context, ids []string, known gates) error {
 	if len(ids) == 0 {
 		return nil
+	}
+	for _, id := range ids {
+		known[id] = closed // until it is read
 	}
 	condition, arg := database.IDSet(t.db.Postgres(), "j.job", "$1", ids)
 	list, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (jobs.Job, error) { return scanJob(scan) },
 		"SELECT "+jobNames+" FROM jobs j WHERE "+condition, arg)
 	for i := range list {
-		gate, _ := list[i].Gate(t.now)
-		known[list[i].ID] = gate == jobs.WaitNone
+		known.look(&list[i], t.now)
 	}
 	return err
 }
 
 // oldest returns, of each of these devices without a running task, the oldest waiting task that is
-// due and whose job may be ready, other than those that are closed.
-func (t *transaction) oldest(ctx context.Context, ids, closed []string) ([]jobs.Task, error) {
-	now := database.Micros(t.now)
+// due and whose job may let it begin, as far as the jobs are known.
+func (t *transaction) oldest(ctx context.Context, ids []string, known gates) ([]jobs.Task, error) {
+	now, none, again := database.Micros(t.now), known.jobs(closed), known.jobs(full)
 	if t.db.Postgres() {
 		// NOT EXISTS would become a join that reads all running tasks of the fleet.
 		return database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (
- SELECT w.* FROM tasks w JOIN jobs j ON j.job = w.job WHERE w.device = d.device AND w.state = 'waiting' AND w.due_at <= $2 AND j.ready_at <= $2 AND NOT w.job = ANY($3::text[])
- ORDER BY w.seq, w.job, w.round LIMIT 1) t WHERE (SELECT r.job FROM tasks r WHERE r.device = d.device AND r.state = 'running') IS NULL`, ids, now, closed)
+ SELECT w.* FROM tasks w JOIN jobs j ON j.job = w.job WHERE w.device = d.device AND w.state = 'waiting' AND w.due_at <= $2 AND j.ready_at <= $2
+  AND NOT w.job = ANY($3::text[]) AND (w.attempt > 0 OR NOT w.job = ANY($4::text[]))
+ ORDER BY w.seq, w.job, w.round LIMIT 1) t WHERE (SELECT r.job FROM tasks r WHERE r.device = d.device AND r.state = 'running') IS NULL`, ids, now, none, again)
 	}
 	return database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM json_each($1) d JOIN tasks t ON t.rowid = (
- SELECT w.rowid FROM tasks w JOIN jobs j ON j.job = w.job WHERE w.device = d.value AND w.state = 'waiting' AND w.due_at <= $2 AND j.ready_at <= $2 AND w.job NOT IN (SELECT value FROM json_each($3))
- ORDER BY w.seq, w.job, w.round LIMIT 1) WHERE NOT EXISTS (SELECT 1 FROM tasks r WHERE r.device = d.value AND r.state = 'running')`, textOf(ids), now, textOf(closed))
+ SELECT w.rowid FROM tasks w JOIN jobs j ON j.job = w.job WHERE w.device = d.value AND w.state = 'waiting' AND w.due_at <= $2 AND j.ready_at <= $2
+  AND w.job NOT IN (SELECT value FROM json_each($3)) AND (w.attempt > 0 OR w.job NOT IN (SELECT value FROM json_each($4)))
+ ORDER BY w.seq, w.job, w.round LIMIT 1) WHERE NOT EXISTS (SELECT 1 FROM tasks r WHERE r.device = d.value AND r.state = 'running')`, textOf(ids), now, textOf(none), textOf(again))
 }
 
 // start makes granted tasks running. If another node has begun one of the same device since they

@@ -99,8 +99,8 @@ func (t *transaction) apply(j *locked, task *jobs.Task, e *jobs.End) bool {
 
 func (t *transaction) applyRunning(j *locked, task *jobs.Task, e *jobs.End) {
 	if e.NotSent {
-		j.Return(1)
 		task.Attempt--
+		j.Return(task)
 		task.State, task.DueAt = jobs.TaskWaiting, e.Again
 		outcome := jobs.Outcome("")
 		switch {
@@ -110,7 +110,7 @@ func (t *transaction) applyRunning(j *locked, task *jobs.Task, e *jobs.End) {
 			outcome = jobs.Superseded
 		}
 		if outcome != "" {
-			j.RecordWaiting(outcome)
+			j.RecordWaiting(task, outcome)
 			task.State, task.Outcome, task.EndedAt = jobs.TaskEnded, outcome, t.now
 		}
 		return
@@ -248,7 +248,7 @@ func (t *transaction) endWaiting(ctx context.Context, all map[string]*locked, li
 		if task.State == jobs.TaskRunning {
 			j.Record(outcome)
 		} else {
-			j.RecordWaiting(outcome)
+			j.RecordWaiting(task, outcome)
 		}
 		task.State, task.Outcome, task.Code, task.EndedAt = jobs.TaskEnded, outcome, code, t.now
 		rows[i] = endValues(task)
@@ -315,7 +315,7 @@ func (s *Store) Retry(ctx context.Context, id string, outcomes []jobs.Outcome, l
 			rows := make([][]any, n)
 			for i := range list {
 				task := &list[i]
-				row.Again(task.Outcome, task.Attempt)
+				row.Again(task)
 				task.State, task.DueAt, task.EndedAt = jobs.TaskWaiting, time.Time{}, time.Time{}
 				task.Outcome, task.Code, task.Detail, task.Result, task.Late = "", "", "", "", false
 				rows[i] = endValues(task)

@@ -148,13 +148,20 @@ func cutLast(cursor string) (device string, round int64, ok bool) {
 	return cursor[:i], round, err == nil
 }
 
-func scanCandidate(scan func(...any) error) (c jobs.Candidate, err error) {
-	return c, scan(&c.Job, &c.Round, &c.Device, &c.Seq, &c.Spread)
+// Columns of a jobs.Candidate, as scanCandidate reads them before those of more.
+const candidateNames = `t.job, t.round, t.device, t.seq, t.spread, t.due_at, t.attempt > 0 AS began`
+
+func scanCandidate(scan func(...any) error, more ...any) (c jobs.Candidate, err error) {
+	var due int64
+	err = scan(append([]any{&c.Job, &c.Round, &c.Device, &c.Seq, &c.Spread, &due, &c.Began}, more...)...)
+	c.DueAt = database.Instant(due)
+	return c, err
 }
 
 // Waiting implements jobs.Store.
 func (s *Store) Waiting(ctx context.Context, id string, after int64, limit int) ([]jobs.Candidate, error) {
-	return read(ctx, s, "reading waiting tasks", scanCandidate, `SELECT job, round, device, seq, spread FROM tasks WHERE job = $1 AND state = 'waiting' AND spread > $2 ORDER BY spread LIMIT $3`,
+	return read(ctx, s, "reading waiting tasks", func(scan func(...any) error) (jobs.Candidate, error) { return scanCandidate(scan) },
+		`SELECT `+candidateNames+` FROM tasks t WHERE t.job = $1 AND t.state = 'waiting' AND t.spread > $2 ORDER BY t.spread LIMIT $3`,
 		id, after, int64(limit))
 }
 
@@ -168,17 +175,17 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) 
 	for i, id := range ids {
 		names[i] = string(id)
 	}
-	const columns = `SELECT t.job, t.round, t.device, t.seq, t.spread`
+	const columns = `SELECT ` + candidateNames
 	const order = ` ORDER BY CASE WHEN t.due_at <= $2 AND (SELECT j.ready_at FROM jobs j WHERE j.job = t.job) <= $2 THEN 0 ELSE 1 END, t.seq, t.job, t.round`
-	text := `SELECT job, round, device, seq, spread, FALSE AS runs FROM (` + columns + `, row_number() OVER (PARTITION BY t.device` + order + `) AS place
+	text := `SELECT job, round, device, seq, spread, due_at, began, FALSE AS runs FROM (` + columns + `, row_number() OVER (PARTITION BY t.device` + order + `) AS place
  FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'waiting') q WHERE place <= $3
  UNION ALL ` + columns + `, TRUE FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'running' ORDER BY device, seq, job, round`
 	arg := any(textOf(names))
 	if s.db.Postgres() {
 		// One lookup for each device: for a list, the planner may read all waiting tasks.
-		text = `SELECT t.job, t.round, t.device, t.seq, t.spread, FALSE AS runs FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
+		text = `SELECT t.job, t.round, t.device, t.seq, t.spread, t.due_at, t.began, FALSE AS runs FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
  WHERE t.device = d.device AND t.state = 'waiting'` + order + ` LIMIT $3) t
- UNION ALL SELECT t.job, t.round, t.device, t.seq, t.spread, TRUE FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
+ UNION ALL SELECT t.job, t.round, t.device, t.seq, t.spread, t.due_at, t.began, TRUE FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
  WHERE t.device = d.device AND t.state = 'running') t ORDER BY device, seq, job, round`
 		arg = sortedIDs(names)
 	}
@@ -187,7 +194,8 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) 
 		runs bool
 	}
 	rows, err := read(ctx, s, "reading the queues of devices", func(scan func(...any) error) (r row, err error) {
-		return r, scan(&r.Job, &r.Round, &r.Device, &r.Seq, &r.Spread, &r.runs)
+		r.Candidate, err = scanCandidate(scan, &r.runs)
+		return r, err
 	}, text, arg, database.Micros(s.Now()), int64(min(perDevice, math.MaxInt32)))
 	for i := range rows {
 		if rows[i].runs {

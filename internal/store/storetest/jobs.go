@@ -33,6 +33,7 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"preparing is continued by another node", testPreparing},
 		{"ends are fenced", testFence},
 		{"a failed task is repeated", testAutomaticRetry},
+		{"a failed task keeps its place in the stage", testRetryInStages},
 		{"retried by a person", testRetry},
 		{"a late answer replaces unknown", testLateAnswer},
 		{"a task of an ended process is unknown", testLoseRunning},
@@ -253,13 +254,15 @@ func (f *jobFleet) check(t testing.TB) {
 	t.Helper()
 	var wrong []string
 	rows, err := f.Raw.QueryContext(t.Context(), `SELECT j.job, j.state, j.waiting - (SELECT count(*) FROM tasks t WHERE t.job = j.job AND t.state = 'waiting'),
- j.running - (SELECT count(*) FROM tasks t WHERE t.job = j.job AND t.state = 'running'),`+outcomeDifferences()+` FROM jobs j`)
+ j.running - (SELECT count(*) FROM tasks t WHERE t.job = j.job AND t.state = 'running'),
+ j.started - (SELECT count(*) FROM tasks t WHERE t.job = j.job AND t.round = j.round AND t.attempt > 0),
+ j.held - (SELECT count(*) FROM tasks t WHERE t.job = j.job AND t.round = j.round AND t.attempt > 0 AND t.state = 'waiting'),`+outcomeDifferences()+` FROM jobs j`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for rows.Next() {
 		var id, state string
-		n := make([]int, 2+len(jobs.Outcomes))
+		n := make([]int, 4+len(jobs.Outcomes))
 		to := []any{&id, &state}
 		for i := range n {
 			to = append(to, &n[i])
@@ -275,7 +278,7 @@ func (f *jobFleet) check(t testing.TB) {
 		t.Fatal(err)
 	}
 	if len(wrong) > 0 {
-		t.Fatalf("counters differ from the rows (waiting, running, then outcomes):\n%s", strings.Join(wrong, "\n"))
+		t.Fatalf("counters differ from the rows (waiting, running, started, held, then outcomes):\n%s", strings.Join(wrong, "\n"))
 	}
 	if n := f.Count(t, `SELECT count(*) FROM tasks WHERE (state = 'ended') <> (outcome <> '')`); n > 0 {
 		t.Fatalf("%d tasks have an outcome and are open, or have none and ended", n)
@@ -327,7 +330,7 @@ func testJobRoundTrip(t *testing.T, f *jobFleet) {
 	}
 	full, err := s.Edit(t.Context(), j.ID, func(j *jobs.Job) error {
 		j.State, j.Reason, j.Before = jobs.Halted, "Mittag", jobs.Preparing
-		j.Stage, j.StageEnd, j.Opened, j.Started, j.PassedOK, j.Round, j.NextAt, j.Cursor, j.RoundN = 1, now, 2, 3, 4, 5, now, "dev", 6
+		j.Stage, j.StageEnd, j.Opened, j.Started, j.Held, j.PassedOK, j.Round, j.NextAt, j.Cursor, j.RoundN = 1, now, 2, 3, 7, 4, 5, now, "dev", 6
 		j.TAT, j.Missed, j.BegunAt, j.Until, j.EndedAt = now, 7, now, now, now
 		j.Spec.Note = "another note"
 		return nil
@@ -338,6 +341,7 @@ func testJobRoundTrip(t *testing.T, f *jobFleet) {
 	if got := f.job(t, j.ID); !sameJob(t, got, full) || got.Version != 2 || got.Spec.Note != "another note" || got.Missed != 7 || got.RoundN != 6 {
 		t.Errorf("after the change it comes back as\n%+v, it was\n%+v", got, full)
 	}
+	f.Exec(t, `UPDATE jobs SET started = 0, held = 0`) // it has no tasks
 	if _, err := s.Job(t.Context(), "none"); !errors.Is(err, devices.ErrNotFound) {
 		t.Errorf("an unknown job: %v", err)
 	}

@@ -53,7 +53,7 @@ func testEndWaiting(t *testing.T, f *jobFleet) {
 	// A newer round supersedes what was not sent, and what would be repeated.
 	repeats := f.create(t, 3, func(s *api.JobSpec) { s.Retry = &api.JobRetry{Failed: 1} })
 	begun := f.begin(t, "i", candidates(&repeats, macs(1, 3)...)...)
-	if _, err := s.Edit(t.Context(), repeats.ID, func(j *jobs.Job) error { j.Round++; return nil }); err != nil {
+	if _, err := s.Edit(t.Context(), repeats.ID, func(j *jobs.Job) error { j.Round, j.Started = j.Round+1, 0; return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if list := f.end(t, begun[0], func(e *jobs.End) { e.NotSent = true }); len(list) != 1 || list[0].Outcome != jobs.Superseded {

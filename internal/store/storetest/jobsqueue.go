@@ -259,6 +259,49 @@ func testAutomaticRetry(t *testing.T, f *jobFleet) {
 	}
 }
 
+// While the device of a stage of one waits for its retry, no other device is tried; when it has failed for good, the stage halts.
+func testRetryInStages(t *testing.T, f *jobFleet) {
+	j := f.create(t, 3, func(s *api.JobSpec) {
+		s.Stages = []api.JobStage{{OK: api.Amount{Number: 1}}, {OK: api.Amount{Percent: 100}}}
+		s.Retry = &api.JobRetry{Failed: 2, After: "1h"}
+	})
+	all := candidates(&j, macs(1, 3)...)
+	begun := f.begin(t, "a", all...)
+	if len(begun) != 1 {
+		t.Fatalf("%d tasks begin in a stage of one", len(begun))
+	}
+	first := begun[0].Device
+	for attempt := 1; attempt <= 2; attempt++ {
+		f.end(t, begun[0], func(e *jobs.End) { e.Outcome = jobs.Failed })
+		if early := f.begin(t, "a", all...); len(early) != 0 {
+			t.Fatalf("attempt %d failed, and %s begins before its retry", attempt, early[0].Device)
+		}
+		if got := f.job(t, j.ID); got.State != jobs.Running || got.Held != 1 || got.Started != 1 {
+			t.Fatalf("attempt %d failed: %s %s, %d have begun, %d are to be repeated", attempt, got.State, got.Reason, got.Started, got.Held)
+		}
+		f.Exec(t, `UPDATE tasks SET due_at = 1 WHERE due_at > 0`)
+		for id, want := range map[devices.ID]jobs.Wait{first: jobs.WaitPace, macs(1, 3)[slices.IndexFunc(macs(1, 3), func(id devices.ID) bool { return id != first })]: jobs.WaitStage} {
+			got, task := f.job(t, j.ID), f.task(t, j.ID, id)
+			if why := jobs.WaitOf(&got, &task, true, false, false, false, f.stores[0].Now()); why != want {
+				t.Errorf("%s waits for %s, want %s", id, why, want)
+			}
+		}
+		if begun = f.begin(t, "a", all...); len(begun) != 1 || begun[0].Device != first {
+			t.Fatalf("when the retry is due, %+v begins, want %s", begun, first)
+		}
+	}
+	f.end(t, begun[0], func(e *jobs.End) { e.Outcome = jobs.Failed })
+	if got := f.job(t, j.ID); got.State != jobs.Halted || got.Reason != jobs.ReasonStage {
+		t.Errorf("after the last attempt: %s %s", got.State, got.Reason)
+	}
+	if _, err := f.stores[0].Edit(t.Context(), j.ID, func(j *jobs.Job) error { return j.Resume(f.stores[0].Now()) }); err != nil {
+		t.Fatal(err)
+	}
+	if begun := f.begin(t, "a", all...); len(begun) != 1 || begun[0].Device == first {
+		t.Errorf("resumed, %+v begins, want another device", begun)
+	}
+}
+
 func testRetry(t *testing.T, f *jobFleet) {
 	s := f.stores[0]
 	j := f.create(t, 30, nil)

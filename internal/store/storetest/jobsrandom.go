@@ -113,6 +113,9 @@ func (f *jobFleet) randomJobs(t testing.TB) (ids []string) {
 		func(s *api.JobSpec) {
 			s.Stages = []api.JobStage{{OK: api.Amount{Number: 3}}, {OK: api.Amount{Percent: 30}, Hold: true}, {OK: api.Amount{Percent: 100}}}
 		},
+		func(s *api.JobSpec) {
+			s.Stages, s.Retry = []api.JobStage{{OK: api.Amount{Number: 3}}, {OK: api.Amount{Percent: 100}}}, &api.JobRetry{Failed: 2, After: "0s"}
+		},
 		func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 5} },
 		func(s *api.JobSpec) { s.Follow = true },
 	} {
