@@ -50,6 +50,10 @@ func newSelectFleet(t testing.TB) *testFleet {
 	f.put("c", "bread*", "2.10", map[string]string{"room": "lab", "state": "x=y"})
 	f.put("d", "bread-x", "", nil)
 	f.connect(t, "e", devicetest.NewScript())
+	devicetest.Eventually(t, "what the device reported is known", func() bool {
+		v, err := f.service.Get(t.Context(), "e")
+		return err == nil && v.Device.Firmware != ""
+	})
 	return f
 }
 
