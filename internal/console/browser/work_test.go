@@ -257,6 +257,16 @@ func TestAuditExport(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	n.Await(t, "the calls are in the audit", 20*time.Second, func() bool {
+		count := 0
+		for _, err := range n.Audit(t.Context(), apiclient.AuditFilter{}) {
+			if err != nil {
+				return false
+			}
+			count++
+		}
+		return count >= 3
+	})
 	p := b.openAt(t, n.Info.API, n.Token(t), "/console/audit", `{
 		const make = URL.createObjectURL;
 		URL.createObjectURL = (blob) => { blob.text().then((text) => { window.exported = text; }); return make(blob); };
