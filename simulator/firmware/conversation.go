@@ -11,9 +11,8 @@ import (
 )
 
 const (
+	// helloTimeout holds however far --time-scale shortens the firmware's pauses: it waits for a server, which may be busy.
 	helloTimeout = 10 * time.Second
-	// leastHelloWait holds however far --time-scale shortens the firmware's pauses: this one waits for a busy server.
-	leastHelloWait = 2 * time.Second
 	// channelTimeout is Protocol::IsTimeout (main/protocols/protocol.cc:100-109): data frames count, pings do not.
 	channelTimeout = 120 * time.Second
 	// keepSessions is how many session ids the report lists per device.
@@ -177,7 +176,7 @@ func (d *Device) sendHello(conn *wsConn, version int32) chan struct{} {
 }
 
 func (d *Device) awaitHello(ctx context.Context, wait chan struct{}) bool {
-	timer := time.NewTimer(max(leastHelloWait, d.fleet.scaled(helloTimeout)))
+	timer := time.NewTimer(helloTimeout)
 	defer timer.Stop()
 	select {
 	case <-wait:

@@ -265,7 +265,7 @@ func startFleet(t *testing.T, s *fakeServer, args ...string) *Fleet {
 // eventually polls the first device's report until ok returns true.
 func eventually(t *testing.T, f *Fleet, what string, ok func(DeviceReport) bool) DeviceReport {
 	t.Helper()
-	limit := time.Now().Add(10 * time.Second)
+	limit := time.Now().Add(30 * time.Second)
 	for {
 		r := f.devices[0].Report()
 		if ok(r) {
