@@ -259,7 +259,7 @@ func testAutomaticRetry(t *testing.T, f *jobFleet) {
 	}
 }
 
-// While the device of a stage of one waits for its retry, no other device is tried; when it has failed for good, the stage halts.
+// While the device of a stage of one waits for its retry, no other device is tried; the stage halts when its last attempt has failed.
 func testRetryInStages(t *testing.T, f *jobFleet) {
 	j := f.create(t, 3, func(s *api.JobSpec) {
 		s.Stages = []api.JobStage{{OK: api.Amount{Number: 1}}, {OK: api.Amount{Percent: 100}}}
