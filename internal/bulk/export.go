@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/jsonspan"
 )
 
 // MaxLabelColumns is how many label keys the devices of one CSV file may have.
@@ -126,26 +127,17 @@ func stamp(t time.Time) string {
 
 func exportNDJSON(w io.Writer, each Each) error {
 	out := bufio.NewWriterSize(w, 64<<10)
-	encoder := json.NewEncoder(out)
-	encoder.SetEscapeHTML(false)
-	err := each(func(page []devices.View) error {
+	var line []byte
+	err := each(func(page []devices.View) (err error) {
 		for i := range page {
 			d := &page[i].Device
 			if d.Admission == "" {
 				continue
 			}
-			line := object{{fieldID, string(d.ID)}}
-			for _, m := range []member{{fieldName, d.Name}, {fieldTransport, string(d.Prefer)}, {fieldSerial, d.Serial}, {fieldClientID, d.ClientID},
-				{fieldAdmission, string(d.Admission)}} {
-				line = line.add(m)
+			if line, err = appendDevice(line[:0], &page[i]); err == nil {
+				_, err = out.Write(append(line, '\n'))
 			}
-			if len(d.Labels) > 0 {
-				line = append(line, member{fieldLabels, d.Labels})
-			}
-			for j, value := range state(&page[i]) {
-				line = line.add(member{reported[j], value})
-			}
-			if err := encoder.Encode(line); err != nil {
+			if err != nil {
 				return fmt.Errorf("write %s: %w", d.ID, err)
 			}
 		}
@@ -157,43 +149,38 @@ func exportNDJSON(w io.Writer, each Each) error {
 	return out.Flush()
 }
 
-// object is a JSON object with ordered members.
-type object []member
-
-type member struct {
-	name  string
-	value any
+// appendDevice appends a device as a JSON object with its members in the order of columns.
+func appendDevice(line []byte, v *devices.View) ([]byte, error) {
+	d := &v.Device
+	line = append(line, `{"`+fieldID+`":`...)
+	line = jsonspan.AppendString(line, string(d.ID))
+	line = appendMember(line, fieldName, d.Name)
+	line = appendMember(line, fieldTransport, string(d.Prefer))
+	line = appendMember(line, fieldSerial, d.Serial)
+	line = appendMember(line, fieldClientID, d.ClientID)
+	line = appendMember(line, fieldAdmission, string(d.Admission))
+	if len(d.Labels) > 0 {
+		labels, err := json.Marshal(d.Labels)
+		if err != nil {
+			return line, err
+		}
+		line = append(append(line, `,"`+fieldLabels+`":`...), labels...)
+	}
+	for i, value := range state(v) {
+		line = appendMember(line, reported[i], value)
+	}
+	return append(line, '}'), nil
 }
 
-// add appends a member unless its value is empty: an import keeps missing values. Numbers are written as
+// appendMember appends a member unless its value is empty: an import keeps missing values. Numbers are written as
 // numbers.
-func (o object) add(m member) object {
-	text, _ := m.value.(string)
-	switch {
-	case text == "":
-		return o
-	case m.name == "tools" || m.name == "revision":
-		m.value = json.Number(text)
+func appendMember(line []byte, name, value string) []byte {
+	if value == "" {
+		return line
 	}
-	return append(o, m)
-}
-
-// MarshalJSON encodes the members in order.
-func (o object) MarshalJSON() ([]byte, error) {
-	text := []byte{'{'}
-	for i, m := range o {
-		if i > 0 {
-			text = append(text, ',')
-		}
-		name, err := json.Marshal(m.name)
-		if err != nil {
-			return nil, err
-		}
-		value, err := json.Marshal(m.value)
-		if err != nil {
-			return nil, err
-		}
-		text = append(append(append(text, name...), ':'), value...)
+	line = append(jsonspan.AppendString(append(line, ','), name), ':')
+	if name == "tools" || name == "revision" {
+		return append(line, value...)
 	}
-	return append(text, '}'), nil
+	return jsonspan.AppendString(line, value)
 }

@@ -90,7 +90,7 @@ func (j *Job) Prepared(now time.Time) {
 	}
 	j.State = Running
 	j.Cursor = ""
-	j.openStages(now)
+	j.openStages()
 	j.Settle(now)
 }
 
@@ -124,13 +124,19 @@ func (j *Job) wanted() int64 {
 	return j.wants(j.Stage)
 }
 
-// openStages lets as many tasks begin as the current stage still wants successes.
-func (j *Job) openStages(now time.Time) {
+// missing returns how many successes the current stage wants beside those that it has, and those that may come of tasks which run
+// or wait to be repeated.
+func (j *Job) missing() int64 {
+	return max(0, j.wants(j.Stage)-j.PassedOK-j.Counts.Running-j.Held)
+}
+
+// openStages lets as many tasks begin as the current stage misses successes.
+func (j *Job) openStages() {
 	if len(j.Spec.Stages) == 0 || j.Stage >= len(j.Spec.Stages) {
 		j.Opened = math.MaxInt64
 		return
 	}
-	j.Opened = max(j.Opened, j.Started+j.wants(j.Stage)-j.PassedOK)
+	j.Opened = max(j.Opened, j.Started+j.missing())
 }
 
 // Gate returns why no task of the job may begin now, and when that may change by itself; zero:
@@ -169,7 +175,7 @@ func (j *Job) Gate(now time.Time) (Wait, time.Time) {
 // GateOf is Gate for one waiting task: a stage may be open for those alone that are to be repeated.
 func (j *Job) GateOf(t *Task, now time.Time) Wait {
 	gate, _ := j.Gate(now)
-	if gate == WaitNone && j.Full() && !j.holds(t) {
+	if (gate == WaitNone || gate == WaitPace) && j.Full() && !j.holds(t) {
 		return WaitStage
 	}
 	return gate
@@ -398,7 +404,7 @@ func (j *Job) Settle(now time.Time) {
 func (j *Job) nextStage(now time.Time) {
 	j.Stage++
 	j.StageEnd = time.Time{}
-	j.openStages(now)
+	j.openStages()
 }
 
 func (j *Job) finish(s State, now time.Time) {

@@ -18,13 +18,13 @@ func (j *Job) Pause(reason string) error {
 }
 
 // Resume continues a paused or halted job. A stage that did not pass opens as many tasks as it
-// still wants; the stop rule counts from here on as before, so that it may halt at the next failure.
+// misses successes; the stop rule counts from here on as before, so that it may halt at the next failure.
 func (j *Job) Resume(now time.Time) error {
 	if j.State != Paused && j.State != Halted {
 		return j.conflict("resumed", "a paused or halted job")
 	}
 	if j.Reason == ReasonStage && j.Stage < len(j.Spec.Stages) {
-		j.Opened = j.Started + j.wants(j.Stage) - j.PassedOK
+		j.Opened = j.Started + j.missing()
 	}
 	j.State, j.Reason, j.Before = j.Before, "", ""
 	j.Settle(now)

@@ -121,8 +121,8 @@ func (s *fakeServer) accept() *fakeConn {
 	case c := <-s.conns:
 		s.t.Cleanup(func() { _ = c.Close() })
 		return c
-	case <-time.After(10 * time.Second):
-		s.t.Fatal("no WebSocket connection within 10 s")
+	case <-time.After(30 * time.Second):
+		s.t.Fatal("no WebSocket connection within 30 s")
 		return nil
 	}
 }

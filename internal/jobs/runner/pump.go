@@ -24,14 +24,15 @@ func keyOf(c *jobs.Candidate) key { return key{c.Job, c.Round, c.Device} }
 // jobState is an open job with its waiting tasks for devices that are connected here.
 type jobState struct {
 	job  jobs.Job
-	list []jobs.Candidate
-	have map[key]bool
+	list []*jobs.Candidate
+	have map[key]*jobs.Candidate
 
 	scannedAt            time.Time // zero: never
 	round, size, waiting int64     // of the job at the last scan
 	least                int64     // the fewest waiting tasks that the job had since then
 	cursor               int64     // of a scan that is not complete
 	more                 bool
+	left                 bool  // the scan left tasks out that the stage did not let begin
 	ended                int64 // tasks that had ended
 }
 
@@ -44,7 +45,7 @@ func (s *jobState) needsScan(now time.Time) bool {
 		return false
 	}
 	return s.scannedAt.IsZero() || s.round != s.job.Round || s.size != s.job.RoundN || s.job.Counts.Waiting > s.waiting ||
-		s.more && len(s.list) < maxOfJob/2 || s.job.Counts.Waiting > s.least && now.Sub(s.scannedAt) > againScan || now.Sub(s.scannedAt) > rescanEvery
+		s.more && (s.job.Full() || len(s.list) < maxOfJob/2) || s.left && !s.job.Full() || s.job.Counts.Waiting > s.least && now.Sub(s.scannedAt) > againScan || now.Sub(s.scannedAt) > rescanEvery
 }
 
 // pump decides which tasks begin. One goroutine uses it.
@@ -155,7 +156,7 @@ func (p *pump) update(j jobs.Job) {
 	case !j.State.Open():
 		p.drop(j.ID)
 	case s == nil:
-		p.jobs[j.ID] = &jobState{job: j, have: map[key]bool{}, least: j.Counts.Waiting, ended: endedOf(&j)}
+		p.jobs[j.ID] = &jobState{job: j, have: map[key]*jobs.Candidate{}, least: j.Counts.Waiting, ended: endedOf(&j)}
 	case s.job.Version < j.Version:
 		if s.job = j; endedOf(&j) < s.ended { // some are repeated
 			s.scannedAt, s.more = time.Time{}, false
@@ -202,7 +203,7 @@ func (p *pump) open(ctx context.Context) error {
 		totals.States[s.job.State]++
 		gate, _ := s.job.Gate(now)
 		waiting := s.job.Counts.Waiting
-		if gate == jobs.WaitNone && s.job.Full() {
+		if (gate == jobs.WaitNone || gate == jobs.WaitPace) && s.job.Full() {
 			totals.Waiting[jobs.WaitStage] += waiting - s.job.Held
 			waiting = s.job.Held
 		}
@@ -278,18 +279,23 @@ func orNil(err error) error {
 
 // insert reports whether there is room for more. Without, a scan finds the candidate later.
 func (p *pump) insert(s *jobState, c jobs.Candidate, most int) bool {
-	if s.have[keyOf(&c)] {
+	if known := s.have[keyOf(&c)]; known != nil {
+		*known = c // it may have begun on another node
 		return true
 	}
-	if len(s.list) >= most || p.total >= maxCandidates {
+	all := maxCandidates
+	if c.Began && s.job.Full() { // the others in memory cannot begin
+		most, all = 2*maxCandidates, 2*maxCandidates
+	}
+	if len(s.list) >= most || p.total >= all {
 		if !s.more || s.cursor >= c.Spread {
 			s.cursor = c.Spread - 1
 		}
 		s.more = true
 		return false
 	}
-	s.have[keyOf(&c)] = true
-	s.list = append(s.list, c)
+	s.have[keyOf(&c)] = &c
+	s.list = append(s.list, &c)
 	p.total++
 	return true
 }
@@ -297,8 +303,10 @@ func (p *pump) insert(s *jobState, c jobs.Candidate, most int) bool {
 // scan reads the waiting tasks of a job, and keeps those of devices that are connected here.
 func (p *pump) scan(ctx context.Context, s *jobState) error {
 	after := int64(-1)
-	if s.more && s.round == s.job.Round && s.size == s.job.RoundN {
+	if s.more && s.round == s.job.Round && s.size == s.job.RoundN && (!s.left || s.job.Full()) {
 		after = s.cursor
+	} else {
+		s.left = false
 	}
 	s.round, s.size, s.waiting, s.least = s.job.Round, s.job.RoundN, s.job.Counts.Waiting, s.job.Counts.Waiting
 	s.scannedAt, s.more = time.Now(), false
@@ -311,7 +319,11 @@ func (p *pump) scan(ctx context.Context, s *jobState) error {
 			return err
 		}
 		for i := range list {
-			if p.r.Devices.IsHere(list[i].Device) && !p.insert(s, list[i], maxOfJob) {
+			switch {
+			case !p.r.Devices.IsHere(list[i].Device):
+			case !list[i].Began && s.job.Full():
+				s.left = true
+			case !p.insert(s, list[i], maxOfJob):
 				s.cursor = after
 				return nil
 			}
@@ -356,7 +368,7 @@ func (p *pump) byAge() []*jobState {
 	var list []aged
 	for _, s := range p.jobs {
 		if len(s.list) > 0 {
-			oldest := slices.MinFunc(s.list, func(a, b jobs.Candidate) int { return cmp.Compare(a.Seq, b.Seq) })
+			oldest := slices.MinFunc(s.list, func(a, b *jobs.Candidate) int { return cmp.Compare(a.Seq, b.Seq) })
 			list = append(list, aged{oldest.Seq, s})
 		}
 	}
@@ -385,12 +397,12 @@ func (p *pump) choose() (wishes []wish) {
 				kept = append(kept, c)
 				continue
 			}
-			if slot := p.reserve(s, &c, chosen, now); slot != nil {
-				wishes = append(wishes, wish{c, slot})
+			if slot := p.reserve(s, c, chosen, now); slot != nil {
+				wishes = append(wishes, wish{*c, slot})
 				chosen[c.Device] = true
 				room.Take(c.Began)
 			}
-			delete(s.have, keyOf(&c))
+			delete(s.have, keyOf(c))
 			p.total--
 		}
 		clear(s.list[len(kept):])

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -186,15 +187,46 @@ func TestChosenInAFullStage(t *testing.T) {
 	}
 }
 
-// scanned is a store that notes where a scan began.
+// A task that is to be repeated is found by a scan and chosen though its job has filled its memory with others, which the stage
+// does not let begin; when it does, those that the scan left out are found. What is known of a candidate is renewed.
+func TestRepeatedInAFullStage(t *testing.T) {
+	from := &scanned{}
+	p := newPump(&Runner{Options: Options{Store: from, Devices: hub{}}, running: map[devices.ID]struct{}{}})
+	j := jobs.Job{ID: "j", State: jobs.Running, Version: 1, Until: time.Unix(2000, 0), RoundN: 10_000, Opened: 10, Started: 5, Counts: jobs.Counts{Waiting: 9995}}
+	j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 1000}
+	p.update(j)
+	s := p.jobs["j"]
+	for i := range maxOfJob {
+		p.insert(s, jobs.Candidate{Job: "j", Device: devices.ID(strconv.Itoa(i)), Spread: int64(i)}, maxOfJob)
+	}
+	j.Version, j.Started, j.Held = 2, 10, 2
+	p.update(j)
+	from.list = []jobs.Candidate{{Job: "j", Device: "7", Spread: 7, Began: true}, {Job: "j", Device: "fresh", Spread: 5000}, {Job: "j", Device: "held", Spread: 6000, Began: true}}
+	if err := p.scan(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if w := p.choose(); len(w) != 2 || w[0].Device != "7" || w[1].Device != "held" {
+		t.Fatalf("chosen: %+v", w)
+	}
+	if s.scannedAt, s.waiting, s.least = time.Now(), j.Counts.Waiting, j.Counts.Waiting; s.needsScan(time.Now()) {
+		t.Error("a full stage is scanned again")
+	}
+	j.Version, j.Opened = 3, 10_000
+	if p.update(j); !s.needsScan(time.Now()) {
+		t.Error("the stage opens, and what the scan left out is not looked for")
+	}
+}
+
+// scanned is a store with waiting tasks that notes where a scan began.
 type scanned struct {
 	store
 	after int64
+	list  []jobs.Candidate
 }
 
 func (s *scanned) Waiting(_ context.Context, _ string, after int64, _ int) ([]jobs.Candidate, error) {
 	s.after = after
-	return nil, nil
+	return s.list, nil
 }
 
 // The next task of a device is taken though scans have filled the memory of its job; if all memory is
@@ -205,7 +237,7 @@ func TestNoCandidateIsForgotten(t *testing.T) {
 	p.update(jobs.Job{ID: "j", State: jobs.Running, RoundN: 10_000, Counts: jobs.Counts{Waiting: 10_000}})
 	s := p.jobs["j"]
 	s.scannedAt, s.round, s.size, s.waiting, s.cursor = time.Now(), 0, 10_000, 10_000, 9000
-	s.list, p.total = make([]jobs.Candidate, maxOfJob), maxOfJob
+	s.list, p.total = make([]*jobs.Candidate, maxOfJob), maxOfJob
 	if err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: "x", Spread: 500}); err != nil || len(s.list) != maxOfJob+1 {
 		t.Fatalf("%d candidates, %v", len(s.list), err)
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -105,55 +104,20 @@ func (t *transaction) begin(ctx context.Context, node, instance string, list []j
 	return granted, changed, err
 }
 
-// A gate is what a job lets begin.
-type gate int
-
-const (
-	open   gate = iota
-	full        // none for the first time
-	closed      // none
-)
-
-// gates are those of the jobs that were looked at.
-type gates map[string]gate
-
-func (g gates) look(j *jobs.Job, now time.Time) {
-	switch wait, _ := j.Gate(now); {
-	case wait != jobs.WaitNone:
-		g[j.ID] = closed
-	case j.Full():
-		g[j.ID] = full
-	default:
-		g[j.ID] = open
-	}
-}
-
-// lets reports whether the job of a task, which was looked at, lets it begin.
-func (g gates) lets(t *jobs.Task) bool {
-	return g[t.Job] == open || g[t.Job] == full && t.Attempt > 0
-}
-
-// jobs returns the jobs with a gate, sorted.
-func (g gates) jobs(with gate) []string {
-	list := []string{} // for JSON
-	for id, gate := range g {
-		if gate == with {
-			list = append(list, id)
-		}
-	}
-	slices.Sort(list)
-	return list
-}
-
 // firstDue returns, of each device without a running task, the oldest waiting task that is due and
 // whose job lets it begin now: the only one that may begin.
 func (t *transaction) firstDue(ctx context.Context, all map[string]*locked, ids []string) (first []jobs.Task, err error) {
-	known := make(gates, len(all))
-	for _, j := range all {
-		known.look(&j.Job, t.now)
+	closed := []string{}
+	known := map[string]bool{} // jobs whose gate was checked; true: open
+	for id, j := range all {
+		gate, _ := j.Gate(t.now)
+		if known[id] = gate == jobs.WaitNone; !known[id] {
+			closed = append(closed, id)
+		}
 	}
 	for len(ids) > 0 {
-		list, err := t.oldest(ctx, ids, known)
+		slices.Sort(closed)
+		list, err := t.oldest(ctx, ids, closed)
 		if err != nil {
 			return nil, err
 		}
@@ -163,14 +127,20 @@ func (t *transaction) firstDue(ctx context.Context, all map[string]*locked, ids 
 				others = append(others, list[i].Job)
 			}
 		}
-		if err := t.look(ctx, sortedIDs(others), known); err != nil {
+		if err := t.gates(ctx, sortedIDs(others), known); err != nil {
 			return nil, err
 		}
 		for i := range list {
-			if known.lets(&list[i]) {
+			switch {
+			case known[list[i].Job]:
 				first = append(first, list[i])
-			} else {
+			default:
 				again = append(again, string(list[i].Device))
+			}
+		}
+		for _, id := range sortedIDs(others) {
+			if !known[id] {
+				closed = append(closed, id)
 			}
 		}
 		ids = again
@@ -178,39 +148,38 @@ func (t *transaction) firstDue(ctx context.Context, all map[string]*locked, ids 
 	return first, nil
 }
 
-// look reads jobs that hold up a device, and notes their gates. Their rows are not locked: if one changes meanwhile, this
-// transaction counts as the earlier one.
-func (t *transaction) look(ctx context.Context, ids []string, known gates) error {
+// gates reads jobs that hold up a device, and notes whether their gates are open. Their rows are
+// not locked: if one changes meanwhile, this transaction counts as the earlier one.
+func (t *transaction) gates(ctx context.Context, ids []string, known map[string]bool) error {
 	if len(ids) == 0 {
 		return nil
-	}
-	for _, id := range ids {
-		known[id] = closed // until it is read
 	}
 	condition, arg := database.IDSet(t.db.Postgres(), "j.job", "$1", ids)
 	list, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (jobs.Job, error) { return scanJob(scan) },
 		"SELECT "+jobNames+" FROM jobs j WHERE "+condition, arg)
 	for i := range list {
-		known.look(&list[i], t.now)
+		gate, _ := list[i].Gate(t.now)
+		known[list[i].ID] = gate == jobs.WaitNone
 	}
 	return err
 }
 
 // oldest returns, of each of these devices without a running task, the oldest waiting task that is
-// due and whose job may let it begin, as far as the jobs are known.
-func (t *transaction) oldest(ctx context.Context, ids []string, known gates) ([]jobs.Task, error) {
-	now, none, again := database.Micros(t.now), known.jobs(closed), known.jobs(full)
+// due and whose job may be ready, other than those that are closed. Of a full stage (jobs.Job.Full) it
+// is one that began before.
+func (t *transaction) oldest(ctx context.Context, ids, closed []string) ([]jobs.Task, error) {
+	now := database.Micros(t.now)
 	if t.db.Postgres() {
 		// NOT EXISTS would become a join that reads all running tasks of the fleet.
 		return database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (
- SELECT w.* FROM tasks w JOIN jobs j ON j.job = w.job WHERE w.device = d.device AND w.state = 'waiting' AND w.due_at <= $2 AND j.ready_at <= $2
-  AND NOT w.job = ANY($3::text[]) AND (w.attempt > 0 OR NOT w.job = ANY($4::text[]))
- ORDER BY w.seq, w.job, w.round LIMIT 1) t WHERE (SELECT r.job FROM tasks r WHERE r.device = d.device AND r.state = 'running') IS NULL`, ids, now, none, again)
+ SELECT w.* FROM tasks w JOIN jobs j ON j.job = w.job WHERE w.device = d.device AND w.state = 'waiting' AND w.due_at <= $2 AND j.ready_at <= $2 AND NOT w.job = ANY($3::text[])
+  AND (w.attempt > 0 OR j.started < j.opened)
+ ORDER BY w.seq, w.job, w.round LIMIT 1) t WHERE (SELECT r.job FROM tasks r WHERE r.device = d.device AND r.state = 'running') IS NULL`, ids, now, closed)
 	}
 	return database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM json_each($1) d JOIN tasks t ON t.rowid = (
- SELECT w.rowid FROM tasks w JOIN jobs j ON j.job = w.job WHERE w.device = d.value AND w.state = 'waiting' AND w.due_at <= $2 AND j.ready_at <= $2
-  AND w.job NOT IN (SELECT value FROM json_each($3)) AND (w.attempt > 0 OR w.job NOT IN (SELECT value FROM json_each($4)))
- ORDER BY w.seq, w.job, w.round LIMIT 1) WHERE NOT EXISTS (SELECT 1 FROM tasks r WHERE r.device = d.value AND r.state = 'running')`, textOf(ids), now, textOf(none), textOf(again))
+ SELECT w.rowid FROM tasks w JOIN jobs j ON j.job = w.job WHERE w.device = d.value AND w.state = 'waiting' AND w.due_at <= $2 AND j.ready_at <= $2 AND w.job NOT IN (SELECT value FROM json_each($3))
+  AND (w.attempt > 0 OR j.started < j.opened)
+ ORDER BY w.seq, w.job, w.round LIMIT 1) WHERE NOT EXISTS (SELECT 1 FROM tasks r WHERE r.device = d.value AND r.state = 'running')`, textOf(ids), now, textOf(closed))
 }
 
 // start makes granted tasks running. If another node has begun one of the same device since they

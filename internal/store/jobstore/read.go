@@ -176,7 +176,7 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) 
 		names[i] = string(id)
 	}
 	const columns = `SELECT ` + candidateNames
-	const order = ` ORDER BY CASE WHEN t.due_at <= $2 AND (SELECT j.ready_at FROM jobs j WHERE j.job = t.job) <= $2 THEN 0 ELSE 1 END, t.seq, t.job, t.round`
+	const order = ` ORDER BY CASE WHEN t.due_at <= $2 AND (SELECT j.ready_at FROM jobs j WHERE j.job = t.job AND (t.attempt > 0 OR j.started < j.opened)) <= $2 THEN 0 ELSE 1 END, t.seq, t.job, t.round`
 	text := `SELECT job, round, device, seq, spread, due_at, began, FALSE AS runs FROM (` + columns + `, row_number() OVER (PARTITION BY t.device` + order + `) AS place
  FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'waiting') q WHERE place <= $3
  UNION ALL ` + columns + `, TRUE FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'running' ORDER BY device, seq, job, round`

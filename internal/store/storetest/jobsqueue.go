@@ -294,10 +294,21 @@ func testRetryInStages(t *testing.T, f *jobFleet) {
 	if got := f.job(t, j.ID); got.State != jobs.Halted || got.Reason != jobs.ReasonStage {
 		t.Errorf("after the last attempt: %s %s", got.State, got.Reason)
 	}
-	if _, err := f.stores[0].Edit(t.Context(), j.ID, func(j *jobs.Job) error { return j.Resume(f.stores[0].Now()) }); err != nil {
+	resume := func() []jobs.Task {
+		t.Helper()
+		if _, err := f.stores[0].Edit(t.Context(), j.ID, func(j *jobs.Job) error { return j.Resume(f.stores[0].Now()) }); err != nil {
+			t.Fatal(err)
+		}
+		return f.begin(t, "a", all...)
+	}
+	if _, _, err := f.stores[0].Retry(t.Context(), j.ID, []jobs.Outcome{jobs.Failed}, 10); err != nil {
 		t.Fatal(err)
 	}
-	if begun := f.begin(t, "a", all...); len(begun) != 1 || begun[0].Device == first {
+	if begun = resume(); len(begun) != 1 || begun[0].Device != first {
+		t.Fatalf("retried by a person and resumed, %+v begins, want %s alone", begun, first)
+	}
+	f.end(t, begun[0], func(e *jobs.End) { e.Outcome = jobs.Failed })
+	if begun = resume(); len(begun) != 1 || begun[0].Device == first {
 		t.Errorf("resumed, %+v begins, want another device", begun)
 	}
 }
