@@ -50,7 +50,7 @@ func (s *Service) List(ctx context.Context, q devices.ListQuery) (views []device
 	if err != nil {
 		return nil, "", err
 	}
-	l.views = make([]listItem, 0, len(page.Rows)+len(extra))
+	l.views, l.at = make([]devices.View, 0, len(page.Rows)+len(extra)), make([]devices.Cursor, 0, len(page.Rows)+len(extra))
 	for i := range page.Rows {
 		row := &page.Rows[i]
 		l.add(listItem{s.view(*row), l.cursorOf(row)})
@@ -65,7 +65,8 @@ type lister struct {
 	q        devices.ListQuery
 	now      time.Time
 	catalogs map[devices.Hash]*catalog.Catalog
-	views    []listItem
+	views    []devices.View
+	at       []devices.Cursor // of views
 	listed   map[devices.ID]bool
 	pending  map[devices.ID]devices.View // clients that are pending
 }
@@ -86,7 +87,7 @@ func (l *lister) add(v listItem) {
 	if !l.listed[v.Device.ID] && l.q.Select.Match(&d, l.now) {
 		l.listed[v.Device.ID] = true
 		v.Credentials = l.s.Credentials(v.Device.ID)
-		l.views = append(l.views, v)
+		l.views, l.at = append(l.views, v.View), append(l.at, v.at)
 	}
 }
 
@@ -211,14 +212,21 @@ func (l *lister) merge(extra []listItem, after devices.Cursor, next string) ([]d
 			l.add(v)
 		}
 	}
-	slices.SortStableFunc(l.views, func(a, b listItem) int { return a.at.Compare(b.at) })
-	if len(l.views) > l.q.Limit {
-		l.views = l.views[:l.q.Limit]
-		next = l.views[l.q.Limit-1].at.String()
+	if len(extra) == 0 && len(l.views) <= l.q.Limit {
+		return l.views, next, nil
 	}
-	out := make([]devices.View, len(l.views))
-	for i := range l.views {
-		out[i] = l.views[i].View
+	order := make([]int, len(l.views))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return l.at[a].Compare(l.at[b]) })
+	if len(order) > l.q.Limit {
+		order = order[:l.q.Limit]
+		next = l.at[order[l.q.Limit-1]].String()
+	}
+	out := make([]devices.View, len(order))
+	for i, n := range order {
+		out[i] = l.views[n]
 	}
 	return out, next, nil
 }

@@ -270,11 +270,11 @@ func (s *Records) window(ctx context.Context, p *plan, after cursor, n, room int
 		return &c.Text
 	}
 	var err error
+	at := cursor{Sort: after.Sort}
+	row := newRowScan(&w.looked, &w.last.ID, key(&w.last), key(&at))
 	w.rows, err = database.CollectAbout(ctx, s.db.Read, min(n, room), func(scan func(...any) error) (r placed, err error) {
-		r.at.Sort = after.Sort
-		r.Row, err = scanRow(func(places ...any) error {
-			return scan(append([]any{&w.looked, &w.last.ID, key(&w.last), key(&r.at)}, places...)...)
-		})
+		r.Row, err = row.next(scan)
+		r.at = at
 		r.at.ID = r.Device.ID
 		return r, err
 	}, q.text.String(), q.args...)

@@ -22,7 +22,7 @@ const (
 const presenceColumns = `p.epoch, p.seq, p.online, p.node, p.session, p.client_id, p.transport, p.reason, p.connected_at, p.last_seen,
  p.offline_since, p.mcp_state, p.mcp_error, p.catalog, p.catalog_partial, p.tool_count, p.generation`
 
-// rowColumns are the columns of a device with its presence, in the order of scanRow. The ledger
+// rowColumns are the columns of a device with its presence, in the order of rowScan. The ledger
 // creates both rows together.
 const rowColumns = `d.device, d.client_id, d.admission, d.name, d.labels, d.preferred_transport, d.revision, d.board, d.firmware,
  d.elf_sha256, d.chip, d.language, d.serial, d.activate_v2, d.first_seen, d.checked_at, ` + presenceColumns
@@ -58,20 +58,36 @@ func scanPresence(p *devices.Presence, scan func(...any) error, before ...any) e
 	return row.finish()
 }
 
-// scanRow reads rowColumns.
-func scanRow(scan func(...any) error) (row devices.Row, err error) {
-	var labels string
-	var firstSeen, checkedAt int64
-	d := &row.Device
-	presence := presenceScan{p: &row.Presence}
-	if err := scan(append([]any{&d.ID, &d.ClientID, &d.Admission, &d.Name, &labels, &d.Prefer, &d.Revision, &d.Board, &d.Firmware,
-		&d.ELF, &d.Chip, &d.Language, &d.Serial, &d.ActivateV2, &firstSeen, &checkedAt}, presence.places()...)...); err != nil {
-		return row, err
+// rowScan reads rowColumns, of one row after the other.
+type rowScan struct {
+	row                  devices.Row
+	presence             presenceScan
+	labels               string
+	firstSeen, checkedAt int64
+	places               []any
+}
+
+// newRowScan returns a rowScan of columns before, then of rowColumns.
+func newRowScan(before ...any) *rowScan {
+	s := &rowScan{}
+	s.presence.p = &s.row.Presence
+	d := &s.row.Device
+	s.places = append(append(before, &d.ID, &d.ClientID, &d.Admission, &d.Name, &s.labels, &d.Prefer, &d.Revision, &d.Board, &d.Firmware,
+		&d.ELF, &d.Chip, &d.Language, &d.Serial, &d.ActivateV2, &s.firstSeen, &s.checkedAt), s.presence.places()...)
+	return s
+}
+
+// next reads the next row.
+func (s *rowScan) next(scan func(...any) error) (devices.Row, error) {
+	if err := scan(s.places...); err != nil {
+		return devices.Row{}, err
 	}
-	d.Labels = database.DecodeLabels(labels)
-	d.FirstSeen, d.CheckedAt = database.Instant(firstSeen), database.Instant(checkedAt)
-	row.Presence.Device = d.ID
-	return row, presence.finish()
+	d := &s.row.Device
+	d.Labels = database.DecodeLabels(s.labels)
+	d.FirstSeen, d.CheckedAt = database.Instant(s.firstSeen), database.Instant(s.checkedAt)
+	s.row.Presence.Device = d.ID
+	err := s.presence.finish()
+	return s.row, err
 }
 
 // Find returns one device, or an error that wraps devices.ErrNotFound.
@@ -81,7 +97,7 @@ func (s *Records) Find(ctx context.Context, id devices.ID) (devices.Row, error) 
 		return devices.Row{}, err
 	}
 	defer cancel()
-	row, err := scanRow(s.db.Read.QueryRowContext(ctx, "SELECT "+rowColumns+rowTables+" WHERE d.device = $1", database.Clean(string(id))).Scan)
+	row, err := newRowScan().next(s.db.Read.QueryRowContext(ctx, "SELECT "+rowColumns+rowTables+" WHERE d.device = $1", database.Clean(string(id))).Scan)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return devices.Row{}, fmt.Errorf("device %s: %w", id, devices.ErrNotFound)
@@ -128,7 +144,7 @@ func (s *Records) rows(ctx context.Context, ids []string) ([]devices.Row, error)
 	if s.db.Postgres() {
 		tables = " FROM devices d" + lookUp(true, "presence", "p", "d.device")
 	}
-	rows, err := database.Collect(ctx, s.db.Read, scanRow, "SELECT "+rowColumns+tables+" WHERE "+condition, arg)
+	rows, err := database.Collect(ctx, s.db.Read, newRowScan().next, "SELECT "+rowColumns+tables+" WHERE "+condition, arg)
 	slices.SortFunc(rows, func(a, b devices.Row) int { return cmp.Compare(a.Device.ID, b.Device.ID) })
 	return rows, err
 }
