@@ -86,6 +86,11 @@ func (b *bench) jobsRun(ctx context.Context, run int, v variant, into samples) (
 		return err
 	}
 	called := min(b.opt.devices, n)
+	if normal, missing := load.BeFirst(ctx); missing != nil {
+		b.leaveOut(v.name + ": a priority for devices and callers, which now wait while the node computes: " + missing.Error())
+	} else {
+		defer func() { err = errors.Join(err, normal()) }()
+	}
 	if err := b.callsBefore(ctx, d, called, into); err != nil {
 		return err
 	}
