@@ -29,7 +29,7 @@ check: ## formatting, words, vet, staticcheck
 test: ## what judges a change, in about five minutes: check, unit, integration, end to end, race
 	@STATICCHECK='$(STATICCHECK)' scripts/test
 
-verify: ## what takes longer, some 25 minutes: chaos, outages at full length, fuzz, conformance, a generated client, release, attacks (PART="chaos fuzz")
+verify: ## what takes longer, some 25 minutes: chaos, outages at full length, fuzz, conformance, a generated client, release (PART="chaos fuzz"; attacks by name)
 	@scripts/verify $(PART)
 
 conformance: ## the official MCP suite and the Inspector against fleetd; wants npm
