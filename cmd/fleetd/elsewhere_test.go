@@ -1,16 +1,12 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"go/types"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -54,21 +50,10 @@ type listed struct {
 // checkTypes checks the types of the package in dir and of all that it needs, as on a system like linux/arm64; of what is not in its
 // module without the bodies of functions.
 func checkTypes(t *testing.T, system, dir string) error {
+	t.Helper()
 	goos, goarch, _ := strings.Cut(system, "/")
-	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=ImportPath,Dir,GoFiles,ImportMap,Module", ".")
-	list.Dir, list.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos, "GOARCH="+goarch)
-	output, err := list.Output()
-	if err != nil {
-		return fmt.Errorf("go list: %w", err)
-	}
 	done := imports{"unsafe": types.Unsafe}
-	for packages := json.NewDecoder(strings.NewReader(string(output))); ; {
-		var p listed
-		if err := packages.Decode(&p); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
+	for _, p := range goList[listed](t, dir, []string{"CGO_ENABLED=0", "GOOS=" + goos, "GOARCH=" + goarch}, "-deps", "-json=ImportPath,Dir,GoFiles,ImportMap,Module", ".") {
 		if p.ImportPath == "unsafe" {
 			continue
 		}
@@ -76,6 +61,7 @@ func checkTypes(t *testing.T, system, dir string) error {
 			return fmt.Errorf("%s: %w", p.ImportPath, err)
 		}
 	}
+	return nil
 }
 
 func (done imports) check(p *listed, goarch string) error {

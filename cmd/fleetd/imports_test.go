@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -152,17 +153,22 @@ type goPackage struct {
 
 func listPackages(t *testing.T) []goPackage {
 	t.Helper()
-	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,Deps", "./...")
-	command.Dir = "../.."
+	return goList[goPackage](t, "../..", nil, "-json=ImportPath,Imports,Deps", "./...")
+}
+
+// goList runs `go list` in dir with these variables besides, and returns the packages that it prints as JSON.
+func goList[T any](t *testing.T, dir string, environment []string, args ...string) (packages []T) {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), "go", append([]string{"list"}, args...)...)
+	command.Dir, command.Env = dir, append(os.Environ(), environment...)
 	var stderr strings.Builder
 	command.Stderr = &stderr
 	out, err := command.Output()
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, &stderr)
 	}
-	var packages []goPackage
 	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var p goPackage
+		var p T
 		switch err := decoder.Decode(&p); {
 		case errors.Is(err, io.EOF):
 			return packages

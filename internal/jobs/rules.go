@@ -184,10 +184,16 @@ func (j *Job) GateOf(t *Task, now time.Time) Wait {
 // Full reports whether the stage lets no task begin for the first time.
 func (j *Job) Full() bool { return j.Started >= j.Opened }
 
+// rate returns the rate of the job's pace, which was checked.
+func (j *Job) rate() Rate {
+	rate, _ := ParseRate(j.Spec.Pace.Rate)
+	return rate
+}
+
 // arrivals returns how many tasks the rate admits now, and when it admits the next one.
 func (j *Job) arrivals(now time.Time) (int64, time.Time) {
-	rate, err := ParseRate(j.Spec.Pace.Rate)
-	if err != nil || rate.Interval == 0 {
+	rate := j.rate()
+	if rate.Interval == 0 {
 		return math.MaxInt64, time.Time{}
 	}
 	tat := j.TAT
@@ -242,7 +248,7 @@ func (j *Job) Start(now time.Time, t *Task) {
 	case t.Round == j.Round:
 		j.Started++
 	}
-	if rate, err := ParseRate(j.Spec.Pace.Rate); err == nil && rate.Interval > 0 {
+	if rate := j.rate(); rate.Interval > 0 {
 		if j.TAT.Before(now) {
 			j.TAT = now
 		}
@@ -263,9 +269,7 @@ func (j *Job) Return(t *Task) {
 	case t.Round == j.Round:
 		j.Started--
 	}
-	if rate, err := ParseRate(j.Spec.Pace.Rate); err == nil {
-		j.TAT = j.TAT.Add(-rate.Interval)
-	}
+	j.TAT = j.TAT.Add(-j.rate().Interval)
 }
 
 // holds reports whether a task keeps its place in the stage while it waits.

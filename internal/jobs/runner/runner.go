@@ -22,14 +22,15 @@ import (
 
 // Limits.
 const (
-	maxRunning    = 1024     // tasks of this node at once
-	maxOfJob      = 2000     // waiting tasks of one job that scans keep in memory
-	maxCandidates = 64 << 10 // waiting tasks in memory in all, about 200 bytes each
-	maxArrived    = 1 << 20  // devices whose tasks are to be read; beyond that scans find them
-	perDevice     = 4        // waiting tasks of a device that are read at once
-	arrivedBatch  = 500      // devices of one query
-	scanPage      = 2000     // rows of one query
-	scanRows      = 100_000  // rows of one scan; the next one goes on
+	maxRunning    = 1024              // tasks of this node at once
+	maxOfJob      = 2000              // waiting tasks of one job that scans keep in memory
+	maxCandidates = 64 << 10          // waiting tasks in memory in all, about 200 bytes each
+	maxRepeated   = 2 * maxCandidates // with those that are to be repeated while their stage lets no others begin
+	maxArrived    = 1 << 20           // devices whose tasks are to be read; beyond that scans find them
+	perDevice     = 4                 // waiting tasks of a device that are read at once
+	arrivedBatch  = 500               // devices of one query
+	scanPage      = 2000              // rows of one query
+	scanRows      = 100_000           // rows of one scan; the next one goes on
 	beginTime     = 250 * time.Millisecond
 	sendTime      = time.Second      // from the beginning of the commit to the bytes
 	readTime      = 5 * time.Second  // of one query

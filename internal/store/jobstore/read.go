@@ -183,9 +183,9 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) 
 	arg := any(textOf(names))
 	if s.db.Postgres() {
 		// One lookup for each device: for a list, the planner may read all waiting tasks.
-		text = `SELECT t.job, t.round, t.device, t.seq, t.spread, t.due_at, t.began, FALSE AS runs FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
+		text = `SELECT t.*, FALSE AS runs FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
  WHERE t.device = d.device AND t.state = 'waiting'` + order + ` LIMIT $3) t
- UNION ALL SELECT t.job, t.round, t.device, t.seq, t.spread, t.due_at, t.began, TRUE FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
+ UNION ALL SELECT t.*, TRUE FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
  WHERE t.device = d.device AND t.state = 'running') t ORDER BY device, seq, job, round`
 		arg = sortedIDs(names)
 	}

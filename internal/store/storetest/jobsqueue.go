@@ -270,7 +270,10 @@ func testRetryInStages(t *testing.T, f *jobFleet) {
 	if len(begun) != 1 {
 		t.Fatalf("%d tasks begin in a stage of one", len(begun))
 	}
-	first := begun[0].Device
+	first, other := begun[0].Device, mac(1)
+	if first == other {
+		other = mac(2)
+	}
 	for attempt := 1; attempt <= 2; attempt++ {
 		f.end(t, begun[0], func(e *jobs.End) { e.Outcome = jobs.Failed })
 		if early := f.begin(t, "a", all...); len(early) != 0 {
@@ -280,7 +283,7 @@ func testRetryInStages(t *testing.T, f *jobFleet) {
 			t.Fatalf("attempt %d failed: %s %s, %d have begun, %d are to be repeated", attempt, got.State, got.Reason, got.Started, got.Held)
 		}
 		f.Exec(t, `UPDATE tasks SET due_at = 1 WHERE due_at > 0`)
-		for id, want := range map[devices.ID]jobs.Wait{first: jobs.WaitPace, macs(1, 3)[slices.IndexFunc(macs(1, 3), func(id devices.ID) bool { return id != first })]: jobs.WaitStage} {
+		for id, want := range map[devices.ID]jobs.Wait{first: jobs.WaitPace, other: jobs.WaitStage} {
 			got, task := f.job(t, j.ID), f.task(t, j.ID, id)
 			if why := jobs.WaitOf(&got, &task, true, false, false, false, f.stores[0].Now()); why != want {
 				t.Errorf("%s waits for %s, want %s", id, why, want)

@@ -1,0 +1,182 @@
+package runner
+
+import (
+	"context"
+	"time"
+
+	"fleetd/internal/devices"
+	"fleetd/internal/jobs"
+)
+
+// The waiting tasks that the pump keeps in memory, and how they are read.
+
+// key is a task.
+type key struct {
+	job    string
+	round  int64
+	device devices.ID
+}
+
+func keyOf(c *jobs.Candidate) key { return key{c.Job, c.Round, c.Device} }
+
+// jobState is an open job with its waiting tasks for devices that are connected here.
+type jobState struct {
+	job  jobs.Job
+	list []*jobs.Candidate
+	have map[key]*jobs.Candidate
+
+	scannedAt            time.Time // zero: never
+	round, size, waiting int64     // of the job at the last scan
+	least                int64     // the fewest waiting tasks that the job had since then
+	cursor               int64     // of a scan that is not complete
+	more                 bool
+	left                 bool  // the scan left tasks out that the stage did not let begin
+	ended                int64 // tasks that had ended
+}
+
+// endedOf returns how many tasks of a job have ended.
+func endedOf(j *jobs.Job) int64 { return j.Counts.Total() - j.Counts.Open() }
+
+// needsScan reports whether there may be waiting tasks that are not in memory.
+func (s *jobState) needsScan(now time.Time) bool {
+	if s.job.State != jobs.Running || s.job.Counts.Waiting == 0 {
+		return false
+	}
+	switch ago := now.Sub(s.scannedAt); {
+	case s.scannedAt.IsZero(), s.round != s.job.Round, s.size != s.job.RoundN, s.job.Counts.Waiting > s.waiting:
+		return true
+	case s.left && !s.job.Full(): // the stage has opened
+		return true
+	case s.more && (s.job.Full() || len(s.list) < maxOfJob/2):
+		return true
+	case s.job.Counts.Waiting > s.least && ago > againScan:
+		return true
+	default:
+		return ago > rescanEvery
+	}
+}
+
+// read reads the waiting tasks of devices that are connected here.
+func (p *pump) read(ctx context.Context, arrived map[devices.ID]struct{}) error {
+	var ids []devices.ID
+	for id := range arrived {
+		if !p.r.Devices.IsHere(id) {
+			delete(arrived, id)
+			continue
+		}
+		ids = append(ids, id)
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
+	for len(ids) > 0 {
+		part := ids[:min(arrivedBatch, len(ids))]
+		list, running, err := p.r.Store.WaitingOf(ctx, part, perDevice)
+		if err != nil {
+			return err
+		}
+		for _, id := range running { // perhaps on the node that it came from, which may give the task back
+			if !p.r.isRunning(id) {
+				p.r.lookAt(id, againAfter)
+			}
+		}
+		for i := range list {
+			if err := p.add(ctx, list[i]); err != nil {
+				return err
+			}
+		}
+		for _, id := range part {
+			delete(arrived, id)
+		}
+		ids = ids[len(part):]
+	}
+	return nil
+}
+
+// add takes a candidate, of a job that may be new to this node.
+func (p *pump) add(ctx context.Context, c jobs.Candidate) error {
+	s := p.jobs[c.Job]
+	if s == nil {
+		j, err := p.r.Store.Job(ctx, c.Job)
+		if devices.AsError(orNil(err)).Code == devices.CodeNotFound {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		p.update(j)
+		if s = p.jobs[c.Job]; s == nil {
+			return nil
+		}
+	}
+	p.insert(s, c, maxCandidates) // it is the next one of its device
+	return nil
+}
+
+// orNil makes AsError usable for nil.
+func orNil(err error) error {
+	if err == nil {
+		return &devices.Error{}
+	}
+	return err
+}
+
+// insert reports whether there is room for more. Without, a scan finds the candidate later.
+func (p *pump) insert(s *jobState, c jobs.Candidate, most int) bool {
+	if known := s.have[keyOf(&c)]; known != nil {
+		*known = c // it may have begun on another node
+		return true
+	}
+	all := maxCandidates
+	if c.Began && s.job.Full() { // the others in memory cannot begin
+		most, all = maxRepeated, maxRepeated
+	}
+	if len(s.list) >= most || p.total >= all {
+		if !s.more || s.cursor >= c.Spread {
+			s.cursor = c.Spread - 1
+		}
+		s.more = true
+		return false
+	}
+	s.have[keyOf(&c)] = &c
+	s.list = append(s.list, &c)
+	p.total++
+	return true
+}
+
+// scan reads the waiting tasks of a job, and keeps those of devices that are connected here.
+func (p *pump) scan(ctx context.Context, s *jobState) error {
+	after := int64(-1)
+	if s.more && s.round == s.job.Round && s.size == s.job.RoundN && (!s.left || s.job.Full()) {
+		after = s.cursor
+	} else {
+		s.left = false
+	}
+	s.round, s.size, s.waiting, s.least = s.job.Round, s.job.RoundN, s.job.Counts.Waiting, s.job.Counts.Waiting
+	s.scannedAt, s.more = time.Now(), false
+	for rows := 0; rows < scanRows; {
+		limited, cancel := context.WithTimeout(ctx, readTime)
+		list, err := p.r.Store.Waiting(limited, s.job.ID, after, scanPage)
+		cancel()
+		if err != nil {
+			s.scannedAt = time.Time{}
+			return err
+		}
+		for i := range list {
+			switch {
+			case !p.r.Devices.IsHere(list[i].Device):
+			case !list[i].Began && s.job.Full():
+				s.left = true
+			case !p.insert(s, list[i], maxOfJob):
+				s.cursor = after
+				return nil
+			}
+			after = list[i].Spread
+		}
+		if len(list) < scanPage {
+			return nil
+		}
+		rows += len(list)
+	}
+	s.cursor, s.more = after, true
+	return nil
+}
