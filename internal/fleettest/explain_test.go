@@ -79,10 +79,7 @@ func TestEveryFaultIsExplained(t *testing.T) {
 	for i := range 3 {
 		nodes = append(nodes, programs.Start(t, "--database", db.URL, "--nats", url, "--nats-prefix", prefix, "--secret", "one fleet, one secret", "--node", fmt.Sprintf("node-%d", i)))
 	}
-	nodes[0].Await(t, "every node lists all three", 20*time.Second, func() bool {
-		list, err := apiclient.Collect(nodes[0].Nodes(t.Context()))
-		return err == nil && len(list) == 3
-	})
+	awaitAcquainted(t, nodes)
 	id := func(n int) string { return fmt.Sprintf("02:ee:00:00:00:%02x", n) }
 	simulate := func(on *Node, n int, args ...string) *Simulation {
 		return programs.Simulate(t, on.Info.OTA, append([]string{"--devices", "1", "--mac-base", id(n), "--seed", fmt.Sprint(n + 1)}, args...)...)
@@ -234,6 +231,18 @@ func TestEveryFaultIsExplained(t *testing.T) {
 	explained(asked, id(lost), 60*time.Second, "node_lost")
 }
 
+// awaitAcquainted waits until every node lists all: it learns of those that start after it
+// when it next renews its lease.
+func awaitAcquainted(t testing.TB, nodes []*Node) {
+	t.Helper()
+	for _, n := range nodes {
+		n.Await(t, fmt.Sprintf("every node lists all %d", len(nodes)), 20*time.Second, func() bool {
+			list, err := apiclient.Collect(n.Nodes(t.Context()))
+			return err == nil && len(list) == len(nodes)
+		})
+	}
+}
+
 // limitedTo returns the node as a key for some devices sees it.
 func (n *Node) limitedTo(t testing.TB, selection string) *Node {
 	t.Helper()
@@ -356,6 +365,7 @@ func TestOutagesAreExplained(t *testing.T) {
 		sims[id] = programs.Simulate(t, c.OTA, "--devices", "1", "--mac-base", id, "--seed", fmt.Sprint(i+1), "--transport", "mqtt")
 	}
 	c.AwaitReady(t, count, time.Minute)
+	awaitAcquainted(t, c.Nodes) // without the database they learn of no new one
 	held := map[string][]string{}
 	for _, d := range c.Nodes[0].List(t) {
 		held[d.Node] = append(held[d.Node], d.ID)
