@@ -393,15 +393,15 @@ func (j *Job) Settle(now time.Time) {
 		j.EndedAt = now
 	case !j.State.Open() || j.Counts.Open() > 0:
 	case !j.Until.After(now):
-		j.finish(Done, now)
+		j.finish(now)
 	case j.State != Running: // also one that is preparing
 	case j.Repeats():
 		j.State = Scheduled
 	case !j.Standing():
-		j.finish(Done, now)
+		j.finish(now)
 	}
 	if j.State == Scheduled && j.Repeats() && j.NextAt.After(j.Until) && j.Counts.Open() == 0 {
-		j.finish(Done, now)
+		j.finish(now)
 	}
 }
 
@@ -411,11 +411,8 @@ func (j *Job) nextStage(now time.Time) {
 	j.openStages()
 }
 
-func (j *Job) finish(s State, now time.Time) {
-	j.State, j.EndedAt = s, now
-	if s == Done {
-		j.Reason = ""
-	}
+func (j *Job) finish(now time.Time) {
+	j.State, j.EndedAt = Done, now
 }
 
 // AtRisk returns how many devices can come to harm before the job halts by itself, of total. Failures that are repeated count after

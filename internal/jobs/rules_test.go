@@ -30,6 +30,24 @@ func TestResumeAfterStop(t *testing.T) {
 	}
 }
 
+// A job whose time ends while it is halted keeps the reason why its tasks were not sent, until they are repeated.
+func TestReasonOutlivesTheDeadline(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	j := job(t, now, 3, func(s *api.JobSpec) { s.Stop = &api.JobStop{Failed: 1} })
+	grant(j, now, 1)
+	j.Record(Failed)
+	now = j.Until
+	for range 2 {
+		j.RecordWaiting(&Task{Round: j.Round}, Expired)
+	}
+	if j.Settle(now); j.State != Done || j.Reason != ReasonStop {
+		t.Errorf("after its end: %s %q", j.State, j.Reason)
+	}
+	if err := j.Reopen(now); err != nil || j.State != Running || j.Reason != "" {
+		t.Errorf("with tasks to be repeated: %s %q, %v", j.State, j.Reason, err)
+	}
+}
+
 // How many devices can come to harm: what the stop rule lets fail and what runs at once, and all if failures are repeated first.
 func TestAtRisk(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -62,7 +62,7 @@ func (j *Job) Reopen(now time.Time) error {
 		return j.conflict("retried", "a job that was not cancelled")
 	}
 	if j.State == Done || j.State == Scheduled {
-		j.State, j.EndedAt = Running, time.Time{}
+		j.State, j.Reason, j.EndedAt = Running, "", time.Time{}
 		if !j.Until.After(now.Add(time.Minute)) {
 			j.Until = now.Add(DefaultUntil)
 			if j.Repeats() {
