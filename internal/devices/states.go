@@ -58,6 +58,9 @@ const (
 	CloseInternal   CloseReason = "internal"   // an internal error (bug)
 )
 
+// OfflineNodeLost is the offline reason of a device whose node died; no session ends with it.
+const OfflineNodeLost = "node_lost"
+
 // CloseReasons lists every reason, for counters.
 var CloseReasons = []CloseReason{CloseGone, CloseDead, CloseIdle, CloseSuperseded, CloseSlow, CloseNoHello,
 	CloseProtocol, CloseTooLarge, CloseContested, CloseRevoked, CloseDraining, CloseCrowded, CloseFlooding, CloseInternal}

@@ -18,6 +18,12 @@ var (
 	ErrStale = errors.New("the job has changed meanwhile")
 )
 
+// Readiness is what a node reports of the waiting tasks of devices that are connected to it.
+type Readiness struct {
+	Blocked bool         `json:"blocked,omitempty"` // it begins no tasks: the database does not answer it
+	Busy    []devices.ID `json:"busy,omitempty"`    // devices that take no further call at the moment
+}
+
 // Store keeps jobs and tasks. Every method is one or more transactions on the database; errors
 // wrap devices.ErrDatabase, and devices.ErrUncertain if it is not known whether the transaction
 // was committed; devices.ErrNotFound: the job does not exist. Transactions lock rows of jobs by

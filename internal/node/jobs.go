@@ -61,8 +61,9 @@ func (n *node) startJobs() error {
 		Open: n.cfg.APIAuth == "none", Log: n.log})
 	s.runner.Store(run)
 	n.onStop(run.Close)
-	s.manager = manager.New(manager.Options{Store: s.store, Fleet: n.service, Instance: instance, Leases: n.leases != nil, Zone: zone, Threads: n.threads, Log: n.log})
+	s.manager = manager.New(manager.Options{Store: s.store, Fleet: n.service, Node: n.cfg.Node, Instance: instance, Readiness: run.Readiness, Gather: n.cluster.Gather, Leases: n.leases != nil, Zone: zone, Threads: n.threads, Log: n.log})
 	n.onStop(s.manager.Close)
+	n.cluster.OnGather(manager.Question, s.manager.Answer)
 	n.service.Observe(run)
 	n.service.OnDecision(s.manager.OnDecision)
 	n.jobs = s

@@ -34,6 +34,13 @@ func (s *Dispatcher) Reserve(id devices.ID) (*Reservation, error) {
 	return &Reservation{s, x}, nil
 }
 
+// IsBusy reports whether a device of this node takes no further call at the moment: Reserve would return
+// CodeDeviceBusy.
+func (s *Dispatcher) IsBusy(id devices.ID) bool {
+	x := s.hub.Session(id)
+	return x != nil && (x.IsFull() || !x.IsSettled())
+}
+
 // Release gives the slot back. Call it once.
 func (r *Reservation) Release() { r.x.Release() }
 

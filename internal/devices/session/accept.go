@@ -191,9 +191,6 @@ func newSessionID() string {
 
 var sessionEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// reasonNodeLost is the offline reason of a device whose node died.
-const reasonNodeLost devices.CloseReason = "node_lost"
-
 func offlineID(id devices.ID, epoch devices.Epoch) string {
 	return id.Token() + "-" + strconv.FormatInt(int64(epoch), 10) + "-offline"
 }

@@ -131,8 +131,8 @@ func (s *Hub) markLost(p devices.Presence) {
 	if s.table.session(p.Device) != nil {
 		return
 	}
-	p.Online, p.Reason, p.Seq, p.LastSeen = false, string(reasonNodeLost), p.Seq+1, time.Now().UTC()
+	p.Online, p.Reason, p.Seq, p.LastSeen = false, devices.OfflineNodeLost, p.Seq+1, time.Now().UTC()
 	s.ports.Records.SavePresence(p)
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: p.Device, Session: p.Session, Epoch: p.Epoch, Seq: p.Seq, Time: time.Now(),
-		MsgID: offlineID(p.Device, p.Epoch), Fields: jsonspan.AppendString([]byte(`"reason":`), string(reasonNodeLost))})
+		MsgID: offlineID(p.Device, p.Epoch), Fields: jsonspan.AppendString([]byte(`"reason":`), devices.OfflineNodeLost)})
 }

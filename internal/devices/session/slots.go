@@ -20,7 +20,7 @@ func (x *Session) Acquire(ctx context.Context, caller string) error {
 	case x.draining:
 		defer x.mu.Unlock()
 		return devices.ClosedCall(devices.CloseDraining, false)
-	case int(x.inFlight) < x.svc.cfg.CallsPerDevice:
+	case !x.isFullLocked():
 		x.inFlight++
 		x.mu.Unlock()
 		x.svc.stats.InFlight.Add(1)
@@ -68,13 +68,22 @@ func (x *Session) TryAcquire() error {
 		return devices.ClosedCall(x.closed, false)
 	case x.draining:
 		return devices.ClosedCall(devices.CloseDraining, false)
-	case int(x.inFlight) >= x.svc.cfg.CallsPerDevice:
+	case x.isFullLocked():
 		return devices.Errorf(devices.CodeDeviceBusy, "device %s runs another call", x.who.Device)
 	}
 	x.inFlight++
 	x.svc.stats.InFlight.Add(1)
 	return nil
 }
+
+// IsFull reports whether all slots are in use.
+func (x *Session) IsFull() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.isFullLocked()
+}
+
+func (x *Session) isFullLocked() bool { return int(x.inFlight) >= x.svc.cfg.CallsPerDevice }
 
 // IsSettled reports whether the device's tools were listed on this connection, or cannot be.
 func (x *Session) IsSettled() bool {

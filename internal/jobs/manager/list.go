@@ -91,7 +91,7 @@ func (m *Manager) Tasks(ctx context.Context, p access.Principal, q TaskQuery) (a
 	if err != nil {
 		return out, asError(err)
 	}
-	views, err := m.explain(ctx, &j, list, true)
+	views, err := m.explain(ctx, &j, list, true, m.newHolders())
 	if err != nil {
 		return out, asError(err)
 	}
@@ -110,13 +110,13 @@ func (m *Manager) EachTask(ctx context.Context, p access.Principal, id string, f
 	if err != nil {
 		return asError(err)
 	}
-	q := jobs.TaskFilter{Job: j.ID, Limit: maxLimit}
+	q, asked := jobs.TaskFilter{Job: j.ID, Limit: maxLimit}, m.newHolders()
 	for {
 		list, next, err := m.Store.Tasks(ctx, q)
 		if err != nil {
 			return asError(err)
 		}
-		views, err := m.explain(ctx, &j, list, false)
+		views, err := m.explain(ctx, &j, list, false, asked)
 		if err != nil {
 			return asError(err)
 		}
@@ -134,7 +134,7 @@ func (m *Manager) EachTask(ctx context.Context, p access.Principal, id string, f
 
 // explain returns tasks of a job with the reasons of those that wait. With queues it looks up
 // whether older tasks of their devices are ahead, where nothing else holds them up.
-func (m *Manager) explain(ctx context.Context, j *jobs.Job, list []jobs.Task, queues bool) ([]api.Task, error) {
+func (m *Manager) explain(ctx context.Context, j *jobs.Job, list []jobs.Task, queues bool, asked *holders) ([]api.Task, error) {
 	now := m.Store.Now()
 	var ids []devices.ID
 	for i := range list {
@@ -168,7 +168,7 @@ func (m *Manager) explain(ctx context.Context, j *jobs.Job, list []jobs.Task, qu
 		}
 		out = append(out, taskView(t, why))
 	}
-	return out, nil
+	return out, asked.explain(ctx, out, known)
 }
 
 // views returns the devices that are known, by id.
@@ -225,11 +225,11 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 	if err != nil {
 		return nil, asError(err)
 	}
-	views, err := m.views(ctx, []devices.ID{device})
+	known, err := m.views(ctx, []devices.ID{device})
 	if err != nil {
 		return nil, asError(err)
 	}
-	now, v, ahead := m.Store.Now(), views[device], false
+	now, v, ahead := m.Store.Now(), known[device], false
 	out := []api.Task{}
 	for i := range queue {
 		q := &queue[i]
@@ -242,7 +242,7 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 			out = append(out, taskView(&q.Task, why))
 		}
 	}
-	return out, nil
+	return out, m.newHolders().explain(ctx, out, known)
 }
 
 // known returns an error if a device is not known.

@@ -38,7 +38,12 @@ type Fleet interface {
 type Options struct {
 	Store    jobs.Store
 	Fleet    Fleet
+	Node     string
 	Instance string // of this process, as in its lease
+	// Readiness is that of devices that are connected to this node.
+	Readiness func(ids []devices.ID) jobs.Readiness
+	// Gather queries other nodes, as cluster.Link.Gather does.
+	Gather func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string)
 	// Leases reports whether nodes have leases; without them running tasks of other
 	// instances are those of an earlier start.
 	Leases bool

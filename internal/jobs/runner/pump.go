@@ -19,7 +19,6 @@ type pump struct {
 	total   int       // candidates in memory
 	batch   int       // tasks that are begun at once, at most
 	refresh time.Time // when to read the open jobs
-	failed  bool      // the last pass failed, which was logged
 }
 
 func newPump(r *Runner) *pump {
@@ -41,14 +40,14 @@ func (p *pump) run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			if !p.failed {
+			if !p.r.failing.Load() {
 				p.r.Log.Warn("jobs: tasks cannot begin; trying again each second", "error", err)
 			}
 			next = time.Now().Add(againAfter)
-		case p.failed:
+		case p.r.failing.Load():
 			p.r.Log.Info("jobs: tasks begin again")
 		}
-		p.failed = err != nil
+		p.r.failing.Store(err != nil)
 		p.r.stats.Waiting.Store(int64(p.total))
 		timer.Reset(max(time.Until(next), time.Millisecond))
 	}

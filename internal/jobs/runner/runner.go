@@ -58,6 +58,8 @@ type Devices interface {
 	Reserve(id devices.ID) (*dispatch.Reservation, error)
 	// IsHere reports whether the device has a session on this node.
 	IsHere(id devices.ID) bool
+	// IsBusy reports whether a device that is connected here takes no further call at the moment.
+	IsBusy(id devices.ID) bool
 	Keys() *access.Registry
 	NewCallID() string
 }
@@ -93,7 +95,8 @@ type Runner struct {
 	loop  sync.WaitGroup
 	wake  chan struct{} // capacity 1
 
-	totals atomic.Pointer[Totals]
+	totals  atomic.Pointer[Totals]
+	failing atomic.Bool // the last pass failed, which was logged
 
 	mu      sync.Mutex
 	arrived map[devices.ID]struct{}
@@ -143,6 +146,17 @@ func (r *Runner) Totals() Totals {
 		return *totals
 	}
 	return Totals{}
+}
+
+// Readiness returns what holds up tasks of these devices on this node, beside their jobs.
+func (r *Runner) Readiness(ids []devices.ID) (s jobs.Readiness) {
+	s.Blocked = r.failing.Load() || r.ends.isBlocked()
+	for _, id := range ids {
+		if r.Devices.IsBusy(id) {
+			s.Busy = append(s.Busy, id)
+		}
+	}
+	return s
 }
 
 func (r *Runner) signal() {
