@@ -72,8 +72,8 @@ type Store interface {
 	Waiting(ctx context.Context, id string, after int64, limit int) ([]Candidate, error)
 	// WaitingOf returns waiting tasks of these devices, in order of device and of its queue,
 	// at most perDevice of each device: the oldest, and rather those whose job may begin
-	// tasks now than others; and which of the devices had a task that runs at that moment.
-	WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) (list []Candidate, running []devices.ID, err error)
+	// tasks now than others, none of the jobs without; and which of the devices had a task that runs at that moment.
+	WaitingOf(ctx context.Context, ids []devices.ID, perDevice int, without []string) (list []Candidate, running []devices.ID, err error)
 	// Begin begins those of the candidates that may begin now, as one transaction: their jobs
 	// have Room, no task of the device is running, and none of the device that is older
 	// and due could begin before it. instance must have a lease, where there are leases.

@@ -70,19 +70,15 @@ func (p *pump) read(ctx context.Context, arrived map[devices.ID]struct{}) error 
 	defer cancel()
 	for len(ids) > 0 {
 		part := ids[:min(arrivedBatch, len(ids))]
-		list, running, err := p.r.Store.WaitingOf(ctx, part, perDevice)
+		held, err := p.readQueues(ctx, part, nil)
+		if err == nil && len(held) > 0 {
+			_, err = p.readQueues(ctx, held, p.closed())
+		}
 		if err != nil {
 			return err
 		}
-		for _, id := range running { // perhaps on the node that it came from, which may give the task back
-			if !p.r.isRunning(id) {
-				p.r.lookAt(id, againAfter)
-			}
-		}
-		for i := range list {
-			if err := p.add(ctx, list[i]); err != nil {
-				return err
-			}
+		for _, id := range held {
+			p.r.lookAt(id, heldAfter)
 		}
 		for _, id := range part {
 			delete(arrived, id)
@@ -92,24 +88,66 @@ func (p *pump) read(ctx context.Context, arrived map[devices.ID]struct{}) error 
 	return nil
 }
 
-// add takes a candidate, of a job that may be new to this node.
-func (p *pump) add(ctx context.Context, c jobs.Candidate) error {
+// readQueues reads the next waiting tasks of devices, without those of some jobs, and returns the devices that may have
+// more, while no job lets one of these begin.
+func (p *pump) readQueues(ctx context.Context, ids []devices.ID, without []string) (held []devices.ID, err error) {
+	list, running, err := p.r.Store.WaitingOf(ctx, ids, perDevice, without)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range running { // perhaps on the node that it came from, which may give the task back
+		if !p.r.isRunning(id) {
+			p.r.lookAt(id, againAfter)
+		}
+	}
+	closed := map[devices.ID]int{}
+	for i := range list {
+		open, err := p.add(ctx, list[i])
+		if err != nil {
+			return nil, err
+		}
+		if !open {
+			closed[list[i].Device]++
+		}
+	}
+	for id, n := range closed {
+		if n == perDevice {
+			held = append(held, id)
+		}
+	}
+	return held, nil
+}
+
+// closed returns the jobs that let no task begin now.
+func (p *pump) closed() (ids []string) {
+	now := p.r.Store.Now()
+	for id, s := range p.jobs {
+		if gate, _ := s.job.Gate(now); gate != jobs.WaitNone {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// add takes a candidate, of a job that may be new to this node, and reports whether its job lets it begin.
+func (p *pump) add(ctx context.Context, c jobs.Candidate) (open bool, err error) {
 	s := p.jobs[c.Job]
 	if s == nil {
 		j, err := p.r.Store.Job(ctx, c.Job)
 		if devices.AsError(orNil(err)).Code == devices.CodeNotFound {
-			return nil
+			return false, nil
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 		p.update(j)
 		if s = p.jobs[c.Job]; s == nil {
-			return nil
+			return false, nil
 		}
 	}
 	p.insert(s, c, maxCandidates) // it is the next one of its device
-	return nil
+	gate, _ := s.job.Gate(p.r.Store.Now())
+	return gate == jobs.WaitNone && (c.Began || !s.job.Full()), nil
 }
 
 // orNil makes AsError usable for nil.

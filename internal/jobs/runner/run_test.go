@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -238,12 +239,12 @@ func TestNoCandidateIsForgotten(t *testing.T) {
 	s := p.jobs["j"]
 	s.scannedAt, s.round, s.size, s.waiting, s.cursor = time.Now(), 0, 10_000, 10_000, 9000
 	s.list, p.total = make([]*jobs.Candidate, maxOfJob), maxOfJob
-	if err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: "x", Spread: 500}); err != nil || len(s.list) != maxOfJob+1 {
+	if _, err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: "x", Spread: 500}); err != nil || len(s.list) != maxOfJob+1 {
 		t.Fatalf("%d candidates, %v", len(s.list), err)
 	}
 	for _, spread := range []int64{700, 600, 800} {
 		p.total = maxCandidates
-		if err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: devices.ID(rune(spread)), Spread: spread}); err != nil {
+		if _, err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: devices.ID(rune(spread)), Spread: spread}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -365,7 +366,7 @@ func TestNothingBeginsBesideDoubt(t *testing.T) {
 // moved is a store in which the only task of a device runs, on the node from which the device came.
 type moved struct{ store }
 
-func (moved) WaitingOf(context.Context, []devices.ID, int) ([]jobs.Candidate, []devices.ID, error) {
+func (moved) WaitingOf(context.Context, []devices.ID, int, []string) ([]jobs.Candidate, []devices.ID, error) {
 	return nil, []devices.ID{"x"}, nil
 }
 
@@ -383,5 +384,59 @@ func TestTaskThatRunsElsewhereIsWaitedFor(t *testing.T) {
 	clear(r.later)
 	if err := p.read(t.Context(), map[devices.ID]struct{}{"x": {}}); err != nil || len(r.later) != 0 {
 		t.Errorf("%d devices are read again whose task runs here, %v", len(r.later), err)
+	}
+}
+
+// queue is a store with the waiting tasks of one device.
+type queue struct {
+	store
+	list  []jobs.Candidate
+	calls int
+}
+
+func (q *queue) WaitingOf(_ context.Context, _ []devices.ID, perDevice int, without []string) (list []jobs.Candidate, _ []devices.ID, _ error) {
+	q.calls++
+	for _, c := range q.list {
+		if len(list) < perDevice && !slices.Contains(without, c.Job) {
+			list = append(list, c)
+		}
+	}
+	return list, nil, nil
+}
+
+// Of a device whose oldest tasks may not begin, for whatever reason, one that may is found, and it is read again
+// for those that may later.
+func TestTasksAfterOthersAreFound(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		hold        func(j *jobs.Job)
+		calls, read int
+	}{
+		{"paused", func(j *jobs.Job) { j.State = jobs.Paused }, 2, 1},
+		{"a full stage", func(j *jobs.Job) { j.Opened = 0 }, 2, 1},
+		{"concurrency", func(j *jobs.Job) { j.Counts.Running = 10 }, 2, 1},
+		{"nothing", func(*jobs.Job) {}, 1, 0},
+	} {
+		q := &queue{}
+		p := newPump(&Runner{Options: Options{Store: q, Devices: hub{}}, wake: make(chan struct{}, 1), running: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}})
+		for i, id := range []string{"a", "b", "c", "d", "e"} {
+			j := jobs.Job{ID: id, State: jobs.Running, Until: time.Unix(2000, 0), Opened: 10, Counts: jobs.Counts{Waiting: 1}}
+			j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 10}
+			q.list = append(q.list, jobs.Candidate{Job: id, Device: "x", Seq: int64(i)})
+			if i < perDevice {
+				c.hold(&j)
+			}
+			p.update(j)
+		}
+		if err := p.read(t.Context(), map[devices.ID]struct{}{"x": {}}); err != nil || q.calls != c.calls || len(p.r.later) != c.read {
+			t.Errorf("%s: %d queries, %d devices are read again, %v", c.name, q.calls, len(p.r.later), err)
+		}
+		want := "e"
+		if c.calls == 1 {
+			want = "a"
+		}
+		if w := p.choose(); len(w) != 1 || w[0].Job != want {
+			t.Errorf("%s: chosen: %+v", c.name, w)
+		}
 	}
 }

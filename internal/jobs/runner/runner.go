@@ -50,6 +50,7 @@ var (
 	againScan    = timescale.Of(10 * time.Second)
 	againAfter   = timescale.Of(time.Second)
 	talkingAfter = timescale.Of(2 * time.Second)
+	heldAfter    = timescale.Of(30 * time.Second) // a device has more tasks than were read, and none of those may begin
 )
 
 // Devices is what a Runner uses of the core.

@@ -167,7 +167,7 @@ func (s *Store) Waiting(ctx context.Context, id string, after int64, limit int) 
 
 // WaitingOf implements jobs.Store. One statement reads both: a task that is given back in between
 // would be in neither list.
-func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) (list []jobs.Candidate, running []devices.ID, err error) {
+func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int, without []string) (list []jobs.Candidate, running []devices.ID, err error) {
 	if len(ids) == 0 {
 		return nil, nil, nil
 	}
@@ -178,16 +178,17 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) 
 	const columns = `SELECT ` + candidateNames
 	const order = ` ORDER BY CASE WHEN t.due_at <= $2 AND (SELECT j.ready_at FROM jobs j WHERE j.job = t.job AND (t.attempt > 0 OR j.started < j.opened)) <= $2 THEN 0 ELSE 1 END, t.seq, t.job, t.round`
 	text := `SELECT job, round, device, seq, spread, due_at, began, FALSE AS runs FROM (` + columns + `, row_number() OVER (PARTITION BY t.device` + order + `) AS place
- FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'waiting') q WHERE place <= $3
+ FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'waiting' AND t.job NOT IN (SELECT value FROM json_each($4))) q WHERE place <= $3
  UNION ALL ` + columns + `, TRUE FROM tasks t WHERE t.device IN (SELECT value FROM json_each($1)) AND t.state = 'running' ORDER BY device, seq, job, round`
-	arg := any(textOf(names))
+	without = append([]string{}, without...) // not nil, which is NULL
+	set, but := any(textOf(names)), any(textOf(without))
 	if s.db.Postgres() {
 		// One lookup for each device: for a list, the planner may read all waiting tasks.
 		text = `SELECT t.*, FALSE AS runs FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
- WHERE t.device = d.device AND t.state = 'waiting'` + order + ` LIMIT $3) t
+ WHERE t.device = d.device AND t.state = 'waiting' AND NOT t.job = ANY($4::text[])` + order + ` LIMIT $3) t
  UNION ALL SELECT t.*, TRUE FROM unnest($1::text[]) AS d(device) CROSS JOIN LATERAL (` + columns + ` FROM tasks t
  WHERE t.device = d.device AND t.state = 'running') t ORDER BY device, seq, job, round`
-		arg = sortedIDs(names)
+		set, but = sortedIDs(names), without
 	}
 	type row struct {
 		jobs.Candidate
@@ -196,7 +197,7 @@ func (s *Store) WaitingOf(ctx context.Context, ids []devices.ID, perDevice int) 
 	rows, err := read(ctx, s, "reading the queues of devices", func(scan func(...any) error) (r row, err error) {
 		r.Candidate, err = scanCandidate(scan, &r.runs)
 		return r, err
-	}, text, arg, database.Micros(s.Now()), int64(min(perDevice, math.MaxInt32)))
+	}, text, set, database.Micros(s.Now()), int64(min(perDevice, math.MaxInt32)), but)
 	for i := range rows {
 		if rows[i].runs {
 			running = append(running, rows[i].Device)

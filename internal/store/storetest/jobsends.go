@@ -210,7 +210,7 @@ func testJobLists(t *testing.T, f *jobFleet) {
 	if n != 15 {
 		t.Errorf("%d tasks wait", n)
 	}
-	if list, _, err := s.WaitingOf(t.Context(), macs(1, 8), 1); err != nil || len(list) != 8 || list[0].Job != j.ID {
+	if list, _, err := s.WaitingOf(t.Context(), macs(1, 8), 1, nil); err != nil || len(list) != 8 || list[0].Job != j.ID {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

@@ -50,7 +50,7 @@ func (w *worker) step() {
 			for range 1 + w.random.IntN(10) {
 				ids = append(ids, mac(1+w.random.IntN(50)))
 			}
-			list, _, err = w.s.WaitingOf(ctx, ids, 3)
+			list, _, err = w.s.WaitingOf(ctx, ids, 3, nil)
 		}
 		w.must(err)
 		begun, _, err := w.s.Begin(ctx, "n", w.instance, list)
