@@ -204,4 +204,6 @@ type View struct {
 	AudioDropped uint64
 	Credentials  Credentials
 	Pending      string // a Client-Id that is pending approval; empty: none
+	// Dormant: it is offline and was last connected by WebSocket, so that it connects when somebody wakes it.
+	Dormant bool
 }

@@ -77,6 +77,7 @@ func (s *Service) view(row devices.Row) devices.View {
 	if p.Online { // outdated: the session here has just ended, or the node is lost
 		v.Presence.OfflineSince = p.LastSeen
 	}
+	v.Dormant = p.Transport == devices.TransportWebSocket
 	v.Presence.Online, v.Presence.Transport, v.Presence.Session = false, devices.TransportNone, ""
 	return s.withPendingState(v)
 }

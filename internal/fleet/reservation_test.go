@@ -36,11 +36,11 @@ func lampOn(by access.Principal) devices.ToolCall {
 // released. Without a session there is none.
 func TestReservationHoldsASlot(t *testing.T) {
 	guarded(t, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service, asked *atomic.Int32, _ *pipe) {
-		if _, err := s.Reserve("02:00:00:00:00:99"); !errors.Is(err, devices.ErrNoHolder) || s.IsBusy("02:00:00:00:00:99") || s.IsBusy(id) {
+		if _, err := s.Reserve("02:00:00:00:00:99"); !errors.Is(err, devices.ErrNoHolder) || s.IsBusy("02:00:00:00:00:99", true) || s.IsBusy(id, false) {
 			t.Errorf("of a device without a session: %v", err)
 		}
 		r := reserve(t, s)
-		if !s.IsBusy(id) {
+		if !s.IsBusy(id, false) {
 			t.Error("a device without a free slot is not busy")
 		}
 		if _, err := s.Reserve(id); devices.AsError(err).Code != devices.CodeDeviceBusy {

@@ -30,7 +30,7 @@ func TestTasksWaitForTheHolder(t *testing.T) {
 	}
 	waits := func(reason string) {
 		t.Helper()
-		asked.Await(t, "the task waits for the "+reason, 10*time.Second, func() bool {
+		asked.Await(t, "the task waits for the "+reason, 20*time.Second, func() bool {
 			list, err := asked.Queue(t.Context(), device)
 			return err == nil && len(list) == 1 && list[0].Reason == reason
 		})

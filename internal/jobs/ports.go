@@ -18,12 +18,6 @@ var (
 	ErrStale = errors.New("the job has changed meanwhile")
 )
 
-// Readiness is what a node reports of the waiting tasks of devices that are connected to it.
-type Readiness struct {
-	Blocked bool         `json:"blocked,omitempty"` // it begins no tasks: the database does not answer it
-	Busy    []devices.ID `json:"busy,omitempty"`    // devices that take no further call at the moment
-}
-
 // Store keeps jobs and tasks. Every method is one or more transactions on the database; errors
 // wrap devices.ErrDatabase, and devices.ErrUncertain if it is not known whether the transaction
 // was committed; devices.ErrNotFound: the job does not exist. Transactions lock rows of jobs by
@@ -72,7 +66,7 @@ type Store interface {
 	Waiting(ctx context.Context, id string, after int64, limit int) ([]Candidate, error)
 	// WaitingOf returns waiting tasks of these devices, in order of device and of its queue,
 	// at most perDevice of each device: the oldest, and rather those whose job may begin
-	// tasks now than others, none of the jobs without; and which of the devices had a task that runs at that moment.
+	// tasks now than others, none of a job in without; and which of the devices had a task that runs at that moment.
 	WaitingOf(ctx context.Context, ids []devices.ID, perDevice int, without []string) (list []Candidate, running []devices.ID, err error)
 	// Begin begins those of the candidates that may begin now, as one transaction: their jobs
 	// have Room, no task of the device is running, and none of the device that is older

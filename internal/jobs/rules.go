@@ -434,17 +434,16 @@ func AtRisk(spec *api.JobSpec, total int64) int64 {
 	return min(most, total)
 }
 
-// WaitOf returns why a waiting task waits: by its job's gate, its own due time, the device's
-// state and its queue. connected is whether the device has a session anywhere, sleeps whether it
-// is a WebSocket device without one, ahead whether an older task of the device is due or running.
-func WaitOf(j *Job, t *Task, connected, sleeps, ahead, busy bool, now time.Time) Wait {
+// WaitOf returns why a waiting task waits, as far as its job, its own due time and its device's connection and queue
+// hold it up; WaitNone: they do not. ahead is whether an older task of the device is due or running.
+func WaitOf(j *Job, t *Task, connected, dormant, ahead bool, now time.Time) Wait {
 	gate := j.GateOf(t, now)
 	switch {
 	case gate == WaitPaused || gate == WaitHalted || gate == WaitLater:
 		return gate
 	case t.DueAt.After(now):
 		return WaitRetry
-	case !connected && sleeps:
+	case !connected && dormant:
 		return WaitAsleep
 	case !connected:
 		return WaitOffline
@@ -452,10 +451,8 @@ func WaitOf(j *Job, t *Task, connected, sleeps, ahead, busy bool, now time.Time)
 		return gate
 	case ahead:
 		return WaitOrder
-	case busy:
-		return WaitBusy
 	}
-	return WaitPace // it is about to begin
+	return WaitNone
 }
 
 // IsOutcome reports whether a text names an outcome.

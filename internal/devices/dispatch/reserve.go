@@ -34,11 +34,11 @@ func (s *Dispatcher) Reserve(id devices.ID) (*Reservation, error) {
 	return &Reservation{s, x}, nil
 }
 
-// IsBusy reports whether a device of this node takes no further call at the moment: Reserve would return
-// CodeDeviceBusy.
-func (s *Dispatcher) IsBusy(id devices.ID) bool {
+// IsBusy reports whether a device of this node takes no further call at the moment, or, with idle, whether a
+// conversation is open on it.
+func (s *Dispatcher) IsBusy(id devices.ID, idle bool) bool {
 	x := s.hub.Session(id)
-	return x != nil && (x.IsFull() || !x.IsSettled())
+	return x != nil && (x.IsFull() || !x.IsSettled() || idle && x.IsTalking())
 }
 
 // Release gives the slot back. Call it once.

@@ -4,21 +4,30 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
+	"sync"
+	"time"
 
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
+	"fleetd/internal/timescale"
 )
 
 // Question is the kind of questions that nodes ask each other about waiting tasks, as
 // cluster.Link.Gather sends them.
 const Question = "tasks"
 
+// silentFor is how long a node that did not answer is not asked again.
+var silentFor = timescale.Of(10 * time.Second)
+
 // question is one to the holders of devices.
 type question struct {
 	Devices []devices.ID `json:"devices"`
+	Idle    []devices.ID `json:"idle,omitempty"` // those whose tasks await the end of a conversation
 }
+
+// reasons are the answer: of the devices that are connected to a node, what holds up their tasks.
+type reasons map[devices.ID]jobs.Wait
 
 // Answer answers another node.
 func (m *Manager) Answer(_ context.Context, data []byte) ([]byte, error) {
@@ -26,92 +35,138 @@ func (m *Manager) Answer(_ context.Context, data []byte) ([]byte, error) {
 	if err := json.Unmarshal(data, &q); err != nil {
 		return nil, fmt.Errorf("read the question: %w", err)
 	}
-	return json.Marshal(m.Readiness(q.Devices))
+	return json.Marshal(m.reasonsOf(q))
 }
 
-// holders are the nodes that hold the devices of waiting tasks, during one request: each is
-// awaited in vain at most once.
-type holders struct {
-	m      *Manager
-	silent map[string]bool
-}
-
-func (m *Manager) newHolders() *holders { return &holders{m, map[string]bool{}} }
-
-// explain completes the reasons of waiting tasks: nothing but their holder holds them up, or it was
-// declared lost although it may run.
-func (h *holders) explain(ctx context.Context, list []api.Task, known map[devices.ID]devices.View) error {
-	var q question
-	at := map[string][]*api.Task{} // by node
-	for i := range list {
-		t := &list[i]
-		p := known[devices.ID(t.Device)].Presence
-		switch jobs.Wait(t.Reason) {
-		case jobs.WaitPace:
-			q.Devices = append(q.Devices, p.Device)
-		case jobs.WaitOffline, jobs.WaitAsleep:
-			if p.Reason != devices.OfflineNodeLost {
-				continue
+func (m *Manager) reasonsOf(q question) reasons {
+	out := reasons{}
+	ask := func(ids []devices.ID, idle bool) {
+		for _, id := range ids {
+			if why, here := m.Hold(id, idle); here {
+				out[id] = why
 			}
-		default:
-			continue
 		}
-		at[p.Node] = append(at[p.Node], t)
 	}
-	if len(at) == 0 {
+	ask(q.Devices, false)
+	ask(q.Idle, true)
+	return out
+}
+
+// holders are the nodes to ask about waiting tasks.
+type holders struct {
+	at map[string][]heldTask // by node
+	q  question
+}
+
+// heldTask is a task that nothing but its holder holds up, or whose holder was declared lost although it may run.
+type heldTask struct {
+	place  int // in the list
+	device devices.ID
+	lost   bool
+}
+
+// add notes a waiting task of the list, if its holder is to be asked.
+func (h *holders) add(place int, j *jobs.Job, why jobs.Wait, v *devices.View) {
+	lost := (why == jobs.WaitOffline || why == jobs.WaitAsleep) && v.Presence.Reason == devices.OfflineNodeLost
+	if why != jobs.WaitNone && !lost {
+		return
+	}
+	if h.at == nil {
+		h.at = map[string][]heldTask{}
+	}
+	h.at[v.Presence.Node] = append(h.at[v.Presence.Node], heldTask{place, v.Device.ID, lost})
+	if j.AwaitsIdle() {
+		h.q.Idle = append(h.q.Idle, v.Device.ID)
+	} else {
+		h.q.Devices = append(h.q.Devices, v.Device.ID)
+	}
+}
+
+// askHolders completes the reasons of the tasks of a list that were noted.
+func (m *Manager) askHolders(ctx context.Context, h holders, list []api.Task) error {
+	if len(h.at) == 0 {
 		return nil
 	}
-	ready, err := h.ask(ctx, q, at)
+	answers, err := m.ask(ctx, h)
 	if err != nil {
 		return err
 	}
-	for node, tasks := range at {
-		s, answered := ready[node]
+	for node, tasks := range h.at {
+		answer, answered := answers[node]
 		for _, t := range tasks {
-			switch held := t.Reason == string(jobs.WaitPace); {
-			case answered && s.Blocked:
-				t.Reason = string(jobs.WaitDatabase)
-			case !answered && held:
-				t.Reason = string(jobs.WaitNode)
-			case held && slices.Contains(s.Busy, devices.ID(t.Device)):
-				t.Reason = string(jobs.WaitBusy)
+			why := answer[t.device]
+			switch {
+			case t.lost && why != jobs.WaitDatabase:
+				continue // it is away, whatever became of its node
+			case !answered && m.IsConnected():
+				why = jobs.WaitNode
+			case why == jobs.WaitNone:
+				why = jobs.WaitPace // it is about to begin
 			}
+			list[t.place].Reason = string(why)
 		}
 	}
 	return nil
 }
 
-// ask returns what the nodes with these tasks answer.
-func (h *holders) ask(ctx context.Context, q question, at map[string][]*api.Task) (map[string]jobs.Readiness, error) {
-	out := map[string]jobs.Readiness{}
+// ask returns what the nodes answer.
+func (m *Manager) ask(ctx context.Context, h holders) (map[string]reasons, error) {
+	out := map[string]reasons{}
 	var others []string
-	for node := range at {
+	for node := range h.at {
 		switch {
-		case node == h.m.Node:
-			out[node] = h.m.Readiness(q.Devices)
-		case !h.silent[node]:
+		case node == m.Node:
+			out[node] = m.reasonsOf(h.q)
+		case m.IsConnected() && !m.silent.has(node):
 			others = append(others, node)
 		}
 	}
 	if len(others) == 0 {
 		return out, nil
 	}
-	data, err := json.Marshal(q)
+	data, err := json.Marshal(h.q)
 	if err != nil {
 		return nil, err
 	}
-	answers, missing := h.m.Gather(ctx, Question, data, others)
-	for _, node := range missing {
-		h.silent[node] = true
-	}
+	answers, missing := m.Gather(ctx, Question, data, others)
 	for node, answer := range answers {
-		var s jobs.Readiness
-		if err := json.Unmarshal(answer, &s); err != nil {
-			h.m.Log.Warn("another node's answer about waiting tasks cannot be read", "node", node, "error", err)
-			h.silent[node] = true
+		var r reasons
+		if err := json.Unmarshal(answer, &r); err != nil {
+			m.Log.Warn("another node's answer about waiting tasks cannot be read", "node", node, "error", err)
+			missing = append(missing, node)
 			continue
 		}
-		out[node] = s
+		out[node] = r
 	}
+	m.silent.add(missing)
 	return out, nil
+}
+
+// silentNodes are those that have not answered lately: nobody waits for them again. It is safe for concurrent use.
+type silentNodes struct {
+	mu    sync.Mutex
+	until map[string]time.Time
+}
+
+func (s *silentNodes) has(node string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().Before(s.until[node])
+}
+
+func (s *silentNodes) add(nodes []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for node, until := range s.until {
+		if !now.Before(until) {
+			delete(s.until, node)
+		}
+	}
+	for _, node := range nodes {
+		if s.until == nil {
+			s.until = map[string]time.Time{}
+		}
+		s.until[node] = now.Add(silentFor)
+	}
 }

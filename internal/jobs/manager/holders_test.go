@@ -6,29 +6,41 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 )
 
-// The holder of the device of a waiting task is asked once per request, and only where nothing else holds it up.
+// The holder of the device of a waiting task is asked where nothing else holds the task up, or where it was declared lost; one
+// that does not answer is not asked again for some time.
 func TestReasonsOfHolders(t *testing.T) {
-	ready := map[string]jobs.Readiness{
-		"here":  {Busy: []devices.ID{"here-busy"}},
-		"well":  {Busy: []devices.ID{"well-busy"}},
-		"alone": {Blocked: true},
-		"old":   {},
-	}
-	asked := map[string]int{}
-	m := &Manager{Options: Options{Node: "here", Log: slog.New(slog.DiscardHandler),
-		Readiness: func([]devices.ID) jobs.Readiness { return ready["here"] },
-		Gather: func(_ context.Context, kind string, data []byte, nodes []string) (map[string][]byte, []string) {
+	synctest.Test(t, func(t *testing.T) {
+		// hold answers as the node of this name does: its devices begin with that name.
+		hold := func(node string) func(devices.ID, bool) (jobs.Wait, bool) {
+			return func(id devices.ID, idle bool) (jobs.Wait, bool) {
+				switch name, what, _ := strings.Cut(string(id), "-"); {
+				case name != node:
+					return "", false
+				case node == "alone":
+					return jobs.WaitDatabase, true
+				case what == "busy", idle && (what == "talks" || what == "speaks"):
+					return jobs.WaitBusy, true
+				}
+				return "", true
+			}
+		}
+		asked, reachable := map[string]int{}, true
+		m := &Manager{Options: Options{Node: "here", Log: slog.New(slog.DiscardHandler), Hold: hold("here"), IsConnected: func() bool { return reachable }}}
+		m.Gather = func(_ context.Context, kind string, data []byte, nodes []string) (map[string][]byte, []string) {
 			answers, missing := map[string][]byte{}, []string(nil)
 			for _, node := range nodes {
 				asked[node]++
-				other := &Manager{Options: Options{Readiness: func([]devices.ID) jobs.Readiness { return ready[node] }}}
+				other := &Manager{Options: Options{Hold: hold(node)}}
 				switch answer, err := other.Answer(t.Context(), data); {
 				case node == "frozen":
 					missing = append(missing, node)
@@ -41,46 +53,108 @@ func TestReasonsOfHolders(t *testing.T) {
 				}
 			}
 			return answers, missing
-		}}}
-	known := map[devices.ID]devices.View{}
-	var list []api.Task
-	var want []string
-	for _, c := range []struct{ device, node, lost, reason, want string }{
-		{"here-free", "here", "", "pace", "pace"},
-		{"here-busy", "here", "", "pace", "busy"},
-		{"well-free", "well", "", "pace", "pace"},
-		{"well-busy", "well", "", "pace", "busy"},
-		{"alone-held", "alone", "", "pace", "database"},
-		{"alone-lost", "alone", "node_lost", "offline", "database"},
-		{"alone-slept", "alone", "node_lost", string(jobs.WaitAsleep), "database"},
-		{"alone-left", "alone", "gone", "offline", "offline"},
-		{"alone-paused", "alone", "", "paused", "paused"},
-		{"frozen-held", "frozen", "", "pace", "node"},
-		{"frozen-lost", "frozen", "node_lost", "offline", "offline"},
-		{"old-lost", "old", "node_lost", "offline", "offline"},
-		{"odd-held", "odd", "", "pace", "node"},
-		{"unknown", "", "", "offline", "offline"},
-	} {
-		known[devices.ID(c.device)] = devices.View{Presence: devices.Presence{Device: devices.ID(c.device), Node: c.node, Online: c.lost == "", Reason: c.lost}}
-		list, want = append(list, api.Task{Device: c.device, Reason: c.reason}), append(want, c.want)
-	}
-	delete(known, "unknown")
-	h := m.newHolders()
-	for page := range 2 {
-		got := slices.Clone(list)
-		if err := h.explain(t.Context(), got, known); err != nil {
-			t.Fatal(err)
 		}
-		for i := range got {
-			if got[i].Reason != want[i] {
-				t.Errorf("page %d: %s: %s, want %s", page, got[i].Device, got[i].Reason, want[i])
+		cases := []struct {
+			device string
+			lost   bool
+			idle   bool
+			why    jobs.Wait
+			want   string
+			cut    string // what it is while this node reaches no other one
+		}{
+			{"here-free", false, false, "", "pace", "pace"},
+			{"here-busy", false, false, "", "busy", "busy"},
+			{"here-speaks", false, false, "", "pace", "pace"},
+			{"here-talks", false, true, "", "busy", "busy"},
+			{"well-free", false, false, "", "pace", "pace"},
+			{"well-busy", false, false, "", "busy", "pace"},
+			{"well-talks", false, true, "", "busy", "pace"},
+			{"alone-held", false, false, "", "database", "pace"},
+			{"alone-lost", true, false, jobs.WaitOffline, "database", "offline"},
+			{"alone-lost", true, false, jobs.WaitAsleep, "database", string(jobs.WaitAsleep)},
+			{"alone-left", false, false, jobs.WaitOffline, "offline", "offline"},
+			{"alone-held", false, false, jobs.WaitPaused, "paused", "paused"},
+			{"alone-held", false, false, jobs.WaitPace, "pace", "pace"},
+			{"frozen-held", false, false, "", "node", "pace"},
+			{"frozen-lost", true, false, jobs.WaitOffline, "offline", "offline"},
+			{"well-lost", true, false, jobs.WaitOffline, "offline", "offline"},
+			{"odd-held", false, false, "", "node", "pace"},
+		}
+		explain := func() {
+			t.Helper()
+			var h holders
+			var list []api.Task
+			for i, c := range cases {
+				id := devices.ID(c.device)
+				node, _, _ := strings.Cut(c.device, "-")
+				v := devices.View{Device: devices.Device{ID: id}, Presence: devices.Presence{Device: id, Node: node, Online: !c.lost}}
+				if c.lost {
+					v.Presence.Reason = devices.OfflineNodeLost
+				}
+				j := &jobs.Job{}
+				if c.idle {
+					j.Spec.Busy = "wait"
+				}
+				list = append(list, api.Task{Device: c.device, Reason: string(c.why)})
+				h.add(i, j, c.why, &v)
+			}
+			if err := m.askHolders(t.Context(), h, list); err != nil {
+				t.Fatal(err)
+			}
+			for i, c := range cases {
+				want := c.want
+				if !reachable {
+					want = c.cut
+				}
+				if list[i].Reason != want {
+					t.Errorf("reachable %t: %+v: %q, want %q", reachable, c, list[i].Reason, want)
+				}
 			}
 		}
+		explain()
+		explain()
+		if text := fmt.Sprint(asked); text != "map[alone:2 frozen:1 odd:1 well:2]" {
+			t.Errorf("asked %s", text)
+		}
+		time.Sleep(silentFor)
+		explain()
+		if text := fmt.Sprint(asked); text != "map[alone:3 frozen:2 odd:2 well:3]" {
+			t.Errorf("asked %s later", text)
+		}
+		reachable = false
+		explain()
+		if _, err := m.Answer(t.Context(), json.RawMessage(`[`)); err == nil {
+			t.Error("a question that is no JSON was answered")
+		}
+	})
+}
+
+// The reasons of a device's tasks, as its connection was: the last transport counts, whatever its own setting.
+func TestReasonsOfTheDevice(t *testing.T) {
+	m := newManager(t)
+	if _, _, err := m.Create(t.Context(), m.key(t, "jobs jobs:read tools:call", ""), callSpec("self.get", lamp), CreateOptions{}); err != nil {
+		t.Fatal(err)
 	}
-	if text := fmt.Sprint(asked); text != "map[alone:2 frozen:1 odd:1 old:2 well:2]" {
-		t.Errorf("asked %s", text)
-	}
-	if _, err := m.Answer(t.Context(), json.RawMessage(`[`)); err == nil {
-		t.Error("a question that is no JSON was answered")
+	by := m.key(t, "jobs jobs:read", "")
+	for _, c := range []struct {
+		transport devices.Transport
+		epoch     devices.Epoch
+		want      jobs.Wait
+	}{
+		{"", 0, jobs.WaitOffline},
+		{devices.TransportWebSocket, 7, jobs.WaitAsleep},
+		{devices.TransportMQTT, 8, jobs.WaitOffline},
+	} {
+		if c.epoch != 0 {
+			m.ports.SavePresence(devices.Presence{Device: lamp, Epoch: c.epoch, Transport: c.transport, Reason: string(devices.CloseGone)})
+		}
+		list, err := m.Queue(t.Context(), by, lamp)
+		if err != nil || len(list) != 1 || list[0].Reason != string(c.want) {
+			t.Errorf("%+v: %+v, %v", c, list, err)
+		}
+		tasks, err := m.Tasks(t.Context(), by, TaskQuery{Job: list[0].Job, Reason: string(c.want)})
+		if err != nil || len(tasks.Items) != 1 || !slices.Equal(tasks.Items, list) {
+			t.Errorf("%+v: %+v, %v", c, tasks.Items, err)
+		}
 	}
 }

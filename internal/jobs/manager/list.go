@@ -91,7 +91,7 @@ func (m *Manager) Tasks(ctx context.Context, p access.Principal, q TaskQuery) (a
 	if err != nil {
 		return out, asError(err)
 	}
-	views, err := m.explain(ctx, &j, list, true, m.newHolders())
+	views, err := m.explain(ctx, &j, list, true)
 	if err != nil {
 		return out, asError(err)
 	}
@@ -110,13 +110,13 @@ func (m *Manager) EachTask(ctx context.Context, p access.Principal, id string, f
 	if err != nil {
 		return asError(err)
 	}
-	q, asked := jobs.TaskFilter{Job: j.ID, Limit: maxLimit}, m.newHolders()
+	q := jobs.TaskFilter{Job: j.ID, Limit: maxLimit}
 	for {
 		list, next, err := m.Store.Tasks(ctx, q)
 		if err != nil {
 			return asError(err)
 		}
-		views, err := m.explain(ctx, &j, list, false, asked)
+		views, err := m.explain(ctx, &j, list, false)
 		if err != nil {
 			return asError(err)
 		}
@@ -134,7 +134,7 @@ func (m *Manager) EachTask(ctx context.Context, p access.Principal, id string, f
 
 // explain returns tasks of a job with the reasons of those that wait. With queues it looks up
 // whether older tasks of their devices are ahead, where nothing else holds them up.
-func (m *Manager) explain(ctx context.Context, j *jobs.Job, list []jobs.Task, queues bool, asked *holders) ([]api.Task, error) {
+func (m *Manager) explain(ctx context.Context, j *jobs.Job, list []jobs.Task, queues bool) ([]api.Task, error) {
 	now := m.Store.Now()
 	var ids []devices.ID
 	for i := range list {
@@ -147,6 +147,7 @@ func (m *Manager) explain(ctx context.Context, j *jobs.Job, list []jobs.Task, qu
 		return nil, err
 	}
 	out := make([]api.Task, 0, len(list))
+	var held holders
 	looked := 0
 	for i := range list {
 		t := &list[i]
@@ -156,7 +157,7 @@ func (m *Manager) explain(ctx context.Context, j *jobs.Job, list []jobs.Task, qu
 		}
 		v := known[t.Device]
 		why := m.waitOf(j, t, &v, false, now)
-		if why == jobs.WaitPace && queues && looked < maxQueues {
+		if why == jobs.WaitNone && queues && looked < maxQueues {
 			looked++
 			queue, err := m.Store.Queue(ctx, t.Device)
 			if err != nil {
@@ -167,8 +168,9 @@ func (m *Manager) explain(ctx context.Context, j *jobs.Job, list []jobs.Task, qu
 			}
 		}
 		out = append(out, taskView(t, why))
+		held.add(len(out)-1, j, why, &v)
 	}
-	return out, asked.explain(ctx, out, known)
+	return out, m.askHolders(ctx, held, out)
 }
 
 // views returns the devices that are known, by id.
@@ -186,8 +188,7 @@ func (m *Manager) views(ctx context.Context, ids []devices.ID) (map[devices.ID]d
 
 func (m *Manager) waitOf(j *jobs.Job, t *jobs.Task, v *devices.View, ahead bool, now time.Time) jobs.Wait {
 	connected := v.State == devices.StateOnline || v.State == devices.StateContested && v.Presence.Online
-	dormant := !connected && v.Presence.Epoch != 0 && v.Presence.Transport == devices.TransportWebSocket
-	return jobs.WaitOf(j, t, connected, dormant, ahead, j.AwaitsIdle() && v.AudioOpen, now)
+	return jobs.WaitOf(j, t, connected, v.Dormant, ahead, now)
 }
 
 // isAhead reports whether a task lets later ones of its device wait.
@@ -231,6 +232,7 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 	}
 	now, v, ahead := m.Store.Now(), known[device], false
 	out := []api.Task{}
+	var held holders
 	for i := range queue {
 		q := &queue[i]
 		why := jobs.WaitNone
@@ -240,9 +242,12 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 		ahead = ahead || isAhead(q, now)
 		if !isLimited(p) || q.Job.Owner == p.Key() {
 			out = append(out, taskView(&q.Task, why))
+			if q.Task.State == jobs.TaskWaiting {
+				held.add(len(out)-1, &q.Job, why, &v)
+			}
 		}
 	}
-	return out, m.newHolders().explain(ctx, out, known)
+	return out, m.askHolders(ctx, held, out)
 }
 
 // known returns an error if a device is not known.

@@ -40,8 +40,10 @@ type Options struct {
 	Fleet    Fleet
 	Node     string
 	Instance string // of this process, as in its lease
-	// Readiness is that of devices that are connected to this node.
-	Readiness func(ids []devices.ID) jobs.Readiness
+	// Hold is as of runner.Runner.
+	Hold func(id devices.ID, idle bool) (why jobs.Wait, here bool)
+	// IsConnected reports whether other nodes can be reached.
+	IsConnected func() bool
 	// Gather queries other nodes, as cluster.Link.Gather does.
 	Gather func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string)
 	// Leases reports whether nodes have leases; without them running tasks of other
@@ -57,6 +59,7 @@ type Options struct {
 type Manager struct {
 	Options
 	turn    turn
+	silent  silentNodes
 	wake    chan struct{} // capacity 1: there may be periodic work
 	tasks   *tasks.Group
 	stopped sync.WaitGroup

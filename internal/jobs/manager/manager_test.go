@@ -50,8 +50,7 @@ func newManager(t *testing.T) *testManager {
 		p.Put(devices.Member{ID: id, ClientID: "c", Labels: map[string]string{"room": map[devices.ID]string{lamp: "lab", robot: "hall"}[id]}})
 	}
 	s := p.Service(t, fleet.Config{})
-	m := &Manager{Options: Options{Store: jobstore.New(db, log), Fleet: s, Instance: "i", Zone: time.UTC, Log: log,
-		Readiness: func([]devices.ID) jobs.Readiness { return jobs.Readiness{} }}, wake: make(chan struct{}, 1)}
+	m := &Manager{Options: Options{Store: jobstore.New(db, log), Fleet: s, Instance: "i", Zone: time.UTC, Log: log}, wake: make(chan struct{}, 1)}
 	return &testManager{m, p, s}
 }
 
@@ -230,27 +229,6 @@ func TestQueued(t *testing.T) {
 	}
 	if _, found, err := m.Queued(t.Context(), m.key(t, "jobs", ""), call, time.Second, time.Hour, "k"); found || err != nil {
 		t.Errorf("of another key: %t %v", found, err)
-	}
-}
-
-// What a device waits for follows the transport of its last connection, whatever its own setting.
-func TestReasonAsleep(t *testing.T) {
-	m := newManager(t)
-	j := jobs.Job{State: jobs.Running, Until: time.Now().Add(time.Hour), Opened: 1, Spec: api.JobSpec{When: &api.JobWhen{}, Pace: &api.JobPace{Rate: jobs.RateUnlimited, Concurrency: 1}}}
-	for _, c := range []struct {
-		last, prefer devices.Transport
-		epoch        devices.Epoch
-		want         jobs.Wait
-	}{
-		{devices.TransportWebSocket, "", 7, jobs.WaitAsleep},
-		{devices.TransportWebSocket, devices.TransportMQTT, 7, jobs.WaitAsleep},
-		{devices.TransportMQTT, devices.TransportWebSocket, 7, jobs.WaitOffline},
-		{"", devices.TransportWebSocket, 0, jobs.WaitOffline},
-	} {
-		v := devices.View{Device: devices.Device{Prefer: c.prefer}, Presence: devices.Presence{Transport: c.last, Epoch: c.epoch}}
-		if got := m.waitOf(&j, &jobs.Task{State: jobs.TaskWaiting}, &v, false, time.Now()); got != c.want {
-			t.Errorf("%+v: %s", c, got)
-		}
 	}
 }
 

@@ -2,6 +2,8 @@ package runner
 
 import (
 	"context"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"fleetd/internal/devices"
@@ -66,19 +68,15 @@ func (p *pump) read(ctx context.Context, arrived map[devices.ID]struct{}) error 
 		}
 		ids = append(ids, id)
 	}
-	ctx, cancel := context.WithTimeout(ctx, readTime)
-	defer cancel()
+	g := gates{p, p.r.Store.Now(), map[string]bool{}}
 	for len(ids) > 0 {
 		part := ids[:min(arrivedBatch, len(ids))]
-		held, err := p.readQueues(ctx, part, nil)
+		held, err := p.readQueues(ctx, part, nil, &g)
 		if err == nil && len(held) > 0 {
-			_, err = p.readQueues(ctx, held, p.closed())
+			_, err = p.readQueues(ctx, held, g.closed(), &g)
 		}
 		if err != nil {
 			return err
-		}
-		for _, id := range held {
-			p.r.lookAt(id, heldAfter)
 		}
 		for _, id := range part {
 			delete(arrived, id)
@@ -88,9 +86,11 @@ func (p *pump) read(ctx context.Context, arrived map[devices.ID]struct{}) error 
 	return nil
 }
 
-// readQueues reads the next waiting tasks of devices, without those of some jobs, and returns the devices that may have
-// more, while no job lets one of these begin.
-func (p *pump) readQueues(ctx context.Context, ids []devices.ID, without []string) (held []devices.ID, err error) {
+// readQueues reads the next waiting tasks of devices, without those of some jobs. A device that may have more is read again
+// later; those are returned of which no job lets a task begin that was read.
+func (p *pump) readQueues(ctx context.Context, ids []devices.ID, without []string, g *gates) (held []devices.ID, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
 	list, running, err := p.r.Store.WaitingOf(ctx, ids, perDevice, without)
 	if err != nil {
 		return nil, err
@@ -100,54 +100,76 @@ func (p *pump) readQueues(ctx context.Context, ids []devices.ID, without []strin
 			p.r.lookAt(id, againAfter)
 		}
 	}
-	closed := map[devices.ID]int{}
 	for i := range list {
-		open, err := p.add(ctx, list[i])
-		if err != nil {
+		if err := p.add(ctx, list[i]); err != nil {
 			return nil, err
 		}
-		if !open {
-			closed[list[i].Device]++
-		}
 	}
-	for id, n := range closed {
-		if n == perDevice {
-			held = append(held, id)
+	for first, n := 0, 0; first < len(list); first = n { // the tasks of one device
+		for n = first + 1; n < len(list) && list[n].Device == list[first].Device; n++ {
+		}
+		if n-first < perDevice {
+			continue
+		}
+		p.r.lookAt(list[first].Device, moreAfter+rand.N(moreAfter)) // not all at once
+		if !slices.ContainsFunc(list[first:n], g.begins) {
+			held = append(held, list[first].Device)
 		}
 	}
 	return held, nil
 }
 
-// closed returns the jobs that let no task begin now.
-func (p *pump) closed() (ids []string) {
-	now := p.r.Store.Now()
-	for id, s := range p.jobs {
-		if gate, _ := s.job.Gate(now); gate != jobs.WaitNone {
+// gates are those of the jobs at one moment: a window takes some time to compute.
+type gates struct {
+	p    *pump
+	now  time.Time
+	open map[string]bool // by job; those that were asked for
+}
+
+func (g *gates) isOpen(s *jobState) bool {
+	open, known := g.open[s.job.ID]
+	if !known {
+		gate, _ := s.job.Gate(g.now)
+		open = gate == jobs.WaitNone
+		g.open[s.job.ID] = open
+	}
+	return open
+}
+
+// begins reports whether its job lets a task begin.
+func (g *gates) begins(c jobs.Candidate) bool {
+	s := g.p.jobs[c.Job]
+	return s != nil && g.isOpen(s) && (c.Began || !s.job.Full())
+}
+
+// closed returns the jobs that let no task begin.
+func (g *gates) closed() (ids []string) {
+	for id, s := range g.p.jobs {
+		if !g.isOpen(s) {
 			ids = append(ids, id)
 		}
 	}
 	return ids
 }
 
-// add takes a candidate, of a job that may be new to this node, and reports whether its job lets it begin.
-func (p *pump) add(ctx context.Context, c jobs.Candidate) (open bool, err error) {
+// add takes a candidate, of a job that may be new to this node.
+func (p *pump) add(ctx context.Context, c jobs.Candidate) error {
 	s := p.jobs[c.Job]
 	if s == nil {
 		j, err := p.r.Store.Job(ctx, c.Job)
 		if devices.AsError(orNil(err)).Code == devices.CodeNotFound {
-			return false, nil
+			return nil
 		}
 		if err != nil {
-			return false, err
+			return err
 		}
 		p.update(j)
 		if s = p.jobs[c.Job]; s == nil {
-			return false, nil
+			return nil
 		}
 	}
 	p.insert(s, c, maxCandidates) // it is the next one of its device
-	gate, _ := s.job.Gate(p.r.Store.Now())
-	return gate == jobs.WaitNone && (c.Began || !s.job.Full()), nil
+	return nil
 }
 
 // orNil makes AsError usable for nil.

@@ -239,12 +239,12 @@ func TestNoCandidateIsForgotten(t *testing.T) {
 	s := p.jobs["j"]
 	s.scannedAt, s.round, s.size, s.waiting, s.cursor = time.Now(), 0, 10_000, 10_000, 9000
 	s.list, p.total = make([]*jobs.Candidate, maxOfJob), maxOfJob
-	if _, err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: "x", Spread: 500}); err != nil || len(s.list) != maxOfJob+1 {
+	if err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: "x", Spread: 500}); err != nil || len(s.list) != maxOfJob+1 {
 		t.Fatalf("%d candidates, %v", len(s.list), err)
 	}
 	for _, spread := range []int64{700, 600, 800} {
 		p.total = maxCandidates
-		if _, err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: devices.ID(rune(spread)), Spread: spread}); err != nil {
+		if err := p.add(t.Context(), jobs.Candidate{Job: "j", Device: devices.ID(rune(spread)), Spread: spread}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -408,14 +408,14 @@ func (q *queue) WaitingOf(_ context.Context, _ []devices.ID, perDevice int, with
 // for those that may later.
 func TestTasksAfterOthersAreFound(t *testing.T) {
 	for _, c := range []struct {
-		name        string
-		hold        func(j *jobs.Job)
-		calls, read int
+		name  string
+		hold  func(j *jobs.Job)
+		calls int
 	}{
-		{"paused", func(j *jobs.Job) { j.State = jobs.Paused }, 2, 1},
-		{"a full stage", func(j *jobs.Job) { j.Opened = 0 }, 2, 1},
-		{"concurrency", func(j *jobs.Job) { j.Counts.Running = 10 }, 2, 1},
-		{"nothing", func(*jobs.Job) {}, 1, 0},
+		{"paused", func(j *jobs.Job) { j.State = jobs.Paused }, 2},
+		{"a full stage", func(j *jobs.Job) { j.Opened = 0 }, 2},
+		{"concurrency", func(j *jobs.Job) { j.Counts.Running = 10 }, 2},
+		{"nothing", func(*jobs.Job) {}, 1},
 	} {
 		q := &queue{}
 		p := newPump(&Runner{Options: Options{Store: q, Devices: hub{}}, wake: make(chan struct{}, 1), running: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}})
@@ -428,7 +428,7 @@ func TestTasksAfterOthersAreFound(t *testing.T) {
 			}
 			p.update(j)
 		}
-		if err := p.read(t.Context(), map[devices.ID]struct{}{"x": {}}); err != nil || q.calls != c.calls || len(p.r.later) != c.read {
+		if err := p.read(t.Context(), map[devices.ID]struct{}{"x": {}}); err != nil || q.calls != c.calls || len(p.r.later) != 1 {
 			t.Errorf("%s: %d queries, %d devices are read again, %v", c.name, q.calls, len(p.r.later), err)
 		}
 		want := "e"
@@ -438,5 +438,45 @@ func TestTasksAfterOthersAreFound(t *testing.T) {
 		if w := p.choose(); len(w) != 1 || w[0].Job != want {
 			t.Errorf("%s: chosen: %+v", c.name, w)
 		}
+	}
+}
+
+// occupied are devices of this node, each with what holds up its tasks.
+type occupied struct{ Devices }
+
+func (occupied) IsHere(id devices.ID) bool { return id != "elsewhere" }
+
+func (occupied) IsBusy(id devices.ID, idle bool) bool { return id == "busy" || idle && id == "talking" }
+
+// What holds up a task beside its job, as other nodes learn it.
+func TestHold(t *testing.T) {
+	r := &Runner{Options: Options{Devices: occupied{}}, running: map[devices.ID]struct{}{"running": {}}}
+	r.ends = &ender{r: r}
+	for _, c := range []struct {
+		id   devices.ID
+		idle bool
+		want jobs.Wait
+		here bool
+	}{
+		{"elsewhere", false, jobs.WaitNone, false},
+		{"free", true, jobs.WaitNone, true},
+		{"busy", false, jobs.WaitBusy, true},
+		{"talking", false, jobs.WaitNone, true},
+		{"talking", true, jobs.WaitBusy, true},
+		{"running", false, jobs.WaitOrder, true},
+	} {
+		if why, here := r.Hold(c.id, c.idle); why != c.want || here != c.here {
+			t.Errorf("%s, idle %t: %q, here %t", c.id, c.idle, why, here)
+		}
+	}
+	for name, fault := range map[string]func(on bool){"the last pass": r.failing.Store, "the last record": func(on bool) { r.ends.blocked = on }} {
+		fault(true)
+		if why, here := r.Hold("busy", false); why != jobs.WaitDatabase || !here {
+			t.Errorf("%s failed: %q, here %t", name, why, here)
+		}
+		if _, here := r.Hold("elsewhere", false); here {
+			t.Errorf("%s failed: a device of another node is here", name)
+		}
+		fault(false)
 	}
 }

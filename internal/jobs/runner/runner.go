@@ -50,7 +50,7 @@ var (
 	againScan    = timescale.Of(10 * time.Second)
 	againAfter   = timescale.Of(time.Second)
 	talkingAfter = timescale.Of(2 * time.Second)
-	heldAfter    = timescale.Of(30 * time.Second) // a device has more tasks than were read, and none of those may begin
+	moreAfter    = timescale.Of(20 * time.Second) // and at most twice that: a device has more tasks than were read
 )
 
 // Devices is what a Runner uses of the core.
@@ -59,8 +59,8 @@ type Devices interface {
 	Reserve(id devices.ID) (*dispatch.Reservation, error)
 	// IsHere reports whether the device has a session on this node.
 	IsHere(id devices.ID) bool
-	// IsBusy reports whether a device that is connected here takes no further call at the moment.
-	IsBusy(id devices.ID) bool
+	// IsBusy is as of dispatch.Dispatcher.
+	IsBusy(id devices.ID, idle bool) bool
 	Keys() *access.Registry
 	NewCallID() string
 }
@@ -149,15 +149,20 @@ func (r *Runner) Totals() Totals {
 	return Totals{}
 }
 
-// Readiness returns what holds up tasks of these devices on this node, beside their jobs.
-func (r *Runner) Readiness(ids []devices.ID) (s jobs.Readiness) {
-	s.Blocked = r.failing.Load() || r.ends.isBlocked()
-	for _, id := range ids {
-		if r.Devices.IsBusy(id) {
-			s.Busy = append(s.Busy, id)
-		}
+// Hold returns what holds up a task that its job lets begin on a device, if the device is connected here: WaitDatabase,
+// WaitOrder or WaitBusy, else WaitNone. idle is whether the task awaits the end of a conversation.
+func (r *Runner) Hold(id devices.ID, idle bool) (why jobs.Wait, here bool) {
+	switch {
+	case !r.Devices.IsHere(id):
+		return jobs.WaitNone, false
+	case r.failing.Load() || r.ends.isBlocked():
+		return jobs.WaitDatabase, true
+	case r.isRunning(id):
+		return jobs.WaitOrder, true
+	case r.Devices.IsBusy(id, idle):
+		return jobs.WaitBusy, true
 	}
-	return s
+	return jobs.WaitNone, true
 }
 
 func (r *Runner) signal() {

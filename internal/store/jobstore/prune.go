@@ -36,7 +36,7 @@ func (s *Store) TakeTurn(ctx context.Context, instance string, lasts time.Durati
 		return false, s.host.UseError(ctx, "reading the clock of the database", err)
 	}
 	now := s.Now()
-	// What ends later than a turn can was taken by a wrong clock; that of another node may be measured a little later than this one.
+	// A turn that ends an hour later than this one would is of a wrong clock, and would stop the jobs until then.
 	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) }
 	result, err := s.db.Jobs.ExecContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value
  WHERE fleet.value < $3 OR fleet.value > $4 OR substr(fleet.value, 22) = $5`,

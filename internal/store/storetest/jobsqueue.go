@@ -282,10 +282,10 @@ func testRetryInStages(t *testing.T, f *jobFleet) {
 			t.Fatalf("attempt %d failed: %s %s, %d have begun, %d are to be repeated", attempt, got.State, got.Reason, got.Started, got.Held)
 		}
 		f.Exec(t, `UPDATE tasks SET due_at = 1 WHERE due_at > 0`)
-		for id, want := range map[devices.ID]jobs.Wait{first: jobs.WaitPace, other: jobs.WaitStage} {
+		for id, want := range map[devices.ID]jobs.Wait{first: jobs.WaitNone, other: jobs.WaitStage} {
 			got, task := f.job(t, j.ID), f.task(t, j.ID, id)
-			if why := jobs.WaitOf(&got, &task, true, false, false, false, f.stores[0].Now()); why != want {
-				t.Errorf("%s waits for %s, want %s", id, why, want)
+			if why := jobs.WaitOf(&got, &task, true, false, false, f.stores[0].Now()); why != want {
+				t.Errorf("%s waits for %q, want %q", id, why, want)
 			}
 		}
 		if begun = f.begin(t, "a", all...); len(begun) != 1 || begun[0].Device != first {

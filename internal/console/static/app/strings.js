@@ -287,8 +287,8 @@ export const s = {
     spec: "As written",
     reasons: {
       offline: "not connected", asleep: "asleep", later: "its time has not come", window: "outside of the window", stage: "its stage has not come",
-      pace: "the pace", paused: "the job is paused", halted: "the job is halted", order: "an earlier job of this device", busy: "a conversation",
-      retry: "the next try", database: "the database", node: "its node",
+      pace: "the pace", paused: "the job is paused", halted: "the job is halted", order: "an earlier job of this device",
+      busy: "a conversation or another call", retry: "the next try", database: "the database", node: "its node",
     },
   },
   events: {
