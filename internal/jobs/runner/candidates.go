@@ -2,7 +2,6 @@ package runner
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -78,6 +77,9 @@ func (p *pump) read(ctx context.Context, arrived map[devices.ID]struct{}) error 
 		if err != nil {
 			return err
 		}
+		for _, id := range held {
+			p.r.lookAgain(id)
+		}
 		for _, id := range part {
 			delete(arrived, id)
 		}
@@ -86,8 +88,8 @@ func (p *pump) read(ctx context.Context, arrived map[devices.ID]struct{}) error 
 	return nil
 }
 
-// readQueues reads the next waiting tasks of devices, without those of some jobs. A device that may have more is read again
-// later; those are returned of which no job lets a task begin that was read.
+// readQueues reads the next waiting tasks of devices, without those of some jobs, and returns the devices that may have
+// more, while no job lets one of these begin.
 func (p *pump) readQueues(ctx context.Context, ids []devices.ID, without []string, g *gates) (held []devices.ID, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
@@ -108,11 +110,7 @@ func (p *pump) readQueues(ctx context.Context, ids []devices.ID, without []strin
 	for first, n := 0, 0; first < len(list); first = n { // the tasks of one device
 		for n = first + 1; n < len(list) && list[n].Device == list[first].Device; n++ {
 		}
-		if n-first < perDevice {
-			continue
-		}
-		p.r.lookAt(list[first].Device, moreAfter+rand.N(moreAfter)) // not all at once
-		if !slices.ContainsFunc(list[first:n], g.begins) {
+		if n-first == perDevice && !slices.ContainsFunc(list[first:n], g.begins) {
 			held = append(held, list[first].Device)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -387,58 +386,28 @@ func TestTaskThatRunsElsewhereIsWaitedFor(t *testing.T) {
 	}
 }
 
-// queue is a store with the waiting tasks of one device.
-type queue struct {
-	store
-	list  []jobs.Candidate
-	calls int
-}
-
-func (q *queue) WaitingOf(_ context.Context, _ []devices.ID, perDevice int, without []string) (list []jobs.Candidate, _ []devices.ID, _ error) {
-	q.calls++
-	for _, c := range q.list {
-		if len(list) < perDevice && !slices.Contains(without, c.Job) {
-			list = append(list, c)
+// A device whose time comes during a pass is read in the next one, which begins at once.
+func TestDueDuringAPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &Runner{wake: make(chan struct{}, 1), arrived: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}}
+		much := time.Now().Add(time.Hour)
+		if next := r.due(much); !next.Equal(much) {
+			t.Errorf("nothing is due: %v", time.Until(next))
 		}
-	}
-	return list, nil, nil
-}
-
-// Of a device whose oldest tasks may not begin, for whatever reason, one that may is found, and it is read again
-// for those that may later.
-func TestTasksAfterOthersAreFound(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		hold  func(j *jobs.Job)
-		calls int
-	}{
-		{"paused", func(j *jobs.Job) { j.State = jobs.Paused }, 2},
-		{"a full stage", func(j *jobs.Job) { j.Opened = 0 }, 2},
-		{"concurrency", func(j *jobs.Job) { j.Counts.Running = 10 }, 2},
-		{"nothing", func(*jobs.Job) {}, 1},
-	} {
-		q := &queue{}
-		p := newPump(&Runner{Options: Options{Store: q, Devices: hub{}}, wake: make(chan struct{}, 1), running: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}})
-		for i, id := range []string{"a", "b", "c", "d", "e"} {
-			j := jobs.Job{ID: id, State: jobs.Running, Until: time.Unix(2000, 0), Opened: 10, Counts: jobs.Counts{Waiting: 1}}
-			j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 10}
-			q.list = append(q.list, jobs.Candidate{Job: id, Device: "x", Seq: int64(i)})
-			if i < perDevice {
-				c.hold(&j)
-			}
-			p.update(j)
+		r.lookAt("b", 2*time.Second)
+		r.lookAt("a", time.Second)
+		r.lookAt("a", 3*time.Second)
+		if next := time.Until(r.due(much)); next != time.Second {
+			t.Errorf("the first is due after %v", next)
 		}
-		if err := p.read(t.Context(), map[devices.ID]struct{}{"x": {}}); err != nil || q.calls != c.calls || len(p.r.later) != 1 {
-			t.Errorf("%s: %d queries, %d devices are read again, %v", c.name, q.calls, len(p.r.later), err)
+		time.Sleep(time.Second)
+		if next := time.Until(r.due(much)); next != 0 || len(r.arrived) != 1 {
+			t.Errorf("%d are due, and the next pass begins after %v", len(r.arrived), next)
 		}
-		want := "e"
-		if c.calls == 1 {
-			want = "a"
+		if next := time.Until(r.due(much)); next != time.Second {
+			t.Errorf("the second is due after %v", next)
 		}
-		if w := p.choose(); len(w) != 1 || w[0].Job != want {
-			t.Errorf("%s: chosen: %+v", c.name, w)
-		}
-	}
+	})
 }
 
 // occupied are devices of this node, each with what holds up its tasks.

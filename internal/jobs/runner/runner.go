@@ -7,6 +7,7 @@ package runner
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,7 @@ const (
 	endWait       = 5 * time.Millisecond
 	groupWait     = 25 * time.Millisecond // to collect devices that connect together
 	closeGrace    = 10 * time.Second      // for running tasks when the node stops
+	heldGroups    = 30                    // in which devices are read again after heldAfter
 )
 
 // Pauses before another attempt.
@@ -50,7 +52,7 @@ var (
 	againScan    = timescale.Of(10 * time.Second)
 	againAfter   = timescale.Of(time.Second)
 	talkingAfter = timescale.Of(2 * time.Second)
-	moreAfter    = timescale.Of(20 * time.Second) // and at most twice that: a device has more tasks than were read
+	heldAfter    = timescale.Of(30 * time.Second) // and at most twice that: a device may have more tasks than were read, which may not begin
 )
 
 // Devices is what a Runner uses of the core.
@@ -103,6 +105,7 @@ type Runner struct {
 	arrived map[devices.ID]struct{}
 	updated map[string]jobs.Job
 	later   map[devices.ID]time.Time // when to read the tasks of a device
+	soonest time.Time                // no time in later is earlier; zero: there is none
 	hinted  bool                     // the open jobs are to be read
 	running map[devices.ID]struct{}  // devices with a task that has begun here
 }
@@ -197,29 +200,45 @@ func (r *Runner) Look(ids ...devices.ID) {
 }
 
 // lookAt is Look after a pause.
-func (r *Runner) lookAt(id devices.ID, pause time.Duration) {
-	at := time.Now().Add(pause)
+func (r *Runner) lookAt(id devices.ID, pause time.Duration) { r.lookFrom(id, time.Now().Add(pause)) }
+
+// lookAgain is Look after heldAfter or some more, together with other devices and not with all of them.
+func (r *Runner) lookAgain(id devices.ID) {
+	r.lookFrom(id, time.Now().Add(heldAfter+rand.N(heldAfter)).Truncate(heldAfter/heldGroups))
+}
+
+func (r *Runner) lookFrom(id devices.ID, at time.Time) {
 	r.mu.Lock()
 	if known, ok := r.later[id]; !ok || at.Before(known) {
 		r.later[id] = at
+		if r.soonest.IsZero() || at.Before(r.soonest) {
+			r.soonest = at
+		}
 	}
 	r.mu.Unlock()
 	r.signal()
 }
 
-// due moves devices whose time has come to the arrived ones, and returns when the next one is due.
+// due moves devices whose time has come to the arrived ones, and returns when to look again at the latest: now, if there
+// are some.
 func (r *Runner) due(next time.Time) time.Time {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for id, at := range r.later {
-		switch {
-		case !at.After(now):
-			delete(r.later, id)
-			r.arrived[id] = struct{}{}
-		case at.Before(next):
-			next = at
+	if !r.soonest.IsZero() && !r.soonest.After(now) {
+		r.soonest, next = time.Time{}, now
+		for id, at := range r.later {
+			switch {
+			case !at.After(now):
+				delete(r.later, id)
+				r.arrived[id] = struct{}{}
+			case r.soonest.IsZero() || at.Before(r.soonest):
+				r.soonest = at
+			}
 		}
+	}
+	if !r.soonest.IsZero() && r.soonest.Before(next) {
+		next = r.soonest
 	}
 	return next
 }
@@ -266,6 +285,7 @@ func (r *Runner) setRunning(id devices.ID, on bool) {
 	defer r.mu.Unlock()
 	if on {
 		r.running[id] = struct{}{}
+		delete(r.later, id) // the end reads its tasks
 		r.stats.Running.Add(1)
 		return
 	}
