@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,8 +19,11 @@ import (
 // cluster.Link.Gather sends them.
 const Question = "tasks"
 
-// silentFor is how long a node that did not answer is not asked again.
-var silentFor = timescale.Of(10 * time.Second)
+// How long a node that did not answer is not asked again. Nobody may ever answer for devices that were declared lost with it.
+var (
+	silentFor = timescale.Of(10 * time.Second)
+	lostFor   = timescale.Of(time.Minute)
+)
 
 // question is one to the holders of devices.
 type question struct {
@@ -58,6 +63,11 @@ type holders struct {
 	q  question
 }
 
+// isLost reports whether a node is asked only about devices that were declared lost with it.
+func (h *holders) isLost(node string) bool {
+	return !slices.ContainsFunc(h.at[node], func(t heldTask) bool { return !t.lost })
+}
+
 // heldTask is a task that nothing but its holder holds up, or whose holder was declared lost although it may run.
 type heldTask struct {
 	place  int // in the list
@@ -94,10 +104,12 @@ func (m *Manager) askHolders(ctx context.Context, h holders, list []api.Task) er
 	for node, tasks := range h.at {
 		answer, answered := answers[node]
 		for _, t := range tasks {
-			why := answer[t.device]
+			why, here := answer[t.device]
 			switch {
 			case t.lost && why != jobs.WaitDatabase:
 				continue // it is away, whatever became of its node
+			case answered && !here:
+				why = jobs.WaitOffline // it has just left
 			case !answered && m.IsConnected():
 				why = jobs.WaitNode
 			case why == jobs.WaitNone:
@@ -117,7 +129,7 @@ func (m *Manager) ask(ctx context.Context, h holders) (map[string]reasons, error
 		switch {
 		case node == m.Node:
 			out[node] = m.reasonsOf(h.q)
-		case m.IsConnected() && !m.silent.has(node):
+		case m.IsConnected() && !m.silent.has(node, h.isLost(node)):
 			others = append(others, node)
 		}
 	}
@@ -138,35 +150,33 @@ func (m *Manager) ask(ctx context.Context, h holders) (map[string]reasons, error
 		}
 		out[node] = r
 	}
-	m.silent.add(missing)
+	if ctx.Err() == nil && m.IsConnected() { // else they had no time to answer
+		m.silent.add(missing)
+	}
 	return out, nil
 }
 
 // silentNodes are those that have not answered lately: nobody waits for them again. It is safe for concurrent use.
 type silentNodes struct {
 	mu    sync.Mutex
-	until map[string]time.Time
+	since map[string]time.Time
 }
 
-func (s *silentNodes) has(node string) bool {
+func (s *silentNodes) has(node string, lost bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return time.Now().Before(s.until[node])
+	since, known := s.since[node]
+	return known && (time.Since(since) < silentFor || lost && time.Since(since) < lostFor)
 }
 
 func (s *silentNodes) add(nodes []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
-	for node, until := range s.until {
-		if !now.Before(until) {
-			delete(s.until, node)
-		}
-	}
+	maps.DeleteFunc(s.since, func(_ string, since time.Time) bool { return time.Since(since) >= lostFor })
 	for _, node := range nodes {
-		if s.until == nil {
-			s.until = map[string]time.Time{}
+		if s.since == nil {
+			s.since = map[string]time.Time{}
 		}
-		s.until[node] = now.Add(silentFor)
+		s.since[node] = time.Now()
 	}
 }

@@ -24,7 +24,7 @@ func TestReasonsOfHolders(t *testing.T) {
 		hold := func(node string) func(devices.ID, bool) (jobs.Wait, bool) {
 			return func(id devices.ID, idle bool) (jobs.Wait, bool) {
 				switch name, what, _ := strings.Cut(string(id), "-"); {
-				case name != node:
+				case name != node, what == "left":
 					return "", false
 				case node == "alone":
 					return jobs.WaitDatabase, true
@@ -42,7 +42,7 @@ func TestReasonsOfHolders(t *testing.T) {
 				asked[node]++
 				other := &Manager{Options: Options{Hold: hold(node)}}
 				switch answer, err := other.Answer(t.Context(), data); {
-				case node == "frozen":
+				case node == "frozen", node == "gone":
 					missing = append(missing, node)
 				case node == "odd":
 					answers[node] = []byte("[]")
@@ -79,6 +79,8 @@ func TestReasonsOfHolders(t *testing.T) {
 			{"frozen-lost", true, false, jobs.WaitOffline, "offline", "offline"},
 			{"well-lost", true, false, jobs.WaitOffline, "offline", "offline"},
 			{"odd-held", false, false, "", "node", "pace"},
+			{"gone-lost", true, false, jobs.WaitOffline, "offline", "offline"},
+			{"well-left", false, false, "", "offline", "pace"},
 		}
 		explain := func() {
 			t.Helper()
@@ -113,13 +115,22 @@ func TestReasonsOfHolders(t *testing.T) {
 		}
 		explain()
 		explain()
-		if text := fmt.Sprint(asked); text != "map[alone:2 frozen:1 odd:1 well:2]" {
+		if text := fmt.Sprint(asked); text != "map[alone:2 frozen:1 gone:1 odd:1 well:2]" {
 			t.Errorf("asked %s", text)
 		}
 		time.Sleep(silentFor)
 		explain()
-		if text := fmt.Sprint(asked); text != "map[alone:3 frozen:2 odd:2 well:3]" {
+		if text := fmt.Sprint(asked); text != "map[alone:3 frozen:2 gone:1 odd:2 well:3]" {
 			t.Errorf("asked %s later", text)
+		}
+		// A client that leaves before the others have answered.
+		m.silent = silentNodes{}
+		left, leave := context.WithCancel(t.Context())
+		leave()
+		var h holders
+		h.add(0, &jobs.Job{}, "", &devices.View{Device: devices.Device{ID: "frozen-held"}, Presence: devices.Presence{Node: "frozen"}})
+		if err := m.askHolders(left, h, make([]api.Task, 1)); err != nil || m.silent.has("frozen", true) {
+			t.Errorf("a node that had no time to answer counts as silent, %v", err)
 		}
 		reachable = false
 		explain()

@@ -50,7 +50,8 @@ func newManager(t *testing.T) *testManager {
 		p.Put(devices.Member{ID: id, ClientID: "c", Labels: map[string]string{"room": map[devices.ID]string{lamp: "lab", robot: "hall"}[id]}})
 	}
 	s := p.Service(t, fleet.Config{})
-	m := &Manager{Options: Options{Store: jobstore.New(db, log), Fleet: s, Instance: "i", Zone: time.UTC, Log: log}, wake: make(chan struct{}, 1)}
+	m := &Manager{Options: Options{Store: jobstore.New(db, log), Fleet: s, Instance: "i", Zone: time.UTC, Log: log,
+		Node: "n-test", Hold: func(devices.ID, bool) (jobs.Wait, bool) { return jobs.WaitNone, true }}, wake: make(chan struct{}, 1)}
 	return &testManager{m, p, s}
 }
 

@@ -38,8 +38,8 @@ type jobState struct {
 // endedOf returns how many tasks of a job have ended.
 func endedOf(j *jobs.Job) int64 { return j.Counts.Total() - j.Counts.Open() }
 
-// needsScan reports whether there may be waiting tasks that are not in memory.
-func (s *jobState) needsScan(now time.Time) bool {
+// needsScan reports whether there may be waiting tasks that are not in memory; room is whether it can take more.
+func (s *jobState) needsScan(now time.Time, room bool) bool {
 	if s.job.State != jobs.Running || s.job.Counts.Waiting == 0 {
 		return false
 	}
@@ -48,7 +48,7 @@ func (s *jobState) needsScan(now time.Time) bool {
 		return true
 	case s.left && !s.job.Full(): // the stage has opened
 		return true
-	case s.more && (s.job.Full() || len(s.list) < maxOfJob/2):
+	case s.more && (s.job.Full() || room && len(s.list) < maxOfJob/2):
 		return true
 	case s.job.Counts.Waiting > s.least && ago > againScan:
 		return true
@@ -103,8 +103,14 @@ func (p *pump) readQueues(ctx context.Context, ids []devices.ID, without []strin
 		}
 	}
 	for i := range list {
+		if open, known := g.open[list[i].Job]; known && !open && p.jobs[list[i].Job] == nil {
+			continue // its job has ended
+		}
 		if err := p.add(ctx, list[i]); err != nil {
 			return nil, err
+		}
+		if p.jobs[list[i].Job] == nil {
+			g.open[list[i].Job] = false
 		}
 	}
 	for first, n := 0, 0; first < len(list); first = n { // the tasks of one device
@@ -134,16 +140,19 @@ func (g *gates) isOpen(s *jobState) bool {
 	return open
 }
 
-// begins reports whether its job lets a task begin.
+// begins reports whether a task is due and its job lets it begin.
 func (g *gates) begins(c jobs.Candidate) bool {
 	s := g.p.jobs[c.Job]
-	return s != nil && g.isOpen(s) && (c.Began || !s.job.Full())
+	return s != nil && !c.DueAt.After(g.now) && g.isOpen(s) && (c.Began || !s.job.Full())
 }
 
 // closed returns the jobs that let no task begin.
 func (g *gates) closed() (ids []string) {
-	for id, s := range g.p.jobs {
-		if !g.isOpen(s) {
+	for _, s := range g.p.jobs {
+		g.isOpen(s)
+	}
+	for id, open := range g.open {
+		if !open {
 			ids = append(ids, id)
 		}
 	}

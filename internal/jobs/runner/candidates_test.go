@@ -39,6 +39,7 @@ func TestTasksAfterOthersAreFound(t *testing.T) {
 		{"paused", func(j *jobs.Job) { j.State = jobs.Paused }, 2},
 		{"a full stage", func(j *jobs.Job) { j.Opened = 0 }, 2},
 		{"concurrency", func(j *jobs.Job) { j.Counts.Running = 10 }, 2},
+		{"not due", nil, 2},
 		{"nothing", func(*jobs.Job) {}, 1},
 	} {
 		q := &queue{}
@@ -46,14 +47,22 @@ func TestTasksAfterOthersAreFound(t *testing.T) {
 		for i, id := range []string{"a", "b", "c", "d", "e"} {
 			j := jobs.Job{ID: id, State: jobs.Running, Until: time.Unix(2000, 0), Opened: 10, Counts: jobs.Counts{Waiting: 1}}
 			j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 10}
-			q.list = append(q.list, jobs.Candidate{Job: id, Device: "x", Seq: int64(i)})
-			if i < perDevice {
+			task := jobs.Candidate{Job: id, Device: "x", Seq: int64(i)}
+			switch {
+			case i >= perDevice:
+			case c.hold != nil:
 				c.hold(&j)
+			default:
+				task.DueAt = time.Unix(1500, 0)
 			}
+			q.list = append(q.list, task)
 			p.update(j)
 		}
 		if err := p.read(t.Context(), map[devices.ID]struct{}{"x": {}}); err != nil || q.calls != c.calls || (len(p.r.later) == 1) != (c.calls == 2) {
 			t.Errorf("%s: %d queries, %d devices are read again, %v", c.name, q.calls, len(p.r.later), err)
+		}
+		if c.hold == nil {
+			continue // their jobs are open: the database returns a later task that is due before them
 		}
 		want := "e"
 		if c.calls == 1 {

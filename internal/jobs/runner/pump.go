@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -62,17 +63,17 @@ func (p *pump) pass(ctx context.Context) (next time.Time, err error) {
 	}
 	now := time.Now()
 	if err := p.read(ctx, arrived); err != nil {
-		p.r.Look(keys(arrived)...)
+		p.r.keep(maps.Keys(arrived))
 		return next, err
 	}
 	if hinted || !now.Before(p.refresh) {
 		if err := p.open(ctx); err != nil {
-			p.r.Hint()
+			p.r.keepHint()
 			return next, err
 		}
 	}
 	for _, s := range p.jobs {
-		if s.needsScan(now) {
+		if s.needsScan(now, p.total < maxCandidates) {
 			if err := p.scan(ctx, s); err != nil {
 				return next, err
 			}
@@ -82,13 +83,6 @@ func (p *pump) pass(ctx context.Context) (next time.Time, err error) {
 		return next, err
 	}
 	return p.next(), nil
-}
-
-func keys(set map[devices.ID]struct{}) (list []devices.ID) {
-	for id := range set {
-		list = append(list, id)
-	}
-	return list
 }
 
 // next returns when something may begin by the passing of time.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,16 +114,16 @@ func TestScans(t *testing.T) {
 	job := jobs.Job{ID: "j", State: jobs.Running, RoundN: 10, Version: 1, Counts: jobs.Counts{Waiting: 10}}
 	p.update(job)
 	s, now := p.jobs["j"], time.Now()
-	if !s.needsScan(now) {
+	if !s.needsScan(now, true) {
 		t.Fatal("a new job is not scanned")
 	}
 	s.scannedAt, s.size, s.waiting = now, 10, 10
 	job.Version, job.Counts.Waiting, job.Counts.Ended[0] = 2, 0, 10
-	if p.update(job); s.needsScan(now) {
+	if p.update(job); s.needsScan(now, true) {
 		t.Error("a job without waiting tasks is scanned")
 	}
 	job.Version, job.Counts.Waiting, job.Counts.Ended[0] = 3, 5, 5
-	if p.update(job); !s.needsScan(now) {
+	if p.update(job); !s.needsScan(now, true) {
 		t.Error("tasks that are repeated are not found")
 	}
 	// A task whose device went to this node while it ran waits again, and the node on which it ran sent no hint.
@@ -131,11 +132,11 @@ func TestScans(t *testing.T) {
 		job.Version, job.Counts.Waiting, job.Counts.Running, job.Counts.Ended[0] = job.Version+1, waiting, 5-waiting, 5
 		p.update(job)
 	}
-	if s.needsScan(now.Add(againScan/2)) || !s.needsScan(now.Add(2*againScan)) {
+	if s.needsScan(now.Add(againScan/2), true) || !s.needsScan(now.Add(2*againScan), true) {
 		t.Error("a task that waits again is not found, or at each change")
 	}
 	s.scannedAt, s.least = now.Add(2*againScan), 4 // as scan does
-	if p.update(job); s.needsScan(now.Add(4 * againScan)) {
+	if p.update(job); s.needsScan(now.Add(4*againScan), true) {
 		t.Error("a job whose tasks are all known is scanned")
 	}
 	job.Version, job.State = job.Version+1, jobs.Done
@@ -208,11 +209,11 @@ func TestRepeatedInAFullStage(t *testing.T) {
 	if w := p.choose(); len(w) != 2 || w[0].Device != "7" || w[1].Device != "held" {
 		t.Fatalf("chosen: %+v", w)
 	}
-	if s.scannedAt, s.waiting, s.least = time.Now(), j.Counts.Waiting, j.Counts.Waiting; s.needsScan(time.Now()) {
+	if s.scannedAt, s.waiting, s.least = time.Now(), j.Counts.Waiting, j.Counts.Waiting; s.needsScan(time.Now(), true) {
 		t.Error("a full stage is scanned again")
 	}
 	j.Version, j.Opened = 3, 10_000
-	if p.update(j); !s.needsScan(time.Now()) {
+	if p.update(j); !s.needsScan(time.Now(), true) {
 		t.Error("the stage opens, and what the scan left out is not looked for")
 	}
 }
@@ -248,7 +249,7 @@ func TestNoCandidateIsForgotten(t *testing.T) {
 		}
 	}
 	s.list, p.total = nil, 0
-	if !s.needsScan(time.Now()) {
+	if !s.needsScan(time.Now(), true) {
 		t.Fatal("no scan is wanted")
 	}
 	if err := p.scan(t.Context(), s); err != nil || from.after != 599 {
@@ -408,6 +409,43 @@ func TestDueDuringAPass(t *testing.T) {
 			t.Errorf("the second is due after %v", next)
 		}
 	})
+}
+
+// away is a database that cannot be reached.
+type away struct {
+	store
+	reads atomic.Int64
+}
+
+func (a *away) Open(context.Context) ([]jobs.Job, error) {
+	a.reads.Add(1)
+	return nil, errors.New("the database is away")
+}
+
+func (a *away) WaitingOf(context.Context, []devices.ID, int, []string) ([]jobs.Candidate, []devices.ID, error) {
+	a.reads.Add(1)
+	return nil, nil, errors.New("the database is away")
+}
+
+// While the database is away the node looks for work once a second, whether devices connect or jobs are to be read.
+func TestPausesWhileTheDatabaseIsAway(t *testing.T) {
+	for _, connects := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			from := &away{}
+			r := New(Options{Store: from, Devices: occupied{}, MayBegin: func() bool { return true }, Log: slog.New(slog.DiscardHandler)})
+			defer r.Close()
+			if connects {
+				r.Ready("x", "")
+			}
+			time.Sleep(20 * againAfter)
+			if n := from.reads.Load(); n < 15 || n > 25 {
+				t.Errorf("a device connects %t: %d queries in %v", connects, n, 20*againAfter)
+			}
+			if why, _ := r.Hold("x", false); why != jobs.WaitDatabase {
+				t.Errorf("its tasks wait for %q", why)
+			}
+		})
+	}
 }
 
 // occupied are devices of this node, each with what holds up its tasks.

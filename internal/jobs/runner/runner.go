@@ -6,8 +6,10 @@ package runner
 
 import (
 	"context"
+	"iter"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -153,7 +155,7 @@ func (r *Runner) Totals() Totals {
 }
 
 // Hold returns what holds up a task that its job lets begin on a device, if the device is connected here: WaitDatabase,
-// WaitOrder or WaitBusy, else WaitNone. idle is whether the task awaits the end of a conversation.
+// WaitOrder if another task of the device runs, or WaitBusy, else WaitNone. idle is whether the task awaits the end of a conversation.
 func (r *Runner) Hold(id devices.ID, idle bool) (why jobs.Wait, here bool) {
 	switch {
 	case !r.Devices.IsHere(id):
@@ -189,14 +191,19 @@ func (r *Runner) CheckedIn(devices.Facts) {}
 
 // Look reads the waiting tasks of a device soon, if it is connected here.
 func (r *Runner) Look(ids ...devices.ID) {
+	r.keep(slices.Values(ids))
+	r.signal()
+}
+
+// keep leaves devices whose tasks are to be read to the next pass.
+func (r *Runner) keep(ids iter.Seq[devices.ID]) {
 	r.mu.Lock()
-	for _, id := range ids {
+	defer r.mu.Unlock()
+	for id := range ids {
 		if len(r.arrived) < maxArrived {
 			r.arrived[id] = struct{}{}
 		}
 	}
-	r.mu.Unlock()
-	r.signal()
 }
 
 // lookAt is Look after a pause.
@@ -204,7 +211,8 @@ func (r *Runner) lookAt(id devices.ID, pause time.Duration) { r.lookFrom(id, tim
 
 // lookAgain is Look after heldAfter or some more, together with other devices and not with all of them.
 func (r *Runner) lookAgain(id devices.ID) {
-	r.lookFrom(id, time.Now().Add(heldAfter+rand.N(heldAfter)).Truncate(heldAfter/heldGroups))
+	at := time.Now().Add(heldAfter + rand.N(heldAfter))
+	r.lookFrom(id, at.Add(-time.Duration(at.UnixNano())%(heldAfter/heldGroups)))
 }
 
 func (r *Runner) lookFrom(id devices.ID, at time.Time) {
@@ -258,10 +266,15 @@ func (r *Runner) Update(changed []jobs.Change) {
 
 // Hint makes the runner read the open jobs: another node has changed some.
 func (r *Runner) Hint() {
-	r.mu.Lock()
-	r.hinted = true
-	r.mu.Unlock()
+	r.keepHint()
 	r.signal()
+}
+
+// keepHint leaves the reading of the open jobs to the next pass.
+func (r *Runner) keepHint() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hinted = true
 }
 
 // take returns and clears what has arrived.
