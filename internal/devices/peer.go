@@ -1,6 +1,9 @@
 package devices
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // ClaimKind is the reason of a claim.
 type ClaimKind string
@@ -26,6 +29,10 @@ type Claim struct {
 	// Generation is that of the device's credentials: older ones end on all nodes.
 	Generation int64
 }
+
+// Gather sends a question of a kind, which is JSON, to the named nodes and returns their answers by node, and the nodes
+// that did not answer within a second; this node is left out. It is safe for concurrent use.
+type Gather func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string)
 
 // Lease is a node's lease in the database.
 type Lease struct {

@@ -79,9 +79,8 @@ type Options struct {
 	// within so long.
 	Keepalive time.Duration
 	// Nodes returns the names of the live nodes, this one included.
-	Nodes func() []string
-	// Gather queries other nodes, as cluster.Link.Gather does.
-	Gather func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string)
+	Nodes  func() []string
+	Gather devices.Gather
 	// Threads compute the answers to other nodes.
 	Threads *background.Threads
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"fleetd/internal/devices"
 )
 
 // Question is the kind of the question with which nodes gather the parts of an answer.
@@ -22,9 +24,8 @@ const maxPart = 16 << 20
 type Fleet struct {
 	Recorder *Recorder
 	// Nodes returns the names of the live nodes.
-	Nodes func() []string
-	// Gather queries other nodes, as cluster.Link.Gather does.
-	Gather func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string)
+	Nodes  func() []string
+	Gather devices.Gather
 }
 
 // Start is when a node started: it has nothing from before.

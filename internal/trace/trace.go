@@ -57,9 +57,8 @@ var (
 type Options struct {
 	Node string
 	// Nodes returns the names of the live nodes, this one included.
-	Nodes func() []string
-	// Gather queries other nodes, as cluster.Link.Gather does.
-	Gather func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string)
+	Nodes  func() []string
+	Gather devices.Gather
 	// Publish sends an entry to the readers of a device on all nodes.
 	Publish func(device devices.ID, entry []byte) error
 	// Subscribe calls deliver with the entries of a device, from one goroutine, until stop

@@ -226,11 +226,11 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 	if err != nil {
 		return nil, asError(err)
 	}
-	known, err := m.views(ctx, []devices.ID{device})
+	views, err := m.views(ctx, []devices.ID{device})
 	if err != nil {
 		return nil, asError(err)
 	}
-	now, v, ahead := m.Store.Now(), known[device], false
+	now, v, ahead := m.Store.Now(), views[device], false
 	out := []api.Task{}
 	var held holders
 	for i := range queue {

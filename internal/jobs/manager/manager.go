@@ -44,8 +44,7 @@ type Options struct {
 	Hold func(id devices.ID, idle bool) (why jobs.Wait, here bool)
 	// IsConnected reports whether other nodes can be reached.
 	IsConnected func() bool
-	// Gather queries other nodes, as cluster.Link.Gather does.
-	Gather func(ctx context.Context, kind string, question []byte, nodes []string) (answers map[string][]byte, missing []string)
+	Gather      devices.Gather
 	// Leases reports whether nodes have leases; without them running tasks of other
 	// instances are those of an earlier start.
 	Leases bool

@@ -103,7 +103,7 @@ func (p *pump) readQueues(ctx context.Context, ids []devices.ID, without []strin
 		}
 	}
 	for i := range list {
-		if open, known := g.open[list[i].Job]; known && !open && p.jobs[list[i].Job] == nil {
+		if _, known := g.open[list[i].Job]; known && p.jobs[list[i].Job] == nil {
 			continue // its job has ended
 		}
 		if err := p.add(ctx, list[i]); err != nil {
