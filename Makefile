@@ -1,14 +1,11 @@
-# Every target works on a fresh clone with Go and a C compiler (the race
-# detector wants one). `make demo` and `make test` are all that a first try needs.
+# Every target works on a fresh clone with Go; those that use the race detector (race, verify, chaos, kills) need a C
+# compiler, too. `make demo` and `make test` are all that a first try needs.
 
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT     ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS    := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMMIT)
-# The linter is pinned here rather than in go.mod, where it would drag its own
-# dependencies into everybody's build.
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build demo cluster-demo run test verify check conformance chaos fuzz kills mutants bench simulate release reference clean
+.PHONY: all build demo cluster-demo run quick test race verify check conformance chaos fuzz kills mutants bench simulate release reference clean
 all: build
 
 build: ## both programs, in bin/
@@ -24,12 +21,18 @@ run: build ## a node alone
 	bin/fleetd serve
 
 check: ## formatting, words, vet, staticcheck
-	@scripts/check '$(STATICCHECK)'
+	@scripts/check lint
 
-test: ## what judges a change, in about five minutes: check, unit, integration, end to end, race
-	@STATICCHECK='$(STATICCHECK)' scripts/test
+quick: ## the tests of what has changed since the last commit of origin (or the last green make test), in about a minute
+	@scripts/quick
 
-verify: ## what takes longer, some 25 minutes: chaos, outages at full length, fuzz, conformance, a generated client, release (PART="chaos fuzz"; attacks by name)
+test: ## what judges a change: formatting, words, vet, unit, integration, end to end
+	@scripts/test
+
+race: ## the same tests with the race detector, in the programs that they start, too
+	@scripts/test race
+
+verify: ## race, staticcheck and what takes longer: chaos, outages at full length, fuzz, conformance, a generated client, release (PART="chaos fuzz"; attacks by name)
 	@scripts/verify $(PART)
 
 conformance: ## the official MCP suite and the Inspector against fleetd; wants npm
@@ -49,13 +52,13 @@ mutants: ## breaks the code in a hundred places, one after the other: an asserti
 	go test -tags mutants -timeout 1h -v -run '^TestMutants$$' ./cmd/fleetd
 
 bench: build ## the figures of docs/benchmarks.md, each beside its baseline (BENCH="-only call,idle")
-	go run ./internal/fleetbench $(BENCH)
+	@scripts/bench . $(BENCH)
 
 reference: ## writes docs/reference and openapi.json from the program; make test compares them
 	FLEETD_TEST_UPDATE=1 go test -count=1 -run '^TestReference$$' ./cmd/fleetd ./internal/config ./internal/devices ./internal/explain ./internal/node ./internal/restapi
 
 simulate: ## what a fleet costs past one machine: 20 nodes and 200,000 devices in memory (SIM="-nodes 5 -devices 2000")
-	go run ./internal/fleetsim $(SIM)
+	@scripts/bench ./sim $(SIM)
 
 release: ## static programs for Linux, and the command line for macOS and Windows, in dist/, with checksums; the same commit gives the same bytes
 	@scripts/release

@@ -26,6 +26,7 @@ import (
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
 	"fleetd/internal/jsontest"
+	"fleetd/internal/natstest"
 )
 
 const id = devices.ID("02:00:00:00:00:01")
@@ -53,16 +54,7 @@ func newFleetWith(t *testing.T, cfg fleet.Config) *testFleet {
 // startNATS starts a server.
 func startNATS(t *testing.T, cluster server.ClusterOpts, routes ...*url.URL) *server.Server {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true, Cluster: cluster, Routes: routes})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS did not start")
-	}
-	return s
+	return natstest.Start(t, server.Options{Cluster: cluster, Routes: routes})
 }
 
 // newFleetOn returns two nodes, each on one of two addresses.

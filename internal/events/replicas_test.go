@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"fleetd/internal/devicetest"
+	"fleetd/internal/natstest"
 )
 
 // natsCluster runs three servers that hold JetStream together.
@@ -35,15 +36,8 @@ func natsCluster(t *testing.T) (servers []*server.Server) {
 		}
 	}
 	for i := range 3 {
-		s, err := server.NewServer(&server.Options{ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true,
-			StoreDir: t.TempDir(), NoLog: true, NoSigs: true, Routes: routes,
-			Cluster: server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: ports[i]}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Start()
-		servers = append(servers, s)
-		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+		servers = append(servers, natstest.Start(t, server.Options{ServerName: fmt.Sprintf("n%d", i), JetStream: true, StoreDir: t.TempDir(), Routes: routes,
+			Cluster: server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: ports[i]}}))
 	}
 	// Three servers that elect a leader beside all other tests take their time.
 	for deadline := time.Now().Add(time.Minute); !slices.ContainsFunc(servers, func(s *server.Server) bool { return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 }); {

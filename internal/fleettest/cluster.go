@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"fleetd/internal/apiclient"
-	"fleetd/internal/fleetbench/services"
+	"fleetd/internal/natstest"
 	"fleetd/internal/store/storetest"
 )
 
@@ -82,12 +82,7 @@ func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 // client as quickly as docs/data.md requires.
 func natsServerOfItsOwn(t testing.TB) *server.Server {
 	t.Helper()
-	s, err := services.StartNATS("", t.TempDir(), func(o *server.Options) { o.PingInterval, o.MaxPingsOut = scaled(2*time.Second), 2 })
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	return s
+	return natstest.Start(t, server.Options{JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: 64 << 30, PingInterval: scaled(2 * time.Second), MaxPingsOut: 2})
 }
 
 // BreakSQL breaks, or restores, the way of every node to the database.

@@ -25,6 +25,8 @@ import (
 	"fleetd/internal/apiclient"
 	"fleetd/internal/datadir"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/gobuild"
+	"fleetd/internal/timescale"
 )
 
 // Programs are the binaries, built once per test process.
@@ -32,20 +34,15 @@ type Programs struct {
 	Fleetd, Simulator, EchoService string
 }
 
-// Build compiles the programs into dir, with these build tags and the one that
-// makes their intervals scale, and with the race detector if the test has it and is not short: each of some 200 nodes would
-// need seconds of CPU for its start alone. `make verify` runs a part of the short tests with it.
+// Build compiles the programs into dir, with these build tags, with intervals that scale, and with the race detector if
+// the test has it.
 func Build(dir string, tags ...string) (Programs, error) {
 	p := Programs{filepath.Join(dir, "fleetd"), filepath.Join(dir, "simulator"), filepath.Join(dir, "echo")}
-	args := []string{"build", "-o", dir, "-tags", strings.Join(append(tags, "timescale"), ",")}
-	if raceEnabled && !testing.Short() {
-		args = append(args, "-race", "-gcflags=modernc.org/sqlite/lib=-race=false") // as in scripts/gotest
+	flags := []string{"-tags", strings.Join(tags, ","), "-ldflags", "-s -w -X " + timescale.Flag}
+	if raceEnabled {
+		flags = append(flags, "-race", "-gcflags=modernc.org/sqlite/lib=-race=false") // as in scripts/gotest
 	}
-	out, err := exec.Command("go", append(args, "fleetd/cmd/fleetd", "fleetd/simulator", "fleetd/examples/echo")...).CombinedOutput()
-	if err != nil {
-		return p, fmt.Errorf("build: %w\n%s", err, out)
-	}
-	return p, nil
+	return p, gobuild.Build(context.Background(), ".", dir, []string{"./cmd/fleetd", "./simulator", "./examples/echo"}, flags...)
 }
 
 // volume is a tool that every simulated device has.

@@ -15,6 +15,7 @@ import (
 
 	"fleetd/internal/apiclient"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/natstest"
 	"fleetd/internal/store/storetest"
 )
 
@@ -49,17 +50,7 @@ func deployedUsers(t *testing.T) *server.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	options.NoLog, options.NoSigs = true, true
-	s, err := server.NewServer(options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("the NATS server did not start")
-	}
-	return s
+	return natstest.Start(t, *options)
 }
 
 // With the users of deploy/nats, nodes and programs can do all they have to,

@@ -28,6 +28,7 @@ import (
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
+	"fleetd/internal/natstest"
 	"fleetd/internal/store"
 	"fleetd/internal/store/photos"
 )
@@ -43,19 +44,7 @@ const (
 // newNATS runs a server in this process; port 0 has none, -1 a free one.
 func newNATS(t testing.TB, dir string, port int) *server.Server {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{DontListen: port == 0, Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoLog: true, NoSigs: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS did not start")
-	}
-	t.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	return s
+	return natstest.Start(t, server.Options{DontListen: port == 0, Port: port, JetStream: true, StoreDir: dir})
 }
 
 func dialNATS(t testing.TB, url string, options ...nats.Option) jetstream.JetStream {

@@ -28,6 +28,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/events"
+	"fleetd/internal/natstest"
 	"fleetd/internal/selector"
 	"fleetd/internal/store"
 	"fleetd/internal/store/storetest"
@@ -131,15 +132,7 @@ func newWorld(t *testing.T, db storetest.Database) *world {
 	if err := w.store.WaitReady(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS did not start")
-	}
+	s := natstest.Start(t, server.Options{JetStream: true, StoreDir: t.TempDir()})
 	if w.nc, err = nats.Connect(s.ClientURL()); err != nil {
 		t.Fatal(err)
 	}

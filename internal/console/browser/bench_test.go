@@ -19,7 +19,7 @@ import (
 )
 
 // TestBench measures the console with a large fleet for make bench: FLEETD_TEST_BENCH_DEVICES devices, and the figures as JSON
-// in the file FLEETD_TEST_BENCH_OUT. internal/fleetbench has the goals.
+// in the file FLEETD_TEST_BENCH_OUT. the module bench has the goals.
 func TestBench(t *testing.T) {
 	devices, err := strconv.Atoi(os.Getenv("FLEETD_TEST_BENCH_DEVICES"))
 	out := os.Getenv("FLEETD_TEST_BENCH_OUT")

@@ -33,7 +33,7 @@ func run(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "console")
 	if err == nil {
 		defer func() { _ = os.RemoveAll(dir) }() // nobody uses it any more
-		programs, err = build(dir)
+		programs, err = fleettest.Build(dir)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -44,19 +44,6 @@ func run(m *testing.M) int {
 		chromium.end()
 	}
 	return status
-}
-
-// build compiles the programs in the module of fleetd, with its dependencies.
-func build(dir string) (p fleettest.Programs, err error) {
-	here, err := os.Getwd()
-	if err == nil {
-		err = os.Chdir("../../..")
-	}
-	if err != nil {
-		return p, err
-	}
-	p, err = fleettest.Build(dir)
-	return p, errors.Join(err, os.Chdir(here))
 }
 
 const (
