@@ -1,12 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
-	"fmt"
-	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,9 +13,10 @@ import (
 // applies it (build tag mutants).
 type mutant struct {
 	claim    string // of docs/security.md; empty for a mutant of a core package
-	file     string
-	old, new string // old occurs once in the file
-	pkg      string // of the test, if it is another than the file's
+	pkg      string // the directory of the package
+	in       string // a function, Type.Method or other declaration of the package
+	old, new string // old occurs once in it, whatever its format; an empty new leaves old out
+	testPkg  string // of the test, if it is another than pkg
 	test     string
 	race     bool   // the race detector notices
 	breaks   string // what is no longer so
@@ -27,29 +24,18 @@ type mutant struct {
 
 // name is the claim, or the package, and what breaks.
 func (m *mutant) name() string {
-	return cmp.Or(m.claim, path.Base(path.Dir(m.file))) + ": " + m.breaks
+	return cmp.Or(m.claim, path.Base(m.pkg)) + ": " + m.breaks
 }
 
 // testDir is the directory of the test.
-func (m *mutant) testDir() string { return cmp.Or(m.pkg, path.Dir(m.file)) }
-
-// mutated is the file with the edit.
-func (m *mutant) mutated() ([]byte, error) {
-	text, err := os.ReadFile(filepath.Join(root, m.file))
-	if err != nil {
-		return nil, err
-	}
-	if n := bytes.Count(text, []byte(m.old)); n != 1 || m.old == m.new {
-		return nil, fmt.Errorf("the text to replace occurs %d times in %s; bring the mutant up to date: %q", n, m.file, m.old)
-	}
-	return bytes.Replace(text, []byte(m.old), []byte(m.new), 1), nil
-}
+func (m *mutant) testDir() string { return cmp.Or(m.testPkg, m.pkg) }
 
 // TestMutantsApply keeps the list true: what a mutant replaces is there, once,
 // and its test belongs to the claim that it breaks.
 func TestMutantsApply(t *testing.T) {
 	claims, _ := readClaims(t)
 	tree := readTests(t)
+	packages := sources{}
 	names := map[string]bool{}
 	broken := map[string]int{}
 	for _, m := range mutants {
@@ -57,8 +43,8 @@ func TestMutantsApply(t *testing.T) {
 			t.Errorf("two mutants are named %s", m.name())
 		}
 		names[m.name()] = true
-		broken[cmp.Or(m.claim, path.Dir(m.file))]++
-		if _, err := m.mutated(); err != nil {
+		broken[cmp.Or(m.claim, m.pkg)]++
+		if _, _, err := m.mutated(packages); err != nil {
 			t.Errorf("%s: %v", m.name(), err)
 		}
 		if !slices.Contains(tree.dirs[m.test], m.testDir()) {

@@ -29,18 +29,18 @@ var failedLine = regexp.MustCompile(`(?m)^ +(\w+_test\.go):(\d+): `)
 // changes, and runs its test, which must fail by an assertion; for a mutant of
 // a claim, by one that is marked with it.
 func TestMutants(t *testing.T) {
-	tree := readTests(t)
+	tree, packages := readTests(t), sources{}
 	var summary bytes.Buffer
 	table := tabwriter.NewWriter(&summary, 0, 4, 2, ' ', 0)
 	for _, m := range mutants {
 		t.Run(m.name(), func(t *testing.T) {
 			begun := time.Now()
-			by, err := m.run(t, tree)
+			by, err := m.run(t, tree, packages)
 			if err != nil {
 				by = "NOT CAUGHT: " + strings.SplitN(err.Error(), "\n", 2)[0]
 				t.Error(err)
 			}
-			fmt.Fprintf(table, "%s\t%s\t%s\t%.1fs\n", m.name(), m.file, by, time.Since(begun).Seconds())
+			fmt.Fprintf(table, "%s\t%s %s\t%s\t%.1fs\n", m.name(), m.pkg, m.in, by, time.Since(begun).Seconds())
 		})
 	}
 	if err := table.Flush(); err != nil {
@@ -50,21 +50,21 @@ func TestMutants(t *testing.T) {
 }
 
 // run returns the assertion that caught the mutant.
-func (m *mutant) run(t *testing.T, tree *testTree) (by string, err error) {
-	text, err := m.mutated()
+func (m *mutant) run(t *testing.T, tree *testTree, packages sources) (by string, err error) {
+	file, edited, err := m.mutated(packages)
 	if err != nil {
 		return "", err
 	}
-	original, err := filepath.Abs(filepath.Join(root, m.file))
+	original, err := filepath.Abs(file)
 	if err != nil {
 		return "", err
 	}
-	changed, overlay := filepath.Join(t.TempDir(), filepath.Base(m.file)), filepath.Join(t.TempDir(), "overlay.json")
+	changed, overlay := filepath.Join(t.TempDir(), filepath.Base(file)), filepath.Join(t.TempDir(), "overlay.json")
 	replace, err := json.Marshal(map[string]map[string]string{"Replace": {original: changed}})
 	if err != nil {
 		return "", err
 	}
-	if err := os.WriteFile(changed, text, 0o600); err != nil {
+	if err := os.WriteFile(changed, []byte(edited), 0o600); err != nil {
 		return "", err
 	}
 	if err := os.WriteFile(overlay, replace, 0o600); err != nil {
@@ -80,7 +80,7 @@ func (m *mutant) run(t *testing.T, tree *testTree) (by string, err error) {
 	command.Dir = root
 	command.Env = append(os.Environ(), "GORACE=halt_on_error=1") // what follows a race may wait without end
 	output, err := command.CombinedOutput()
-	text = bytes.TrimSpace(output)
+	text := bytes.TrimSpace(output)
 	switch {
 	case err == nil:
 		return "", fmt.Errorf("%s passes: nothing notices that %s", m.test, m.breaks)
