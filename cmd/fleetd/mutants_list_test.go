@@ -31,7 +31,8 @@ func (m *mutant) name() string {
 func (m *mutant) testDir() string { return cmp.Or(m.testPkg, m.pkg) }
 
 // TestMutantsApply keeps the list true: what a mutant replaces is there, once,
-// and its test belongs to the claim that it breaks.
+// and its test belongs to the claim that it breaks. Its subtests have the names
+// of those of TestMutants.
 func TestMutantsApply(t *testing.T) {
 	claims, _ := readClaims(t)
 	tree := readTests(t)
@@ -44,20 +45,22 @@ func TestMutantsApply(t *testing.T) {
 		}
 		names[m.name()] = true
 		broken[cmp.Or(m.claim, m.pkg)]++
-		if _, _, err := m.mutated(packages); err != nil {
-			t.Errorf("%s: %v", m.name(), err)
-		}
-		if !slices.Contains(tree.dirs[m.test], m.testDir()) {
-			t.Errorf("%s: %s has no test %s", m.name(), m.testDir(), m.test)
-		}
-		if m.claim != "" && !slices.ContainsFunc(claims, func(c claim) bool {
-			return c.id == m.claim && slices.ContainsFunc(c.tests, func(name string) bool {
-				dir, test := tree.dirOf(name)
-				return dir == m.testDir() && test == m.test
-			})
-		}) {
-			t.Errorf("%s: docs/security.md names no %s of %s for it", m.name(), m.test, m.testDir())
-		}
+		t.Run(m.name(), func(t *testing.T) {
+			if _, _, err := m.mutated(packages); err != nil {
+				t.Error(err)
+			}
+			if !slices.Contains(tree.dirs[m.test], m.testDir()) {
+				t.Errorf("%s has no test %s", m.testDir(), m.test)
+			}
+			if m.claim != "" && !slices.ContainsFunc(claims, func(c claim) bool {
+				return c.id == m.claim && slices.ContainsFunc(c.tests, func(name string) bool {
+					dir, test := tree.dirOf(name)
+					return dir == m.testDir() && test == m.test
+				})
+			}) {
+				t.Errorf("docs/security.md names no %s of %s for it", m.test, m.testDir())
+			}
+		})
 	}
 	for _, table := range []string{"K", "R", "H", "D", "N"} {
 		if !slices.ContainsFunc(claims, func(c claim) bool { return strings.HasPrefix(c.id, table) && broken[c.id] > 0 }) {

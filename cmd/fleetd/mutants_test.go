@@ -46,7 +46,7 @@ func TestMutants(t *testing.T) {
 	if err := table.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d mutants, and what caught them:\n%s", len(mutants), summary.String())
+	t.Logf("the mutants and what caught them:\n%s", summary.String())
 }
 
 // run returns the assertion that caught the mutant.
