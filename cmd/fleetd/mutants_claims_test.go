@@ -108,7 +108,7 @@ var claimMutants = []mutant{
 	{claim: "D3", pkg: "internal/devices/registry", testPkg: "internal/fleet", test: "TestRevokeEndsGrace", breaks: "revoking ends a grace",
 		in: "RaiseGeneration", old: "m.Previous, m.PreviousUntil, m.Reason = 0, time.Time{}, reason", new: "m.Reason = reason"},
 	{claim: "D4", pkg: "internal/attest", test: "TestForeignChip", breaks: "another chip does not replace a member",
-		in: "List.judge", old: `p.Serial); refused != ""`, new: "p.Serial); refused == fleet.RefusedRevoked"},
+		in: "List.judge", old: `p.Serial); refused != ""`, new: `p.Serial); refused == "revoked"`},
 	{claim: "D5", pkg: "internal/devices/admission", testPkg: "internal/attest", test: "TestRevokedStaysOut", breaks: "a proof does not undo a revocation",
 		in: "refusalReason", old: "m.Admission == devices.AdmissionRevoked", new: "m.Admission == devices.AdmissionForgotten"},
 	{claim: "D6", pkg: "internal/credential", test: "TestSeal", breaks: "a key is sealed for its purpose",

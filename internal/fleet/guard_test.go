@@ -218,6 +218,7 @@ func TestRawMethodsAndMessagesHaveScopes(t *testing.T) {
 			{model, `{"type":"system\u0000","command":"reboot"}`, false},           // the device's reader stops at the NUL
 			{voice, `{"type":"mcp\u0000","payload":{}}`, false},
 			{person, `{"type":"","x":1}`, false},
+			{person, `{"type":"sys tem"}`, false},
 			{model, `{"type":"iot","commands":[]}`, false}, // tool calls before MCP
 			{some, `{"type":"alert","status":"a","message":"b","emotion":"c"}`, false},
 		} {

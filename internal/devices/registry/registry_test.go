@@ -1,6 +1,7 @@
 package registry_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -477,6 +478,13 @@ func TestTornTail(t *testing.T) {
 	if before < 15 {
 		t.Errorf("%d members of a nearly complete tail", before)
 	}
+	damaged := bytes.Replace(whole, []byte("device-7"), []byte("device-x"), 1)
+	if err := os.WriteFile(path, damaged, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if again := startNode(t, l, dir); again.Status("device-x", "client").Known {
+		t.Error("a damaged line is applied")
+	}
 }
 
 // TestSnapshotDuringChanges writes snapshots while changes arrive: none is lost, nor a
@@ -531,6 +539,28 @@ func TestHistoryGoesBackwards(t *testing.T) {
 				t.Error("a device of the history that was lost is known")
 			}
 		})
+	}
+}
+
+// A node that starts from its snapshot knows only the last change of the lost history, by its id.
+func TestHistoryGoesBackwardsDuringARestart(t *testing.T) {
+	l, dir := registrytest.New(), t.TempDir()
+	n := startNode(t, l, dir)
+	join(t, n, "a", "client")
+	join(t, n, "b", "client")
+	n.RenewFile() // the changes after a snapshot would contradict the other history, too
+	n.Close()
+	l.RestoreTo(1, "first")
+	other := startNode(t, l, t.TempDir())
+	join(t, other, "c", "client")
+	join(t, other, "d", "client")
+	again := startNode(t, l, dir)
+	if err := again.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	checkAgainst(t, again, l)
+	if again.Status("b", "client").Known {
+		t.Error("a device of the history that was lost is known")
 	}
 }
 
@@ -615,7 +645,7 @@ func TestRevokeWithoutDatabase(t *testing.T) {
 	if again.Status("a", "client").Member() {
 		t.Fatal("the revocation is lost with the process")
 	}
-	if _, err := again.Approve(t.Context(), "admin", "a", "client", nil); !hasCode(err, devices.CodeUnavailable) {
+	if _, err := again.Approve(t.Context(), "admin", "a", "client", nil); !hasCode(err, devices.CodeUnavailable) || !strings.Contains(err.Error(), "revocation") {
 		t.Fatalf("approve: %v", err)
 	}
 	l.SetAway(false)
