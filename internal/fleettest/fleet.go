@@ -40,7 +40,7 @@ func Build(dir string, tags ...string) (Programs, error) {
 	p := Programs{filepath.Join(dir, "fleetd"), filepath.Join(dir, "simulator"), filepath.Join(dir, "echo")}
 	flags := []string{"-tags", strings.Join(tags, ","), "-ldflags", "-s -w -X " + timescale.Flag}
 	if raceEnabled {
-		flags = append(flags, "-race", "-gcflags=modernc.org/sqlite/lib=-race=false") // as in scripts/gotest
+		flags = append(flags, "-race", "-gcflags=modernc.org/sqlite/lib=-race=false") // as in scripts/mode
 	}
 	return p, gobuild.Build(context.Background(), ".", dir, []string{"./cmd/fleetd", "./simulator", "./examples/echo"}, flags...)
 }
