@@ -45,7 +45,7 @@ fuzz: ## all fuzz targets for half an hour (TIME=4m)
 	@scripts/fuzz $(or $(TIME),30m)
 
 kills: ## 200 kills of a writing store, and of a node with fresh decisions (KILLS=n)
-	go test -race -count=$(or $(KILLS),200) -timeout 4h -run 'SurvivesKill' ./internal/store
+	go test -race -count=$(or $(KILLS),200) -timeout 4h -run 'SurvivesKill' ./internal/store/storetest
 	go test -race -count=$(or $(KILLS),200) -timeout 4h -run '^TestDecisionsOutliveAKill$$' ./internal/fleettest
 
 mutants: ## breaks the code in a hundred places, one after the other: an assertion must fail in each

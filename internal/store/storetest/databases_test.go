@@ -1,4 +1,4 @@
-package store_test
+package storetest_test
 
 import (
 	"fmt"
@@ -9,6 +9,9 @@ import (
 
 	"fleetd/internal/store/storetest"
 )
+
+// The suites run here and not in package store: its own tests are in the package, which with the suites beside them would
+// compile storetest once more.
 
 func TestMain(m *testing.M) {
 	if url := os.Getenv(childURL); url != "" {

@@ -1,6 +1,6 @@
 //go:build !race
 
-package store_test
+package storetest_test
 
 import (
 	"testing"
