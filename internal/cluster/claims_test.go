@@ -82,40 +82,37 @@ func TestRemindReachesTheOtherHolder(t *testing.T) {
 	first := startNATS(t, server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: -1})
 	second := startNATS(t, server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: -1}, &url.URL{Scheme: "nats", Host: first.ClusterAddr().String()})
 	devicetest.Eventually(t, "the servers form a cluster", func() bool { return first.NumRoutes() > 0 && second.NumRoutes() > 0 })
-	f := newFleetOn(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4}, first.ClientURL(), second.ClientURL())
+	f := newFleetOn(t, fleet.Config{CallsPerDevice: 1, Handshakes: 4}, first, second)
+	f.at(t, f.holding)
+	devicetest.Eventually(t, "the claim of the connection has arrived", func() bool { return f.far.Requests.Get(verbClaim) == 1 })
+	// The far node holds it, too, because the claims of both were lost. It receives the
+	// reminders of the holder.
+	if err := f.far.Hold(id); err != nil {
+		t.Fatal(err)
+	}
+	subject := f.holder.subject(id, verbClaim)
+	devicetest.Eventually(t, "both servers have both subscriptions", func() bool {
+		return first.GlobalAccount().Interest(subject) == 2 && second.GlobalAccount().Interest(subject) == 2
+	})
 	recorder, err := f.client.SubscribeSync("test.v1.cmd.>")
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.at(t, f.holding)
-	const seen = "test.v1.cmd."
-	devicetest.Eventually(t, "the subscriptions have reached both servers", func() bool {
-		return first.GlobalAccount().SubscriptionInterest(seen+id.Token()+".x") && second.GlobalAccount().SubscriptionInterest(seen+id.Token()+".x")
-	})
-	// The far node holds it, too, because the claims of both were lost. It receives the
-	// first reminder of the two.
-	if err := f.far.Hold(id); err != nil {
+	if err := f.client.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.far.opt.Conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	devicetest.Eventually(t, "the first server has both subscriptions", func() bool {
+	const reminders = 20
+	taken := f.far.Requests.Get(verbClaim)
+	for range reminders {
 		f.holder.Remind(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "holder", Epoch: 1})
-		return f.far.Requests.Get(verbClaim) > 0
-	})
-	var recorded *nats.Msg // the last reminder that was accepted
-	for err := error(nil); err == nil; {
-		var msg *nats.Msg
-		if msg, err = recorder.NextMsg(200 * time.Millisecond); err == nil {
-			recorded = msg
+	}
+	devicetest.Eventually(t, "the other node accepts each reminder", func() bool { return f.far.Requests.Get(verbClaim) == taken+reminders })
+	var recorded *nats.Msg // the last one
+	for range reminders {
+		if recorded, err = recorder.NextMsg(30 * time.Second); err != nil {
+			t.Fatal(err)
 		}
 	}
-	taken := f.far.Requests.Get(verbClaim)
-	for range 20 {
-		f.holder.Remind(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "holder", Epoch: 1})
-	}
-	devicetest.Eventually(t, "the other node accepts each reminder", func() bool { return f.far.Requests.Get(verbClaim) == taken+20 })
 	f.far.Remind(devices.Claim{Device: id, Kind: devices.ClaimReassert, Node: "far", Epoch: 1 << 60})
 	devicetest.Eventually(t, "the higher epoch stays", func() bool {
 		f.holder.mu.Lock()
@@ -125,8 +122,8 @@ func TestRemindReachesTheOtherHolder(t *testing.T) {
 	if err := f.holder.opt.Conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	var refused int64
-	taken, refused = f.far.Requests.Get(verbClaim), f.far.Refused.Get(devices.CodeUnauthorized)
+	taken = f.far.Requests.Get(verbClaim)
+	refused := f.far.Refused.Get(devices.CodeUnauthorized)
 	if err := f.client.PublishMsg(&nats.Msg{Subject: recorded.Subject, Header: recorded.Header, Data: recorded.Data}); err != nil {
 		t.Fatal(err)
 	}

@@ -47,8 +47,8 @@ func newFleet(t *testing.T) *testFleet {
 
 func newFleetWith(t *testing.T, cfg fleet.Config) *testFleet {
 	t.Helper()
-	url := startNATS(t, server.ClusterOpts{}).ClientURL()
-	return newFleetOn(t, cfg, url, url)
+	s := startNATS(t, server.ClusterOpts{})
+	return newFleetOn(t, cfg, s, s)
 }
 
 // startNATS starts a server.
@@ -57,11 +57,11 @@ func startNATS(t *testing.T, cluster server.ClusterOpts, routes ...*url.URL) *se
 	return natstest.Start(t, server.Options{Cluster: cluster, Routes: routes})
 }
 
-// newFleetOn returns two nodes, each on one of two addresses.
-func newFleetOn(t *testing.T, cfg fleet.Config, holder, far string) *testFleet {
+// newFleetOn returns two nodes, each on one of two servers.
+func newFleetOn(t *testing.T, cfg fleet.Config, holder, far *server.Server) *testFleet {
 	t.Helper()
-	connect := func(url string) *nats.Conn {
-		nc, err := nats.Connect(url, nats.NoEcho())
+	connect := func(s *server.Server) *nats.Conn {
+		nc, err := nats.Connect(s.ClientURL(), nats.NoEcho())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,9 +74,9 @@ func newFleetOn(t *testing.T, cfg fleet.Config, holder, far string) *testFleet {
 		t.Fatal(err)
 	}
 	f.ports = devicetest.New() // one database for both
-	node := func(name, url string) (*Link, *fleet.Service) {
+	node := func(name string, s *server.Server) (*Link, *fleet.Service) {
 		log := slog.New(slog.DiscardHandler)
-		link := New(Options{Conn: connect(url), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
+		link := New(Options{Conn: connect(s), Prefix: "test.v1", Node: name, Mint: f.mint, Log: log})
 		cfg.Node, cfg.IsNodeAlive = name, func(string) bool { return true }
 		peers := link.Peers()
 		ports := f.ports.FleetPorts()
@@ -89,6 +89,11 @@ func newFleetOn(t *testing.T, cfg fleet.Config, holder, far string) *testFleet {
 		return link, service
 	}
 	f.holder, f.holding = node("holder", holder)
+	// A node announces its nonce once when it starts. Its server drops the announcement as long as it does not know
+	// the subscriptions of the other server.
+	devicetest.Eventually(t, "the second server has the subscriptions of the first node", func() bool {
+		return far.GlobalAccount().SubscriptionInterest(f.holder.newsSubject("far"))
+	})
 	f.far, f.fwd = node("far", far)
 	devicetest.Eventually(t, "the nodes know each other", func() bool { return f.far.peers.has(f.holder.nonce) && f.holder.peers.has(f.far.nonce) })
 	if err := errors.Join(f.holder.opt.Conn.Flush(), f.far.opt.Conn.Flush()); err != nil {
