@@ -2,11 +2,16 @@ package webhooks
 
 import "time"
 
+// Lease is how long a lease of a test lasts.
+const Lease = time.Hour
+
 // Quicken shortens the intervals of a test, before its managers start: an hour of failures is some hundred attempts.
-// A lease lasts long enough for a busy machine to renew it: otherwise another process delivers meanwhile, again.
+// It lengthens the times within which a process or a receiver must act, because a busy machine may stop both for
+// seconds.
 func Quicken() {
-	turnEvery, leaseLasts, scanEvery, saveEvery = 50*time.Millisecond, 3*time.Second, 50*time.Millisecond, 50*time.Millisecond
+	turnEvery, scanEvery, saveEvery = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
 	retryFirst, retryMost, followPause = 2*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
+	leaseLasts, sendTimeout, stopTime = Lease, time.Hour, time.Minute
 }
 
 // Kill ends the work of a manager as a killed process does: nothing is written, and its leases stay.

@@ -26,6 +26,8 @@ var (
 	retryMost  = timescale.Of(time.Minute)
 	// followPause is the pause after the event streams were not available.
 	followPause = timescale.Of(2 * time.Second)
+	// stopTime limits the writes with which a node that stops ends its leases.
+	stopTime = 2 * time.Second
 )
 
 const (
@@ -36,8 +38,6 @@ const (
 	dueMost = 100 // devices of one look
 	// pruneEvery is how often absences that are not reported any more are deleted.
 	pruneEvery = time.Hour
-	// stopTime limits the writes with which a node that stops ends its leases.
-	stopTime = 2 * time.Second
 )
 
 // Fleet is what a Manager uses of the core.

@@ -25,11 +25,12 @@ import (
 
 // Limits of one delivery.
 const (
-	sendTimeout = 10 * time.Second
-	maxAnswer   = 64 << 10 // bytes that are read
-	maxError    = 300      // bytes of the text that is kept
-	idleConns   = 30 * time.Second
+	maxAnswer = 64 << 10 // bytes that are read
+	maxError  = 300      // bytes of the text that is kept
+	idleConns = 30 * time.Second
 )
+
+var sendTimeout = 10 * time.Second
 
 // kindTest is the type of a delivery that somebody requests to try a webhook.
 const kindTest devices.EventKind = "test"
