@@ -50,9 +50,9 @@ func newSelectFleet(t testing.TB) *testFleet {
 	f.put("c", "bread*", "2.10", map[string]string{"room": "lab", "state": "x=y"})
 	f.put("d", "bread-x", "", nil)
 	f.connect(t, "e", devicetest.NewScript())
-	devicetest.Eventually(t, "what the device reported is known", func() bool {
-		v, err := f.service.Get(t.Context(), "e")
-		return err == nil && v.Device.Firmware != ""
+	devicetest.Eventually(t, "the rows have what the device reported", func() bool { // its session has that before
+		d, n, _, _ := f.ports.Of("e")
+		return d.Firmware != "" && n.MCP == devices.MCPReady && n.Catalog != devices.Hash{}
 	})
 	return f
 }
