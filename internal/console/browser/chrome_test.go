@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto"
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/heapprofiler"
@@ -235,17 +236,34 @@ func command[P, R any](p *page, c cdp.Command[P, R], params P) {
 // eval runs a script of the page and waits for its promise; what it returns must be JSON.
 func (p *page) eval(script string) any {
 	p.t.Helper()
-	result, err := chromedp.Run(p.ctx, chromedp.Evaluate[json.RawMessage]("Promise.resolve("+script+").then((v) => JSON.stringify(v ?? null))", chromedp.EvalAwaitPromise))
+	value, err := p.tryEval(script)
 	if err != nil {
-		p.t.Fatalf("%s: %v", script, err)
-	}
-	var text string
-	var value any
-	if err := errors.Join(json.Unmarshal(result, &text), json.Unmarshal([]byte(text), &value)); err != nil {
-		p.t.Fatalf("%s: %s: %v", script, result, err)
+		p.t.Fatal(err)
 	}
 	return value
 }
+
+// tryEval is eval with an error, which is errLeft if the page left the document while the script ran.
+func (p *page) tryEval(script string) (value any, err error) {
+	result, err := chromedp.Run(p.ctx, chromedp.Evaluate[json.RawMessage]("Promise.resolve("+script+").then((v) => JSON.stringify(v ?? null))", chromedp.EvalAwaitPromise))
+	var of *cdproto.Error
+	switch {
+	case errors.As(err, &of) && of.Code == serverError:
+		return nil, fmt.Errorf("%s: %w: %w", script, errLeft, err)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", script, err)
+	}
+	var text string
+	if err := errors.Join(json.Unmarshal(result, &text), json.Unmarshal([]byte(text), &value)); err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", script, result, err)
+	}
+	return value, nil
+}
+
+var errLeft = errors.New("the page left the document")
+
+// serverError is the code with which a browser answers that a script's document is gone, in several wordings.
+const serverError = -32000
 
 // run runs a script that returns nothing.
 func (p *page) run(script string) {
@@ -272,10 +290,13 @@ func (p *page) text() string {
 func (p *page) await(script string) {
 	p.t.Helper()
 	for deadline := time.Now().Add(wait); ; time.Sleep(poll) {
-		if p.eval("document.body && ("+script+")") == true {
+		value, err := p.tryEval("document.body && (" + script + ")")
+		switch {
+		case err != nil && !errors.Is(err, errLeft):
+			p.t.Fatal(err)
+		case value == true:
 			return
-		}
-		if time.Now().After(deadline) {
+		case time.Now().After(deadline):
 			p.t.Fatalf("never true: %s", script)
 		}
 	}
