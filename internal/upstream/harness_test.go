@@ -335,39 +335,10 @@ func (d *device) message(wait string) string {
 	return fmt.Sprintf(`{"session_id":"%s",%s}`, d.c.ID(), wait)
 }
 
-// pipes is a listener whose connections exist in memory, for tests in fake time.
-type pipes struct {
-	conns chan net.Conn
-	once  sync.Once
-	done  chan struct{}
-}
-
-func (l *pipes) Accept() (net.Conn, error) {
-	select {
-	case conn := <-l.conns:
-		return conn, nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipes) Close() error   { l.once.Do(func() { close(l.done) }); return nil }
-func (l *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 8000} }
-
 // pipeServer runs a chat server in fake time.
 func pipeServer(t testing.TB) *chat {
-	l := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
+	l := devicetest.NewPipes()
 	c := serve(t, l)
-	c.dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		ours, theirs := net.Pipe()
-		select {
-		case l.conns <- theirs:
-			return ours, nil
-		case <-l.done:
-			return nil, net.ErrClosed
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
+	c.dial = l.DialContext
 	return c
 }
