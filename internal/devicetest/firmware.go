@@ -3,6 +3,7 @@ package devicetest
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"fleetd/internal/devices"
@@ -40,31 +41,30 @@ func (f Frontend) isOnline(t testing.TB) bool {
 func pushToTalk(t *testing.T, f Frontend) {
 	const slack = 2 * time.Second
 	for version, ends := range map[string]bool{"2.3.0": true, "2.4.0": false} {
-		d, _ := f.old(t, version)
-		send := func(text string) {
-			t.Helper()
-			if err := d.Send(text); err != nil {
-				t.Fatal(err)
+		synctest.Test(t, func(t *testing.T) {
+			f := f.InMemory(t)
+			d, _ := f.old(t, version)
+			send := func(text string) {
+				t.Helper()
+				if err := d.Send(text); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}
-		send(`{"session_id":"s","type":"listen","state":"start","mode":"manual"}`)
-		send(`{"session_id":"s","type":"listen","state":"stop"}`)
-		released := time.Now()
-		f.tell(t, `{"type":"stt","text":"what time is it"}`)
-		time.Sleep(speech.IdleAfterStop / 2) // the answer takes its time
-		f.tell(t, `{"type":"tts","state":"start"}`)
-		f.tell(t, `{"type":"tts","state":"stop"}`)
-		answered := time.Now()
-		for f.isOnline(t) && time.Since(answered) < speech.IdleAfterStop+slack {
-			time.Sleep(20 * time.Millisecond)
-		}
-		switch took := time.Since(answered); {
-		case f.isOnline(t) == ends:
-			t.Errorf("%s: online %t, %v after the answer", version, !ends, took)
-		case ends && time.Since(released) < speech.IdleAfterStop+speech.IdleAfterStop/4:
-			t.Errorf("%s: ended %v after the button", version, time.Since(released))
-		}
-		d.Close()
+			send(`{"session_id":"s","type":"listen","state":"start","mode":"manual"}`)
+			send(`{"session_id":"s","type":"listen","state":"stop"}`)
+			f.tell(t, `{"type":"stt","text":"what time is it"}`)
+			time.Sleep(speech.IdleAfterStop / 2) // the answer takes its time
+			f.tell(t, `{"type":"tts","state":"start"}`)
+			f.tell(t, `{"type":"tts","state":"stop"}`)
+			time.Sleep(speech.IdleAfterStop - slack)
+			if synctest.Wait(); !f.isOnline(t) {
+				t.Errorf("%s: ended within %v after the answer", version, speech.IdleAfterStop-slack)
+			}
+			time.Sleep(2 * slack)
+			if synctest.Wait(); f.isOnline(t) == ends {
+				t.Errorf("%s: online %t, %v after the answer", version, !ends, speech.IdleAfterStop+slack)
+			}
+		})
 	}
 }
 

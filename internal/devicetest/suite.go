@@ -38,6 +38,9 @@ type Frontend struct {
 	// Lacks names the behaviours of the suite that this source of devices
 	// cannot have, each with the reason.
 	Lacks map[string]string
+	// InMemory opens the same front end over Pipes, in the synctest bubble of the
+	// caller, for PushToTalk; nil if it lacks that.
+	InMemory func(t *testing.T) Frontend
 }
 
 const testID = devices.ID("02:00:00:00:00:01")

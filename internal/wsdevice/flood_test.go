@@ -23,7 +23,7 @@ func TestFloods(t *testing.T) {
 	b := open(t, func(o *wsdevice.Options) { o.Floods = connlimit.NewFloods(grace) })
 	otherScript := devicetest.NewScript()
 	other := devices.ID("02:00:00:00:00:09")
-	devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello}.Online(t, other, "c9", otherScript)
+	b.frontend().Online(t, other, "c9", otherScript)
 	frame := func(kind, text string) []byte { // masked with zeros, as a client must
 		return append([]byte{kind[0], 0x80 | byte(len(text)), 0, 0, 0, 0}, text...)
 	}
@@ -62,18 +62,19 @@ func TestFloods(t *testing.T) {
 			stop, stopped := make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(stopped)
+				pace := time.NewTicker(2 * time.Millisecond)
+				defer pace.Stop()
 				for {
 					select {
 					case <-stop:
 						return
-					default:
+					case <-pace.C:
 					}
 					_, err := b.service.CallTool(t.Context(), devices.ToolCall{Principal: devicetest.Admin, Device: other, Tool: "self.audio_speaker.set_volume", Arguments: []byte(`{"volume":5}`)})
 					asked.Add(1)
 					if err != nil {
 						failed.Add(1)
 					}
-					time.Sleep(2 * time.Millisecond)
 				}
 			}()
 			begun := time.Now()

@@ -28,9 +28,10 @@ const id = devices.ID("02:00:00:00:00:01")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bench is a front end with a real HTTP server.
+// bench is a front end with an HTTP server.
 type bench struct {
 	*devicetest.Ports
+	pipes   *devicetest.Pipes // nil: it listens on a real socket
 	service *fleet.Service
 	mint    *credential.Mint
 	url     string
@@ -40,18 +41,27 @@ type bench struct {
 
 func open(t *testing.T, change ...func(*wsdevice.Options)) bench {
 	t.Helper()
+	return openOn(t, nil, change...)
+}
+
+// openOn is open with a listener in memory; nil: on a real socket.
+func openOn(t *testing.T, pipes *devicetest.Pipes, change ...func(*wsdevice.Options)) bench {
+	t.Helper()
 	mint, err := credential.New([]byte("a secret for tests only"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := bench{Ports: devicetest.New(), mint: mint}
+	b := bench{Ports: devicetest.New(), pipes: pipes, mint: mint}
 	b.service = b.Service(t, fleet.Config{})
 	options := wsdevice.Options{Service: b.service, Mint: mint, Log: slog.New(slog.DiscardHandler)}
 	for _, f := range change {
 		f(&options)
 	}
 	b.front = wsdevice.New(options)
-	server := httptest.NewUnstartedServer(b.front)
+	server := &httptest.Server{Listener: pipes, Config: &http.Server{Handler: b.front}}
+	if pipes == nil {
+		server = httptest.NewUnstartedServer(b.front)
+	}
 	b.reads = &devicetest.Deadlines{Listener: server.Listener}
 	server.Listener = b.reads
 	server.Start()
@@ -72,24 +82,43 @@ func (b bench) header(id devices.ID, client string, generation int64) http.Heade
 
 func (b bench) dial(t testing.TB, id devices.ID, clientID string) devicetest.Device {
 	t.Helper()
-	d, err := client.Dial(firmware.Login{URL: b.url + "/", Device: string(id), Client: clientID, Token: b.mint.DeviceToken(string(id), clientID, 0), Version: 2})
+	login := firmware.Login{URL: b.url + "/", Device: string(id), Client: clientID, Token: b.mint.DeviceToken(string(id), clientID, 0), Version: 2}
+	if b.pipes != nil {
+		conn, err := b.pipes.DialContext(t.Context(), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		line, err := login.Open(t.Context(), conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return client.New(line)
+	}
+	d, err := client.Dial(login)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return d
 }
 
+// frontend is the bench as the suite sees it.
+func (b bench) frontend() devicetest.Frontend {
+	return devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello}
+}
+
 func TestFrontEndSuite(t *testing.T) {
 	t.Parallel()
 	devicetest.Run(t, func(t *testing.T) devicetest.Frontend {
-		b := open(t)
-		return devicetest.Frontend{Service: b.service, Ports: b.Ports, Dial: b.dial, Hello: hello, Lacks: map[string]string{
+		f := open(t).frontend()
+		f.InMemory = func(t *testing.T) devicetest.Frontend { return openOn(t, devicetest.NewPipes()).frontend() }
+		f.Lacks = map[string]string{
 			devicetest.ToolsBeforeHello:     "the connection begins with a hello",
 			devicetest.HelloAgain:           "a second hello would break the device's next connection (websocket_protocol.cc:182-184)",
 			devicetest.GoodbyeEndsAudio:     "the device closes the socket instead",
 			devicetest.GoodbyeAfterNodeLoss: "the conversation ends with its connection",
 			devicetest.ShortPackets:         "only packets over UDP were dropped (mqtt_protocol.cc:228)",
-		}}
+		}
+		return f
 	})
 }
 

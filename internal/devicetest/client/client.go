@@ -49,10 +49,15 @@ func Dial(login firmware.Login) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	return New(line), nil
+}
+
+// New returns the client of a connection whose device has logged in.
+func New(line *firmware.Line) *Client {
 	line.KeepAlive()
 	c := &Client{Line: line, text: make(chan string, 1000), audio: make(chan []byte, 1000), done: make(chan struct{}), quit: make(chan struct{})}
 	c.read.Go(c.receive)
-	return c, nil
+	return c
 }
 
 // receive sorts what arrives until the connection ends.
