@@ -8,7 +8,10 @@ import (
 	"net"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"fleetd/internal/devicetest"
 )
 
 // serveTimed runs a handler on a limited listener with this write limit.
@@ -22,6 +25,15 @@ func serveTimed(t *testing.T, limit time.Duration, handler http.Handler) (addres
 	limited.timed = limit
 	serveOn(t, limited, handler)
 	return l.Addr().String(), limited
+}
+
+// servePiped is serveTimed in memory, for a synctest bubble.
+func servePiped(t *testing.T, handler http.Handler) (pipes *devicetest.Pipes, limiter *Listener) {
+	t.Helper()
+	pipes = devicetest.NewPipes()
+	limited := NewLimiter(0, 0, nil).LimitCallers(pipes)
+	serveOn(t, limited, handler)
+	return pipes, limited
 }
 
 // serveOn runs a handler on a listener until the test ends.
@@ -55,35 +67,47 @@ func dial(t *testing.T, address, request string) net.Conn {
 
 // A client that does not read is closed; a slow one reads the whole response.
 func TestClientsThatDoNotRead(t *testing.T) {
-	large := bytes.Repeat([]byte("x"), 32<<20)
-	result := make(chan error, 2)
-	address, limiter := serveTimed(t, 200*time.Millisecond, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, err := w.Write(large)
-		result <- err
-	}))
-	dial(t, address, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-	select {
-	case err := <-result:
+	synctest.Test(t, func(t *testing.T) {
+		large := bytes.Repeat([]byte("x"), 20*writePiece)
+		result := make(chan error, 2)
+		pipes, limiter := servePiped(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, err := w.Write(large)
+			result <- err
+		}))
+		begun := time.Now()
+		dialPiped(t, pipes, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 		// security: N30
-		if err == nil || limiter.Slow.Load() != 1 {
-			t.Errorf("everything was written to a client that does not read, or it was counted %d times", limiter.Slow.Load())
+		if err := <-result; err == nil || limiter.Slow.Load() != 1 || time.Since(begun) != WriteTime {
+			t.Errorf("a client that does not read was counted %d times, after %v: %v", limiter.Slow.Load(), time.Since(begun), err)
 		}
-	case <-time.After(10 * time.Second):
-		t.Fatal("a client that does not read is never closed")
-	}
-	slow := dial(t, address, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-	buffer := make([]byte, 256<<10)
-	for read := 0; read < len(large); {
-		n, err := slow.Read(buffer)
-		if err != nil {
-			t.Fatalf("a slow client is closed after %d bytes: %v", read, err)
+		slow := dialPiped(t, pipes, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		buffer := make([]byte, writePiece)
+		for read := 0; read < len(large); {
+			time.Sleep(WriteTime - time.Millisecond)
+			n, err := slow.Read(buffer)
+			if err != nil {
+				t.Fatalf("a slow client is closed after %d bytes: %v", read, err)
+			}
+			read += n
 		}
-		read += n
-		time.Sleep(10 * time.Millisecond)
+		if err := <-result; err != nil || limiter.Slow.Load() != 1 {
+			t.Errorf("a slow client: %v, and %d are counted", err, limiter.Slow.Load())
+		}
+	})
+}
+
+// dialPiped is dial for servePiped.
+func dialPiped(t *testing.T, pipes *devicetest.Pipes, request string) net.Conn {
+	t.Helper()
+	c, err := pipes.DialContext(t.Context(), "", "")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := <-result; err != nil {
-		t.Errorf("a slow client: %v", err)
+	t.Cleanup(func() { _ = c.Close() })
+	if _, err := io.WriteString(c, request); err != nil {
+		t.Fatal(err)
 	}
+	return c
 }
 
 // A deadline set by the handler takes precedence over that of the connection.
@@ -149,22 +173,26 @@ func TestConnectionsAfterBodies(t *testing.T) {
 
 // A large body that keeps its rate is read to its end, however long it takes.
 func TestBodyThatKeepsItsRate(t *testing.T) {
-	result := make(chan error, 1)
-	address, _ := serveTimed(t, WriteTime, RespondEarly(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, err := io.Copy(io.Discard, r.Body)
-		result <- err
-	}), BodyPace{Grace: 300 * time.Millisecond, Rate: 1 << 10}))
-	const pieces, piece = 20, 4 << 10
-	c := dial(t, address, fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", pieces*piece))
-	for range pieces {
-		time.Sleep(50 * time.Millisecond) // one second in all, three times the grace
-		if _, err := c.Write(make([]byte, piece)); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		result := make(chan error, 1)
+		pipes, _ := servePiped(t, RespondEarly(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			_, err := io.Copy(io.Discard, r.Body)
+			result <- err
+		}), DefaultPace))
+		const pieces = 20
+		piece := make([]byte, 2*DefaultPace.Rate)
+		begun := time.Now()
+		c := dialPiped(t, pipes, fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", pieces*len(piece)))
+		for range pieces {
+			time.Sleep(2 * time.Second)
+			if _, err := c.Write(piece); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	if err := <-result; err != nil {
-		t.Error(err)
-	}
+		if err := <-result; err != nil || time.Since(begun) < 3*DefaultPace.Grace {
+			t.Errorf("after %v: %v", time.Since(begun), err)
+		}
+	})
 }
 
 // A client that waits for 100 Continue is refused without one.
