@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -125,20 +126,12 @@ func (r *reader) got() []api.TraceEntry {
 	return append([]api.TraceEntry(nil), r.entries...)
 }
 
+// await fails the test unless the condition is true once nothing more can happen at this time.
 func (f *fleet) await(what string, done func() bool) {
 	f.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			f.t.Fatal("not within 10 s: " + what)
-		}
+	if synctest.Wait(); !done() {
+		f.t.Fatal("not reached: " + what)
 	}
-}
-
-// quicken shortens the lease of a trace.
-func quicken(t *testing.T, lease time.Duration) {
-	before := leaseTime
-	leaseTime, renewTime = lease, lease/3
-	t.Cleanup(func() { leaseTime, renewTime = before, before/3 })
 }
 
 const device = devices.ID("02:00:00:00:00:07")
@@ -147,129 +140,138 @@ var message = []byte(`{"session_id":"s","type":"mcp","payload":{"jsonrpc":"2.0",
 
 // A trace that was started on one node shows on another what passes on a third; with payloads, which have no secrets.
 func TestTrace(t *testing.T) {
-	f := newFleet(t, "a", "b", "c")
-	f.nodes["c"].Message(device, true, message) // nobody reads: dropped
-	if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	r := f.read("b", device)
-	holder := f.nodes["c"]
-	holder.Message(device, true, message)
-	holder.Message(device, false, []byte(`{"type":`))
-	holder.Message("02:00:00:00:00:08", true, message)
-	f.await("two messages", func() bool { return len(r.got()) == 2 })
-	first, second := r.got()[0], r.got()[1]
-	if first.Kind != KindReceived || first.Node != "c" || first.Type != "mcp" || first.Method != "tools/call" || first.RPC != "7" || first.Bytes != len(message) || first.Payload != "" {
-		t.Errorf("%+v", first)
-	}
-	if second.Kind != KindSent || second.Text == "" || second.Type != "" {
-		t.Errorf("%+v", second)
-	}
-	// Another trace of the device ends the first.
-	before, _ := f.nodes["b"].Get(device)
-	if _, err := f.nodes["b"].Start(t.Context(), device, before.ID, true, time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-r.done; err != nil {
-		t.Error(err)
-	}
-	r = f.read("a", device)
-	holder.Message(device, true, message)
-	f.await("a payload", func() bool { return len(r.got()) == 1 })
-	// security: N51
-	if p := r.got()[0].Payload; !strings.Contains(p, `"v":1`) || strings.Contains(p, "hunter2") {
-		t.Errorf("payload %s", p)
-	}
-	holder.Message(device, true, []byte(`{"type":"x","text":"`+strings.Repeat("ü", 2000)+`"}`))
-	f.await("a long one", func() bool { return len(r.got()) == 2 })
-	if p := r.got()[1].Payload; len(p) > MaxPayload {
-		t.Errorf("%d bytes of payload", len(p))
-	}
-	running, _ := f.nodes["c"].Get(device)
-	if !f.nodes["c"].End(t.Context(), running) || f.nodes["c"].End(t.Context(), running) {
-		t.Error("it does not end, or twice")
-	}
-	if err := <-r.done; err != nil {
-		t.Error(err)
-	}
-	for name, node := range f.nodes {
-		if _, ok := node.Get(device); ok || node.active.Load() != nil {
-			t.Errorf("node %s has a trace", name)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, "a", "b", "c")
+		f.nodes["c"].Message(device, true, message) // nobody reads: dropped
+		if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute); err != nil {
+			t.Fatal(err)
 		}
-	}
+		r := f.read("b", device)
+		holder := f.nodes["c"]
+		holder.Message(device, true, message)
+		holder.Message(device, false, []byte(`{"type":`))
+		holder.Message("02:00:00:00:00:08", true, message)
+		f.await("two messages", func() bool { return len(r.got()) == 2 })
+		first, second := r.got()[0], r.got()[1]
+		if first.Kind != KindReceived || first.Node != "c" || first.Type != "mcp" || first.Method != "tools/call" || first.RPC != "7" || first.Bytes != len(message) || first.Payload != "" {
+			t.Errorf("%+v", first)
+		}
+		if second.Kind != KindSent || second.Text == "" || second.Type != "" {
+			t.Errorf("%+v", second)
+		}
+		// Another trace of the device ends the first.
+		before, _ := f.nodes["b"].Get(device)
+		if _, err := f.nodes["b"].Start(t.Context(), device, before.ID, true, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-r.done; err != nil {
+			t.Error(err)
+		}
+		r = f.read("a", device)
+		holder.Message(device, true, message)
+		f.await("a payload", func() bool { return len(r.got()) == 1 })
+		// security: N51
+		if p := r.got()[0].Payload; !strings.Contains(p, `"v":1`) || strings.Contains(p, "hunter2") {
+			t.Errorf("payload %s", p)
+		}
+		holder.Message(device, true, []byte(`{"type":"x","text":"`+strings.Repeat("ü", 2000)+`"}`))
+		f.await("a long one", func() bool { return len(r.got()) == 2 })
+		if p := r.got()[1].Payload; len(p) > MaxPayload {
+			t.Errorf("%d bytes of payload", len(p))
+		}
+		running, _ := f.nodes["c"].Get(device)
+		if !f.nodes["c"].End(t.Context(), running) || f.nodes["c"].End(t.Context(), running) {
+			t.Error("it does not end, or twice")
+		}
+		if err := <-r.done; err != nil {
+			t.Error(err)
+		}
+		for name, node := range f.nodes {
+			if _, ok := node.Get(device); ok || node.active.Load() != nil {
+				t.Errorf("node %s has a trace", name)
+			}
+		}
+	})
 }
 
 // A trace goes on while it is read, also on a node that did not hear of it at its start, and ends on all nodes without
 // a reader.
 func TestLease(t *testing.T) {
-	quicken(t, 300*time.Millisecond)
-	f := newFleet(t, "a", "b")
-	f.setCut("b", true)
-	started, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute)
-	if err != nil || len(started.Missing) != 1 {
-		t.Fatalf("%+v, %v", started, err)
-	}
-	r := f.read("a", device)
-	f.setCut("b", false)
-	f.await("the other node has it", func() bool { _, ok := f.nodes["b"].Get(device); return ok })
-	time.Sleep(3 * leaseTime)
-	f.nodes["b"].Message(device, true, message)
-	f.await("an entry", func() bool { return len(r.got()) > 0 })
-	r.stop()
-	<-r.done
-	f.await("no trace is left", func() bool { return f.nodes["a"].active.Load() == nil && f.nodes["b"].active.Load() == nil })
-	var gone *devices.Error
-	if err := f.nodes["a"].Follow(t.Context(), started, nil); !errors.As(err, &gone) || gone.Code != devices.CodeNotFound {
-		t.Errorf("%v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, "a", "b")
+		f.setCut("b", true)
+		started, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Hour)
+		if err != nil || len(started.Missing) != 1 {
+			t.Fatalf("%+v, %v", started, err)
+		}
+		r := f.read("a", device)
+		f.setCut("b", false)
+		time.Sleep(renewTime)
+		f.await("the other node has it", func() bool { _, ok := f.nodes["b"].Get(device); return ok })
+		time.Sleep(3 * leaseTime)
+		f.nodes["b"].Message(device, true, message)
+		f.await("an entry", func() bool { return len(r.got()) > 0 })
+		r.stop()
+		<-r.done
+		time.Sleep(leaseTime)
+		f.await("no trace is left", func() bool { return f.nodes["a"].active.Load() == nil && f.nodes["b"].active.Load() == nil })
+		var gone *devices.Error
+		if err := f.nodes["a"].Follow(t.Context(), started, nil); !errors.As(err, &gone) || gone.Code != devices.CodeNotFound {
+			t.Errorf("%v", err)
+		}
+	})
 }
 
 // A trace ends at its time though it is read.
 func TestTimeOfATrace(t *testing.T) {
-	f := newFleet(t, "a")
-	if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Second); err != nil {
-		t.Fatal(err)
-	}
-	r := f.read("a", device)
-	if err := <-r.done; err != nil {
-		t.Error(err)
-	}
-	for _, lasts := range []time.Duration{0, time.Millisecond, 25 * time.Hour} {
-		if _, err := f.nodes["a"].Start(t.Context(), device, "", false, lasts); devices.AsError(err).Code != devices.CodeBadRequest {
-			t.Errorf("%v: %v", lasts, err)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, "a")
+		if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Second); err != nil {
+			t.Fatal(err)
 		}
-	}
+		r := f.read("a", device)
+		if err := <-r.done; err != nil {
+			t.Error(err)
+		}
+		for _, lasts := range []time.Duration{0, time.Millisecond, 25 * time.Hour} {
+			if _, err := f.nodes["a"].Start(t.Context(), device, "", false, lasts); devices.AsError(err).Code != devices.CodeBadRequest {
+				t.Errorf("%v: %v", lasts, err)
+			}
+		}
+	})
 }
 
 // A flood waits for nobody: what is too much is left out and counted, in the next entry, too.
 func TestFloodOfATrace(t *testing.T) {
-	f := newFleet(t, "a")
-	f.block = make(chan struct{})
-	node := f.nodes["a"]
-	if _, err := node.Start(t.Context(), device, "", true, time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	r := f.read("a", device)
-	const flood = 5000
-	for range flood {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, "a")
+		f.block = make(chan struct{})
+		node := f.nodes["a"]
+		if _, err := node.Start(t.Context(), device, "", true, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		r := f.read("a", device)
+		const flood = 5000
+		for range flood {
+			node.Message(device, true, message)
+		}
+		dropped := node.Dropped.Load()
+		if dropped < flood-entryBurst-1 {
+			t.Errorf("%d dropped", dropped)
+		}
+		close(f.block)
+		f.await("those that were queued", func() bool { return node.Entries.Load()+dropped == flood })
+		time.Sleep(3 * time.Second / entryRate)
 		node.Message(device, true, message)
-	}
-	dropped := node.Dropped.Load()
-	if dropped < flood-entryBurst-1 {
-		t.Errorf("%d dropped", dropped)
-	}
-	close(f.block)
-	f.await("those that were queued", func() bool { return node.Entries.Load()+dropped == flood })
-	time.Sleep(3 * time.Second / entryRate)
-	node.Message(device, true, message)
-	f.await("the next entry", func() bool { return node.Entries.Load()+dropped == flood+1 })
-	var noted uint64
-	for _, e := range r.got() {
-		noted += e.Dropped
-	}
-	if noted != dropped {
-		t.Errorf("%d of %d dropped entries are in the others", noted, dropped)
-	}
+		f.await("the next entry", func() bool { return node.Entries.Load()+dropped == flood+1 })
+		var noted uint64
+		for _, e := range r.got() {
+			noted += e.Dropped
+		}
+		if noted != dropped {
+			t.Errorf("%d of %d dropped entries are in the others", noted, dropped)
+		}
+	})
 }
 
 // security: N51
@@ -311,37 +313,39 @@ func TestTracesAreLimited(t *testing.T) {
 //
 // security: N51
 func TestReplacedTrace(t *testing.T) {
-	quicken(t, 300*time.Millisecond)
-	f := newFleet(t, "a", "b")
-	first, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	plain := f.read("b", device)
-	f.setCut("b", true)
-	if _, err := f.nodes["a"].Start(t.Context(), device, first.ID, true, time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	admin := f.read("a", device)
-	f.await("the administrator's reader", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.subs) == 2 })
-	f.nodes["a"].Message(device, true, message)
-	f.await("the payload", func() bool { return len(admin.got()) == 1 })
-	if got := plain.got(); len(got) != 0 {
-		t.Errorf("the other reader has %+v", got)
-	}
-	if err := f.nodes["b"].Follow(t.Context(), api.Trace{Device: string(device), ID: "other"}, nil); devices.AsError(err).Code != devices.CodeNotFound {
-		t.Errorf("a trace that is over: %v", err)
-	}
-	// Its next renewal finds that the trace is over, though nobody renews the new one, and long after.
-	admin.stop()
-	<-admin.done
-	if err := <-plain.done; err != nil {
-		t.Error(err)
-	}
-	time.Sleep(2 * leaseTime)
-	if _, ok := f.nodes["a"].Get(device); ok {
-		t.Error("the reader that came back began its trace again")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, "a", "b")
+		first, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain := f.read("b", device)
+		f.setCut("b", true)
+		if _, err := f.nodes["a"].Start(t.Context(), device, first.ID, true, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		admin := f.read("a", device)
+		f.await("the administrator's reader", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.subs) == 2 })
+		f.nodes["a"].Message(device, true, message)
+		f.await("the payload", func() bool { return len(admin.got()) == 1 })
+		if got := plain.got(); len(got) != 0 {
+			t.Errorf("the other reader has %+v", got)
+		}
+		if err := f.nodes["b"].Follow(t.Context(), api.Trace{Device: string(device), ID: "other"}, nil); devices.AsError(err).Code != devices.CodeNotFound {
+			t.Errorf("a trace that is over: %v", err)
+		}
+		// Its next renewal finds that the trace is over, though nobody renews the new one, and long after.
+		admin.stop()
+		<-admin.done
+		replaced := time.Now()
+		if err := <-plain.done; err != nil || time.Since(replaced) > renewTime {
+			t.Errorf("the other reader ends after %v: %v", time.Since(replaced), err)
+		}
+		time.Sleep(2 * leaseTime)
+		if _, ok := f.nodes["a"].Get(device); ok {
+			t.Error("the reader that came back began its trace again")
+		}
+	})
 }
 
 // Without a trace a message costs nothing worth to measure.
@@ -354,23 +358,25 @@ func TestNoTraceAllocs(t *testing.T) {
 
 // Records and calls are shown, and passed on.
 func TestRecords(t *testing.T) {
-	f := newFleet(t, "a")
-	var next counting
-	rec := f.nodes["a"].Recorder(&next)
-	if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	r := f.read("a", device)
-	rec.Step(devices.Step{Device: device, Kind: devices.StepClosed, Cause: "gone", Text: "t"})
-	rec.Call(devices.CallStep{Device: device, Call: "c1", Tool: "x", Outcome: "ok"})
-	rec.Step(devices.Step{Device: "other"})
-	f.await("two entries", func() bool { return len(r.got()) == 2 })
-	if got := r.got(); got[0].Kind != KindRecord || got[0].Type != "closed" || got[0].Cause != "gone" || got[1].Kind != KindCall || got[1].Call != "c1" || got[1].Type != "x" || got[1].Cause != "ok" {
-		t.Errorf("%+v", got)
-	}
-	if next != (counting{2, 1}) {
-		t.Errorf("%+v", next)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, "a")
+		var next counting
+		rec := f.nodes["a"].Recorder(&next)
+		if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		r := f.read("a", device)
+		rec.Step(devices.Step{Device: device, Kind: devices.StepClosed, Cause: "gone", Text: "t"})
+		rec.Call(devices.CallStep{Device: device, Call: "c1", Tool: "x", Outcome: "ok"})
+		rec.Step(devices.Step{Device: "other"})
+		f.await("two entries", func() bool { return len(r.got()) == 2 })
+		if got := r.got(); got[0].Kind != KindRecord || got[0].Type != "closed" || got[0].Cause != "gone" || got[1].Kind != KindCall || got[1].Call != "c1" || got[1].Type != "x" || got[1].Cause != "ok" {
+			t.Errorf("%+v", got)
+		}
+		if next != (counting{2, 1}) {
+			t.Errorf("%+v", next)
+		}
+	})
 }
 
 type counting struct{ steps, calls int }
