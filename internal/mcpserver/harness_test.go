@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -42,6 +43,7 @@ type testFleet struct {
 	photos   *fakePhotos
 	mcp      *Server
 	url      string
+	client   *http.Client
 	draining atomic.Bool
 }
 
@@ -53,7 +55,19 @@ func newFleet(t testing.TB, change ...func(*Options)) *testFleet {
 // newFleetOver is newFleet with other ports where replace sets them.
 func newFleetOver(t testing.TB, replace func(*fleet.Ports), change ...func(*Options)) *testFleet {
 	t.Helper()
-	f := &testFleet{ports: devicetest.New(), events: &fakeEvents{}, photos: &fakePhotos{}}
+	return newFleetOn(t, nil, replace, change...)
+}
+
+// newFleetInMemory is newFleet over pipes, for a synctest bubble.
+func newFleetInMemory(t testing.TB) *testFleet {
+	t.Helper()
+	return newFleetOn(t, devicetest.NewPipes(), nil)
+}
+
+// newFleetOn is newFleetOver with a listener in memory; nil: on a real socket.
+func newFleetOn(t testing.TB, pipes *devicetest.Pipes, replace func(*fleet.Ports), change ...func(*Options)) *testFleet {
+	t.Helper()
+	f := &testFleet{ports: devicetest.New(), events: &fakeEvents{}, photos: &fakePhotos{}, client: http.DefaultClient}
 	f.service = f.ports.ServiceOver(t, fleet.Config{Node: "n-test", CallsPerDevice: 2, Handshakes: 4, IsNodeAlive: func(string) bool { return true }}, replace)
 	opt := Options{Service: f.service, Events: f.events, Photos: f.photos, Explainer: fakeExplainer{}, Node: "n-test", Version: "1.2.3", Draining: f.draining.Load,
 		Auth: &access.Authenticator{Keys: f.service.Keys(), IsAdmin: func(token string) bool { return token == admin }},
@@ -62,10 +76,17 @@ func newFleetOver(t testing.TB, replace func(*fleet.Ports), change ...func(*Opti
 		c(&opt)
 	}
 	f.mcp = New(opt)
-	server := httptest.NewServer(f.mcp)
+	var server *httptest.Server
+	if pipes == nil {
+		server = httptest.NewServer(f.mcp)
+	} else {
+		server = &httptest.Server{Listener: pipes, Config: &http.Server{Handler: f.mcp}}
+		server.Start()
+		f.client = &http.Client{Transport: &http.Transport{DialContext: pipes.DialContext}}
+	}
 	t.Cleanup(server.Close)
 	t.Cleanup(f.mcp.Close)
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	t.Cleanup(f.client.CloseIdleConnections)
 	f.url = server.URL
 	return f
 }
@@ -175,12 +196,15 @@ func (f *testFleet) key(t testing.TB, scopes, selector string, life time.Duratio
 
 type rawJSON = json.RawMessage
 
-type withToken struct{ token string }
+type withToken struct {
+	token string
+	next  http.RoundTripper // nil: http.DefaultTransport
+}
 
 func (t withToken) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Set("Authorization", "Bearer "+t.token)
-	return http.DefaultTransport.RoundTrip(r)
+	return cmp.Or(t.next, http.DefaultTransport).RoundTrip(r)
 }
 
 // host connects a client of the SDK.
@@ -195,7 +219,7 @@ func (f *testFleet) host(t testing.TB, path, version, token string, opt *mcp.Cli
 
 func (f *testFleet) tryHost(t testing.TB, path, version, token string, opt *mcp.ClientOptions) (*mcp.ClientSession, error) {
 	t.Helper()
-	client := &http.Client{Transport: withToken{token}}
+	client := &http.Client{Transport: withToken{token, f.client.Transport}}
 	var transport mcp.Transport = &mcp.StreamableClientTransport{Endpoint: f.url + path, HTTPClient: client}
 	if path == PathSSE {
 		transport = &mcp.SSEClientTransport{Endpoint: f.url + path, HTTPClient: client}
@@ -259,7 +283,7 @@ func (f *testFleet) send(t testing.TB, method, path, token, body string, headers
 		}
 		r.Header.Set(headers[i], headers[i+1])
 	}
-	response, err := http.DefaultClient.Do(r)
+	response, err := f.client.Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,7 +52,7 @@ func (f *testFleet) stream(t testing.TB, method, path, body string, headers ...s
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
-	response, err := http.DefaultClient.Do(r)
+	response, err := f.client.Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}

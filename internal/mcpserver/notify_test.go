@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -17,49 +18,51 @@ import (
 	"fleetd/internal/selector"
 )
 
-// quietTime is how long a test waits for something that must not happen.
-const quietTime = 200 * time.Millisecond
+// quietTime is how long a test in fake time waits for something that must not happen.
+const quietTime = 10 * time.Second
 
 // Only sessions whose list of tools has changed are notified.
 func TestListChanged(t *testing.T) {
 	t.Parallel()
 	for _, era := range []string{"2025-06-18", "2025-11-25", "2026-07-28"} {
 		t.Run(era, func(t *testing.T) {
-			f := newFleet(t)
-			script := devicetest.NewScript()
-			f.connect(t, lamp, script)
-			f.connect(t, robot, devicetest.NewScript())
-			_, getters := f.key(t, "devices:read tools:call", "", time.Hour, "*get_*")
-			notified := map[string]*atomic.Int64{}
-			for name, c := range map[string]struct{ path, token string }{"device": {PathDevices + string(lamp), admin}, "again": {PathDevices + string(lamp), admin},
-				"other device": {PathDevices + string(robot), admin}, "sees no change": {PathDevices + string(lamp), getters}, "fleet": {PathMCP, admin}} {
-				n := &atomic.Int64{}
-				notified[name] = n
-				s := f.host(t, c.path, era, c.token, &mcp.ClientOptions{ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { n.Add(1) }})
-				namesOf(t, s)
-			}
-			expect := func(what string, want int64) {
-				t.Helper()
-				devicetest.Eventually(t, what, func() bool { return notified["device"].Load() == want && notified["again"].Load() == want })
-				time.Sleep(quietTime)
-				for _, name := range []string{"other device", "sees no change", "fleet"} {
-					if n := notified[name].Load(); n != 0 {
-						t.Errorf("%s: %s is notified %d times", what, name, n)
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleetInMemory(t)
+				script := devicetest.NewScript()
+				f.connect(t, lamp, script)
+				f.connect(t, robot, devicetest.NewScript())
+				_, getters := f.key(t, "devices:read tools:call", "", time.Hour, "*get_*")
+				notified := map[string]*atomic.Int64{}
+				for name, c := range map[string]struct{ path, token string }{"device": {PathDevices + string(lamp), admin}, "again": {PathDevices + string(lamp), admin},
+					"other device": {PathDevices + string(robot), admin}, "sees no change": {PathDevices + string(lamp), getters}, "fleet": {PathMCP, admin}} {
+					n := &atomic.Int64{}
+					notified[name] = n
+					s := f.host(t, c.path, era, c.token, &mcp.ClientOptions{ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { n.Add(1) }})
+					namesOf(t, s)
+				}
+				expect := func(what string, want int64) {
+					t.Helper()
+					devicetest.Eventually(t, what, func() bool { return notified["device"].Load() == want && notified["again"].Load() == want })
+					time.Sleep(quietTime)
+					for _, name := range []string{"other device", "sees no change", "fleet"} {
+						if n := notified[name].Load(); n != 0 {
+							t.Errorf("%s: %s is notified %d times", what, name, n)
+						}
+					}
+					if n := notified["device"].Load(); n != want {
+						t.Errorf("%s: notified %d times, not %d", what, n, want)
 					}
 				}
-				if n := notified["device"].Load(); n != want {
-					t.Errorf("%s: notified %d times, not %d", what, n, want)
-				}
-			}
-			devicetest.Eventually(t, "all listen", func() bool { return len(f.mcp.toolLists.sessionsOf("")) == 4 })
-			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: lamp}) // which changes nothing
-			expect("nothing changed", 0)
-			script.Tools = tools("self.lamp.on", "self.lamp.off")
-			f.connect(t, lamp, script)
-			f.events.happen(t, devices.StreamEvent{Kind: devices.EventCatalog, Device: lamp})
-			expect("the list changed", 1)
-			devicetest.SetPolicy(t, f.service, access.Policy{Rules: []access.Rule{{Name: "dark", Tools: []string{"self.lamp.on"}, Devices: selector.FromMap(map[string]string{"device": string(lamp)}), Action: access.Deny}}})
-			expect("a rule removed a tool", 2)
+				devicetest.Eventually(t, "all listen", func() bool { return len(f.mcp.toolLists.sessionsOf("")) == 4 })
+				f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: lamp}) // which changes nothing
+				expect("nothing changed", 0)
+				script.Tools = tools("self.lamp.on", "self.lamp.off")
+				f.connect(t, lamp, script)
+				f.events.happen(t, devices.StreamEvent{Kind: devices.EventCatalog, Device: lamp})
+				expect("the list changed", 1)
+				devicetest.SetPolicy(t, f.service, access.Policy{Rules: []access.Rule{{Name: "dark", Tools: []string{"self.lamp.on"}, Devices: selector.FromMap(map[string]string{"device": string(lamp)}), Action: access.Deny}}})
+				expect("a rule removed a tool", 2)
+			})
 		})
 	}
 }
@@ -125,45 +128,47 @@ func TestResources(t *testing.T) {
 func TestSubscriptions(t *testing.T) {
 	for _, era := range []string{"2025-06-18", "2025-11-25", "2026-07-28"} {
 		t.Run(era, func(t *testing.T) {
-			f := newFleet(t)
-			f.connect(t, lamp, devicetest.NewScript())
-			f.connect(t, robot, devicetest.NewScript())
-			f.label(t, lamp, map[string]string{"room": "lab"})
-			_, lab := f.key(t, "devices:read", "room=lab", time.Hour)
-			var mu sync.Mutex
-			var updated []string
-			s := f.host(t, PathMCP, era, lab, &mcp.ClientOptions{ResourceUpdatedHandler: func(_ context.Context, r *mcp.ResourceUpdatedNotificationRequest) {
-				mu.Lock()
-				defer mu.Unlock()
-				updated = append(updated, r.Params.URI)
-			}})
-			if err := s.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uriOf(lamp)}); err != nil {
-				t.Fatal(err)
-			}
-			if era < revisionModern { // newer revisions send refusals on the stream
-				for _, uri := range []string{uriOf(robot), uriPhotos + "p1", "test://x"} {
-					if err := s.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uri}); err == nil {
-						t.Errorf("it can subscribe to %s", uri)
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleetInMemory(t)
+				f.connect(t, lamp, devicetest.NewScript())
+				f.connect(t, robot, devicetest.NewScript())
+				f.label(t, lamp, map[string]string{"room": "lab"})
+				_, lab := f.key(t, "devices:read", "room=lab", time.Hour)
+				var mu sync.Mutex
+				var updated []string
+				s := f.host(t, PathMCP, era, lab, &mcp.ClientOptions{ResourceUpdatedHandler: func(_ context.Context, r *mcp.ResourceUpdatedNotificationRequest) {
+					mu.Lock()
+					defer mu.Unlock()
+					updated = append(updated, r.Params.URI)
+				}})
+				if err := s.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uriOf(lamp)}); err != nil {
+					t.Fatal(err)
+				}
+				if era < revisionModern { // newer revisions send refusals on the stream
+					for _, uri := range []string{uriOf(robot), uriPhotos + "p1", "test://x"} {
+						if err := s.Subscribe(t.Context(), &mcp.SubscribeParams{URI: uri}); err == nil {
+							t.Errorf("it can subscribe to %s", uri)
+						}
 					}
 				}
-			}
-			devicetest.Eventually(t, "it has subscribed", func() bool { return len(f.mcp.subscriptions.urisOf(lamp)) == 1 })
-			count := func() int {
-				mu.Lock()
-				defer mu.Unlock()
-				return len(updated)
-			}
-			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOffline, Device: lamp})
-			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOffline, Device: robot})
-			devicetest.Eventually(t, "it is notified", func() bool { return count() == 1 })
-			f.label(t, lamp, map[string]string{"room": "hall"})
-			f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: lamp})
-			time.Sleep(quietTime)
-			if n := count(); n != 1 {
-				t.Errorf("it was notified %d times of a device that it may no longer see", n)
-			}
-			_ = s.Close()
-			devicetest.Eventually(t, "all sessions and subscriptions have ended", func() bool { return len(f.mcp.subscriptions.urisOf("")) == 0 && f.mcp.Stats().Sessions.Load() == 0 })
+				devicetest.Eventually(t, "it has subscribed", func() bool { return len(f.mcp.subscriptions.urisOf(lamp)) == 1 })
+				count := func() int {
+					mu.Lock()
+					defer mu.Unlock()
+					return len(updated)
+				}
+				f.events.happen(t, devices.StreamEvent{Kind: devices.EventOffline, Device: lamp})
+				f.events.happen(t, devices.StreamEvent{Kind: devices.EventOffline, Device: robot})
+				devicetest.Eventually(t, "it is notified", func() bool { return count() == 1 })
+				f.label(t, lamp, map[string]string{"room": "hall"})
+				f.events.happen(t, devices.StreamEvent{Kind: devices.EventOnline, Device: lamp})
+				time.Sleep(quietTime)
+				if n := count(); n != 1 {
+					t.Errorf("it was notified %d times of a device that it may no longer see", n)
+				}
+				_ = s.Close()
+				devicetest.Eventually(t, "all sessions and subscriptions have ended", func() bool { return len(f.mcp.subscriptions.urisOf("")) == 0 && f.mcp.Stats().Sessions.Load() == 0 })
+			})
 		})
 	}
 }
