@@ -1,6 +1,9 @@
 package webhooks
 
-import "time"
+import (
+	"testing"
+	"time"
+)
 
 // Lease is how long a lease of a test lasts.
 const Lease = time.Hour
@@ -12,6 +15,13 @@ func Quicken() {
 	turnEvery, scanEvery, saveEvery = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
 	retryFirst, retryMost, followPause = 2*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
 	leaseLasts, sendTimeout, stopTime = Lease, time.Hour, time.Minute
+}
+
+// SaveAlways lets the position be saved with every event that is left out, until the test ends.
+func SaveAlways(t *testing.T) {
+	before := saveEvery
+	saveEvery = 0
+	t.Cleanup(func() { saveEvery = before })
 }
 
 // Kill ends the work of a manager as a killed process does: nothing is written, and its leases stay.

@@ -209,6 +209,13 @@ func (w *world) happen(kind devices.EventKind, id devices.ID, numbers ...int) {
 	}
 }
 
+// retry waits until the only webhook of a manager has begun an attempt, and ended it without success.
+func (w *world) retry(m *webhooks.Manager) {
+	w.t.Helper()
+	failed := m.Deliveries.Get("failed")
+	devicetest.Eventually(w.t, "it is tried again", func() bool { return m.Deliveries.Get("failed") > failed+1 }) // the first had begun
+}
+
 // stream is the stream of events.
 func (w *world) stream() jetstream.Stream {
 	w.t.Helper()
@@ -372,7 +379,6 @@ func TestDelivers(t *testing.T) {
 	devicetest.Eventually(t, "the change is in force", func() bool {
 		number++
 		w.happen(devices.EventPending, "a", number)
-		time.Sleep(20 * time.Millisecond)
 		return len(all.numbers()) > 3
 	})
 	if err := m.Delete(t.Context(), admin, first.ID); err != nil {
@@ -584,12 +590,11 @@ func TestHostileReceivers(t *testing.T) {
 	if _, n := target.got(); n != 0 {
 		t.Error("the redirect was followed")
 	}
-	var written atomic.Int64
+	var closed atomic.Bool
 	r.respond(func(w http.ResponseWriter, _ *http.Request) {
 		for {
-			n, err := w.Write(make([]byte, 32<<10))
-			written.Add(int64(n))
-			if err != nil {
+			if _, err := w.Write(make([]byte, 32<<10)); err != nil {
+				closed.Store(true)
 				return
 			}
 		}
@@ -597,11 +602,7 @@ func TestHostileReceivers(t *testing.T) {
 	if got := test(); !got.Delivered {
 		t.Errorf("%+v", got)
 	}
-	devicetest.Eventually(t, "the connection is closed", func() bool {
-		before := written.Load()
-		time.Sleep(20 * time.Millisecond)
-		return written.Load() == before
-	})
+	devicetest.Eventually(t, "the connection is closed", closed.Load)
 	r.respond(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Text", strings.Repeat("x", 100<<10))
 		w.WriteHeader(200)
@@ -629,7 +630,7 @@ func TestGap(t *testing.T) {
 	if err := w.stream().Purge(t.Context(), jetstream.WithPurgeKeep(1)); err != nil {
 		t.Fatal(err)
 	}
-	devicetest.Eventually(t, "only 4 is left to try", func() bool { _, n := r.got(); time.Sleep(50 * time.Millisecond); _, more := r.got(); return more > n })
+	w.retry(m)
 	r.respond(nil)
 	devicetest.Eventually(t, "the rest is delivered", func() bool { n := r.numbers(); return len(n) > 1 && n[len(n)-1] == 4 })
 	w.happen(devices.EventOnline, "a", 5)
@@ -642,6 +643,7 @@ func TestGap(t *testing.T) {
 
 // Events of other types that are deleted are not missing, and what is missing is one range, however often it grew.
 func TestGapsAreOfWhatIsMissing(t *testing.T) {
+	webhooks.SaveAlways(t)
 	w := newWorld(t, storetest.SQLite(t))
 	m, _ := w.manager()
 	r := newReceiver(t)
@@ -649,16 +651,15 @@ func TestGapsAreOfWhatIsMissing(t *testing.T) {
 	w.happen(devices.EventOnline, "a", 1)
 	r.await(1)
 	stream := w.stream()
-	purge := func(last uint64) { // all but the newest event, which has this sequence
+	purge := func() { // all but the newest event
 		t.Helper()
-		devicetest.Eventually(t, "it is stored", func() bool { info, err := stream.Info(t.Context()); return err == nil && info.State.LastSeq == last })
-		time.Sleep(200 * time.Millisecond) // until the position is saved, if it is
 		if err := stream.Purge(t.Context(), jetstream.WithPurgeKeep(1)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w.happen(devices.EventPhoto, "a", 2, 3, 4)
-	purge(4)
+	devicetest.Eventually(t, "the photos are left out", func() bool { return w.db.Count(t, `SELECT count(*) FROM webhooks WHERE position = '4'`) == 1 })
+	purge()
 	m.Close()
 	m, _ = w.manager()
 	w.happen(devices.EventOnline, "a", 5)
@@ -669,9 +670,10 @@ func TestGapsAreOfWhatIsMissing(t *testing.T) {
 	r.fail(500)
 	for last := uint64(7); last <= 11; last += 2 {
 		w.happen(devices.EventOnline, "a", int(last)-1, int(last))
-		purge(last)
-		failed := m.Deliveries.Get("failed")
-		devicetest.Eventually(t, "it was tried again", func() bool { return m.Deliveries.Get("failed") > failed+1 })
+		devicetest.Eventually(t, "they are stored", func() bool { info, err := stream.Info(t.Context()); return err == nil && info.State.LastSeq == last })
+		w.retry(m)
+		purge()
+		w.retry(m)
 	}
 	r.respond(nil)
 	r.await(1, 5, 11)
