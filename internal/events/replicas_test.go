@@ -39,13 +39,14 @@ func natsCluster(t *testing.T) (servers []*server.Server) {
 		servers = append(servers, natstest.Start(t, server.Options{ServerName: fmt.Sprintf("n%d", i), JetStream: true, StoreDir: t.TempDir(), Routes: routes,
 			Cluster: server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: ports[i]}}))
 	}
-	// Three servers that elect a leader beside all other tests take their time.
-	for deadline := time.Now().Add(time.Minute); !slices.ContainsFunc(servers, func(s *server.Server) bool { return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 }); {
-		if time.Now().After(deadline) {
-			t.Fatal("the cluster has no leader")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	leads := func(s *server.Server) bool { return s.JetStreamIsLeader() }
+	devicetest.Eventually(t, "the servers are connected", func() bool {
+		return !slices.ContainsFunc(servers, func(s *server.Server) bool { return s.NumRemotes() < 2 })
+	})
+	devicetest.Eventually(t, "the cluster has a leader", func() bool { return slices.ContainsFunc(servers, leads) })
+	devicetest.Eventually(t, "the leader has three peers", func() bool {
+		return slices.ContainsFunc(servers, func(s *server.Server) bool { return leads(s) && len(s.JetStreamClusterPeers()) == 3 })
+	})
 	return servers
 }
 
