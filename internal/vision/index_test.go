@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 )
 
 // keep runs Keep until the test ends.
@@ -29,13 +30,14 @@ func (c *testServer) keep(t *testing.T) {
 }
 
 // storeUnindexed stores n photos of a device as a node of an older version did: as objects without
-// index entries. They have no chunks.
-func (c *testServer) storeUnindexed(t *testing.T, device devices.ID, n int) {
+// index entries, and returns their ids, oldest first. They have no chunks.
+func (c *testServer) storeUnindexed(t *testing.T, device devices.ID, n int) (ids []string) {
 	t.Helper()
 	c.camera(t, robot, strings.NewReader(cameraBody("first", picture(t, 16)))).must(t) // creates the bucket
 	begun := time.Now().Add(-30 * time.Minute)
 	for i := range n {
 		id := newPhotoID(begun.Add(time.Duration(i) * time.Millisecond))
+		ids = append(ids, id)
 		data, err := json.Marshal(jetstream.ObjectInfo{Bucket: bucketName, NUID: id, Size: 1000, ObjectMeta: jetstream.ObjectMeta{Name: id,
 			Metadata: map[string]string{metaDevice: string(device), metaKind: KindCamera, metaTaken: begun.UTC().Format(time.RFC3339Nano)}}})
 		if err != nil {
@@ -50,6 +52,7 @@ func (c *testServer) storeUnindexed(t *testing.T, device devices.ID, n int) {
 	case <-time.After(time.Minute):
 		t.Fatal("the photos are not stored")
 	}
+	return ids
 }
 
 const many = 30_000
@@ -58,24 +61,23 @@ const many = 30_000
 // photos of an older version are added to the index.
 func TestListOfManyPhotos(t *testing.T) {
 	c := newTestServer(t)
-	c.storeUnindexed(t, other, many)
+	ids := c.storeUnindexed(t, other, many)
 	c.keep(t)
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		oldest, _, err := c.vision.List(t.Context(), "", idAt(time.Now().Add(-30*time.Minute).Add((many-1000)*time.Millisecond)), 1)
-		if err != nil {
-			t.Fatal(err)
+	for _, n := range []int{0, many / 4, many / 2, many * 3 / 4, many - 1} {
+		before := ""
+		if n < many-1 {
+			before = ids[n+1]
 		}
-		if len(oldest) == 1 && len(c.ids(t, t.Context(), robot)) == 1 {
-			page, _, err := c.vision.List(t.Context(), other, "", 1000)
-			if err == nil && len(page) == 1000 {
-				break
+		devicetest.Eventually(t, fmt.Sprintf("photo %d is listed", n), func() bool {
+			page, _, err := c.vision.List(t.Context(), other, before, 1)
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the index is not filled")
-		}
-		time.Sleep(50 * time.Millisecond)
+			return len(page) == 1 && page[0].ID == ids[n]
+		})
+	}
+	if len(c.ids(t, t.Context(), robot)) != 1 || len(c.ids(t, t.Context(), other)) != 1000 {
+		t.Error("the index is not filled")
 	}
 	begun := time.Now()
 	for range 20 {
@@ -119,11 +121,7 @@ func TestPhotosWithoutTheDatabase(t *testing.T) {
 	}
 	index.away = false
 	c.keep(t)
-	for deadline := time.Now().Add(10 * time.Second); len(c.ids(t, t.Context(), robot)) != 1; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the photo is not listed")
-		}
-	}
+	devicetest.Eventually(t, "the photo is listed", func() bool { return len(c.ids(t, t.Context(), robot)) == 1 })
 }
 
 // awayIndex is an index whose database cannot be written for some time.

@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
+	"fleetd/internal/devicetest"
 )
 
 // Members that repeatedly upload at 2 bytes a second, on as many connections as there are
@@ -42,21 +43,18 @@ func TestSlowUploadsLeaveSlots(t *testing.T) {
 	defer slow.Wait()
 	defer close(stop)
 	body := cameraBody("q", picture(t, 64))
-	for deadline := time.Now().Add(10 * time.Second); c.vision.Uploads.Get(reasonSlow) < 20; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d slow uploads were ended", c.vision.Uploads.Get(reasonSlow))
-		}
-	}
-	failed := 0
-	for range 100 {
+	devicetest.Eventually(t, "slow uploads are ended", func() bool { return c.vision.Uploads.Get(reasonSlow) >= 20 })
+	failed, uploads, ended := 0, 0, c.vision.Uploads.Get(reasonSlow)
+	devicetest.Eventually(t, "more of them are ended during 100 uploads", func() bool {
 		if r := c.camera(t, robot, strings.NewReader(body)); r.status != 200 {
 			failed++
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		uploads++
+		return uploads >= 100 && c.vision.Uploads.Get(reasonSlow) >= ended+20
+	})
 	// security: N32
 	if failed > 0 {
-		t.Errorf("%d of 100 uploads of another device failed", failed)
+		t.Errorf("%d of %d uploads of another device failed", failed, uploads)
 	}
 }
 
