@@ -25,9 +25,7 @@ func TestPruneBySettings(t *testing.T) {
 	for n := range 5 { // four days ago to now
 		s.SaveCatalog(devices.HistoryEntry{Device: id, Epoch: devices.Epoch(n + 1), At: time.Now().Add(time.Duration(n-4) * 24 * time.Hour)}, devices.CatalogText{}, nil)
 	}
-	for s.Stats().HistoryRows.Load() < 5 {
-		time.Sleep(time.Millisecond)
-	}
+	devicetest.Eventually(t, "the history is saved", func() bool { return s.Stats().HistoryRows.Load() >= 5 })
 	n := &node{cfg: load(t, map[string]string{"history-retention": "84h", "history-per-device": "3"}), store: s, mint: testMint(t), log: quiet}
 	n.ledger = ledger.New(s, quiet)
 	t.Cleanup(n.ledger.Close)
