@@ -5,7 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
+
+	"fleetd/internal/devicetest"
 )
 
 func TestLogOfSQLiteIsCopiedAndBeginsAgain(t *testing.T) {
@@ -43,17 +44,17 @@ func TestLogOfSQLiteIsCopiedAndBeginsAgain(t *testing.T) {
 	if pages := most / 4096; pages > 36_000 {
 		t.Errorf("the log had %d pages", pages)
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	var pages, copied int
+	defer func() {
+		if t.Failed() {
+			t.Logf("%d pages are in the log, %d of them copied", pages, copied)
+		}
+	}()
+	devicetest.Eventually(t, "the log is copied and begins again", func() bool {
 		write(`INSERT INTO t VALUES (zeroblob(1))`)
-		pages, copied, err := db.checkpoints.pragma(context.Background(), "NOOP")
-		if err != nil {
+		if pages, copied, err = db.checkpoints.pragma(context.Background(), "NOOP"); err != nil {
 			t.Fatal(err)
 		}
-		if pages-copied < 2*checkpointPages && pages < 2*restartPages {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d pages are in the log, %d of them copied", pages, copied)
-		}
-	}
+		return pages-copied < 2*checkpointPages && pages < 2*restartPages
+	})
 }

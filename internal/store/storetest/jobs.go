@@ -147,7 +147,12 @@ func jobSpec(t testing.TB, now time.Time, change func(s *api.JobSpec)) api.JobSp
 // prepared returns a job that is preparing, to be created with tasks.
 func (f *jobFleet) prepared(t testing.TB, change func(s *api.JobSpec)) jobs.Job {
 	t.Helper()
-	now := f.stores[0].Now()
+	return f.preparedAt(t, f.stores[0].Now(), change)
+}
+
+// preparedAt is prepared at a time.
+func (f *jobFleet) preparedAt(t testing.TB, now time.Time, change func(s *api.JobSpec)) jobs.Job {
+	t.Helper()
 	j := jobs.New(jobSpec(t, now, change), "owner", "Owner", "room=lab", now)
 	if !j.Fire(now) {
 		t.Fatal("the job does not fire")

@@ -103,8 +103,9 @@ func testForget(t *testing.T, f *jobFleet) {
 func testJobLists(t *testing.T, f *jobFleet) {
 	s := f.stores[0]
 	var ids []string
+	begun := s.Now()
 	for n := range 7 {
-		j := f.prepared(t, func(s *api.JobSpec) {
+		j := f.preparedAt(t, begun.Add(time.Duration(n-7)*time.Millisecond), func(s *api.JobSpec) { // ids have milliseconds
 			if n%2 == 1 {
 				s.Action = api.JobAction{Restart: &api.JobRestart{}}
 			}
@@ -114,7 +115,6 @@ func testJobLists(t *testing.T, f *jobFleet) {
 			t.Fatal(err)
 		}
 		ids = append(ids, j.ID)
-		time.Sleep(2 * time.Millisecond) // ids have milliseconds
 	}
 	if _, err := s.Edit(t.Context(), ids[0], func(j *jobs.Job) error { return j.Pause("") }); err != nil {
 		t.Fatal(err)

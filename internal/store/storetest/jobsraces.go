@@ -114,8 +114,12 @@ func testBeginAndCancel(t *testing.T, f *jobFleet) {
 		j := f.create(t, many, nil)
 		begun := map[devices.ID]bool{}
 		var both sync.WaitGroup
+		cancel, at := make(chan struct{}), 1+group*rand.N(many/group)
 		both.Go(func() {
 			for first := 1; first <= many; first += group {
+				if first == at {
+					close(cancel)
+				}
 				list, _, err := f.stores[0].Begin(t.Context(), "n", "i", candidates(&j, macs(first, first+group-1)...))
 				if err != nil {
 					t.Error(err)
@@ -126,7 +130,7 @@ func testBeginAndCancel(t *testing.T, f *jobFleet) {
 			}
 		})
 		both.Go(func() {
-			time.Sleep(rand.N(20 * time.Millisecond))
+			<-cancel
 			if _, err := f.stores[1].Edit(t.Context(), j.ID, func(j *jobs.Job) error { return j.Cancel(f.stores[1].Now()) }); err != nil {
 				t.Error(err)
 			}
@@ -201,7 +205,7 @@ func testLimitsTogether(t *testing.T, f *jobFleet) {
 					if now := running.Add(int64(len(begun))); now > together {
 						t.Errorf("%d tasks run at once", now)
 					}
-					time.Sleep(rand.N(10 * time.Millisecond))
+					time.Sleep(rand.N(10 * time.Millisecond)) // the tasks take their time, so that those of several callers overlap
 					running.Add(-int64(len(begun)))
 					for _, task := range begun {
 						if _, _, err := s.End(t.Context(), instance, []jobs.End{{Job: j.ID, Device: task.Device, Fence: task.Fence, Outcome: jobs.OK}}); err != nil {

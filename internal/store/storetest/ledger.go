@@ -184,11 +184,18 @@ func testSlowTransaction(t *testing.T, db Database) {
 	decide(t, l, "x", member)
 	ctx, cancel := context.WithCancel(t.Context())
 	var others sync.WaitGroup
-	for i := range 4 {
+	var gate sync.RWMutex // no decision begins while it is locked
+	var deciding, decided, pages atomic.Int64
+	const deciders = 4
+	for i := range deciders {
 		others.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
+				gate.RLock()
+				deciding.Add(1)
+				gate.RUnlock()
 				decide(t, l, mac(i), func(m *devices.Member) { member(m); m.Name = fmt.Sprint(n) })
-				time.Sleep(time.Millisecond) // SQLite gives the lock to the first connection that retries
+				deciding.Add(-1)
+				decided.Add(1)
 			}
 		})
 	}
@@ -201,6 +208,7 @@ func testSlowTransaction(t *testing.T, db Database) {
 				t.Error(err)
 			}
 			seen = append(seen, page...)
+			pages.Add(1)
 		}
 		followed <- seen
 	}()
@@ -214,22 +222,26 @@ func testSlowTransaction(t *testing.T, db Database) {
 				t.Fatal(err)
 			}
 		}
+		gate.Lock() // SQLite gives the lock to the first connection that retries
 		if db.Postgres {
 			run("BEGIN")
 		} else {
 			run("BEGIN IMMEDIATE")
 		}
+		gate.Unlock()
 		var revision int64
 		if err := conn.QueryRowContext(ctx, `UPDATE fleet_revision SET n = n + 1 RETURNING n`).Scan(&revision); err != nil {
 			t.Fatal(err)
 		}
 		run(`INSERT INTO changes VALUES ($1, $2, 'slow', 'name', '"x"', 'test', 1)`, revision, fmt.Sprint("slow-", n))
-		time.Sleep(30 * time.Millisecond)
+		read := pages.Load()
+		eventually(t, "others decide, and the reader has read twice", func() bool { return deciding.Load() == deciders && pages.Load() >= read+2 })
+		made := decided.Load()
 		run("COMMIT")
 		if err := conn.Close(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(5 * time.Millisecond)
+		eventually(t, "others have decided", func() bool { return decided.Load() > made })
 	}
 	cancel()
 	others.Wait()
@@ -975,11 +987,14 @@ func testDecidedText(t *testing.T, db Database) {
 // awayHost is a store whose database is away once it is set.
 type awayHost struct {
 	database.Host
-	away atomic.Bool
+	away  atomic.Bool
+	asked atomic.Int64 // calls of Usable
 }
 
 func (h *awayHost) Usable() error {
-	if h.away.Load() {
+	away := h.away.Load()
+	h.asked.Add(1)
+	if away {
 		return devices.ErrDatabase
 	}
 	return h.Host.Usable()
@@ -1001,11 +1016,12 @@ func testDecideAway(t *testing.T, db Database) {
 		first <- err
 	}()
 	<-deciding
+	asked := host.asked.Load()
 	go func() {
 		_, err := l.Decide(context.WithoutCancel(t.Context()), []devices.Decision{decision("x", member)})
 		second <- err
 	}()
-	time.Sleep(20 * time.Millisecond) // it waits
+	eventually(t, "the second was accepted, and waits", func() bool { return host.asked.Load() > asked })
 	host.away.Store(true)
 	close(release)
 	mustBe(t, <-second, devices.ErrDatabase)

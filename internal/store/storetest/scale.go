@@ -183,7 +183,7 @@ func importDevices(t *testing.T, l *ledger.Ledger, ids []devices.ID, busy bool) 
 					mu.Lock()
 					times = append(times, time.Since(began))
 					mu.Unlock()
-					time.Sleep(20 * time.Millisecond)
+					time.Sleep(20 * time.Millisecond) // a caller that does other work between
 				}
 			})
 		}
