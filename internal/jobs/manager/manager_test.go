@@ -256,7 +256,7 @@ func TestPreparingDelaysNoOtherJob(t *testing.T) {
 		}
 		return j
 	}
-	time.Sleep(time.Until(stored(small.ID).NextAt)) // the database's clock is that of this process
+	devicetest.Eventually(t, "the small job is due", func() bool { return !m.Store.Now().Before(stored(small.ID).NextAt) })
 	m.drainWake()
 	pass := &turn{m: m.Manager, followed: map[string]time.Time{}, superseded: map[string]int64{}, prepareTime: time.Nanosecond}
 	for n := range 3 {
