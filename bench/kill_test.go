@@ -48,10 +48,10 @@ func node(t *testing.T, name string) (address string, end func()) {
 	}
 }
 
-// greeted connects as a device and returns the name of the node that it reached.
-func greeted(t *testing.T, address, device string) (net.Conn, string) {
+// greeted sends the request of a device over a new connection and returns the name of the node that it reached.
+func greeted(t *testing.T, dial func() (net.Conn, error), device string) (net.Conn, string) {
 	t.Helper()
-	c, err := net.Dial("tcp", address)
+	c, err := dial()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,6 @@ func greeted(t *testing.T, address, device string) (net.Conn, string) {
 		if _, err := io.WriteString(c, piece); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond)
 	}
 	name, err := bufio.NewReader(c).ReadString('\n')
 	if err != nil {
@@ -81,11 +80,17 @@ func TestBalancer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.close()
-	first, name := greeted(t, b.address(), "02:00:00:00:00:0A")
+	overTCP := func() (net.Conn, error) { return net.Dial("tcp", b.address()) }
+	inPieces := func() (net.Conn, error) { // a read from a pipe returns one write
+		near, far := net.Pipe()
+		b.live.Go(func() { b.carry(far, time.Now()) })
+		return near, nil
+	}
+	first, name := greeted(t, inPieces, "02:00:00:00:00:0A")
 	if name != "one" {
 		t.Errorf("the first device is on node %s", name)
 	}
-	if _, name := greeted(t, b.address(), "02:00:00:00:00:0b"); name != "two" {
+	if _, name := greeted(t, inPieces, "02:00:00:00:00:0b"); name != "two" {
 		t.Errorf("the second device is on node %s", name)
 	}
 	if held := b.steady(0); len(held) != 2 || held["02:00:00:00:00:0a"].node != 0 || held["02:00:00:00:00:0b"].node != 1 {
@@ -103,11 +108,11 @@ func TestBalancer(t *testing.T) {
 		t.Error("a device of the dead node is still connected")
 	}
 	for range 2 {
-		if _, name := greeted(t, b.address(), "02:00:00:00:00:0a"); name != "two" {
+		if _, name := greeted(t, inPieces, "02:00:00:00:00:0a"); name != "two" {
 			t.Errorf("back on node %s", name)
 		}
 	}
-	greeted(t, b.address(), "02:00:00:00:00:0c")
+	greeted(t, overTCP, "02:00:00:00:00:0c")
 	if got := <-returns; got != "02:00:00:00:00:0a 1" || len(returns) != 0 {
 		t.Errorf("returned: %q and %d more", got, len(returns))
 	}

@@ -20,7 +20,7 @@ func TestPaced(t *testing.T) {
 	var calls atomic.Int64
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if calls.Add(1) == 1 {
-			time.Sleep(400 * time.Millisecond)
+			time.Sleep(400 * time.Millisecond) // the slow call; a caller reads with the times of a real connection
 		}
 		_, _ = io.WriteString(w, `{"isError":false}`) // the caller reads it, or the test fails
 	}))
