@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"fleetd/internal/devicetest"
 )
 
 const twoDevices = `{"items":[
@@ -43,24 +45,20 @@ func TestDevicesWatch(t *testing.T) {
 	f := newAPI(t, map[string]string{"GET /v1/devices?limit=1000": `{"items":[{"id":"a","state":"online"}],"next_cursor":""}`})
 	a, stdout, stderr := newApp()
 	a.environ = []string{"FLEETD_API=" + f.url, "FLEETD_TOKEN=t0ken"}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	code := make(chan int, 1)
 	go func() { code <- a.run(ctx, []string{"devices", "--watch"}) }()
-	until := func(condition func() bool) {
-		t.Helper()
-		for !condition() {
-			if ctx.Err() != nil {
-				t.Fatalf("stdout %q, stderr %q", stdout, stderr)
-			}
-			time.Sleep(time.Millisecond)
+	defer func() {
+		if t.Failed() {
+			t.Logf("stdout %q, stderr %q", stdout, stderr)
 		}
-	}
-	until(func() bool { return len(f.requests()) > 3 })
+	}()
+	devicetest.Eventually(t, "the devices are read repeatedly", func() bool { return len(f.requests()) > 3 })
 	f.mu.Lock()
 	f.answers["GET /v1/devices?limit=1000"] = `{"items":[{"id":"a","state":"offline","last_seen":"2026-08-01T11:00:00Z"}],"next_cursor":""}`
 	f.mu.Unlock()
-	until(func() bool { return strings.Contains(stdout.String(), "offline") })
+	devicetest.Eventually(t, "the change is printed", func() bool { return strings.Contains(stdout.String(), "offline") })
 	cancel()
 	if got := <-code; got != exitOK {
 		t.Errorf("status %d", got)

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/devicetest"
 )
 
 // mcpNode is the node of a bridge, as far as MCP goes, between two restarts.
@@ -230,11 +232,7 @@ func TestSubscriptionsOfASilentHost(t *testing.T) {
 	}
 	h.hearsOf(t, "test://a")
 	n := h.restart("")
-	for end := time.Now().Add(20 * time.Second); !slices.Contains(n.was(), "resources/subscribe test://a"); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%q", n.was())
-		}
-	}
+	devicetest.Eventually(t, "the bridge subscribes again", func() bool { return slices.Contains(n.was(), "resources/subscribe test://a") })
 	h.hearsOf(t, "test://a")
 	h.ask(t, 3, "ping", `{}`)
 	if was := n.was(); len(was) != 4 { // in the session that is there already

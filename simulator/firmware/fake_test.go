@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"fleetd/internal/devicetest"
 )
 
 // fakeServer is a fleet server as small as a test needs it, on real sockets: OTA answers from a function, WebSocket
@@ -262,20 +264,19 @@ func startFleet(t *testing.T, s *fakeServer, args ...string) *Fleet {
 	return f
 }
 
-// eventually polls the first device's report until ok returns true.
-func eventually(t *testing.T, f *Fleet, what string, ok func(DeviceReport) bool) DeviceReport {
+// eventually polls the first device's report until ok returns true, and returns that report.
+func eventually(t *testing.T, f *Fleet, what string, ok func(DeviceReport) bool) (r DeviceReport) {
 	t.Helper()
-	limit := time.Now().Add(30 * time.Second)
-	for {
-		r := f.devices[0].Report()
-		if ok(r) {
-			return r
+	defer func() {
+		if t.Failed() {
+			t.Logf("the device is %+v", r)
 		}
-		if time.Now().After(limit) {
-			t.Fatalf("never: %s; device is %+v", what, r)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	}()
+	devicetest.Eventually(t, what, func() bool {
+		r = f.devices[0].Report()
+		return ok(r)
+	})
+	return r
 }
 
 func inState(s State) func(DeviceReport) bool {

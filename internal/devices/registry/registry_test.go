@@ -21,6 +21,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/devices/registry/registrytest"
+	"fleetd/internal/devicetest"
 )
 
 // watcher is an Observer that records its notifications.
@@ -449,7 +450,7 @@ func TestTornTail(t *testing.T) {
 	l, dir := registrytest.New(), t.TempDir()
 	n := startNode(t, l, dir)
 	join(t, n, "first", "client")
-	eventually(t, "the snapshot is written with the first change", func() bool {
+	devicetest.Eventually(t, "the snapshot is written with the first change", func() bool {
 		_, err := os.Stat(filepath.Join(dir, registry.TailFile))
 		return err == nil
 	})
@@ -593,7 +594,7 @@ func TestHintsFarAhead(t *testing.T) {
 		all = append(all, out[0].Changes...)
 	}
 	n.Offer(all[12_000:])
-	eventually(t, "the node has read the missing changes", func() bool { return n.Position().Revision == all[len(all)-1].Revision })
+	devicetest.Eventually(t, "the node has read the missing changes", func() bool { return n.Position().Revision == all[len(all)-1].Revision })
 	if err := n.Refresh(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -652,24 +653,14 @@ func TestRevokeWithoutDatabase(t *testing.T) {
 	if err := again.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no revocation is pending", func() bool { return len(again.PendingRevocations()) == 0 })
+	devicetest.Eventually(t, "no revocation is pending", func() bool { return len(again.PendingRevocations()) == 0 })
 	if x := again.Generations("a"); !x.Revoked || x.Generation != 1 {
 		t.Fatalf("after the database is back: %+v", x)
 	}
-	eventually(t, "the file of pending revocations is removed", func() bool {
+	devicetest.Eventually(t, "the file of pending revocations is removed", func() bool {
 		_, err := os.Stat(filepath.Join(dir, registry.RevocationsFile))
 		return errors.Is(err, os.ErrNotExist)
 	})
-}
-
-// eventually waits up to five seconds until done returns true.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not reached: %s", what)
-		}
-	}
 }
 
 // pairPeers are two nodes that reach each other.
