@@ -50,12 +50,13 @@ const readSize = 256
 var errTooManyUnusable = fmt.Errorf("%d unusable messages on one connection", MaxBad)
 
 // run admits the device on the goroutine that the listener started. A new goroutine
-// serves the rest of the connection, because its stack has not grown yet.
-func (c *conn) run() {
+// serves the rest of the connection, because its stack has not grown yet. silent is its entry among
+// the connections without a CONNECT.
+func (c *conn) run(silent connlimit.SilentEntry) {
 	defer tasks.Contain(c.front.opt.Log, c.onPanic)
 	begun := time.Now()
 	c.lastReceived.Store(begun.UnixNano())
-	reason := c.enter(begun)
+	reason := c.enter(begun, silent)
 	if reason == "" {
 		go c.serve()
 		return
@@ -75,9 +76,9 @@ func (c *conn) onPanic() {
 }
 
 // enter calls open, after which the connection no longer counts as unknown.
-func (c *conn) enter(begun time.Time) devices.CloseReason {
+func (c *conn) enter(begun time.Time, silent connlimit.SilentEntry) devices.CloseReason {
 	defer c.front.unknown.Add(-1)
-	return c.open(begun)
+	return c.open(begun, silent)
 }
 
 // remove removes the connection from Front.conns.
@@ -87,12 +88,11 @@ func (c *conn) remove() {
 }
 
 // open waits for CONNECT, checks it and answers. If it returns "", the session is open.
-func (c *conn) open(begun time.Time) devices.CloseReason {
+func (c *conn) open(begun time.Time, silent connlimit.SilentEntry) devices.CloseReason {
 	log, remote := c.front.opt.Log, c.net.RemoteAddr().String()
 	_ = c.net.SetReadDeadline(begun.Add(ConnectTimeout)) // an error shows in the read
-	place := c.front.silent.Add(c.net)
 	p, err := c.readConnect()
-	c.front.silent.Remove(place)
+	c.front.silent.Remove(silent)
 	if err != nil {
 		log.Debug("no usable CONNECT", "remote", remote, "error", err)
 		c.front.count("no_connect")
