@@ -8,8 +8,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +23,9 @@ var programs Programs
 
 func TestMain(m *testing.M) {
 	flag.Parse() // for testing.Short
+	// Under nohup this process ignores SIGHUP, and a child process inherits that. A signal with a handler has its default
+	// action in a child process again.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	dir, err := os.MkdirTemp("", "fleettest")
 	if err == nil {
 		programs, err = Build(dir)
