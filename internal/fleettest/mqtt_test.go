@@ -47,7 +47,7 @@ func TestFleetReturnsAfterRestart(t *testing.T) {
 	fleet := setting(t, "FLEETD_TEST_RETURN", normal)
 	const talkers = 20
 	node := programs.Start(t)
-	come := []string{"--transport", "mqtt", "--reconnect", "1s", "--reconnect-jitter", "4s", "--ramp", "100/s", "--quiet"}
+	come := []string{"--transport", "mqtt", "--reconnect", "1s", "--reconnect-jitter", "4s", "--quiet"}
 	idle := programs.Simulate(t, node.Info.OTA, append(come, "--devices", fmt.Sprint(fleet))...)
 	talking := programs.Simulate(t, node.Info.OTA, append(come, "--devices", fmt.Sprint(talkers), "--mac-base", "02:7a:00:00:00:00",
 		"--talk", "--utterance", "600ms", "--talk-for", "600ms", "--wake", "3s", "--time-scale", "0.05")...)
