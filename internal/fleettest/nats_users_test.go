@@ -1,6 +1,7 @@
 package fleettest
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,6 +32,10 @@ func deployedUsers(t *testing.T) *server.Server {
 	dir := t.TempDir()
 	for _, name := range []string{"users.conf", "nats.conf"} {
 		content, err := os.ReadFile(filepath.Join(users, name))
+		for _, user := range []string{"node", "voice", "explainer", "watcher"} {
+			// A parallel test cannot set the variables of the environment that the file names.
+			content = bytes.ReplaceAll(content, []byte("$NATS_"+strings.ToUpper(user)+"_PASSWORD"), []byte(user))
+		}
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, name), content, 0o600)
 		}
@@ -43,9 +48,6 @@ func deployedUsers(t *testing.T) *server.Server {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, user := range []string{"node", "voice", "explainer", "watcher"} {
-		t.Setenv("NATS_"+strings.ToUpper(user)+"_PASSWORD", user)
-	}
 	options, err := server.ProcessConfigFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -56,6 +58,7 @@ func deployedUsers(t *testing.T) *server.Server {
 // With the users of deploy/nats, nodes and programs can do all they have to,
 // and no program receives what is not for it.
 func TestNATSUsers(t *testing.T) {
+	t.Parallel()
 	bus := deployedUsers(t)
 	connect := func(user string, options ...nats.Option) *nats.Conn {
 		t.Helper()

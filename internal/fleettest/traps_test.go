@@ -49,6 +49,7 @@ func idsOf(t *testing.T, script *devicetest.Script, method string) (ids []int64)
 // The answer to a call that was given up comes on the device's next
 // connection, or while another call waits: it answers nothing.
 func TestTrap01LateReplyMatchesNothing(t *testing.T) {
+	t.Parallel()
 	for name, next := range map[string]func(t *testing.T, b *bench, first *device, script *devicetest.Script) (*bench, *device){
 		"same connection": func(_ *testing.T, b *bench, first *device, _ *devicetest.Script) (*bench, *device) { return b, first },
 		"next connection": func(t *testing.T, b *bench, first *device, script *devicetest.Script) (*bench, *device) {
@@ -144,6 +145,7 @@ func TestTrap01LateReplyMatchesNothing(t *testing.T) {
 // The answer is there before the request has been written, and it is not lost.
 // A caller that waits when the connection ends gets an error with the reason.
 func TestTrap02WaiterBeforeWrite(t *testing.T) {
+	t.Parallel()
 	s := devicetest.New().Service(t, fleet.Config{})
 	p := pipeTo(t, s, trapID, devicetest.NewScript())
 	p.session.StartMCP(devices.FeaturesMCP)
@@ -175,6 +177,7 @@ func TestTrap02WaiterBeforeWrite(t *testing.T) {
 
 // A list without end is cut, flagged, and usable.
 func TestTrap03CursorGuard(t *testing.T) {
+	t.Parallel()
 	tool := func(n int, pad int) string {
 		return fmt.Sprintf(`{"name":"self.t%d","description":"%s","inputSchema":{"type":"object","properties":{}}}`, n, strings.Repeat("x", pad))
 	}
@@ -226,6 +229,7 @@ func TestTrap03CursorGuard(t *testing.T) {
 // No tools, unknown tools and no MCP are three things, and none of them is the
 // old list.
 func TestTrap04EmptyIsNotUnknown(t *testing.T) {
+	t.Parallel()
 	b := open(t)
 	empty, silent, noMCP := devicetest.NewScript(), devicetest.NewScript(), devicetest.NewScript()
 	empty.Tools = "[]"
@@ -271,6 +275,7 @@ func TestTrap04EmptyIsNotUnknown(t *testing.T) {
 // A device that does not answer is asked again, less and less often, and is
 // called unresponsive meanwhile.
 func TestTrap05InitializeIsRetried(t *testing.T) {
+	t.Parallel()
 	for name, features := range map[string]devices.Features{"MCP announced": devices.FeaturesMCP, "nothing announced": devices.FeaturesUnknown} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -331,6 +336,7 @@ func TestTrap05InitializeIsRetried(t *testing.T) {
 // What an old connection does at its end, however late, is not done to its
 // successor.
 func TestTrap10OldCleanupIsConditional(t *testing.T) {
+	t.Parallel()
 	b := open(t)
 	s := b.service
 	old := &pipe{script: devicetest.NewScript(), ended: make(chan devices.CloseReason, 1), block: make(chan struct{})}
@@ -384,6 +390,7 @@ func TestTrap10OldCleanupIsConditional(t *testing.T) {
 
 // The firmware's and others' ways of writing JSON-RPC end as what was meant.
 func TestTrap13Dialects(t *testing.T) {
+	t.Parallel()
 	b := open(t)
 	for name, c := range map[string]struct {
 		replies []string // ID stands for the id of the call

@@ -214,6 +214,7 @@ func TestTrap11SlowConsumer(t *testing.T) {
 // Forged, repeated and reordered datagrams, from here and there: each genuine
 // packet is received once, and answers go to the device.
 func TestTrap12UDP(t *testing.T) {
+	t.Parallel()
 	b := open(t)
 	d := b.device(t, trapID, devicetest.NewScript())
 	c := d.hello(t)
