@@ -93,106 +93,101 @@ func withTool(t testing.TB, node *Node, tool string) apiclient.Device {
 }
 
 // A host finds devices, reads and calls their tools, sees a photo, and confirms with its
-// person before a device restarts, whatever revision it speaks.
+// person before a device restarts. Package mcpserver tests all revisions, and TestMCPOverPipes those of eras.
 func TestMCPHosts(t *testing.T) {
 	t.Parallel()
 	node := programs.Start(t)
-	programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", "6", "--profile", "fw-2.4,fw-2.1,robot", "--seed", "3", "--wake", "1s")
+	programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", "6", "--profile", "fw-2.4,fw-2.1,robot", "--seed", "3", "--wake", "1s", "--time-scale", "0.1")
 	node.AwaitReady(t, 6)
 	camera := withTool(t, node, "self.camera.take_photo")
-	for _, era := range eras {
-		t.Run(era.name, func(t *testing.T) {
-			node.AwaitReady(t, 6) // one was restarted by the era before
-			node.AwaitStored(t)
-			asked := 0
-			s := node.connectMCP(t, "/mcp", era.version, &mcp.ClientOptions{ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
-				asked++
-				if !strings.Contains(r.Params.Message, "self.reboot") {
-					t.Errorf("asked %q", r.Params.Message)
-				}
-				return &mcp.ElicitResult{Action: "accept", Content: map[string]any{}}, nil
-			}})
-			tools, err := s.ListTools(t.Context(), nil)
-			if err != nil || len(tools.Tools) != 11 {
-				t.Fatalf("%+v, %v", tools, err)
-			}
-			var found struct {
-				Devices []struct{ ID, State string }
-				Next    string `json:"next_cursor"`
-			}
-			callMCP(t, s, "find_devices", map[string]any{"state": "online", "limit": 4}, &found)
-			if len(found.Devices) != 4 || found.Next == "" {
-				t.Errorf("found %+v", found)
-			}
-			callMCP(t, s, "find_devices", map[string]any{"state": "online", "limit": 4, "cursor": found.Next}, &found)
-			if len(found.Devices) != 2 {
-				t.Errorf("second page: %+v", found)
-			}
-			var described struct {
-				Tools []struct {
-					Name        string
-					InputSchema json.RawMessage `json:"input_schema"`
-				}
-			}
-			callMCP(t, s, "describe_device", map[string]any{"device": camera.ID}, &described)
-			if len(described.Tools) < 4 || len(described.Tools[0].InputSchema) == 0 {
-				t.Errorf("described %+v", described)
-			}
-			var search struct {
-				Tools []struct {
-					Name  string
-					Count int `json:"device_count"`
-				}
-			}
-			callMCP(t, s, "search_device_tools", map[string]any{"query": "set_volume"}, &search)
-			sum := 0
-			for _, tool := range search.Tools {
-				sum += tool.Count
-			}
-			if sum != 6 {
-				t.Errorf("search: %+v", search)
-			}
-			var called struct {
-				Text    []string
-				IsError bool `json:"is_error"`
-				Outcome string
-			}
-			r := callMCP(t, s, "call_device_tool", map[string]any{"device": camera.ID, "tool": "audio_speaker_set_volume", "arguments": map[string]any{"volume": 30}}, &called)
-			if r.IsError || called.IsError || len(called.Text) != 1 || textOf(r) == "" {
-				t.Errorf("call: %+v %+v", r, called)
-			}
-			r = callMCP(t, s, "call_device_tool", map[string]any{"device": camera.ID, "tool": volume, "arguments": map[string]any{"volume": 300}}, nil)
-			if !r.IsError || !strings.Contains(textOf(r), "invalid_arguments") {
-				t.Errorf("wrong argument: %s", textOf(r))
-			}
-			r = callMCP(t, s, "call_device_tool", map[string]any{"device": camera.ID, "tool": "self.camera.take_photo", "arguments": map[string]any{"question": "what?"}}, &called)
-			checkPhoto(t, node, r, strings.Join(called.Text, ""))
-			var many struct{ OK, Failed int }
-			callMCP(t, s, "call_many", map[string]any{"devices": ids(node.List(t)), "tool": "self.get_device_status"}, &many)
-			if many.OK != 6 || many.Failed != 0 {
-				t.Errorf("many: %+v", many)
-			}
-			r = callMCP(t, s, "call_device_tool", map[string]any{"device": camera.ID, "tool": "self.reboot"}, &called)
-			if r.IsError || called.Outcome != "restarting" || asked != 1 {
-				t.Errorf("reboot: %s, asked %d times", textOf(r), asked)
-			}
-			var waited struct{ Reached bool }
-			callMCP(t, s, "wait_for_device", map[string]any{"device": camera.ID, "until": "ready", "timeout_seconds": 25}, &waited)
-			if !waited.Reached {
-				t.Error("the device did not come back")
-			}
-			var events struct {
-				Events []struct{ Type, Device string }
-			}
-			callMCP(t, s, "list_recent_events", map[string]any{"device": camera.ID}, &events)
-			if !slices.ContainsFunc(events.Events, func(e struct{ Type, Device string }) bool { return e.Type == "photo" }) {
-				t.Errorf("events: %+v", events)
-			}
-			prompt, err := s.GetPrompt(t.Context(), &mcp.GetPromptParams{Name: "diagnose_device", Arguments: map[string]string{"device": camera.ID}})
-			if err != nil || len(prompt.Messages) != 2 {
-				t.Errorf("prompt: %+v, %v", prompt, err)
-			}
-		})
+	node.AwaitStored(t)
+	asked := 0
+	s := node.connectMCP(t, "/mcp", eras[len(eras)-1].version, &mcp.ClientOptions{ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+		asked++
+		if !strings.Contains(r.Params.Message, "self.reboot") {
+			t.Errorf("asked %q", r.Params.Message)
+		}
+		return &mcp.ElicitResult{Action: "accept", Content: map[string]any{}}, nil
+	}})
+	tools, err := s.ListTools(t.Context(), nil)
+	if err != nil || len(tools.Tools) != 11 {
+		t.Fatalf("%+v, %v", tools, err)
+	}
+	var found struct {
+		Devices []struct{ ID, State string }
+		Next    string `json:"next_cursor"`
+	}
+	callMCP(t, s, "find_devices", map[string]any{"state": "online", "limit": 4}, &found)
+	if len(found.Devices) != 4 || found.Next == "" {
+		t.Errorf("found %+v", found)
+	}
+	callMCP(t, s, "find_devices", map[string]any{"state": "online", "limit": 4, "cursor": found.Next}, &found)
+	if len(found.Devices) != 2 {
+		t.Errorf("second page: %+v", found)
+	}
+	var described struct {
+		Tools []struct {
+			Name        string
+			InputSchema json.RawMessage `json:"input_schema"`
+		}
+	}
+	callMCP(t, s, "describe_device", map[string]any{"device": camera.ID}, &described)
+	if len(described.Tools) < 4 || len(described.Tools[0].InputSchema) == 0 {
+		t.Errorf("described %+v", described)
+	}
+	var search struct {
+		Tools []struct {
+			Name  string
+			Count int `json:"device_count"`
+		}
+	}
+	callMCP(t, s, "search_device_tools", map[string]any{"query": "set_volume"}, &search)
+	sum := 0
+	for _, tool := range search.Tools {
+		sum += tool.Count
+	}
+	if sum != 6 {
+		t.Errorf("search: %+v", search)
+	}
+	var called struct {
+		Text    []string
+		IsError bool `json:"is_error"`
+		Outcome string
+	}
+	r := callMCP(t, s, "call_device_tool", map[string]any{"device": camera.ID, "tool": "audio_speaker_set_volume", "arguments": map[string]any{"volume": 30}}, &called)
+	if r.IsError || called.IsError || len(called.Text) != 1 || textOf(r) == "" {
+		t.Errorf("call: %+v %+v", r, called)
+	}
+	r = callMCP(t, s, "call_device_tool", map[string]any{"device": camera.ID, "tool": volume, "arguments": map[string]any{"volume": 300}}, nil)
+	if !r.IsError || !strings.Contains(textOf(r), "invalid_arguments") {
+		t.Errorf("wrong argument: %s", textOf(r))
+	}
+	r = callMCP(t, s, "call_device_tool", map[string]any{"device": camera.ID, "tool": "self.camera.take_photo", "arguments": map[string]any{"question": "what?"}}, &called)
+	checkPhoto(t, node, r, strings.Join(called.Text, ""))
+	var many struct{ OK, Failed int }
+	callMCP(t, s, "call_many", map[string]any{"devices": ids(node.List(t)), "tool": "self.get_device_status"}, &many)
+	if many.OK != 6 || many.Failed != 0 {
+		t.Errorf("many: %+v", many)
+	}
+	r = callMCP(t, s, "call_device_tool", map[string]any{"device": camera.ID, "tool": "self.reboot"}, &called)
+	if r.IsError || called.Outcome != "restarting" || asked != 1 {
+		t.Errorf("reboot: %s, asked %d times", textOf(r), asked)
+	}
+	var waited struct{ Reached bool }
+	callMCP(t, s, "wait_for_device", map[string]any{"device": camera.ID, "until": "ready", "timeout_seconds": 25}, &waited)
+	if !waited.Reached {
+		t.Error("the device did not come back")
+	}
+	var events struct {
+		Events []struct{ Type, Device string }
+	}
+	callMCP(t, s, "list_recent_events", map[string]any{"device": camera.ID}, &events)
+	if !slices.ContainsFunc(events.Events, func(e struct{ Type, Device string }) bool { return e.Type == "photo" }) {
+		t.Errorf("events: %+v", events)
+	}
+	prompt, err := s.GetPrompt(t.Context(), &mcp.GetPromptParams{Name: "diagnose_device", Arguments: map[string]string{"device": camera.ID}})
+	if err != nil || len(prompt.Messages) != 2 {
+		t.Errorf("prompt: %+v, %v", prompt, err)
 	}
 }
 
