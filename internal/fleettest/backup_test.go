@@ -47,7 +47,7 @@ func TestBackupOfARunningNode(t *testing.T) {
 	t.Parallel()
 	const fleet = 20
 	node := programs.Start(t)
-	sim := programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(fleet), "--profile", "fw-2.1,fw-2.4,robot", "--seed", "11")
+	sim := programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(fleet), "--profile", "fw-2.1,fw-2.4,robot", "--seed", "11", "--reconnect", "300ms")
 	node.AwaitReady(t, fleet)
 	for i, d := range node.List(t) {
 		name, labels := fmt.Sprintf("lamp %d", i), map[string]string{"room": fmt.Sprint(i)}

@@ -244,7 +244,7 @@ func TestKillAndReturn(t *testing.T) {
 	t.Parallel()
 	const fleet = 150
 	node := programs.Start(t)
-	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--profile", "fw-2.4,robot", "--wake", "1s", "--seed", "3", "--ramp", "30/s")
+	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--profile", "fw-2.4,robot", "--seed", "3", "--reconnect", "300ms")
 	node.AwaitReady(t, fleet)
 	node.AwaitStored(t)
 	var hashes []string

@@ -22,7 +22,7 @@ func (n *Node) photos(t *testing.T) (count int) {
 func TestLowerLimits(t *testing.T) {
 	t.Parallel()
 	node := programs.Start(t, "--photo-limit", "3GiB", "--event-limit", "3GiB")
-	programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", "1", "--seed", "9")
+	programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", "1", "--seed", "9", "--reconnect", "300ms")
 	node.AwaitReady(t, 1)
 	device := node.List(t)[0].ID
 	for range 8 {

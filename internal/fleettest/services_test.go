@@ -88,7 +88,7 @@ func TestDegradedStart(t *testing.T) {
 	proxy := storetest.NewProxy(t, db.Address(t))
 	proxy.Start()
 	node := programs.Start(t, "--database", db.Via(t, proxy.Address()))
-	sim := programs.Simulate(t, node.Info.OTA, "--devices", "3", "--profile", "fw-2.4", "--wake", "1s")
+	sim := programs.Simulate(t, node.Info.OTA, "--devices", "3", "--profile", "fw-2.4", "--reconnect", "300ms")
 	node.AwaitReady(t, 3)
 	node.Stop(t)
 	proxy.Stop()
