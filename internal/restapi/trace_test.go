@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/audit"
 	"fleetd/internal/devices"
+	"fleetd/internal/devicetest"
 	"fleetd/internal/trace"
 )
 
@@ -126,4 +128,30 @@ func TestTraceOfADevice(t *testing.T) {
 	if got := strings.Join(actions, " "); !strings.HasPrefix(got, "trace trace_read trace_end") {
 		t.Errorf("in the audit: %s", got)
 	}
+}
+
+// A reader that leaves renews the trace no longer, so that its lease runs out.
+func TestReaderOfATraceLeaves(t *testing.T) {
+	f := newFleet(t)
+	f.put(robot, "board", "2.4.2", nil)
+	path := "/v1/devices/" + string(robot) + "/trace"
+	if r := f.do(t, http.MethodPost, path, ""); r.status != http.StatusCreated {
+		t.Fatalf("%d %s", r.status, r.body)
+	}
+	defer f.do(t, http.MethodDelete, path, "") // a reader that has not left would keep the server from closing
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, f.url+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+f.token)
+	stream, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _ = stream.Body.Close(); stream.StatusCode != http.StatusOK {
+		t.Fatalf("%d", stream.StatusCode)
+	}
+	devicetest.Eventually(t, "the reader has left", func() bool {
+		return slices.ContainsFunc(f.audited(audit.KindDevice), func(e audit.Entry) bool { return e.Action == actionTraceEnd })
+	})
 }
