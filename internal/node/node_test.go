@@ -158,12 +158,14 @@ func TestCertificateReload(t *testing.T) {
 		defer func() { _ = conn.Close() }()
 		return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
 	}
-	due := func() { // as if the interval had passed
+	after := func(since time.Duration) { // as if the files had been checked that long ago
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.checked = time.Time{}
+		c.checked = time.Now().Add(-since)
 	}
+	due := func() { after(10 * time.Second) }
 	pair(t, dir, 3)
+	after(9 * time.Second)
 	if got := serial(); got != 2 {
 		t.Errorf("certificate %d is served before the files are looked at", got)
 	}
