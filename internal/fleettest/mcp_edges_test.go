@@ -42,7 +42,7 @@ func TestMCPPipeToTheEnd(t *testing.T) {
 	command := exec.CommandContext(t.Context(), node.programs.Fleetd, "mcp", "--data-dir", node.Dir)
 	command.Stdin = strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"raw","version":"1"}}}
 {"jsonrpc":"2.0","method":"notifications/initialized"}
-{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"call_device_tool","arguments":{"device":"` + node.List(t)[0].ID + `","tool":"self.test.sleep","arguments":{"ms":7000}}}}
+{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"call_device_tool","arguments":{"device":"` + node.List(t)[0].ID + `","tool":"self.test.sleep","arguments":{"ms":1000}}}}
 `)
 	out, err := command.Output()
 	if err != nil || !strings.Contains(string(out), `"id":2`) || !strings.Contains(string(out), `\"is_error\":false`) {
