@@ -249,11 +249,12 @@ func TestFindingDevices(t *testing.T) {
 }
 
 // findingTime measures searches by words beside lists by a selection, which an index of the database answers, in turn: a
-// walk of all devices takes many times as long.
+// walk of all devices takes many times as long. The figure in docs/benchmarks.md is from FLEETD_TEST_FINDS=100.
 func findingTime(t *testing.T, s *mcp.ClientSession) {
 	queries := []string{"kitchen lamp", "thermostat suite 1233", "lamp north level 7", "kichen speeker", "nothing of this"}
 	var words, lists []time.Duration
-	for i := range 100 {
+	rounds := setting(t, "FLEETD_TEST_FINDS", 20)
+	for i := range rounds {
 		begun := time.Now()
 		callMCP(t, s, "find_devices", map[string]any{"query": queries[i%len(queries)]}, nil)
 		words = append(words, time.Since(begun))
@@ -263,8 +264,9 @@ func findingTime(t *testing.T, s *mcp.ClientSession) {
 	}
 	slices.Sort(words)
 	slices.Sort(lists)
-	t.Logf("find_devices by words: p50 %v, p99 %v; by select: p50 %v", words[50], words[98], lists[50])
-	if share := float64(words[50]) / float64(lists[50]); share > findShare && !raceEnabled {
+	word, list := words[rounds/2], lists[rounds/2]
+	t.Logf("find_devices by words: p50 %v, at most %v; by select: p50 %v", word, words[rounds-1], list)
+	if share := float64(word) / float64(list); share > findShare && !raceEnabled {
 		t.Errorf("a search by words takes %.1f of a list by a selection, at most %.1f", share, findShare)
 	}
 }
