@@ -14,14 +14,14 @@ func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
 	t.Parallel()
 	const (
 		// Firmware polls every 3 s whether it was activated, then checks anew and
-		// connects (application.cc:457-492).
-		polling = 3 * time.Second
+		// connects (application.cc:457-492). The simulator's time is scaled.
+		polling = 900 * time.Millisecond
 		dialing = 5 * time.Second // with two cores under the race detector
 	)
 	c := programs.StartCluster(t, ClusterOptions{Args: []string{"--admission", "approve"}})
 	ids := map[string]string{"mqtt": "02:f1:ee:00:01:00", "websocket": "02:f1:ee:00:02:00"}
 	for transport, id := range ids {
-		programs.Simulate(t, c.OTA+map[string]string{"mqtt": "mqtt/", "websocket": "ws/"}[transport], "--devices", "1", "--mac-base", id, "--profile", "fw-2.4", "--wake", "1s")
+		programs.Simulate(t, c.OTA+map[string]string{"mqtt": "mqtt/", "websocket": "ws/"}[transport], "--devices", "1", "--mac-base", id, "--profile", "fw-2.4", "--wake", "1s", "--time-scale", "0.3")
 		c.Nodes[0].Await(t, transport+" waits", 20*time.Second, func() bool {
 			d, err := c.Nodes[0].Device(t.Context(), id)
 			return err == nil && d.State == "pending"
