@@ -164,7 +164,12 @@ until_ctrl_c() {
 		done
 		[ -e "$(cat "$SERVED")/run.json" ] || wrong "the node does not serve"
 	else
-		sleep 2
+		for i in $(seq 100); do # until it has a connection
+			ls -l /proc/$pid/fd 2>/dev/null | grep -q socket: && break
+			kill -0 $pid 2>/dev/null || break
+			sleep 0.1
+		done
+		sleep 0.5 # it must not end by itself
 	fi
 	kill -INT $pid 2>/dev/null || wrong "it ended by itself"
 	wait $pid; status=$?
@@ -207,6 +212,7 @@ exec "$FLEETD_TEST_PROGRAM" "$@"
 //	postgres://... at db.example.com               a database of the test
 //	nats://nats.example.com:4222                   a NATS server of the test
 //	go run ./simulator, go run ./examples/echo     the programs, built
+//	--for 5s, --rate 60/m                          the same in less time
 func substitutions(t *testing.T, n *Node, dir, page string) *strings.Replacer {
 	t.Helper()
 	const device = "02:f1:ee:00:00:00"
@@ -217,7 +223,7 @@ func substitutions(t *testing.T, n *Node, dir, page string) *strings.Replacer {
 		"/etc/fleetd", dir + "/etc", "/etc/letsencrypt/live/devices.example.com", dir + "/etc",
 		"listen :443", "listen " + freePort(t), "listen :8443", "listen " + freePort(t), "listen 127.0.0.1:8000", "listen " + freePort(t),
 		"listen 10.0.0.11:8080", "listen " + freePort(t), "listen 127.0.0.1:4222", "listen " + freePort(t), "127.0.0.1:9000", freePort(t),
-		"go run ./simulator", "bin/simulator --ota " + n.Info.OTA, "go run ./examples/echo", "bin/echo",
+		"go run ./simulator", "bin/simulator --ota " + n.Info.OTA, "go run ./examples/echo", "bin/echo", "--for 5s", "--for 1s", "--rate 60/m", "--rate 600/m",
 	}
 	text, err := os.ReadFile(filepath.Join("../..", page))
 	if err != nil {
