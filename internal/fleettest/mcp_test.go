@@ -25,9 +25,8 @@ func (t withToken) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-func (n *Node) mcpTransport(t testing.TB, path string) mcp.Transport {
-	t.Helper()
-	client := &http.Client{Transport: withToken{n.Token(t)}}
+func (n *Node) mcpTransport(path, token string) mcp.Transport {
+	client := &http.Client{Transport: withToken{token}}
 	if path == "/sse" {
 		return &mcp.SSEClientTransport{Endpoint: n.Info.API + path, HTTPClient: client}
 	}
@@ -39,8 +38,14 @@ var eras = []struct{ name, version string }{{"legacy", "2025-06-18"}, {"last wit
 
 func (n *Node) connectMCP(t testing.TB, path, version string, opt *mcp.ClientOptions) *mcp.ClientSession {
 	t.Helper()
+	return n.connectMCPAs(t, n.Token(t), path, version, opt)
+}
+
+// connectMCPAs connects with this token.
+func (n *Node) connectMCPAs(t testing.TB, token, path, version string, opt *mcp.ClientOptions) *mcp.ClientSession {
+	t.Helper()
 	client := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, opt)
-	session, err := client.Connect(t.Context(), n.mcpTransport(t, path), &mcp.ClientSessionOptions{ProtocolVersion: version})
+	session, err := client.Connect(t.Context(), n.mcpTransport(path, token), &mcp.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		t.Fatalf("%s %s: %v", path, version, err)
 	}

@@ -36,6 +36,15 @@ func scaledWait(d time.Duration) time.Duration {
 // -short`: `make verify` runs it.
 const inVerify = "IN VERIFY: "
 
+// withoutRace leaves out, with the race detector, a test whose result is a rate, a share of time or an amount of memory:
+// the detector multiplies all of them.
+func withoutRace(t testing.TB, what string) {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("LACKS: " + what + " says nothing with the race detector")
+	}
+}
+
 // long leaves the test out of `make test`.
 func long(t testing.TB) {
 	t.Helper()
