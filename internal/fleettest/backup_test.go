@@ -45,7 +45,7 @@ func (n *Node) facts(t *testing.T) map[string]facts {
 // their start and never again.
 func TestBackupOfARunningNode(t *testing.T) {
 	t.Parallel()
-	const fleet = 20
+	fleet, others := size(20, 8), size(60, 30)
 	node := programs.Start(t)
 	sim := programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(fleet), "--profile", "fw-2.1,fw-2.4,robot", "--seed", "11", "--reconnect", "300ms")
 	node.AwaitReady(t, fleet)
@@ -71,7 +71,7 @@ func TestBackupOfARunningNode(t *testing.T) {
 		})
 	}
 	// More devices come while it is copied, so that it is being written.
-	more := programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", "60", "--ramp", "30", "--profile", "fw-2.4", "--mac-base", "02:cc:00:00:00:00", "--seed", "12")
+	more := programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--devices", fmt.Sprint(others), "--ramp", "30", "--profile", "fw-2.4", "--mac-base", "02:cc:00:00:00:00", "--seed", "12")
 	out := t.TempDir()
 	for copies := range 3 {
 		node.Await(t, "more devices came", 20*time.Second, func() bool { return node.Metric(t, "fleetd_devices") > float64(fleet+5*copies) })

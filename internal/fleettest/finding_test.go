@@ -19,11 +19,13 @@ import (
 
 // Goals of finding.
 const (
-	findFleet = 10_000 // devices
-	findGood  = 54     // of 60 requests
-	findCalls = 3      // for each request
-	findShare = 5.0    // a search by words, of a list by a selection; a walk of all devices takes 9
+	findGood  = 54  // of 60 requests
+	findCalls = 3   // for each request
+	findShare = 5.0 // a search by words, of a list by a selection; a walk of all devices takes 9
 )
+
+// findFleet is how many devices there are. The requests name some of the first 1,300.
+var findFleet = size(10_000, 1_500)
 
 // findingFleet are the devices of testdata/finding, which the simulator has, and the background, which is offline.
 func findingFleet(t testing.TB) string {

@@ -40,11 +40,7 @@ func TestToolCallWithoutHello(t *testing.T) {
 // A node is killed and restarted on its ports: all devices reconnect, none is
 // refused, and conversations start without delay meanwhile.
 func TestFleetReturnsAfterRestart(t *testing.T) {
-	normal := 1500
-	if raceEnabled {
-		normal = 300
-	}
-	fleet := setting(t, "FLEETD_TEST_RETURN", normal)
+	fleet := setting(t, "FLEETD_TEST_RETURN", size(1500, 300))
 	const talkers = 20
 	node := programs.Start(t)
 	come := []string{"--transport", "mqtt", "--reconnect", "1s", "--reconnect-jitter", "4s", "--quiet"}
