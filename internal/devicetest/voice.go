@@ -188,6 +188,9 @@ func helloAgain(t *testing.T, f Frontend) {
 	if n := f.Service.Stats().Conversations.Load(); n != 1 {
 		t.Errorf("%d conversations are open", n)
 	}
+	if v, err := f.Service.Get(t.Context(), testID); err != nil || v.State != devices.StateOnline {
+		t.Errorf("after the second hello the device is %s, %v", v.State, err)
+	}
 }
 
 func goodbye(t *testing.T, f Frontend) {
