@@ -55,6 +55,12 @@ func TestEmbeddedStorageRecovers(t *testing.T) {
 	}
 	publish(1, 1)
 	devicetest.Eventually(t, "an event is kept", func() bool { return state().Msgs == 1 })
+	for name, limit := range map[string]int64{"FLEETD_V1_EVENTS": 16 << 20, "FLEETD_V1_NOTIFICATIONS": 1 << 20} {
+		devicetest.Eventually(t, name+" has its own limit", func() bool {
+			stream, err := js.Stream(t.Context(), name)
+			return err == nil && stream.CachedInfo().Config.MaxBytes == limit
+		})
+	}
 
 	// The server begins its next file, after 4 MiB, where every write fails.
 	msgs := filepath.Join(n.dir.File(datadir.DirNATS), "jetstream", "$G", "streams", "FLEETD_V1_EVENTS", "msgs")
