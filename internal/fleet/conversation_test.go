@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -280,7 +281,9 @@ func TestConversationOutlivesConnection(t *testing.T) {
 // the device a goodbye.
 func TestConversationEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := devicetest.New().Service(t, fleet.Config{})
+		ports := devicetest.New()
+		var output bytes.Buffer
+		s := ports.ServiceOver(t, fleet.Config{}, func(p *fleet.Ports) { p.Log = slog.New(slog.NewTextHandler(&output, nil)) })
 		lost := overMQTT(t, s)
 		lost.hello(t)
 		lost.session.Close(devices.CloseGone)
@@ -297,6 +300,12 @@ func TestConversationEnds(t *testing.T) {
 		}
 		c, _ = back.hello(t)
 		c.ReportNoAudio(3)
+		if n := s.Stats().SilentChannels.Load(); n != 1 || !strings.Contains(output.String(), "--public-udp") {
+			t.Errorf("%d silent channels; the log, which must name the port: %s", n, output.String())
+		}
+		if e := ports.Seen(devices.EventSilent); len(e) != 1 || e[0].Device != id || string(e[0].Fields) != `"conversation":"`+c.ID()+`","packets":3` {
+			t.Errorf("events of silence: %+v", e)
+		}
 		back.session.Close(devices.CloseDraining)
 		if log := back.path.arrived(); len(log) != 2 || !strings.Contains(log[1].text, c.ID()) {
 			t.Errorf("when the node stops: %+v", log)

@@ -361,7 +361,7 @@ func TestSilent(t *testing.T) {
 			r.handle(b[:n], home, time.Now())
 		}
 		closed.Close()
-		time.Sleep(SilentAfter - time.Millisecond)
+		time.Sleep(10*time.Second - time.Millisecond) // what the documents say
 		synctest.Wait()
 		for _, e := range []*recorder{mute, forged} {
 			if calls, _ := e.silentCalls(); calls != 0 {
@@ -386,6 +386,24 @@ func TestSilent(t *testing.T) {
 		close(table.done)
 		table.tasks.Wait()
 	})
+}
+
+// A table that listens reports silent channels by itself.
+func TestSilentOverSockets(t *testing.T) {
+	table := listen(t, "127.0.0.1:0")
+	mute := &recorder{}
+	c := open(t, table, mute)
+	c.mu.Lock()
+	c.opened = time.Now().Add(-SilentAfter)
+	c.mu.Unlock()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if calls, _ := mute.silentCalls(); calls == 1 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("silence is not reported")
+		}
+	}
 }
 
 // TestConcurrently opens, closes, sends and receives concurrently, and closes the table
