@@ -137,6 +137,30 @@ func TestRightsAtCreation(t *testing.T) {
 	}
 }
 
+// lateStore finds no job of a key, as if another node created it right after the lookup.
+type lateStore struct{ jobs.Store }
+
+func (lateStore) Repeated(context.Context, string, string, string) (jobs.Job, error) {
+	return jobs.Job{}, devices.ErrNotFound
+}
+
+// Requests with the same key on two nodes at once are answered with the same job.
+func TestSameKeyAtOnce(t *testing.T) {
+	m := newManager(t)
+	key := CreateOptions{Key: "once"}
+	first, again, err := m.Create(t.Context(), devicetest.Admin, callSpec("self.get", lamp), key)
+	if err != nil || again {
+		t.Fatalf("%v, %t", err, again)
+	}
+	m.Store = lateStore{m.Store}
+	if second, again, err := m.Create(t.Context(), devicetest.Admin, callSpec("self.get", lamp), key); err != nil || !again || second.ID != first.ID {
+		t.Errorf("%s, %t, %v, want %s", second.ID, again, err, first.ID)
+	}
+	if _, _, err := m.Create(t.Context(), devicetest.Admin, callSpec("self.get", robot), key); codeOf(err) != devices.CodeConflict {
+		t.Errorf("another body: %v", err)
+	}
+}
+
 // A request that is repeated with its key is answered with its job, although its confirmation was used.
 func TestRepeatedAfterConfirmation(t *testing.T) {
 	m := newManager(t)
