@@ -63,7 +63,9 @@ type Options struct {
 	// Limit and NotificationLimit are the maximum sizes of two of the streams, in bytes.
 	Limit, NotificationLimit int64
 	Replicas                 int // of each stream; 0 means 1
-	Log                      *slog.Logger
+	// FirstSequence returns the sequence of the first event of a stream that is created now; nil means 1. See SequenceOfTime.
+	FirstSequence func() uint64
+	Log           *slog.Logger
 }
 
 // Bus is the fleet.Publisher and speech.AudioBus of a node. It is safe for concurrent use.

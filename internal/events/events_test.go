@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,7 +55,14 @@ func connect(t *testing.T, url string) *nats.Conn {
 
 func newBus(t *testing.T, nc *nats.Conn) *Bus {
 	t.Helper()
-	b, err := New(Options{Conn: nc, Prefix: "test.v1", Node: "n1", Retention: time.Hour, Limit: 10 << 20, NotificationLimit: 20 << 20, Log: slog.New(slog.DiscardHandler)})
+	return newBusWith(t, nc, Options{})
+}
+
+func newBusWith(t *testing.T, nc *nats.Conn, opt Options) *Bus {
+	t.Helper()
+	opt.Conn, opt.Prefix, opt.Node, opt.Log = nc, "test.v1", "n1", slog.New(slog.DiscardHandler)
+	opt.Retention, opt.Limit, opt.NotificationLimit = time.Hour, 10<<20, 20<<20
+	b, err := New(opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,6 +167,41 @@ func TestFollowResumesAndTellsOfGaps(t *testing.T) {
 	// A sequence ahead is of a stream that was lost: all of the new one is news.
 	if got := read(devices.EventQuery{After: at(99)}, 2); !got[0].Gap || got[1].ID != at(4) {
 		t.Errorf("a sequence of another stream: %+v", got)
+	}
+}
+
+// A position in a stream that was lost, as after a restore, is not taken for one in its successor.
+func TestPositionInALostStream(t *testing.T) {
+	nc := connect(t, natsServer(t, t.TempDir(), -1).ClientURL())
+	var created atomic.Uint64
+	opt := Options{FirstSequence: func() uint64 { return 100 * created.Add(1) }}
+	b := newBusWith(t, nc, opt)
+	kind := devices.EventOnline
+	stored := func(n uint64) {
+		devicetest.Eventually(t, "the events are stored", func() bool {
+			s, err := streams(t, nc).Stream(t.Context(), "TEST_V1_EVENTS")
+			return err == nil && s.CachedInfo().State.Msgs == n
+		})
+	}
+	b.Publish(online(1))
+	b.Publish(online(2))
+	stored(2)
+	before := follow(t, b, devices.EventQuery{FromStart: true, Kind: kind}, 2)
+	if before[0].Gap {
+		t.Errorf("nothing is missing at the start of a stream: %+v", before[0])
+	}
+	b.Close()
+	if err := streams(t, nc).DeleteStream(t.Context(), "TEST_V1_EVENTS"); err != nil {
+		t.Fatal(err)
+	}
+	b = newBusWith(t, nc, opt)
+	for seq := range int64(5) {
+		b.Publish(online(seq + 3))
+	}
+	stored(5)
+	got := follow(t, b, devices.EventQuery{After: before[1].ID, Kind: kind}, 6)
+	if !got[0].Gap || got[1].ID[0] != got[0].ID[0]+1 || got[5].ID[0] != got[0].ID[0]+5 {
+		t.Errorf("after the last event of the lost stream: %+v", got)
 	}
 }
 

@@ -63,11 +63,13 @@ func (b *Bus) mayHave(s *stream, q devices.EventQuery) bool {
 // resume decides where to start in one stream.
 func (f *follower) resume(ctx context.Context, s *source, q devices.EventQuery, cfg *jetstream.OrderedConsumerConfig) (*devices.StreamEvent, error) {
 	state := s.stream.CachedInfo().State
-	first, seq := max(state.FirstSeq, 1), q.After[s.which]
+	begin := max(s.stream.CachedInfo().Config.FirstSeq, 1)
+	first, seq := max(state.FirstSeq, begin), q.After[s.which]
 	cfg.DeliverPolicy = jetstream.DeliverByStartSequencePolicy
 	fresh := q.After == devices.EventPosition{}
 	switch {
 	case fresh && q.FromStart:
+		seq = begin - 1
 	case fresh && !q.Since.IsZero():
 		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &q.Since
 		return nil, nil
@@ -83,8 +85,9 @@ func (f *follower) resume(ctx context.Context, s *source, q devices.EventQuery, 
 			cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &at
 			return nil, nil
 		}
+		seq = begin - 1
 	case seq > state.LastSeq: // of a stream that was lost
-		return f.gap(s, cfg, 1, first-1), nil
+		return f.gap(s, cfg, begin, first-1), nil
 	}
 	if seq+1 < first {
 		return f.gap(s, cfg, seq+1, first-1), nil

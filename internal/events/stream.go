@@ -37,6 +37,8 @@ type stream struct {
 	log     *slog.Logger
 	wake    func() // requests a check of the stream
 
+	firstSequence func() uint64 // Options.FirstSequence
+
 	stalled atomic.Bool  // maxPending events wait, and none was acknowledged
 	good    atomic.Int64 // last confirmation that events are stored, in Unix nanoseconds
 	unkept  atomic.Bool  // events published since then were not acknowledged
@@ -50,7 +52,7 @@ type stream struct {
 }
 
 func newStream(cfg jetstream.StreamConfig, opt Options, dropped *counters.Map[string], wake func()) (*stream, error) {
-	s := &stream{cfg: cfg, conn: opt.Conn, dropped: dropped, log: opt.Log.With("stream", cfg.Name), wake: wake, replaced: make(chan struct{})}
+	s := &stream{cfg: cfg, conn: opt.Conn, dropped: dropped, log: opt.Log.With("stream", cfg.Name), wake: wake, firstSequence: opt.FirstSequence, replaced: make(chan struct{})}
 	var err error
 	s.js, err = jetstream.New(opt.Conn, jetstream.WithPublishAsyncMaxPending(maxPending), jetstream.WithPublishAsyncTimeout(ackTimeout),
 		jetstream.WithPublishAsyncAckHandler(func(jetstream.JetStream, *nats.Msg, *jetstream.PubAck) { s.kept() }),
@@ -119,8 +121,14 @@ func (s *stream) look(ctx context.Context) error {
 	defer cancel()
 	current, err := s.js.Stream(ctx, s.cfg.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		if current, err = s.js.CreateStream(ctx, s.cfg); err == nil {
+		cfg := s.cfg
+		if s.firstSequence != nil {
+			cfg.FirstSeq = s.firstSequence()
+		}
+		if current, err = s.js.CreateStream(ctx, cfg); err == nil {
 			s.log.Info("event stream created")
+		} else if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another node was faster
+			current, err = s.js.Stream(ctx, s.cfg.Name)
 		}
 	}
 	if err == nil {
@@ -146,6 +154,11 @@ func (s *stream) look(ctx context.Context) error {
 	}
 	return err
 }
+
+// SequenceOfTime is Options.FirstSequence of a node. The first sequence of a stream is higher than any of a stream that was
+// lost before, unless more than a thousand events a second went through that one. A position in the lost stream is then not
+// taken for one in this stream, whose first events its reader would miss.
+func SequenceOfTime() uint64 { return uint64(time.Now().UnixMilli()) }
 
 // align changes what differs from this node's settings, except properties that fleetd has no setting for,
 // such as placement and compression.

@@ -27,7 +27,7 @@ const (
 func (n *node) openEvents() error {
 	var err error
 	if n.events, err = events.New(events.Options{Conn: n.bus.conn, Prefix: n.cfg.NATSPrefix, Node: n.cfg.Node,
-		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, NotificationLimit: n.cfg.NotificationLimit, Replicas: n.cfg.NATSReplicas, Log: n.log}); err != nil {
+		Retention: n.cfg.EventRetention, Limit: n.cfg.EventLimit, NotificationLimit: n.cfg.NotificationLimit, Replicas: n.cfg.NATSReplicas, FirstSequence: events.SequenceOfTime, Log: n.log}); err != nil {
 		return err
 	}
 	n.onStop(n.events.Close) // after the store, whose last rows still cause events

@@ -64,9 +64,22 @@ func TestEmbeddedStorageRecovers(t *testing.T) {
 
 	// The server begins its next file, after 4 MiB, where every write fails.
 	msgs := filepath.Join(n.dir.File(datadir.DirNATS), "jetstream", "$G", "streams", "FLEETD_V1_EVENTS", "msgs")
-	if err := os.Symlink(full, filepath.Join(msgs, "2.blk")); err != nil {
+	blocks, err := filepath.Glob(filepath.Join(msgs, "*.blk"))
+	if err != nil {
 		t.Fatal(err)
 	}
+	last := 0
+	for _, block := range blocks {
+		var n int
+		if _, err := fmt.Sscanf(filepath.Base(block), "%d.blk", &n); err != nil {
+			t.Fatal(err)
+		}
+		last = max(last, n)
+	}
+	if err := os.Symlink(full, filepath.Join(msgs, fmt.Sprintf("%d.blk", last+1))); err != nil {
+		t.Fatal(err)
+	}
+	first := state().FirstSeq
 	publish(300, 20_000)
 	devicetest.Eventually(t, "readyz has the part", func() bool { return n.storageError() != nil })
 	before := state().LastSeq
@@ -75,7 +88,7 @@ func TestEmbeddedStorageRecovers(t *testing.T) {
 		now := state().LastSeq
 		return now > before && n.storageError() == nil
 	})
-	if state().FirstSeq != 1 {
+	if state().FirstSeq != first {
 		t.Errorf("events from before are gone: %+v", state())
 	}
 }
