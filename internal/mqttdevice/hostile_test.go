@@ -230,6 +230,7 @@ func TestBrokenPacketsEndTheirConnection(t *testing.T) {
 		"wildcard topic":             publish("fleetd/+/up", "{}", 0),
 		"all topics":                 publish("#", "{}", 0),
 		"empty topic":                publish("", "{}", 0),
+		"topic that is no UTF-8":     publish("fleetd/\xff\xfe/up", "{}", 0),
 		"topic beyond the packet":    {0x30, 4, 0, 9, 'a', 'b'},
 		"QoS 2":                      publish("fleetd/020000000001/up", "{}", 2),
 		"QoS 3":                      {0x36, 4, 0, 1, 'a', 0},
