@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 )
 
@@ -153,50 +152,6 @@ func TestFleetEndToEnd(t *testing.T) {
 		}
 		return true
 	})
-}
-
-// What devices do wrong stays with them.
-func TestFaultyDevices(t *testing.T) {
-	t.Parallel()
-	node := programs.Start(t)
-	healthy := programs.Simulate(t, node.Info.OTA, "--devices", "2", "--profile", "fw-2.4")
-	node.AwaitReady(t, 2)
-	for i, fault := range []string{"silent", "unescaped-error", "cursor-loop", "oversize-tool", "dup-hello", "bad-frame", "flap"} {
-		programs.Simulate(t, node.Info.OTA, "--devices", "1", "--profile", "fw-2.4", "--fault", fault, "--mac-base", fmt.Sprintf("02:fa:00:00:00:%02x", i))
-	}
-	const silent, unescaped, loop, oversize, dup, badFrame = "02:fa:00:00:00:00", "02:fa:00:00:00:01", "02:fa:00:00:00:02", "02:fa:00:00:00:03", "02:fa:00:00:00:04", "02:fa:00:00:00:05"
-	state := func(id string) api.DeviceMCP {
-		d, err := node.Device(t.Context(), id)
-		if err != nil {
-			return api.DeviceMCP{}
-		}
-		return d.MCP
-	}
-	node.Await(t, "each fault shows as what it is", 40*time.Second, func() bool {
-		return state(silent).State == "unresponsive" && state(unescaped).State == "ready" && state(loop).Partial && state(loop).State == "ready" &&
-			state(oversize).Partial && state(oversize).Tools > 0 && state(dup).State == "ready"
-	})
-	if r, err := node.Call(t.Context(), unescaped, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":1}`)}); err != nil || !r.IsError || !strings.Contains(r.Content[0].Text, `"`) {
-		t.Errorf("unescaped error: %+v, %v", r, err)
-	}
-	if _, err := node.Call(t.Context(), silent, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":1}`), Timeout: time.Second}); problemCode(err) != "device_timeout" {
-		t.Errorf("silent: %v", err)
-	}
-	for _, d := range healthy.devices(t, node) {
-		if r, err := node.Call(t.Context(), d, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":1}`)}); err != nil || r.IsError {
-			t.Errorf("healthy %s: %+v, %v", d, r, err)
-		}
-	}
-}
-
-func (s *Simulation) devices(t *testing.T, node *Node) (ids []string) {
-	t.Helper()
-	for _, d := range node.List(t) {
-		if strings.HasPrefix(d.ID, "02:f1:ee:") {
-			ids = append(ids, d.ID)
-		}
-	}
-	return ids
 }
 
 // Approval, revocation and forgetting as an operator does them, against
