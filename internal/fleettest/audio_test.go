@@ -1,14 +1,10 @@
 package fleettest
 
 import (
-	"encoding/json"
 	"os"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/devicetest"
 	"fleetd/internal/store/storetest"
@@ -156,65 +152,5 @@ func TestAudioSurvivesTCPCut(t *testing.T) {
 	wantSeqs(c.Session, 4*frames)
 	if len(received.of(c.Session)) != 4*frames || node.Metric(t, "fleetd_udp_channels") != 1 {
 		t.Errorf("%d frames of the old channel, %.0f channels", len(received.of(c.Session)), node.Metric(t, "fleetd_udp_channels"))
-	}
-}
-
-// The most common trouble in the field, a UDP port that a firewall keeps to
-// itself, shows as an event.
-func TestSilentUDP(t *testing.T) {
-	t.Parallel()
-	const silent, mumbling, talking = "02:00:00:00:12:01", "02:00:00:00:12:02", "02:00:00:00:12:03"
-	node := programs.Start(t, natsFlag, natsAnyPort)
-	bus := attach(t, node)
-	events := make(chan *nats.Msg, 10)
-	if _, err := bus.ChanSubscribe("fleetd.v1.devices.*.udp.silent", events); err != nil {
-		t.Fatal(err)
-	}
-	open := func(id string) *channel {
-		return boot(t, node.Info.OTA, id).dial(t, devicetest.NewScript()).hello(t)
-	}
-	talk := open(talking)
-	channels := map[string]*channel{silent: open(silent), mumbling: open(mumbling)}
-	begun := time.Now()
-	talk.say(t)
-	wrong := channels[mumbling].SealAs(1, frame(1)) // in the wrong key: nothing of it can be received
-	wrong[16] ^= 0xff
-	if _, err := channels[mumbling].Conn.Write(wrong); err != nil {
-		t.Fatal(err)
-	}
-	for range len(channels) {
-		var m *nats.Msg
-		select {
-		case m = <-events:
-		case <-time.After(20 * time.Second):
-			t.Fatal("no event within 20 s")
-		}
-		if took := time.Since(begun); took < 9*time.Second || took > 15*time.Second {
-			t.Errorf("the event came after %v", took)
-		}
-		var e struct {
-			Device, Node, Session, Conversation string
-			Epoch, Seq                          int64
-			Time                                time.Time
-			Packets                             *int
-		}
-		if err := json.Unmarshal(m.Data, &e); err != nil {
-			t.Fatalf("%s: %v", m.Data, err)
-		}
-		c := channels[e.Device]
-		if c == nil || m.Subject != "fleetd.v1.devices."+token(e.Device)+".udp.silent" {
-			t.Fatalf("%s has %s", m.Subject, m.Data)
-		}
-		delete(channels, e.Device)
-		want := map[string]int{silent: 0, mumbling: 1}[e.Device]
-		if e.Conversation != c.Session || e.Node == "" || e.Session == "" || e.Epoch == 0 || e.Seq == 0 || e.Time.IsZero() || e.Packets == nil || *e.Packets != want {
-			t.Errorf("%s: %s, want %d packets in %s", e.Device, m.Data, want, c.Session)
-		}
-	}
-	if n := node.Metric(t, "fleetd_udp_silent_channels_total"); n != 2 || len(events) > 0 {
-		t.Errorf("%.0f silent channels, %d more events", n, len(events))
-	}
-	if !strings.Contains(node.Log.String(), "--public-udp") {
-		t.Error("the log does not say what to check")
 	}
 }
