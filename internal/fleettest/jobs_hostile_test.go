@@ -20,7 +20,7 @@ import (
 //	 4  no database while tasks are due                                 TestJobsWithoutTheDatabase
 //	 5  a device that comes and goes, with a queue                      TestQueueOfAFlappingDevice; storetest: a device that another node takes meanwhile
 //	 6  two nodes hold a device                                         TestTwoHoldersOfADevice; storetest: two nodes that hold the same devices
-//	 7  one key on three nodes                                          TestSameKeyOnThreeNodes; storetest: a key creates one job
+//	 7  one key on three nodes                                          TestJobOverNATS; jobs/manager: TestSameKeyAtOnce; storetest: a key creates one job
 //	 8  cancel and begin at once                                        storetest: begin and cancel at once
 //	 9  rights, policy, label, device or tool gone before the beginning TestRightsAtTheBeginning
 //	10  a restored backup                                               TestRestoreHaltsJobs

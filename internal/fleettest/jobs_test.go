@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -96,33 +95,5 @@ func TestJobs(t *testing.T) {
 	}
 	if r := sim.Report(t); r.Totals.CallsTotal != fleet || r.Totals.DuplicateCallIDs != 0 {
 		t.Errorf("%d calls, %d twice", r.Totals.CallsTotal, r.Totals.DuplicateCallIDs)
-	}
-}
-
-// Case 7: the same key on three nodes at once is one job.
-func TestSameKeyOnThreeNodes(t *testing.T) {
-	t.Parallel()
-	c := programs.StartCluster(t, ClusterOptions{Nodes: 3})
-	programs.Simulate(t, c.Nodes[0].Info.OTA, "--devices", "3")
-	c.AwaitReady(t, 3, time.Minute)
-	job := api.NewJob{JobSpec: api.JobSpec{Action: api.JobAction{Restart: &api.JobRestart{}}, Select: "device=*", When: &api.JobWhen{At: api.At(time.Now().Add(time.Hour))}}}
-	var wg sync.WaitGroup
-	ids := make([]string, len(c.Nodes))
-	for i, n := range c.Nodes {
-		wg.Go(func() {
-			j, err := n.CreateJob(t.Context(), job, "k")
-			if err != nil {
-				t.Error(err)
-			}
-			ids[i] = j.ID
-		})
-	}
-	wg.Wait()
-	if ids[0] == "" || ids[0] != ids[1] || ids[1] != ids[2] {
-		t.Errorf("jobs %v", ids)
-	}
-	job.Note = "another body"
-	if _, err := c.Nodes[1].CreateJob(t.Context(), job, "k"); problemCode(err) != "conflict" {
-		t.Errorf("another body: %v", err)
 	}
 }
