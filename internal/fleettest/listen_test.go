@@ -36,42 +36,26 @@ const natsFlag, natsAnyPort = "--nats-listen", "127.0.0.1:0"
 
 func token(id string) string { return strings.ReplaceAll(id, ":", "") }
 
-// command is a request for a device.
-func (s service) command(id, verb string, body []byte) *nats.Msg {
-	return &nats.Msg{Subject: "fleetd.v1.cmd." + token(id) + "." + verb, Data: body, Header: nats.Header{"Fleetd-Token": {s.token}}}
-}
-
-func (s service) publish(t testing.TB, id, verb, body string) {
-	t.Helper()
-	if err := s.PublishMsg(s.command(id, verb, []byte(body))); err != nil {
-		t.Error(err)
-	}
-}
-
 // audience is what a service received from one device.
 type audience struct {
-	mu      sync.Mutex
-	numbers []uint32 // of genuine frames, in order
-	noise   int
-	seqs    map[string][]uint64 // Fleetd-Seq by Fleetd-Session
+	mu   sync.Mutex
+	seqs map[string][]uint64 // Fleetd-Seq by Fleetd-Session
 }
 
-// hear listens to a device's audio until the test ends.
+// listen collects the device's audio until the test ends.
 func (s service) listen(t testing.TB, id string) *audience {
 	t.Helper()
 	a := &audience{seqs: map[string][]uint64{}}
 	sub, err := s.Subscribe("fleetd.v1.devices."+token(id)+".audio", func(m *nats.Msg) {
 		seq, err := strconv.ParseUint(m.Header.Get("Fleetd-Seq"), 10, 64)
-		n, genuine := numberOf(m.Data)
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if err != nil || !genuine {
-			a.noise++
+		if _, genuine := numberOf(m.Data); err != nil || !genuine {
+			t.Errorf("audio of %s: %q, %v", id, m.Data, err)
 			return
 		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
 		session := m.Header.Get("Fleetd-Session")
 		a.seqs[session] = append(a.seqs[session], seq)
-		a.numbers = append(a.numbers, n)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -83,21 +67,6 @@ func (s service) listen(t testing.TB, id string) *audience {
 		t.Fatal(err)
 	}
 	return a
-}
-
-// count is the number of different genuine frames received, and of those that
-// came twice.
-func (a *audience) count() (frames, twice, noise int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	seen := map[uint32]bool{}
-	for _, n := range a.numbers {
-		if seen[n] {
-			twice++
-		}
-		seen[n] = true
-	}
-	return len(seen), twice, a.noise
 }
 
 // of returns the Fleetd-Seq headers of one conversation.

@@ -11,13 +11,6 @@ import (
 // Report is the simulator's report.
 type Report = firmware.Report
 
-// UDPAttack is the report of `simulator --attack udp`.
-type UDPAttack struct {
-	Seconds     float64 `json:"seconds"`
-	Sent        int     `json:"packets_sent"`
-	PacketsBack int     `json:"packets_back"`
-}
-
 // MQTTAttack is the report of `simulator --attack mqtt`.
 type MQTTAttack struct {
 	Login  bool `json:"login"` // with credentials of a device

@@ -1,6 +1,8 @@
 package fleettest
 
 import (
+	"os"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -59,4 +61,18 @@ func long(t testing.TB) {
 	if testing.Short() {
 		t.Skip(inVerify + "takes longer than a minute")
 	}
+}
+
+// setting is a number from the environment for full-size runs.
+func setting(t testing.TB, name string, normal int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return normal
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n <= 0 {
+		t.Fatalf("%s=%q is not a number", name, text)
+	}
+	return n
 }
