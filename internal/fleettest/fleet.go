@@ -27,6 +27,7 @@ import (
 	"fleetd/internal/devicetest"
 	"fleetd/internal/gobuild"
 	"fleetd/internal/timescale"
+	"fleetd/simulator/firmware"
 )
 
 // Programs are the binaries, built once per test process.
@@ -403,6 +404,9 @@ func (p Programs) Echo(t testing.TB, n *Node) {
 	})
 	devicetest.Eventually(t, "the echo service listens", func() bool { return strings.Contains(log.String(), "listening") })
 }
+
+// Report is the simulator's report.
+type Report = firmware.Report
 
 // Simulation is one running simulator.
 type Simulation struct {

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -164,65 +162,6 @@ func (s *Simulation) await(t *testing.T, node *Node, count int) Report {
 	r := s.Report(t)
 	node.Await(t, "they are gone", 10*time.Second, func() bool { return node.Ready(t) == 0 })
 	return r
-}
-
-// Bad input ends at most its own connection, and no call of another device
-// fails.
-func TestHostileDevices(t *testing.T) {
-	t.Parallel()
-	const fleet = 4
-	node := programs.Start(t)
-	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--profile", "fw-2.4")
-	node.AwaitReady(t, fleet)
-	stop := make(chan struct{})
-	var callers sync.WaitGroup
-	var slowest time.Duration
-	made := 0
-	callers.Go(func() {
-		for ; ; made++ {
-			select {
-			case <-stop:
-				return
-			case <-time.After(5 * time.Millisecond):
-			}
-			begun := time.Now()
-			r, err := node.Call(t.Context(), fmt.Sprintf("02:f1:ee:00:00:%02x", made%fleet), volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":5}`), Timeout: 5 * time.Second})
-			if err != nil || r.IsError {
-				t.Errorf("a healthy device: %+v, %v", r, err)
-			}
-			slowest = max(slowest, time.Since(begun))
-		}
-	})
-	attack := Attack[MQTTAttack](t, programs, "--attack", "mqtt", "--ota", node.Info.OTA, "--mac-base", "02:ba:d0:00:00:00", "--duration", "9s")
-	close(stop)
-	callers.Wait()
-	t.Logf("%d calls meanwhile, the slowest took %v", made, slowest)
-	if slowest > 3*time.Second || made == 0 {
-		t.Errorf("%d calls, the slowest took %v", made, slowest)
-	}
-	// Probes that are not listed end without a CONNACK.
-	codes := map[string]int{"wrong-password": 4, "no-credentials": 4, "unknown-level": 1, "wildcard-topic": 0, "foreign-topic": 0, "system-topic": 0,
-		"one-megabyte": 0, "not-utf8-topic": 0, "second-connect": 0, "subscribe-all": 0}
-	open := []string{"foreign-topic", "system-topic", "subscribe-all"} // ignored or refused without ending anything
-	if !attack.Login || len(attack.Probes) < 18 {
-		t.Errorf("login %t, %d probes", attack.Login, len(attack.Probes))
-	}
-	for _, p := range attack.Probes {
-		code, acknowledged := codes[p.Name]
-		if (p.CONNACK != nil) != acknowledged || acknowledged && *p.CONNACK != code {
-			t.Errorf("%s: CONNACK %v, want %d, %t", p.Name, p.CONNACK, code, acknowledged)
-		}
-		if p.Closed == slices.Contains(open, p.Name) {
-			t.Errorf("%s: closed %t, %s", p.Name, p.Closed, p.Error)
-		}
-	}
-	r := sim.Report(t)
-	if r.Totals.MQTTReconnects != 0 || int(r.Totals.CallsTotal) != made || r.Totals.Crashes != 0 {
-		t.Errorf("%d calls made, totals %+v", made, r.Totals)
-	}
-	if foreign := node.Metric(t, "fleetd_mqtt_dropped_total", `reason="foreign_topic"`); foreign < 2 {
-		t.Errorf("%.0f foreign topics counted", foreign)
-	}
 }
 
 // Devices connected to an external broker: tools, calls and conversations.
