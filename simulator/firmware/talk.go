@@ -80,7 +80,11 @@ func (d *Device) stopSpeaking() {
 		d.app = appListening
 	}
 	turn := d.talk.turn
-	d.armEndLocked(left + d.fleet.scaled(farewell))
+	if manual {
+		d.armEndLocked(left + d.fleet.scaled(farewell))
+	} else {
+		d.disarmEndLocked()
+	}
 	d.mu.Unlock()
 	again := func() {
 		d.mu.Lock()
@@ -88,6 +92,12 @@ func (d *Device) stopSpeaking() {
 		d.mu.Unlock()
 		if mine {
 			d.listen("auto", 0)
+			// Only now: on a busy machine the end could come before the listening.
+			d.mu.Lock()
+			if d.talk.turn == turn {
+				d.armEndLocked(d.fleet.scaled(farewell))
+			}
+			d.mu.Unlock()
 		}
 	}
 	switch {
@@ -215,10 +225,7 @@ func (d *Device) stopTalkLocked() {
 func (d *Device) hushLocked() {
 	d.stopTalkLocked()
 	d.talk.turn++
-	if d.talk.farend != nil {
-		d.talk.farend.Stop()
-		d.talk.farend = nil
-	}
+	d.disarmEndLocked()
 }
 
 // armEndLocked lets the person end the conversation later, if nothing happens before. A WebSocket that no wake word
@@ -228,14 +235,19 @@ func (d *Device) armEndLocked(delay time.Duration) {
 	if !o.Talk || (d.mqtt == nil && o.Wake <= 0) {
 		return
 	}
-	if d.talk.farend != nil {
-		d.talk.farend.Stop()
-	}
+	d.disarmEndLocked()
 	turn := d.talk.turn
 	d.talk.farend = d.fleet.after(delay, func() {
 		d.post(job{kind: jobDo, do: func() { d.endConversation(turn) }})
 		d.pump(false)
 	})
+}
+
+func (d *Device) disarmEndLocked() {
+	if d.talk.farend != nil {
+		d.talk.farend.Stop()
+		d.talk.farend = nil
+	}
 }
 
 // endConversation is the button while the device listens or idles: the channel is closed.
