@@ -157,33 +157,3 @@ func TestJobOverNATS(t *testing.T) {
 		t.Error("no node received a hint")
 	}
 }
-
-// A key is judged again when a task begins: what it created before it ended is not done.
-func TestRightsAtBeginning(t *testing.T) {
-	t.Parallel()
-	const id = "02:f1:ee:00:00:00"
-	node := programs.Start(t)
-	sim := programs.Simulate(t, node.Info.OTA, "--devices", "1")
-	node.AwaitReady(t, 1)
-	sim.Report(t) // it ends the simulation
-	node.Await(t, "the device is away", 30*time.Second, func() bool { return node.Ready(t) == 0 })
-	key, err := node.CreateKey(t.Context(), api.NewKey{Name: "planner", Scopes: []string{"devices:read", "jobs", "tools:call"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, errs, status := node.Command(t, "call", id, volume, "volume=40", "--later", "1h", "--json", "--token", key.Token, "--api", node.Info.API)
-	var queued api.QueuedCall
-	if status != 0 || json.Unmarshal([]byte(out), &queued) != nil || queued.Job == "" {
-		t.Fatalf("status %d: %s %s", status, out, errs)
-	}
-	if _, err := node.RevokeKey(t.Context(), key.ID); err != nil {
-		t.Fatal(err)
-	}
-	sim = programs.Simulate(t, node.Info.OTA, "--devices", "1")
-	j := node.awaitJob(t, queued.Job, "halted")
-	r := sim.Report(t)
-	// security: K21
-	if j.Reason != "key" || j.Counts.Waiting != 1 || r.Totals.CallsTotal != 0 {
-		t.Errorf("%s, %+v, executed %d times", j.Reason, j.Counts, r.Totals.CallsTotal)
-	}
-}

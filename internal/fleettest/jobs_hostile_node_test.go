@@ -130,6 +130,10 @@ func TestRightsAtTheBeginning(t *testing.T) {
 		if row := a.rows(t, tt.job)[0]; row.Outcome != tt.outcome || tt.code != "" && row.Code != tt.code {
 			t.Errorf("%s: %s %s, %s %s %s", name, j.State, j.Reason, row.Outcome, row.Code, row.Detail)
 		}
+		// security: K21
+		if name == "key" && (j.Reason != "key" || j.Counts.Waiting != 1) {
+			t.Errorf("the job of a key that has ended: %s, %+v", j.Reason, j.Counts)
+		}
 	}
 	if r := sim.Report(t); r.Totals.CallsTotal != 1 || r.Totals.Markers[a.all[stays]] != 1 {
 		t.Errorf("executed: %v", r.Totals.Markers)
