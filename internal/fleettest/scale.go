@@ -51,7 +51,7 @@ func size(normal, withRace int) int {
 func withoutRace(t testing.TB, what string) {
 	t.Helper()
 	if raceEnabled {
-		t.Skip("LACKS: " + what + " says nothing with the race detector")
+		t.Skip("LACKS: " + what + " means nothing with the race detector")
 	}
 }
 
