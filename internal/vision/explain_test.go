@@ -252,7 +252,12 @@ func TestResponderExplains(t *testing.T) {
 	}
 	defer sub.Unsubscribe()
 	r := upload()
-	ask := <-asked
+	var ask request
+	select {
+	case ask = <-asked:
+	default:
+		t.Fatalf("the responder is not asked: %s", r.raw)
+	}
 	if r.text(t) != "a cat" || ask.Device != string(robot) || ask.Photo != r.must(t) || ask.Question != "what?" || ask.Path != "/v1/photos/"+ask.Photo ||
 		ask.TimeoutMS < 1000 || ask.TimeoutMS > ExplainTime.Milliseconds() {
 		t.Errorf("%s for %+v", r.raw, ask)
