@@ -230,25 +230,3 @@ func TestVoiceUpstream(t *testing.T) {
 		t.Errorf("%s calls counted, %d made", calls, made+1)
 	}
 }
-
-// A chat server that is not there costs the device nothing but the answer.
-func TestVoiceUpstreamAbsent(t *testing.T) {
-	t.Parallel()
-	const id = "02:00:00:00:05:02"
-	node := programs.Start(t, "--voice-upstream", "ws://"+freePort(t)+"/xiaozhi/v1/")
-	d := boot(t, node.Info.OTA, id).dial(t, devicetest.NewScript())
-	node.AwaitReady(t, 1)
-	for range 2 {
-		begun := time.Now()
-		c := d.hello(t)
-		if took := time.Since(begun); took > time.Second {
-			t.Errorf("hello took %v", took)
-		}
-		devicetest.Eventually(t, "the device gets a goodbye", func() bool {
-			return strings.Contains(strings.Join(d.Messages(), "\n"), `"type":"goodbye","session_id":"`+c.Session+`"`)
-		})
-	}
-	if r, err := node.Call(t.Context(), id, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":7}`)}); err != nil || r.IsError {
-		t.Errorf("call: %+v, %v", r, err)
-	}
-}

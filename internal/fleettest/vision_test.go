@@ -13,9 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/apiclient"
 )
@@ -111,43 +108,5 @@ func TestPhotoIsExplained(t *testing.T) {
 	stdout, _, _ := node.Command(t, "doctor")
 	if !strings.Contains(stdout, "--vision-key") || strings.Contains(stdout, "sk-e2e-9c1d") {
 		t.Errorf("doctor: %s", stdout)
-	}
-}
-
-// A service on NATS explains where no address is given.
-func TestPhotoIsExplainedOverNATS(t *testing.T) {
-	t.Parallel()
-	node := programs.Start(t, natsFlag, natsAnyPort)
-	programs.Simulate(t, node.Info.OTA, "--transport", "websocket", "--profile", "fw-2.4", "--devices", "1")
-	node.AwaitReady(t, 1)
-	device := node.List(t)[0].ID
-	if answer := askCamera(t, node, device, "q"); answer.Text != "" || answer.Photo == "" {
-		t.Errorf("without a service: %+v", answer)
-	}
-	conn := attach(t, node)
-	if _, err := conn.Subscribe("fleetd.v1.vision.explain", func(m *nats.Msg) {
-		var ask struct{ Path, Question string }
-		_ = json.Unmarshal(m.Data, &ask) // an empty answer shows it
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, node.Info.API+ask.Path, nil)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		r.Header.Set("Authorization", "Bearer "+conn.token)
-		picture, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer picture.Body.Close()
-		_ = m.Respond([]byte(`{"text":"` + ask.Question + " " + picture.Header.Get("Content-Type") + `"}`))
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.FlushTimeout(5 * time.Second); err != nil {
-		t.Fatal(err)
-	}
-	if answer := askCamera(t, node, device, "what?"); answer.Text != "what? image/jpeg" {
-		t.Errorf("%+v", answer)
 	}
 }
