@@ -21,7 +21,7 @@ func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
 	c := programs.StartCluster(t, ClusterOptions{Args: []string{"--admission", "approve"}})
 	ids := map[string]string{"mqtt": "02:f1:ee:00:01:00", "websocket": "02:f1:ee:00:02:00"}
 	for transport, id := range ids {
-		programs.Simulate(t, c.OTA+map[string]string{"mqtt": "mqtt/", "websocket": "ws/"}[transport], "--devices", "1", "--mac-base", id, "--profile", "fw-2.4", "--wake", "1s", "--time-scale", "0.3")
+		programs.Simulate(t, c.OTA+map[string]string{"mqtt": "mqtt/", "websocket": "ws/"}[transport], "--devices", "1", "--mac-base", id, "--profile", "fw-2.4", "--wake", "500ms", "--reconnect", "500ms", "--time-scale", "0.3")
 		c.Nodes[0].Await(t, transport+" waits", 20*time.Second, func() bool {
 			d, err := c.Nodes[0].Device(t.Context(), id)
 			return err == nil && d.State == "pending"
@@ -72,7 +72,14 @@ func TestApprovedAndRevokedAcrossNodes(t *testing.T) {
 			t.Errorf("%s: a call of a revoked device ends with %d: %s", transport, status, errs)
 		}
 	}
-	time.Sleep(polling) // it wakes, and polls
+	c.Nodes[0].Await(t, "both came again and were refused", 20*time.Second, func() bool {
+		mqtt, websocket := 0.0, 0.0
+		for _, node := range c.Nodes {
+			mqtt += node.Metric(t, "fleetd_mqtt_connects_total", `code="4"`) + node.Metric(t, "fleetd_mqtt_connects_total", `code="5"`)
+			websocket += node.Metric(t, "fleetd_device_refusals_total", `status="401"`)
+		}
+		return mqtt > 0 && websocket > 0
+	})
 	for _, node := range c.Nodes {
 		// security: D2
 		if held := node.Metric(t, "fleetd_devices"); held != 0 {
