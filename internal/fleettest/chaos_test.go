@@ -147,7 +147,7 @@ func chaos(t *testing.T, p Programs, seed uint64, lasts, patience time.Duration)
 
 	for end := time.Now().Add(lasts); time.Now().Before(end); {
 		s.strike()
-		time.Sleep(time.Duration(200+s.random.IntN(1000)) * time.Millisecond)
+		time.Sleep(time.Duration(200+s.random.IntN(1000)) * time.Millisecond) // between two faults
 	}
 	s.decisions.end()
 	s.jobs.end()
@@ -209,7 +209,7 @@ func (s *storm) strike() {
 		s.done["frozen"]++
 		up := s.load.Down(node)
 		s.Nodes[node].Freeze(s.t)
-		time.Sleep(lasts)
+		time.Sleep(lasts) // the fault
 		s.Nodes[node].Thaw(s.t)
 		time.AfterFunc(time.Second, up) // it has to catch up
 	case roll < 98:

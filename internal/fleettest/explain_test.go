@@ -112,7 +112,10 @@ func TestEveryFaultIsExplained(t *testing.T) {
 			if call = problemCall(err); call == "" {
 				t.Errorf("%s: the call did not time out: %v", f.fault, err)
 			}
-			time.Sleep(4 * time.Second)
+			asked.Await(t, f.fault+" answers late", 20*time.Second, func() bool {
+				e, err := asked.ExplainCall(t.Context(), call)
+				return err == nil && e.Cause == f.call
+			})
 		}
 		t.Logf("fault %q, seen by node-%d, asked on node-%d:", f.fault, seen, at)
 		explained(asked, device, 60*time.Second, f.want...)

@@ -79,7 +79,7 @@ func TestHoldersThatDie(t *testing.T) {
 		c.Nodes[1].Await(t, "the call is sent", 10*time.Second, func() bool {
 			return c.DB.Count(t, "SELECT count(*) FROM tasks WHERE job = $1 AND state = 'running'", job) == 1
 		})
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // the row is there before the bytes reach the device
 		return job
 	}
 	ends := func(job string, outcomes ...string) {
@@ -170,7 +170,7 @@ func TestTwoHoldersOfADevice(t *testing.T) {
 		a.create(t, func(j *api.NewJob) { j.Action.Call.Timeout = "2s" })
 	}
 	both := c.Held(t) - count
-	time.Sleep(3 * time.Second)
+	time.Sleep(3 * time.Second) // longer than a call may take
 	c.NATS[0].Break(0, None)
 	a.settle(t, time.Minute)
 	outcomes := a.judge(t, sim.Report(t))

@@ -28,7 +28,7 @@ func TestPowerCutsOfJobs(t *testing.T) {
 				for range 4 {
 					a.create(t, nil)
 				}
-				time.Sleep(time.Duration(20*cut) * time.Millisecond)
+				time.Sleep(time.Duration(20*cut) * time.Millisecond) // each cut meets the tasks at another moment
 				d.cut(t, node, []uint32{flushLog, loseAll}[cut%2])
 				node.Run(t)
 			}

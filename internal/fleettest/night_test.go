@@ -53,7 +53,7 @@ func TestNight(t *testing.T) {
 		return evening.Metric(t, "fleetd_devices")+c.Nodes[1].Metric(t, "fleetd_devices") == all
 	})
 	c.BreakSQL(Cut)
-	time.Sleep(nightTime(t) / 2)
+	time.Sleep(nightTime(t) / 2) // without the database
 	powerless.Report(t)
 	time.Sleep(nightTime(t) / 2)
 	c.BreakSQL(None)

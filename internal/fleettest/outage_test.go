@@ -108,7 +108,7 @@ func TestDatabaseAway(t *testing.T) {
 	}
 	c.BreakSQL(Cut)
 	load := c.StartLoad(t, ids, LoadOptions{Seed: 4, Callers: 4, Pause: 50 * time.Millisecond, Timeout: 5 * time.Second})
-	time.Sleep(scaled(20 * time.Second))
+	time.Sleep(scaled(20 * time.Second)) // the database is away for a minute
 	goes.Report(t)
 	comes := programs.Simulate(t, c.OTA, "--devices", "7", "--profile", "fw-2.1", "--mac-base", "02:dd:00:00:00:00", "--seed", "6")
 	time.Sleep(scaled(40 * time.Second))
@@ -150,7 +150,7 @@ func TestFrozenNode(t *testing.T) {
 	}
 	c.AwaitReady(t, len(s.ids), 30*time.Second)
 	s.load = c.StartLoad(t, s.ids, LoadOptions{Seed: 5, Callers: 6, Pause: 30 * time.Millisecond, Timeout: 20 * time.Second, Patience: scaledWait(6 * time.Second)})
-	time.Sleep(time.Second)
+	c.Nodes[0].Await(t, "devices are called", 10*time.Second, func() bool { return s.load.Outcomes()["ok"] > 0 })
 
 	clients := c.bus.NumClients()
 	c.Nodes[0].Freeze(t)
@@ -176,7 +176,7 @@ func TestFrozenNode(t *testing.T) {
 	c.MQTT.Break(0, None)
 	c.Nodes[0].Thaw(t)
 	thawed := time.Now()
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // the node catches up, and may fail calls meanwhile
 	up()
 	if !s.rest(10 * time.Second) {
 		t.Error("the node did not step back")

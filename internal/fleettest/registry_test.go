@@ -81,11 +81,11 @@ func TestMembersWithoutTheDatabase(t *testing.T) {
 		if round%20 == 10 { // the devices of one node move to the others
 			c.HTTP.Break(via, Cut)
 			c.MQTT.Break(via, Cut)
-			time.Sleep(2 * time.Second)
+			time.Sleep(2 * time.Second) // without a way for the devices
 			c.HTTP.Break(via, None)
 			c.MQTT.Break(via, None)
 		}
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(300 * time.Millisecond) // the outage lasts for many edits
 	}
 	revoked := device("02:e2", 7)
 	if a := k.Revoke(1, revoked); a.Code != "unrecorded" {
@@ -106,7 +106,7 @@ func TestMembersWithoutTheDatabase(t *testing.T) {
 			}
 		}
 	}
-	time.Sleep(away - time.Since(begun))
+	time.Sleep(away - time.Since(begun)) // the rest of the outage
 	c.BreakSQL(None)
 	c.Nodes[0].Await(t, "edits are answered again", 30*time.Second, func() bool { return k.Edit(0, ids[0], "name").Code == "ok" })
 	c.Nodes[0].Await(t, "all but the revoked are in", 30*time.Second, func() bool { return c.Held(t) == 2*each-1 })
@@ -157,7 +157,7 @@ func TestEditsOnAllNodes(t *testing.T) {
 						}
 						codes[via][a.Code]++
 						mu.Unlock()
-						time.Sleep(20 * time.Millisecond)
+						time.Sleep(20 * time.Millisecond) // edits go on through every phase
 					}
 				})
 			}

@@ -37,8 +37,8 @@ func TestRollingRestart(t *testing.T) { // alone: what a machine is too busy for
 	begun := time.Now()
 	s.load = c.StartLoad(t, s.ids, LoadOptions{Seed: 7, Callers: 26, Pause: 90 * time.Millisecond, Timeout: 10 * time.Second})
 	for i, n := range c.Nodes {
-		up := s.load.Down(i) // the load balancer sends nothing more here
-		time.Sleep(100 * time.Millisecond)
+		up := s.load.Down(i)               // the load balancer sends nothing more here
+		time.Sleep(100 * time.Millisecond) // requests that are on their way arrive
 		stopping := time.Now()
 		n.Stop(t)
 		t.Logf("node-%d stopped in %v", i, time.Since(stopping).Round(time.Millisecond))

@@ -79,7 +79,7 @@ func TestWebhooksAndKills(t *testing.T) {
 	good.fails.Store(true)
 	sim := programs.Simulate(t, c.OTA, "--transport", "mqtt", "--devices", "20", "--mac-base", "02:b5:00:00:00:00", "--fault", "flap", "--time-scale", "0.2", "--reconnect", "300ms")
 	for range kills {
-		time.Sleep(3 * time.Second)
+		time.Sleep(3 * time.Second) // devices come and go between two kills
 		var delivers *Node
 		c.Nodes[0].Await(t, "a node delivers", time.Minute, func() bool {
 			for _, n := range c.Nodes {
