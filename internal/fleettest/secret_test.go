@@ -1,6 +1,7 @@
 package fleettest
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -46,7 +47,13 @@ func TestRotateSecret(t *testing.T) {
 	if out, errs, status := c.Nodes[0].Command(t, "chips", "import", file); status != 0 {
 		t.Fatalf("%s %s", out, errs)
 	}
-	online := c.DB.Count(t, `SELECT count(*) FROM presence WHERE online`)
+	awaitOnline := func(count int) { // the rows of devices come a moment after these are ready
+		t.Helper()
+		c.Nodes[1].Await(t, fmt.Sprintf("the database has %d devices online", count), 20*time.Second, func() bool {
+			return c.DB.Count(t, `SELECT count(*) FROM presence WHERE online`) == count
+		})
+	}
+	awaitOnline(stay + boot)
 
 	first := c.Nodes[0].Token(t)
 	if _, errs, status := c.Nodes[0].Command(t, "secret", "rotate", "--grace", "1h"); status != 2 || !strings.Contains(errs, "add --yes") {
@@ -82,9 +89,7 @@ func TestRotateSecret(t *testing.T) {
 			return c.DB.Count(t, `SELECT count(*) FROM presence WHERE online AND generation = 1 AND device >= '02:f1:ee:01'`) == boot
 		})
 	}
-	if n := c.DB.Count(t, `SELECT count(*) FROM presence WHERE online`); n != online {
-		t.Errorf("%d devices are online, %d were", n, online)
-	}
+	awaitOnline(stay + boot)
 	// Calls between nodes are signed with the new secret, and are accepted from everywhere.
 	for i, n := range c.Nodes {
 		for _, id := range []string{"02:f1:ee:00:00:00", "02:f1:ee:00:00:07", "02:f1:ee:01:00:03"} {
