@@ -226,6 +226,7 @@ func TestKillAndReturn(t *testing.T) {
 		})
 	}
 	node.Kill(t)
+	sim.Freeze(t) // so that the node shows what is stored, and not what devices announce anew
 	node.Run(t)
 	var after []string
 	for _, d := range node.List(t) {
@@ -234,6 +235,7 @@ func TestKillAndReturn(t *testing.T) {
 	if strings.Join(hashes, " ") != strings.Join(after, " ") {
 		t.Errorf("catalogs before the kill and after the restart differ:\n%v\n%v", hashes, after)
 	}
+	sim.Thaw(t)
 	node.AwaitReady(t, fleet)
 	close(stop)
 	wg.Wait()

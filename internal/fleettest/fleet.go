@@ -440,6 +440,19 @@ func (p Programs) Simulate(t testing.TB, ota string, args ...string) *Simulation
 	return s
 }
 
+// Freeze stops the devices as SIGSTOP does, until Thaw.
+func (s *Simulation) Freeze(t testing.TB) { s.signal(t, syscall.SIGSTOP) }
+
+// Thaw lets frozen devices go on.
+func (s *Simulation) Thaw(t testing.TB) { s.signal(t, syscall.SIGCONT) }
+
+func (s *Simulation) signal(t testing.TB, signal syscall.Signal) {
+	t.Helper()
+	if err := s.process.Process.Signal(signal); err != nil {
+		t.Errorf("signal %v: %v", signal, err)
+	}
+}
+
 // Report ends the simulation and returns what the devices saw.
 func (s *Simulation) Report(t testing.TB) Report {
 	t.Helper()
