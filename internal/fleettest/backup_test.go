@@ -88,6 +88,7 @@ func TestBackupOfARunningNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	node.Stop(t)
+	sim.Freeze(t) // so that the restored node shows what is stored, and not what devices announce anew
 
 	restored := &Node{Dir: filepath.Join(t.TempDir(), "restored"), Info: node.Info, programs: programs, args: node.args}
 	if stdout, stderr, status := restored.Command(t, "restore", filepath.Join(out, "b.tar.gz")); status != 0 || !strings.Contains(stdout, "fleetd serve --data-dir "+restored.Dir) {
@@ -111,6 +112,7 @@ func TestBackupOfARunningNode(t *testing.T) {
 			t.Errorf("%s: its catalog: %v", id, err)
 		}
 	}
+	sim.Thaw(t)
 	restored.AwaitReady(t, fleet)
 	for id := range before {
 		if r, err := restored.Call(t.Context(), id, volume, apiclient.CallRequest{Arguments: json.RawMessage(`{"volume":4}`)}); err != nil || r.IsError {
