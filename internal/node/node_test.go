@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -197,5 +198,31 @@ func TestCertificateReload(t *testing.T) {
 	}
 	if left := time.Until(c.expires()); left < 50*time.Minute || left > time.Hour {
 		t.Errorf("expires in %v", left)
+	}
+}
+
+// A listener with TLS speaks HTTP/1.1 alone: the limits of connections and of what they have not read are made for it.
+func TestHTTP1Alone(t *testing.T) {
+	dir := t.TempDir()
+	pair(t, dir, 2)
+	c, err := newCertificate("--api-tls-cert", filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem"), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{log: quiet, serveErr: make(chan error, 1)}
+	n.serve("api-listen", &http.Server{Handler: http.NotFoundHandler(), TLSConfig: c.config(), ReadHeaderTimeout: time.Minute}, l)
+	t.Cleanup(n.stop)
+	for _, protocol := range []string{"h2", "http/1.1"} {
+		conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protocol}})
+		if (err == nil) != (protocol == "http/1.1") {
+			t.Errorf("%s: %v", protocol, err)
+		}
+		if err == nil {
+			_ = conn.Close()
+		}
 	}
 }

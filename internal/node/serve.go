@@ -17,6 +17,10 @@ func (n *node) httpErrors() *log.Logger { return log.New(httpLog{n.log}, "", 0) 
 func (n *node) serve(flag string, s *http.Server, l net.Listener) {
 	requests, end := context.WithCancel(context.Background())
 	s.BaseContext = func(net.Listener) context.Context { return requests }
+	// The limits of connections, bodies and unread bytes are made for HTTP/1.1: with HTTP/2, which ServeTLS would add, one
+	// connection opens streams without number. Devices do not know it.
+	s.Protocols = new(http.Protocols)
+	s.Protocols.SetHTTP1(true)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
