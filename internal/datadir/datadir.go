@@ -3,6 +3,7 @@
 package datadir
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -61,8 +62,12 @@ func (d *Dir) Close() { _ = d.lock.Close() }
 // File returns the path of a file of the directory.
 func (d *Dir) File(name string) string { return filepath.Join(d.Path, name) }
 
-// Write replaces a file atomically and durably; only its owner can read it.
+// Write replaces a file atomically and durably; only its owner can read it. A file that has this content already is left
+// alone, so that a node starts while the disk is full.
 func (d *Dir) Write(name string, content []byte) error {
+	if present, err := os.ReadFile(d.File(name)); err == nil && bytes.Equal(present, content) {
+		return nil
+	}
 	if err := durable.WriteFile(d.File(name), content); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
@@ -76,20 +81,23 @@ func (d *Dir) Secret(given string) (string, error) {
 		return given, nil
 	}
 	content, err := os.ReadFile(d.File(FileSecret))
-	if err == nil {
-		return strings.TrimSpace(string(content)), nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	secret := strings.TrimSpace(string(content))
+	switch {
+	case err == nil && secret == "":
+		return "", fmt.Errorf("the file %s is empty: restore it from a backup, or give the fleet's secret with --secret; if no device knows this fleet, remove the file", d.File(FileSecret))
+	case err == nil:
+		return secret, nil
+	case !errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("read secret: %w", err)
 	}
-	secret := credential.NewSecret()
+	secret = credential.NewSecret()
 	return secret, d.Write(FileSecret, []byte(secret+"\n"))
 }
 
-// ReadJSON decodes a file into into; a missing file changes nothing.
+// ReadJSON decodes a file into into; a missing or empty file changes nothing.
 func (d *Dir) ReadJSON(name string, into any) error {
 	content, err := os.ReadFile(d.File(name))
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(bytes.TrimSpace(content)) == 0 {
 		return nil
 	}
 	if err != nil {

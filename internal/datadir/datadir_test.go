@@ -62,3 +62,48 @@ func TestRunInfo(t *testing.T) {
 		t.Error("wrote into a directory that does not exist")
 	}
 }
+
+// An empty secret is not taken for one, and the error names the file; empty ports are chosen again.
+func TestEmptyFiles(t *testing.T) {
+	path := t.TempDir()
+	for _, name := range []string{FileSecret, FilePorts} {
+		if err := os.WriteFile(filepath.Join(path, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	if secret, err := d.Secret(""); err == nil || secret != "" || !strings.Contains(err.Error(), d.File(FileSecret)) {
+		t.Errorf("secret %q, %v", secret, err)
+	}
+	ports := map[string]string{"a": "b"}
+	if err := d.ReadJSON(FilePorts, &ports); err != nil || ports["a"] != "b" {
+		t.Errorf("%v, %v", ports, err)
+	}
+}
+
+// A file that is written again with the same content is left alone: there may be no room for a copy of it.
+func TestSameContentIsNotWritten(t *testing.T) {
+	d, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	if err := d.Write(FileToken, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(d.File(FileToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Write(FileToken, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.Stat(d.File(FileToken))
+	if err != nil || !os.SameFile(before, after) {
+		t.Errorf("another file, %v", err)
+	}
+}
