@@ -123,6 +123,7 @@ func startNode(ctx context.Context, name, natsURL, database, dir string, o optio
 	if n.events, err = events.New(events.Options{Conn: n.conn, Prefix: prefix, Node: name, Retention: retention, Limit: eventLimit, NotificationLimit: eventLimit, Replicas: o.servers, Log: n.log}); err != nil {
 		return nil, err
 	}
+	n.events.Open(devices.Alone) // all nodes have the same limits
 	if n.store, err = store.Open(ctx, database, dir, n.log, store.OnStaleWrite(func(p devices.Presence) { n.service.OnStaleWrite(p) })); err != nil {
 		return nil, err
 	}

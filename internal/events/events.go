@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -79,7 +80,8 @@ type Bus struct {
 	stop    context.CancelFunc
 	ctx     context.Context
 	tasks   sync.WaitGroup
-	wake    chan struct{} // capacity 1: requests a check of the streams
+	wake    chan struct{}                        // capacity 1: requests a check of the streams
+	others  atomic.Pointer[devices.OthersLimits] // nil: Open was not called
 
 	// Published counts events by kind, Dropped by reason.
 	Published counters.Map[devices.EventKind]
@@ -92,8 +94,8 @@ type queued struct {
 	msg *nats.Msg
 }
 
-// New returns a running Bus; Close flushes and stops it. The streams are created, or updated to these
-// options, as soon as NATS is reachable.
+// New returns a running Bus; Close flushes and stops it. It publishes at once, and leaves the streams alone until
+// Open.
 func New(opt Options) (*Bus, error) {
 	b := &Bus{opt: opt, queue: make(chan queued, queueLimit), live: make(chan *frame, liveQueue), wake: make(chan struct{}, 1)}
 	for _, reason := range []string{DropQueue, DropAway, DropStream, DropNoStream, DropNoAck, DropOversized, DropAudio} {
@@ -110,6 +112,22 @@ func New(opt Options) (*Bus, error) {
 	b.tasks.Go(b.publishLive)
 	b.tasks.Go(b.keep)
 	return b, nil
+}
+
+// Open has the bus create the streams and update them to the settings of the nodes, as soon as NATS is reachable: the
+// node belongs to the fleet of these streams.
+func (b *Bus) Open(others devices.OthersLimits) {
+	b.others.Store(&others)
+	b.requestLook()
+}
+
+// Limits returns the limits that this node asks for, by name of the stream.
+func (b *Bus) Limits() map[string]devices.StreamLimits {
+	out := map[string]devices.StreamLimits{}
+	for _, s := range b.streams {
+		out[s.cfg.Name] = limitsOf(&s.cfg)
+	}
+	return out
 }
 
 // StreamName returns the name of a fleet's JetStream object: its prefix in upper case with `_` for
@@ -151,16 +169,16 @@ func (b *Bus) subject(device string, kind devices.EventKind, rest string) string
 
 func (b *Bus) config(which devices.EventStream) jetstream.StreamConfig {
 	cfg := jetstream.StreamConfig{Name: StreamName(b.opt.Prefix, "EVENTS"), Description: "fleetd device events", MaxAge: b.opt.Retention, MaxBytes: b.opt.Limit,
-		Replicas: max(b.opt.Replicas, 1), Duplicates: min(eventsWindow, b.opt.Retention), Storage: jetstream.FileStorage, Discard: jetstream.DiscardOld}
+		Replicas: max(b.opt.Replicas, 1), Duplicates: eventsWindow, Storage: jetstream.FileStorage, Discard: jetstream.DiscardOld}
 	rest := ""
 	switch which {
 	case devices.NotificationsStream:
 		cfg.Name, cfg.Description = StreamName(b.opt.Prefix, "NOTIFICATIONS"), "fleetd device notifications"
-		cfg.MaxBytes, cfg.Duplicates = b.opt.NotificationLimit, min(frequentWindow, b.opt.Retention)
+		cfg.MaxBytes, cfg.Duplicates = b.opt.NotificationLimit, frequentWindow
 		rest = ">"
 	case devices.JobsStream:
 		cfg.Name, cfg.Description = StreamName(b.opt.Prefix, "JOBS"), "fleetd jobs and tasks"
-		cfg.MaxBytes, cfg.Duplicates = jobsLimit, min(frequentWindow, b.opt.Retention)
+		cfg.MaxBytes, cfg.Duplicates = jobsLimit, frequentWindow
 	}
 	// Subjects are listed individually: a stream over a request subject would answer requests.
 	for _, kind := range devices.StoredKinds(which) {
@@ -169,7 +187,7 @@ func (b *Bus) config(which devices.EventStream) jetstream.StreamConfig {
 	return cfg
 }
 
-// keep checks the streams: at the start, when NATS is back, when events are lost, and periodically. A
+// keep checks the streams: when they are opened, when NATS is back, when events are lost, and periodically. A
 // stream may be lost with the files of a NATS server, or be deleted by an operator. They are checked in
 // order, because the events stream of older versions must first release the subject of notifications.
 func (b *Bus) keep() {
@@ -177,11 +195,11 @@ func (b *Bus) keep() {
 	defer b.opt.Conn.RemoveStatusListener(back)
 	for {
 		next := lookEvery
-		if !b.opt.Conn.IsConnected() {
+		if others := b.others.Load(); others == nil || !b.opt.Conn.IsConnected() {
 			next = retryEvery // NATS itself is reported as unreachable
 		} else {
 			for _, s := range b.streams {
-				if s.look(b.ctx) != nil {
+				if s.look(b.ctx, *others) != nil {
 					next = retryEvery
 				}
 			}

@@ -67,6 +67,7 @@ func newBusWith(t *testing.T, nc *nats.Conn, opt Options) *Bus {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
+	b.Open(devices.Alone)
 	devicetest.Eventually(t, "the streams exist", func() bool {
 		for _, s := range b.streams {
 			if _, err := s.js.Stream(t.Context(), s.cfg.Name); err != nil {

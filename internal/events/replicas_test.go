@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/natstest"
 )
@@ -60,6 +61,7 @@ func TestReplicasOutliveAServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
+	b.Open(devices.Alone)
 	var leader string
 	devicetest.Eventually(t, "the stream has three replicas", func() bool {
 		stream, err := streams(t, nc).Stream(t.Context(), "TEST_V1_EVENTS")

@@ -3,7 +3,6 @@ package events
 import (
 	"context"
 	"errors"
-	"fleetd/internal/counters"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -13,6 +12,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"fleetd/internal/counters"
+	"fleetd/internal/devices"
 )
 
 const (
@@ -20,8 +22,8 @@ const (
 	ackTimeout   = 5 * time.Second // after which an event counts as lost
 	stallWait    = 500 * time.Millisecond
 	setupTimeout = 5 * time.Second
-	// limitsEvery is how often differing limits are changed at most: nodes with different flags
-	// would otherwise change them alternately at every check.
+	// limitsEvery is how often the other nodes are asked for their limits, while those of the stream differ from this
+	// node's settings.
 	limitsEvery = time.Minute
 )
 
@@ -38,21 +40,28 @@ type stream struct {
 	wake    func() // requests a check of the stream
 
 	firstSequence func() uint64 // Options.FirstSequence
+	window        time.Duration // of duplicates, at most
 
 	stalled atomic.Bool  // maxPending events wait, and none was acknowledged
 	good    atomic.Int64 // last confirmation that events are stored, in Unix nanoseconds
 	unkept  atomic.Bool  // events published since then were not acknowledged
 
-	mu        sync.Mutex
-	fault     error // result of the last check
-	last      *jetstream.StreamInfo
-	doubted   bool          // unkept at the last check
-	corrected time.Time     // when limits were last changed
-	replaced  chan struct{} // closed when the stream is another one: sequences start again
+	mu       sync.Mutex
+	fault    error // result of the last check
+	last     *jetstream.StreamInfo
+	doubted  bool          // unkept at the last check
+	asked    time.Time     // when the other nodes were last asked for their limits
+	replaced chan struct{} // closed when the stream is another one: sequences start again
+}
+
+// limitsOf returns the limits of a stream.
+func limitsOf(cfg *jetstream.StreamConfig) devices.StreamLimits {
+	return devices.StreamLimits{MaxAge: cfg.MaxAge, MaxBytes: cfg.MaxBytes, Replicas: cfg.Replicas}
 }
 
 func newStream(cfg jetstream.StreamConfig, opt Options, dropped *counters.Map[string], wake func()) (*stream, error) {
-	s := &stream{cfg: cfg, conn: opt.Conn, dropped: dropped, log: opt.Log.With("stream", cfg.Name), wake: wake, firstSequence: opt.FirstSequence, replaced: make(chan struct{})}
+	s := &stream{cfg: cfg, conn: opt.Conn, dropped: dropped, log: opt.Log.With("stream", cfg.Name), wake: wake, firstSequence: opt.FirstSequence, window: cfg.Duplicates, fault: errNotOpen, replaced: make(chan struct{})}
+	s.cfg.Duplicates = min(s.window, cfg.MaxAge)
 	var err error
 	s.js, err = jetstream.New(opt.Conn, jetstream.WithPublishAsyncMaxPending(maxPending), jetstream.WithPublishAsyncTimeout(ackTimeout),
 		jetstream.WithPublishAsyncAckHandler(func(jetstream.JetStream, *nats.Msg, *jetstream.PubAck) { s.kept() }),
@@ -114,9 +123,12 @@ func (s *stream) ready() error {
 	return fault
 }
 
-// look creates the stream if it is missing, and updates it to this node's settings. It fails if events
+// errNotOpen is why a node that has not been accepted stores no events.
+var errNotOpen = errors.New("this node has not found out yet whether it belongs to the fleet of these streams: the database must accept it, and the other nodes must answer")
+
+// look creates the stream if it is missing, and updates it to the settings of the nodes. It fails if events
 // cannot be stored.
-func (s *stream) look(ctx context.Context) error {
+func (s *stream) look(ctx context.Context, others devices.OthersLimits) error {
 	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
 	defer cancel()
 	current, err := s.js.Stream(ctx, s.cfg.Name)
@@ -132,7 +144,7 @@ func (s *stream) look(ctx context.Context) error {
 		}
 	}
 	if err == nil {
-		err = s.align(ctx, current.CachedInfo().Config)
+		err = s.align(ctx, current.CachedInfo().Config, others)
 	}
 	if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 		return nil // this node is stopping
@@ -142,12 +154,11 @@ func (s *stream) look(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if (err == nil) != (s.fault == nil) || err != nil && err.Error() != s.fault.Error() {
-		if err != nil {
-			s.log.Warn("events are not stored", "error", err)
-		} else {
-			s.log.Info("events are stored again")
-		}
+	switch {
+	case err != nil && (s.fault == nil || err.Error() != s.fault.Error()):
+		s.log.Warn("events are not stored", "error", err)
+	case err == nil && s.fault != nil && !errors.Is(s.fault, errNotOpen):
+		s.log.Info("events are stored again")
 	}
 	if s.fault = err; err == nil {
 		s.compare(current.CachedInfo())
@@ -160,22 +171,27 @@ func (s *stream) look(ctx context.Context) error {
 // taken for one in this stream, whose first events its reader would miss.
 func SequenceOfTime() uint64 { return uint64(time.Now().UnixMilli()) }
 
-// align changes what differs from this node's settings, except properties that fleetd has no setting for,
-// such as placement and compression.
-func (s *stream) align(ctx context.Context, cfg jetstream.StreamConfig) error {
+// align changes what differs from the settings of the nodes, except properties that fleetd has no setting for, such as
+// placement and compression.
+func (s *stream) align(ctx context.Context, cfg jetstream.StreamConfig, others devices.OthersLimits) error {
 	narrow := !sameSubjects(cfg.Subjects, s.cfg.Subjects)
-	limits := cfg.MaxAge != s.cfg.MaxAge || cfg.MaxBytes != s.cfg.MaxBytes || cfg.Replicas != s.cfg.Replicas ||
-		cfg.Duplicates != s.cfg.Duplicates || cfg.Discard != s.cfg.Discard
-	if !narrow && (!limits || time.Since(s.corrected) < limitsEvery) {
+	differ := limitsOf(&cfg) != limitsOf(&s.cfg) || cfg.Duplicates != s.cfg.Duplicates || cfg.Discard != s.cfg.Discard
+	if !narrow && (!differ || time.Since(s.asked) < limitsEvery) {
 		return nil
 	}
-	s.corrected = time.Now()
-	cfg.Subjects, cfg.MaxAge, cfg.MaxBytes, cfg.Replicas = s.cfg.Subjects, s.cfg.MaxAge, s.cfg.MaxBytes, s.cfg.Replicas
-	cfg.Duplicates, cfg.Discard, cfg.Description = s.cfg.Duplicates, s.cfg.Discard, s.cfg.Description
+	s.asked = time.Now()
+	present, duplicates := limitsOf(&cfg), cfg.Duplicates
+	want := others.Agreed(ctx, cfg.Name, limitsOf(&s.cfg), present)
+	window := min(s.window, want.MaxAge)
+	if !narrow && want == present && duplicates == window && cfg.Discard == s.cfg.Discard {
+		return nil
+	}
+	cfg.Subjects, cfg.MaxAge, cfg.MaxBytes, cfg.Replicas = s.cfg.Subjects, want.MaxAge, want.MaxBytes, want.Replicas
+	cfg.Duplicates, cfg.Discard, cfg.Description = window, s.cfg.Discard, s.cfg.Description
 	_, err := s.js.UpdateStream(ctx, cfg)
 	switch {
 	case err == nil:
-		s.log.Info("event stream updated to this node's settings; give all nodes the same settings")
+		s.log.Info("event stream updated to the largest limits of the nodes", "max_age", want.MaxAge, "max_bytes", want.MaxBytes, "replicas", want.Replicas)
 	case !narrow:
 		s.log.Warn("event stream has other limits than this node's settings", "error", err)
 		err = nil // events are stored nevertheless

@@ -14,8 +14,13 @@ import (
 func (n *node) join(ctx context.Context) error {
 	n.joining.Lock()
 	defer n.joining.Unlock()
-	private := n.cfg.NATS == "embedded" && n.cfg.NATSListen == "" // no other node can connect
-	if private || n.joined || !n.bus.up.Load() {
+	if n.joined || !n.bus.up.Load() {
+		return nil
+	}
+	if n.cfg.NATS == "embedded" && n.cfg.NATSListen == "" { // no other node can connect
+		if n.joined = n.store.Ready() == nil; n.joined {
+			n.openStreams()
+		}
 		return nil
 	}
 	database, err := n.store.FleetID(ctx)
@@ -30,7 +35,8 @@ func (n *node) join(ctx context.Context) error {
 	switch {
 	case errors.Is(err, cluster.ErrOtherFleet):
 		return fmt.Errorf("--nats: %w", err)
-	case unanswered && n.unanswered.Add(1) > 1: // which was logged
+	case unanswered && n.unanswered.Add(1) == joinTries: // nobody there is a node
+	case unanswered && n.unanswered.Load() > 1: // which was logged
 		return nil
 	case unanswered:
 		n.log.Warn("cannot check the other nodes on NATS; the check is repeated, and this node stops if they belong to another fleet", "error", err)
@@ -39,7 +45,9 @@ func (n *node) join(ctx context.Context) error {
 		n.log.Warn("cannot check the other nodes on NATS", "error", err)
 		return nil
 	}
-	n.joined = database != ""
+	if n.joined = database != "" && n.store.Ready() == nil; n.joined {
+		n.openStreams()
+	}
 	return nil
 }
 

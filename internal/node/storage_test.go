@@ -35,6 +35,7 @@ func TestEmbeddedStorageRecovers(t *testing.T) {
 	if err := n.openEvents(); err != nil {
 		t.Fatal(err)
 	}
+	n.events.Open(devices.Alone)
 	js, err := jetstream.New(n.bus.conn)
 	if err != nil {
 		t.Fatal(err)

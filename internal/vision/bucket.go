@@ -33,13 +33,15 @@ type bucket struct {
 	oldest   uint64
 	// lastError is why the store could not be created at the last attempt.
 	lastError atomic.Pointer[error]
+	others    atomic.Pointer[devices.OthersLimits] // nil: the node has not been accepted
 	// onEvict is called for the photos that were removed to make room.
 	onEvict func(ctx context.Context, ids []string)
 }
 
 type openStore struct {
-	objects jetstream.ObjectStore
-	stream  jetstream.Stream
+	objects  jetstream.ObjectStore
+	stream   jetstream.Stream
+	maxBytes uint64
 }
 
 func newBucket(opt Options) *bucket {
@@ -54,10 +56,18 @@ func newBucket(opt Options) *bucket {
 	return b
 }
 
-var errNotConnected = errors.New("NATS is not connected")
+var (
+	errNotConnected = errors.New("NATS is not connected")
+	errNotOpen      = errors.New("this node has not found out yet whether it belongs to the fleet of this object store")
+)
 
-// store returns the object store, which it creates on first use, because NATS may start
-// later than the node.
+// limits returns the limits that this node asks for.
+func (b *bucket) limits() devices.StreamLimits {
+	return devices.StreamLimits{MaxAge: b.config.TTL, MaxBytes: b.config.MaxBytes, Replicas: b.config.Replicas}
+}
+
+// store returns the object store, which it creates on first use, because NATS may start later than the node, with the
+// largest limits of the nodes.
 func (b *bucket) store(ctx context.Context) (*openStore, error) {
 	var o *openStore
 	select {
@@ -72,7 +82,19 @@ func (b *bucket) store(ctx context.Context) (*openStore, error) {
 	if o != nil {
 		return o, nil
 	}
-	objects, err := b.js.CreateOrUpdateObjectStore(ctx, b.config)
+	others := b.others.Load()
+	if others == nil {
+		return nil, errNotOpen
+	}
+	config := b.config
+	present := devices.StreamLimits{}
+	if stream, err := b.js.Stream(ctx, b.streamName()); err == nil {
+		info := stream.CachedInfo().Config
+		present = devices.StreamLimits{MaxAge: info.MaxAge, MaxBytes: info.MaxBytes, Replicas: info.Replicas}
+	}
+	want := others.Agreed(ctx, b.streamName(), b.limits(), present)
+	config.TTL, config.MaxBytes, config.Replicas = want.MaxAge, want.MaxBytes, want.Replicas
+	objects, err := b.js.CreateOrUpdateObjectStore(ctx, config)
 	if err != nil {
 		err = fmt.Errorf("cannot create or update the object store %s: %w; check --photo-limit, --nats-replicas, and the log and disk of the NATS server", b.config.Bucket, err)
 		if ctx.Err() == nil {
@@ -85,7 +107,7 @@ func (b *bucket) store(ctx context.Context) (*openStore, error) {
 	if err != nil {
 		return nil, fmt.Errorf("object store %s: %w", b.config.Bucket, err)
 	}
-	o = &openStore{objects, stream}
+	o = &openStore{objects, stream, uint64(want.MaxBytes)}
 	return o, nil
 }
 
@@ -251,13 +273,13 @@ func (b *bucket) evict(ctx context.Context) (more bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if status.State.Bytes+2*chunkSize <= uint64(b.config.MaxBytes) {
+	if status.State.Bytes+2*chunkSize <= o.maxBytes {
 		return true, nil // another upload has made room
 	}
 	if b.oldest > status.State.LastSeq {
 		b.oldest = 0 // the stream was created again
 	}
-	space := min(evictBytes, uint64(b.config.MaxBytes)/2)
+	space := min(evictBytes, o.maxBytes/2)
 	var evicted []string
 	defer func() {
 		if len(evicted) > 0 {

@@ -115,6 +115,7 @@ func newTestServerOn(t testing.TB, js jetstream.JetStream, change ...func(*Optio
 		f(&opt)
 	}
 	c.vision = New(opt)
+	c.vision.OpenStore(devices.Alone)
 	c.vision.Register(mux)
 	c.service = c.ports.ServiceOver(t, fleet.Config{}, func(p *fleet.Ports) { p.Vision, p.Audit = c.vision, nil })
 	for _, id := range []devices.ID{robot, other} {

@@ -47,6 +47,7 @@ func (s *Server) Keep(ctx context.Context) {
 			return
 		case <-expire.C:
 			_, _ = s.opt.Index.Expire(ctx, s.expired()) // tried again later; pages leave these photos out
+			s.bucket.forget()                           // the nodes may ask for other limits now
 			continue
 		case <-s.missing:
 		}

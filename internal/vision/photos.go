@@ -32,6 +32,17 @@ func photoError(id string, err error) error {
 	return errStoreUnavailable(err)
 }
 
+// OpenStore lets the node create the object store and update it to the settings of the nodes: it belongs to their fleet.
+func (s *Server) OpenStore(others devices.OthersLimits) {
+	s.bucket.others.Store(&others)
+	s.requestFill()
+}
+
+// Limits returns the limits that this node asks for, by name of the stream.
+func (s *Server) Limits() map[string]devices.StreamLimits {
+	return map[string]devices.StreamLimits{s.bucket.streamName(): s.bucket.limits()}
+}
+
 // Ready returns why photos cannot be stored, with advice; nil if they can.
 func (s *Server) Ready() error {
 	if fault := s.bucket.lastError.Load(); fault != nil {

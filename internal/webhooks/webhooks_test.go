@@ -141,6 +141,7 @@ func newWorld(t *testing.T, db storetest.Database) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.bus.Close)
+	w.bus.Open(devices.Alone)
 	devicetest.Eventually(t, "the streams exist", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
