@@ -13,6 +13,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/audit"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/config"
 	"fleetd/internal/node"
 )
@@ -136,9 +137,9 @@ func (cmd *auditShowCmd) print(w io.Writer, e apiclient.AuditEntry) error {
 	if cmd.JSON {
 		return printJSONLine(w, e.Raw)
 	}
-	text := oneLine(e.Outcome)
+	text := cleantext.Line(e.Outcome)
 	if e.Rule != "" {
-		text += " by " + oneLine(e.Rule)
+		text += " by " + cleantext.Line(e.Rule)
 	}
 	if e.Count > 0 {
 		text += " ×" + strconv.FormatInt(e.Count, 10)
@@ -147,10 +148,10 @@ func (cmd *auditShowCmd) print(w io.Writer, e apiclient.AuditEntry) error {
 		text += " " + time.Duration(e.Duration).Round(time.Millisecond/10).String()
 	}
 	if e.Detail != "" {
-		text += "  " + oneLine(e.Detail)
+		text += "  " + cleantext.Line(e.Detail)
 	}
-	_, err := fmt.Fprintf(w, "%s  %-8s  %-17s  %-16s  %-7s  %s  %s\n", e.At.UTC().Format("2006-01-02T15:04:05.000Z"), oneLine(e.Kind), cmp.Or(oneLine(e.Device), "-"),
-		cmp.Or(oneLine(e.Name), oneLine(e.Key), "-"), cmp.Or(oneLine(e.Via), "-"), oneLine(e.Action), text)
+	_, err := fmt.Fprintf(w, "%s  %-8s  %-17s  %-16s  %-7s  %s  %s\n", e.At.UTC().Format("2006-01-02T15:04:05.000Z"), cleantext.Line(e.Kind), cmp.Or(cleantext.Line(e.Device), "-"),
+		cmp.Or(cleantext.Line(e.Name), cleantext.Line(e.Key), "-"), cmp.Or(cleantext.Line(e.Via), "-"), cleantext.Line(e.Action), text)
 	return err
 }
 
@@ -241,10 +242,10 @@ func printReport(w io.Writer, report api.AuditReport) {
 		fmt.Fprintf(w, "%d entries were dropped while the database was away, as the nodes recorded\n", report.Dropped)
 	}
 	for _, run := range report.Unended {
-		fmt.Fprintf(w, "no end: %s\n", oneLine(run))
+		fmt.Fprintf(w, "no end: %s\n", cleantext.Line(run))
 	}
 	for _, fault := range report.Faults {
-		fmt.Fprintf(w, "fault: %s\n", oneLine(fault))
+		fmt.Fprintf(w, "fault: %s\n", cleantext.Line(fault))
 	}
 	if report.Intact {
 		fmt.Fprintln(w, "nothing is missing between the blocks, and none was changed")

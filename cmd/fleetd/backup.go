@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/backup"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/config"
 )
 
@@ -61,7 +62,7 @@ func (r *restoreCmd) Run(a *app) error {
 		return exitError{err, exitFailed}
 	}
 	fmt.Fprintf(a.stdout, "Restored %s into %s, from a backup of %s by fleetd %s.\n",
-		count(report.Files, "file"), dir, report.Created.Format(time.RFC3339), oneLine(report.Version))
+		count(report.Files, "file"), dir, report.Created.Format(time.RFC3339), cleantext.Line(report.Version))
 	for _, sentence := range report.Without {
 		fmt.Fprintln(a.stdout, sentence)
 	}

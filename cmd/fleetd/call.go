@@ -16,6 +16,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/timespan"
 )
 
@@ -109,7 +110,7 @@ func (call *callCmd) queued(a *app, job string) error {
 	if call.JSON {
 		return printValue(a.stdout, api.QueuedCall{Job: job})
 	}
-	_, err := fmt.Fprintf(a.stdout, "%s is not connected; job %s calls it when it is back: `fleetd jobs %s`\n", oneLine(call.Device), job, job)
+	_, err := fmt.Fprintf(a.stdout, "%s is not connected; job %s calls it when it is back: `fleetd jobs %s`\n", cleantext.Line(call.Device), job, job)
 	return err
 }
 
@@ -118,7 +119,7 @@ func (call *callCmd) confirm(a *app, problem *apiclient.Problem) error {
 	if call.Yes {
 		return nil
 	}
-	question := fmt.Sprintf("Call %s on %s? The rule %s requires a confirmation.", oneLine(call.Tool), oneLine(call.Device), oneLine(problem.Rule()))
+	question := fmt.Sprintf("Call %s on %s? The rule %s requires a confirmation.", cleantext.Line(call.Tool), cleantext.Line(call.Device), cleantext.Line(problem.Rule()))
 	if !a.confirmed(question) {
 		return exitError{fmt.Errorf("the call of %s on %s needs a yes (rule %s); nothing was done: add --yes to confirm it", call.Tool, call.Device, problem.Rule()), exitRefused}
 	}
@@ -234,7 +235,7 @@ func (call *callCmd) print(ctx context.Context, a *app, c *apiclient.Client, res
 			}
 		case call.JSON:
 		case item.Type == "text":
-			fmt.Fprintln(a.stdout, strings.TrimRight(manyLines(item.Text), "\n"))
+			fmt.Fprintln(a.stdout, strings.TrimRight(cleantext.Lines(item.Text), "\n"))
 		default:
 			if err := printJSONLine(a.stdout, item.Raw); err != nil {
 				return err
@@ -279,7 +280,7 @@ func (call *callCmd) image(a *app, item apiclient.Content, n int) error {
 	}
 	if call.Output == "" {
 		if !call.JSON {
-			fmt.Fprintf(a.stdout, "(image, %s, %d bytes: give -o FILE to keep it)\n", cmp.Or(oneLine(mimeType), "of unknown type"), len(data))
+			fmt.Fprintf(a.stdout, "(image, %s, %d bytes: give -o FILE to keep it)\n", cmp.Or(cleantext.Line(mimeType), "of unknown type"), len(data))
 		}
 		return nil
 	}
@@ -292,7 +293,7 @@ func (call *callCmd) image(a *app, item apiclient.Content, n int) error {
 		return failed("write the image: %w", err)
 	}
 	if !call.JSON {
-		fmt.Fprintf(a.stdout, "%s: %s, %d bytes\n", path, cmp.Or(oneLine(mimeType), "image"), len(data))
+		fmt.Fprintf(a.stdout, "%s: %s, %d bytes\n", path, cmp.Or(cleantext.Line(mimeType), "image"), len(data))
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func TestTools(t *testing.T) {
 		"    volume  integer  0..100  required",
 		"",
 		"self.otto.action",
-		"    Move [31mnow",
+		"    Move now",
 		`    steps   integer         from 1          default 3`,
 		`    action  string          -               default "sit"`,
 		`    fast    boolean         -               required  Twice the speed`,
@@ -117,7 +117,7 @@ func TestCallOutcomes(t *testing.T) {
 		stdout, stderr string
 	}{
 		{"several items", 0, `{"content":[{"type":"text","text":"one\ntwo\u001b[2J\n"},{"type":"resource","uri":"x:y"}],"isError":false}`, nil,
-			exitOK, "one\ntwo[2J\n" + `{"type":"resource","uri":"x:y"}` + "\n", ""},
+			exitOK, "one\ntwo\n" + `{"type":"resource","uri":"x:y"}` + "\n", ""},
 		{"nothing", 0, `{"content":[],"isError":false}`, nil, exitOK, "", ""},
 		{"tool error", 0, `{"content":[{"type":"text","text":"unknown theme"}],"isError":true}`, nil,
 			exitTool, "unknown theme\n", "fleetd: the tool failed on the device\n"},
@@ -137,7 +137,7 @@ func TestCallOutcomes(t *testing.T) {
 			exitRefused, "", "fleetd: wrong arguments: /volume is required (invalid_arguments)\n"},
 		{"timeout", 504, `{"title":"Gateway Timeout","code":"device_timeout","detail":"d did not answer in 30s","outcome":"unknown"}`, nil,
 			exitTimeout, "", "fleetd: d did not answer in 30s (device_timeout)\n"},
-		{"unauthorized", 401, `{"title":"Unauthorized","code":"unauthorized"}`, nil, exitRefused, "", "fleetd: Unauthorized (unauthorized)\n"},
+		{"unauthorized", 401, `{"title":"Unauthorized","code":"unauthorized"}`, nil, exitRefused, "", "fleetd: Unauthorized; this command sent the token of --token or FLEETD_TOKEN (unauthorized)\n"},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/config"
 )
 
@@ -174,9 +175,9 @@ func (a *app) report(ctx context.Context, err error) int {
 		return a.reportJSON(err)
 	}
 	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Call() != "" {
-		fmt.Fprintln(a.stderr, "fleetd: call "+oneLine(problem.Call())+" failed")
+		fmt.Fprintln(a.stderr, "fleetd: call "+cleantext.Line(problem.Call())+" failed")
 	}
-	fmt.Fprintln(a.stderr, "fleetd: "+oneLine(err.Error()))
+	fmt.Fprintln(a.stderr, "fleetd: "+cleantext.Line(err.Error()))
 	return exitCode(err)
 }
 
@@ -187,7 +188,7 @@ func (a *app) reportJSON(err error) int {
 		Error   string          `json:"error"`
 		Exit    int             `json:"exit"`
 		Problem json.RawMessage `json:"problem,omitempty"`
-	}{Error: oneLine(err.Error()), Exit: exitCode(err)}
+	}{Error: cleantext.Line(err.Error()), Exit: exitCode(err)}
 	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && json.Valid(problem.Raw) {
 		report.Problem = problem.Raw
 	}

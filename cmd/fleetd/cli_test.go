@@ -303,7 +303,7 @@ func TestExitCode(t *testing.T) {
 	}
 	a, _, stderr = newApp()
 	a.report(t.Context(), errors.New("two\nlines \x1b[31mred"))
-	if stderr.String() != "fleetd: two lines [31mred\n" {
+	if stderr.String() != "fleetd: two lines red\n" {
 		t.Errorf("got %q", stderr)
 	}
 }
@@ -382,7 +382,7 @@ func TestErrorsAsJSON(t *testing.T) {
 	f := newAPI(t, map[string]string{"GET /v1/devices/aa": problem})
 	f.status = map[string]int{"GET /v1/devices/aa": http.StatusNotFound}
 	f.run("devices", "show", "aa", "--json").is(t, exitRefused, "",
-		`{"error":"no device aa [1m (device_unknown)","exit":2,"problem":`+problem+"}\n")
+		`{"error":"no device aa (device_unknown)","exit":2,"problem":`+problem+"}\n")
 	f.run("devices", "show", "--json").is(t, exitFailed, "", `{"error":"expected \"<device>\" (see fleetd --help)","exit":1}`+"\n")
 	f.run("call", "d", "t", "--json", "x").is(t, exitFailed, "", `{"error":"\"x\" is not key=value or key:=JSON","exit":1}`+"\n")
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"fleetd/internal/api"
+	"fleetd/internal/cleantext"
 )
 
 type consoleCmd struct {
@@ -36,7 +37,7 @@ func (cmd *consoleCmd) Run(ctx context.Context, a *app) error {
 			return err
 		}
 		link += "#code=" + code.Code
-		note = fmt.Sprintf("the link works once, within a minute; the browser then has a key of its own for 12 h, which ends with yours (%s)", oneLine(self.Name))
+		note = fmt.Sprintf("the link works once, within a minute; the browser then has a key of its own for 12 h, which ends with yours (%s)", cleantext.Line(self.Name))
 	}
 	if _, err := fmt.Fprintln(a.stdout, link); err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 type devicesCmd struct {
@@ -165,7 +166,7 @@ func deviceCells(d apiclient.Device) []string {
 
 // csvCell keeps what a device reports of itself from being a formula in a spreadsheet.
 func csvCell(text string) string {
-	text = oneLine(text)
+	text = cleantext.Line(text)
 	if text != "" && strings.ContainsRune("=+-@", rune(text[0])) {
 		return "'" + text
 	}
@@ -261,7 +262,7 @@ func (a *app) change(ctx context.Context, flags clientFlags, do func(*apiclient.
 	if err := do(c, ctx, device); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.stdout, "%s %s\n", oneLine(device), done)
+	fmt.Fprintf(a.stdout, "%s %s\n", cleantext.Line(device), done)
 	return nil
 }
 
@@ -276,9 +277,9 @@ func (a *app) revoke(ctx context.Context, flags clientFlags, do func(*apiclient.
 	if err != nil {
 		return err
 	}
-	text := oneLine(name) + " revoked"
+	text := cleantext.Line(name) + " revoked"
 	if !r.Recorded {
-		text += " on " + count(len(r.Nodes), "node") + " (" + oneLine(strings.Join(r.Nodes, ", ")) + "), not yet in the database, which is away; it is recorded when the database is back"
+		text += " on " + count(len(r.Nodes), "node") + " (" + cleantext.Line(strings.Join(r.Nodes, ", ")) + "), not yet in the database, which is away; it is recorded when the database is back"
 	}
 	if then != "" {
 		text += "; " + then

@@ -19,6 +19,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 const (
@@ -61,7 +62,7 @@ func (d *doctorCmd) Run(ctx context.Context, a *app) error {
 		}
 	} else {
 		fmt.Fprintf(a.stdout, "OTA URL  %s\nDevice   %s\nStatus   %d\n\nReply to its OTA check:\n",
-			oneLine(diagnosis.OTAURL), oneLine(diagnosis.Device), diagnosis.Status)
+			cleantext.Line(diagnosis.OTAURL), cleantext.Line(diagnosis.Device), diagnosis.Status)
 		if err := printJSON(a.stdout, diagnosis.Reply); err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 // editAttempts bounds how often an edit starts anew because somebody else changed the device meanwhile.
@@ -105,9 +106,9 @@ func (cmd *editCmd) editDevice(ctx context.Context, a *app, c *apiclient.Client,
 		if err != nil {
 			return err
 		}
-		text := oneLine(cmd.Target) + " changed"
+		text := cleantext.Line(cmd.Target) + " changed"
 		if patched.Applies != "" {
-			text += "; the transport applies at its " + oneLine(patched.Applies)
+			text += "; the transport applies at its " + cleantext.Line(patched.Applies)
 		}
 		_, err = fmt.Fprintln(a.stdout, text)
 		return err
@@ -145,7 +146,7 @@ func (cmd *editCmd) editSelection(ctx context.Context, a *app, c *apiclient.Clie
 			_, err := fmt.Fprintln(a.stdout, "no device matches; nothing was changed")
 			return err
 		}
-		if counts.Total > 1 && !a.confirmed(fmt.Sprintf("%d devices match %s; change them?", counts.Total, oneLine(cmd.Target))) {
+		if counts.Total > 1 && !a.confirmed(fmt.Sprintf("%d devices match %s; change them?", counts.Total, cleantext.Line(cmd.Target))) {
 			return exitError{fmt.Errorf("%d devices match; nothing was changed: add --yes to change them", counts.Total), exitRefused}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 type eventsCmd struct {
@@ -33,10 +34,10 @@ func (e *eventsCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	options := apiclient.EventOptions{Device: e.Device, Type: e.Type, Since: since, OnRetry: func(cause error, wait time.Duration) {
-		fmt.Fprintf(a.stderr, "fleetd: %s; trying again in %s\n", oneLine(cause.Error()), wait)
+		fmt.Fprintf(a.stderr, "fleetd: %s; trying again in %s\n", cleantext.Line(cause.Error()), wait)
 	}}
 	if a.interactive { // a person may wonder whether anything goes on
-		options.OnOpen = func() { fmt.Fprintf(a.stderr, "fleetd: connected to %s; Ctrl-C ends\n", oneLine(c.Base())) }
+		options.OnOpen = func() { fmt.Fprintf(a.stderr, "fleetd: connected to %s; Ctrl-C ends\n", cleantext.Line(c.Base())) }
 	}
 	show := printEvent
 	if e.JSON {
@@ -94,7 +95,7 @@ func printEvent(a *app, event apiclient.Event) error {
 			rest = append(rest, m.name+"="+string(m.value))
 		}
 	}
-	_, err = fmt.Fprintf(a.stdout, "%-24s  %-17s  %-10s  %s\n", cmp.Or(oneLine(at), a.now().UTC().Format("2006-01-02T15:04:05.000Z")),
-		cmp.Or(oneLine(device), "-"), oneLine(event.Type), oneLine(strings.Join(rest, " ")))
+	_, err = fmt.Fprintf(a.stdout, "%-24s  %-17s  %-10s  %s\n", cmp.Or(cleantext.Line(at), a.now().UTC().Format("2006-01-02T15:04:05.000Z")),
+		cmp.Or(cleantext.Line(device), "-"), cleantext.Line(event.Type), cleantext.Line(string(safeJSON([]byte(strings.Join(rest, " "))))))
 	return err
 }

@@ -14,6 +14,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 // Exit statuses of explain.
@@ -109,7 +110,7 @@ func printExplanation(a *app, e apiclient.Why) error {
 	if e.Call != "" {
 		what = "Call " + e.Call + " to " + e.Device
 	}
-	fmt.Fprintf(a.stdout, "%s is %s: %s%s\n%s\n", oneLine(what), oneLine(e.State), oneLine(e.Cause), certain, oneLine(e.Sentence))
+	fmt.Fprintf(a.stdout, "%s is %s: %s%s\n%s\n", cleantext.Line(what), cleantext.Line(e.State), cleantext.Line(e.Cause), certain, cleantext.Line(e.Sentence))
 	var rows [][]string
 	for i, x := range e.Evidence {
 		name := ""
@@ -125,7 +126,7 @@ func printExplanation(a *app, e apiclient.Why) error {
 		if i == 0 {
 			fmt.Fprintln(a.stdout, "What to do")
 		}
-		fmt.Fprintf(a.stdout, "  %d. %s\n", i+1, oneLine(text))
+		fmt.Fprintf(a.stdout, "  %d. %s\n", i+1, cleantext.Line(text))
 	}
 	return printReach(a, e.Reach, e.Missing)
 }
@@ -137,10 +138,10 @@ func printReach(a *app, reach []api.Reach, missing []string) error {
 		parts = append(parts, r.Node+" since "+r.Since.UTC().Format(time.RFC3339))
 	}
 	if len(parts) > 0 {
-		fmt.Fprintln(a.stdout, oneLine("Records of "+strings.Join(parts, ", ")))
+		fmt.Fprintln(a.stdout, cleantext.Line("Records of "+strings.Join(parts, ", ")))
 	}
 	for _, m := range missing {
-		fmt.Fprintln(a.stdout, oneLine(m+" did not answer: its records are missing"))
+		fmt.Fprintln(a.stdout, cleantext.Line(m+" did not answer: its records are missing"))
 	}
 	return nil
 }

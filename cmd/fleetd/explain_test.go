@@ -55,7 +55,7 @@ func TestExplain(t *testing.T) {
 	})
 	f.run("explain", "b").is(t, 3, strings.Join([]string{
 		"Device b is offline: gone (not certain: it fits best)",
-		"Because [31mit is so.",
+		"Because it is so.",
 		"Evidence  2026-08-01T11:00:00Z  closed  gone  (node a)",
 		"What to do",
 		"  1. Look at it.",

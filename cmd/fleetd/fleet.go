@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 // shownValues is how many values of a dimension a summary shows.
@@ -162,6 +163,6 @@ func printChange(a *app, x apiclient.Change) error {
 		value = "(removed)"
 	}
 	_, err := fmt.Fprintf(a.stdout, "%s  %-8d  %-17s  %-16s  %-16s  %s\n", x.At.UTC().Format("2006-01-02T15:04:05.000Z"), x.Revision,
-		cmp.Or(oneLine(x.Device), "-"), cmp.Or(oneLine(x.Who), "-"), oneLine(x.Aspect), oneLine(value))
+		cmp.Or(cleantext.Line(x.Device), "-"), cmp.Or(cleantext.Line(x.Who), "-"), cleantext.Line(x.Aspect), cleantext.Line(value))
 	return err
 }

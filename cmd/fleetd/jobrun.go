@@ -10,6 +10,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/timespan"
 )
 
@@ -248,14 +249,14 @@ func (f *jobFlags) start(ctx context.Context, a *app, spec api.NewJob) error {
 		return exitError{fmt.Errorf("no device matches %s; nothing was started (with --follow, --at or --cron a job waits for devices that come to match)", spec.Select), exitRefused}
 	}
 	for _, no := range plan.Refusals {
-		fmt.Fprintf(a.stderr, "fleetd: %s will be refused: %s\n", devicesText(no.Count), oneLine(no.Detail)) // devices sent parts of it
+		fmt.Fprintf(a.stderr, "fleetd: %s will be refused: %s\n", devicesText(no.Count), cleantext.Line(no.Detail)) // devices sent parts of it
 	}
 	if plan.Devices > 1 && !f.Yes && !a.confirmed(planQuestion(&plan.JobPlan)) {
 		return exitError{fmt.Errorf("%s; nothing was started: add --yes to start it, --dry-run to see more", planText(&plan.JobPlan)), exitRefused}
 	}
 	j, err := c.CreateJob(ctx, spec, f.Key)
 	if problem := (*apiclient.Problem)(nil); errors.As(err, &problem) && problem.Confirmation() != "" {
-		if !f.Yes && !a.confirmed(fmt.Sprintf("The rule %s requires a confirmation of the whole job. Start it?", oneLine(problem.Rule()))) {
+		if !f.Yes && !a.confirmed(fmt.Sprintf("The rule %s requires a confirmation of the whole job. Start it?", cleantext.Line(problem.Rule()))) {
 			return exitError{fmt.Errorf("the job needs a yes (rule %s); nothing was started: add --yes to confirm it", problem.Rule()), exitRefused}
 		}
 		spec.Confirmation = problem.Confirmation()

@@ -13,6 +13,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 type jobsCmd struct {
@@ -374,7 +375,7 @@ func (cmd *queueCmd) Run(ctx context.Context, a *app) error {
 		if err := c.CancelTask(ctx, cmd.Device, cmd.Cancel); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(a.stdout, "the task of job %s for %s is cancelled\n", cmd.Cancel, oneLine(cmd.Device))
+		_, err := fmt.Fprintf(a.stdout, "the task of job %s for %s is cancelled\n", cmd.Cancel, cleantext.Line(cmd.Device))
 		return err
 	}
 	queue, err := c.Queue(ctx, cmd.Device)
@@ -395,7 +396,7 @@ func (cmd *queueCmd) Run(ctx context.Context, a *app) error {
 		return nil
 	}
 	if len(rows) == 1 {
-		_, err := fmt.Fprintf(a.stdout, "nothing waits for %s\n", oneLine(cmd.Device))
+		_, err := fmt.Fprintf(a.stdout, "nothing waits for %s\n", cleantext.Line(cmd.Device))
 		return err
 	}
 	return a.table(a.stdout, "", rows)

@@ -156,5 +156,5 @@ func TestPlansOfHostileDevices(t *testing.T) {
 		"POST /v1/jobs": jobJSON,
 	})
 	f.run("jobs", "run", "a", "self.lamp.set").is(t, exitOK, "job 06q0000000abcdefghjk is running; follow it with `fleetd jobs 06q0000000abcdefghjk --watch`\n",
-		"fleetd: 1 device will be refused: / ]0;owned is required fleetd: done\n")
+		"fleetd: 1 device will be refused: / is required fleetd: done\n")
 }

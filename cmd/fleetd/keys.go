@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/selector"
 	"fleetd/internal/timespan"
 )
@@ -54,8 +55,8 @@ func (cmd *keysCreateCmd) Run(ctx context.Context, a *app) error {
 	if !k.Expires.IsZero() {
 		ends = "expires " + k.Expires.UTC().Format(time.RFC3339)
 	}
-	fmt.Fprintf(a.stderr, "fleetd: key %s (%s) %s; its token is not shown again\n", oneLine(k.ID), oneLine(k.Name), ends)
-	_, err = fmt.Fprintln(a.stdout, oneLine(k.Token))
+	fmt.Fprintf(a.stderr, "fleetd: key %s (%s) %s; its token is not shown again\n", cleantext.Line(k.ID), cleantext.Line(k.Name), ends)
+	_, err = fmt.Fprintln(a.stdout, cleantext.Line(k.Token))
 	return err
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 type mcpCmd struct {
@@ -19,6 +20,6 @@ func (m *mcpCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	note := func(err error) { fmt.Fprintln(a.stderr, "fleetd: "+oneLine(err.Error())) }
+	note := func(err error) { fmt.Fprintln(a.stderr, "fleetd: "+cleantext.Line(err.Error())) }
 	return c.BridgeMCP(ctx, apiclient.MCPPath(m.Device), os.Stdin, a.stdout, note)
 }

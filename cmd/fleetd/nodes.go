@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/config"
 )
 
@@ -59,14 +60,14 @@ func (cmd *logLevelCmd) Run(ctx context.Context, a *app) error {
 		if err := c.SetLogLevel(ctx, cmd.Level); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(a.stdout, "the node logs at %s until it stops\n", oneLine(cmd.Level))
+		_, err := fmt.Fprintf(a.stdout, "the node logs at %s until it stops\n", cleantext.Line(cmd.Level))
 		return err
 	}
 	level, err := c.LogLevel(ctx)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(a.stdout, oneLine(level))
+	_, err = fmt.Fprintln(a.stdout, cleantext.Line(level))
 	return err
 }
 

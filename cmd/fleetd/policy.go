@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fleetd/internal/api"
+	"fleetd/internal/cleantext"
 )
 
 type policyCmd struct {
@@ -71,7 +72,7 @@ func (p *policyView) print(a *app) error {
 	w := a.stdout
 	switch {
 	case p.By != "":
-		fmt.Fprintf(w, "version %d, written %s by %s\n", p.Version, p.Changed.UTC().Format(time.RFC3339), oneLine(p.By))
+		fmt.Fprintf(w, "version %d, written %s by %s\n", p.Version, p.Changed.UTC().Format(time.RFC3339), cleantext.Line(p.By))
 	default:
 		fmt.Fprintf(w, "version %d\n", p.Version)
 	}
@@ -86,13 +87,13 @@ func (p *policyView) print(a *app) error {
 		return err
 	}
 	for _, r := range p.Reads {
-		fmt.Fprintf(w, "reads  %s  devices %s  kept for %s\n", oneLine(any(r.Tools)), oneLine(cmp.Or(r.Devices.String(), "all")), oneLine(cmp.Or(r.TTL, "0s")))
+		fmt.Fprintf(w, "reads  %s  devices %s  kept for %s\n", cleantext.Line(any(r.Tools)), cleantext.Line(cmp.Or(r.Devices.String(), "all")), cleantext.Line(cmp.Or(r.TTL, "0s")))
 	}
 	for _, u := range p.URLs {
-		fmt.Fprintf(w, "urls   %s  %s\n", oneLine(any(u.Tools)), oneLine(strings.Join(u.Prefixes, " ")))
+		fmt.Fprintf(w, "urls   %s  %s\n", cleantext.Line(any(u.Tools)), cleantext.Line(strings.Join(u.Prefixes, " ")))
 	}
 	if len(p.AuditArguments) > 0 {
-		fmt.Fprintf(w, "arguments kept in the audit: %s\n", oneLine(any(p.AuditArguments)))
+		fmt.Fprintf(w, "arguments kept in the audit: %s\n", cleantext.Line(any(p.AuditArguments)))
 	}
 	return nil
 }
@@ -199,12 +200,12 @@ func (cmd *policyExplainCmd) Run(ctx context.Context, a *app) error {
 	if cmd.JSON {
 		return printJSON(a.stdout, x.Raw)
 	}
-	fmt.Fprintf(a.stdout, "%s by %s\n", oneLine(x.Action), oneLine(x.Rule))
+	fmt.Fprintf(a.stdout, "%s by %s\n", cleantext.Line(x.Action), cleantext.Line(x.Rule))
 	if x.Detail != "" {
-		fmt.Fprintln(a.stdout, oneLine(x.Detail))
+		fmt.Fprintln(a.stdout, cleantext.Line(x.Detail))
 	}
 	if x.Shared {
-		fmt.Fprintf(a.stdout, "identical calls at the same time share one answer, which is kept for %s\n", oneLine(cmp.Or(x.TTL, "0s")))
+		fmt.Fprintf(a.stdout, "identical calls at the same time share one answer, which is kept for %s\n", cleantext.Line(cmp.Or(x.TTL, "0s")))
 	}
 	rows := [][]string{{"RULE", "ACTION", "VERDICT", "WHY"}}
 	for _, step := range x.Steps {

@@ -44,7 +44,7 @@ func TestDevicesShow(t *testing.T) {
 	})
 	f.run("devices", "show", "a").is(t, exitOK, strings.Join([]string{
 		"Device       a",
-		"Name         lamp [31m",
+		"Name         lamp",
 		"State        offline (timeout) since 2026-08-01T11:00:00Z (60m ago)",
 		"Node         n-1",
 		"Board        otto",

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"fleetd/internal/api"
+	"fleetd/internal/cleantext"
 )
 
 type rotateCmd struct {
@@ -35,7 +36,7 @@ func (cmd *rotateCmd) Run(ctx context.Context, a *app) error {
 	}
 	who := "all devices"
 	if !cmd.All {
-		who = oneLine(cmd.Device)
+		who = cleantext.Line(cmd.Device)
 	}
 	fmt.Fprintf(a.stdout, "%s rotated to generation %d; new credentials come with the next OTA check, so restart what does not restart by itself before %s\n",
 		who, after.Generation, after.PreviousUntil.UTC().Format(time.RFC3339))

@@ -7,6 +7,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 type secretCmd struct {
@@ -68,7 +69,7 @@ func (cmd *secretRotateCmd) tell(ctx context.Context, a *app, c *apiclient.Clien
 		}
 		_, err = fmt.Fprintf(a.stdout, "the new admin token is in %s/admin-token, and in the data directory of every other node\n", dir)
 	} else {
-		_, err = fmt.Fprintf(a.stdout, "the new admin token: %s\n", oneLine(r.AdminToken))
+		_, err = fmt.Fprintf(a.stdout, "the new admin token: %s\n", cleantext.Line(r.AdminToken))
 	}
 	return err
 }

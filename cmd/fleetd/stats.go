@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 // statsLine is one line of `fleetd fleet --since`: the sum of series with a name.
@@ -67,7 +68,7 @@ const (
 // history prints the figures since a time: drawn on a terminal, else one line for each step.
 func (cmd *fleetCmd) history(ctx context.Context, a *app, c *apiclient.Client) error {
 	if cmd.Select != "" {
-		return failed("--since shows the whole fleet; leave out %q", oneLine(cmd.Select))
+		return failed("--since shows the whole fleet; leave out %q", cleantext.Line(cmd.Select))
 	}
 	now := a.now()
 	since, err := moment(cmd.Since, now, -1)
@@ -138,7 +139,7 @@ func statsHead(s apiclient.Stats) string {
 	if len(s.NodesMissing) > 0 {
 		head += "; no answer from: " + strings.Join(s.NodesMissing, " ")
 	}
-	return oneLine(head)
+	return cleantext.Line(head)
 }
 
 func drawStats(a *app, s apiclient.Stats) error {
@@ -192,7 +193,7 @@ func spark(points []float64, highest float64) string {
 func listStats(a *app, s apiclient.Stats) error {
 	fmt.Fprintln(a.stderr, "fleetd: "+statsHead(s))
 	for _, start := range s.Starts {
-		fmt.Fprintln(a.stderr, "fleetd: node "+cmp.Or(oneLine(start.Node), noFigure)+" started "+start.At.UTC().Format(time.RFC3339))
+		fmt.Fprintln(a.stderr, "fleetd: node "+cmp.Or(cleantext.Line(start.Node), noFigure)+" started "+start.At.UTC().Format(time.RFC3339))
 	}
 	head := []string{"TIME"}
 	var columns [][]float64

@@ -8,58 +8,24 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf16"
 
 	"golang.org/x/text/width"
+
+	"fleetd/internal/cleantext"
 )
 
-// What devices say of themselves is printed to terminals, which obey control characters: everything from a device
-// passes one of the three functions below.
-
-// oneLine makes text safe for one line: control characters and white space become single spaces.
-func oneLine(text string) string {
-	return strings.Join(strings.Fields(replaceControls(text, " ")), " ")
-}
-
-// manyLines makes text safe but keeps its lines and tabs.
-func manyLines(text string) string {
-	lines := strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n")
-	for i, line := range lines {
-		cells := strings.Split(line, "\t")
-		for j, cell := range cells {
-			cells[j] = replaceControls(cell, "")
-		}
-		lines[i] = strings.Join(cells, "\t")
-	}
-	return strings.Join(lines, "\n")
-}
-
-func replaceControls(text, with string) string {
-	var out strings.Builder
-	for _, r := range strings.ToValidUTF8(text, "\uFFFD") {
-		if isControl(r) {
-			out.WriteString(with)
-		} else {
-			out.WriteRune(r)
-		}
-	}
-	return out.String()
-}
-
-// isControl covers C0, DEL and C1 (0x9B starts a terminal sequence as ESC [ does), line separators, and the marks that
-// reverse the direction of everything after them.
-func isControl(r rune) bool {
-	return unicode.IsControl(r) || r == 0x2028 || r == 0x2029 || (r >= 0x202A && r <= 0x202E) || (r >= 0x2066 && r <= 0x2069)
-}
-
-// safeJSON escapes the control characters that JSON allows bare. They can only be inside strings, so the document
-// stays the same document.
+// safeJSON escapes the characters that a terminal obeys or does not show, and that JSON allows bare. They can only be inside
+// strings, so the document stays the same document.
 func safeJSON(document []byte) []byte {
 	var out bytes.Buffer
 	for _, r := range string(document) {
-		if r != '\n' && r != '\t' && r != '\r' && isControl(r) {
-			fmt.Fprintf(&out, `\u%04x`, r)
-		} else {
+		if r == '\r' || !cleantext.IsUnclean(r) {
 			out.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			fmt.Fprintf(&out, `\u%04x`, unit)
 		}
 	}
 	return out.Bytes()
@@ -108,11 +74,11 @@ func aligned(w io.Writer, indent string, rows [][]string, columns int) error {
 	var widths []int
 	for _, row := range rows {
 		last := len(row) - 1
-		for last >= 0 && oneLine(row[last]) == "" {
+		for last >= 0 && cleantext.Line(row[last]) == "" {
 			last--
 		}
 		for i, cell := range row {
-			row[i] = oneLine(cell)
+			row[i] = cleantext.Line(cell)
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}

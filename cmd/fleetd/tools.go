@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 type toolsCmd struct {
@@ -71,16 +72,16 @@ func printTool(a *app, raw json.RawMessage) error {
 	var t tool
 	if err := json.Unmarshal(raw, &t); err != nil {
 		// A tool that cannot be shown must not hide the others.
-		fmt.Fprintf(a.stdout, "(unreadable) %s\n", oneLine(string(raw)))
+		fmt.Fprintf(a.stdout, "(unreadable) %s\n", cleantext.Line(string(raw)))
 		return nil
 	}
-	heading := oneLine(t.Name)
+	heading := cleantext.Line(t.Name)
 	if t.userOnly() {
 		heading += "  (user only)"
 	}
 	fmt.Fprintln(a.stdout, heading)
 	if line, _, _ := strings.Cut(strings.TrimSpace(t.Description), "\n"); line != "" {
-		fmt.Fprintln(a.stdout, "    "+oneLine(line))
+		fmt.Fprintln(a.stdout, "    "+cleantext.Line(line))
 	}
 	var rows [][]string
 	for _, p := range t.InputSchema.Properties {
@@ -115,7 +116,7 @@ func limits(p property) string {
 func compact(raw json.RawMessage) string {
 	var out bytes.Buffer
 	if err := json.Compact(&out, raw); err != nil {
-		return oneLine(string(raw))
+		return cleantext.Line(string(raw))
 	}
 	runes := []rune(out.String())
 	if len(runes) > 60 {

@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 // traceEndTime is how long the end of a trace may take after an interruption.
@@ -35,10 +36,10 @@ func (cmd *traceCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	for _, node := range started.Missing {
-		fmt.Fprintf(a.stderr, "fleetd: node %s did not answer; nothing is shown while the device is connected to it\n", oneLine(node))
+		fmt.Fprintf(a.stderr, "fleetd: node %s did not answer; nothing is shown while the device is connected to it\n", cleantext.Line(node))
 	}
 	if a.interactive {
-		fmt.Fprintf(a.stderr, "fleetd: tracing %s until %s; Ctrl-C ends\n", oneLine(started.Device), started.ExpiresAt.UTC().Format(time.RFC3339))
+		fmt.Fprintf(a.stderr, "fleetd: tracing %s until %s; Ctrl-C ends\n", cleantext.Line(started.Device), started.ExpiresAt.UTC().Format(time.RFC3339))
 	}
 	ended := false
 	defer func() {
@@ -48,11 +49,11 @@ func (cmd *traceCmd) Run(ctx context.Context, a *app) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), traceEndTime)
 		defer cancel()
 		if err := c.EndTrace(ctx, cmd.Device); err != nil {
-			fmt.Fprintf(a.stderr, "fleetd: the trace ends within 30 s: %s\n", oneLine(err.Error()))
+			fmt.Fprintf(a.stderr, "fleetd: the trace ends within 30 s: %s\n", cleantext.Line(err.Error()))
 		}
 	}()
 	retry := func(cause error, wait time.Duration) {
-		fmt.Fprintf(a.stderr, "fleetd: %s; trying again in %s\n", oneLine(cause.Error()), wait)
+		fmt.Fprintf(a.stderr, "fleetd: %s; trying again in %s\n", cleantext.Line(cause.Error()), wait)
 	}
 	for event, err := range c.TraceEvents(ctx, cmd.Device, retry) {
 		switch {
@@ -95,9 +96,9 @@ func printTraceEntry(a *app, event apiclient.Event) error {
 	if e.Dropped > 0 {
 		parts = append(parts, fmt.Sprintf("(%d before it left out)", e.Dropped))
 	}
-	_, err := fmt.Fprintf(a.stdout, "%s  %-9s  %s\n", e.At.UTC().Format("15:04:05.000"), cmp.Or(traceArrows[e.Kind], oneLine(e.Kind)), oneLine(strings.Join(parts, " ")))
+	_, err := fmt.Fprintf(a.stdout, "%s  %-9s  %s\n", e.At.UTC().Format("15:04:05.000"), cmp.Or(traceArrows[e.Kind], cleantext.Line(e.Kind)), cleantext.Line(strings.Join(parts, " ")))
 	if err == nil && e.Payload != "" {
-		_, err = fmt.Fprintf(a.stdout, "    %s\n", oneLine(e.Payload))
+		_, err = fmt.Fprintf(a.stdout, "    %s\n", cleantext.Line(e.Payload))
 	}
 	return err
 }

@@ -14,6 +14,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 type importCmd struct {
@@ -53,7 +54,7 @@ func (cmd *importCmd) Run(ctx context.Context, a *app) error {
 		if fault.Column == 0 {
 			at = fmt.Sprint(fault.Line)
 		}
-		fmt.Fprintf(a.stderr, "%s: %s\n", at, oneLine(fault.Detail))
+		fmt.Fprintf(a.stderr, "%s: %s\n", at, cleantext.Line(fault.Detail))
 	}
 	if more := report.Refused - int64(len(report.Faults)); more > 0 {
 		fmt.Fprintf(a.stderr, "and %d more\n", more)

@@ -8,6 +8,7 @@ import (
 
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
+	"fleetd/internal/cleantext"
 )
 
 type webhooksCmd struct {
@@ -82,13 +83,13 @@ func (cmd *webhooksCreateCmd) Run(ctx context.Context, a *app) error {
 }
 
 func printWebhook(a *app, h apiclient.Webhook) error {
-	text := "webhook " + oneLine(h.ID)
+	text := "webhook " + cleantext.Line(h.ID)
 	if h.Secret == "" {
 		fmt.Fprintln(a.stderr, "fleetd: "+text)
 		return nil
 	}
 	fmt.Fprintln(a.stderr, "fleetd: "+text+"; its secret is not shown again")
-	_, err := fmt.Fprintln(a.stdout, oneLine(h.Secret))
+	_, err := fmt.Fprintln(a.stdout, cleantext.Line(h.Secret))
 	return err
 }
 
@@ -139,7 +140,7 @@ func (cmd *webhooksDeleteCmd) Run(ctx context.Context, a *app) error {
 	if err := c.DeleteWebhook(ctx, cmd.ID); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.stdout, "%s deleted\n", oneLine(cmd.ID))
+	fmt.Fprintf(a.stdout, "%s deleted\n", cleantext.Line(cmd.ID))
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 )
@@ -184,6 +185,14 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// A file's first line is bounded: each of its columns is compared with those before.
+func TestManyColumns(t *testing.T) {
+	report, err := Import(t.Context(), &core{}, access.Principal{}, strings.NewReader("id"+strings.Repeat(",x", 20_000)+"\n"), Options{Format: CSV})
+	if !errors.Is(err, ErrFaults) || len(report.Faults) != 1 || !strings.Contains(report.Faults[0].Detail, "20001 columns") {
+		t.Errorf("%d faults, %v: %.200v", len(report.Faults), err, report.Faults)
+	}
+}
+
 // Of many faults the first are listed and all counted.
 func TestManyFaults(t *testing.T) {
 	report, err := Import(t.Context(), &core{}, access.Principal{}, strings.NewReader("id\n"+strings.Repeat("x y\n", 1500)), Options{Format: CSV})
@@ -194,9 +203,9 @@ func TestManyFaults(t *testing.T) {
 
 // A cell is the value again, whatever the value, and never a formula.
 func TestCells(t *testing.T) {
-	for _, value := range []string{"", "x", "=1+1", "+1", "-1", "@x", "\tx", "\rx", "'", "''", "'x", "'=x", "''=x", `\null`, `\`, `'\null`, "'t Hooft", "x=1"} {
+	for _, value := range []string{"", "x", "=1+1", "+1", "-1", "@x", "\tx", "\rx", "'", "''", "'x", "'=x", "''=x", `\null`, `\`, `'\null`, "'t Hooft", "x=1", "\n=1", "＝1", "\u200b+1"} {
 		text := Cell(value)
-		if got := uncell(text); got != value || text == "" || text == cellNull || strings.IndexByte("=+-@\t\r", text[0]) >= 0 {
+		if got := uncell(text); got != value || text == "" || text == cellNull || cleantext.IsFormula(text) {
 			t.Errorf("%q: %q, read as %q", value, text, got)
 		}
 	}

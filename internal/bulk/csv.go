@@ -11,8 +11,12 @@ import (
 	"strings"
 
 	"fleetd/internal/api"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/fleet"
 )
+
+// importFields are the columns that an import reads, beside those of labels.
+var importFields = []string{fieldID, fieldName, fieldTransport, fieldSerial, fieldClientID, fieldAdmission}
 
 // cellNull is a cell that removes a value; an empty one keeps it.
 const cellNull = `\null`
@@ -21,7 +25,7 @@ const cellNull = `\null`
 // by an import.
 func risky(text string) bool {
 	text = strings.TrimLeft(text, "'")
-	return text == "" || strings.IndexByte("=+-@\t\r\\", text[0]) >= 0
+	return text == "" || text[0] == '\\' || cleantext.IsFormula(text)
 }
 
 // Cell returns a value as a CSV cell: with an apostrophe before a risky one.
@@ -85,6 +89,9 @@ func (r *csvReader) readHeader() error {
 	case err != nil:
 		return err
 	}
+	if limit := MaxLabelColumns + len(importFields) + len(reported); len(header) > limit {
+		return &fileFault{[]api.LineFault{{Line: 1, Detail: fmt.Sprintf("the first line names %d columns; a file may have %d, of which %d may be labels", len(header), limit, MaxLabelColumns)}}}
+	}
 	var faults []api.LineFault
 	for i, name := range header {
 		name = strings.TrimSpace(name)
@@ -97,7 +104,7 @@ func (r *csvReader) readHeader() error {
 			if fleet.CheckLabel(key, "") != nil {
 				problem = fmt.Sprintf("the column %%s must be label.KEY, with a key of 1 to %d of [A-Za-z0-9_-]", fleet.MaxLabelKey)
 			}
-		case !slices.Contains([]string{fieldID, fieldName, fieldTransport, fieldSerial, fieldClientID, fieldAdmission}, name) && !slices.Contains(reported, name):
+		case !slices.Contains(importFields, name) && !slices.Contains(reported, name):
 			problem = "unknown column %s; the columns are id, name, transport, serial, client_id and label.KEY, separated by commas"
 		}
 		if problem != "" {

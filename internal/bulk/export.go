@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -81,7 +82,7 @@ func exportCSV(w io.Writer, keys []string, each Each) error {
 				record = append(record, value)
 			}
 			for _, value := range state(&page[i]) {
-				record = append(record, optional(value))
+				record = append(record, optional(cleantext.Lines(value))) // the device says it, and no import reads it
 			}
 			if err := out.Write(record); err != nil {
 				return err

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 )
 
@@ -165,23 +165,12 @@ func (s *Server) Close() {
 	}
 }
 
-// cleanText makes an explainer's text safe for a device, a language model and a terminal: valid
-// UTF-8, without control characters and characters that change the direction of writing,
-// and cut so that its JSON has at most maxText bytes.
+// cleanText makes an explainer's text safe for a device, a language model and a terminal, and cuts it so that its JSON has at
+// most maxText bytes.
 func cleanText(text string) string {
 	var b strings.Builder
 	size := 0
-	for _, r := range text {
-		switch {
-		case r == '\n' || r == '\u2028' || r == '\u2029':
-			r = '\n'
-		case r == '\t':
-			r = ' '
-		case r == utf8.RuneError: // also an invalid byte
-			r = '\uFFFD'
-		case unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r):
-			continue
-		}
+	for _, r := range strings.ReplaceAll(cleantext.Lines(text), "\t", " ") {
 		cost := utf8.RuneLen(r)
 		if r == '"' || r == '\\' || r == '\n' {
 			cost = 2
