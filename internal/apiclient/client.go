@@ -5,7 +5,9 @@ package apiclient
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -44,14 +46,15 @@ type Client struct {
 	local string
 }
 
-// New returns a client of the node whose internal side is at baseURL, such as "http://127.0.0.1:8080". An empty token
-// sends none.
+// New returns a client of the node whose internal side is at baseURL, such as "http://127.0.0.1:8080", or with the path /mcp
+// that hosts of language models are given. An empty token sends none.
 func New(baseURL, token string) (*Client, error) {
 	u, err := url.Parse(baseURL)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return nil, errors.New("the address of the API must be a URL such as http://127.0.0.1:8080, without user, query or fragment")
 	}
-	return &Client{base: strings.TrimRight(u.String(), "/"), token: token, http: &http.Client{}}, nil
+	base := strings.TrimSuffix(strings.TrimRight(u.String(), "/"), "/mcp")
+	return &Client{base: strings.TrimRight(base, "/"), token: token, http: &http.Client{}}, nil
 }
 
 // Base returns the URL the client calls, without a trailing slash.
@@ -108,9 +111,22 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		defer resp.Body.Close()
-		return nil, readProblem(resp)
+		return nil, c.readProblem(resp)
 	}
 	return resp, nil
+}
+
+// readProblem reads an answer that is not a success. It names the source of a token that was refused.
+func (c *Client) readProblem(resp *http.Response) *Problem {
+	p := readProblem(resp)
+	switch {
+	case resp.StatusCode != http.StatusUnauthorized || c.local != "":
+	case c.token == "":
+		p.Detail = cmp.Or(p.Detail, p.Title, http.StatusText(p.Status)) + "; this command has no token: give one with --token or FLEETD_TOKEN"
+	default:
+		p.Detail = cmp.Or(p.Detail, p.Title, http.StatusText(p.Status)) + "; this command sent the token of --token or FLEETD_TOKEN"
+	}
+	return p
 }
 
 // unreachable words a failure to get any answer.
@@ -128,6 +144,10 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {
 		err = wrapped.Err
+	}
+	var untrusted *tls.CertificateVerificationError
+	if errors.As(err, &untrusted) {
+		err = fmt.Errorf("%w; if a private authority signed the certificate, name a file with the authority's certificate in SSL_CERT_FILE", err)
 	}
 	return fmt.Errorf("cannot reach the API at %s: %w", c.base, err)
 }

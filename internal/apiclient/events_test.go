@@ -136,7 +136,7 @@ func TestEventsEnd(t *testing.T) {
 		handler http.HandlerFunc
 		want    string
 	}{
-		{"unauthorized", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }, "Unauthorized (HTTP 401)"},
+		{"unauthorized", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }, "Unauthorized; this command sent the token of --token or FLEETD_TOKEN (HTTP 401)"},
 		{"unavailable from the start", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }, "Service Unavailable (HTTP 503)"},
 		{"something else", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }, "instead of an event stream"},
 	}

@@ -304,7 +304,7 @@ func (b *mcpBridge) carry(ctx context.Context, line []byte, header http.Header, 
 	switch {
 	case resp.StatusCode >= 300 && kind == "application/json": // a JSON-RPC error with a status of its own
 	case resp.StatusCode >= 300:
-		return readProblem(resp)
+		return b.client.readProblem(resp)
 	}
 	return b.answers(resp.Body, kind, func(message []byte) { f(message, resp.Header.Get("Mcp-Session-Id")) })
 }
