@@ -206,6 +206,34 @@ func (m *Mint) Open(purpose, name, sealed string) ([]byte, error) {
 	return nil, ErrInvalid
 }
 
+// cursorPurpose separates cursors from other sealed values.
+const cursorPurpose = "cursor"
+
+// Cursor seals a place in a list: who reads the list learns nothing of its other rows from the cursor, and cannot
+// alter it. list names the list with its filters and its order; [Mint.Place] opens the cursor under the same name
+// alone. The result is base64url without padding.
+func (m *Mint) Cursor(list, place string, now time.Time) string {
+	return base64.RawURLEncoding.EncodeToString(boxOf(m.ring.Load().signing(now), cursorPurpose).Seal(nil, nil, []byte(place), []byte(list)))
+}
+
+// Place opens the result of [Mint.Cursor] of any node. Cursors of the previous secret are valid during its grace.
+// ErrInvalid means another list, another secret, or a modified cursor.
+func (m *Mint) Place(list, cursor string, now time.Time) (string, error) {
+	box, err := base64.RawURLEncoding.DecodeString(cursor)
+	if err != nil {
+		return "", ErrInvalid
+	}
+	for _, secret := range m.ring.Load().valid(now) {
+		if secret == nil {
+			continue
+		}
+		if place, err := boxOf(secret, cursorPurpose).Open(nil, nil, box, []byte(list)); err == nil {
+			return string(place), nil
+		}
+	}
+	return "", ErrInvalid
+}
+
 // Settings returns the Mint of the secret of the settings alone, for values that are opened before the
 // fleet's other secrets are read.
 func (m *Mint) Settings() *Mint {

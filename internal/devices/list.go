@@ -94,7 +94,7 @@ func ParseCursor(text string, sort Sort) (c Cursor, err error) {
 
 // ErrCursor is returned if ListQuery.After is not a Page.Next of a list in the same
 // order.
-var ErrCursor = errors.New("unknown cursor; pass next_cursor from the previous page")
+var ErrCursor = errors.New("this cursor is not of a page of this list with these filters; begin again without cursor")
 
 // ValueCount is a value with the number of devices that have it.
 type ValueCount struct {

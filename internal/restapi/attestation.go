@@ -47,22 +47,21 @@ func (s *Server) importChips(ctx context.Context, in *importInput) (*answer[api.
 }
 
 func (s *Server) listChips(ctx context.Context, in *listChipsInput) (*answer[api.List[api.Chip]], error) {
-	after, err := parseCursor(in.Cursor)
+	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err
 	}
-	keys, more, err := s.opt.Attest.List(ctx, after, in.Limit)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	body := api.List[api.Chip]{Items: make([]api.Chip, len(keys))}
-	for i, k := range keys {
-		body.Items[i] = api.Chip{Serial: k.Serial, Device: string(k.Device), ImportedAt: api.At(k.ImportedAt), BoundAt: api.At(k.BoundAt)}
-	}
-	if more {
-		body.NextCursor = newCursor(keys[len(keys)-1].Serial)
-	}
-	return &answer[api.List[api.Chip]]{body}, nil
+	list, err := fillPage(p, pieceLimit, func(after string, n int) (items []api.Chip, next string, err error) {
+		keys, more, err := s.opt.Attest.List(ctx, after, n)
+		for _, k := range keys {
+			items = append(items, api.Chip{Serial: k.Serial, Device: string(k.Device), ImportedAt: api.At(k.ImportedAt), BoundAt: api.At(k.BoundAt)})
+		}
+		if more {
+			next = keys[len(keys)-1].Serial
+		}
+		return items, next, err
+	})
+	return answerOf(s, ctx, list, err)
 }
 
 func (s *Server) removeChip(ctx context.Context, in *chipInput) (*struct{}, error) {

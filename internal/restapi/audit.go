@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -29,8 +28,19 @@ const pathAuditExport = "/v1/audit/export"
 
 // AuditRange is the time that entries are wanted of.
 type AuditRange struct {
-	Since time.Time `query:"since" doc:"RFC 3339: no entries before it."`
-	Until time.Time `query:"until" doc:"RFC 3339: no entries after it."`
+	Since string `query:"since" doc:"No entries before then: RFC 3339, or a duration before now, such as 1h or 7d."`
+	Until string `query:"until" doc:"No entries after then: RFC 3339, or a duration before now."`
+}
+
+// auditRange is the time of a request for entries; zero: without bound.
+type auditRange struct{ since, until time.Time }
+
+// parse reads the range at this time.
+func (in *AuditRange) parse(now time.Time) (r auditRange, err error) {
+	if r.since, err = parseMoment("since", in.Since, now); err == nil {
+		r.until, err = parseMoment("until", in.Until, now)
+	}
+	return r, err
 }
 
 type listAuditInput struct {
@@ -53,18 +63,26 @@ func (s *Server) auditRoutes() {
 		summary: "Export the record", text: "JSON lines: one that describes a block of entries, with its hash and that of the block before it, then its entries. " +
 			"`fleetd audit verify FILE` checks it without a node, with the fleet's secret.",
 		answer: "Whole blocks, run by run. An answer that breaks off is not complete.", codes: away}), "application/jsonl", &huma.Schema{Type: huma.TypeString}),
-		s.exportAudit, queryParam("since", "RFC 3339: no blocks that end before it."), queryParam("until", "RFC 3339: no blocks that begin after it."))
+		s.exportAudit, queryParam("since", "No blocks that end before then: RFC 3339, or a duration before now."), queryParam("until", "No blocks that begin after then: RFC 3339, or a duration before now."))
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/audit/verify", about{id: "verifyAudit", scope: access.ScopeAdmin, tag: tagAudit,
 		summary: "Look for gaps in the record", text: "Walks the whole record, or that of a time, and takes as long as that does.",
 		answer: "What was found.", codes: away}), s.verifyAudit)
 }
 
 func (s *Server) listAudit(ctx context.Context, in *listAuditInput) (*raw, error) {
-	place, err := parseAuditPlace(in.Cursor)
+	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err
 	}
-	f := auditFilter{in: in}
+	place, err := parseAuditPlace(p.after)
+	if err != nil {
+		return nil, err
+	}
+	within, err := in.AuditRange.parse(p.begun)
+	if err != nil {
+		return nil, err
+	}
+	f := auditFilter{in: in, within: within}
 	if in.Device != "" {
 		if f.device, err = parseDevice(in.Device); err != nil {
 			return nil, err
@@ -74,10 +92,10 @@ func (s *Server) listAudit(ctx context.Context, in *listAuditInput) (*raw, error
 	found, cursor := 0, ""
 	for scanned := 0; ; scanned += auditPage {
 		if scanned >= maxAuditScan {
-			cursor = auditPlace(place)
+			cursor = p.cursor(auditPlace(place))
 			break
 		}
-		blocks, err := s.opt.Archive.AuditBlocks(ctx, audit.Query{Since: in.Since, Until: in.Until, Before: place, Limit: auditPage})
+		blocks, err := s.opt.Archive.AuditBlocks(ctx, audit.Query{Since: within.since, Until: within.until, Before: place, Limit: auditPage})
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
@@ -100,12 +118,16 @@ func (s *Server) listAudit(ctx context.Context, in *listAuditInput) (*raw, error
 					continue
 				}
 				if found > 0 {
+					if len(out)+len(line)+len(b.Run)+len(b.Node) > pageBytes {
+						place.Seq = seq + 1 // the next page begins with this entry
+						return newRaw(endAudit(out, p.cursor(auditPlace(place)))), nil
+					}
 					out = append(out, ',')
 				}
 				out = appendAuditLine(out, b, line)
 				if found++; found == in.Limit {
 					place.Seq = seq
-					return newRaw(endAudit(out, auditPlace(place))), nil
+					return newRaw(endAudit(out, p.cursor(auditPlace(place)))), nil
 				}
 			}
 			place.FirstSeq-- // after this block
@@ -132,6 +154,7 @@ func appendAuditLine(dst []byte, b *audit.Block, line []byte) []byte {
 // auditFilter selects entries.
 type auditFilter struct {
 	in     *listAuditInput
+	within auditRange
 	device devices.ID
 }
 
@@ -149,19 +172,18 @@ func (f *auditFilter) match(line []byte) (seq int64, ok bool) {
 	}
 	ok = (f.device == "" || e.Device == string(f.device)) && (f.in.Key == "" || e.Key == f.in.Key || e.Name == f.in.Key) &&
 		(f.in.Kind == "" || string(e.Kind) == f.in.Kind) && (f.in.Action == "" || e.Action == f.in.Action) && (f.in.Outcome == "" || e.Outcome == f.in.Outcome) &&
-		(f.in.Since.IsZero() || !e.At.Before(f.in.Since)) && (f.in.Until.IsZero() || !e.At.After(f.in.Until))
+		(f.within.since.IsZero() || !e.At.Before(f.within.since)) && (f.within.until.IsZero() || !e.At.After(f.within.until))
 	return e.Seq, ok
 }
 
-// auditPlace hides a place; parseAuditPlace finds it again.
+// auditPlace writes a place; parseAuditPlace reads it.
 func auditPlace(p audit.Place) string {
-	return newCursor(fmt.Sprintf("%d %s %d %d", p.LastAt.UnixMicro(), p.Run, p.FirstSeq, p.Seq))
+	return fmt.Sprintf("%d %s %d %d", p.LastAt.UnixMicro(), p.Run, p.FirstSeq, p.Seq)
 }
 
-func parseAuditPlace(cursor string) (p audit.Place, err error) {
-	text, err := parseCursor(cursor)
-	if err != nil || text == "" {
-		return p, err
+func parseAuditPlace(text string) (p audit.Place, err error) {
+	if text == "" {
+		return p, nil
 	}
 	var at int64
 	if _, err := fmt.Sscanf(text, "%d %s %d %d", &at, &p.Run, &p.FirstSeq, &p.Seq); err != nil {
@@ -172,8 +194,8 @@ func parseAuditPlace(cursor string) (p audit.Place, err error) {
 }
 
 // walkAudit calls f for the blocks of a time, as they hang together.
-func (s *Server) walkAudit(ctx context.Context, r AuditRange, f func(*audit.Block) error) error {
-	q := audit.Query{Since: r.Since, Until: r.Until, Limit: auditPage}
+func (s *Server) walkAudit(ctx context.Context, r auditRange, f func(*audit.Block) error) error {
+	q := audit.Query{Since: r.since, Until: r.until, Limit: auditPage}
 	for {
 		blocks, err := s.opt.Archive.AuditRuns(ctx, q)
 		if err != nil {
@@ -195,7 +217,8 @@ func (s *Server) walkAudit(ctx context.Context, r AuditRange, f func(*audit.Bloc
 }
 
 func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request) {
-	within, err := auditRangeOf(r)
+	query := r.URL.Query()
+	within, err := (&AuditRange{Since: query.Get("since"), Until: query.Get("until")}).parse(time.Now())
 	if err != nil {
 		s.fail(w, r, err)
 		return
@@ -224,20 +247,13 @@ func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func auditRangeOf(r *http.Request) (out AuditRange, err error) {
-	for name, at := range map[string]*time.Time{"since": &out.Since, "until": &out.Until} {
-		if text := strings.TrimSpace(r.URL.Query().Get(name)); text != "" {
-			if *at, err = time.Parse(time.RFC3339, text); err != nil {
-				return out, badRequest(name + " must be a time such as 2026-03-01T12:00:00Z")
-			}
-		}
-	}
-	return out, nil
-}
-
 func (s *Server) verifyAudit(ctx context.Context, in *AuditRange) (*answer[api.AuditReport], error) {
+	within, err := in.parse(time.Now())
+	if err != nil {
+		return nil, err
+	}
 	v := audit.Verifier{Key: s.opt.Mint.AuditKey(), Since: s.opt.AuditSince}
-	err := s.walkAudit(ctx, *in, func(b *audit.Block) error {
+	err = s.walkAudit(ctx, within, func(b *audit.Block) error {
 		v.Add(b)
 		return nil
 	})

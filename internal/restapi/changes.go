@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"strconv"
+	"slices"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -18,12 +18,13 @@ import (
 type deviceChangesInput struct {
 	DevicePath
 	Page
-	Since string `query:"since" doc:"Only later changes: a time (RFC 3339) or a revision."`
+	Since string `query:"since" doc:"Only changes since then: RFC 3339, or a duration before now, such as 1h or 7d."`
 }
 
 type changesInput struct {
 	Page
-	Since string `query:"since" doc:"Only later changes: a time (RFC 3339) or a revision. Without it the list begins with the oldest change that is kept."`
+	Since string `query:"since" doc:"Only changes since then: RFC 3339, or a duration before now, such as 1h or 7d. Without since and after the list begins with the oldest change that is kept."`
+	After int64  `query:"after" minimum:"0" doc:"Only changes with a higher revision."`
 }
 
 func (s *Server) changeRoutes() {
@@ -37,42 +38,15 @@ func (s *Server) changeRoutes() {
 		answer: "A page, oldest first.", codes: codes}), s.listChanges)
 }
 
-// parseSince reads a time or a revision.
-func parseSince(text string) (at time.Time, revision int64, err error) {
-	if text == "" {
-		return at, 0, nil
-	}
-	if revision, err = strconv.ParseInt(text, 10, 64); err == nil && revision >= 0 {
-		return at, revision, nil
-	}
-	if at, err = time.Parse(time.RFC3339, text); err != nil {
-		return at, 0, badRequest("since must be a revision, or a time such as 2026-03-01T12:00:00Z")
-	}
-	return at, 0, nil
-}
-
-// revisionOf reads the place of a cursor; 0 for the first page.
-func revisionOf(cursor string) (int64, error) {
-	place, err := parseCursor(cursor)
-	if err != nil || place == "" {
-		return 0, err
-	}
-	n, err := strconv.ParseInt(place, 10, 64)
-	if err != nil || n <= 0 {
-		return 0, errCursor
-	}
-	return n, nil
-}
-
-func newChanges(changes []devices.Change) api.List[api.Change] {
-	page := api.List[api.Change]{Items: []api.Change{}}
-	for _, c := range changes {
+func newChanges(changes []devices.Change) []api.Change {
+	out := make([]api.Change, len(changes))
+	for i, c := range changes {
 		if c.Aspect == devices.AspectRotation {
 			c.Value = publicRotation(c.Value)
 		}
-		page.Items = append(page.Items, api.Change{Revision: c.Revision, Device: string(c.Device), Aspect: string(c.Aspect), Value: c.Value, Who: c.Who, At: api.At(c.At)})
+		out[i] = api.Change{Revision: c.Revision, Device: string(c.Device), Aspect: string(c.Aspect), Value: c.Value, Who: c.Who, At: api.At(c.At)}
 	}
-	return page
+	return out
 }
 
 // publicRotation leaves out what is sealed: the log is for everybody who reads devices.
@@ -99,57 +73,58 @@ func (s *Server) listDeviceChanges(ctx context.Context, in *deviceChangesInput) 
 	if err != nil {
 		return nil, err
 	}
-	since, after, err := parseSince(in.Since)
+	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err
 	}
-	before, err := revisionOf(in.Cursor)
+	since, err := p.time("since", in.Since)
 	if err != nil {
 		return nil, err
 	}
-	changes, err := s.opt.Service.DeviceChanges(ctx, id, before, in.Limit+1)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	if len(changes) == 0 && before == 0 {
-		if _, err := s.opt.Service.Get(ctx, id); err != nil {
-			return nil, s.problem(ctx, err)
+	list, err := fillPage(p, pieceLimit, func(after string, n int) ([]api.Change, string, error) {
+		before, err := numberOf(after)
+		if err != nil {
+			return nil, "", err
 		}
-	}
-	more := len(changes) > in.Limit
-	changes = changes[:min(len(changes), in.Limit)]
-	for i, c := range changes {
-		if c.Revision <= after || c.At.Before(since) {
-			changes, more = changes[:i], false
-			break
+		changes, err := s.opt.Service.DeviceChanges(ctx, id, before, n+1)
+		next := ""
+		if len(changes) > n {
+			changes = changes[:n]
+			next = numberPlace(changes[n-1].Revision)
 		}
+		if i := slices.IndexFunc(changes, func(c devices.Change) bool { return c.At.Before(since) }); i >= 0 {
+			changes, next = changes[:i], ""
+		}
+		return newChanges(changes), next, err
+	})
+	if err == nil && len(list.Items) == 0 && p.after == "" {
+		_, err = s.opt.Service.Get(ctx, id) // nobody has no changes
 	}
-	page := newChanges(changes)
-	if more {
-		page.NextCursor = newCursor(strconv.FormatInt(changes[len(changes)-1].Revision, 10))
-	}
-	return &answer[api.List[api.Change]]{page}, nil
+	return answerOf(s, ctx, list, err)
 }
 
 func (s *Server) listChanges(ctx context.Context, in *changesInput) (*answer[api.List[api.Change]], error) {
-	since, after, err := parseSince(in.Since)
+	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err
 	}
-	place, err := revisionOf(in.Cursor)
+	since, err := p.time("since", in.Since)
 	if err != nil {
 		return nil, err
 	}
-	changes, next, err := s.opt.Service.ChangesSince(ctx, caller(ctx), since, max(after, place), in.Limit)
-	if errors.Is(err, devices.ErrPruned) {
-		return nil, newProblem(&devices.Error{Code: devices.CodeNotFound, Detail: "the log does not go back that far; leave since out to begin with the oldest change that is kept"})
-	}
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	page := newChanges(changes)
-	if next > 0 {
-		page.NextCursor = newCursor(strconv.FormatInt(next, 10))
-	}
-	return &answer[api.List[api.Change]]{page}, nil
+	list, err := fillPage(p, pieceLimit, func(after string, n int) ([]api.Change, string, error) {
+		place, err := numberOf(after)
+		if err != nil {
+			return nil, "", err
+		}
+		changes, next, err := s.opt.Service.ChangesSince(ctx, caller(ctx), since, max(in.After, place), n)
+		if errors.Is(err, devices.ErrPruned) {
+			return nil, "", &devices.Error{Code: devices.CodeNotFound, Detail: "the log does not go back that far; leave since and after out to begin with the oldest change that is kept"}
+		}
+		if next == 0 {
+			return newChanges(changes), "", err
+		}
+		return newChanges(changes), numberPlace(next), err
+	})
+	return answerOf(s, ctx, list, err)
 }

@@ -171,16 +171,21 @@ func (s *Server) listDevices(ctx context.Context, in *listDevicesInput) (*answer
 	if err != nil {
 		return nil, err
 	}
-	views, next, err := s.opt.Service.List(ctx, devices.ListQuery{Members: caller(ctx).Caller.NeedsLabels(), Select: selector.And(caller(ctx).Caller.Devices, sel), Text: in.Q,
-		Sort: devices.Sort(in.Sort), After: in.Cursor, Limit: in.Limit})
+	p, err := s.page(ctx, in.Page)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, err
 	}
-	page := api.List[api.Device]{Items: make([]api.Device, len(views)), NextCursor: next}
-	for i, v := range views {
-		page.Items[i] = newDevice(v)
-	}
-	return &answer[api.List[api.Device]]{page}, nil
+	q := devices.ListQuery{Members: caller(ctx).Caller.NeedsLabels(), Select: selector.And(caller(ctx).Caller.Devices, sel), Text: in.Q, Sort: devices.Sort(in.Sort)}
+	list, err := fillPage(p, pieceLimit, func(after string, n int) ([]api.Device, string, error) {
+		q.After, q.Limit = after, n
+		views, next, err := s.opt.Service.List(ctx, q)
+		items := make([]api.Device, len(views))
+		for i, v := range views {
+			items[i] = newDevice(v)
+		}
+		return items, next, err
+	})
+	return answerOf(s, ctx, list, err)
 }
 
 func (s *Server) getDevice(ctx context.Context, in *DevicePath) (*tagged[api.Device], error) {

@@ -41,7 +41,7 @@ func (s *Server) eventRoutes() {
 		queryParam("device", "Only events of this device, and of its tasks."), queryParam("type", "Only events of this kind; those of jobs have no device.", kinds...),
 		queryParam("batch", "An interval from 100ms to 5s, such as 500ms: instead of single events, one event `changes` with {events: [{type, data}], replaced, omitted} in each, for pages. "+
 			"Of online and offline, and of catalog, only a device's last one is in it (replaced counts the others); of more than 500 events the newest are, and omitted counts the others."),
-		queryParam("last_event_id", "As the header, which wins."), queryParam("since", "RFC 3339: begin with the events of then. An id to resume after wins."),
+		queryParam("last_event_id", "As the header, which wins."), queryParam("since", "Begin with the events of then: RFC 3339, or a duration before now, such as 1h. An id to resume after wins."),
 		&huma.Param{Name: "Last-Event-ID", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
 }
 
@@ -173,12 +173,8 @@ func eventQuery(r *http.Request) (q devices.EventQuery, err error) {
 		}
 		q.FromStart = q.After == devices.EventPosition{}
 	}
-	if since := values.Get("since"); since != "" {
-		if q.Since, err = time.Parse(time.RFC3339, since); err != nil {
-			return q, badRequest("since must be a time such as 2026-03-01T12:00:00Z")
-		}
-	}
-	return q, nil
+	q.Since, err = parseMoment("since", values.Get("since"), time.Now())
+	return q, err
 }
 
 // eventStream writes one answer from two goroutines: the follower's and its

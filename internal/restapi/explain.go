@@ -71,7 +71,12 @@ func (s *Server) explainOffline(ctx context.Context, in *offlineInput) (*answer[
 	if err != nil {
 		return nil, err
 	}
-	e, err := s.opt.Explainer.Offline(ctx, caller(ctx), sel, in.Cursor, in.Limit)
+	p, err := s.page(ctx, in.Page)
+	if err != nil {
+		return nil, err
+	}
+	e, err := s.opt.Explainer.Offline(ctx, caller(ctx), sel, p.after, in.Limit)
+	e.NextCursor = p.cursor(e.NextCursor) // a place until here
 	return answerOf(s, ctx, e, err)
 }
 

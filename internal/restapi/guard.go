@@ -61,13 +61,23 @@ func isUnavailable(err error) bool {
 	return err != nil && devices.AsError(err).Code == devices.CodeUnavailable
 }
 
-// callerKey finds the caller in the context of an operation of huma's.
-type callerKey struct{}
+// requestKey finds the request in the context of an operation of huma's.
+type requestKey struct{}
 
 // caller is the caller of the request.
 func caller(ctx context.Context) access.Principal {
-	by, _ := ctx.Value(callerKey{}).(access.Principal)
-	return by
+	if c, ok := ctx.Value(requestKey{}).(*humaContext); ok {
+		return c.by
+	}
+	return access.Principal{}
+}
+
+// listOf is the listName of the request.
+func listOf(ctx context.Context) string {
+	if c, ok := ctx.Value(requestKey{}).(*humaContext); ok {
+		return listName(c.URL())
+	}
+	return ""
 }
 
 // guardOperation checks the caller of an operation of huma's.

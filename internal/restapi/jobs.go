@@ -15,6 +15,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/bulk"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/jobs/manager"
@@ -165,17 +166,19 @@ func (s *Server) createJob(ctx context.Context, in *createJobInput) (*createdJob
 }
 
 func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (*answer[api.List[api.Job]], error) {
-	after, err := parseCursor(in.Cursor)
+	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err
 	}
-	page, err := s.opt.Jobs.List(ctx, caller(ctx), manager.Query{State: in.State, Action: in.Action, Device: in.Device, Cursor: after, Limit: in.Limit})
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	page.NextCursor = newCursor(page.NextCursor)
-	return &answer[api.List[api.Job]]{page}, nil
+	list, err := fillPage(p, jobPiece, func(after string, n int) ([]api.Job, string, error) {
+		page, err := s.opt.Jobs.List(ctx, caller(ctx), manager.Query{State: in.State, Action: in.Action, Device: in.Device, Cursor: after, Limit: n})
+		return page.Items, page.NextCursor, err
+	})
+	return answerOf(s, ctx, list, err)
 }
+
+// jobPiece is how many jobs are read at once: each has up to BodyLimit.
+const jobPiece = 16
 
 // jobAnswer answers with a job, or with why there is none.
 func (s *Server) jobAnswer(ctx context.Context, j api.Job, err error) (*answer[api.Job], error) {
@@ -215,16 +218,15 @@ func (s *Server) jobVerb(verb string) func(context.Context, *jobVerbInput) (*ans
 }
 
 func (s *Server) listTasks(ctx context.Context, in *listTasksInput) (*answer[api.List[api.Task]], error) {
-	after, err := parseCursor(in.Cursor)
+	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err
 	}
-	page, err := s.opt.Jobs.Tasks(ctx, caller(ctx), manager.TaskQuery{Job: in.Job, Outcome: in.Outcome, Reason: in.Reason, Cursor: after, Limit: in.Limit})
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	page.NextCursor = newCursor(page.NextCursor)
-	return &answer[api.List[api.Task]]{page}, nil
+	list, err := fillPage(p, pieceLimit, func(after string, n int) ([]api.Task, string, error) {
+		page, err := s.opt.Jobs.Tasks(ctx, caller(ctx), manager.TaskQuery{Job: in.Job, Outcome: in.Outcome, Reason: in.Reason, Cursor: after, Limit: n})
+		return page.Items, page.NextCursor, err
+	})
+	return answerOf(s, ctx, list, err)
 }
 
 func (s *Server) deviceTasks(ctx context.Context, in *DevicePath) (*answer[api.List[api.Task]], error) {
@@ -253,9 +255,11 @@ func (s *Server) cancelTask(ctx context.Context, in *deviceTaskPath) (*struct{},
 // taskColumns are those of a report in CSV.
 var taskColumns = []string{"device", "round", "state", "reason", "outcome", "code", "attempt", "begun_at", "ended_at", "duration_ms", "node", "call", "detail", "result"}
 
+// taskRow returns the cells of a task. What the device said is cleaned, since people look at a report in terminals and
+// spreadsheets.
 func taskRow(t *api.Task) []string {
 	return []string{t.Device, strconv.FormatInt(t.Round, 10), t.State, t.Reason, t.Outcome, t.Code, strconv.Itoa(t.Attempt), csvTime(t.BegunAt), csvTime(t.EndedAt),
-		strconv.FormatInt(t.DurationMS, 10), t.Node, t.Call, t.Detail, t.Result}
+		strconv.FormatInt(t.DurationMS, 10), t.Node, t.Call, cleantext.Lines(t.Detail), cleantext.Lines(t.Result)}
 }
 
 func csvTime(t api.Time) string {

@@ -3,8 +3,8 @@ package restapi
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -43,29 +43,18 @@ func (s *Server) keyRoutes() {
 		status: http.StatusNoContent, answer: "It is not valid any more.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.revokeKey)
 }
 
-func (s *Server) listKeys(_ context.Context, in *Page) (*answer[api.List[api.Key]], error) {
-	after, err := parseCursor(in.Cursor)
+func (s *Server) listKeys(ctx context.Context, in *Page) (*answer[api.List[api.Key]], error) {
+	p, err := s.page(ctx, *in)
 	if err != nil {
 		return nil, err
 	}
-	keys := s.opt.Service.Keys().Keys()
-	if after != "" {
-		i := slices.IndexFunc(keys, func(k access.Key) bool { return k.ID == after })
-		if i < 0 {
-			return nil, errCursor
-		}
-		keys = keys[i+1:]
-	}
-	page := api.List[api.Key]{Items: []api.Key{}}
+	var keys []api.Key
 	now := time.Now()
-	for i, k := range keys {
-		if i == in.Limit {
-			page.NextCursor = newCursor(keys[i-1].ID)
-			break
-		}
-		page.Items = append(page.Items, s.newAPIKey(k, now))
+	for _, k := range s.opt.Service.Keys().Keys() {
+		keys = append(keys, s.newAPIKey(k, now))
 	}
-	return &answer[api.List[api.Key]]{page}, nil
+	list, err := fillPage(p, pieceLimit, inMemory(keys, func(k *api.Key) string { return fmt.Sprintf("%020d %s", k.Created.UnixMicro(), k.ID) }))
+	return answerOf(s, ctx, list, err)
 }
 
 func (s *Server) createKey(ctx context.Context, in *createKeyInput) (*answer[api.CreatedKey], error) {

@@ -44,24 +44,17 @@ func (s *Server) nodeRoutes() {
 	s.describe(withAnswer(metrics, "text/plain", &huma.Schema{Type: huma.TypeString}))
 }
 
-func (s *Server) listNodes(_ context.Context, in *Page) (*answer[api.List[api.Node]], error) {
-	after, err := parseCursor(in.Cursor)
+func (s *Server) listNodes(ctx context.Context, in *Page) (*answer[api.List[api.Node]], error) {
+	p, err := s.page(ctx, *in)
 	if err != nil {
 		return nil, err
 	}
-	nodes := slices.SortedFunc(slices.Values(s.opt.Nodes()), func(a, b devices.Node) int { return cmp.Compare(a.Name, b.Name) })
-	page := api.List[api.Node]{Items: []api.Node{}}
-	for _, n := range nodes {
-		if n.Name <= after {
-			continue
-		}
-		if len(page.Items) == in.Limit {
-			page.NextCursor = newCursor(page.Items[len(page.Items)-1].Name)
-			break
-		}
-		page.Items = append(page.Items, api.Node{Name: n.Name, Version: n.Version, Started: api.At(n.Started), Devices: n.Devices, API: n.API})
+	var nodes []api.Node
+	for _, n := range slices.SortedFunc(slices.Values(s.opt.Nodes()), func(a, b devices.Node) int { return cmp.Compare(a.Name, b.Name) }) {
+		nodes = append(nodes, api.Node{Name: n.Name, Version: n.Version, Started: api.At(n.Started), Devices: n.Devices, API: n.API})
 	}
-	return &answer[api.List[api.Node]]{page}, nil
+	list, err := fillPage(p, pieceLimit, inMemory(nodes, func(n *api.Node) string { return n.Name }))
+	return answerOf(s, ctx, list, err)
 }
 
 func (s *Server) diagnose(_ context.Context, in *diagnosisInput) (*raw, error) {

@@ -37,61 +37,60 @@ func (s *Server) photoRoutes() {
 }
 
 func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[api.List[api.Photo]], error) {
-	before, err := parseCursor(in.Cursor)
+	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err
 	}
+	by := caller(ctx)
 	var id devices.ID
 	if in.Device != "" {
 		if id, err = parseDevice(in.Device); err != nil {
 			return nil, err
 		}
-	}
-	by := caller(ctx)
-	if id != "" {
 		if err := s.permitDevice(ctx, by, access.ScopePhotos, "listPhotos", id); err != nil {
 			return nil, s.problem(ctx, err)
 		}
 	}
-	page := api.List[api.Photo]{Items: []api.Photo{}}
 	permitted := map[devices.ID]bool{}
-	for range maxPhotoPages {
-		limit := in.Limit - len(page.Items)
-		if by.Caller.Limited() && id == "" {
-			limit = MaxLimit // most may be of other devices
-		}
-		photos, more, err := s.opt.Photos.List(ctx, id, before, limit)
-		if err != nil {
-			return nil, s.problem(ctx, err)
-		}
-		for i, p := range photos {
-			allowed, known := permitted[p.Device]
-			if !known {
-				err := s.opt.Service.Permit(ctx, by, access.ScopePhotos, p.Device)
-				if isUnavailable(err) {
-					return nil, s.problem(ctx, err)
+	list, err := fillPage(p, MaxLimit, func(before string, n int) (items []api.Photo, next string, err error) {
+		for range maxPhotoPages {
+			piece := n - len(items)
+			if by.Caller.Limited() && id == "" {
+				piece = MaxLimit // most may be of other devices
+			}
+			photos, more, err := s.opt.Photos.List(ctx, id, before, piece)
+			if err != nil {
+				return nil, "", err
+			}
+			for i, p := range photos {
+				allowed, known := permitted[p.Device]
+				if !known {
+					err := s.opt.Service.Permit(ctx, by, access.ScopePhotos, p.Device)
+					if isUnavailable(err) {
+						return nil, "", err
+					}
+					allowed = err == nil
+					permitted[p.Device] = allowed
 				}
-				allowed = err == nil
-				permitted[p.Device] = allowed
+				if before = p.ID; !allowed {
+					continue
+				}
+				items = append(items, api.Photo{ID: p.ID, Device: string(p.Device), Question: p.Question, Bytes: p.Bytes, SHA256: p.SHA256, Kind: p.Kind, TakenAt: api.At(p.TakenAt)})
+				if len(items) == n {
+					more = more || i < len(photos)-1
+					break
+				}
 			}
-			if before = p.ID; !allowed {
-				continue
+			if !more {
+				return items, "", nil
 			}
-			page.Items = append(page.Items, api.Photo{ID: p.ID, Device: string(p.Device), Question: p.Question, Bytes: p.Bytes, SHA256: p.SHA256, Kind: p.Kind, TakenAt: api.At(p.TakenAt)})
-			if len(page.Items) == in.Limit {
-				more = more || i < len(photos)-1
+			if len(items) == n {
 				break
 			}
 		}
-		if !more {
-			return &answer[api.List[api.Photo]]{page}, nil
-		}
-		page.NextCursor = newCursor(before)
-		if len(page.Items) == in.Limit {
-			break
-		}
-	}
-	return &answer[api.List[api.Photo]]{page}, nil
+		return items, before, nil
+	})
+	return answerOf(s, ctx, list, err)
 }
 
 // maxPhotoPages bounds the search of a key for some devices for its photos

@@ -107,30 +107,30 @@ func (s *Server) runSetPolicy(r *http.Request) (p access.Policy, err error) {
 }
 
 func (s *Server) listPolicyVersions(ctx context.Context, in *Page) (*answer[api.List[api.PolicyVersion]], error) {
-	place, err := parseCursor(in.Cursor)
+	p, err := s.page(ctx, *in)
 	if err != nil {
 		return nil, err
 	}
-	before := int64(0)
-	if place != "" {
-		if before, err = strconv.ParseInt(place, 10, 64); err != nil {
-			return nil, errCursor
+	list, err := fillPage(p, policyPiece, func(after string, n int) (items []api.PolicyVersion, next string, err error) {
+		before, err := numberOf(after)
+		if err != nil {
+			return nil, "", err
 		}
-	}
-	versions, err := s.opt.Archive.PolicyVersions(ctx, before, in.Limit+1)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	page := api.List[api.PolicyVersion]{Items: []api.PolicyVersion{}}
-	for i, p := range versions {
-		if i == in.Limit {
-			page.NextCursor = newCursor(strconv.FormatInt(versions[i-1].Version, 10))
-			break
+		versions, err := s.opt.Archive.PolicyVersions(ctx, before, n+1)
+		for i, p := range versions {
+			if i == n {
+				next = numberPlace(versions[i-1].Version)
+				break
+			}
+			items = append(items, api.PolicyVersion{Version: p.Version, Changed: api.At(p.Changed), By: p.By, Rules: len(p.Rules)})
 		}
-		page.Items = append(page.Items, api.PolicyVersion{Version: p.Version, Changed: api.At(p.Changed), By: p.By, Rules: len(p.Rules)})
-	}
-	return &answer[api.List[api.PolicyVersion]]{page}, nil
+		return items, next, err
+	})
+	return answerOf(s, ctx, list, err)
 }
+
+// policyPiece is how many versions are read at once: each has up to access.MaxPolicyBytes.
+const policyPiece = 16
 
 func (s *Server) getPolicyVersion(ctx context.Context, in *versionPath) (*raw, error) {
 	p, err := s.opt.Archive.PolicyVersion(ctx, in.Version)

@@ -132,9 +132,9 @@ type inner = huma.Context
 // Unwrap lets humago find the request.
 func (c *humaContext) Unwrap() huma.Context { return c.inner }
 
-// Context carries the caller.
+// Context carries the request.
 func (c *humaContext) Context() context.Context {
-	return context.WithValue(c.inner.Context(), callerKey{}, c.by)
+	return context.WithValue(c.inner.Context(), requestKey{}, c)
 }
 
 // Header hides the content types.

@@ -38,9 +38,7 @@ import (
 // QueueLimits of requests.
 const (
 	BodyLimit    = 64 << 10 // bytes
-	DefaultLimit = 100      // items of a list
-	MaxLimit     = 1000
-	maxNotedPath = 128 // bytes, of a request without a token
+	maxNotedPath = 128      // bytes, of a request without a token
 )
 
 // Events reads the event stream.

@@ -1,6 +1,7 @@
 package restapi
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"net/http"
@@ -19,8 +20,8 @@ import (
 const usualStats = time.Hour
 
 type statsInput struct {
-	Since string `query:"since" doc:"RFC 3339; left out: an hour before until. Figures are kept for 7 days."`
-	Until string `query:"until" doc:"RFC 3339; left out: now."`
+	Since string `query:"since" doc:"RFC 3339, or a duration before now, such as 1h or 7d; left out: an hour before until. Figures are kept for 7 days."`
+	Until string `query:"until" doc:"RFC 3339, or a duration before now; left out: now."`
 	Step  string `query:"step" example:"5m" doc:"A duration: a multiple of 10s; of 5m if since is more than 24 hours ago. Left out: at most 300 points. A series has at most 1500 points."`
 	Node  string `query:"node" doc:"Only the figures of this node; needs the scope admin."`
 }
@@ -61,18 +62,16 @@ func (s *Server) getStats(ctx context.Context, in *statsInput) (*answer[api.Stat
 }
 
 func (in *statsInput) parse(now time.Time) (stats.Range, error) {
-	until := now
-	var err error
-	if in.Until != "" {
-		if until, err = time.Parse(time.RFC3339, in.Until); err != nil {
-			return stats.Range{}, badRequest("until must be a time such as 2026-03-01T12:00:00Z")
-		}
+	until, err := parseMoment("until", cmp.Or(in.Until, "0s"), now)
+	if err != nil {
+		return stats.Range{}, err
 	}
-	since := until.Add(-usualStats)
-	if in.Since != "" {
-		if since, err = time.Parse(time.RFC3339, in.Since); err != nil {
-			return stats.Range{}, badRequest("since must be a time such as 2026-03-01T12:00:00Z")
-		}
+	since, err := parseMoment("since", in.Since, now)
+	if err != nil {
+		return stats.Range{}, err
+	}
+	if since.IsZero() {
+		since = until.Add(-usualStats)
 	}
 	var step time.Duration
 	if in.Step != "" {

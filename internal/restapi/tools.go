@@ -2,6 +2,7 @@ package restapi
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"strconv"
 
@@ -121,31 +122,29 @@ func (s *Server) listDeviceCatalogs(ctx context.Context, in *historyInput) (*ans
 	if err != nil {
 		return nil, err
 	}
-	place, err := parseCursor(in.Cursor)
+	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err
 	}
-	epoch, seq, err := parseHistoryPlace(place)
-	if err != nil {
-		return nil, err
-	}
-	entries, err := s.opt.Service.History(ctx, id, epoch, seq, min(in.Limit+1, MaxLimit))
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	if len(entries) == 0 && place == "" {
-		if _, err := s.opt.Service.Get(ctx, id); err != nil { // nobody has no history
-			return nil, s.problem(ctx, err)
+	list, err := fillPage(p, pieceLimit, func(after string, n int) (items []api.HistoryEntry, next string, err error) {
+		var epoch, seq int64
+		if after != "" {
+			if _, err := fmt.Sscanf(after, "%d.%d", &epoch, &seq); err != nil {
+				return nil, "", errCursor
+			}
 		}
+		entries, err := s.opt.Service.History(ctx, id, devices.Epoch(epoch), seq, n+1)
+		for i, e := range entries {
+			if i == n {
+				next = fmt.Sprintf("%d.%d", entries[i-1].Epoch, entries[i-1].Seq)
+				break
+			}
+			items = append(items, api.HistoryEntry{Catalog: e.Catalog.String(), Firmware: e.Firmware, ELF: e.ELF, Partial: e.Partial, Since: api.At(e.At)})
+		}
+		return items, next, err
+	})
+	if err == nil && len(list.Items) == 0 && p.after == "" {
+		_, err = s.opt.Service.Get(ctx, id) // nobody has no history
 	}
-	page := api.List[api.HistoryEntry]{Items: []api.HistoryEntry{}}
-	more := len(entries) > in.Limit
-	entries = entries[:min(len(entries), in.Limit)]
-	for _, e := range entries {
-		page.Items = append(page.Items, api.HistoryEntry{Catalog: e.Catalog.String(), Firmware: e.Firmware, ELF: e.ELF, Partial: e.Partial, Since: api.At(e.At)})
-	}
-	if hasMore(len(entries), in.Limit, more) {
-		page.NextCursor = newCursor(historyPlace(entries[len(entries)-1]))
-	}
-	return &answer[api.List[api.HistoryEntry]]{page}, nil
+	return answerOf(s, ctx, list, err)
 }

@@ -1,15 +1,13 @@
 package restapi
 
 import (
-	"encoding/base64"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
+	"fleetd/internal/timespan"
 )
 
 // timeSchema describes an api.Time.
@@ -29,30 +27,6 @@ func (amountSchema) Schema(huma.Registry) *huma.Schema {
 	return &huma.Schema{OneOf: []*huma.Schema{{Type: huma.TypeInteger, Minimum: &least}, {Type: huma.TypeString, Pattern: `^[0-9.]+%$`}}, Examples: []any{"5%"}}
 }
 
-// Page are the parameters of a list.
-type Page struct {
-	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Most items of the page."`
-	Cursor string `query:"cursor" doc:"next_cursor of the page before."`
-}
-
-// newCursor hides the place a page ended at.
-func newCursor(place string) string { return base64.RawURLEncoding.EncodeToString([]byte(place)) }
-
-// parseCursor is the place again; empty for the first page.
-func parseCursor(cursor string) (place string, err error) {
-	b, err := base64.RawURLEncoding.DecodeString(cursor)
-	if err != nil {
-		return "", errCursor
-	}
-	return string(b), nil
-}
-
-var errCursor = badRequest(devices.ErrCursor.Error())
-
-// more reports whether to offer another page. The largest page may be all that
-// the database hands out at once, so when it is full another one may follow.
-func hasMore(items, limit int, more bool) bool { return more || items == MaxLimit && limit == MaxLimit }
-
 func parseDevice(text string) (devices.ID, error) {
 	id, err := devices.ParseID(text)
 	if err != nil {
@@ -61,25 +35,19 @@ func parseDevice(text string) (devices.ID, error) {
 	return id, nil
 }
 
-// historyPlace names an entry of a device's history.
-func historyPlace(e devices.HistoryEntry) string {
-	return strconv.FormatInt(int64(e.Epoch), 10) + "." + strconv.FormatInt(e.Seq, 10)
-}
-
-func parseHistoryPlace(place string) (devices.Epoch, int64, error) {
-	if place == "" {
-		return 0, 0, nil
+// parseMoment reads a time: RFC 3339, or a duration before now, such as 1h or 7d. name is the parameter. Empty text is the zero
+// time.
+func parseMoment(name, text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
 	}
-	first, second, _ := strings.Cut(place, ".")
-	epoch, err := strconv.ParseInt(first, 10, 64)
-	if err != nil {
-		return 0, 0, errCursor
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
 	}
-	seq, err := strconv.ParseInt(second, 10, 64)
-	if err != nil {
-		return 0, 0, errCursor
+	if d, err := timespan.Parse(text); err == nil && d >= 0 {
+		return now.Add(-d), nil
 	}
-	return devices.Epoch(epoch), seq, nil
+	return time.Time{}, badRequest(name + " must be a time such as 2026-03-01T12:00:00Z, or a duration before now such as 1h or 7d")
 }
 
 // parseTimeout reads a Go duration; absent text means the given default.

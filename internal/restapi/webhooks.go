@@ -3,7 +3,6 @@ package restapi
 import (
 	"context"
 	"net/http"
-	"slices"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -51,7 +50,7 @@ func (s *Server) webhookRoutes() {
 }
 
 func (s *Server) listWebhooks(ctx context.Context, in *Page) (*answer[api.List[api.Webhook]], error) {
-	after, err := parseCursor(in.Cursor)
+	p, err := s.page(ctx, *in)
 	if err != nil {
 		return nil, err
 	}
@@ -59,12 +58,8 @@ func (s *Server) listWebhooks(ctx context.Context, in *Page) (*answer[api.List[a
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	hooks = slices.DeleteFunc(hooks, func(h api.Webhook) bool { return h.ID <= after })
-	page := api.List[api.Webhook]{Items: hooks}
-	if len(hooks) > in.Limit {
-		page.Items, page.NextCursor = hooks[:in.Limit], newCursor(hooks[in.Limit-1].ID)
-	}
-	return &answer[api.List[api.Webhook]]{page}, nil
+	list, err := fillPage(p, pieceLimit, inMemory(hooks, func(h *api.Webhook) string { return h.ID }))
+	return answerOf(s, ctx, list, err)
 }
 
 func (s *Server) createWebhook(ctx context.Context, in *createWebhookInput) (*answer[api.CreatedWebhook], error) {
