@@ -38,7 +38,10 @@ func (t Time) append(dst []byte) []byte {
 // UnmarshalJSON implements json.Unmarshaler; null is the zero time.
 func (t *Time) UnmarshalJSON(data []byte) error {
 	t.Time = time.Time{}
-	return json.Unmarshal(data, &t.Time)
+	if json.Unmarshal(data, &t.Time) != nil { // the error of package time shows its layout
+		return errors.New("a time must be RFC 3339 text, such as \"2026-03-01T12:00:00Z\"")
+	}
+	return nil
 }
 
 // Selection is a selection of devices: text such as "room=lab", or an object of

@@ -1,6 +1,7 @@
 package finder
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"slices"
@@ -81,21 +82,21 @@ func TestFind(t *testing.T) {
 		"the lab of the east":      "h",
 		"zone":                     "02:f1:ee:00:00:17 h",
 	} {
-		if got := ids(x.Find(Search{Text: query, See: all, May: every})); got != want {
+		if got := ids(find(x, Search{Text: query, See: all, May: every})); got != want {
 			t.Errorf("%s: %q, want %q", query, got, want)
 		}
 	}
-	if r := x.Find(Search{Text: "the lamp 2", See: all, May: every}); len(r.Found) != 2 || r.Found[0].ID != "c" {
+	if r := find(x, Search{Text: "the lamp 2", See: all, May: every}); len(r.Found) != 2 || r.Found[0].ID != "c" {
 		t.Errorf("the device of that very name does not come first: %+v", r)
 	}
-	r := x.Find(Search{Text: "kitchen garage lamp", See: all, May: every})
+	r := find(x, Search{Text: "kitchen garage lamp", See: all, May: every})
 	if !slices.Equal(r.Unknown, []string{"garage"}) {
 		t.Errorf("%+v", r)
 	}
-	if r = x.Find(Search{Text: "kitchen rover", See: all, May: every}); r.Counts["kitchen"] != 2 || r.Counts["rover"] != 1 {
+	if r = find(x, Search{Text: "kitchen rover", See: all, May: every}); r.Counts["kitchen"] != 2 || r.Counts["rover"] != 1 {
 		t.Errorf("%+v", r)
 	}
-	if r = x.Find(Search{Text: "kichen lamp", See: all, May: every}); r.ReadAs["kichen"] != "kitchen" || r.Weaker != 1 {
+	if r = find(x, Search{Text: "kichen lamp", See: all, May: every}); r.ReadAs["kichen"] != "kitchen" || r.Weaker != 1 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -105,11 +106,11 @@ func TestFindForSome(t *testing.T) {
 	x := testIndex()
 	see := func(d *Doc) bool { return d.ID != "a" && d.ID != "b" }
 	// security: H11
-	if r := x.Find(Search{Text: "kichen", See: see, May: every}); len(r.Found) > 0 || len(r.ReadAs) > 0 || !slices.Equal(r.Unknown, []string{"kichen"}) {
+	if r := find(x, Search{Text: "kichen", See: see, May: every}); len(r.Found) > 0 || len(r.ReadAs) > 0 || !slices.Equal(r.Unknown, []string{"kichen"}) {
 		t.Errorf("%+v", r)
 	}
 	// security: H11
-	if r := x.Find(Search{Text: "restart", See: all, May: func(t *Tool) bool { return !t.UserOnly }}); len(r.Found) > 0 || !slices.Equal(r.Unknown, []string{"restart"}) {
+	if r := find(x, Search{Text: "restart", See: all, May: func(t *Tool) bool { return !t.UserOnly }}); len(r.Found) > 0 || !slices.Equal(r.Unknown, []string{"restart"}) {
 		t.Errorf("%+v", r)
 	}
 	labels, total := x.Labels(see, 10, 1)
@@ -139,7 +140,7 @@ func TestChanges(t *testing.T) {
 		t.Errorf("%d devices in %d places", x.Len(), len(x.slots))
 	}
 	for query, want := range map[string]int{"thing 5950": 1, "thing 5999": 0, "thing 117": 0, "waves": 49} {
-		if r := x.Find(Search{Text: query, See: all, May: every}); len(r.Found) != want {
+		if r := find(x, Search{Text: query, See: all, May: every}); len(r.Found) != want {
 			t.Errorf("%s: %d", query, len(r.Found))
 		}
 	}
@@ -169,7 +170,7 @@ func FuzzFind(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, query string) {
-		for _, d := range x.Find(Search{Text: query, See: all, May: every}).Found {
+		for _, d := range find(x, Search{Text: query, See: all, May: every}).Found {
 			if !slices.ContainsFunc(x.slots, func(s slot) bool { return s.doc == d }) {
 				t.Errorf("%q", d.ID)
 			}
@@ -196,7 +197,7 @@ func BenchmarkFind(b *testing.B) {
 		b.Run(query, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				x.Find(Search{Text: query, See: all, May: every})
+				find(x, Search{Text: query, See: all, May: every})
 			}
 		})
 	}
@@ -217,4 +218,13 @@ func TestMemory(t *testing.T) {
 		t.Logf("%d bytes a device", each)
 	}
 	runtime.KeepAlive(x)
+}
+
+// find is Find with a context that does not end.
+func find(x *Index, q Search) Result {
+	r, err := x.Find(context.Background(), q)
+	if err != nil {
+		panic(err)
+	}
+	return r
 }

@@ -31,6 +31,8 @@ var ErrTooMany = errors.New("the fleet has too many devices to search them by wo
 
 // Source reads devices.
 type Source interface {
+	// Count returns how many devices there are.
+	Count(ctx context.Context) (int64, error)
 	// Docs returns a page of all devices, and where the next begins; empty: nowhere.
 	Docs(ctx context.Context, after string, limit int) (docs []Doc, next string, err error)
 	// DocsOf returns those of these devices that are there.
@@ -172,6 +174,12 @@ func (k *Keeper) make(ctx context.Context, b *build) {
 }
 
 func (k *Keeper) readAll(ctx context.Context) (*Index, error) {
+	switch n, err := k.source.Count(ctx); { // before the first device is read
+	case err != nil:
+		return nil, fmt.Errorf("count the devices: %w", err)
+	case n > MaxDevices:
+		return nil, ErrTooMany
+	}
 	x := New()
 	for after := ""; ; {
 		docs, next, err := k.source.Docs(ctx, after, buildPage)

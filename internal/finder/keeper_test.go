@@ -40,6 +40,12 @@ func (s *source) Docs(_ context.Context, after string, limit int) (docs []Doc, n
 	return docs, "", s.err
 }
 
+func (s *source) Count(context.Context) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return int64(max(s.n, len(s.docs))), nil
+}
+
 func (s *source) DocsOf(_ context.Context, ids []string) (docs []Doc, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

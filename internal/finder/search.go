@@ -2,6 +2,7 @@ package finder
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"strings"
 )
@@ -52,6 +53,7 @@ type term struct {
 type search struct {
 	*Index
 	Search
+	ctx    context.Context
 	result Result
 	terms  []term
 	seen   []bool   // by slot: whether the caller may see the device
@@ -61,11 +63,11 @@ type search struct {
 	extra  []uint16 // soft terms that it has
 }
 
-// Find returns the devices that have all words of a search.
-func (x *Index) Find(q Search) Result {
+// Find returns the devices that have all words of a search. It fails with the error of the context when that ends.
+func (x *Index) Find(ctx context.Context, q Search) (Result, error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	s := &search{Index: x, Search: q, result: Result{ReadAs: map[string]string{}, Counts: map[string]int{}}}
+	s := &search{Index: x, Search: q, ctx: ctx, result: Result{ReadAs: map[string]string{}, Counts: map[string]int{}}}
 	s.seen = make([]bool, len(x.slots))
 	for i := range x.slots {
 		s.seen[i] = !x.slots[i].gone && q.See(x.slots[i].doc)
@@ -75,10 +77,11 @@ func (x *Index) Find(q Search) Result {
 		s.match()
 		s.collect()
 	}
-	return s.result
+	return s.result, ctx.Err()
 }
 
-// read splits the search text into terms.
+// read splits the search text into terms. A word may be compared with all words of the fleet, so that the context is
+// looked at before each.
 func (s *search) read() {
 	text := s.Text
 	for _, written := range macPart.FindAllString(text, -1) {
@@ -89,7 +92,7 @@ func (s *search) read() {
 		}
 	}
 	list, _ := tokens(text)
-	for i := 0; i < len(list); {
+	for i := 0; i < len(list) && s.ctx.Err() == nil; {
 		if n := s.pair(list[i:]); n > 0 {
 			i += n
 			continue
@@ -304,6 +307,9 @@ func (s *search) match() {
 	n := len(s.slots)
 	s.stamp, s.have, s.cost, s.extra = make([]uint32, n), make([]uint16, n), make([]uint16, n), make([]uint16, n)
 	for i := range s.terms {
+		if s.ctx.Err() != nil {
+			return
+		}
 		t := &s.terms[i]
 		count := 0
 		take := func(at int32, fit int) {

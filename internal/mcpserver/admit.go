@@ -55,6 +55,7 @@ const (
 	refusedScope    = "forbidden"
 	refusedPath     = "not_found"
 	refusedOwner    = "session_of_another"
+	refusedStream   = "stream_open"
 	refusedTotal    = "sessions"
 	refusedKey      = "sessions_of_key"
 	refusedRequests = "requests_of_key"

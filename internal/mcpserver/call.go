@@ -15,6 +15,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
@@ -50,9 +51,9 @@ func (s *Server) failure(err error) failure {
 		s.log.Error("MCP request failed", "error", err, "call", e.Call)
 		return failure{Code: e.Code, Detail: "internal error; see the log of the node", Sent: e.Sent, Outcome: e.Outcome, Call: e.Call}
 	}
-	f := failure{Code: e.Code, Detail: cleanText(e.Detail), Rule: e.Rule, Sent: e.Sent, Outcome: e.Outcome, Call: e.Call}
+	f := failure{Code: e.Code, Detail: cleantext.Lines(e.Detail), Rule: e.Rule, Sent: e.Sent, Outcome: e.Outcome, Call: e.Call}
 	for _, fault := range e.Faults { // faults quote the device's schema
-		f.Faults = append(f.Faults, devices.Fault{Pointer: cleanText(fault.Pointer), Detail: cleanText(fault.Detail)})
+		f.Faults = append(f.Faults, devices.Fault{Pointer: cleantext.Lines(fault.Pointer), Detail: cleantext.Lines(fault.Detail)})
 	}
 	return f
 }
@@ -132,7 +133,7 @@ func (s *Server) runConfirmed(ctx context.Context, req *mcp.CallToolRequest, c d
 			"a person can call POST /v1/devices/%s/tools/%s/call and repeat it with the confirmation of the 428 response", c.Device, c.Tool)}
 	}
 	shown, ok := displayArguments(c.Arguments)
-	if !ok || clean(c.Tool, maxTitle) != c.Tool {
+	if !ok || cleantext.Short(c.Tool, maxTitle) != c.Tool {
 		return result, nil, nil, &devices.Error{Code: e.Code, Rule: e.Rule, Detail: fmt.Sprintf("a person must confirm this call, but its arguments cannot be shown "+
 			"(the limit is %d bytes without invisible characters); a person can call POST /v1/devices/%s/tools/.../call", maxShownArgs, c.Device)}
 	}
@@ -164,9 +165,9 @@ func canElicit(session *mcp.ServerSession) bool {
 func (s *Server) question(ctx context.Context, c devices.ToolCall, shown string) string {
 	name := string(c.Device)
 	if d, err := s.opt.Service.Get(ctx, c.Device); err == nil && d.Device.Name != "" {
-		name = clean(d.Device.Name, maxTitle) + " (" + name + ")"
+		name = cleantext.Short(d.Device.Name, maxTitle) + " (" + name + ")"
 	}
-	text := fmt.Sprintf("Run %s on the device %s", clean(c.Tool, maxTitle), name)
+	text := fmt.Sprintf("Run %s on the device %s", cleantext.Short(c.Tool, maxTitle), name)
 	if shown != "{}" {
 		text += " with " + shown
 	}
@@ -190,7 +191,7 @@ func displayArguments(arguments json.RawMessage) (text string, ok bool) {
 	}
 	text = strings.TrimSpace(b.String())
 	// Decoding keeps one of several members with the same name; only the count shows that.
-	return text, len(text) <= maxShownArgs && clean(text, maxShownArgs+len("…")) == text && countMembers(arguments) == countMembers([]byte(text))
+	return text, len(text) <= maxShownArgs && cleantext.Short(text, maxShownArgs+len("…")) == text && countMembers(arguments) == countMembers([]byte(text))
 }
 
 // countMembers returns the number of members of an object.
@@ -218,7 +219,7 @@ func contentOf(item []byte) mcp.Content {
 	}
 	switch member("type") {
 	case "text":
-		return &mcp.TextContent{Text: cleanText(member("text"))}
+		return &mcp.TextContent{Text: cleantext.Lines(member("text"))}
 	case "image":
 		if data, err := base64.StdEncoding.DecodeString(member("data")); err == nil && len(data) > 0 {
 			return &mcp.ImageContent{Data: data, MIMEType: mediaType(member("mimeType"), data)}

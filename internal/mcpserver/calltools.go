@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/finder"
@@ -25,7 +27,9 @@ import (
 // Limits of calls.
 const (
 	maxCallTargets = 100
-	maxSuggestions = 3 // suggestions in an error
+	maxOffline     = 20  // devices that call_many names as not called
+	maxNameBytes   = 512 // of a device and a tool: 128 characters
+	maxSuggestions = 3   // suggestions in an error
 	callWorkers    = 8
 	waitPoll       = 5 * time.Second // between checks while no event arrives
 )
@@ -59,7 +63,7 @@ func (a *callArgs) decode(raw []byte) error {
 		case "later":
 			a.Later, ok = jsonspan.String(value)
 		default:
-			return badArguments("unknown argument " + strconv.Quote(clean(string(key), maxTitle)) + "; valid ones are device, tool, arguments, timeout_seconds, later")
+			return badArguments("unknown argument " + strconv.Quote(cleantext.Short(string(key), maxTitle)) + "; valid ones are device, tool, arguments, timeout_seconds, later")
 		}
 		if !ok {
 			return badArguments(string(walk.Key()) + " has the wrong type; see the tool's input schema")
@@ -146,7 +150,7 @@ func (s *Server) callDeviceTool(ctx context.Context, req *mcp.CallToolRequest, a
 		return s.later(ctx, req, call, timeout, later)
 	case err != nil:
 		f := s.failure(err)
-		f.Device, f.Tool = string(id), clean(call.Tool, maxTitle)
+		f.Device, f.Tool = string(id), cleantext.Short(call.Tool, maxTitle)
 		f.suggest(ctx, s, by, id, args.Tool)
 		return s.failed(f), nil
 	case question != nil:
@@ -162,12 +166,14 @@ func (s *Server) callDeviceTool(ctx context.Context, req *mcp.CallToolRequest, a
 
 // prepare checks the arguments that call_device_tool and call_many share.
 func (s *Server) prepare(ctx context.Context, args callArgs) (c devices.ToolCall, timeout time.Duration, err error) {
-	seconds, err := checkRange("timeout_seconds", args.Timeout, 0, int(dispatch.MaxTimeout/time.Second))
-	switch {
-	case err != nil:
-		return c, 0, err
+	seconds := args.Timeout
+	switch limit := int(dispatch.MaxTimeout / time.Second); {
+	case seconds < 0 || seconds > limit:
+		return c, 0, badArguments(fmt.Sprintf("timeout_seconds must be from 1 to %d", limit))
 	case args.Tool == "":
 		return c, 0, badArguments("tool is missing")
+	case len(args.Tool) > maxNameBytes || len(args.Device) > maxNameBytes:
+		return c, 0, badArguments(fmt.Sprintf("device and tool may have %d bytes each", maxNameBytes))
 	case len(args.Arguments) > 0 && jsonspan.KindOf(args.Arguments) != jsonspan.KindObject:
 		if !bytes.Equal(args.Arguments, []byte("null")) {
 			return c, 0, badArguments("arguments must be an object")
@@ -233,7 +239,7 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ca
 		return nil, err
 	}
 	by := requestInfoOf(ctx).by()
-	ids, err := s.targets(ctx, by, args)
+	ids, offline, err := s.targets(ctx, by, args)
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +247,19 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ca
 		OK      int          `json:"ok"`
 		Failed  int          `json:"failed"`
 		Results []callResult `json:"results"`
-	}{Results: make([]callResult, len(ids))}
+		Offline []devices.ID `json:"offline,omitempty"`
+		More    bool         `json:"more_offline,omitempty"`
+		Hint    string       `json:"hint,omitempty"`
+	}{Results: make([]callResult, len(ids)), Offline: offline}
+	if answer.More = len(offline) > maxOffline; answer.More {
+		answer.Offline = offline[:maxOffline]
+	}
+	switch {
+	case len(ids) == 0 && len(offline) == 0:
+		answer.Hint = "no device matches select; find_devices shows the labels that there are"
+	case len(offline) > 0:
+		answer.Hint = "the devices in offline match, and were not called; run_job calls them when they are back"
+	}
 	report := s.progress(req, len(ids))
 	pictures := make([][]mcp.Content, len(ids))
 	var next, done int
@@ -268,7 +286,7 @@ func (s *Server) callMany(ctx context.Context, req *mcp.CallToolRequest, args ca
 					if f.Code == devices.CodeConfirmation {
 						f.Detail = "a person must confirm this call for each device; use call_device_tool"
 					}
-					answer.Results[i] = callResult{Device: string(ids[i]), Tool: clean(one.Tool, maxTitle), IsError: true, Error: &f}
+					answer.Results[i] = callResult{Device: string(ids[i]), Tool: cleantext.Short(one.Tool, maxTitle), IsError: true, Error: &f}
 				}
 				mu.Lock()
 				for _, item := range pictures[i] {
@@ -315,41 +333,44 @@ func sizeOf(item mcp.Content) int {
 	return 0
 }
 
-// targets returns the devices that call_many calls.
-func (s *Server) targets(ctx context.Context, by access.Principal, args callManyArgs) (ids []devices.ID, err error) {
-	switch {
-	case (len(args.Devices) > 0) == (strings.TrimSpace(args.Select) != ""):
-		return nil, badArguments("give either devices or select, not both")
-	case len(args.Devices) > maxCallTargets:
-		return nil, badArguments("devices may contain at most 100 entries; make several calls")
-	case args.Select != "":
-		sel, err := selector.Parse(args.Select)
-		if err != nil {
-			return nil, badArguments(err.Error())
-		}
-		q := devices.ListQuery{Select: selector.And(sel, selector.In(selector.FieldState, string(devices.StateOnline))), Limit: maxCallTargets}
-		found, next, err := s.find(ctx, by, q, allPages)
-		if err != nil {
-			return nil, err
-		}
-		if next != "" {
-			return nil, badArguments("the selector matches more than 100 online devices; select fewer, or list them in several calls")
-		}
-		for _, d := range found {
-			ids = append(ids, d.Device.ID)
-		}
-		return ids, nil
+// targets returns the devices that call_many calls, and those that match the selector and are not connected: at most one
+// more of them than are shown.
+func (s *Server) targets(ctx context.Context, by access.Principal, args callManyArgs) (ids, offline []devices.ID, err error) {
+	if (len(args.Devices) > 0) == (strings.TrimSpace(args.Select) != "") {
+		return nil, nil, badArguments("give either devices or select, not both")
 	}
 	for _, text := range args.Devices {
 		id, err := s.deviceOf(ctx, by, text)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if !slices.Contains(ids, id) {
 			ids = append(ids, id)
 		}
 	}
-	return ids, nil
+	if args.Select == "" {
+		return ids, nil, nil
+	}
+	sel, err := selector.Parse(args.Select)
+	if err != nil {
+		return nil, nil, badArguments(err.Error())
+	}
+	inState := func(state devices.State, limit int) (ids []devices.ID, more bool, err error) {
+		q := devices.ListQuery{Select: selector.And(sel, selector.In(selector.FieldState, string(state))), Limit: limit}
+		found, next, err := s.find(ctx, by, q, allPages)
+		for _, d := range found {
+			ids = append(ids, d.Device.ID)
+		}
+		return ids, next != "", err
+	}
+	ids, more, err := inState(devices.StateOnline, maxCallTargets)
+	if more {
+		err = badArguments(fmt.Sprintf("the selector matches more than %d online devices; select fewer, list them in several calls, or use run_job", maxCallTargets))
+	}
+	if err == nil {
+		offline, _, err = inState(devices.StateOffline, maxOffline+1)
+	}
+	return ids, offline, err
 }
 
 // progress returns a function that reports progress to the host if the host asked for it.
@@ -392,14 +413,7 @@ func (s *Server) waitForDevice(ctx context.Context, req *mcp.CallToolRequest, ar
 	if err != nil {
 		return nil, err
 	}
-	seconds, err := checkRange("timeout_seconds", args.Timeout, 60, 300)
-	if err != nil {
-		return nil, err
-	}
-	until := cmp.Or(args.Until, "ready")
-	if !slices.Contains([]string{"online", "ready", "offline"}, until) {
-		return nil, badArguments("until must be online, ready or offline")
-	}
+	seconds, until := cmp.Or(args.Timeout, 60), cmp.Or(args.Until, "ready")
 	event, end := s.watch.wait(id)
 	defer end()
 	deadline := time.NewTimer(time.Duration(seconds) * time.Second)

@@ -2,11 +2,9 @@ package mcpserver
 
 import (
 	"bytes"
-	"regexp"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
+	"fleetd/internal/cleantext"
 	"fleetd/internal/jsonspan"
 )
 
@@ -32,58 +30,6 @@ const (
 	untrustedMark = "[in the device's own words] "
 )
 
-// clean returns text on one line without invisible characters: control characters,
-// marks that change the direction of writing, characters without a glyph. The result
-// has at most limit bytes.
-func clean(text string, limit int) string {
-	var b strings.Builder
-	space := true // no space at the beginning, no two in a row
-	for _, c := range text {
-		switch {
-		case unicode.IsSpace(c) || c == '\u2800': // the braille blank
-			c = ' '
-		case c == utf8.RuneError || invisible(c):
-			continue
-		}
-		if c == ' ' {
-			if space {
-				continue
-			}
-			space = true
-		} else {
-			space = false
-		}
-		if b.Len()+utf8.RuneLen(c) > limit-len("…") {
-			return strings.TrimRight(b.String(), " ") + "…"
-		}
-		b.WriteRune(c)
-	}
-	return strings.TrimRight(b.String(), " ")
-}
-
-// escapes matches complete terminal escape sequences.
-var escapes = regexp.MustCompile("(?s)(?:\x1b\\[|\u009b)[0-?]*[ -/]*[@-~]|(?:\x1b[\\]PX^_]|[\u009d\u0090\u0098\u009e\u009f]).*?(?:\x07|\x1b\\\\|\u009c|$)|\x1b[ -/]*[0-~]")
-
-// cleanText is clean for text of several lines, such as tool results: it keeps lines
-// and tabs, and has no limit.
-func cleanText(text string) string {
-	if strings.IndexFunc(text, func(c rune) bool { return unclean(c) }) < 0 {
-		return text
-	}
-	text = escapes.ReplaceAllString(text, "")
-	var b strings.Builder
-	b.Grow(len(text))
-	for _, c := range strings.ReplaceAll(text, "\r\n", "\n") {
-		switch {
-		case !unclean(c):
-			b.WriteRune(c)
-		case unicode.IsSpace(c) && c != '\u0085':
-			b.WriteByte(' ')
-		}
-	}
-	return b.String()
-}
-
 // maxNested is the depth to which a device's JSON is shown; deeper values become null.
 const maxNested = 64
 
@@ -96,7 +42,7 @@ func appendClean(dst, raw []byte, depth int) []byte {
 	switch kind {
 	case jsonspan.KindString:
 		text, _ := jsonspan.String(raw)
-		return jsonspan.AppendString(dst, cleanText(text))
+		return jsonspan.AppendString(dst, cleantext.Lines(text))
 	case jsonspan.KindObject:
 		dst = append(dst, '{')
 		walk := jsonspan.Object(raw)
@@ -104,7 +50,7 @@ func appendClean(dst, raw []byte, depth int) []byte {
 			if n > 0 {
 				dst = append(dst, ',')
 			}
-			dst = append(jsonspan.AppendString(dst, cleanText(string(walk.Key()))), ':')
+			dst = append(jsonspan.AppendString(dst, cleantext.Lines(string(walk.Key()))), ':')
 			dst = appendClean(dst, walk.Value(), depth+1)
 		}
 		return append(dst, '}')
@@ -120,26 +66,6 @@ func appendClean(dst, raw []byte, depth int) []byte {
 		return append(dst, ']')
 	}
 	return append(dst, bytes.TrimSpace(raw)...)
-}
-
-// unclean reports whether cleanText removes or replaces a character.
-func unclean(c rune) bool {
-	return c == utf8.RuneError || c != '\n' && c != '\t' && invisible(c)
-}
-
-// invisible reports whether a character shows nothing by itself. unicode.IsPrint
-// excludes formatting and private characters; the others in the list are letters or
-// marks in Unicode.
-func invisible(c rune) bool {
-	switch {
-	case !unicode.IsPrint(c):
-		return true
-	case c >= 0xFE00 && c <= 0xFE0F, c >= 0xE0100 && c <= 0xE01EF: // variation selectors can encode arbitrary bytes
-		return true
-	case c == 0x034F, c == 0x115F, c == 0x1160, c == 0x17B4, c == 0x17B5, c == 0x3164, c == 0xFFA0, c >= 0x180B && c <= 0x180F:
-		return true
-	}
-	return false
 }
 
 // anySchema replaces an unusable schema; the core still checks arguments against the
@@ -179,7 +105,7 @@ func appendSchema(dst, raw []byte, depth int) (out []byte, note string) {
 		if !ok {
 			return nil, unreadable
 		}
-		return jsonspan.AppendString(dst, clean(text, maxWord)), ""
+		return jsonspan.AppendString(dst, cleantext.Short(text, maxWord)), ""
 	case jsonspan.KindObject:
 		return appendObject(dst, raw, depth)
 	case jsonspan.KindArray:
@@ -213,7 +139,7 @@ func appendObject(dst, raw []byte, depth int) (out []byte, note string) {
 		switch {
 		case strings.HasPrefix(key, "$"):
 			return nil, "the device's schema contains references, which are not supported"
-		case seen[key] || len(seen) == maxMembers || key != clean(key, maxWord):
+		case seen[key] || len(seen) == maxMembers || key != cleantext.Short(key, maxWord):
 			return nil, unreadable
 		case strings.EqualFold(key, "x-mcp-header"): // the device could make hosts send headers of its choice
 			continue

@@ -2,13 +2,13 @@ package mcpserver
 
 import (
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"strconv"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/finder"
@@ -82,7 +82,7 @@ func (s *Server) deviceTools(next mcp.MethodHandler) mcp.MethodHandler {
 			}
 			tool := view.byHostName(call.Params.Name)
 			if tool == nil {
-				return nil, invalid("the device has no tool " + strconv.Quote(clean(call.Params.Name, maxTitle)) + view.suggestion(call.Params.Name) + "; list the tools again")
+				return nil, invalid("the device has no tool " + strconv.Quote(cleantext.Short(call.Params.Name, maxTitle)) + view.suggestion(call.Params.Name) + "; list the tools again")
 			}
 			return next(context.WithValue(ctx, targetKey{}, target{v.device, tool.name}), method, viaDispatch(call))
 		}
@@ -117,17 +117,19 @@ func (s *Server) listDeviceTools(ctx context.Context, v *requestInfo, session *m
 	if err != nil {
 		return nil, err
 	}
-	start, list := 0, ""
+	list := "tools of " + string(v.device)
 	if view.index != nil {
-		list = hex.EncodeToString(view.index.hash[:8])
+		list += " " + view.index.hash.String()
 	}
-	if cursor != "" {
-		of, at, _ := strings.Cut(cursor, ".")
-		n, err := strconv.Atoi(at)
-		if err != nil || of != list || n <= 0 || n >= len(view.tools) {
+	place, err := s.place(list, cursor)
+	if err != nil {
+		return nil, err
+	}
+	start := 0
+	if place != "" {
+		if start, err = strconv.Atoi(place); err != nil || start >= len(view.tools) { // the caller may call fewer tools now
 			return nil, badCursor
 		}
-		start = n
 	}
 	result := &mcp.ListToolsResult{Tools: []*mcp.Tool{}, Cacheable: mcp.Cacheable{CacheScope: "private"}}
 	end := min(start+devicePage, len(view.tools))
@@ -135,7 +137,7 @@ func (s *Server) listDeviceTools(ctx context.Context, v *requestInfo, session *m
 		result.Tools = append(result.Tools, t.tool)
 	}
 	if end < len(view.tools) {
-		result.NextCursor = list + "." + strconv.Itoa(end)
+		result.NextCursor = s.cursor(list, strconv.Itoa(end))
 	}
 	s.toolLists.record(session, v, view)
 	return result, nil

@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -43,7 +45,7 @@ func newEventInfo(e devices.StreamEvent) eventInfo {
 		key := string(walk.Key())
 		if key == "time" {
 			text, _ := jsonspan.String(walk.Value())
-			h.Time = clean(text, maxTitle)
+			h.Time = cleantext.Short(text, maxTitle)
 		}
 		if slices.Contains(hiddenMembers, key) {
 			continue
@@ -61,12 +63,9 @@ func newEventInfo(e devices.StreamEvent) eventInfo {
 }
 
 func (s *Server) recentEvents(ctx context.Context, _ *mcp.CallToolRequest, args eventArgs) (*mcp.CallToolResult, error) {
-	limit, err := checkRange("limit", args.Limit, 20, 100)
-	if err != nil {
-		return nil, err
-	}
 	q := devices.EventQuery{Kind: devices.EventKind(args.Type)}
 	if args.Device != "" {
+		var err error
 		if q.Device, err = s.deviceOf(ctx, requestInfoOf(ctx).by(), args.Device); err != nil {
 			return nil, err
 		}
@@ -74,7 +73,7 @@ func (s *Server) recentEvents(ctx context.Context, _ *mcp.CallToolRequest, args 
 	if err := q.Check(); err != nil {
 		return nil, badArguments(devices.AsError(err).Detail)
 	}
-	events, err := s.events(ctx, requestInfoOf(ctx).by(), q, limit)
+	events, err := s.events(ctx, requestInfoOf(ctx).by(), q, cmp.Or(args.Limit, 20))
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/cleantext"
 )
 
 type explainArgs struct {
@@ -40,9 +41,9 @@ func (s *Server) explainDevice(ctx context.Context, _ *mcp.CallToolRequest, args
 			return nil, err
 		}
 	}
-	e.Sentence = cleanText(e.Sentence) // it quotes the device
+	e.Sentence = cleantext.Lines(e.Sentence) // it quotes the device
 	for i := range e.Evidence {
-		e.Evidence[i].Text = cleanText(e.Evidence[i].Text)
+		e.Evidence[i].Text = cleantext.Lines(e.Evidence[i].Text)
 	}
 	return structured(e), nil
 }

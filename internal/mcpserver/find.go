@@ -14,6 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/finder"
 	"fleetd/internal/selector"
@@ -32,17 +33,6 @@ func wrongArgument(err error) string {
 		return fmt.Sprintf("%s has the wrong type %s", cmp.Or(wrong.Field, "the value"), wrong.Value)
 	}
 	return strings.TrimPrefix(err.Error(), "json: ")
-}
-
-// checkRange returns n, or absent if n is 0. It fails if n is not in 0 to most.
-func checkRange(name string, n, absent, most int) (int, error) {
-	switch {
-	case n == 0:
-		return absent, nil
-	case n < 0 || n > most:
-		return 0, badArguments(name + " is out of range")
-	}
-	return n, nil
 }
 
 // device is one device as models see it.
@@ -72,7 +62,7 @@ type summary struct {
 }
 
 func summarize(v devices.View) summary {
-	b := summary{ID: string(v.Device.ID), Name: clean(v.Device.Name, maxTitle), State: v.State, Labels: v.Device.Labels, Board: clean(v.Device.Board, maxTitle)}
+	b := summary{ID: string(v.Device.ID), Name: cleantext.Short(v.Device.Name, maxTitle), State: v.State, Labels: v.Device.Labels, Board: cleantext.Short(v.Device.Board, maxTitle)}
 	if p := v.Presence; !p.Online && !p.LastSeen.IsZero() {
 		b.LastSeen = p.LastSeen.UTC().Format(time.RFC3339)
 	}
@@ -80,9 +70,9 @@ func summarize(v devices.View) summary {
 }
 
 func describe(v devices.View) device {
-	d := device{ID: string(v.Device.ID), Name: clean(v.Device.Name, maxTitle), State: v.State, Board: clean(v.Device.Board, maxTitle),
-		Firmware: clean(v.Device.Firmware, maxTitle), Labels: v.Device.Labels, Tools: v.Presence.Tools, ToolsState: string(v.CatalogState),
-		Transport: string(v.Presence.Transport), Node: v.Presence.Node, Error: clean(v.Presence.MCPError, maxWord)}
+	d := device{ID: string(v.Device.ID), Name: cleantext.Short(v.Device.Name, maxTitle), State: v.State, Board: cleantext.Short(v.Device.Board, maxTitle),
+		Firmware: cleantext.Short(v.Device.Firmware, maxTitle), Labels: v.Device.Labels, Tools: v.Presence.Tools, ToolsState: string(v.CatalogState),
+		Transport: string(v.Presence.Transport), Node: v.Presence.Node, Error: cleantext.Short(v.Presence.MCPError, maxWord)}
 	switch {
 	case v.Presence.Online:
 		d.LastSeen = time.Now().UTC().Format(time.RFC3339)
@@ -151,29 +141,25 @@ type findResult struct {
 }
 
 func (s *Server) findDevices(ctx context.Context, _ *mcp.CallToolRequest, args findArgs) (*mcp.CallToolResult, error) {
-	limit, err := checkRange("limit", args.Limit, 20, 100)
-	if err != nil {
-		return nil, err
-	}
-	if args.State != "" && !slices.Contains([]string{"online", "offline", "pending", "contested"}, args.State) {
-		return nil, badArguments("state must be online, offline, pending or contested")
-	}
+	limit := cmp.Or(args.Limit, 20)
 	sel, err := args.selector()
 	if err != nil {
 		return nil, badArguments(err.Error())
 	}
 	by := requestInfoOf(ctx).by()
+	list := fmt.Sprintf("find_devices %q %q %q", args.Query, args.State, args.Select)
+	place, err := s.place(list, args.Cursor)
+	if err != nil {
+		return nil, badArguments(devices.ErrCursor.Error())
+	}
 	var answer findResult
 	var views []devices.View
 	if strings.TrimSpace(args.Query) == "" {
-		if _, err := devices.ParseCursor(args.Cursor, devices.SortID); err != nil {
-			return nil, badArguments(err.Error())
-		}
-		if views, answer.Next, err = s.find(ctx, by, devices.ListQuery{Select: sel, After: args.Cursor, Limit: limit}, fewPages); err != nil {
+		if views, answer.Next, err = s.find(ctx, by, devices.ListQuery{Select: sel, After: place, Limit: limit}, fewPages); err != nil {
 			return nil, err
 		}
 	} else {
-		found, err := s.search(ctx, by, args.Query, sel, args.Cursor, limit)
+		found, err := s.search(ctx, by, args.Query, sel, place, limit)
 		if err != nil {
 			return nil, err
 		}
@@ -183,6 +169,7 @@ func (s *Server) findDevices(ctx context.Context, _ *mcp.CallToolRequest, args f
 			answer.Matched = len(found.Found)
 		}
 	}
+	answer.Next = s.cursor(list, answer.Next)
 	answer.Devices = make([]summary, len(views))
 	for i := range views {
 		answer.Devices[i] = summarize(views[i])
@@ -208,7 +195,7 @@ func (s *Server) describeFleet(ctx context.Context, by access.Principal, answer 
 	answer.Total, answer.Labels = total, map[string][]string{}
 	for _, l := range labels {
 		for _, value := range l.Values {
-			answer.Labels[l.Key] = append(answer.Labels[l.Key], clean(value, maxTitle))
+			answer.Labels[l.Key] = append(answer.Labels[l.Key], cleantext.Short(value, maxTitle))
 		}
 		if l.More {
 			answer.Labels[l.Key] = append(answer.Labels[l.Key], "...")
@@ -233,7 +220,7 @@ type toolList struct {
 
 func infoOf(t *indexedTool) toolInfo {
 	name := t.name
-	if clean(name, maxTitle) != name { // the name cannot be shown; use the one for hosts
+	if cleantext.Short(name, maxTitle) != name { // the name cannot be shown; use the one for hosts
 		name = t.tool.Name
 	}
 	input, _ := t.tool.InputSchema.(json.RawMessage)
@@ -275,16 +262,12 @@ type describeArgs struct {
 }
 
 func (s *Server) describeDevice(ctx context.Context, _ *mcp.CallToolRequest, args describeArgs) (*mcp.CallToolResult, error) {
-	limit, err := checkRange("limit", args.Limit, 50, 100)
-	if err != nil {
-		return nil, err
-	}
 	by := requestInfoOf(ctx).by()
 	view, err := s.namedView(ctx, by, args.Device)
 	if err != nil {
 		return nil, err
 	}
-	return structured(toolsOf(view, args.Query, limit)), nil
+	return structured(toolsOf(view, args.Query, cmp.Or(args.Limit, 50))), nil
 }
 
 type searchArgs struct {
@@ -300,18 +283,14 @@ type foundTool struct {
 }
 
 func (s *Server) searchTools(ctx context.Context, _ *mcp.CallToolRequest, args searchArgs) (*mcp.CallToolResult, error) {
-	limit, err := checkRange("limit", args.Limit, 10, 50)
-	if err != nil {
-		return nil, err
-	}
-	if strings.TrimSpace(args.Query) == "" || len(args.Query) > 100 {
-		return nil, badArguments("query must have 1 to 100 bytes")
+	if strings.TrimSpace(args.Query) == "" {
+		return nil, badArguments("query must have a word")
 	}
 	by := requestInfoOf(ctx).by()
 	if err := s.opt.Service.Permit(ctx, by, access.ScopeRead, ""); err != nil {
 		return nil, err
 	}
-	matches, err := s.opt.Service.SearchTools(ctx, by, args.Query, limit, maxExamples)
+	matches, err := s.opt.Service.SearchTools(ctx, by, args.Query, cmp.Or(args.Limit, 10), maxExamples)
 	if err != nil {
 		return nil, err
 	}
@@ -320,7 +299,7 @@ func (s *Server) searchTools(ctx context.Context, _ *mcp.CallToolRequest, args s
 	}{[]foundTool{}}
 	for _, m := range matches {
 		info := infoOf(&indexedTool{name: m.Tool.Name, tool: newTool(m.Tool, func() {})})
-		if clean(m.Tool.Name, maxTitle) != m.Tool.Name {
+		if cleantext.Short(m.Tool.Name, maxTitle) != m.Tool.Name {
 			info.Name = hashedName(hostName(m.Tool.Name), m.Tool.Name) // describe_device has the name to call
 		}
 		answer.Tools = append(answer.Tools, foundTool{info, m.Count, m.Devices})

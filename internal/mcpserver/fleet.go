@@ -6,9 +6,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"fleetd/internal/cleantext"
+	"fleetd/internal/devices/catalog"
 	"fleetd/internal/finder"
 )
 
@@ -76,7 +79,7 @@ var fleetTools = []mcp.Tool{
 			"Example: {\"select\":\"room=kitchen\",\"tool\":\"self.lamp.turn_off\"}.",
 		InputSchema: schema(`{"type":"object","additionalProperties":false,"required":["tool"],"properties":{` +
 			`"devices":{"type":"array","minItems":1,"maxItems":100,"items":{"type":"string","maxLength":128},"description":"Ids or names; or give select."},` +
-			`"select":{"type":"string","maxLength":4096,"description":"As in find_devices: the devices that are online and selected."},` +
+			`"select":{"type":"string","maxLength":4096,"description":"As in find_devices. Of these, the devices that are online are called."},` +
 			`"tool":{"type":"string","minLength":1,"maxLength":128},"arguments":{"type":"object"},` +
 			`"timeout_seconds":{"type":"integer","minimum":1,"maximum":300,"description":"For each call."}}}`),
 		OutputSchema: schema(`{"type":"object","properties":{"ok":{"type":"integer"},"failed":{"type":"integer"},"results":{"type":"array","items":{"type":"object"}},` + failureSchema + `}}`)},
@@ -195,6 +198,11 @@ func (s *Server) fleetTools(handlers map[string]mcp.ToolHandler) mcp.Middleware 
 				case handler == nil:
 					return nil, unknownTool(call.Params.Name)
 				}
+				if arguments := call.Params.Arguments; len(arguments) > 0 && call.Params.Name != "call_device_tool" { // which checks its own
+					if err := published().Tool(call.Params.Name).CheckCall(arguments); err != nil {
+						return s.failedBy(err), nil
+					}
+				}
 				return next(context.WithValue(ctx, handlerKey{}, handler), method, viaDispatch(call))
 			}
 			return next(ctx, method, req)
@@ -225,11 +233,24 @@ func unknownTool(name string) error {
 	if similar := finder.Nearest(name, names, maxSuggestions); len(similar) > 0 {
 		hint = "; similar names: " + strings.Join(similar, ", ") + hint
 	}
-	return invalid("unknown tool " + strconv.Quote(clean(name, maxTitle)) + hint)
+	return invalid("unknown tool " + strconv.Quote(cleantext.Short(name, maxTitle)) + hint)
 }
 
-// tool makes a handler of a function with typed arguments. Errors in the arguments
-// become tool results, which the model reads and can correct.
+// published are the tools of the fleet with their schemas, against which arguments are checked.
+var published = sync.OnceValue(func() *catalog.Catalog {
+	text, err := json.Marshal(fleetTools)
+	if err != nil {
+		panic(err) // a bug, found by any test
+	}
+	tools, err := catalog.New(text)
+	if err != nil {
+		panic(err)
+	}
+	return tools
+})
+
+// tool makes a handler of a function with typed arguments. Errors in the arguments become tool results, which the model
+// reads and can correct.
 func tool[A any](s *Server, f func(ctx context.Context, req *mcp.CallToolRequest, args A) (*mcp.CallToolResult, error)) mcp.ToolHandler {
 	return func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		var args A

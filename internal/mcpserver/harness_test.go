@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"fleetd/internal/access"
+	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
@@ -69,7 +70,11 @@ func newFleetOn(t testing.TB, pipes *devicetest.Pipes, replace func(*fleet.Ports
 	t.Helper()
 	f := &testFleet{ports: devicetest.New(), events: &fakeEvents{}, photos: &fakePhotos{}, client: http.DefaultClient}
 	f.service = f.ports.ServiceOver(t, fleet.Config{Node: "n-test", CallsPerDevice: 2, Handshakes: 4, IsNodeAlive: func(string) bool { return true }}, replace)
-	opt := Options{Service: f.service, Events: f.events, Photos: f.photos, Explainer: fakeExplainer{}, Node: "n-test", Version: "1.2.3", Draining: f.draining.Load,
+	mint, err := credential.New([]byte("0123456789abcdef"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	opt := Options{Service: f.service, Mint: mint, Events: f.events, Photos: f.photos, Explainer: fakeExplainer{}, Node: "n-test", Version: "1.2.3", Draining: f.draining.Load,
 		Auth: &access.Authenticator{Keys: f.service.Keys(), IsAdmin: func(token string) bool { return token == admin }},
 		Log:  slog.New(slog.DiscardHandler)}
 	for _, c := range change {

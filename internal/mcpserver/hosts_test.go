@@ -96,8 +96,11 @@ func TestStreamTakeOver(t *testing.T) {
 	if status != http.StatusOK {
 		t.Fatal(status)
 	}
-	if status, _ = f.stream(t, http.MethodGet, PathMCP, "", in...); status != http.StatusOK {
+	if status, _ = f.stream(t, http.MethodGet, PathMCP, "", in...); status != http.StatusConflict {
 		t.Errorf("another stream for unsolicited messages: %d", status)
+	}
+	if status, _ = f.stream(t, http.MethodGet, PathMCP, "", append(in, "Last-Event-ID", "_0")...); status != http.StatusOK {
+		t.Errorf("the stream for unsolicited messages is resumed: %d", status)
 	}
 	for err := error(nil); err == nil; { // the first one ends
 		_, err = first.ReadByte()

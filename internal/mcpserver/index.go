@@ -11,6 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/jsonspan"
@@ -58,8 +59,8 @@ func newToolIndex(c *catalog.Catalog, replaced func()) *toolIndex {
 func newTool(t *catalog.Tool, replaced func()) *mcp.Tool {
 	description, _ := jsonspan.String(jsonspan.Member(t.Raw, "description"))
 	schema, note := cleanSchema(jsonspan.Member(t.Raw, "inputSchema"))
-	tool := &mcp.Tool{Title: clean(t.Name, maxTitle), Description: untrustedMark + clean(description, maxDescription), InputSchema: json.RawMessage(schema),
-		Meta: mcp.Meta{metaOriginal: clean(t.Name, maxTitle), metaUntrusted: true}, Annotations: annotate(t.Name, schema)}
+	tool := &mcp.Tool{Title: cleantext.Short(t.Name, maxTitle), Description: untrustedMark + cleantext.Short(description, maxDescription), InputSchema: json.RawMessage(schema),
+		Meta: mcp.Meta{metaOriginal: cleantext.Short(t.Name, maxTitle), metaUntrusted: true}, Annotations: annotate(t.Name, schema)}
 	if note != "" {
 		replaced()
 		tool.Meta[metaNote] = note

@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/jobs/manager"
@@ -74,7 +75,7 @@ func (s *Server) runJob(ctx context.Context, req *mcp.CallToolRequest, args runJ
 		return err
 	}, func(shown string) (string, error) {
 		plan, err := s.opt.Jobs.Plan(ctx, by, spec)
-		return fmt.Sprintf("Run %s%s on the devices %s (now %d)?", clean(args.Tool, maxTitle), shown, clean(args.Select, maxTitle), plan.Devices), err
+		return fmt.Sprintf("Run %s%s on the devices %s (now %d)?", cleantext.Short(args.Tool, maxTitle), shown, cleantext.Short(args.Select, maxTitle), plan.Devices), err
 	})
 	switch {
 	case err != nil:
@@ -196,9 +197,9 @@ type taskInfo struct {
 }
 
 func newJobInfo(j *api.Job, tasks []api.Task) jobInfo {
-	out := jobInfo{Job: j.ID, State: j.State, Reason: clean(j.Reason, maxTitle), Select: clean(j.Spec.Select, maxTitle), NextAt: timeText(j.NextAt), Until: timeText(j.Until), Counts: map[string]int64{}}
+	out := jobInfo{Job: j.ID, State: j.State, Reason: cleantext.Short(j.Reason, maxTitle), Select: cleantext.Short(j.Spec.Select, maxTitle), NextAt: timeText(j.NextAt), Until: timeText(j.Until), Counts: map[string]int64{}}
 	if c := j.Spec.Action.Call; c != nil {
-		out.Tool = clean(c.Tool, maxTitle)
+		out.Tool = cleantext.Short(c.Tool, maxTitle)
 	}
 	c := &j.Counts
 	for name, n := range map[string]int64{"total": c.Total, "waiting": c.Waiting, "running": c.Running, "ok": c.OK, "failed": c.Failed, "unknown": c.Unknown, "refused": c.Refused,
@@ -213,7 +214,7 @@ func newJobInfo(j *api.Job, tasks []api.Task) jobInfo {
 		if text == "" {
 			text = t.Detail
 		}
-		out.Tasks = append(out.Tasks, taskInfo{Device: t.Device, Outcome: t.Outcome, Code: t.Code, Text: clean(text, maxTaskResult)})
+		out.Tasks = append(out.Tasks, taskInfo{Device: t.Device, Outcome: t.Outcome, Code: t.Code, Text: cleantext.Short(text, maxTaskResult)})
 	}
 	return out
 }
@@ -238,7 +239,7 @@ type planInfo struct {
 func newPlanInfo(p *api.JobPlan) planInfo {
 	out := planInfo{Devices: p.Devices, Online: p.Online, AtRisk: p.AtRisk, NextAt: timeText(p.NextAt), Confirm: len(p.Confirm) > 0}
 	for _, r := range p.Refusals {
-		out.Refusals = append(out.Refusals, map[string]any{"code": r.Code, "detail": clean(r.Detail, maxTaskResult), "count": r.Count})
+		out.Refusals = append(out.Refusals, map[string]any{"code": r.Code, "detail": cleantext.Short(r.Detail, maxTaskResult), "count": r.Count})
 	}
 	return out
 }

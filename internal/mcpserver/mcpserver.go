@@ -27,6 +27,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/connlimit"
+	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 )
@@ -97,6 +98,8 @@ type Options struct {
 	Node     string
 	Version  string
 	Draining func() bool
+	// Mint seals cursors.
+	Mint *credential.Mint
 	// Extra adds to the fleet's server what a test suite expects there; nil adds nothing.
 	Extra Extra
 	Log   *slog.Logger

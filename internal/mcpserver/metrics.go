@@ -6,7 +6,7 @@ import "fleetd/internal/counters"
 func (s *Stats) Metrics(r *counters.Registry) {
 	counters.ByKey(r.Counter("mcp_requests_total", "Requests of MCP hosts, by method; unknown methods count as `other`.", "method"), &s.Requests)
 	counters.ByKey(r.Counter("mcp_calls_total", "Tool calls of MCP hosts: `ok`, `tool_error`, `asked` (a person must confirm), `failed_of_many`, or the code of the refusal.", "outcome"), &s.Calls)
-	counters.ByKey(r.Counter("mcp_refused_total", "Requests to the MCP paths that were not served: `host`, `origin`, `unauthorized`, `too_many` (wrong tokens from this address), `forbidden`, `not_found`, `session_of_another`, "+
+	counters.ByKey(r.Counter("mcp_refused_total", "Requests to the MCP paths that were not served: `host`, `origin`, `unauthorized`, `too_many` (wrong tokens from this address), `forbidden`, `not_found`, `session_of_another`, `stream_open`, "+
 		"`sessions` (1,000 on a node), `sessions_of_key` (100), `requests_of_key` (200), `calls_of_key` (200), `rate_of_key` (searches and large bodies), `body` (incomplete), `draining`.", "reason"), &s.Refused)
 	counters.ByKey(r.Counter("mcp_notifications_total", "Notifications to MCP hosts: `tools`, `resource`.", "kind"), &s.Notified)
 	counters.Value(r.Gauge("mcp_sessions", "MCP sessions open on this node."), s.Sessions.Load)

@@ -89,6 +89,26 @@ func (s *Server) begin(ctx context.Context, v *requestInfo, units int64, compute
 	return slot, nil
 }
 
+// cursor seals the place at which a page of a list ended; empty: the list is at its end.
+func (s *Server) cursor(list, place string) string {
+	if place == "" {
+		return ""
+	}
+	return s.opt.Mint.Cursor(list, place, time.Now())
+}
+
+// place opens the cursor of a list; an empty one is its beginning.
+func (s *Server) place(list, cursor string) (string, error) {
+	if cursor == "" {
+		return "", nil
+	}
+	place, err := s.opt.Mint.Place(list, cursor, time.Now())
+	if err != nil {
+		return "", badCursor
+	}
+	return place, nil
+}
+
 // badCursor is the error for an unknown cursor.
 var badCursor = &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "unknown cursor, or the list has changed; start again without a cursor"}
 

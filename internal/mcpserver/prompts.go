@@ -8,6 +8,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 )
 
@@ -64,7 +65,7 @@ func (s *Server) explain(ctx context.Context, req *mcp.GetPromptRequest) (*mcp.G
 	}
 	errorText := ""
 	if text := req.Params.Arguments["error"]; text != "" {
-		errorText = "The call returned: " + clean(text, maxDescription) + ". "
+		errorText = "The call returned: " + cleantext.Short(text, maxDescription) + ". "
 	}
 	id := view.device.Device.ID
 	known := toolList{Device: describe(view.device), Tools: []toolInfo{}}
@@ -75,7 +76,7 @@ func (s *Server) explain(ctx context.Context, req *mcp.GetPromptRequest) (*mcp.G
 			known.Tools = append(known.Tools, info)
 		}
 	}
-	return prompt("Explain a failed call of "+clean(name, maxTitle), fmt.Sprintf(explainText, clean(name, maxTitle), id, errorText), uriOf(id), known)
+	return prompt("Explain a failed call of "+cleantext.Short(name, maxTitle), fmt.Sprintf(explainText, cleantext.Short(name, maxTitle), id, errorText), uriOf(id), known)
 }
 
 func (s *Server) promptView(ctx context.Context, req *mcp.GetPromptRequest) (*view, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"fleetd/internal/access"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 )
@@ -112,18 +113,19 @@ func (s *Server) listResources(ctx context.Context, v *requestInfo, cursor strin
 		}
 		return result, nil
 	}
-	if _, err := devices.ParseCursor(cursor, devices.SortID); err != nil {
-		return nil, badCursor
+	after, err := s.place("resources", cursor)
+	if err != nil {
+		return nil, err
 	}
-	found, next, err := s.find(ctx, v.by(), devices.ListQuery{After: cursor, Limit: resourcePage}, fewPages)
+	found, next, err := s.find(ctx, v.by(), devices.ListQuery{After: after, Limit: resourcePage}, fewPages)
 	if err != nil {
 		return nil, s.protocolError(ctx, err)
 	}
 	for _, d := range found {
-		result.Resources = append(result.Resources, &mcp.Resource{URI: uriOf(d.Device.ID), Name: string(d.Device.ID), Title: clean(d.Device.Name, maxTitle),
+		result.Resources = append(result.Resources, &mcp.Resource{URI: uriOf(d.Device.ID), Name: string(d.Device.ID), Title: cleantext.Short(d.Device.Name, maxTitle),
 			Description: "A device, " + string(d.State), MIMEType: typeJSON})
 	}
-	result.NextCursor = next
+	result.NextCursor = s.cursor("resources", next)
 	return result, nil
 }
 

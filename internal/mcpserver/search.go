@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"fleetd/internal/access"
+	"fleetd/internal/cleantext"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/finder"
@@ -57,6 +58,12 @@ func (w *wordIndex) onReport(id devices.ID) { w.keeper.Touched(string(id)) }
 func (w *wordIndex) Docs(ctx context.Context, after string, limit int) ([]finder.Doc, string, error) {
 	views, next, err := w.s.opt.Service.List(ctx, devices.ListQuery{After: after, Limit: limit})
 	return docsOf(views), next, err
+}
+
+// Count implements finder.Source.
+func (w *wordIndex) Count(ctx context.Context) (int64, error) {
+	counts, err := w.s.opt.Service.Counts(ctx, access.Principal{Caller: access.Admin}, selector.Selector{})
+	return counts.Total, err
 }
 
 // DocsOf implements finder.Source.
@@ -120,11 +127,11 @@ type searchResult struct {
 }
 
 // search finds the devices that match all words of a text and the selector, among
-// those that the caller may see.
-func (s *Server) search(ctx context.Context, by access.Principal, text string, sel selector.Selector, cursor string, limit int) (f searchResult, err error) {
+// those that the caller may see. place is that at which the page before ended; empty: the first page.
+func (s *Server) search(ctx context.Context, by access.Principal, text string, sel selector.Selector, place string, limit int) (f searchResult, err error) {
 	from := 0
-	if cursor != "" {
-		if from, err = strconv.Atoi(cursor); err != nil || from < 1 {
+	if place != "" {
+		if from, err = strconv.Atoi(place); err != nil {
 			return f, badArguments(devices.ErrCursor.Error())
 		}
 	}
@@ -157,7 +164,9 @@ func (s *Server) search(ctx context.Context, by access.Principal, text string, s
 			search.Keep = func(d *finder.Doc) bool { return ids[d.ID] }
 		}
 	}
-	f.Result = index.Find(search)
+	if f.Result, err = index.Find(ctx, search); err != nil {
+		return f, err
+	}
 	at := from
 	for end := from + maxPageReads; at < len(f.Found) && at < end && len(f.devices) < limit; {
 		page := f.Found[at:min(at+limit-len(f.devices), len(f.Found))]
@@ -210,9 +219,9 @@ func (s *Server) deviceOf(ctx context.Context, by access.Principal, text string)
 	case len(named) == 1:
 		return devices.ID(named[0]), nil
 	case len(named) > 1:
-		return "", badArguments(fmt.Sprintf("%d devices have the name %q: %s; ask which one is meant, and give its id", len(named), clean(text, maxTitle), joinFirst(named, maxListed)))
+		return "", badArguments(fmt.Sprintf("%d devices have the name %q: %s; ask which one is meant, and give its id", len(named), cleantext.Short(text, maxTitle), joinFirst(named, maxListed)))
 	case idErr != nil:
-		return "", badArguments(fmt.Sprintf("no device has the id or the name %q; find_devices finds devices by words", clean(text, maxTitle)))
+		return "", badArguments(fmt.Sprintf("no device has the id or the name %q; find_devices finds devices by words", cleantext.Short(text, maxTitle)))
 	}
 	return id, nil // it may wait for approval; the caller of deviceOf checks that it exists
 }

@@ -3,6 +3,7 @@ package mcpserver
 import (
 	"context"
 	"crypto/rand"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -261,9 +262,14 @@ func (s *sessions) Open(ctx context.Context, id, stream string) error {
 	return s.replays.Open(ctx, id, stream)
 }
 
-// takeOver ends older requests that carry a stream, because their connection may be
-// dead. The call that the stream belongs to continues.
-func (s *sessions) takeOver(ctx context.Context, id, stream string, newer *request) {
+// takeOver ends older requests that carry the stream which a client resumes, because their connection may be dead. The
+// call that the stream belongs to continues.
+//
+// A client that asks for the stream of the session without an event id resumes nothing, and is refused while another
+// request carries that stream: the TypeScript SDK asks so after every JSON-RPC error, beside the stream that it reads, and
+// each of two such requests would end the other for ever. A dead connection ends with its next heartbeat.
+func (s *sessions) takeOver(ctx context.Context, id, lastEvent string, newer *request) *refusal {
+	stream, _, _ := strings.Cut(lastEvent, "_")
 	of := eventStream{id, stream}
 	s.lock.Lock()
 	var older []*request
@@ -271,6 +277,10 @@ func (s *sessions) takeOver(ctx context.Context, id, stream string, newer *reque
 		if e := r.events.Load(); r != newer && e != nil && *e == of {
 			older = append(older, r)
 		}
+	}
+	if len(older) > 0 && lastEvent == "" {
+		s.lock.Unlock()
+		return refuse(refusedStream, devices.CodeConflict, "this session has a stream open already; resume it with Last-Event-ID")
 	}
 	newer.events.Store(&of)
 	s.lock.Unlock()
@@ -282,6 +292,7 @@ func (s *sessions) takeOver(ctx context.Context, id, stream string, newer *reque
 		case <-ctx.Done():
 		}
 	}
+	return nil
 }
 
 // SessionClosed is called by the SDK when a session has ended.

@@ -6,10 +6,10 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 
+	"fleetd/internal/cleantext"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
@@ -44,8 +44,10 @@ func (s *Server) serveStateful(w http.ResponseWriter, r *http.Request, v *reques
 		defer leave()
 		if r.Method == http.MethodGet {
 			v.request.stream.Store(true)
-			stream, _, _ := strings.Cut(r.Header.Get("Last-Event-ID"), "_")
-			s.sessions.takeOver(r.Context(), id, stream, v.request)
+			if denied := s.sessions.takeOver(r.Context(), id, r.Header.Get("Last-Event-ID"), v.request); denied != nil {
+				s.refuse(w, r, denied)
+				return
+			}
 		}
 		h.ServeHTTP(w, r)
 		return
@@ -149,7 +151,7 @@ func batchSize(body []byte) (n int) {
 // methodNotFound returns the error for an unknown method.
 func (s *Server) methodNotFound(id []byte, method string) []byte {
 	s.stats.request(method)
-	return errorAnswer(id, jsonrpc.CodeMethodNotFound, "method not found: "+clean(method, maxTitle))
+	return errorAnswer(id, jsonrpc.CodeMethodNotFound, "method not found: "+cleantext.Short(method, maxTitle))
 }
 
 type readCloser struct {

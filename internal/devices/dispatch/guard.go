@@ -94,7 +94,10 @@ func (s *Dispatcher) guard(ctx context.Context, x *session.Session, c *devices.T
 	}
 	d := g.Decide(access.Query{By: c.Principal, Device: string(c.Device), Labels: x.Labels(), Tool: c.Tool,
 		Listed: tool != nil || known.Complete, UserOnly: tool != nil && tool.UserOnly})
-	if d.Refusal != nil {
+	switch {
+	case d.Refusal != nil && d.Refusal.Rule == access.RuleUnlisted && known.Silent: // a stronger key would not be answered either
+		return &devices.Error{Code: devices.CodeDeviceTimeout, Detail: "the device does not answer MCP requests, so that its tools are not known; restart it, or ask why with `fleetd explain`"}
+	case d.Refusal != nil:
 		return RefusalError(d.Refusal)
 	}
 	if no := g.CheckURL(c.Tool, c.Arguments); no != nil {

@@ -123,13 +123,14 @@ type Tools struct {
 	List     *catalog.Catalog // nil: unknown
 	Complete bool             // it was completely read on this connection
 	NoMCP    bool             // the device has no MCP server
+	Silent   bool             // it does not answer MCP requests
 }
 
 // Tools returns the current state of the device's tools.
 func (x *Session) Tools() Tools {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return Tools{List: x.catalog, Complete: x.catalogState == devices.CatalogReady && !x.partial, NoMCP: x.mcp == devices.MCPNone}
+	return Tools{List: x.catalog, Complete: x.catalogState == devices.CatalogReady && !x.partial, NoMCP: x.mcp == devices.MCPNone, Silent: x.mcp == devices.MCPUnresponsive}
 }
 
 // Labels returns the device's labels; after AwaitRow those in the database.
