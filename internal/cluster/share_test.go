@@ -85,7 +85,7 @@ func TestOneKeyLeavesSlots(t *testing.T) {
 	if n := f.holding.Limiter().OverShare.Load(); n != uint64(len(answers)) || n == 0 {
 		t.Errorf("%d refusals counted, %d answered", n, len(answers))
 	}
-	if refusal := <-answers; !strings.Contains(string(refusal.Data), `"device_busy"`) {
+	if refusal := <-answers; !strings.Contains(string(refusal.Data), `"rate_limited"`) {
 		t.Errorf("refused with %s", refusal.Data)
 	}
 
@@ -102,7 +102,7 @@ func TestOneKeyLeavesSlots(t *testing.T) {
 		t.Errorf("another caller's hop: %v", err)
 	}
 	call.Principal = access.Principal{Caller: access.NewCaller(flooder.ID, flooder.Name, flooder.Scopes, flooder.Devices, nil), Via: access.ViaREST}
-	if _, err := f.fwd.CallTool(ctx, call); code(err) != devices.CodeDeviceBusy {
+	if _, err := f.fwd.CallTool(ctx, call); code(err) != devices.CodeRateLimited {
 		t.Errorf("the same key's hop: %v", err)
 	}
 	f.holding.Sessions(func(x *session.Session) { x.Close(devices.CloseGone) }) // ends all calls

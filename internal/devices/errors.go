@@ -22,7 +22,8 @@ const (
 	CodeInvalidArguments Code = "invalid_arguments"
 	CodeUnauthorized     Code = "unauthorized"
 	CodeForbidden        Code = "forbidden"
-	CodeChanged          Code = "precondition_failed"
+	CodeStale            Code = "stale"
+	CodeMethodNotAllowed Code = "method_not_allowed"
 	CodeToolDenied       Code = "tool_denied"
 	CodeConfirmation     Code = "confirmation_required"
 	CodeDeviceUnknown    Code = "device_unknown"
@@ -37,6 +38,8 @@ const (
 	CodeInternal         Code = "internal"
 	CodeConflict         Code = "conflict"
 	CodeQueueFull        Code = "queue_full"
+	CodeRateLimited      Code = "rate_limited"
+	CodeLimitReached     Code = "limit_reached"
 )
 
 // OutcomeUnknown is the outcome of a call that was sent and not answered: the device

@@ -104,7 +104,7 @@ func notAllowed(m *merged) (finding, bool) {
 var outcomeCauses = map[devices.Code]Cause{
 	devices.CodeInvalidArguments: "arguments_refused", devices.CodeBadRequest: "arguments_refused", devices.CodeTooLarge: "arguments_refused",
 	devices.CodeToolUnknown: "tool_unknown", devices.CodeDeviceUnknown: "device_offline", devices.CodeDeviceOffline: "device_offline",
-	devices.CodeDeviceBusy: "queue_full", devices.CodeConnectionLost: "connection_lost", devices.CodeSuperseded: "superseded", devices.CodeUnavailable: "hop_lost",
+	devices.CodeDeviceBusy: "queue_full", devices.CodeRateLimited: "queue_full", devices.CodeConnectionLost: "connection_lost", devices.CodeSuperseded: "superseded", devices.CodeUnavailable: "hop_lost",
 }
 
 func byOutcome(m *merged) (finding, bool) {

@@ -129,7 +129,7 @@ func (s *Service) EditAll(ctx context.Context, principal access.Principal, sel s
 					case !m.Known():
 						return registry.UnknownDevice(id)
 					case !sel.Match(&status, now):
-						return devices.Errorf(devices.CodeChanged, "%s no longer matches the selector", id)
+						return devices.Errorf(devices.CodeStale, "%s no longer matches the selector", id)
 					}
 					if err := permits(m); err != nil {
 						return err

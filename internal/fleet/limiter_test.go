@@ -36,7 +36,7 @@ func TestOneKeyLeavesSlotsOverEveryInterface(t *testing.T) {
 				for range each {
 					go func() {
 						_, err := s.CallTool(ctx, devices.ToolCall{Device: silent, Tool: "x", Principal: flooder})
-						if err != nil && devices.AsError(err).Code == devices.CodeDeviceBusy {
+						if err != nil && devices.AsError(err).Code == devices.CodeRateLimited {
 							refused.Add(1)
 						}
 					}()

@@ -1,7 +1,6 @@
 package mcpserver
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -69,7 +68,6 @@ const (
 type refusal struct {
 	reason string
 	err    *devices.Error
-	status int // instead of the code's; 0: the code's
 }
 
 func refuse(reason string, code devices.Code, detail string) *refusal {
@@ -79,7 +77,6 @@ func refuse(reason string, code devices.Code, detail string) *refusal {
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, denied *refusal) {
 	s.stats.Refused.Add(denied.reason, 1)
 	status, _ := denied.err.Code.Status()
-	status = cmp.Or(denied.status, status)
 	h := w.Header()
 	switch status {
 	case http.StatusUnauthorized:
@@ -137,9 +134,7 @@ func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
 	if err != nil {
 		s.note(access.Principal{Via: access.ViaMCP, From: s.opt.Failures.Client(r)}, r.Method, "", &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()})
 		if r.Header.Get("Authorization") != "" && s.opt.Failures.FailedRequest(r) {
-			denied := refuse(refusedGuesses, devices.CodeUnauthorized, "too many wrong tokens from this address; try again later with a valid one")
-			denied.status = http.StatusTooManyRequests
-			return nil, denied
+			return nil, refuse(refusedGuesses, devices.CodeRateLimited, "too many wrong tokens from this address; try again later with a valid one")
 		}
 		return nil, refuse(refusedToken, devices.CodeUnauthorized, unauthorized(err))
 	}

@@ -285,7 +285,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *Server) beginRequest(w http.ResponseWriter, r *http.Request, v *requestInfo, units int64) bool {
 	err := s.opt.Work.BeginUnits(r.Context(), v.caller.Key, units)
 	if err != nil {
-		s.refuse(w, r, refuse(refusedRate, devices.CodeDeviceBusy, err.Error()))
+		s.refuse(w, r, refuse(refusedRate, devices.CodeRateLimited, err.Error()))
 	}
 	return err == nil
 }

@@ -95,7 +95,7 @@ func (s *sessions) enter(v *requestInfo, cancel context.CancelFunc, answer *dead
 	defer s.lock.Unlock()
 	u := s.usageLocked(v.caller)
 	if u.requests >= MaxKeyRequests {
-		return nil, refuse(refusedRequests, devices.CodeDeviceBusy, "this key has too many requests and streams in progress")
+		return nil, refuse(refusedRequests, devices.CodeRateLimited, "this key has too many requests and streams in progress")
 	}
 	r := &request{v: v, cancel: cancel, response: answer, done: make(chan struct{})}
 	v.request = r
@@ -153,7 +153,7 @@ func (s *sessions) reserve(v *requestInfo) (*sessionSlot, *refusal) {
 	case s.total >= MaxSessions && !s.evictLocked(""):
 		return nil, refuse(refusedTotal, devices.CodeUnavailable, "this node has its maximum of MCP sessions, and all are in use; try again later or at another node")
 	case u.sessions >= MaxKeySessions && !s.evictLocked(v.caller.Key):
-		return nil, refuse(refusedKey, devices.CodeDeviceBusy, "this key has its maximum of MCP sessions, and all are in use; end some with DELETE")
+		return nil, refuse(refusedKey, devices.CodeRateLimited, "this key has its maximum of MCP sessions, and all are in use; end some with DELETE")
 	}
 	s.total++
 	u.sessions++

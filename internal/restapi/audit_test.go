@@ -359,5 +359,5 @@ func TestPolicy(t *testing.T) {
 	if n := len(f.audited(audit.KindPolicy)); n != 5 { // four versions, and one that came too late
 		t.Errorf("%d entries", n)
 	}
-	f.do(t, "PUT", "/v1/policy", rules, "If-Match", `"2"`).problem(t, 412, devices.CodeChanged)
+	f.do(t, "PUT", "/v1/policy", rules, "If-Match", `"2"`).problem(t, 412, devices.CodeStale)
 }

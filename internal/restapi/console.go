@@ -108,7 +108,7 @@ func (s *Server) createConsoleKey(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		p := s.problem(r.Context(), err)
 		if p.Code == devices.CodeUnauthorized && s.opt.Failures.FailedRequest(r) {
-			p = tooManyFailures(p)
+			p = tooManyFailures()
 		}
 		w.Header().Set("Connection", "close") // as after a wrong token
 		p.write(w)

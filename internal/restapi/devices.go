@@ -141,10 +141,10 @@ func (s *Server) deviceRoutes() {
 		answer: "The device.", codes: append(unknown, devices.CodeUnavailable)}), s.getDevice)
 	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/devices/{device}", about{id: "editDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Change a device",
 		text:   "Members left out stay as they are.",
-		answer: "The device, changed.", codes: append(unknown, devices.CodeTooLarge, devices.CodeChanged, devices.CodeUnavailable)}), s.editDevice)
+		answer: "The device, changed.", codes: append(unknown, devices.CodeTooLarge, devices.CodeStale, devices.CodeUnavailable)}), s.editDevice)
 	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/devices/{device}", about{id: "forgetDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Forget a device",
 		text:   "Removes the device and its history, and ends its session. Credentials it still holds stay dead.",
-		status: http.StatusNoContent, answer: "Forgotten.", codes: append(unknown, devices.CodeChanged, devices.CodeUnavailable)}), s.forgetDevice)
+		status: http.StatusNoContent, answer: "Forgotten.", codes: append(unknown, devices.CodeStale, devices.CodeUnavailable)}), s.forgetDevice)
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/approve", about{id: "approveDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Approve a device",
 		text:   "Admits a waiting device, or the waiting Client-Id of a known one. Instead of its id, the six-digit code that the device speaks will do.",
 		answer: "The device, admitted.", codes: append(unknown, devices.CodeUnavailable)}), s.approveDevice)

@@ -36,7 +36,7 @@ func (s *Server) eventRoutes() {
 	s.handle(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", waits: true, scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
 		text: "Server-sent events: id is the position in the streams, event the kind, data the payload on one line. With Last-Event-ID the answer " +
 			"resumes after that event, with 0 at the first there is; if some after it are gone already, it begins with one `gap` event for each stream. A key that is limited to devices receives events of these, and of the jobs that it created. A comment every 15 s keeps proxies patient.",
-		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeDeviceBusy, devices.CodeUnavailable}}),
+		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),
 		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.events,
 		queryParam("device", "Only events of this device, and of its tasks."), queryParam("type", "Only events of this kind; those of jobs have no device.", kinds...),
 		queryParam("batch", "An interval from 100ms to 5s, such as 500ms: instead of single events, one event `changes` with {events: [{type, data}], replaced, omitted} in each, for pages. "+
@@ -113,7 +113,7 @@ func (s *Server) enterStream(caller *access.Caller) error {
 	return err
 }
 
-var errStreams = devices.Errorf(devices.CodeDeviceBusy, "this key has %d streams open at this node, as many as it may; close some, or give each program a key of its own", streamsOfKey)
+var errStreams = devices.Errorf(devices.CodeRateLimited, "this key has %d streams open at this node, as many as it may; close some, or give each program a key of its own", streamsOfKey)
 
 // enter takes a place for a stream, which leave gives back.
 func (s *streams) enter(caller *access.Caller) error {

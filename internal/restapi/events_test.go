@@ -288,7 +288,7 @@ func TestStreamsOfKey(t *testing.T) {
 	}
 	f.api.opt.Work = connlimit.NewWork()
 	// security: N43
-	f.do(t, "GET", "/v1/events", "").problem(t, 429, devices.CodeDeviceBusy)
+	f.do(t, "GET", "/v1/events", "").problem(t, 429, devices.CodeRateLimited)
 	if n := f.api.opt.Work.Streams.Load(); n != 1 {
 		t.Errorf("%d refusals are counted", n)
 	}

@@ -161,7 +161,7 @@ func workError(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, connlimit.ErrTooMuchWork):
-		return &devices.Error{Code: devices.CodeDeviceBusy, Detail: fmt.Sprintf("this key makes more requests than %d a second, or more large ones at once than the node works on for one key; calls of tools do not count", connlimit.WorkRate)}
+		return &devices.Error{Code: devices.CodeRateLimited, Detail: fmt.Sprintf("this key makes more requests than %d a second, or more large ones at once than the node works on for one key; calls of tools do not count", connlimit.WorkRate)}
 	}
 	return &devices.Error{Code: devices.CodeUnavailable, Detail: "the client left while its request waited"}
 }

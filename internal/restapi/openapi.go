@@ -169,7 +169,7 @@ func (s *Server) operation(method, path string, a about) huma.Operation {
 }
 
 // Codes that any operation may answer with.
-var generalCodes = []devices.Code{devices.CodeBadRequest, devices.CodeUnauthorized, devices.CodeInternal}
+var generalCodes = []devices.Code{devices.CodeBadRequest, devices.CodeUnauthorized, devices.CodeRateLimited, devices.CodeInternal}
 
 func codeList(codes []devices.Code) string {
 	var names []string

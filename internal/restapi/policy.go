@@ -38,7 +38,7 @@ func (s *Server) policyRoutes() {
 	put := withAnswer(s.operation(http.MethodPut, pathPolicy, about{id: "setPolicy", scope: access.ScopeAdmin, tag: tagAccess,
 		summary: "Replace the rules", text: "In force at once, on all nodes. The version that the change was made from is given as If-Match or as base_version; " +
 			"if another was written meanwhile, nothing changes. version, changed, by and warnings in the body are passed over.",
-		answer: "The policy, with its new version; warnings names globs that match no known tool.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeChanged, devices.CodeUnavailable}}), "application/json", document)
+		answer: "The policy, with its new version; warnings names globs that match no known tool.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeStale, devices.CodeUnavailable}}), "application/json", document)
 	put.RequestBody = s.jsonBody(document, true)
 	s.handle(put, s.setPolicy, queryParam("base_version", "The version that was read; 0: there was none."),
 		&huma.Param{Name: "If-Match", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
@@ -101,7 +101,7 @@ func (s *Server) runSetPolicy(r *http.Request) (p access.Policy, err error) {
 		return p, err
 	}
 	if e := devices.AsError(err); e.Code == devices.CodeBadRequest && s.opt.Service.Guard().Policy().Version != version {
-		return p, newProblem(&devices.Error{Code: devices.CodeChanged, Detail: e.Detail})
+		return p, newProblem(&devices.Error{Code: devices.CodeStale, Detail: e.Detail})
 	}
 	return p, err
 }

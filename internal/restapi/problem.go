@@ -67,10 +67,8 @@ func (s *Server) problem(ctx context.Context, err error) *problem {
 }
 
 // tooManyFailures is the answer to one wrong token too many of an address.
-func tooManyFailures(p *problem) *problem {
-	p.Status, p.Title = http.StatusTooManyRequests, http.StatusText(http.StatusTooManyRequests)
-	p.Detail = "too many wrong tokens from this address; try again later with the right one"
-	return p
+func tooManyFailures() *problem {
+	return newProblem(&devices.Error{Code: devices.CodeRateLimited, Detail: "too many wrong tokens from this address; try again later with the right one"})
 }
 
 func badRequest(detail string) *problem {

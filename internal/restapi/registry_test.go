@@ -232,9 +232,9 @@ func TestIfMatch(t *testing.T) {
 	if next := r.header.Get("ETag"); next == tag || next != fmt.Sprintf(`"%d"`, d.Revision) {
 		t.Errorf("%s after %s, revision %d", next, tag, d.Revision)
 	}
-	f.do(t, "PATCH", "/v1/devices/a", `{"name":"y"}`, "If-Match", tag).problem(t, 412, devices.CodeChanged)
-	f.do(t, "DELETE", "/v1/devices/a", "", "If-Match", tag).problem(t, 412, devices.CodeChanged)
-	f.do(t, "PATCH", "/v1/devices/a", `{"name":"y"}`, "If-Match", `"0"`).problem(t, 412, devices.CodeChanged)
+	f.do(t, "PATCH", "/v1/devices/a", `{"name":"y"}`, "If-Match", tag).problem(t, 412, devices.CodeStale)
+	f.do(t, "DELETE", "/v1/devices/a", "", "If-Match", tag).problem(t, 412, devices.CodeStale)
+	f.do(t, "PATCH", "/v1/devices/a", `{"name":"y"}`, "If-Match", `"0"`).problem(t, 412, devices.CodeStale)
 	for _, bad := range []string{"x", `"1", "2"`, "-1", `W/"1"`} {
 		f.do(t, "PATCH", "/v1/devices/a", `{"name":"y"}`, "If-Match", bad).problem(t, 400, devices.CodeBadRequest)
 	}

@@ -222,7 +222,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} else {
 		if p := s.admit(r); p != nil {
 			if p.Code == devices.CodeUnauthorized && r.Header.Get("Authorization") != "" && s.opt.Failures.FailedRequest(r) {
-				p = tooManyFailures(p)
+				p = tooManyFailures()
 			} else if p.Code == devices.CodeUnauthorized {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="fleetd"`)
 			}
@@ -311,9 +311,7 @@ func (s *Server) unknown(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Allow", strings.Join(allowed, ", "))
-	p := newProblem(&devices.Error{Code: devices.CodeBadRequest, Detail: r.URL.Path + " takes " + strings.Join(allowed, ", ") + ", not " + r.Method})
-	p.Status, p.Title = http.StatusMethodNotAllowed, http.StatusText(http.StatusMethodNotAllowed)
-	p.write(w)
+	newProblem(&devices.Error{Code: devices.CodeMethodNotAllowed, Detail: r.URL.Path + " takes " + strings.Join(allowed, ", ") + ", not " + r.Method}).write(w)
 }
 
 // draining is the refusal of calls while the node stops.

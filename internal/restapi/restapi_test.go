@@ -111,7 +111,7 @@ func TestRoutes(t *testing.T) {
 		{"BREW", "/v1/log-level", "GET, PUT"},
 	} {
 		r := f.do(t, tc.method, tc.path, "")
-		r.problem(t, 405, devices.CodeBadRequest)
+		r.problem(t, 405, devices.CodeMethodNotAllowed)
 		if r.header.Get("Allow") != tc.allow {
 			t.Errorf("%s %s: allowed is %q", tc.method, tc.path, r.header.Get("Allow"))
 		}
@@ -125,7 +125,8 @@ func TestRoutes(t *testing.T) {
 func TestStatuses(t *testing.T) {
 	want := map[devices.Code]int{"bad_request": 400, "too_large": 413, "not_found": 404, "invalid_arguments": 422, "unauthorized": 401,
 		"forbidden": 403, "tool_denied": 403, "confirmation_required": 428, "device_unknown": 404, "tool_unknown": 404, "device_offline": 409,
-		"superseded": 409, "connection_lost": 502, "device_busy": 429, "device_error": 502, "device_timeout": 504, "unavailable": 503, "internal": 500}
+		"superseded": 409, "connection_lost": 502, "device_busy": 429, "queue_full": 429, "rate_limited": 429, "conflict": 409, "limit_reached": 409, "stale": 412,
+		"method_not_allowed": 405, "device_error": 502, "device_timeout": 504, "unavailable": 503, "internal": 500}
 	for code, status := range want {
 		w := httptest.NewRecorder()
 		newProblem(&devices.Error{Code: code, Detail: "d", Outcome: "unknown", Part: "p", Faults: []devices.Fault{{Pointer: "/a", Detail: "b"}}}).write(w)

@@ -35,7 +35,7 @@ func (p *Precondition) revision() (int64, error) {
 	case err != nil || n < 0:
 		return 0, badRequest(`If-Match must be the ETag of a device, such as "42"`)
 	case n == 0:
-		return 0, newProblem(&devices.Error{Code: devices.CodeChanged, Detail: "no member is at revision 0: read the device again and make your change there"})
+		return 0, newProblem(&devices.Error{Code: devices.CodeStale, Detail: "no member is at revision 0: read the device again and make your change there"})
 	}
 	return n, nil
 }

@@ -25,7 +25,7 @@ func TestWorkOfOneKey(t *testing.T) {
 	for _, path := range []string{"/v1/devices", "/v1/devices/export", "/v1/photos/photo9"} {
 		r := f.do(t, "GET", path, "")
 		// security: N43
-		if r.status != http.StatusTooManyRequests || !strings.Contains(r.body, `"device_busy"`) || r.header.Get("Retry-After") == "" {
+		if r.status != http.StatusTooManyRequests || !strings.Contains(r.body, `"rate_limited"`) || r.header.Get("Retry-After") == "" {
 			t.Errorf("%s: %d %s", path, r.status, r.body)
 		}
 	}

@@ -90,7 +90,7 @@ func (l *link) mcp(payload, msg []byte) {
 func (l *link) serve(r request) {
 	if l.calls.Add(1) > MaxRequests {
 		l.calls.Add(-1)
-		l.result(r.id, nil, &devices.Error{Code: devices.CodeDeviceBusy, Detail: fmt.Sprintf("%d requests are already in progress", MaxRequests)})
+		l.result(r.id, nil, &devices.Error{Code: devices.CodeRateLimited, Detail: fmt.Sprintf("%d requests are already in progress", MaxRequests)})
 		return
 	}
 	started := l.t.b.start(func() {

@@ -33,7 +33,7 @@ func (p *Limiter) Acquire(key string) error {
 	switch {
 	case own > 0 && own >= MaxServing-p.total:
 		p.OverShare.Add(1)
-		return &devices.Error{Code: devices.CodeDeviceBusy,
+		return &devices.Error{Code: devices.CodeRateLimited,
 			Detail: "too many requests of this caller are in progress on the node; wait for their answers"}
 	case p.total >= MaxServing:
 		return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "too many requests are in progress on the node; try again later"}

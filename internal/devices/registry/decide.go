@@ -323,7 +323,7 @@ func checkEditable(m *devices.Member, ifMatch int64) error {
 	case !m.Known():
 		return UnknownDevice(m.ID)
 	case ifMatch > 0 && m.Revision != ifMatch:
-		return devices.Errorf(devices.CodeChanged, "%s has revision %d, not %d: read it again and repeat your change", m.ID, m.Revision, ifMatch)
+		return devices.Errorf(devices.CodeStale, "%s has revision %d, not %d: read it again and repeat your change", m.ID, m.Revision, ifMatch)
 	}
 	return nil
 }

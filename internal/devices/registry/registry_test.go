@@ -712,7 +712,7 @@ func TestIfMatch(t *testing.T) {
 	if err != nil || len(changes) != 1 {
 		t.Fatal(changes, err)
 	}
-	if _, err := n.Edit(t.Context(), "admin", "a", changes[0].Revision-1, rename); !hasCode(err, devices.CodeChanged) {
+	if _, err := n.Edit(t.Context(), "admin", "a", changes[0].Revision-1, rename); !hasCode(err, devices.CodeStale) {
 		t.Fatalf("an edit of an old revision: %v", err)
 	}
 }
