@@ -165,6 +165,9 @@ func (c *Caller) NeedsLabels() bool { return c != nil && c.Devices.NeedsLabels()
 // Limited reports whether the caller may not see all devices.
 func (c *Caller) Limited() bool { return c == nil || !c.Devices.IsZero() }
 
+// OwnJobsOnly reports whether the caller sees, changes and hears of no jobs but those of its key.
+func (c *Caller) OwnJobsOnly() bool { return c.Limited() || len(c.Tools) > 0 }
+
 // Via is the interface of a request.
 type Via string
 
