@@ -52,12 +52,13 @@ type restoreCmd struct {
 	File    string `arg:"" help:"Backup made by fleetd backup." placeholder:"FILE"`
 	DataDir string `help:"Directory to restore into ($FLEETD_DATA_DIR)." placeholder:"./fleetd-data"`
 	Force   bool   `help:"Replace what is in the directory already."`
+	Keep    bool   `name:"keep-schedules" help:"For a planned move: the former node was stopped before the backup was made, so schedules go on. Other open jobs are halted, as without it."`
 }
 
 // Run checks the archive, writes its files and prints what is left to do.
 func (r *restoreCmd) Run(a *app) error {
 	dir := config.LoadClient(config.Client{DataDir: r.DataDir}, a.environ).DataDir
-	report, err := backup.Restore(r.File, dir, r.Force)
+	report, err := backup.Restore(r.File, dir, r.Force, r.Keep)
 	if err != nil {
 		return exitError{err, exitFailed}
 	}
@@ -66,8 +67,27 @@ func (r *restoreCmd) Run(a *app) error {
 	for _, sentence := range report.Without {
 		fmt.Fprintln(a.stdout, sentence)
 	}
+	for _, sentence := range haltedText(report.Halted) {
+		fmt.Fprintln(a.stdout, sentence)
+	}
 	fmt.Fprintln(a.stdout, "Start it with: fleetd serve --data-dir "+dir)
 	return nil
+}
+
+// haltedText says what became of the open jobs of a restored database.
+func haltedText(h backup.Halted) (sentences []string) {
+	if h.Jobs > 0 {
+		of := ""
+		if h.Schedules > 0 {
+			of = ", of which " + count(h.Schedules, "schedule") + " (no time comes for a halted one)"
+		}
+		sentences = append(sentences, fmt.Sprintf("Halted: %s%s, since what ran after the backup must not run again. fleetd jobs --state halted shows them, fleetd jobs resume JOB continues one.",
+			count(h.Jobs, "open job"), of))
+	}
+	if h.Kept > 0 {
+		sentences = append(sentences, fmt.Sprintf("Kept: %s.", count(h.Kept, "schedule")))
+	}
+	return sentences
 }
 
 // count writes a number with its noun.

@@ -64,7 +64,7 @@ var claimMutants = []mutant{
 	{claim: "R3", pkg: "internal/fleet", testPkg: "internal/restapi", test: "TestEventsUnderAKey", breaks: "each event is checked against the key's devices",
 		in: "Service.PermitEvent", old: "access.ScopeEvents, e.Device", new: `access.ScopeEvents, ""`},
 	{claim: "R3", pkg: "internal/fleet", testPkg: "internal/restapi", test: "TestJobEventsUnderAKey", breaks: "an event of a job is checked against its creator",
-		in: "Service.PermitEvent", old: "principal.Caller.Limited()", new: "false"},
+		in: "Service.PermitEvent", old: "principal.Caller.OwnJobsOnly()", new: "false"},
 	{claim: "R4", pkg: "internal/audit", test: "TestVerifyFindsFaults", breaks: "a block names the hash of the one before",
 		in: "Verifier.Add", old: "b.Previous == v.last.Hash", new: "b.Previous == v.last.Hash, b.FirstSeq == v.last.LastSeq+1 && b.LastSeq > 0"},
 	{claim: "R5", pkg: "internal/audit", test: "TestSpill", breaks: "what goes into a file is chained",

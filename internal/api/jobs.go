@@ -146,7 +146,7 @@ func (a *Amount) UnmarshalJSON(data []byte) (err error) {
 type Job struct {
 	ID        string    `json:"id"`
 	State     string    `json:"state" enum:"scheduled,preparing,running,paused,halted,done,cancelled"`
-	Reason    string    `json:"reason" doc:"Why it is paused or halted, or was when it ended: stop, stage_not_passed, confirmation, key, restored, or a person's words."`
+	Reason    string    `json:"reason" doc:"Why it is paused or halted, or was when it ended: stop, stage_not_passed, confirmation, key, restored, limit, select, or a person's words. While it is preparing: limit, if it waits until its tasks fit the share of its key."`
 	Spec      JobSpec   `json:"spec" doc:"As given, with defaults filled in."`
 	Stage     int       `json:"stage" doc:"The current stage, from 1; 0 without stages."`
 	Round     int64     `json:"round" doc:"How often a repeating job has fired; else 0."`

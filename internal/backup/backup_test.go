@@ -96,7 +96,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Errorf("into a directory that is to be made: %+v, %v", report, err)
 	}
 	to := filepath.Join(t.TempDir(), "new", "data")
-	restored, err := Restore(report.Path, to, false)
+	restored, err := Restore(report.Path, to, false, false)
 	if err != nil || restored.Version != "v1" || len(restored.Without) != 0 || restored.Files != 6 {
 		t.Fatalf("%+v, %v", restored, err)
 	}
@@ -129,17 +129,17 @@ func TestBackupAndRestore(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(to, store.FileName+"-wal"), []byte("old log"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Restore(report.Path, to, false); err == nil || !strings.Contains(err.Error(), "is not empty") {
+	if _, err := Restore(report.Path, to, false, false); err == nil || !strings.Contains(err.Error(), "is not empty") {
 		t.Errorf("into a full directory: %v", err)
 	}
-	if _, err := Restore(report.Path, to, true); err != nil {
+	if _, err := Restore(report.Path, to, true, false); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(to, store.FileName+"-wal")); err == nil {
 		t.Error("the log of the old database is still there")
 	}
 	running := open(t, to)
-	if _, err := Restore(report.Path, to, true); err == nil || !strings.Contains(err.Error(), "in use by another fleetd") {
+	if _, err := Restore(report.Path, to, true, false); err == nil || !strings.Contains(err.Error(), "in use by another fleetd") {
 		t.Errorf("under a running node: %v", err)
 	}
 	running.Close()
@@ -161,7 +161,7 @@ func TestBackupSaysWhatIsMissing(t *testing.T) {
 	if err != nil || report.Files != 4 || !strings.Contains(strings.Join(report.Without, " "), "The secret is not in it") {
 		t.Errorf("%+v, %v", report, err)
 	}
-	restored, err := Restore(file, filepath.Join(t.TempDir(), "d"), false)
+	restored, err := Restore(file, filepath.Join(t.TempDir(), "d"), false, false)
 	if err != nil || len(restored.Without) != 1 || !strings.Contains(restored.Without[0], "--secret") {
 		t.Errorf("%+v, %v", restored, err)
 	}
@@ -328,7 +328,7 @@ func TestRestoreRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		to := filepath.Join(t.TempDir(), "to")
-		_, err := Restore(bad, to, true)
+		_, err := Restore(bad, to, true, false)
 		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
 		}

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"context"
 	"path/filepath"
 	"testing"
 	"time"
@@ -9,7 +10,9 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store"
+	"fleetd/internal/store/database"
 	"fleetd/internal/store/jobstore"
+	"fleetd/internal/store/ledger"
 )
 
 // jobFor creates a job that calls a tool of these devices.
@@ -91,7 +94,7 @@ func TestRestoreHaltsJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := filepath.Join(t.TempDir(), "restored")
-	if _, err := Restore(report.Path, to, false); err != nil {
+	if _, err := Restore(report.Path, to, false, false); err != nil {
 		t.Fatal(err)
 	}
 	restored, err := store.Open(t.Context(), "sqlite", to, quiet)
@@ -138,5 +141,73 @@ func TestRestoreHaltsJobs(t *testing.T) {
 	}
 	if j := edit(s, paused, func(j *jobs.Job) error { return j.Resume(s.Now()) }); j.State != jobs.Running {
 		t.Errorf("%+v", j)
+	}
+}
+
+// A planned move keeps schedules that have no open task; the report says what was halted, and the lineage that it was planned.
+func TestRestoreReportsSchedules(t *testing.T) {
+	dir, cfg := used(t)
+	live, err := store.Open(t.Context(), "sqlite", dir, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := jobstore.New(live, quiet)
+	schedule := func(change func(j *jobs.Job) error) jobs.Job {
+		t.Helper()
+		spec := api.JobSpec{Action: api.JobAction{Call: &api.JobCall{Tool: "self.count"}}, Select: "a", When: &api.JobWhen{Cron: "0 7 * * *"}}
+		if err := jobs.Check(&spec, time.UTC, s.Now()); err != nil {
+			t.Fatal(err)
+		}
+		j, _, err := s.Create(t.Context(), jobs.New(spec, "owner", "", "a", s.Now()), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if change != nil {
+			if j, err = s.Edit(t.Context(), j.ID, change); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return j
+	}
+	idle := schedule(nil)
+	paused := schedule(func(j *jobs.Job) error { return j.Pause("lunch") })
+	firing := schedule(func(j *jobs.Job) error { j.State = jobs.Preparing; return nil })
+	once := jobFor(t, s, "a")
+	report, err := Backup(t.Context(), cfg, t.TempDir(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := live.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for keep, want := range map[bool]Halted{false: {Jobs: 4, Schedules: 3}, true: {Jobs: 2, Schedules: 1, Kept: 2}} {
+		to := filepath.Join(t.TempDir(), "restored")
+		restored, err := Restore(report.Path, to, false, keep)
+		// security: K43
+		if err != nil || restored.Halted != want {
+			t.Errorf("keep %t: %+v, %v", keep, restored.Halted, err)
+		}
+		opened, err := store.Open(t.Context(), "sqlite", to, quiet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = opened.Close(context.Background()) })
+		for _, c := range []struct {
+			job   jobs.Job
+			state jobs.State // if schedules are kept
+		}{{idle, jobs.Scheduled}, {paused, jobs.Paused}, {firing, jobs.Halted}, {once, jobs.Halted}} {
+			if !keep {
+				c.state = jobs.Halted
+			}
+			j, err := jobstore.New(opened, quiet).Job(t.Context(), c.job.ID)
+			// security: K43
+			if err != nil || j.State != c.state {
+				t.Errorf("keep %t: %s is %s, want %s: %v", keep, c.job.ID, j.State, c.state, err)
+			}
+		}
+		head, err := ledger.New(opened, quiet).Head(t.Context())
+		if err != nil || database.IsPlannedMove(head.Lineage) != keep {
+			t.Errorf("keep %t: lineage %q, %v", keep, head.Lineage, err)
+		}
 	}
 }

@@ -17,12 +17,16 @@ import (
 	"fleetd/internal/store/database"
 )
 
+// Halted is what became of the open jobs.
+type Halted = database.Halted
+
 // RestoreReport is the result of Restore.
 type RestoreReport struct {
 	Created time.Time // when the backup was made
 	Version string    // of the program that made it
 	Node    string    // that ran then, if one did
 	Files   int
+	Halted  Halted // of the jobs in the database
 	// Without are sentences: what the node needs and the backup did not hold.
 	Without []string
 }
@@ -32,8 +36,9 @@ type RestoreReport struct {
 // files of the backup take the place of those that are there, and the others
 // stay. A node that runs on it is never touched: the directory is locked
 // meanwhile. The whole backup is checked before the first byte is written. Its
-// open jobs are halted. An error is one sentence.
-func Restore(archive, dir string, force bool) (report RestoreReport, err error) {
+// open jobs are halted; with keepSchedules, which wants the former node to be
+// stopped since the backup, schedules go on. An error is one sentence.
+func Restore(archive, dir string, force, keepSchedules bool) (report RestoreReport, err error) {
 	m, err := readArchive(archive, nil)
 	if err != nil {
 		return report, err
@@ -78,10 +83,10 @@ func Restore(archive, dir string, force bool) (report RestoreReport, err error) 
 	}
 	if has(store.FileName) {
 		file := filepath.Join(temp, store.FileName)
-		if err := database.EndLineage(context.Background(), file); err != nil {
+		if err := database.EndLineage(context.Background(), file, keepSchedules); err != nil {
 			return report, err
 		}
-		if err := database.HaltJobs(context.Background(), file, time.Now()); err != nil {
+		if report.Halted, err = database.HaltJobs(context.Background(), file, keepSchedules, time.Now()); err != nil {
 			return report, err
 		}
 	}

@@ -26,6 +26,7 @@ const (
 	FileKnown  = "known.json" // of versions before the registry
 	FileAudit  = "audit-unwritten.jsonl"
 	FileKeyed  = "audit-keyed"
+	FileBegun  = "jobs-begun" // how many commits have begun tasks, as this node last knew
 	DirNATS    = "nats"
 )
 

@@ -81,6 +81,12 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Detail: fmt.Sprintf(format, args...)}
 }
 
+// LimitReached returns the refusal of something of which the fleet has a number: what names it in the plural. See
+// access.Share.
+func LimitReached(what string, limit int64) *Error {
+	return Errorf(CodeLimitReached, "the limit of %d %s is reached, or the share of it that this key may have; end some, or wait until some end", limit, what)
+}
+
 // AsError returns err as *Error. A database failure becomes CodeUnavailable, ErrNotFound
 // CodeNotFound, any other error CodeInternal.
 func AsError(err error) *Error {

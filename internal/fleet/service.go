@@ -37,6 +37,8 @@ type Config struct {
 	Members   int // at most; 0: registry.MaxMembers
 	// OnRotation is registry.Options.OnRotation. May be nil.
 	OnRotation func(r devices.Rotation, fresh bool)
+	// OnRestored is registry.Options.OnRestored. May be nil.
+	OnRestored func(lineage string)
 	// PolicyFixed means that the policy comes from a file, by UsePolicy, and cannot be
 	// changed otherwise.
 	PolicyFixed bool
@@ -88,7 +90,7 @@ func New(cfg Config, ports Ports) *Service {
 	}
 	s := &Service{cfg: cfg, ports: ports, log: ports.Log, tasks: tasks.New(ports.Log)}
 	s.registry = registry.New(registry.Options{Ledger: ports.Ledger, Records: ports.Records, Peers: ports.Peers, Observer: (*observer)(s),
-		Node: cfg.Node, Dir: cfg.Dir, Fleet: cfg.Fleet, Key: cfg.RosterKey, Limit: cfg.Members, OnRotation: cfg.OnRotation, Log: ports.Log})
+		Node: cfg.Node, Dir: cfg.Dir, Fleet: cfg.Fleet, Key: cfg.RosterKey, Limit: cfg.Members, OnRotation: cfg.OnRotation, OnRestored: cfg.OnRestored, Log: ports.Log})
 	conversations := speech.New(speech.Options{Audio: ports.Audio, Voice: ports.Voice, Tasks: s.tasks, Log: ports.Log,
 		Permit: func(principal access.Principal, id devices.ID, kind string, err error) error {
 			return s.PermitSpeech(principal, id, kind, err)

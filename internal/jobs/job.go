@@ -16,9 +16,11 @@ import (
 
 // Limits.
 const (
-	MaxOpenJobs      = 1000      // jobs of the fleet that have not ended
+	MaxOpenJobs      = 1000      // jobs of the fleet that have not ended; keys have shares of this and the next two (access.Share)
 	MaxOpenTasks     = 1_000_000 // waiting and running tasks of the fleet
-	MaxDeviceTasks   = 100       // open tasks of one device
+	MaxDeviceTasks   = 100       // waiting tasks of one device
+	MaxEndedJobs     = 10_000    // of one key; the oldest are deleted
+	MaxConfirmations = 10_000    // of one key; the oldest are deleted
 	MaxDevices       = 1000      // devices of a job that names them singly
 	MaxResult        = 4 << 10   // bytes of a task's result
 	MaxDetail        = 1 << 10   // bytes of a task's detail
@@ -61,13 +63,15 @@ const (
 // Open reports whether a job in this state has not ended.
 func (s State) Open() bool { return s != Done && s != Cancelled }
 
-// Reasons of halted jobs.
+// Reasons of halted jobs. ReasonLimit is also that of a job that is preparing and waits until its tasks fit the share of its key.
 const (
 	ReasonStop         = "stop"             // the stop rule
 	ReasonStage        = "stage_not_passed" // too few tasks of a stage ended ok
 	ReasonConfirmation = "confirmation"     // a rule that requires a confirmation came into force later
 	ReasonKey          = "key"              // the creator's key has ended
 	ReasonRestored     = "restored"         // the database is a restored backup
+	ReasonLimit        = "limit"            // its selection has more devices than its key may have open tasks
+	ReasonSelect       = "select"           // its selection cannot be read
 )
 
 // TaskState is the state of a task.
@@ -104,6 +108,7 @@ const (
 	CodeToolError = "tool_error" // the tool reported a failure
 	CodeSent      = "sent"       // written; devices do not answer it
 	CodeQueueFull = "queue_full"
+	CodeLimit     = "limit_reached"
 	CodeRestored  = "restored"
 	CodeNodeLost  = "node_lost" // the node that ran it has ended
 )
@@ -157,6 +162,7 @@ type Job struct {
 	Round    int64
 	NextAt   time.Time // of Scheduled: when it is due; zero: at once
 	Cursor   string    // of Preparing: the last device that has its row
+	Reserved int64     // of Preparing: open tasks that it may still add, which count as its key's; 0: not decided yet
 	RoundN   int64     // tasks of the round
 	TAT      time.Time // theoretical arrival time of the rate (GCRA)
 	Missed   int64

@@ -12,8 +12,11 @@ import (
 var (
 	// ErrConflict: the Idempotency-Key was used with another body.
 	ErrConflict = &devices.Error{Code: devices.CodeConflict, Detail: "this Idempotency-Key was used with another body; use a new key, or repeat the body"}
-	// ErrQueueFull: too many tasks are open.
-	ErrQueueFull = &devices.Error{Code: devices.CodeQueueFull, Detail: "the queue is full; wait for open jobs to end, or cancel some"}
+	// ErrQueueFull: the device has as many waiting tasks as it may, or as many of the key as its share is.
+	ErrQueueFull = &devices.Error{Code: devices.CodeQueueFull, Detail: "the queue of the device is full: its 100 places, or those that one key may take of them, are taken; wait for tasks to end, or cancel some"}
+	// ErrOpenJobs and ErrOpenTasks: the fleet has as many as it may, or the key as many as its share is.
+	ErrOpenJobs  = devices.LimitReached("open jobs", MaxOpenJobs)
+	ErrOpenTasks = devices.LimitReached("open tasks of jobs", MaxOpenTasks)
 	// ErrStale: the row is not in the state that the operation needs.
 	ErrStale = errors.New("the job has changed meanwhile")
 )
@@ -31,8 +34,8 @@ type Store interface {
 	// Create commits a job, and with tasks its rows (at most MaxDevices), so that a job of
 	// a few devices needs no preparing: it is given as Preparing (Job.Fire), and
 	// Create counts its rows and ends the preparing, as AddTasks does with last. If Owner has used Key in the last KeyLifetime, it
-	// returns that job and again, or ErrConflict if the hashes differ. ErrQueueFull if
-	// MaxOpenJobs or MaxOpenTasks are reached, or MaxDeviceTasks by a job with one task.
+	// returns that job and again, or ErrConflict if the hashes differ. ErrOpenJobs or ErrOpenTasks if they do not fit the
+	// share of Owner; ErrQueueFull if the one task of a job does not fit the queue of its device.
 	Create(ctx context.Context, j Job, tasks []Task) (stored Job, again bool, err error)
 	// Repeated returns the job that owner has created with this key in the last KeyLifetime, or
 	// devices.ErrNotFound; ErrConflict if the hashes differ.
@@ -46,11 +49,18 @@ type Store interface {
 	// Edit locks a job's row, applies f, and writes the result with the next Version. An
 	// error of f is returned, and nothing is written.
 	Edit(ctx context.Context, id string, f func(j *Job) error) (Job, error)
+	// Take is Edit of a job that becomes that of another owner, without its Idempotency-Key. ErrOpenJobs or
+	// ErrOpenTasks if it does not fit the share of that owner.
+	Take(ctx context.Context, id, owner, name string, f func(j *Job) error) (Job, error)
+	// Room returns how many open tasks may be added now for this owner.
+	Room(ctx context.Context, owner string) (int64, error)
+	// Reserve applies Job.Reserve for a selection of n devices.
+	Reserve(ctx context.Context, id string, n int64) (Job, error)
 
 	// AddTasks writes rows of the round of a job that is Preparing with this cursor, and sets
 	// the cursor; with last it also ends the preparing (Job.Prepared). Rows that exist are
-	// left alone. Devices with MaxDeviceTasks open tasks get a row that ended as Refused
-	// with CodeQueueFull. A job with follow that was prepared takes rows, too, with both
+	// left alone. Devices without a place in their queue get a row that ended as Refused
+	// with CodeQueueFull; rows that fit neither what is reserved nor the share of the owner end with CodeLimit, or with follow are left out. A job with follow that was prepared takes rows, too, with both
 	// cursors empty. ErrStale if the job is not in that state.
 	AddTasks(ctx context.Context, id, cursor, next string, tasks []Task, last bool) (Job, error)
 	// EndWaiting ends up to limit waiting tasks of a job with this outcome: of all rounds
@@ -58,7 +68,8 @@ type Store interface {
 	// returns the job afterwards.
 	EndWaiting(ctx context.Context, id string, round int64, device devices.ID, outcome Outcome, code string, limit int) (ended []Task, j Job, err error)
 	// Retry returns up to limit ended tasks of the current round with one of these outcomes
-	// to waiting, and applies Job.Reopen if there are any.
+	// to waiting, and applies Job.Reopen if there are any. ErrOpenJobs, ErrOpenTasks or ErrQueueFull, and nothing is changed, if
+	// they do not fit the shares of the owner.
 	Retry(ctx context.Context, id string, outcomes []Outcome, limit int) (n int, j Job, err error)
 
 	// Waiting returns waiting tasks of a job whose Spread is above after, in order of
@@ -101,11 +112,16 @@ type Store interface {
 	// DropConfirm removes a confirmation request of owner, if it exists.
 	DropConfirm(ctx context.Context, digest, owner string) error
 
+	// CheckHistory compares the database with what this process knows: if fewer tasks have begun in it, it was restored, and
+	// HaltRestored follows.
+	CheckHistory(ctx context.Context) error
+	// HaltRestored halts all open jobs as restored, and ends running tasks as Unknown; planned: but those that are Idle.
+	HaltRestored(ctx context.Context, planned bool) error
 	// TakeTurn reports whether this process may do the fleet's periodic work for the next
 	// few seconds; at most one may.
 	TakeTurn(ctx context.Context, instance string, lasts time.Duration) (bool, error)
-	// Prune deletes jobs that ended before a time, with their tasks, at most limit rows, and
-	// expired confirmations.
+	// Prune deletes jobs that ended before a time, and the oldest ended ones of each key with more than MaxEndedJobs, with their
+	// tasks, at most limit rows, and expired confirmations.
 	Prune(ctx context.Context, before time.Time, limit int) (int, error)
 }
 

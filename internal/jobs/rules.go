@@ -14,6 +14,11 @@ func (j *Job) Standing() bool { return j.Spec.Follow || j.Repeats() }
 // Repeats reports whether the job fires again and again.
 func (j *Job) Repeats() bool { return j.Spec.When.Cron != "" }
 
+// Idle reports whether the job is a schedule between two rounds, without an open task.
+func (j *Job) Idle() bool {
+	return j.Repeats() && (j.State == Scheduled || j.State == Paused && j.Before == Scheduled) && j.Counts.Open() == 0
+}
+
 // Action returns the name of the job's action: call, message or restart.
 func (j *Job) Action() string {
 	switch {
@@ -78,7 +83,7 @@ func (j *Job) Fire(now time.Time) bool {
 		}
 		j.Round++
 	}
-	j.State, j.Cursor, j.RoundN = Preparing, "", 0
+	j.State, j.Cursor, j.Reserved, j.RoundN = Preparing, "", 0, 0
 	j.Stage, j.StageEnd, j.Opened, j.Started, j.Held, j.PassedOK = 0, time.Time{}, 0, 0, 0, 0
 	return true
 }
@@ -89,7 +94,7 @@ func (j *Job) Prepared(now time.Time) {
 		return
 	}
 	j.State = Running
-	j.Cursor = ""
+	j.Cursor, j.Reserved = "", 0
 	j.openStages()
 	j.Settle(now)
 }
@@ -103,7 +108,22 @@ func (j *Job) Added(waiting, refused int) {
 		j.Opened += j.wanted() - before
 	}
 	j.Counts.Waiting += int64(waiting)
+	j.Reserved = max(0, j.Reserved-int64(waiting))
 	j.Counts.Ended[outcomeIndex(Refused)] += int64(refused)
+}
+
+// Reserve decides whether a job that is preparing may write the rows of n devices: share is how many open tasks its key may add
+// now, and limit how many it could add to a fleet without any. A job that has to wait keeps its state with ReasonLimit.
+func (j *Job) Reserve(n, share, limit int64) {
+	switch {
+	case j.State != Preparing || j.Reserved > 0 || j.RoundN > 0:
+	case n <= share:
+		j.Reserved, j.Reason = n, ""
+	case n > limit:
+		j.Halt(ReasonLimit)
+	default:
+		j.Reason = ReasonLimit
+	}
 }
 
 // wants returns how many successes the stage wants in all.
@@ -412,7 +432,7 @@ func (j *Job) nextStage(now time.Time) {
 }
 
 func (j *Job) finish(now time.Time) {
-	j.State, j.EndedAt = Done, now
+	j.State, j.EndedAt, j.Reserved = Done, now, 0
 }
 
 // AtRisk returns how many devices can come to harm before the job halts by itself, of total. Failures that are repeated count after

@@ -37,7 +37,7 @@ func (j *Job) Cancel(now time.Time) error {
 	if !j.State.Open() {
 		return j.conflict("cancelled", "an open job")
 	}
-	j.State = Cancelled
+	j.State, j.Reserved = Cancelled, 0
 	j.Settle(now)
 	return nil
 }

@@ -56,18 +56,24 @@ func (n *node) startJobs() error {
 			s.ended.Add(endedKey{action, outcome}, 0) // otherwise an alert on its increase would miss the first one
 		}
 	}
-	s.store = jobstore.New(n.store, n.log, append(options, jobstore.Notify(s.committed))...)
+	holder := func(key string) access.Holder {
+		h := n.service.Keys().Holder(key, time.Now())
+		h.Ended = h.Ended || key == access.KeyOpen && n.cfg.APIAuth != "none"
+		return h
+	}
+	s.store = jobstore.New(n.store, n.log, append(options, jobstore.Notify(s.committed), jobstore.Holders(holder), jobstore.Known(n.readBegun()))...)
 	run := runner.New(runner.Options{Store: s.store, Devices: n.service, Node: n.cfg.Node, Instance: instance, MayBegin: mayBegin,
 		Open: n.cfg.APIAuth == "none", Log: n.log})
 	s.runner.Store(run)
 	n.onStop(run.Close)
-	s.manager = manager.New(manager.Options{Store: s.store, Fleet: n.service, Node: n.cfg.Node, Instance: instance, Hold: run.Hold, IsConnected: n.bus.up.Load, Gather: n.cluster.Gather, Leases: n.leases != nil, Zone: zone, Threads: n.threads, Log: n.log})
+	s.manager = manager.New(manager.Options{Store: s.store, Fleet: n.service, Node: n.cfg.Node, Instance: instance, Hold: run.Hold, IsConnected: n.bus.up.Load, Gather: n.cluster.Gather, Leases: n.leases != nil, Zone: zone, Holder: holder, TakeRestored: n.restored.take, Threads: n.threads, Log: n.log})
 	n.onStop(s.manager.Close)
 	n.cluster.OnGather(manager.Question, s.manager.Answer)
 	n.service.Observe(run)
 	n.service.OnDecision(s.manager.OnDecision)
 	n.jobs = s
 	n.whileRunning(s.hint)
+	n.whileRunning(s.noteBegun)
 	return n.cluster.OnJobs(cluster.Jobs{Create: s.create, Look: func() {
 		run.Hint()
 		s.manager.Poke()

@@ -130,6 +130,7 @@ type node struct {
 
 	recorder    *recorder.Recorder // nil with --recorder-memory 0
 	tracer      *trace.Tracer
+	restored    restored
 	explain     *explain.Explainer
 	audit       *audit.Log
 	auditSince  time.Time   // its blocks are keyed
@@ -342,7 +343,7 @@ func (n *node) startCore(ctx context.Context) error {
 	n.service = fleet.New(
 		fleet.Config{Node: n.cfg.Node, Version: n.cfg.Version, CallsPerDevice: n.cfg.CallsPerDevice,
 			Approve: n.cfg.Admission == "approve", Handshakes: maxHandshakes, CatalogMemory: n.cfg.CatalogMemory, Reconnects: maxReconnects, IsNodeAlive: isAlive, PolicyFixed: n.policy != nil,
-			Offer: n.offer(), Dir: n.cfg.DataDir, Fleet: n.mint.Fingerprint(), RosterKey: n.mint.RosterKey(), Members: n.cfg.MembersLimit, OnRotation: n.rotated},
+			Offer: n.offer(), Dir: n.cfg.DataDir, Fleet: n.mint.Fingerprint(), RosterKey: n.mint.RosterKey(), Members: n.cfg.MembersLimit, OnRotation: n.rotated, OnRestored: n.restored.set},
 		fleet.Ports{Records: n.store, Catalogs: n.store, Ledger: n.ledger, Changes: n.ledger, Codes: n.ledger, Publisher: n.events, Directory: n.cluster, Router: n.cluster, Peers: peers,
 			Audio: n.events, Voice: voice, Vision: n.vision, Audit: n.audit, Recorder: steps, Tracer: n.tracer, Log: n.log})
 	n.service.Keys().SetAdmin(n.mint.AdminToken)

@@ -94,12 +94,15 @@ type deviceTaskPath struct {
 }
 
 // jobVerbs are what people do with a job.
-var jobVerbs = []struct{ name, summary, text, answer string }{
-	{"pause", "Pause a job", "Tasks that run end by themselves; none begins.", "The paused job."},
-	{"resume", "Resume a job", "Continues a paused or halted job.", "The job."},
-	{"cancel", "Cancel a job", "Waiting tasks end as cancelled; those that run end by themselves.", "The cancelled job."},
-	{"retry", "Repeat tasks of a job", "Ended tasks with the given outcomes wait again. A task whose outcome is unknown may have acted: it is repeated only if the body names unknown.", "The job."},
-	{"advance", "Open the next stage of a job", "Whether the current stage has passed or not.", "The job."},
+var jobVerbs = []struct {
+	name, summary, text, answer string
+	codes                       []devices.Code
+}{
+	{"pause", "Pause a job", "Tasks that run end by themselves; none begins.", "The paused job.", []devices.Code{devices.CodeConflict}},
+	{"resume", "Resume a job", "Continues a paused or halted job. The key needs what the action of the job needs. A job that halted because its key has ended becomes that of the caller.", "The job.", []devices.Code{devices.CodeConflict, devices.CodeToolDenied, devices.CodeLimitReached}},
+	{"cancel", "Cancel a job", "Waiting tasks end as cancelled; those that run end by themselves.", "The cancelled job.", []devices.Code{devices.CodeConflict}},
+	{"retry", "Repeat tasks of a job", "Ended tasks with the given outcomes wait again. A task whose outcome is unknown may have acted: it is repeated only if the body names unknown. The key needs what the action of the job needs.", "The job.", []devices.Code{devices.CodeConflict, devices.CodeToolDenied, devices.CodeLimitReached, devices.CodeQueueFull}},
+	{"advance", "Open the next stage of a job", "Whether the current stage has passed or not. The key needs what the action of the job needs.", "The job.", []devices.Code{devices.CodeConflict, devices.CodeToolDenied}},
 }
 
 func (s *Server) jobRoutes() {
@@ -109,7 +112,7 @@ func (s *Server) jobRoutes() {
 		text: "An action for a selection of devices, at a time, at a pace, with an end. The key also needs the scope of the action. A job that is answered with 201 is committed: " +
 			"it survives the end of any node. A tool is called at most once per attempt; an outcome that is not known is never repeated by itself. " +
 			"Calls that a rule of the policy wants confirmed are confirmed once, for the whole job: repeat the same body with the `confirmation` of the 428 answer within 10 minutes.",
-		status: http.StatusCreated, answer: "The job.", codes: append(away, devices.CodeTooLarge, devices.CodeInvalidArguments, devices.CodeConflict, devices.CodeQueueFull,
+		status: http.StatusCreated, answer: "The job.", codes: append(away, devices.CodeTooLarge, devices.CodeInvalidArguments, devices.CodeConflict, devices.CodeLimitReached, devices.CodeQueueFull,
 			devices.CodeConfirmation, devices.CodeDeviceUnknown, devices.CodeToolDenied)})
 	create.Responses["200"] = &huma.Response{Description: "The job that the same key and body created before; with dry_run, what the job would do.",
 		Content: map[string]*huma.MediaType{valueJSON[0]: {Schema: &huma.Schema{OneOf: []*huma.Schema{schemaOf[api.Job](s), schemaOf[api.JobPlan](s)}}}}}
@@ -120,10 +123,10 @@ func (s *Server) jobRoutes() {
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/jobs/{job}", about{id: "getJob", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Show a job",
 		answer: "The job with its counts.", codes: known}), s.getJob)
 	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/jobs/{job}", about{id: "editJob", scope: access.ScopeJobs, tag: tagJobs, summary: "Change a job",
-		text: "Pace, deadline, note and stop rule of a job that has not ended.", answer: "The job.", codes: append(known, devices.CodeInvalidArguments, devices.CodeConflict)}), s.editJob)
+		text: "Pace, deadline, note and stop rule of a job that has not ended. The key needs what the action of the job needs.", answer: "The job.", codes: append(known, devices.CodeInvalidArguments, devices.CodeConflict, devices.CodeToolDenied)}), s.editJob)
 	for _, verb := range jobVerbs {
 		huma.Register(s.api, s.operation(http.MethodPost, "/v1/jobs/{job}/"+verb.name, about{id: verb.name + "Job", scope: access.ScopeJobs, tag: tagJobs, summary: verb.summary,
-			text: verb.text, answer: verb.answer, codes: append(known, devices.CodeConflict)}), s.jobVerb(verb.name))
+			text: verb.text, answer: verb.answer, codes: append(known, verb.codes...)}), s.jobVerb(verb.name))
 	}
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/jobs/{job}/tasks", about{id: "listTasks", scope: access.ScopeJobsRead, tag: tagJobs, summary: "List the tasks of a job",
 		answer: "A page in order of device. A page may have fewer tasks than its limit.", codes: known}), s.listTasks)

@@ -277,6 +277,9 @@ func (r *Registry) reload(ctx context.Context, restored bool) error {
 	}
 	r.replace(all, s, nil, restored)
 	r.file.reset()
+	if restored && r.opt.OnRestored != nil {
+		r.opt.OnRestored(s.Lineage)
+	}
 	return r.readLog(ctx) // changes that came into force meanwhile are not in the snapshot
 }
 

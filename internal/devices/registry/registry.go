@@ -57,6 +57,9 @@ type Options struct {
 	// OnRotation is called with the fleet's rotation before it is in force here, by one
 	// goroutine at a time. fresh: other nodes may not have it yet. It must not block.
 	OnRotation func(rotation devices.Rotation, fresh bool)
+	// OnRestored is called with the lineage after the registry was read again because the history of the database went
+	// backwards. May be nil. It must not block.
+	OnRestored func(lineage string)
 	Log        *slog.Logger
 }
 

@@ -146,23 +146,7 @@ func (m *Manager) draft(ctx context.Context, p access.Principal, spec *api.JobSp
 	if err := jobs.Check(spec, m.Zone, now); err != nil {
 		return d, err
 	}
-	switch a := &spec.Action; {
-	case a.Call != nil:
-		g := m.Fleet.Guard()
-		confirm, no := g.JobRules(access.Query{By: p, Tool: a.Call.Tool})
-		if no == nil {
-			no = g.CheckURL(a.Call.Tool, a.Call.Arguments)
-		}
-		if no != nil {
-			return d, dispatch.RefusalError(no)
-		}
-		d.confirm = confirm
-	case a.Restart != nil:
-		err = m.Fleet.PermitMessage(ctx, p, json.RawMessage(dispatch.RestartMessage))
-	default:
-		err = m.Fleet.PermitMessage(ctx, p, a.Message)
-	}
-	if err != nil {
+	if d.confirm, err = m.permitAction(ctx, p, spec); err != nil {
 		return d, err
 	}
 	if len(spec.Devices) == 0 {
@@ -171,8 +155,12 @@ func (m *Manager) draft(ctx context.Context, p access.Principal, spec *api.JobSp
 		}
 		if p.Caller.Limited() {
 			d.selection = selector.And(p.Caller.Devices, d.selection)
+			if _, err := selector.Parse(d.selection.String()); err != nil { // it is stored as text
+				return d, devices.Errorf(devices.CodeBadRequest, "select and the limit of this key to %d bytes of terms are too long together, at most %d bytes; write a shorter select, or name devices",
+					len(p.Caller.Devices.String()), selector.MaxText)
+			}
 		}
-		return d, nil
+		return d, m.checkSize(ctx, d.selection, access.Share(jobs.MaxOpenTasks, nil, p.Key(), m.Holder))
 	}
 	for _, id := range spec.Devices {
 		if err := m.Fleet.Permit(ctx, p, access.ScopeJobs, devices.ID(id)); err != nil {
@@ -187,6 +175,57 @@ func (m *Manager) draft(ctx context.Context, p access.Principal, spec *api.JobSp
 	}
 	d.selection = selector.In(selector.FieldDevice, spec.Devices...)
 	return d, nil
+}
+
+// permitAction returns an error if the caller may not have the action of a job done, and the rules that require a
+// confirmation. It is asked when a job is created, and for every change after which more of it happens.
+func (m *Manager) permitAction(ctx context.Context, p access.Principal, spec *api.JobSpec) (confirm []string, err error) {
+	switch a := &spec.Action; {
+	case a.Call != nil:
+		g := m.Fleet.Guard()
+		confirm, no := g.JobRules(access.Query{By: p, Tool: a.Call.Tool})
+		if no == nil {
+			no = g.CheckURL(a.Call.Tool, a.Call.Arguments)
+		}
+		if no != nil {
+			return nil, dispatch.RefusalError(no)
+		}
+		return confirm, nil
+	case a.Restart != nil:
+		return nil, m.Fleet.PermitMessage(ctx, p, json.RawMessage(dispatch.RestartMessage))
+	default:
+		return nil, m.Fleet.PermitMessage(ctx, p, a.Message)
+	}
+}
+
+// checkSize refuses a selection with more devices than its key could have open tasks if there were no others.
+func (m *Manager) checkSize(ctx context.Context, sel selector.Selector, most int64) error {
+	n, err := m.count(ctx, sel, most)
+	if err == nil && n > most {
+		return devices.Errorf(devices.CodeLimitReached, "the selection has %d devices, and this key may have %d open tasks at most (of %d of the fleet); select fewer", n, most, jobs.MaxOpenTasks)
+	}
+	return err
+}
+
+// count returns how many devices a selection has, or more if that is at most enough.
+func (m *Manager) count(ctx context.Context, sel selector.Selector, enough int64) (int64, error) {
+	if n := int64(m.Fleet.Registry().Members()); n <= enough {
+		return n, nil
+	}
+	counts, err := m.Fleet.Counts(ctx, access.Principal{Caller: access.Admin, Via: access.ViaJob}, sel)
+	return counts.Total, err
+}
+
+// sizeOf returns how many devices the selection of a job has, or more if that is at most enough.
+func (m *Manager) sizeOf(ctx context.Context, j *jobs.Job, enough int64) (int64, error) {
+	if n := len(j.Spec.Devices); n > 0 {
+		return int64(n), nil
+	}
+	sel, err := selector.Parse(j.Devices)
+	if err != nil {
+		return 0, err
+	}
+	return m.count(ctx, sel, enough)
 }
 
 // confirm accepts the token of an earlier refusal, once, or refuses with a new one.

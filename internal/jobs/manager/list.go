@@ -53,7 +53,7 @@ func (m *Manager) List(ctx context.Context, p access.Principal, q Query) (api.Li
 		}
 		f.Device = id
 	}
-	if isLimited(p) {
+	if p.Caller.OwnJobsOnly() {
 		f.Owner = p.Key()
 	}
 	list, next, err := m.Store.Jobs(ctx, f)
@@ -240,7 +240,7 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 			why = m.waitOf(&q.Job, &q.Task, &v, ahead, now)
 		}
 		ahead = ahead || isAhead(q, now)
-		if !isLimited(p) || q.Job.Owner == p.Key() {
+		if !p.Caller.OwnJobsOnly() || q.Job.Owner == p.Key() {
 			out = append(out, taskView(&q.Task, why))
 			if q.Task.State == jobs.TaskWaiting {
 				held.add(len(out)-1, &q.Job, why, &v)

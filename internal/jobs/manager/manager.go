@@ -27,6 +27,7 @@ type Fleet interface {
 	PermitMessage(ctx context.Context, principal access.Principal, body []byte) error
 	Each(ctx context.Context, principal access.Principal, sel selector.Selector, f func([]devices.View) error) error
 	List(ctx context.Context, q devices.ListQuery) (views []devices.View, next string, err error)
+	Counts(ctx context.Context, principal access.Principal, sel selector.Selector) (devices.Counts, error)
 	Views(ctx context.Context, ids []devices.ID) ([]devices.View, error)
 	Catalog(ctx context.Context, h devices.Hash) (*catalog.Catalog, error)
 	Registry() *registry.Registry
@@ -49,6 +50,10 @@ type Options struct {
 	// instances are those of an earlier start.
 	Leases bool
 	Zone   *time.Location // of schedules without one
+	// Holder tells whose key the owner of a job is.
+	Holder func(key string) access.Holder
+	// TakeRestored reports, once, that the database was restored, and whether as a planned move. May be nil.
+	TakeRestored func() (planned, ok bool)
 	// Threads write the tasks of selections.
 	Threads *background.Threads
 	Log     *slog.Logger
@@ -69,7 +74,7 @@ type Manager struct {
 func New(o Options) *Manager {
 	ctx, stop := context.WithCancel(context.Background())
 	m := &Manager{Options: o, wake: make(chan struct{}, 1), tasks: tasks.New(o.Log), stop: stop}
-	m.turn = turn{m: m, followed: map[string]time.Time{}, superseded: map[string]int64{}, prepareTime: prepareTime}
+	m.turn = newTurn(m)
 	m.stopped.Go(func() { m.turn.run(ctx) })
 	return m
 }
@@ -108,9 +113,6 @@ func (m *Manager) OnDecision(id devices.ID) {
 	})
 }
 
-// isLimited reports whether a caller sees only the jobs that it created.
-func isLimited(p access.Principal) bool { return p.Caller.Limited() || len(p.Caller.Tools) > 0 }
-
 // job returns a job that the caller may see.
 func (m *Manager) job(ctx context.Context, p access.Principal, scope access.Scope, id string) (jobs.Job, error) {
 	if err := m.Fleet.Permit(ctx, p, scope, ""); err != nil {
@@ -126,7 +128,7 @@ func (m *Manager) job(ctx context.Context, p access.Principal, scope access.Scop
 		return j, unknown
 	case err != nil:
 		return j, err
-	case isLimited(p) && j.Owner != p.Key():
+	case p.Caller.OwnJobsOnly() && j.Owner != p.Key():
 		return j, unknown
 	}
 	return j, nil

@@ -50,7 +50,8 @@ func newManager(t *testing.T) *testManager {
 		p.Put(devices.Member{ID: id, ClientID: "c", Labels: map[string]string{"room": map[devices.ID]string{lamp: "lab", robot: "hall"}[id]}})
 	}
 	s := p.Service(t, fleet.Config{})
-	m := &Manager{Options: Options{Store: jobstore.New(db, log), Fleet: s, Instance: "i", Zone: time.UTC, Log: log,
+	holder := func(key string) access.Holder { return s.Keys().Holder(key, time.Now()) }
+	m := &Manager{Options: Options{Store: jobstore.New(db, log, jobstore.Holders(holder)), Fleet: s, Instance: "i", Zone: time.UTC, Log: log, Holder: holder,
 		Node: "n-test", Hold: func(devices.ID, bool) (jobs.Wait, bool) { return jobs.WaitNone, true }}, wake: make(chan struct{}, 1)}
 	return &testManager{m, p, s}
 }
@@ -282,7 +283,8 @@ func TestPreparingDelaysNoOtherJob(t *testing.T) {
 	}
 	devicetest.Eventually(t, "the small job is due", func() bool { return !m.Store.Now().Before(stored(small.ID).NextAt) })
 	m.drainWake()
-	pass := &turn{m: m.Manager, followed: map[string]time.Time{}, superseded: map[string]int64{}, prepareTime: time.Nanosecond}
+	pass := newTurn(m.Manager)
+	pass.prepareTime = time.Nanosecond
 	for n := range 3 {
 		if err := pass.once(t.Context()); err != nil {
 			t.Fatal(err)

@@ -3,10 +3,12 @@ package manager
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
+	"fleetd/internal/selector"
 	"fleetd/internal/timescale"
 )
 
@@ -17,6 +19,7 @@ var (
 	turnLasts   = timescale.Of(5 * time.Second)
 	followEvery = timescale.Of(time.Minute)
 	pruneEvery  = timescale.Of(time.Minute)
+	countEvery  = timescale.Of(10 * time.Second) // the selection of a job that does not fit
 )
 
 const (
@@ -25,6 +28,7 @@ const (
 	prepareTime = time.Second
 	loseBatch   = 500
 	pruneBatch  = 1000
+	pruneTime   = 250 * time.Millisecond // of one pass
 )
 
 // turn is the fleet's periodic work on jobs. At most one node does it at a time; what it does
@@ -34,13 +38,23 @@ type turn struct {
 	until      time.Time            // of the turn that this process has, by its own clock
 	followed   map[string]time.Time // when a job with follow selected last
 	superseded map[string]int64     // the round for which older ones were ended
+	counted    map[string]time.Time // when the selection of a job that does not fit was counted last
+	stuck      map[string]bool      // jobs that cannot go on, which was logged
 	pruned     time.Time
 	next       time.Time // when there is work at the latest, by this process's clock
+
+	halts    bool // the database was restored, and jobs are to be halted
+	planned  bool // with halts: it was a planned move
+	reported bool // what is halted for that reason was logged
 
 	prepareTime time.Duration // prepareTime, less in tests
 	prepares    time.Time     // until when this pass prepares
 	more        bool          // it left something to prepare
 	failed      bool          // the last turn failed, which was logged
+}
+
+func newTurn(m *Manager) turn {
+	return turn{m: m, followed: map[string]time.Time{}, superseded: map[string]int64{}, counted: map[string]time.Time{}, stuck: map[string]bool{}, prepareTime: prepareTime}
 }
 
 func (t *turn) run(ctx context.Context) {
@@ -87,7 +101,13 @@ func (t *turn) take(ctx context.Context) (bool, error) {
 var errTurnLost = errors.New("another node does the periodic work")
 
 func (t *turn) once(ctx context.Context) error {
+	if err := t.restored(ctx); err != nil {
+		return err
+	}
 	if ok, err := t.take(ctx); !ok {
+		return err
+	}
+	if err := t.m.Store.CheckHistory(ctx); err != nil {
 		return err
 	}
 	open, err := t.m.Store.Open(ctx)
@@ -99,28 +119,73 @@ func (t *turn) once(ctx context.Context) error {
 	seen := map[string]bool{}
 	for i := range open {
 		seen[open[i].ID] = true
-		if err := t.job(ctx, open[i]); err != nil && !errors.Is(err, jobs.ErrStale) {
+		if err := t.noteStuck(open[i].ID, t.job(ctx, open[i])); err != nil {
 			errs = append(errs, err)
 		}
 		if ok, err := t.take(ctx); !ok {
 			return errors.Join(append(errs, err)...)
 		}
 	}
-	for id := range t.followed {
-		if !seen[id] {
-			delete(t.followed, id)
-		}
-	}
-	for id := range t.superseded {
-		if !seen[id] {
-			delete(t.superseded, id)
-		}
-	}
+	ended := func(id string) bool { return !seen[id] }
+	maps.DeleteFunc(t.followed, func(id string, _ time.Time) bool { return ended(id) })
+	maps.DeleteFunc(t.superseded, func(id string, _ int64) bool { return ended(id) })
+	maps.DeleteFunc(t.counted, func(id string, _ time.Time) bool { return ended(id) })
+	maps.DeleteFunc(t.stuck, func(id string, _ bool) bool { return ended(id) })
 	err = errors.Join(append(errs, t.lose(ctx), t.prune(ctx))...)
 	if t.more && err == nil {
 		t.m.Poke()
 	}
 	return err
+}
+
+// restored halts the jobs of a database that was restored, and reports once what is halted for that reason.
+func (t *turn) restored(ctx context.Context) error {
+	if t.m.TakeRestored != nil && !t.halts {
+		t.planned, t.halts = t.m.TakeRestored()
+	}
+	if t.halts {
+		if err := t.m.Store.HaltRestored(ctx, t.planned); err != nil {
+			return err
+		}
+		t.halts, t.reported = false, false
+	}
+	if t.reported {
+		return nil
+	}
+	open, err := t.m.Store.Open(ctx)
+	if err != nil {
+		return err
+	}
+	t.reported = true
+	halted, schedules := 0, 0
+	for i := range open {
+		if j := &open[i]; j.State == jobs.Halted && j.Reason == jobs.ReasonRestored {
+			halted++
+			if j.Repeats() {
+				schedules++
+			}
+		}
+	}
+	if halted > 0 {
+		t.m.Log.Warn("jobs are halted since the database was restored, and nothing of them runs until somebody resumes them: fleetd jobs --state halted shows them, fleetd jobs resume JOB continues one",
+			"jobs", halted, "schedules", schedules)
+	}
+	return nil
+}
+
+// noteStuck logs that one job cannot go on, once. It returns errors that are not of this job alone.
+func (t *turn) noteStuck(id string, err error) error {
+	switch {
+	case err == nil, errors.Is(err, jobs.ErrStale):
+		delete(t.stuck, id)
+		return nil
+	case errors.Is(err, devices.ErrDatabase), errors.Is(err, errTurnLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case !t.stuck[id]:
+		t.stuck[id] = true
+		t.m.Log.Warn("a job cannot go on; it is tried again each second", "job", id, "error", err)
+	}
+	return nil
 }
 
 // nextOf returns when one of the jobs is to be moved on, at most idleEvery from now. Changes by
@@ -135,7 +200,7 @@ func (t *turn) nextOf(open []jobs.Job) time.Time {
 				next = at
 			}
 		}
-		if j.State == jobs.Preparing || j.Due(now) || !j.State.Open() && j.Counts.Waiting > 0 {
+		if j.State == jobs.Preparing && j.Reason == "" || j.Due(now) || !j.State.Open() && j.Counts.Waiting > 0 {
 			next = now
 		}
 	}
@@ -162,14 +227,20 @@ func (t *turn) lose(ctx context.Context) error {
 	}
 }
 
-// prune deletes jobs that ended long ago.
+// prune deletes jobs that ended long ago, and the oldest of keys with too many.
 func (t *turn) prune(ctx context.Context) error {
 	if time.Since(t.pruned) < pruneEvery {
 		return nil
 	}
-	t.pruned = time.Now()
-	_, err := t.m.Store.Prune(ctx, t.m.Store.Now().Add(-jobs.Kept), pruneBatch)
-	return err
+	for begun := time.Now(); time.Since(begun) < pruneTime; {
+		n, err := t.m.Store.Prune(ctx, t.m.Store.Now().Add(-jobs.Kept), pruneBatch)
+		if n == 0 || err != nil {
+			t.pruned = time.Now()
+			return err
+		}
+	}
+	t.next = time.Now() // it goes on with the next pass
+	return nil
 }
 
 // job moves one job on.
@@ -186,6 +257,13 @@ func (t *turn) job(ctx context.Context, j jobs.Job) (err error) {
 		return nil
 	}
 	now := m.Store.Now()
+	if m.Holder(j.Owner).Ended && j.State != jobs.Halted {
+		_, err := m.Store.Edit(ctx, j.ID, func(j *jobs.Job) error {
+			j.Halt(jobs.ReasonKey)
+			return nil
+		})
+		return err
+	}
 	if !j.Until.After(now) {
 		if j.Counts.Waiting > 0 {
 			if j, err = m.endWaiting(ctx, j, -1, jobs.Expired); err != nil {
@@ -206,6 +284,9 @@ func (t *turn) job(ctx context.Context, j jobs.Job) (err error) {
 		}
 	}
 	if j.State == jobs.Preparing {
+		if j, err = t.reserve(ctx, j); err != nil || j.State != jobs.Preparing || j.Reason == jobs.ReasonLimit {
+			return err
+		}
 		if j, err = t.prepare(ctx, j); err != nil || j.State == jobs.Preparing {
 			return err
 		}
@@ -236,6 +317,33 @@ func (t *turn) settle(ctx context.Context, j *jobs.Job) error {
 		return nil
 	})
 	return err
+}
+
+// reserve decides whether a job whose preparing begins has room for the tasks of its selection.
+func (t *turn) reserve(ctx context.Context, j jobs.Job) (jobs.Job, error) {
+	if j.Cursor != "" || j.Reserved > 0 || j.RoundN > 0 || j.Reason == jobs.ReasonLimit && time.Since(t.counted[j.ID]) < countEvery {
+		return j, nil
+	}
+	room, err := t.m.Store.Room(ctx, j.Owner)
+	if err != nil {
+		return j, err
+	}
+	n, err := t.m.sizeOf(ctx, &j, room)
+	var syntax *selector.SyntaxError
+	if errors.As(err, &syntax) { // of another version
+		t.m.Log.Warn("a job is halted: its selection cannot be read", "job", j.ID, "error", err)
+		return t.m.Store.Edit(ctx, j.ID, func(j *jobs.Job) error {
+			j.Halt(jobs.ReasonSelect)
+			return nil
+		})
+	}
+	if err != nil {
+		return j, err
+	}
+	if j, err = t.m.Store.Reserve(ctx, j.ID, n); err == nil && j.Reason == jobs.ReasonLimit {
+		t.counted[j.ID] = time.Now()
+	}
+	return j, err
 }
 
 // pageSize is how many rows one transaction of preparing writes. A pause as long as the transaction follows:

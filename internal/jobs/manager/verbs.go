@@ -30,7 +30,11 @@ func (m *Manager) Edit(ctx context.Context, p access.Principal, id string, e api
 }
 
 func (m *Manager) edit(ctx context.Context, p access.Principal, id string, e api.JobEdit) (api.Job, error) {
-	if _, err := m.job(ctx, p, access.ScopeJobs, id); err != nil {
+	seen, err := m.job(ctx, p, access.ScopeJobs, id)
+	if err == nil {
+		_, err = m.permitAction(ctx, p, &seen.Spec)
+	}
+	if err != nil {
 		return api.Job{}, asError(err)
 	}
 	j, err := m.Store.Edit(ctx, id, func(j *jobs.Job) error {
@@ -65,23 +69,34 @@ func (m *Manager) edit(ctx context.Context, p access.Principal, id string, e api
 
 // Do applies a verb to a job: pause, resume, cancel, retry or advance.
 func (m *Manager) Do(ctx context.Context, p access.Principal, id, verb string, o VerbOptions) (api.Job, error) {
-	j, err := m.do(ctx, p, id, verb, o)
-	m.Fleet.NoteChange(p, devices.Clip(verb)+" job", "", "job "+devices.Clip(id), err)
+	detail := "job " + devices.Clip(id)
+	j, err := m.do(ctx, p, id, verb, o, &detail)
+	m.Fleet.NoteChange(p, devices.Clip(verb)+" job", "", detail, err)
 	return j, err
 }
 
-func (m *Manager) do(ctx context.Context, p access.Principal, id, verb string, o VerbOptions) (api.Job, error) {
-	if _, err := m.job(ctx, p, access.ScopeJobs, id); err != nil {
+// do adds to the detail of the audit what the verb changes besides.
+func (m *Manager) do(ctx context.Context, p access.Principal, id, verb string, o VerbOptions, detail *string) (api.Job, error) {
+	seen, err := m.job(ctx, p, access.ScopeJobs, id)
+	if err == nil && verb != "pause" && verb != "cancel" { // more of it happens
+		_, err = m.permitAction(ctx, p, &seen.Spec)
+	}
+	if err != nil {
 		return api.Job{}, asError(err)
 	}
-	var err error
 	var j jobs.Job
 	now := m.Store.Now()
 	switch verb {
 	case "pause":
 		j, err = m.Store.Edit(ctx, id, func(j *jobs.Job) error { return j.Pause(o.Reason) })
 	case "resume":
-		j, err = m.Store.Edit(ctx, id, func(j *jobs.Job) error { return j.Resume(now) })
+		resume := func(j *jobs.Job) error { return j.Resume(now) }
+		if seen.Reason != jobs.ReasonKey && !m.Holder(seen.Owner).Ended {
+			j, err = m.Store.Edit(ctx, id, resume)
+			break
+		}
+		*detail += ", which becomes that of this key and was that of " + seen.OwnerName + " (" + seen.Owner + ")"
+		j, err = m.Store.Take(ctx, id, p.Key(), p.Name(), resume)
 	case "advance":
 		j, err = m.Store.Edit(ctx, id, func(j *jobs.Job) error { return j.Advance(now) })
 	case "cancel":

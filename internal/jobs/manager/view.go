@@ -19,7 +19,7 @@ func jobView(j *jobs.Job) api.Job {
 	if n := len(j.Spec.Stages); n > 0 {
 		out.Stage = min(j.Stage+1, n)
 	}
-	if j.State.Open() && (j.Repeats() || j.State == jobs.Scheduled) {
+	if j.State.Open() && j.State != jobs.Halted && (j.Repeats() || j.State == jobs.Scheduled) {
 		out.NextAt = at(j.NextAt)
 	}
 	return out

@@ -2,6 +2,7 @@ package database
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -116,16 +117,28 @@ func CopySQLite(ctx context.Context, path, to string) (c Copy, err error) {
 	return c, nil
 }
 
-// EndLineage makes the next node that opens the database start another lineage: the restored
-// history may differ from the one that other nodes have followed.
-func EndLineage(ctx context.Context, path string) error {
+// plannedMove begins the names of lineages that a planned move of the fleet began: the node that used the database before
+// was stopped.
+const plannedMove = "move-"
+
+// IsPlannedMove reports whether a planned move began a lineage: its schedules go on.
+func IsPlannedMove(lineage string) bool { return strings.HasPrefix(lineage, plannedMove) }
+
+// EndLineage starts another lineage: the restored history may differ from the one that other nodes have followed. planned
+// is whether nothing has happened since the backup was made.
+func EndLineage(ctx context.Context, path string, planned bool) error {
+	lineage := "" // the next node that opens the database sets one
+	if planned {
+		lineage = plannedMove + rand.Text()
+	}
+
 	err := onSQLite(path, func(db *sql.DB) error {
 		var there bool
 		err := db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'fleet_revision')`).Scan(&there)
 		if err != nil || !there { // of a version without revisions
 			return err
 		}
-		_, err = db.ExecContext(ctx, `UPDATE fleet_revision SET lineage = ''`)
+		_, err = db.ExecContext(ctx, `UPDATE fleet_revision SET lineage = $1`, lineage)
 		return err
 	})
 	if err != nil {
@@ -134,10 +147,25 @@ func EndLineage(ctx context.Context, path string) error {
 	return nil
 }
 
+// Halted is what HaltJobs did.
+type Halted struct {
+	Jobs      int // that are halted because the database was restored
+	Schedules int // of these, those that repeat
+	Kept      int // schedules that go on
+}
+
+// idleSchedules is a condition on jobs: schedules between two rounds, without an open task (jobs.Job.Idle).
+const idleSchedules = `COALESCE(json_extract(spec, '$.when.cron'), '') <> '' AND (state = 'scheduled' OR state = 'paused' AND prior = 'scheduled') AND waiting + running = 0`
+
 // HaltJobs halts all jobs of a restored database that have not ended, and ends running tasks as
-// unknown: what has run since the backup was made must not run again unless a person wants it.
-func HaltJobs(ctx context.Context, path string, now time.Time) error {
-	err := onSQLite(path, func(db *sql.DB) error {
+// unknown: what has run since the backup was made must not run again unless a person wants it. With planned, schedules
+// without an open task go on: nothing has run since.
+func HaltJobs(ctx context.Context, path string, planned bool, now time.Time) (h Halted, err error) {
+	keep := "FALSE"
+	if planned {
+		keep = idleSchedules
+	}
+	err = onSQLite(path, func(db *sql.DB) error {
 		var there bool
 		err := db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'jobs')`).Scan(&there)
 		if err != nil || !there { // of a version without jobs
@@ -148,8 +176,8 @@ func HaltJobs(ctx context.Context, path string, now time.Time) error {
 			return err
 		}
 		for _, text := range []string{
-			`UPDATE jobs SET prior = CASE WHEN state = 'paused' THEN prior ELSE state END, state = 'halted', reason = 'restored' WHERE state NOT IN ('halted', 'done', 'cancelled')`,
-			`UPDATE jobs SET n_unknown = n_unknown + running, running = 0, version = version + 1, ready_at = 9223372036854775807 WHERE ended_at = 0`,
+			`UPDATE jobs SET prior = CASE WHEN state = 'paused' THEN prior ELSE state END, state = 'halted', reason = 'restored' WHERE state NOT IN ('halted', 'done', 'cancelled') AND NOT (` + keep + `)`,
+			`UPDATE jobs SET n_unknown = n_unknown + running, running = 0, version = version + 1, ready_at = 9223372036854775807 WHERE ended_at = 0 AND NOT (` + keep + `)`,
 			`UPDATE jobs SET ended_at = $1 WHERE state = 'cancelled' AND ended_at = 0 AND waiting = 0`,
 			`UPDATE tasks SET state = 'ended', outcome = 'unknown', code = 'restored', ended_at = $1,
  detail = 'it ran while the backup was made that was restored; it is not known whether the device did it' WHERE state = 'running'`,
@@ -162,12 +190,16 @@ func HaltJobs(ctx context.Context, path string, now time.Time) error {
 				return errors.Join(err, tx.Rollback())
 			}
 		}
+		if err := tx.QueryRowContext(ctx, `SELECT COALESCE(sum(state = 'halted' AND reason = 'restored'), 0), COALESCE(sum(state = 'halted' AND reason = 'restored' AND COALESCE(json_extract(spec, '$.when.cron'), '') <> ''), 0),
+ COALESCE(sum(`+keep+`), 0) FROM jobs WHERE ended_at = 0`).Scan(&h.Jobs, &h.Schedules, &h.Kept); err != nil {
+			return errors.Join(err, tx.Rollback())
+		}
 		return tx.Commit()
 	})
 	if err != nil {
-		return fmt.Errorf("halt the jobs in %s: %s", path, OneLine(err))
+		return h, fmt.Errorf("halt the jobs in %s: %s", path, OneLine(err))
 	}
-	return nil
+	return h, nil
 }
 
 // onSQLite opens an existing file while use runs. It does not change the journal mode.

@@ -22,6 +22,11 @@ var errConflict = errors.New("another node has begun a task of the same device")
 
 // Begin implements jobs.Store.
 func (s *Store) Begin(ctx context.Context, node, instance string, list []jobs.Candidate) (begun []jobs.Task, changed []jobs.Change, err error) {
+	if _, tested := s.history.get(); !tested && len(list) > 0 {
+		if err := s.CheckHistory(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
 	for conflicts := 0; len(list) > 0; {
 		n := min(len(list), jobs.BeginBatch)
 		var tasks []jobs.Task
@@ -39,6 +44,11 @@ func (s *Store) Begin(ctx context.Context, node, instance string, list []jobs.Ca
 			continue
 		case errors.Is(err, errConflict):
 			tasks, rows = nil, nil // the caller tries again
+		case errors.Is(err, errBackwards):
+			tasks, rows = nil, nil // CheckHistory halts their jobs
+			if err := s.CheckHistory(ctx); err != nil {
+				return begun, changed, err
+			}
 		case errors.Is(err, devices.ErrUncertain):
 			return append(begun, tasks...), changed, err
 		case err != nil:
@@ -101,6 +111,9 @@ func (t *transaction) begin(ctx context.Context, node, instance string, list []j
 		return nil, nil, err
 	}
 	changed, err := t.write(ctx, all)
+	if err == nil && len(granted) > 0 {
+		err = t.countBegin(ctx) // last, since other nodes wait for the lock of its row
+	}
 	return granted, changed, err
 }
 

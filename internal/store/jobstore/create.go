@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
@@ -45,25 +46,21 @@ func (t *transaction) create(ctx context.Context, j jobs.Job, tasks []jobs.Task)
 			return stored, again, err
 		}
 	}
-	var openJobs, openTasks int64
-	if err := t.tx.QueryRowContext(ctx, `SELECT count(*), COALESCE(sum(waiting + running), 0) FROM jobs WHERE ended_at = 0`).Scan(&openJobs, &openTasks); err != nil {
+	if err := t.checkShare(ctx, j.Owner, 1, int64(len(tasks))); err != nil {
 		return j, false, err
-	}
-	if openJobs >= jobs.MaxOpenJobs || openTasks+int64(len(tasks)) > jobs.MaxOpenTasks {
-		return j, false, rule(jobs.ErrQueueFull)
 	}
 	if len(tasks) > 0 {
 		if j.State != jobs.Preparing || len(tasks) > jobs.MaxDevices {
 			return j, false, rule(fmt.Errorf("job %s is %s and has %d tasks; only a job that is preparing is created with tasks, at most %d", j.ID, j.State, len(tasks), jobs.MaxDevices))
 		}
-		full, err := t.full(ctx, tasks)
+		full, err := t.full(ctx, j.Owner, tasks)
 		if err != nil {
 			return j, false, err
 		}
 		if len(tasks) == 1 && full[tasks[0].Device] {
 			return j, false, rule(jobs.ErrQueueFull)
 		}
-		if err := t.insert(ctx, &j, tasks, full); err != nil {
+		if err := t.insert(ctx, &j, tasks, func(task *jobs.Task) *devices.Error { return ifFull(full, task) }); err != nil {
 			return j, false, err
 		}
 		j.Prepared(t.now)
@@ -93,36 +90,23 @@ func (t *transaction) repeated(ctx context.Context, j *jobs.Job) (stored jobs.Jo
 	return stored, true, nil
 }
 
-// full returns those devices of tasks that have as many open tasks as they may.
-func (t *transaction) full(ctx context.Context, tasks []jobs.Task) (map[devices.ID]bool, error) {
-	ids := make([]string, len(tasks))
-	for i := range tasks {
-		ids[i] = string(tasks[i].Device)
+// ifFull returns why a task finds no place in the queue of its device; nil if it does.
+func ifFull(full map[devices.ID]bool, task *jobs.Task) *devices.Error {
+	if full[task.Device] {
+		return jobs.ErrQueueFull
 	}
-	// One lookup for each device: for a list, the planner may read all waiting tasks.
-	from, arg := `(SELECT value AS device FROM json_each($1)) d`, any(textOf(ids))
-	if t.db.Postgres() {
-		from, arg = `unnest($1::text[]) AS d(device)`, ids
-	}
-	full := map[devices.ID]bool{}
-	_, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (id devices.ID, err error) {
-		err = scan(&id)
-		full[id] = true
-		return id, err
-	}, `SELECT d.device FROM `+from+` WHERE (SELECT count(*) FROM tasks t WHERE t.device = d.device AND t.state = 'waiting') >= $2`, arg, int64(jobs.MaxDeviceTasks))
-	return full, err
+	return nil
 }
 
-// insert writes new tasks of a locked job, and counts them. Those of devices that are full are
+// insert writes new tasks of a locked job, and counts them. Those for which refuse returns an error are
 // refused.
-func (t *transaction) insert(ctx context.Context, j *jobs.Job, tasks []jobs.Task, full map[devices.ID]bool) error {
+func (t *transaction) insert(ctx context.Context, j *jobs.Job, tasks []jobs.Task, refuse func(*jobs.Task) *devices.Error) error {
 	rows := make([][]any, len(tasks))
 	refused := 0
 	for i, task := range tasks {
 		task.Job, task.Round, task.State = j.ID, j.Round, jobs.TaskWaiting
-		if full[task.Device] {
-			task.State, task.Outcome, task.Code, task.EndedAt = jobs.TaskEnded, jobs.Refused, jobs.CodeQueueFull, t.now
-			task.Detail = jobs.ErrQueueFull.Detail
+		if no := refuse(&task); no != nil {
+			task.State, task.Outcome, task.Code, task.Detail, task.EndedAt = jobs.TaskEnded, jobs.Refused, string(no.Code), no.Detail, t.now
 			t.ended = append(t.ended, task)
 			refused++
 		}
@@ -194,20 +178,27 @@ func (t *transaction) addTasks(ctx context.Context, j *jobs.Job, tasks []jobs.Ta
 	if len(added) == 0 {
 		return nil
 	}
-	full, err := t.full(ctx, added)
+	full, err := t.full(ctx, j.Owner, added)
 	if err != nil {
 		return err
 	}
-	var open int64
-	if err := t.tx.QueryRowContext(ctx, `SELECT COALESCE(sum(waiting + running), 0) FROM jobs WHERE ended_at = 0`).Scan(&open); err != nil {
+	h, err := t.held(ctx)
+	if err != nil {
 		return err
 	}
-	for i := range added {
-		if open++; open > jobs.MaxOpenTasks {
-			full[added[i].Device] = true
-		}
+	share := j.Reserved + access.Share(jobs.MaxOpenTasks, h.tasks, j.Owner, t.holder)
+	if j.State != jobs.Preparing && int64(len(added)) > share {
+		added = added[:share] // the next look for new devices adds the others
 	}
-	return t.insert(ctx, j, added, full)
+	return t.insert(ctx, j, added, func(task *jobs.Task) *devices.Error {
+		if no := ifFull(full, task); no != nil {
+			return no
+		}
+		if share--; share < 0 {
+			return jobs.ErrOpenTasks
+		}
+		return nil
+	})
 }
 
 // Edit implements jobs.Store.
@@ -237,6 +228,10 @@ func (s *Store) Edit(ctx context.Context, id string, f func(j *jobs.Job) error) 
 // Confirm implements jobs.Store.
 func (s *Store) Confirm(ctx context.Context, digest, owner, hash string, rules []string) error {
 	return s.transact(ctx, "storing a confirmation request", func(ctx context.Context, t *transaction) error {
+		if _, err := t.exec(ctx, `DELETE FROM job_confirmations WHERE digest IN (SELECT digest FROM job_confirmations WHERE owner = $1 ORDER BY until DESC LIMIT $2 OFFSET $3)`,
+			owner, int64(jobs.MaxConfirmations), int64(jobs.MaxConfirmations-1)); err != nil {
+			return err
+		}
 		_, err := t.exec(ctx, `INSERT INTO job_confirmations (digest, owner, hash, rules, until) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (digest) DO NOTHING`,
 			digest, owner, hash, textOf(rules), database.Micros(t.now.Add(jobs.ConfirmLifetime)))
 		return err

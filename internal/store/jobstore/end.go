@@ -298,6 +298,9 @@ func (s *Store) Retry(ctx context.Context, id string, outcomes []jobs.Outcome, l
 		names[i] = string(o)
 	}
 	err = s.transact(ctx, "retrying tasks", func(ctx context.Context, t *transaction) error {
+		if err := t.lockCreating(ctx); err != nil {
+			return err
+		}
 		row, err := t.lockOne(ctx, id)
 		if err != nil {
 			return err
@@ -309,6 +312,9 @@ func (s *Store) Retry(ctx context.Context, id string, outcomes []jobs.Outcome, l
 			return err
 		}
 		if n > 0 {
+			if err := t.checkRetry(ctx, &row.Job, list); err != nil {
+				return err
+			}
 			if err := row.Reopen(t.now); err != nil {
 				return rule(err)
 			}
@@ -332,4 +338,25 @@ func (s *Store) Retry(ctx context.Context, id string, outcomes []jobs.Outcome, l
 		return nil
 	})
 	return n, j, err
+}
+
+// checkRetry returns an error if tasks of a job do not fit the shares of its owner again.
+func (t *transaction) checkRetry(ctx context.Context, j *jobs.Job, list []jobs.Task) error {
+	open := int64(0)
+	if !j.EndedAt.IsZero() {
+		open = 1
+	}
+	if err := t.checkShare(ctx, j.Owner, open, int64(len(list))); err != nil {
+		return err
+	}
+	full, err := t.full(ctx, j.Owner, list)
+	if err != nil {
+		return err
+	}
+	for i := range list {
+		if full[list[i].Device] {
+			return rule(devices.Errorf(devices.CodeQueueFull, "device %s: %s", list[i].Device, jobs.ErrQueueFull.Detail))
+		}
+	}
+	return nil
 }

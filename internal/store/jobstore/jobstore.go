@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
@@ -35,13 +36,15 @@ const (
 
 // Store implements jobs.Store.
 type Store struct {
-	host   database.Host
-	db     *database.DB
-	log    *slog.Logger
-	leases bool
-	clock  func() time.Time
-	notify func([]jobs.Change, []jobs.Task)
-	offset atomic.Int64 // nanoseconds from the node's clock to the database's
+	host    database.Host
+	db      *database.DB
+	log     *slog.Logger
+	leases  bool
+	clock   func() time.Time
+	notify  func([]jobs.Change, []jobs.Task)
+	holder  func(key string) access.Holder
+	history history
+	offset  atomic.Int64 // nanoseconds from the node's clock to the database's
 	// Conflicts counts transactions that were made again because another node began a task of
 	// the same device at the same time.
 	Conflicts atomic.Int64
@@ -64,9 +67,14 @@ func Notify(f func(changed []jobs.Change, ended []jobs.Task)) Option {
 	return func(s *Store) { s.notify = f }
 }
 
+// Holders sets what tells whose keys the owners of jobs are, for the shares of the limits. Without it all are
+// administrators.
+func Holders(of func(key string) access.Holder) Option { return func(s *Store) { s.holder = of } }
+
 // New returns a Store in a database.
 func New(host database.Host, log *slog.Logger, options ...Option) *Store {
-	s := &Store{host: host, db: host.Database(), log: log, clock: time.Now, notify: func([]jobs.Change, []jobs.Task) {}}
+	s := &Store{host: host, db: host.Database(), log: log, clock: time.Now, notify: func([]jobs.Change, []jobs.Task) {},
+		holder: func(string) access.Holder { return access.Holder{Admin: true} }}
 	for _, option := range options {
 		option(s)
 	}
@@ -102,6 +110,7 @@ type transaction struct {
 	tx  *sql.Tx
 	now time.Time
 
+	begun   int64         // of the counter of beginnings, after this commit; 0: it began none
 	changed []jobs.Change // for notify
 	ended   []jobs.Task
 }
@@ -170,6 +179,7 @@ func (s *Store) attempt(ctx context.Context, run func(ctx context.Context, t *tr
 	if err := tx.Commit(); err != nil {
 		return true, err
 	}
+	s.history.confirm(t.begun)
 	if len(t.changed) > 0 {
 		s.notify(t.changed, t.ended)
 	}

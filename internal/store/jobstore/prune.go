@@ -55,10 +55,17 @@ func (s *Store) Prune(ctx context.Context, before time.Time, limit int) (deleted
 		if _, err := t.exec(ctx, `DELETE FROM job_confirmations WHERE until <= $1`, database.Micros(t.now)); err != nil {
 			return err
 		}
-		ids, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (id string, err error) { return id, scan(&id) },
-			`SELECT job FROM jobs WHERE ended_at > 0 AND ended_at < $1 ORDER BY ended_at, job LIMIT $2`, database.Micros(before), int64(min(limit, 100)))
-		if err != nil || len(ids) == 0 {
+		old, err := database.Collect(ctx, t.tx, scanText, `SELECT job FROM jobs WHERE ended_at > 0 AND ended_at < $1 ORDER BY ended_at, job LIMIT $2`, database.Micros(before), int64(min(limit, 100)))
+		if err != nil {
 			return err
+		}
+		many, err := t.tooMany(ctx)
+		if err != nil {
+			return err
+		}
+		ids := append(old, slices.DeleteFunc(many, func(id string) bool { return slices.Contains(old, id) })...)
+		if len(ids) == 0 {
+			return nil
 		}
 		all, err := t.lock(ctx, ids)
 		if err != nil {
@@ -66,7 +73,7 @@ func (s *Store) Prune(ctx context.Context, before time.Time, limit int) (deleted
 		}
 		for _, id := range ids {
 			j := all[id]
-			if deleted >= limit || j == nil || j.EndedAt.IsZero() || !j.EndedAt.Before(before) { // retried meanwhile
+			if deleted >= limit || j == nil || j.EndedAt.IsZero() || slices.Contains(old, id) && !j.EndedAt.Before(before) { // retried meanwhile
 				continue
 			}
 			if err := t.prune(ctx, j, limit, &deleted); err != nil {
@@ -77,6 +84,21 @@ func (s *Store) Prune(ctx context.Context, before time.Time, limit int) (deleted
 		return err
 	})
 	return deleted, err
+}
+
+func scanText(scan func(...any) error) (text string, err error) {
+	err = scan(&text)
+	return text, err
+}
+
+// tooMany returns the oldest ended jobs of a key that has more than it may.
+func (t *transaction) tooMany(ctx context.Context) ([]string, error) {
+	owners, err := database.Collect(ctx, t.tx, scanText, `SELECT owner FROM jobs WHERE ended_at > 0 GROUP BY owner HAVING count(*) > $1 LIMIT 1`, int64(jobs.MaxEndedJobs))
+	if err != nil || len(owners) == 0 {
+		return nil, err
+	}
+	return database.Collect(ctx, t.tx, scanText, `SELECT job FROM (SELECT job, ended_at FROM jobs WHERE owner = $1 AND ended_at > 0 ORDER BY ended_at DESC, job DESC LIMIT $2 OFFSET $3) j
+ ORDER BY ended_at, job LIMIT 100`, owners[0], int64(jobs.MaxOpenTasks), int64(jobs.MaxEndedJobs))
 }
 
 // prune deletes tasks of a locked job, and the job with the last one. What stays is counted.

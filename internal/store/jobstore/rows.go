@@ -25,7 +25,7 @@ var (
 	fixedColumns = append(database.Text("job", "owner", "owner_name", "idem", "hash", "action", "confirmed", "devices"), database.Bigint("created_at")...)
 	givenColumns = database.Text("spec")
 	movedColumns = append(database.Text("state", "reason", "prior", "prepared_to"), database.Bigint("version", "ready_at", "stage", "stage_end", "opened", "started", "held",
-		"passed_ok", "round", "round_n", "next_at", "tat", "missed", "waiting", "running", "n_ok", "n_failed", "n_unknown", "n_refused",
+		"passed_ok", "round", "round_n", "next_at", "tat", "missed", "reserved", "waiting", "running", "n_ok", "n_failed", "n_unknown", "n_refused",
 		"n_expired", "n_cancelled", "n_already", "n_superseded", "n_gone", "begun_at", "until", "ended_at")...)
 	jobColumns = slices.Concat(fixedColumns, givenColumns, movedColumns)
 	jobRows    = database.Rows{Table: "jobs", Columns: jobColumns}
@@ -72,7 +72,7 @@ func given(j *jobs.Job) []any { return []any{textOf(&j.Spec)} }
 
 func moved(j *jobs.Job, now time.Time) []any {
 	values := []any{string(j.State), database.Clean(j.Reason), string(j.Before), database.Clean(j.Cursor), j.Version, readyAt(j, now), int64(j.Stage), database.Micros(j.StageEnd), j.Opened, j.Started, j.Held,
-		j.PassedOK, j.Round, j.RoundN, database.Micros(j.NextAt), database.Micros(j.TAT), j.Missed, j.Counts.Waiting, j.Counts.Running}
+		j.PassedOK, j.Round, j.RoundN, database.Micros(j.NextAt), database.Micros(j.TAT), j.Missed, j.Reserved, j.Counts.Waiting, j.Counts.Running}
 	for _, n := range j.Counts.Ended {
 		values = append(values, n)
 	}
@@ -94,7 +94,7 @@ func scanJob(scan func(...any) error, more ...any) (j jobs.Job, err error) {
 	var created, ready, stageEnd, next, tat, begun, until, ended int64
 	to := []any{&j.ID, &j.Owner, &j.OwnerName, &j.Key, &j.Hash, &action, &confirmed, &j.Devices, &created, &spec,
 		&j.State, &j.Reason, &j.Before, &j.Cursor, &j.Version, &ready, &j.Stage, &stageEnd, &j.Opened, &j.Started, &j.Held,
-		&j.PassedOK, &j.Round, &j.RoundN, &next, &tat, &j.Missed, &j.Counts.Waiting, &j.Counts.Running}
+		&j.PassedOK, &j.Round, &j.RoundN, &next, &tat, &j.Missed, &j.Reserved, &j.Counts.Waiting, &j.Counts.Running}
 	for i := range j.Counts.Ended {
 		to = append(to, &j.Counts.Ended[i])
 	}

@@ -58,6 +58,13 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"a transaction that is killed", testKilledTransaction},
 		{"a commit whose outcome is unknown", testUncertainBegin},
 		{"every commit is reported", testReported},
+		{"keys have shares of the queue of a device", testShares},
+		{"keys have shares of the open tasks", testShareOfTasks},
+		{"keys have shares of the open jobs", testShareOfJobs},
+		{"shares of what comes again", testShareAgain},
+		{"ended jobs of a key are limited", testEndedJobsAreLimited},
+		{"confirmations of a key are limited", testConfirmationsAreLimited},
+		{"a database whose history went backwards", testHistoryBackwards},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newJobFleet(t, makeDatabase(t))) })
 	}
@@ -123,7 +130,7 @@ func newJobFleet(t testing.TB, db Database) *jobFleet {
 			shared = openStore(t, db.URL)
 		}
 		if len(f.stores) == 0 || db.Postgres {
-			f.stores = append(f.stores, jobstore.New(shared, slog.New(slog.DiscardHandler), jobstore.Notify(f.log.add)))
+			f.stores = append(f.stores, jobstore.New(shared, slog.New(slog.DiscardHandler), jobstore.Notify(f.log.add), jobstore.Holders(ownerKind)))
 		} else {
 			f.stores = append(f.stores, f.stores[0])
 		}

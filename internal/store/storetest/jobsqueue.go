@@ -81,14 +81,14 @@ func testQueueFull(t *testing.T, f *jobFleet) {
 		t.Fatal(err)
 	}
 	k = f.prepared(t, nil)
-	if _, _, err := s.Create(t.Context(), k, rowsOf(&k, 2, 3)); !errors.Is(err, jobs.ErrQueueFull) {
+	if _, _, err := s.Create(t.Context(), k, rowsOf(&k, 2, 3)); !errors.Is(err, jobs.ErrOpenTasks) {
 		t.Errorf("more tasks than the fleet may have open: %v", err)
 	}
 	f.Exec(t, `UPDATE jobs SET waiting = waiting - $1 WHERE job = $2`, jobs.MaxOpenTasks-101, j.ID)
 	for !testing.Short() {
 		j := jobs.New(jobSpec(t, now, nil), "o", "", "", now)
 		if _, _, err := s.Create(t.Context(), j, nil); err != nil {
-			if !errors.Is(err, jobs.ErrQueueFull) {
+			if !errors.Is(err, jobs.ErrOpenJobs) {
 				t.Fatal(err)
 			}
 			break
