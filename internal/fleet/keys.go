@@ -13,6 +13,7 @@ import (
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devices/registry"
+	"fleetd/internal/jsonspan"
 	"fleetd/internal/selector"
 )
 
@@ -35,12 +36,19 @@ func (s *Service) PermitCatalog(ctx context.Context, principal access.Principal,
 }
 
 // PermitEvent returns an error if the caller may not see a stored event: one of a device as of
-// Permit. A key that is limited to devices sees events of the jobs that it created.
-func (s *Service) PermitEvent(ctx context.Context, principal access.Principal, e devices.StreamEvent) error {
-	if _, ok := e.Kind.OfJob(); ok && principal.Caller.Limited() && e.Owner != principal.Key() {
+// Permit. A key that is limited to devices or tools sees events of its own jobs alone. What the caller may not read of
+// the event is taken out of it: the question of a photo without the scope of photos.
+func (s *Service) PermitEvent(ctx context.Context, principal access.Principal, e *devices.StreamEvent) error {
+	if _, ok := e.Kind.OfJob(); ok && principal.Caller.OwnJobsOnly() && e.Owner != principal.Key() {
 		return dispatch.RefusalError(&access.Refusal{Rule: access.RuleDevices, Detail: "another key created the job"})
 	}
-	return s.Permit(ctx, principal, access.ScopeEvents, e.Device)
+	if err := s.Permit(ctx, principal, access.ScopeEvents, e.Device); err != nil {
+		return err
+	}
+	if e.Kind == devices.EventPhoto && principal.Permit(access.ScopePhotos, "", nil) != nil {
+		e.Data = jsonspan.Without(e.Data, "question")
+	}
+	return nil
 }
 
 // NewKeyParams are the properties of a new API key.

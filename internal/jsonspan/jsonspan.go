@@ -333,3 +333,18 @@ func WithString(object []byte, name, text string) []byte {
 	}
 	return append(out, '}')
 }
+
+// Without is the object without its members of that name. What follows a fault in the object is left out.
+func Without(object []byte, name string) []byte {
+	out := append(make([]byte, 0, len(object)), '{')
+	for walk := Object(object); walk.Next(); {
+		if string(walk.Key()) == name {
+			continue
+		}
+		if len(out) > 1 {
+			out = append(out, ',')
+		}
+		out = append(append(append(out, walk.key...), ':'), walk.Value()...)
+	}
+	return append(out, '}')
+}

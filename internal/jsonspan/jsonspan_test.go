@@ -128,3 +128,17 @@ func TestWithString(t *testing.T) {
 		}
 	}
 }
+
+func TestWithout(t *testing.T) {
+	for _, c := range []struct{ object, want string }{
+		{``, `{}`},
+		{`{}`, `{}`},
+		{`{"id":1}`, `{}`},
+		{`{"a\u0062":1, "\u0069d":{"id":1},"deep":{"id":1},"id":2}`, `{"a\u0062":1,"deep":{"id":1}}`},
+		{`{"a":1,"b":tru}`, `{"a":1}`},
+	} {
+		if got := string(Without([]byte(c.object), "id")); got != c.want {
+			t.Errorf("%s: %s, want %s", c.object, got, c.want)
+		}
+	}
+}

@@ -88,14 +88,16 @@ func (s *Server) events(ctx context.Context, by access.Principal, q devices.Even
 		return nil, err
 	}
 	recent, err := s.opt.Events.Recent(ctx, q, limit, func(e devices.StreamEvent) bool {
-		return s.opt.Service.PermitEvent(ctx, by, e) == nil
+		return s.opt.Service.PermitEvent(ctx, by, &e) == nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	out := []eventInfo{}
-	for _, e := range recent {
-		out = append(out, newEventInfo(e))
+	for i := range recent {
+		if s.opt.Service.PermitEvent(ctx, by, &recent[i]) == nil { // it takes out what the caller may not read
+			out = append(out, newEventInfo(recent[i]))
+		}
 	}
 	return out, nil
 }

@@ -73,19 +73,15 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		deliver = batches.add
 		out.do(func() { batches.run(ctx, batch) })
 	}
-	forward := deliver
-	if by.Caller.Limited() { // labels may change while it lasts
-		deliver = func(e devices.StreamEvent) error {
-			switch err := s.opt.Service.PermitEvent(ctx, by, e); {
-			case isUnavailable(err): // its labels: the client resumes here
-				return err
-			case err != nil:
-				return nil
-			}
-			return forward(e)
+	err = s.opt.Events.Follow(ctx, q, func(e devices.StreamEvent) error {
+		switch err := s.opt.Service.PermitEvent(ctx, by, &e); { // labels may change while it lasts
+		case isUnavailable(err): // its labels: the client resumes here
+			return err
+		case err != nil:
+			return nil
 		}
-	}
-	err = s.opt.Events.Follow(ctx, q, deliver)
+		return deliver(e)
+	})
 	out.stop()
 	switch {
 	case out.started:

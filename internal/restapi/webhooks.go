@@ -36,11 +36,11 @@ func (s *Server) webhookRoutes() {
 	away := []devices.Code{devices.CodeUnavailable}
 	known := append(away, devices.CodeNotFound)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/webhooks", about{id: "listWebhooks", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "List webhooks",
-		text: "A key sees the webhooks that it created, administrators see all. There are at most 100.", answer: "A page, in order of id.", codes: away}), s.listWebhooks)
+		text: "A key sees the webhooks that it created, administrators see all. There are at most 100, of which keys have shares; those of keys that ended do not count.", answer: "A page, in order of id.", codes: away}), s.listWebhooks)
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/webhooks", about{id: "createWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Create a webhook",
 		text: "Events from now on are delivered by POST, signed as Standard Webhooks, at least once and in order of time: a delivery is repeated until the receiver answers 2xx within 10 s, and has the same `webhook-id` each time. " +
 			"The webhook acts as the key that creates it, which also needs the scope events:read, and stops when that key ends.",
-		status: http.StatusCreated, answer: "The webhook, with its secret if that was left out.", codes: append(away, devices.CodeConflict)}), s.createWebhook)
+		status: http.StatusCreated, answer: "The webhook, with its secret if that was left out.", codes: append(away, devices.CodeLimitReached)}), s.createWebhook)
 	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/webhooks/{id}", about{id: "editWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Change a webhook",
 		text: "It goes on with the event after the last one that was delivered.", answer: "The webhook, with a secret if a new one was made.", codes: append(known, devices.CodeConflict)}), s.editWebhook)
 	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/webhooks/{id}", about{id: "deleteWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Delete a webhook",

@@ -20,7 +20,7 @@ import (
 
 // Limits of webhooks.
 const (
-	// MaxHooks is how many a fleet has.
+	// MaxHooks is how many a fleet has, but for those of keys that ended. Keys have shares of it (access.Share).
 	MaxHooks = 100
 	maxURL   = 2048
 	// secretPrefix and the sizes of secrets are those of Standard Webhooks, in bytes.
@@ -65,18 +65,16 @@ type OfflineDevice struct {
 	Reason string
 }
 
-// Errors of a Store beside devices.ErrNotFound and devices.ErrDatabase.
-var (
-	ErrFull  = errors.New("the fleet has 100 webhooks; delete one first")
-	ErrStale = errors.New("the webhook was changed or deleted meanwhile")
-)
+// ErrStale is an error of a Store, beside devices.ErrNotFound and devices.ErrDatabase.
+var ErrStale = errors.New("the webhook was changed or deleted meanwhile")
 
 // Store keeps webhooks.
 type Store interface {
 	List(ctx context.Context) ([]Hook, error)
 	Get(ctx context.Context, id string) (Hook, error)
-	// Create adds a webhook, unless there are MaxHooks.
-	Create(ctx context.Context, h Hook) error
+	// Create adds a webhook if permit, which gets the number of webhooks of each owner, returns no error. No other one is
+	// created meanwhile.
+	Create(ctx context.Context, h Hook, permit func(held map[string]int64) error) error
 	// Update writes what people set of a webhook; ErrStale if its version is not that of h any more.
 	Update(ctx context.Context, h Hook) error
 	Reseal(ctx context.Context, id, old, sealed string) error

@@ -43,7 +43,7 @@ const (
 // Fleet is what a Manager uses of the core.
 type Fleet interface {
 	Permit(ctx context.Context, principal access.Principal, scope access.Scope, id devices.ID) error
-	PermitEvent(ctx context.Context, principal access.Principal, e devices.StreamEvent) error
+	PermitEvent(ctx context.Context, principal access.Principal, e *devices.StreamEvent) error
 	Keys() *access.Registry
 	NoteChange(principal access.Principal, action string, id devices.ID, detail string, err error)
 }
@@ -257,6 +257,12 @@ func (m *Manager) creator(h *Hook) (*access.Caller, error) {
 		return nil, access.ErrToken
 	}
 	return who, m.opt.Fleet.Keys().Valid(who, time.Now())
+}
+
+// holder returns what the shares need to know of the owner of webhooks.
+func (m *Manager) holder(owner string) access.Holder {
+	who, err := m.creator(&Hook{Owner: owner})
+	return access.Holder{Admin: err == nil && who.Scopes.Has(access.ScopeAdmin), Ended: err != nil}
 }
 
 // stopped returns why a webhook is not delivered; empty if it is.

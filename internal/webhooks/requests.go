@@ -6,6 +6,8 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -78,10 +80,13 @@ func (m *Manager) Create(ctx context.Context, by access.Principal, n api.NewWebh
 	if err != nil {
 		return out, err
 	}
-	switch err := m.opt.Store.Create(ctx, h); {
-	case errors.Is(err, ErrFull):
-		return out, devices.Errorf(devices.CodeConflict, "%s", err.Error())
-	case err != nil:
+	err = m.opt.Store.Create(ctx, h, func(held map[string]int64) error {
+		if access.Share(MaxHooks, held, h.Owner, m.holder) == 0 {
+			return devices.LimitReached("webhooks", MaxHooks)
+		}
+		return nil
+	})
+	if err != nil {
 		return out, devices.AsError(err)
 	}
 	m.wake()
@@ -91,7 +96,7 @@ func (m *Manager) Create(ctx context.Context, by access.Principal, n api.NewWebh
 // Edit changes a webhook. It continues where it was.
 func (m *Manager) Edit(ctx context.Context, by access.Principal, id string, e api.WebhookEdit) (out api.CreatedWebhook, err error) {
 	h, err := m.get(ctx, by, id)
-	defer func() { m.opt.Fleet.NoteChange(by, "edit_webhook", "", describe(&h), err) }()
+	defer func() { m.opt.Fleet.NoteChange(by, "edit_webhook", "", describe(&h)+changes(&e), err) }()
 	if err != nil {
 		return out, err
 	}
@@ -152,13 +157,32 @@ func (m *Manager) set(h *Hook, e api.WebhookEdit) (made string, err error) {
 	return made, nil
 }
 
-// describe is the text of a webhook in the audit, without its URL, which may contain a token.
+// describe is the text of a webhook in the audit. Of its URL, which may contain a token, it has the host.
 func describe(h *Hook) string {
 	var names []string
 	for _, kind := range h.Types {
 		names = append(names, string(kind))
 	}
-	return strings.TrimSpace(h.ID + " " + strings.Join(names, ","))
+	parts := []string{h.ID}
+	if u, err := url.Parse(h.URL); err == nil && u.Host != "" {
+		parts = append(parts, devices.Clip(u.Host))
+	}
+	return strings.TrimSpace(strings.Join(append(parts, strings.Join(names, ",")), " "))
+}
+
+// changes is the text of an edit in the audit: the members that it sets.
+func changes(e *api.WebhookEdit) string {
+	var names []string
+	for name, set := range map[string]bool{"url": e.URL != nil, "types": e.Types != nil, "select": e.Select != nil, "offline_for": e.OfflineFor != nil, "secret": e.Secret != nil} {
+		if set {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	return ", set: " + strings.Join(names, ", ")
 }
 
 // Delete deletes a webhook.

@@ -60,17 +60,17 @@ func (c *core) Permit(_ context.Context, p access.Principal, scope access.Scope,
 	return nil
 }
 
-func (c *core) PermitEvent(ctx context.Context, p access.Principal, e devices.StreamEvent) error {
+func (c *core) PermitEvent(ctx context.Context, p access.Principal, e *devices.StreamEvent) error {
 	if _, ok := e.Kind.OfJob(); ok && p.Caller.Limited() && e.Owner != p.Key() {
 		return devices.Errorf(devices.CodeForbidden, "another key created the job")
 	}
 	return c.Permit(ctx, p, access.ScopeEvents, e.Device)
 }
 
-func (c *core) NoteChange(_ access.Principal, action string, _ devices.ID, detail string, err error) {
+func (c *core) NoteChange(by access.Principal, action string, _ devices.ID, detail string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.notes = append(c.notes, fmt.Sprint(action, " ", detail, " ", err))
+	c.notes = append(c.notes, fmt.Sprint(action, " ", detail, " ", err, " through ", by.Caller.Through))
 }
 
 // wire is a Store that can be cut off, and that can lose writes of the status.
@@ -766,7 +766,7 @@ func TestRequests(t *testing.T) {
 	for range webhooks.MaxHooks {
 		w.create(m, admin, api.NewWebhook{URL: url, Types: []string{"photo"}})
 	}
-	if _, err := m.Create(t.Context(), admin, api.NewWebhook{URL: url, Types: []string{"photo"}}); devices.AsError(err).Code != devices.CodeConflict {
+	if _, err := m.Create(t.Context(), admin, api.NewWebhook{URL: url, Types: []string{"photo"}}); devices.AsError(err).Code != devices.CodeLimitReached {
 		t.Errorf("number 101: %v", err)
 	}
 	if i := slices.IndexFunc(w.core.notes, func(n string) bool { return strings.Contains(n, "geheim") }); i >= 0 {
@@ -774,6 +774,97 @@ func TestRequests(t *testing.T) {
 	}
 	if _, err := m.Edit(t.Context(), admin, "wh_none", api.WebhookEdit{}); !errors.As(err, new(*devices.Error)) || devices.AsError(err).Code != devices.CodeNotFound {
 		t.Errorf("%v", err)
+	}
+}
+
+// child makes a console key of a key.
+func (w *world) child(parent access.Principal, names ...string) (access.Principal, access.Key) {
+	w.t.Helper()
+	scopes, err := access.ParseScopes(names)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	k, err := w.core.keys.ConsoleKey(parent.Caller, scopes, time.Now())
+	if err == nil {
+		k, _, err = w.core.keys.Issue(k, time.Now())
+	}
+	if err == nil {
+		_, err = w.core.keys.Put(k, time.Now())
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	who, _ := w.core.keys.Caller(k.ID)
+	return access.Principal{Caller: who}, k
+}
+
+// Of 100 webhooks a key has 37, with those of its console keys, and a second one 19; a quarter is for administrators, and those of
+// keys that ended do not count.
+func TestShares(t *testing.T) {
+	for name, db := range map[string]storetest.Maker{"SQLite": storetest.SQLite, "Postgres": storetest.Postgres} {
+		w := newWorld(t, db(t))
+		m, _ := w.manager()
+		r := newReceiver(t)
+		first, k := w.key("first", "")
+		second, _ := w.key("second", "")
+		var children []access.Principal
+		for range 5 {
+			child, _ := w.child(first, "webhooks", "events:read")
+			children = append(children, child)
+		}
+		fill := func(all ...access.Principal) (n int) {
+			t.Helper()
+			for {
+				_, err := m.Create(t.Context(), all[n%len(all)], api.NewWebhook{URL: r.URL, Types: []string{"online"}})
+				if devices.AsError(errOr(err)).Code == devices.CodeLimitReached {
+					return n
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				n++
+			}
+		}
+		// security: K40
+		if a, b, c := fill(children...), fill(second), fill(admin); a != 37 || b != 19 || c != 44 || fill(first) != 0 {
+			t.Errorf("%s: the first key has %d, the second %d, the administrator %d", name, a, b, c)
+		}
+		k.Revoked = time.Now()
+		if _, err := w.core.keys.Put(k, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		// security: K40
+		if n := fill(admin); n != 37 {
+			t.Errorf("%s: %d places are free when the key has ended", name, n)
+		}
+	}
+}
+
+func errOr(err error) error {
+	if err == nil {
+		return errors.New("none")
+	}
+	return err
+}
+
+// The audit has the host of a webhook's address, without the rest, which members a change sets, and the console key by which it
+// was made.
+func TestChangesInTheAudit(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	m, _ := w.manager()
+	r := newReceiver(t)
+	parent, _ := w.key("parent", "")
+	child, k := w.child(parent, "webhooks")
+	h := w.create(m, parent, api.NewWebhook{URL: r.URL + "/geheim", Types: []string{"online"}})
+	elsewhere, types := strings.Replace(r.URL, "127.0.0.1", "127.0.0.2", 1)+"/geheim", []string{"photo"}
+	if _, err := m.Edit(t.Context(), child, h.ID, api.WebhookEdit{URL: &elsewhere, Types: &types}); err != nil {
+		t.Fatal(err)
+	}
+	note := w.core.notes[len(w.core.notes)-1]
+	host := strings.TrimPrefix(strings.TrimSuffix(elsewhere, "/geheim"), "http://")
+	// security: K42
+	if !strings.HasPrefix(note, "edit_webhook "+h.ID+" "+host+" photo, set: types, url") || !strings.HasSuffix(note, "through "+k.ID) || strings.Contains(note, "geheim") {
+		t.Errorf("in the audit: %s", note)
 	}
 }
 

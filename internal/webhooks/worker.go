@@ -137,7 +137,7 @@ func (w *worker) event(e devices.StreamEvent) error {
 	if e.Gap {
 		return w.gap(e)
 	}
-	wanted, err := w.wants(e)
+	wanted, err := w.wants(&e)
 	if err != nil {
 		return err
 	}
@@ -186,8 +186,9 @@ func (w *worker) gap(e devices.StreamEvent) error {
 	return errors.Join(err, w.save(0))
 }
 
-// wants reports whether an event is for this webhook, as of the rights of its creator now.
-func (w *worker) wants(e devices.StreamEvent) (bool, error) {
+// wants reports whether an event is for this webhook, as of the rights of its creator now. What the creator may not read
+// is taken out of it.
+func (w *worker) wants(e *devices.StreamEvent) (bool, error) {
 	if w.m.stopped(&w.hook) != "" {
 		return false, errStopped
 	}
@@ -311,7 +312,7 @@ func (w *worker) scanOnce() int {
 		return 0
 	}
 	for _, d := range due {
-		wanted, err := w.wants(devices.StreamEvent{Kind: devices.EventOffline, Device: d.Device})
+		wanted, err := w.wants(&devices.StreamEvent{Kind: devices.EventOffline, Device: d.Device})
 		if err == nil && wanted {
 			err = w.absent(d)
 		}

@@ -77,7 +77,7 @@ func (s *Store) read(ctx context.Context, condition string, args ...any) ([]webh
 }
 
 // Create implements webhooks.Store.
-func (s *Store) Create(ctx context.Context, h webhooks.Hook) error {
+func (s *Store) Create(ctx context.Context, h webhooks.Hook, permit func(held map[string]int64) error) error {
 	args, err := settings(h)
 	if err != nil {
 		return err
@@ -88,14 +88,21 @@ func (s *Store) Create(ctx context.Context, h webhooks.Hook) error {
 				return err
 			}
 		}
-		var count int
-		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM webhooks`).Scan(&count); err != nil {
+		held := map[string]int64{}
+		_, err := database.Collect(ctx, tx, func(scan func(...any) error) (none struct{}, err error) {
+			var owner string
+			var n int64
+			err = scan(&owner, &n)
+			held[owner] = n
+			return none, err
+		}, `SELECT owner, count(*) FROM webhooks GROUP BY owner`)
+		if err != nil {
 			return err
 		}
-		if count >= webhooks.MaxHooks {
-			return webhooks.ErrFull
+		if err := permit(held); err != nil {
+			return unchanged{err}
 		}
-		_, err := tx.ExecContext(ctx, `INSERT INTO webhooks (`+columns+`, instance, lease_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', '', 0, 0, 0, '', '', 0)`, args...)
+		_, err = tx.ExecContext(ctx, `INSERT INTO webhooks (`+columns+`, instance, lease_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', '', 0, 0, 0, '', '', 0)`, args...)
 		return err
 	})
 }
@@ -246,8 +253,6 @@ func (s *Store) write(ctx context.Context, doing string, do func(context.Context
 	switch {
 	case errors.As(err, &none):
 		return none.error
-	case errors.Is(err, webhooks.ErrFull):
-		return err
 	case err != nil:
 		return s.host.UseError(ctx, doing, err)
 	}
