@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -29,7 +30,7 @@ const (
 	pathExport = "/v1/devices/export"
 	// bulkPatience is how long a reader of a file may pause.
 	bulkPatience = time.Minute
-	// maxReceived is how many files to import are received at once.
+	// maxReceived is how many files to import a node receives at once; keys have shares of it.
 	maxReceived = 4
 )
 
@@ -52,7 +53,7 @@ func (s *Server) bulkRoutes() {
 			"The whole file is checked first: with any fault nothing is imported and the answer is 422 with the line and column of each, unless partial. " +
 			"Then devices are written in groups; what is refused because it changed meanwhile is listed, too. A file that was imported in part may be imported again. " +
 			"The first client of a member without a client_id is admitted.",
-		answer: "What became of the file.", codes: append(away, devices.CodeTooLarge, devices.CodeInvalidArguments)}), valueJSON[0], schemaOf[api.ImportReport](s))
+		answer: "What became of the file.", codes: append(away, devices.CodeTooLarge, devices.CodeInvalidArguments, devices.CodeLimitReached)}), valueJSON[0], schemaOf[api.ImportReport](s))
 	in.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{typeCSV: {Schema: text}, typeNDJSON: {Schema: text}}}
 	s.handle(in, s.importDevices, queryParam("partial", "true: import the rows without a fault.", "true", "false"),
 		queryParam("replace_client", "true: a row may replace the client of a member, whose credentials end, and admit a device that was revoked.", "true", "false"))
@@ -114,22 +115,20 @@ func (s *Server) runImport(w http.ResponseWriter, r *http.Request) (report api.I
 	if err := s.draining(); err != nil {
 		return report, err
 	}
-	select {
-	case s.receiving <- struct{}{}:
-	default: // each takes disk
-		return report, importBusy("as many files to import are on their way to this node as it takes")
+	by := s.by(r, access.ViaREST)
+	if err := s.receiving.take(by.Key(), s.opt.Service.Keys()); err != nil { // each takes disk
+		return report, err
 	}
-	file, err := s.spool(w, r, &opt.Format)
-	<-s.receiving
+	file, err := s.spool(w, r, by, &opt.Format)
+	s.receiving.leave(by.Key())
 	if err != nil {
 		return report, err
 	}
 	defer func() { err = errors.Join(err, file.discard()) }()
 	if !s.importing.TryLock() { // each takes the database
-		return report, importBusy("another import runs on this node")
+		return report, &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: "this node is writing another import; try again in a minute"}
 	}
 	defer s.importing.Unlock()
-	by := s.by(r, access.ViaREST)
 	if report, err = bulk.Import(r.Context(), untilDrain{s}, by, file, opt); errors.Is(err, bulk.ErrFaults) {
 		return report, err
 	}
@@ -138,16 +137,67 @@ func (s *Server) runImport(w http.ResponseWriter, r *http.Request) (report api.I
 	return report, err
 }
 
-func importBusy(why string) error {
-	return &devices.Error{Code: devices.CodeUnavailable, Part: "node", Detail: why + "; try again when it is done"}
+// places are the files to import that a node receives, by the key that sends them. The zero value is ready to use.
+type places struct {
+	mu   sync.Mutex
+	held map[string]int64
 }
 
-// untilDrain is the core until the node stops: an import does not hold that up.
+// take takes a place, which leave gives back, or refuses.
+func (p *places) take(key string, keys *access.Registry) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	holder := func(key string) access.Holder { return keys.Holder(key, time.Now()) }
+	if access.Share(maxReceived, p.held, key, holder) == 0 {
+		return devices.LimitReached("imports that this node receives at once", maxReceived)
+	}
+	if p.held == nil {
+		p.held = map[string]int64{}
+	}
+	p.held[key]++
+	return nil
+}
+
+func (p *places) leave(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.held[key]--; p.held[key] == 0 {
+		delete(p.held, key)
+	}
+}
+
+// checkImport returns an error if an import may not go on: the node stops, or the key has ended.
+func (s *Server) checkImport(by access.Principal) error {
+	if err := s.draining(); err != nil {
+		return err
+	}
+	if err := s.opt.Service.Keys().Valid(by.Caller, time.Now()); err != nil {
+		return &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()}
+	}
+	return nil
+}
+
+// sender is the body of an import until its key ends.
+type sender struct {
+	io.Reader
+	s  *Server
+	by access.Principal
+}
+
+// Read implements io.Reader.
+func (b sender) Read(p []byte) (int, error) {
+	if err := b.s.checkImport(b.by); err != nil {
+		return 0, err
+	}
+	return b.Reader.Read(p)
+}
+
+// untilDrain is the core until the node stops or the key ends: an import does not hold that up.
 type untilDrain struct{ s *Server }
 
 // CheckImport implements bulk.Core.
 func (d untilDrain) CheckImport(ctx context.Context, by access.Principal, rows []fleet.ImportRow, replace bool, created int64) ([]fleet.ImportResult, error) {
-	if err := d.s.draining(); err != nil {
+	if err := d.s.checkImport(by); err != nil {
 		return nil, err
 	}
 	return d.s.opt.Service.CheckImport(ctx, by, rows, replace, created)
@@ -155,7 +205,7 @@ func (d untilDrain) CheckImport(ctx context.Context, by access.Principal, rows [
 
 // Import implements bulk.Core.
 func (d untilDrain) Import(ctx context.Context, by access.Principal, rows []fleet.ImportRow, replace bool, committed func()) ([]fleet.ImportResult, error) {
-	if err := d.s.draining(); err != nil {
+	if err := d.s.checkImport(by); err != nil {
 		return nil, err
 	}
 	return d.s.opt.Service.Import(ctx, by, rows, replace, committed)
@@ -171,13 +221,13 @@ func (f spooled) discard() error {
 var errFileTooLarge = newProblem(&devices.Error{Code: devices.CodeTooLarge, Detail: "a file may have 1 GiB; split it"})
 
 // spool writes the body to a file: it is read twice, and its sender takes its time.
-func (s *Server) spool(w http.ResponseWriter, r *http.Request, format *bulk.Format) (out spooled, err error) {
+func (s *Server) spool(w http.ResponseWriter, r *http.Request, by access.Principal, format *bulk.Format) (out spooled, err error) {
 	if r.ContentLength > bulk.MaxBytes {
 		return out, errFileTooLarge
 	}
 	control := http.NewResponseController(w)
 	connlimit.PaceBody(w, r, importPace)
-	body := bufio.NewReader(r.Body)
+	body := bufio.NewReader(sender{r.Body, s, by})
 	if *format, err = formatOf(r, body); err != nil {
 		return out, err
 	}
@@ -190,9 +240,12 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, format *bulk.Form
 	switch {
 	case err != nil:
 		var fault *os.PathError
-		if errors.As(err, &fault) {
+		var refused *devices.Error
+		switch {
+		case errors.As(err, &refused):
+		case errors.As(err, &fault):
 			err = s.noDisk(err)
-		} else {
+		default:
 			err = badRequest("the body broke off: " + err.Error())
 		}
 	case n > bulk.MaxBytes:
@@ -223,7 +276,11 @@ func formatOf(r *http.Request, body *bufio.Reader) (bulk.Format, error) {
 		return bulk.NDJSON, nil
 	}
 	start, err := body.Peek(64)
-	if err != nil && !errors.Is(err, io.EOF) {
+	var refused *devices.Error
+	switch {
+	case errors.As(err, &refused):
+		return "", err
+	case err != nil && !errors.Is(err, io.EOF):
 		return "", badRequest("the body broke off: " + err.Error())
 	}
 	if start = bytes.TrimLeft(start, "\uFEFF \t\r\n"); len(start) > 0 && start[0] == '{' {

@@ -47,7 +47,7 @@ func TestConsole(t *testing.T) {
 	}
 	f.do(t, "POST", "/console/", "", "Authorization", "").problem(t, 401, devices.CodeUnauthorized)
 	f.do(t, "GET", "/consoles", "", "Authorization", "").problem(t, 401, devices.CodeUnauthorized)
-	f.do(t, "POST", "/console/", "").problem(t, 405, devices.CodeBadRequest)
+	f.do(t, "POST", "/console/", "").problem(t, 405, devices.CodeMethodNotAllowed)
 	for _, path := range []string{"/console/..%2fv1/devices", "/console/%2e%2e/v1/devices", "/console/../v1/devices", "/v1/devices/..%2f..%2fconsole/", "/console//evil.example/"} {
 		r := httptest.NewRequest("GET", "http://127.0.0.1"+path, nil)
 		w := httptest.NewRecorder()

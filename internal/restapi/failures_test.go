@@ -28,7 +28,7 @@ func TestWrongTokensAreSlowedDown(t *testing.T) {
 	go func() {
 		defer close(late)
 		// security: D7
-		if r, took := ask("Bearer guess"); r.status != http.StatusTooManyRequests || took < connlimit.FailureDelay || !strings.Contains(r.body, `"code":"unauthorized"`) {
+		if r, took := ask("Bearer guess"); r.status != http.StatusTooManyRequests || took < connlimit.FailureDelay || !strings.Contains(r.body, `"code":"rate_limited"`) {
 			t.Errorf("one too many: %d %s after %v", r.status, r.body, took)
 		}
 	}()

@@ -1,6 +1,7 @@
 package restapi
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -455,6 +456,64 @@ func TestDrippingImport(t *testing.T) {
 	if allowed := importPace.Grace + time.Duration(30000/importPace.Rate)*time.Second; allowed > 2*time.Minute {
 		t.Errorf("a file of 30,000 bytes may take %v", allowed)
 	}
+}
+
+// A key has a share of the places in which files are received, and its import ends with it.
+func TestSharesOfImports(t *testing.T) {
+	f := newFleet(t, func(o *Options) { o.Dir = t.TempDir() })
+	tokens := []string{f.key(t, "one", "devices:write", ""), f.key(t, "two", "devices:write", ""), f.key(t, "three", "devices:write", "")}
+	drip := func(token string) net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\nContent-Type: text/csv\r\nContent-Length: 30000\r\n\r\nid\n", pathImport, token); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	places := func() int64 {
+		f.api.receiving.mu.Lock()
+		defer f.api.receiving.mu.Unlock()
+		n := int64(0)
+		for _, held := range f.api.receiving.held {
+			n += held
+		}
+		return n
+	}
+	first := drip(tokens[0])
+	devicetest.Eventually(t, "the first key's file is received", func() bool { return places() == 1 })
+	send := func(token string) response {
+		return f.do(t, "POST", pathImport, "id\n", append(as(token), "Content-Type", "text/csv")...)
+	}
+	// security: N39
+	send(tokens[0]).problem(t, 409, devices.CodeLimitReached)
+	drip(tokens[1])
+	devicetest.Eventually(t, "the second key's file is received", func() bool { return places() == 2 })
+	// security: N39
+	send(tokens[2]).problem(t, 409, devices.CodeLimitReached)
+	// security: N39
+	if r := send(f.token); r.status != http.StatusOK {
+		t.Errorf("the administrator: %d %s", r.status, r.body)
+	}
+	if r := f.do(t, "DELETE", "/v1/keys/one", ""); r.status/100 != 2 {
+		t.Fatalf("%d %s", r.status, r.body)
+	}
+	// security: N39
+	if r := send(tokens[2]); r.status != http.StatusOK {
+		t.Errorf("when the first key has ended: %d %s", r.status, r.body)
+	}
+	if _, err := fmt.Fprint(first, "02:00:00:00:00:01\n"); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(first), nil)
+	// security: N39
+	if err != nil || answer.StatusCode != http.StatusUnauthorized {
+		t.Errorf("the import of a key that has ended: %v, %v", answer, err)
+	}
+	_ = answer.Body.Close()
 }
 
 func TestImportRules(t *testing.T) {

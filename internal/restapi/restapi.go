@@ -152,14 +152,14 @@ type Server struct {
 	patience time.Duration // streamWrite, less in tests
 
 	streams   streams
-	importing sync.Mutex    // one import at a time
-	receiving chan struct{} // capacity maxReceived: files on their way
+	importing sync.Mutex // one import at a time
+	receiving places     // files on their way
 }
 
 // New returns a Server.
 func New(opt Options) *Server {
 	s := &Server{opt: opt, mux: http.NewServeMux(), public: map[string]bool{}, rights: map[string]about{},
-		browsers: http.NewCrossOriginProtection(), patience: streamWrite, streams: streams{open: map[string]int{}}, receiving: make(chan struct{}, maxReceived),
+		browsers: http.NewCrossOriginProtection(), patience: streamWrite, streams: streams{open: map[string]int{}},
 		auth: &access.Authenticator{Keys: opt.Service.Keys(), IsAdmin: opt.Mint.IsAdmin, Open: opt.AuthNone}}
 	s.newAPI()
 	s.deviceRoutes()

@@ -13,6 +13,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/registry"
 	"fleetd/internal/timespan"
 )
 
@@ -20,8 +21,8 @@ import (
 type Tracer interface {
 	// Get returns the trace of a device. The others act on the one that was looked up and judged, and on no later one:
 	// Start gets the id of the one it replaces.
-	Get(id devices.ID) (api.Trace, bool)
-	Start(ctx context.Context, id devices.ID, replaces string, payload bool, lasts time.Duration) (api.Trace, error)
+	Get(id devices.ID) (running api.Trace, owner string, ok bool)
+	Start(ctx context.Context, id devices.ID, replaces, owner string, payload bool, lasts time.Duration) (api.Trace, error)
 	Follow(ctx context.Context, running api.Trace, deliver func(entry []byte) error) error
 	End(ctx context.Context, running api.Trace) bool
 }
@@ -43,9 +44,9 @@ type startTraceInput struct {
 func (s *Server) traceRoutes() {
 	const path = "/v1/devices/{device}/trace"
 	huma.Register(s.api, s.operation(http.MethodPost, path, about{id: "startTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Start a trace",
-		text: "Messages between the device and the node that holds it, what nodes record of it, and its calls; never audio. It replaces an earlier trace of the device, goes on " +
-			"when the device connects again or to another node, and ends 30 s after its last reader left. A fleet has 30 traces at most. The beginning and the end are in the audit.",
-		status: http.StatusCreated, answer: "The trace, which GET reads.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeConflict, devices.CodeUnavailable}}), s.startTrace)
+		text: "Messages between the device and the node that holds it, what nodes record of it, and its calls; never audio. It replaces an earlier trace of the device, unless an administrator started that, goes on " +
+			"when the device connects again or to another node, and ends 30 s after its last reader left. A fleet has 30 traces at most, of which keys have shares. The beginning and the end are in the audit.",
+		status: http.StatusCreated, answer: "The trace, which GET reads.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeConflict, devices.CodeLimitReached, devices.CodeUnavailable}}), s.startTrace)
 	huma.Register(s.api, s.operation(http.MethodDelete, path, about{id: "endTrace", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "End a trace",
 		status: http.StatusNoContent, answer: "It has ended on all nodes that can be reached.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeNotFound}}), s.endTrace)
 	s.handle(withAnswer(s.operation(http.MethodGet, path, about{id: "followTrace", waits: true, scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Read a trace",
@@ -65,6 +66,17 @@ func permitPayload(by access.Principal) error {
 	return &devices.Error{Code: devices.CodeForbidden, Detail: "payloads need the scope admin; trace without them"}
 }
 
+// permitReplace refuses to end or replace the trace of an administrator to callers that are none.
+func (s *Server) permitReplace(by access.Principal, running api.Trace, owner string) error {
+	if by.Caller == nil {
+		return errKeyEnded
+	}
+	if by.Caller.Scopes.Has(access.ScopeAdmin) || !running.Payload && !s.opt.Service.Keys().Holder(owner, time.Now()).Admin {
+		return nil
+	}
+	return &devices.Error{Code: devices.CodeForbidden, Detail: "an administrator traces this device; read that trace, or wait until it ends"}
+}
+
 func (s *Server) startTrace(ctx context.Context, in *startTraceInput) (*answer[api.Trace], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
@@ -82,13 +94,19 @@ func (s *Server) startTrace(ctx context.Context, in *startTraceInput) (*answer[a
 	if wanted.Payload {
 		err = permitPayload(by)
 	}
-	running, ok := s.opt.Tracer.Get(id)
-	if err == nil && ok && running.Payload {
-		err = permitPayload(by) // or it would end an administrator's trace
+	if err == nil {
+		err = s.opt.Service.Registry().CheckReady()
+	}
+	if err == nil && !s.opt.Service.Registry().Status(id, "").Known {
+		err = registry.UnknownDevice(id)
+	}
+	running, owner, ok := s.opt.Tracer.Get(id)
+	if err == nil && ok {
+		err = s.permitReplace(by, running, owner)
 	}
 	var started api.Trace
 	if err == nil {
-		started, err = s.opt.Tracer.Start(ctx, id, running.ID, wanted.Payload, lasts)
+		started, err = s.opt.Tracer.Start(ctx, id, running.ID, by.Key(), wanted.Payload, lasts)
 	}
 	detail := fmt.Sprintf("for %v", lasts)
 	if wanted.Payload {
@@ -104,9 +122,9 @@ func (s *Server) endTrace(ctx context.Context, in *DevicePath) (*struct{}, error
 		return nil, err
 	}
 	by := caller(ctx)
-	running, ok := s.opt.Tracer.Get(id)
-	if ok && running.Payload {
-		err = permitPayload(by)
+	running, owner, ok := s.opt.Tracer.Get(id)
+	if ok {
+		err = s.permitReplace(by, running, owner)
 	}
 	if err == nil && !s.opt.Tracer.End(ctx, running) {
 		err = errNoTrace
@@ -124,7 +142,7 @@ func (s *Server) followTrace(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = s.draining()
 	}
-	running, ok := s.opt.Tracer.Get(id)
+	running, _, ok := s.opt.Tracer.Get(id)
 	switch {
 	case err != nil:
 	case !ok:

@@ -155,3 +155,26 @@ func TestReaderOfATraceLeaves(t *testing.T) {
 		return slices.ContainsFunc(f.audited(audit.KindDevice), func(e audit.Entry) bool { return e.Action == actionTraceEnd })
 	})
 }
+
+// A key without admin neither replaces nor ends the trace of an administrator, with payloads or without, and none of a device
+// that is not known.
+func TestTraceOfAnAdministrator(t *testing.T) {
+	f := newFleet(t)
+	f.put(robot, "board", "2.4.2", nil)
+	reader := f.key(t, "reader", "events:read", "")
+	path := "/v1/devices/" + string(robot) + "/trace"
+	if r := f.do(t, http.MethodPost, path, ""); r.status != http.StatusCreated {
+		t.Fatalf("%d %s", r.status, r.body)
+	}
+	// security: N51
+	f.do(t, http.MethodPost, path, "", as(reader)...).problem(t, 403, devices.CodeForbidden)
+	// security: N51
+	f.do(t, http.MethodDelete, path, "", as(reader)...).problem(t, 403, devices.CodeForbidden)
+	if r := f.do(t, http.MethodDelete, path, ""); r.status != 204 {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	if r := f.do(t, http.MethodPost, path, "", as(reader)...); r.status != http.StatusCreated {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	f.do(t, http.MethodPost, "/v1/devices/nobody/trace", "").problem(t, 404, devices.CodeDeviceUnknown)
+}

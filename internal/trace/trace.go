@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
@@ -32,7 +33,7 @@ const Question = "trace"
 
 // Limits of traces.
 const (
-	// MaxTraces is how many there are at once in the fleet; each node has all of them.
+	// MaxTraces is how many there are at once in the fleet; each node has all of them. Keys have shares of it (access.Share).
 	MaxTraces = 30
 	// MaxTime is the longest that one lasts.
 	MaxTime = 24 * time.Hour
@@ -64,16 +65,20 @@ type Options struct {
 	// Subscribe calls deliver with the entries of a device, from one goroutine, until stop
 	// is called. Entries that deliver is too slow for are lost.
 	Subscribe func(device devices.ID, deliver func(entry []byte)) (stop func(), err error)
-	Log       *slog.Logger
+	// Holder tells whose key started a trace. Nil: all are administrators.
+	Holder func(key string) access.Holder
+	Log    *slog.Logger
 }
 
 // lease is a trace on the wire between nodes.
 type lease struct {
 	ID      string     `json:"id"`
 	Device  devices.ID `json:"device"`
+	Owner   string     `json:"owner,omitempty"` // id of the key that started it; empty: by a node of an older version
 	Payload bool       `json:"payload,omitempty"`
 	Until   time.Time  `json:"until"`
 	Ended   bool       `json:"ended,omitempty"`
+	Renewed bool       `json:"renewed,omitempty"` // it runs already, so that its share was judged
 }
 
 // over returns the message that ends the trace.
@@ -84,7 +89,7 @@ func (l lease) over() lease {
 
 // verdict is the answer of a node to a trace, on the wire.
 type verdict struct {
-	// Over: it was ended, or replaced. Full: there are MaxTraces others.
+	// Over: it was ended, or replaced. Full: there are MaxTraces others, or as many of its owner as its share is.
 	Over bool `json:"over,omitempty"`
 	Full bool `json:"full,omitempty"`
 }
@@ -126,7 +131,12 @@ type target struct {
 }
 
 // New returns a Tracer; Close stops it.
-func New(opt Options) *Tracer { return &Tracer{opt: opt, ended: map[string]time.Time{}} }
+func New(opt Options) *Tracer {
+	if opt.Holder == nil {
+		opt.Holder = func(string) access.Holder { return access.Holder{Admin: true} }
+	}
+	return &Tracer{opt: opt, ended: map[string]time.Time{}}
+}
 
 // Metrics registers the tracer's metrics.
 func (t *Tracer) Metrics(r *counters.Registry) {
@@ -142,13 +152,13 @@ func (t *Tracer) targets() map[devices.ID]*target {
 	return nil
 }
 
-// Start begins a trace. It ends after this time at the latest, and leaseTime after Follow returned. replaces is the id
-// of the device's trace that it ends, as Get returned it: the caller has seen whose that is. Errors are *devices.Error.
-func (t *Tracer) Start(ctx context.Context, device devices.ID, replaces string, payload bool, lasts time.Duration) (api.Trace, error) {
+// Start begins a trace as the key owner. It ends after this time at the latest, and leaseTime after Follow returned. replaces is
+// the id of the device's trace that it ends, as Get returned it: the caller has seen whose that is. Errors are *devices.Error.
+func (t *Tracer) Start(ctx context.Context, device devices.ID, replaces, owner string, payload bool, lasts time.Duration) (api.Trace, error) {
 	if lasts < time.Second || lasts > MaxTime {
 		return api.Trace{}, devices.Errorf(devices.CodeBadRequest, "a trace lasts from 1s to %v", MaxTime)
 	}
-	l := lease{ID: strings.ToLower(rand.Text()[:16]), Device: device, Payload: payload, Until: time.Now().Add(lasts)}
+	l := lease{ID: strings.ToLower(rand.Text()[:16]), Device: device, Owner: owner, Payload: payload, Until: time.Now().Add(lasts)}
 	t.mu.Lock()
 	if x := t.targets()[device]; x != nil && x.lease.ID != replaces {
 		t.mu.Unlock()
@@ -162,18 +172,18 @@ func (t *Tracer) Start(ctx context.Context, device devices.ID, replaces string, 
 	}
 	if answer.Full {
 		t.end(ctx, l)
-		return api.Trace{}, devices.Errorf(devices.CodeConflict, "%d devices are traced already, the most that a fleet can; end a trace, or wait until one ends", MaxTraces)
+		return api.Trace{}, devices.LimitReached("traces", MaxTraces)
 	}
 	return l.wire(missing), nil
 }
 
-// Get returns the trace of a device.
-func (t *Tracer) Get(device devices.ID) (api.Trace, bool) {
+// Get returns the trace of a device, and the id of the key that started it.
+func (t *Tracer) Get(device devices.ID) (running api.Trace, owner string, ok bool) {
 	x := t.targets()[device]
 	if x == nil {
-		return api.Trace{}, false
+		return api.Trace{}, "", false
 	}
-	return x.lease.wire(nil), true
+	return x.lease.wire(nil), x.lease.Owner, true
 }
 
 // End ends a trace that Get returned; false if it is over.
@@ -224,8 +234,14 @@ func (t *Tracer) Follow(ctx context.Context, running api.Trace, deliver func(ent
 		if t.targets()[device] != x {
 			return nil
 		}
+		if t.opt.Holder(x.lease.Owner).Ended {
+			t.end(ctx, x.lease)
+			return nil
+		}
 		t.apply(x.lease)
-		if answer, _ := t.share(ctx, x.lease); answer.Over {
+		renewed := x.lease
+		renewed.Renewed = true
+		if answer, _ := t.share(ctx, renewed); answer.Over {
 			t.apply(x.lease.over())
 			return nil
 		}
@@ -311,7 +327,7 @@ func (t *Tracer) applyLocked(l lease) verdict {
 	case x != nil && x.lease.ID == l.ID:
 		x.ends = now.Add(leaseTime)
 		return verdict{}
-	case x == nil && len(t.targets()) >= MaxTraces:
+	case !t.fitsLocked(l):
 		return verdict{Full: true}
 	}
 	if x != nil {
@@ -328,6 +344,24 @@ func (t *Tracer) applyLocked(l lease) verdict {
 	x.timer = time.AfterFunc(min(leaseTime, time.Until(l.Until)), func() { t.expire(x) })
 	t.tasks.Go(func() { t.publish(x) })
 	return verdict{}
+}
+
+// fitsLocked reports whether a trace that this node does not have fits the limit and the share of its owner, without the trace
+// that it replaces.
+func (t *Tracer) fitsLocked(l lease) bool {
+	held := map[string]int64{}
+	for device, x := range t.targets() {
+		switch {
+		case device != l.Device:
+			held[x.lease.Owner]++
+		case x.lease.Owner == l.Owner: // it keeps its place
+			return true
+		}
+	}
+	if l.Renewed {
+		return len(t.targets()) < MaxTraces
+	}
+	return access.Share(MaxTraces, held, l.Owner, t.opt.Holder) > 0
 }
 
 // endLocked notes that a trace is over, until it would have been without that. With maxEnded noted, the one goes that
@@ -358,6 +392,9 @@ func (t *Tracer) expire(x *target) {
 		left = max(left, renewTime)
 	}
 	left = min(left, time.Until(x.lease.Until))
+	if t.opt.Holder(x.lease.Owner).Ended {
+		left = 0
+	}
 	switch {
 	case t.targets()[x.lease.Device] != x:
 	case left > 0:

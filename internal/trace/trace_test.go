@@ -8,12 +8,14 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
 )
@@ -101,7 +103,7 @@ type reader struct {
 }
 
 func (f *fleet) read(node string, device devices.ID) *reader {
-	running, _ := f.nodes[node].Get(device)
+	running, _, _ := f.nodes[node].Get(device)
 	ctx, stop := context.WithCancel(f.t.Context())
 	r := &reader{stop: stop, done: make(chan error, 1)}
 	go func() {
@@ -143,7 +145,7 @@ func TestTrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, "a", "b", "c")
 		f.nodes["c"].Message(device, true, message) // nobody reads: dropped
-		if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute); err != nil {
+		if _, err := f.nodes["a"].Start(t.Context(), device, "", "", false, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		r := f.read("b", device)
@@ -160,8 +162,8 @@ func TestTrace(t *testing.T) {
 			t.Errorf("%+v", second)
 		}
 		// Another trace of the device ends the first.
-		before, _ := f.nodes["b"].Get(device)
-		if _, err := f.nodes["b"].Start(t.Context(), device, before.ID, true, time.Minute); err != nil {
+		before, _, _ := f.nodes["b"].Get(device)
+		if _, err := f.nodes["b"].Start(t.Context(), device, before.ID, "", true, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-r.done; err != nil {
@@ -179,7 +181,7 @@ func TestTrace(t *testing.T) {
 		if p := r.got()[1].Payload; len(p) > MaxPayload {
 			t.Errorf("%d bytes of payload", len(p))
 		}
-		running, _ := f.nodes["c"].Get(device)
+		running, _, _ := f.nodes["c"].Get(device)
 		if !f.nodes["c"].End(t.Context(), running) || f.nodes["c"].End(t.Context(), running) {
 			t.Error("it does not end, or twice")
 		}
@@ -187,7 +189,7 @@ func TestTrace(t *testing.T) {
 			t.Error(err)
 		}
 		for name, node := range f.nodes {
-			if _, ok := node.Get(device); ok || node.active.Load() != nil {
+			if _, _, ok := node.Get(device); ok || node.active.Load() != nil {
 				t.Errorf("node %s has a trace", name)
 			}
 		}
@@ -200,14 +202,14 @@ func TestLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, "a", "b")
 		f.setCut("b", true)
-		started, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Hour)
+		started, err := f.nodes["a"].Start(t.Context(), device, "", "", false, time.Hour)
 		if err != nil || len(started.Missing) != 1 {
 			t.Fatalf("%+v, %v", started, err)
 		}
 		r := f.read("a", device)
 		f.setCut("b", false)
 		time.Sleep(renewTime)
-		f.await("the other node has it", func() bool { _, ok := f.nodes["b"].Get(device); return ok })
+		f.await("the other node has it", func() bool { _, _, ok := f.nodes["b"].Get(device); return ok })
 		time.Sleep(3 * leaseTime)
 		f.nodes["b"].Message(device, true, message)
 		f.await("an entry", func() bool { return len(r.got()) > 0 })
@@ -226,7 +228,7 @@ func TestLease(t *testing.T) {
 func TestTimeOfATrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, "a")
-		if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Second); err != nil {
+		if _, err := f.nodes["a"].Start(t.Context(), device, "", "", false, time.Second); err != nil {
 			t.Fatal(err)
 		}
 		r := f.read("a", device)
@@ -234,7 +236,7 @@ func TestTimeOfATrace(t *testing.T) {
 			t.Error(err)
 		}
 		for _, lasts := range []time.Duration{0, time.Millisecond, 25 * time.Hour} {
-			if _, err := f.nodes["a"].Start(t.Context(), device, "", false, lasts); devices.AsError(err).Code != devices.CodeBadRequest {
+			if _, err := f.nodes["a"].Start(t.Context(), device, "", "", false, lasts); devices.AsError(err).Code != devices.CodeBadRequest {
 				t.Errorf("%v: %v", lasts, err)
 			}
 		}
@@ -247,7 +249,7 @@ func TestFloodOfATrace(t *testing.T) {
 		f := newFleet(t, "a")
 		f.block = make(chan struct{})
 		node := f.nodes["a"]
-		if _, err := node.Start(t.Context(), device, "", true, time.Minute); err != nil {
+		if _, err := node.Start(t.Context(), device, "", "", true, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		r := f.read("a", device)
@@ -278,32 +280,32 @@ func TestFloodOfATrace(t *testing.T) {
 func TestTracesAreLimited(t *testing.T) {
 	f := newFleet(t, "a", "b")
 	for i := range MaxTraces {
-		if _, err := f.nodes["a"].Start(t.Context(), devices.ID(fmt.Sprint(i)), "", false, time.Minute); err != nil {
+		if _, err := f.nodes["a"].Start(t.Context(), devices.ID(fmt.Sprint(i)), "", "", false, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := f.nodes["b"].Start(t.Context(), device, "", false, time.Minute); devices.AsError(err).Code != devices.CodeConflict {
+	if _, err := f.nodes["b"].Start(t.Context(), device, "", "", false, time.Minute); devices.AsError(err).Code != devices.CodeLimitReached {
 		t.Errorf("%v", err)
 	}
-	if _, err := f.nodes["b"].Start(t.Context(), "0", "", true, time.Minute); devices.AsError(err).Code != devices.CodeConflict {
+	if _, err := f.nodes["b"].Start(t.Context(), "0", "", "", true, time.Minute); devices.AsError(err).Code != devices.CodeConflict {
 		t.Errorf("replacing one that was not looked up: %v", err)
 	}
-	first, _ := f.nodes["b"].Get("0")
-	if _, err := f.nodes["b"].Start(t.Context(), "0", first.ID, true, time.Minute); err != nil {
+	first, _, _ := f.nodes["b"].Get("0")
+	if _, err := f.nodes["b"].Start(t.Context(), "0", first.ID, "", true, time.Minute); err != nil {
 		t.Errorf("replacing one: %v", err)
 	}
 	// A node that was cut off has room, and the others do not.
 	late := newFleet(t, "a", "b")
 	late.setCut("b", true)
 	for i := range MaxTraces {
-		if _, err := late.nodes["a"].Start(t.Context(), devices.ID(fmt.Sprint(i)), "", false, time.Minute); err != nil {
+		if _, err := late.nodes["a"].Start(t.Context(), devices.ID(fmt.Sprint(i)), "", "", false, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := late.nodes["b"].Start(t.Context(), device, "", false, time.Minute); devices.AsError(err).Code != devices.CodeConflict {
+	if _, err := late.nodes["b"].Start(t.Context(), device, "", "", false, time.Minute); devices.AsError(err).Code != devices.CodeLimitReached {
 		t.Errorf("one more on a node that was cut off: %v", err)
 	}
-	if _, ok := late.nodes["b"].Get(device); ok {
+	if _, _, ok := late.nodes["b"].Get(device); ok {
 		t.Error("a trace that another node refused is running")
 	}
 }
@@ -315,13 +317,13 @@ func TestTracesAreLimited(t *testing.T) {
 func TestReplacedTrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, "a", "b")
-		first, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Hour)
+		first, err := f.nodes["a"].Start(t.Context(), device, "", "", false, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
 		plain := f.read("b", device)
 		f.setCut("b", true)
-		if _, err := f.nodes["a"].Start(t.Context(), device, first.ID, true, time.Hour); err != nil {
+		if _, err := f.nodes["a"].Start(t.Context(), device, first.ID, "", true, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		admin := f.read("a", device)
@@ -342,7 +344,7 @@ func TestReplacedTrace(t *testing.T) {
 			t.Errorf("the other reader ends after %v: %v", time.Since(replaced), err)
 		}
 		time.Sleep(2 * leaseTime)
-		if _, ok := f.nodes["a"].Get(device); ok {
+		if _, _, ok := f.nodes["a"].Get(device); ok {
 			t.Error("the reader that came back began its trace again")
 		}
 	})
@@ -362,7 +364,7 @@ func TestRecords(t *testing.T) {
 		f := newFleet(t, "a")
 		var next counting
 		rec := f.nodes["a"].Recorder(&next)
-		if _, err := f.nodes["a"].Start(t.Context(), device, "", false, time.Minute); err != nil {
+		if _, err := f.nodes["a"].Start(t.Context(), device, "", "", false, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		r := f.read("a", device)
@@ -383,3 +385,49 @@ type counting struct{ steps, calls int }
 
 func (c *counting) Step(devices.Step)     { c.steps++ }
 func (c *counting) Call(devices.CallStep) { c.calls++ }
+
+// Keys have shares of the traces of the fleet, wherever these were started; a trace ends with the key that started it.
+func TestSharesOfTraces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ended atomic.Bool
+		f := newFleet(t, "a", "b")
+		for _, node := range f.nodes {
+			node.opt.Holder = func(key string) access.Holder {
+				return access.Holder{Admin: key == "admin", Ended: key == "key 1" && ended.Load()}
+			}
+		}
+		fill := func(key string) (n int) {
+			for {
+				device := devices.ID(fmt.Sprint(key, " ", n))
+				_, err := f.nodes[[]string{"a", "b"}[n%2]].Start(t.Context(), device, "", key, false, time.Hour)
+				if err != nil && devices.AsError(err).Code == devices.CodeLimitReached {
+					return n
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				n++
+			}
+		}
+		// security: K40
+		if one, two, admin := fill("key 1"), fill("key 2"), fill("admin"); one != 11 || two != 5 || admin != 14 {
+			t.Errorf("%d, %d and %d traces", one, two, admin)
+		}
+		// A key replaces its own trace also when it has as many as it may.
+		before, owner, _ := f.nodes["a"].Get("key 1 0")
+		if _, err := f.nodes["a"].Start(t.Context(), "key 1 0", before.ID, "key 1", false, time.Hour); err != nil || owner != "key 1" {
+			t.Errorf("%v, of %s", err, owner)
+		}
+		ended.Store(true)
+		running, _, _ := f.nodes["b"].Get("key 1 1")
+		// security: K40
+		if err := f.nodes["b"].Follow(t.Context(), running, func([]byte) error { return nil }); err != nil {
+			t.Errorf("the trace of an ended key: %v", err)
+		}
+		for name, node := range f.nodes {
+			if _, _, ok := node.Get("key 1 1"); ok {
+				t.Errorf("node %s has it", name)
+			}
+		}
+	})
+}
