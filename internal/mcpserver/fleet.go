@@ -113,7 +113,8 @@ var fleetTools = []mcp.Tool{
 			"Example: {\"select\":\"room=lab\",\"tool\":\"self.lamp.turn_off\",\"at\":\"2026-03-01T22:00:00Z\"}.",
 		InputSchema: schema(`{"type":"object","additionalProperties":false,"required":["select","tool"],"properties":{"select":{"type":"string","description":"As in find_devices."},` +
 			`"tool":{"type":"string","minLength":1},"arguments":{"type":"object"},` +
-			`"at":{"type":"string"},"cron":{"type":"string","description":"Repeats, in UTC."},` +
+			`"at":{"type":"string"},"cron":{"type":"string","description":"Repeats: minute hour day month weekday."},` +
+			`"timezone":{"type":"string","description":"Of cron, such as Europe/Berlin. Default: that of the fleet; the answer names it."},` +
 			`"until":{"type":"string","description":"Default: 24 hours."},` +
 			`"rate":{"type":"string","description":"20/s (default), 30/m."},"stop_after_failures":{"type":"integer"},` +
 			`"dry_run":{"type":"boolean","description":"Only count."},` +

@@ -40,6 +40,7 @@ type runJobArgs struct {
 	Arguments json.RawMessage `json:"arguments"`
 	At        api.Time        `json:"at"`
 	Cron      string          `json:"cron"`
+	Timezone  string          `json:"timezone"`
 	Until     api.Time        `json:"until"`
 	Rate      string          `json:"rate"`
 	StopAfter int             `json:"stop_after_failures"`
@@ -50,8 +51,8 @@ type runJobArgs struct {
 func (s *Server) runJob(ctx context.Context, req *mcp.CallToolRequest, args runJobArgs) (*mcp.CallToolResult, error) {
 	by := requestInfoOf(ctx).by()
 	spec := api.JobSpec{Select: args.Select, Action: api.JobAction{Call: &api.JobCall{Tool: args.Tool, Arguments: args.Arguments}}}
-	if args.At != (api.Time{}) || args.Until != (api.Time{}) || args.Cron != "" {
-		spec.When = &api.JobWhen{At: args.At, Cron: args.Cron, Until: args.Until}
+	if args.At != (api.Time{}) || args.Until != (api.Time{}) || args.Cron != "" || args.Timezone != "" {
+		spec.When = &api.JobWhen{At: args.At, Cron: args.Cron, Timezone: args.Timezone, Until: args.Until}
 	}
 	if args.Rate != "" {
 		spec.Pace = &api.JobPace{Rate: args.Rate}
@@ -185,6 +186,8 @@ type jobInfo struct {
 	Tool   string           `json:"tool,omitempty"`
 	Counts map[string]int64 `json:"counts"`
 	NextAt string           `json:"next_at,omitempty"`
+	Cron   string           `json:"cron,omitempty"`
+	Zone   string           `json:"timezone,omitempty"` // of Cron
 	Until  string           `json:"until,omitempty"`
 	Tasks  []taskInfo       `json:"tasks,omitempty"`
 }
@@ -198,6 +201,9 @@ type taskInfo struct {
 
 func newJobInfo(j *api.Job, tasks []api.Task) jobInfo {
 	out := jobInfo{Job: j.ID, State: j.State, Reason: cleantext.Short(j.Reason, maxTitle), Select: cleantext.Short(j.Spec.Select, maxTitle), NextAt: timeText(j.NextAt), Until: timeText(j.Until), Counts: map[string]int64{}}
+	if w := j.Spec.When; w != nil && w.Cron != "" {
+		out.Cron, out.Zone = cleantext.Short(w.Cron, maxTitle), cleantext.Short(w.Timezone, maxTitle)
+	}
 	if c := j.Spec.Action.Call; c != nil {
 		out.Tool = cleantext.Short(c.Tool, maxTitle)
 	}
@@ -232,12 +238,16 @@ type planInfo struct {
 	Online   int64            `json:"online"`
 	AtRisk   int64            `json:"at_risk"`
 	NextAt   string           `json:"next_at,omitempty"`
+	Zone     string           `json:"timezone,omitempty"` // of cron
 	Confirm  bool             `json:"needs_confirmation,omitempty"`
 	Refusals []map[string]any `json:"refusals,omitempty"`
 }
 
 func newPlanInfo(p *api.JobPlan) planInfo {
 	out := planInfo{Devices: p.Devices, Online: p.Online, AtRisk: p.AtRisk, NextAt: timeText(p.NextAt), Confirm: len(p.Confirm) > 0}
+	if w := p.Spec.When; w != nil && w.Cron != "" {
+		out.Zone = cleantext.Short(w.Timezone, maxTitle)
+	}
 	for _, r := range p.Refusals {
 		out.Refusals = append(out.Refusals, map[string]any{"code": r.Code, "detail": cleantext.Short(r.Detail, maxTaskResult), "count": r.Count})
 	}
