@@ -34,6 +34,7 @@ export function Jobs({ query, can }) {
   const state = query.get("state") || "", cursor = query.get("cursor") || "";
   const list = useData((signal) => get("/v1/jobs" + encode({ state, cursor, limit: 100 }), signal), [state, cursor], { every: 5000 });
   return html`<${Page} title=${s.jobs.title} lead=${can("jobs") && html`<${Link} class="button" href=${to(["jobs", "new"])}>${s.jobs.new}<//>`} />
+    ${list.data?.items.some((j) => j.state === "halted" && j.reason === "restored") && html`<p class="notice warn">${s.jobs.restored}</p>`}
     <div class="chips" role="group" aria-label=${s.devices.facets.state}>${Object.entries(s.jobs.states).map(([name, text]) => html`<button type="button" class="chip" key=${name} aria-pressed=${name === state} onClick=${() => setQuery({ state: name === state ? "" : name })}>${text}</button>`)}</div>
     <${Loaded} from=${list}>${({ items }) => (items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.jobs.columns.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead><tbody>${items.map((job) => html`<tr key=${job.id}>
       <td class="first"><${Link} href=${to(["jobs", job.id])}>${job.spec.note ? html`<bdi>${line(job.spec.note, 60)}</bdi>` : job.id}<//></td><td><${JobState} job=${job} /></td><td><bdi>${line(what(job.spec.action), 100)}</bdi></td><td><bdi>${line(selected(job.spec), 60)}</bdi></td>
