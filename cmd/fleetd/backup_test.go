@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"fleetd/internal/backup"
 )
 
 // What goes in and comes out of an archive is tested in internal/node; here, what people are told.
@@ -40,4 +42,28 @@ func TestBackupCommands(t *testing.T) {
 	}
 	run(nil, "restore", filepath.Join(dir, "ports.json"), "--data-dir", to).is(t, exitFailed, "",
 		"fleetd: "+filepath.Join(dir, "ports.json")+" is not a backup made by `fleetd backup`\n")
+}
+
+// A restore says what it halted, and how to go on; of nothing it says nothing.
+func TestHaltedText(t *testing.T) {
+	for _, c := range []struct {
+		halted backup.Halted
+		want   []string
+	}{
+		{backup.Halted{}, nil},
+		{backup.Halted{Jobs: 1}, []string{"Halted: 1 open job, since "}},
+		{backup.Halted{Jobs: 3, Schedules: 2}, []string{"Halted: 3 open jobs, of which 2 schedules"}},
+		{backup.Halted{Jobs: 1, Kept: 2}, []string{"Halted: 1 open job, since ", "Kept: 2 schedules."}},
+	} {
+		got := haltedText(c.halted)
+		if len(got) != len(c.want) {
+			t.Errorf("%+v: %q", c.halted, got)
+			continue
+		}
+		for i := range got {
+			if !strings.HasPrefix(got[i], c.want[i]) || strings.HasPrefix(got[i], "Halted") && !strings.Contains(got[i], "fleetd jobs resume") {
+				t.Errorf("%+v: %q, want %q", c.halted, got[i], c.want[i])
+			}
+		}
+	}
 }

@@ -17,13 +17,26 @@ var syncFile = (*os.File).Sync
 
 // WriteFile atomically replaces a file, readable only by its owner.
 func WriteFile(path string, content []byte) error {
+	if err := replace(path, content, syncFile); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// Note is WriteFile without waiting for the disk: after a kill of the process the file is complete, after a power failure it
+// may be an older one, empty or missing.
+func Note(path string, content []byte) error {
+	return replace(path, content, func(*os.File) error { return nil })
+}
+
+func replace(path string, content []byte, sync func(*os.File) error) error {
 	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // mode 0600
 	if err != nil {
 		return err
 	}
 	_, err = temp.Write(content)
 	if err == nil {
-		err = syncFile(temp)
+		err = sync(temp)
 	}
 	if err = errors.Join(err, temp.Close()); err == nil {
 		err = os.Rename(temp.Name(), path)
@@ -31,7 +44,7 @@ func WriteFile(path string, content []byte) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(temp.Name()))
 	}
-	return SyncDir(filepath.Dir(path))
+	return nil
 }
 
 // Create creates a file that must not exist, with this content.

@@ -50,7 +50,7 @@ func TestNATSLoginByKey(t *testing.T) {
 	if _, err := connect(node.Token(t), "_INBOX"); err != nil {
 		t.Errorf("the admin token: %v", err)
 	}
-	key := create(api.NewKey{Name: "agent", Scopes: []string{"events:read", "tools:call"}})
+	key := create(api.NewKey{Name: "agent", Scopes: []string{"events:read", "tools:call"}, Tools: []string{volume}})
 	refused := make(chan error, 10)
 	closed := make(chan struct{})
 	nc, err := connect(key.Token, "_INBOX."+key.ID, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
@@ -66,7 +66,7 @@ func TestNATSLoginByKey(t *testing.T) {
 	if _, err := nc.SubscribeSync("fleetd.v1.devices.*.online"); err != nil {
 		t.Fatal(err)
 	}
-	for _, subject := range []string{"fleetd.v1.cmd.>", "$JS.>", "_INBOX.>", "fleetd.v1.devices." + device + ".audio"} {
+	for _, subject := range []string{"fleetd.v1.cmd.>", "$JS.>", "_INBOX.>", "fleetd.v1.devices." + device + ".audio", "fleetd.v1.devices." + device + ".photo", "fleetd.v1.jobs.>"} {
 		if _, err := nc.SubscribeSync(subject); err != nil {
 			t.Fatal(err)
 		}

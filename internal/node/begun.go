@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/datadir"
+	"fleetd/internal/durable"
 	"fleetd/internal/store/database"
 	"fleetd/internal/store/jobstore"
 )
@@ -60,11 +61,7 @@ func (s *jobsSide) noteBegun(ctx context.Context) {
 		if h == noted || h.Lineage == "" {
 			return
 		}
-		file := s.node.dir.File(datadir.FileBegun)
-		err := os.WriteFile(file+".new", fmt.Appendf(nil, "%s %d\n", h.Lineage, h.Begun), 0o600)
-		if err == nil {
-			err = os.Rename(file+".new", file)
-		}
+		err := durable.Note(s.node.dir.File(datadir.FileBegun), fmt.Appendf(nil, "%s %d\n", h.Lineage, h.Begun))
 		if err == nil {
 			noted = h
 		} else if !failed {

@@ -77,7 +77,7 @@ func (l *natsLogins) permissions(who *access.Caller) *server.Permissions {
 	publish := &server.SubjectPermission{}
 	subscribe := &server.SubjectPermission{Allow: []string{"_INBOX." + who.Key + ".>"}}
 	devices := l.prefix + ".devices."
-	if who.Scopes.Has(access.ScopeEvents) {
+	if who.Scopes.Has(access.ScopeEvents) && !who.OwnJobsOnly() { // subjects do not contain the owners of jobs
 		subscribe.Allow = append(subscribe.Allow, l.prefix+".jobs.>")
 	}
 	switch {
@@ -87,6 +87,9 @@ func (l *natsLogins) permissions(who *access.Caller) *server.Permissions {
 	case who.Scopes.Has(access.ScopeEvents):
 		subscribe.Allow = append(subscribe.Allow, devices+">")
 		subscribe.Deny = append(subscribe.Deny, devices+"*.audio")
+		if !who.Scopes.Has(access.ScopePhotos) { // it contains the question
+			subscribe.Deny = append(subscribe.Deny, devices+"*.photo")
+		}
 	}
 	if who.Scopes.Has(access.ScopeCall) || who.Scopes.Has(access.ScopeUser) {
 		publish.Allow = append(publish.Allow, l.prefix+".cmd.*.call")
