@@ -109,15 +109,15 @@ var fleetTools = []mcp.Tool{
 			`"limit":{"type":"integer","minimum":1,"maximum":100,"default":20}}}`),
 		OutputSchema: schema(`{"type":"object","properties":{"events":{"type":"array","items":{"type":"object","required":["type"]}},` + failureSchema + `}}`)},
 	{Name: "run_job", Title: "Run a job", Annotations: acts,
-		Description: "Calls a tool on all selected devices, also when offline ones are back. Use it for many devices, or for later; not for results that are needed now (call_many). It returns at once; see get_job. " +
+		Description: "Calls a tool on all selected devices, also when offline ones are back. Use it for many devices, or for later; not for results that are needed now (call_many). See get_job. " +
 			"Example: {\"select\":\"room=lab\",\"tool\":\"self.lamp.turn_off\",\"at\":\"2026-03-01T22:00:00Z\"}.",
 		InputSchema: schema(`{"type":"object","additionalProperties":false,"required":["select","tool"],"properties":{"select":{"type":"string","description":"As in find_devices."},` +
 			`"tool":{"type":"string","minLength":1},"arguments":{"type":"object"},` +
-			`"at":{"type":"string"},"cron":{"type":"string","description":"Repeats: minute hour day month weekday."},` +
-			`"timezone":{"type":"string","description":"Of cron, such as Europe/Berlin. Default: that of the fleet; the answer names it."},` +
+			`"at":{"type":"string"},"cron":{"type":"string"},` +
+			`"timezone":{"type":"string","description":"Of cron. Default: that of the node."},` +
 			`"until":{"type":"string","description":"Default: 24 hours."},` +
 			`"rate":{"type":"string","description":"20/s (default), 30/m."},"stop_after_failures":{"type":"integer"},` +
-			`"dry_run":{"type":"boolean","description":"Only count."},` +
+			`"dry_run":{"type":"boolean"},` +
 			`"key":{"type":"string","description":"Against repetition."}}}`),
 		OutputSchema: schema(jobSchema)},
 	{Name: "get_job", Title: "Show a job", Annotations: reads,
