@@ -98,16 +98,26 @@ func TestWholeCallAllocations(t *testing.T) {
 		return discardResponse(t, from)
 	}
 	call, bare, empty := request(volumePath), request(constantPath), request("/empty")
-	whole := testing.AllocsPerRun(500, func() {
+	whole := fewest(func() {
 		if n := exchange(call); n == 0 {
 			t.Fatal("an empty answer to a call")
 		}
 	})
-	theirs := testing.AllocsPerRun(500, func() { exchange(bare) })
-	t.Logf("%.0f allocations, %.0f of them net/http's; %.0f without a handler", whole, theirs, testing.AllocsPerRun(500, func() { exchange(empty) }))
+	theirs := fewest(func() { exchange(bare) })
+	t.Logf("%.0f allocations, %.0f of them net/http's; %.0f without a handler", whole, theirs, fewest(func() { exchange(empty) }))
 	if ours := whole - theirs; ours > 17 { // two of them are the call's id and its header
 		t.Errorf("%.0f allocations are ours, want at most 17", ours)
 	}
+}
+
+// fewest returns the smallest of several averages: what the rest of the process allocates meanwhile, and what a collection
+// took out of the pools, is counted as well.
+func fewest(f func()) float64 {
+	least := testing.AllocsPerRun(200, f)
+	for range 4 {
+		least = min(least, testing.AllocsPerRun(200, f))
+	}
+	return least
 }
 
 const constantPath = "/constant/aa:bb:cc:dd:ee:ff/tools/self.audio_speaker.set_volume/call"
