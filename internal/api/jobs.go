@@ -223,4 +223,6 @@ type JobEdit struct {
 	Until *Time    `json:"until,omitempty"`
 	Note  *string  `json:"note,omitempty" maxLength:"1000"`
 	Stop  *JobStop `json:"stop,omitempty"`
+	// IfMatch is the Revision that the change was made from; empty: any.
+	IfMatch string `json:"-"`
 }

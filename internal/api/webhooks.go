@@ -16,6 +16,7 @@ type WebhookEdit struct {
 	Select     *string   `json:"select,omitempty" doc:"Empty: all devices."`
 	OfflineFor *string   `json:"offline_for,omitempty" doc:"Empty: at once."`
 	Secret     *string   `json:"secret,omitempty" doc:"Empty: the answer has a new one."`
+	IfMatch    string    `json:"-"` // the Revision that the change was made from; empty: any
 }
 
 // Webhook is one webhook.
@@ -33,6 +34,7 @@ type Webhook struct {
 	DeliveredAt  Time     `json:"delivered_at" doc:"Of the last one."`
 	FailingSince Time     `json:"failing_since"`
 	LastError    string   `json:"last_error" doc:"Of the last attempt that failed."`
+	Version      int64    `json:"-"` // raised by every change of the settings
 }
 
 // CreatedWebhook is a new or changed webhook with its secret.

@@ -65,7 +65,7 @@ func (s *Server) console(w http.ResponseWriter, r *http.Request) {
 	s.opt.Console.ServeHTTP(w, r)
 }
 
-func (s *Server) createConsoleCode(ctx context.Context, in *createCodeInput) (*answer[api.ConsoleCode], error) {
+func (s *Server) createConsoleCode(ctx context.Context, in *createCodeInput) (*secret[api.ConsoleCode], error) {
 	var scopes access.Scopes
 	if in.Body != nil && in.Body.Scopes != nil {
 		var err error
@@ -81,7 +81,7 @@ func (s *Server) createConsoleCode(ctx context.Context, in *createCodeInput) (*a
 	if err := s.opt.Service.SaveConsoleCode(ctx, caller(ctx), scopes, code, expires); err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[api.ConsoleCode]{api.ConsoleCode{Code: code, Expires: expires}}, nil
+	return newSecret(api.ConsoleCode{Code: code, Expires: expires}), nil
 }
 
 func (s *Server) createConsoleKey(w http.ResponseWriter, r *http.Request) {

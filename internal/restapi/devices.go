@@ -121,14 +121,14 @@ func editOf(b *api.DeviceEdit) (edit fleet.Edit, changes []string) {
 
 type answer[T any] struct{ Body T }
 
-// tagged is an answer with the revision of the device.
+// tagged is an answer with a revision.
 type tagged[T any] struct {
-	ETag string `header:"ETag" doc:"The revision of the device, in quotes."`
+	ETag string `header:"ETag" doc:"The revision of what people may change in it, in quotes."`
 	Body T
 }
 
 func newTagged[T any](v *devices.View, body T) *tagged[T] {
-	return &tagged[T]{etag(v.Device.Revision), body}
+	return &tagged[T]{ETag: etag(v.Device.Revision), Body: body}
 }
 
 func (s *Server) deviceRoutes() {

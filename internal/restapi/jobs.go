@@ -70,6 +70,7 @@ type listJobsInput struct {
 
 type editJobInput struct {
 	JobPath
+	Match
 	Body api.JobEdit
 }
 
@@ -123,7 +124,7 @@ func (s *Server) jobRoutes() {
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/jobs/{job}", about{id: "getJob", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Show a job",
 		answer: "The job with its counts.", codes: known}), s.getJob)
 	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/jobs/{job}", about{id: "editJob", scope: access.ScopeJobs, tag: tagJobs, summary: "Change a job",
-		text: "Pace, deadline, note and stop rule of a job that has not ended. The key needs what the action of the job needs.", answer: "The job.", codes: append(known, devices.CodeInvalidArguments, devices.CodeConflict, devices.CodeToolDenied)}), s.editJob)
+		text: "Pace, deadline, note and stop rule of a job that has not ended. The key needs what the action of the job needs.", answer: "The job.", codes: append(known, devices.CodeInvalidArguments, devices.CodeConflict, devices.CodeStale, devices.CodeToolDenied)}), s.editJob)
 	for _, verb := range jobVerbs {
 		huma.Register(s.api, s.operation(http.MethodPost, "/v1/jobs/{job}/"+verb.name, about{id: verb.name + "Job", scope: access.ScopeJobs, tag: tagJobs, summary: verb.summary,
 			text: verb.text, answer: verb.answer, codes: append(known, verb.codes...)}), s.jobVerb(verb.name))
@@ -184,25 +185,26 @@ func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (*answer[api.L
 const jobPiece = 16
 
 // jobAnswer answers with a job, or with why there is none.
-func (s *Server) jobAnswer(ctx context.Context, j api.Job, err error) (*answer[api.Job], error) {
+func (s *Server) jobAnswer(ctx context.Context, j api.Job, err error) (*tagged[api.Job], error) {
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[api.Job]{j}, nil
+	return quoted(j.Revision(), j), nil
 }
 
-func (s *Server) getJob(ctx context.Context, in *JobPath) (*answer[api.Job], error) {
+func (s *Server) getJob(ctx context.Context, in *JobPath) (*tagged[api.Job], error) {
 	j, err := s.opt.Jobs.Get(ctx, caller(ctx), in.Job)
 	return s.jobAnswer(ctx, j, err)
 }
 
-func (s *Server) editJob(ctx context.Context, in *editJobInput) (*answer[api.Job], error) {
+func (s *Server) editJob(ctx context.Context, in *editJobInput) (*tagged[api.Job], error) {
+	in.Body.IfMatch = in.revision()
 	j, err := s.opt.Jobs.Edit(ctx, caller(ctx), in.Job, in.Body)
 	return s.jobAnswer(ctx, j, err)
 }
 
-func (s *Server) jobVerb(verb string) func(context.Context, *jobVerbInput) (*answer[api.Job], error) {
-	return func(ctx context.Context, in *jobVerbInput) (*answer[api.Job], error) {
+func (s *Server) jobVerb(verb string) func(context.Context, *jobVerbInput) (*tagged[api.Job], error) {
+	return func(ctx context.Context, in *jobVerbInput) (*tagged[api.Job], error) {
 		var o manager.VerbOptions
 		if in.Body != nil {
 			o.Reason, o.Outcomes = in.Body.Reason, in.Body.Outcome

@@ -29,8 +29,14 @@ func (s *Server) newAPIKey(k access.Key, now time.Time) api.Key {
 
 type createKeyInput struct{ Body api.NewKey }
 
-type keyPath struct {
+// KeyPath names a key.
+type KeyPath struct {
 	Key string `path:"key" doc:"Id or name of a key."`
+}
+
+type revokeKeyInput struct {
+	KeyPath
+	Match
 }
 
 func (s *Server) keyRoutes() {
@@ -38,9 +44,11 @@ func (s *Server) keyRoutes() {
 		answer: "A page, oldest first; those that have ended included."}), s.listKeys)
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/keys", about{id: "createKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Make an API key",
 		status: http.StatusCreated, answer: "The key with its token, which is shown this once.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeUnavailable}}), s.createKey)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/keys/{key}", about{id: "getKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Show an API key",
+		answer: "The key, without its token.", codes: []devices.Code{devices.CodeNotFound}}), s.getKey)
 	registerRevoke(s, s.operation(http.MethodDelete, "/v1/keys/{key}", about{id: "revokeKey", scope: access.ScopeAdmin, tag: tagAccess, summary: "Revoke an API key",
 		text:   "At once, on all nodes, whether the database answers or not. It stays in the list, because the audit log names it.",
-		status: http.StatusNoContent, answer: "It is not valid any more.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.revokeKey)
+		status: http.StatusNoContent, answer: "It is not valid any more.", codes: []devices.Code{devices.CodeNotFound, devices.CodeStale, devices.CodeUnavailable}}), s.revokeKey)
 }
 
 func (s *Server) listKeys(ctx context.Context, in *Page) (*answer[api.List[api.Key]], error) {
@@ -57,7 +65,7 @@ func (s *Server) listKeys(ctx context.Context, in *Page) (*answer[api.List[api.K
 	return answerOf(s, ctx, list, err)
 }
 
-func (s *Server) createKey(ctx context.Context, in *createKeyInput) (*answer[api.CreatedKey], error) {
+func (s *Server) createKey(ctx context.Context, in *createKeyInput) (*secret[api.CreatedKey], error) {
 	scopes, err := access.ParseScopes(in.Body.Scopes)
 	if err != nil {
 		return nil, badRequest(err.Error())
@@ -75,10 +83,36 @@ func (s *Server) createKey(ctx context.Context, in *createKeyInput) (*answer[api
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[api.CreatedKey]{api.CreatedKey{Key: s.newAPIKey(k, time.Now()), Token: token}}, nil
+	return newSecret(api.CreatedKey{Key: s.newAPIKey(k, time.Now()), Token: token}), nil
 }
 
-func (s *Server) revokeKey(ctx context.Context, in *keyPath) (*revokedAnswer, error) {
+// keyOf returns the key with an id or a name.
+func (s *Server) keyOf(name string) (api.Key, error) {
+	now := time.Now()
+	k, ok := s.opt.Service.Keys().Find(name, now)
+	if !ok {
+		return api.Key{}, &devices.Error{Code: devices.CodeNotFound, Detail: "there is no key with this id or name; GET /v1/keys lists them"}
+	}
+	return s.newAPIKey(k, now), nil
+}
+
+func (s *Server) getKey(ctx context.Context, in *KeyPath) (*tagged[api.Key], error) {
+	k, err := s.keyOf(in.Key)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return quoted(k.Revision(), k), nil
+}
+
+func (s *Server) revokeKey(ctx context.Context, in *revokeKeyInput) (*revokedAnswer, error) {
+	if revision := in.revision(); revision != "" { // only the end of a key can change, and nothing undoes it
+		switch k, err := s.keyOf(in.Key); {
+		case err != nil:
+			return nil, s.problem(ctx, err)
+		case k.Revision() != revision:
+			return nil, newProblem(&devices.Error{Code: devices.CodeStale, Detail: "the key has been revoked since it was read"})
+		}
+	}
 	_, r, err := s.opt.Service.RevokeKey(ctx, caller(ctx), in.Key)
 	if err != nil {
 		return nil, s.problem(ctx, err)

@@ -15,6 +15,33 @@ import (
 
 func etag(revision int64) string { return `"` + strconv.FormatInt(revision, 10) + `"` }
 
+// Match is the header of a request that changes something other than a device only as the caller has seen it.
+type Match struct {
+	IfMatch string `header:"If-Match" doc:"ETag of what is changed, as it was read: the request is refused with 412 if it was changed since."`
+}
+
+// revision returns the revision of the header; empty: any.
+func (m *Match) revision() string {
+	text := strings.TrimSpace(m.IfMatch)
+	if text == "*" {
+		return ""
+	}
+	return strings.Trim(text, `"`)
+}
+
+// quoted returns an answer with the ETag of a revision.
+func quoted[T any](revision string, body T) *tagged[T] {
+	return &tagged[T]{ETag: `"` + revision + `"`, Body: body}
+}
+
+// secret is an answer with a secret, which nobody on the way may store.
+type secret[T any] struct {
+	CacheControl string `header:"Cache-Control"`
+	Body         T
+}
+
+func newSecret[T any](body T) *secret[T] { return &secret[T]{"no-store", body} }
+
 // Precondition is the header of a request that changes a device only as the caller
 // has seen it.
 type Precondition struct {

@@ -58,7 +58,7 @@ func (s *Server) secretRoutes() {
 		answer: "The number of the secret, and the new admin token.", codes: []devices.Code{devices.CodeUnavailable}}), s.rotateSecret)
 }
 
-func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*answer[api.RotatedSecret], error) {
+func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*secret[api.RotatedSecret], error) {
 	by := caller(ctx)
 	var body api.SecretRotation
 	if in.Body != nil {
@@ -87,7 +87,7 @@ func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*answ
 	if time.Now().Before(r.PreviousUntil) {
 		out.PreviousUntil = api.At(r.PreviousUntil)
 	}
-	return &answer[api.RotatedSecret]{out}, nil
+	return newSecret(out), nil
 }
 
 func (s *Server) rotateDevice(ctx context.Context, in *rotateInput) (*tagged[api.Device], error) {

@@ -16,7 +16,8 @@ type Webhooks interface {
 	List(ctx context.Context, by access.Principal) ([]api.Webhook, error)
 	Create(ctx context.Context, by access.Principal, n api.NewWebhook) (api.CreatedWebhook, error)
 	Edit(ctx context.Context, by access.Principal, id string, e api.WebhookEdit) (api.CreatedWebhook, error)
-	Delete(ctx context.Context, by access.Principal, id string) error
+	Get(ctx context.Context, by access.Principal, id string) (api.Webhook, error)
+	Delete(ctx context.Context, by access.Principal, id, revision string) error
 	Test(ctx context.Context, by access.Principal, id string) (api.WebhookTest, error)
 }
 
@@ -27,8 +28,14 @@ type WebhookPath struct {
 	ID string `path:"id" doc:"Id of a webhook."`
 }
 
+type deleteWebhookInput struct {
+	WebhookPath
+	Match
+}
+
 type editWebhookInput struct {
 	WebhookPath
+	Match
 	Body api.WebhookEdit
 }
 
@@ -41,10 +48,12 @@ func (s *Server) webhookRoutes() {
 		text: "Events from now on are delivered by POST, signed as Standard Webhooks, at least once and in order of time: a delivery is repeated until the receiver answers 2xx within 10 s, and has the same `webhook-id` each time. " +
 			"The webhook acts as the key that creates it, which also needs the scope events:read, and stops when that key ends.",
 		status: http.StatusCreated, answer: "The webhook, with its secret if that was left out.", codes: append(away, devices.CodeLimitReached)}), s.createWebhook)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/webhooks/{id}", about{id: "getWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Show a webhook",
+		answer: "The webhook.", codes: known}), s.getWebhook)
 	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/webhooks/{id}", about{id: "editWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Change a webhook",
-		text: "It goes on with the event after the last one that was delivered.", answer: "The webhook, with a secret if a new one was made.", codes: append(known, devices.CodeConflict)}), s.editWebhook)
+		text: "It goes on with the event after the last one that was delivered.", answer: "The webhook, with a secret if a new one was made.", codes: append(known, devices.CodeStale)}), s.editWebhook)
 	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/webhooks/{id}", about{id: "deleteWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Delete a webhook",
-		status: http.StatusNoContent, answer: "It is deleted.", codes: known}), s.deleteWebhook)
+		status: http.StatusNoContent, answer: "It is deleted.", codes: append(known, devices.CodeStale)}), s.deleteWebhook)
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/webhooks/{id}/test", about{id: "testWebhook", scope: access.ScopeWebhooks, tag: tagWebhooks, summary: "Try a webhook",
 		text: "Delivers a message of the type test at once, from the node that receives the request.", answer: "What came of it.", codes: append(known, devices.CodeConflict)}), s.testWebhook)
 }
@@ -62,24 +71,44 @@ func (s *Server) listWebhooks(ctx context.Context, in *Page) (*answer[api.List[a
 	return answerOf(s, ctx, list, err)
 }
 
-func (s *Server) createWebhook(ctx context.Context, in *createWebhookInput) (*answer[api.CreatedWebhook], error) {
+// hookAnswer is a webhook that was made or changed, with its ETag, and a secret that was made for it.
+type hookAnswer struct {
+	ETag         string `header:"ETag" doc:"The revision of its settings, in quotes."`
+	CacheControl string `header:"Cache-Control"`
+	Body         api.CreatedWebhook
+}
+
+func newHookAnswer(h api.CreatedWebhook) *hookAnswer {
+	return &hookAnswer{ETag: `"` + h.Revision() + `"`, CacheControl: "no-store", Body: h}
+}
+
+func (s *Server) createWebhook(ctx context.Context, in *createWebhookInput) (*hookAnswer, error) {
 	h, err := s.opt.Webhooks.Create(ctx, caller(ctx), in.Body)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[api.CreatedWebhook]{h}, nil
+	return newHookAnswer(h), nil
 }
 
-func (s *Server) editWebhook(ctx context.Context, in *editWebhookInput) (*answer[api.CreatedWebhook], error) {
+func (s *Server) getWebhook(ctx context.Context, in *WebhookPath) (*tagged[api.Webhook], error) {
+	h, err := s.opt.Webhooks.Get(ctx, caller(ctx), in.ID)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return quoted(h.Revision(), h), nil
+}
+
+func (s *Server) editWebhook(ctx context.Context, in *editWebhookInput) (*hookAnswer, error) {
+	in.Body.IfMatch = in.revision()
 	h, err := s.opt.Webhooks.Edit(ctx, caller(ctx), in.ID, in.Body)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[api.CreatedWebhook]{h}, nil
+	return newHookAnswer(h), nil
 }
 
-func (s *Server) deleteWebhook(ctx context.Context, in *WebhookPath) (*struct{}, error) {
-	if err := s.opt.Webhooks.Delete(ctx, caller(ctx), in.ID); err != nil {
+func (s *Server) deleteWebhook(ctx context.Context, in *deleteWebhookInput) (*struct{}, error) {
+	if err := s.opt.Webhooks.Delete(ctx, caller(ctx), in.ID, in.revision()); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return nil, nil

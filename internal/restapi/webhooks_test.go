@@ -31,7 +31,11 @@ func (f *fakeWebhooks) Edit(_ context.Context, _ access.Principal, id string, e 
 	return api.CreatedWebhook{Webhook: api.Webhook{ID: id}}, nil
 }
 
-func (f *fakeWebhooks) Delete(_ context.Context, _ access.Principal, id string) error {
+func (f *fakeWebhooks) Get(_ context.Context, _ access.Principal, id string) (api.Webhook, error) {
+	return api.Webhook{ID: id, Types: []string{}, Version: 7}, nil
+}
+
+func (f *fakeWebhooks) Delete(_ context.Context, _ access.Principal, id, _ string) error {
 	if id != "wh_a" {
 		return devices.Errorf(devices.CodeNotFound, "there is no webhook with this id")
 	}

@@ -53,7 +53,7 @@ func (m *Manager) get(ctx context.Context, by access.Principal, id string) (Hook
 
 func (m *Manager) view(h *Hook) api.Webhook {
 	out := api.Webhook{ID: h.ID, URL: h.URL, Types: []string{}, Select: h.Select, CreatedBy: h.OwnerName, CreatedAt: api.At(h.CreatedAt), State: "active", Reason: m.stopped(h),
-		Delivered: h.Delivered, DeliveredAt: api.At(h.DeliveredAt), FailingSince: api.At(h.FailingSince), LastError: h.LastError}
+		Delivered: h.Delivered, Version: h.Version, DeliveredAt: api.At(h.DeliveredAt), FailingSince: api.At(h.FailingSince), LastError: h.LastError}
 	for _, kind := range h.Types {
 		out.Types = append(out.Types, string(kind))
 	}
@@ -97,6 +97,9 @@ func (m *Manager) Create(ctx context.Context, by access.Principal, n api.NewWebh
 func (m *Manager) Edit(ctx context.Context, by access.Principal, id string, e api.WebhookEdit) (out api.CreatedWebhook, err error) {
 	h, err := m.get(ctx, by, id)
 	defer func() { m.opt.Fleet.NoteChange(by, "edit_webhook", "", describe(&h)+changes(&e), err) }()
+	if err == nil {
+		err = m.match(&h, e.IfMatch)
+	}
 	if err != nil {
 		return out, err
 	}
@@ -106,12 +109,20 @@ func (m *Manager) Edit(ctx context.Context, by access.Principal, id string, e ap
 	}
 	switch err := m.opt.Store.Update(ctx, h); {
 	case errors.Is(err, ErrStale):
-		return out, devices.Errorf(devices.CodeConflict, "the webhook was changed or deleted by another request at the same time; send the request again")
+		return out, devices.Errorf(devices.CodeStale, "the webhook was changed or deleted by another request at the same time; read it again and repeat your change")
 	case err != nil:
 		return out, devices.AsError(err)
 	}
 	m.wake()
 	return api.CreatedWebhook{Webhook: m.view(&h), Secret: secret}, nil
+}
+
+// match returns an error if a webhook has another revision; an empty one is any.
+func (m *Manager) match(h *Hook, revision string) error {
+	if v := m.view(h); revision != "" && revision != v.Revision() {
+		return devices.Errorf(devices.CodeStale, "the webhook was changed since it was read; read it again and repeat your change")
+	}
+	return nil
 }
 
 // set applies an edit. made is a secret that was made for it.
@@ -185,9 +196,21 @@ func changes(e *api.WebhookEdit) string {
 	return ", set: " + strings.Join(names, ", ")
 }
 
-// Delete deletes a webhook.
-func (m *Manager) Delete(ctx context.Context, by access.Principal, id string) error {
+// Get returns a webhook of the caller.
+func (m *Manager) Get(ctx context.Context, by access.Principal, id string) (api.Webhook, error) {
 	h, err := m.get(ctx, by, id)
+	if err != nil {
+		return api.Webhook{}, err
+	}
+	return m.view(&h), nil
+}
+
+// Delete deletes a webhook with this revision; an empty one is any.
+func (m *Manager) Delete(ctx context.Context, by access.Principal, id, revision string) error {
+	h, err := m.get(ctx, by, id)
+	if err == nil {
+		err = m.match(&h, revision)
+	}
 	if err == nil {
 		if err = m.opt.Store.Delete(ctx, h.ID); errors.Is(err, devices.ErrNotFound) {
 			err = nil // by another request

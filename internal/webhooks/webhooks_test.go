@@ -371,7 +371,14 @@ func TestDelivers(t *testing.T) {
 	}
 	// A change continues after the last event, with a new secret.
 	empty, types := "", []string{"pending"}
-	edited, err := m.Edit(t.Context(), admin, first.ID, api.WebhookEdit{Types: &types, Secret: &empty})
+	if _, err := m.Edit(t.Context(), admin, first.ID, api.WebhookEdit{Types: &types, IfMatch: "99"}); devices.AsError(err).Code != devices.CodeStale {
+		t.Errorf("an edit of another revision: %v", err)
+	}
+	read, err := m.Get(t.Context(), admin, first.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited, err := m.Edit(t.Context(), admin, first.ID, api.WebhookEdit{Types: &types, Secret: &empty, IfMatch: read.Revision()})
 	if err != nil || edited.Secret == "" || edited.Secret == first.Secret {
 		t.Fatalf("%+v, %v", edited, err)
 	}
@@ -382,10 +389,13 @@ func TestDelivers(t *testing.T) {
 		w.happen(devices.EventPending, "a", number)
 		return len(all.numbers()) > 3
 	})
-	if err := m.Delete(t.Context(), admin, first.ID); err != nil {
+	if err := m.Delete(t.Context(), admin, first.ID, read.Revision()); devices.AsError(err).Code != devices.CodeStale {
+		t.Errorf("a webhook that was edited is deleted as it was before: %v", err)
+	}
+	if err := m.Delete(t.Context(), admin, first.ID, ""); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Delete(t.Context(), admin, first.ID); devices.AsError(err).Code != devices.CodeNotFound {
+	if err := m.Delete(t.Context(), admin, first.ID, ""); devices.AsError(err).Code != devices.CodeNotFound {
 		t.Errorf("deleted twice: %v", err)
 	}
 }
@@ -508,7 +518,7 @@ func TestActsAsItsCreator(t *testing.T) {
 	if _, err := m.Edit(t.Context(), other, h.ID, api.WebhookEdit{URL: &url}); devices.AsError(err).Code != devices.CodeNotFound {
 		t.Errorf("another key changes it: %v", err)
 	}
-	if err := m.Delete(t.Context(), other, h.ID); devices.AsError(err).Code != devices.CodeNotFound {
+	if err := m.Delete(t.Context(), other, h.ID, ""); devices.AsError(err).Code != devices.CodeNotFound {
 		t.Errorf("another key deletes it: %v", err)
 	}
 	if _, err := m.Test(t.Context(), other, h.ID); devices.AsError(err).Code != devices.CodeNotFound {

@@ -212,6 +212,9 @@ func TestJobsAreAudited(t *testing.T) {
 	}
 	note := "x"
 	_, _, repeated := m.Create(t.Context(), by, callSpec("self.get", lamp, robot), CreateOptions{Key: "k"})
+	if _, err := m.Edit(t.Context(), devicetest.Admin, j.ID, api.JobEdit{Note: &note, IfMatch: "other"}); devices.AsError(err).Code != devices.CodeStale {
+		t.Errorf("an edit of another revision: %v", err)
+	}
 	_, edited := m.Edit(t.Context(), by, j.ID, api.JobEdit{Note: &note})
 	_, paused := m.Do(t.Context(), by, j.ID, "pause", VerbOptions{Reason: "lunch"})
 	_, again := m.Do(t.Context(), by, j.ID, "pause", VerbOptions{})

@@ -38,6 +38,9 @@ func (m *Manager) edit(ctx context.Context, p access.Principal, id string, e api
 		return api.Job{}, asError(err)
 	}
 	j, err := m.Store.Edit(ctx, id, func(j *jobs.Job) error {
+		if now := jobView(j); e.IfMatch != "" && e.IfMatch != now.Revision() {
+			return devices.Errorf(devices.CodeStale, "job %s was changed since it was read; read it again and repeat your change", j.ID)
+		}
 		if !j.State.Open() {
 			return devices.Errorf(devices.CodeConflict, "job %s is %s and cannot be changed; only open jobs can", j.ID, j.State)
 		}
