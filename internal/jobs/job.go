@@ -19,7 +19,7 @@ const (
 	MaxOpenJobs      = 1000      // jobs of the fleet that have not ended; keys have shares of this and the next two (access.Share)
 	MaxOpenTasks     = 1_000_000 // waiting and running tasks of the fleet
 	MaxDeviceTasks   = 100       // waiting tasks of one device
-	MaxEndedJobs     = 10_000    // of one key; the oldest are deleted
+	MaxEndedJobs     = 10_000    // of one key without admin; the oldest are deleted
 	MaxConfirmations = 10_000    // of one key; the oldest are deleted
 	MaxDevices       = 1000      // devices of a job that names them singly
 	MaxResult        = 4 << 10   // bytes of a task's result

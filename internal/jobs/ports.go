@@ -120,7 +120,7 @@ type Store interface {
 	// TakeTurn reports whether this process may do the fleet's periodic work for the next
 	// few seconds; at most one may.
 	TakeTurn(ctx context.Context, instance string, lasts time.Duration) (bool, error)
-	// Prune deletes jobs that ended before a time, and the oldest ended ones of each key with more than MaxEndedJobs, with their
+	// Prune deletes jobs that ended before a time, and the oldest ended ones of keys without admin that have more than MaxEndedJobs, with their
 	// tasks, at most limit rows, and expired confirmations.
 	Prune(ctx context.Context, before time.Time, limit int) (int, error)
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -462,12 +463,13 @@ func TestDrippingImport(t *testing.T) {
 func TestSharesOfImports(t *testing.T) {
 	f := newFleet(t, func(o *Options) { o.Dir = t.TempDir() })
 	tokens := []string{f.key(t, "one", "devices:write", ""), f.key(t, "two", "devices:write", ""), f.key(t, "three", "devices:write", "")}
-	drip := func(token string) net.Conn {
+	drip := func(token string) *net.TCPConn {
 		t.Helper()
-		c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+		dialled, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
 		if err != nil {
 			t.Fatal(err)
 		}
+		c := dialled.(*net.TCPConn)
 		t.Cleanup(func() { _ = c.Close() })
 		if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\nContent-Type: text/csv\r\nContent-Length: 30000\r\n\r\nid\n", pathImport, token); err != nil {
 			t.Fatal(err)
@@ -505,7 +507,8 @@ func TestSharesOfImports(t *testing.T) {
 	if r := send(tokens[2]); r.status != http.StatusOK {
 		t.Errorf("when the first key has ended: %d %s", r.status, r.body)
 	}
-	if _, err := fmt.Fprint(first, "02:00:00:00:00:01\n"); err != nil {
+	_, err := fmt.Fprint(first, "02:00:00:00:00:01\n")
+	if err := errors.Join(err, first.CloseWrite()); err != nil { // an answer waits for the body here, unlike in a node
 		t.Fatal(err)
 	}
 	answer, err := http.ReadResponse(bufio.NewReader(first), nil)

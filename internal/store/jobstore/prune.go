@@ -91,9 +91,10 @@ func scanText(scan func(...any) error) (text string, err error) {
 	return text, err
 }
 
-// tooMany returns the oldest ended jobs of a key that has more than it may.
+// tooMany returns the oldest ended jobs of a key without admin that has more than it may.
 func (t *transaction) tooMany(ctx context.Context) ([]string, error) {
-	owners, err := database.Collect(ctx, t.tx, scanText, `SELECT owner FROM jobs WHERE ended_at > 0 GROUP BY owner HAVING count(*) > $1 LIMIT 1`, int64(jobs.MaxEndedJobs))
+	owners, err := database.Collect(ctx, t.tx, scanText, `SELECT owner FROM jobs WHERE ended_at > 0 GROUP BY owner HAVING count(*) > $1`, int64(jobs.MaxEndedJobs))
+	owners = slices.DeleteFunc(owners, func(owner string) bool { return t.holder(owner).Admin })
 	if err != nil || len(owners) == 0 {
 		return nil, err
 	}

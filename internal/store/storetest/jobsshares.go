@@ -224,6 +224,8 @@ func testEndedJobsAreLimited(t *testing.T, f *jobFleet) {
 	s := f.stores[0]
 	ended := s.Now().Add(-time.Hour).UnixMicro()
 	f.copyJobs(t, "key 1", jobs.MaxEndedJobs+150, ended)
+	f.Exec(t, `UPDATE jobs SET job = 'a' || job, owner = 'admin' WHERE owner = 'key 1'`)
+	f.copyJobs(t, "key 1", jobs.MaxEndedJobs+150, ended)
 	for deleted, pass := 0, 0; ; pass++ {
 		n, err := s.Prune(t.Context(), s.Now().Add(-jobs.Kept), 1000)
 		if err != nil || pass > 10 {
@@ -236,7 +238,7 @@ func testEndedJobsAreLimited(t *testing.T, f *jobFleet) {
 			break
 		}
 	}
-	if n := f.Count(t, `SELECT count(*) FROM jobs WHERE ended_at < $1`, ended+10_000_150); n != 0 {
+	if n := f.Count(t, `SELECT count(*) FROM jobs WHERE owner = 'key 1' AND ended_at < $1`, ended+10_000_150); n != 0 {
 		t.Errorf("%d of the oldest are left", n)
 	}
 }
