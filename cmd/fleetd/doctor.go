@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -37,6 +38,8 @@ const (
 type doctorCmd struct {
 	MAC  string `name:"mac" help:"Device to ask for; without it, one that does not exist." placeholder:"MAC"`
 	JSON bool   `name:"json" help:"Print the server's JSON, without the checks made here."`
+	// Secrets prints what a device logs in with.
+	Secrets bool `help:"Print the device's password and token, too."`
 	clientFlags
 }
 
@@ -55,6 +58,9 @@ func (d *doctorCmd) Run(ctx context.Context, a *app) error {
 		return err
 	}
 	answered := a.now()
+	if !d.Secrets {
+		diagnosis.Raw, diagnosis.Reply = maskSecrets(diagnosis.Raw), maskSecrets(diagnosis.Reply)
+	}
 	findings := diagnosis.Findings
 	if d.JSON {
 		if err := printJSON(a.stdout, diagnosis.Raw); err != nil {
@@ -75,6 +81,14 @@ func (d *doctorCmd) Run(ctx context.Context, a *app) error {
 		return errStranding
 	}
 	return nil
+}
+
+// secretMember matches the members of an OTA reply with which a device logs in.
+var secretMember = regexp.MustCompile(`("(?:password|token)"\s*:\s*")[^"\\]+"`)
+
+// maskSecrets replaces the password and the token in JSON: people show the output of doctor to others.
+func maskSecrets(document []byte) []byte {
+	return secretMember.ReplaceAll(document, []byte(`$1(hidden; --secrets shows it)"`))
 }
 
 func printFindings(a *app, findings []api.Finding) error {

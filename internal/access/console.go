@@ -58,27 +58,35 @@ func (r *Registry) ConsoleKey(who *Caller, scopes Scopes, now time.Time) (Key, e
 	if h := r.byID[who.Key]; h != nil {
 		k.Expires = h.key.Expires
 	}
-	children := 0
+	return k, r.checkChildrenLocked(&k.Parent, now)
+}
+
+// checkChildrenLocked returns an error if a key has as many console keys as it may, those that are being issued included.
+func (r *Registry) checkChildrenLocked(parent *Parent, now time.Time) error {
+	children := r.issuing[parent.Key]
 	for _, h := range r.byID {
-		if h.key.Parent.Key == who.Key && r.endedLocked(&h.key, now) == nil {
+		if h.key.Parent.Key == parent.Key && r.endedLocked(&h.key, now) == nil {
 			children++
 		}
 	}
 	if children >= MaxConsoleKeys {
-		return Key{}, fmt.Errorf("the key %q has %d valid keys of the console, which is the limit; revoke some with `fleetd keys revoke`, or wait until they end", who.Name, children)
+		return fmt.Errorf("the key %q has %d valid keys of the console, which is the limit; revoke some with `fleetd keys revoke`, or wait until they end", parent.Name, children)
 	}
-	return k, nil
+	return nil
 }
 
-// Issue completes a key that ConsoleKey returned, and returns it with its token. It fails if
-// the parent has ended meanwhile.
+// Issue completes a key that ConsoleKey returned, and returns it with its token. It fails if the parent has ended
+// meanwhile, or has MaxConsoleKeys: codes are not limited. Call Issued once the key is in the registry or cannot be stored.
 func (r *Registry) Issue(k Key, now time.Time) (_ Key, token string, err error) {
-	r.mu.RLock()
-	err = r.endedLocked(&k, now)
-	r.mu.RUnlock()
-	if err != nil {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.endedLocked(&k, now); err != nil {
 		return Key{}, "", fmt.Errorf("%w: %q (%s)", err, k.Parent.Name, k.Parent.Key)
 	}
+	if err := r.checkChildrenLocked(&k.Parent, now); err != nil {
+		return Key{}, "", err
+	}
+	r.issuing[k.Parent.Key]++
 	k.ID = randomText(idBytes)
 	token = tokenPrefix + k.ID + "_" + randomText(secretBytes)
 	k.Name, k.Hash, k.Created = "console "+k.ID, hashOf(token), now.UTC().Truncate(time.Microsecond)
@@ -86,6 +94,15 @@ func (r *Registry) Issue(k Key, now time.Time) (_ Key, token string, err error) 
 		k.Expires = end
 	}
 	return k, token, nil
+}
+
+// Issued ends the issue of a key.
+func (r *Registry) Issued(k Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.issuing[k.Parent.Key]--; r.issuing[k.Parent.Key] == 0 {
+		delete(r.issuing, k.Parent.Key)
+	}
 }
 
 // HashConsoleCode returns the form in which a code is stored. It has more than 128 random bits, so

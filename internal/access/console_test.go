@@ -46,6 +46,7 @@ func issue(t *testing.T, r *Registry, who *Caller, scopes Scopes) (Key, string) 
 		t.Fatal(err)
 	}
 	put(t, r, k)
+	r.Issued(k)
 	return k, token
 }
 
@@ -149,9 +150,23 @@ func TestConsoleKeyOfAdmin(t *testing.T) {
 func TestConsoleKeysAreLimited(t *testing.T) {
 	r, _, who := registry(t, "devices:read", "")
 	first, _ := issue(t, r, who, 0)
-	for range MaxConsoleKeys - 1 {
+	for range MaxConsoleKeys - 2 {
 		issue(t, r, who, 0)
 	}
+	template, err := r.ConsoleKey(who, 0, now) // as of codes that were made before
+	if err != nil {
+		t.Fatal(err)
+	}
+	last, _, err := r.Issue(template, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// security: K19
+	if _, _, err := r.Issue(template, now); err == nil {
+		t.Fatal("two codes are exchanged for one key that is left")
+	}
+	put(t, r, last)
+	r.Issued(last)
 	// security: K19
 	if _, err := r.ConsoleKey(who, 0, now); err == nil {
 		t.Fatal("no limit")

@@ -158,11 +158,14 @@ type keyEntry struct {
 type Registry struct {
 	mu         sync.RWMutex
 	byID       map[string]*keyEntry
-	adminToken func() string // nil: there is none
+	issuing    map[string]int // console keys on their way into the registry, by parent
+	adminToken func() string  // nil: there is none
 }
 
 // NewRegistry returns an empty Registry.
-func NewRegistry() *Registry { return &Registry{byID: map[string]*keyEntry{}} }
+func NewRegistry() *Registry {
+	return &Registry{byID: map[string]*keyEntry{}, issuing: map[string]int{}}
+}
 
 // Authenticate returns the caller of an API token. It takes the same time for every wrong
 // secret of a key. It always returns the same *Caller for a key.

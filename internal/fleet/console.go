@@ -45,6 +45,8 @@ func (s *Service) RedeemConsoleCode(ctx context.Context, who access.Principal, c
 	if err == nil {
 		if k, token, err = s.Keys().Issue(k, time.Now()); err != nil {
 			err = devices.Errorf(devices.CodeUnauthorized, "%v", err)
+		} else {
+			defer s.Keys().Issued(k)
 		}
 	} else if errors.Is(err, devices.ErrNotFound) {
 		err = ErrConsoleCode

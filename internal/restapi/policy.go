@@ -25,7 +25,7 @@ type explainInput struct {
 	Key       string `query:"key" required:"true" doc:"Id or name of an API key; or admin, open, voice, gateway."`
 	Device    string `query:"device" required:"true" doc:"Device id."`
 	Tool      string `query:"tool" required:"true"`
-	Via       string `query:"via" enum:"rest,raw,nats,gateway,voice,mcp" default:"rest" doc:"The way in."`
+	Via       string `query:"via" enum:"rest,raw,nats,gateway,voice,mcp,job" default:"rest" doc:"The way in."`
 	Arguments string `query:"arguments" doc:"A JSON object; the addresses in it are checked against the list."`
 }
 

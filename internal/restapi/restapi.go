@@ -208,7 +208,9 @@ func (s *Server) HandlePublic(pattern string, h http.Handler) {
 var (
 	valueNosniff = []string{"nosniff"}
 	// valuePolicy keeps browsers from showing an answer as a page that runs scripts or loads files.
-	valuePolicy  = []string{"default-src 'none'; frame-ancestors 'none'; sandbox"}
+	valuePolicy = []string{"default-src 'none'; frame-ancestors 'none'; sandbox"}
+	// valueHSTS has browsers use TLS alone for this name; behind a proxy with TLS the header is the proxy's.
+	valueHSTS    = []string{"max-age=31536000"}
 	valueJSON    = []string{"application/json"}
 	valueProblem = []string{"application/problem+json"}
 )
@@ -217,6 +219,9 @@ var (
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header()["X-Content-Type-Options"] = valueNosniff
 	w.Header()["Content-Security-Policy"] = valuePolicy
+	if r.TLS != nil {
+		w.Header()["Strict-Transport-Security"] = valueHSTS
+	}
 	if s.public[r.URL.Path] || isConsole(r) {
 		connlimit.PaceAnonymous(r.Context())
 	} else {

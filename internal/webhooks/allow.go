@@ -38,9 +38,9 @@ func isHost(text string) bool {
 }
 
 // reserved are the networks of the IANA registries of special addresses that are not reachable from everywhere, and those
-// that contain addresses of IPv4.
+// that contain addresses of IPv4. 168.63.129.16 is the host of a virtual machine on Azure, whatever network that is in.
 var reserved = func() (list []netip.Prefix) {
-	for _, text := range []string{"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24",
+	for _, text := range []string{"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24",
 		"192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3",
 		"::/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/9", "ff00::/8"} {
 		list = append(list, netip.MustParsePrefix(text))

@@ -124,7 +124,7 @@ func TestKeys(t *testing.T) {
 	p.await("document.querySelector('dialog')?.open")
 	p.fill("input[name=key]", "fld_wrong")
 	p.do(chromedp.KeyEvent(kb.Enter))
-	p.shows("does not accept this key. Copy it again, whole.")
+	p.shows("does not accept this key. Copy it again, whole")
 	p.fill("input[name=key]", token)
 	p.do(chromedp.KeyEvent(kb.Enter))
 	p.shows(first)

@@ -34,11 +34,15 @@ export const key = {
 // logout removes the key in all tabs of this browser: other tabs see the change of the entry. A key that was made for
 // this console ends; one that somebody pasted may be in use elsewhere.
 export function logout(made) {
-  const token = key.get();
-  if (made) fetch("/v1/self", { method: "DELETE", headers: { Authorization: `Bearer ${token}` }, keepalive: true }).catch(() => {}); // it ends by itself, later
+  if (made) endMade(key.get());
   key.clear();
   localStorage.setItem(LOGOUT, String(Date.now()));
   handlers.changed?.();
+}
+
+// endMade ends a key that was made for a console; others are refused. It ends by itself, later, if this fails.
+export function endMade(token) {
+  fetch("/v1/self", { method: "DELETE", headers: { Authorization: `Bearer ${token}` }, keepalive: true }).catch(() => {});
 }
 
 addEventListener("storage", (event) => {

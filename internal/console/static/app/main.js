@@ -169,7 +169,11 @@ function App() {
       identify();
     };
     const begin = () => redeem().catch((error) => api.handlers.ask(`${s.login.code} (${error.message})`)).then(identify);
-    const link = () => { if (coded()) begin().then(() => setLogin((open) => { open?.done(); return null; })); }; // in a tab that shows the console, a link changes the hash alone
+    const link = () => { // in a tab that shows the console, a link changes the hash alone
+      if (!coded()) return;
+      if (api.key.get() && !confirm(s.login.switch)) return forgetCode();
+      begin().then(() => setLogin((open) => { open?.done(); return null; }));
+    };
     begin();
     addEventListener("hashchange", link);
     return () => removeEventListener("hashchange", link);
@@ -188,11 +192,16 @@ const coded = () => new URLSearchParams(location.hash.slice(1)).get("code");
 async function redeem() {
   const code = coded();
   if (!code) return;
-  history.replaceState(null, "", location.pathname + location.search);
+  forgetCode();
+  const before = api.key.get();
   const made = await api.request("POST", "/v1/console/keys", { body: { code }, public: true });
+  if (before) api.endMade(before);
   fresh = true;
   api.key.set(made.token, false);
 }
+
+// forgetCode removes a code from the address and the history.
+const forgetCode = () => history.replaceState(null, "", location.pathname + location.search);
 
 // whoami asks who the caller is. Behind a balancer the next request may reach a node that has not received a key which
 // was made a moment ago.

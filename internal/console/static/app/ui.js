@@ -127,12 +127,16 @@ export function Act({ label, act, primary, disabled }) {
 // Pause holds the rows of a feed back, and counts those that wait.
 export const Pause = ({ feed }) => html`<button type="button" onClick=${feed.toggle}>${feed.paused ? `${s.feed.resume} (${s.feed.waiting(feed.held)})` : s.feed.pause}</button>`;
 
+// Parts of a command come from URLs and devices.
+const quote = (text) => (/^[\w:.,=@%+/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
+export const flag = (name, value) => (value ? [name, value] : []);
+
 // Command shows what would do the same on the command line. Copying by script needs a secure context.
 export function Command({ cli, method = "GET", url, body }) {
-  const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const curl = url && `curl -H "Authorization: Bearer $FLEETD_KEY"${method === "GET" ? "" : ` -X ${method}`}${body ? ` -d ${quote(JSON.stringify(body))}` : ""} ${quote(location.origin + url)}`;
   return html`<details><summary>${s.command.title}</summary>
-    ${[cli, curl].filter(Boolean).map((text) => html`<${Copyable} key=${text} text=${text} />`)}</details>`;
+    ${[cli && ["fleetd", ...cli].map(quote).join(" "), curl].filter(Boolean).map((text) => html`<${Copyable} key=${text} text=${text} />`)}</details>`;
 }
 
 export function Copyable({ text }) {

@@ -5,7 +5,7 @@ import { useData } from "../data.js";
 import { clock } from "../format.js";
 import { Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
-import { Ask, Command, Copyable, Dialog, Empty, Loaded, Outcome, Page, Pager, Problem, Time } from "../ui.js";
+import { Ask, Command, Copyable, Dialog, Empty, flag, Loaded, Outcome, Page, Pager, Problem, Time } from "../ui.js";
 import { line, Quoted, Said } from "../untrusted.js";
 
 const SCOPES = ["devices:read", "devices:write", "photos:read", "tools:call", "tools:call:user", "events:read", "jobs:read", "jobs", "webhooks", "audio", "broker", "admin"];
@@ -40,7 +40,7 @@ function Keys({ query }) {
       <td><${Outcome} tone=${k.state === "valid" ? "good" : "neutral"}>${s.access.states[k.state]}<//></td><td>${k.expires ? html`<${Time} at=${k.expires} exact />` : s.access.never}</td>
       <td>${k.state === "valid" && html`<${Ask} label=${s.access.revoke} question=${s.access.revokeAsk(line(k.name))} danger act=${revoke(k)} />`}</td></tr>`)}</tbody></table></div>` : html`<${Empty}>${s.access.noKeys}<//>`)}<//>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />
-    <${Command} cli="fleetd keys" url="/v1/keys" />`;
+    <${Command} cli=${["keys", "list"]} url="/v1/keys" />`;
 }
 
 function NewKey({ onClose, onMade }) {
@@ -112,7 +112,7 @@ function Policy({ query }) {
       ${message && html`<p role="status">${line(message, 400)}</p>`}<${Problem} error=${error} /><div class="actions"><button class="primary">${s.save}</button><button type="button" onClick=${load}>${s.refresh}</button></div></form>`}
     <section class="card"><h2>${s.access.versions}</h2><${Loaded} from=${versions}>${({ items }) => html`<ol class="log">${items.map((v) => html`<li key=${v.version}><span>${clock(v.changed)}</span><span><${Link} href=${to(["access", "policy"], { version: String(v.version) })}>${s.access.version(v.version)}<//> ${line(v.by ?? "", 60)}</span></li>`)}</ol>`}<//>
       ${old && policy.data && html`<${PolicyDifference} version=${old} current=${policy.data} />`}</section>
-    <${Command} cli="fleetd policy show --json" url="/v1/policy" />`;
+    <${Command} cli=${["policy", "show", "--json"]} url="/v1/policy" />`;
 }
 
 function PolicyDifference({ version, current }) {
@@ -148,5 +148,5 @@ function Explain({ query }) {
       <label>${s.access.via}<select name="via" defaultValue=${asked.via}>${WAYS.map((w) => html`<option key=${w} selected=${w === asked.via}>${w}</option>`)}</select></label><button class="primary">${s.access.explain}</button></div></form>
     <${Problem} error=${found.error} />${found.data && html`<section class="card"><p><${Outcome} tone=${found.data.action === "allow" ? "good" : found.data.action === "deny" ? "bad" : "neutral"}>${line(found.data.action, 20)}<//> <code>${line(found.data.rule ?? "", 60)}</code> ${line(found.data.detail ?? "", 300)}</p>
       <div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.access.steps.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead><tbody>${(found.data.steps || []).map((x, i) => html`<tr key=${i}><td class="first"><bdi>${line(x.rule, 60)}</bdi></td><td>${line(x.verdict, 40)} ${x.action && html`<small>${x.action}</small>`}</td><td>${line(x.why ?? "", 200)}</td></tr>`)}</tbody></table></div></section>`}
-    ${ready && html`<${Command} cli=${`fleetd policy explain --key ${asked.key} --device ${asked.device} --tool ${asked.tool}`} url=${"/v1/policy/explain" + encode(asked)} />`}`;
+    ${ready && html`<${Command} cli=${["policy", "explain", asked.key, asked.device, asked.tool, ...flag("--via", asked.via)]} url=${"/v1/policy/explain" + encode(asked)} />`}`;
 }

@@ -24,7 +24,7 @@ export function Admissions({ query }) {
       <td><${Act} label=${s.admissions.approve} primary act=${() => approve(d.id)} /> <${Ask} label=${s.admissions.refuse} question=${s.deviceAccess.revokeAsk} danger act=${() => revoke(d.id)} /></td></tr>`)}</tbody></table></div>` : html`<${Empty}>${s.admissions.none}<//>`)}<//></section>
     ${strangers.data && html`<section><h2>${s.admissions.strangers}</h2>${strangers.data.items?.length ? html`<ol class="log">${strangers.data.items.map((r, i) => html`<li key=${i}><span>${clock(r.at)}</span>
       <span>${r.device && html`<${Link} href=${to(["devices", r.device])}><bdi>${line(r.device, 80)}</bdi><//>`} ${line([r.cause || r.kind, r.text, r.address, r.count > 1 && s.times(r.count)].filter(Boolean).join(" · "), 240)}</span></li>`)}</ol>` : html`<${Empty}>${s.admissions.noStrangers}<//>`}</section>`}
-    <${Command} cli="fleetd devices approve CODE" method="POST" url="/v1/devices/CODE/approve" />`;
+    <${Command} cli=${["devices", "approve", "CODE"]} method="POST" url="/v1/devices/CODE/approve" />`;
 }
 
 // Code approves by what the device speaks. Spaces that came with pasting are dropped.

@@ -5,7 +5,7 @@ import { useData } from "../data.js";
 import { clock, milliseconds } from "../format.js";
 import { Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
-import { Act, Command, Empty, Loaded, Page, Pager } from "../ui.js";
+import { Act, Command, Empty, flag, Loaded, Page, Pager } from "../ui.js";
 import { line } from "../untrusted.js";
 
 const FILTERS = ["key", "device", "kind", "outcome", "since"];
@@ -30,7 +30,7 @@ export function Audit({ query }) {
       <td><bdi>${line([e.kind, e.action].filter(Boolean).join(" "), 80)}</bdi> ${e.device && html`<${Link} href=${to(["devices", e.device])}><bdi>${line(e.device, 64)}</bdi><//>`}</td>
       <td>${line(e.outcome ?? "", 40)}${e.count > 1 && ` ${s.audit.times(e.count)}`}</td><td class="names"><bdi>${line(detail(e), 240)}</bdi></td></tr>`)}</tbody></table></div>` : html`<${Empty}>${s.audit.empty}<//>`)}<//>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />
-    <${Command} cli=${`fleetd audit${filters.device ? ` --device ${filters.device}` : ""}${filters.key ? ` --key ${filters.key}` : ""}`} url=${"/v1/audit" + encode(filters)} />`;
+    <${Command} cli=${["audit", ...flag("--device", filters.device), ...flag("--key", filters.key)]} url=${"/v1/audit" + encode(filters)} />`;
 }
 
 const detail = (e) => [e.rule, e.detail, e.arguments !== undefined && e.arguments !== null && JSON.stringify(e.arguments), e.duration_ns && milliseconds(e.duration_ns / 1e6)].filter(Boolean).join(" · ");

@@ -38,7 +38,7 @@ export function Call({ id }) {
     ${missing ? html`<${Empty}>${s.call.none}<//>` : html`<${Problem} error=${call.error} />`}
     ${!missing && html`<${Explanation} url=${path("v1", "calls", id, "explain")} title=${s.device.explain} />`}
     ${call.data && html`<section class="card"><h2>${s.call.steps}</h2><${Steps} call=${call.data} /></section>`}
-    <${Command} cli=${`fleetd explain ${id}`} url=${path("v1", "calls", id, "explain")} />`;
+    <${Command} cli=${["explain", id]} url=${path("v1", "calls", id, "explain")} />`;
 }
 
 // Steps shows what each node recorded of a call.

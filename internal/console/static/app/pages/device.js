@@ -65,7 +65,7 @@ function FactsPage({ device: d, reload, can }) {
     ]} /></section>
     ${can("photos:read") && html`<${Photos} id=${d.id} />`}
     ${can("devices:write") && html`<${Edit} device=${d} reload=${reload} />`}
-    <${Command} cli=${`fleetd devices show ${d.id}`} url=${path("v1", "devices", d.id)} />`;
+    <${Command} cli=${["devices", "show", d.id]} url=${path("v1", "devices", d.id)} />`;
 }
 
 function Photos({ id }) {

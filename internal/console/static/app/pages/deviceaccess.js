@@ -17,7 +17,7 @@ export function Queue({ device, can }) {
   return html`<${Loaded} from=${tasks}>${({ items }) => (items.length ? html`<ol class="log">${items.map((t) => html`<li key=${t.job + t.round}>
       <span><${Time} at=${t.due_at} exact /></span><span><${Link} href=${to(["jobs", t.job])}>${t.job}<//> <${TaskState} task=${t} />
       ${t.reason && html` · ${s.jobs.reasons[t.reason] || t.reason}`} ${can("jobs") && t.state === "waiting" && html`<${Act} label=${s.queue.cancel} act=${cancel(t.job)} />`}</span></li>`)}</ol>` : html`<${Empty}>${s.queue.empty}<//>`)}<//>
-    <${Command} cli=${`fleetd queue ${device.id}`} url=${path("v1", "devices", device.id, "tasks")} />`;
+    <${Command} cli=${["queue", device.id]} url=${path("v1", "devices", device.id, "tasks")} />`;
 }
 
 export function DeviceAccess({ device: d, reload, can }) {

@@ -5,7 +5,7 @@ import { STORED, useData, useEvents, useTick } from "../data.js";
 import { age, count, term } from "../format.js";
 import { go, Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
-import { Command, Empty, LabelLink, Loaded, Page, Pager, State } from "../ui.js";
+import { Command, Empty, flag, LabelLink, Loaded, Page, Pager, State } from "../ui.js";
 import { line, Said } from "../untrusted.js";
 
 const FILTERS = ["state", "reason", "board", "firmware", "transport", "node", "label", "q", "select"];
@@ -66,7 +66,7 @@ export function Devices({ query, can }) {
       : html`<${Nothing} q=${q} filtered=${FILTERS.some((name) => query.get(name))} />`)}<//>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />
     ${!q && html`<div class="actions">${can("jobs") && html`<${Link} class="button" href=${to(["jobs", "new"], { select })}>${s.devices.job}<//>`}<${Export} select=${select} /></div>`}
-    <${Command} cli=${`fleetd devices${select ? ` '${select.replaceAll("'", "'\\''")}'` : ""}`} url=${"/v1/devices" + encode({ select, q, sort })} />`;
+    <${Command} cli=${["devices", ...(select ? [select] : []), ...flag("--search", q), ...flag("--sort", sort)]} url=${"/v1/devices" + encode({ select, q, sort })} />`;
 }
 
 // PATCHES apply an event to the row of its device.

@@ -83,7 +83,7 @@ export function Events({ query }) {
       <${Pause} feed=${feed} /></form>
     ${omitted > 0 && html`<p class="notice warn" data-test="omitted">${s.events.omitted(omitted)}</p>`}
     <${Loaded} from=${list}>${(rows) => (rows.length ? html`<ol class="log">${rows.slice(0, SHOWN).map((e) => html`<${Row} key=${e.key} event=${e} />`)}</ol>` : html`<${Empty}>${s.events.empty}<//>`)}<//>
-    <${Command} cli=${`fleetd events${device ? ` ${device}` : ""}`} url=${"/v1/events" + encode({ type, device })} />`;
+    <${Command} cli=${["events", ...(device ? [device] : [])]} url=${"/v1/events" + encode({ type, device })} />`;
 }
 
 export const Row = ({ event: { type, data } }) => html`<li><time datetime=${data.time} title=${data.time}>${clock(data.time, { ms: true })}</time>

@@ -40,7 +40,7 @@ export function Jobs({ query, can }) {
       <td class="first"><${Link} href=${to(["jobs", job.id])}>${job.spec.note ? html`<bdi>${line(job.spec.note, 60)}</bdi>` : job.id}<//></td><td><${JobState} job=${job} /></td><td><bdi>${line(what(job.spec.action), 100)}</bdi></td><td><bdi>${line(selected(job.spec), 60)}</bdi></td>
       <td><${Progress} counts=${job.counts} /></td><td><${Time} at=${job.created_at} /> <small>${line(job.created_by, 40)}</small></td></tr>`)}</tbody></table></div>` : html`<${Empty}>${s.jobs.empty}<//>`)}<//>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />
-    <${Command} cli="fleetd jobs" url=${"/v1/jobs" + encode({ state })} />`;
+    <${Command} cli=${["jobs"]} url=${"/v1/jobs" + encode({ state })} />`;
 }
 
 export function Job({ id, query, can }) {
@@ -73,5 +73,5 @@ export function Job({ id, query, can }) {
       <td class="first"><${Link} href=${to(["devices", t.device])}><bdi>${line(names.get(t.device) || t.device, 64)}</bdi><//></td><td><${TaskState} task=${t} />${t.attempt > 1 && ` ×${t.attempt}`}</td><td>${t.reason && (s.jobs.reasons[t.reason] || t.reason)}</td>
       <td><bdi>${line(t.detail || t.result || "", 160)}</bdi>${t.call && html` <${Link} href=${to(["calls", t.call])}>${t.outcome === "ok" ? t.call : s.why}<//>`}</td><td>${t.duration_ms ? milliseconds(t.duration_ms) : ""}</td><td>${t.ended_at && html`<time datetime=${t.ended_at} title=${clock(t.ended_at)}>${age(t.ended_at)}</time>`}</td></tr>`)}</tbody></table></div>` : html`<${Empty}>${s.jobs.noTasks}<//>`)}<//>
     <${Pager} next=${tasks.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} /></section>
-    <${Command} cli=${`fleetd jobs ${id} --watch`} url=${path("v1", "jobs", id)} />`;
+    <${Command} cli=${["jobs", id, "--watch"]} url=${path("v1", "jobs", id)} />`;
 }

@@ -5,7 +5,7 @@ import { useData } from "../data.js";
 import { count } from "../format.js";
 import { Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
-import { Command, Copyable, Loaded, Page, Time } from "../ui.js";
+import { Command, Copyable, flag, Loaded, Page, Time } from "../ui.js";
 import { line } from "../untrusted.js";
 
 // readiness answers for the node that was asked; 503 is an answer here.
@@ -25,7 +25,7 @@ export function Nodes() {
     <${Loaded} from=${ready}>${(r) => html`<p class=${r.ready ? "notice" : "notice warn"}>${r.ready ? s.nodes.ready : html`${s.nodes.down} ${Object.entries(r.down || {}).map(([part, why]) => line(`${part}: ${why}`, 200)).join("; ")}`}</p>`}<//>
     <${Loaded} from=${nodes}>${({ items }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.nodes.columns.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead><tbody>${items.map((n) => html`<tr key=${n.name}>
       <td class="first"><${Link} href=${to(["stats"], { node: n.name })}><bdi>${line(n.name, 60)}</bdi><//></td><td>${line(n.version, 40)}</td><td><${Link} href=${to(["devices"], { node: n.name })}>${count(n.devices)}<//></td><td><${Time} at=${n.started} /></td><td><code>${line(n.api, 80)}</code></td></tr>`)}</tbody></table></div>`}<//>
-    <${Command} cli="fleetd nodes" url="/v1/nodes" />`;
+    <${Command} cli=${["nodes"]} url="/v1/nodes" />`;
 }
 
 const HIDDEN = /password|token|secret|username|key$/i;
@@ -46,5 +46,5 @@ export function Doctor({ query }) {
       <section class="card"><h2>${s.doctor.ota}</h2><${Copyable} text=${d.ota_url} /></section>
       <section class="card"><h2>${s.doctor.findings}</h2>${d.findings.length ? html`<ul class="plain">${d.findings.map((f, i) => html`<li key=${i}><strong class=${f.severity}>${s.doctor.severities[f.severity] || f.severity}</strong> <code>${f.setting}</code><br />${line(f.message, 600)}</li>`)}</ul>` : html`<p>${s.doctor.none}</p>`}</section>
       <section class="card"><h2>${s.doctor.reply} <small>${d.status}</small></h2><pre>${reply(d.reply)}</pre></section>`}<//>
-    <${Command} cli=${`fleetd doctor${device ? ` --mac ${device}` : ""}`} url=${"/v1/diagnosis" + encode({ device })} />`;
+    <${Command} cli=${["doctor", ...flag("--mac", device)]} url=${"/v1/diagnosis" + encode({ device })} />`;
 }

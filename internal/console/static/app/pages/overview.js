@@ -47,7 +47,7 @@ export function Overview({ can, self }) {
         <${Bars} title=${s.overview.firmwares} counts=${f.firmware} facet="firmware" />
       </div>`}<//>
     ${can("events:read") && html`<section><h2>${s.overview.happened}</h2><${Loaded} from=${events}>${(rows) => (rows.length ? html`<ol class="log">${rows.map((e) => html`<${Row} key=${e.key} event=${e} />`)}</ol>` : html`<p class="faint">${s.overview.nothing}</p>`)}<//></section>`}
-    <${Command} cli="fleetd fleet" url="/v1/fleet" />`;
+    <${Command} cli=${["fleet"]} url="/v1/fleet" />`;
 }
 
 const MOST = 6; // values of a facet that a card shows

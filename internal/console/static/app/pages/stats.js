@@ -28,7 +28,7 @@ export function Stats({ query, can }) {
     <${Loaded} from=${stats}>${(found) => html`
       ${found.nodes_missing.length > 0 && html`<p class="notice warn">${s.stats.missing(line(found.nodes_missing.join(", ")))}</p>`}
       <${Plots} found=${found} />`}<//>
-    <${Command} cli=${`fleetd fleet --since ${range}`} url=${"/v1/stats" + encode({ node })} />`;
+    <${Command} cli=${["fleet", "--since", range]} url=${"/v1/stats" + encode({ node })} />`;
 }
 
 function Plots({ found }) {

@@ -7,7 +7,7 @@ import { encodeForm, fields, Fields } from "../form.js";
 import { Picture } from "../picture.js";
 import { go, Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
-import { Act, Command, Empty, Loaded, Outcome, Problem, Time } from "../ui.js";
+import { Act, Command, Empty, flag, Loaded, Outcome, Problem, Time } from "../ui.js";
 import { line, Quoted, Said } from "../untrusted.js";
 
 const KEEP = 10; // calls of a tool that this tab remembers
@@ -118,11 +118,10 @@ function Tool({ device, tool, can }) {
     ${running && html`<${Waiting} control=${running} />`}
     <div role="status" ref=${shownResult}>${result && html`<${Result} ...${result} device=${device} can=${can} />`}</div>
     <${Past} calls=${remembered.get(memory)} onAgain=${again} />
-    <${Command} cli=${`fleetd call ${device.id} ${quoted(tool.name)}${shown && shown !== "{}" ? ` --args ${quoted(shown)}` : ""}`} method="POST" url=${url} body=${{ arguments: "…" }} />
+    <${Command} cli=${["call", device.id, tool.name, ...flag("--args", shown !== "{}" && shown)]} method="POST" url=${url} body=${{ arguments: "…" }} />
   </section>`;
 }
 
-const quoted = (text) => (/^[\w./:-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
 // property is the name that a JSON pointer of the API leads to, or "" if the form has no field for it.
 function property(pointer, list) {

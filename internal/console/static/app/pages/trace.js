@@ -116,7 +116,7 @@ export function Trace({ device, can }) {
     <${Problem} error=${error} />
     ${(active || rows.length > 0) && html`<div class="actions"><${Pause} feed=${feed} /><button type="button" disabled=${!rows.length} onClick=${() => save(new Blob([JSON.stringify(rows.map(({ key, ...entry }) => entry), null, 2)], { type: "application/json" }), `trace-${device.id.replaceAll(":", "")}.json`)}>${s.timeline.download}</button></div>`}
     ${rows.length > 0 ? html`<ol class="log" data-test="trace">${rows.slice(0, SHOWN).map((e) => html`<${Entry} key=${e.key} entry=${e} />`)}</ol>` : active && html`<${Empty}>${s.trace.empty}<//>`}
-    <${Command} cli=${`fleetd trace ${device.id} --for ${form.lasts}${form.payload ? " --payload" : ""}`} method="POST" url=${url} body=${{ for: form.lasts, payload: form.payload }} />`;
+    <${Command} cli=${["trace", device.id, "--for", form.lasts, ...(form.payload ? ["--payload"] : [])]} method="POST" url=${url} body=${{ for: form.lasts, payload: form.payload }} />`;
 }
 
 const Entry = ({ entry: e }) => html`<li><time datetime=${e.at} title=${e.at}>${clock(e.at, { ms: true })}</time>

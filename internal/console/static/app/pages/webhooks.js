@@ -31,7 +31,7 @@ export function Webhooks({ query }) {
     <${Loaded} from=${list}>${({ items }) => (items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label=${s.table}><table class="rows"><thead><tr>${s.webhooks.columns.map((c) => html`<th scope="col" key=${c}>${c}</th>`)}</tr></thead>
       <tbody>${items.map((h) => html`<${Row} key=${h.id} hook=${h} onEdit=${() => setOpen({ hook: h })} onDeleted=${list.reload} />`)}</tbody></table></div>` : html`<${Empty}>${s.webhooks.empty}<//>`)}<//>
     <${Pager} next=${list.data?.next_cursor} cursor=${cursor} onCursor=${(c) => setQuery({ cursor: c })} />
-    <${Command} cli="fleetd webhooks" url="/v1/webhooks" />`;
+    <${Command} cli=${["webhooks", "list"]} url="/v1/webhooks" />`;
 }
 
 function Row({ hook: h, onEdit, onDeleted }) {
