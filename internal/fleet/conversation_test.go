@@ -427,3 +427,124 @@ func TestQuietConversationEnds(t *testing.T) {
 		}
 	})
 }
+
+// answer is one of a voice service, as the times between its parts.
+type answer struct {
+	name     string
+	thinks   time.Duration   // from the end of the question to its text
+	speeches []time.Duration // pauses before each speech of 3 s
+	calls    time.Duration   // of the device, before the speeches
+}
+
+// answers have pauses as those of voice services. One that runs two models one after the other answers after 1 to 2 s; 7 s
+// is a slow one with a cold model. Speeches of one answer follow each other at once, in any phase of the check each second.
+func answers() []answer {
+	all := []answer{
+		{"at once", 0, []time.Duration{0}, 0},
+		{"after a second", 400 * time.Millisecond, []time.Duration{time.Second}, 0},
+		{"a slow service", 3 * time.Second, []time.Duration{7 * time.Second}, 0},
+		{"a call of the device that takes 20 s", time.Second, []time.Duration{500 * time.Millisecond}, 20 * time.Second},
+		{"a call of the device that takes 7.5 s", 0, []time.Duration{500 * time.Millisecond}, 7500 * time.Millisecond},
+		{"none", time.Second, nil, 0},
+	}
+	for phase := range 10 {
+		all = append(all, answer{fmt.Sprint("two speeches, phase ", phase), time.Duration(phase) * 100 * time.Millisecond, []time.Duration{0, 300 * time.Millisecond}, 0})
+	}
+	return all
+}
+
+// After push-to-talk a device that loses its wake word in an open channel gets a goodbye: soon, since the wake word is dead
+// once it was lost, but no answer is cut off. Other versions keep their channel.
+func TestPushToTalkOverUDP(t *testing.T) {
+	const slack = time.Second
+	for _, version := range []string{"2.2.1", "2.2.2", "2.3.0", "2.4.0"} {
+		for _, a := range answers() {
+			t.Run(version+" "+a.name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := devicetest.New().Service(t, fleet.Config{})
+					script := devicetest.NewScript()
+					script.Firmware = version
+					script.Call = func(string, json.RawMessage) string { time.Sleep(a.calls); return devicetest.True }
+					p := connectUDP(t, s, script)
+					for _, msg := range []string{`{"session_id":"s","type":"listen","state":"start","mode":"manual"}`, `{"session_id":"s","type":"listen","state":"stop"}`} {
+						if err := p.session.HandleControl([]byte(msg)); err != nil {
+							t.Fatal(err)
+						}
+					}
+					time.Sleep(a.thinks)
+					send(t, s, `{"type":"stt","text":"what time is it"}`)
+					if a.calls > 0 {
+						if _, err := call(t, s, "self.audio_speaker.set_volume", `{"volume":9}`); err != nil {
+							t.Error(err)
+						}
+					}
+					const packets = 50 // 3 s
+					for _, pause := range a.speeches {
+						time.Sleep(pause)
+						send(t, s, ttsStart)
+						for n := range packets {
+							s.SendAudio(id, packet(n))
+						}
+						send(t, s, ttsStop)
+						time.Sleep(speech.SpeechGap + packets*60*time.Millisecond + slack/5) // it is played
+					}
+					end := time.Now()
+					if stopped := p.path.last("stop"); !stopped.IsZero() {
+						end = stopped
+					}
+					time.Sleep(time.Minute)
+					goodbye, audio := p.path.last("goodbye"), 0
+					for _, x := range p.path.arrived() {
+						if x.opus != nil {
+							audio++
+						}
+					}
+					if audio != packets*len(a.speeches) {
+						t.Errorf("%d packets of the answer arrived, of %d", audio, packets*len(a.speeches))
+					}
+					limit := speech.IdleAfterAnswer + slack
+					if len(a.speeches) == 0 {
+						limit = speech.IdleAfterStop + slack
+					}
+					switch ends := version == "2.2.2" || version == "2.3.0"; {
+					case !ends && !goodbye.IsZero():
+						t.Errorf("this version gets a goodbye %v after the answer", goodbye.Sub(end))
+					case ends && (goodbye.IsZero() || goodbye.Sub(end) > limit || p.path.closes() != 1):
+						t.Errorf("goodbye %v after the answer, want at most %v; closed %d times", goodbye.Sub(end), limit, p.path.closes())
+					}
+					if v := state(t, s); v.State != devices.StateOnline {
+						t.Errorf("the device is %s", v.State)
+					}
+					s.Close()
+				})
+			})
+		}
+	}
+}
+
+// connectUDP connects a device by MQTT that has opened a conversation, and whose tools are read.
+func connectUDP(t *testing.T, s *fleet.Service, script *devicetest.Script) *pipe {
+	t.Helper()
+	p := &pipe{script: script}
+	session, err := s.Accept(devices.Identity{Device: id, ClientID: "c1", Transport: devices.TransportMQTT}, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.session = session
+	session.StartMCP(devices.FeaturesMCP)
+	ready(t, s)
+	if _, err := session.OpenAudio(hello.Device{}, hello.TransportUDP, func(*speech.Conversation) (speech.AudioPath, error) { return &p.path, nil }); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// last returns when the last message with this word arrived; zero: none did.
+func (p *path) last(word string) (at time.Time) {
+	for _, a := range p.arrived() {
+		if strings.Contains(a.text, `"`+word+`"`) {
+			at = a.at
+		}
+	}
+	return at
+}

@@ -154,7 +154,7 @@ func (e *entry) Goodbye(id string) {
 	}
 }
 
-// Report implements speech.Line.
+// PublishEvent implements speech.Line.
 func (e *entry) PublishEvent(kind devices.EventKind, fields []byte) {
 	if x := e.session.Load(); x != nil {
 		x.publish(kind, "", fields, false)
@@ -164,15 +164,19 @@ func (e *entry) PublishEvent(kind devices.EventKind, fields []byte) {
 // Firmware implements speech.Line.
 func (e *entry) Firmware() string { return e.device.Load().Firmware }
 
-// Leave implements speech.Line.
-func (e *entry) CloseIdle(c *speech.Conversation) bool {
-	if x := e.session.Load(); x != nil && x.owns(c) {
-		if !x.isIdle() {
-			return false
-		}
+// IsBusy implements speech.Line.
+func (e *entry) IsBusy() bool {
+	x := e.session.Load()
+	return x == nil || !x.isIdle()
+}
+
+// CloseIdle implements speech.Line.
+func (e *entry) CloseIdle(c *speech.Conversation) {
+	if x := e.session.Load(); !c.IsOwned() {
+		c.Hangup()
+	} else if x != nil && x.owns(c) {
 		x.Close(devices.CloseIdle)
 	}
-	return true
 }
 
 // RemoveConversation implements speech.Line. It adds the counts to the current session.

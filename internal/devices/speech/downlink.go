@@ -48,6 +48,14 @@ type downlink struct {
 	playedOut time.Time // when the device will have played what was sent
 	started   time.Time // start of this speech, for its timestamps
 	ahead     []time.Time
+
+	messages uint64 // for the device, outside of speeches
+	answered bool   // a speech has ended since the device stopped to listen, and no other began
+}
+
+// isPlaying reports whether something is queued, or the device plays what was sent.
+func (d *downlink) isPlaying(now time.Time) bool {
+	return d.next < len(d.items) || len(d.urgent) > 0 || d.playedOut.After(now)
 }
 
 // queuedItem is a packet, or a message of the speech.
@@ -70,7 +78,7 @@ func (d *downlink) clear() {
 	if d.timer != nil {
 		d.timer.Stop()
 	}
-	*d = downlink{pumping: d.pumping, urgent: d.urgent}
+	*d = downlink{pumping: d.pumping, urgent: d.urgent, messages: d.messages, answered: d.answered}
 	for _, msg := range d.urgent {
 		d.bytes += len(msg)
 	}
@@ -130,6 +138,7 @@ func (c *Conversation) SendMessage(kind string, msg []byte) error {
 		if c.owned { // otherwise each message would prolong a UDP conversation that the device has left
 			c.other.Add(1)
 		}
+		d.messages++
 		d.urgent = append(d.urgent, bytes.Clone(msg))
 		d.bytes += len(msg)
 		c.wakeLocked()
@@ -211,6 +220,7 @@ func (c *Conversation) stopSpeech() {
 	}
 	msg := jsonspan.AppendString([]byte(`{"type":"tts","state":"stop","session_id":`), c.id)
 	d := c.downLocked()
+	d.answered = true
 	d.urgent = append(d.urgent, append(msg, '}'))
 	d.bytes += len(msg) + 1
 	c.wakeLocked()
@@ -298,13 +308,14 @@ func (d *downlink) wait(item *queuedItem, now time.Time) time.Duration {
 func (d *downlink) markSent(item *queuedItem, now time.Time) uint32 {
 	switch {
 	case item.state == ttsStart:
+		d.answered = false
 		d.notBefore = now.Add(SpeechGap)
 		if d.playedOut.Before(d.notBefore) {
 			d.playedOut = d.notBefore
 		}
 		d.started = d.playedOut
 	case item.state == ttsStop:
-		d.playedOut, d.ahead = now, nil
+		d.playedOut, d.ahead, d.answered = now, nil, true
 	case item.duration > 0:
 		if d.playedOut.Before(now) {
 			d.playedOut = now

@@ -77,9 +77,11 @@ type Line interface {
 	PublishEvent(kind devices.EventKind, fields []byte)
 	// Firmware returns the version of its firmware, if known.
 	Firmware() string
-	// CloseIdle closes the connection of a conversation that ends with it. It reports false
-	// if a call is running.
-	CloseIdle(c *Conversation) bool
+	// IsBusy reports whether a call is running on the device, or it has no connection.
+	IsBusy() bool
+	// CloseIdle ends a conversation in which nothing happens: its connection, if the conversation ends
+	// with that, else the conversation by a goodbye.
+	CloseIdle(c *Conversation)
 	// RemoveConversation removes the conversation from the device.
 	RemoveConversation(c *Conversation)
 }
