@@ -59,8 +59,9 @@ type Device struct {
 	Revision int64
 }
 
-// Facts are what a device reported at an OTA check. Facts with an older CheckedAt are
-// ignored, and an empty Serial keeps the stored one.
+// Facts are what a device reported at an OTA check. CheckedAt is by the clock of the node that
+// answered it. Facts that arrived before the stored ones are ignored, and an empty Serial keeps
+// the stored one.
 type Facts struct {
 	Device     ID
 	Board      string

@@ -267,7 +267,8 @@ func (p *Ports) CatalogsOf(_ context.Context, sel selector.Selector) (list []dev
 func (p *Ports) SaveFacts(f devices.Facts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, known := p.Ledger.Member(f.Device); !known || f.CheckedAt.Before(p.facts[f.Device].CheckedAt) {
+	stored := p.facts[f.Device].CheckedAt
+	if _, known := p.Ledger.Member(f.Device); !known || f.CheckedAt.Before(stored) && !stored.After(time.Now()) {
 		return
 	}
 	if f.Serial != "" {

@@ -191,3 +191,29 @@ func TestNewerCheckElsewhereHolds(t *testing.T) {
 		}
 	})
 }
+
+// What a device reports here is newer than what another node stored, even if the clock of that node is ahead.
+func TestCheckAfterOneOfAWrongClock(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, ports *devicetest.Ports, s *fleet.Service) {
+		first := admission.CheckIn{Device: id, ClientID: "c1", Board: "box", Firmware: "2.3.0", ELF: "e-old"}
+		if _, err := s.CheckIn(t.Context(), first); err != nil {
+			t.Fatal(err)
+		}
+		ports.SaveFacts(devices.Facts{Device: id, Board: "box", Firmware: "2.3.0", ELF: "e-old", CheckedAt: time.Now().Add(10 * time.Minute)}) // by the other node
+		script := devicetest.NewScript()
+		script.Firmware = "2.3.0"
+		connect(t, s, "c1", script)
+		ready(t, s)
+		second := first
+		second.Firmware, second.ELF = "2.4.2", "e-new"
+		if _, err := s.CheckIn(t.Context(), second); err != nil {
+			t.Fatal(err)
+		}
+		if d := state(t, s).Device; d.Firmware != "2.4.2" || d.ELF != "e-new" {
+			t.Errorf("in memory it has %s %s", d.Firmware, d.ELF)
+		}
+		if d, _, _, _ := ports.Of(id); d.Firmware != "2.4.2" || d.ELF != "e-new" {
+			t.Errorf("in the database it has %s %s", d.Firmware, d.ELF)
+		}
+	})
+}

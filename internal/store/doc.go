@@ -28,7 +28,9 @@
 //
 // # Which write wins
 //
-// Facts: an older checked_at is ignored, in the queue and in the table. Presence: a pair (epoch,
+// Facts: those that arrived earlier are ignored, in the queue and in the table. checked_at is by the database's clock, so
+// that a node whose clock is wrong neither loses what devices report to it nor keeps others from replacing it; a stored time
+// in the future is of such a node. Presence: a pair (epoch,
 // seq) that is not above the stored one is ignored. last_seen of an online device is not
 // updated: it is seen now. Indexed columns are only written when they change, because each of
 // them multiplies the cost of the update.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"maps"
 	"slices"
+	"time"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/selector"
@@ -47,16 +48,18 @@ func (w *writer) merge(ctx context.Context, tx *sql.Tx, g *group) (m mergeResult
 	m.counts = database.Deltas{}
 	checked := make(map[devices.ID]int64, len(g.facts)) // applied checks
 	if len(g.facts) > 0 {
-		stored, err := lockFacts(ctx, tx, w.store.backend.Postgres(), g.facts)
+		stored, now, err := lockFacts(ctx, tx, w.store.backend.Postgres(), g.facts)
 		if err != nil {
 			return m, err
 		}
+		now, ahead := w.store.compareClocks(now)
 		for i := range g.facts {
 			f := cleanFacts(g.facts[i])
+			f.CheckedAt = f.CheckedAt.Add(-ahead)
 			old, there := stored[f.Device]
 			at := database.Micros(f.CheckedAt)
 			switch {
-			case !there || at <= old.checkedAt:
+			case !there || at <= old.checkedAt && old.checkedAt <= now: // a later time is of a wrong clock
 				continue
 			case f.Board == old.board && f.Firmware == old.firmware && old.key == versionKey(f.Firmware): // an older version of fleetd wrote no key
 				m.facts = append(m.facts, f)
@@ -149,22 +152,45 @@ func locking(postgres bool, columns string, ids []string) (text string, arg any)
 	return text, arg
 }
 
-func lockFacts(ctx context.Context, tx *sql.Tx, postgres bool, facts []devices.Facts) (map[devices.ID]storedFacts, error) {
+// clockSlack is how far the clock of a node may be off the database's without a correction: what is measured has the time
+// of a query in it, and a device boots between two checks.
+const clockSlack = time.Second
+
+// compareClocks returns the database's time and how far the node's clock is ahead of it. measured is the database's time as
+// measured now, 0 if the database has no clock of its own.
+func (s *Store) compareClocks(measured int64) (now int64, ahead time.Duration) {
+	own := database.Micros(s.now())
+	if measured == 0 {
+		return own, 0
+	}
+	if ahead = time.Duration(own-measured) * time.Microsecond; ahead.Abs() < clockSlack {
+		ahead = 0
+	}
+	return measured, ahead
+}
+
+// lockFacts returns the stored rows, and the time of the database in microseconds, 0 on SQLite.
+func lockFacts(ctx context.Context, tx *sql.Tx, postgres bool, facts []devices.Facts) (stored map[devices.ID]storedFacts, now int64, err error) {
 	ids := make([]string, len(facts))
 	for i := range facts {
 		ids[i] = string(facts[i].Device)
 	}
 	slices.Sort(ids)
-	text, arg := locking(postgres, "SELECT device, board, firmware, firmware_key, checked_at FROM devices", ids)
-	out := make(map[devices.ID]storedFacts, len(ids))
-	_, err := database.Collect(ctx, tx, func(scan func(...any) error) (_ struct{}, err error) {
+	clock := "0"
+	if postgres {
+		clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+	}
+	text, arg := locking(postgres, "SELECT device, board, firmware, firmware_key, checked_at, "+clock+" FROM devices", ids)
+	stored = make(map[devices.ID]storedFacts, len(ids))
+	_, err = database.Collect(ctx, tx, func(scan func(...any) error) (_ struct{}, err error) {
 		var id devices.ID
 		var f storedFacts
-		err = scan(&id, &f.board, &f.firmware, &f.key, &f.checkedAt)
-		out[id] = f
+		var at int64
+		err = scan(&id, &f.board, &f.firmware, &f.key, &f.checkedAt, &at)
+		stored[id], now = f, max(now, at)
 		return struct{}{}, err
 	}, text, arg)
-	return out, err
+	return stored, now, err
 }
 
 func lockPresence(ctx context.Context, tx *sql.Tx, postgres bool, rows []devices.Presence, checked map[devices.ID]int64) (map[devices.ID]storedPresence, error) {

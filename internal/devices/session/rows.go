@@ -35,7 +35,7 @@ func (s *Hub) merge(e *entry, row devices.Row) {
 	if before.ClientID == d.ClientID {
 		d.ClientID = before.ClientID // keep only one copy of the string
 	}
-	if before.CheckedAt.After(d.CheckedAt) { // reported here, and not in the database yet
+	if at := before.CheckedAt; !at.IsZero() && (at.After(d.CheckedAt) || d.CheckedAt.After(time.Now())) { // reported here, and not in the database yet
 		d.Board, d.Firmware, d.ELF, d.Chip = before.Board, before.Firmware, before.ELF, before.Chip
 		d.Language, d.Serial, d.ActivateV2, d.CheckedAt = before.Language, before.Serial, before.ActivateV2, before.CheckedAt
 	}

@@ -98,6 +98,43 @@ func testFacts(t *testing.T, db Database) {
 	db.checkCounts(t)
 }
 
+// A node whose clock is wrong neither loses what devices report to it, nor keeps other nodes from replacing it.
+func testFactsOfWrongClocks(t *testing.T, db Database) {
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	s := openStore(t, db.URL)
+	save := func(s *store.Store, f devices.Facts) {
+		s.SaveFacts(f)
+		settle(t, s)
+	}
+	for _, off := range []time.Duration{10 * time.Minute, -10 * time.Minute} {
+		id := devices.ID("off" + off.String())
+		db.Add(t, devices.Device{ID: id})
+		save(s, devices.Facts{Device: id, Firmware: "1.0", CheckedAt: now.Add(10 * time.Minute)}) // by a version that stored its own clock
+		save(s, devices.Facts{Device: id, Firmware: "2.0", CheckedAt: now})
+		if got := find(t, s, id).Device; got.Firmware != "2.0" {
+			t.Errorf("%v: after a check in the future the device has %s", off, got.Firmware)
+		}
+		if !db.Postgres {
+			continue // one node has one clock
+		}
+		other := openStore(t, db.URL, store.Clock(func() time.Time { return time.Now().Add(off) }))
+		save(other, devices.Facts{Device: id, Firmware: "3.0", CheckedAt: time.Now().Add(off)})
+		got := find(t, s, id).Device
+		if got.Firmware != "3.0" || got.CheckedAt.Sub(time.Now()).Abs() > time.Minute {
+			t.Errorf("%v: the later check of a node with another clock gives %s, checked %v", off, got.Firmware, got.CheckedAt)
+		}
+		save(s, devices.Facts{Device: id, Firmware: "4.0", CheckedAt: time.Now()})
+		if got := find(t, s, id).Device; got.Firmware != "4.0" {
+			t.Errorf("%v: the check after it gives %s", off, got.Firmware)
+		}
+		save(other, devices.Facts{Device: id, Firmware: "3.1", CheckedAt: time.Now().Add(off - 2*time.Minute)}) // it was queued since then
+		if got := find(t, s, id).Device; got.Firmware != "4.0" {
+			t.Errorf("%v: a check that arrived before it gives %s", off, got.Firmware)
+		}
+	}
+	db.checkCounts(t)
+}
+
 // Rows are made and deleted elsewhere: what comes late for a device that was
 // forgotten changes nothing.
 func testForgotten(t *testing.T, db Database) {

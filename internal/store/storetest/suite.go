@@ -35,6 +35,7 @@ func Run(t *testing.T, makeDatabase Maker) {
 		{"a lease begins once", testLease},
 		{"a lease waits for no row", testLeaseBesideRows},
 		{"an older OTA check replaces nothing", testFacts},
+		{"an OTA check of a node with a wrong clock", testFactsOfWrongClocks},
 		{"a device that is not there is not made", testForgotten},
 		{"counts follow every write", testCountsKept},
 		{"who was seen when", testSeen},
