@@ -122,6 +122,28 @@ func call(t *testing.T, s *fleet.Service, tool, args string) (devices.ToolResult
 	return r, nil
 }
 
+// A device that has reported no features and does not answer is asked again within 5 minutes, however long it was silent.
+func TestRetriesOfUnannouncedDevices(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
+		script := devicetest.NewScript()
+		script.Other = func(devicetest.Request) string { return "silent" }
+		p := &pipe{script: script}
+		session, err := s.Accept(devices.Identity{Device: id, ClientID: "c1", Transport: devices.TransportMQTT}, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.session = session
+		session.StartMCP(devices.FeaturesUnknown)
+		time.Sleep(20 * time.Minute)
+		before := len(script.Received())
+		time.Sleep(5*time.Minute + 10*time.Second) // with the time that is left for an answer
+		synctest.Wait()
+		if after := len(script.Received()); after == before {
+			t.Errorf("%d requests in 20 minutes, and none in the next 5 minutes", before)
+		}
+	})
+}
+
 func TestRetriesWithBackoffWhileTheDeviceIsSilent(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		script := devicetest.NewScript()

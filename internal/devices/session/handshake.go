@@ -30,9 +30,6 @@ const LookupTimeout = 250 * time.Millisecond
 // relistEvery is how often a device can make fleetd read its list again.
 const relistEvery = 30 * time.Second
 
-// Pauses between handshakes with a device that has not reported its features.
-var unannouncedPauses = [...]time.Duration{5 * time.Second, 25 * time.Second, time.Hour}
-
 // StartMCP starts to read the device's tools: when it connects, if the transport has no
 // hello, and after each answered hello. Without features.mcp the device has no MCP
 // server, which is different from an empty list. A hello without news starts nothing.
@@ -219,9 +216,6 @@ func (x *Session) reportInitialized() {
 	if f.Board == "" {
 		f.Board = board
 	}
-	if f.CheckedAt.Before(d.CheckedAt) { // by another node's clock
-		f.CheckedAt = d.CheckedAt.Add(time.Microsecond)
-	}
 	x.svc.OnFacts(f)
 }
 
@@ -245,9 +239,6 @@ func (x *Session) failed(err error) {
 		x.catalogState = devices.CatalogStale
 	}
 	pause := min(retryFirst<<min(x.attempts, 10), retryLast)
-	if x.features == devices.FeaturesUnknown {
-		pause = unannouncedPauses[min(int(x.attempts), len(unannouncedPauses)-1)]
-	}
 	x.attempts++
 	if x.retry != nil {
 		x.retry.Stop()
@@ -257,11 +248,7 @@ func (x *Session) failed(err error) {
 	presence := x.presenceLocked(true)
 	x.mu.Unlock()
 	x.svc.ports.Records.SavePresence(presence)
-	cause := devices.CauseError
-	if state == devices.MCPUnresponsive {
-		cause = devices.CauseUnresponsive
-	}
-	x.record(devices.Step{Kind: devices.StepMCPFailed, Cause: cause, Text: reason})
+	x.record(devices.Step{Kind: devices.StepMCPFailed, Cause: devices.StepCause(state), Text: reason})
 	x.svc.log.Warn("MCP handshake failed", "device", x.who.Device, "session", x.id, "state", state, "retry", pause, "error", reason)
 }
 
