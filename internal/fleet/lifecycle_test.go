@@ -33,6 +33,9 @@ func (o *observer) take() []string {
 	return events
 }
 
+func (o *observer) Connected(id devices.ID, session string) {
+	o.note("connected %s %t", id, session != "")
+}
 func (o *observer) Ready(id devices.ID, session string) { o.note("ready %s %t", id, session != "") }
 func (o *observer) Gone(id devices.ID, _ string, reason devices.CloseReason) {
 	o.note("gone %s %s", id, reason)
@@ -41,7 +44,7 @@ func (o *observer) CheckedIn(f devices.Facts) {
 	o.note("checked in %s %s %s", f.Device, f.Firmware, f.ELF)
 }
 
-// Observers are notified of a device's check-in, of its tools once for each connection,
+// Observers are notified of a device's check-in, of its connection, of its tools once for each connection,
 // and of its end; not of a connection that was refused.
 func TestLifecycle(t *testing.T) {
 	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
@@ -61,7 +64,7 @@ func TestLifecycle(t *testing.T) {
 		}
 		conn.session.Close(devices.CloseGone)
 		synctest.Wait()
-		want := []string{fmt.Sprintf("checked in %s 2.0.9 e1", id), fmt.Sprintf("ready %s true", id), fmt.Sprintf("gone %s gone", id)}
+		want := []string{fmt.Sprintf("checked in %s 2.0.9 e1", id), fmt.Sprintf("connected %s true", id), fmt.Sprintf("ready %s true", id), fmt.Sprintf("gone %s gone", id)}
 		for _, o := range []*observer{&first, &second} {
 			if got := o.take(); !slices.Equal(got, want) {
 				t.Errorf("notified %q, want %q", got, want)
@@ -88,7 +91,7 @@ func TestLifecycleWithoutMCP(t *testing.T) {
 		}
 		session.StartMCP(devices.FeaturesNone)
 		session.StartMCP(devices.FeaturesNone)
-		if got, want := o.take(), []string{fmt.Sprintf("ready %s true", id)}; !slices.Equal(got, want) {
+		if got, want := o.take(), []string{fmt.Sprintf("connected %s true", id), fmt.Sprintf("ready %s true", id)}; !slices.Equal(got, want) {
 			t.Errorf("notified %q, want %q", got, want)
 		}
 	})

@@ -19,7 +19,7 @@ import (
 // reserve takes the slot of the device.
 func reserve(t *testing.T, s *fleet.Service) *dispatch.Reservation {
 	t.Helper()
-	r, err := s.Reserve(id)
+	r, err := s.Reserve(id, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,14 +36,14 @@ func lampOn(by access.Principal) devices.ToolCall {
 // released. Without a session there is none.
 func TestReservationHoldsASlot(t *testing.T) {
 	guarded(t, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service, asked *atomic.Int32, _ *pipe) {
-		if _, err := s.Reserve("02:00:00:00:00:99"); !errors.Is(err, devices.ErrNoHolder) || s.IsBusy("02:00:00:00:00:99", true) || s.IsBusy(id, false) {
+		if _, err := s.Reserve("02:00:00:00:00:99", true); !errors.Is(err, devices.ErrNoHolder) || s.IsBusy("02:00:00:00:00:99", true) || s.IsBusy(id, false) {
 			t.Errorf("of a device without a session: %v", err)
 		}
 		r := reserve(t, s)
 		if !s.IsBusy(id, false) {
 			t.Error("a device without a free slot is not busy")
 		}
-		if _, err := s.Reserve(id); devices.AsError(err).Code != devices.CodeDeviceBusy {
+		if _, err := s.Reserve(id, true); devices.AsError(err).Code != devices.CodeDeviceBusy {
 			t.Errorf("a second one: %v", err)
 		}
 		var other sync.WaitGroup
@@ -66,6 +66,29 @@ func TestReservationHoldsASlot(t *testing.T) {
 			t.Errorf("%d calls after the release", asked.Load())
 		}
 		reserve(t, s).Release()
+	})
+}
+
+// A restart waits neither for the tools of a device nor for an answer to MCP, a call does.
+func TestReservationForAMessageNeedsNoTools(t *testing.T) {
+	bubble(t, fleet.Config{CallsPerDevice: 1}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
+		script := devicetest.NewScript()
+		script.Other = func(devicetest.Request) string { return "silent" }
+		conn := connect(t, s, "c1", script)
+		synctest.Wait()
+		if _, err := s.Reserve(id, true); devices.AsError(err).Code != devices.CodeDeviceBusy {
+			t.Errorf("for a call while the tools are being read: %v", err)
+		}
+		r, err := s.Reserve(id, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Message(t.Context(), devices.Message{Device: id, Principal: devicetest.Admin, Body: json.RawMessage(dispatch.RestartMessage)}, permitted); err != nil {
+			t.Error(err)
+		}
+		if synctest.Wait(); conn.path.last("reboot").IsZero() {
+			t.Error("the device did not receive the restart")
+		}
 	})
 }
 

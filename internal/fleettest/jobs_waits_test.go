@@ -64,3 +64,32 @@ func TestTasksWaitForTheHolder(t *testing.T) {
 	c.Mend()
 	done(job)
 }
+
+// A device that answers no MCP gets the restart that waits for it when it connects: this is why one restarts it.
+func TestRestartOfASilentDevice(t *testing.T) {
+	t.Parallel()
+	node := programs.Start(t)
+	const device = "02:eb:00:00:00:00"
+	simulate := func() *Simulation {
+		return programs.Simulate(t, node.Info.OTA, "--devices", "1", "--mac-base", device, "--transport", "mqtt", "--fault", "silent")
+	}
+	state := func(want string) {
+		t.Helper()
+		node.Await(t, "the device is "+want, time.Minute, func() bool {
+			d, err := node.Device(t.Context(), device)
+			return err == nil && d.State == want
+		})
+	}
+	sim := simulate()
+	state("online")
+	sim.Report(t)
+	state("offline")
+	job, err := node.CreateJob(t.Context(), api.NewJob{JobSpec: api.JobSpec{Devices: []string{device}, Action: api.JobAction{Restart: &api.JobRestart{When: "now"}}}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	simulate()
+	if j := node.awaitJob(t, job.ID, "done"); j.Counts.OK != 1 {
+		t.Errorf("%+v", j.Counts)
+	}
+}

@@ -18,14 +18,15 @@ type Reservation struct {
 }
 
 // Reserve takes a call slot of a device of this node without waiting; Release gives it back.
+// tools is whether it is for a call, which needs the device's tools, and not for a message.
 // The error is ErrNoHolder if the device has no session here, CodeDeviceBusy if its slots
-// are in use or its tools are being read, or that of a session that ends.
-func (s *Dispatcher) Reserve(id devices.ID) (*Reservation, error) {
+// are in use or tools that are needed are being read, or that of a session that ends.
+func (s *Dispatcher) Reserve(id devices.ID, tools bool) (*Reservation, error) {
 	x := s.hub.Session(id)
 	if x == nil {
 		return nil, devices.ErrNoHolder
 	}
-	if !x.IsSettled() {
+	if tools && !x.IsSettled() {
 		return nil, devices.Errorf(devices.CodeDeviceBusy, "the tools of device %s are being read", id)
 	}
 	if err := x.TryAcquire(); err != nil {

@@ -6,6 +6,8 @@ import "fleetd/internal/devices"
 // must not block. Those of one session are called in order, except that Gone may come
 // before Ready if the session ends at that moment.
 type Lifecycle interface {
+	// Connected: the device is connected, and takes messages.
+	Connected(id devices.ID, session string)
 	// Ready: the device's tools were listed for the first time on this connection, so that it
 	// can be called; or it announced that it has none, and takes messages alone.
 	Ready(id devices.ID, session string)

@@ -148,7 +148,9 @@ func TestScans(t *testing.T) {
 // hub is the devices of a node on which every slot is free.
 type hub struct{ Devices }
 
-func (hub) Reserve(devices.ID) (*dispatch.Reservation, error) { return &dispatch.Reservation{}, nil }
+func (hub) Reserve(devices.ID, bool) (*dispatch.Reservation, error) {
+	return &dispatch.Reservation{}, nil
+}
 
 type store struct{ jobs.Store }
 

@@ -60,7 +60,7 @@ var (
 // Devices is what a Runner uses of the core.
 type Devices interface {
 	// Reserve is as of dispatch.Dispatcher.
-	Reserve(id devices.ID) (*dispatch.Reservation, error)
+	Reserve(id devices.ID, tools bool) (*dispatch.Reservation, error)
 	// IsHere reports whether the device has a session on this node.
 	IsHere(id devices.ID) bool
 	// IsBusy is as of dispatch.Dispatcher.
@@ -176,6 +176,9 @@ func (r *Runner) signal() {
 	default: // it wakes already
 	}
 }
+
+// Connected implements session.Lifecycle: the device takes messages, and so restarts, whether it answers MCP or not.
+func (r *Runner) Connected(id devices.ID, session string) { r.Ready(id, session) }
 
 // Ready implements session.Lifecycle: the device can be called. Devices that connect within the
 // same groupWait are looked up together.
