@@ -122,8 +122,8 @@ func feedRecorder(into samples, n int) error {
 		ids[i] = devices.ID(load.DeviceID(i))
 	}
 	remote := netip.MustParseAddr("192.0.2.44")
-	connected := devices.Step{Kind: devices.StepConnected, Transport: devices.TransportMQTT, Epoch: 1_790_000_000_000_000, Remote: remote, Text: "2.4.2", Took: 400 * time.Millisecond, Generation: 3}
-	closed := devices.Step{Kind: devices.StepClosed, Cause: devices.StepCause(devices.CloseGone), Took: 3 * time.Hour, Transport: devices.TransportMQTT, Remote: remote}
+	connected := devices.Step{Kind: devices.StepConnected, Transport: devices.TransportMQTT, Epoch: 1_790_000_000_000_000, Remote: remote, Text: "2.4.2", Took: 400 * time.Millisecond, Generation: 3, Proven: true}
+	closed := devices.Step{Kind: devices.StepClosed, Cause: devices.StepCause(devices.CloseGone), Took: 3 * time.Hour, Transport: devices.TransportMQTT, Remote: remote, Proven: true}
 
 	before := liveHeap()
 	r := recorder.New("bench", recorderMemory)
@@ -149,7 +149,7 @@ func feedRecorder(into samples, n int) error {
 	into.add(figureRecorderHeap, float64(liveHeap()-before)/(1<<20))
 	forgotten := 0
 	for _, id := range ids {
-		if steps := r.Steps(id, "", time.Time{}, 2); len(steps) < 2 || steps[0].Kind != devices.StepClosed {
+		if steps := r.Steps(id, true, "", devices.LogPosition{}, 2); len(steps) < 2 || steps[0].Kind != devices.StepClosed {
 			forgotten++
 		}
 	}
@@ -195,7 +195,7 @@ func flapRecorder(ids []devices.ID, connected, closed devices.Step) (evicted int
 		r.Step(closed)
 	}
 	for _, id := range others {
-		if len(r.Steps(id, "", time.Time{}, 1)) != 1 {
+		if len(r.Steps(id, true, "", devices.LogPosition{}, 1)) != 1 {
 			evicted++
 		}
 	}

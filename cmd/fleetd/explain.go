@@ -58,7 +58,7 @@ func (cmd *explainCmd) Run(ctx context.Context, a *app) error {
 		if err != nil {
 			return err
 		}
-		return printRecording(a, r, cmd.JSON, true)
+		return printLog(a, r, cmd.JSON, true)
 	case cmd.Offline:
 		return cmd.offline(ctx, a, c)
 	}
@@ -220,11 +220,12 @@ func printGroups(a *app, groups map[string]*causeGroup) error {
 }
 
 type logCmd struct {
-	Device string    `arg:"" help:"Device id."`
-	Kind   string    `help:"Only records of this kind, such as closed or call." placeholder:"KIND"`
-	Before time.Time `help:"Only earlier records." placeholder:"TIME"`
-	Limit  int       `default:"50" help:"At most this many, up to 1000."`
-	JSON   bool      `name:"json" help:"Print the server's JSON."`
+	Device string `arg:"" help:"Device id."`
+	Kind   string `help:"Only records of this kind, such as closed or call." placeholder:"KIND"`
+	Before string `help:"Only earlier records: RFC 3339, or a duration before now such as 2h or 7d." placeholder:"TIME"`
+	Cursor string `help:"next_cursor of the page before, from --json." placeholder:"CURSOR"`
+	Limit  int    `default:"50" help:"At most this many, up to 1000."`
+	JSON   bool   `name:"json" help:"Print the server's JSON."`
 	clientFlags
 }
 
@@ -234,14 +235,14 @@ func (cmd *logCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	r, err := c.Recording(ctx, cmd.Device, cmd.Kind, cmd.Before, cmd.Limit)
+	r, err := c.DeviceLog(ctx, cmd.Device, apiclient.LogQuery{Kind: cmd.Kind, Before: cmd.Before, Cursor: cmd.Cursor, Limit: cmd.Limit})
 	if err != nil {
 		return err
 	}
-	return printRecording(a, r, cmd.JSON, false)
+	return printLog(a, r, cmd.JSON, false)
 }
 
-func printRecording(a *app, r apiclient.Recording, asJSON, devices bool) error {
+func printLog(a *app, r apiclient.Log, asJSON, devices bool) error {
 	if asJSON {
 		return printJSON(a.stdout, r.Raw)
 	}

@@ -46,7 +46,8 @@ type Reach struct {
 	Since Time   `json:"since"`
 }
 
-// Record is one record of what happened to a device.
+// Record is one record of what happened to a device. Of a call that another key made, a key without the scope admin
+// sees when it was made, how long it took and how it ended.
 type Record struct {
 	At         Time   `json:"at"`
 	Node       string `json:"node" doc:"The node that recorded it."`
@@ -60,22 +61,23 @@ type Record struct {
 	DurationMS int64  `json:"duration_ms,omitempty" doc:"connected: until it was ready; closed: age of the session; call: its duration."`
 	Calls      int    `json:"calls,omitempty" doc:"closed: calls that were in progress."`
 	Count      int    `json:"count" doc:"How many equal records were combined into this one."`
-	Call       string `json:"call,omitempty" doc:"call: its id."`
-	Tool       string `json:"tool,omitempty" doc:"call: the tool or method."`
+	Call       string `json:"call,omitempty" doc:"call: its id; only for the key that made it, and for admin."`
+	Tool       string `json:"tool,omitempty" doc:"call: the tool, method or type of message; only for the key that made it, and for admin."`
 }
 
-// Recording is what happened to a device.
-type Recording struct {
-	Items   []Record `json:"items" nullable:"false" doc:"Newest first."`
-	Reach   []Reach  `json:"reach" nullable:"false" doc:"Since when each node has records."`
-	Missing []string `json:"missing" nullable:"false" doc:"Nodes that did not answer."`
+// Log is one page of what happened to a device, or to devices that are not known.
+type Log struct {
+	Items      []Record `json:"items" nullable:"false" doc:"Newest first."`
+	NextCursor string   `json:"next_cursor" doc:"For the next page; empty: there are no older records."`
+	Reach      []Reach  `json:"reach" nullable:"false" doc:"Since when each node has records."`
+	Missing    []string `json:"missing" nullable:"false" doc:"Nodes that did not answer."`
 }
 
 // RecordedCall is what the nodes recorded of a call.
 type RecordedCall struct {
 	Call    string     `json:"call"`
 	Device  string     `json:"device"`
-	Tool    string     `json:"tool" doc:"Or the method of a raw request."`
+	Tool    string     `json:"tool" doc:"Or the method of a raw request, or the type of a message."`
 	Key     string     `json:"key" doc:"Of the caller."`
 	Steps   []CallStep `json:"steps" nullable:"false" doc:"By time: of the node that received the call, of the node that holds the device, and an answer that came late."`
 	Missing []string   `json:"missing" nullable:"false" doc:"Nodes that did not answer."`
@@ -91,7 +93,7 @@ type CallStep struct {
 	Ahead      string `json:"ahead,omitempty" doc:"The call that ran on the device meanwhile."`
 	Sent       bool   `json:"sent" doc:"Bytes left for the device."`
 	Late       bool   `json:"late" doc:"An answer that came after the caller had left."`
-	Outcome    string `json:"outcome" doc:"ok, tool_error, restarting, or the code of an error."`
+	Outcome    string `json:"outcome" doc:"ok, tool_error, restarting, sent (a message), or the code of an error."`
 	Rule       string `json:"rule,omitempty" doc:"That refused it."`
 	Detail     string `json:"detail,omitempty"`
 	Bytes      int    `json:"bytes,omitempty" doc:"Of the answer."`

@@ -21,14 +21,15 @@ type TraceEntry struct {
 	Node    string `json:"node" doc:"The node that holds the device."`
 	Device  string `json:"device"`
 	Trace   string `json:"trace" doc:"Id of the trace."`
-	Kind    string `json:"kind" enum:"received,sent,record,call" doc:"received and sent: a message of or to the device; record and call: as in its recording."`
+	Kind    string `json:"kind" enum:"received,sent,record,call" doc:"received and sent: a message of or to the device; record and call: as in its log."`
 	Type    string `json:"type,omitempty" doc:"Of a message; of a record its kind, of a call its tool or method."`
 	Method  string `json:"method,omitempty" doc:"JSON-RPC method of an MCP message."`
 	RPC     string `json:"rpc,omitempty" doc:"JSON-RPC id of an MCP message."`
 	Bytes   int    `json:"bytes,omitempty" doc:"Length of the message."`
 	Cause   string `json:"cause,omitempty" doc:"Of a record; of a call its outcome."`
 	Text    string `json:"text,omitempty" doc:"A detail of a record or call."`
-	Call    string `json:"call,omitempty" doc:"Id of a call."`
+	Call    string `json:"call,omitempty" doc:"Id of a call. Of a call that another key made, a key without the scope admin sees neither id, tool, key nor detail."`
+	Key     string `json:"key,omitempty" doc:"Of a call: id of the key that made it."`
 	Payload string `json:"payload,omitempty" doc:"The beginning of the message, if the trace has payloads."`
 	Dropped uint64 `json:"dropped,omitempty" doc:"How many entries before this one were left out, because there were too many."`
 }

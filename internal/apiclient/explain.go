@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
 
 	"fleetd/internal/api"
 )
@@ -23,15 +22,15 @@ type Why struct {
 // UnmarshalJSON keeps the object as received beside its members.
 func (x *Why) UnmarshalJSON(data []byte) error { return withRaw(data, &x.Why, &x.Raw) }
 
-// Recording is what happened to a device.
-type Recording struct {
-	api.Recording
+// Log is one page of what happened to a device, or to devices that are not known.
+type Log struct {
+	api.Log
 	// Raw is the object as received.
 	Raw json.RawMessage `json:"-"`
 }
 
 // UnmarshalJSON keeps the object as received beside its members.
-func (x *Recording) UnmarshalJSON(data []byte) error { return withRaw(data, &x.Recording, &x.Raw) }
+func (x *Log) UnmarshalJSON(data []byte) error { return withRaw(data, &x.Log, &x.Raw) }
 
 // ExplainDevice returns why a device is as it is.
 func (c *Client) ExplainDevice(ctx context.Context, device string) (e Why, err error) {
@@ -77,19 +76,26 @@ func (c *Client) ExplainOffline(ctx context.Context, selection string) iter.Seq2
 	}
 }
 
-// Recording returns what happened to a device, newest first; an empty kind and a zero time select all.
-func (c *Client) Recording(ctx context.Context, device, kind string, before time.Time, limit int) (r Recording, err error) {
-	query := url.Values{"limit": {strconv.Itoa(limit)}}
-	setIf(query, "kind", kind)
-	if !before.IsZero() {
-		query.Set("before", before.UTC().Format(time.RFC3339Nano))
-	}
-	err = c.into(ctx, requestTimeout, http.MethodGet, pathOf("devices", device, "recording"), query, nil, &r)
-	return r, err
+// LogQuery selects a page of the log of a device. The zero value of each member but Limit selects all.
+type LogQuery struct {
+	Kind   string
+	Before string // RFC 3339, or a duration before now
+	Cursor string // NextCursor of the page before
+	Limit  int
+}
+
+// DeviceLog returns a page of what happened to a device, newest first.
+func (c *Client) DeviceLog(ctx context.Context, device string, q LogQuery) (l Log, err error) {
+	query := url.Values{"limit": {strconv.Itoa(q.Limit)}}
+	setIf(query, "kind", q.Kind)
+	setIf(query, "before", q.Before)
+	setIf(query, "cursor", q.Cursor)
+	err = c.into(ctx, requestTimeout, http.MethodGet, pathOf("devices", device, "log"), query, nil, &l)
+	return l, err
 }
 
 // Refusals returns the OTA checks and connections of unknown devices, newest first.
-func (c *Client) Refusals(ctx context.Context) (r Recording, err error) {
-	err = c.into(ctx, requestTimeout, http.MethodGet, "/v1/refusals", nil, nil, &r)
-	return r, err
+func (c *Client) Refusals(ctx context.Context) (l Log, err error) {
+	err = c.into(ctx, requestTimeout, http.MethodGet, "/v1/refusals", nil, nil, &l)
+	return l, err
 }

@@ -1,8 +1,11 @@
 package devices
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -23,7 +26,7 @@ const (
 	StepClosed    StepKind = "closed"          // the session ended; Cause: the CloseReason
 )
 
-// StepKinds lists all kinds..
+// StepKinds lists all kinds.
 var StepKinds = []StepKind{StepCheck, StepActivate, StepRefused, StepConnected, StepMCPFailed, StepCatalog, StepDeviation, StepSilent, StepLimit, StepClosed}
 
 // StepCause is what happened in a step, a word, besides the CloseReasons.
@@ -60,6 +63,9 @@ func closeCauses() (causes []StepCause) {
 	return slices.Clip(causes)
 }
 
+// TextListing is the Text of a StepClosed while the tools of the device were being listed.
+const TextListing = "while its tools were listed"
+
 // MaxStepText is how many bytes the recorder keeps of a step's Text.
 const MaxStepText = 64
 
@@ -76,6 +82,10 @@ type Step struct {
 	Generation int64         // of the credentials
 	Took       time.Duration // connected: since the session began; closed: age of the session
 	Calls      int           // closed: calls in progress
+	Image      string        // ota.check: the first ImageDigits digits of the SHA-256 of the image that runs
+	// Proven means that the client had valid credentials of the device, or its admitted Client-Id. Anybody who
+	// knows the id of a device can cause other steps; these have limits of their own.
+	Proven bool
 	// Unknown means that the device is not known to the fleet. These steps share one small
 	// ring.
 	Unknown bool
@@ -84,6 +94,52 @@ type Step struct {
 	At    time.Time
 	Count int    // of equal steps that were combined into this one, the last at At
 	Node  string // that recorded it
+	Seq   uint64 // orders the records of a device with one time on one node
+}
+
+// ImageDigits is how many digits of an image's SHA-256 a Step has.
+const ImageDigits = 8
+
+// Position returns the place of the step in the log of its device.
+func (s *Step) Position() LogPosition { return LogPosition{s.At, s.Node, s.Seq} }
+
+// LogPosition is a place in the log of a device, which has its records by time, node and number, the newest first.
+// The zero LogPosition is the beginning; one with a time alone is before all records that are earlier.
+type LogPosition struct {
+	At   time.Time
+	Node string
+	Seq  uint64
+}
+
+// Compare returns -1 if p comes before q, which is older, 1 if it comes after q, else 0.
+func (p LogPosition) Compare(q LogPosition) int {
+	return cmp.Or(q.At.Compare(p.At), cmp.Compare(q.Node, p.Node), cmp.Compare(q.Seq, p.Seq))
+}
+
+// Precedes reports whether a list that continues at p has the record at q.
+func (p LogPosition) Precedes(q LogPosition) bool { return p == LogPosition{} || p.Compare(q) < 0 }
+
+// String returns the position as ParseLogPosition reads it.
+func (p LogPosition) String() string {
+	return strconv.FormatInt(p.At.UnixNano(), 10) + " " + strconv.FormatUint(p.Seq, 10) + " " + p.Node
+}
+
+// ParseLogPosition parses the result of String, or returns ErrCursor. Empty text is the beginning.
+func ParseLogPosition(text string) (p LogPosition, err error) {
+	if text == "" {
+		return p, nil
+	}
+	at, rest, _ := strings.Cut(text, " ")
+	seq, node, _ := strings.Cut(rest, " ")
+	nanos, err := strconv.ParseInt(at, 10, 64)
+	if err == nil {
+		p.Seq, err = strconv.ParseUint(seq, 10, 64)
+	}
+	if err != nil {
+		return LogPosition{}, ErrCursor
+	}
+	p.At, p.Node = time.Unix(0, nanos), node
+	return p, nil
 }
 
 // Ends selects the ends of sessions with a cause over a transport in a period.
@@ -105,7 +161,7 @@ type CallStep struct {
 	Call    string // id
 	Device  ID
 	Key     string // of the caller
-	Tool    string // or method
+	Tool    string // or method, or type of the message
 	At      time.Time
 	Took    time.Duration
 	Waited  time.Duration // for the device's slot
@@ -119,8 +175,13 @@ type CallStep struct {
 	Held    string // the node that holds the device, as the first node learned
 	Bytes   int    // of the answer
 
-	Node string // that recorded it; set when it is read
+	// Set when it is read.
+	Node string // that recorded it
+	Seq  uint64 // orders the records of a device with one time on one node
 }
+
+// Position returns the place of the call in the log of its device.
+func (c *CallStep) Position() LogPosition { return LogPosition{c.At, c.Node, c.Seq} }
 
 // Tracer shows the messages of devices that are traced.
 type Tracer interface {

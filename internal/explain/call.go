@@ -11,8 +11,12 @@ import (
 // leastWait is from when the wait of a call that succeeded is worth a word.
 const leastWait = time.Second
 
-// outcomeRestarting is the outcome of a call that restarts the device.
-const outcomeRestarting = "restarting"
+// Outcomes of calls: outcomeSent is that of a message, outcomeRestarting that of a call or message that restarts the device.
+const (
+	outcomeOK         = "ok"
+	outcomeSent       = "sent"
+	outcomeRestarting = "restarting"
+)
 
 // merged is a call as all nodes recorded it.
 type merged struct {

@@ -32,8 +32,8 @@ const (
 	nextPower   = "Look at the device: power, Wi-Fi, display."
 )
 
-// wakeable is the cause of a device that connects when somebody wakes it.
-const wakeable Cause = "asleep"
+// causeAsleep is the cause of a device that connects when somebody wakes it.
+const causeAsleep Cause = "asleep"
 
 // Causes lists all causes, in the order of the rules that find them.
 var Causes = []Info{
@@ -53,7 +53,7 @@ var Causes = []Info{
 	{"wrong_endpoint", AboutOffline, "Its OTA check was answered with an address that it cannot reach.", []string{nextDoctor, "Set --public-host."}},
 	{"connect_not_seen", AboutOffline, "It received its configuration, and no connection from it arrived.", []string{nextReach, nextDoctor}},
 	{"restarting", AboutAny, "It restarts because of a call, an upgrade, or its OTA check a moment ago.", []string{"Wait a minute, then ask again."}},
-	{wakeable, AboutOffline, "It uses WebSocket and connects when somebody wakes it: normal.", []string{"Wake it. If it is not online 10 seconds later, it cannot reach the address in the evidence."}},
+	{causeAsleep, AboutOffline, "It uses WebSocket and connects when somebody wakes it: normal.", []string{"Wake it. If it is not online 10 seconds later, it cannot reach the address in the evidence."}},
 	{"protocol", AboutAny, "It violates the protocol.", []string{nextLog, "Update its firmware."}},
 	{"too_large", AboutOffline, "It sent a message over the limit.", []string{nextLog, "docs/limits.md lists the limits"}},
 	{"slow", AboutOffline, "It reads too slowly: too much waited to be written.", []string{"Look at its Wi-Fi signal.", nextLog}},

@@ -259,9 +259,9 @@ func wakesByVoice(f *facts) (finding, bool) {
 	offer, offered := f.lastOffer()
 	switch {
 	case offered && offer.Cause == devices.CauseOffersWebSocket:
-		return finding{wakeable, true, fmt.Sprintf("It received its configuration %s, with WebSocket at %s. It connects when somebody wakes it.", ago(f.now, offer.At), offer.Text)}, true
+		return finding{causeAsleep, true, fmt.Sprintf("It received its configuration %s, with WebSocket at %s. It connects when somebody wakes it.", ago(f.now, offer.At), offer.Text)}, true
 	case transport == devices.TransportWebSocket && (reason == devices.CloseGone || reason == devices.CloseIdle):
-		return finding{wakeable, true, fmt.Sprintf("Its connection over WebSocket ended %s, as after every conversation. It connects when somebody wakes it.", ago(f.now, f.endedAt()))}, true
+		return finding{causeAsleep, true, fmt.Sprintf("Its connection over WebSocket ended %s, as after every conversation. It connects when somebody wakes it.", ago(f.now, f.endedAt()))}, true
 	}
 	return finding{}, false
 }

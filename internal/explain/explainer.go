@@ -31,7 +31,8 @@ const Question = "records"
 const (
 	maxSteps    = 200 // of one node, that rules look at
 	maxCalls    = 100
-	maxRecords  = 1000 // of one page of a recording
+	maxOthers   = 50   // of those, besides, that proved nothing
+	maxRecords  = 1000 // of one page of a device log
 	eventTime   = 24 * time.Hour
 	maxEvents   = 20
 	missingDB   = "database"
@@ -51,8 +52,9 @@ type Devices interface {
 
 // Records are what this node recorded.
 type Records interface {
-	Steps(id devices.ID, kind devices.StepKind, before time.Time, limit int) []devices.Step
-	Calls(id devices.ID, before time.Time, limit int) []devices.CallStep
+	// Steps returns the steps of a device after a place in its log: those that were proven, or the others.
+	Steps(id devices.ID, proven bool, kind devices.StepKind, after devices.LogPosition, limit int) []devices.Step
+	Calls(id devices.ID, after devices.LogPosition, limit int) []devices.CallStep
 	CallsOf(call string) []devices.CallStep
 	Refusals() []devices.Step
 	Reach(id devices.ID) time.Time
@@ -103,14 +105,19 @@ func (x *Explainer) Metrics(r *counters.Registry) {
 // question is what a node requests from another one; one of Device, Call, Refusals,
 // Ended and Batch.
 type question struct {
-	Device   devices.ID       `json:"device,omitempty"`
-	Kind     devices.StepKind `json:"kind,omitempty"`
-	Before   time.Time        `json:"before,omitzero"`
-	Limit    int              `json:"limit,omitempty"`
-	Call     string           `json:"call,omitempty"`
-	Refusals bool             `json:"refusals,omitempty"`
-	Ended    *endsQuestion    `json:"ended,omitempty"`
-	Batch    *batch           `json:"batch,omitempty"`
+	Device devices.ID       `json:"device,omitempty"`
+	Kind   devices.StepKind `json:"kind,omitempty"`
+	// Before, Node and Seq are the place in the log of the device after which records are requested.
+	Before time.Time `json:"before,omitzero"`
+	Node   string    `json:"node,omitempty"`
+	Seq    uint64    `json:"seq,omitempty"`
+	Limit  int       `json:"limit,omitempty"`
+	// Others limits the steps that proved nothing instead of Limit.
+	Others   int           `json:"others,omitempty"`
+	Call     string        `json:"call,omitempty"`
+	Refusals bool          `json:"refusals,omitempty"`
+	Ended    *endsQuestion `json:"ended,omitempty"`
+	Batch    *batch        `json:"batch,omitempty"`
 }
 
 // records is the answer.
@@ -182,18 +189,19 @@ func (x *Explainer) own(q question) records {
 	case q.Call != "":
 		return records{Calls: r.CallsOf(q.Call)}
 	}
-	limit := min(max(q.Limit, 1), maxRecords)
+	limit := min(max(q.Limit, 1), maxRecords+1)
+	after := devices.LogPosition{At: q.Before, Node: q.Node, Seq: q.Seq}
 	out := records{Since: r.Reach(q.Device)}
 	if q.Kind != kindCall {
-		out.Steps = r.Steps(q.Device, q.Kind, q.Before, limit)
+		out.Steps = append(r.Steps(q.Device, true, q.Kind, after, limit), r.Steps(q.Device, false, q.Kind, after, min(limit, cmp.Or(max(q.Others, 0), limit)))...)
 	}
 	if q.Kind == "" || q.Kind == kindCall {
-		out.Calls = r.Calls(q.Device, q.Before, limit)
+		out.Calls = r.Calls(q.Device, after, limit)
 	}
 	return out
 }
 
-// kindCall is the kind of calls in a recording.
+// kindCall is the kind of calls in a device log.
 const kindCall devices.StepKind = "call"
 
 // gathered are the records of all nodes.
@@ -253,14 +261,14 @@ func (x *Explainer) merge(q question, a answers) (g gathered) {
 			g.reach = append(g.reach, api.Reach{Node: node, Since: api.At(r.Since)})
 		}
 	}
-	slices.SortStableFunc(g.steps, func(a, b devices.Step) int { return b.At.Compare(a.At) })
-	slices.SortStableFunc(g.calls, func(a, b devices.CallStep) int { return b.At.Compare(a.At) })
+	slices.SortStableFunc(g.steps, func(a, b devices.Step) int { return a.Position().Compare(b.Position()) })
+	slices.SortStableFunc(g.calls, func(a, b devices.CallStep) int { return a.Position().Compare(b.Position()) })
 	return g
 }
 
 // Device explains a device. The caller has checked that by may see it.
 func (x *Explainer) Device(ctx context.Context, by access.Principal, id devices.ID) (api.Why, error) {
-	g, err := x.gather(ctx, question{Device: id, Limit: maxSteps})
+	g, err := x.gather(ctx, question{Device: id, Limit: maxSteps, Others: maxOthers})
 	if err != nil {
 		return api.Why{}, err
 	}
@@ -295,8 +303,8 @@ func (x *Explainer) Device(ctx context.Context, by access.Principal, id devices.
 		e.Evidence = append(e.Evidence, evidenceOf(&f.steps[i], seen))
 	}
 	for i := range f.calls[:min(len(f.calls), evidenceLength)] {
-		if c := &f.calls[i]; c.Outcome != "ok" || c.Late {
-			e.Evidence = append(e.Evidence, api.Evidence{At: api.At(c.At), Node: c.Node, Kind: string(kindCall), Text: fmt.Sprintf("%s %s: %s%s", c.Call, c.Tool, c.Outcome, lateText(c.Late))})
+		if c := shown(by, f.calls[i]); c.Outcome != outcomeOK && c.Outcome != outcomeSent || c.Late {
+			e.Evidence = append(e.Evidence, evidenceOfCall(&c))
 		}
 	}
 	if events, err := x.opt.Events.Recent(ctx, devices.EventQuery{Device: id, Since: f.now.Add(-eventTime)}, maxEvents, isPresence); err != nil {
@@ -318,6 +326,27 @@ func lateText(late bool) string {
 	return ""
 }
 
+// mayRead reports whether the caller may read what is recorded of a call: of its own, and with the scope admin of any.
+func mayRead(by access.Principal, c *devices.CallStep) bool {
+	return by.Caller != nil && (by.Caller.Scopes.Has(access.ScopeAdmin) || c.Key == by.Key())
+}
+
+// shown returns a call as the caller may see it: of a call that it may not read, when it was made and how it ended.
+func shown(by access.Principal, c devices.CallStep) devices.CallStep {
+	if mayRead(by, &c) {
+		return c
+	}
+	return devices.CallStep{Device: c.Device, At: c.At, Took: c.Took, Late: c.Late, Holder: c.Holder, Outcome: c.Outcome, Held: c.Held, Node: c.Node, Seq: c.Seq}
+}
+
+func evidenceOfCall(c *devices.CallStep) api.Evidence {
+	what := "a call of another key"
+	if c.Call != "" {
+		what = c.Call + " " + c.Tool
+	}
+	return api.Evidence{At: api.At(c.At), Node: c.Node, Kind: string(kindCall), Text: what + ": " + c.Outcome + lateText(c.Late)}
+}
+
 // isPresence selects the events that show when the device was connected.
 func isPresence(e devices.StreamEvent) bool {
 	return e.Kind == devices.EventOnline || e.Kind == devices.EventOffline
@@ -331,7 +360,7 @@ func evidenceOfEvent(e devices.StreamEvent) api.Evidence {
 		Transport string    `json:"transport"`
 	}
 	_ = json.Unmarshal(e.Data, &payload) // what is missing is empty
-	return api.Evidence{At: api.At(payload.Time), Node: payload.Node, Kind: string(e.Kind), Text: cmp.Or(payload.Reason, payload.Transport)}
+	return api.Evidence{At: api.At(payload.Time), Node: payload.Node, Kind: string(e.Kind), Text: cmp.Or(payload.Reason, payload.Transport, string(e.Kind))}
 }
 
 // evidenceOf returns a step in words.
@@ -354,36 +383,59 @@ func evidenceOf(s *devices.Step, addresses bool) api.Evidence {
 	if s.Count > 1 {
 		add(fmt.Sprintf("%d times", s.Count))
 	}
-	return api.Evidence{At: api.At(s.At), Node: s.Node, Kind: string(s.Kind), Text: strings.Join(parts, " ")}
+	return api.Evidence{At: api.At(s.At), Node: s.Node, Kind: string(s.Kind), Text: cmp.Or(strings.Join(parts, " "), kindTexts[s.Kind])}
 }
+
+// kindTexts are the evidence of steps that have nothing to add to their kind.
+var kindTexts = map[devices.StepKind]string{devices.StepCheck: "OTA check", devices.StepActivate: "requested its activation", devices.StepRefused: "refused",
+	devices.StepConnected: "connected", devices.StepMCPFailed: "MCP failed", devices.StepCatalog: "its tools differ from before", devices.StepDeviation: "deviated from the protocol",
+	devices.StepSilent: "a conversation is open and no audio arrives", devices.StepLimit: "exceeded a limit", devices.StepClosed: "the connection ended"}
 
 // mayWrite reports whether the caller may see addresses.
 func (x *Explainer) mayWrite(ctx context.Context, by access.Principal, id devices.ID) bool {
 	return by.Caller != nil && by.Caller.Scopes.Has(access.ScopeWrite) && x.opt.Devices.Permit(ctx, by, access.ScopeWrite, id) == nil
 }
 
-// Recording returns what happened to a device before a time, newest first, at most limit;
-// a zero time and an empty kind select all. The caller has checked that by may see it.
-func (x *Explainer) Recording(ctx context.Context, by access.Principal, id devices.ID, kind devices.StepKind, before time.Time, limit int) (api.Recording, error) {
-	g, err := x.gather(ctx, question{Device: id, Kind: kind, Before: before, Limit: limit})
+// Log returns a page of what happened to a device after a place in its log, newest first, at most limit records; an
+// empty kind selects all. NextCursor is the place after the page, as devices.ParseLogPosition reads it. The caller has
+// checked that by may see the device.
+func (x *Explainer) Log(ctx context.Context, by access.Principal, id devices.ID, kind devices.StepKind, after devices.LogPosition, limit int) (api.Log, error) {
+	limit = min(max(limit, 1), maxRecords)
+	g, err := x.gather(ctx, question{Device: id, Kind: kind, Before: after.At, Node: after.Node, Seq: after.Seq, Limit: limit + 1})
 	if err != nil {
-		return api.Recording{}, err
+		return api.Log{}, err
 	}
-	out := api.Recording{Items: []api.Record{}, Reach: g.reach, Missing: g.missing}
+	type row struct {
+		at     devices.LogPosition
+		record api.Record
+		hidden bool
+	}
+	rows := make([]row, 0, len(g.steps)+len(g.calls))
 	addresses := x.mayWrite(ctx, by, id)
 	for i := range g.steps {
-		out.Items = append(out.Items, recordOf(&g.steps[i], addresses))
+		rows = append(rows, row{at: g.steps[i].Position(), record: recordOf(&g.steps[i], addresses)})
 	}
-	for _, c := range g.calls {
-		if !c.Holder && c.Held != "" { // the holder's record has more
-			continue
+	for i := range g.calls {
+		c := shown(by, g.calls[i])
+		rows = append(rows, row{c.Position(), recordOfCall(&c), !c.Holder && c.Held != ""}) // the holder's record has more
+	}
+	slices.SortFunc(rows, func(a, b row) int { return a.at.Compare(b.at) })
+	out := api.Log{Items: []api.Record{}, Reach: g.reach, Missing: g.missing}
+	if len(rows) > limit {
+		rows = rows[:limit]
+		out.NextCursor = rows[limit-1].at.String()
+	}
+	for i := range rows {
+		if !rows[i].hidden {
+			out.Items = append(out.Items, rows[i].record)
 		}
-		out.Items = append(out.Items, api.Record{At: api.At(c.At), Node: c.Node, Kind: string(kindCall), Device: string(c.Device), Cause: c.Outcome, Text: c.Detail + lateText(c.Late), DurationMS: c.Took.Milliseconds(),
-			Count: 1, Call: c.Call, Tool: c.Tool})
 	}
-	slices.SortStableFunc(out.Items, func(a, b api.Record) int { return b.At.Compare(a.At.Time) })
-	out.Items = out.Items[:min(len(out.Items), limit)]
 	return out, nil
+}
+
+func recordOfCall(c *devices.CallStep) api.Record {
+	return api.Record{At: api.At(c.At), Node: c.Node, Kind: string(kindCall), Device: string(c.Device), Cause: c.Outcome, Text: strings.TrimPrefix(c.Detail+lateText(c.Late), ", "),
+		DurationMS: c.Took.Milliseconds(), Count: 1, Call: c.Call, Tool: c.Tool}
 }
 
 func recordOf(s *devices.Step, addresses bool) api.Record {
@@ -397,12 +449,12 @@ func recordOf(s *devices.Step, addresses bool) api.Record {
 
 // Refusals returns the OTA checks and connections of devices that are not members, newest
 // first; only for callers that are not limited to devices.
-func (x *Explainer) Refusals(ctx context.Context, by access.Principal) (api.Recording, error) {
+func (x *Explainer) Refusals(ctx context.Context, by access.Principal) (api.Log, error) {
 	g, err := x.gather(ctx, question{Refusals: true})
 	if err != nil {
-		return api.Recording{}, err
+		return api.Log{}, err
 	}
-	out := api.Recording{Items: []api.Record{}, Reach: g.reach, Missing: g.missing}
+	out := api.Log{Items: []api.Record{}, Reach: g.reach, Missing: g.missing}
 	addresses := by.Caller.Scopes.Has(access.ScopeWrite)
 	for i := range g.steps {
 		out.Items = append(out.Items, recordOf(&g.steps[i], addresses))
@@ -421,8 +473,7 @@ func (x *Explainer) callSteps(ctx context.Context, by access.Principal, call str
 		return nil, nil, unknown
 	}
 	c := &g.calls[0]
-	own := by.Caller != nil && (by.Caller.Scopes.Has(access.ScopeAdmin) || c.Key == by.Key())
-	if !own || x.opt.Devices.Permit(ctx, by, access.ScopeEvents, c.Device) != nil {
+	if !mayRead(by, c) || x.opt.Devices.Permit(ctx, by, access.ScopeEvents, c.Device) != nil {
 		return nil, nil, unknown
 	}
 	slices.Reverse(g.calls)
@@ -460,7 +511,7 @@ func (x *Explainer) ExplainCall(ctx context.Context, by access.Principal, call s
 	}
 	m := mergeCall(steps)
 	found := explainCall(&m)
-	e := api.Why{Device: string(m.first.Device), Call: m.first.Call, State: m.first.Outcome, Well: found.cause == "well" || m.first.Outcome == "ok" || m.first.Outcome == outcomeRestarting, Cause: string(found.cause),
+	e := api.Why{Device: string(m.first.Device), Call: m.first.Call, State: m.first.Outcome, Well: found.cause == "well" || m.first.Outcome == outcomeOK || m.first.Outcome == outcomeRestarting, Cause: string(found.cause),
 		Sentence: found.sentence, Certain: found.certain, Evidence: []api.Evidence{}, Next: found.cause.next(string(m.first.Device)), Reach: []api.Reach{}, Missing: missing}
 	for i := len(steps) - 1; i >= 0; i-- {
 		s := &steps[i]

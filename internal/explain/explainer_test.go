@@ -98,8 +98,8 @@ func TestExplainWithPartsAway(t *testing.T) {
 	}
 	// One that is connected is so by the records, though its OTA check came first.
 	const other devices.ID = "02:00:00:00:00:08"
-	b.Step(devices.Step{Kind: devices.StepCheck, Device: other, Cause: devices.CauseOffersMQTT, Transport: devices.TransportMQTT, At: time.Now().Add(-2 * time.Second)})
-	b.Step(devices.Step{Kind: devices.StepConnected, Device: other, Transport: devices.TransportMQTT, At: time.Now().Add(-time.Second)})
+	b.Step(devices.Step{Proven: true, Kind: devices.StepCheck, Device: other, Cause: devices.CauseOffersMQTT, Transport: devices.TransportMQTT, At: time.Now().Add(-2 * time.Second)})
+	b.Step(devices.Step{Proven: true, Kind: devices.StepConnected, Device: other, Transport: devices.TransportMQTT, At: time.Now().Add(-time.Second)})
 	if e, err := x.Device(t.Context(), admin, other); err != nil || e.Cause != "well" || e.Certain || !strings.Contains(e.Sentence, "node b") {
 		t.Errorf("a connected device: %+v, %v", e, err)
 	}
@@ -138,10 +138,10 @@ func TestCallOverNodes(t *testing.T) {
 	if e, err := x.ExplainCall(t.Context(), admin, away); err != nil || e.Cause != "device_offline" || !strings.Contains(e.Sentence, "no power") {
 		t.Errorf("%+v, %v", e, err)
 	}
-	if r, err := x.Recording(t.Context(), admin, lamp, kindCall, time.Time{}, 10); err != nil || len(r.Items) != 3 {
+	if r, err := x.Log(t.Context(), admin, lamp, kindCall, devices.LogPosition{}, 10); err != nil || len(r.Items) != 3 {
 		t.Errorf("%d records of calls, %v", len(r.Items), err) // the first node's record has less than the holder's
 	}
-	if r, err := x.Recording(t.Context(), admin, lamp, "", time.Time{}, 1); err != nil || len(r.Items) != 1 {
+	if r, err := x.Log(t.Context(), admin, lamp, "", devices.LogPosition{}, 1); err != nil || len(r.Items) != 1 {
 		t.Errorf("with a limit: %+v, %v", r.Items, err)
 	}
 	if _, err := x.Answer(t.Context(), []byte("{")); err == nil {

@@ -19,9 +19,11 @@ const (
 	// MaxOffline is how many devices one page of Offline explains.
 	MaxOffline = 1000
 	// offlineBatch is how many of them are one question to the nodes, and offlineSteps how
-	// many steps of each an answer has: what an answer may have holds that many.
-	offlineBatch = 200
-	offlineSteps = 24
+	// many steps of each an answer has, and offlineOthers of those that proved nothing: what an
+	// answer may have holds that many.
+	offlineBatch  = 200
+	offlineSteps  = 20
+	offlineOthers = 4
 )
 
 // batch requests the records of some devices.
@@ -34,7 +36,8 @@ type batch struct {
 // ofBatch returns what this node recorded of a batch.
 func (x *Explainer) ofBatch(q *batch) (out records) {
 	for _, id := range q.Devices[:min(len(q.Devices), offlineBatch)] {
-		out.Steps = append(out.Steps, x.opt.Records.Steps(id, "", time.Time{}, offlineSteps)...)
+		out.Steps = append(out.Steps, x.opt.Records.Steps(id, true, "", devices.LogPosition{}, offlineSteps)...)
+		out.Steps = append(out.Steps, x.opt.Records.Steps(id, false, "", devices.LogPosition{}, offlineOthers)...)
 		background.Yield()
 	}
 	if q.Restarts {
@@ -134,4 +137,4 @@ func causesOf(now time.Time, views []devices.View, g *gathered) []Cause {
 }
 
 // isWell reports whether a device with this cause has nothing wrong with it.
-func isWell(c Cause) bool { return c == "well" || c == wakeable }
+func isWell(c Cause) bool { return c == "well" || c == causeAsleep }

@@ -118,7 +118,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	for n := range offlineBatch {
 		q.Batch.Devices = append(q.Batch.Devices, numbered(n))
 		for range 2 * offlineSteps {
-			b.Step(devices.Step{Kind: devices.StepDeviation, Device: numbered(n), Text: noise()})
+			b.Step(devices.Step{Kind: devices.StepDeviation, Device: numbered(n), Text: noise(), Proven: true})
 		}
 	}
 	other := New(Options{Records: b, Node: "b"})
@@ -153,11 +153,13 @@ type watched struct {
 	stacks []string
 }
 
-func (w *watched) Steps(id devices.ID, kind devices.StepKind, before time.Time, limit int) []devices.Step {
-	w.mu.Lock()
-	w.stacks = append(w.stacks, string(debug.Stack()))
-	w.mu.Unlock()
-	return w.Records.Steps(id, kind, before, limit)
+func (w *watched) Steps(id devices.ID, proven bool, kind devices.StepKind, after devices.LogPosition, limit int) []devices.Step {
+	if proven {
+		w.mu.Lock()
+		w.stacks = append(w.stacks, string(debug.Stack()))
+		w.mu.Unlock()
+	}
+	return w.Records.Steps(id, proven, kind, after, limit)
 }
 
 // What a page computes runs where the request does, in the one slot and at the priority of its key, and what it has

@@ -17,7 +17,7 @@ func before(d time.Duration) time.Time { return now.Add(-d) }
 
 // step returns a step that long ago.
 func step(ago time.Duration, kind devices.StepKind, cause string) devices.Step {
-	return devices.Step{Kind: kind, Cause: devices.StepCause(cause), At: before(ago), Count: 1, Node: "b"}
+	return devices.Step{Kind: kind, Cause: devices.StepCause(cause), At: before(ago), Count: 1, Node: "b", Proven: true}
 }
 
 // offline returns the view of a device that was connected by MQTT until a minute ago.
@@ -91,8 +91,8 @@ var deviceCases = []struct {
 	{"firewall", facts{view: offline("gone"), steps: []devices.Step{from("192.0.2.4", text("fleet.example:1883", step(40*secs, devices.StepCheck, "offers_mqtt")))}}, "connect_not_seen", "fleet.example:1883"},
 	{"checked a moment ago", facts{view: offline("gone"), steps: []devices.Step{text("fleet.example:1883", step(4*secs, devices.StepCheck, "offers_mqtt"))}}, "restarting", "may be connecting"},
 	{"rebooted by a call", facts{view: offline("gone"), calls: []devices.CallStep{{Call: "c", Tool: "self.reboot", Outcome: "restarting", At: before(70 * secs)}}}, "restarting", "self.reboot"},
-	{"websocket after a talk", facts{view: with(offline("gone"), func(v *devices.View) { v.Presence.Transport = devices.TransportWebSocket })}, wakeable, "wakes it"},
-	{"websocket after a check", facts{view: offline("gone"), steps: []devices.Step{text("wss://x/", step(40*secs, devices.StepCheck, "offers_websocket"))}}, wakeable, "wss://x/"},
+	{"websocket after a talk", facts{view: with(offline("gone"), func(v *devices.View) { v.Presence.Transport = devices.TransportWebSocket })}, causeAsleep, "wakes it"},
+	{"websocket after a check", facts{view: offline("gone"), steps: []devices.Step{text("wss://x/", step(40*secs, devices.StepCheck, "offers_websocket"))}}, causeAsleep, "wss://x/"},
 	{"dead", facts{view: offline("dead")}, "dead", "1 min ago"},
 	{"gone", facts{view: offline("gone")}, "gone", "1 min ago"},
 	{"idle", facts{view: offline("idle")}, "idle", "1 min ago"},

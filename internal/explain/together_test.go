@@ -32,7 +32,7 @@ const office = "203.0.113.7"
 
 // end records the end of a connection.
 func end(r *recorder.Recorder, id devices.ID, reason devices.CloseReason, remote string) {
-	r.Step(devices.Step{Kind: devices.StepClosed, Device: id, Cause: devices.StepCause(reason), Transport: devices.TransportMQTT, Remote: netip.MustParseAddr(remote)})
+	r.Step(devices.Step{Kind: devices.StepClosed, Device: id, Cause: devices.StepCause(reason), Transport: devices.TransportMQTT, Remote: netip.MustParseAddr(remote), Proven: true})
 }
 
 func numbered(n int) devices.ID { return devices.ID(fmt.Sprintf("02:aa:00:00:%02x:%02x", n>>8, n&255)) }

@@ -7,8 +7,8 @@ import (
 	"fleetd/internal/devices/session"
 )
 
-// NoteStep passes what a front end saw of a device to the recorder. Steps without a device
-// are ignored.
+// NoteStep passes what a front end saw of a device to the recorder. The front end sets Proven if
+// the client had valid credentials. Steps without a device are ignored.
 func (s *Service) NoteStep(step devices.Step) {
 	if s.ports.Recorder == nil || step.Device == "" {
 		return
@@ -60,7 +60,7 @@ var eventSteps = map[devices.EventKind]devices.StepKind{devices.EventCatalog: de
 // Publish implements session.Publisher.
 func (p recordingPublisher) Publish(e devices.Event) {
 	if kind, ok := eventSteps[e.Kind]; ok {
-		p.recorder.Step(devices.Step{Kind: kind, Device: e.Device, Epoch: e.Epoch})
+		p.recorder.Step(devices.Step{Kind: kind, Device: e.Device, Epoch: e.Epoch, Proven: true})
 	}
 	p.Publisher.Publish(e)
 }

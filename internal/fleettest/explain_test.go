@@ -204,10 +204,10 @@ func TestEveryFaultIsExplained(t *testing.T) {
 	explained(limited, id(first), 20*time.Second, "gone")
 	for _, device := range []string{id(first + 1), id(rotated)} {
 		_, explainErr := limited.ExplainDevice(t.Context(), device)
-		_, recordingErr := limited.Recording(t.Context(), device, "", time.Time{}, 10)
+		_, logErr := limited.DeviceLog(t.Context(), device, apiclient.LogQuery{Limit: 10})
 		_, traceErr := limited.StartTrace(t.Context(), device, api.NewTrace{})
 		_, callErr := limited.ExplainCall(t.Context(), lastCall)
-		for what, err := range map[string]error{"explain": explainErr, "recording": recordingErr, "trace": traceErr, "a call of another key": callErr} {
+		for what, err := range map[string]error{"explain": explainErr, "log": logErr, "trace": traceErr, "a call of another key": callErr} {
 			if p := (*apiclient.Problem)(nil); !errors.As(err, &p) || p.Status != http.StatusNotFound {
 				t.Errorf("%s of %s under a key for another device: %v", what, device, err)
 			}
@@ -276,6 +276,38 @@ func TestExplainWithRecorderOff(t *testing.T) {
 	if out, errs, status := n.Command(t, "explain", "--offline"); status != 3 || !regexp.MustCompile(`(?m)^gone +6 `).MatchString(out) {
 		t.Errorf("explain --offline: status %d\n%s%s", status, out, errs)
 	}
+}
+
+// Whoever knows the id of a device and nothing else neither fills its log nor changes why it is offline.
+func TestStrangersDoNotFillTheLog(t *testing.T) {
+	t.Parallel()
+	n := programs.Start(t)
+	const device = "02:ea:00:00:00:00"
+	sim := programs.Simulate(t, n.Info.OTA, "--devices", "1", "--mac-base", device, "--transport", "mqtt")
+	n.AwaitReady(t, 1)
+	for range 200 {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.Info.OTA, strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Device-Id", device)
+		r.Header.Set("Client-Id", "somebody")
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()
+	}
+	sim.Report(t)
+	var kinds []string
+	n.Await(t, "the end of its connection is in its log", 30*time.Second, func() bool {
+		l, err := n.DeviceLog(t.Context(), device, apiclient.LogQuery{Kind: "closed", Limit: 10})
+		kinds = nil
+		for _, x := range l.Items {
+			kinds = append(kinds, x.Kind+" "+x.Cause)
+		}
+		return err == nil && slices.Contains(kinds, "closed gone")
+	})
 }
 
 // problemCall returns the id of a call that failed.

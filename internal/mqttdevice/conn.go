@@ -154,7 +154,7 @@ func (c *conn) noteLogin(who devices.Identity, code byte, password string) {
 }
 
 func (c *conn) noteRefusal(who devices.Identity, cause devices.StepCause) {
-	c.front.opt.Service.NoteStep(devices.Step{Kind: devices.StepRefused, Device: who.Device, Cause: cause, Remote: fleet.RemoteOf(who.Remote), Transport: devices.TransportMQTT})
+	c.front.opt.Service.NoteStep(devices.Step{Kind: devices.StepRefused, Device: who.Device, Cause: cause, Proven: who.Verified, Remote: fleet.RemoteOf(who.Remote), Transport: devices.TransportMQTT})
 }
 
 var errBlocked = errors.New("the device was closed for flooding and reconnected too early")

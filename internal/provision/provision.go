@@ -176,6 +176,7 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 		}
 		defer leave()
 	}
+	step.Image = c.ELF[:min(len(c.ELF), devices.ImageDigits)]
 	welcome, err := s.opt.Service.CheckIn(r.Context(), c)
 	if err != nil {
 		e := devices.AsError(err)
@@ -197,7 +198,7 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 		return
 	}
 	kind := "member"
-	step.Generation = welcome.Generation
+	step.Generation, step.Proven = welcome.Generation, welcome.Admitted
 	if step.Cause, step.Text = devices.CauseOffersWebSocket, s.webSocketURL(); answer.MQTT != nil {
 		step.Cause, step.Text = devices.CauseOffersMQTT, answer.MQTT.Endpoint
 	}

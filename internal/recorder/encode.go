@@ -7,13 +7,15 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"fleetd/internal/devices"
 )
 
 // The head of a record: the time in ms since the recorder started (5 bytes), the kind, the
 // number of slots, flags, the device's record before this one (low 32 bits of its
-// position), a part of its hash, and how many equal steps it stands for.
+// position), a part of its hash, how many equal steps it stands for, and a number that orders the
+// records of the shard.
 const (
 	offTime  = 0
 	offKind  = 5
@@ -22,7 +24,8 @@ const (
 	offPrev  = 8
 	offCheck = 12
 	offCount = 16
-	headSize = 18
+	offSeq   = 18
+	headSize = 22
 )
 
 // The sizes of the largest records in bytes.
@@ -31,11 +34,12 @@ const (
 	maxCall = 704
 )
 
-// Flags of calls.
+// Flags of calls, and of steps.
 const (
 	flagSent = 1 << iota
 	flagHolder
 	flagLate
+	flagProven
 )
 
 // kindCall is the kind of calls; that of steps is in kinds.
@@ -57,10 +61,35 @@ func (r *record) uint(v uint64) { r.n += binary.PutUvarint(r.b[r.n:], v) }
 
 func (r *record) ms(d time.Duration) { r.uint(uint64(max(0, d.Milliseconds()))) }
 
-func (r *record) text(s string, most int) {
-	s = s[:min(len(s), most)]
-	r.uint(uint64(len(s)))
-	r.n += copy(r.b[r.n:], s)
+// text writes a text, at most limit bytes of it: a longer one ends after a word, with an ellipsis.
+func (r *record) text(s string, limit int) {
+	if len(s) <= limit {
+		r.uint(uint64(len(s)))
+		r.n += copy(r.b[r.n:], s)
+		return
+	}
+	end := limit - len(ellipsis)
+	if space := strings.LastIndexByte(s[:end+1], ' '); space >= end/2 { // else it has one long word
+		end = space
+	}
+	for i := 1; i < utf8.UTFMax && end > 0 && !utf8.RuneStart(s[end]); i++ {
+		end--
+	}
+	r.uint(uint64(end + len(ellipsis)))
+	r.n += copy(r.b[r.n:], s[:end])
+	r.n += copy(r.b[r.n:], ellipsis)
+}
+
+// ellipsis is at the end of a text that was cut.
+const ellipsis = "\u2026"
+
+// cut returns a text as it is read from a record that limits it.
+func cut(s string, limit int) string {
+	space := make([]byte, limit+binary.MaxVarintLen64)
+	rec := record{b: space}
+	rec.text(s, limit)
+	in := reader{space}
+	return in.text()
 }
 
 // done fills the record up to whole slots and returns it.
@@ -71,7 +100,7 @@ func (r *record) done() []byte {
 }
 
 // head writes all of the head but the number of slots.
-func (r *record) head(at time.Duration, kind, flags byte, prev, check uint32) {
+func (r *record) head(at time.Duration, kind, flags byte, prev, check, seq uint32) {
 	ms := uint64(max(0, at.Milliseconds()))
 	binary.LittleEndian.PutUint32(r.b[offTime:], uint32(ms))
 	r.b[offTime+4] = byte(ms >> 32)
@@ -79,6 +108,7 @@ func (r *record) head(at time.Duration, kind, flags byte, prev, check uint32) {
 	binary.LittleEndian.PutUint32(r.b[offPrev:], prev)
 	binary.LittleEndian.PutUint32(r.b[offCheck:], check)
 	binary.LittleEndian.PutUint16(r.b[offCount:], 1)
+	binary.LittleEndian.PutUint32(r.b[offSeq:], seq)
 	r.n = headSize
 }
 
@@ -127,6 +157,7 @@ func (r *record) step(s *devices.Step) {
 	r.b[r.n] = byte(n)
 	r.n += 1 + copy(r.b[r.n+1:], address[:n])
 	r.text(s.Text, devices.MaxStepText)
+	r.text(s.Image[:min(len(s.Image), devices.ImageDigits)], devices.ImageDigits)
 }
 
 func (r *record) call(c *devices.CallStep) {
@@ -158,7 +189,7 @@ func (r *reader) ms() time.Duration { return time.Duration(r.uint()) * time.Mill
 
 func (r *reader) text() string {
 	n := r.uint()
-	text := strings.ToValidUTF8(string(r.b[:n]), "\uFFFD") // it may have been cut within a character
+	text := strings.ToValidUTF8(string(r.b[:n]), "\uFFFD")
 	r.b = r.b[n:]
 	return text
 }
@@ -169,10 +200,16 @@ func (r *Recorder) timeOf(head []byte) time.Time {
 	return r.started.Add(time.Duration(ms) * time.Millisecond)
 }
 
+// The rings of steps.
+const (
+	ringProven = iota
+	ringOther
+)
+
 func (r *Recorder) readStep(id devices.ID, record []byte) devices.Step {
 	in := reader{record[headSize:]}
 	s := devices.Step{Kind: wordOf(devices.StepKinds, record[offKind]), Device: id, At: r.timeOf(record), Node: r.node,
-		Count: int(binary.LittleEndian.Uint16(record[offCount:]))}
+		Count: int(binary.LittleEndian.Uint16(record[offCount:])), Proven: record[offFlags]&flagProven != 0, Seq: uint64(binary.LittleEndian.Uint32(record[offSeq:]))}
 	s.Cause, s.Transport = wordOf(devices.StepCauses, in.byte()), transports[in.byte()]
 	s.Epoch, s.Generation = devices.Epoch(in.uint()), int64(in.uint())
 	s.Took, s.Calls = in.ms(), int(in.uint())
@@ -180,6 +217,7 @@ func (r *Recorder) readStep(id devices.ID, record []byte) devices.Step {
 	s.Remote, _ = netip.AddrFromSlice(in.b[:n]) // invalid without an address
 	in.b = in.b[n:]
 	s.Text = in.text()
+	s.Image = in.text()
 	return s
 }
 
@@ -188,7 +226,7 @@ func (r *Recorder) readCall(record []byte) devices.CallStep {
 	flags := record[offFlags]
 	c := devices.CallStep{Call: in.text(), Device: devices.ID(in.text()), Key: in.text(), Tool: in.text(), Ahead: in.text(),
 		Outcome: in.text(), Rule: in.text(), Held: in.text(), Detail: in.text(), At: r.timeOf(record),
-		Sent: flags&flagSent != 0, Holder: flags&flagHolder != 0, Late: flags&flagLate != 0, Node: r.node}
+		Sent: flags&flagSent != 0, Holder: flags&flagHolder != 0, Late: flags&flagLate != 0, Node: r.node, Seq: uint64(binary.LittleEndian.Uint32(record[offSeq:]))}
 	c.Took, c.Waited, c.Bytes = in.ms(), in.ms(), int(in.uint())
 	return c
 }

@@ -28,8 +28,9 @@ func (r *Recorder) endedIn(s *shard, q devices.Ends, remote netip.Addr) (all, th
 	defer s.mu.Unlock()
 	seen := map[uint32]bool{uint32(except): true}
 	var buf []byte
-	for pos := r.firstSince(&s.steps, q.From.Add(-clockSlack)); pos < s.steps.next; pos += uint64(len(buf) / slot) {
-		buf = s.steps.read(buf[:0], pos)
+	ring := &s.steps[ringProven]
+	for pos := r.firstSince(ring, q.From.Add(-clockSlack)); pos < ring.next; pos += uint64(len(buf) / slot) {
+		buf = ring.read(buf[:0], pos)
 		if r.timeOf(buf).After(q.To.Add(clockSlack)) {
 			break
 		}
@@ -54,7 +55,7 @@ func (r *Recorder) EndedOf(ids []devices.ID, q devices.Ends, remote netip.Addr) 
 		if id == q.Except {
 			continue
 		}
-		for _, step := range r.Steps(id, devices.StepClosed, q.To.Add(time.Millisecond), stepBurst) {
+		for _, step := range r.Steps(id, true, devices.StepClosed, devices.LogPosition{At: q.To.Add(time.Millisecond)}, stepBurst) {
 			if q.Match(&step) {
 				all++
 				if step.Remote == remote {

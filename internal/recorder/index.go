@@ -7,11 +7,12 @@ const ways = 16
 
 // entry is a device with records.
 type entry struct {
-	high, low uint32 // the device's hash; both 0: free
-	last      uint32 // position of its newest record, low 32 bits
-	at        uint32 // seconds since the start, of spent and spentCalls
-	// spent and spentCalls are how many records of the burst the device has used.
-	spent, spentCalls uint16
+	high, low uint32    // the device's hash; both 0: free
+	last      [2]uint32 // positions of its newest records of ringProven and ringOther, low 32 bits
+	at        uint32    // seconds since the start, of spent and spentCalls
+	// spent and spentCalls are how many records of each burst the device has used.
+	spent      [2]uint8
+	spentCalls uint16
 }
 
 const (
@@ -61,7 +62,7 @@ func (x *index) get(hash uint64) *entry {
 // add returns a new entry for a device that has none. age returns how old the newest
 // record of an entry is; ok is false if the entry has none. grown is how many bytes were
 // allocated.
-func (x *index) add(hash uint64, age func(last uint32) (age uint64, ok bool)) (e *entry, grown int64) {
+func (x *index) add(hash uint64, age func(*entry) (age uint64, ok bool)) (e *entry, grown int64) {
 	if x.entries == nil {
 		x.entries = make([]entry, firstSets*ways)
 		grown = int64(len(x.entries)) * entryBytes
@@ -72,7 +73,7 @@ func (x *index) add(hash uint64, age func(last uint32) (age uint64, ok bool)) (e
 		set := x.set(hash)
 		for i := range set {
 			e := &set[place(hash, i)]
-			old, ok := age(e.last)
+			old, ok := age(e)
 			if !ok || e.low == 0 && e.high == 0 {
 				*e = entry{high: uint32(hash >> 32), low: uint32(hash)}
 				return e, grown
@@ -90,11 +91,12 @@ func (x *index) add(hash uint64, age func(last uint32) (age uint64, ok bool)) (e
 }
 
 // double makes the index twice as large. Each set is divided, so no entry is lost.
-func (x *index) double(age func(last uint32) (age uint64, ok bool)) (grown int64) {
+func (x *index) double(age func(*entry) (age uint64, ok bool)) (grown int64) {
 	old := x.entries
 	x.entries = make([]entry, 2*len(old))
-	for _, e := range old {
-		if _, ok := age(e.last); !ok {
+	for i := range old {
+		e := old[i]
+		if _, ok := age(&e); !ok {
 			continue
 		}
 		hash := uint64(e.high)<<32 | uint64(e.low)

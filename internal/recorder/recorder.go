@@ -3,17 +3,19 @@
 // something fails, and answers why it did.
 //
 // Devices are divided into shards by a hash, each with rings of bytes under its own mutex:
-// one for steps, one for calls that failed or were slow, one for other calls, so that
-// failures outlive successes. A device that exceeds its rate has its steps combined and
-// its calls dropped, so that it drives out nobody's records. Nothing is kept in a session,
-// and devices without records cost nothing.
+// one for steps, one for steps that proved nothing, one for calls that failed or were slow,
+// one for other calls, so that failures outlive successes. A device that exceeds its rate
+// has its steps combined and its calls dropped, so that it drives out nobody's records.
+// Whoever only knows the id of a device spends a rate of their own, and drives out none of
+// its records. Nothing is kept in a session, and devices without records cost nothing.
 package recorder
 
 import (
 	"encoding/binary"
 	"hash/maphash"
+	"math"
+	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,8 +54,8 @@ type Recorder struct {
 	shards  [shards]shard
 
 	refusalsMu sync.Mutex
-	refusals   []devices.Step // of unknown devices, a ring
-	refused    int            // how many there were
+	refusals   []devices.Step     // of unknown devices, oldest first
+	refusedBy  map[netip.Addr]int // how many of them each address has, IPv6 by its /64 network
 
 	// Memory is how many bytes are allocated.
 	Memory atomic.Int64
@@ -65,9 +67,10 @@ type Recorder struct {
 type shard struct {
 	mu     sync.Mutex
 	index  index
-	steps  ring
-	failed ring // calls that failed or were slow
-	good   ring // other calls
+	steps  [2]ring // of ringProven and ringOther
+	failed ring    // calls that failed or were slow
+	good   ring    // other calls
+	seq    uint32  // of the newest record
 	// fetched is of no use: it keeps the read of peek in the program.
 	fetched byte
 	_       [64]byte
@@ -76,12 +79,13 @@ type shard struct {
 // New returns a Recorder of at most this many bytes, which it takes as needed; at least
 // MinMemory.
 func New(node string, bytes int64) *Recorder {
-	r := &Recorder{node: node, started: time.Now(), seed: maphash.MakeSeed()}
+	r := &Recorder{node: node, started: time.Now(), seed: maphash.MakeSeed(), refusedBy: map[netip.Addr]int{}}
 	per := bytes / shards
 	for i := range r.shards {
 		s := &r.shards[i]
 		s.index = newIndex(per * 3 / 16)
-		s.steps, s.failed, s.good = newRing(per*5/16), newRing(per*3/8), newRing(per/16)
+		s.steps = [2]ring{ringProven: newRing(per * 5 / 16), ringOther: newRing(per / 16)}
+		s.failed, s.good = newRing(per*3/8), newRing(per/16)
 	}
 	return r
 }
@@ -96,20 +100,37 @@ func (r *Recorder) entry(s *shard, hash uint64, now uint32) *entry {
 	e := s.index.get(hash)
 	if e == nil {
 		var grown int64
-		e, grown = s.index.add(hash, func(last uint32) (uint64, bool) {
-			pos, ok := s.steps.resolve(last)
-			return s.steps.next - pos, ok
-		})
+		e, grown = s.index.add(hash, s.age)
 		r.Memory.Add(grown)
 		e.at = now
-		e.last = uint32(s.steps.oldest) - 1 // none
+		for i := range e.last {
+			e.last[i] = uint32(s.steps[i].oldest) - 1 // none
+		}
 	}
 	if passed := now - e.at; passed >= stepPause {
-		e.spent -= uint16(min(uint32(e.spent), passed/stepPause))
+		for i := range e.spent {
+			e.spent[i] -= uint8(min(uint32(e.spent[i]), passed/stepPause))
+		}
 		e.spentCalls -= uint16(min(uint32(e.spentCalls), passed/callPause))
 		e.at = now - passed%stepPause
 	}
 	return e
+}
+
+// next returns the number of a new record.
+func (s *shard) next() uint32 {
+	s.seq++
+	return s.seq
+}
+
+// age returns how old the newest record of a device is; ok is false if it has none. A device of
+// which nothing was proven is older than all others.
+func (s *shard) age(e *entry) (age uint64, ok bool) {
+	if pos, ok := s.steps[ringProven].resolve(e.last[ringProven]); ok {
+		return s.steps[ringProven].next - pos, true
+	}
+	_, ok = s.steps[ringOther].resolve(e.last[ringOther])
+	return math.MaxUint64, ok
 }
 
 // Step records a step.
@@ -120,23 +141,26 @@ func (r *Recorder) Step(step devices.Step) {
 	}
 	at := time.Since(r.started)
 	s, hash := r.shard(step.Device)
-	kind := kinds[step.Kind]
+	kind, way, flags := kinds[step.Kind], ringOther, byte(0)
+	if step.Proven {
+		way, flags = ringProven, flagProven
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := r.entry(s, hash, uint32(at/time.Second))
-	if e.spent >= stepBurst {
+	e, ring := r.entry(s, hash, uint32(at/time.Second)), &s.steps[way]
+	if e.spent[way] >= stepBurst {
 		r.Combined.Add(1)
-		s.combine(e, kind)
+		ring.combine(e.last[way], kind)
 		return
 	}
-	e.spent++
-	s.fetched = s.steps.peek()
+	e.spent[way]++
+	s.fetched = ring.peek()
 	var space [maxStep]byte
 	rec := record{b: space[:]}
-	rec.head(at, kind, 0, e.last, uint32(hash))
+	rec.head(at, kind, flags, e.last[way], uint32(hash), s.next())
 	rec.step(&step)
-	pos, allocated := s.steps.write(rec.done())
-	e.last = uint32(pos)
+	pos, allocated := ring.write(rec.done())
+	e.last[way] = uint32(pos)
 	r.count(allocated)
 }
 
@@ -147,45 +171,68 @@ func (r *Recorder) count(allocated int64) {
 	}
 }
 
-// combine counts a step in the device's last one of this kind, or in its newest one.
-func (s *shard) combine(e *entry, kind byte) {
-	newest, ok := s.steps.resolve(e.last)
+// combine counts a step in the device's last one of this kind, or in its newest one, at last.
+func (r *ring) combine(last uint32, kind byte) {
+	newest, ok := r.resolve(last)
 	if !ok {
 		return
 	}
 	found, pos := newest, newest
 	for range maxCombine {
-		head := s.steps.at(pos)
+		head := r.at(pos)
 		if head[offKind] == kind {
 			found = pos
 			break
 		}
-		if pos, ok = s.steps.resolve(binary.LittleEndian.Uint32(head[offPrev:])); !ok {
+		if pos, ok = r.resolve(binary.LittleEndian.Uint32(head[offPrev:])); !ok {
 			break
 		}
 	}
-	addCount(s.steps.at(found + offCount/slot)[offCount%slot:])
+	addCount(r.at(found + offCount/slot)[offCount%slot:])
 }
 
-// refuse keeps a step of an unknown device.
+// refuse keeps a step of an unknown device. Once there are maxRefusals, the address that has the most
+// loses its oldest one, so that no address drives out those of others.
 func (r *Recorder) refuse(s devices.Step) {
 	s.At, s.Node, s.Count = time.Now(), r.node, 1
-	s.Text = strings.ToValidUTF8(strings.Clone(s.Text[:min(len(s.Text), devices.MaxStepText)]), "\uFFFD")
+	s.Text = cut(s.Text, devices.MaxStepText)
+	host := hostOf(s.Remote)
 	r.refusalsMu.Lock()
 	defer r.refusalsMu.Unlock()
-	last := (r.refused + maxRefusals - 1) % maxRefusals
-	if last < len(r.refusals) {
-		if p := &r.refusals[last]; p.Device == s.Device && p.Kind == s.Kind && p.Cause == s.Cause && p.Remote == s.Remote {
+	if n := len(r.refusals); n > 0 {
+		if p := &r.refusals[n-1]; p.Device == s.Device && p.Kind == s.Kind && p.Cause == s.Cause && p.Remote == s.Remote {
 			p.Count, p.At = p.Count+1, s.At
 			return
 		}
 	}
-	if len(r.refusals) < maxRefusals {
-		r.refusals = append(r.refusals, s)
-	} else {
-		r.refusals[r.refused%maxRefusals] = s
+	r.refusedBy[host]++
+	if len(r.refusals) == maxRefusals {
+		r.dropRefusal()
 	}
-	r.refused++
+	r.refusals = append(r.refusals, s)
+}
+
+// dropRefusal removes the oldest refusal of an address that has the most.
+func (r *Recorder) dropRefusal() {
+	most := 0
+	for _, n := range r.refusedBy {
+		most = max(most, n)
+	}
+	oldest := slices.IndexFunc(r.refusals, func(s devices.Step) bool { return r.refusedBy[hostOf(s.Remote)] == most })
+	host := hostOf(r.refusals[oldest].Remote)
+	if r.refusedBy[host]--; r.refusedBy[host] == 0 {
+		delete(r.refusedBy, host)
+	}
+	r.refusals = slices.Delete(r.refusals, oldest, oldest+1)
+}
+
+// hostOf returns the address by which refusals are counted: for IPv6, its /64 network.
+func hostOf(addr netip.Addr) netip.Addr {
+	if addr = addr.Unmap(); addr.Is6() {
+		network, _ := addr.WithZone("").Prefix(64) // cannot fail
+		return network.Addr()
+	}
+	return addr
 }
 
 // Call records a call.
@@ -212,53 +259,57 @@ func (r *Recorder) Call(c devices.CallStep) {
 	e.spentCalls++
 	var space [maxCall]byte
 	rec := record{b: space[:]}
-	rec.head(at, kindCall, flags, 0, uint32(hash))
+	rec.head(at, kindCall, flags, 0, uint32(hash), s.next())
 	rec.call(&c)
 	to := &s.good
-	if c.Outcome != "ok" || c.Late || c.Took > SlowCall {
+	if c.Outcome != "ok" && c.Outcome != "sent" || c.Late || c.Took > SlowCall {
 		to = &s.failed
 	}
 	_, allocated := to.write(rec.done())
 	r.count(allocated)
 }
 
-// Steps returns the steps of a device before a time, newest first, at most limit; a zero
-// time and an empty kind select all.
-func (r *Recorder) Steps(id devices.ID, kind devices.StepKind, before time.Time, limit int) (steps []devices.Step) {
+// Steps returns the steps of a device after a place in its log, newest first, at most limit: those that
+// were proven, or the others. An empty kind selects all.
+func (r *Recorder) Steps(id devices.ID, proven bool, kind devices.StepKind, after devices.LogPosition, limit int) (steps []devices.Step) {
 	s, hash := r.shard(id)
+	way := ringOther
+	if proven {
+		way = ringProven
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.index.get(hash)
+	e, ring := s.index.get(hash), &s.steps[way]
 	if e == nil {
 		return nil
 	}
 	var buf []byte
-	pos, ok := s.steps.resolve(e.last)
+	pos, ok := ring.resolve(e.last[way])
 	for ok && len(steps) < limit {
-		buf = s.steps.read(buf[:0], pos)
+		buf = ring.read(buf[:0], pos)
 		if binary.LittleEndian.Uint32(buf[offCheck:]) != uint32(hash) {
 			break // the position was used again
 		}
-		if step := r.readStep(id, buf); (kind == "" || step.Kind == kind) && (before.IsZero() || step.At.Before(before)) {
+		if step := r.readStep(id, buf); (kind == "" || step.Kind == kind) && after.Precedes(step.Position()) {
 			steps = append(steps, step)
 		}
-		pos, ok = s.steps.resolve(binary.LittleEndian.Uint32(buf[offPrev:]))
+		pos, ok = ring.resolve(binary.LittleEndian.Uint32(buf[offPrev:]))
 	}
 	return steps
 }
 
-// Calls returns the calls of a device before a time, newest first, at most limit.
-func (r *Recorder) Calls(id devices.ID, before time.Time, limit int) (calls []devices.CallStep) {
+// Calls returns the calls of a device after a place in its log, newest first, at most limit.
+func (r *Recorder) Calls(id devices.ID, after devices.LogPosition, limit int) (calls []devices.CallStep) {
 	s, hash := r.shard(id)
 	r.scan(s, func(rec []byte) {
 		if binary.LittleEndian.Uint32(rec[offCheck:]) != uint32(hash) {
 			return
 		}
-		if c := r.readCall(rec); c.Device == id && (before.IsZero() || c.At.Before(before)) {
+		if c := r.readCall(rec); c.Device == id && after.Precedes(c.Position()) {
 			calls = append(calls, c)
 		}
 	})
-	slices.SortStableFunc(calls, func(a, b devices.CallStep) int { return b.At.Compare(a.At) })
+	slices.SortFunc(calls, func(a, b devices.CallStep) int { return a.Position().Compare(b.Position()) })
 	return calls[:min(len(calls), limit)]
 }
 
@@ -328,8 +379,9 @@ func (r *Recorder) Reach(id devices.ID) time.Time {
 	s, _ := r.shard(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.steps.oldest == 0 {
+	ring := &s.steps[ringProven]
+	if ring.oldest == 0 {
 		return r.started
 	}
-	return r.timeOf(s.steps.at(s.steps.oldest))
+	return r.timeOf(ring.at(ring.oldest))
 }

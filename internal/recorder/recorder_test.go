@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,28 +21,35 @@ func id(n int) devices.ID {
 	return devices.ID(fmt.Sprintf("02:00:00:%02x:%02x:%02x", n>>16&255, n>>8&255, n&255))
 }
 
+// steps returns the steps of a device, proven or not, newest first.
+func steps(r *Recorder, id devices.ID, kind devices.StepKind, limit int) []devices.Step {
+	all := append(r.Steps(id, true, kind, devices.LogPosition{}, limit), r.Steps(id, false, kind, devices.LogPosition{}, limit)...)
+	slices.SortFunc(all, func(a, b devices.Step) int { return a.Position().Compare(b.Position()) })
+	return all
+}
+
 var address = netip.MustParseAddr("192.0.2.44")
 
 // connected and closed are the two records of a good connection.
 func connected(n int) devices.Step {
-	return devices.Step{Kind: devices.StepConnected, Device: id(n), Transport: devices.TransportMQTT, Epoch: 1_790_000_000_000_000, Remote: address, Text: "2.4.2",
+	return devices.Step{Kind: devices.StepConnected, Device: id(n), Transport: devices.TransportMQTT, Epoch: 1_790_000_000_000_000, Remote: address, Text: "2.4.2", Proven: true,
 		Took: 400 * time.Millisecond, Generation: 3}
 }
 
 func closed(n int) devices.Step {
-	return devices.Step{Kind: devices.StepClosed, Device: id(n), Cause: devices.StepCause(devices.CloseGone), Took: 3 * time.Hour, Transport: devices.TransportMQTT}
+	return devices.Step{Kind: devices.StepClosed, Device: id(n), Cause: devices.StepCause(devices.CloseGone), Took: 3 * time.Hour, Transport: devices.TransportMQTT, Proven: true}
 }
 
 // What is recorded is read back, newest first.
 func TestStepsAreKept(t *testing.T) {
 	r := New("a", MinMemory)
 	want := []devices.Step{closed(1), connected(1),
-		{Kind: devices.StepRefused, Device: id(1), Cause: devices.CauseWrongToken, Remote: netip.MustParseAddr("2001:db8::7"), Transport: devices.TransportWebSocket, Text: "why"}}
+		{Kind: devices.StepRefused, Device: id(1), Cause: devices.CauseWrongToken, Remote: netip.MustParseAddr("2001:db8::7"), Transport: devices.TransportWebSocket, Text: "why", Image: "0a1b2c3d"}}
 	for i := len(want) - 1; i >= 0; i-- {
 		r.Step(want[i])
 		r.Step(connected(2)) // between them
 	}
-	got := r.Steps(id(1), "", time.Time{}, 10)
+	got := steps(r, id(1), "", 10)
 	if len(got) != len(want) {
 		t.Fatalf("%d steps, want %d", len(got), len(want))
 	}
@@ -49,18 +57,18 @@ func TestStepsAreKept(t *testing.T) {
 		if time.Since(s.At) > time.Minute || s.Count != 1 || s.Node != "a" {
 			t.Errorf("step %d: %+v", i, s)
 		}
-		s.At, s.Count, s.Node = time.Time{}, 0, ""
+		s.At, s.Count, s.Node, s.Seq = time.Time{}, 0, "", 0
 		if s != want[i] {
 			t.Errorf("step %d is\n%+v, want\n%+v", i, s, want[i])
 		}
 	}
-	if got := r.Steps(id(1), devices.StepClosed, time.Time{}, 10); len(got) != 1 || got[0].Kind != devices.StepClosed {
+	if got := steps(r, id(1), devices.StepClosed, 10); len(got) != 1 || got[0].Kind != devices.StepClosed {
 		t.Errorf("of one kind: %+v", got)
 	}
-	if got := r.Steps(id(1), "", got[2].At, 10); len(got) != 0 {
+	if got := r.Steps(id(1), false, "", got[2].Position(), 10); len(got) != 0 {
 		t.Errorf("before the first: %+v", got)
 	}
-	if got := r.Steps(id(3), "", time.Time{}, 10); got != nil {
+	if got := steps(r, id(3), "", 10); len(got) != 0 {
 		t.Errorf("of another device: %+v", got)
 	}
 }
@@ -72,7 +80,7 @@ func TestWordsAreKept(t *testing.T) {
 		for j, cause := range devices.StepCauses {
 			n := i*len(devices.StepCauses) + j
 			r.Step(devices.Step{Kind: kind, Device: id(n), Cause: cause})
-			if got := r.Steps(id(n), "", time.Time{}, 1); len(got) != 1 || got[0].Kind != kind || got[0].Cause != cause {
+			if got := steps(r, id(n), "", 1); len(got) != 1 || got[0].Kind != kind || got[0].Cause != cause {
 				t.Fatalf("%s %s: %+v", kind, cause, got)
 			}
 		}
@@ -90,17 +98,17 @@ func TestHostileSteps(t *testing.T) {
 		r.Step(devices.Step{Device: id(1), Text: text, Unknown: true})
 	}
 	r.Step(connected(1))
-	steps, calls := r.Steps(id(1), "", time.Time{}, 100), r.Calls(id(1), time.Time{}, 100)
-	if len(steps) != len(texts)+1 || len(calls) != len(texts) {
-		t.Fatalf("%d steps, %d calls", len(steps), len(calls))
+	all, calls := steps(r, id(1), "", 100), r.Calls(id(1), devices.LogPosition{}, 100)
+	if len(all) != len(texts)+1 || len(calls) != len(texts) {
+		t.Fatalf("%d steps, %d calls", len(all), len(calls))
 	}
-	for _, text := range []string{steps[1].Text, steps[2].Text, steps[3].Text, calls[0].Tool, calls[1].Detail, calls[2].Key, r.Refusals()[0].Text} {
+	for _, text := range []string{all[1].Text, all[2].Text, all[3].Text, calls[0].Tool, calls[1].Detail, calls[2].Key, r.Refusals()[0].Text} {
 		if !utf8.ValidString(text) || len(text) > 3*maxDetail {
 			t.Errorf("kept %q", text)
 		}
 	}
-	if steps[0].Text != "2.4.2" {
-		t.Errorf("the step after them is %+v", steps[0])
+	if all[0].Text != "2.4.2" {
+		t.Errorf("the step after them is %+v", all[0])
 	}
 }
 
@@ -128,7 +136,7 @@ func TestMemory(t *testing.T) {
 	}
 	kept := 0
 	for n := range 100_000 {
-		if steps := r.Steps(id(n), "", time.Time{}, 10); len(steps) >= 2 && steps[0].Kind == devices.StepClosed {
+		if all := steps(r, id(n), "", 10); len(all) >= 2 && all[0].Kind == devices.StepClosed {
 			kept++
 		}
 	}
@@ -172,19 +180,141 @@ func TestFlapperEvictsNobody(t *testing.T) {
 		r.Call(devices.CallStep{Call: "aaaaaaaaaaaaaaaa", Device: id(others), Outcome: "device_offline"})
 	}
 	for n := range others {
-		if len(r.Steps(id(n), "", time.Time{}, 10)) != 1 {
+		if len(steps(r, id(n), "", 10)) != 1 {
 			t.Errorf("the record of device %d is gone", n)
 		}
 	}
 	seen := map[devices.StepKind]int{}
-	for _, s := range r.Steps(id(others), "", time.Time{}, 1000) {
+	for _, s := range steps(r, id(others), "", 1000) {
 		seen[s.Kind] += s.Count
 	}
 	if seen[devices.StepConnected] != times || seen[devices.StepClosed] != times || r.Combined.Load() != 2*times-stepBurst {
 		t.Errorf("it counts %v, %d combined", seen, r.Combined.Load())
 	}
-	if n := len(r.Calls(id(others), time.Time{}, 10_000)); n != callBurst || r.Dropped.Load() != times-callBurst {
+	if n := len(r.Calls(id(others), devices.LogPosition{}, 10_000)); n != callBurst || r.Dropped.Load() != times-callBurst {
 		t.Errorf("%d calls are kept, %d dropped", n, r.Dropped.Load())
+	}
+}
+
+// Whoever knows the id of a device and has no credentials of it spends none of its records: its own are kept, and so are
+// those of others.
+func TestUnprovenStepsSpendNothing(t *testing.T) {
+	r := New("a", 16<<20)
+	for n := range 500 {
+		r.Step(connected(n))
+	}
+	for n := range 100_000 {
+		r.Step(devices.Step{Kind: devices.StepCheck, Device: id(n % 500), Cause: devices.CausePending, Remote: address})
+	}
+	for n := range 500 {
+		r.Step(closed(n))
+	}
+	for n := range 500 {
+		if got := r.Steps(id(n), true, "", devices.LogPosition{}, 10); len(got) != 2 || got[0].Kind != devices.StepClosed || got[1].Kind != devices.StepConnected || got[1].Count != 1 {
+			t.Fatalf("of device %d is left: %+v", n, got)
+		}
+	}
+	if got := r.Steps(id(1), false, "", devices.LogPosition{}, 1000); len(got) == 0 || len(got) > stepBurst || got[0].Count < 100 {
+		t.Errorf("of those who only knew the id %d steps are kept: %+v", len(got), got)
+	}
+}
+
+// One address that invents devices drives out none of the refusals of others.
+func TestRefusalsOfOneAddress(t *testing.T) {
+	r := New("a", MinMemory)
+	refuse := func(n int, from string) {
+		r.Step(devices.Step{Kind: devices.StepRefused, Device: id(n), Cause: devices.CauseUnknownDevice, Remote: netip.MustParseAddr(from), Unknown: true})
+	}
+	for n := range 20 {
+		refuse(n, "192.0.2.44")
+	}
+	for n := range 10_000 {
+		refuse(1000+n, fmt.Sprintf("2001:db8::%x", n)) // of one network
+	}
+	kept := 0
+	for _, s := range r.Refusals() {
+		if s.Remote == address {
+			kept++
+		}
+	}
+	if n := len(r.Refusals()); n != maxRefusals || kept != 20 {
+		t.Errorf("%d refusals, %d of the address that had 20", n, kept)
+	}
+	for n := range 500 {
+		refuse(n, fmt.Sprintf("198.51.%d.%d", n>>8, n&255))
+	}
+	if n := len(r.Refusals()); n != maxRefusals || len(r.refusedBy) > maxRefusals {
+		t.Errorf("%d refusals of %d addresses", n, len(r.refusedBy))
+	}
+}
+
+// A page of records continues where the one before it ended, also within one millisecond.
+func TestStepsContinue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := New("a", MinMemory)
+		for range stepBurst {
+			r.Step(connected(1))
+			r.Step(devices.Step{Kind: devices.StepCheck, Device: id(1)})
+			r.Call(devices.CallStep{Call: "aaaaaaaaaaaaaaaa", Device: id(1), Tool: "t", Outcome: "ok", At: time.Now()})
+		}
+		for _, read := range []func(devices.LogPosition) (devices.LogPosition, bool){
+			func(at devices.LogPosition) (devices.LogPosition, bool) {
+				s := r.Steps(id(1), true, "", at, 3)
+				if len(s) == 0 {
+					return at, false
+				}
+				return s[0].Position(), true
+			},
+			func(at devices.LogPosition) (devices.LogPosition, bool) {
+				s := r.Steps(id(1), false, "", at, 3)
+				if len(s) == 0 {
+					return at, false
+				}
+				return s[0].Position(), true
+			},
+			func(at devices.LogPosition) (devices.LogPosition, bool) {
+				c := r.Calls(id(1), at, 3)
+				if len(c) == 0 {
+					return at, false
+				}
+				return c[0].Position(), true
+			},
+		} {
+			n, at, more := 0, devices.LogPosition{}, true
+			for at, more = read(at); more; at, more = read(at) {
+				again, err := devices.ParseLogPosition(at.String())
+				if n++; err != nil || again.Compare(at) != 0 || n > stepBurst {
+					t.Fatalf("%q, %v, %d records", at, err, n)
+				}
+				at = again
+			}
+			if n != stepBurst {
+				t.Errorf("%d records in pages of one, of %d", n, stepBurst)
+			}
+		}
+	})
+	for _, text := range []string{"x", "1", "1 x", " 1 a"} {
+		if _, err := devices.ParseLogPosition(text); err == nil {
+			t.Errorf("%q is a position", text)
+		}
+	}
+}
+
+// A text that is too long ends after a word.
+func TestCutTexts(t *testing.T) {
+	for text, want := range map[string]string{
+		"short": "short",
+		"the device did not answer tools/list within 10 s: it is connected": "the device did not answer tools/list within 10 s: it is…",
+		strings.Repeat("x", 70): strings.Repeat("x", devices.MaxStepText-3) + "…",
+		strings.Repeat("語", 30): strings.Repeat("語", 20) + "…",
+	} {
+		if got := cut(text, devices.MaxStepText); got != want {
+			t.Errorf("%q is cut to %q, want %q", text, got, want)
+		}
+		r := New("a", MinMemory)
+		if r.Step(devices.Step{Device: id(1), Text: text}); steps(r, id(1), "", 1)[0].Text != want {
+			t.Errorf("%q is kept as %q", text, steps(r, id(1), "", 1)[0].Text)
+		}
 	}
 }
 
@@ -198,7 +328,7 @@ func TestRateRecovers(t *testing.T) {
 	for range 5 {
 		r.Step(connected(1))
 	}
-	if n := len(r.Steps(id(1), devices.StepConnected, time.Time{}, 100)); n != 3 {
+	if n := len(steps(r, id(1), devices.StepConnected, 100)); n != 3 {
 		t.Errorf("%d records after the time of three", n)
 	}
 }
@@ -216,7 +346,7 @@ func TestRefusals(t *testing.T) {
 	if len(list) != maxRefusals || list[0].Device != id(10_009) || list[0].Count != 2 || list[0].Node != "a" {
 		t.Errorf("%d refusals, the first %+v", len(list), list[0])
 	}
-	if len(r.Steps(id(1), "", time.Time{}, 10)) != 1 || r.Memory.Load() > 64<<10 {
+	if len(steps(r, id(1), "", 10)) != 1 || r.Memory.Load() > 64<<10 {
 		t.Errorf("unknown devices take %d bytes", r.Memory.Load())
 	}
 }
@@ -239,7 +369,7 @@ func TestFailedCallsOutliveGoodOnes(t *testing.T) {
 		t.Fatalf("%d records of the call", len(got))
 	}
 	for i, want := range []devices.CallStep{lost, late} {
-		want.Node = "a"
+		want.Node, want.Seq = "a", got[i].Seq
 		if d := got[i].At.Sub(begun).Abs(); d > time.Second {
 			t.Errorf("it began %v off", d)
 		}
@@ -265,7 +395,7 @@ func TestConcurrentUse(t *testing.T) {
 				r.Step(connected(n%5000 + w))
 				r.Call(devices.CallStep{Call: "cccccccccccccccc", Device: id(n % 50), Outcome: "ok"})
 				if n%50 == 0 {
-					for _, s := range r.Steps(id(n%5000), "", time.Time{}, 100) {
+					for _, s := range steps(r, id(n%5000), "", 100) {
 						if s.Kind != devices.StepConnected || s.Text != "2.4.2" {
 							t.Errorf("read %+v", s)
 							return
@@ -423,8 +553,8 @@ func TestEnded(t *testing.T) {
 	}
 	for i := range r.shards { // a period is found without reading what is older
 		s := &r.shards[i]
-		if pos := r.firstSince(&s.steps, time.Now().Add(-30*time.Second)); s.steps.next-pos > 2*chunkSlots {
-			t.Errorf("reads %d of %d slots", s.steps.next-pos, s.steps.next-s.steps.oldest)
+		if pos := r.firstSince(&s.steps[ringProven], time.Now().Add(-30*time.Second)); s.steps[ringProven].next-pos > 2*chunkSlots {
+			t.Errorf("reads %d of %d slots", s.steps[ringProven].next-pos, s.steps[ringProven].next-s.steps[ringProven].oldest)
 		}
 	}
 }

@@ -3,7 +3,7 @@ package restapi
 import (
 	"context"
 	"net/http"
-	"time"
+	"net/url"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -16,10 +16,10 @@ import (
 // Explainer answers why a device or a call is as it is. Errors are *devices.Error.
 type Explainer interface {
 	Device(ctx context.Context, by access.Principal, id devices.ID) (api.Why, error)
-	Recording(ctx context.Context, by access.Principal, id devices.ID, kind devices.StepKind, before time.Time, limit int) (api.Recording, error)
+	Log(ctx context.Context, by access.Principal, id devices.ID, kind devices.StepKind, after devices.LogPosition, limit int) (api.Log, error)
 	Call(ctx context.Context, by access.Principal, call string) (api.RecordedCall, error)
 	ExplainCall(ctx context.Context, by access.Principal, call string) (api.Why, error)
-	Refusals(ctx context.Context, by access.Principal) (api.Recording, error)
+	Refusals(ctx context.Context, by access.Principal) (api.Log, error)
 	Offline(ctx context.Context, by access.Principal, sel selector.Selector, after string, limit int) (api.OfflineCauses, error)
 }
 
@@ -28,11 +28,11 @@ type offlineInput struct {
 	Selection
 }
 
-type recordingInput struct {
+type logInput struct {
 	DevicePath
+	Page
 	Kind   string `query:"kind" doc:"Only records of this kind." enum:"ota.check,activation.try,connect.refused,connected,mcp.failed,catalog,deviation,udp,limit,closed,call"`
-	Before string `query:"before" doc:"RFC 3339: only earlier records; the at of the last item continues a list."`
-	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"100"`
+	Before string `query:"before" doc:"Only earlier records: RFC 3339, or a duration before now such as 2h or 7d."`
 }
 
 // CallPath names a call.
@@ -47,8 +47,9 @@ func (s *Server) explainRoutes() {
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/explain", about{id: "explainOffline", scope: access.ScopeEvents, tag: tagExplain, summary: "Explain the devices that are offline",
 		text:   "Why they are, grouped by cause, a page at a time: add up the pages until next_cursor is empty. As with lists, a page may have fewer devices than limit, or none. " + limits,
 		answer: "The causes of a page.", codes: []devices.Code{devices.CodeUnavailable}}), s.explainOffline)
-	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/recording", about{id: "getRecording", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Show what happened to a device",
-		text: "OTA checks, refused and accepted connections, failures, ends and calls. " + limits, answer: "Records, newest first.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.recording)
+	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/log", about{id: "getDeviceLog", scope: access.ScopeEvents, hides: true, tag: tagExplain, summary: "Show what happened to a device",
+		text: "OTA checks, refused and accepted connections, failures, ends and calls. As with lists, a page may have fewer records than limit although more follow. " + limits, answer: "Records, newest first.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.deviceLog)
+	s.mux.HandleFunc("GET /v1/devices/{device}/recording", redirectToLog)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/calls/{call}", about{id: "getCall", scope: access.ScopeEvents, tag: tagExplain, summary: "Show a call",
 		text: "One that the caller's key made; with the scope admin any. " + limits, answer: "What the nodes recorded.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.recordedCall)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/calls/{call}/explain", about{id: "explainCall", scope: access.ScopeEvents, tag: tagExplain, summary: "Explain a call",
@@ -80,19 +81,33 @@ func (s *Server) explainOffline(ctx context.Context, in *offlineInput) (*answer[
 	return answerOf(s, ctx, e, err)
 }
 
-func (s *Server) recording(ctx context.Context, in *recordingInput) (*answer[api.Recording], error) {
+func (s *Server) deviceLog(ctx context.Context, in *logInput) (*answer[api.Log], error) {
 	id, err := parseDevice(in.Device)
 	if err != nil {
 		return nil, err
 	}
-	var before time.Time
-	if in.Before != "" {
-		if before, err = time.Parse(time.RFC3339, in.Before); err != nil {
-			return nil, badRequest("before must be a time such as 2026-03-01T12:00:00Z")
+	p, err := s.page(ctx, in.Page)
+	if err != nil {
+		return nil, err
+	}
+	after, err := devices.ParseLogPosition(p.after)
+	if err != nil {
+		return nil, errCursor
+	}
+	if in.Before != "" && p.after == "" {
+		if after.At, err = p.time("before", in.Before); err != nil {
+			return nil, err
 		}
 	}
-	r, err := s.opt.Explainer.Recording(ctx, caller(ctx), id, devices.StepKind(in.Kind), before, in.Limit)
-	return answerOf(s, ctx, r, err)
+	l, err := s.opt.Explainer.Log(ctx, caller(ctx), id, devices.StepKind(in.Kind), after, in.Limit)
+	l.NextCursor = p.cursor(l.NextCursor) // a place until here
+	return answerOf(s, ctx, l, err)
+}
+
+// redirectToLog answers at the former path of the device log, until v0.2.
+func redirectToLog(w http.ResponseWriter, r *http.Request) {
+	target := url.URL{Path: "/v1/devices/" + r.PathValue("device") + "/log", RawQuery: r.URL.RawQuery}
+	http.Redirect(w, r, target.String(), http.StatusPermanentRedirect)
 }
 
 func (s *Server) recordedCall(ctx context.Context, in *CallPath) (*answer[api.RecordedCall], error) {
@@ -105,7 +120,7 @@ func (s *Server) explainCall(ctx context.Context, in *CallPath) (*answer[api.Why
 	return answerOf(s, ctx, e, err)
 }
 
-func (s *Server) refusals(ctx context.Context, _ *struct{}) (*answer[api.Recording], error) {
+func (s *Server) refusals(ctx context.Context, _ *struct{}) (*answer[api.Log], error) {
 	by := caller(ctx)
 	if by.Caller.Limited() {
 		refusal := &devices.Error{Code: devices.CodeForbidden, Detail: "unknown devices belong to nobody, and this key is limited to devices; use a key without that limit"}

@@ -66,9 +66,9 @@ func TestExplainWithinLimits(t *testing.T) {
 
 	for path, want := range map[string]int{
 		"/v1/devices/" + near + "/explain":      http.StatusOK,
-		"/v1/devices/" + near + "/recording":    http.StatusOK,
+		"/v1/devices/" + near + "/log":          http.StatusOK,
 		"/v1/devices/" + far + "/explain":       http.StatusNotFound,
-		"/v1/devices/" + far + "/recording":     http.StatusNotFound,
+		"/v1/devices/" + far + "/log":           http.StatusNotFound,
 		"/v1/devices/02:00:00:00:00:99/explain": http.StatusNotFound,
 		"/v1/calls/nearnearnearnear":            http.StatusOK,
 		"/v1/calls/nearnearnearnear/explain":    http.StatusOK,
@@ -82,11 +82,11 @@ func TestExplainWithinLimits(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d", path, got.status, got.body, want)
 		}
 	}
-	recording := "/v1/devices/" + near + "/recording?kind=connect.refused"
-	if got := get(recording, reader).body; strings.Contains(got, remote.String()) || !strings.Contains(got, "wrong_token") {
+	log := "/v1/devices/" + near + "/log?kind=connect.refused"
+	if got := get(log, reader).body; strings.Contains(got, remote.String()) || !strings.Contains(got, "wrong_token") {
 		t.Errorf("with events:read: %s", got)
 	}
-	if got := get(recording, editor).body; !strings.Contains(got, remote.String()) {
+	if got := get(log, editor).body; !strings.Contains(got, remote.String()) {
 		t.Errorf("with devices:write: %s", got)
 	}
 	for path, want := range map[string]string{"/v1/calls/otherotherother2/explain": `"cause":"well"`, "/v1/devices/" + near + "/explain": `"cause":"wrong_token"`,
@@ -142,5 +142,94 @@ func TestExplainOffline(t *testing.T) {
 		if got := f.do(t, http.MethodGet, "/v1/explain?"+query, "", as(f.token)...); got.status != want && got.status != http.StatusUnprocessableEntity {
 			t.Errorf("%s: %d %s", query, got.status, got.body)
 		}
+	}
+}
+
+// A key sees of the calls that others made how they ended, and neither the text of a refusal, which may name a key and its
+// limits, nor what was called. An administrator and the key itself see all.
+func TestLogOfCallsOfOthers(t *testing.T) {
+	f := newFleet(t)
+	const device = "02:00:00:00:00:01"
+	f.put(device, "board", "2.4.2", map[string]string{"room": "lab"})
+	reader := f.key(t, "reader", "events:read", "room=lab")
+	refused := devices.CallStep{Call: "othersothersothe", Device: device, Key: "another", Tool: "self.secret.open", At: time.Now(), Outcome: "tool_denied", Rule: "night",
+		Detail: "the key kitchen may call self.light.* only", Took: time.Second}
+	own := refused
+	own.Call, own.Key, own.Tool, own.Detail = "ownownownownowno", f.keyID(t, "reader"), "self.own.open", "the key reader may call self.light.* only"
+	for _, c := range []devices.CallStep{refused, own} {
+		f.recorder.Call(c)
+	}
+	for _, path := range []string{"/v1/devices/" + device + "/log", "/v1/devices/" + device + "/explain"} {
+		got := f.do(t, http.MethodGet, path, "", as(reader)...).body
+		for _, text := range []string{"kitchen", "self.secret.open", "othersothersothe", "night"} {
+			if strings.Contains(got, text) {
+				t.Errorf("%s shows %q of the call of another key: %s", path, text, got)
+			}
+		}
+		if strings.Count(got, "tool_denied") != 2 || !strings.Contains(got, "self.own.open") {
+			t.Errorf("%s: %s", path, got)
+		}
+		if got := f.do(t, http.MethodGet, path, "", as(f.token)...).body; !strings.Contains(got, "self.secret.open") {
+			t.Errorf("%s for an administrator: %s", path, got)
+		}
+	}
+}
+
+// The pages of a log have each record once, whatever the times of the records are, and its former path redirects.
+func TestLogIsPaged(t *testing.T) {
+	f := newFleet(t)
+	const device = "02:00:00:00:00:01"
+	f.put(device, "board", "2.4.2", nil)
+	at := time.Now()
+	for n := range 60 {
+		f.recorder.Step(devices.Step{Kind: devices.StepCheck, Device: device, Text: fmt.Sprint("check ", n), Proven: n%2 == 0})
+		f.recorder.Call(devices.CallStep{Call: "aaaaaaaaaaaaaaaa", Device: device, Key: "k", Tool: fmt.Sprint("tool ", n), At: at, Outcome: "ok", Holder: true})
+	}
+	for _, limit := range []int{1, 7, 100, 1000} {
+		seen, cursor, pages := map[string]int{}, "", 0
+		last := time.Now().Add(time.Hour)
+		for first := true; first || cursor != ""; first = false {
+			r := f.do(t, http.MethodGet, fmt.Sprintf("/v1/devices/%s/log?limit=%d&cursor=%s", device, limit, cursor), "")
+			var page api.Log
+			r.json(t, &page)
+			for _, x := range page.Items {
+				seen[x.Tool+x.Text]++
+				if x.At.After(last) {
+					t.Errorf("a record of %v comes after one of %v", x.At, last)
+				}
+				last = x.At.Time
+			}
+			if pages++; len(page.Items) > limit || pages > 150 {
+				t.Fatalf("%d records in page %d of %d", len(page.Items), pages, limit)
+			}
+			cursor = page.NextCursor
+		}
+		for what, n := range seen {
+			if n != 1 {
+				t.Errorf("limit %d: %s is there %d times", limit, what, n)
+			}
+		}
+		if len(seen) != 120 {
+			t.Errorf("limit %d: %d records of 120", limit, len(seen))
+		}
+	}
+	if r := f.do(t, http.MethodGet, "/v1/devices/"+device+"/log?before=1h", ""); !strings.Contains(r.body, `"items":[]`) {
+		t.Errorf("an hour ago: %s", r.body)
+	}
+	for _, query := range []string{"cursor=x", "cursor=eA", "before=x", "before=-1h", "limit=0", "kind=x"} {
+		f.do(t, http.MethodGet, "/v1/devices/"+device+"/log?"+query, "").problem(t, 400, devices.CodeBadRequest)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, f.url+"/v1/devices/"+device+"/recording?kind=call&limit=7", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+f.token)
+	answer, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if to := answer.Header.Get("Location"); answer.StatusCode != http.StatusPermanentRedirect || to != "/v1/devices/"+device+"/log?kind=call&limit=7" {
+		t.Errorf("the former path answers %d to %s", answer.StatusCode, to)
 	}
 }

@@ -20,7 +20,7 @@ var table = []string{
 	"POST /v1/attestation/keys", "GET /v1/attestation/keys", "DELETE /v1/attestation/keys/{serial}",
 	"POST /v1/devices/{device}/approve", "POST /v1/devices/{device}/revoke",
 	"GET /v1/devices/{device}/tools", "POST /v1/devices/{device}/tools/refresh", "POST /v1/devices/{device}/tools/{tool}/call",
-	"POST /v1/devices/{device}/mcp", "POST /v1/devices/{device}/messages", "GET /v1/events", "GET /v1/catalogs/{sha256}", "GET /v1/calls/{call}", "GET /v1/calls/{call}/explain", "GET /v1/explain", "GET /v1/devices/{device}/explain", "GET /v1/devices/{device}/recording", "POST /v1/devices/{device}/trace", "GET /v1/devices/{device}/trace", "DELETE /v1/devices/{device}/trace", "GET /v1/refusals", "GET /v1/devices/{device}/catalogs",
+	"POST /v1/devices/{device}/mcp", "POST /v1/devices/{device}/messages", "GET /v1/events", "GET /v1/catalogs/{sha256}", "GET /v1/calls/{call}", "GET /v1/calls/{call}/explain", "GET /v1/explain", "GET /v1/devices/{device}/explain", "GET /v1/devices/{device}/log", "POST /v1/devices/{device}/trace", "GET /v1/devices/{device}/trace", "DELETE /v1/devices/{device}/trace", "GET /v1/refusals", "GET /v1/devices/{device}/catalogs",
 	"GET /v1/keys", "GET /v1/keys/{key}", "POST /v1/keys", "POST /v1/secret/rotate", "DELETE /v1/keys/{key}", "GET /v1/policy", "PUT /v1/policy", "GET /v1/policy/versions",
 	"GET /v1/policy/versions/{version}", "GET /v1/self", "DELETE /v1/self", "POST /v1/console/codes", "POST /v1/console/keys", "GET /v1/policy/explain", "GET /v1/audit", "GET /v1/audit/export", "GET /v1/audit/verify",
 	"GET /v1/photos", "GET /v1/photos/{id}", "DELETE /v1/photos/{id}", "GET /v1/nodes", "GET /v1/stats", "GET /v1/diagnosis",

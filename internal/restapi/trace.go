@@ -91,7 +91,10 @@ func (s *Server) startTrace(ctx context.Context, in *startTraceInput) (*answer[a
 		return nil, badRequest("for must be a duration such as 10m")
 	}
 	by := caller(ctx)
-	if wanted.Payload {
+	if !s.opt.Service.IsKnown(id) {
+		err = registry.UnknownDevice(id)
+	}
+	if err == nil && wanted.Payload {
 		err = permitPayload(by)
 	}
 	if err == nil {
@@ -136,6 +139,21 @@ func (s *Server) endTrace(ctx context.Context, in *DevicePath) (*struct{}, error
 	return nil, nil
 }
 
+// shownEntry returns an entry of a trace as the caller may see it: a call that another key made without what
+// identifies it, and without the text of its refusal, which may describe that key.
+func shownEntry(by access.Principal, entry []byte) json.RawMessage {
+	var e api.TraceEntry
+	if by.Caller.Scopes.Has(access.ScopeAdmin) || json.Unmarshal(entry, &e) != nil || e.Key == "" || e.Key == by.Key() {
+		return entry
+	}
+	e.Type, e.Text, e.Call, e.Key = "", "", "", ""
+	shown, err := json.Marshal(e)
+	if err != nil {
+		return json.RawMessage("{}") // cannot happen: it was JSON
+	}
+	return shown
+}
+
 func (s *Server) followTrace(w http.ResponseWriter, r *http.Request) {
 	id, err := parseDevice(r.PathValue("device"))
 	by := s.by(r, access.ViaREST)
@@ -164,7 +182,7 @@ func (s *Server) followTrace(w http.ResponseWriter, r *http.Request) {
 		return s.opt.Service.Keys().Valid(by.Caller, time.Now()) != nil || err != nil && !isUnavailable(err)
 	})
 	err = s.opt.Tracer.Follow(ctx, running, func(entry []byte) error {
-		return out.event(devices.StreamEvent{Kind: "trace", Data: json.RawMessage(entry)})
+		return out.event(devices.StreamEvent{Kind: "trace", Data: shownEntry(by, entry)})
 	})
 	over := ctx.Err() == nil && err == nil
 	out.stop()

@@ -63,6 +63,10 @@ func TestTraceOfADevice(t *testing.T) {
 		// security: N51
 		f.do(t, method, other, "", as(reader)...).problem(t, 404, devices.CodeDeviceUnknown)
 	}
+	for _, method := range []string{http.MethodGet, http.MethodDelete} {
+		f.do(t, method, "/v1/devices/02:00:00:00:00:99/trace", "").problem(t, 404, devices.CodeNotFound)
+	}
+	f.do(t, http.MethodPost, "/v1/devices/02:00:00:00:00:99/trace", "").problem(t, 404, devices.CodeDeviceUnknown)
 	for _, lasts := range []string{"soon", "1ms", "25h"} {
 		f.do(t, http.MethodPost, own, `{"for":"`+lasts+`"}`, as(reader)...).problem(t, 400, devices.CodeBadRequest)
 	}
@@ -111,6 +115,17 @@ func TestTraceOfADevice(t *testing.T) {
 	}
 	if strings.Contains(lines.Text(), "psst") {
 		t.Errorf("an entry without payload has the words: %s", lines.Text())
+	}
+	calls := f.traces.Recorder(f.recorder)
+	refused := devices.CallStep{Call: "othersothersothe", Device: near, Key: "another", Tool: "self.secret.open", Outcome: "tool_denied", Detail: "the key kitchen may call self.light.* only", At: time.Now()}
+	calls.Call(refused)
+	refused.Key = f.keyID(t, "reader")
+	calls.Call(refused)
+	if next("event: trace"); strings.Contains(next("data: "), "kitchen") || strings.Contains(lines.Text(), "secret") || strings.Contains(lines.Text(), "others") || !strings.Contains(lines.Text(), "tool_denied") {
+		t.Errorf("the entry of the call of another key is %s", lines.Text())
+	}
+	if next("event: trace"); !strings.Contains(next("data: "), "self.secret.open") {
+		t.Errorf("the entry of the reader's call is %s", lines.Text())
 	}
 	if r := f.do(t, http.MethodDelete, own, "", as(reader)...); r.status != 204 {
 		t.Errorf("%d %s", r.status, r.body)

@@ -110,6 +110,7 @@ func (r *recorder) Call(c devices.CallStep) {
 	if x := r.t.targets()[c.Device]; x != nil {
 		r.t.add(x, func(e *api.TraceEntry) {
 			e.Kind, e.Type, e.Cause, e.Text, e.Call = KindCall, c.Tool, c.Outcome, c.Detail, c.Call
+			e.Key = c.Key
 		})
 	}
 }

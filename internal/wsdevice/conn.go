@@ -94,7 +94,7 @@ func (c *conn) run(who devices.Identity, begun time.Time) {
 		c.Close(reason)
 		if reason != devices.CloseSuperseded { // the session that was replaced at once counts its own end
 			c.front.opt.Service.Stats().Closed.Add(reason, 1)
-			c.front.opt.Service.NoteStep(devices.Step{Kind: devices.StepRefused, Device: who.Device, Cause: devices.StepCause(reason), Remote: fleet.RemoteOf(who.Remote), Transport: devices.TransportWebSocket})
+			c.front.opt.Service.NoteStep(devices.Step{Kind: devices.StepRefused, Device: who.Device, Cause: devices.StepCause(reason), Proven: who.Verified, Remote: fleet.RemoteOf(who.Remote), Transport: devices.TransportWebSocket})
 		}
 	}
 	c.remove()

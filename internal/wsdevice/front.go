@@ -126,7 +126,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if err != nil {
 		f.Refused.Add(status, 1)
-		f.opt.Service.NoteStep(devices.Step{Kind: devices.StepRefused, Device: who.Device, Cause: f.refusalCause(r, who, status, err), Remote: fleet.RemoteOf(r.RemoteAddr), Transport: devices.TransportWebSocket})
+		f.opt.Service.NoteStep(devices.Step{Kind: devices.StepRefused, Device: who.Device, Cause: f.refusalCause(r, who, status, err), Proven: who.Verified, Remote: fleet.RemoteOf(r.RemoteAddr), Transport: devices.TransportWebSocket})
 		f.opt.Log.Debug("device refused", "remote", r.RemoteAddr, "device", r.Header.Get("Device-Id"), "status", status, "error", err)
 		if status == http.StatusUnauthorized {
 			w.Header().Set("WWW-Authenticate", "Bearer")

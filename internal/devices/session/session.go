@@ -163,9 +163,12 @@ func (x *Session) Close(reason devices.CloseReason) {
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: x.who.Device, Session: x.id, Epoch: presence.Epoch, Seq: presence.Seq,
 		Time: time.Now(), MsgID: offlineID(x.who.Device, presence.Epoch), Fields: fields})
 	s.notify(func(l Lifecycle) { l.Gone(x.who.Device, x.id, reason) })
-	x.record(devices.Step{Kind: devices.StepClosed, Cause: devices.StepCause(reason), Took: time.Since(x.connected), Calls: calls})
+	x.record(devices.Step{Kind: devices.StepClosed, Cause: devices.StepCause(reason), Took: time.Since(x.connected), Calls: calls, Text: closedTexts[state]})
 	s.log.Info("device disconnected", "device", x.who.Device, "session", x.id, "epoch", presence.Epoch, "transport", x.who.Transport, "reason", reason)
 }
+
+// closedTexts are the texts of the record of a session's end, by what the session did.
+var closedTexts = map[devices.MCPState]string{devices.MCPListing: devices.TextListing}
 
 // presenceLocked returns the session's row with the next sequence number.
 func (x *Session) presenceLocked(online bool) devices.Presence {
@@ -273,7 +276,7 @@ func (x *Session) takeToken() bool {
 // record records a step of this session.
 func (x *Session) record(s devices.Step) {
 	if r := x.svc.ports.Recorder; r != nil {
-		s.Device, s.Transport, s.Epoch, s.Remote = x.who.Device, x.who.Transport, x.Epoch(), x.remote
+		s.Device, s.Transport, s.Epoch, s.Remote, s.Proven = x.who.Device, x.who.Transport, x.Epoch(), x.remote, true
 		r.Step(s)
 	}
 }

@@ -49,7 +49,7 @@ async function load(id, can, signal) {
   });
   const parts = await Promise.all([
     part(recent({ device: id, since }, KEEP, signal), eventRow),
-    part(get(path("v1", "devices", id, "recording") + encode({ limit: 500 }), signal), (r, i) => ({ kind: "record", at: r.at, key: `r ${r.at} ${i}`, call: r.call,
+    part(get(path("v1", "devices", id, "log") + encode({ limit: 500 }), signal), (r, i) => ({ kind: "record", at: r.at, key: `r ${r.at} ${i}`, call: r.call,
       text: [r.kind, r.tool, r.cause, r.text, r.duration_ms && milliseconds(r.duration_ms), r.count > 1 && s.times(r.count)].filter(Boolean).join(" · ") })),
     part(get(path("v1", "devices", id, "changes") + encode({ limit: 200 }), signal), (c) => ({ kind: "change", at: c.at, key: `c ${c.revision}`, text: `${c.aspect} ${JSON.stringify(c.value ?? "")} (${c.who})` })),
     part(get(path("v1", "devices", id, "catalogs") + encode({ limit: 100 }), signal), (c) => ({ kind: "catalog", at: c.since, key: `t ${c.since}`, text: `${c.catalog.slice(0, 12)} ${c.firmware}` })),
