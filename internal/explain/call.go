@@ -15,6 +15,7 @@ const leastWait = time.Second
 const (
 	outcomeOK         = "ok"
 	outcomeSent       = "sent"
+	outcomeToolError  = "tool_error"
 	outcomeRestarting = "restarting"
 )
 
@@ -72,9 +73,11 @@ func answeredLate(m *merged) (finding, bool) {
 
 func succeeded(m *merged) (finding, bool) {
 	switch m.first.Outcome {
-	case "ok":
+	case outcomeOK:
+	case outcomeSent:
+		return finding{"well", true, "The message was written to the device, which does not answer messages."}, true
 	case outcomeRestarting:
-		return finding{"restarting", true, "The tool restarts the device, which therefore does not answer."}, true
+		return finding{"restarting", true, "It restarts the device, which therefore does not answer."}, true
 	default:
 		return finding{}, false
 	}
@@ -145,9 +148,11 @@ func isCamera(tool string) bool {
 func failedOnDevice(m *merged) (finding, bool) {
 	text := m.first.Detail
 	switch {
-	case m.first.Outcome == "tool_error" && isCamera(m.first.Tool):
+	case m.first.Outcome == outcomeToolError && m.first.Tool == toolUpgrade:
+		return finding{"upgrade_failed", true, infos["upgrade_failed"].Meaning}, true
+	case m.first.Outcome == outcomeToolError && isCamera(m.first.Tool):
 		return finding{"camera_not_ready", false, "The camera tool failed on the device."}, true
-	case m.first.Outcome == "tool_error":
+	case m.first.Outcome == outcomeToolError:
 		return finding{"device_error", true, "The tool failed on the device; its answer has the reason."}, true
 	case devices.Code(m.first.Outcome) != devices.CodeDeviceError:
 		return finding{}, false

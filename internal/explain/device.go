@@ -25,6 +25,14 @@ const (
 	unwellCalls    = 2
 	disputeTime    = 10 * time.Minute
 	evidenceLength = 6
+	// A device that makes bootCount OTA checks of one image within bootTime is in a boot loop. Stock firmware checks once
+	// per boot, and its fastest boot, with Wi-Fi, takes about 5 s: a device that crashes right after its check is found
+	// within half a minute, one that crashes 3 minutes after each start within 10. Somebody who looks for a fault may
+	// switch a device off and on twice, so that three checks are not enough.
+	bootCount = 4
+	bootTime  = 10 * time.Minute
+	// upgradeTime is how long a device may load and start an image for self.upgrade_firmware.
+	upgradeTime = 15 * time.Minute
 )
 
 // facts are what is known about a device, from all nodes.
@@ -46,9 +54,9 @@ type finding struct {
 // rule is one row of the table: the first one that finds something decides.
 type rule func(f *facts) (finding, bool)
 
-var offlineRules = []rule{waitingApproval, unknownDevice, revoked, replaced, lastRefusal, endpointUnreachable, connectNotSeen, restarting, wakesByVoice, flapping, lastEnd, neverConnected}
+var offlineRules = []rule{waitingApproval, unknownDevice, revoked, replaced, bootLoop, lastRefusal, endpointUnreachable, connectNotSeen, restarting, upgradeFailed, crashed, wakesByVoice, flapping, lastEnd, neverConnected}
 
-var onlineRules = []rule{replaced, otherClient, mcpState, audioSilent, callsUnanswered, flapping, overLimit, deviates}
+var onlineRules = []rule{replaced, otherClient, bootLoop, upgradeFailed, mcpState, audioSilent, callsUnanswered, flapping, overLimit, deviates}
 
 // explainDevice applies the rules.
 func explainDevice(f *facts) finding {
@@ -191,7 +199,9 @@ func lastRefusal(f *facts) (finding, bool) {
 	if s.Kind == devices.StepCheck {
 		what = "Its last OTA check was refused"
 	}
-	return finding{cause, true, fmt.Sprintf("%s %s: %s.%s", what, ago(f.now, s.At), words(s.Cause), detail(s.Text))}, true
+	// Whoever knows the id can be refused. Only a former owner has old credentials.
+	certain := s.Proven || s.Cause == devices.CauseOldToken
+	return finding{cause, certain, fmt.Sprintf("%s %s: %s.%s", what, ago(f.now, s.At), words(s.Cause), detail(s.Text))}, true
 }
 
 // lastOffer is the newest OTA check that offered a server since the last connection.
@@ -236,18 +246,107 @@ func connectNotSeen(f *facts) (finding, bool) {
 	return finding{"connect_not_seen", false, fmt.Sprintf("It received its configuration %s, with MQTT at %s, and no connection from it has arrived since.", ago(f.now, s.At), s.Text)}, true
 }
 
-// restarting explains a connection that ended because of a call.
+// bootLoop finds a device that starts again and again with one image, unless calls restarted it.
+func bootLoop(f *facts) (finding, bool) {
+	newest, ok := f.last(devices.StepCheck)
+	if !ok || newest.Image == "" {
+		return finding{}, false
+	}
+	n := f.count(bootTime, func(s *devices.Step) bool { return isBoot(s) && s.Image == newest.Image })
+	restarts := map[string]bool{}
+	for _, c := range f.calls {
+		if c.Outcome == outcomeRestarting && f.now.Sub(c.At) <= bootTime {
+			restarts[c.Call] = true
+		}
+	}
+	if n -= len(restarts); n < bootCount {
+		return finding{}, false
+	}
+	return finding{"boot_loop", true, fmt.Sprintf("It started %d times within 10 minutes with the image %s: it crashes, or its power fails.", n, newest.Image)}, true
+}
+
+// isBoot reports whether a step is the OTA check of a member that has started.
+func isBoot(s *devices.Step) bool {
+	return s.Kind == devices.StepCheck && s.Proven && (s.Cause == devices.CauseOffersMQTT || s.Cause == devices.CauseOffersWebSocket)
+}
+
+// hasStarted reports whether the device made an OTA check after a time.
+func (f *facts) hasStarted(since time.Time) bool {
+	return slices.ContainsFunc(f.steps, func(s devices.Step) bool { return isBoot(&s) && s.At.After(since) })
+}
+
+// restarting explains a connection that ended because of a call or message.
 func restarting(f *facts) (finding, bool) {
 	ended := f.endedAt()
-	if f.now.Sub(ended) > restartTime {
+	if _, started := f.lastOffer(); started {
 		return finding{}, false
 	}
 	for _, c := range f.calls {
-		if c.Outcome == outcomeRestarting && ended.Sub(c.At).Abs() < restartTime {
-			return finding{"restarting", true, fmt.Sprintf("The call %s of %s restarted it %s.", c.Call, c.Tool, ago(f.now, c.At))}, true
+		lasts := restartTime
+		if c.Tool == toolUpgrade {
+			lasts = upgradeTime
+		}
+		if c.Outcome == outcomeRestarting && ended.Sub(c.At).Abs() < restartTime && f.now.Sub(ended) <= lasts {
+			return finding{"restarting", true, fmt.Sprintf("%s restarted it %s.", restartText(c.Tool), ago(f.now, c.At))}, true
 		}
 	}
 	return finding{}, false
+}
+
+// restartText names what restarted a device.
+func restartText(tool string) string {
+	if tool == messageSystem {
+		return "A restart command"
+	}
+	return "A call of " + tool
+}
+
+// The tool that replaces the firmware, and the type of the message that restarts a device.
+const (
+	toolUpgrade   = "self.upgrade_firmware"
+	messageSystem = "system"
+)
+
+// upgradeFailed finds a device that failed to load an image for self.upgrade_firmware: it remains in its state
+// `upgrading`, in which it ignores its button and wake word (application.cc:1057 to 1083). Over WebSocket its answer
+// is lost, because it closes its connection first; then the missing start shows it.
+func upgradeFailed(f *facts) (finding, bool) {
+	for _, c := range f.calls { // newest first
+		ended := c.At.Add(c.Took)
+		switch {
+		case c.Outcome == outcomeRestarting && c.Tool != toolUpgrade:
+			return finding{}, false // it has been restarted since
+		case c.Tool != toolUpgrade || f.hasStarted(ended):
+		case c.Outcome == outcomeToolError:
+			return finding{"upgrade_failed", true, fmt.Sprintf("The call of %s failed %s, and the device has not started since: its button and wake word do not work until it restarts.", toolUpgrade, ago(f.now, ended))}, true
+		case c.Outcome == outcomeRestarting && f.now.Sub(ended) > upgradeTime:
+			return finding{"upgrade_failed", false, fmt.Sprintf("The device received the call of %s %s and has not started since: the upgrade failed, and its button and wake word do not work until it restarts.", toolUpgrade, ago(f.now, ended))}, true
+		}
+	}
+	return finding{}, false
+}
+
+// crashed explains a connection that ended while the device worked on a request.
+func crashed(f *facts) (finding, bool) {
+	s, ok := f.last(devices.StepClosed, devices.StepConnected)
+	if !ok || s.Kind != devices.StepClosed || s.Cause != devices.StepCause(devices.CloseGone) || s.Calls == 0 && s.Text != devices.TextListing || f.wasRestarted(s.At) {
+		return finding{}, false
+	}
+	what := "its tools were listed"
+	if s.Calls > 0 {
+		what = "a call was running"
+	}
+	if f.hasStarted(s.At) {
+		return finding{"crashed", s.Calls > 0, fmt.Sprintf("Its connection ended %s while %s, and it started again after that: its firmware crashed, or its power failed.", ago(f.now, s.At), what)}, true
+	}
+	return finding{"gone", false, fmt.Sprintf("Its connection ended %s while %s, and it has not returned: it crashed, or has no power or no network.", ago(f.now, s.At), what)}, true
+}
+
+// wasRestarted reports whether a call restarted the device at about this time.
+func (f *facts) wasRestarted(at time.Time) bool {
+	return slices.ContainsFunc(f.calls, func(c devices.CallStep) bool {
+		return c.Outcome == outcomeRestarting && at.Sub(c.At).Abs() < restartTime
+	})
 }
 
 // wakesByVoice explains a WebSocket device, which connects only when somebody wakes it.
@@ -260,7 +359,7 @@ func wakesByVoice(f *facts) (finding, bool) {
 	switch {
 	case offered && offer.Cause == devices.CauseOffersWebSocket:
 		return finding{causeAsleep, true, fmt.Sprintf("It received its configuration %s, with WebSocket at %s. It connects when somebody wakes it.", ago(f.now, offer.At), offer.Text)}, true
-	case transport == devices.TransportWebSocket && (reason == devices.CloseGone || reason == devices.CloseIdle):
+	case transport == devices.TransportWebSocket && isWebSocketEnd(reason):
 		return finding{causeAsleep, true, fmt.Sprintf("Its connection over WebSocket ended %s, as after every conversation. It connects when somebody wakes it.", ago(f.now, f.endedAt()))}, true
 	}
 	return finding{}, false
@@ -320,25 +419,48 @@ func audioSilent(f *facts) (finding, bool) {
 	return finding{"udp_silent", false, fmt.Sprintf("A conversation was open for 10 seconds and no audio arrived, %s.", ago(f.now, s.At))}, true
 }
 
+// callsUnanswered finds a device that is slow to answer calls, or did not answer the last one.
 func callsUnanswered(f *facts) (finding, bool) {
 	seen := map[string]bool{}
+	var answered, unanswered time.Time
 	for _, c := range f.calls {
-		if f.now.Sub(c.At) <= unwellTime && (c.Late || c.Sent && c.Outcome == string(devices.CodeDeviceTimeout)) {
-			seen[c.Call] = true
+		timedOut := c.Sent && !c.Late && c.Outcome == string(devices.CodeDeviceTimeout) && c.Detail != devices.DetailCancelled
+		switch ended := c.At.Add(c.Took); {
+		case f.now.Sub(c.At) > unwellTime:
+		case timedOut || c.Late:
+			if seen[c.Call] = true; timedOut && ended.After(unanswered) {
+				unanswered = ended
+			} else if c.Late && ended.After(answered) {
+				answered = ended
+			}
+		case (c.Outcome == outcomeOK || c.Outcome == outcomeToolError) && ended.After(answered):
+			answered = ended
 		}
 	}
-	if len(seen) < unwellCalls {
-		return finding{}, false
+	switch connected, _ := f.last(devices.StepConnected); {
+	case len(seen) >= unwellCalls:
+		return finding{"main_loop_busy", false, fmt.Sprintf("It is connected, but %d calls of the last 10 minutes were answered late or not at all.", len(seen))}, true
+	case unanswered.After(answered) && unanswered.After(connected.At):
+		return finding{"main_loop_busy", false, fmt.Sprintf("It is connected, but did not answer its last call, which ended %s.", ago(f.now, unanswered))}, true
 	}
-	return finding{"main_loop_busy", false, fmt.Sprintf("It is connected, but %d calls of the last 10 minutes were answered late or not at all.", len(seen))}, true
+	return finding{}, false
 }
 
+// flapping counts the ends of connections. Over WebSocket stock firmware connects for each conversation and ends the
+// connection after it.
 func flapping(f *facts) (finding, bool) {
-	n := f.count(flapTime, func(s *devices.Step) bool { return s.Kind == devices.StepClosed })
+	n := f.count(flapTime, func(s *devices.Step) bool {
+		return s.Kind == devices.StepClosed && (s.Transport != devices.TransportWebSocket || !isWebSocketEnd(devices.CloseReason(s.Cause)))
+	})
 	if n < flapCount {
 		return finding{}, false
 	}
 	return finding{"flapping", true, fmt.Sprintf("Its connection ended %d times within 5 minutes.", n)}, true
+}
+
+// isWebSocketEnd reports whether a conversation over WebSocket ends for this reason.
+func isWebSocketEnd(reason devices.CloseReason) bool {
+	return reason == devices.CloseGone || reason == devices.CloseIdle
 }
 
 func overLimit(f *facts) (finding, bool) {
@@ -349,10 +471,14 @@ func overLimit(f *facts) (finding, bool) {
 	return finding{"rate_limited", true, fmt.Sprintf("It sends more %s than it may, last %s; the rest is dropped.", s.Text, ago(f.now, s.At))}, true
 }
 
-// deviates finds deviations from the protocol that have an effect on what fleetd shows.
+// stockDeviations are the deviations of unmodified firmware: the errors of its tools have no code and are not escaped,
+// its images are JSON in a string, and robots answer the requests of their own local port.
+var stockDeviations = []string{"error_no_code", "error_unescaped", "unparsable", "late_reply", "foreign_reply", "image_encoding"}
+
+// deviates finds deviations from the protocol of a device that has other than stock firmware.
 func deviates(f *facts) (finding, bool) {
 	for _, s := range f.steps {
-		if s.Kind == devices.StepDeviation && f.now.Sub(s.At) <= unwellTime && s.Text != "late_reply" {
+		if s.Kind == devices.StepDeviation && f.now.Sub(s.At) <= unwellTime && !slices.Contains(stockDeviations, s.Text) {
 			return finding{"protocol", true, fmt.Sprintf("It works, but deviates from the protocol: %s, last %s.", s.Text, ago(f.now, s.At))}, true
 		}
 	}

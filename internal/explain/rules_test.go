@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/devices"
+	"fleetd/internal/mcpclient"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -53,6 +55,93 @@ func from(address string, s devices.Step) devices.Step {
 }
 
 const secs = time.Second
+
+const (
+	volume  = "self.audio_speaker.set_volume"
+	upgrade = "self.upgrade_firmware"
+)
+
+func overWebSocket(v devices.View) devices.View {
+	v.Presence.Transport = devices.TransportWebSocket
+	return v
+}
+
+func overWebSocketToo(s devices.Step) devices.Step {
+	s.Transport = devices.TransportWebSocket
+	return s
+}
+
+func deviation(kind string) devices.Step {
+	return text(kind, step(20*secs, devices.StepDeviation, ""))
+}
+
+// made returns a call that began that long ago and was answered, or had this outcome, 2 s later.
+func made(ago time.Duration, tool, outcome string) devices.CallStep {
+	return devices.CallStep{Call: fmt.Sprint(tool, ago), Tool: tool, Outcome: outcome, Sent: true, At: before(ago), Took: 2 * secs}
+}
+
+// unanswered returns a call that began that long ago and was not answered within 30 s.
+func unanswered(ago time.Duration) devices.CallStep {
+	return devices.CallStep{Call: fmt.Sprint("u", ago), Tool: volume, Outcome: "device_timeout", Sent: true, At: before(ago), Took: 30 * secs}
+}
+
+// boot returns the OTA check of a start.
+func boot(ago time.Duration, transport devices.Transport) devices.Step {
+	s := step(ago, devices.StepCheck, "offers_"+string(transport))
+	s.Transport, s.Image, s.Text = transport, "0a1b2c3d", "fleet.example"
+	return s
+}
+
+// boots returns OTA checks, the last of them 4 s ago.
+func boots(n int, every time.Duration, transport devices.Transport) (steps []devices.Step) {
+	for i := range n {
+		steps = append(steps, boot(4*secs+time.Duration(i)*every, transport))
+	}
+	return steps
+}
+
+// crashes returns starts, each followed by a connection that ended.
+func crashes(n int, every time.Duration, transport devices.Transport) (steps []devices.Step) {
+	for i := range n {
+		at := 25*secs + time.Duration(i)*every
+		for _, s := range []devices.Step{step(at-20*secs, devices.StepClosed, "gone"), step(at-2*secs, devices.StepConnected, "")} {
+			s.Transport = transport
+			steps = append(steps, s)
+		}
+		steps = append(steps, boot(at, transport))
+	}
+	return steps
+}
+
+// conversations returns connections over WebSocket of 5 s each.
+func conversations(n int, every time.Duration) (steps []devices.Step) {
+	for i := range n {
+		at := 10*secs + time.Duration(i)*every
+		steps = append(steps, overWebSocketToo(step(at, devices.StepClosed, "gone")), overWebSocketToo(step(at+5*secs, devices.StepConnected, "")))
+	}
+	return steps
+}
+
+func died(ago time.Duration, calls int) devices.Step {
+	s := step(ago, devices.StepClosed, "gone")
+	s.Calls = calls
+	return s
+}
+
+// images gives each step another image.
+func images(steps []devices.Step) []devices.Step {
+	for i := range steps {
+		steps[i].Image = fmt.Sprint("image", i)
+	}
+	return steps
+}
+
+func unproven(steps []devices.Step) []devices.Step {
+	for i := range steps {
+		steps[i].Proven, steps[i].Cause = false, devices.CausePending
+	}
+	return steps
+}
 
 // deviceCases has a case for each rule and each cause of a device.
 var deviceCases = []struct {
@@ -108,10 +197,62 @@ var deviceCases = []struct {
 	{"no audio", facts{view: online(), steps: []devices.Step{step(60*secs, devices.StepSilent, "")}}, "udp_silent", "no audio"},
 	{"no audio, long ago", facts{view: online(), steps: []devices.Step{step(time.Hour, devices.StepSilent, "")}}, "well", ""},
 	{"calls unanswered", facts{view: online(), calls: []devices.CallStep{{Call: "a", Sent: true, Outcome: "device_timeout", At: before(secs)}, {Call: "b", Late: true, At: before(secs)}}}, "main_loop_busy", "2 calls"},
-	{"one call unanswered", facts{view: online(), calls: []devices.CallStep{{Call: "a", Sent: true, Outcome: "device_timeout", At: before(secs)}}}, "well", ""},
+	{"the last call unanswered", facts{view: online(), calls: []devices.CallStep{unanswered(31 * secs)}}, "main_loop_busy", "last call, which ended 1 s ago"},
+	{"a call unanswered, the next answered", facts{view: online(), calls: []devices.CallStep{made(20*secs, volume, "ok"), unanswered(60 * secs)}}, "well", ""},
+	{"a call unanswered, then a new connection", facts{view: online(), calls: []devices.CallStep{unanswered(60 * secs)}, steps: []devices.Step{step(20*secs, devices.StepConnected, "")}}, "well", ""},
+	{"a call unanswered, then a message", facts{view: online(), calls: []devices.CallStep{made(secs, "alert", "sent"), unanswered(60 * secs)}}, "main_loop_busy", "last call"},
+	{"a call that its caller cancelled", facts{view: online(), calls: []devices.CallStep{{Call: "a", Sent: true, Outcome: "device_timeout", Detail: devices.DetailCancelled, At: before(secs)}}}, "well", ""},
+
+	// Stock firmware has none of these faults. Its errors have no code and are not escaped, its photos are JSON in a
+	// string, and what it answers after a timeout is late.
+	{"a stock tool failed", facts{view: online(), steps: []devices.Step{deviation("error_no_code")}, calls: []devices.CallStep{made(secs, volume, "tool_error")}}, "well", ""},
+	{"a stock tool failed with a quote in its words", facts{view: online(), steps: []devices.Step{deviation("error_unescaped")}, calls: []devices.CallStep{made(secs, volume, "tool_error")}}, "well", ""},
+	{"a stock camera took a photo", facts{view: online(), steps: []devices.Step{deviation("image_encoding")}}, "well", ""},
+	{"a stock robot answered its local port", facts{view: online(), steps: []devices.Step{deviation("foreign_reply")}}, "well", ""},
+	{"a call answered late", facts{view: online(), steps: []devices.Step{deviation("late_reply")}, calls: []devices.CallStep{{Call: unanswered(40 * secs).Call, Sent: true, Late: true, Outcome: "ok", At: before(40 * secs), Took: 34 * secs}, unanswered(40 * secs)}}, "well", ""},
+	{"not stock firmware", facts{view: online(), steps: []devices.Step{deviation("no_version")}}, "protocol", "no_version"},
+
+	// Over WebSocket stock firmware connects for each conversation, and a short one lasts some seconds.
+	{"six short conversations over WebSocket", facts{view: overWebSocket(offline("gone")), steps: conversations(6, 40*secs)}, causeAsleep, "as after every conversation"},
+	{"in the sixth short conversation over WebSocket", facts{view: overWebSocket(online()), steps: conversations(6, 40*secs)}, "well", ""},
+	{"WebSocket that is closed for flooding", facts{view: overWebSocket(online()), steps: []devices.Step{overWebSocketToo(times(5, step(60*secs, devices.StepClosed, "flooding")))}}, "flapping", "5 times"},
+
+	// Stock firmware makes its OTA check 5 to 20 s after its start, once per start, and connects to MQTT right after it.
+	{"crashes right after its check, every 8 s", facts{view: offline("gone"), steps: boots(4, 8*secs, devices.TransportMQTT)}, "boot_loop", "4 times"},
+	{"crashes 20 s after its start, connected by MQTT", facts{view: online(), steps: crashes(6, 30*secs, devices.TransportMQTT)}, "boot_loop", "6 times"},
+	{"crashes 20 s after its start, over WebSocket", facts{view: overWebSocket(offline("gone")), steps: crashes(6, 30*secs, devices.TransportWebSocket)}, "boot_loop", "image 0a1b2c3d"},
+	{"crashes 3 minutes after each start", facts{view: offline("gone"), steps: crashes(6, 180*secs, devices.TransportMQTT)}, "boot_loop", "4 times"},
+	{"crashes for hours, its records combined", facts{view: offline("gone"), steps: []devices.Step{times(40, boot(300*secs, devices.TransportMQTT))}}, "boot_loop", "40 times"},
+	{"its check is refused for its token, again and again", facts{view: offline("gone"), steps: []devices.Step{step(5*secs, devices.StepRefused, "wrong_token"), boot(6*secs, devices.TransportMQTT)}}, "wrong_token", "refused"},
+	{"switched off and on twice", facts{view: overWebSocket(offline("gone")), steps: boots(3, 60*secs, devices.TransportWebSocket)}, causeAsleep, "wakes it"},
+	{"four times within two hours", facts{view: overWebSocket(offline("gone")), steps: boots(4, 1800*secs, devices.TransportWebSocket)}, causeAsleep, "wakes it"},
+	{"restarted four times by calls", facts{view: overWebSocket(offline("gone")), steps: boots(4, 60*secs, devices.TransportWebSocket),
+		calls: []devices.CallStep{made(70*secs, "self.reboot", "restarting"), made(130*secs, "system", "restarting")}}, causeAsleep, "wakes it"},
+	{"another image after each start", facts{view: overWebSocket(offline("gone")), steps: images(boots(4, 60*secs, devices.TransportWebSocket))}, causeAsleep, "wakes it"},
+	{"somebody who knows its id makes checks", facts{view: offline("dead"), steps: unproven(boots(20, 10*secs, devices.TransportMQTT))}, "dead", "no power"},
+
+	// A crash ends the connection without a word. It is seen when the device sends a FIN, or at its next start.
+	{"dies in a call", facts{view: overWebSocket(offline("gone")), steps: []devices.Step{overWebSocketToo(died(5*secs, 1))}}, "gone", "while a call was running"},
+	{"dies in a call, and starts again", facts{view: overWebSocket(offline("gone")), steps: []devices.Step{boot(4*secs, devices.TransportWebSocket), overWebSocketToo(died(16*secs, 1))}}, "crashed", "while a call was running, and it started again"},
+	{"dies while its tools are listed", facts{view: overWebSocket(offline("gone")), steps: []devices.Step{overWebSocketToo(text(devices.TextListing, died(5*secs, 0)))}}, "gone", "while its tools were listed"},
+	{"dies while its tools are listed, and starts again", facts{view: overWebSocket(offline("gone")), steps: []devices.Step{boot(4*secs, devices.TransportWebSocket), overWebSocketToo(text(devices.TextListing, died(16*secs, 0)))}}, "crashed", "tools were listed"},
+	{"died in a call, and talked since", facts{view: overWebSocket(offline("gone")), steps: append(conversations(1, 40*secs), overWebSocketToo(died(200*secs, 1)))}, causeAsleep, "as after every conversation"},
+
+	{"restarted by a command a minute ago", facts{view: offline("gone"), calls: []devices.CallStep{made(70*secs, "system", "restarting")}}, "restarting", "restart command"},
+	{"restarted by a command over WebSocket, and started again", facts{view: overWebSocket(offline("gone")), steps: []devices.Step{boot(40*secs, devices.TransportWebSocket)}, calls: []devices.CallStep{made(70*secs, "system", "restarting")}}, causeAsleep, "wakes it"},
+	{"restarted by a command, and not seen for an hour", facts{view: with(offline("gone"), func(v *devices.View) { v.Presence.LastSeen = before(time.Hour) }), calls: []devices.CallStep{made(time.Hour, "system", "restarting")}}, "gone", "1.0 h ago"},
+
+	// After a failed self.upgrade_firmware stock firmware stays in its state upgrading.
+	{"an upgrade failed", facts{view: online(), calls: []devices.CallStep{made(300*secs, upgrade, "tool_error")}}, "upgrade_failed", "button and wake word"},
+	{"an upgrade failed a day ago", facts{view: online(), calls: []devices.CallStep{made(24*time.Hour, upgrade, "tool_error")}}, "upgrade_failed", "button and wake word"},
+	{"an upgrade failed, then a restart command", facts{view: online(), steps: []devices.Step{boot(40*secs, devices.TransportMQTT)}, calls: []devices.CallStep{made(60*secs, "system", "restarting"), made(300*secs, upgrade, "tool_error")}}, "well", ""},
+	{"an upgrade failed, and somebody switched it off and on", facts{view: online(), steps: []devices.Step{boot(40*secs, devices.TransportMQTT)}, calls: []devices.CallStep{made(300*secs, upgrade, "tool_error")}}, "well", ""},
+	{"an upgrade over WebSocket is loading", facts{view: overWebSocket(with(offline("gone"), func(v *devices.View) { v.Presence.LastSeen = before(300 * secs) })), calls: []devices.CallStep{made(301*secs, upgrade, "restarting")}}, "restarting", "self.upgrade_firmware"},
+	{"an upgrade over WebSocket failed", facts{view: overWebSocket(with(offline("gone"), func(v *devices.View) { v.Presence.LastSeen = before(1200 * secs) })), calls: []devices.CallStep{made(1201*secs, upgrade, "restarting")}}, "upgrade_failed", "has not started since"},
+	{"an upgrade succeeded", facts{view: online(), steps: []devices.Step{boot(40*secs, devices.TransportMQTT)}, calls: []devices.CallStep{made(1201*secs, upgrade, "restarting")}}, "well", ""},
 	{"flapping", facts{view: online(), steps: []devices.Step{times(5, step(60*secs, devices.StepClosed, "gone"))}}, "flapping", "5 times"},
 	{"over a limit", facts{view: online(), steps: []devices.Step{text("messages", step(60*secs, devices.StepLimit, ""))}}, "rate_limited", "messages"},
-	{"deviates", facts{view: online(), steps: []devices.Step{text("duplicate_hello", step(60*secs, devices.StepDeviation, ""))}}, "protocol", "duplicate_hello"},
+	{"deviates", facts{view: online(), steps: []devices.Step{text("cursor_loop", step(60*secs, devices.StepDeviation, ""))}}, "protocol", "cursor_loop"},
 }
 
 func TestDeviceRules(t *testing.T) {
@@ -169,6 +310,8 @@ func TestCallRules(t *testing.T) {
 		{[]devices.CallStep{call("device_timeout", atHolder)}, "not_sent"},
 		{[]devices.CallStep{call("device_timeout", sent, atHolder, camera)}, "camera_not_ready"},
 		{[]devices.CallStep{call("tool_error", sent, atHolder, camera)}, "camera_not_ready"},
+		{[]devices.CallStep{call("tool_error", sent, atHolder, func(c *devices.CallStep) { c.Tool = upgrade })}, "upgrade_failed"},
+		{[]devices.CallStep{call("sent", sent)}, "well"},
 		{[]devices.CallStep{call("tool_error", sent, atHolder)}, "device_error"},
 		{[]devices.CallStep{call("device_error", sent, atHolder)}, "device_error"},
 		{[]devices.CallStep{call("device_error", sent, atHolder, malformed)}, "answer_malformed"},
@@ -224,6 +367,41 @@ func TestCauses(t *testing.T) {
 	}
 	if next := Cause("revoked").next("d"); !slices.Contains(next, "fleetd devices approve d") {
 		t.Errorf("next is %q", next)
+	}
+}
+
+// Of what anybody can cause who knows the id of a device, no explanation is certain; and an update is not the first thing to
+// try for a device that sends no hello.
+func TestUncertainCauses(t *testing.T) {
+	f := facts{now: now, found: true, view: offline("dead"), steps: []devices.Step{step(5*secs, devices.StepRefused, "wrong_token")}}
+	f.steps[0].Proven = false
+	if got := explainDevice(&f); got.cause != "wrong_token" || got.certain {
+		t.Errorf("a wrong token: %+v", got)
+	}
+	f.steps[0].Cause = devices.CauseOldToken
+	if got := explainDevice(&f); got.cause != "old_generation" || !got.certain {
+		t.Errorf("former credentials: %+v", got)
+	}
+	if next := Cause("hello_failed").next("d"); slices.ContainsFunc(next[:len(next)-1], func(text string) bool { return strings.Contains(text, "firmware") }) {
+		t.Errorf("an update is not the last thing to try: %q", next)
+	}
+}
+
+// Every record has a text as evidence, and deviations of stock firmware are known ones.
+func TestEvidenceHasText(t *testing.T) {
+	for _, kind := range devices.StepKinds {
+		if e := evidenceOf(&devices.Step{Kind: kind}, true); e.Text == "" || kindTexts[kind] == "" {
+			t.Errorf("%s has no text", kind)
+		}
+	}
+	if e := evidenceOfEvent(devices.StreamEvent{Kind: devices.EventOnline}); e.Text == "" {
+		t.Error("an event without details has no text")
+	}
+	known := []mcpclient.Deviation{mcpclient.DeviationErrorNoCode, mcpclient.DeviationErrorUnescaped, mcpclient.DeviationUnparsable, mcpclient.DeviationLateReply, mcpclient.DeviationForeignReply, mcpclient.DeviationImageEncoding}
+	for _, text := range stockDeviations {
+		if !slices.Contains(known, mcpclient.Deviation(text)) {
+			t.Errorf("%s is no deviation", text)
+		}
 	}
 }
 

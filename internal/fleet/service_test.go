@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/dispatch"
@@ -120,6 +122,95 @@ func call(t *testing.T, s *fleet.Service, tool, args string) (devices.ToolResult
 		return r, devices.AsError(err)
 	}
 	return r, nil
+}
+
+// records keeps what is recorded.
+type records struct {
+	mu    sync.Mutex
+	steps []devices.Step
+	calls []devices.CallStep
+}
+
+func (r *records) Step(s devices.Step) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.steps = append(r.steps, s)
+}
+
+func (r *records) Call(c devices.CallStep) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, c)
+}
+
+// Messages are recorded as calls are, those of a conversation are not. A restart has the outcome of a tool that restarts.
+func TestMessagesAreRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r records
+		s := devicetest.New().ServiceOver(t, fleet.Config{}, func(p *fleet.Ports) { p.Recorder = &r })
+		connect(t, s, "c1", devicetest.NewScript())
+		ready(t, s)
+		send(t, s, dispatch.RestartMessage)
+		send(t, s, `{"type":"alert","status":"s","message":"m","emotion":"e"}`)
+		send(t, s, ttsStart)
+		if err := s.SendMessage(t.Context(), devices.Message{Principal: devicetest.Admin, Device: id, Body: []byte(`{"type":"hello"}`)}); err == nil {
+			t.Error("a hello was sent")
+		}
+		var got []string
+		for _, c := range r.calls {
+			if c.Call == "" || c.Device != id || c.Key != access.KeyAdmin || c.At.IsZero() {
+				t.Errorf("%+v", c)
+			}
+			got = append(got, fmt.Sprint(c.Tool, " ", c.Outcome, " ", c.Sent))
+		}
+		if want := []string{"system restarting true", "alert sent true", " forbidden false"}; !slices.Equal(got, want) {
+			t.Errorf("recorded %q, want %q", got, want)
+		}
+		for _, step := range r.steps {
+			if !step.Proven {
+				t.Errorf("a step of a session is not proven: %+v", step)
+			}
+		}
+		s.Close()
+	})
+}
+
+// The answer to an upgrade that failed says that the device needs a restart, and how it gets one.
+func TestFailedUpgradeNeedsARestart(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
+		script := devicetest.NewScript()
+		script.Tools = `[{"name":"self.upgrade_firmware","description":"d","inputSchema":{"type":"object","properties":{"url":{"type":"string"}},"required":["url"]}}]`
+		script.Call = func(string, json.RawMessage) string { return devicetest.True }
+		connect(t, s, "c1", script)
+		ready(t, s)
+		devicetest.SetPolicy(t, s, access.Policy{URLs: []access.URLRule{{Tools: []string{"self.upgrade_firmware"}, Prefixes: []string{"http://192.0.2.1/"}}}})
+		r, err := call(t, s, "self.upgrade_firmware", `{"url":"http://192.0.2.1/f.bin"}`)
+		if err != nil || !r.IsError || !strings.Contains(string(r.Content), "button and wake word do not work until it restarts") || !strings.Contains(string(r.Content), "fleetd restart "+string(id)) {
+			t.Errorf("%s, %v", r.Content, err)
+		}
+	})
+}
+
+// A device whose connection ends while its tools are listed has that in its log.
+func TestEndWhileListing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r records
+		s := devicetest.New().ServiceOver(t, fleet.Config{}, func(p *fleet.Ports) { p.Recorder = &r })
+		script := devicetest.NewScript()
+		script.Other = func(q devicetest.Request) string {
+			if q.Method == "tools/list" {
+				return "silent"
+			}
+			return ""
+		}
+		p := connect(t, s, "c1", script)
+		synctest.Wait()
+		p.session.Close(devices.CloseGone)
+		if last := r.steps[len(r.steps)-1]; last.Kind != devices.StepClosed || last.Text != devices.TextListing {
+			t.Errorf("%+v", last)
+		}
+		s.Close()
+	})
 }
 
 // A device that has reported no features and does not answer is asked again within 5 minutes, however long it was silent.

@@ -87,15 +87,16 @@ func setOutcome(e *audit.Entry, r *devices.ToolResult, err error) {
 	}
 }
 
-// auditMessage records a message for a device. Accepted messages of a conversation are not
-// recorded: there are many, and what a person hears is private.
-func (s *Dispatcher) auditMessage(m *devices.Message, kind string, err error) {
-	if s.ports.Audit == nil || err == nil && m.Job == "" && speech.IsSpeech(kind) {
+// noteMessage passes a message for a device to the audit log and the recorder. Accepted messages of a
+// conversation are left out: there are many, and what a person hears is private.
+func (s *Dispatcher) noteMessage(m *devices.Message, kind string, err error) {
+	if err == nil && m.Job == "" && speech.IsSpeech(kind) {
 		return
 	}
 	e := EntryOf(time.Now(), m.Principal, audit.KindMessage, kind, m.Device)
 	e.Call = s.callID(m.ID)
 	setOutcome(&e, &devices.ToolResult{}, err)
+	s.recordMessage(m, &e, err)
 	e.Detail = detailOf(m.Job, e.Detail)
 	s.Record(e)
 }

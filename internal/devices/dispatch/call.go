@@ -139,15 +139,17 @@ func (s *Dispatcher) send(ctx context.Context, x *session.Session, c *devices.To
 		silent := errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
 		return failedCall(x, c, err, silent)
 	}
-	return resultOf(c.Tool, photo, r), nil
+	return resultOf(c, photo, r), nil
 }
 
 // resultOf returns the result of a call that the device has answered.
-func resultOf(tool, photo string, r mcpclient.Result) devices.ToolResult {
+func resultOf(c *devices.ToolCall, photo string, r mcpclient.Result) devices.ToolResult {
 	switch {
-	case tool == catalog.UpgradeFirmware:
-		// After a successful upgrade the firmware restarts instead of answering.
-		return devices.ToolResult{Content: textContent("the upgrade failed: the device answered instead of restarting"), IsError: true}
+	case c.Tool == catalog.UpgradeFirmware:
+		// After a successful upgrade the firmware restarts instead of answering. After one that failed it
+		// remains in its state `upgrading`, in which it ignores its button and wake word (application.cc:1057).
+		return devices.ToolResult{Content: textContent("the upgrade failed: the device answered instead of restarting. Its button and wake word do not work until it restarts: restart it with `fleetd restart " +
+			string(c.Device) + "`"), IsError: true}
 	case photo != "" && !r.IsError:
 		r.Content = textContent(`{"success":true,"photo":"` + photo + `"}`)
 	}
@@ -172,7 +174,7 @@ func (s *Dispatcher) lateHandler(x *session.Session, c *devices.ToolCall, photo 
 		if err != nil {
 			result, err = failedCall(x, &call, err, false)
 		} else {
-			result = resultOf(call.Tool, photo, r)
+			result = resultOf(&call, photo, r)
 		}
 		result.Node, result.Call = s.cfg.Node, call.ID
 		call.Late(result, devices.WithCallID(err, call.ID))

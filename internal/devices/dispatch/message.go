@@ -19,7 +19,7 @@ func (s *Dispatcher) SendMessage(ctx context.Context, m devices.Message) error {
 	if err == nil {
 		_, err = route(ctx, s, &messageVerb{m, kind})
 	}
-	s.auditMessage(&m, kind, err)
+	s.noteMessage(&m, kind, err)
 	return devices.WithCallID(err, m.ID)
 }
 
@@ -33,7 +33,7 @@ func (s *Dispatcher) QueueMessage(m devices.Message, done func(error)) {
 		m.ID = s.callID(m.ID)
 		reply := done
 		done = func(err error) {
-			s.auditMessage(&m, kind, err)
+			s.noteMessage(&m, kind, err)
 			reply(devices.WithCallID(err, m.ID))
 		}
 	}
@@ -64,7 +64,7 @@ func (s *Dispatcher) PermitSpeech(principal access.Principal, id devices.ID, kin
 	if err == nil {
 		err = s.guardMessage(noWait, principal, id, kind)
 	}
-	s.auditMessage(&devices.Message{Device: id, Principal: principal}, kind, err)
+	s.noteMessage(&devices.Message{Device: id, Principal: principal}, kind, err)
 	return err
 }
 

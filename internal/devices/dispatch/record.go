@@ -78,6 +78,26 @@ func (s *Dispatcher) recordRPC(c *devices.RPCCall, begun time.Time, r *devices.R
 	s.recordCall(&call, begun, &result, err)
 }
 
+// outcomeSent is the outcome of a message that was written to the device.
+const outcomeSent = "sent"
+
+// recordMessage records a message for a device, of which e is the audit entry. One that restarts the device
+// has the outcome of a tool that does so.
+func (s *Dispatcher) recordMessage(m *devices.Message, e *audit.Entry, err error) {
+	if s.ports.Recorder == nil {
+		return
+	}
+	step := devices.CallStep{Call: e.Call, Device: m.Device, Key: e.Key, Tool: e.Action, At: e.At, Sent: err == nil, Outcome: outcomeSent, Rule: e.Rule}
+	switch command, _ := jsonspan.StringBytes(jsonspan.Member(m.Body, "command")); {
+	case err != nil:
+		failed := devices.AsError(err)
+		step.Sent, step.Outcome, step.Detail = failed.Sent, e.Outcome, failed.Detail
+	case e.Action == "system" && string(command) == "reboot":
+		step.Outcome = OutcomeRestarting
+	}
+	s.ports.Recorder.Call(step)
+}
+
 // recordLate records that the device answered a call after its caller had left; an error
 // that is not the device's is not an answer.
 func (s *Dispatcher) recordLate(c *devices.ToolCall, begun time.Time, r mcpclient.Result, err error) {

@@ -121,6 +121,6 @@ func (r *Reservation) Message(ctx context.Context, m devices.Message, permit fun
 		r.x.Queue(kind, m.Body, func(err error) { written <- err })
 		err = <-written
 	}
-	r.s.auditMessage(&m, kind, err)
+	r.s.noteMessage(&m, kind, err)
 	return devices.WithCallID(err, m.ID)
 }
