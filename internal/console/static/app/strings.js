@@ -27,7 +27,7 @@ export const s = {
     ends: (left) => `ends in ${left}`,
     logout: "Log out",
     utc: "UTC",
-    update: "The node serves another version of the console. Loading it loses what you have entered.",
+    update: "The node serves another version of the console. Loading it loses what you entered.",
     reload: "Load it",
     insecure: "This connection is not encrypted, and the key can be read on its way. Use TLS for the API.",
     missing: (page) => `There is no page ${page}.`,
@@ -41,7 +41,7 @@ export const s = {
     submit: "Log in",
     wrong: "The node does not accept this key. Copy it again, whole, or make another one: fleetd keys create.",
     code: "The link did not work. It is valid once: run fleetd console again.",
-    switch: "Log in anew?",
+    switch: "Log in with this link?",
     again: "The key that this page used is no longer valid. Everything on the page is kept.",
   },
   confirm: {
