@@ -12,7 +12,6 @@ import (
 
 	"fleetd/internal/devices"
 	"fleetd/internal/tasks"
-	"fleetd/internal/timescale"
 )
 
 // A gather is one question to all other nodes, on `<prefix>.gather.<node>`, stamped like
@@ -22,9 +21,10 @@ const (
 	verbGatherAnswer = "gathered"
 )
 
-var (
-	// gatherTime is how long answers of a gather are awaited.
-	gatherTime = timescale.Of(time.Second)
+const (
+	// gatherTime is how long answers of a gather are awaited. It is not scaled: an answer takes a busy machine as long in
+	// tests as elsewhere.
+	gatherTime = time.Second
 	// gatherAgain is when it is sent once more to nodes that have not answered: a node
 	// refuses the first message of a sender that does not know its nonce yet.
 	gatherAgain = gatherTime / 3

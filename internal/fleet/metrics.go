@@ -34,7 +34,7 @@ func (s *Service) sessionMetrics(r *counters.Registry) {
 		st.States.Each(func(k session.State, n int64) { emit(float64(n), string(k.Transport), string(k.MCP)) })
 	})
 	counters.ByKey(r.Counter("device_connects_total", "Sessions accepted.", "transport"), &st.Connects)
-	r.Counter("device_disconnects_total", "Connections ended, by reason; those without a session included.", "reason").Read(func(emit counters.Emit) {
+	r.Counter("device_disconnects_total", "Sessions that ended, by reason, and WebSocket connections that ended without one.", "reason").Read(func(emit counters.Emit) {
 		for _, reason := range devices.CloseReasons {
 			emit(float64(st.Closed.Get(reason)), string(reason))
 		}

@@ -279,7 +279,7 @@ func (x copied) restore(t testing.TB) {
 		}
 	}
 	for _, table := range registryTables {
-		exec("LOCK TABLE " + table)
+		exec("LOCK TABLE " + table + " IN EXCLUSIVE MODE") // which readers, that have their own order, do not wait for
 	}
 	for _, table := range registryTables {
 		exec("DELETE FROM " + table)

@@ -56,15 +56,11 @@ func (c *conn) run(silent connlimit.SilentEntry) {
 	defer tasks.Contain(c.front.opt.Log, c.onPanic)
 	begun := time.Now()
 	c.lastReceived.Store(begun.UnixNano())
-	reason := c.enter(begun, silent)
-	if reason == "" {
+	if c.enter(begun, silent) == "" {
 		go c.serve()
 		return
 	}
-	if c.session.Load() == nil && reason != devices.CloseSuperseded { // otherwise the session counts its end
-		c.front.opt.Service.Stats().Closed.Add(reason, 1)
-	}
-	c.remove()
+	c.remove() // a refused CONNECT counts by its code, and is no disconnect
 }
 
 // onPanic closes the connection after an internal error (bug).

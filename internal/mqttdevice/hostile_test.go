@@ -99,6 +99,11 @@ func TestConnackCodes(t *testing.T) {
 			}
 		})
 	}
+	for _, reason := range []devices.CloseReason{devices.CloseProtocol, devices.CloseInternal, devices.CloseRevoked} {
+		if n := b.service.Stats().Closed.Get(reason); n != 0 {
+			t.Errorf("refusals count as %d disconnects, %s", n, reason)
+		}
+	}
 }
 
 // A gateway's login cannot be renewed, so the first revocation ends it permanently.
