@@ -36,7 +36,8 @@ type StepCause string
 const (
 	CauseOffersWebSocket StepCause = "offers_websocket"
 	CauseOffersMQTT      StepCause = "offers_mqtt"
-	CausePending         StepCause = "pending" // it got an activation code
+	CausePending         StepCause = "pending"        // it got an activation code
+	CauseRefusedClient   StepCause = "refused_client" // an operator refused the client
 	CauseBadRequest      StepCause = "bad_request"
 	CauseRateLimited     StepCause = "rate_limited"
 	CauseTooManyNew      StepCause = "too_many_new"
@@ -53,7 +54,7 @@ const (
 )
 
 // StepCauses lists all causes, the CloseReasons first.
-var StepCauses = append(closeCauses(), CauseOffersWebSocket, CauseOffersMQTT, CausePending, CauseBadRequest, CauseRateLimited, CauseTooManyNew,
+var StepCauses = append(closeCauses(), CauseOffersWebSocket, CauseOffersMQTT, CausePending, CauseRefusedClient, CauseBadRequest, CauseRateLimited, CauseTooManyNew,
 	CauseUnavailable, CauseUnsafe, CauseWrongToken, CauseOldToken, CauseUnknownDevice, CauseUnresponsive, CauseError, CauseNoMCP, CauseActivated, CauseNotYet)
 
 func closeCauses() (causes []StepCause) {
@@ -194,4 +195,6 @@ type Tracer interface {
 type Recorder interface {
 	Step(s Step)
 	Call(c CallStep)
+	// Forget deletes everything that is recorded of a device.
+	Forget(id ID)
 }

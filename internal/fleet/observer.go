@@ -22,6 +22,9 @@ func (o *observer) OnChange(c devices.Change) {
 	}
 	s.Admission.OnChange(c)
 	s.Hub.OnChange(c)
+	if s.ports.Recorder != nil && !s.registry.Status(c.Device, "").Known {
+		s.tasks.Run(func() { s.ports.Recorder.Forget(c.Device) })
+	}
 	s.notifyDecision(c.Device)
 }
 

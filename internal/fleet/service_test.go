@@ -143,6 +143,8 @@ func (r *records) Call(c devices.CallStep) {
 	r.calls = append(r.calls, c)
 }
 
+func (r *records) Forget(devices.ID) {}
+
 // Messages are recorded as calls are, those of a conversation are not. A restart has the outcome of a tool that restarts.
 func TestMessagesAreRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -102,6 +102,8 @@ type Store interface {
 	Queue(ctx context.Context, id devices.ID) ([]Queued, error)
 	// Forget ends all open tasks of a device as Gone.
 	Forget(ctx context.Context, id devices.ID) error
+	// Erase deletes what a device answered: results and details of its ended tasks.
+	Erase(ctx context.Context, id devices.ID) error
 
 	// Confirm stores a confirmation request of owner for the body with this hash, under
 	// the token's digest, until now + ConfirmLifetime; TakeConfirm removes it and returns

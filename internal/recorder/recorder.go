@@ -218,12 +218,16 @@ func (r *Recorder) dropRefusal() {
 	for _, n := range r.refusedBy {
 		most = max(most, n)
 	}
-	oldest := slices.IndexFunc(r.refusals, func(s devices.Step) bool { return r.refusedBy[hostOf(s.Remote)] == most })
-	host := hostOf(r.refusals[oldest].Remote)
+	r.removeRefusal(slices.IndexFunc(r.refusals, func(s devices.Step) bool { return r.refusedBy[hostOf(s.Remote)] == most }))
+}
+
+// removeRefusal removes one refusal.
+func (r *Recorder) removeRefusal(i int) {
+	host := hostOf(r.refusals[i].Remote)
 	if r.refusedBy[host]--; r.refusedBy[host] == 0 {
 		delete(r.refusedBy, host)
 	}
-	r.refusals = slices.Delete(r.refusals, oldest, oldest+1)
+	r.refusals = slices.Delete(r.refusals, i, i+1)
 }
 
 // hostOf returns the address by which refusals are counted: for IPv6, its /64 network.
@@ -361,6 +365,48 @@ func (r *Recorder) scan(s *shard, f func(rec []byte)) {
 			buf = ring.read(buf[:0], pos)
 			f(buf)
 			pos += uint64(len(buf) / slot)
+		}
+	}
+}
+
+// Forget deletes the steps of a device, its calls, and what it was refused.
+func (r *Recorder) Forget(id devices.ID) {
+	s, hash := r.shard(id)
+	s.mu.Lock()
+	r.forgetLocked(s, id, hash)
+	s.mu.Unlock()
+	r.refusalsMu.Lock()
+	defer r.refusalsMu.Unlock()
+	for i := len(r.refusals) - 1; i >= 0; i-- {
+		if r.refusals[i].Device == id {
+			r.removeRefusal(i)
+		}
+	}
+}
+
+func (r *Recorder) forgetLocked(s *shard, id devices.ID, hash uint64) {
+	if e := s.index.get(hash); e != nil {
+		for i := range s.steps {
+			steps := &s.steps[i]
+			for pos, ok := steps.resolve(e.last[i]); ok; {
+				head := steps.at(pos)
+				if binary.LittleEndian.Uint32(head[offCheck:]) != uint32(hash) {
+					break // the position was used again
+				}
+				prev := binary.LittleEndian.Uint32(head[offPrev:])
+				steps.clear(pos)
+				pos, ok = steps.resolve(prev)
+			}
+		}
+		*e = entry{}
+	}
+	var buf []byte
+	for _, ring := range []*ring{&s.failed, &s.good} {
+		for pos := ring.oldest; pos < ring.next; pos += uint64(len(buf) / slot) {
+			buf = ring.read(buf[:0], pos)
+			if binary.LittleEndian.Uint32(buf[offCheck:]) == uint32(hash) && r.readCall(buf).Device == id {
+				ring.clear(pos)
+			}
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package recorder
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"net/netip"
@@ -556,5 +557,57 @@ func TestEnded(t *testing.T) {
 		if pos := r.firstSince(&s.steps[ringProven], time.Now().Add(-30*time.Second)); s.steps[ringProven].next-pos > 2*chunkSlots {
 			t.Errorf("reads %d of %d slots", s.steps[ringProven].next-pos, s.steps[ringProven].next-s.steps[ringProven].oldest)
 		}
+	}
+}
+
+// What is recorded of a forgotten device is gone; what is recorded of others stays, and the ring goes on.
+func TestForget(t *testing.T) {
+	r := New("n", MinMemory)
+	const gone, stays = devices.ID("02:00:00:00:00:01"), devices.ID("02:00:00:00:00:02")
+	note := func(n int) {
+		for i := range n {
+			for _, id := range []devices.ID{gone, stays} {
+				r.Step(devices.Step{Kind: devices.StepRefused, Device: id, Proven: i%2 == 0, Cause: devices.CauseWrongToken, Remote: netip.MustParseAddr("192.0.2.7"), Text: "secret"})
+				r.Step(devices.Step{Kind: devices.StepCheck, Device: id, Remote: netip.MustParseAddr("192.0.2.8"), Unknown: true})
+				for _, outcome := range []string{"ok", "device_timeout"} {
+					r.Call(devices.CallStep{Call: "call-" + string(id), Device: id, Tool: "tool", At: time.Now(), Outcome: outcome})
+				}
+			}
+		}
+	}
+	count := func(id devices.ID) (steps, calls, refusals int) {
+		for _, s := range r.Refusals() {
+			if s.Device == id {
+				refusals++
+			}
+		}
+		steps = len(r.Steps(id, true, "", devices.LogPosition{}, 1000)) + len(r.Steps(id, false, "", devices.LogPosition{}, 1000))
+		return steps, len(r.Calls(id, devices.LogPosition{}, 1000)), refusals
+	}
+	note(20)
+	r.Forget(gone)
+	r.Forget("02:00:00:00:00:03") // of which nothing is known
+	// security: N36
+	if steps, calls, refusals := count(gone); steps+calls+refusals > 0 || len(r.CallsOf("call-"+string(gone))) > 0 {
+		t.Errorf("of the forgotten device: %d steps, %d calls, %d refusals", steps, calls, refusals)
+	}
+	if steps, calls, refusals := count(stays); steps != 20 || calls != 40 || refusals != 20 {
+		t.Errorf("of the other one: %d steps, %d calls, %d refusals", steps, calls, refusals)
+	}
+	s, _ := r.shard(gone)
+	for _, ring := range []*ring{&s.steps[ringProven], &s.steps[ringOther], &s.failed, &s.good} {
+		for _, chunk := range ring.chunks {
+			// security: N36
+			if bytes.Contains(chunk, []byte(gone)) {
+				t.Error("its id is still in memory")
+			}
+		}
+	}
+	note(5)
+	if steps, calls, refusals := count(gone); steps != 5 || calls != 10 || refusals != 5 {
+		t.Errorf("when it is back: %d steps, %d calls, %d refusals", steps, calls, refusals)
+	}
+	if all, _ := r.Ended(devices.Ends{Cause: devices.StepCause(devices.CloseGone), From: time.Now().Add(-time.Hour), To: time.Now()}, netip.Addr{}); all != 0 {
+		t.Errorf("%d ends", all)
 	}
 }

@@ -69,6 +69,20 @@ func (r *ring) read(dst []byte, pos uint64) []byte {
 	return dst
 }
 
+// clear overwrites the record at a position. Its place stays taken by a record of no kind
+// and no device.
+func (r *ring) clear(pos uint64) {
+	for i := range uint64(r.at(pos)[offSlots]) {
+		at := r.at(pos + i)
+		if i > 0 {
+			clear(at)
+			continue
+		}
+		at[offKind] = 0
+		clear(at[offFlags:])
+	}
+}
+
 // resolve returns the position with these low 32 bits, if its record is still there.
 func (r *ring) resolve(low uint32) (pos uint64, ok bool) {
 	back := uint32(r.next) - low

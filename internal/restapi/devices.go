@@ -274,15 +274,21 @@ func (s *Server) forgetDevice(ctx context.Context, in *forgetInput) (*struct{}, 
 	return nil, nil
 }
 
-// erase deletes the photos and stored events of a device.
+// erase deletes the photos and stored events of a device, and what it answered in jobs. Each
+// node deletes its device log when it learns that the device is forgotten.
 func (s *Server) erase(ctx context.Context, id devices.ID) error {
-	_, err := s.opt.Photos.DeleteAll(ctx, id)
-	if err = errors.Join(err, s.opt.Events.Erase(ctx, id)); err == nil {
+	_, photos := s.opt.Photos.DeleteAll(ctx, id)
+	stored, answers := errors.Join(photos, s.opt.Events.Erase(ctx, id)), s.opt.Jobs.Erase(ctx, id)
+	err, part := errors.Join(stored, answers), "nats"
+	if err == nil {
 		return nil
 	}
-	s.opt.Log.Warn("a device is forgotten, and its photos and events are not deleted yet", "device", id, "error", err)
-	return &devices.Error{Code: devices.CodeUnavailable, Part: "nats",
-		Detail: "the device is forgotten, but not all of its photos and events could be deleted; repeat the request until it is answered 404"}
+	if stored == nil {
+		part = "database"
+	}
+	s.opt.Log.Warn("a device is forgotten, and its photos, events and answers are not deleted yet", "device", id, "error", err)
+	return &devices.Error{Code: devices.CodeUnavailable, Part: part,
+		Detail: "the device is forgotten, but not all of its photos, events and answers in jobs could be deleted; repeat the request until it is answered 404"}
 }
 
 // spokenCode is what a waiting device speaks.

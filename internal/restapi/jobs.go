@@ -37,6 +37,8 @@ type Jobs interface {
 	EachTask(ctx context.Context, by access.Principal, id string, f func([]api.Task) error) error
 	Queue(ctx context.Context, by access.Principal, device devices.ID) ([]api.Task, error)
 	CancelTask(ctx context.Context, by access.Principal, device devices.ID, job string) error
+	// Erase deletes what a forgotten device answered.
+	Erase(ctx context.Context, device devices.ID) error
 }
 
 // headerKey names a request, so that its repetition creates nothing.

@@ -94,6 +94,11 @@ func (f *fakeJobs) Queue(_ context.Context, _ access.Principal, id devices.ID) (
 	return f.tasks, err
 }
 
+func (f *fakeJobs) Erase(_ context.Context, id devices.ID) error {
+	_, err := f.ask("erase %s", id)
+	return err
+}
+
 func (f *fakeJobs) CancelTask(_ context.Context, _ access.Principal, id devices.ID, job string) error {
 	_, err := f.ask("cancel %s of %s", job, id)
 	return err

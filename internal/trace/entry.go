@@ -104,6 +104,9 @@ func (r *recorder) Step(s devices.Step) {
 	}
 }
 
+// Forget implements devices.Recorder.
+func (r *recorder) Forget(id devices.ID) { r.next.Forget(id) }
+
 // Call implements devices.Recorder.
 func (r *recorder) Call(c devices.CallStep) {
 	r.next.Call(c)

@@ -385,6 +385,7 @@ type counting struct{ steps, calls int }
 
 func (c *counting) Step(devices.Step)     { c.steps++ }
 func (c *counting) Call(devices.CallStep) { c.calls++ }
+func (c *counting) Forget(devices.ID)     {}
 
 // Keys have shares of the traces of the fleet, wherever these were started; a trace ends with the key that started it.
 func TestSharesOfTraces(t *testing.T) {

@@ -275,7 +275,7 @@ func (x *Session) takeToken() bool {
 
 // record records a step of this session.
 func (x *Session) record(s devices.Step) {
-	if r := x.svc.ports.Recorder; r != nil {
+	if r := x.svc.ports.Recorder; r != nil && x.svc.registry.Status(x.who.Device, "").Known { // the log of a forgotten device is deleted
 		s.Device, s.Transport, s.Epoch, s.Remote, s.Proven = x.who.Device, x.who.Transport, x.Epoch(), x.remote, true
 		r.Step(s)
 	}

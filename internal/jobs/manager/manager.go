@@ -6,6 +6,7 @@ package manager
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -111,6 +112,11 @@ func (m *Manager) OnDecision(id devices.ID) {
 			m.Log.Warn("cannot end the tasks of a forgotten device; they expire", "device", id, "error", err)
 		}
 	})
+}
+
+// Erase ends the tasks of a forgotten device and deletes what it answered.
+func (m *Manager) Erase(ctx context.Context, id devices.ID) error {
+	return errors.Join(m.Store.Forget(ctx, id), m.Store.Erase(ctx, id))
 }
 
 // job returns a job that the caller may see.

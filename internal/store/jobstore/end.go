@@ -291,6 +291,15 @@ func (s *Store) Forget(ctx context.Context, id devices.ID) error {
 	})
 }
 
+// Erase implements jobs.Store.
+func (s *Store) Erase(ctx context.Context, id devices.ID) error {
+	return s.transact(ctx, "deleting the answers of a forgotten device", func(ctx context.Context, t *transaction) error {
+		// The fence keeps late answers out. There is no index of devices alone: the tasks are found in each job.
+		_, err := t.exec(ctx, `UPDATE tasks SET detail = '', result = '', fence = fence + 1 WHERE device = $1 AND state = 'ended' AND job IN (SELECT job FROM jobs)`, string(id))
+		return err
+	})
+}
+
 // Retry implements jobs.Store.
 func (s *Store) Retry(ctx context.Context, id string, outcomes []jobs.Outcome, limit int) (n int, j jobs.Job, err error) {
 	names := make([]string, len(outcomes))

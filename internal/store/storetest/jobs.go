@@ -42,6 +42,7 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"waiting tasks end", testEndWaiting},
 		{"a deadline that has passed", testDeadline},
 		{"a forgotten device", testForget},
+		{"the answers of a forgotten device", testErase},
 		{"lists of jobs and tasks", testJobLists},
 		{"a confirmation is used once", testConfirm},
 		{"one process has the turn", testTurn},

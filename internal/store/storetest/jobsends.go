@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -97,6 +98,37 @@ func testForget(t *testing.T, f *jobFleet) {
 	}
 	if got := f.end(t, task, nil); len(got) != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// What a forgotten device answered is deleted, and no late answer comes back; the outcomes and the answers of others stay.
+func testErase(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	j, k := f.create(t, 2, nil), f.create(t, 1, nil)
+	answer := func(e *jobs.End) { e.Result, e.Detail = "17 degrees", "in the kitchen" }
+	f.end(t, f.begin(t, "i", candidates(&j, mac(1))...)[0], answer)
+	f.end(t, f.begin(t, "i", candidates(&j, mac(2))...)[0], answer)
+	late := f.begin(t, "i", candidates(&k, mac(1))...)[0]
+	f.end(t, late, func(e *jobs.End) { answer(e); e.Outcome = jobs.Unknown })
+	for range 2 {
+		if err := s.Erase(t.Context(), mac(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := f.end(t, late, answer); len(got) != 0 {
+		t.Errorf("a late answer after that: %+v", got)
+	}
+	f.check(t)
+	for job, want := range map[string]map[devices.ID]string{j.ID: {mac(1): "ok", mac(2): "ok 17 degrees in the kitchen"}, k.ID: {mac(1): "unknown"}} {
+		list, _, err := s.Tasks(t.Context(), jobs.TaskFilter{Job: job, Limit: 10})
+		if err != nil || len(list) != len(want) {
+			t.Fatalf("%+v, %v", list, err)
+		}
+		for _, task := range list {
+			if got := strings.TrimSpace(fmt.Sprint(task.Outcome, " ", task.Result, " ", task.Detail)); got != want[task.Device] {
+				t.Errorf("the task of %s: %q, want %q", task.Device, got, want[task.Device])
+			}
+		}
 	}
 }
 
