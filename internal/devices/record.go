@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -60,8 +61,8 @@ type Device struct {
 }
 
 // Facts are what a device reported at an OTA check. CheckedAt is by the clock of the node that
-// answered it. Facts that arrived before the stored ones are ignored, and an empty Serial keeps
-// the stored one.
+// answered it. Facts that arrived before the stored ones are ignored, and what a check did not
+// report stays as it is: see Over.
 type Facts struct {
 	Device     ID
 	Board      string
@@ -72,6 +73,24 @@ type Facts struct {
 	Serial     string
 	ActivateV2 bool
 	CheckedAt  time.Time
+}
+
+// Over returns the facts of a check over those before it: what the check did not report is as
+// before. An ELF belongs to a version: a check that reports the version alone has no ELF.
+func (f Facts) Over(before Facts) Facts {
+	if f.Firmware == "" && f.ELF == "" {
+		f.ELF, f.ActivateV2 = before.ELF, before.ActivateV2
+	}
+	f.Firmware = cmp.Or(f.Firmware, before.Firmware)
+	f.Board, f.Chip = cmp.Or(f.Board, before.Board), cmp.Or(f.Chip, before.Chip)
+	f.Language, f.Serial = cmp.Or(f.Language, before.Language), cmp.Or(f.Serial, before.Serial)
+	return f
+}
+
+// Facts returns what the device reported.
+func (d *Device) Facts() Facts {
+	return Facts{Device: d.ID, Board: d.Board, Firmware: d.Firmware, ELF: d.ELF, Chip: d.Chip, Language: d.Language, Serial: d.Serial,
+		ActivateV2: d.ActivateV2, CheckedAt: d.CheckedAt}
 }
 
 // Presence is the latest state of a device's connection: one row of the table

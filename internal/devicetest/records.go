@@ -274,7 +274,7 @@ func (p *Ports) SaveFacts(f devices.Facts) {
 	if f.Serial != "" {
 		p.Ledger.Reported(f.Device, f.Serial)
 	}
-	p.facts[f.Device] = f
+	p.facts[f.Device] = f.Over(p.facts[f.Device])
 }
 
 // SavePresence implements fleet.Records, including the comparison of epochs: OnStaleWrite

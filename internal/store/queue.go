@@ -29,10 +29,7 @@ func mergeFacts(older, newer devices.Facts) devices.Facts {
 	if older.CheckedAt.After(newer.CheckedAt) {
 		older, newer = newer, older
 	}
-	if newer.Serial == "" {
-		newer.Serial = older.Serial
-	}
-	return newer
+	return newer.Over(older)
 }
 
 // mergePresence returns the row with the higher (epoch, seq).

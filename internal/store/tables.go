@@ -126,7 +126,7 @@ func update(table string, columns []column) func(values string) string {
 // indexed column changes.
 var (
 	factsColumns = []column{key, {"elf_sha256", "TEXT", ""}, {"chip", "TEXT", ""}, {"language", "TEXT", ""},
-		{"serial", "TEXT", "CASE WHEN ? = '' THEN devices.serial ELSE ? END"}, {"activate_v2", "BOOLEAN", ""}, {"checked_at", "BIGINT", ""}}
+		{"serial", "TEXT", ""}, {"activate_v2", "BOOLEAN", ""}, {"checked_at", "BIGINT", ""}}
 	imageColumns = slices.Concat(factsColumns, []column{{"board", "TEXT", ""}, {"board_folded", "TEXT", ""}, {"firmware", "TEXT", ""}, {"firmware_key", "TEXT", ""}})
 
 	sessionColumns = []column{key, {"epoch", "BIGINT", ""}, {"seq", "BIGINT", ""}, {"session", "TEXT", ""}, {"client_id", "TEXT", ""},

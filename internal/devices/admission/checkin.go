@@ -67,7 +67,8 @@ func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, erro
 	}
 	now := time.Now().UTC()
 	status := a.registry.Status(c.Device, c.ClientID)
-	mayJoin := !status.Known && !a.cfg.Approve || status.Member() && status.Client == registry.ClientNone && c.ClientID != ""
+	joins := !status.Known && !a.cfg.Approve
+	mayJoin := joins || status.Member() && status.Client == registry.ClientNone && c.ClientID != ""
 	if mayJoin {
 		offer := c.Offer
 		if offer == devices.TransportNone {
@@ -79,7 +80,9 @@ func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, erro
 		status = a.registry.Status(c.Device, c.ClientID)
 	}
 	if status.Admits() {
-		a.hub.OnFacts(c.facts(now))
+		if c.ClientID != "" || joins { // else anybody could have sent it
+			a.hub.OnFacts(c.facts(now))
+		}
 		generation, _ := a.hub.Generation(c.Device)
 		return CheckInResult{Admitted: true, Generation: generation, Prefer: status.Prefer}, nil
 	}

@@ -14,10 +14,8 @@ func (s *Hub) OnFacts(f devices.Facts) {
 // applyFacts applies what has just arrived: it is newer than what is known, whatever the clock of the node that
 // wrote that.
 func (s *Hub) applyFacts(d *devices.Device, f devices.Facts) {
+	f = f.Over(d.Facts())
 	d.Board, d.Firmware, d.ELF = s.strings.get(f.Board), s.strings.get(f.Firmware), s.strings.get(f.ELF)
 	d.Chip, d.Language = s.strings.get(f.Chip), s.strings.get(f.Language)
-	d.ActivateV2, d.CheckedAt = f.ActivateV2, f.CheckedAt
-	if f.Serial != "" {
-		d.Serial = f.Serial
-	}
+	d.Serial, d.ActivateV2, d.CheckedAt = f.Serial, f.ActivateV2, f.CheckedAt
 }

@@ -208,8 +208,8 @@ func (x *Session) reportInitialized() {
 	if firmware == "" || d.Firmware == firmware && d.Board != "" {
 		return
 	}
-	f := devices.Facts{Device: d.ID, Board: d.Board, Firmware: firmware, ELF: d.ELF, Chip: d.Chip, Language: d.Language, Serial: d.Serial,
-		ActivateV2: d.ActivateV2, CheckedAt: time.Now().UTC().Truncate(time.Microsecond)}
+	f := d.Facts()
+	f.Firmware, f.CheckedAt = firmware, time.Now().UTC().Truncate(time.Microsecond)
 	if d.Firmware != firmware {
 		f.ELF = "" // the ELF belongs to another image
 	}
