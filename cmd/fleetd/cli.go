@@ -50,7 +50,7 @@ type app struct {
 // commands is the command line.
 type commands struct {
 	Serve       serveCmd       `cmd:"" default:"withargs" help:"Run one node until SIGINT or SIGTERM (the default command)."`
-	Devices     devicesCmd     `cmd:"" help:"List devices, show, edit, import or export them; approve, revoke, forget or rotate."`
+	Devices     devicesCmd     `cmd:"" help:"List devices, show, edit, import or export them; approve, refuse, revoke, forget or rotate."`
 	Fleet       fleetCmd       `cmd:"" help:"Count the devices by state, board, firmware and more; show figures over time."`
 	Tools       toolsCmd       `cmd:"" help:"List the tools of a device."`
 	Call        callCmd        `cmd:"" help:"Call a tool of a device."`

@@ -25,7 +25,8 @@ type devicesCmd struct {
 	Edit    editCmd        `cmd:"" help:"Change the name of a device, or labels and transport of one or of a selection."`
 	Import  importCmd      `cmd:"" help:"Add devices, or change them, from a CSV or NDJSON file."`
 	Export  exportCmd      `cmd:"" help:"Write devices to a CSV or NDJSON file."`
-	Approve approveCmd     `cmd:"" help:"Admit a waiting device, or the waiting client id of a known one."`
+	Approve approveCmd     `cmd:"" help:"Admit a waiting device, or a client that waits as a known one."`
+	Refuse  refuseCmd      `cmd:"" help:"Refuse a client that waits as a device, and nothing else."`
 	Revoke  revokeCmd      `cmd:"" help:"Make a device's credentials worthless; it waits for approval from its next OTA check on."`
 	Forget  forgetCmd      `cmd:"" help:"Remove a device and make its credentials worthless."`
 	Rotate  rotateCmd      `cmd:"" help:"Give a device, or all, new credentials at the next OTA check; the old ones stay valid meanwhile."`
@@ -225,12 +226,26 @@ func (d *devicesListCmd) seenCell(device apiclient.Device, now time.Time) string
 
 type approveCmd struct {
 	Device string `arg:"" help:"Device id, or the six-digit code that the device speaks."`
+	Client string `arg:"" optional:"" help:"The client to admit, as devices show prints it: needed if another one is admitted or several wait."`
 	clientFlags
 }
 
 // Run approves.
 func (cmd *approveCmd) Run(ctx context.Context, a *app) error {
-	return a.change(ctx, cmd.clientFlags, (*apiclient.Client).Approve, cmd.Device, "approved; it takes effect at its next OTA check")
+	approve := func(c *apiclient.Client, ctx context.Context, id string) error { return c.Approve(ctx, id, cmd.Client) }
+	return a.change(ctx, cmd.clientFlags, approve, cmd.Device, "approved; it takes effect at its next OTA check")
+}
+
+type refuseCmd struct {
+	Device string `arg:"" help:"Device id."`
+	Client string `arg:"" help:"The client to refuse, as devices show prints it. It waits again only after it is approved."`
+	clientFlags
+}
+
+// Run refuses.
+func (cmd *refuseCmd) Run(ctx context.Context, a *app) error {
+	refuse := func(c *apiclient.Client, ctx context.Context, id string) error { return c.Refuse(ctx, id, cmd.Client) }
+	return a.change(ctx, cmd.clientFlags, refuse, cmd.Device, "keeps its client; "+cleantext.Line(cmd.Client)+" is refused")
 }
 
 type revokeCmd struct {

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"strings"
 
@@ -13,9 +11,6 @@ import (
 	"fleetd/internal/apiclient"
 	"fleetd/internal/cleantext"
 )
-
-// editAttempts bounds how often an edit starts anew because somebody else changed the device meanwhile.
-const editAttempts = 5
 
 type editCmd struct {
 	Target    string   `arg:"" name:"device|select" help:"Device id, or a selection such as room=lab. A single word is a device id; room=* selects all devices with the label room."`
@@ -80,59 +75,27 @@ func parseLabels(texts []string) (map[string]*string, error) {
 	return labels, nil
 }
 
-// editDevice changes one device. The API replaces all labels of a device, so they are read first, and the change is for
-// the revision that was read.
+// editDevice changes one device.
 func (cmd *editCmd) editDevice(ctx context.Context, a *app, c *apiclient.Client, labels map[string]*string) error {
-	patch := apiclient.DevicePatch{Name: cmd.Name, Transport: cmd.Transport, IfMatch: cmd.IfMatch}
-	for attempt := 1; ; attempt++ {
-		if len(labels) > 0 {
-			d, err := c.Device(ctx, cmd.Target)
-			if err != nil {
-				return err
-			}
-			merged := merge(d.Labels, labels)
-			patch.Labels = &merged
-			patch.IfMatch = cmp.Or(cmd.IfMatch, d.Revision)
-		}
-		patched, err := c.Patch(ctx, cmd.Target, patch)
-		if isStale(err) {
-			if cmd.IfMatch != 0 {
-				return exitError{fmt.Errorf("%s is no longer at revision %d; nothing was changed: %w", cmd.Target, cmd.IfMatch, err), exitRefused}
-			}
-			if attempt < editAttempts {
-				continue
-			}
-		}
-		if err != nil {
-			return err
-		}
-		text := cleantext.Line(cmd.Target) + " changed"
-		if patched.Applies != "" {
-			text += "; the transport applies at its " + cleantext.Line(patched.Applies)
-		}
-		_, err = fmt.Fprintln(a.stdout, text)
+	patched, err := c.Patch(ctx, cmd.Target, apiclient.DevicePatch{Name: cmd.Name, Labels: labels, TransportWanted: cmd.Transport, IfMatch: cmd.IfMatch})
+	if isStale(err) {
+		return exitError{fmt.Errorf("%s is no longer at revision %d; nothing was changed: %w", cmd.Target, cmd.IfMatch, err), exitRefused}
+	}
+	if err != nil {
 		return err
 	}
+	text := cleantext.Line(cmd.Target) + " changed"
+	if patched.Applies != "" {
+		text += "; the transport applies at its " + cleantext.Line(patched.Applies)
+	}
+	_, err = fmt.Fprintln(a.stdout, text)
+	return err
 }
 
 // isStale reports whether the device had changed since it was read.
 func isStale(err error) bool {
 	var problem *apiclient.Problem
 	return errors.As(err, &problem) && problem.Status == http.StatusPreconditionFailed
-}
-
-// merge returns the labels with the changes.
-func merge(labels map[string]string, changes map[string]*string) map[string]string {
-	merged := make(map[string]string)
-	maps.Copy(merged, labels)
-	for key, value := range changes {
-		if value == nil {
-			delete(merged, key)
-		} else {
-			merged[key] = *value
-		}
-	}
-	return merged
 }
 
 // editSelection changes all devices of a selection, with a question before it changes more than one.
@@ -150,7 +113,7 @@ func (cmd *editCmd) editSelection(ctx context.Context, a *app, c *apiclient.Clie
 			return exitError{fmt.Errorf("%d devices match; nothing was changed: add --yes to change them", counts.Total), exitRefused}
 		}
 	}
-	patched, err := c.PatchSelected(ctx, cmd.Target, api.SelectionEdit{Labels: labels, Transport: cmd.Transport})
+	patched, err := c.PatchSelected(ctx, cmd.Target, api.SelectionEdit{Labels: labels, TransportWanted: cmd.Transport})
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ import (
 )
 
 func TestEvents(t *testing.T) {
-	const stream = "id: 7\nevent: online\n" + `data: {"device":"aa:bb:cc:dd:ee:01","node":"n-1","session":"s","epoch":1,"seq":2,"time":"2026-08-01T11:59:59.123Z","transport":"websocket","client_id":"c\u001b"}` + "\n\n" +
+	const stream = "id: 7\nevent: online\n" + `data: {"device":"aa:bb:cc:dd:ee:01","node":"n-1","session":"s","epoch":1,"seq":2,"time":"2026-08-01T11:59:59.123Z","transport":"websocket","client":"c\u001b"}` + "\n\n" +
 		"event: notifications.robot.fell\n" + `data: {"device":"aabb","time":"2026-08-01T12:00:00.000Z","params":{"hard":true,"why":"` + "\u009b" + `"}}` + "\n\n" +
 		"event: gap\ndata: not JSON\n\n"
 	cases := []struct {
@@ -30,11 +30,11 @@ func TestEvents(t *testing.T) {
 		want string
 	}{
 		{[]string{"events"}, "/v1/events", strings.Join([]string{
-			`2026-08-01T11:59:59.123Z  aa:bb:cc:dd:ee:01  online      transport="websocket" client_id="c\u001b"`,
+			`2026-08-01T11:59:59.123Z  aa:bb:cc:dd:ee:01  online      transport="websocket" client="c\u001b"`,
 			`2026-08-01T12:00:00.000Z  aabb               notifications.robot.fell  params={"hard":true,"why":"\u009b"}`,
 			`2026-08-01T12:00:00.000Z  -                  gap         not JSON`, ""}, "\n")},
 		{[]string{"events", "aabb", "--type", "online", "--json"}, "/v1/events?device=aabb&type=online", strings.Join([]string{
-			`{"id":"7","type":"online","data":{"device":"aa:bb:cc:dd:ee:01","node":"n-1","session":"s","epoch":1,"seq":2,"time":"2026-08-01T11:59:59.123Z","transport":"websocket","client_id":"c\u001b"}}`,
+			`{"id":"7","type":"online","data":{"device":"aa:bb:cc:dd:ee:01","node":"n-1","session":"s","epoch":1,"seq":2,"time":"2026-08-01T11:59:59.123Z","transport":"websocket","client":"c\u001b"}}`,
 			`{"type":"notifications.robot.fell","data":{"device":"aabb","time":"2026-08-01T12:00:00.000Z","params":{"hard":true,"why":"\u009b"}}}`,
 			`{"type":"gap","data":"not JSON"}`, ""}, "\n")},
 	}

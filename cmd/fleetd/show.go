@@ -42,12 +42,18 @@ func deviceRows(d apiclient.Device, now time.Time) [][]string {
 		}
 	}
 	add("Transport", d.Transport)
+	add("Wanted", d.TransportWanted)
 	add("Node", d.Node)
 	add("Board", cmp.Or(d.Board, "-"))
 	add("Firmware", cmp.Or(d.Firmware, "-"))
-	add("Client", cmp.Or(d.ClientID, "-"))
-	if d.PendingClientID != "" {
-		add("", d.PendingClientID+" waits for approval")
+	add("Client", cmp.Or(d.Client, "-"))
+	add("Client-Id", d.ClientID)
+	for _, p := range d.Pending {
+		waits := cmp.Or(p.Client, "a client without Client-Id") + " waits for approval since " + timeText(p.Since.Time, now)
+		if p.Address != "" {
+			waits += ", from " + p.Address
+		}
+		rows = append(rows, []string{"", waits})
 	}
 	credentials := "generation " + strconv.FormatInt(d.Credentials.Generation, 10)
 	if !d.Credentials.PreviousUntil.IsZero() {

@@ -110,9 +110,10 @@ func printImport(w io.Writer, r api.ImportReport) error {
 }
 
 type exportCmd struct {
-	Select string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as room=lab."`
-	Output string `short:"o" help:"File to write, which is replaced when all is there; without it, standard output." placeholder:"FILE"`
-	Format string `help:"csv or ndjson; without it, as the file is called, else csv." placeholder:"csv|ndjson" values:"csv,ndjson"`
+	Select  string `arg:"" optional:"" name:"select" help:"Only devices of this selection, such as room=lab."`
+	Output  string `short:"o" help:"File to write, which is replaced when all is there; without it, standard output." placeholder:"FILE"`
+	Secrets bool   `help:"Include the Client-Ids of the devices, by which they get their credentials; needs an admin token or key."`
+	Format  string `help:"csv or ndjson; without it, as the file is called, else csv." placeholder:"csv|ndjson" values:"csv,ndjson"`
 	clientFlags
 }
 
@@ -126,7 +127,11 @@ func (cmd *exportCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	return a.save(cmd.Output, func(w io.Writer) (int64, error) { return c.ExportDevices(ctx, cmd.Select, format, w) })
+	err = a.save(cmd.Output, func(w io.Writer) (int64, error) { return c.ExportDevices(ctx, cmd.Select, format, cmd.Secrets, w) })
+	if err == nil && !cmd.Secrets {
+		fmt.Fprintln(a.stderr, "this export has no client_id: an import of it admits, for each device that it creates, the first client that comes with the device's id; --secrets includes them")
+	}
+	return err
 }
 
 // save has a file written beside its place and renamed, so that a transfer that breaks off leaves what was there. An

@@ -100,11 +100,13 @@ type Device struct {
 	OfflineSince    Time              `json:"offline_since" doc:"When it was last seen before it went offline; null unless it is offline, and if it never was connected."`
 	Admission       string            `json:"admission" enum:"member,revoked," doc:"Empty: it waits for approval, and never was a member."`
 	Transport       string            `json:"transport" doc:"How it is connected; empty if it is not."`
+	TransportWanted string            `json:"transport_wanted" enum:"websocket,mqtt," doc:"What it is offered at its next OTA check; empty for the node's default."`
 	Node            string            `json:"node" doc:"The node that holds it, or held it last."`
 	Board           string            `json:"board"`
 	Firmware        string            `json:"firmware"`
-	ClientID        string            `json:"client_id" doc:"The admitted Client-Id."`
-	PendingClientID string            `json:"pending_client_id,omitempty" doc:"Another Client-Id that waits for approval."`
+	Client          string            `json:"client" doc:"The client that is admitted: 12 hex digits of a keyed hash of its Client-Id. Empty: the first client with a Client-Id is admitted."`
+	ClientID        string            `json:"client_id,omitempty" doc:"The admitted Client-Id, a secret: only in answers about one device, and only for administrators."`
+	Pending         []PendingClient   `json:"pending" nullable:"false" doc:"The clients that wait for approval as this device."`
 	SessionID       string            `json:"session_id"`
 	MCP             DeviceMCP         `json:"mcp"`
 	Audio           DeviceAudio       `json:"audio"`
@@ -113,6 +115,18 @@ type Device struct {
 	LastSeen        Time              `json:"last_seen" doc:"Now, while it is connected."`
 	ConnectedAt     Time              `json:"connected_at" doc:"null unless it is connected."`
 	Revision        int64             `json:"revision" doc:"Of the last decision about it; the ETag, and what If-Match takes."`
+}
+
+// PendingClient is a client that waits for approval.
+type PendingClient struct {
+	Client  string `json:"client" doc:"As client of the device. Empty: it sends no Client-Id."`
+	Address string `json:"address,omitempty" doc:"That its last OTA check came from; only for keys with devices:write."`
+	Since   Time   `json:"since" doc:"When it got its activation code."`
+}
+
+// Approval names the client that is approved.
+type Approval struct {
+	Client string `json:"client,omitempty" pattern:"^([0-9a-f]{12})?$" doc:"The client to approve, as pending shows it, or one that was refused. Needed if another client is admitted, or several wait."`
 }
 
 // DeviceMCP is the state of a device's MCP server.
@@ -140,21 +154,33 @@ type Credentials struct {
 
 // DeviceEdit is a change of one device; members left out stay.
 type DeviceEdit struct {
-	Name      *string            `json:"name,omitempty" doc:"At most 128 bytes."`
-	Labels    map[string]*string `json:"labels,omitempty" doc:"Replaces all labels; at most 64. If one of them is null, the object is merged instead (RFC 7396): null removes a label, and labels left out stay."`
-	Transport *string            `json:"transport,omitempty" enum:"websocket,mqtt," doc:"What the device is offered at its next boot; empty for the node's default."`
+	Name            *string   `json:"name,omitempty" doc:"At most 128 bytes."`
+	Labels          LabelEdit `json:"labels,omitempty" doc:"Merged into the labels of the device, at most 64; null removes one."`
+	TransportWanted *string   `json:"transport_wanted,omitempty" enum:"websocket,mqtt," doc:"What the device is offered at its next boot; empty for the node's default."`
+}
+
+// LabelEdit are labels to set; nil removes one.
+type LabelEdit map[string]*string
+
+// UnmarshalJSON implements json.Unmarshaler. Null would otherwise be taken for an edit that
+// changes no labels.
+func (e *LabelEdit) UnmarshalJSON(data []byte) error {
+	if string(data) == "null" {
+		return errors.New("labels must be an object, not null; null as the value of a label removes it")
+	}
+	return json.Unmarshal(data, (*map[string]*string)(e))
 }
 
 // EditedDevice is the answer to a DeviceEdit.
 type EditedDevice struct {
 	Device
-	Applies string `json:"applies,omitempty" doc:"next boot, if the transport was given."`
+	Applies string `json:"applies,omitempty" doc:"next boot, if transport_wanted was given."`
 }
 
 // SelectionEdit is a change of all devices of a selection.
 type SelectionEdit struct {
-	Labels    map[string]*string `json:"labels,omitempty" doc:"Merged into the labels of each device; null removes one."`
-	Transport *string            `json:"transport,omitempty" enum:"websocket,mqtt," doc:"What the devices are offered at their next boot; empty for the node's default."`
+	Labels          LabelEdit `json:"labels,omitempty" doc:"Merged into the labels of each device; null removes one."`
+	TransportWanted *string   `json:"transport_wanted,omitempty" enum:"websocket,mqtt," doc:"What the devices are offered at their next boot; empty for the node's default."`
 }
 
 // SelectionEdited is the answer to a SelectionEdit.

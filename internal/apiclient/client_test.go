@@ -49,11 +49,13 @@ func TestRequests(t *testing.T) {
 		{"patch", func(c *Client) error { _, err := c.Patch(ctx, "d", DevicePatch{Name: &name}); return err },
 			"PATCH /v1/devices/d", `{"name":"lamp"}`, `{"applies":"next boot"}`},
 		{"clear labels", func(c *Client) error {
-			_, err := c.Patch(ctx, "d", DevicePatch{Labels: &map[string]string{}})
+			_, err := c.Patch(ctx, "d", DevicePatch{Labels: map[string]*string{"old": nil}})
 			return err
-		}, "PATCH /v1/devices/d", `{"labels":{}}`, `{}`},
+		}, "PATCH /v1/devices/d", `{"labels":{"old":null}}`, `{}`},
 		{"forget", func(c *Client) error { return c.Forget(ctx, "d") }, "DELETE /v1/devices/d", "", ""},
-		{"approve", func(c *Client) error { return c.Approve(ctx, "d") }, "POST /v1/devices/d/approve", "", `{}`},
+		{"approve", func(c *Client) error { return c.Approve(ctx, "d", "") }, "POST /v1/devices/d/approve", `{}`, `{}`},
+		{"approve a client", func(c *Client) error { return c.Approve(ctx, "d", "0123456789ab") }, "POST /v1/devices/d/approve", `{"client":"0123456789ab"}`, `{}`},
+		{"refuse", func(c *Client) error { return c.Refuse(ctx, "d", "0123456789ab") }, "DELETE /v1/devices/d/clients/0123456789ab", "", ""},
 		{"revoke", func(c *Client) error { _, err := c.Revoke(ctx, "d"); return err }, "POST /v1/devices/d/revoke", "", ""},
 		{"tools", func(c *Client) error { _, err := c.Tools(ctx, "d", false); return err }, "GET /v1/devices/d/tools", "", `{}`},
 		{"user tools", func(c *Client) error { _, err := c.Tools(ctx, "d", true); return err }, "GET /v1/devices/d/tools?user=true", "", `{}`},
@@ -91,7 +93,7 @@ func TestRequests(t *testing.T) {
 		{"stats", func(c *Client) error { _, err := c.Stats(ctx, time.Unix(0, 0), 5*time.Minute); return err }, "GET /v1/stats?since=1970-01-01T00%3A00%3A00Z&step=5m0s", "", `{}`},
 		{"changes", func(c *Client) error { _, err := Collect(c.Changes(ctx, "", "7")); return err }, "GET /v1/changes?limit=1000&since=7", "", `{"items":[]}`},
 		{"device's changes", func(c *Client) error { _, err := Collect(c.Changes(ctx, "d", "")); return err }, "GET /v1/devices/d/changes?limit=1000", "", `{"items":[]}`},
-		{"export", func(c *Client) error { _, err := c.ExportDevices(ctx, "a=1", FormatCSV, io.Discard); return err }, "GET /v1/devices/export?format=csv&select=a%3D1", "", `id`},
+		{"export", func(c *Client) error { _, err := c.ExportDevices(ctx, "a=1", FormatCSV, true, io.Discard); return err }, "GET /v1/devices/export?format=csv&secrets=true&select=a%3D1", "", `id`},
 		{"self", func(c *Client) error { _, err := c.Self(ctx); return err }, "GET /v1/self", "", `{}`},
 		{"ready", func(c *Client) error { return c.Ready(ctx) }, "GET /readyz", "", `{"ready":true}`},
 		{"live", func(c *Client) error { return c.Live(ctx) }, "GET /livez", "", `ok`},
@@ -175,7 +177,7 @@ func TestPagingFails(t *testing.T) {
 
 func TestDevice(t *testing.T) {
 	const answer = `{"id":"aa:bb:cc:dd:ee:ff","name":"lamp","labels":{"room":"1"},"state":"online","transport":"websocket","node":"n-1",
-		"board":"bread-compact-wifi","firmware":"2.4.2","client_id":"c","session_id":"s",
+		"board":"bread-compact-wifi","firmware":"2.4.2","client":"c","session_id":"s",
 		"mcp":{"state":"ready","tools":7,"catalog":"ab","catalog_state":"ready","partial":true,"error":"e"},
 		"audio":{"open":true,"packets":9,"dropped":1},
 		"first_seen":"2026-08-01T00:00:00Z","last_seen":"2026-08-02T00:00:00.5Z","connected_at":null}`
@@ -190,7 +192,7 @@ func TestDevice(t *testing.T) {
 	d.Raw = nil
 	want := Device{Device: api.Device{
 		ID: "aa:bb:cc:dd:ee:ff", Name: "lamp", Labels: map[string]string{"room": "1"}, State: "online", Transport: "websocket",
-		Node: "n-1", Board: "bread-compact-wifi", Firmware: "2.4.2", ClientID: "c", SessionID: "s",
+		Node: "n-1", Board: "bread-compact-wifi", Firmware: "2.4.2", Client: "c", SessionID: "s",
 		MCP:       api.DeviceMCP{State: "ready", Tools: 7, Catalog: "ab", CatalogState: "ready", Partial: true, Error: "e"},
 		Audio:     api.DeviceAudio{Open: true, Packets: 9, Dropped: 1},
 		FirstSeen: api.At(time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)), LastSeen: api.At(time.Date(2026, 8, 2, 0, 0, 0, 5e8, time.UTC)),

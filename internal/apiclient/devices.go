@@ -59,10 +59,10 @@ func (c *Client) Device(ctx context.Context, id string) (Device, error) {
 // DevicePatch changes what an operator may change; nil fields stay.
 type DevicePatch struct {
 	Name *string `json:"name,omitempty"`
-	// Labels replaces all labels.
-	Labels *map[string]string `json:"labels,omitempty"`
-	// Transport is what the device is offered at its next boot.
-	Transport *string `json:"transport,omitempty"`
+	// Labels to set; nil removes one.
+	Labels map[string]*string `json:"labels,omitempty"`
+	// TransportWanted is what the device is offered at its next boot.
+	TransportWanted *string `json:"transport_wanted,omitempty"`
 	// IfMatch refuses the change with status 412 unless the device is at this revision; 0 does not.
 	IfMatch int64 `json:"-"`
 }
@@ -100,9 +100,15 @@ func (c *Client) Forget(ctx context.Context, id string) error {
 	return c.into(ctx, requestTimeout, http.MethodDelete, pathOf("devices", id), nil, nil, nil)
 }
 
-// Approve admits a waiting device, or the waiting client id of a known one.
-func (c *Client) Approve(ctx context.Context, id string) error {
-	return c.into(ctx, requestTimeout, http.MethodPost, pathOf("devices", id, "approve"), nil, nil, nil)
+// Approve admits a waiting device, or one of the clients that wait as this device. client may be empty unless another
+// one is admitted or several wait.
+func (c *Client) Approve(ctx context.Context, id, client string) error {
+	return c.into(ctx, requestTimeout, http.MethodPost, pathOf("devices", id, "approve"), nil, api.Approval{Client: client}, nil)
+}
+
+// Refuse refuses a client that waits as a device, and nothing else.
+func (c *Client) Refuse(ctx context.Context, id, client string) error {
+	return c.into(ctx, requestTimeout, http.MethodDelete, pathOf("devices", id, "clients", client), nil, nil, nil)
 }
 
 // Revoke raises a device's credentials to a new generation: the old ones are worthless, and the device waits for

@@ -96,8 +96,11 @@ func (p *Problem) lineFaults() (faults []api.LineFault, refused int64) {
 }
 
 // ExportDevices copies the devices of a selection, or all, to w, and returns how many bytes it wrote.
-func (c *Client) ExportDevices(ctx context.Context, selection, format string, w io.Writer) (int64, error) {
+func (c *Client) ExportDevices(ctx context.Context, selection, format string, secrets bool, w io.Writer) (int64, error) {
 	query := url.Values{"format": {format}}
+	if secrets {
+		query.Set("secrets", "true")
+	}
 	setIf(query, "select", selection)
 	return c.download(ctx, pathOf("devices", "export"), query, w)
 }

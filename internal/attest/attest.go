@@ -226,7 +226,7 @@ func (l *List) judge(ctx context.Context, core Core, id devices.ID, clientID str
 	if refused := core.AdmitProven(ctx, id, clientID, p.Serial, bound); refused != "" {
 		return refused
 	}
-	l.log.Info("device proved itself", "device", id, "client", clientID, "serial", p.Serial)
+	l.log.Info("device proved itself", "device", id, "serial", p.Serial)
 	return OutcomeAdmitted
 }
 

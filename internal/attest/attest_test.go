@@ -233,7 +233,7 @@ func TestOneToOne(t *testing.T) {
 func TestForeignChip(t *testing.T) {
 	c := newCamp(t, devices.Chip{Serial: serial, Key: keyOne}, devices.Chip{Serial: "SN-2", Key: keyTwo})
 	c.checkIn(t, robot, "c1")
-	if _, err := c.service.Approve(t.Context(), devicetest.Admin, string(robot)); err != nil {
+	if _, err := c.service.Approve(t.Context(), devicetest.Admin, string(robot), ""); err != nil {
 		t.Fatal(err)
 	}
 	c.checkIn(t, robot, "c1") // it names its serial number

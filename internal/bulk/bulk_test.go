@@ -70,7 +70,7 @@ func TestRows(t *testing.T) {
 			"AA-BB-CC-DD-EE-FF,\"Arm, left\",mqtt,S1,c-1,lab,\\null,online,member\r\n" +
 			"\r\nlamp,\\null,\\null,,\\null,,,,\nplain,,,,,,,offline,\nodd,'=1+1,,,,','t Hooft,,",
 		NDJSON: "\xEF\xBB\xBF" + `{"id":"AA-BB-CC-DD-EE-FF","name":"Arm, left","transport":"mqtt","serial":"S1","client_id":"c-1","labels":{"room":"lab","old":null},"state":"online","tools":7,"admission":"member"}` + "\r\n\n" +
-			`{"client_id":null,"id":"lamp","name":null,"transport":null}` + "\n" + ` {"id":"plain","state":{}} ` + "\n" + `{"id":"odd","name":"=1+1","labels":{"room":"","old":"'t Hooft"}}`,
+			`{"client_id":null,"id":"lamp","name":null,"transport_wanted":null}` + "\n" + ` {"id":"plain","state":{}} ` + "\n" + `{"id":"odd","name":"=1+1","labels":{"room":"","old":"'t Hooft"}}`,
 	} {
 		c := &core{}
 		report, err := Import(t.Context(), c, access.Principal{}, strings.NewReader(text), Options{Format: format})
@@ -269,11 +269,15 @@ func normal(row fleet.ImportRow) fleet.ImportRow {
 	return row
 }
 
+func exporting(format Format, secrets bool) ExportOptions {
+	return ExportOptions{Format: format, Secrets: secrets, Client: devices.ClientKey("key").Hash}
+}
+
 // again imports what an export of these rows writes.
 func again(t *testing.T, format Format, rows []fleet.ImportRow) []fleet.ImportRow {
 	t.Helper()
 	var file bytes.Buffer
-	if err := Export(&file, format, fleetOf(rows)); err != nil {
+	if err := Export(&file, exporting(format, true), fleetOf(rows)); err != nil {
 		t.Fatal(err)
 	}
 	c := &core{}
@@ -302,12 +306,27 @@ func TestExport(t *testing.T) {
 	waiting := func(f func([]devices.View) error) error {
 		return f([]devices.View{{Device: devices.Device{ID: "waits"}}, {Device: devices.Device{ID: "r", Admission: devices.AdmissionRevoked}}})
 	}
-	if err := Export(&file, CSV, waiting); err != nil || strings.Contains(file.String(), "waits") || !strings.Contains(file.String(), "r,,,,,revoked") {
+	if err := Export(&file, exporting(CSV, false), waiting); err != nil || strings.Contains(file.String(), "waits") || !strings.Contains(file.String(), "r,,,,revoked") {
 		t.Errorf("%s, %v", file.String(), err)
 	}
-	if !strings.HasPrefix(file.String(), "id,name,transport,serial,client_id,admission,state,offline_reason,offline_since,connection,node,board,") {
+	if !strings.HasPrefix(file.String(), "id,name,transport_wanted,serial,admission,state,offline_reason,offline_since,connection,node,board,") {
 		t.Errorf("%s", file.String())
 	}
+	shown := fleetOf(rows[1:2])
+	for _, format := range []Format{CSV, NDJSON} {
+		for _, secrets := range []bool{false, true} {
+			file.Reset()
+			if err := Export(&file, exporting(format, secrets), shown); err != nil {
+				t.Fatal(err)
+			}
+			text := file.String()
+			// security: D20
+			if strings.Contains(text, "client_id") != secrets || strings.Contains(text, "=x") != secrets || !strings.Contains(text, devices.ClientKey("key").Hash("'=x")) {
+				t.Errorf("%s, secrets %t: %s", format, secrets, text)
+			}
+		}
+	}
+	file.Reset()
 	wide := func(f func([]devices.View) error) error {
 		labels := map[string]string{}
 		for i := range MaxLabelColumns + 1 {
@@ -316,7 +335,7 @@ func TestExport(t *testing.T) {
 		return f([]devices.View{{Device: devices.Device{ID: "a", Admission: devices.AdmissionMember, Labels: labels}}})
 	}
 	file.Reset()
-	if err := Export(&file, CSV, wide); devices.AsError(err).Code != devices.CodeBadRequest || file.Len() > 0 {
+	if err := Export(&file, exporting(CSV, false), wide); devices.AsError(err).Code != devices.CodeBadRequest || file.Len() > 0 {
 		t.Errorf("%v, %d bytes", err, file.Len())
 	}
 }

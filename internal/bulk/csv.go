@@ -15,8 +15,8 @@ import (
 	"fleetd/internal/fleet"
 )
 
-// importFields are the columns that an import reads, beside those of labels.
-var importFields = []string{fieldID, fieldName, fieldTransport, fieldSerial, fieldClientID, fieldAdmission}
+// importFields are the columns and members that an import reads, beside labels.
+var importFields = []string{fieldID, fieldName, fieldTransport, oldTransport, fieldSerial, fieldClientID, fieldAdmission}
 
 // cellNull is a cell that removes a value; an empty one keeps it.
 const cellNull = `\null`
@@ -105,7 +105,7 @@ func (r *csvReader) readHeader() error {
 				problem = fmt.Sprintf("the column %%s must be label.KEY, with a key of 1 to %d of [A-Za-z0-9_-]", fleet.MaxLabelKey)
 			}
 		case !slices.Contains(importFields, name) && !slices.Contains(reported, name):
-			problem = "unknown column %s; the columns are id, name, transport, serial, client_id and label.KEY, separated by commas"
+			problem = "unknown column %s; the columns are " + columns + " and label.KEY, separated by commas"
 		}
 		if problem != "" {
 			line, column := r.csv.FieldPos(i)

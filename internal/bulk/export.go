@@ -22,18 +22,43 @@ const MaxLabelColumns = 1000
 // Each calls f with the devices of an export, a page at a time.
 type Each func(f func([]devices.View) error) error
 
+// ExportOptions are the options of Export.
+type ExportOptions struct {
+	Format Format
+	// Secrets includes the admitted Client-Ids.
+	Secrets bool
+	// Client returns how a Client-Id is shown.
+	Client func(clientID string) string
+}
+
 // Export writes the devices, except pending ones that were never members: an import would admit them. It may
 // call each twice. If the format cannot represent the devices, the error is a *devices.Error, and nothing was
 // written.
-func Export(w io.Writer, format Format, each Each) error {
-	if format == NDJSON {
-		return exportNDJSON(w, each)
+func Export(w io.Writer, opt ExportOptions, each Each) error {
+	if opt.Format == NDJSON {
+		return opt.exportNDJSON(w, each)
 	}
 	keys, err := labelKeys(each)
 	if err != nil {
 		return err
 	}
-	return exportCSV(w, keys, each)
+	return opt.exportCSV(w, keys, each)
+}
+
+// fields are the names of what an import of the file reads, after the id and without labels.
+func (o *ExportOptions) fields() []string {
+	if o.Secrets {
+		return []string{fieldName, fieldTransport, fieldSerial, fieldClientID, fieldAdmission}
+	}
+	return []string{fieldName, fieldTransport, fieldSerial, fieldAdmission}
+}
+
+// values are the values of fields.
+func (o *ExportOptions) values(d *devices.Device) []string {
+	if o.Secrets {
+		return []string{d.Name, string(d.Prefer), d.Serial, d.ClientID, string(d.Admission)}
+	}
+	return []string{d.Name, string(d.Prefer), d.Serial, string(d.Admission)}
 }
 
 // labelKeys returns the keys of all labels, sorted.
@@ -53,10 +78,10 @@ func labelKeys(each Each) ([]string, error) {
 	return slices.Sorted(maps.Keys(keys)), err
 }
 
-func exportCSV(w io.Writer, keys []string, each Each) error {
+func (o *ExportOptions) exportCSV(w io.Writer, keys []string, each Each) error {
 	buffered := bufio.NewWriterSize(w, 64<<10)
 	out := csv.NewWriter(buffered)
-	header := []string{fieldID, fieldName, fieldTransport, fieldSerial, fieldClientID, fieldAdmission}
+	header := append([]string{fieldID}, o.fields()...)
 	for _, key := range keys {
 		header = append(header, labelPrefix+key)
 	}
@@ -71,7 +96,7 @@ func exportCSV(w io.Writer, keys []string, each Each) error {
 				continue
 			}
 			record = append(record[:0], string(d.ID))
-			for _, value := range []string{d.Name, string(d.Prefer), d.Serial, d.ClientID, string(d.Admission)} {
+			for _, value := range o.values(d) {
 				record = append(record, optional(value))
 			}
 			for _, key := range keys {
@@ -81,7 +106,7 @@ func exportCSV(w io.Writer, keys []string, each Each) error {
 				}
 				record = append(record, value)
 			}
-			for _, value := range state(&page[i]) {
+			for _, value := range o.state(&page[i]) {
 				record = append(record, optional(cleantext.Lines(value))) // the device says it, and no import reads it
 			}
 			if err := out.Write(record); err != nil {
@@ -109,14 +134,14 @@ func optional(value string) string {
 }
 
 // state returns the facts and the state of a device, in the order of reported.
-func state(v *devices.View) []string {
+func (o *ExportOptions) state(v *devices.View) []string {
 	d, p := &v.Device, &v.Presence
 	reason, offline, connected, seen := p.Reason, p.OfflineSince, time.Time{}, p.LastSeen
 	if p.Online {
 		reason, offline, connected, seen = "", time.Time{}, p.ConnectedAt, time.Now()
 	}
 	return []string{string(v.State), reason, stamp(offline), string(p.Transport), p.Node, d.Board, d.Chip, d.Firmware, d.ELF,
-		string(p.MCP), strconv.Itoa(p.Tools), p.Catalog.String(), stamp(d.FirstSeen), stamp(seen), stamp(connected), strconv.FormatInt(d.Revision, 10)}
+		string(p.MCP), strconv.Itoa(p.Tools), p.Catalog.String(), o.Client(d.ClientID), stamp(d.FirstSeen), stamp(seen), stamp(connected), strconv.FormatInt(d.Revision, 10)}
 }
 
 func stamp(t time.Time) string {
@@ -126,7 +151,7 @@ func stamp(t time.Time) string {
 	return t.UTC().Format("2006-01-02T15:04:05.000Z")
 }
 
-func exportNDJSON(w io.Writer, each Each) error {
+func (o *ExportOptions) exportNDJSON(w io.Writer, each Each) error {
 	out := bufio.NewWriterSize(w, 64<<10)
 	var line []byte
 	err := each(func(page []devices.View) (err error) {
@@ -135,7 +160,7 @@ func exportNDJSON(w io.Writer, each Each) error {
 			if d.Admission == "" {
 				continue
 			}
-			if line, err = appendDevice(line[:0], &page[i]); err == nil {
+			if line, err = o.appendDevice(line[:0], &page[i]); err == nil {
 				_, err = out.Write(append(line, '\n'))
 			}
 			if err != nil {
@@ -151,15 +176,14 @@ func exportNDJSON(w io.Writer, each Each) error {
 }
 
 // appendDevice appends a device as a JSON object with its members in the order of columns.
-func appendDevice(line []byte, v *devices.View) ([]byte, error) {
+func (o *ExportOptions) appendDevice(line []byte, v *devices.View) ([]byte, error) {
 	d := &v.Device
 	line = append(line, `{"`+fieldID+`":`...)
 	line = jsonspan.AppendString(line, string(d.ID))
-	line = appendMember(line, fieldName, d.Name)
-	line = appendMember(line, fieldTransport, string(d.Prefer))
-	line = appendMember(line, fieldSerial, d.Serial)
-	line = appendMember(line, fieldClientID, d.ClientID)
-	line = appendMember(line, fieldAdmission, string(d.Admission))
+	names := o.fields()
+	for i, value := range o.values(d) {
+		line = appendMember(line, names[i], value)
+	}
 	if len(d.Labels) > 0 {
 		labels, err := json.Marshal(d.Labels)
 		if err != nil {
@@ -167,7 +191,7 @@ func appendDevice(line []byte, v *devices.View) ([]byte, error) {
 		}
 		line = append(append(line, `,"`+fieldLabels+`":`...), labels...)
 	}
-	for i, value := range state(v) {
+	for i, value := range o.state(v) {
 		line = appendMember(line, reported[i], value)
 	}
 	return append(line, '}'), nil

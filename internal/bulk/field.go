@@ -14,7 +14,9 @@ import (
 const (
 	fieldID        = "id"
 	fieldName      = "name"
-	fieldTransport = "transport"
+	fieldTransport = "transport_wanted"
+	// oldTransport is the name of fieldTransport in files of older versions.
+	oldTransport   = "transport"
 	fieldSerial    = "serial"
 	fieldClientID  = "client_id"
 	fieldAdmission = "admission"
@@ -31,7 +33,10 @@ const (
 // reported are the further names in an export: what the device reported, and its state. An import ignores
 // them.
 var reported = []string{"state", "offline_reason", "offline_since", "connection", "node", "board", "chip", "firmware", "elf_sha256",
-	"mcp_state", "tools", "catalog", "first_seen", "last_seen", "connected_at", "revision"}
+	"mcp_state", "tools", "catalog", "client", "first_seen", "last_seen", "connected_at", "revision"}
+
+// columns is how faults list the columns of a file.
+const columns = "id, name, transport_wanted, serial, client_id"
 
 // set sets one field; null removes its value.
 func (r *row) set(field string, column int64, value string, null bool) {
@@ -53,10 +58,13 @@ func (r *row) set(field string, column int64, value string, null bool) {
 		r.Serial = r.text(field, column, value, maxSerial)
 	case fieldClientID:
 		r.ClientID = r.text(field, column, value, maxClientID)
-	case fieldTransport:
+	case fieldTransport, oldTransport:
+		if r.Prefer != nil {
+			r.fault(column, "transport is the former name of transport_wanted; give one of the two")
+		}
 		prefer := devices.Transport(value)
 		if !slices.Contains([]devices.Transport{devices.TransportNone, devices.TransportWebSocket, devices.TransportMQTT}, prefer) {
-			r.fault(column, "transport must be websocket or mqtt, not %s", quoted(value))
+			r.fault(column, "%s must be websocket or mqtt, not %s", field, quoted(value))
 		}
 		r.Prefer = &prefer
 	}

@@ -84,8 +84,8 @@ func (r *ndjsonReader) read() (row, error) {
 			continue
 		}
 		seen = append(seen, name)
-		switch name {
-		case fieldID, fieldName, fieldTransport, fieldSerial, fieldClientID, fieldAdmission:
+		switch {
+		case slices.Contains(importFields, name):
 			given, isText := jsonspan.String(value)
 			null := jsonspan.KindOf(value) == jsonspan.KindNull
 			switch {
@@ -96,11 +96,11 @@ func (r *ndjsonReader) read() (row, error) {
 			default:
 				out.set(name, at, given, null)
 			}
-		case fieldLabels:
+		case name == fieldLabels:
 			out.readLabels(value, column)
 		default:
 			if !slices.Contains(reported, name) {
-				out.fault(at, "unknown member %s; the members are id, name, transport, serial, client_id and labels", quoted(name))
+				out.fault(at, "unknown member %s; the members are "+columns+" and labels", quoted(name))
 			}
 		}
 	}

@@ -21,8 +21,8 @@ import (
 func TestHopCarriesTheCaller(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, devicetest.NewScript())
-	labels := map[string]string{"room": "lab"}
-	if err := f.holding.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: &labels}); err != nil {
+	labels := map[string]*string{"room": new("lab")}
+	if err := f.holding.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: labels}); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "the other node has the label", func() bool {

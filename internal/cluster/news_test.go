@@ -41,7 +41,7 @@ func TestNewsReachEveryNode(t *testing.T) {
 		generation, ok := f.fwd.Generation(id) // part of the change itself; the revocation applies before
 		return !ok && generation == 1
 	})
-	if _, err := f.fwd.Approve(t.Context(), devicetest.Admin, string(id)); err != nil {
+	if _, err := f.fwd.Approve(t.Context(), devicetest.Admin, string(id), ""); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "both admit it again", func() bool { _, ok := f.holding.Generation(id); return ok && f.holding.IsMember(id) })
@@ -100,7 +100,7 @@ func TestCodesAreShared(t *testing.T) {
 		code = a.Code
 		return errA == nil && errB == nil && a.Code == b.Code
 	})
-	if _, err := f.fwd.Approve(t.Context(), devicetest.Admin, code); err != nil {
+	if _, err := f.fwd.Approve(t.Context(), devicetest.Admin, code, ""); err != nil {
 		t.Fatal(err)
 	}
 	devicetest.Eventually(t, "both admit it", func() bool { return f.holding.IsActivated(id, "c") && f.fwd.IsActivated(id, "c") })

@@ -182,8 +182,8 @@ func newReceiver(t *testing.T) *testFleet {
 	t.Helper()
 	f := newFleet(t)
 	f.connect(t, devicetest.NewScript())
-	labels := map[string]string{"room": "lab"} // which one caller is limited to
-	if err := f.holding.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: &labels}); err != nil {
+	labels := map[string]*string{"room": new("lab")} // which one caller is limited to
+	if err := f.holding.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: labels}); err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -236,7 +236,7 @@ func TestWireReceived(t *testing.T) {
 		if claims, news := f.holder.Requests.Get(verbClaim), f.holder.Requests.Get(verbNews); claims < 3 || news < 2 {
 			t.Errorf("%d claims and %d news were accepted", claims, news)
 		}
-		if v, err := f.holding.Get(t.Context(), id); err != nil || v.State != devices.StateContested || v.Pending != wireSpoken.ClientID {
+		if v, err := f.holding.Get(t.Context(), id); err != nil || v.State != devices.StateContested || len(v.Pending) != 1 || v.Pending[0].ClientID != wireSpoken.ClientID {
 			t.Errorf("after the news: %+v, %v", v, err)
 		}
 	}

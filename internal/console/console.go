@@ -43,11 +43,16 @@ var contentTypes = map[string]string{
 // entry is the module that a page loads; it imports all others, which are joined to it.
 const entry = "app/main.js"
 
-// styles are the own styles, which are served without indentation and comments, like the modules.
+// styles are the own styles, which are served without comments and without the space that is
+// only for people.
 const styles = "app.css"
 
-// styleComment is a comment of the styles, or the indentation of a line.
-var styleComment = regexp.MustCompile(`(?s:/\*.*?\*/)|(?m:^ +)`)
+// styleComment is a comment of the styles, or the indentation of a line; styleSpace is a mark
+// with spaces that mean nothing.
+var (
+	styleComment = regexp.MustCompile(`(?s:/\*.*?\*/)|(?m:^ +)`)
+	styleSpace   = regexp.MustCompile(` ?([{};,]) |(:) `)
+)
 
 // Placeholders in index.html.
 const (
@@ -111,7 +116,7 @@ func newPages(source fs.FS) (*pages, error) {
 	var preload bytes.Buffer
 	for name, body := range content {
 		if name == styles {
-			body = styleComment.ReplaceAll(body, nil)
+			body = styleSpace.ReplaceAll(styleComment.ReplaceAll(body, nil), []byte("$1$2"))
 		}
 		contentType := contentTypes[path.Ext(name)]
 		if contentType == "" {

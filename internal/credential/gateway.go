@@ -64,6 +64,15 @@ func NewGateway(signatureKey string) (*Gateway, error) {
 // IsGatewayID reports whether an MQTT client id is one of the gateway's: ids of fleetd never contain `@@@`.
 func IsGatewayID(clientID string) bool { return strings.Contains(clientID, gatewaySeparator) }
 
+// LoginName returns what an MQTT client id says of the device, for logs: a client id of the
+// gateway also contains the Client-Id, which is a secret.
+func LoginName(clientID string) string {
+	if parts := strings.SplitN(clientID, gatewaySeparator, 3); len(parts) > 1 {
+		return parts[1]
+	}
+	return clientID
+}
+
 // ParseGatewayID parses `GID@@@mac@@@uuid` or `GID@@@mac`, the MAC in any case and with `_`, `:`, `-` or
 // nothing between its bytes, and returns the MAC as aa:bb:cc:dd:ee:ff; uuid is empty for two parts. It
 // verifies nothing: consoles use these ids with any GID and uuid.

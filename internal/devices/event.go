@@ -73,14 +73,14 @@ const jobAdds = "`state`, `reason`, `action`, `stage`, `round`, `counts`, `note`
 
 // EventKinds lists all kinds.
 var EventKinds = []EventInfo{
-	{EventOnline, "", "a connection was accepted", "`transport`, `client_id`", true, EventsStream},
+	{EventOnline, "", "a connection was accepted", "`transport`, `client`", true, EventsStream},
 	{EventOffline, "", "the connection ended", "`reason`", true, EventsStream},
 	{EventCatalog, "", "the device's tools differ from before; published after the database has them", "`catalog`, `added`, `removed`, `changed`, `partial`", true, EventsStream},
 	{EventNotification, ".<method>", "the device sent an MCP notification", "`method`, `params`", true, NotificationsStream},
 	{EventPhoto, "", "the device uploaded a photo or snapshot", "`photo`, `question`, `bytes`", true, EventsStream},
-	{EventPending, "", "the device got an activation code and is pending approval", "`client_id`, `known` (true: another client of a known device id)", true, EventsStream},
+	{EventPending, "", "the device got an activation code and is pending approval", "`client`, `known` (true: another client of a known device id)", true, EventsStream},
 	{EventContested, "", "a connection was refused because two clients use the device id, or a [proof](../devices.md#hardware-that-proves-itself) for it was",
-		"`client_id`, `reason`: `fight`; or `wrong_proof`, `other_device` (the serial number proves another device), `other_serial` (another one proves this device), with `serial`", true, EventsStream},
+		"`client`, `reason`: `fight`; or `wrong_proof`, `other_device` (the serial number proves another device), `other_serial` (another one proves this device), with `serial`", true, EventsStream},
 	{EventTask, "", "a task of a [job](../jobs.md) ended, or failed and waits to be repeated; its outcome is committed",
 		"`job`, `round`, `attempt`, `state`, `outcome`, `code`, `late`, `call`", true, JobsStream},
 	{EventJobStarted, "", "its first task began", jobAdds, true, JobsStream},

@@ -32,6 +32,10 @@ type Member struct {
 	Previous      int64     // also valid until PreviousUntil
 	PreviousUntil time.Time // zero: Previous is not valid
 	Reason        string    // of the last change of Generation
+
+	// Refused are clients that an operator refused. They stay refused if the device is
+	// forgotten.
+	Refused Refused
 }
 
 // Known reports whether the device is a member, or a revoked one.
@@ -39,12 +43,22 @@ func (m *Member) Known() bool {
 	return m.Admission == AdmissionMember || m.Admission == AdmissionRevoked
 }
 
+// Admit makes the device a member with this client, which is no longer refused; an empty
+// one keeps the current client.
+func (m *Member) Admit(clientID string) {
+	m.Admission, m.JoinTransport = AdmissionMember, TransportNone
+	if clientID != "" {
+		m.ClientID = clientID
+	}
+	m.Refused = m.Refused.Without(m.ClientID)
+}
+
 // Exception returns the record of the member's credentials; ok is false if they have
-// generation 0.
+// generation 0 and no client is refused.
 func (m *Member) Exception() (x Exception, ok bool) {
 	revoked := m.Admission == AdmissionRevoked
-	return Exception{Device: m.ID, Generation: m.Generation, Revoked: revoked, Reason: m.Reason, Previous: m.Previous, PreviousUntil: m.PreviousUntil},
-		m.Generation > 0 || revoked
+	return Exception{Device: m.ID, Generation: m.Generation, Revoked: revoked, Reason: m.Reason, Previous: m.Previous, PreviousUntil: m.PreviousUntil, Refused: m.Refused},
+		m.Generation > 0 || revoked || m.Refused != ""
 }
 
 // Aspect is the part of the state that a change affects.
@@ -56,6 +70,7 @@ const (
 	AspectImport     Aspect = "import"     // all changes of an import in one: importValue
 	AspectAdmission  Aspect = "admission"  // member, revoked, forgotten or expired
 	AspectClient     Aspect = "client"     // the admitted Client-Id
+	AspectRefused    Aspect = "refused"    // the Client-Ids that are refused
 	AspectGeneration Aspect = "generation" // of the credentials: generationValue
 	AspectName       Aspect = "name"
 	AspectTransport  Aspect = "transport"
@@ -134,8 +149,9 @@ type importValue struct {
 	Transport *Transport         `json:"transport,omitempty"`
 	Serial    *string            `json:"serial,omitempty"`
 	Labels    map[string]*string `json:"labels,omitempty"` // nil: removed
-	// Generation is set if the admitted client was replaced.
+	// Generation is set if the admitted client was replaced, Refused if it was refused before.
 	Generation *generationValue `json:"generation,omitempty"`
+	Refused    *Refused         `json:"refused,omitempty"`
 }
 
 type generationValue struct {
@@ -183,10 +199,13 @@ func ChangesOf(before, after *Member, imported bool) (list []Change) {
 	if !before.Known() && after.Admission == AdmissionMember && after.JoinTransport != TransportNone {
 		add(AspectJoin, joinValue{after.ClientID, after.JoinTransport})
 		before = &Member{ID: before.ID, Admission: AdmissionMember, ClientID: after.ClientID, JoinTransport: after.JoinTransport,
-			Generation: before.Generation, Previous: before.Previous, PreviousUntil: before.PreviousUntil, Reason: before.Reason}
+			Generation: before.Generation, Previous: before.Previous, PreviousUntil: before.PreviousUntil, Reason: before.Reason, Refused: before.Refused}
 	}
 	if after.Admission != before.Admission {
 		add(AspectAdmission, after.Admission)
+	}
+	if after.Refused != before.Refused {
+		add(AspectRefused, after.Refused)
 	}
 	if !after.Known() {
 		if after.generation() != before.generation() {
@@ -235,6 +254,9 @@ func importOf(before, after *Member) (v importValue, differs bool) {
 	if g := after.generation(); g != before.generation() {
 		v.Generation, differs = &g, true
 	}
+	if after.Refused != before.Refused {
+		v.Refused, differs = &after.Refused, true
+	}
 	v.Labels = labelsOf(before, after)
 	return v, differs || len(v.Labels) > 0
 }
@@ -262,7 +284,7 @@ func labelsOf(before, after *Member) map[string]*string {
 }
 
 // Fold applies one change of the device. A device that is forgotten or expired keeps
-// only the generation of its credentials.
+// only the generation of its credentials and its refused clients.
 func (m *Member) Fold(c Change) error {
 	if err := m.fold(c); err != nil {
 		return fmt.Errorf("change %d of %s, %s: %w", c.Revision, c.Device, c.Aspect, err)
@@ -289,7 +311,7 @@ func (m *Member) fold(c Change) error {
 		err := json.Unmarshal(c.Value, &to)
 		switch {
 		case to != AdmissionMember && to != AdmissionRevoked:
-			*m = Member{ID: c.Device, Generation: m.Generation, Previous: m.Previous, PreviousUntil: m.PreviousUntil, Reason: m.Reason}
+			*m = Member{ID: c.Device, Generation: m.Generation, Previous: m.Previous, PreviousUntil: m.PreviousUntil, Reason: m.Reason, Refused: m.Refused}
 		case !m.Known():
 			m.begin(c)
 			m.Admission = to
@@ -299,6 +321,8 @@ func (m *Member) fold(c Change) error {
 		return err
 	case AspectClient:
 		return json.Unmarshal(c.Value, &m.ClientID)
+	case AspectRefused:
+		return json.Unmarshal(c.Value, &m.Refused)
 	case AspectGeneration:
 		var g generationValue
 		err := json.Unmarshal(c.Value, &g)
@@ -349,6 +373,9 @@ func (m *Member) foldImport(c Change) error {
 	if v.Generation != nil {
 		m.setGeneration(*v.Generation)
 	}
+	if v.Refused != nil {
+		m.Refused = *v.Refused
+	}
 	if len(v.Labels) > 0 {
 		m.Labels = maps.Clone(m.Labels)
 		for key, value := range v.Labels {
@@ -361,7 +388,7 @@ func (m *Member) foldImport(c Change) error {
 // begin makes an unknown device a member. It keeps the generation of the credentials
 // that an earlier device with the same id had.
 func (m *Member) begin(c Change) {
-	*m = Member{ID: c.Device, Admission: AdmissionMember, FirstSeen: c.At, Generation: m.Generation, Previous: m.Previous, PreviousUntil: m.PreviousUntil, Reason: m.Reason}
+	*m = Member{ID: c.Device, Admission: AdmissionMember, FirstSeen: c.At, Generation: m.Generation, Previous: m.Previous, PreviousUntil: m.PreviousUntil, Reason: m.Reason, Refused: m.Refused}
 }
 
 // setLabel replaces the map, so that concurrent readers keep the old one.

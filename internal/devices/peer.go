@@ -2,6 +2,7 @@ package devices
 
 import (
 	"context"
+	"net/netip"
 	"time"
 )
 
@@ -62,6 +63,9 @@ type PendingClient struct {
 	Renewal int `json:"renewal,omitempty"`
 	// Known reports that another client of the device is admitted.
 	Known bool `json:"known,omitempty"`
+	// Address and Since are what the node that received its check knows.
+	Address netip.Addr `json:"address,omitzero"`
+	Since   time.Time  `json:"since,omitzero"`
 	// Facts are what the device reported.
 	Facts Facts `json:"facts,omitzero"`
 }

@@ -81,16 +81,14 @@ func (f Facts) Over(before Facts) Facts {
 	if f.Firmware == "" && f.ELF == "" {
 		f.ELF, f.ActivateV2 = before.ELF, before.ActivateV2
 	}
-	f.Firmware = cmp.Or(f.Firmware, before.Firmware)
-	f.Board, f.Chip = cmp.Or(f.Board, before.Board), cmp.Or(f.Chip, before.Chip)
+	f.Board, f.Firmware, f.Chip = cmp.Or(f.Board, before.Board), cmp.Or(f.Firmware, before.Firmware), cmp.Or(f.Chip, before.Chip)
 	f.Language, f.Serial = cmp.Or(f.Language, before.Language), cmp.Or(f.Serial, before.Serial)
 	return f
 }
 
 // Facts returns what the device reported.
 func (d *Device) Facts() Facts {
-	return Facts{Device: d.ID, Board: d.Board, Firmware: d.Firmware, ELF: d.ELF, Chip: d.Chip, Language: d.Language, Serial: d.Serial,
-		ActivateV2: d.ActivateV2, CheckedAt: d.CheckedAt}
+	return Facts{Device: d.ID, Board: d.Board, Firmware: d.Firmware, ELF: d.ELF, Chip: d.Chip, Language: d.Language, Serial: d.Serial, ActivateV2: d.ActivateV2, CheckedAt: d.CheckedAt}
 }
 
 // Presence is the latest state of a device's connection: one row of the table
@@ -176,7 +174,8 @@ type HistoryEntry struct {
 }
 
 // Exception is the record of a device whose credentials do not have generation 0:
-// rotated, revoked or forgotten. It is kept after the device's row is deleted.
+// rotated, revoked or forgotten; or of which a client is refused. It is kept after the
+// device's row is deleted.
 type Exception struct {
 	Device     ID
 	Generation int64
@@ -187,6 +186,7 @@ type Exception struct {
 	// Generation.
 	Previous      int64     `json:",omitzero"`
 	PreviousUntil time.Time `json:",omitzero"`
+	Refused       Refused   `json:",omitzero"`
 }
 
 // Errors of the stores.
@@ -223,7 +223,7 @@ type View struct {
 	AudioPackets uint64
 	AudioDropped uint64
 	Credentials  Credentials
-	Pending      string // a Client-Id that is pending approval; empty: none
+	Pending      []PendingClient // for approval as this device, in order of their first checks
 	// Dormant: it is offline and was last connected by WebSocket, so that it connects when somebody wakes it.
 	Dormant bool
 }

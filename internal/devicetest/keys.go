@@ -125,3 +125,12 @@ func (p *Ports) RemoveAttestationKey(_ context.Context, serial string) error {
 	delete(p.Chips, serial)
 	return nil
 }
+
+// Labels returns labels as edits take them.
+func Labels(labels map[string]string) map[string]*string {
+	edit := map[string]*string{}
+	for key, value := range labels {
+		edit[key] = &value
+	}
+	return edit
+}

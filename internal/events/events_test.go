@@ -83,7 +83,7 @@ const dev = devices.ID("aa:bb:cc:dd:ee:ff")
 
 func online(seq int64) devices.Event {
 	return devices.Event{Kind: devices.EventOnline, Device: dev, Session: "s", Epoch: 7, Seq: seq, Time: time.UnixMilli(1_800_000_000_123),
-		MsgID: "aabbccddeeff-7-" + string(rune('0'+seq)), Fields: json.RawMessage(`"transport":"websocket","client_id":"c"`)}
+		MsgID: "aabbccddeeff-7-" + string(rune('0'+seq)), Fields: json.RawMessage(`"transport":"websocket","client":"c"`)}
 }
 
 func TestPayloadAndSubject(t *testing.T) {
@@ -99,7 +99,7 @@ func TestPayloadAndSubject(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"device":"aa:bb:cc:dd:ee:ff","node":"n1","session":"s","epoch":7,"seq":1,"time":"2027-01-15T08:00:00.123Z","transport":"websocket","client_id":"c"}`
+	want := `{"device":"aa:bb:cc:dd:ee:ff","node":"n1","session":"s","epoch":7,"seq":1,"time":"2027-01-15T08:00:00.123Z","transport":"websocket","client":"c"}`
 	if msg.Subject != "test.v1.devices.aabbccddeeff.online" || string(msg.Data) != want {
 		t.Errorf("%s %s", msg.Subject, msg.Data)
 	}

@@ -115,7 +115,7 @@ func (f *facts) endedAt() time.Time {
 }
 
 func waitingApproval(f *facts) (finding, bool) {
-	if f.view.Pending == "" {
+	if len(f.view.Pending) == 0 {
 		return finding{}, false
 	}
 	text := "The device waits for approval: it speaks or shows a code."
@@ -390,7 +390,7 @@ func neverConnected(f *facts) (finding, bool) {
 
 // otherClient finds a client that waits for approval while another one is connected.
 func otherClient(f *facts) (finding, bool) {
-	if f.view.Pending == "" {
+	if len(f.view.Pending) == 0 {
 		return finding{}, false
 	}
 	return finding{"cloned", false, "It is connected, and another client with this device id (another Client-Id) waits for approval: a copy of the device, or the device itself after erasing its flash."}, true

@@ -143,6 +143,8 @@ func unproven(steps []devices.Step) []devices.Step {
 	return steps
 }
 
+var waiting = []devices.PendingClient{{ClientID: "c"}}
+
 // deviceCases has a case for each rule and each cause of a device.
 var deviceCases = []struct {
 	name  string
@@ -151,8 +153,8 @@ var deviceCases = []struct {
 	text  string
 }{
 	{"connected and ready", facts{view: online()}, "well", "connected by mqtt"},
-	{"speaks a code", facts{view: with(offline(""), func(v *devices.View) { v.Pending = "c" })}, "waiting_approval", "code"},
-	{"known id, new client", facts{view: with(offline(""), func(v *devices.View) { v.Pending, v.Device.ClientID = "c", "d" })}, "waiting_approval", "another client"},
+	{"speaks a code", facts{view: with(offline(""), func(v *devices.View) { v.Pending = waiting })}, "waiting_approval", "code"},
+	{"known id, new client", facts{view: with(offline(""), func(v *devices.View) { v.Pending, v.Device.ClientID = waiting, "d" })}, "waiting_approval", "another client"},
 	{"no device, a refusal", facts{view: devices.View{}, steps: []devices.Step{step(5*secs, devices.StepRefused, "unknown_device")}}, "stranger_refused", "unknown device"},
 	{"no device, nothing", facts{view: devices.View{}}, "never_seen", "no device"},
 	{"imported", facts{view: with(offline(""), func(v *devices.View) { v.Presence = devices.Presence{} })}, "never_seen", "never connected"},
@@ -161,7 +163,7 @@ var deviceCases = []struct {
 	{"refused as contested", facts{view: offline("gone"), steps: []devices.Step{step(5*secs, devices.StepRefused, "contested")}}, "contested", "Two clients"},
 	{"replaced while online", facts{view: online(), steps: []devices.Step{times(3, step(9*secs, devices.StepClosed, "superseded"))}}, "cloned", "3 times"},
 	{"replaced, now offline", facts{view: offline("superseded"), steps: []devices.Step{step(60*secs, devices.StepClosed, "superseded"), step(80*secs, devices.StepClosed, "superseded"), step(90*secs, devices.StepClosed, "superseded")}}, "cloned", "two clients"},
-	{"another client waits", facts{view: with(online(), func(v *devices.View) { v.Pending = "c" })}, "cloned", "another Client-Id"},
+	{"another client waits", facts{view: with(online(), func(v *devices.View) { v.Pending = waiting })}, "cloned", "another Client-Id"},
 	{"flapping, now offline", facts{view: offline("gone"), steps: []devices.Step{times(5, step(60*secs, devices.StepClosed, "gone"))}}, "flapping", "5 times"},
 	{"old token", facts{view: offline("gone"), steps: []devices.Step{step(5*secs, devices.StepRefused, "old_token")}}, "old_generation", "old token"},
 	{"old token, checked meanwhile", facts{view: offline("gone"), steps: []devices.Step{step(4*secs, devices.StepCheck, "offers_mqtt"), step(5*secs, devices.StepRefused, "old_token")}}, "old_generation", "old token"},

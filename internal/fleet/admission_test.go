@@ -3,6 +3,8 @@ package fleet_test
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +22,15 @@ func check(t *testing.T, s *fleet.Service, client string) admission.CheckInResul
 		t.Fatal(err)
 	}
 	return w
+}
+
+// waits reports whether these clients wait for approval, and no others.
+func waits(v devices.View, clients ...string) bool {
+	var list []string
+	for _, w := range v.Pending {
+		list = append(list, w.ClientID)
+	}
+	return slices.Equal(list, clients)
 }
 
 // revoke revokes a device; the database must record it.
@@ -50,7 +61,7 @@ func TestOpenAdmission(t *testing.T) {
 		if events := p.Seen(devices.EventPending); len(events) != 1 {
 			t.Errorf("%d pending events, want 1", len(events))
 		}
-		if got, err := s.Approve(t.Context(), devicetest.Admin, w.Code); err != nil || got != id {
+		if got, err := s.Approve(t.Context(), devicetest.Admin, w.Code, ""); err != nil || got != id {
 			t.Fatalf("approve by code: %s, %v", got, err)
 		}
 		if w := check(t, s, "c2"); !w.Admitted || w.Generation != 1 {
@@ -76,7 +87,7 @@ func TestWithoutClientID(t *testing.T) {
 		if w := check(t, s, "c1"); !w.Admitted {
 			t.Errorf("the first client with a Client-Id: %+v", w)
 		}
-		if w := check(t, s, ""); w.Admitted || w.Code == "" {
+		if w := check(t, s, ""); w.Admitted || !w.Refused || w.Code != "" {
 			t.Errorf("without one afterwards: %+v", w)
 		}
 	})
@@ -89,20 +100,20 @@ func TestApproveAdmission(t *testing.T) {
 			t.Fatalf("%+v", w)
 		}
 		check(t, s, "c1")
-		if events := p.Seen(devices.EventPending); len(events) != 1 || string(events[0].Fields) != `"client_id":"c1","known":false` {
+		if events := p.Seen(devices.EventPending); len(events) != 1 || string(events[0].Fields) != `"client":"`+s.Client("c1")+`","known":false` {
 			t.Errorf("events %+v", events)
 		}
-		if v := state(t, s); v.State != devices.StatePending || v.Pending != "c1" {
+		if v := state(t, s); v.State != devices.StatePending || !waits(v, "c1") {
 			t.Errorf("%+v", v)
 		}
 		time.Sleep(admission.CodeLifetime)
 		if again := check(t, s, "c1"); again.Code == w.Code {
 			t.Error("the code is valid after its lifetime")
 		}
-		if _, err := s.Approve(t.Context(), devicetest.Admin, w.Code); err == nil {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, w.Code, ""); err == nil {
 			t.Error("an expired code is accepted")
 		}
-		if _, err := s.Approve(t.Context(), devicetest.Admin, string(id)); err != nil {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, string(id), ""); err != nil {
 			t.Fatal(err)
 		}
 		if w := check(t, s, "c1"); !w.Admitted || w.Generation != 0 || !s.IsActivated(id, "c1") || s.IsActivated(id, "c2") {
@@ -116,10 +127,10 @@ func TestApproveByIDNeedsOneClient(t *testing.T) {
 	bubble(t, fleet.Config{Approve: true}, func(t *testing.T, _ *devicetest.Ports, s *fleet.Service) {
 		owner := check(t, s, "owner")
 		check(t, s, "attacker")
-		if _, err := s.Approve(t.Context(), devicetest.Admin, string(id)); err == nil || devices.AsError(err).Code != devices.CodeForbidden {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, string(id), ""); err == nil || devices.AsError(err).Code != devices.CodeConflict || !strings.Contains(err.Error(), s.Client("owner")) {
 			t.Errorf("approval by id: %v", err)
 		}
-		if _, err := s.Approve(t.Context(), devicetest.Admin, owner.Code); err != nil || !s.IsActivated(id, "owner") || s.IsActivated(id, "attacker") {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, owner.Code, ""); err != nil || !s.IsActivated(id, "owner") || s.IsActivated(id, "attacker") {
 			t.Errorf("approval by code: %v", err)
 		}
 	})
@@ -133,15 +144,15 @@ func TestWrongCodesAreLimited(t *testing.T) {
 			wrong = "000001"
 		}
 		for range admission.MaxWrongCodes {
-			if _, err := s.Approve(t.Context(), devicetest.Admin, wrong); devices.AsError(err).Code != devices.CodeDeviceUnknown {
+			if _, err := s.Approve(t.Context(), devicetest.Admin, wrong, ""); devices.AsError(err).Code != devices.CodeDeviceUnknown {
 				t.Fatal(err)
 			}
 		}
-		if _, err := s.Approve(t.Context(), devicetest.Admin, w.Code); err == nil || devices.AsError(err).Code != devices.CodeForbidden {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, w.Code, ""); err == nil || devices.AsError(err).Code != devices.CodeForbidden {
 			t.Errorf("the right code after %d wrong ones: %v", admission.MaxWrongCodes, err)
 		}
 		time.Sleep(2 * time.Minute)
-		if _, err := s.Approve(t.Context(), devicetest.Admin, w.Code); err != nil {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, w.Code, ""); err != nil {
 			t.Errorf("a minute later: %v", err)
 		}
 	})
@@ -164,7 +175,7 @@ func TestRevokeAndForgetEndCredentials(t *testing.T) {
 		if w := check(t, s, "c1"); w.Admitted {
 			t.Error("a revoked device is welcome")
 		}
-		if _, err := s.Approve(t.Context(), devicetest.Admin, string(id)); err != nil {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, string(id), ""); err != nil {
 			t.Fatal(err)
 		}
 		if generation, ok := s.Generation(id); !ok || generation != 1 {
@@ -210,7 +221,7 @@ func TestUnadmittedDevicesLeaveNoException(t *testing.T) {
 			t.Errorf("%d devices and changes %+v are left of devices that were never admitted", len(p.Devices()), log)
 		}
 		admitted := come(3)
-		if _, err := s.Approve(t.Context(), devicetest.Admin, string(admitted)); err != nil {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, string(admitted), ""); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Forget(t.Context(), devicetest.Admin, admitted); err != nil {
@@ -220,7 +231,7 @@ func TestUnadmittedDevicesLeaveNoException(t *testing.T) {
 			t.Errorf("the credentials of a forgotten member are valid: %+v", x)
 		}
 		revoked := come(4)
-		if _, err := s.Approve(t.Context(), devicetest.Admin, string(revoked)); err != nil {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, string(revoked), ""); err != nil {
 			t.Fatal(err)
 		}
 		if err := errors.Join(revoke(t, s, revoked), s.Forget(t.Context(), devicetest.Admin, revoked)); err != nil {
@@ -228,6 +239,146 @@ func TestUnadmittedDevicesLeaveNoException(t *testing.T) {
 		}
 		if s.Accepts(revoked, 0) || s.Accepts(revoked, 1) {
 			t.Error("the credentials of a device that was revoked and forgotten are valid")
+		}
+	})
+}
+
+// approve approves a client by its name and returns the code of the refusal.
+func approve(t *testing.T, s *fleet.Service, client string) devices.Code {
+	t.Helper()
+	_, err := s.Approve(t.Context(), devicetest.Admin, string(id), client)
+	return codeOf(err)
+}
+
+func codeOf(err error) devices.Code {
+	if err == nil {
+		return ""
+	}
+	return devices.AsError(err).Code
+}
+
+// A client beside the admitted one is approved by its name alone, and its refusal touches nothing else; it lasts until the
+// client is approved, also on a node that starts later.
+func TestRefuseClient(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		check(t, s, "c1")
+		conn := connect(t, s, "c1", devicetest.NewScript())
+		check(t, s, "copy")
+		refuse := func(client string) devices.Code {
+			return codeOf(s.Refuse(t.Context(), devicetest.Admin, id, client))
+		}
+		for client, want := range map[string]devices.Code{"copy": devices.CodeBadRequest, "": devices.CodeBadRequest, strings.ToUpper(s.Client("copy")): devices.CodeBadRequest,
+			s.Client("unknown"): devices.CodeNotFound, s.Client("c1"): devices.CodeConflict} {
+			if got := refuse(client); got != want {
+				t.Errorf("refuse %q: %s, want %s", client, got, want)
+			}
+		}
+		if got := codeOf(s.Refuse(t.Context(), devicetest.Admin, "02:00:00:00:00:99", s.Client("copy"))); got != devices.CodeDeviceUnknown {
+			t.Errorf("of an unknown device: %s", got)
+		}
+		// security: D22
+		if got := approve(t, s, ""); got != devices.CodeConflict {
+			t.Errorf("approved without a name: %q", got)
+		}
+		for range 2 {
+			if got := refuse(s.Client("copy")); got != "" {
+				t.Fatal(got)
+			}
+		}
+		synctest.Wait()
+		again := p.Service(t, fleet.Config{})
+		for _, node := range []*fleet.Service{s, again} {
+			// security: D22
+			if w := check(t, node, "copy"); !w.Refused || w.Admitted || w.Code != "" || w.Challenge != "" {
+				t.Errorf("a refused client: %+v", w)
+			}
+			if v := state(t, node); v.State == devices.StatePending || !waits(v) {
+				t.Errorf("%+v", v)
+			}
+			if w := check(t, node, "c1"); !w.Admitted || w.Generation != 0 {
+				t.Errorf("the admitted client: %+v", w)
+			}
+			if node.AdmitProven(t.Context(), id, "copy", "serial", true) != admission.RefusedRevoked {
+				t.Error("a refused client is admitted by its hardware")
+			}
+		}
+		if _, err := s.Accept(devices.Identity{Device: id, ClientID: "copy"}, idle{}); codeOf(err) != devices.CodeUnauthorized || conn.reason() != "" {
+			t.Errorf("a refused client connects: %v; the session ended with %q", err, conn.reason())
+		}
+		if got := approve(t, s, s.Client("unknown")); got != devices.CodeNotFound {
+			t.Errorf("an unknown client: %q", got)
+		}
+		if got := approve(t, s, s.Client("copy")); got != "" {
+			t.Fatal(got)
+		}
+		if w := check(t, s, "copy"); !w.Admitted || w.Generation != 1 {
+			t.Errorf("after its approval: %+v", w)
+		}
+		if w := check(t, s, "c1"); w.Admitted || w.Code == "" {
+			t.Errorf("the replaced client: %+v", w)
+		}
+	})
+}
+
+// A client of a device that was never admitted is refused as well, without making the device known; it stays refused when
+// the device is forgotten, and does not join under open admission.
+func TestRefuseUnknownDevice(t *testing.T) {
+	bubble(t, fleet.Config{Approve: true}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		check(t, s, "stranger")
+		check(t, s, "owner")
+		if got := approve(t, s, ""); got != devices.CodeConflict {
+			t.Errorf("two wait, and one is approved without its name: %q", got)
+		}
+		if err := s.Refuse(t.Context(), devicetest.Admin, id, s.Client("stranger")); err != nil {
+			t.Fatal(err)
+		}
+		if v := state(t, s); len(p.Devices()) != 0 || !waits(v, "owner") {
+			t.Errorf("%d devices; %+v", len(p.Devices()), v)
+		}
+		if got := approve(t, s, ""); got != "" {
+			t.Fatalf("one waits, and its approval needs a name: %s", got)
+		}
+		if err := s.Forget(t.Context(), devicetest.Admin, id); err != nil {
+			t.Fatal(err)
+		}
+		open := p.Service(t, fleet.Config{})
+		if w := check(t, open, "stranger"); !w.Refused || len(p.Devices()) != 0 {
+			t.Errorf("it joins: %+v", w)
+		}
+		if got := approve(t, open, s.Client("stranger")); got != "" {
+			t.Fatal(got)
+		}
+		if w := check(t, open, "stranger"); !w.Admitted {
+			t.Errorf("after its approval: %+v", w)
+		}
+	})
+}
+
+// A check changes what is known of a member only if it has the admitted Client-Id, and then only what it reports.
+func TestChecksOfMembers(t *testing.T) {
+	bubble(t, fleet.Config{}, func(t *testing.T, p *devicetest.Ports, s *fleet.Service) {
+		const imported = devices.ID("02:00:00:00:00:98")
+		p.Put(devices.Member{ID: imported})
+		said := admission.CheckIn{Device: id, ClientID: "c1", Board: "b", Firmware: "2.4.2", ELF: "e", Chip: "esp32", Language: "de", Serial: "1", ActivateV2: true}
+		for _, c := range []admission.CheckIn{said, {Device: id, ClientID: "c1"}, {Device: id, ClientID: "copy", Board: "x", Firmware: "1"}, {Device: id, Board: "x", Firmware: "1"},
+			{Device: imported, Board: "x", Firmware: "1"}} {
+			time.Sleep(time.Second)
+			if _, err := s.CheckIn(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			all := p.Devices()
+			d := all[id]
+			// security: D21
+			if d.Board != "b" || d.Firmware != "2.4.2" || d.ELF != "e" || d.Chip != "esp32" || d.Language != "de" || d.Serial != "1" || !d.ActivateV2 || all[imported].Board != "" {
+				t.Errorf("after %+v: %+v, the imported one %+v", c, d, all[imported])
+			}
+		}
+		said.Firmware, said.ELF = "2.4.3", ""
+		if _, err := s.CheckIn(t.Context(), said); err != nil {
+			t.Fatal(err)
+		}
+		if d := p.Devices()[id]; d.Firmware != "2.4.3" || d.ELF != "" {
+			t.Errorf("another image without an ELF: %+v", d)
 		}
 	})
 }

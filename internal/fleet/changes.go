@@ -18,7 +18,11 @@ func (s *Service) DeviceChanges(ctx context.Context, id devices.ID, before int64
 	if s.ports.Changes == nil {
 		return nil, errNoChanges
 	}
-	return s.ports.Changes.DeviceChanges(ctx, id, before, limit)
+	list, err := s.ports.Changes.DeviceChanges(ctx, id, before, limit)
+	for i := range list {
+		list[i].Value = s.publicValue(&list[i])
+	}
+	return list, err
 }
 
 // ChangesSince returns the changes with revisions above after, made at since or
@@ -40,7 +44,7 @@ func (s *Service) ChangesSince(ctx context.Context, principal access.Principal, 
 		list, err = s.visible(ctx, principal, list)
 	}
 	for i := range list {
-		list[i].Value = publicValue(&list[i])
+		list[i].Value = s.publicValue(&list[i])
 	}
 	return list, next, err
 }
@@ -73,10 +77,35 @@ func (s *Service) visible(ctx context.Context, principal access.Principal, list 
 }
 
 // publicValue returns the value of a change for callers: of an API key its id and
-// name, of a policy its version. Authorized callers read the rest elsewhere.
-func publicValue(c *devices.Change) json.RawMessage {
+// name, of a policy its version, of clients their hashes. Authorized callers read the rest elsewhere.
+func (s *Service) publicValue(c *devices.Change) json.RawMessage {
 	var short any
 	switch c.Aspect {
+	case devices.AspectClient:
+		var clientID string
+		if json.Unmarshal(c.Value, &clientID) == nil {
+			short = s.Client(clientID)
+		}
+	case devices.AspectRefused:
+		short = s.publicClients(c.Value)
+	case devices.AspectJoin, devices.AspectImport:
+		var members map[string]json.RawMessage
+		if json.Unmarshal(c.Value, &members) != nil {
+			break
+		}
+		shown := map[string]any{}
+		for name, value := range members {
+			var clientID string
+			switch {
+			case name == "client_id" && json.Unmarshal(value, &clientID) == nil:
+				shown["client"] = s.Client(clientID)
+			case name == "refused":
+				shown[name] = s.publicClients(value)
+			case name != "client_id":
+				shown[name] = value
+			}
+		}
+		short = shown
 	case devices.AspectKey:
 		var k struct {
 			ID      string    `json:"id"`
@@ -101,4 +130,15 @@ func publicValue(c *devices.Change) json.RawMessage {
 		return json.RawMessage("null")
 	}
 	return text
+}
+
+// publicClients returns the hashes of devices.Refused.
+func (s *Service) publicClients(value json.RawMessage) []string {
+	var refused devices.Refused
+	_ = json.Unmarshal(value, &refused) // what cannot be read is not shown
+	list := refused.List()
+	for i := range list {
+		list[i] = s.Client(list[i])
+	}
+	return list
 }

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"time"
 
@@ -16,8 +15,7 @@ import (
 // Edit is an operator's edit of a device; nil fields stay as they are.
 type Edit struct {
 	Name   *string
-	Labels *map[string]string // replaces all
-	Merge  map[string]*string // labels to set; nil removes one
+	Labels map[string]*string // to set; nil removes one
 	Prefer *devices.Transport
 }
 
@@ -34,14 +32,7 @@ func (e *Edit) Check() error {
 	if e.Name != nil && len(*e.Name) > MaxName {
 		return devices.Errorf(devices.CodeBadRequest, "name has %d bytes, at most %d are allowed", len(*e.Name), MaxName)
 	}
-	if e.Labels != nil {
-		for key, value := range *e.Labels {
-			if err := CheckLabel(key, value); err != nil {
-				return err
-			}
-		}
-	}
-	for key, value := range e.Merge {
+	for key, value := range e.Labels {
 		text := ""
 		if value != nil {
 			text = *value
@@ -66,10 +57,7 @@ func (e *Edit) apply(m *devices.Member) error {
 	if e.Name != nil {
 		m.Name = *e.Name
 	}
-	if e.Labels != nil {
-		m.Labels = maps.Clone(*e.Labels)
-	}
-	for key, value := range e.Merge {
+	for key, value := range e.Labels {
 		switch {
 		case value == nil:
 			delete(m.Labels, key)

@@ -46,8 +46,8 @@ func guarded(t *testing.T, test func(t *testing.T, p *devicetest.Ports, s *fleet
 		}
 		conn := connect(t, s, "c1", script)
 		ready(t, s)
-		labels := map[string]string{"room": "lab"}
-		if err := s.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: &labels}); err != nil {
+		labels := map[string]*string{"room": new("lab")}
+		if err := s.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: labels}); err != nil {
 			t.Fatal(err)
 		}
 		test(t, p, s, &asked, conn)

@@ -147,14 +147,14 @@ func (row *ImportRow) decide(m *devices.Member, principal access.Principal, rota
 	case replaced:
 		return devices.Errorf(devices.CodeForbidden, "the device has another admitted client; import it with replace_client to replace that client")
 	}
-	m.Admission, m.JoinTransport = devices.AdmissionMember, devices.TransportNone
 	if row.ClientID != nil {
 		m.ClientID = *row.ClientID
 	}
+	m.Admit("")
 	if row.Serial != nil {
 		m.Serial = *row.Serial
 	}
-	edit := Edit{Name: row.Name, Merge: row.Labels, Prefer: row.Prefer}
+	edit := Edit{Name: row.Name, Labels: row.Labels, Prefer: row.Prefer}
 	return edit.apply(m)
 }
 

@@ -107,7 +107,7 @@ func (l *lister) catalog(h devices.Hash) *catalog.Catalog {
 // selectable returns the device as selectors see it.
 func selectable(v *devices.View, list func(devices.Hash) *catalog.Catalog) selector.Device {
 	d, p := &v.Device, &v.Presence
-	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: string(v.State), Pending: v.Pending != "",
+	out := selector.Device{ID: string(d.ID), Name: d.Name, Board: d.Board, Chip: d.Chip, Firmware: d.Firmware, ELF: d.ELF, State: string(v.State), Pending: len(v.Pending) > 0,
 		Labels: d.Labels, Online: p.Online, Transport: string(p.Transport), Node: p.Node, Reason: p.Reason, LastSeen: p.LastSeen}
 	if cat := list(p.Catalog); cat != nil {
 		out.HasTool = func(match func(string) bool) bool {

@@ -28,7 +28,7 @@ func (s *Service) CountsInMemory(ctx context.Context, principal access.Principal
 		if v.State == devices.StateContested {
 			contested++
 		}
-		if v.State == devices.StatePending || v.Pending != "" {
+		if v.State == devices.StatePending || len(v.Pending) > 0 {
 			pending++
 		}
 	}

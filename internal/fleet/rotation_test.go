@@ -117,7 +117,7 @@ func TestRevokeEndsGrace(t *testing.T) {
 	if err := s.Rotate(t.Context(), devicetest.Admin, rotated, time.Hour); devices.AsError(err).Code != devices.CodeForbidden {
 		t.Errorf("rotate a revoked device: %v", err)
 	}
-	if _, err := s.Approve(t.Context(), devicetest.Admin, string(rotated)); err != nil {
+	if _, err := s.Approve(t.Context(), devicetest.Admin, string(rotated), ""); err != nil {
 		t.Fatal(err)
 	}
 	// security: D3
@@ -137,7 +137,7 @@ func TestRotateAll(t *testing.T) {
 		if err := revoke(t, s, other); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Approve(t.Context(), devicetest.Admin, string(other)); err != nil {
+		if _, err := s.Approve(t.Context(), devicetest.Admin, string(other), ""); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -111,6 +111,10 @@ func New(cfg Config, ports Ports) *Service {
 // receives the messages of other nodes.
 func (s *Service) Registry() *registry.Registry { return s.registry }
 
+// Client returns the hash that stands for a Client-Id wherever clients are shown; empty for
+// an empty one.
+func (s *Service) Client(clientID string) string { return s.registry.Client(clientID) }
+
 // Stats returns the counters.
 func (s *Service) Stats() *Stats { return &s.stats }
 

@@ -82,7 +82,7 @@ func TestDecisionsBeforeTheMembersAreRead(t *testing.T) {
 	ports.Put(devices.Member{ID: id, ClientID: "c"})
 	s := ports.Unread(t, fleet.Config{})
 	name := "lamp"
-	_, approved := s.Approve(t.Context(), devicetest.Admin, string(id))
+	_, approved := s.Approve(t.Context(), devicetest.Admin, string(id), "")
 	_, revoked := s.Revoke(t.Context(), devicetest.Admin, id)
 	_, checked := s.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"})
 	_, recognized := s.Recognize(t.Context(), id, "c")

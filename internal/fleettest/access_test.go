@@ -142,8 +142,8 @@ func TestAKeyIsTheSameOnEveryWay(t *testing.T) {
 	c.AwaitReady(t, 4, 40*time.Second)
 	var lab, hall string
 	for i, d := range a.List(t) {
-		room := map[string]string{"room": []string{"lab", "hall"}[i%2]}
-		if _, err := a.Patch(t.Context(), d.ID, apiclient.DevicePatch{Labels: &room}); err != nil {
+		room := map[string]*string{"room": new([]string{"lab", "hall"}[i%2])}
+		if _, err := a.Patch(t.Context(), d.ID, apiclient.DevicePatch{Labels: room}); err != nil {
 			t.Fatal(err)
 		}
 		if i%2 == 0 {

@@ -50,8 +50,8 @@ func TestBackupOfARunningNode(t *testing.T) {
 	sim := programs.Simulate(t, node.Info.OTA, "--transport", "mqtt", "--devices", fmt.Sprint(fleet), "--profile", "fw-2.1,fw-2.4,robot", "--seed", "11", "--reconnect", "300ms")
 	node.AwaitReady(t, fleet)
 	for i, d := range node.List(t) {
-		name, labels := fmt.Sprintf("lamp %d", i), map[string]string{"room": fmt.Sprint(i)}
-		if _, err := node.Patch(t.Context(), d.ID, apiclient.DevicePatch{Name: &name, Labels: &labels}); err != nil {
+		name, labels := fmt.Sprintf("lamp %d", i), map[string]*string{"room": new(fmt.Sprint(i))}
+		if _, err := node.Patch(t.Context(), d.ID, apiclient.DevicePatch{Name: &name, Labels: labels}); err != nil {
 			t.Fatal(err)
 		}
 	}

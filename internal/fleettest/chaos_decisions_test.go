@@ -105,9 +105,9 @@ func (d *decisions) edit() {
 	case "name":
 		patch.Name = &value
 	case "room":
-		patch.Labels = &map[string]string{"room": value}
+		patch.Labels = map[string]*string{"room": &value}
 	default:
-		patch.Transport = &value
+		patch.TransportWanted = &value
 	}
 	made := decision{value: value, begun: time.Now()}
 	sound := d.s.SQL[via].Sound(0)

@@ -119,7 +119,7 @@ func TestTransportChoice(t *testing.T) {
 			node := programs.Start(t, c.flags...)
 			for _, prefer := range []string{"", "websocket", "mqtt"} {
 				if prefer != "" {
-					patched, err := node.Patch(t.Context(), id, apiclient.DevicePatch{Transport: &prefer})
+					patched, err := node.Patch(t.Context(), id, apiclient.DevicePatch{TransportWanted: &prefer})
 					if err != nil || patched.Applies != "next boot" {
 						t.Errorf("%s: %+v, %v", prefer, patched, err)
 					}
@@ -141,7 +141,7 @@ func TestTransportChoice(t *testing.T) {
 			if c.name == "default" { // firmware, where it is sent
 				websocket := "websocket"
 				programs.Simulate(t, node.Info.OTA, "--devices", "3").await(t, node, 3)
-				if _, err := node.Patch(t.Context(), "02:f1:ee:00:00:01", apiclient.DevicePatch{Transport: &websocket}); err != nil {
+				if _, err := node.Patch(t.Context(), "02:f1:ee:00:00:01", apiclient.DevicePatch{TransportWanted: &websocket}); err != nil {
 					t.Fatal(err)
 				}
 				r := programs.Simulate(t, node.Info.OTA, "--devices", "3").await(t, node, 3)

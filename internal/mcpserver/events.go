@@ -31,7 +31,7 @@ type eventInfo struct {
 }
 
 // hiddenMembers are members of events that are of no use to a model.
-var hiddenMembers = []string{"device", "node", "session", "epoch", "seq", "time", "client_id", "owner"}
+var hiddenMembers = []string{"device", "node", "session", "epoch", "seq", "time", "client", "client_id", "owner"}
 
 // newEventInfo returns an event as models see it.
 func newEventInfo(e devices.StreamEvent) eventInfo {

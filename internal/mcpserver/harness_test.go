@@ -179,7 +179,7 @@ func (f *testFleet) connect(t testing.TB, id devices.ID, script *devicetest.Scri
 
 func (f *testFleet) label(t testing.TB, id devices.ID, labels map[string]string) {
 	t.Helper()
-	if err := f.service.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: &labels}); err != nil {
+	if err := f.service.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: devicetest.Labels(labels)}); err != nil {
 		t.Fatal(err)
 	}
 }

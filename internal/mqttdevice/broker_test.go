@@ -160,7 +160,7 @@ func TestBrokerReportsConnections(t *testing.T) {
 	if _, err := b.service.Revoke(t.Context(), devicetest.Admin, id); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.service.Approve(t.Context(), devicetest.Admin, string(id)); err != nil {
+	if _, err := b.service.Approve(t.Context(), devicetest.Admin, string(id), ""); err != nil {
 		t.Fatal(err)
 	}
 	refused := source.Stats().Connacks.Get("refused")

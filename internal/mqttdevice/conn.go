@@ -14,6 +14,7 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
 	"fleetd/internal/connlimit"
+	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 	"fleetd/internal/tasks"
@@ -167,7 +168,7 @@ func (c *conn) tooManyFailures() bool {
 // refuse answers CONNECT with a code and logs the error.
 func (c *conn) refuse(clientID string, r refusal, err error) devices.CloseReason {
 	c.front.count(fmt.Sprint(r.code))
-	c.front.opt.Log.Debug("device refused", "remote", c.net.RemoteAddr(), "client_id", fmt.Sprintf("%.80q", clientID), "connack", r.code, "error", err)
+	c.front.opt.Log.Debug("device refused", "remote", c.net.RemoteAddr(), "name", fmt.Sprintf("%.80q", credential.LoginName(clientID)), "connack", r.code, "error", err)
 	_ = c.net.SetWriteDeadline(time.Now().Add(WriteTimeout)) // the connection ends even if this fails
 	_, _ = c.net.Write(connack(r.code))
 	return r.reason

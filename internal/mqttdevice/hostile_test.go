@@ -128,7 +128,7 @@ func TestGatewayLoginEnds(t *testing.T) {
 		t.Errorf("after the revocation: code %d", code)
 	}
 	// A device that is admitted again gets new credentials; the gateway's stay invalid.
-	if _, err := b.service.Approve(t.Context(), devicetest.Admin, "02:00:00:00:00:07"); err != nil {
+	if _, err := b.service.Approve(t.Context(), devicetest.Admin, "02:00:00:00:00:07", ""); err != nil {
 		t.Fatal(err)
 	}
 	if code := dial(); code != packets.ErrRefusedNotAuthorised {
@@ -165,7 +165,7 @@ func TestGatewayLoginNeedsMembership(t *testing.T) {
 			t.Errorf("approve %t: an unknown device got code %d", approve, code)
 		}
 		if approve {
-			if _, err := b.service.Approve(t.Context(), devicetest.Admin, "02:00:00:00:00:08"); err != nil {
+			if _, err := b.service.Approve(t.Context(), devicetest.Admin, "02:00:00:00:00:08", ""); err != nil {
 				t.Fatal(err)
 			}
 			if code := dial(first); code != 0 {

@@ -81,7 +81,7 @@ type Server struct {
 	newDevices limits // of unknown devices
 	joining    connlimit.Places
 
-	// Replies counts replies by kind: member, waiting, bad_request, rate_limited,
+	// Replies counts replies by kind: member, waiting, refused, bad_request, rate_limited,
 	// too_many_new, unavailable, unsafe.
 	Replies counters.Map[string]
 }
@@ -161,7 +161,8 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 		return
 	}
 	step.Device = c.Device
-	c.From, c.Offer = s.address(r), s.transport(pinned, devices.TransportNone)
+	c.Address = connlimit.ClientAddress(r, s.opt.TrustedProxies)
+	c.From, c.Offer = connlimit.AddressKey(c.Address), s.transport(pinned, devices.TransportNone)
 	if !s.opt.Service.IsKnown(c.Device) {
 		if !s.newDevices.allow(c.From, s.opt.NewPerMinute, newBurst*s.opt.NewPerMinute) {
 			step.Cause = devices.CauseTooManyNew
@@ -202,7 +203,10 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 	if step.Cause, step.Text = devices.CauseOffersWebSocket, s.webSocketURL(); answer.MQTT != nil {
 		step.Cause, step.Text = devices.CauseOffersMQTT, answer.MQTT.Endpoint
 	}
-	if !welcome.Admitted {
+	switch {
+	case welcome.Refused:
+		kind, step.Cause, step.Text = "refused", devices.CauseRefusedClient, ""
+	case !welcome.Admitted:
 		kind, step.Cause = "waiting", devices.CausePending
 	}
 	s.Replies.Add(kind, 1)
@@ -228,9 +232,10 @@ func (s *Server) reply(id devices.ID, clientID string, welcome admission.CheckIn
 	_, offset := now.In(s.opt.Location).Zone()
 	r := reply{ServerTime: serverTime{Timestamp: now.UnixMilli(), TimeZone: s.opt.Location.String(), TimezoneOffset: offset / 60}}
 	token := ""
-	if welcome.Admitted {
+	switch {
+	case welcome.Admitted:
 		token = s.opt.Mint.DeviceToken(string(id), clientID, welcome.Generation)
-	} else {
+	case !welcome.Refused:
 		r.Activation = &activation{Message: "Approve this device with the code " + welcome.Code, Code: welcome.Code,
 			Challenge: welcome.Challenge, TimeoutMS: int(admission.CodeLifetime / time.Millisecond)}
 	}

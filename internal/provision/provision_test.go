@@ -246,7 +246,7 @@ func TestActivation(t *testing.T) {
 			t.Errorf("waiting: %d", w.Code)
 		}
 	}
-	if _, err := b.service.Approve(t.Context(), devicetest.Admin, r.Activation.Code); err != nil {
+	if _, err := b.service.Approve(t.Context(), devicetest.Admin, r.Activation.Code, ""); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{PathOTA, PathOTAWS} {
@@ -334,7 +334,7 @@ func TestWaitingOverMQTT(t *testing.T) {
 			t.Fatalf("approved %t: %+v, %s, %v", approved, r, r.MQTT, err)
 		}
 		if !approved {
-			if _, err := b.service.Approve(t.Context(), devicetest.Admin, r.Activation.Code); err != nil {
+			if _, err := b.service.Approve(t.Context(), devicetest.Admin, r.Activation.Code, ""); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -47,7 +47,7 @@ func (s *Server) bulkRoutes() {
 	away := []devices.Code{devices.CodeUnavailable}
 	text := &huma.Schema{Type: huma.TypeString}
 	in := withAnswer(s.operation(http.MethodPost, pathImport, about{id: "importDevices", scope: access.ScopeWrite, tag: tagDevices, summary: "Import devices",
-		text: "A file of at most 1 GiB and 1,000,000 devices: CSV whose first line names the columns (id,name,transport,serial,client_id,label.KEY,...; only id is needed), " +
+		text: "A file of at most 1 GiB and 1,000,000 devices: CSV whose first line names the columns (id,name,transport_wanted,serial,client_id,label.KEY,...; only id is needed), " +
 			"or NDJSON with the same names and labels as an object. The Content-Type decides which it is, else the first byte. Devices that are not known become members; of others the given values are set and labels merged. " +
 			"An empty cell leaves a value as it is, and `\\null` (in NDJSON null) removes it. Columns of an export that say what a device reported are ignored. " +
 			"The whole file is checked first: with any fault nothing is imported and the answer is 422 with the line and column of each, unless partial. " +
@@ -59,10 +59,12 @@ func (s *Server) bulkRoutes() {
 		queryParam("replace_client", "true: a row may replace the client of a member, whose credentials end, and admit a device that was revoked.", "true", "false"))
 	out := s.operation(http.MethodGet, pathExport, about{id: "exportDevices", scope: access.ScopeRead, tag: tagDevices, summary: "Export devices",
 		text: "The columns of an import, those of labels in order of their keys, and what the devices reported. Devices that wait and never were members are left out. " +
+			"Without secrets there is no client_id: where an import of the file creates a member, the first client that comes with the id is admitted. " +
 			"In CSV a cell that a spreadsheet would take for a formula begins with an apostrophe, which an import takes off.",
 		answer: "The devices in order of id. An answer that breaks off is not complete.", codes: away})
 	out.Responses[strconv.Itoa(out.DefaultStatus)].Content = map[string]*huma.MediaType{typeCSV: {Schema: text}, typeNDJSON: {Schema: text}}
-	s.handle(out, s.exportDevices, queryParam("select", "Selects devices, as in the list."), queryParam("format", "csv without it.", "csv", "ndjson"))
+	s.handle(out, s.exportDevices, queryParam("select", "Selects devices, as in the list."), queryParam("format", "csv without it.", "csv", "ndjson"),
+		queryParam("secrets", "true: with the admitted client_id of each device, by which it gets its credentials; needs the scope admin.", "true", "false"))
 }
 
 // queryOf reads the query of a plain handler, which checkQuery has let in.
@@ -290,20 +292,20 @@ func formatOf(r *http.Request, body *bufio.Reader) (bulk.Format, error) {
 }
 
 func (s *Server) exportDevices(w http.ResponseWriter, r *http.Request) {
-	sel, format, err := exportQuery(r)
+	by := s.by(r, access.ViaREST)
+	sel, opt, err := s.exportQuery(r, by)
 	if err != nil {
 		s.fail(w, r, err)
 		return
 	}
-	by := s.by(r, access.ViaREST)
 	out := &slowWriter{w: w, control: http.NewResponseController(w)}
 	out.begin = func() {
 		h := w.Header()
-		h.Set("Content-Type", map[bulk.Format]string{bulk.CSV: typeCSV + "; charset=utf-8", bulk.NDJSON: typeNDJSON}[format])
-		h.Set("Content-Disposition", `attachment; filename="devices.`+string(format)+`"`)
+		h.Set("Content-Type", map[bulk.Format]string{bulk.CSV: typeCSV + "; charset=utf-8", bulk.NDJSON: typeNDJSON}[opt.Format])
+		h.Set("Content-Disposition", `attachment; filename="devices.`+string(opt.Format)+`"`)
 		h.Set("Cache-Control", "no-store")
 	}
-	err = bulk.Export(out, format, func(f func([]devices.View) error) error {
+	err = bulk.Export(out, opt, func(f func([]devices.View) error) error {
 		return s.opt.Service.Each(r.Context(), by, sel, func(page []devices.View) error {
 			if err := s.draining(); err != nil {
 				return err
@@ -322,19 +324,23 @@ func (s *Server) exportDevices(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func exportQuery(r *http.Request) (sel selector.Selector, format bulk.Format, err error) {
+func (s *Server) exportQuery(r *http.Request, by access.Principal) (sel selector.Selector, opt bulk.ExportOptions, err error) {
 	query := queryOf(r)
+	opt = bulk.ExportOptions{Format: bulk.Format(query["format"]), Client: s.opt.Service.Client}
 	if sel, err = parseSelect(query["select"]); err != nil {
-		return sel, "", err
+		return sel, opt, err
 	}
-	switch format = bulk.Format(query["format"]); format {
+	switch opt.Format {
 	case "":
-		format = bulk.CSV
+		opt.Format = bulk.CSV
 	case bulk.CSV, bulk.NDJSON:
 	default:
-		return sel, "", badRequest("format must be csv or ndjson")
+		return sel, opt, badRequest("format must be csv or ndjson")
 	}
-	return sel, format, nil
+	if opt.Secrets, err = isTrue(query, "secrets"); err == nil && opt.Secrets {
+		err = s.permitDevice(r.Context(), by, access.ScopeAdmin, "exportDevices", "")
+	}
+	return sel, opt, err
 }
 
 // slowWriter is an answer whose reader may pause for a while.

@@ -31,9 +31,9 @@ func TestClient(t *testing.T) {
 		t.Errorf("%+v, %v", list, err)
 	}
 	name := "arm"
-	labels := map[string]string{"room": "hall"}
+	labels := map[string]*string{"room": new("hall")}
 	transport := "mqtt"
-	if patched, err := c.Patch(ctx, id, apiclient.DevicePatch{Name: &name, Labels: &labels, Transport: &transport}); err != nil || patched.Applies != "next boot" {
+	if patched, err := c.Patch(ctx, id, apiclient.DevicePatch{Name: &name, Labels: labels, TransportWanted: &transport}); err != nil || patched.Applies != "next boot" {
 		t.Errorf("%+v, %v", patched, err)
 	}
 	if d, err := c.Device(ctx, id); err != nil || d.Name != "arm" || d.Labels["room"] != "hall" {
@@ -98,7 +98,7 @@ func TestClient(t *testing.T) {
 		}
 		break
 	}
-	for _, do := range []func() error{func() error { return c.Approve(ctx, id) }, func() error { _, err := c.Revoke(ctx, id); return err }, func() error { return c.Forget(ctx, id) }} {
+	for _, do := range []func() error{func() error { return c.Approve(ctx, id, "") }, func() error { _, err := c.Revoke(ctx, id); return err }, func() error { return c.Forget(ctx, id) }} {
 		if err := do(); err != nil {
 			t.Error(err)
 		}

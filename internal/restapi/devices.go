@@ -20,10 +20,11 @@ import (
 	"fleetd/internal/selector"
 )
 
-func newDevice(v devices.View) api.Device {
+// newDevice returns a device as the caller of a request may see it.
+func (s *Server) newDevice(ctx context.Context, v *devices.View) api.Device {
 	d, p := &v.Device, &v.Presence
-	body := api.Device{ID: string(d.ID), Name: d.Name, Labels: d.Labels, State: string(v.State), Transport: string(p.Transport), Node: p.Node, Board: d.Board,
-		Firmware: d.Firmware, ClientID: cmp.Or(d.ClientID, p.ClientID), PendingClientID: v.Pending, SessionID: p.Session,
+	body := api.Device{ID: string(d.ID), Name: d.Name, Labels: d.Labels, State: string(v.State), Transport: string(p.Transport), TransportWanted: string(d.Prefer),
+		Node: p.Node, Board: d.Board, Firmware: d.Firmware, Client: s.opt.Service.Client(clientOf(v)), Pending: []api.PendingClient{}, SessionID: p.Session,
 		MCP: api.DeviceMCP{State: string(cmp.Or(p.MCP, devices.MCPUnknown)), Tools: p.Tools, Catalog: p.Catalog.String(),
 			CatalogState: string(cmp.Or(v.CatalogState, devices.CatalogUnknown)), Partial: p.Partial, Error: p.MCPError},
 		Audio:       api.DeviceAudio{Open: v.AudioOpen, Packets: v.AudioPackets, Dropped: v.AudioDropped},
@@ -37,8 +38,19 @@ func newDevice(v devices.View) api.Device {
 	} else {
 		body.OfflineReason, body.OfflineSince = p.Reason, api.At(p.OfflineSince)
 	}
+	mayApprove := caller(ctx).Caller.Scopes.Has(access.ScopeWrite)
+	for _, w := range v.Pending {
+		waiting := api.PendingClient{Client: s.opt.Service.Client(w.ClientID), Since: api.At(w.Since)}
+		if mayApprove && w.Address.IsValid() {
+			waiting.Address = w.Address.String()
+		}
+		body.Pending = append(body.Pending, waiting)
+	}
 	return body
 }
+
+// clientOf returns the Client-Id of a device: the admitted one, else the one it connected with.
+func clientOf(v *devices.View) string { return cmp.Or(v.Device.ClientID, v.Presence.ClientID) }
 
 // DevicePath names a device in a path.
 type DevicePath struct {
@@ -49,7 +61,7 @@ type listDevicesInput struct {
 	Page
 	Selection
 	Sort      string `query:"sort" enum:"id,name,last_seen,offline_since" default:"id" doc:"Ascending. last_seen and offline_since list the devices that are offline."`
-	State     string `query:"state" enum:"online,offline,pending,contested" doc:"pending: waits for approval, itself or with another Client-Id. contested: a cloned id, fought over now."`
+	State     string `query:"state" enum:"online,offline,pending,contested" doc:"pending: waits for approval, itself or another client of it. contested: a cloned id, fought over now."`
 	Transport string `query:"transport" enum:"websocket,mqtt"`
 	Reason    string `query:"reason" doc:"Why it is offline, as in offline_reason."`
 	Node      string `query:"node" doc:"The node that holds it."`
@@ -97,23 +109,16 @@ type forgetInput struct {
 
 // editOf returns the body as the core takes it, with what it changes for the audit log.
 func editOf(b *api.DeviceEdit) (edit fleet.Edit, changes []string) {
-	edit.Name = b.Name
+	edit.Name, edit.Labels = b.Name, b.Labels
 	if b.Name != nil {
 		changes = append(changes, "name")
 	}
-	if b.Labels != nil {
+	if len(b.Labels) > 0 {
 		changes = append(changes, "labels "+labelText(b.Labels))
-		if edit.Merge = b.Labels; !slices.Contains(slices.Collect(maps.Values(b.Labels)), nil) {
-			labels := make(map[string]string, len(b.Labels))
-			for key, value := range b.Labels {
-				labels[key] = *value
-			}
-			edit.Labels, edit.Merge = &labels, nil
-		}
 	}
-	if b.Transport != nil {
-		changes = append(changes, "transport")
-		prefer := devices.Transport(*b.Transport)
+	if b.TransportWanted != nil {
+		changes = append(changes, "transport_wanted")
+		prefer := devices.Transport(*b.TransportWanted)
 		edit.Prefer = &prefer
 	}
 	return edit, changes
@@ -123,12 +128,18 @@ type answer[T any] struct{ Body T }
 
 // tagged is an answer with a revision.
 type tagged[T any] struct {
-	ETag string `header:"ETag" doc:"The revision of what people may change in it, in quotes."`
-	Body T
+	ETag         string `header:"ETag" doc:"The revision of what people may change in it, in quotes."`
+	CacheControl string `header:"Cache-Control" doc:"no-store if the answer has a client_id."`
+	Body         T
 }
 
-func newTagged[T any](v *devices.View, body T) *tagged[T] {
-	return &tagged[T]{ETag: etag(v.Device.Revision), Body: body}
+// one returns a device as the answer about it: administrators see its Client-Id.
+func (s *Server) one(ctx context.Context, v *devices.View) *tagged[api.Device] {
+	body, cache := s.newDevice(ctx, v), ""
+	if caller(ctx).Caller.Scopes.Has(access.ScopeAdmin) {
+		body.ClientID, cache = clientOf(v), "no-store"
+	}
+	return &tagged[api.Device]{ETag: etag(v.Device.Revision), CacheControl: cache, Body: body}
 }
 
 func (s *Server) deviceRoutes() {
@@ -140,14 +151,20 @@ func (s *Server) deviceRoutes() {
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}", about{id: "getDevice", scope: access.ScopeRead, tag: tagDevices, summary: "Get a device",
 		answer: "The device.", codes: append(unknown, devices.CodeUnavailable)}), s.getDevice)
 	huma.Register(s.api, s.operation(http.MethodPatch, "/v1/devices/{device}", about{id: "editDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Change a device",
-		text:   "Members left out stay as they are.",
+		text:   "Members left out stay as they are, and so do labels.",
 		answer: "The device, changed.", codes: append(unknown, devices.CodeTooLarge, devices.CodeStale, devices.CodeUnavailable)}), s.editDevice)
 	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/devices/{device}", about{id: "forgetDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Forget a device",
-		text:   "Removes the device and its history, and ends its session. Credentials it still holds stay dead.",
+		text: "Removes the device, its history, photos and stored events, what it answered in jobs, and its device log, and ends its session. " +
+			"Credentials that it still has stay invalid, and clients that were refused stay refused.",
 		status: http.StatusNoContent, answer: "Forgotten.", codes: append(unknown, devices.CodeStale, devices.CodeUnavailable)}), s.forgetDevice)
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/approve", about{id: "approveDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Approve a device",
-		text:   "Admits a waiting device, or the waiting Client-Id of a known one. Instead of its id, the six-digit code that the device speaks will do.",
-		answer: "The device, admitted.", codes: append(unknown, devices.CodeUnavailable)}), s.approveDevice)
+		text: "Admits a waiting device, or a client that waits or was refused; the credentials of the client that it replaces end. " +
+			"Instead of the device's id, the six-digit code that the client speaks will do, which also names the client.",
+		answer: "The device, admitted.", codes: append(unknown, devices.CodeNotFound, devices.CodeConflict, devices.CodeUnavailable)}), s.approveDevice)
+	huma.Register(s.api, s.operation(http.MethodDelete, "/v1/devices/{device}/clients/{client}", about{id: "refuseClient", scope: access.ScopeWrite, tag: tagDevices, summary: "Refuse a client",
+		text: "Refuses a client that waits for approval as this device, such as a copy of it; nothing else changes. It gets neither credentials nor an activation code, " +
+			"and does not wait again until an approval names it.",
+		status: http.StatusNoContent, answer: "Refused.", codes: append(unknown, devices.CodeNotFound, devices.CodeConflict, devices.CodeUnavailable)}), s.refuseClient)
 	registerRevoke(s, s.operation(http.MethodPost, "/v1/devices/{device}/revoke", about{id: "revokeDevice", scope: access.ScopeWrite, tag: tagDevices, summary: "Revoke a device",
 		text:   "Makes its credentials worthless and ends its session; it waits for approval at its next OTA check.",
 		status: http.StatusNoContent, answer: "Revoked.", codes: append(unknown, devices.CodeUnavailable)}), s.revokeDevice)
@@ -180,8 +197,8 @@ func (s *Server) listDevices(ctx context.Context, in *listDevicesInput) (*answer
 		q.After, q.Limit = after, n
 		views, next, err := s.opt.Service.List(ctx, q)
 		items := make([]api.Device, len(views))
-		for i, v := range views {
-			items[i] = newDevice(v)
+		for i := range views {
+			items[i] = s.newDevice(ctx, &views[i])
 		}
 		return items, next, err
 	})
@@ -201,7 +218,7 @@ func (s *Server) show(ctx context.Context, id devices.ID) (*tagged[api.Device], 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return newTagged(&v, newDevice(v)), nil
+	return s.one(ctx, &v), nil
 }
 
 func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[api.EditedDevice], error) {
@@ -227,7 +244,8 @@ func (s *Server) editDevice(ctx context.Context, in *patchDeviceInput) (*tagged[
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return newTagged(&after, api.EditedDevice{Device: newDevice(after), Applies: applies}), nil
+	d := s.one(ctx, &after)
+	return &tagged[api.EditedDevice]{d.ETag, d.CacheControl, api.EditedDevice{Device: d.Body, Applies: applies}}, nil
 }
 
 // changedLimit is how long a device is read again that cannot be read after a change.
@@ -294,18 +312,45 @@ func (s *Server) erase(ctx context.Context, id devices.ID) error {
 // spokenCode is what a waiting device speaks.
 var spokenCode = regexp.MustCompile(`^[0-9]{6}$`)
 
-func (s *Server) approveDevice(ctx context.Context, in *DevicePath) (*tagged[api.Device], error) {
+type approveInput struct {
+	DevicePath
+	Body *api.Approval
+}
+
+func (s *Server) approveDevice(ctx context.Context, in *approveInput) (*tagged[api.Device], error) {
 	by := caller(ctx)
 	if by.Caller.Limited() && spokenCode.MatchString(in.Device) {
 		// It may be that of a device which the key is not for.
 		return nil, newProblem(&devices.Error{Code: devices.CodeForbidden, Rule: access.RuleDevices, Detail: "a key for some devices approves by device id, not by code"})
 	}
-	id, err := s.opt.Service.Approve(ctx, by, in.Device)
-	s.opt.Service.NoteChange(by, "approve", cmp.Or(id, devices.ID(in.Device)), "", err)
+	client, detail := "", ""
+	if in.Body != nil && in.Body.Client != "" {
+		client, detail = in.Body.Client, "client "+in.Body.Client
+	}
+	id, err := s.opt.Service.Approve(ctx, by, in.Device, client)
+	s.opt.Service.NoteChange(by, "approve", cmp.Or(id, devices.ID(in.Device)), detail, err)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return s.show(ctx, id)
+}
+
+type refuseInput struct {
+	DevicePath
+	Client string `path:"client" pattern:"^[0-9a-f]{12}$" doc:"The client, as pending of the device shows it."`
+}
+
+func (s *Server) refuseClient(ctx context.Context, in *refuseInput) (*struct{}, error) {
+	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	err = s.opt.Service.Refuse(ctx, caller(ctx), id, in.Client)
+	s.opt.Service.NoteChange(caller(ctx), "refuse", id, "client "+in.Client, err)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return nil, nil
 }
 
 func (s *Server) revokeDevice(ctx context.Context, in *DevicePath) (*revokedAnswer, error) {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"regexp"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"fleetd/internal/api"
+	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/devicetest"
@@ -28,7 +30,7 @@ func TestDevice(t *testing.T) {
 	r.json(t, &d)
 	sum := sha256.Sum256([]byte(script.Tools))
 	if d.ID != string(robot) || d.State != string(devices.StateOnline) || d.Transport != "websocket" || d.Node != "n-test" || d.Board != "bread-compact-wifi" ||
-		d.Firmware != "2.4.2" || d.ClientID != "client-1" || d.SessionID != l.session.ID() || d.MCP.State != "ready" || d.MCP.Tools != 2 ||
+		d.Firmware != "2.4.2" || d.ClientID != "client-1" || d.Client != f.service.Client("client-1") || d.SessionID != l.session.ID() || d.MCP.State != "ready" || d.MCP.Tools != 2 ||
 		d.MCP.Catalog != hex.EncodeToString(sum[:]) || d.MCP.CatalogState != "ready" || d.MCP.Partial || d.MCP.Error != "" {
 		t.Errorf("%s", r.body)
 	}
@@ -37,7 +39,7 @@ func TestDevice(t *testing.T) {
 			t.Errorf("%s is not in %s", part, r.body)
 		}
 	}
-	if !regexp.MustCompile(`"last_seen":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"`).MatchString(r.body) || strings.Contains(r.body, "pending_client_id") {
+	if !regexp.MustCompile(`"last_seen":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"`).MatchString(r.body) || !strings.Contains(r.body, `"pending":[]`) {
 		t.Errorf("%s", r.body)
 	}
 	devicetest.Eventually(t, "the list is recorded", func() bool { _, n, _, _ := f.ports.Of(robot); return n.Catalog != devices.Hash{} })
@@ -121,9 +123,9 @@ func TestEdit(t *testing.T) {
 		{`{"name":"arm \u00e9 <1>"}`, `"name":"arm é <1>"`, ""},
 		{`{"labels":{"room":"hall"}}`, `"labels":{"room":"hall"}`, ""},
 		{`{}`, `"labels":{"room":"hall"}`, ""},
-		{`{"transport":"mqtt"}`, `"name":"arm é <1>"`, "next boot"},
-		{`{"transport":"mqtt"}`, `"id"`, "next boot"},
-		{`{"transport":"","labels":{}}`, `"labels":{}`, "next boot"},
+		{`{"transport_wanted":"mqtt"}`, `"name":"arm é <1>"`, "next boot"},
+		{`{"transport_wanted":"mqtt"}`, `"transport_wanted":"mqtt"`, "next boot"},
+		{`{"transport_wanted":"","labels":{}}`, `"transport_wanted":""`, "next boot"},
 		{`{"name":""}`, `"name":""`, ""},
 	} {
 		r := f.do(t, "PATCH", devicePath, tc.body)
@@ -136,6 +138,89 @@ func TestEdit(t *testing.T) {
 	f.do(t, "PATCH", "/v1/devices/nobody", `{"name":"x"}`).problem(t, 404, devices.CodeDeviceUnknown)
 }
 
+// Clients are shown as hashes, in every answer and to every key; the Client-Id to administrators in one device and in an export
+// that they ask for, addresses of clients that wait to keys that may approve them.
+func TestClients(t *testing.T) {
+	f := newFleet(t)
+	f.ports.Put(devices.Member{ID: robot, ClientID: "client-1"})
+	if _, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: robot, ClientID: "client-2", Address: netip.MustParseAddr("192.0.2.7")}); err != nil {
+		t.Fatal(err)
+	}
+	first, second := f.service.Client("client-1"), f.service.Client("client-2")
+	read, write := as(f.key(t, "read", "devices:read", "")), as(f.key(t, "write", "devices:read devices:write", ""))
+	wanted := map[string]bool{first: true, second: true}
+	for _, path := range []string{devicePath, "/v1/devices", "/v1/devices?state=pending"} {
+		for who, header := range map[string][]string{"read": read, "write": write, "admin": nil} {
+			r := f.do(t, "GET", path, "", header...)
+			one := who == "admin" && path == devicePath
+			// security: D20
+			if strings.Contains(r.body, "client-1") != one || strings.Contains(r.body, "client-2") || strings.Contains(r.body, `"client_id"`) != one {
+				t.Errorf("%s shows %s: %s", path, who, r.body)
+			}
+			if one != (r.header.Get("Cache-Control") == "no-store") {
+				t.Errorf("%s shows %s with Cache-Control %q", path, who, r.header.Get("Cache-Control"))
+			}
+			// security: D20
+			if strings.Contains(r.body, "192.0.2.7") != (who != "read") {
+				t.Errorf("%s shows %s: %s", path, who, r.body)
+			}
+			for client := range wanted {
+				if !strings.Contains(r.body, client) {
+					t.Errorf("%s does not show %s the client %s: %s", path, who, client, r.body)
+				}
+			}
+		}
+	}
+	for _, format := range []string{"csv", "ndjson"} {
+		for _, header := range [][]string{read, write} {
+			// security: D20
+			f.do(t, "GET", "/v1/devices/export?secrets=true&format="+format, "", header...).problem(t, 403, devices.CodeForbidden)
+		}
+		for secrets, shown := range map[string]bool{"": false, "&secrets=false": false, "&secrets=true": true} {
+			r := f.do(t, "GET", "/v1/devices/export?format="+format+secrets, "")
+			// security: D20
+			if strings.Contains(r.body, "client-1") != shown || !strings.Contains(r.body, first) {
+				t.Errorf("%s%s: %s", format, secrets, r.body)
+			}
+		}
+	}
+	f.do(t, "GET", "/v1/devices/export?secrets=yes", "").problem(t, 400, devices.CodeBadRequest)
+
+	path := devicePath + "/clients/"
+	f.do(t, "DELETE", path+second, "", read...).problem(t, 403, devices.CodeForbidden)
+	f.do(t, "DELETE", path+"client-2", "").problem(t, 400, devices.CodeBadRequest)
+	f.do(t, "DELETE", path+first, "").problem(t, 409, devices.CodeConflict)
+	f.do(t, "DELETE", path+f.service.Client("x"), "").problem(t, 404, devices.CodeNotFound)
+	f.do(t, "DELETE", "/v1/devices/nobody/clients/"+second, "").problem(t, 404, devices.CodeDeviceUnknown)
+	f.do(t, "POST", devicePath+"/approve", "").problem(t, 409, devices.CodeConflict)
+	f.do(t, "POST", devicePath+"/approve", `{"client":"client-2"}`).problem(t, 400, devices.CodeBadRequest)
+	f.do(t, "POST", devicePath+"/approve", `{"client":"`+f.service.Client("x")+`"}`).problem(t, 404, devices.CodeNotFound)
+	if r := f.do(t, "DELETE", path+second, "", write...); r.status != 204 || r.body != "" {
+		t.Errorf("refuse: %d %s", r.status, r.body)
+	}
+	var d api.Device
+	f.do(t, "GET", devicePath, "").json(t, &d)
+	if d.Client != first || len(d.Pending) != 0 || d.State != "offline" {
+		t.Errorf("after the refusal: %+v", d)
+	}
+	f.do(t, "POST", devicePath+"/approve", `{"client":"`+second+`"}`, write...).json(t, &d)
+	if d.Client != second {
+		t.Errorf("after the approval: %+v", d)
+	}
+	entries := f.audited(audit.KindDevice)
+	if last := entries[len(entries)-1]; last.Action != "approve" || last.Detail != "client "+second {
+		t.Errorf("%+v", last)
+	}
+	for _, path := range []string{"/v1/changes", devicePath + "/changes"} {
+		r := f.do(t, "GET", path, "", read...)
+		// security: D20
+		if strings.Contains(r.body, "client-") || !strings.Contains(r.body, `"aspect":"refused","value":["`+second+`"]`) || !strings.Contains(r.body, `"client":"`+first+`"`) ||
+			!strings.Contains(r.body, `"aspect":"client","value":"`+second+`"`) || !strings.Contains(r.body, `"aspect":"refused","value":[]`) {
+			t.Errorf("%s: %s", path, r.body)
+		}
+	}
+}
+
 func TestAdmission(t *testing.T) {
 	f := newFleet(t)
 	welcome, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: robot, ClientID: "client-1"})
@@ -144,7 +229,7 @@ func TestAdmission(t *testing.T) {
 	}
 	var d api.Device
 	f.do(t, "GET", devicePath, "").json(t, &d)
-	if d.State != string(devices.StatePending) || d.PendingClientID != "client-1" || d.ClientID != "" {
+	if d.State != string(devices.StatePending) || len(d.Pending) != 1 || d.Pending[0].Client != f.service.Client("client-1") || d.ClientID != "" {
 		t.Errorf("%+v", d)
 	}
 	f.do(t, "POST", "/v1/devices/"+wrongCode(welcome.Code)+"/approve", "").problem(t, 404, devices.CodeDeviceUnknown)

@@ -35,7 +35,7 @@ func as(token string) []string { return []string{"Authorization", "Bearer " + to
 // label gives a device labels.
 func (f *testFleet) label(t testing.TB, id devices.ID, labels map[string]string) {
 	t.Helper()
-	if err := f.service.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: &labels}); err != nil {
+	if err := f.service.Edit(t.Context(), devicetest.Admin, id, 0, fleet.Edit{Labels: devicetest.Labels(labels)}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -136,7 +136,7 @@ func TestEveryOperationTakesItsScope(t *testing.T) {
 // connectAgain brings the robot back if an operation sent it away.
 func (f *testFleet) connectAgain(t testing.TB) {
 	if v, err := f.service.Get(t.Context(), robot); err != nil || !v.Presence.Online {
-		if _, err := f.service.Approve(t.Context(), devicetest.Admin, string(robot)); err != nil {
+		if _, err := f.service.Approve(t.Context(), devicetest.Admin, string(robot), ""); err != nil {
 			return
 		}
 		f.connect(t, robot, devicetest.NewScript())

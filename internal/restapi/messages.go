@@ -12,6 +12,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/credential"
 	"fleetd/internal/devices"
 	"fleetd/internal/envelope"
 )
@@ -107,7 +108,7 @@ type authenticateInput struct{ Body mqttLogin }
 
 func (s *Server) authenticate(_ context.Context, in *authenticateInput) (*answer[judgement], error) {
 	if err := s.opt.Authenticate(in.Body.ClientID, in.Body.Username, in.Body.Password); err != nil {
-		s.opt.Log.Debug("MQTT client refused", "client_id", in.Body.ClientID, "error", err)
+		s.opt.Log.Debug("MQTT client refused", "name", credential.LoginName(in.Body.ClientID), "error", err)
 		return &answer[judgement]{judgement{"deny"}}, nil
 	}
 	return &answer[judgement]{judgement{"allow"}}, nil

@@ -156,7 +156,7 @@ func TestEditMany(t *testing.T) {
 	for _, tc := range []struct{ sel, body, token, want string }{
 		{"room", `{"labels":{"floor":"2"}}`, "", `{"matched":3,"changed":3}`},
 		{"room", `{"labels":{"floor":"2"}}`, "", `{"matched":3,"changed":0}`},
-		{"board=esp-box", `{"labels":{"floor":null,"new":""},"transport":"mqtt"}`, "", `{"matched":2,"changed":2}`},
+		{"board=esp-box", `{"labels":{"floor":null,"new":""},"transport_wanted":"mqtt"}`, "", `{"matched":2,"changed":2}`},
 		{"device=*", `{"labels":{"mine":"x"}}`, lab, `{"matched":2,"changed":2}`},
 		{"room=none", `{"labels":{"mine":"x"}}`, "", `{"matched":0,"changed":0}`},
 	} {
@@ -175,7 +175,7 @@ func TestEditMany(t *testing.T) {
 		t.Errorf("a key changed a device that it is not for: %+v", m)
 	}
 	entries := f.audited(audit.KindDevice)
-	if e := entries[2]; e.Detail != "select board=esp-box: labels floor-,new=, transport: 2 matched, 2 changed" || e.Device != "" {
+	if e := entries[2]; e.Detail != "select board=esp-box: labels floor-,new=, transport_wanted: 2 matched, 2 changed" || e.Device != "" {
 		t.Errorf("%+v", e)
 	}
 	for _, tc := range []struct{ path, body, want string }{
@@ -186,7 +186,8 @@ func TestEditMany(t *testing.T) {
 		{path("room"), `{"name":"x"}`, "name"},
 		{path("room"), `{"labels":{"a b":"x"}}`, `label "a b"`},
 		{path("room"), `{"labels":{"a":7}}`, "string"},
-		{path("room"), `{"transport":"tcp"}`, "transport"},
+		{path("room"), `{"transport_wanted":"tcp"}`, "transport_wanted"},
+		{path("room"), `{"labels":null}`, "labels must be an object"},
 	} {
 		if p := f.do(t, "PATCH", tc.path, tc.body).problem(t, 400, devices.CodeBadRequest); !strings.Contains(p.Detail, tc.want) {
 			t.Errorf("%s %s: %s", tc.path, tc.body, p.Detail)
@@ -194,21 +195,23 @@ func TestEditMany(t *testing.T) {
 	}
 }
 
-// Labels of one device are replaced, unless one of them is null.
+// Labels of one device are merged, as those of a selection; null removes one.
 func TestLabelsMerge(t *testing.T) {
 	f := newFleet(t)
 	f.put("a", "", "", nil)
 	for _, tc := range []struct{ body, want string }{
 		{`{"labels":{"room":"lab","old":"x"}}`, `"labels":{"old":"x","room":"lab"}`},
 		{`{"labels":{"floor":"1","old":null}}`, `"labels":{"floor":"1","room":"lab"}`},
-		{`{"labels":{"floor":"2"}}`, `"labels":{"floor":"2"}`},
-		{`{"labels":{"none":null}}`, `"labels":{"floor":"2"}`},
-		{`{"labels":{}}`, `"labels":{}`},
+		{`{"labels":{"floor":"2"}}`, `"labels":{"floor":"2","room":"lab"}`},
+		{`{"labels":{"none":null}}`, `"labels":{"floor":"2","room":"lab"}`},
+		{`{"labels":{}}`, `"labels":{"floor":"2","room":"lab"}`},
+		{`{"labels":{"floor":null,"room":null}}`, `"labels":{}`},
 	} {
 		if r := f.do(t, "PATCH", "/v1/devices/a", tc.body); r.status != 200 || !strings.Contains(r.body, tc.want) {
 			t.Errorf("%s: %d %s", tc.body, r.status, r.body)
 		}
 	}
+	f.do(t, "PATCH", "/v1/devices/a", `{"labels":null}`).problem(t, 400, devices.CodeBadRequest)
 }
 
 // An edit that was made is answered as made, though the device cannot be read at
@@ -402,7 +405,7 @@ func TestImportOfManyLines(t *testing.T) {
 		t.Errorf("the same file again: %+v", report)
 	}
 	for format, kind := range map[string]string{"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"} {
-		r := f.do(t, "GET", "/v1/devices/export?format="+format, "")
+		r := f.do(t, "GET", "/v1/devices/export?secrets=true&format="+format, "")
 		if r.status != 200 || r.header.Get("Content-Type") != kind || strings.Count(r.body, "\n") != map[string]int{"csv": manyLines + 1, "ndjson": manyLines}[format] {
 			t.Fatalf("%d %v", r.status, r.header)
 		}

@@ -15,7 +15,7 @@ import (
 // table is the API as promised: every route there is.
 var table = []string{
 	"GET /v1/devices", "PATCH /v1/devices", "GET /v1/fleet", "POST /v1/devices/import", "GET /v1/devices/export", "GET /v1/changes", "GET /v1/devices/{device}/changes",
-	"GET /v1/devices/{device}", "PATCH /v1/devices/{device}", "DELETE /v1/devices/{device}",
+	"GET /v1/devices/{device}", "PATCH /v1/devices/{device}", "DELETE /v1/devices/{device}", "DELETE /v1/devices/{device}/clients/{client}",
 	"POST /v1/devices/{device}/rotate", "POST /v1/devices/rotate",
 	"POST /v1/attestation/keys", "GET /v1/attestation/keys", "DELETE /v1/attestation/keys/{serial}",
 	"POST /v1/devices/{device}/approve", "POST /v1/devices/{device}/revoke",
@@ -252,7 +252,7 @@ func TestDocument(t *testing.T) {
 			t.Errorf("%s is served by %q", route, pattern)
 		}
 	}
-	for _, part := range []string{`"arguments"`, `"timeout"`, `"isError"`, `"duration_ms"`, `"catalog_state"`, `"next_cursor"`, `"pending_client_id"`} {
+	for _, part := range []string{`"arguments"`, `"timeout"`, `"isError"`, `"duration_ms"`, `"catalog_state"`, `"next_cursor"`, `"pending"`} {
 		if !strings.Contains(r.body, part) {
 			t.Errorf("%s is not in the document", part)
 		}
@@ -310,7 +310,7 @@ func TestBodies(t *testing.T) {
 		{`[]`, 400, devices.CodeBadRequest, "body"},
 		{`{"labels":{"a":1}}`, 400, devices.CodeBadRequest, "labels"},
 		{`{"labels":{"a b":"1"}}`, 400, devices.CodeBadRequest, "a b"},
-		{`{"transport":"carrier pigeon"}`, 400, devices.CodeBadRequest, "transport"},
+		{`{"transport_wanted":"carrier pigeon"}`, 400, devices.CodeBadRequest, "transport_wanted"},
 		{`{"name":"` + strings.Repeat("x", 129) + `"}`, 400, devices.CodeBadRequest, "128"},
 		{`{"name":"` + strings.Repeat("x", BodyLimit) + `"}`, 413, devices.CodeTooLarge, ""},
 	} {

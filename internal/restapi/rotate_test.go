@@ -15,7 +15,7 @@ func TestRotateRoutes(t *testing.T) {
 	if _, err := f.service.CheckIn(t.Context(), admission.CheckIn{Device: id, ClientID: "c"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.service.Approve(t.Context(), devicetest.Admin, id); err != nil {
+	if _, err := f.service.Approve(t.Context(), devicetest.Admin, id, ""); err != nil {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -102,13 +101,10 @@ func (s *Server) editDevices(ctx context.Context, in *selectionEditInput) (*answ
 	if sel.IsZero() {
 		return nil, badRequest("select is missing: say which devices to change; device=* selects all")
 	}
-	if len(in.Body.Labels) == 0 && in.Body.Transport == nil {
-		return nil, badRequest("the body changes nothing: give labels or transport")
+	if len(in.Body.Labels) == 0 && in.Body.TransportWanted == nil {
+		return nil, badRequest("the body changes nothing: give labels or transport_wanted")
 	}
-	edit, changes := editOf(&api.DeviceEdit{Transport: in.Body.Transport})
-	if edit.Merge = in.Body.Labels; len(edit.Merge) > 0 {
-		changes = slices.Insert(changes, 0, "labels "+labelText(edit.Merge))
-	}
+	edit, changes := editOf(&api.DeviceEdit{Labels: in.Body.Labels, TransportWanted: in.Body.TransportWanted})
 	matched, changed, err := s.opt.Service.EditAll(ctx, caller(ctx), sel, edit)
 	s.opt.Service.NoteChange(caller(ctx), "edit", "", fmt.Sprintf("select %s: %s: %d matched, %d changed", sel, strings.Join(changes, ", "), matched, changed), err)
 	if err != nil {

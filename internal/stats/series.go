@@ -14,7 +14,7 @@ import (
 
 // Sizes of a sample. New panics if the table of series has others.
 const (
-	numCounts     = 30
+	numCounts     = 31
 	numGauges     = 6
 	numHistograms = 3
 	numBuckets    = len(counters.Bounds) + 1
@@ -59,7 +59,7 @@ var (
 		{name: "connects", metric: "device_connects_total"},
 		{name: "closes", label: "reason", values: closeReasons(), metric: "device_disconnects_total"},
 		{name: "calls", label: "outcome", values: []string{"ok", "tool_error", "timeout", "refused"}, metric: "calls_total", valueOf: callOutcome},
-		{name: "ota_checks", label: "kind", values: []string{"member", "waiting", "bad_request", "rate_limited", "too_many_new", "unavailable", "unsafe"}, metric: "ota_checks_total"},
+		{name: "ota_checks", label: "kind", values: []string{"member", "waiting", "refused", "bad_request", "rate_limited", "too_many_new", "unavailable", "unsafe"}, metric: "ota_checks_total"},
 		{name: "events_dropped", metric: "events_dropped_total"},
 		{name: "slow_readers", metric: "slow_clients_total"},
 		{name: "gc_cycles", metric: metricGC},

@@ -29,7 +29,7 @@ func TestPhone(t *testing.T) {
 	b := start(t)
 	n := fleet(t, 3)
 	name := "Kitchen speaker"
-	if _, err := n.Patch(t.Context(), first, apiclient.DevicePatch{Name: &name, Labels: &map[string]string{"room": "kitchen"}}); err != nil {
+	if _, err := n.Patch(t.Context(), first, apiclient.DevicePatch{Name: &name, Labels: map[string]*string{"room": new("kitchen")}}); err != nil {
 		t.Fatal(err)
 	}
 	p := b.open(t, n, n.Token(t), "/console/")

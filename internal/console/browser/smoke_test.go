@@ -109,7 +109,7 @@ func markupIsBlocked(t *testing.T, p *page) {
 func TestKeys(t *testing.T) {
 	b := start(t)
 	n := fleet(t, 3)
-	_, err := n.Patch(t.Context(), first, apiclient.DevicePatch{Labels: &map[string]string{"room": "lab"}})
+	_, err := n.Patch(t.Context(), first, apiclient.DevicePatch{Labels: map[string]*string{"room": new("lab")}})
 	if err != nil {
 		t.Fatal(err)
 	}

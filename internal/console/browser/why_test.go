@@ -83,7 +83,7 @@ func TestCauses(t *testing.T) {
 			args = append(args, "--transport", "mqtt", "--time-scale", "0.05", "--fault", how)
 		}
 		ended[cause] = programs.Simulate(t, n.Info.OTA, args...)
-		n.Await(t, "it waits", wait, func() bool { return n.Approve(t.Context(), id) == nil })
+		n.Await(t, "it waits", wait, func() bool { return n.Approve(t.Context(), id, "") == nil })
 	}
 	ask := func(cause explain.Cause, method, path string) {
 		t.Helper()

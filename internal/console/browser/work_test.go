@@ -3,6 +3,7 @@ package browser
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -15,17 +16,20 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/counters"
+	"fleetd/internal/fleettest"
 )
 
 // waits lets a device request its configuration, and returns the code that it speaks.
-func waits(t *testing.T, ota, device string) string {
+func waits(t *testing.T, ota, device string) string { return waitsAs(t, ota, device, "client-"+device) }
+
+func waitsAs(t *testing.T, ota, device, client string) string {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, ota, strings.NewReader("{}"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Header.Set("Device-Id", device)
-	r.Header.Set("Client-Id", "client-"+device)
+	r.Header.Set("Client-Id", client)
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
 		t.Fatal(err)
@@ -58,6 +62,51 @@ func TestAdmission(t *testing.T) {
 	p.fill("#code", code[:3]+" "+code[3:]+"\r")
 	p.shows(first + " is a member now.")
 	p.await("document.body.innerText.includes('No device waits.')")
+}
+
+// Another client of a known device looks like a copy: both clients and their addresses are shown, and the button refuses the
+// copy, while the device stays connected.
+func TestCopyIsRefused(t *testing.T) {
+	long(t)
+	t.Parallel()
+	b := start(t)
+	n := fleet(t, 1)
+	waitsAs(t, n.Info.OTA, first, "a-copy")
+	d, err := n.Device(t.Context(), first)
+	if err != nil || len(d.Pending) != 1 || d.Pending[0].Client == d.Client {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	p := b.open(t, n, n.Token(t), "/console/admissions")
+	p.shows("looks like a copy")
+	for _, shown := range []string{"Client " + d.Client + " 127.0.0.1", "Waiting " + d.Pending[0].Client + " 127.0.0.1"} {
+		p.shows(shown)
+	}
+	p.eval("[...document.querySelectorAll('table.rows button')].find((e) => e.innerText === 'Refuse').click()")
+	p.shows("No device waits.")
+	d, err = n.Device(t.Context(), first)
+	// security: D22
+	if err != nil || d.State != "online" || d.Admission != "member" || len(d.Pending) > 0 {
+		t.Errorf("after the refusal: %+v, %v", d, err)
+	}
+	waitsNot(t, n, "a-copy")
+}
+
+// waitsNot checks that a client of the first device is refused.
+func waitsNot(t *testing.T, n *fleettest.Node, client string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.Info.OTA, strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header = http.Header{"Device-Id": {first}, "Client-Id": {client}}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answer.Body.Close() }() // read below
+	if text, err := io.ReadAll(answer.Body); err != nil || strings.Contains(string(text), "activation") {
+		t.Errorf("a refused client waits again: %s, %v", text, err)
+	}
 }
 
 // Two lists of tools of one device are compared tool by tool.
@@ -215,7 +264,7 @@ func TestAdmissionElsewhere(t *testing.T) {
 	p := b.open(t, n, n.Token(t), "/console/admissions")
 	p.expect(403, 404)
 	p.shows(first)
-	if err := n.Approve(t.Context(), first); err != nil {
+	if err := n.Approve(t.Context(), first, ""); err != nil {
 		t.Fatal(err)
 	}
 	p.fill("#code", code+"\r")

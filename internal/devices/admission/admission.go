@@ -57,22 +57,24 @@ func New(cfg Config, ports Ports) *Admission {
 
 // OnChange handles a change of a device that is now in force.
 func (a *Admission) OnChange(c devices.Change) {
-	if c.Aspect == devices.AspectAdmission || c.Aspect == devices.AspectImport || c.Aspect == devices.AspectClient {
+	switch c.Aspect {
+	case devices.AspectAdmission, devices.AspectImport, devices.AspectClient:
 		a.pending.dropAdmitted(c.Device, a.registry)
+	case devices.AspectRefused:
+		a.pending.dropRefused(c.Device, a.registry.Refused(c.Device))
 	}
 }
 
 // IsPending reports whether a client of the device is pending approval.
 func (a *Admission) IsPending(id devices.ID) bool { return a.pending.has(id, time.Now()) }
 
-// Pending returns the pending client of the device that checked in last; ok is false if there
-// is none.
+// Pending returns the device as its pending clients report it; ok is false if there are none.
 func (a *Admission) Pending(id devices.ID) (v devices.View, ok bool) {
 	p := a.pending.clients(id)
 	if len(p) == 0 {
 		return devices.View{}, false
 	}
-	return a.pendingView(id, p[len(p)-1]), true
+	return pendingView(id, p), true
 }
 
 // AllPending returns the devices with a pending client.
@@ -80,22 +82,27 @@ func (a *Admission) AllPending(now time.Time) map[devices.ID]devices.View {
 	all := a.pending.all(now)
 	out := make(map[devices.ID]devices.View, len(all))
 	for id, p := range all {
-		out[id] = a.pendingView(id, p)
+		out[id] = pendingView(id, p)
 	}
 	return out
 }
 
-// pendingView returns the view of a pending device that was never a member.
-func (a *Admission) pendingView(id devices.ID, p pending) devices.View {
-	d := devices.Device{ID: id, Board: p.facts.Board, Firmware: p.facts.Firmware, ELF: p.facts.ELF, Chip: p.facts.Chip,
-		Language: p.facts.Language, Serial: p.facts.Serial, ActivateV2: p.facts.ActivateV2, FirstSeen: p.facts.CheckedAt, CheckedAt: p.facts.CheckedAt}
-	return devices.View{Device: d, Presence: devices.Presence{Device: id, LastSeen: p.facts.CheckedAt}, State: devices.StatePending,
-		CatalogState: devices.CatalogUnknown, Pending: p.clientID}
+// pendingView returns the view of a pending device that was never a member: the facts are
+// those of the client that checked in last.
+func pendingView(id devices.ID, all []pending) devices.View {
+	f := all[len(all)-1].facts
+	d := devices.Device{ID: id, Board: f.Board, Firmware: f.Firmware, ELF: f.ELF, Chip: f.Chip,
+		Language: f.Language, Serial: f.Serial, ActivateV2: f.ActivateV2, FirstSeen: f.CheckedAt, CheckedAt: f.CheckedAt}
+	v := devices.View{Device: d, Presence: devices.Presence{Device: id, LastSeen: f.CheckedAt}, State: devices.StatePending, CatalogState: devices.CatalogUnknown}
+	for _, p := range all {
+		v.Pending = append(v.Pending, *p.news(id))
+	}
+	return v
 }
 
 // OnNews handles another node's news. It only changes memory.
 func (a *Admission) OnNews(n devices.News) {
-	if c := n.Pending; c != nil {
+	if c := n.Pending; c != nil && !a.registry.Refused(c.Device).Has(c.ClientID) {
 		a.pending.addRemote(c, time.Now()) // the lifetime is measured by the clock of this node
 	}
 	if n.Dispute != nil {

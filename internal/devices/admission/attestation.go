@@ -52,7 +52,7 @@ func (p *pendings) restoreChallenge(id devices.ID, clientID, challenge string) {
 // Reasons why a valid proof admits no device. Package attest has further ones.
 const (
 	RefusedUnknown = "unknown"   // the device is not pending here
-	RefusedRevoked = "revoked"   // an operator revoked it, and has to approve it
+	RefusedRevoked = "revoked"   // an operator revoked it or refused the client, and has to approve it
 	RefusedForeign = "not_bound" // it would replace a member that never reported this serial number
 	// RefusedUnavailable: the database did not accept it; the device retries.
 	RefusedUnavailable = "unavailable"
@@ -80,7 +80,7 @@ func (a *Admission) AdmitProven(ctx context.Context, id devices.ID, clientID, se
 		a.log.Warn("a proven device is not admitted yet; it retries", "device", id, "error", err)
 		return RefusedUnavailable
 	}
-	a.ports.Record(audit.Entry{At: time.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: audit.OutcomeOK, Detail: devices.Clip("serial " + serial + ", client " + clientID)})
+	a.ports.Record(audit.Entry{At: time.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: audit.OutcomeOK, Detail: devices.Clip("serial " + serial + ", client " + a.registry.Client(clientID))})
 	return ""
 }
 
@@ -109,7 +109,7 @@ func refusalReason(m *devices.Member, waits bool, clientID, serial string, bound
 	switch {
 	case !m.Known() && !waits:
 		return RefusedUnknown
-	case m.Admission == devices.AdmissionRevoked:
+	case m.Admission == devices.AdmissionRevoked || m.Refused.Has(clientID):
 		return RefusedRevoked
 	case m.Known() && m.ClientID != "" && m.ClientID != clientID && !bound && m.Serial != serial:
 		return RefusedForeign
@@ -120,13 +120,13 @@ func refusalReason(m *devices.Member, waits bool, clientID, serial string, bound
 // ReportDispute records that a proof for the device was refused. The device is shown as
 // contested for a while; nothing else changes.
 func (a *Admission) ReportDispute(id devices.ID, clientID, serial string, reason devices.Dispute) {
-	now := time.Now()
+	now, client := time.Now(), a.registry.Client(clientID)
 	a.hub.Stats().Contested.Add(reason, 1)
 	a.addDispute(id, now)
 	a.ports.Directory.PublishNews(devices.News{Dispute: &devices.DisputeNews{Device: id, Reason: reason}})
-	a.log.Warn("device id is contested", "device", id, "client", clientID, "serial", serial, "reason", string(reason))
-	a.ports.Record(audit.Entry{At: now, Kind: audit.KindRefusal, Action: "prove", Device: string(id), Outcome: string(reason), Detail: devices.Clip("serial " + serial + ", client " + clientID)})
-	fields := jsonspan.AppendString([]byte(`"client_id":`), clientID)
+	a.log.Warn("device id is contested", "device", id, "client", client, "serial", serial, "reason", string(reason))
+	a.ports.Record(audit.Entry{At: now, Kind: audit.KindRefusal, Action: "prove", Device: string(id), Outcome: string(reason), Detail: devices.Clip("serial " + serial + ", client " + client)})
+	fields := jsonspan.AppendString([]byte(`"client":`), client)
 	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(reason))
 	fields = jsonspan.AppendString(append(fields, `,"serial":`...), serial)
 	a.ports.Publisher.Publish(devices.Event{Kind: devices.EventContested, Device: id, Time: now, Fields: fields,

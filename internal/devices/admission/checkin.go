@@ -3,7 +3,9 @@ package admission
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"fleetd/internal/access"
@@ -32,7 +34,8 @@ type CheckIn struct {
 	Language   string
 	Serial     string
 	ActivateV2 bool
-	From       netip.Addr // of the requesting host, from connlimit.HostOf; zero if unknown
+	From       netip.Addr // of the requesting host, from connlimit.AddressKey; zero if unknown
+	Address    netip.Addr // that is shown to operators; zero if unknown
 	// Offer is the transport that the reply offers, unless an operator chose one; empty: the
 	// node's default.
 	Offer devices.Transport
@@ -47,6 +50,7 @@ func (c *CheckIn) facts(now time.Time) devices.Facts {
 // CheckInResult is the basis of the OTA reply.
 type CheckInResult struct {
 	Admitted   bool
+	Refused    bool              // it gets neither credentials nor a code
 	Generation int64             // of its credentials
 	Prefer     devices.Transport // empty for the node's default
 	Code       string            // six digits to speak, if not admitted
@@ -55,7 +59,9 @@ type CheckInResult struct {
 
 // CheckIn admits a device or makes it pending. A member is admitted from memory. An unknown
 // device becomes a member under open admission, for which it waits for the database; a known
-// one with another Client-Id always needs approval. The error has CodeUnavailable if the
+// one with another Client-Id always needs approval. A client that an operator refused stays
+// refused until it is approved; so does one without a Client-Id, by which it could be approved,
+// while another client is admitted. The error has CodeUnavailable if the
 // node has not read its members, the database does not accept a new one, or too many
 // devices are pending.
 func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, error) {
@@ -67,6 +73,9 @@ func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, erro
 	}
 	now := time.Now().UTC()
 	status := a.registry.Status(c.Device, c.ClientID)
+	if a.registry.Refused(c.Device).Has(c.ClientID) || c.ClientID == "" && status.Known && status.Client == registry.ClientOther {
+		return CheckInResult{Refused: true, Prefer: status.Prefer}, nil
+	}
 	joins := !status.Known && !a.cfg.Approve
 	mayJoin := joins || status.Member() && status.Client == registry.ClientNone && c.ClientID != ""
 	if mayJoin {
@@ -98,11 +107,12 @@ func (a *Admission) addPending(c CheckIn, status registry.Status, now time.Time)
 	}
 	if fresh {
 		a.ports.Directory.PublishNews(devices.News{Pending: p.news(c.Device)})
-		fields := jsonspan.AppendString([]byte(`"client_id":`), c.ClientID)
+		client := a.registry.Client(c.ClientID)
+		fields := jsonspan.AppendString([]byte(`"client":`), client)
 		fields = strconv.AppendBool(append(fields, `,"known":`...), status.Known)
 		a.ports.Publisher.Publish(devices.Event{Kind: devices.EventPending, Device: c.Device, Time: now, Fields: fields,
 			MsgID: c.Device.Token() + "-pending-" + p.challenge})
-		a.log.Info("device is pending approval", "device", c.Device, "client", c.ClientID, "known", status.Known)
+		a.log.Info("device is pending approval", "device", c.Device, "client", client, "known", status.Known)
 	}
 	generation, _ := a.hub.Generation(c.Device)
 	return CheckInResult{Generation: generation, Prefer: status.Prefer, Code: p.code, Challenge: p.challenge}, nil
@@ -127,34 +137,96 @@ func (a *Admission) IsActivated(id devices.ID, clientID string) bool {
 	return status.Admits()
 }
 
-// Approve admits a pending device, or the other Client-Id of a known device. name is a
-// device id or an activation code; wrong codes are limited. The credentials of a replaced
-// client end.
-func (a *Admission) Approve(ctx context.Context, principal access.Principal, name string) (devices.ID, error) {
-	id, spoken, err := a.resolve(name)
+// Approve admits a pending or refused client of a device, or a revoked device with its
+// client. name is a device id or an activation code; wrong codes are limited. client is the
+// client as registry.Client shows it; it may be empty if a code names the client, or if only
+// one is pending and no other one is admitted. The credentials of a replaced client end.
+func (a *Admission) Approve(ctx context.Context, principal access.Principal, name, client string) (devices.ID, error) {
+	id, waiting, named, err := a.resolve(name)
 	if err != nil {
 		return "", err
 	}
-	status := a.registry.Status(id, spoken)
-	waiting := a.pending.clients(id)
-	switch {
-	case spoken != "":
-	case len(waiting) > 1:
-		return "", devices.Errorf(devices.CodeForbidden, "%d clients are pending for device %s; approve by the code that the right one speaks", len(waiting), id)
-	case len(waiting) == 1:
-		spoken = waiting[0].clientID
+	if client != "" {
+		waiting = slices.DeleteFunc(append(waiting, a.registry.Refused(id).List()...), func(w string) bool { return a.registry.Client(w) != client })
+		named = true
+	}
+	approved := "" // keeps the admitted client
+	switch status := a.registry.Status(id, ""); {
+	case len(waiting) > 1 && !named:
+		return "", devices.Errorf(devices.CodeConflict, "%d clients wait for approval as device %s: %s; name the client to approve", len(waiting), id, a.clientNames(waiting))
+	case len(waiting) > 0:
+		approved = waiting[0]
+	case client != "":
 	case status.Member():
 		return id, nil
 	case !status.Known:
 		return "", registry.UnknownDevice(id)
 	}
-	permits := Permit(principal, id)
-	return id, a.admit(ctx, principal.Key(), id, spoken, func(m *devices.Member) error {
-		if !m.Known() { // it is pending, and has no labels
-			return nil
+	return id, a.admit(ctx, principal.Key(), id, approved, func(m *devices.Member) error {
+		switch {
+		case len(waiting) == 0 && client != "" && (!m.Known() || a.registry.Client(m.ClientID) != client):
+			return unknownClient(id, client)
+		case approved != "" && m.Known() && m.ClientID != "" && m.ClientID != approved && !named:
+			return devices.Errorf(devices.CodeConflict, "device %s has another client already, %s; name the client to approve: %s", id, a.registry.Client(m.ClientID), a.registry.Client(approved))
 		}
-		return permits(m)
+		return permitKnown(principal, m)
 	})
+}
+
+// Refuse refuses a client of the device alone, as registry.Client shows it, until it is
+// approved: it gets neither credentials nor a code.
+func (a *Admission) Refuse(ctx context.Context, principal access.Principal, id devices.ID, client string) error {
+	if len(client) != 12 || strings.Trim(client, "0123456789abcdef") != "" {
+		return devices.Errorf(devices.CodeBadRequest, "a client is named by 12 hex digits, as a device shows it in pending")
+	}
+	if !a.registry.Status(id, "").Known && !a.pending.has(id, time.Now()) && a.registry.Refused(id) == "" {
+		return a.unknown(id)
+	}
+	refused := ""
+	for _, w := range a.pending.clients(id) {
+		if a.registry.Client(w.clientID) == client {
+			refused = w.clientID
+		}
+	}
+	for _, r := range a.registry.Refused(id).List() {
+		if a.registry.Client(r) == client {
+			refused = r
+		}
+	}
+	err := a.registry.Refuse(ctx, principal.Key(), id, refused, func(m *devices.Member) error {
+		switch {
+		case m.Known() && a.registry.Client(m.ClientID) == client:
+			return devices.Errorf(devices.CodeConflict, "%s is the admitted client of device %s; revoke the device to end its credentials", client, id)
+		case refused == "":
+			return unknownClient(id, client)
+		}
+		return permitKnown(principal, m)
+	})
+	if err == nil {
+		a.log.Info("client refused", "device", id, "client", client)
+	}
+	return err
+}
+
+func unknownClient(id devices.ID, client string) error {
+	return devices.Errorf(devices.CodeNotFound, "no client %s waits for approval as device %s; the device shows those that wait in pending", client, id)
+}
+
+// permitKnown is Permit for a device that may be unknown: then it is pending, and has no labels.
+func permitKnown(principal access.Principal, m *devices.Member) error {
+	if !m.Known() {
+		return nil
+	}
+	return Permit(principal, m.ID)(m)
+}
+
+// clientNames returns how clients are shown, separated by commas.
+func (a *Admission) clientNames(clientIDs []string) string {
+	var names []string
+	for _, c := range clientIDs {
+		names = append(names, a.registry.Client(c))
+	}
+	return strings.Join(names, ", ")
 }
 
 // admit makes the device a member, with this Client-Id unless it is empty. refuse may
@@ -171,25 +243,29 @@ func (a *Admission) admit(ctx context.Context, who string, id devices.ID, client
 	}
 	a.pending.drop(id)
 	if len(changes) > 0 {
-		a.log.Info("device approved", "device", id, "client", client)
+		a.log.Info("device approved", "device", id, "client", a.registry.Client(client))
 	}
 	return nil
 }
 
-// resolve returns the device of name, which is its id or its activation code; for a code also
-// the client.
-func (a *Admission) resolve(name string) (id devices.ID, spoken string, err error) {
+// resolve returns the device of name, which is its id or an activation code, and the
+// Client-Ids that are pending; for a code the client that has it, and spoken is true.
+func (a *Admission) resolve(name string) (id devices.ID, waiting []string, spoken bool, err error) {
 	id, err = devices.ParseID(name)
-	if err == nil && (a.registry.Status(id, "").Known || a.pending.has(id, time.Now())) {
-		return id, "", nil
+	if err == nil && (a.registry.Status(id, "").Known || a.pending.has(id, time.Now()) || a.registry.Refused(id) != "") {
+		for _, w := range a.pending.clients(id) {
+			waiting = append(waiting, w.clientID)
+		}
+		return id, waiting, false, nil
 	}
 	switch {
 	case isCode(name):
-		return a.pending.byCode(name, time.Now())
+		id, client, err := a.pending.byCode(name, time.Now())
+		return id, []string{client}, true, err
 	case err != nil:
-		return "", "", devices.Errorf(devices.CodeBadRequest, "%v", err)
+		return "", nil, false, devices.Errorf(devices.CodeBadRequest, "%v", err)
 	}
-	return "", "", a.unknown(id)
+	return "", nil, false, a.unknown(id)
 }
 
 // unknown returns the error for a device that this node does not know.

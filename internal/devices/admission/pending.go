@@ -38,7 +38,9 @@ type pending struct {
 	answered  bool // the challenge was answered; the next check creates another
 	renewal   int  // number of earlier challenges
 	expires   time.Time
-	host      netip.Addr    // of the request; zero if another node received it
+	host      netip.Addr    // whose limits apply to the request; zero if another node received it
+	address   netip.Addr    // that the last request came from
+	since     time.Time     // when the client got the code
 	known     bool          // another client of the device is admitted
 	facts     devices.Facts // reported by the device
 }
@@ -56,7 +58,7 @@ func (p *pendings) get(c CheckIn, known bool, now time.Time) (found pending, fre
 	p.expireLocked(id, now)
 	for i := range p.byDevice[id] {
 		if old := &p.byDevice[id][i]; old.clientID == clientID {
-			old.facts = c.facts(now)
+			old.facts, old.address = c.facts(now), c.Address
 			if old.answered {
 				old.challenge, old.answered, old.renewal = newChallenge(), false, old.renewal+1
 				return *old, true, nil
@@ -79,7 +81,8 @@ func (p *pendings) get(c CheckIn, known bool, now time.Time) (found pending, fre
 		}
 		p.removeLocked(id, at)
 	}
-	next := pending{clientID: clientID, code: p.unusedCode(), challenge: newChallenge(), expires: now.Add(CodeLifetime), host: host, known: known, facts: c.facts(now)}
+	next := pending{clientID: clientID, code: p.unusedCode(), challenge: newChallenge(), expires: now.Add(CodeLifetime), host: host, address: c.Address, since: now,
+		known: known, facts: c.facts(now)}
 	p.addLocked(id, next)
 	return next, true, nil
 }
@@ -151,7 +154,8 @@ func replaceable(waiting []pending, host netip.Addr) (at int) {
 // a new one within half a minute.
 func (p *pendings) addRemote(c *devices.PendingClient, now time.Time) {
 	id := c.Device
-	next := pending{clientID: c.ClientID, code: c.Code, challenge: c.Challenge, renewal: c.Renewal, expires: now.Add(CodeLifetime), known: c.Known, facts: c.Facts}
+	next := pending{clientID: c.ClientID, code: c.Code, challenge: c.Challenge, renewal: c.Renewal, expires: now.Add(CodeLifetime), address: c.Address, since: c.Since,
+		known: c.Known, facts: c.Facts}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expireLocked(id, now)
@@ -254,18 +258,19 @@ func (p *pendings) clients(id devices.ID) []pending {
 
 // news returns the news about a pending client.
 func (p *pending) news(id devices.ID) *devices.PendingClient {
-	return &devices.PendingClient{Device: id, ClientID: p.clientID, Code: p.code, Challenge: p.challenge, Renewal: p.renewal, Known: p.known, Facts: p.facts}
+	return &devices.PendingClient{Device: id, ClientID: p.clientID, Code: p.code, Challenge: p.challenge, Renewal: p.renewal, Known: p.known, Facts: p.facts,
+		Address: p.address, Since: p.since}
 }
 
-// all returns the devices with a pending client, each with its latest one.
-func (p *pendings) all(now time.Time) map[devices.ID]pending {
+// all returns the pending clients of all devices.
+func (p *pendings) all(now time.Time) map[devices.ID][]pending {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out := make(map[devices.ID]pending, len(p.byDevice))
+	out := make(map[devices.ID][]pending, len(p.byDevice))
 	for id := range p.byDevice {
 		p.expireLocked(id, now)
 		if waiting := p.byDevice[id]; len(waiting) > 0 {
-			out[id] = waiting[len(waiting)-1]
+			out[id] = slices.Clone(waiting)
 		}
 	}
 	return out
@@ -287,6 +292,17 @@ func (p *pendings) dropAdmitted(id devices.ID, r *registry.Registry) {
 		if status := r.Status(id, w.clientID); status.Admits() || !status.Known && w.known {
 			p.drop(id)
 			return
+		}
+	}
+}
+
+// dropRefused removes the pending clients of a device that are refused.
+func (p *pendings) dropRefused(id devices.ID, refused devices.Refused) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for at := len(p.byDevice[id]) - 1; at >= 0; at-- {
+		if refused.Has(p.byDevice[id][at].clientID) {
+			p.removeLocked(id, at)
 		}
 	}
 }

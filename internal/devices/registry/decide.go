@@ -68,11 +68,7 @@ func (r *Registry) applyCommitted(ctx context.Context, changes []devices.Change)
 		return nil
 	}
 	r.publish(changes)
-	last := changes[0].Revision
-	for _, c := range changes {
-		last = max(last, c.Revision)
-	}
-	r.awaitApplied(ctx, last, changes)
+	r.awaitApplied(ctx, changes[len(changes)-1].Revision, changes)
 	return nil
 }
 
@@ -132,8 +128,8 @@ func (r *Registry) Join(ctx context.Context, id devices.ID, clientID string, off
 
 func join(m *devices.Member, clientID string, offered devices.Transport) error {
 	switch {
-	case m.Admission == devices.AdmissionRevoked:
-		return devices.Errorf(devices.CodeForbidden, "the device was revoked; approve it to admit it again")
+	case m.Admission == devices.AdmissionRevoked || m.Refused.Has(clientID):
+		return devices.Errorf(devices.CodeForbidden, "the device was revoked, or the client was refused; approve it to admit it")
 	case !m.Known():
 		m.Admission, m.ClientID, m.JoinTransport = devices.AdmissionMember, clientID, offered
 	case m.ClientID == "":
@@ -180,16 +176,21 @@ func (r *Registry) Approve(ctx context.Context, who string, id devices.ID, clien
 			}
 		}
 		replaced := m.ClientID != "" && clientID != "" && clientID != m.ClientID
-		m.Admission = devices.AdmissionMember
-		if clientID != "" {
-			m.ClientID = clientID
-		}
+		m.Admit(clientID)
 		if replaced {
 			RaiseGeneration(m, rotation, "approved")
 		}
-		m.JoinTransport = devices.TransportNone
 		return nil
 	}})
+}
+
+// Refuse refuses a client of the device until it is approved, unless check fails.
+func (r *Registry) Refuse(ctx context.Context, who string, id devices.ID, clientID string, check func(m *devices.Member) error) error {
+	_, err := r.decideSoon(ctx, devices.Decision{Device: id, Who: who, Decide: func(m *devices.Member) error {
+		m.Refused = m.Refused.With(clientID)
+		return check(m)
+	}})
+	return err
 }
 
 // RaiseGeneration starts a new generation of the device's credentials.
@@ -258,12 +259,7 @@ func (r *Registry) Revoke(ctx context.Context, who string, id devices.ID, permit
 	return RevokeResult{Recorded: err == nil}, err
 }
 
-// Forget removes a device and ends its credentials.
-func (r *Registry) Forget(ctx context.Context, who string, id devices.ID) error {
-	return r.ForgetAt(ctx, who, id, 0)
-}
-
-// ForgetAt is Forget for a device at this revision; 0 accepts any.
+// ForgetAt removes a device at this revision and ends its credentials; 0 accepts any.
 func (r *Registry) ForgetAt(ctx context.Context, who string, id devices.ID, ifMatch int64, permits ...Permit) error {
 	_, err := r.decideSoon(ctx, devices.Decision{Device: id, Who: who, DecideWith: func(m *devices.Member, rotation devices.Rotation) error {
 		if err := checkEditable(m, ifMatch); err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -101,7 +102,7 @@ func (r *Registry) applyDevice(c devices.Change) {
 	all := r.roster.Load()
 	all.update(c.Device, func(old record, found bool) (record, bool) {
 		x := r.exceptions[c.Device]
-		m := devices.Member{ID: c.Device, Generation: x.Generation, Previous: x.Previous, PreviousUntil: x.PreviousUntil, Reason: x.Reason}
+		m := devices.Member{ID: c.Device, Generation: x.Generation, Previous: x.Previous, PreviousUntil: x.PreviousUntil, Reason: x.Reason, Refused: x.Refused}
 		if found {
 			m.Admission, m.Prefer = devices.AdmissionMember, old.prefer()
 			if old.flags&flagRevoked != 0 {
@@ -176,7 +177,7 @@ func (r *Registry) replace(all *roster, s Snapshot, since []devices.Change, rest
 	for _, k := range s.Keys {
 		r.keys[k.ID] = k
 	}
-	r.rotation, r.policy = s.Rotation, s.Policy
+	r.rotation, r.policy, r.clientKey = s.Rotation, s.Policy, s.ClientKey
 	r.mu.Unlock()
 	r.at = s.Position
 	r.diverged = false
@@ -206,10 +207,10 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	at, suspect := r.state() // read before the head: later commits may come into force at any time
 	head, err := r.opt.Ledger.Head(ctx)
 	if err != nil {
-		return r.wrap("read the fleet's revision", err)
+		return fmt.Errorf("read the fleet's revision: %w", err)
 	}
 	switch {
-	case at.Lineage == "":
+	case at.Lineage == "", r.Client("any") == "": // an older version has written the state
 		err = r.reload(ctx, false)
 	case suspect, head.Lineage != at.Lineage, head.Revision < at.Revision, head.Revision == at.Revision && head.ID != at.ID:
 		r.opt.Log.Warn("the log of changes went backwards, as after a restore of the database; the registry is read again", "revision", head.Revision, "before", at.Revision)
@@ -242,7 +243,7 @@ func (r *Registry) readLog(ctx context.Context) error {
 			return r.reload(ctx, false)
 		}
 		if err != nil {
-			return r.wrap("read the log of changes", err)
+			return fmt.Errorf("read the log of changes: %w", err)
 		}
 		if at.Revision > 0 {
 			if len(list) == 0 || list[0].Revision != at.Revision || list[0].ID != at.ID {
@@ -273,7 +274,7 @@ func (r *Registry) reload(ctx context.Context, restored bool) error {
 		})
 	})
 	if err != nil {
-		return r.wrap("read the registry", err)
+		return fmt.Errorf("read the registry: %w", err)
 	}
 	r.replace(all, s, nil, restored)
 	r.file.reset()

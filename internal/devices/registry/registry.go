@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -89,6 +88,7 @@ type Registry struct {
 	rotation   devices.Rotation
 	keys       map[string]access.Key
 	policy     access.Policy
+	clientKey  devices.ClientKey
 	revokes    map[string]Revocation // not in the database yet, by id
 
 	revokeFile sync.Mutex
@@ -250,6 +250,20 @@ func (r *Registry) Status(id devices.ID, clientID string) Status {
 	return s
 }
 
+// Client returns how a Client-Id is shown: its hash under the fleet's key.
+func (r *Registry) Client(clientID string) string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.clientKey.Hash(clientID)
+}
+
+// Refused returns the refused clients of a device, also of an unknown device.
+func (r *Registry) Refused(id devices.ID) devices.Refused {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.exceptions[id].Refused
+}
+
 // Generations returns the generations of a device's credentials, also of an unknown device.
 func (r *Registry) Generations(id devices.ID) devices.Generations {
 	r.mu.RLock()
@@ -285,11 +299,4 @@ func (r *Registry) Recent(after devices.Position) (list []devices.Change, ok boo
 		return nil, true
 	}
 	return r.recent.after(after)
-}
-
-func (r *Registry) wrap(doing string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", doing, err)
 }

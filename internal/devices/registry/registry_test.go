@@ -108,7 +108,7 @@ func TestJoinAndRevoke(t *testing.T) {
 	if x := n.Generations("aa:00:00:00:00:01"); x.Revoked || x.Generation != 1 {
 		t.Fatalf("after the approval: %+v", x)
 	}
-	if err := n.Forget(t.Context(), "admin", "aa:00:00:00:00:01"); err != nil {
+	if err := n.ForgetAt(t.Context(), "admin", "aa:00:00:00:00:01", 0); err != nil {
 		t.Fatal(err)
 	}
 	if x := n.Generations("aa:00:00:00:00:01"); x.Generation != 2 || n.Members() != 0 {
@@ -121,7 +121,7 @@ func TestJoinAndRevoke(t *testing.T) {
 func TestRotationByAnotherNode(t *testing.T) {
 	for name, end := range map[string]func(n *node) error{
 		"revoked":   func(n *node) error { _, err := n.Revoke(t.Context(), "admin", "a"); return err },
-		"forgotten": func(n *node) error { return n.Forget(t.Context(), "admin", "a") },
+		"forgotten": func(n *node) error { return n.ForgetAt(t.Context(), "admin", "a", 0) },
 		"rotated":   func(n *node) error { return n.Rotate(t.Context(), "admin", "a", time.Now().Add(time.Hour), 0) },
 		"replaced":  func(n *node) error { _, err := n.Approve(t.Context(), "admin", "a", "other", nil); return err },
 	} {
@@ -300,9 +300,9 @@ func fold(t *testing.T, seed uint64) {
 func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 	client := fmt.Sprint("client", r.IntN(3))
 	d := devices.Decision{Device: id, Who: "test", Import: r.IntN(4) == 0}
-	what := r.IntN(8)
+	what := r.IntN(10)
 	d.Decide = func(m *devices.Member) error {
-		if !m.Known() && what != 0 && what != 6 {
+		if !m.Known() && what != 0 && what != 6 && what != 8 {
 			return registry.UnknownDevice(id)
 		}
 		switch what {
@@ -333,6 +333,10 @@ func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 		case 7:
 			m.Previous, m.PreviousUntil = m.Generation, time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond)
 			m.Generation++
+		case 8:
+			m.Refused = m.Refused.With(client)
+		case 9:
+			m.Admit(client)
 		}
 		return nil
 	}
@@ -355,6 +359,9 @@ func checkAgainst(t *testing.T, n *node, l *registrytest.Ledger) {
 		x, _ := m.Exception()
 		if got, want := n.Generations(id), devices.GenerationsOf(x); got.Generation != want.Generation || got.Revoked != want.Revoked || got.Previous != want.Previous || got.PreviousUntil != want.PreviousUntil {
 			t.Errorf("%s has %+v, want %+v", id, got, want)
+		}
+		if n.Refused(id) != m.Refused {
+			t.Errorf("%s refuses %s, want %s", id, n.Refused(id), m.Refused)
 		}
 		if m.Known() {
 			members++
@@ -396,6 +403,35 @@ func TestRestart(t *testing.T) {
 
 // TestSnapshotDamage truncates and damages the snapshot everywhere: a node then starts
 // without one, and refuses all devices while the database is unreachable.
+// A node that starts from the snapshot of an older version, which has no client key, reads the registry again; later
+// snapshots have it, so that the node knows it without the database.
+func TestClientKey(t *testing.T) {
+	l, dir := registrytest.New(), t.TempDir()
+	n := startNode(t, l, dir)
+	join(t, n, "a", "client")
+	client := n.Client("client")
+	if len(client) != 12 || client == n.Client("other") || n.Client("") != "" {
+		t.Fatalf("clients %q, %q, %q", client, n.Client("other"), n.Client(""))
+	}
+	n.Close()
+	l.SetAway(true)
+	n = startNode(t, l, dir)
+	// security: D20
+	if got := n.Client("client"); got != client {
+		t.Errorf("without the database: %q, want %q", got, client)
+	}
+	n.Close()
+	l.SetAway(false)
+	l.SetClientKey("") // an older version
+	old := t.TempDir()
+	startNode(t, l, old).Close()
+	l.SetClientKey("key")
+	n = startNode(t, l, old)
+	if got := n.Client("client"); got != client {
+		t.Errorf("from an old snapshot: %q, want %q", got, client)
+	}
+}
+
 func TestSnapshotDamage(t *testing.T) {
 	l, dir := registrytest.New(), t.TempDir()
 	n := startNode(t, l, dir)

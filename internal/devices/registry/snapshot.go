@@ -460,7 +460,7 @@ func (r *Registry) save() (records []byte, s Snapshot) {
 	defer r.follow.Unlock()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	s = Snapshot{Position: r.at, Rotation: r.rotation, Policy: r.policy}
+	s = Snapshot{Position: r.at, Rotation: r.rotation, Policy: r.policy, ClientKey: r.clientKey}
 	for _, x := range r.exceptions {
 		s.Exceptions = append(s.Exceptions, x)
 	}

@@ -90,7 +90,7 @@ func (s *Hub) authorize(who devices.Identity) error {
 	if err := s.registry.CheckReady(); err != nil {
 		return err
 	}
-	if who.Verified && !s.Accepts(who.Device, who.Generation) {
+	if who.Verified && !s.Accepts(who.Device, who.Generation) || s.registry.Refused(who.Device).Has(who.ClientID) {
 		return errCredentials
 	}
 	status := s.registry.Status(who.Device, who.ClientID)
@@ -170,13 +170,14 @@ func (x *Session) announce() bool {
 
 func (x *Session) publishOnlineLocked() {
 	fields := jsonspan.AppendString([]byte(`"transport":`), string(x.who.Transport))
-	x.publishLocked(devices.EventOnline, "", jsonspan.AppendString(append(fields, `,"client_id":`...), x.who.ClientID), true)
+	x.publishLocked(devices.EventOnline, "", jsonspan.AppendString(append(fields, `,"client":`...), x.svc.registry.Client(x.who.ClientID)), true)
 }
 
 func (s *Hub) publishContested(e *entry, clientID, remote string, now time.Time) {
-	s.log.Warn("device id is contested", "device", e.id, "client", clientID, "remote", remote)
+	client := s.registry.Client(clientID)
+	s.log.Warn("device id is contested", "device", e.id, "client", client, "remote", remote)
 	s.stats.Contested.Add(devices.DisputeTakeovers, 1)
-	fields := jsonspan.AppendString([]byte(`"client_id":`), clientID)
+	fields := jsonspan.AppendString([]byte(`"client":`), client)
 	fields = jsonspan.AppendString(append(fields, `,"reason":`...), string(devices.DisputeTakeovers))
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventContested, Device: e.id, Time: now, Fields: fields,
 		MsgID: e.id.Token() + "-contested-" + strconv.FormatInt(now.Unix()/int64(devices.ContestedPause/time.Second), 10)})

@@ -47,7 +47,6 @@ type Ports struct {
 
 // Hub holds the devices that are connected to this node. Its methods are safe for
 // concurrent use.
-// concurrent use.
 type Hub struct {
 	cfg   Config
 	ports Ports

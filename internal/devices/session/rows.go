@@ -18,9 +18,10 @@ func (s *Hub) evictOutdated(e *entry) {
 	}
 }
 
-// outdated reports whether the session's credentials are no longer valid.
+// outdated reports whether the session's credentials are no longer valid, or its client is
+// refused.
 func (s *Hub) outdated(x *Session) bool {
-	return x.who.Verified && !s.Accepts(x.who.Device, x.who.Generation)
+	return x.who.Verified && !s.Accepts(x.who.Device, x.who.Generation) || s.registry.Refused(x.who.Device).Has(x.who.ClientID)
 }
 
 // merge combines a row of the database with the state of its entry.

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -176,6 +177,9 @@ func (l *Ledger) snapshot(ctx context.Context, member func(m devices.Member)) (s
 	if _, err := l.Head(ctx); err != nil { // sets the lineage if there is none
 		return s, err
 	}
+	if err := l.makeClientKey(ctx); err != nil {
+		return s, err
+	}
 	conn, err := l.db.Read.Conn(ctx)
 	if err != nil {
 		return s, err
@@ -207,14 +211,32 @@ func (l *Ledger) snapshot(ctx context.Context, member func(m devices.Member)) (s
 	return s, scanMembers(ctx, tx, member)
 }
 
+// clientKeyKey is the key of the fleet's devices.ClientKey in the table fleet.
+const clientKeyKey = "client_key"
+
+const clientKeyQuery = `SELECT value FROM fleet WHERE key = '` + clientKeyKey + `'`
+
+// makeClientKey makes the fleet's client key, unless a node has made one.
+func (l *Ledger) makeClientKey(ctx context.Context) error {
+	var key string
+	err := l.db.Read.QueryRowContext(ctx, clientKeyQuery).Scan(&key)
+	if !isNoRows(err) {
+		return err
+	}
+	return l.do(ctx, func(ctx context.Context, t *transaction) error {
+		_, err := t.exec(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING`, clientKeyKey, rand.Text()+rand.Text())
+		return err
+	})
+}
+
 // readFacts reads everything but the members.
 func (l *Ledger) readFacts(ctx context.Context, tx *sql.Tx, s *registry.Snapshot) (err error) {
 	s.Exceptions, err = database.Collect(ctx, tx, func(scan func(...any) error) (e devices.Exception, err error) {
 		var changed, until int64
-		err = scan(&e.Device, &e.Generation, &e.Revoked, &e.Reason, &changed, &e.Previous, &until)
+		err = scan(&e.Device, &e.Generation, &e.Revoked, &e.Reason, &changed, &e.Previous, &until, &e.Refused)
 		e.ChangedAt, e.PreviousUntil = database.Instant(changed), database.Instant(until)
 		return e, err
-	}, `SELECT device, generation, revoked, reason, changed_at, previous, previous_until FROM credential_exceptions ORDER BY device`)
+	}, `SELECT device, generation, revoked, reason, changed_at, previous, previous_until, refused FROM credential_exceptions ORDER BY device`)
 	if err != nil {
 		return err
 	}
@@ -238,6 +260,9 @@ func (l *Ledger) readFacts(ctx context.Context, tx *sql.Tx, s *registry.Snapshot
 		if k.ID != "" {
 			s.Keys = append(s.Keys, k)
 		}
+	}
+	if err := tx.QueryRowContext(ctx, clientKeyQuery).Scan(&s.ClientKey); err != nil {
+		return err
 	}
 	for _, document := range []struct {
 		what, query string

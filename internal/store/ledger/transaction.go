@@ -298,18 +298,19 @@ func (t *transaction) load(ctx context.Context, ids []string) (map[devices.ID]*s
 	if err != nil {
 		return nil, err
 	}
-	err = t.among(ctx, ids, `SELECT device, generation, previous, previous_until, reason FROM credential_exceptions WHERE device %s ORDER BY device`+t.forUpdate(),
+	err = t.among(ctx, ids, `SELECT device, generation, previous, previous_until, reason, refused FROM credential_exceptions WHERE device %s ORDER BY device`+t.forUpdate(),
 		func(scan func(...any) error) error {
 			var id devices.ID
 			var generation, previous, until int64
 			var reason string
-			if err := scan(&id, &generation, &previous, &until, &reason); err != nil {
+			var refused devices.Refused
+			if err := scan(&id, &generation, &previous, &until, &reason, &refused); err != nil {
 				return err
 			}
 			s := states[id]
 			s.exception = true
 			m := &s.before
-			m.Generation, m.Previous, m.PreviousUntil, m.Reason = generation, previous, database.Instant(until), reason
+			m.Generation, m.Previous, m.PreviousUntil, m.Reason, m.Refused = generation, previous, database.Instant(until), reason, refused
 			return nil
 		})
 	for _, s := range states {

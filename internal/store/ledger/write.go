@@ -18,9 +18,10 @@ var (
 		database.Bigint("connected_at", "last_seen"), database.Text("mcp_state", "mcp_error", "catalog"), database.Boolean("catalog_partial"),
 		database.Bigint("tool_count", "generation", "offline_since"))}
 	exceptionRows = database.Rows{Table: "credential_exceptions", Columns: slices.Concat(
-		database.Text("device"), database.Bigint("generation"), database.Boolean("revoked"), database.Text("reason"), database.Bigint("changed_at", "previous", "previous_until")),
+		database.Text("device"), database.Bigint("generation"), database.Boolean("revoked"), database.Text("reason"), database.Bigint("changed_at", "previous", "previous_until"),
+		database.Text("refused")),
 		Conflict: `(device) DO UPDATE SET generation = excluded.generation, revoked = excluded.revoked, reason = excluded.reason,
- changed_at = excluded.changed_at, previous = excluded.previous, previous_until = excluded.previous_until`}
+ changed_at = excluded.changed_at, previous = excluded.previous, previous_until = excluded.previous_until, refused = excluded.refused`}
 	deviceRows = database.Rows{Table: "devices", Conflict: "(device) DO NOTHING", Columns: slices.Concat(
 		database.Text("device", "admission", "client_id", "name", "name_folded", "labels", "preferred_transport", "joined"), database.Bigint("revision"),
 		database.Text("board", "board_folded", "firmware", "firmware_key", "elf_sha256", "chip", "language", "serial"), database.Boolean("activate_v2"),
@@ -82,7 +83,7 @@ func (t *transaction) write(ctx context.Context, ids []string, states map[device
 		switch {
 		case !s.changed || x == old && s.exception == excepted:
 		case excepted || s.exception && m.Known():
-			exceptions = append(exceptions, []interface{}{id, x.Generation, x.Revoked, x.Reason, database.Micros(s.at), x.Previous, database.Micros(x.PreviousUntil)})
+			exceptions = append(exceptions, []interface{}{id, x.Generation, x.Revoked, x.Reason, database.Micros(s.at), x.Previous, database.Micros(x.PreviousUntil), string(x.Refused)})
 		case s.exception:
 			cleared = append(cleared, id)
 		}

@@ -42,6 +42,7 @@ func RunLedger(t *testing.T, makeDatabase Maker) {
 		{"keys, policy and rotation", testFleetFacts},
 		{"codes and keys of the console", testConsoleCodes},
 		{"the snapshot", testSnapshot},
+		{"refused clients, and the key of their hashes", testRefused},
 		{"old changes go", testPruneChanges},
 		{"a time in the changes", testSince},
 		{"a long list is cut", testLongList},
@@ -264,8 +265,8 @@ func testSlowTransaction(t *testing.T, db Database) {
 // randomDecision is one of those that a fleet makes.
 func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 	d := devices.Decision{ID: fmt.Sprintf("%016x", r.Uint64()), Device: id, Who: "test"}
-	pick, text, key := r.IntN(14), fmt.Sprint(r.IntN(4)), fmt.Sprint("k", r.IntN(3))
-	d.Import = pick >= 11
+	pick, text, key := r.IntN(16), fmt.Sprint(r.IntN(4)), fmt.Sprint("k", r.IntN(3))
+	d.Import = pick >= 11 && pick != 14
 	d.Once = r.IntN(3) == 0
 	d.Decide = func(m *devices.Member) error {
 		switch {
@@ -276,6 +277,8 @@ func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 		case pick == 2:
 			m.Admission = devices.AdmissionRevoked
 			m.Generation, m.Reason = m.Generation+1, "revoked"
+		case pick == 14:
+			m.Refused = m.Refused.With(text)
 		case !m.Known() && pick < 11:
 			return devices.ErrNotFound
 		case pick == 3:
@@ -297,7 +300,7 @@ func randomDecision(r *rand.Rand, id devices.ID) devices.Decision {
 		case pick == 10:
 			m.JoinTransport = devices.TransportNone
 		default:
-			member(m)
+			m.Admit(text)
 			setLabel(m, key, text)
 			m.Name, m.Serial = "Näme "+text, text
 		}
@@ -774,6 +777,48 @@ func testFleetFacts(t *testing.T, db Database) {
 	lineage, err := l.SetLineage(t.Context())
 	if head, _ := l.Head(t.Context()); err != nil || lineage == s.Lineage || head.Lineage != lineage {
 		t.Errorf("%q after %q: %v", lineage, s.Lineage, err)
+	}
+}
+
+// Refused clients are kept with the credentials, also of an unknown device; the key by which clients are shown is made once
+// for all nodes.
+func testRefused(t *testing.T, db Database) {
+	nodes := openLedgers(t, db, 2)
+	var making sync.WaitGroup
+	var keys [2]devices.ClientKey
+	for i, l := range nodes {
+		making.Go(func() {
+			s, err := l.Snapshot(t.Context(), func(devices.Member) {})
+			if err != nil {
+				t.Error(err)
+			}
+			keys[i] = s.ClientKey
+		})
+	}
+	making.Wait()
+	if len(keys[0]) < 32 || keys[0] != keys[1] || db.Count(t, `SELECT count(*) FROM fleet WHERE key = 'client_key'`) != 1 {
+		t.Errorf("the keys of two nodes: %q", keys)
+	}
+	const text = "a \"client\" é\n"
+	refuse := func(m *devices.Member) { m.Refused = m.Refused.With("x").With(text) }
+	decide(t, nodes[0], "unknown", refuse)
+	decide(t, nodes[0], "member", member)
+	decide(t, nodes[0], "member", refuse)
+	decide(t, nodes[0], "member", func(m *devices.Member) { m.Admission = devices.AdmissionForgotten })
+	decide(t, nodes[0], "approved", refuse)
+	decide(t, nodes[0], "approved", func(m *devices.Member) { m.Admit("x") })
+	decide(t, nodes[0], "approved", func(m *devices.Member) { m.Admit(text) })
+	members := 0
+	s, err := nodes[1].Snapshot(t.Context(), func(devices.Member) { members++ })
+	if err != nil || members != 1 || s.ClientKey != keys[0] {
+		t.Fatalf("%+v, %d members, %v", s, members, err)
+	}
+	refused := map[devices.ID]bool{}
+	for _, x := range s.Exceptions {
+		refused[x.Device] = x.Refused.Has(text) && x.Refused.Has("x")
+	}
+	if want := map[devices.ID]bool{"unknown": true, "member": true, "approved": false}; !maps.Equal(refused, want) {
+		t.Errorf("refused in the snapshot: %v, want %v", refused, want)
 	}
 }
 

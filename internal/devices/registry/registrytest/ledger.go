@@ -19,18 +19,19 @@ import (
 // unreachable, slow, or pruned, and its history can go backwards. It is safe for
 // concurrent use.
 type Ledger struct {
-	mu       sync.Mutex
-	away     bool
-	delay    time.Duration
-	lineage  string
-	members  map[devices.ID]devices.Member
-	rotation devices.Rotation
-	keys     map[string]access.Key
-	codes    map[string]consoleCode // by hash
-	policy   access.Policy
-	log      []devices.Change
-	kept     int // changes up to this index of the log are pruned
-	late     []func([]devices.Change)
+	mu        sync.Mutex
+	away      bool
+	delay     time.Duration
+	lineage   string
+	members   map[devices.ID]devices.Member
+	rotation  devices.Rotation
+	keys      map[string]access.Key
+	codes     map[string]consoleCode // by hash
+	policy    access.Policy
+	clientKey devices.ClientKey
+	log       []devices.Change
+	kept      int // changes up to this index of the log are pruned
+	late      []func([]devices.Change)
 	// commitLate commits decisions whose caller has left.
 	commitLate bool
 }
@@ -42,7 +43,7 @@ type consoleCode struct {
 
 // New returns an empty Ledger.
 func New() *Ledger {
-	return &Ledger{lineage: "first", members: map[devices.ID]devices.Member{}, keys: map[string]access.Key{}, codes: map[string]consoleCode{}}
+	return &Ledger{lineage: "first", clientKey: "key", members: map[devices.ID]devices.Member{}, keys: map[string]access.Key{}, codes: map[string]consoleCode{}}
 }
 
 func (l *Ledger) enter() (func(), error) {
@@ -59,6 +60,13 @@ func (l *Ledger) SetAway(away bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.away = away
+}
+
+// SetClientKey replaces the client key; nodes with an older version have none.
+func (l *Ledger) SetClientKey(key devices.ClientKey) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.clientKey = key
 }
 
 // SetDelay delays each decision.
@@ -408,7 +416,7 @@ func (l *Ledger) Snapshot(_ context.Context, member func(devices.Member)) (regis
 		return registry.Snapshot{}, err
 	}
 	defer leave()
-	s := registry.Snapshot{Position: l.headLocked(), Rotation: l.rotation, Policy: l.policy}
+	s := registry.Snapshot{Position: l.headLocked(), Rotation: l.rotation, Policy: l.policy, ClientKey: l.clientKey}
 	for _, m := range l.members {
 		if m.Known() {
 			member(m)

@@ -6,7 +6,7 @@ import { age, bytes, clock } from "../format.js";
 import { Picture } from "../picture.js";
 import { Link, to } from "../route.js";
 import { s } from "../strings.js";
-import { Act, Command, Denied, Facts, Labels, Loaded, Page, Problem, State, Time } from "../ui.js";
+import { Command, Denied, Facts, Labels, Loaded, Page, Problem, State, Time } from "../ui.js";
 import { line, Said } from "../untrusted.js";
 import { Tools } from "./tools.js";
 import { Timeline } from "./timeline.js";
@@ -14,6 +14,7 @@ import { Trace } from "./trace.js";
 import { Catalogs } from "./catalog.js";
 import { Queue, DeviceAccess } from "./deviceaccess.js";
 import { Explanation } from "./call.js";
+import { Waiting } from "./waiting.js";
 
 const TABS = [["", "devices:read"], ["tools", "devices:read"], ["timeline", "events:read"], ["trace", "events:read"], ["catalog", "devices:read"], ["queue", "jobs:read"], ["access", "devices:write"]];
 
@@ -48,8 +49,7 @@ function FactsPage({ device: d, reload, can }) {
   const f = s.device.facts;
   return html`
     ${d.admission === "revoked" && html`<p class="notice warn">${s.deviceAccess.revoked}</p>`}
-    ${(d.state === "pending" || d.pending_client_id) && can("devices:write") && html`<p class="notice warn">${f.pending}: <code>${line(d.pending_client_id)}</code>
-      <${Act} label=${s.device.approve} primary act=${async () => { await request("POST", path("v1", "devices", d.id, "approve")); reload(); }} /></p>`}
+    ${d.pending.map((w) => html`<p class="notice warn" key=${w.client}><${Waiting} device=${d} ...${w} can=${can} done=${reload} /></p>`)}
     ${can("events:read") && html`<${Explanation} url=${path("v1", "devices", d.id, "explain")} watch=${`${d.state}/${d.mcp.state}`} title=${s.device.explain} quiet=${d.state === "online"} />`}
     <section class="card"><${Facts} items=${[
       [f.id, html`<code>${d.id}</code>`], [f.name, d.name && html`<${Said} text=${d.name} />`],
@@ -60,7 +60,7 @@ function FactsPage({ device: d, reload, can }) {
       [f.mcp, html`${s.mcp[d.mcp.state]}${d.mcp.tools ? `, ${s.devices.tools(d.mcp.tools)}` : ""}`], [s.device.explain, d.mcp.error && html`<${Said} text=${d.mcp.error} max=${300} />`],
       [f.catalog, d.mcp.catalog && html`<${Link} href=${to(["devices", d.id, "catalog"])}><code>${d.mcp.catalog.slice(0, 12)}</code><//>`],
       [f.audio, d.audio.open && s.device.audio(d.audio.packets, d.audio.dropped)], [f.session, d.session_id && html`<code>${line(d.session_id)}</code>`],
-      [f.client, d.client_id && html`<code>${line(d.client_id)}</code>`],
+      [f.client, d.client && html`<code>${line(d.client)}</code>`],
       [f.labels, Object.keys(d.labels).length > 0 && html`<${Labels} labels=${d.labels} />`],
     ]} /></section>
     ${can("photos:read") && html`<${Photos} id=${d.id} />`}
@@ -97,7 +97,7 @@ function Edit({ device, reload }) {
       labels.set(row.slice(0, at).trim(), row.slice(at + 1).trim());
     }
     const body = { name: form.get("name").trim(), labels: Object.fromEntries(labels) };
-    if (form.get("transport")) body.transport = form.get("transport");
+    if (form.get("transport")) body.transport_wanted = form.get("transport");
     try {
       opened.current = await request("PATCH", path("v1", "devices", device.id), { body, headers: { "If-Match": `"${opened.current.revision}"` } });
       setMessage(s.device.saved);

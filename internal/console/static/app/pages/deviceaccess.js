@@ -26,10 +26,9 @@ export function DeviceAccess({ device: d, reload, can }) {
   const forget = async () => { await request("DELETE", path("v1", "devices", d.id)); go(to(["devices"])); };
   return html`<section class="card"><h2>${s.deviceAccess.credentials}</h2>
       ${d.admission === "revoked" && html`<p class="notice warn">${s.deviceAccess.revoked}</p>`}
-      <${Facts} items=${[[s.deviceAccess.generation, String(d.credentials.generation)], [s.deviceAccess.previous, d.credentials.previous_until && html`<${Time} at=${d.credentials.previous_until} exact />`],
-        [s.device.facts.client, d.client_id && html`<code>${line(d.client_id)}</code>`], [s.device.facts.pending, d.pending_client_id && html`<code>${line(d.pending_client_id)}</code>`]]} />
+      <${Facts} items=${[[s.deviceAccess.generation, String(d.credentials.generation)], [s.deviceAccess.previous, d.credentials.previous_until && html`<${Time} at=${d.credentials.previous_until} exact />`]]} />
       <div class="actions">
-        ${(d.admission === "revoked" || d.pending_client_id || d.state === "pending") && html`<${Act} label=${s.device.approve} primary act=${post("approve")} />`}
+        ${d.admission === "revoked" && !d.pending.length && html`<${Act} label=${s.device.approve} primary act=${post("approve")} />`}
         <${Ask} label=${s.deviceAccess.rotate} question=${s.deviceAccess.rotateAsk} act=${post("rotate", { grace: GRACE })} />
         <${Ask} label=${s.deviceAccess.revoke} question=${s.deviceAccess.revokeAsk} danger act=${post("revoke")} />
         <${Ask} label=${s.deviceAccess.forget} question=${s.deviceAccess.forgetAsk} phrase=${d.id} danger act=${forget} />
