@@ -15,7 +15,7 @@ const maxLines = 2500
 
 // overSize are the packages that may have more, each with its reason.
 var overSize = map[string]int{
-	"internal/devices/session": 3100, // a session, its entry and its claims change under two locks; a seam would be a third
+	"internal/devices/session": 3000, // a session, its entry and its claims change under two locks; a seam would be a third
 }
 
 // sized is a row of the table in docs/architecture.md, under "The core in numbers".

@@ -194,8 +194,16 @@ func (b *Bus) keep() {
 	back := b.opt.Conn.StatusChanged(nats.CONNECTED)
 	defer b.opt.Conn.RemoveStatusListener(back)
 	for {
-		next := lookEvery
-		if others := b.others.Load(); others == nil || !b.opt.Conn.IsConnected() {
+		next, others := lookEvery, b.others.Load()
+		if others == nil {
+			select {
+			case <-b.ctx.Done():
+				return
+			case <-b.wake: // the first look is at once, so that the streams exist when the node has started
+			}
+			continue
+		}
+		if !b.opt.Conn.IsConnected() {
 			next = retryEvery // NATS itself is reported as unreachable
 		} else {
 			for _, s := range b.streams {
