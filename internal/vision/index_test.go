@@ -43,7 +43,7 @@ func (c *testServer) storeUnindexed(t *testing.T, device devices.ID, n int) (ids
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.js.PublishAsync(c.vision.bucket.metaSubject(id), data); err != nil {
+		if _, err := c.js.PublishAsync(c.vision.bucket.metaSubject(id), data, jetstream.WithStallWait(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 	}
