@@ -1,6 +1,10 @@
 package devices
 
-import "strings"
+import (
+	"strings"
+
+	"unicode/utf8"
+)
 
 // Clip cuts text that a device reported about itself to maxReportedText bytes.
 func Clip(text string) string {
@@ -11,3 +15,17 @@ func Clip(text string) string {
 }
 
 const maxReportedText = 128
+
+// MaxToolName is the longest name of a tool, in bytes; the longest of stock firmware has 31.
+const MaxToolName = 256
+
+// IsToolName reports whether a device reads the name of a tool as fleetd does: it ends names at the first NUL and expects
+// text.
+func IsToolName(name string) bool {
+	for _, c := range name {
+		if c < ' ' || c == 0x7f || c == utf8.RuneError {
+			return false
+		}
+	}
+	return name != "" && len(name) <= MaxToolName
+}

@@ -103,6 +103,13 @@ func TestCheck(t *testing.T) {
 	if spec.Pace.Rate != DefaultRate || spec.Pace.Concurrency != DefaultTogether || !spec.When.Until.Equal(now.Add(DefaultUntil)) {
 		t.Errorf("defaults: %+v %+v", spec.Pace, spec.When)
 	}
+	bad, err := ParseNew([]byte(`{"action":{"restart":{}},"select":"a=("}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(&bad.JobSpec, time.UTC, now); devices.AsError(err).Code != devices.CodeBadRequest {
+		t.Errorf("a select that cannot be read: %v", err)
+	}
 	for body, pointer := range map[string]string{
 		`{"action":{},"select":"a"}`:                                                             "/action",
 		`{"action":{"call":{"tool":"x"},"restart":{}},"select":"a"}`:                             "/action",
@@ -113,7 +120,7 @@ func TestCheck(t *testing.T) {
 		`{"action":{"restart":{"when":"soon"}},"select":"a"}`:                                    "/action/restart/when",
 		`{"action":{"restart":{}}}`:                                                              "/select",
 		`{"action":{"restart":{}},"select":"a","devices":["x"]}`:                                 "/select",
-		`{"action":{"restart":{}},"select":"a=("}`:                                               "/select",
+		`{"action":{"call":{"tool":"a\u0000b"}},"select":"a"}`:                                   "/action/call/tool",
 		`{"action":{"restart":{}},"devices":["!"]}`:                                              "/devices/0",
 		`{"action":{"restart":{}},"select":"a","pace":{"rate":"0/s"}}`:                           "/pace/rate",
 		`{"action":{"restart":{}},"select":"a","stop":{}}`:                                       "/stop",

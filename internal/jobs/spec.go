@@ -63,8 +63,11 @@ func (f *faults) add(pointer, format string, args ...any) {
 }
 
 // Check checks a job as given, and fills in defaults. zone is the fleet's timezone. The error
-// is CodeInvalidArguments with all faults.
+// is CodeInvalidArguments with all faults, or CodeBadRequest for a select that cannot be read.
 func Check(spec *api.JobSpec, zone *time.Location, now time.Time) error {
+	if _, err := selector.Parse(spec.Select); err != nil { // as wherever a select is given
+		return devices.Errorf(devices.CodeBadRequest, "select: %v", err)
+	}
 	var f faults
 	checkAction(&spec.Action, &f)
 	checkSelection(spec, &f)
@@ -108,8 +111,8 @@ func checkAction(a *api.JobAction, f *faults) {
 	given := 0
 	if c := a.Call; c != nil {
 		given++
-		if c.Tool == "" || len(c.Tool) > 256 {
-			f.add("/action/call/tool", "must be the name of a tool")
+		if !devices.IsToolName(c.Tool) {
+			f.add("/action/call/tool", "must be the name of a tool: 1 to 256 bytes without control characters")
 		}
 		switch {
 		case len(c.Arguments) > maxArgumentBytes:
@@ -150,9 +153,6 @@ func checkSelection(spec *api.JobSpec, f *faults) {
 	if (spec.Select == "") == (len(spec.Devices) == 0) {
 		f.add("/select", "give either select (device=* selects all) or devices")
 		return
-	}
-	if _, err := selector.Parse(spec.Select); err != nil {
-		f.add("/select", "%v", err)
 	}
 	if len(spec.Devices) > MaxDevices {
 		f.add("/devices", "names %d devices, and may name %d; use select", len(spec.Devices), MaxDevices)

@@ -72,8 +72,8 @@ func (s *Dispatcher) call(ctx context.Context, x *session.Session, c *devices.To
 }
 
 func (s *Dispatcher) tryCall(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
-	if !isToolName(c.Tool) {
-		return devices.ToolResult{}, devices.Errorf(devices.CodeBadRequest, "a tool's name must have 1 to %d bytes of text without control characters", maxToolName)
+	if !devices.IsToolName(c.Tool) {
+		return devices.ToolResult{}, devices.Errorf(devices.CodeBadRequest, "a tool's name must have 1 to %d bytes of text without control characters", devices.MaxToolName)
 	}
 	if err := devices.CheckText("arguments", c.Arguments); err != nil {
 		return devices.ToolResult{}, err

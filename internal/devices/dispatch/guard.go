@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"fleetd/internal/access"
 	"fleetd/internal/devices"
@@ -48,20 +47,6 @@ type confirmation struct {
 	key     string            // key of the caller
 	call    [sha256.Size]byte // digest of key, tool and arguments
 	expires time.Time
-}
-
-// maxToolName is the longest name of a tool, in bytes; the longest of stock firmware has 31.
-const maxToolName = 256
-
-// isToolName reports whether the device reads a name as fleetd does: it ends names at the
-// first NUL and expects text.
-func isToolName(name string) bool {
-	for _, c := range name {
-		if c < ' ' || c == 0x7f || c == utf8.RuneError {
-			return false
-		}
-	}
-	return name != "" && len(name) <= maxToolName
 }
 
 // errNoRules refuses calls until the operator's rules were read.

@@ -77,8 +77,8 @@ func (r *Reservation) call(ctx context.Context, c *devices.ToolCall, permit func
 	if err := r.check(c.Principal); err != nil {
 		return none, err
 	}
-	if !isToolName(c.Tool) {
-		return none, devices.Errorf(devices.CodeBadRequest, "a tool's name must have 1 to %d bytes of text without control characters", maxToolName)
+	if !devices.IsToolName(c.Tool) {
+		return none, devices.Errorf(devices.CodeBadRequest, "a tool's name must have 1 to %d bytes of text without control characters", devices.MaxToolName)
 	}
 	if err := r.s.guard(ctx, r.x, c); err != nil {
 		return none, err
