@@ -177,7 +177,7 @@ func TestExternalNATS(t *testing.T) {
 		return n >= 8
 	})
 	sim.Report(t)
-	wanted := map[string]string{"online": "client_id", "catalog": "added", "photo": "photo", "offline": "reason", "notifications": "method"}
+	wanted := map[string]string{"online": "client", "catalog": "added", "photo": "photo", "offline": "reason", "notifications": "method"}
 	deadline := time.Now().Add(15 * time.Second)
 	for len(wanted) > 0 && time.Now().Before(deadline) {
 		msg, err := watcher.NextMsg(time.Second)

@@ -38,7 +38,7 @@ var points = []struct{ what, tests, missing string }{
 	{"A form sends what the schema of a tool wants", "TestFormTypes TestCallFromAForm", ""},
 	{"Results of each kind", "TestResults TestCallFromAForm", ""},
 	{"A confirmation shows what it is for, ends, and acts once", "TestConfirmation TestCallFromAForm TestCancelDialog", ""},
-	{"Admission by code", "TestAdmission TestAdmissionElsewhere", ""},
+	{"Admission by code, and refusal of a copy", "TestAdmission TestAdmissionElsewhere TestCopyIsRefused", ""},
 	{"What changed in the tools of a device", "TestToolHistory TestManyVersions", ""},
 	{"Keys, policy, audit", "TestKeysAndPolicy TestAuditExport TestPolicyExample", ""},
 	{"Why a device is not well is two clicks from the table", "TestWhy TestWhyOnAPhone TestCauses", ""},
