@@ -17,9 +17,7 @@ const (
 	// UnreadTime is how long written bytes may wait for a client that acknowledges none of them.
 	UnreadTime = 30 * time.Second
 	writePiece = 64 << 10 // bytes; a slow reader of a large response is given WriteTime for each piece
-	// lateBody is how long the rest of a body is read after the response. A client
-	// that is still sending then receives the response instead of a connection reset.
-	lateBody = time.Second
+	lateBytes  = 64 << 20 // of a body that are read after the response
 	// rateStep is how often the deadline of a body is moved.
 	rateStep = 250 * time.Millisecond
 )
@@ -36,6 +34,10 @@ type BodyPace struct {
 
 // DefaultPace is the pace of routes that do not set their own.
 var DefaultPace = BodyPace{Grace: 10 * time.Second, Rate: 2 << 10}
+
+// latePace is the pace of the rest of a body after the response. A client that is still sending keeps its connection, and
+// then receives the response instead of a connection reset.
+var latePace = BodyPace{Grace: time.Second, Rate: 64 << 10, Max: 10 * time.Second}
 
 // RespondEarly lets a handler respond before the body has arrived, so that a refusal
 // is sent at once. It closes connections whose body does not follow the response.
@@ -107,11 +109,14 @@ func (a *earlyResponse) begin() {
 	}
 }
 
-// finish allows lateBody for the rest of the body after the response.
+// finish reads the rest of the body after the response, at latePace. A client that was never asked for its body sends none.
 func (a *earlyResponse) finish() {
-	if a.begin(); !a.body.ended {
-		_ = a.body.control.SetReadDeadline(time.Now().Add(lateBody))
+	if a.begin(); a.body.ended || a.expectsContinue && !a.body.readCalled {
+		return
 	}
+	_ = a.body.control.Flush()
+	a.body.begin(latePace)
+	_, _ = io.CopyN(io.Discard, a.body, lateBytes) // the connection is closed in any case
 }
 
 // PaceBody sets the pace of one request's body. It replaces the pace of RespondEarly:

@@ -208,6 +208,29 @@ func TestRefusalOfABodyNotYetSent(t *testing.T) {
 	}
 }
 
+// A client that sends its whole body before it reads, as most libraries do, receives the refusal instead of a reset.
+func TestRefusalOfALargeBody(t *testing.T) {
+	const size = 24 << 20 // bytes; more than the buffers of both sides
+	address, _ := serveTimed(t, WriteTime, RespondEarly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "no", http.StatusForbidden)
+	}), DefaultPace))
+	c := dial(t, address, fmt.Sprintf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", size))
+	piece := make([]byte, 1<<20)
+	for range size / len(piece) {
+		if _, err := c.Write(piece); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond) // 10 MiB/s, and more than 2 s
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body, err := io.ReadAll(answer.Body); answer.StatusCode != http.StatusForbidden || string(body) != "no\n" || err != nil || !answer.Close {
+		t.Errorf("%d, %q, %v, closed %v", answer.StatusCode, body, err, answer.Close)
+	}
+}
+
 // The pace of a route replaces that of the listener; with both, the shorter deadline
 // would end a body that keeps the longer one.
 func TestOnePace(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -87,8 +88,10 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, denied *refusal)
 	}
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
+	body := append(denied.err.AppendProblem(nil), '\n')
+	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	_, _ = w.Write(append(denied.err.AppendProblem(nil), '\n')) // fails only if the client has disconnected
+	_, _ = w.Write(body) // fails only if the client has disconnected
 }
 
 // checkOrigin refuses requests that a web page may have caused: a page of another

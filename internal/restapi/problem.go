@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -103,13 +104,15 @@ func (p *problem) write(w http.ResponseWriter) {
 		return
 	}
 	h := w.Header()
+	body = append(body, '\n')
 	h["Content-Type"] = valueProblem
+	h["Content-Length"] = []string{strconv.Itoa(len(body))} // the client need not wait for the end of its own body
 	h["Cache-Control"] = []string{"no-store"}
 	for name, values := range p.GetHeaders() {
 		h[name] = values
 	}
 	w.WriteHeader(p.Status)
-	_, _ = w.Write(append(body, '\n')) // the client is gone if this fails
+	_, _ = w.Write(body) // the client is gone if this fails
 }
 
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
