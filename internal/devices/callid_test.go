@@ -1,7 +1,9 @@
 package devices
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"regexp"
 	"sync"
 	"testing"
@@ -45,5 +47,20 @@ func TestOfCall(t *testing.T) {
 	back, ok := ParseProblem(AsError(err).AppendProblem(nil))
 	if !ok || back.Call != "id" {
 		t.Errorf("%+v", back)
+	}
+}
+
+// The detail tells a database that is slow from one that is away: the first wants a smaller request, the second an operator.
+func TestSlowDatabase(t *testing.T) {
+	for _, tc := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("%w: listing: %w", ErrDatabase, context.DeadlineExceeded), "the database is slow, and did not answer in time; ask for less, or try again later"},
+		{fmt.Errorf("%w: listing: refused", ErrDatabase), "the database does not answer; try again later"},
+	} {
+		if e := AsError(tc.err); e.Code != CodeUnavailable || e.Part != "database" || e.Detail != tc.want {
+			t.Errorf("%v: %+v", tc.err, e)
+		}
 	}
 }

@@ -87,13 +87,15 @@ func LimitReached(what string, limit int64) *Error {
 	return Errorf(CodeLimitReached, "the limit of %d %s is reached, or the share of it that this key may have; end some, or wait until some end", limit, what)
 }
 
-// AsError returns err as *Error. A database failure becomes CodeUnavailable, ErrNotFound
+// AsError returns err as *Error. A failure of the database becomes CodeUnavailable, whose detail tells a slow one from one that is away, ErrNotFound
 // CodeNotFound, any other error CodeInternal.
 func AsError(err error) *Error {
 	var e *Error
 	switch {
 	case errors.As(err, &e):
 		return e
+	case errors.Is(err, ErrDatabase) && errors.Is(err, context.DeadlineExceeded):
+		return &Error{Code: CodeUnavailable, Part: "database", Detail: "the database is slow, and did not answer in time; ask for less, or try again later"}
 	case errors.Is(err, ErrDatabase):
 		return &Error{Code: CodeUnavailable, Part: "database", Detail: "the database does not answer; try again later"}
 	case errors.Is(err, ErrNotFound):
