@@ -35,7 +35,7 @@ race: ## the same tests with the race detector, in the programs that they start,
 verify: ## race, staticcheck and what takes longer: chaos, outages at full length, fuzz, conformance, a generated client, release (PART="chaos fuzz"; attacks by name)
 	@scripts/verify $(PART)
 
-conformance: ## the official MCP suite and the Inspector against fleetd; wants npm
+conformance: ## the official MCP suite, the Inspector and the TypeScript SDK v1 against fleetd; wants npm
 	@scripts/conformance
 
 chaos: ## five minutes of faults between three nodes (SEED=n repeats a run, SEEDS=20 makes several, LASTS=d, TAGS=brokenfence must fail)
