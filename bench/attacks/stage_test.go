@@ -36,6 +36,10 @@ const (
 	callers = 32   // calls at once, at most
 	members = 5000 // further members, which are not connected
 	tool    = "self.audio_speaker.set_volume"
+
+	// What the node may keep in memory of catalogs and records, bytes: smaller than by default, so that what is lost
+	// is not taken for it.
+	catalogMemory, recorderMemory = 16 << 20, 16 << 20
 )
 
 // Environment of this program when it starts itself again.
@@ -116,7 +120,7 @@ func prioritizedProgram(t *testing.T, priority []string, program, log string) st
 // state is what a node holds.
 type state struct {
 	goroutines, files int
-	resident          int64
+	resident, heap    int64 // bytes; heap in use after a collection
 }
 
 // stage is a node with other devices, which are called at a steady rate.
@@ -156,7 +160,8 @@ func newStage(t *testing.T, secure bool) *stage {
 	s := &stage{T: t, gateway: freeAddress(t), secure: secure,
 		web: &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}}
 	arguments := []string{"--log-level", "info", "--ota-rate", "3000", "--new-members-per-address", "60", "--device-listen", "[::]:0", "--nats-listen", "0.0.0.0:0",
-		"--photo-limit", "16MiB", "--gateway-api-listen", s.gateway, "--gateway-signature-key", gatewayKey, "--trusted-proxies", trustedProxy + "/32"}
+		"--photo-limit", "16MiB",
+		"--catalog-memory", fmt.Sprint(catalogMemory), "--recorder-memory", fmt.Sprint(recorderMemory), "--gateway-api-listen", s.gateway, "--gateway-signature-key", gatewayKey, "--trusted-proxies", trustedProxy + "/32"}
 	if secure {
 		cert, key := writeCertificate(t)
 		arguments = append(arguments, "--api-tls-cert", cert, "--api-tls-key", key)
@@ -181,7 +186,7 @@ func newStage(t *testing.T, secure bool) *stage {
 	s.startCaller()
 	s.calls(2 * window) // warms up
 	s.idle = s.held()
-	s.idle.resident = s.resident()
+	s.idle.resident, s.idle.heap = s.resident(), s.heap()
 	return s
 }
 
@@ -377,6 +382,22 @@ func (s *stage) held() (h state) {
 	}
 	h.files = len(files)
 	return h
+}
+
+// heap is what is in use of the heap after a collection, bytes.
+func (s *stage) heap() int64 {
+	s.Helper()
+	for line := range strings.Lines(string(s.get("/debug/pprof/heap?gc=1&debug=1"))) {
+		if value, found := strings.CutPrefix(line, "# HeapInuse = "); found {
+			n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+			if err != nil {
+				s.Fatal(err)
+			}
+			return n
+		}
+	}
+	s.Fatal("the heap profile does not say how much of the heap is in use")
+	return 0
 }
 
 func (s *stage) resident() int64 {

@@ -19,10 +19,11 @@ import (
 
 // attacks are those on a node without TLS, tlsAttacks those on one whose API speaks it.
 var (
-	attacks    = slicesOf(anonymousAttacks, memberAttacks, keyAttacks)
+	attacks    = slicesOf(anonymousAttacks, memberAttacks, keyAttacks, edgeAttacks)
 	tlsAttacks = []attack{
 		{"tls-handshakes", "handshakes compute on a quarter of the threads", handshakes},
 		{"tls-silent", "the same", silentTLS},
+		{"h2-alone", "HTTP/1.1 alone", streamsAlone},
 	}
 )
 

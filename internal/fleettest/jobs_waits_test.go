@@ -43,6 +43,10 @@ func TestTasksWaitForTheHolder(t *testing.T) {
 		}
 	}
 
+	// The holder writes a connection a moment after it has it.
+	asked.Await(t, "the connection is in the database", time.Minute, func() bool {
+		return c.DB.Count(t, "SELECT count(*) FROM presence WHERE device = $1 AND online", device) == 1
+	})
 	c.SQL[1].Break(0, Cut)
 	job := create()
 	waits("database")

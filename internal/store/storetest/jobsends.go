@@ -359,7 +359,7 @@ func testPruneJobs(t *testing.T, f *jobFleet) {
 func testJobText(t *testing.T, f *jobFleet) {
 	const bad = "a\x00b\xffc"
 	const clean = "a\uFFFDb\uFFFDc"
-	j := f.prepared(t, func(s *api.JobSpec) { s.Note, s.Action.Call.Tool = bad, bad })
+	j := f.prepared(t, func(s *api.JobSpec) { s.Note = bad })
 	j.OwnerName, j.Devices, j.Confirmed = bad, bad, []string{bad}
 	if _, _, err := f.stores[0].Create(t.Context(), j, rowsOf(&j, 1, 1)); err != nil {
 		t.Fatal(err)
