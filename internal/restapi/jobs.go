@@ -139,7 +139,7 @@ func (s *Server) jobRoutes() {
 	report.Responses["200"].Content = map[string]*huma.MediaType{typeCSV: {Schema: file}, typeNDJSON: {Schema: file}}
 	s.handle(report, s.reportJob, pathParam("job", "Id of a job."), queryParam("format", "csv without it.", "csv", "ndjson"))
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/tasks", about{id: "deviceTasks", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Show the queue of a device",
-		answer: "The open tasks in their order, each waiting one with its reason.", codes: append(away, devices.CodeDeviceUnknown)}), s.deviceTasks)
+		answer: "The open tasks in their order, each waiting one with its reason. A page begins anew if the last task of the page before has ended.", codes: append(away, devices.CodeDeviceUnknown)}), s.deviceTasks)
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/tasks/{job}/cancel", about{id: "cancelTask", scope: access.ScopeJobs, tag: tagJobs,
 		summary: "Cancel a device's task", text: "One that waits; the rest of the job goes on.", status: http.StatusNoContent, answer: "It is cancelled.",
 		codes: append(known, devices.CodeConflict, devices.CodeDeviceUnknown)}), s.cancelTask)
@@ -236,8 +236,18 @@ func (s *Server) listTasks(ctx context.Context, in *listTasksInput) (*answer[api
 	return answerOf(s, ctx, list, err)
 }
 
-func (s *Server) deviceTasks(ctx context.Context, in *DevicePath) (*answer[api.List[api.Task]], error) {
+// deviceTasksInput are the parameters of the queue of a device.
+type deviceTasksInput struct {
+	DevicePath
+	Page
+}
+
+func (s *Server) deviceTasks(ctx context.Context, in *deviceTasksInput) (*answer[api.List[api.Task]], error) {
 	id, err := parseDevice(in.Device)
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.page(ctx, in.Page)
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +255,14 @@ func (s *Server) deviceTasks(ctx context.Context, in *DevicePath) (*answer[api.L
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &answer[api.List[api.Task]]{api.List[api.Task]{Items: append([]api.Task{}, queue...)}}, nil
+	list, err := fillPage(p, pieceLimit, func(job string, n int) ([]api.Task, string, error) {
+		rest := queue[slices.IndexFunc(queue, func(t api.Task) bool { return t.Job == job })+1:] // all if that task has ended meanwhile
+		if len(rest) <= n {
+			return rest, "", nil
+		}
+		return rest[:n], rest[n-1].Job, nil
+	})
+	return answerOf(s, ctx, list, err)
 }
 
 func (s *Server) cancelTask(ctx context.Context, in *deviceTaskPath) (*struct{}, error) {

@@ -188,3 +188,26 @@ func TestCallLater(t *testing.T) {
 		f.do(t, "POST", path, body).problem(t, 400, devices.CodeBadRequest)
 	}
 }
+
+// The queue of a device comes in pages; one whose place is gone begins anew, and so loses nothing.
+func TestQueueIsPaged(t *testing.T) {
+	f := newFleet(t)
+	f.jobs.tasks = []api.Task{{Job: "a"}, {Job: "b"}, {Job: "c"}}
+	page := func(query string) (found, cursor string) {
+		var p api.List[api.Task]
+		f.do(t, "GET", "/v1/devices/"+string(robot)+"/tasks?"+query, "").json(t, &p)
+		for _, task := range p.Items {
+			found += task.Job
+		}
+		return found, p.NextCursor
+	}
+	first, cursor := page("limit=2")
+	rest, end := page("limit=2&cursor=" + cursor)
+	if first != "ab" || rest != "c" || end != "" {
+		t.Errorf("%s, %s, then %q", first, rest, end)
+	}
+	f.jobs.tasks = f.jobs.tasks[2:]
+	if left, _ := page("cursor=" + cursor); left != "c" {
+		t.Errorf("after two have ended: %s", left)
+	}
+}
