@@ -159,11 +159,11 @@ func (row *ImportRow) decide(m *devices.Member, principal access.Principal, rota
 }
 
 // checkPermission returns an error if the caller may not write the row. A key that is
-// limited by labels creates no devices, since it would choose the labels itself.
+// limited by labels creates no devices, since it would choose the labels itself, and does not learn which devices there are.
 func (row *ImportRow) checkPermission(m *devices.Member, principal access.Principal) error {
 	switch {
-	case !m.Known() && principal.Caller.NeedsLabels():
-		return devices.Errorf(devices.CodeForbidden, "the device is unknown; a key that is limited by labels cannot create devices")
+	case principal.Caller.NeedsLabels() && (!m.Known() || !principal.Caller.Devices.MatchIdentity(string(row.Device), m.Labels)):
+		return devices.Errorf(devices.CodeForbidden, "the key does not cover this device, or the fleet does not have it; a key that is limited by labels cannot create devices")
 	case !principal.Caller.Devices.MatchIdentity(string(row.Device), m.Labels):
 		return devices.Errorf(devices.CodeForbidden, "the key does not cover this device")
 	}

@@ -541,7 +541,7 @@ func TestImportRules(t *testing.T) {
 		{"partial", "?partial=true", "id,client_id\nmember,c9\nfresh,c5\n", "", 200, `"changed":1,"unchanged":0,"first_clients":0,"refused":1,"faults":[{"line":2,`},
 		{"replace", "?replace_client=true", "id,client_id\nmember,c9\ngone,\n", "", 200, `"changed":2,"unchanged":0,"first_clients":0,"refused":0`},
 		{"replaced", "?replace_client=true&partial=false", "id,client_id\nmember,c9\ngone,\n", "", 200, `"changed":0,"unchanged":2`},
-		{"key by label", "", "id,name\nmember,a\nopen,b\nnew,c\n", lab, 422, `"detail":"the key does not cover this device"},{"line":4,"column":1,"detail":"the device is unknown; a key that is limited by labels cannot create devices"}]`},
+		{"key by label", "", "id,name\nmember,a\nopen,b\nnew,c\n", lab, 422, `"detail":"the key does not cover this device, or the fleet does not have it; a key that is limited by labels cannot create devices"},{"line":4,"column":1,"detail":"the key does not cover this device, or the fleet does not have it; a key that is limited by labels cannot create devices"}]`},
 		{"its own", "", "id,name\nmember,a\n", lab, 200, `"changed":1`},
 		{"key by id", "", "id\nnew1\nnew2\n", one, 422, `"faults":[{"line":3,"column":1,"detail":"the key does not cover this device"}]`},
 		{"header, partial", "?partial=true", "id,nmae\na,b\n", "", 422, `unknown column \"nmae\"`},
