@@ -55,6 +55,12 @@ const jobPrefix = "job."
 // OfJob returns the last token of the subject of a kind of jobs, and whether it is one.
 func (k EventKind) OfJob() (token string, ok bool) { return strings.CutPrefix(string(k), jobPrefix) }
 
+// HasOwner reports whether the events of a kind are about a job, and have the id of the key that created it.
+func (k EventKind) HasOwner() bool {
+	_, ok := k.OfJob()
+	return ok || k == EventTask
+}
+
 // JobEvent returns the kind of an event of a job with this last token of its subject.
 func JobEvent(token string) EventKind { return EventKind(jobPrefix + token) }
 
@@ -82,7 +88,7 @@ var EventKinds = []EventInfo{
 	{EventContested, "", "a connection was refused because two clients use the device id, or a [proof](../devices.md#hardware-that-proves-itself) for it was",
 		"`client`, `reason`: `fight`; or `wrong_proof`, `other_device` (the serial number proves another device), `other_serial` (another one proves this device), with `serial`", true, EventsStream},
 	{EventTask, "", "a task of a [job](../jobs.md) ended, or failed and waits to be repeated; its outcome is committed",
-		"`job`, `round`, `attempt`, `state`, `outcome`, `code`, `late`, `call`", true, JobsStream},
+		"`job`, `round`, `attempt`, `state`, `outcome`, `code`, `late`, `call`, `owner`", true, JobsStream},
 	{EventJobStarted, "", "its first task began", jobAdds, true, JobsStream},
 	{EventJobStage, "", "its next stage opened", jobAdds, true, JobsStream},
 	{EventJobPaused, "", "a person paused it", jobAdds, true, JobsStream},

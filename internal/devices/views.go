@@ -15,7 +15,7 @@ type StreamEvent struct {
 	ID     EventPosition // to resume after this event
 	Kind   EventKind
 	Device ID              // empty for kinds of jobs
-	Owner  string          // of kinds of jobs: id of the key that created the job
+	Owner  string          // of kinds with HasOwner: id of the key that created the job
 	Data   json.RawMessage // the payload as published
 	Gap    bool            // events after the requested position were deleted; Data has the range
 }

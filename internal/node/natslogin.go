@@ -77,7 +77,10 @@ func (l *natsLogins) permissions(who *access.Caller) *server.Permissions {
 	publish := &server.SubjectPermission{}
 	subscribe := &server.SubjectPermission{Allow: []string{"_INBOX." + who.Key + ".>"}}
 	devices := l.prefix + ".devices."
-	if who.Scopes.Has(access.ScopeEvents) && !who.OwnJobsOnly() { // subjects do not contain the owners of jobs
+	switch { // subjects do not contain the owners of jobs
+	case who.OwnJobsOnly():
+		subscribe.Deny = append(subscribe.Deny, devices+"*.task")
+	case who.Scopes.Has(access.ScopeEvents):
 		subscribe.Allow = append(subscribe.Allow, l.prefix+".jobs.>")
 	}
 	switch {

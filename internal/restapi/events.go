@@ -35,7 +35,7 @@ func (s *Server) eventRoutes() {
 	}
 	s.handle(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", waits: true, scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
 		text: "Server-sent events: id is the position in the streams, event the kind, data the payload on one line. With Last-Event-ID the answer " +
-			"resumes after that event, with 0 at the first there is; if some after it are gone already, it begins with one `gap` event for each stream. A key that is limited to devices receives events of these, and of the jobs that it created. A comment every 15 s keeps proxies patient.",
+			"resumes after that event, with 0 at the first there is; if some after it are gone already, it begins with one `gap` event for each stream. A key that is limited to devices receives events of these. Of jobs and their tasks, a key that is limited to devices or tools receives only those of the jobs that it created. A comment every 15 s keeps proxies patient.",
 		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),
 		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.events,
 		queryParam("device", "Only events of this device, and of its tasks."), queryParam("type", "Only events of this kind; those of jobs have no device.", kinds...),

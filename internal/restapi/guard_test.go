@@ -333,7 +333,7 @@ func TestEventsUnderAKey(t *testing.T) {
 	}
 }
 
-// A key that is limited to devices follows the tasks of these and the jobs that it created, not those of others.
+// A key that is limited to devices follows the jobs that it created and their tasks, not those of others, even on its devices.
 func TestJobEventsUnderAKey(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, robot, devicetest.NewScript())
@@ -348,7 +348,8 @@ func TestJobEventsUnderAKey(t *testing.T) {
 	f.events.queue = make(chan devices.StreamEvent, 8)
 	for n, e := range []devices.StreamEvent{
 		{Kind: devices.EventJobHalted, Owner: "admin"}, {Kind: devices.EventJobHalted}, {Kind: devices.EventTask, Device: lamp},
-		{Kind: devices.EventJobHalted, Owner: key.ID}, {Kind: devices.EventTask, Device: robot},
+		{Kind: devices.EventTask, Device: robot, Owner: "admin"}, {Kind: devices.EventTask, Device: robot}, {Kind: devices.EventTask, Device: lamp, Owner: key.ID},
+		{Kind: devices.EventJobHalted, Owner: key.ID}, {Kind: devices.EventTask, Device: robot, Owner: key.ID},
 	} {
 		e.Data = fmt.Appendf(nil, `{"n":%d}`, n)
 		f.events.queue <- e
@@ -361,7 +362,7 @@ func TestJobEventsUnderAKey(t *testing.T) {
 		}
 	}
 	// security: R3
-	if !slices.Equal(seen, []string{`{"n":3}`, `{"n":4}`}) {
+	if !slices.Equal(seen, []string{`{"n":6}`, `{"n":7}`}) {
 		t.Errorf("%v", seen)
 	}
 }

@@ -85,7 +85,8 @@ func taskEvent(j *jobs.Job, t *jobs.Task, now time.Time) devices.Event {
 			Code    string         `json:"code"`
 			Late    bool           `json:"late"`
 			Call    string         `json:"call"`
-		}{t.Job, t.Round, t.Attempt, t.State, t.Outcome, t.Code, t.Late, t.Call})}
+			Owner   string         `json:"owner"`
+		}{t.Job, t.Round, t.Attempt, t.State, t.Outcome, t.Code, t.Late, t.Call, j.Owner})}
 }
 
 // members returns the members of an object without its braces.
