@@ -20,7 +20,7 @@ func (s *Service) DeviceChanges(ctx context.Context, id devices.ID, before int64
 	}
 	list, err := s.ports.Changes.DeviceChanges(ctx, id, before, limit)
 	for i := range list {
-		list[i].Value = s.publicValue(&list[i])
+		list[i].Value = s.publicValue(&list[i], false)
 	}
 	return list, err
 }
@@ -44,7 +44,7 @@ func (s *Service) ChangesSince(ctx context.Context, principal access.Principal, 
 		list, err = s.visible(ctx, principal, list)
 	}
 	for i := range list {
-		list[i].Value = s.publicValue(&list[i])
+		list[i].Value = s.publicValue(&list[i], principal.Caller.Scopes.Has(access.ScopeAdmin))
 	}
 	return list, next, err
 }
@@ -76,9 +76,9 @@ func (s *Service) visible(ctx context.Context, principal access.Principal, list 
 	}), nil
 }
 
-// publicValue returns the value of a change for callers: of an API key its id and
-// name, of a policy its version, of clients their hashes. Authorized callers read the rest elsewhere.
-func (s *Service) publicValue(c *devices.Change) json.RawMessage {
+// publicValue returns the value of a change for callers: of an API key its id, and for administrators its name, of a
+// policy its version, of clients their hashes. Authorized callers read the rest elsewhere.
+func (s *Service) publicValue(c *devices.Change, admin bool) json.RawMessage {
 	var short any
 	switch c.Aspect {
 	case devices.AspectClient:
@@ -109,10 +109,13 @@ func (s *Service) publicValue(c *devices.Change) json.RawMessage {
 	case devices.AspectKey:
 		var k struct {
 			ID      string    `json:"id"`
-			Name    string    `json:"name"`
+			Name    string    `json:"name,omitempty"`
 			Revoked time.Time `json:"revoked,omitzero"`
 		}
 		if json.Unmarshal(c.Value, &k) == nil {
+			if !admin {
+				k.Name = ""
+			}
 			short = k
 		}
 	case devices.AspectPolicy:
