@@ -309,6 +309,7 @@ type AuditEntry struct {
 	Seq       int64           `json:"seq" doc:"Counts the entries of the run, from 1."`
 	At        time.Time       `json:"at" doc:"When it began."`
 	Kind      string          `json:"kind"`
+	Call      string          `json:"call,omitempty" doc:"The id of the call."`
 	Action    string          `json:"action" doc:"The tool or method that was called, the message's type, or what was done."`
 	Device    string          `json:"device,omitempty"`
 	Key       string          `json:"key,omitempty"`
@@ -455,10 +456,11 @@ type RPC struct {
 	Confirmation string `json:"confirmation,omitempty" doc:"As for a tool call."`
 }
 
-// RPCResult is a device's answer to an RPC: one of the two members.
+// RPCResult is a device's answer to an RPC: either Result or Error is there.
 type RPCResult struct {
-	Result json.RawMessage `json:"result,omitempty" doc:"What the device answered; or"`
-	Error  json.RawMessage `json:"error,omitempty" doc:"the error object it answered with."`
+	Result json.RawMessage `json:"result,omitempty" doc:"JSON-RPC result of the device's answer."`
+	Error  json.RawMessage `json:"error,omitempty" doc:"JSON-RPC error object of the device's answer, in place of result."`
+	Call   string          `json:"call" doc:"The id of the request, in the audit and in logs; also in the header Fleetd-Call."`
 }
 
 // LineFault is a fault in a file. Line and Column count from 1, columns in bytes; Column is 0 if the fault

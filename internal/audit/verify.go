@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"time"
 
 	"fleetd/internal/api"
@@ -135,7 +134,7 @@ func (v *Verifier) Report() api.AuditReport {
 	}
 	v.last.Run = ""
 	v.report.Intact = len(v.report.Faults) == 0
-	v.report.Faults, v.report.Unended = slices.Concat([]string{}, v.report.Faults), slices.Concat([]string{}, v.report.Unended)
+	v.report.Faults, v.report.Unended = append([]string{}, v.report.Faults...), append([]string{}, v.report.Unended...)
 	return v.report
 }
 
