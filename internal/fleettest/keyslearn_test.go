@@ -23,6 +23,7 @@ import (
 	"fleetd/internal/api"
 	"fleetd/internal/apiclient"
 	"fleetd/internal/devicetest"
+	"fleetd/internal/jsontest"
 )
 
 // mark is text that shows where it came from: of which room it tells what. What concerns both rooms is of the room "other".
@@ -47,16 +48,17 @@ func (k *walker) may(m mark) bool {
 
 // world is a fleet with marks, and those who walk through it.
 type world struct {
-	node     *Node
-	document openAPI
-	marks    []mark
-	things   map[string]map[string]string // by side, then by the name of a parameter
-	hooks    *markedReceiver
-	keys     []*walker
-	found    found
-	seen     sync.Map // marks that the administrator saw
-	served   sync.Map // operations that somebody was answered
-	refused  sync.Map // the last refusal of each
+	node      *Node
+	document  openAPI
+	described *jsontest.Document
+	marks     []mark
+	things    map[string]map[string]string // by side, then by the name of a parameter
+	hooks     *markedReceiver
+	keys      []*walker
+	found     found
+	seen      sync.Map // marks that the administrator saw
+	served    sync.Map // operations that somebody was answered
+	refused   sync.Map // the last refusal of each
 }
 
 // Members of each room besides the connected one. The numbers are marks, too.
@@ -451,7 +453,7 @@ func (w *world) happens(t testing.TB, room string, d *device, outsider *apiclien
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{node: programs.Start(t, "--webhook-allow", "127.0.0.1"), things: map[string]map[string]string{}, hooks: newMarkedReceiver(t), found: found{lines: map[string]string{}}}
-	w.document = readDocument(t, w.node)
+	w.document, w.described = readDocument(t, w.node)
 	rooms := map[string]*device{}
 	for _, room := range sides[:2] {
 		rooms[room] = w.connect(t, room)

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"fleetd/internal/jsontest"
 )
 
 // openAPI is the part of the OpenAPI document that a walk reads.
@@ -51,15 +53,22 @@ type jsonSchema struct {
 	Items      *jsonSchema
 }
 
-// readDocument reads the document of a node.
-func readDocument(t testing.TB, n *Node) (d openAPI) {
+// readDocument reads the document of a node, for requests and for comparing their answers.
+func readDocument(t testing.TB, n *Node) (d openAPI, described *jsontest.Document) {
 	t.Helper()
 	answer, err := http.Get(n.Info.API + "/openapi.json")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer answer.Body.Close()
-	if err := json.NewDecoder(answer.Body).Decode(&d); err != nil {
+	text, err := io.ReadAll(answer.Body)
+	if err == nil {
+		err = json.Unmarshal(text, &d)
+	}
+	if err == nil {
+		described, err = jsontest.NewDocument(string(text))
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	for path, item := range d.Paths {
@@ -67,7 +76,7 @@ func readDocument(t testing.TB, n *Node) (d openAPI) {
 			op.method, op.path = strings.ToUpper(method), path
 		}
 	}
-	return d
+	return d, described
 }
 
 // operations returns the operations in the order of a walk: what only reads, what changes, and what ends something.
@@ -344,6 +353,9 @@ func (w *world) once(ctx context.Context, token string, c *walked) (r reply, wai
 	var head bytes.Buffer
 	if err := answer.Header.Write(&head); err != nil {
 		return r, false, err
+	}
+	if lie := w.described.Lie(request, answer.StatusCode, answer.Header, text.Bytes()); lie != "" {
+		w.found.add("not as the OpenAPI document describes it: "+c.op.OperationID, lie)
 	}
 	wait = answer.Header.Get("Retry-After") != ""
 	return reply{answer.StatusCode, head.String() + "\n" + text.String()}, wait, nil

@@ -1,6 +1,6 @@
 // Package jsontest reads JSON with encoding/json in the detail that fuzz
-// targets need: their second reader, to which the product's own is compared.
-// Only tests import it.
+// targets need: their second reader, to which the product's own is compared. It
+// compares answers with the OpenAPI document, too. Only tests import it.
 package jsontest
 
 import (

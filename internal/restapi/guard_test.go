@@ -156,7 +156,7 @@ func selectorHidesOtherDevices(t *testing.T, selected string) {
 	f.connect(t, lamp, devicetest.NewScript())
 	f.label(t, robot, map[string]string{"room": "lab"})
 	f.label(t, lamp, map[string]string{"room": "hall"})
-	f.photos.photos = []devices.Photo{{ID: "p3", Device: lamp, Bytes: 2}, {ID: "p2", Device: robot, Bytes: 2}, {ID: "p1", Device: lamp, Bytes: 2}}
+	f.photos.photos = []devices.Photo{{ID: "p3", Device: lamp, Bytes: 2, Kind: "camera"}, {ID: "p2", Device: robot, Bytes: 2, Kind: "camera"}, {ID: "p1", Device: lamp, Bytes: 2, Kind: "camera"}}
 	f.photos.jpeg = []byte{1, 2}
 	token := f.key(t, "lab", "devices:read devices:write photos:read tools:call events:read", selected)
 	const unknown = "aa:bb:cc:dd:ee:99"
@@ -252,7 +252,7 @@ func TestPagesUnderASelector(t *testing.T) {
 func TestChangesAreAudited(t *testing.T) {
 	f := newFleet(t)
 	f.connect(t, robot, devicetest.NewScript())
-	f.photos.photos = []devices.Photo{{ID: "p1", Device: robot}}
+	f.photos.photos = []devices.Photo{{ID: "p1", Device: robot, Kind: "camera"}}
 	token := f.key(t, "clerk", "devices:write", "")
 	for _, tc := range []struct{ method, path, body, action, detail string }{
 		{"PATCH", "/v1/devices/" + string(robot), `{"name":"x","labels":{"room":"lab"}}`, "edit", "name, labels room=lab"},

@@ -24,6 +24,7 @@ import (
 	"fleetd/internal/devices/session"
 	"fleetd/internal/devicetest"
 	"fleetd/internal/fleet"
+	"fleetd/internal/jsontest"
 	"fleetd/internal/recorder"
 	"fleetd/internal/stats"
 	"fleetd/internal/trace"
@@ -76,6 +77,9 @@ type testFleet struct {
 	mu       sync.Mutex
 	down     map[string]error
 	nodes    []devices.Node
+
+	read      sync.Once
+	described *jsontest.Document
 }
 
 // logBuffer is a log that tests can read.
@@ -199,7 +203,34 @@ func (f *testFleet) send(t testing.TB, ctx context.Context, method, path string,
 	if err != nil {
 		t.Fatal(err)
 	}
-	return response{answer.StatusCode, answer.Header, string(content)}
+	got := response{answer.StatusCode, answer.Header, string(content)}
+	if lie := f.document(t).Lie(r, got.status, got.header, content); lie != "" {
+		t.Errorf("an answer is not as the OpenAPI document describes it: %s\n%s", lie, got.body[:min(len(got.body), 2000)])
+	}
+	return got
+}
+
+// documents are those of the servers of all tests, by their text.
+var documents sync.Map
+
+// document returns the document that the server serves.
+func (f *testFleet) document(t testing.TB) *jsontest.Document {
+	t.Helper()
+	f.read.Do(func() {
+		answer := httptest.NewRecorder()
+		f.api.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/openapi.json", nil))
+		text := answer.Body.String()
+		read, ok := documents.Load(text)
+		if !ok {
+			d, err := jsontest.NewDocument(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			read, _ = documents.LoadOrStore(text, d)
+		}
+		f.described, _ = read.(*jsontest.Document)
+	})
+	return f.described
 }
 
 // json decodes a successful answer.

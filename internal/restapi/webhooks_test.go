@@ -11,16 +11,22 @@ import (
 	"fleetd/internal/devices"
 )
 
+func fakeWebhook(id string) api.Webhook {
+	return api.Webhook{ID: id, Types: []string{}, State: "active", Version: 7}
+}
+
 // fakeWebhooks has three, and records what it is asked for.
 type fakeWebhooks struct{ asked string }
 
 func (f *fakeWebhooks) List(_ context.Context, by access.Principal) ([]api.Webhook, error) {
-	return []api.Webhook{{ID: "wh_a", CreatedBy: by.Name()}, {ID: "wh_b"}, {ID: "wh_c"}}, nil
+	first := fakeWebhook("wh_a")
+	first.CreatedBy = by.Name()
+	return []api.Webhook{first, fakeWebhook("wh_b"), fakeWebhook("wh_c")}, nil
 }
 
 func (f *fakeWebhooks) Create(_ context.Context, by access.Principal, n api.NewWebhook) (api.CreatedWebhook, error) {
 	f.asked = by.Name() + " " + n.URL + " " + strings.Join(n.Types, ",") + " " + n.OfflineFor
-	return api.CreatedWebhook{Webhook: api.Webhook{ID: "wh_new"}, Secret: "whsec_x"}, nil
+	return api.CreatedWebhook{Webhook: fakeWebhook("wh_new"), Secret: "whsec_x"}, nil
 }
 
 func (f *fakeWebhooks) Edit(_ context.Context, _ access.Principal, id string, e api.WebhookEdit) (api.CreatedWebhook, error) {
@@ -28,11 +34,11 @@ func (f *fakeWebhooks) Edit(_ context.Context, _ access.Principal, id string, e 
 	if e.Select != nil {
 		f.asked += " select " + *e.Select
 	}
-	return api.CreatedWebhook{Webhook: api.Webhook{ID: id}}, nil
+	return api.CreatedWebhook{Webhook: fakeWebhook(id)}, nil
 }
 
 func (f *fakeWebhooks) Get(_ context.Context, _ access.Principal, id string) (api.Webhook, error) {
-	return api.Webhook{ID: id, Types: []string{}, Version: 7}, nil
+	return fakeWebhook(id), nil
 }
 
 func (f *fakeWebhooks) Delete(_ context.Context, _ access.Principal, id, _ string) error {
