@@ -192,7 +192,7 @@ func TestCallLater(t *testing.T) {
 // The queue of a device comes in pages; one whose place is gone begins anew, and so loses nothing.
 func TestQueueIsPaged(t *testing.T) {
 	f := newFleet(t)
-	f.jobs.tasks = []api.Task{{Job: "a"}, {Job: "b"}, {Job: "c"}}
+	f.jobs.tasks = []api.Task{{Job: "a", State: "waiting"}, {Job: "b", State: "waiting"}, {Job: "c", State: "waiting"}}
 	page := func(query string) (found, cursor string) {
 		var p api.List[api.Task]
 		f.do(t, "GET", "/v1/devices/"+string(robot)+"/tasks?"+query, "").json(t, &p)
