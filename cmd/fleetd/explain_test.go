@@ -50,7 +50,7 @@ func TestExplain(t *testing.T) {
 		"GET /v1/explain?cursor=p2&limit=1000":          offlinePage("", "normal", 4000, "gone", 2),
 		"GET /v1/explain?limit=1000&select=room%3Dlab":  offlinePage("", "normal", 2),
 		"GET /v1/explain?limit=1000&select=room%3Dhall": offlinePage("", "normal", 2, "unknown", 1, "gone", 1),
-		"GET /v1/refusals":                              `{"items":[{"at":"2026-08-01T11:00:00Z","node":"a","kind":"connect.refused","device":"x","cause":"unknown_device","count":3}],"reach":[],"missing":[]}`,
+		"GET /v1/refusals?limit=1000":                   `{"items":[{"at":"2026-08-01T11:00:00Z","node":"a","kind":"connect.refused","device":"x","cause":"unknown_device","count":3}],"reach":[],"missing":[]}`,
 		"GET /v1/devices/b/log?kind=call&limit=7":       `{"items":[{"at":"2026-08-01T11:00:00Z","node":"a","kind":"call","device":"b","cause":"ok","count":1,"call":"c1","tool":"self.light.set","duration_ms":1500}],"reach":[],"missing":["b"]}`,
 	})
 	f.run("explain", "b").is(t, 3, strings.Join([]string{

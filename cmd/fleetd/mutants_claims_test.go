@@ -134,7 +134,7 @@ var claimMutants = []mutant{
 	{claim: "D20", pkg: "internal/restapi", test: "TestClients", breaks: "a Client-Id is for administrators alone",
 		in: "Server.one", old: "caller(ctx).Caller.Scopes.Has(access.ScopeAdmin)", new: "true"},
 	{claim: "D20", pkg: "internal/fleet", testPkg: "internal/restapi", test: "TestClients", breaks: "the decisions about a device show clients as hashes",
-		in: "Service.DeviceChanges", old: "s.publicValue(&list[i])", new: "list[i].Value"},
+		in: "Service.DeviceChanges", old: "s.publicValue(&list[i], false)", new: "list[i].Value"},
 	{claim: "D20", pkg: "internal/devices/registry", test: "TestClientKey", breaks: "the snapshot of a node has the key",
 		in: "Registry.save", old: ", ClientKey: r.clientKey", new: ""},
 	{claim: "D21", pkg: "internal/devices/admission", testPkg: "internal/fleet", test: "TestChecksOfMembers", breaks: "a check without a Client-Id changes nothing",

@@ -94,8 +94,8 @@ func (c *Client) DeviceLog(ctx context.Context, device string, q LogQuery) (l Lo
 	return l, err
 }
 
-// Refusals returns the OTA checks and connections of unknown devices, newest first.
+// Refusals returns the OTA checks and connections of unknown devices, newest first, at most 1,000.
 func (c *Client) Refusals(ctx context.Context) (l Log, err error) {
-	err = c.into(ctx, requestTimeout, http.MethodGet, "/v1/refusals", nil, nil, &l)
+	err = c.into(ctx, requestTimeout, http.MethodGet, "/v1/refusals", url.Values{"limit": {"1000"}}, nil, &l)
 	return l, err
 }

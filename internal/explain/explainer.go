@@ -447,9 +447,9 @@ func recordOf(s *devices.Step, addresses bool) api.Record {
 	return r
 }
 
-// Refusals returns the OTA checks and connections of devices that are not members, newest
-// first; only for callers that are not limited to devices.
-func (x *Explainer) Refusals(ctx context.Context, by access.Principal) (api.Log, error) {
+// Refusals returns a page of the OTA checks and connections of devices that are not members after a place among them,
+// newest first, at most limit records; only for callers that are not limited to devices. NextCursor is as that of Log.
+func (x *Explainer) Refusals(ctx context.Context, by access.Principal, after devices.LogPosition, limit int) (api.Log, error) {
 	g, err := x.gather(ctx, question{Refusals: true})
 	if err != nil {
 		return api.Log{}, err
@@ -457,7 +457,14 @@ func (x *Explainer) Refusals(ctx context.Context, by access.Principal) (api.Log,
 	out := api.Log{Items: []api.Record{}, Reach: g.reach, Missing: g.missing}
 	addresses := by.Caller.Scopes.Has(access.ScopeWrite)
 	for i := range g.steps {
-		out.Items = append(out.Items, recordOf(&g.steps[i], addresses))
+		switch step := &g.steps[i]; {
+		case !after.Precedes(step.Position()):
+		case len(out.Items) == limit:
+			out.NextCursor = after.String()
+			return out, nil
+		default:
+			out.Items, after = append(out.Items, recordOf(step, addresses)), step.Position()
+		}
 	}
 	return out, nil
 }

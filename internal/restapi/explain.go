@@ -19,7 +19,7 @@ type Explainer interface {
 	Log(ctx context.Context, by access.Principal, id devices.ID, kind devices.StepKind, after devices.LogPosition, limit int) (api.Log, error)
 	Call(ctx context.Context, by access.Principal, call string) (api.RecordedCall, error)
 	ExplainCall(ctx context.Context, by access.Principal, call string) (api.Why, error)
-	Refusals(ctx context.Context, by access.Principal) (api.Log, error)
+	Refusals(ctx context.Context, by access.Principal, after devices.LogPosition, limit int) (api.Log, error)
 	Offline(ctx context.Context, by access.Principal, sel selector.Selector, after string, limit int) (api.OfflineCauses, error)
 }
 
@@ -120,15 +120,24 @@ func (s *Server) explainCall(ctx context.Context, in *CallPath) (*answer[api.Why
 	return answerOf(s, ctx, e, err)
 }
 
-func (s *Server) refusals(ctx context.Context, _ *struct{}) (*answer[api.Log], error) {
+func (s *Server) refusals(ctx context.Context, in *Page) (*answer[api.Log], error) {
 	by := caller(ctx)
 	if by.Caller.Limited() {
 		refusal := &devices.Error{Code: devices.CodeForbidden, Detail: "unknown devices belong to nobody, and this key is limited to devices; use a key without that limit"}
 		s.opt.Service.NoteRefusal(by, "listRefusals", "", refusal)
 		return nil, s.problem(ctx, refusal)
 	}
-	r, err := s.opt.Explainer.Refusals(ctx, by)
-	return answerOf(s, ctx, r, err)
+	p, err := s.page(ctx, *in)
+	if err != nil {
+		return nil, err
+	}
+	after, err := devices.ParseLogPosition(p.after)
+	if err != nil {
+		return nil, errCursor
+	}
+	l, err := s.opt.Explainer.Refusals(ctx, by, after, in.Limit)
+	l.NextCursor = p.cursor(l.NextCursor) // a place until here
+	return answerOf(s, ctx, l, err)
 }
 
 // answerOf answers with a value, or with why there is none.

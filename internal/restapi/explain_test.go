@@ -233,3 +233,26 @@ func TestLogIsPaged(t *testing.T) {
 		t.Errorf("the former path answers %d to %s", answer.StatusCode, to)
 	}
 }
+
+// Each record of an unknown device is on one page, the newest first.
+func TestRefusalsArePaged(t *testing.T) {
+	f := newFleet(t)
+	for n := range 20 {
+		f.recorder.Step(devices.Step{Kind: devices.StepRefused, Device: devices.ID(fmt.Sprint("stranger-", n)), Cause: devices.CauseUnknownDevice, Unknown: true})
+	}
+	var seen []string
+	for cursor, pages := "", 0; pages == 0 || cursor != ""; pages++ {
+		var page api.Log
+		f.do(t, http.MethodGet, "/v1/refusals?limit=7&cursor="+cursor, "").json(t, &page)
+		if len(page.Items) > 7 || pages > 3 {
+			t.Fatalf("%d records in page %d", len(page.Items), pages)
+		}
+		for _, r := range page.Items {
+			seen = append(seen, r.Device)
+		}
+		cursor = page.NextCursor
+	}
+	if len(seen) != 20 || seen[0] != "stranger-19" || seen[7] != "stranger-12" || seen[19] != "stranger-0" {
+		t.Errorf("%q", seen)
+	}
+}
