@@ -52,11 +52,11 @@ func main() {
 	}
 	key, err := c.CreateKey(ctx, &api.NewKey{Name: "generated client", Scopes: []string{"devices:read"}})
 	must(err)
-	k, ok := key.(*api.CreatedKey)
-	if !ok || k.Token == "" || k.ID == "" {
+	created, ok := key.(*api.CreatedKeyHeaders)
+	if !ok || created.Response.Token == "" || created.Response.ID == "" {
 		log.Fatalf("key: %+v", key)
 	}
-	if c, err = api.NewClient(os.Args[1], token(k.Token)); err != nil {
+	if c, err = api.NewClient(os.Args[1], token(created.Response.Token)); err != nil {
 		log.Fatal(err)
 	}
 	if p, ok := call("40").(*api.ProblemStatusCode); !ok || p.StatusCode != 403 {
