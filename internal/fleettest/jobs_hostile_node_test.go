@@ -248,7 +248,7 @@ func TestJobOfManyDevices(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err = node.CreateJob(t.Context(), spec, ""); problemCode(err) != "queue_full" {
+	if _, err = node.CreateJob(t.Context(), spec, ""); problemCode(err) != "limit_reached" {
 		t.Errorf("job 1,001: %v", err)
 	}
 	t.Logf("accepted after %v, prepared after %v, %d MiB", accepted, prepared, int(grown)>>20)
