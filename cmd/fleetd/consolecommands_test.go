@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	shownCommand = regexp.MustCompile("cli=\\$\\{\\[(.*?)\\]\\}")
+	shownCommand = regexp.MustCompile(`cli=\$\{\[(.*?)\]\}`)
 	// A flag with its value, a text, an optional word, or an expression.
 	shownWord = regexp.MustCompile(`\.\.\.flag\("([^"]+)", [^)]*\)|"([^"]+)"|\.\.\.\([\w.]+ \? \["?([^"\]]+)"?\] : \[\]\)|([A-Za-z_.]+)`)
 )

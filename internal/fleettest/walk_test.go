@@ -432,7 +432,8 @@ func (w *world) hostOf(t testing.TB, key *walker, path string) (*mcp.ClientSessi
 	}
 	client := mcp.NewClient(&mcp.Implementation{Name: "walker", Version: "1"}, &mcp.ClientOptions{
 		ResourceUpdatedHandler: func(_ context.Context, r *mcp.ResourceUpdatedNotificationRequest) { note(r.Params) },
-		LoggingMessageHandler:  func(_ context.Context, r *mcp.LoggingMessageRequest) { note(r.Params) },
+		//lint:ignore SA1019 The revision of this session has it, and whatever is said to a host is searched.
+		LoggingMessageHandler: func(_ context.Context, r *mcp.LoggingMessageRequest) { note(r.Params) },
 	})
 	session, err := client.Connect(t.Context(), w.node.mcpTransport(path, key.token), &mcp.ClientSessionOptions{ProtocolVersion: "2025-11-25"})
 	if err == nil {
