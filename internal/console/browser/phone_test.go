@@ -98,10 +98,15 @@ func TestPhone(t *testing.T) {
 		t.Error("the end of a trace is out of sight")
 	}
 
-	// A link of fleetd console that is opened in a tab which shows the console already is redeemed, too.
+	// A link of fleetd console that is opened in a tab which shows the console already is redeemed, too, if the person wants it.
 	before := p.sent("POST /v1/console/keys")
+	p.run("window.confirm = (text) => { window.asked = text; return false; }; location.hash = 'code=UNKNOWN'")
+	p.await("window.asked === 'Log in with this link?' && location.hash === ''")
+	if got := p.sent("POST /v1/console/keys") - before; got != 0 {
+		t.Errorf("%d codes redeemed that nobody wanted", got)
+	}
 	p.expect(401, 403, 404)
-	p.run("location.hash = 'code=UNKNOWN'")
+	p.run("window.confirm = () => true; location.hash = 'code=UNKNOWN'")
 	p.await("document.querySelector('dialog')?.open && location.hash === ''")
 	if got := p.sent("POST /v1/console/keys") - before; got != 1 {
 		t.Errorf("%d codes redeemed", got)
