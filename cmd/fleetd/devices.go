@@ -168,7 +168,7 @@ func deviceCells(d apiclient.Device) []string {
 // csvCell keeps what a device reports of itself from being a formula in a spreadsheet.
 func csvCell(text string) string {
 	text = cleantext.Line(text)
-	if text != "" && strings.ContainsRune("=+-@", rune(text[0])) {
+	if cleantext.IsFormula(text) {
 		return "'" + text
 	}
 	return text

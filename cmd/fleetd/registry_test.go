@@ -313,3 +313,12 @@ func TestChanges(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// A cell of a list as CSV is no formula, whichever characters a spreadsheet takes for one.
+func TestCSVCells(t *testing.T) {
+	for text, want := range map[string]string{"=1+1": "'=1+1", " \n＝1+1": "'＝1+1", "lamp": "lamp", "": ""} {
+		if got := csvCell(text); got != want {
+			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}

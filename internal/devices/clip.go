@@ -2,7 +2,6 @@ package devices
 
 import (
 	"strings"
-
 	"unicode/utf8"
 )
 

@@ -237,7 +237,7 @@ func TestRecent(t *testing.T) {
 		"its last two": {devices.EventQuery{Device: "02:00:00:00:00:01"}, 2, []uint64{201, 301}},
 		"another kind": {devices.EventQuery{Kind: devices.EventOffline}, 2, nil},
 	} {
-		got, err := b.Recent(t.Context(), c.q, c.limit, func(devices.StreamEvent) bool { return true })
+		got, err := b.Recent(t.Context(), c.q, c.limit, func(*devices.StreamEvent) bool { return true })
 		var numbers []uint64
 		for _, e := range got {
 			numbers = append(numbers, e.ID[devices.EventsStream])
@@ -246,7 +246,7 @@ func TestRecent(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, numbers, err)
 		}
 	}
-	all, err := b.Recent(t.Context(), devices.EventQuery{}, 2*stored, func(devices.StreamEvent) bool { return true })
+	all, err := b.Recent(t.Context(), devices.EventQuery{}, 2*stored, func(*devices.StreamEvent) bool { return true })
 	if err != nil || len(all) != stored || !slices.IsSortedFunc(all, func(x, y devices.StreamEvent) int {
 		return cmp.Compare(x.ID[devices.EventsStream], y.ID[devices.EventsStream])
 	}) {

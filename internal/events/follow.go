@@ -217,24 +217,17 @@ func (b *Bus) read(msg *message) devices.StreamEvent {
 	if job, ok := strings.CutPrefix(msg.Subject(), b.opt.Prefix+".jobs."); ok {
 		_, token, _ := strings.Cut(job, ".")
 		e.Kind = devices.JobEvent(token)
-		e.Owner = owner(e.Data)
-		return e
-	}
-	tokens := strings.SplitN(strings.TrimPrefix(msg.Subject(), b.opt.Prefix+".devices."), ".", 3)
-	if id, err := devices.ParseID(tokens[0]); err == nil {
-		e.Device = id
-	}
-	if len(tokens) > 1 {
-		e.Kind = devices.EventKind(tokens[1])
+	} else {
+		tokens := strings.SplitN(strings.TrimPrefix(msg.Subject(), b.opt.Prefix+".devices."), ".", 3)
+		if id, err := devices.ParseID(tokens[0]); err == nil {
+			e.Device = id
+		}
+		if len(tokens) > 1 {
+			e.Kind = devices.EventKind(tokens[1])
+		}
 	}
 	if e.Kind.HasOwner() {
-		e.Owner = owner(e.Data)
+		e.Owner, _ = jsonspan.String(jsonspan.Member(e.Data, "owner"))
 	}
 	return e
-}
-
-// owner is the key that created the job of an event; empty if the payload does not name it.
-func owner(payload json.RawMessage) string {
-	key, _ := jsonspan.String(jsonspan.Member(payload, "owner"))
-	return key
 }

@@ -104,7 +104,7 @@ func TestJobsHaveTheirOwnStream(t *testing.T) {
 			t.Errorf("%+v: %v, want %v", c.q, got, c.want)
 		}
 	}
-	recent, err := b.Recent(t.Context(), devices.EventQuery{}, 2, func(devices.StreamEvent) bool { return true })
+	recent, err := b.Recent(t.Context(), devices.EventQuery{}, 2, func(*devices.StreamEvent) bool { return true })
 	if err != nil || len(recent) != 2 || recent[1].Kind != devices.EventJobDone || recent[0].Kind != devices.EventOnline {
 		t.Errorf("%+v, %v", recent, err)
 	}

@@ -164,7 +164,7 @@ func TestFollowReadsBothStreams(t *testing.T) {
 	if again := follow(t, b, devices.EventQuery{After: got[0].ID}, 1); again[0].Gap {
 		t.Errorf("reported again: %+v", again)
 	}
-	recent, err := b.Recent(t.Context(), devices.EventQuery{}, 3, func(devices.StreamEvent) bool { return true })
+	recent, err := b.Recent(t.Context(), devices.EventQuery{}, 3, func(*devices.StreamEvent) bool { return true })
 	if want := []devices.EventPosition{{10}, {0, 19}, {0, 20}}; err != nil || !slices.Equal(ids(recent), want) {
 		t.Errorf("the last three: %v, %v", ids(recent), err)
 	}

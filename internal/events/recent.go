@@ -18,10 +18,10 @@ const (
 	recentIdle   = 5 * time.Second
 )
 
-// Recent returns the last stored events that q selects and keep accepts, at most limit, oldest first. It
-// reads growing windows backwards, so that it reads about as much as it returns while events are
+// Recent returns the last stored events that q selects and keep accepts, at most limit, oldest first. keep may
+// change an event. It reads growing windows backwards, so that it reads about as much as it returns while events are
 // frequent. It returns CodeUnavailable if NATS does not answer.
-func (b *Bus) Recent(ctx context.Context, q devices.EventQuery, limit int, keep func(devices.StreamEvent) bool) ([]devices.StreamEvent, error) {
+func (b *Bus) Recent(ctx context.Context, q devices.EventQuery, limit int, keep func(*devices.StreamEvent) bool) ([]devices.StreamEvent, error) {
 	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
 	defer cancel()
 	if !b.opt.Conn.IsConnected() {
@@ -54,7 +54,7 @@ type past struct {
 }
 
 // recent is Recent for one stream.
-func (b *Bus) recent(ctx context.Context, which devices.EventStream, q devices.EventQuery, limit int, keep func(devices.StreamEvent) bool) ([]past, error) {
+func (b *Bus) recent(ctx context.Context, which devices.EventStream, q devices.EventQuery, limit int, keep func(*devices.StreamEvent) bool) ([]past, error) {
 	kept := b.streams[which]
 	stream, err := kept.js.Stream(ctx, kept.cfg.Name)
 	if err != nil {
@@ -68,7 +68,7 @@ func (b *Bus) recent(ctx context.Context, which devices.EventStream, q devices.E
 		part, read, err := b.between(ctx, stream, q, begin, end, recentScan-scanned, func(msg *message) (past, bool) {
 			e := past{b.read(msg), msg.at}
 			e.ID[which] = msg.seq
-			return e, keep(e.StreamEvent)
+			return e, keep(&e.StreamEvent)
 		})
 		if err != nil {
 			return nil, err

@@ -68,7 +68,7 @@ type Records interface {
 
 // Events reads the event stream.
 type Events interface {
-	Recent(ctx context.Context, q devices.EventQuery, limit int, keep func(devices.StreamEvent) bool) ([]devices.StreamEvent, error)
+	Recent(ctx context.Context, q devices.EventQuery, limit int, keep func(*devices.StreamEvent) bool) ([]devices.StreamEvent, error)
 }
 
 // Options of an Explainer.
@@ -348,7 +348,7 @@ func evidenceOfCall(c *devices.CallStep) api.Evidence {
 }
 
 // isPresence selects the events that show when the device was connected.
-func isPresence(e devices.StreamEvent) bool {
+func isPresence(e *devices.StreamEvent) bool {
 	return e.Kind == devices.EventOnline || e.Kind == devices.EventOffline
 }
 

@@ -61,7 +61,7 @@ func (c *core) Permit(context.Context, access.Principal, access.Scope, devices.I
 // stream is an event stream with one event, or one that does not answer.
 type stream struct{ err error }
 
-func (s stream) Recent(context.Context, devices.EventQuery, int, func(devices.StreamEvent) bool) ([]devices.StreamEvent, error) {
+func (s stream) Recent(context.Context, devices.EventQuery, int, func(*devices.StreamEvent) bool) ([]devices.StreamEvent, error) {
 	return []devices.StreamEvent{{Kind: devices.EventOffline, Device: lamp, Data: json.RawMessage(`{"time":"2026-03-01T10:00:00Z","node":"b","reason":"dead"}`)}}, s.err
 }
 

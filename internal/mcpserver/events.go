@@ -87,17 +87,15 @@ func (s *Server) events(ctx context.Context, by access.Principal, q devices.Even
 	if err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, q.Device); err != nil {
 		return nil, err
 	}
-	recent, err := s.opt.Events.Recent(ctx, q, limit, func(e devices.StreamEvent) bool {
-		return s.opt.Service.PermitEvent(ctx, by, &e) == nil
+	recent, err := s.opt.Events.Recent(ctx, q, limit, func(e *devices.StreamEvent) bool {
+		return s.opt.Service.PermitEvent(ctx, by, e) == nil // it takes out what the caller may not read
 	})
 	if err != nil {
 		return nil, err
 	}
 	out := []eventInfo{}
-	for i := range recent {
-		if s.opt.Service.PermitEvent(ctx, by, &recent[i]) == nil { // it takes out what the caller may not read
-			out = append(out, newEventInfo(recent[i]))
-		}
+	for _, e := range recent {
+		out = append(out, newEventInfo(e))
 	}
 	return out, nil
 }

@@ -120,11 +120,11 @@ func (e *fakeEvents) Follow(ctx context.Context, _ devices.EventQuery, deliver f
 	}
 }
 
-func (e *fakeEvents) Recent(_ context.Context, q devices.EventQuery, limit int, keep func(devices.StreamEvent) bool) (found []devices.StreamEvent, err error) {
+func (e *fakeEvents) Recent(_ context.Context, q devices.EventQuery, limit int, keep func(*devices.StreamEvent) bool) (found []devices.StreamEvent, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, event := range e.past {
-		if (q.Device == "" || q.Device == event.Device) && (q.Kind == "" || q.Kind == event.Kind) && keep(event) {
+		if (q.Device == "" || q.Device == event.Device) && (q.Kind == "" || q.Kind == event.Kind) && keep(&event) {
 			found = append(found, event)
 		}
 	}

@@ -65,7 +65,7 @@ type Events interface {
 	Follow(ctx context.Context, q devices.EventQuery, deliver func(devices.StreamEvent) error) error
 	// Recent returns the last events that q selects and keep accepts, oldest
 	// first, at most limit.
-	Recent(ctx context.Context, q devices.EventQuery, limit int, keep func(devices.StreamEvent) bool) ([]devices.StreamEvent, error)
+	Recent(ctx context.Context, q devices.EventQuery, limit int, keep func(*devices.StreamEvent) bool) ([]devices.StreamEvent, error)
 }
 
 // Photos reads stored photos.

@@ -179,7 +179,7 @@ func (s *Server) checkImport(by access.Principal) error {
 	return nil
 }
 
-// sender is the body of an import until its key ends.
+// sender is the body of an import until its key ends. Its errors are answers to the request.
 type sender struct {
 	io.Reader
 	s  *Server
@@ -191,7 +191,11 @@ func (b sender) Read(p []byte) (int, error) {
 	if err := b.s.checkImport(b.by); err != nil {
 		return 0, err
 	}
-	return b.Reader.Read(p)
+	n, err := b.Reader.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = badRequest("the body broke off: " + err.Error())
+	}
+	return n, err
 }
 
 // untilDrain is the core until the node stops or the key ends: an import does not hold that up.
@@ -242,13 +246,8 @@ func (s *Server) spool(w http.ResponseWriter, r *http.Request, by access.Princip
 	switch {
 	case err != nil:
 		var fault *os.PathError
-		var refused *devices.Error
-		switch {
-		case errors.As(err, &refused):
-		case errors.As(err, &fault):
+		if errors.As(err, &fault) {
 			err = s.noDisk(err)
-		default:
-			err = badRequest("the body broke off: " + err.Error())
 		}
 	case n > bulk.MaxBytes:
 		err = errFileTooLarge
@@ -278,12 +277,8 @@ func formatOf(r *http.Request, body *bufio.Reader) (bulk.Format, error) {
 		return bulk.NDJSON, nil
 	}
 	start, err := body.Peek(64)
-	var refused *devices.Error
-	switch {
-	case errors.As(err, &refused):
+	if err != nil && !errors.Is(err, io.EOF) {
 		return "", err
-	case err != nil && !errors.Is(err, io.EOF):
-		return "", badRequest("the body broke off: " + err.Error())
 	}
 	if start = bytes.TrimLeft(start, "\uFEFF \t\r\n"); len(start) > 0 && start[0] == '{' {
 		return bulk.NDJSON, nil

@@ -129,7 +129,7 @@ type answer[T any] struct{ Body T }
 // tagged is an answer with a revision.
 type tagged[T any] struct {
 	ETag         string `header:"ETag" doc:"The revision of what people may change in it, in quotes."`
-	CacheControl string `header:"Cache-Control" doc:"no-store if the answer has a client_id."`
+	CacheControl string `header:"Cache-Control" doc:"no-store if the answer has a client_id or a secret."`
 	Body         T
 }
 

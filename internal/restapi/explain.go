@@ -86,13 +86,9 @@ func (s *Server) deviceLog(ctx context.Context, in *logInput) (*answer[api.Log],
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.page(ctx, in.Page)
+	p, after, err := s.logPage(ctx, in.Page)
 	if err != nil {
 		return nil, err
-	}
-	after, err := devices.ParseLogPosition(p.after)
-	if err != nil {
-		return nil, errCursor
 	}
 	if in.Before != "" && p.after == "" {
 		if after.At, err = p.time("before", in.Before); err != nil {
@@ -102,6 +98,17 @@ func (s *Server) deviceLog(ctx context.Context, in *logInput) (*answer[api.Log],
 	l, err := s.opt.Explainer.Log(ctx, caller(ctx), id, devices.StepKind(in.Kind), after, in.Limit)
 	l.NextCursor = p.cursor(l.NextCursor) // a place until here
 	return answerOf(s, ctx, l, err)
+}
+
+// logPage opens the cursor of a list of records: the place after which the page begins.
+func (s *Server) logPage(ctx context.Context, in Page) (p *paging, after devices.LogPosition, err error) {
+	if p, err = s.page(ctx, in); err != nil {
+		return nil, after, err
+	}
+	if after, err = devices.ParseLogPosition(p.after); err != nil {
+		err = errCursor
+	}
+	return p, after, err
 }
 
 // redirectToLog answers at the former path of the device log, until v0.2.
@@ -127,13 +134,9 @@ func (s *Server) refusals(ctx context.Context, in *Page) (*answer[api.Log], erro
 		s.opt.Service.NoteRefusal(by, "listRefusals", "", refusal)
 		return nil, s.problem(ctx, refusal)
 	}
-	p, err := s.page(ctx, *in)
+	p, after, err := s.logPage(ctx, *in)
 	if err != nil {
 		return nil, err
-	}
-	after, err := devices.ParseLogPosition(p.after)
-	if err != nil {
-		return nil, errCursor
 	}
 	l, err := s.opt.Explainer.Refusals(ctx, by, after, in.Limit)
 	l.NextCursor = p.cursor(l.NextCursor) // a place until here

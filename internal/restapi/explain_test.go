@@ -22,7 +22,7 @@ import (
 // noEvents is an event stream without events.
 type noEvents struct{}
 
-func (noEvents) Recent(context.Context, devices.EventQuery, int, func(devices.StreamEvent) bool) ([]devices.StreamEvent, error) {
+func (noEvents) Recent(context.Context, devices.EventQuery, int, func(*devices.StreamEvent) bool) ([]devices.StreamEvent, error) {
 	return nil, nil
 }
 

@@ -13,7 +13,6 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/devices"
-	"fleetd/internal/devices/registry"
 	"fleetd/internal/timespan"
 )
 
@@ -91,17 +90,9 @@ func (s *Server) startTrace(ctx context.Context, in *startTraceInput) (*answer[a
 		return nil, badRequest("for must be a duration such as 10m")
 	}
 	by := caller(ctx)
-	if !s.opt.Service.IsKnown(id) {
-		err = registry.UnknownDevice(id)
-	}
+	err = s.opt.Service.Registry().CheckKnown(id)
 	if err == nil && wanted.Payload {
 		err = permitPayload(by)
-	}
-	if err == nil {
-		err = s.opt.Service.Registry().CheckReady()
-	}
-	if err == nil && !s.opt.Service.Registry().Status(id, "").Known {
-		err = registry.UnknownDevice(id)
 	}
 	running, owner, ok := s.opt.Tracer.Get(id)
 	if err == nil && ok {

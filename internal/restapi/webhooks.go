@@ -71,18 +71,14 @@ func (s *Server) listWebhooks(ctx context.Context, in *Page) (*answer[api.List[a
 	return answerOf(s, ctx, list, err)
 }
 
-// hookAnswer is a webhook that was made or changed, with its ETag, and a secret that was made for it.
-type hookAnswer struct {
-	ETag         string `header:"ETag" doc:"The revision of its settings, in quotes."`
-	CacheControl string `header:"Cache-Control"`
-	Body         api.CreatedWebhook
+// newHookAnswer returns the answer with a webhook that was made or changed, and a secret that was made for it.
+func newHookAnswer(h api.CreatedWebhook) *tagged[api.CreatedWebhook] {
+	out := quoted(h.Revision(), h)
+	out.CacheControl = "no-store"
+	return out
 }
 
-func newHookAnswer(h api.CreatedWebhook) *hookAnswer {
-	return &hookAnswer{ETag: `"` + h.Revision() + `"`, CacheControl: "no-store", Body: h}
-}
-
-func (s *Server) createWebhook(ctx context.Context, in *createWebhookInput) (*hookAnswer, error) {
+func (s *Server) createWebhook(ctx context.Context, in *createWebhookInput) (*tagged[api.CreatedWebhook], error) {
 	h, err := s.opt.Webhooks.Create(ctx, caller(ctx), in.Body)
 	if err != nil {
 		return nil, s.problem(ctx, err)
@@ -98,7 +94,7 @@ func (s *Server) getWebhook(ctx context.Context, in *WebhookPath) (*tagged[api.W
 	return quoted(h.Revision(), h), nil
 }
 
-func (s *Server) editWebhook(ctx context.Context, in *editWebhookInput) (*hookAnswer, error) {
+func (s *Server) editWebhook(ctx context.Context, in *editWebhookInput) (*tagged[api.CreatedWebhook], error) {
 	in.Body.IfMatch = in.revision()
 	h, err := s.opt.Webhooks.Edit(ctx, caller(ctx), in.ID, in.Body)
 	if err != nil {

@@ -197,6 +197,17 @@ func (r *Registry) CheckReady() error {
 	return &devices.Error{Code: devices.CodeUnavailable, Part: "database", Detail: "this node has neither the database nor a snapshot of the fleet's devices yet; try again"}
 }
 
+// CheckKnown returns an error unless the registry is ready and knows the device.
+func (r *Registry) CheckKnown(id devices.ID) error {
+	if err := r.CheckReady(); err != nil {
+		return err
+	}
+	if !r.Status(id, "").Known {
+		return UnknownDevice(id)
+	}
+	return nil
+}
+
 // Members returns the number of known devices.
 func (r *Registry) Members() int { return int(r.roster.Load().n.Load()) }
 

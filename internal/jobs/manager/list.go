@@ -219,8 +219,8 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 	if err := m.Fleet.Permit(ctx, p, access.ScopeJobsRead, device); err != nil {
 		return nil, asError(err)
 	}
-	if err := m.known(device); err != nil {
-		return nil, err
+	if err := m.Fleet.Registry().CheckKnown(device); err != nil {
+		return nil, asError(err)
 	}
 	queue, err := m.Store.Queue(ctx, device)
 	if err != nil {
@@ -248,15 +248,4 @@ func (m *Manager) Queue(ctx context.Context, p access.Principal, device devices.
 		}
 	}
 	return out, m.askHolders(ctx, held, out)
-}
-
-// known returns an error if a device is not known.
-func (m *Manager) known(device devices.ID) error {
-	if err := m.Fleet.Registry().CheckReady(); err != nil {
-		return asError(err)
-	}
-	if !m.Fleet.Registry().Status(device, "").Known {
-		return devices.Errorf(devices.CodeDeviceUnknown, "device %s is not known", device)
-	}
-	return nil
 }

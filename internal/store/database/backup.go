@@ -131,7 +131,6 @@ func EndLineage(ctx context.Context, path string, planned bool) error {
 	if planned {
 		lineage = plannedMove + rand.Text()
 	}
-
 	err := onSQLite(path, func(db *sql.DB) error {
 		var there bool
 		err := db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'fleet_revision')`).Scan(&there)
