@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -94,6 +95,30 @@ func TestRotate(t *testing.T) {
 		t.Error(err)
 	}
 	wantGenerations(t, "again", s, 2, 1)
+}
+
+// A connection with new credentials is not ended by what ends the one before it, which had old ones.
+func TestNewCredentialsDuringTheEndOfOldOnes(t *testing.T) {
+	s := member(t, devicetest.New())
+	row := devices.Row{Device: devices.Device{ID: rotated, ClientID: "c1", Admission: devices.AdmissionMember}}
+	for generation := range int64(2000) {
+		if err := s.Rotate(t.Context(), devicetest.Admin, rotated, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := connectWith(t, s, generation); err != nil {
+			t.Fatal(err)
+		}
+		var rows sync.WaitGroup
+		rows.Go(func() { s.OnRow(row) })
+		x, err := connectWith(t, s, generation+1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows.Wait()
+		if s.Session(rotated) != x {
+			t.Fatalf("the connection with generation %d was ended", generation+1)
+		}
+	}
 }
 
 // A revocation during the grace period ends old and new credentials at once; an approval

@@ -14,7 +14,7 @@ func (s *Hub) evictOutdated(e *entry) {
 	x := e.session.Load()
 	status := s.registry.Status(e.id, "")
 	if x != nil && s.outdated(x) || !status.Known && s.registry.Ready() || status.Revoked {
-		s.run(e.evict) // not run if the node is stopping, which ends the session as well
+		s.run(func() { e.evict(x) }) // not run if the node is stopping, which ends the session as well
 	}
 }
 
@@ -66,7 +66,7 @@ func (e *entry) isWithoutMCP() bool {
 func (x *Session) onRow() {
 	s, e := x.svc, x.entry
 	if s.outdated(x) { // the device has connected to another node with newer credentials
-		e.evict()
+		e.evict(x)
 		return
 	}
 	x.showStoredTools()

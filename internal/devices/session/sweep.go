@@ -43,7 +43,7 @@ func (s *Hub) sweepEntry(e *entry, now time.Time, full bool) {
 		return
 	}
 	if s.outdated(x) { // the grace period of its credentials is over
-		s.run(e.evict) // so that other devices do not wait for a stuck connection
+		s.run(func() { e.evict(x) }) // so that other devices do not wait for a stuck connection
 		return
 	}
 	x.remind()

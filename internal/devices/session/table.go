@@ -153,12 +153,14 @@ func (e *entry) updateLocked(change func(*devices.Device)) *devices.Device {
 // isKnown reports whether device contains the database's row.
 func (e *entry) isKnown() bool { return e.row.Load() == nil }
 
-// evict ends the device's session, and a conversation that waits for its connection.
-func (e *entry) evict() {
-	if session := e.session.Load(); session != nil {
-		session.Close(devices.CloseRevoked)
+// evict ends x, which may be nil, and the device's conversation. A session that has replaced x meanwhile stays, and so does
+// the conversation, which may be its own.
+func (e *entry) evict(x *Session) {
+	replaced := e.session.Load() != x
+	if x != nil {
+		x.Close(devices.CloseRevoked)
 	}
-	if c := e.conversation.Load(); c != nil {
+	if c := e.conversation.Load(); c != nil && !replaced {
 		c.End()
 	}
 }
