@@ -8,6 +8,8 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"os"
@@ -124,18 +126,77 @@ func Postgres(t testing.TB) Database {
 	return Database{URL: u.String(), Raw: openPostgres(t, u.String()), Postgres: true}
 }
 
-// OnePostgres makes a database for all parts of a test, which run one after the other: each
-// finds it empty. To make and to drop one takes the server longer than most parts do.
+// OnePostgres makes a database with its schema for all parts of a test, which run one after the other: each finds the rows
+// of a new database. To make a schema takes the server longer than most parts do, so that it is made once, and again after a
+// part that changed it.
 func OnePostgres(whole testing.TB) Maker {
 	db := Postgres(whole)
+	schema, renew := "", ""
 	return func(t testing.TB) Database {
 		t.Helper()
-		db.Exec(t, "DROP SCHEMA public CASCADE")
-		db.Exec(t, "CREATE SCHEMA public")
 		part := db
 		part.Raw = openPostgres(t, db.URL) // without statements that were prepared for other tables
+		if schema != "" && schema == schemaOf(t, part) {
+			part.Exec(t, renew)
+			return part
+		}
+		part.Clear(t)
+		closeStore(t, openStore(t, part.URL))
+		renew = keepRows(t, part)
+		schema = schemaOf(t, part)
 		return part
 	}
+}
+
+// Clear removes the schema, as if no store had ever opened the database.
+func (d Database) Clear(t testing.TB) {
+	t.Helper()
+	if d.Postgres { // the collation of all text is in it, so that the kept rows go, too
+		d.Exec(t, "DROP SCHEMA IF EXISTS kept CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+	}
+}
+
+// keepRows copies the rows of all tables and returns the statements that bring them back.
+func keepRows(t testing.TB, d Database) (renew string) {
+	t.Helper()
+	rows, err := d.Raw.Query("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tables []string
+	for rows.Next() {
+		var name string
+		if err := rows.Scan(&name); err != nil {
+			t.Fatal(err)
+		}
+		tables = append(tables, name)
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		t.Fatal(err)
+	}
+	d.Exec(t, "CREATE SCHEMA kept")
+	for _, name := range tables {
+		// A new file for each table is what takes long, but one with many dead rows would slow the part down.
+		renew += fmt.Sprintf("DO $$ BEGIN IF pg_relation_size('public.%[1]s') > 65536 THEN TRUNCATE public.%[1]s; ELSE DELETE FROM public.%[1]s; END IF; END $$;", name)
+		if d.Count(t, "SELECT count(*) FROM public."+name) > 0 {
+			d.Exec(t, "CREATE TABLE kept."+name+" AS TABLE public."+name)
+			renew += "INSERT INTO public." + name + " TABLE kept." + name + ";"
+		}
+	}
+	return renew
+}
+
+// schemaOf describes the tables of the schema, with their columns and indexes; it is empty without kept rows.
+func schemaOf(t testing.TB, d Database) (text string) {
+	t.Helper()
+	err := d.Raw.QueryRow(`SELECT coalesce((SELECT string_agg(concat_ws(' ', table_name, column_name, data_type, is_nullable, column_default), ';' ORDER BY table_name, ordinal_position)
+  FROM information_schema.columns WHERE table_schema = 'public')
+ || (SELECT string_agg(indexdef, ';' ORDER BY indexname) FROM pg_indexes WHERE schemaname = 'public'), '')
+ WHERE EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = 'kept')`).Scan(&text)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		t.Fatal(err)
+	}
+	return text
 }
 
 // openPostgres opens connections that are closed with the test.

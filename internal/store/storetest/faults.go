@@ -176,6 +176,7 @@ func testNewerSchema(t *testing.T, db Database) {
 }
 
 func testForeignSchema(t *testing.T, db Database) {
+	db.Clear(t)
 	db.Exec(t, `CREATE TABLE devices (something TEXT)`)
 	if text := refused(t, db.URL); !strings.Contains(text, "devices") {
 		t.Errorf("the sentence does not name the table: %s", text)
@@ -184,6 +185,7 @@ func testForeignSchema(t *testing.T, db Database) {
 
 // testFirstSchema migrates a database of the first release.
 func testFirstSchema(t *testing.T, db Database) {
+	db.Clear(t)
 	const name = "0001_devices.sql"
 	frozen, err := firstSchema.ReadFile("testdata/first/" + name)
 	if err != nil {
@@ -239,6 +241,7 @@ func testFirstSchema(t *testing.T, db Database) {
 }
 
 func testOpenAtOnce(t *testing.T, db Database) {
+	db.Clear(t)
 	errs := make(chan error)
 	const nodes = 3
 	for i := range nodes {
@@ -308,6 +311,7 @@ func testTwoNodes(t *testing.T, db Database) {
 
 // The database's own name is the same for all who use it.
 func testFleetID(t *testing.T, db Database) {
+	db.Clear(t)
 	s, other := openStore(t, db.URL), openStore(t, db.URL)
 	first, err := s.FleetID(t.Context())
 	if err != nil || len(first) < 20 {

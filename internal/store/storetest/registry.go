@@ -11,6 +11,7 @@ import (
 
 // testRegistryMigration migrates what the schema before the registry contains.
 func testRegistryMigration(t *testing.T, db Database) {
+	db.Clear(t)
 	migrateTo(t, db, 9)
 	const columns = `INSERT INTO devices (device, client_id, pending_client_id, admission, name, name_folded, labels, preferred_transport, board, firmware,
  elf_sha256, chip, language, serial, activate_v2, first_seen, checked_at) VALUES `
@@ -49,6 +50,7 @@ func testRegistryMigration(t *testing.T, db Database) {
 // testOldNodes: while a node of an older version runs, the schema stays as it is;
 // what is left of a dead one holds nobody up.
 func testOldNodes(t *testing.T, db Database) {
+	db.Clear(t)
 	if !db.Postgres {
 		t.Skip("LACKS: nodes share a database on Postgres alone")
 	}
