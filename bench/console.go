@@ -36,8 +36,8 @@ var consoleLines = []line{
 
 // measureConsole has a browser show a large fleet, and adds what the console weighs.
 func (b *bench) measureConsole(ctx context.Context) error {
-	if _, err := exec.LookPath("chromium"); err != nil {
-		b.leaveOut("the console: there is no chromium")
+	if _, err := exec.LookPath("chromium-headless-shell"); err != nil {
+		b.leaveOut("the console: there is no chromium-headless-shell")
 		return nil
 	}
 	root, err := gobuild.Root(ctx)

@@ -105,7 +105,7 @@ func checkOthers(t *testing.T, r report) {
 		checkFigure(t, r, "recorder", figure, 0, 0)
 	}
 	checkFigure(t, r, "recorder", figureRecorderHeap, 0.1, 64)
-	if _, err := exec.LookPath("chromium"); err == nil {
+	if _, err := exec.LookPath("chromium-headless-shell"); err == nil {
 		for _, l := range consoleLines {
 			checkFigure(t, r, "console", l.name, -100, 60_000) // a heap may shrink
 		}

@@ -248,6 +248,9 @@ func substitutions(t *testing.T, n *Node, dir, page string) *strings.Replacer {
 // Every command of README and docs runs against a node with four simulated
 // devices, and ends as documented.
 func TestDocsCommands(t *testing.T) {
+	if raceEnabled {
+		t.Skip("LACKS: the race detector has nothing to do with what commands print, and makes each of them four times as slow")
+	}
 	t.Parallel()
 	run, notRun := 0, 0
 	for _, page := range docPages(t) {

@@ -70,9 +70,9 @@ type browser struct{ ctx context.Context }
 // start opens a profile in Chromium. Tests without one are NOT RUN, which fails in CI.
 func start(t *testing.T) *browser {
 	t.Helper()
-	program, err := exec.LookPath("chromium")
+	program, err := exec.LookPath("chromium-headless-shell")
 	if err != nil {
-		t.Skip("NOT RUN: there is no chromium")
+		t.Skip("NOT RUN: there is no chromium-headless-shell")
 	}
 	chromium.Do(func() {
 		options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.Flag("host-resolver-rules", "MAP *.test 127.0.0.1"))
