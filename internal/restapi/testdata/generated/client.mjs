@@ -1,12 +1,13 @@
 // A program that uses the types which openapi-typescript generates from docs/reference/openapi.json: the calls of the
-// README. scripts/openapi-client compiles it and runs it with the API's address and the admin token.
+// README. scripts/openapi-client checks the types in its comments and runs it with the API's address and the admin token.
 import createClient from "openapi-fetch";
-import type { paths } from "./api.js";
 
-const [url, admin] = process.argv.slice(2) as [string, string];
-const as = (token: string) => createClient<paths>({ baseUrl: url, headers: { Authorization: `Bearer ${token}` } });
+const [url, admin] = /** @type {[string, string]} */ (/** @type {unknown} */ (process.argv.slice(2)));
+/** @param {string} token @returns {import("openapi-fetch").Client<import("./api.js").paths>} */
+const as = (token) => createClient({ baseUrl: url, headers: { Authorization: `Bearer ${token}` } });
 const client = as(admin);
-function check(holds: unknown, ...what: unknown[]): asserts holds {
+/** @type {(holds: unknown, ...what: unknown[]) => asserts holds} */
+function check(holds, ...what) {
   if (!holds) throw new Error(JSON.stringify(what));
 }
 
@@ -15,7 +16,8 @@ const device = devices.data?.items[0]?.id;
 check(device, "devices", devices.error);
 const tools = await client.GET("/v1/devices/{device}/tools", { params: { path: { device } } });
 check(tools.data?.items.length, "tools", tools.error);
-const call = (by: typeof client, volume: number) =>
+/** @param {typeof client} by @param {number} volume */
+const call = (by, volume) =>
   by.POST("/v1/devices/{device}/tools/{tool}/call", { params: { path: { device, tool: "self.audio_speaker.set_volume" } }, body: { arguments: { volume } } });
 const good = await call(client, 40);
 check(good.response.status === 200 && good.data && "content" in good.data && !good.data.isError, "volume 40", good.error);
