@@ -288,6 +288,9 @@ func (x *Explainer) Device(ctx context.Context, by access.Principal, id devices.
 		g.missing = append(g.missing, missingDB)
 		f.view.Presence = f.recorded()
 	}
+	if p := f.view.Presence; err == nil && f.view.State == devices.StateOffline && p.Reason == devices.OfflineNodeLost && !slices.Contains(x.opt.Nodes(), p.Node) {
+		g.missing = append(g.missing, p.Node) // nobody asks a node without a lease
+	}
 	found := explainDevice(f)
 	if err != nil && f.found {
 		found.certain = false

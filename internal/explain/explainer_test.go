@@ -105,6 +105,23 @@ func TestExplainWithPartsAway(t *testing.T) {
 	}
 }
 
+// The records of a node that was lost are missing for its devices, also after its lease is gone and nobody asks it; not once
+// it has started again.
+func TestExplainAfterALostNode(t *testing.T) {
+	view := offline("node_lost")
+	view.Presence.Node = "lost"
+	x := New(Options{Devices: &core{view: view}, Events: stream{}, Node: "a", Nodes: func() []string { return []string{"a"} },
+		Gather: func(context.Context, string, []byte, []string) (map[string][]byte, []string) { return nil, nil }})
+	if e, err := x.Device(t.Context(), admin, lamp); err != nil || e.Cause != "node_lost" || !slices.Equal(e.Missing, []string{"lost"}) {
+		t.Errorf("%+v, %v", e, err)
+	}
+	view.Presence.Node = "b"
+	x, _, _ = pair(&core{view: view}, stream{})
+	if e, err := x.Device(t.Context(), admin, lamp); err != nil || e.Cause != "node_lost" || slices.Contains(e.Missing, "b") {
+		t.Errorf("the node has started again: %+v, %v", e, err)
+	}
+}
+
 // Without records, as after a restart of all nodes, the state and the events remain.
 func TestExplainWithoutRecords(t *testing.T) {
 	x := New(Options{Devices: &core{view: offline("dead")}, Events: stream{}, Node: "a", Nodes: func() []string { return []string{"a"} },
