@@ -1,6 +1,7 @@
 package browser
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -93,6 +94,47 @@ func TestNATSAway(t *testing.T) {
 	p.live()
 	visitor.Report(t)
 	p.rowSays("02:f1:ee:00:00:10", "offline")
+}
+
+// An event may come before what it says is in the database: the page of a device reads once more.
+func TestAnswerOlderThanItsEvent(t *testing.T) {
+	long(t)
+	b := start(t)
+	n := programs.Start(t)
+	simulated := programs.Simulate(t, n.Info.OTA, "--devices", "1", "--quiet")
+	n.AwaitReady(t, 1)
+	page := "/v1/devices/" + first
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, n.Info.API+page, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+n.Token(t))
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	online, err := io.ReadAll(answer.Body)
+	if err := errors.Join(err, answer.Body.Close()); err != nil {
+		t.Fatal(err)
+	}
+	var older atomic.Int32 // answers that are still as before the event
+	front := before(t, n, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != page || older.Add(-1) < 0 {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(online) // the browser is gone if this fails
+		return true
+	})
+	p := b.openAt(t, front.URL, n.Token(t), "/console/devices/"+first)
+	p.shows("online")
+	p.live()
+	older.Store(1)
+	simulated.Report(t)
+	p.await("document.querySelector('main h1').parentElement.innerText.includes('offline')")
+	if older.Load() >= 0 {
+		t.Error("no older answer was given")
+	}
 }
 
 // When events are missing, the page and the counts are loaded again; a page that loads for long shows that, and not
