@@ -4,13 +4,13 @@ import * as stream from "./stream.js";
 
 const REFETCH = 2_000; // at most once in this time after changes
 export const KEY_CHANGED = "fleetd.key"; // an event of the window
-export const STORED = 2_000; // after this a change is in the database
+const STORED = 2_000; // after this a change is in the database
 const SLOW = 300; // a load that takes longer shows that it does
 
 // useData loads with load(signal) when one of deps changed, and again on reload(). Data stays while an error is shown;
 // what may pass by itself (503, no connection) is tried again, ever more slowly. Leaving the page ends the request.
-// An answer may be older than the change that soon() reports: with settle, it is read once more so long after the last one.
-export function useData(load, deps, { every, settle } = {}) {
+// An answer may be older than the change that soon() reports: it is read once more, settle after the last one.
+export function useData(load, deps, { every, settle = STORED } = {}) {
   const [result, set] = useState({ data: null, error: null, at: 0, slow: false });
   const control = useRef(null);
   useEffect(() => {
@@ -51,7 +51,7 @@ export function useData(load, deps, { every, settle } = {}) {
     // soon is reload for changes that come in masses.
     const soon = () => {
       clearTimeout(settling);
-      if (settle) settling = setTimeout(run, settle);
+      settling = setTimeout(run, settle);
       if (running) again = true;
       else {
         clearTimeout(timer);

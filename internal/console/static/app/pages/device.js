@@ -1,7 +1,7 @@
 // One device: what it is, how it is, and what can be done with it.
 import { html, useRef, useState } from "../html.js";
 import { get, path, query as encode, request } from "../api.js";
-import { STORED, useData, useEvents, useTick } from "../data.js";
+import { useData, useEvents, useTick } from "../data.js";
 import { age, bytes, clock } from "../format.js";
 import { Picture } from "../picture.js";
 import { Link, to } from "../route.js";
@@ -19,7 +19,7 @@ import { Waiting } from "./waiting.js";
 const TABS = [["", "devices:read"], ["tools", "devices:read"], ["timeline", "events:read"], ["trace", "events:read"], ["catalog", "devices:read"], ["queue", "jobs:read"], ["access", "devices:write"]];
 
 export function Device({ id, tab, query, self, can }) {
-  const device = useData((signal) => get(path("v1", "devices", id), signal), [id], { settle: STORED });
+  const device = useData((signal) => get(path("v1", "devices", id), signal), [id]);
   useTick();
   useEvents((message) => {
     if (message.gap || message.omitted || message.events?.some((e) => e.data.device === id && e.type !== "notifications")) device.soon();

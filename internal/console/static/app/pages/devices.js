@@ -1,7 +1,7 @@
 // Which devices are there, and how are they? The server pages, filters and counts; the stream patches rows on screen.
 import { html, useRef, useState } from "../html.js";
 import { download, get, query as encode } from "../api.js";
-import { STORED, useData, useEvents, useTick } from "../data.js";
+import { useData, useEvents, useTick } from "../data.js";
 import { age, count, term } from "../format.js";
 import { go, Link, setQuery, to } from "../route.js";
 import { s } from "../strings.js";
@@ -26,9 +26,9 @@ export function selection(query, without = []) {
 export function Devices({ query, can }) {
   const select = selection(query);
   const cursor = query.get("cursor") || "", sort = query.get("sort") || "id", q = query.get("q") || "";
-  const list = useData((signal) => get("/v1/devices" + encode({ select, q, sort, cursor, limit: 100 }), signal), [select, q, sort, cursor], { settle: STORED });
+  const list = useData((signal) => get("/v1/devices" + encode({ select, q, sort, cursor, limit: 100 }), signal), [select, q, sort, cursor]);
   const counted = selection(query, ["state"]);
-  const fleet = useData((signal) => get("/v1/fleet" + encode({ select: counted }), signal), [counted], { settle: counted ? COUNTED : STORED });
+  const fleet = useData((signal) => get("/v1/fleet" + encode({ select: counted }), signal), [counted], { settle: counted ? COUNTED : undefined });
   const changed = useRef(new Set());
   const [changes, setChanges] = useState(0);
   useTick();

@@ -1,7 +1,7 @@
 // Is the fleet well, and what changed?
 import { html } from "../html.js";
 import { get, now, query as encode } from "../api.js";
-import { STORED, useData, useEvents, useFeed, useTick } from "../data.js";
+import { useData, useEvents, useFeed, useTick } from "../data.js";
 import { count, plural, term } from "../format.js";
 import { Spark } from "../plot.js";
 import { Link, to } from "../route.js";
@@ -17,7 +17,7 @@ const notable = (event) => NOTABLE.has(event.type);
 
 export function Overview({ can, self }) {
   useTick();
-  const fleet = useData((signal) => get("/v1/fleet", signal), [], { settle: STORED });
+  const fleet = useData((signal) => get("/v1/fleet", signal), []);
   const whole = Object.keys(self.devices || {}).length === 0; // the figures over time are of the whole fleet
   const stats = useData((signal) => (whole ? get("/v1/stats" + encode({ since: new Date(now() - HOUR).toISOString(), step: "1m" }), signal) : Promise.resolve(null)), [], { every: 60_000 });
   const doctor = useData((signal) => (can("admin") ? get("/v1/diagnosis", signal) : Promise.resolve(null)), []);
