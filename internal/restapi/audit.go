@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 
@@ -19,9 +20,8 @@ import (
 
 // Bounds of reading the record.
 const (
-	auditPage    = 8                // blocks of one look into the database
-	maxAuditScan = 64               // blocks of one request; what is not found in them needs another
-	exportWrite  = 30 * time.Second // a reader of an export this slow is let go
+	auditPage    = 8  // blocks of one look into the database
+	maxAuditScan = 64 // blocks of one request; what is not found in them needs another
 )
 
 const pathAuditExport = "/v1/audit/export"
@@ -59,11 +59,11 @@ func (s *Server) auditRoutes() {
 		summary: "List who did what", text: "What happened in the last second may not be there yet. Entries come by the time at which groups of them were written; of two nodes' " +
 			"groups, one comes before the other. One request looks at a bounded part of the record: a page may hold fewer entries than asked for, and none, while next_cursor leads on.",
 		answer: "A page, newest first.", codes: away}), "application/json", schemaOf[api.List[api.AuditEntry]](s)), s.listAudit)
-	s.handle(withAnswer(s.operation(http.MethodGet, pathAuditExport, about{id: "exportAudit", scope: access.ScopeAdmin, tag: tagAudit,
+	plain(s, withAnswer(s.operation(http.MethodGet, pathAuditExport, about{id: "exportAudit", scope: access.ScopeAdmin, tag: tagAudit,
 		summary: "Export the record", text: "JSON lines: one that describes a block of entries, with its hash and that of the block before it, then its entries. " +
 			"`fleetd audit verify FILE` checks it without a node, with the fleet's secret.",
-		answer: "Whole blocks, run by run. An answer that breaks off is not complete.", codes: away}), "application/jsonl", &huma.Schema{Type: huma.TypeString}),
-		s.exportAudit, queryParam("since", "No blocks that end before then: RFC 3339, or a duration before now."), queryParam("until", "No blocks that begin after then: RFC 3339, or a duration before now."))
+		answer: "Whole blocks, run by run. An answer that breaks off is not complete.", codes: away}), typeJSONL, &huma.Schema{Type: huma.TypeString}),
+		s.exportAudit)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/audit/verify", about{id: "verifyAudit", scope: access.ScopeAdmin, tag: tagAudit,
 		summary: "Look for gaps in the record", text: "Walks the whole record, or that of a time, and takes as long as that does.",
 		answer: "What was found.", codes: away}), s.verifyAudit)
@@ -216,35 +216,19 @@ func (s *Server) walkAudit(ctx context.Context, r auditRange, f func(*audit.Bloc
 	}
 }
 
-func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request) {
-	query := r.URL.Query()
-	within, err := (&AuditRange{Since: query.Get("since"), Until: query.Get("until")}).parse(time.Now())
-	if err != nil {
-		s.fail(w, r, err)
-		return
-	}
-	control := http.NewResponseController(w)
-	started := false
-	var out []byte
-	err = s.walkAudit(r.Context(), within, func(b *audit.Block) error {
-		started = true
-		w.Header().Set("Content-Type", "application/jsonl")
-		out = audit.AppendExport(out[:0], b)
-		if err := control.SetWriteDeadline(time.Now().Add(exportWrite)); err != nil {
+func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, in *AuditRange) {
+	s.download(w, r, typeJSONL, "", func(out io.Writer) error {
+		within, err := in.parse(time.Now())
+		if err != nil {
 			return err
 		}
-		_, err := w.Write(out)
-		return err
+		var line []byte
+		return s.walkAudit(r.Context(), within, func(b *audit.Block) error {
+			line = audit.AppendExport(line[:0], b)
+			_, err := out.Write(line)
+			return err
+		})
 	})
-	switch {
-	case err == nil:
-		w.Header().Set("Content-Type", "application/jsonl")
-		_ = control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
-	case started:
-		panic(http.ErrAbortHandler) // the client must not take it for the whole
-	default:
-		s.fail(w, r, err)
-	}
 }
 
 func (s *Server) verifyAudit(ctx context.Context, in *AuditRange) (*answer[api.AuditReport], error) {

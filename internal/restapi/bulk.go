@@ -22,14 +22,11 @@ import (
 	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
-	"fleetd/internal/selector"
 )
 
 const (
 	pathImport = "/v1/devices/import"
 	pathExport = "/v1/devices/export"
-	// bulkPatience is how long a reader of a file may pause.
-	bulkPatience = time.Minute
 	// maxReceived is how many files to import a node receives at once; keys have shares of it.
 	maxReceived = 4
 )
@@ -41,6 +38,7 @@ var importPace = connlimit.BodyPace{Grace: time.Minute, Rate: 32 << 10}
 const (
 	typeCSV    = "text/csv"
 	typeNDJSON = "application/x-ndjson"
+	typeJSONL  = "application/jsonl"
 )
 
 func (s *Server) bulkRoutes() {
@@ -55,39 +53,41 @@ func (s *Server) bulkRoutes() {
 			"The first client of a member without a client_id is admitted.",
 		answer: "What became of the file.", codes: append(away, devices.CodeTooLarge, devices.CodeInvalidArguments, devices.CodeLimitReached)}), valueJSON[0], schemaOf[api.ImportReport](s))
 	in.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{typeCSV: {Schema: text}, typeNDJSON: {Schema: text}}}
-	s.handle(in, s.importDevices, queryParam("partial", "true: import the rows without a fault.", "true", "false"),
-		queryParam("replace_client", "true: a row may replace the client of a member, whose credentials end, and admit a device that was revoked.", "true", "false"))
+	plain(s, in, s.importDevices)
 	out := s.operation(http.MethodGet, pathExport, about{id: "exportDevices", scope: access.ScopeRead, tag: tagDevices, summary: "Export devices",
 		text: "The columns of an import, those of labels in order of their keys, and what the devices reported. Devices that wait and never were members are left out. " +
 			"Without secrets there is no client_id: where an import of the file creates a member, the first client that comes with the id is admitted. " +
 			"In CSV a cell that a spreadsheet would take for a formula begins with an apostrophe, which an import takes off.",
 		answer: "The devices in order of id. An answer that breaks off is not complete.", codes: away})
 	out.Responses[strconv.Itoa(out.DefaultStatus)].Content = map[string]*huma.MediaType{typeCSV: {Schema: text}, typeNDJSON: {Schema: text}}
-	s.handle(out, s.exportDevices, queryParam("select", "Selects devices, as in the list."), queryParam("format", "csv without it.", "csv", "ndjson"),
-		queryParam("secrets", "true: with the admitted client_id of each device, by which it gets its credentials; needs the scope admin.", "true", "false"))
+	plain(s, out, s.exportDevices)
 }
 
-// queryOf reads the query of a plain handler, which checkQuery has let in.
-func queryOf(r *http.Request) map[string]string {
-	out := map[string]string{}
-	for name, values := range r.URL.Query() {
-		out[name] = values[0]
+type importFile struct {
+	Partial bool `query:"partial" doc:"Import the rows without a fault."`
+	Replace bool `query:"replace_client" doc:"A row may replace the client of a member, whose credentials end, and admit a device that was revoked."`
+}
+
+// FileFormat is the format of a file that an operation answers with.
+type FileFormat struct {
+	Format bulk.Format `query:"format" enum:"csv,ndjson" default:"csv"`
+}
+
+func (f *FileFormat) mediaType() string {
+	if f.Format == bulk.NDJSON {
+		return typeNDJSON
 	}
-	return out
+	return typeCSV + "; charset=utf-8"
 }
 
-func isTrue(query map[string]string, name string) (bool, error) {
-	switch query[name] {
-	case "":
-		return false, nil
-	case "true", "false":
-		return query[name] == "true", nil
-	}
-	return false, badRequest(name + " must be true or false")
+type exportInput struct {
+	FileFormat
+	Select  string `query:"select" doc:"Selects devices, as in the list."`
+	Secrets bool   `query:"secrets" doc:"With the admitted client_id of each device, by which it gets its credentials; needs the scope admin."`
 }
 
-func (s *Server) importDevices(w http.ResponseWriter, r *http.Request) {
-	report, err := s.runImport(w, r)
+func (s *Server) importDevices(w http.ResponseWriter, r *http.Request, in *importFile) {
+	report, err := s.runImport(w, r, bulk.Options{Partial: in.Partial, Replace: in.Replace})
 	switch {
 	case errors.Is(err, bulk.ErrFaults):
 		p := newProblem(&devices.Error{Code: devices.CodeInvalidArguments, Detail: fmt.Sprintf("the file has faults on %s; nothing of it was imported", count(int(report.Refused), "row"))})
@@ -105,15 +105,7 @@ func (s *Server) importDevices(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) runImport(w http.ResponseWriter, r *http.Request) (report api.ImportReport, err error) {
-	query := queryOf(r)
-	opt := bulk.Options{}
-	if opt.Partial, err = isTrue(query, "partial"); err != nil {
-		return report, err
-	}
-	if opt.Replace, err = isTrue(query, "replace_client"); err != nil {
-		return report, err
-	}
+func (s *Server) runImport(w http.ResponseWriter, r *http.Request, opt bulk.Options) (report api.ImportReport, err error) {
 	if err := s.draining(); err != nil {
 		return report, err
 	}
@@ -286,77 +278,23 @@ func formatOf(r *http.Request, body *bufio.Reader) (bulk.Format, error) {
 	return bulk.CSV, nil
 }
 
-func (s *Server) exportDevices(w http.ResponseWriter, r *http.Request) {
+func (s *Server) exportDevices(w http.ResponseWriter, r *http.Request, in *exportInput) {
 	by := s.by(r, access.ViaREST)
-	sel, opt, err := s.exportQuery(r, by)
-	if err != nil {
-		s.fail(w, r, err)
-		return
-	}
-	out := &slowWriter{w: w, control: http.NewResponseController(w)}
-	out.begin = func() {
-		h := w.Header()
-		h.Set("Content-Type", map[bulk.Format]string{bulk.CSV: typeCSV + "; charset=utf-8", bulk.NDJSON: typeNDJSON}[opt.Format])
-		h.Set("Content-Disposition", `attachment; filename="devices.`+string(opt.Format)+`"`)
-		h.Set("Cache-Control", "no-store")
-	}
-	err = bulk.Export(out, opt, func(f func([]devices.View) error) error {
-		return s.opt.Service.Each(r.Context(), by, sel, func(page []devices.View) error {
-			if err := s.draining(); err != nil {
-				return err
-			}
-			return f(page)
+	s.download(w, r, in.mediaType(), "devices."+string(in.Format), func(out io.Writer) error {
+		sel, err := parseSelect(in.Select)
+		if err == nil && in.Secrets {
+			err = s.permitDevice(r.Context(), by, access.ScopeAdmin, "exportDevices", "")
+		}
+		if err != nil {
+			return err
+		}
+		return bulk.Export(out, bulk.ExportOptions{Format: in.Format, Secrets: in.Secrets, Client: s.opt.Service.Client}, func(f func([]devices.View) error) error {
+			return s.opt.Service.Each(r.Context(), by, sel, func(page []devices.View) error {
+				if err := s.draining(); err != nil {
+					return err
+				}
+				return f(page)
+			})
 		})
 	})
-	switch {
-	case err == nil:
-		out.start()                                   // there may be no device
-		_ = out.control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
-	case out.started:
-		panic(http.ErrAbortHandler) // the client must not take it for the whole
-	default:
-		s.fail(w, r, err)
-	}
-}
-
-func (s *Server) exportQuery(r *http.Request, by access.Principal) (sel selector.Selector, opt bulk.ExportOptions, err error) {
-	query := queryOf(r)
-	opt = bulk.ExportOptions{Format: bulk.Format(query["format"]), Client: s.opt.Service.Client}
-	if sel, err = parseSelect(query["select"]); err != nil {
-		return sel, opt, err
-	}
-	switch opt.Format {
-	case "":
-		opt.Format = bulk.CSV
-	case bulk.CSV, bulk.NDJSON:
-	default:
-		return sel, opt, badRequest("format must be csv or ndjson")
-	}
-	if opt.Secrets, err = isTrue(query, "secrets"); err == nil && opt.Secrets {
-		err = s.permitDevice(r.Context(), by, access.ScopeAdmin, "exportDevices", "")
-	}
-	return sel, opt, err
-}
-
-// slowWriter is an answer whose reader may pause for a while.
-type slowWriter struct {
-	w       io.Writer
-	control *http.ResponseController
-	begin   func() // sets the header
-	started bool
-}
-
-func (w *slowWriter) start() {
-	if !w.started {
-		w.started = true
-		w.begin()
-	}
-}
-
-func (w *slowWriter) Write(p []byte) (int, error) {
-	w.start()
-	if err := w.control.SetWriteDeadline(time.Now().Add(bulkPatience)); err != nil {
-		return 0, err
-	}
-	return w.w.Write(p)
 }

@@ -214,6 +214,8 @@ func (s *Server) work(r *http.Request, units int64) error {
 	return workError(s.opt.Work.BeginUnits(r.Context(), by.Caller.Key, units))
 }
 
+var errCallQuery = badRequest("a call takes no query; arguments, timeout, confirmation and later are members of the body")
+
 // call is the hot path: one tool call.
 func (s *Server) call(w http.ResponseWriter, r *http.Request) {
 	x := exchanges.Get().(*exchange)
@@ -226,6 +228,9 @@ func (s *Server) call(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) runCall(x *exchange, r *http.Request) error {
+	if r.URL.RawQuery != "" {
+		return errCallQuery
+	}
 	id, err := parseDevice(r.PathValue("device"))
 	if err != nil {
 		return err
@@ -272,7 +277,7 @@ func (s *Server) runCall(x *exchange, r *http.Request) error {
 }
 
 // mcp sends any MCP request but initialize.
-func (s *Server) mcp(w http.ResponseWriter, r *http.Request) {
+func (s *Server) mcp(w http.ResponseWriter, r *http.Request, _ *DevicePath) {
 	x := exchanges.Get().(*exchange)
 	defer x.free()
 	if err := s.runRPC(x, r); err != nil {

@@ -2,12 +2,12 @@ package restapi
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
@@ -33,11 +33,16 @@ func (s *Server) consoleRoutes() {
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/console/codes", about{id: "createConsoleCode", anyone: true, tag: tagAccess, summary: "Make a one-time code of the console",
 		text:   "What `fleetd console` does. The code is exchanged for a key of the console, which has the caller's rights or fewer, acts in its name, and ends with it.",
 		status: http.StatusCreated, answer: "The code, for /console/#code=CODE.", codes: []devices.Code{devices.CodeNotFound, devices.CodeUnavailable}}), s.createConsoleCode)
-	login := withAnswer(s.operation(http.MethodPost, pathConsoleKeys, about{id: "createConsoleKey", public: true, tag: tagAccess, summary: "Exchange a one-time code for a key",
+	login := s.operation(http.MethodPost, pathConsoleKeys, about{id: "createConsoleKey", public: true, tag: tagAccess, summary: "Exchange a one-time code for a key",
 		text: "Once, within a minute, on any node. The key ends after 12 h, or with the key that made the code. Wrong codes are delayed like wrong tokens.", status: http.StatusCreated,
-		answer: "The key with its token, which is shown this once.", codes: []devices.Code{devices.CodeNotFound, devices.CodeForbidden, devices.CodeUnavailable}}), valueJSON[0], schemaOf[api.CreatedKey](s))
-	login.RequestBody = s.jsonBody(schemaOf[api.ConsoleLogin](s), true)
-	s.handle(login, s.createConsoleKey)
+		answer: "The key with its token, which is shown this once.", codes: []devices.Code{devices.CodeNotFound, devices.CodeForbidden, devices.CodeUnavailable}})
+	login.MaxBodyBytes = maxCodeBody
+	login.Middlewares = huma.Middlewares{func(ctx huma.Context, next func(huma.Context)) {
+		if r, w := humago.Unwrap(ctx); s.admitConsole(w, r) {
+			next(ctx)
+		}
+	}}
+	huma.Register(s.api, login, s.createConsoleKey)
 	s.mux.HandleFunc("GET "+pathConsole, s.console)
 	s.HandlePublic("GET "+strings.TrimSuffix(pathConsole, "/"), http.RedirectHandler(pathConsole, http.StatusFound))
 }
@@ -84,40 +89,27 @@ func (s *Server) createConsoleCode(ctx context.Context, in *createCodeInput) (*s
 	return newSecret(api.ConsoleCode{Code: code, Expires: expires}), nil
 }
 
-func (s *Server) createConsoleKey(w http.ResponseWriter, r *http.Request) {
-	if !s.admitConsole(w, r) {
-		return
-	}
-	var in api.ConsoleLogin
-	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxCodeBody))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&in); err != nil {
-		s.fail(w, r, badRequest(`the body must be {"code":"..."}: `+err.Error()))
-		return
-	}
+func (s *Server) createConsoleKey(ctx context.Context, in *struct{ Body api.ConsoleLogin }) (*secret[api.CreatedKey], error) {
+	r, w := requestOf(ctx)
 	var k access.Key
 	var token string
 	who := access.Principal{Via: access.ViaREST, From: s.opt.Failures.Client(r)}
-	err := s.opt.Mint.VerifyConsoleCode(in.Code, time.Now())
+	err := s.opt.Mint.VerifyConsoleCode(in.Body.Code, time.Now())
 	if err != nil { // guesses do not reach the database
 		err = fleet.ErrConsoleCode
 		s.opt.Service.NoteRefusal(who, fleet.ActionConsoleLogin, "", err)
 	} else {
-		k, token, err = s.opt.Service.RedeemConsoleCode(r.Context(), who, in.Code)
+		k, token, err = s.opt.Service.RedeemConsoleCode(ctx, who, in.Body.Code)
 	}
 	if err != nil {
-		p := s.problem(r.Context(), err)
+		p := s.problem(ctx, err)
 		if p.Code == devices.CodeUnauthorized && s.opt.Failures.FailedRequest(r) {
 			p = tooManyFailures()
 		}
 		w.Header().Set("Connection", "close") // as after a wrong token
-		p.write(w)
-		return
+		return nil, p
 	}
-	w.Header()["Content-Type"] = valueJSON
-	w.Header().Set("Cache-Control", "no-store")
-	w.WriteHeader(http.StatusCreated)
-	_ = marshal(w, api.CreatedKey{Key: s.newAPIKey(k, time.Now()), Token: token}) // reports no write that fails
+	return newSecret(api.CreatedKey{Key: s.newAPIKey(k, time.Now()), Token: token}), nil
 }
 
 var errConsoleOff = &devices.Error{Code: devices.CodeNotFound, Detail: "the console of this node is switched off; start the node without --console=false"}

@@ -199,9 +199,10 @@ func TestWrongConsoleCodes(t *testing.T) {
 	if r := guess(); r.status != http.StatusTooManyRequests || time.Since(begun) < connlimit.FailureDelay {
 		t.Errorf("%d after %v", r.status, time.Since(begun))
 	}
-	for _, body := range []string{"", "[]", `{"code":1}`, `{"key":"x"}`, `{"code":"` + strings.Repeat("x", 2000) + `"}`} {
+	for _, body := range []string{"", "[]", `{"code":1}`, `{"key":"x"}`} {
 		f.do(t, "POST", "/v1/console/keys", body, "Authorization", "").problem(t, 400, devices.CodeBadRequest)
 	}
+	f.do(t, "POST", "/v1/console/keys", `{"code":"`+strings.Repeat("x", 2000)+`"}`, "Authorization", "").problem(t, 413, devices.CodeTooLarge)
 	f.do(t, "POST", "/v1/console/codes", "").problem(t, 503, devices.CodeUnavailable)
 }
 

@@ -2,6 +2,7 @@ package restapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -28,27 +29,40 @@ const (
 
 const pathEvents = "/v1/events"
 
-func (s *Server) eventRoutes() {
-	var kinds []any
+type followInput struct {
+	Device string    `query:"device" doc:"Only events of this device, and of its tasks."`
+	Kind   eventKind `query:"type" doc:"Only events of this kind; those of jobs have no device."`
+	Batch  string    `query:"batch" doc:"An interval from 100ms to 5s, such as 500ms: instead of single events, one event 'changes' with {events: [{type, data}], replaced, omitted} in each, for pages. Of online and offline, and of catalog, only a device's last one is in it (replaced counts the others); of more than 500 events the newest are, and omitted counts the others."`
+	Last   string    `header:"Last-Event-ID" doc:"The id of the last event that was received, or 0."`
+	LastID string    `query:"last_event_id" doc:"As the header, which wins."`
+	Since  string    `query:"since" doc:"Begin with the events of then: RFC 3339, or a duration before now, such as 1h. An id to resume after wins."`
+}
+
+// eventKind is a kind of stored events.
+type eventKind string
+
+// Schema implements huma.SchemaProvider.
+func (eventKind) Schema(huma.Registry) *huma.Schema {
+	schema := &huma.Schema{Type: huma.TypeString}
 	for _, kind := range devices.StoredKinds() {
-		kinds = append(kinds, string(kind))
+		schema.Enum = append(schema.Enum, string(kind))
 	}
-	s.handle(withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", waits: true, scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
+	schema.PrecomputeMessages()
+	return schema
+}
+
+func (s *Server) eventRoutes() {
+	plain(s, withAnswer(s.operation(http.MethodGet, pathEvents, about{id: "followEvents", waits: true, scope: access.ScopeEvents, tag: tagEvents, summary: "Follow events",
 		text: "Server-sent events: id is the position in the streams, event the kind, data the payload on one line. With Last-Event-ID the answer " +
 			"resumes after that event, with 0 at the first there is; if some after it are gone already, it begins with one `gap` event for each stream. A key that is limited to devices receives events of these. Of jobs and their tasks, a key that is limited to devices or tools receives only those of the jobs that it created. A comment every 15 s keeps proxies patient.",
 		answer: "Events until the client goes away, reads too slowly, its key ends, or the node stops.", codes: []devices.Code{devices.CodeUnavailable}}),
-		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.events,
-		queryParam("device", "Only events of this device, and of its tasks."), queryParam("type", "Only events of this kind; those of jobs have no device.", kinds...),
-		queryParam("batch", "An interval from 100ms to 5s, such as 500ms: instead of single events, one event `changes` with {events: [{type, data}], replaced, omitted} in each, for pages. "+
-			"Of online and offline, and of catalog, only a device's last one is in it (replaced counts the others); of more than 500 events the newest are, and omitted counts the others."),
-		queryParam("last_event_id", "As the header, which wins."), queryParam("since", "Begin with the events of then: RFC 3339, or a duration before now, such as 1h. An id to resume after wins."),
-		&huma.Param{Name: "Last-Event-ID", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
+		"text/event-stream", &huma.Schema{Type: huma.TypeString}), s.events)
 }
 
-func (s *Server) events(w http.ResponseWriter, r *http.Request) {
+func (s *Server) events(w http.ResponseWriter, r *http.Request, in *followInput) {
 	by := s.by(r, access.ViaREST)
-	q, err := eventQuery(r)
-	batch, batchErr := batchInterval(r)
+	q, err := in.query(time.Now())
+	batch, batchErr := in.interval()
 	if err == nil {
 		err = batchErr
 	}
@@ -133,43 +147,38 @@ func (s *streams) leave(key string) {
 	}
 }
 
-// batchInterval returns the interval of batches; 0: single events.
-func batchInterval(r *http.Request) (time.Duration, error) {
-	text := r.URL.Query().Get("batch")
-	if text == "" {
+// interval returns the interval of batches; 0: single events.
+func (in *followInput) interval() (time.Duration, error) {
+	if in.Batch == "" {
 		return 0, nil
 	}
-	d, err := time.ParseDuration(text)
+	d, err := time.ParseDuration(in.Batch)
 	if err != nil || d < minBatch || d > maxBatch {
 		return 0, badRequest("batch must be a duration from 100ms to 5s, such as 500ms")
 	}
 	return d, nil
 }
 
-func eventQuery(r *http.Request) (q devices.EventQuery, err error) {
-	values := r.URL.Query()
-	if device := values.Get("device"); device != "" {
-		if q.Device, err = parseDevice(device); err != nil {
+// query returns the events that are wanted at this time.
+func (in *followInput) query(now time.Time) (q devices.EventQuery, err error) {
+	q.Kind = devices.EventKind(in.Kind)
+	if in.Device != "" {
+		if q.Device, err = parseDevice(in.Device); err != nil {
 			return q, err
 		}
 	}
-	if kind := devices.EventKind(values.Get("type")); kind != "" {
-		q.Kind = kind
+	if q.Kind != "" {
 		if err := q.Check(); err != nil {
 			return q, err
 		}
 	}
-	last := r.Header.Get("Last-Event-ID")
-	if last == "" {
-		last = values.Get("last_event_id")
-	}
-	if last != "" {
+	if last := cmp.Or(in.Last, in.LastID); last != "" {
 		if q.After, err = devices.ParseEventPosition(last); err != nil {
 			return q, badRequest("Last-Event-ID must be an id that this stream sent, such as 1042.77.5, or 0 for all events there are")
 		}
 		q.FromStart = q.After == devices.EventPosition{}
 	}
-	q.Since, err = parseMoment("since", values.Get("since"), time.Now())
+	q.Since, err = parseMoment("since", in.Since, now)
 	return q, err
 }
 

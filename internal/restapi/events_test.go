@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"reflect"
 	"runtime"
 	"slices"
@@ -107,14 +108,12 @@ func TestEventQueries(t *testing.T) {
 		{"", "-1", devices.EventQuery{}, true},
 		{"", "99999999999999999999", devices.EventQuery{}, true},
 	} {
-		r, err := http.NewRequestWithContext(t.Context(), "GET", "/v1/events"+tc.query, nil)
+		values, err := url.ParseQuery(strings.TrimPrefix(tc.query, "?"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if tc.header != "" {
-			r.Header.Set("Last-Event-ID", tc.header)
-		}
-		q, err := eventQuery(r)
+		in := followInput{Device: values.Get("device"), Kind: eventKind(values.Get("type")), Last: tc.header, LastID: values.Get("last_event_id"), Since: values.Get("since")}
+		q, err := in.query(time.Now())
 		if (err != nil) != tc.bad || err == nil && q != tc.want {
 			t.Errorf("%s %s: %+v, %v", tc.query, tc.header, q, err)
 		}
@@ -316,9 +315,11 @@ func TestStreamsOfAKeyThatEnded(t *testing.T) {
 	if r := f.do(t, http.MethodPost, "/v1/devices/"+string(robot)+"/trace", `{"payload":true}`); r.status != http.StatusCreated {
 		t.Fatalf("%d %s", r.status, r.body)
 	}
-	for name, handler := range map[string]http.HandlerFunc{"/v1/events": f.api.events, "/v1/devices/" + string(robot) + "/trace": f.api.followTrace} {
+	for name, handler := range map[string]http.HandlerFunc{
+		"/v1/events": func(w http.ResponseWriter, r *http.Request) { f.api.events(w, r, &followInput{}) },
+		"/v1/devices/" + string(robot) + "/trace": func(w http.ResponseWriter, r *http.Request) { f.api.followTrace(w, r, &DevicePath{string(robot)}) },
+	} {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, name, nil)
-		r.SetPathValue("device", string(robot))
 		r.Header.Set("Authorization", "Bearer of-a-key-that-ended")
 		w := httptest.NewRecorder()
 		handler(w, r)

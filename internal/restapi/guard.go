@@ -72,6 +72,11 @@ func caller(ctx context.Context) access.Principal {
 	return access.Principal{}
 }
 
+// requestOf is the request in the context of an operation of huma's, and its answer's writer.
+func requestOf(ctx context.Context) (*http.Request, http.ResponseWriter) {
+	return humago.Unwrap(ctx.Value(requestKey{}).(*humaContext))
+}
+
 // listOf is the listName of the request.
 func listOf(ctx context.Context) string {
 	if c, ok := ctx.Value(requestKey{}).(*humaContext); ok {
@@ -84,10 +89,11 @@ func listOf(ctx context.Context) string {
 func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		r, w := humago.Unwrap(ctx)
-		by, slot, err := s.enter(w, r, a)
-		defer slot.Leave()
-		if err == nil {
-			err = checkQuery(r, nil) // huma refuses unknown ones
+		var slot *connlimit.Slot
+		by, err := s.by(r, access.ViaREST), checkQuery(r) // huma refuses unknown ones
+		if err == nil && !a.judged {
+			slot, err = s.enter(w, r, by, a)
+			defer slot.Leave()
 		}
 		if err != nil {
 			s.fail(w, r, err)
@@ -96,36 +102,34 @@ func (s *Server) guardOperation(a about) func(huma.Context, func(huma.Context)) 
 		if c, ok := ctx.(*humaContext); ok {
 			c.by = by
 		}
+		if a.waits || a.judged {
+			next(ctx)
+			return
+		}
 		slot.Run(func() { next(ctx) })
 	}
 }
 
-// guardHandler checks the caller of a plain handler.
+// guardHandler checks the caller of a handler that is no operation.
 func (s *Server) guardHandler(a about, handler http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		_, slot, err := s.enter(w, r, a)
+		slot, err := s.enter(w, r, s.by(r, access.ViaREST), a)
 		defer slot.Leave()
 		if err != nil {
 			s.fail(w, r, err)
 			return
 		}
-		if a.waits {
-			handler(w, r)
-			return
-		}
-		slot.Run(func() { handler(w, r) })
+		handler(w, r)
 	}
 }
 
-// enter returns who makes a request of this kind and the slot in which it is worked on, or
-// why it is refused.
-func (s *Server) enter(w http.ResponseWriter, r *http.Request, a about) (access.Principal, *connlimit.Slot, error) {
-	by := s.by(r, access.ViaREST)
+// enter returns the slot in which a request of this kind is worked on, or why it is refused.
+func (s *Server) enter(w http.ResponseWriter, r *http.Request, by access.Principal, a about) (*connlimit.Slot, error) {
 	slot, err := s.begin(w, r, by) // before the scopes: refusals cost work, too
 	if err == nil {
 		err = s.permit(r.Context(), by, a, r.PathValue("device"))
 	}
-	return by, slot, err
+	return slot, err
 }
 
 // begin waits until the caller may have one more request worked on, and returns the slot

@@ -5,6 +5,7 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -96,6 +97,11 @@ type deviceTaskPath struct {
 	Job string `path:"job" doc:"Id of a job."`
 }
 
+type reportJobInput struct {
+	JobPath
+	FileFormat
+}
+
 // jobVerbs are what people do with a job.
 var jobVerbs = []struct {
 	name, summary, text, answer string
@@ -137,7 +143,7 @@ func (s *Server) jobRoutes() {
 		text: "In CSV a cell that a spreadsheet would take for a formula begins with an apostrophe.", answer: "The tasks in order of device. An answer that breaks off is not complete.", codes: known})
 	file := &huma.Schema{Type: huma.TypeString}
 	report.Responses["200"].Content = map[string]*huma.MediaType{typeCSV: {Schema: file}, typeNDJSON: {Schema: file}}
-	s.handle(report, s.reportJob, pathParam("job", "Id of a job."), queryParam("format", "csv without it.", "csv", "ndjson"))
+	plain(s, report, s.reportJob)
 	huma.Register(s.api, s.operation(http.MethodGet, "/v1/devices/{device}/tasks", about{id: "deviceTasks", scope: access.ScopeJobsRead, tag: tagJobs, summary: "Show the queue of a device",
 		answer: "The open tasks in their order, each waiting one with its reason. A page begins anew if the last task of the page before has ended.", codes: append(away, devices.CodeDeviceUnknown)}), s.deviceTasks)
 	huma.Register(s.api, s.operation(http.MethodPost, "/v1/devices/{device}/tasks/{job}/cancel", about{id: "cancelTask", scope: access.ScopeJobs, tag: tagJobs,
@@ -294,41 +300,15 @@ func csvTime(t api.Time) string {
 }
 
 // reportJob streams the tasks of a job.
-func (s *Server) reportJob(w http.ResponseWriter, r *http.Request) {
-	format := bulk.Format(queryOf(r)["format"])
-	switch format {
-	case "":
-		format = bulk.CSV
-	case bulk.CSV, bulk.NDJSON:
-	default:
-		s.fail(w, r, badRequest("format must be csv or ndjson"))
-		return
-	}
-	id := r.PathValue("job")
-	out := &slowWriter{w: w, control: http.NewResponseController(w)}
-	out.begin = func() {
-		h := w.Header()
-		h.Set("Content-Type", map[bulk.Format]string{bulk.CSV: typeCSV + "; charset=utf-8", bulk.NDJSON: typeNDJSON}[format])
-		h.Set("Content-Disposition", fmt.Sprintf(`attachment; filename="job-%s.%s"`, id, format))
-		h.Set("Cache-Control", "no-store")
-	}
-	if !jobs.IsID(id) {
+func (s *Server) reportJob(w http.ResponseWriter, r *http.Request, in *reportJobInput) {
+	if !jobs.IsID(in.Job) {
 		s.fail(w, r, &devices.Error{Code: devices.CodeNotFound, Detail: "there is no job with this id"})
 		return
 	}
-	err := s.writeReport(r, out, id, format)
-	switch {
-	case err == nil:
-		out.start()
-		_ = out.control.SetWriteDeadline(time.Time{}) // the connection is closed with the answer if this fails
-	case out.started:
-		panic(http.ErrAbortHandler) // the client must not take it for the whole
-	default:
-		s.fail(w, r, err)
-	}
+	s.download(w, r, in.mediaType(), fmt.Sprintf("job-%s.%s", in.Job, in.Format), func(out io.Writer) error { return s.writeReport(r, out, in.Job, in.Format) })
 }
 
-func (s *Server) writeReport(r *http.Request, out *slowWriter, id string, format bulk.Format) error {
+func (s *Server) writeReport(r *http.Request, out io.Writer, id string, format bulk.Format) error {
 	rows := csv.NewWriter(out)
 	head := false
 	return s.opt.Jobs.EachTask(r.Context(), s.by(r, access.ViaREST), id, func(page []api.Task) error {

@@ -3,7 +3,6 @@ package restapi
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
@@ -58,8 +57,7 @@ func (s *Server) messageRoutes() {
 			"Devices do not answer messages: ok means that it was written, or that it is queued after the speech that is being sent.",
 		answer: "It was accepted.", codes: []devices.Code{devices.CodeDeviceUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded,
 			devices.CodeConnectionLost, devices.CodeDeviceBusy, devices.CodeTooLarge, devices.CodeUnavailable}}), "application/json", schemaOf[sent](s))
-	op.RequestBody = s.jsonBody(schemaOf[message](s), true)
-	s.handle(op, s.sendMessage, pathParam("device", "Device id."))
+	registerRaw(s, op, schemaOf[message](s), s.sendMessage)
 	if s.opt.Authenticate != nil {
 		huma.Register(s.api, s.operation(http.MethodPost, pathAuthenticate, about{id: "authenticateMQTT", scope: access.ScopeBroker, tag: tagDevices,
 			summary: "Tell a broker whether a client may come in",
@@ -68,40 +66,46 @@ func (s *Server) messageRoutes() {
 	}
 }
 
-func (s *Server) sendMessage(w http.ResponseWriter, r *http.Request) {
-	x := exchanges.Get().(*exchange)
-	defer x.free()
-	if err := s.runMessage(x, r); err != nil {
-		s.fail(w, r, err)
-		return
-	}
-	x.out = append(x.out[:0], "{\"ok\":true}\n"...)
-	x.send(w)
+// sendMessageInput has the body as it came, which is passed on.
+type sendMessageInput struct {
+	DevicePath
+	RawBody []byte
 }
 
-func (s *Server) runMessage(x *exchange, r *http.Request) error {
-	id, err := parseDevice(r.PathValue("device"))
+// sentAnswer is that of a message.
+type sentAnswer struct {
+	Call string `header:"Fleetd-Call" doc:"The id of the message, in the audit and in logs."`
+	Body sent
+}
+
+func (s *Server) sendMessage(ctx context.Context, in *sendMessageInput) (*sentAnswer, error) {
+	call, err := s.runMessage(ctx, in)
 	if err != nil {
-		return err
+		return nil, s.problem(ctx, err)
 	}
-	if err := x.read(r); err != nil {
-		return err
-	}
-	m, err := envelope.Parse(x.in)
+	return &sentAnswer{call, sent{true}}, nil
+}
+
+func (s *Server) runMessage(ctx context.Context, in *sendMessageInput) (call string, err error) {
+	id, err := parseDevice(in.Device)
 	if err != nil {
-		return badRequest(`the body must be a JSON object with a string "type": ` + err.Error())
+		return "", err
+	}
+	m, err := envelope.Parse(in.RawBody)
+	if err != nil {
+		return "", badRequest(`the body must be a JSON object with a string "type": ` + err.Error())
 	}
 	if !slices.Contains(messageTypes, string(m.Type)) {
-		return badRequest("messages of type " + strings.ToValidUTF8(string(m.Type[:min(len(m.Type), 40)]), "?") + " cannot be sent here; these can: " + strings.Join(messageTypes, ", "))
+		return "", badRequest("messages of type " + strings.ToValidUTF8(string(m.Type[:min(len(m.Type), 40)]), "?") + " cannot be sent here; these can: " + strings.Join(messageTypes, ", "))
 	}
 	if err := s.draining(); err != nil {
-		return err
+		return "", err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), messageTimeout)
+	ctx, cancel := context.WithTimeout(ctx, messageTimeout)
 	defer cancel()
+	call = s.opt.Service.NewCallID()
 	// The core may still hold the message when the buffer serves another request.
-	x.call = s.opt.Service.NewCallID()
-	return s.opt.Service.SendMessage(ctx, devices.Message{ID: x.call, Device: id, Body: json.RawMessage(bytes.Clone(x.in)), Principal: s.by(r, access.ViaREST)})
+	return call, s.opt.Service.SendMessage(ctx, devices.Message{ID: call, Device: id, Body: bytes.Clone(in.RawBody), Principal: caller(ctx)})
 }
 
 type authenticateInput struct{ Body mqttLogin }

@@ -34,14 +34,17 @@ func (s *Server) nodeRoutes() {
 	huma.Register(s.api, s.operation(http.MethodPut, "/v1/log-level", about{id: "setLogLevel", scope: access.ScopeAdmin, tag: tagNodes, summary: "Set the log level",
 		text: "Of this node, until it stops.", answer: "The level."}), s.setLevel)
 	live := s.operation(http.MethodGet, "/livez", about{id: "live", public: true, tag: tagNodes, summary: "Tell whether the node runs", answer: "It runs."})
-	s.handle(withAnswer(live, "text/plain", &huma.Schema{Type: huma.TypeString}), serveLive)
-	ready := withAnswer(s.operation(http.MethodGet, "/readyz", about{id: "ready", public: true, tag: tagNodes, summary: "Tell whether the node wants traffic",
-		answer: "It does."}), "application/json", schemaOf[api.Readiness](s))
-	ready.Responses["503"] = &huma.Response{Description: "It does not, and why.", Content: ready.Responses["200"].Content}
-	s.handle(ready, s.serveReady)
+	live.SkipValidateParams = true // probes may add some
+	huma.Register(s.api, withAnswer(live, "text/plain", &huma.Schema{Type: huma.TypeString}), serveLive)
+	ready := s.operation(http.MethodGet, "/readyz", about{id: "ready", public: true, tag: tagNodes, summary: "Tell whether the node wants traffic",
+		answer: "It does."})
+	ready.SkipValidateParams = true
+	ready.Responses["503"] = &huma.Response{Description: "It does not, and why.", Content: map[string]*huma.MediaType{valueJSON[0]: {Schema: schemaOf[api.Readiness](s)}}}
+	huma.Register(s.api, ready, s.serveReady)
 	metrics := s.operation(http.MethodGet, "/metrics", about{id: "metrics", public: true, tag: tagNodes, summary: "Get metrics for Prometheus",
 		answer: "Its text format."})
-	s.describe(withAnswer(metrics, "text/plain", &huma.Schema{Type: huma.TypeString}))
+	metrics = withAnswer(metrics, "text/plain", &huma.Schema{Type: huma.TypeString})
+	s.api.OpenAPI().AddOperation(&metrics) // what serves it comes later
 }
 
 func (s *Server) listNodes(ctx context.Context, in *Page) (*answer[api.List[api.Node]], error) {
@@ -102,27 +105,29 @@ func (s *Server) setLevel(ctx context.Context, in *logLevelInput) (*answer[api.L
 }
 
 // serveLive answers as long as the process serves requests.
-func serveLive(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = w.Write([]byte("ok\n")) // nobody to tell if the prober is gone
+func serveLive(context.Context, *struct{}) (*raw, error) {
+	return &raw{"text/plain; charset=utf-8", []byte("ok\n")}, nil
 }
 
-// serveReady answers 503 while some part is down or the node stops.
-func (s *Server) serveReady(w http.ResponseWriter, _ *http.Request) {
-	answer := api.Readiness{Ready: true, Down: map[string]string{}}
+// readiness is 503 while some part is down or the node stops.
+type readiness struct {
+	Status       int
+	CacheControl string `header:"Cache-Control"`
+	Body         api.Readiness
+}
+
+func (s *Server) serveReady(context.Context, *struct{}) (*readiness, error) {
+	out := &readiness{http.StatusOK, "no-store", api.Readiness{Ready: true, Down: map[string]string{}}}
 	for part, err := range s.opt.Ready() {
 		if err != nil {
-			answer.Ready, answer.Down[part] = false, err.Error()
+			out.Body.Down[part] = err.Error()
 		}
 	}
 	if s.opt.Draining() {
-		answer.Ready, answer.Down["node"] = false, "stopping"
+		out.Body.Down["node"] = "stopping"
 	}
-	h := w.Header()
-	h["Content-Type"] = valueJSON
-	h.Set("Cache-Control", "no-store")
-	if !answer.Ready {
-		w.WriteHeader(http.StatusServiceUnavailable)
+	if len(out.Body.Down) > 0 {
+		out.Status, out.Body.Ready = http.StatusServiceUnavailable, false
 	}
-	_ = marshal(w, answer) // strings encode
+	return out, nil
 }

@@ -2,6 +2,7 @@ package restapi
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"maps"
@@ -153,6 +154,7 @@ func (s *Server) operation(method, path string, a about) huma.Operation {
 	op := huma.Operation{Method: method, Path: path, OperationID: a.id, Tags: []string{a.tag}, Summary: a.summary,
 		Description: a.text, DefaultStatus: a.status, Responses: responses, MaxBodyBytes: BodyLimit + 1}
 	if a.public {
+		s.public[path] = true
 		if len(a.codes) == 0 {
 			delete(op.Responses, "default") // they do not fail
 		}
@@ -186,36 +188,32 @@ func withAnswer(op huma.Operation, contentType string, schema *huma.Schema) huma
 	return op
 }
 
-// handle adds an operation that huma does not serve: handler, guard and
-// description in one, so that none can be missing.
-func (s *Server) handle(op huma.Operation, handler http.HandlerFunc, params ...*huma.Param) {
-	pattern := op.Method + " " + op.Path
-	known := map[string]bool{}
-	for _, p := range params {
-		known[p.Name] = p.In == "query"
+// plain adds an operation whose handler writes its own answer: a stream, a file, or JSON of a device, which must not change
+// by a byte. huma reads and checks the parameters, not the body.
+func plain[In any](s *Server, op huma.Operation, handler func(w http.ResponseWriter, r *http.Request, in *In)) {
+	body := op.RequestBody
+	op.RequestBody = nil // or huma would read it
+	huma.Register(s.api, op, func(_ context.Context, in *In) (*huma.StreamResponse, error) {
+		return &huma.StreamResponse{Body: func(ctx huma.Context) {
+			r, w := humago.Unwrap(ctx)
+			handler(w, r, in)
+		}}, nil
+	})
+	if body != nil {
+		s.api.OpenAPI().Paths[op.Path].Post.RequestBody = body
 	}
-	inner := handler
-	handler = func(w http.ResponseWriter, r *http.Request) {
-		if err := checkQuery(r, known); err != nil {
-			s.fail(w, r, err)
-			return
-		}
-		inner(w, r)
-	}
-	switch a, ok := s.rights[pattern]; {
-	case !ok:
-		s.HandlePublic(pattern, inner) // probes may add parameters
-	case a.judged:
-		s.mux.HandleFunc(pattern, handler)
-	default:
-		s.mux.HandleFunc(pattern, s.guardHandler(a, handler))
-	}
-	s.describe(op, params...)
 }
 
-// checkQuery refuses parameters that are unknown, unless known is nil, or given
-// twice: what is ignored would answer another question.
-func checkQuery(r *http.Request, known map[string]bool) error {
+// registerRaw adds an operation that takes the body, of that schema, as it came.
+func registerRaw[In, Out any](s *Server, op huma.Operation, body *huma.Schema, handler func(context.Context, *In) (*Out, error)) {
+	op.SkipValidateBody = true
+	op.RequestBody = s.jsonBody(body, true)
+	huma.Register(s.api, op, handler)
+	op.RequestBody.Content = map[string]*huma.MediaType{valueJSON[0]: {Schema: body}} // alone
+}
+
+// checkQuery refuses parameters that are given twice: what is ignored would answer another question.
+func checkQuery(r *http.Request) error {
 	if r.URL.RawQuery == "" {
 		return nil
 	}
@@ -224,37 +222,15 @@ func checkQuery(r *http.Request, known map[string]bool) error {
 		return badRequest("the query cannot be read: " + err.Error())
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
-		switch {
-		case known != nil && !known[name]:
-			names := slices.Sorted(maps.Keys(known))
-			names = slices.DeleteFunc(names, func(n string) bool { return !known[n] })
-			if len(names) == 0 {
-				return badRequest("there is no parameter " + strconv.Quote(name) + "; there are none here")
-			}
-			return badRequest("there is no parameter " + strconv.Quote(name) + "; there are " + strings.Join(names, ", "))
-		case len(values[name]) > 1:
+		if len(values[name]) > 1 {
 			return badRequest("query parameter " + strconv.Quote(name) + " is given twice; give it once")
 		}
 	}
 	return nil
 }
 
-// describe adds an operation to the document.
-func (s *Server) describe(op huma.Operation, params ...*huma.Param) {
-	op.Parameters = params
-	s.api.OpenAPI().AddOperation(&op)
-}
-
 func (s *Server) jsonBody(schema *huma.Schema, required bool) *huma.RequestBody {
 	return &huma.RequestBody{Required: required, Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}
-}
-
-func pathParam(name, doc string) *huma.Param {
-	return &huma.Param{Name: name, In: "path", Required: true, Description: doc, Schema: &huma.Schema{Type: huma.TypeString}}
-}
-
-func queryParam(name, doc string, values ...any) *huma.Param {
-	return &huma.Param{Name: name, In: "query", Description: doc, Schema: &huma.Schema{Type: huma.TypeString, Enum: values}}
 }
 
 // raw is an answer that is encoded already, because it holds JSON that must
@@ -282,6 +258,9 @@ func (s *Server) documentRoutes() {
 	schemas := document.Components.Schemas.Map()
 	delete(schemas, "ErrorModel") // huma registers its own, which nothing here sends
 	delete(schemas, "ErrorDetail")
+	for _, op := range []*huma.Operation{document.Paths["/livez"].Get, document.Paths["/readyz"].Get} {
+		delete(op.Responses, "default")
+	}
 	openAnswers(document)
 	// Most nodes are not asked for them.
 	encoded := sync.OnceValue(func() precompressed.Answer {
@@ -329,8 +308,6 @@ func openAnswers(document *huma.OpenAPI) {
 	}
 }
 
-// The types below exist for the document; their JSON is appended by hand.
-
 func (s *Server) callRoutes() {
 	codes := []devices.Code{devices.CodeTooLarge, devices.CodeInvalidArguments, devices.CodeToolDenied, devices.CodeConfirmation,
 		devices.CodeDeviceUnknown, devices.CodeToolUnknown, devices.CodeDeviceOffline, devices.CodeSuperseded, devices.CodeConnectionLost,
@@ -342,11 +319,16 @@ func (s *Server) callRoutes() {
 	call.RequestBody = s.jsonBody(schemaOf[api.ToolCall](s), false)
 	call.Responses["202"] = &huma.Response{Description: "With later: the device is not connected, and the job calls it when it is back.",
 		Content: map[string]*huma.MediaType{valueJSON[0]: {Schema: schemaOf[api.QueuedCall](s)}}}
-	s.handle(call, s.call, pathParam("device", "Device id."), pathParam("tool", "Tool name, such as `self.audio_speaker.set_volume`."), &huma.Param{Name: headerKey, In: "header",
-		Description: "With later alone: the same key and call again answer with the same job, for 7 days.", Schema: &huma.Schema{Type: huma.TypeString}})
+	text := &huma.Schema{Type: huma.TypeString}
+	call.Parameters = []*huma.Param{
+		{Name: "device", In: "path", Required: true, Description: "Device id.", Schema: text},
+		{Name: "tool", In: "path", Required: true, Description: "Tool name, such as `self.audio_speaker.set_volume`.", Schema: text},
+		{Name: headerKey, In: "header", Description: "With later alone: the same key and call again answer with the same job, for 7 days.", Schema: text}}
+	s.mux.HandleFunc(http.MethodPost+" "+pathCall, s.call) // the hot path: it judges its caller, and huma would cost as much as the call
+	s.api.OpenAPI().AddOperation(&call)
 	rpc := withAnswer(s.operation(http.MethodPost, pathMCP, about{id: "sendRequest", scope: access.ScopeCall, judged: true, tag: tagTools, summary: "Send any MCP request",
 		text:   "Any method but initialize; tools/call takes the path of a tool call, checks included.",
 		answer: "Exactly one of result and error.", codes: codes}), "application/json", schemaOf[api.RPCResult](s))
 	rpc.RequestBody = s.jsonBody(schemaOf[api.RPC](s), true)
-	s.handle(rpc, s.mcp, pathParam("device", "Device id."))
+	plain(s, rpc, s.mcp)
 }

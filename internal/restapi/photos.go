@@ -21,8 +21,14 @@ type listPhotosInput struct {
 	Device string `query:"device" doc:"Only photos of this device."`
 }
 
-type photoPath struct {
-	ID string `path:"id"`
+// PhotoPath names a photo.
+type PhotoPath struct {
+	ID string `path:"id" doc:"Photo id."`
+}
+
+type getPhotoInput struct {
+	PhotoPath
+	IfNoneMatch string `header:"If-None-Match" doc:"ETags of the photo as it was read: 304 if it is one of these."`
 }
 
 func (s *Server) photoRoutes() {
@@ -31,9 +37,10 @@ func (s *Server) photoRoutes() {
 		answer: "A page, newest first.", codes: gone[1:]}), s.listPhotos)
 	huma.Register(s.api, s.operation(http.MethodDelete, pathPhoto, about{id: "deletePhoto", scope: access.ScopeWrite, tag: tagPhotos, summary: "Delete a photo",
 		status: http.StatusNoContent, answer: "Deleted.", codes: gone}), s.deletePhoto)
-	s.handle(withAnswer(s.operation(http.MethodGet, pathPhoto, about{id: "getPhoto", scope: access.ScopePhotos, tag: tagPhotos, summary: "Get a photo",
-		answer: "The JPEG itself; its ETag is its SHA-256.", codes: gone}), "image/jpeg", &huma.Schema{Type: huma.TypeString, Format: "binary"}),
-		s.photo, pathParam("id", "Photo id."))
+	get := withAnswer(s.operation(http.MethodGet, pathPhoto, about{id: "getPhoto", scope: access.ScopePhotos, tag: tagPhotos, summary: "Get a photo",
+		answer: "The JPEG itself; its ETag is its SHA-256.", codes: gone}), mediaJPEG, &huma.Schema{Type: huma.TypeString, Format: "binary"})
+	get.Responses["304"] = &huma.Response{Description: "If-None-Match names it."}
+	plain(s, get, s.photo)
 }
 
 func (s *Server) listPhotos(ctx context.Context, in *listPhotosInput) (*answer[api.List[api.Photo]], error) {
@@ -119,7 +126,7 @@ func (s *Server) permitPhoto(ctx context.Context, by access.Principal, scope acc
 // noDevice is a device that no selector chooses.
 const noDevice = devices.ID("-")
 
-func (s *Server) deletePhoto(ctx context.Context, in *photoPath) (*struct{}, error) {
+func (s *Server) deletePhoto(ctx context.Context, in *PhotoPath) (*struct{}, error) {
 	by := caller(ctx)
 	p, content, err := s.permitPhoto(ctx, by, access.ScopeWrite, "deletePhoto", in.ID)
 	if err != nil {
@@ -138,8 +145,8 @@ const mediaJPEG = "image/jpeg"
 
 // photo streams the JPEG. A store that breaks off midway leaves a short body,
 // which the client sees by its Content-Length.
-func (s *Server) photo(w http.ResponseWriter, r *http.Request) {
-	p, content, err := s.permitPhoto(r.Context(), s.by(r, access.ViaREST), access.ScopePhotos, "getPhoto", r.PathValue("id"))
+func (s *Server) photo(w http.ResponseWriter, r *http.Request, in *getPhotoInput) {
+	p, content, err := s.permitPhoto(r.Context(), s.by(r, access.ViaREST), access.ScopePhotos, "getPhoto", in.ID)
 	if err != nil {
 		s.fail(w, r, err)
 		return
@@ -149,7 +156,7 @@ func (s *Server) photo(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("ETag", tag)
 	h.Set("Cache-Control", "private, no-cache")
-	if matches(r.Header.Get("If-None-Match"), tag) {
+	if matches(in.IfNoneMatch, tag) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -31,17 +30,14 @@ type explainInput struct {
 
 func (s *Server) policyRoutes() {
 	document := schemaOf[access.Policy](s)
-	get := withAnswer(s.operation(http.MethodGet, pathPolicy, about{id: "getPolicy", scope: access.ScopeAdmin, tag: tagAccess,
+	huma.Register(s.api, s.operation(http.MethodGet, pathPolicy, about{id: "getPolicy", scope: access.ScopeAdmin, tag: tagAccess,
 		summary: "Get the rules in force", text: "What PUT takes; the ETag is the version. After these rules the built-in ones apply, see docs/access.md.",
-		answer: "The policy."}), "application/json", document)
-	s.handle(get, s.getPolicy)
-	put := withAnswer(s.operation(http.MethodPut, pathPolicy, about{id: "setPolicy", scope: access.ScopeAdmin, tag: tagAccess,
+		answer: "The policy."}), s.getPolicy)
+	put := s.operation(http.MethodPut, pathPolicy, about{id: "setPolicy", scope: access.ScopeAdmin, tag: tagAccess,
 		summary: "Replace the rules", text: "In force at once, on all nodes. The version that the change was made from is given as If-Match or as base_version; " +
 			"if another was written meanwhile, nothing changes. version, changed, by and warnings in the body are passed over.",
-		answer: "The policy, with its new version; warnings names globs that match no known tool.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeStale, devices.CodeUnavailable}}), "application/json", document)
-	put.RequestBody = s.jsonBody(document, true)
-	s.handle(put, s.setPolicy, queryParam("base_version", "The version that was read; 0: there was none."),
-		&huma.Param{Name: "If-Match", In: "header", Schema: &huma.Schema{Type: huma.TypeString}})
+		answer: "The policy, with its new version; warnings names globs that match no known tool.", codes: []devices.Code{devices.CodeTooLarge, devices.CodeStale, devices.CodeUnavailable}})
+	registerRaw(s, put, document, s.setPolicy)
 	huma.Register(s.api, s.operation(http.MethodGet, pathPolicy+"/versions", about{id: "listPolicyVersions", scope: access.ScopeAdmin, tag: tagAccess,
 		summary: "List the versions of the rules", answer: "A page, newest first.", codes: []devices.Code{devices.CodeUnavailable}}), s.listPolicyVersions)
 	huma.Register(s.api, withAnswer(s.operation(http.MethodGet, pathPolicy+"/versions/{version}", about{id: "getPolicyVersion", scope: access.ScopeAdmin, tag: tagAccess,
@@ -52,52 +48,43 @@ func (s *Server) policyRoutes() {
 		codes: []devices.Code{devices.CodeNotFound, devices.CodeDeviceUnknown, devices.CodeUnavailable}}), s.explainPolicy)
 }
 
-func (s *Server) getPolicy(w http.ResponseWriter, r *http.Request) {
-	s.writePolicy(w, r, s.opt.Service.Guard().Policy())
+func (s *Server) getPolicy(context.Context, *struct{}) (*tagged[access.Policy], error) {
+	return taggedPolicy(s.opt.Service.Guard().Policy()), nil
 }
 
-func (s *Server) writePolicy(w http.ResponseWriter, r *http.Request, p access.Policy) {
-	body, err := json.Marshal(p)
-	if err != nil {
-		s.fail(w, r, err)
-		return
-	}
-	h := w.Header()
-	h["Content-Type"] = valueJSON
-	h.Set("ETag", `"`+strconv.FormatInt(p.Version, 10)+`"`)
-	h.Set("Cache-Control", "no-store")
-	_, _ = w.Write(append(body, '\n')) // the client is gone if this fails
+func taggedPolicy(p access.Policy) *tagged[access.Policy] {
+	return &tagged[access.Policy]{ETag: etag(p.Version), CacheControl: "no-store", Body: p}
 }
 
-func (s *Server) setPolicy(w http.ResponseWriter, r *http.Request) {
-	p, err := s.runSetPolicy(r)
+// setPolicyInput has the body as it came, which access.ParsePolicy reads, also from a file.
+type setPolicyInput struct {
+	Match
+	Base    string `query:"base_version" doc:"The version that was read; 0: there was none."`
+	RawBody []byte
+}
+
+func (s *Server) setPolicy(ctx context.Context, in *setPolicyInput) (*tagged[access.Policy], error) {
+	p, err := s.runSetPolicy(ctx, in)
 	if err != nil {
-		s.fail(w, r, err)
-		return
+		return nil, s.problem(ctx, err)
 	}
 	p.Warnings = s.opt.Service.UnmatchedTools(p)
-	s.writePolicy(w, r, p)
+	return taggedPolicy(p), nil
 }
 
-func (s *Server) runSetPolicy(r *http.Request) (p access.Policy, err error) {
-	base := r.URL.Query().Get("base_version")
-	match := r.Header.Get("If-Match")
+func (s *Server) runSetPolicy(ctx context.Context, in *setPolicyInput) (p access.Policy, err error) {
+	base, match := in.Base, in.revision()
 	if match != "" {
-		base = strings.Trim(match, `"`)
+		base = match
 	}
 	version, err := strconv.ParseInt(base, 10, 64)
 	if err != nil || version < 0 {
 		return p, badRequest("say which version your change was made from, as base_version or If-Match: GET " + pathPolicy + " names it")
 	}
-	x := exchanges.Get().(*exchange)
-	defer x.free()
-	if err := x.read(r); err != nil {
-		return p, err
-	}
-	if p, err = access.ParsePolicy(x.in); err != nil {
+	if p, err = access.ParsePolicy(in.RawBody); err != nil {
 		return p, badRequest(err.Error())
 	}
-	if p, err = s.opt.Service.SetPolicy(r.Context(), s.by(r, access.ViaREST), p, version); err == nil || match == "" {
+	if p, err = s.opt.Service.SetPolicy(ctx, caller(ctx), p, version); err == nil || match == "" {
 		return p, err
 	}
 	if e := devices.AsError(err); e.Code == devices.CodeBadRequest && s.opt.Service.Guard().Policy().Version != version {

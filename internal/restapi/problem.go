@@ -174,6 +174,9 @@ func refusals(ctx huma.Context, _ string, v any) (any, error) {
 	}
 	var sentences []string
 	for _, fault := range m.Errors {
+		if fault.Message == "unknown query parameter" {
+			fault.Message += "; /docs lists those of this operation"
+		}
 		sentences = append(sentences, strings.TrimPrefix(fault.Location+": "+fault.Message, ": "))
 	}
 	e.Detail = strings.Join(sentences, "; ")

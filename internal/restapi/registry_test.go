@@ -546,8 +546,8 @@ func TestImportRules(t *testing.T) {
 		{"key by id", "", "id\nnew1\nnew2\n", one, 422, `"faults":[{"line":3,"column":1,"detail":"the key does not cover this device"}]`},
 		{"header, partial", "?partial=true", "id,nmae\na,b\n", "", 422, `unknown column \"nmae\"`},
 		{"no rows", "", "id\n", "", 200, `{"rows":0,`},
-		{"parameter", "?replace=true", "id\n", "", 400, `there is no parameter \"replace\"`},
-		{"value", "?partial=yes", "id\n", "", 400, "partial must be true or false"},
+		{"parameter", "?replace=true", "id\n", "", 400, `query.replace: unknown query parameter; /docs lists`},
+		{"value", "?partial=yes", "id\n", "", 400, "query.partial: invalid boolean"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			headers := []string{"Content-Type", "application/x-www-form-urlencoded"} // as curl sends it

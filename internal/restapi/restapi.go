@@ -193,7 +193,7 @@ func New(opt Options) *Server {
 // Handle adds a handler for administrators, such as pprof. Call it before the
 // first request; pattern is one of http.ServeMux.
 func (s *Server) Handle(pattern string, h http.Handler) {
-	s.mux.HandleFunc(pattern, s.guardHandler(about{id: pattern, scope: access.ScopeAdmin, waits: true}, h.ServeHTTP))
+	s.mux.HandleFunc(pattern, s.guardHandler(about{id: pattern, scope: access.ScopeAdmin}, h.ServeHTTP))
 }
 
 // HandlePublic adds a handler that needs no token, such as metrics; pattern is
