@@ -90,7 +90,7 @@ type CallStep struct {
 	Holder     bool   `json:"holder" doc:"The node holds the device."`
 	DurationMS int64  `json:"duration_ms"`
 	WaitedMS   int64  `json:"waited_ms" doc:"For the device to finish earlier calls."`
-	Ahead      string `json:"ahead,omitempty" doc:"The call that ran on the device meanwhile."`
+	Ahead      string `json:"ahead,omitempty" doc:"The call that ran on the device meanwhile, if the caller may read it."`
 	Sent       bool   `json:"sent" doc:"Bytes left for the device."`
 	Late       bool   `json:"late" doc:"An answer that came after the caller had left."`
 	Outcome    string `json:"outcome" doc:"ok, tool_error, restarting, sent (a message), or the code of an error."`

@@ -487,8 +487,22 @@ func (x *Explainer) callSteps(ctx context.Context, by access.Principal, call str
 		return nil, nil, unknown
 	}
 	slices.Reverse(g.calls)
+	for i := range g.calls {
+		if c := &g.calls[i]; c.Ahead != "" && !by.Caller.Scopes.Has(access.ScopeAdmin) {
+			ahead, err := x.gather(ctx, question{Call: c.Ahead})
+			if err != nil {
+				return nil, nil, err
+			}
+			if len(ahead.calls) == 0 || !mayRead(by, &ahead.calls[0]) {
+				c.Ahead = aheadOfOther
+			}
+		}
+	}
 	return g.calls, g.missing, nil
 }
+
+// aheadOfOther stands for the id of a call that the caller may not read.
+const aheadOfOther = "of another key"
 
 func missingText(missing []string) string {
 	if len(missing) == 0 {
@@ -507,6 +521,9 @@ func (x *Explainer) Call(ctx context.Context, by access.Principal, call string) 
 	first := steps[0]
 	out := api.RecordedCall{Call: first.Call, Device: string(first.Device), Tool: first.Tool, Key: first.Key, Steps: []api.CallStep{}, Missing: missing}
 	for _, s := range steps {
+		if s.Ahead == aheadOfOther {
+			s.Ahead = ""
+		}
 		out.Steps = append(out.Steps, api.CallStep{Node: s.Node, At: api.At(s.At), Holder: s.Holder, DurationMS: s.Took.Milliseconds(), WaitedMS: s.Waited.Milliseconds(), Ahead: s.Ahead,
 			Sent: s.Sent, Late: s.Late, Outcome: s.Outcome, Rule: s.Rule, Detail: s.Detail, Bytes: s.Bytes})
 	}

@@ -122,6 +122,30 @@ func TestExplainAfterALostNode(t *testing.T) {
 	}
 }
 
+// A key learns the id of the call that its own waited for only if that was its own, too.
+func TestCallBehindAnotherKeys(t *testing.T) {
+	x, a, _ := pair(&core{view: online()}, stream{})
+	reader := access.Principal{Caller: &access.Caller{Key: "k", Name: "k", Scopes: limited(t, "events:read tools:call", "").Caller.Scopes}}
+	const foreign, own = "ffffffffffffffff", "eeeeeeeeeeeeeeee"
+	a.Call(devices.CallStep{Call: foreign, Device: lamp, Key: "other", Tool: "t", At: time.Now(), Outcome: "ok"})
+	a.Call(devices.CallStep{Call: own, Device: lamp, Key: "k", Tool: "t", At: time.Now(), Outcome: "ok"})
+	for call, ahead := range map[string]string{"aaaaaaaaaaaaaaaa": foreign, "bbbbbbbbbbbbbbbb": own, "cccccccccccccccc": "dddddddddddddddd"} {
+		a.Call(devices.CallStep{Call: call, Device: lamp, Key: "k", Tool: "t", At: time.Now(), Took: 3 * time.Second, Waited: 2 * time.Second, Ahead: ahead, Outcome: "device_timeout", Holder: true, Held: "a"})
+		for by, want := range map[*access.Principal]string{&admin: ahead, &reader: ""} {
+			if ahead == own {
+				want = own
+			}
+			c, err := x.Call(t.Context(), *by, call)
+			if err != nil || c.Steps[0].Ahead != want {
+				t.Errorf("%s shows %+v, %v", by.Key(), c.Steps, err)
+			}
+			if e, err := x.ExplainCall(t.Context(), *by, call); err != nil || e.Cause != "waited_behind" || strings.Contains(e.Sentence, ahead) != (want != "") {
+				t.Errorf("%s: %+v, %v", by.Key(), e, err)
+			}
+		}
+	}
+}
+
 // Without records, as after a restart of all nodes, the state and the events remain.
 func TestExplainWithoutRecords(t *testing.T) {
 	x := New(Options{Devices: &core{view: offline("dead")}, Events: stream{}, Node: "a", Nodes: func() []string { return []string{"a"} },

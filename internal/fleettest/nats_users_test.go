@@ -119,8 +119,11 @@ func TestNATSUsers(t *testing.T) {
 	}
 	for name, nc := range map[string]*nats.Conn{"voice": voice, "explainer": explainer, "watcher": watcher} {
 		subjects := []string{"fleetd.v1.cmd.*.call", "fleetd.v1.cmd.>", "_INBOX.>", "fleetd.v1.news.*", "$JS.>", ">"}
-		if name == "explainer" {
+		switch name {
+		case "explainer":
 			subjects = append(subjects, "fleetd.v1.devices.>")
+		case "voice":
+			subjects = append(subjects, "fleetd.v1.devices.*.task", "fleetd.v1.jobs.>")
 		}
 		for _, subject := range subjects {
 			// security: N5
