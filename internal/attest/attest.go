@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
@@ -213,7 +214,7 @@ func (l *List) judge(ctx context.Context, core Core, id devices.ID, clientID str
 		if refused := core.MayProve(ctx, id, clientID, p.Serial); refused != "" {
 			return refused
 		}
-		switch err := l.keys.BindAttestationKey(ctx, p.Serial, id, time.Now()); {
+		switch err := l.keys.BindAttestationKey(ctx, p.Serial, id, clock.Now()); {
 		case errors.Is(err, devices.ErrBound): // by another node, just now
 			core.ReportDispute(id, clientID, p.Serial, devices.DisputeDevice)
 			return OutcomeContested

@@ -5,8 +5,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -16,7 +16,7 @@ func (l *List) Import(ctx context.Context, chips []devices.Chip) error {
 	if len(chips) == 0 || len(chips) > MaxImport {
 		return bad("an import must have 1 to %d keys, this has %d", MaxImport, len(chips))
 	}
-	now := time.Now().UTC()
+	now := clock.Now()
 	keys := make([]devices.AttestationKey, 0, len(chips))
 	serials, bound := map[string]bool{}, map[devices.ID]bool{}
 	for i, c := range chips {

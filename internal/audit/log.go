@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"fleetd/internal/clock"
 )
 
 // Limits of unwritten entries.
@@ -70,7 +72,7 @@ type Log struct {
 // New starts a Log, and records the start.
 func New(opt Options) *Log {
 	l := &Log{opt: opt, limit: MaxWaiting, run: newRun(opt.Since), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
-	l.Record(Entry{At: time.Now(), Kind: KindRun, Action: "start", Outcome: "ok", Detail: "fleetd " + opt.Version})
+	l.Record(Entry{At: clock.Now(), Kind: KindRun, Action: "start", Outcome: "ok", Detail: "fleetd " + opt.Version})
 	go l.write()
 	return l
 }
@@ -242,7 +244,7 @@ func (l *Log) Close(ctx context.Context) error {
 	for _, e := range l.anonymous.due(time.Time{}) {
 		l.appendLocked(&e)
 	}
-	stop := Entry{At: time.Now(), Kind: KindRun, Action: "stop", Outcome: "ok"}
+	stop := Entry{At: clock.Now(), Kind: KindRun, Action: "stop", Outcome: "ok"}
 	if l.gap > 0 {
 		stop.Count = l.gap // there is always room for the last line
 		stop.Detail = "entries before this one were dropped: the memory for waiting entries was full"

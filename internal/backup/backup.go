@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/config"
 	"fleetd/internal/credential"
 	"fleetd/internal/datadir"
@@ -44,7 +45,7 @@ type BackupReport struct {
 // must not run. The archive has mode 0600, since it holds the secret. An error
 // is one sentence, and no file remains.
 func Backup(ctx context.Context, cfg *config.Config, output string, streams bool) (report BackupReport, err error) {
-	now := time.Now().UTC()
+	now := clock.Now()
 	if strings.HasSuffix(output, string(filepath.Separator)) { // a directory is meant, whether it is there or not
 		if err := durable.MkdirAll(output); err != nil {
 			return report, fmt.Errorf("--output: %w", err)

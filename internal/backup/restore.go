@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/datadir"
 	"fleetd/internal/durable"
 	"fleetd/internal/store"
@@ -86,7 +87,7 @@ func Restore(archive, dir string, force, keepSchedules bool) (report RestoreRepo
 		if err := database.EndLineage(context.Background(), file, keepSchedules); err != nil {
 			return report, err
 		}
-		if report.Halted, err = database.HaltJobs(context.Background(), file, keepSchedules, time.Now()); err != nil {
+		if report.Halted, err = database.HaltJobs(context.Background(), file, keepSchedules, clock.Now()); err != nil {
 			return report, err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fleetd/internal/cleantext"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -138,7 +139,7 @@ func (o *ExportOptions) state(v *devices.View) []string {
 	d, p := &v.Device, &v.Presence
 	reason, offline, connected, seen := p.Reason, p.OfflineSince, time.Time{}, p.LastSeen
 	if p.Online {
-		reason, offline, connected, seen = "", time.Time{}, p.ConnectedAt, time.Now()
+		reason, offline, connected, seen = "", time.Time{}, p.ConnectedAt, clock.Now()
 	}
 	return []string{string(v.State), reason, stamp(offline), string(p.Transport), p.Node, d.Board, d.Chip, d.Firmware, d.ELF,
 		string(p.MCP), strconv.Itoa(p.Tools), p.Catalog.String(), o.Client(d.ClientID), stamp(d.FirstSeen), stamp(seen), stamp(connected), strconv.FormatInt(d.Revision, 10)}

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
@@ -171,7 +172,7 @@ func (l *Link) authenticate(msg *nats.Msg, r *request) (err error) {
 	signature, stamp := msg.Header.Get(HeaderHop), msg.Header.Get(HeaderStamp)
 	if signature == "" && stamp == "" {
 		r.principal.Via = access.ViaNATS
-		r.principal.Caller, err = l.auth.Authenticate(msg.Header.Get(HeaderToken), time.Now())
+		r.principal.Caller, err = l.auth.Authenticate(msg.Header.Get(HeaderToken), clock.Now())
 		return err
 	}
 	caller := msg.Header.Get(HeaderCaller)
@@ -185,7 +186,7 @@ func (l *Link) authenticate(msg *nats.Msg, r *request) (err error) {
 		return access.ErrToken
 	}
 	r.principal = l.callers.Parse(caller)
-	return l.auth.Keys.Valid(r.principal.Caller, time.Now()) // the other node may not know of a revocation yet
+	return l.auth.Keys.Valid(r.principal.Caller, clock.Now()) // the other node may not know of a revocation yet
 }
 
 // command is the body of a call or raw request.

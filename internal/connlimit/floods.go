@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"fleetd/internal/clock"
 )
 
 // The rate at which a connection may send without a request from fleetd, in units per
@@ -110,7 +112,7 @@ func (f *Floods) Blocked(device string, now time.Time) time.Duration {
 type Meter struct {
 	spent  float32
 	excess uint32 // frames over the rate since the last pause
-	at     int64  // unix nanoseconds of the last frame
+	at     int64  // of the last frame, as clock.Reading
 	since  int64  // of the first frame over the rate; 0: none
 	latest int64  // of the last frame over the rate
 }
@@ -121,7 +123,7 @@ func (m *Meter) Count(f *Floods, cost float32, now time.Time) (pause time.Durati
 	if f == nil {
 		return 0, nil
 	}
-	at := now.UnixNano()
+	at := clock.Reading(now)
 	m.spent = max(0, m.spent-FloodRate*float32(max(0, at-m.at))/float32(time.Second))
 	m.at = at
 	if m.spent+cost <= FloodBurst {

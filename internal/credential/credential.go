@@ -25,6 +25,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"fleetd/internal/clock"
 )
 
 // MinSecret is the shortest secret accepted, in bytes.
@@ -156,7 +158,7 @@ func (m *Mint) VerifyConsoleCode(code string, now time.Time) error {
 
 // HopSignature signs a request from one node to another, which trusts the caller in it.
 func (m *Mint) HopSignature(device, kind string, body []byte) string {
-	return hop(m.ring.Load().signing(time.Now()), device, kind, body)
+	return hop(m.ring.Load().signing(clock.Now()), device, kind, body)
 }
 
 func hop(secret []byte, device, kind string, body []byte) string {
@@ -165,7 +167,7 @@ func hop(secret []byte, device, kind string, body []byte) string {
 
 // IsHop reports whether signature is the HopSignature of the other arguments.
 func (m *Mint) IsHop(signature, device, kind string, body []byte) bool {
-	for _, secret := range m.ring.Load().valid(time.Now()) {
+	for _, secret := range m.ring.Load().valid(clock.Now()) {
 		if secret != nil && subtle.ConstantTimeCompare([]byte(signature), []byte(hop(secret, device, kind, body))) == 1 {
 			return true
 		}

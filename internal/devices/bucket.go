@@ -1,12 +1,16 @@
 package devices
 
-import "time"
+import (
+	"time"
+
+	"fleetd/internal/clock"
+)
 
 // Bucket is a token bucket: it allows a burst, and then a rate per second. The zero
 // value is full. It is not safe for concurrent use.
 type Bucket struct {
 	spent float32 // of the burst
-	at    int64   // unix nanoseconds
+	at    int64   // as clock.Reading
 }
 
 // Allow reports whether one more is allowed; a burst of 0 means no limit.
@@ -16,8 +20,8 @@ func (b *Bucket) Allow(now time.Time, rate float32, burst int) bool {
 
 // AllowN is Allow for n at once.
 func (b *Bucket) AllowN(now time.Time, n int, rate float32, burst int) bool {
-	at := now.UnixNano()
-	passed := max(0, at-b.at) // a clock that was set back costs nothing
+	at := clock.Reading(now)
+	passed := max(0, at-b.at) // two callers may have read the clock in the other order
 	b.spent = max(0, b.spent-rate*float32(passed)/float32(time.Second))
 	b.at = at
 	if b.spent+float32(n) > float32(burst) {
@@ -29,5 +33,5 @@ func (b *Bucket) AllowN(now time.Time, n int, rate float32, burst int) bool {
 
 // Spent returns how much of the burst is spent at a time.
 func (b *Bucket) Spent(now time.Time, rate float32) float32 {
-	return max(0, b.spent-rate*float32(max(0, now.UnixNano()-b.at))/float32(time.Second))
+	return max(0, b.spent-rate*float32(max(0, clock.Reading(now)-b.at))/float32(time.Second))
 }

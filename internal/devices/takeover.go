@@ -1,6 +1,10 @@
 package devices
 
-import "time"
+import (
+	"time"
+
+	"fleetd/internal/clock"
+)
 
 // Limits of takeovers. An id that sessions of different clients took over more than
 // maxTakeovers times within takeoverWindow is contested: the current session is kept,
@@ -13,7 +17,7 @@ const (
 
 // Takeovers records the latest takeovers of one device. It is not safe for concurrent use.
 type Takeovers struct {
-	times        [maxTakeovers]int64 // unix nanoseconds, a ring
+	times        [maxTakeovers]int64 // as clock.Reading, a ring
 	next         int8
 	refusedUntil int64
 }
@@ -21,14 +25,14 @@ type Takeovers struct {
 // Record records that a session of another client takes the device over. It reports
 // whether the id is contested.
 func (t *Takeovers) Record(now time.Time) bool {
-	at := now.UnixNano()
+	at := clock.Reading(now)
 	if t.Refuses(at) {
 		return true
 	}
 	oldest := t.times[t.next]
 	t.times[t.next] = at
 	t.next = (t.next + 1) % maxTakeovers
-	if oldest == 0 || at-oldest > int64(takeoverWindow) || at < oldest { // or the clock was set back
+	if oldest == 0 || at-oldest > int64(takeoverWindow) {
 		return false
 	}
 	t.refusedUntil = at + int64(ContestedPause)
@@ -36,8 +40,5 @@ func (t *Takeovers) Record(now time.Time) bool {
 	return true
 }
 
-// Refuses reports whether other clients are refused. An end further away than the pause
-// comes from a clock that was set back, and is ignored.
-func (t *Takeovers) Refuses(at int64) bool {
-	return at < t.refusedUntil && t.refusedUntil-at <= int64(ContestedPause)
-}
+// Refuses reports whether other clients are refused at a reading of the clock.
+func (t *Takeovers) Refuses(at int64) bool { return at < t.refusedUntil }

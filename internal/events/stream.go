@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
 )
@@ -43,7 +44,7 @@ type stream struct {
 	window        time.Duration // of duplicates, at most
 
 	stalled atomic.Bool  // maxPending events wait, and none was acknowledged
-	good    atomic.Int64 // last confirmation that events are stored, in Unix nanoseconds
+	good    atomic.Int64 // last confirmation that events are stored, as clock.Reading
 	unkept  atomic.Bool  // events published since then were not acknowledged
 
 	mu       sync.Mutex
@@ -84,7 +85,7 @@ func (s *stream) publish(msg *nats.Msg) error {
 
 // kept records a confirmation that the stream stores events.
 func (s *stream) kept() {
-	s.good.Store(time.Now().UnixNano())
+	s.good.Store(clock.Reading(time.Now()))
 	s.stalled.Store(false)
 	if s.unkept.Load() {
 		s.unkept.Store(false)
@@ -105,7 +106,7 @@ func (s *stream) lost(err error) {
 		s.dropped.Add(DropStream, 1)
 	}
 	// The event is at most as old as the timeout: a newer confirmation supersedes it.
-	if time.Since(time.Unix(0, s.good.Load())) > ackTimeout {
+	if clock.Reading(time.Now())-s.good.Load() > int64(ackTimeout) {
 		s.unkept.Store(true)
 	}
 	s.wake()
@@ -169,7 +170,7 @@ func (s *stream) look(ctx context.Context, others devices.OthersLimits) error {
 // SequenceOfTime is Options.FirstSequence of a node. The first sequence of a stream is higher than any of a stream that was
 // lost before, unless more than a thousand events a second went through that one. A position in the lost stream is then not
 // taken for one in this stream, whose first events its reader would miss.
-func SequenceOfTime() uint64 { return uint64(time.Now().UnixMilli()) }
+func SequenceOfTime() uint64 { return uint64(clock.Now().UnixMilli()) }
 
 // align changes what differs from the settings of the nodes, except properties that fleetd has no setting for, such as
 // placement and compression.

@@ -20,6 +20,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/background"
+	"fleetd/internal/clock"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
 )
@@ -272,7 +273,7 @@ func (x *Explainer) Device(ctx context.Context, by access.Principal, id devices.
 	if err != nil {
 		return api.Why{}, err
 	}
-	f := &facts{now: time.Now(), steps: g.steps, calls: g.calls, found: true}
+	f := &facts{now: clock.Now(), steps: g.steps, calls: g.calls, found: true}
 	f.view, err = x.opt.Devices.Get(ctx, id)
 	state := string(f.view.State)
 	switch {

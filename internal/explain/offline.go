@@ -11,6 +11,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/background"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/selector"
 )
@@ -56,7 +57,7 @@ func (x *Explainer) Offline(ctx context.Context, by access.Principal, sel select
 	if err != nil {
 		return api.OfflineCauses{}, err
 	}
-	now := time.Now()
+	now := clock.Now()
 	var batches []*batchAnswers
 	var work sync.WaitGroup
 	for part := range slices.Chunk(views, offlineBatch) {

@@ -7,6 +7,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -28,7 +29,7 @@ var ErrConsoleCode = devices.Errorf(devices.CodeUnauthorized, "the code is not v
 // SaveConsoleCode stores a new code that RedeemConsoleCode exchanges for a console key of the
 // caller, once, on any node, until it expires. No scopes means all scopes of the caller.
 func (s *Service) SaveConsoleCode(ctx context.Context, principal access.Principal, scopes access.Scopes, code string, expires time.Time) error {
-	k, err := s.Keys().ConsoleKey(principal.Caller, scopes, time.Now())
+	k, err := s.Keys().ConsoleKey(principal.Caller, scopes, clock.Now())
 	if err != nil {
 		err = devices.Errorf(devices.CodeBadRequest, "%v", err)
 	} else {
@@ -41,9 +42,9 @@ func (s *Service) SaveConsoleCode(ctx context.Context, principal access.Principa
 // RedeemConsoleCode exchanges a code for a new console key with its token. who has no caller
 // yet. A wrong, used or expired code is CodeUnauthorized.
 func (s *Service) RedeemConsoleCode(ctx context.Context, who access.Principal, code string) (k access.Key, token string, err error) {
-	k, err = s.ports.Codes.TakeConsoleCode(ctx, access.HashConsoleCode(code), time.Now())
+	k, err = s.ports.Codes.TakeConsoleCode(ctx, access.HashConsoleCode(code), clock.Now())
 	if err == nil {
-		if k, token, err = s.Keys().Issue(k, time.Now()); err != nil {
+		if k, token, err = s.Keys().Issue(k, clock.Now()); err != nil {
 			err = devices.Errorf(devices.CodeUnauthorized, "%v", err)
 		} else {
 			defer s.Keys().Issued(k)

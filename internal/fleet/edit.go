@@ -3,9 +3,9 @@ package fleet
 import (
 	"context"
 	"slices"
-	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/devices/registry"
@@ -106,7 +106,7 @@ func (s *Service) EditAll(ctx context.Context, principal access.Principal, sel s
 	err = s.Each(ctx, principal, sel, func(page []devices.View) error {
 		for list := range slices.Chunk(page, editPage) {
 			decisions := make([]devices.Decision, len(list))
-			now := time.Now()
+			now := clock.Now()
 			for i, v := range list {
 				id, selectable := v.Device.ID, selectable(&v, l.catalog)
 				permits := admission.Permit(principal, id)

@@ -3,9 +3,9 @@ package fleet
 import (
 	"context"
 	"encoding/json"
-	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -63,7 +63,7 @@ func (s *Service) findCaller(name string) (who *access.Caller, ended, err error)
 			return c, nil, nil
 		}
 	}
-	now := time.Now()
+	now := clock.Now()
 	k, ok := s.Keys().Find(name, now)
 	if !ok {
 		return nil, nil, devices.Errorf(devices.CodeNotFound, "unknown key %q; give the id or name of a key, or admin, open, voice or gateway", name)

@@ -10,6 +10,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devices/registry"
@@ -72,7 +73,7 @@ func (s *Service) createKey(ctx context.Context, principal access.Principal, par
 	if err := s.Permit(ctx, principal, access.ScopeAdmin, ""); err != nil {
 		return access.Key{}, "", err
 	}
-	now := time.Now()
+	now := clock.Now()
 	if old, ok := s.Keys().Find(params.Name, now); ok && old.Name == params.Name && old.EndedError(now) == nil {
 		return access.Key{}, "", devices.Errorf(devices.CodeBadRequest, "a key named %q exists already; revoke it, or choose another name", params.Name)
 	}
@@ -112,7 +113,7 @@ func (s *Service) EndConsoleKey(ctx context.Context, principal access.Principal)
 
 func (s *Service) endKey(ctx context.Context, principal access.Principal, name string) (access.Key, registry.RevokeResult, error) {
 	recorded := registry.RevokeResult{Recorded: true}
-	now := time.Now().UTC().Truncate(time.Microsecond)
+	now := clock.Now().Truncate(time.Microsecond)
 	k, ok := s.Keys().Find(name, now)
 	if !ok {
 		return access.Key{}, recorded, devices.Errorf(devices.CodeNotFound, "unknown key %q", name)
@@ -128,7 +129,7 @@ func (s *Service) endKey(ctx context.Context, principal access.Principal, name s
 // applyKey adds or updates a key that another node, the database or a file of this
 // node contains.
 func (s *Service) applyKey(k access.Key) {
-	if _, err := s.Keys().Put(k, time.Now()); err != nil {
+	if _, err := s.Keys().Put(k, clock.Now()); err != nil {
 		s.log.Warn("an API key is not valid", "id", k.ID, "error", err)
 	}
 }
@@ -183,7 +184,7 @@ func (s *Service) setPolicy(ctx context.Context, principal access.Principal, p a
 		return access.Policy{}, devices.Errorf(devices.CodeBadRequest, "the policy has version %d, not %d: read it again and repeat your change", now, base)
 	}
 	p.Warnings = nil
-	p.Version, p.Changed, p.By = base+1, time.Now().UTC().Truncate(time.Microsecond), principal.Name()+" ("+principal.Key()+")"
+	p.Version, p.Changed, p.By = base+1, clock.Now().Truncate(time.Microsecond), principal.Name()+" ("+principal.Key()+")"
 	guard, err := access.Compile(p)
 	if err != nil {
 		return access.Policy{}, devices.Errorf(devices.CodeBadRequest, "%v", err)

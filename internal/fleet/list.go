@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/selector"
@@ -72,7 +73,7 @@ type lister struct {
 }
 
 func (s *Service) lister(ctx context.Context, q devices.ListQuery) *lister {
-	return &lister{s: s, ctx: ctx, q: q, now: time.Now(), catalogs: map[devices.Hash]*catalog.Catalog{}, listed: map[devices.ID]bool{}}
+	return &lister{s: s, ctx: ctx, q: q, now: clock.Now(), catalogs: map[devices.Hash]*catalog.Catalog{}, listed: map[devices.ID]bool{}}
 }
 
 // listItem is a device with its position in the list.

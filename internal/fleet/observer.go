@@ -2,9 +2,9 @@ package fleet
 
 import (
 	"encoding/json"
-	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 )
@@ -54,7 +54,7 @@ func (s *Service) notifyDecision(id devices.ID) {
 // OnReplace compares all keys, rules and sessions with the new state.
 func (o *observer) OnReplace(snapshot registry.Snapshot) {
 	s := (*Service)(o)
-	now := time.Now()
+	now := clock.Now()
 	for _, k := range snapshot.Keys {
 		s.applyKey(k)
 	}
@@ -85,7 +85,7 @@ func findKey(keys []access.Key, id string) (access.Key, bool) {
 func (o *observer) OnRevocation(p registry.Revocation) {
 	s := (*Service)(o)
 	if p.Key != "" {
-		if k, ok := s.Keys().Find(p.Key, time.Now()); ok && k.Revoked.IsZero() {
+		if k, ok := s.Keys().Find(p.Key, clock.Now()); ok && k.Revoked.IsZero() {
 			k.Revoked = p.At
 			s.applyKey(k)
 		}

@@ -2,10 +2,10 @@ package fleet
 
 import (
 	"strings"
-	"time"
 
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 )
@@ -29,7 +29,7 @@ func (s *Service) NoteCredential(principal access.Principal, action, detail stri
 
 // auditChange records a change, or the attempt.
 func (s *Service) auditChange(principal access.Principal, kind audit.Kind, action string, id devices.ID, detail string, err error) {
-	e := dispatch.EntryOf(time.Now(), principal, kind, action, id)
+	e := dispatch.EntryOf(clock.Now(), principal, kind, action, id)
 	e.Detail, e.Outcome = detail, audit.OutcomeOK
 	if err != nil {
 		refusal := devices.AsError(err)

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"fleetd/internal/apiclient"
+	"fleetd/internal/clock"
 	"fleetd/internal/natstest"
 	"fleetd/internal/store/storetest"
 )
@@ -70,7 +71,7 @@ func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 			"--device-listen", http[i], "--mqtt-listen", mqtt[i], "--public-device-url", "http://" + c.HTTP.Address(), "--public-mqtt", c.MQTT.Address(),
 			"--log-level", "info"}, o.Args...)}
 		if o.Clocks != nil {
-			n.env = []string{"FLEETD_TEST_CLOCK=" + o.Clocks[i].String()}
+			n.env = []string{clock.StepVariable + "=" + o.Clocks[i].String()}
 		}
 		c.Nodes[i] = n
 		n.Run(t)

@@ -26,6 +26,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
@@ -237,7 +238,7 @@ func (s *Server) admitted(handle func(*exchange)) func(*exchange) {
 			return
 		}
 		token, _, _ := strings.Cut(rest, " ")
-		now := time.Now()
+		now := clock.Now()
 		x.by = access.Principal{Caller: access.Gateway, Via: access.ViaGateway, From: s.opt.Failures.Client(x.r)}
 		if !s.opt.Gateway.IsDaily(token, now) {
 			var err error

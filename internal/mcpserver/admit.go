@@ -12,9 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 )
@@ -133,7 +133,7 @@ func isLocalName(host string) bool { return strings.EqualFold(host, "localhost")
 
 // identify authenticates a request and finds the server that it addresses.
 func (s *Server) identify(r *http.Request) (*requestInfo, *refusal) {
-	who, err := s.opt.Auth.Authenticate(connlimit.BearerToken(r.Header), time.Now())
+	who, err := s.opt.Auth.Authenticate(connlimit.BearerToken(r.Header), clock.Now())
 	if err != nil {
 		s.note(access.Principal{Via: access.ViaMCP, From: s.opt.Failures.Client(r)}, r.Method, "", &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()})
 		if r.Header.Get("Authorization") != "" && s.opt.Failures.FailedRequest(r) {

@@ -16,6 +16,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/cleantext"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jsonspan"
@@ -270,7 +271,7 @@ func (s *Server) photo(ctx context.Context, id devices.ID, name string, begun ti
 		return nil // the text contains the id, by which the host can read it
 	}
 	defer func() { _ = body.Close() }()
-	if photo.Device != id || photo.TakenAt.Before(begun.Add(-clockSlack)) || photo.TakenAt.After(time.Now().Add(clockSlack)) {
+	if photo.Device != id || photo.TakenAt.Before(begun.Add(-clockSlack)) || photo.TakenAt.After(clock.Now().Add(clockSlack)) {
 		return nil
 	}
 	jpeg, err := io.ReadAll(io.LimitReader(body, maxPhoto+1))

@@ -15,6 +15,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/cleantext"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/finder"
 	"fleetd/internal/selector"
@@ -75,7 +76,7 @@ func describe(v devices.View) device {
 		Transport: string(v.Presence.Transport), Node: v.Presence.Node, Error: cleantext.Short(v.Presence.MCPError, maxWord)}
 	switch {
 	case v.Presence.Online:
-		d.LastSeen = time.Now().UTC().Format(time.RFC3339)
+		d.LastSeen = clock.Now().Format(time.RFC3339)
 	case !v.Presence.LastSeen.IsZero():
 		d.LastSeen = v.Presence.LastSeen.UTC().Format(time.RFC3339)
 	}

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/tasks"
 )
@@ -24,7 +24,7 @@ func (s *Server) common(next mcp.MethodHandler) mcp.MethodHandler {
 		})
 		s.stats.request(method)
 		v := requestInfoOf(ctx)
-		if err := s.opt.Service.Keys().Valid(v.caller, time.Now()); err != nil {
+		if err := s.opt.Service.Keys().Valid(v.caller, clock.Now()); err != nil {
 			return nil, err
 		}
 		session, ok := req.GetSession().(*mcp.ServerSession)
@@ -94,7 +94,7 @@ func (s *Server) cursor(list, place string) string {
 	if place == "" {
 		return ""
 	}
-	return s.opt.Mint.Cursor(list, place, time.Now())
+	return s.opt.Mint.Cursor(list, place, clock.Now())
 }
 
 // place opens the cursor of a list; an empty one is its beginning.
@@ -102,7 +102,7 @@ func (s *Server) place(list, cursor string) (string, error) {
 	if cursor == "" {
 		return "", nil
 	}
-	place, err := s.opt.Mint.Place(list, cursor, time.Now())
+	place, err := s.opt.Mint.Place(list, cursor, clock.Now())
 	if err != nil {
 		return "", badCursor
 	}

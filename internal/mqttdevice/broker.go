@@ -15,6 +15,7 @@ import (
 	paho "github.com/eclipse/paho.mqtt.golang"
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
@@ -245,7 +246,7 @@ func (b *Broker) handleMessage(topic string, payload []byte) {
 		b.stats.Connacks.Add("refused", 1)
 		return
 	}
-	c.lastReceived.Store(time.Now().UnixNano())
+	c.lastReceived.Store(clock.Reading(time.Now()))
 	if leaf == leafConnected {
 		return
 	}
@@ -346,7 +347,7 @@ func (b *Broker) sweep() {
 			b.mu.Lock()
 			var silent []*brokerConn
 			for _, c := range b.conns {
-				if now.UnixNano()-c.lastReceived.Load() > int64(b.keep) && c.probing.CompareAndSwap(false, true) {
+				if clock.Reading(now)-c.lastReceived.Load() > int64(b.keep) && c.probing.CompareAndSwap(false, true) {
 					silent = append(silent, c)
 				}
 			}
@@ -372,7 +373,7 @@ type brokerConn struct {
 	link
 	broker       *Broker
 	topic        string
-	lastReceived atomic.Int64 // unix nanoseconds
+	lastReceived atomic.Int64 // as clock.Reading
 	probing      atomic.Bool
 	closed       atomic.Bool
 	handling     atomic.Bool // a message of the device is being handled

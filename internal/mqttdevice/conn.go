@@ -13,6 +13,7 @@ import (
 
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
@@ -29,8 +30,8 @@ type conn struct {
 	level        byte          // of the protocol, 3 or 4
 	keep         time.Duration // longest time without bytes from the device; 0: no limit
 	slow         atomic.Bool   // a write took longer than WriteTimeout
-	lastReceived atomic.Int64  // unix nanoseconds of the last bytes received
-	// writing is the start of the write in progress in unix nanoseconds; 0: none. The
+	lastReceived atomic.Int64  // the last bytes received, as clock.Reading
+	// writing is the start of the write in progress as clock.Reading; 0: none. The
 	// sweeper ends a write that takes too long: a deadline for each write would be a
 	// timer, and each timer wakes the process once more, long after the write.
 	writing atomic.Int64
@@ -56,7 +57,7 @@ var errTooManyUnusable = fmt.Errorf("%d unusable messages on one connection", Ma
 func (c *conn) run(silent connlimit.SilentEntry) {
 	defer tasks.Contain(c.front.opt.Log, c.onPanic)
 	begun := time.Now()
-	c.lastReceived.Store(begun.UnixNano())
+	c.lastReceived.Store(clock.Reading(begun))
 	if c.enter(begun, silent) == "" {
 		go c.serve()
 		return
@@ -226,7 +227,7 @@ func (c *conn) fill() error {
 	n, err := c.net.Read(c.in[c.end:])
 	c.end += n
 	if n > 0 {
-		c.lastReceived.Store(time.Now().UnixNano())
+		c.lastReceived.Store(clock.Reading(time.Now()))
 		return nil
 	}
 	if err == nil {
@@ -279,7 +280,7 @@ func (c *conn) body(h header) (body []byte, buf *[]byte, err error) {
 			putBuffer(buf)
 			return nil, nil, readErr
 		}
-		c.lastReceived.Store(time.Now().UnixNano())
+		c.lastReceived.Store(clock.Reading(time.Now()))
 	}
 	if open {
 		c.out.IfOpen(func() { _ = c.net.SetReadDeadline(time.Time{}) })
@@ -451,7 +452,7 @@ func (c *conn) SendControl(msg []byte) error {
 
 // Write implements writequeue.Writer.
 func (c *conn) Write(_ int, packet []byte) error {
-	c.writing.Store(time.Now().UnixNano())
+	c.writing.Store(clock.Reading(time.Now()))
 	_, err := c.net.Write(packet)
 	c.writing.Store(0)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/eclipse/paho.mqtt.golang/packets"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
@@ -181,10 +182,10 @@ func (f *Front) sweep() {
 				continue
 			}
 			silent = f.conns.Append(silent[:0], func(c *conn) bool {
-				if begun := c.writing.Load(); begun != 0 && now.UnixNano()-begun > int64(WriteTimeout) {
+				if begun := c.writing.Load(); begun != 0 && clock.Reading(now)-begun > int64(WriteTimeout) {
 					_ = c.net.SetWriteDeadline(now) // an error shows in the write
 				}
-				return c.session.Load() != nil && c.keep > 0 && now.UnixNano()-c.lastReceived.Load() > int64(c.keep)
+				return c.session.Load() != nil && c.keep > 0 && clock.Reading(now)-c.lastReceived.Load() > int64(c.keep)
 			})
 			for _, c := range silent {
 				f.conns.Go(func() { c.session.Load().Close(devices.CloseDead) })

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/counters"
 )
 
@@ -110,7 +111,7 @@ func (c *certificate) loadLocked() {
 // use makes a pair the one that is served.
 func (c *certificate) use(pair *tls.Certificate) {
 	c.pair = pair
-	if !pair.Leaf.NotAfter.After(time.Now()) {
+	if !pair.Leaf.NotAfter.After(clock.Now()) {
 		c.log.Warn("the certificate has expired and clients refuse it; renew it", "file", c.cert, "expired", pair.Leaf.NotAfter)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/cluster"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
@@ -15,7 +16,6 @@ import (
 	"fleetd/internal/jobs/manager"
 	"fleetd/internal/jobs/runner"
 	"fleetd/internal/store/jobstore"
-	"fleetd/internal/timescale"
 )
 
 // hintEvery limits the hints to other nodes: each makes them read the open jobs.
@@ -46,7 +46,7 @@ func (n *node) startJobs() error {
 		return err
 	}
 	s := &jobsSide{node: n, hints: make(chan struct{}, 1)}
-	instance, options := rand.Text(), []jobstore.Option{jobstore.Clock(timescale.Now)}
+	instance, options := rand.Text(), []jobstore.Option(nil)
 	if n.leases != nil {
 		instance, options = n.leases.Instance(), append(options, jobstore.Leases())
 	}
@@ -57,7 +57,7 @@ func (n *node) startJobs() error {
 		}
 	}
 	holder := func(key string) access.Holder {
-		h := n.service.Keys().Holder(key, time.Now())
+		h := n.service.Keys().Holder(key, clock.Now())
 		h.Ended = h.Ended || key == access.KeyOpen && n.cfg.APIAuth != "none"
 		return h
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/credential"
 )
 
@@ -39,7 +40,7 @@ func (l *natsLogins) Check(client server.ClientAuthentication) bool {
 	if keys == nil {
 		return false
 	}
-	who, err := keys.Authenticate(token, time.Now())
+	who, err := keys.Authenticate(token, clock.Now())
 	if err != nil || who.Limited() { // subjects do not contain the labels of devices
 		return false
 	}

@@ -19,6 +19,7 @@ import (
 	"fleetd/internal/attest"
 	"fleetd/internal/audit"
 	"fleetd/internal/background"
+	"fleetd/internal/clock"
 	"fleetd/internal/cluster"
 	"fleetd/internal/cluster/lease"
 	"fleetd/internal/config"
@@ -36,7 +37,6 @@ import (
 	"fleetd/internal/store"
 	"fleetd/internal/store/database"
 	"fleetd/internal/store/ledger"
-	"fleetd/internal/timescale"
 	"fleetd/internal/trace"
 	"fleetd/internal/upstream"
 	"fleetd/internal/vision"
@@ -71,7 +71,7 @@ type Extras struct {
 
 // RunWith is Run with extras.
 func RunWith(ctx context.Context, cfg *config.Config, extras Extras) error {
-	n := &node{cfg: cfg, extras: extras, started: time.Now().UTC(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), limited: map[string]*connlimit.Listener{}, proxyListeners: map[string]*connlimit.ProxyListener{}, resumed: make(chan struct{}, 1)}
+	n := &node{cfg: cfg, extras: extras, started: clock.Now(), serveErr: make(chan error, 4), ready: make(chan struct{}, 1), rotations: make(chan struct{}, 1), limited: map[string]*connlimit.Listener{}, proxyListeners: map[string]*connlimit.ProxyListener{}, resumed: make(chan struct{}, 1)}
 	n.logging()
 	var release func()
 	n.hangups, release = catchHangups()
@@ -255,7 +255,7 @@ func (n *node) openStore(ctx context.Context) error {
 			n.log.Error("the last rows could not be written to the database", "error", err)
 		}
 	})
-	n.ledger = ledger.New(n.store, n.log, ledger.Clock(timescale.Now))
+	n.ledger = ledger.New(n.store, n.log, ledger.Clock(clock.Now))
 	n.onStop(n.ledger.Close)
 	if err := n.store.Fingerprint(ctx, n.mint.Fingerprint()); err != nil && !errors.Is(err, devices.ErrDatabase) {
 		return fmt.Errorf("--secret: %w", err)

@@ -10,6 +10,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
+	"fleetd/internal/clock"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
@@ -81,7 +82,7 @@ func (p *policyFile) attach(s *fleet.Service, log *audit.Log) {
 }
 
 func (p *policyFile) use(g *access.Guard, err error) {
-	e := audit.Entry{At: time.Now(), Kind: audit.KindPolicy, Action: "file", Name: p.path, Outcome: "ok"}
+	e := audit.Entry{At: clock.Now(), Kind: audit.KindPolicy, Action: "file", Name: p.path, Outcome: "ok"}
 	if err != nil {
 		e.Outcome, e.Detail = string(devices.CodeBadRequest), err.Error()
 	} else {

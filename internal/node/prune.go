@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/store"
 )
 
@@ -61,7 +62,7 @@ func (n *node) pruneRegistry(ctx context.Context) {
 		return
 	}
 	for {
-		ids, err := n.ledger.Expired(ctx, time.Now(), expirePage)
+		ids, err := n.ledger.Expired(ctx, clock.Now(), expirePage)
 		expired := 0
 		if err == nil && len(ids) > 0 {
 			expired, err = n.service.Registry().Expire(ctx, ids)
@@ -77,7 +78,7 @@ func (n *node) pruneRegistry(ctx context.Context) {
 			break
 		}
 	}
-	switch deleted, err := n.ledger.Prune(ctx, time.Now()); {
+	switch deleted, err := n.ledger.Prune(ctx, clock.Now()); {
 	case err != nil:
 		n.log.Warn("cannot delete old changes; trying again within the hour", "error", err)
 	case deleted > 0:

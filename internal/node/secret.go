@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/credential"
 	"fleetd/internal/datadir"
 	"fleetd/internal/devices"
@@ -18,7 +19,7 @@ func (n *node) rotated(r devices.Rotation, fresh bool) {
 	}
 	var learned time.Time
 	if fresh {
-		learned = time.Now()
+		learned = clock.Now()
 	}
 	if err := n.mint.Adopt(next, learned); err != nil {
 		n.log.Error("the fleet's secret was rotated, but this node cannot use the new one and refuses credentials that other nodes accept", "error", err)

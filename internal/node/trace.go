@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/trace"
 )
@@ -60,7 +61,7 @@ func (n *node) startTracer() {
 	subject := func(id devices.ID) string { return n.cfg.NATSPrefix + ".trace." + id.Token() }
 	readers := traceReaders{of: map[devices.ID]map[chan *nats.Msg]bool{}}
 	n.tracer = trace.New(trace.Options{Node: n.cfg.Node, Gather: n.cluster.Gather, Nodes: n.nodeNames, Log: n.log,
-		Holder: func(key string) access.Holder { return n.service.Keys().Holder(key, time.Now()) },
+		Holder: func(key string) access.Holder { return n.service.Keys().Holder(key, clock.Now()) },
 		Publish: func(id devices.ID, entry []byte) error {
 			if !n.bus.up.Load() { // or the library keeps it for the next connection
 				return nats.ErrDisconnected

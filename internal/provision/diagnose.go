@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 )
@@ -50,7 +51,7 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 	}
 	welcome := s.opt.Service.Preview(id)
 	clientID := s.opt.Service.ClientOf(context.Background(), id)
-	reply := s.reply(id, clientID, welcome, devices.TransportNone, time.Now())
+	reply := s.reply(id, clientID, welcome, devices.TransportNone, clock.Now())
 	body, err := reply.encode()
 	if d.Reply = body; err != nil {
 		d.Status = http.StatusInternalServerError
@@ -95,7 +96,7 @@ func (s *Server) Diagnose(id devices.ID) devices.Diagnosis {
 			add(devices.SeverityWarning, "--nats", "events or photos are not stored: %v", err)
 		}
 	}
-	if year := time.Now().Year(); year < 2025 {
+	if year := clock.Now().Year(); year < 2025 {
 		add(devices.SeverityError, "clock", "the clock of this machine is set to the year %d; devices set their clock from it", year)
 	}
 	return d

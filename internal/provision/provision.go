@@ -23,6 +23,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"fleetd/internal/attest"
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
@@ -190,7 +191,7 @@ func (s *Server) answerCheck(w http.ResponseWriter, r *http.Request, pinned devi
 		s.refuse(w, kind, status, e)
 		return
 	}
-	answer := s.reply(c.Device, c.ClientID, welcome, pinned, time.Now())
+	answer := s.reply(c.Device, c.ClientID, welcome, pinned, clock.Now())
 	body, err := answer.encode()
 	if err != nil {
 		s.opt.Log.Error("the OTA reply failed its safety check; run `fleetd doctor`", "device", c.Device, "error", err)

@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -194,7 +195,7 @@ func (r *ring) combine(last uint32, kind byte) {
 // refuse keeps a step of an unknown device. Once there are maxRefusals, the address that has the most
 // loses its oldest one, so that no address drives out those of others.
 func (r *Recorder) refuse(s devices.Step) {
-	s.At, s.Node, s.Count = time.Now(), r.node, 1
+	s.At, s.Node, s.Count = clock.Now(), r.node, 1
 	s.Text = cut(s.Text, devices.MaxStepText)
 	host := hostOf(s.Remote)
 	r.refusalsMu.Lock()

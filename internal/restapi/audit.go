@@ -14,6 +14,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/audit"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -218,7 +219,7 @@ func (s *Server) walkAudit(ctx context.Context, r auditRange, f func(*audit.Bloc
 
 func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, in *AuditRange) {
 	s.download(w, r, typeJSONL, "", func(out io.Writer) error {
-		within, err := in.parse(time.Now())
+		within, err := in.parse(clock.Now())
 		if err != nil {
 			return err
 		}
@@ -232,7 +233,7 @@ func (s *Server) exportAudit(w http.ResponseWriter, r *http.Request, in *AuditRa
 }
 
 func (s *Server) verifyAudit(ctx context.Context, in *AuditRange) (*answer[api.AuditReport], error) {
-	within, err := in.parse(time.Now())
+	within, err := in.parse(clock.Now())
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/api"
 	"fleetd/internal/bulk"
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
@@ -141,7 +142,7 @@ type places struct {
 func (p *places) take(key string, keys *access.Registry) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	holder := func(key string) access.Holder { return keys.Holder(key, time.Now()) }
+	holder := func(key string) access.Holder { return keys.Holder(key, clock.Now()) }
 	if access.Share(maxReceived, p.held, key, holder) == 0 {
 		return devices.LimitReached("imports that this node receives at once", maxReceived)
 	}
@@ -165,7 +166,7 @@ func (s *Server) checkImport(by access.Principal) error {
 	if err := s.draining(); err != nil {
 		return err
 	}
-	if err := s.opt.Service.Keys().Valid(by.Caller, time.Now()); err != nil {
+	if err := s.opt.Service.Keys().Valid(by.Caller, clock.Now()); err != nil {
 		return &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error()}
 	}
 	return nil

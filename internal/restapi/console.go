@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 )
@@ -81,7 +82,7 @@ func (s *Server) createConsoleCode(ctx context.Context, in *createCodeInput) (*s
 	if s.opt.Console == nil {
 		return nil, s.problem(ctx, errConsoleOff)
 	}
-	expires := time.Now().Add(access.ConsoleCodeLife).UTC().Truncate(time.Second)
+	expires := clock.Now().Add(access.ConsoleCodeLife).UTC().Truncate(time.Second)
 	code := s.opt.Mint.ConsoleCode(expires)
 	if err := s.opt.Service.SaveConsoleCode(ctx, caller(ctx), scopes, code, expires); err != nil {
 		return nil, s.problem(ctx, err)
@@ -94,7 +95,7 @@ func (s *Server) createConsoleKey(ctx context.Context, in *struct{ Body api.Cons
 	var k access.Key
 	var token string
 	who := access.Principal{Via: access.ViaREST, From: s.opt.Failures.Client(r)}
-	err := s.opt.Mint.VerifyConsoleCode(in.Body.Code, time.Now())
+	err := s.opt.Mint.VerifyConsoleCode(in.Body.Code, clock.Now())
 	if err != nil { // guesses do not reach the database
 		err = fleet.ErrConsoleCode
 		s.opt.Service.NoteRefusal(who, fleet.ActionConsoleLogin, "", err)
@@ -109,7 +110,7 @@ func (s *Server) createConsoleKey(ctx context.Context, in *struct{ Body api.Cons
 		w.Header().Set("Connection", "close") // as after a wrong token
 		return nil, p
 	}
-	return newSecret(api.CreatedKey{Key: s.newAPIKey(k, time.Now()), Token: token}), nil
+	return newSecret(api.CreatedKey{Key: s.newAPIKey(k, clock.Now()), Token: token}), nil
 }
 
 var errConsoleOff = &devices.Error{Code: devices.CodeNotFound, Detail: "the console of this node is switched off; start the node without --console=false"}

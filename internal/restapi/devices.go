@@ -15,6 +15,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 	"fleetd/internal/selector"
@@ -34,7 +35,7 @@ func (s *Server) newDevice(ctx context.Context, v *devices.View) api.Device {
 		body.Labels = map[string]string{}
 	}
 	if p.Online {
-		body.ConnectedAt, body.LastSeen = api.At(p.ConnectedAt), api.At(time.Now())
+		body.ConnectedAt, body.LastSeen = api.At(p.ConnectedAt), api.At(clock.Now())
 	} else {
 		body.OfflineReason, body.OfflineSince = p.Reason, api.At(p.OfflineSince)
 	}

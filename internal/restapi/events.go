@@ -12,6 +12,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -61,7 +62,7 @@ func (s *Server) eventRoutes() {
 
 func (s *Server) events(w http.ResponseWriter, r *http.Request, in *followInput) {
 	by := s.by(r, access.ViaREST)
-	q, err := in.query(time.Now())
+	q, err := in.query(clock.Now())
 	batch, batchErr := in.interval()
 	if err == nil {
 		err = batchErr
@@ -80,7 +81,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, in *followInput)
 		return
 	}
 	defer s.streams.leave(by.Caller.Key)
-	out, ctx := s.eventStream(w, r, func(context.Context) bool { return s.opt.Service.Keys().Valid(by.Caller, time.Now()) != nil })
+	out, ctx := s.eventStream(w, r, func(context.Context) bool { return s.opt.Service.Keys().Valid(by.Caller, clock.Now()) != nil })
 	deliver := out.event
 	if batch > 0 {
 		batches := &eventBatch{out: out}
@@ -101,7 +102,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request, in *followInput)
 	case out.started:
 		out.end()
 	case err != nil && r.Context().Err() == nil:
-		if ended := s.opt.Service.Keys().Valid(by.Caller, time.Now()); ended != nil { // before the first event was there
+		if ended := s.opt.Service.Keys().Valid(by.Caller, clock.Now()); ended != nil { // before the first event was there
 			err = &devices.Error{Code: devices.CodeUnauthorized, Detail: ended.Error()}
 		}
 		s.fail(w, r, err)

@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/fleet"
 )
@@ -57,7 +58,7 @@ func (s *Server) listKeys(ctx context.Context, in *Page) (*answer[api.List[api.K
 		return nil, err
 	}
 	var keys []api.Key
-	now := time.Now()
+	now := clock.Now()
 	for _, k := range s.opt.Service.Keys().Keys() {
 		keys = append(keys, s.newAPIKey(k, now))
 	}
@@ -83,12 +84,12 @@ func (s *Server) createKey(ctx context.Context, in *createKeyInput) (*secret[api
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return newSecret(api.CreatedKey{Key: s.newAPIKey(k, time.Now()), Token: token}), nil
+	return newSecret(api.CreatedKey{Key: s.newAPIKey(k, clock.Now()), Token: token}), nil
 }
 
 // keyOf returns the key with an id or a name.
 func (s *Server) keyOf(name string) (api.Key, error) {
-	now := time.Now()
+	now := clock.Now()
 	k, ok := s.opt.Service.Keys().Find(name, now)
 	if !ok {
 		return api.Key{}, &devices.Error{Code: devices.CodeNotFound, Detail: "there is no key with this id or name; GET /v1/keys lists them"}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/api"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -37,7 +38,7 @@ type paging struct {
 
 // page opens the cursor of a request.
 func (s *Server) page(ctx context.Context, in Page) (*paging, error) {
-	p := &paging{s: s, list: listOf(ctx), limit: in.Limit, begun: time.Now().UTC().Truncate(time.Microsecond)}
+	p := &paging{s: s, list: listOf(ctx), limit: in.Limit, begun: clock.Now().Truncate(time.Microsecond)}
 	if in.Cursor == "" {
 		return p, nil
 	}
@@ -61,7 +62,7 @@ func (p *paging) cursor(place string) string {
 	if place == "" {
 		return ""
 	}
-	return p.s.opt.Mint.Cursor(p.list, strconv.FormatInt(p.begun.UnixMicro(), 10)+" "+place, time.Now())
+	return p.s.opt.Mint.Cursor(p.list, strconv.FormatInt(p.begun.UnixMicro(), 10)+" "+place, clock.Now())
 }
 
 // time reads a parameter that is a time, or a duration before the first page.

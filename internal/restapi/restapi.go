@@ -27,6 +27,7 @@ import (
 	"fleetd/internal/access"
 	"fleetd/internal/attest"
 	"fleetd/internal/audit"
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
@@ -260,7 +261,7 @@ func (s *Server) admit(r *http.Request) *problem {
 	if s.opt.AuthNone {
 		return s.admitLocal(r)
 	}
-	if _, err := s.auth.Authenticate(connlimit.BearerToken(r.Header), time.Now()); err != nil {
+	if _, err := s.auth.Authenticate(connlimit.BearerToken(r.Header), clock.Now()); err != nil {
 		refusal := &devices.Error{Code: devices.CodeUnauthorized, Detail: err.Error() +
 			": give an API key (`fleetd keys create`) or the admin token as `Authorization: Bearer ...`; the node keeps the latter in its data directory, in the file admin-token"}
 		s.opt.Service.NoteRefusal(access.Principal{Via: access.ViaREST, From: s.opt.Failures.Client(r)}, r.Method+" "+r.URL.Path[:min(len(r.URL.Path), maxNotedPath)], "", refusal)
@@ -272,7 +273,7 @@ func (s *Server) admit(r *http.Request) *problem {
 // by returns the caller of an authenticated request. It is looked up again where it is
 // needed, because carrying it along with a request costs more than finding it.
 func (s *Server) by(r *http.Request, via access.Via) access.Principal {
-	who, err := s.auth.Authenticate(connlimit.BearerToken(r.Header), time.Now())
+	who, err := s.auth.Authenticate(connlimit.BearerToken(r.Header), clock.Now())
 	if err != nil {
 		who = nil // the key ended a moment ago
 	}

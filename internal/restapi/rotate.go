@@ -9,6 +9,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/admission"
 	"fleetd/internal/timespan"
@@ -84,7 +85,7 @@ func (s *Server) rotateSecret(ctx context.Context, in *rotateSecretInput) (*secr
 		return nil, s.problem(ctx, err)
 	}
 	out := api.RotatedSecret{Secret: r.Secret(), Generation: r.Generation, AdminToken: s.opt.Mint.AdminToken()}
-	if time.Now().Before(r.PreviousUntil) {
+	if clock.Now().Before(r.PreviousUntil) {
 		out.PreviousUntil = api.At(r.PreviousUntil)
 	}
 	return newSecret(out), nil

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -33,7 +33,7 @@ func (s *Server) getSelf(ctx context.Context, _ *struct{}) (*answer[api.Self], e
 	body := api.Self{Name: who.Name, Key: who.Key, Scopes: who.Scopes.Names(), Devices: selectionOf(who.Devices), Tools: append([]string{}, who.Tools...),
 		Admin: who.Scopes.Has(access.ScopeAdmin), Through: who.Through}
 	id := cmp.Or(who.Through, who.Key)
-	if k, ok := s.opt.Service.Keys().Find(id, time.Now()); ok && k.ID == id {
+	if k, ok := s.opt.Service.Keys().Find(id, clock.Now()); ok && k.ID == id {
 		body.Expires = api.At(k.Expires)
 	}
 	return &answer[api.Self]{body}, nil

@@ -11,6 +11,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/stats"
 	"fleetd/internal/timespan"
@@ -47,7 +48,7 @@ func (s *Server) getStats(ctx context.Context, in *statsInput) (*answer[api.Stat
 		s.opt.Service.NoteRefusal(by, "getStats", "", refusal)
 		return nil, s.problem(ctx, refusal)
 	}
-	q, err := in.parse(time.Now())
+	q, err := in.parse(clock.Now())
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/api"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/timespan"
 )
@@ -70,7 +71,7 @@ func (s *Server) permitReplace(by access.Principal, running api.Trace, owner str
 	if by.Caller == nil {
 		return errKeyEnded
 	}
-	if by.Caller.Scopes.Has(access.ScopeAdmin) || !running.Payload && !s.opt.Service.Keys().Holder(owner, time.Now()).Admin {
+	if by.Caller.Scopes.Has(access.ScopeAdmin) || !running.Payload && !s.opt.Service.Keys().Holder(owner, clock.Now()).Admin {
 		return nil
 	}
 	return &devices.Error{Code: devices.CodeForbidden, Detail: "an administrator traces this device; read that trace, or wait until it ends"}
@@ -170,7 +171,7 @@ func (s *Server) followTrace(w http.ResponseWriter, r *http.Request, in *DeviceP
 	s.opt.Service.NoteChange(by, actionTraceRead, id, "", nil)
 	out, ctx := s.eventStream(w, r, func(ctx context.Context) bool {
 		err := s.opt.Service.Permit(ctx, by, access.ScopeEvents, id) // labels may change while it lasts
-		return s.opt.Service.Keys().Valid(by.Caller, time.Now()) != nil || err != nil && !isUnavailable(err)
+		return s.opt.Service.Keys().Valid(by.Caller, clock.Now()) != nil || err != nil && !isUnavailable(err)
 	})
 	err = s.opt.Tracer.Follow(ctx, running, func(entry []byte) error {
 		return out.event(devices.StreamEvent{Kind: "trace", Data: shownEntry(by, entry)})

@@ -33,21 +33,8 @@ var factor = func() float64 {
 	return f
 }()
 
-// clockError is the error of the node's clock, in tests of clocks that differ: a duration such as "-2.5s".
-var clockError = func() time.Duration {
-	text := os.Getenv("FLEETD_TEST_CLOCK")
-	if tested == "" || text == "" {
-		return 0
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil {
-		panic(fmt.Sprintf("FLEETD_TEST_CLOCK: %v", err))
-	}
-	return d
-}()
-
-// Now returns the time of the node's clock, from which epochs and the times of changes derive.
-func Now() time.Time { return time.Now().Add(clockError) }
+// IsTested reports whether this program was linked with Flag.
+func IsTested() bool { return tested != "" }
 
 // Of returns the interval times the factor.
 func Of(d time.Duration) time.Duration { return time.Duration(float64(d) * factor) }

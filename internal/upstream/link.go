@@ -15,6 +15,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/envelope"
@@ -95,7 +96,7 @@ func (l *link) dial() error {
 		}
 		return conn, err
 	}
-	ws, response, err := dialer.DialContext(l.t.ctx, b.url, b.header(l.t.c.Identity(), time.Now()))
+	ws, response, err := dialer.DialContext(l.t.ctx, b.url, b.header(l.t.c.Identity(), clock.Now()))
 	if err != nil {
 		if response != nil {
 			return fmt.Errorf("the chat server responds with %s: %w", response.Status, err)

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"fleetd/internal/cleantext"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -143,7 +144,7 @@ func (s *Server) explainPhoto(ctx context.Context, q question, deadline time.Tim
 
 // warnOf logs a failure, at most once per explainWarn.
 func (s *Server) warnOf(q question, err error) {
-	now, last := time.Now().UnixNano(), s.explanations.warned.Load()
+	now, last := clock.Reading(time.Now()), s.explanations.warned.Load()
 	if now-last > int64(explainWarn) && s.explanations.warned.CompareAndSwap(last, now) {
 		s.opt.Log.Warn("a photo was not explained", "device", q.device, "photo", q.photo, "error", err)
 	}

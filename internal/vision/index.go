@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -65,7 +66,7 @@ func (s *Server) Keep(ctx context.Context) {
 
 // expired returns the id before which photos have aged out. The id of a snapshot is older
 // than the photo.
-func (s *Server) expired() string { return idAt(time.Now().Add(-s.opt.Retention - SnapshotLife)) }
+func (s *Server) expired() string { return idAt(clock.Now().Add(-s.opt.Retention - SnapshotLife)) }
 
 // fill adds every stored photo to the index, and removes entries older than the oldest
 // photo.
@@ -85,7 +86,7 @@ func (s *Server) fill(ctx context.Context) error {
 			cancel()
 		}
 	}
-	oldest := idAt(time.Now())
+	oldest := idAt(clock.Now())
 	scanErr := s.bucket.scan(ctx, o, func(info *jetstream.ObjectInfo) {
 		oldest = min(oldest, info.Name)
 		if batch = append(batch, photoOf(info)); len(batch) == indexBatch {

@@ -29,6 +29,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
@@ -267,7 +268,7 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, r, upload{}, answer{}, refuse(http.StatusBadRequest, reasonBadRequest, "invalid Device-Id header: %v", err))
 		return
 	}
-	now := time.Now()
+	now := clock.Now()
 	token, found := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if err := s.opt.Mint.VerifyUpload(token, string(id), now); !found || err != nil {
 		s.answer(w, r, upload{}, answer{}, s.unauthorized(r, err, "the upload token is not valid"))
@@ -278,7 +279,7 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 
 // snapshot handles a screen's upload.
 func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) {
-	now := time.Now()
+	now := clock.Now()
 	device, photo, err := s.opt.Mint.VerifySnapshot(r.PathValue("token"), now)
 	if err != nil || !isPhotoID(photo) {
 		s.answer(w, r, upload{}, answer{}, s.unauthorized(r, err, "this upload URL is invalid or has expired"))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/counters"
 	"fleetd/internal/credential"
 	"fleetd/internal/devices"
@@ -256,7 +257,7 @@ func (m *Manager) creator(h *Hook) (*access.Caller, error) {
 	if !ok {
 		return nil, access.ErrToken
 	}
-	return who, m.opt.Fleet.Keys().Valid(who, time.Now())
+	return who, m.opt.Fleet.Keys().Valid(who, clock.Now())
 }
 
 // holder returns what the shares need to know of the owner of webhooks.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/selector"
 	"fleetd/internal/tasks"
@@ -286,7 +287,7 @@ func (w *worker) scan() {
 	for {
 		for w.scanOnce() == dueMost && w.ctx.Err() == nil {
 		}
-		if time.Since(pruned) > pruneEvery && w.m.opt.Store.Prune(w.ctx, w.hook.ID, time.Now().Add(-w.hook.OfflineFor-2*dueKept)) == nil {
+		if time.Since(pruned) > pruneEvery && w.m.opt.Store.Prune(w.ctx, w.hook.ID, clock.Now().Add(-w.hook.OfflineFor-2*dueKept)) == nil {
 			pruned = time.Now()
 		}
 		select {
@@ -302,7 +303,7 @@ func (w *worker) scanOnce() int {
 	if w.wait() != nil {
 		return 0
 	}
-	to := time.Now().Add(-w.hook.OfflineFor)
+	to := clock.Now().Add(-w.hook.OfflineFor)
 	from := to.Add(-dueKept)
 	if first := w.hook.CreatedAt.Add(-w.hook.OfflineFor); from.Before(first) {
 		from = first

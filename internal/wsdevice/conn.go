@@ -13,6 +13,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/connlimit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
@@ -31,13 +32,13 @@ type conn struct {
 	framing envelope.Framing
 	session atomic.Pointer[session.Session]
 
-	lastSent atomic.Int64 // unix nanoseconds of the last data frame written
-	// writing is the start of the data frame being written, in unix nanoseconds; 0: none.
+	lastSent atomic.Int64 // the last data frame written, as clock.Reading
+	// writing is the start of the data frame being written, as clock.Reading; 0: none.
 	// The sweeper ends a write that takes too long: a deadline for each write would be a
 	// timer, and each timer wakes the process once more, long after the write.
 	writing      atomic.Int64
 	lastPing     atomic.Int64
-	lastReceived atomic.Int64 // unix nanoseconds of the last data frame read
+	lastReceived atomic.Int64 // the last data frame read, as clock.Reading
 	unanswered   atomic.Int32 // pings since the last pong or message
 	slow         atomic.Bool  // a write took longer than WriteTimeout
 
@@ -82,9 +83,9 @@ var refusals = map[devices.Code]devices.CloseReason{
 // the connection.
 func (c *conn) run(who devices.Identity, begun time.Time) {
 	defer tasks.Contain(c.front.opt.Log, c.onPanic)
-	c.lastSent.Store(begun.UnixNano())
+	c.lastSent.Store(clock.Reading(begun))
 	// Spread the pings of devices that connect at the same time.
-	c.lastPing.Store(begun.Add(-rand.N(PingEvery / 2)).UnixNano())
+	c.lastPing.Store(clock.Reading(begun.Add(-rand.N(PingEvery / 2))))
 	session, reason := c.open(who, begun)
 	if session != nil {
 		go c.serve(session)
@@ -228,7 +229,7 @@ func (c *conn) handle(session *session.Session, kind int, r io.Reader, bad *int)
 		return err
 	}
 	c.unanswered.Store(0)
-	c.lastReceived.Store(time.Now().UnixNano())
+	c.lastReceived.Store(clock.Reading(time.Now()))
 	cost := float32(0)
 	if kind == websocket.TextMessage {
 		asked := session.AnswerCount()
@@ -338,7 +339,7 @@ func (c *conn) Go(task func()) { c.front.conns.Go(task) }
 // firmware up to v2.1.0 receives nothing more after a fragmented message.
 func (c *conn) Write(kind int, msg []byte) error {
 	now := time.Now()
-	c.writing.Store(now.UnixNano())
+	c.writing.Store(clock.Reading(now))
 	err := c.ws.WriteMessage(kind, msg)
 	c.writing.Store(0)
 	if err != nil {
@@ -346,7 +347,7 @@ func (c *conn) Write(kind int, msg []byte) error {
 		c.expire() // the reader gets an error and closes the connection
 		return err
 	}
-	c.lastSent.Store(now.UnixNano())
+	c.lastSent.Store(clock.Reading(now))
 	return nil
 }
 
@@ -382,15 +383,16 @@ var noop = []byte(`{"type":"noop"}`)
 
 // sweep performs what is due on this connection.
 func (c *conn) sweep(now time.Time) {
-	if begun := c.writing.Load(); begun != 0 && now.UnixNano()-begun > int64(WriteTimeout) {
+	at := clock.Reading(now)
+	if begun := c.writing.Load(); begun != 0 && at-begun > int64(WriteTimeout) {
 		_ = c.ws.NetConn().SetWriteDeadline(now) // an error shows in the write
 	}
 	session := c.session.Load()
 	if session == nil {
 		return // the deadline of the hello applies
 	}
-	if now.Sub(time.Unix(0, c.lastPing.Load())) >= PingEvery {
-		c.lastPing.Store(now.UnixNano())
+	if at-c.lastPing.Load() >= int64(PingEvery) {
+		c.lastPing.Store(at)
 		if c.unanswered.Add(1) > MaxUnanswered {
 			c.front.conns.Go(func() { session.Close(devices.CloseDead) })
 			return
@@ -399,8 +401,8 @@ func (c *conn) sweep(now time.Time) {
 			_ = c.ws.WriteControl(websocket.PingMessage, nil, time.Time{})
 		})
 	}
-	idle := now.Sub(time.Unix(0, c.lastSent.Load()))
-	active := now.Sub(time.Unix(0, c.lastReceived.Load())) < KeepAfter
+	idle := time.Duration(at - c.lastSent.Load())
+	active := at-c.lastReceived.Load() < int64(KeepAfter)
 	switch {
 	case c.front.opt.CloseIdle && !active && idle >= IdleAfter:
 		c.front.conns.Go(func() { session.Close(devices.CloseIdle) })

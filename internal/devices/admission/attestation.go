@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleetd/internal/audit"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/session"
 	"fleetd/internal/jsonspan"
@@ -80,7 +81,7 @@ func (a *Admission) AdmitProven(ctx context.Context, id devices.ID, clientID, se
 		a.log.Warn("a proven device is not admitted yet; it retries", "device", id, "error", err)
 		return RefusedUnavailable
 	}
-	a.ports.Record(audit.Entry{At: time.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: audit.OutcomeOK, Detail: devices.Clip("serial " + serial + ", client " + a.registry.Client(clientID))})
+	a.ports.Record(audit.Entry{At: clock.Now(), Kind: audit.KindCredential, Action: "prove", Device: string(id), Outcome: audit.OutcomeOK, Detail: devices.Clip("serial " + serial + ", client " + a.registry.Client(clientID))})
 	return ""
 }
 

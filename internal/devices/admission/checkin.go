@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 	"fleetd/internal/jsonspan"
@@ -71,7 +72,6 @@ func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, erro
 	if err := a.registry.CheckReady(); err != nil {
 		return CheckInResult{}, err
 	}
-	now := time.Now().UTC()
 	status := a.registry.Status(c.Device, c.ClientID)
 	if a.registry.Refused(c.Device).Has(c.ClientID) || c.ClientID == "" && status.Known && status.Client == registry.ClientOther {
 		return CheckInResult{Refused: true, Prefer: status.Prefer}, nil
@@ -90,12 +90,12 @@ func (a *Admission) CheckIn(ctx context.Context, c CheckIn) (CheckInResult, erro
 	}
 	if status.Admits() {
 		if c.ClientID != "" || joins { // else anybody could have sent it
-			a.hub.OnFacts(c.facts(now))
+			a.hub.OnFacts(c.facts(clock.Now()))
 		}
 		generation, _ := a.hub.Generation(c.Device)
 		return CheckInResult{Admitted: true, Generation: generation, Prefer: status.Prefer}, nil
 	}
-	return a.addPending(c, status, now)
+	return a.addPending(c, status, time.Now())
 }
 
 // addPending gives a client an activation code. Pending clients are only in memory, on all

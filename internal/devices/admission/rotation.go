@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -33,7 +34,7 @@ func (a *Admission) Rotate(ctx context.Context, principal access.Principal, id d
 	if err != nil {
 		return OrUnknown(id, err)
 	}
-	until := time.Now().Add(grace)
+	until := clock.Now().Add(grace)
 	confirmed := max(row.Presence.Generation, a.hub.Generations(id).Confirmed)
 	if err := a.registry.Rotate(ctx, principal.Key(), id, until, confirmed, Permit(principal, id)); err != nil {
 		return err
@@ -50,7 +51,7 @@ func (a *Admission) RotateSecret(ctx context.Context, principal access.Principal
 		return devices.Rotation{}, err
 	}
 	next, err := a.registry.RotateFleet(ctx, principal.Key(), func(old devices.Rotation, highest int64) (devices.Rotation, error) {
-		now := time.Now()
+		now := clock.Now()
 		next, err := old.NextGeneration(highest, now, now.Add(grace))
 		if err != nil {
 			return old, err
@@ -83,7 +84,7 @@ func (a *Admission) RotateAll(ctx context.Context, principal access.Principal, g
 		return devices.Rotation{}, err
 	}
 	next, err := a.registry.RotateFleet(ctx, principal.Key(), func(old devices.Rotation, highest int64) (devices.Rotation, error) {
-		now := time.Now()
+		now := clock.Now()
 		return old.NextGeneration(highest, now, now.Add(grace))
 	})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"fleetd/internal/access"
 	"fleetd/internal/audit"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/speech"
 	"fleetd/internal/jsonspan"
@@ -93,7 +94,7 @@ func (s *Dispatcher) noteMessage(m *devices.Message, kind string, err error) {
 	if err == nil && m.Job == "" && speech.IsSpeech(kind) {
 		return
 	}
-	e := EntryOf(time.Now(), m.Principal, audit.KindMessage, kind, m.Device)
+	e := EntryOf(clock.Now(), m.Principal, audit.KindMessage, kind, m.Device)
 	e.Call = s.callID(m.ID)
 	setOutcome(&e, &devices.ToolResult{}, err)
 	s.recordMessage(m, &e, err)

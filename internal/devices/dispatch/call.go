@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"fleetd/internal/audit"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/session"
@@ -184,7 +185,7 @@ func (s *Dispatcher) lateHandler(x *session.Session, c *devices.ToolCall, photo 
 // snapshotArguments adds an upload URL of fleetd to a snapshot call without a URL; the
 // device would not know where to send the picture.
 func (s *Dispatcher) snapshotArguments(id devices.ID, args json.RawMessage) (out json.RawMessage, photo string) {
-	url, photo := s.ports.Vision.Snapshot(id, time.Now())
+	url, photo := s.ports.Vision.Snapshot(id, clock.Now())
 	return jsonspan.WithString(args, "url", url), photo
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/devices/session"
@@ -127,7 +128,7 @@ func (s *Dispatcher) recheck(ctx context.Context, x *session.Session, c *devices
 
 // checkKey returns an error if the principal's key has ended.
 func (s *Dispatcher) checkKey(principal access.Principal) error {
-	if err := s.rules.keys.Valid(principal.Caller, time.Now()); err != nil {
+	if err := s.rules.keys.Valid(principal.Caller, clock.Now()); err != nil {
 		return devices.Errorf(devices.CodeUnauthorized, "%v", err)
 	}
 	return nil

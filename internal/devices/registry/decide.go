@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -251,7 +252,7 @@ func (r *Registry) Revoke(ctx context.Context, who string, id devices.ID, permit
 	if !r.Status(id, "").Known {
 		return RevokeResult{}, UnknownDevice(id)
 	}
-	p := Revocation{ID: rand.Text(), Device: id, Who: who, At: time.Now().UTC()}
+	p := Revocation{ID: rand.Text(), Device: id, Who: who, At: clock.Now()}
 	_, err := r.decideSoon(ctx, devices.Decision{ID: p.ID, Device: id, Who: who, DecideWith: revoke(permits...)})
 	if isCode(err, devices.CodeUnavailable) {
 		return r.revokeWithoutDatabase(ctx, p)
@@ -338,7 +339,7 @@ func (r *Registry) Rotate(ctx context.Context, who string, id devices.ID, until 
 		if m.Admission == devices.AdmissionRevoked {
 			return devices.Errorf(devices.CodeForbidden, "the credentials of %s are revoked already; approve it to give it new ones", id)
 		}
-		if time.Now().Before(m.PreviousUntil) && confirmed < max(m.Generation, rotation.Generation) {
+		if clock.Now().Before(m.PreviousUntil) && confirmed < max(m.Generation, rotation.Generation) {
 			return devices.Errorf(devices.CodeForbidden, "%s was rotated already and has not connected with its new credentials yet; its old ones end at %s, or at once if you revoke it",
 				id, m.PreviousUntil.UTC().Format(time.RFC3339))
 		}

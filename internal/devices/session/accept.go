@@ -9,9 +9,9 @@ import (
 	"strconv"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
-	"fleetd/internal/timescale"
 )
 
 // Sessions calls f for every session on this node.
@@ -105,7 +105,7 @@ func (s *Hub) authorize(who devices.Identity) error {
 		defer cancel()
 		if row, err := s.ports.Records.Find(ctx, who.Device); err == nil {
 			own := s.registry.Generations(who.Device)
-			if own.Confirmed = row.Presence.Generation; !own.Accepts(who.Generation, s.registry.Rotation(), time.Now()) {
+			if own.Confirmed = row.Presence.Generation; !own.Accepts(who.Generation, s.registry.Rotation(), clock.Now()) {
 				return errCredentials
 			}
 		}
@@ -142,7 +142,7 @@ func (s *Hub) installLocked(e *entry, x *Session, who devices.Identity) (old *Se
 	if old != nil && old.who.ClientID != x.who.ClientID && e.takeovers.Record(x.connected) {
 		return nil, errContested
 	}
-	x.epoch = max(devices.Epoch(timescale.Now().UnixMicro()), e.lastEpoch+1)
+	x.epoch = max(devices.Epoch(clock.Now().UnixMicro()), e.lastEpoch+1)
 	e.lastEpoch = x.epoch
 	x.startCatalog(e, s.catalogs)
 	if x.who.Verified {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jsonspan"
 )
@@ -131,8 +132,8 @@ func (s *Hub) markLost(p devices.Presence) {
 	if s.table.session(p.Device) != nil {
 		return
 	}
-	p.Online, p.Reason, p.Seq, p.LastSeen = false, devices.OfflineNodeLost, p.Seq+1, time.Now().UTC()
+	p.Online, p.Reason, p.Seq, p.LastSeen = false, devices.OfflineNodeLost, p.Seq+1, clock.Now()
 	s.ports.Records.SavePresence(p)
-	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: p.Device, Session: p.Session, Epoch: p.Epoch, Seq: p.Seq, Time: time.Now(),
+	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: p.Device, Session: p.Session, Epoch: p.Epoch, Seq: p.Seq, Time: clock.Now(),
 		MsgID: offlineID(p.Device, p.Epoch), Fields: jsonspan.AppendString([]byte(`"reason":`), devices.OfflineNodeLost)})
 }

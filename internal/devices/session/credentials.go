@@ -1,8 +1,7 @@
 package session
 
 import (
-	"time"
-
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 )
 
@@ -23,7 +22,7 @@ func (s *Hub) Generations(id devices.ID) devices.Generations {
 // which one matches. admitted is false for a revoked device.
 func (s *Hub) Authenticate(id devices.ID, proves func(generation int64) bool) (generation int64, proven, admitted bool) {
 	own := s.Generations(id)
-	list, n, _ := own.Valid(s.registry.Rotation(), time.Now())
+	list, n, _ := own.Valid(s.registry.Rotation(), clock.Now())
 	for _, g := range list[:n] {
 		if proves(g) && !proven {
 			generation, proven = g, true
@@ -35,7 +34,7 @@ func (s *Hub) Authenticate(id devices.ID, proves func(generation int64) bool) (g
 // Accepts reports whether credentials of this generation are valid.
 func (s *Hub) Accepts(id devices.ID, generation int64) bool {
 	own := s.Generations(id)
-	return own.Accepts(generation, s.registry.Rotation(), time.Now())
+	return own.Accepts(generation, s.registry.Rotation(), clock.Now())
 }
 
 // Generation returns the generation of the credentials that a device gets; ok is false if
@@ -49,7 +48,7 @@ func (s *Hub) Generation(id devices.ID) (generation int64, ok bool) {
 // credentials are unknown: it must not end the credentials it came with.
 func (s *Hub) OldestGeneration(id devices.ID) (generation int64, ok bool) {
 	own := s.Generations(id)
-	list, n, _ := own.Valid(s.registry.Rotation(), time.Now())
+	list, n, _ := own.Valid(s.registry.Rotation(), clock.Now())
 	generation = list[0]
 	for _, g := range list[1:n] {
 		generation = min(generation, g)
@@ -60,6 +59,6 @@ func (s *Hub) OldestGeneration(id devices.ID) (generation int64, ok bool) {
 // Credentials returns which credentials of a device are valid.
 func (s *Hub) Credentials(id devices.ID) devices.Credentials {
 	own := s.Generations(id)
-	list, _, until := own.Valid(s.registry.Rotation(), time.Now())
+	list, _, until := own.Valid(s.registry.Rotation(), clock.Now())
 	return devices.Credentials{Generation: list[0], PreviousUntil: until}
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/mcpclient"
 )
@@ -181,7 +182,7 @@ func (x *Session) initializeAndList(ctx context.Context) (mcpclient.ToolList, er
 // initialize sends the device the upload address for photos and reads what it is.
 func (x *Session) initialize(ctx context.Context) error {
 	s := x.svc
-	url, token, expires := s.ports.Vision.Grant(x.who.Device, time.Now())
+	url, token, expires := s.ports.Vision.Grant(x.who.Device, clock.Now())
 	info, err := x.client.Initialize(ctx, mcpclient.InitParams{VisionURL: url, VisionToken: token, Version: s.cfg.Version})
 	if err != nil {
 		return err
@@ -209,7 +210,7 @@ func (x *Session) reportInitialized() {
 		return
 	}
 	f := d.Facts()
-	f.Firmware, f.CheckedAt = firmware, time.Now().UTC().Truncate(time.Microsecond)
+	f.Firmware, f.CheckedAt = firmware, clock.Now().Truncate(time.Microsecond)
 	if d.Firmware != firmware {
 		f.ELF = "" // the ELF belongs to another image
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/mcpclient"
@@ -114,7 +115,7 @@ func (x *Session) recordList() {
 		presence := x.presenceLocked(x.closed == "")
 		x.mu.Unlock()
 		s.ports.Records.SavePresence(presence)
-		s.ports.Catalogs.KeepCatalog(cat.Text(time.Now()))
+		s.ports.Catalogs.KeepCatalog(cat.Text(clock.Now()))
 		return
 	}
 	now := time.Now()

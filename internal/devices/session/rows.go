@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
 )
@@ -36,7 +37,7 @@ func (s *Hub) merge(e *entry, row devices.Row) {
 	if before.ClientID == d.ClientID {
 		d.ClientID = before.ClientID // keep only one copy of the string
 	}
-	if at := before.CheckedAt; !at.IsZero() && (at.After(d.CheckedAt) || d.CheckedAt.After(time.Now())) { // reported here, and not in the database yet
+	if at := before.CheckedAt; !at.IsZero() && (at.After(d.CheckedAt) || d.CheckedAt.After(clock.Now())) { // reported here, and not in the database yet
 		d.Board, d.Firmware, d.ELF, d.Chip = before.Board, before.Firmware, before.ELF, before.Chip
 		d.Language, d.Serial, d.ActivateV2, d.CheckedAt = before.Language, before.Serial, before.ActivateV2, before.CheckedAt
 	}
@@ -132,10 +133,10 @@ func (s *Hub) expireIdle(e *entry, now time.Time, full bool) {
 			return false
 		}
 		if e.idleSince == 0 {
-			e.idleSince = now.UnixNano()
+			e.idleSince = clock.Reading(now)
 		}
-		idle := now.Sub(time.Unix(0, e.idleSince))
-		return idle >= idleLifetime && (full || !e.takeovers.Refuses(now.UnixNano()) && e.recordBucket.Spent(now, recordRate) == 0)
+		idle := time.Duration(clock.Reading(now) - e.idleSince)
+		return idle >= idleLifetime && (full || !e.takeovers.Refuses(clock.Reading(now)) && e.recordBucket.Spent(now, recordRate) == 0)
 	}
 	e.mu.Lock()
 	due := unused()

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/catalog"
 	"fleetd/internal/envelope"
@@ -161,7 +162,7 @@ func (x *Session) Close(reason devices.CloseReason) {
 	s.stats.States.Add(State{x.who.Transport, state}, -1)
 	fields := jsonspan.AppendString([]byte(`"reason":`), string(reason))
 	s.ports.Publisher.Publish(devices.Event{Kind: devices.EventOffline, Device: x.who.Device, Session: x.id, Epoch: presence.Epoch, Seq: presence.Seq,
-		Time: time.Now(), MsgID: offlineID(x.who.Device, presence.Epoch), Fields: fields})
+		Time: clock.Now(), MsgID: offlineID(x.who.Device, presence.Epoch), Fields: fields})
 	s.notify(func(l Lifecycle) { l.Gone(x.who.Device, x.id, reason) })
 	x.record(devices.Step{Kind: devices.StepClosed, Cause: devices.StepCause(reason), Took: time.Since(x.connected), Calls: calls, Text: closedTexts[state]})
 	s.log.Info("device disconnected", "device", x.who.Device, "session", x.id, "epoch", presence.Epoch, "transport", x.who.Transport, "reason", reason)
@@ -175,7 +176,7 @@ func (x *Session) presenceLocked(online bool) devices.Presence {
 	x.seq++
 	p := devices.Presence{Device: x.who.Device, Epoch: x.epoch, Seq: x.seq, Online: online, Node: x.svc.cfg.Node, Session: x.id,
 		ClientID: x.who.ClientID, Transport: x.who.Transport, Reason: string(x.closed), ConnectedAt: x.connected.UTC(),
-		LastSeen: time.Now().UTC(), MCP: x.mcp, MCPError: x.mcpError, Catalog: x.storedList, Partial: x.storedPartial,
+		LastSeen: clock.Now(), MCP: x.mcp, MCPError: x.mcpError, Catalog: x.storedList, Partial: x.storedPartial,
 		KeepCatalog: x.storedList == (devices.Hash{}) && x.mcp != devices.MCPNone}
 	if x.who.Verified {
 		p.Generation = x.who.Generation
@@ -196,7 +197,7 @@ func (x *Session) publish(kind devices.EventKind, subject string, fields []byte,
 // publishLocked is publish for callers that hold the lock; publishers never block.
 func (x *Session) publishLocked(kind devices.EventKind, subject string, fields []byte, stored bool) {
 	x.seq++
-	e := devices.Event{Kind: kind, Device: x.who.Device, Subject: subject, Session: x.id, Epoch: x.epoch, Seq: x.seq, Time: time.Now(), Fields: fields}
+	e := devices.Event{Kind: kind, Device: x.who.Device, Subject: subject, Session: x.id, Epoch: x.epoch, Seq: x.seq, Time: clock.Now(), Fields: fields}
 	if stored {
 		e.MsgID = x.who.Device.Token() + "-" + strconv.FormatInt(int64(x.epoch), 10) + "-" + strconv.FormatInt(x.seq, 10)
 	}

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/speech"
 )
@@ -169,5 +170,5 @@ func (e *entry) evict(x *Session) {
 func (e *entry) hasTakeovers(now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.takeovers.Refuses(now.UnixNano())
+	return e.takeovers.Refuses(clock.Reading(now))
 }

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/jobs"
@@ -94,7 +95,7 @@ func (r *Runner) principal(owner string) (p access.Principal, ok bool, err error
 	if p.Caller, ok = r.Devices.Keys().Caller(owner); !ok {
 		return p, false, nil
 	}
-	if r.Devices.Keys().Valid(p.Caller, time.Now()) != nil {
+	if r.Devices.Keys().Valid(p.Caller, clock.Now()) != nil {
 		return p, true, errOwner
 	}
 	return p, true, nil

@@ -19,13 +19,13 @@ import (
 	"fleetd/internal/jobs"
 )
 
-// clock is a Store of which only the clock is used.
-type clock struct{ jobs.Store }
+// clockAlone is a Store of which only the clock is used.
+type clockAlone struct{ jobs.Store }
 
-func (clock) Now() time.Time { return time.Date(2026, 3, 2, 7, 0, 0, 0, time.UTC) }
+func (clockAlone) Now() time.Time { return time.Date(2026, 3, 2, 7, 0, 0, 0, time.UTC) }
 
 func running(permitted bool) *run {
-	return &run{r: &Runner{Options: Options{Store: clock{}}}, task: jobs.Task{Job: "j", Device: "d", Fence: 7}, permitted: permitted}
+	return &run{r: &Runner{Options: Options{Store: clockAlone{}}}, task: jobs.Task{Job: "j", Device: "d", Fence: 7}, permitted: permitted}
 }
 
 // What was not sent waits again, and stays due: another task of the device would overtake it. What may have been sent

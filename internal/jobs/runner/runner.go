@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
@@ -183,7 +184,7 @@ func (r *Runner) Connected(id devices.ID, session string) { r.Ready(id, session)
 // Ready implements session.Lifecycle: the device can be called. Devices that connect within the
 // same groupWait are looked up together.
 func (r *Runner) Ready(id devices.ID, _ string) {
-	r.lookAt(id, groupWait-time.Duration(time.Now().UnixNano())%groupWait)
+	r.lookAt(id, groupWait-time.Duration(clock.Reading(time.Now()))%groupWait)
 }
 
 // Gone implements session.Lifecycle.
@@ -215,7 +216,7 @@ func (r *Runner) lookAt(id devices.ID, pause time.Duration) { r.lookFrom(id, tim
 // lookAgain is Look after heldAfter or some more, together with other devices and not with all of them.
 func (r *Runner) lookAgain(id devices.ID) {
 	at := time.Now().Add(heldAfter + rand.N(heldAfter))
-	r.lookFrom(id, at.Add(-time.Duration(at.UnixNano())%(heldAfter/heldGroups)))
+	r.lookFrom(id, at.Add(-time.Duration(clock.Reading(at))%(heldAfter/heldGroups)))
 }
 
 func (r *Runner) lookFrom(id devices.ID, at time.Time) {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/selector"
 	"fleetd/internal/store/database"
@@ -303,7 +304,7 @@ type plan struct {
 }
 
 func (s *Records) planOf(ctx context.Context, q devices.ListQuery) (*plan, error) {
-	p := &plan{query: q, text: strings.ToLower(q.Text), now: time.Now().Truncate(time.Microsecond), exact: q.Text == "", needsTools: q.Select.Needs(selector.FieldTool)}
+	p := &plan{query: q, text: strings.ToLower(q.Text), now: clock.Now().Truncate(time.Microsecond), exact: q.Text == "", needsTools: q.Select.Needs(selector.FieldTool)}
 	if !database.IsText(p.text) {
 		p.none = true
 		return p, nil
