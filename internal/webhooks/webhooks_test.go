@@ -475,8 +475,7 @@ func TestKilledBetweenDeliveryAndRecord(t *testing.T) {
 			w.happen(devices.EventOnline, "a", 5)
 			r.await(1, 2, 3, 4, 5)
 			one.Kill(wireOne)
-			// Its lease is over when it has lasted as long as it was taken for.
-			w.db.Exec(t, `UPDATE webhooks SET lease_until = lease_until - $1`, webhooks.Lease.Microseconds())
+			w.db.Exec(t, `UPDATE webhooks SET instance = ''`) // its lease is over; when that is, TestLease says
 			w.happen(devices.EventOnline, "a", 6)
 			r.await(1, 2, 3, 4, 5, 5, 6)
 			if got, _ := r.got(); got[4].ID != got[5].ID || got[5].ID == got[6].ID {
@@ -490,6 +489,34 @@ func TestKilledBetweenDeliveryAndRecord(t *testing.T) {
 			r.await(1, 2, 3, 4, 5, 5, 6, 7)
 			devicetest.Eventually(t, "the third process has delivered", func() bool { return three.Deliveries.Get("delivered") == 1 })
 		})
+	}
+}
+
+// A process has the lease of a webhook until it does not renew it for as long as it lasts, by the clock of the others: what the
+// clocks of the database and of the nodes do does not matter.
+func TestLease(t *testing.T) {
+	const lasts = 300 * time.Millisecond
+	w := newWorld(t, storetest.Postgres(t))
+	m, _ := w.manager()
+	h := w.create(m, admin, api.NewWebhook{URL: newReceiver(t).URL, Types: []string{"online"}})
+	m.Close()
+	stores := map[string]*webhookstore.Store{"a": webhookstore.New(w.store), "b": webhookstore.New(w.store)}
+	lease := func(instance string) bool {
+		t.Helper()
+		mine, err := stores[instance].Lease(t.Context(), h.ID, instance, 1, lasts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return mine
+	}
+	for until := time.Now().Add(2 * lasts); time.Now().Before(until); time.Sleep(lasts / 10) {
+		if !lease("a") || lease("b") {
+			t.Fatal("the lease is not that of who renews it")
+		}
+	}
+	devicetest.Eventually(t, "the other process takes the lease", func() bool { return lease("b") })
+	if lease("a") {
+		t.Error("two have the lease")
 	}
 }
 

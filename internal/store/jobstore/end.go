@@ -193,12 +193,14 @@ func (s *Store) LoseRunning(ctx context.Context, self string, limit int) (ended 
 	if self != "" {
 		lost = ` t.instance <> $1`
 	}
+	now := s.Now()
 	// Most of the time there are none: then nobody waits for a transaction.
 	list, err := read(ctx, s, "looking for tasks of ended nodes", func(scan func(...any) error) (jobs.End, error) {
 		task, err := scanTask(scan)
 		return jobs.End{Job: task.Job, Round: task.Round, Device: task.Device, Fence: task.Fence, Outcome: jobs.Unknown, Code: jobs.CodeNodeLost,
 			Detail: "node " + task.Node + " ended while it ran the task; it is not known whether the device did it"}, err
-	}, `SELECT `+taskNames+` FROM tasks t WHERE t.state = 'running' AND t.begun_at < $2 AND`+lost+` LIMIT $3`, self, database.Micros(s.Now().Add(-lostAfter)), int64(limit))
+	}, `SELECT `+taskNames+` FROM tasks t WHERE t.state = 'running' AND (t.begun_at < $2 OR t.begun_at > $3) AND`+lost+` LIMIT $4`,
+		self, database.Micros(now.Add(-lostAfter)), database.Micros(now.Add(lostAfter)), int64(limit)) // a later beginning is of before the clock was set back
 	if err != nil || len(list) == 0 {
 		return nil, nil, err
 	}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/clock"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/database"
@@ -36,15 +37,17 @@ const (
 
 // Store implements jobs.Store.
 type Store struct {
-	host    database.Host
-	db      *database.DB
-	log     *slog.Logger
-	leases  bool
-	clock   func() time.Time
-	notify  func([]jobs.Change, []jobs.Task)
-	holder  func(key string) access.Holder
-	history history
-	offset  atomic.Int64 // nanoseconds from the node's clock to the database's
+	host     database.Host
+	db       *database.DB
+	log      *slog.Logger
+	leases   bool
+	wall     func() time.Time // the clock of the node
+	reading  func() time.Time // with the monotonic reading
+	notify   func([]jobs.Change, []jobs.Task)
+	holder   func(key string) access.Holder
+	history  history
+	turns    database.Watch
+	measured atomic.Pointer[measurement]
 	// Conflicts counts transactions that were made again because another node began a task of
 	// the same device at the same time.
 	Conflicts atomic.Int64
@@ -58,8 +61,8 @@ type Option func(*Store)
 // Leases sets that processes have leases in the table nodes: one without a lease begins nothing.
 func Leases() Option { return func(s *Store) { s.leases = true } }
 
-// Clock sets the clock in place of time.Now. On Postgres it is corrected by that of the database.
-func Clock(now func() time.Time) Option { return func(s *Store) { s.clock = now } }
+// Clock sets the clock of the node in place of clock.Now, which decides on SQLite.
+func Clock(wall func() time.Time) Option { return func(s *Store) { s.wall = wall } }
 
 // Notify sets what is called after every commit, with the jobs whose rows were written and the tasks that
 // ended, or that failed and wait to be repeated. It must not block. An outcome of COMMIT that is not known is not reported.
@@ -73,7 +76,7 @@ func Holders(of func(key string) access.Holder) Option { return func(s *Store) {
 
 // New returns a Store in a database.
 func New(host database.Host, log *slog.Logger, options ...Option) *Store {
-	s := &Store{host: host, db: host.Database(), log: log, clock: time.Now, notify: func([]jobs.Change, []jobs.Task) {},
+	s := &Store{host: host, db: host.Database(), log: log, wall: clock.Now, reading: time.Now, notify: func([]jobs.Change, []jobs.Task) {},
 		holder: func(string) access.Holder { return access.Holder{Admin: true} }}
 	for _, option := range options {
 		option(s)
@@ -81,34 +84,12 @@ func New(host database.Host, log *slog.Logger, options ...Option) *Store {
 	return s
 }
 
-// Now implements jobs.Store.
-func (s *Store) Now() time.Time {
-	return s.clock().Add(time.Duration(s.offset.Load())).UTC().Truncate(time.Microsecond)
-}
-
-// measureClock compares the node's clock with that of Postgres. The error is at most half of the
-// time that the answer takes.
-func (s *Store) measureClock(ctx context.Context, db interface {
-	QueryRowContext(ctx context.Context, text string, args ...any) *sql.Row
-}) error {
-	if !s.db.Postgres() {
-		return nil
-	}
-	var us int64
-	before := s.clock()
-	if err := db.QueryRowContext(ctx, `SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint`).Scan(&us); err != nil {
-		return err
-	}
-	after := s.clock()
-	s.offset.Store(int64(database.Instant(us).Sub(before.Add(after.Sub(before) / 2))))
-	return nil
-}
-
 // transaction is one attempt to write.
 type transaction struct {
 	*Store
-	tx  *sql.Tx
-	now time.Time
+	tx    *sql.Tx
+	now   time.Time
+	steps time.Duration // of the clock that now is of
 
 	begun   int64         // of the counter of beginnings, after this commit; 0: it began none
 	changed []jobs.Change // for notify
@@ -130,6 +111,21 @@ func rule(err error) error {
 
 // transact runs a transaction and commits it. run may be called several times.
 func (s *Store) transact(ctx context.Context, doing string, run func(ctx context.Context, t *transaction) error) error {
+	if s.measured.Load() == nil {
+		if err := s.measure(ctx); err != nil {
+			return s.host.UseError(ctx, "reading the clock", err)
+		}
+	}
+	return s.try(ctx, doing, func(ctx context.Context, t *transaction) error {
+		if err := t.checkClock(ctx); err != nil {
+			return err
+		}
+		return run(ctx, t)
+	})
+}
+
+// try is transact by the clock as it was measured, whatever became of it.
+func (s *Store) try(ctx context.Context, doing string, run func(ctx context.Context, t *transaction) error) error {
 	ctx, cancel := context.WithTimeout(ctx, txTimeout)
 	defer cancel()
 	for attempt := 1; ; attempt++ {
@@ -143,6 +139,12 @@ func (s *Store) transact(ctx context.Context, doing string, run func(ctx context
 			return nil
 		case errors.As(err, &refused):
 			return refused.err
+		case errors.Is(err, errStepped):
+			if err := s.measure(ctx); err != nil {
+				return s.host.UseError(ctx, "reading the clock", err)
+			}
+			attempt--
+			continue
 		case unknown:
 			return fmt.Errorf("%w: %w", devices.ErrUncertain, s.host.UseError(ctx, doing, err))
 		case ctx.Err() != nil, database.FaultOf(err) != database.FaultTransient, attempt == attempts:
@@ -170,6 +172,9 @@ func (s *Store) attempt(ctx context.Context, run func(ctx context.Context, t *tr
 		return false, err
 	}
 	t := &transaction{Store: s, tx: tx, now: s.Now()}
+	if m := s.measured.Load(); m != nil {
+		t.steps = m.steps
+	}
 	if err := run(ctx, t); err != nil {
 		if again := tx.Rollback(); again != nil && !errors.Is(again, sql.ErrTxDone) {
 			return false, errors.Join(err, again)

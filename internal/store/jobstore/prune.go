@@ -3,8 +3,11 @@ package jobstore
 import (
 	"cmp"
 	"context"
-	"fmt"
+	"database/sql"
+	"errors"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"fleetd/internal/jobs"
@@ -17,35 +20,43 @@ func sortQueue(list []jobs.Queued) {
 	})
 }
 
-// turnKey is the key of the turn in the table fleet. The value is the time at which it ends, in
-// microseconds with 20 digits, a space, and the instance that has it.
+// turnKey is the key of the turn in the table fleet. The value is a number that its holder raises, a space, and the instance
+// that has it.
 const turnKey = "jobs_turn"
 
-// TakeTurn implements jobs.Store. On SQLite, which one process uses, it is always true. On Postgres
-// it also measures the database's clock.
+// TakeTurn implements jobs.Store. On SQLite, which one process uses, it is always true.
 func (s *Store) TakeTurn(ctx context.Context, instance string, lasts time.Duration) (mine bool, err error) {
-	if !s.db.Postgres() {
-		return true, s.host.Usable()
-	}
-	ctx, cancel, err := s.host.BeginRead(ctx)
-	if err != nil {
+	if err := s.host.Usable(); err != nil {
 		return false, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, txTimeout)
 	defer cancel()
-	if err := s.measureClock(ctx, s.db.Read); err != nil {
-		return false, s.host.UseError(ctx, "reading the clock of the database", err)
+	if err := s.measure(ctx); err != nil {
+		return false, s.host.UseError(ctx, "reading the clock", err)
 	}
-	now := s.Now()
-	// A turn that ends an hour later than this one would is of a wrong clock, and would stop the jobs until then.
-	number := func(t time.Time) string { return fmt.Sprintf("%020d", database.Micros(t)) }
-	result, err := s.db.Jobs.ExecContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value
- WHERE fleet.value < $3 OR fleet.value > $4 OR substr(fleet.value, 22) = $5`,
-		turnKey, number(now.Add(lasts))+" "+instance, number(now), number(now.Add(lasts+time.Hour)), instance)
+	if !s.db.Postgres() {
+		return true, nil
+	}
+	now := s.reading()
+	var held string
+	switch err := s.db.Read.QueryRowContext(ctx, `SELECT value FROM fleet WHERE key = $1`, turnKey).Scan(&held); {
+	case errors.Is(err, sql.ErrNoRows):
+		held = ""
+	case err != nil:
+		return false, s.host.UseError(ctx, "reading who has the turn of the jobs", err)
+	}
+	count, holder, _ := strings.Cut(held, " ")
+	if held != "" && holder != instance && !s.turns.HasStopped(turnKey, held, now, lasts) {
+		return false, nil
+	}
+	n, _ := strconv.ParseUint(count, 10, 64) // of another version
+	result, err := s.db.Jobs.ExecContext(ctx, `INSERT INTO fleet (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value WHERE fleet.value = $3`,
+		turnKey, strconv.FormatUint(n+1, 10)+" "+instance, held)
 	if err != nil {
 		return false, s.host.UseError(ctx, "taking the turn of the jobs", err)
 	}
-	n, err := result.RowsAffected()
-	return n > 0, err
+	taken, err := result.RowsAffected()
+	return taken > 0, err
 }
 
 // Prune implements jobs.Store.

@@ -106,7 +106,7 @@ func testAudit(t *testing.T, db Database) {
 }
 
 func testAuditPrune(t *testing.T, db Database) {
-	var c clock
+	var c movedClock
 	s := openStore(t, db.URL, store.Clock(c.now))
 	blocks := auditRun("run-a", 700, start) // more than one statement deletes
 	for i := range blocks {

@@ -46,6 +46,7 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"lists of jobs and tasks", testJobLists},
 		{"a confirmation is used once", testConfirm},
 		{"one process has the turn", testTurn},
+		{"the clock is stepped", testClockSteps},
 		{"ended jobs are deleted", testPruneJobs},
 		{"text that Postgres refuses, in jobs", testJobText},
 		{"a process without a lease begins nothing", testBeginLease},

@@ -284,49 +284,6 @@ func testConfirm(t *testing.T, f *jobFleet) {
 	}
 }
 
-func testTurn(t *testing.T, f *jobFleet) {
-	take := func(n int, instance string) bool {
-		t.Helper()
-		mine, err := f.stores[n].TakeTurn(t.Context(), instance, time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return mine
-	}
-	for range 2 {
-		if !take(0, "a") {
-			t.Fatal("nobody has the turn")
-		}
-	}
-	if !f.Postgres {
-		return
-	}
-	if take(1, "b") || take(2, "c") {
-		t.Fatal("two have the turn")
-	}
-	f.Exec(t, `UPDATE fleet SET value = '00000000000000000001 a' WHERE key = 'jobs_turn'`)
-	if !take(1, "b") || take(2, "c") {
-		t.Fatal("a turn that has ended is not taken, or twice")
-	}
-	// Another node may measure the clock a little later, so that its turn ends later than one of this node could.
-	f.Exec(t, `UPDATE fleet SET value = $1 WHERE key = 'jobs_turn'`, fmt.Sprintf("%020d b", f.stores[2].Now().Add(time.Hour+time.Second).UnixMicro()))
-	if take(2, "c") {
-		t.Fatal("a turn of an hour is taken before it ends")
-	}
-	f.Exec(t, `UPDATE fleet SET value = '09999999999999999999 a' WHERE key = 'jobs_turn'`)
-	if !take(2, "c") {
-		t.Fatal("a turn of a wrong clock is not taken")
-	}
-	skew := 10 * time.Minute
-	s := jobstore.New(openStore(t, f.URL), slog.New(slog.DiscardHandler), jobstore.Clock(func() time.Time { return time.Now().Add(skew) }))
-	if _, err := s.TakeTurn(t.Context(), "d", time.Second); err != nil {
-		t.Fatal(err)
-	}
-	if off := s.Now().Sub(f.stores[2].Now()).Abs(); off > time.Second {
-		t.Errorf("the clocks of two nodes that are %s apart are still %s apart", skew, off)
-	}
-}
-
 func testPruneJobs(t *testing.T, f *jobFleet) {
 	s := f.stores[0]
 	end := func(j jobs.Job, n int) {

@@ -417,6 +417,11 @@ func testLoseRunning(t *testing.T, f *jobFleet) {
 	if list := lose(self); len(list) != 0 {
 		t.Fatalf("%+v", list)
 	}
+	f.begin(t, "dead too", candidates(&j, mac(3))...)
+	f.Exec(t, `UPDATE tasks SET begun_at = begun_at + 3600000000 WHERE state = 'running'`) // and then the clock was set back
+	if list := lose(self); len(list) != 1 || list[0].Device != mac(3) {
+		t.Fatalf("%+v", list)
+	}
 	// It was not dead but frozen, and the device has answered.
 	if got := f.end(t, task, nil); len(got) != 1 || got[0].Outcome != jobs.OK || !got[0].Late {
 		t.Fatalf("%+v", got)

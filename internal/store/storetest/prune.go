@@ -14,11 +14,11 @@ import (
 
 const day = 24 * time.Hour
 
-// clock is a time that tests move.
-type clock struct{ passed atomic.Int64 }
+// movedClock is a time that tests move.
+type movedClock struct{ passed atomic.Int64 }
 
-func (c *clock) now() time.Time          { return start.Add(time.Duration(c.passed.Load())) }
-func (c *clock) advance(d time.Duration) { c.passed.Add(int64(d)) }
+func (c *movedClock) now() time.Time          { return start.Add(time.Duration(c.passed.Load())) }
+func (c *movedClock) advance(d time.Duration) { c.passed.Add(int64(d)) }
 
 func prune(t *testing.T, s *store.Store, r store.Retention) store.Pruned {
 	t.Helper()
@@ -30,7 +30,7 @@ func prune(t *testing.T, s *store.Store, r store.Retention) store.Pruned {
 }
 
 func testRetention(t *testing.T, db Database) {
-	var c clock
+	var c movedClock
 	s := openStore(t, db.URL, store.Clock(c.now))
 	list := func(n int) devices.CatalogText { return catalogOf(fmt.Sprintf(`[{"name":"tool-%d"}]`, n)) }
 	enter := func(id devices.ID, epoch, n int) {
@@ -100,7 +100,7 @@ func testRetention(t *testing.T, db Database) {
 }
 
 func testPruneTurn(t *testing.T, db Database) {
-	var c clock
+	var c movedClock
 	a, b := openStore(t, db.URL, store.Clock(c.now)), openStore(t, db.URL, store.Clock(c.now))
 	db.add(t, "x")
 	turn := 0
@@ -133,7 +133,7 @@ func testPruneTurn(t *testing.T, db Database) {
 // nobody deadlocks. The clock never runs by more than a day during one
 // transaction, which is what MinCatalogAge is for.
 func testPruneRace(t *testing.T, db Database) {
-	var c clock
+	var c movedClock
 	stores := []*store.Store{openStore(t, db.URL, store.Clock(c.now)), openStore(t, db.URL, store.Clock(c.now))}
 	const devicesOfEach, entries, lists, inUse = 4, 300, 48, 16
 	var epoch atomic.Int64

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"fleetd/internal/devices"
@@ -18,12 +19,14 @@ import (
 type Store struct {
 	host database.Host
 	db   *database.DB
+
+	leases database.Watch
 }
 
 var _ webhooks.Store = (*Store)(nil)
 
 // New returns a Store in a database.
-func New(host database.Host) *Store { return &Store{host, host.Database()} }
+func New(host database.Host) *Store { return &Store{host: host, db: host.Database()} }
 
 const columns = `id, owner, owner_name, url, types, devices, offline_for, sealed, created_at, version, position, gap, delivered, delivered_at, failing_since, last_error`
 
@@ -102,7 +105,7 @@ func (s *Store) Create(ctx context.Context, h webhooks.Hook, permit func(held ma
 		if err := permit(held); err != nil {
 			return unchanged{err}
 		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO webhooks (`+columns+`, instance, lease_until) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', '', 0, 0, 0, '', '', 0)`, args...)
+		_, err = tx.ExecContext(ctx, `INSERT INTO webhooks (`+columns+`, instance, beat) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', '', 0, 0, 0, '', '', 0)`, args...)
 		return err
 	})
 }
@@ -140,28 +143,50 @@ func (s *Store) Delete(ctx context.Context, id string) error {
 	})
 }
 
-// now returns the clock of the database as an expression. SQLite is used by one process, whose clock it is.
-func (s *Store) now() string {
-	if s.db.Postgres() {
-		return `(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
-	}
-	return `CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)`
-}
-
 // Lease implements webhooks.Store.
 func (s *Store) Lease(ctx context.Context, id, instance string, version int64, lasts time.Duration) (bool, error) {
-	err := s.one(ctx, "taking the lease of a webhook", webhooks.ErrStale, `UPDATE webhooks SET instance = $2, lease_until = `+s.now()+` + $4
- WHERE id = $1 AND version = $3 AND (instance = $2 OR lease_until < `+s.now()+`)`, id, instance, version, lasts.Microseconds())
+	now := time.Now()
+	switch mine, err := s.renew(ctx, id, instance, version, instance, -1); {
+	case err != nil || mine:
+		s.leases.Forget(id)
+		return mine, err
+	}
+	holder, beat, err := s.holder(ctx, id)
+	if err != nil || holder != "" && !s.leases.HasStopped(id, fmt.Sprint(holder, " ", beat), now, lasts) {
+		return false, err
+	}
+	return s.renew(ctx, id, instance, version, holder, beat)
+}
+
+// renew takes the lease from a holder that has not changed it since; beat -1: whatever it did.
+func (s *Store) renew(ctx context.Context, id, instance string, version int64, holder string, beat int64) (bool, error) {
+	err := s.one(ctx, "taking the lease of a webhook", webhooks.ErrStale,
+		`UPDATE webhooks SET instance = $2, beat = beat + 1 WHERE id = $1 AND version = $3 AND instance = $4 AND ($5 < 0 OR beat = $5)`, id, instance, version, holder, beat)
 	if errors.Is(err, webhooks.ErrStale) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
+// holder returns who has the lease of a webhook; empty: nobody.
+func (s *Store) holder(ctx context.Context, id string) (instance string, beat int64, err error) {
+	ctx, cancel, err := s.host.BeginRead(ctx)
+	if err != nil {
+		return "", 0, err
+	}
+	defer cancel()
+	switch err := s.db.Read.QueryRowContext(ctx, `SELECT instance, beat FROM webhooks WHERE id = $1`, id).Scan(&instance, &beat); {
+	case errors.Is(err, sql.ErrNoRows): // it was deleted
+	case err != nil:
+		return "", 0, s.host.UseError(ctx, "reading who has the lease of a webhook", err)
+	}
+	return instance, beat, nil
+}
+
 // Release implements webhooks.Store.
 func (s *Store) Release(ctx context.Context, instance string) error {
 	return s.write(ctx, "ending the leases of webhooks", func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `UPDATE webhooks SET instance = '', lease_until = 0 WHERE instance = $1`, instance)
+		_, err := tx.ExecContext(ctx, `UPDATE webhooks SET instance = '' WHERE instance = $1`, instance)
 		return err
 	})
 }

@@ -1,0 +1,139 @@
+package storetest
+
+import (
+	"log/slog"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"fleetd/internal/api"
+	"fleetd/internal/clock"
+	"fleetd/internal/jobs"
+	"fleetd/internal/store/jobstore"
+)
+
+// steppedStores returns two nodes of a database whose clock step moves, on SQLite one node whose own clock does.
+func (f *jobFleet) steppedStores(t *testing.T) (stores []*jobstore.Store, step func(d time.Duration)) {
+	t.Helper()
+	discard := slog.New(slog.DiscardHandler)
+	if !f.Postgres {
+		var off atomic.Int64
+		wall := func() time.Time { return clock.Now().Add(time.Duration(off.Load())) }
+		s := jobstore.New(openStore(t, f.URL), discard, jobstore.Clock(wall), jobstore.Holders(ownerKind))
+		return []*jobstore.Store{s, s}, func(d time.Duration) { off.Store(int64(d)) }
+	}
+	// A function of a schema before pg_catalog takes the place of the server's.
+	f.Exec(t, `CREATE SCHEMA stepped`)
+	t.Cleanup(func() { f.Exec(t, `DROP SCHEMA stepped CASCADE`) })
+	f.Exec(t, `CREATE TABLE stepped.step (us BIGINT NOT NULL)`)
+	f.Exec(t, `INSERT INTO stepped.step VALUES (0)`)
+	f.Exec(t, `CREATE FUNCTION stepped.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+ 'SELECT pg_catalog.clock_timestamp() + (SELECT us FROM stepped.step) * interval ''1 microsecond'''`)
+	u, err := url.Parse(f.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := u.Query()
+	query.Set("search_path", "public,stepped,pg_catalog")
+	u.RawQuery = query.Encode()
+	for range 2 {
+		stores = append(stores, jobstore.New(openStore(t, u.String()), discard, jobstore.Holders(ownerKind)))
+	}
+	return stores, func(d time.Duration) { f.Exec(t, `UPDATE stepped.step SET us = $1`, d.Microseconds()) }
+}
+
+// What lasts goes on as if the clock was not stepped: the pause of a rate, on the node that measures the step and on one that
+// has not measured it yet.
+func testClockSteps(t *testing.T, f *jobFleet) {
+	stores, step := f.steppedStores(t)
+	f.stores = stores
+	turn := func(s *jobstore.Store) {
+		t.Helper()
+		if _, err := s.TakeTurn(t.Context(), "i", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	turn(stores[0])
+	turn(stores[1])
+	j := f.create(t, 4, func(s *api.JobSpec) {
+		s.Pace = &api.JobPace{Rate: "1/m", Concurrency: 10}
+		s.Retry = &api.JobRetry{Failed: 3, After: "10m"}
+	})
+	task := f.begin(t, "i", candidates(&j, mac(1))...)[0]
+	f.end(t, task, func(e *jobs.End) { e.Outcome, e.Code = jobs.Failed, jobs.CodeToolError })
+	begun := time.Now()
+	for n, d := range []time.Duration{-time.Hour, time.Hour, 0} {
+		step(d)
+		first, second := stores[n%2], stores[(n+1)%2]
+		before := first.Now()
+		turn(first)
+		if moved := first.Now().Sub(before); (moved-d).Abs() > 2*time.Second && n == 0 {
+			t.Errorf("the times of people moved by %v, not by %v", moved, d)
+		}
+		left := time.Minute - time.Since(begun)
+		if pause := f.job(t, j.ID).TAT.Sub(first.Now()); (pause - left).Abs() > 2*time.Second {
+			t.Errorf("after a step to %v the rate pauses for %v, not %v", d, pause, left)
+		}
+		left = 10*time.Minute - time.Since(begun)
+		if pause := f.task(t, j.ID, mac(1)).DueAt.Sub(first.Now()); (pause - left).Abs() > 2*time.Second {
+			t.Errorf("after a step to %v a failed task waits for %v, not %v", d, pause, left)
+		}
+		if list, _, err := second.Begin(t.Context(), "n", "i", candidates(&j, mac(2))); err != nil || len(list) != 0 {
+			t.Errorf("a node that had not measured the step begins %v, %v", list, err)
+		}
+		if apart := second.Now().Sub(first.Now()).Abs(); apart > 2*time.Second {
+			t.Errorf("the nodes are %v apart", apart)
+		}
+	}
+	// A minute later the next one begins.
+	f.Exec(t, `UPDATE jobs SET tat = tat - 60000000`)
+	if list, _, err := stores[0].Begin(t.Context(), "n", "i", candidates(&j, mac(2))); err != nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
+	}
+}
+
+// testTurn: one process has the turn until it has not renewed it for as long as it lasts, whatever the clocks say.
+func testTurn(t *testing.T, f *jobFleet) {
+	const lasts = 300 * time.Millisecond
+	take := func(n int, instance string) bool {
+		t.Helper()
+		mine, err := f.stores[n].TakeTurn(t.Context(), instance, lasts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return mine
+	}
+	for range 2 {
+		if !take(0, "a") {
+			t.Fatal("nobody has the turn")
+		}
+	}
+	if !f.Postgres {
+		return
+	}
+	for until := time.Now().Add(2 * lasts); time.Now().Before(until); time.Sleep(lasts / 10) {
+		if take(1, "b") || take(2, "c") {
+			t.Fatal("two have the turn")
+		}
+		if !take(0, "a") {
+			t.Fatal("its holder has it no longer")
+		}
+	}
+	f.Exec(t, `UPDATE fleet SET value = '09999999999999999999 a' WHERE key = 'jobs_turn'`) // as an earlier version wrote it, with a wrong clock
+	if take(1, "b") || take(2, "c") {
+		t.Fatal("a turn is taken that may have just begun")
+	}
+	time.Sleep(lasts)
+	if !take(1, "b") || take(2, "c") {
+		t.Fatal("a turn that has ended is not taken, or twice")
+	}
+	const skew = 10 * time.Minute
+	s := jobstore.New(openStore(t, f.URL), slog.New(slog.DiscardHandler), jobstore.Clock(func() time.Time { return clock.Now().Add(skew) }))
+	if _, err := s.TakeTurn(t.Context(), "d", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if off := s.Now().Sub(f.stores[2].Now()).Abs(); off > time.Second {
+		t.Errorf("the clocks of two nodes that are %s apart are still %s apart", skew, off)
+	}
+}
