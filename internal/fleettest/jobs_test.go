@@ -56,6 +56,32 @@ func TestCallLater(t *testing.T) {
 	}
 }
 
+// A node that stops lets the tasks that it runs end, also without another node: none is unknown, and their job goes on.
+func TestStopLetsTasksEnd(t *testing.T) {
+	t.Parallel()
+	const fleet = 3
+	node := programs.Start(t)
+	sim := programs.Simulate(t, node.Info.OTA, "--devices", fmt.Sprint(fleet), "--fault", "slow", "--slow", "3s")
+	node.AwaitReady(t, fleet)
+	out, errs, status := node.Command(t, "jobs", "run", "device=*", volume, "volume=40", "--concurrency", "2", "--rate", "unlimited", "--stop", "1", "--yes", "--json")
+	var j apiclient.Job
+	if status != 0 || json.Unmarshal([]byte(out), &j) != nil {
+		t.Fatalf("%d %s %s", status, out, errs)
+	}
+	node.Await(t, "two tasks run", 30*time.Second, func() bool {
+		j, err := node.Job(t.Context(), j.ID)
+		return err == nil && j.Counts.Running == 2
+	})
+	node.Stop(t)
+	node.Run(t)
+	if j := node.awaitJob(t, j.ID, "done"); j.Counts.OK != fleet || j.Counts.Unknown != 0 {
+		t.Errorf("%+v", j.Counts)
+	}
+	if r := sim.Report(t); r.Totals.CallsTotal != fleet {
+		t.Errorf("%d calls for %d tasks", r.Totals.CallsTotal, fleet)
+	}
+}
+
 // The first steps: plan, run, follow, report.
 func TestJobs(t *testing.T) {
 	t.Parallel()

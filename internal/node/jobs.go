@@ -80,6 +80,13 @@ func (n *node) startJobs() error {
 	}})
 }
 
+// drain lets the tasks that run end, at most for so long; none begins meanwhile.
+func (s *jobsSide) drain(window time.Duration) {
+	if s != nil { // else the node stops before it has begun
+		s.runner.Load().Drain(window)
+	}
+}
+
 // create creates the job of a request over NATS.
 func (s *jobsSide) create(ctx context.Context, p access.Principal, body []byte, key string) ([]byte, error) {
 	if s.node.draining.get() {

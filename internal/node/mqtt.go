@@ -172,10 +172,11 @@ func (n *node) joinBroker(m *mqttSide, options mqttdevice.Options) error {
 	return nil
 }
 
-// endSessions lets calls in progress finish and ends the devices' sessions; the front ends
+// endSessions lets tasks of jobs and calls in progress finish and ends the devices' sessions; the front ends
 // wait for their readers afterwards. It closes the listeners first: with a load balancer, a
 // closed port leads a device to another node at once, while a refusal makes it wait for 10
-// seconds.
+// seconds. A task that is cut would be unknown, and its job might halt for it: the drain window is theirs first, with
+// or without another node.
 func (n *node) endSessions() {
 	n.endOnce.Do(func() {
 		for _, l := range n.mqtt.listeners {
@@ -184,8 +185,10 @@ func (n *node) endSessions() {
 		others := n.leases != nil && n.leases.Others(context.Background())
 		ctx, cancel := context.WithTimeout(context.Background(), n.cfg.DrainWindow+callGrace)
 		defer cancel()
+		begun := time.Now()
+		n.jobs.drain(n.cfg.DrainWindow)
 		if others {
-			n.service.Drain(ctx, n.cfg.DrainWindow)
+			n.service.Drain(ctx, max(0, n.cfg.DrainWindow-time.Since(begun)))
 		}
 		n.cluster.Drain(ctx)
 		n.service.Close()

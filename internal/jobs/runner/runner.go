@@ -41,7 +41,6 @@ const (
 	endTime       = 10 * time.Second // of one transaction that ends tasks
 	endWait       = 5 * time.Millisecond
 	groupWait     = 25 * time.Millisecond // to collect devices that connect together
-	closeGrace    = 10 * time.Second      // for running tasks when the node stops
 	heldGroups    = 30                    // in which devices are read again after heldAfter
 )
 
@@ -126,15 +125,17 @@ func New(o Options) *Runner {
 // Stats returns the counters.
 func (r *Runner) Stats() *Stats { return &r.stats }
 
-// Close begins no more tasks, waits for those that run, at most closeGrace, and records how they
-// ended.
+// Drain waits for the tasks that run, at most so long. The caller lets no more begin: MayBegin.
+func (r *Runner) Drain(limit time.Duration) {
+	for end := time.Now().Add(limit); r.stats.Running.Load() > 0 && time.Now().Before(end); {
+		time.Sleep(endWait)
+	}
+}
+
+// Close begins no more tasks, ends those that run, and records how they ended.
 func (r *Runner) Close() {
 	r.stop()
 	r.loop.Wait()
-	limit := time.Now().Add(closeGrace)
-	for r.stats.Running.Load() > 0 && time.Now().Before(limit) {
-		time.Sleep(endWait)
-	}
 	r.tasks.Close()
 	r.tasks.Wait() // cancels the calls that are left: their outcome is unknown
 	r.ends.close()
