@@ -3,6 +3,7 @@ package fleet
 import (
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
+	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devices/session"
 )
 
@@ -64,7 +65,9 @@ func (s *Service) sessionMetrics(r *counters.Registry) {
 func (s *Service) callMetrics(r *counters.Registry) {
 	st := s.Stats()
 	r.Histogram("call_seconds", "Tool calls on this node's devices, waiting included.", &st.CallTime)
-	counters.ByKey(r.Counter("calls_total", "Tool calls on this node's devices: `ok`, `tool_error` (the tool failed on the device), or the code of the error.", "outcome"), &st.Calls)
+	r.Counter("calls_total", "Tool calls on this node's devices, by the way in that they came, with those of jobs: `ok`, `tool_error` (the tool failed on the device), or the code of the error.", "outcome", "via").Read(func(emit counters.Emit) {
+		st.Calls.Each(func(k dispatch.CallKey, n int64) { emit(float64(n), k.Outcome, string(k.Via)) })
+	})
 	counters.Value(r.Gauge("calls_in_flight", "Tool calls running on devices."), st.InFlight.Load)
 	counters.Value(r.Gauge("calls_waiting", "Tool calls that wait for a slot of their device."), st.Waiting.Load)
 	counters.Value(r.Counter("calls_late_answers_total", "Answers that arrived after their caller's deadline and were recorded."), st.LateAnswers.Load)

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 
 	"fleetd/internal/access"
+	"fleetd/internal/audit"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/dispatch"
 	"fleetd/internal/devicetest"
@@ -56,9 +57,12 @@ func TestReservationHoldsASlot(t *testing.T) {
 		if asked.Load() != 0 {
 			t.Error("a call did not wait for the reservation")
 		}
-		result, err := r.Call(t.Context(), lampOn(devicetest.Admin), permitted)
+		result, err := r.Call(t.Context(), lampOn(access.Principal{Caller: access.Admin, Via: access.ViaJob}), permitted)
 		if err != nil || asked.Load() != 1 || result.IsError || result.Call == "" || !r.IsCurrent() {
 			t.Errorf("%+v, %v, %d calls", result, err, asked.Load())
+		}
+		if n := s.Stats().Calls.Get(dispatch.CallKey{Outcome: audit.OutcomeOK, Via: access.ViaJob}); n != 1 {
+			t.Errorf("the call of the job is counted %d times", n)
 		}
 		r.Release()
 		other.Wait()

@@ -53,26 +53,30 @@ func TimeoutFor(tool string) time.Duration {
 	return DefaultTimeout
 }
 
-// call runs one call on the session's device and counts its outcome.
-func (s *Dispatcher) call(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
+// call runs one call on the session's device and counts its outcome. held is the slot of a call that has one already; nil: it
+// takes one when it is its turn.
+func (s *Dispatcher) call(ctx context.Context, x *session.Session, c *devices.ToolCall, held *held) (devices.ToolResult, error) {
 	begun := time.Now()
-	r, err := s.tryCall(ctx, x, c)
+	r, err := s.tryCall(ctx, x, c, held)
 	r.Duration, r.Node = time.Since(begun), s.cfg.Node
 	stats := &s.stats
 	stats.CallTime.Observe(r.Duration)
 	switch {
 	case err != nil:
-		stats.Calls.Add(string(devices.AsError(err).Code), 1)
+		stats.Calls.Add(CallKey{string(devices.AsError(err).Code), c.Principal.Via}, 1)
 		s.log.Debug("call failed", "call", c.ID, "device", c.Device, "tool", devices.Clip(c.Tool), "by", c.Principal.Key(), "error", err)
 	case r.IsError:
-		stats.Calls.Add(audit.OutcomeToolError, 1)
+		stats.Calls.Add(CallKey{audit.OutcomeToolError, c.Principal.Via}, 1)
 	default:
-		stats.Calls.Add(audit.OutcomeOK, 1)
+		stats.Calls.Add(CallKey{audit.OutcomeOK, c.Principal.Via}, 1)
 	}
 	return r, err
 }
 
-func (s *Dispatcher) tryCall(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
+func (s *Dispatcher) tryCall(ctx context.Context, x *session.Session, c *devices.ToolCall, held *held) (devices.ToolResult, error) {
+	if err := held.check(c); err != nil {
+		return devices.ToolResult{}, err
+	}
 	if !devices.IsToolName(c.Tool) {
 		return devices.ToolResult{}, devices.Errorf(devices.CodeBadRequest, "a tool's name must have 1 to %d bytes of text without control characters", devices.MaxToolName)
 	}
@@ -85,22 +89,24 @@ func (s *Dispatcher) tryCall(ctx context.Context, x *session.Session, c *devices
 	if err := s.validate(x, c); err != nil {
 		return devices.ToolResult{}, err
 	}
-	if ttl, ok := c.Guard.Shared(string(c.Device), x.Labels(), c.Tool); ok {
-		return s.share(ctx, callerStateOf(x), c, ttl, func() (devices.ToolResult, error) { return s.perform(ctx, x, c) })
+	if ttl, ok := c.Guard.Shared(string(c.Device), x.Labels(), c.Tool); ok && held == nil {
+		return s.share(ctx, callerStateOf(x), c, ttl, func() (devices.ToolResult, error) { return s.perform(ctx, x, c, nil) })
 	}
 	defer clearShared(x)
-	return s.perform(ctx, x, c)
+	return s.perform(ctx, x, c, held)
 }
 
 // perform runs a call that was permitted.
-func (s *Dispatcher) perform(ctx context.Context, x *session.Session, c *devices.ToolCall) (devices.ToolResult, error) {
-	begun, ahead := time.Now(), s.running.call(c.Device)
-	err := x.Acquire(ctx, c.Principal.Key())
-	c.Waited, c.Ahead = time.Since(begun), ahead
-	if err != nil {
-		return devices.ToolResult{}, err
+func (s *Dispatcher) perform(ctx context.Context, x *session.Session, c *devices.ToolCall, held *held) (devices.ToolResult, error) {
+	if held == nil {
+		begun, ahead := time.Now(), s.running.call(c.Device)
+		err := x.Acquire(ctx, c.Principal.Key())
+		c.Waited, c.Ahead = time.Since(begun), ahead
+		if err != nil {
+			return devices.ToolResult{}, err
+		}
+		defer x.Release()
 	}
-	defer x.Release()
 	s.running.begin(c.Device, c.ID)
 	defer s.running.end(c.Device, c.ID)
 	if err := s.recheck(ctx, x, c); err != nil {
@@ -109,15 +115,21 @@ func (s *Dispatcher) perform(ctx context.Context, x *session.Session, c *devices
 	if err := prepare(ctx, x, c); err != nil {
 		return devices.ToolResult{}, err
 	}
+	if err := held.permit(c); err != nil {
+		return devices.ToolResult{}, err
+	}
 	return s.send(ctx, x, c)
 }
 
-// prepare gives the device what it needs for the call.
+// prepare gives the device what it needs for the call. What is sent for that is not the call.
 func prepare(ctx context.Context, x *session.Session, c *devices.ToolCall) error {
-	if isCamera(c.Tool) {
-		if err := x.PrepareUpload(ctx); err != nil {
-			return callError(x, c.Tool, err)
-		}
+	if !isCamera(c.Tool) {
+		return nil
+	}
+	if err := x.PrepareUpload(ctx); err != nil {
+		failed := *callError(x, c.Tool, err)
+		failed.Sent, failed.Outcome = false, ""
+		return &failed
 	}
 	return nil
 }

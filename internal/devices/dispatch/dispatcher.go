@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fleetd/internal/access"
 	"fleetd/internal/counters"
 	"fleetd/internal/devices"
 	"fleetd/internal/devices/registry"
@@ -57,11 +58,17 @@ func New(cfg Config, ports Ports) *Dispatcher {
 		running: running{calls: map[devices.ID]string{}}}
 }
 
+// CallKey is how a call ended (ok, tool_error or an error code) and the way in that it came.
+type CallKey struct {
+	Outcome string
+	Via     access.Via
+}
+
 // Counters count requests. It is safe for concurrent use.
 type Counters struct {
-	SharedCalls atomic.Uint64        // calls of read-only tools answered with another call's result
-	LateAnswers atomic.Uint64        // answers passed on after the caller had left
-	Calls       counters.Map[string] // by outcome: ok, tool_error or an error code
+	SharedCalls atomic.Uint64 // calls of read-only tools answered with another call's result
+	LateAnswers atomic.Uint64 // answers passed on after the caller had left
+	Calls       counters.Map[CallKey]
 	CallTime    counters.Histogram
 }
 

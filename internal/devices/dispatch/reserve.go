@@ -59,46 +59,39 @@ func (r *Reservation) check(principal access.Principal) error {
 	return r.s.checkKey(principal)
 }
 
+// held is the slot that a call of a job holds, and what permits it. nil is a call without one.
+type held struct {
+	r      *Reservation
+	before func() error
+}
+
+// check is what a call with a slot must pass before it is judged.
+func (h *held) check(c *devices.ToolCall) error {
+	if h == nil {
+		return nil
+	}
+	return h.r.check(c.Principal)
+}
+
+// permit is what it must pass last, before bytes leave.
+func (h *held) permit(c *devices.ToolCall) error {
+	if err := h.check(c); h == nil || err != nil {
+		return err
+	}
+	return h.before()
+}
+
 // Call makes a call as CallTool does, with the slot that is held. permit is called last
 // before the call is sent; its error is returned. In errors, Sent is whether bytes of this
 // call may have left.
 func (r *Reservation) Call(ctx context.Context, c devices.ToolCall, permit func() error) (devices.ToolResult, error) {
 	s, begun := r.s, time.Now()
 	c.ID = s.callID(c.ID)
-	result, err := r.call(ctx, &c, permit)
-	result.Duration, result.Node, result.Call = time.Since(begun), s.cfg.Node, c.ID
+	result, err := s.call(ctx, r.x, &c, &held{r, permit})
+	result.Call = c.ID
 	s.auditCall(&c, begun, &result, err)
 	s.recordCall(&c, begun, &result, err)
 	return result, devices.WithCallID(err, c.ID)
-}
-
-func (r *Reservation) call(ctx context.Context, c *devices.ToolCall, permit func() error) (devices.ToolResult, error) {
-	none := devices.ToolResult{}
-	if err := r.check(c.Principal); err != nil {
-		return none, err
-	}
-	if !devices.IsToolName(c.Tool) {
-		return none, devices.Errorf(devices.CodeBadRequest, "a tool's name must have 1 to %d bytes of text without control characters", devices.MaxToolName)
-	}
-	if err := r.s.guard(ctx, r.x, c); err != nil {
-		return none, err
-	}
-	if err := r.s.validate(r.x, c); err != nil {
-		return none, err
-	}
-	if err := prepare(ctx, r.x, c); err != nil {
-		failed := *devices.AsError(err) // what was sent was not the call
-		failed.Sent, failed.Outcome = false, ""
-		return none, &failed
-	}
-	if err := r.check(c.Principal); err != nil {
-		return none, err
-	}
-	if err := permit(); err != nil {
-		return none, err
-	}
-	defer clearShared(r.x)
-	return r.s.send(ctx, r.x, c)
 }
 
 // Message writes a message as SendMessage does, on the session that is held. permit is as

@@ -119,7 +119,7 @@ func (v *toolVerb) permit(ctx context.Context, s *Dispatcher) error {
 }
 
 func (v *toolVerb) runLocal(ctx context.Context, s *Dispatcher, x *session.Session) (devices.ToolResult, error) {
-	return s.call(ctx, x, (*devices.ToolCall)(v))
+	return s.call(ctx, x, (*devices.ToolCall)(v), nil)
 }
 
 func (v *toolVerb) forward(ctx context.Context, s *Dispatcher) (devices.ToolResult, error) {

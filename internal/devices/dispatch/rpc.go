@@ -61,7 +61,7 @@ func (s *Dispatcher) callByRPC(ctx context.Context, x *session.Session, c device
 	if !ok {
 		return devices.RPCResult{}, devices.Errorf(devices.CodeBadRequest, `tools/call needs params {"name":"...","arguments":{...}}`)
 	}
-	r, err := s.call(ctx, x, &call)
+	r, err := s.call(ctx, x, &call, nil)
 	if err != nil {
 		return devices.RPCResult{}, err
 	}
