@@ -177,7 +177,7 @@ func (m *Manager) follow(ctx context.Context, hooks []Hook) {
 		m.mu.Lock()
 		w := m.workers[h.ID]
 		m.mu.Unlock()
-		if m.stopped(&h) != "" || w != nil && w.hook.Version != h.Version {
+		if m.stopped(&h) != "" || w != nil && (w.hook.Version != h.Version || w.ctx.Err() != nil) {
 			continue
 		}
 		begun := time.Now()
@@ -202,8 +202,10 @@ func (m *Manager) follow(ctx context.Context, hooks []Hook) {
 	}
 	m.mu.Unlock()
 	for _, w := range gone {
+		if w.ctx.Err() == nil { // one that ended by itself is started again by the next turn, not at once
+			m.wake() // with its new settings, if it was changed
+		}
 		w.end()
-		m.wake() // with its new settings, if it was changed
 	}
 }
 

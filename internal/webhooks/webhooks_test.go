@@ -47,6 +47,7 @@ type core struct {
 	mu     sync.Mutex
 	labels map[devices.ID]map[string]string
 	notes  []string
+	broken atomic.Bool // it panics when it judges an event
 }
 
 func (c *core) Keys() *access.Registry { return c.keys }
@@ -61,6 +62,9 @@ func (c *core) Permit(_ context.Context, p access.Principal, scope access.Scope,
 }
 
 func (c *core) PermitEvent(ctx context.Context, p access.Principal, e *devices.StreamEvent) error {
+	if c.broken.Load() {
+		panic("a bug")
+	}
 	if _, ok := e.Kind.OfJob(); ok && p.Caller.Limited() && e.Owner != p.Key() {
 		return devices.Errorf(devices.CodeForbidden, "another key created the job")
 	}
@@ -447,6 +451,26 @@ func TestReceiverThatFails(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A bug that stops the work of a webhook is shown as its failure, and the webhook continues when the bug does not occur any more.
+func TestPanicIsAFailure(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	m, _ := w.manager()
+	r := newReceiver(t)
+	w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}})
+	w.core.broken.Store(true)
+	w.happen(devices.EventOnline, "a", 1)
+	devicetest.Eventually(t, "the failure is shown", func() bool {
+		list, err := m.List(t.Context(), admin)
+		return err == nil && list[0].State == "failing" && strings.Contains(list[0].LastError, "internal error")
+	})
+	w.core.broken.Store(false)
+	r.await(1)
+	devicetest.Eventually(t, "it is active again", func() bool {
+		list, err := m.List(t.Context(), admin)
+		return err == nil && list[0].State == "active"
+	})
 }
 
 // Of two processes one delivers. If it is killed after the receiver has accepted and before that is written, the other

@@ -36,6 +36,7 @@ type worker struct {
 var (
 	errNotDelivered = errors.New("not delivered")
 	errStopped      = errors.New("the webhook has stopped")
+	errBug          = errors.New("internal error of fleetd (a bug); see the log of the node")
 )
 
 func newWorker(m *Manager, h Hook) (*worker, error) {
@@ -51,7 +52,8 @@ func newWorker(m *Manager, h Hook) (*worker, error) {
 func (w *worker) start() {
 	run := func(task func()) {
 		w.tasks.Go(func() {
-			defer tasks.Contain(w.m.opt.Log, w.cancel)
+			defer w.cancel() // a worker with an ended task is replaced: see Manager.follow
+			defer tasks.Contain(w.m.opt.Log, func() { _ = w.fail(time.Now(), errBug) })
 			task()
 		})
 	}
@@ -242,6 +244,11 @@ func (w *worker) deliver(kind devices.EventKind, data json.RawMessage) error {
 		return nil
 	}
 	w.m.Deliveries.Add(resultFailed, 1)
+	return w.fail(begun, err)
+}
+
+// fail records a failure that began at a time. It returns errNotDelivered, and wait waits.
+func (w *worker) fail(begun time.Time, err error) error {
 	w.mu.Lock()
 	if w.failures == 0 && w.status.FailingSince.IsZero() {
 		w.status.FailingSince = begun
