@@ -51,6 +51,7 @@ func (b *Bus) Follow(ctx context.Context, q devices.EventQuery, deliver func(dev
 			case <-time.After(stopPatience): // it recreates its consumer, which only Stop ends
 			}
 			s.messages.Stop()
+			b.end(s.stream, s.consumer)
 		})
 		tasks.Go(func() {
 			defer close(received)
@@ -69,6 +70,18 @@ func (b *Bus) Follow(ctx context.Context, q devices.EventQuery, deliver func(dev
 	return err
 }
 
+// end deletes the consumer of a reader that is done with it. The server also deletes it, but later, and until then has
+// goroutines for it.
+func (b *Bus) end(stream jetstream.Stream, consumer jetstream.Consumer) {
+	info := consumer.CachedInfo()
+	if info == nil || !b.opt.Conn.IsConnected() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
+	defer cancel()
+	_ = stream.DeleteConsumer(ctx, info.Name)
+}
+
 // follower merges the streams in order of time.
 type follower struct {
 	bus     *Bus
@@ -82,6 +95,7 @@ type source struct {
 	which    devices.EventStream
 	stream   jetstream.Stream
 	replaced <-chan struct{}
+	consumer jetstream.Consumer
 	messages jetstream.MessagesContext
 	head     *message
 	taken    chan struct{} // head was delivered, the next message may follow

@@ -22,6 +22,9 @@ func (f *follower) open(ctx context.Context, q devices.EventQuery) (gaps []devic
 			if err != nil && s.messages != nil {
 				s.messages.Stop()
 			}
+			if err != nil && s.consumer != nil {
+				f.bus.end(s.stream, s.consumer)
+			}
 		}
 	}()
 	for which, kept := range f.bus.streams {
@@ -43,12 +46,11 @@ func (f *follower) open(ctx context.Context, q devices.EventQuery) (gaps []devic
 		if gap != nil {
 			gaps = append(gaps, *gap)
 		}
-		consumer, err := s.stream.OrderedConsumer(ctx, cfg)
-		if err != nil {
+		if s.consumer, err = s.stream.OrderedConsumer(ctx, cfg); err != nil {
 			return nil, err
 		}
-		s.backlog = consumer.CachedInfo().NumPending > 0
-		if s.messages, err = consumer.Messages(jetstream.PullMaxMessages(64)); err != nil {
+		s.backlog = s.consumer.CachedInfo().NumPending > 0
+		if s.messages, err = s.consumer.Messages(jetstream.PullMaxMessages(64)); err != nil {
 			return nil, err
 		}
 	}

@@ -87,11 +87,7 @@ func (b *Bus) between(ctx context.Context, stream jetstream.Stream, q devices.Ev
 	if err != nil {
 		return nil, 0, err
 	}
-	defer func() {
-		if info := consumer.CachedInfo(); info != nil {
-			_ = stream.DeleteConsumer(context.WithoutCancel(ctx), info.Name) // the server also deletes it, but later
-		}
-	}()
+	defer b.end(stream, consumer)
 	for read < most {
 		batch, err := consumer.FetchNoWait(recentBatch)
 		if err != nil {
