@@ -13,8 +13,10 @@ import (
 // StreamEvent is one event read from a stream.
 type StreamEvent struct {
 	ID     EventPosition // to resume after this event
+	Stream EventStream   // that has the event
 	Kind   EventKind
 	Device ID              // empty for kinds of jobs
+	Job    string          // id of the job, of kinds with HasOwner
 	Owner  string          // of kinds with HasOwner: id of the key that created the job
 	Data   json.RawMessage // the payload as published
 	Gap    bool            // events after the requested position were deleted; Data has the range

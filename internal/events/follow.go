@@ -160,7 +160,7 @@ func (f *follower) merge(ctx context.Context, deliver func(devices.StreamEvent) 
 		for next != nil && complete {
 			f.at[next.which] = next.head.seq
 			event := f.bus.read(next.head)
-			event.ID = f.at
+			event.ID, event.Stream = f.at, next.which
 			next.head = nil
 			next.taken <- struct{}{} // capacity 1
 			if err := deliver(event); err != nil {
@@ -241,6 +241,7 @@ func (b *Bus) read(msg *message) devices.StreamEvent {
 		}
 	}
 	if e.Kind.HasOwner() {
+		e.Job, _ = jsonspan.String(jsonspan.Member(e.Data, "job"))
 		e.Owner, _ = jsonspan.String(jsonspan.Member(e.Data, "owner"))
 	}
 	return e

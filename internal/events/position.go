@@ -50,6 +50,9 @@ func (f *follower) open(ctx context.Context, q devices.EventQuery) (gaps []devic
 			return nil, err
 		}
 		s.backlog = s.consumer.CachedInfo().NumPending > 0
+		if cfg.OptStartTime != nil && !s.backlog { // all that the stream has is older
+			f.at[s.which] = s.stream.CachedInfo().State.LastSeq
+		}
 		if s.messages, err = s.consumer.Messages(jetstream.PullMaxMessages(64)); err != nil {
 			return nil, err
 		}
@@ -101,7 +104,7 @@ func (f *follower) resume(ctx context.Context, s *source, q devices.EventQuery, 
 // gap starts at the first existing event.
 func (f *follower) gap(s *source, cfg *jetstream.OrderedConsumerConfig, from, to uint64) *devices.StreamEvent {
 	f.at[s.which], cfg.OptStartSeq = to, to+1
-	return &devices.StreamEvent{Gap: true, ID: f.at, Data: json.RawMessage(fmt.Sprintf(`{"stream":%q,"from":%d,"to":%d}`, s.which, from, to))}
+	return &devices.StreamEvent{Gap: true, ID: f.at, Stream: s.which, Data: json.RawMessage(fmt.Sprintf(`{"stream":%q,"from":%d,"to":%d}`, s.which, from, to))}
 }
 
 // timeOf returns the time of the newest event of a position, zero if the events were deleted.

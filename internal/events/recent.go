@@ -67,7 +67,7 @@ func (b *Bus) recent(ctx context.Context, which devices.EventStream, q devices.E
 		begin := max(end-min(window, end), state.FirstSeq, 1)
 		part, read, err := b.between(ctx, stream, q, begin, end, recentScan-scanned, func(msg *message) (past, bool) {
 			e := past{b.read(msg), msg.at}
-			e.ID[which] = msg.seq
+			e.ID[which], e.Stream = msg.seq, which
 			return e, keep(&e.StreamEvent)
 		})
 		if err != nil {

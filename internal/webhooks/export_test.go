@@ -14,14 +14,14 @@ const Lease = time.Hour
 func Quicken() {
 	turnEvery, scanEvery, saveEvery = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
 	retryFirst, retryMost, followPause = 2*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
-	leaseLasts, sendTimeout, stopTime = Lease, time.Hour, time.Minute
+	leaseLasts, sendTimeout, stopTime, recordPause = Lease, time.Hour, time.Minute, 10*time.Millisecond
 }
 
-// SaveAlways lets the position be saved with every event that is left out, until the test ends.
-func SaveAlways(t *testing.T) {
-	before := saveEvery
-	saveEvery = 0
-	t.Cleanup(func() { saveEvery = before })
+// RetryAsEver sets the pauses after failures to those of a node until the test ends.
+func RetryAsEver(t *testing.T) {
+	first, most := retryFirst, retryMost
+	retryFirst, retryMost = 10*time.Millisecond, time.Minute
+	t.Cleanup(func() { retryFirst, retryMost = first, most })
 }
 
 // Kill ends the work of a manager as a killed process does: nothing is written, and its leases stay.

@@ -1,5 +1,5 @@
 // Package webhooks delivers events of the fleet to addresses that people name, signed as Standard Webhooks
-// (https://www.standardwebhooks.com). Deliveries are made from the event streams, at least once and in order of time,
+// (https://www.standardwebhooks.com). Deliveries are made from the event streams, at least once and for each device in order,
 // by one node at a time for each webhook: the position after which it continues is in the database, and is written when
 // the receiver has accepted.
 package webhooks
@@ -83,8 +83,8 @@ type Store interface {
 	Lease(ctx context.Context, id, instance string, version int64, lasts time.Duration) (bool, error)
 	// Release ends the leases of an instance.
 	Release(ctx context.Context, instance string) error
-	// Save writes the status of a webhook; ErrStale if the instance does not have its lease any more.
-	Save(ctx context.Context, id, instance string, s Status) error
+	// Save writes the status of webhooks, by id. It returns those whose lease the instance does not have any more.
+	Save(ctx context.Context, instance string, statuses map[string]Status) (stale []string, err error)
 	// Due returns at most limit devices that went offline in a time, are offline, and were not reported to
 	// the webhook since, in order of time.
 	Due(ctx context.Context, id string, from, to time.Time, limit int) ([]OfflineDevice, error)

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"fleetd/internal/access"
@@ -20,10 +23,12 @@ var (
 	leaseLasts = timescale.Of(15 * time.Second)
 	// scanEvery is the interval between looks for devices that have been offline for long enough.
 	scanEvery = timescale.Of(10 * time.Second)
-	// saveEvery is how often the position is saved while events are left out.
+	// saveEvery is how often positions are saved while events are left out.
 	saveEvery = timescale.Of(10 * time.Second)
-	// retryFirst is the pause after a first failed attempt. It doubles with each, up to retryMost.
-	retryFirst = timescale.Of(time.Second)
+	// recordPause is the pause between two records of deliveries, so that one transaction has many.
+	recordPause = 100 * time.Millisecond
+	// retryFirst and retryMost limit the pause after a failed attempt.
+	retryFirst = timescale.Of(10 * time.Millisecond)
 	retryMost  = timescale.Of(time.Minute)
 	// followPause is the pause after the event streams were not available.
 	followPause = timescale.Of(2 * time.Second)
@@ -37,6 +42,11 @@ const (
 	// dueKept is how long after its time the absence of a device is still reported.
 	dueKept = 24 * time.Hour
 	dueMost = 100 // devices of one look
+	// maxFlight are the deliveries that are on their way to one receiver at once.
+	maxFlight = 16
+	// maxWindow and maxWindowBytes limit what is in memory of one webhook.
+	maxWindow      = 512
+	maxWindowBytes = 256 << 10
 	// pruneEvery is how often absences that are not reported any more are deleted.
 	pruneEvery = time.Hour
 )
@@ -72,9 +82,14 @@ type Options struct {
 type Manager struct {
 	opt    Options
 	sender *sender
+	reader *reader
 	poke   chan struct{} // capacity 1: something was changed
-	stop   context.CancelFunc
-	done   sync.WaitGroup
+	dirty  chan struct{} // capacity 1: there is a delivery to record
+	// unrecorded is set while the database does not accept records.
+	unrecorded atomic.Bool
+	saving     sync.Mutex // held while statuses are saved, so that none is overwritten by an older one
+	stop       context.CancelFunc
+	done       sync.WaitGroup
 
 	mu      sync.Mutex
 	workers map[string]*worker
@@ -93,13 +108,16 @@ const (
 
 // New returns a running Manager.
 func New(opt Options) *Manager {
-	m := &Manager{opt: opt, sender: newSender(opt.Allow, opt.Version), poke: make(chan struct{}, 1), workers: map[string]*worker{}}
+	m := &Manager{opt: opt, sender: newSender(opt.Allow, opt.Version), poke: make(chan struct{}, 1), dirty: make(chan struct{}, 1), workers: map[string]*worker{}}
 	for _, result := range []string{resultDelivered, resultFailed} {
 		m.Deliveries.Add(result, 0) // otherwise an alert on its increase would miss the first one
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	m.stop = stop
+	m.reader = &reader{m: m, started: make(chan struct{}, 1)}
 	m.done.Go(func() { m.run(ctx) })
+	m.done.Go(func() { m.reader.run(ctx) })
+	m.done.Go(func() { m.recordAll(ctx) })
 	return m
 }
 
@@ -165,9 +183,7 @@ func (m *Manager) turn(ctx context.Context) {
 		}
 	}
 	m.mu.Unlock()
-	for _, w := range over {
-		w.end()
-	}
+	m.endWorkers(over)
 }
 
 // follow makes the workers those of the hooks whose lease this process can have.
@@ -205,8 +221,8 @@ func (m *Manager) follow(ctx context.Context, hooks []Hook) {
 		if w.ctx.Err() == nil { // one that ended by itself is started again by the next turn, not at once
 			m.wake() // with its new settings, if it was changed
 		}
-		w.end()
 	}
+	m.endWorkers(gone)
 }
 
 // begin starts a worker with what the row has now that this process has its lease.
@@ -229,15 +245,87 @@ func (m *Manager) begin(ctx context.Context, id string, leased time.Time) {
 
 func (m *Manager) endAll() {
 	m.mu.Lock()
-	all := m.workers
+	all := slices.Collect(maps.Values(m.workers))
 	m.workers = map[string]*worker{}
 	m.mu.Unlock()
-	for _, w := range all {
+	m.endWorkers(all)
+}
+
+// endWorkers ends workers and records what they have delivered.
+func (m *Manager) endWorkers(workers []*worker) {
+	for _, w := range workers {
 		w.cancel()
 	}
-	for _, w := range all {
+	for _, w := range workers {
 		w.end()
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopTime)
+	defer cancel()
+	if err := m.save(ctx, workers); err != nil {
+		m.opt.Log.Debug("webhooks: the last deliveries are not recorded, and will be repeated", "error", err)
+	}
+}
+
+// record requests that deliveries are recorded.
+func (m *Manager) record() {
+	select {
+	case m.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// recordAll records what the workers have done, in one transaction for all: deliveries at once, positions after events
+// that were left out from time to time.
+func (m *Manager) recordAll(ctx context.Context) {
+	ticker := time.NewTicker(saveEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.dirty:
+		case <-ticker.C:
+		}
+		m.mu.Lock()
+		workers := slices.Collect(maps.Values(m.workers))
+		m.mu.Unlock()
+		limited, cancel := context.WithTimeout(ctx, stopTime)
+		err := m.save(limited, workers)
+		cancel()
+		m.unrecorded.Store(err != nil)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(recordPause):
+		}
+	}
+}
+
+// save writes the status of workers that has changed. It ends those whose lease another process has.
+func (m *Manager) save(ctx context.Context, workers []*worker) error {
+	m.saving.Lock()
+	defer m.saving.Unlock()
+	statuses, changes := map[string]Status{}, map[*worker]int{}
+	for _, w := range workers {
+		if status, n := w.unsaved(); n > 0 {
+			statuses[w.hook.ID], changes[w] = status, n
+		}
+	}
+	if len(statuses) == 0 {
+		return nil
+	}
+	stale, err := m.opt.Store.Save(ctx, m.opt.Instance, statuses)
+	if err != nil {
+		return err
+	}
+	for w, n := range changes {
+		if slices.Contains(stale, w.hook.ID) {
+			w.cancel()
+			continue
+		}
+		w.wasSaved(n)
+	}
+	return nil
 }
 
 func (m *Manager) wake() {

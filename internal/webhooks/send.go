@@ -62,7 +62,7 @@ func newSender(allow *Allow, version string) *sender {
 	}
 	return &sender{agent: "fleetd/" + version, client: &http.Client{Timeout: sendTimeout,
 		// No proxy: the address that is dialled would be that of the proxy.
-		Transport:     &http.Transport{DialContext: dial, TLSHandshakeTimeout: sendTimeout, MaxIdleConns: MaxHooks, MaxIdleConnsPerHost: 1, IdleConnTimeout: idleConns, MaxResponseHeaderBytes: maxAnswer},
+		Transport:     &http.Transport{DialContext: dial, TLSHandshakeTimeout: sendTimeout, MaxIdleConns: MaxHooks * maxFlight, MaxIdleConnsPerHost: maxFlight, IdleConnTimeout: idleConns, MaxResponseHeaderBytes: maxAnswer},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 }
 

@@ -16,7 +16,9 @@ import (
 	"fleetd/internal/tasks"
 )
 
-// worker delivers one webhook while this process has its lease.
+// worker delivers one webhook while this process has its lease. Events come from the reader of the node, or from a reader
+// of its own while the webhook is behind. They are in the window until they are delivered; events of one device, and of one
+// job, are delivered one after the other.
 type worker struct {
 	m      *Manager
 	hook   Hook
@@ -25,18 +27,46 @@ type worker struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
+	moved  chan struct{} // capacity 1: for follow, when there is room or the worker has left the reader of the node
+	probe  chan struct{} // capacity 1: held by the only attempt while the receiver seems to be down
 
-	mu       sync.Mutex // protects all below, and is held while the status is saved
-	status   Status
-	failures int
-	retryAt  time.Time
-	saved    time.Time
+	mu       sync.Mutex             // protects all below
+	status   Status                 // but for its position
+	position devices.EventPosition  // of the last event before the window
+	read     devices.EventPosition  // of the last event in or before the window
+	shared   bool                   // the reader of the node has the worker
+	window   []*delivery            // events that were taken, from the first one that is not delivered
+	size     int                    // bytes of the window
+	lanes    map[string][]*delivery // of each device and job what is not delivered, in order
+	ready    []*delivery            // first of their lanes, that nobody sends
+	senders  int
+	failures int // attempts since the last one that was successful
+	changes  int // counts changes of the status
+	saved    int // changes that the database has
+
+	who      *access.Caller // the creator, and
+	selected *access.Caller // the same for the devices of the webhook; nil: as who
+}
+
+// delivery is an event, or the absence of a device, that is to be delivered.
+type delivery struct {
+	kind  devices.EventKind
+	lane  string
+	data  json.RawMessage
+	after devices.EventPosition // of the webhook, when this one and all before it are delivered
+	done  bool
+	// event is set if the rights to it have not been judged yet, because the labels of its device are not in memory.
+	event *devices.StreamEvent
+	// absence is set if this is about a device that has been offline for long. finished is called when it is delivered.
+	absence  *OfflineDevice
+	finished func()
 }
 
 var (
-	errNotDelivered = errors.New("not delivered")
-	errStopped      = errors.New("the webhook has stopped")
-	errBug          = errors.New("internal error of fleetd (a bug); see the log of the node")
+	errStopped = errors.New("the webhook has stopped")
+	errFull    = errors.New("the window is full")
+	errJoined  = errors.New("the reader of the node has the webhook")
+	errBug     = errors.New("internal error of fleetd (a bug); see the log of the node")
 )
 
 func newWorker(m *Manager, h Hook) (*worker, error) {
@@ -44,30 +74,42 @@ func newWorker(m *Manager, h Hook) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &worker{m: m, hook: h, key: key, status: h.Status, saved: time.Now()}
+	w := &worker{m: m, hook: h, key: key, status: h.Status, lanes: map[string][]*delivery{}, moved: make(chan struct{}, 1), probe: make(chan struct{}, 1)}
+	if h.Position != "" {
+		if w.position, err = devices.ParseEventPosition(h.Position); err != nil {
+			return nil, err
+		}
+	}
+	w.read = w.position
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w, nil
 }
 
 func (w *worker) start() {
-	run := func(task func()) {
-		w.tasks.Go(func() {
-			defer w.cancel() // a worker with an ended task is replaced: see Manager.follow
-			defer tasks.Contain(w.m.opt.Log, func() { _ = w.fail(time.Now(), errBug) })
-			task()
-		})
-	}
 	if w.hook.OfflineFor > 0 {
-		run(w.scan)
+		w.run(w.scan)
 	}
 	if w.hook.OfflineFor == 0 || len(w.hook.Types) > 1 {
-		run(w.follow)
+		w.run(w.follow)
 	}
+}
+
+// run starts a task of the worker. A bug in one ends the worker, which the next turn replaces.
+func (w *worker) run(task func()) {
+	w.tasks.Go(func() {
+		defer tasks.Contain(w.m.opt.Log, w.broke)
+		task()
+	})
+}
+
+func (w *worker) broke() {
+	w.fail(time.Now(), errBug)
+	w.cancel()
 }
 
 // end stops the worker and waits for it.
 func (w *worker) end() {
-	w.cancel()
+	w.has(func() bool { w.cancel(); return true }) // launchLocked starts nothing afterwards
 	w.tasks.Wait()
 }
 
@@ -77,86 +119,118 @@ func (w *worker) isFailing() bool {
 	return w.failures > 0
 }
 
-// follow delivers events of the streams until the worker ends. A failed delivery ends the reading, so that nothing of
-// the stream waits in memory; it begins again at the same event.
+// follow takes events until the worker ends: from the reader of the node, and from the streams while the worker is behind
+// that reader.
 func (w *worker) follow() {
+	defer w.cancel()
+	defer w.m.reader.leave(w)
 	for {
-		pause := followPause
-		if w.wait() != nil {
-			return
+		for w.has(func() bool { return w.shared || len(w.window) > maxWindow/2 || w.size > maxWindowBytes/2 }) {
+			select {
+			case <-w.ctx.Done():
+				return
+			case <-w.moved:
+			}
 		}
-		q, err := w.query()
-		if err == nil {
-			err = w.m.opt.Events.Follow(w.ctx, q, w.event)
+		if w.m.reader.join(w) {
+			continue
 		}
+		q := devices.EventQuery{Since: w.hook.CreatedAt}
+		w.has(func() bool { q.After = w.read; return true })
+		err := w.m.opt.Events.Follow(w.ctx, q, w.catchUp)
 		switch {
 		case w.ctx.Err() != nil:
-			w.save(0)
 			return
-		case errors.Is(err, errNotDelivered):
-			pause = 0 // wait has the pause
-		case errors.Is(err, ErrStale), errors.Is(err, errStopped):
-			return // the next turn ends the worker
+		case errors.Is(err, errJoined), errors.Is(err, errFull):
+			continue
 		}
 		select {
 		case <-w.ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-time.After(followPause):
 		}
 	}
 }
 
-// query returns what to read of the streams.
-func (w *worker) query() (q devices.EventQuery, err error) {
+// has returns a condition of what the lock protects.
+func (w *worker) has(condition func() bool) bool {
 	w.mu.Lock()
-	position := w.status.Position
-	w.mu.Unlock()
-	if q.Since = w.hook.CreatedAt; position != "" {
-		q.After, err = devices.ParseEventPosition(position)
-	}
-	q.NoJobs = !slices.ContainsFunc(w.hook.Types, func(kind devices.EventKind) bool {
-		return slices.Contains(devices.StoredKinds(devices.JobsStream), kind)
-	})
-	// Of all kinds, also for one type: the position follows the stream, which may delete all that the webhook has
-	// seen without deleting anything that it wants.
-	return q, err
+	defer w.mu.Unlock()
+	return condition()
 }
 
-// wait waits for the time of the next attempt.
-func (w *worker) wait() error {
-	w.mu.Lock()
-	pause := time.Until(w.retryAt)
-	w.mu.Unlock()
-	select {
-	case <-w.ctx.Done():
-		return w.ctx.Err()
-	case <-time.After(max(pause, 0)):
+// catchUp takes an event that the worker reads itself, until the reader of the node can have it.
+func (w *worker) catchUp(e devices.StreamEvent) error {
+	var before devices.EventPosition
+	w.has(func() bool { before = w.read; return true })
+	if err := w.take(&e, before); err != nil {
+		return err
+	}
+	if w.m.reader.join(w) {
+		return errJoined
+	}
+	return nil
+}
+
+// take puts an event into the window, or leaves it out. before is the position of the reader before the event, which may be
+// behind that of the worker. It waits for nothing: a reader has many webhooks. One goroutine calls it at a time.
+func (w *worker) take(e *devices.StreamEvent, before devices.EventPosition) error {
+	if e.Gap {
+		return w.gap(e, before)
+	}
+	if w.has(func() bool { return e.ID[e.Stream] <= w.read[e.Stream] }) {
 		return nil
 	}
-}
-
-// event delivers one event, or leaves it out.
-func (w *worker) event(e devices.StreamEvent) error {
-	if e.Gap {
-		return w.gap(e)
-	}
-	wanted, err := w.wants(&e)
-	if err != nil {
-		return err
-	}
-	if !wanted || e.Kind == devices.EventOffline && w.hook.OfflineFor > 0 {
-		w.mu.Lock()
-		w.status.Position = e.ID.String()
-		w.mu.Unlock()
-		return w.save(saveEvery)
-	}
-	if err := w.deliver(e.Kind, e.Data); err != nil {
-		return err
+	var wanted bool
+	var err error
+	if slices.Contains(w.hook.Types, e.Kind) && (e.Kind != devices.EventOffline || w.hook.OfflineFor == 0) {
+		if wanted, err = w.wants(noWait, e); errors.Is(err, errStopped) {
+			return err
+		}
 	}
 	w.mu.Lock()
-	w.status.Position = e.ID.String()
-	w.mu.Unlock()
-	return w.save(0)
+	defer w.mu.Unlock()
+	if !wanted && err == nil {
+		w.passLocked(e)
+		return nil
+	}
+	if len(w.window) >= maxWindow || w.size >= maxWindowBytes {
+		return errFull
+	}
+	d := &delivery{kind: e.Kind, lane: laneOf(e), data: slices.Clone(e.Data)}
+	if err != nil {
+		copied := *e
+		copied.Data = d.data
+		d.event = &copied
+	}
+	w.window, w.size = append(w.window, d), w.size+len(d.data)
+	w.passLocked(e)
+	w.putLocked(d)
+	return nil
+}
+
+// laneOf returns within what an event keeps its order: its device or its job.
+func laneOf(e *devices.StreamEvent) string {
+	if e.Device != "" {
+		return string(e.Device)
+	}
+	return e.Job
+}
+
+// passLocked moves the position past an event. A reader knows the position in a stream that has had no event since it began.
+func (w *worker) passLocked(e *devices.StreamEvent) {
+	w.read[e.Stream] = e.ID[e.Stream]
+	for i, seq := range e.ID {
+		if w.read[i] == 0 {
+			w.read[i] = seq
+		}
+	}
+	if n := len(w.window); n > 0 {
+		w.window[n-1].after = w.read
+	} else {
+		w.position = w.read
+		w.changes++
+	}
 }
 
 // missing are the events of a stream that were deleted before they were delivered, from one sequence to another.
@@ -166,41 +240,47 @@ type missing struct {
 	To     uint64 `json:"to"`
 }
 
-// gap notes that events were deleted before they were delivered, for the next delivery. There is one range of each stream.
-func (w *worker) gap(e devices.StreamEvent) error {
+// gap notes that events were deleted before they were read, for the next delivery. There is one range of each stream.
+func (w *worker) gap(e *devices.StreamEvent, before devices.EventPosition) error {
+	var further missing
+	if err := json.Unmarshal(e.Data, &further); err != nil {
+		return err
+	}
 	w.mu.Lock()
+	defer w.mu.Unlock()
+	if lost := further.From <= before[e.Stream]; !lost { // else it is a new stream, whose sequences are lower
+		if further.To <= w.read[e.Stream] {
+			return nil
+		}
+		further.From = max(further.From, w.read[e.Stream]+1)
+	}
 	var gaps []missing
 	if w.status.Gap != "" {
 		_ = json.Unmarshal([]byte(w.status.Gap), &gaps) // written here
 	}
-	var further missing
-	err := json.Unmarshal(e.Data, &further)
 	if at := slices.IndexFunc(gaps, func(g missing) bool { return g.Stream == further.Stream }); at >= 0 {
 		gaps[at].From, gaps[at].To = min(gaps[at].From, further.From), max(gaps[at].To, further.To)
 	} else {
 		gaps = append(gaps, further)
 	}
-	text, encodeErr := json.Marshal(gaps)
-	if err = errors.Join(err, encodeErr); err == nil {
-		w.status.Gap, w.status.Position = string(text), e.ID.String()
+	text, err := json.Marshal(gaps)
+	if err != nil {
+		return err
 	}
-	w.mu.Unlock()
+	w.status.Gap = string(text)
+	w.passLocked(e)
+	w.changes++
+	w.m.record()
 	w.m.opt.Log.Warn("events were deleted before they were delivered to a webhook", "webhook", w.hook.ID, "range", string(e.Data))
-	return errors.Join(err, w.save(0))
+	return nil
 }
 
-// wants reports whether an event is for this webhook, as of the rights of its creator now. What the creator may not read
-// is taken out of it.
-func (w *worker) wants(e *devices.StreamEvent) (bool, error) {
-	if w.m.stopped(&w.hook) != "" {
-		return false, errStopped
-	}
-	if !slices.Contains(w.hook.Types, e.Kind) {
-		return false, nil
-	}
-	who, err := w.m.creator(&w.hook)
+// wants reports whether the webhook selects the device of an event, and its creator may see it now. What the creator may not read
+// is taken out of it. An error but errStopped says that the labels of the device cannot be read.
+func (w *worker) wants(ctx context.Context, e *devices.StreamEvent) (bool, error) {
+	who, selected, err := w.callers()
 	if err != nil {
-		return false, errStopped
+		return false, err
 	}
 	refused := func(err error) (bool, error) {
 		if err != nil && devices.AsError(err).Code == devices.CodeUnavailable { // the labels of the device
@@ -208,86 +288,236 @@ func (w *worker) wants(e *devices.StreamEvent) (bool, error) {
 		}
 		return err == nil, nil
 	}
-	ok, err := refused(w.m.opt.Fleet.PermitEvent(w.ctx, access.Principal{Caller: who}, e))
-	if !ok || err != nil || w.hook.Select == "" || e.Device == "" {
-		return ok, err
+	if selected != nil && e.Device != "" {
+		ok, err := refused(w.m.opt.Fleet.Permit(ctx, access.Principal{Caller: selected}, access.ScopeEvents, e.Device))
+		if !ok || err != nil {
+			return ok, err
+		}
 	}
-	sel, err := selector.Parse(w.hook.Select)
-	if err != nil {
-		return false, nil // of a newer version
-	}
-	selected := access.NewCaller(who.Key, who.Name, who.Scopes, sel, nil)
-	return refused(w.m.opt.Fleet.Permit(w.ctx, access.Principal{Caller: selected}, access.ScopeEvents, e.Device))
+	return refused(w.m.opt.Fleet.PermitEvent(ctx, access.Principal{Caller: who}, e))
 }
 
-// deliver makes one attempt. After one that failed it returns errNotDelivered, and wait waits.
-func (w *worker) deliver(kind devices.EventKind, data json.RawMessage) error {
-	w.mu.Lock()
-	gap := w.status.Gap
-	w.mu.Unlock()
-	begun := time.Now()
-	_, err := w.m.sender.send(w.ctx, w.hook.URL, w.key, messageID(w.hook.ID, kind, data), message{Type: kind, Timestamp: begun.UTC().Truncate(time.Millisecond),
-		Webhook: w.hook.ID, Gap: json.RawMessage(gap), Data: data})
-	if w.ctx.Err() != nil {
-		return w.ctx.Err()
+// callers returns the creator as it is now, and the same for the devices that the webhook selects; nil if it selects all.
+func (w *worker) callers() (who, selected *access.Caller, err error) {
+	if who, err = w.m.creator(&w.hook); err != nil || !who.Scopes.Has(access.ScopeEvents) {
+		return nil, nil, errStopped
 	}
-	w.m.Time.Observe(time.Since(begun))
-	if err == nil {
-		w.m.Deliveries.Add(resultDelivered, 1)
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.failures, w.retryAt = 0, time.Time{}
-		if w.status.Gap == gap {
-			w.status.Gap = ""
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.hook.Select != "" && w.who != who {
+		sel, err := selector.Parse(w.hook.Select)
+		if err != nil { // the webhook is of a newer version
+			return nil, nil, errStopped
 		}
-		w.status.Delivered, w.status.DeliveredAt, w.status.FailingSince = w.status.Delivered+1, begun, time.Time{}
+		w.who, w.selected = who, access.NewCaller(who.Key, who.Name, who.Scopes, sel, nil)
+	}
+	return who, w.selected, nil
+}
+
+func (w *worker) put(d *delivery) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.putLocked(d)
+}
+
+// putLocked appends a delivery to its lane.
+func (w *worker) putLocked(d *delivery) {
+	lane := append(w.lanes[d.lane], d)
+	w.lanes[d.lane] = lane
+	if len(lane) == 1 {
+		w.ready = append(w.ready, d)
+		w.launchLocked()
+	}
+}
+
+// launchLocked starts senders for what is ready, as many as may be.
+func (w *worker) launchLocked() {
+	for w.senders < maxFlight && w.ctx.Err() == nil {
+		d := w.nextLocked()
+		if d == nil {
+			return
+		}
+		w.senders++
+		w.run(func() {
+			for d != nil && w.send(d) {
+				d = w.finish(d)
+			}
+		})
+	}
+}
+
+// nextLocked returns what to send next, nil if there is nothing: also while deliveries cannot be recorded, since each would
+// be repeated after a restart.
+func (w *worker) nextLocked() *delivery {
+	if len(w.ready) == 0 || w.m.unrecorded.Load() {
 		return nil
 	}
-	w.m.Deliveries.Add(resultFailed, 1)
-	return w.fail(begun, err)
+	d := w.ready[0]
+	w.ready[0] = nil
+	w.ready = w.ready[1:]
+	return d
 }
 
-// fail records a failure that began at a time. It returns errNotDelivered, and wait waits.
-func (w *worker) fail(begun time.Time, err error) error {
+// finish takes a delivery out of its lane and the window, and returns the next one for its sender.
+func (w *worker) finish(d *delivery) *delivery {
 	w.mu.Lock()
-	if w.failures == 0 && w.status.FailingSince.IsZero() {
+	defer w.mu.Unlock()
+	d.done = true
+	if lane := w.lanes[d.lane][1:]; len(lane) > 0 {
+		w.lanes[d.lane] = lane
+		w.ready = append(w.ready, lane[0])
+	} else {
+		delete(w.lanes, d.lane)
+	}
+	for len(w.window) > 0 && w.window[0].done {
+		w.position, w.size = w.window[0].after, w.size-len(w.window[0].data)
+		w.window[0] = nil
+		w.window = w.window[1:]
+	}
+	w.changes++
+	w.m.record()
+	w.moveLocked()
+	if d.finished != nil {
+		d.finished()
+	}
+	next := w.nextLocked()
+	if next == nil {
+		w.senders--
+		return nil
+	}
+	w.launchLocked()
+	return next
+}
+
+// leftReader makes the worker read by itself, when it has room.
+func (w *worker) leftReader() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.shared = false
+	w.moveLocked()
+}
+
+func (w *worker) moveLocked() {
+	select {
+	case w.moved <- struct{}{}:
+	default:
+	}
+}
+
+// send delivers, and tries again until that is successful or turns out not to be wanted. It returns false if the worker ends
+// first.
+func (w *worker) send(d *delivery) bool {
+	for {
+		pause, err := w.attempt(d)
+		if err == nil {
+			return true
+		}
+		select {
+		case <-w.ctx.Done():
+			return false
+		case <-time.After(pause):
+		}
+	}
+}
+
+// attempt makes one attempt. With an error it returns the pause until the next one.
+func (w *worker) attempt(d *delivery) (pause time.Duration, err error) {
+	if wanted, err := w.stillWanted(d); err != nil {
+		return followPause, err // neither the fault of the receiver nor of the event
+	} else if wanted {
+		if pause, err = w.post(d); err != nil {
+			return pause, err
+		}
+	}
+	if d.absence != nil {
+		err = w.m.opt.Store.Report(w.ctx, w.hook.ID, *d.absence)
+	}
+	return followPause, err
+}
+
+// stillWanted judges what could not be judged when it was read.
+func (w *worker) stillWanted(d *delivery) (bool, error) {
+	if d.event == nil {
+		return true, nil
+	}
+	wanted, err := w.wants(w.ctx, d.event)
+	if errors.Is(err, errStopped) {
+		w.cancel()
+	}
+	if err == nil && d.absence == nil {
+		d.data = d.event.Data // of which wants may have taken out something
+	}
+	if err == nil {
+		d.event = nil
+	}
+	return wanted, err
+}
+
+// post sends a delivery to the receiver. While the receiver seems to be down there is one attempt at a time.
+func (w *worker) post(d *delivery) (pause time.Duration, err error) {
+	if w.has(func() bool { return w.failures >= maxFlight }) {
+		select {
+		case <-w.ctx.Done():
+			return 0, w.ctx.Err()
+		case w.probe <- struct{}{}:
+		}
+		defer func() {
+			if err != nil {
+				select {
+				case <-w.ctx.Done():
+				case <-time.After(pause):
+				}
+				pause = 0
+			}
+			<-w.probe
+		}()
+	}
+	var gap string
+	w.has(func() bool { gap = w.status.Gap; return true })
+	begun := time.Now()
+	_, err = w.m.sender.send(w.ctx, w.hook.URL, w.key, messageID(w.hook.ID, d.kind, d.data), message{Type: d.kind, Timestamp: begun.UTC().Truncate(time.Millisecond),
+		Webhook: w.hook.ID, Gap: json.RawMessage(gap), Data: d.data})
+	if w.ctx.Err() != nil {
+		return 0, w.ctx.Err()
+	}
+	w.m.Time.Observe(time.Since(begun))
+	if err != nil {
+		w.m.Deliveries.Add(resultFailed, 1)
+		return w.fail(begun, err), err
+	}
+	w.m.Deliveries.Add(resultDelivered, 1)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failures = 0
+	if w.status.Gap == gap {
+		w.status.Gap = ""
+	}
+	w.status.Delivered, w.status.DeliveredAt, w.status.FailingSince = w.status.Delivered+1, begun, time.Time{}
+	return 0, nil
+}
+
+// fail records a failure that began at a time, and returns the pause until the next attempt. The pause is as long as the receiver has
+// failed, so that one that fails now and then is tried again at once.
+func (w *worker) fail(begun time.Time, err error) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.status.FailingSince.IsZero() {
 		w.status.FailingSince = begun
 	}
 	w.status.LastError = err.Error()
-	pause := min(retryFirst<<min(w.failures, 10), retryMost)
 	w.failures++
-	w.retryAt = time.Now().Add(pause/2 + rand.N(pause/2+1))
-	first := w.failures == 1
-	w.mu.Unlock()
-	if first {
+	w.changes++
+	w.m.record()
+	if w.failures == 1 {
 		w.m.opt.Log.Warn("a delivery to a webhook failed; trying again", "webhook", w.hook.ID, "error", err)
 	}
-	return errors.Join(errNotDelivered, w.save(0))
-}
-
-// save writes the status unless it was written less than a time ago.
-func (w *worker) save(ago time.Duration) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if time.Since(w.saved) < ago {
-		return nil
-	}
-	ctx, cancel := w.lasting()
-	defer cancel()
-	err := w.m.opt.Store.Save(ctx, w.hook.ID, w.m.opt.Instance, w.status)
-	if err == nil {
-		w.saved = time.Now()
-	}
-	return err
-}
-
-// lasting returns a context for writing what was delivered, also when the worker has ended.
-func (w *worker) lasting() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(w.ctx), stopTime)
+	pause := min(max(time.Since(w.status.FailingSince), retryFirst), retryMost)
+	return pause/2 + rand.N(pause/2+1)
 }
 
 // scan delivers the absence of devices that have been offline for long enough, by what the database has of them.
 func (w *worker) scan() {
+	defer w.cancel()
 	ticker := time.NewTicker(scanEvery)
 	defer ticker.Stop()
 	var pruned time.Time
@@ -307,9 +537,6 @@ func (w *worker) scan() {
 
 // scanOnce returns how many devices it was for, all of which were reported or left out.
 func (w *worker) scanOnce() int {
-	if w.wait() != nil {
-		return 0
-	}
 	to := clock.Now().Add(-w.hook.OfflineFor)
 	from := to.Add(-dueKept)
 	if first := w.hook.CreatedAt.Add(-w.hook.OfflineFor); from.Before(first) {
@@ -319,36 +546,49 @@ func (w *worker) scanOnce() int {
 	if err != nil {
 		return 0
 	}
-	for _, d := range due {
-		wanted, err := w.wants(&devices.StreamEvent{Kind: devices.EventOffline, Device: d.Device})
-		if err == nil && wanted {
-			err = w.absent(d)
-		}
-		if err == nil {
-			ctx, cancel := w.lasting()
-			err = w.m.opt.Store.Report(ctx, w.hook.ID, d)
-			cancel()
-		}
+	finished := make(chan struct{}, len(due))
+	for _, absence := range due {
+		d, err := w.absent(absence)
 		if err != nil {
 			return 0
+		}
+		d.finished = func() { finished <- struct{}{} }
+		w.put(d)
+	}
+	for range due {
+		select {
+		case <-w.ctx.Done():
+			return 0
+		case <-finished:
 		}
 	}
 	return len(due)
 }
 
-// absent delivers that a device has been offline for long.
-func (w *worker) absent(d OfflineDevice) error {
+// absent returns the delivery of an absence.
+func (w *worker) absent(d OfflineDevice) (*delivery, error) {
 	data, err := json.Marshal(struct {
 		Device       devices.ID `json:"device"`
 		OfflineSince time.Time  `json:"offline_since"`
 		OfflineFor   string     `json:"offline_for"`
 		Reason       string     `json:"reason"`
 	}{d.Device, d.Since.UTC(), w.hook.OfflineFor.String(), d.Reason})
-	if err != nil {
-		return err
-	}
-	if err := w.deliver(devices.EventOffline, data); err != nil {
-		return err
-	}
-	return w.save(0)
+	return &delivery{kind: devices.EventOffline, lane: string(d.Device), data: data, absence: &d, event: &devices.StreamEvent{Kind: devices.EventOffline, Device: d.Device}}, err
+}
+
+// unsaved returns the status, and how many of its changes the database does not have.
+func (w *worker) unsaved() (s Status, changes int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s = w.status
+	s.Position = w.position.String()
+	return s, w.changes - w.saved
+}
+
+// wasSaved notes that the database has this many changes more.
+func (w *worker) wasSaved(changes int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.saved += changes
+	w.launchLocked()
 }

@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"fleetd/internal/devices"
@@ -192,9 +194,22 @@ func (s *Store) Release(ctx context.Context, instance string) error {
 }
 
 // Save implements webhooks.Store.
-func (s *Store) Save(ctx context.Context, id, instance string, status webhooks.Status) error {
-	return s.one(ctx, "writing the status of a webhook", webhooks.ErrStale, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8 WHERE id = $1 AND instance = $2`,
-		id, instance, status.Position, status.Gap, status.Delivered, database.Micros(status.DeliveredAt), database.Micros(status.FailingSince), database.Clean(status.LastError))
+func (s *Store) Save(ctx context.Context, instance string, statuses map[string]webhooks.Status) (stale []string, err error) {
+	err = s.write(ctx, "writing the status of webhooks", func(ctx context.Context, tx *sql.Tx) error {
+		for _, id := range slices.Sorted(maps.Keys(statuses)) { // two processes lock rows in one order
+			status := statuses[id]
+			result, err := tx.ExecContext(ctx, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8 WHERE id = $1 AND instance = $2`,
+				id, instance, status.Position, status.Gap, status.Delivered, database.Micros(status.DeliveredAt), database.Micros(status.FailingSince), database.Clean(status.LastError))
+			if err != nil {
+				return err
+			}
+			if oneRow(result, webhooks.ErrStale) != nil {
+				stale = append(stale, id)
+			}
+		}
+		return nil
+	})
+	return stale, err
 }
 
 // Due implements webhooks.Store.
