@@ -17,6 +17,9 @@ func Quicken() {
 	leaseLasts, sendTimeout, stopTime, recordPause = Lease, time.Hour, time.Minute, 10*time.Millisecond
 }
 
+// Turn is the interval of the turns of a manager.
+func Turn() time.Duration { return turnEvery }
+
 // RetryAsEver sets the pauses after failures to those of a node until the test ends.
 func RetryAsEver(t *testing.T) {
 	first, most := retryFirst, retryMost

@@ -80,6 +80,7 @@ type Store interface {
 	Reseal(ctx context.Context, id, old, sealed string) error
 	Delete(ctx context.Context, id string) error
 	// Lease takes or extends the lease of a webhook with this version for an instance; false if another has it.
+	// A Store that one process uses has no leases: it writes nothing.
 	Lease(ctx context.Context, id, instance string, version int64, lasts time.Duration) (bool, error)
 	// Release ends the leases of an instance.
 	Release(ctx context.Context, instance string) error

@@ -460,6 +460,37 @@ func TestReceiverThatFails(t *testing.T) {
 	}
 }
 
+// On SQLite a webhook for which nothing happens writes nothing, and there are no leases.
+func TestIdleWritesNothing(t *testing.T) {
+	w := newWorld(t, storetest.SQLite(t))
+	m, _ := w.manager()
+	r := newReceiver(t)
+	w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"online", "offline"}, OfflineFor: "10m"})
+	w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"online"}})
+	w.happen(devices.EventOnline, "a", 1)
+	devicetest.Eventually(t, "the event is recorded", func() bool { return w.db.Count(t, `SELECT count(*) FROM webhooks WHERE position <> ''`) == 2 })
+	conn, err := w.db.Raw.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	commits := func() (n int) {
+		t.Helper()
+		if err := conn.QueryRowContext(t.Context(), `PRAGMA data_version`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := commits()
+	time.Sleep(20 * webhooks.Turn())
+	if after := commits(); after != before {
+		t.Errorf("%d commits while nothing happened", after-before)
+	}
+	if n := w.db.Count(t, `SELECT count(*) FROM webhooks WHERE instance <> '' OR beat <> 0`); n != 0 {
+		t.Errorf("%d leases on SQLite", n)
+	}
+}
+
 // A bug that stops the work of a webhook is shown as its failure, and the webhook continues when the bug does not occur any more.
 func TestPanicIsAFailure(t *testing.T) {
 	w := newWorld(t, storetest.SQLite(t))
@@ -600,20 +631,26 @@ func TestKilledBetweenDeliveryAndRecord(t *testing.T) {
 				list, err := one.List(t.Context(), admin)
 				return err == nil && list[0].Delivered == 2
 			})
-			two, _ := w.manager()
+			var two *webhooks.Manager
+			if name == "Postgres" { // on SQLite there is one process
+				two, _ = w.manager()
+			}
 			w.happen(devices.EventOnline, "a", 3, 4)
 			r.await(1, 2, 3, 4)
 			devicetest.Eventually(t, "the first process has recorded all", func() bool {
 				list, err := one.List(t.Context(), admin)
 				return err == nil && list[0].Delivered == 4
 			})
-			if n := two.Deliveries.Get("delivered"); n != 0 {
-				t.Errorf("%d deliveries by the second process", n)
+			if two != nil && two.Deliveries.Get("delivered") != 0 {
+				t.Error("the second process has delivered")
 			}
 			wireOne.lose.Store(true)
 			w.happen(devices.EventOnline, "a", 5)
 			r.await(1, 2, 3, 4, 5)
 			one.Kill(wireOne)
+			if two == nil {
+				two, _ = w.manager()
+			}
 			w.db.Exec(t, `UPDATE webhooks SET instance = ''`) // its lease is over; when that is, TestLease says
 			w.happen(devices.EventOnline, "a", 6)
 			r.await(1, 2, 3, 4, 5, 5, 6)

@@ -1,5 +1,5 @@
-// Package webhookstore keeps webhooks in the database. It implements webhooks.Store. A lease is judged by the clock of the
-// database, and only the process that has it writes the status.
+// Package webhookstore keeps webhooks in the database. It implements webhooks.Store. On Postgres a process has the lease of a
+// webhook, and only that one writes the status. SQLite is used by one process, which needs no leases.
 package webhookstore
 
 import (
@@ -147,6 +147,9 @@ func (s *Store) Delete(ctx context.Context, id string) error {
 
 // Lease implements webhooks.Store.
 func (s *Store) Lease(ctx context.Context, id, instance string, version int64, lasts time.Duration) (bool, error) {
+	if !s.db.Postgres() {
+		return true, nil
+	}
 	now := time.Now()
 	switch mine, err := s.renew(ctx, id, instance, version, instance, -1); {
 	case err != nil || mine:
@@ -187,6 +190,9 @@ func (s *Store) holder(ctx context.Context, id string) (instance string, beat in
 
 // Release implements webhooks.Store.
 func (s *Store) Release(ctx context.Context, instance string) error {
+	if !s.db.Postgres() {
+		return nil
+	}
 	return s.write(ctx, "ending the leases of webhooks", func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `UPDATE webhooks SET instance = '' WHERE instance = $1`, instance)
 		return err
@@ -198,8 +204,8 @@ func (s *Store) Save(ctx context.Context, instance string, statuses map[string]w
 	err = s.write(ctx, "writing the status of webhooks", func(ctx context.Context, tx *sql.Tx) error {
 		for _, id := range slices.Sorted(maps.Keys(statuses)) { // two processes lock rows in one order
 			status := statuses[id]
-			result, err := tx.ExecContext(ctx, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8 WHERE id = $1 AND instance = $2`,
-				id, instance, status.Position, status.Gap, status.Delivered, database.Micros(status.DeliveredAt), database.Micros(status.FailingSince), database.Clean(status.LastError))
+			result, err := tx.ExecContext(ctx, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8 WHERE id = $1 AND (instance = $2 OR $9)`,
+				id, instance, status.Position, status.Gap, status.Delivered, database.Micros(status.DeliveredAt), database.Micros(status.FailingSince), database.Clean(status.LastError), !s.db.Postgres())
 			if err != nil {
 				return err
 			}
