@@ -11,7 +11,7 @@ import (
 type Event struct {
 	Kind    EventKind
 	Device  ID
-	Job     string // id of the job, of kinds of jobs; they have neither device nor session nor epoch
+	Job     string // id of the job, of kinds with HasOwner; those of jobs have neither device nor session nor epoch
 	Subject string // further subject tokens after the kind, e.g. the notification's method; already safe
 	Session string
 	Epoch   Epoch
@@ -49,20 +49,25 @@ const (
 	EventJobCancelled EventKind = "job.cancelled"
 )
 
-// jobPrefix begins the kinds of jobs. The rest is the last token of their subject.
+// jobPrefix begins the kinds of jobs.
 const jobPrefix = "job."
 
-// OfJob returns the last token of the subject of a kind of jobs, and whether it is one.
-func (k EventKind) OfJob() (token string, ok bool) { return strings.CutPrefix(string(k), jobPrefix) }
+// OfJob reports whether a kind is one of jobs, whose events have no device.
+func (k EventKind) OfJob() bool { return strings.HasPrefix(string(k), jobPrefix) }
 
-// HasOwner reports whether the events of a kind are about a job, and have the id of the key that created it.
-func (k EventKind) HasOwner() bool {
-	_, ok := k.OfJob()
-	return ok || k == EventTask
+// HasOwner reports whether the events of a kind are about a job or a task of one, and have the id of the key that created it.
+func (k EventKind) HasOwner() bool { return k.OfJob() || k == EventTask }
+
+// JobToken returns the last token of the subject of a kind with HasOwner.
+func (k EventKind) JobToken() string { return strings.TrimPrefix(string(k), jobPrefix) }
+
+// JobEvent returns the kind with HasOwner that has this last token of its subject.
+func JobEvent(token string) EventKind {
+	if token == string(EventTask) {
+		return EventTask
+	}
+	return EventKind(jobPrefix + token)
 }
-
-// JobEvent returns the kind of an event of a job with this last token of its subject.
-func JobEvent(token string) EventKind { return EventKind(jobPrefix + token) }
 
 // EventInfo describes an event kind: its text in docs/reference/events.md, and the
 // stream that keeps it.

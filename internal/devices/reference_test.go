@@ -33,8 +33,8 @@ func TestReference(t *testing.T) {
 			kept = "yes"
 		}
 		subject := "devices.<d>." + string(k.Kind) + k.Suffix
-		if token, ok := k.Kind.OfJob(); ok {
-			subject = "jobs.<j>." + token
+		if k.Kind.HasOwner() {
+			subject = "jobs.<j>." + k.Kind.JobToken()
 		}
 		fmt.Fprintf(&b, "| `%s` | `fleetd.v1.%s` | %s | %s | %s |\n", k.Kind, subject, k.When, k.Adds, kept)
 	}

@@ -39,7 +39,7 @@ func (q *EventQuery) Check() error {
 	if q.Kind == "" {
 		return nil
 	}
-	if _, ok := q.Kind.OfJob(); ok && q.Device != "" {
+	if q.Kind.OfJob() && q.Device != "" {
 		return Errorf(CodeBadRequest, "events of type %s have no device; leave device out, or use the type task", q.Kind)
 	}
 	kinds := StoredKinds()

@@ -1,5 +1,5 @@
 // Package events publishes events of devices and jobs on NATS: every event on its public subject
-// `<prefix>.devices.<device>.<kind>` or `<prefix>.jobs.<job>.<kind>`. Stored kinds are also kept in
+// `<prefix>.devices.<device>.<kind>` or, of jobs and tasks, `<prefix>.jobs.<job>.<kind>`. Stored kinds are also kept in
 // JetStream streams, from which they can be read again.
 //
 // Publishing never blocks its caller, and queues are limited: an event beyond them is dropped and
@@ -151,10 +151,11 @@ func isFrequent(kind devices.EventKind) bool {
 	return kind == devices.EventNotification || kind == devices.EventTask
 }
 
-// subjectOf returns the subject of an event of a device or a job, either may be `*`.
+// subjectOf returns the subject of an event of a device or a job, either may be `*`. That of a task has no device: NATS keeps
+// something in memory for each subject of a stream, and a job may have a million tasks.
 func (b *Bus) subjectOf(device, job string, kind devices.EventKind, rest string) string {
-	if token, ok := kind.OfJob(); ok {
-		return b.opt.Prefix + ".jobs." + job + "." + token
+	if kind.HasOwner() {
+		return b.opt.Prefix + ".jobs." + job + "." + kind.JobToken()
 	}
 	return b.subject(device, kind, rest)
 }
@@ -286,7 +287,7 @@ func (b *Bus) Publish(e devices.Event) {
 
 func (b *Bus) payload(e devices.Event) []byte {
 	out := make([]byte, 0, 192+len(e.Fields))
-	if e.Job != "" {
+	if e.Device == "" {
 		out = jsonspan.AppendString(append(out, `{"job":`...), e.Job)
 		out = jsonspan.AppendString(append(out, `,"node":`...), b.opt.Node)
 	} else {

@@ -33,7 +33,7 @@ func (b *Bus) Follow(ctx context.Context, q devices.EventQuery, deliver func(dev
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel(nil)
-	f := follower{bus: b, at: q.After, arrived: make(chan arrival)}
+	f := follower{bus: b, query: q, at: q.After, arrived: make(chan arrival)}
 	gaps, err := f.open(ctx, q)
 	if err != nil {
 		return unavailable(err)
@@ -85,6 +85,7 @@ func (b *Bus) end(stream jetstream.Stream, consumer jetstream.Consumer) {
 // follower merges the streams in order of time.
 type follower struct {
 	bus     *Bus
+	query   devices.EventQuery
 	at      devices.EventPosition
 	sources []*source
 	arrived chan arrival
@@ -163,8 +164,10 @@ func (f *follower) merge(ctx context.Context, deliver func(devices.StreamEvent) 
 			event.ID, event.Stream = f.at, next.which
 			next.head = nil
 			next.taken <- struct{}{} // capacity 1
-			if err := deliver(event); err != nil {
-				return err
+			if selects(f.query, &event) {
+				if err := deliver(event); err != nil {
+					return err
+				}
 			}
 			next, complete = f.oldest()
 		}
@@ -207,9 +210,17 @@ func unavailable(err error) error {
 	return &devices.Error{Code: devices.CodeUnavailable, Part: "nats", Detail: "the event stream does not answer: " + err.Error()}
 }
 
-// filter returns the subject of the events that q selects. It is a single one, since servers before 2.10
+// selects reports whether q selects an event that filter let through: subjects of tasks do not contain the device.
+func selects(q devices.EventQuery, e *devices.StreamEvent) bool {
+	return q.Device == "" || q.Device == e.Device
+}
+
+// filter returns the subject of the events that q selects in a stream. It is a single one, since servers before 2.10
 // support no more, and may be wider than the stream, which contains nothing else.
-func (b *Bus) filter(q devices.EventQuery) []string {
+func (b *Bus) filter(which devices.EventStream, q devices.EventQuery) []string {
+	if q.Kind == "" && q.Device != "" && which == devices.JobsStream {
+		q.Kind = devices.EventTask
+	}
 	device := "*"
 	if q.Device != "" {
 		device = q.Device.Token()
@@ -230,7 +241,10 @@ func (b *Bus) read(msg *message) devices.StreamEvent {
 	e := devices.StreamEvent{Data: json.RawMessage(msg.Data())}
 	if job, ok := strings.CutPrefix(msg.Subject(), b.opt.Prefix+".jobs."); ok {
 		_, token, _ := strings.Cut(job, ".")
-		e.Kind = devices.JobEvent(token)
+		if e.Kind = devices.JobEvent(token); e.Kind == devices.EventTask {
+			device, _ := jsonspan.String(jsonspan.Member(e.Data, "device"))
+			e.Device = devices.ID(device)
+		}
 	} else {
 		tokens := strings.SplitN(strings.TrimPrefix(msg.Subject(), b.opt.Prefix+".devices."), ".", 3)
 		if id, err := devices.ParseID(tokens[0]); err == nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"fleetd/internal/devices"
 	"fleetd/internal/devicetest"
@@ -20,7 +21,7 @@ func jobEvent(kind devices.EventKind, n int) devices.Event {
 }
 
 func taskEvent(n int) devices.Event {
-	return devices.Event{Kind: devices.EventTask, Device: dev, Time: time.UnixMilli(1_800_000_000_123), MsgID: fmt.Sprintf("aabbccddeeff-%s-%d", jobID, n),
+	return devices.Event{Kind: devices.EventTask, Device: dev, Job: jobID, Time: time.UnixMilli(1_800_000_000_123), MsgID: fmt.Sprintf("aabbccddeeff-%s-%d", jobID, n),
 		Fields: []byte(`"job":"` + jobID + `","outcome":"ok"`)}
 }
 
@@ -35,7 +36,7 @@ func TestJobsHaveTheirOwnStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := stream.CachedInfo().Config
-	if cfg.MaxBytes != 256<<20 || cfg.MaxAge != time.Hour || len(cfg.Subjects) != 8 || !slices.Contains(cfg.Subjects, "test.v1.devices.*.task") || !slices.Contains(cfg.Subjects, "test.v1.jobs.*.halted") {
+	if cfg.MaxBytes != 256<<20 || cfg.MaxAge != time.Hour || len(cfg.Subjects) != 8 || !slices.Contains(cfg.Subjects, "test.v1.jobs.*.task") || !slices.Contains(cfg.Subjects, "test.v1.jobs.*.halted") {
 		t.Errorf("%+v", cfg)
 	}
 	watcher, err := nc.SubscribeSync("test.v1.jobs.>")
@@ -114,6 +115,35 @@ func TestJobsHaveTheirOwnStream(t *testing.T) {
 	}
 	if got := ids(devices.EventQuery{After: devices.EventPosition{2, 1, 1}}, 1); got[0] != (devices.EventPosition{2, 1, 3}) {
 		t.Errorf("%v", got)
+	}
+}
+
+// However many devices have a task of a job, their events have one subject: NATS has memory for each subject of a stream.
+func TestTasksOfAJobHaveOneSubject(t *testing.T) {
+	t.Parallel()
+	nc := connect(t, natsServer(t, t.TempDir(), -1).ClientURL())
+	b := newBus(t, nc)
+	for n := range 50 {
+		e := taskEvent(n)
+		e.Device = devices.ID(fmt.Sprintf("aa:bb:cc:dd:ee:%02x", n))
+		b.Publish(e)
+	}
+	const last = devices.ID("aa:bb:cc:dd:ee:31")
+	got := follow(t, b, devices.EventQuery{FromStart: true, Device: last}, 1)
+	if got[0].Kind != devices.EventTask || got[0].Device != last || got[0].Job != jobID || got[0].ID != (devices.EventPosition{0, 0, 50}) {
+		t.Errorf("%+v", got[0])
+	}
+	recent, err := b.Recent(t.Context(), devices.EventQuery{Device: "aa:bb:cc:dd:ee:05"}, 5, func(*devices.StreamEvent) bool { return true })
+	if err != nil || len(recent) != 1 || recent[0].Device != "aa:bb:cc:dd:ee:05" {
+		t.Errorf("%+v, %v", recent, err)
+	}
+	stream, err := streams(t, nc).Stream(t.Context(), "TEST_V1_JOBS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter(">"))
+	if err != nil || len(info.State.Subjects) != 1 || info.State.Subjects["test.v1.jobs."+jobID+".task"] != 50 {
+		t.Errorf("%v, %v", info.State.Subjects, err)
 	}
 }
 

@@ -38,7 +38,7 @@ func (f *follower) open(ctx context.Context, q devices.EventQuery) (gaps []devic
 		f.sources = append(f.sources, s)
 	}
 	for _, s := range f.sources {
-		cfg := jetstream.OrderedConsumerConfig{FilterSubjects: f.bus.filter(q), InactiveThreshold: time.Minute}
+		cfg := jetstream.OrderedConsumerConfig{FilterSubjects: f.bus.filter(s.which, q), InactiveThreshold: time.Minute}
 		gap, err := f.resume(ctx, s, q, &cfg)
 		if err != nil {
 			return nil, err

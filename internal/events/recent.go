@@ -65,11 +65,7 @@ func (b *Bus) recent(ctx context.Context, which devices.EventStream, q devices.E
 	end, scanned := state.LastSeq+1, 0
 	for window := uint64(recentWindow); end > state.FirstSeq && state.Msgs > 0 && len(found) < limit && scanned < recentScan; window *= 8 {
 		begin := max(end-min(window, end), state.FirstSeq, 1)
-		part, read, err := b.between(ctx, stream, q, begin, end, recentScan-scanned, func(msg *message) (past, bool) {
-			e := past{b.read(msg), msg.at}
-			e.ID[which], e.Stream = msg.seq, which
-			return e, keep(&e.StreamEvent)
-		})
+		part, read, err := b.between(ctx, stream, which, q, begin, end, recentScan-scanned, keep)
 		if err != nil {
 			return nil, err
 		}
@@ -81,8 +77,8 @@ func (b *Bus) recent(ctx context.Context, which devices.EventStream, q devices.E
 }
 
 // between reads the events of [begin, end).
-func (b *Bus) between(ctx context.Context, stream jetstream.Stream, q devices.EventQuery, begin, end uint64, most int, take func(*message) (past, bool)) (found []past, read int, err error) {
-	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{FilterSubjects: b.filter(q),
+func (b *Bus) between(ctx context.Context, stream jetstream.Stream, which devices.EventStream, q devices.EventQuery, begin, end uint64, most int, keep func(*devices.StreamEvent) bool) (found []past, read int, err error) {
+	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{FilterSubjects: b.filter(which, q),
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: begin, InactiveThreshold: recentIdle})
 	if err != nil {
 		return nil, 0, err
@@ -103,7 +99,9 @@ func (b *Bus) between(ctx context.Context, stream jetstream.Stream, q devices.Ev
 			if msg.seq >= end {
 				return found, read, batch.Error()
 			}
-			if e, ok := take(msg); ok {
+			e := past{b.read(msg), msg.at}
+			e.ID[which], e.Stream = msg.seq, which
+			if selects(q, &e.StreamEvent) && keep(&e.StreamEvent) {
 				e.Data = slices.Clone(e.Data)
 				found = append(found, e)
 			}

@@ -123,7 +123,7 @@ func TestNATSUsers(t *testing.T) {
 		case "explainer":
 			subjects = append(subjects, "fleetd.v1.devices.>")
 		case "voice":
-			subjects = append(subjects, "fleetd.v1.devices.*.task", "fleetd.v1.jobs.>")
+			subjects = append(subjects, "fleetd.v1.jobs.*.task", "fleetd.v1.jobs.>")
 		}
 		for _, subject := range subjects {
 			// security: N5

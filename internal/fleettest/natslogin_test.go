@@ -66,7 +66,7 @@ func TestNATSLoginByKey(t *testing.T) {
 	if _, err := nc.SubscribeSync("fleetd.v1.devices.*.online"); err != nil {
 		t.Fatal(err)
 	}
-	for _, subject := range []string{"fleetd.v1.cmd.>", "$JS.>", "_INBOX.>", "fleetd.v1.devices." + device + ".audio", "fleetd.v1.devices." + device + ".photo", "fleetd.v1.devices." + device + ".task", "fleetd.v1.jobs.>"} {
+	for _, subject := range []string{"fleetd.v1.cmd.>", "$JS.>", "_INBOX.>", "fleetd.v1.devices." + device + ".audio", "fleetd.v1.devices." + device + ".photo", "fleetd.v1.jobs.*.task", "fleetd.v1.jobs.>"} {
 		if _, err := nc.SubscribeSync(subject); err != nil {
 			t.Fatal(err)
 		}

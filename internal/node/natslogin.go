@@ -78,10 +78,7 @@ func (l *natsLogins) permissions(who *access.Caller) *server.Permissions {
 	publish := &server.SubjectPermission{}
 	subscribe := &server.SubjectPermission{Allow: []string{"_INBOX." + who.Key + ".>"}}
 	devices := l.prefix + ".devices."
-	switch { // subjects do not contain the owners of jobs
-	case who.OwnJobsOnly():
-		subscribe.Deny = append(subscribe.Deny, devices+"*.task")
-	case who.Scopes.Has(access.ScopeEvents):
+	if who.Scopes.Has(access.ScopeEvents) && !who.OwnJobsOnly() { // subjects do not contain the owners of jobs
 		subscribe.Allow = append(subscribe.Allow, l.prefix+".jobs.>")
 	}
 	switch {

@@ -65,7 +65,7 @@ func (c *core) PermitEvent(ctx context.Context, p access.Principal, e *devices.S
 	if c.broken.Load() {
 		panic("a bug")
 	}
-	if _, ok := e.Kind.OfJob(); ok && p.Caller.Limited() && e.Owner != p.Key() {
+	if e.Kind.OfJob() && p.Caller.Limited() && e.Owner != p.Key() {
 		return devices.Errorf(devices.CodeForbidden, "another key created the job")
 	}
 	return c.Permit(ctx, p, access.ScopeEvents, e.Device)

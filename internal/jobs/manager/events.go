@@ -75,7 +75,7 @@ func jobEvent(j *jobs.Job, kind devices.EventKind, now time.Time) devices.Event 
 }
 
 func taskEvent(j *jobs.Job, t *jobs.Task, now time.Time) devices.Event {
-	return devices.Event{Kind: devices.EventTask, Device: t.Device, Time: now, MsgID: fmt.Sprintf("%s-%s-%d-%d", t.Device.Token(), t.Job, t.Round, j.Version),
+	return devices.Event{Kind: devices.EventTask, Device: t.Device, Job: t.Job, Time: now, MsgID: fmt.Sprintf("%s-%s-%d-%d", t.Device.Token(), t.Job, t.Round, j.Version),
 		Fields: members(struct {
 			Job     string         `json:"job"`
 			Round   int64          `json:"round"`

@@ -69,7 +69,7 @@ func TestTaskEvents(t *testing.T) {
 	if len(list) != 3 || list[0].Kind != devices.EventTask || list[0].Device != "aa:bb:cc:dd:ee:ff" || list[1].Device != "x" || list[2].Kind != devices.EventJobDone {
 		t.Fatalf("%+v", list)
 	}
-	if want := `"job":"j","round":2,"attempt":1,"state":"ended","outcome":"ok","code":"","late":true,"call":"c","owner":"k"`; string(list[0].Fields) != want || list[0].Job != "" || list[0].MsgID != "aabbccddeeff-j-2-7" {
+	if want := `"job":"j","round":2,"attempt":1,"state":"ended","outcome":"ok","code":"","late":true,"call":"c","owner":"k"`; string(list[0].Fields) != want || list[0].Job != "j" || list[0].MsgID != "aabbccddeeff-j-2-7" {
 		t.Errorf("%+v: %s", list[0], list[0].Fields)
 	}
 	var done struct {
