@@ -63,6 +63,8 @@ type OfflineDevice struct {
 	Device devices.ID
 	Since  time.Time
 	Reason string
+	// Reported: the webhook has it, or it was left out.
+	Reported bool
 }
 
 // ErrStale is an error of a Store, beside devices.ErrNotFound and devices.ErrDatabase.
@@ -86,11 +88,12 @@ type Store interface {
 	Release(ctx context.Context, instance string) error
 	// Save writes the status of webhooks, by id. It returns those whose lease the instance does not have any more.
 	Save(ctx context.Context, instance string, statuses map[string]Status) (stale []string, err error)
-	// Due returns at most limit devices that went offline in a time, are offline, and were not reported to
-	// the webhook since, in order of time.
-	Due(ctx context.Context, id string, from, to time.Time, limit int) ([]OfflineDevice, error)
-	// Report records that the absence of a device was reported, or left out.
-	Report(ctx context.Context, id string, d OfflineDevice) error
+	// Absent returns at most limit devices that are offline since before a time, in order of time and device, those after one.
+	Absent(ctx context.Context, id string, after OfflineDevice, before time.Time, limit int) ([]OfflineDevice, error)
+	// Report records that the absence of a device was reported. ended: nobody is to be told of its end.
+	Report(ctx context.Context, id string, d OfflineDevice, ended bool) error
+	// Reported returns since when a device was offline whose absence was reported and whose return was not; zero if there is none.
+	Reported(ctx context.Context, id string, device devices.ID) (time.Time, error)
 	// Prune deletes the records of absences that began before a time.
 	Prune(ctx context.Context, id string, before time.Time) error
 }

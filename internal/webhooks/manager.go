@@ -41,12 +41,16 @@ const (
 	sealPurpose = "webhook"
 	// dueKept is how long after its time the absence of a device is still reported.
 	dueKept = 24 * time.Hour
-	dueMost = 100 // devices of one look
+	dueMost = 100 // devices of one page
 	// maxFlight are the deliveries that are on their way to one receiver at once.
 	maxFlight = 16
 	// maxWindow and maxWindowBytes limit what is in memory of one webhook.
 	maxWindow      = 512
 	maxWindowBytes = 256 << 10
+	// seenLate is how long after a device's last sign of life it is usually known that it is offline: looks begin so long
+	// before the end of the last one. Every scanAllEvery one begins at the oldest absence that counts.
+	seenLate     = 10 * time.Minute
+	scanAllEvery = 10 * time.Minute
 	// pruneEvery is how often absences that are not reported any more are deleted.
 	pruneEvery = time.Hour
 )

@@ -916,9 +916,10 @@ func TestOfflineFor(t *testing.T) {
 			away("short", 5*time.Minute)
 			away("spare", 10*time.Minute-time.Second)
 			away("due", 10*time.Minute-time.Second)
+			// It was away for less than ten minutes: neither its absence nor its return is delivered.
 			w.happen(devices.EventOffline, "a", 1)
 			w.happen(devices.EventOnline, "a", 2)
-			devices := func() (out []string) {
+			delivered := func() (out []string) {
 				all, _ := r.got()
 				for _, d := range all {
 					out = append(out, d.Type+" "+d.Data.Device)
@@ -926,25 +927,83 @@ func TestOfflineFor(t *testing.T) {
 				slices.Sort(out)
 				return out
 			}
-			want := []string{"offline due", "online a"}
-			devicetest.Eventually(t, "the absence is delivered", func() bool { return slices.Equal(devices(), want) })
-			w.db.Exec(t, `INSERT INTO webhook_offline SELECT id, 'forgotten', $1 FROM webhooks`, time.Now().Add(-72*time.Hour).UnixMicro())
-			devicetest.Eventually(t, "both deliveries are noted", func() bool {
-				return m.Deliveries.Get("delivered") == 2 && w.db.Count(t, `SELECT count(*) FROM webhook_offline WHERE device = 'due'`) == 1
+			want := []string{"offline due"}
+			devicetest.Eventually(t, "the absence is delivered", func() bool { return slices.Equal(delivered(), want) })
+			w.db.Exec(t, `INSERT INTO webhook_offline (webhook, device, since) SELECT id, 'forgotten', $1 FROM webhooks`, time.Now().Add(-72*time.Hour).UnixMicro())
+			devicetest.Eventually(t, "the delivery is noted", func() bool {
+				return m.Deliveries.Get("delivered") == 1 && w.db.Count(t, `SELECT count(*) FROM webhook_offline WHERE device = 'due'`) == 1
 			})
 			// After a restart it is not delivered again; another absence is.
 			m.Close()
 			w.manager()
-			w.happen("online", "a", 3)
+			w.happen(devices.EventOnline, "a", 3)
 			away("late", 10*time.Minute-500*time.Millisecond)
-			want = []string{"offline due", "offline late", "online a", "online a"}
-			devicetest.Eventually(t, "another absence", func() bool { return slices.Equal(devices(), want) })
+			want = []string{"offline due", "offline late"}
+			devicetest.Eventually(t, "another absence", func() bool { return slices.Equal(delivered(), want) })
+			// The return of a device whose absence was delivered is, too, once.
+			w.db.Exec(t, `UPDATE presence SET online = TRUE, offline_since = 0 WHERE device = 'due'`)
+			w.happen(devices.EventOnline, "due", 4)
+			want = []string{"offline due", "offline late", "online due"}
+			devicetest.Eventually(t, "the return", func() bool { return slices.Equal(delivered(), want) })
+			devicetest.Eventually(t, "the return is noted", func() bool {
+				return w.db.Count(t, `SELECT count(*) FROM webhook_offline WHERE device = 'due' AND ended`) == 1
+			})
+			w.happen(devices.EventOnline, "due", 5)
+			w.happen(devices.EventOnline, "a", 6)
+			devicetest.Eventually(t, "what follows is left out", func() bool { return w.db.Count(t, `SELECT count(*) FROM webhooks WHERE position = '6'`) == 1 })
+			if got := delivered(); !slices.Equal(got, want) {
+				t.Errorf("%v", got)
+			}
 			got, _ := r.got()
 			i := slices.IndexFunc(got, func(d delivery) bool { return d.Data.Device == "due" })
 			if got[i].Data.Reason != "dead" || time.Since(got[i].Data.Since) < 10*time.Minute {
 				t.Errorf("%+v", got[i])
 			}
 			devicetest.Eventually(t, "the two that were delivered and the one that was left out are noted", func() bool { return w.db.Count(t, `SELECT count(*) FROM webhook_offline`) == 3 })
+		})
+	}
+}
+
+// Absences are read page by page, also past those that were reported.
+func TestManyAbsences(t *testing.T) {
+	for name, maker := range map[string]storetest.Maker{"SQLite": storetest.SQLite, "Postgres": storetest.Postgres} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, maker(t))
+			m, wire := w.manager()
+			r := newReceiver(t)
+			w.create(m, admin, api.NewWebhook{URL: r.URL, Types: []string{"offline"}, OfflineFor: "10m"})
+			const count = 250
+			for n := range count {
+				w.db.Exec(t, `INSERT INTO presence (device, epoch, seq, online, node, session, client_id, transport, reason, connected_at, last_seen, mcp_state, mcp_error, catalog, catalog_partial, tool_count, offline_since)
+ VALUES ($1, 1, 1, FALSE, '', '', '', '', 'dead', 0, 0, 'unknown', '', '', FALSE, 0, $2)`, fmt.Sprintf("d%03d", n), time.Now().Add(time.Second-10*time.Minute).UnixMicro())
+			}
+			devicetest.Eventually(t, "all are delivered", func() bool {
+				return len(r.numbers()) == count && w.db.Count(t, `SELECT count(*) FROM webhook_offline`) == count
+			})
+			var after webhooks.OfflineDevice
+			list, err := m.List(t.Context(), admin)
+			if err != nil {
+				t.Fatal(err)
+			}
+			read := 0
+			for {
+				page, err := wire.Absent(t.Context(), list[0].ID, after, time.Now(), 100)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, d := range page {
+					if !d.Reported {
+						t.Errorf("%s is not reported", d.Device)
+					}
+				}
+				if read += len(page); len(page) < 100 {
+					break
+				}
+				after = page[99]
+			}
+			if got := len(r.numbers()); read != count || got != count {
+				t.Errorf("%d absences of %d, %d deliveries", read, count, got)
+			}
 		})
 	}
 }

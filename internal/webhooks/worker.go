@@ -57,8 +57,10 @@ type delivery struct {
 	done  bool
 	// event is set if the rights to it have not been judged yet, because the labels of its device are not in memory.
 	event *devices.StreamEvent
-	// absence is set if this is about a device that has been offline for long. finished is called when it is delivered.
+	// absence is set if this is about a device that has been offline for long, or about its return. finished is called when it
+	// is delivered.
 	absence  *OfflineDevice
+	returned bool
 	finished func()
 }
 
@@ -422,35 +424,52 @@ func (w *worker) send(d *delivery) bool {
 
 // attempt makes one attempt. With an error it returns the pause until the next one.
 func (w *worker) attempt(d *delivery) (pause time.Duration, err error) {
-	if wanted, err := w.stillWanted(d); err != nil {
+	wanted, err := w.stillWanted(d)
+	if err != nil {
 		return followPause, err // neither the fault of the receiver nor of the event
-	} else if wanted {
+	}
+	if wanted {
 		if pause, err = w.post(d); err != nil {
 			return pause, err
 		}
 	}
 	if d.absence != nil {
-		err = w.m.opt.Store.Report(w.ctx, w.hook.ID, *d.absence)
+		err = w.m.opt.Store.Report(w.ctx, w.hook.ID, *d.absence, !wanted || d.returned)
 	}
 	return followPause, err
 }
 
-// stillWanted judges what could not be judged when it was read.
+// stillWanted judges what could not be judged when it was read: the rights to the event, and whether the absence was reported
+// that it ends.
 func (w *worker) stillWanted(d *delivery) (bool, error) {
-	if d.event == nil {
-		return true, nil
-	}
-	wanted, err := w.wants(w.ctx, d.event)
-	if errors.Is(err, errStopped) {
-		w.cancel()
-	}
-	if err == nil && d.absence == nil {
-		d.data = d.event.Data // of which wants may have taken out something
-	}
-	if err == nil {
+	if d.event != nil {
+		wanted, err := w.wants(w.ctx, d.event)
+		if errors.Is(err, errStopped) {
+			w.cancel()
+		}
+		if err != nil || !wanted {
+			return false, err
+		}
+		if len(d.event.Data) > 0 {
+			d.data = d.event.Data // of which wants may have taken out something
+		}
 		d.event = nil
 	}
-	return wanted, err
+	if d.kind != devices.EventOnline || w.hook.OfflineFor == 0 || d.absence != nil {
+		return true, nil
+	}
+	since, err := w.m.opt.Store.Reported(w.ctx, w.hook.ID, devices.ID(d.lane))
+	if err != nil || since.IsZero() {
+		return false, err
+	}
+	var online struct {
+		Time time.Time `json:"time"`
+	}
+	if err := json.Unmarshal(d.data, &online); err != nil || online.Time.Before(since) {
+		return false, nil
+	}
+	d.absence, d.returned = &OfflineDevice{Device: devices.ID(d.lane), Since: since}, true
+	return true, nil
 }
 
 // post sends a delivery to the receiver. While the receiver seems to be down there is one attempt at a time.
@@ -520,12 +539,24 @@ func (w *worker) scan() {
 	defer w.cancel()
 	ticker := time.NewTicker(scanEvery)
 	defer ticker.Stop()
-	var pruned time.Time
+	var pruned, all, last time.Time
 	for {
-		for w.scanOnce() == dueMost && w.ctx.Err() == nil {
+		now, before := time.Now(), clock.Now().Add(-w.hook.OfflineFor)
+		from := before.Add(-dueKept)
+		if first := w.hook.CreatedAt.Add(-w.hook.OfflineFor); from.Before(first) {
+			from = first
 		}
-		if time.Since(pruned) > pruneEvery && w.m.opt.Store.Prune(w.ctx, w.hook.ID, clock.Now().Add(-w.hook.OfflineFor-2*dueKept)) == nil {
-			pruned = time.Now()
+		full := now.Sub(all) > scanAllEvery
+		if late := last.Add(-seenLate); !full && from.Before(late) {
+			from = late
+		}
+		if w.report(from, before) {
+			if last = before; full {
+				all = now
+			}
+		}
+		if now.Sub(pruned) > pruneEvery && w.m.opt.Store.Prune(w.ctx, w.hook.ID, before.Add(-2*dueKept)) == nil {
+			pruned = now
 		}
 		select {
 		case <-w.ctx.Done():
@@ -535,34 +566,44 @@ func (w *worker) scan() {
 	}
 }
 
-// scanOnce returns how many devices it was for, all of which were reported or left out.
-func (w *worker) scanOnce() int {
-	to := clock.Now().Add(-w.hook.OfflineFor)
-	from := to.Add(-dueKept)
-	if first := w.hook.CreatedAt.Add(-w.hook.OfflineFor); from.Before(first) {
-		from = first
+// report delivers the absences that began in a time and were not reported, page by page. It reports whether that was all of them.
+func (w *worker) report(from, before time.Time) bool {
+	after := OfflineDevice{Since: from}
+	for {
+		page, err := w.m.opt.Store.Absent(w.ctx, w.hook.ID, after, before, dueMost)
+		if err != nil || !w.deliverAll(page) {
+			return false
+		}
+		if len(page) < dueMost {
+			return true
+		}
+		after = page[len(page)-1]
 	}
-	due, err := w.m.opt.Store.Due(w.ctx, w.hook.ID, from, to, dueMost)
-	if err != nil {
-		return 0
-	}
-	finished := make(chan struct{}, len(due))
-	for _, absence := range due {
+}
+
+// deliverAll returns when those of a page that were not reported are reported or left out; false if the worker ends before.
+func (w *worker) deliverAll(page []OfflineDevice) bool {
+	finished, waiting := make(chan struct{}, len(page)), 0
+	for _, absence := range page {
+		if absence.Reported {
+			continue
+		}
 		d, err := w.absent(absence)
 		if err != nil {
-			return 0
+			return false
 		}
 		d.finished = func() { finished <- struct{}{} }
+		waiting++
 		w.put(d)
 	}
-	for range due {
+	for range waiting {
 		select {
 		case <-w.ctx.Done():
-			return 0
+			return false
 		case <-finished:
 		}
 	}
-	return len(due)
+	return true
 }
 
 // absent returns the delivery of an absence.

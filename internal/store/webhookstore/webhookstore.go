@@ -218,34 +218,53 @@ func (s *Store) Save(ctx context.Context, instance string, statuses map[string]w
 	return stale, err
 }
 
-// Due implements webhooks.Store.
-func (s *Store) Due(ctx context.Context, id string, from, to time.Time, limit int) ([]webhooks.OfflineDevice, error) {
+// Absent implements webhooks.Store. A page takes the same time whether its devices were reported or not.
+func (s *Store) Absent(ctx context.Context, id string, after webhooks.OfflineDevice, before time.Time, limit int) ([]webhooks.OfflineDevice, error) {
 	ctx, cancel, err := s.host.BeginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
-	due, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (d webhooks.OfflineDevice, err error) {
+	absent, err := database.Collect(ctx, s.db.Read, func(scan func(...any) error) (d webhooks.OfflineDevice, err error) {
 		var since int64
-		err = scan(&d.Device, &since, &d.Reason)
+		err = scan(&d.Device, &since, &d.Reason, &d.Reported)
 		d.Since = database.Instant(since)
 		return d, err
-	}, `SELECT device, offline_since, reason FROM presence p WHERE NOT online AND offline_since >= $2 AND offline_since <= $3
- AND NOT EXISTS (SELECT 1 FROM webhook_offline w WHERE w.webhook = $1 AND w.device = p.device AND w.since = p.offline_since) ORDER BY offline_since, device LIMIT $4`,
-		id, database.Micros(from), database.Micros(to), int64(limit))
+	}, `SELECT p.device, p.offline_since, p.reason, w.since IS NOT NULL
+ FROM (SELECT device, offline_since, reason FROM presence WHERE NOT online AND (offline_since, device) > ($2, $3) AND offline_since <= $4 ORDER BY offline_since, device LIMIT $5) p
+ LEFT JOIN webhook_offline w ON w.webhook = $1 AND w.device = p.device AND w.since = p.offline_since ORDER BY p.offline_since, p.device`,
+		id, database.Micros(after.Since), string(after.Device), database.Micros(before), int64(limit))
 	if err != nil {
 		return nil, s.host.UseError(ctx, "reading which devices are offline", err)
 	}
-	return due, nil
+	return absent, nil
 }
 
 // Report implements webhooks.Store.
-func (s *Store) Report(ctx context.Context, id string, d webhooks.OfflineDevice) error {
+func (s *Store) Report(ctx context.Context, id string, d webhooks.OfflineDevice, ended bool) error {
 	return s.write(ctx, "recording a webhook's delivery", func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `INSERT INTO webhook_offline (webhook, device, since) VALUES ($1, $2, $3) ON CONFLICT (webhook, device) DO UPDATE SET since = excluded.since`,
-			id, string(d.Device), database.Micros(d.Since))
+		_, err := tx.ExecContext(ctx, `INSERT INTO webhook_offline (webhook, device, since, ended) VALUES ($1, $2, $3, $4) ON CONFLICT (webhook, device) DO UPDATE SET since = excluded.since, ended = excluded.ended`,
+			id, string(d.Device), database.Micros(d.Since), ended)
 		return err
 	})
+}
+
+// Reported implements webhooks.Store.
+func (s *Store) Reported(ctx context.Context, id string, device devices.ID) (since time.Time, err error) {
+	ctx, cancel, err := s.host.BeginRead(ctx)
+	if err != nil {
+		return since, err
+	}
+	defer cancel()
+	var micros int64
+	err = s.db.Read.QueryRowContext(ctx, `SELECT since FROM webhook_offline WHERE webhook = $1 AND device = $2 AND NOT ended`, id, string(device)).Scan(&micros)
+	if errors.Is(err, sql.ErrNoRows) {
+		return since, nil
+	}
+	if err != nil {
+		return since, s.host.UseError(ctx, "reading which absences a webhook has", err)
+	}
+	return database.Instant(micros), nil
 }
 
 // Prune implements webhooks.Store.
