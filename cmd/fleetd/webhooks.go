@@ -100,6 +100,7 @@ type webhooksEditCmd struct {
 	Select     *string  `help:"Only events of devices that this selects; empty: all." placeholder:"SELECT"`
 	OfflineFor *string  `help:"Deliver offline only when a device has been offline for this long; empty: at once." placeholder:"10m"`
 	NewSecret  bool     `help:"Make a new secret and print it. Deliveries from now on are signed with it."`
+	Enable     bool     `help:"Deliver again, after the webhook was disabled because its receiver had failed for days."`
 	clientFlags
 }
 
@@ -112,8 +113,12 @@ func (cmd *webhooksEditCmd) Run(ctx context.Context, a *app) error {
 	if cmd.NewSecret {
 		edit.Secret = new(string)
 	}
-	if edit.URL == nil && edit.Types == nil && edit.Select == nil && edit.OfflineFor == nil && edit.Secret == nil {
-		return failed("nothing to change; give --url, --types, --select, --offline-for or --new-secret")
+	if cmd.Enable {
+		state := "active"
+		edit.State = &state
+	}
+	if edit.State == nil && edit.URL == nil && edit.Types == nil && edit.Select == nil && edit.OfflineFor == nil && edit.Secret == nil {
+		return failed("nothing to change; give --url, --types, --select, --offline-for, --new-secret or --enable")
 	}
 	c, err := cmd.client(a)
 	if err != nil {

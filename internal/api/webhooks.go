@@ -16,6 +16,7 @@ type WebhookEdit struct {
 	Select     *string   `json:"select,omitempty" doc:"Empty: all devices."`
 	OfflineFor *string   `json:"offline_for,omitempty" doc:"Empty: at once."`
 	Secret     *string   `json:"secret,omitempty" doc:"Empty: the answer has a new one."`
+	State      *string   `json:"state,omitempty" enum:"active" doc:"active enables a webhook that was disabled."`
 	IfMatch    string    `json:"-"` // the Revision that the change was made from; empty: any
 }
 
@@ -28,8 +29,8 @@ type Webhook struct {
 	OfflineFor   string   `json:"offline_for"`
 	CreatedBy    string   `json:"created_by" doc:"Name of the key as which it acts."`
 	CreatedAt    Time     `json:"created_at"`
-	State        string   `json:"state" enum:"active,failing,stopped" doc:"failing: the last attempt failed, and it is tried again; stopped: see reason."`
-	Reason       string   `json:"reason" doc:"Why it has stopped."`
+	State        string   `json:"state" enum:"active,failing,disabled,stopped" doc:"failing: the last attempt failed, and it is tried again; disabled: the receiver accepted nothing for three days; stopped: see reason."`
+	Reason       string   `json:"reason" doc:"Why it is disabled or has stopped."`
 	Delivered    int64    `json:"delivered" doc:"Deliveries that the receiver accepted."`
 	DeliveredAt  Time     `json:"delivered_at" doc:"Of the last one."`
 	FailingSince Time     `json:"failing_since"`

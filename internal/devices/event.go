@@ -11,6 +11,7 @@ import (
 type Event struct {
 	Kind    EventKind
 	Device  ID
+	Webhook string // id of the webhook, of kinds of webhooks; they have no device
 	Job     string // id of the job, of kinds with HasOwner; those of jobs have neither device nor session nor epoch
 	Subject string // further subject tokens after the kind, e.g. the notification's method; already safe
 	Session string
@@ -47,6 +48,8 @@ const (
 	EventJobResumed   EventKind = "job.resumed"
 	EventJobDone      EventKind = "job.done"
 	EventJobCancelled EventKind = "job.cancelled"
+
+	EventWebhookDisabled EventKind = "webhook.disabled"
 )
 
 // jobPrefix begins the kinds of jobs.
@@ -54,6 +57,17 @@ const jobPrefix = "job."
 
 // OfJob reports whether a kind is one of jobs, whose events have no device.
 func (k EventKind) OfJob() bool { return strings.HasPrefix(string(k), jobPrefix) }
+
+// webhookPrefix begins the kinds of webhooks.
+const webhookPrefix = "webhook."
+
+// OfWebhook returns the last token of the subject of a kind of webhooks, and whether it is one. Such events have the id of the key that created the webhook.
+func (k EventKind) OfWebhook() (token string, ok bool) {
+	return strings.CutPrefix(string(k), webhookPrefix)
+}
+
+// WebhookEvent returns the kind of webhooks that has this last token of its subject.
+func WebhookEvent(token string) EventKind { return EventKind(webhookPrefix + token) }
 
 // HasOwner reports whether the events of a kind are about a job or a task of one, and have the id of the key that created it.
 func (k EventKind) HasOwner() bool { return k.OfJob() || k == EventTask }
@@ -101,6 +115,7 @@ var EventKinds = []EventInfo{
 	{EventJobResumed, "", "it goes on after it was paused or halted, or tasks of an ended job are repeated", jobAdds, true, JobsStream},
 	{EventJobDone, "", "its last task ended, or its deadline passed", jobAdds, true, JobsStream},
 	{EventJobCancelled, "", "a person cancelled it; tasks that run end by themselves", jobAdds, true, JobsStream},
+	{EventWebhookDisabled, "", "a [webhook](../webhooks.md) was disabled, because its receiver accepted nothing for three days", "`webhook`, `failing_since`, `last_error`, `owner`, `created_by`", true, EventsStream},
 	{EventMessage, ".<type>", "every other message of the device: `listen`, `abort`, `goodbye`, `iot` ..., except `hello` and `mcp`", "`message` (untouched)", false, 0},
 	{EventSilent, "", "a conversation over UDP is open for 10 seconds and no packet was accepted; once per conversation", "`conversation` (its id), `packets` (how many named it)", false, 0},
 }

@@ -33,6 +33,9 @@ func TestReference(t *testing.T) {
 			kept = "yes"
 		}
 		subject := "devices.<d>." + string(k.Kind) + k.Suffix
+		if token, ok := k.Kind.OfWebhook(); ok {
+			subject = "webhooks.<w>." + token
+		}
 		if k.Kind.HasOwner() {
 			subject = "jobs.<j>." + k.Kind.JobToken()
 		}

@@ -17,7 +17,7 @@ type StreamEvent struct {
 	Kind   EventKind
 	Device ID              // empty for kinds of jobs
 	Job    string          // id of the job, of kinds with HasOwner
-	Owner  string          // of kinds with HasOwner: id of the key that created the job
+	Owner  string          // of kinds with HasOwner and of webhooks: id of the key that created the job or webhook
 	Data   json.RawMessage // the payload as published
 	Gap    bool            // events after the requested position were deleted; Data has the range
 }
@@ -39,7 +39,7 @@ func (q *EventQuery) Check() error {
 	if q.Kind == "" {
 		return nil
 	}
-	if q.Kind.OfJob() && q.Device != "" {
+	if _, ok := q.Kind.OfWebhook(); (ok || q.Kind.OfJob()) && q.Device != "" {
 		return Errorf(CodeBadRequest, "events of type %s have no device; leave device out, or use the type task", q.Kind)
 	}
 	kinds := StoredKinds()

@@ -7,6 +7,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -151,11 +152,14 @@ func isFrequent(kind devices.EventKind) bool {
 	return kind == devices.EventNotification || kind == devices.EventTask
 }
 
-// subjectOf returns the subject of an event of a device or a job, either may be `*`. That of a task has no device: NATS keeps
+// subjectOf returns the subject of an event of a device, or of a job or webhook, either may be `*`. That of a task has no device: NATS keeps
 // something in memory for each subject of a stream, and a job may have a million tasks.
-func (b *Bus) subjectOf(device, job string, kind devices.EventKind, rest string) string {
+func (b *Bus) subjectOf(device, other string, kind devices.EventKind, rest string) string {
+	if token, ok := kind.OfWebhook(); ok {
+		return b.opt.Prefix + ".webhooks." + other + "." + token
+	}
 	if kind.HasOwner() {
-		return b.opt.Prefix + ".jobs." + job + "." + kind.JobToken()
+		return b.opt.Prefix + ".jobs." + other + "." + kind.JobToken()
 	}
 	return b.subject(device, kind, rest)
 }
@@ -251,7 +255,7 @@ func (b *Bus) Ready() error {
 
 // Publish queues an event.
 func (b *Bus) Publish(e devices.Event) {
-	msg := &nats.Msg{Subject: b.subjectOf(e.Device.Token(), e.Job, e.Kind, e.Subject), Data: b.payload(e)}
+	msg := &nats.Msg{Subject: b.subjectOf(e.Device.Token(), cmp.Or(e.Job, e.Webhook), e.Kind, e.Subject), Data: b.payload(e)}
 	if e.MsgID != "" {
 		msg.Header = nats.Header{jetstream.MsgIDHeader: []string{e.MsgID}}
 	}
@@ -288,7 +292,11 @@ func (b *Bus) Publish(e devices.Event) {
 func (b *Bus) payload(e devices.Event) []byte {
 	out := make([]byte, 0, 192+len(e.Fields))
 	if e.Device == "" {
-		out = jsonspan.AppendString(append(out, `{"job":`...), e.Job)
+		if e.Webhook != "" {
+			out = jsonspan.AppendString(append(out, `{"webhook":`...), e.Webhook)
+		} else {
+			out = jsonspan.AppendString(append(out, `{"job":`...), e.Job)
+		}
 		out = jsonspan.AppendString(append(out, `,"node":`...), b.opt.Node)
 	} else {
 		out = jsonspan.AppendString(append(out, `{"device":`...), string(e.Device))

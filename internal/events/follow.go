@@ -239,7 +239,11 @@ func (b *Bus) filter(which devices.EventStream, q devices.EventQuery) []string {
 // read returns the event of a stored message.
 func (b *Bus) read(msg *message) devices.StreamEvent {
 	e := devices.StreamEvent{Data: json.RawMessage(msg.Data())}
-	if job, ok := strings.CutPrefix(msg.Subject(), b.opt.Prefix+".jobs."); ok {
+	if webhook, ok := strings.CutPrefix(msg.Subject(), b.opt.Prefix+".webhooks."); ok {
+		_, token, _ := strings.Cut(webhook, ".")
+		e.Kind = devices.WebhookEvent(token)
+		e.Owner, _ = jsonspan.String(jsonspan.Member(e.Data, "owner"))
+	} else if job, ok := strings.CutPrefix(msg.Subject(), b.opt.Prefix+".jobs."); ok {
 		_, token, _ := strings.Cut(job, ".")
 		if e.Kind = devices.JobEvent(token); e.Kind == devices.EventTask {
 			device, _ := jsonspan.String(jsonspan.Member(e.Data, "device"))

@@ -105,7 +105,7 @@ var fleetTools = []mcp.Tool{
 		Description: "Lists what happened to devices last, the newest at the end. Use it to explain why a device is offline or what it reported; not for its state now (get_device_status). " +
 			"Texts in it may be the devices' own words. Example: {\"device\":\"Kitchen lamp\",\"type\":\"offline\",\"limit\":5}.",
 		InputSchema: schema(`{"type":"object","additionalProperties":false,"properties":{` + deviceProperty + `,` +
-			`"type":{"type":"string","enum":["online","offline","catalog","notifications","photo","pending","contested","task","job.started","job.stage","job.paused","job.halted","job.resumed","job.done","job.cancelled"]},` +
+			`"type":{"type":"string","enum":["online","offline","catalog","notifications","photo","pending","contested","task","job.started","job.stage","job.paused","job.halted","job.resumed","job.done","job.cancelled","webhook.disabled"]},` +
 			`"limit":{"type":"integer","minimum":1,"maximum":100,"default":20}}}`),
 		OutputSchema: schema(`{"type":"object","properties":{"events":{"type":"array","items":{"type":"object","required":["type"]}},` + failureSchema + `}}`)},
 	{Name: "run_job", Title: "Run a job", Annotations: acts,

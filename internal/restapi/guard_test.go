@@ -368,7 +368,7 @@ func TestJobEventsUnderAKey(t *testing.T) {
 }
 
 // A key that is limited to tools sees events of its own jobs alone, over a stream and in batches; the question of a photo is for
-// keys that may read photos.
+// keys that may read photos, and events of webhooks for the key that created it and for administrators.
 func TestEventsForSomeKeys(t *testing.T) {
 	for _, query := range []string{"", "?batch=100ms"} {
 		for _, c := range []struct {
@@ -380,7 +380,7 @@ func TestEventsForSomeKeys(t *testing.T) {
 			{"events:read photos:read", []string{"self.get_*"}, `{"n":2} {"photo":"p","question":"who is there?"}`},
 			{"events:read", nil, `{"n":1} {"n":2} {"photo":"p"}`},
 			{"events:read photos:read", nil, `{"n":1} {"n":2} {"photo":"p","question":"who is there?"}`},
-			{"admin", nil, `{"n":1} {"n":2} {"photo":"p","question":"who is there?"}`},
+			{"admin", nil, `{"n":1} {"n":3} {"n":2} {"photo":"p","question":"who is there?"}`},
 		} {
 			f := newFleet(t)
 			f.put(robot, "board", "2.4.2", nil)
@@ -395,6 +395,7 @@ func TestEventsForSomeKeys(t *testing.T) {
 			f.token = token
 			f.events.queue = make(chan devices.StreamEvent, 8)
 			f.events.queue <- devices.StreamEvent{Kind: devices.EventJobHalted, Owner: "admin", Data: []byte(`{"n":1}`)}
+			f.events.queue <- devices.StreamEvent{Kind: devices.EventWebhookDisabled, Owner: "another key", Data: []byte(`{"n":3}`)}
 			f.events.queue <- devices.StreamEvent{Kind: devices.EventJobHalted, Owner: key.ID, Data: []byte(`{"n":2}`)}
 			f.events.queue <- devices.StreamEvent{Kind: devices.EventPhoto, Device: robot, Data: []byte(`{"photo":"p","question":"who is there?"}`)}
 			lines, _ := f.follow(t, t.Context(), query)
@@ -414,7 +415,7 @@ func TestEventsForSomeKeys(t *testing.T) {
 				at += i
 			}
 			// security: R3
-			if strings.Contains(seen.String(), `{"n":1}`) != strings.Contains(c.want, `{"n":1}`) || strings.Contains(seen.String(), "who is there") != strings.Contains(c.want, "who is there") {
+			if strings.Contains(seen.String(), `{"n":1}`) != strings.Contains(c.want, `{"n":1}`) || strings.Contains(seen.String(), `{"n":3}`) != strings.Contains(c.want, `{"n":3}`) || strings.Contains(seen.String(), "who is there") != strings.Contains(c.want, "who is there") {
 				t.Errorf("%s for tools %q, %s: %s", c.scopes, c.tools, query, seen.String())
 			}
 		}

@@ -56,6 +56,7 @@ type Status struct {
 	DeliveredAt  time.Time
 	FailingSince time.Time // zero: the last attempt was successful
 	LastError    string
+	DisabledAt   time.Time // zero: it is delivered
 }
 
 // OfflineDevice is a device that is offline.

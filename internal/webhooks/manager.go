@@ -2,7 +2,9 @@ package webhooks
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -51,6 +53,10 @@ const (
 	// before the end of the last one. Every scanAllEvery one begins at the oldest absence that counts.
 	seenLate     = 10 * time.Minute
 	scanAllEvery = 10 * time.Minute
+	// A webhook is disabled when its receiver has accepted nothing for disableAfter, and disableAttempts of this process: the
+	// fleet itself may have been away that long.
+	disableAfter    = 72 * time.Hour
+	disableAttempts = 10
 	// pruneEvery is how often absences that are not reported any more are deleted.
 	pruneEvery = time.Hour
 )
@@ -63,9 +69,10 @@ type Fleet interface {
 	NoteChange(principal access.Principal, action string, id devices.ID, detail string, err error)
 }
 
-// Events reads the event streams, as events.Bus does.
+// Events reads and publishes events, as events.Bus does.
 type Events interface {
 	Follow(ctx context.Context, q devices.EventQuery, deliver func(devices.StreamEvent) error) error
+	Publish(e devices.Event)
 }
 
 // Options of a Manager.
@@ -197,7 +204,7 @@ func (m *Manager) follow(ctx context.Context, hooks []Hook) {
 		m.mu.Lock()
 		w := m.workers[h.ID]
 		m.mu.Unlock()
-		if m.stopped(&h) != "" || w != nil && (w.hook.Version != h.Version || w.ctx.Err() != nil) {
+		if m.stopped(&h) != "" || !h.DisabledAt.IsZero() || w != nil && (w.hook.Version != h.Version || w.ctx.Err() != nil) {
 			continue
 		}
 		begun := time.Now()
@@ -328,8 +335,27 @@ func (m *Manager) save(ctx context.Context, workers []*worker) error {
 			continue
 		}
 		w.wasSaved(n)
+		if status := statuses[w.hook.ID]; !status.DisabledAt.IsZero() {
+			m.publishDisabled(&w.hook, &status)
+		}
 	}
 	return nil
+}
+
+// publishDisabled publishes that a webhook was disabled, after that was committed.
+func (m *Manager) publishDisabled(h *Hook, s *Status) {
+	m.opt.Log.Error("a webhook was disabled: its receiver has accepted nothing for three days", "webhook", h.ID, "error", s.LastError)
+	text, err := json.Marshal(struct {
+		FailingSince time.Time `json:"failing_since"`
+		LastError    string    `json:"last_error"`
+		Owner        string    `json:"owner"`
+		CreatedBy    string    `json:"created_by"`
+	}{s.FailingSince.UTC(), s.LastError, h.Owner, h.OwnerName})
+	if err != nil {
+		return // a time of a year that JSON does not have
+	}
+	m.opt.Events.Publish(devices.Event{Kind: devices.EventWebhookDisabled, Webhook: h.ID, Seq: h.Version, Time: s.DisabledAt,
+		MsgID: fmt.Sprintf("%s-disabled-%d", h.ID, s.DisabledAt.UnixMicro()), Fields: text[1 : len(text)-1]})
 }
 
 func (m *Manager) wake() {

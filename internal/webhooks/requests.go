@@ -64,6 +64,8 @@ func (m *Manager) view(h *Hook) api.Webhook {
 	switch {
 	case out.Reason != "":
 		out.State = "stopped"
+	case !h.DisabledAt.IsZero():
+		out.State, out.Reason = "disabled", "its receiver accepted nothing for three days; repair the receiver, then enable the webhook"
 	case !h.FailingSince.IsZero():
 		out.State = "failing"
 	}
@@ -148,6 +150,12 @@ func (m *Manager) set(h *Hook, e api.WebhookEdit) (made string, err error) {
 			}
 		}
 	}
+	if e.State != nil {
+		if *e.State != "active" {
+			return "", devices.Errorf(devices.CodeBadRequest, "state must be active, which enables a webhook that was disabled")
+		}
+		h.DisabledAt, h.FailingSince = time.Time{}, time.Time{}
+	}
 	if err := h.check(m.opt.Allow); err != nil {
 		return "", err
 	}
@@ -185,7 +193,7 @@ func describe(h *Hook) string {
 // changes is the text of an edit in the audit: the members that it sets.
 func changes(e *api.WebhookEdit) string {
 	var names []string
-	for name, set := range map[string]bool{"url": e.URL != nil, "types": e.Types != nil, "select": e.Select != nil, "offline_for": e.OfflineFor != nil, "secret": e.Secret != nil} {
+	for name, set := range map[string]bool{"url": e.URL != nil, "types": e.Types != nil, "select": e.Select != nil, "offline_for": e.OfflineFor != nil, "secret": e.Secret != nil, "state": e.State != nil} {
 		if set {
 			names = append(names, name)
 		}

@@ -235,6 +235,22 @@ func (w *world) stream() jetstream.Stream {
 	return stream
 }
 
+// event returns the last stored event of a kind.
+func (w *world) event(kind devices.EventKind) (e struct {
+	Webhook, Owner string
+	LastError      string `json:"last_error"`
+}) {
+	w.t.Helper()
+	found, err := w.bus.Recent(w.t.Context(), devices.EventQuery{Kind: kind}, 1, func(*devices.StreamEvent) bool { return true })
+	if err == nil && len(found) == 1 {
+		err = json.Unmarshal(found[0].Data, &e)
+	}
+	if err != nil || len(found) != 1 || found[0].Owner != e.Owner {
+		w.t.Errorf("%+v, %v", found, err)
+	}
+	return e
+}
+
 // delivery is what a receiver gets.
 type delivery struct {
 	ID   string
@@ -614,6 +630,57 @@ func TestOneReader(t *testing.T) {
 	failing.respond(nil)
 	devicetest.Eventually(t, "it has all", func() bool { return len(failing.numbers()) == number+2000 })
 	devicetest.Eventually(t, "there is one reader again", func() bool { return readers() == 1 })
+}
+
+// A webhook that fails for days is disabled, with an event, and is delivered again when somebody enables it.
+func TestFailsForDays(t *testing.T) {
+	for name, db := range map[string]storetest.Maker{"SQLite": storetest.SQLite, "Postgres": storetest.Postgres} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, db(t))
+			m, _ := w.manager()
+			failing, other := newReceiver(t), newReceiver(t)
+			failing.fail(500)
+			lab, _ := w.key("lab", "")
+			h := w.create(m, lab, api.NewWebhook{URL: failing.URL, Types: []string{"online"}})
+			told := w.create(m, admin, api.NewWebhook{URL: other.URL, Types: []string{"webhook.disabled"}})
+			w.happen(devices.EventOnline, "a", 1)
+			w.retry(m)
+			m.Close()
+			w.db.Exec(t, `UPDATE webhooks SET failing_since = failing_since - $1 WHERE id = $2`, (73 * time.Hour).Microseconds(), h.ID)
+			m, _ = w.manager()
+			get := func() api.Webhook {
+				t.Helper()
+				got, err := m.Get(t.Context(), lab, h.ID)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return got
+			}
+			devicetest.Eventually(t, "it is disabled", func() bool { return get().State == "disabled" })
+			if got := get(); got.Reason == "" || got.LastError != "the receiver answered 500" {
+				t.Errorf("%+v", got)
+			}
+			devicetest.Eventually(t, "the event is delivered", func() bool {
+				all, _ := other.got()
+				return len(all) == 1 && all[0].Type == "webhook.disabled" && all[0].Webhook == told.ID
+			})
+			if e := w.event(devices.EventWebhookDisabled); e.Webhook != h.ID || e.Owner != lab.Key() || e.LastError != "the receiver answered 500" {
+				t.Errorf("%+v", e)
+			}
+			_, attempts := failing.got()
+			time.Sleep(10 * webhooks.Turn())
+			if _, n := failing.got(); n != attempts {
+				t.Errorf("%d attempts after it was disabled", n-attempts)
+			}
+			failing.respond(nil)
+			state := "active"
+			if _, err := m.Edit(t.Context(), lab, h.ID, api.WebhookEdit{State: &state}); err != nil {
+				t.Fatal(err)
+			}
+			failing.await(1)
+			devicetest.Eventually(t, "it is active", func() bool { got := get(); return got.State == "active" && got.FailingSince.IsZero() })
+		})
+	}
 }
 
 // Of two processes one delivers. If it is killed after the receiver has accepted and before that is written, the other

@@ -530,7 +530,12 @@ func (w *worker) fail(begun time.Time, err error) time.Duration {
 	if w.failures == 1 {
 		w.m.opt.Log.Warn("a delivery to a webhook failed; trying again", "webhook", w.hook.ID, "error", err)
 	}
-	pause := min(max(time.Since(w.status.FailingSince), retryFirst), retryMost)
+	failing := time.Since(w.status.FailingSince)
+	if failing >= disableAfter && w.failures >= disableAttempts && w.status.DisabledAt.IsZero() {
+		w.status.DisabledAt = time.Now()
+		w.cancel()
+	}
+	pause := min(max(failing, retryFirst), retryMost)
 	return pause/2 + rand.N(pause/2+1)
 }
 

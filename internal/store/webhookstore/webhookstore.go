@@ -30,17 +30,17 @@ var _ webhooks.Store = (*Store)(nil)
 // New returns a Store in a database.
 func New(host database.Host) *Store { return &Store{host: host, db: host.Database()} }
 
-const columns = `id, owner, owner_name, url, types, devices, offline_for, sealed, created_at, version, position, gap, delivered, delivered_at, failing_since, last_error`
+const columns = `id, owner, owner_name, url, types, devices, offline_for, sealed, created_at, version, position, gap, delivered, delivered_at, failing_since, last_error, disabled_at`
 
 func scan(scan func(...any) error) (h webhooks.Hook, err error) {
 	var types string
-	var offlineFor, created, delivered, failing int64
+	var offlineFor, created, delivered, failing, disabled int64
 	if err := scan(&h.ID, &h.Owner, &h.OwnerName, &h.URL, &types, &h.Select, &offlineFor, &h.Sealed, &created, &h.Version,
-		&h.Position, &h.Gap, &h.Delivered, &delivered, &failing, &h.LastError); err != nil {
+		&h.Position, &h.Gap, &h.Delivered, &delivered, &failing, &h.LastError, &disabled); err != nil {
 		return h, err
 	}
 	h.OfflineFor, h.CreatedAt = time.Duration(offlineFor)*time.Microsecond, database.Instant(created)
-	h.DeliveredAt, h.FailingSince = database.Instant(delivered), database.Instant(failing)
+	h.DeliveredAt, h.FailingSince, h.DisabledAt = database.Instant(delivered), database.Instant(failing), database.Instant(disabled)
 	return h, json.Unmarshal([]byte(types), &h.Types)
 }
 
@@ -107,7 +107,7 @@ func (s *Store) Create(ctx context.Context, h webhooks.Hook, permit func(held ma
 		if err := permit(held); err != nil {
 			return unchanged{err}
 		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO webhooks (`+columns+`, instance, beat) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', '', 0, 0, 0, '', '', 0)`, args...)
+		_, err = tx.ExecContext(ctx, `INSERT INTO webhooks (`+columns+`, instance, beat) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, '', '', 0, 0, 0, '', 0, '', 0)`, args...)
 		return err
 	})
 }
@@ -118,8 +118,9 @@ func (s *Store) Update(ctx context.Context, h webhooks.Hook) error {
 	if err != nil {
 		return err
 	}
-	return s.one(ctx, "changing a webhook", webhooks.ErrStale, `UPDATE webhooks SET url = $3, types = $4, devices = $5, offline_for = $6, sealed = $7, version = version + 1 WHERE id = $1 AND version = $2`,
-		h.ID, h.Version, args[3], args[4], args[5], args[6], args[7])
+	return s.one(ctx, "changing a webhook", webhooks.ErrStale, `UPDATE webhooks SET url = $3, types = $4, devices = $5, offline_for = $6, sealed = $7, version = version + 1,
+ failing_since = CASE WHEN $8 = 0 AND disabled_at <> 0 THEN 0 ELSE failing_since END, disabled_at = $8 WHERE id = $1 AND version = $2`,
+		h.ID, h.Version, args[3], args[4], args[5], args[6], args[7], database.Micros(h.DisabledAt))
 }
 
 // Reseal implements webhooks.Store.
@@ -204,8 +205,8 @@ func (s *Store) Save(ctx context.Context, instance string, statuses map[string]w
 	err = s.write(ctx, "writing the status of webhooks", func(ctx context.Context, tx *sql.Tx) error {
 		for _, id := range slices.Sorted(maps.Keys(statuses)) { // two processes lock rows in one order
 			status := statuses[id]
-			result, err := tx.ExecContext(ctx, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8 WHERE id = $1 AND (instance = $2 OR $9)`,
-				id, instance, status.Position, status.Gap, status.Delivered, database.Micros(status.DeliveredAt), database.Micros(status.FailingSince), database.Clean(status.LastError), !s.db.Postgres())
+			result, err := tx.ExecContext(ctx, `UPDATE webhooks SET position = $3, gap = $4, delivered = $5, delivered_at = $6, failing_since = $7, last_error = $8, disabled_at = $10 WHERE id = $1 AND (instance = $2 OR $9)`,
+				id, instance, status.Position, status.Gap, status.Delivered, database.Micros(status.DeliveredAt), database.Micros(status.FailingSince), database.Clean(status.LastError), !s.db.Postgres(), database.Micros(status.DisabledAt))
 			if err != nil {
 				return err
 			}

@@ -11,8 +11,8 @@ import { line, Said } from "../untrusted.js";
 const EVERY = 5_000; // a delivery and its failure come without an event
 
 // TYPES are the kinds of events that are kept, and so can be delivered later.
-const TYPES = ["online", "offline", "catalog", "notifications", "photo", "pending", "contested", "task", "job.started", "job.stage", "job.paused", "job.halted", "job.resumed", "job.done", "job.cancelled"];
-const TONES = { active: "good", failing: "bad", stopped: "bad" };
+const TYPES = ["online", "offline", "catalog", "notifications", "photo", "pending", "contested", "task", "job.started", "job.stage", "job.paused", "job.halted", "job.resumed", "job.done", "job.cancelled", "webhook.disabled"];
+const TONES = { active: "good", failing: "bad", disabled: "bad", stopped: "bad" };
 
 export function Webhooks({ query }) {
   const cursor = query.get("cursor") || "";
@@ -64,6 +64,7 @@ function Form({ hook, onClose, onSaved }) {
     const body = Object.fromEntries(["url", "select", "offline_for", "secret"].map((name) => [name, form.get(name).trim()]));
     body.types = form.getAll("type");
     for (const name of ["url", "select", "offline_for", "types"]) if (hook && String(body[name]) === String(before[name])) delete body[name];
+    if (form.get("enable")) body.state = "active";
     if (!body.secret && !form.get("fresh")) delete body.secret; // a new webhook gets one, another keeps its own
     setBusy(true);
     setError(null);
@@ -81,5 +82,6 @@ function Form({ hook, onClose, onSaved }) {
     <div class="field"><label for="hook-offline">${s.webhooks.offlineFor}</label><input id="hook-offline" name="offline_for" placeholder="10m" spellcheck=${false} autocapitalize="off" defaultValue=${before.offline_for} /></div>
     <div class="field"><label for="hook-secret">${hook ? s.webhooks.otherSecret : s.webhooks.secret}</label><input id="hook-secret" name="secret" type="password" autocomplete="off" spellcheck=${false} /></div>
     ${hook && html`<label class="check"><input type="checkbox" name="fresh" /> ${s.webhooks.fresh}</label>`}
+    ${hook?.state === "disabled" && html`<label class="check"><input type="checkbox" name="enable" defaultChecked /> ${s.webhooks.enable}</label>`}
     <${Problem} error=${error} /><div class="actions"><button class="primary" disabled=${busy}>${hook ? s.save : s.webhooks.create}</button><button type="button" onClick=${onClose}>${s.cancel}</button></div></form><//>`;
 }
