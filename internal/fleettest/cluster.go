@@ -3,6 +3,7 @@ package fleettest
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"fleetd/internal/apiclient"
 	"fleetd/internal/clock"
+	"fleetd/internal/durable"
 	"fleetd/internal/natstest"
 	"fleetd/internal/store/storetest"
 )
@@ -26,6 +28,9 @@ type Cluster struct {
 	NATS, SQL  []*Wire
 	HTTP, MQTT *Wire
 
+	// StepDatabase sets by how much the clock of the database is wrong.
+	StepDatabase func(by time.Duration)
+
 	bus *server.Server
 }
 
@@ -36,6 +41,8 @@ type ClusterOptions struct {
 	Args  []string // for every node
 	// Clocks are how far the clocks of the nodes are off.
 	Clocks []time.Duration
+	// Stepped has clocks that StepClock and StepDatabase set.
+	Stepped bool
 }
 
 // StartCluster runs the nodes until the test ends.
@@ -46,6 +53,9 @@ func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 	}
 	bus := natsServerOfItsOwn(t)
 	c := &Cluster{DB: storetest.Postgres(t), bus: bus}
+	if o.Stepped {
+		c.DB, c.StepDatabase = c.DB.Stepped(t)
+	}
 	var http, mqtt []string
 	for range o.Nodes {
 		http, mqtt = append(http, freePort(t)), append(mqtt, freePort(t))
@@ -73,10 +83,23 @@ func (p Programs) StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 		if o.Clocks != nil {
 			n.env = []string{clock.StepVariable + "=" + o.Clocks[i].String()}
 		}
+		if o.Stepped {
+			n.env = append(n.env, clock.FileVariable+"="+n.clockFile())
+		}
 		c.Nodes[i] = n
 		n.Run(t)
 	}
 	return c
+}
+
+func (n *Node) clockFile() string { return filepath.Join(n.Dir, "clock") }
+
+// StepClock sets by how much the clock of the node is wrong.
+func (n *Node) StepClock(t testing.TB, by time.Duration) {
+	t.Helper()
+	if err := durable.WriteFile(n.clockFile(), []byte(by.String())); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // natsServerOfItsOwn runs a NATS server in this process that notices a silent

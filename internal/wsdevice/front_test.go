@@ -215,10 +215,19 @@ func TestRevokedCredentialsAreRefused(t *testing.T) {
 	if _, err := b.service.Revoke(t.Context(), devicetest.Admin, id); err != nil {
 		t.Fatal(err)
 	}
-	for {
-		if _, err := d.Receive(); err != nil {
-			break // the session ended
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			if _, err := d.Receive(); err != nil {
+				return
+			}
 		}
+	}()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the session goes on after the revocation") // security: D2
 	}
 	// security: D2
 	if _, response, err := websocket.DefaultDialer.Dial(b.url, b.header(id, "c1", 0)); err == nil || response.StatusCode != 401 {

@@ -13,6 +13,28 @@ import (
 	"fleetd/internal/store/jobstore"
 )
 
+// Stepped returns the Postgres database with a clock that step moves, for who connects by its URL: a function of a schema before
+// pg_catalog takes the place of the server's.
+func (d Database) Stepped(t testing.TB) (stepped Database, step func(by time.Duration)) {
+	t.Helper()
+	d.Exec(t, `CREATE SCHEMA stepped`)
+	t.Cleanup(func() { d.Exec(t, `DROP SCHEMA stepped CASCADE`) })
+	d.Exec(t, `CREATE TABLE stepped.step (us BIGINT NOT NULL)`)
+	d.Exec(t, `INSERT INTO stepped.step VALUES (0)`)
+	for _, name := range []string{"clock_timestamp", "now"} {
+		d.Exec(t, `CREATE FUNCTION stepped.`+name+`() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+ 'SELECT pg_catalog.`+name+`() + (SELECT us FROM stepped.step) * interval ''1 microsecond'''`)
+	}
+	u, err := url.Parse(d.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := u.Query()
+	query.Set("search_path", "public,stepped,pg_catalog")
+	u.RawQuery = query.Encode()
+	return Database{URL: u.String(), Raw: d.Raw, Postgres: true}, func(by time.Duration) { d.Exec(t, `UPDATE stepped.step SET us = $1`, by.Microseconds()) }
+}
+
 // steppedStores returns two nodes of a database whose clock step moves, on SQLite one node whose own clock does.
 func (f *jobFleet) steppedStores(t *testing.T) (stores []*jobstore.Store, step func(d time.Duration)) {
 	t.Helper()
@@ -23,24 +45,11 @@ func (f *jobFleet) steppedStores(t *testing.T) (stores []*jobstore.Store, step f
 		s := jobstore.New(openStore(t, f.URL), discard, jobstore.Clock(wall), jobstore.Holders(ownerKind))
 		return []*jobstore.Store{s, s}, func(d time.Duration) { off.Store(int64(d)) }
 	}
-	// A function of a schema before pg_catalog takes the place of the server's.
-	f.Exec(t, `CREATE SCHEMA stepped`)
-	t.Cleanup(func() { f.Exec(t, `DROP SCHEMA stepped CASCADE`) })
-	f.Exec(t, `CREATE TABLE stepped.step (us BIGINT NOT NULL)`)
-	f.Exec(t, `INSERT INTO stepped.step VALUES (0)`)
-	f.Exec(t, `CREATE FUNCTION stepped.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
- 'SELECT pg_catalog.clock_timestamp() + (SELECT us FROM stepped.step) * interval ''1 microsecond'''`)
-	u, err := url.Parse(f.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	query := u.Query()
-	query.Set("search_path", "public,stepped,pg_catalog")
-	u.RawQuery = query.Encode()
+	db, step := f.Stepped(t)
 	for range 2 {
-		stores = append(stores, jobstore.New(openStore(t, u.String()), discard, jobstore.Holders(ownerKind)))
+		stores = append(stores, jobstore.New(openStore(t, db.URL), discard, jobstore.Holders(ownerKind)))
 	}
-	return stores, func(d time.Duration) { f.Exec(t, `UPDATE stepped.step SET us = $1`, d.Microseconds()) }
+	return stores, step
 }
 
 // What lasts goes on as if the clock was not stepped: the pause of a rate, on the node that measures the step and on one that
