@@ -67,10 +67,11 @@ type Store interface {
 	// below round, or with round < 0 of all; device, if not empty, is the only one. It
 	// returns the job afterwards.
 	EndWaiting(ctx context.Context, id string, round int64, device devices.ID, outcome Outcome, code string, limit int) (ended []Task, j Job, err error)
-	// Retry returns up to limit ended tasks of the current round with one of these outcomes
-	// to waiting, and applies Job.Reopen if there are any. ErrOpenJobs, ErrOpenTasks or ErrQueueFull, and nothing is changed, if
-	// they do not fit the shares of the owner.
-	Retry(ctx context.Context, id string, outcomes []Outcome, limit int) (n int, j Job, err error)
+	// Retry returns up to limit ended tasks of a round with one of these outcomes to waiting, in order of device from the
+	// one behind after on, and applies Job.Reopen if there are any. next is the last of these devices, or empty if no
+	// more follow: the round has been replaced, or all its tasks were seen. ErrOpenJobs, ErrOpenTasks or ErrQueueFull,
+	// and nothing is changed, if they do not fit the shares of the owner.
+	Retry(ctx context.Context, id string, round int64, outcomes []Outcome, after devices.ID, limit int) (n int, next devices.ID, j Job, err error)
 
 	// Waiting returns waiting tasks of a job whose Spread is above after, in order of
 	// Spread, whatever their DueAt.

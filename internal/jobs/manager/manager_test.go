@@ -314,3 +314,83 @@ func (m *testManager) drainWake() bool {
 		return false
 	}
 }
+
+// failing is a store whose tasks fail as soon as they are repeated.
+type failing struct {
+	jobs.Store
+	t    *testing.T
+	runs map[devices.ID]int
+}
+
+func (s *failing) Retry(ctx context.Context, id string, round int64, outcomes []jobs.Outcome, after devices.ID, limit int) (int, devices.ID, jobs.Job, error) {
+	n, next, j, err := s.Store.Retry(ctx, id, round, outcomes, after, limit)
+	if err == nil && n > 0 {
+		s.run(id)
+	}
+	return n, next, j, err
+}
+
+// run begins all waiting tasks of a job, which fail.
+func (s *failing) run(id string) {
+	s.t.Helper()
+	for {
+		list, err := s.Waiting(s.t.Context(), id, -1, jobs.BeginBatch)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if len(list) == 0 {
+			return
+		}
+		begun, _, err := s.Begin(s.t.Context(), "n-test", "i", list)
+		if err != nil || len(begun) == 0 {
+			s.t.Fatalf("%d tasks begin, %v", len(begun), err)
+		}
+		ends := make([]jobs.End, len(begun))
+		for i, task := range begun {
+			s.runs[task.Device]++
+			ends[i] = jobs.End{Job: task.Job, Round: task.Round, Device: task.Device, Fence: task.Fence, Outcome: jobs.Failed}
+		}
+		if _, _, err := s.End(s.t.Context(), "i", ends); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// fill returns a running job with more tasks than one transaction ends or repeats.
+func (m *testManager) fill(t *testing.T, n int) jobs.Job {
+	t.Helper()
+	for i := range n {
+		m.ports.Put(devices.Member{ID: devices.ID(fmt.Sprintf("02:00:00:00:%02x:%02x", i>>8, i&255)), ClientID: "c", Labels: map[string]string{"room": "store"}})
+	}
+	spec := api.JobSpec{Action: callSpec("self.get").Action, Select: "room=store", Pace: &api.JobPace{Rate: jobs.RateUnlimited, Concurrency: 10_000}}
+	created, _, err := m.Create(t.Context(), devicetest.Admin, spec, CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass := newTurn(m.Manager)
+	for m.stored(t, created.ID).State != jobs.Running {
+		if err := pass.once(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m.stored(t, created.ID)
+}
+
+// One request repeats a task once, though it fails again while others are still to be repeated.
+func TestRetryRepeatsATaskOnce(t *testing.T) {
+	m := newManager(t)
+	s := &failing{m.Store, t, map[devices.ID]int{}}
+	m.Store = s
+	j := m.fill(t, endBatch+1)
+	s.run(j.ID)
+	if _, err := m.Do(t.Context(), devicetest.Admin, j.ID, "retry", VerbOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	most, total := 0, 0
+	for _, n := range s.runs {
+		most, total = max(most, n), total+n
+	}
+	if len(s.runs) != endBatch+1 || most != 2 || total != 2*len(s.runs) {
+		t.Errorf("%d devices had %d calls for the job and one request to repeat them, one of them %d", len(s.runs), total, most)
+	}
+}

@@ -167,14 +167,13 @@ func (m *Manager) retry(ctx context.Context, id string, names []string) (jobs.Jo
 	if before.State == jobs.Cancelled || before.State == jobs.Preparing {
 		return before, (&before).Reopen(m.Store.Now())
 	}
-	for {
-		n, j, err := m.Store.Retry(ctx, id, outcomes, endBatch)
-		if err != nil {
+	// The position goes forward: a task that has failed again by now is not repeated once more.
+	for after := devices.ID(""); ; {
+		_, next, j, err := m.Store.Retry(ctx, id, before.Round, outcomes, after, endBatch)
+		if err != nil || next == "" {
 			return j, err
 		}
-		if n < endBatch {
-			return j, nil
-		}
+		after = next
 	}
 }
 

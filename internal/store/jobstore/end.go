@@ -303,7 +303,7 @@ func (s *Store) Erase(ctx context.Context, id devices.ID) error {
 }
 
 // Retry implements jobs.Store.
-func (s *Store) Retry(ctx context.Context, id string, outcomes []jobs.Outcome, limit int) (n int, j jobs.Job, err error) {
+func (s *Store) Retry(ctx context.Context, id string, round int64, outcomes []jobs.Outcome, after devices.ID, limit int) (n int, next devices.ID, j jobs.Job, err error) {
 	names := make([]string, len(outcomes))
 	for i, o := range outcomes {
 		names[i] = string(o)
@@ -316,11 +316,18 @@ func (s *Store) Retry(ctx context.Context, id string, outcomes []jobs.Outcome, l
 		if err != nil {
 			return err
 		}
+		n, next, j = 0, "", row.Job
+		if row.Round != round {
+			return nil
+		}
 		condition, arg := database.IDSet(t.db.Postgres(), "t.outcome", "$3", names)
-		list, err := database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM tasks t WHERE t.job = $1 AND t.round = $2 AND t.state = 'ended' AND `+condition+` ORDER BY t.device LIMIT $4`,
-			id, row.Round, arg, int64(limit))
-		if n = len(list); err != nil {
+		list, err := database.Collect(ctx, t.tx, scanOne, `SELECT `+taskNames+` FROM tasks t WHERE t.job = $1 AND t.round = $2 AND t.state = 'ended' AND `+condition+` AND t.device > $4 ORDER BY t.device LIMIT $5`,
+			id, round, arg, string(after), int64(limit))
+		if err != nil {
 			return err
+		}
+		if n = len(list); n == limit {
+			next = list[n-1].Device
 		}
 		if n > 0 {
 			if err := t.checkRetry(ctx, &row.Job, list); err != nil {
@@ -348,7 +355,7 @@ func (s *Store) Retry(ctx context.Context, id string, outcomes []jobs.Outcome, l
 		j = row.Job
 		return nil
 	})
-	return n, j, err
+	return n, next, j, err
 }
 
 // checkRetry returns an error if tasks of a job do not fit the shares of its owner again.

@@ -374,7 +374,7 @@ func testReported(t *testing.T, f *jobFleet) {
 	if _, _, err := s.EndWaiting(t.Context(), j.ID, -1, mac(2), jobs.CancelledT, "", 1); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.Retry(t.Context(), j.ID, []jobs.Outcome{jobs.CancelledT}, 1); err != nil {
+	if _, _, _, err := s.Retry(t.Context(), j.ID, j.Round, []jobs.Outcome{jobs.CancelledT}, "", 1); err != nil {
 		t.Fatal(err)
 	}
 	for n := 2; n <= 4; n++ {

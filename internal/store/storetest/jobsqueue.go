@@ -303,7 +303,7 @@ func testRetryInStages(t *testing.T, f *jobFleet) {
 		}
 		return f.begin(t, "a", all...)
 	}
-	if _, _, err := f.stores[0].Retry(t.Context(), j.ID, []jobs.Outcome{jobs.Failed}, 10); err != nil {
+	if _, _, _, err := f.stores[0].Retry(t.Context(), j.ID, j.Round, []jobs.Outcome{jobs.Failed}, "", 10); err != nil {
 		t.Fatal(err)
 	}
 	if begun = resume(); len(begun) != 1 || begun[0].Device != first {
@@ -324,15 +324,22 @@ func testRetry(t *testing.T, f *jobFleet) {
 	if j = f.job(t, j.ID); j.State != jobs.Done {
 		t.Fatalf("%+v", j)
 	}
-	if n, got, err := s.Retry(t.Context(), j.ID, []jobs.Outcome{jobs.Expired}, 100); n != 0 || err != nil || got.State != jobs.Done {
-		t.Fatalf("no task has the outcome: %d, %+v, %v", n, got, err)
+	if n, next, got, err := s.Retry(t.Context(), j.ID, j.Round, []jobs.Outcome{jobs.Expired}, "", 100); n != 0 || next != "" || err != nil || got.State != jobs.Done {
+		t.Fatalf("no task has the outcome: %d, %q, %+v, %v", n, next, got, err)
 	}
-	if n, got, err := s.Retry(t.Context(), j.ID, []jobs.Outcome{jobs.Failed, jobs.Unknown}, 15); n != 15 || err != nil || got.State != jobs.Running || got.Counts.Waiting != 15 {
-		t.Fatalf("%d, %+v, %v", n, got, err)
+	if n, next, got, err := s.Retry(t.Context(), j.ID, j.Round+1, []jobs.Outcome{jobs.Failed}, "", 100); n != 0 || next != "" || err != nil || got.State != jobs.Done {
+		t.Fatalf("of another round: %d, %q, %+v, %v", n, next, got, err)
+	}
+	wanted := []jobs.Outcome{jobs.Failed, jobs.Unknown}
+	n, next, got, err := s.Retry(t.Context(), j.ID, j.Round, wanted, "", 15)
+	if n != 15 || next == "" || err != nil || got.State != jobs.Running || got.Counts.Waiting != 15 {
+		t.Fatalf("%d, %q, %+v, %v", n, next, got, err)
 	}
 	f.check(t)
-	if n, got, err := s.Retry(t.Context(), j.ID, []jobs.Outcome{jobs.Failed, jobs.Unknown}, 15); n != 5 || err != nil || got.Counts.Waiting != 20 {
-		t.Fatalf("%d, %+v, %v", n, got, err)
+	// One that has failed again meanwhile is behind the position.
+	f.end(t, f.begin(t, "b", candidates(&j, next)...)[0], func(e *jobs.End) { e.Outcome = jobs.Failed })
+	if n, next, got, err := s.Retry(t.Context(), j.ID, j.Round, wanted, next, 15); n != 5 || next != "" || err != nil || got.Counts.Waiting != 19 {
+		t.Fatalf("%d, %q, %+v, %v", n, next, got, err)
 	}
 	f.check(t)
 	for _, task := range f.begin(t, "b", candidates(&j, macs(1, 30)...)...) {
@@ -341,7 +348,7 @@ func testRetry(t *testing.T, f *jobFleet) {
 		}
 		f.end(t, task, nil)
 	}
-	if j = f.job(t, j.ID); j.State != jobs.Done || j.Counts.Of(jobs.OK) != 30 {
+	if j = f.job(t, j.ID); j.State != jobs.Done || j.Counts.Of(jobs.OK) != 29 || j.Counts.Of(jobs.Failed) != 1 {
 		t.Fatalf("%+v", j)
 	}
 	if _, err := s.Edit(t.Context(), f.create(t, 1, nil).ID, func(k *jobs.Job) error { j.ID = k.ID; return k.Cancel(s.Now()) }); err != nil {
@@ -351,7 +358,7 @@ func testRetry(t *testing.T, f *jobFleet) {
 		t.Fatal(err)
 	}
 	var refused *devices.Error
-	if _, _, err := s.Retry(t.Context(), j.ID, []jobs.Outcome{jobs.CancelledT}, 10); !errors.As(err, &refused) || refused.Code != devices.CodeConflict {
+	if _, _, _, err := s.Retry(t.Context(), j.ID, j.Round, []jobs.Outcome{jobs.CancelledT}, "", 10); !errors.As(err, &refused) || refused.Code != devices.CodeConflict {
 		t.Errorf("a cancelled job is retried: %v", err)
 	}
 	f.check(t)

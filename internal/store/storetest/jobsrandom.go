@@ -96,7 +96,9 @@ func (w *worker) step() {
 	case n < 96:
 		w.must(w.s.Forget(ctx, mac(1+w.random.IntN(50))))
 	case n < 99:
-		_, _, err := w.s.Retry(ctx, id, []jobs.Outcome{jobs.OK, jobs.Failed, jobs.CancelledT, jobs.Gone, jobs.Unknown}, 10)
+		j, err := w.s.Job(ctx, id)
+		w.must(err)
+		_, _, _, err = w.s.Retry(ctx, id, j.Round, []jobs.Outcome{jobs.OK, jobs.Failed, jobs.CancelledT, jobs.Gone, jobs.Unknown}, mac(w.random.IntN(50)), 10)
 		w.must(err)
 	default:
 		edit(func(j *jobs.Job) error { j.Settle(now); return nil })

@@ -155,7 +155,7 @@ func testShareAgain(t *testing.T, f *jobFleet) {
 		t.Fatal(err)
 	}
 	f.Exec(t, `UPDATE jobs SET reserved = 375000 WHERE job = $1`, other.ID)
-	if _, _, err := s.Retry(t.Context(), done.ID, []jobs.Outcome{jobs.Failed}, 10); !errors.Is(err, jobs.ErrOpenTasks) {
+	if _, _, _, err := s.Retry(t.Context(), done.ID, done.Round, []jobs.Outcome{jobs.Failed}, "", 10); !errors.Is(err, jobs.ErrOpenTasks) {
 		t.Errorf("repeated: %v", err)
 	}
 	if _, err := s.Edit(t.Context(), other.ID, func(j *jobs.Job) error { j.Halt(jobs.ReasonKey); return nil }); err != nil {
@@ -166,7 +166,7 @@ func testShareAgain(t *testing.T, f *jobFleet) {
 	if _, err := s.Take(t.Context(), other.ID, "key 2", "Key 2", resume); !errors.Is(err, jobs.ErrOpenTasks) {
 		t.Errorf("taken over: %v", err)
 	}
-	if _, _, err := s.Retry(t.Context(), done.ID, []jobs.Outcome{jobs.Failed}, 10); err != nil {
+	if _, _, _, err := s.Retry(t.Context(), done.ID, done.Round, []jobs.Outcome{jobs.Failed}, "", 10); err != nil {
 		t.Errorf("what a job that halted with its key holds counts: %v", err)
 	}
 	f.Exec(t, `UPDATE jobs SET reserved = 0 WHERE job = $1`, other.ID)
