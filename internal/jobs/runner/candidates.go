@@ -57,7 +57,7 @@ func (s *jobState) needsScan(now time.Time, room bool) bool {
 	}
 }
 
-// read reads the waiting tasks of devices that are connected here.
+// read reads the waiting tasks of devices that are connected here, for as long as this pass has, and leaves the others in arrived.
 func (p *pump) read(ctx context.Context, arrived map[devices.ID]struct{}) error {
 	var ids []devices.ID
 	for id := range arrived {
@@ -83,7 +83,9 @@ func (p *pump) read(ctx context.Context, arrived map[devices.ID]struct{}) error 
 		for _, id := range part {
 			delete(arrived, id)
 		}
-		ids = ids[len(part):]
+		if ids = ids[len(part):]; time.Now().After(p.until) {
+			return nil
+		}
 	}
 	return nil
 }
@@ -187,7 +189,8 @@ func orNil(err error) error {
 	return err
 }
 
-// insert reports whether there is room for more. Without, a scan finds the candidate later.
+// insert reports whether there is room for more. Without, a scan finds the candidate later. Where the memory is full, jobs with
+// more candidates than others leave their room to those with fewer.
 func (p *pump) insert(s *jobState, c jobs.Candidate, most int) bool {
 	if known := s.have[keyOf(&c)]; known != nil {
 		*known = c // it may have begun on another node
@@ -197,11 +200,8 @@ func (p *pump) insert(s *jobState, c jobs.Candidate, most int) bool {
 	if c.Began && s.job.Full() { // the others in memory cannot begin
 		most, all = maxRepeated, maxRepeated
 	}
-	if len(s.list) >= most || p.total >= all {
-		if !s.more || s.cursor >= c.Spread {
-			s.cursor = c.Spread - 1
-		}
-		s.more = true
+	if len(s.list) >= most || p.total >= all && !p.makeRoom(s) {
+		s.skip(&c)
 		return false
 	}
 	s.have[keyOf(&c)] = &c
@@ -210,8 +210,63 @@ func (p *pump) insert(s *jobState, c jobs.Candidate, most int) bool {
 	return true
 }
 
-// scan reads the waiting tasks of a job, and keeps those of devices that are connected here.
-func (p *pump) scan(ctx context.Context, s *jobState) error {
+// skip leaves a candidate to a later scan.
+func (s *jobState) skip(c *jobs.Candidate) {
+	if !s.more || s.cursor >= c.Spread {
+		s.cursor = c.Spread - 1
+	}
+	s.more = true
+}
+
+// hasRoom reports whether the memory takes candidates of a job: each has its part of it, and what others leave free.
+func (p *pump) hasRoom(s *jobState) bool {
+	return p.total < maxCandidates || len(s.list) < maxCandidates/len(p.jobs)
+}
+
+// makeRoom drops a candidate of the job with the most of them for one with less than its part, and reports whether it has.
+func (p *pump) makeRoom(s *jobState) bool {
+	if !p.hasRoom(s) {
+		return false
+	}
+	largest := s
+	for _, other := range p.jobs {
+		if len(other.list) > len(largest.list) {
+			largest = other
+		}
+	}
+	if largest == s {
+		return false
+	}
+	last := len(largest.list) - 1
+	c := largest.list[last]
+	largest.skip(c)
+	delete(largest.have, keyOf(c))
+	largest.list[last] = nil
+	largest.list = largest.list[:last]
+	p.total--
+	return true
+}
+
+// scanAll scans the jobs that need it, for as long as this pass has, and reports whether some of it is left.
+func (p *pump) scanAll(ctx context.Context, now time.Time) (unread bool, err error) {
+	p.until = time.Now().Add(passTime)
+	for _, s := range p.jobs { // in an order that differs
+		if !s.needsScan(now, p.hasRoom(s)) {
+			continue
+		}
+		if unread || time.Now().After(p.until) {
+			return true, nil
+		}
+		if unread, err = p.scan(ctx, s); err != nil {
+			return false, err
+		}
+	}
+	return unread, nil
+}
+
+// scan reads the waiting tasks of a job, and keeps those of devices that are connected here. It reports whether it goes on in the
+// next pass.
+func (p *pump) scan(ctx context.Context, s *jobState) (unread bool, err error) {
 	after := int64(-1)
 	if s.more && s.round == s.job.Round && s.size == s.job.RoundN && (!s.left || s.job.Full()) {
 		after = s.cursor
@@ -220,13 +275,13 @@ func (p *pump) scan(ctx context.Context, s *jobState) error {
 	}
 	s.round, s.size, s.waiting, s.least = s.job.Round, s.job.RoundN, s.job.Counts.Waiting, s.job.Counts.Waiting
 	s.scannedAt, s.more = time.Now(), false
-	for rows := 0; rows < scanRows; {
+	for {
 		limited, cancel := context.WithTimeout(ctx, readTime)
 		list, err := p.r.Store.Waiting(limited, s.job.ID, after, scanPage)
 		cancel()
 		if err != nil {
 			s.scannedAt = time.Time{}
-			return err
+			return false, err
 		}
 		for i := range list {
 			switch {
@@ -235,15 +290,16 @@ func (p *pump) scan(ctx context.Context, s *jobState) error {
 				s.left = true
 			case !p.insert(s, list[i], maxOfJob):
 				s.cursor = after
-				return nil
+				return false, nil
 			}
 			after = list[i].Spread
 		}
 		if len(list) < scanPage {
-			return nil
+			return false, nil
 		}
-		rows += len(list)
+		if time.Now().After(p.until) {
+			s.cursor, s.more = after, true
+			return true, nil
+		}
 	}
-	s.cursor, s.more = after, true
-	return nil
 }

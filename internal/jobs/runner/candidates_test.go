@@ -43,7 +43,7 @@ func TestTasksAfterOthersAreFound(t *testing.T) {
 		{"nothing", func(*jobs.Job) {}, 1},
 	} {
 		q := &queue{}
-		p := newPump(&Runner{Options: Options{Store: q, Devices: hub{}}, wake: make(chan struct{}, 1), running: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}})
+		p := newPump(&Runner{Options: Options{Store: q, Devices: hub{}}, wake: make(chan struct{}, 1), running: map[devices.ID]string{}, later: map[devices.ID]time.Time{}})
 		for i, id := range []string{"a", "b", "c", "d", "e"} {
 			j := jobs.Job{ID: id, State: jobs.Running, Until: time.Unix(2000, 0), Opened: 10, Counts: jobs.Counts{Waiting: 1}}
 			j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 10}

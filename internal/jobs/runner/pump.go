@@ -19,7 +19,9 @@ type pump struct {
 	jobs    map[string]*jobState
 	total   int       // candidates in memory
 	batch   int       // tasks that are begun at once, at most
+	nextJob string    // id from which on jobs take their turns
 	refresh time.Time // when to read the open jobs
+	until   time.Time // when this pass ends to read
 }
 
 func newPump(r *Runner) *pump {
@@ -62,8 +64,10 @@ func (p *pump) pass(ctx context.Context) (next time.Time, err error) {
 		p.update(j)
 	}
 	now := time.Now()
-	if err := p.read(ctx, arrived); err != nil {
-		p.r.keep(maps.Keys(arrived))
+	p.until = now.Add(passTime)
+	err = p.read(ctx, arrived)
+	p.r.keep(maps.Keys(arrived)) // those that are left
+	if err != nil {
 		return next, err
 	}
 	if hinted || !now.Before(p.refresh) {
@@ -72,15 +76,13 @@ func (p *pump) pass(ctx context.Context) (next time.Time, err error) {
 			return next, err
 		}
 	}
-	for _, s := range p.jobs {
-		if s.needsScan(now, p.total < maxCandidates) {
-			if err := p.scan(ctx, s); err != nil {
-				return next, err
-			}
-		}
-	}
-	if err := p.begin(ctx); err != nil {
+	unread, err := p.scanAll(ctx, now)
+	if err != nil {
 		return next, err
+	}
+	begun, err := p.begin(ctx)
+	if err != nil || begun || unread || len(arrived) > 0 {
+		return time.Now(), err
 	}
 	return p.next(), nil
 }
@@ -172,71 +174,120 @@ type wish struct {
 	slot *dispatch.Reservation
 }
 
-// begin begins what may begin now, in groups.
-func (p *pump) begin(ctx context.Context) error {
-	for ctx.Err() == nil && !p.r.ends.isBlocked() && p.r.MayBegin() {
-		wishes := p.choose()
-		if len(wishes) == 0 {
-			return nil
-		}
-		if err := p.commit(ctx, wishes); err != nil {
-			return err
-		}
+// begin begins one group of what may begin now, and reports whether there was any: what came meanwhile is read before the next one.
+func (p *pump) begin(ctx context.Context) (more bool, err error) {
+	if p.r.ends.isBlocked() || !p.r.MayBegin() {
+		return false, nil
 	}
-	return nil
+	wishes := p.choose()
+	if len(wishes) == 0 {
+		return false, nil
+	}
+	return true, p.commit(ctx, wishes)
 }
 
-// byAge returns the jobs with candidates, those with the oldest first: of each device only the oldest
-// task may begin.
-func (p *pump) byAge() []*jobState {
-	type aged struct {
-		seq int64
-		*jobState
-	}
-	var list []aged
+// turn is a job that may begin tasks of a group.
+type turn struct {
+	*jobState
+	room  jobs.Room
+	taken int               // places of the node that its tasks have
+	kept  []*jobs.Candidate // those before at that stay in memory
+	at    int               // in list
+}
+
+// turns returns the jobs that may begin tasks now, in order of id from the one that is next.
+func (p *pump) turns(now time.Time) (list []*turn) {
 	for _, s := range p.jobs {
-		if len(s.list) > 0 {
-			oldest := slices.MinFunc(s.list, func(a, b *jobs.Candidate) int { return cmp.Compare(a.Seq, b.Seq) })
-			list = append(list, aged{oldest.Seq, s})
+		if room := s.job.Room(now); len(s.list) > 0 && room.Has(true) {
+			list = append(list, &turn{jobState: s, room: room, kept: s.list[:0]})
 		}
 	}
-	slices.SortFunc(list, func(a, b aged) int { return cmp.Or(cmp.Compare(a.seq, b.seq), cmp.Compare(a.job.ID, b.job.ID)) })
-	states := make([]*jobState, len(list))
-	for i := range list {
-		states[i] = list[i].jobState
-	}
-	return states
+	slices.SortFunc(list, func(a, b *turn) int { return cmp.Compare(a.job.ID, b.job.ID) })
+	first, _ := slices.BinarySearchFunc(list, p.nextJob, func(x *turn, id string) int { return cmp.Compare(x.job.ID, id) })
+	return slices.Concat(list[first:], list[:first])
 }
 
-// choose takes candidates whose jobs let them begin, and reserves their devices.
-func (p *pump) choose() (wishes []wish) {
-	now := p.r.Store.Now()
-	most := min(p.batch, maxRunning-int(p.r.stats.Running.Load()))
-	chosen := map[devices.ID]bool{}
-	for _, s := range p.byAge() {
-		if len(wishes) >= most {
-			break
-		}
-		room := s.job.Room(now)
-		kept := s.list[:0]
-		for i := range s.list {
-			c := s.list[i]
-			if len(wishes) >= most || !room.Has(c.Began) {
-				kept = append(kept, c)
+// firstOf returns, of each device with candidates of several jobs, the one that is first in its queue: no other may begin.
+func firstOf(list []*turn, now time.Time) map[devices.ID]*jobs.Candidate {
+	first := map[devices.ID]*jobs.Candidate{}
+	if len(list) < 2 {
+		return first
+	}
+	for _, x := range list {
+		for _, c := range x.list {
+			if c.DueAt.After(now) || !x.room.Has(c.Began) {
 				continue
 			}
-			if slot := p.reserve(s, c, chosen, now); slot != nil {
-				wishes = append(wishes, wish{*c, slot})
-				chosen[c.Device] = true
-				room.Take(c.Began)
+			if other := first[c.Device]; other == nil || cmp.Or(cmp.Compare(c.Seq, other.Seq), cmp.Compare(c.Job, other.Job)) < 0 {
+				first[c.Device] = c
 			}
-			delete(s.have, keyOf(c))
-			p.total--
 		}
-		clear(s.list[len(kept):])
-		s.list = kept
+	}
+	return first
+}
+
+// choose takes candidates whose jobs let them begin, and reserves their devices. Jobs take a place of the node in turn; one that
+// has sharePerFree times as many places as are free leaves these to others.
+func (p *pump) choose() (wishes []wish) {
+	now := p.r.Store.Now()
+	list := p.turns(now)
+	first, places := firstOf(list, now), p.r.places()
+	free := maxRunning
+	for _, n := range places {
+		free -= n
+	}
+	for _, x := range list {
+		x.taken = places[x.job.ID]
+	}
+	chosen := map[devices.ID]bool{}
+	for waiting := list; len(waiting) > 0; {
+		rest := waiting[:0:0]
+		for i, x := range waiting {
+			if len(wishes) >= p.batch || free == 0 {
+				p.nextJob, rest = waiting[i].job.ID, nil
+				break
+			}
+			if x.taken >= sharePerFree*free {
+				continue
+			}
+			w, ok := p.chooseOf(x, first, chosen, now)
+			if !ok {
+				continue
+			}
+			wishes, free = append(wishes, w), free-1
+			rest = append(rest, x)
+		}
+		waiting = rest
+	}
+	for _, x := range list {
+		kept := append(x.kept, x.list[x.at:]...)
+		clear(x.list[len(kept):])
+		x.list = kept
 	}
 	return wishes
+}
+
+// chooseOf takes the next candidate of a job that may begin; ok is false if there is none.
+func (p *pump) chooseOf(x *turn, first map[devices.ID]*jobs.Candidate, chosen map[devices.ID]bool, now time.Time) (w wish, ok bool) {
+	for ; x.at < len(x.list) && x.room.Has(true); x.at++ {
+		c := x.list[x.at]
+		if other := first[c.Device]; !x.room.Has(c.Began) || other != nil && other != c && !c.DueAt.After(now) {
+			x.kept = append(x.kept, c)
+			continue
+		}
+		slot := p.reserve(x.jobState, c, chosen, now)
+		delete(x.have, keyOf(c))
+		p.total--
+		if slot == nil {
+			continue
+		}
+		x.at++
+		x.taken++
+		x.room.Take(c.Began)
+		chosen[c.Device] = true
+		return wish{*c, slot}, true
+	}
+	return wish{}, false
 }
 
 // reserve takes a slot of the candidate's device; without one its tasks are read again later.
@@ -300,7 +351,7 @@ func (p *pump) commit(ctx context.Context, wishes []wish) error {
 			continue
 		}
 		delete(slots, k)
-		p.r.setRunning(t.Device, true)
+		p.r.setRunning(t.Device, t.Job)
 		run := &run{r: p.r, task: t, job: s.job, slot: slot, asked: asked}
 		if !p.r.tasks.Run(run.do) {
 			run.finish(notSent(&t, time.Time{}))

@@ -36,7 +36,7 @@ func (t *run) do() {
 
 func (t *run) finish(end jobs.End) {
 	t.slot.Release()
-	t.r.setRunning(t.task.Device, false)
+	t.r.setRunning(t.task.Device, "")
 	t.r.ends.add(end)
 }
 

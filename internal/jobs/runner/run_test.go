@@ -160,7 +160,7 @@ func (store) Now() time.Time { return time.Unix(1000, 0) }
 // would lose a second.
 func TestTheOldestTaskIsChosen(t *testing.T) {
 	for range 20 { // the order of a map differs
-		p := newPump(&Runner{Options: Options{Store: store{}, Devices: hub{}}, running: map[devices.ID]struct{}{}})
+		p := newPump(&Runner{Options: Options{Store: store{}, Devices: hub{}}, running: map[devices.ID]string{}})
 		for i, id := range []string{"a", "b", "c", "d", "e", "f"} {
 			j := jobs.Job{ID: id, State: jobs.Running, Until: time.Unix(2000, 0), Opened: 10, Counts: jobs.Counts{Waiting: 1}}
 			j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 10}
@@ -175,7 +175,7 @@ func TestTheOldestTaskIsChosen(t *testing.T) {
 
 // In a full stage those tasks alone are chosen that are to be repeated; one that is not due takes no room from the others.
 func TestChosenInAFullStage(t *testing.T) {
-	p := newPump(&Runner{Options: Options{Store: store{}, Devices: hub{}}, running: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}})
+	p := newPump(&Runner{Options: Options{Store: store{}, Devices: hub{}}, running: map[devices.ID]string{}, later: map[devices.ID]time.Time{}})
 	j := jobs.Job{ID: "j", State: jobs.Running, Until: time.Unix(2000, 0), Opened: 2, Started: 2, Held: 2, Counts: jobs.Counts{Waiting: 3}}
 	j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 1}
 	p.update(j)
@@ -194,7 +194,7 @@ func TestChosenInAFullStage(t *testing.T) {
 // does not let begin; when it does, those that the scan left out are found. What is known of a candidate is renewed.
 func TestRepeatedInAFullStage(t *testing.T) {
 	from := &scanned{}
-	p := newPump(&Runner{Options: Options{Store: from, Devices: hub{}}, running: map[devices.ID]struct{}{}})
+	p := newPump(&Runner{Options: Options{Store: from, Devices: hub{}}, running: map[devices.ID]string{}})
 	j := jobs.Job{ID: "j", State: jobs.Running, Version: 1, Until: time.Unix(2000, 0), RoundN: 10_000, Opened: 10, Started: 5, Counts: jobs.Counts{Waiting: 9995}}
 	j.Spec.When, j.Spec.Pace = &api.JobWhen{}, &api.JobPace{Rate: "unlimited", Concurrency: 1000}
 	p.update(j)
@@ -205,7 +205,7 @@ func TestRepeatedInAFullStage(t *testing.T) {
 	j.Version, j.Started, j.Held = 2, 10, 2
 	p.update(j)
 	from.list = []jobs.Candidate{{Job: "j", Device: "7", Spread: 7, Began: true}, {Job: "j", Device: "fresh", Spread: 5000}, {Job: "j", Device: "held", Spread: 6000, Began: true}}
-	if err := p.scan(t.Context(), s); err != nil {
+	if _, err := p.scan(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
 	if w := p.choose(); len(w) != 2 || w[0].Device != "7" || w[1].Device != "held" {
@@ -254,7 +254,7 @@ func TestNoCandidateIsForgotten(t *testing.T) {
 	if !s.needsScan(time.Now(), true) {
 		t.Fatal("no scan is wanted")
 	}
-	if err := p.scan(t.Context(), s); err != nil || from.after != 599 {
+	if _, err := p.scan(t.Context(), s); err != nil || from.after != 599 {
 		t.Errorf("scanned after %d, %v", from.after, err)
 	}
 }
@@ -343,7 +343,7 @@ func TestNothingBeginsBesideDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &doubtful{release: make(chan struct{})}
 		r := &Runner{Options: Options{Store: s, Devices: hub{}, MayBegin: func() bool { return true }, Log: slog.New(slog.DiscardHandler)}, wake: make(chan struct{}, 1),
-			arrived: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}, running: map[devices.ID]struct{}{}}
+			arrived: map[devices.ID]struct{}{}, later: map[devices.ID]time.Time{}, running: map[devices.ID]string{}}
 		r.ends = newEnder(r)
 		p := newPump(r)
 		if err := p.commit(t.Context(), nil); !errors.Is(err, devices.ErrUncertain) {
@@ -377,12 +377,12 @@ func (hub) IsHere(devices.ID) bool { return true }
 // A device that came while its task ran elsewhere is read again until the task is over: the other node may give
 // it back, and this one may have seen the job with as many waiting tasks before and after that.
 func TestTaskThatRunsElsewhereIsWaitedFor(t *testing.T) {
-	r := &Runner{Options: Options{Store: moved{}, Devices: hub{}}, wake: make(chan struct{}, 1), later: map[devices.ID]time.Time{}, running: map[devices.ID]struct{}{}}
+	r := &Runner{Options: Options{Store: moved{}, Devices: hub{}}, wake: make(chan struct{}, 1), later: map[devices.ID]time.Time{}, running: map[devices.ID]string{}}
 	p := newPump(r)
 	if err := p.read(t.Context(), map[devices.ID]struct{}{"x": {}}); err != nil || len(r.later) != 1 {
 		t.Errorf("%d devices are read again, %v", len(r.later), err)
 	}
-	r.setRunning("x", true)
+	r.setRunning("x", "j")
 	clear(r.later)
 	if err := p.read(t.Context(), map[devices.ID]struct{}{"x": {}}); err != nil || len(r.later) != 0 {
 		t.Errorf("%d devices are read again whose task runs here, %v", len(r.later), err)
@@ -459,7 +459,7 @@ func (occupied) IsBusy(id devices.ID, idle bool) bool { return id == "busy" || i
 
 // What holds up a task beside its job, as other nodes learn it.
 func TestHold(t *testing.T) {
-	r := &Runner{Options: Options{Devices: occupied{}}, running: map[devices.ID]struct{}{"running": {}}}
+	r := &Runner{Options: Options{Devices: occupied{}}, running: map[devices.ID]string{"running": "j"}}
 	r.ends = &ender{r: r}
 	for _, c := range []struct {
 		id   devices.ID

@@ -26,15 +26,16 @@ import (
 
 // Limits.
 const (
-	maxRunning    = 1024              // tasks of this node at once
-	maxOfJob      = 2000              // waiting tasks of one job that scans keep in memory
-	maxCandidates = 64 << 10          // waiting tasks in memory in all, about 200 bytes each
-	maxRepeated   = 2 * maxCandidates // with those that are to be repeated while their stage lets no others begin
-	maxArrived    = 1 << 20           // devices whose tasks are to be read; beyond that scans find them
-	perDevice     = 4                 // waiting tasks of a device that are read at once
-	arrivedBatch  = 500               // devices of one query
-	scanPage      = 2000              // rows of one query
-	scanRows      = 100_000           // rows of one scan; the next one goes on
+	maxRunning    = 1024                   // tasks of this node at once
+	maxOfJob      = 2000                   // waiting tasks of one job that scans keep in memory
+	maxCandidates = 64 << 10               // waiting tasks in memory in all, about 200 bytes each
+	maxRepeated   = 2 * maxCandidates      // with those that are to be repeated while their stage lets no others begin
+	maxArrived    = 1 << 20                // devices whose tasks are to be read; beyond that scans find them
+	perDevice     = 4                      // waiting tasks of a device that are read at once
+	arrivedBatch  = 500                    // devices of one query
+	scanPage      = 2000                   // rows of one query
+	passTime      = 100 * time.Millisecond // of reading devices, and of scans, in one pass of the pump: what is known begins in between
+	sharePerFree  = 3                      // a job takes no further place of the node once it has so many times those that are free
 	beginTime     = 250 * time.Millisecond
 	sendTime      = time.Second      // from the beginning of the commit to the bytes
 	readTime      = 5 * time.Second  // of one query
@@ -109,14 +110,14 @@ type Runner struct {
 	later   map[devices.ID]time.Time // when to read the tasks of a device
 	soonest time.Time                // no time in later is earlier; zero: there is none
 	hinted  bool                     // the open jobs are to be read
-	running map[devices.ID]struct{}  // devices with a task that has begun here
+	running map[devices.ID]string    // devices with a task that has begun here, and its job
 }
 
 // New returns a running Runner; Close stops it.
 func New(o Options) *Runner {
 	ctx, stop := context.WithCancel(context.Background())
 	r := &Runner{Options: o, tasks: tasks.New(o.Log), stop: stop, wake: make(chan struct{}, 1), arrived: map[devices.ID]struct{}{}, updated: map[string]jobs.Job{},
-		hinted: true, later: map[devices.ID]time.Time{}, running: map[devices.ID]struct{}{}}
+		hinted: true, later: map[devices.ID]time.Time{}, running: map[devices.ID]string{}}
 	r.ends = newEnder(r)
 	r.loop.Go(func() { newPump(r).run(ctx) })
 	return r
@@ -298,11 +299,23 @@ func (r *Runner) isRunning(id devices.ID) bool {
 	return ok
 }
 
-func (r *Runner) setRunning(id devices.ID, on bool) {
+// places returns how many tasks of each job run here.
+func (r *Runner) places() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if on {
-		r.running[id] = struct{}{}
+	n := map[string]int{}
+	for _, job := range r.running {
+		n[job]++
+	}
+	return n
+}
+
+// setRunning notes the job of the task that runs on a device; empty: the task has ended.
+func (r *Runner) setRunning(id devices.ID, job string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if job != "" {
+		r.running[id] = job
 		delete(r.later, id) // the end reads its tasks
 		r.stats.Running.Add(1)
 		return
