@@ -60,8 +60,9 @@ type Store interface {
 	// AddTasks writes rows of the round of a job that is Preparing with this cursor, and sets
 	// the cursor; with last it also ends the preparing (Job.Prepared). Rows that exist are
 	// left alone. Devices without a place in their queue get a row that ended as Refused
-	// with CodeQueueFull; rows that fit neither what is reserved nor the share of the owner end with CodeLimit, or with follow are left out. A job with follow that was prepared takes rows, too, with both
-	// cursors empty. ErrStale if the job is not in that state.
+	// with CodeQueueFull; rows that fit neither what is reserved nor the share of the owner end with CodeLimit, or with follow are left out with ErrOpenTasks, while the others
+	// are written. A job with follow that was prepared takes rows, too, with both
+	// cursors empty; without new ones nothing is written. ErrStale if the job is not in that state.
 	AddTasks(ctx context.Context, id, cursor, next string, tasks []Task, last bool) (Job, error)
 	// EndWaiting ends up to limit waiting tasks of a job with this outcome: of all rounds
 	// below round, or with round < 0 of all; device, if not empty, is the only one. It

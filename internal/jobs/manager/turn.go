@@ -1,9 +1,11 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"time"
 
 	"fleetd/internal/devices"
@@ -24,19 +26,19 @@ var (
 
 const (
 	turnTime = time.Minute // of one turn; the next one goes on
-	// prepareTime is how long one pass over the jobs prepares, but for one page of each job: others are not late by more.
-	prepareTime = time.Second
-	loseBatch   = 500
-	pruneBatch  = 1000
-	pruneTime   = 250 * time.Millisecond // of one pass
+	// sliceTime is how long one pass does slices of long work, one of each job in turn: what is short is not late by more.
+	sliceTime  = time.Second
+	loseBatch  = 500
+	pruneBatch = 1000
+	pruneTime  = 250 * time.Millisecond // of one pass
 )
 
 // turn is the fleet's periodic work on jobs. At most one node does it at a time; what it does
 // may be done twice, since every step is a transaction that looks at the job again.
 type turn struct {
 	m          *Manager
-	until      time.Time            // of the turn that this process has, by its own clock
-	followed   map[string]time.Time // when a job with follow selected last
+	until      time.Time // of the turn that this process has, by its own clock
+	follows    map[string]*following
 	superseded map[string]int64     // the round for which older ones were ended
 	counted    map[string]time.Time // when the selection of a job that does not fit was counted last
 	stuck      map[string]bool      // jobs that cannot go on, which was logged
@@ -47,14 +49,26 @@ type turn struct {
 	planned  bool // with halts: it was a planned move
 	reported bool // what is halted for that reason was logged
 
-	prepareTime time.Duration // prepareTime, less in tests
-	prepares    time.Time     // until when this pass prepares
-	more        bool          // it left something to prepare
-	failed      bool          // the last turn failed, which was logged
+	sliceTime time.Duration // sliceTime, less in tests
+	sliced    bool          // this pass has done a slice
+	ends      time.Time     // until when it does more
+	more      bool          // it left some
+	nextJob   string        // the first job for which there was no time
+	failed    bool          // the last turn failed, which was logged
+}
+
+// following is how far a job with follow has looked for devices that came to match its selection.
+type following struct {
+	next  time.Time        // when to look again
+	known bool             // all devices were looked at
+	at    devices.Position // of the registry at that time
+	// While all devices are looked at: the last one, and the position when that began.
+	after string
+	began devices.Position
 }
 
 func newTurn(m *Manager) turn {
-	return turn{m: m, followed: map[string]time.Time{}, superseded: map[string]int64{}, counted: map[string]time.Time{}, stuck: map[string]bool{}, prepareTime: prepareTime}
+	return turn{m: m, follows: map[string]*following{}, superseded: map[string]int64{}, counted: map[string]time.Time{}, stuck: map[string]bool{}, sliceTime: sliceTime}
 }
 
 func (t *turn) run(ctx context.Context) {
@@ -114,20 +128,35 @@ func (t *turn) once(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.next, t.prepares, t.more = t.nextOf(open), time.Now().Add(t.prepareTime), false
-	var errs []error
 	seen := map[string]bool{}
 	for i := range open {
 		seen[open[i].ID] = true
-		if err := t.noteStuck(open[i].ID, t.job(ctx, open[i])); err != nil {
-			errs = append(errs, err)
+	}
+	first, _ := slices.BinarySearchFunc(open, t.nextJob, func(j jobs.Job, id string) int { return cmp.Compare(j.ID, id) })
+	t.next, t.ends, t.sliced, t.more, t.nextJob = t.nextOf(open), time.Now().Add(t.sliceTime), false, false, ""
+	var errs []error
+	for queue := slices.Concat(open[first:], open[:first]); len(queue) > 0; {
+		var again []jobs.Job
+		for i := range queue {
+			begun := time.Now()
+			j, left, err := t.job(ctx, queue[i])
+			if err := t.noteStuck(queue[i].ID, err); err != nil {
+				errs = append(errs, err)
+			}
+			if ok, err := t.take(ctx); !ok {
+				return errors.Join(append(errs, err)...)
+			}
+			if err == nil && left && !t.more {
+				again = append(again, j)
+				if err := t.rest(ctx, begun); err != nil {
+					return err
+				}
+			}
 		}
-		if ok, err := t.take(ctx); !ok {
-			return errors.Join(append(errs, err)...)
-		}
+		queue = again
 	}
 	ended := func(id string) bool { return !seen[id] }
-	maps.DeleteFunc(t.followed, func(id string, _ time.Time) bool { return ended(id) })
+	maps.DeleteFunc(t.follows, func(id string, _ *following) bool { return ended(id) })
 	maps.DeleteFunc(t.superseded, func(id string, _ int64) bool { return ended(id) })
 	maps.DeleteFunc(t.counted, func(id string, _ time.Time) bool { return ended(id) })
 	maps.DeleteFunc(t.stuck, func(id string, _ bool) bool { return ended(id) })
@@ -243,34 +272,48 @@ func (t *turn) prune(ctx context.Context) error {
 	return nil
 }
 
-// job moves one job on.
-func (t *turn) job(ctx context.Context, j jobs.Job) (err error) {
-	m := t.m
-	if j.State == jobs.Cancelled {
-		if j.Counts.Waiting == 0 {
-			return nil
+// slice reports whether this pass has time for a slice of long work of a job; one slice it always has. The first job without
+// any has the first one of the next pass.
+func (t *turn) slice(id string) bool {
+	if t.sliced && time.Now().After(t.ends) {
+		if !t.more {
+			t.more, t.nextJob = true, id
 		}
-		_, err := m.endWaiting(ctx, j, -1, jobs.CancelledT)
-		return err
+		return false
 	}
-	if !j.State.Open() {
+	t.sliced = true
+	return true
+}
+
+// rest pauses for as long as a slice has taken: calls meanwhile wait for the processor no longer than that.
+func (t *turn) rest(ctx context.Context, begun time.Time) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Since(begun)):
 		return nil
+	}
+}
+
+// job moves one job on, by one slice at most where there is much to do; left is whether some of that remains.
+func (t *turn) job(ctx context.Context, j jobs.Job) (_ jobs.Job, left bool, err error) {
+	m := t.m
+	if !j.State.Open() {
+		return t.end(ctx, j, -1, jobs.CancelledT)
 	}
 	now := m.Store.Now()
 	if m.Holder(j.Owner).Ended && j.State != jobs.Halted {
-		_, err := m.Store.Edit(ctx, j.ID, func(j *jobs.Job) error {
+		j, err = m.Store.Edit(ctx, j.ID, func(j *jobs.Job) error {
 			j.Halt(jobs.ReasonKey)
 			return nil
 		})
-		return err
+		return j, false, err
 	}
 	if !j.Until.After(now) {
-		if j.Counts.Waiting > 0 {
-			if j, err = m.endWaiting(ctx, j, -1, jobs.Expired); err != nil {
-				return err
-			}
+		if j, left, err = t.end(ctx, j, -1, jobs.Expired); err != nil || left {
+			return j, left, err
 		}
-		return t.settle(ctx, &j)
+		return j, false, t.settle(ctx, &j)
 	}
 	if j.Due(now) {
 		if j, err = m.Store.Edit(ctx, j.ID, func(j *jobs.Job) error {
@@ -280,29 +323,46 @@ func (t *turn) job(ctx context.Context, j jobs.Job) (err error) {
 			j.Fire(m.Store.Now())
 			return nil
 		}); err != nil {
-			return err
+			return j, false, err
 		}
 	}
 	if j.State == jobs.Preparing {
+		if !t.slice(j.ID) {
+			return j, true, nil
+		}
 		if j, err = t.reserve(ctx, j); err != nil || j.State != jobs.Preparing || j.Reason == jobs.ReasonLimit {
-			return err
+			return j, false, err
 		}
-		if j, err = t.prepare(ctx, j); err != nil || j.State == jobs.Preparing {
-			return err
+		m.Threads.Run(func() { j, err = t.preparePage(ctx, j) })
+		if err != nil || j.State == jobs.Preparing {
+			return j, true, err
 		}
+		t.follows[j.ID] = &following{next: time.Now().Add(followEvery)}
 	}
 	if j.State == jobs.Running && j.Round > 1 && t.superseded[j.ID] < j.Round {
-		if j, err = m.endWaiting(ctx, j, j.Round, jobs.Superseded); err != nil {
-			return err
+		if j, left, err = t.end(ctx, j, j.Round, jobs.Superseded); err != nil || left {
+			return j, left, err
 		}
 		t.superseded[j.ID] = j.Round
 	}
-	if j.Spec.Follow && j.State == jobs.Running && time.Since(t.followed[j.ID]) >= followEvery {
-		if j, err = t.follow(ctx, j); err != nil {
-			return err
+	if j.Spec.Follow && j.State == jobs.Running {
+		if j, left, err = t.follow(ctx, j); err != nil || left {
+			return j, left, err
 		}
 	}
-	return t.settle(ctx, &j)
+	return j, false, t.settle(ctx, &j)
+}
+
+// end ends a slice of the waiting tasks of a job, of rounds below round, or with round < 0 of all; left is whether others may follow.
+func (t *turn) end(ctx context.Context, j jobs.Job, round int64, outcome jobs.Outcome) (_ jobs.Job, left bool, err error) {
+	if j.Counts.Waiting == 0 {
+		return j, false, nil
+	}
+	if !t.slice(j.ID) {
+		return j, true, nil
+	}
+	ended, j, err := t.m.Store.EndWaiting(ctx, j.ID, round, "", outcome, "", endBatch)
+	return j, len(ended) == endBatch, err
 }
 
 // settle applies the time that has passed.
@@ -346,44 +406,15 @@ func (t *turn) reserve(ctx context.Context, j jobs.Job) (jobs.Job, error) {
 	return j, err
 }
 
-// pageSize is how many rows one transaction of preparing writes. A pause as long as the transaction follows:
-// calls meanwhile wait for the processor no longer than one page takes.
+// pageSize is how many rows one transaction of preparing writes.
 const pageSize = 200
 
-// prepare writes the tasks of a job's selection, from its cursor on, for as long as this pass has, one page at least.
-func (t *turn) prepare(ctx context.Context, j jobs.Job) (jobs.Job, error) {
+// preparePage writes the tasks of the next devices of a job's selection.
+func (t *turn) preparePage(ctx context.Context, j jobs.Job) (jobs.Job, error) {
 	at := j.CreatedAt
 	if j.Repeats() {
 		at = t.m.Store.Now()
 	}
-	for n := 0; j.State == jobs.Preparing; n++ {
-		begun := time.Now()
-		if n > 0 && begun.After(t.prepares) { // a small job is whole with one page
-			t.more = true
-			return j, nil
-		}
-		var err error
-		t.m.Threads.Run(func() { j, err = t.preparePage(ctx, j, at) })
-		if err != nil {
-			return j, err
-		}
-		if ok, err := t.take(ctx); !ok {
-			return j, errors.Join(errTurnLost, err)
-		}
-		if j.State == jobs.Preparing {
-			select {
-			case <-ctx.Done():
-				return j, ctx.Err()
-			case <-time.After(time.Since(begun)):
-			}
-		}
-	}
-	t.followed[j.ID] = time.Now()
-	return j, nil
-}
-
-// preparePage writes the tasks of the next devices.
-func (t *turn) preparePage(ctx context.Context, j jobs.Job, at time.Time) (jobs.Job, error) {
 	ids, next, err := t.page(ctx, &j, j.Cursor)
 	if err != nil {
 		return j, err
@@ -391,22 +422,76 @@ func (t *turn) preparePage(ctx context.Context, j jobs.Job, at time.Time) (jobs.
 	return t.write(ctx, j, j.Cursor, next, ids, at, next == "")
 }
 
-// follow writes tasks of devices that came to match the selection of a job.
-func (t *turn) follow(ctx context.Context, j jobs.Job) (jobs.Job, error) {
-	at, after := t.m.Store.Now(), ""
-	for {
-		ids, next, err := t.page(ctx, &j, after)
-		if err != nil {
-			return j, err
-		}
-		if j, err = t.write(ctx, j, "", "", ids, at, false); err != nil {
-			return j, err
-		}
-		if after = next; next == "" {
-			t.followed[j.ID] = time.Now()
-			return j, nil
+// follow writes tasks of devices that came to match the selection of a job: of all of them, a page at a time, or of those that the
+// registry has changed since then.
+func (t *turn) follow(ctx context.Context, j jobs.Job) (_ jobs.Job, left bool, err error) {
+	f := t.follows[j.ID]
+	if f == nil { // another process has prepared it
+		f = &following{}
+		t.follows[j.ID] = f
+	}
+	if time.Now().Before(f.next) {
+		return j, false, nil
+	}
+	if !t.slice(j.ID) {
+		return j, true, nil
+	}
+	var ids []devices.ID
+	next, whole := "", true
+	if f.after == "" {
+		f.began = t.m.Fleet.Registry().Position()
+		if f.known {
+			ids, whole, err = t.changed(ctx, &j, f.at)
 		}
 	}
+	if err == nil && whole {
+		ids, next, err = t.page(ctx, &j, f.after)
+	}
+	known := true
+	for part := range slices.Chunk(ids, pageSize) {
+		if err != nil {
+			break
+		}
+		if j, err = t.write(ctx, j, "", "", part, t.m.Store.Now(), false); errors.Is(err, jobs.ErrOpenTasks) {
+			known, err = false, nil // the next look at all devices adds the others
+		}
+	}
+	if err != nil {
+		return j, false, err
+	}
+	if f.after = next; next != "" {
+		return j, true, nil
+	}
+	f.known, f.at, f.next = known, f.began, time.Now().Add(followEvery)
+	return j, false, nil
+}
+
+// changed returns the devices that match a job's selection among those that the registry has changed since a position; whole is
+// whether all devices are to be looked at: the changes are not in memory, or the selection depends on what devices report.
+func (t *turn) changed(ctx context.Context, j *jobs.Job, since devices.Position) (ids []devices.ID, whole bool, err error) {
+	sel, err := selector.Parse(j.Devices)
+	if err != nil {
+		return nil, false, err
+	}
+	changes, ok := t.m.Fleet.Registry().Recent(since)
+	if !ok || sel.Identity() != nil {
+		return nil, true, nil
+	}
+	seen := map[devices.ID]bool{}
+	for i := range changes {
+		if id := changes[i].Device; id != "" && !seen[id] && t.m.Fleet.Registry().Status(id, "").Known {
+			seen[id] = true
+			ids = append(ids, id)
+		}
+	}
+	views, err := t.m.Fleet.Views(ctx, ids)
+	ids = ids[:0]
+	for i := range views {
+		if d := &views[i].Device; sel.MatchIdentity(string(d.ID), d.Labels) {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids, false, err
 }
 
 // page returns devices of a job's selection after a cursor, and the next one; empty: the last

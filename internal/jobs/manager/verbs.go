@@ -10,11 +10,14 @@ import (
 	"fleetd/internal/jobs"
 )
 
-// endBatch is how many waiting tasks one transaction ends or repeats.
-const endBatch = 2000
+// endBatch is how many tasks one transaction ends or repeats.
+const endBatch = 500
 
-// verbTime limits what a verb does in the request; the periodic work does the rest.
-const verbTime = 30 * time.Second
+const (
+	// cancelTime limits how long a request ends waiting tasks; the periodic work ends the others.
+	cancelTime = 500 * time.Millisecond
+	retryTime  = 30 * time.Second
+)
 
 // VerbOptions are what comes with a verb.
 type VerbOptions struct {
@@ -122,26 +125,18 @@ func (m *Manager) cancel(ctx context.Context, id string, now time.Time) (jobs.Jo
 	if err != nil {
 		return j, err
 	}
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), verbTime)
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), 2*cancelTime)
 	defer stop()
-	if rest, err := m.endWaiting(ctx, j, -1, jobs.CancelledT); err == nil {
-		return rest, nil
-	}
-	return j, nil // it is cancelled; the periodic work ends the rest
-}
-
-// endWaiting ends all waiting tasks of rounds below round, or with round < 0 of all.
-func (m *Manager) endWaiting(ctx context.Context, j jobs.Job, round int64, outcome jobs.Outcome) (jobs.Job, error) {
-	for {
-		ended, next, err := m.Store.EndWaiting(ctx, j.ID, round, "", outcome, "", endBatch)
+	for begun := time.Now(); j.Counts.Waiting > 0 && time.Since(begun) < cancelTime; {
+		ended, next, err := m.Store.EndWaiting(ctx, id, -1, "", jobs.CancelledT, "", endBatch)
 		if err != nil {
-			return j, err
+			break // it is cancelled all the same
 		}
-		j = next
-		if len(ended) < endBatch {
-			return j, nil
+		if j = next; len(ended) < endBatch {
+			break
 		}
 	}
+	return j, nil
 }
 
 // retry returns ended tasks to waiting.
@@ -158,7 +153,7 @@ func (m *Manager) retry(ctx context.Context, id string, names []string) (jobs.Jo
 			return jobs.Job{}, devices.Errorf(devices.CodeBadRequest, "tasks with the outcome %q cannot be repeated; use failed, unknown, refused, expired or cancelled", devices.Clip(name))
 		}
 	}
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), verbTime)
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), retryTime)
 	defer stop()
 	before, err := m.Store.Job(ctx, id)
 	if err != nil {

@@ -122,6 +122,16 @@ func (t *transaction) insert(ctx context.Context, j *jobs.Job, tasks []jobs.Task
 
 // AddTasks implements jobs.Store.
 func (s *Store) AddTasks(ctx context.Context, id, cursor, next string, tasks []jobs.Task, last bool) (j jobs.Job, err error) {
+	if cursor == "" && next == "" && !last { // most of the time no device is new: then nobody waits for a transaction
+		there, err := s.there(ctx, id, tasks)
+		if err != nil {
+			return j, err
+		}
+		if tasks = slices.DeleteFunc(slices.Clone(tasks), func(task jobs.Task) bool { return there[task.Device] }); len(tasks) == 0 {
+			return s.Job(ctx, id)
+		}
+	}
+	whole := true
 	err = s.transact(ctx, "preparing a job", func(ctx context.Context, t *transaction) error {
 		if err := t.lockCreating(ctx); err != nil {
 			return err
@@ -134,8 +144,12 @@ func (s *Store) AddTasks(ctx context.Context, id, cursor, next string, tasks []j
 		if row.Cursor != cursor || row.State != jobs.Preparing && !follows {
 			return rule(jobs.ErrStale)
 		}
-		if err := t.addTasks(ctx, &row.Job, tasks); err != nil {
+		before := row.RoundN
+		if whole, err = t.addTasks(ctx, &row.Job, tasks); err != nil {
 			return err
+		}
+		if j = row.Job; row.State != jobs.Preparing && row.RoundN == before {
+			return nil
 		}
 		if row.State == jobs.Preparing {
 			if row.Cursor = next; last {
@@ -147,12 +161,32 @@ func (s *Store) AddTasks(ctx context.Context, id, cursor, next string, tasks []j
 		j = row.Job
 		return err
 	})
+	if err == nil && !whole {
+		err = jobs.ErrOpenTasks
+	}
 	return j, err
 }
 
-func (t *transaction) addTasks(ctx context.Context, j *jobs.Job, tasks []jobs.Task) error {
+// there returns those devices of tasks that have one of the current round of a job.
+func (s *Store) there(ctx context.Context, id string, tasks []jobs.Task) (map[devices.ID]bool, error) {
+	ids := make([]string, len(tasks))
+	for i := range tasks {
+		ids[i] = string(tasks[i].Device)
+	}
+	condition, arg := database.IDSet(s.db.Postgres(), "device", "$2", sortedIDs(ids))
+	there := map[devices.ID]bool{}
+	_, err := read(ctx, s, "looking for new devices of a job", func(scan func(...any) error) (id devices.ID, err error) {
+		err = scan(&id)
+		there[id] = true
+		return id, err
+	}, `SELECT device FROM tasks WHERE job = $1 AND round = (SELECT round FROM jobs WHERE job = $1) AND `+condition, id, arg)
+	return there, err
+}
+
+// addTasks writes rows of a locked job; whole is whether none was left out for the share of its owner.
+func (t *transaction) addTasks(ctx context.Context, j *jobs.Job, tasks []jobs.Task) (whole bool, err error) {
 	if len(tasks) == 0 {
-		return nil
+		return true, nil
 	}
 	ids := make([]string, len(tasks))
 	for i := range tasks {
@@ -160,13 +194,13 @@ func (t *transaction) addTasks(ctx context.Context, j *jobs.Job, tasks []jobs.Ta
 	}
 	condition, arg := database.IDSet(t.db.Postgres(), "device", "$3", sortedIDs(ids))
 	there := map[devices.ID]bool{}
-	_, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (id devices.ID, err error) {
+	_, err = database.Collect(ctx, t.tx, func(scan func(...any) error) (id devices.ID, err error) {
 		err = scan(&id)
 		there[id] = true
 		return id, err
 	}, `SELECT device FROM tasks WHERE job = $1 AND round = $2 AND `+condition, j.ID, j.Round, arg)
 	if err != nil {
-		return err
+		return false, err
 	}
 	added := make([]jobs.Task, 0, len(tasks))
 	for _, task := range tasks {
@@ -176,21 +210,22 @@ func (t *transaction) addTasks(ctx context.Context, j *jobs.Job, tasks []jobs.Ta
 		}
 	}
 	if len(added) == 0 {
-		return nil
+		return true, nil
 	}
 	full, err := t.full(ctx, j.Owner, added)
 	if err != nil {
-		return err
+		return false, err
 	}
 	h, err := t.held(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
+	whole = true
 	share := j.Reserved + access.Share(jobs.MaxOpenTasks, h.tasks, j.Owner, t.holder)
 	if j.State != jobs.Preparing && int64(len(added)) > share {
-		added = added[:share] // the next look for new devices adds the others
+		added, whole = added[:share], false
 	}
-	return t.insert(ctx, j, added, func(task *jobs.Task) *devices.Error {
+	return whole, t.insert(ctx, j, added, func(task *jobs.Task) *devices.Error {
 		if no := ifFull(full, task); no != nil {
 			return no
 		}

@@ -181,6 +181,9 @@ func testPreparing(t *testing.T, f *jobFleet) {
 	if err != nil || got.State != jobs.Running || got.Counts.Waiting != 3 {
 		t.Fatalf("a device that came later: %+v, %v", got, err)
 	}
+	if same, err := f.stores[2].AddTasks(t.Context(), follow.ID, "", "", rowsOf(&follow, 1, 3), false); err != nil || same.Version != got.Version || same.Counts != got.Counts {
+		t.Errorf("no device is new, and the job is written: %+v, %v", same, err)
+	}
 	f.check(t)
 
 	empty := f.prepared(t, nil)

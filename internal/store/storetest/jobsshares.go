@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"fleetd/internal/access"
+	"fleetd/internal/api"
 	"fleetd/internal/devices"
 	"fleetd/internal/jobs"
 	"fleetd/internal/store/jobstore"
@@ -129,6 +130,17 @@ func testShareOfTasks(t *testing.T, f *jobFleet) {
 	}
 	f.Exec(t, `UPDATE jobs SET reserved = 0 WHERE job = $1`, first.ID)
 	f.check(t)
+	// A job that follows its selection leaves out what does not fit, and the caller learns that.
+	follows := f.prepared(t, func(s *api.JobSpec) { s.Follow = true })
+	follows.Owner = "key 1"
+	if follows, _, err = s.Create(t.Context(), follows, rowsOf(&follows, 1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	f.Exec(t, `UPDATE jobs SET reserved = 375000 WHERE job = $1`, first.ID)
+	if j, err := s.AddTasks(t.Context(), follows.ID, "", "", rowsOf(&follows, 1, 3), false); !errors.Is(err, jobs.ErrOpenTasks) || j.Counts.Total() != 1 {
+		t.Errorf("%+v %v", j, err)
+	}
+	f.Exec(t, `UPDATE jobs SET reserved = 0 WHERE job = $1`, first.ID)
 	// A selection that never fits halts its job.
 	large := f.prepared(t, nil)
 	large.Owner = "key 2"
