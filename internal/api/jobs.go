@@ -160,7 +160,7 @@ type Job struct {
 	EndedAt   Time      `json:"ended_at" doc:"null while it is open."`
 }
 
-// JobCounts are the numbers of a job's tasks, over all rounds.
+// JobCounts are the numbers of a job's tasks, over all rounds that are kept.
 type JobCounts struct {
 	Total      int64 `json:"total"`
 	Waiting    int64 `json:"waiting"`

@@ -29,6 +29,7 @@ const (
 	KeyLifetime      = 7 * 24 * time.Hour
 	ConfirmLifetime  = 10 * time.Minute
 	Kept             = 30 * 24 * time.Hour // for which ended jobs are kept
+	KeptRounds       = 30                  // of a repeating job, the newest; a device that is selected no more keeps those that it had
 	DefaultUntil     = 24 * time.Hour
 	MaxUntil         = 30 * 24 * time.Hour
 	MaxStanding      = 10 * 366 * 24 * time.Hour // of jobs with cron or follow
@@ -174,7 +175,7 @@ type Job struct {
 	EndedAt   time.Time
 }
 
-// Counts are the numbers of a job's tasks over all rounds. They always equal the rows.
+// Counts are the numbers of a job's tasks over all rounds that are kept. They always equal the rows.
 type Counts struct {
 	Waiting, Running int64
 	Ended            [9]int64 // in the order of Outcomes

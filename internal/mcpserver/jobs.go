@@ -170,11 +170,17 @@ func (s *Server) getJob(ctx context.Context, _ *mcp.CallToolRequest, args getJob
 	if args.Outcome == "" {
 		return structured(newJobInfo(&j, nil)), nil
 	}
-	page, err := s.opt.Jobs.Tasks(ctx, by, manager.TaskQuery{Job: args.Job, Outcome: args.Outcome, Limit: maxJobTasks})
-	if err != nil {
-		return nil, err
+	var list []api.Task
+	for q := (manager.TaskQuery{Job: args.Job, Outcome: args.Outcome, Limit: maxJobTasks}); ; {
+		page, err := s.opt.Jobs.Tasks(ctx, by, q)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, page.Items...)
+		if q.Cursor, q.Limit = page.NextCursor, maxJobTasks-len(list); q.Cursor == "" || q.Limit == 0 { // a page may be short
+			return structured(newJobInfo(&j, list)), nil
+		}
 	}
-	return structured(newJobInfo(&j, page.Items)), nil
 }
 
 // jobInfo is a job as models see it.

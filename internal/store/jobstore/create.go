@@ -192,6 +192,9 @@ func (t *transaction) addTasks(ctx context.Context, j *jobs.Job, tasks []jobs.Ta
 	for i := range tasks {
 		ids[i] = string(tasks[i].Device)
 	}
+	if err := t.thin(ctx, j, sortedIDs(ids)); err != nil {
+		return false, err
+	}
 	condition, arg := database.IDSet(t.db.Postgres(), "device", "$3", sortedIDs(ids))
 	there := map[devices.ID]bool{}
 	_, err = database.Collect(ctx, t.tx, func(scan func(...any) error) (id devices.ID, err error) {
@@ -234,6 +237,30 @@ func (t *transaction) addTasks(ctx context.Context, j *jobs.Job, tasks []jobs.Ta
 		}
 		return nil
 	})
+}
+
+// thin deletes the ended tasks that devices have in rounds of a locked job that are not kept, at most PrepareBatch, and takes them out of
+// the counts. A new round deletes more than it adds, so that jobs of an earlier version come to the limit, too.
+func (t *transaction) thin(ctx context.Context, j *jobs.Job, ids []string) error {
+	last := j.Round - jobs.KeptRounds
+	if last < 1 {
+		return nil
+	}
+	condition, arg := database.IDSet(t.db.Postgres(), "device", "$3", ids)
+	where := ` WHERE job = $1 AND round <= $2 AND state = 'ended' AND ` + condition
+	list, err := database.Collect(ctx, t.tx, func(scan func(...any) error) (task jobs.Task, err error) {
+		err = scan(&task.Device, &task.Round, &task.Outcome)
+		return task, err
+	}, `SELECT device, round, outcome FROM tasks`+where+` ORDER BY device, round LIMIT $4`, j.ID, last, arg, int64(jobs.PrepareBatch))
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	for i := range list {
+		j.Uncount(&list[i])
+	}
+	end := &list[len(list)-1]
+	_, err = t.exec(ctx, `DELETE FROM tasks`+where+` AND (device, round) <= ($4, $5)`, j.ID, last, arg, string(end.Device), end.Round)
+	return err
 }
 
 // Edit implements jobs.Store.

@@ -65,10 +65,13 @@ type conditions struct {
 	args []any
 }
 
-// add adds a condition with one %s for its parameter.
-func (c *conditions) add(text string, arg any) {
-	c.args = append(c.args, arg)
-	c.text = append(c.text, strings.Replace(text, "%s", "$"+strconv.Itoa(len(c.args)), 1))
+// add adds a condition with one %s for each parameter.
+func (c *conditions) add(text string, args ...any) {
+	for _, arg := range args {
+		c.args = append(c.args, arg)
+		text = strings.Replace(text, "%s", "$"+strconv.Itoa(len(c.args)), 1)
+	}
+	c.text = append(c.text, text)
 }
 
 func (c *conditions) where() string {
@@ -84,9 +87,15 @@ func (c *conditions) limit(n int) string {
 	return " LIMIT $" + strconv.Itoa(len(c.args))
 }
 
+// maxFiltered is how many rows one page with a filter reads at most. Where few match, the page is short although more follow.
+const maxFiltered = 20_000
+
 // Jobs implements jobs.Store.
 func (s *Store) Jobs(ctx context.Context, f jobs.Filter) (list []jobs.Job, next string, err error) {
 	var c conditions
+	if f.State != "" && f.State.Open() {
+		c.text = append(c.text, "j.ended_at = 0") // those are found by an index
+	}
 	if f.State != "" {
 		c.add("j.state = %s", string(f.State))
 	}
@@ -114,29 +123,41 @@ func (s *Store) Jobs(ctx context.Context, f jobs.Filter) (list []jobs.Job, next 
 func (s *Store) Tasks(ctx context.Context, f jobs.TaskFilter) (list []jobs.Task, next string, err error) {
 	var c conditions
 	c.add("t.job = %s", database.Clean(f.Job))
+	if f.After != "" {
+		device, round, ok := cutLast(f.After)
+		if !ok {
+			return nil, "", devices.Errorf(devices.CodeBadRequest, "unknown cursor; pass next_cursor from the previous page")
+		}
+		c.add("(t.device, t.round) > (%s, %s)", device, round)
+	}
+	if f.Outcome != "" || f.Open {
+		end, err := read(ctx, s, "listing tasks", func(scan func(...any) error) (t jobs.Task, err error) {
+			err = scan(&t.Device, &t.Round)
+			return t, err
+		}, `SELECT t.device, t.round FROM tasks t`+c.where()+` ORDER BY t.device, t.round LIMIT 1 OFFSET `+strconv.Itoa(maxFiltered-1), c.args...)
+		if err != nil {
+			return nil, "", err
+		}
+		if len(end) > 0 {
+			c.add("(t.device, t.round) <= (%s, %s)", string(end[0].Device), end[0].Round)
+			next = cursorOf(&end[0])
+		}
+	}
 	if f.Outcome != "" {
 		c.add("t.outcome = %s", string(f.Outcome))
 	}
 	if f.Open {
 		c.text = append(c.text, "t.state <> 'ended'")
 	}
-	if f.After != "" {
-		device, round, ok := cutLast(f.After)
-		if !ok {
-			return nil, "", devices.Errorf(devices.CodeBadRequest, "unknown cursor; pass next_cursor from the previous page")
-		}
-		c.add("(t.device, t.round) > (%s", device)
-		c.args = append(c.args, round)
-		c.text[len(c.text)-1] += ", $" + strconv.Itoa(len(c.args)) + ")"
-	}
 	list, err = read(ctx, s, "listing tasks", scanOne, `SELECT `+taskNames+` FROM tasks t`+c.where()+` ORDER BY t.device, t.round`+c.limit(f.Limit), c.args...)
 	if len(list) > f.Limit {
 		list = list[:f.Limit]
-		last := &list[f.Limit-1]
-		next = string(last.Device) + "," + strconv.FormatInt(last.Round, 10)
+		next = cursorOf(&list[f.Limit-1])
 	}
 	return list, next, err
 }
+
+func cursorOf(t *jobs.Task) string { return string(t.Device) + "," + strconv.FormatInt(t.Round, 10) }
 
 // cutLast parses the cursor of Tasks.
 func cutLast(cursor string) (device string, round int64, ok bool) {

@@ -48,6 +48,8 @@ func RunJobs(t *testing.T, makeDatabase Maker) {
 		{"one process has the turn", testTurn},
 		{"the clock is stepped", testClockSteps},
 		{"ended jobs are deleted", testPruneJobs},
+		{"old rounds of a repeating job are deleted", testRoundsAreLimited},
+		{"a page with a filter reads a bounded number of rows", testFilteredPages},
 		{"text that Postgres refuses, in jobs", testJobText},
 		{"a process without a lease begins nothing", testBeginLease},
 		{"two nodes that hold the same devices", testTwoHolders},

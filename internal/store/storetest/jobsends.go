@@ -313,6 +313,62 @@ func testPruneJobs(t *testing.T, f *jobFleet) {
 	}
 }
 
+func testRoundsAreLimited(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	now := s.Now()
+	j := jobs.New(jobSpec(t, now, func(s *api.JobSpec) { s.When = &api.JobWhen{Cron: "* * * * *"} }), "owner", "Owner", "room=lab", now)
+	if j, _, _ = s.Create(t.Context(), j, nil); j.State != jobs.Scheduled {
+		t.Fatalf("%+v", j)
+	}
+	const devices, rounds = 3, jobs.KeptRounds + 10
+	for range rounds {
+		var err error
+		if j, err = s.Edit(t.Context(), j.ID, func(j *jobs.Job) error { j.NextAt = now; j.Fire(now); return nil }); err != nil || j.State != jobs.Preparing {
+			t.Fatalf("%+v, %v", j, err)
+		}
+		if j, err = s.AddTasks(t.Context(), j.ID, "", "", rowsOf(&j, 1, devices), true); err != nil {
+			t.Fatal(err)
+		}
+		for i, task := range f.begin(t, "i", candidates(&j, macs(1, devices)...)...) {
+			f.end(t, task, func(e *jobs.End) { e.Outcome = []jobs.Outcome{jobs.OK, jobs.Failed, jobs.Unknown}[i%3] })
+		}
+	}
+	f.check(t)
+	oldest, count := f.Count(t, `SELECT min(round) FROM tasks`), f.Count(t, `SELECT count(*) FROM tasks`)
+	if j = f.job(t, j.ID); oldest != rounds-jobs.KeptRounds+1 || count != devices*jobs.KeptRounds || j.Counts.Of(jobs.Failed) != jobs.KeptRounds {
+		t.Errorf("after %d rounds, %d tasks since round %d, %+v", rounds, count, oldest, j.Counts)
+	}
+}
+
+func testFilteredPages(t *testing.T, f *jobFleet) {
+	s := f.stores[0]
+	j := f.create(t, 1, nil)
+	f.end(t, f.begin(t, "i", candidates(&j, mac(1))...)[0], nil)
+	const rows = 25_000
+	f.Exec(t, fmt.Sprintf(`INSERT INTO tasks (job, device, round, seq, spread, state, due_at, attempt, fence, instance, node, call_id, outcome, code, detail, result, late, begun_at, ended_at)
+ WITH RECURSIVE i(n) AS (SELECT 100001 UNION ALL SELECT n + 1 FROM i WHERE n < %d)
+ SELECT job, 'x' || i.n, round, seq, spread, state, due_at, attempt, fence, instance, node, call_id, CASE WHEN i.n = %[1]d THEN 'failed' ELSE outcome END, code, detail, result, late, begun_at, ended_at FROM tasks, i`, 100_000+rows))
+	pages, after := 0, ""
+	var found []jobs.Task
+	for {
+		list, next, err := s.Tasks(t.Context(), jobs.TaskFilter{Job: j.ID, Outcome: jobs.Failed, After: after, Limit: 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages++
+		found = append(found, list...)
+		if after = next; next == "" {
+			break
+		}
+	}
+	if pages != 2 || len(found) != 1 || found[0].Device != devices.ID(fmt.Sprint("x", 100_000+rows)) {
+		t.Errorf("%d pages, %+v", pages, found)
+	}
+	if list, next, err := s.Tasks(t.Context(), jobs.TaskFilter{Job: j.ID, Outcome: jobs.OK, Limit: 10}); err != nil || len(list) != 10 || next == "" {
+		t.Errorf("a page that is full: %d, %q, %v", len(list), next, err)
+	}
+}
+
 func testJobText(t *testing.T, f *jobFleet) {
 	const bad = "a\x00b\xffc"
 	const clean = "a\uFFFDb\uFFFDc"
